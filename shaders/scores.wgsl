@@ -1,0 +1,68 @@
+// scores = scale · q kᵀ, tiled; tiles that no query may see are left unwritten.
+//
+// q [batch, heads, q_len, head_dim]   k [batch, kv_heads, kv_len, head_dim]
+// scores [batch, heads, q_len, kv_len], f32
+//
+// Bindings (declared by the host): q, k, scores, and lengths if the mask has them.
+// Work: 2 · head_dim per score; bytes: 4 per score written, which is what bounds it when head_dim is small.
+
+struct Params {
+    q: View,
+    k: View,
+    scores: View,
+    mask: MaskParams,
+    heads: u32,
+    group: u32,
+    head_dim: u32,
+    scale: f32,
+}
+
+@group(0) @binding(0) var<uniform> p: Params;
+
+struct Tile {
+    rows: u32,
+    cols: u32,
+    inner: u32,
+    b: u32,
+    h: u32,
+    q: u32,
+    k: u32,
+    scores: u32,
+}
+
+fn tile_of(z: u32) -> Tile {
+    let b = z / p.heads;
+    let h = z % p.heads;
+    return Tile(
+        p.mask.q_len, p.mask.kv_len, p.head_dim, b, h,
+        view_at(p.q, b, h, 0u, 0u), view_at(p.k, b, h / p.group, 0u, 0u), view_at(p.scores, b, h, 0u, 0u),
+    );
+}
+
+fn tile_needed(t: Tile, row: u32, rows: u32, col: u32, cols: u32) -> bool {
+    let keys = key_range(t.b, t.h, row, row + rows - 1u);
+    return col < keys.y && col + cols > keys.x;
+}
+
+fn tile_inner(t: Tile, row: u32, rows: u32) -> vec2<u32> {
+    return vec2<u32>(0u, t.inner);
+}
+
+fn tile_a4(t: Tile, row: u32, k: u32) -> vec4<f32> {
+    return q_at4(t.q + row * p.q.strides.z + k * p.q.strides.w, p.q.strides.w, t.inner - k);
+}
+
+fn tile_b4(t: Tile, k: u32, col: u32) -> vec4<f32> {
+    return k_at4(t.k + col * p.k.strides.z + k * p.k.strides.w, p.k.strides.w, t.inner - k);
+}
+
+fn tile_put4(t: Tile, row: u32, col: u32, value: vec4<f32>) {
+    let o = t.scores + row * p.scores.strides.z + col * p.scores.strides.w;
+    if SCORES_IN_FOURS {
+        scores_put4(o, value * p.scale);
+    } else {
+        for (var c = 0u; c < min(4u, t.cols - col); c++) {
+            scores_put(o + c * p.scores.strides.w, value[c] * p.scale);
+        }
+    }
+}

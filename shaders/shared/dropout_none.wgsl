@@ -1,0 +1,3 @@
+fn dropped(weight: f32, s: Site) -> f32 {
+    return weight;
+}

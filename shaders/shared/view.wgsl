@@ -1,0 +1,10 @@
+// A window of a buffer: strides of [batch, heads, length, dim] and the first element, in elements.
+
+struct View {
+    strides: vec4<u32>,
+    offset: u32,
+}
+
+fn view_at(v: View, b: u32, h: u32, i: u32, d: u32) -> u32 {
+    return v.offset + b * v.strides.x + h * v.strides.y + i * v.strides.z + d * v.strides.w;
+}

@@ -1,0 +1,72 @@
+// out = weights · v, over the keys that a tile's queries may see.
+//
+// weights [batch, heads, q_len, kv_len], f32   v [batch, kv_heads, kv_len, value_dim]
+// out [batch, heads, q_len, value_dim]
+//
+// Bindings (declared by the host): weights, v, out, and lengths if the mask has them.
+// Work: 2 · value_dim per weight; bytes: 4 per weight read.
+
+struct Params {
+    weights: View,
+    v: View,
+    out: View,
+    mask: MaskParams,
+    heads: u32,
+    group: u32,
+    value_dim: u32,
+    pad: u32,
+}
+
+@group(0) @binding(0) var<uniform> p: Params;
+
+struct Tile {
+    rows: u32,
+    cols: u32,
+    inner: u32,
+    b: u32,
+    h: u32,
+    weights: u32,
+    v: u32,
+    out: u32,
+}
+
+fn tile_of(z: u32) -> Tile {
+    let b = z / p.heads;
+    let h = z % p.heads;
+    return Tile(
+        p.mask.q_len, p.value_dim, p.mask.kv_len, b, h,
+        view_at(p.weights, b, h, 0u, 0u), view_at(p.v, b, h / p.group, 0u, 0u), view_at(p.out, b, h, 0u, 0u),
+    );
+}
+
+fn tile_needed(t: Tile, row: u32, rows: u32, col: u32, cols: u32) -> bool {
+    return true;
+}
+
+// Keys outside of the range have weight zero for all of these rows.
+fn tile_inner(t: Tile, row: u32, rows: u32) -> vec2<u32> {
+    return key_range(t.b, t.h, row, row + rows - 1u);
+}
+
+fn tile_a4(t: Tile, row: u32, k: u32) -> vec4<f32> {
+    return weights_at4(t.weights + row * p.weights.strides.z + k * p.weights.strides.w, p.weights.strides.w, t.inner - k);
+}
+
+fn tile_b4(t: Tile, k: u32, col: u32) -> vec4<f32> {
+    let o = t.v + k * p.v.strides.z + col * p.v.strides.w;
+    if B_ALONG_N {
+        return v_at4(o, p.v.strides.w, t.cols - col);
+    }
+    return v_at4(o, p.v.strides.z, t.inner - k);
+}
+
+fn tile_put4(t: Tile, row: u32, col: u32, value: vec4<f32>) {
+    let o = t.out + row * p.out.strides.z + col * p.out.strides.w;
+    if OUT_IN_FOURS {
+        out_put4(o, value);
+    } else {
+        for (var c = 0u; c < min(4u, t.cols - col); c++) {
+            out_put(o + c * p.out.strides.w, value[c]);
+        }
+    }
+}

@@ -1,0 +1,385 @@
+//! The operator: `softmax(scale · q kᵀ, masked) · v`.
+
+use crate::dropout::Dropout;
+use crate::error::Error;
+use crate::mask::DeviceMask;
+use crate::path::staged::{self, Problem};
+use crate::plan::Tiling;
+use crate::problem::Shape;
+use crate::record::{Pipelines, dispatch, pass};
+use crate::scratch::{Scratch, ScratchSize, Slot};
+use crate::tensor::{Access, DType, DeviceFacts, TensorView, check_aliasing, expect, expect_broadcast};
+
+/// What is fixed when an [`Attention`] is made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Config {
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) value_dim: usize,
+    pub(crate) dtype: DType,
+    pub(crate) scale: Option<f32>,
+    pub(crate) softcap: Option<f32>,
+    pub(crate) tiling: Tiling,
+}
+
+impl Config {
+    /// `heads` query heads of `head_dim` channels; f32, scale `1 / √head_dim`, as many key/value heads.
+    pub fn new(heads: usize, head_dim: usize) -> Self {
+        Config {
+            heads,
+            kv_heads: heads,
+            head_dim,
+            value_dim: head_dim,
+            dtype: DType::F32,
+            scale: None,
+            softcap: None,
+            tiling: Tiling::Auto,
+        }
+    }
+
+    /// Key/value heads, a divisor of `heads`: query head `h` uses `h / (heads / kv_heads)`.
+    pub fn kv_heads(mut self, kv_heads: usize) -> Self {
+        self.kv_heads = kv_heads;
+        self
+    }
+
+    /// Channels of values and of the output, `head_dim` unless set.
+    pub fn value_dim(mut self, value_dim: usize) -> Self {
+        self.value_dim = value_dim;
+        self
+    }
+
+    /// Element type of q, k, v and out: F32 or F16. Sums are f32 either way.
+    pub fn dtype(mut self, dtype: DType) -> Self {
+        self.dtype = dtype;
+        self
+    }
+
+    /// Factor of `q·k` instead of `1 / √head_dim`.
+    pub fn scale(mut self, scale: f32) -> Self {
+        self.scale = Some(scale);
+        self
+    }
+
+    /// Bounds the scores: `softcap · tanh(score / softcap)`.
+    pub fn softcap(mut self, softcap: f32) -> Self {
+        self.softcap = Some(softcap);
+        self
+    }
+
+    /// Which class of kernels to use; for tests and measurements.
+    pub fn tiling(mut self, tiling: Tiling) -> Self {
+        self.tiling = tiling;
+        self
+    }
+
+    /// Features and limits to request of `adapter`: what this configuration needs, and the largest
+    /// buffers there are, which decide how long sequences may be.
+    pub fn required(&self, adapter: &wgpu::Adapter) -> (wgpu::Features, wgpu::Limits) {
+        let wanted =
+            if self.dtype == DType::F16 { wgpu::Features::SHADER_F16 } else { wgpu::Features::empty() };
+        let best = adapter.limits();
+        let limits = wgpu::Limits {
+            max_buffer_size: best.max_buffer_size,
+            max_storage_buffer_binding_size: best.max_storage_buffer_binding_size,
+            max_storage_buffers_per_shader_stage: best.max_storage_buffers_per_shader_stage,
+            ..wgpu::Limits::default()
+        };
+        (wanted & adapter.features(), limits)
+    }
+
+    pub(crate) fn scale_value(&self) -> f32 {
+        self.scale.unwrap_or(1.0 / (self.head_dim as f32).sqrt())
+    }
+
+    pub(crate) fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
+        let Config { heads, kv_heads, head_dim, value_dim, .. } = *self;
+        Shape { batch: 1, heads, kv_heads, q_len: 1, kv_len: 1, head_dim, value_dim }.check()?;
+        check_dtype(self.dtype, device)?;
+        check_option("scale", self.scale, f32::is_finite, "finite")?;
+        check_option("softcap", self.softcap, |c| c.is_finite() && c > 0.0, "finite and above 0")
+    }
+}
+
+pub(crate) fn check_dtype(dtype: DType, device: &DeviceFacts) -> Result<(), Error> {
+    match dtype {
+        DType::F32 => Ok(()),
+        DType::F16 if device.f16 => Ok(()),
+        DType::F16 => Err(Error::MissingFeature {
+            feature: wgpu::Features::SHADER_F16,
+            needed_for: "tensors of dtype F16",
+        }),
+        got => Err(Error::Type { tensor: "config", expected: "F32 or F16".into(), got }),
+    }
+}
+
+fn check_option(
+    option: &'static str,
+    value: Option<f32>,
+    holds: impl Fn(f32) -> bool,
+    expected: &'static str,
+) -> Result<(), Error> {
+    match value {
+        Some(value) if !holds(value) => Err(Error::Option { option, value: value.into(), expected }),
+        _ => Ok(()),
+    }
+}
+
+/// One forward call: tensors `[batch, heads, length, dim]` in any strides, mask, optional outputs.
+///
+/// | tensor | shape | dtype |
+/// |---|---|---|
+/// | `q` | `[batch, heads, q_len, head_dim]` | the configured |
+/// | `k` | `[batch, kv_heads, kv_len, head_dim]` | the configured |
+/// | `v` | `[batch, kv_heads, kv_len, value_dim]` | the configured |
+/// | `out` | `[batch, heads, q_len, value_dim]` | the configured |
+/// | `lse` | `[batch, heads, q_len, 1]` | F32 |
+/// | `weights` | `[batch, heads, q_len, kv_len]`, or one head for their mean | F32 or F16 |
+#[derive(Clone, Copy, Debug)]
+pub struct Forward<'a> {
+    /// Queries.
+    pub q: TensorView<'a>,
+    /// Keys.
+    pub k: TensorView<'a>,
+    /// Values.
+    pub v: TensorView<'a>,
+    /// Where the result goes. Its buffer may hold no input of the call.
+    pub out: TensorView<'a>,
+    /// Which keys a query may see, and the bias.
+    pub mask: DeviceMask<'a>,
+    /// Where the log-sum-exp of every query's masked scores goes, if wanted.
+    pub lse: Option<TensorView<'a>>,
+    /// Where the attention weights go, if wanted: of every head, or averaged over heads. After dropout.
+    pub weights: Option<TensorView<'a>>,
+    /// Dropout on the weights.
+    pub dropout: Option<Dropout<TensorView<'a>>>,
+}
+
+impl<'a> Forward<'a> {
+    /// A call without mask, dropout or further outputs; set the fields that differ.
+    pub fn new(q: TensorView<'a>, k: TensorView<'a>, v: TensorView<'a>, out: TensorView<'a>) -> Self {
+        Forward { q, k, v, out, mask: DeviceMask::none(), lse: None, weights: None, dropout: None }
+    }
+
+    /// With a mask.
+    pub fn mask(mut self, mask: DeviceMask<'a>) -> Self {
+        self.mask = mask;
+        self
+    }
+}
+
+/// Attention on one device: pipelines, shared and compiled once, and the checks before them.
+///
+/// ```no_run
+/// # fn f(device: &wgpu::Device, queue: &wgpu::Queue, q: &wgpu::Buffer, k: &wgpu::Buffer, v: &wgpu::Buffer,
+/// #      out: &wgpu::Buffer) -> Result<(), wgpu_attention::Error> {
+/// use wgpu_attention::{Attention, Config, DType, Forward, Mask, Scratch, TensorView};
+///
+/// let attention = Attention::new(device, Config::new(8, 64))?;
+/// let view = |buffer| TensorView::new(buffer, DType::F32, [1, 8, 512, 64]);
+/// let call = Forward::new(view(q), view(k), view(v), view(out)).mask(Mask::causal());
+/// let mut scratch = Scratch::new(device, attention.scratch_size(&call)?)?;
+///
+/// let mut encoder = device.create_command_encoder(&Default::default());
+/// attention.forward(&mut encoder, &call, &mut scratch)?; // records only
+/// queue.submit([encoder.finish()]);
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Attention {
+    pipelines: Pipelines,
+    config: Config,
+}
+
+impl Attention {
+    /// Attention with pipelines of its own.
+    ///
+    /// # Errors
+    /// A configuration that no call could satisfy, or a missing feature.
+    pub fn new(device: &wgpu::Device, config: Config) -> Result<Self, Error> {
+        Self::with_pipelines(&Pipelines::new(device), config)
+    }
+
+    /// Attention that shares pipelines with other operators on the device.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_pipelines(pipelines: &Pipelines, config: Config) -> Result<Self, Error> {
+        config.check(pipelines.facts())?;
+        Ok(Attention { pipelines: pipelines.clone(), config })
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The pipelines, to share.
+    pub fn pipelines(&self) -> &Pipelines {
+        &self.pipelines
+    }
+
+    /// The temporary memory that `call` needs.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn scratch_size(&self, call: &Forward) -> Result<ScratchSize, Error> {
+        let problem = self.check(call)?;
+        Ok(staged::scratch_size(&problem.shape, problem.weights.as_ref()))
+    }
+
+    /// Records `call` into `encoder`, in a compute pass of its own. Nothing is submitted or copied.
+    ///
+    /// # Errors
+    /// Everything that [`Error`] lists for tensors, masks, options and scratch; then nothing has been recorded.
+    pub fn forward(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        call: &Forward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record(call, scratch, |bound| dispatch(&mut pass(encoder, "attention"), bound))
+    }
+
+    /// Records `call` into a compute pass of the caller's.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn forward_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        call: &Forward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record(call, scratch, |bound| dispatch(pass, bound))
+    }
+
+    /// Compiles what `call` needs, so that its first recording does not.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn prepare(&self, call: &Forward, scratch: &mut Scratch) -> Result<(), Error> {
+        self.record(call, scratch, |_| ())
+    }
+
+    fn record(
+        &self,
+        call: &Forward,
+        scratch: &mut Scratch,
+        emit: impl FnOnce(&[(crate::scratch::Bound, [u32; 3])]),
+    ) -> Result<(), Error> {
+        let problem = self.check(call)?;
+        let needed = staged::scratch_size(&problem.shape, problem.weights.as_ref());
+        scratch.check(needed)?;
+        let matrix =
+            if needed == ScratchSize::default() { None } else { Some(scratch.buffer(Slot::Scores)?) };
+        let calls = staged::calls(&problem, matrix.as_ref(), self.pipelines.facts());
+        let bound = self.pipelines.bind(&calls, scratch)?;
+        emit(&bound);
+        Ok(())
+    }
+
+    /// Everything that can be said of a call before its pipelines.
+    fn check<'a>(&self, call: &Forward<'a>) -> Result<Problem<'a>, Error> {
+        let device = self.pipelines.facts();
+        let Forward { q, k, v, out, mask, lse, weights, dropout } = *call;
+        let config = &self.config;
+        for (tensor, view, access) in [
+            ("q", q, Access::Read),
+            ("k", k, Access::Read),
+            ("v", v, Access::Read),
+            ("out", out, Access::Write),
+        ] {
+            if view.dtype() != config.dtype {
+                let expected = format!("{:?}", config.dtype);
+                return Err(Error::Type { tensor, expected, got: view.dtype() });
+            }
+            view.check(tensor, access, device)?;
+        }
+        expect("q", q.shape(), 1, config.heads)?;
+        expect("q", q.shape(), 3, config.head_dim)?;
+        expect("k", k.shape(), 1, config.kv_heads)?;
+        expect("v", v.shape(), 3, config.value_dim)?;
+        let shape = Shape::of(&q, &k, &v, &out)?;
+        let problem = Problem {
+            shape,
+            q,
+            k,
+            v,
+            out,
+            mask,
+            appended: 0,
+            scale: config.scale_value(),
+            softcap: config.softcap,
+            lse,
+            weights,
+            dropout,
+            tiling: config.tiling,
+        };
+        check_extras(&problem, device)?;
+        let read: Vec<_> = [("q", q), ("k", k), ("v", v)].into_iter().chain(extra_inputs(&problem)).collect();
+        check_aliasing(&outputs(&problem), &read)?;
+        Ok(problem)
+    }
+}
+
+/// Checks the mask, the optional outputs and the dropout of a problem, which operators share.
+pub(crate) fn check_extras(problem: &Problem, device: &DeviceFacts) -> Result<(), Error> {
+    let shape = &problem.shape;
+    let masked = Shape { kv_len: shape.kv_len - problem.appended, ..*shape };
+    problem.mask.check(&masked, device)?;
+    if let Some(lse) = &problem.lse {
+        if lse.dtype() != DType::F32 {
+            return Err(Error::Type { tensor: "lse", expected: "F32".into(), got: lse.dtype() });
+        }
+        lse.check("lse", Access::Write, device)?;
+        (0..4).try_for_each(|axis| expect("lse", lse.shape(), axis, shape.lse()[axis]))?;
+    }
+    if let Some(weights) = &problem.weights {
+        if !weights.dtype().is_float() {
+            return Err(Error::Type {
+                tensor: "weights",
+                expected: "F32 or F16".into(),
+                got: weights.dtype(),
+            });
+        }
+        weights.check("weights", Access::Write, device)?;
+        check_weights(weights.shape(), shape)?;
+    }
+    if let Some(dropout) = &problem.dropout {
+        dropout.check()?;
+        if let Some(keep) = dropout.given() {
+            if keep.dtype() != DType::Bool {
+                return Err(Error::Type { tensor: "dropout", expected: "Bool".into(), got: keep.dtype() });
+            }
+            keep.check("dropout", Access::Read, device)?;
+            expect_broadcast("dropout", keep.shape(), shape.weights())?;
+        }
+    }
+    Ok(())
+}
+
+/// All heads, or one for their mean; the other axes exactly.
+fn check_weights(got: [usize; 4], shape: &Shape) -> Result<(), Error> {
+    let wanted = shape.weights();
+    [0, 2, 3].into_iter().try_for_each(|axis| expect("weights", got, axis, wanted[axis]))?;
+    let heads = if got[1] == 1 { 1 } else { wanted[1] };
+    expect("weights", got, 1, heads)
+}
+
+/// The tensors that a problem writes.
+pub(crate) fn outputs<'a>(problem: &Problem<'a>) -> Vec<(&'static str, TensorView<'a>)> {
+    let mut outputs = vec![("out", problem.out)];
+    outputs.extend(problem.lse.map(|t| ("lse", t)));
+    outputs.extend(problem.weights.map(|t| ("weights", t)));
+    outputs
+}
+
+/// The tensors that a problem reads besides q, k and v.
+pub(crate) fn extra_inputs<'a>(
+    problem: &Problem<'a>,
+) -> impl Iterator<Item = (&'static str, TensorView<'a>)> {
+    let keep = problem.dropout.as_ref().and_then(Dropout::given).copied();
+    problem.mask.tensors().chain(keep.map(|t| ("dropout", t)))
+}

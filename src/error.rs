@@ -1,0 +1,210 @@
+//! Everything that can be refused, each with what was wrong and what to do about it.
+
+use crate::tensor::DType;
+
+/// Why a call was refused. Every check runs before anything is recorded: after an `Err` the
+/// encoder is as it was and later calls are unaffected.
+#[non_exhaustive]
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A dimension is zero.
+    #[error("`{tensor}`: {axis} is 0; every dimension must be at least 1")]
+    ZeroSize {
+        /// The tensor or option at fault.
+        tensor: &'static str,
+        /// Which dimension.
+        axis: &'static str,
+    },
+    /// A tensor's shape differs from what the call needs.
+    #[error("`{tensor}`: {axis} must be {expected}, got {got} (shape {shape:?})")]
+    Shape {
+        /// The tensor at fault.
+        tensor: &'static str,
+        /// Which dimension.
+        axis: &'static str,
+        /// What the call needs there.
+        expected: String,
+        /// What the tensor has there.
+        got: usize,
+        /// The whole shape that came.
+        shape: [usize; 4],
+    },
+    /// `heads` must be a multiple of `kv_heads`, and a width a multiple of the heads it is split into.
+    #[error("{what} {value} is not divisible by {by} {divisor}")]
+    NotDivisible {
+        /// What should be divisible.
+        what: &'static str,
+        /// Its value.
+        value: usize,
+        /// What it is divided by.
+        by: &'static str,
+        /// The divisor's value.
+        divisor: usize,
+    },
+    /// Two indices of a tensor that is written meet in one element.
+    #[error(
+        "`{tensor}`: strides {strides:?} with shape {shape:?} let two elements share memory; \
+         a tensor that is written needs distinct elements"
+    )]
+    Overlap {
+        /// The tensor at fault.
+        tensor: &'static str,
+        /// Its shape.
+        shape: [usize; 4],
+        /// Its strides, in elements.
+        strides: [usize; 4],
+    },
+    /// An element index does not fit in the 32 bits the kernels address with.
+    #[error(
+        "`{tensor}`: offset {offset} with strides {strides:?} and shape {shape:?} reaches past \
+         2^32 elements, which kernels cannot address; use a smaller window or an offset nearer to it"
+    )]
+    Overflow {
+        /// The tensor at fault.
+        tensor: &'static str,
+        /// Its shape.
+        shape: [usize; 4],
+        /// Its strides, in elements.
+        strides: [usize; 4],
+        /// Its offset, in elements.
+        offset: usize,
+    },
+    /// A view reaches past the end of its buffer.
+    #[error(
+        "`{tensor}`: the view ends at byte {end} (rounded up to 4), its buffer has {size}; \
+         lower the offset or use a larger buffer"
+    )]
+    OutOfBounds {
+        /// The tensor at fault.
+        tensor: &'static str,
+        /// First byte after the view.
+        end: u64,
+        /// Bytes in the buffer.
+        size: u64,
+    },
+    /// A tensor that is written shares memory with another of the same call.
+    #[error(
+        "`{tensor}` is written and shares its buffer with `{other}`; WebGPU forbids reading and \
+         writing one buffer in one dispatch: give `{tensor}` a buffer of its own"
+    )]
+    Alias {
+        /// The tensor that is written.
+        tensor: &'static str,
+        /// The tensor it meets.
+        other: &'static str,
+    },
+    /// A buffer was created without a usage that the call needs.
+    #[error("`{tensor}`: its buffer lacks usage {missing:?}; add it in `create_buffer`")]
+    Usage {
+        /// The tensor at fault.
+        tensor: &'static str,
+        /// What is missing.
+        missing: wgpu::BufferUsages,
+    },
+    /// A tensor has another element type than the call needs.
+    #[error("`{tensor}`: dtype must be {expected}, got {got:?}")]
+    Type {
+        /// The tensor at fault.
+        tensor: &'static str,
+        /// What the call needs.
+        expected: String,
+        /// What came.
+        got: DType,
+    },
+    /// The device was created without a feature that the call needs.
+    #[error("the device lacks {feature:?}, needed for {needed_for}; request it in `request_device`")]
+    MissingFeature {
+        /// The feature.
+        feature: wgpu::Features,
+        /// What needs it.
+        needed_for: &'static str,
+    },
+    /// A tensor is larger than the device can bind.
+    #[error(
+        "`{tensor}` needs a binding of {bytes} bytes, the device allows {limit} \
+         (max_storage_buffer_binding_size); request a higher limit or split the call"
+    )]
+    BindingLimit {
+        /// The tensor at fault.
+        tensor: &'static str,
+        /// Bytes to bind.
+        bytes: u64,
+        /// What the device allows.
+        limit: u64,
+    },
+    /// The call needs more of something than the device's limits allow.
+    #[error("{what} is {needed}, the device allows {limit} ({name})")]
+    Limit {
+        /// What is too large.
+        what: &'static str,
+        /// How much the call needs.
+        needed: u64,
+        /// What the device allows.
+        limit: u64,
+        /// The limit's name in `wgpu::Limits`.
+        name: &'static str,
+    },
+    /// A number among the options is out of its range.
+    #[error("{option} is {value}, it must be {expected}")]
+    Option {
+        /// Which option.
+        option: &'static str,
+        /// What came.
+        value: f64,
+        /// What it must be.
+        expected: &'static str,
+    },
+    /// An option that this call cannot honour.
+    #[error("{what}: {why}")]
+    Unsupported {
+        /// What was asked for.
+        what: &'static str,
+        /// Why not, and what to do.
+        why: &'static str,
+    },
+    /// The scratch memory is smaller than the call needs.
+    #[error("scratch has {got} bytes in its {slot} part, the call needs {needed}; see `scratch_size`")]
+    ScratchTooSmall {
+        /// Which part.
+        slot: &'static str,
+        /// Bytes the call needs there.
+        needed: u64,
+        /// Bytes it has there.
+        got: u64,
+    },
+    /// A slice has another length than its shape says.
+    #[error("`{tensor}`: {expected} elements expected, got {got}")]
+    Length {
+        /// The slice at fault.
+        tensor: &'static str,
+        /// What its shape says.
+        expected: usize,
+        /// Its length.
+        got: usize,
+    },
+    /// wgpu refused a resource of this call: a buffer from another device, say.
+    #[error("wgpu refused {what}: {description}")]
+    Refused {
+        /// What was being made.
+        what: &'static str,
+        /// wgpu's own words.
+        description: String,
+    },
+    /// The device has no memory left for a buffer of this call.
+    #[error("out of device memory for {what}: {description}")]
+    OutOfMemory {
+        /// What was being made.
+        what: &'static str,
+        /// wgpu's own words.
+        description: String,
+    },
+    /// No adapter to run on.
+    #[error(
+        "no usable GPU adapter: {0}; install a Vulkan driver (Mesa's lavapipe runs on any CPU) or \
+         pass your own device"
+    )]
+    NoAdapter(String),
+    /// The device is lost or a result could not be read back from it.
+    #[error("the device is lost or did not answer: {0}; create a new device and new buffers")]
+    DeviceLost(String),
+}

@@ -1,0 +1,208 @@
+//! What a kernel is: WGSL text composed for a variant, its bindings, its parameters.
+
+use std::fmt::Write as _;
+use std::hash::Hash;
+
+use crate::tensor::{Access, DType, Layout, Window};
+
+/// A kernel variant: everything that changes its text. Hashing one finds its pipeline.
+pub(crate) trait Variant: Copy + Eq + Hash {
+    /// The text and what the host must know of it. Built once per pipeline.
+    fn describe(&self) -> Kernel;
+}
+
+/// How many elements a binding's accessors move at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Width {
+    /// Any stride and alignment.
+    One,
+    /// Aligned groups of four along the contiguous axis.
+    Four,
+}
+
+impl Width {
+    pub fn of(four: bool) -> Self {
+        if four { Width::Four } else { Width::One }
+    }
+}
+
+/// A storage buffer of a kernel. Binding 0 is the uniform `p`; these follow from 1 on.
+#[derive(Clone, Debug)]
+pub(crate) struct Binding {
+    pub name: String,
+    pub dtype: DType,
+    pub width: Width,
+    pub access: Access,
+}
+
+impl Binding {
+    pub fn read(name: impl Into<String>, dtype: DType, width: Width) -> Self {
+        Binding { name: name.into(), dtype, width, access: Access::Read }
+    }
+
+    pub fn write(name: impl Into<String>, dtype: DType, width: Width) -> Self {
+        Binding { name: name.into(), dtype, width, access: Access::Write }
+    }
+
+    /// The declaration, and accessors that take element indices and speak f32 (bool, u32):
+    /// `NAME_at(o)`, `NAME_at4(o, stride, n)` (zero from the n-th on), `NAME_put(o, x)`, `NAME_put4(o, x)`
+    /// (contiguous).
+    fn declare(&self, binding: usize, text: &mut String) {
+        let Binding { name, dtype, width, access } = self;
+        let mode = if *access == Access::Write { "read_write" } else { "read" };
+        let (scalar, load) = match dtype {
+            DType::F32 => ("f32", "f32"),
+            DType::F16 => ("f16", "f32"),
+            DType::U32 | DType::Bool => ("u32", "u32"),
+        };
+        let element = match width {
+            Width::One => scalar.to_string(),
+            Width::Four => format!("vec4<{scalar}>"),
+        };
+        let _ =
+            writeln!(text, "@group(0) @binding({binding}) var<storage, {mode}> {name}: array<{element}>;");
+        let body = match (dtype, width) {
+            (DType::Bool, _) => {
+                format!(
+                    "fn {name}_at(o: u32) -> bool {{ return (({name}[o / 4u] >> (o % 4u * 8u)) & 0xffu) != 0u; }}\n"
+                )
+            }
+            (DType::U32, _) => format!("fn {name}_at(o: u32) -> u32 {{ return {name}[o]; }}\n"),
+            (_, Width::One) => format!(
+                "fn {name}_at(o: u32) -> {load} {{ return {load}({name}[o]); }}\n\
+                 fn {name}_at4(o: u32, stride: u32, n: u32) -> vec4<f32> {{\n    \
+                     let c = min(vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(n - 1u)) * stride + o;\n    \
+                     let v = vec4<f32>(f32({name}[c.x]), f32({name}[c.y]), f32({name}[c.z]), f32({name}[c.w]));\n    \
+                     return select(vec4<f32>(), v, vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(n));\n}}\n"
+            ),
+            (_, Width::Four) => format!(
+                "fn {name}_at(o: u32) -> {load} {{ return {load}({name}[o / 4u][o % 4u]); }}\n\
+                 fn {name}_at4(o: u32, stride: u32, n: u32) -> vec4<f32> {{ return vec4<f32>({name}[o / 4u]); }}\n"
+            ),
+        };
+        text.push_str(&body);
+        if *access == Access::Write {
+            let put = match width {
+                Width::One => format!(
+                    "fn {name}_put(o: u32, x: f32) {{ {name}[o] = {scalar}(x); }}\n\
+                     fn {name}_put4(o: u32, x: vec4<f32>) {{\n    \
+                         for (var c = 0u; c < 4u; c++) {{ {name}[o + c] = {scalar}(x[c]); }}\n}}\n"
+                ),
+                Width::Four => format!(
+                    "fn {name}_put(o: u32, x: f32) {{ {name}[o / 4u][o % 4u] = {scalar}(x); }}\n\
+                     fn {name}_put4(o: u32, x: vec4<f32>) {{ {name}[o / 4u] = {element}(x); }}\n"
+                ),
+            };
+            text.push_str(&put);
+        }
+    }
+}
+
+/// One compiled thing: text, bindings, limits it needs.
+#[derive(Clone, Debug)]
+pub(crate) struct Kernel {
+    pub label: &'static str,
+    pub wgsl: String,
+    pub bindings: Vec<Binding>,
+    /// The Rust twin of the WGSL `Params`.
+    pub params: &'static [Field],
+    pub params_bytes: usize,
+    pub invocations: u32,
+    pub workgroup_memory: u32,
+}
+
+/// A constant in front of a shader's text.
+pub(crate) enum Constant {
+    U32(&'static str, u32),
+    Bool(&'static str, bool),
+}
+
+/// Puts a kernel's text together: `enable` lines, constants, bindings, then the parts. WGSL does not
+/// depend on order beyond that.
+pub(crate) fn compose(constants: &[Constant], bindings: &[Binding], parts: &[&str]) -> String {
+    let mut text = String::new();
+    if bindings.iter().any(|b| b.dtype == DType::F16) {
+        text.push_str("enable f16;\n");
+    }
+    for constant in constants {
+        let _ = match constant {
+            Constant::U32(name, value) => writeln!(text, "const {name}: u32 = {value}u;"),
+            Constant::Bool(name, value) => writeln!(text, "const {name}: bool = {value};"),
+        };
+    }
+    for (n, binding) in bindings.iter().enumerate() {
+        binding.declare(n + 1, &mut text);
+    }
+    for part in parts {
+        text.push('\n');
+        text.push_str(part);
+    }
+    text
+}
+
+/// A member of a parameter struct, for the test that compares it with the WGSL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Field {
+    /// The member's name, the same in both languages.
+    pub name: &'static str,
+    /// Bytes from the start of the struct.
+    pub offset: usize,
+    /// The WGSL type.
+    pub wgsl: &'static str,
+}
+
+/// A Rust type with a WGSL counterpart of the same layout.
+pub(crate) trait Shared {
+    const WGSL: &'static str;
+}
+
+macro_rules! shared {
+    ($($rust:ty = $wgsl:literal),* $(,)?) => {
+        $(impl $crate::kernel::Shared for $rust { const WGSL: &'static str = $wgsl; })*
+    };
+}
+pub(crate) use shared;
+
+shared! { u32 = "u32", i32 = "i32", f32 = "f32", [u32; 2] = "vec2<u32>", [u32; 4] = "vec4<u32>", View = "View" }
+
+/// Declares a parameter struct and the table of its fields.
+macro_rules! params {
+    ($(#[$doc:meta])* $vis:vis struct $name:ident { $($field:ident: $type:ty,)* }) => {
+        $(#[$doc])*
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+        $vis struct $name { $(pub $field: $type,)* }
+
+        impl $name {
+            $vis const FIELDS: &'static [$crate::kernel::Field] = &[$($crate::kernel::Field {
+                name: stringify!($field),
+                offset: std::mem::offset_of!($name, $field),
+                wgsl: <$type as $crate::kernel::Shared>::WGSL,
+            }),*];
+        }
+    };
+}
+pub(crate) use params;
+
+/// The WGSL `View`: strides and offset in elements. Checked tensors fit in 32 bits.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
+pub(crate) struct View {
+    pub strides: [u32; 4],
+    pub offset: u32,
+    pub pad: [u32; 3],
+}
+
+impl From<Layout> for View {
+    fn from(layout: Layout) -> Self {
+        View { strides: layout.strides.map(|s| s as u32), offset: layout.offset as u32, pad: [0; 3] }
+    }
+}
+
+/// One dispatch, ready to be bound: parameters, tensors in binding order, workgroups.
+pub(crate) struct Call<'a, V> {
+    pub variant: V,
+    pub params: Vec<u8>,
+    pub tensors: Vec<Window<'a>>,
+    pub grid: [u32; 3],
+}

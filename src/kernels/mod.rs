@@ -1,0 +1,61 @@
+//! The Rust twin of every shader: parameters, bindings, variants, grid.
+
+pub(crate) mod append_keys;
+pub(crate) mod average_weights;
+pub(crate) mod mask;
+pub(crate) mod project;
+pub(crate) mod scores;
+pub(crate) mod softmax;
+pub(crate) mod tile;
+pub(crate) mod weighted_sum;
+
+use crate::kernel::{Kernel, Variant, Width};
+use crate::tensor::DType;
+
+/// A shader's text and its twin's name, by stem.
+macro_rules! shader {
+    ($path:literal) => {
+        include_str!(concat!("../../shaders/", $path, ".wgsl"))
+    };
+}
+pub(crate) use shader;
+
+/// Every kernel variant of the crate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Stage {
+    Project(project::Project),
+    Scores(scores::Scores),
+    Softmax(softmax::Softmax),
+    WeightedSum(weighted_sum::WeightedSum),
+    AverageWeights(average_weights::AverageWeights),
+    AppendKeys(append_keys::AppendKeys),
+}
+
+impl Variant for Stage {
+    fn describe(&self) -> Kernel {
+        match self {
+            Stage::Project(v) => v.describe(),
+            Stage::Scores(v) => v.describe(),
+            Stage::Softmax(v) => v.describe(),
+            Stage::WeightedSum(v) => v.describe(),
+            Stage::AverageWeights(v) => v.describe(),
+            Stage::AppendKeys(v) => v.describe(),
+        }
+    }
+}
+
+/// One variant of every kernel along each of its axes.
+pub(crate) fn all() -> Vec<Stage> {
+    let mut all = Vec::new();
+    all.extend(project::Project::all().map(Stage::Project));
+    all.extend(scores::Scores::all().map(Stage::Scores));
+    all.extend(softmax::Softmax::all().map(Stage::Softmax));
+    all.extend(weighted_sum::WeightedSum::all().map(Stage::WeightedSum));
+    all.extend(average_weights::AverageWeights::all().map(Stage::AverageWeights));
+    all.extend(append_keys::AppendKeys::all().map(Stage::AppendKeys));
+    all
+}
+
+/// Values of a variant's axes.
+pub(crate) const FLOATS: [DType; 2] = [DType::F32, DType::F16];
+pub(crate) const WIDTHS: [Width; 2] = [Width::One, Width::Four];

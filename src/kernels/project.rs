@@ -1,0 +1,136 @@
+//! Twin of `project.wgsl`.
+
+use std::fmt::Write as _;
+
+use super::{shader, tile};
+use crate::kernel::{Binding, Constant, Kernel, Width, params, shared};
+use crate::plan::Tiles;
+use crate::tensor::DType;
+
+/// Projections that one dispatch can hold: queries, keys, values.
+pub(crate) const PARTS: usize = 3;
+
+/// What changes the text of the projection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Project {
+    pub tiles: Tiles,
+    pub x: Slots,
+    pub w: Slots,
+    pub bias: Option<Slots>,
+    pub y: DType,
+    /// Whether x loads in fours along its features and W along features (or columns, if `w_along_columns`).
+    pub width: Width,
+    /// Whether W is contiguous along its output columns: `[in, out]` in memory.
+    pub w_along_columns: bool,
+    pub put: Width,
+}
+
+/// Buffers of one kind: parts that live in one buffer share a binding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Slots {
+    pub count: usize,
+    pub dtype: DType,
+}
+
+params! {
+    /// The WGSL `Part`.
+    pub(crate) struct Part {
+        x: [u32; 4],
+        w: [u32; 4],
+        y: [u32; 4],
+        x_offset: u32,
+        y_offset: u32,
+        bias_offset: u32,
+        bias_stride: u32,
+        features: u32,
+        dim: u32,
+        heads: u32,
+        has_bias: u32,
+        x_slot: u32,
+        w_slot: u32,
+        bias_slot: u32,
+        rows: u32,
+        length: u32,
+        pad0: u32,
+        pad1: u32,
+        pad2: u32,
+    }
+}
+
+params! {
+    pub(crate) struct Params {
+        parts: [Part; PARTS],
+        batches: u32,
+        narrow: u32,
+        z_heads: u32,
+        pad: u32,
+    }
+}
+shared! { [Part; PARTS] = "array<Part, 3>" }
+
+/// The bindings of `slots`, and a function that picks one by number.
+fn select(name: &str, slots: Slots, width: Width, bindings: &mut Vec<Binding>, text: &mut String) {
+    for slot in 0..slots.count {
+        bindings.push(Binding::read(format!("{name}{slot}"), slots.dtype, width));
+    }
+    let functions =
+        [("at4", "o: u32, stride: u32, n: u32", "o, stride, n", "vec4<f32>"), ("at", "o: u32", "o", "f32")];
+    for (function, parameters, arguments, result) in functions {
+        let _ = writeln!(text, "fn {name}_{function}(slot: u32, {parameters}) -> {result} {{");
+        for slot in 1..slots.count {
+            let _ =
+                writeln!(text, "    if slot == {slot}u {{ return {name}{slot}_{function}({arguments}); }}");
+        }
+        let _ = writeln!(text, "    return {name}0_{function}({arguments});\n}}");
+    }
+}
+
+impl Project {
+    pub fn describe(&self) -> Kernel {
+        let mut bindings = Vec::new();
+        let mut slots = String::new();
+        select("x", self.x, self.width, &mut bindings, &mut slots);
+        select("w", self.w, self.width, &mut bindings, &mut slots);
+        match self.bias {
+            Some(bias) => select("bias", bias, Width::One, &mut bindings, &mut slots),
+            None => slots.push_str("fn bias_at(slot: u32, o: u32) -> f32 { return 0.0; }\n"),
+        }
+        bindings.push(Binding::write("y", self.y, self.put));
+        tile::describe(tile::Stage {
+            label: "attention.project",
+            tiles: self.tiles,
+            b_along_n: self.w_along_columns,
+            constants: vec![
+                Constant::Bool("HAS_BIAS", self.bias.is_some()),
+                Constant::Bool("Y_IN_FOURS", self.put == Width::Four),
+            ],
+            bindings,
+            parts: &[shader!("project"), &slots],
+            params: Params::FIELDS,
+            params_bytes: size_of::<Params>(),
+        })
+    }
+
+    pub fn all() -> impl Iterator<Item = Self> {
+        let slots = |count, dtype| Slots { count, dtype };
+        let buffers = [(1, 1, None), (1, 3, Some(3)), (3, 1, Some(1))];
+        tile::ALL.into_iter().flat_map(move |tiles| {
+            buffers.into_iter().flat_map(move |(x, w, bias)| {
+                super::FLOATS.into_iter().flat_map(move |dtype| {
+                    super::WIDTHS.into_iter().flat_map(move |width| {
+                        [false, true].into_iter().map(move |w_along_columns| Project {
+                            tiles,
+                            x: slots(x, dtype),
+                            w: slots(w, dtype),
+                            bias: bias.map(|n| slots(n, DType::F32)),
+                            y: dtype,
+                            width,
+                            w_along_columns,
+                            put: width,
+                        })
+                    })
+                })
+            })
+        })
+    }
+}

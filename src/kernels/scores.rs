@@ -1,0 +1,66 @@
+//! Twin of `scores.wgsl`.
+
+use super::{mask, shader, tile};
+use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
+use crate::plan::Tiles;
+use crate::tensor::DType;
+
+/// What changes the text of the scores kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Scores {
+    pub tiles: Tiles,
+    pub dtype: DType,
+    /// Whether q and k load in fours along their channels.
+    pub width: Width,
+    /// Whether four scores can be stored at once; padding may be written.
+    pub put: Width,
+    /// Only the parts that bound the range of keys.
+    pub range: mask::Parts,
+}
+
+params! {
+    pub(crate) struct Params {
+        q: View,
+        k: View,
+        scores: View,
+        mask: mask::MaskParams,
+        heads: u32,
+        group: u32,
+        head_dim: u32,
+        scale: f32,
+    }
+}
+
+impl Scores {
+    pub fn describe(&self) -> Kernel {
+        let mut bindings = vec![
+            Binding::read("q", self.dtype, self.width),
+            Binding::read("k", self.dtype, self.width),
+            Binding::write("scores", DType::F32, self.put),
+        ];
+        bindings.extend(self.range.bindings());
+        tile::describe(tile::Stage {
+            label: "attention.scores",
+            tiles: self.tiles,
+            b_along_n: false,
+            constants: vec![Constant::Bool("SCORES_IN_FOURS", self.put == Width::Four)],
+            bindings,
+            parts: &[shader!("scores"), &self.range.wgsl()],
+            params: Params::FIELDS,
+            params_bytes: size_of::<Params>(),
+        })
+    }
+
+    pub fn all() -> impl Iterator<Item = Self> {
+        let ranges = mask::Parts::all().into_iter().map(mask::Parts::range_only);
+        ranges.flat_map(|range| {
+            tile::ALL.into_iter().flat_map(move |tiles| {
+                super::FLOATS.into_iter().flat_map(move |dtype| {
+                    super::WIDTHS.into_iter().flat_map(move |width| {
+                        super::WIDTHS.into_iter().map(move |put| Scores { tiles, dtype, width, put, range })
+                    })
+                })
+            })
+        })
+    }
+}

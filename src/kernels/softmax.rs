@@ -1,0 +1,93 @@
+//! Twin of `softmax.wgsl`.
+
+use super::{mask, shader};
+use crate::kernel::{Binding, Constant, Kernel, View, Width, compose, params};
+use crate::plan::Rows;
+use crate::tensor::DType;
+
+/// Where the decision to drop a weight comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Drop {
+    None,
+    Seeded,
+    Given,
+}
+
+/// What changes the text of the softmax.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Softmax {
+    pub rows: Rows,
+    pub lse: bool,
+    pub drop: Drop,
+    pub mask: mask::Parts,
+}
+
+params! {
+    pub(crate) struct Params {
+        scores: View,
+        lse: View,
+        dropout: View,
+        mask: mask::MaskParams,
+        seed: [u32; 2],
+        heads: u32,
+        dropout_threshold: u32,
+        dropout_scale: f32,
+        pad0: u32,
+        pad1: u32,
+        pad2: u32,
+    }
+}
+
+impl Softmax {
+    pub fn describe(&self) -> Kernel {
+        let Rows { workgroup, lanes } = self.rows;
+        let mut bindings = vec![Binding::write("scores", DType::F32, Width::One)];
+        if self.lse {
+            bindings.push(Binding::write("lse", DType::F32, Width::One));
+        }
+        bindings.extend(self.mask.bindings());
+        let drop = match self.drop {
+            Drop::None => shader!("shared/dropout_none"),
+            Drop::Seeded => shader!("shared/dropout_seeded"),
+            Drop::Given => {
+                bindings.push(Binding::read("dropout", DType::Bool, Width::One));
+                shader!("shared/dropout_given")
+            }
+        };
+        let (combine, workgroup_memory) = match lanes {
+            1 => (shader!("shared/row_alone"), 0),
+            _ => (shader!("shared/row_workgroup"), lanes * 8),
+        };
+        let constants = [
+            Constant::U32("WORKGROUP", workgroup),
+            Constant::U32("LANES", lanes),
+            Constant::Bool("HAS_LSE", self.lse),
+        ];
+        let lse = if self.lse { "" } else { "fn lse_put(o: u32, x: f32) {}\n" };
+        let parts = [shader!("shared/view"), shader!("softmax"), lse, drop, combine, &self.mask.wgsl()];
+        Kernel {
+            label: "attention.softmax",
+            wgsl: compose(&constants, &bindings, &parts),
+            bindings,
+            params: Params::FIELDS,
+            params_bytes: size_of::<Params>(),
+            invocations: workgroup,
+            workgroup_memory,
+        }
+    }
+
+    pub fn all() -> impl Iterator<Item = Self> {
+        let rows = [
+            Rows { workgroup: 16, lanes: 1 },
+            Rows { workgroup: 32, lanes: 32 },
+            Rows { workgroup: 256, lanes: 256 },
+        ];
+        rows.into_iter().flat_map(|rows| {
+            mask::Parts::all().into_iter().flat_map(move |mask| {
+                [(false, Drop::None), (true, Drop::Seeded), (true, Drop::Given)]
+                    .into_iter()
+                    .map(move |(lse, drop)| Softmax { rows, lse, drop, mask })
+            })
+        })
+    }
+}

@@ -1,0 +1,49 @@
+//! What every tiled product has in common: the loop of `shared/tile_*.wgsl` around a stage's hooks.
+
+use super::shader;
+use crate::kernel::{Binding, Constant, Field, Kernel, compose};
+use crate::plan::Tiles;
+
+/// A tiled kernel's own half: the loop is the same for all.
+pub(crate) struct Stage<'a> {
+    pub label: &'static str,
+    pub tiles: Tiles,
+    /// Whether `tile_b4` loads along the columns of B, or along its rows.
+    pub b_along_n: bool,
+    pub constants: Vec<Constant>,
+    pub bindings: Vec<Binding>,
+    pub parts: &'a [&'a str],
+    pub params: &'static [Field],
+    pub params_bytes: usize,
+}
+
+pub(crate) fn describe(stage: Stage) -> Kernel {
+    let Stage { label, tiles, b_along_n, mut constants, bindings, parts, params, params_bytes } = stage;
+    constants.push(Constant::Bool("B_ALONG_N", b_along_n));
+    let (core, invocations, workgroup_memory) = match tiles {
+        Tiles::Workgroup { m, n, k } => {
+            constants.extend([
+                Constant::U32("TILE_M", m),
+                Constant::U32("TILE_N", n),
+                Constant::U32("TILE_K", k),
+            ]);
+            (shader!("shared/tile_workgroup"), 256, k * (m / 4 + 1 + n / 4 + 1) * 16)
+        }
+        Tiles::Uniform { rows, lanes } => {
+            constants.extend([Constant::U32("ROWS", rows), Constant::U32("LANES", lanes)]);
+            (shader!("shared/tile_uniform"), lanes, 0)
+        }
+    };
+    let mut all = vec![shader!("shared/view"), core];
+    all.extend(parts);
+    let wgsl = compose(&constants, &bindings, &all);
+    Kernel { label, wgsl, bindings, params, params_bytes, invocations, workgroup_memory }
+}
+
+/// The tiles worth checking every kernel with.
+pub(crate) const ALL: [Tiles; 4] = [
+    Tiles::Uniform { rows: 4, lanes: 8 },
+    Tiles::Uniform { rows: 32, lanes: 32 },
+    Tiles::Workgroup { m: 64, n: 64, k: 16 },
+    Tiles::Workgroup { m: 128, n: 128, k: 8 },
+];

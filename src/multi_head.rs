@@ -1,0 +1,488 @@
+//! A multi-head attention layer: project → attend → project.
+
+use crate::attention::{Config, check_dtype, check_extras, extra_inputs, outputs};
+use crate::dropout::Dropout;
+use crate::error::Error;
+use crate::kernel::{Call, View};
+use crate::kernels::{Stage, append_keys};
+use crate::mask::DeviceMask;
+use crate::path::project::{self, Projection};
+use crate::path::staged::{self, Problem, in_scratch};
+use crate::path::{Calls, grid};
+use crate::plan::Tiling;
+use crate::problem::{LayerConfig, Shape, Side};
+use crate::record::{Pipelines, dispatch, pass};
+use crate::scratch::{Bound, Scratch, ScratchSize, Slot};
+use crate::tensor::{Access, DType, DeviceFacts, Layout, Tensor, TensorView, check_aliasing, expect};
+
+/// Weight and bias of one projection, on the device.
+#[derive(Clone, Copy, Debug)]
+pub struct Linear<'a> {
+    /// `[out, in]` as [`TensorView::matrix`]; any strides, so `[in, out]` storage is a transposed view. Of
+    /// a narrow layer: `[1, heads, dim, in / heads]`, or one head for a matrix that all share.
+    pub weight: TensorView<'a>,
+    /// `[out]` as [`TensorView::vector`].
+    pub bias: Option<TensorView<'a>>,
+}
+
+/// The weights of a layer, on the device. `nn.MultiheadAttention`'s packed `in_proj_weight` is three
+/// windows of one matrix: [`TensorView::narrowed`].
+#[derive(Clone, Copy, Debug)]
+pub struct LayerWeights<'a> {
+    /// `[heads · head_dim, query_features]`.
+    pub query: Linear<'a>,
+    /// `[kv_heads · head_dim, key_features]`.
+    pub key: Linear<'a>,
+    /// `[kv_heads · value_dim, value_features]`.
+    pub value: Linear<'a>,
+    /// `[out_features, heads · value_dim]`.
+    pub out: Linear<'a>,
+    /// One more key `[kv_heads · head_dim]` and value `[kv_heads · value_dim]`, appended after projection and
+    /// seen by every query (`bias_k`, `bias_v`).
+    pub appended: Option<[TensorView<'a>; 2]>,
+}
+
+#[derive(Clone, Debug)]
+struct OwnedLinear {
+    weight: Tensor,
+    bias: Option<Tensor>,
+}
+
+impl OwnedLinear {
+    fn projection<'a>(&'a self, x: TensorView<'a>, y: TensorView<'a>, narrow: bool) -> Projection<'a> {
+        Projection { x, w: self.weight.view(), bias: self.bias.as_ref().map(Tensor::view), y, narrow }
+    }
+}
+
+/// One forward call of a layer. Inputs and output are `[batch, 1, length, features]`, see
+/// [`TensorView::sequence`].
+#[derive(Clone, Copy, Debug)]
+pub struct LayerForward<'a> {
+    /// `[batch, 1, q_len, query_features]`.
+    pub query: TensorView<'a>,
+    /// `[batch, 1, kv_len, key_features]`.
+    pub key: TensorView<'a>,
+    /// `[batch, 1, kv_len, value_features]`.
+    pub value: TensorView<'a>,
+    /// `[batch, 1, q_len, out_features]`.
+    pub out: TensorView<'a>,
+    /// Which keys a query may see, and the bias; shaped for the keys given, not for appended ones.
+    pub mask: DeviceMask<'a>,
+    /// `[batch, heads, q_len, 1]`, F32.
+    pub lse: Option<TensorView<'a>>,
+    /// `[batch, heads or 1, q_len, kv_len + appended]`: the weights of every head, or their mean.
+    pub weights: Option<TensorView<'a>>,
+    /// Dropout on the weights.
+    pub dropout: Option<Dropout<TensorView<'a>>>,
+}
+
+impl<'a> LayerForward<'a> {
+    /// Queries, keys and values from one input.
+    pub fn self_attention(x: TensorView<'a>, out: TensorView<'a>) -> Self {
+        Self::cross_attention(x, x, out)
+    }
+
+    /// Queries from `x`, keys and values from `context`.
+    pub fn cross_attention(x: TensorView<'a>, context: TensorView<'a>, out: TensorView<'a>) -> Self {
+        LayerForward {
+            query: x,
+            key: context,
+            value: context,
+            out,
+            mask: DeviceMask::none(),
+            lse: None,
+            weights: None,
+            dropout: None,
+        }
+    }
+
+    /// With a mask.
+    pub fn mask(mut self, mask: DeviceMask<'a>) -> Self {
+        self.mask = mask;
+        self
+    }
+}
+
+/// A multi-head attention layer on one device: everything `nn.MultiheadAttention` has at inference.
+///
+/// It keeps its weights' buffers alive, and reads them where they are.
+#[derive(Clone, Debug)]
+pub struct MultiHeadAttention {
+    pipelines: Pipelines,
+    config: LayerConfig,
+    tiling: Tiling,
+    query: OwnedLinear,
+    key: OwnedLinear,
+    value: OwnedLinear,
+    out: OwnedLinear,
+    appended: Option<[Tensor; 2]>,
+}
+
+/// A checked call: the attention inside the layer without its tensors in scratch.
+struct Plan {
+    shape: Shape,
+    appended: usize,
+    size: ScratchSize,
+}
+
+impl MultiHeadAttention {
+    /// A layer with pipelines of its own.
+    ///
+    /// # Errors
+    /// Weights that do not have the shapes of `config`, and everything [`Error`] lists for tensors.
+    pub fn new(device: &wgpu::Device, config: LayerConfig, weights: &LayerWeights) -> Result<Self, Error> {
+        Self::with_pipelines(&Pipelines::new(device), config, weights)
+    }
+
+    /// A layer that shares pipelines with other operators on the device.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_pipelines(
+        pipelines: &Pipelines,
+        config: LayerConfig,
+        weights: &LayerWeights,
+    ) -> Result<Self, Error> {
+        let device = pipelines.facts();
+        config.check()?;
+        inner(&config).check(device)?;
+        check_dtype(config.dtype, device)?;
+        let side = |side| config.side(side);
+        let width = config.heads * config.value_dim;
+        let linears = [
+            ("weights.query", "bias.query", &weights.query, side(Side::Query).weight()),
+            ("weights.key", "bias.key", &weights.key, side(Side::Key).weight()),
+            ("weights.value", "bias.value", &weights.value, side(Side::Value).weight()),
+            ("weights.out", "bias.out", &weights.out, [1, 1, config.out_features, width]),
+        ];
+        for (weight, bias, linear, shape) in linears {
+            check_weight(weight, &linear.weight, shape, device)?;
+            if let Some(tensor) = &linear.bias {
+                check_vector(bias, tensor, shape[1] * shape[2], device)?;
+            }
+        }
+        if let Some([k, v]) = &weights.appended {
+            check_vector("appended.key", k, config.kv_heads * config.head_dim, device)?;
+            check_vector("appended.value", v, config.kv_heads * config.value_dim, device)?;
+            same_dtype("appended.value", v, k.dtype())?;
+        }
+        for (tensor, linear) in [("weights.key", &weights.key), ("weights.value", &weights.value)] {
+            same_dtype(tensor, &linear.weight, weights.query.weight.dtype())?;
+        }
+        let biases =
+            [("bias.query", &weights.query), ("bias.key", &weights.key), ("bias.value", &weights.value)];
+        let mut first = None;
+        for (name, bias) in biases.into_iter().filter_map(|(name, l)| l.bias.map(|b| (name, b))) {
+            same_dtype(name, &bias, *first.get_or_insert(bias.dtype()))?;
+        }
+        let owned =
+            |l: &Linear| OwnedLinear { weight: l.weight.to_owned(), bias: l.bias.map(TensorView::to_owned) };
+        Ok(MultiHeadAttention {
+            pipelines: pipelines.clone(),
+            config,
+            tiling: Tiling::Auto,
+            query: owned(&weights.query),
+            key: owned(&weights.key),
+            value: owned(&weights.value),
+            out: owned(&weights.out),
+            appended: weights.appended.map(|pair| pair.map(TensorView::to_owned)),
+        })
+    }
+
+    /// Chooses the class of kernels; for tests and measurements.
+    pub fn tiling(mut self, tiling: Tiling) -> Self {
+        self.tiling = tiling;
+        self
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &LayerConfig {
+        &self.config
+    }
+
+    /// The pipelines, to share.
+    pub fn pipelines(&self) -> &Pipelines {
+        &self.pipelines
+    }
+
+    /// Keys that the layer appends to every sequence.
+    pub fn appended_keys(&self) -> usize {
+        usize::from(self.appended.is_some()) + usize::from(self.config.zero_attention)
+    }
+
+    /// The temporary memory that `call` needs.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn scratch_size(&self, call: &LayerForward) -> Result<ScratchSize, Error> {
+        Ok(self.check(call)?.size)
+    }
+
+    /// Records `call` into `encoder`, in a compute pass of its own. Nothing is submitted or copied.
+    ///
+    /// # Errors
+    /// Everything that [`Error`] lists for tensors, masks, options and scratch; then nothing has been recorded.
+    pub fn forward(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        call: &LayerForward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record(call, scratch, |bound| dispatch(&mut pass(encoder, "multi-head attention"), bound))
+    }
+
+    /// Records `call` into a compute pass of the caller's.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn forward_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        call: &LayerForward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record(call, scratch, |bound| dispatch(pass, bound))
+    }
+
+    /// Compiles what `call` needs, so that its first recording does not.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn prepare(&self, call: &LayerForward, scratch: &mut Scratch) -> Result<(), Error> {
+        self.record(call, scratch, |_| ())
+    }
+
+    fn record(
+        &self,
+        call: &LayerForward,
+        scratch: &mut Scratch,
+        emit: impl FnOnce(&[(Bound, [u32; 3])]),
+    ) -> Result<(), Error> {
+        let plan = self.check(call)?;
+        scratch.check(plan.size)?;
+        let projected = scratch.buffer(Slot::Projected)?;
+        let context = scratch.buffer(Slot::Context)?;
+        let direct = staged::scratch_size(&plan.shape, call.weights.as_ref()) == ScratchSize::default();
+        let matrix = if direct { None } else { Some(scratch.buffer(Slot::Scores)?) };
+        let calls = self.calls(call, &plan, &projected, &context, matrix.as_ref());
+        let bound = self.pipelines.bind(&calls, scratch)?;
+        emit(&bound);
+        Ok(())
+    }
+
+    fn calls<'a>(
+        &'a self,
+        call: &LayerForward<'a>,
+        plan: &Plan,
+        projected: &'a wgpu::Buffer,
+        context: &'a wgpu::Buffer,
+        matrix: Option<&'a wgpu::Buffer>,
+    ) -> Calls<'a> {
+        let device = self.pipelines.facts();
+        let LayerConfig { narrow, dtype, .. } = self.config;
+        let Plan { shape, appended, .. } = *plan;
+        let [q, k, v] =
+            projected_layouts(&shape, dtype).map(|l| TensorView { buffer: projected, dtype, layout: l });
+        let given = |t: TensorView<'a>| t.narrowed(2, 0, shape.kv_len - appended);
+        let mut calls = project::calls(
+            &[
+                self.query.projection(call.query, q, narrow),
+                self.key.projection(call.key, given(k), narrow),
+                self.value.projection(call.value, given(v), narrow),
+            ],
+            self.tiling,
+            device,
+        );
+        if appended > 0 {
+            calls.push(self.append(&shape, appended, projected, device));
+        }
+        let heads_joined = [shape.batch, shape.q_len, shape.heads, shape.value_dim];
+        let attended = in_scratch(context, dtype, heads_joined, 0).transposed(1, 2);
+        calls.extend(staged::calls(
+            &self.problem(call, &shape, appended, [q, k, v, attended]),
+            matrix,
+            device,
+        ));
+        let width = shape.heads * shape.value_dim;
+        let joined = in_scratch(context, dtype, [shape.batch, 1, shape.q_len, width], 0);
+        calls.extend(project::calls(&[self.out.projection(joined, call.out, false)], self.tiling, device));
+        calls
+    }
+
+    fn append<'a>(
+        &'a self,
+        shape: &Shape,
+        appended: usize,
+        projected: &'a wgpu::Buffer,
+        device: &DeviceFacts,
+    ) -> Call<'a, Stage> {
+        let dtype = self.config.dtype;
+        let [_, k, v] = projected_layouts(shape, dtype);
+        // Both lie in one buffer, bound whole.
+        let end = v.offset + v.shape.iter().product::<usize>();
+        let whole = in_scratch(projected, dtype, [1, 1, 1, end], 0);
+        let mut tensors = vec![whole.window(device)];
+        let learned = self.appended.as_ref().map(|pair| [pair[0].view(), pair[1].view()]);
+        let mut places = [[0; 2]; 2];
+        for (view, place) in learned.iter().flatten().zip(&mut places) {
+            let window = view.window(device);
+            *place = [window.layout.offset as u32, window.layout.strides[3] as u32];
+            tensors.push(window);
+        }
+        Call {
+            variant: Stage::AppendKeys(append_keys::AppendKeys {
+                kv: dtype,
+                learned: learned.map(|pair| pair[0].dtype()),
+            }),
+            params: bytemuck::bytes_of(&append_keys::Params {
+                k: View::from(k),
+                v: View::from(v),
+                kv_heads: shape.kv_heads as u32,
+                head_dim: shape.head_dim as u32,
+                value_dim: shape.value_dim as u32,
+                start: (shape.kv_len - appended) as u32,
+                bias_k: places[0],
+                bias_v: places[1],
+            })
+            .to_vec(),
+            tensors,
+            grid: grid([
+                shape.head_dim.max(shape.value_dim).div_ceil(append_keys::WORKGROUP),
+                appended,
+                shape.batch * shape.kv_heads,
+            ]),
+        }
+    }
+
+    fn problem<'a>(
+        &self,
+        call: &LayerForward<'a>,
+        shape: &Shape,
+        appended: usize,
+        [q, k, v, out]: [TensorView<'a>; 4],
+    ) -> Problem<'a> {
+        Problem {
+            shape: *shape,
+            q,
+            k,
+            v,
+            out,
+            mask: call.mask,
+            appended,
+            scale: inner(&self.config).scale_value(),
+            softcap: self.config.softcap,
+            lse: call.lse,
+            weights: call.weights,
+            dropout: call.dropout,
+            tiling: self.tiling,
+        }
+    }
+
+    fn check(&self, call: &LayerForward) -> Result<Plan, Error> {
+        let device = self.pipelines.facts();
+        let config = &self.config;
+        let [batch, _, q_len, _] = call.query.shape();
+        let kv_len = call.key.shape()[2];
+        let inputs = [
+            ("query", call.query, [batch, 1, q_len, config.query_features], Access::Read),
+            ("key", call.key, [batch, 1, kv_len, config.key_features], Access::Read),
+            ("value", call.value, [batch, 1, kv_len, config.value_features], Access::Read),
+            ("out", call.out, [batch, 1, q_len, config.out_features], Access::Write),
+        ];
+        for (tensor, view, wanted, access) in inputs {
+            same_dtype(tensor, &view, config.dtype)?;
+            view.check(tensor, access, device)?;
+            (0..4).try_for_each(|axis| expect(tensor, view.shape(), axis, wanted[axis]))?;
+        }
+        let appended = self.appended_keys();
+        let shape = config.shape(batch, q_len, kv_len, appended);
+        let problem = self.problem(call, &shape, appended, [call.query, call.key, call.value, call.out]);
+        check_extras(&problem, device)?;
+        let weights = [&self.query, &self.key, &self.value, &self.out];
+        let read: Vec<_> = [("query", call.query), ("key", call.key), ("value", call.value)]
+            .into_iter()
+            .chain(weights.iter().map(|l| ("a weight", l.weight.view())))
+            .chain(weights.iter().filter_map(|l| l.bias.as_ref()).map(|b| ("a bias", b.view())))
+            .chain(self.appended.iter().flatten().map(|t| ("an appended key or value", t.view())))
+            .chain(extra_inputs(&problem))
+            .collect();
+        check_aliasing(&outputs(&problem), &read)?;
+
+        let bytes = config.dtype.bytes() as u64;
+        let elements = |shape: [usize; 4]| shape.iter().fold(1u64, |n, d| n.saturating_mul(*d as u64));
+        let total =
+            [shape.q(), shape.k(), shape.v()].map(elements).iter().fold(0u64, |a, b| a.saturating_add(*b));
+        if total > u64::from(u32::MAX / 2) {
+            let limit = device.max_binding_bytes;
+            return Err(Error::BindingLimit { tensor: "scratch", bytes: total.saturating_mul(bytes), limit });
+        }
+        let last = projected_layouts(&shape, config.dtype)[2];
+        let end = last.offset as u64 + elements(last.shape);
+        let size = staged::scratch_size(&shape, call.weights.as_ref())
+            .with(Slot::Projected, (end * bytes).next_multiple_of(4))
+            .with(Slot::Context, (elements(shape.out()) * bytes).next_multiple_of(4));
+        Ok(Plan { shape, appended, size })
+    }
+}
+
+/// The attention inside a layer.
+fn inner(config: &LayerConfig) -> Config {
+    let mut attention = Config::new(config.heads, config.head_dim)
+        .kv_heads(config.kv_heads)
+        .value_dim(config.value_dim)
+        .dtype(config.dtype);
+    attention.scale = config.scale;
+    attention.softcap = config.softcap;
+    attention
+}
+
+/// Where q, k and v lie in the scratch: `[batch, heads, length, dim]` each, one after the other.
+fn projected_layouts(shape: &Shape, dtype: DType) -> [Layout; 3] {
+    // Starts that every device can bind at, so that windows begin where tensors do.
+    let align = 256 / dtype.bytes();
+    let mut offset = 0usize;
+    [shape.q(), shape.k(), shape.v()].map(|shape| {
+        let layout = Layout { offset, ..Layout::dense(shape) };
+        offset = (offset + shape.iter().product::<usize>()).next_multiple_of(align);
+        layout
+    })
+}
+
+fn same_dtype(tensor: &'static str, view: &TensorView, dtype: DType) -> Result<(), Error> {
+    if view.dtype() == dtype {
+        return Ok(());
+    }
+    Err(Error::Type { tensor, expected: format!("{dtype:?}"), got: view.dtype() })
+}
+
+fn float(tensor: &'static str, view: &TensorView) -> Result<(), Error> {
+    if view.dtype().is_float() {
+        return Ok(());
+    }
+    Err(Error::Type { tensor, expected: "F32 or F16".into(), got: view.dtype() })
+}
+
+fn check_weight(
+    tensor: &'static str,
+    view: &TensorView,
+    shape: [usize; 4],
+    device: &DeviceFacts,
+) -> Result<(), Error> {
+    float(tensor, view)?;
+    view.check(tensor, Access::Read, device)?;
+    [0, 2, 3].into_iter().try_for_each(|axis| expect(tensor, view.shape(), axis, shape[axis]))?;
+    // One narrow matrix may serve all heads.
+    let heads = if view.shape()[1] == 1 { 1 } else { shape[1] };
+    expect(tensor, view.shape(), 1, heads)
+}
+
+fn check_vector(
+    tensor: &'static str,
+    view: &TensorView,
+    n: usize,
+    device: &DeviceFacts,
+) -> Result<(), Error> {
+    float(tensor, view)?;
+    view.check(tensor, Access::Read, device)?;
+    (0..4).try_for_each(|axis| expect(tensor, view.shape(), axis, [1, 1, 1, n][axis]))
+}

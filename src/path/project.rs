@@ -1,0 +1,176 @@
+//! Up to three projections in one dispatch, or in as few as the device's bindings allow.
+
+use super::{Calls, grid};
+use crate::kernel::{Call, Width};
+use crate::kernels::Stage;
+use crate::kernels::project::{PARTS, Params, Part, Project, Slots};
+use crate::plan::{self, Product, Tiling};
+use crate::tensor::{DType, DeviceFacts, Layout, TensorView, Window};
+
+/// `y = x Wᵀ + b` over checked tensors.
+#[derive(Clone, Copy)]
+pub(crate) struct Projection<'a> {
+    /// `[batch, 1, length, features]`.
+    pub x: TensorView<'a>,
+    /// `[1, 1, heads · dim, features]`, or `[1, heads or 1, dim, features / heads]` if narrow.
+    pub w: TensorView<'a>,
+    /// `[1, 1, 1, heads · dim]`.
+    pub bias: Option<TensorView<'a>>,
+    /// `[batch, heads, length, dim]`.
+    pub y: TensorView<'a>,
+    pub narrow: bool,
+}
+
+impl Projection<'_> {
+    /// x as each product sees it: `[batch, heads or 1, length, features of one product]`.
+    fn x_layout(&self) -> Layout {
+        let mut layout = self.x.layout;
+        if self.narrow {
+            layout.shape[1] = self.y.shape()[1];
+            layout.shape[3] = self.w.shape()[3];
+            layout.strides[1] = layout.shape[3] * layout.strides[3];
+        }
+        layout
+    }
+
+    /// Whether the rows of all sequences lie at one stride, so that they are one matrix.
+    fn is_one_matrix(&self) -> bool {
+        let Layout { shape, strides, .. } = self.x.layout;
+        shape[0] == 1 || strides[0] == shape[2] * strides[2]
+    }
+}
+
+/// Buffers bound for one kind of tensor, and where each part finds its own.
+struct Bound<'a> {
+    windows: Vec<Window<'a>>,
+    /// Slot and element offset of each part.
+    places: Vec<(usize, usize)>,
+}
+
+/// Views of one buffer share a binding where that is not larger than the device allows.
+fn bind<'a>(views: &[TensorView<'a>], device: &DeviceFacts) -> Bound<'a> {
+    let mut windows: Vec<Window<'a>> = Vec::new();
+    let mut slots = Vec::new();
+    for view in views {
+        let window = view.window(device);
+        let joined = windows.iter_mut().enumerate().find_map(|(slot, shared)| {
+            let start = shared.start.min(window.start);
+            let size = (shared.start + shared.size).max(window.start + window.size) - start;
+            (shared.buffer == window.buffer && size <= device.max_binding_bytes).then(|| {
+                shared.start = start;
+                shared.size = size;
+                slot
+            })
+        });
+        slots.push(joined.unwrap_or_else(|| {
+            windows.push(window);
+            windows.len() - 1
+        }));
+    }
+    let places = slots.iter().zip(views).map(|(slot, view)| {
+        let skipped = windows[*slot].start / view.dtype.bytes() as u64;
+        (*slot, view.layout.offset - skipped as usize)
+    });
+    Bound { places: places.collect(), windows }
+}
+
+/// Whether four output columns of one head can be stored at once.
+fn puts_fours(p: &Projection) -> bool {
+    p.y.layout.in_fours(3)
+}
+
+/// The dispatches of `projections`, whose outputs share one buffer.
+pub(crate) fn calls<'a>(projections: &[Projection<'a>], tiling: Tiling, device: &DeviceFacts) -> Calls<'a> {
+    let Some((first, rest)) = projections.split_first() else { return Vec::new() };
+    let xs = bind(&projections.iter().map(|p| p.x).collect::<Vec<_>>(), device);
+    let ws = bind(&projections.iter().map(|p| p.w).collect::<Vec<_>>(), device);
+    // Parts without a bias point at another's and do not read it.
+    let some_bias = projections.iter().find_map(|p| p.bias);
+    let biases =
+        some_bias.map(|b| bind(&projections.iter().map(|p| p.bias.unwrap_or(b)).collect::<Vec<_>>(), device));
+    let ys = bind(&projections.iter().map(|p| p.y).collect::<Vec<_>>(), device);
+    let count = |b: &Bound| b.windows.len();
+    let bindings = count(&xs) + count(&ws) + biases.as_ref().map_or(0, count) + count(&ys);
+    let fits = bindings <= device.max_storage_buffers as usize && count(&ys) == 1;
+    if projections.len() > PARTS || (!fits && !rest.is_empty()) {
+        let mut split = calls(&[*first], tiling, device);
+        split.extend(calls(rest, tiling, device));
+        return split;
+    }
+
+    let one_matrix = projections.iter().all(Projection::is_one_matrix);
+    let [batch, ..] = first.x.shape();
+    let batches = if one_matrix { 1 } else { batch };
+    let z_heads =
+        if first.narrow { projections.iter().map(|p| p.y.shape()[1]).max().unwrap_or(1) } else { 1 };
+    let mut parts = [bytemuck::Zeroable::zeroed(); PARTS];
+    let (mut rows, mut cols) = (0, 0);
+    for (n, projection) in projections.iter().enumerate() {
+        let [_, heads, length, dim] = projection.y.shape();
+        let x = projection.x_layout();
+        let w = projection.w.layout;
+        let y = projection.y.layout;
+        // A narrow weight of one head serves all.
+        let w_head = if w.shape[1] == 1 { 0 } else { w.strides[1] };
+        let bias = projection.bias.map_or(0, |b| b.strides()[3]);
+        let (bias_slot, bias_offset) = biases.as_ref().map_or((0, 0), |b| b.places[n]);
+        let part_rows = if one_matrix { batch * length } else { length };
+        rows = rows.max(part_rows);
+        cols = cols.max(if projection.narrow { dim } else { heads * dim });
+        parts[n] = Part {
+            x: x.strides.map(|s| s as u32),
+            w: [w_head, w.strides[2], w.strides[3], ws.places[n].1].map(|s| s as u32),
+            y: y.strides.map(|s| s as u32),
+            x_offset: xs.places[n].1 as u32,
+            y_offset: ys.places[n].1 as u32,
+            bias_offset: bias_offset as u32,
+            bias_stride: bias as u32,
+            features: x.shape[3] as u32,
+            dim: dim as u32,
+            heads: heads as u32,
+            has_bias: u32::from(projection.bias.is_some()),
+            x_slot: xs.places[n].0 as u32,
+            w_slot: ws.places[n].0 as u32,
+            bias_slot: bias_slot as u32,
+            rows: part_rows as u32,
+            length: length as u32,
+            pad0: 0,
+            pad1: 0,
+            pad2: 0,
+        };
+    }
+
+    let x_fours = projections.iter().all(|p| p.x_layout().in_fours(3));
+    let w_fours = |axis| projections.iter().all(|p| p.w.layout.in_fours(axis));
+    let w_along_columns = !w_fours(3) && w_fours(2);
+    let product = Product { batch: projections.len() * batches * z_heads, rows, cols };
+    let tiles = plan::tiles(product, tiling, device);
+    let slots = |b: &Bound, dtype: DType| Slots { count: b.windows.len(), dtype };
+    let variant = Project {
+        tiles,
+        x: slots(&xs, first.x.dtype),
+        w: slots(&ws, first.w.dtype),
+        bias: biases.as_ref().zip(some_bias).map(|(b, bias)| slots(b, bias.dtype)),
+        y: first.y.dtype,
+        width: Width::of(x_fours && (w_fours(3) || w_along_columns)),
+        w_along_columns,
+        put: Width::of(projections.iter().all(puts_fours)),
+    };
+    let params = Params {
+        parts,
+        batches: batches as u32,
+        narrow: first.narrow.into(),
+        z_heads: z_heads as u32,
+        pad: 0,
+    };
+    let mut tensors = xs.windows;
+    tensors.extend(ws.windows);
+    tensors.extend(biases.map(|b| b.windows).unwrap_or_default());
+    tensors.extend(ys.windows);
+    vec![Call {
+        variant: Stage::Project(variant),
+        params: bytemuck::bytes_of(&params).to_vec(),
+        tensors,
+        grid: grid(plan::grid(tiles, product)),
+    }]
+}

@@ -1,0 +1,88 @@
+//! Which tiles a product is computed with: pure functions of its size and the device.
+
+use crate::tensor::DeviceFacts;
+
+/// Which class of kernels to use. Both stay inside the WebGPU default limits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Tiling {
+    /// By the device: `Uniform` where wgpu reports `DeviceType::Cpu`, `Workgroup` elsewhere.
+    #[default]
+    Auto,
+    /// Tiles staged in workgroup memory, sums in registers: for GPUs.
+    Workgroup,
+    /// Many rows per invocation, no workgroup memory, no barriers: for software drivers.
+    Uniform,
+}
+
+/// The tile of a product, fixed when its shader is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Tiles {
+    /// `m × n` of the result per workgroup of 256, `k` of the inner axis per step.
+    Workgroup { m: u32, n: u32, k: u32 },
+    /// `rows` × `4 · lanes` of the result per workgroup of `lanes`.
+    Uniform { rows: u32, lanes: u32 },
+}
+
+/// A product of `rows × inner` by `inner × cols`, `batch` times.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Product {
+    pub batch: usize,
+    pub rows: usize,
+    pub cols: usize,
+}
+
+impl Tiling {
+    fn uniform(self, device: &DeviceFacts) -> bool {
+        match self {
+            Tiling::Auto => device.software,
+            Tiling::Workgroup => false,
+            Tiling::Uniform => true,
+        }
+    }
+}
+
+/// Workgroups that keep a large GPU busy: two on each of about a hundred cores.
+const FULL: usize = 256;
+
+/// Tiles of a product. Large tiles reuse what they load more often; small ones give more workgroups.
+pub(crate) fn tiles(product: Product, tiling: Tiling, device: &DeviceFacts) -> Tiles {
+    let Product { batch, rows, cols } = product;
+    if tiling.uniform(device) {
+        let lanes = cols.div_ceil(4).next_power_of_two().clamp(8, 32) as u32;
+        let rows = rows.next_power_of_two().clamp(4, 32) as u32;
+        return Tiles::Uniform { rows, lanes };
+    }
+    let large = rows.div_ceil(128) * cols.div_ceil(128) * batch;
+    if large >= FULL && rows > 64 && cols > 64 {
+        Tiles::Workgroup { m: 128, n: 128, k: 8 }
+    } else {
+        Tiles::Workgroup { m: 64, n: 64, k: 16 }
+    }
+}
+
+/// Workgroups for a product, `[rows, columns, batch]`: neighbours share their part of B.
+pub(crate) fn grid(tiles: Tiles, product: Product) -> [usize; 3] {
+    let (m, n) = match tiles {
+        Tiles::Workgroup { m, n, .. } => (m, n),
+        Tiles::Uniform { rows, lanes } => (rows, lanes * 4),
+    };
+    [product.rows.div_ceil(m as usize), product.cols.div_ceil(n as usize), product.batch]
+}
+
+/// How the rows of a softmax are shared out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Rows {
+    /// Invocations of a workgroup.
+    pub workgroup: u32,
+    /// Invocations that share a row: 1 or all.
+    pub lanes: u32,
+}
+
+/// Software drivers get one row per invocation; GPUs one per workgroup.
+pub(crate) fn rows(kv_len: usize, tiling: Tiling, device: &DeviceFacts) -> Rows {
+    if tiling.uniform(device) {
+        return Rows { workgroup: 16, lanes: 1 };
+    }
+    let lanes = kv_len.div_ceil(4).next_power_of_two().clamp(32, 256) as u32;
+    Rows { workgroup: lanes, lanes }
+}

@@ -1,0 +1,69 @@
+//! The three stages in a row.
+
+use super::{Real, dropout, expect_length, scores, softmax, weighted_sum};
+use crate::dropout::Dropout;
+use crate::error::Error;
+use crate::mask::{HostMask, HostTensor};
+use crate::problem::Shape;
+
+/// Everything about one attention call that is not a dimension or a tensor.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options<'a> {
+    /// Factor of `q·k`; `None` is `1 / √head_dim`.
+    pub scale: Option<f64>,
+    /// Bound on the scores: `softcap · tanh(score / softcap)`.
+    pub softcap: Option<f64>,
+    /// Which keys a query may see, and the bias.
+    pub mask: HostMask<'a>,
+    /// Dropout on the weights.
+    pub dropout: Option<Dropout<HostTensor<'a, bool>>>,
+    /// How many of the last keys every query sees, whatever the mask says. The mask covers, and is
+    /// shaped for, the keys before them.
+    pub appended: usize,
+}
+
+impl Options<'_> {
+    /// The factor of `q·k`.
+    pub fn scale(&self, head_dim: usize) -> f64 {
+        self.scale.unwrap_or(1.0 / (head_dim as f64).sqrt())
+    }
+}
+
+/// What [`attention`] gives.
+#[derive(Clone, Debug)]
+pub struct Attended<R> {
+    /// `[batch, heads, q_len, value_dim]`.
+    pub out: Vec<R>,
+    /// `[batch, heads, q_len, kv_len]`, after dropout.
+    pub weights: Vec<R>,
+    /// `[batch, heads, q_len]`, before dropout.
+    pub lse: Vec<R>,
+}
+
+/// `softmax(scale · q kᵀ, masked) · v` over dense row-major slices shaped as [`Shape`] says.
+///
+/// # Errors
+/// Dimensions that are zero or do not divide, slices of another length, masks that do not broadcast.
+pub fn attention<R: Real>(
+    q: &[R],
+    k: &[R],
+    v: &[R],
+    shape: &Shape,
+    options: &Options,
+) -> Result<Attended<R>, Error> {
+    shape.check()?;
+    expect_length("q", q, shape.q().iter().product())?;
+    expect_length("k", k, shape.k().iter().product())?;
+    expect_length("v", v, shape.v().iter().product())?;
+    let masked = Shape { kv_len: shape.kv_len.saturating_sub(options.appended), ..*shape };
+    options.mask.check(&masked)?;
+    options.dropout.as_ref().map_or(Ok(()), Dropout::check)?;
+
+    let scores = scores(q, k, shape, options.scale(shape.head_dim));
+    let mut normalised = softmax(&scores, shape, options);
+    if let Some(d) = &options.dropout {
+        dropout(&mut normalised.weights, shape, d);
+    }
+    let out = weighted_sum(&normalised.weights, v, shape);
+    Ok(Attended { out, weights: normalised.weights, lse: normalised.lse })
+}

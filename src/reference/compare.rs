@@ -1,0 +1,118 @@
+//! Comparing a device's result with the truth, with a tolerance that has a reason.
+//!
+//! A kernel may be off by twice what a naive computation of the same precision is off by on a CPU
+//! (three times for gradients), plus a floor for cases in which that happens to be almost exact.
+//! NaN never passes, a wrong length never passes, infinities must match exactly.
+
+/// What a result is held to.
+#[derive(Clone, Copy, Debug)]
+pub struct Tolerance {
+    /// Largest permitted absolute error.
+    pub absolute: f64,
+}
+
+/// Units in the last place of the largest term that every result may be off by: WGSL lets `exp` be off
+/// by 3 ULP near 0, where the largest weights lie, and the sum and the division by it add as much.
+const FLOOR_ULP: f64 = 8.0;
+
+impl Tolerance {
+    /// `2 × |naive − want| + floor`: `naive` is the same computation in the kernel's precision on the CPU,
+    /// `magnitude` the largest absolute value among the terms that are summed (for an attention output,
+    /// of the values), `epsilon` the spacing of the output's type at 1 ([`EPSILON_F32`], [`EPSILON_F16`]).
+    pub fn from_naive(naive: &[f64], want: &[f64], magnitude: f64, epsilon: f64) -> Self {
+        let error = max_error(naive, want);
+        Tolerance { absolute: 2.0 * error + FLOOR_ULP * epsilon / 2.0 * magnitude }
+    }
+}
+
+/// Spacing of f32 at 1.
+pub const EPSILON_F32: f64 = f32::EPSILON as f64;
+/// Spacing of f16 at 1.
+pub const EPSILON_F16: f64 = 1.0 / 1024.0;
+
+/// Where a result is wrong.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Mismatch {
+    /// Another number of elements.
+    #[error("{got} elements, expected {expected}")]
+    Length {
+        /// Elements of the truth.
+        expected: usize,
+        /// Elements that came.
+        got: usize,
+    },
+    /// An element that is too far off, or NaN where there should be none, or the reverse.
+    #[error("element {index}: got {got}, expected {want}, off by more than {tolerance:e}")]
+    Value {
+        /// The worst element.
+        index: usize,
+        /// What came.
+        got: f64,
+        /// The truth.
+        want: f64,
+        /// What was permitted.
+        tolerance: f64,
+    },
+}
+
+/// How far a passing result is off.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Difference {
+    /// Largest absolute error.
+    pub absolute: f64,
+    /// Largest absolute error over the largest absolute value of the truth.
+    pub relative: f64,
+}
+
+/// Largest finite absolute difference; infinite if the lengths differ or one has a NaN or infinity
+/// that the other has not.
+pub fn max_error(got: &[f64], want: &[f64]) -> f64 {
+    if got.len() != want.len() {
+        return f64::INFINITY;
+    }
+    got.iter().zip(want).map(|(g, w)| error(*g, *w)).fold(0.0, f64::max)
+}
+
+fn error(got: f64, want: f64) -> f64 {
+    // Equal infinities, and the NaN that the truth has too.
+    if got == want || (got.is_nan() && want.is_nan()) {
+        return 0.0;
+    }
+    let error = (got - want).abs();
+    if error.is_nan() { f64::INFINITY } else { error }
+}
+
+/// Compares `got` with `want`, element by element.
+///
+/// ```
+/// use wgpu_attention::reference::compare::{Tolerance, compare};
+/// let tolerance = Tolerance { absolute: 1e-6 };
+/// assert!(compare(&[1.0f32], &[1.0], tolerance).is_ok());
+/// assert!(compare(&[f32::NAN], &[1.0], tolerance).is_err());
+/// ```
+///
+/// # Errors
+/// The worst mismatch.
+pub fn compare<T: Copy + Into<f64>>(
+    got: &[T],
+    want: &[f64],
+    tolerance: Tolerance,
+) -> Result<Difference, Mismatch> {
+    if got.len() != want.len() {
+        return Err(Mismatch::Length { expected: want.len(), got: got.len() });
+    }
+    let mut worst = (0, 0.0);
+    for (index, (g, w)) in got.iter().zip(want).enumerate() {
+        let e = error((*g).into(), *w);
+        if e > worst.1 {
+            worst = (index, e);
+        }
+    }
+    let (index, absolute) = worst;
+    // Written so that a NaN tolerance fails.
+    if absolute == 0.0 || absolute <= tolerance.absolute {
+        let scale = want.iter().filter(|w| w.is_finite()).fold(0.0, |m: f64, w| m.max(w.abs()));
+        return Ok(Difference { absolute, relative: if scale > 0.0 { absolute / scale } else { absolute } });
+    }
+    Err(Mismatch::Value { index, got: got[index].into(), want: want[index], tolerance: tolerance.absolute })
+}

@@ -1,0 +1,70 @@
+//! The specification: what every kernel must compute, on the CPU, in plain loops.
+//!
+//! Slices in, `Vec` out, no wgpu; one file per stage. Every function is generic over [`Real`]: with
+//! `f64` it is the truth that tests compare with, with `f32` it is the naive computation whose own
+//! error says how much of a kernel's error is the arithmetic's (see [`compare`]).
+//!
+//! ```
+//! use wgpu_attention::{Mask, Shape, reference};
+//! let shape = Shape::new(1, 1, 2, 2); // batch, heads, length, head_dim
+//! let (q, k, v) = ([1.0, 0.0, 0.0, 1.0], [1.0, 0.0, 0.0, 1.0], [1.0, 2.0, 3.0, 4.0]);
+//! let causal = reference::Options { mask: Mask::causal(), ..Default::default() };
+//! let got = reference::attention::<f64>(&q, &k, &v, &shape, &causal)?;
+//! assert_eq!(got.out[..2], [1.0, 2.0]); // the first query sees the first key only
+//! # Ok::<(), wgpu_attention::Error>(())
+//! ```
+
+mod attention;
+pub mod compare;
+mod dropout;
+mod multi_head;
+mod project;
+mod scores;
+mod softmax;
+mod weighted_sum;
+
+pub use attention::{Attended, Options, attention};
+pub use dropout::{dropout, philox};
+pub use multi_head::{
+    Heads, HostLinear, HostWeights, LayerShape, average_heads, join_heads, multi_head, split_heads,
+};
+pub use project::project;
+pub use scores::scores;
+pub use softmax::{Normalised, softmax};
+pub use weighted_sum::weighted_sum;
+
+/// The arithmetic of the reference: `f64` for truth, `f32` for a naive same-precision computation.
+pub trait Real: num_traits::Float + Send + Sync + 'static {
+    /// The nearest value.
+    fn of(x: f64) -> Self;
+    /// As f64, exactly.
+    fn f64(self) -> f64;
+}
+
+impl Real for f64 {
+    fn of(x: f64) -> Self {
+        x
+    }
+    fn f64(self) -> f64 {
+        self
+    }
+}
+
+impl Real for f32 {
+    fn of(x: f64) -> Self {
+        x as f32
+    }
+    fn f64(self) -> f64 {
+        f64::from(self)
+    }
+}
+
+/// A slice of f32 in the arithmetic of the reference, exactly.
+pub fn widen<R: Real>(x: &[f32]) -> Vec<R> {
+    x.iter().map(|x| R::of(f64::from(*x))).collect()
+}
+
+/// A slice must be as long as its shape says.
+fn expect_length<T>(tensor: &'static str, x: &[T], expected: usize) -> Result<(), crate::Error> {
+    if x.len() == expected { Ok(()) } else { Err(crate::Error::Length { tensor, expected, got: x.len() }) }
+}

@@ -1,0 +1,164 @@
+//! A whole layer: project → attend → project.
+
+use super::{Options, Real, attention, expect_length, project};
+use crate::error::Error;
+use crate::problem::{LayerConfig, Side, SideShape};
+
+/// Weight `[out, in]` and bias `[out]` of one projection. Narrow projections have one `[dim, in / heads]`
+/// matrix per head, one after the other.
+#[derive(Clone, Copy, Debug)]
+pub struct HostLinear<'a, R> {
+    /// `[out, in]`, dense.
+    pub weight: &'a [R],
+    /// `[out]`.
+    pub bias: Option<&'a [R]>,
+}
+
+/// The weights of a layer.
+#[derive(Clone, Copy, Debug)]
+pub struct HostWeights<'a, R> {
+    /// `[heads · head_dim, query_features]`.
+    pub query: HostLinear<'a, R>,
+    /// `[kv_heads · head_dim, key_features]`.
+    pub key: HostLinear<'a, R>,
+    /// `[kv_heads · value_dim, value_features]`.
+    pub value: HostLinear<'a, R>,
+    /// `[out_features, heads · value_dim]`.
+    pub out: HostLinear<'a, R>,
+    /// One more key `[kv_heads · head_dim]` and value `[kv_heads · value_dim]`, appended after projection
+    /// (`bias_k`, `bias_v` of `nn.MultiheadAttention`).
+    pub appended: Option<(&'a [R], &'a [R])>,
+}
+
+/// Lengths of one call of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerShape {
+    /// Independent sequences.
+    pub batch: usize,
+    /// Queries per sequence.
+    pub q_len: usize,
+    /// Keys per sequence, without appended ones.
+    pub kv_len: usize,
+}
+
+/// What [`multi_head`] gives.
+#[derive(Clone, Debug)]
+pub struct Heads<R> {
+    /// `[batch, q_len, out_features]`.
+    pub out: Vec<R>,
+    /// `[batch, heads, q_len, kv_len + appended]`; [`average_heads`] makes `[batch, q_len, ..]` of it.
+    pub weights: Vec<R>,
+    /// `[batch, heads, q_len]`.
+    pub lse: Vec<R>,
+    /// The heads' outputs side by side, before the output projection: `[batch, q_len, heads · value_dim]`.
+    pub context: Vec<R>,
+}
+
+/// A multi-head attention layer over dense `[batch, length, features]` inputs. `options.appended` is
+/// set here, its scale and softcap come from `config`.
+///
+/// # Errors
+/// As [`attention`], and slices that do not have the length their shape says.
+pub fn multi_head<R: Real>(
+    [query, key, value]: [&[R]; 3],
+    shape: LayerShape,
+    config: &LayerConfig,
+    weights: &HostWeights<R>,
+    options: &Options,
+) -> Result<Heads<R>, Error> {
+    config.check()?;
+    let LayerShape { batch, q_len, kv_len } = shape;
+    let q = side(query, batch * q_len, config.side(Side::Query), &weights.query)?;
+    let mut k = side(key, batch * kv_len, config.side(Side::Key), &weights.key)?;
+    let mut v = side(value, batch * kv_len, config.side(Side::Value), &weights.value)?;
+    let mut appended = 0;
+    if let Some((bias_k, bias_v)) = weights.appended {
+        k = append(&k, batch, bias_k);
+        v = append(&v, batch, bias_v);
+        appended += 1;
+    }
+    if config.zero_attention {
+        k = append(&k, batch, &vec![R::zero(); config.kv_heads * config.head_dim]);
+        v = append(&v, batch, &vec![R::zero(); config.kv_heads * config.value_dim]);
+        appended += 1;
+    }
+    let options = Options {
+        appended,
+        scale: config.scale.map(f64::from),
+        softcap: config.softcap.map(f64::from),
+        ..*options
+    };
+    let attended = attention(
+        &split_heads(&q, q_len, config.heads, config.head_dim),
+        &split_heads(&k, kv_len + appended, config.kv_heads, config.head_dim),
+        &split_heads(&v, kv_len + appended, config.kv_heads, config.value_dim),
+        &config.shape(batch, q_len, kv_len, appended),
+        &options,
+    )?;
+    let context = join_heads(&attended.out, q_len, config.heads, config.value_dim);
+    let width = config.heads * config.value_dim;
+    expect_length("weights.out", weights.out.weight, config.out_features * width)?;
+    let out = project(&context, weights.out.weight, weights.out.bias, width, config.out_features);
+    Ok(Heads { out, weights: attended.weights, lse: attended.lse, context })
+}
+
+/// One side's projection, wide or narrow: `[rows, features]` → `[rows, heads · dim]`.
+fn side<R: Real>(x: &[R], rows: usize, shape: SideShape, linear: &HostLinear<R>) -> Result<Vec<R>, Error> {
+    let SideShape { heads, dim, features, narrow } = shape;
+    expect_length("input", x, rows * features)?;
+    expect_length("weight", linear.weight, heads * dim * shape.read())?;
+    linear.bias.map_or(Ok(()), |b| expect_length("bias", b, heads * dim))?;
+    if !narrow {
+        return Ok(project(x, linear.weight, linear.bias, features, heads * dim));
+    }
+    let mut y = vec![R::zero(); rows * heads * dim];
+    for h in 0..heads {
+        let slice: Vec<R> = x
+            .chunks_exact(features)
+            .flat_map(|row| &row[h * shape.read()..][..shape.read()])
+            .copied()
+            .collect();
+        let weight = &linear.weight[h * dim * shape.read()..][..dim * shape.read()];
+        let head = project(&slice, weight, linear.bias.map(|b| &b[h * dim..][..dim]), shape.read(), dim);
+        for (row, part) in y.chunks_exact_mut(heads * dim).zip(head.chunks_exact(dim)) {
+            row[h * dim..][..dim].copy_from_slice(part);
+        }
+    }
+    Ok(y)
+}
+
+/// Appends `row` to each of `batch` sequences.
+fn append<R: Real>(x: &[R], batch: usize, row: &[R]) -> Vec<R> {
+    x.chunks_exact(x.len() / batch).flat_map(|sequence| sequence.iter().chain(row)).copied().collect()
+}
+
+/// `[batch, length, heads · dim]` → `[batch, heads, length, dim]`.
+pub fn split_heads<R: Real>(x: &[R], length: usize, heads: usize, dim: usize) -> Vec<R> {
+    let mut split = Vec::with_capacity(x.len());
+    for sequence in x.chunks_exact(length * heads * dim) {
+        for h in 0..heads {
+            split.extend(sequence.chunks_exact(heads * dim).flat_map(|row| &row[h * dim..][..dim]));
+        }
+    }
+    split
+}
+
+/// `[batch, heads, length, dim]` → `[batch, length, heads · dim]`.
+pub fn join_heads<R: Real>(x: &[R], length: usize, heads: usize, dim: usize) -> Vec<R> {
+    let mut joined = Vec::with_capacity(x.len());
+    for sequence in x.chunks_exact(length * heads * dim) {
+        for i in 0..length {
+            joined.extend((0..heads).flat_map(|h| &sequence[(h * length + i) * dim..][..dim]));
+        }
+    }
+    joined
+}
+
+/// The mean over heads: `[batch, heads, rows]` → `[batch, rows]`.
+pub fn average_heads<R: Real>(weights: &[R], batch: usize, heads: usize) -> Vec<R> {
+    let rows = weights.len() / (batch * heads);
+    let sum = |b: usize, r: usize| {
+        (0..heads).fold(R::zero(), |sum, h| sum + weights[(b * heads + h) * rows + r]) / R::of(heads as f64)
+    };
+    (0..batch).flat_map(|b| (0..rows).map(move |r| (b, r))).map(|(b, r)| sum(b, r)).collect()
+}

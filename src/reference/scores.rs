@@ -1,0 +1,25 @@
+//! `scale · q kᵀ`
+
+use super::Real;
+use crate::problem::Shape;
+
+/// Scores of every query against every key of its head:
+/// `s[b, h, i, j] = scale · Σ_d q[b, h, i, d] · k[b, h / group, j, d]`, shape `[batch, heads, q_len, kv_len]`.
+pub fn scores<R: Real>(q: &[R], k: &[R], shape: &Shape, scale: f64) -> Vec<R> {
+    let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, .. } = *shape;
+    let mut scores = Vec::with_capacity(batch * heads * q_len * kv_len);
+    for b in 0..batch {
+        for h in 0..heads {
+            let keys = (b * kv_heads + h / shape.group()) * kv_len;
+            for i in 0..q_len {
+                let query = &q[((b * heads + h) * q_len + i) * head_dim..][..head_dim];
+                for j in 0..kv_len {
+                    let key = &k[(keys + j) * head_dim..][..head_dim];
+                    let dot = query.iter().zip(key).fold(R::zero(), |sum, (q, k)| sum + *q * *k);
+                    scores.push(R::of(scale) * dot);
+                }
+            }
+        }
+    }
+    scores
+}

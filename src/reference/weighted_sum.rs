@@ -1,0 +1,23 @@
+//! `weights · v`
+
+use super::Real;
+use crate::problem::Shape;
+
+/// `out[b, h, i, d] = Σⱼ weights[b, h, i, j] · v[b, h / group, j, d]`, shape `[batch, heads, q_len, value_dim]`.
+///
+/// A weight of zero contributes nothing, whatever the value holds.
+pub fn weighted_sum<R: Real>(weights: &[R], v: &[R], shape: &Shape) -> Vec<R> {
+    let Shape { batch, heads, kv_heads, q_len, kv_len, value_dim, .. } = *shape;
+    let mut out = vec![R::zero(); batch * heads * q_len * value_dim];
+    for (row, sum) in out.chunks_exact_mut(value_dim).enumerate() {
+        let (b, h) = (row / q_len / heads, row / q_len % heads);
+        let values = (b * kv_heads + h / shape.group()) * kv_len;
+        for (j, weight) in weights[row * kv_len..][..kv_len].iter().enumerate() {
+            if *weight != R::zero() {
+                let value = &v[(values + j) * value_dim..][..value_dim];
+                sum.iter_mut().zip(value).for_each(|(sum, v)| *sum = *sum + *weight * *v);
+            }
+        }
+    }
+    out
+}

@@ -1,0 +1,142 @@
+//! Caller-owned temporary memory, and the bindings of recent calls.
+
+use std::collections::HashMap;
+
+use crate::error::Error;
+use crate::kernels::Stage;
+use crate::pipelines::guarded;
+
+/// What a part of the scratch holds. Parts are separate buffers: WebGPU does not let a dispatch read
+/// and write the same one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Slot {
+    /// Projected queries, keys and values of a layer.
+    Projected,
+    /// Scores, then weights.
+    Scores,
+    /// The heads' outputs of a layer.
+    Context,
+}
+
+const SLOTS: usize = 3;
+const NAMES: [&str; SLOTS] = ["projected", "scores", "context"];
+
+/// How much temporary memory a call needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScratchSize {
+    bytes: [u64; SLOTS],
+}
+
+impl ScratchSize {
+    pub(crate) fn with(mut self, slot: Slot, bytes: u64) -> Self {
+        self.bytes[slot as usize] = bytes;
+        self
+    }
+
+    /// Bytes of all parts together.
+    pub fn total(&self) -> u64 {
+        self.bytes.iter().sum()
+    }
+
+    /// What serves both calls, one after the other.
+    pub fn max(self, other: Self) -> Self {
+        ScratchSize { bytes: std::array::from_fn(|n| self.bytes[n].max(other.bytes[n])) }
+    }
+}
+
+/// A dispatch that has been validated and bound once: the same call records it again as it is.
+#[derive(Clone, Debug)]
+pub(crate) struct Bound {
+    pub pipeline: wgpu::ComputePipeline,
+    pub bind_group: wgpu::BindGroup,
+}
+
+/// What identifies a dispatch.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct BindKey {
+    pub stage: Stage,
+    pub params: Vec<u8>,
+    /// Buffer, first byte, bytes.
+    pub tensors: Vec<(wgpu::Buffer, u64, u64)>,
+}
+
+/// Bindings kept before all are dropped: enough for the layers of a large model.
+const KEPT: usize = 1024;
+
+/// Temporary memory for forward passes, owned by the caller and used by one recording at a time.
+///
+/// Calls recorded after each other may share it, in one encoder or several, as long as they are
+/// submitted in the order they were recorded. It also keeps the bindings of recent calls, so that a
+/// call recorded again with the same tensors and sizes creates nothing; those keep their buffers alive
+/// until [`forget`](Self::forget) or until the scratch is dropped.
+#[derive(Debug)]
+pub struct Scratch {
+    buffers: [Option<wgpu::Buffer>; SLOTS],
+    size: ScratchSize,
+    bound: HashMap<BindKey, Bound>,
+}
+
+impl Scratch {
+    /// Memory of `size`; see `scratch_size` of the operator.
+    ///
+    /// # Errors
+    /// [`Error::BindingLimit`] if a part is larger than the device allows, [`Error::OutOfMemory`].
+    pub fn new(device: &wgpu::Device, size: ScratchSize) -> Result<Self, Error> {
+        let limits = device.limits();
+        let limit = limits.max_buffer_size.min(limits.max_storage_buffer_binding_size);
+        let mut buffers = [const { None }; SLOTS];
+        for (slot, bytes) in size.bytes.into_iter().enumerate() {
+            if bytes > limit {
+                return Err(Error::BindingLimit { tensor: "scratch", bytes, limit });
+            }
+            if bytes > 0 {
+                buffers[slot] = Some(guarded(device, "scratch", || {
+                    device.create_buffer(&wgpu::BufferDescriptor {
+                        label: Some("attention.scratch"),
+                        size: bytes,
+                        usage: wgpu::BufferUsages::STORAGE,
+                        mapped_at_creation: false,
+                    })
+                })?);
+            }
+        }
+        Ok(Scratch { buffers, size, bound: HashMap::new() })
+    }
+
+    /// How much this holds.
+    pub fn size(&self) -> ScratchSize {
+        self.size
+    }
+
+    /// Drops the bindings of past calls, and with them the references to their buffers.
+    pub fn forget(&mut self) {
+        self.bound.clear();
+    }
+
+    /// Refuses a call that needs more.
+    pub(crate) fn check(&self, needed: ScratchSize) -> Result<(), Error> {
+        for slot in 0..SLOTS {
+            let (needed, got) = (needed.bytes[slot], self.size.bytes[slot]);
+            if needed > got {
+                return Err(Error::ScratchTooSmall { slot: NAMES[slot], needed, got });
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn buffer(&self, slot: Slot) -> Result<wgpu::Buffer, Error> {
+        let missing = Error::ScratchTooSmall { slot: NAMES[slot as usize], needed: 1, got: 0 };
+        self.buffers[slot as usize].clone().ok_or(missing)
+    }
+
+    pub(crate) fn bound(&self, key: &BindKey) -> Option<Bound> {
+        self.bound.get(key).cloned()
+    }
+
+    pub(crate) fn keep(&mut self, key: BindKey, bound: Bound) {
+        if self.bound.len() >= KEPT {
+            self.bound.clear();
+        }
+        self.bound.insert(key, bound);
+    }
+}

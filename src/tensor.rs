@@ -1,0 +1,378 @@
+//! Tensors as windows of buffers: dtype, shape, strides and offset, all counted in elements.
+
+use crate::error::Error;
+
+/// Element type of a tensor in device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DType {
+    /// 32-bit float.
+    F32,
+    /// 16-bit float; storage only, sums are always f32. Needs `wgpu::Features::SHADER_F16`.
+    F16,
+    /// 32-bit unsigned integer, for lengths.
+    U32,
+    /// Boolean, one byte each: 0 is false, anything else true.
+    Bool,
+}
+
+impl DType {
+    /// Bytes of one element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            DType::F32 | DType::U32 => 4,
+            DType::F16 => 2,
+            DType::Bool => 1,
+        }
+    }
+
+    /// Whether this is one of the float types.
+    pub const fn is_float(self) -> bool {
+        matches!(self, DType::F32 | DType::F16)
+    }
+}
+
+/// The names of a view's four axes, as error messages call them.
+pub(crate) const AXES: [&str; 4] = ["batch", "heads", "length", "dim"];
+
+/// Shape, strides and offset of a tensor, without its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Layout {
+    pub shape: [usize; 4],
+    pub strides: [usize; 4],
+    pub offset: usize,
+}
+
+/// Strides of a dense row-major tensor.
+pub(crate) const fn dense_strides(shape: [usize; 4]) -> [usize; 4] {
+    let d = 1;
+    let l = d * shape[3];
+    let h = l.saturating_mul(shape[2]);
+    let b = h.saturating_mul(shape[1]);
+    [b, h, l, d]
+}
+
+impl Layout {
+    pub const fn dense(shape: [usize; 4]) -> Self {
+        Layout { shape, strides: dense_strides(shape), offset: 0 }
+    }
+
+    /// Index of the last element, if it fits.
+    fn last(&self) -> Option<u64> {
+        let mut last = self.offset as u64;
+        for (n, s) in self.shape.iter().zip(self.strides) {
+            last = last.checked_add((*n as u64).checked_sub(1)?.checked_mul(s as u64)?)?;
+        }
+        Some(last)
+    }
+
+    /// Whether no two indices meet in one element. Sufficient, not necessary: axes are
+    /// required to nest, as they do in every transposed, sliced or padded dense tensor.
+    fn is_injective(&self) -> bool {
+        let mut axes: Vec<(usize, usize)> =
+            self.strides.into_iter().zip(self.shape).filter(|(_, n)| *n > 1).collect();
+        axes.sort_unstable();
+        let mut reach = 0u64;
+        axes.into_iter().all(|(stride, n)| {
+            let nests = stride as u64 > reach;
+            reach = reach.saturating_add((n as u64 - 1).saturating_mul(stride as u64));
+            nests
+        })
+    }
+
+    /// Whether four consecutive elements along `axis` can be loaded as one aligned vector
+    /// from every position.
+    pub fn in_fours(&self, axis: usize) -> bool {
+        self.strides[axis] == 1
+            && self.shape[axis].is_multiple_of(4)
+            && self.offset.is_multiple_of(4)
+            && (0..4).all(|a| a == axis || self.shape[a] == 1 || self.strides[a].is_multiple_of(4))
+    }
+}
+
+/// A window of a buffer, seen as `[batch, heads, length, dim]`.
+///
+/// Strides and offset count elements of `dtype`, so `[B, H, L, D]`, `[B, L, H, D]`, one third of
+/// a packed `[B, L, 3, H, D]` buffer or part of a cache are all views, never copies. Inputs may
+/// repeat elements (stride 0); a tensor that is written may not.
+///
+/// The view is checked when a call uses it, not when it is made.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorView<'a> {
+    pub(crate) buffer: &'a wgpu::Buffer,
+    pub(crate) dtype: DType,
+    pub(crate) layout: Layout,
+}
+
+impl<'a> TensorView<'a> {
+    /// A dense row-major tensor at the start of `buffer`.
+    pub fn new(buffer: &'a wgpu::Buffer, dtype: DType, shape: [usize; 4]) -> Self {
+        TensorView { buffer, dtype, layout: Layout::dense(shape) }
+    }
+
+    /// `[batch, heads, length, dim]` over memory laid out as `[batch, length, heads, dim]`.
+    pub fn blhd(buffer: &'a wgpu::Buffer, dtype: DType, shape: [usize; 4]) -> Self {
+        let [b, h, l, d] = shape;
+        Self::new(buffer, dtype, [b, l, h, d]).transposed(1, 2)
+    }
+
+    /// Queries, keys and values of one packed `[batch, length, 3, heads, dim]` buffer.
+    pub fn packed_qkv(buffer: &'a wgpu::Buffer, dtype: DType, shape: [usize; 4]) -> [Self; 3] {
+        let [_, h, l, d] = shape;
+        let third = h * d;
+        [0, 1, 2].map(|part| {
+            Self::new(buffer, dtype, shape)
+                .with_strides([l * 3 * third, d, 3 * third, 1])
+                .with_offset(part * third)
+        })
+    }
+
+    /// Activations `[batch, length, features]`, as a layer takes them: `[batch, 1, length, features]`.
+    pub fn sequence(buffer: &'a wgpu::Buffer, dtype: DType, [b, l, e]: [usize; 3]) -> Self {
+        Self::new(buffer, dtype, [b, 1, l, e])
+    }
+
+    /// A matrix `[rows, columns]`, for weights `[out, in]`: `[1, 1, rows, columns]`.
+    pub fn matrix(buffer: &'a wgpu::Buffer, dtype: DType, [rows, columns]: [usize; 2]) -> Self {
+        Self::new(buffer, dtype, [1, 1, rows, columns])
+    }
+
+    /// A vector, for biases: `[1, 1, 1, n]`.
+    pub fn vector(buffer: &'a wgpu::Buffer, dtype: DType, n: usize) -> Self {
+        Self::new(buffer, dtype, [1, 1, 1, n])
+    }
+
+    /// The same window with other strides, in elements.
+    pub fn with_strides(mut self, strides: [usize; 4]) -> Self {
+        self.layout.strides = strides;
+        self
+    }
+
+    /// The same window starting at element `offset` of the buffer.
+    pub fn with_offset(mut self, offset: usize) -> Self {
+        self.layout.offset = offset;
+        self
+    }
+
+    /// Two axes exchanged.
+    pub fn transposed(mut self, a: usize, b: usize) -> Self {
+        if a < 4 && b < 4 {
+            self.layout.shape.swap(a, b);
+            self.layout.strides.swap(a, b);
+        }
+        self
+    }
+
+    /// `length` indices of `axis` from `start` on. A range past the end is refused by the call
+    /// that uses the view, if it leaves the buffer.
+    pub fn narrowed(mut self, axis: usize, start: usize, length: usize) -> Self {
+        if axis < 4 {
+            let skipped = start.saturating_mul(self.layout.strides[axis]);
+            self.layout.offset = self.layout.offset.saturating_add(skipped);
+            self.layout.shape[axis] = length;
+        }
+        self
+    }
+
+    /// The buffer this is a window of.
+    pub fn buffer(&self) -> &'a wgpu::Buffer {
+        self.buffer
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// `[batch, heads, length, dim]`.
+    pub fn shape(&self) -> [usize; 4] {
+        self.layout.shape
+    }
+
+    /// Strides of the four axes, in elements.
+    pub fn strides(&self) -> [usize; 4] {
+        self.layout.strides
+    }
+
+    /// First element, counted from the start of the buffer.
+    pub fn offset(&self) -> usize {
+        self.layout.offset
+    }
+
+    pub(crate) fn to_owned(self) -> Tensor {
+        Tensor { buffer: self.buffer.clone(), dtype: self.dtype, layout: self.layout }
+    }
+
+    /// First byte and one past the last byte, the latter rounded up to whole words.
+    fn bytes(&self, tensor: &'static str) -> Result<(u64, u64), Error> {
+        let Layout { shape, strides, offset } = self.layout;
+        let size = self.dtype.bytes() as u64;
+        let last = self.layout.last().filter(|last| *last < u64::from(u32::MAX));
+        let last = last.ok_or(Error::Overflow { tensor, shape, strides, offset })?;
+        Ok((offset as u64 * size, ((last + 1) * size).next_multiple_of(4)))
+    }
+
+    /// Checks everything about the view that does not depend on the call.
+    pub(crate) fn check(
+        &self,
+        tensor: &'static str,
+        access: Access,
+        device: &DeviceFacts,
+    ) -> Result<(), Error> {
+        let Layout { shape, strides, .. } = self.layout;
+        if let Some(axis) = shape.iter().position(|n| *n == 0) {
+            return Err(Error::ZeroSize { tensor, axis: AXES[axis] });
+        }
+        let (_, end) = self.bytes(tensor)?;
+        if end > self.buffer.size() {
+            return Err(Error::OutOfBounds { tensor, end, size: self.buffer.size() });
+        }
+        if access == Access::Write && !self.layout.is_injective() {
+            return Err(Error::Overlap { tensor, shape, strides });
+        }
+        if !self.buffer.usage().contains(wgpu::BufferUsages::STORAGE) {
+            return Err(Error::Usage { tensor, missing: wgpu::BufferUsages::STORAGE });
+        }
+        if self.dtype == DType::F16 && !device.f16 {
+            return Err(Error::MissingFeature {
+                feature: wgpu::Features::SHADER_F16,
+                needed_for: "tensors of dtype F16",
+            });
+        }
+        let window = self.window(device);
+        if window.size > device.max_binding_bytes {
+            return Err(Error::BindingLimit { tensor, bytes: window.size, limit: device.max_binding_bytes });
+        }
+        Ok(())
+    }
+
+    /// The part of the buffer to bind, and the view's offset inside it. Call after `check`.
+    pub(crate) fn window(&self, device: &DeviceFacts) -> Window<'a> {
+        let (start, end) = self.bytes("").unwrap_or((0, 4));
+        let start = start - start % device.offset_alignment;
+        let skipped = (start / self.dtype.bytes() as u64) as usize;
+        let mut layout = self.layout;
+        layout.offset -= skipped;
+        Window { buffer: self.buffer, start, size: end - start, layout }
+    }
+
+    /// Bytes of the buffer between the first and the last element.
+    pub(crate) fn extent(&self) -> (u64, u64) {
+        self.bytes("").unwrap_or((0, u64::MAX))
+    }
+}
+
+/// How a call uses a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read,
+    Write,
+}
+
+/// A bindable range of a buffer and the view's layout relative to its start.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Window<'a> {
+    pub buffer: &'a wgpu::Buffer,
+    pub start: u64,
+    pub size: u64,
+    pub layout: Layout,
+}
+
+/// A tensor that keeps its buffer alive: the weights of a layer.
+#[derive(Clone, Debug)]
+pub(crate) struct Tensor {
+    pub buffer: wgpu::Buffer,
+    pub dtype: DType,
+    pub layout: Layout,
+}
+
+impl Tensor {
+    pub fn view(&self) -> TensorView<'_> {
+        TensorView { buffer: &self.buffer, dtype: self.dtype, layout: self.layout }
+    }
+}
+
+/// What plans and checks need to know of a device, read once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DeviceFacts {
+    pub f16: bool,
+    /// The device is a CPU pretending: wide loops and no barriers suit it.
+    pub software: bool,
+    pub max_binding_bytes: u64,
+    pub offset_alignment: u64,
+    pub max_storage_buffers: u32,
+    pub max_workgroups: u32,
+    pub max_invocations: u32,
+    pub workgroup_memory: u32,
+}
+
+impl DeviceFacts {
+    pub fn of(device: &wgpu::Device) -> Self {
+        let limits = device.limits();
+        DeviceFacts {
+            f16: device.features().contains(wgpu::Features::SHADER_F16),
+            software: device.adapter_info().device_type == wgpu::DeviceType::Cpu,
+            max_binding_bytes: limits.max_storage_buffer_binding_size,
+            offset_alignment: u64::from(limits.min_storage_buffer_offset_alignment),
+            max_storage_buffers: limits.max_storage_buffers_per_shader_stage,
+            max_workgroups: limits.max_compute_workgroups_per_dimension,
+            max_invocations: limits
+                .max_compute_invocations_per_workgroup
+                .min(limits.max_compute_workgroup_size_x),
+            workgroup_memory: limits.max_compute_workgroup_storage_size,
+        }
+    }
+}
+
+/// Refuses a written tensor that shares memory with another tensor of the call.
+pub(crate) fn check_aliasing<'a>(
+    written: &[(&'static str, TensorView<'a>)],
+    read: &[(&'static str, TensorView<'a>)],
+) -> Result<(), Error> {
+    for (n, (tensor, view)) in written.iter().enumerate() {
+        for (other, input) in read {
+            if view.buffer == input.buffer {
+                return Err(Error::Alias { tensor, other });
+            }
+        }
+        for (other, output) in &written[n + 1..] {
+            let ((a, b), (c, d)) = (view.extent(), output.extent());
+            if view.buffer == output.buffer && a < d && c < b {
+                return Err(Error::Alias { tensor, other });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Requires `shape[axis]` to be what the call needs.
+pub(crate) fn expect(
+    tensor: &'static str,
+    shape: [usize; 4],
+    axis: usize,
+    expected: usize,
+) -> Result<(), Error> {
+    expect_any(tensor, shape, axis, &[expected])
+}
+
+/// Requires `shape[axis]` to be `size`, or 1 to be repeated.
+pub(crate) fn expect_broadcast(tensor: &'static str, shape: [usize; 4], to: [usize; 4]) -> Result<(), Error> {
+    (0..4).try_for_each(|axis| expect_any(tensor, shape, axis, &[to[axis], 1]))
+}
+
+fn expect_any(tensor: &'static str, shape: [usize; 4], axis: usize, expected: &[usize]) -> Result<(), Error> {
+    if expected.contains(&shape[axis]) {
+        return Ok(());
+    }
+    let expected = expected.iter().map(usize::to_string).collect::<Vec<_>>().join(" or ");
+    Err(Error::Shape { tensor, axis: AXES[axis], expected, got: shape[axis], shape })
+}
+
+/// A broadcast view's strides: an axis of one element repeats it.
+pub(crate) fn broadcast(mut layout: Layout) -> Layout {
+    for axis in 0..4 {
+        if layout.shape[axis] == 1 {
+            layout.strides[axis] = 0;
+        }
+    }
+    layout
+}
