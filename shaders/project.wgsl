@@ -39,15 +39,26 @@ struct Params {
 
 @group(0) @binding(0) var<uniform> p: Params;
 
+// Everything the loops need, read once: drivers do not hoist loads of uniforms.
 struct Tile {
     rows: u32,
     cols: u32,
     inner: u32,
     part: u32,
-    x: u32,
-    w: u32,
-    y: u32,
     head: u32,
+    x: u32,            // first element, then strides of row and feature
+    x_row: u32,
+    x_k: u32,
+    x_slot: u32,
+    w: u32,            // first element, then strides of output column and feature
+    w_col: u32,
+    w_k: u32,
+    w_slot: u32,
+    y: vec4<u32>,      // strides of batch, head, row, channel
+    y_offset: u32,
+    dim: u32,
+    length: u32,
+    has_bias: bool,
 }
 
 fn tile_of(z: u32) -> Tile {
@@ -61,9 +72,12 @@ fn tile_of(z: u32) -> Tile {
     } else if head >= s.heads {
         cols = 0u;
     }
-    let x = s.x_offset + batch * s.x.x + head * s.x.y;
-    let w = s.w.w + head * s.w.x;
-    return Tile(s.rows, cols, s.features, part, x, w, s.y_offset + batch * s.y.x, head);
+    return Tile(
+        s.rows, cols, s.features, part, head,
+        s.x_offset + batch * s.x.x + head * s.x.y, s.x.z, s.x.w, s.x_slot,
+        s.w.w + head * s.w.x, s.w.y, s.w.z, s.w_slot,
+        s.y, s.y_offset + batch * s.y.x + head * s.y.y, s.dim, s.length, s.has_bias != 0u,
+    );
 }
 
 fn tile_needed(t: Tile, row: u32, rows: u32, col: u32, cols: u32) -> bool {
@@ -75,37 +89,40 @@ fn tile_inner(t: Tile, row: u32, rows: u32) -> vec2<u32> {
 }
 
 fn tile_a4(t: Tile, row: u32, k: u32) -> vec4<f32> {
-    let s = p.parts[t.part].x;
-    return x_at4(p.parts[t.part].x_slot, t.x + row * s.z + k * s.w, s.w, t.inner - k);
+    return x_at4(t.x_slot, t.x + row * t.x_row + k * t.x_k, t.x_k, t.inner - k);
 }
 
 fn tile_b4(t: Tile, k: u32, col: u32) -> vec4<f32> {
-    let s = p.parts[t.part].w;
-    let o = t.w + col * s.y + k * s.z;
+    let o = t.w + col * t.w_col + k * t.w_k;
     if B_ALONG_N {
-        return w_at4(p.parts[t.part].w_slot, o, s.y, t.cols - col);
+        return w_at4(t.w_slot, o, t.w_col, t.cols - col);
     }
-    return w_at4(p.parts[t.part].w_slot, o, s.z, t.inner - k);
+    return w_at4(t.w_slot, o, t.w_k, t.inner - k);
 }
 
 fn bias_of(t: Tile, col: u32) -> f32 {
-    let part = t.part;
-    return bias_at(p.parts[part].bias_slot, p.parts[part].bias_offset + (t.head * p.parts[part].dim + col) * p.parts[part].bias_stride);
+    let s = p.parts[t.part];
+    return bias_at(s.bias_slot, s.bias_offset + (t.head * s.dim + col) * s.bias_stride);
 }
 
 fn y_of(t: Tile, row: u32, col: u32) -> u32 {
-    let dim = p.parts[t.part].dim;
-    let length = p.parts[t.part].length;
-    let s = p.parts[t.part].y;
-    return t.y + row / length * s.x + (t.head + col / dim) * s.y + row % length * s.z + col % dim * s.w;
+    let head = col / t.dim;
+    var o = t.y_offset + head * t.y.y + (col - head * t.dim) * t.y.w;
+    if t.rows == t.length {
+        o += row * t.y.z;
+    } else {
+        let sequence = row / t.length;
+        o += sequence * t.y.x + (row - sequence * t.length) * t.y.z;
+    }
+    return o;
 }
 
 fn tile_put4(t: Tile, row: u32, col: u32, value: vec4<f32>) {
     var sum = value;
-    let n = t.cols - col;
+    let n = min(t.cols - col, 4u);
     if HAS_BIAS {
-        if p.parts[t.part].has_bias != 0u {
-            for (var c = 0u; c < min(n, 4u); c++) {
+        if t.has_bias {
+            for (var c = 0u; c < n; c++) {
                 sum[c] += bias_of(t, col + c);
             }
         }
@@ -113,7 +130,7 @@ fn tile_put4(t: Tile, row: u32, col: u32, value: vec4<f32>) {
     if Y_IN_FOURS {
         y_put4(y_of(t, row, col), sum);
     } else {
-        for (var c = 0u; c < min(n, 4u); c++) {
+        for (var c = 0u; c < n; c++) {
             y_put(y_of(t, row, col + c), sum[c]);
         }
     }

@@ -19,15 +19,23 @@ struct Params {
 
 @group(0) @binding(0) var<uniform> p: Params;
 
+// Everything the loops need, read once: drivers do not hoist loads of uniforms.
 struct Tile {
     rows: u32,
     cols: u32,
     inner: u32,
     b: u32,
     h: u32,
-    q: u32,
-    k: u32,
-    scores: u32,
+    q: u32,            // first element, then strides of query and channel
+    q_row: u32,
+    q_k: u32,
+    k: u32,            // first element, then strides of key and channel
+    k_col: u32,
+    k_k: u32,
+    out: u32,          // first element, then strides of query and key
+    out_row: u32,
+    out_col: u32,
+    scale: f32,
 }
 
 fn tile_of(z: u32) -> Tile {
@@ -35,7 +43,9 @@ fn tile_of(z: u32) -> Tile {
     let h = z % p.heads;
     return Tile(
         p.mask.q_len, p.mask.kv_len, p.head_dim, b, h,
-        view_at(p.q, b, h, 0u, 0u), view_at(p.k, b, h / p.group, 0u, 0u), view_at(p.scores, b, h, 0u, 0u),
+        view_at(p.q, b, h, 0u, 0u), p.q.strides.z, p.q.strides.w,
+        view_at(p.k, b, h / p.group, 0u, 0u), p.k.strides.z, p.k.strides.w,
+        view_at(p.scores, b, h, 0u, 0u), p.scores.strides.z, p.scores.strides.w, p.scale,
     );
 }
 
@@ -49,20 +59,20 @@ fn tile_inner(t: Tile, row: u32, rows: u32) -> vec2<u32> {
 }
 
 fn tile_a4(t: Tile, row: u32, k: u32) -> vec4<f32> {
-    return q_at4(t.q + row * p.q.strides.z + k * p.q.strides.w, p.q.strides.w, t.inner - k);
+    return q_at4(t.q + row * t.q_row + k * t.q_k, t.q_k, t.inner - k);
 }
 
 fn tile_b4(t: Tile, k: u32, col: u32) -> vec4<f32> {
-    return k_at4(t.k + col * p.k.strides.z + k * p.k.strides.w, p.k.strides.w, t.inner - k);
+    return k_at4(t.k + col * t.k_col + k * t.k_k, t.k_k, t.inner - k);
 }
 
 fn tile_put4(t: Tile, row: u32, col: u32, value: vec4<f32>) {
-    let o = t.scores + row * p.scores.strides.z + col * p.scores.strides.w;
+    let o = t.out + row * t.out_row + col * t.out_col;
     if SCORES_IN_FOURS {
-        scores_put4(o, value * p.scale);
+        scores_put4(o, value * t.scale);
     } else {
         for (var c = 0u; c < min(4u, t.cols - col); c++) {
-            scores_put(o + c * p.scores.strides.w, value[c] * p.scale);
+            scores_put(o + c * t.out_col, value[c] * t.scale);
         }
     }
 }

@@ -23,6 +23,47 @@ struct Params {
 
 @group(0) @binding(0) var<uniform> p: Params;
 
+const NEXT: vec4<u32> = vec4<u32>(0u, 1u, 2u, 3u);
+
+// What the loops need, read once: drivers do not hoist loads of uniforms.
+struct Row {
+    scores: u32,       // first element, then stride of keys
+    step: u32,
+    keys: vec2<u32>,
+    kv_len: u32,
+    none: f32,
+    b: u32,
+    h: u32,
+    i: u32,
+}
+
+// The four scores from key j on, as the softmax sees them: −∞ where the query sees no key.
+fn seen_scores(r: Row, j: u32) -> vec4<f32> {
+    var x = scores_at4(r.scores + j * r.step, r.step, r.kv_len - j);
+    if j < r.keys.x || j + 4u > r.keys.y {
+        let js = vec4<u32>(j) + NEXT;
+        x = select(vec4<f32>(r.none), x, (js >= vec4<u32>(r.keys.x)) & (js < vec4<u32>(r.keys.y)));
+    }
+    if ASKS_PAIRS {
+        for (var c = 0u; c < 4u; c++) {
+            let s = Site(r.b, r.h, r.i, j + c);
+            if s.j >= r.keys.x && s.j < r.keys.y {
+                if permits(s) {
+                    x[c] = changed(x[c], s);
+                } else {
+                    x[c] = r.none;
+                }
+            }
+        }
+    }
+    return x;
+}
+
+// exp, and 0 at −∞, which WGSL does not promise.
+fn exp_of(x: vec4<f32>, none: f32) -> vec4<f32> {
+    return select(exp(x), vec4<f32>(), x == vec4<f32>(none));
+}
+
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
     let b = group.z;
@@ -36,50 +77,51 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             return;
         }
     }
-    let row = view_at(p.scores, b, h, i, 0u);
-    let step = p.scores.strides.w;
+    let none = p.mask.none;
+    let kv_len = p.mask.kv_len;
     let keys = key_range(b, h, i, i);
+    let r = Row(view_at(p.scores, b, h, i, 0u), p.scores.strides.w, keys, kv_len, none, b, h, i);
 
-    var top = p.mask.none;
-    var sum = 0.0;
-    for (var j = keys.x + lane; j < keys.y; j += LANES) {
-        let s = Site(b, h, i, j);
-        if permits(s) {
-            let score = changed(scores_at(row + j * step), s);
-            if score > top {
-                // exp(−∞) is not exact everywhere; the first score needs none.
-                if top == p.mask.none {
-                    sum = sum + 1.0;
-                } else {
-                    sum = sum * exp(top - score) + 1.0;
-                }
-                top = score;
-            } else if !(score == p.mask.none) {
-                // A NaN ends up here and stays in the sum.
-                sum += exp(score - top);
-            }
-        }
+    var top = none;
+    var sums = vec4<f32>();
+    for (var j = (keys.x & ~3u) + lane * 4u; j < keys.y; j += LANES * 4u) {
+        let x = seen_scores(r, j);
+        let highest = max(max(max(x.x, x.y), max(x.z, x.w)), top);
+        // As long as no key was seen there is nothing to be relative to.
+        let origin = select(highest, 0.0, highest == none);
+        sums = sums * exp_of(vec4<f32>(top - origin), none) + exp_of(x - origin, none);
+        top = highest;
     }
-    let total = combined(vec2<f32>(top, sum), lane);
-    let scale = 1.0 / total.y;
-    let seen = !(total.x == p.mask.none && total.y == 0.0);
+    let total = combined(vec2<f32>(top, sums.x + sums.y + sums.z + sums.w), lane);
+    let seen = !(total.x == none && total.y == 0.0);
+    let scale = select(0.0, 1.0 / total.y, seen);
     if HAS_LSE {
         if lane == 0u {
-            var lse = p.mask.none;
+            var lse = none;
             if seen {
                 lse = total.x + log(total.y);
             }
             lse_put(view_at(p.lse, b, h, i, 0u), lse);
         }
     }
-    for (var j = lane; j < p.mask.kv_len; j += LANES) {
-        let s = Site(b, h, i, j);
-        var weight = 0.0;
-        if seen && j >= keys.x && j < keys.y {
-            if permits(s) {
-                weight = dropped(exp(changed(scores_at(row + j * step), s) - total.x) * scale, s);
+    for (var j = lane * 4u; j < kv_len; j += LANES * 4u) {
+        var w = vec4<f32>();
+        if seen && j < keys.y && j + 4u > keys.x {
+            w = exp_of(seen_scores(r, j) - total.x, none) * scale;
+            if DROPS {
+                for (var c = 0u; c < 4u; c++) {
+                    if j + c < kv_len {
+                        w[c] = dropped(w[c], Site(b, h, i, j + c));
+                    }
+                }
             }
         }
-        scores_put(row + j * step, weight);
+        if IN_FOURS {
+            scores_put4(r.scores + j, w);
+        } else {
+            for (var c = 0u; c < min(4u, kv_len - j); c++) {
+                scores_put(r.scores + (j + c) * r.step, w[c]);
+            }
+        }
     }
 }

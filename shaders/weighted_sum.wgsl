@@ -19,15 +19,22 @@ struct Params {
 
 @group(0) @binding(0) var<uniform> p: Params;
 
+// Everything the loops need, read once: drivers do not hoist loads of uniforms.
 struct Tile {
     rows: u32,
     cols: u32,
     inner: u32,
     b: u32,
     h: u32,
-    weights: u32,
-    v: u32,
-    out: u32,
+    weights: u32,      // first element, then strides of query and key
+    weights_row: u32,
+    weights_k: u32,
+    v: u32,            // first element, then strides of key and channel
+    v_k: u32,
+    v_col: u32,
+    out: u32,          // first element, then strides of query and channel
+    out_row: u32,
+    out_col: u32,
 }
 
 fn tile_of(z: u32) -> Tile {
@@ -35,7 +42,9 @@ fn tile_of(z: u32) -> Tile {
     let h = z % p.heads;
     return Tile(
         p.mask.q_len, p.value_dim, p.mask.kv_len, b, h,
-        view_at(p.weights, b, h, 0u, 0u), view_at(p.v, b, h / p.group, 0u, 0u), view_at(p.out, b, h, 0u, 0u),
+        view_at(p.weights, b, h, 0u, 0u), p.weights.strides.z, p.weights.strides.w,
+        view_at(p.v, b, h / p.group, 0u, 0u), p.v.strides.z, p.v.strides.w,
+        view_at(p.out, b, h, 0u, 0u), p.out.strides.z, p.out.strides.w,
     );
 }
 
@@ -49,24 +58,24 @@ fn tile_inner(t: Tile, row: u32, rows: u32) -> vec2<u32> {
 }
 
 fn tile_a4(t: Tile, row: u32, k: u32) -> vec4<f32> {
-    return weights_at4(t.weights + row * p.weights.strides.z + k * p.weights.strides.w, p.weights.strides.w, t.inner - k);
+    return weights_at4(t.weights + row * t.weights_row + k * t.weights_k, t.weights_k, t.inner - k);
 }
 
 fn tile_b4(t: Tile, k: u32, col: u32) -> vec4<f32> {
-    let o = t.v + k * p.v.strides.z + col * p.v.strides.w;
+    let o = t.v + k * t.v_k + col * t.v_col;
     if B_ALONG_N {
-        return v_at4(o, p.v.strides.w, t.cols - col);
+        return v_at4(o, t.v_col, t.cols - col);
     }
-    return v_at4(o, p.v.strides.z, t.inner - k);
+    return v_at4(o, t.v_k, t.inner - k);
 }
 
 fn tile_put4(t: Tile, row: u32, col: u32, value: vec4<f32>) {
-    let o = t.out + row * p.out.strides.z + col * p.out.strides.w;
+    let o = t.out + row * t.out_row + col * t.out_col;
     if OUT_IN_FOURS {
         out_put4(o, value);
     } else {
         for (var c = 0u; c < min(4u, t.cols - col); c++) {
-            out_put(o + c * p.out.strides.w, value[c]);
+            out_put(o + c * t.out_col, value[c]);
         }
     }
 }

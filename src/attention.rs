@@ -167,6 +167,24 @@ impl<'a> Forward<'a> {
         self.mask = mask;
         self
     }
+
+    /// Writes the log-sum-exp of every query's masked scores there.
+    pub fn lse(mut self, lse: TensorView<'a>) -> Self {
+        self.lse = Some(lse);
+        self
+    }
+
+    /// Writes the attention weights there: of every head, or their mean if the tensor has one.
+    pub fn weights(mut self, weights: TensorView<'a>) -> Self {
+        self.weights = Some(weights);
+        self
+    }
+
+    /// With dropout on the weights.
+    pub fn dropout(mut self, dropout: Dropout<TensorView<'a>>) -> Self {
+        self.dropout = Some(dropout);
+        self
+    }
 }
 
 /// Attention on one device: pipelines, shared and compiled once, and the checks before them.

@@ -44,21 +44,30 @@ impl Binding {
         Binding { name: name.into(), dtype, width, access: Access::Write }
     }
 
+    fn scalar(&self) -> &'static str {
+        match self.dtype {
+            DType::F32 => "f32",
+            DType::F16 => "f16",
+            DType::U32 | DType::Bool => "u32",
+        }
+    }
+
+    /// The WGSL type of the array's elements.
+    pub fn element(&self) -> String {
+        match self.width {
+            Width::One => self.scalar().to_string(),
+            Width::Four => format!("vec4<{}>", self.scalar()),
+        }
+    }
+
     /// The declaration, and accessors that take element indices and speak f32 (bool, u32):
     /// `NAME_at(o)`, `NAME_at4(o, stride, n)` (zero from the n-th on), `NAME_put(o, x)`, `NAME_put4(o, x)`
     /// (contiguous).
     fn declare(&self, binding: usize, text: &mut String) {
         let Binding { name, dtype, width, access } = self;
         let mode = if *access == Access::Write { "read_write" } else { "read" };
-        let (scalar, load) = match dtype {
-            DType::F32 => ("f32", "f32"),
-            DType::F16 => ("f16", "f32"),
-            DType::U32 | DType::Bool => ("u32", "u32"),
-        };
-        let element = match width {
-            Width::One => scalar.to_string(),
-            Width::Four => format!("vec4<{scalar}>"),
-        };
+        let (scalar, load) = (self.scalar(), if dtype.is_float() { "f32" } else { "u32" });
+        let element = self.element();
         let _ =
             writeln!(text, "@group(0) @binding({binding}) var<storage, {mode}> {name}: array<{element}>;");
         let body = match (dtype, width) {

@@ -6,24 +6,15 @@ use crate::error::Error;
 use crate::kernel::{Call, View};
 use crate::kernels::{Stage, append_keys};
 use crate::mask::DeviceMask;
-use crate::path::project::{self, Projection};
+use crate::path::project::{self, Product};
 use crate::path::staged::{self, Problem, in_scratch};
 use crate::path::{Calls, grid};
 use crate::plan::Tiling;
 use crate::problem::{LayerConfig, Shape, Side};
+use crate::projection::{Linear, check_vector, check_weight, same_dtype};
 use crate::record::{Pipelines, dispatch, pass};
 use crate::scratch::{Bound, Scratch, ScratchSize, Slot};
 use crate::tensor::{Access, DType, DeviceFacts, Layout, Tensor, TensorView, check_aliasing, expect};
-
-/// Weight and bias of one projection, on the device.
-#[derive(Clone, Copy, Debug)]
-pub struct Linear<'a> {
-    /// `[out, in]` as [`TensorView::matrix`]; any strides, so `[in, out]` storage is a transposed view. Of
-    /// a narrow layer: `[1, heads, dim, in / heads]`, or one head for a matrix that all share.
-    pub weight: TensorView<'a>,
-    /// `[out]` as [`TensorView::vector`].
-    pub bias: Option<TensorView<'a>>,
-}
 
 /// The weights of a layer, on the device. `nn.MultiheadAttention`'s packed `in_proj_weight` is three
 /// windows of one matrix: [`TensorView::narrowed`].
@@ -49,8 +40,8 @@ struct OwnedLinear {
 }
 
 impl OwnedLinear {
-    fn projection<'a>(&'a self, x: TensorView<'a>, y: TensorView<'a>, narrow: bool) -> Projection<'a> {
-        Projection { x, w: self.weight.view(), bias: self.bias.as_ref().map(Tensor::view), y, narrow }
+    fn product<'a>(&'a self, x: TensorView<'a>, y: TensorView<'a>, narrow: bool) -> Product<'a> {
+        Product { x, w: self.weight.view(), bias: self.bias.as_ref().map(Tensor::view), y, narrow }
     }
 }
 
@@ -99,6 +90,24 @@ impl<'a> LayerForward<'a> {
     /// With a mask.
     pub fn mask(mut self, mask: DeviceMask<'a>) -> Self {
         self.mask = mask;
+        self
+    }
+
+    /// Writes the log-sum-exp of every query's masked scores there.
+    pub fn lse(mut self, lse: TensorView<'a>) -> Self {
+        self.lse = Some(lse);
+        self
+    }
+
+    /// Writes the attention weights there: of every head, or their mean if the tensor has one.
+    pub fn weights(mut self, weights: TensorView<'a>) -> Self {
+        self.weights = Some(weights);
+        self
+    }
+
+    /// With dropout on the weights.
+    pub fn dropout(mut self, dropout: Dropout<TensorView<'a>>) -> Self {
+        self.dropout = Some(dropout);
         self
     }
 }
@@ -286,9 +295,9 @@ impl MultiHeadAttention {
         let given = |t: TensorView<'a>| t.narrowed(2, 0, shape.kv_len - appended);
         let mut calls = project::calls(
             &[
-                self.query.projection(call.query, q, narrow),
-                self.key.projection(call.key, given(k), narrow),
-                self.value.projection(call.value, given(v), narrow),
+                self.query.product(call.query, q, narrow),
+                self.key.product(call.key, given(k), narrow),
+                self.value.product(call.value, given(v), narrow),
             ],
             self.tiling,
             device,
@@ -305,7 +314,7 @@ impl MultiHeadAttention {
         ));
         let width = shape.heads * shape.value_dim;
         let joined = in_scratch(context, dtype, [shape.batch, 1, shape.q_len, width], 0);
-        calls.extend(project::calls(&[self.out.projection(joined, call.out, false)], self.tiling, device));
+        calls.extend(project::calls(&[self.out.product(joined, call.out, false)], self.tiling, device));
         calls
     }
 
@@ -446,43 +455,4 @@ fn projected_layouts(shape: &Shape, dtype: DType) -> [Layout; 3] {
         offset = (offset + shape.iter().product::<usize>()).next_multiple_of(align);
         layout
     })
-}
-
-fn same_dtype(tensor: &'static str, view: &TensorView, dtype: DType) -> Result<(), Error> {
-    if view.dtype() == dtype {
-        return Ok(());
-    }
-    Err(Error::Type { tensor, expected: format!("{dtype:?}"), got: view.dtype() })
-}
-
-fn float(tensor: &'static str, view: &TensorView) -> Result<(), Error> {
-    if view.dtype().is_float() {
-        return Ok(());
-    }
-    Err(Error::Type { tensor, expected: "F32 or F16".into(), got: view.dtype() })
-}
-
-fn check_weight(
-    tensor: &'static str,
-    view: &TensorView,
-    shape: [usize; 4],
-    device: &DeviceFacts,
-) -> Result<(), Error> {
-    float(tensor, view)?;
-    view.check(tensor, Access::Read, device)?;
-    [0, 2, 3].into_iter().try_for_each(|axis| expect(tensor, view.shape(), axis, shape[axis]))?;
-    // One narrow matrix may serve all heads.
-    let heads = if view.shape()[1] == 1 { 1 } else { shape[1] };
-    expect(tensor, view.shape(), 1, heads)
-}
-
-fn check_vector(
-    tensor: &'static str,
-    view: &TensorView,
-    n: usize,
-    device: &DeviceFacts,
-) -> Result<(), Error> {
-    float(tensor, view)?;
-    view.check(tensor, Access::Read, device)?;
-    (0..4).try_for_each(|axis| expect(tensor, view.shape(), axis, [1, 1, 1, n][axis]))
 }

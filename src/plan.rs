@@ -81,7 +81,7 @@ pub(crate) struct Rows {
 /// Software drivers get one row per invocation; GPUs one per workgroup.
 pub(crate) fn rows(kv_len: usize, tiling: Tiling, device: &DeviceFacts) -> Rows {
     if tiling.uniform(device) {
-        return Rows { workgroup: 16, lanes: 1 };
+        return Rows { workgroup: 8, lanes: 1 };
     }
     let lanes = kv_len.div_ceil(4).next_power_of_two().clamp(32, 256) as u32;
     Rows { workgroup: lanes, lanes }

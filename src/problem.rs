@@ -219,10 +219,7 @@ impl LayerConfig {
         for (side, what) in
             [(Side::Query, "query_features"), (Side::Key, "key_features"), (Side::Value, "value_features")]
         {
-            let SideShape { heads, features, .. } = self.side(side);
-            if self.narrow && !features.is_multiple_of(heads) {
-                return Err(Error::NotDivisible { what, value: features, by: "heads", divisor: heads });
-            }
+            self.side(side).check(what)?;
         }
         Ok(())
     }
@@ -249,6 +246,15 @@ impl SideShape {
     /// Features that one head reads.
     pub fn read(&self) -> usize {
         if self.narrow { self.features / self.heads } else { self.features }
+    }
+
+    /// Refuses widths that the heads of a narrow projection do not divide.
+    pub fn check(&self, what: &'static str) -> Result<(), Error> {
+        if self.narrow && !self.features.is_multiple_of(self.heads) {
+            let SideShape { heads: divisor, features: value, .. } = *self;
+            return Err(Error::NotDivisible { what, value, by: "heads", divisor });
+        }
+        Ok(())
     }
 
     /// `[1, heads, dim, read]` if narrow, `[1, 1, heads · dim, features]` otherwise.

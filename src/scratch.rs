@@ -115,13 +115,10 @@ impl Scratch {
 
     /// Refuses a call that needs more.
     pub(crate) fn check(&self, needed: ScratchSize) -> Result<(), Error> {
-        for slot in 0..SLOTS {
-            let (needed, got) = (needed.bytes[slot], self.size.bytes[slot]);
-            if needed > got {
-                return Err(Error::ScratchTooSmall { slot: NAMES[slot], needed, got });
-            }
-        }
-        Ok(())
+        let mut slots = NAMES.into_iter().zip(needed.bytes.into_iter().zip(self.size.bytes));
+        slots.try_for_each(|(slot, (needed, got))| {
+            if needed > got { Err(Error::ScratchTooSmall { slot, needed, got }) } else { Ok(()) }
+        })
     }
 
     pub(crate) fn buffer(&self, slot: Slot) -> Result<wgpu::Buffer, Error> {

@@ -48,6 +48,12 @@ impl Parts {
         }
     }
 
+    /// Whether anything depends on single pairs: what only bounds the range of a query's keys does not.
+    /// Appended keys lie outside of that range, so with them every pair is asked for.
+    pub fn asks_pairs(&self) -> bool {
+        self.appended || self.exclude_self || self.keep || self.keys || self.bias.is_some() || self.softcap
+    }
+
     /// None, each alone, all together.
     pub fn all() -> Vec<Self> {
         let none = Parts::default();

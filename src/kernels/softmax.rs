@@ -17,6 +17,8 @@ pub(crate) enum Drop {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Softmax {
     pub rows: Rows,
+    /// Whether scores move in fours; padding may be written.
+    pub width: Width,
     pub lse: bool,
     pub drop: Drop,
     pub mask: mask::Parts,
@@ -41,7 +43,7 @@ params! {
 impl Softmax {
     pub fn describe(&self) -> Kernel {
         let Rows { workgroup, lanes } = self.rows;
-        let mut bindings = vec![Binding::write("scores", DType::F32, Width::One)];
+        let mut bindings = vec![Binding::write("scores", DType::F32, self.width)];
         if self.lse {
             bindings.push(Binding::write("lse", DType::F32, Width::One));
         }
@@ -62,6 +64,9 @@ impl Softmax {
             Constant::U32("WORKGROUP", workgroup),
             Constant::U32("LANES", lanes),
             Constant::Bool("HAS_LSE", self.lse),
+            Constant::Bool("IN_FOURS", self.width == Width::Four),
+            Constant::Bool("ASKS_PAIRS", self.mask.asks_pairs()),
+            Constant::Bool("DROPS", self.drop != Drop::None),
         ];
         let lse = if self.lse { "" } else { "fn lse_put(o: u32, x: f32) {}\n" };
         let parts = [shader!("shared/view"), shader!("softmax"), lse, drop, combine, &self.mask.wgsl()];
@@ -78,15 +83,15 @@ impl Softmax {
 
     pub fn all() -> impl Iterator<Item = Self> {
         let rows = [
-            Rows { workgroup: 16, lanes: 1 },
+            Rows { workgroup: 8, lanes: 1 },
             Rows { workgroup: 32, lanes: 32 },
             Rows { workgroup: 256, lanes: 256 },
         ];
         rows.into_iter().flat_map(|rows| {
             mask::Parts::all().into_iter().flat_map(move |mask| {
-                [(false, Drop::None), (true, Drop::Seeded), (true, Drop::Given)]
-                    .into_iter()
-                    .map(move |(lse, drop)| Softmax { rows, lse, drop, mask })
+                [(false, Drop::None), (true, Drop::Seeded), (true, Drop::Given)].into_iter().flat_map(
+                    move |(lse, drop)| super::WIDTHS.map(|width| Softmax { rows, width, lse, drop, mask }),
+                )
             })
         })
     }

@@ -1,15 +1,15 @@
-//! Up to three projections in one dispatch, or in as few as the device's bindings allow.
+//! Up to three products in one dispatch, or in as few as the device's bindings allow.
 
 use super::{Calls, grid};
 use crate::kernel::{Call, Width};
 use crate::kernels::Stage;
 use crate::kernels::project::{PARTS, Params, Part, Project, Slots};
-use crate::plan::{self, Product, Tiling};
+use crate::plan::{self, Tiling};
 use crate::tensor::{DType, DeviceFacts, Layout, TensorView, Window};
 
 /// `y = x Wᵀ + b` over checked tensors.
 #[derive(Clone, Copy)]
-pub(crate) struct Projection<'a> {
+pub(crate) struct Product<'a> {
     /// `[batch, 1, length, features]`.
     pub x: TensorView<'a>,
     /// `[1, 1, heads · dim, features]`, or `[1, heads or 1, dim, features / heads]` if narrow.
@@ -21,7 +21,7 @@ pub(crate) struct Projection<'a> {
     pub narrow: bool,
 }
 
-impl Projection<'_> {
+impl Product<'_> {
     /// x as each product sees it: `[batch, heads or 1, length, features of one product]`.
     fn x_layout(&self) -> Layout {
         let mut layout = self.x.layout;
@@ -75,48 +75,47 @@ fn bind<'a>(views: &[TensorView<'a>], device: &DeviceFacts) -> Bound<'a> {
 }
 
 /// Whether four output columns of one head can be stored at once.
-fn puts_fours(p: &Projection) -> bool {
+fn puts_fours(p: &Product) -> bool {
     p.y.layout.in_fours(3)
 }
 
-/// The dispatches of `projections`, whose outputs share one buffer.
-pub(crate) fn calls<'a>(projections: &[Projection<'a>], tiling: Tiling, device: &DeviceFacts) -> Calls<'a> {
-    let Some((first, rest)) = projections.split_first() else { return Vec::new() };
-    let xs = bind(&projections.iter().map(|p| p.x).collect::<Vec<_>>(), device);
-    let ws = bind(&projections.iter().map(|p| p.w).collect::<Vec<_>>(), device);
+/// The dispatches of `products`, whose outputs share one buffer.
+pub(crate) fn calls<'a>(products: &[Product<'a>], tiling: Tiling, device: &DeviceFacts) -> Calls<'a> {
+    let Some((first, rest)) = products.split_first() else { return Vec::new() };
+    let xs = bind(&products.iter().map(|p| p.x).collect::<Vec<_>>(), device);
+    let ws = bind(&products.iter().map(|p| p.w).collect::<Vec<_>>(), device);
     // Parts without a bias point at another's and do not read it.
-    let some_bias = projections.iter().find_map(|p| p.bias);
+    let some_bias = products.iter().find_map(|p| p.bias);
     let biases =
-        some_bias.map(|b| bind(&projections.iter().map(|p| p.bias.unwrap_or(b)).collect::<Vec<_>>(), device));
-    let ys = bind(&projections.iter().map(|p| p.y).collect::<Vec<_>>(), device);
+        some_bias.map(|b| bind(&products.iter().map(|p| p.bias.unwrap_or(b)).collect::<Vec<_>>(), device));
+    let ys = bind(&products.iter().map(|p| p.y).collect::<Vec<_>>(), device);
     let count = |b: &Bound| b.windows.len();
     let bindings = count(&xs) + count(&ws) + biases.as_ref().map_or(0, count) + count(&ys);
     let fits = bindings <= device.max_storage_buffers as usize && count(&ys) == 1;
-    if projections.len() > PARTS || (!fits && !rest.is_empty()) {
+    if products.len() > PARTS || (!fits && !rest.is_empty()) {
         let mut split = calls(&[*first], tiling, device);
         split.extend(calls(rest, tiling, device));
         return split;
     }
 
-    let one_matrix = projections.iter().all(Projection::is_one_matrix);
+    let one_matrix = products.iter().all(Product::is_one_matrix);
     let [batch, ..] = first.x.shape();
     let batches = if one_matrix { 1 } else { batch };
-    let z_heads =
-        if first.narrow { projections.iter().map(|p| p.y.shape()[1]).max().unwrap_or(1) } else { 1 };
+    let z_heads = if first.narrow { products.iter().map(|p| p.y.shape()[1]).max().unwrap_or(1) } else { 1 };
     let mut parts = [bytemuck::Zeroable::zeroed(); PARTS];
     let (mut rows, mut cols) = (0, 0);
-    for (n, projection) in projections.iter().enumerate() {
-        let [_, heads, length, dim] = projection.y.shape();
-        let x = projection.x_layout();
-        let w = projection.w.layout;
-        let y = projection.y.layout;
+    for (n, given) in products.iter().enumerate() {
+        let [_, heads, length, dim] = given.y.shape();
+        let x = given.x_layout();
+        let w = given.w.layout;
+        let y = given.y.layout;
         // A narrow weight of one head serves all.
         let w_head = if w.shape[1] == 1 { 0 } else { w.strides[1] };
-        let bias = projection.bias.map_or(0, |b| b.strides()[3]);
+        let bias = given.bias.map_or(0, |b| b.strides()[3]);
         let (bias_slot, bias_offset) = biases.as_ref().map_or((0, 0), |b| b.places[n]);
         let part_rows = if one_matrix { batch * length } else { length };
         rows = rows.max(part_rows);
-        cols = cols.max(if projection.narrow { dim } else { heads * dim });
+        cols = cols.max(if given.narrow { dim } else { heads * dim });
         parts[n] = Part {
             x: x.strides.map(|s| s as u32),
             w: [w_head, w.strides[2], w.strides[3], ws.places[n].1].map(|s| s as u32),
@@ -128,7 +127,7 @@ pub(crate) fn calls<'a>(projections: &[Projection<'a>], tiling: Tiling, device: 
             features: x.shape[3] as u32,
             dim: dim as u32,
             heads: heads as u32,
-            has_bias: u32::from(projection.bias.is_some()),
+            has_bias: u32::from(given.bias.is_some()),
             x_slot: xs.places[n].0 as u32,
             w_slot: ws.places[n].0 as u32,
             bias_slot: bias_slot as u32,
@@ -140,10 +139,10 @@ pub(crate) fn calls<'a>(projections: &[Projection<'a>], tiling: Tiling, device: 
         };
     }
 
-    let x_fours = projections.iter().all(|p| p.x_layout().in_fours(3));
-    let w_fours = |axis| projections.iter().all(|p| p.w.layout.in_fours(axis));
+    let x_fours = products.iter().all(|p| p.x_layout().in_fours(3));
+    let w_fours = |axis| products.iter().all(|p| p.w.layout.in_fours(axis));
     let w_along_columns = !w_fours(3) && w_fours(2);
-    let product = Product { batch: projections.len() * batches * z_heads, rows, cols };
+    let product = plan::Product { batch: products.len() * batches * z_heads, rows, cols };
     let tiles = plan::tiles(product, tiling, device);
     let slots = |b: &Bound, dtype: DType| Slots { count: b.windows.len(), dtype };
     let variant = Project {
@@ -154,7 +153,7 @@ pub(crate) fn calls<'a>(projections: &[Projection<'a>], tiling: Tiling, device: 
         y: first.y.dtype,
         width: Width::of(x_fours && (w_fours(3) || w_along_columns)),
         w_along_columns,
-        put: Width::of(projections.iter().all(puts_fours)),
+        put: Width::of(products.iter().all(puts_fours)),
     };
     let params = Params {
         parts,

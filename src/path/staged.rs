@@ -113,7 +113,13 @@ pub(crate) fn calls<'a>(
     let row_groups =
         if rows.lanes == 1 { shape.q_len.div_ceil(rows.workgroup as usize) } else { shape.q_len };
     calls.push(Call {
-        variant: Stage::Softmax(softmax::Softmax { rows, lse: problem.lse.is_some(), drop, mask: parts }),
+        variant: Stage::Softmax(softmax::Softmax {
+            rows,
+            width: Width::of(in_fours(matrix)),
+            lse: problem.lse.is_some(),
+            drop,
+            mask: parts,
+        }),
         params: bytemuck::bytes_of(&softmax::Params {
             scores: view(matrix),
             lse: problem.lse.map_or(View::default(), view),

@@ -1,0 +1,260 @@
+//! `scripts/gpu cargo bench --bench attention`
+//!
+//! `kernels`: time on the device by timestamp queries, each result compared with the reference first.
+//! `record`: time on the host for recording a call that has been recorded before.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::Layer;
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use wgpu_attention::reference::{self, HostLinear, HostWeights, Options, compare::max_error, widen};
+use wgpu_attention::{
+    Attention, Config, DType, Forward, Gpu, Linear, Mask, Projection, ProjectionForward, Scratch,
+    ScratchSize, Shape, TensorView,
+};
+
+/// Numbers in (−1, 1) that look random and are the same every time.
+fn noise(n: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+/// Time between the first and the last dispatch of a pass, by timestamp queries.
+struct Timer {
+    gpu: Gpu,
+    queries: wgpu::QuerySet,
+    resolved: wgpu::Buffer,
+}
+
+impl Timer {
+    /// `None` if the device has no timestamp queries.
+    fn new(gpu: &Gpu) -> Option<Self> {
+        let device = gpu.device();
+        if !device.features().contains(wgpu::Features::TIMESTAMP_QUERY) {
+            return None;
+        }
+        let queries = device.create_query_set(&wgpu::QuerySetDescriptor {
+            label: None,
+            ty: wgpu::QueryType::Timestamp,
+            count: 2,
+        });
+        let resolved = device.create_buffer(&wgpu::BufferDescriptor {
+            label: None,
+            size: 16,
+            usage: wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC,
+            mapped_at_creation: false,
+        });
+        Some(Timer { gpu: gpu.clone(), queries, resolved })
+    }
+
+    /// Runs a pass that `record` fills and returns how long the device took.
+    fn time(&self, record: impl FnOnce(&mut wgpu::ComputePass)) -> Duration {
+        let mut encoder = self.gpu.device().create_command_encoder(&Default::default());
+        let timestamp_writes = Some(wgpu::ComputePassTimestampWrites {
+            query_set: &self.queries,
+            beginning_of_pass_write_index: Some(0),
+            end_of_pass_write_index: Some(1),
+        });
+        record(
+            &mut encoder.begin_compute_pass(&wgpu::ComputePassDescriptor { label: None, timestamp_writes }),
+        );
+        encoder.resolve_query_set(&self.queries, 0..2, &self.resolved, 0);
+        self.gpu.queue().submit([encoder.finish()]);
+        let ticks: Vec<u64> = self.gpu.download(&self.resolved, 2).expect("timestamps");
+        let ns = (ticks[1] - ticks[0]) as f64 * f64::from(self.gpu.queue().get_timestamp_period());
+        Duration::from_nanos(ns as u64)
+    }
+}
+
+/// Runs a pass `iterations` times and adds up what the device says.
+fn device_time(timer: &Timer, iterations: u64, mut record: impl FnMut(&mut wgpu::ComputePass)) -> Duration {
+    (0..iterations).map(|_| timer.time(&mut record)).sum()
+}
+
+fn max_abs(x: &[f32]) -> f64 {
+    x.iter().fold(0.0, |m, x| f64::from(x.abs()).max(m))
+}
+
+/// A wrong kernel has no time.
+fn validate(what: &str, got: &[f32], want: &[f64]) {
+    let error = max_error(&widen::<f64>(got), want) / max_abs(got).max(1e-30);
+    assert!(error < 1e-5, "{what}: off by {error:e} of the largest element");
+}
+
+fn project(c: &mut Criterion, gpu: &Gpu, timer: &Timer) {
+    let mut group = c.benchmark_group("kernels/project");
+    for (n, transposed) in [(512, false), (512, true), (1024, false)] {
+        let (x, w) = (noise(n * n, 1), noise(n * n, 2));
+        let (bx, bw) = (gpu.upload(&x).expect("x"), gpu.upload(&w).expect("w"));
+        let out = gpu.buffer(n * n * 4).expect("out");
+        let matrix = TensorView::matrix(&bw, DType::F32, [n, n]);
+        let weight = if transposed { matrix.transposed(2, 3) } else { matrix };
+        let product = ProjectionForward {
+            x: TensorView::sequence(&bx, DType::F32, [1, n, n]),
+            linear: Linear { weight, bias: None },
+            out: TensorView::sequence(&out, DType::F32, [1, n, n]),
+            narrow: false,
+        };
+        let projection = Projection::with_pipelines(gpu.pipelines());
+        let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
+        let mut record = |pass: &mut wgpu::ComputePass| {
+            projection.forward_in_pass(pass, &[product], &mut scratch).expect("forward");
+        };
+        timer.time(&mut record);
+        if n == 512 {
+            let stored: Vec<f64> = widen(&w);
+            let weight: Vec<f64> =
+                if transposed { (0..n * n).map(|i| stored[i % n * n + i / n]).collect() } else { stored };
+            let want = reference::project::<f64>(&widen(&x), &weight, None, n, n);
+            validate("project", &gpu.download(&out, n * n).expect("out"), &want);
+        }
+        let layout = if transposed { "in,out" } else { "out,in" };
+        group.throughput(Throughput::Elements(2 * (n * n * n) as u64));
+        group.bench_function(BenchmarkId::new(layout, n), |b| {
+            b.iter_custom(|iterations| device_time(timer, iterations, &mut record));
+        });
+    }
+}
+
+fn attend(c: &mut Criterion, gpu: &Gpu, timer: &Timer) {
+    let mut group = c.benchmark_group("kernels/staged");
+    let decode = Shape { kv_heads: 8, q_len: 1, ..Shape::new(1, 32, 4096, 128) };
+    let cases = [
+        ("1x8x512x64", Shape::new(1, 8, 512, 64), false),
+        ("1x8x512x64 causal", Shape::new(1, 8, 512, 64), true),
+        ("8x12x128x64", Shape::new(8, 12, 128, 64), false),
+        ("decode 1x32(8)x4096x128", decode, false),
+    ];
+    for (name, shape, causal) in cases {
+        let size = |s: [usize; 4]| s.iter().product::<usize>();
+        let (q, k, v) = (noise(size(shape.q()), 1), noise(size(shape.k()), 2), noise(size(shape.v()), 3));
+        let buffers = [&q, &k, &v].map(|x| gpu.upload(x).expect("upload"));
+        let out = gpu.buffer(size(shape.out()) * 4).expect("out");
+        let view = |buffer, shape| TensorView::new(buffer, DType::F32, shape);
+        let config = Config::new(shape.heads, shape.head_dim).kv_heads(shape.kv_heads);
+        let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("config");
+        let mut call = Forward::new(
+            view(&buffers[0], shape.q()),
+            view(&buffers[1], shape.k()),
+            view(&buffers[2], shape.v()),
+            view(&out, shape.out()),
+        );
+        let mut options = Options::default();
+        if causal {
+            call = call.mask(Mask::causal());
+            options.mask = Mask::causal();
+        }
+        let mut scratch =
+            Scratch::new(gpu.device(), attention.scratch_size(&call).expect("size")).expect("scratch");
+        let mut record = |pass: &mut wgpu::ComputePass| {
+            attention.forward_in_pass(pass, &call, &mut scratch).expect("forward");
+        };
+        timer.time(&mut record);
+        let want = reference::attention::<f64>(&widen(&q), &widen(&k), &widen(&v), &shape, &options)
+            .expect("reference");
+        validate(name, &gpu.download(&out, size(shape.out())).expect("out"), &want.out);
+        group.throughput(Throughput::Elements((shape.flops() / if causal { 2.0 } else { 1.0 }) as u64));
+        group.bench_function(name, |b| {
+            b.iter_custom(|iterations| device_time(timer, iterations, &mut record));
+        });
+    }
+}
+
+fn layer(c: &mut Criterion, gpu: &Gpu, timer: &Timer) {
+    let (length, embed, heads) = (512, 512, 8);
+    let scale = |x: Vec<f32>| x.iter().map(|x| x / (embed as f32).sqrt()).collect::<Vec<f32>>();
+    let x = noise(length * embed, 1);
+    let (in_proj, out_proj) = (scale(noise(3 * embed * embed, 2)), scale(noise(embed * embed, 3)));
+    let layer = Layer::new(gpu, heads, [&x, &in_proj, &out_proj], length, false);
+    let operator = layer.operator(gpu);
+    let call = layer.call();
+    let mut scratch =
+        Scratch::new(gpu.device(), operator.scratch_size(&call).expect("size")).expect("scratch");
+    timer.time(|pass| operator.forward_in_pass(pass, &call, &mut scratch).expect("forward"));
+
+    let (x64, in64, out64) = (widen::<f64>(&x), widen::<f64>(&in_proj), widen::<f64>(&out_proj));
+    let part = |n: usize| HostLinear { weight: &in64[n * embed * embed..][..embed * embed], bias: None };
+    let weights = HostWeights {
+        query: part(0),
+        key: part(1),
+        value: part(2),
+        out: HostLinear { weight: &out64, bias: None },
+        appended: None,
+    };
+    let shape = reference::LayerShape { batch: 1, q_len: length, kv_len: length };
+    let want = reference::multi_head([&x64[..]; 3], shape, &layer.config, &weights, &Options::default());
+    let got: Vec<f32> = gpu.download(&layer.y, x.len()).expect("y");
+    validate("layer", &got, &want.expect("reference").out);
+
+    let flops = 8.0 * (length * embed * embed) as f64 + layer.config.shape(1, length, length, 0).flops();
+    let mut group = c.benchmark_group("kernels/layer");
+    group.throughput(Throughput::Elements(flops as u64));
+    group.bench_function("512x512x8", |b| {
+        b.iter_custom(|iterations| {
+            device_time(timer, iterations, |pass| {
+                operator.forward_in_pass(pass, &call, &mut scratch).expect("forward");
+            })
+        });
+    });
+    drop(group);
+
+    let mut group = c.benchmark_group("record");
+    group.bench_function("layer 512x512x8", |b| {
+        b.iter_custom(|iterations| {
+            let mut total = Duration::ZERO;
+            for _ in 0..iterations {
+                let mut encoder = gpu.device().create_command_encoder(&Default::default());
+                let start = Instant::now();
+                operator.forward(&mut encoder, &call, &mut scratch).expect("forward");
+                total += start.elapsed();
+                drop(encoder);
+            }
+            total
+        });
+    });
+    let size = 8 * 512 * 64;
+    let buffers = [1, 2, 3].map(|seed| gpu.upload(&noise(size, seed)).expect("upload"));
+    let out = gpu.buffer(size * 4).expect("out");
+    let view = |buffer| TensorView::new(buffer, DType::F32, [1, 8, 512, 64]);
+    let call = Forward::new(view(&buffers[0]), view(&buffers[1]), view(&buffers[2]), view(&out));
+    let attention = Attention::with_pipelines(gpu.pipelines(), Config::new(8, 64)).expect("config");
+    let mut scratch =
+        Scratch::new(gpu.device(), attention.scratch_size(&call).expect("size")).expect("scratch");
+    group.bench_function("staged 1x8x512x64", |b| {
+        b.iter_custom(|iterations| {
+            let mut total = Duration::ZERO;
+            for _ in 0..iterations {
+                let mut encoder = gpu.device().create_command_encoder(&Default::default());
+                let start = Instant::now();
+                attention.forward(&mut encoder, &call, &mut scratch).expect("forward");
+                total += start.elapsed();
+                drop(encoder);
+            }
+            total
+        });
+    });
+}
+
+fn all(c: &mut Criterion) {
+    let gpu = Gpu::new().expect("a device");
+    println!("device: {}", gpu.device().adapter_info().name);
+    let timer = Timer::new(&gpu).expect("timestamp queries");
+    project(c, &gpu, &timer);
+    attend(c, &gpu, &timer);
+    layer(c, &gpu, &timer);
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default().sample_size(20).measurement_time(Duration::from_secs(3)).warm_up_time(Duration::from_secs(1));
+    targets = all
+}
+criterion_main!(benches);

@@ -1,0 +1,18 @@
+//! Writes every kernel variant as a `.wgsl` file, for other WGSL compilers and tools.
+//!
+//! `cargo run --release --example kernels -- FOLDER`
+
+use std::path::PathBuf;
+
+use wgpu_attention::inspect;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let folder = PathBuf::from(std::env::args().nth(1).ok_or("usage: kernels FOLDER")?);
+    std::fs::create_dir_all(&folder)?;
+    for kernel in inspect::kernels() {
+        let path = folder.join(format!("{}.wgsl", kernel.name.replace(' ', ",")));
+        std::fs::write(&path, &kernel.wgsl)?;
+        println!("{}", path.display());
+    }
+    Ok(())
+}

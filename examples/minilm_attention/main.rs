@@ -1,0 +1,352 @@
+//! The attention of a real model, all-MiniLM-L6-v2, on the GPU: layer 0's block from its input to its
+//! output projection, compared with this crate's CPU reference and with the `transformers` library's
+//! numbers, timed, and drawn.
+//!
+//! `cargo run --release --example minilm_attention -- "A cat sits on the mat."`
+//!
+//! The weights are downloaded with pip on the first run and kept.
+
+mod model;
+mod picture;
+mod weights;
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use model::{Batch, HEADS, WIDTH};
+use safetensors::SafeTensors;
+use wgpu_attention::reference::compare::{Tolerance, compare};
+use wgpu_attention::reference::{self, HostLinear, HostWeights, LayerShape, Options, widen};
+use wgpu_attention::{
+    DType, Gpu, HostTensor, LayerConfig, LayerForward, LayerWeights, Linear, Mask, MultiHeadAttention,
+    Scratch, TensorView,
+};
+
+/// The sentences of the stored numbers.
+const SENTENCES: [&str; 6] = [
+    "A cat sits on the mat.",
+    "The kitten is resting on a rug.",
+    "Attention weights the values by how well each key matches the query.",
+    "Compute shaders run on the graphics processor, one workgroup at a time.",
+    "It rained all day in the valley.",
+    "Yes",
+];
+const STORED: &str = "tests/vectors/minilm/minilm_sentences.safetensors";
+const LAYER: &str = "encoder.layer.0.attention";
+const TOLERANCE: Tolerance = Tolerance { absolute: 1e-5 };
+const RUNS: usize = 20;
+
+const HELP: &str = "\
+Layer 0's attention of all-MiniLM-L6-v2 on the GPU: errors, times, and what every head attends to.
+
+usage: minilm_attention [OPTIONS] [SENTENCE]...
+
+Without sentences: six of which the transformers library's numbers are stored, to compare with.
+
+options:
+  --show N    the sentence to print and draw, counted from 1 [default: 1]
+  --out PATH  the picture to write [default: minilm_attention.png]
+  -h, --help  this text
+
+environment:
+  WGPU_ATTENTION_CACHE  folder that keeps the weights [default: wgpu-attention in the user's cache]
+  WGPU_BACKEND          vulkan, metal, dx12 or gl, as for every wgpu program";
+
+fn main() -> ExitCode {
+    match Arguments::read().and_then(|arguments| arguments.map_or(Ok(()), |a| run(&a))) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("error: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
+    let sentences = &arguments.sentences;
+    let shown = arguments.show - 1;
+
+    // The model: mapped, not read.
+    let files = weights::Files::open()?;
+    let tensors = SafeTensors::deserialize(&files.tensors)?;
+    println!("weights   {} (digests checked)", files.folder.display());
+
+    // The layer's input, on the CPU.
+    let batch = Batch::new(&files.tokenizer, sentences)?;
+    let x = model::embed(&tensors, &batch)?;
+    println!("input     {} x {} tokens x {WIDTH}", batch.sentences, batch.length);
+
+    // The layer, on the GPU. The bytes of the file are the bytes of the buffers.
+    let gpu = Gpu::new()?;
+    let info = gpu.device().adapter_info();
+    println!("adapter   {} ({}, {:?}) {}", info.name, info.backend, info.device_type, info.driver_info);
+    let upload = |part: &str| -> Result<[wgpu::Buffer; 2], Box<dyn Error>> {
+        let weight = tensors.tensor(&format!("{LAYER}.{part}.weight"))?;
+        let bias = tensors.tensor(&format!("{LAYER}.{part}.bias"))?;
+        Ok([gpu.upload(weight.data())?, gpu.upload(bias.data())?])
+    };
+    let [query, key, value] = [upload("self.query")?, upload("self.key")?, upload("self.value")?];
+    let out = upload("output.dense")?;
+    let config = LayerConfig::new(WIDTH, HEADS);
+    let weights = LayerWeights {
+        query: linear(&query),
+        key: linear(&key),
+        value: linear(&value),
+        out: linear(&out),
+        appended: None,
+    };
+    let layer = MultiHeadAttention::with_pipelines(gpu.pipelines(), config, &weights)?;
+
+    // One call: sequences in and out, padding masked, the weights of every head asked for.
+    let activations = [batch.sentences, batch.length, WIDTH];
+    let maps = [batch.sentences, HEADS, batch.length, batch.length];
+    let padding = [batch.sentences, 1, 1, batch.length];
+    let x_buffer = gpu.upload(&x)?;
+    let real_buffer = gpu.upload_bools(&batch.real)?;
+    let out_buffer = gpu.buffer(x.len() * size_of::<f32>())?;
+    let maps_buffer = gpu.buffer(maps.iter().product::<usize>() * size_of::<f32>())?;
+    let mut call = LayerForward::self_attention(
+        TensorView::sequence(&x_buffer, DType::F32, activations),
+        TensorView::sequence(&out_buffer, DType::F32, activations),
+    )
+    .mask(Mask::none().keys(TensorView::new(&real_buffer, DType::Bool, padding)));
+    call.weights = Some(TensorView::new(&maps_buffer, DType::F32, maps));
+
+    let mut scratch = Scratch::new(gpu.device(), layer.scratch_size(&call)?)?;
+    let mut encoder = gpu.device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+    layer.forward(&mut encoder, &call, &mut scratch)?;
+    gpu.queue().submit([encoder.finish()]);
+    let out: Vec<f32> = gpu.download(&out_buffer, x.len())?;
+    let maps: Vec<f32> = gpu.download(&maps_buffer, maps.iter().product())?;
+
+    // The same on the CPU, in f64.
+    let read = |part: &str| -> Result<[Vec<f64>; 2], Box<dyn Error>> {
+        let weight = tensors.tensor(&format!("{LAYER}.{part}.weight"))?;
+        let bias = tensors.tensor(&format!("{LAYER}.{part}.bias"))?;
+        Ok([widen(&model::floats(weight.data())), widen(&model::floats(bias.data()))])
+    };
+    let [query, key, value] = [read("self.query")?, read("self.key")?, read("self.value")?];
+    let output = read("output.dense")?;
+    let weights = HostWeights {
+        query: host_linear(&query),
+        key: host_linear(&key),
+        value: host_linear(&value),
+        out: host_linear(&output),
+        appended: None,
+    };
+    let shape = LayerShape { batch: batch.sentences, q_len: batch.length, kv_len: batch.length };
+    let mask = Mask::none().keys(HostTensor::new(&batch.real, padding));
+    let wide = widen(&x);
+    let options = Options { mask, ..Default::default() };
+    let started = Instant::now();
+    let truth = reference::multi_head([&wide, &wide, &wide], shape, &config, &weights, &options)?;
+    let cpu_time = started.elapsed();
+
+    println!("\nGPU against the CPU reference in f64      max abs   relative to the largest");
+    report("weights of the heads", &maps, &truth.weights)?;
+    report("output projection", &out, &truth.out)?;
+
+    if arguments.default_sentences {
+        let sum: Vec<_> = x.iter().zip(&out).map(|(x, y)| f64::from(*x) + f64::from(*y)).collect();
+        let normalised = model::layer_norm(&tensors, &format!("{LAYER}.output.LayerNorm"), &sum)?;
+        let results = [
+            ("hidden0", "the input, computed on the CPU", 1, &x),
+            ("l0.weights", "weights of the heads", HEADS, &maps),
+            ("l0.proj", "output projection", 1, &out),
+            ("l0.attn", "with residual and LayerNorm", 1, &normalised),
+        ];
+        compare_with_stored(&batch, &results)?;
+    } else {
+        println!("\nNumbers of transformers are stored for the default sentences only.");
+    }
+
+    let (submit_to_done, on_gpu) = time_on_gpu(&gpu, &layer, &call, &mut scratch)?;
+    println!("\nTime of the block (projections, attention, projection)");
+    println!("  GPU, submit to done      {:>9.3} ms   median of {RUNS}", milliseconds(submit_to_done));
+    match on_gpu {
+        Some(time) => {
+            println!("  GPU, by timestamps       {:>9.3} ms   median of {RUNS}", milliseconds(time))
+        }
+        None => println!("  GPU, by timestamps       the device has no TIMESTAMP_QUERY"),
+    }
+    println!("  CPU, reference in f64    {:>9.3} ms   plain loops, one thread", milliseconds(cpu_time));
+
+    // Padding cut off: [HEADS, n, n] for the n tokens of one sentence.
+    let tokens = &batch.tokens[shown];
+    let one = HEADS * batch.length * batch.length;
+    let cut: Vec<f32> = maps[shown * one..][..one]
+        .chunks_exact(batch.length * batch.length)
+        .flat_map(|head| head.chunks_exact(batch.length).take(tokens.len()))
+        .flat_map(|row| &row[..tokens.len()])
+        .copied()
+        .collect();
+    print_strongest(&sentences[shown], tokens, &cut);
+    picture::write(&arguments.out, &sentences[shown], tokens, &cut)?;
+    println!("\npicture   {}", std::path::absolute(&arguments.out)?.display());
+    Ok(())
+}
+
+fn linear([weight, bias]: &[wgpu::Buffer; 2]) -> Linear<'_> {
+    let out_features = bias.size() as usize / size_of::<f32>();
+    Linear {
+        weight: TensorView::matrix(weight, DType::F32, [out_features, WIDTH]),
+        bias: Some(TensorView::vector(bias, DType::F32, out_features)),
+    }
+}
+
+fn host_linear([weight, bias]: &[Vec<f64>; 2]) -> HostLinear<'_, f64> {
+    HostLinear { weight, bias: Some(bias) }
+}
+
+/// Prints how far `got` is from `want`, refuses more than [`TOLERANCE`].
+fn report(what: &str, got: &[f32], want: &[f64]) -> Result<(), Box<dyn Error>> {
+    let difference = compare(got, want, TOLERANCE).map_err(|e| format!("{what}: {e}"))?;
+    println!("  {what:<38} {:>8.1e}   {:.1e}", difference.absolute, difference.relative);
+    Ok(())
+}
+
+/// A tensor's name in the stored file, what it is, its groups between sentences and rows, and ours.
+type Compared<'a> = (&'a str, &'a str, usize, &'a Vec<f32>);
+
+/// Compares with what transformers computes, where the file is there.
+fn compare_with_stored(batch: &Batch, results: &[Compared]) -> Result<(), Box<dyn Error>> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(STORED);
+    let Ok(bytes) = std::fs::read(&path) else {
+        println!("\nNo {}: the comparison with transformers is skipped.", path.display());
+        return Ok(());
+    };
+    let stored = SafeTensors::deserialize(&bytes)?;
+    println!("\nAgainst transformers in f64, as stored    max abs   relative to the largest");
+    for (name, what, groups, got) in results {
+        let want: Vec<f64> = widen(&model::floats(stored.tensor(name)?.data()));
+        // The stored numbers are zero for padding, which masks only as a key.
+        report(what, &batch.real_rows(got, *groups), &batch.real_rows(&want, *groups))?;
+    }
+    Ok(())
+}
+
+/// Medians of what an application waits for, and of what the GPU itself measures.
+fn time_on_gpu(
+    gpu: &Gpu,
+    layer: &MultiHeadAttention,
+    call: &LayerForward,
+    scratch: &mut Scratch,
+) -> Result<(Duration, Option<Duration>), Box<dyn Error>> {
+    let device = gpu.device();
+    let queries = device.features().contains(wgpu::Features::TIMESTAMP_QUERY).then(|| {
+        device.create_query_set(&wgpu::QuerySetDescriptor {
+            label: None,
+            ty: wgpu::QueryType::Timestamp,
+            count: 2 * RUNS as u32,
+        })
+    });
+    let mut times = Vec::new();
+    for run in 0..RUNS as u32 {
+        let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+        let timestamp_writes = queries.as_ref().map(|query_set| wgpu::ComputePassTimestampWrites {
+            query_set,
+            beginning_of_pass_write_index: Some(2 * run),
+            end_of_pass_write_index: Some(2 * run + 1),
+        });
+        let mut pass =
+            encoder.begin_compute_pass(&wgpu::ComputePassDescriptor { label: None, timestamp_writes });
+        layer.forward_in_pass(&mut pass, call, scratch)?;
+        drop(pass);
+        let commands = encoder.finish();
+        let started = Instant::now();
+        gpu.queue().submit([commands]);
+        device.poll(wgpu::PollType::wait_indefinitely())?;
+        times.push(started.elapsed());
+    }
+    let Some(queries) = queries else { return Ok((median(times), None)) };
+
+    let bytes = 2 * RUNS * size_of::<u64>();
+    let resolved = device.create_buffer(&wgpu::BufferDescriptor {
+        label: None,
+        size: bytes as u64,
+        usage: wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC,
+        mapped_at_creation: false,
+    });
+    let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+    encoder.resolve_query_set(&queries, 0..2 * RUNS as u32, &resolved, 0);
+    gpu.queue().submit([encoder.finish()]);
+    let ticks: Vec<u64> = gpu.download(&resolved, 2 * RUNS)?;
+    let period = f64::from(gpu.queue().get_timestamp_period());
+    let duration =
+        |pair: &[u64]| Duration::from_nanos((pair[1].wrapping_sub(pair[0]) as f64 * period) as u64);
+    Ok((median(times), Some(median(ticks.chunks_exact(2).map(duration).collect()))))
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+/// For every head and query token the key token with the largest weight.
+fn print_strongest(sentence: &str, tokens: &[String], maps: &[f32]) {
+    const TOGETHER: usize = 6;
+    println!("\nWhat each head attends to most in \"{}\"", picture::shortened(sentence, 80));
+    let n = tokens.len();
+    for first in (0..HEADS).step_by(TOGETHER) {
+        let heads = first..HEADS.min(first + TOGETHER);
+        print!("\n  {:<12}", "query");
+        heads.clone().for_each(|head| print!("  {:<14}", format!("head {head}")));
+        println!();
+        for (i, token) in tokens.iter().enumerate() {
+            print!("  {:<12}", picture::shortened(token, 12));
+            for head in heads.clone() {
+                let row = &maps[(head * n + i) * n..][..n];
+                let strongest = row.iter().zip(tokens).max_by(|a, b| a.0.total_cmp(b.0));
+                if let Some((weight, key)) = strongest {
+                    print!("  {:<9} {weight:.2}", picture::shortened(key, 9));
+                }
+            }
+            println!();
+        }
+    }
+}
+
+struct Arguments {
+    sentences: Vec<String>,
+    default_sentences: bool,
+    /// Counted from 1.
+    show: usize,
+    out: PathBuf,
+}
+
+impl Arguments {
+    /// `None` if help was asked for and given.
+    fn read() -> Result<Option<Self>, Box<dyn Error>> {
+        use lexopt::prelude::{Long, Short, Value, ValueExt};
+        let (mut sentences, mut show, mut out) = (Vec::new(), 1, PathBuf::from("minilm_attention.png"));
+        let mut parser = lexopt::Parser::from_env();
+        while let Some(argument) = parser.next()? {
+            match argument {
+                Short('h') | Long("help") => {
+                    println!("{HELP}");
+                    return Ok(None);
+                }
+                Long("show") => show = parser.value()?.parse()?,
+                Long("out") => out = parser.value()?.into(),
+                Value(sentence) => sentences.push(sentence.string()?),
+                _ => return Err(format!("{}; see --help", argument.unexpected()).into()),
+            }
+        }
+        let default_sentences = sentences.is_empty();
+        if default_sentences {
+            sentences = SENTENCES.map(str::to_owned).to_vec();
+        }
+        if show == 0 || show > sentences.len() {
+            return Err(
+                format!("--show {show}: there are {} sentences, counted from 1", sentences.len()).into()
+            );
+        }
+        Ok(Some(Arguments { sentences, default_sentences, show, out }))
+    }
+}

@@ -1,0 +1,121 @@
+//! The WGSL this crate compiles, for tools and tests: every kernel variant's text, with what the host
+//! believes of it.
+//!
+//! `cargo run --example kernels -- FOLDER` writes them as files for other WGSL compilers.
+
+use std::collections::HashSet;
+
+pub use crate::kernel::Field;
+use crate::kernel::{Variant as _, View};
+use crate::kernels::{self, Stage, mask, project};
+use crate::tensor::Access;
+
+/// One kernel variant: its text, and the Rust side's idea of its interface.
+#[derive(Clone, Debug)]
+pub struct KernelText {
+    /// Unique and readable: the kernel, then whatever distinguishes the variant.
+    pub name: String,
+    /// The label its pipeline gets; the part after the dot is the stem of its shader's file.
+    pub label: &'static str,
+    /// The whole module, as it is given to wgpu.
+    pub wgsl: String,
+    /// The uniform `p`, at binding 0.
+    pub params: StructTable,
+    /// Storage buffers.
+    pub bindings: Vec<BindingText>,
+    /// Invocations of a workgroup.
+    pub invocations: u32,
+    /// Bytes of workgroup memory.
+    pub workgroup_memory: u32,
+}
+
+/// A Rust struct that a WGSL struct of the same name must match.
+#[derive(Clone, Debug)]
+pub struct StructTable {
+    /// The WGSL name.
+    pub name: &'static str,
+    /// The members, in order.
+    pub fields: Vec<Field>,
+    /// Bytes of the whole.
+    pub bytes: usize,
+}
+
+/// A storage buffer of a kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BindingText {
+    /// The variable's name.
+    pub name: String,
+    /// Its number, in group 0.
+    pub binding: u32,
+    /// Its WGSL type.
+    pub wgsl: String,
+    /// `read` or `read_write`.
+    pub access: &'static str,
+}
+
+/// Every kernel along each axis of its variants: not the product of all axes, but each value of each.
+pub fn kernels() -> Vec<KernelText> {
+    let mut seen = HashSet::new();
+    kernels::all().into_iter().filter(|stage| seen.insert(*stage)).map(|stage| text(&stage)).collect()
+}
+
+/// The structs that members of a kernel's `Params` may have as their types.
+pub fn shared_structs() -> Vec<StructTable> {
+    // Its padding is WGSL's own.
+    let view = [
+        Field { name: "strides", offset: std::mem::offset_of!(View, strides), wgsl: "vec4<u32>" },
+        Field { name: "offset", offset: std::mem::offset_of!(View, offset), wgsl: "u32" },
+    ];
+    vec![
+        StructTable { name: "View", fields: view.to_vec(), bytes: size_of::<View>() },
+        StructTable {
+            name: "MaskParams",
+            fields: mask::MaskParams::FIELDS.to_vec(),
+            bytes: size_of::<mask::MaskParams>(),
+        },
+        StructTable {
+            name: "Part",
+            fields: project::Part::FIELDS.to_vec(),
+            bytes: size_of::<project::Part>(),
+        },
+    ]
+}
+
+fn text(stage: &Stage) -> KernelText {
+    let kernel = stage.describe();
+    let bindings = kernel.bindings.iter().enumerate().map(|(n, binding)| BindingText {
+        name: binding.name.clone(),
+        binding: n as u32 + 1,
+        wgsl: format!("array<{}>", binding.element()),
+        access: if binding.access == Access::Write { "read_write" } else { "read" },
+    });
+    KernelText {
+        name: name(kernel.label, &format!("{stage:?}")),
+        label: kernel.label,
+        bindings: bindings.collect(),
+        wgsl: kernel.wgsl,
+        params: StructTable { name: "Params", fields: kernel.params.to_vec(), bytes: kernel.params_bytes },
+        invocations: kernel.invocations,
+        workgroup_memory: kernel.workgroup_memory,
+    }
+}
+
+/// A variant's `Debug` text without what is absent: `attention.scores tiles=Uniform rows=4 … left`.
+fn name(label: &str, debug: &str) -> String {
+    let mut name = label.to_string();
+    for piece in debug.split(['{', '}', '(', ')', ',']) {
+        let Some((key, value)) = piece.trim().split_once(": ") else {
+            // What a `Some` holds; the type names in front come before any field.
+            if name.contains(' ') && !piece.trim().is_empty() {
+                name = format!("{name}={}", piece.trim());
+            }
+            continue;
+        };
+        match value {
+            "false" | "None" => {}
+            "true" | "Some" | "Parts" | "Rows" | "Slots" => name = format!("{name} {key}"),
+            _ => name = format!("{name} {key}={value}"),
+        }
+    }
+    name
+}

@@ -1,0 +1,185 @@
+//! The operator: `y = x Wᵀ + b`, for queries, keys and values at once.
+
+use crate::error::Error;
+use crate::path::project::{self, Product};
+use crate::plan::Tiling;
+use crate::problem::SideShape;
+use crate::record::{Pipelines, dispatch, pass};
+use crate::scratch::{Bound, Scratch};
+use crate::tensor::{Access, DType, DeviceFacts, TensorView, check_aliasing, expect};
+
+/// Weight and bias of one projection, on the device.
+#[derive(Clone, Copy, Debug)]
+pub struct Linear<'a> {
+    /// `[out, in]` as [`TensorView::matrix`]; any strides, so `[in, out]` storage is a transposed view. Of
+    /// a narrow layer: `[1, heads, dim, in / heads]`, or one head for a matrix that all share.
+    pub weight: TensorView<'a>,
+    /// `[out]` as [`TensorView::vector`].
+    pub bias: Option<TensorView<'a>>,
+}
+
+/// One product of a projection: from `[batch, 1, length, features]` straight into heads.
+#[derive(Clone, Copy, Debug)]
+pub struct ProjectionForward<'a> {
+    /// `[batch, 1, length, features]`, see [`TensorView::sequence`].
+    pub x: TensorView<'a>,
+    /// `[heads · dim, features]`; of a narrow projection `[1, heads or 1, dim, features / heads]`.
+    pub linear: Linear<'a>,
+    /// `[batch, heads, length, dim]` in any strides; one head is a plain linear layer.
+    pub out: TensorView<'a>,
+    /// Each head reads only its own slice of `x`.
+    pub narrow: bool,
+}
+
+/// Linear layers whose outputs are attention heads: up to three products in one dispatch where their
+/// outputs share a buffer and the device binds enough buffers, in several otherwise.
+///
+/// For applications that do something between projection and attention, such as rotating queries and
+/// keys; [`MultiHeadAttention`](crate::MultiHeadAttention) does the whole layer.
+#[derive(Clone, Debug)]
+pub struct Projection {
+    pipelines: Pipelines,
+    tiling: Tiling,
+}
+
+impl Projection {
+    /// Projections with pipelines of their own.
+    pub fn new(device: &wgpu::Device) -> Self {
+        Self::with_pipelines(&Pipelines::new(device))
+    }
+
+    /// Projections that share pipelines with other operators on the device.
+    pub fn with_pipelines(pipelines: &Pipelines) -> Self {
+        Projection { pipelines: pipelines.clone(), tiling: Tiling::Auto }
+    }
+
+    /// Chooses the class of kernels; for tests and measurements.
+    pub fn tiling(mut self, tiling: Tiling) -> Self {
+        self.tiling = tiling;
+        self
+    }
+
+    /// Records the products into `encoder`, in a compute pass of their own. `scratch` may be empty.
+    ///
+    /// # Errors
+    /// Everything that [`Error`] lists for tensors; then nothing has been recorded. The inputs must be of
+    /// one dtype, and so must the weights, the biases and the outputs.
+    pub fn forward(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        products: &[ProjectionForward],
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record(products, scratch, |bound| dispatch(&mut pass(encoder, "projection"), bound))
+    }
+
+    /// Records the products into a compute pass of the caller's.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn forward_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        products: &[ProjectionForward],
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record(products, scratch, |bound| dispatch(pass, bound))
+    }
+
+    fn record(
+        &self,
+        products: &[ProjectionForward],
+        scratch: &mut Scratch,
+        emit: impl FnOnce(&[(Bound, [u32; 3])]),
+    ) -> Result<(), Error> {
+        let device = self.pipelines.facts();
+        let Some(first) = products.first() else { return Ok(()) };
+        let mut bias_dtype = None;
+        for product in products {
+            product.check(device)?;
+            same_dtype("x", &product.x, first.x.dtype())?;
+            same_dtype("weight", &product.linear.weight, first.linear.weight.dtype())?;
+            same_dtype("out", &product.out, first.out.dtype())?;
+            if let Some(bias) = &product.linear.bias {
+                same_dtype("bias", bias, *bias_dtype.get_or_insert(bias.dtype()))?;
+            }
+            if product.narrow != first.narrow {
+                let why = "products recorded together are all narrow or all wide; record them apart";
+                return Err(Error::Unsupported { what: "narrow", why });
+            }
+        }
+        let read: Vec<_> = products
+            .iter()
+            .flat_map(|p| {
+                [Some(("x", p.x)), Some(("weight", p.linear.weight)), p.linear.bias.map(|b| ("bias", b))]
+            })
+            .flatten()
+            .collect();
+        let written: Vec<_> = products.iter().map(|p| ("out", p.out)).collect();
+        check_aliasing(&written, &read)?;
+        let products: Vec<_> = products
+            .iter()
+            .map(|p| Product { x: p.x, w: p.linear.weight, bias: p.linear.bias, y: p.out, narrow: p.narrow })
+            .collect();
+        let bound = self.pipelines.bind(&project::calls(&products, self.tiling, device), scratch)?;
+        emit(&bound);
+        Ok(())
+    }
+}
+
+impl ProjectionForward<'_> {
+    fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
+        let [batch, _, length, features] = self.x.shape();
+        let [_, heads, _, dim] = self.out.shape();
+        float("x", &self.x)?;
+        float("out", &self.out)?;
+        self.x.check("x", Access::Read, device)?;
+        self.out.check("out", Access::Write, device)?;
+        expect("x", self.x.shape(), 1, 1)?;
+        expect("out", self.out.shape(), 0, batch)?;
+        expect("out", self.out.shape(), 2, length)?;
+        let shape = SideShape { heads, dim, features, narrow: self.narrow };
+        shape.check("features")?;
+        check_weight("weight", &self.linear.weight, shape.weight(), device)?;
+        self.linear.bias.map_or(Ok(()), |bias| check_vector("bias", &bias, heads * dim, device))
+    }
+}
+
+pub(crate) fn same_dtype(tensor: &'static str, view: &TensorView, dtype: DType) -> Result<(), Error> {
+    if view.dtype() == dtype {
+        return Ok(());
+    }
+    Err(Error::Type { tensor, expected: format!("{dtype:?}"), got: view.dtype() })
+}
+
+fn float(tensor: &'static str, view: &TensorView) -> Result<(), Error> {
+    if view.dtype().is_float() {
+        return Ok(());
+    }
+    Err(Error::Type { tensor, expected: "F32 or F16".into(), got: view.dtype() })
+}
+
+pub(crate) fn check_weight(
+    tensor: &'static str,
+    view: &TensorView,
+    shape: [usize; 4],
+    device: &DeviceFacts,
+) -> Result<(), Error> {
+    float(tensor, view)?;
+    view.check(tensor, Access::Read, device)?;
+    [0, 2, 3].into_iter().try_for_each(|axis| expect(tensor, view.shape(), axis, shape[axis]))?;
+    // One narrow matrix may serve all heads.
+    let heads = if view.shape()[1] == 1 { 1 } else { shape[1] };
+    expect(tensor, view.shape(), 1, heads)
+}
+
+pub(crate) fn check_vector(
+    tensor: &'static str,
+    view: &TensorView,
+    n: usize,
+    device: &DeviceFacts,
+) -> Result<(), Error> {
+    float(tensor, view)?;
+    view.check(tensor, Access::Read, device)?;
+    (0..4).try_for_each(|axis| expect(tensor, view.shape(), axis, [1, 1, 1, n][axis]))
+}
