@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::mask::DeviceMask;
 use crate::path::staged::{self, Problem};
 use crate::plan::Tiling;
-use crate::problem::Shape;
+use crate::problem::{Shape, check_options};
 use crate::record::{Pipelines, dispatch, pass};
 use crate::scratch::{Scratch, ScratchSize, Slot};
 use crate::tensor::{Access, DType, DeviceFacts, TensorView, check_aliasing, expect, expect_broadcast};
@@ -97,8 +97,7 @@ impl Config {
         let Config { heads, kv_heads, head_dim, value_dim, .. } = *self;
         Shape { batch: 1, heads, kv_heads, q_len: 1, kv_len: 1, head_dim, value_dim }.check()?;
         check_dtype(self.dtype, device)?;
-        check_option("scale", self.scale, f32::is_finite, "finite")?;
-        check_option("softcap", self.softcap, |c| c.is_finite() && c > 0.0, "finite and above 0")
+        check_options(self.scale.map(f64::from), self.softcap.map(f64::from))
     }
 }
 
@@ -111,18 +110,6 @@ pub(crate) fn check_dtype(dtype: DType, device: &DeviceFacts) -> Result<(), Erro
             needed_for: "tensors of dtype F16",
         }),
         got => Err(Error::Type { tensor: "config", expected: "F32 or F16".into(), got }),
-    }
-}
-
-fn check_option(
-    option: &'static str,
-    value: Option<f32>,
-    holds: impl Fn(f32) -> bool,
-    expected: &'static str,
-) -> Result<(), Error> {
-    match value {
-        Some(value) if !holds(value) => Err(Error::Option { option, value: value.into(), expected }),
-        _ => Ok(()),
     }
 }
 
@@ -364,6 +351,13 @@ pub(crate) fn check_extras(problem: &Problem, device: &DeviceFacts) -> Result<()
         }
         weights.check("weights", Access::Write, device)?;
         check_weights(weights.shape(), shape)?;
+        // They are the score matrix of the call: one dispatch writes them beside lse, the next reads them
+        // and writes out.
+        for (other, view) in [("out", Some(problem.out)), ("lse", problem.lse)] {
+            if view.is_some_and(|view| view.buffer() == weights.buffer()) {
+                return Err(Error::Alias { tensor: "weights", other });
+            }
+        }
     }
     if let Some(dropout) = &problem.dropout {
         dropout.check()?;

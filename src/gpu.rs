@@ -4,12 +4,14 @@ use crate::attention::{Attention, Config, Forward};
 use crate::dropout::Dropout;
 use crate::error::Error;
 use crate::mask::{DeviceMask, HostMask, HostTensor, Mask};
+use crate::multi_head::{LayerForward, LayerWeights, MultiHeadAttention};
 use crate::pipelines::guarded;
-use crate::problem::Shape;
+use crate::problem::{LayerConfig, Shape, Side};
+use crate::projection::Linear;
 use crate::record::Pipelines;
-use crate::reference::{Attended, Options};
+use crate::reference::{Attended, HostLinear, HostWeights, LayerShape, Options};
 use crate::scratch::Scratch;
-use crate::tensor::{DType, TensorView};
+use crate::tensor::{DType, TensorView, count};
 
 /// A device, its queue and its pipelines.
 ///
@@ -161,65 +163,129 @@ impl Gpu {
         everything: bool,
     ) -> Result<Attended<f32>, Error> {
         shape.check()?;
-        options.mask.check(shape)?;
         if options.appended > 0 {
             let why = "only MultiHeadAttention appends keys; give the keys as part of `k` instead";
             return Err(Error::Unsupported { what: "options.appended", why });
         }
-        let upload = |tensor, data: &[f32], wanted: [usize; 4]| {
-            let expected = wanted.iter().product();
-            if data.len() != expected {
-                return Err(Error::Length { tensor, expected, got: data.len() });
-            }
-            self.upload(data)
-        };
-        let [q, k, v] = [("q", q, shape.q()), ("k", k, shape.k()), ("v", v, shape.v())]
-            .map(|(tensor, data, wanted)| upload(tensor, data, wanted));
-        let (q, k, v) = (q?, k?, v?);
-        let mask = MaskBuffers::new(self, &options.mask)?;
-        let keep = match &options.dropout {
-            Some(Dropout::Given { keep, .. }) => Some((self.upload_bools(keep.data)?, keep.shape)),
-            _ => None,
-        };
-        let floats = |wanted: [usize; 4]| self.buffer(wanted.iter().product::<usize>() * 4);
-        let (out, lse, weights) = (floats(shape.out())?, floats(shape.lse())?, floats(shape.weights())?);
+        options.check(shape)?;
+        let q = self.upload_shaped("q", q, shape.q())?;
+        let k = self.upload_shaped("k", k, shape.k())?;
+        let v = self.upload_shaped("v", v, shape.v())?;
+        let extras = Extras::new(self, options)?;
+        let out = Outputs::new(self, shape.out(), shape)?;
 
         let mut config =
             Config::new(shape.heads, shape.head_dim).kv_heads(shape.kv_heads).value_dim(shape.value_dim);
         config.scale = options.scale.map(|s| s as f32);
         config.softcap = options.softcap.map(|c| c as f32);
-        let view = |buffer, wanted| TensorView::new(buffer, DType::F32, wanted);
-        let mut call = Forward::new(
-            view(&q, shape.q()),
-            view(&k, shape.k()),
-            view(&v, shape.v()),
-            view(&out, shape.out()),
-        )
-        .mask(mask.mask(&options.mask));
-        if everything {
-            call.lse = Some(view(&lse, shape.lse()));
-        }
-        // The weights' buffer serves as the score matrix too.
-        call.weights = Some(view(&weights, shape.weights()));
-        call.dropout = options.dropout.as_ref().map(|dropout| match dropout {
-            Dropout::Given { p, .. } => {
-                let keep = keep.as_ref().map(|(b, shape)| TensorView::new(b, DType::Bool, *shape));
-                keep.map_or(Dropout::Seeded { p: *p, seed: 0 }, |keep| Dropout::Given { p: *p, keep })
-            }
-            Dropout::Seeded { p, seed } => Dropout::Seeded { p: *p, seed: *seed },
-        });
-
+        let mut call = Forward::new(q.view(), k.view(), v.view(), out.out.view())
+            .mask(extras.mask(&options.mask))
+            // The weights' buffer serves as the score matrix too.
+            .weights(out.weights.view());
+        call.lse = everything.then(|| out.lse.view());
+        call.dropout = extras.dropout(options);
         let attention = Attention::with_pipelines(&self.pipelines, config)?;
         let mut scratch = Scratch::new(&self.device, attention.scratch_size(&call)?)?;
+        self.submit(|encoder| attention.forward(encoder, &call, &mut scratch))?;
+        out.read(self, everything).await
+    }
+
+    /// A multi-head attention layer, taking what [`reference::multi_head`](crate::reference::multi_head)
+    /// does: the two compare one to one. Scale and softcap are the layer's, not those of `options`.
+    ///
+    /// Uploads the weights each time; an application makes a [`MultiHeadAttention`] once instead.
+    ///
+    /// # Errors
+    /// As [`attend`](Self::attend), and weights that do not have the shapes of `config`.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn multi_head(
+        &self,
+        inputs: [&[f32]; 3],
+        shape: LayerShape,
+        config: &LayerConfig,
+        weights: &HostWeights<f32>,
+        options: &Options,
+    ) -> Result<Attended<f32>, Error> {
+        pollster::block_on(self.multi_head_async(inputs, shape, config, weights, options))
+    }
+
+    /// [`multi_head`](Self::multi_head), not blocking.
+    ///
+    /// # Errors
+    /// As [`multi_head`](Self::multi_head).
+    pub async fn multi_head_async(
+        &self,
+        inputs: [&[f32]; 3],
+        shape: LayerShape,
+        config: &LayerConfig,
+        weights: &HostWeights<'_, f32>,
+        options: &Options<'_>,
+    ) -> Result<Attended<f32>, Error> {
+        config.check()?;
+        let LayerShape { batch, q_len, kv_len } = shape;
+        let sides = [
+            ("query", &weights.query, config.side(Side::Query), q_len),
+            ("key", &weights.key, config.side(Side::Key), kv_len),
+            ("value", &weights.value, config.side(Side::Value), kv_len),
+        ];
+        let mut xs = Vec::new();
+        let mut linears = Vec::new();
+        for (x, (name, linear, side, length)) in inputs.into_iter().zip(sides) {
+            xs.push(self.upload_shaped(name, x, [batch, 1, length, side.features])?);
+            linears.push(LinearBuffers::new(self, linear, side.weight())?);
+        }
+        let width = config.heads * config.value_dim;
+        linears.push(LinearBuffers::new(self, &weights.out, [1, 1, config.out_features, width])?);
+        let appended = match weights.appended {
+            Some((k, v)) => {
+                let [key, value] =
+                    [config.head_dim, config.value_dim].map(|d| [1, 1, 1, config.kv_heads * d]);
+                let k = self.upload_shaped("appended.key", k, key)?;
+                Some([k, self.upload_shaped("appended.value", v, value)?])
+            }
+            None => None,
+        };
+        let views = LayerWeights {
+            query: linears[0].view(),
+            key: linears[1].view(),
+            value: linears[2].view(),
+            out: linears[3].view(),
+            appended: appended.as_ref().map(|[k, v]| [k.view(), v.view()]),
+        };
+        let layer = MultiHeadAttention::with_pipelines(&self.pipelines, *config, &views)?;
+        let appended = layer.appended_keys();
+        let inner = config.shape(batch, q_len, kv_len, appended);
+        inner.check()?;
+        Options { appended, ..*options }.check(&inner)?;
+        let extras = Extras::new(self, options)?;
+        let out = Outputs::new(self, [batch, 1, q_len, config.out_features], &inner)?;
+        let call = LayerForward {
+            query: xs[0].view(),
+            key: xs[1].view(),
+            value: xs[2].view(),
+            out: out.out.view(),
+            mask: extras.mask(&options.mask),
+            lse: Some(out.lse.view()),
+            weights: Some(out.weights.view()),
+            dropout: extras.dropout(options),
+        };
+        let mut scratch = Scratch::new(&self.device, layer.scratch_size(&call)?)?;
+        self.submit(|encoder| layer.forward(encoder, &call, &mut scratch))?;
+        out.read(self, true).await
+    }
+
+    /// Records with `record` and submits; if it fails, nothing is submitted.
+    ///
+    /// # Errors
+    /// What `record` returns, and what wgpu reports at submission.
+    pub fn submit(
+        &self,
+        record: impl FnOnce(&mut wgpu::CommandEncoder) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         let mut encoder = self.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
-        attention.forward(&mut encoder, &call, &mut scratch)?;
+        record(&mut encoder)?;
         guarded(&self.device, "the submission", || self.queue.submit([encoder.finish()]))?;
-        let read = |buffer, wanted: [usize; 4]| self.download_async(buffer, wanted.iter().product());
-        Ok(Attended {
-            out: read(&out, shape.out()).await?,
-            weights: if everything { read(&weights, shape.weights()).await? } else { Vec::new() },
-            lse: if everything { read(&lse, shape.lse()).await? } else { Vec::new() },
-        })
+        Ok(())
     }
 
     /// A storage buffer of at least `bytes`, which can be copied from and to.
@@ -230,7 +296,7 @@ impl Gpu {
         guarded(&self.device, "a buffer", || {
             self.device.create_buffer(&wgpu::BufferDescriptor {
                 label: None,
-                size: (bytes as u64).next_multiple_of(4).max(4),
+                size: (bytes as u64).max(4).checked_next_multiple_of(4).unwrap_or(u64::MAX - 3),
                 usage: wgpu::BufferUsages::STORAGE
                     | wgpu::BufferUsages::COPY_SRC
                     | wgpu::BufferUsages::COPY_DST,
@@ -255,10 +321,24 @@ impl Gpu {
         self.upload_bytes(data.iter().map(|b| u8::from(*b)).collect())
     }
 
+    fn upload_shaped(
+        &self,
+        tensor: &'static str,
+        data: &[f32],
+        shape: [usize; 4],
+    ) -> Result<Uploaded, Error> {
+        let expected = count(shape);
+        if data.len() != expected {
+            return Err(Error::Length { tensor, expected, got: data.len() });
+        }
+        Ok(Uploaded { buffer: self.upload(data)?, dtype: DType::F32, shape })
+    }
+
     fn upload_bytes(&self, mut bytes: Vec<u8>) -> Result<wgpu::Buffer, Error> {
         bytes.resize(bytes.len().next_multiple_of(4), 0);
         let buffer = self.buffer(bytes.len())?;
-        guarded(&self.device, "an upload", || self.queue.write_buffer(&buffer, 0, &bytes))?;
+        guarded(&self.device, "an upload", || self.queue.write_buffer(&buffer, 0, &bytes))
+            .map_err(unless_lost)?;
         Ok(buffer)
     }
 
@@ -284,7 +364,12 @@ impl Gpu {
         buffer: &wgpu::Buffer,
         n: usize,
     ) -> Result<Vec<T>, Error> {
-        let bytes = n * size_of::<T>();
+        if n == 0 || size_of::<T>() == 0 {
+            // wgpu maps no empty ranges.
+            return Ok(vec![T::zeroed(); n]);
+        }
+        // One that no buffer has, if there are more.
+        let bytes = n.saturating_mul(size_of::<T>()).min(isize::MAX as usize);
         let size = (bytes as u64).next_multiple_of(4);
         let (sender, receiver) = futures_channel::oneshot::channel();
         let staging = guarded(&self.device, "a read-back", || {
@@ -297,13 +382,17 @@ impl Gpu {
             let mut encoder = self.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
             encoder.copy_buffer_to_buffer(buffer, 0, &staging, 0, size);
             self.queue.submit([encoder.finish()]);
+            staging
+        })?;
+        let lost = |e: &dyn std::fmt::Display| Error::DeviceLost(e.to_string());
+        // A buffer that was just made can be mapped, unless a lost device made it.
+        guarded(&self.device, "a read-back", || {
             staging.map_async(wgpu::MapMode::Read, .., |result| {
                 // The receiver is gone only if the caller dropped the future.
                 let _ = sender.send(result);
             });
-            staging
-        })?;
-        let lost = |e: &dyn std::fmt::Display| Error::DeviceLost(e.to_string());
+        })
+        .map_err(unless_lost)?;
         // Browsers poll by themselves.
         #[cfg(not(target_arch = "wasm32"))]
         self.device.poll(wgpu::PollType::wait_indefinitely()).map_err(|e| lost(&e))?;
@@ -313,35 +402,117 @@ impl Gpu {
     }
 }
 
-/// The tensors of a mask, uploaded.
-struct MaskBuffers {
-    lengths: Option<(wgpu::Buffer, [usize; 4])>,
-    keep: Option<(wgpu::Buffer, [usize; 4])>,
-    keys: Option<(wgpu::Buffer, [usize; 4])>,
-    bias: Option<(wgpu::Buffer, [usize; 4])>,
+/// wgpu refuses a buffer that was made just before only if the device is lost.
+fn unless_lost(error: Error) -> Error {
+    match error {
+        Error::Refused { description, .. } => Error::DeviceLost(description),
+        other => other,
+    }
 }
 
-impl MaskBuffers {
-    fn new(gpu: &Gpu, mask: &HostMask) -> Result<Self, Error> {
-        let bools = |t: HostTensor<bool>| Ok((gpu.upload_bools(t.data)?, t.shape));
-        Ok(MaskBuffers {
-            lengths: mask.lengths.map(|t| Ok((gpu.upload(t.data)?, t.shape))).transpose()?,
-            keep: mask.keep.map(bools).transpose()?,
-            keys: mask.keys.map(bools).transpose()?,
-            bias: mask.bias.map(|t| Ok((gpu.upload(t.data)?, t.shape))).transpose()?,
+/// A dense tensor in a buffer of its own.
+struct Uploaded {
+    buffer: wgpu::Buffer,
+    dtype: DType,
+    shape: [usize; 4],
+}
+
+impl Uploaded {
+    fn zeros(gpu: &Gpu, shape: [usize; 4]) -> Result<Self, Error> {
+        Ok(Uploaded { buffer: gpu.buffer(count(shape).saturating_mul(4))?, dtype: DType::F32, shape })
+    }
+
+    fn view(&self) -> TensorView<'_> {
+        TensorView::new(&self.buffer, self.dtype, self.shape)
+    }
+
+    async fn read(&self, gpu: &Gpu) -> Result<Vec<f32>, Error> {
+        gpu.download_async(&self.buffer, count(self.shape)).await
+    }
+}
+
+/// A projection's weights.
+struct LinearBuffers {
+    weight: Uploaded,
+    bias: Option<Uploaded>,
+}
+
+impl LinearBuffers {
+    fn new(gpu: &Gpu, linear: &HostLinear<f32>, shape: [usize; 4]) -> Result<Self, Error> {
+        let bias = linear.bias.map(|b| gpu.upload_shaped("bias", b, [1, 1, 1, shape[1] * shape[2]]));
+        Ok(LinearBuffers {
+            weight: gpu.upload_shaped("weight", linear.weight, shape)?,
+            bias: bias.transpose()?,
         })
     }
 
-    fn mask<'a>(&'a self, host: &HostMask) -> DeviceMask<'a> {
-        fn view<'a>(part: &'a Option<(wgpu::Buffer, [usize; 4])>, dtype: DType) -> Option<TensorView<'a>> {
-            part.as_ref().map(|(buffer, shape)| TensorView::new(buffer, dtype, *shape))
-        }
-        Mask {
-            band: host.band,
-            lengths: view(&self.lengths, DType::U32),
-            keep: view(&self.keep, DType::Bool),
-            keys: view(&self.keys, DType::Bool),
-            bias: view(&self.bias, DType::F32),
+    fn view(&self) -> Linear<'_> {
+        Linear { weight: self.weight.view(), bias: self.bias.as_ref().map(Uploaded::view) }
+    }
+}
+
+/// What a call writes.
+struct Outputs {
+    out: Uploaded,
+    lse: Uploaded,
+    weights: Uploaded,
+}
+
+impl Outputs {
+    fn new(gpu: &Gpu, out: [usize; 4], shape: &Shape) -> Result<Self, Error> {
+        let zeros = |shape| Uploaded::zeros(gpu, shape);
+        Ok(Outputs { out: zeros(out)?, lse: zeros(shape.lse())?, weights: zeros(shape.weights())? })
+    }
+
+    async fn read(&self, gpu: &Gpu, everything: bool) -> Result<Attended<f32>, Error> {
+        Ok(Attended {
+            out: self.out.read(gpu).await?,
+            weights: if everything { self.weights.read(gpu).await? } else { Vec::new() },
+            lse: if everything { self.lse.read(gpu).await? } else { Vec::new() },
+        })
+    }
+}
+
+/// The tensors of a mask and of dropout.
+struct Extras {
+    lengths: Option<Uploaded>,
+    keep: Option<Uploaded>,
+    keys: Option<Uploaded>,
+    bias: Option<Uploaded>,
+    dropout: Option<Uploaded>,
+}
+
+impl Extras {
+    fn new(gpu: &Gpu, options: &Options) -> Result<Self, Error> {
+        let bools = |t: HostTensor<bool>| {
+            Ok(Uploaded { buffer: gpu.upload_bools(t.data)?, dtype: DType::Bool, shape: t.shape })
+        };
+        let lengths = |t: HostTensor<u32>| {
+            Ok(Uploaded { buffer: gpu.upload(t.data)?, dtype: DType::U32, shape: t.shape })
+        };
+        let mask = &options.mask;
+        let dropout = options.dropout.as_ref().and_then(Dropout::given).copied();
+        Ok(Extras {
+            lengths: mask.lengths.map(lengths).transpose()?,
+            keep: mask.keep.map(bools).transpose()?,
+            keys: mask.keys.map(bools).transpose()?,
+            bias: mask.bias.map(|t| gpu.upload_shaped("bias", t.data, t.shape)).transpose()?,
+            dropout: dropout.map(bools).transpose()?,
+        })
+    }
+
+    fn mask(&self, host: &HostMask) -> DeviceMask<'_> {
+        let [lengths, keep, keys, bias] =
+            [&self.lengths, &self.keep, &self.keys, &self.bias].map(|t| t.as_ref().map(Uploaded::view));
+        Mask { band: host.band, lengths, keep, keys, bias }
+    }
+
+    fn dropout(&self, options: &Options) -> Option<Dropout<TensorView<'_>>> {
+        match options.dropout? {
+            Dropout::Seeded { p, seed } => Some(Dropout::Seeded { p, seed }),
+            Dropout::Given { p, .. } => {
+                self.dropout.as_ref().map(|keep| Dropout::Given { p, keep: keep.view() })
+            }
         }
     }
 }

@@ -1,4 +1,29 @@
-//! Attention for wgpu.
+//! Multi-head attention for any wgpu application: WGSL kernels, a host layer that records into your
+//! encoder, and a CPU reference that says what every kernel must compute.
+//!
+//! | you have | use |
+//! |---|---|
+//! | slices, and want a `Vec` | [`Gpu::attend`] |
+//! | a `wgpu::Device`, and q, k, v in buffers | [`Attention`] |
+//! | activations and a layer's weights | [`MultiHeadAttention`] |
+//! | something to do between projection and attention | [`Projection`], then [`Attention`] |
+//! | a test of your own to write | [`mod@reference`] and [`reference::compare`] |
+//!
+//! # From data to result
+//!
+//! A [`TensorView`] is a window of your buffer with any strides. A call ([`Forward`], [`LayerForward`])
+//! names the tensors and the [`Mask`]. The operator checks everything, compiles what it needs the first
+//! time ([`Pipelines`]) and records dispatches into your encoder or pass; temporary memory is yours
+//! ([`Scratch`]). It never submits, copies or reads back. Whatever is wrong is an [`Error`] before anything
+//! is recorded.
+//!
+//! # What is computed
+//!
+//! `score = scale · q·k`, then softcap, then bias, then the mask; weights are the softmax of a query's
+//! permitted scores; the output is their weighted sum of values. Sums are f32, f16 is a storage type. A
+//! query that sees no key has output 0 and lse −∞, never NaN. The same call on the same device gives the
+//! same bits.
+
 mod attention;
 mod dropout;
 mod error;
@@ -30,3 +55,8 @@ pub use projection::{Linear, Projection, ProjectionForward};
 pub use record::Pipelines;
 pub use scratch::{Scratch, ScratchSize};
 pub use tensor::{DType, TensorView};
+
+/// The README's code is compiled with the documentation tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::problem::Shape;
-use crate::tensor::{Access, DType, DeviceFacts, TensorView, expect_broadcast};
+use crate::tensor::{Access, DType, DeviceFacts, TensorView, count, expect_broadcast};
 
 /// Where the diagonal of a mask lies when there are more keys than queries, or fewer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -93,9 +93,9 @@ impl<'a, T: Copy> HostTensor<'a, T> {
         self.data.get(flat).copied()
     }
 
-    fn check(&self, tensor: &'static str, to: [usize; 4]) -> Result<(), Error> {
+    pub(crate) fn check(&self, tensor: &'static str, to: [usize; 4]) -> Result<(), Error> {
         expect_broadcast(tensor, self.shape, to)?;
-        let expected = self.shape.iter().product();
+        let expected = count(self.shape);
         if self.data.len() != expected {
             return Err(Error::Length { tensor, expected, got: self.data.len() });
         }

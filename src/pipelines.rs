@@ -128,8 +128,7 @@ impl<V: Variant> Cache<V> {
 }
 
 /// Runs `make` and turns what wgpu reports, or panics with, into an error.
-///
-/// On the web error scopes resolve later than this returns; there the application's own handler sees them.
+#[cfg(not(target_arch = "wasm32"))]
 pub(crate) fn guarded<T>(
     device: &wgpu::Device,
     what: &'static str,
@@ -138,7 +137,7 @@ pub(crate) fn guarded<T>(
     let memory = device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
     let internal = device.push_error_scope(wgpu::ErrorFilter::Internal);
     let validation = device.push_error_scope(wgpu::ErrorFilter::Validation);
-    let made = caught(make);
+    let made = std::panic::catch_unwind(std::panic::AssertUnwindSafe(make));
     let validation = now(validation.pop());
     let internal = now(internal.pop());
     let memory = now(memory.pop());
@@ -148,23 +147,21 @@ pub(crate) fn guarded<T>(
     if let Some(error) = validation.or(internal) {
         return Err(Error::Refused { what, description: error.to_string() });
     }
-    made.map_err(|description| Error::Refused { what, description })
-}
-
-#[cfg(not(target_arch = "wasm32"))]
-fn caught<T>(make: impl FnOnce() -> T) -> Result<T, String> {
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(make)).map_err(|panic| {
+    made.map_err(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
-        text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("wgpu panicked").to_string()
+        let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("wgpu panicked");
+        Error::Refused { what, description: text.to_string() }
     })
 }
 
+/// Browsers answer error scopes later than this returns: there the application's own handler is told.
 #[cfg(target_arch = "wasm32")]
-fn caught<T>(make: impl FnOnce() -> T) -> Result<T, String> {
+pub(crate) fn guarded<T>(_: &wgpu::Device, _: &'static str, make: impl FnOnce() -> T) -> Result<T, Error> {
     Ok(make())
 }
 
 /// The result of a future that is ready at once, as error scopes are on native backends.
+#[cfg(not(target_arch = "wasm32"))]
 fn now(scope: impl Future<Output = Option<wgpu::Error>>) -> Option<wgpu::Error> {
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     match std::pin::pin!(scope).poll(&mut context) {

@@ -121,6 +121,17 @@ impl Shape {
     }
 }
 
+/// Refuses numbers that no score survives.
+pub(crate) fn check_options(scale: Option<f64>, softcap: Option<f64>) -> Result<(), Error> {
+    if let Some(value) = scale.filter(|s| !s.is_finite()) {
+        return Err(Error::Option { option: "scale", value, expected: "finite" });
+    }
+    if let Some(value) = softcap.filter(|c| !(c.is_finite() && *c > 0.0)) {
+        return Err(Error::Option { option: "softcap", value, expected: "finite and above 0" });
+    }
+    Ok(())
+}
+
 /// The dimensions and fixed options of a multi-head attention layer.
 ///
 /// `nn.MultiheadAttention(embed_dim, heads)` is `LayerConfig::new(embed_dim, heads)`; its `kdim` and
@@ -262,7 +273,7 @@ impl SideShape {
         if self.narrow {
             [1, self.heads, self.dim, self.read()]
         } else {
-            [1, 1, self.heads * self.dim, self.features]
+            [1, 1, self.heads.saturating_mul(self.dim), self.features]
         }
     }
 }

@@ -51,6 +51,11 @@ pub(crate) const fn dense_strides(shape: [usize; 4]) -> [usize; 4] {
     [b, h, l, d]
 }
 
+/// Elements of a tensor; `usize::MAX` if there are more.
+pub(crate) fn count(shape: [usize; 4]) -> usize {
+    shape.into_iter().fold(1, usize::saturating_mul)
+}
+
 impl Layout {
     pub const fn dense(shape: [usize; 4]) -> Self {
         Layout { shape, strides: dense_strides(shape), offset: 0 }
@@ -59,6 +64,10 @@ impl Layout {
     /// Index of the last element, if it fits.
     fn last(&self) -> Option<u64> {
         let mut last = self.offset as u64;
+        // An axis of repeated elements reaches no further, yet its indices must fit as well.
+        if self.shape.iter().any(|n| *n as u64 > u64::from(u32::MAX)) {
+            return None;
+        }
         for (n, s) in self.shape.iter().zip(self.strides) {
             last = last.checked_add((*n as u64).checked_sub(1)?.checked_mul(s as u64)?)?;
         }
@@ -118,11 +127,11 @@ impl<'a> TensorView<'a> {
     /// Queries, keys and values of one packed `[batch, length, 3, heads, dim]` buffer.
     pub fn packed_qkv(buffer: &'a wgpu::Buffer, dtype: DType, shape: [usize; 4]) -> [Self; 3] {
         let [_, h, l, d] = shape;
-        let third = h * d;
+        let third = h.saturating_mul(d);
         [0, 1, 2].map(|part| {
             Self::new(buffer, dtype, shape)
-                .with_strides([l * 3 * third, d, 3 * third, 1])
-                .with_offset(part * third)
+                .with_strides([l.saturating_mul(third).saturating_mul(3), d, third.saturating_mul(3), 1])
+                .with_offset(third.saturating_mul(part))
         })
     }
 

@@ -21,13 +21,10 @@ pub(crate) fn describe(stage: Stage) -> Kernel {
     let Stage { label, tiles, b_along_n, mut constants, bindings, parts, params, params_bytes } = stage;
     constants.push(Constant::Bool("B_ALONG_N", b_along_n));
     let (core, invocations, workgroup_memory) = match tiles {
-        Tiles::Workgroup { m, n, k } => {
-            constants.extend([
-                Constant::U32("TILE_M", m),
-                Constant::U32("TILE_N", n),
-                Constant::U32("TILE_K", k),
-            ]);
-            (shader!("shared/tile_workgroup"), 256, k * (m / 4 + 1 + n / 4 + 1) * 16)
+        Tiles::Workgroup { side, k } => {
+            constants.extend([Constant::U32("TILE", side), Constant::U32("TILE_K", k)]);
+            // Of A and of B: k rows, and eight vectors that their shifts take.
+            (shader!("shared/tile_workgroup"), 256, 2 * (side * k * 4 + 8 * 16))
         }
         Tiles::Uniform { rows, lanes } => {
             constants.extend([Constant::U32("ROWS", rows), Constant::U32("LANES", lanes)]);
@@ -44,6 +41,6 @@ pub(crate) fn describe(stage: Stage) -> Kernel {
 pub(crate) const ALL: [Tiles; 4] = [
     Tiles::Uniform { rows: 4, lanes: 8 },
     Tiles::Uniform { rows: 32, lanes: 32 },
-    Tiles::Workgroup { m: 64, n: 64, k: 16 },
-    Tiles::Workgroup { m: 128, n: 128, k: 8 },
+    Tiles::Workgroup { side: 64, k: 16 },
+    Tiles::Workgroup { side: 128, k: 8 },
 ];

@@ -4,7 +4,8 @@ use super::{Real, dropout, expect_length, scores, softmax, weighted_sum};
 use crate::dropout::Dropout;
 use crate::error::Error;
 use crate::mask::{HostMask, HostTensor};
-use crate::problem::Shape;
+use crate::problem::{Shape, check_options};
+use crate::tensor::count;
 
 /// Everything about one attention call that is not a dimension or a tensor.
 #[derive(Clone, Copy, Debug, Default)]
@@ -26,6 +27,22 @@ impl Options<'_> {
     /// The factor of `q·k`.
     pub fn scale(&self, head_dim: usize) -> f64 {
         self.scale.unwrap_or(1.0 / (head_dim as f64).sqrt())
+    }
+
+    /// Refuses masks and dropout that do not fit `shape`, and numbers out of their range.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::Length`], [`Error::Option`].
+    pub fn check(&self, shape: &Shape) -> Result<(), Error> {
+        check_options(self.scale, self.softcap)?;
+        let Some(kv_len) = shape.kv_len.checked_sub(self.appended) else {
+            let value = self.appended as f64;
+            return Err(Error::Option { option: "appended", value, expected: "at most kv_len" });
+        };
+        self.mask.check(&Shape { kv_len, ..*shape })?;
+        let Some(dropout) = &self.dropout else { return Ok(()) };
+        dropout.check()?;
+        dropout.given().map_or(Ok(()), |keep| keep.check("dropout", shape.weights()))
     }
 }
 
@@ -52,12 +69,10 @@ pub fn attention<R: Real>(
     options: &Options,
 ) -> Result<Attended<R>, Error> {
     shape.check()?;
-    expect_length("q", q, shape.q().iter().product())?;
-    expect_length("k", k, shape.k().iter().product())?;
-    expect_length("v", v, shape.v().iter().product())?;
-    let masked = Shape { kv_len: shape.kv_len.saturating_sub(options.appended), ..*shape };
-    options.mask.check(&masked)?;
-    options.dropout.as_ref().map_or(Ok(()), Dropout::check)?;
+    expect_length("q", q, count(shape.q()))?;
+    expect_length("k", k, count(shape.k()))?;
+    expect_length("v", v, count(shape.v()))?;
+    options.check(shape)?;
 
     let scores = scores(q, k, shape, options.scale(shape.head_dim));
     let mut normalised = softmax(&scores, shape, options);

@@ -68,11 +68,13 @@ pub fn multi_head<R: Real>(
 ) -> Result<Heads<R>, Error> {
     config.check()?;
     let LayerShape { batch, q_len, kv_len } = shape;
-    let q = side(query, batch * q_len, config.side(Side::Query), &weights.query)?;
-    let mut k = side(key, batch * kv_len, config.side(Side::Key), &weights.key)?;
-    let mut v = side(value, batch * kv_len, config.side(Side::Value), &weights.value)?;
+    let q = side(query, batch.saturating_mul(q_len), config.side(Side::Query), &weights.query)?;
+    let mut k = side(key, batch.saturating_mul(kv_len), config.side(Side::Key), &weights.key)?;
+    let mut v = side(value, batch.saturating_mul(kv_len), config.side(Side::Value), &weights.value)?;
     let mut appended = 0;
     if let Some((bias_k, bias_v)) = weights.appended {
+        expect_length("appended.key", bias_k, config.kv_heads * config.head_dim)?;
+        expect_length("appended.value", bias_v, config.kv_heads * config.value_dim)?;
         k = append(&k, batch, bias_k);
         v = append(&v, batch, bias_v);
         appended += 1;
@@ -98,6 +100,7 @@ pub fn multi_head<R: Real>(
     let context = join_heads(&attended.out, q_len, config.heads, config.value_dim);
     let width = config.heads * config.value_dim;
     expect_length("weights.out", weights.out.weight, config.out_features * width)?;
+    weights.out.bias.map_or(Ok(()), |b| expect_length("bias.out", b, config.out_features))?;
     let out = project(&context, weights.out.weight, weights.out.bias, width, config.out_features);
     Ok(Heads { out, weights: attended.weights, lse: attended.lse, context })
 }
@@ -105,7 +108,7 @@ pub fn multi_head<R: Real>(
 /// One side's projection, wide or narrow: `[rows, features]` → `[rows, heads · dim]`.
 fn side<R: Real>(x: &[R], rows: usize, shape: SideShape, linear: &HostLinear<R>) -> Result<Vec<R>, Error> {
     let SideShape { heads, dim, features, narrow } = shape;
-    expect_length("input", x, rows * features)?;
+    expect_length("input", x, rows.saturating_mul(features))?;
     expect_length("weight", linear.weight, heads * dim * shape.read())?;
     linear.bias.map_or(Ok(()), |b| expect_length("bias", b, heads * dim))?;
     if !narrow {
