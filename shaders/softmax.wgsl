@@ -2,7 +2,8 @@
 //
 // scores [batch, heads, q_len, kv_len], f32   lse [batch, heads, q_len, 1]
 //
-// LANES invocations share a row, ROWS rows a workgroup. A row that sees no key becomes zeros, its lse −∞.
+// LANES invocations share a row: one (row_alone.wgsl) or a workgroup (row_workgroup.wgsl). A row that sees
+// no key becomes zeros, its lse −∞.
 //
 // Bindings (declared by the host): scores; lse, lengths, keep, keys, bias, dropout where used.
 // Two reads and one write per score; two exp.
@@ -68,14 +69,10 @@ fn exp_of(x: vec4<f32>, none: f32) -> vec4<f32> {
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
     let b = group.z;
     let h = group.y;
-    var i = group.x;
-    var lane = index;
-    if LANES == 1u {
-        i = group.x * WORKGROUP + index;
-        lane = 0u;
-        if i >= p.mask.q_len {
-            return;
-        }
+    let i = row_of(group.x, index);
+    let lane = lane_of(index);
+    if i >= p.mask.q_len {
+        return;
     }
     let none = p.mask.none;
     let kv_len = p.mask.kv_len;

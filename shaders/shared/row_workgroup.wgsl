@@ -2,6 +2,14 @@
 
 var<workgroup> partial: array<vec2<f32>, LANES>;
 
+fn row_of(group: u32, index: u32) -> u32 {
+    return group;
+}
+
+fn lane_of(index: u32) -> u32 {
+    return index;
+}
+
 // x: maximum, y: sum of exp(score − maximum).
 fn merged(a: vec2<f32>, b: vec2<f32>) -> vec2<f32> {
     if b.x == p.mask.none {

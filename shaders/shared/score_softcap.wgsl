@@ -1,4 +1,19 @@
+// Drivers make tanh of exp: of a small x that leaves few correct digits, which softcap magnifies, and of a large
+// one NaN. So: a polynomial near 0 (Cephes, tanhf), ±1 from where f32 has nothing between. NaN stays NaN.
+fn tanh_exact(x: f32) -> f32 {
+    let a = abs(x);
+    if a < 0.625 {
+        let z = x * x;
+        let c = (((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z + 1.33314422036e-1) * z;
+        return x + x * z * (c - 3.33332819422e-1);
+    }
+    if a > 15.0 {
+        return sign(x);
+    }
+    let t = 1.0 - 2.0 / (exp(2.0 * a) + 1.0);
+    return select(t, -t, x < 0.0);
+}
+
 fn score_softcap(score: f32, s: Site) -> f32 {
-    // tanh overflows to NaN in some drivers; beyond ±15 it is ±1 in f32.
-    return p.mask.softcap * tanh(clamp(score / p.mask.softcap, -15.0, 15.0));
+    return p.mask.softcap * tanh_exact(score / p.mask.softcap);
 }

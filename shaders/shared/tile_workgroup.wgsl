@@ -1,144 +1,142 @@
-// C = A · B by tiles, for GPUs: a workgroup of 16 × 16 invocations computes TILE_M × TILE_N of C, its
-// tiles of A and B staged in workgroup memory, each invocation holding REG_M × REG_N sums.
+// C = A · B by tiles, for GPUs: a workgroup of 16 × 16 invocations computes TILE × TILE of C, its tiles of
+// A and B staged in workgroup memory, each invocation holding SIDE × SIDE sums.
 //
-// Constants: TILE_M, TILE_N (multiples of 64), TILE_K (multiple of 4), B_ALONG_N.
+// Constants: TILE (a multiple of 64), TILE_K, B_ALONG_N. TILE · TILE_K = 1024, so that every invocation
+// stages one vector of A and one of B per step.
 // The stage gives: tile_of, tile_needed, tile_inner, tile_a4, tile_b4, tile_put4 (see tile_uniform.wgsl).
 //
-// Floors per TILE_K step and invocation: REG_M · REG_N · TILE_K multiply-adds against
-// (REG_M + REG_N) · TILE_K / 4 vector loads from workgroup memory.
+// Floor in workgroup memory, per k and invocation: SIDE² multiply-adds against SIDE / 2 vector loads:
+// 16 against 2 for a tile of 64, 64 against 4 for one of 128.
+// Floor in global memory: 2 / TILE elements per multiply-add. In f32 that is 1/8 byte for a tile of 64,
+// 1/16 for one of 128; half of it in f16.
 
-const REG_M: u32 = TILE_M / 16u;
-const REG_N: u32 = TILE_N / 16u;
-// Rows are padded by one vector, so that the transposing stores spread over the banks.
-const PITCH_M: u32 = TILE_M / 4u + 1u;
-const PITCH_N: u32 = TILE_N / 4u + 1u;
+const_assert TILE * TILE_K == 1024u && TILE % 64u == 0u;
+
+const SIDE: u32 = TILE / 16u;
+const SUMS: u32 = SIDE * SIDE / 4u;
+const VECTORS: u32 = TILE / 4u;     // of a staged row
 const VECTORS_K: u32 = TILE_K / 4u;
-const LOADS_M: u32 = TILE_M * VECTORS_K / 256u;
-const LOADS_N: u32 = TILE_N * VECTORS_K / 256u;
+// A transposing store of 32 neighbours covers VECTORS_K rows, four apart, and 8 / VECTORS_K vectors of
+// each: shifting every fourth row by as much spreads them over all 32 banks.
+const SHIFT: u32 = 8u / VECTORS_K;
 
-var<workgroup> tile_a: array<vec4<f32>, TILE_K * PITCH_M>;
-var<workgroup> tile_b: array<vec4<f32>, TILE_K * PITCH_N>;
+var<workgroup> tile_a: array<vec4<f32>, TILE_K * VECTORS + 8u>;
+var<workgroup> tile_b: array<vec4<f32>, TILE_K * VECTORS + 8u>;
 
-// Elements at or past `end` are zero, whatever the memory holds there.
-fn below(v: vec4<f32>, index: u32, start: u32, end: u32) -> vec4<f32> {
-    let k = vec4<u32>(index) + vec4<u32>(0u, 1u, 2u, 3u);
-    return select(vec4<f32>(), v, (k < vec4<u32>(end)) & (k >= vec4<u32>(start)));
+// Where row k of a staged tile begins.
+fn staged(k: u32) -> u32 {
+    return k * VECTORS + k / 4u * SHIFT;
 }
 
-fn load_a(t: Tile, row0: u32, k0: u32, inner: vec2<u32>, e: u32) -> vec4<f32> {
-    let row = row0 + e / VECTORS_K;
-    let k = k0 + (e % VECTORS_K) * 4u;
-    var v = vec4<f32>();
-    if row < t.rows && k < inner.y {
-        v = below(tile_a4(t, row, k), k, inner.x, inner.y);
-    }
-    return v;
+// Loads have no branches and nothing after them that would wait for them: indices are clamped into the
+// matrix, and staging removes what lies outside of the range of k. Rows and columns outside of C may hold
+// anything, they are not stored.
+
+fn load_a(t: Tile, row: u32, k: u32, last: u32) -> vec4<f32> {
+    return tile_a4(t, min(row, t.rows - 1u), min(k, last & ~3u));
 }
 
-fn load_b(t: Tile, col0: u32, k0: u32, inner: vec2<u32>, e: u32) -> vec4<f32> {
-    var v = vec4<f32>();
+fn load_b(t: Tile, k: u32, col: u32, last: u32) -> vec4<f32> {
     if B_ALONG_N {
-        let col = col0 + (e % (TILE_N / 4u)) * 4u;
-        let k = k0 + e / (TILE_N / 4u);
-        if col < t.cols && k >= inner.x && k < inner.y {
-            v = tile_b4(t, k, col);
-        }
-    } else {
-        let col = col0 + e / VECTORS_K;
-        let k = k0 + (e % VECTORS_K) * 4u;
-        if col < t.cols && k < inner.y {
-            v = below(tile_b4(t, k, col), k, inner.x, inner.y);
-        }
+        return tile_b4(t, min(k, last), min(col, (t.cols - 1u) & ~3u));
     }
-    return v;
+    return tile_b4(t, min(k, last & ~3u), min(col, t.cols - 1u));
 }
 
-fn stage_a(e: u32, v: vec4<f32>) {
-    let row = e / VECTORS_K;
-    let k = (e % VECTORS_K) * 4u;
-    for (var c = 0u; c < 4u; c++) {
-        tile_a[(k + c) * PITCH_M + row / 4u][row % 4u] = v[c];
-    }
-}
-
-fn stage_b(e: u32, v: vec4<f32>) {
-    if B_ALONG_N {
-        tile_b[(e / (TILE_N / 4u)) * PITCH_N + e % (TILE_N / 4u)] = v;
-    } else {
-        let col = e / VECTORS_K;
-        let k = (e % VECTORS_K) * 4u;
-        for (var c = 0u; c < 4u; c++) {
-            tile_b[(k + c) * PITCH_N + col / 4u][col % 4u] = v[c];
-        }
-    }
+// v = [k..k+4] with zeros outside of the range, whatever the memory holds there.
+fn inside(v: vec4<f32>, k: u32, range: vec2<u32>) -> vec4<f32> {
+    let ks = vec4<u32>(k) + vec4<u32>(0u, 1u, 2u, 3u);
+    return select(vec4<f32>(), v, (ks >= vec4<u32>(range.x)) & (ks < vec4<u32>(range.y)));
 }
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let t = tile_of(group.z);
-    let row0 = group.x * TILE_M;
-    let col0 = group.y * TILE_N;
+    let row0 = group.x * TILE;
+    let col0 = group.y * TILE;
     if row0 >= t.rows || col0 >= t.cols {
         return;
     }
-    let rows = min(TILE_M, t.rows - row0);
-    if !tile_needed(t, row0, rows, col0, min(TILE_N, t.cols - col0)) {
+    let rows = min(TILE, t.rows - row0);
+    if !tile_needed(t, row0, rows, col0, min(TILE, t.cols - col0)) {
         return;
     }
     let inner = tile_inner(t, row0, rows);
-    let x = lane % 16u;
-    let y = lane / 16u;
+    let first = inner.x & ~3u;
+    let last = max(inner.y, 1u) - 1u;
 
-    var sums: array<vec4<f32>, REG_M * REG_N / 4u>;
-    for (var s = 0u; s < REG_M * REG_N / 4u; s++) {
+    // What this invocation stages: across the inner axis four k of one row of A, or of one column of B;
+    // along it four columns of B.
+    let across = lane / VECTORS_K;
+    let across_k = lane % VECTORS_K * 4u;
+    let to_across = staged(across_k) + across / 4u;
+    let part = across % 4u;
+    let along = lane % VECTORS * 4u;
+    let along_k = lane / VECTORS;
+    let to_along = staged(along_k) + lane % VECTORS;
+    let b_col = col0 + select(across, along, B_ALONG_N);
+    let b_k = select(across_k, along_k, B_ALONG_N);
+
+    // What it computes: 32 neighbours have 4 × 8 vectors of C, so that what they load differs least.
+    let x = lane % 8u + lane / 32u % 2u * 8u;
+    let y = lane / 8u % 4u + lane / 64u * 4u;
+    var sums: array<vec4<f32>, SUMS>;
+    for (var s = 0u; s < SUMS; s++) {
         sums[s] = vec4<f32>();
     }
-    var next_a: array<vec4<f32>, LOADS_M>;
-    var next_b: array<vec4<f32>, LOADS_N>;
-    let first = inner.x & ~3u;
-    for (var n = 0u; n < LOADS_M; n++) {
-        next_a[n] = load_a(t, row0, first, inner, lane + n * 256u);
-    }
-    for (var n = 0u; n < LOADS_N; n++) {
-        next_b[n] = load_b(t, col0, first, inner, lane + n * 256u);
-    }
+
+    var next_a = load_a(t, row0 + across, first + across_k, last);
+    var next_b = load_b(t, first + b_k, b_col, last);
     for (var k0 = first; k0 < inner.y; k0 += TILE_K) {
-        for (var n = 0u; n < LOADS_M; n++) {
-            stage_a(lane + n * 256u, next_a[n]);
+        var a = next_a;
+        var b = next_b;
+        if k0 < inner.x || k0 + TILE_K > inner.y {
+            a = inside(a, k0 + across_k, inner);
+            if B_ALONG_N {
+                b = select(vec4<f32>(), b, k0 + b_k >= inner.x && k0 + b_k < inner.y);
+            } else {
+                b = inside(b, k0 + b_k, inner);
+            }
         }
-        for (var n = 0u; n < LOADS_N; n++) {
-            stage_b(lane + n * 256u, next_b[n]);
+        for (var c = 0u; c < 4u; c++) {
+            tile_a[to_across + c * VECTORS][part] = a[c];
+        }
+        if B_ALONG_N {
+            tile_b[to_along] = b;
+        } else {
+            for (var c = 0u; c < 4u; c++) {
+                tile_b[to_across + c * VECTORS][part] = b[c];
+            }
         }
         workgroupBarrier();
-        // The next step's loads travel while this one computes.
-        for (var n = 0u; n < LOADS_M; n++) {
-            next_a[n] = load_a(t, row0, k0 + TILE_K, inner, lane + n * 256u);
-        }
-        for (var n = 0u; n < LOADS_N; n++) {
-            next_b[n] = load_b(t, col0, k0 + TILE_K, inner, lane + n * 256u);
-        }
-        for (var k = 0u; k < TILE_K; k++) {
-            for (var m = 0u; m < REG_M / 4u; m++) {
-                let a = tile_a[k * PITCH_M + m * 16u + y];
-                for (var n = 0u; n < REG_N / 4u; n++) {
-                    let b = tile_b[k * PITCH_N + n * 16u + x];
-                    let s = (m * (REG_N / 4u) + n) * 4u;
-                    sums[s] = fma(vec4<f32>(a.x), b, sums[s]);
-                    sums[s + 1u] = fma(vec4<f32>(a.y), b, sums[s + 1u]);
-                    sums[s + 2u] = fma(vec4<f32>(a.z), b, sums[s + 2u]);
-                    sums[s + 3u] = fma(vec4<f32>(a.w), b, sums[s + 3u]);
+        // The next step's loads travel while this one computes. After the last step they repeat its end.
+        next_a = load_a(t, row0 + across, k0 + TILE_K + across_k, last);
+        next_b = load_b(t, k0 + TILE_K + b_k, b_col, last);
+        for (var k4 = 0u; k4 < VECTORS_K; k4++) {
+            for (var k = 0u; k < 4u; k++) {
+                let o = k4 * (4u * VECTORS + SHIFT) + k * VECTORS;
+                for (var m = 0u; m < SIDE / 4u; m++) {
+                    let a = tile_a[o + m * 16u + y];
+                    for (var n = 0u; n < SIDE / 4u; n++) {
+                        let b = tile_b[o + n * 16u + x];
+                        let s = m * SIDE + n * 4u;
+                        sums[s] = fma(vec4<f32>(a.x), b, sums[s]);
+                        sums[s + 1u] = fma(vec4<f32>(a.y), b, sums[s + 1u]);
+                        sums[s + 2u] = fma(vec4<f32>(a.z), b, sums[s + 2u]);
+                        sums[s + 3u] = fma(vec4<f32>(a.w), b, sums[s + 3u]);
+                    }
                 }
             }
         }
         workgroupBarrier();
     }
-    for (var m = 0u; m < REG_M / 4u; m++) {
-        for (var n = 0u; n < REG_N / 4u; n++) {
+    for (var m = 0u; m < SIDE / 4u; m++) {
+        for (var n = 0u; n < SIDE / 4u; n++) {
             let col = col0 + (n * 16u + x) * 4u;
             for (var c = 0u; c < 4u; c++) {
                 let row = row0 + (m * 16u + y) * 4u + c;
                 if row < t.rows && col < t.cols {
-                    tile_put4(t, row, col, sums[(m * (REG_N / 4u) + n) * 4u + c]);
+                    tile_put4(t, row, col, sums[m * SIDE + n * 4u + c]);
                 }
             }
         }
