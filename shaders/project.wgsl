@@ -74,8 +74,8 @@ fn tile_of(z: u32) -> Tile {
     }
     return Tile(
         s.rows, cols, s.features, part, head,
-        s.x_offset + batch * s.x.x + head * s.x.y, s.x.z, s.x.w, s.x_slot,
-        s.w.w + head * s.w.x, s.w.y, s.w.z, s.w_slot,
+        s.x_offset + batch * s.x.x + head * s.x.y, s.x.z, select(s.x.w, 1u, IN_FOURS), s.x_slot,
+        s.w.w + head * s.w.x, select(s.w.y, 1u, IN_FOURS && B_ALONG_N), select(s.w.z, 1u, IN_FOURS && !B_ALONG_N), s.w_slot,
         s.y, s.y_offset + batch * s.y.x + head * s.y.y, s.dim, s.length, s.has_bias != 0u,
     );
 }

@@ -43,8 +43,8 @@ fn tile_of(z: u32) -> Tile {
     let h = z % p.heads;
     return Tile(
         p.mask.q_len, p.mask.kv_len, p.head_dim, b, h,
-        view_at(p.q, b, h, 0u, 0u), p.q.strides.z, p.q.strides.w,
-        view_at(p.k, b, h / p.group, 0u, 0u), p.k.strides.z, p.k.strides.w,
+        view_at(p.q, b, h, 0u, 0u), p.q.strides.z, select(p.q.strides.w, 1u, IN_FOURS),
+        view_at(p.k, b, h / p.group, 0u, 0u), p.k.strides.z, select(p.k.strides.w, 1u, IN_FOURS),
         view_at(p.scores, b, h, 0u, 0u), p.scores.strides.z, p.scores.strides.w, p.scale,
     );
 }

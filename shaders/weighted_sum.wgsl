@@ -42,8 +42,8 @@ fn tile_of(z: u32) -> Tile {
     let h = z % p.heads;
     return Tile(
         p.mask.q_len, p.value_dim, p.mask.kv_len, b, h,
-        view_at(p.weights, b, h, 0u, 0u), p.weights.strides.z, p.weights.strides.w,
-        view_at(p.v, b, h / p.group, 0u, 0u), p.v.strides.z, p.v.strides.w,
+        view_at(p.weights, b, h, 0u, 0u), p.weights.strides.z, select(p.weights.strides.w, 1u, IN_FOURS),
+        view_at(p.v, b, h / p.group, 0u, 0u), p.v.strides.z, select(p.v.strides.w, 1u, IN_FOURS),
         view_at(p.out, b, h, 0u, 0u), p.out.strides.z, p.out.strides.w,
     );
 }

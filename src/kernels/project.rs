@@ -101,6 +101,7 @@ impl Project {
             tiles: self.tiles,
             b_along_n: self.w_along_columns,
             constants: vec![
+                Constant::Bool("IN_FOURS", self.width == Width::Four),
                 Constant::Bool("HAS_BIAS", self.bias.is_some()),
                 Constant::Bool("Y_IN_FOURS", self.put == Width::Four),
             ],

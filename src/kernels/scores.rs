@@ -43,7 +43,10 @@ impl Scores {
             label: "attention.scores",
             tiles: self.tiles,
             b_along_n: false,
-            constants: vec![Constant::Bool("SCORES_IN_FOURS", self.put == Width::Four)],
+            constants: vec![
+                Constant::Bool("IN_FOURS", self.width == Width::Four),
+                Constant::Bool("SCORES_IN_FOURS", self.put == Width::Four),
+            ],
             bindings,
             parts: &[shader!("scores"), &self.range.wgsl()],
             params: Params::FIELDS,

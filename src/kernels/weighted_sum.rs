@@ -42,7 +42,10 @@ impl WeightedSum {
             label: "attention.weighted_sum",
             tiles: self.tiles,
             b_along_n: true,
-            constants: vec![Constant::Bool("OUT_IN_FOURS", self.put == Width::Four)],
+            constants: vec![
+                Constant::Bool("IN_FOURS", self.width == Width::Four),
+                Constant::Bool("OUT_IN_FOURS", self.put == Width::Four),
+            ],
             bindings,
             parts: &[shader!("weighted_sum"), &self.range.wgsl()],
             params: Params::FIELDS,
