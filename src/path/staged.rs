@@ -5,10 +5,10 @@ use crate::dropout::Dropout;
 use crate::kernel::{Call, View, Width};
 use crate::kernels::{Stage, average_weights, mask, scores, softmax, weighted_sum};
 use crate::mask::DeviceMask;
-use crate::plan::{self, Product, Tiling};
+use crate::plan::{self, Product, Tiles, Tiling};
 use crate::problem::Shape;
 use crate::scratch::{ScratchSize, Slot};
-use crate::tensor::{DType, DeviceFacts, Layout, TensorView, broadcast, dense_strides};
+use crate::tensor::{DType, DeviceFacts, Layout, TensorView, Window, broadcast, dense_strides};
 
 /// A checked attention problem.
 #[derive(Clone, Copy)]
@@ -56,138 +56,176 @@ pub(crate) fn calls<'a>(
     matrix: Option<&'a wgpu::Buffer>,
     device: &DeviceFacts,
 ) -> Calls<'a> {
-    let Problem { shape, q, k, v, out, tiling, .. } = *problem;
-    let direct = problem.weights.filter(|w| is_matrix(w, &shape));
-    let scratch =
-        matrix.map(|buffer| TensorView { buffer, dtype: DType::F32, layout: matrix_layout(&shape) });
+    let shape = &problem.shape;
+    let direct = problem.weights.filter(|w| is_matrix(w, shape));
+    let scratch = matrix.map(|buffer| TensorView { buffer, dtype: DType::F32, layout: matrix_layout(shape) });
     let Some(matrix) = direct.or(scratch) else { return Vec::new() };
-    let in_fours = |t: TensorView| t.layout.in_fours(3);
-    let view = |t: TensorView| View::from(t.window(device).layout);
-    let parts = mask::Parts::of(&problem.mask, problem.softcap.is_some(), problem.appended > 0);
-    let range = parts.range_only();
-    let mask_params = mask::MaskParams::new(&problem.mask, &shape, problem.appended, problem.softcap, device);
-    let (heads, group) = (shape.heads as u32, shape.group() as u32);
-    let batch = shape.batch * shape.heads;
-    let mut calls = Vec::with_capacity(4);
-
-    let product = Product { batch, rows: shape.q_len, cols: shape.kv_len };
-    let tiles = plan::tiles(product, tiling, device);
-    let mut tensors = vec![q.window(device), k.window(device), matrix.window(device)];
-    tensors.extend(range.windows(&problem.mask, device));
-    calls.push(Call {
-        variant: Stage::Scores(scores::Scores {
-            tiles,
-            dtype: q.dtype,
-            width: Width::of(in_fours(q) && in_fours(k)),
-            put: Width::of(in_fours(matrix)),
-            range,
-        }),
-        params: bytemuck::bytes_of(&scores::Params {
-            q: view(q),
-            k: view(k),
-            scores: view(matrix),
-            mask: mask_params,
-            heads,
-            group,
-            head_dim: shape.head_dim as u32,
-            scale: problem.scale,
-        })
-        .to_vec(),
-        tensors,
-        grid: grid(plan::grid(tiles, product)),
-    });
-
-    let rows = plan::rows(shape.kv_len, tiling, device);
-    let dropout = problem.dropout.as_ref();
-    let drop = match dropout {
-        None => softmax::Drop::None,
-        Some(Dropout::Seeded { .. }) => softmax::Drop::Seeded,
-        Some(Dropout::Given { .. }) => softmax::Drop::Given,
+    let softcap = problem.softcap;
+    let staged = Staged {
+        problem,
+        matrix,
+        mask: mask::Parts::of(&problem.mask, softcap.is_some(), problem.appended > 0),
+        mask_params: mask::MaskParams::new(&problem.mask, shape, problem.appended, softcap, device),
+        device,
     };
-    let keep = dropout.and_then(Dropout::given).copied();
-    let seed = dropout.map_or(0, Dropout::seed);
-    let mut tensors = vec![matrix.window(device)];
-    tensors.extend(problem.lse.map(|t| t.window(device)));
-    tensors.extend(parts.windows(&problem.mask, device));
-    tensors.extend(keep.map(|t| t.window(device)));
-    let row_groups =
-        if rows.lanes == 1 { shape.q_len.div_ceil(rows.workgroup as usize) } else { shape.q_len };
-    calls.push(Call {
-        variant: Stage::Softmax(softmax::Softmax {
-            rows,
-            width: Width::of(in_fours(matrix)),
-            lse: problem.lse.is_some(),
-            drop,
-            mask: parts,
-        }),
-        params: bytemuck::bytes_of(&softmax::Params {
-            scores: view(matrix),
-            lse: problem.lse.map_or(View::default(), view),
-            dropout: keep.map_or(View::default(), |t| View::from(broadcast(t.window(device).layout))),
-            mask: mask_params,
+    let mut calls = vec![staged.scores(), staged.softmax(), staged.weighted_sum()];
+    if direct.is_none() {
+        calls.extend(problem.weights.map(|weights| staged.average_weights(weights)));
+    }
+    calls
+}
+
+/// What the stages of one problem share.
+struct Staged<'p, 'a> {
+    problem: &'p Problem<'a>,
+    /// Scores, then weights: `[batch, heads, q_len, kv_len]`, f32, perhaps padded.
+    matrix: TensorView<'a>,
+    mask: mask::Parts,
+    mask_params: mask::MaskParams,
+    device: &'p DeviceFacts,
+}
+
+fn in_fours(t: TensorView) -> bool {
+    t.layout.in_fours(3)
+}
+
+impl<'a> Staged<'_, 'a> {
+    fn view(&self, t: TensorView) -> View {
+        View::from(t.window(self.device).layout)
+    }
+
+    fn windows(&self, tensors: &[TensorView<'a>], mask: mask::Parts) -> Vec<Window<'a>> {
+        let mut windows: Vec<_> = tensors.iter().map(|t| t.window(self.device)).collect();
+        windows.extend(mask.windows(&self.problem.mask, self.device));
+        windows
+    }
+
+    /// One product per batch and head, and its tiles.
+    fn product(&self, cols: usize) -> (Tiles, Product) {
+        let Shape { batch, heads, q_len, .. } = self.problem.shape;
+        let product = Product { batch: batch * heads, rows: q_len, cols };
+        (plan::tiles(product, self.problem.tiling, self.device), product)
+    }
+
+    fn scores(&self) -> Call<'a, Stage> {
+        let Problem { shape, q, k, scale, .. } = *self.problem;
+        let (tiles, product) = self.product(shape.kv_len);
+        let range = self.mask.range_only();
+        let params = scores::Params {
+            q: self.view(q),
+            k: self.view(k),
+            scores: self.view(self.matrix),
+            mask: self.mask_params,
+            heads: shape.heads as u32,
+            group: shape.group() as u32,
+            head_dim: shape.head_dim as u32,
+            scale,
+        };
+        Call {
+            variant: Stage::Scores(scores::Scores {
+                tiles,
+                dtype: q.dtype,
+                width: Width::of(in_fours(q) && in_fours(k)),
+                put: Width::of(in_fours(self.matrix)),
+                range,
+            }),
+            params: bytemuck::bytes_of(&params).to_vec(),
+            tensors: self.windows(&[q, k, self.matrix], range),
+            grid: grid(plan::grid(tiles, product)),
+        }
+    }
+
+    fn softmax(&self) -> Call<'a, Stage> {
+        let Problem { shape, lse, tiling, .. } = *self.problem;
+        let rows = plan::rows(shape.kv_len, tiling, self.device);
+        let dropout = self.problem.dropout.as_ref();
+        let drop = match dropout {
+            None => softmax::Drop::None,
+            Some(Dropout::Seeded { .. }) => softmax::Drop::Seeded,
+            Some(Dropout::Given { .. }) => softmax::Drop::Given,
+        };
+        let keep = dropout.and_then(Dropout::given).map(|t| t.window(self.device));
+        let seed = dropout.map_or(0, Dropout::seed);
+        let params = softmax::Params {
+            scores: self.view(self.matrix),
+            lse: lse.map_or(View::default(), |t| self.view(t)),
+            dropout: keep.map_or(View::default(), |w| View::from(broadcast(w.layout))),
+            mask: self.mask_params,
             seed: [seed as u32, (seed >> 32) as u32],
-            heads,
+            heads: shape.heads as u32,
             dropout_threshold: dropout.map_or(0, Dropout::threshold),
             dropout_scale: dropout.map_or(1.0, |d| 1.0 / (1.0 - d.p())),
             pad0: 0,
             pad1: 0,
             pad2: 0,
-        })
-        .to_vec(),
-        tensors,
-        grid: grid([row_groups, shape.heads, shape.batch]),
-    });
+        };
+        let mut tensors = vec![self.matrix];
+        tensors.extend(lse);
+        let mut tensors = self.windows(&tensors, self.mask);
+        tensors.extend(keep);
+        let row_groups = if rows.lanes == 1 { rows.workgroup as usize } else { 1 };
+        Call {
+            variant: Stage::Softmax(softmax::Softmax {
+                rows,
+                width: Width::of(in_fours(self.matrix)),
+                lse: lse.is_some(),
+                drop,
+                mask: self.mask,
+            }),
+            params: bytemuck::bytes_of(&params).to_vec(),
+            tensors,
+            grid: grid([shape.q_len.div_ceil(row_groups), shape.heads, shape.batch]),
+        }
+    }
 
-    let product = Product { batch, rows: shape.q_len, cols: shape.value_dim };
-    let tiles = plan::tiles(product, tiling, device);
-    let mut tensors = vec![matrix.window(device), v.window(device), out.window(device)];
-    tensors.extend(range.windows(&problem.mask, device));
-    calls.push(Call {
-        variant: Stage::WeightedSum(weighted_sum::WeightedSum {
-            tiles,
-            v: v.dtype,
-            out: out.dtype,
-            width: Width::of(in_fours(matrix) && in_fours(v)),
-            put: Width::of(in_fours(out)),
-            range,
-        }),
-        params: bytemuck::bytes_of(&weighted_sum::Params {
-            weights: view(matrix),
-            v: view(v),
-            out: view(out),
-            mask: mask_params,
-            heads,
-            group,
+    fn weighted_sum(&self) -> Call<'a, Stage> {
+        let Problem { shape, v, out, .. } = *self.problem;
+        let (tiles, product) = self.product(shape.value_dim);
+        let range = self.mask.range_only();
+        let params = weighted_sum::Params {
+            weights: self.view(self.matrix),
+            v: self.view(v),
+            out: self.view(out),
+            mask: self.mask_params,
+            heads: shape.heads as u32,
+            group: shape.group() as u32,
             value_dim: shape.value_dim as u32,
             pad: 0,
-        })
-        .to_vec(),
-        tensors,
-        grid: grid(plan::grid(tiles, product)),
-    });
-
-    if let Some(weights) = problem.weights.filter(|_| direct.is_none()) {
-        let out_heads = weights.shape()[1];
-        calls.push(Call {
-            variant: Stage::AverageWeights(average_weights::AverageWeights { out: weights.dtype }),
-            params: bytemuck::bytes_of(&average_weights::Params {
-                weights: view(matrix),
-                out: view(weights),
-                out_heads: out_heads as u32,
-                group: (shape.heads / out_heads) as u32,
-                q_len: shape.q_len as u32,
-                kv_len: shape.kv_len as u32,
-            })
-            .to_vec(),
-            tensors: vec![matrix.window(device), weights.window(device)],
-            grid: grid([
-                shape.kv_len.div_ceil(average_weights::WORKGROUP),
-                shape.q_len,
-                shape.batch * out_heads,
-            ]),
-        });
+        };
+        Call {
+            variant: Stage::WeightedSum(weighted_sum::WeightedSum {
+                tiles,
+                v: v.dtype,
+                out: out.dtype,
+                width: Width::of(in_fours(self.matrix) && in_fours(v)),
+                put: Width::of(in_fours(out)),
+                range,
+            }),
+            params: bytemuck::bytes_of(&params).to_vec(),
+            tensors: self.windows(&[self.matrix, v, out], range),
+            grid: grid(plan::grid(tiles, product)),
+        }
     }
-    calls
+
+    /// The weights as the caller wants them, where the matrix itself is in scratch.
+    fn average_weights(&self, out: TensorView<'a>) -> Call<'a, Stage> {
+        let Shape { batch, heads, q_len, kv_len, .. } = self.problem.shape;
+        let out_heads = out.shape()[1];
+        let params = average_weights::Params {
+            weights: self.view(self.matrix),
+            out: self.view(out),
+            out_heads: out_heads as u32,
+            group: (heads / out_heads) as u32,
+            q_len: q_len as u32,
+            kv_len: kv_len as u32,
+        };
+        Call {
+            variant: Stage::AverageWeights(average_weights::AverageWeights { out: out.dtype }),
+            params: bytemuck::bytes_of(&params).to_vec(),
+            tensors: self.windows(&[self.matrix, out], mask::Parts::default()),
+            grid: grid([kv_len.div_ceil(average_weights::WORKGROUP), q_len, batch * out_heads]),
+        }
+    }
 }
 
 /// A dense tensor in a scratch buffer, from element `offset` on.
