@@ -38,8 +38,10 @@ impl Band {
     pub fn permits(&self, i: usize, j: usize, diagonal: i64) -> bool {
         let position = i as i64 + diagonal;
         let distance = j as i64 - position;
-        self.left.is_none_or(|left| -distance <= left as i64)
-            && self.right.is_none_or(|right| distance <= right as i64)
+        // A bound past every key bounds nothing, however large it is.
+        let reach = |bound: usize| i64::try_from(bound).unwrap_or(i64::MAX);
+        self.left.is_none_or(|left| -distance <= reach(left))
+            && self.right.is_none_or(|right| distance <= reach(right))
             && !(self.exclude_self && distance == 0)
     }
 }

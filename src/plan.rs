@@ -57,7 +57,7 @@ pub(crate) fn tiles(product: Product, tiling: Tiling, device: &DeviceFacts) -> T
     let Product { batch, rows, cols } = product;
     if tiling.uniform(device) {
         let lanes = cols.div_ceil(4).next_power_of_two().clamp(8, 32) as u32;
-        let rows = rows.next_power_of_two().clamp(4, 32) as u32;
+        let rows = rows.next_power_of_two().min(32) as u32;
         return Tiles::Uniform { rows, lanes };
     }
     let count = |side: usize| rows.div_ceil(side).saturating_mul(cols.div_ceil(side));

@@ -211,10 +211,10 @@ impl LayerConfig {
         SideShape { heads, dim, features, narrow: self.narrow }
     }
 
-    /// Refuses zero dimensions and widths that heads do not divide.
+    /// Refuses zero dimensions, widths that heads do not divide, and widths that no index reaches.
     ///
     /// # Errors
-    /// [`Error::ZeroSize`], [`Error::NotDivisible`].
+    /// [`Error::ZeroSize`], [`Error::NotDivisible`], [`Error::Option`].
     pub fn check(&self) -> Result<(), Error> {
         let sizes = [
             ("heads", self.heads),
@@ -227,6 +227,20 @@ impl LayerConfig {
             return Err(Error::ZeroSize { tensor: "layer", axis });
         }
         self.shape(1, 1, 1, 0).check()?;
+        let widths = [
+            ("heads · head_dim", self.heads, self.head_dim),
+            ("heads · value_dim", self.heads, self.value_dim),
+            ("query_features", self.query_features, 1),
+            ("key_features", self.key_features, 1),
+            ("value_features", self.value_features, 1),
+            ("out_features", self.out_features, 1),
+        ];
+        for (option, heads, dim) in widths {
+            if heads.checked_mul(dim).is_none_or(|n| n as u64 > u64::from(u32::MAX)) {
+                let value = heads as f64 * dim as f64;
+                return Err(Error::Option { option, value, expected: "below 2^32" });
+            }
+        }
         for (side, what) in
             [(Side::Query, "query_features"), (Side::Key, "key_features"), (Side::Value, "value_features")]
         {

@@ -39,7 +39,7 @@ pub(crate) fn describe(stage: Stage) -> Kernel {
 
 /// The tiles worth checking every kernel with.
 pub(crate) const ALL: [Tiles; 4] = [
-    Tiles::Uniform { rows: 4, lanes: 8 },
+    Tiles::Uniform { rows: 1, lanes: 8 },
     Tiles::Uniform { rows: 32, lanes: 32 },
     Tiles::Workgroup { side: 64, k: 16 },
     Tiles::Workgroup { side: 128, k: 8 },

@@ -51,7 +51,10 @@ fn normalise<R: Real>(scores: &[Option<R>], weights: &mut [R]) -> R {
         *weight = score.map_or(R::zero(), |s| (s - max).exp());
         sum = sum + *weight;
     }
-    weights.iter_mut().for_each(|weight| *weight = *weight / sum);
+    // A NaN among the scores shows in the weights of the keys that are seen, not of the hidden ones.
+    for (weight, _) in weights.iter_mut().zip(scores).filter(|(_, score)| score.is_some()) {
+        *weight = *weight / sum;
+    }
     max + sum.ln()
 }
 
