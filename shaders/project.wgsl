@@ -135,3 +135,5 @@ fn tile_put4(t: Tile, row: u32, col: u32, value: vec4<f32>) {
         }
     }
 }
+
+fn tile_repair(t: Tile, row: u32, col: u32) {}

@@ -79,3 +79,19 @@ fn tile_put4(t: Tile, row: u32, col: u32, value: vec4<f32>) {
         }
     }
 }
+
+// A weight of zero contributes nothing, whatever the value holds; but 0 · NaN and 0 · ∞ are NaN. Where one
+// came out, the sum is taken again over the weights that are not zero. This costs nothing where none did.
+fn tile_repair(t: Tile, row: u32, col: u32) {
+    let keys = tile_inner(t, row, 1u);
+    for (var c = col; c < min(col + 4u, t.cols); c++) {
+        var sum = 0.0;
+        for (var j = keys.x; j < keys.y; j++) {
+            let weight = weights_at(t.weights + row * t.weights_row + j * t.weights_k);
+            if weight != 0.0 {
+                sum = fma(weight, v_at(t.v + j * t.v_k + c * t.v_col), sum);
+            }
+        }
+        out_put(t.out + row * t.out_row + c * t.out_col, sum);
+    }
+}

@@ -231,7 +231,7 @@ impl Attention {
     /// As [`forward`](Self::forward).
     pub fn scratch_size(&self, call: &Forward) -> Result<ScratchSize, Error> {
         let problem = self.check(call)?;
-        Ok(staged::scratch_size(&problem.shape, problem.weights.as_ref()))
+        staged::scratch_size(&problem.shape, problem.weights.as_ref(), self.pipelines.facts())
     }
 
     /// Records `call` into `encoder`, in a compute pass of its own. Nothing is submitted or copied.
@@ -275,11 +275,12 @@ impl Attention {
         emit: impl FnOnce(&[(crate::scratch::Bound, [u32; 3])]),
     ) -> Result<(), Error> {
         let problem = self.check(call)?;
-        let needed = staged::scratch_size(&problem.shape, problem.weights.as_ref());
+        let device = self.pipelines.facts();
+        let needed = staged::scratch_size(&problem.shape, problem.weights.as_ref(), device)?;
         scratch.check(needed)?;
         let matrix =
             if needed == ScratchSize::default() { None } else { Some(scratch.buffer(Slot::Scores)?) };
-        let calls = staged::calls(&problem, matrix.as_ref(), self.pipelines.facts());
+        let calls = staged::calls(&problem, matrix.as_ref(), device);
         let bound = self.pipelines.bind(&calls, scratch)?;
         emit(&bound);
         Ok(())

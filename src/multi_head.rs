@@ -271,8 +271,7 @@ impl MultiHeadAttention {
         scratch.check(plan.size)?;
         let projected = scratch.buffer(Slot::Projected)?;
         let context = scratch.buffer(Slot::Context)?;
-        let direct = staged::scratch_size(&plan.shape, call.weights.as_ref()) == ScratchSize::default();
-        let matrix = if direct { None } else { Some(scratch.buffer(Slot::Scores)?) };
+        let matrix = if plan.size.has(Slot::Scores) { Some(scratch.buffer(Slot::Scores)?) } else { None };
         let calls = self.calls(call, &plan, &projected, &context, matrix.as_ref());
         let bound = self.pipelines.bind(&calls, scratch)?;
         emit(&bound);
@@ -427,7 +426,7 @@ impl MultiHeadAttention {
         }
         let last = projected_layouts(&shape, config.dtype)[2];
         let end = last.offset as u64 + elements(last.shape);
-        let size = staged::scratch_size(&shape, call.weights.as_ref())
+        let size = staged::scratch_size(&shape, call.weights.as_ref(), device)?
             .with(Slot::Projected, (end * bytes).next_multiple_of(4))
             .with(Slot::Context, (elements(shape.out()) * bytes).next_multiple_of(4));
         Ok(Plan { shape, appended, size })

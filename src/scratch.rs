@@ -33,6 +33,10 @@ impl ScratchSize {
         self
     }
 
+    pub(crate) fn has(&self, slot: Slot) -> bool {
+        self.bytes[slot as usize] > 0
+    }
+
     /// Bytes of all parts together.
     pub fn total(&self) -> u64 {
         self.bytes.iter().sum()

@@ -2,7 +2,7 @@
 // computes ROWS rows of four columns. The rows come from workgroup_id alone, so that loads of A are
 // uniform: the compiler broadcasts them instead of gathering.
 //
-// Constants: ROWS, LANES, B_ALONG_N.
+// Constants: ROWS, LANES, B_ALONG_N, REPAIRS.
 // The stage gives:
 //   struct Tile { rows, cols, ... }       the product's size and what else the stage needs
 //   tile_of(z) -> Tile                    from workgroup_id.z
@@ -11,6 +11,7 @@
 //   tile_a4(t, row, k) -> vec4            A[row, k..k+4]
 //   tile_b4(t, k, col) -> vec4            B[k, col..col+4] if B_ALONG_N, else B[k..k+4, col]
 //   tile_put4(t, row, col, value)         C[row, col..col+4]
+//   tile_repair(t, row, col)              the same once more, where a NaN came out and REPAIRS is set
 
 // B[k..k+4, col..col+4], a column of the matrix per k.
 fn block_b(t: Tile, k: u32, col: u32) -> mat4x4<f32> {
@@ -82,9 +83,16 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             }
         }
     }
+    var broken = false;
     for (var r = 0u; r < ROWS; r++) {
         if r < rows {
             tile_put4(t, row0 + r, col, sums[r]);
+            broken = broken || any_nan(sums[r]);
+        }
+    }
+    if REPAIRS && broken {
+        for (var r = 0u; r < rows; r++) {
+            tile_repair(t, row0 + r, col);
         }
     }
 }

@@ -1,9 +1,10 @@
 // C = A · B by tiles, for GPUs: a workgroup of 16 × 16 invocations computes TILE × TILE of C, its tiles of
 // A and B staged in workgroup memory, each invocation holding SIDE × SIDE sums.
 //
-// Constants: TILE (a multiple of 64), TILE_K, B_ALONG_N. TILE · TILE_K = 1024, so that every invocation
-// stages one vector of A and one of B per step.
-// The stage gives: tile_of, tile_needed, tile_inner, tile_a4, tile_b4, tile_put4 (see tile_uniform.wgsl).
+// Constants: TILE (a multiple of 64), TILE_K, B_ALONG_N, REPAIRS. TILE · TILE_K = 1024, so that every
+// invocation stages one vector of A and one of B per step.
+// The stage gives: tile_of, tile_needed, tile_inner, tile_a4, tile_b4, tile_put4,
+// tile_repair (see tile_uniform.wgsl).
 //
 // Floor in workgroup memory, per k and invocation: SIDE² multiply-adds against SIDE / 2 vector loads:
 // 16 against 2 for a tile of 64, 64 against 4 for one of 128.
@@ -130,14 +131,26 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         }
         workgroupBarrier();
     }
+    var broken = false;
     for (var m = 0u; m < SIDE / 4u; m++) {
         for (var n = 0u; n < SIDE / 4u; n++) {
             let col = col0 + (n * 16u + x) * 4u;
             for (var c = 0u; c < 4u; c++) {
                 let row = row0 + (m * 16u + y) * 4u + c;
+                let sum = sums[m * SIDE + n * 4u + c];
                 if row < t.rows && col < t.cols {
-                    tile_put4(t, row, col, sums[m * SIDE + n * 4u + c]);
+                    tile_put4(t, row, col, sum);
+                    broken = broken || any_nan(sum);
                 }
+            }
+        }
+    }
+    if REPAIRS && broken {
+        for (var s = 0u; s < SUMS; s++) {
+            let row = row0 + (s / SIDE * 16u + y) * 4u + s % 4u;
+            let col = col0 + (s % SIDE / 4u * 16u + x) * 4u;
+            if row < t.rows && col < t.cols {
+                tile_repair(t, row, col);
             }
         }
     }

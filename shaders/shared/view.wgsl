@@ -8,3 +8,8 @@ struct View {
 fn view_at(v: View, b: u32, h: u32, i: u32, d: u32) -> u32 {
     return v.offset + b * v.strides.x + h * v.strides.y + i * v.strides.z + d * v.strides.w;
 }
+
+// By the bits: compilers may take it that there is no NaN.
+fn any_nan(x: vec4<f32>) -> bool {
+    return any((bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu)) > vec4<u32>(0x7f800000u));
+}

@@ -100,6 +100,7 @@ impl Project {
             label: "attention.project",
             tiles: self.tiles,
             b_along_n: self.w_along_columns,
+            repairs: false,
             constants: vec![
                 Constant::Bool("IN_FOURS", self.width == Width::Four),
                 Constant::Bool("HAS_BIAS", self.bias.is_some()),

@@ -43,6 +43,7 @@ impl Scores {
             label: "attention.scores",
             tiles: self.tiles,
             b_along_n: false,
+            repairs: false,
             constants: vec![
                 Constant::Bool("IN_FOURS", self.width == Width::Four),
                 Constant::Bool("SCORES_IN_FOURS", self.put == Width::Four),

@@ -10,6 +10,8 @@ pub(crate) struct Stage<'a> {
     pub tiles: Tiles,
     /// Whether `tile_b4` loads along the columns of B, or along its rows.
     pub b_along_n: bool,
+    /// Whether sums that came out NaN are taken again by the stage's `tile_repair`.
+    pub repairs: bool,
     pub constants: Vec<Constant>,
     pub bindings: Vec<Binding>,
     pub parts: &'a [&'a str],
@@ -18,8 +20,10 @@ pub(crate) struct Stage<'a> {
 }
 
 pub(crate) fn describe(stage: Stage) -> Kernel {
-    let Stage { label, tiles, b_along_n, mut constants, bindings, parts, params, params_bytes } = stage;
+    let Stage { label, tiles, b_along_n, repairs, mut constants, bindings, parts, params, params_bytes } =
+        stage;
     constants.push(Constant::Bool("B_ALONG_N", b_along_n));
+    constants.push(Constant::Bool("REPAIRS", repairs));
     let (core, invocations, workgroup_memory) = match tiles {
         Tiles::Workgroup { side, k } => {
             constants.extend([Constant::U32("TILE", side), Constant::U32("TILE_K", k)]);

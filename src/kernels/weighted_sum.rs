@@ -42,6 +42,7 @@ impl WeightedSum {
             label: "attention.weighted_sum",
             tiles: self.tiles,
             b_along_n: true,
+            repairs: true,
             constants: vec![
                 Constant::Bool("IN_FOURS", self.width == Width::Four),
                 Constant::Bool("OUT_IN_FOURS", self.put == Width::Four),

@@ -2,6 +2,7 @@
 
 use super::{Calls, grid};
 use crate::dropout::Dropout;
+use crate::error::Error;
 use crate::kernel::{Call, View, Width};
 use crate::kernels::{Stage, average_weights, mask, scores, softmax, weighted_sum};
 use crate::mask::DeviceMask;
@@ -41,13 +42,22 @@ fn matrix_layout(shape: &Shape) -> Layout {
 }
 
 /// Temporary memory for the score matrix: none if the caller's weights tensor serves.
-pub(crate) fn scratch_size(shape: &Shape, weights: Option<&TensorView>) -> ScratchSize {
+pub(crate) fn scratch_size(
+    shape: &Shape,
+    weights: Option<&TensorView>,
+    device: &DeviceFacts,
+) -> Result<ScratchSize, Error> {
     if weights.is_some_and(|w| is_matrix(w, shape)) {
-        return ScratchSize::default();
+        return Ok(ScratchSize::default());
     }
-    let [b, h, i, j] = matrix_layout(shape).shape.map(|n| n as u64);
-    let bytes = b.saturating_mul(h).saturating_mul(i).saturating_mul(j).saturating_mul(4);
-    ScratchSize::default().with(Slot::Scores, bytes)
+    let elements = matrix_layout(shape).shape.iter().fold(1u64, |n, d| n.saturating_mul(*d as u64));
+    // Kernels count elements in 32 bits, however much a device can bind.
+    let limit = device.max_binding_bytes.min(4 * u64::from(u32::MAX));
+    let bytes = elements.saturating_mul(4);
+    if bytes > limit {
+        return Err(Error::BindingLimit { tensor: "scores (scratch)", bytes, limit });
+    }
+    Ok(ScratchSize::default().with(Slot::Scores, bytes))
 }
 
 /// The dispatches of `problem`. `matrix` is the scratch's score buffer, unless the weights serve.
