@@ -88,7 +88,8 @@ fn tile_repair(t: Tile, row: u32, col: u32) {
         var sum = 0.0;
         for (var j = keys.x; j < keys.y; j++) {
             let weight = weights_at(t.weights + row * t.weights_row + j * t.weights_k);
-            if weight != 0.0 {
+            // By the bits: a weight that is NaN counts, and `!=` is false for it in SPIR-V's ordered comparison.
+            if (bitcast<u32>(weight) & 0x7fffffffu) != 0u {
                 sum = fma(weight, v_at(t.v + j * t.v_k + c * t.v_col), sum);
             }
         }

@@ -5,7 +5,7 @@ use crate::dropout::Dropout;
 use crate::error::Error;
 use crate::mask::{DeviceMask, HostMask, HostTensor, Mask};
 use crate::multi_head::{LayerForward, LayerWeights, MultiHeadAttention};
-use crate::pipelines::guarded;
+use crate::pipelines::{Watch, guarded};
 use crate::problem::{LayerConfig, Shape, Side};
 use crate::projection::Linear;
 use crate::record::Pipelines;
@@ -168,6 +168,7 @@ impl Gpu {
             return Err(Error::Unsupported { what: "options.appended", why });
         }
         options.check(shape)?;
+        let watch = Watch::begin(&self.device);
         let q = self.upload_shaped("q", q, shape.q())?;
         let k = self.upload_shaped("k", k, shape.k())?;
         let v = self.upload_shaped("v", v, shape.v())?;
@@ -187,6 +188,7 @@ impl Gpu {
         let attention = Attention::with_pipelines(&self.pipelines, config)?;
         let mut scratch = Scratch::new(&self.device, attention.scratch_size(&call)?)?;
         self.submit(|encoder| attention.forward(encoder, &call, &mut scratch))?;
+        watch.end("attention").await?;
         out.read(self, everything).await
     }
 
@@ -228,6 +230,7 @@ impl Gpu {
             ("key", &weights.key, config.side(Side::Key), kv_len),
             ("value", &weights.value, config.side(Side::Value), kv_len),
         ];
+        let watch = Watch::begin(&self.device);
         let mut xs = Vec::new();
         let mut linears = Vec::new();
         for (x, (name, linear, side, length)) in inputs.into_iter().zip(sides) {
@@ -271,6 +274,7 @@ impl Gpu {
         };
         let mut scratch = Scratch::new(&self.device, layer.scratch_size(&call)?)?;
         self.submit(|encoder| layer.forward(encoder, &call, &mut scratch))?;
+        watch.end("the layer").await?;
         out.read(self, true).await
     }
 
@@ -372,6 +376,7 @@ impl Gpu {
         let bytes = n.saturating_mul(size_of::<T>()).min(isize::MAX as usize);
         let size = (bytes as u64).next_multiple_of(4);
         let (sender, receiver) = futures_channel::oneshot::channel();
+        let watch = Watch::begin(&self.device);
         let staging = guarded(&self.device, "a read-back", || {
             let staging = self.device.create_buffer(&wgpu::BufferDescriptor {
                 label: Some("attention.download"),
@@ -384,6 +389,7 @@ impl Gpu {
             self.queue.submit([encoder.finish()]);
             staging
         })?;
+        watch.end("a read-back").await?;
         let lost = |e: &dyn std::fmt::Display| Error::DeviceLost(e.to_string());
         // A buffer that was just made can be mapped, unless a lost device made it.
         guarded(&self.device, "a read-back", || {

@@ -154,10 +154,55 @@ pub(crate) fn guarded<T>(
     })
 }
 
-/// Browsers answer error scopes later than this returns: there the application's own handler is told.
+/// Browsers answer error scopes later than this returns: there a [`Watch`] is told, else the application's
+/// own handler.
 #[cfg(target_arch = "wasm32")]
 pub(crate) fn guarded<T>(_: &wgpu::Device, _: &'static str, make: impl FnOnce() -> T) -> Result<T, Error> {
     Ok(make())
+}
+
+/// Error scopes in a browser, around calls that do not wait; elsewhere nothing, as [`guarded`] tells.
+pub(crate) struct Watch {
+    // Dropped in this order, the last pushed first.
+    #[cfg(target_arch = "wasm32")]
+    scopes: [wgpu::ErrorScopeGuard; 3],
+}
+
+#[cfg(target_arch = "wasm32")]
+impl Watch {
+    pub fn begin(device: &wgpu::Device) -> Self {
+        let memory = device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
+        let internal = device.push_error_scope(wgpu::ErrorFilter::Internal);
+        let validation = device.push_error_scope(wgpu::ErrorFilter::Validation);
+        Watch { scopes: [validation, internal, memory] }
+    }
+
+    /// Ends the scopes now; the future says what they caught.
+    pub fn end(self, what: &'static str) -> impl Future<Output = Result<(), Error>> {
+        let [validation, internal, memory] = self.scopes.map(wgpu::ErrorScopeGuard::pop);
+        async move {
+            if let Some(error) = memory.await {
+                return Err(Error::OutOfMemory { what, description: error.to_string() });
+            }
+            match (validation.await, internal.await) {
+                (Some(error), _) | (None, Some(error)) => {
+                    Err(Error::Refused { what, description: error.to_string() })
+                }
+                (None, None) => Ok(()),
+            }
+        }
+    }
+}
+
+#[cfg(not(target_arch = "wasm32"))]
+impl Watch {
+    pub fn begin(_: &wgpu::Device) -> Self {
+        Watch {}
+    }
+
+    pub async fn end(self, _: &'static str) -> Result<(), Error> {
+        Ok(())
+    }
 }
 
 /// The result of a future that is ready at once, as error scopes are on native backends.

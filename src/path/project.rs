@@ -91,7 +91,9 @@ pub(crate) fn calls<'a>(products: &[Product<'a>], tiling: Tiling, device: &Devic
     let ys = bind(&products.iter().map(|p| p.y).collect::<Vec<_>>(), device);
     let count = |b: &Bound| b.windows.len();
     let bindings = count(&xs) + count(&ws) + biases.as_ref().map_or(0, count) + count(&ys);
-    let fits = bindings <= device.max_storage_buffers as usize && count(&ys) == 1;
+    // One dispatch has one batch count.
+    let one_batch = rest.iter().all(|p| p.x.shape()[0] == first.x.shape()[0]);
+    let fits = one_batch && bindings <= device.max_storage_buffers as usize && count(&ys) == 1;
     if products.len() > PARTS || (!fits && !rest.is_empty()) {
         let mut split = calls(&[*first], tiling, device);
         split.extend(calls(rest, tiling, device));
