@@ -1,0 +1,287 @@
+//! What the Rust side believes of every kernel is what its WGSL says, read by naga.
+
+use std::collections::HashSet;
+
+use naga::proc::Layouter;
+use naga::valid::{Capabilities, GlobalUse, ModuleInfo, ValidationFlags, Validator};
+use naga::{AddressSpace, ArraySize, Handle, Module, ScalarKind, StorageAccess, Type, TypeInner};
+use wgpu_attention::inspect::{BindingText, KernelText, StructTable, kernels, shared_structs};
+
+/// What every WebGPU device has.
+const MAX_INVOCATIONS: u32 = 256;
+const MAX_WORKGROUP_MEMORY: u32 = 16384;
+const MAX_STORAGE_BUFFERS: usize = 8;
+
+/// A parsed and validated module.
+struct Parsed {
+    module: Module,
+    info: ModuleInfo,
+    layouts: Layouter,
+}
+
+impl Parsed {
+    fn new(wgsl: &str) -> Result<Self, String> {
+        let module = naga::front::wgsl::parse_str(wgsl).map_err(|e| e.emit_to_string(wgsl))?;
+        let f16 = wgsl.lines().any(|line| line == "enable f16;");
+        let capabilities = if f16 { Capabilities::SHADER_FLOAT16 } else { Capabilities::empty() };
+        let info = Validator::new(ValidationFlags::all(), capabilities)
+            .validate(&module)
+            .map_err(|e| e.emit_to_string(wgsl))?;
+        let mut layouts = Layouter::default();
+        layouts.update(module.to_ctx()).map_err(|e| e.to_string())?;
+        Ok(Parsed { module, info, layouts })
+    }
+
+    /// A type as WGSL spells it.
+    fn spelled(&self, ty: Handle<Type>) -> String {
+        let ty = &self.module.types[ty];
+        let scalar = |s: naga::Scalar| match (s.kind, s.width) {
+            (ScalarKind::Bool, _) => "bool".to_string(),
+            (kind, width) => {
+                let kind = if kind == ScalarKind::Float {
+                    "f"
+                } else if kind == ScalarKind::Sint {
+                    "i"
+                } else {
+                    "u"
+                };
+                format!("{kind}{}", u32::from(width) * 8)
+            }
+        };
+        match &ty.inner {
+            TypeInner::Scalar(s) => scalar(*s),
+            TypeInner::Vector { size, scalar: s } => format!("vec{}<{}>", *size as u8, scalar(*s)),
+            TypeInner::Array { base, size: ArraySize::Constant(n), .. } => {
+                format!("array<{}, {n}>", self.spelled(*base))
+            }
+            TypeInner::Array { base, size: ArraySize::Dynamic, .. } => {
+                format!("array<{}>", self.spelled(*base))
+            }
+            TypeInner::Struct { .. } => ty.name.clone().unwrap_or_default(),
+            other => format!("{other:?}"),
+        }
+    }
+
+    /// The struct itself, or what an array holds.
+    fn structs_within(&self, ty: Handle<Type>, found: &mut Vec<Handle<Type>>) {
+        match &self.module.types[ty].inner {
+            TypeInner::Array { base, .. } => self.structs_within(*base, found),
+            TypeInner::Struct { members, .. } if !found.contains(&ty) => {
+                found.push(ty);
+                members.iter().for_each(|m| self.structs_within(m.ty, found));
+            }
+            _ => {}
+        }
+    }
+
+    fn compare_struct(&self, ty: Handle<Type>, table: &StructTable, faults: &mut Vec<String>) {
+        let TypeInner::Struct { members, span } = &self.module.types[ty].inner else {
+            return faults.push(format!("{} is no struct", table.name));
+        };
+        let wgsl: Vec<_> = members
+            .iter()
+            .map(|m| (m.name.clone().unwrap_or_default(), m.offset as usize, self.spelled(m.ty)))
+            .collect();
+        let rust: Vec<_> =
+            table.fields.iter().map(|f| (f.name.to_string(), f.offset, f.wgsl.to_string())).collect();
+        for n in 0..wgsl.len().max(rust.len()) {
+            let (wgsl, rust) = (wgsl.get(n), rust.get(n));
+            if wgsl != rust {
+                faults.push(format!("{} member {n}: WGSL {wgsl:?}, Rust {rust:?}", table.name));
+            }
+        }
+        if *span as usize != table.bytes {
+            faults.push(format!("{}: {span} bytes in WGSL, {} in Rust", table.name, table.bytes));
+        }
+    }
+}
+
+/// Everything in which a kernel's text and the host's idea of it differ.
+fn faults(kernel: &KernelText, structs: &[StructTable]) -> Vec<String> {
+    let parsed = match Parsed::new(&kernel.wgsl) {
+        Ok(parsed) => parsed,
+        Err(e) => return vec![e],
+    };
+    let module = &parsed.module;
+    let mut faults = Vec::new();
+
+    let [entry] = module.entry_points.as_slice() else {
+        return vec![format!("{} entry points", module.entry_points.len())];
+    };
+    if entry.name != "main" || entry.stage != naga::ShaderStage::Compute {
+        faults.push(format!("the entry point is {:?} `{}`", entry.stage, entry.name));
+    }
+    let invocations: u32 = entry.workgroup_size.iter().product();
+    if invocations != kernel.invocations || invocations > MAX_INVOCATIONS {
+        faults.push(format!("{invocations} invocations in WGSL, {} in Rust", kernel.invocations));
+    }
+    if !module.overrides.is_empty() {
+        faults.push("overrides, which pipelines do not set".into());
+    }
+
+    let used = parsed.info.get_entry_point(0);
+    let mut bindings = Vec::new();
+    let mut workgroup_memory = 0;
+    for (handle, global) in module.global_variables.iter() {
+        let name = global.name.clone().unwrap_or_default();
+        let binding = global.binding.as_ref().map(|b| (b.group, b.binding));
+        match global.space {
+            AddressSpace::Uniform => {
+                if (name.as_str(), binding) != ("p", Some((0, 0))) {
+                    faults.push(format!("uniform `{name}` at {binding:?}, not `p` at group 0 binding 0"));
+                }
+                if parsed.spelled(global.ty) != kernel.params.name {
+                    faults.push(format!("the uniform is a {}", parsed.spelled(global.ty)));
+                }
+                let mut found = Vec::new();
+                parsed.structs_within(global.ty, &mut found);
+                for ty in found {
+                    let name = parsed.spelled(ty);
+                    match std::iter::once(&kernel.params).chain(structs).find(|t| t.name == name) {
+                        Some(table) => parsed.compare_struct(ty, table, &mut faults),
+                        None => faults.push(format!("{name} has no table")),
+                    }
+                }
+            }
+            AddressSpace::Storage { access } => {
+                let access = if access.contains(StorageAccess::STORE) { "read_write" } else { "read" };
+                let (group, number) = binding.unwrap_or((u32::MAX, u32::MAX));
+                if group != 0 {
+                    faults.push(format!("`{name}` is in group {group}"));
+                }
+                bindings.push(BindingText {
+                    name: name.clone(),
+                    binding: number,
+                    wgsl: parsed.spelled(global.ty),
+                    access,
+                });
+            }
+            AddressSpace::WorkGroup => {
+                // As WebGPU counts: each variable in whole 16 bytes.
+                workgroup_memory += parsed.layouts[global.ty].size.next_multiple_of(16);
+            }
+            AddressSpace::Private => {}
+            other => faults.push(format!("`{name}` in {other:?}")),
+        }
+        let wanted = match global.space {
+            AddressSpace::Storage { access } if access.contains(StorageAccess::STORE) => GlobalUse::WRITE,
+            _ => GlobalUse::READ,
+        };
+        if !used[handle].contains(wanted) {
+            faults.push(format!("`{name}` is declared and not used as such"));
+        }
+    }
+    bindings.sort_by_key(|b| b.binding);
+    for n in 0..bindings.len().max(kernel.bindings.len()) {
+        let (wgsl, rust) = (bindings.get(n), kernel.bindings.get(n));
+        if wgsl != rust {
+            faults.push(format!("binding {}: WGSL {wgsl:?}, Rust {rust:?}", n + 1));
+        }
+    }
+    if bindings.len() > MAX_STORAGE_BUFFERS {
+        faults.push(format!("{} storage buffers", bindings.len()));
+    }
+    if workgroup_memory != kernel.workgroup_memory || workgroup_memory > MAX_WORKGROUP_MEMORY {
+        faults.push(format!(
+            "workgroup memory: {workgroup_memory} in WGSL, {} in Rust",
+            kernel.workgroup_memory
+        ));
+    }
+    faults
+}
+
+#[test]
+fn every_kernel_is_what_the_host_believes() {
+    let kernels = kernels();
+    let structs = shared_structs();
+    let bad: Vec<_> = kernels
+        .iter()
+        .flat_map(|k| faults(k, &structs).into_iter().map(move |fault| format!("{}: {fault}", k.name)))
+        .collect();
+    assert!(
+        bad.is_empty(),
+        "{} faults in {} kernels:\n{}",
+        bad.len(),
+        kernels.len(),
+        bad[..bad.len().min(20)].join("\n")
+    );
+    println!("{} kernel variants", kernels.len());
+}
+
+#[test]
+fn kernels_have_names_of_their_own() {
+    let kernels = kernels();
+    let names: HashSet<_> = kernels.iter().map(|k| &k.name).collect();
+    assert_eq!(names.len(), kernels.len());
+    let texts: HashSet<_> = kernels.iter().map(|k| &k.wgsl).collect();
+    println!("{} different texts", texts.len());
+    let mut shown: Vec<_> = kernels.iter().map(|k| k.name.len()).collect();
+    shown.sort_unstable();
+    assert!(shown.last().is_some_and(|longest| *longest < 200), "a name must do for a file");
+}
+
+/// A shader that no kernel is listed with would be tested by nothing here.
+#[test]
+fn every_shader_file_is_in_a_kernel() {
+    let kernels = kernels();
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("shaders");
+    let stems: HashSet<_> = kernels.iter().filter_map(|k| k.label.strip_prefix("attention.")).collect();
+    let mut files = 0;
+    for folder in [root.clone(), root.join("shared")] {
+        for entry in std::fs::read_dir(&folder).expect("the shaders are there") {
+            let path = entry.expect("a readable folder").path();
+            if path.extension().is_none_or(|e| e != "wgsl") {
+                continue;
+            }
+            files += 1;
+            let text = std::fs::read_to_string(&path).expect("a readable shader");
+            assert!(kernels.iter().any(|k| k.wgsl.contains(&text)), "{} is in no kernel", path.display());
+            let stem = path.file_stem().and_then(|s| s.to_str()).unwrap_or_default();
+            assert!(folder != root || stems.contains(stem), "no kernel is called attention.{stem}");
+        }
+    }
+    assert!(files >= stems.len());
+}
+
+/// The comparison must be able to fail.
+#[test]
+fn a_wrong_table_is_reported() {
+    let kernels = kernels();
+    let kernel = kernels
+        .iter()
+        .find(|k| k.label == "attention.softmax" && k.workgroup_memory > 0 && k.bindings.len() > 3)
+        .expect("a softmax with workgroup memory and a mask");
+    let structs = shared_structs();
+    assert_eq!(faults(kernel, &structs), Vec::<String>::new());
+
+    type Change = fn(&mut KernelText, &mut Vec<StructTable>);
+    let changes: [(&str, Change); 21] = [
+        ("member 1", |k, _| k.params.fields[1].name = "other"),
+        ("member 2", |k, _| k.params.fields[2].offset += 4),
+        ("member 4", |k, _| k.params.fields[4].wgsl = "vec2<f32>"),
+        ("member", |k, _| k.params.fields.truncate(5)),
+        ("member 0", |k, _| k.params.fields.swap(0, 1)),
+        ("bytes in WGSL", |k, _| k.params.bytes += 16),
+        ("is a Params", |k, _| k.params.name = "Other"),
+        ("View member 1", |_, s| s[0].fields[1].offset = 20),
+        ("View: 32 bytes", |_, s| s[0].bytes = 20),
+        ("MaskParams member 4", |_, s| s[1].fields[4].wgsl = "u32"),
+        ("MaskParams has no table", |_, s| s.retain(|t| t.name != "MaskParams")),
+        ("binding 1", |k, _| k.bindings[0].name = "other".into()),
+        ("binding 1", |k, _| k.bindings[0].access = "read"),
+        ("binding 2", |k, _| k.bindings[1].wgsl = "array<f16>".into()),
+        ("binding 3", |k, _| k.bindings[2].binding = 7),
+        ("binding", |k, _| k.bindings.truncate(2)),
+        ("invocations", |k, _| k.invocations /= 2),
+        ("workgroup memory", |k, _| k.workgroup_memory += 16),
+        ("is declared and not used", |k, _| k.wgsl += "@group(0) @binding(9) var<storage> x: array<u32>;\n"),
+        ("entry points", |k, _| k.wgsl += "@compute @workgroup_size(1) fn other() {}\n"),
+        ("error", |k, _| k.wgsl += "fn broken() -> u32 { return 1.0; }\n"),
+    ];
+    for (expected, change) in changes {
+        let (mut kernel, mut structs) = (kernel.clone(), structs.clone());
+        change(&mut kernel, &mut structs);
+        let found = faults(&kernel, &structs);
+        assert!(found.iter().any(|f| f.contains(expected)), "`{expected}` is not among {found:?}");
+    }
+}

@@ -1,0 +1,286 @@
+//! An attention problem with its data, and the truth about it.
+
+use half::f16;
+use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
+use wgpu_attention::reference::{self, Attended, Options, Real, average_heads, widen};
+use wgpu_attention::{Alignment, DType, Dropout, HostMask, HostTensor, Mask, Shape};
+
+use super::memory::stored;
+use super::random::Rng;
+
+/// Dense elements with their shape; an axis of 1 repeats.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Part<T> {
+    pub data: Vec<T>,
+    pub shape: [usize; 4],
+}
+
+impl<T: Copy> Part<T> {
+    pub fn new(data: Vec<T>, shape: [usize; 4]) -> Self {
+        assert_eq!(data.len(), shape.iter().product::<usize>());
+        Part { data, shape }
+    }
+
+    /// Elements computed from their index.
+    pub fn of(shape: [usize; 4], f: impl Fn([usize; 4]) -> T) -> Self {
+        let [b, h, l, d] = shape;
+        let at = |n: usize| f([n / (l * d) / h, n / (l * d) % h, n / d % l, n % d]);
+        Part { data: (0..b * h * l * d).map(at).collect(), shape }
+    }
+
+    pub fn host(&self) -> HostTensor<'_, T> {
+        HostTensor::new(&self.data, self.shape)
+    }
+}
+
+/// A mask as data; [`Rules::mask`] makes the crate's own of it.
+#[derive(Clone, Debug, Default)]
+pub struct Rules {
+    pub causal: bool,
+    pub alignment: Alignment,
+    pub window: Option<[usize; 2]>,
+    pub exclude_self: bool,
+    pub lengths: Option<Part<u32>>,
+    pub keep: Option<Part<bool>>,
+    pub keys: Option<Part<bool>>,
+    pub bias: Option<Part<f32>>,
+}
+
+impl Rules {
+    /// Through the public builder, for host and device alike.
+    pub fn mask<L, K, B>(
+        &self,
+        lengths: Option<L>,
+        keep: Option<K>,
+        keys: Option<K>,
+        bias: Option<B>,
+    ) -> Mask<L, K, B> {
+        let mut mask = Mask::none().aligned(self.alignment);
+        if self.causal {
+            mask = mask.and_causal();
+        }
+        if let Some([left, right]) = self.window {
+            mask = mask.window(left, right);
+        }
+        if self.exclude_self {
+            mask = mask.exclude_self();
+        }
+        if let Some(lengths) = lengths {
+            mask = mask.lengths(lengths);
+        }
+        if let Some(keep) = keep {
+            mask = mask.keep(keep);
+        }
+        if let Some(keys) = keys {
+            mask = mask.keys(keys);
+        }
+        if let Some(bias) = bias {
+            mask = mask.bias(bias);
+        }
+        mask
+    }
+
+    pub fn host(&self) -> HostMask<'_> {
+        self.mask(
+            self.lengths.as_ref().map(Part::host),
+            self.keep.as_ref().map(Part::host),
+            self.keys.as_ref().map(Part::host),
+            self.bias.as_ref().map(Part::host),
+        )
+    }
+
+    /// With the bias as `dtype` stores it.
+    pub fn stored(&self, dtype: DType) -> Self {
+        let mut rules = self.clone();
+        if let Some(bias) = &mut rules.bias {
+            bias.data = stored(&bias.data, dtype);
+        }
+        rules
+    }
+}
+
+/// Dropout as data.
+#[derive(Clone, Debug)]
+pub enum Drop {
+    Seeded { p: f32, seed: u64 },
+    Given { p: f32, keep: Part<bool> },
+}
+
+impl Drop {
+    pub fn host(&self) -> Dropout<HostTensor<'_, bool>> {
+        match self {
+            Drop::Seeded { p, seed } => Dropout::Seeded { p: *p, seed: *seed },
+            Drop::Given { p, keep } => Dropout::Given { p: *p, keep: keep.host() },
+        }
+    }
+
+    /// What kept weights are multiplied by.
+    pub fn factor(&self) -> f64 {
+        let (Drop::Seeded { p, .. } | Drop::Given { p, .. }) = self;
+        1.0 / (1.0 - f64::from(*p))
+    }
+}
+
+/// Whether and how the attention weights are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Weights {
+    None,
+    PerHead(DType),
+    Mean(DType),
+}
+
+/// Outputs that somebody else has computed, and how exactly.
+#[derive(Clone, Debug, Default)]
+pub struct Expected {
+    pub out: Option<(Vec<f64>, Tolerance)>,
+    pub lse: Option<(Vec<f64>, Tolerance)>,
+    /// Of every head.
+    pub weights: Option<(Vec<f64>, Tolerance)>,
+    /// Averaged over heads.
+    pub mean_weights: Option<(Vec<f64>, Tolerance)>,
+}
+
+/// An attention problem.
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub name: String,
+    pub shape: Shape,
+    pub q: Vec<f32>,
+    pub k: Vec<f32>,
+    pub v: Vec<f32>,
+    pub scale: Option<f32>,
+    pub softcap: Option<f32>,
+    pub rules: Rules,
+    pub dropout: Option<Drop>,
+    pub expected: Expected,
+}
+
+impl Case {
+    /// Random data, the same for the same name.
+    pub fn random(name: impl Into<String>, shape: Shape) -> Self {
+        let name = name.into();
+        let mut rng = Rng::named(&name);
+        let mut normals = |shape: [usize; 4]| rng.normals(shape.iter().product());
+        let (q, k, v) = (normals(shape.q()), normals(shape.k()), normals(shape.v()));
+        Case {
+            name,
+            shape,
+            q,
+            k,
+            v,
+            scale: None,
+            softcap: None,
+            rules: Rules::default(),
+            dropout: None,
+            expected: Expected::default(),
+        }
+    }
+
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+
+    /// With inputs as `dtype` and the bias as `bias` stores them.
+    pub fn stored(&self, dtype: DType, bias: DType) -> Self {
+        Case {
+            q: stored(&self.q, dtype),
+            k: stored(&self.k, dtype),
+            v: stored(&self.v, dtype),
+            rules: self.rules.stored(bias),
+            ..self.clone()
+        }
+    }
+
+    pub fn options(&self) -> Options<'_> {
+        Options {
+            scale: self.scale.map(f64::from),
+            softcap: self.softcap.map(f64::from),
+            mask: self.rules.host(),
+            dropout: self.dropout.as_ref().map(Drop::host),
+            appended: 0,
+        }
+    }
+
+    pub fn reference<R: Real>(&self) -> Attended<R> {
+        let [q, k, v] = [&self.q, &self.k, &self.v].map(|x| widen::<R>(x));
+        reference::attention(&q, &k, &v, &self.shape, &self.options()).expect("the case fits the reference")
+    }
+
+    /// Largest finite score before the softmax.
+    fn largest_score(&self) -> f64 {
+        let scale = self.options().scale(self.shape.head_dim);
+        let scores = reference::scores::<f64>(&widen(&self.q), &widen(&self.k), &self.shape, scale);
+        let bias = self.rules.bias.iter().flat_map(|b| &b.data).map(|b| f64::from(*b));
+        largest(scores) + largest(bias)
+    }
+
+    /// What a run that stores `out` as `dtype` must give. Call it on what [`Case::stored`] made.
+    pub fn truth(&self, dtype: DType, weights: Weights) -> Truth {
+        let exact = self.reference::<f64>();
+        let naive = self.reference::<f32>();
+        let factor = self.dropout.as_ref().map_or(1.0, Drop::factor);
+        let values = largest(self.v.iter().map(|v| f64::from(*v)));
+        // f16 is rounded to once, at the end, so the naive error holds all of its error: the floor
+        // stays that of f32.
+        let out = Judged::new(&widened(&naive.out, dtype), exact.out, values * factor);
+        let lse = Judged::new(&widened(&naive.lse, DType::F32), exact.lse, self.largest_score() + 1.0);
+        let Shape { batch, heads, .. } = self.shape;
+        let weights = match weights {
+            Weights::None => None,
+            Weights::PerHead(d) => Some(Judged::new(&widened(&naive.weights, d), exact.weights, factor)),
+            Weights::Mean(d) => Some(Judged::new(
+                &widened(&average_heads(&naive.weights, batch, heads), d),
+                average_heads(&exact.weights, batch, heads),
+                factor,
+            )),
+        };
+        Truth { out, lse, weights }
+    }
+}
+
+/// A result of f32 arithmetic, stored as `dtype`.
+pub fn widened(x: &[f32], dtype: DType) -> Vec<f64> {
+    match dtype {
+        DType::F16 => x.iter().map(|x| f16::from_f32(*x).to_f64()).collect(),
+        _ => x.iter().map(|x| f64::from(*x)).collect(),
+    }
+}
+
+/// The largest absolute value among finite ones.
+pub fn largest(x: impl IntoIterator<Item = f64>) -> f64 {
+    x.into_iter().filter(|x| x.is_finite()).fold(0.0, |m, x| m.max(x.abs()))
+}
+
+/// What a run is held to.
+#[derive(Clone, Debug)]
+pub struct Truth {
+    pub out: Judged,
+    pub lse: Judged,
+    pub weights: Option<Judged>,
+}
+
+/// One output's truth and tolerance.
+#[derive(Clone, Debug)]
+pub struct Judged {
+    pub want: Vec<f64>,
+    pub tolerance: Tolerance,
+}
+
+impl Judged {
+    /// Twice the naive error and the floor of f32 for terms of `magnitude`.
+    pub fn new(naive: &[f64], want: Vec<f64>, magnitude: f64) -> Self {
+        let tolerance = Tolerance::from_naive(naive, &want, magnitude, EPSILON_F32);
+        Judged { want, tolerance }
+    }
+
+    /// The error over the tolerance, or the objection.
+    pub fn judge(&self, got: &[f64]) -> Result<f64, String> {
+        // A naive result that is NaN or infinite where the truth is not would permit everything.
+        if !self.tolerance.absolute.is_finite() {
+            return Err(format!("tolerance {} tests nothing", self.tolerance.absolute));
+        }
+        let difference = compare(got, &self.want, self.tolerance).map_err(|e| e.to_string())?;
+        Ok(difference.absolute / self.tolerance.absolute.max(f64::MIN_POSITIVE))
+    }
+}

@@ -1,0 +1,493 @@
+//! A multi-head attention layer with its data, the truth about it, and its runs.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use wgpu_attention::reference::compare::{EPSILON_F16, EPSILON_F32, Tolerance};
+use wgpu_attention::reference::{
+    self, Heads, HostLinear, HostWeights, LayerShape, Options, average_heads, join_heads, project,
+    split_heads, widen,
+};
+use wgpu_attention::{
+    DType, LayerConfig, LayerForward, LayerWeights, Linear, MultiHeadAttention, Scratch, TensorView, Tiling,
+};
+
+use super::case::{Drop, Expected, Judged, Rules, Truth, Weights, largest, widened};
+use super::device::{Profile, profiles};
+use super::memory::{Image, Place, Values, stored};
+use super::random::Rng;
+use super::run::{
+    Got, Layout, Placed, PlacedRules, Report, TILINGS, device_dropout, place_dropout, weights_wanted, window,
+};
+
+/// Weight and bias of one projection. Narrow weights are `[heads or 1, dim, in / heads]`.
+#[derive(Clone, Debug)]
+pub struct LinearData {
+    pub weight: Vec<f32>,
+    pub bias: Option<Vec<f32>>,
+}
+
+/// A layer, its inputs `[batch, length, features]`, and one call.
+#[derive(Clone, Debug)]
+pub struct LayerCase {
+    pub name: String,
+    /// Its dtype is the setup's.
+    pub config: LayerConfig,
+    pub shape: LayerShape,
+    /// Queries, keys, values.
+    pub inputs: [Vec<f32>; 3],
+    /// Queries, keys and values are one tensor.
+    pub one_input: bool,
+    /// Queries, keys, values, out.
+    pub linears: [LinearData; 4],
+    /// One narrow matrix serves all heads of a side.
+    pub shared: bool,
+    pub appended: Option<[Vec<f32>; 2]>,
+    pub rules: Rules,
+    pub dropout: Option<Drop>,
+    pub expected: Expected,
+}
+
+impl LayerCase {
+    pub fn appended_len(&self) -> usize {
+        usize::from(self.appended.is_some()) + usize::from(self.config.zero_attention)
+    }
+
+    /// The attention inside.
+    pub fn attention(&self) -> wgpu_attention::Shape {
+        let LayerShape { batch, q_len, kv_len } = self.shape;
+        self.config.shape(batch, q_len, kv_len, self.appended_len())
+    }
+
+    /// Heads, channels of a head and features of the sides: queries, keys, values.
+    fn sides(&self) -> [(usize, usize, usize); 3] {
+        let c = &self.config;
+        [
+            (c.heads, c.head_dim, c.query_features),
+            (c.kv_heads, c.head_dim, c.key_features),
+            (c.kv_heads, c.value_dim, c.value_features),
+        ]
+    }
+
+    /// `[1, heads or 1, out, in]` of the four weights on the device.
+    pub fn weight_shapes(&self) -> [[usize; 4]; 4] {
+        let c = &self.config;
+        let side = |(heads, dim, features): (usize, usize, usize)| match (c.narrow, self.shared) {
+            (false, _) => [1, 1, heads * dim, features],
+            (true, false) => [1, heads, dim, features / heads],
+            (true, true) => [1, 1, dim, features / heads],
+        };
+        let [q, k, v] = self.sides().map(side);
+        [q, k, v, [1, 1, c.out_features, c.heads * c.value_dim]]
+    }
+
+    pub fn stored(&self, setup: &LayerSetup) -> Self {
+        let linear = |l: &LinearData| LinearData {
+            weight: stored(&l.weight, setup.weight),
+            bias: l.bias.as_ref().map(|b| stored(b, setup.bias)),
+        };
+        LayerCase {
+            inputs: self.inputs.each_ref().map(|x| stored(x, setup.dtype)),
+            linears: self.linears.each_ref().map(linear),
+            appended: self.appended.as_ref().map(|pair| pair.each_ref().map(|x| stored(x, setup.weight))),
+            rules: self.rules.stored(setup.bias),
+            ..self.clone()
+        }
+    }
+
+    fn options(&self) -> Options<'_> {
+        Options {
+            mask: self.rules.host(),
+            dropout: self.dropout.as_ref().map(Drop::host),
+            ..Default::default()
+        }
+    }
+
+    /// The weight with every head's own matrix, where one serves all.
+    fn per_head(&self, side: usize) -> Vec<f32> {
+        let weight = &self.linears[side].weight;
+        if self.config.narrow && self.shared && side < 3 {
+            weight.repeat(self.sides()[side].0)
+        } else {
+            weight.clone()
+        }
+    }
+
+    /// The truth.
+    pub fn exact(&self) -> Heads<f64> {
+        let inputs = self.inputs.each_ref().map(|x| widen::<f64>(x));
+        let weights: [Vec<f64>; 4] = std::array::from_fn(|n| widen(&self.per_head(n)));
+        let biases: [Option<Vec<f64>>; 4] =
+            std::array::from_fn(|n| self.linears[n].bias.as_ref().map(|b| widen(b)));
+        let linear = |n: usize| HostLinear { weight: &weights[n], bias: biases[n].as_deref() };
+        let appended = self.appended.as_ref().map(|pair| pair.each_ref().map(|x| widen::<f64>(x)));
+        let weights = HostWeights {
+            query: linear(0),
+            key: linear(1),
+            value: linear(2),
+            out: linear(3),
+            appended: appended.as_ref().map(|[k, v]| (&k[..], &v[..])),
+        };
+        let inputs = [&inputs[0][..], &inputs[1], &inputs[2]];
+        reference::multi_head(inputs, self.shape, &self.config, &weights, &self.options())
+            .expect("the case fits the reference")
+    }
+
+    /// The naive computation in f32, whose intermediate tensors are stored as `dtype`.
+    fn naive(&self, dtype: DType) -> Naive {
+        let c = &self.config;
+        let shape = self.attention();
+        let LayerShape { batch, q_len, kv_len } = self.shape;
+        let heads: [Vec<f32>; 3] = std::array::from_fn(|n| {
+            let (heads, dim, features) = self.sides()[n];
+            let weight = self.wide(n);
+            let bias = self.linears[n].bias.as_deref();
+            let mut y = project(&self.inputs[n], &weight, bias, features, heads * dim);
+            let length = if n == 0 { q_len } else { kv_len };
+            let mut full = Vec::new();
+            for sequence in y.chunks_exact_mut(length * heads * dim) {
+                full.extend_from_slice(sequence);
+                if n > 0 {
+                    full.extend(self.appended.iter().flat_map(|pair| pair[n - 1].iter().copied()));
+                    full.extend(vec![0.0; usize::from(c.zero_attention) * heads * dim]);
+                }
+            }
+            let length = if n == 0 { q_len } else { shape.kv_len };
+            stored(&split_heads(&full, length, heads, dim), dtype)
+        });
+        let [q, k, v] = &heads;
+        let options = Options {
+            appended: self.appended_len(),
+            scale: c.scale.map(f64::from),
+            softcap: c.softcap.map(f64::from),
+            ..self.options()
+        };
+        let attended = reference::attention(q, k, v, &shape, &options).expect("the case fits the reference");
+        let context = stored(&join_heads(&attended.out, q_len, c.heads, c.value_dim), dtype);
+        let width = c.heads * c.value_dim;
+        let out = &self.linears[3];
+        let y = project(&context, &out.weight, out.bias.as_deref(), width, c.out_features);
+        let scores = reference::scores::<f64>(&widen(q), &widen(k), &shape, options.scale(shape.head_dim));
+        let bias = self.rules.bias.iter().flat_map(|b| &b.data).map(|b| f64::from(*b));
+        let most = |x: &[f32]| largest(x.iter().map(|x| f64::from(*x)));
+        Naive {
+            out: widened(&y, dtype),
+            lse: widened(&attended.lse, DType::F32),
+            term: most(&context) * most(&out.weight) + out.bias.as_deref().map_or(0.0, most),
+            score: largest(scores) + largest(bias) + 1.0,
+            weights: attended.weights,
+            batch,
+        }
+    }
+
+    /// The weight `[heads · dim, features]` that does what a narrow one does.
+    fn wide(&self, side: usize) -> Vec<f32> {
+        let weight = self.per_head(side);
+        if !self.config.narrow {
+            return weight;
+        }
+        let (heads, dim, features) = self.sides()[side];
+        let read = features / heads;
+        let mut wide = vec![0.0; heads * dim * features];
+        for (row, part) in weight.chunks_exact(read).enumerate() {
+            wide[row * features + row / dim * read..][..read].copy_from_slice(part);
+        }
+        wide
+    }
+
+    /// What a run with `setup` must give. Call it on what [`LayerCase::stored`] made for it.
+    pub fn truth(&self, setup: &LayerSetup) -> Truth {
+        let exact = self.exact();
+        let naive = self.naive(setup.dtype);
+        // Intermediates are rounded too: an f16 layer may be off by some of their spacings.
+        let epsilon = if setup.dtype == DType::F16 { EPSILON_F16 } else { EPSILON_F32 };
+        let judged = |naive: &[f64], want: Vec<f64>, magnitude| {
+            let tolerance = Tolerance::from_naive(naive, &want, magnitude, epsilon);
+            Judged { want, tolerance }
+        };
+        let factor = self.dropout.as_ref().map_or(1.0, Drop::factor);
+        let heads = self.config.heads;
+        let weights = match setup.weights {
+            Weights::None => None,
+            Weights::PerHead(d) => Some(judged(&widened(&naive.weights, d), exact.weights, factor)),
+            Weights::Mean(d) => Some(judged(
+                &widened(&average_heads(&naive.weights, naive.batch, heads), d),
+                average_heads(&exact.weights, naive.batch, heads),
+                factor,
+            )),
+        };
+        Truth {
+            out: judged(&naive.out, exact.out, naive.term * factor),
+            lse: judged(&naive.lse, exact.lse, naive.score),
+            weights,
+        }
+    }
+}
+
+struct Naive {
+    out: Vec<f64>,
+    lse: Vec<f64>,
+    weights: Vec<f32>,
+    batch: usize,
+    /// Largest term of the output projection's sums.
+    term: f64,
+    /// Largest score.
+    score: f64,
+}
+
+/// How a layer's weights lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Storage {
+    /// Dense `[out, in]`, each in its own buffer.
+    Separate,
+    /// All weights in one buffer, all biases in another, `gap` elements between them.
+    OneBuffer { gap: usize },
+    /// `[in, out]`, each in its own buffer.
+    Transposed,
+    /// Random windows.
+    Window(u64),
+}
+
+/// Where and how a layer runs.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerSetup {
+    pub profile: &'static Profile,
+    pub tiling: Tiling,
+    /// Of the layer: inputs, intermediates, output.
+    pub dtype: DType,
+    /// Of weights, appended keys and values.
+    pub weight: DType,
+    /// Of biases, and of the mask's bias.
+    pub bias: DType,
+    pub layout: LayerLayout,
+    pub storage: Storage,
+    pub lse: bool,
+    pub weights: Weights,
+}
+
+/// How inputs and output lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerLayout {
+    /// `[batch, length, features]`.
+    Dense,
+    /// `[length, batch, features]`.
+    SeqFirst,
+    Window(u64),
+}
+
+impl fmt::Display for LayerSetup {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let LayerSetup { profile, tiling, dtype, weight, bias, layout, storage, lse, weights } = self;
+        write!(
+            f,
+            "{}, {tiling:?}, {dtype:?}, weights {weight:?}, biases {bias:?}, {layout:?}, {storage:?}, lse {lse}, \
+             weights {weights:?}",
+            profile.name
+        )
+    }
+}
+
+/// Every device, tiling and type, with the layouts and storages in turn.
+pub fn layer_setups(name: &str) -> Vec<LayerSetup> {
+    let seed = Rng::named(name).word() | 1;
+    let mut all = Vec::new();
+    for profile in profiles() {
+        for tiling in TILINGS {
+            for dtype in [DType::F32, DType::F16] {
+                for (layout, storage, lse, weights) in [
+                    (LayerLayout::Dense, Storage::Separate, false, Weights::Mean(DType::F32)),
+                    (LayerLayout::Dense, Storage::OneBuffer { gap: 0 }, true, Weights::None),
+                    (LayerLayout::SeqFirst, Storage::Transposed, true, Weights::PerHead(DType::F32)),
+                    (LayerLayout::Window(seed), Storage::Window(seed), false, Weights::Mean(dtype)),
+                    (LayerLayout::Dense, Storage::OneBuffer { gap: 3 }, true, Weights::PerHead(dtype)),
+                ] {
+                    let mixed = storage == Storage::Transposed;
+                    let other = if mixed { DType::F32 } else { dtype };
+                    all.push(LayerSetup {
+                        profile,
+                        tiling,
+                        dtype,
+                        weight: other,
+                        bias: if layout == LayerLayout::Dense { other } else { DType::F32 },
+                        layout,
+                        storage,
+                        lse,
+                        weights,
+                    });
+                }
+            }
+        }
+    }
+    all
+}
+
+/// Places tensors of one kind, each in its own buffer or all in one.
+fn place_all(
+    profile: &Profile,
+    tensors: &[(&[f32], [usize; 4])],
+    dtype: DType,
+    storage: Storage,
+) -> Vec<(Image, Place, wgpu::Buffer)> {
+    if let Storage::OneBuffer { gap } = storage {
+        let mut offset = gap;
+        let places: Vec<Place> = tensors
+            .iter()
+            .map(|(_, shape)| {
+                let mut place = Place::dense(*shape);
+                place.offset += offset;
+                place.len += offset;
+                offset += shape.iter().product::<usize>() + gap;
+                place
+            })
+            .collect();
+        let parts: Vec<_> =
+            tensors.iter().zip(&places).map(|((x, _), place)| (Values::Floats(x), *place)).collect();
+        let image = Image::inputs(&parts, dtype);
+        let buffer = image.upload(&profile.gpu);
+        return places.into_iter().map(|place| (image.clone(), place, buffer.clone())).collect();
+    }
+    let seed = if let Storage::Window(seed) = storage { seed } else { 0 };
+    let mut rng = Rng::new(seed);
+    tensors
+        .iter()
+        .map(|(x, shape)| {
+            let place = match storage {
+                Storage::Window(_) => window(*shape, &mut rng, seed),
+                Storage::Transposed => Place::transposed(*shape),
+                _ => Place::dense(*shape),
+            };
+            let image = Image::input(Values::Floats(x), dtype, &place);
+            let buffer = image.upload(&profile.gpu);
+            (image, place, buffer)
+        })
+        .collect()
+}
+
+/// Runs `case`, whose data `setup`'s types can hold, and checks everything around its outputs.
+pub fn run_layer(case: &LayerCase, setup: &LayerSetup) -> Result<Got, String> {
+    let LayerSetup { profile, tiling, dtype, storage, .. } = *setup;
+    let LayerShape { batch, q_len, kv_len } = case.shape;
+    let config = LayerConfig { dtype, ..case.config };
+    let seed = if let LayerLayout::Window(seed) = setup.layout { seed } else { 0 };
+    let mut rng = Rng::new(seed);
+    let mut place = |length, features| {
+        let shape = [batch, 1, length, features];
+        match setup.layout {
+            LayerLayout::Dense => Place::dense(shape),
+            LayerLayout::SeqFirst => Place::lbhd(shape),
+            LayerLayout::Window(_) => window(shape, &mut rng, seed),
+        }
+    };
+    let places = [
+        place(q_len, config.query_features),
+        place(kv_len, config.key_features),
+        place(kv_len, config.value_features),
+    ];
+    let out_at = place(q_len, config.out_features);
+    let inputs: Vec<Placed> = (0..3)
+        .take(if case.one_input { 1 } else { 3 })
+        .map(|n| Placed::input(profile, Values::Floats(&case.inputs[n]), dtype, places[n]))
+        .collect();
+    let view = |n: usize| if case.one_input { inputs[0].view() } else { inputs[n].view() };
+
+    let shapes = case.weight_shapes();
+    let tensors: Vec<_> = (0..4).map(|n| (&case.linears[n].weight[..], shapes[n])).collect();
+    let weights = place_all(profile, &tensors, setup.weight, storage);
+    let with_bias: Vec<_> = (0..4).filter(|n| case.linears[*n].bias.is_some()).collect();
+    let vectors: Vec<_> = with_bias
+        .iter()
+        .filter_map(|n| case.linears[*n].bias.as_deref())
+        .map(|b| (b, [1, 1, 1, b.len()]))
+        .collect();
+    let biases = place_all(profile, &vectors, setup.bias, storage);
+    let extra: Vec<_> = case.appended.iter().flatten().map(|x| (&x[..], [1, 1, 1, x.len()])).collect();
+    let extra = place_all(profile, &extra, setup.weight, storage);
+    fn placed((image, place, buffer): &(Image, Place, wgpu::Buffer)) -> TensorView<'_> {
+        image.view(buffer, place)
+    }
+    let linear = |n: usize| Linear {
+        weight: placed(&weights[n]),
+        bias: with_bias.iter().position(|with| *with == n).map(|at| placed(&biases[at])),
+    };
+    let on_device = LayerWeights {
+        query: linear(0),
+        key: linear(1),
+        value: linear(2),
+        out: linear(3),
+        appended: case.appended.as_ref().map(|_| [placed(&extra[0]), placed(&extra[1])]),
+    };
+
+    let shape = case.attention();
+    let outputs = match setup.layout {
+        LayerLayout::Window(seed) => Layout::Window(seed ^ 6),
+        LayerLayout::SeqFirst => Layout::Blhd,
+        LayerLayout::Dense => Layout::Dense,
+    };
+    let out = Placed::output(profile, dtype, out_at);
+    let lse = setup.lse.then(|| Placed::output(profile, DType::F32, outputs.places([shape.lse()])[0]));
+    let matrix = weights_wanted(setup.weights, shape.weights())
+        .map(|(dtype, shape)| Placed::output(profile, dtype, outputs.places([[1; 4], shape])[1]));
+    let rules = PlacedRules::new(profile, &case.rules, setup.bias, outputs);
+    let keep = place_dropout(profile, case.dropout.as_ref(), outputs);
+    let call = LayerForward {
+        query: view(0),
+        key: view(1),
+        value: view(2),
+        out: out.view(),
+        mask: rules.mask(&case.rules),
+        lse: lse.as_ref().map(Placed::view),
+        weights: matrix.as_ref().map(Placed::view),
+        dropout: device_dropout(case.dropout.as_ref(), keep.as_ref()),
+    };
+
+    let refused = |e: wgpu_attention::Error| format!("refused: {e}");
+    let device = profile.gpu.device();
+    let layer = MultiHeadAttention::with_pipelines(profile.gpu.pipelines(), config, &on_device)
+        .map_err(refused)?
+        .tiling(tiling);
+    let mut scratch = Scratch::new(device, layer.scratch_size(&call).map_err(refused)?).map_err(refused)?;
+    let mut encoder = device.create_command_encoder(&Default::default());
+    layer.forward(&mut encoder, &call, &mut scratch).map_err(refused)?;
+    profile.gpu.queue().submit([encoder.finish()]);
+    Ok(Got {
+        out: out.download("out", profile)?,
+        lse: lse.map(|t| t.download("lse", profile)).transpose()?,
+        weights: matrix.map(|t| t.download("weights", profile)).transpose()?,
+    })
+}
+
+type Key = (DType, DType, DType, Weights);
+
+impl Report {
+    /// Runs a layer in every setup.
+    pub fn check_layer(&mut self, case: &LayerCase) {
+        let mut truths: HashMap<Key, (LayerCase, Truth)> = HashMap::new();
+        for setup in layer_setups(&case.name) {
+            self.check_layer_in(case, &setup, &mut truths);
+        }
+    }
+
+    /// Runs a layer in one setup.
+    pub fn check_layer_in(
+        &mut self,
+        case: &LayerCase,
+        setup: &LayerSetup,
+        truths: &mut HashMap<Key, (LayerCase, Truth)>,
+    ) {
+        let LayerSetup { profile, dtype, weight, bias, weights, .. } = *setup;
+        if [dtype, weight, bias].contains(&DType::F16) && !profile.f16 {
+            let why = format!("on `{}`, F16: the device lacks SHADER_F16", profile.name);
+            return self.skip(why, &case.name);
+        }
+        let (stored, truth) = truths.entry((dtype, weight, bias, weights)).or_insert_with(|| {
+            let stored = case.stored(setup);
+            let truth = stored.truth(setup);
+            (stored, truth)
+        });
+        let exact = [dtype, weight, bias].iter().all(|d| *d == DType::F32);
+        let shape = case.attention();
+        let judged = run_layer(stored, setup)
+            .and_then(|got| super::run::judge_outputs(&case.expected, shape, truth, &got, exact));
+        self.record(&case.name, setup, judged);
+    }
+}

@@ -1,0 +1,402 @@
+//! Runs a case on a device, in a layout, and reports what was run, skipped and wrong.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::time::Instant;
+
+use wgpu_attention::{
+    Attention, Config, DType, DeviceMask, Dropout, Forward, Scratch, Shape, TensorView, Tiling,
+};
+
+use super::case::{Case, Drop, Expected, Part, Rules, Truth, Weights};
+use super::device::{Profile, profiles};
+use super::memory::{GUARD, Image, Place, Values};
+use super::random::Rng;
+
+pub const TILINGS: [Tiling; 2] = [Tiling::Workgroup, Tiling::Uniform];
+
+/// How the tensors of a call lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// `[batch, heads, length, dim]`.
+    Dense,
+    /// `[batch, length, heads, dim]`.
+    Blhd,
+    /// q, k and v in one `[batch, length, 3, heads, dim]` buffer where their shapes allow it.
+    Packed,
+    /// Everything, masks too, a window of a larger buffer: random axis order, padding, steps and offsets.
+    /// Of an odd seed, none is aligned for loads of four elements.
+    Window(u64),
+}
+
+impl Layout {
+    /// Places of tensors with these shapes.
+    pub fn places<const N: usize>(self, shapes: [[usize; 4]; N]) -> [Place; N] {
+        match self {
+            Layout::Window(seed) => {
+                let mut rng = Rng::new(seed);
+                shapes.map(|shape| window(shape, &mut rng, seed))
+            }
+            Layout::Blhd => shapes.map(Place::blhd),
+            _ => shapes.map(Place::dense),
+        }
+    }
+}
+
+/// A random window; of an even `seed`, every other one is aligned for loads of four elements.
+pub fn window(shape: [usize; 4], rng: &mut Rng, seed: u64) -> Place {
+    let order =
+        if rng.chance(0.3) { rng.shuffled([0, 1, 2, 3]) } else { rng.pick(&[[0, 1, 2, 3], [0, 2, 1, 3]]) };
+    if seed.is_multiple_of(2) && rng.chance(0.5) {
+        let pads = [0; 4].map(|_| 4 * rng.below(3));
+        return Place::nested(shape, order, pads, 1, GUARD + 4 * rng.below(50));
+    }
+    let pads = [0; 4].map(|_| rng.below(6));
+    let step = if rng.chance(0.2) { 2 } else { 1 };
+    Place::nested(shape, order, pads, step, GUARD + 2 * rng.below(300) + 1)
+}
+
+/// Where and how a case runs.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    pub profile: &'static Profile,
+    pub tiling: Tiling,
+    pub dtype: DType,
+    pub bias: DType,
+    pub layout: Layout,
+    pub lse: bool,
+    pub weights: Weights,
+}
+
+impl fmt::Display for Setup {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let Setup { profile, tiling, dtype, bias, layout, lse, weights } = self;
+        write!(
+            f,
+            "{}, {tiling:?}, {dtype:?}, bias {bias:?}, {layout:?}, lse {lse}, weights {weights:?}",
+            profile.name
+        )
+    }
+}
+
+/// Every device, tiling, type and layout; optional outputs differ from layout to layout.
+pub fn setups(name: &str) -> Vec<Setup> {
+    // Odd: the dense layouts are the aligned ones, and every kind of alignment is a shader more to compile.
+    let seed = Rng::named(name).word() | 1;
+    let mut all = Vec::new();
+    for profile in profiles() {
+        for (n, tiling) in TILINGS.into_iter().enumerate() {
+            for dtype in [DType::F32, DType::F16] {
+                let window = Layout::Window(seed.wrapping_add(2 * n as u64));
+                for (layout, lse, weights) in [
+                    (Layout::Dense, true, Weights::PerHead(DType::F32)),
+                    (Layout::Blhd, false, Weights::None),
+                    (Layout::Packed, false, Weights::Mean(DType::F32)),
+                    (window, true, Weights::PerHead(dtype)),
+                ] {
+                    all.push(Setup { profile, tiling, dtype, bias: dtype, layout, lse, weights });
+                }
+            }
+        }
+    }
+    all
+}
+
+/// The outputs of a run, in logical order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Got {
+    pub out: Vec<f64>,
+    pub lse: Option<Vec<f64>>,
+    pub weights: Option<Vec<f64>>,
+}
+
+impl Got {
+    /// Bits, for comparing runs.
+    pub fn bits(&self) -> Vec<u64> {
+        let all = [Some(&self.out), self.lse.as_ref(), self.weights.as_ref()];
+        all.into_iter().flatten().flatten().map(|x| x.to_bits()).collect()
+    }
+}
+
+/// A tensor on the device with its surroundings.
+pub struct Placed {
+    image: Image,
+    place: Place,
+    buffer: wgpu::Buffer,
+}
+
+impl Placed {
+    pub fn input(profile: &Profile, values: Values, dtype: DType, place: Place) -> Self {
+        let image = Image::input(values, dtype, &place);
+        Placed { buffer: image.upload(&profile.gpu), image, place }
+    }
+
+    pub fn output(profile: &Profile, dtype: DType, place: Place) -> Self {
+        let image = Image::output(dtype, &place);
+        Placed { buffer: image.upload(&profile.gpu), image, place }
+    }
+
+    pub fn view(&self) -> TensorView<'_> {
+        self.image.view(&self.buffer, &self.place)
+    }
+
+    pub fn download(&self, what: &str, profile: &Profile) -> Result<Vec<f64>, String> {
+        self.image.download(&profile.gpu, &self.buffer, &self.place).map_err(|e| format!("{what}: {e}"))
+    }
+}
+
+/// The tensors of a mask on the device.
+pub struct PlacedRules {
+    lengths: Option<Placed>,
+    keep: Option<Placed>,
+    keys: Option<Placed>,
+    bias: Option<Placed>,
+}
+
+impl PlacedRules {
+    pub fn new(profile: &Profile, rules: &Rules, bias: DType, layout: Layout) -> Self {
+        let place = |shape: [usize; 4], salt: u64| match layout {
+            Layout::Window(seed) => window(shape, &mut Rng::new(seed ^ salt), seed),
+            _ => Place::dense(shape),
+        };
+        let bools = |part: &Part<bool>, salt| {
+            Placed::input(profile, Values::Bools(&part.data), DType::Bool, place(part.shape, salt))
+        };
+        PlacedRules {
+            lengths: rules.lengths.as_ref().map(|part| {
+                Placed::input(profile, Values::Lengths(&part.data), DType::U32, place(part.shape, 1))
+            }),
+            keep: rules.keep.as_ref().map(|part| bools(part, 2)),
+            keys: rules.keys.as_ref().map(|part| bools(part, 3)),
+            bias: rules
+                .bias
+                .as_ref()
+                .map(|part| Placed::input(profile, Values::Floats(&part.data), bias, place(part.shape, 4))),
+        }
+    }
+
+    pub fn mask<'a>(&'a self, rules: &Rules) -> DeviceMask<'a> {
+        let view = |t: &'a Option<Placed>| t.as_ref().map(Placed::view);
+        rules.mask(view(&self.lengths), view(&self.keep), view(&self.keys), view(&self.bias))
+    }
+}
+
+/// The dropout's tensor on the device, if it has one.
+pub fn place_dropout(profile: &Profile, dropout: Option<&Drop>, layout: Layout) -> Option<Placed> {
+    let Some(Drop::Given { keep, .. }) = dropout else { return None };
+    let place = match layout {
+        Layout::Window(seed) => window(keep.shape, &mut Rng::new(seed ^ 5), seed),
+        _ => Place::dense(keep.shape),
+    };
+    Some(Placed::input(profile, Values::Bools(&keep.data), DType::Bool, place))
+}
+
+pub fn device_dropout<'a>(
+    dropout: Option<&Drop>,
+    keep: Option<&'a Placed>,
+) -> Option<Dropout<TensorView<'a>>> {
+    match (dropout?, keep) {
+        (Drop::Seeded { p, seed }, _) => Some(Dropout::Seeded { p: *p, seed: *seed }),
+        (Drop::Given { p, .. }, Some(keep)) => Some(Dropout::Given { p: *p, keep: keep.view() }),
+        _ => None,
+    }
+}
+
+/// Shape and type of the weights that are wanted.
+pub fn weights_wanted(weights: Weights, [b, h, i, j]: [usize; 4]) -> Option<(DType, [usize; 4])> {
+    match weights {
+        Weights::None => None,
+        Weights::PerHead(dtype) => Some((dtype, [b, h, i, j])),
+        Weights::Mean(dtype) => Some((dtype, [b, 1, i, j])),
+    }
+}
+
+/// Runs `case`, whose data `setup.dtype` can hold, and checks everything around its outputs.
+pub fn run(case: &Case, setup: &Setup) -> Result<Got, String> {
+    let Setup { profile, tiling, dtype, layout, .. } = *setup;
+    let shape = case.shape;
+    let [q_at, k_at, v_at, out_at, lse_at] =
+        layout.places([shape.q(), shape.k(), shape.v(), shape.out(), shape.lse()]);
+    let floats = |x, place| Placed::input(profile, Values::Floats(x), dtype, place);
+    let packed_image;
+    let (packed, apart);
+    let [q, k, v] = if layout == Layout::Packed && shape.q() == shape.k() && shape.q() == shape.v() {
+        let places = [0, 1, 2].map(|n| Place::packed(shape.q(), n));
+        let parts = [(&case.q, places[0]), (&case.k, places[1]), (&case.v, places[2])]
+            .map(|(x, place)| (Values::Floats(x), place));
+        packed_image = Image::inputs(&parts, dtype);
+        packed = packed_image.upload(&profile.gpu);
+        TensorView::packed_qkv(&packed, dtype, shape.q())
+    } else {
+        apart = [floats(&case.q, q_at), floats(&case.k, k_at), floats(&case.v, v_at)];
+        [apart[0].view(), apart[1].view(), apart[2].view()]
+    };
+    let out = Placed::output(profile, dtype, out_at);
+    let lse = setup.lse.then(|| Placed::output(profile, DType::F32, lse_at));
+    let weights = weights_wanted(setup.weights, shape.weights())
+        .map(|(dtype, shape)| Placed::output(profile, dtype, layout.places([[1; 4], shape])[1]));
+    let rules = PlacedRules::new(profile, &case.rules, setup.bias, layout);
+    let keep = place_dropout(profile, case.dropout.as_ref(), layout);
+
+    let mut config = Config::new(shape.heads, shape.head_dim)
+        .kv_heads(shape.kv_heads)
+        .value_dim(shape.value_dim)
+        .dtype(dtype)
+        .tiling(tiling);
+    if let Some(scale) = case.scale {
+        config = config.scale(scale);
+    }
+    if let Some(softcap) = case.softcap {
+        config = config.softcap(softcap);
+    }
+    let mut call = Forward::new(q, k, v, out.view()).mask(rules.mask(&case.rules));
+    call.lse = lse.as_ref().map(Placed::view);
+    call.weights = weights.as_ref().map(Placed::view);
+    call.dropout = device_dropout(case.dropout.as_ref(), keep.as_ref());
+
+    let refused = |e: wgpu_attention::Error| format!("refused: {e}");
+    let device = profile.gpu.device();
+    let attention = Attention::with_pipelines(profile.gpu.pipelines(), config).map_err(refused)?;
+    let size = attention.scratch_size(&call).map_err(refused)?;
+    let mut scratch = Scratch::new(device, size).map_err(refused)?;
+    let mut encoder = device.create_command_encoder(&Default::default());
+    attention.forward(&mut encoder, &call, &mut scratch).map_err(refused)?;
+    profile.gpu.queue().submit([encoder.finish()]);
+    Ok(Got {
+        out: out.download("out", profile)?,
+        lse: lse.map(|t| t.download("lse", profile)).transpose()?,
+        weights: weights.map(|t| t.download("weights", profile)).transpose()?,
+    })
+}
+
+/// What a test has run, skipped and found wrong; [`Report::finish`] fails the test.
+#[derive(Debug)]
+pub struct Report {
+    name: &'static str,
+    runs: usize,
+    skipped: BTreeMap<String, Vec<String>>,
+    failures: Vec<String>,
+    /// Largest error over tolerance, and where.
+    worst: (f64, String),
+    started: Instant,
+}
+
+impl Report {
+    pub fn new(name: &'static str) -> Self {
+        let worst = (0.0, String::new());
+        let started = Instant::now();
+        Report { name, runs: 0, skipped: BTreeMap::new(), failures: Vec::new(), worst, started }
+    }
+
+    pub fn runs(&self) -> usize {
+        self.runs
+    }
+
+    pub fn failed(&self) -> usize {
+        self.failures.len()
+    }
+
+    /// Runs `case` in every setup.
+    pub fn check(&mut self, case: &Case) {
+        let mut truths = HashMap::new();
+        for setup in setups(&case.name) {
+            self.check_in(case, &setup, &mut truths);
+        }
+    }
+
+    /// Runs `case` in one setup.
+    pub fn check_in(
+        &mut self,
+        case: &Case,
+        setup: &Setup,
+        truths: &mut HashMap<(DType, DType, Weights), (Case, Truth)>,
+    ) {
+        let f16 = [setup.dtype, setup.bias].contains(&DType::F16);
+        if f16 && !setup.profile.f16 {
+            let why = format!("on `{}`, F16: the device lacks SHADER_F16", setup.profile.name);
+            return self.skip(why, &case.name);
+        }
+        let Setup { dtype, bias, weights, .. } = *setup;
+        let (stored, truth) = truths.entry((dtype, bias, weights)).or_insert_with(|| {
+            let stored = case.stored(dtype, bias);
+            let truth = stored.truth(dtype, weights);
+            (stored, truth)
+        });
+        let exact = stored.q == case.q && stored.k == case.k && stored.v == case.v;
+        let exact = exact && stored.rules.bias == case.rules.bias;
+        let judged =
+            run(stored, setup).and_then(|got| judge_outputs(&case.expected, case.shape, truth, &got, exact));
+        self.record(&case.name, setup, judged);
+    }
+
+    pub fn record(&mut self, case: &str, setup: &impl fmt::Display, judged: Result<f64, String>) {
+        self.runs += 1;
+        match judged {
+            Ok(ratio) if ratio > self.worst.0 => self.worst = (ratio, format!("{case} ({setup})")),
+            Ok(_) => {}
+            Err(what) => self.failures.push(format!("{case} ({setup}): {what}")),
+        }
+    }
+
+    pub fn skip(&mut self, why: String, case: &str) {
+        let names = self.skipped.entry(why).or_default();
+        if names.last().is_none_or(|last| last != case) {
+            names.push(case.to_string());
+        }
+    }
+
+    pub fn finish(self) {
+        let Report { name, runs, skipped, failures, worst, started } = self;
+        let seconds = started.elapsed().as_secs();
+        super::say(&format!(
+            "{name}: {runs} runs in {seconds} s, worst error {:.2} of the tolerance {}",
+            worst.0, worst.1
+        ));
+        for (why, cases) in skipped {
+            super::say(&format!("{name}: skipped {} cases {why}: {}", cases.len(), cases.join(", ")));
+        }
+        assert!(runs > 0, "{name}: nothing was run");
+        let shown = failures.iter().take(12).map(|f| format!("\n  {f}")).collect::<String>();
+        assert!(failures.is_empty(), "{name}: {} of {runs} runs failed{shown}", failures.len());
+    }
+}
+
+/// The largest error over tolerance of all outputs, against the truth and, where the run's inputs are
+/// exactly the case's, against what others computed.
+pub fn judge_outputs(
+    expected: &Expected,
+    shape: Shape,
+    truth: &Truth,
+    got: &Got,
+    exact: bool,
+) -> Result<f64, String> {
+    let named = |what: &'static str| move |e: String| format!("{what}: {e}");
+    let mut worst = truth.out.judge(&got.out).map_err(named("out"))?;
+    if let Some(lse) = &got.lse {
+        worst = worst.max(truth.lse.judge(lse).map_err(named("lse"))?);
+    }
+    match (&got.weights, &truth.weights) {
+        (Some(got), Some(weights)) => worst = worst.max(weights.judge(got).map_err(named("weights"))?),
+        (None, None) => {}
+        _ => return Err("weights: the truth is of another kind".into()),
+    }
+    if exact {
+        let per_head =
+            matches!(&got.weights, Some(w) if w.len() == shape.weights().iter().product::<usize>());
+        let (heads, mean) =
+            if per_head { (got.weights.as_ref(), None) } else { (None, got.weights.as_ref()) };
+        let all = [
+            ("out", &expected.out, Some(&got.out)),
+            ("lse", &expected.lse, got.lse.as_ref()),
+            ("weights", &expected.weights, heads),
+            ("mean weights", &expected.mean_weights, mean),
+        ];
+        for (what, expected, got) in all {
+            if let (Some((want, tolerance)), Some(got)) = (expected, got) {
+                wgpu_attention::reference::compare::compare(got, want, *tolerance)
+                    .map_err(|e| format!("{what}, against the vector: {e}"))?;
+            }
+        }
+    }
+    Ok(worst)
+}

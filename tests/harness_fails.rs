@@ -1,0 +1,209 @@
+//! The harness itself: fed wrong results, it must object every time, and to right ones never.
+
+use std::sync::OnceLock;
+
+use wgpu_attention::{DType, Shape};
+
+use crate::harness::run::{Got, judge_outputs};
+use crate::harness::{Case, Image, Judged, Place, Rng, Values, Weights};
+
+/// A problem with its right answer, in f32 from the truth itself.
+fn right() -> &'static (Case, crate::harness::case::Truth, Got) {
+    static RIGHT: OnceLock<(Case, crate::harness::case::Truth, Got)> = OnceLock::new();
+    RIGHT.get_or_init(|| {
+        let case = Case::random("harness_fails", Shape::new(2, 2, 5, 4));
+        let truth = case.truth(DType::F32, Weights::PerHead(DType::F32));
+        let rounded = |x: &Judged| Some(x.want.iter().map(|x| f64::from(*x as f32)).collect::<Vec<f64>>());
+        let got = Got {
+            out: rounded(&truth.out).expect("out"),
+            lse: rounded(&truth.lse),
+            weights: truth.weights.as_ref().and_then(rounded),
+        };
+        (case, truth, got)
+    })
+}
+
+/// What the harness says of a result that `change` has been at.
+fn judged(change: impl FnOnce(&mut Got)) -> Result<f64, String> {
+    let (case, truth, got) = right();
+    let mut got = got.clone();
+    change(&mut got);
+    judge_outputs(&case.expected, case.shape, truth, &got, true)
+}
+
+#[track_caller]
+fn objects(result: Result<f64, String>, words: &str) {
+    let objection = result.expect_err("a wrong result passed");
+    assert!(objection.contains(words), "{objection}");
+}
+
+#[test]
+fn the_truth_rounded_once_passes() {
+    assert!(judged(|_| ()).expect("the right answer") < 1.0);
+}
+
+#[test]
+fn swapped_elements_are_refused() {
+    objects(judged(|got| got.out.swap(0, 1)), "out: element");
+    objects(judged(|got| got.lse.as_mut().expect("lse").swap(2, 7)), "lse: element");
+    objects(judged(|got| got.weights.as_mut().expect("weights").reverse()), "weights: element");
+}
+
+#[test]
+fn another_calls_result_is_refused() {
+    let other = Case::random("somebody else's", right().0.shape).reference::<f64>();
+    objects(judged(|got| got.out = other.out), "out: element");
+}
+
+#[test]
+fn one_nan_is_refused_wherever_it_is() {
+    for n in [0, 17, 79] {
+        objects(judged(|got| got.out[n] = f64::NAN), "got NaN");
+    }
+    objects(judged(|got| got.out.fill(f64::NAN)), "got NaN");
+    objects(judged(|got| got.lse.as_mut().expect("lse")[3] = f64::NAN), "got NaN");
+}
+
+#[test]
+fn infinities_are_refused() {
+    objects(judged(|got| got.out[5] = f64::INFINITY), "got inf");
+    objects(judged(|got| got.lse.as_mut().expect("lse")[3] = f64::NEG_INFINITY), "got -inf");
+}
+
+#[test]
+fn short_and_long_results_are_refused() {
+    objects(judged(|got| got.out.truncate(79)), "79 elements, expected 80");
+    objects(judged(|got| got.out.clear()), "0 elements");
+    objects(judged(|got| got.lse.as_mut().expect("lse").push(0.0)), "21 elements");
+}
+
+#[test]
+fn just_past_the_tolerance_is_refused_and_just_inside_is_not() {
+    let truth = &right().1;
+    let limit = truth.out.tolerance.absolute;
+    for n in 0..truth.out.want.len() {
+        let off = |by: f64| judged(|got| got.out[n] = truth.out.want[n] + by * limit);
+        objects(off(1.001), "off by more than");
+        objects(off(-1.001), "off by more than");
+        assert!(off(0.999).is_ok() && off(-0.999).is_ok());
+    }
+    // f32 arithmetic is this good: a mistake in the fifth digit does not hide.
+    assert!(limit < 1e-5, "{limit}");
+}
+
+#[test]
+fn a_missing_output_is_refused() {
+    objects(judged(|got| got.weights = None), "weights: the truth is of another kind");
+}
+
+#[test]
+fn a_tolerance_that_tests_nothing_is_refused() {
+    let judge = |naive: &[f64]| Judged::new(naive, vec![1.0, 2.0], 2.0).judge(&[1.0, 2.0]);
+    assert!(judge(&[1.0, 2.0]).is_ok());
+    objects(judge(&[1.0, f64::NAN]), "tests nothing");
+    objects(judge(&[1.0, f64::INFINITY]), "tests nothing");
+}
+
+#[test]
+fn a_vector_is_an_authority_of_its_own() {
+    // The reference and the device agree, the vector does not: all three must.
+    let (case, truth, got) = right();
+    let mut expected = case.expected.clone();
+    let mut want = truth.out.want.clone();
+    want[3] += 1e-3;
+    expected.out = Some((want, truth.out.tolerance));
+    objects(judge_outputs(&expected, case.shape, truth, got, true), "against the vector");
+    assert!(judge_outputs(&expected, case.shape, truth, got, false).is_ok());
+}
+
+/// Where outputs lie in these tests: with gaps between heads, rows and elements.
+fn places() -> Vec<Place> {
+    let shape = [2, 3, 4, 5];
+    vec![
+        Place::dense(shape),
+        Place::blhd(shape),
+        Place::lbhd(shape),
+        Place::nested(shape, [0, 2, 1, 3], [3, 2, 1, 5], 1, 67),
+        Place::nested(shape, [3, 1, 0, 2], [0, 4, 0, 1], 2, 9),
+    ]
+}
+
+#[test]
+fn an_output_that_was_written_where_it_lies_is_collected() {
+    for place in places() {
+        for dtype in [DType::F32, DType::F16] {
+            let image = Image::output(dtype, &place);
+            let mut after = image.clone();
+            // Halves are exact in both types.
+            let values: Vec<f32> = (0..120).map(|n| n as f32 / 2.0).collect();
+            after.write(Values::Floats(&values), &place);
+            let got = image.collect(&after.bytes, &place).expect("nothing wrong");
+            assert!(got.iter().zip(&values).all(|(g, v)| *g == f64::from(*v)) && got.len() == 120);
+        }
+    }
+}
+
+#[test]
+fn stale_elements_are_refused() {
+    for place in places() {
+        for dtype in [DType::F32, DType::F16] {
+            let image = Image::output(dtype, &place);
+            let mut after = image.clone();
+            objects(image.collect(&after.bytes, &place).map(|_| 0.0), "never written");
+            after.write(Values::Floats(&[1.0; 120]), &place);
+            // The last element as it was before the run.
+            let last = place.indices().last().expect("120 elements") * dtype.bytes();
+            after.bytes[last..][..dtype.bytes()].copy_from_slice(&image.bytes[last..][..dtype.bytes()]);
+            objects(image.collect(&after.bytes, &place).map(|_| 0.0), "element 119 was never written");
+        }
+    }
+}
+
+#[test]
+fn every_byte_outside_of_the_window_is_guarded() {
+    let mut rng = Rng::new(5);
+    for place in places() {
+        for dtype in [DType::F32, DType::F16] {
+            let image = Image::output(dtype, &place);
+            let mut right = image.clone();
+            right.write(Values::Floats(&[1.0; 120]), &place);
+            let inside: Vec<usize> = place.indices().collect();
+            let outside: Vec<usize> =
+                (0..right.bytes.len()).filter(|n| !inside.contains(&(n / dtype.bytes()))).collect();
+            assert!(outside.len() >= 64 * dtype.bytes(), "a guard band");
+            for byte in outside {
+                let mut after = right.bytes.clone();
+                after[byte] ^= 1 << rng.below(8);
+                objects(image.collect(&after, &place).map(|_| 0.0), "outside of the window was written");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_short_read_back_is_refused() {
+    let place = Place::dense([1, 1, 4, 5]);
+    let image = Image::output(DType::F32, &place);
+    let mut after = image.clone();
+    after.write(Values::Floats(&[1.0; 20]), &place);
+    let short = &after.bytes[..after.bytes.len() - 4];
+    objects(image.collect(short, &place).map(|_| 0.0), "bytes came back");
+}
+
+#[test]
+fn inputs_are_surrounded_by_nan() {
+    for place in places() {
+        for dtype in [DType::F32, DType::F16] {
+            let image = Image::input(Values::Floats(&[1.0; 120]), dtype, &place);
+            let inside: Vec<usize> = place.indices().collect();
+            for n in 0..place.len {
+                let bytes = &image.bytes[n * dtype.bytes()..][..dtype.bytes()];
+                let value = match dtype {
+                    DType::F16 => half::f16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
+                    _ => f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
+                };
+                assert_eq!(value.is_nan(), !inside.contains(&n), "element {n} of {place:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! The tests of the crate, in one binary. Run as `scripts/gpu cargo test --release`.
+
+mod harness;
+
+mod contract;
+mod d2l;
+mod errors;
+mod flex;
+mod harness_fails;
+mod masks;
+mod mha;
+mod minilm;
+mod numbers;
+mod onnx;
+mod patterns;
+mod projection;
+mod property;
+mod property_layers;
+mod recording;
+mod sdpa;
+mod stages;
+mod vectors_used;

@@ -1,0 +1,183 @@
+//! Every part of a mask, alone and in combination, against definitions written down here a second time.
+
+use wgpu_attention::{Alignment, DType, Mask, Shape};
+
+use crate::harness::{Case, Layout, Part, Report, Rules, Setup, TILINGS, Weights, profiles};
+
+/// More keys than queries, as many, fewer; lengths no tile divides.
+const LENGTHS: [(usize, usize); 4] = [(7, 19), (17, 17), (21, 6), (66, 70)];
+
+fn shape((q_len, kv_len): (usize, usize)) -> Shape {
+    Shape { batch: 2, heads: 4, kv_heads: 2, q_len, kv_len, head_dim: 5, value_dim: 6 }
+}
+
+/// Whether query `i` sees key `j`: the definition of a rule.
+type Sees = Box<dyn Fn(i64, i64) -> bool>;
+
+/// Rules that need no tensor, and what they mean. `d` is the key at which query 0 stands.
+fn band_rules(shape: &Shape) -> Vec<(String, Rules, Sees)> {
+    let mut all: Vec<(String, Rules, Sees)> = Vec::new();
+    for alignment in [Alignment::TopLeft, Alignment::BottomRight] {
+        let d = match alignment {
+            Alignment::TopLeft => 0,
+            Alignment::BottomRight => shape.kv_len as i64 - shape.q_len as i64,
+        };
+        let rules = Rules { alignment, ..Default::default() };
+        let causal = Rules { causal: true, ..rules.clone() };
+        all.push((format!("causal {alignment:?}"), causal.clone(), Box::new(move |i, j| j <= i + d)));
+        let not_self = Rules { exclude_self: true, ..rules.clone() };
+        all.push((format!("exclude self {alignment:?}"), not_self, Box::new(move |i, j| j != i + d)));
+        let past = Rules { exclude_self: true, ..causal.clone() };
+        all.push((format!("strictly causal {alignment:?}"), past, Box::new(move |i, j| j < i + d)));
+        for [left, right] in [[0, 0], [3, 0], [0, 2], [2, 5], [1000, 1], [usize::MAX, usize::MAX]] {
+            let (l, r) = (left.min(10_000) as i64, right.min(10_000) as i64);
+            let window = Some([left, right]);
+            let both = Rules { window, ..rules.clone() };
+            let name = format!("window {left} {right} {alignment:?}");
+            all.push((name, both, Box::new(move |i, j| (i + d - l..=i + d + r).contains(&j))));
+            let rules = Rules { window, ..causal.clone() };
+            let name = format!("causal window {left} {right} {alignment:?}");
+            all.push((name, rules, Box::new(move |i, j| (i + d - l..=i + d).contains(&j))));
+        }
+    }
+    all
+}
+
+fn keep_of(shape: &Shape, sees: &Sees) -> Part<bool> {
+    Part::of([1, 1, shape.q_len, shape.kv_len], |[_, _, i, j]| sees(i as i64, j as i64))
+}
+
+#[test]
+fn the_reference_follows_the_definitions() {
+    for lengths in LENGTHS {
+        let shape = shape(lengths);
+        for (name, rules, sees) in band_rules(&shape) {
+            let case = Case::random("definitions", shape);
+            let by_rules = case.clone().with(|c| c.rules = rules).reference::<f64>();
+            let by_keep = case.with(|c| c.rules.keep = Some(keep_of(&shape, &sees))).reference::<f64>();
+            assert_eq!(by_rules.weights, by_keep.weights, "{name}, {lengths:?}");
+            assert_eq!(by_rules.lse, by_keep.lse, "{name}, {lengths:?}");
+        }
+    }
+}
+
+#[test]
+fn the_reference_follows_lengths_and_keys() {
+    let shape = shape((7, 19));
+    let pairs = shape.weights();
+    let lens = Part::of([2, 4, 7, 1], |[b, h, i, _]| ((b * 11 + h * 5 + i * 3) % 23) as u32);
+    let keep = Part::of(pairs, |[b, h, i, j]| j < (b * 11 + h * 5 + i * 3) % 23);
+    let case = Case::random("definitions", shape);
+    let by_lengths = case.clone().with(|c| c.rules.lengths = Some(lens)).reference::<f64>();
+    let by_keep = case.clone().with(|c| c.rules.keep = Some(keep)).reference::<f64>();
+    assert_eq!(by_lengths.weights, by_keep.weights);
+
+    let keys = Part::of([2, 1, 1, 19], |[b, .., j]| (b + j) % 3 != 0);
+    let bias = Part::of([2, 1, 1, 19], |[b, .., j]| if (b + j) % 3 != 0 { 0.0 } else { f32::NEG_INFINITY });
+    let by_keys = case.clone().with(|c| c.rules.keys = Some(keys.clone())).reference::<f64>();
+    let by_keep = case.clone().with(|c| c.rules.keep = Some(keys)).reference::<f64>();
+    let by_bias = case.with(|c| c.rules.bias = Some(bias)).reference::<f64>();
+    assert_eq!(by_keys.weights, by_keep.weights);
+    assert_eq!(by_keys.weights, by_bias.weights);
+}
+
+/// One device, layout and type each: what a mask means does not depend on them, `property` crosses them.
+fn check(report: &mut Report, case: &Case) {
+    for (n, tiling) in TILINGS.into_iter().enumerate() {
+        let setup = Setup {
+            profile: profiles()[n],
+            tiling,
+            dtype: DType::F32,
+            bias: DType::F32,
+            layout: if n == 0 { Layout::Blhd } else { Layout::Dense },
+            lse: true,
+            weights: Weights::PerHead(DType::F32),
+        };
+        report.check_in(case, &setup, &mut Default::default());
+    }
+}
+
+#[test]
+fn rules_without_tensors() {
+    let mut report = Report::new("masks, rules");
+    for lengths in LENGTHS {
+        let shape = shape(lengths);
+        for (name, rules, _) in band_rules(&shape) {
+            check(
+                &mut report,
+                &Case::random(format!("{name}, {lengths:?}"), shape).with(|c| c.rules = rules),
+            );
+        }
+    }
+    report.finish();
+}
+
+#[test]
+fn tensors_repeat_along_any_axes() {
+    let mut report = Report::new("masks, tensors");
+    let shape = shape((7, 19));
+    let [b, h, i, j] = shape.weights();
+    for repeats in 0..16usize {
+        let of = |to: [usize; 4]| std::array::from_fn(|a| if repeats >> a & 1 == 1 { 1 } else { to[a] });
+        let pairs = of([b, h, i, j]);
+        let part = |salt: usize| {
+            Part::of(pairs, |[b, h, i, j]| !(b * 7 + h * 5 + i * 3 + j * 2 + salt).is_multiple_of(4))
+        };
+        let name = |what: &str| format!("{what} {pairs:?}");
+        check(&mut report, &Case::random(name("keep"), shape).with(|c| c.rules.keep = Some(part(1))));
+        check(&mut report, &Case::random(name("keys"), shape).with(|c| c.rules.keys = Some(part(2))));
+        let both = |c: &mut Case| (c.rules.keep, c.rules.keys) = (Some(part(1)), Some(part(2)));
+        check(&mut report, &Case::random(name("keep and keys"), shape).with(both));
+        let bias = Part::of(pairs, |[b, h, i, j]| match (b + h * 2 + i * 3 + j) % 5 {
+            0 => f32::NEG_INFINITY,
+            n => n as f32 - 2.0,
+        });
+        check(&mut report, &Case::random(name("bias"), shape).with(|c| c.rules.bias = Some(bias)));
+        if repeats < 8 {
+            let lens = Part::of(of([b, h, i, 1]), |[b, h, i, _]| ((b * 11 + h * 5 + i * 3) % 23) as u32);
+            check(&mut report, &Case::random(name("lengths"), shape).with(|c| c.rules.lengths = Some(lens)));
+        }
+    }
+    report.finish();
+}
+
+#[test]
+fn everything_together() {
+    let mut report = Report::new("masks, everything");
+    for lengths in LENGTHS {
+        let shape = shape(lengths);
+        let [b, h, i, j] = shape.weights();
+        for alignment in [Alignment::TopLeft, Alignment::BottomRight] {
+            let rules = Rules {
+                causal: true,
+                alignment,
+                window: Some([9, 3]),
+                exclude_self: true,
+                lengths: Some(Part::of([b, 1, 1, 1], |[b, ..]| (j - b) as u32)),
+                keep: Some(Part::of([1, h, i, j], |[_, h, i, j]| (h + i + 2 * j) % 5 != 0)),
+                keys: Some(Part::of([b, 1, 1, j], |[b, .., j]| (b + j) % 7 != 3)),
+                bias: Some(Part::of([1, h, 1, j], |[_, h, _, j]| (h as f32 - 1.5) * 0.1 * j as f32)),
+            };
+            let case = Case::random(format!("everything, {alignment:?}, {lengths:?}"), shape)
+                .with(|c| (c.rules, c.softcap) = (rules, Some(4.0)));
+            report.check(&case);
+        }
+    }
+    report.finish();
+}
+
+#[test]
+fn a_window_narrows_causal_and_causal_narrows_a_window() {
+    // The builder's order does not matter.
+    let shape = shape((9, 9));
+    let case = Case::random("order", shape);
+    let masks: [wgpu_attention::HostMask; 2] =
+        [Mask::causal().window(4, 2), Mask::none().window(4, 2).and_causal()];
+    let [a, b] = masks.map(|mask| {
+        let options = wgpu_attention::reference::Options { mask, ..case.options() };
+        let [q, k, v] = [&case.q, &case.k, &case.v].map(|x| wgpu_attention::reference::widen::<f64>(x));
+        wgpu_attention::reference::attention(&q, &k, &v, &shape, &options).expect("fits").weights
+    });
+    assert_eq!(a, b);
+    assert!(a.iter().enumerate().all(|(n, w)| (*w > 0.0) == (n % 9 <= n / 9 % 9 && n % 9 + 4 >= n / 9 % 9)));
+}

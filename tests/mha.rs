@@ -1,0 +1,128 @@
+//! `mha`: PyTorch's `nn.MultiheadAttention`, the reference and the GPU against it.
+
+use wgpu_attention::LayerConfig;
+use wgpu_attention::reference::LayerShape;
+use wgpu_attention::reference::average_heads;
+use wgpu_attention::reference::compare::compare;
+
+use crate::harness::layer::{LayerCase, LinearData};
+use crate::harness::{Expected, Part, Report, Rules, Vector};
+
+pub const FAMILY: &str = "mha";
+pub const NAMES: &[&str] = &[
+    "mha_bias_kv",
+    "mha_bwd_cross",
+    "mha_bwd_self",
+    "mha_causal",
+    "mha_cross",
+    "mha_float_mask",
+    "mha_kdim_vdim",
+    "mha_key_mask",
+    "mha_mask_and_key_mask",
+    "mha_mask_per_head",
+    "mha_masked_row_zero",
+    "mha_one_head",
+    "mha_per_head_weights",
+    "mha_self",
+    "mha_self_no_bias",
+    "mha_seq_first",
+    "mha_zero_attn",
+];
+
+/// One row of this vector sees no key. PyTorch gives NaN there when asked for weights; here such a query has
+/// weights and context of zero, so its output is the bias.
+const DEAD_ROW: &str = "mha_mask_and_key_mask";
+
+/// Two axes of `[a, b, features]` exchanged.
+fn swapped<T: Copy>(x: &[T], [a, b, features]: [usize; 3]) -> Vec<T> {
+    (0..b)
+        .flat_map(|n| (0..a).flat_map(move |m| (0..features).map(move |f| x[(m * b + n) * features + f])))
+        .collect()
+}
+
+fn case(name: &str) -> LayerCase {
+    let vector = Vector::load(FAMILY, name);
+    let heads = vector.size("num_heads");
+    let mut config = LayerConfig::new(vector.size("embed_dim"), heads);
+    config.key_features = vector.size("kdim");
+    config.value_features = vector.size("vdim");
+    config.zero_attention = vector.attrs["add_zero_attn"] == true;
+    let length_first = vector.attrs["layout"] == "lbe";
+    // Cases are [batch, length, features]; the layout `SeqFirst` lays them out length first.
+    let sequence = |tensor: &str| {
+        let [_, a, b, features] = vector.shape4(tensor);
+        let x = vector.f32(tensor);
+        if length_first { ([b, a], swapped(&x, [a, b, features])) } else { ([a, b], x) }
+    };
+    let ([batch, q_len], q) = sequence("q");
+    let ([_, kv_len], k) = sequence("k");
+    let (_, v) = sequence("v");
+    let linear = |side: &str| LinearData {
+        weight: vector.f32(&format!("w_{side}")),
+        bias: vector.has(&format!("b_{side}")).then(|| vector.f32(&format!("b_{side}"))),
+    };
+    let mut out = vector.expected("out").map(|(want, tolerance)| {
+        let shape = [q_len, batch, config.out_features];
+        (if length_first { swapped(&want, shape) } else { want }, tolerance)
+    });
+    let mut weights = vector.expected("weights");
+    if name == DEAD_ROW {
+        let bias = vector.f64("b_o");
+        for (n, x) in out.iter_mut().flat_map(|(want, _)| want).enumerate().filter(|(_, x)| x.is_nan()) {
+            *x = bias[n % bias.len()];
+        }
+        weights.iter_mut().flat_map(|(want, _)| want).filter(|x| x.is_nan()).for_each(|x| *x = 0.0);
+    }
+    let known = out.iter().chain(&weights).flat_map(|(want, _)| want).all(|x| x.is_finite());
+    assert!(known, "{name}: NaN in the vector");
+    let (weights, mean_weights) =
+        if vector.attrs["weights"] == "per_head" { (weights, None) } else { (None, weights) };
+    LayerCase {
+        name: name.to_string(),
+        config,
+        shape: LayerShape { batch, q_len, kv_len },
+        one_input: q == k && q == v,
+        inputs: [q, k, v],
+        linears: ["q", "k", "v", "o"].map(linear),
+        shared: false,
+        appended: vector.has("bias_k").then(|| ["bias_k", "bias_v"].map(|t| vector.f32(t))),
+        rules: Rules {
+            keep: vector.has("mask").then(|| vector.bools("mask")),
+            keys: vector
+                .has("key_mask")
+                .then(|| Part::new(vector.bools("key_mask").data, [batch, 1, 1, kv_len])),
+            bias: vector.has("bias").then(|| vector.floats("bias")),
+            ..Default::default()
+        },
+        dropout: None,
+        expected: Expected { out, lse: None, weights, mean_weights },
+    }
+}
+
+#[test]
+fn the_reference_gives_the_vectors() {
+    for case in NAMES.iter().map(|name| case(name)) {
+        let got = case.exact();
+        let means = average_heads(&got.weights, case.shape.batch, case.config.heads);
+        let expected = &case.expected;
+        assert!(expected.out.is_some(), "{}: nothing to compare with", case.name);
+        let all = [
+            ("out", &got.out, &expected.out),
+            ("weights", &got.weights, &expected.weights),
+            ("mean weights", &means, &expected.mean_weights),
+        ];
+        for (what, got, expected) in all {
+            if let Some((want, tolerance)) = expected {
+                compare(got, want, *tolerance)
+                    .unwrap_or_else(|e| panic!("{}: the reference's {what}: {e}", case.name));
+            }
+        }
+    }
+}
+
+#[test]
+fn every_device_gives_the_vectors() {
+    let mut report = Report::new("mha");
+    NAMES.iter().for_each(|name| report.check_layer(&case(name)));
+    report.finish();
+}

@@ -1,0 +1,341 @@
+//! Hand-made cases where arithmetic is at its edges: the answers are exact and written down here.
+
+use wgpu_attention::{Alignment, DType, Shape};
+
+use crate::harness::run::{Got, setups};
+use crate::harness::{Case, Drop, Part, Report, Setup, Weights, run};
+
+/// Runs `case` in every setup and lets `check` look at what came, besides the truth.
+fn everywhere(case: &Case, check: impl Fn(&Got, &Setup) -> Result<(), String>) {
+    let mut report = Report::new("numbers");
+    report.check(case);
+    exactly(case, &mut report, check);
+    report.finish();
+}
+
+/// Only `check`: for cases that no tolerance fits.
+fn exactly(case: &Case, report: &mut Report, check: impl Fn(&Got, &Setup) -> Result<(), String>) {
+    for setup in setups(&case.name).into_iter().filter(|s| s.dtype == DType::F32 || s.profile.f16) {
+        let stored = case.stored(setup.dtype, setup.bias);
+        let outcome = run(&stored, &setup).and_then(|got| check(&got, &setup)).map(|()| 0.0);
+        report.record(&case.name, &setup, outcome);
+    }
+}
+
+fn expect(holds: bool, what: impl std::fmt::Display) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(what.to_string()) }
+}
+
+/// Rows of `[.., q_len, width]` that `dead` names are exactly `value`, the others are not.
+fn rows_are(x: &[f64], width: usize, value: f64, dead: impl Fn(usize) -> bool) -> Result<(), String> {
+    for (row, values) in x.chunks_exact(width).enumerate() {
+        let all = values.iter().all(|x| x.to_bits() == value.to_bits());
+        expect(all == dead(row), format!("row {row} of width {width}: {values:?}, dead: {}", dead(row)))?;
+    }
+    Ok(())
+}
+
+/// Dead rows have output 0, lse −∞ and weights 0, all exactly; no other row has.
+fn dead_rows(got: &Got, case: &Case, dead: impl Fn(usize) -> bool + Copy) -> Result<(), String> {
+    rows_are(&got.out, case.shape.value_dim, 0.0, dead)?;
+    got.lse.as_ref().map_or(Ok(()), |lse| rows_are(lse, 1, f64::NEG_INFINITY, dead))?;
+    let per_head = got.weights.as_ref().filter(|w| w.len() == case.shape.weights().iter().product::<usize>());
+    per_head.map_or(Ok(()), |w| rows_are(w, case.shape.kv_len, 0.0, dead))
+}
+
+const SHAPE: Shape = Shape::new(2, 3, 9, 8);
+
+#[test]
+fn rows_hidden_by_keep_are_exactly_zero() {
+    let case = Case::random("dead rows by keep", SHAPE);
+    let keep = Part::of([1, 1, 9, 9], |[_, _, i, j]| i % 4 != 1 && j <= i);
+    let case = case.with(|c| c.rules.keep = Some(keep));
+    everywhere(&case, |got, _| dead_rows(got, &case, |row| row % 9 % 4 == 1));
+}
+
+#[test]
+fn rows_hidden_by_lengths_are_exactly_zero() {
+    let lengths = Part::of([2, 1, 9, 1], |[b, _, i, _]| if (b + i) % 3 == 0 { 0 } else { 1 + i as u32 });
+    let case = Case::random("dead rows by lengths", SHAPE).with(|c| c.rules.lengths = Some(lengths));
+    everywhere(&case, |got, _| dead_rows(got, &case, |row| (row / 27 + row % 9) % 3 == 0));
+}
+
+#[test]
+fn rows_hidden_by_a_bias_of_minus_infinity_are_exactly_zero() {
+    let bias = Part::of(
+        [1, 3, 9, 9],
+        |[_, h, i, j]| {
+            if i == 2 + h || (i + j) % 3 == 0 { f32::NEG_INFINITY } else { 0.5 }
+        },
+    );
+    let case = Case::random("dead rows by bias", SHAPE).with(|c| c.rules.bias = Some(bias));
+    everywhere(&case, |got, _| dead_rows(got, &case, |row| row % 9 == 2 + row / 9 % 3));
+}
+
+#[test]
+fn more_queries_than_keys_leave_rows_without_a_key() {
+    // Bottom-right: query i sees keys up to i − 6.
+    let shape = Shape { q_len: 9, kv_len: 3, ..SHAPE };
+    let case = Case::random("causal, fewer keys", shape).with(|c| c.rules.causal = true);
+    everywhere(&case, |got, _| dead_rows(got, &case, |row| row % 9 < 6));
+}
+
+#[test]
+fn everything_hidden_is_all_zero() {
+    let hidden =
+        [("keep", Part::new(vec![false], [1; 4])), ("keys", Part::new(vec![false; 9], [1, 1, 1, 9]))];
+    for (name, part) in hidden {
+        let case = Case::random(format!("all hidden by {name}"), SHAPE).with(|c| match name {
+            "keep" => c.rules.keep = Some(part),
+            _ => c.rules.keys = Some(part),
+        });
+        everywhere(&case, |got, _| dead_rows(got, &case, |_| true));
+    }
+    let none = Part::new(vec![0; 2], [2, 1, 1, 1]);
+    let case = Case::random("all hidden by lengths", SHAPE).with(|c| c.rules.lengths = Some(none));
+    everywhere(&case, |got, _| dead_rows(got, &case, |_| true));
+}
+
+#[test]
+fn lengths_beyond_the_keys_are_all_keys() {
+    let case = Case::random("lengths beyond", SHAPE);
+    let lengths = Part::new(vec![9, 10, 1 << 20, i32::MAX as u32, 1 << 31, u32::MAX], [2, 3, 1, 1]);
+    let long = case.clone().with(|c| c.rules.lengths = Some(lengths));
+    let mut report = Report::new("numbers");
+    exactly(&long, &mut report, |got, setup| {
+        let plain = run(&case.stored(setup.dtype, setup.bias), setup)?;
+        expect(plain.bits() == got.bits(), "a length past the end changes the result")
+    });
+    report.check(&long);
+    report.finish();
+}
+
+#[test]
+fn one_key_is_its_value() {
+    let case = Case::random("one key", Shape { kv_len: 1, q_len: 5, ..SHAPE });
+    everywhere(&case, |got, setup| {
+        let v = case.stored(setup.dtype, setup.bias).v;
+        let rows = got.out.chunks_exact(5 * 8).zip(v.chunks_exact(8));
+        let same = rows.flat_map(|(head, v)| head.chunks_exact(8).zip(std::iter::repeat(v)));
+        expect(
+            same.into_iter().all(|(row, v)| row.iter().zip(v).all(|(o, v)| *o == f64::from(*v))),
+            "not the value",
+        )?;
+        expect(got.weights.iter().flatten().all(|w| *w == 1.0), "the weight is not 1")
+    });
+}
+
+#[test]
+fn scores_of_ten_thousand_are_exact() {
+    // q·k is ±10⁴ or 0 exactly, and the gaps are so large that every row picks its largest scores.
+    let shape = Shape { q_len: 3, kv_len: 8, head_dim: 4, value_dim: 4, ..SHAPE };
+    let mut case = Case::random("large scores", shape);
+    case.scale = Some(1.0);
+    for (n, q) in case.q.iter_mut().enumerate() {
+        *q = if n % 4 == 0 { [100.0, -100.0, 100.0][n / 4 % 3] } else { 0.0 };
+    }
+    for (n, k) in case.k.iter_mut().enumerate() {
+        *k = if n % 4 == 0 { [100.0, 0.0, -100.0, 100.0][n / 4 % 4] } else { 0.0 };
+    }
+    for (n, v) in case.v.iter_mut().enumerate() {
+        *v = (n % 16) as f32;
+    }
+    everywhere(&case, |got, _| {
+        let finite = got.out.iter().all(|x| x.is_finite());
+        let lse = got.lse.iter().flatten().all(|x| (x.abs() - 10_000.0).abs() < 2.0);
+        // Keys 0, 3, 4, 7 tie for 100, keys 2 and 6 for −100.
+        let quarter = got.weights.iter().flatten().all(|w| *w == 0.0 || *w == 0.25 || *w == 0.5);
+        expect(finite && lse && (quarter || got.weights.as_ref().is_none()), "not exact")
+    });
+}
+
+#[test]
+fn a_score_far_below_the_others_has_weight_zero() {
+    let bias = Part::of([1, 1, 1, 9], |[.., j]| if j == 4 { 0.0 } else { -20_000.0 });
+    let case = Case::random("far below", SHAPE).with(|c| c.rules.bias = Some(bias));
+    everywhere(&case, |got, _| {
+        let one = |(n, w): (usize, &f64)| *w == if n % 9 == 4 { 1.0 } else { 0.0 };
+        expect(got.weights.iter().flatten().enumerate().all(one), "not one key")
+    });
+}
+
+#[test]
+fn softcap_bounds_huge_scores() {
+    for cap in [0.25, 2.0, 50.0] {
+        let mut case = Case::random(format!("softcap {cap} of huge scores"), SHAPE);
+        case.q.iter_mut().for_each(|q| *q *= 1000.0);
+        case.softcap = Some(cap);
+        everywhere(&case, |got, _| expect(got.out.iter().all(|x| x.is_finite()), "not finite"));
+        // Where tanh is almost the identity, its error would show magnified by the cap.
+        let mut case = Case::random(format!("softcap {cap} of small scores"), SHAPE);
+        case.q.iter_mut().for_each(|q| *q *= 0.01);
+        case.softcap = Some(cap);
+        everywhere(&case, |_, _| Ok(()));
+    }
+}
+
+/// Rows that show a NaN are the rows that see one.
+fn nan_rows(name: &str, change: impl FnOnce(&mut Case), dead: impl Fn([usize; 3]) -> bool) {
+    let case = Case::random(name, SHAPE).with(change);
+    let mut report = Report::new("numbers");
+    exactly(&case, &mut report, |got, _| {
+        let row_of = |row: usize| [row / 27, row / 9 % 3, row % 9];
+        for (row, out) in got.out.chunks_exact(8).enumerate() {
+            let nan = out.iter().all(|x| x.is_nan());
+            let clean = out.iter().all(|x| x.is_finite());
+            expect(if dead(row_of(row)) { nan } else { clean }, format!("row {:?}: {out:?}", row_of(row)))?;
+        }
+        for (row, lse) in got.lse.iter().flatten().enumerate() {
+            expect(lse.is_nan() == dead(row_of(row)), format!("lse of row {:?}: {lse}", row_of(row)))?;
+        }
+        // What a row with NaN has at keys it does not see is not promised.
+        let weights = got.weights.iter().filter(|w| w.len() == 2 * 3 * 9 * 9);
+        for (row, weights) in weights.flat_map(|w| w.chunks_exact(9)).enumerate() {
+            let shows = weights.iter().any(|w| w.is_nan());
+            expect(shows == dead(row_of(row)), format!("weights of row {:?}: {weights:?}", row_of(row)))?;
+        }
+        Ok(())
+    });
+    report.finish();
+}
+
+#[test]
+fn nan_in_a_query_stays_in_its_row() {
+    let poison = |case: &mut Case| case.q[((3 + 1) * 9 + 4) * 8 + 2] = f32::NAN;
+    nan_rows("nan in a query", poison, |row| row == [1, 1, 4]);
+    let capped = |case: &mut Case| {
+        poison(case);
+        case.softcap = Some(5.0);
+    };
+    nan_rows("nan in a query, softcap", capped, |row| row == [1, 1, 4]);
+}
+
+#[test]
+fn nan_in_a_key_shows_in_the_rows_that_see_it() {
+    let poison = |case: &mut Case| case.k[(2 * 9 + 5) * 8] = f32::NAN;
+    nan_rows("nan in a key", poison, |[b, h, _]| [b, h] == [0, 2]);
+    let causal = |case: &mut Case| {
+        poison(case);
+        case.rules.causal = true;
+    };
+    nan_rows("nan in a key, causal", causal, |[b, h, i]| [b, h] == [0, 2] && i >= 5);
+    let hidden = |case: &mut Case| {
+        poison(case);
+        case.rules.keep = Some(Part::of([1, 1, 9, 9], |[_, _, i, j]| i % 2 == 0 || j != 5));
+    };
+    nan_rows("nan in a key, keep", hidden, |[b, h, i]| [b, h] == [0, 2] && i % 2 == 0);
+    let padding = |case: &mut Case| {
+        poison(case);
+        case.rules.keys = Some(Part::of([1, 1, 1, 9], |[.., j]| j != 5));
+    };
+    nan_rows("nan in a key, keys", padding, |_| false);
+}
+
+#[test]
+fn nan_in_a_bias_shows_in_its_row() {
+    let poison = |case: &mut Case| {
+        let nan_at = |[_, _, i, j]: [usize; 4]| if [i, j] == [3, 1] { f32::NAN } else { 0.0 };
+        case.rules.bias = Some(Part::of([1, 1, 9, 9], nan_at));
+    };
+    nan_rows("nan in a bias", poison, |[_, _, i]| i == 3);
+}
+
+#[test]
+fn what_lies_past_a_sequences_length_is_never_seen() {
+    let case = |nan: bool| {
+        let lens = [4, 9];
+        let mut case = Case::random("nan past the length", SHAPE);
+        case.rules.lengths = Some(Part::new(lens.map(|n| n as u32).to_vec(), [2, 1, 1, 1]));
+        for (n, (k, v)) in case.k.iter_mut().zip(&mut case.v).enumerate() {
+            if nan && n / 8 % 9 >= lens[n / 8 / 27] {
+                (*k, *v) = (f32::NAN, f32::NAN);
+            }
+        }
+        case
+    };
+    let (clean, poisoned) = (case(false), case(true));
+    let mut report = Report::new("numbers");
+    exactly(&poisoned, &mut report, |got, setup| {
+        let want = run(&clean.stored(setup.dtype, setup.bias), setup)?;
+        expect(want.bits() == got.bits(), "memory past the length changes the result")
+    });
+    report.finish();
+}
+
+#[test]
+fn nan_in_a_value_shows_in_its_channel() {
+    let mut case = Case::random("nan in a value", SHAPE);
+    case.v[3] = f32::NAN; // batch 0, head 0, key 0, channel 3
+    let mut report = Report::new("numbers");
+    exactly(&case, &mut report, |got, _| {
+        let seen = |(n, x): (usize, &f64)| x.is_nan() == (n < 72 && n % 8 == 3);
+        expect(got.out.iter().enumerate().all(seen), "NaN elsewhere")?;
+        expect(got.lse.iter().flatten().all(|x| x.is_finite()), "a value changed lse")
+    });
+    report.finish();
+}
+
+#[test]
+fn a_hidden_keys_value_contributes_nothing_whatever_it_holds() {
+    type Hide = fn(&mut Case);
+    let hidden: [(&str, Hide); 5] = [
+        ("nothing", |_| ()),
+        ("causal", |c| c.rules.causal = true),
+        ("keep", |c| c.rules.keep = Some(Part::of([1, 3, 9, 9], |[_, h, i, j]| (h + i) % 2 == 0 || j != 5))),
+        ("keys", |c| c.rules.keys = Some(Part::of([2, 1, 1, 9], |[b, .., j]| b == 0 || j != 5))),
+        ("lengths", |c| c.rules.lengths = Some(Part::of([1, 1, 9, 1], |[_, _, i, _]| i as u32))),
+    ];
+    let mut report = Report::new("numbers");
+    for (name, hide) in hidden {
+        for (what, value) in [("NaN", f32::NAN), ("infinity", f32::INFINITY)] {
+            let case = Case::random(format!("value {what} hidden by {name}"), SHAPE).with(|c| {
+                // Key 5, one channel of every head.
+                c.v.iter_mut().skip(5 * 8 + 3).step_by(9 * 8).for_each(|v| *v = value);
+                hide(c);
+            });
+            // The reference has NaN and infinity where they are seen; the harness lets them pass only there.
+            report.check(&case);
+        }
+    }
+    report.finish();
+}
+
+#[test]
+fn two_runs_give_the_same_bits() {
+    let shape = Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 33, kv_len: 67, head_dim: 20, value_dim: 12 };
+    let mut case = Case::random("same bits", shape);
+    (case.rules.causal, case.rules.alignment) = (true, Alignment::BottomRight);
+    case.dropout = Some(Drop::Seeded { p: 0.2, seed: 7 });
+    let mut report = Report::new("numbers");
+    exactly(&case, &mut report, |got, setup| {
+        let again = run(&case.stored(setup.dtype, setup.bias), setup)?;
+        expect(again.bits() == got.bits(), "another run, other bits")
+    });
+    report.finish();
+}
+
+#[test]
+fn optional_outputs_do_not_change_the_result() {
+    let case = Case::random("outputs", Shape { q_len: 17, kv_len: 30, ..SHAPE });
+    for setup in setups(&case.name).into_iter().filter(|s| s.dtype == DType::F32) {
+        let with = |lse, weights| run(&case, &Setup { lse, weights, ..setup }).map(|got| got.out);
+        let plain = with(false, Weights::None);
+        assert_eq!(plain, with(true, Weights::None), "{setup}");
+        assert_eq!(plain, with(false, Weights::Mean(DType::F32)), "{setup}");
+    }
+}
+
+#[test]
+fn dropout_keeps_the_expected_share_and_scales_it() {
+    let shape = Shape::new(1, 4, 64, 4);
+    let case = Case::random("dropout share", shape).with(|c| {
+        c.dropout = Some(Drop::Seeded { p: 0.25, seed: 0x0123_4567_89ab_cdef });
+        c.q.fill(0.0);
+    });
+    everywhere(&case, |got, _| {
+        let Some(weights) = got.weights.as_ref().filter(|w| w.len() == 4 * 64 * 64) else { return Ok(()) };
+        let kept = weights.iter().filter(|w| **w > 0.0).count() as f64 / weights.len() as f64;
+        // 16384 draws: five standard deviations are 0.017.
+        expect((kept - 0.75).abs() < 0.017, format!("{kept} kept"))
+    });
+}

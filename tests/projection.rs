@@ -1,0 +1,202 @@
+//! The projection operator: up to three products at once into heads of any layout, and more than three.
+
+use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
+use wgpu_attention::reference::project;
+use wgpu_attention::{DType, Linear, Projection, ProjectionForward, Scratch, Tiling};
+
+use crate::harness::case::{largest, widened};
+use crate::harness::run::{Placed, window};
+use crate::harness::{Image, Judged, Place, Profile, Report, Rng, TILINGS, Values, defaults, full, stored};
+use crate::property::{draws, float};
+
+/// One product with its data: `x` `[batch, length, features]`, narrow weights `[heads or 1, dim, read]`.
+#[derive(Clone, Debug)]
+struct Side {
+    batch: usize,
+    length: usize,
+    heads: usize,
+    dim: usize,
+    features: usize,
+    shared: bool,
+    x: Vec<f32>,
+    weight: Vec<f32>,
+    bias: Option<Vec<f32>>,
+}
+
+/// Products that are recorded together.
+#[derive(Clone, Debug)]
+struct Case {
+    profile: &'static Profile,
+    tiling: Tiling,
+    narrow: bool,
+    one_buffer: bool,
+    /// Of x, weights, biases, outputs.
+    dtypes: [DType; 4],
+    sides: Vec<Side>,
+    seed: u64,
+}
+
+impl std::fmt::Display for Case {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        let Case { profile, tiling, narrow, one_buffer, dtypes, sides, .. } = self;
+        let sizes: Vec<_> = sides.iter().map(|s| [s.batch, s.length, s.heads, s.dim, s.features]).collect();
+        write!(f, "{}, {tiling:?}, narrow {narrow}, one buffer {one_buffer}, {dtypes:?}, ", profile.name)?;
+        write!(f, "[batch, length, heads, dim, features]: {sizes:?}")
+    }
+}
+
+impl Case {
+    fn random(seed: u64) -> Self {
+        let rng = &mut Rng::new(seed ^ 0x0009_4073_c710);
+        let profile = if rng.chance(0.3) { defaults() } else { full() };
+        let narrow = rng.chance(0.4);
+        let dtypes = [0; 4].map(|_| float(rng, profile));
+        let batch = rng.pick(&[1, 2, 3]);
+        let one_batch = rng.chance(0.7);
+        let some_bias = rng.chance(0.7);
+        let sides = (0..rng.pick(&[1, 2, 3, 3, 4]))
+            .map(|_| {
+                let heads = rng.pick(&[1, 2, 3]);
+                let read = rng.pick(&[1, 3, 4, 8, 17, 33]);
+                let batch = if one_batch { batch } else { rng.pick(&[1, 2, 3, 4]) };
+                let (length, dim) = (rng.pick(&[1, 2, 5, 16, 33, 66]), rng.pick(&[1, 3, 4, 8, 17, 65]));
+                let features = if narrow { read * heads } else { read };
+                let shared = narrow && rng.chance(0.3);
+                let x = stored(&rng.normals(batch * length * features), dtypes[0]);
+                let weight = rng.normals(if shared { 1 } else { heads } * dim * read);
+                let bias =
+                    (some_bias && rng.chance(0.7)).then(|| stored(&rng.normals(heads * dim), dtypes[2]));
+                Side {
+                    batch,
+                    length,
+                    heads,
+                    dim,
+                    features,
+                    shared,
+                    x,
+                    weight: stored(&weight, dtypes[1]),
+                    bias,
+                }
+            })
+            .collect();
+        let tiling = rng.pick(&TILINGS);
+        Case { profile, tiling, narrow, one_buffer: rng.chance(0.6), dtypes, sides, seed }
+    }
+
+    /// Largest error over tolerance.
+    fn outcome(&self) -> Result<f64, String> {
+        let Case { profile, dtypes, narrow, .. } = *self;
+        let rng = &mut Rng::new(self.seed ^ 0x9_1ace);
+        let seed = self.seed;
+        let place = |shape, rng: &mut Rng| {
+            if rng.chance(0.5) { Place::dense(shape) } else { window(shape, rng, seed) }
+        };
+        let floats = |x: &[f32], dtype, place| Placed::input(profile, Values::Floats(x), dtype, place);
+        let mut outs: Vec<Place> = Vec::new();
+        let mut inputs = Vec::new();
+        for side in &self.sides {
+            let Side { batch, length, heads, dim, features, .. } = *side;
+            let x = floats(&side.x, dtypes[0], place([batch, 1, length, features], rng));
+            let matrix = match narrow {
+                false => [1, 1, heads * dim, features],
+                true => [1, if side.shared { 1 } else { heads }, dim, features / heads],
+            };
+            let at = if rng.chance(0.3) { Place::transposed(matrix) } else { place(matrix, rng) };
+            let weight = floats(&side.weight, dtypes[1], at);
+            let bias = side.bias.as_ref().map(|b| floats(b, dtypes[2], place([1, 1, 1, b.len()], rng)));
+            inputs.push((x, weight, bias));
+            let mut out = place([batch, heads, length, dim], rng);
+            if self.one_buffer {
+                let before = outs.last().map_or(0, |last| last.len);
+                (out.offset, out.len) = (out.offset + before, out.len + before);
+            }
+            outs.push(out);
+        }
+        let len = outs.iter().map(|out| out.len).max().unwrap_or(0);
+        let image = |out: &Place| Image::output(dtypes[3], &Place { len, ..*out });
+        let buffers: Vec<_> = if self.one_buffer {
+            let buffer = image(&outs[0]).upload(&profile.gpu);
+            outs.iter().map(|_| buffer.clone()).collect()
+        } else {
+            outs.iter().map(|out| image(out).upload(&profile.gpu)).collect()
+        };
+        let products: Vec<_> = inputs
+            .iter()
+            .zip(&outs)
+            .zip(&buffers)
+            .map(|(((x, weight, bias), out), buffer)| ProjectionForward {
+                x: x.view(),
+                linear: Linear { weight: weight.view(), bias: bias.as_ref().map(Placed::view) },
+                out: image(out).view(buffer, out),
+                narrow,
+            })
+            .collect();
+        let operator = Projection::with_pipelines(profile.gpu.pipelines()).tiling(self.tiling);
+        let mut scratch =
+            Scratch::new(profile.gpu.device(), Default::default()).map_err(|e| e.to_string())?;
+        profile
+            .gpu
+            .submit(|encoder| operator.forward(encoder, &products, &mut scratch))
+            .map_err(|e| format!("refused: {e}"))?;
+
+        let mut worst: f64 = 0.0;
+        for (n, side) in self.sides.iter().enumerate() {
+            let bytes = image(&outs[n]).bytes;
+            let after = profile.gpu.download::<u8>(&buffers[n], bytes.len()).map_err(|e| e.to_string())?;
+            // What lies outside of this output may be another's: the others' elements count as inside.
+            let mut expected = image(&outs[n]);
+            for (_, other) in outs.iter().enumerate().filter(|(m, _)| self.one_buffer && *m != n) {
+                let size = dtypes[3].bytes();
+                for at in other.indices() {
+                    expected.bytes[at * size..][..size].copy_from_slice(&after[at * size..][..size]);
+                }
+            }
+            let got = expected.collect(&after, &outs[n]).map_err(|e| format!("product {n}: {e}"))?;
+            let judged = side.truth(narrow, dtypes[3]);
+            worst = worst.max(judged.judge(&got).map_err(|e| format!("product {n}: {e}"))?);
+        }
+        Ok(worst)
+    }
+}
+
+impl Side {
+    /// `[batch, heads, length, dim]` in plain loops over one head at a time.
+    fn heads<R: wgpu_attention::reference::Real>(&self, narrow: bool) -> Vec<R> {
+        let Side { heads, dim, features, .. } = *self;
+        let read = if narrow { features / heads } else { features };
+        let wide = |x: &[f32]| wgpu_attention::reference::widen::<R>(x);
+        let (weight, bias) = (wide(&self.weight), self.bias.as_ref().map(|b| wide(b)));
+        let mut out = Vec::new();
+        for sequence in self.x.chunks_exact(self.length * features) {
+            for h in 0..heads {
+                let first = if narrow { h * read } else { 0 };
+                let x: Vec<f32> =
+                    sequence.chunks_exact(features).flat_map(|row| row[first..][..read].to_vec()).collect();
+                let matrix = if self.shared { 0 } else { h };
+                let w = &weight[matrix * dim * read..][..dim * read];
+                out.extend(project(&wide(&x), w, bias.as_ref().map(|b| &b[h * dim..][..dim]), read, dim));
+            }
+        }
+        out
+    }
+
+    fn truth(&self, narrow: bool, dtype: DType) -> Judged {
+        let naive = widened(&self.heads::<f32>(narrow), dtype);
+        let want = self.heads::<f64>(narrow);
+        let most = |x: &[f32]| largest(x.iter().map(|x| f64::from(*x)));
+        let term = most(&self.x) * most(&self.weight) + self.bias.as_deref().map_or(0.0, most);
+        let tolerance = Tolerance::from_naive(&naive, &want, term, EPSILON_F32);
+        Judged { want, tolerance }
+    }
+}
+
+#[test]
+fn random_products_match_the_reference() {
+    let (seed, count) = draws(40);
+    let mut report = Report::new("projection");
+    for n in 0..count {
+        let case = Case::random(seed.wrapping_add(n as u64));
+        report.record(&format!("draw {n}"), &case, case.outcome());
+    }
+    report.finish();
+}

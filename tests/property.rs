@@ -1,0 +1,327 @@
+//! Random problems against the reference. The draws are the same in every run;
+//! `WGPU_ATTENTION_TEST_SEED` draws others, `WGPU_ATTENTION_TEST_DRAWS` more or fewer.
+
+use std::collections::HashMap;
+
+use wgpu_attention::{Alignment, DType, Shape, Tiling};
+
+use crate::harness::run::judge_outputs;
+use crate::harness::{
+    Case, Drop, Layout, Part, Profile, Report, Rng, Rules, Setup, TILINGS, Weights, defaults, full, run,
+};
+
+/// Which axes of a tensor of the mask are 1 and repeat; `None` is no such tensor.
+pub type Repeats = Option<[bool; 4]>;
+
+/// Everything random about a mask.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MaskDraw {
+    pub causal: bool,
+    pub top_left: bool,
+    pub window: Option<[usize; 2]>,
+    pub exclude_self: bool,
+    pub lengths: Repeats,
+    pub keep: Repeats,
+    pub keys: Repeats,
+    pub bias: Repeats,
+}
+
+impl MaskDraw {
+    pub fn random(rng: &mut Rng, kv_len: usize) -> Self {
+        let mut draw = MaskDraw { top_left: rng.chance(0.4), ..Default::default() };
+        // None, one part, or several together.
+        for _ in 0..rng.pick(&[0, 1, 1, 1, 2, 3]) {
+            let repeats = Some([0; 4].map(|_| rng.chance(0.5)));
+            match rng.below(7) {
+                0 => draw.causal = true,
+                1 => draw.window = Some([rng.below(kv_len + 3), rng.below(kv_len + 3)]),
+                2 => draw.exclude_self = true,
+                3 => draw.lengths = repeats,
+                4 => draw.keep = repeats,
+                5 => draw.keys = repeats,
+                _ => draw.bias = repeats,
+            }
+        }
+        draw
+    }
+
+    /// The rules for problems of `shape`; the last `appended` keys stand outside of them.
+    pub fn rules(&self, rng: &mut Rng, shape: &Shape, appended: usize) -> Rules {
+        let [batch, heads, q_len, kv_len] = shape.weights();
+        let pairs = [batch, heads, q_len, kv_len - appended];
+        let of = |repeats: [bool; 4], mut to: [usize; 4]| {
+            (0..4).filter(|a| repeats[*a]).for_each(|a| to[a] = 1);
+            to
+        };
+        let mut bools = |repeats: Repeats, p: f64| {
+            repeats.map(|repeats| {
+                let shape = of(repeats, pairs);
+                Part::new(rng.bools(shape.iter().product(), p), shape)
+            })
+        };
+        let (keep, keys) = (bools(self.keep, 0.6), bools(self.keys, 0.8));
+        let lengths = self.lengths.map(|repeats| {
+            let shape = of(repeats, [batch, heads, q_len, 1]);
+            let len = pairs[3];
+            let mut draw = || match rng.below(8) {
+                0 => 0,
+                1 => len as u32 + 5,
+                2 => u32::MAX,
+                _ => rng.between(1, len) as u32,
+            };
+            Part::new((0..shape.iter().product()).map(|_| draw()).collect(), shape)
+        });
+        let bias = self.bias.map(|repeats| {
+            let shape = of(repeats, pairs);
+            let mut draw = || if rng.chance(0.15) { f32::NEG_INFINITY } else { 2.0 * rng.normal() };
+            Part::new((0..shape.iter().product()).map(|_| draw()).collect(), shape)
+        });
+        Rules {
+            causal: self.causal,
+            alignment: if self.top_left { Alignment::TopLeft } else { Alignment::BottomRight },
+            window: self.window,
+            exclude_self: self.exclude_self,
+            lengths,
+            keep,
+            keys,
+            bias,
+        }
+    }
+
+    /// The same mask with one part less.
+    pub fn simpler(&self) -> Vec<Self> {
+        let without: [fn(&mut Self); 8] = [
+            |m| m.causal = false,
+            |m| m.top_left = false,
+            |m| m.window = None,
+            |m| m.exclude_self = false,
+            |m| m.lengths = None,
+            |m| m.keep = None,
+            |m| m.keys = None,
+            |m| m.bias = None,
+        ];
+        let apply = |change: &fn(&mut Self)| {
+            let mut simpler = *self;
+            change(&mut simpler);
+            simpler
+        };
+        without.iter().map(apply).filter(|m| format!("{m:?}") != format!("{self:?}")).collect()
+    }
+}
+
+/// Dropout, by what decides.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum DropDraw {
+    None,
+    Seeded,
+    Given,
+}
+
+impl DropDraw {
+    pub fn random(rng: &mut Rng) -> Self {
+        rng.pick(&[DropDraw::None, DropDraw::None, DropDraw::None, DropDraw::Seeded, DropDraw::Given])
+    }
+
+    pub fn dropout(self, rng: &mut Rng, weights: [usize; 4]) -> Option<Drop> {
+        let p = rng.pick(&[0.0, 0.1, 0.5, 0.9]);
+        match self {
+            DropDraw::None => None,
+            DropDraw::Seeded => Some(Drop::Seeded { p, seed: rng.word() }),
+            DropDraw::Given => {
+                let shape = weights.map(|n| if rng.chance(0.3) { 1 } else { n });
+                Some(Drop::Given { p, keep: Part::new(rng.bools(shape.iter().product(), 0.5), shape) })
+            }
+        }
+    }
+}
+
+pub const LENGTHS: &[usize] = &[1, 1, 2, 3, 4, 5, 8, 11, 16, 17, 31, 32, 63, 64, 65, 67, 127, 129];
+pub const DIMS: &[usize] = &[1, 2, 3, 4, 5, 7, 8, 12, 13, 16, 17, 31, 32, 33, 64, 65];
+
+pub fn weights(rng: &mut Rng, f16: bool) -> Weights {
+    let dtype = if f16 && rng.chance(0.4) { DType::F16 } else { DType::F32 };
+    rng.pick(&[Weights::None, Weights::None, Weights::PerHead(dtype), Weights::Mean(dtype)])
+}
+
+pub fn profile(rng: &mut Rng) -> &'static Profile {
+    if rng.chance(0.3) { defaults() } else { full() }
+}
+
+/// F16 or F32, where the device has both.
+pub fn float(rng: &mut Rng, profile: &Profile) -> DType {
+    if profile.f16 && rng.chance(0.4) { DType::F16 } else { DType::F32 }
+}
+
+/// Everything random about a problem and its run.
+#[derive(Clone, Copy, Debug)]
+struct Draw {
+    seed: u64,
+    shape: Shape,
+    mask: MaskDraw,
+    drop: DropDraw,
+    scale: Option<f32>,
+    softcap: Option<f32>,
+    /// Standard deviation of queries.
+    spread: f32,
+    profile: &'static str,
+    tiling: Tiling,
+    dtype: DType,
+    bias: DType,
+    layout: Layout,
+    lse: bool,
+    weights: Weights,
+}
+
+impl Draw {
+    fn random(seed: u64) -> Self {
+        let rng = &mut Rng::new(seed);
+        let kv_heads = rng.pick(&[1, 1, 2, 3]);
+        let mut shape = Shape {
+            batch: rng.pick(&[1, 1, 2, 3]),
+            heads: kv_heads * rng.pick(&[1, 1, 2, 3]),
+            kv_heads,
+            q_len: rng.pick(LENGTHS),
+            kv_len: rng.pick(LENGTHS),
+            head_dim: rng.pick(DIMS),
+            value_dim: rng.pick(DIMS),
+        };
+        if rng.chance(0.3) {
+            (shape.kv_len, shape.value_dim) = (shape.q_len, shape.head_dim);
+        }
+        if shape.weights().iter().product::<usize>() > 30_000 {
+            (shape.batch, shape.heads, shape.kv_heads) = (1, 1, 1);
+        }
+        let profile = profile(rng);
+        Draw {
+            seed,
+            shape,
+            mask: MaskDraw::random(rng, shape.kv_len),
+            drop: DropDraw::random(rng),
+            scale: rng.chance(0.3).then(|| rng.pick(&[0.0, 0.5, 1.0, -0.25])),
+            softcap: rng.chance(0.2).then(|| rng.pick(&[0.5, 5.0, 50.0])),
+            spread: rng.pick(&[0.1, 1.0, 1.0, 8.0]),
+            profile: profile.name,
+            tiling: rng.pick(&TILINGS),
+            dtype: float(rng, profile),
+            bias: float(rng, profile),
+            layout: match rng.below(6) {
+                0 => Layout::Dense,
+                1 => Layout::Blhd,
+                2 => Layout::Packed,
+                _ => Layout::Window(rng.word()),
+            },
+            lse: rng.chance(0.5),
+            weights: weights(rng, profile.f16),
+        }
+    }
+
+    fn case(&self) -> Case {
+        let rng = &mut Rng::new(self.seed ^ 0x5eed);
+        let mut case = Case::random(format!("draw {:#x}", self.seed), self.shape);
+        case.q.iter_mut().for_each(|q| *q *= self.spread);
+        case.rules = self.mask.rules(rng, &self.shape, 0);
+        case.dropout = self.drop.dropout(rng, self.shape.weights());
+        (case.scale, case.softcap) = (self.scale, self.softcap);
+        case
+    }
+
+    fn setup(&self) -> Setup {
+        let Draw { tiling, dtype, bias, layout, lse, weights, .. } = *self;
+        let profile = if self.profile == "full" { full() } else { defaults() };
+        Setup { profile, tiling, dtype, bias, layout, lse, weights }
+    }
+
+    fn outcome(&self) -> Result<f64, String> {
+        let (setup, case) = (self.setup(), self.case());
+        let stored = case.stored(setup.dtype, setup.bias);
+        let truth = stored.truth(setup.dtype, setup.weights);
+        run(&stored, &setup).and_then(|got| judge_outputs(&case.expected, case.shape, &truth, &got, false))
+    }
+
+    /// Draws like this one with something less.
+    fn simpler(&self) -> Vec<Self> {
+        let mut all: Vec<Self> = self.mask.simpler().into_iter().map(|mask| Draw { mask, ..*self }).collect();
+        let smaller = |n: usize| [1, n / 2, n - 1].into_iter().filter(move |m| (1..n).contains(m));
+        let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim } = self.shape;
+        let s = self.shape;
+        let mut shapes: Vec<Shape> = Vec::new();
+        shapes.extend(smaller(batch).map(|batch| Shape { batch, ..s }));
+        shapes.extend((heads > kv_heads).then_some(Shape { heads: kv_heads, ..s }));
+        shapes.extend((kv_heads > 1).then_some(Shape { heads: heads / kv_heads, kv_heads: 1, ..s }));
+        shapes.extend(smaller(q_len).map(|q_len| Shape { q_len, ..s }));
+        shapes.extend(smaller(kv_len).map(|kv_len| Shape { kv_len, ..s }));
+        shapes.extend(smaller(head_dim).map(|head_dim| Shape { head_dim, ..s }));
+        shapes.extend(smaller(value_dim).map(|value_dim| Shape { value_dim, ..s }));
+        all.extend(shapes.into_iter().map(|shape| Draw { shape, ..*self }));
+        let less: [fn(&mut Self); 8] = [
+            |d| d.drop = DropDraw::None,
+            |d| d.scale = None,
+            |d| d.softcap = None,
+            |d| d.dtype = DType::F32,
+            |d| d.bias = DType::F32,
+            |d| d.layout = Layout::Dense,
+            |d| d.lse = false,
+            |d| d.weights = Weights::None,
+        ];
+        for change in less {
+            let mut draw = *self;
+            change(&mut draw);
+            all.push(draw);
+        }
+        all.retain(|draw| format!("{draw:?}") != format!("{self:?}"));
+        all
+    }
+}
+
+/// The simplest failing relative of a failing draw, and how it fails.
+pub fn shrunk<D: Copy + std::fmt::Debug>(
+    draw: D,
+    simpler: impl Fn(&D) -> Vec<D>,
+    outcome: impl Fn(&D) -> Result<f64, String>,
+) -> String {
+    let (mut draw, mut what) = (draw, String::new());
+    let mut left = 150;
+    'again: while left > 0 {
+        for candidate in simpler(&draw) {
+            left -= 1;
+            if let Err(e) = outcome(&candidate) {
+                (draw, what) = (candidate, e);
+                continue 'again;
+            }
+            if left == 0 {
+                break;
+            }
+        }
+        break;
+    }
+    format!("simplest that fails: {draw:?}: {what}")
+}
+
+/// Seed and number of draws.
+pub fn draws(default: usize) -> (u64, usize) {
+    let number = |name: &str| std::env::var(name).ok().map(|x| x.parse().expect("a number"));
+    let seed = number("WGPU_ATTENTION_TEST_SEED").unwrap_or(1);
+    let count = number("WGPU_ATTENTION_TEST_DRAWS").map_or(default, |n: u64| n as usize);
+    crate::harness::say(&format!("WGPU_ATTENTION_TEST_SEED={seed}, {count} draws"));
+    (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15), count)
+}
+
+#[test]
+fn random_problems_match_the_reference() {
+    let (seed, count) = draws(400);
+    let mut report = Report::new("property");
+    let mut seen = HashMap::new();
+    for n in 0..count {
+        let draw = Draw::random(seed.wrapping_add(n as u64));
+        *seen.entry((draw.profile, format!("{:?}", draw.tiling), draw.dtype)).or_insert(0) += 1;
+        let outcome = draw.outcome().map_err(|what| {
+            let simplest =
+                if report.failed() < 3 { shrunk(draw, Draw::simpler, Draw::outcome) } else { String::new() };
+            format!("{what}\n    {draw:?}\n    {simplest}")
+        });
+        report.record(&format!("draw {n}"), &draw.setup(), outcome);
+    }
+    report.finish();
+    // Every combination of device, tiling and type has had its share.
+    assert!(count < 100 || seen.len() >= 2 + 2 * usize::from(full().f16), "{seen:?}");
+}

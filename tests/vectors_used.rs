@@ -1,0 +1,34 @@
+//! No vector is forgotten: every file of `tests/vectors` belongs to a test, and the reverse.
+
+use std::collections::BTreeSet;
+
+use crate::harness::vectors::folder;
+use crate::{d2l, flex, mha, minilm, onnx, patterns, sdpa};
+
+#[test]
+fn every_vector_is_used_by_a_test() {
+    let used = [
+        (sdpa::FAMILY, sdpa::NAMES),
+        (mha::FAMILY, mha::NAMES),
+        (patterns::FAMILY, patterns::NAMES),
+        (flex::FAMILY, flex::NAMES),
+        (d2l::FAMILY, d2l::DOT),
+        (d2l::FAMILY, d2l::MULTIHEAD),
+        (onnx::FAMILY, onnx::NAMES),
+        (minilm::FAMILY, minilm::NAMES),
+    ];
+    let used: BTreeSet<String> = used
+        .iter()
+        .flat_map(|(family, names)| names.iter().map(move |name| format!("{family}/{name}.safetensors")))
+        .collect();
+    let mut there = BTreeSet::new();
+    for family in std::fs::read_dir(folder()).expect("tests/vectors").map(|e| e.expect("an entry").path()) {
+        if family.is_dir() {
+            for file in std::fs::read_dir(&family).expect("a family").map(|e| e.expect("an entry").path()) {
+                let name = file.strip_prefix(folder()).expect("inside").display().to_string();
+                there.insert(name.replace('\\', "/"));
+            }
+        }
+    }
+    assert_eq!(there, used, "left: the files, right: what the tests load");
+}
