@@ -574,7 +574,8 @@ fn limits() -> Seen {
     let error = bench.attention.scratch_size(&long).expect_err("a limit");
     seen.insert(read("scratch_size", &error, &["`scores (scratch)`", "1152 bytes", "allows 768"]));
     // A size that a larger device gave.
-    let large = Attention::with_pipelines(full().gpu.pipelines(), *bench.attention.config()).expect("an operator");
+    let large =
+        Attention::with_pipelines(full().gpu.pipelines(), *bench.attention.config()).expect("an operator");
     let size = large.scratch_size(&long).expect("a size");
     let error = Scratch::new(small.device(), size).expect_err("a limit");
     seen.insert(read("scratch", &error, &["`scratch`", "1152 bytes", "allows 768"]));
