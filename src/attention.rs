@@ -38,7 +38,8 @@ impl Config {
         }
     }
 
-    /// Key/value heads, a divisor of `heads`: query head `h` uses `h / (heads / kv_heads)`.
+    /// Key/value heads, a divisor of `heads`: query head `h` uses `h / (heads / kv_heads)`. One is multi-query
+    /// (Shazeer 2019, "Fast transformer decoding"), several are grouped-query attention (Ainslie et al. 2023).
     pub fn kv_heads(mut self, kv_heads: usize) -> Self {
         self.kv_heads = kv_heads;
         self
@@ -62,7 +63,7 @@ impl Config {
         self
     }
 
-    /// Bounds the scores: `softcap · tanh(score / softcap)`.
+    /// Bounds the scores: `softcap · tanh(score / softcap)` (Gemma 2, 2024).
     pub fn softcap(mut self, softcap: f32) -> Self {
         self.softcap = Some(softcap);
         self
@@ -74,8 +75,9 @@ impl Config {
         self
     }
 
-    /// Features and limits to request of `adapter`: what this configuration needs, and the largest
-    /// buffers there are, which decide how long sequences may be.
+    /// Features and limits to request of `adapter`: what this configuration needs, and the largest buffers
+    /// there are, which decide how long sequences may be. Everything else is wgpu's default: add what the rest
+    /// of the application needs. A feature the adapter lacks is left out; [`Attention::new`] then says so.
     pub fn required(&self, adapter: &wgpu::Adapter) -> (wgpu::Features, wgpu::Limits) {
         let wanted =
             if self.dtype == DType::F16 { wgpu::Features::SHADER_F16 } else { wgpu::Features::empty() };
@@ -135,7 +137,8 @@ pub struct Forward<'a> {
     pub out: TensorView<'a>,
     /// Which keys a query may see, and the bias.
     pub mask: DeviceMask<'a>,
-    /// Where the log-sum-exp of every query's masked scores goes, if wanted.
+    /// Where `ln Σ exp(score)` over every query's permitted keys goes, if wanted: after scale, softcap and
+    /// bias, before dropout.
     pub lse: Option<TensorView<'a>>,
     /// Where the attention weights go, if wanted: of every head, or averaged over heads. After dropout.
     pub weights: Option<TensorView<'a>>,
@@ -225,7 +228,8 @@ impl Attention {
         &self.pipelines
     }
 
-    /// The temporary memory that `call` needs.
+    /// The temporary memory that `call` needs: the score matrix, `4 · batch · heads · q_len · kv_len` bytes
+    /// with `kv_len` rounded up to 4; none if `weights` takes the weights of every head in F32.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -260,7 +264,7 @@ impl Attention {
         self.record(call, scratch, |bound| dispatch(pass, bound))
     }
 
-    /// Compiles what `call` needs, so that its first recording does not.
+    /// Compiles and binds what `call` needs, so that its first recording does neither.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).

@@ -163,7 +163,10 @@ pub enum Error {
         why: &'static str,
     },
     /// The scratch memory is smaller than the call needs.
-    #[error("scratch has {got} bytes in its {slot} part, the call needs {needed}; see `scratch_size`")]
+    #[error(
+        "scratch has {got} bytes in its {slot} part, the call needs {needed}; make it with \
+         `Scratch::new(device, operator.scratch_size(&call)?)`"
+    )]
     ScratchTooSmall {
         /// Which part.
         slot: &'static str,
@@ -182,7 +185,8 @@ pub enum Error {
         /// Its length.
         got: usize,
     },
-    /// wgpu refused a resource of this call: a buffer from another device, say.
+    /// wgpu refused a resource of this call: a buffer from another device of the same `wgpu::Instance`, say.
+    /// Those of another instance it cannot tell from its own.
     #[error("wgpu refused {what}: {description}")]
     Refused {
         /// What was being made.

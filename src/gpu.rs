@@ -1,17 +1,18 @@
 //! A device of one's own, for newcomers and tests: slices in, `Vec` out.
 
+mod upload;
+
+use self::upload::{Extras, LinearBuffers, Outputs, Uploaded};
 use crate::attention::{Attention, Config, Forward};
-use crate::dropout::Dropout;
 use crate::error::Error;
-use crate::mask::{DeviceMask, HostMask, HostTensor, Mask};
+use crate::mask::HostMask;
 use crate::multi_head::{LayerForward, LayerWeights, MultiHeadAttention};
 use crate::pipelines::{Watch, guarded};
 use crate::problem::{LayerConfig, Shape, Side};
-use crate::projection::Linear;
 use crate::record::Pipelines;
-use crate::reference::{Attended, HostLinear, HostWeights, LayerShape, Options};
+use crate::reference::{Attended, HostWeights, LayerShape, Options};
 use crate::scratch::Scratch;
-use crate::tensor::{DType, TensorView, count};
+use crate::tensor::{DType, count};
 
 /// A device, its queue and its pipelines.
 ///
@@ -35,7 +36,9 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// The fastest adapter there is, blocking. `WGPU_BACKEND` and wgpu's other variables are honoured.
+    /// The fastest adapter there is, blocking, of a `wgpu::Instance` of its own: do not mix its buffers with
+    /// those of another instance's devices, which wgpu cannot tell apart. If you have a device, use
+    /// [`with_device`](Self::with_device). `WGPU_BACKEND` and wgpu's other variables are honoured.
     ///
     /// # Errors
     /// [`Error::NoAdapter`].
@@ -44,7 +47,7 @@ impl Gpu {
         pollster::block_on(Self::new_async())
     }
 
-    /// The fastest adapter there is.
+    /// The fastest adapter there is; see `new`.
     ///
     /// # Errors
     /// [`Error::NoAdapter`].
@@ -413,112 +416,5 @@ fn unless_lost(error: Error) -> Error {
     match error {
         Error::Refused { description, .. } => Error::DeviceLost(description),
         other => other,
-    }
-}
-
-/// A dense tensor in a buffer of its own.
-struct Uploaded {
-    buffer: wgpu::Buffer,
-    dtype: DType,
-    shape: [usize; 4],
-}
-
-impl Uploaded {
-    fn zeros(gpu: &Gpu, shape: [usize; 4]) -> Result<Self, Error> {
-        Ok(Uploaded { buffer: gpu.buffer(count(shape).saturating_mul(4))?, dtype: DType::F32, shape })
-    }
-
-    fn view(&self) -> TensorView<'_> {
-        TensorView::new(&self.buffer, self.dtype, self.shape)
-    }
-
-    async fn read(&self, gpu: &Gpu) -> Result<Vec<f32>, Error> {
-        gpu.download_async(&self.buffer, count(self.shape)).await
-    }
-}
-
-/// A projection's weights.
-struct LinearBuffers {
-    weight: Uploaded,
-    bias: Option<Uploaded>,
-}
-
-impl LinearBuffers {
-    fn new(gpu: &Gpu, linear: &HostLinear<f32>, shape: [usize; 4]) -> Result<Self, Error> {
-        let bias = linear.bias.map(|b| gpu.upload_shaped("bias", b, [1, 1, 1, shape[1] * shape[2]]));
-        Ok(LinearBuffers {
-            weight: gpu.upload_shaped("weight", linear.weight, shape)?,
-            bias: bias.transpose()?,
-        })
-    }
-
-    fn view(&self) -> Linear<'_> {
-        Linear { weight: self.weight.view(), bias: self.bias.as_ref().map(Uploaded::view) }
-    }
-}
-
-/// What a call writes.
-struct Outputs {
-    out: Uploaded,
-    lse: Uploaded,
-    weights: Uploaded,
-}
-
-impl Outputs {
-    fn new(gpu: &Gpu, out: [usize; 4], shape: &Shape) -> Result<Self, Error> {
-        let zeros = |shape| Uploaded::zeros(gpu, shape);
-        Ok(Outputs { out: zeros(out)?, lse: zeros(shape.lse())?, weights: zeros(shape.weights())? })
-    }
-
-    async fn read(&self, gpu: &Gpu, everything: bool) -> Result<Attended<f32>, Error> {
-        Ok(Attended {
-            out: self.out.read(gpu).await?,
-            weights: if everything { self.weights.read(gpu).await? } else { Vec::new() },
-            lse: if everything { self.lse.read(gpu).await? } else { Vec::new() },
-        })
-    }
-}
-
-/// The tensors of a mask and of dropout.
-struct Extras {
-    lengths: Option<Uploaded>,
-    keep: Option<Uploaded>,
-    keys: Option<Uploaded>,
-    bias: Option<Uploaded>,
-    dropout: Option<Uploaded>,
-}
-
-impl Extras {
-    fn new(gpu: &Gpu, options: &Options) -> Result<Self, Error> {
-        let bools = |t: HostTensor<bool>| {
-            Ok(Uploaded { buffer: gpu.upload_bools(t.data)?, dtype: DType::Bool, shape: t.shape })
-        };
-        let lengths = |t: HostTensor<u32>| {
-            Ok(Uploaded { buffer: gpu.upload(t.data)?, dtype: DType::U32, shape: t.shape })
-        };
-        let mask = &options.mask;
-        let dropout = options.dropout.as_ref().and_then(Dropout::given).copied();
-        Ok(Extras {
-            lengths: mask.lengths.map(lengths).transpose()?,
-            keep: mask.keep.map(bools).transpose()?,
-            keys: mask.keys.map(bools).transpose()?,
-            bias: mask.bias.map(|t| gpu.upload_shaped("bias", t.data, t.shape)).transpose()?,
-            dropout: dropout.map(bools).transpose()?,
-        })
-    }
-
-    fn mask(&self, host: &HostMask) -> DeviceMask<'_> {
-        let [lengths, keep, keys, bias] =
-            [&self.lengths, &self.keep, &self.keys, &self.bias].map(|t| t.as_ref().map(Uploaded::view));
-        Mask { band: host.band, lengths, keep, keys, bias }
-    }
-
-    fn dropout(&self, options: &Options) -> Option<Dropout<TensorView<'_>>> {
-        match options.dropout? {
-            Dropout::Seeded { p, seed } => Some(Dropout::Seeded { p, seed }),
-            Dropout::Given { p, .. } => {
-                self.dropout.as_ref().map(|keep| Dropout::Given { p, keep: keep.view() })
-            }
-        }
     }
 }

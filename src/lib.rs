@@ -19,6 +19,7 @@
 //!
 //! # What is computed
 //!
+//! Scaled dot-product attention (Vaswani et al. 2017, "Attention is all you need"):
 //! `score = scale · q·k`, then softcap, then bias, then the mask; weights are the softmax of a query's
 //! permitted scores; the output is their weighted sum of values. Sums are f32, f16 is a storage type. A
 //! query that sees no key has output 0 and lse −∞, never NaN. The same call on the same device gives the
@@ -55,6 +56,7 @@ pub use projection::{Linear, Projection, ProjectionForward};
 pub use record::Pipelines;
 pub use scratch::{Scratch, ScratchSize};
 pub use tensor::{DType, TensorView};
+pub use wgpu;
 
 /// The README's code is compiled with the documentation tests.
 #[cfg(doctest)]

@@ -8,7 +8,7 @@ use crate::tensor::{Access, DType, DeviceFacts, TensorView, count, expect_broadc
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Alignment {
     /// The last query stands at the last key: query `i` is at key `i + kv_len − q_len`.
-    /// What decoding with a cache needs; the default.
+    /// What decoding with a full view of the cache needs; the default.
     #[default]
     BottomRight,
     /// The first query stands at the first key: query `i` is at key `i`.
@@ -52,7 +52,8 @@ impl Band {
 /// `scale · q·k`, then softcap, then bias, then permission. A query that may see no key has
 /// output 0 and lse −∞.
 ///
-/// On a device the parts are [`TensorView`]s ([`DeviceMask`]), on the host slices ([`HostMask`]).
+/// On a device the parts are [`TensorView`]s ([`DeviceMask`]), on the host slices ([`HostMask`]); a mask that
+/// is made apart from its call may need one of these as its type.
 ///
 /// ```
 /// use wgpu_attention::{HostMask, Mask};
@@ -78,7 +79,7 @@ pub type HostMask<'a> = Mask<HostTensor<'a, u32>, HostTensor<'a, bool>, HostTens
 pub struct HostTensor<'a, T> {
     /// The elements.
     pub data: &'a [T],
-    /// `[batch, heads, length, dim]`.
+    /// `[batch, heads, q_len, kv_len]`; of lengths `[batch, heads, q_len, 1]`.
     pub shape: [usize; 4],
 }
 
@@ -133,13 +134,17 @@ impl<L, K, B> Mask<L, K, B> {
         self
     }
 
-    /// Chooses where the query's own position lies, for `causal`, `window` and `exclude_self`.
+    /// Chooses where the query's own position lies, for `causal`, `window` and `exclude_self`. It follows
+    /// from the shapes of q and k alone; [`lengths`](Self::lengths) does not move it. For a cache filled to n
+    /// keys, [`slice`](crate::TensorView::slice) k and v to n.
     pub fn aligned(mut self, alignment: Alignment) -> Self {
         self.band.alignment = alignment;
         self
     }
 
-    /// At most `left` keys before the query's own position and `right` after it are seen.
+    /// At most `left` keys before the query's own position and `right` after it are seen, and the one at it:
+    /// a window of W tokens that ends with the query's own is `window(W - 1, 0)`. `usize::MAX` is no bound.
+    /// With a causal mask, the narrower bound holds.
     pub fn window(mut self, left: usize, right: usize) -> Self {
         self.band.left = Some(left);
         self.band.right = Some(self.band.right.map_or(right, |r| r.min(right)));
@@ -160,7 +165,8 @@ impl<L, K, B> Mask<L, K, B> {
         self
     }
 
-    /// Only pairs that hold `true` are seen. Shape `[batch, heads, q_len, kv_len]`, any may be 1.
+    /// Only pairs that hold `true` are seen, as in PyTorch's `scaled_dot_product_attention`; the masks of
+    /// `nn.MultiheadAttention` say the opposite. Shape `[batch, heads, q_len, kv_len]`, any may be 1.
     pub fn keep(mut self, keep: K) -> Self {
         self.keep = Some(keep);
         self

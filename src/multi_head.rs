@@ -16,8 +16,7 @@ use crate::record::{Pipelines, dispatch, pass};
 use crate::scratch::{Bound, Scratch, ScratchSize, Slot};
 use crate::tensor::{Access, DType, DeviceFacts, Layout, Tensor, TensorView, check_aliasing, expect};
 
-/// The weights of a layer, on the device. `nn.MultiheadAttention`'s packed `in_proj_weight` is three
-/// windows of one matrix: [`TensorView::narrowed`].
+/// The weights of a layer, on the device.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerWeights<'a> {
     /// `[heads · head_dim, query_features]`.
@@ -59,7 +58,7 @@ pub struct LayerForward<'a> {
     pub out: TensorView<'a>,
     /// Which keys a query may see, and the bias; shaped for the keys given, not for appended ones.
     pub mask: DeviceMask<'a>,
-    /// `[batch, heads, q_len, 1]`, F32.
+    /// `[batch, heads, q_len, 1]`, F32: `ln Σ exp(score)` over every query's permitted keys.
     pub lse: Option<TensorView<'a>>,
     /// `[batch, heads or 1, q_len, kv_len + appended]`: the weights of every head, or their mean.
     pub weights: Option<TensorView<'a>>,
@@ -114,7 +113,37 @@ impl<'a> LayerForward<'a> {
 
 /// A multi-head attention layer on one device: everything `nn.MultiheadAttention` has at inference.
 ///
-/// It keeps its weights' buffers alive, and reads them where they are.
+/// It keeps its weights' buffers alive, and reads them where they are. Vaswani et al. 2017, "Attention is all
+/// you need", section 3.2.2.
+///
+/// With the parameters of `nn.MultiheadAttention(e, heads)`, its packed `in_proj_weight` as three windows:
+///
+/// ```no_run
+/// # fn f(device: &wgpu::Device, queue: &wgpu::Queue, in_proj_weight: &wgpu::Buffer, in_proj_bias: &wgpu::Buffer,
+/// #      out_proj_weight: &wgpu::Buffer, out_proj_bias: &wgpu::Buffer, x: &wgpu::Buffer, y: &wgpu::Buffer)
+/// # -> Result<(), wgpu_attention::Error> {
+/// use wgpu_attention::{DType, LayerConfig, LayerForward, LayerWeights, Linear, Mask, MultiHeadAttention};
+/// use wgpu_attention::{Scratch, TensorView};
+///
+/// let (e, heads) = (512, 8);
+/// let weight = TensorView::matrix(in_proj_weight, DType::F32, [3 * e, e]);
+/// let bias = TensorView::vector(in_proj_bias, DType::F32, 3 * e);
+/// let part = |n| Linear { weight: weight.slice(2, n * e, e), bias: Some(bias.slice(3, n * e, e)) };
+/// let out = Linear {
+///     weight: TensorView::matrix(out_proj_weight, DType::F32, [e, e]),
+///     bias: Some(TensorView::vector(out_proj_bias, DType::F32, e)),
+/// };
+/// let weights = LayerWeights { query: part(0), key: part(1), value: part(2), out, appended: None };
+/// let layer = MultiHeadAttention::new(device, LayerConfig::new(e, heads), &weights)?;
+///
+/// let sequence = |buffer| TensorView::sequence(buffer, DType::F32, [1, 128, e]); // batch, length, features
+/// let call = LayerForward::self_attention(sequence(x), sequence(y)).mask(Mask::causal());
+/// let mut scratch = Scratch::new(device, layer.scratch_size(&call)?)?;
+/// let mut encoder = device.create_command_encoder(&Default::default());
+/// layer.forward(&mut encoder, &call, &mut scratch)?;
+/// queue.submit([encoder.finish()]);
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug)]
 pub struct MultiHeadAttention {
     pipelines: Pipelines,
@@ -219,7 +248,8 @@ impl MultiHeadAttention {
         usize::from(self.appended.is_some()) + usize::from(self.config.zero_attention)
     }
 
-    /// The temporary memory that `call` needs.
+    /// The temporary memory that `call` needs: as [`Attention::scratch_size`](crate::Attention::scratch_size),
+    /// and the projected queries, keys, values and the heads' outputs.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -253,7 +283,7 @@ impl MultiHeadAttention {
         self.record(call, scratch, |bound| dispatch(pass, bound))
     }
 
-    /// Compiles what `call` needs, so that its first recording does not.
+    /// Compiles and binds what `call` needs, so that its first recording does neither.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -291,7 +321,7 @@ impl MultiHeadAttention {
         let Plan { shape, appended, .. } = *plan;
         let [q, k, v] =
             projected_layouts(&shape, dtype).map(|l| TensorView { buffer: projected, dtype, layout: l });
-        let given = |t: TensorView<'a>| t.narrowed(2, 0, shape.kv_len - appended);
+        let given = |t: TensorView<'a>| t.slice(2, 0, shape.kv_len - appended);
         let mut calls = project::calls(
             &[
                 self.query.product(call.query, q, narrow),
@@ -406,12 +436,17 @@ impl MultiHeadAttention {
         let shape = config.shape(batch, q_len, kv_len, appended);
         let problem = self.problem(call, &shape, appended, [call.query, call.key, call.value, call.out]);
         check_extras(&problem, device)?;
-        let weights = [&self.query, &self.key, &self.value, &self.out];
+        let weights = [
+            ("weights.query", "bias.query", &self.query),
+            ("weights.key", "bias.key", &self.key),
+            ("weights.value", "bias.value", &self.value),
+            ("weights.out", "bias.out", &self.out),
+        ];
         let read: Vec<_> = [("query", call.query), ("key", call.key), ("value", call.value)]
             .into_iter()
-            .chain(weights.iter().map(|l| ("a weight", l.weight.view())))
-            .chain(weights.iter().filter_map(|l| l.bias.as_ref()).map(|b| ("a bias", b.view())))
-            .chain(self.appended.iter().flatten().map(|t| ("an appended key or value", t.view())))
+            .chain(weights.iter().map(|(name, _, linear)| (*name, linear.weight.view())))
+            .chain(weights.iter().filter_map(|(_, name, linear)| Some((*name, linear.bias.as_ref()?.view()))))
+            .chain(self.appended.iter().flatten().map(|t| ("appended", t.view())))
             .chain(extra_inputs(&problem))
             .collect();
         check_aliasing(&outputs(&problem), &read)?;

@@ -154,8 +154,9 @@ pub struct LayerConfig {
     pub value_features: usize,
     /// Width of the output.
     pub out_features: usize,
-    /// Each head sees only its own slice of the inputs instead of all of them: head `h` of `n` reads
-    /// features `h · width / n ..`, and its weights are `[head_dim, width / n]`.
+    /// Each head sees only its own slice of the inputs instead of all of them (the narrow form of Bloem,
+    /// "Transformers from scratch", 2019): head `h` of `n` reads features `h · width / n ..`, and its weights
+    /// are `[head_dim, width / n]`.
     pub narrow: bool,
     /// Appends one key and one value of zeros, seen by every query (`add_zero_attn`).
     pub zero_attention: bool,
@@ -168,9 +169,11 @@ pub struct LayerConfig {
 }
 
 impl LayerConfig {
-    /// A layer whose inputs and output are `embed_dim` wide, split evenly into `heads`.
+    /// A layer whose inputs and output are `embed_dim` wide, split evenly into `heads`. Where that is not
+    /// possible, [`check`](Self::check) refuses it unless `head_dim` and `value_dim` are set.
     pub fn new(embed_dim: usize, heads: usize) -> Self {
-        let head_dim = embed_dim.checked_div(heads).unwrap_or(0);
+        let divides = heads > 0 && embed_dim.is_multiple_of(heads);
+        let head_dim = if divides { embed_dim / heads } else { 0 };
         LayerConfig {
             heads,
             kv_heads: heads,
@@ -225,6 +228,10 @@ impl LayerConfig {
         ];
         if let Some((axis, _)) = sizes.iter().find(|(_, n)| *n == 0) {
             return Err(Error::ZeroSize { tensor: "layer", axis });
+        }
+        if self.head_dim == 0 && !self.query_features.is_multiple_of(self.heads) {
+            let (value, divisor) = (self.query_features, self.heads);
+            return Err(Error::NotDivisible { what: "embed_dim", value, by: "heads", divisor });
         }
         self.shape(1, 1, 1, 0).check()?;
         let widths = [

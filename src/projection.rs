@@ -98,10 +98,10 @@ impl Projection {
         for product in products {
             product.check(device)?;
             same_dtype("x", &product.x, first.x.dtype())?;
-            same_dtype("weight", &product.linear.weight, first.linear.weight.dtype())?;
+            same_dtype("linear.weight", &product.linear.weight, first.linear.weight.dtype())?;
             same_dtype("out", &product.out, first.out.dtype())?;
             if let Some(bias) = &product.linear.bias {
-                same_dtype("bias", bias, *bias_dtype.get_or_insert(bias.dtype()))?;
+                same_dtype("linear.bias", bias, *bias_dtype.get_or_insert(bias.dtype()))?;
             }
             if product.narrow != first.narrow {
                 let why = "products recorded together are all narrow or all wide; record them apart";
@@ -111,7 +111,11 @@ impl Projection {
         let read: Vec<_> = products
             .iter()
             .flat_map(|p| {
-                [Some(("x", p.x)), Some(("weight", p.linear.weight)), p.linear.bias.map(|b| ("bias", b))]
+                [
+                    Some(("x", p.x)),
+                    Some(("linear.weight", p.linear.weight)),
+                    p.linear.bias.map(|b| ("linear.bias", b)),
+                ]
             })
             .flatten()
             .collect();
@@ -140,8 +144,8 @@ impl ProjectionForward<'_> {
         expect("out", self.out.shape(), 2, length)?;
         let shape = SideShape { heads, dim, features, narrow: self.narrow };
         shape.check("features")?;
-        check_weight("weight", &self.linear.weight, shape.weight(), device)?;
-        self.linear.bias.map_or(Ok(()), |bias| check_vector("bias", &bias, heads * dim, device))
+        check_weight("linear.weight", &self.linear.weight, shape.weight(), device)?;
+        self.linear.bias.map_or(Ok(()), |bias| check_vector("linear.bias", &bias, heads * dim, device))
     }
 }
 

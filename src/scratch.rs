@@ -69,7 +69,8 @@ const KEPT: usize = 1024;
 
 /// Temporary memory for forward passes, owned by the caller and used by one recording at a time.
 ///
-/// Calls recorded after each other may share it, in one encoder or several, as long as they are
+/// One that is large enough for the longest call serves shorter ones, and [`ScratchSize::max`] makes one size
+/// of several. Calls recorded after each other may share it, in one encoder or several, as long as they are
 /// submitted in the order they were recorded. It also keeps the bindings of recent calls, so that a
 /// call recorded again with the same tensors and sizes creates nothing; those keep their buffers alive
 /// until [`forget`](Self::forget) or until the scratch is dropped.

@@ -31,8 +31,17 @@ impl DType {
     }
 }
 
-/// The names of a view's four axes, as error messages call them.
-pub(crate) const AXES: [&str; 4] = ["batch", "heads", "length", "dim"];
+/// The names of a tensor's four axes, as error messages call them.
+pub(crate) fn axes(tensor: &str) -> [&'static str; 4] {
+    match tensor {
+        "weights" | "keep" | "keys" | "bias" | "dropout" => ["batch", "heads", "q_len", "kv_len"],
+        "lengths" | "lse" => ["batch", "heads", "q_len", "dim"],
+        t if t == "linear.weight" || t.starts_with("weights.") => {
+            ["batch", "heads", "out (rows)", "in (columns)"]
+        }
+        _ => ["batch", "heads", "length", "dim"],
+    }
+}
 
 /// Shape, strides and offset of a tensor, without its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -104,7 +113,8 @@ impl Layout {
 /// a packed `[B, L, 3, H, D]` buffer or part of a cache are all views, never copies. Inputs may
 /// repeat elements (stride 0); a tensor that is written may not.
 ///
-/// The view is checked when a call uses it, not when it is made.
+/// Buffers need usage `STORAGE`. Views of [`DType::F16`] and [`DType::Bool`] are bound in whole words: make
+/// their buffers a multiple of 4 bytes long. The view is checked when a call uses it, not when it is made.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorView<'a> {
     pub(crate) buffer: &'a wgpu::Buffer,
@@ -118,13 +128,14 @@ impl<'a> TensorView<'a> {
         TensorView { buffer, dtype, layout: Layout::dense(shape) }
     }
 
-    /// `[batch, heads, length, dim]` over memory laid out as `[batch, length, heads, dim]`.
+    /// Memory laid out as `[batch, length, heads, dim]`. `shape` is the view's, `[batch, heads, length, dim]`.
     pub fn blhd(buffer: &'a wgpu::Buffer, dtype: DType, shape: [usize; 4]) -> Self {
         let [b, h, l, d] = shape;
         Self::new(buffer, dtype, [b, l, h, d]).transposed(1, 2)
     }
 
-    /// Queries, keys and values of one packed `[batch, length, 3, heads, dim]` buffer.
+    /// Queries, keys and values of one packed `[batch, length, 3, heads, dim]` buffer, with as many
+    /// key/value heads as query heads. `shape` is each view's, `[batch, heads, length, dim]`.
     pub fn packed_qkv(buffer: &'a wgpu::Buffer, dtype: DType, shape: [usize; 4]) -> [Self; 3] {
         let [_, h, l, d] = shape;
         let third = h.saturating_mul(d);
@@ -135,7 +146,8 @@ impl<'a> TensorView<'a> {
         })
     }
 
-    /// Activations `[batch, length, features]`, as a layer takes them: `[batch, 1, length, features]`.
+    /// Activations `[batch, length, features]`, as a layer takes them: `[batch, 1, length, features]`. Memory
+    /// laid out as `[length, batch, features]` is `sequence(.., [length, batch, features]).transposed(0, 2)`.
     pub fn sequence(buffer: &'a wgpu::Buffer, dtype: DType, [b, l, e]: [usize; 3]) -> Self {
         Self::new(buffer, dtype, [b, 1, l, e])
     }
@@ -173,7 +185,7 @@ impl<'a> TensorView<'a> {
 
     /// `length` indices of `axis` from `start` on. A range past the end is refused by the call
     /// that uses the view, if it leaves the buffer.
-    pub fn narrowed(mut self, axis: usize, start: usize, length: usize) -> Self {
+    pub fn slice(mut self, axis: usize, start: usize, length: usize) -> Self {
         if axis < 4 {
             let skipped = start.saturating_mul(self.layout.strides[axis]);
             self.layout.offset = self.layout.offset.saturating_add(skipped);
@@ -229,7 +241,7 @@ impl<'a> TensorView<'a> {
     ) -> Result<(), Error> {
         let Layout { shape, strides, .. } = self.layout;
         if let Some(axis) = shape.iter().position(|n| *n == 0) {
-            return Err(Error::ZeroSize { tensor, axis: AXES[axis] });
+            return Err(Error::ZeroSize { tensor, axis: axes(tensor)[axis] });
         }
         let (_, end) = self.bytes(tensor)?;
         if end > self.buffer.size() {
@@ -372,8 +384,10 @@ fn expect_any(tensor: &'static str, shape: [usize; 4], axis: usize, expected: &[
     if expected.contains(&shape[axis]) {
         return Ok(());
     }
-    let expected = expected.iter().map(usize::to_string).collect::<Vec<_>>().join(" or ");
-    Err(Error::Shape { tensor, axis: AXES[axis], expected, got: shape[axis], shape })
+    let mut expected: Vec<_> = expected.iter().map(usize::to_string).collect();
+    expected.dedup();
+    let expected = expected.join(" or ");
+    Err(Error::Shape { tensor, axis: axes(tensor)[axis], expected, got: shape[axis], shape })
 }
 
 /// A broadcast view's strides: an axis of one element repeats it.

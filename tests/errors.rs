@@ -324,7 +324,7 @@ fn strides_and_offsets() -> Seen {
             });
         }
         bench.refuses("a far window", &[&name, "2^32"], |call, _| {
-            *tensor(call, n) = tensor(call, n).narrowed(2, usize::MAX, 3);
+            *tensor(call, n) = tensor(call, n).slice(2, usize::MAX, 3);
         });
     }
     // An axis of repeated elements may be long, but not longer than an index.
@@ -475,7 +475,7 @@ fn shapes_of_masks_and_further_outputs() -> Seen {
     let size = attention.scratch_size(&good).expect("a size");
     let pairs = SHAPE.weights();
     let rows = [SHAPE.batch, SHAPE.heads, SHAPE.q_len, 1];
-    for (axis, axis_name) in AXES.iter().enumerate() {
+    for axis in 0..4 {
         let more = |mut shape: [usize; 4]| {
             shape[axis] += 1;
             shape
@@ -491,7 +491,10 @@ fn shapes_of_masks_and_further_outputs() -> Seen {
             ("`weights`", pairs, ",", Forward { weights: Some(view(DType::F32, more(pairs))), ..good }),
         ];
         for (name, shape, or, call) in cases {
-            let expected = format!("{axis_name} must be {}{or}", shape[axis]);
+            let last = if shape == rows { "dim" } else { "kv_len" };
+            // Where the axis may be repeated, 1 is said once.
+            let or = if shape[axis] == 1 { "," } else { or };
+            let expected = format!("{} must be {}{or}", ["batch", "heads", "q_len", last][axis], shape[axis]);
             let words = [name, &expected, &format!("got {}", shape[axis] + 1)];
             let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
             bench.refuses_with(name, &words, |e| attention.forward(e, &call, &mut scratch));
@@ -640,7 +643,7 @@ fn scratch() -> Seen {
     let words = ["scratch", "0 bytes", "scores", &needed, "scratch_size"];
     bench.refuses_with("no scratch", &words, |e| attention.forward(e, &call, &mut none));
     // For a call with fewer keys.
-    let short = Forward { k: call.k.narrowed(2, 0, 2), v: call.v.narrowed(2, 0, 2), ..call };
+    let short = Forward { k: call.k.slice(2, 0, 2), v: call.v.slice(2, 0, 2), ..call };
     let less = attention.scratch_size(&short).expect("a size");
     assert!(less.total() < size.total());
     let mut little = Scratch::new(gpu.device(), less).expect("scratch");
@@ -684,7 +687,7 @@ fn slices() -> Seen {
     masked(&["`keys`", "15", "got 120"], Mask::none().keys(HostTensor::new(&bools, [1, 1, 3, 5])));
     masked(&["`bias`", "120", "got 0"], Mask::none().bias(HostTensor::new(&floats[..0], SHAPE.weights())));
     masked(
-        &["`bias`", "length must be 3 or 1", "got 2"],
+        &["`bias`", "q_len must be 3 or 1", "got 2"],
         Mask::none().bias(HostTensor::new(&floats[..10], [1, 1, 2, 5])),
     );
     masked(
@@ -696,7 +699,7 @@ fn slices() -> Seen {
         let dropout = Some(Dropout::Given { p: 0.5, keep: HostTensor::new(keep, shape) });
         both(words, [0; 3], SHAPE, Options { dropout, ..plain });
     };
-    dropped(&["`dropout`", "dim must be 5 or 1", "got 4"], &bools[..4], [1, 1, 1, 4]);
+    dropped(&["`dropout`", "kv_len must be 5 or 1", "got 4"], &bools[..4], [1, 1, 1, 4]);
     dropped(&["`dropout`", "15 elements", "got 14"], &bools[..14], [1, 1, 3, 5]);
     dropped(&["`dropout`", "15 elements", "got 120"], &bools, [1, 1, 3, 5]);
     both(
@@ -737,27 +740,27 @@ fn layers() -> Seen {
     let biased = |n| Some(vector(n));
     // embed 12, 4 heads of 3, 2 kv heads.
     refused(
-        &["`weights.query`", "length must be 12", "got 13"],
+        &["`weights.query`", "out (rows) must be 12", "got 13"],
         c,
         LayerWeights { query: weight(matrix(13, 12)), ..good },
     );
     refused(
-        &["`weights.query`", "dim must be 12", "got 11"],
+        &["`weights.query`", "in (columns) must be 12", "got 11"],
         c,
         LayerWeights { query: weight(matrix(12, 11)), ..good },
     );
     refused(
-        &["`weights.key`", "length must be 6", "got 12"],
+        &["`weights.key`", "out (rows) must be 6", "got 12"],
         c,
         LayerWeights { key: weight(matrix(12, 12)), ..good },
     );
     refused(
-        &["`weights.value`", "dim must be 12", "got 6"],
+        &["`weights.value`", "in (columns) must be 12", "got 6"],
         c,
         LayerWeights { value: weight(matrix(6, 6)), ..good },
     );
     refused(
-        &["`weights.out`", "length must be 12", "got 6"],
+        &["`weights.out`", "out (rows) must be 12", "got 6"],
         c,
         LayerWeights { out: weight(matrix(6, 12)), ..good },
     );
@@ -835,14 +838,14 @@ fn projections() -> Seen {
             &[ProjectionForward { out: view(2, [2, 4, 4, 2]), ..good }],
         ),
         (
-            &["`weight`", "dim must be 6", "got 7"],
+            &["`linear.weight`", "in (columns) must be 6", "got 7"],
             &[
                 good,
                 ProjectionForward { linear: Linear { weight: view(1, [1, 1, 8, 7]), bias: None }, ..good },
             ],
         ),
         (
-            &["`bias`", "dim must be 8", "got 9"],
+            &["`linear.bias`", "dim must be 8", "got 9"],
             &[ProjectionForward { linear: Linear { bias: aside(9), ..linear }, ..good }],
         ),
         (
@@ -857,7 +860,7 @@ fn projections() -> Seen {
                 },
             ],
         ),
-        (&["`out`", "`weight`"], &[ProjectionForward { out: view(1, [2, 4, 5, 2]), ..good }]),
+        (&["`out`", "`linear.weight`"], &[ProjectionForward { out: view(1, [2, 4, 5, 2]), ..good }]),
         (&["`out`"], &[good, good]),
         (
             &["`x`", "F32 or F16", "Bool"],
@@ -1009,7 +1012,7 @@ impl Layer {
             ),
             (&["`out`", "dim must be 12", "got 6"], LayerForward { out: sequence(&out, [2, 5, 6]), ..good }),
             (&["`out`", "`query`"], LayerForward { out: sequence(&input, [2, 5, 12]), ..good }),
-            (&["`out`", "a weight"], LayerForward { out: sequence(&self.buffer, [2, 5, 12]), ..good }),
+            (&["`out`", "weights."], LayerForward { out: sequence(&self.buffer, [2, 5, 12]), ..good }),
             (&["`out`", "share memory"], LayerForward { out: good.out.with_strides([60, 60, 0, 1]), ..good }),
             (
                 &["`key`", "F32", "U32"],
@@ -1018,11 +1021,11 @@ impl Layer {
             (&["`query`", "length is 0"], LayerForward { query: sequence(&input, [2, 0, 12]), ..good }),
             (&["`value`", "byte"], LayerForward { value: good.value.with_offset(SLACK + 1), ..good }),
             (
-                &["`keys`", "dim must be 7 or 1", "got 5"],
+                &["`keys`", "kv_len must be 7 or 1", "got 5"],
                 good.mask(Mask::none().keys(TensorView::new(&input, DType::Bool, [2, 1, 1, 5]))),
             ),
             (
-                &["`lse`", "length must be 5", "got 4"],
+                &["`lse`", "q_len must be 5", "got 4"],
                 LayerForward { lse: Some(TensorView::new(&keys, DType::F32, [2, 4, 4, 1])), ..good },
             ),
             (

@@ -135,6 +135,15 @@ impl DropDraw {
     }
 }
 
+/// Another length that lies between the same powers of two and is a multiple of 4 if this one is.
+pub fn same_tile(length: usize, rng: &mut Rng) -> usize {
+    let most = length.next_power_of_two();
+    let step = if length.is_multiple_of(4) { 4 } else { 1 };
+    let shorter = length - step * rng.below(length.div_ceil(4).div_ceil(step));
+    let same = shorter.next_power_of_two() == most && shorter.is_multiple_of(4) == length.is_multiple_of(4);
+    if same { shorter } else { length }
+}
+
 pub const LENGTHS: &[usize] = &[1, 1, 2, 3, 4, 5, 8, 11, 16, 17, 31, 32, 63, 64, 65, 67, 127, 129];
 pub const DIMS: &[usize] = &[1, 2, 3, 4, 5, 7, 8, 12, 13, 16, 17, 31, 32, 33, 64, 65];
 
@@ -213,6 +222,21 @@ impl Draw {
             lse: rng.chance(0.5),
             weights: weights(rng, profile.f16),
         }
+    }
+
+    /// Other sizes, data and strides for the same shaders: compiling them is what takes the time.
+    fn again(mut self) -> Self {
+        let rng = &mut Rng::new(self.seed ^ 0xa6a12);
+        self.seed = rng.word();
+        let shape = &mut self.shape;
+        (shape.q_len, shape.kv_len) = (same_tile(shape.q_len, rng), same_tile(shape.kv_len, rng));
+        (shape.batch, shape.heads) = (rng.pick(&[1, 2, 3]), shape.kv_heads * rng.pick(&[1, 2, 3]));
+        shape.head_dim += 4;
+        if let Layout::Window(seed) = &mut self.layout {
+            // An even seed decides which tensors are aligned.
+            *seed = if seed.is_multiple_of(2) { *seed } else { rng.word() | 1 };
+        }
+        self
     }
 
     fn case(&self) -> Case {
@@ -312,7 +336,8 @@ fn random_problems_match_the_reference() {
     let mut report = Report::new("property");
     let mut seen = HashMap::new();
     for n in 0..count {
-        let draw = Draw::random(seed.wrapping_add(n as u64));
+        let draw = Draw::random(seed.wrapping_add(n as u64 / 2));
+        let draw = if n % 2 == 0 { draw } else { draw.again() };
         *seen.entry((draw.profile, format!("{:?}", draw.tiling), draw.dtype)).or_insert(0) += 1;
         let outcome = draw.outcome().map_err(|what| {
             let simplest =

@@ -47,7 +47,7 @@ impl Layer {
     pub fn operator(&self, gpu: &Gpu) -> MultiHeadAttention {
         let embed = self.config.query_features;
         let in_proj = self.matrix(&self.in_proj, 3 * embed);
-        let part = |n| Linear { weight: in_proj.narrowed(2, n * embed, embed), bias: None };
+        let part = |n| Linear { weight: in_proj.slice(2, n * embed, embed), bias: None };
         let out = Linear { weight: self.matrix(&self.out_proj, embed), bias: None };
         let weights = LayerWeights { query: part(0), key: part(1), value: part(2), out, appended: None };
         MultiHeadAttention::with_pipelines(gpu.pipelines(), self.config, &weights).expect("layer")

@@ -17,8 +17,8 @@ const FLOOR_ULP: f64 = 8.0;
 
 impl Tolerance {
     /// `2 × |naive − want| + floor`: `naive` is the same computation in the kernel's precision on the CPU,
-    /// `magnitude` the largest absolute value among the terms that are summed (for an attention output,
-    /// of the values), `epsilon` the spacing of the output's type at 1 ([`EPSILON_F32`], [`EPSILON_F16`]).
+    /// `magnitude` the largest absolute value among the terms that are summed (for an attention output, of
+    /// the values; for weights 1; for lse, of the scores; for a layer, of its output), `epsilon` the spacing of the output's type at 1 ([`EPSILON_F32`], [`EPSILON_F16`]).
     pub fn from_naive(naive: &[f64], want: &[f64], magnitude: f64, epsilon: f64) -> Self {
         let error = max_error(naive, want);
         Tolerance { absolute: 2.0 * error + FLOOR_ULP * epsilon / 2.0 * magnitude }
