@@ -81,7 +81,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 
     var top = none;
     var sums = vec4<f32>();
-    for (var j = (keys.x & ~3u) + lane * 4u; j < keys.y; j += LANES * 4u) {
+    // A lane has the same keys here and below: it overwrites only what it has read itself.
+    for (var j = keys.x / (LANES * 4u) * (LANES * 4u) + lane * 4u; j < keys.y; j += LANES * 4u) {
         let x = seen_scores(r, j);
         let highest = max(max(max(x.x, x.y), max(x.z, x.w)), top);
         // As long as no key was seen there is nothing to be relative to.
@@ -104,7 +105,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     for (var j = lane * 4u; j < kv_len; j += LANES * 4u) {
         var w = vec4<f32>();
         if seen && j < keys.y && j + 4u > keys.x {
-            w = exp_of(seen_scores(r, j) - total.x, none) * scale;
+            let x = seen_scores(r, j);
+            w = select(exp(x - total.x) * scale, vec4<f32>(), x == vec4<f32>(none));
             if DROPS {
                 for (var c = 0u; c < 4u; c++) {
                     if j + c < kv_len {

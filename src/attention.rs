@@ -117,6 +117,8 @@ pub(crate) fn check_dtype(dtype: DType, device: &DeviceFacts) -> Result<(), Erro
 
 /// One forward call: tensors `[batch, heads, length, dim]` in any strides, mask, optional outputs.
 ///
+/// With wgpu's default limits `batch · heads` may reach 65535, and so may `q_len` on GPUs.
+///
 /// | tensor | shape | dtype |
 /// |---|---|---|
 /// | `q` | `[batch, heads, q_len, head_dim]` | the configured |
@@ -251,7 +253,7 @@ impl Attention {
         self.record(call, scratch, |bound| dispatch(&mut pass(encoder, "attention"), bound))
     }
 
-    /// Records `call` into a compute pass of the caller's.
+    /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).

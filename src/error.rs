@@ -93,6 +93,17 @@ pub enum Error {
         /// The tensor it meets.
         other: &'static str,
     },
+    /// Two tensors that are written reach over the same bytes.
+    #[error(
+        "`{tensor}` and `{other}` are both written and their windows overlap, element by element or \
+         interleaved; give each a range of its own"
+    )]
+    OutputsOverlap {
+        /// One of them.
+        tensor: &'static str,
+        /// The other.
+        other: &'static str,
+    },
     /// A buffer was created without a usage that the call needs.
     #[error("`{tensor}`: its buffer lacks usage {missing:?}; add it in `create_buffer`")]
     Usage {

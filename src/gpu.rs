@@ -65,7 +65,8 @@ impl Gpu {
             .request_device(&wgpu::DeviceDescriptor {
                 label: Some("attention"),
                 required_features: useful & adapter.features(),
-                required_limits: limits,
+                // Old adapters may have less than the defaults; a call that needs them is then refused.
+                required_limits: limits.or_worse_values_from(&adapter.limits()),
                 ..Default::default()
             })
             .await

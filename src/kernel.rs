@@ -61,7 +61,7 @@ impl Binding {
     }
 
     /// The declaration, and accessors that take element indices and speak f32 (bool, u32):
-    /// `NAME_at(o)`, `NAME_at4(o, stride, n)` (zero from the n-th on), `NAME_put(o, x)`, `NAME_put4(o, x)`
+    /// `NAME_at(o)`, `NAME_at4(o, stride, n)` (of width one: zero from the n-th on), `NAME_put(o, x)`, `NAME_put4(o, x)`
     /// (contiguous).
     fn declare(&self, binding: usize, text: &mut String) {
         let Binding { name, dtype, width, access } = self;

@@ -15,7 +15,7 @@
 //! names the tensors and the [`Mask`]. The operator checks everything, compiles what it needs the first
 //! time ([`Pipelines`]) and records dispatches into your encoder or pass; temporary memory is yours
 //! ([`Scratch`]). It never submits, copies or reads back. Whatever is wrong is an [`Error`] before anything
-//! is recorded.
+//! is recorded; in browsers, what only wgpu finds reaches the application's own handler instead.
 //!
 //! # What is computed
 //!

@@ -91,6 +91,9 @@ impl<'a, T: Copy> HostTensor<'a, T> {
 
     /// The element at `[b, h, i, j]`, repeating axes of 1; `None` outside.
     pub fn at(&self, index: [usize; 4]) -> Option<T> {
+        if (0..4).any(|a| self.shape[a] != 1 && index[a] >= self.shape[a]) {
+            return None;
+        }
         let strides = crate::tensor::dense_strides(self.shape);
         let flat = (0..4).map(|a| if self.shape[a] == 1 { 0 } else { index[a] * strides[a] }).sum::<usize>();
         self.data.get(flat).copied()
@@ -144,9 +147,9 @@ impl<L, K, B> Mask<L, K, B> {
 
     /// At most `left` keys before the query's own position and `right` after it are seen, and the one at it:
     /// a window of W tokens that ends with the query's own is `window(W - 1, 0)`. `usize::MAX` is no bound.
-    /// With a causal mask, the narrower bound holds.
+    /// With a causal mask or another window, the narrower bounds hold.
     pub fn window(mut self, left: usize, right: usize) -> Self {
-        self.band.left = Some(left);
+        self.band.left = Some(self.band.left.map_or(left, |l| l.min(left)));
         self.band.right = Some(self.band.right.map_or(right, |r| r.min(right)));
         self
     }

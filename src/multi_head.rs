@@ -270,7 +270,7 @@ impl MultiHeadAttention {
         self.record(call, scratch, |bound| dispatch(&mut pass(encoder, "multi-head attention"), bound))
     }
 
-    /// Records `call` into a compute pass of the caller's.
+    /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -453,8 +453,9 @@ impl MultiHeadAttention {
 
         let bytes = config.dtype.bytes() as u64;
         let elements = |shape: [usize; 4]| shape.iter().fold(1u64, |n, d| n.saturating_mul(*d as u64));
-        let total =
-            [shape.q(), shape.k(), shape.v()].map(elements).iter().fold(0u64, |a, b| a.saturating_add(*b));
+        let parts = [shape.q(), shape.k(), shape.v(), shape.out()].map(elements);
+        let total = parts.iter().fold(0u64, |a, b| a.saturating_add(*b));
+        // Kernels count elements in 32 bits.
         if total > u64::from(u32::MAX / 2) {
             let limit = device.max_binding_bytes;
             return Err(Error::BindingLimit { tensor: "scratch", bytes: total.saturating_mul(bytes), limit });

@@ -34,7 +34,7 @@ impl Shape {
 
     /// Query heads per key/value head.
     pub const fn group(&self) -> usize {
-        self.heads / self.kv_heads
+        self.heads / if self.kv_heads == 0 { 1 } else { self.kv_heads }
     }
 
     /// `[batch, heads, q_len, head_dim]`.
@@ -69,9 +69,8 @@ impl Shape {
 
     /// Multiplications and additions of `q kᵀ` and `weights · v`, unmasked.
     pub fn flops(&self) -> f64 {
-        2.0 * (self.batch * self.heads) as f64
-            * (self.q_len * self.kv_len) as f64
-            * (self.head_dim + self.value_dim) as f64
+        let pairs = self.weights().into_iter().map(|n| n as f64).product::<f64>();
+        2.0 * pairs * (self.head_dim as f64 + self.value_dim as f64)
     }
 
     /// Refuses zero dimensions and head counts that do not divide.
@@ -126,8 +125,9 @@ pub(crate) fn check_options(scale: Option<f64>, softcap: Option<f64>) -> Result<
     if let Some(value) = scale.filter(|s| !s.is_finite()) {
         return Err(Error::Option { option: "scale", value, expected: "finite" });
     }
-    if let Some(value) = softcap.filter(|c| !(c.is_finite() && *c > 0.0)) {
-        return Err(Error::Option { option: "softcap", value, expected: "finite and above 0" });
+    if let Some(value) = softcap.filter(|c| !(c.is_finite() && *c >= f64::from(f32::MIN_POSITIVE))) {
+        let expected = "finite and above 0, no smaller than a normal f32";
+        return Err(Error::Option { option: "softcap", value, expected });
     }
     Ok(())
 }
@@ -198,7 +198,7 @@ impl LayerConfig {
             heads: self.heads,
             kv_heads: self.kv_heads,
             q_len,
-            kv_len: kv_len + appended,
+            kv_len: kv_len.saturating_add(appended),
             head_dim: self.head_dim,
             value_dim: self.value_dim,
         }

@@ -73,7 +73,8 @@ impl Projection {
         self.record(products, scratch, |bound| dispatch(&mut pass(encoder, "projection"), bound))
     }
 
-    /// Records the products into a compute pass of the caller's.
+    /// Records the products into a compute pass of the caller's, which is left with another pipeline and
+    /// bind group 0.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).

@@ -73,7 +73,8 @@ const KEPT: usize = 1024;
 /// of several. Calls recorded after each other may share it, in one encoder or several, as long as they are
 /// submitted in the order they were recorded. It also keeps the bindings of recent calls, so that a
 /// call recorded again with the same tensors and sizes creates nothing; those keep their buffers alive
-/// until [`forget`](Self::forget) or until the scratch is dropped.
+/// until [`forget`](Self::forget), until the scratch is dropped, or until 1024 others have come.
+/// A buffer destroyed meanwhile (`wgpu::Buffer::destroy`) is found out at the submission only.
 #[derive(Debug)]
 pub struct Scratch {
     buffers: [Option<wgpu::Buffer>; SLOTS],

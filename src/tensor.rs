@@ -65,6 +65,9 @@ pub(crate) fn count(shape: [usize; 4]) -> usize {
     shape.into_iter().fold(1, usize::saturating_mul)
 }
 
+/// Longest axis: sums and differences of two, and a tile more, fit in an i32.
+const LONGEST_AXIS: usize = (i32::MAX / 4) as usize;
+
 impl Layout {
     pub const fn dense(shape: [usize; 4]) -> Self {
         Layout { shape, strides: dense_strides(shape), offset: 0 }
@@ -73,8 +76,8 @@ impl Layout {
     /// Index of the last element, if it fits.
     fn last(&self) -> Option<u64> {
         let mut last = self.offset as u64;
-        // An axis of repeated elements reaches no further, yet its indices must fit as well.
-        if self.shape.iter().any(|n| *n as u64 > u64::from(u32::MAX)) {
+        // An axis of repeated elements reaches no further, yet kernels count along it, in signed 32 bits too.
+        if self.shape.iter().any(|n| *n > LONGEST_AXIS) {
             return None;
         }
         for (n, s) in self.shape.iter().zip(self.strides) {
@@ -358,7 +361,7 @@ pub(crate) fn check_aliasing<'a>(
         for (other, output) in &written[n + 1..] {
             let ((a, b), (c, d)) = (view.extent(), output.extent());
             if view.buffer == output.buffer && a < d && c < b {
-                return Err(Error::Alias { tensor, other });
+                return Err(Error::OutputsOverlap { tensor, other });
             }
         }
     }

@@ -21,8 +21,18 @@ const VECTORS_K: u32 = TILE_K / 4u;
 // each: shifting every fourth row by as much spreads them over all 32 banks.
 const SHIFT: u32 = 8u / VECTORS_K;
 
-var<workgroup> tile_a: array<vec4<f32>, TILE_K * VECTORS + 8u>;
-var<workgroup> tile_b: array<vec4<f32>, TILE_K * VECTORS + 8u>;
+// Scalars: neighbours store to parts of one vector, which is a race where a compiler turns that into a
+// load, a change and a store of the whole (Metal and D3D do).
+var<workgroup> tile_a: array<f32, (TILE_K * VECTORS + 8u) * 4u>;
+var<workgroup> tile_b: array<f32, (TILE_K * VECTORS + 8u) * 4u>;
+
+fn staged_a(v: u32) -> vec4<f32> {
+    return vec4<f32>(tile_a[v * 4u], tile_a[v * 4u + 1u], tile_a[v * 4u + 2u], tile_a[v * 4u + 3u]);
+}
+
+fn staged_b(v: u32) -> vec4<f32> {
+    return vec4<f32>(tile_b[v * 4u], tile_b[v * 4u + 1u], tile_b[v * 4u + 2u], tile_b[v * 4u + 3u]);
+}
 
 // Where row k of a staged tile begins.
 fn staged(k: u32) -> u32 {
@@ -100,13 +110,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             }
         }
         for (var c = 0u; c < 4u; c++) {
-            tile_a[to_across + c * VECTORS][part] = a[c];
+            tile_a[(to_across + c * VECTORS) * 4u + part] = a[c];
         }
         if B_ALONG_N {
-            tile_b[to_along] = b;
+            for (var c = 0u; c < 4u; c++) {
+                tile_b[to_along * 4u + c] = b[c];
+            }
         } else {
             for (var c = 0u; c < 4u; c++) {
-                tile_b[to_across + c * VECTORS][part] = b[c];
+                tile_b[(to_across + c * VECTORS) * 4u + part] = b[c];
             }
         }
         workgroupBarrier();
@@ -117,9 +129,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             for (var k = 0u; k < 4u; k++) {
                 let o = k4 * (4u * VECTORS + SHIFT) + k * VECTORS;
                 for (var m = 0u; m < SIDE / 4u; m++) {
-                    let a = tile_a[o + m * 16u + y];
+                    let a = staged_a(o + m * 16u + y);
                     for (var n = 0u; n < SIDE / 4u; n++) {
-                        let b = tile_b[o + n * 16u + x];
+                        let b = staged_b(o + n * 16u + x);
                         let s = m * SIDE + n * 4u;
                         sums[s] = fma(vec4<f32>(a.x), b, sums[s]);
                         sums[s + 1u] = fma(vec4<f32>(a.y), b, sums[s + 1u]);

@@ -81,6 +81,11 @@ fn puts_fours(p: &Product) -> bool {
 
 /// The dispatches of `products`, whose outputs share one buffer.
 pub(crate) fn calls<'a>(products: &[Product<'a>], tiling: Tiling, device: &DeviceFacts) -> Calls<'a> {
+    products.chunks(PARTS).flat_map(|part| together(part, tiling, device)).collect()
+}
+
+/// Up to [`PARTS`] products in one dispatch if it can be had, else the first apart.
+fn together<'a>(products: &[Product<'a>], tiling: Tiling, device: &DeviceFacts) -> Calls<'a> {
     let Some((first, rest)) = products.split_first() else { return Vec::new() };
     let xs = bind(&products.iter().map(|p| p.x).collect::<Vec<_>>(), device);
     let ws = bind(&products.iter().map(|p| p.w).collect::<Vec<_>>(), device);
@@ -94,9 +99,9 @@ pub(crate) fn calls<'a>(products: &[Product<'a>], tiling: Tiling, device: &Devic
     // One dispatch has one batch count.
     let one_batch = rest.iter().all(|p| p.x.shape()[0] == first.x.shape()[0]);
     let fits = one_batch && bindings <= device.max_storage_buffers as usize && count(&ys) == 1;
-    if products.len() > PARTS || (!fits && !rest.is_empty()) {
-        let mut split = calls(&[*first], tiling, device);
-        split.extend(calls(rest, tiling, device));
+    if !fits && !rest.is_empty() {
+        let mut split = together(&[*first], tiling, device);
+        split.extend(together(rest, tiling, device));
         return split;
     }
 

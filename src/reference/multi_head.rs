@@ -68,6 +68,7 @@ pub fn multi_head<R: Real>(
 ) -> Result<Heads<R>, Error> {
     config.check()?;
     let LayerShape { batch, q_len, kv_len } = shape;
+    config.shape(batch, q_len, kv_len, 0).check()?;
     let q = side(query, batch.saturating_mul(q_len), config.side(Side::Query), &weights.query)?;
     let mut k = side(key, batch.saturating_mul(kv_len), config.side(Side::Key), &weights.key)?;
     let mut v = side(value, batch.saturating_mul(kv_len), config.side(Side::Value), &weights.value)?;
