@@ -6,6 +6,7 @@ mod contract;
 mod d2l;
 mod errors;
 mod flex;
+mod gpu;
 mod harness_fails;
 mod masks;
 mod mha;

@@ -109,10 +109,24 @@ pub fn compare<T: Copy + Into<f64>>(
         }
     }
     let (index, absolute) = worst;
-    // Written so that a NaN tolerance fails.
-    if absolute == 0.0 || absolute <= tolerance.absolute {
+    // A tolerance that is NaN or infinite, from a naive result that is, permits nothing.
+    if absolute == 0.0 || (tolerance.absolute.is_finite() && absolute <= tolerance.absolute) {
         let scale = want.iter().filter(|w| w.is_finite()).fold(0.0, |m: f64, w| m.max(w.abs()));
         return Ok(Difference { absolute, relative: if scale > 0.0 { absolute / scale } else { absolute } });
     }
     Err(Mismatch::Value { index, got: got[index].into(), want: want[index], tolerance: tolerance.absolute })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_tolerance_of_infinity_or_nan_lets_an_error_pass() {
+        for absolute in [f64::INFINITY, f64::NAN] {
+            assert!(compare(&[1.0], &[2.0], Tolerance { absolute }).is_err());
+        }
+        let overflown = Tolerance::from_naive(&[f64::NAN], &[1.0], 1.0, EPSILON_F32);
+        assert!(compare(&[2.0], &[1.0], overflown).is_err());
+    }
 }

@@ -1,0 +1,97 @@
+//! The one-call helpers take and give what the reference does.
+
+use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
+use wgpu_attention::reference::{self, HostLinear, HostWeights, LayerShape, Options, Real, widen};
+use wgpu_attention::{HostTensor, LayerConfig, Mask, Shape};
+
+use crate::harness::profiles;
+
+fn noise(n: usize, seed: f32) -> Vec<f32> {
+    (0..n).map(|i| (i as f32 * 12.9898 + seed).sin()).collect()
+}
+
+/// Twice the naive error and the floor, for a result of this magnitude.
+fn check(what: &str, got: &[f32], want: &[f64], naive: &[f32], magnitude: f64) {
+    let tolerance = Tolerance::from_naive(&widen(naive), want, magnitude, EPSILON_F32);
+    if let Err(mismatch) = compare(got, want, tolerance) {
+        panic!("{what}: {mismatch}");
+    }
+}
+
+#[test]
+fn attention_with_every_option() {
+    let shape = Shape { kv_heads: 2, kv_len: 9, value_dim: 5, ..Shape::new(2, 4, 7, 6) };
+    let [q, k, v] = [shape.q(), shape.k(), shape.v()].map(|s| noise(s.iter().product(), s[3] as f32));
+    let keep: Vec<bool> = (0..9).map(|j| j != 4).collect();
+    let bias = noise(7 * 9, 0.5);
+    let mask = Mask::causal()
+        .lengths(HostTensor::new(&[9, 6], [2, 1, 1, 1]))
+        .keys(HostTensor::new(&keep, [1, 1, 1, 9]))
+        .bias(HostTensor::new(&bias, [1, 1, 7, 9]));
+    let options = Options { scale: Some(0.3), softcap: Some(2.0), mask, ..Default::default() };
+    fn run<R: Real>(x: [&[f32]; 3], shape: &Shape, options: &Options) -> reference::Attended<R> {
+        let [q, k, v] = x.map(widen::<R>);
+        reference::attention(&q, &k, &v, shape, options).expect("a problem")
+    }
+    let inputs = [&q[..], &k, &v];
+    let (want, naive) = (run::<f64>(inputs, &shape, &options), run::<f32>(inputs, &shape, &options));
+    for profile in profiles() {
+        let got = profile.gpu.attention(&q, &k, &v, &shape, &options).expect("a result");
+        check("out", &got.out, &want.out, &naive.out, 1.0);
+        check("weights", &got.weights, &want.weights, &naive.weights, 1.0);
+        check("lse", &got.lse, &want.lse, &naive.lse, 4.0);
+        let plain = Options { mask, ..Default::default() };
+        let attended = profile.gpu.attend(&q, &k, &v, shape, mask).expect("a result");
+        let (want, naive) = (run::<f64>(inputs, &shape, &plain), run::<f32>(inputs, &shape, &plain));
+        check("attend", &attended, &want.out, &naive.out, 1.0);
+    }
+}
+
+#[test]
+fn a_layer_with_appended_keys() {
+    let config = LayerConfig {
+        key_features: 10,
+        value_features: 7,
+        kv_heads: 2,
+        zero_attention: true,
+        ..LayerConfig::new(12, 4)
+    };
+    let shape = LayerShape { batch: 2, q_len: 5, kv_len: 6 };
+    let x = [noise(2 * 5 * 12, 1.0), noise(2 * 6 * 10, 2.0), noise(2 * 6 * 7, 3.0)];
+    let w = [noise(12 * 12, 4.0), noise(6 * 10, 5.0), noise(6 * 7, 6.0), noise(12 * 12, 7.0)];
+    let b = [noise(12, 8.0), noise(6, 9.0), noise(6, 10.0), noise(12, 11.0)];
+    let appended = [noise(6, 12.0), noise(6, 13.0)];
+    let options = Options { mask: Mask::causal(), ..Default::default() };
+
+    fn weights<'a, R>(
+        w: &'a [Vec<R>; 4],
+        b: &'a [Vec<R>; 4],
+        appended: &'a [Vec<R>; 2],
+    ) -> HostWeights<'a, R> {
+        let linear = |n: usize| HostLinear { weight: &w[n], bias: Some(&b[n]) };
+        HostWeights {
+            query: linear(0),
+            key: linear(1),
+            value: linear(2),
+            out: linear(3),
+            appended: Some((&appended[0], &appended[1])),
+        }
+    }
+    fn wide<R: Real, const N: usize>(x: &[Vec<f32>; N]) -> [Vec<R>; N] {
+        x.each_ref().map(|x| widen(x))
+    }
+    let inputs = [&x[0][..], &x[1], &x[2]];
+    let naive = reference::multi_head(inputs, shape, &config, &weights(&w, &b, &appended), &options);
+    let (x64, w64, b64, appended64) = (wide::<f64, 3>(&x), wide(&w), wide(&b), wide(&appended));
+    let inputs64 = [&x64[0][..], &x64[1], &x64[2]];
+    let want = reference::multi_head(inputs64, shape, &config, &weights(&w64, &b64, &appended64), &options);
+    let (naive, want) = (naive.expect("a layer"), want.expect("a layer"));
+    let magnitude = want.out.iter().fold(0.0, |m: f64, x| m.max(x.abs()));
+    for profile in profiles() {
+        let got = profile.gpu.multi_head(inputs, shape, &config, &weights(&w, &b, &appended), &options);
+        let got = got.expect("a result");
+        check("out", &got.out, &want.out, &naive.out, magnitude);
+        check("weights", &got.weights, &want.weights, &naive.weights, 1.0);
+        check("lse", &got.lse, &want.lse, &naive.lse, magnitude);
+    }
+}
