@@ -1,0 +1,413 @@
+//! What `Attention` refuses.
+
+use super::*;
+
+pub(super) fn configurations() -> Seen {
+    let gpu = &full().gpu;
+    let mut seen = Seen::new();
+    let mut refused = |words: &[&str], config: Config| {
+        let error = Attention::with_pipelines(gpu.pipelines(), config).expect_err("refused");
+        seen.insert(read("a configuration", &error, words));
+    };
+    refused(&["`shape`", "heads is 0", "at least 1"], Config::new(0, 8));
+    refused(&["`shape`", "kv_heads is 0"], Config::new(4, 8).kv_heads(0));
+    refused(&["`shape`", "head_dim is 0"], Config::new(4, 0));
+    refused(&["`shape`", "value_dim is 0"], Config::new(4, 8).value_dim(0));
+    refused(&["heads 6", "divisible", "kv_heads 4"], Config::new(6, 8).kv_heads(4));
+    refused(&["`config`", "F32 or F16", "U32"], Config::new(4, 8).dtype(DType::U32));
+    refused(&["`config`", "F32 or F16", "Bool"], Config::new(4, 8).dtype(DType::Bool));
+    for scale in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        refused(&["scale is", &scale.to_string(), "finite"], Config::new(4, 8).scale(scale));
+    }
+    for cap in [0.0, -0.0, -1.0, f32::NAN, f32::INFINITY] {
+        refused(&["softcap is", &cap.to_string(), "above 0"], Config::new(4, 8).softcap(cap));
+    }
+    seen
+}
+
+pub(super) fn zero_sizes() -> Seen {
+    let mut bench = Bench::new();
+    for (n, name) in TENSORS.iter().enumerate() {
+        for (axis, axis_name) in AXES.iter().enumerate() {
+            let words = [format!("`{name}`"), format!("{axis_name} is 0"), "at least 1".into()];
+            bench.refuses(name, &words.each_ref().map(String::as_str), |call, _| {
+                let view = tensor(call, n);
+                let mut shape = view.shape();
+                shape[axis] = 0;
+                *view = reshaped(view, shape);
+            });
+        }
+    }
+    bench.seen
+}
+
+pub(super) fn shapes_that_disagree() -> Seen {
+    let mut bench = Bench::new();
+    // One more on an axis, and who is blamed: the first tensor that differs from those before it.
+    let blamed = [
+        [
+            "`k`: batch must be 3, got 2",
+            "`q`: heads must be 4, got 5",
+            "`out`: length must be 4, got 3",
+            "`q`: dim must be 8, got 9",
+        ],
+        [
+            "`k`: batch must be 2, got 3",
+            "`k`: heads must be 2, got 3",
+            "`v`: length must be 6, got 5",
+            "`k`: dim must be 8, got 9",
+        ],
+        [
+            "`v`: batch must be 2, got 3",
+            "`v`: heads must be 2, got 3",
+            "`v`: length must be 5, got 6",
+            "`v`: dim must be 6, got 7",
+        ],
+        [
+            "`out`: batch must be 2, got 3",
+            "`out`: heads must be 4, got 5",
+            "`out`: length must be 3, got 4",
+            "`out`: dim must be 6, got 7",
+        ],
+    ];
+    for (n, messages) in blamed.iter().enumerate() {
+        for (axis, message) in messages.iter().enumerate() {
+            bench.refuses(TENSORS[n], &[message, "shape ["], |call, _| {
+                let view = tensor(call, n);
+                let mut shape = view.shape();
+                shape[axis] += 1;
+                *view = reshaped(view, shape);
+            });
+        }
+    }
+    bench.seen
+}
+
+pub(super) fn strides_and_offsets() -> Seen {
+    let mut bench = Bench::new();
+    // out [2, 4, 3, 6]: repeated, meeting, interleaved.
+    for strides in [[0, 18, 6, 1], [72, 18, 6, 0], [72, 18, 5, 1], [72, 6, 6, 1], [1, 1, 1, 1]] {
+        let words = ["`out`", "share memory", &format!("{strides:?}"), "[2, 4, 3, 6]"];
+        bench.refuses("meeting strides", &words, |call, _| call.out = call.out.with_strides(strides));
+    }
+    for (n, name) in TENSORS.iter().enumerate() {
+        let name = format!("`{name}`");
+        for offset in [usize::MAX, 1 << 32, u32::MAX as usize] {
+            let words = [&name[..], "past 2^32", &offset.to_string()];
+            bench.refuses("a far offset", &words, |call, _| {
+                *tensor(call, n) = tensor(call, n).with_offset(offset);
+            });
+        }
+        for stride in [usize::MAX, usize::MAX / 2, 1 << 32] {
+            bench.refuses("a wide stride", &[&name, "2^32", &stride.to_string()], |call, _| {
+                let mut strides = tensor(call, n).strides();
+                strides[0] = stride;
+                *tensor(call, n) = tensor(call, n).with_strides(strides);
+            });
+        }
+        bench.refuses("a far window", &[&name, "2^32"], |call, _| {
+            *tensor(call, n) = tensor(call, n).slice(2, usize::MAX, 3);
+        });
+    }
+    // An axis of repeated elements may be long, but not longer than an index.
+    for n in [1, 2] {
+        bench.refuses("a long repeated axis", &["2^32"], |call, _| {
+            for view in [&mut call.k, &mut call.v] {
+                let [b, h, _, d] = view.shape();
+                let length = if n == 1 { usize::MAX } else { 1 << 32 };
+                *view = reshaped(view, [b, h, length, d]).with_strides([0, 0, 0, 1]);
+            }
+        });
+    }
+    // Past the end of the buffer, by much and by one element.
+    let ends = [SHAPE.q(), SHAPE.k(), SHAPE.v(), SHAPE.out()].map(|s| count(s) + SLACK);
+    for n in 0..4 {
+        for past in [1, 1000] {
+            let words = [
+                format!("`{}`", TENSORS[n]),
+                format!("ends at byte {}", (ends[n] + past) * 4),
+                format!("has {}", ends[n] * 4),
+            ];
+            bench.refuses("past the end", &words.each_ref().map(String::as_str), |call, _| {
+                *tensor(call, n) = tensor(call, n).with_offset(SLACK + past);
+            });
+        }
+    }
+    bench.seen
+}
+
+pub(super) fn memory_shared_with_an_output() -> Seen {
+    let mut bench = Bench::new();
+    for (n, name) in ["q", "k", "v"].iter().enumerate() {
+        let words = ["`out`", &format!("`{name}`"), "a buffer of its own"];
+        bench.refuses("out is an input", &words, |call, buffers| {
+            let view = tensor(call, n);
+            *view = TensorView::new(&buffers[3], DType::F32, view.shape());
+        });
+    }
+    let large = bench.gpu.buffer(1 << 16).expect("a buffer");
+    let pair = |shape, offset| TensorView::new(&large, DType::F32, shape).with_offset(offset);
+    let buffers = bench.buffers();
+    let (attention, gpu) = (bench.attention.clone(), bench.gpu.clone());
+    let good = forward(buffers.each_ref());
+    let size = attention.scratch_size(&good).expect("a size");
+    let mut refuses = |context: &str, words: &[&str], call: Forward| {
+        let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
+        bench.refuses_with(context, words, |e| attention.forward(e, &call, &mut scratch));
+    };
+
+    // Far apart, but in one buffer.
+    let disjoint = Forward { q: pair(SHAPE.q(), 0), out: pair(SHAPE.out(), 4096), ..good };
+    refuses("disjoint windows", &["`out`", "`q`"], disjoint);
+    let bias =
+        Forward { out: pair(SHAPE.out(), 0), ..good }.mask(Mask::none().bias(pair(SHAPE.weights(), 4096)));
+    refuses("out and bias", &["`out`", "`bias`"], bias);
+    let lse = Forward { lse: Some(pair(SHAPE.lse(), 4096)), k: pair(SHAPE.k(), 0), ..good };
+    refuses("lse and k", &["`lse`", "`k`"], lse);
+    let weights = Forward { weights: Some(pair(SHAPE.weights(), 4096)), v: pair(SHAPE.v(), 0), ..good };
+    refuses("weights and v", &["`weights`", "`v`"], weights);
+    // Two outputs.
+    let both = Forward { out: pair(SHAPE.out(), 0), lse: Some(pair(SHAPE.lse(), 100)), ..good };
+    refuses("out over lse", &["`out`", "`lse`"], both);
+    let beside = Forward { out: pair(SHAPE.out(), 0), weights: Some(pair(SHAPE.weights(), 4096)), ..good };
+    refuses("out beside weights", &["`out`", "`weights`"], beside);
+    bench.seen
+}
+
+pub(super) fn buffers_that_do_not_serve() -> Seen {
+    let [own, other] = devices(|_| ());
+    let mut bench = Bench::on(&own, Config::new(SHAPE.heads, SHAPE.head_dim));
+    let usage = wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST | wgpu::BufferUsages::UNIFORM;
+    let unusable = buffer(bench.gpu.device(), 1 << 16, usage);
+    let foreign = buffer(other.device(), 1 << 16, wgpu::BufferUsages::STORAGE);
+    let buffers = bench.buffers();
+    let (attention, gpu) = (bench.attention.clone(), bench.gpu.clone());
+    let size = attention.scratch_size(&forward(buffers.each_ref())).expect("a size");
+    for (n, name) in TENSORS.iter().enumerate() {
+        let name = format!("`{name}`");
+        for (buffer, words) in [
+            (&unusable, &[&name[..], "usage", "STORAGE", "create_buffer"][..]),
+            (&foreign, &["wgpu refused", "a test's", "Device"][..]),
+        ] {
+            let mut call = forward(buffers.each_ref());
+            let view = tensor(&mut call, n);
+            *view = TensorView::new(buffer, DType::F32, view.shape());
+            let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
+            bench.refuses_with(&name, words, |e| attention.forward(e, &call, &mut scratch));
+            // Nor as part of a mask.
+            if n == 0 {
+                let mask = Mask::none().bias(TensorView::new(buffer, DType::F32, SHAPE.weights()));
+                let call = forward(buffers.each_ref()).mask(mask);
+                let words: Vec<_> = words.iter().map(|w| if *w == name { "`bias`" } else { w }).collect();
+                bench.refuses_with("bias", &words, |e| attention.forward(e, &call, &mut scratch));
+            }
+        }
+    }
+    bench.seen
+}
+
+pub(super) fn dtypes() -> Seen {
+    let mut bench = Bench::new();
+    for (n, name) in TENSORS.iter().enumerate() {
+        let name = format!("`{name}`");
+        for dtype in [DType::F16, DType::U32, DType::Bool] {
+            let words = [&name, "must be F32", &format!("{dtype:?}")[..]];
+            bench.refuses("a dtype", &words, |call, _| {
+                let view = tensor(call, n);
+                *view = TensorView::new(view.buffer(), dtype, view.shape());
+            });
+        }
+    }
+    let other = bench.gpu.buffer(1 << 16).expect("a buffer");
+    let view = |dtype, shape| TensorView::new(&other, dtype, shape);
+    let buffers = bench.buffers();
+    let (attention, gpu) = (bench.attention.clone(), bench.gpu.clone());
+    let good = forward(buffers.each_ref());
+    let pairs = SHAPE.weights();
+    let lengths = [SHAPE.batch, SHAPE.heads, SHAPE.q_len, 1];
+    let cases = [
+        ("`lengths`", "U32", "F32", good.mask(Mask::none().lengths(view(DType::F32, lengths)))),
+        ("`keep`", "Bool", "U32", good.mask(Mask::none().keep(view(DType::U32, pairs)))),
+        ("`keys`", "Bool", "F32", good.mask(Mask::none().keys(view(DType::F32, pairs)))),
+        ("`bias`", "F32 or F16", "Bool", good.mask(Mask::none().bias(view(DType::Bool, pairs)))),
+        ("`lse`", "F32", "F16", Forward { lse: Some(view(DType::F16, SHAPE.lse())), ..good }),
+        ("`weights`", "F32 or F16", "U32", Forward { weights: Some(view(DType::U32, pairs)), ..good }),
+        (
+            "`dropout`",
+            "Bool",
+            "U32",
+            Forward { dropout: Some(Dropout::Given { p: 0.5, keep: view(DType::U32, pairs) }), ..good },
+        ),
+    ];
+    for (name, expected, got, call) in cases {
+        let mut scratch =
+            Scratch::new(gpu.device(), attention.scratch_size(&good).expect("a size")).expect("scratch");
+        bench.refuses_with(name, &[name, expected, got], |e| attention.forward(e, &call, &mut scratch));
+    }
+    bench.seen
+}
+
+pub(super) fn shapes_of_masks_and_further_outputs() -> Seen {
+    let mut bench = Bench::new();
+    let other = bench.gpu.buffer(1 << 16).expect("a buffer");
+    let view = |dtype, shape| TensorView::new(&other, dtype, shape);
+    let buffers = bench.buffers();
+    let (attention, gpu) = (bench.attention.clone(), bench.gpu.clone());
+    let good = forward(buffers.each_ref());
+    let size = attention.scratch_size(&good).expect("a size");
+    let pairs = SHAPE.weights();
+    let rows = [SHAPE.batch, SHAPE.heads, SHAPE.q_len, 1];
+    for axis in 0..4 {
+        let more = |mut shape: [usize; 4]| {
+            shape[axis] += 1;
+            shape
+        };
+        let given = Dropout::Given { p: 0.5, keep: view(DType::Bool, more(pairs)) };
+        let cases = [
+            ("`lengths`", rows, " or 1", good.mask(Mask::none().lengths(view(DType::U32, more(rows))))),
+            ("`keep`", pairs, " or 1", good.mask(Mask::none().keep(view(DType::Bool, more(pairs))))),
+            ("`keys`", pairs, " or 1", good.mask(Mask::none().keys(view(DType::Bool, more(pairs))))),
+            ("`bias`", pairs, " or 1", good.mask(Mask::none().bias(view(DType::F32, more(pairs))))),
+            ("`dropout`", pairs, " or 1", Forward { dropout: Some(given), ..good }),
+            ("`lse`", rows, ",", Forward { lse: Some(view(DType::F32, more(rows))), ..good }),
+            ("`weights`", pairs, ",", Forward { weights: Some(view(DType::F32, more(pairs))), ..good }),
+        ];
+        for (name, shape, or, call) in cases {
+            let last = if shape == rows { "dim" } else { "kv_len" };
+            // Where the axis may be repeated, 1 is said once.
+            let or = if shape[axis] == 1 { "," } else { or };
+            let expected = format!("{} must be {}{or}", ["batch", "heads", "q_len", last][axis], shape[axis]);
+            let words = [name, &expected, &format!("got {}", shape[axis] + 1)];
+            let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
+            bench.refuses_with(name, &words, |e| attention.forward(e, &call, &mut scratch));
+        }
+    }
+    // Some of the heads are neither all nor their mean.
+    let [b, _, i, j] = pairs;
+    let some = Forward { weights: Some(view(DType::F32, [b, 2, i, j])), ..good };
+    let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
+    bench.refuses_with("weights", &["`weights`", "heads must be 4", "got 2"], |e| {
+        attention.forward(e, &some, &mut scratch)
+    });
+    bench.seen
+}
+
+pub(super) fn dropout_probabilities() -> Seen {
+    let mut bench = Bench::new();
+    for p in [1.0, 1.5, -0.1, f32::NAN, f32::INFINITY] {
+        let words = ["dropout p", &f64::from(p).to_string(), "at least 0 and below 1"];
+        bench.refuses("dropout", &words, |call, _| call.dropout = Some(Dropout::Seeded { p, seed: 1 }));
+    }
+    bench.seen
+}
+
+pub(super) fn missing_features() -> Seen {
+    let gpu = &defaults().gpu;
+    let mut seen = Seen::new();
+    let words = ["SHADER_F16", "F16", "request_device"];
+    let half = Config::new(4, 8).dtype(DType::F16);
+    let error = Attention::with_pipelines(gpu.pipelines(), half).expect_err("no f16");
+    seen.insert(read("a configuration", &error, &words));
+    let layer = Layer::new(gpu);
+    let half = LayerConfig { dtype: DType::F16, ..layer.config };
+    let error = MultiHeadAttention::with_pipelines(gpu.pipelines(), half, &layer.weights());
+    seen.insert(read("a layer", &error.expect_err("no f16"), &words));
+    // As a part of a call that is f32 otherwise.
+    let mut bench = Bench::on(gpu, Config::new(SHAPE.heads, SHAPE.head_dim));
+    bench.refuses("an f16 bias", &words, |call, _| {
+        call.mask = Mask::none().bias(TensorView::new(call.q.buffer(), DType::F16, [1, 1, 3, 5]));
+    });
+    bench.refuses("f16 weights", &words, |call, buffers| {
+        call.weights = Some(TensorView::new(&buffers[3], DType::F16, [2, 1, 3, 5]));
+    });
+    seen.extend(bench.seen);
+    seen
+}
+
+/// On devices made with less than the defaults.
+pub(super) fn limits() -> Seen {
+    let mut seen = Seen::new();
+    let heads = Config::new(SHAPE.heads, SHAPE.head_dim);
+
+    // q is 768 bytes, k 640, v 480, out 576, the scores 768.
+    let small = device(|limits| limits.max_storage_buffer_binding_size = 768);
+    let mut bench = Bench::on(&small, heads);
+    bench.works("tensors of just the limit");
+    bench.refuses(
+        "a wide q",
+        &["`q`", "1136 bytes", "allows 768", "max_storage_buffer_binding_size"],
+        |call, _| {
+            call.q = call.q.with_strides([144, 36, 12, 1]);
+        },
+    );
+    bench.refuses("long keys", &["scratch"], |call, _| {
+        for view in [&mut call.k, &mut call.v] {
+            let [b, h, _, d] = view.shape();
+            *view = reshaped(view, [b, h, 9, d]).with_strides([0, 0, 0, 1]);
+        }
+    });
+    seen.extend(bench.seen);
+    let [k, v] = [SHAPE.k(), SHAPE.v()].map(|[b, h, _, d]| [b, h, 9, d]);
+    let buffers = [(); 4].map(|()| small.buffer(4096).expect("a buffer"));
+    let view = |n: usize, shape| TensorView::new(&buffers[n], DType::F32, shape).with_strides([0, 0, 0, 1]);
+    let long = Forward::new(
+        TensorView::new(&buffers[0], DType::F32, SHAPE.q()),
+        view(1, k),
+        view(2, v),
+        TensorView::new(&buffers[3], DType::F32, SHAPE.out()),
+    );
+    let error = bench.attention.scratch_size(&long).expect_err("a limit");
+    seen.insert(read("scratch_size", &error, &["`scores (scratch)`", "1152 bytes", "allows 768"]));
+    // A size that a larger device gave.
+    let large =
+        Attention::with_pipelines(full().gpu.pipelines(), *bench.attention.config()).expect("an operator");
+    let size = large.scratch_size(&long).expect("a size");
+    let error = Scratch::new(small.device(), size).expect_err("a limit");
+    seen.insert(read("scratch", &error, &["`scratch`", "1152 bytes", "allows 768"]));
+
+    let limited = |tiling, change: fn(&mut wgpu::Limits), words: &[&str], call: fn(&mut Forward)| {
+        let gpu = device(change);
+        let [q, k, v, out] = [SHAPE.q(), SHAPE.k(), SHAPE.v(), SHAPE.out()];
+        let buffers = [q, k, v, out].map(|s| gpu.buffer(count(s) * 4).expect("a buffer"));
+        let mut call_ = forward(buffers.each_ref());
+        call(&mut call_);
+        let config = heads.kv_heads(SHAPE.kv_heads).value_dim(SHAPE.value_dim).tiling(tiling);
+        let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
+        let size = attention.scratch_size(&call_).expect("a size");
+        let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
+        let mut encoder = gpu.device().create_command_encoder(&Default::default());
+        let error = attention.forward(&mut encoder, &call_, &mut scratch).expect_err("a limit");
+        gpu.queue().submit([encoder.finish()]);
+        read("a limit", &error, words)
+    };
+    let rest = |_: &mut Forward| ();
+    seen.insert(limited(
+        Tiling::Uniform,
+        |limits| limits.max_compute_workgroups_per_dimension = 7,
+        &["workgroups", "is 8", "allows 7", "max_compute_workgroups_per_dimension"],
+        rest,
+    ));
+    seen.insert(limited(
+        Tiling::Workgroup,
+        |limits| limits.max_compute_invocations_per_workgroup = 128,
+        &["invocations", "is 256", "allows 128", "max_compute_invocations_per_workgroup"],
+        rest,
+    ));
+    seen.insert(limited(
+        Tiling::Workgroup,
+        |limits| limits.max_compute_workgroup_storage_size = 1024,
+        &["workgroup memory", "allows 1024", "max_compute_workgroup_storage_size"],
+        rest,
+    ));
+    seen.insert(limited(
+        Tiling::Uniform,
+        |limits| limits.max_storage_buffers_per_shader_stage = 3,
+        &["storage buffers", "is 4", "allows 3", "max_storage_buffers_per_shader_stage"],
+        |call| {
+            // Any bytes do for a mask.
+            let at = |dtype| TensorView::new(call.q.buffer(), dtype, [1, 1, 3, 5]);
+            call.mask = Mask::none().keep(at(DType::Bool)).keys(at(DType::Bool)).bias(at(DType::F32));
+        },
+    ));
+    seen
+}

@@ -1,0 +1,307 @@
+//! What layers and projections refuse.
+
+use super::*;
+
+pub(super) fn layers() -> Seen {
+    let gpu = &full().gpu;
+    let mut seen = Seen::new();
+    let layer = Layer::new(gpu);
+    let good = layer.weights();
+    let other = gpu.buffer(1 << 12).expect("a buffer");
+    let matrix = |rows, columns| TensorView::matrix(&other, DType::F32, [rows, columns]);
+    let vector = |n| TensorView::vector(&other, DType::F32, n);
+    let mut refused = |words: &[&str], config: LayerConfig, weights: LayerWeights| {
+        let error = MultiHeadAttention::with_pipelines(gpu.pipelines(), config, &weights);
+        seen.insert(read("a layer", &error.expect_err("refused"), words));
+    };
+    let c = layer.config;
+    let weight = |weight| Linear { weight, bias: None };
+    let biased = |n| Some(vector(n));
+    // embed 12, 4 heads of 3, 2 kv heads.
+    refused(
+        &["`weights.query`", "out (rows) must be 12", "got 13"],
+        c,
+        LayerWeights { query: weight(matrix(13, 12)), ..good },
+    );
+    refused(
+        &["`weights.query`", "in (columns) must be 12", "got 11"],
+        c,
+        LayerWeights { query: weight(matrix(12, 11)), ..good },
+    );
+    refused(
+        &["`weights.key`", "out (rows) must be 6", "got 12"],
+        c,
+        LayerWeights { key: weight(matrix(12, 12)), ..good },
+    );
+    refused(
+        &["`weights.value`", "in (columns) must be 12", "got 6"],
+        c,
+        LayerWeights { value: weight(matrix(6, 6)), ..good },
+    );
+    refused(
+        &["`weights.out`", "out (rows) must be 12", "got 6"],
+        c,
+        LayerWeights { out: weight(matrix(6, 12)), ..good },
+    );
+    refused(
+        &["`bias.query`", "dim must be 12", "got 6"],
+        c,
+        LayerWeights { query: Linear { bias: biased(6), ..good.query }, ..good },
+    );
+    refused(
+        &["`bias.key`", "dim must be 6", "got 12"],
+        c,
+        LayerWeights { key: Linear { bias: biased(12), ..good.key }, ..good },
+    );
+    refused(
+        &["`bias.value`", "dim must be 6", "got 5"],
+        c,
+        LayerWeights { value: Linear { bias: biased(5), ..good.value }, ..good },
+    );
+    refused(
+        &["`bias.out`", "dim must be 12", "got 1"],
+        c,
+        LayerWeights { out: Linear { bias: biased(1), ..good.out }, ..good },
+    );
+    refused(
+        &["`appended.key`", "dim must be 6", "got 3"],
+        c,
+        LayerWeights { appended: Some([vector(3), vector(6)]), ..good },
+    );
+    refused(
+        &["`appended.value`", "dim must be 6", "got 7"],
+        c,
+        LayerWeights { appended: Some([vector(6), vector(7)]), ..good },
+    );
+    let whole = TensorView::matrix(&other, DType::U32, [12, 12]);
+    refused(&["`weights.query`", "F32 or F16", "U32"], c, LayerWeights { query: weight(whole), ..good });
+    if full().f16 {
+        let half = TensorView::matrix(&other, DType::F16, [6, 12]);
+        refused(&["`weights.key`", "F32", "F16"], c, LayerWeights { key: weight(half), ..good });
+    }
+    let small = gpu.buffer(16).expect("a buffer");
+    let short = TensorView::matrix(&small, DType::F32, [12, 12]);
+    refused(&["`weights.out`", "byte 576", "has 16"], c, LayerWeights { out: weight(short), ..good });
+    refused(&["`layer`", "heads is 0"], LayerConfig { heads: 0, ..c }, good);
+    refused(&["`layer`", "out_features is 0"], LayerConfig { out_features: 0, ..c }, good);
+    refused(&["heads 4", "kv_heads 3"], LayerConfig { kv_heads: 3, ..c }, good);
+    let narrow = LayerConfig { narrow: true, kv_heads: 4, value_features: 10, ..c };
+    refused(&["value_features 10", "divisible", "heads 4"], narrow, good);
+    refused(&["softcap is -1", "above 0"], LayerConfig { softcap: Some(-1.0), ..c }, good);
+    refused(&["scale is inf", "finite"], LayerConfig { scale: Some(f32::INFINITY), ..c }, good);
+    for far in [usize::MAX, 1 << 63] {
+        refused(&["heads · head_dim", "below 2^32"], LayerConfig { head_dim: far, ..c }, good);
+        refused(&["heads · head_dim", "below 2^32"], LayerConfig { heads: far, kv_heads: 1, ..c }, good);
+        refused(&["heads · value_dim", "below 2^32"], LayerConfig { value_dim: far, ..c }, good);
+        refused(&["key_features", "below 2^32"], LayerConfig { key_features: far, ..c }, good);
+    }
+    seen.extend(layer.calls());
+    seen
+}
+
+pub(super) fn projections() -> Seen {
+    let mut bench = Bench::new();
+    let gpu = bench.gpu.clone();
+    let projection = Projection::with_pipelines(gpu.pipelines());
+    let buffers = [(); 3].map(|()| gpu.buffer(1 << 12).expect("a buffer"));
+    let view = |n: usize, shape| TensorView::new(&buffers[n], DType::F32, shape);
+    let linear = Linear { weight: view(1, [1, 1, 8, 6]), bias: None };
+    let good =
+        ProjectionForward { x: view(0, [2, 1, 5, 6]), linear, out: view(2, [2, 4, 5, 2]), narrow: false };
+    let aside = |n| Some(view(1, [1, 1, 1, n]).with_offset(512));
+    let cases: [(&[&str], &[ProjectionForward]); 9] = [
+        (&["`x`", "heads must be 1", "got 2"], &[ProjectionForward { x: view(0, [2, 2, 5, 6]), ..good }]),
+        (&["`out`", "batch must be 2", "got 3"], &[ProjectionForward { out: view(2, [3, 4, 5, 2]), ..good }]),
+        (
+            &["`out`", "length must be 5", "got 4"],
+            &[ProjectionForward { out: view(2, [2, 4, 4, 2]), ..good }],
+        ),
+        (
+            &["`linear.weight`", "in (columns) must be 6", "got 7"],
+            &[
+                good,
+                ProjectionForward { linear: Linear { weight: view(1, [1, 1, 8, 7]), bias: None }, ..good },
+            ],
+        ),
+        (
+            &["`linear.bias`", "dim must be 8", "got 9"],
+            &[ProjectionForward { linear: Linear { bias: aside(9), ..linear }, ..good }],
+        ),
+        (
+            &["narrow", "apart"],
+            &[
+                good,
+                ProjectionForward {
+                    linear: Linear { weight: view(1, [1, 2, 2, 3]), bias: None },
+                    out: view(2, [2, 2, 5, 2]).with_offset(512),
+                    narrow: true,
+                    ..good
+                },
+            ],
+        ),
+        (&["`out`", "`linear.weight`"], &[ProjectionForward { out: view(1, [2, 4, 5, 2]), ..good }]),
+        (&["`out`"], &[good, good]),
+        (
+            &["`x`", "F32 or F16", "Bool"],
+            &[ProjectionForward { x: TensorView::new(&buffers[0], DType::Bool, [2, 1, 5, 6]), ..good }],
+        ),
+    ];
+    for (words, products) in cases {
+        let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("no memory");
+        bench.refuses_with(words[0], words, |e| projection.forward(e, products, &mut scratch));
+    }
+    bench.seen
+}
+
+/// A small layer on a device.
+pub(super) struct Layer {
+    pub(super) gpu: Gpu,
+    pub(super) config: LayerConfig,
+    pub(super) buffer: wgpu::Buffer,
+    pub(super) data: Vec<f32>,
+}
+
+impl Layer {
+    pub(super) fn new(gpu: &Gpu) -> Self {
+        let data = noise(12 * 12 * 4, 0.7);
+        let config = LayerConfig { kv_heads: 2, ..LayerConfig::new(12, 4) };
+        Layer { gpu: gpu.clone(), config, buffer: gpu.upload(&data).expect("an upload"), data }
+    }
+
+    pub(super) fn weights(&self) -> LayerWeights<'_> {
+        let linear = |rows, offset| Linear {
+            weight: TensorView::matrix(&self.buffer, DType::F32, [rows, 12]).with_offset(offset),
+            bias: None,
+        };
+        LayerWeights {
+            query: linear(12, 0),
+            key: linear(6, 144),
+            value: linear(6, 288),
+            out: linear(12, 432),
+            appended: None,
+        }
+    }
+
+    /// Spoiled calls, each followed by a correct one.
+    fn calls(&self) -> Seen {
+        let gpu = &self.gpu;
+        let mut seen = Seen::new();
+        let layer = MultiHeadAttention::with_pipelines(gpu.pipelines(), self.config, &self.weights())
+            .expect("a layer");
+        let x = noise(2 * 5 * 12, 0.9);
+        let context = noise(2 * 7 * 12, 1.3);
+        let input = gpu.upload(&[&x[..], &[POISON; SLACK]].concat()).expect("an upload");
+        let keys = gpu.upload(&[&context[..], &[POISON; SLACK]].concat()).expect("an upload");
+        let out = gpu.upload(&vec![POISON; 2 * 5 * 12 + SLACK]).expect("an upload");
+        let sequence = |buffer, shape| TensorView::sequence(buffer, DType::F32, shape);
+        let good = LayerForward::cross_attention(
+            sequence(&input, [2, 5, 12]),
+            sequence(&keys, [2, 7, 12]),
+            sequence(&out, [2, 5, 12]),
+        );
+        let part = |offset, n| HostLinear {
+            weight: &widen::<f64>(&self.data)[offset..][..n].to_vec().leak()[..],
+            bias: None,
+        };
+        let weights = HostWeights {
+            query: part(0, 144),
+            key: part(144, 72),
+            value: part(288, 72),
+            out: part(432, 144),
+            appended: None,
+        };
+        let inputs = [widen(&x), widen(&context), widen(&context)];
+        let shape = LayerShape { batch: 2, q_len: 5, kv_len: 7 };
+        let want = multi_head::<f64>(
+            inputs.each_ref().map(|i| &i[..]),
+            shape,
+            &self.config,
+            &weights,
+            &Options::default(),
+        )
+        .expect("a truth");
+
+        let bad = [
+            (
+                &["`query`", "dim must be 12", "got 11"][..],
+                LayerForward { query: sequence(&input, [2, 5, 11]), ..good },
+            ),
+            (
+                &["`query`", "heads must be 1", "got 2"],
+                LayerForward { query: TensorView::new(&input, DType::F32, [2, 2, 5, 6]), ..good },
+            ),
+            (
+                &["`key`", "batch must be 2", "got 1"],
+                LayerForward { key: sequence(&keys, [1, 7, 12]), ..good },
+            ),
+            (
+                &["`key`", "dim must be 12", "got 13"],
+                LayerForward { key: sequence(&keys, [2, 7, 13]), ..good },
+            ),
+            (
+                &["`value`", "length must be 7", "got 6"],
+                LayerForward { value: sequence(&keys, [2, 6, 12]), ..good },
+            ),
+            (
+                &["`out`", "length must be 5", "got 7"],
+                LayerForward { out: sequence(&out, [2, 7, 12]), ..good },
+            ),
+            (&["`out`", "dim must be 12", "got 6"], LayerForward { out: sequence(&out, [2, 5, 6]), ..good }),
+            (&["`out`", "`query`"], LayerForward { out: sequence(&input, [2, 5, 12]), ..good }),
+            (&["`out`", "weights."], LayerForward { out: sequence(&self.buffer, [2, 5, 12]), ..good }),
+            (&["`out`", "share memory"], LayerForward { out: good.out.with_strides([60, 60, 0, 1]), ..good }),
+            (
+                &["`key`", "F32", "U32"],
+                LayerForward { key: TensorView::sequence(&keys, DType::U32, [2, 7, 12]), ..good },
+            ),
+            (&["`query`", "length is 0"], LayerForward { query: sequence(&input, [2, 0, 12]), ..good }),
+            (&["`value`", "byte"], LayerForward { value: good.value.with_offset(SLACK + 1), ..good }),
+            (
+                &["`keys`", "kv_len must be 7 or 1", "got 5"],
+                good.mask(Mask::none().keys(TensorView::new(&input, DType::Bool, [2, 1, 1, 5]))),
+            ),
+            (
+                &["`lse`", "q_len must be 5", "got 4"],
+                LayerForward { lse: Some(TensorView::new(&keys, DType::F32, [2, 4, 4, 1])), ..good },
+            ),
+            (
+                &["dropout p", "-1"],
+                LayerForward { dropout: Some(Dropout::Seeded { p: -1.0, seed: 0 }), ..good },
+            ),
+            (
+                &["2^32"],
+                LayerForward {
+                    key: sequence(&keys, [2, usize::MAX, 12]).with_strides([0, 0, 0, 1]),
+                    value: sequence(&keys, [2, usize::MAX, 12]).with_strides([0, 0, 0, 1]),
+                    ..good
+                },
+            ),
+        ];
+        let size = layer.scratch_size(&good).expect("a size");
+        let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
+        let mut check =
+            |words: &[&str], encoder: wgpu::CommandEncoder, error: Error, scratch: &mut Scratch| {
+                seen.insert(read("a layer's call", &error, words));
+                gpu.queue().submit([encoder.finish()]);
+                let after = gpu.download::<f32>(&out, 2 * 5 * 12).expect("a read-back");
+                assert!(after.iter().all(|x| *x == POISON), "{words:?}: something was recorded");
+                let mut encoder = gpu.device().create_command_encoder(&Default::default());
+                layer.forward(&mut encoder, &good, scratch).expect("the correct call");
+                gpu.queue().submit([encoder.finish()]);
+                let after = gpu.download::<f32>(&out, 2 * 5 * 12).expect("a read-back");
+                let error = max_error(&widen(&after), &want.out);
+                assert!(error < 1e-4, "after {words:?}: off by {error}");
+                gpu.queue().write_buffer(&out, 0, bytemuck::cast_slice(&[POISON; 2 * 5 * 12]));
+            };
+        for (words, call) in bad {
+            let mut encoder = gpu.device().create_command_encoder(&Default::default());
+            let error = layer.forward(&mut encoder, &call, &mut scratch).expect_err(words[0]);
+            check(words, encoder, error, &mut scratch);
+        }
+        let mut none = Scratch::new(gpu.device(), ScratchSize::default()).expect("no memory");
+        let mut encoder = gpu.device().create_command_encoder(&Default::default());
+        let error = layer.forward(&mut encoder, &good, &mut none).expect_err("no scratch");
+        check(&["0 bytes", "scratch_size"], encoder, error, &mut scratch);
+        seen
+    }
+}

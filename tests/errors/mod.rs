@@ -1,0 +1,160 @@
+//! Every error, provoked through the public face: what its message says, that nothing was recorded, and
+//! that the next correct call works.
+
+use std::collections::BTreeSet;
+
+use wgpu_attention::reference::compare::max_error;
+use wgpu_attention::reference::{
+    self, HostLinear, HostWeights, LayerShape, Options, multi_head, project, widen,
+};
+use wgpu_attention::{
+    Attention, Config, DType, Dropout, Error, Forward, Gpu, HostMask, HostTensor, LayerConfig, LayerForward,
+    LayerWeights, Linear, Mask, MultiHeadAttention, Projection, ProjectionForward, Scratch, ScratchSize,
+    Shape, TensorView, Tiling,
+};
+
+use crate::harness::{defaults, full};
+
+mod bench;
+mod calls;
+mod host;
+mod layers;
+
+use self::bench::*;
+use self::calls::*;
+use self::host::*;
+use self::layers::*;
+
+/// Every dimension is another number, so that no axis can be mistaken for the next.
+const SHAPE: Shape =
+    Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 3, kv_len: 5, head_dim: 8, value_dim: 6 };
+const POISON: f32 = -12345.0;
+/// Elements behind every tensor, for shapes that are one too long.
+const SLACK: usize = 256;
+
+fn noise(n: usize, seed: f32) -> Vec<f32> {
+    (0..n).map(|i| ((i as f32 + 1.0) * seed).sin()).collect()
+}
+
+fn count(shape: [usize; 4]) -> usize {
+    shape.iter().product()
+}
+
+/// What a message must hold.
+fn read(context: &str, error: &Error, words: &[&str]) -> &'static str {
+    let message = error.to_string();
+    for word in words {
+        assert!(message.contains(word), "{context}: no {word:?} in {message:?}");
+    }
+    variant(error)
+}
+
+/// The variant's name.
+fn variant(error: &Error) -> &'static str {
+    let debug = format!("{error:?}");
+    let found = variants().into_iter().find(|name| {
+        debug.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '(']) || rest.is_empty())
+    });
+    found.expect("a variant of the enum")
+}
+
+/// The variants' names, from the enum's own text: one added without a case here fails the last test.
+fn variants() -> Vec<&'static str> {
+    let text = include_str!("../../src/error.rs");
+    let body = text.split_once("pub enum Error {").expect("the enum").1;
+    let names = body.lines().filter_map(|line| line.strip_prefix("    ")).filter_map(|line| {
+        let name = line.split([' ', '(', ',']).next().unwrap_or_default();
+        (name.starts_with(|c: char| c.is_ascii_uppercase())).then_some(name)
+    });
+    names.collect()
+}
+
+type Seen = BTreeSet<&'static str>;
+
+/// A test for each subject, which gives the variants it has provoked, and one over all of them.
+macro_rules! subjects {
+    ($($name:ident,)*) => {
+        mod refused {
+            $(#[test] fn $name() { assert!(!super::$name().is_empty()); })*
+        }
+
+        #[test]
+        fn every_variant_has_a_case() {
+            let mut seen = Seen::new();
+            $(seen.extend($name());)*
+            let all: Seen = variants().into_iter().collect();
+            assert!(all.len() >= 17, "the enum's text was not understood: {all:?}");
+            assert_eq!(seen, all);
+        }
+    };
+}
+
+subjects! {
+    configurations, zero_sizes, shapes_that_disagree, strides_and_offsets, memory_shared_with_an_output, buffers_that_do_not_serve, dtypes, shapes_of_masks_and_further_outputs, dropout_probabilities, missing_features, limits, scratch, slices, layers, projections, reading_back, what_cannot_be_provoked,
+}
+
+/// The reference refuses what does not fit it, too.
+#[test]
+fn the_reference_of_a_layer_refuses_wrong_lengths() {
+    let config = LayerConfig::new(4, 2);
+    let (x, w) = (vec![0.5f64; 12], vec![0.25f64; 16]);
+    let shape = LayerShape { batch: 1, q_len: 3, kv_len: 3 };
+    let linear = HostLinear { weight: &w[..], bias: None };
+    let good = HostWeights { query: linear, key: linear, value: linear, out: linear, appended: None };
+    let run = |inputs, shape, weights: &HostWeights<f64>| {
+        multi_head::<f64>(inputs, shape, &config, weights, &Options::default()).map(|heads| heads.out)
+    };
+    let error = |result: Result<Vec<f64>, Error>| result.expect_err("refused").to_string();
+    assert_eq!(run([&x, &x, &x], shape, &good).expect("a correct call").len(), 12);
+    assert!(error(run([&x[1..], &x, &x], shape, &good)).contains("12 elements expected, got 11"));
+    assert!(error(run([&x, &x[1..], &x], shape, &good)).contains("12 elements expected, got 11"));
+    let short = HostLinear { weight: &w[1..], bias: None };
+    assert!(error(run([&x, &x, &x], shape, &HostWeights { key: short, ..good })).contains("16 elements"));
+    assert!(error(run([&x, &x, &x], shape, &HostWeights { out: short, ..good })).contains("weights.out"));
+    let biased = HostLinear { weight: &w, bias: Some(&x[..3]) };
+    assert!(error(run([&x, &x, &x], shape, &HostWeights { value: biased, ..good })).contains("4 elements"));
+    assert!(error(run([&x, &x, &x], shape, &HostWeights { out: biased, ..good })).contains("4 elements"));
+    let appended = HostWeights { appended: Some((&x[..4], &x[..3])), ..good };
+    assert!(error(run([&x, &x, &x], shape, &appended)).contains("4 elements"));
+    let far = LayerShape { batch: usize::MAX, ..shape };
+    assert!(error(run([&x, &x, &x], far, &good)).contains("got 12"));
+    assert_eq!(project(&x, &w, None, 4, 4).len(), 12);
+}
+
+/// NaN and infinity among the inputs are computed with, not hidden and not refused.
+#[test]
+fn bad_numbers_show() {
+    let gpu = &full().gpu;
+    for tiling in [Tiling::Uniform, Tiling::Workgroup] {
+        for (name, bad, at) in [
+            ("q", f32::NAN, 0),
+            ("k", f32::NAN, 1),
+            ("v", f32::NAN, 2),
+            ("q", f32::INFINITY, 0),
+            ("v", f32::INFINITY, 2),
+        ] {
+            let mut data = [SHAPE.q(), SHAPE.k(), SHAPE.v()].map(|s| noise(count(s), 0.3));
+            data[at][1] = bad;
+            let [q, k, v] = data.each_ref().map(|x| widen::<f64>(x));
+            let want =
+                reference::attention::<f64>(&q, &k, &v, &SHAPE, &Options::default()).expect("a truth").out;
+            let buffers = data.each_ref().map(|x| gpu.upload(x).expect("an upload"));
+            let out = gpu.upload(&vec![POISON; count(SHAPE.out())]).expect("an upload");
+            let [bq, bk, bv] = &buffers;
+            let call = forward([bq, bk, bv, &out]);
+            let config = Config::new(4, 8).kv_heads(2).value_dim(6).tiling(tiling);
+            let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
+            let mut scratch =
+                Scratch::new(gpu.device(), attention.scratch_size(&call).expect("a size")).expect("scratch");
+            let mut encoder = gpu.device().create_command_encoder(&Default::default());
+            attention.forward(&mut encoder, &call, &mut scratch).expect("bad numbers are numbers");
+            gpu.queue().submit([encoder.finish()]);
+            let got: Vec<f64> = widen(&gpu.download::<f32>(&out, want.len()).expect("a read-back"));
+            assert!(want.iter().any(|x| !x.is_finite()), "the case has no effect");
+            for (n, (got, want)) in got.iter().zip(&want).enumerate() {
+                let same = if want.is_finite() { (got - want).abs() < 1e-5 } else { !got.is_finite() };
+                assert!(same, "{tiling:?}, {bad} in {name}: element {n} is {got}, not {want}");
+            }
+        }
+    }
+}
