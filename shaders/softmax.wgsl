@@ -81,6 +81,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 
     var top = none;
     var sums = vec4<f32>();
+    // A NaN is carried by addition: max, exp and log lose it on some drivers.
+    var lost = 0.0;
     // A lane has the same keys here and below: it overwrites only what it has read itself.
     for (var j = keys.x / (LANES * 4u) * (LANES * 4u) + lane * 4u; j < keys.y; j += LANES * 4u) {
         let x = seen_scores(r, j);
@@ -89,15 +91,18 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let origin = select(highest, 0.0, highest == none);
         sums = sums * exp_of(vec4<f32>(top - origin), none) + exp_of(x - origin, none);
         top = highest;
+        if any_nan(x) {
+            lost += x.x + x.y + x.z + x.w;
+        }
     }
-    let total = combined(vec2<f32>(top, sums.x + sums.y + sums.z + sums.w), lane);
+    let total = combined(vec2<f32>(top, sums.x + sums.y + sums.z + sums.w + lost), lane);
     let seen = !(total.x == none && total.y == 0.0);
     let scale = select(0.0, 1.0 / total.y, seen);
     if HAS_LSE {
         if lane == 0u {
             var lse = none;
             if seen {
-                lse = total.x + log(total.y);
+                lse = select(total.x + log(total.y), total.y, any_nan(vec4<f32>(total.y)));
             }
             lse_put(view_at(p.lse, b, h, i, 0u), lse);
         }

@@ -15,8 +15,9 @@ fn tanh_exact(x: f32) -> f32 {
 }
 
 fn score_softcap(score: f32, s: Site) -> f32 {
-    // Here the cap changes nothing that f32 holds; dividing by a huge one would lose the score.
-    if abs(score) <= p.mask.softcap * 2e-4 {
+    // Here the cap changes nothing that f32 holds, and dividing by a huge one would lose the score; or there is a
+    // NaN, which some drivers' exp loses.
+    if abs(score) <= p.mask.softcap * 2e-4 || any_nan(vec4<f32>(score)) {
         return score;
     }
     return p.mask.softcap * tanh_exact(score / p.mask.softcap);
