@@ -74,12 +74,7 @@ fn bind<'a>(views: &[TensorView<'a>], device: &DeviceFacts) -> Bound<'a> {
     Bound { places: places.collect(), windows }
 }
 
-/// Whether four output columns of one head can be stored at once.
-fn puts_fours(p: &Product) -> bool {
-    p.y.layout.in_fours(3)
-}
-
-/// The dispatches of `products`, whose outputs share one buffer.
+/// The dispatches of `products`: one where their outputs share a buffer and the bindings suffice.
 pub(crate) fn calls<'a>(products: &[Product<'a>], tiling: Tiling, device: &DeviceFacts) -> Calls<'a> {
     products.chunks(PARTS).flat_map(|part| together(part, tiling, device)).collect()
 }
@@ -160,7 +155,8 @@ fn together<'a>(products: &[Product<'a>], tiling: Tiling, device: &DeviceFacts) 
         y: first.y.dtype,
         width: Width::of(x_fours && (w_fours(3) || w_along_columns)),
         w_along_columns,
-        put: Width::of(products.iter().all(puts_fours)),
+        // Four output columns at once lie in one head.
+        put: Width::of(products.iter().all(|p| p.y.layout.in_fours(3))),
     };
     let params = Params {
         parts,
