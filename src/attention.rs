@@ -3,8 +3,8 @@
 use crate::dropout::Dropout;
 use crate::error::Error;
 use crate::mask::DeviceMask;
-use crate::path::staged::{self, Problem};
-use crate::plan::Tiling;
+use crate::path::{self, Problem};
+use crate::plan::{Path, Tiling, Tuning};
 use crate::problem::{Shape, check_options};
 use crate::record::{Pipelines, dispatch, pass};
 use crate::scratch::{Scratch, ScratchSize, Slot};
@@ -20,7 +20,7 @@ pub struct Config {
     pub(crate) dtype: DType,
     pub(crate) scale: Option<f32>,
     pub(crate) softcap: Option<f32>,
-    pub(crate) tiling: Tiling,
+    pub(crate) tuning: Tuning,
 }
 
 impl Config {
@@ -34,7 +34,7 @@ impl Config {
             dtype: DType::F32,
             scale: None,
             softcap: None,
-            tiling: Tiling::Auto,
+            tuning: Tuning::default(),
         }
     }
 
@@ -71,7 +71,21 @@ impl Config {
 
     /// Which class of kernels to use; for tests and measurements.
     pub fn tiling(mut self, tiling: Tiling) -> Self {
-        self.tiling = tiling;
+        self.tuning.tiling = tiling;
+        self
+    }
+
+    /// Which sequence of kernels to use; for tests and measurements.
+    pub fn path(mut self, path: Path) -> Self {
+        self.tuning.path = path;
+        self
+    }
+
+    /// Most floating-point operations, masked ones counted, of one dispatch of the fused path: longer calls are
+    /// cut into several, so that none runs into the time limit some systems set (Windows: two seconds). 2³⁷ unless
+    /// set. The pieces give the same bits as one dispatch; a single workgroup is never cut.
+    pub fn work_limit(mut self, flops: u64) -> Self {
+        self.tuning.work = flops;
         self
     }
 
@@ -230,14 +244,15 @@ impl Attention {
         &self.pipelines
     }
 
-    /// The temporary memory that `call` needs: the score matrix, `4 · batch · heads · q_len · kv_len` bytes
-    /// with `kv_len` rounded up to 4; none if `weights` takes the weights of every head in F32.
+    /// The temporary memory that `call` needs: none on the fused path. On the staged one the score matrix,
+    /// `4 · batch · heads · q_len · kv_len` bytes with `kv_len` rounded up to 4, or none if `weights` takes the
+    /// weights of every head in F32.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
     pub fn scratch_size(&self, call: &Forward) -> Result<ScratchSize, Error> {
         let problem = self.check(call)?;
-        staged::scratch_size(&problem.shape, problem.weights.as_ref(), self.pipelines.facts())
+        problem.scratch_size(self.pipelines.facts())
     }
 
     /// Records `call` into `encoder`, in a compute pass of its own. Nothing is submitted or copied.
@@ -282,11 +297,11 @@ impl Attention {
     ) -> Result<(), Error> {
         let problem = self.check(call)?;
         let device = self.pipelines.facts();
-        let needed = staged::scratch_size(&problem.shape, problem.weights.as_ref(), device)?;
+        let needed = problem.scratch_size(device)?;
         scratch.check(needed)?;
         let matrix =
             if needed == ScratchSize::default() { None } else { Some(scratch.buffer(Slot::Scores)?) };
-        let calls = staged::calls(&problem, matrix.as_ref(), device);
+        let calls = path::calls(&problem, matrix.as_ref(), device)?;
         let bound = self.pipelines.bind(&calls, scratch)?;
         emit(&bound);
         Ok(())
@@ -327,7 +342,7 @@ impl Attention {
             lse,
             weights,
             dropout,
-            tiling: config.tiling,
+            tuning: config.tuning,
         };
         check_extras(&problem, device)?;
         let read: Vec<_> = [("q", q), ("k", k), ("v", v)].into_iter().chain(extra_inputs(&problem)).collect();
@@ -400,5 +415,5 @@ pub(crate) fn extra_inputs<'a>(
     problem: &Problem<'a>,
 ) -> impl Iterator<Item = (&'static str, TensorView<'a>)> {
     let keep = problem.dropout.as_ref().and_then(Dropout::given).copied();
-    problem.mask.tensors().chain(keep.map(|t| ("dropout", t)))
+    problem.mask.tensors().into_iter().chain(keep.map(|t| ("dropout", t)))
 }

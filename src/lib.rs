@@ -26,6 +26,7 @@
 //! same bits.
 
 mod attention;
+pub mod block_map;
 mod dropout;
 mod error;
 mod gpu;
@@ -35,6 +36,7 @@ mod kernels;
 mod mask;
 mod multi_head;
 mod path;
+mod pattern;
 mod pipelines;
 mod plan;
 mod problem;
@@ -45,12 +47,14 @@ mod scratch;
 mod tensor;
 
 pub use attention::{Attention, Config, Forward};
+pub use block_map::Blocks;
 pub use dropout::Dropout;
 pub use error::Error;
 pub use gpu::Gpu;
 pub use mask::{Alignment, DeviceMask, HostMask, HostTensor, Mask};
 pub use multi_head::{LayerForward, LayerWeights, MultiHeadAttention};
-pub use plan::Tiling;
+pub use pattern::{Pattern, PatternPart};
+pub use plan::{Path, Tiling};
 pub use problem::{LayerConfig, Shape};
 pub use projection::{Linear, Projection, ProjectionForward};
 pub use record::Pipelines;

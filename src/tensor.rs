@@ -35,7 +35,10 @@ impl DType {
 pub(crate) fn axes(tensor: &str) -> [&'static str; 4] {
     match tensor {
         "weights" | "keep" | "keys" | "bias" | "dropout" => ["batch", "heads", "q_len", "kv_len"],
-        "lengths" | "lse" => ["batch", "heads", "q_len", "dim"],
+        "lengths" | "prefix" | "query_documents" | "lse" => ["batch", "heads", "q_len", "dim"],
+        "key_documents" | "globals" => ["batch", "heads", "length", "kv_len"],
+        "query_starts" | "key_starts" => ["batch", "heads", "length", "sequences + 1"],
+        "blocks" => ["batch", "heads", "q_len / size[0]", "kv_len / size[1]"],
         t if t == "linear.weight" || t.starts_with("weights.") => {
             ["batch", "heads", "out (rows)", "in (columns)"]
         }

@@ -1,6 +1,6 @@
 //! Every part of a mask, alone and in combination, against definitions written down here a second time.
 
-use wgpu_attention::{Alignment, DType, Mask, Shape};
+use wgpu_attention::{Alignment, DType, Mask, Path, Shape};
 
 use crate::harness::{Case, Layout, Part, Report, Rules, Setup, TILINGS, Weights, profiles};
 
@@ -84,16 +84,20 @@ fn the_reference_follows_lengths_and_keys() {
 /// One device, layout and type each: what a mask means does not depend on them, `property` crosses them.
 fn check(report: &mut Report, case: &Case) {
     for (n, tiling) in TILINGS.into_iter().enumerate() {
-        let setup = Setup {
+        let staged = Setup {
             profile: profiles()[n],
             tiling,
+            path: Path::Staged,
             dtype: DType::F32,
             bias: DType::F32,
             layout: if n == 0 { Layout::Blhd } else { Layout::Dense },
             lse: true,
             weights: Weights::PerHead(DType::F32),
         };
-        report.check_in(case, &setup, &mut Default::default());
+        let fused = Setup { path: Path::Fused, weights: Weights::None, ..staged };
+        let mut truths = Default::default();
+        report.check_in(case, &staged, &mut truths);
+        report.check_in(case, &fused, &mut truths);
     }
 }
 
@@ -157,6 +161,7 @@ fn everything_together() {
                 keep: Some(Part::of([1, h, i, j], |[_, h, i, j]| (h + i + 2 * j) % 5 != 0)),
                 keys: Some(Part::of([b, 1, 1, j], |[b, .., j]| (b + j) % 7 != 3)),
                 bias: Some(Part::of([1, h, 1, j], |[_, h, _, j]| (h as f32 - 1.5) * 0.1 * j as f32)),
+                ..Default::default()
             };
             let case = Case::random(format!("everything, {alignment:?}, {lengths:?}"), shape)
                 .with(|c| (c.rules, c.softcap) = (rules, Some(4.0)));

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use wgpu_attention::{Alignment, DType, Shape, Tiling};
+use wgpu_attention::{Alignment, DType, Path, Shape, Tiling};
 
 use crate::harness::run::judge_outputs;
 use crate::harness::{
@@ -85,6 +85,7 @@ impl MaskDraw {
             keep,
             keys,
             bias,
+            ..Default::default()
         }
     }
 
@@ -174,6 +175,7 @@ struct Draw {
     spread: f32,
     profile: &'static str,
     tiling: Tiling,
+    path: Path,
     dtype: DType,
     bias: DType,
     layout: Layout,
@@ -201,6 +203,8 @@ impl Draw {
             (shape.batch, shape.heads, shape.kv_heads) = (1, 1, 1);
         }
         let profile = profile(rng);
+        let weights = weights(rng, profile.f16);
+        let path = if weights == Weights::None { rng.pick(&[Path::Fused, Path::Fused, Path::Staged]) } else { Path::Staged };
         Draw {
             seed,
             shape,
@@ -211,6 +215,7 @@ impl Draw {
             spread: rng.pick(&[0.1, 1.0, 1.0, 8.0]),
             profile: profile.name,
             tiling: rng.pick(&TILINGS),
+            path,
             dtype: float(rng, profile),
             bias: float(rng, profile),
             layout: match rng.below(6) {
@@ -220,7 +225,7 @@ impl Draw {
                 _ => Layout::Window(rng.word()),
             },
             lse: rng.chance(0.5),
-            weights: weights(rng, profile.f16),
+            weights,
         }
     }
 
@@ -250,9 +255,9 @@ impl Draw {
     }
 
     fn setup(&self) -> Setup {
-        let Draw { tiling, dtype, bias, layout, lse, weights, .. } = *self;
+        let Draw { tiling, path, dtype, bias, layout, lse, weights, .. } = *self;
         let profile = if self.profile == "full" { full() } else { defaults() };
-        Setup { profile, tiling, dtype, bias, layout, lse, weights }
+        Setup { profile, tiling, path, dtype, bias, layout, lse, weights }
     }
 
     fn outcome(&self) -> Result<f64, String> {
@@ -338,7 +343,7 @@ fn random_problems_match_the_reference() {
     for n in 0..count {
         let draw = Draw::random(seed.wrapping_add(n as u64 / 2));
         let draw = if n % 2 == 0 { draw } else { draw.again() };
-        *seen.entry((draw.profile, format!("{:?}", draw.tiling), draw.dtype)).or_insert(0) += 1;
+        *seen.entry((draw.profile, format!("{:?} {:?}", draw.path, draw.tiling), draw.dtype)).or_insert(0) += 1;
         let outcome = draw.outcome().map_err(|what| {
             let simplest =
                 if report.failed() < 3 { shrunk(draw, Draw::simpler, Draw::outcome) } else { String::new() };
@@ -348,5 +353,5 @@ fn random_problems_match_the_reference() {
     }
     report.finish();
     // Every combination of device, tiling and type has had its share.
-    assert!(count < 100 || seen.len() >= 2 + 2 * usize::from(full().f16), "{seen:?}");
+    assert!(count < 100 || seen.len() >= 8 + 4 * usize::from(full().f16), "{seen:?}");
 }

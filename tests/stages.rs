@@ -4,7 +4,7 @@
 //! the weights, weighted_sum through out, project and append_keys through layers.
 
 use wgpu_attention::reference::LayerShape;
-use wgpu_attention::{DType, LayerConfig, Shape, Tiling};
+use wgpu_attention::{DType, LayerConfig, Path, Shape, Tiling};
 
 use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, LinearData, Storage};
 use crate::harness::{Case, Expected, Layout, Report, Rng, Setup, TILINGS, Weights, full, profiles};
@@ -15,7 +15,9 @@ fn check(report: &mut Report, case: &Case, weights: Weights) {
         for tiling in TILINGS {
             for dtype in [DType::F32, DType::F16] {
                 let layout = if n == 0 { Layout::Dense } else { Layout::Window(case.shape.q_len as u64 | 1) };
-                let setup = Setup { profile, tiling, dtype, bias: DType::F32, layout, lse: true, weights };
+                let path = Path::Staged;
+                let setup =
+                    Setup { profile, tiling, path, dtype, bias: DType::F32, layout, lse: true, weights };
                 report.check_in(case, &setup, &mut Default::default());
             }
         }
@@ -102,6 +104,7 @@ fn large_tiles() {
         let setup = Setup {
             profile: full(),
             tiling: Tiling::Workgroup,
+            path: Path::Staged,
             dtype,
             bias: DType::F32,
             layout,

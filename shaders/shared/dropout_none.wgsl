@@ -1,3 +1,3 @@
-fn dropped(weight: f32, s: Site) -> f32 {
+fn dropped(weight: f32, q: Query, j: u32) -> f32 {
     return weight;
 }

@@ -2,6 +2,8 @@
 
 pub(crate) mod append_keys;
 pub(crate) mod average_weights;
+pub(crate) mod dropout;
+pub(crate) mod fused;
 pub(crate) mod mask;
 pub(crate) mod project;
 pub(crate) mod scores;
@@ -29,6 +31,7 @@ pub(crate) enum Stage {
     WeightedSum(weighted_sum::WeightedSum),
     AverageWeights(average_weights::AverageWeights),
     AppendKeys(append_keys::AppendKeys),
+    Fused(fused::Fused),
 }
 
 impl Variant for Stage {
@@ -40,6 +43,7 @@ impl Variant for Stage {
             Stage::WeightedSum(v) => v.describe(),
             Stage::AverageWeights(v) => v.describe(),
             Stage::AppendKeys(v) => v.describe(),
+            Stage::Fused(v) => v.describe(),
         }
     }
 }
@@ -53,6 +57,7 @@ pub(crate) fn all() -> Vec<Stage> {
     all.extend(weighted_sum::WeightedSum::all().map(Stage::WeightedSum));
     all.extend(average_weights::AverageWeights::all().map(Stage::AverageWeights));
     all.extend(append_keys::AppendKeys::all().map(Stage::AppendKeys));
+    all.extend(fused::Fused::all().into_iter().map(Stage::Fused));
     all
 }
 

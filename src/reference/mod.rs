@@ -17,6 +17,7 @@
 mod attention;
 pub mod compare;
 mod dropout;
+mod mask;
 mod multi_head;
 mod project;
 mod scores;

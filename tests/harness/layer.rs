@@ -434,7 +434,7 @@ pub fn run_layer(case: &LayerCase, setup: &LayerSetup) -> Result<Got, String> {
         key: view(1),
         value: view(2),
         out: out.view(),
-        mask: rules.mask(&case.rules),
+        mask: rules.mask(),
         lse: lse.as_ref().map(Placed::view),
         weights: matrix.as_ref().map(Placed::view),
         dropout: device_dropout(case.dropout.as_ref(), keep.as_ref()),

@@ -1,14 +1,16 @@
 //! Runs a case on a device, in a layout, and reports what was run, skipped and wrong.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
+use std::convert::Infallible;
 use std::fmt;
 use std::time::Instant;
 
 use wgpu_attention::{
-    Attention, Config, DType, DeviceMask, Dropout, Forward, Scratch, Shape, TensorView, Tiling,
+    Attention, Config, DType, DeviceMask, Dropout, Forward, Mask, Path, Scratch, Shape, TensorView, Tiling,
 };
 
-use super::case::{Case, Drop, Expected, Part, Rules, Truth, Weights};
+use super::case::{Case, Drop, Expected, Rules, Truth, Weights};
 use super::device::{Profile, profiles};
 use super::memory::{GUARD, Image, Place, Values};
 use super::random::Rng;
@@ -61,6 +63,7 @@ pub fn window(shape: [usize; 4], rng: &mut Rng, seed: u64) -> Place {
 pub struct Setup {
     pub profile: &'static Profile,
     pub tiling: Tiling,
+    pub path: Path,
     pub dtype: DType,
     pub bias: DType,
     pub layout: Layout,
@@ -70,16 +73,16 @@ pub struct Setup {
 
 impl fmt::Display for Setup {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let Setup { profile, tiling, dtype, bias, layout, lse, weights } = self;
+        let Setup { profile, tiling, path, dtype, bias, layout, lse, weights } = self;
         write!(
             f,
-            "{}, {tiling:?}, {dtype:?}, bias {bias:?}, {layout:?}, lse {lse}, weights {weights:?}",
+            "{}, {path:?}, {tiling:?}, {dtype:?}, bias {bias:?}, {layout:?}, lse {lse}, weights {weights:?}",
             profile.name
         )
     }
 }
 
-/// Every device, tiling, type and layout; optional outputs differ from layout to layout.
+/// Every device, path, tiling, type and layout; optional outputs differ from layout to layout.
 pub fn setups(name: &str) -> Vec<Setup> {
     // Odd: the dense layouts are the aligned ones, and every kind of alignment is a shader more to compile.
     let seed = Rng::named(name).word() | 1;
@@ -88,13 +91,16 @@ pub fn setups(name: &str) -> Vec<Setup> {
         for (n, tiling) in TILINGS.into_iter().enumerate() {
             for dtype in [DType::F32, DType::F16] {
                 let window = Layout::Window(seed.wrapping_add(2 * n as u64));
-                for (layout, lse, weights) in [
-                    (Layout::Dense, true, Weights::PerHead(DType::F32)),
-                    (Layout::Blhd, false, Weights::None),
-                    (Layout::Packed, false, Weights::Mean(DType::F32)),
-                    (window, true, Weights::PerHead(dtype)),
+                for (path, layout, lse, weights) in [
+                    (Path::Staged, Layout::Dense, true, Weights::PerHead(DType::F32)),
+                    (Path::Staged, Layout::Blhd, false, Weights::None),
+                    (Path::Staged, Layout::Packed, false, Weights::Mean(DType::F32)),
+                    (Path::Staged, window, true, Weights::PerHead(dtype)),
+                    (Path::Fused, Layout::Blhd, true, Weights::None),
+                    (Path::Fused, Layout::Packed, false, Weights::None),
+                    (Path::Fused, window, true, Weights::None),
                 ] {
-                    all.push(Setup { profile, tiling, dtype, bias: dtype, layout, lse, weights });
+                    all.push(Setup { profile, tiling, path, dtype, bias: dtype, layout, lse, weights });
                 }
             }
         }
@@ -146,38 +152,34 @@ impl Placed {
 }
 
 /// The tensors of a mask on the device.
-pub struct PlacedRules {
-    lengths: Option<Placed>,
-    keep: Option<Placed>,
-    keys: Option<Placed>,
-    bias: Option<Placed>,
-}
+pub struct PlacedRules(Mask<Placed, Placed, Placed>);
 
 impl PlacedRules {
     pub fn new(profile: &Profile, rules: &Rules, bias: DType, layout: Layout) -> Self {
-        let place = |shape: [usize; 4], salt: u64| match layout {
-            Layout::Window(seed) => window(shape, &mut Rng::new(seed ^ salt), seed),
-            _ => Place::dense(shape),
+        // One more per tensor: they lie differently.
+        let salt = Cell::new(0);
+        let input = |values, dtype, shape| {
+            salt.set(salt.get() + 1);
+            let place = match layout {
+                Layout::Window(seed) => window(shape, &mut Rng::new(seed ^ salt.get()), seed),
+                _ => Place::dense(shape),
+            };
+            Ok::<_, Infallible>(Placed::input(profile, values, dtype, place))
         };
-        let bools = |part: &Part<bool>, salt| {
-            Placed::input(profile, Values::Bools(&part.data), DType::Bool, place(part.shape, salt))
-        };
-        PlacedRules {
-            lengths: rules.lengths.as_ref().map(|part| {
-                Placed::input(profile, Values::Lengths(&part.data), DType::U32, place(part.shape, 1))
-            }),
-            keep: rules.keep.as_ref().map(|part| bools(part, 2)),
-            keys: rules.keys.as_ref().map(|part| bools(part, 3)),
-            bias: rules
-                .bias
-                .as_ref()
-                .map(|part| Placed::input(profile, Values::Floats(&part.data), bias, place(part.shape, 4))),
-        }
+        let Ok(mask) = rules.mask().try_map(
+            |_, part| input(Values::Numbers(&part.data), DType::U32, part.shape),
+            |_, part| input(Values::Bools(&part.data), DType::Bool, part.shape),
+            |_, part| input(Values::Floats(&part.data), bias, part.shape),
+        );
+        PlacedRules(mask)
     }
 
-    pub fn mask<'a>(&'a self, rules: &Rules) -> DeviceMask<'a> {
-        let view = |t: &'a Option<Placed>| t.as_ref().map(Placed::view);
-        rules.mask(view(&self.lengths), view(&self.keep), view(&self.keys), view(&self.bias))
+    pub fn mask(&self) -> DeviceMask<'_> {
+        fn view<'a>(_: &'static str, t: &'a Placed) -> Result<TensorView<'a>, Infallible> {
+            Ok(t.view())
+        }
+        let Ok(mask) = self.0.as_ref().try_map(view, view, view);
+        mask
     }
 }
 
@@ -213,7 +215,7 @@ pub fn weights_wanted(weights: Weights, [b, h, i, j]: [usize; 4]) -> Option<(DTy
 
 /// Runs `case`, whose data `setup.dtype` can hold, and checks everything around its outputs.
 pub fn run(case: &Case, setup: &Setup) -> Result<Got, String> {
-    let Setup { profile, tiling, dtype, layout, .. } = *setup;
+    let Setup { profile, tiling, path, dtype, layout, .. } = *setup;
     let shape = case.shape;
     let [q_at, k_at, v_at, out_at, lse_at] =
         layout.places([shape.q(), shape.k(), shape.v(), shape.out(), shape.lse()]);
@@ -242,14 +244,15 @@ pub fn run(case: &Case, setup: &Setup) -> Result<Got, String> {
         .kv_heads(shape.kv_heads)
         .value_dim(shape.value_dim)
         .dtype(dtype)
-        .tiling(tiling);
+        .tiling(tiling)
+        .path(path);
     if let Some(scale) = case.scale {
         config = config.scale(scale);
     }
     if let Some(softcap) = case.softcap {
         config = config.softcap(softcap);
     }
-    let mut call = Forward::new(q, k, v, out.view()).mask(rules.mask(&case.rules));
+    let mut call = Forward::new(q, k, v, out.view()).mask(rules.mask());
     call.lse = lse.as_ref().map(Placed::view);
     call.weights = weights.as_ref().map(Placed::view);
     call.dropout = device_dropout(case.dropout.as_ref(), keep.as_ref());
@@ -323,7 +326,7 @@ impl Report {
             (stored, truth)
         });
         let exact = stored.q == case.q && stored.k == case.k && stored.v == case.v;
-        let exact = exact && stored.rules.bias == case.rules.bias;
+        let exact = exact && stored.rules.floats().eq(case.rules.floats());
         let judged =
             run(stored, setup).and_then(|got| judge_outputs(&case.expected, case.shape, truth, &got, exact));
         self.record(&case.name, setup, judged);

@@ -1,0 +1,125 @@
+//! Twin of `fused.wgsl`.
+
+use super::dropout::Drop;
+use super::{mask, shader};
+use crate::kernel::{Binding, Constant, Kernel, View, Width, compose, params};
+use crate::plan::FusedTiles;
+use crate::tensor::DType;
+
+/// What changes the text of the fused kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Fused {
+    pub tiles: FusedTiles,
+    pub dtype: DType,
+    /// Whether q, k and v load in fours along their channels.
+    pub width: Width,
+    /// Whether out stores in fours.
+    pub put: Width,
+    pub lse: bool,
+    pub drop: Drop,
+    pub mask: mask::Parts,
+}
+
+params! {
+    pub(crate) struct Params {
+        q: View,
+        k: View,
+        v: View,
+        out: View,
+        lse: View,
+        dropout: View,
+        mask: mask::MaskParams,
+        first: [u32; 4],
+        seed: [u32; 2],
+        heads: u32,
+        kv_heads: u32,
+        group: u32,
+        head_dim: u32,
+        value_dim: u32,
+        dropout_threshold: u32,
+        dropout_scale: f32,
+        scale: f32,
+        pad0: u32,
+        pad1: u32,
+    }
+}
+
+impl Fused {
+    pub fn bindings(&self) -> Vec<Binding> {
+        let mut bindings = vec![
+            Binding::read("q", self.dtype, self.width),
+            Binding::read("k", self.dtype, self.width),
+            Binding::read("v", self.dtype, self.width),
+            Binding::write("out", self.dtype, self.put),
+        ];
+        if self.lse {
+            bindings.push(Binding::write("lse", DType::F32, Width::One));
+        }
+        bindings.extend(self.mask.bindings());
+        bindings.extend(self.drop.binding());
+        bindings
+    }
+
+    pub fn describe(&self) -> Kernel {
+        let bindings = self.bindings();
+        let mut constants = vec![
+            Constant::Bool("IN_FOURS", self.width == Width::Four),
+            Constant::Bool("OUT_IN_FOURS", self.put == Width::Four),
+            Constant::Bool("HAS_LSE", self.lse),
+            Constant::Bool("ASKS_PAIRS", self.mask.asks_pairs()),
+            Constant::Bool("DROPS", self.drop != Drop::None),
+        ];
+        let (core, invocations, workgroup_memory) = match self.tiles {
+            FusedTiles::Uniform { lanes, slice } => {
+                constants.extend([Constant::U32("LANES", lanes), Constant::U32("SLICE", slice)]);
+                (shader!("shared/fused_uniform"), lanes, 0)
+            }
+        };
+        let lse = if self.lse { "" } else { "fn lse_put(o: u32, x: f32) {}\n" };
+        let parts = [
+            shader!("shared/view"),
+            shader!("shared/online"),
+            shader!("fused"),
+            core,
+            lse,
+            self.drop.wgsl(),
+            &self.mask.wgsl(),
+        ];
+        Kernel {
+            label: "attention.fused",
+            wgsl: compose(&constants, &bindings, &parts),
+            bindings,
+            params: Params::FIELDS,
+            params_bytes: size_of::<Params>(),
+            invocations,
+            workgroup_memory,
+        }
+    }
+
+    pub fn all() -> Vec<Self> {
+        let plain = Fused {
+            tiles: FusedTiles::ALL[0],
+            dtype: DType::F32,
+            width: Width::Four,
+            put: Width::Four,
+            lse: false,
+            drop: Drop::None,
+            mask: mask::Parts::default(),
+        };
+        let mut all = Vec::new();
+        for tiles in FusedTiles::ALL {
+            for mask in mask::Parts::all() {
+                all.push(Fused { tiles, mask, ..plain });
+            }
+            for dtype in super::FLOATS {
+                for width in super::WIDTHS {
+                    for put in super::WIDTHS {
+                        all.push(Fused { tiles, dtype, width, put, ..plain });
+                    }
+                }
+            }
+            all.extend(Drop::ALL.map(|drop| Fused { tiles, drop, lse: true, ..plain }));
+        }
+        all
+    }
+}
