@@ -1,5 +1,6 @@
 //! The operator: `softmax(scale · q kᵀ, masked) · v`.
 
+use crate::block_map::Blocks;
 use crate::dropout::Dropout;
 use crate::error::Error;
 use crate::mask::DeviceMask;
@@ -287,6 +288,37 @@ impl Attention {
     /// As [`forward`](Self::forward).
     pub fn prepare(&self, call: &Forward, scratch: &mut Scratch) -> Result<(), Error> {
         self.record(call, scratch, |_| ())
+    }
+
+    /// Records what writes `mask`'s block map into `blocks.map`: U32, `[batch, heads, ⌈q_len / size[0]⌉,
+    /// ⌈kv_len / size[1]⌉]`, batch and heads 1 where one map is to stand for all of them. Give it to
+    /// [`Mask::blocks`](crate::Mask::blocks) beside the same mask: tiles in hidden blocks are then not loaded, and
+    /// those in full ones cost no mask arithmetic. Blocks of 64 × 64 or more fit the kernels' tiles.
+    ///
+    /// # Errors
+    /// A mask that does not fit, a map of another shape or type or in a buffer of the mask.
+    pub fn classify(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        mask: &DeviceMask,
+        [batch, q_len, kv_len]: [usize; 3],
+        blocks: &Blocks<TensorView>,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        let device = self.pipelines.facts();
+        let Config { heads, kv_heads, head_dim, value_dim, .. } = self.config;
+        let shape = Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim };
+        shape.check()?;
+        mask.check(&shape, device)?;
+        // A map is checked as part of a mask is.
+        let mapped = DeviceMask::none().blocks(*blocks);
+        mapped.check(&shape, device)?;
+        blocks.map.check("blocks", Access::Write, device)?;
+        check_aliasing(&[("blocks", blocks.map)], &mask.tensors())?;
+        let call = path::classify::call(mask, &shape, blocks, device);
+        let bound = self.pipelines.bind(&[call], scratch)?;
+        dispatch(&mut pass(encoder, "block map"), &bound);
+        Ok(())
     }
 
     fn record(

@@ -183,8 +183,7 @@ impl Gpu {
             Config::new(shape.heads, shape.head_dim).kv_heads(shape.kv_heads).value_dim(shape.value_dim);
         config.scale = options.scale.map(|s| s as f32);
         config.softcap = options.softcap.map(|c| c as f32);
-        let mut call = Forward::new(q.view(), k.view(), v.view(), out.out.view())
-            .mask(extras.mask());
+        let mut call = Forward::new(q.view(), k.view(), v.view(), out.out.view()).mask(extras.mask());
         call.lse = out.lse.as_ref().map(Uploaded::view);
         // They serve as the score matrix too.
         call.weights = out.weights.as_ref().map(Uploaded::view);

@@ -92,6 +92,7 @@ impl Binding {
         text.push_str(&body);
         if *access == Access::Write {
             let put = match width {
+                _ if !dtype.is_float() => format!("fn {name}_put(o: u32, x: u32) {{ {name}[o] = x; }}\n"),
                 Width::One => format!(
                     "fn {name}_put(o: u32, x: f32) {{ {name}[o] = {scalar}(x); }}\n\
                      fn {name}_put4(o: u32, x: vec4<f32>) {{\n    \

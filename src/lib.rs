@@ -7,6 +7,7 @@
 //! | a `wgpu::Device`, and q, k, v in buffers | [`Attention`] |
 //! | activations and a layer's weights | [`MultiHeadAttention`] |
 //! | something to do between projection and attention | [`Projection`], then [`Attention`] |
+//! | attention over parts of the keys, to be combined | [`Merge`] |
 //! | a test of your own to write | [`mod@reference`] and [`reference::compare`] |
 //!
 //! # From data to result
@@ -34,6 +35,7 @@ pub mod inspect;
 mod kernel;
 mod kernels;
 mod mask;
+mod merge;
 mod multi_head;
 mod path;
 mod pattern;
@@ -52,6 +54,7 @@ pub use dropout::Dropout;
 pub use error::Error;
 pub use gpu::Gpu;
 pub use mask::{Alignment, DeviceMask, HostMask, HostTensor, Mask};
+pub use merge::{Merge, Partial};
 pub use multi_head::{LayerForward, LayerWeights, MultiHeadAttention};
 pub use pattern::{Pattern, PatternPart};
 pub use plan::{Path, Tiling};

@@ -355,7 +355,11 @@ impl MultiHeadAttention {
         )?);
         let width = shape.heads * shape.value_dim;
         let joined = in_scratch(context, dtype, [shape.batch, 1, shape.q_len, width], 0);
-        calls.extend(project::calls(&[self.out.product(joined, call.out, false)], self.tuning.tiling, device));
+        calls.extend(project::calls(
+            &[self.out.product(joined, call.out, false)],
+            self.tuning.tiling,
+            device,
+        ));
         Ok(calls)
     }
 

@@ -165,11 +165,8 @@ pub(crate) fn fused(shape: &Shape, _tiling: Tiling, _device: &DeviceFacts) -> Fu
     let slice = shape.value_dim.next_power_of_two().clamp(4, 64) as u32;
     let tiles = FusedTiles::Uniform { lanes: 8, slice };
     let rows = shape.q_len * shape.group();
-    let grid = [
-        rows.div_ceil(tiles.rows()),
-        shape.value_dim.div_ceil(tiles.slice()),
-        shape.batch * shape.kv_heads,
-    ];
+    let grid =
+        [rows.div_ceil(tiles.rows()), shape.value_dim.div_ceil(tiles.slice()), shape.batch * shape.kv_heads];
     let pairs = tiles.rows() as f64 * shape.kv_len as f64;
     FusedPlan { tiles, grid, work: 2.0 * pairs * (shape.head_dim + tiles.slice()) as f64 }
 }
@@ -209,7 +206,8 @@ pub(crate) fn pieces(
             name: "Config::work_limit",
         });
     }
-    let cuts = |n: usize, step: usize| (0..n).step_by(step).map(move |at| (at as u32, step.min(n - at) as u32));
+    let cuts =
+        |n: usize, step: usize| (0..n).step_by(step).map(move |at| (at as u32, step.min(n - at) as u32));
     let mut pieces = Vec::with_capacity(count);
     for (fz, nz) in cuts(z, step_z) {
         for (fy, ny) in cuts(y, step_y) {

@@ -2,6 +2,7 @@
 
 mod harness;
 
+mod block_maps;
 mod contract;
 mod d2l;
 mod errors;
@@ -9,6 +10,7 @@ mod flex;
 mod gpu;
 mod harness_fails;
 mod masks;
+mod merge;
 mod mha;
 mod minilm;
 mod numbers;

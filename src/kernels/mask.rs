@@ -74,6 +74,11 @@ impl Parts {
         }
     }
 
+    /// Only what a block map stands for: which pairs are seen, and whether they have a bias.
+    pub fn blocks_only(self) -> Self {
+        Parts { alibi: None, relative: None, sinks: None, softcap: false, appended: false, ..self }
+    }
+
     /// Whether the window is asked pair by pair, because something lifts it for some keys: what a query sees is
     /// then no interval.
     fn window_by_pairs(&self) -> bool {
@@ -109,8 +114,7 @@ impl Parts {
     pub fn all() -> Vec<Self> {
         let none = Parts::default();
         let f32 = Some(DType::F32);
-        let band =
-            Parts { causal: true, left: true, right: true, pattern: true, exclude_self: true, ..none };
+        let band = Parts { causal: true, left: true, right: true, pattern: true, exclude_self: true, ..none };
         vec![
             none,
             Parts { causal: true, ..none },
@@ -134,7 +138,15 @@ impl Parts {
             Parts { sinks: f32, ..none },
             Parts { softcap: true, ..none },
             Parts { appended: true, ..none },
-            Parts { lengths: true, prefix: true, keep: true, bias: f32, softcap: true, appended: true, ..band },
+            Parts {
+                lengths: true,
+                prefix: true,
+                keep: true,
+                bias: f32,
+                softcap: true,
+                appended: true,
+                ..band
+            },
             Parts { packed: true, documents: true, appended: true, ..band },
             Parts { blocks: true, keys: true, globals: true, alibi: f32, appended: true, ..band },
             Parts { blocks: true, bias: f32, relative: f32, sinks: f32, softcap: true, ..none },
@@ -164,9 +176,12 @@ impl Parts {
 
     /// The storage buffers of these parts, in binding order.
     pub fn bindings(&self) -> Vec<Binding> {
-        let number = |used: bool, name: &'static str| used.then(|| Binding::read(name, DType::U32, Width::One));
-        let bools = |used: bool, name: &'static str| used.then(|| Binding::read(name, DType::Bool, Width::One));
-        let float = |dtype: Option<DType>, name: &'static str| dtype.map(|d| Binding::read(name, d, Width::One));
+        let number =
+            |used: bool, name: &'static str| used.then(|| Binding::read(name, DType::U32, Width::One));
+        let bools =
+            |used: bool, name: &'static str| used.then(|| Binding::read(name, DType::Bool, Width::One));
+        let float =
+            |dtype: Option<DType>, name: &'static str| dtype.map(|d| Binding::read(name, d, Width::One));
         // In the order of `Mask::try_map`.
         let all = [
             number(self.lengths, "lengths"),
@@ -207,11 +222,14 @@ impl Parts {
         for (_, source) in files.iter().filter(|(used, _)| *used) {
             let _ = write!(text, "\n{source}");
         }
-        for function in [self.query_in(), self.permits(), self.changed("changed", true), self.changed("changed_full", false)] {
+        let changes = [self.bias_of(), self.changed("changed", true), self.changed("changed_full", false)];
+        for function in [self.query_in(), self.permits()].into_iter().chain(changes) {
             let _ = write!(text, "\n{function}");
         }
         if self.sinks.is_none() {
-            text.push_str("\nfn with_sink(total: vec2<f32>, b: u32, h: u32) -> vec2<f32> {\n    return total;\n}\n");
+            text.push_str(
+                "\nfn with_sink(total: vec2<f32>, b: u32, h: u32) -> vec2<f32> {\n    return total;\n}\n",
+            );
         }
         text
     }
@@ -241,7 +259,10 @@ impl Parts {
         );
         f.line(self.alibi.is_some(), "q.slope = slopes_at(view_at(p.mask.slopes, b, h, 0u, 0u));");
         f.line(self.globals, "if position >= 0 && position < i32(p.mask.masked_len) {");
-        f.line(self.globals, "    q.standing = globals_at(view_at(p.mask.globals, b, h, 0u, u32(position)));");
+        f.line(
+            self.globals,
+            "    q.standing = globals_at(view_at(p.mask.globals, b, h, 0u, u32(position)));",
+        );
         f.line(self.globals, "}");
         f.line(self.appended, "q.first = min(q.first, p.mask.masked_len);");
         f.line(self.appended, "q.end = p.mask.kv_len;");
@@ -275,6 +296,13 @@ impl Parts {
         f.end("true")
     }
 
+    fn bias_of(&self) -> String {
+        let mut f = Function::new("bias_of(q: Query, j: u32) -> f32");
+        let bias = "bias_at(view_at(p.mask.bias, q.b, q.h, q.i, j))";
+        f.line(self.bias.is_some() && self.blocks, "if block_at(q, j) == FULL {\n        return 0.0;\n    }");
+        f.end(if self.bias.is_some() { bias } else { "0.0" })
+    }
+
     fn changed(&self, name: &str, bias: bool) -> String {
         let mut f = Function::new(&format!("{name}(score: f32, q: Query, j: u32) -> f32"));
         f.line(true, "var x = score;");
@@ -282,9 +310,7 @@ impl Parts {
         let tensors = self.bias.is_some() || self.alibi.is_some() || self.relative.is_some();
         f.line(self.appended && tensors, "if j >= p.mask.masked_len {\n        return x;\n    }");
         if bias && self.bias.is_some() {
-            f.line(self.blocks, "if block_at(q, j) != FULL {");
-            f.line(true, "    x += bias_at(view_at(p.mask.bias, q.b, q.h, q.i, j));");
-            f.line(self.blocks, "}");
+            f.line(true, "x += bias_of(q, j);");
         }
         f.line(
             self.alibi.is_some(),
@@ -294,7 +320,10 @@ impl Parts {
             self.relative.is_some(),
             "let place = clamp(distance(q, j), -p.mask.reach, p.mask.reach) + p.mask.reach;",
         );
-        f.line(self.relative.is_some(), "x += relative_at(view_at(p.mask.relative, q.b, q.h, 0u, u32(place)));");
+        f.line(
+            self.relative.is_some(),
+            "x += relative_at(view_at(p.mask.relative, q.b, q.h, 0u, u32(place)));",
+        );
         f.end("x")
     }
 }

@@ -2,11 +2,14 @@
 
 pub(crate) mod append_keys;
 pub(crate) mod average_weights;
+pub(crate) mod classify;
 pub(crate) mod dropout;
 pub(crate) mod fused;
 pub(crate) mod mask;
+pub(crate) mod merge;
 pub(crate) mod project;
 pub(crate) mod scores;
+pub(crate) mod slots;
 pub(crate) mod softmax;
 pub(crate) mod tile;
 pub(crate) mod weighted_sum;
@@ -32,6 +35,8 @@ pub(crate) enum Stage {
     AverageWeights(average_weights::AverageWeights),
     AppendKeys(append_keys::AppendKeys),
     Fused(fused::Fused),
+    Merge(merge::Merge),
+    Classify(classify::Classify),
 }
 
 impl Variant for Stage {
@@ -44,6 +49,8 @@ impl Variant for Stage {
             Stage::AverageWeights(v) => v.describe(),
             Stage::AppendKeys(v) => v.describe(),
             Stage::Fused(v) => v.describe(),
+            Stage::Merge(v) => v.describe(),
+            Stage::Classify(v) => v.describe(),
         }
     }
 }
@@ -58,6 +65,8 @@ pub(crate) fn all() -> Vec<Stage> {
     all.extend(average_weights::AverageWeights::all().map(Stage::AverageWeights));
     all.extend(append_keys::AppendKeys::all().map(Stage::AppendKeys));
     all.extend(fused::Fused::all().into_iter().map(Stage::Fused));
+    all.extend(merge::Merge::all().map(Stage::Merge));
+    all.extend(classify::Classify::all().map(Stage::Classify));
     all
 }
 

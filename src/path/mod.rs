@@ -1,5 +1,6 @@
 //! Sequences of kernels: from checked tensors to calls.
 
+pub(crate) mod classify;
 pub(crate) mod fused;
 pub(crate) mod project;
 pub(crate) mod staged;

@@ -2,6 +2,7 @@
 
 use super::{Options, Real};
 use crate::block_map::state;
+use crate::error::Error;
 use crate::mask::{HostMask, HostTensor};
 use crate::problem::Shape;
 
@@ -40,9 +41,8 @@ impl HostMask<'_> {
         let [b, h, i, j] = index;
         let Some(place) = self.place(shape, index) else { return false };
         let [first, end] = place.keys;
-        let counted = |t: &HostTensor<u32>| {
-            t.at([b, h, i, 0]).is_some_and(|n| j < first.saturating_add(n as usize))
-        };
+        let counted =
+            |t: &HostTensor<u32>| t.at([b, h, i, 0]).is_some_and(|n| j < first.saturating_add(n as usize));
         if !(first..end).contains(&j) || !self.lengths.as_ref().is_none_or(counted) {
             return false;
         }
@@ -63,9 +63,7 @@ impl HostMask<'_> {
         let reach = |bound: usize| i64::try_from(bound).unwrap_or(i64::MAX);
         let near = band.left.is_none_or(|left| -distance <= reach(left))
             && band.right.is_none_or(|right| distance <= reach(right))
-            && band
-                .pattern
-                .is_none_or(|p| p.permits(place.position - first as i64, (j - first) as i64, h));
+            && band.pattern.is_none_or(|p| p.permits(place.position - first as i64, (j - first) as i64, h));
         let in_band = past && (near || global_at(j as i64) || self.stands_global(shape, place, global_at));
         let same_document = self.documents.is_none_or(|d| {
             d.queries.at([b, h, i, 0]) == d.keys.at([b, h, 0, j]) && d.keys.at([b, h, 0, j]).is_some()
@@ -104,6 +102,66 @@ impl HostMask<'_> {
         });
         bias + alibi + relative
     }
+}
+
+/// The block map of a mask over `shape`, `[map_heads[0], map_heads[1], ⌈q_len / size[0]⌉, ⌈kv_len / size[1]⌉]`:
+/// what [`Attention::classify`](crate::Attention::classify) computes. Batch and heads of the map, `map_heads`, are
+/// those of `shape`, or 1 for what all have in common.
+///
+/// # Errors
+/// [`Error::Shape`], [`Error::Length`](crate::Error::Length), block sizes of 0.
+pub fn classify(
+    mask: &HostMask,
+    shape: &Shape,
+    size: [usize; 2],
+    map_heads: [usize; 2],
+) -> Result<Vec<u32>, Error> {
+    shape.check()?;
+    mask.check(shape)?;
+    if size.contains(&0) {
+        return Err(Error::ZeroSize { tensor: "blocks", axis: "size" });
+    }
+    let [batch, heads, q_len, kv_len] = shape.weights();
+    for (axis, (got, all)) in ["batch", "heads"].into_iter().zip(map_heads.into_iter().zip([batch, heads])) {
+        if got != 1 && got != all {
+            let shape = [map_heads[0], map_heads[1], q_len.div_ceil(size[0]), kv_len.div_ceil(size[1])];
+            return Err(Error::Shape { tensor: "blocks", axis, expected: format!("{all} or 1"), got, shape });
+        }
+    }
+    let counts = [map_heads[0], map_heads[1], q_len.div_ceil(size[0]), kv_len.div_ceil(size[1])];
+    let steps = [batch / map_heads[0], heads / map_heads[1], size[0], size[1]];
+    let mut map = Vec::with_capacity(counts.iter().product());
+    for n in 0..counts.iter().product::<usize>() {
+        let at = [
+            n / counts[3] / counts[2] / counts[1],
+            n / counts[3] / counts[2] % counts[1],
+            n / counts[3] % counts[2],
+            n % counts[3],
+        ];
+        let range = |a: usize| at[a] * steps[a]..((at[a] + 1) * steps[a]).min(shape.weights()[a]);
+        let (mut seen, mut unseen, mut biased) = (false, false, false);
+        for b in range(0) {
+            for h in range(1) {
+                for i in range(2) {
+                    for j in range(3) {
+                        let index = [b, h, i, j];
+                        let full = mask.block(index) == Some(state::FULL);
+                        let bias = mask.bias.filter(|_| !full).and_then(|t| t.at(index)).unwrap_or(0.0);
+                        let sees = mask.permits(shape, index) && bias != f32::NEG_INFINITY;
+                        seen |= sees;
+                        unseen |= !sees;
+                        biased |= sees && bias != 0.0;
+                    }
+                }
+            }
+        }
+        map.push(match (seen, unseen || biased) {
+            (false, _) => state::HIDDEN,
+            (true, false) => state::FULL,
+            (true, true) => state::MIXED,
+        });
+    }
+    Ok(map)
 }
 
 impl Options<'_> {

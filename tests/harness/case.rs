@@ -5,9 +5,7 @@ use std::convert::Infallible;
 use half::f16;
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
 use wgpu_attention::reference::{self, Attended, Options, Real, average_heads, widen};
-use wgpu_attention::{
-    Alignment, Blocks, DType, Dropout, HostMask, HostTensor, Mask, Pattern, Shape,
-};
+use wgpu_attention::{Alignment, Blocks, DType, Dropout, HostMask, HostTensor, Mask, Pattern, Shape};
 
 use super::memory::stored;
 use super::random::Rng;
@@ -256,7 +254,8 @@ impl Case {
     fn largest_score(&self) -> f64 {
         let scale = self.options().scale(self.shape.head_dim);
         let scores = reference::scores::<f64>(&widen(&self.q), &widen(&self.k), &self.shape, scale);
-        let part = |part: &Option<Part<f32>>| largest(part.iter().flat_map(|b| &b.data).map(|b| f64::from(*b)));
+        let part =
+            |part: &Option<Part<f32>>| largest(part.iter().flat_map(|b| &b.data).map(|b| f64::from(*b)));
         let Rules { bias, slopes, relative, sinks, .. } = &self.rules;
         let furthest = (self.shape.q_len + self.shape.kv_len) as f64;
         largest(scores) + part(bias) + part(slopes) * furthest + part(relative) + part(sinks)
