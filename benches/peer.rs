@@ -11,6 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use wgpu_attention::Path::{Fused, Staged};
 use wgpu_attention::{
     Attention, Config, DType, DeviceMask, Forward, Gpu, Linear, Mask, Projection, ProjectionForward, Scratch,
     ScratchSize, Shape, TensorView,
@@ -126,13 +127,13 @@ fn cpu_seconds() -> f64 {
     ticks / 100.0
 }
 
-fn attend(gpu: &Gpu, work: &Workload) {
+fn attend(gpu: &Gpu, work: &Workload, variant: &str, path: wgpu_attention::Path) {
     let shape = work.shape;
     let upload = |name| gpu.upload(&work.f32(name)).expect("upload");
     let (q, k, v) = (upload("q"), upload("k"), upload("v"));
     let n: usize = shape.out().iter().product();
     let out = gpu.buffer(n * 4).expect("out");
-    let config = Config::new(shape.heads, shape.head_dim).kv_heads(shape.kv_heads);
+    let config = Config::new(shape.heads, shape.head_dim).kv_heads(shape.kv_heads).path(path);
     let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("config");
     let view = |buffer, shape| TensorView::new(buffer, DType::F32, shape);
     let mask = if work.causal { Mask::causal() } else { DeviceMask::none() };
@@ -141,7 +142,7 @@ fn attend(gpu: &Gpu, work: &Workload) {
             .mask(mask);
     let mut scratch =
         Scratch::new(gpu.device(), attention.scratch_size(&call).expect("size")).expect("scratch");
-    report(gpu, work, "staged", &out, n, |encoder| {
+    report(gpu, work, variant, &out, n, |encoder| {
         attention.forward(encoder, &call, &mut scratch).expect("forward")
     });
 }
@@ -154,7 +155,7 @@ fn layer(gpu: &Gpu, work: &Workload) {
     let call = layer.call();
     let mut scratch =
         Scratch::new(gpu.device(), operator.scratch_size(&call).expect("size")).expect("scratch");
-    report(gpu, work, "staged", &layer.y, x.len(), |encoder| {
+    report(gpu, work, "fused", &layer.y, x.len(), |encoder| {
         operator.forward(encoder, &call, &mut scratch).expect("forward");
     });
 }
@@ -182,8 +183,14 @@ fn main() {
     let gpu = Gpu::new().expect("a device");
     for work in workloads(Path::new(&data)) {
         match work.kind.as_str() {
-            "attn" if wanted("--variants", "staged") => attend(&gpu, &work),
-            "layer" if wanted("--variants", "staged") => layer(&gpu, &work),
+            "attn" => {
+                for (variant, path) in [("staged", Staged), ("fused", Fused)] {
+                    if wanted("--variants", variant) {
+                        attend(&gpu, &work, variant, path);
+                    }
+                }
+            }
+            "layer" if wanted("--variants", "fused") => layer(&gpu, &work),
             "gemm" if wanted("--variants", "project") => matmul(&gpu, &work),
             _ => {}
         }

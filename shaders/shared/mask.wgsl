@@ -4,7 +4,7 @@
 //                                         the interval only bounds those of its neighbours
 //   permits(q, j) -> bool                 whether a query sees a key of its interval
 //   changed(score, q, j) -> f32           the score after softcap and bias
-//   changed_full(score, q, j) -> f32      the same in a block that the block map calls full
+//   bias_of(q, j) -> f32                  the bias alone
 
 struct MaskParams {
     lengths: View,

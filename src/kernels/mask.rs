@@ -222,8 +222,7 @@ impl Parts {
         for (_, source) in files.iter().filter(|(used, _)| *used) {
             let _ = write!(text, "\n{source}");
         }
-        let changes = [self.bias_of(), self.changed("changed", true), self.changed("changed_full", false)];
-        for function in [self.query_in(), self.permits()].into_iter().chain(changes) {
+        for function in [self.query_in(), self.permits(), self.bias_of(), self.changed()] {
             let _ = write!(text, "\n{function}");
         }
         if self.sinks.is_none() {
@@ -246,6 +245,8 @@ impl Parts {
         f.line(self.causal, "r.y = min(r.y, position + 1);");
         f.line(self.right && window, "r.y = min(r.y, position + p.mask.right + 1);");
         f.line(self.left && window, "r.x = max(r.x, position - p.mask.left);");
+        let pattern = self.pattern && window;
+        f.line(pattern, "r = mask_pattern_range(r, keys.x, position, h);");
         f.line(self.prefix, "r = mask_prefix_range(r, keys, b, h, i, alone);");
         f.line(self.lengths, "r = mask_lengths_range(r, keys, b, h, i, alone);");
         // Within the sequence, so that bounds do not fall from one sequence to the next.
@@ -303,15 +304,13 @@ impl Parts {
         f.end(if self.bias.is_some() { bias } else { "0.0" })
     }
 
-    fn changed(&self, name: &str, bias: bool) -> String {
-        let mut f = Function::new(&format!("{name}(score: f32, q: Query, j: u32) -> f32"));
+    fn changed(&self) -> String {
+        let mut f = Function::new("changed(score: f32, q: Query, j: u32) -> f32");
         f.line(true, "var x = score;");
         f.line(self.softcap, "x = score_softcap(x);");
         let tensors = self.bias.is_some() || self.alibi.is_some() || self.relative.is_some();
         f.line(self.appended && tensors, "if j >= p.mask.masked_len {\n        return x;\n    }");
-        if bias && self.bias.is_some() {
-            f.line(true, "x += bias_of(q, j);");
-        }
+        f.line(self.bias.is_some(), "x += bias_of(q, j);");
         f.line(
             self.alibi.is_some(),
             "x += q.slope * f32(select(distance(q, j), -abs(distance(q, j)), p.mask.symmetric != 0u));",
