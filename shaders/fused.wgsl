@@ -39,14 +39,8 @@ fn query_of_row(b: u32, kv_head: u32, row: u32) -> Query {
     return query_of(b, kv_head * p.group + row % p.group, row / p.group);
 }
 
-fn put_lse(q: Query, total: vec2<f32>) {
-    if HAS_LSE {
-        lse_put(view_at(p.lse, q.b, q.h, q.i, 0u), lse_of(total, p.mask.none));
-    }
-}
-
-fn put_out(q: Query, col: u32, value: vec4<f32>) {
-    let o = view_at(p.out, q.b, q.h, q.i, col);
+fn put_out(b: u32, h: u32, i: u32, col: u32, value: vec4<f32>) {
+    let o = view_at(p.out, b, h, i, col);
     if OUT_IN_FOURS {
         out_put4(o, value);
     } else {
@@ -87,9 +81,9 @@ fn repaired(q: Query, col: u32, total: vec2<f32>) -> vec4<f32> {
     let v = view_at(p.v, q.b, q.h / p.group, 0u, col);
     for (var j = q.first; j < q.end; j++) {
         let score = score_of(q, j);
-        let weight = dropped(exp_of(vec4<f32>(score - total.x), p.mask.none).x / total.y, q, j);
-        // By the bits: a weight that is NaN counts, and `!=` is false for it in SPIR-V's ordered comparison.
-        if score != p.mask.none && (bitcast<u32>(weight) & 0x7fffffffu) != 0u {
+        let weight = dropped(exp_of(vec4<f32>(score - total.x), p.mask.none).x / total.y, q.b, q.h, q.i, j);
+        // By the bits: what is NaN counts, and `!=` is false for it in SPIR-V's ordered comparison.
+        if bitcast<u32>(score) != bitcast<u32>(p.mask.none) && (bitcast<u32>(weight) & 0x7fffffffu) != 0u {
             sum += weight * v_at4(v + j * p.v.strides.z, p.v.strides.w, p.value_dim - col);
         }
     }

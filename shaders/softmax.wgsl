@@ -104,7 +104,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             if DROPS {
                 for (var c = 0u; c < 4u; c++) {
                     if j + c < kv_len {
-                        w[c] = dropped(w[c], q, j + c);
+                        w[c] = dropped(w[c], b, h, i, j + c);
                     }
                 }
             }

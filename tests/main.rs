@@ -7,6 +7,7 @@ mod contract;
 mod d2l;
 mod errors;
 mod flex;
+mod fused;
 mod gpu;
 mod harness_fails;
 mod masks;

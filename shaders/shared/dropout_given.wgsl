@@ -1,3 +1,3 @@
-fn dropped(weight: f32, q: Query, j: u32) -> f32 {
-    return select(0.0, weight * p.dropout_scale, dropout_at(view_at(p.dropout, q.b, q.h, q.i, j)));
+fn dropped(weight: f32, b: u32, h: u32, i: u32, j: u32) -> f32 {
+    return select(0.0, weight * p.dropout_scale, dropout_at(view_at(p.dropout, b, h, i, j)));
 }

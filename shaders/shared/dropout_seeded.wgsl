@@ -20,7 +20,7 @@ fn philox(start: vec4<u32>, seed: vec2<u32>) -> vec4<u32> {
     return c;
 }
 
-fn dropped(weight: f32, q: Query, j: u32) -> f32 {
-    let words = philox(vec4<u32>(j / 4u, q.i, q.b * p.heads + q.h, 0u), p.seed);
+fn dropped(weight: f32, b: u32, h: u32, i: u32, j: u32) -> f32 {
+    let words = philox(vec4<u32>(j / 4u, i, b * p.heads + h, 0u), p.seed);
     return select(0.0, weight * p.dropout_scale, words[j % 4u] >= p.dropout_threshold);
 }

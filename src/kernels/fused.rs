@@ -15,6 +15,8 @@ pub(crate) struct Fused {
     pub width: Width,
     /// Whether out stores in fours.
     pub put: Width,
+    /// Whether element indices of k or v reach 2^28.
+    pub wide: bool,
     pub lse: bool,
     pub drop: Drop,
     pub mask: mask::Parts,
@@ -44,6 +46,14 @@ params! {
     }
 }
 
+/// What `shared/fused_blocks.wgsl` declares, where there is no map to ask.
+const NO_BLOCKS: &str = "const HIDDEN: u32 = 0u;
+const FULL: u32 = 2u;
+fn tile_state(b: u32, kv_head: u32, first: u32, last: u32, from_key: u32, to_key: u32) -> u32 {
+    return 1u;
+}
+";
+
 impl Fused {
     pub fn bindings(&self) -> Vec<Binding> {
         let mut bindings = vec![
@@ -68,20 +78,43 @@ impl Fused {
             Constant::Bool("HAS_LSE", self.lse),
             Constant::Bool("ASKS_PAIRS", self.mask.asks_pairs()),
             Constant::Bool("DROPS", self.drop != Drop::None),
+            Constant::Bool("HAS_BLOCKS", self.mask.blocks),
+            Constant::Bool("FULL_IS_PLAIN", !self.mask.changes_full()),
         ];
         let (core, invocations, workgroup_memory) = match self.tiles {
-            FusedTiles::Uniform { lanes, slice } => {
-                constants.extend([Constant::U32("LANES", lanes), Constant::U32("SLICE", slice)]);
-                (shader!("shared/fused_uniform"), lanes, 0)
+            FusedTiles::Workgroup { rows, keys, chunk, workgroup, slice, v_keys, p_keys } => {
+                constants.extend([
+                    Constant::U32("ROWS", rows),
+                    Constant::U32("KEYS", keys),
+                    Constant::U32("CHUNK", chunk),
+                    Constant::U32("WORKGROUP", workgroup),
+                    Constant::U32("SLICE", slice),
+                    Constant::U32("V_KEYS", v_keys),
+                    Constant::U32("P_KEYS", p_keys),
+                ]);
+                (shader!("shared/fused_workgroup"), workgroup, self.tiles.workgroup_memory())
+            }
+            FusedTiles::Uniform { rows, keys, head_vectors, value_vectors } => {
+                constants.extend([
+                    Constant::U32("ROWS", rows),
+                    Constant::U32("LANES", FusedTiles::LANES),
+                    Constant::U32("KEYS", keys),
+                    Constant::U32("HEAD_VECTORS", head_vectors),
+                    Constant::U32("VALUE_VECTORS", value_vectors),
+                    Constant::Bool("WIDE", self.wide),
+                ]);
+                (shader!("shared/fused_uniform"), FusedTiles::LANES, 0)
             }
         };
         let lse = if self.lse { "" } else { "fn lse_put(o: u32, x: f32) {}\n" };
+        let blocks = if self.mask.blocks { shader!("shared/fused_blocks") } else { NO_BLOCKS };
         let parts = [
             shader!("shared/view"),
             shader!("shared/online"),
             shader!("fused"),
             core,
             lse,
+            blocks,
             self.drop.wgsl(),
             &self.mask.wgsl(),
         ];
@@ -102,6 +135,7 @@ impl Fused {
             dtype: DType::F32,
             width: Width::Four,
             put: Width::Four,
+            wide: false,
             lse: false,
             drop: Drop::None,
             mask: mask::Parts::default(),
@@ -118,6 +152,7 @@ impl Fused {
                     }
                 }
             }
+            all.push(Fused { tiles, wide: true, ..plain });
             all.extend(Drop::ALL.map(|drop| Fused { tiles, drop, lse: true, ..plain }));
         }
         all

@@ -20,6 +20,7 @@ fn variant(problem: &Problem, tiles: plan::FusedTiles) -> fused::Fused {
         dtype: problem.q.dtype,
         width: Width::of([problem.q, problem.k, problem.v].into_iter().all(fours)),
         put: Width::of(fours(problem.out)),
+        wide: [problem.k, problem.v].into_iter().any(|t| t.extent().1 / t.dtype.bytes() as u64 >= 1 << 28),
         lse: problem.lse.is_some(),
         drop: Drop::of(problem.dropout.as_ref()),
         mask: mask::Parts::of(&problem.mask, problem.softcap.is_some(), problem.appended > 0),
