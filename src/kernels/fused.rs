@@ -15,7 +15,7 @@ pub(crate) struct Fused {
     pub width: Width,
     /// Whether out stores in fours.
     pub put: Width,
-    /// Whether element indices of k or v reach 2^28.
+    /// Whether element indices of k or v reach 2^28, which the uniform form must know.
     pub wide: bool,
     pub lse: bool,
     pub drop: Drop,
@@ -152,9 +152,9 @@ impl Fused {
                     }
                 }
             }
-            all.push(Fused { tiles, wide: true, ..plain });
             all.extend(Drop::ALL.map(|drop| Fused { tiles, drop, lse: true, ..plain }));
         }
+        all.push(Fused { tiles: FusedTiles::ALL[2], wide: true, ..plain });
         all
     }
 }

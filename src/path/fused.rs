@@ -5,22 +5,23 @@ use crate::error::Error;
 use crate::kernel::{Call, View, Width};
 use crate::kernels::dropout::{Drop, DropParams};
 use crate::kernels::{Stage, fused, mask};
-use crate::plan;
+use crate::plan::{self, FusedTiles};
 use crate::tensor::{DeviceFacts, TensorView};
 
 /// Storage buffers that `problem` binds.
 pub(crate) fn bindings(problem: &Problem) -> usize {
-    variant(problem, plan::FusedTiles::ALL[0]).bindings().len()
+    variant(problem, FusedTiles::ALL[0]).bindings().len()
 }
 
-fn variant(problem: &Problem, tiles: plan::FusedTiles) -> fused::Fused {
+fn variant(problem: &Problem, tiles: FusedTiles) -> fused::Fused {
+    let reaches_far = |t: &TensorView| t.extent().1 / t.dtype.bytes() as u64 >= 1 << 28;
     let fours = |t: TensorView| t.layout.in_fours(3);
     fused::Fused {
         tiles,
         dtype: problem.q.dtype,
         width: Width::of([problem.q, problem.k, problem.v].into_iter().all(fours)),
         put: Width::of(fours(problem.out)),
-        wide: [problem.k, problem.v].into_iter().any(|t| t.extent().1 / t.dtype.bytes() as u64 >= 1 << 28),
+        wide: matches!(tiles, FusedTiles::Uniform { .. }) && [problem.k, problem.v].iter().any(reaches_far),
         lse: problem.lse.is_some(),
         drop: Drop::of(problem.dropout.as_ref()),
         mask: mask::Parts::of(&problem.mask, problem.softcap.is_some(), problem.appended > 0),
