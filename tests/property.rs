@@ -204,7 +204,11 @@ impl Draw {
         }
         let profile = profile(rng);
         let weights = weights(rng, profile.f16);
-        let path = if weights == Weights::None { rng.pick(&[Path::Fused, Path::Fused, Path::Staged]) } else { Path::Staged };
+        let path = if weights == Weights::None {
+            rng.pick(&[Path::Fused, Path::Fused, Path::Staged])
+        } else {
+            Path::Staged
+        };
         Draw {
             seed,
             shape,
@@ -343,7 +347,8 @@ fn random_problems_match_the_reference() {
     for n in 0..count {
         let draw = Draw::random(seed.wrapping_add(n as u64 / 2));
         let draw = if n % 2 == 0 { draw } else { draw.again() };
-        *seen.entry((draw.profile, format!("{:?} {:?}", draw.path, draw.tiling), draw.dtype)).or_insert(0) += 1;
+        *seen.entry((draw.profile, format!("{:?} {:?}", draw.path, draw.tiling), draw.dtype)).or_insert(0) +=
+            1;
         let outcome = draw.outcome().map_err(|what| {
             let simplest =
                 if report.failed() < 3 { shrunk(draw, Draw::simpler, Draw::outcome) } else { String::new() };

@@ -5,9 +5,7 @@ use std::convert::Infallible;
 use half::f16;
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
 use wgpu_attention::reference::{self, Attended, Options, Real, average_heads, widen};
-use wgpu_attention::{
-    Alignment, Blocks, DType, Dropout, HostMask, HostTensor, Mask, Pattern, Shape,
-};
+use wgpu_attention::{Alignment, Blocks, DType, Dropout, HostMask, HostTensor, Mask, Pattern, Shape};
 
 use super::memory::stored;
 use super::random::Rng;
@@ -138,6 +136,15 @@ impl Rules {
         rules
     }
 
+    /// How many tensors the mask has.
+    pub fn tensors(&self) -> usize {
+        let Rules { lengths, prefix, packed, documents, blocks, keep, keys, globals, .. } = self;
+        let bools = [keep, keys, globals].into_iter().flatten().count();
+        let pairs = [packed, documents].into_iter().flatten().count();
+        let counts = [lengths, prefix].into_iter().flatten().count() + usize::from(blocks.is_some());
+        counts + bools + 2 * pairs + self.floats().count()
+    }
+
     /// Everything that has a size in f32.
     pub fn floats(&self) -> impl Iterator<Item = &Part<f32>> {
         [&self.bias, &self.slopes, &self.relative, &self.sinks].into_iter().flatten()
@@ -256,7 +263,8 @@ impl Case {
     fn largest_score(&self) -> f64 {
         let scale = self.options().scale(self.shape.head_dim);
         let scores = reference::scores::<f64>(&widen(&self.q), &widen(&self.k), &self.shape, scale);
-        let part = |part: &Option<Part<f32>>| largest(part.iter().flat_map(|b| &b.data).map(|b| f64::from(*b)));
+        let part =
+            |part: &Option<Part<f32>>| largest(part.iter().flat_map(|b| &b.data).map(|b| f64::from(*b)));
         let Rules { bias, slopes, relative, sinks, .. } = &self.rules;
         let furthest = (self.shape.q_len + self.shape.kv_len) as f64;
         largest(scores) + part(bias) + part(slopes) * furthest + part(relative) + part(sinks)
