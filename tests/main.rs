@@ -2,6 +2,7 @@
 
 mod harness;
 
+mod biases;
 mod contract;
 mod d2l;
 mod errors;
@@ -9,10 +10,13 @@ mod flex;
 mod gpu;
 mod harness_fails;
 mod masks;
+mod masks_sparse;
+mod meaning;
 mod mha;
 mod minilm;
 mod numbers;
 mod onnx;
+mod packed;
 mod patterns;
 mod projection;
 mod property;

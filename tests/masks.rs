@@ -6,9 +6,9 @@ use crate::harness::run::{Placed, PlacedRules};
 use crate::harness::{Case, Layout, Part, Place, Report, Rules, Setup, TILINGS, Weights, defaults, profiles};
 
 /// More keys than queries, as many, fewer; lengths no tile divides.
-const LENGTHS: [(usize, usize); 4] = [(7, 19), (17, 17), (21, 6), (66, 70)];
+pub const LENGTHS: [(usize, usize); 4] = [(7, 19), (17, 17), (21, 6), (66, 70)];
 
-fn shape((q_len, kv_len): (usize, usize)) -> Shape {
+pub fn shape((q_len, kv_len): (usize, usize)) -> Shape {
     Shape { batch: 2, heads: 4, kv_heads: 2, q_len, kv_len, head_dim: 5, value_dim: 6 }
 }
 
@@ -83,7 +83,7 @@ fn the_reference_follows_lengths_and_keys() {
 }
 
 /// One device, layout and type each: what a mask means does not depend on them, `property` crosses them.
-fn check(report: &mut Report, case: &Case) {
+pub fn check(report: &mut Report, case: &Case) {
     for (n, tiling) in TILINGS.into_iter().enumerate() {
         let staged = Setup {
             profile: profiles()[n],
