@@ -6,7 +6,8 @@ use std::ops::Range;
 use wgpu_attention::block_map::state;
 use wgpu_attention::{Alignment, Pattern, PatternPart, Shape};
 
-use crate::harness::{Case, Part, Rules};
+use crate::harness::{Case, Part, Rng, Rules};
+use crate::property::MaskDraw;
 
 /// The element at `index`, axes of 1 repeated.
 fn at<T: Copy>(part: &Part<T>, index: [usize; 4]) -> T {
@@ -127,6 +128,25 @@ pub fn follows(case: &Case) {
     let by_pairs = case.clone().with(|c| c.rules = dense(&case.rules, &case.shape)).reference::<f64>();
     assert!(by_rules.weights == by_pairs.weights, "{}: weights {:?}", case.name, case.rules);
     assert!(by_rules.lse == by_pairs.lse, "{}: lse {:?}", case.name, case.rules);
+}
+
+#[test]
+fn random_masks_mean_what_they_say() {
+    for seed in 0..30_000 {
+        let rng = &mut Rng::new(seed);
+        let kv_heads = rng.between(1, 2);
+        let shape = Shape {
+            batch: rng.between(1, 2),
+            heads: kv_heads * rng.between(1, 2),
+            kv_heads,
+            q_len: rng.between(1, 24),
+            kv_len: rng.between(1, 24),
+            head_dim: 2,
+            value_dim: 1,
+        };
+        let rules = MaskDraw::random(rng, shape.kv_len).rules(rng, &shape, 0);
+        follows(&Case::random(format!("mask {seed}, {shape:?}"), shape).with(|c| c.rules = rules));
+    }
 }
 
 /// Head `h` of batch 0: a row per query, `x` where a key is seen.
