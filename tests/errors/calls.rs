@@ -425,6 +425,18 @@ pub(super) fn limits() -> Seen {
         &["storage buffers", "is 5", "allows 4", "max_storage_buffers_per_shader_stage"],
         |call| call.mask = Mask::none().keep(TensorView::new(call.q.buffer(), DType::Bool, [1, 1, 3, 5])),
     ));
+    // So little work per dispatch that there are more than can be meant: one per batch entry.
+    let gpu = &full().gpu;
+    let many = Shape { batch: (1 << 16) + 1, ..Shape::new(1, 1, 1, 1) };
+    let buffers = [(); 4].map(|()| gpu.buffer(many.batch * 4).expect("a buffer"));
+    let [q, k, v, out] = buffers.each_ref().map(|b| TensorView::new(b, DType::F32, many.q()));
+    let call = Forward::new(q, k, v, out);
+    let config = Config::new(1, 1).work_limit(1);
+    let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
+    let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
+    let error = attention.prepare(&call, &mut scratch).expect_err("a limit");
+    seen.insert(read("a work limit", &error, &["dispatches", "65537", "65536", "Config::work_limit"]));
+
     // What is too wide for one dispatch of the fused path is cut.
     let narrow = device(|limits| limits.max_compute_workgroups_per_dimension = 1);
     Bench::on(&narrow, plain).works("one workgroup per dispatch");

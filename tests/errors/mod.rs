@@ -19,11 +19,13 @@ mod bench;
 mod calls;
 mod host;
 mod layers;
+mod masks;
 
 use self::bench::*;
 use self::calls::*;
 use self::host::*;
 use self::layers::*;
+use self::masks::*;
 
 /// Every dimension is another number, so that no axis can be mistaken for the next.
 const SHAPE: Shape =
@@ -90,7 +92,7 @@ macro_rules! subjects {
 }
 
 subjects! {
-    configurations, zero_sizes, shapes_that_disagree, strides_and_offsets, memory_shared_with_an_output, buffers_that_do_not_serve, dtypes, shapes_of_masks_and_further_outputs, dropout_probabilities, missing_features, limits, scratch, slices, layers, projections, reading_back, what_cannot_be_provoked,
+    configurations, zero_sizes, shapes_that_disagree, strides_and_offsets, memory_shared_with_an_output, buffers_that_do_not_serve, dtypes, shapes_of_masks_and_further_outputs, tensors_of_masks, slices_of_masks, weights_on_the_fused_path, dropout_probabilities, missing_features, limits, scratch, slices, layers, projections, reading_back, what_cannot_be_provoked,
 }
 
 /// The reference refuses what does not fit it, too.
