@@ -23,5 +23,6 @@ mod property;
 mod property_layers;
 mod recording;
 mod sdpa;
+mod splitting;
 mod stages;
 mod vectors_used;

@@ -307,6 +307,47 @@ fn a_plain_call_is_one_dispatch_without_scratch() {
     assert!(attention.scratch_size(&mean).expect("a size").total() >= 2 * 4 * 65 * 65 * 4);
 }
 
+/// Attention and a layer, cut by their limit of work: one kernel, as many dispatches as it takes.
+#[test]
+fn long_work_is_cut_into_dispatches() {
+    let own = Own::new();
+    let gpu = &own.gpu;
+    let problem = Problem::new(gpu, Path::Auto, Shape { value_dim: 70, ..Shape::new(2, 2, 130, 8) }, 0.4);
+    let layer = Layer::new(gpu, Path::Auto, 130);
+    let alive = || own.alive().expect("wgpu counts resources on this backend");
+    let size = layer.layer.scratch_size(&layer.call()).expect("a size");
+    let mut bits = Vec::new();
+    // Bind groups of a call: one per dispatch.
+    let mut record = |limit: Option<u64>| {
+        let limited = |config: Config| limit.map_or(config, |limit| config.work_limit(limit));
+        let attention =
+            Attention::with_pipelines(gpu.pipelines(), limited(problem.config())).expect("an operator");
+        let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
+        let before = alive();
+        let mut encoder = encoder(gpu);
+        attention.forward(&mut encoder, &problem.call(), &mut scratch).expect("a recording");
+        let attended = alive();
+        let limited = layer.layer.clone();
+        let limited = limit.map_or(limited.clone(), |limit| limited.work_limit(limit));
+        limited.forward(&mut encoder, &layer.call(), &mut scratch).expect("a recording");
+        let both = alive();
+        gpu.queue().submit([encoder.finish()]);
+        problem.judge(gpu, &format!("limit {limit:?}"));
+        bits.push(gpu.download::<u32>(&layer.out, 130 * 512).expect("a read-back"));
+        [attended.bind_groups - before.bind_groups, both.bind_groups - attended.bind_groups]
+    };
+    let whole = record(None);
+    let compiled = gpu.pipelines().compiled();
+    let [few, many, most] = [20_000_000, 2_000_000, 1].map(|limit| record(Some(limit)));
+    assert_eq!(whole[0], 1, "the default is far beyond this");
+    for n in 0..2 {
+        let counts = [whole, few, many, most].map(|counts| counts[n]);
+        assert!(counts.is_sorted() && counts[0] < counts[2], "{counts:?}");
+    }
+    assert_eq!(gpu.pipelines().compiled(), compiled, "pieces are of one kernel");
+    assert!(bits.iter().all(|b| *b == bits[0]), "a layer in pieces gives other bits");
+}
+
 #[test]
 fn many_calls_in_one_encoder_keep_their_parameters() {
     let own = Own::new();

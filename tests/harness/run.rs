@@ -215,6 +215,11 @@ pub fn weights_wanted(weights: Weights, [b, h, i, j]: [usize; 4]) -> Option<(DTy
 
 /// Runs `case`, whose data `setup.dtype` can hold, and checks everything around its outputs.
 pub fn run(case: &Case, setup: &Setup) -> Result<Got, String> {
+    run_with(case, setup, |config| config)
+}
+
+/// As [`run`], with what `change` sets besides.
+pub fn run_with(case: &Case, setup: &Setup, change: impl FnOnce(Config) -> Config) -> Result<Got, String> {
     let Setup { profile, tiling, path, dtype, layout, .. } = *setup;
     let shape = case.shape;
     let [q_at, k_at, v_at, out_at, lse_at] =
@@ -259,7 +264,7 @@ pub fn run(case: &Case, setup: &Setup) -> Result<Got, String> {
 
     let refused = |e: wgpu_attention::Error| format!("refused: {e}");
     let device = profile.gpu.device();
-    let attention = Attention::with_pipelines(profile.gpu.pipelines(), config).map_err(refused)?;
+    let attention = Attention::with_pipelines(profile.gpu.pipelines(), change(config)).map_err(refused)?;
     let size = attention.scratch_size(&call).map_err(refused)?;
     let mut scratch = Scratch::new(device, size).map_err(refused)?;
     let mut encoder = device.create_command_encoder(&Default::default());
