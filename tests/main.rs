@@ -2,6 +2,7 @@
 
 mod harness;
 
+mod biases;
 mod block_maps;
 mod contract;
 mod d2l;
@@ -11,16 +12,20 @@ mod fused;
 mod gpu;
 mod harness_fails;
 mod masks;
+mod masks_sparse;
+mod meaning;
 mod merge;
 mod mha;
 mod minilm;
 mod numbers;
 mod onnx;
+mod packed;
 mod patterns;
 mod projection;
 mod property;
 mod property_layers;
 mod recording;
 mod sdpa;
+mod splitting;
 mod stages;
 mod vectors_used;

@@ -6,7 +6,7 @@ use crate::harness::run::{Got, setups};
 use crate::harness::{Case, Drop, Part, Report, Setup, Weights, run};
 
 /// Runs `case` in every setup and lets `check` look at what came, besides the truth.
-fn everywhere(case: &Case, check: impl Fn(&Got, &Setup) -> Result<(), String>) {
+pub fn everywhere(case: &Case, check: impl Fn(&Got, &Setup) -> Result<(), String>) {
     let mut report = Report::new("numbers");
     report.check(case);
     exactly(case, &mut report, check);
@@ -27,7 +27,7 @@ fn exactly(case: &Case, report: &mut Report, check: impl Fn(&Got, &Setup) -> Res
     }
 }
 
-fn expect(holds: bool, what: impl std::fmt::Display) -> Result<(), String> {
+pub fn expect(holds: bool, what: impl std::fmt::Display) -> Result<(), String> {
     if holds { Ok(()) } else { Err(what.to_string()) }
 }
 

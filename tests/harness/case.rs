@@ -136,6 +136,15 @@ impl Rules {
         rules
     }
 
+    /// How many tensors the mask has.
+    pub fn tensors(&self) -> usize {
+        let Rules { lengths, prefix, packed, documents, blocks, keep, keys, globals, .. } = self;
+        let bools = [keep, keys, globals].into_iter().flatten().count();
+        let pairs = [packed, documents].into_iter().flatten().count();
+        let counts = [lengths, prefix].into_iter().flatten().count() + usize::from(blocks.is_some());
+        counts + bools + 2 * pairs + self.floats().count()
+    }
+
     /// Everything that has a size in f32.
     pub fn floats(&self) -> impl Iterator<Item = &Part<f32>> {
         [&self.bias, &self.slopes, &self.relative, &self.sinks].into_iter().flatten()
