@@ -217,6 +217,121 @@ fn block_maps_hold_with_everything() {
     report.finish();
 }
 
+/// Tiles of keys that no query of a tile sees, and tiles that every query sees: kernels skip the ones and ask no
+/// questions in the others.
+#[test]
+fn whole_tiles_hidden_and_full() {
+    let mut report = Report::new("masks, whole tiles");
+    let shape = Shape { batch: 1, heads: 2, kv_heads: 1, q_len: 150, kv_len: 290, head_dim: 5, value_dim: 6 };
+    let [_, h, i, j] = shape.weights();
+    let numbers = |shape, of: fn([usize; 4]) -> u32| Part::of(shape, of);
+    let starts = |starts: [u32; 5]| Part::new(starts.to_vec(), [1, 1, 1, 5]);
+    let blocks = |size| Some((map(&shape, size, false), size));
+    let plain = Rules::default();
+    let keep = Some(Part::of([1, 1, i, j], |[_, _, i, j]| (i + 2 * j) % 3 != 0));
+    let bias = Some(Part::of([1, h, 1, j], |[_, h, _, j]| (h + j % 7) as f32 * 0.25));
+    let globals = Some(Part::of([1, 1, 1, j], |[.., j]| j == 3 || j == 200));
+    let long = Some([starts([0, 70, 71, 150, 150]), starts([0, 130, 130, 131, 290])]);
+    let short = Some([starts([0, 64, 128, 149, 150]), starts([0, 1, 257, 258, 290])]);
+    let all = [
+        ("window", Rules { window: Some([10, 0]), ..plain.clone() }),
+        ("wide window", Rules { window: Some([100, 70]), ..plain.clone() }),
+        ("blocks 64", Rules { blocks: blocks([64, 64]), ..plain.clone() }),
+        ("blocks 128", Rules { blocks: blocks([128, 128]), keep: keep.clone(), ..plain.clone() }),
+        ("blocks 30", Rules { blocks: blocks([30, 30]), bias: bias.clone(), ..plain.clone() }),
+        ("blocks 64 and window", Rules { blocks: blocks([64, 32]), window: Some([20, 90]), ..plain.clone() }),
+        (
+            "documents",
+            Rules {
+                documents: Some([
+                    numbers([1, 1, i, 1], |[_, _, i, _]| i as u32 / 40),
+                    numbers([1, 1, 1, j], |[.., j]| j as u32 / 75),
+                ]),
+                ..plain.clone()
+            },
+        ),
+        ("long sequences", Rules { packed: long, window: Some([40, 10]), ..plain.clone() }),
+        ("short sequences", Rules { packed: short, keep, ..plain.clone() }),
+        ("one length", Rules { lengths: Some(Part::new(vec![65], [1; 4])), ..plain.clone() }),
+        (
+            "lengths",
+            Rules {
+                lengths: Some(numbers([1, 1, i, 1], |[_, _, i, _]| [0, 3, 280][i / 20 % 3])),
+                ..plain.clone()
+            },
+        ),
+        (
+            "prefix",
+            Rules { prefix: Some(Part::new(vec![70], [1; 4])), window: Some([9, 0]), ..plain.clone() },
+        ),
+        ("globals", Rules { globals, window: Some([9, 9]), ..plain.clone() }),
+        ("local", Rules { pattern: Some(Pattern::Local { block: 70 }), bias, ..plain }),
+    ];
+    for (name, rules) in all {
+        for rules in in_all_bands(&rules) {
+            let name = format!("{name}, {:?}, causal {}, whole tiles", rules.alignment, rules.causal);
+            let case = Case::random(name, shape).with(|c| c.rules = rules);
+            follows(&case);
+            check(&mut report, &case);
+        }
+    }
+    report.finish();
+}
+
+/// Values of keys that are hidden by the newer rules, from some queries or from all.
+#[test]
+fn hidden_values_contribute_nothing_whatever_they_hold() {
+    let mut report = Report::new("masks, hidden values");
+    let shape = shape((7, 19));
+    let [b, _, i, j] = shape.weights();
+    let plain = Rules::default();
+    let starts = |starts: [u32; 4]| Part::new(starts.to_vec(), [1, 1, 1, 4]);
+    let document = |[_, _, i, j]: [usize; 4]| u32::from((i + j) % 3 == 2);
+    let hidden = [
+        ("pattern", Rules { pattern: Some(Pattern::Dilated { dilation: 2 }), ..plain.clone() }),
+        ("window", Rules { window: Some([2, 1]), ..plain.clone() }),
+        (
+            "globals",
+            Rules {
+                window: Some([2, 1]),
+                globals: Some(Part::of([1, 1, 1, j], |[.., j]| j == 9)),
+                ..plain.clone()
+            },
+        ),
+        (
+            "prefix",
+            Rules { causal: true, prefix: Some(Part::new(vec![2, 9], [b, 1, 1, 1])), ..plain.clone() },
+        ),
+        (
+            "documents",
+            Rules {
+                documents: Some([Part::of([1, 1, i, 1], document), Part::of([1, 1, 1, j], document)]),
+                ..plain.clone()
+            },
+        ),
+        ("packed", Rules { packed: Some([starts([0, 3, 4, 7]), starts([0, 8, 9, 19])]), ..plain.clone() }),
+        ("blocks", Rules { blocks: Some((map(&shape, [2, 5], false), [2, 5])), ..plain.clone() }),
+        (
+            "sinks",
+            Rules { causal: true, sinks: Some(Part::new(vec![0.5, -0.5, 3.0, 0.0], [1, 4, 1, 1])), ..plain },
+        ),
+    ];
+    for (name, rules) in hidden {
+        for value in [f32::NAN, f32::INFINITY] {
+            let case = Case::random(format!("value {value} hidden by {name}"), shape).with(|c| {
+                c.rules = rules.clone();
+                // Keys 5 and 17, one channel of every head.
+                for key in [5, 17] {
+                    c.v.iter_mut().skip(key * 6 + 3).step_by(j * 6).for_each(|v| *v = value);
+                }
+            });
+            assert!(case.reference::<f64>().out.iter().any(|x| x.is_finite()), "{}", case.name);
+            check(&mut report, &case);
+        }
+    }
+    report.finish();
+}
+
 /// Zaheer et al. 2020: the blocks of a row are its neighbours, the global ones and the random ones; global blocks
 /// attend to all.
 #[test]

@@ -246,6 +246,40 @@ fn nan_in_a_bias_shows_in_its_row() {
 }
 
 #[test]
+fn nan_in_a_slope_shows_in_its_head() {
+    let slope = |case: &mut Case| {
+        case.rules.slopes = Some(Part::new(vec![0.5, f32::NAN, 0.25], [1, 3, 1, 1]));
+    };
+    nan_rows("nan in a slope", slope, |[_, h, _]| h == 1);
+}
+
+#[test]
+fn nan_in_a_relative_bias_shows_in_the_rows_that_have_the_distance() {
+    // Three keys after the query.
+    let nan_at = |[.., n]: [usize; 4]| if n == 4 + 3 { f32::NAN } else { 0.25 };
+    let table = |case: &mut Case| case.rules.relative = Some(Part::of([1, 1, 1, 9], nan_at));
+    nan_rows("nan in a table", table, |[_, _, i]| i + 3 < 9);
+}
+
+#[test]
+fn nan_in_a_sink_shows_in_its_head() {
+    let case = Case::random("nan in a sink", SHAPE).with(|c| {
+        c.rules.sinks = Some(Part::new(vec![0.5, 2.0, f32::NAN], [1, 3, 1, 1]));
+    });
+    let mut report = Report::new("numbers");
+    exactly(&case, &mut report, |got, _| {
+        for (row, out) in got.out.chunks_exact(8).enumerate() {
+            let dead = row / 9 % 3 == 2;
+            let right = out.iter().all(|x| if dead { x.is_nan() } else { x.is_finite() });
+            expect(right, format!("row {row}: {out:?}"))?;
+        }
+        let mut lse = got.lse.iter().flatten().enumerate();
+        expect(lse.all(|(row, lse)| lse.is_nan() == (row / 9 % 3 == 2)), "lse")
+    });
+    report.finish();
+}
+
+#[test]
 fn what_lies_past_a_sequences_length_is_never_seen() {
     let case = |nan: bool| {
         let lens = [4, 9];

@@ -178,19 +178,24 @@ fn sequences_differ_by_batch() {
             c.rules.packed = Some([queries.clone(), keys.clone()]);
             (c.rules.alignment, c.rules.causal) = (alignment, n == 0);
         });
-        let with = |change: &dyn Fn(&mut Rules)| case.clone().with(|c| change(&mut c.rules));
+        let with = |what: &str, change: &dyn Fn(&mut Rules)| {
+            let mut case = case.clone();
+            case.name += what;
+            change(&mut case.rules);
+            case
+        };
         let keep = Part::of([2, 1, 20, 30], |[b, _, i, j]| (b + i + 2 * j) % 3 != 0);
         let lengths = Part::of([2, 1, 20, 1], |[b, _, i, _]| (b + i) as u32 % 9);
         let document = |[b, _, i, j]: [usize; 4]| (b + (i + j) / 5) as u32 % 2;
         let documents = [Part::of([2, 1, 20, 1], document), Part::of([2, 1, 1, 30], document)];
         let map = Part::of([2, 1, 4, 5], |[b, _, i, j]| (b + i + 2 * j) as u32 % 3);
         for case in [
-            with(&|_| ()),
-            with(&|r| r.keep = Some(keep.clone())),
-            with(&|r| r.lengths = Some(lengths.clone())),
-            with(&|r| r.prefix = Some(lengths.clone())),
-            with(&|r| r.documents = Some(documents.clone())),
-            with(&|r| r.blocks = Some((map.clone(), [5, 6]))),
+            with(", alone", &|_| ()),
+            with(", keep", &|r| r.keep = Some(keep.clone())),
+            with(", lengths", &|r| r.lengths = Some(lengths.clone())),
+            with(", prefix", &|r| r.prefix = Some(lengths.clone())),
+            with(", documents", &|r| r.documents = Some(documents.clone())),
+            with(", blocks", &|r| r.blocks = Some((map.clone(), [5, 6]))),
         ] {
             follows(&case);
             check(&mut report, &case);

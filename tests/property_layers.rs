@@ -1,7 +1,7 @@
 //! Random layers against the reference; see `property.rs`.
 
 use wgpu_attention::reference::LayerShape;
-use wgpu_attention::{DType, LayerConfig, Tiling};
+use wgpu_attention::{DType, LayerConfig, Path, Tiling};
 
 use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, LinearData, Storage, run_layer};
 use crate::harness::run::judge_outputs;
@@ -22,6 +22,7 @@ struct Draw {
     drop: DropDraw,
     profile: &'static str,
     tiling: Tiling,
+    path: Path,
     weight: DType,
     bias: DType,
     layout: LayerLayout,
@@ -81,6 +82,7 @@ impl Draw {
             drop: DropDraw::random(rng),
             profile: profile.name,
             tiling: rng.pick(&TILINGS),
+            path: rng.pick(&[Path::Auto, Path::Staged]),
             weight: float(rng, profile),
             bias: float(rng, profile),
             layout: match rng.below(4) {
@@ -159,10 +161,10 @@ impl Draw {
     }
 
     fn setup(&self) -> LayerSetup {
-        let Draw { tiling, weight, bias, layout, storage, lse, weights, .. } = *self;
+        let Draw { tiling, path, weight, bias, layout, storage, lse, weights, .. } = *self;
         let profile = if self.profile == "full" { full() } else { defaults() };
         let dtype = self.config.dtype;
-        LayerSetup { profile, tiling, dtype, weight, bias, layout, storage, lse, weights }
+        LayerSetup { profile, tiling, path, dtype, weight, bias, layout, storage, lse, weights }
     }
 
     fn outcome(&self) -> Result<f64, String> {

@@ -154,6 +154,7 @@ fn check_layer(report: &mut Report, case: &LayerCase) {
                 let setup = LayerSetup {
                     profile,
                     tiling,
+                    path: Path::Auto,
                     dtype,
                     weight: dtype,
                     bias: DType::F32,
@@ -223,6 +224,7 @@ fn project_with_large_tiles() {
     let setup = LayerSetup {
         profile: full(),
         tiling: Tiling::Workgroup,
+        path: Path::Auto,
         dtype: DType::F32,
         weight: DType::F32,
         bias: DType::F32,

@@ -9,7 +9,8 @@ use wgpu_attention::reference::{
     split_heads, widen,
 };
 use wgpu_attention::{
-    DType, LayerConfig, LayerForward, LayerWeights, Linear, MultiHeadAttention, Scratch, TensorView, Tiling,
+    DType, LayerConfig, LayerForward, LayerWeights, Linear, MultiHeadAttention, Path, Scratch, TensorView,
+    Tiling,
 };
 
 use super::case::{Drop, Expected, Judged, Rules, Truth, Weights, largest, widened};
@@ -253,6 +254,7 @@ pub enum Storage {
 pub struct LayerSetup {
     pub profile: &'static Profile,
     pub tiling: Tiling,
+    pub path: Path,
     /// Of the layer: inputs, intermediates, output.
     pub dtype: DType,
     /// Of weights, appended keys and values.
@@ -277,10 +279,10 @@ pub enum LayerLayout {
 
 impl fmt::Display for LayerSetup {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let LayerSetup { profile, tiling, dtype, weight, bias, layout, storage, lse, weights } = self;
+        let LayerSetup { profile, tiling, path, dtype, weight, bias, layout, storage, lse, weights } = self;
         write!(
             f,
-            "{}, {tiling:?}, {dtype:?}, weights {weight:?}, biases {bias:?}, {layout:?}, {storage:?}, lse {lse}, \
+            "{}, {path:?}, {tiling:?}, {dtype:?}, weights {weight:?}, biases {bias:?}, {layout:?}, {storage:?}, lse {lse}, \
              weights {weights:?}",
             profile.name
         )
@@ -306,6 +308,7 @@ pub fn layer_setups(name: &str) -> Vec<LayerSetup> {
                     all.push(LayerSetup {
                         profile,
                         tiling,
+                        path: Path::Auto,
                         dtype,
                         weight: other,
                         bias: if layout == LayerLayout::Dense { other } else { DType::F32 },
@@ -365,7 +368,7 @@ fn place_all(
 
 /// Runs `case`, whose data `setup`'s types can hold, and checks everything around its outputs.
 pub fn run_layer(case: &LayerCase, setup: &LayerSetup) -> Result<Got, String> {
-    let LayerSetup { profile, tiling, dtype, storage, .. } = *setup;
+    let LayerSetup { profile, tiling, path, dtype, storage, .. } = *setup;
     let LayerShape { batch, q_len, kv_len } = case.shape;
     let config = LayerConfig { dtype, ..case.config };
     let seed = if let LayerLayout::Window(seed) = setup.layout { seed } else { 0 };
@@ -444,7 +447,8 @@ pub fn run_layer(case: &LayerCase, setup: &LayerSetup) -> Result<Got, String> {
     let device = profile.gpu.device();
     let layer = MultiHeadAttention::with_pipelines(profile.gpu.pipelines(), config, &on_device)
         .map_err(refused)?
-        .tiling(tiling);
+        .tiling(tiling)
+        .path(path);
     let mut scratch = Scratch::new(device, layer.scratch_size(&call).map_err(refused)?).map_err(refused)?;
     let mut encoder = device.create_command_encoder(&Default::default());
     layer.forward(&mut encoder, &call, &mut scratch).map_err(refused)?;
