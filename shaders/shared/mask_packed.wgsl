@@ -23,7 +23,11 @@ fn mask_packed_keys(b: u32, i: u32) -> vec3<i32> {
     let last = mask_packed_query(b, s + 1u);
     let key = i32(mask_packed_key(b, s));
     let end = max(i32(mask_packed_key(b, s + 1u)), key);
-    if i < first || i >= last {
+    // Before the first sequence, or after the last: no keys, where those of the neighbours begin or end.
+    if i < first {
+        return vec3<i32>(key, key, key);
+    }
+    if i >= last {
         return vec3<i32>(end, end, end);
     }
     var position = key + i32(i - first);

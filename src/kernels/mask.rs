@@ -259,7 +259,7 @@ impl Parts {
             "q.document = query_documents_at(view_at(p.mask.query_documents, b, h, i, 0u));",
         );
         f.line(self.alibi.is_some(), "q.slope = slopes_at(view_at(p.mask.slopes, b, h, 0u, 0u));");
-        f.line(self.globals, "if position >= 0 && position < i32(p.mask.masked_len) {");
+        f.line(self.globals, "if position >= keys.x && position < keys.y {");
         f.line(
             self.globals,
             "    q.standing = globals_at(view_at(p.mask.globals, b, h, 0u, u32(position)));",

@@ -64,7 +64,9 @@ impl HostMask<'_> {
         let near = band.left.is_none_or(|left| -distance <= reach(left))
             && band.right.is_none_or(|right| distance <= reach(right))
             && band.pattern.is_none_or(|p| p.permits(place.position - first as i64, (j - first) as i64, h));
-        let in_band = past && (near || global_at(j as i64) || self.stands_global(shape, place, global_at));
+        // Only a query that stands at a key of its own sequence can be a global token.
+        let standing = (first as i64..end as i64).contains(&place.position) && global_at(place.position);
+        let in_band = past && (near || global_at(j as i64) || standing);
         let same_document = self.documents.is_none_or(|d| {
             d.queries.at([b, h, i, 0]) == d.keys.at([b, h, 0, j]) && d.keys.at([b, h, 0, j]).is_some()
         });
@@ -73,11 +75,6 @@ impl HostMask<'_> {
             && same_document
             && self.keep.is_none_or(|t| t.at(index) == Some(true))
             && self.keys.is_none_or(|t| t.at(index) == Some(true))
-    }
-
-    fn stands_global(&self, shape: &Shape, place: Place, global_at: impl Fn(i64) -> bool) -> bool {
-        // Only a query that stands at one of the keys can be a global token, whatever repeats there.
-        (0..shape.kv_len as i64).contains(&place.position) && global_at(place.position)
     }
 
     fn block(&self, [b, h, i, j]: [usize; 4]) -> Option<u32> {
