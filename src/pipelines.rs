@@ -36,6 +36,10 @@ impl<V: Variant> Cache<V> {
         self.lock().len()
     }
 
+    pub fn clear(&self) {
+        self.lock().clear();
+    }
+
     /// The pipeline of `variant`, compiled now if this is its first use.
     pub fn get(&self, variant: V) -> Result<Compiled, Error> {
         let mut compiled = self.lock();

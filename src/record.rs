@@ -31,6 +31,12 @@ impl Pipelines {
         self.0.len()
     }
 
+    /// Drops what was compiled: for applications that are done with one kind of problem. What has been recorded
+    /// or is bound in a [`Scratch`] keeps its pipeline.
+    pub fn clear(&self) {
+        self.0.clear();
+    }
+
     pub(crate) fn facts(&self) -> &DeviceFacts {
         &self.0.facts
     }

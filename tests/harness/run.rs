@@ -11,7 +11,7 @@ use wgpu_attention::{
 };
 
 use super::case::{Case, Drop, Expected, Rules, Truth, Weights};
-use super::device::{Profile, profiles};
+use super::device::{Profile, defaults, full};
 use super::memory::{GUARD, Image, Place, Values};
 use super::random::Rng;
 
@@ -87,23 +87,37 @@ pub fn setups(name: &str) -> Vec<Setup> {
     // Odd: the dense layouts are the aligned ones, and every kind of alignment is a shader more to compile.
     let seed = Rng::named(name).word() | 1;
     let mut all = Vec::new();
-    for profile in profiles() {
-        for (n, tiling) in TILINGS.into_iter().enumerate() {
-            for dtype in [DType::F32, DType::F16] {
-                let window = Layout::Window(seed.wrapping_add(2 * n as u64));
-                for (path, layout, lse, weights) in [
-                    (Path::Staged, Layout::Dense, true, Weights::PerHead(DType::F32)),
-                    (Path::Staged, Layout::Blhd, false, Weights::None),
-                    (Path::Staged, Layout::Packed, false, Weights::Mean(DType::F32)),
-                    (Path::Staged, window, true, Weights::PerHead(dtype)),
-                    (Path::Fused, Layout::Blhd, true, Weights::None),
-                    (Path::Fused, Layout::Packed, false, Weights::None),
-                    (Path::Fused, window, true, Weights::None),
-                ] {
-                    all.push(Setup { profile, tiling, path, dtype, bias: dtype, layout, lse, weights });
-                }
-            }
+    for (n, tiling) in TILINGS.into_iter().enumerate() {
+        let window = Layout::Window(seed.wrapping_add(2 * n as u64));
+        let mut add = |profile, dtype, runs: &[(Path, Layout, bool, Weights)]| {
+            all.extend(runs.iter().map(|(path, layout, lse, weights)| Setup {
+                profile,
+                tiling,
+                path: *path,
+                dtype,
+                bias: dtype,
+                layout: *layout,
+                lse: *lse,
+                weights: *weights,
+            }));
+        };
+        for dtype in [DType::F32, DType::F16] {
+            let runs = [
+                (Path::Staged, Layout::Dense, true, Weights::PerHead(DType::F32)),
+                (Path::Staged, Layout::Blhd, false, Weights::None),
+                (Path::Staged, Layout::Packed, false, Weights::Mean(DType::F32)),
+                (Path::Staged, window, true, Weights::PerHead(dtype)),
+                (Path::Fused, Layout::Blhd, true, Weights::None),
+                (Path::Fused, window, true, Weights::None),
+            ];
+            add(full(), dtype, &runs);
         }
+        // Without features there is no f16.
+        let runs = [
+            (Path::Staged, window, true, Weights::PerHead(DType::F32)),
+            (Path::Fused, Layout::Packed, false, Weights::None),
+        ];
+        add(defaults(), DType::F32, &runs);
     }
     all
 }
