@@ -15,10 +15,10 @@ struct Params {
     out: View,
     lse: View,
     parts: array<MergePart, 3>,
-    heads: u32,
     q_len: u32,
     value_dim: u32,
     none: f32,         // −∞
+    pad: u32,
 }
 
 @group(0) @binding(0) var<uniform> p: Params;

@@ -9,10 +9,14 @@ use crate::plan::{Path, Tiling, Tuning};
 use crate::problem::{Shape, check_options};
 use crate::record::{Pipelines, dispatch, pass};
 use crate::scratch::{Scratch, ScratchSize, Slot};
-use crate::tensor::{Access, DType, DeviceFacts, TensorView, check_aliasing, expect, expect_broadcast};
+use crate::tensor::{
+    Access, DType, DeviceFacts, LONGEST_AXIS, TensorView, check_aliasing, check_apart, expect,
+    expect_broadcast,
+};
 
 /// What is fixed when an [`Attention`] is made.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[must_use]
 pub struct Config {
     pub(crate) heads: usize,
     pub(crate) kv_heads: usize,
@@ -90,8 +94,8 @@ impl Config {
         self
     }
 
-    /// Features and limits to request of `adapter`: what this configuration needs, and the largest buffers
-    /// there are, which decide how long sequences may be. Everything else is wgpu's default: add what the rest
+    /// Features and limits to request of `adapter`: what this configuration needs, the largest buffers there
+    /// are, which decide how long sequences may be, and workgroup memory for large tiles. Everything else is wgpu's default: add what the rest
     /// of the application needs. A feature the adapter lacks is left out; [`Attention::new`] then says so.
     pub fn required(&self, adapter: &wgpu::Adapter) -> (wgpu::Features, wgpu::Limits) {
         let wanted =
@@ -101,6 +105,8 @@ impl Config {
             max_buffer_size: best.max_buffer_size,
             max_storage_buffer_binding_size: best.max_storage_buffer_binding_size,
             max_storage_buffers_per_shader_stage: best.max_storage_buffers_per_shader_stage,
+            // What the largest tiles take.
+            max_compute_workgroup_storage_size: best.max_compute_workgroup_storage_size.min(32768),
             ..wgpu::Limits::default()
         };
         (wanted & adapter.features(), limits)
@@ -132,7 +138,8 @@ pub(crate) fn check_dtype(dtype: DType, device: &DeviceFacts) -> Result<(), Erro
 
 /// One forward call: tensors `[batch, heads, length, dim]` in any strides, mask, optional outputs.
 ///
-/// With wgpu's default limits `batch · heads` may reach 65535, and so may `q_len` on GPUs.
+/// Where the staged path computes it (weights, see [`Path`]), `batch · heads` may reach wgpu's limit of
+/// workgroups, 65535 by default, and so may `q_len` on GPUs; the fused path has no such limit.
 ///
 /// | tensor | shape | dtype |
 /// |---|---|---|
@@ -143,6 +150,7 @@ pub(crate) fn check_dtype(dtype: DType, device: &DeviceFacts) -> Result<(), Erro
 /// | `lse` | `[batch, heads, q_len, 1]` | F32 |
 /// | `weights` | `[batch, heads, q_len, kv_len]`, or one head for their mean | F32 or F16 |
 #[derive(Clone, Copy, Debug)]
+#[must_use]
 pub struct Forward<'a> {
     /// Queries.
     pub q: TensorView<'a>,
@@ -293,10 +301,12 @@ impl Attention {
     /// Records what writes `mask`'s block map into `blocks.map`: U32, `[batch, heads, ⌈q_len / size[0]⌉,
     /// ⌈kv_len / size[1]⌉]`, batch and heads 1 where one map is to stand for all of them. Give it to
     /// [`Mask::blocks`](crate::Mask::blocks) beside the same mask: tiles in hidden blocks are then not loaded, and
-    /// those in full ones cost no mask arithmetic. Blocks of 64 × 64 or more fit the kernels' tiles.
+    /// those in full ones cost no mask arithmetic. Blocks of 64 × 64 or more fit the kernels' tiles. `scratch` may
+    /// be empty.
     ///
     /// # Errors
-    /// A mask that does not fit, a map of another shape or type or in a buffer of the mask.
+    /// A mask that does not fit, a map of another shape or type or in a buffer of the mask; then nothing has been
+    /// recorded.
     pub fn classify(
         &self,
         encoder: &mut wgpu::CommandEncoder,
@@ -309,10 +319,18 @@ impl Attention {
         let Config { heads, kv_heads, head_dim, value_dim, .. } = self.config;
         let shape = Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim };
         shape.check()?;
+        // No tensor need bound these.
+        for (option, n) in [("batch", batch), ("q_len", q_len), ("kv_len", kv_len)] {
+            if n > LONGEST_AXIS {
+                return Err(Error::Option { option, value: n as f64, expected: "below 2^29" });
+            }
+        }
         mask.check(&shape, device)?;
-        // A map is checked as part of a mask is.
+        // A map is checked as part of a mask is, but for axes of 1 that would repeat.
         let mapped = DeviceMask::none().blocks(*blocks);
         mapped.check(&shape, device)?;
+        let of_blocks = [q_len.div_ceil(blocks.size[0]), kv_len.div_ceil(blocks.size[1])];
+        (0..2).try_for_each(|n| expect("blocks", blocks.map.shape(), n + 2, of_blocks[n]))?;
         blocks.map.check("blocks", Access::Write, device)?;
         check_aliasing(&[("blocks", blocks.map)], &mask.tensors())?;
         let call = path::classify::call(mask, &shape, blocks, device);
@@ -379,6 +397,7 @@ impl Attention {
         check_extras(&problem, device)?;
         let read: Vec<_> = [("q", q), ("k", k), ("v", v)].into_iter().chain(extra_inputs(&problem)).collect();
         check_aliasing(&outputs(&problem), &read)?;
+        check_apart(&outputs(&problem), device)?;
         Ok(problem)
     }
 }

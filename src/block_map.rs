@@ -34,9 +34,9 @@ impl<L> Blocks<L> {
     }
 }
 
-/// BigBird's map (Zaheer et al. 2020) of `n × n` blocks: each sees its neighbours up to `window` blocks away, the first
-/// and last `globals` blocks and, in row `i`, the blocks `random[i]`; global blocks see all. Dense
-/// `[n, n]`, for [`Blocks::map`] with shape `[1, 1, n, n]`.
+/// BigBird's map (Zaheer et al. 2020, "Big Bird: transformers for longer sequences") of `n × n` blocks: each sees its
+/// neighbours up to `window` blocks away, the blocks listed in `globals` and, in row `i`, those listed in
+/// `random[i]`; blocks in `globals` see all. Dense `[n, n]`, for [`Blocks::map`] with shape `[1, 1, n, n]`.
 pub fn big_bird(n: usize, window: usize, globals: &[usize], random: &[Vec<usize>]) -> Vec<u32> {
     let seen = |i: usize, j: usize| {
         i.abs_diff(j) <= window

@@ -7,6 +7,9 @@ use crate::tensor::{Access, DType, Layout, Window};
 
 /// A kernel variant: everything that changes its text. Hashing one finds its pipeline.
 pub(crate) trait Variant: Copy + Eq + Hash {
+    /// What its pipeline is called.
+    fn label(&self) -> &'static str;
+
     /// The text and what the host must know of it. Built once per pipeline.
     fn describe(&self) -> Kernel;
 }

@@ -81,6 +81,7 @@ pub(crate) struct Documents<L> {
 /// let mask: HostMask = Mask::causal().window(128, 0);
 /// ```
 #[derive(Clone, Copy, Debug)]
+#[must_use]
 pub struct Mask<Lengths, Keep, Bias> {
     pub(crate) band: Band,
     pub(crate) lengths: Option<Lengths>,
@@ -230,8 +231,8 @@ impl<L, K, B> Mask<L, K, B> {
     /// Sequences of different lengths side by side in one batch entry, without padding: sequence `s` has queries
     /// `query_starts[s] .. query_starts[s + 1]` and keys `key_starts[s] .. key_starts[s + 1]` (`cu_seqlens`
     /// elsewhere). A query sees keys of its own sequence only, and stands where `aligned` says within it;
-    /// queries past the last sequence see none. Both `[batch, 1, 1, sequences + 1]`, ascending, batch may be 1.
-    /// On a device the dtype is U32.
+    /// queries before the first sequence or past the last see none. Both `[batch, 1, 1, sequences + 1]`,
+    /// ascending, batch may be 1; a start past the end of the tensor is its end. On a device the dtype is U32.
     pub fn packed(mut self, query_starts: L, key_starts: L) -> Self {
         self.packed = Some(Packed { queries: query_starts, keys: key_starts });
         self
@@ -432,10 +433,10 @@ impl<L, K, B> Mask<L, K, B> {
 type ShapesOf<L, B> = (fn(&L) -> [usize; 4], fn(&B) -> [usize; 4]);
 
 impl HostMask<'_> {
-    /// Refuses parts that do not broadcast to what their methods say.
+    /// Refuses parts that do not broadcast to what their methods say, and patterns and blocks of no size.
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::Length`].
+    /// [`Error::Shape`], [`Error::Length`], [`Error::ZeroSize`], [`Error::Option`].
     pub fn check(&self, shape: &Shape) -> Result<(), Error> {
         let size = self.blocks.map(|b| b.size);
         self.check_sizes((|t| t.shape, |t| t.shape))?;

@@ -1,13 +1,12 @@
 //! The operator: attention over disjoint sets of keys → attention over all of them.
 
-use crate::attention::check_dtype;
 use crate::error::Error;
 use crate::kernel::{Call, View};
 use crate::kernels::{Stage, merge};
 use crate::path::{Calls, grid};
 use crate::record::{Pipelines, dispatch, pass};
 use crate::scratch::{Bound, Scratch};
-use crate::tensor::{Access, DType, DeviceFacts, TensorView, check_aliasing, expect};
+use crate::tensor::{Access, DType, DeviceFacts, TensorView, check_aliasing, check_apart, expect};
 
 /// Attention over some of the keys: an output, and the log-sum-exp that says what it weighs.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +24,7 @@ pub struct Partial<'a> {
 /// each of several devices (Liu et al. 2023, "Ring attention"; Juravsky et al. 2024, "Hydragen"). Every part has
 /// the same queries. A row that saw no key in a part (lse −∞) takes nothing from it. Attention sinks
 /// must be in the mask of one part only; dropout and masks that speak of positions are each part's own matter.
+/// Batch and heads may reach wgpu's limit of workgroups, 65535 by default, each.
 #[derive(Clone, Debug)]
 pub struct Merge {
     pipelines: Pipelines,
@@ -98,7 +98,10 @@ fn check(parts: &[Partial], into: &Partial, device: &DeviceFacts) -> Result<(), 
         for (name, view, dtype, shape) in
             [(out, part.out, float, into.out.shape()), (lse, part.lse, DType::F32, lse_shape)]
         {
-            check_dtype(float, device)?;
+            if !float.is_float() {
+                let expected = "F32 or F16".into();
+                return Err(Error::Type { tensor: out, expected, got: float });
+            }
             if view.dtype() != dtype {
                 let expected = format!("{dtype:?}");
                 return Err(Error::Type { tensor: name, expected, got: view.dtype() });
@@ -109,11 +112,9 @@ fn check(parts: &[Partial], into: &Partial, device: &DeviceFacts) -> Result<(), 
     }
     let read: Vec<_> =
         parts.iter().flat_map(|part| [("parts.out", part.out), ("parts.lse", part.lse)]).collect();
-    // Both are bound for writing in one dispatch.
-    if into.out.buffer() == into.lse.buffer() {
-        return Err(Error::Alias { tensor: "out", other: "lse" });
-    }
-    check_aliasing(&[("out", into.out), ("lse", into.lse)], &read)
+    let written = [("out", into.out), ("lse", into.lse)];
+    check_aliasing(&written, &read)?;
+    check_apart(&written, device)
 }
 
 fn calls<'a>(parts: &[Partial<'a>], into: &Partial<'a>, device: &DeviceFacts) -> Calls<'a> {
@@ -128,10 +129,10 @@ fn calls<'a>(parts: &[Partial<'a>], into: &Partial<'a>, device: &DeviceFacts) ->
             out: view(into.out),
             lse: view(into.lse),
             parts: places,
-            heads: heads as u32,
             q_len: q_len as u32,
             value_dim: value_dim as u32,
             none: f32::NEG_INFINITY,
+            pad: 0,
         };
         let outs = parts.iter().map(|part| part.out);
         let lses = parts.iter().map(|part| part.lse);

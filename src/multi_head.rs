@@ -47,6 +47,7 @@ impl OwnedLinear {
 /// One forward call of a layer. Inputs and output are `[batch, 1, length, features]`, see
 /// [`TensorView::sequence`].
 #[derive(Clone, Copy, Debug)]
+#[must_use]
 pub struct LayerForward<'a> {
     /// `[batch, 1, q_len, query_features]`.
     pub query: TensorView<'a>,
@@ -239,7 +240,7 @@ impl MultiHeadAttention {
         self
     }
 
-    /// Bounds the work of one dispatch; see [`Config::work_limit`].
+    /// Bounds the work of one dispatch of the attention, not of the projections; see [`Config::work_limit`].
     pub fn work_limit(mut self, flops: u64) -> Self {
         self.tuning.work = flops;
         self

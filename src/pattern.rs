@@ -1,6 +1,7 @@
 //! Regular sparse patterns: rules by the positions of query and key alone.
 
 use crate::error::Error;
+use crate::tensor::LONGEST_AXIS;
 
 /// Which half of a two-part sparse pattern a query sees (Child et al. 2019, "Generating long sequences with
 /// sparse transformers", section 4.3).
@@ -81,16 +82,19 @@ impl Pattern {
     }
 
     pub(crate) fn check(self) -> Result<(), Error> {
-        let PatternParams { stride, summary, .. } = self.params();
+        let (option, size) = match self {
+            Pattern::Dilated { dilation } => ("pattern dilation", dilation),
+            Pattern::Strided { stride, .. } | Pattern::Fixed { stride, .. } => ("pattern stride", stride),
+            Pattern::Local { block } => ("pattern block", block),
+        };
         // Kernels count positions in signed 32 bits.
-        if !(1..=i32::MAX as usize / 4).contains(&stride) {
-            let expected = "at least 1 and below 2^29";
-            return Err(Error::Option { option: "pattern stride", value: stride as f64, expected });
+        if !(1..=LONGEST_AXIS).contains(&size) {
+            return Err(Error::Option { option, value: size as f64, expected: "at least 1 and below 2^29" });
         }
-        match summary {
-            Some(n) if !(1..=stride).contains(&n) => {
+        match self {
+            Pattern::Fixed { stride, summary, .. } if !(1..=stride).contains(&summary) => {
                 let expected = "at least 1 and at most the stride";
-                Err(Error::Option { option: "pattern summary", value: n as f64, expected })
+                Err(Error::Option { option: "pattern summary", value: summary as f64, expected })
             }
             _ => Ok(()),
         }

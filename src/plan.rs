@@ -19,8 +19,8 @@ pub enum Tiling {
 /// Which sequence of kernels computes attention. All give the same answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Path {
-    /// `Fused`, unless attention weights are asked for or the mask has more tensors than the device binds beside
-    /// q, k, v and out; then `Staged`.
+    /// `Fused`, unless attention weights are asked for, or the mask and the dropout have more tensors than the
+    /// device binds beside q, k, v, out and lse; then `Staged`.
     #[default]
     Auto,
     /// Scores, softmax, weighted sum, with the score matrix in memory.
@@ -139,12 +139,13 @@ impl FusedTiles {
     pub const LANES: u32 = 8;
 
     /// The tiles worth checking every mask with.
-    pub const ALL: [FusedTiles; 4] = [
-        SMALL_64,
-        SHORT_16,
-        FusedTiles::Uniform { rows: 24, keys: 2, head_vectors: 4, value_vectors: 4 },
-        FusedTiles::Uniform { rows: 8, keys: 1, head_vectors: 5, value_vectors: 3 },
-    ];
+    pub const MASKED: [FusedTiles; 4] = [SMALL_64, SHORT_16[0], UNIFORM, UNIFORM_FEW];
+
+    /// Every kind of tiles there is.
+    pub fn all() -> Vec<FusedTiles> {
+        let named = [SMALL_64, SMALL_128, SMALL_256, LARGE_64, LARGE_128, UNIFORM, UNIFORM_FEW];
+        SHORT_16.into_iter().chain(SHORT_32).chain(named).collect()
+    }
 
     /// Packed rows of a workgroup.
     fn rows(self) -> usize {
@@ -222,11 +223,17 @@ const LARGE_128: FusedTiles = FusedTiles::Workgroup {
     v_keys: 8,
     p_keys: 32,
 };
-/// Few queries: more workgroups, and less computed beyond them.
-const SHORT_32: FusedTiles =
-    FusedTiles::Workgroup { rows: 32, keys: 64, chunk: 16, workgroup: 64, slice: 64, v_keys: 8, p_keys: 32 };
-const SHORT_16: FusedTiles =
-    FusedTiles::Workgroup { rows: 16, keys: 64, chunk: 16, workgroup: 64, slice: 64, v_keys: 8, p_keys: 32 };
+const fn short(rows: u32, slice: u32, v_keys: u32) -> FusedTiles {
+    FusedTiles::Workgroup { rows, keys: 64, chunk: 16, workgroup: 64, slice, v_keys, p_keys: 32 }
+}
+
+/// Few queries: more workgroups, and less computed beyond them. By slices, as wide as registers allow: every slice
+/// scores all keys again.
+const SHORT_32: [FusedTiles; 2] = [short(32, 64, 8), short(32, 128, 8)];
+const SHORT_16: [FusedTiles; 3] = [short(16, 64, 8), short(16, 128, 8), short(16, 256, 4)];
+
+const UNIFORM: FusedTiles = FusedTiles::Uniform { rows: 24, keys: 2, head_vectors: 4, value_vectors: 4 };
+const UNIFORM_FEW: FusedTiles = FusedTiles::Uniform { rows: 8, keys: 1, head_vectors: 5, value_vectors: 3 };
 
 /// How a problem is computed by the fused kernel.
 #[derive(Clone, Copy, Debug)]
@@ -254,10 +261,17 @@ pub(crate) fn fused(shape: &Shape, tiling: Tiling, device: &DeviceFacts) -> Fuse
 
 /// The form for GPUs: as many rows as there are, as long as enough workgroups remain.
 fn fused_workgroup(rows: usize, value_dim: usize, heads: usize, device: &DeviceFacts) -> FusedTiles {
-    match rows {
-        0..=16 => return SHORT_16,
-        17..=32 => return SHORT_32,
-        _ => {}
+    let widest = |tiles: &[FusedTiles]| {
+        let fits = tiles.iter().find(|t| t.slice() >= value_dim);
+        fits.or(tiles.last()).copied()
+    };
+    let short = match rows {
+        0..=16 => widest(&SHORT_16),
+        17..=32 => widest(&SHORT_32),
+        _ => None,
+    };
+    if let Some(short) = short {
+        return short;
     }
     let (small, large) = match value_dim {
         0..=64 => (SMALL_64, Some(LARGE_64)),
@@ -314,40 +328,34 @@ pub(crate) struct Piece {
 /// More dispatches than this are no plan: the caller's limit is too small for the problem.
 const MOST_PIECES: usize = 1 << 16;
 
-/// Cuts a grid so that every piece has at most `limit` operations, `work` per workgroup, and fits the device;
-/// a workgroup is not cut. Pieces are whole layers of the last axis if those fit, else runs along the first.
-pub(crate) fn pieces(
-    grid: [usize; 3],
-    work: f64,
-    limit: u64,
-    device: &DeviceFacts,
-) -> Result<Vec<Piece>, Error> {
+/// How many workgroups along each axis a piece has, so that it has at most `limit` operations and fits the device; a
+/// workgroup is not cut. Pieces are whole layers of the last axis if those fit, else runs along the first.
+pub(crate) fn steps(plan: &FusedPlan, limit: u64, device: &DeviceFacts) -> Result<[usize; 3], Error> {
     let most = device.max_workgroups as usize;
-    let workgroups = ((limit as f64 / work.max(1.0)) as usize).max(1);
-    let [x, y, z] = grid;
+    let workgroups = ((limit as f64 / plan.work.max(1.0)) as usize).max(1);
+    let [x, y, z] = plan.grid;
     // Slices of out are few.
     let step_y = y.min(workgroups).min(most);
     let step_x = x.min((workgroups / step_y).max(1)).min(most);
-    let step_z = if step_x == x && step_y == y { z.min((workgroups / (x * y)).max(1)).min(most) } else { 1 };
+    let whole = step_x == x && step_y == y;
+    let step_z = if whole { z.min((workgroups / (x * y)).max(1)).min(most) } else { 1 };
     let count = x.div_ceil(step_x).saturating_mul(y.div_ceil(step_y)).saturating_mul(z.div_ceil(step_z));
     if count > MOST_PIECES {
-        let needed = count as u64;
-        return Err(Error::Limit {
-            what: "dispatches of a call",
-            needed,
-            limit: MOST_PIECES as u64,
-            name: "Config::work_limit",
-        });
+        let expected = "large enough that the call takes at most 65536 dispatches";
+        return Err(Error::Option { option: "work_limit", value: limit as f64, expected });
     }
+    Ok([step_x, step_y, step_z])
+}
+
+/// Cuts a grid into pieces of `steps` workgroups.
+pub(crate) fn pieces([x, y, z]: [usize; 3], steps: [usize; 3]) -> impl Iterator<Item = Piece> {
     let cuts =
         |n: usize, step: usize| (0..n).step_by(step).map(move |at| (at as u32, step.min(n - at) as u32));
-    let mut pieces = Vec::with_capacity(count);
-    for (fz, nz) in cuts(z, step_z) {
-        for (fy, ny) in cuts(y, step_y) {
-            pieces.extend(cuts(x, step_x).map(|(fx, nx)| Piece { first: [fx, fy, fz], grid: [nx, ny, nz] }));
-        }
-    }
-    Ok(pieces)
+    cuts(z, steps[2]).flat_map(move |(fz, nz)| {
+        cuts(y, steps[1]).flat_map(move |(fy, ny)| {
+            cuts(x, steps[0]).map(move |(fx, nx)| Piece { first: [fx, fy, fz], grid: [nx, ny, nz] })
+        })
+    })
 }
 
 #[cfg(test)]
@@ -417,8 +425,9 @@ mod tests {
         // Four times 128 rows by 8 heads are 32 workgroups: twice as many keep more of a GPU busy.
         assert_eq!(of(512, 64, 8, &large), SMALL_64);
         assert_eq!(of(4096, 200, 32, &large), SMALL_256);
-        assert_eq!(of(5, 64, 32, &large), SHORT_16);
-        assert_eq!(of(20, 64, 32, &large), SHORT_32);
+        assert_eq!(of(5, 64, 32, &large), SHORT_16[0]);
+        assert_eq!(of(16, 512, 32, &large), SHORT_16[2]);
+        assert_eq!(of(20, 65, 32, &large), SHORT_32[1]);
         assert!(SMALL_256.workgroup_memory() <= 16384 && LARGE_128.workgroup_memory() <= 32768);
     }
 
@@ -426,10 +435,12 @@ mod tests {
     fn pieces_cover_the_grid_once_and_keep_the_limit() {
         for grid in [[1, 1, 1], [7, 1, 5], [5, 3, 4], [70_000, 2, 1], [3, 1, 70_000], [1000, 2, 33]] {
             for limit in [1, 10, 64, 1000, 1 << 37] {
-                let Ok(pieces) = pieces(grid, 10.0, limit, &DEVICE) else {
+                let plan = FusedPlan { tiles: SMALL_64, grid, work: 10.0 };
+                let Ok(steps) = steps(&plan, limit, &DEVICE) else {
                     assert!(grid.iter().product::<usize>() > MOST_PIECES && limit < 100);
                     continue;
                 };
+                let pieces: Vec<_> = pieces(grid, steps).collect();
                 let mut seen = std::collections::HashSet::new();
                 let mut covered = 0;
                 for piece in &pieces {
@@ -447,7 +458,8 @@ mod tests {
 
     #[test]
     fn too_many_pieces_are_refused() {
-        let refused = pieces([70_000, 1, 1], 10.0, 1, &DEVICE);
-        assert!(matches!(refused, Err(Error::Limit { name: "Config::work_limit", .. })), "{refused:?}");
+        let plan = FusedPlan { tiles: SMALL_64, grid: [70_000, 1, 1], work: 10.0 };
+        let refused = steps(&plan, 1, &DEVICE);
+        assert!(matches!(refused, Err(Error::Option { option: "work_limit", .. })), "{refused:?}");
     }
 }

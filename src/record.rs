@@ -47,6 +47,7 @@ impl Pipelines {
         calls: &[Call<Stage>],
         scratch: &mut Scratch,
     ) -> Result<Vec<(Bound, [u32; 3])>, Error> {
+        scratch.make_room(calls.len());
         calls.iter().map(|call| Ok((self.bind_one(call, scratch)?, call.grid))).collect()
     }
 
@@ -89,7 +90,7 @@ impl Pipelines {
                 entries.push(wgpu::BindGroupEntry { binding: n as u32 + 1, resource });
             }
             device.create_bind_group(&wgpu::BindGroupDescriptor {
-                label: Some(call.variant.describe().label),
+                label: Some(call.variant.label()),
                 layout: &compiled.layout,
                 entries: &entries,
             })

@@ -69,7 +69,7 @@ pub(crate) fn count(shape: [usize; 4]) -> usize {
 }
 
 /// Longest axis: sums and differences of two, and a tile more, fit in an i32.
-const LONGEST_AXIS: usize = (i32::MAX / 4) as usize;
+pub(crate) const LONGEST_AXIS: usize = (i32::MAX / 4) as usize;
 
 impl Layout {
     pub const fn dense(shape: [usize; 4]) -> Self {
@@ -364,6 +364,24 @@ pub(crate) fn check_aliasing<'a>(
         for (other, output) in &written[n + 1..] {
             let ((a, b), (c, d)) = (view.extent(), output.extent());
             if view.buffer == output.buffer && a < d && c < b {
+                return Err(Error::OutputsOverlap { tensor, other });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Refuses tensors that one dispatch writes through bindings of their own and whose bindings meet: they begin where
+/// the device can bind, and WebGPU wants them apart.
+pub(crate) fn check_apart<'a>(
+    written: &[(&'static str, TensorView<'a>)],
+    device: &DeviceFacts,
+) -> Result<(), Error> {
+    for (n, (tensor, view)) in written.iter().enumerate() {
+        for (other, output) in &written[n + 1..] {
+            let (a, b) = (view.window(device), output.window(device));
+            let meet = a.start < b.start + b.size && b.start < a.start + a.size;
+            if view.buffer == output.buffer && meet {
                 return Err(Error::OutputsOverlap { tensor, other });
             }
         }

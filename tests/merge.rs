@@ -140,7 +140,7 @@ fn the_reference_merges_exactly() {
                 .expect("fits")
         };
         let (a, b) = (piece(0, at), piece(at, 9));
-        let (out, lse) = reference::merge(&[(&a.out, &a.lse), (&b.out, &b.lse)], 3);
+        let (out, lse) = reference::merge(&[(&a.out, &a.lse), (&b.out, &b.lse)], 3).expect("equal rows");
         let near = |a: &[f64], b: &[f64]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-14);
         assert!(near(&out, &whole.out) && near(&lse, &whole.lse), "cut at {at}");
     }

@@ -221,7 +221,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                         // A NaN is carried by addition: max, exp and log lose it on some drivers.
                         lost[r] += select(0.0, s[r][c], any_nan(vec4<f32>(s[r][c])));
                     }
-                    let w = select(weight_of(top[r] - high), 0.0, top[r] == LOWEST);
+                    let w = select(weight_of(top[r] - high), 0.0, top[r] == LOWEST && high != LOWEST);
                     top[r] = high;
                     total[r] *= w;
                     for (var part = 0u; part < VALUE_PARTS; part++) {

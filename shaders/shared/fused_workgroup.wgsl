@@ -56,8 +56,8 @@ const PARTS_SIZE: u32 = LANES_X * PARTS_STEP;
 const TILE_SIZE: u32 = max(max(Q_SIZE + K_SIZE, P_SIZE + V_SIZE), PARTS_SIZE);
 
 var<workgroup> tile: array<vec4<f32>, TILE_SIZE>;
-// Of the rows, four a vector: the highest score so far; what scores are relative to; what older sums are to
-// be multiplied by (in the end: 1 / sum).
+// Of the rows, four a vector: the highest score so far; what scores are relative to (in the end: the sum of the
+// weights); what older sums are to be multiplied by.
 var<workgroup> row_top: array<vec4<f32>, ROWS / 4u>;
 var<workgroup> row_origin: array<vec4<f32>, ROWS / 4u>;
 var<workgroup> row_factor: array<vec4<f32>, ROWS / 4u>;
@@ -151,6 +151,20 @@ fn next_tile(b: u32, kv_head: u32, row0: u32, last_row: u32, j: u32, end: u32) -
         at += KEYS;
     }
     return vec2<u32>(end, 0u);
+}
+
+// The end of a row of the tile: what its sums are multiplied by, its maximum and the sum of its weights. Stores lse.
+fn row_end(top: f32, total: f32, b: u32, n: u32, row0: u32, last_row: u32, col0: u32) -> vec3<f32> {
+    let none = p.mask.none;
+    let place = row_place[n];
+    let own = vec2<f32>(top, total);
+    let all = with_sink(own, b, place.x);
+    if HAS_LSE && col0 == 0u && row0 + n <= last_row {
+        lse_put(view_at(p.lse, b, place.x, place.y, 0u), lse_of(all, none));
+    }
+    // A sink may have raised the maximum.
+    let share = exp_of(vec4<f32>(own.x - all.x), none).x / all.y;
+    return vec3<f32>(select(0.0, share, is_seen(own, none)), all.x, all.y);
 }
 
 @compute @workgroup_size(WORKGROUP)
@@ -503,20 +517,16 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
             total += tile[n * PARTS_STEP + lane];
         }
         let top = row_top[lane];
-        for (var c = 0u; c < 4u; c++) {
-            let place = row_place[lane * 4u + c];
-            let own = vec2<f32>(top[c], total[c]);
-            let all = with_sink(own, b, place.x);
-            // A sink may have raised the maximum.
-            let share = exp_of(vec4<f32>(own.x - all.x), none).x / all.y;
-            row_factor[lane][c] = select(0.0, share, is_seen(own, none));
-            row_top[lane][c] = all.x;
-            row_origin[lane][c] = all.y;
-            let row = row0 + lane * 4u + c;
-            if HAS_LSE && col0 == 0u && row <= last_row {
-                lse_put(view_at(p.lse, b, place.x, place.y, 0u), lse_of(all, none));
-            }
-        }
+        let ends = mat4x3<f32>(
+            row_end(top.x, total.x, b, lane * 4u, row0, last_row, col0),
+            row_end(top.y, total.y, b, lane * 4u + 1u, row0, last_row, col0),
+            row_end(top.z, total.z, b, lane * 4u + 2u, row0, last_row, col0),
+            row_end(top.w, total.w, b, lane * 4u + 3u, row0, last_row, col0),
+        );
+        let rows_ends = transpose(ends);
+        row_factor[lane] = rows_ends[0];
+        row_top[lane] = rows_ends[1];
+        row_origin[lane] = rows_ends[2];
     }
     workgroupBarrier();
     var broken = 0u;

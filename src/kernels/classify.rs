@@ -26,6 +26,8 @@ params! {
 }
 
 impl Classify {
+    pub const LABEL: &'static str = "attention.classify";
+
     pub fn describe(&self) -> Kernel {
         let mut bindings = vec![Binding::write("map", DType::U32, Width::One)];
         bindings.extend(self.mask.bindings());
@@ -33,7 +35,7 @@ impl Classify {
         let parts =
             [shader!("shared/view"), shader!("shared/online"), shader!("classify"), &self.mask.wgsl()];
         Kernel {
-            label: "attention.classify",
+            label: Self::LABEL,
             wgsl: compose(&constants, &bindings, &parts),
             bindings,
             params: Params::FIELDS,

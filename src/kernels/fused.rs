@@ -55,6 +55,8 @@ fn tile_state(b: u32, kv_head: u32, first: u32, last: u32, from_key: u32, to_key
 ";
 
 impl Fused {
+    pub const LABEL: &'static str = "attention.fused";
+
     pub fn bindings(&self) -> Vec<Binding> {
         let mut bindings = vec![
             Binding::read("q", self.dtype, self.width),
@@ -79,7 +81,8 @@ impl Fused {
             Constant::Bool("ASKS_PAIRS", self.mask.asks_pairs()),
             Constant::Bool("DROPS", self.drop != Drop::None),
             Constant::Bool("HAS_BLOCKS", self.mask.blocks),
-            Constant::Bool("FULL_IS_PLAIN", !self.mask.changes_full()),
+            // Appended keys lie past the interval that a full block keeps.
+            Constant::Bool("FULL_IS_PLAIN", !self.mask.changes_full() && !self.mask.appended),
         ];
         let (core, invocations, workgroup_memory) = match self.tiles {
             FusedTiles::Workgroup { rows, keys, chunk, workgroup, slice, v_keys, p_keys } => {
@@ -119,7 +122,7 @@ impl Fused {
             &self.mask.wgsl(),
         ];
         Kernel {
-            label: "attention.fused",
+            label: Self::LABEL,
             wgsl: compose(&constants, &bindings, &parts),
             bindings,
             params: Params::FIELDS,
@@ -130,8 +133,8 @@ impl Fused {
     }
 
     pub fn all() -> Vec<Self> {
-        let plain = Fused {
-            tiles: FusedTiles::ALL[0],
+        let plain = |tiles| Fused {
+            tiles,
             dtype: DType::F32,
             width: Width::Four,
             put: Width::Four,
@@ -141,20 +144,18 @@ impl Fused {
             mask: mask::Parts::default(),
         };
         let mut all = Vec::new();
-        for tiles in FusedTiles::ALL {
-            for mask in mask::Parts::all() {
-                all.push(Fused { tiles, mask, ..plain });
-            }
+        for tiles in FusedTiles::MASKED {
+            all.extend(mask::Parts::all().into_iter().map(|mask| Fused { mask, ..plain(tiles) }));
+            all.extend(Drop::ALL.map(|drop| Fused { drop, lse: true, ..plain(tiles) }));
+        }
+        for tiles in FusedTiles::all() {
             for dtype in super::FLOATS {
                 for width in super::WIDTHS {
-                    for put in super::WIDTHS {
-                        all.push(Fused { tiles, dtype, width, put, ..plain });
-                    }
+                    all.extend(super::WIDTHS.map(|put| Fused { dtype, width, put, ..plain(tiles) }));
                 }
             }
-            all.extend(Drop::ALL.map(|drop| Fused { tiles, drop, lse: true, ..plain }));
         }
-        all.push(Fused { tiles: FusedTiles::ALL[2], wide: true, ..plain });
+        all.push(Fused { wide: true, ..plain(FusedTiles::MASKED[2]) });
         all
     }
 }

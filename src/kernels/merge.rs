@@ -33,15 +33,17 @@ params! {
         out: View,
         lse: View,
         parts: [MergePart; PARTS],
-        heads: u32,
         q_len: u32,
         value_dim: u32,
         none: f32,
+        pad: u32,
     }
 }
 shared! { [MergePart; PARTS] = "array<MergePart, 3>" }
 
 impl Merge {
+    pub const LABEL: &'static str = "attention.merge";
+
     pub fn describe(&self) -> Kernel {
         let mut bindings =
             vec![Binding::write("out", self.out, Width::One), Binding::write("lse", DType::F32, Width::One)];
@@ -53,7 +55,7 @@ impl Merge {
             [Constant::U32("PARTS", self.parts as u32), Constant::Bool("ACCUMULATES", self.accumulates)];
         let parts = [shader!("shared/view"), shader!("shared/online"), shader!("merge"), &slots];
         Kernel {
-            label: "attention.merge",
+            label: Self::LABEL,
             wgsl: compose(&constants, &bindings, &parts),
             bindings,
             params: Params::FIELDS,

@@ -40,6 +40,20 @@ pub(crate) enum Stage {
 }
 
 impl Variant for Stage {
+    fn label(&self) -> &'static str {
+        match self {
+            Stage::Project(_) => project::Project::LABEL,
+            Stage::Scores(_) => scores::Scores::LABEL,
+            Stage::Softmax(_) => softmax::Softmax::LABEL,
+            Stage::WeightedSum(_) => weighted_sum::WeightedSum::LABEL,
+            Stage::AverageWeights(_) => average_weights::AverageWeights::LABEL,
+            Stage::AppendKeys(_) => append_keys::AppendKeys::LABEL,
+            Stage::Fused(_) => fused::Fused::LABEL,
+            Stage::Merge(_) => merge::Merge::LABEL,
+            Stage::Classify(_) => classify::Classify::LABEL,
+        }
+    }
+
     fn describe(&self) -> Kernel {
         match self {
             Stage::Project(v) => v.describe(),

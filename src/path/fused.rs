@@ -10,7 +10,7 @@ use crate::tensor::{DeviceFacts, TensorView};
 
 /// Storage buffers that `problem` binds.
 pub(crate) fn bindings(problem: &Problem) -> usize {
-    variant(problem, FusedTiles::ALL[0]).bindings().len()
+    variant(problem, FusedTiles::MASKED[0]).bindings().len()
 }
 
 fn variant(problem: &Problem, tiles: FusedTiles) -> fused::Fused {
@@ -26,6 +26,12 @@ fn variant(problem: &Problem, tiles: FusedTiles) -> fused::Fused {
         drop: Drop::of(problem.dropout.as_ref()),
         mask: mask::Parts::of(&problem.mask, problem.softcap.is_some(), problem.appended > 0),
     }
+}
+
+/// Refuses a problem that the caller's limit would cut into too many dispatches.
+pub(crate) fn check(problem: &Problem, device: &DeviceFacts) -> Result<(), Error> {
+    let fused = plan::fused(&problem.shape, problem.tuning.tiling, device);
+    plan::steps(&fused, problem.tuning.work, device).map(|_| ())
 }
 
 /// The dispatches of `problem`.
@@ -60,7 +66,7 @@ pub(crate) fn calls<'a>(problem: &Problem<'a>, device: &DeviceFacts) -> Result<C
         [Some(q), Some(k), Some(v), Some(out), lse].into_iter().flatten().map(|t| t.window(device)).collect();
     tensors.extend(variant.mask.windows(&problem.mask, device));
     tensors.extend(drop.keep);
-    let pieces = plan::pieces(fused.grid, fused.work, problem.tuning.work, device)?;
+    let steps = plan::steps(&fused, problem.tuning.work, device)?;
     let call = |piece: plan::Piece| {
         params.first = [piece.first[0], piece.first[1], piece.first[2], 0];
         Call {
@@ -70,5 +76,5 @@ pub(crate) fn calls<'a>(problem: &Problem<'a>, device: &DeviceFacts) -> Result<C
             grid: piece.grid,
         }
     };
-    Ok(pieces.into_iter().map(call).collect())
+    Ok(plan::pieces(fused.grid, steps).map(call).collect())
 }

@@ -55,7 +55,7 @@ impl Problem<'_> {
     /// The temporary memory it needs.
     pub fn scratch_size(&self, device: &DeviceFacts) -> Result<ScratchSize, Error> {
         match self.path(device)? {
-            Path::Fused => Ok(ScratchSize::default()),
+            Path::Fused => fused::check(self, device).map(|()| ScratchSize::default()),
             _ => staged::scratch_size(&self.shape, self.weights.as_ref(), device),
         }
     }

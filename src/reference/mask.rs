@@ -106,7 +106,7 @@ impl HostMask<'_> {
 /// those of `shape`, or 1 for what all have in common.
 ///
 /// # Errors
-/// [`Error::Shape`], [`Error::Length`](crate::Error::Length), block sizes of 0.
+/// As [`HostMask::check`], and maps of other shapes.
 pub fn classify(
     mask: &HostMask,
     shape: &Shape,

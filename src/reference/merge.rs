@@ -1,11 +1,19 @@
 //! Attention over disjoint sets of keys → attention over their union.
 
-use super::Real;
+use super::{Real, expect_length};
+use crate::error::Error;
 
 /// Combines outputs `[rows, value_dim]` and log-sum-exps `[rows]` of disjoint sets of keys: `lse = ln Σ exp(lseₙ)`,
 /// `out = Σ exp(lseₙ − lse) · outₙ`. A part with lse −∞ contributes nothing to its row.
-pub fn merge<R: Real>(parts: &[(&[R], &[R])], value_dim: usize) -> (Vec<R>, Vec<R>) {
-    let rows = parts.iter().map(|(_, lse)| lse.len()).min().unwrap_or(0);
+///
+/// # Errors
+/// [`Error::Length`] if the parts have different numbers of rows.
+pub fn merge<R: Real>(parts: &[(&[R], &[R])], value_dim: usize) -> Result<(Vec<R>, Vec<R>), Error> {
+    let rows = parts.first().map_or(0, |(_, lse)| lse.len());
+    for (out, lse) in parts {
+        expect_length("parts.lse", lse, rows)?;
+        expect_length("parts.out", out, rows.saturating_mul(value_dim))?;
+    }
     let mut out = vec![R::zero(); rows * value_dim];
     let mut lse = vec![R::neg_infinity(); rows];
     for row in 0..rows {
@@ -23,5 +31,5 @@ pub fn merge<R: Real>(parts: &[(&[R], &[R])], value_dim: usize) -> (Vec<R>, Vec<
             }
         }
     }
-    (out, lse)
+    Ok((out, lse))
 }

@@ -435,7 +435,7 @@ pub(super) fn limits() -> Seen {
     let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
     let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
     let error = attention.prepare(&call, &mut scratch).expect_err("a limit");
-    seen.insert(read("a work limit", &error, &["dispatches", "65537", "65536", "Config::work_limit"]));
+    seen.insert(read("a work limit", &error, &["work_limit is 1,", "65536 dispatches"]));
 
     // What is too wide for one dispatch of the fused path is cut.
     let narrow = device(|limits| limits.max_compute_workgroups_per_dimension = 1);
