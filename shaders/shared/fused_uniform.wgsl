@@ -27,8 +27,8 @@ const LN_2: f32 = 0.6931471805599453;
 const UNIT: f32 = select(LOG2_E, 1.0, ASKS_PAIRS);
 // How far, in their units, a score may be above the maximum in use before that moves and the sums are scaled.
 const SLACK: f32 = 8.0;
-// Below it is only −∞.
-const LOWEST: f32 = -3.40282347e38;
+// The lowest finite number: below it is only −∞.
+const LOWEST: f32 = -0x1.fffffep+127f;
 // Says to the compiler that an index is not negative as an i32 (and, in fours, aligned), which saves a
 // check per load.
 const INDEX: u32 = select(0xffffffffu, select(0x0fffffffu, 0x0ffffffcu, IN_FOURS), !WIDE);
