@@ -5,7 +5,7 @@
 // LANES invocations share a row: one (row_alone.wgsl) or a workgroup (row_workgroup.wgsl). A row that sees
 // no key becomes zeros, its lse −∞.
 //
-// Bindings (declared by the host): scores; lse, lengths, keep, keys, bias, dropout where used.
+// Bindings (declared by the host): scores; lse, the mask's, dropout where used.
 // Two reads and one write per score; two exp.
 
 struct Params {

@@ -14,9 +14,9 @@ pub mod state {
 /// A map of blocks of `size[0]` queries and `size[1]` keys.
 ///
 /// `map` is `[batch, heads, ⌈q_len / size[0]⌉, ⌈kv_len / size[1]⌉]`, any may be 1, and holds a
-/// [`state`](crate::block_map::state) per block. Key tiles that lie in hidden blocks are never loaded, and full blocks cost no mask
-/// arithmetic: use it for any block-sparse attention, or let [`Attention::classify`](crate::Attention::classify)
-/// make one of any other mask and reuse it.
+/// [`state`](crate::block_map::state) per block. On the fused path key tiles that lie in hidden blocks are never
+/// loaded, and full blocks cost no mask arithmetic: use it for any block-sparse attention, or let
+/// [`Attention::classify`](crate::Attention::classify) make one of any other mask and reuse it.
 ///
 /// Blocks of at least 64 × 64 fit the kernels' tiles. On a device the dtype is U32.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -233,6 +233,13 @@ impl<L, K, B> Mask<L, K, B> {
     /// elsewhere). A query sees keys of its own sequence only, and stands where `aligned` says within it;
     /// queries before the first sequence or past the last see none. Both `[batch, 1, 1, sequences + 1]`,
     /// ascending, batch may be 1; a start past the end of the tensor is its end. On a device the dtype is U32.
+    ///
+    /// ```
+    /// use wgpu_attention::{HostMask, HostTensor, Mask};
+    /// let starts = [0, 5, 12]; // sequences of 5 and of 7 tokens, in tensors of length 12
+    /// let starts = HostTensor::new(&starts, [1, 1, 1, 3]);
+    /// let mask: HostMask = Mask::causal().packed(starts, starts);
+    /// ```
     pub fn packed(mut self, query_starts: L, key_starts: L) -> Self {
         self.packed = Some(Packed { queries: query_starts, keys: key_starts });
         self
