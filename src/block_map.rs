@@ -14,7 +14,7 @@ pub mod state {
 /// A map of blocks of `size[0]` queries and `size[1]` keys.
 ///
 /// `map` is `[batch, heads, ⌈q_len / size[0]⌉, ⌈kv_len / size[1]⌉]`, any may be 1, and holds a
-/// [`state`](crate::block_map::state) per block. On the fused path key tiles that lie in hidden blocks are never
+/// [`state`] per block. On the fused path key tiles that lie in hidden blocks are never
 /// loaded, and full blocks cost no mask arithmetic: use it for any block-sparse attention, or let
 /// [`Attention::classify`](crate::Attention::classify) make one of any other mask and reuse it.
 ///
