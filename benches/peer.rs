@@ -1,12 +1,14 @@
 //! This crate in the line-up of other attention libraries: reads the same workload files, prints the same
 //! JSON lines. `--data DIR` holds `index.txt` and one folder per workload with raw f32 inputs and an f64
-//! reference; `--only`, `--variants`, `--budget` select. Prints nothing without `--data`.
+//! reference; `--only`, `--variants`, `--budget` select. `--table FILE` prints such lines, this crate's and others', as
+//! a table of medians. Prints nothing without either.
 //!
 //! Times wall time from the call to the device being idle, as for the other libraries.
 
 #[path = "common/mod.rs"]
 mod common;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -178,7 +180,33 @@ fn matmul(gpu: &Gpu, work: &Workload) {
     });
 }
 
+/// Milliseconds by workload and program: medians over the rounds of a file of JSON lines.
+fn table(file: &str) {
+    let text = fs::read_to_string(file).expect("a file of JSON lines");
+    let mut cells: BTreeMap<(String, String), Vec<f64>> = BTreeMap::new();
+    for line in text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok()) {
+        let text = |key: &str| line[key].as_str().unwrap_or_default().to_string();
+        if let Some(ms) = line["ms"].as_f64() {
+            let program = format!("{} {}", text("peer"), text("variant"));
+            cells.entry((text("workload"), program)).or_default().push(ms);
+        }
+    }
+    let mut workload = "";
+    for ((name, program), times) in &mut cells {
+        if workload != name {
+            println!("{name}");
+            workload = name;
+        }
+        times.sort_by(f64::total_cmp);
+        let median = (times[(times.len() - 1) / 2] + times[times.len() / 2]) / 2.0;
+        println!("    {median:10.2} ms  {program} ({} rounds)", times.len());
+    }
+}
+
 fn main() {
+    if let Some(file) = argument("--table") {
+        return table(&file);
+    }
     let Some(data) = argument("--data") else { return };
     let gpu = Gpu::new().expect("a device");
     for work in workloads(Path::new(&data)) {
