@@ -298,7 +298,7 @@ impl Attention {
         self.record(call, scratch, |_| ())
     }
 
-    /// Records what writes `mask`'s block map into `blocks.map`: U32, `[batch, heads, ⌈q_len / size[0]⌉,
+    /// Records what writes `mask`'s block map for `[batch, q_len, kv_len]` into `blocks.map`: U32, `[batch, heads, ⌈q_len / size[0]⌉,
     /// ⌈kv_len / size[1]⌉]`, batch and heads 1 where one map is to stand for all of them. Give it to
     /// [`Mask::blocks`](crate::Mask::blocks) beside the same mask: tiles in hidden blocks are then not loaded, and
     /// those in full ones cost no mask arithmetic. Blocks of 64 × 64 or more fit the kernels' tiles. `scratch` may
@@ -311,9 +311,38 @@ impl Attention {
         &self,
         encoder: &mut wgpu::CommandEncoder,
         mask: &DeviceMask,
+        lengths: [usize; 3],
+        blocks: &Blocks<TensorView>,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record_map(mask, lengths, blocks, scratch, |bound| {
+            dispatch(&mut pass(encoder, "block map"), bound);
+        })
+    }
+
+    /// [`classify`](Self::classify) into a compute pass of the caller's, which is left with another pipeline and bind
+    /// group 0.
+    ///
+    /// # Errors
+    /// As [`classify`](Self::classify).
+    pub fn classify_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        mask: &DeviceMask,
+        lengths: [usize; 3],
+        blocks: &Blocks<TensorView>,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record_map(mask, lengths, blocks, scratch, |bound| dispatch(pass, bound))
+    }
+
+    fn record_map(
+        &self,
+        mask: &DeviceMask,
         [batch, q_len, kv_len]: [usize; 3],
         blocks: &Blocks<TensorView>,
         scratch: &mut Scratch,
+        emit: impl FnOnce(&[(crate::scratch::Bound, [u32; 3])]),
     ) -> Result<(), Error> {
         let device = self.pipelines.facts();
         let Config { heads, kv_heads, head_dim, value_dim, .. } = self.config;
@@ -335,7 +364,7 @@ impl Attention {
         check_aliasing(&[("blocks", blocks.map)], &mask.tensors())?;
         let call = path::classify::call(mask, &shape, blocks, device);
         let bound = self.pipelines.bind(&[call], scratch)?;
-        dispatch(&mut pass(encoder, "block map"), &bound);
+        emit(&bound);
         Ok(())
     }
 
