@@ -2,9 +2,9 @@
 //! tiling against the reference.
 
 use wgpu_attention::reference::compare::{Tolerance, compare};
-use wgpu_attention::{Alignment, Shape};
+use wgpu_attention::{Alignment, DType, Path, Shape};
 
-use crate::harness::{Case, Part, Report, Rules};
+use crate::harness::{Case, Layout, Part, Report, Rules, Setup, TILINGS, Weights, full};
 use crate::masks::{LENGTHS, check, shape};
 use crate::meaning::{dense, follows};
 use crate::numbers::{everywhere, expect};
@@ -52,6 +52,32 @@ fn distances_add_what_they_mean() {
                     follows(&case);
                     check(&mut report, &case);
                 }
+            }
+        }
+    }
+    report.finish();
+}
+
+/// Added in f16 to problems of either type; elsewhere what is added is f32.
+#[test]
+fn what_is_added_may_be_f16() {
+    let mut report = Report::new("biases in f16");
+    let shape = shape((21, 35));
+    let bias = Rules { bias: Some(Part::of([1, 4, 21, 35], eighths)), causal: true, ..Default::default() };
+    let together = Rules {
+        slopes: Some(Part::of([1, 4, 1, 1], eighths)),
+        relative: Some(Part::of([2, 1, 1, 5], eighths)),
+        sinks: Some(Part::of([1, 4, 1, 1], eighths)),
+        ..bias.clone()
+    };
+    for (n, rules) in [bias, together].into_iter().enumerate() {
+        let case = Case::random(format!("added in f16, {n}"), shape).with(|c| c.rules = rules);
+        for tiling in TILINGS {
+            for (path, dtype) in [(Path::Staged, DType::F32), (Path::Fused, [DType::F16, DType::F32][n])] {
+                let (profile, layout) = (full(), Layout::Window(n as u64 | 1));
+                let (lse, weights, bias) = (true, Weights::None, DType::F16);
+                let setup = Setup { profile, tiling, path, dtype, bias, layout, lse, weights };
+                report.check_in(&case, &setup, &mut Default::default());
             }
         }
     }

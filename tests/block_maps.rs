@@ -1,13 +1,15 @@
 //! Block maps: made of masks, on the host and on devices, and used in their place.
 
 use wgpu_attention::block_map::{big_bird, state};
-use wgpu_attention::reference::classify;
+use wgpu_attention::reference::{LayerShape, classify};
 use wgpu_attention::{
-    Attention, Blocks, Config, DType, Path, Pattern, Scratch, ScratchSize, Shape, TensorView,
+    Attention, Blocks, Config, DType, LayerConfig, Path, Pattern, Scratch, ScratchSize, Shape, TensorView,
 };
 
+use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, Storage};
 use crate::harness::run::PlacedRules;
 use crate::harness::{Case, Layout, Part, Report, Rules, Setup, TILINGS, Weights, profiles};
+use crate::stages::layer;
 
 const SHAPE: Shape =
     Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 70, kv_len: 90, head_dim: 8, value_dim: 12 };
@@ -111,6 +113,46 @@ fn a_map_beside_its_mask_changes_nothing() {
                     };
                     report.check_in(&mapped, &setup, &mut Default::default());
                 }
+            }
+        }
+    }
+    report.finish();
+}
+
+/// Appended keys stand outside of every block: a tile past the last full block has them too.
+#[test]
+fn appended_keys_lie_beside_full_blocks() {
+    let mut report = Report::new("block maps, appended keys");
+    let shape = LayerShape { batch: 2, q_len: 200, kv_len: 200 };
+    let lengths = Part::new(vec![200, 150], [2, 1, 1, 1]);
+    let all = [
+        ("causal", Rules { causal: true, ..Default::default() }),
+        ("lengths", Rules { lengths: Some(lengths), ..Default::default() }),
+    ];
+    for (name, rules) in all {
+        let mut config = LayerConfig::new(8, 2);
+        config.zero_attention = true;
+        let mut case = layer(format!("appended beside blocks, {name}"), config, shape, true);
+        // Full blocks keep what causal and lengths say, so the map may say it of all.
+        let full = Part::new(vec![state::FULL; 16], [1, 1, 4, 4]);
+        case.rules = Rules { blocks: Some((full, [64, 64])), ..rules.clone() };
+        let without = LayerCase { rules, ..case.clone() };
+        assert_eq!(case.exact().out, without.exact().out, "{name}");
+        for tiling in TILINGS {
+            for path in [Path::Fused, Path::Staged] {
+                let setup = LayerSetup {
+                    profile: profiles()[0],
+                    tiling,
+                    path,
+                    dtype: DType::F32,
+                    weight: DType::F32,
+                    bias: DType::F32,
+                    layout: LayerLayout::Dense,
+                    storage: Storage::Separate,
+                    lse: true,
+                    weights: Weights::None,
+                };
+                report.check_layer_in(&case, &setup, &mut Default::default());
             }
         }
     }

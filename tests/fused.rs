@@ -1,8 +1,11 @@
 //! The fused kernel at the edges of its tiles: lengths, channels, groups; long key ranges; nothing but q, k, v, out.
 
+use wgpu_attention::inspect::kernels;
 use wgpu_attention::{Alignment, DType, Path, Shape, Tiling};
 
-use crate::harness::{Case, Layout, Part, Report, Setup, TILINGS, Weights, defaults, full, profiles, run};
+use crate::harness::{
+    Case, Drop, Layout, Part, Report, Setup, TILINGS, Weights, defaults, full, profiles, run,
+};
 
 fn setup(tiling: Tiling) -> Setup {
     Setup {
@@ -47,7 +50,7 @@ fn lengths() {
 #[test]
 fn channels() {
     let mut report = Report::new("fused, channels");
-    for (head_dim, value_dim) in [
+    let dims = [
         (1, 1),
         (2, 5),
         (7, 64),
@@ -61,9 +64,20 @@ fn channels() {
         (192, 128),
         (256, 256),
         (576, 512),
-    ] {
+    ];
+    for (n, (head_dim, value_dim)) in dims.into_iter().enumerate() {
         let shape = Shape { batch: 1, heads: 2, kv_heads: 1, q_len: 37, kv_len: 41, head_dim, value_dim };
-        check(&mut report, &Case::random(format!("fused channels {head_dim} {value_dim}"), shape));
+        let case = Case::random(format!("fused channels {head_dim} {value_dim}"), shape);
+        for tiling in TILINGS {
+            // The uniform form is another shader for each: f16 and unaligned windows in turn.
+            let dense = setup(tiling);
+            let window = Setup { profile: defaults(), layout: Layout::Window(n as u64 | 1), ..dense };
+            let other = if n % 2 == 0 { Setup { dtype: DType::F16, ..dense } } else { window };
+            report.check_in(&case, &dense, &mut Default::default());
+            if head_dim <= 128 {
+                report.check_in(&case, &other, &mut Default::default());
+            }
+        }
     }
     report.finish();
 }
@@ -103,6 +117,76 @@ fn long_key_ranges() {
                 c.rules.bias = Some(Part::of([1, 1, 1, kv_len], rising));
             }),
         );
+    }
+    report.finish();
+}
+
+/// Tiles of few rows have slices of 64, 128 and 256 channels, those of many one shader each.
+#[test]
+fn slices_of_channels() {
+    let mut report = Report::new("fused, slices");
+    for (q_len, value_dim) in [
+        (5, 65),
+        (5, 130),
+        (5, 260),
+        (12, 64),
+        (12, 65),
+        (12, 130),
+        (12, 260),
+        (40, 130),
+        (40, 200),
+        (40, 300),
+    ] {
+        let shape = Shape { batch: 1, heads: 2, kv_heads: 1, q_len, kv_len: 70, head_dim: 6, value_dim };
+        let case =
+            Case::random(format!("fused slices {q_len} {value_dim}"), shape).with(|c| c.rules.causal = true);
+        let dense = setup(Tiling::Workgroup);
+        let window = Setup { profile: defaults(), layout: Layout::Window(q_len as u64 | 1), ..dense };
+        [dense, window].iter().for_each(|s| report.check_in(&case, s, &mut Default::default()));
+    }
+    report.finish();
+}
+
+/// 128 packed rows of a workgroup, which take 256 workgroups and 32 KiB of workgroup memory.
+#[test]
+fn the_largest_tiles() {
+    let memory = full().gpu.device().limits().max_compute_workgroup_storage_size;
+    let exist = kernels().into_iter().any(|k| k.name.contains("rows=128") && k.workgroup_memory > 16384);
+    assert!(exist, "no kernel has tiles of 128 rows");
+    let mut report = Report::new("fused, largest tiles");
+    if memory < 32768 {
+        report.skip(format!("with {memory} bytes of workgroup memory"), "128 rows");
+    }
+    for value_dim in [8, 70] {
+        let of = |q_len, heads| {
+            let shape = Shape { batch: 8, heads, kv_heads: heads, q_len, kv_len: 70, head_dim: 6, value_dim };
+            Case::random(format!("fused, {q_len} rows of {heads} heads"), shape)
+                .with(|c| c.rules.causal = true)
+        };
+        // 384 rows are 3 · 64 workgroups, 392 are 4 · 64, the last with eight rows.
+        let pipelines = full().gpu.pipelines();
+        report.check_in(&of(384, 8), &setup(Tiling::Workgroup), &mut Default::default());
+        let smaller = pipelines.compiled();
+        report.check_in(&of(392, 8), &setup(Tiling::Workgroup), &mut Default::default());
+        assert!(memory < 32768 || pipelines.compiled() > smaller, "both have the same tiles");
+    }
+    report.finish();
+}
+
+/// The keep mask of a dropout is asked for whole blocks of keys; the last ones here end in the middle.
+#[test]
+fn dropout_far_from_key_to_key() {
+    let mut report = Report::new("fused, dropout");
+    for (q_len, kv_len) in [(40, 33), (3, 33), (70, 65)] {
+        let shape = Shape { batch: 2, heads: 4, kv_heads: 2, q_len, kv_len, head_dim: 6, value_dim: 7 };
+        let case = Case::random(format!("fused dropout {q_len} {kv_len}"), shape).with(|c| {
+            let keep = Part::of(shape.weights(), |[b, h, i, j]| (b + 2 * h + 3 * i + 5 * j) % 7 < 4);
+            c.dropout = Some(Drop::Given { p: 0.4, keep });
+        });
+        for tiling in TILINGS {
+            let transposed = Setup { layout: Layout::Blhd, ..setup(tiling) };
+            report.check_in(&case, &transposed, &mut Default::default());
+        }
     }
     report.finish();
 }

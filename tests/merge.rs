@@ -195,6 +195,9 @@ fn bad_parts_are_refused_before_anything_is_recorded() {
     refused(&[wrong], &into, &["parts.lse", "F32", "U32"]);
     refused(&[part, into], &into, &["out", "parts.out"]);
     refused(&[part], &Partial { lse: into.out, ..into }, &["lse"]);
+    let count = |n: usize| wgpu_attention::TensorView::new(&buffers[n], DType::U32, [1, 1, 2, 4]);
+    refused(&[part], &Partial { out: count(2), ..into }, &["`out`", "F32 or F16", "U32"]);
+    refused(&[Partial { out: count(0), ..part }], &into, &["`parts.out`", "F32 or F16", "U32"]);
     assert!(
         merge
             .forward(

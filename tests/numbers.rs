@@ -164,6 +164,45 @@ fn a_score_far_below_the_others_has_weight_zero() {
     });
 }
 
+/// `finfo.min`, as masks of PyTorch have it: beside other keys it hides, alone it is a score as any other.
+#[test]
+fn the_lowest_bias_hides_beside_others_and_not_alone() {
+    let shape = Shape { kv_len: 70, ..Shape::new(2, 3, 40, 8) };
+    // Every third query sees scores of about 100, behind the lowest ones or, in the second head, before them: kernels
+    // that compute queries together must not let it touch the others.
+    let lowest = |[_, h, i, j]: [usize; 4]| i % 3 != 1 || (j < 37) != (h == 1);
+    let case = Case::random("lowest bias", shape).with(|c| {
+        c.rules.bias = Some(Part::of([1, 3, 40, 70], |at| if lowest(at) { f32::MIN } else { 100.0 }));
+    });
+    everywhere(&case, |got, _| {
+        let alone = |row: usize| row % 40 % 3 != 1;
+        got.lse.as_ref().map_or(Ok(()), |lse| rows_are(lse, 1, f64::from(f32::MIN), alone))?;
+        let per_head = got.weights.as_ref().filter(|w| w.len() == 2 * 3 * 40 * 70);
+        for (row, weights) in per_head.iter().flat_map(|w| w.chunks_exact(70)).enumerate() {
+            for (j, weight) in weights.iter().enumerate() {
+                let hidden = !alone(row) && lowest([0, row / 40 % 3, 1, j]);
+                expect((*weight == 0.0) == hidden, format!("row {row}, key {j}: weight {weight}"))?;
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn one_key_of_the_lowest_bias_is_its_value() {
+    let shape = Shape { kv_len: 1, ..Shape::new(2, 3, 9, 8) };
+    let case = Case::random("lowest bias, one key", shape)
+        .with(|c| c.rules.bias = Some(Part::new(vec![f32::MIN], [1; 4])));
+    everywhere(&case, |got, setup| {
+        let v = crate::harness::stored(&case.v, setup.dtype);
+        for (row, out) in got.out.chunks_exact(8).enumerate() {
+            let value = v[row / 9 * 8..][..8].iter().map(|v| f64::from(*v));
+            expect(value.eq(out.iter().copied()), format!("row {row}: {out:?}"))?;
+        }
+        expect(got.lse.iter().flatten().all(|lse| *lse == f64::from(f32::MIN)), "lse is not the bias")
+    });
+}
+
 #[test]
 fn softcap_bounds_huge_scores() {
     for cap in [0.25, 2.0, 50.0] {

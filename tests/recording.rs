@@ -348,6 +348,36 @@ fn long_work_is_cut_into_dispatches() {
     assert!(bits.iter().all(|b| *b == bits[0]), "a layer in pieces gives other bits");
 }
 
+/// A call of more dispatches than bindings are kept for otherwise.
+#[test]
+fn the_second_recording_of_a_very_long_call_creates_nothing() {
+    let own = Own::new();
+    let gpu = &own.gpu;
+    let problem = Problem::new(gpu, Path::Fused, Shape::new(1, 1500, 1, 4), 0.4);
+    let attention =
+        Attention::with_pipelines(gpu.pipelines(), problem.config().work_limit(1)).expect("an operator");
+    let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
+    let mut record = || {
+        let mut encoder = encoder(gpu);
+        let mut recording =
+            || attention.forward(&mut encoder, &problem.call(), &mut scratch).expect("a recording");
+        let allocated = allocations(&mut recording);
+        gpu.queue().submit([encoder.finish()]);
+        gpu.device().poll(wgpu::PollType::wait_indefinitely()).expect("an answer");
+        (allocated, own.alive().expect("wgpu counts resources on this backend"))
+    };
+    let (first, alive) = record();
+    assert!(alive.bind_groups >= 1500, "{alive:?}");
+    for _ in 0..2 {
+        let (again, still_alive) = record();
+        say(&format!("recording 1500 dispatches: {first} allocations, then {again}"));
+        // Bindings that were dropped and made again would be as many as before.
+        assert!(again < first / 2, "{first} allocations, then {again}");
+        assert_eq!(still_alive, alive);
+    }
+    problem.judge(gpu, "1500 dispatches");
+}
+
 #[test]
 fn many_calls_in_one_encoder_keep_their_parameters() {
     let own = Own::new();

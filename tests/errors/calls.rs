@@ -171,6 +171,33 @@ pub(super) fn memory_shared_with_an_output() -> Seen {
     refuses("out over lse", &["`out`", "`lse`"], both);
     let beside = Forward { out: pair(SHAPE.out(), 0), weights: Some(pair(SHAPE.weights(), 4096)), ..good };
     refuses("out beside weights", &["`out`", "`weights`"], beside);
+    [bench.seen, outputs_near_each_other()].into_iter().flatten().collect()
+}
+
+/// Bindings start at multiples of 256 bytes on a plain device: outputs of one buffer must be as far apart.
+fn outputs_near_each_other() -> Seen {
+    let mut bench = Bench::on(&defaults().gpu, Config::new(SHAPE.heads, SHAPE.head_dim));
+    let (attention, gpu) = (bench.attention.clone(), bench.gpu.clone());
+    let n = count(SHAPE.out());
+    let large = gpu.upload(&vec![POISON; 1024]).expect("an upload");
+    let buffers = bench.buffers();
+    let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
+    let at = |lse: usize| Forward {
+        out: TensorView::new(&large, DType::F32, SHAPE.out()),
+        lse: Some(TensorView::new(&large, DType::F32, SHAPE.lse()).with_offset(lse)),
+        ..forward(buffers.each_ref())
+    };
+    assert_ne!(n * 4 % 256, 0, "out must end between two multiples");
+    for offset in [n, n + 1, (n * 4).next_multiple_of(256) / 4 - 1] {
+        bench.refuses_with("out near lse", &["`out`", "`lse`", "binding alignment"], |e| {
+            attention.forward(e, &at(offset), &mut scratch)
+        });
+    }
+    let apart = (n * 4).next_multiple_of(256) / 4;
+    gpu.submit(|e| attention.forward(e, &at(apart), &mut scratch)).expect("apart");
+    let got = gpu.download::<f32>(&large, apart + count(SHAPE.lse())).expect("a read-back");
+    assert!(max_error(&widen(&got[..n]), &bench.want) < 1e-5);
+    assert!(got[n..apart].iter().all(|x| *x == POISON) && got[apart..].iter().all(|x| *x != POISON));
     bench.seen
 }
 

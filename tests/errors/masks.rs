@@ -124,18 +124,66 @@ pub(super) fn tensors_of_masks() -> Seen {
 
 fn patterns() -> Vec<([&'static str; 3], Pattern)> {
     let part = PatternPart::Both;
-    let stride = |n| ["pattern stride", n, "at least 1 and below 2^29"];
+    let size = |option, n| [option, n, "at least 1 and below 2^29"];
+    let stride = |n| size("pattern stride", n);
     let summary = |n| ["pattern summary", n, "at least 1 and at most the stride"];
     vec![
-        (stride("is 0"), Pattern::Dilated { dilation: 0 }),
+        (size("pattern dilation", "is 0"), Pattern::Dilated { dilation: 0 }),
         (stride("is 0"), Pattern::Strided { stride: 0, part }),
         (stride("is 0"), Pattern::Fixed { stride: 0, summary: 0, part }),
-        (stride("is 0"), Pattern::Local { block: 0 }),
-        (stride("is 536870912"), Pattern::Local { block: 1 << 29 }),
-        (stride("is "), Pattern::Dilated { dilation: usize::MAX }),
+        (size("pattern block", "is 0"), Pattern::Local { block: 0 }),
+        (size("pattern block", "is 536870912"), Pattern::Local { block: 1 << 29 }),
+        (size("pattern dilation", "is "), Pattern::Dilated { dilation: usize::MAX }),
         (summary("is 0"), Pattern::Fixed { stride: 4, summary: 0, part }),
         (summary("is 5"), Pattern::Fixed { stride: 4, summary: 5, part }),
     ]
+}
+
+/// What a map that is to be written is refused for.
+pub(super) fn block_maps() -> Seen {
+    let mut bench = Bench::new();
+    let (attention, gpu) = (bench.attention.clone(), bench.gpu.clone());
+    let buffers = [0, 1].map(|_| gpu.buffer(1 << 12).expect("a buffer"));
+    let [own, of_mask] = &buffers;
+    let (b, i, j) = (SHAPE.batch, SHAPE.q_len, SHAPE.kv_len);
+    let good = TensorView::new(own, DType::U32, [2, 4, 2, 3]);
+    let keep = TensorView::new(of_mask, DType::Bool, SHAPE.weights());
+    let map = |shape| TensorView::new(own, DType::U32, shape);
+    let lengths = [b, i, j];
+    let rows = ["`blocks`", "q_len / size[0] must be 2", "got 1"];
+    let cols = ["`blocks`", "kv_len / size[1] must be 3", "got 1"];
+    let heads = ["`blocks`", "heads must be 4 or 1", "got 3"];
+    let far = "below 2^29";
+    let cases: Vec<([&str; 3], [usize; 3], TensorView, [usize; 2])> = vec![
+        (rows, lengths, map([2, 4, 1, 3]), SIZE),
+        (cols, lengths, map([2, 4, 2, 1]), SIZE),
+        (rows, lengths, map([1, 1, 1, 1]), SIZE),
+        (["`blocks`", "must be 3", "got 4"], lengths, map([2, 4, 2, 4]), SIZE),
+        (heads, lengths, map([2, 3, 2, 3]), SIZE),
+        (["`blocks`", "batch must be 2 or 1", "got 3"], lengths, map([3, 4, 2, 3]), SIZE),
+        (["q_len", "18446744073709552000", far], [b, usize::MAX, j], good, SIZE),
+        (["kv_len", "18446744073709552000", far], [b, i, usize::MAX], good, SIZE),
+        (["batch", "4294967296", far], [1 << 32, i, j], good, SIZE),
+        (["batch", "is 0", "at least 1"], [0, i, j], good, SIZE),
+        (["`blocks`", "size is 0", "at least 1"], lengths, good, [0, 2]),
+        (["`blocks`", "must be U32", "F32"], lengths, TensorView::new(own, DType::F32, [2, 4, 2, 3]), SIZE),
+        (
+            ["`blocks`", "`keep`", "a buffer of its own"],
+            lengths,
+            TensorView::new(of_mask, DType::U32, [2, 4, 2, 3]).with_offset(512),
+            SIZE,
+        ),
+        (["`blocks`", "ends at byte", "4096"], lengths, good.with_offset(1 << 10), SIZE),
+        (["`blocks`", "share memory", "[2, 4, 2, 3]"], lengths, good.with_strides([0, 6, 3, 1]), SIZE),
+    ];
+    for (words, lengths, map, size) in cases {
+        let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
+        let mask = Mask::none().keep(keep);
+        bench.refuses_with(words[1], &words, |e| {
+            attention.classify(e, &mask, lengths, &Blocks::new(map, size), &mut scratch)
+        });
+    }
+    bench.seen.into_iter().collect()
 }
 
 /// What slices are refused for, by `Gpu` and by the reference.

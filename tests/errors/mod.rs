@@ -92,7 +92,7 @@ macro_rules! subjects {
 }
 
 subjects! {
-    configurations, zero_sizes, shapes_that_disagree, strides_and_offsets, memory_shared_with_an_output, buffers_that_do_not_serve, dtypes, shapes_of_masks_and_further_outputs, tensors_of_masks, slices_of_masks, weights_on_the_fused_path, dropout_probabilities, missing_features, limits, scratch, slices, layers, projections, reading_back, what_cannot_be_provoked,
+    configurations, zero_sizes, shapes_that_disagree, strides_and_offsets, memory_shared_with_an_output, buffers_that_do_not_serve, dtypes, shapes_of_masks_and_further_outputs, tensors_of_masks, block_maps, slices_of_masks, weights_on_the_fused_path, dropout_probabilities, missing_features, limits, scratch, slices, layers, projections, reading_back, what_cannot_be_provoked,
 }
 
 /// The reference refuses what does not fit it, too.

@@ -13,6 +13,16 @@ pub struct Profile {
     pub f16: bool,
 }
 
+impl Profile {
+    /// Compiled shaders take gigabytes when those of all tests are kept.
+    pub fn tidy(&self) {
+        if self.gpu.pipelines().compiled() > 60 {
+            self.gpu.pipelines().clear();
+            let _ = self.gpu.device().poll(wgpu::PollType::Poll);
+        }
+    }
+}
+
 /// Everything the adapter gives that is not experimental.
 pub fn full() -> &'static Profile {
     lent(0, || {
@@ -39,11 +49,7 @@ struct Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        // Compiled shaders take gigabytes when those of all tests are kept.
-        if self.profile.gpu.pipelines().compiled() > 150 {
-            self.profile.gpu.pipelines().clear();
-            let _ = self.profile.gpu.device().poll(wgpu::PollType::Poll);
-        }
+        self.profile.tidy();
         IDLE[self.kind].lock().expect("no test panics here").push(self.profile);
     }
 }
