@@ -154,7 +154,8 @@ pub(super) fn block_maps() -> Seen {
     let cols = ["`blocks`", "kv_len / size[1] must be 3", "got 1"];
     let heads = ["`blocks`", "heads must be 4 or 1", "got 3"];
     let far = "below 2^29";
-    let cases: Vec<([&str; 3], [usize; 3], TensorView, [usize; 2])> = vec![
+    type Refused<'a> = ([&'a str; 3], [usize; 3], TensorView<'a>, [usize; 2]);
+    let cases: Vec<Refused> = vec![
         (rows, lengths, map([2, 4, 1, 3]), SIZE),
         (cols, lengths, map([2, 4, 2, 1]), SIZE),
         (rows, lengths, map([1, 1, 1, 1]), SIZE),
