@@ -8,11 +8,12 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::Layer;
-use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use criterion::measurement::WallTime;
+use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use wgpu_attention::reference::{self, HostLinear, HostWeights, Options, compare::max_error, widen};
 use wgpu_attention::{
-    Attention, Config, DType, Forward, Gpu, Linear, Mask, Projection, ProjectionForward, Scratch,
-    ScratchSize, Shape, TensorView,
+    Attention, Config, DType, Forward, Gpu, HostMask, Linear, Mask, Path, Projection, ProjectionForward,
+    Scratch, ScratchSize, Shape, TensorView,
 };
 
 /// Numbers in (−1, 1) that look random and are the same every time.
@@ -124,48 +125,122 @@ fn project(c: &mut Criterion, gpu: &Gpu, timer: &Timer) {
     }
 }
 
+/// An attention call with its buffers.
+struct Bench {
+    shape: Shape,
+    mask: HostMask<'static>,
+    inputs: [Vec<f32>; 3],
+    buffers: [wgpu::Buffer; 3],
+    out: wgpu::Buffer,
+}
+
+impl Bench {
+    fn new(gpu: &Gpu, shape: Shape, mask: HostMask<'static>) -> Self {
+        let size = |s: [usize; 4]| s.iter().product::<usize>();
+        let inputs = [noise(size(shape.q()), 1), noise(size(shape.k()), 2), noise(size(shape.v()), 3)];
+        let buffers = inputs.each_ref().map(|x| gpu.upload(x).expect("upload"));
+        let out = gpu.buffer(size(shape.out()) * 4).expect("out");
+        Bench { shape, mask, inputs, buffers, out }
+    }
+
+    fn operator(&self, gpu: &Gpu, path: Path) -> Attention {
+        let Shape { heads, kv_heads, head_dim, .. } = self.shape;
+        let config = Config::new(heads, head_dim).kv_heads(kv_heads).path(path);
+        Attention::with_pipelines(gpu.pipelines(), config).expect("config")
+    }
+
+    fn call(&self) -> Forward<'_> {
+        let view = |buffer, shape| TensorView::new(buffer, DType::F32, shape);
+        let [q, k, v] = &self.buffers;
+        let (q, k, v) = (view(q, self.shape.q()), view(k, self.shape.k()), view(v, self.shape.v()));
+        let mask = self.mask.try_map(|_, _| Err(()), |_, _| Err(()), |_, _| Err(()));
+        Forward::new(q, k, v, view(&self.out, self.shape.out())).mask(mask.expect("no tensors"))
+    }
+
+    /// The last queries against the reference: aligned bottom-right, they see what they see among all.
+    fn validate(&self, gpu: &Gpu, name: &str) {
+        let Shape { batch, heads, q_len, value_dim, head_dim, .. } = self.shape;
+        let rows = q_len.min(4);
+        let last = |x: &[f32], dim: usize| -> Vec<f32> {
+            x.chunks_exact(q_len * dim).flat_map(|head| &head[(q_len - rows) * dim..]).copied().collect()
+        };
+        let [q, k, v] = &self.inputs;
+        let got: Vec<f32> = gpu.download(&self.out, batch * heads * q_len * value_dim).expect("out");
+        let options = Options { mask: self.mask, ..Default::default() };
+        let shape = Shape { q_len: rows, ..self.shape };
+        let want =
+            reference::attention::<f64>(&widen(&last(q, head_dim)), &widen(k), &widen(v), &shape, &options);
+        validate(name, &last(&got, value_dim), &want.expect("reference").out);
+    }
+}
+
+/// Times a call on the device, once it has been compared with the reference; adds the time per pair.
+fn time_call(
+    group: &mut BenchmarkGroup<WallTime>,
+    gpu: &Gpu,
+    timer: &Timer,
+    name: &str,
+    bench: &Bench,
+    path: Path,
+    flops: f64,
+) {
+    let (attention, call) = (bench.operator(gpu, path), bench.call());
+    let mut scratch =
+        Scratch::new(gpu.device(), attention.scratch_size(&call).expect("size")).expect("scratch");
+    let mut record = |pass: &mut wgpu::ComputePass| {
+        attention.forward_in_pass(pass, &call, &mut scratch).expect("forward");
+    };
+    timer.time(&mut record);
+    bench.validate(gpu, name);
+    group.throughput(Throughput::Elements(flops as u64));
+    group.bench_function(name, |b| {
+        b.iter_custom(|iterations| device_time(timer, iterations, &mut record));
+    });
+}
+
 fn attend(c: &mut Criterion, gpu: &Gpu, timer: &Timer) {
-    let mut group = c.benchmark_group("kernels/staged");
     let decode = Shape { kv_heads: 8, q_len: 1, ..Shape::new(1, 32, 4096, 128) };
     let cases = [
         ("1x8x512x64", Shape::new(1, 8, 512, 64), false),
         ("1x8x512x64 causal", Shape::new(1, 8, 512, 64), true),
+        ("1x8x1024x64", Shape::new(1, 8, 1024, 64), false),
+        ("1x8x1024x64 causal", Shape::new(1, 8, 1024, 64), true),
+        ("1x8x1024x128 causal", Shape::new(1, 8, 1024, 128), true),
         ("8x12x128x64", Shape::new(8, 12, 128, 64), false),
         ("decode 1x32(8)x4096x128", decode, false),
     ];
-    for (name, shape, causal) in cases {
-        let size = |s: [usize; 4]| s.iter().product::<usize>();
-        let (q, k, v) = (noise(size(shape.q()), 1), noise(size(shape.k()), 2), noise(size(shape.v()), 3));
-        let buffers = [&q, &k, &v].map(|x| gpu.upload(x).expect("upload"));
-        let out = gpu.buffer(size(shape.out()) * 4).expect("out");
-        let view = |buffer, shape| TensorView::new(buffer, DType::F32, shape);
-        let config = Config::new(shape.heads, shape.head_dim).kv_heads(shape.kv_heads);
-        let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("config");
-        let mut call = Forward::new(
-            view(&buffers[0], shape.q()),
-            view(&buffers[1], shape.k()),
-            view(&buffers[2], shape.v()),
-            view(&out, shape.out()),
-        );
-        let mut options = Options::default();
-        if causal {
-            call = call.mask(Mask::causal());
-            options.mask = Mask::causal();
+    for (path, name) in [(Path::Staged, "kernels/staged"), (Path::Fused, "kernels/fused")] {
+        let mut group = c.benchmark_group(name);
+        for (name, shape, causal) in cases {
+            let mask = if causal { Mask::causal() } else { Mask::none() };
+            let flops = shape.flops() / if causal { 2.0 } else { 1.0 };
+            let bench = Bench::new(gpu, shape, mask);
+            time_call(&mut group, gpu, timer, name, &bench, path, flops);
         }
-        let mut scratch =
-            Scratch::new(gpu.device(), attention.scratch_size(&call).expect("size")).expect("scratch");
-        let mut record = |pass: &mut wgpu::ComputePass| {
-            attention.forward_in_pass(pass, &call, &mut scratch).expect("forward");
-        };
-        timer.time(&mut record);
-        let want = reference::attention::<f64>(&widen(&q), &widen(&k), &widen(&v), &shape, &options)
-            .expect("reference");
-        validate(name, &gpu.download(&out, size(shape.out())).expect("out"), &want.out);
-        group.throughput(Throughput::Elements((shape.flops() / if causal { 2.0 } else { 1.0 }) as u64));
-        group.bench_function(name, |b| {
-            b.iter_custom(|iterations| device_time(timer, iterations, &mut record));
-        });
     }
+}
+
+/// How time grows with length: one head, queries counted as elements, so that criterion prints queries per second.
+fn scaling(c: &mut Criterion, gpu: &Gpu, timer: &Timer) {
+    let mut group = c.benchmark_group("scaling/fused");
+    group.sample_size(10).measurement_time(Duration::from_secs(2));
+    let full = Mask::none();
+    let cases = [
+        ("full", full, &[1024, 4096][..]),
+        ("causal", Mask::causal(), &[1024, 4096]),
+        ("window 256", Mask::causal().window(255, 0), &[1024, 4096, 16384]),
+    ];
+    for (name, mask, lengths) in cases {
+        for length in lengths {
+            let bench = Bench::new(gpu, Shape::new(1, 1, *length, 64), mask);
+            let name = format!("{name} {length}");
+            time_call(&mut group, gpu, timer, &name, &bench, Path::Fused, *length as f64);
+        }
+    }
+    // No memory but q, k, v and out.
+    let long = Bench::new(gpu, Shape { q_len: 64, ..Shape::new(1, 1, 65536, 64) }, full);
+    assert_eq!(long.operator(gpu, Path::Fused).scratch_size(&long.call()).expect("size").total(), 0);
+    time_call(&mut group, gpu, timer, "64 queries, 65536 keys", &long, Path::Fused, 64.0);
 }
 
 fn layer(c: &mut Criterion, gpu: &Gpu, timer: &Timer) {
@@ -228,7 +303,7 @@ fn layer(c: &mut Criterion, gpu: &Gpu, timer: &Timer) {
     let attention = Attention::with_pipelines(gpu.pipelines(), Config::new(8, 64)).expect("config");
     let mut scratch =
         Scratch::new(gpu.device(), attention.scratch_size(&call).expect("size")).expect("scratch");
-    group.bench_function("staged 1x8x512x64", |b| {
+    group.bench_function("attention 1x8x512x64", |b| {
         b.iter_custom(|iterations| {
             let mut total = Duration::ZERO;
             for _ in 0..iterations {
@@ -249,6 +324,7 @@ fn all(c: &mut Criterion) {
     let timer = Timer::new(&gpu).expect("timestamp queries");
     project(c, &gpu, &timer);
     attend(c, &gpu, &timer);
+    scaling(c, &gpu, &timer);
     layer(c, &gpu, &timer);
 }
 

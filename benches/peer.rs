@@ -1,16 +1,19 @@
 //! This crate in the line-up of other attention libraries: reads the same workload files, prints the same
 //! JSON lines. `--data DIR` holds `index.txt` and one folder per workload with raw f32 inputs and an f64
-//! reference; `--only`, `--variants`, `--budget` select. Prints nothing without `--data`.
+//! reference; `--only`, `--variants`, `--budget` select. `--table FILE` prints such lines, this crate's and others', as
+//! a table of medians. Prints nothing without either.
 //!
 //! Times wall time from the call to the device being idle, as for the other libraries.
 
 #[path = "common/mod.rs"]
 mod common;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use wgpu_attention::Path::{Fused, Staged};
 use wgpu_attention::{
     Attention, Config, DType, DeviceMask, Forward, Gpu, Linear, Mask, Projection, ProjectionForward, Scratch,
     ScratchSize, Shape, TensorView,
@@ -126,13 +129,13 @@ fn cpu_seconds() -> f64 {
     ticks / 100.0
 }
 
-fn attend(gpu: &Gpu, work: &Workload) {
+fn attend(gpu: &Gpu, work: &Workload, variant: &str, path: wgpu_attention::Path) {
     let shape = work.shape;
     let upload = |name| gpu.upload(&work.f32(name)).expect("upload");
     let (q, k, v) = (upload("q"), upload("k"), upload("v"));
     let n: usize = shape.out().iter().product();
     let out = gpu.buffer(n * 4).expect("out");
-    let config = Config::new(shape.heads, shape.head_dim).kv_heads(shape.kv_heads);
+    let config = Config::new(shape.heads, shape.head_dim).kv_heads(shape.kv_heads).path(path);
     let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("config");
     let view = |buffer, shape| TensorView::new(buffer, DType::F32, shape);
     let mask = if work.causal { Mask::causal() } else { DeviceMask::none() };
@@ -141,7 +144,7 @@ fn attend(gpu: &Gpu, work: &Workload) {
             .mask(mask);
     let mut scratch =
         Scratch::new(gpu.device(), attention.scratch_size(&call).expect("size")).expect("scratch");
-    report(gpu, work, "staged", &out, n, |encoder| {
+    report(gpu, work, variant, &out, n, |encoder| {
         attention.forward(encoder, &call, &mut scratch).expect("forward")
     });
 }
@@ -154,7 +157,7 @@ fn layer(gpu: &Gpu, work: &Workload) {
     let call = layer.call();
     let mut scratch =
         Scratch::new(gpu.device(), operator.scratch_size(&call).expect("size")).expect("scratch");
-    report(gpu, work, "staged", &layer.y, x.len(), |encoder| {
+    report(gpu, work, "fused", &layer.y, x.len(), |encoder| {
         operator.forward(encoder, &call, &mut scratch).expect("forward");
     });
 }
@@ -177,13 +180,45 @@ fn matmul(gpu: &Gpu, work: &Workload) {
     });
 }
 
+/// Milliseconds by workload and program: medians over the rounds of a file of JSON lines.
+fn table(file: &str) {
+    let text = fs::read_to_string(file).expect("a file of JSON lines");
+    let mut cells: BTreeMap<(String, String), Vec<f64>> = BTreeMap::new();
+    for line in text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok()) {
+        let text = |key: &str| line[key].as_str().unwrap_or_default().to_string();
+        if let Some(ms) = line["ms"].as_f64() {
+            let program = format!("{} {}", text("peer"), text("variant"));
+            cells.entry((text("workload"), program)).or_default().push(ms);
+        }
+    }
+    let mut workload = "";
+    for ((name, program), times) in &mut cells {
+        if workload != name {
+            println!("{name}");
+            workload = name;
+        }
+        times.sort_by(f64::total_cmp);
+        let median = (times[(times.len() - 1) / 2] + times[times.len() / 2]) / 2.0;
+        println!("    {median:10.2} ms  {program} ({} rounds)", times.len());
+    }
+}
+
 fn main() {
+    if let Some(file) = argument("--table") {
+        return table(&file);
+    }
     let Some(data) = argument("--data") else { return };
     let gpu = Gpu::new().expect("a device");
     for work in workloads(Path::new(&data)) {
         match work.kind.as_str() {
-            "attn" if wanted("--variants", "staged") => attend(&gpu, &work),
-            "layer" if wanted("--variants", "staged") => layer(&gpu, &work),
+            "attn" => {
+                for (variant, path) in [("staged", Staged), ("fused", Fused)] {
+                    if wanted("--variants", variant) {
+                        attend(&gpu, &work, variant, path);
+                    }
+                }
+            }
+            "layer" if wanted("--variants", "fused") => layer(&gpu, &work),
             "gemm" if wanted("--variants", "project") => matmul(&gpu, &work),
             _ => {}
         }

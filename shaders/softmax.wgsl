@@ -5,7 +5,7 @@
 // LANES invocations share a row: one (row_alone.wgsl) or a workgroup (row_workgroup.wgsl). A row that sees
 // no key becomes zeros, its lse −∞.
 //
-// Bindings (declared by the host): scores; lse, lengths, keep, keys, bias, dropout where used.
+// Bindings (declared by the host): scores; lse, the mask's, dropout where used.
 // Two reads and one write per score; two exp.
 
 struct Params {
@@ -30,27 +30,24 @@ const NEXT: vec4<u32> = vec4<u32>(0u, 1u, 2u, 3u);
 struct Row {
     scores: u32,       // first element, then stride of keys
     step: u32,
-    keys: vec2<u32>,
     kv_len: u32,
     none: f32,
-    b: u32,
-    h: u32,
-    i: u32,
+    query: Query,
 }
 
 // The four scores from key j on, as the softmax sees them: −∞ where the query sees no key.
 fn seen_scores(r: Row, j: u32) -> vec4<f32> {
     var x = scores_at4(r.scores + j * r.step, r.step, r.kv_len - j);
-    if j < r.keys.x || j + 4u > r.keys.y {
+    let q = r.query;
+    if j < q.first || j + 4u > q.end {
         let js = vec4<u32>(j) + NEXT;
-        x = select(vec4<f32>(r.none), x, (js >= vec4<u32>(r.keys.x)) & (js < vec4<u32>(r.keys.y)));
+        x = select(vec4<f32>(r.none), x, (js >= vec4<u32>(q.first)) & (js < vec4<u32>(q.end)));
     }
     if ASKS_PAIRS {
         for (var c = 0u; c < 4u; c++) {
-            let s = Site(r.b, r.h, r.i, j + c);
-            if s.j >= r.keys.x && s.j < r.keys.y {
-                if permits(s) {
-                    x[c] = changed(x[c], s);
+            if j + c >= q.first && j + c < q.end {
+                if permits(q, j + c) {
+                    x[c] = changed(x[c], q, j + c);
                 } else {
                     x[c] = r.none;
                 }
@@ -58,11 +55,6 @@ fn seen_scores(r: Row, j: u32) -> vec4<f32> {
         }
     }
     return x;
-}
-
-// exp, and 0 at −∞, which WGSL does not promise.
-fn exp_of(x: vec4<f32>, none: f32) -> vec4<f32> {
-    return select(exp(x), vec4<f32>(), x == vec4<f32>(none));
 }
 
 @compute @workgroup_size(WORKGROUP)
@@ -76,15 +68,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     let none = p.mask.none;
     let kv_len = p.mask.kv_len;
-    let keys = key_range(b, h, i, i);
-    let r = Row(view_at(p.scores, b, h, i, 0u), p.scores.strides.w, keys, kv_len, none, b, h, i);
+    let q = query_of(b, h, i);
+    let r = Row(view_at(p.scores, b, h, i, 0u), p.scores.strides.w, kv_len, none, q);
 
     var top = none;
     var sums = vec4<f32>();
     // A NaN is carried by addition: max, exp and log lose it on some drivers.
     var lost = 0.0;
     // A lane has the same keys here and below: it overwrites only what it has read itself.
-    for (var j = keys.x / (LANES * 4u) * (LANES * 4u) + lane * 4u; j < keys.y; j += LANES * 4u) {
+    for (var j = q.first / (LANES * 4u) * (LANES * 4u) + lane * 4u; j < q.end; j += LANES * 4u) {
         let x = seen_scores(r, j);
         let highest = max(max(max(x.x, x.y), max(x.z, x.w)), top);
         // As long as no key was seen there is nothing to be relative to.
@@ -95,27 +87,24 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             lost += x.x + x.y + x.z + x.w;
         }
     }
-    let total = combined(vec2<f32>(top, sums.x + sums.y + sums.z + sums.w + lost), lane);
-    let seen = !(total.x == none && total.y == 0.0);
+    let seen_total = combined(vec2<f32>(top, sums.x + sums.y + sums.z + sums.w + lost), lane);
+    let total = with_sink(seen_total, b, h);
+    let seen = is_seen(total, none);
     let scale = select(0.0, 1.0 / total.y, seen);
     if HAS_LSE {
         if lane == 0u {
-            var lse = none;
-            if seen {
-                lse = select(total.x + log(total.y), total.y, any_nan(vec4<f32>(total.y)));
-            }
-            lse_put(view_at(p.lse, b, h, i, 0u), lse);
+            lse_put(view_at(p.lse, b, h, i, 0u), lse_of(total, none));
         }
     }
     for (var j = lane * 4u; j < kv_len; j += LANES * 4u) {
         var w = vec4<f32>();
-        if seen && j < keys.y && j + 4u > keys.x {
+        if seen && j < q.end && j + 4u > q.first {
             let x = seen_scores(r, j);
             w = select(exp(x - total.x) * scale, vec4<f32>(), x == vec4<f32>(none));
             if DROPS {
                 for (var c = 0u; c < 4u; c++) {
                     if j + c < kv_len {
-                        w[c] = dropped(w[c], Site(b, h, i, j + c));
+                        w[c] = dropped(w[c], b, h, i, j + c);
                     }
                 }
             }

@@ -3,7 +3,7 @@
 // weights [batch, heads, q_len, kv_len], f32   v [batch, kv_heads, kv_len, value_dim]
 // out [batch, heads, q_len, value_dim]
 //
-// Bindings (declared by the host): weights, v, out, and lengths if the mask has them.
+// Bindings (declared by the host): weights, v, out, and those of the mask that bound the range of keys.
 // Work: 2 · value_dim per weight; bytes: 4 per weight read.
 
 struct Params {

@@ -1,17 +1,22 @@
 //! The operator: `softmax(scale · q kᵀ, masked) · v`.
 
+use crate::block_map::Blocks;
 use crate::dropout::Dropout;
 use crate::error::Error;
 use crate::mask::DeviceMask;
-use crate::path::staged::{self, Problem};
-use crate::plan::Tiling;
+use crate::path::{self, Problem};
+use crate::plan::{Path, Tiling, Tuning};
 use crate::problem::{Shape, check_options};
 use crate::record::{Pipelines, dispatch, pass};
 use crate::scratch::{Scratch, ScratchSize, Slot};
-use crate::tensor::{Access, DType, DeviceFacts, TensorView, check_aliasing, expect, expect_broadcast};
+use crate::tensor::{
+    Access, DType, DeviceFacts, LONGEST_AXIS, TensorView, check_aliasing, check_apart, expect,
+    expect_broadcast,
+};
 
 /// What is fixed when an [`Attention`] is made.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[must_use]
 pub struct Config {
     pub(crate) heads: usize,
     pub(crate) kv_heads: usize,
@@ -20,7 +25,7 @@ pub struct Config {
     pub(crate) dtype: DType,
     pub(crate) scale: Option<f32>,
     pub(crate) softcap: Option<f32>,
-    pub(crate) tiling: Tiling,
+    pub(crate) tuning: Tuning,
 }
 
 impl Config {
@@ -34,7 +39,7 @@ impl Config {
             dtype: DType::F32,
             scale: None,
             softcap: None,
-            tiling: Tiling::Auto,
+            tuning: Tuning::default(),
         }
     }
 
@@ -71,12 +76,26 @@ impl Config {
 
     /// Which class of kernels to use; for tests and measurements.
     pub fn tiling(mut self, tiling: Tiling) -> Self {
-        self.tiling = tiling;
+        self.tuning.tiling = tiling;
         self
     }
 
-    /// Features and limits to request of `adapter`: what this configuration needs, and the largest buffers
-    /// there are, which decide how long sequences may be. Everything else is wgpu's default: add what the rest
+    /// Which sequence of kernels to use; for tests and measurements.
+    pub fn path(mut self, path: Path) -> Self {
+        self.tuning.path = path;
+        self
+    }
+
+    /// Most floating-point operations, masked ones counted, of one dispatch of the fused path: longer calls are
+    /// cut into several, so that none runs into the time limit some systems set (Windows: two seconds). 2³⁷ unless
+    /// set. The pieces give the same bits as one dispatch; a single workgroup is never cut.
+    pub fn work_limit(mut self, flops: u64) -> Self {
+        self.tuning.work = flops;
+        self
+    }
+
+    /// Features and limits to request of `adapter`: what this configuration needs, the largest buffers there
+    /// are, which decide how long sequences may be, and workgroup memory for large tiles. Everything else is wgpu's default: add what the rest
     /// of the application needs. A feature the adapter lacks is left out; [`Attention::new`] then says so.
     pub fn required(&self, adapter: &wgpu::Adapter) -> (wgpu::Features, wgpu::Limits) {
         let wanted =
@@ -86,6 +105,8 @@ impl Config {
             max_buffer_size: best.max_buffer_size,
             max_storage_buffer_binding_size: best.max_storage_buffer_binding_size,
             max_storage_buffers_per_shader_stage: best.max_storage_buffers_per_shader_stage,
+            // What the largest tiles take.
+            max_compute_workgroup_storage_size: best.max_compute_workgroup_storage_size.min(32768),
             ..wgpu::Limits::default()
         };
         (wanted & adapter.features(), limits)
@@ -117,7 +138,8 @@ pub(crate) fn check_dtype(dtype: DType, device: &DeviceFacts) -> Result<(), Erro
 
 /// One forward call: tensors `[batch, heads, length, dim]` in any strides, mask, optional outputs.
 ///
-/// With wgpu's default limits `batch · heads` may reach 65535, and so may `q_len` on GPUs.
+/// Where the staged path computes it (weights, see [`Path`]), `batch · heads` may reach wgpu's limit of
+/// workgroups, 65535 by default, and so may `q_len` on GPUs; the fused path has no such limit.
 ///
 /// | tensor | shape | dtype |
 /// |---|---|---|
@@ -128,6 +150,7 @@ pub(crate) fn check_dtype(dtype: DType, device: &DeviceFacts) -> Result<(), Erro
 /// | `lse` | `[batch, heads, q_len, 1]` | F32 |
 /// | `weights` | `[batch, heads, q_len, kv_len]`, or one head for their mean | F32 or F16 |
 #[derive(Clone, Copy, Debug)]
+#[must_use]
 pub struct Forward<'a> {
     /// Queries.
     pub q: TensorView<'a>,
@@ -230,14 +253,15 @@ impl Attention {
         &self.pipelines
     }
 
-    /// The temporary memory that `call` needs: the score matrix, `4 · batch · heads · q_len · kv_len` bytes
-    /// with `kv_len` rounded up to 4; none if `weights` takes the weights of every head in F32.
+    /// The temporary memory that `call` needs: none on the fused path. On the staged one the score matrix,
+    /// `4 · batch · heads · q_len · kv_len` bytes with `kv_len` rounded up to 4, or none if `weights` takes the
+    /// weights of every head in F32.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
     pub fn scratch_size(&self, call: &Forward) -> Result<ScratchSize, Error> {
         let problem = self.check(call)?;
-        staged::scratch_size(&problem.shape, problem.weights.as_ref(), self.pipelines.facts())
+        problem.scratch_size(self.pipelines.facts())
     }
 
     /// Records `call` into `encoder`, in a compute pass of its own. Nothing is submitted or copied.
@@ -274,6 +298,76 @@ impl Attention {
         self.record(call, scratch, |_| ())
     }
 
+    /// Records what writes `mask`'s block map for `[batch, q_len, kv_len]` into `blocks.map`: U32, `[batch, heads, ⌈q_len / size[0]⌉,
+    /// ⌈kv_len / size[1]⌉]`, batch and heads 1 where one map is to stand for all of them. Give it to
+    /// [`Mask::blocks`](crate::Mask::blocks) beside the same mask: tiles in hidden blocks are then not loaded, and
+    /// those in full ones cost no mask arithmetic. Blocks of 64 × 64 or more fit the kernels' tiles. `scratch` may
+    /// be empty.
+    ///
+    /// # Errors
+    /// A mask that does not fit, a map of another shape or type or in a buffer of the mask; then nothing has been
+    /// recorded.
+    pub fn classify(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        mask: &DeviceMask,
+        lengths: [usize; 3],
+        blocks: &Blocks<TensorView>,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record_map(mask, lengths, blocks, scratch, |bound| {
+            dispatch(&mut pass(encoder, "block map"), bound);
+        })
+    }
+
+    /// [`classify`](Self::classify) into a compute pass of the caller's, which is left with another pipeline and bind
+    /// group 0.
+    ///
+    /// # Errors
+    /// As [`classify`](Self::classify).
+    pub fn classify_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        mask: &DeviceMask,
+        lengths: [usize; 3],
+        blocks: &Blocks<TensorView>,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record_map(mask, lengths, blocks, scratch, |bound| dispatch(pass, bound))
+    }
+
+    fn record_map(
+        &self,
+        mask: &DeviceMask,
+        [batch, q_len, kv_len]: [usize; 3],
+        blocks: &Blocks<TensorView>,
+        scratch: &mut Scratch,
+        emit: impl FnOnce(&[(crate::scratch::Bound, [u32; 3])]),
+    ) -> Result<(), Error> {
+        let device = self.pipelines.facts();
+        let Config { heads, kv_heads, head_dim, value_dim, .. } = self.config;
+        let shape = Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim };
+        shape.check()?;
+        // No tensor need bound these.
+        for (option, n) in [("batch", batch), ("q_len", q_len), ("kv_len", kv_len)] {
+            if n > LONGEST_AXIS {
+                return Err(Error::Option { option, value: n as f64, expected: "below 2^29" });
+            }
+        }
+        mask.check(&shape, device)?;
+        // A map is checked as part of a mask is, but for axes of 1 that would repeat.
+        let mapped = DeviceMask::none().blocks(*blocks);
+        mapped.check(&shape, device)?;
+        let of_blocks = [q_len.div_ceil(blocks.size[0]), kv_len.div_ceil(blocks.size[1])];
+        (0..2).try_for_each(|n| expect("blocks", blocks.map.shape(), n + 2, of_blocks[n]))?;
+        blocks.map.check("blocks", Access::Write, device)?;
+        check_aliasing(&[("blocks", blocks.map)], &mask.tensors())?;
+        let call = path::classify::call(mask, &shape, blocks, device);
+        let bound = self.pipelines.bind(&[call], scratch)?;
+        emit(&bound);
+        Ok(())
+    }
+
     fn record(
         &self,
         call: &Forward,
@@ -282,11 +376,11 @@ impl Attention {
     ) -> Result<(), Error> {
         let problem = self.check(call)?;
         let device = self.pipelines.facts();
-        let needed = staged::scratch_size(&problem.shape, problem.weights.as_ref(), device)?;
+        let needed = problem.scratch_size(device)?;
         scratch.check(needed)?;
         let matrix =
             if needed == ScratchSize::default() { None } else { Some(scratch.buffer(Slot::Scores)?) };
-        let calls = staged::calls(&problem, matrix.as_ref(), device);
+        let calls = path::calls(&problem, matrix.as_ref(), device)?;
         let bound = self.pipelines.bind(&calls, scratch)?;
         emit(&bound);
         Ok(())
@@ -327,11 +421,12 @@ impl Attention {
             lse,
             weights,
             dropout,
-            tiling: config.tiling,
+            tuning: config.tuning,
         };
         check_extras(&problem, device)?;
         let read: Vec<_> = [("q", q), ("k", k), ("v", v)].into_iter().chain(extra_inputs(&problem)).collect();
         check_aliasing(&outputs(&problem), &read)?;
+        check_apart(&outputs(&problem), device)?;
         Ok(problem)
     }
 }
@@ -400,5 +495,5 @@ pub(crate) fn extra_inputs<'a>(
     problem: &Problem<'a>,
 ) -> impl Iterator<Item = (&'static str, TensorView<'a>)> {
     let keep = problem.dropout.as_ref().and_then(Dropout::given).copied();
-    problem.mask.tensors().chain(keep.map(|t| ("dropout", t)))
+    problem.mask.tensors().into_iter().chain(keep.map(|t| ("dropout", t)))
 }

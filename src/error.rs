@@ -95,8 +95,8 @@ pub enum Error {
     },
     /// Two tensors that are written reach over the same bytes.
     #[error(
-        "`{tensor}` and `{other}` are both written and their windows overlap, element by element or \
-         interleaved; give each a range of its own"
+        "`{tensor}` and `{other}` are both written and their windows overlap, element by element, interleaved or \
+         in the bytes before the device's binding alignment; give each a range of its own"
     )]
     OutputsOverlap {
         /// One of them.

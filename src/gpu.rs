@@ -177,23 +177,22 @@ impl Gpu {
         let k = self.upload_shaped("k", k, shape.k())?;
         let v = self.upload_shaped("v", v, shape.v())?;
         let extras = Extras::new(self, options)?;
-        let out = Outputs::new(self, shape.out(), shape)?;
+        let out = Outputs::new(self, shape.out(), shape, everything)?;
 
         let mut config =
             Config::new(shape.heads, shape.head_dim).kv_heads(shape.kv_heads).value_dim(shape.value_dim);
         config.scale = options.scale.map(|s| s as f32);
         config.softcap = options.softcap.map(|c| c as f32);
-        let mut call = Forward::new(q.view(), k.view(), v.view(), out.out.view())
-            .mask(extras.mask(&options.mask))
-            // The weights' buffer serves as the score matrix too.
-            .weights(out.weights.view());
-        call.lse = everything.then(|| out.lse.view());
+        let mut call = Forward::new(q.view(), k.view(), v.view(), out.out.view()).mask(extras.mask());
+        call.lse = out.lse.as_ref().map(Uploaded::view);
+        // They serve as the score matrix too.
+        call.weights = out.weights.as_ref().map(Uploaded::view);
         call.dropout = extras.dropout(options);
         let attention = Attention::with_pipelines(&self.pipelines, config)?;
         let mut scratch = Scratch::new(&self.device, attention.scratch_size(&call)?)?;
         self.submit(|encoder| attention.forward(encoder, &call, &mut scratch))?;
         watch.end("attention").await?;
-        out.read(self, everything).await
+        out.read(self).await
     }
 
     /// A multi-head attention layer, taking what [`reference::multi_head`](crate::reference::multi_head)
@@ -265,21 +264,21 @@ impl Gpu {
         inner.check()?;
         Options { appended, ..*options }.check(&inner)?;
         let extras = Extras::new(self, options)?;
-        let out = Outputs::new(self, [batch, 1, q_len, config.out_features], &inner)?;
+        let out = Outputs::new(self, [batch, 1, q_len, config.out_features], &inner, true)?;
         let call = LayerForward {
             query: xs[0].view(),
             key: xs[1].view(),
             value: xs[2].view(),
             out: out.out.view(),
-            mask: extras.mask(&options.mask),
-            lse: Some(out.lse.view()),
-            weights: Some(out.weights.view()),
+            mask: extras.mask(),
+            lse: out.lse.as_ref().map(Uploaded::view),
+            weights: out.weights.as_ref().map(Uploaded::view),
             dropout: extras.dropout(options),
         };
         let mut scratch = Scratch::new(&self.device, layer.scratch_size(&call)?)?;
         self.submit(|encoder| layer.forward(encoder, &call, &mut scratch))?;
         watch.end("the layer").await?;
-        out.read(self, true).await
+        out.read(self).await
     }
 
     /// Records with `record` and submits; if it fails, nothing is submitted.

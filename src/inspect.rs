@@ -7,7 +7,7 @@ use std::collections::HashSet;
 
 pub use crate::kernel::Field;
 use crate::kernel::{Variant as _, View};
-use crate::kernels::{self, Stage, mask, project};
+use crate::kernels::{self, Stage, mask, merge, project};
 use crate::tensor::Access;
 
 /// One kernel variant: its text, and the Rust side's idea of its interface.
@@ -72,6 +72,11 @@ pub fn shared_structs() -> Vec<StructTable> {
             name: "MaskParams",
             fields: mask::MaskParams::FIELDS.to_vec(),
             bytes: size_of::<mask::MaskParams>(),
+        },
+        StructTable {
+            name: "MergePart",
+            fields: merge::MergePart::FIELDS.to_vec(),
+            bytes: size_of::<merge::MergePart>(),
         },
         StructTable {
             name: "Part",

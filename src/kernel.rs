@@ -7,6 +7,9 @@ use crate::tensor::{Access, DType, Layout, Window};
 
 /// A kernel variant: everything that changes its text. Hashing one finds its pipeline.
 pub(crate) trait Variant: Copy + Eq + Hash {
+    /// What its pipeline is called.
+    fn label(&self) -> &'static str;
+
     /// The text and what the host must know of it. Built once per pipeline.
     fn describe(&self) -> Kernel;
 }
@@ -92,6 +95,7 @@ impl Binding {
         text.push_str(&body);
         if *access == Access::Write {
             let put = match width {
+                _ if !dtype.is_float() => format!("fn {name}_put(o: u32, x: u32) {{ {name}[o] = x; }}\n"),
                 Width::One => format!(
                     "fn {name}_put(o: u32, x: f32) {{ {name}[o] = {scalar}(x); }}\n\
                      fn {name}_put4(o: u32, x: vec4<f32>) {{\n    \

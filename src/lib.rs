@@ -7,6 +7,9 @@
 //! | a `wgpu::Device`, and q, k, v in buffers | [`Attention`] |
 //! | activations and a layer's weights | [`MultiHeadAttention`] |
 //! | something to do between projection and attention | [`Projection`], then [`Attention`] |
+//! | attention over parts of the keys, to be combined | [`Merge`] |
+//! | sequences of different lengths in one call | [`Mask::packed`] |
+//! | a block-sparse pattern, or a mask that leaves whole blocks out | [`Mask::blocks`], [`Attention::classify`] |
 //! | a test of your own to write | [`mod@reference`] and [`reference::compare`] |
 //!
 //! # From data to result
@@ -20,12 +23,16 @@
 //! # What is computed
 //!
 //! Scaled dot-product attention (Vaswani et al. 2017, "Attention is all you need"):
-//! `score = scale · q·k`, then softcap, then bias, then the mask; weights are the softmax of a query's
+//! `score = scale · q·k`, then softcap, then bias, ALiBi and relative bias, then the mask; weights are the softmax of a query's
 //! permitted scores; the output is their weighted sum of values. Sums are f32, f16 is a storage type. A
 //! query that sees no key has output 0 and lse −∞, never NaN. The same call on the same device gives the
 //! same bits.
+//!
+//! Two paths compute it ([`Path`]): the fused one in a single pass, without a score matrix, and the staged one, which
+//! has that matrix in memory and takes over where the attention weights themselves are asked for.
 
 mod attention;
+pub mod block_map;
 mod dropout;
 mod error;
 mod gpu;
@@ -33,8 +40,10 @@ pub mod inspect;
 mod kernel;
 mod kernels;
 mod mask;
+mod merge;
 mod multi_head;
 mod path;
+mod pattern;
 mod pipelines;
 mod plan;
 mod problem;
@@ -45,12 +54,15 @@ mod scratch;
 mod tensor;
 
 pub use attention::{Attention, Config, Forward};
+pub use block_map::Blocks;
 pub use dropout::Dropout;
 pub use error::Error;
 pub use gpu::Gpu;
 pub use mask::{Alignment, DeviceMask, HostMask, HostTensor, Mask};
+pub use merge::{Merge, Partial};
 pub use multi_head::{LayerForward, LayerWeights, MultiHeadAttention};
-pub use plan::Tiling;
+pub use pattern::{Pattern, PatternPart};
+pub use plan::{Path, Tiling};
 pub use problem::{LayerConfig, Shape};
 pub use projection::{Linear, Projection, ProjectionForward};
 pub use record::Pipelines;

@@ -7,9 +7,9 @@ use crate::kernel::{Call, View};
 use crate::kernels::{Stage, append_keys};
 use crate::mask::DeviceMask;
 use crate::path::project::{self, Product};
-use crate::path::staged::{self, Problem, in_scratch};
+use crate::path::{self, Problem, in_scratch};
 use crate::path::{Calls, grid};
-use crate::plan::Tiling;
+use crate::plan::{Path, Tiling, Tuning};
 use crate::problem::{LayerConfig, Shape, Side};
 use crate::projection::{Linear, check_vector, check_weight, same_dtype};
 use crate::record::{Pipelines, dispatch, pass};
@@ -47,6 +47,7 @@ impl OwnedLinear {
 /// One forward call of a layer. Inputs and output are `[batch, 1, length, features]`, see
 /// [`TensorView::sequence`].
 #[derive(Clone, Copy, Debug)]
+#[must_use]
 pub struct LayerForward<'a> {
     /// `[batch, 1, q_len, query_features]`.
     pub query: TensorView<'a>,
@@ -148,7 +149,7 @@ impl<'a> LayerForward<'a> {
 pub struct MultiHeadAttention {
     pipelines: Pipelines,
     config: LayerConfig,
-    tiling: Tiling,
+    tuning: Tuning,
     query: OwnedLinear,
     key: OwnedLinear,
     value: OwnedLinear,
@@ -218,7 +219,7 @@ impl MultiHeadAttention {
         Ok(MultiHeadAttention {
             pipelines: pipelines.clone(),
             config,
-            tiling: Tiling::Auto,
+            tuning: Tuning::default(),
             query: owned(&weights.query),
             key: owned(&weights.key),
             value: owned(&weights.value),
@@ -229,7 +230,19 @@ impl MultiHeadAttention {
 
     /// Chooses the class of kernels; for tests and measurements.
     pub fn tiling(mut self, tiling: Tiling) -> Self {
-        self.tiling = tiling;
+        self.tuning.tiling = tiling;
+        self
+    }
+
+    /// Chooses how the heads attend; for tests and measurements.
+    pub fn path(mut self, path: Path) -> Self {
+        self.tuning.path = path;
+        self
+    }
+
+    /// Bounds the work of one dispatch of the attention, not of the projections; see [`Config::work_limit`].
+    pub fn work_limit(mut self, flops: u64) -> Self {
+        self.tuning.work = flops;
         self
     }
 
@@ -302,7 +315,7 @@ impl MultiHeadAttention {
         let projected = scratch.buffer(Slot::Projected)?;
         let context = scratch.buffer(Slot::Context)?;
         let matrix = if plan.size.has(Slot::Scores) { Some(scratch.buffer(Slot::Scores)?) } else { None };
-        let calls = self.calls(call, &plan, &projected, &context, matrix.as_ref());
+        let calls = self.calls(call, &plan, &projected, &context, matrix.as_ref())?;
         let bound = self.pipelines.bind(&calls, scratch)?;
         emit(&bound);
         Ok(())
@@ -315,7 +328,7 @@ impl MultiHeadAttention {
         projected: &'a wgpu::Buffer,
         context: &'a wgpu::Buffer,
         matrix: Option<&'a wgpu::Buffer>,
-    ) -> Calls<'a> {
+    ) -> Result<Calls<'a>, Error> {
         let device = self.pipelines.facts();
         let LayerConfig { narrow, dtype, .. } = self.config;
         let Plan { shape, appended, .. } = *plan;
@@ -328,7 +341,7 @@ impl MultiHeadAttention {
                 self.key.product(call.key, given(k), narrow),
                 self.value.product(call.value, given(v), narrow),
             ],
-            self.tiling,
+            self.tuning.tiling,
             device,
         );
         if appended > 0 {
@@ -336,15 +349,19 @@ impl MultiHeadAttention {
         }
         let heads_joined = [shape.batch, shape.q_len, shape.heads, shape.value_dim];
         let attended = in_scratch(context, dtype, heads_joined, 0).transposed(1, 2);
-        calls.extend(staged::calls(
+        calls.extend(path::calls(
             &self.problem(call, &shape, appended, [q, k, v, attended]),
             matrix,
             device,
-        ));
+        )?);
         let width = shape.heads * shape.value_dim;
         let joined = in_scratch(context, dtype, [shape.batch, 1, shape.q_len, width], 0);
-        calls.extend(project::calls(&[self.out.product(joined, call.out, false)], self.tiling, device));
-        calls
+        calls.extend(project::calls(
+            &[self.out.product(joined, call.out, false)],
+            self.tuning.tiling,
+            device,
+        ));
+        Ok(calls)
     }
 
     fn append<'a>(
@@ -412,7 +429,7 @@ impl MultiHeadAttention {
             lse: call.lse,
             weights: call.weights,
             dropout: call.dropout,
-            tiling: self.tiling,
+            tuning: self.tuning,
         }
     }
 
@@ -462,7 +479,8 @@ impl MultiHeadAttention {
         }
         let last = projected_layouts(&shape, config.dtype)[2];
         let end = last.offset as u64 + elements(last.shape);
-        let size = staged::scratch_size(&shape, call.weights.as_ref(), device)?
+        let size = problem
+            .scratch_size(device)?
             .with(Slot::Projected, (end * bytes).next_multiple_of(4))
             .with(Slot::Context, (elements(shape.out()) * bytes).next_multiple_of(4));
         Ok(Plan { shape, appended, size })

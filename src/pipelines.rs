@@ -36,6 +36,10 @@ impl<V: Variant> Cache<V> {
         self.lock().len()
     }
 
+    pub fn clear(&self) {
+        self.lock().clear();
+    }
+
     /// The pipeline of `variant`, compiled now if this is its first use.
     pub fn get(&self, variant: V) -> Result<Compiled, Error> {
         let mut compiled = self.lock();
@@ -76,8 +80,9 @@ impl<V: Variant> Cache<V> {
         }
         guarded(&self.device, kernel.label, || {
             let layout = self.layout(kernel);
-            // SAFETY: the text is the crate's own. Its loops count to bounds that the host passes, its
-            // indices stay inside the views the host has checked, its divisors are positive.
+            // SAFETY: the text is the crate's own. Its loops count to bounds that the host passes, or that are
+            // clamped to those where they come from a buffer; its indices stay inside the views the host has
+            // checked, its divisors are positive.
             let module = unsafe {
                 self.device.create_shader_module_trusted(
                     wgpu::ShaderModuleDescriptor {

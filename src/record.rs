@@ -31,6 +31,12 @@ impl Pipelines {
         self.0.len()
     }
 
+    /// Drops what was compiled: for applications that are done with one kind of problem. What has been recorded
+    /// or is bound in a [`Scratch`] keeps its pipeline.
+    pub fn clear(&self) {
+        self.0.clear();
+    }
+
     pub(crate) fn facts(&self) -> &DeviceFacts {
         &self.0.facts
     }
@@ -41,6 +47,7 @@ impl Pipelines {
         calls: &[Call<Stage>],
         scratch: &mut Scratch,
     ) -> Result<Vec<(Bound, [u32; 3])>, Error> {
+        scratch.make_room(calls.len());
         calls.iter().map(|call| Ok((self.bind_one(call, scratch)?, call.grid))).collect()
     }
 
@@ -83,7 +90,7 @@ impl Pipelines {
                 entries.push(wgpu::BindGroupEntry { binding: n as u32 + 1, resource });
             }
             device.create_bind_group(&wgpu::BindGroupDescriptor {
-                label: Some(call.variant.describe().label),
+                label: Some(call.variant.label()),
                 layout: &compiled.layout,
                 entries: &entries,
             })

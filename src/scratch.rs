@@ -64,7 +64,8 @@ pub(crate) struct BindKey {
     pub tensors: Vec<(wgpu::Buffer, u64, u64)>,
 }
 
-/// Bindings kept before all are dropped: enough for the layers of a large model.
+/// Bindings kept before all are dropped: enough for the layers of a large model. A call of many dispatches may
+/// keep twice its own.
 const KEPT: usize = 1024;
 
 /// Temporary memory for forward passes, owned by the caller and used by one recording at a time.
@@ -132,14 +133,18 @@ impl Scratch {
         self.buffers[slot as usize].clone().ok_or(missing)
     }
 
+    /// Before a call of `dispatches`: what it keeps must last until it is recorded again.
+    pub(crate) fn make_room(&mut self, dispatches: usize) {
+        if self.bound.len().saturating_add(dispatches) > KEPT.max(dispatches.saturating_mul(2)) {
+            self.bound.clear();
+        }
+    }
+
     pub(crate) fn bound(&self, key: &BindKey) -> Option<Bound> {
         self.bound.get(key).cloned()
     }
 
     pub(crate) fn keep(&mut self, key: BindKey, bound: Bound) {
-        if self.bound.len() >= KEPT {
-            self.bound.clear();
-        }
         self.bound.insert(key, bound);
     }
 }

@@ -35,7 +35,10 @@ impl DType {
 pub(crate) fn axes(tensor: &str) -> [&'static str; 4] {
     match tensor {
         "weights" | "keep" | "keys" | "bias" | "dropout" => ["batch", "heads", "q_len", "kv_len"],
-        "lengths" | "lse" => ["batch", "heads", "q_len", "dim"],
+        "lengths" | "prefix" | "query_documents" | "lse" => ["batch", "heads", "q_len", "dim"],
+        "key_documents" | "globals" => ["batch", "heads", "length", "kv_len"],
+        "query_starts" | "key_starts" => ["batch", "heads", "length", "sequences + 1"],
+        "blocks" => ["batch", "heads", "q_len / size[0]", "kv_len / size[1]"],
         t if t == "linear.weight" || t.starts_with("weights.") => {
             ["batch", "heads", "out (rows)", "in (columns)"]
         }
@@ -66,7 +69,7 @@ pub(crate) fn count(shape: [usize; 4]) -> usize {
 }
 
 /// Longest axis: sums and differences of two, and a tile more, fit in an i32.
-const LONGEST_AXIS: usize = (i32::MAX / 4) as usize;
+pub(crate) const LONGEST_AXIS: usize = (i32::MAX / 4) as usize;
 
 impl Layout {
     pub const fn dense(shape: [usize; 4]) -> Self {
@@ -361,6 +364,24 @@ pub(crate) fn check_aliasing<'a>(
         for (other, output) in &written[n + 1..] {
             let ((a, b), (c, d)) = (view.extent(), output.extent());
             if view.buffer == output.buffer && a < d && c < b {
+                return Err(Error::OutputsOverlap { tensor, other });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Refuses tensors that one dispatch writes through bindings of their own and whose bindings meet: they begin where
+/// the device can bind, and WebGPU wants them apart.
+pub(crate) fn check_apart<'a>(
+    written: &[(&'static str, TensorView<'a>)],
+    device: &DeviceFacts,
+) -> Result<(), Error> {
+    for (n, (tensor, view)) in written.iter().enumerate() {
+        for (other, output) in &written[n + 1..] {
+            let (a, b) = (view.window(device), output.window(device));
+            let meet = a.start < b.start + b.size && b.start < a.start + a.size;
+            if view.buffer == output.buffer && meet {
                 return Err(Error::OutputsOverlap { tensor, other });
             }
         }

@@ -1,6 +1,6 @@
 //! `flex`: PyTorch's flex attention; score changes and block masks by the builder, or as tensors.
 
-use wgpu_attention::{Alignment, Shape};
+use wgpu_attention::{Alignment, Pattern, Shape};
 
 use crate::harness::{Case, Part, Report, Vector};
 use crate::sdpa::{check_reference, plain};
@@ -72,14 +72,84 @@ fn case(name: &str) -> Case {
     case
 }
 
+/// The same by the builder's own rules, where `case` needs dense tensors.
+fn ruled(name: &str) -> Option<Case> {
+    let vector = Vector::load(FAMILY, name);
+    let mut case = plain(&vector);
+    case.name += ", by rules";
+    let Shape { batch, heads, q_len, kv_len, .. } = case.shape;
+    let rules = &mut case.rules;
+    rules.alignment = Alignment::TopLeft;
+    let kind = vector.attrs["kind"].as_str().expect("kind");
+    rules.causal = kind.ends_with("causal");
+    let numbers = |tensor| vector.integers(tensor).into_iter().map(|n| n as u32).collect::<Vec<_>>();
+    match kind.trim_end_matches("_causal") {
+        "alibi" => rules.slopes = Some(Part::new(vector.f32("slopes"), [1, heads, 1, 1])),
+        "rel_bias" => {
+            // The vector counts distances from the key, the builder from the query.
+            let distances = 2 * vector.size("max_dist") + 1;
+            let table = vector.f32("table");
+            let reversed = table.chunks_exact(distances).flat_map(|row| row.iter().rev().copied()).collect();
+            rules.relative = Some(Part::new(reversed, [1, heads, 1, distances]));
+        }
+        "document" => {
+            let (queries, keys) = ([batch, 1, q_len, 1], [batch, 1, 1, kv_len]);
+            rules.documents = Some([queries, keys].map(|shape| Part::new(numbers("doc_id"), shape)));
+        }
+        "prefix_lm" => {
+            rules.causal = true;
+            rules.prefix = Some(Part::new(numbers("prefix"), [batch, 1, 1, 1]));
+        }
+        "dilated" => {
+            let dilation = vector.size("dilation");
+            rules.window = Some([vector.size("window") * dilation; 2]);
+            rules.pattern = Some(Pattern::Dilated { dilation });
+        }
+        _ => return None,
+    }
+    Some(case)
+}
+
+/// Documents that lie side by side are packed sequences too.
+fn packed(name: &str) -> Option<Case> {
+    let vector = Vector::load(FAMILY, name);
+    let mut case = ruled(name).filter(|case| case.rules.documents.is_some())?;
+    case.name += ", packed";
+    let documents = vector.attrs["docs"].as_array().expect("a list per batch entry");
+    let lengths = |list: &serde_json::Value| list.as_array().expect("lengths").clone();
+    let most = documents.iter().map(|list| lengths(list).len()).max().expect("documents");
+    let starts = documents.iter().flat_map(|list| {
+        // Where there are fewer documents, the last are empty.
+        let lengths = lengths(list).into_iter().map(|n| n.as_u64().expect("a length") as u32);
+        let ends = lengths.chain(std::iter::repeat(0)).take(most);
+        std::iter::once(0)
+            .chain(ends)
+            .scan(0, |at, n| {
+                *at += n;
+                Some(*at)
+            })
+            .collect::<Vec<u32>>()
+    });
+    let starts: Vec<_> = starts.collect();
+    let shape = [documents.len(), 1, 1, most + 1];
+    case.rules.documents = None;
+    case.rules.packed = Some([(); 2].map(|()| Part::new(starts.clone(), shape)));
+    Some(case)
+}
+
+fn cases() -> impl Iterator<Item = Case> {
+    NAMES.iter().flat_map(|name| [Some(case(name)), ruled(name), packed(name)]).flatten()
+}
+
 #[test]
 fn the_reference_gives_the_vectors() {
-    NAMES.iter().for_each(|name| check_reference(&case(name)));
+    cases().for_each(|case| check_reference(&case));
 }
 
 #[test]
 fn every_device_gives_the_vectors() {
     let mut report = Report::new("flex");
-    NAMES.iter().for_each(|name| report.check(&case(name)));
+    cases().for_each(|case| report.check(&case));
     report.finish();
+    assert_eq!(cases().count(), NAMES.len() + 7 + 2, "seven are rules of the builder too, two packed");
 }

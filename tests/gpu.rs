@@ -2,9 +2,9 @@
 
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
 use wgpu_attention::reference::{self, HostLinear, HostWeights, LayerShape, Options, Real, widen};
-use wgpu_attention::{HostTensor, LayerConfig, Mask, Shape};
+use wgpu_attention::{HostTensor, LayerConfig, Mask, Pattern, PatternPart, Shape};
 
-use crate::harness::profiles;
+use crate::harness::{Case, Part, Rules, profiles};
 
 fn noise(n: usize, seed: f32) -> Vec<f32> {
     (0..n).map(|i| (i as f32 * 12.9898 + seed).sin()).collect()
@@ -44,6 +44,47 @@ fn attention_with_every_option() {
         let attended = profile.gpu.attend(&q, &k, &v, shape, mask).expect("a result");
         let (want, naive) = (run::<f64>(inputs, &shape, &plain), run::<f32>(inputs, &shape, &plain));
         check("attend", &attended, &want.out, &naive.out, 1.0);
+    }
+}
+
+/// Every part of a mask reaches the device from slices.
+#[test]
+fn attention_with_every_part_of_a_mask() {
+    let case =
+        Case::random("gpu, masks", Shape { kv_heads: 2, kv_len: 9, value_dim: 5, ..Shape::new(2, 4, 7, 6) });
+    let causal = Rules { causal: true, ..Default::default() };
+    let part = |shape| Part::of(shape, |[b, h, i, j]: [usize; 4]| (b + 2 * h + i + 3 * j) as u32 % 3);
+    let floats = |shape| Some(Part::of(shape, |[b, h, _, j]| (b + h + j) as f32 * 0.25 - 1.0));
+    let pattern = Some(Pattern::Strided { stride: 2, part: PatternPart::ByHead });
+    let globals = Some(Part::of([1, 1, 1, 9], |[.., j]| j % 4 == 1));
+    let starts = |starts: [u32; 4]| Part::new(starts.to_vec(), [1, 1, 1, 4]);
+    let all = [
+        Rules { pattern, ..causal.clone() },
+        Rules { prefix: Some(part([2, 1, 7, 1])), ..causal.clone() },
+        Rules { packed: Some([starts([0, 3, 3, 7]), starts([0, 4, 5, 9])]), ..causal.clone() },
+        Rules { documents: Some([part([2, 1, 7, 1]), part([2, 1, 1, 9])]), ..causal.clone() },
+        Rules { blocks: Some((part([1, 4, 3, 5]), [3, 2])), ..causal.clone() },
+        Rules { globals, window: Some([1, 0]), ..Default::default() },
+        Rules { slopes: floats([1, 4, 1, 1]), ..causal.clone() },
+        Rules { slopes: floats([1, 4, 1, 1]), symmetric: true, ..Default::default() },
+        Rules { relative: floats([2, 1, 1, 5]), ..causal.clone() },
+        Rules { sinks: floats([1, 4, 1, 1]), ..causal },
+    ];
+    for rules in all {
+        let case = case.clone().with(|c| c.rules = rules);
+        let (want, naive) = (case.reference::<f64>(), case.reference::<f32>());
+        for profile in profiles() {
+            let got = profile.gpu.attend(&case.q, &case.k, &case.v, case.shape, case.rules.host());
+            check(&format!("{:?}", case.rules), &got.expect("a result"), &want.out, &naive.out, 1.0);
+            let got = profile.gpu.attention(&case.q, &case.k, &case.v, &case.shape, &case.options());
+            check(
+                &format!("{:?}", case.rules),
+                &got.expect("a result").weights,
+                &want.weights,
+                &naive.weights,
+                1.0,
+            );
+        }
     }
 }
 

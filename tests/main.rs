@@ -2,22 +2,30 @@
 
 mod harness;
 
+mod biases;
+mod block_maps;
 mod contract;
 mod d2l;
 mod errors;
 mod flex;
+mod fused;
 mod gpu;
 mod harness_fails;
 mod masks;
+mod masks_sparse;
+mod meaning;
+mod merge;
 mod mha;
 mod minilm;
 mod numbers;
 mod onnx;
+mod packed;
 mod patterns;
 mod projection;
 mod property;
 mod property_layers;
 mod recording;
 mod sdpa;
+mod splitting;
 mod stages;
 mod vectors_used;

@@ -1,13 +1,16 @@
 //! Every part of a mask, alone and in combination, against definitions written down here a second time.
 
-use wgpu_attention::{Alignment, DType, Mask, Shape};
+use wgpu_attention::{Alignment, Attention, Config, DType, Forward, Mask, Path, Shape};
 
-use crate::harness::{Case, Layout, Part, Report, Rules, Setup, TILINGS, Weights, profiles};
+use crate::harness::run::{Placed, PlacedRules};
+use crate::harness::{
+    Case, Layout, Part, Place, Report, Rng, Rules, Setup, TILINGS, Weights, defaults, profiles,
+};
 
 /// More keys than queries, as many, fewer; lengths no tile divides.
-const LENGTHS: [(usize, usize); 4] = [(7, 19), (17, 17), (21, 6), (66, 70)];
+pub const LENGTHS: [(usize, usize); 4] = [(7, 19), (17, 17), (21, 6), (66, 70)];
 
-fn shape((q_len, kv_len): (usize, usize)) -> Shape {
+pub fn shape((q_len, kv_len): (usize, usize)) -> Shape {
     Shape { batch: 2, heads: 4, kv_heads: 2, q_len, kv_len, head_dim: 5, value_dim: 6 }
 }
 
@@ -82,18 +85,33 @@ fn the_reference_follows_lengths_and_keys() {
 }
 
 /// One device, layout and type each: what a mask means does not depend on them, `property` crosses them.
-fn check(report: &mut Report, case: &Case) {
-    for (n, tiling) in TILINGS.into_iter().enumerate() {
-        let setup = Setup {
+pub fn check(report: &mut Report, case: &Case) {
+    check_paths(report, case, true);
+}
+
+/// As [`check`], on the fused path alone where the staged one would show nothing new.
+pub fn check_paths(report: &mut Report, case: &Case, staged_too: bool) {
+    // Few rows are other shaders: in one tiling, by the case's name.
+    let few = case.shape.q_len * case.shape.group() <= 16;
+    let only = few.then(|| Rng::named(&case.name).below(2));
+    for (n, tiling) in TILINGS.into_iter().enumerate().filter(|(n, _)| only.is_none_or(|only| only == *n)) {
+        let staged = Setup {
             profile: profiles()[n],
             tiling,
+            path: Path::Staged,
             dtype: DType::F32,
             bias: DType::F32,
             layout: if n == 0 { Layout::Blhd } else { Layout::Dense },
             lse: true,
             weights: Weights::PerHead(DType::F32),
         };
-        report.check_in(case, &setup, &mut Default::default());
+        let fused = Setup { path: Path::Fused, weights: Weights::None, ..staged };
+        let mut truths = Default::default();
+        // The mask is the same text in both tilings of the softmax: causal ones in the one, others in the other.
+        if staged_too && only.unwrap_or(usize::from(case.rules.causal)) == n {
+            report.check_in(case, &staged, &mut truths);
+        }
+        report.check_in(case, &fused, &mut truths);
     }
 }
 
@@ -157,6 +175,7 @@ fn everything_together() {
                 keep: Some(Part::of([1, h, i, j], |[_, h, i, j]| (h + i + 2 * j) % 5 != 0)),
                 keys: Some(Part::of([b, 1, 1, j], |[b, .., j]| (b + j) % 7 != 3)),
                 bias: Some(Part::of([1, h, 1, j], |[_, h, _, j]| (h as f32 - 1.5) * 0.1 * j as f32)),
+                ..Default::default()
             };
             let case = Case::random(format!("everything, {alignment:?}, {lengths:?}"), shape)
                 .with(|c| (c.rules, c.softcap) = (rules, Some(4.0)));
@@ -164,6 +183,58 @@ fn everything_together() {
         }
     }
     report.finish();
+}
+
+/// A device that binds fewer buffers than the fused path needs: named as skipped, then the staged path's turn.
+#[test]
+fn more_tensors_than_the_device_binds_take_the_staged_path() {
+    let shape = shape((7, 19));
+    let [b, h, i, j] = shape.weights();
+    // q, k, v, out and lse leave three.
+    let mut case = Case::random("many tensors", shape).with(|c| {
+        c.rules.lengths = Some(Part::new(vec![17, 12], [b, 1, 1, 1]));
+        c.rules.keep = Some(Part::of([1, 1, i, j], |[_, _, i, j]| (i + 2 * j) % 5 != 0));
+        c.rules.keys = Some(Part::of([b, 1, 1, j], |[b, .., j]| (b + j) % 7 != 3));
+    });
+    let auto = Setup {
+        profile: defaults(),
+        tiling: TILINGS[1],
+        path: Path::Auto,
+        dtype: DType::F32,
+        bias: DType::F32,
+        layout: Layout::Dense,
+        lse: true,
+        weights: Weights::None,
+    };
+    let fused = Setup { path: Path::Fused, ..auto };
+    let mut report = Report::new("masks, many tensors");
+    let mut check = |case: &Case, setups: &[Setup]| {
+        setups.iter().for_each(|setup| report.check_in(case, setup, &mut Default::default()));
+        report.skips()
+    };
+    assert_eq!(check(&case, &[fused, auto]), 0, "eight buffers fit");
+    assert_eq!(scratch_bytes(&case, &auto), 0, "they take the fused path");
+
+    case.name += ", one more";
+    case.rules.bias = Some(Part::of([1, h, 1, j], |[_, h, _, j]| (h as f32 - 1.5) * 0.1 * j as f32));
+    assert_eq!(check(&case, &[fused, auto]), 1, "the refusal is named");
+    let matrix = b * h * i * j.next_multiple_of(4) * 4;
+    assert_eq!(scratch_bytes(&case, &auto), matrix as u64, "Auto takes the staged path");
+    assert_eq!(scratch_bytes(&case, &Setup { lse: false, ..auto }), 0, "without lse they fit");
+    report.finish();
+}
+
+/// Bytes of temporary memory for `case`.
+fn scratch_bytes(case: &Case, setup: &Setup) -> u64 {
+    let shape = case.shape;
+    let [q, k, v, out, lse] = [shape.q(), shape.k(), shape.v(), shape.out(), shape.lse()]
+        .map(|shape| Placed::output(setup.profile, DType::F32, Place::dense(shape)));
+    let rules = PlacedRules::new(setup.profile, &case.rules, DType::F32, Layout::Dense);
+    let mut call = Forward::new(q.view(), k.view(), v.view(), out.view()).mask(rules.mask());
+    call.lse = setup.lse.then(|| lse.view());
+    let config = Config::new(shape.heads, shape.head_dim).kv_heads(shape.kv_heads).value_dim(shape.value_dim);
+    let attention = Attention::with_pipelines(setup.profile.gpu.pipelines(), config.path(setup.path));
+    attention.expect("an operator").scratch_size(&call).expect("a size").total()
 }
 
 #[test]

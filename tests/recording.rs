@@ -9,7 +9,7 @@ use wgpu_attention::reference::compare::max_error;
 use wgpu_attention::reference::{self, Options, widen};
 use wgpu_attention::{
     Attention, Config, DType, DeviceMask, Forward, Gpu, HostMask, LayerConfig, LayerForward, LayerWeights,
-    Linear, Mask, MultiHeadAttention, Pipelines, Scratch, Shape, TensorView,
+    Linear, Mask, MultiHeadAttention, Path, Pipelines, Scratch, ScratchSize, Shape, TensorView,
 };
 
 use crate::harness::say;
@@ -91,9 +91,13 @@ fn noise(n: usize, seed: f32) -> Vec<f32> {
     (0..n).map(|i| ((i as f32 + 1.0) * seed).sin()).collect()
 }
 
+/// What a call may be computed by; plain ones take the last.
+const PATHS: [Path; 2] = [Path::Staged, Path::Fused];
+
 /// An attention problem with buffers of its own.
 struct Problem {
     shape: Shape,
+    path: Path,
     causal: bool,
     scale: f32,
     data: [Vec<f32>; 3],
@@ -101,19 +105,19 @@ struct Problem {
 }
 
 impl Problem {
-    fn new(gpu: &Gpu, shape: Shape, seed: f32) -> Self {
+    fn new(gpu: &Gpu, path: Path, shape: Shape, seed: f32) -> Self {
         let shapes = [shape.q(), shape.k(), shape.v(), shape.out()];
         let counts = shapes.map(|s| s.iter().product::<usize>());
         let data = [0, 1, 2].map(|n| noise(counts[n], seed + 0.3 * n as f32));
         let upload = |data: &[f32]| gpu.upload(data).expect("an upload");
         let out = upload(&vec![POISON; counts[3]]);
         let [q, k, v] = data.each_ref().map(|x| upload(x));
-        Problem { shape, causal: false, scale: 0.5, data, buffers: [q, k, v, out] }
+        Problem { shape, path, causal: false, scale: 0.5, data, buffers: [q, k, v, out] }
     }
 
     fn config(&self) -> Config {
         let Shape { heads, kv_heads, head_dim, value_dim, .. } = self.shape;
-        Config::new(heads, head_dim).kv_heads(kv_heads).value_dim(value_dim).scale(self.scale)
+        Config::new(heads, head_dim).kv_heads(kv_heads).value_dim(value_dim).scale(self.scale).path(self.path)
     }
 
     fn attention(&self, pipelines: &Pipelines) -> Attention {
@@ -150,12 +154,12 @@ impl Problem {
     fn judge(&self, gpu: &Gpu, context: &str) {
         let data = self.data.each_ref().map(|x| widen::<f64>(x));
         let error = max_error(&self.out(gpu), &self.truth(data.each_ref().map(|x| &x[..])));
-        assert!(error < 1e-5, "{context}, {:?}: off by {error}", self.shape);
+        assert!(error < 1e-5, "{context}, {:?}, {:?}: off by {error}", self.path, self.shape);
     }
 }
 
 /// Sizes that differ in every dimension, so that no call's parameters do for another.
-fn various(gpu: &Gpu) -> Vec<Problem> {
+fn various(gpu: &Gpu, path: Path) -> Vec<Problem> {
     let shape = |batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim| Shape {
         batch,
         heads,
@@ -178,7 +182,7 @@ fn various(gpu: &Gpu) -> Vec<Problem> {
     let problems = shapes.into_iter().enumerate().flat_map(|(n, shape)| {
         [false, true].map(|causal| {
             let scale = 0.2 + 0.1 * n as f32;
-            Problem { causal, scale, ..Problem::new(gpu, shape, 0.17 + 0.05 * n as f32) }
+            Problem { causal, scale, ..Problem::new(gpu, path, shape, 0.17 + 0.05 * n as f32) }
         })
     });
     problems.collect()
@@ -193,7 +197,7 @@ struct Layer {
 }
 
 impl Layer {
-    fn new(gpu: &Gpu, length: usize) -> Self {
+    fn new(gpu: &Gpu, path: Path, length: usize) -> Self {
         let (e, heads) = (512, 8);
         let weights = gpu.upload(&vec![0.01f32; 4 * e * e]).expect("an upload");
         let bias = gpu.upload(&vec![0.1f32; e]).expect("an upload");
@@ -209,7 +213,8 @@ impl Layer {
             appended: None,
         };
         let layer = MultiHeadAttention::with_pipelines(gpu.pipelines(), LayerConfig::new(e, heads), &weights)
-            .expect("a layer");
+            .expect("a layer")
+            .path(path);
         let buffer = || gpu.buffer(length * e * 4).expect("a buffer");
         Layer { layer, x: buffer(), out: buffer(), shape: [1, length, e] }
     }
@@ -227,12 +232,18 @@ impl Layer {
 
 #[test]
 fn the_second_recording_creates_nothing() {
+    // Kernels of attention, which the layer has with another mask, and dispatches of both.
+    second_recording(Path::Staged, 3, 8);
+    second_recording(Path::Fused, 1, 4);
+}
+
+fn second_recording(path: Path, kernels: usize, dispatches: usize) {
     let own = Own::new();
     let gpu = &own.gpu;
-    let problem = Problem::new(gpu, Shape::new(2, 4, 9, 8), 0.4);
+    let problem = Problem::new(gpu, path, Shape::new(2, 4, 9, 8), 0.4);
     let attention = problem.attention(gpu.pipelines());
     let mut scratch = problem.scratch(gpu);
-    let layer = Layer::new(gpu, 16);
+    let layer = Layer::new(gpu, path, 16);
     let mut layer_scratch = layer.scratch(gpu);
     assert_eq!(gpu.pipelines().compiled(), 0, "nothing is compiled before it is needed");
 
@@ -245,37 +256,133 @@ fn the_second_recording_creates_nothing() {
         (gpu.pipelines().compiled(), own.alive())
     };
     let first = record();
-    assert!(first.0 >= 4, "scores, softmax, weighted sum, projections");
+    assert!(first.0 > kernels, "{path:?}: {} pipelines hold no projection", first.0);
     for n in 0..3 {
         assert_eq!(record(), first, "recording {n} after the first");
     }
     let alive = first.1.expect("wgpu counts resources on this backend");
-    assert!(alive.bind_groups >= 8 && alive.pipelines == first.0, "{alive:?}");
+    assert!(alive.bind_groups >= dispatches && alive.pipelines == first.0, "{path:?}: {alive:?}");
     problem.judge(gpu, "after four recordings");
 }
 
 #[test]
 fn preparing_compiles_and_records_nothing() {
+    for (path, kernels) in [(Path::Staged, 3), (Path::Fused, 1)] {
+        let own = Own::new();
+        let gpu = &own.gpu;
+        let problem = Problem::new(gpu, path, Shape::new(1, 2, 9, 8), 0.4);
+        let attention = problem.attention(gpu.pipelines());
+        let mut scratch = problem.scratch(gpu);
+        attention.prepare(&problem.call(), &mut scratch).expect("a preparation");
+        let (compiled, alive) = (gpu.pipelines().compiled(), own.alive());
+        assert_eq!(compiled, kernels, "{path:?}");
+        let mut encoder = encoder(gpu);
+        attention.forward(&mut encoder, &problem.call(), &mut scratch).expect("a recording");
+        assert_eq!((gpu.pipelines().compiled(), own.alive()), (compiled, alive));
+        gpu.queue().submit([encoder.finish()]);
+        problem.judge(gpu, "prepared");
+    }
+}
+
+/// A call that names no path: no temporary memory, one kernel, one dispatch.
+#[test]
+fn a_plain_call_is_one_dispatch_without_scratch() {
     let own = Own::new();
     let gpu = &own.gpu;
-    let problem = Problem::new(gpu, Shape::new(1, 2, 9, 8), 0.4);
+    let problem = Problem::new(gpu, Path::Auto, Shape::new(2, 4, 65, 8), 0.4);
     let attention = problem.attention(gpu.pipelines());
-    let mut scratch = problem.scratch(gpu);
-    attention.prepare(&problem.call(), &mut scratch).expect("a preparation");
-    let (compiled, alive) = (gpu.pipelines().compiled(), own.alive());
-    assert_eq!(compiled, 3);
+    assert_eq!(attention.scratch_size(&problem.call()).expect("a size"), ScratchSize::default());
+    let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
+    let before = own.alive().expect("wgpu counts resources on this backend");
     let mut encoder = encoder(gpu);
     attention.forward(&mut encoder, &problem.call(), &mut scratch).expect("a recording");
-    assert_eq!((gpu.pipelines().compiled(), own.alive()), (compiled, alive));
+    let after = own.alive().expect("wgpu counts resources on this backend");
+    assert_eq!((after.pipelines, after.bind_groups), (before.pipelines + 1, before.bind_groups + 1));
     gpu.queue().submit([encoder.finish()]);
-    problem.judge(gpu, "prepared");
+    problem.judge(gpu, "without scratch");
+
+    // The weights are what it would have no memory for.
+    let weights = gpu.buffer(2 * 4 * 65 * 65 * 4).expect("a buffer");
+    let mean = problem.call().weights(TensorView::new(&weights, DType::F32, [2, 1, 65, 65]));
+    assert!(attention.scratch_size(&mean).expect("a size").total() >= 2 * 4 * 65 * 65 * 4);
+}
+
+/// Attention and a layer, cut by their limit of work: one kernel, as many dispatches as it takes.
+#[test]
+fn long_work_is_cut_into_dispatches() {
+    let own = Own::new();
+    let gpu = &own.gpu;
+    let problem = Problem::new(gpu, Path::Auto, Shape { value_dim: 70, ..Shape::new(2, 2, 130, 8) }, 0.4);
+    let layer = Layer::new(gpu, Path::Auto, 130);
+    let alive = || own.alive().expect("wgpu counts resources on this backend");
+    let size = layer.layer.scratch_size(&layer.call()).expect("a size");
+    let mut bits = Vec::new();
+    // Bind groups of a call: one per dispatch.
+    let mut record = |limit: Option<u64>| {
+        let limited = |config: Config| limit.map_or(config, |limit| config.work_limit(limit));
+        let attention =
+            Attention::with_pipelines(gpu.pipelines(), limited(problem.config())).expect("an operator");
+        let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
+        let before = alive();
+        let mut encoder = encoder(gpu);
+        attention.forward(&mut encoder, &problem.call(), &mut scratch).expect("a recording");
+        let attended = alive();
+        let limited = layer.layer.clone();
+        let limited = limit.map_or(limited.clone(), |limit| limited.work_limit(limit));
+        limited.forward(&mut encoder, &layer.call(), &mut scratch).expect("a recording");
+        let both = alive();
+        gpu.queue().submit([encoder.finish()]);
+        problem.judge(gpu, &format!("limit {limit:?}"));
+        bits.push(gpu.download::<u32>(&layer.out, 130 * 512).expect("a read-back"));
+        [attended.bind_groups - before.bind_groups, both.bind_groups - attended.bind_groups]
+    };
+    let whole = record(None);
+    let compiled = gpu.pipelines().compiled();
+    let [few, many, most] = [20_000_000, 2_000_000, 1].map(|limit| record(Some(limit)));
+    assert_eq!(whole[0], 1, "the default is far beyond this");
+    for n in 0..2 {
+        let counts = [whole, few, many, most].map(|counts| counts[n]);
+        assert!(counts.is_sorted() && counts[0] < counts[2], "{counts:?}");
+    }
+    assert_eq!(gpu.pipelines().compiled(), compiled, "pieces are of one kernel");
+    assert!(bits.iter().all(|b| *b == bits[0]), "a layer in pieces gives other bits");
+}
+
+/// A call of more dispatches than bindings are kept for otherwise.
+#[test]
+fn the_second_recording_of_a_very_long_call_creates_nothing() {
+    let own = Own::new();
+    let gpu = &own.gpu;
+    let problem = Problem::new(gpu, Path::Fused, Shape::new(1, 1500, 1, 4), 0.4);
+    let attention =
+        Attention::with_pipelines(gpu.pipelines(), problem.config().work_limit(1)).expect("an operator");
+    let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
+    let mut record = || {
+        let mut encoder = encoder(gpu);
+        let mut recording =
+            || attention.forward(&mut encoder, &problem.call(), &mut scratch).expect("a recording");
+        let allocated = allocations(&mut recording);
+        gpu.queue().submit([encoder.finish()]);
+        gpu.device().poll(wgpu::PollType::wait_indefinitely()).expect("an answer");
+        (allocated, own.alive().expect("wgpu counts resources on this backend"))
+    };
+    let (first, alive) = record();
+    assert!(alive.bind_groups >= 1500, "{alive:?}");
+    for _ in 0..2 {
+        let (again, still_alive) = record();
+        say(&format!("recording 1500 dispatches: {first} allocations, then {again}"));
+        // Bindings that were dropped and made again would be as many as before.
+        assert!(again < first / 2, "{first} allocations, then {again}");
+        assert_eq!(still_alive, alive);
+    }
+    problem.judge(gpu, "1500 dispatches");
 }
 
 #[test]
 fn many_calls_in_one_encoder_keep_their_parameters() {
     let own = Own::new();
     let gpu = &own.gpu;
-    let problems = various(gpu);
+    let problems: Vec<_> = PATHS.into_iter().flat_map(|path| various(gpu, path)).collect();
     let mut scratches: Vec<_> = problems.iter().map(|p| p.scratch(gpu)).collect();
     let mut encoder = encoder(gpu);
     for (problem, scratch) in problems.iter().zip(&mut scratches) {
@@ -290,7 +397,7 @@ fn many_calls_in_one_encoder_keep_their_parameters() {
 fn calls_of_different_sizes_share_one_scratch() {
     let own = Own::new();
     let gpu = &own.gpu;
-    let problems = various(gpu);
+    let problems = various(gpu, Path::Staged);
     let size = problems.iter().map(|p| p.scratch(gpu).size()).reduce(|a, b| a.max(b)).expect("sizes");
     let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
     let mut encoder = encoder(gpu);
@@ -308,11 +415,15 @@ fn calls_of_different_sizes_share_one_scratch() {
 fn calls_of_the_same_tensors_keep_their_parameters() {
     let own = Own::new();
     let gpu = &own.gpu;
-    let first = Problem::new(gpu, Shape::new(1, 2, 9, 8), 0.4);
+    PATHS.into_iter().for_each(|path| same_tensors(gpu, path));
+}
+
+fn same_tensors(gpu: &Gpu, path: Path) {
+    let first = Problem::new(gpu, path, Shape::new(1, 2, 9, 8), 0.4);
     let again = |scale, causal| {
         let [q, k, v, out] = first.buffers.clone();
         let out = gpu.upload(&vec![POISON; out.size() as usize / 4]).expect("an upload");
-        Problem { scale, causal, shape: first.shape, data: first.data.clone(), buffers: [q, k, v, out] }
+        Problem { scale, causal, path, shape: first.shape, data: first.data.clone(), buffers: [q, k, v, out] }
     };
     let problems = [again(0.5, false), again(0.9, false), again(0.9, true), again(-0.3, true)];
     let mut scratch = first.scratch(gpu);
@@ -327,9 +438,13 @@ fn calls_of_the_same_tensors_keep_their_parameters() {
 
 #[test]
 fn a_callers_pass_holds_our_dispatches_among_its_own() {
+    PATHS.into_iter().for_each(in_a_callers_pass);
+}
+
+fn in_a_callers_pass(path: Path) {
     let own = Own::new();
     let gpu = &own.gpu;
-    let problem = Problem::new(gpu, Shape::new(1, 2, 33, 8), 0.4);
+    let problem = Problem::new(gpu, path, Shape::new(1, 2, 33, 8), 0.4);
     let attention = problem.attention(gpu.pipelines());
     let mut scratch = problem.scratch(gpu);
     // Doubles q, k and v before, adds one to out after.
@@ -384,9 +499,13 @@ fn a_callers_pass_holds_our_dispatches_among_its_own() {
 
 #[test]
 fn nothing_runs_before_the_caller_submits() {
+    PATHS.into_iter().for_each(runs_when_submitted);
+}
+
+fn runs_when_submitted(path: Path) {
     let own = Own::new();
     let gpu = &own.gpu;
-    let problem = Problem::new(gpu, Shape::new(1, 2, 9, 8), 0.4);
+    let problem = Problem::new(gpu, path, Shape::new(1, 2, 9, 8), 0.4);
     let attention = problem.attention(gpu.pipelines());
     let mut scratch = problem.scratch(gpu);
     // Submissions are numbered.
@@ -417,9 +536,14 @@ fn nothing_runs_before_the_caller_submits() {
 
 #[test]
 fn forgetting_releases_buffers() {
+    forgetting(Path::Staged, 3);
+    forgetting(Path::Fused, 1);
+}
+
+fn forgetting(path: Path, dispatches: usize) {
     let own = Own::new();
     let gpu = &own.gpu;
-    let problem = Problem::new(gpu, Shape::new(1, 2, 9, 8), 0.4);
+    let problem = Problem::new(gpu, path, Shape::new(1, 2, 9, 8), 0.4);
     let attention = problem.attention(gpu.pipelines());
     let mut scratch = problem.scratch(gpu);
     let alive = || {
@@ -432,7 +556,7 @@ fn forgetting_releases_buffers() {
     gpu.queue().submit([encoder.finish()]);
     problem.judge(gpu, "forgetting");
     let bound = alive();
-    assert_eq!(bound.bind_groups, before.bind_groups + 3);
+    assert_eq!(bound.bind_groups, before.bind_groups + dispatches, "{path:?}");
     drop(problem);
     let held = alive();
     assert_eq!(held.buffers, bound.buffers, "the bindings keep the caller's buffers");
@@ -442,7 +566,7 @@ fn forgetting_releases_buffers() {
     assert_eq!(after.buffers, before.buffers - 4, "q, k, v and out");
 
     // The scratch works on.
-    let problem = Problem::new(gpu, Shape::new(1, 2, 9, 8), 0.6);
+    let problem = Problem::new(gpu, path, Shape::new(1, 2, 9, 8), 0.6);
     let mut encoder = self::encoder(gpu);
     attention.forward(&mut encoder, &problem.call(), &mut scratch).expect("a recording");
     gpu.queue().submit([encoder.finish()]);
@@ -451,6 +575,10 @@ fn forgetting_releases_buffers() {
 
 #[test]
 fn operators_share_pipelines() {
+    PATHS.into_iter().for_each(shares_pipelines);
+}
+
+fn shares_pipelines(path: Path) {
     let own = Own::new();
     let gpu = &own.gpu;
     let shared = Pipelines::new(gpu.device());
@@ -460,7 +588,7 @@ fn operators_share_pipelines() {
         pipelines.compiled()
     };
     // Other sizes and another scale, the same kernels.
-    let [a, b] = [12, 16].map(|n| Problem::new(gpu, Shape::new(1, 2, n, 8), 0.4));
+    let [a, b] = [12, 16].map(|n| Problem::new(gpu, path, Shape::new(1, 2, n, 8), 0.4));
     let b = Problem { scale: 0.9, ..b };
     let first = prepare(&a, &shared);
     assert_eq!(prepare(&b, &shared), first);
@@ -468,7 +596,7 @@ fn operators_share_pipelines() {
     assert_eq!(prepare(&a, &Pipelines::new(gpu.device())), first, "pipelines of its own");
     assert_eq!(shared.compiled(), first);
 
-    let layers = [Layer::new(gpu, 16), Layer::new(gpu, 16)];
+    let layers = [Layer::new(gpu, path, 16), Layer::new(gpu, path, 16)];
     let compiled = layers.each_ref().map(|layer| {
         layer.layer.prepare(&layer.call(), &mut layer.scratch(gpu)).expect("a preparation");
         layer.layer.pipelines().compiled()
@@ -486,13 +614,17 @@ fn median(n: usize, mut f: impl FnMut() -> Duration) -> Duration {
 /// Host time and allocations of recording a call that was recorded before: 8 heads of 64, length 512.
 #[test]
 fn recording_again_is_cheap() {
+    PATHS.into_iter().for_each(records_cheaply);
+}
+
+fn records_cheaply(path: Path) {
     let own = Own::new();
     let gpu = &own.gpu;
     let shape = Shape::new(1, 8, 512, 64);
-    let problem = Problem { causal: true, ..Problem::new(gpu, shape, 0.4) };
+    let problem = Problem { causal: true, ..Problem::new(gpu, path, shape, 0.4) };
     let attention = problem.attention(gpu.pipelines());
     let mut scratch = problem.scratch(gpu);
-    let layer = Layer::new(gpu, 512);
+    let layer = Layer::new(gpu, path, 512);
     let mut layer_scratch = layer.scratch(gpu);
     let call = problem.call();
     let layer_call = layer.call();
@@ -516,7 +648,9 @@ fn recording_again_is_cheap() {
         let finish = finished[finished.len() / 2];
         let mut target = encoder(gpu);
         let count = allocations(|| record(&mut target));
-        say(&format!("recording {name}: {time:?}, {count} allocations; finishing the encoder {finish:?}"));
+        say(&format!(
+            "recording {name}, {path:?}: {time:?}, {count} allocations; finishing the encoder {finish:?}"
+        ));
         assert!(time < Duration::from_millis(1), "{name} takes {time:?}");
         assert!(count < 500, "{name} allocates {count} times");
     };

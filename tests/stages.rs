@@ -4,10 +4,12 @@
 //! the weights, weighted_sum through out, project and append_keys through layers.
 
 use wgpu_attention::reference::LayerShape;
-use wgpu_attention::{DType, LayerConfig, Shape, Tiling};
+use wgpu_attention::{DType, LayerConfig, Path, Shape, Tiling};
 
 use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, LinearData, Storage};
-use crate::harness::{Case, Expected, Layout, Report, Rng, Setup, TILINGS, Weights, full, profiles};
+use crate::harness::{
+    Case, Expected, Layout, Report, Rng, Setup, TILINGS, Weights, defaults, full, profiles,
+};
 
 /// Runs `case` on every device, tiling and type, in a dense layout and a window.
 fn check(report: &mut Report, case: &Case, weights: Weights) {
@@ -15,7 +17,9 @@ fn check(report: &mut Report, case: &Case, weights: Weights) {
         for tiling in TILINGS {
             for dtype in [DType::F32, DType::F16] {
                 let layout = if n == 0 { Layout::Dense } else { Layout::Window(case.shape.q_len as u64 | 1) };
-                let setup = Setup { profile, tiling, dtype, bias: DType::F32, layout, lse: true, weights };
+                let path = Path::Staged;
+                let setup =
+                    Setup { profile, tiling, path, dtype, bias: DType::F32, layout, lse: true, weights };
                 report.check_in(case, &setup, &mut Default::default());
             }
         }
@@ -102,6 +106,7 @@ fn large_tiles() {
         let setup = Setup {
             profile: full(),
             tiling: Tiling::Workgroup,
+            path: Path::Staged,
             dtype,
             bias: DType::F32,
             layout,
@@ -114,7 +119,7 @@ fn large_tiles() {
 }
 
 /// A layer with random data.
-fn layer(name: String, config: LayerConfig, shape: LayerShape, appended: bool) -> LayerCase {
+pub fn layer(name: String, config: LayerConfig, shape: LayerShape, appended: bool) -> LayerCase {
     let mut rng = Rng::named(&name);
     let LayerShape { batch, q_len, kv_len } = shape;
     let inputs = [
@@ -144,23 +149,25 @@ fn layer(name: String, config: LayerConfig, shape: LayerShape, appended: bool) -
     case
 }
 
-fn check_layer(report: &mut Report, case: &LayerCase) {
-    for (profile, storage) in profiles().into_iter().zip([Storage::Separate, Storage::OneBuffer { gap: 0 }]) {
+/// On the staged path, whose shaders are the same for all channels; the `n`th also in f16 or on the plain device.
+fn check_layer(report: &mut Report, case: &LayerCase, n: usize) {
+    let other =
+        [(full(), DType::F16, Storage::Separate), (defaults(), DType::F32, Storage::OneBuffer { gap: 0 })];
+    for (profile, dtype, storage) in [(full(), DType::F32, Storage::Separate), other[n % 2]] {
         for tiling in TILINGS {
-            for dtype in [DType::F32, DType::F16] {
-                let setup = LayerSetup {
-                    profile,
-                    tiling,
-                    dtype,
-                    weight: dtype,
-                    bias: DType::F32,
-                    layout: LayerLayout::Dense,
-                    storage,
-                    lse: true,
-                    weights: Weights::None,
-                };
-                report.check_layer_in(case, &setup, &mut Default::default());
-            }
+            let setup = LayerSetup {
+                profile,
+                tiling,
+                path: Path::Staged,
+                dtype,
+                weight: dtype,
+                bias: DType::F32,
+                layout: LayerLayout::Dense,
+                storage,
+                lse: true,
+                weights: Weights::None,
+            };
+            report.check_layer_in(case, &setup, &mut Default::default());
         }
     }
 }
@@ -168,14 +175,15 @@ fn check_layer(report: &mut Report, case: &LayerCase) {
 #[test]
 fn project() {
     let mut report = Report::new("stages, project");
-    for (length, features, heads, dim) in [
+    let sizes = [
         (1usize, 1usize, 1usize, 1usize),
         (63, 5, 2, 32),
         (64, 64, 1, 64),
         (65, 16, 3, 22),
         (3, 129, 5, 13),
         (7, 24, 4, 32),
-    ] {
+    ];
+    for (n, (length, features, heads, dim)) in sizes.into_iter().enumerate() {
         for narrow in [false, true] {
             let features = if narrow { heads * features.div_ceil(heads) } else { features };
             let mut config = LayerConfig::new(heads * dim, heads);
@@ -185,7 +193,7 @@ fn project() {
             config.out_features = features;
             let name = format!("project {length} {features} {heads} {dim} {narrow}");
             let shape = LayerShape { batch: 2, q_len: length, kv_len: length.div_ceil(2) };
-            check_layer(&mut report, &layer(name, config, shape, false));
+            check_layer(&mut report, &layer(name, config, shape, false), n + usize::from(narrow));
         }
     }
     report.finish();
@@ -195,13 +203,13 @@ fn project() {
 fn append_keys() {
     let mut report = Report::new("stages, append_keys");
     for (heads, dim, value_dim) in [(1, 1, 3), (2, 64, 65), (3, 5, 4), (2, 130, 1)] {
-        for (learned, zero) in [(true, false), (false, true), (true, true)] {
+        for (n, (learned, zero)) in [(true, false), (false, true), (true, true)].into_iter().enumerate() {
             let mut config = LayerConfig::new(heads * dim, heads);
             config.value_dim = value_dim;
             config.zero_attention = zero;
             let name = format!("append_keys {heads} {dim} {value_dim} {learned} {zero}");
             let shape = LayerShape { batch: 2, q_len: 3, kv_len: 5 };
-            check_layer(&mut report, &layer(name, config, shape, learned));
+            check_layer(&mut report, &layer(name, config, shape, learned), n + heads);
         }
     }
     report.finish();
@@ -220,6 +228,7 @@ fn project_with_large_tiles() {
     let setup = LayerSetup {
         profile: full(),
         tiling: Tiling::Workgroup,
+        path: Path::Auto,
         dtype: DType::F32,
         weight: DType::F32,
         bias: DType::F32,

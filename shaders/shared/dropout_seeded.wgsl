@@ -20,7 +20,7 @@ fn philox(start: vec4<u32>, seed: vec2<u32>) -> vec4<u32> {
     return c;
 }
 
-fn dropped(weight: f32, s: Site) -> f32 {
-    let words = philox(vec4<u32>(s.j / 4u, s.i, s.b * p.heads + s.h, 0u), p.seed);
-    return select(0.0, weight * p.dropout_scale, words[s.j % 4u] >= p.dropout_threshold);
+fn dropped(weight: f32, b: u32, h: u32, i: u32, j: u32) -> f32 {
+    let words = philox(vec4<u32>(j / 4u, i, b * p.heads + h, 0u), p.seed);
+    return select(0.0, weight * p.dropout_scale, words[j % 4u] >= p.dropout_threshold);
 }

@@ -1,15 +1,8 @@
-fn length_at(b: u32, h: u32, i: u32) -> u32 {
-    return lengths_at(view_at(p.mask.lengths, b, h, i, 0u));
-}
-
-fn mask_lengths_permits(s: Site) -> bool {
-    return s.j < length_at(s.b, s.h, s.i);
-}
-
-// Only a length that these queries share bounds them all.
-fn mask_lengths_range(r: vec2<i32>, b: u32, h: u32, first: u32, last: u32) -> vec2<i32> {
-    if p.mask.lengths.strides.z != 0u && first != last {
+// keys: those of the query's sequence. Only a length that queries share bounds them all.
+fn mask_lengths_range(r: vec2<i32>, keys: vec2<i32>, b: u32, h: u32, i: u32, alone: bool) -> vec2<i32> {
+    if p.mask.lengths.strides.z != 0u && !alone {
         return r;
     }
-    return vec2<i32>(r.x, min(r.y, i32(min(length_at(b, h, first), p.mask.masked_len))));
+    let n = i32(min(lengths_at(view_at(p.mask.lengths, b, h, i, 0u)), p.mask.masked_len));
+    return vec2<i32>(r.x, min(r.y, keys.x + n));
 }

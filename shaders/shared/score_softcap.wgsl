@@ -14,7 +14,7 @@ fn tanh_exact(x: f32) -> f32 {
     return select(t, -t, x < 0.0);
 }
 
-fn score_softcap(score: f32, s: Site) -> f32 {
+fn score_softcap(score: f32) -> f32 {
     // Here the cap changes nothing that f32 holds, and dividing by a huge one would lose the score; or there is a
     // NaN, which some drivers' exp loses.
     if abs(score) <= p.mask.softcap * 2e-4 || any_nan(vec4<f32>(score)) {

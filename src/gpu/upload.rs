@@ -1,9 +1,11 @@
 //! Host tensors in device memory, for the length of one call.
 
+use std::convert::Infallible;
+
 use super::Gpu;
 use crate::dropout::Dropout;
 use crate::error::Error;
-use crate::mask::{DeviceMask, HostMask, HostTensor, Mask};
+use crate::mask::{DeviceMask, HostTensor, Mask};
 use crate::problem::Shape;
 use crate::projection::Linear;
 use crate::reference::{Attended, HostLinear, Options};
@@ -53,31 +55,36 @@ impl LinearBuffers {
 /// What a call writes.
 pub(super) struct Outputs {
     pub out: Uploaded,
-    pub lse: Uploaded,
-    pub weights: Uploaded,
+    pub lse: Option<Uploaded>,
+    pub weights: Option<Uploaded>,
 }
 
 impl Outputs {
-    pub fn new(gpu: &Gpu, out: [usize; 4], shape: &Shape) -> Result<Self, Error> {
-        let zeros = |shape| Uploaded::zeros(gpu, shape);
-        Ok(Outputs { out: zeros(out)?, lse: zeros(shape.lse())?, weights: zeros(shape.weights())? })
+    pub fn new(gpu: &Gpu, out: [usize; 4], shape: &Shape, everything: bool) -> Result<Self, Error> {
+        let wanted = |shape| everything.then(|| Uploaded::zeros(gpu, shape)).transpose();
+        Ok(Outputs {
+            out: Uploaded::zeros(gpu, out)?,
+            lse: wanted(shape.lse())?,
+            weights: wanted(shape.weights())?,
+        })
     }
 
-    pub async fn read(&self, gpu: &Gpu, everything: bool) -> Result<Attended<f32>, Error> {
+    pub async fn read(&self, gpu: &Gpu) -> Result<Attended<f32>, Error> {
+        let read = async |t: &Option<Uploaded>| match t {
+            Some(t) => t.read(gpu).await,
+            None => Ok(Vec::new()),
+        };
         Ok(Attended {
             out: self.out.read(gpu).await?,
-            weights: if everything { self.weights.read(gpu).await? } else { Vec::new() },
-            lse: if everything { self.lse.read(gpu).await? } else { Vec::new() },
+            weights: read(&self.weights).await?,
+            lse: read(&self.lse).await?,
         })
     }
 }
 
 /// The tensors of a mask and of dropout.
 pub(super) struct Extras {
-    lengths: Option<Uploaded>,
-    keep: Option<Uploaded>,
-    keys: Option<Uploaded>,
-    bias: Option<Uploaded>,
+    mask: Mask<Uploaded, Uploaded, Uploaded>,
     dropout: Option<Uploaded>,
 }
 
@@ -86,24 +93,26 @@ impl Extras {
         let bools = |t: HostTensor<bool>| {
             Ok(Uploaded { buffer: gpu.upload_bools(t.data)?, dtype: DType::Bool, shape: t.shape })
         };
-        let lengths = |t: HostTensor<u32>| {
+        let numbers = |_, t: HostTensor<u32>| {
             Ok(Uploaded { buffer: gpu.upload(t.data)?, dtype: DType::U32, shape: t.shape })
         };
-        let mask = &options.mask;
         let dropout = options.dropout.as_ref().and_then(Dropout::given).copied();
         Ok(Extras {
-            lengths: mask.lengths.map(lengths).transpose()?,
-            keep: mask.keep.map(bools).transpose()?,
-            keys: mask.keys.map(bools).transpose()?,
-            bias: mask.bias.map(|t| gpu.upload_shaped("bias", t.data, t.shape)).transpose()?,
+            mask: options.mask.try_map(
+                numbers,
+                |_, t| bools(t),
+                |name, t| gpu.upload_shaped(name, t.data, t.shape),
+            )?,
             dropout: dropout.map(bools).transpose()?,
         })
     }
 
-    pub fn mask(&self, host: &HostMask) -> DeviceMask<'_> {
-        let [lengths, keep, keys, bias] =
-            [&self.lengths, &self.keep, &self.keys, &self.bias].map(|t| t.as_ref().map(Uploaded::view));
-        Mask { band: host.band, lengths, keep, keys, bias }
+    pub fn mask(&self) -> DeviceMask<'_> {
+        fn view<'a>(_: &'static str, t: &'a Uploaded) -> Result<TensorView<'a>, Infallible> {
+            Ok(t.view())
+        }
+        let Ok(mask) = self.mask.as_ref().try_map(view, view, view);
+        mask
     }
 
     pub fn dropout(&self, options: &Options) -> Option<Dropout<TensorView<'_>>> {

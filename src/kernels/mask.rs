@@ -4,34 +4,56 @@ use std::fmt::Write as _;
 
 use super::shader;
 use crate::kernel::{Binding, View, Width, params, shared};
-use crate::mask::DeviceMask;
+use crate::mask::{Alignment, DeviceMask};
+use crate::pattern::{PatternParams, PatternPart};
 use crate::problem::Shape;
 use crate::tensor::{DType, DeviceFacts, TensorView, Window, broadcast};
 
 /// Which parts a call's mask has. Parts that are absent leave no trace in the shader.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Parts {
+    pub causal: bool,
     pub left: bool,
     pub right: bool,
+    pub pattern: bool,
     pub exclude_self: bool,
     pub lengths: bool,
+    pub prefix: bool,
+    pub packed: bool,
+    pub documents: bool,
+    pub blocks: bool,
     pub keep: bool,
     pub keys: bool,
+    pub globals: bool,
     pub bias: Option<DType>,
+    pub alibi: Option<DType>,
+    pub relative: Option<DType>,
+    pub sinks: Option<DType>,
     pub softcap: bool,
     pub appended: bool,
 }
 
 impl Parts {
     pub fn of(mask: &DeviceMask, softcap: bool, appended: bool) -> Self {
+        let dtype = |t: Option<TensorView>| t.map(|t| t.dtype);
         Parts {
+            causal: mask.band.causal,
             left: mask.band.left.is_some(),
             right: mask.band.right.is_some(),
+            pattern: mask.band.pattern.is_some(),
             exclude_self: mask.band.exclude_self,
             lengths: mask.lengths.is_some(),
+            prefix: mask.prefix.is_some(),
+            packed: mask.packed.is_some(),
+            documents: mask.documents.is_some(),
+            blocks: mask.blocks.is_some(),
             keep: mask.keep.is_some(),
             keys: mask.keys.is_some(),
-            bias: mask.bias.map(|b| b.dtype),
+            globals: mask.globals.is_some(),
+            bias: dtype(mask.bias),
+            alibi: dtype(mask.alibi.map(|a| a.slopes)),
+            relative: dtype(mask.relative),
+            sinks: dtype(mask.sinks),
             softcap,
             appended,
         }
@@ -39,129 +61,293 @@ impl Parts {
 
     /// Only what bounds the range of keys: all that the tiled products look at.
     pub fn range_only(self) -> Self {
+        let window = !self.window_by_pairs();
         Parts {
-            left: self.left,
-            right: self.right,
+            causal: self.causal,
+            left: self.left && window,
+            right: self.right && window,
             lengths: self.lengths,
+            prefix: self.prefix,
+            packed: self.packed,
             appended: self.appended,
             ..Parts::default()
         }
     }
 
+    /// Only what a block map stands for: which pairs are seen, and whether they have a bias.
+    pub fn blocks_only(self) -> Self {
+        Parts { alibi: None, relative: None, sinks: None, softcap: false, appended: false, ..self }
+    }
+
+    /// Whether the window is asked pair by pair, because something lifts it for some keys: what a query sees is
+    /// then no interval.
+    fn window_by_pairs(&self) -> bool {
+        let lifted = self.globals || self.blocks || (self.prefix && (self.left || self.pattern));
+        lifted && (self.left || self.right || self.pattern)
+    }
+
     /// Whether anything depends on single pairs: what only bounds the range of a query's keys does not.
     /// Appended keys lie outside of that range, so with them every pair is asked for.
     pub fn asks_pairs(&self) -> bool {
-        self.appended || self.exclude_self || self.keep || self.keys || self.bias.is_some() || self.softcap
+        self.changes()
+            || self.appended
+            || self.exclude_self
+            || self.pattern
+            || self.window_by_pairs()
+            || self.documents
+            || self.blocks
+            || self.keep
+            || self.keys
     }
 
-    /// None, each alone, all together.
+    /// Whether scores change by softcap or bias.
+    fn changes(&self) -> bool {
+        self.bias.is_some() || self.changes_full()
+    }
+
+    /// Whether scores change in a block that is full too.
+    pub fn changes_full(&self) -> bool {
+        self.softcap || self.alibi.is_some() || self.relative.is_some()
+    }
+
+    /// None, each alone, and sets that work together; with q, k, v and out no more than eight buffers.
     pub fn all() -> Vec<Self> {
         let none = Parts::default();
+        let f32 = Some(DType::F32);
+        let band = Parts { causal: true, left: true, right: true, pattern: true, exclude_self: true, ..none };
         vec![
             none,
+            Parts { causal: true, ..none },
             Parts { left: true, ..none },
             Parts { right: true, ..none },
+            Parts { pattern: true, ..none },
             Parts { exclude_self: true, ..none },
             Parts { lengths: true, ..none },
+            Parts { prefix: true, ..none },
+            Parts { causal: true, left: true, prefix: true, ..none },
+            Parts { packed: true, ..none },
+            Parts { documents: true, ..none },
+            Parts { blocks: true, ..none },
             Parts { keep: true, ..none },
             Parts { keys: true, ..none },
-            Parts { bias: Some(DType::F32), ..none },
+            Parts { left: true, globals: true, ..none },
+            Parts { bias: f32, ..none },
             Parts { bias: Some(DType::F16), ..none },
+            Parts { alibi: f32, ..none },
+            Parts { relative: f32, ..none },
+            Parts { sinks: f32, ..none },
             Parts { softcap: true, ..none },
             Parts { appended: true, ..none },
             Parts {
-                left: true,
-                right: true,
-                exclude_self: true,
                 lengths: true,
+                prefix: true,
                 keep: true,
-                keys: true,
-                bias: Some(DType::F32),
+                bias: f32,
                 softcap: true,
                 appended: true,
+                ..band
             },
+            Parts { packed: true, documents: true, appended: true, ..band },
+            Parts { blocks: true, keys: true, globals: true, alibi: f32, appended: true, ..band },
+            Parts { blocks: true, bias: f32, relative: f32, sinks: f32, softcap: true, ..none },
+            Parts { packed: true, prefix: true, lengths: true, causal: true, left: true, ..none },
         ]
+    }
+
+    /// The tensors of these parts, in binding order.
+    fn tensors<'a>(&self, mask: &DeviceMask<'a>) -> Vec<(&'static str, TensorView<'a>)> {
+        let used = |name: &str| match name {
+            "lengths" => self.lengths,
+            "prefix" => self.prefix,
+            "query_starts" | "key_starts" => self.packed,
+            "query_documents" | "key_documents" => self.documents,
+            "blocks" => self.blocks,
+            "keep" => self.keep,
+            "keys" => self.keys,
+            "globals" => self.globals,
+            "bias" => self.bias.is_some(),
+            "slopes" => self.alibi.is_some(),
+            "relative" => self.relative.is_some(),
+            "sinks" => self.sinks.is_some(),
+            _ => false,
+        };
+        mask.tensors().into_iter().filter(|(name, _)| used(name)).collect()
     }
 
     /// The storage buffers of these parts, in binding order.
     pub fn bindings(&self) -> Vec<Binding> {
-        let mut bindings = Vec::new();
-        if self.lengths {
-            bindings.push(Binding::read("lengths", DType::U32, Width::One));
-        }
-        if self.keep {
-            bindings.push(Binding::read("keep", DType::Bool, Width::One));
-        }
-        if self.keys {
-            bindings.push(Binding::read("keys", DType::Bool, Width::One));
-        }
-        if let Some(dtype) = self.bias {
-            bindings.push(Binding::read("bias", dtype, Width::One));
-        }
-        bindings
+        let number =
+            |used: bool, name: &'static str| used.then(|| Binding::read(name, DType::U32, Width::One));
+        let bools =
+            |used: bool, name: &'static str| used.then(|| Binding::read(name, DType::Bool, Width::One));
+        let float =
+            |dtype: Option<DType>, name: &'static str| dtype.map(|d| Binding::read(name, d, Width::One));
+        // In the order of `Mask::try_map`.
+        let all = [
+            number(self.lengths, "lengths"),
+            number(self.prefix, "prefix"),
+            number(self.packed, "query_starts"),
+            number(self.packed, "key_starts"),
+            number(self.documents, "query_documents"),
+            number(self.documents, "key_documents"),
+            number(self.blocks, "blocks"),
+            bools(self.keep, "keep"),
+            bools(self.keys, "keys"),
+            bools(self.globals, "globals"),
+            float(self.bias, "bias"),
+            float(self.alibi, "slopes"),
+            float(self.relative, "relative"),
+            float(self.sinks, "sinks"),
+        ];
+        all.into_iter().flatten().collect()
     }
 
     /// The windows of `mask` that [`bindings`](Self::bindings) names, in the same order.
     pub fn windows<'a>(&self, mask: &DeviceMask<'a>, device: &DeviceFacts) -> Vec<Window<'a>> {
-        let used = [
-            (self.lengths, mask.lengths),
-            (self.keep, mask.keep),
-            (self.keys, mask.keys),
-            (self.bias.is_some(), mask.bias),
-        ];
-        used.into_iter().filter(|(used, _)| *used).filter_map(|(_, t)| t).map(|t| t.window(device)).collect()
+        self.tensors(mask).into_iter().map(|(_, t)| t.window(device)).collect()
     }
 
     /// The WGSL of these parts and of the functions composed of them.
     pub fn wgsl(&self) -> String {
         let mut text = shader!("shared/mask").to_string();
-        let rules = [
-            (self.right, "mask_right", shader!("shared/mask_right"), true),
-            (self.left, "mask_left", shader!("shared/mask_left"), true),
-            (self.lengths, "mask_lengths", shader!("shared/mask_lengths"), true),
-            (self.exclude_self, "mask_exclude_self", shader!("shared/mask_exclude_self"), false),
-            (self.keep, "mask_keep", shader!("shared/mask_keep"), false),
-            (self.keys, "mask_keys", shader!("shared/mask_keys"), false),
+        let files = [
+            (self.lengths, shader!("shared/mask_lengths")),
+            (self.prefix, shader!("shared/mask_prefix")),
+            (self.packed, shader!("shared/mask_packed")),
+            (self.pattern, shader!("shared/mask_pattern")),
+            (self.blocks, shader!("shared/mask_blocks")),
+            (self.sinks.is_some(), shader!("shared/mask_sinks")),
+            (self.softcap, shader!("shared/score_softcap")),
         ];
-        let changes = [
-            (self.softcap, "score_softcap", shader!("shared/score_softcap"), false),
-            (self.bias.is_some(), "score_bias", shader!("shared/score_bias"), true),
-        ];
-        let mut permits = String::from("\nfn permits(s: Site) -> bool {\n");
-        let mut range = String::from(
-            "\nfn key_range(b: u32, h: u32, first: u32, last: u32) -> vec2<u32> {\n    \
-             var r = vec2<i32>(0, i32(p.mask.masked_len));\n",
+        for (_, source) in files.iter().filter(|(used, _)| *used) {
+            let _ = write!(text, "\n{source}");
+        }
+        for function in [self.query_in(), self.permits(), self.bias_of(), self.changed()] {
+            let _ = write!(text, "\n{function}");
+        }
+        if self.sinks.is_none() {
+            text.push_str(
+                "\nfn with_sink(total: vec2<f32>, b: u32, h: u32) -> vec2<f32> {\n    return total;\n}\n",
+            );
+        }
+        text
+    }
+
+    fn query_in(&self) -> String {
+        let window = !self.window_by_pairs();
+        let mut f = Function::new("query_in(b: u32, h: u32, i: u32, alone: bool) -> Query");
+        f.line(true, "var keys = vec2<i32>(0, i32(p.mask.masked_len));");
+        f.line(true, "var position = i32(i) + p.mask.diagonal;");
+        f.line(self.packed, "let packed = mask_packed_keys(b, i);");
+        f.line(self.packed, "keys = packed.xy;");
+        f.line(self.packed, "position = packed.z;");
+        f.line(true, "var r = keys;");
+        f.line(self.causal, "r.y = min(r.y, position + 1);");
+        f.line(self.right && window, "r.y = min(r.y, position + p.mask.right + 1);");
+        f.line(self.left && window, "r.x = max(r.x, position - p.mask.left);");
+        let pattern = self.pattern && window;
+        f.line(pattern, "r = mask_pattern_range(r, keys.x, position, h);");
+        f.line(self.prefix, "r = mask_prefix_range(r, keys, b, h, i, alone);");
+        f.line(self.lengths, "r = mask_lengths_range(r, keys, b, h, i, alone);");
+        // Within the sequence, so that bounds do not fall from one sequence to the next.
+        f.line(true, "let stop = u32(clamp(r.y, keys.x, keys.y));");
+        f.line(true, "let first = min(u32(clamp(r.x, keys.x, keys.y)), stop);");
+        f.line(true, "var q = Query(b, h, i, first, stop, stop, u32(keys.x), 0u, position, 0u, 0.0, false);");
+        f.line(self.prefix, "q.prefix = u32(mask_prefix_end(keys, b, h, i));");
+        f.line(
+            self.documents,
+            "q.document = query_documents_at(view_at(p.mask.query_documents, b, h, i, 0u));",
         );
-        let mut changed = String::from("\nfn changed(score: f32, s: Site) -> f32 {\n    var x = score;\n");
-        if self.appended {
-            permits.push_str("    if s.j >= p.mask.masked_len {\n        return true;\n    }\n");
+        f.line(self.alibi.is_some(), "q.slope = slopes_at(view_at(p.mask.slopes, b, h, 0u, 0u));");
+        f.line(self.globals, "if position >= keys.x && position < keys.y {");
+        f.line(
+            self.globals,
+            "    q.standing = globals_at(view_at(p.mask.globals, b, h, 0u, u32(position)));",
+        );
+        f.line(self.globals, "}");
+        f.line(self.appended, "q.first = min(q.first, p.mask.masked_len);");
+        f.line(self.appended, "q.end = p.mask.kv_len;");
+        f.end("q")
+    }
+
+    fn permits(&self) -> String {
+        let by_pairs = self.window_by_pairs();
+        let mut f = Function::new("permits(q: Query, j: u32) -> bool");
+        // The interval of a query goes on to the keys that were appended.
+        f.answer(self.appended, "j >= p.mask.masked_len", true);
+        f.answer(self.appended, "j >= q.stop", false);
+        f.line(self.blocks, "let block = block_at(q, j);");
+        f.answer(self.blocks, "block == HIDDEN", false);
+        f.answer(self.blocks, "block == FULL", true);
+        f.answer(self.exclude_self, "distance(q, j) == 0", false);
+        let document = "key_documents_at(view_at(p.mask.key_documents, q.b, q.h, 0u, j)) != q.document";
+        f.answer(self.documents, document, false);
+        f.answer(self.keep, "!keep_at(view_at(p.mask.keep, q.b, q.h, q.i, j))", false);
+        f.answer(self.keys, "!keys_at(view_at(p.mask.keys, q.b, q.h, q.i, j))", false);
+        if by_pairs || self.pattern {
+            f.answer(self.prefix, "j < q.prefix", true);
+            // The interval reaches as far as the prefix does.
+            f.answer(self.prefix && self.causal, "distance(q, j) > 0", false);
+            let global = "q.standing || globals_at(view_at(p.mask.globals, q.b, q.h, 0u, j))";
+            f.answer(self.globals, global, true);
+            f.answer(self.left && by_pairs, "distance(q, j) < -p.mask.left", false);
+            f.answer(self.right && by_pairs, "distance(q, j) > p.mask.right", false);
+            f.answer(self.pattern, "!mask_pattern_permits(q, j)", false);
         }
-        for (used, name, source, bounds) in rules {
-            if used {
-                let _ = write!(text, "\n{source}");
-                let _ = writeln!(permits, "    if !{name}_permits(s) {{\n        return false;\n    }}");
-                if bounds {
-                    let _ = writeln!(range, "    r = {name}_range(r, b, h, first, last);");
-                }
-            }
+        f.end("true")
+    }
+
+    fn bias_of(&self) -> String {
+        let mut f = Function::new("bias_of(q: Query, j: u32) -> f32");
+        let bias = "bias_at(view_at(p.mask.bias, q.b, q.h, q.i, j))";
+        f.line(self.bias.is_some() && self.blocks, "if block_at(q, j) == FULL {\n        return 0.0;\n    }");
+        f.end(if self.bias.is_some() { bias } else { "0.0" })
+    }
+
+    fn changed(&self) -> String {
+        let mut f = Function::new("changed(score: f32, q: Query, j: u32) -> f32");
+        f.line(true, "var x = score;");
+        f.line(self.softcap, "x = score_softcap(x);");
+        let tensors = self.bias.is_some() || self.alibi.is_some() || self.relative.is_some();
+        f.line(self.appended && tensors, "if j >= p.mask.masked_len {\n        return x;\n    }");
+        f.line(self.bias.is_some(), "x += bias_of(q, j);");
+        f.line(
+            self.alibi.is_some(),
+            "x += q.slope * f32(select(distance(q, j), -abs(distance(q, j)), p.mask.symmetric != 0u));",
+        );
+        f.line(
+            self.relative.is_some(),
+            "let place = clamp(distance(q, j), -p.mask.reach, p.mask.reach) + p.mask.reach;",
+        );
+        f.line(
+            self.relative.is_some(),
+            "x += relative_at(view_at(p.mask.relative, q.b, q.h, 0u, u32(place)));",
+        );
+        f.end("x")
+    }
+}
+
+/// A WGSL function, line by line.
+struct Function(String);
+
+impl Function {
+    fn new(signature: &str) -> Self {
+        Function(format!("fn {signature} {{\n"))
+    }
+
+    fn line(&mut self, used: bool, line: &str) {
+        if used {
+            let _ = writeln!(self.0, "    {line}");
         }
-        for (used, name, source, masked_only) in changes {
-            if used {
-                let _ = write!(text, "\n{source}");
-                let _ = if masked_only && self.appended {
-                    writeln!(changed, "    if s.j < p.mask.masked_len {{\n        x = {name}(x, s);\n    }}")
-                } else {
-                    writeln!(changed, "    x = {name}(x, s);")
-                };
-            }
-        }
-        if self.appended {
-            range.push_str("    r = vec2<i32>(min(r.x, i32(p.mask.masked_len)), i32(p.mask.kv_len));\n");
-        }
-        permits.push_str("    return true;\n}\n");
-        range.push_str("    return clamped_range(r);\n}\n");
-        changed.push_str("    return x;\n}\n");
-        text + &permits + &changed + &range
+    }
+
+    fn answer(&mut self, used: bool, condition: &str, answer: bool) {
+        self.line(used, &format!("if {condition} {{\n        return {answer};\n    }}"));
+    }
+
+    fn end(mut self, result: &str) -> String {
+        let _ = writeln!(self.0, "    return {result};\n}}");
+        self.0
     }
 }
 
@@ -169,17 +355,34 @@ params! {
     /// The WGSL `MaskParams`.
     pub(crate) struct MaskParams {
         lengths: View,
+        prefix: View,
+        query_starts: View,
+        key_starts: View,
+        query_documents: View,
+        key_documents: View,
+        blocks: View,
         keep: View,
         keys: View,
+        globals: View,
         bias: View,
+        slopes: View,
+        relative: View,
+        sinks: View,
+        pattern: [u32; 4],
+        block: [u32; 2],
         diagonal: i32,
         left: i32,
         right: i32,
+        reach: i32,
         masked_len: u32,
         q_len: u32,
         kv_len: u32,
+        sequences: u32,
+        bottom_right: u32,
+        symmetric: u32,
         softcap: f32,
         none: f32,
+        pad: [u32; 2],
     }
 }
 shared! { MaskParams = "MaskParams" }
@@ -199,19 +402,50 @@ impl MaskParams {
         let masked_len = shape.kv_len - appended;
         // A bound beyond every key bounds nothing; the sum of two lengths fits where both tensors did.
         let reach = |bound: Option<usize>| bound.unwrap_or(usize::MAX).min(shape.q_len + masked_len) as i32;
+        let last = |t: Option<TensorView>| t.map_or(1, |t| t.shape()[3]);
         MaskParams {
             lengths: view(mask.lengths),
+            prefix: view(mask.prefix),
+            query_starts: view(mask.packed.map(|p| p.queries)),
+            key_starts: view(mask.packed.map(|p| p.keys)),
+            query_documents: view(mask.documents.map(|d| d.queries)),
+            key_documents: view(mask.documents.map(|d| d.keys)),
+            blocks: view(mask.blocks.map(|b| b.map)),
             keep: view(mask.keep),
             keys: view(mask.keys),
+            globals: view(mask.globals),
             bias: view(mask.bias),
-            diagonal: mask.band.diagonal(shape.q_len, masked_len) as i32,
+            slopes: view(mask.alibi.map(|a| a.slopes)),
+            relative: view(mask.relative),
+            sinks: view(mask.sinks),
+            pattern: mask.band.pattern.map_or([1, 0, 0, 0], |p| pattern(p.params())),
+            // A block larger than the problem is one block.
+            block: mask.blocks.map_or([1; 2], |b| b.size.map(|n| u32::try_from(n).unwrap_or(u32::MAX))),
+            diagonal: mask.band.alignment.diagonal(shape.q_len, masked_len) as i32,
             left: reach(mask.band.left),
             right: reach(mask.band.right),
+            reach: (last(mask.relative) / 2) as i32,
             masked_len: masked_len as u32,
             q_len: shape.q_len as u32,
             kv_len: shape.kv_len as u32,
+            sequences: last(mask.packed.map(|p| p.queries)).saturating_sub(1) as u32,
+            bottom_right: u32::from(mask.band.alignment == Alignment::BottomRight),
+            symmetric: u32::from(mask.alibi.is_some_and(|a| a.symmetric)),
             softcap: softcap.unwrap_or(0.0),
             none: f32::NEG_INFINITY,
+            pad: [0; 2],
         }
     }
+}
+
+/// `MaskParams::pattern`.
+fn pattern(p: PatternParams) -> [u32; 4] {
+    let part = match p.part {
+        PatternPart::Near => 0,
+        PatternPart::Far => 1,
+        PatternPart::Both => 2,
+        PatternPart::ByHead => 3,
+    };
+    let reach = p.reach.map_or(u32::MAX, |n| n as u32);
+    [p.stride as u32, reach, p.summary.map_or(0, |n| n as u32), part]
 }

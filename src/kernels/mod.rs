@@ -2,9 +2,14 @@
 
 pub(crate) mod append_keys;
 pub(crate) mod average_weights;
+pub(crate) mod classify;
+pub(crate) mod dropout;
+pub(crate) mod fused;
 pub(crate) mod mask;
+pub(crate) mod merge;
 pub(crate) mod project;
 pub(crate) mod scores;
+pub(crate) mod slots;
 pub(crate) mod softmax;
 pub(crate) mod tile;
 pub(crate) mod weighted_sum;
@@ -29,9 +34,26 @@ pub(crate) enum Stage {
     WeightedSum(weighted_sum::WeightedSum),
     AverageWeights(average_weights::AverageWeights),
     AppendKeys(append_keys::AppendKeys),
+    Fused(fused::Fused),
+    Merge(merge::Merge),
+    Classify(classify::Classify),
 }
 
 impl Variant for Stage {
+    fn label(&self) -> &'static str {
+        match self {
+            Stage::Project(_) => project::Project::LABEL,
+            Stage::Scores(_) => scores::Scores::LABEL,
+            Stage::Softmax(_) => softmax::Softmax::LABEL,
+            Stage::WeightedSum(_) => weighted_sum::WeightedSum::LABEL,
+            Stage::AverageWeights(_) => average_weights::AverageWeights::LABEL,
+            Stage::AppendKeys(_) => append_keys::AppendKeys::LABEL,
+            Stage::Fused(_) => fused::Fused::LABEL,
+            Stage::Merge(_) => merge::Merge::LABEL,
+            Stage::Classify(_) => classify::Classify::LABEL,
+        }
+    }
+
     fn describe(&self) -> Kernel {
         match self {
             Stage::Project(v) => v.describe(),
@@ -40,6 +62,9 @@ impl Variant for Stage {
             Stage::WeightedSum(v) => v.describe(),
             Stage::AverageWeights(v) => v.describe(),
             Stage::AppendKeys(v) => v.describe(),
+            Stage::Fused(v) => v.describe(),
+            Stage::Merge(v) => v.describe(),
+            Stage::Classify(v) => v.describe(),
         }
     }
 }
@@ -53,6 +78,9 @@ pub(crate) fn all() -> Vec<Stage> {
     all.extend(weighted_sum::WeightedSum::all().map(Stage::WeightedSum));
     all.extend(average_weights::AverageWeights::all().map(Stage::AverageWeights));
     all.extend(append_keys::AppendKeys::all().map(Stage::AppendKeys));
+    all.extend(fused::Fused::all().into_iter().map(Stage::Fused));
+    all.extend(merge::Merge::all().map(Stage::Merge));
+    all.extend(classify::Classify::all().map(Stage::Classify));
     all
 }
 

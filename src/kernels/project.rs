@@ -1,7 +1,6 @@
 //! Twin of `project.wgsl`.
 
-use std::fmt::Write as _;
-
+use super::slots::Slots;
 use super::{shader, tile};
 use crate::kernel::{Binding, Constant, Kernel, Width, params, shared};
 use crate::plan::Tiles;
@@ -23,13 +22,6 @@ pub(crate) struct Project {
     /// Whether W is contiguous along its output columns: `[in, out]` in memory.
     pub w_along_columns: bool,
     pub put: Width,
-}
-
-/// Buffers of one kind: parts that live in one buffer share a binding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Slots {
-    pub count: usize,
-    pub dtype: DType,
 }
 
 params! {
@@ -68,36 +60,21 @@ params! {
 }
 shared! { [Part; PARTS] = "array<Part, 3>" }
 
-/// The bindings of `slots`, and a function that picks one by number.
-fn select(name: &str, slots: Slots, width: Width, bindings: &mut Vec<Binding>, text: &mut String) {
-    for slot in 0..slots.count {
-        bindings.push(Binding::read(format!("{name}{slot}"), slots.dtype, width));
-    }
-    let functions =
-        [("at4", "o: u32, stride: u32, n: u32", "o, stride, n", "vec4<f32>"), ("at", "o: u32", "o", "f32")];
-    for (function, parameters, arguments, result) in functions {
-        let _ = writeln!(text, "fn {name}_{function}(slot: u32, {parameters}) -> {result} {{");
-        for slot in 1..slots.count {
-            let _ =
-                writeln!(text, "    if slot == {slot}u {{ return {name}{slot}_{function}({arguments}); }}");
-        }
-        let _ = writeln!(text, "    return {name}0_{function}({arguments});\n}}");
-    }
-}
-
 impl Project {
+    pub const LABEL: &'static str = "attention.project";
+
     pub fn describe(&self) -> Kernel {
         let mut bindings = Vec::new();
         let mut slots = String::new();
-        select("x", self.x, self.width, &mut bindings, &mut slots);
-        select("w", self.w, self.width, &mut bindings, &mut slots);
+        self.x.declare("x", self.width, &mut bindings, &mut slots);
+        self.w.declare("w", self.width, &mut bindings, &mut slots);
         match self.bias {
-            Some(bias) => select("bias", bias, Width::One, &mut bindings, &mut slots),
+            Some(bias) => bias.declare("bias", Width::One, &mut bindings, &mut slots),
             None => slots.push_str("fn bias_at(slot: u32, o: u32) -> f32 { return 0.0; }\n"),
         }
         bindings.push(Binding::write("y", self.y, self.put));
         tile::describe(tile::Stage {
-            label: "attention.project",
+            label: Self::LABEL,
             tiles: self.tiles,
             b_along_n: self.w_along_columns,
             repairs: false,

@@ -32,6 +32,8 @@ params! {
 }
 
 impl Scores {
+    pub const LABEL: &'static str = "attention.scores";
+
     pub fn describe(&self) -> Kernel {
         let mut bindings = vec![
             Binding::read("q", self.dtype, self.width),
@@ -40,7 +42,7 @@ impl Scores {
         ];
         bindings.extend(self.range.bindings());
         tile::describe(tile::Stage {
-            label: "attention.scores",
+            label: Self::LABEL,
             tiles: self.tiles,
             b_along_n: false,
             repairs: false,

@@ -1,17 +1,10 @@
 //! Twin of `softmax.wgsl`.
 
+use super::dropout::Drop;
 use super::{mask, shader};
 use crate::kernel::{Binding, Constant, Kernel, View, Width, compose, params};
 use crate::plan::Rows;
 use crate::tensor::DType;
-
-/// Where the decision to drop a weight comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Drop {
-    None,
-    Seeded,
-    Given,
-}
 
 /// What changes the text of the softmax.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,6 +34,8 @@ params! {
 }
 
 impl Softmax {
+    pub const LABEL: &'static str = "attention.softmax";
+
     pub fn describe(&self) -> Kernel {
         let Rows { workgroup, lanes } = self.rows;
         let mut bindings = vec![Binding::write("scores", DType::F32, self.width)];
@@ -48,14 +43,7 @@ impl Softmax {
             bindings.push(Binding::write("lse", DType::F32, Width::One));
         }
         bindings.extend(self.mask.bindings());
-        let drop = match self.drop {
-            Drop::None => shader!("shared/dropout_none"),
-            Drop::Seeded => shader!("shared/dropout_seeded"),
-            Drop::Given => {
-                bindings.push(Binding::read("dropout", DType::Bool, Width::One));
-                shader!("shared/dropout_given")
-            }
-        };
+        bindings.extend(self.drop.binding());
         let (combine, workgroup_memory) = match lanes {
             1 => (shader!("shared/row_alone"), 0),
             _ => (shader!("shared/row_workgroup"), lanes * 8),
@@ -69,9 +57,17 @@ impl Softmax {
             Constant::Bool("DROPS", self.drop != Drop::None),
         ];
         let lse = if self.lse { "" } else { "fn lse_put(o: u32, x: f32) {}\n" };
-        let parts = [shader!("shared/view"), shader!("softmax"), lse, drop, combine, &self.mask.wgsl()];
+        let parts = [
+            shader!("shared/view"),
+            shader!("shared/online"),
+            shader!("softmax"),
+            lse,
+            self.drop.wgsl(),
+            combine,
+            &self.mask.wgsl(),
+        ];
         Kernel {
-            label: "attention.softmax",
+            label: Self::LABEL,
             wgsl: compose(&constants, &bindings, &parts),
             bindings,
             params: Params::FIELDS,

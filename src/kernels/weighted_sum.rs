@@ -31,6 +31,8 @@ params! {
 }
 
 impl WeightedSum {
+    pub const LABEL: &'static str = "attention.weighted_sum";
+
     pub fn describe(&self) -> Kernel {
         let mut bindings = vec![
             Binding::read("weights", DType::F32, self.width),
@@ -39,7 +41,7 @@ impl WeightedSum {
         ];
         bindings.extend(self.range.bindings());
         tile::describe(tile::Stage {
-            label: "attention.weighted_sum",
+            label: Self::LABEL,
             tiles: self.tiles,
             b_along_n: true,
             repairs: true,

@@ -3,7 +3,8 @@
 use super::{Calls, grid};
 use crate::kernel::{Call, Width};
 use crate::kernels::Stage;
-use crate::kernels::project::{PARTS, Params, Part, Project, Slots};
+use crate::kernels::project::{PARTS, Params, Part, Project};
+use crate::kernels::slots::Slots;
 use crate::plan::{self, Tiling};
 use crate::tensor::{DType, DeviceFacts, Layout, TensorView, Window};
 

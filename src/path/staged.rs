@@ -1,34 +1,14 @@
 //! scores → softmax → weighted sum, with the score matrix in memory.
 
-use super::{Calls, grid};
-use crate::dropout::Dropout;
+use super::{Calls, Problem, grid};
 use crate::error::Error;
 use crate::kernel::{Call, View, Width};
+use crate::kernels::dropout::{Drop, DropParams};
 use crate::kernels::{Stage, average_weights, mask, scores, softmax, weighted_sum};
-use crate::mask::DeviceMask;
-use crate::plan::{self, Product, Tiles, Tiling};
+use crate::plan::{self, Product, Tiles};
 use crate::problem::Shape;
 use crate::scratch::{ScratchSize, Slot};
-use crate::tensor::{DType, DeviceFacts, Layout, TensorView, Window, broadcast, dense_strides};
-
-/// A checked attention problem.
-#[derive(Clone, Copy)]
-pub(crate) struct Problem<'a> {
-    pub shape: Shape,
-    pub q: TensorView<'a>,
-    pub k: TensorView<'a>,
-    pub v: TensorView<'a>,
-    pub out: TensorView<'a>,
-    pub mask: DeviceMask<'a>,
-    /// How many of the last keys stand outside of the mask.
-    pub appended: usize,
-    pub scale: f32,
-    pub softcap: Option<f32>,
-    pub lse: Option<TensorView<'a>>,
-    pub weights: Option<TensorView<'a>>,
-    pub dropout: Option<Dropout<TensorView<'a>>>,
-    pub tiling: Tiling,
-}
+use crate::tensor::{DType, DeviceFacts, Layout, TensorView, Window};
 
 /// Whether the caller's weights tensor can be the score matrix itself.
 fn is_matrix(weights: &TensorView, shape: &Shape) -> bool {
@@ -114,7 +94,7 @@ impl<'a> Staged<'_, 'a> {
     fn product(&self, cols: usize) -> (Tiles, Product) {
         let Shape { batch, heads, q_len, .. } = self.problem.shape;
         let product = Product { batch: batch * heads, rows: q_len, cols };
-        (plan::tiles(product, self.problem.tiling, self.device), product)
+        (plan::tiles(product, self.problem.tuning.tiling, self.device), product)
     }
 
     fn scores(&self) -> Call<'a, Stage> {
@@ -146,25 +126,19 @@ impl<'a> Staged<'_, 'a> {
     }
 
     fn softmax(&self) -> Call<'a, Stage> {
-        let Problem { shape, lse, tiling, .. } = *self.problem;
-        let rows = plan::rows(shape.kv_len, tiling, self.device);
+        let Problem { shape, lse, tuning, .. } = *self.problem;
+        let rows = plan::rows(shape.kv_len, tuning.tiling, self.device);
         let dropout = self.problem.dropout.as_ref();
-        let drop = match dropout {
-            None => softmax::Drop::None,
-            Some(Dropout::Seeded { .. }) => softmax::Drop::Seeded,
-            Some(Dropout::Given { .. }) => softmax::Drop::Given,
-        };
-        let keep = dropout.and_then(Dropout::given).map(|t| t.window(self.device));
-        let seed = dropout.map_or(0, Dropout::seed);
+        let drop = DropParams::new(dropout, self.device);
         let params = softmax::Params {
             scores: self.view(self.matrix),
             lse: lse.map_or(View::default(), |t| self.view(t)),
-            dropout: keep.map_or(View::default(), |w| View::from(broadcast(w.layout))),
+            dropout: drop.view,
             mask: self.mask_params,
-            seed: [seed as u32, (seed >> 32) as u32],
+            seed: drop.seed,
             heads: shape.heads as u32,
-            dropout_threshold: dropout.map_or(0, Dropout::threshold),
-            dropout_scale: dropout.map_or(1.0, |d| 1.0 / (1.0 - d.p())),
+            dropout_threshold: drop.threshold,
+            dropout_scale: drop.scale,
             pad0: 0,
             pad1: 0,
             pad2: 0,
@@ -172,14 +146,14 @@ impl<'a> Staged<'_, 'a> {
         let mut tensors = vec![self.matrix];
         tensors.extend(lse);
         let mut tensors = self.windows(&tensors, self.mask);
-        tensors.extend(keep);
+        tensors.extend(drop.keep);
         let row_groups = if rows.lanes == 1 { rows.workgroup as usize } else { 1 };
         Call {
             variant: Stage::Softmax(softmax::Softmax {
                 rows,
                 width: Width::of(in_fours(self.matrix)),
                 lse: lse.is_some(),
-                drop,
+                drop: Drop::of(dropout),
                 mask: self.mask,
             }),
             params: bytemuck::bytes_of(&params).to_vec(),
@@ -236,14 +210,4 @@ impl<'a> Staged<'_, 'a> {
             grid: grid([kv_len.div_ceil(average_weights::WORKGROUP), q_len, batch * out_heads]),
         }
     }
-}
-
-/// A dense tensor in a scratch buffer, from element `offset` on.
-pub(crate) fn in_scratch(
-    buffer: &wgpu::Buffer,
-    dtype: DType,
-    shape: [usize; 4],
-    offset: usize,
-) -> TensorView<'_> {
-    TensorView { buffer, dtype, layout: Layout { shape, strides: dense_strides(shape), offset } }
 }

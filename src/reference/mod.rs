@@ -17,6 +17,8 @@
 mod attention;
 pub mod compare;
 mod dropout;
+mod mask;
+mod merge;
 mod multi_head;
 mod project;
 mod scores;
@@ -25,6 +27,8 @@ mod weighted_sum;
 
 pub use attention::{Attended, Options, attention};
 pub use dropout::{dropout, philox};
+pub use mask::classify;
+pub use merge::merge;
 pub use multi_head::{
     Heads, HostLinear, HostWeights, LayerShape, average_heads, join_heads, multi_head, split_heads,
 };

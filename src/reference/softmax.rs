@@ -6,13 +6,15 @@ use crate::problem::Shape;
 /// What [`softmax`] gives.
 #[derive(Clone, Debug)]
 pub struct Normalised<R> {
-    /// `[batch, heads, q_len, kv_len]`; every row sums to 1, or is all zero when no key is permitted.
+    /// `[batch, heads, q_len, kv_len]`; every row sums to 1, to less beside a sink, or is all zero when no key is
+    /// permitted.
     pub weights: Vec<R>,
     /// `[batch, heads, q_len]`: `ln Σⱼ exp(score)` over permitted keys, −∞ when there is none.
     pub lse: Vec<R>,
 }
 
-/// Row softmax over the permitted keys. In this order: softcap `c · tanh(s / c)`, bias, mask.
+/// Row softmax over the permitted keys, and the head's sink if it has one. In this order: softcap
+/// `c · tanh(s / c)`, bias, mask.
 ///
 /// The row's maximum is subtracted before `exp`, so scores of any finite size are exact. A row that
 /// sees no key, or only scores of −∞, has weights 0 and lse −∞.
@@ -30,7 +32,7 @@ pub fn softmax<R: Real>(scores: &[R], shape: &Shape, options: &Options) -> Norma
                     .enumerate()
                     .map(|(j, s)| options.changed(*s, shape, [b, h, i, j]))
                     .collect();
-                lse[row] = normalise(&changed, &mut weights[range]);
+                lse[row] = normalise(&changed, options.sink(b, h), &mut weights[range]);
                 row += 1;
             }
         }
@@ -39,14 +41,17 @@ pub fn softmax<R: Real>(scores: &[R], shape: &Shape, options: &Options) -> Norma
 }
 
 /// One row: `None` is a key the query may not see. Returns the log-sum-exp.
-fn normalise<R: Real>(scores: &[Option<R>], weights: &mut [R]) -> R {
+fn normalise<R: Real>(scores: &[Option<R>], sink: Option<R>, weights: &mut [R]) -> R {
     // `max` would lose a NaN; the row must show it.
-    let max =
-        scores.iter().flatten().fold(R::neg_infinity(), |m, s| if s.is_nan() || *s > m { *s } else { m });
+    let max = scores
+        .iter()
+        .flatten()
+        .chain(&sink)
+        .fold(R::neg_infinity(), |m, s| if s.is_nan() || *s > m { *s } else { m });
     if max == R::neg_infinity() {
         return max;
     }
-    let mut sum = R::zero();
+    let mut sum = sink.map_or(R::zero(), |s| (s - max).exp());
     for (weight, score) in weights.iter_mut().zip(scores) {
         *weight = score.map_or(R::zero(), |s| (s - max).exp());
         sum = sum + *weight;
@@ -56,24 +61,4 @@ fn normalise<R: Real>(scores: &[Option<R>], weights: &mut [R]) -> R {
         *weight = *weight / sum;
     }
     max + sum.ln()
-}
-
-impl Options<'_> {
-    /// The score after softcap and bias, or `None` where the mask forbids the pair.
-    fn changed<R: Real>(&self, score: R, shape: &Shape, index: [usize; 4]) -> Option<R> {
-        // Appended keys stand outside of every mask.
-        let [b, h, i, j] = index;
-        let masked_len = shape.kv_len - self.appended.min(shape.kv_len);
-        let capped = self.softcap.map_or(score, |cap| R::of(cap) * (score / R::of(cap)).tanh());
-        if j >= masked_len {
-            return Some(capped);
-        }
-        let mask = &self.mask;
-        let seen = mask.band.permits(i, j, mask.band.diagonal(shape.q_len, masked_len))
-            && mask.lengths.is_none_or(|t| t.at([b, h, i, 0]).is_some_and(|n| j < n as usize))
-            && mask.keep.is_none_or(|t| t.at(index) == Some(true))
-            && mask.keys.is_none_or(|t| t.at(index) == Some(true));
-        let bias = mask.bias.and_then(|t| t.at(index)).unwrap_or(0.0);
-        seen.then(|| capped + R::of(f64::from(bias)))
-    }
 }

@@ -171,6 +171,33 @@ pub(super) fn memory_shared_with_an_output() -> Seen {
     refuses("out over lse", &["`out`", "`lse`"], both);
     let beside = Forward { out: pair(SHAPE.out(), 0), weights: Some(pair(SHAPE.weights(), 4096)), ..good };
     refuses("out beside weights", &["`out`", "`weights`"], beside);
+    [bench.seen, outputs_near_each_other()].into_iter().flatten().collect()
+}
+
+/// Bindings start at multiples of 256 bytes on a plain device: outputs of one buffer must be as far apart.
+fn outputs_near_each_other() -> Seen {
+    let mut bench = Bench::on(&defaults().gpu, Config::new(SHAPE.heads, SHAPE.head_dim));
+    let (attention, gpu) = (bench.attention.clone(), bench.gpu.clone());
+    let n = count(SHAPE.out());
+    let large = gpu.upload(&vec![POISON; 1024]).expect("an upload");
+    let buffers = bench.buffers();
+    let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
+    let at = |lse: usize| Forward {
+        out: TensorView::new(&large, DType::F32, SHAPE.out()),
+        lse: Some(TensorView::new(&large, DType::F32, SHAPE.lse()).with_offset(lse)),
+        ..forward(buffers.each_ref())
+    };
+    assert_ne!(n * 4 % 256, 0, "out must end between two multiples");
+    for offset in [n, n + 1, (n * 4).next_multiple_of(256) / 4 - 1] {
+        bench.refuses_with("out near lse", &["`out`", "`lse`", "binding alignment"], |e| {
+            attention.forward(e, &at(offset), &mut scratch)
+        });
+    }
+    let apart = (n * 4).next_multiple_of(256) / 4;
+    gpu.submit(|e| attention.forward(e, &at(apart), &mut scratch)).expect("apart");
+    let got = gpu.download::<f32>(&large, apart + count(SHAPE.lse())).expect("a read-back");
+    assert!(max_error(&widen(&got[..n]), &bench.want) < 1e-5);
+    assert!(got[n..apart].iter().all(|x| *x == POISON) && got[apart..].iter().all(|x| *x != POISON));
     bench.seen
 }
 
@@ -327,7 +354,8 @@ pub(super) fn missing_features() -> Seen {
 /// On devices made with less than the defaults.
 pub(super) fn limits() -> Seen {
     let mut seen = Seen::new();
-    let heads = Config::new(SHAPE.heads, SHAPE.head_dim);
+    let plain = Config::new(SHAPE.heads, SHAPE.head_dim);
+    let heads = plain.path(Path::Staged);
 
     // q is 768 bytes, k 640, v 480, out 576, the scores 768.
     let small = device(|limits| limits.max_storage_buffer_binding_size = 768);
@@ -358,6 +386,10 @@ pub(super) fn limits() -> Seen {
     );
     let error = bench.attention.scratch_size(&long).expect_err("a limit");
     seen.insert(read("scratch_size", &error, &["`scores (scratch)`", "1152 bytes", "allows 768"]));
+    // The fused path has no scores to store.
+    let fused = plain.kv_heads(SHAPE.kv_heads).value_dim(SHAPE.value_dim);
+    let fused = Attention::with_pipelines(small.pipelines(), fused).expect("an operator");
+    assert_eq!(fused.scratch_size(&long).expect("a size"), ScratchSize::default());
     // A size that a larger device gave.
     let large =
         Attention::with_pipelines(full().gpu.pipelines(), *bench.attention.config()).expect("an operator");
@@ -365,13 +397,13 @@ pub(super) fn limits() -> Seen {
     let error = Scratch::new(small.device(), size).expect_err("a limit");
     seen.insert(read("scratch", &error, &["`scratch`", "1152 bytes", "allows 768"]));
 
-    let limited = |tiling, change: fn(&mut wgpu::Limits), words: &[&str], call: fn(&mut Forward)| {
+    let limited = |path, tiling, change: fn(&mut wgpu::Limits), words: &[&str], call: fn(&mut Forward)| {
         let gpu = device(change);
         let [q, k, v, out] = [SHAPE.q(), SHAPE.k(), SHAPE.v(), SHAPE.out()];
         let buffers = [q, k, v, out].map(|s| gpu.buffer(count(s) * 4).expect("a buffer"));
         let mut call_ = forward(buffers.each_ref());
         call(&mut call_);
-        let config = heads.kv_heads(SHAPE.kv_heads).value_dim(SHAPE.value_dim).tiling(tiling);
+        let config = plain.path(path).kv_heads(SHAPE.kv_heads).value_dim(SHAPE.value_dim).tiling(tiling);
         let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
         let size = attention.scratch_size(&call_).expect("a size");
         let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
@@ -382,24 +414,28 @@ pub(super) fn limits() -> Seen {
     };
     let rest = |_: &mut Forward| ();
     seen.insert(limited(
+        Path::Staged,
         Tiling::Uniform,
         |limits| limits.max_compute_workgroups_per_dimension = 7,
         &["workgroups", "is 8", "allows 7", "max_compute_workgroups_per_dimension"],
         rest,
     ));
     seen.insert(limited(
+        Path::Staged,
         Tiling::Workgroup,
         |limits| limits.max_compute_invocations_per_workgroup = 128,
         &["invocations", "is 256", "allows 128", "max_compute_invocations_per_workgroup"],
         rest,
     ));
     seen.insert(limited(
+        Path::Staged,
         Tiling::Workgroup,
         |limits| limits.max_compute_workgroup_storage_size = 1024,
         &["workgroup memory", "allows 1024", "max_compute_workgroup_storage_size"],
         rest,
     ));
     seen.insert(limited(
+        Path::Staged,
         Tiling::Uniform,
         |limits| limits.max_storage_buffers_per_shader_stage = 3,
         &["storage buffers", "is 4", "allows 3", "max_storage_buffers_per_shader_stage"],
@@ -409,5 +445,27 @@ pub(super) fn limits() -> Seen {
             call.mask = Mask::none().keep(at(DType::Bool)).keys(at(DType::Bool)).bias(at(DType::F32));
         },
     ));
+    seen.insert(limited(
+        Path::Fused,
+        Tiling::Uniform,
+        |limits| limits.max_storage_buffers_per_shader_stage = 4,
+        &["storage buffers", "is 5", "allows 4", "max_storage_buffers_per_shader_stage"],
+        |call| call.mask = Mask::none().keep(TensorView::new(call.q.buffer(), DType::Bool, [1, 1, 3, 5])),
+    ));
+    // So little work per dispatch that there are more than can be meant: one per batch entry.
+    let gpu = &full().gpu;
+    let many = Shape { batch: (1 << 16) + 1, ..Shape::new(1, 1, 1, 1) };
+    let buffers = [(); 4].map(|()| gpu.buffer(many.batch * 4).expect("a buffer"));
+    let [q, k, v, out] = buffers.each_ref().map(|b| TensorView::new(b, DType::F32, many.q()));
+    let call = Forward::new(q, k, v, out);
+    let config = Config::new(1, 1).work_limit(1);
+    let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
+    let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
+    let error = attention.prepare(&call, &mut scratch).expect_err("a limit");
+    seen.insert(read("a work limit", &error, &["work_limit is 1,", "65536 dispatches"]));
+
+    // What is too wide for one dispatch of the fused path is cut.
+    let narrow = device(|limits| limits.max_compute_workgroups_per_dimension = 1);
+    Bench::on(&narrow, plain).works("one workgroup per dispatch");
     seen
 }

@@ -4,7 +4,11 @@ use super::*;
 
 pub(super) fn scratch() -> Seen {
     let [own, other] = devices(|_| ());
-    let mut bench = Bench::on(&own, Config::new(SHAPE.heads, SHAPE.head_dim));
+    let plain = Config::new(SHAPE.heads, SHAPE.head_dim);
+    let mut fused = Bench::on(&own, plain);
+    assert_eq!(fused.scratch.size(), ScratchSize::default(), "the fused path has no scores to store");
+    fused.works("without scratch");
+    let mut bench = Bench::on(&own, plain.path(Path::Staged));
     let buffers = bench.buffers();
     let (attention, gpu) = (bench.attention.clone(), bench.gpu.clone());
     let call = forward(buffers.each_ref());

@@ -9,8 +9,8 @@ use wgpu_attention::reference::{
 };
 use wgpu_attention::{
     Attention, Config, DType, Dropout, Error, Forward, Gpu, HostMask, HostTensor, LayerConfig, LayerForward,
-    LayerWeights, Linear, Mask, MultiHeadAttention, Projection, ProjectionForward, Scratch, ScratchSize,
-    Shape, TensorView, Tiling,
+    LayerWeights, Linear, Mask, MultiHeadAttention, Path, Projection, ProjectionForward, Scratch,
+    ScratchSize, Shape, TensorView, Tiling,
 };
 
 use crate::harness::{defaults, full};
@@ -19,11 +19,13 @@ mod bench;
 mod calls;
 mod host;
 mod layers;
+mod masks;
 
 use self::bench::*;
 use self::calls::*;
 use self::host::*;
 use self::layers::*;
+use self::masks::*;
 
 /// Every dimension is another number, so that no axis can be mistaken for the next.
 const SHAPE: Shape =
@@ -90,7 +92,7 @@ macro_rules! subjects {
 }
 
 subjects! {
-    configurations, zero_sizes, shapes_that_disagree, strides_and_offsets, memory_shared_with_an_output, buffers_that_do_not_serve, dtypes, shapes_of_masks_and_further_outputs, dropout_probabilities, missing_features, limits, scratch, slices, layers, projections, reading_back, what_cannot_be_provoked,
+    configurations, zero_sizes, shapes_that_disagree, strides_and_offsets, memory_shared_with_an_output, buffers_that_do_not_serve, dtypes, shapes_of_masks_and_further_outputs, tensors_of_masks, block_maps, slices_of_masks, weights_on_the_fused_path, dropout_probabilities, missing_features, limits, scratch, slices, layers, projections, reading_back, what_cannot_be_provoked,
 }
 
 /// The reference refuses what does not fit it, too.
@@ -125,7 +127,12 @@ fn the_reference_of_a_layer_refuses_wrong_lengths() {
 #[test]
 fn bad_numbers_show() {
     let gpu = &full().gpu;
-    for tiling in [Tiling::Uniform, Tiling::Workgroup] {
+    for (path, tiling) in [
+        (Path::Staged, Tiling::Uniform),
+        (Path::Staged, Tiling::Workgroup),
+        (Path::Fused, Tiling::Uniform),
+        (Path::Fused, Tiling::Workgroup),
+    ] {
         for (name, bad, at) in [
             ("q", f32::NAN, 0),
             ("k", f32::NAN, 1),
@@ -142,7 +149,7 @@ fn bad_numbers_show() {
             let out = gpu.upload(&vec![POISON; count(SHAPE.out())]).expect("an upload");
             let [bq, bk, bv] = &buffers;
             let call = forward([bq, bk, bv, &out]);
-            let config = Config::new(4, 8).kv_heads(2).value_dim(6).tiling(tiling);
+            let config = Config::new(4, 8).kv_heads(2).value_dim(6).tiling(tiling).path(path);
             let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
             let mut scratch =
                 Scratch::new(gpu.device(), attention.scratch_size(&call).expect("a size")).expect("scratch");
@@ -153,7 +160,7 @@ fn bad_numbers_show() {
             assert!(want.iter().any(|x| !x.is_finite()), "the case has no effect");
             for (n, (got, want)) in got.iter().zip(&want).enumerate() {
                 let same = if want.is_finite() { (got - want).abs() < 1e-5 } else { !got.is_finite() };
-                assert!(same, "{tiling:?}, {bad} in {name}: element {n} is {got}, not {want}");
+                assert!(same, "{path:?}, {tiling:?}, {bad} in {name}: element {n} is {got}, not {want}");
             }
         }
     }

@@ -1,9 +1,11 @@
 //! An attention problem with its data, and the truth about it.
 
+use std::convert::Infallible;
+
 use half::f16;
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
 use wgpu_attention::reference::{self, Attended, Options, Real, average_heads, widen};
-use wgpu_attention::{Alignment, DType, Dropout, HostMask, HostTensor, Mask, Shape};
+use wgpu_attention::{Alignment, Blocks, DType, Dropout, HostMask, HostTensor, Mask, Pattern, Shape};
 
 use super::memory::stored;
 use super::random::Rng;
@@ -39,22 +41,33 @@ pub struct Rules {
     pub causal: bool,
     pub alignment: Alignment,
     pub window: Option<[usize; 2]>,
+    pub pattern: Option<Pattern>,
     pub exclude_self: bool,
     pub lengths: Option<Part<u32>>,
+    pub prefix: Option<Part<u32>>,
+    /// Starts of queries and of keys.
+    pub packed: Option<[Part<u32>; 2]>,
+    /// Of queries and of keys.
+    pub documents: Option<[Part<u32>; 2]>,
+    /// The map and the size of its blocks.
+    pub blocks: Option<(Part<u32>, [usize; 2])>,
     pub keep: Option<Part<bool>>,
     pub keys: Option<Part<bool>>,
+    pub globals: Option<Part<bool>>,
     pub bias: Option<Part<f32>>,
+    pub slopes: Option<Part<f32>>,
+    /// Whether the slopes count distances on both sides.
+    pub symmetric: bool,
+    pub relative: Option<Part<f32>>,
+    pub sinks: Option<Part<f32>>,
 }
 
+/// A mask of parts.
+pub type PartMask<'a> = Mask<&'a Part<u32>, &'a Part<bool>, &'a Part<f32>>;
+
 impl Rules {
-    /// Through the public builder, for host and device alike.
-    pub fn mask<L, K, B>(
-        &self,
-        lengths: Option<L>,
-        keep: Option<K>,
-        keys: Option<K>,
-        bias: Option<B>,
-    ) -> Mask<L, K, B> {
+    /// Through the public builder.
+    pub fn mask(&self) -> PartMask<'_> {
         let mut mask = Mask::none().aligned(self.alignment);
         if self.causal {
             mask = mask.and_causal();
@@ -62,40 +75,79 @@ impl Rules {
         if let Some([left, right]) = self.window {
             mask = mask.window(left, right);
         }
+        if let Some(pattern) = self.pattern {
+            mask = mask.pattern(pattern);
+        }
         if self.exclude_self {
             mask = mask.exclude_self();
         }
-        if let Some(lengths) = lengths {
+        if let Some(lengths) = &self.lengths {
             mask = mask.lengths(lengths);
         }
-        if let Some(keep) = keep {
+        if let Some(prefix) = &self.prefix {
+            mask = mask.prefix(prefix);
+        }
+        if let Some([queries, keys]) = &self.packed {
+            mask = mask.packed(queries, keys);
+        }
+        if let Some([queries, keys]) = &self.documents {
+            mask = mask.documents(queries, keys);
+        }
+        if let Some((map, size)) = &self.blocks {
+            mask = mask.blocks(Blocks::new(map, *size));
+        }
+        if let Some(keep) = &self.keep {
             mask = mask.keep(keep);
         }
-        if let Some(keys) = keys {
+        if let Some(keys) = &self.keys {
             mask = mask.keys(keys);
         }
-        if let Some(bias) = bias {
+        if let Some(globals) = &self.globals {
+            mask = mask.globals(globals);
+        }
+        if let Some(bias) = &self.bias {
             mask = mask.bias(bias);
+        }
+        if let Some(slopes) = &self.slopes {
+            mask = if self.symmetric { mask.alibi_symmetric(slopes) } else { mask.alibi(slopes) };
+        }
+        if let Some(table) = &self.relative {
+            mask = mask.relative(table);
+        }
+        if let Some(sinks) = &self.sinks {
+            mask = mask.sinks(sinks);
         }
         mask
     }
 
     pub fn host(&self) -> HostMask<'_> {
-        self.mask(
-            self.lengths.as_ref().map(Part::host),
-            self.keep.as_ref().map(Part::host),
-            self.keys.as_ref().map(Part::host),
-            self.bias.as_ref().map(Part::host),
-        )
+        fn host<'a, T: Copy>(_: &'static str, part: &'a Part<T>) -> Result<HostTensor<'a, T>, Infallible> {
+            Ok(part.host())
+        }
+        let Ok(mask) = self.mask().try_map(host, host, host);
+        mask
     }
 
-    /// With the bias as `dtype` stores it.
+    /// What is added to scores, as `dtype` stores it.
     pub fn stored(&self, dtype: DType) -> Self {
         let mut rules = self.clone();
-        if let Some(bias) = &mut rules.bias {
-            bias.data = stored(&bias.data, dtype);
-        }
+        let floats = [&mut rules.bias, &mut rules.slopes, &mut rules.relative, &mut rules.sinks];
+        floats.into_iter().flatten().for_each(|part| part.data = stored(&part.data, dtype));
         rules
+    }
+
+    /// How many tensors the mask has.
+    pub fn tensors(&self) -> usize {
+        let Rules { lengths, prefix, packed, documents, blocks, keep, keys, globals, .. } = self;
+        let bools = [keep, keys, globals].into_iter().flatten().count();
+        let pairs = [packed, documents].into_iter().flatten().count();
+        let counts = [lengths, prefix].into_iter().flatten().count() + usize::from(blocks.is_some());
+        counts + bools + 2 * pairs + self.floats().count()
+    }
+
+    /// Everything that has a size in f32.
+    pub fn floats(&self) -> impl Iterator<Item = &Part<f32>> {
+        [&self.bias, &self.slopes, &self.relative, &self.sinks].into_iter().flatten()
     }
 }
 
@@ -211,8 +263,13 @@ impl Case {
     fn largest_score(&self) -> f64 {
         let scale = self.options().scale(self.shape.head_dim);
         let scores = reference::scores::<f64>(&widen(&self.q), &widen(&self.k), &self.shape, scale);
-        let bias = self.rules.bias.iter().flat_map(|b| &b.data).map(|b| f64::from(*b));
-        largest(scores) + largest(bias)
+        let part = |part: &Option<Part<f32>>| {
+            let all = part.iter().flat_map(|b| &b.data).map(|b| f64::from(*b));
+            largest(all.filter(|b| b.abs() < HIDES))
+        };
+        let Rules { bias, slopes, relative, sinks, .. } = &self.rules;
+        let furthest = (self.shape.q_len + self.shape.kv_len) as f64;
+        largest(scores) + part(bias) + part(slopes) * furthest + part(relative) + part(sinks)
     }
 
     /// What a run that stores `out` as `dtype` must give. Call it on what [`Case::stored`] made.
@@ -224,7 +281,8 @@ impl Case {
         // f16 is rounded to once, at the end, so the naive error holds all of its error: the floor
         // stays that of f32.
         let out = Judged::new(&widened(&naive.out, dtype), exact.out, values * factor);
-        let lse = Judged::new(&widened(&naive.lse, DType::F32), exact.lse, self.largest_score() + 1.0);
+        let lse = in_f32(exact.lse);
+        let lse = Judged::new(&widened(&naive.lse, DType::F32), lse, self.largest_score() + 1.0);
         let Shape { batch, heads, .. } = self.shape;
         let weights = match weights {
             Weights::None => None,
@@ -237,6 +295,14 @@ impl Case {
         };
         Truth { out, lse, weights }
     }
+}
+
+/// A bias from here on hides a key beside others; counted as a score it would permit any error of theirs.
+pub const HIDES: f64 = 1e30;
+
+/// The lse of rows of such biases alone, as exact as f32 can say it.
+pub fn in_f32(lse: Vec<f64>) -> Vec<f64> {
+    lse.into_iter().map(|x| if x.abs() < HIDES { x } else { f64::from(x as f32) }).collect()
 }
 
 /// A result of f32 arithmetic, stored as `dtype`.

@@ -1,6 +1,7 @@
 //! The devices that every case runs on, made once.
 
-use std::sync::OnceLock;
+use std::cell::OnceCell;
+use std::sync::Mutex;
 
 use wgpu_attention::Gpu;
 
@@ -12,10 +13,19 @@ pub struct Profile {
     pub f16: bool,
 }
 
+impl Profile {
+    /// Compiled shaders take gigabytes when those of all tests are kept.
+    pub fn tidy(&self) {
+        if self.gpu.pipelines().compiled() > 60 {
+            self.gpu.pipelines().clear();
+            let _ = self.gpu.device().poll(wgpu::PollType::Poll);
+        }
+    }
+}
+
 /// Everything the adapter gives that is not experimental.
 pub fn full() -> &'static Profile {
-    static FULL: OnceLock<Profile> = OnceLock::new();
-    FULL.get_or_init(|| {
+    lent(0, || {
         let adapter = adapter();
         let features = adapter.features() - wgpu::Features::all_experimental_mask();
         make("full", &adapter, features, adapter.limits())
@@ -24,8 +34,38 @@ pub fn full() -> &'static Profile {
 
 /// What every WebGPU device has: no features, the default limits.
 pub fn defaults() -> &'static Profile {
-    static DEFAULTS: OnceLock<Profile> = OnceLock::new();
-    DEFAULTS.get_or_init(|| make("defaults", &adapter(), wgpu::Features::empty(), wgpu::Limits::default()))
+    lent(1, || make("defaults", &adapter(), wgpu::Features::empty(), wgpu::Limits::default()))
+}
+
+/// Devices that no test uses at the moment, by kind.
+static IDLE: [Mutex<Vec<&Profile>>; 2] = [const { Mutex::new(Vec::new()) }; 2];
+
+/// A device for as long as a test's thread lives. Tests that run at once have devices of their own: a software
+/// driver compiles and computes on one thread per device.
+struct Lent {
+    kind: usize,
+    profile: &'static Profile,
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.profile.tidy();
+        IDLE[self.kind].lock().expect("no test panics here").push(self.profile);
+    }
+}
+
+thread_local! {
+    static LENT: [OnceCell<Lent>; 2] = const { [const { OnceCell::new() }; 2] };
+}
+
+fn lent(kind: usize, make: impl FnOnce() -> Profile) -> &'static Profile {
+    LENT.with(|lent| {
+        let lend = || {
+            let idle = IDLE[kind].lock().expect("no test panics here").pop();
+            Lent { kind, profile: idle.unwrap_or_else(|| Box::leak(Box::new(make()))) }
+        };
+        lent[kind].get_or_init(lend).profile
+    })
 }
 
 pub fn profiles() -> [&'static Profile; 2] {

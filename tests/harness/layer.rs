@@ -9,11 +9,12 @@ use wgpu_attention::reference::{
     split_heads, widen,
 };
 use wgpu_attention::{
-    DType, LayerConfig, LayerForward, LayerWeights, Linear, MultiHeadAttention, Scratch, TensorView, Tiling,
+    DType, LayerConfig, LayerForward, LayerWeights, Linear, MultiHeadAttention, Path, Scratch, TensorView,
+    Tiling,
 };
 
-use super::case::{Drop, Expected, Judged, Rules, Truth, Weights, largest, widened};
-use super::device::{Profile, profiles};
+use super::case::{Drop, Expected, HIDES, Judged, Rules, Truth, Weights, in_f32, largest, widened};
+use super::device::{Profile, defaults, full};
 use super::memory::{Image, Place, Values, stored};
 use super::random::Rng;
 use super::run::{
@@ -169,6 +170,7 @@ impl LayerCase {
         let y = project(&context, &out.weight, out.bias.as_deref(), width, c.out_features);
         let scores = reference::scores::<f64>(&widen(q), &widen(k), &shape, options.scale(shape.head_dim));
         let bias = self.rules.bias.iter().flat_map(|b| &b.data).map(|b| f64::from(*b));
+        let bias = bias.filter(|b| b.abs() < HIDES);
         let most = |x: &[f32]| largest(x.iter().map(|x| f64::from(*x)));
         Naive {
             out: widened(&y, dtype),
@@ -218,7 +220,7 @@ impl LayerCase {
         };
         Truth {
             out: judged(&naive.out, exact.out, naive.term * factor),
-            lse: judged(&naive.lse, exact.lse, naive.score),
+            lse: judged(&naive.lse, in_f32(exact.lse), naive.score),
             weights,
         }
     }
@@ -253,6 +255,7 @@ pub enum Storage {
 pub struct LayerSetup {
     pub profile: &'static Profile,
     pub tiling: Tiling,
+    pub path: Path,
     /// Of the layer: inputs, intermediates, output.
     pub dtype: DType,
     /// Of weights, appended keys and values.
@@ -277,44 +280,48 @@ pub enum LayerLayout {
 
 impl fmt::Display for LayerSetup {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let LayerSetup { profile, tiling, dtype, weight, bias, layout, storage, lse, weights } = self;
+        let LayerSetup { profile, tiling, path, dtype, weight, bias, layout, storage, lse, weights } = self;
         write!(
             f,
-            "{}, {tiling:?}, {dtype:?}, weights {weight:?}, biases {bias:?}, {layout:?}, {storage:?}, lse {lse}, \
+            "{}, {path:?}, {tiling:?}, {dtype:?}, weights {weight:?}, biases {bias:?}, {layout:?}, {storage:?}, lse {lse}, \
              weights {weights:?}",
             profile.name
         )
     }
 }
 
-/// Every device, tiling and type, with the layouts and storages in turn.
+/// Every device, tiling and type; both tilings together have every layout and storage, three each in f32; one of them
+/// has a run in f16 and the other one on the plain device, in turn from layer to layer.
 pub fn layer_setups(name: &str) -> Vec<LayerSetup> {
     let seed = Rng::named(name).word() | 1;
     let mut all = Vec::new();
-    for profile in profiles() {
-        for tiling in TILINGS {
-            for dtype in [DType::F32, DType::F16] {
-                for (layout, storage, lse, weights) in [
-                    (LayerLayout::Dense, Storage::Separate, false, Weights::Mean(DType::F32)),
-                    (LayerLayout::Dense, Storage::OneBuffer { gap: 0 }, true, Weights::None),
-                    (LayerLayout::SeqFirst, Storage::Transposed, true, Weights::PerHead(DType::F32)),
-                    (LayerLayout::Window(seed), Storage::Window(seed), false, Weights::Mean(dtype)),
-                    (LayerLayout::Dense, Storage::OneBuffer { gap: 3 }, true, Weights::PerHead(dtype)),
-                ] {
-                    let mixed = storage == Storage::Transposed;
-                    let other = if mixed { DType::F32 } else { dtype };
-                    all.push(LayerSetup {
-                        profile,
-                        tiling,
-                        dtype,
-                        weight: other,
-                        bias: if layout == LayerLayout::Dense { other } else { DType::F32 },
-                        layout,
-                        storage,
-                        lse,
-                        weights,
-                    });
-                }
+    for (n, tiling) in TILINGS.into_iter().enumerate() {
+        let other = [(full(), DType::F16, 3, 1), (defaults(), DType::F32, 4, 1)];
+        let runs = [(full(), DType::F32, 0, 3), other[(n + (seed >> 40) as usize) % 2]];
+        for (profile, dtype, from, count) in runs {
+            let kinds = [
+                (LayerLayout::Dense, Storage::Separate, false, Weights::Mean(DType::F32)),
+                (LayerLayout::Dense, Storage::OneBuffer { gap: 0 }, true, Weights::None),
+                (LayerLayout::SeqFirst, Storage::Transposed, true, Weights::PerHead(DType::F32)),
+                (LayerLayout::Window(seed), Storage::Window(seed), false, Weights::Mean(dtype)),
+                (LayerLayout::Dense, Storage::OneBuffer { gap: 3 }, true, Weights::PerHead(dtype)),
+            ];
+            let first = (seed >> 32) as usize % kinds.len() + 3 * n + from;
+            for (layout, storage, lse, weights) in (first..first + count).map(|at| kinds[at % kinds.len()]) {
+                let mixed = storage == Storage::Transposed;
+                let other = if mixed { DType::F32 } else { dtype };
+                all.push(LayerSetup {
+                    profile,
+                    tiling,
+                    path: Path::Auto,
+                    dtype,
+                    weight: other,
+                    bias: if layout == LayerLayout::Dense { other } else { DType::F32 },
+                    layout,
+                    storage,
+                    lse,
+                    weights,
+                });
             }
         }
     }
@@ -365,7 +372,8 @@ fn place_all(
 
 /// Runs `case`, whose data `setup`'s types can hold, and checks everything around its outputs.
 pub fn run_layer(case: &LayerCase, setup: &LayerSetup) -> Result<Got, String> {
-    let LayerSetup { profile, tiling, dtype, storage, .. } = *setup;
+    let LayerSetup { profile, tiling, path, dtype, storage, .. } = *setup;
+    profile.tidy();
     let LayerShape { batch, q_len, kv_len } = case.shape;
     let config = LayerConfig { dtype, ..case.config };
     let seed = if let LayerLayout::Window(seed) = setup.layout { seed } else { 0 };
@@ -434,7 +442,7 @@ pub fn run_layer(case: &LayerCase, setup: &LayerSetup) -> Result<Got, String> {
         key: view(1),
         value: view(2),
         out: out.view(),
-        mask: rules.mask(&case.rules),
+        mask: rules.mask(),
         lse: lse.as_ref().map(Placed::view),
         weights: matrix.as_ref().map(Placed::view),
         dropout: device_dropout(case.dropout.as_ref(), keep.as_ref()),
@@ -444,7 +452,8 @@ pub fn run_layer(case: &LayerCase, setup: &LayerSetup) -> Result<Got, String> {
     let device = profile.gpu.device();
     let layer = MultiHeadAttention::with_pipelines(profile.gpu.pipelines(), config, &on_device)
         .map_err(refused)?
-        .tiling(tiling);
+        .tiling(tiling)
+        .path(path);
     let mut scratch = Scratch::new(device, layer.scratch_size(&call).map_err(refused)?).map_err(refused)?;
     let mut encoder = device.create_command_encoder(&Default::default());
     layer.forward(&mut encoder, &call, &mut scratch).map_err(refused)?;

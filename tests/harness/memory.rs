@@ -82,7 +82,7 @@ impl Place {
 #[derive(Clone, Copy, Debug)]
 pub enum Values<'a> {
     Floats(&'a [f32]),
-    Lengths(&'a [u32]),
+    Numbers(&'a [u32]),
     Bools(&'a [bool]),
 }
 
@@ -143,7 +143,7 @@ impl Image {
                 }
                 x.len()
             }
-            Values::Lengths(x) => {
+            Values::Numbers(x) => {
                 x.iter().zip(place.indices()).for_each(|(x, n)| put(n, &x.to_le_bytes()));
                 x.len()
             }

@@ -1,15 +1,17 @@
 //! Runs a case on a device, in a layout, and reports what was run, skipped and wrong.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
+use std::convert::Infallible;
 use std::fmt;
 use std::time::Instant;
 
 use wgpu_attention::{
-    Attention, Config, DType, DeviceMask, Dropout, Forward, Scratch, Shape, TensorView, Tiling,
+    Attention, Config, DType, DeviceMask, Dropout, Forward, Mask, Path, Scratch, Shape, TensorView, Tiling,
 };
 
-use super::case::{Case, Drop, Expected, Part, Rules, Truth, Weights};
-use super::device::{Profile, profiles};
+use super::case::{Case, Drop, Expected, Rules, Truth, Weights};
+use super::device::{Profile, defaults, full};
 use super::memory::{GUARD, Image, Place, Values};
 use super::random::Rng;
 
@@ -61,6 +63,7 @@ pub fn window(shape: [usize; 4], rng: &mut Rng, seed: u64) -> Place {
 pub struct Setup {
     pub profile: &'static Profile,
     pub tiling: Tiling,
+    pub path: Path,
     pub dtype: DType,
     pub bias: DType,
     pub layout: Layout,
@@ -70,36 +73,52 @@ pub struct Setup {
 
 impl fmt::Display for Setup {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let Setup { profile, tiling, dtype, bias, layout, lse, weights } = self;
+        let Setup { profile, tiling, path, dtype, bias, layout, lse, weights } = self;
         write!(
             f,
-            "{}, {tiling:?}, {dtype:?}, bias {bias:?}, {layout:?}, lse {lse}, weights {weights:?}",
+            "{}, {path:?}, {tiling:?}, {dtype:?}, bias {bias:?}, {layout:?}, lse {lse}, weights {weights:?}",
             profile.name
         )
     }
 }
 
-/// Every device, tiling, type and layout; optional outputs differ from layout to layout.
+/// Every device, path, tiling and type, not all crossed: every shader takes a second to compile. One tiling has dense
+/// layouts, the other windows, by the case's name. What is added to scores is F32, so that f16 runs share their
+/// softmax; `property` and `biases` have it in F16.
 pub fn setups(name: &str) -> Vec<Setup> {
     // Odd: the dense layouts are the aligned ones, and every kind of alignment is a shader more to compile.
     let seed = Rng::named(name).word() | 1;
-    let mut all = Vec::new();
-    for profile in profiles() {
-        for (n, tiling) in TILINGS.into_iter().enumerate() {
-            for dtype in [DType::F32, DType::F16] {
-                let window = Layout::Window(seed.wrapping_add(2 * n as u64));
-                for (layout, lse, weights) in [
-                    (Layout::Dense, true, Weights::PerHead(DType::F32)),
-                    (Layout::Blhd, false, Weights::None),
-                    (Layout::Packed, false, Weights::Mean(DType::F32)),
-                    (window, true, Weights::PerHead(dtype)),
-                ] {
-                    all.push(Setup { profile, tiling, dtype, bias: dtype, layout, lse, weights });
-                }
-            }
-        }
-    }
-    all
+    let window = Layout::Window(seed);
+    let [f32, f16] = [DType::F32, DType::F16];
+    let dense = [
+        (full(), f32, Path::Staged, Layout::Dense, Weights::PerHead(f32)),
+        (full(), f32, Path::Staged, Layout::Packed, Weights::Mean(f32)),
+        (full(), f32, Path::Fused, Layout::Blhd, Weights::None),
+        (full(), f16, Path::Staged, Layout::Blhd, Weights::None),
+        // Without features there is no f16.
+        (defaults(), f32, Path::Fused, Layout::Packed, Weights::None),
+    ];
+    let windows = [
+        (full(), f32, Path::Staged, window, Weights::PerHead(f32)),
+        (full(), f32, Path::Fused, window, Weights::None),
+        (full(), f16, Path::Staged, window, Weights::PerHead(f16)),
+        (full(), f16, Path::Fused, Layout::Blhd, Weights::None),
+        (defaults(), f32, Path::Staged, window, Weights::PerHead(f32)),
+    ];
+    let first = (seed >> 32) as usize % 2;
+    let of = |tiling, runs: [(&'static Profile, DType, Path, Layout, Weights); 5]| {
+        runs.map(|(profile, dtype, path, layout, weights)| Setup {
+            profile,
+            tiling,
+            path,
+            dtype,
+            bias: f32,
+            layout,
+            lse: true,
+            weights,
+        })
+    };
+    [of(TILINGS[first], dense), of(TILINGS[1 - first], windows)].concat()
 }
 
 /// The outputs of a run, in logical order.
@@ -146,38 +165,34 @@ impl Placed {
 }
 
 /// The tensors of a mask on the device.
-pub struct PlacedRules {
-    lengths: Option<Placed>,
-    keep: Option<Placed>,
-    keys: Option<Placed>,
-    bias: Option<Placed>,
-}
+pub struct PlacedRules(Mask<Placed, Placed, Placed>);
 
 impl PlacedRules {
     pub fn new(profile: &Profile, rules: &Rules, bias: DType, layout: Layout) -> Self {
-        let place = |shape: [usize; 4], salt: u64| match layout {
-            Layout::Window(seed) => window(shape, &mut Rng::new(seed ^ salt), seed),
-            _ => Place::dense(shape),
+        // One more per tensor: they lie differently.
+        let salt = Cell::new(0);
+        let input = |values, dtype, shape| {
+            salt.set(salt.get() + 1);
+            let place = match layout {
+                Layout::Window(seed) => window(shape, &mut Rng::new(seed ^ salt.get()), seed),
+                _ => Place::dense(shape),
+            };
+            Ok::<_, Infallible>(Placed::input(profile, values, dtype, place))
         };
-        let bools = |part: &Part<bool>, salt| {
-            Placed::input(profile, Values::Bools(&part.data), DType::Bool, place(part.shape, salt))
-        };
-        PlacedRules {
-            lengths: rules.lengths.as_ref().map(|part| {
-                Placed::input(profile, Values::Lengths(&part.data), DType::U32, place(part.shape, 1))
-            }),
-            keep: rules.keep.as_ref().map(|part| bools(part, 2)),
-            keys: rules.keys.as_ref().map(|part| bools(part, 3)),
-            bias: rules
-                .bias
-                .as_ref()
-                .map(|part| Placed::input(profile, Values::Floats(&part.data), bias, place(part.shape, 4))),
-        }
+        let Ok(mask) = rules.mask().try_map(
+            |_, part| input(Values::Numbers(&part.data), DType::U32, part.shape),
+            |_, part| input(Values::Bools(&part.data), DType::Bool, part.shape),
+            |_, part| input(Values::Floats(&part.data), bias, part.shape),
+        );
+        PlacedRules(mask)
     }
 
-    pub fn mask<'a>(&'a self, rules: &Rules) -> DeviceMask<'a> {
-        let view = |t: &'a Option<Placed>| t.as_ref().map(Placed::view);
-        rules.mask(view(&self.lengths), view(&self.keep), view(&self.keys), view(&self.bias))
+    pub fn mask(&self) -> DeviceMask<'_> {
+        fn view<'a>(_: &'static str, t: &'a Placed) -> Result<TensorView<'a>, Infallible> {
+            Ok(t.view())
+        }
+        let Ok(mask) = self.0.as_ref().try_map(view, view, view);
+        mask
     }
 }
 
@@ -186,6 +201,8 @@ pub fn place_dropout(profile: &Profile, dropout: Option<&Drop>, layout: Layout) 
     let Some(Drop::Given { keep, .. }) = dropout else { return None };
     let place = match layout {
         Layout::Window(seed) => window(keep.shape, &mut Rng::new(seed ^ 5), seed),
+        // Far from one key to the next: what is read past the last is far outside.
+        Layout::Blhd => Place::transposed(keep.shape),
         _ => Place::dense(keep.shape),
     };
     Some(Placed::input(profile, Values::Bools(&keep.data), DType::Bool, place))
@@ -213,7 +230,13 @@ pub fn weights_wanted(weights: Weights, [b, h, i, j]: [usize; 4]) -> Option<(DTy
 
 /// Runs `case`, whose data `setup.dtype` can hold, and checks everything around its outputs.
 pub fn run(case: &Case, setup: &Setup) -> Result<Got, String> {
-    let Setup { profile, tiling, dtype, layout, .. } = *setup;
+    run_with(case, setup, |config| config)
+}
+
+/// As [`run`], with what `change` sets besides.
+pub fn run_with(case: &Case, setup: &Setup, change: impl FnOnce(Config) -> Config) -> Result<Got, String> {
+    let Setup { profile, tiling, path, dtype, layout, .. } = *setup;
+    profile.tidy();
     let shape = case.shape;
     let [q_at, k_at, v_at, out_at, lse_at] =
         layout.places([shape.q(), shape.k(), shape.v(), shape.out(), shape.lse()]);
@@ -242,21 +265,22 @@ pub fn run(case: &Case, setup: &Setup) -> Result<Got, String> {
         .kv_heads(shape.kv_heads)
         .value_dim(shape.value_dim)
         .dtype(dtype)
-        .tiling(tiling);
+        .tiling(tiling)
+        .path(path);
     if let Some(scale) = case.scale {
         config = config.scale(scale);
     }
     if let Some(softcap) = case.softcap {
         config = config.softcap(softcap);
     }
-    let mut call = Forward::new(q, k, v, out.view()).mask(rules.mask(&case.rules));
+    let mut call = Forward::new(q, k, v, out.view()).mask(rules.mask());
     call.lse = lse.as_ref().map(Placed::view);
     call.weights = weights.as_ref().map(Placed::view);
     call.dropout = device_dropout(case.dropout.as_ref(), keep.as_ref());
 
     let refused = |e: wgpu_attention::Error| format!("refused: {e}");
     let device = profile.gpu.device();
-    let attention = Attention::with_pipelines(profile.gpu.pipelines(), config).map_err(refused)?;
+    let attention = Attention::with_pipelines(profile.gpu.pipelines(), change(config)).map_err(refused)?;
     let size = attention.scratch_size(&call).map_err(refused)?;
     let mut scratch = Scratch::new(device, size).map_err(refused)?;
     let mut encoder = device.create_command_encoder(&Default::default());
@@ -267,6 +291,16 @@ pub fn run(case: &Case, setup: &Setup) -> Result<Got, String> {
         lse: lse.map(|t| t.download("lse", profile)).transpose()?,
         weights: weights.map(|t| t.download("weights", profile)).transpose()?,
     })
+}
+
+impl Setup {
+    /// Whether the fused path needs more storage buffers for `case` than the device binds.
+    pub fn too_many_buffers(&self, case: &Case) -> bool {
+        let given = usize::from(matches!(case.dropout, Some(Drop::Given { .. })));
+        let buffers = 4 + usize::from(self.lse) + case.rules.tensors() + given;
+        let most = self.profile.gpu.device().limits().max_storage_buffers_per_shader_stage;
+        self.path == Path::Fused && buffers > most as usize
+    }
 }
 
 /// What a test has run, skipped and found wrong; [`Report::finish`] fails the test.
@@ -296,6 +330,11 @@ impl Report {
         self.failures.len()
     }
 
+    /// How many cases were skipped, once for each reason.
+    pub fn skips(&self) -> usize {
+        self.skipped.values().map(Vec::len).sum()
+    }
+
     /// Runs `case` in every setup.
     pub fn check(&mut self, case: &Case) {
         let mut truths = HashMap::new();
@@ -316,14 +355,25 @@ impl Report {
             let why = format!("on `{}`, F16: the device lacks SHADER_F16", setup.profile.name);
             return self.skip(why, &case.name);
         }
-        let Setup { dtype, bias, weights, .. } = *setup;
+        let Setup { profile, dtype, bias, weights, .. } = *setup;
         let (stored, truth) = truths.entry((dtype, bias, weights)).or_insert_with(|| {
             let stored = case.stored(dtype, bias);
             let truth = stored.truth(dtype, weights);
             (stored, truth)
         });
         let exact = stored.q == case.q && stored.k == case.k && stored.v == case.v;
-        let exact = exact && stored.rules.bias == case.rules.bias;
+        let exact = exact && stored.rules.floats().eq(case.rules.floats());
+        let mut setup = *setup;
+        if setup.too_many_buffers(case) {
+            match run(stored, &setup) {
+                Err(e) if e.contains("max_storage_buffers_per_shader_stage") => {
+                    self.skip(format!("on `{}`, Fused: {e}", profile.name), &case.name);
+                }
+                other => self.record(&case.name, &setup, Err(format!("too many tensors gave {other:?}"))),
+            }
+            setup.path = Path::Auto;
+        }
+        let setup = &setup;
         let judged =
             run(stored, setup).and_then(|got| judge_outputs(&case.expected, case.shape, truth, &got, exact));
         self.record(&case.name, setup, judged);

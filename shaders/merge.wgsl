@@ -1,0 +1,85 @@
+// Attention over the union of disjoint sets of keys, from the output and the log-sum-exp over each:
+// out = Σ exp(lseₙ − lse) outₙ, lse = ln Σ exp(lseₙ).
+//
+// outₙ, out [batch, heads, q_len, value_dim]   lseₙ, lse [batch, heads, q_len, 1]
+//
+// Bindings (declared by the host): out, lse, part_out0.., part_lse0... ACCUMULATES: out and lse hold a part too.
+// Reads and writes everything once; LANES invocations share a row.
+
+struct MergePart {
+    out: View,
+    lse: View,
+}
+
+struct Params {
+    out: View,
+    lse: View,
+    parts: array<MergePart, 3>,
+    q_len: u32,
+    value_dim: u32,
+    none: f32,         // −∞
+    pad: u32,
+}
+
+@group(0) @binding(0) var<uniform> p: Params;
+
+const LANES: u32 = 16u;
+const ROWS: u32 = 4u;
+
+// A part's share of the row. A part that has seen no key has none, whatever its output holds.
+fn share(lse: f32, total: vec2<f32>) -> f32 {
+    return exp_of(vec4<f32>(lse - total.x), p.none).x / total.y;
+}
+
+// Adds a part's log-sum-exp to the running one. A NaN shows in the sum: max and exp may lose it.
+fn with_part(total: vec2<f32>, lse: f32) -> vec2<f32> {
+    if any_nan(vec4<f32>(lse)) {
+        return vec2<f32>(total.x, lse);
+    }
+    return merged(total, vec2<f32>(lse, select(1.0, 0.0, lse == p.none)), p.none);
+}
+
+@compute @workgroup_size(64)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
+    let h = group.y;
+    let b = group.z;
+    let i = min(group.x * ROWS + index / LANES, p.q_len - 1u);
+    let used = group.x * ROWS + index / LANES < p.q_len;
+    let lane = index % LANES;
+    let lse_here = view_at(p.lse, b, h, i, 0u);
+    var total = vec2<f32>(p.none, 0.0);
+    var mine = p.none;
+    if ACCUMULATES {
+        mine = lse_at(lse_here);
+        total = with_part(total, mine);
+    }
+    for (var n = 0u; n < PARTS; n++) {
+        total = with_part(total, part_lse_at(n, view_at(p.parts[n].lse, b, h, i, 0u)));
+    }
+    // The row's other invocations have read lse before one of them writes it.
+    storageBarrier();
+    if used {
+        let seen = is_seen(total, p.none);
+        for (var d = lane; d < p.value_dim; d += LANES) {
+            var sum = 0.0;
+            if seen {
+                let o = view_at(p.out, b, h, i, d);
+                if ACCUMULATES {
+                    if mine != p.none || any_nan(vec4<f32>(mine)) {
+                        sum = out_at(o) * share(mine, total);
+                    }
+                }
+                for (var n = 0u; n < PARTS; n++) {
+                    let lse = part_lse_at(n, view_at(p.parts[n].lse, b, h, i, 0u));
+                    if lse != p.none || any_nan(vec4<f32>(lse)) {
+                        sum += part_out_at(n, view_at(p.parts[n].out, b, h, i, d)) * share(lse, total);
+                    }
+                }
+            }
+            out_put(view_at(p.out, b, h, i, d), sum);
+        }
+        if lane == 0u {
+            lse_put(lse_here, lse_of(total, p.none));
+        }
+    }
+}

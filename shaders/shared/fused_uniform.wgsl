@@ -1,0 +1,301 @@
+// The loop of fused.wgsl for drivers that run on a CPU.
+//
+// An invocation has ROWS / LANES queries of its own, with all of their q and of their sums in variables:
+// every loop over them has constant bounds, so that the driver unrolls it. Keys and values come from
+// workgroup_id and the loop's counter alone: uniform loads, which the compiler broadcasts, with no
+// workgroup memory. A block of KEYS keys is scored, weighed and added before the next, so that each sum
+// is read and written once per block.
+//
+// Constants: ROWS     packed rows of a workgroup, a multiple of LANES
+//            LANES    invocations of a workgroup
+//            KEYS     keys of a block
+//            HEAD_VECTORS    vectors of four that hold head_dim
+//            VALUE_VECTORS   vectors of four of value_dim that a workgroup computes (workgroup_id.y is the slice);
+//                            not more than hold value_dim
+//            WIDE     element indices of k or v reach 2^28
+// The loop must stay in the first-level cache of instructions; plan.rs counts its code.
+//
+// Floor, per query, key and channel of each kind: a multiplication and an addition (software drivers have no
+// fused one). Bytes: k and v once per ROWS packed rows.
+
+const Q: u32 = ROWS / LANES;
+// Sums per score, added at the end: a chain of additions that depend on each other waits for each.
+const CHAINS: u32 = select(1u, 4u, Q * KEYS <= 3u);
+const LOG2_E: f32 = 1.4426950408889634;
+const LN_2: f32 = 0.6931471805599453;
+// Scores are in units of log2, so that weights are exp2 of them, unless `changed` must see them.
+const UNIT: f32 = select(LOG2_E, 1.0, ASKS_PAIRS);
+// How far, in their units, a score may be above the maximum in use before that moves and the sums are scaled.
+const SLACK: f32 = 8.0;
+// The lowest finite number: below it is only −∞.
+const LOWEST: f32 = -0x1.fffffep+127f;
+// Says to the compiler that an index is not negative as an i32 (and, in fours, aligned), which saves a
+// check per load.
+const INDEX: u32 = select(0xffffffffu, select(0x0fffffffu, 0x0ffffffcu, IN_FOURS), !WIDE);
+
+// The queries of a tile see keys of all.x .. all.y, and every query sees those in each.x .. each.y,
+// as far as intervals go.
+struct Range {
+    all: vec2<u32>,
+    each: vec2<u32>,
+}
+
+fn range_of(b: u32, kv_head: u32, row: u32, rows: u32) -> Range {
+    var r = Range(vec2<u32>(0xffffffffu, 0u), vec2<u32>(0u, 0xffffffffu));
+    for (var n = row; n < row + rows; n++) {
+        let query = query_of_row(b, kv_head, n);
+        if query.first < query.end {
+            r.all = vec2<u32>(min(r.all.x, query.first), max(r.all.y, query.end));
+        }
+        r.each = vec2<u32>(max(r.each.x, query.first), min(r.each.y, query.end));
+    }
+    return r;
+}
+
+// Arrays of vectors are nested: Mesa unrolls a loop of up to 32 turns, and any that has as many turns as
+// the array that it walks has elements.
+const HEAD_PART: u32 = min(HEAD_VECTORS, 16u);
+const HEAD_PARTS: u32 = (HEAD_VECTORS + HEAD_PART - 1u) / HEAD_PART;
+const VALUE_PART: u32 = min(VALUE_VECTORS, 16u);
+const VALUE_PARTS: u32 = (VALUE_VECTORS + VALUE_PART - 1u) / VALUE_PART;
+
+// exp of a difference of scores, 0 where that is −∞.
+fn weight_of(x: f32) -> f32 {
+    return exp2(x * (LOG2_E / UNIT));
+}
+
+// Always true. The loop in it makes the loop around it not an innermost one: LLVM turns the bounds checks
+// of an innermost loop's loads from conditional moves into branches, which is slower.
+fn always() -> bool {
+    var most = 0u;
+    for (var i = 0u; i < p.kv_heads; i++) {
+        most = max(most, i);
+    }
+    return most < p.kv_heads;
+}
+
+@compute @workgroup_size(LANES)
+fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    // Shares nothing. With a barrier llvmpipe makes a coroutine of the function, where a bounds check is a
+    // choice of pointers and not a branch around the load.
+    workgroupBarrier();
+    let z = workgroup.z + p.first.z;
+    let b = z / p.kv_heads;
+    let kv_head = z % p.kv_heads;
+    let packed = p.mask.q_len * p.group;
+    let row0 = (workgroup.x + p.first.x) * ROWS;
+    let none = p.mask.none;
+
+    // The last slice lies back as far as it must, so that no load needs a bound.
+    let own = (workgroup.y + p.first.y) * VALUE_VECTORS * 4u;
+    let col0 = min(own, (p.value_dim + 3u) / 4u * 4u - VALUE_VECTORS * 4u);
+
+    let k0 = view_at(p.k, b, kv_head, 0u, 0u);
+    let v0 = view_at(p.v, b, kv_head, 0u, 0u) + col0 * p.v.strides.w;
+    let k_step = p.k.strides.z;
+    let v_step = p.v.strides.z;
+    let k_unit = select(p.k.strides.w, 1u, IN_FOURS);
+    let v_unit = select(p.v.strides.w, 1u, IN_FOURS);
+
+    var queries: array<Query, Q>;
+    var q: array<array<array<vec4<f32>, HEAD_PART>, HEAD_PARTS>, Q>;
+    var sums: array<array<array<vec4<f32>, VALUE_PART>, VALUE_PARTS>, Q>;
+    var top: array<f32, Q>;
+    var total: array<f32, Q>;
+    var lost: array<f32, Q>;
+    for (var r = 0u; r < Q; r++) {
+        let row = min(row0 + r * LANES + lane, packed - 1u);
+        queries[r] = query_of_row(b, kv_head, row);
+        let at = view_at(p.q, b, queries[r].h, queries[r].i, 0u);
+        for (var part = 0u; part < HEAD_PARTS; part++) {
+            for (var n = 0u; n < HEAD_PART; n++) {
+                let d = part * HEAD_PART + n;
+                if d < HEAD_VECTORS {
+                    let x = q_at4(at + d * 4u * p.q.strides.w, p.q.strides.w, p.head_dim - d * 4u);
+                    q[r][part][n] = x * (p.scale * UNIT);
+                }
+            }
+        }
+        for (var part = 0u; part < VALUE_PARTS; part++) {
+            for (var n = 0u; n < VALUE_PART; n++) {
+                let d = part * VALUE_PART + n;
+                if d < VALUE_VECTORS {
+                    sums[r][part][n] = vec4<f32>();
+                }
+            }
+        }
+        top[r] = LOWEST;
+        total[r] = 0.0;
+        lost[r] = 0.0;
+    }
+
+    let range = range_of(b, kv_head, row0, min(ROWS, packed - row0));
+    var stop = range.all.y;
+    var asks = ASKS_PAIRS;
+    if HAS_BLOCKS {
+        stop = range.all.x;
+    }
+    for (var j = range.all.x; j < range.all.y; j = min(j + KEYS, stop)) {
+        if HAS_BLOCKS {
+            if j == stop {
+                // As far as the map has one column.
+                stop = min((j / p.mask.block.y + 1u) * p.mask.block.y, range.all.y);
+                let state = tile_state(b, kv_head, row0, min(row0 + ROWS, packed) - 1u, j, stop - 1u);
+                if state == HIDDEN {
+                    j = stop;
+                    continue;
+                }
+                asks = !(FULL_IS_PLAIN && state == FULL);
+            }
+        }
+        // Keys past the range may hold anything, NaN too.
+        let last = stop - 1u;
+        var s: array<array<f32, KEYS>, Q>;
+        var chains: array<array<array<f32, CHAINS>, KEYS>, Q>;
+        for (var r = 0u; r < Q; r++) {
+            for (var c = 0u; c < KEYS; c++) {
+                for (var e = 0u; e < CHAINS; e++) {
+                    chains[r][c][e] = 0.0;
+                }
+            }
+        }
+        for (var part = 0u; part < HEAD_PARTS; part++) {
+            for (var n = 0u; n < HEAD_PART; n++) {
+                let d = part * HEAD_PART + n;
+                if d < HEAD_VECTORS {
+                    var x: array<vec4<f32>, KEYS>;
+                    for (var c = 0u; c < KEYS; c++) {
+                        let at = (k0 + min(j + c, last) * k_step) & INDEX;
+                        x[c] = k_at4(at + d * 4u * k_unit, k_unit, p.head_dim - d * 4u);
+                    }
+                    for (var e = 0u; e < 4u; e++) {
+                        for (var r = 0u; r < Q; r++) {
+                            for (var c = 0u; c < KEYS; c++) {
+                                chains[r][c][e % CHAINS] += x[c][e] * q[r][part][n][e];
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        for (var r = 0u; r < Q; r++) {
+            for (var c = 0u; c < KEYS; c++) {
+                s[r][c] = chains[r][c][0];
+                for (var e = 1u; e < CHAINS; e++) {
+                    s[r][c] += chains[r][c][e];
+                }
+            }
+        }
+        if asks || j < range.each.x || j + KEYS > min(range.each.y, stop) {
+            for (var r = 0u; r < Q; r++) {
+                for (var c = 0u; c < KEYS; c++) {
+                    var x = none;
+                    if j + c >= queries[r].first && j + c < min(queries[r].end, stop) {
+                        x = s[r][c];
+                        if ASKS_PAIRS {
+                            if permits(queries[r], j + c) {
+                                x = changed(x, queries[r], j + c);
+                            } else {
+                                x = none;
+                            }
+                        }
+                    }
+                    s[r][c] = x;
+                }
+            }
+        }
+        // A NaN is not calm. Counted, because compilers turn "not at most" into "above".
+        var calm = 0u;
+        for (var r = 0u; r < Q; r++) {
+            let most = top[r] + SLACK;
+            for (var c = 0u; c < KEYS; c++) {
+                calm += select(0u, 1u, s[r][c] <= most);
+            }
+        }
+        if calm != Q * KEYS {
+            if always() {
+                for (var r = 0u; r < Q; r++) {
+                    var high = top[r];
+                    for (var c = 0u; c < KEYS; c++) {
+                        high = max(high, s[r][c]);
+                        // A NaN is carried by addition: max, exp and log lose it on some drivers.
+                        lost[r] += select(0.0, s[r][c], any_nan(vec4<f32>(s[r][c])));
+                    }
+                    let w = select(weight_of(top[r] - high), 0.0, top[r] == LOWEST && high != LOWEST);
+                    top[r] = high;
+                    total[r] *= w;
+                    for (var part = 0u; part < VALUE_PARTS; part++) {
+                        for (var n = 0u; n < VALUE_PART; n++) {
+                            let d = part * VALUE_PART + n;
+                            if d < VALUE_VECTORS {
+                                sums[r][part][n] *= w;
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        for (var r = 0u; r < Q; r++) {
+            var t = 0.0;
+            for (var c = 0u; c < KEYS; c++) {
+                // exp2(−∞) is 0, which WGSL does not promise.
+                s[r][c] = select(weight_of(s[r][c] - top[r]), 0.0, s[r][c] == none);
+                t += s[r][c];
+                if DROPS {
+                    s[r][c] = dropped(s[r][c], b, queries[r].h, queries[r].i, j + c);
+                }
+            }
+            total[r] += t;
+        }
+        for (var part = 0u; part < VALUE_PARTS; part++) {
+            for (var n = 0u; n < VALUE_PART; n++) {
+                let d = part * VALUE_PART + n;
+                if d < VALUE_VECTORS {
+                    var x: array<vec4<f32>, KEYS>;
+                    for (var c = 0u; c < KEYS; c++) {
+                        let at = (v0 + min(j + c, last) * v_step) & INDEX;
+                        x[c] = v_at4(at + d * 4u * v_unit, v_unit, p.value_dim - col0 - d * 4u);
+                    }
+                    for (var r = 0u; r < Q; r++) {
+                        var t = x[0] * s[r][0];
+                        for (var c = 1u; c < KEYS; c++) {
+                            t += x[c] * s[r][c];
+                        }
+                        sums[r][part][n] += t;
+                    }
+                }
+            }
+        }
+    }
+
+    for (var r = 0u; r < Q; r++) {
+        if row0 + r * LANES + lane < packed {
+            let query = queries[r];
+            let sum = total[r] + lost[r];
+            let m = top[r] * select(LN_2, 1.0, ASKS_PAIRS);
+            let own_total = vec2<f32>(select(m, none, sum == 0.0), sum);
+            let all_total = with_sink(own_total, query.b, query.h);
+            // A sink may have raised the maximum.
+            let share = exp_of(vec4<f32>(own_total.x - all_total.x), none).x / all_total.y;
+            let scale = select(0.0, share, is_seen(own_total, none));
+            for (var part = 0u; part < VALUE_PARTS; part++) {
+                for (var n = 0u; n < VALUE_PART; n++) {
+                    let d = part * VALUE_PART + n;
+                    if d < VALUE_VECTORS {
+                        let col = col0 + d * 4u;
+                        if col >= own {
+                            var x = sums[r][part][n] * scale;
+                            if any_nan(x) {
+                                x = repaired(query, col, all_total);
+                            }
+                            put_out(b, query.h, query.i, col, x);
+                        }
+                    }
+                }
+            }
+            if HAS_LSE && own == 0u {
+                lse_put(view_at(p.lse, b, query.h, query.i, 0u), lse_of(all_total, none));
+            }
+        }
+    }
+}

@@ -1,0 +1,31 @@
+// The running softmax of a row: x the maximum, y the sum of exp(score − maximum).
+
+// exp, and 0 at −∞, which WGSL does not promise.
+fn exp_of(x: vec4<f32>, none: f32) -> vec4<f32> {
+    return select(exp(x), vec4<f32>(), x == vec4<f32>(none));
+}
+
+// Of two disjoint sets of keys. A sum that is NaN stays so.
+fn merged(a: vec2<f32>, b: vec2<f32>, none: f32) -> vec2<f32> {
+    if b.x == none {
+        return vec2<f32>(a.x, a.y + b.y);
+    }
+    if a.x == none {
+        return vec2<f32>(b.x, a.y + b.y);
+    }
+    let m = max(a.x, b.x);
+    return vec2<f32>(m, a.y * exp(a.x - m) + b.y * exp(b.x - m));
+}
+
+// Whether any key was seen.
+fn is_seen(total: vec2<f32>, none: f32) -> bool {
+    return !(total.x == none && total.y == 0.0);
+}
+
+// ln Σ exp(score). By the bits: some drivers' log loses NaN.
+fn lse_of(total: vec2<f32>, none: f32) -> f32 {
+    if !is_seen(total, none) {
+        return none;
+    }
+    return select(total.x + log(total.y), total.y, any_nan(vec4<f32>(total.y)));
+}

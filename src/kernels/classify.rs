@@ -1,0 +1,51 @@
+//! Twin of `classify.wgsl`.
+
+use super::{mask, shader};
+use crate::kernel::{Binding, Constant, Kernel, View, Width, compose, params};
+use crate::tensor::DType;
+
+/// What changes the text of the classification.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Classify {
+    /// Only the parts that a block map stands for.
+    pub mask: mask::Parts,
+}
+
+params! {
+    pub(crate) struct Params {
+        map: View,
+        mask: mask::MaskParams,
+        size: [u32; 2],
+        map_heads: u32,
+        batches: u32,
+        heads: u32,
+        pad0: u32,
+        pad1: u32,
+        pad2: u32,
+    }
+}
+
+impl Classify {
+    pub const LABEL: &'static str = "attention.classify";
+
+    pub fn describe(&self) -> Kernel {
+        let mut bindings = vec![Binding::write("map", DType::U32, Width::One)];
+        bindings.extend(self.mask.bindings());
+        let constants = [Constant::Bool("ASKS_PAIRS", self.mask.asks_pairs())];
+        let parts =
+            [shader!("shared/view"), shader!("shared/online"), shader!("classify"), &self.mask.wgsl()];
+        Kernel {
+            label: Self::LABEL,
+            wgsl: compose(&constants, &bindings, &parts),
+            bindings,
+            params: Params::FIELDS,
+            params_bytes: size_of::<Params>(),
+            invocations: 64,
+            workgroup_memory: 256,
+        }
+    }
+
+    pub fn all() -> impl Iterator<Item = Self> {
+        mask::Parts::all().into_iter().map(|mask| Classify { mask: mask.blocks_only() })
+    }
+}

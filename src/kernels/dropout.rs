@@ -1,0 +1,61 @@
+//! Dropout as WGSL: the part a call uses, and its numbers.
+
+use super::shader;
+use crate::dropout::Dropout;
+use crate::kernel::{Binding, View, Width};
+use crate::tensor::{DType, DeviceFacts, TensorView, Window, broadcast};
+
+/// Where the decision to drop a weight comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Drop {
+    None,
+    Seeded,
+    Given,
+}
+
+impl Drop {
+    pub const ALL: [Drop; 3] = [Drop::None, Drop::Seeded, Drop::Given];
+
+    pub fn of<K>(dropout: Option<&Dropout<K>>) -> Self {
+        match dropout {
+            None => Drop::None,
+            Some(Dropout::Seeded { .. }) => Drop::Seeded,
+            Some(Dropout::Given { .. }) => Drop::Given,
+        }
+    }
+
+    pub fn binding(self) -> Option<Binding> {
+        (self == Drop::Given).then(|| Binding::read("dropout", DType::Bool, Width::One))
+    }
+
+    pub fn wgsl(self) -> &'static str {
+        match self {
+            Drop::None => shader!("shared/dropout_none"),
+            Drop::Seeded => shader!("shared/dropout_seeded"),
+            Drop::Given => shader!("shared/dropout_given"),
+        }
+    }
+}
+
+/// What kernels with dropout have in their parameters.
+pub(crate) struct DropParams<'a> {
+    pub keep: Option<Window<'a>>,
+    pub view: View,
+    pub seed: [u32; 2],
+    pub threshold: u32,
+    pub scale: f32,
+}
+
+impl<'a> DropParams<'a> {
+    pub fn new(dropout: Option<&Dropout<TensorView<'a>>>, device: &DeviceFacts) -> Self {
+        let keep = dropout.and_then(Dropout::given).map(|t| t.window(device));
+        let seed = dropout.map_or(0, Dropout::seed);
+        DropParams {
+            keep,
+            view: keep.map_or(View::default(), |w| View::from(broadcast(w.layout))),
+            seed: [seed as u32, (seed >> 32) as u32],
+            threshold: dropout.map_or(0, Dropout::threshold),
+            scale: dropout.map_or(1.0, |d| 1.0 / (1.0 - d.p())),
+        }
+    }
+}

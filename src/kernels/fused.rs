@@ -1,0 +1,161 @@
+//! Twin of `fused.wgsl`.
+
+use super::dropout::Drop;
+use super::{mask, shader};
+use crate::kernel::{Binding, Constant, Kernel, View, Width, compose, params};
+use crate::plan::FusedTiles;
+use crate::tensor::DType;
+
+/// What changes the text of the fused kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Fused {
+    pub tiles: FusedTiles,
+    pub dtype: DType,
+    /// Whether q, k and v load in fours along their channels.
+    pub width: Width,
+    /// Whether out stores in fours.
+    pub put: Width,
+    /// Whether element indices of k or v reach 2^28, which the uniform form must know.
+    pub wide: bool,
+    pub lse: bool,
+    pub drop: Drop,
+    pub mask: mask::Parts,
+}
+
+params! {
+    pub(crate) struct Params {
+        q: View,
+        k: View,
+        v: View,
+        out: View,
+        lse: View,
+        dropout: View,
+        mask: mask::MaskParams,
+        first: [u32; 4],
+        seed: [u32; 2],
+        heads: u32,
+        kv_heads: u32,
+        group: u32,
+        head_dim: u32,
+        value_dim: u32,
+        dropout_threshold: u32,
+        dropout_scale: f32,
+        scale: f32,
+        pad0: u32,
+        pad1: u32,
+    }
+}
+
+/// What `shared/fused_blocks.wgsl` declares, where there is no map to ask.
+const NO_BLOCKS: &str = "const HIDDEN: u32 = 0u;
+const FULL: u32 = 2u;
+fn tile_state(b: u32, kv_head: u32, first: u32, last: u32, from_key: u32, to_key: u32) -> u32 {
+    return 1u;
+}
+";
+
+impl Fused {
+    pub const LABEL: &'static str = "attention.fused";
+
+    pub fn bindings(&self) -> Vec<Binding> {
+        let mut bindings = vec![
+            Binding::read("q", self.dtype, self.width),
+            Binding::read("k", self.dtype, self.width),
+            Binding::read("v", self.dtype, self.width),
+            Binding::write("out", self.dtype, self.put),
+        ];
+        if self.lse {
+            bindings.push(Binding::write("lse", DType::F32, Width::One));
+        }
+        bindings.extend(self.mask.bindings());
+        bindings.extend(self.drop.binding());
+        bindings
+    }
+
+    pub fn describe(&self) -> Kernel {
+        let bindings = self.bindings();
+        let mut constants = vec![
+            Constant::Bool("IN_FOURS", self.width == Width::Four),
+            Constant::Bool("OUT_IN_FOURS", self.put == Width::Four),
+            Constant::Bool("HAS_LSE", self.lse),
+            Constant::Bool("ASKS_PAIRS", self.mask.asks_pairs()),
+            Constant::Bool("DROPS", self.drop != Drop::None),
+            Constant::Bool("HAS_BLOCKS", self.mask.blocks),
+            // Appended keys lie past the interval that a full block keeps.
+            Constant::Bool("FULL_IS_PLAIN", !self.mask.changes_full() && !self.mask.appended),
+        ];
+        let (core, invocations, workgroup_memory) = match self.tiles {
+            FusedTiles::Workgroup { rows, keys, chunk, workgroup, slice, v_keys, p_keys } => {
+                constants.extend([
+                    Constant::U32("ROWS", rows),
+                    Constant::U32("KEYS", keys),
+                    Constant::U32("CHUNK", chunk),
+                    Constant::U32("WORKGROUP", workgroup),
+                    Constant::U32("SLICE", slice),
+                    Constant::U32("V_KEYS", v_keys),
+                    Constant::U32("P_KEYS", p_keys),
+                ]);
+                (shader!("shared/fused_workgroup"), workgroup, self.tiles.workgroup_memory())
+            }
+            FusedTiles::Uniform { rows, keys, head_vectors, value_vectors } => {
+                constants.extend([
+                    Constant::U32("ROWS", rows),
+                    Constant::U32("LANES", FusedTiles::LANES),
+                    Constant::U32("KEYS", keys),
+                    Constant::U32("HEAD_VECTORS", head_vectors),
+                    Constant::U32("VALUE_VECTORS", value_vectors),
+                    Constant::Bool("WIDE", self.wide),
+                ]);
+                (shader!("shared/fused_uniform"), FusedTiles::LANES, 0)
+            }
+        };
+        let lse = if self.lse { "" } else { "fn lse_put(o: u32, x: f32) {}\n" };
+        let blocks = if self.mask.blocks { shader!("shared/fused_blocks") } else { NO_BLOCKS };
+        let parts = [
+            shader!("shared/view"),
+            shader!("shared/online"),
+            shader!("fused"),
+            core,
+            lse,
+            blocks,
+            self.drop.wgsl(),
+            &self.mask.wgsl(),
+        ];
+        Kernel {
+            label: Self::LABEL,
+            wgsl: compose(&constants, &bindings, &parts),
+            bindings,
+            params: Params::FIELDS,
+            params_bytes: size_of::<Params>(),
+            invocations,
+            workgroup_memory,
+        }
+    }
+
+    pub fn all() -> Vec<Self> {
+        let plain = |tiles| Fused {
+            tiles,
+            dtype: DType::F32,
+            width: Width::Four,
+            put: Width::Four,
+            wide: false,
+            lse: false,
+            drop: Drop::None,
+            mask: mask::Parts::default(),
+        };
+        let mut all = Vec::new();
+        for tiles in FusedTiles::MASKED {
+            all.extend(mask::Parts::all().into_iter().map(|mask| Fused { mask, ..plain(tiles) }));
+            all.extend(Drop::ALL.map(|drop| Fused { drop, lse: true, ..plain(tiles) }));
+        }
+        for tiles in FusedTiles::all() {
+            for dtype in super::FLOATS {
+                for width in super::WIDTHS {
+                    all.extend(super::WIDTHS.map(|put| Fused { dtype, width, put, ..plain(tiles) }));
+                }
+            }
+        }
+        all.push(Fused { wide: true, ..plain(FusedTiles::MASKED[2]) });
+        all
+    }
+}

@@ -1,0 +1,157 @@
+//! The operator: attention over disjoint sets of keys → attention over all of them.
+
+use crate::error::Error;
+use crate::kernel::{Call, View};
+use crate::kernels::{Stage, merge};
+use crate::path::{Calls, grid};
+use crate::record::{Pipelines, dispatch, pass};
+use crate::scratch::{Bound, Scratch};
+use crate::tensor::{Access, DType, DeviceFacts, TensorView, check_aliasing, check_apart, expect};
+
+/// Attention over some of the keys: an output, and the log-sum-exp that says what it weighs.
+#[derive(Clone, Copy, Debug)]
+pub struct Partial<'a> {
+    /// `[batch, heads, q_len, value_dim]`, F32 or F16.
+    pub out: TensorView<'a>,
+    /// `[batch, heads, q_len, 1]`, F32: what [`Forward::lse`](crate::Forward::lse) gives.
+    pub lse: TensorView<'a>,
+}
+
+/// Combines attention over disjoint sets of keys into attention over their union, exactly:
+/// `lse = ln Σ exp(lseₙ)`, `out = Σ exp(lseₙ − lse) · outₙ`.
+///
+/// With it long key ranges can be computed in chunks, a shared prefix once for many sequences, or a range on
+/// each of several devices (Liu et al. 2023, "Ring attention"; Juravsky et al. 2024, "Hydragen"). Every part has
+/// the same queries. A row that saw no key in a part (lse −∞) takes nothing from it. Attention sinks
+/// must be in the mask of one part only; dropout and masks that speak of positions are each part's own matter.
+/// Batch and heads may reach wgpu's limit of workgroups, 65535 by default, each.
+#[derive(Clone, Debug)]
+pub struct Merge {
+    pipelines: Pipelines,
+}
+
+impl Merge {
+    /// Merging with pipelines of its own.
+    pub fn new(device: &wgpu::Device) -> Self {
+        Self::with_pipelines(&Pipelines::new(device))
+    }
+
+    /// Merging that shares pipelines with other operators on the device.
+    pub fn with_pipelines(pipelines: &Pipelines) -> Self {
+        Merge { pipelines: pipelines.clone() }
+    }
+
+    /// Records the merge of `parts` into `into`, in a compute pass of its own. `scratch` may be empty. More than
+    /// three parts are merged one after the other in `into`, in its type: choose F32 for many.
+    ///
+    /// # Errors
+    /// No parts, shapes or types that differ, parts that share a buffer with `into`, and everything else that [`Error`]
+    /// lists for tensors; then nothing has been recorded.
+    pub fn forward(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        parts: &[Partial],
+        into: &Partial,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record(parts, into, scratch, |bound| dispatch(&mut pass(encoder, "merge"), bound))
+    }
+
+    /// Records the merge into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn forward_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        parts: &[Partial],
+        into: &Partial,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record(parts, into, scratch, |bound| dispatch(pass, bound))
+    }
+
+    fn record(
+        &self,
+        parts: &[Partial],
+        into: &Partial,
+        scratch: &mut Scratch,
+        emit: impl FnOnce(&[(Bound, [u32; 3])]),
+    ) -> Result<(), Error> {
+        let device = self.pipelines.facts();
+        check(parts, into, device)?;
+        let bound = self.pipelines.bind(&calls(parts, into, device), scratch)?;
+        emit(&bound);
+        Ok(())
+    }
+}
+
+fn check(parts: &[Partial], into: &Partial, device: &DeviceFacts) -> Result<(), Error> {
+    let Some(first) = parts.first() else {
+        return Err(Error::ZeroSize { tensor: "parts", axis: "number" });
+    };
+    let [batch, heads, q_len, _] = into.out.shape();
+    let lse_shape = [batch, heads, q_len, 1];
+    let all = parts.iter().map(|part| ("parts.out", "parts.lse", part, Access::Read));
+    for (out, lse, part, access) in all.chain([("out", "lse", into, Access::Write)]) {
+        let float = if access == Access::Read { first.out.dtype() } else { into.out.dtype() };
+        for (name, view, dtype, shape) in
+            [(out, part.out, float, into.out.shape()), (lse, part.lse, DType::F32, lse_shape)]
+        {
+            if !float.is_float() {
+                let expected = "F32 or F16".into();
+                return Err(Error::Type { tensor: out, expected, got: float });
+            }
+            if view.dtype() != dtype {
+                let expected = format!("{dtype:?}");
+                return Err(Error::Type { tensor: name, expected, got: view.dtype() });
+            }
+            view.check(name, access, device)?;
+            (0..4).try_for_each(|axis| expect(name, view.shape(), axis, shape[axis]))?;
+        }
+    }
+    let read: Vec<_> =
+        parts.iter().flat_map(|part| [("parts.out", part.out), ("parts.lse", part.lse)]).collect();
+    let written = [("out", into.out), ("lse", into.lse)];
+    check_aliasing(&written, &read)?;
+    check_apart(&written, device)
+}
+
+fn calls<'a>(parts: &[Partial<'a>], into: &Partial<'a>, device: &DeviceFacts) -> Calls<'a> {
+    let view = |t: TensorView| View::from(t.window(device).layout);
+    let [batch, heads, q_len, value_dim] = into.out.shape();
+    let call = |(n, parts): (usize, &[Partial<'a>])| {
+        let mut places = [bytemuck::Zeroable::zeroed(); merge::PARTS];
+        for (place, part) in places.iter_mut().zip(parts) {
+            *place = merge::MergePart { out: view(part.out), lse: view(part.lse) };
+        }
+        let params = merge::Params {
+            out: view(into.out),
+            lse: view(into.lse),
+            parts: places,
+            q_len: q_len as u32,
+            value_dim: value_dim as u32,
+            none: f32::NEG_INFINITY,
+            pad: 0,
+        };
+        let outs = parts.iter().map(|part| part.out);
+        let lses = parts.iter().map(|part| part.lse);
+        Call {
+            variant: Stage::Merge(merge::Merge {
+                parts: parts.len(),
+                accumulates: n > 0,
+                part: parts[0].out.dtype(),
+                out: into.out.dtype(),
+            }),
+            params: bytemuck::bytes_of(&params).to_vec(),
+            tensors: [into.out, into.lse]
+                .into_iter()
+                .chain(outs)
+                .chain(lses)
+                .map(|t| t.window(device))
+                .collect(),
+            grid: grid([q_len.div_ceil(merge::ROWS), heads, batch]),
+        }
+    };
+    parts.chunks(merge::PARTS).enumerate().map(call).collect()
+}

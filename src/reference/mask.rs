@@ -1,0 +1,180 @@
+//! Which pairs a mask permits, and what it adds to their scores.
+
+use super::{Options, Real};
+use crate::block_map::state;
+use crate::error::Error;
+use crate::mask::{HostMask, HostTensor};
+use crate::problem::Shape;
+
+/// Where a query stands among the keys.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    /// First and past-the-last key of the query's sequence.
+    keys: [usize; 2],
+    /// The key at which the query stands; may lie outside of the keys.
+    position: i64,
+}
+
+impl HostMask<'_> {
+    fn place(&self, shape: &Shape, [b, h, i, _]: [usize; 4]) -> Option<Place> {
+        let alignment = self.band.alignment;
+        let Some(packed) = &self.packed else {
+            let position = i as i64 + alignment.diagonal(shape.q_len, shape.kv_len);
+            return Some(Place { keys: [0, shape.kv_len], position });
+        };
+        let count = packed.queries.shape[3];
+        let starts = |s: usize| {
+            let at = |t: &HostTensor<u32>, most: usize| {
+                t.at([b, h, 0, s]).map_or(most, |n| (n as usize).min(most))
+            };
+            [at(&packed.queries, shape.q_len), at(&packed.keys, shape.kv_len)]
+        };
+        let s = (0..count - 1).rfind(|s| starts(*s)[0] <= i)?;
+        let ([q0, k0], [q1, k1]) = (starts(s), starts(s + 1));
+        let k1 = k1.max(k0);
+        let position = k0 as i64 + (i - q0) as i64 + alignment.diagonal(q1.max(q0) - q0, k1 - k0);
+        (i < q1).then_some(Place { keys: [k0, k1], position })
+    }
+
+    /// Whether the rules permit the pair, which `shape` must hold.
+    pub(super) fn permits(&self, shape: &Shape, index: [usize; 4]) -> bool {
+        let [b, h, i, j] = index;
+        let Some(place) = self.place(shape, index) else { return false };
+        let [first, end] = place.keys;
+        let counted =
+            |t: &HostTensor<u32>| t.at([b, h, i, 0]).is_some_and(|n| j < first.saturating_add(n as usize));
+        if !(first..end).contains(&j) || !self.lengths.as_ref().is_none_or(counted) {
+            return false;
+        }
+        let before_prefix = self.prefix.as_ref().is_some_and(counted);
+        let band = &self.band;
+        let distance = j as i64 - place.position;
+        let past = !band.causal || distance <= 0;
+        match self.block(index) {
+            Some(state::HIDDEN) => return false,
+            Some(state::FULL) => return past || before_prefix,
+            _ => {}
+        }
+        let global_at = |j: i64| {
+            let j = usize::try_from(j).ok();
+            self.globals.is_some_and(|t| j.is_some_and(|j| t.at([b, h, 0, j]) == Some(true)))
+        };
+        // A bound past every key bounds nothing, however large it is.
+        let reach = |bound: usize| i64::try_from(bound).unwrap_or(i64::MAX);
+        let near = band.left.is_none_or(|left| -distance <= reach(left))
+            && band.right.is_none_or(|right| distance <= reach(right))
+            && band.pattern.is_none_or(|p| p.permits(place.position - first as i64, (j - first) as i64, h));
+        // Only a query that stands at a key of its own sequence can be a global token.
+        let standing = (first as i64..end as i64).contains(&place.position) && global_at(place.position);
+        let in_band = past && (near || global_at(j as i64) || standing);
+        let same_document = self.documents.is_none_or(|d| {
+            d.queries.at([b, h, i, 0]) == d.keys.at([b, h, 0, j]) && d.keys.at([b, h, 0, j]).is_some()
+        });
+        (before_prefix || in_band)
+            && !(band.exclude_self && distance == 0)
+            && same_document
+            && self.keep.is_none_or(|t| t.at(index) == Some(true))
+            && self.keys.is_none_or(|t| t.at(index) == Some(true))
+    }
+
+    fn block(&self, [b, h, i, j]: [usize; 4]) -> Option<u32> {
+        self.blocks.and_then(|blocks| blocks.map.at([b, h, i / blocks.size[0], j / blocks.size[1]]))
+    }
+
+    /// Bias, ALiBi and relative bias of the pair.
+    fn added<R: Real>(&self, shape: &Shape, index: [usize; 4]) -> R {
+        let [b, h, ..] = index;
+        let of = |x: f32| R::of(f64::from(x));
+        let full = self.block(index) == Some(state::FULL);
+        let bias = self.bias.filter(|_| !full).and_then(|t| t.at(index)).map_or(R::zero(), of);
+        let Some(place) = self.place(shape, index) else { return bias };
+        let distance = index[3] as i64 - place.position;
+        let alibi = self.alibi.map_or(R::zero(), |alibi| {
+            let slope = of(alibi.slopes.at([b, h, 0, 0]).unwrap_or(0.0));
+            slope * R::of(if alibi.symmetric { -distance.abs() } else { distance } as f64)
+        });
+        let relative = self.relative.map_or(R::zero(), |table| {
+            let most = table.shape[3] as i64 / 2;
+            of(table.at([b, h, 0, (distance.clamp(-most, most) + most) as usize]).unwrap_or(0.0))
+        });
+        bias + alibi + relative
+    }
+}
+
+/// The block map of a mask over `shape`, `[map_heads[0], map_heads[1], ⌈q_len / size[0]⌉, ⌈kv_len / size[1]⌉]`:
+/// what [`Attention::classify`](crate::Attention::classify) computes. Batch and heads of the map, `map_heads`, are
+/// those of `shape`, or 1 for what all have in common.
+///
+/// # Errors
+/// As [`HostMask::check`], and maps of other shapes.
+pub fn classify(
+    mask: &HostMask,
+    shape: &Shape,
+    size: [usize; 2],
+    map_heads: [usize; 2],
+) -> Result<Vec<u32>, Error> {
+    shape.check()?;
+    mask.check(shape)?;
+    if size.contains(&0) {
+        return Err(Error::ZeroSize { tensor: "blocks", axis: "size" });
+    }
+    let [batch, heads, q_len, kv_len] = shape.weights();
+    for (axis, (got, all)) in ["batch", "heads"].into_iter().zip(map_heads.into_iter().zip([batch, heads])) {
+        if got != 1 && got != all {
+            let shape = [map_heads[0], map_heads[1], q_len.div_ceil(size[0]), kv_len.div_ceil(size[1])];
+            return Err(Error::Shape { tensor: "blocks", axis, expected: format!("{all} or 1"), got, shape });
+        }
+    }
+    let counts = [map_heads[0], map_heads[1], q_len.div_ceil(size[0]), kv_len.div_ceil(size[1])];
+    let steps = [batch / map_heads[0], heads / map_heads[1], size[0], size[1]];
+    let mut map = Vec::with_capacity(counts.iter().product());
+    for n in 0..counts.iter().product::<usize>() {
+        let at = [
+            n / counts[3] / counts[2] / counts[1],
+            n / counts[3] / counts[2] % counts[1],
+            n / counts[3] % counts[2],
+            n % counts[3],
+        ];
+        let range = |a: usize| at[a] * steps[a]..((at[a] + 1) * steps[a]).min(shape.weights()[a]);
+        let (mut seen, mut unseen, mut biased) = (false, false, false);
+        for b in range(0) {
+            for h in range(1) {
+                for i in range(2) {
+                    for j in range(3) {
+                        let index = [b, h, i, j];
+                        let full = mask.block(index) == Some(state::FULL);
+                        let bias = mask.bias.filter(|_| !full).and_then(|t| t.at(index)).unwrap_or(0.0);
+                        let sees = mask.permits(shape, index) && bias != f32::NEG_INFINITY;
+                        seen |= sees;
+                        unseen |= !sees;
+                        biased |= sees && bias != 0.0;
+                    }
+                }
+            }
+        }
+        map.push(match (seen, unseen || biased) {
+            (false, _) => state::HIDDEN,
+            (true, false) => state::FULL,
+            (true, true) => state::MIXED,
+        });
+    }
+    Ok(map)
+}
+
+impl Options<'_> {
+    /// The score after softcap and bias, or `None` where the mask forbids the pair.
+    pub(super) fn changed<R: Real>(&self, score: R, shape: &Shape, index: [usize; 4]) -> Option<R> {
+        let capped = self.softcap.map_or(score, |cap| R::of(cap) * (score / R::of(cap)).tanh());
+        // Appended keys stand outside of every mask.
+        let masked = Shape { kv_len: shape.kv_len - self.appended.min(shape.kv_len), ..*shape };
+        if index[3] >= masked.kv_len {
+            return Some(capped);
+        }
+        self.mask.permits(&masked, index).then(|| capped + self.mask.added(&masked, index))
+    }
+
+    /// The logit that a head's attention sink adds to the sum.
+    pub(super) fn sink<R: Real>(&self, b: usize, h: usize) -> Option<R> {
+        self.mask.sinks.and_then(|t| t.at([b, h, 0, 0])).map(|s| R::of(f64::from(s)))
+    }
+}

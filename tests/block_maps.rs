@@ -1,0 +1,181 @@
+//! Block maps: made of masks, on the host and on devices, and used in their place.
+
+use wgpu_attention::block_map::{big_bird, state};
+use wgpu_attention::reference::{LayerShape, classify};
+use wgpu_attention::{
+    Attention, Blocks, Config, DType, LayerConfig, Path, Pattern, Scratch, ScratchSize, Shape, TensorView,
+};
+
+use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, Storage};
+use crate::harness::run::PlacedRules;
+use crate::harness::{Case, Layout, Part, Report, Rules, Setup, TILINGS, Weights, profiles};
+use crate::stages::layer;
+
+const SHAPE: Shape =
+    Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 70, kv_len: 90, head_dim: 8, value_dim: 12 };
+
+/// Masks with hidden, mixed and full blocks.
+fn masks() -> Vec<(&'static str, Rules)> {
+    let [b, h, i, j] = SHAPE.weights();
+    let none = Rules::default;
+    let steps = |[_, _, i, j]: [usize; 4]| match (i / 16 + j / 16) % 3 {
+        0 => 0.0,
+        1 => f32::NEG_INFINITY,
+        _ if j % 16 == 5 => 0.5,
+        _ => 0.0,
+    };
+    vec![
+        ("none", none()),
+        ("causal", Rules { causal: true, ..none() }),
+        ("window", Rules { window: Some([20, 3]), ..none() }),
+        (
+            "keep",
+            Rules { keep: Some(Part::of([1, 1, i, j], |[_, _, i, j]| i / 16 != j / 16 && j != 3)), ..none() },
+        ),
+        ("keys", Rules { keys: Some(Part::of([b, 1, 1, j], |[b, _, _, j]| j < 33 + 20 * b)), ..none() }),
+        ("lengths", Rules { lengths: Some(Part::of([1, h, 1, 1], |[_, h, ..]| 16 * h as u32)), ..none() }),
+        ("bias", Rules { bias: Some(Part::of([1, 1, i, j], steps)), ..none() }),
+        ("pattern", Rules { pattern: Some(Pattern::Local { block: 32 }), causal: true, ..none() }),
+        (
+            "documents",
+            Rules {
+                documents: Some([
+                    Part::of([1, 1, i, 1], |[_, _, i, _]| i as u32 / 20),
+                    Part::of([1, 1, 1, j], |[.., j]| j as u32 / 20),
+                ]),
+                ..none()
+            },
+        ),
+    ]
+}
+
+/// The map that a device makes of `rules`.
+fn made(
+    profile: &'static crate::harness::Profile,
+    rules: &Rules,
+    size: [usize; 2],
+    heads: [usize; 2],
+) -> Vec<u32> {
+    let gpu = &profile.gpu;
+    let shape = [heads[0], heads[1], SHAPE.q_len.div_ceil(size[0]), SHAPE.kv_len.div_ceil(size[1])];
+    let count = shape.iter().product();
+    let buffer = gpu.upload(&vec![77u32; count]).expect("a map");
+    let blocks = Blocks::new(TensorView::new(&buffer, DType::U32, shape), size);
+    let placed = PlacedRules::new(profile, rules, DType::F32, Layout::Window(5));
+    let config = Config::new(SHAPE.heads, SHAPE.head_dim).kv_heads(SHAPE.kv_heads);
+    let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("attention");
+    let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
+    let lengths = [SHAPE.batch, SHAPE.q_len, SHAPE.kv_len];
+    gpu.submit(|e| attention.classify(e, &placed.mask(), lengths, &blocks, &mut scratch)).expect("a map");
+    gpu.download(&buffer, count).expect("the map")
+}
+
+#[test]
+fn devices_make_the_map_that_the_reference_makes() {
+    let mut states = [0; 3];
+    for (name, rules) in masks() {
+        for size in [[16, 16], [7, 33], [1, 90], [1000, 1000]] {
+            for heads in [[1, 1], [2, 1], [1, 4], [2, 4]] {
+                let want = classify(&rules.host(), &SHAPE, size, heads).expect("a map");
+                want.iter().for_each(|s| states[*s as usize] += 1);
+                for profile in profiles() {
+                    let got = made(profile, &rules, size, heads);
+                    assert_eq!(got, want, "{name}, {size:?}, {heads:?}, {}", profile.name);
+                }
+            }
+        }
+    }
+    assert!(states.iter().all(|n| *n > 50), "{states:?}: every state must come up");
+}
+
+#[test]
+fn a_map_beside_its_mask_changes_nothing() {
+    let mut report = Report::new("block maps");
+    for (name, rules) in masks() {
+        for size in [[16, 16], [64, 64], [33, 20]] {
+            let map = classify(&rules.host(), &SHAPE, size, [2, 4]).expect("a map");
+            let shape = [2, 4, SHAPE.q_len.div_ceil(size[0]), SHAPE.kv_len.div_ceil(size[1])];
+            let plain = Case::random(format!("{name}, {size:?}"), SHAPE).with(|c| c.rules = rules.clone());
+            let mapped = plain.clone().with(|c| c.rules.blocks = Some((Part::new(map, shape), size)));
+            let (want, got) = (plain.reference::<f64>(), mapped.reference::<f64>());
+            assert_eq!(want.out, got.out, "{name}, {size:?}");
+            for (n, tiling) in TILINGS.into_iter().enumerate() {
+                for path in [Path::Staged, Path::Fused] {
+                    let setup = Setup {
+                        profile: profiles()[n],
+                        tiling,
+                        path,
+                        dtype: DType::F32,
+                        bias: DType::F32,
+                        layout: Layout::Blhd,
+                        lse: true,
+                        weights: Weights::None,
+                    };
+                    report.check_in(&mapped, &setup, &mut Default::default());
+                }
+            }
+        }
+    }
+    report.finish();
+}
+
+/// Appended keys stand outside of every block: a tile past the last full block has them too.
+#[test]
+fn appended_keys_lie_beside_full_blocks() {
+    let mut report = Report::new("block maps, appended keys");
+    let shape = LayerShape { batch: 2, q_len: 200, kv_len: 200 };
+    let lengths = Part::new(vec![200, 150], [2, 1, 1, 1]);
+    let all = [
+        ("causal", Rules { causal: true, ..Default::default() }),
+        ("lengths", Rules { lengths: Some(lengths), ..Default::default() }),
+    ];
+    for (name, rules) in all {
+        let mut config = LayerConfig::new(8, 2);
+        config.zero_attention = true;
+        let mut case = layer(format!("appended beside blocks, {name}"), config, shape, true);
+        // Full blocks keep what causal and lengths say, so the map may say it of all.
+        let full = Part::new(vec![state::FULL; 16], [1, 1, 4, 4]);
+        case.rules = Rules { blocks: Some((full, [64, 64])), ..rules.clone() };
+        let without = LayerCase { rules, ..case.clone() };
+        assert_eq!(case.exact().out, without.exact().out, "{name}");
+        for tiling in TILINGS {
+            for path in [Path::Fused, Path::Staged] {
+                let setup = LayerSetup {
+                    profile: profiles()[0],
+                    tiling,
+                    path,
+                    dtype: DType::F32,
+                    weight: DType::F32,
+                    bias: DType::F32,
+                    layout: LayerLayout::Dense,
+                    storage: Storage::Separate,
+                    lse: true,
+                    weights: Weights::None,
+                };
+                report.check_layer_in(&case, &setup, &mut Default::default());
+            }
+        }
+    }
+    report.finish();
+}
+
+#[test]
+fn a_map_alone_is_its_mask() {
+    // BigBird: what is not hidden is full, so the map needs nothing beside it.
+    let random = [vec![4], vec![5], vec![2], vec![4], vec![2], vec![5]];
+    let map = big_bird(6, 1, &[0], &random);
+    assert!(map.contains(&state::HIDDEN) && map.contains(&state::FULL));
+    let shape = Shape { q_len: 6 * 4, kv_len: 6 * 4, ..SHAPE };
+    let of = |i: usize, j: usize| {
+        let (i, j) = (i / 4, j / 4);
+        i.abs_diff(j) <= 1 || i == 0 || j == 0 || random[i].contains(&j)
+    };
+    let mut report = Report::new("block maps, BigBird");
+    let plain = Case::random("BigBird", shape);
+    let keep = Part::of([1, 1, 24, 24], |[_, _, i, j]| of(i, j));
+    let by_keep = plain.clone().with(|c| c.rules.keep = Some(keep)).reference::<f64>();
+    let mapped = plain.with(|c| c.rules.blocks = Some((Part::new(map, [1, 1, 6, 6]), [4, 4])));
+    assert_eq!(mapped.reference::<f64>().out, by_keep.out);
+    report.check(&mapped);
+    report.finish();
+}

@@ -1,0 +1,234 @@
+//! The fused kernel at the edges of its tiles: lengths, channels, groups; long key ranges; nothing but q, k, v, out.
+
+use wgpu_attention::inspect::kernels;
+use wgpu_attention::{Alignment, DType, Path, Shape, Tiling};
+
+use crate::harness::{
+    Case, Drop, Layout, Part, Report, Setup, TILINGS, Weights, defaults, full, profiles, run,
+};
+
+fn setup(tiling: Tiling) -> Setup {
+    Setup {
+        profile: full(),
+        tiling,
+        path: Path::Fused,
+        dtype: DType::F32,
+        bias: DType::F32,
+        layout: Layout::Dense,
+        lse: true,
+        weights: Weights::None,
+    }
+}
+
+/// Runs `case` in both forms, and in f16 through a window where nothing is aligned.
+fn check(report: &mut Report, case: &Case) {
+    for tiling in TILINGS {
+        let dense = setup(tiling);
+        report.check_in(case, &dense, &mut Default::default());
+        let layout = Layout::Window(case.shape.q_len as u64 | 1);
+        let small = Setup { profile: defaults(), layout, ..dense };
+        report.check_in(case, &small, &mut Default::default());
+        let half = Setup { dtype: DType::F16, ..dense };
+        report.check_in(case, &half, &mut Default::default());
+    }
+}
+
+#[test]
+fn lengths() {
+    let mut report = Report::new("fused, lengths");
+    for q_len in [1, 2, 31, 63, 64, 65, 130] {
+        for kv_len in [1, 3, 31, 32, 33, 63, 64, 65, 129] {
+            let shape = Shape { batch: 1, heads: 2, kv_heads: 1, q_len, kv_len, head_dim: 16, value_dim: 16 };
+            let case = Case::random(format!("fused {q_len} {kv_len}"), shape);
+            check(&mut report, &case.clone().with(|c| c.rules.causal = true));
+            check(&mut report, &case);
+        }
+    }
+    report.finish();
+}
+
+#[test]
+fn channels() {
+    let mut report = Report::new("fused, channels");
+    let dims = [
+        (1, 1),
+        (2, 5),
+        (7, 64),
+        (13, 7),
+        (20, 132),
+        (64, 64),
+        (65, 63),
+        (80, 96),
+        (128, 128),
+        (129, 3),
+        (192, 128),
+        (256, 256),
+        (576, 512),
+    ];
+    for (n, (head_dim, value_dim)) in dims.into_iter().enumerate() {
+        let shape = Shape { batch: 1, heads: 2, kv_heads: 1, q_len: 37, kv_len: 41, head_dim, value_dim };
+        let case = Case::random(format!("fused channels {head_dim} {value_dim}"), shape);
+        for tiling in TILINGS {
+            // The uniform form is another shader for each: f16 and unaligned windows in turn.
+            let dense = setup(tiling);
+            let window = Setup { profile: defaults(), layout: Layout::Window(n as u64 | 1), ..dense };
+            let other = if n % 2 == 0 { Setup { dtype: DType::F16, ..dense } } else { window };
+            report.check_in(&case, &dense, &mut Default::default());
+            if head_dim <= 128 {
+                report.check_in(&case, &other, &mut Default::default());
+            }
+        }
+    }
+    report.finish();
+}
+
+#[test]
+fn groups_share_their_keys() {
+    let mut report = Report::new("fused, groups");
+    for (heads, kv_heads, q_len) in [(3, 3, 5), (6, 2, 1), (8, 1, 9), (7, 1, 11), (32, 2, 3)] {
+        let shape = Shape { batch: 2, heads, kv_heads, q_len, kv_len: 45, head_dim: 8, value_dim: 12 };
+        let case = Case::random(format!("fused groups {heads} {kv_heads}"), shape).with(|c| {
+            c.rules.causal = true;
+            // A length per query head: the heads of a group see different keys.
+            let lengths = |[b, h, ..]: [usize; 4]| (11 * b + 5 * h) as u32 % 50;
+            c.rules.lengths = Some(Part::of([2, heads, 1, 1], lengths));
+            c.rules.sinks = Some(Part::of([1, heads, 1, 1], |[_, h, ..]| h as f32 - 3.0));
+        });
+        check(&mut report, &case);
+    }
+    report.finish();
+}
+
+#[test]
+fn long_key_ranges() {
+    let mut report = Report::new("fused, long");
+    for (q_len, kv_len) in [(3, 1000), (70, 1000), (2, 4096), (65, 4096), (1, 10_007)] {
+        let shape = Shape { batch: 1, heads: 2, kv_heads: 1, q_len, kv_len, head_dim: 12, value_dim: 8 };
+        let case = Case::random(format!("fused long {kv_len}"), shape);
+        check(&mut report, &case);
+        check(&mut report, &case.clone().with(|c| (c.rules.causal, c.rules.window) = (true, Some([256, 0]))));
+        // Maxima that rise from key to key: the running softmax must start anew all the time.
+        check(
+            &mut report,
+            &case.with(|c| {
+                let rising = |[.., j]: [usize; 4]| {
+                    40.0 * (j as f32 / kv_len as f32) * if j % 7 == 0 { 3.0 } else { 1.0 }
+                };
+                c.rules.bias = Some(Part::of([1, 1, 1, kv_len], rising));
+            }),
+        );
+    }
+    report.finish();
+}
+
+/// Tiles of few rows have slices of 64, 128 and 256 channels, those of many one shader each.
+#[test]
+fn slices_of_channels() {
+    let mut report = Report::new("fused, slices");
+    for (q_len, value_dim) in [
+        (5, 65),
+        (5, 130),
+        (5, 260),
+        (12, 64),
+        (12, 65),
+        (12, 130),
+        (12, 260),
+        (40, 130),
+        (40, 200),
+        (40, 300),
+    ] {
+        let shape = Shape { batch: 1, heads: 2, kv_heads: 1, q_len, kv_len: 70, head_dim: 6, value_dim };
+        let case =
+            Case::random(format!("fused slices {q_len} {value_dim}"), shape).with(|c| c.rules.causal = true);
+        let dense = setup(Tiling::Workgroup);
+        let window = Setup { profile: defaults(), layout: Layout::Window(q_len as u64 | 1), ..dense };
+        [dense, window].iter().for_each(|s| report.check_in(&case, s, &mut Default::default()));
+    }
+    report.finish();
+}
+
+/// 128 packed rows of a workgroup, which take 256 workgroups and 32 KiB of workgroup memory.
+#[test]
+fn the_largest_tiles() {
+    let memory = full().gpu.device().limits().max_compute_workgroup_storage_size;
+    let exist = kernels().into_iter().any(|k| k.name.contains("rows=128") && k.workgroup_memory > 16384);
+    assert!(exist, "no kernel has tiles of 128 rows");
+    let mut report = Report::new("fused, largest tiles");
+    if memory < 32768 {
+        report.skip(format!("with {memory} bytes of workgroup memory"), "128 rows");
+    }
+    for value_dim in [8, 70] {
+        let of = |q_len, heads| {
+            let shape = Shape { batch: 8, heads, kv_heads: heads, q_len, kv_len: 70, head_dim: 6, value_dim };
+            Case::random(format!("fused, {q_len} rows of {heads} heads"), shape)
+                .with(|c| c.rules.causal = true)
+        };
+        // 384 rows are 3 · 64 workgroups, 392 are 4 · 64, the last with eight rows.
+        let pipelines = full().gpu.pipelines();
+        report.check_in(&of(384, 8), &setup(Tiling::Workgroup), &mut Default::default());
+        let smaller = pipelines.compiled();
+        report.check_in(&of(392, 8), &setup(Tiling::Workgroup), &mut Default::default());
+        assert!(memory < 32768 || pipelines.compiled() > smaller, "both have the same tiles");
+    }
+    report.finish();
+}
+
+/// The keep mask of a dropout is asked for whole blocks of keys; the last ones here end in the middle.
+#[test]
+fn dropout_far_from_key_to_key() {
+    let mut report = Report::new("fused, dropout");
+    for (q_len, kv_len) in [(40, 33), (3, 33), (70, 65)] {
+        let shape = Shape { batch: 2, heads: 4, kv_heads: 2, q_len, kv_len, head_dim: 6, value_dim: 7 };
+        let case = Case::random(format!("fused dropout {q_len} {kv_len}"), shape).with(|c| {
+            let keep = Part::of(shape.weights(), |[b, h, i, j]| (b + 2 * h + 3 * i + 5 * j) % 7 < 4);
+            c.dropout = Some(Drop::Given { p: 0.4, keep });
+        });
+        for tiling in TILINGS {
+            let transposed = Setup { layout: Layout::Blhd, ..setup(tiling) };
+            report.check_in(&case, &transposed, &mut Default::default());
+        }
+    }
+    report.finish();
+}
+
+#[test]
+fn large_scores_of_either_sign() {
+    let mut report = Report::new("fused, large scores");
+    let shape = Shape { kv_heads: 1, kv_len: 90, ..Shape::new(1, 2, 40, 4) };
+    for size in [1e2, 1e3, 1e4] {
+        for sign in [1.0, -1.0] {
+            let case = Case::random(format!("fused scores {size} {sign}"), shape).with(|c| {
+                // q·k is about ±size for every pair.
+                c.scale = Some(1.0);
+                c.q.iter_mut().enumerate().for_each(|(n, x)| *x = if n % 4 == 0 { size } else { *x });
+                c.k.iter_mut().enumerate().for_each(|(n, x)| *x = if n % 4 == 0 { sign } else { *x });
+            });
+            for tiling in TILINGS {
+                report.check_in(&case, &setup(tiling), &mut Default::default());
+            }
+        }
+    }
+    report.finish();
+}
+
+#[test]
+fn tiles_without_a_key_are_zero() {
+    // Whole tiles of queries see nothing: bottom-right with more queries than keys, and lengths of 0.
+    for profile in profiles() {
+        for tiling in TILINGS {
+            let shape = Shape { kv_len: 5, ..Shape::new(2, 2, 200, 8) };
+            let case = Case::random("fused, nothing seen", shape).with(|c| {
+                (c.rules.causal, c.rules.alignment) = (true, Alignment::BottomRight);
+                c.rules.lengths = Some(Part::new(vec![0, 5], [2, 1, 1, 1]));
+            });
+            let got = run(&case, &Setup { profile, ..setup(tiling) }).expect("a run");
+            let lse = got.lse.expect("lse");
+            let dead = |row: usize| row < 400 || row % 200 < 195;
+            for (row, lse) in lse.iter().enumerate() {
+                let out = &got.out[row * 8..][..8];
+                assert_eq!(dead(row), *lse == f64::NEG_INFINITY, "row {row}");
+                assert!(!dead(row) || out.iter().all(|x| x.to_bits() == 0), "row {row}: {out:?}");
+            }
+        }
+    }
+}

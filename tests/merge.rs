@@ -1,0 +1,211 @@
+//! Attention over pieces of the keys, merged, is attention over all of them.
+
+use wgpu_attention::reference::{self, widen};
+use wgpu_attention::{
+    Attention, Config, DType, DeviceMask, Forward, Merge, Partial, Path, Scratch, ScratchSize, Shape,
+};
+
+use crate::harness::run::Placed;
+use crate::harness::{Case, Part, Profile, Report, Rng, Values, Weights, full, profiles};
+
+/// How a case is cut and stored.
+struct Cut<'a> {
+    profile: &'static Profile,
+    path: Path,
+    /// Of the parts' outputs, and of what they are merged into.
+    dtypes: [DType; 2],
+    /// First keys of the pieces after the first.
+    at: &'a [usize],
+}
+
+fn merged(case: &Case, cut: &Cut) -> Result<f64, String> {
+    let Shape { q_len, kv_len, head_dim, value_dim, heads, kv_heads, .. } = case.shape;
+    let Cut { profile, path, dtypes: [part, into], at } = *cut;
+    let mut rng = Rng::named(&case.name);
+    let mut place = |shape| crate::harness::run::window(shape, &mut rng, 3);
+    let shape = case.shape;
+    let mut input = |x, shape| Placed::input(profile, Values::Floats(x), part, place(shape));
+    let (q, k, v) = (input(&case.q, shape.q()), input(&case.k, shape.k()), input(&case.v, shape.v()));
+    let keep = case.rules.keep.as_ref().map(|keep| {
+        Placed::input(
+            profile,
+            Values::Bools(&keep.data),
+            DType::Bool,
+            crate::harness::Place::dense(keep.shape),
+        )
+    });
+    let config = Config::new(heads, head_dim).kv_heads(kv_heads).value_dim(value_dim).dtype(part).path(path);
+    let device = profile.gpu.device();
+    let attention = Attention::with_pipelines(profile.gpu.pipelines(), config).map_err(|e| e.to_string())?;
+    let ends: Vec<usize> = at.iter().copied().chain([kv_len]).collect();
+    let starts = std::iter::once(0).chain(at.iter().copied());
+    let ranges: Vec<(usize, usize)> = starts.zip(ends).collect();
+    let outputs: Vec<[Placed; 2]> = ranges
+        .iter()
+        .map(|_| {
+            [
+                Placed::output(profile, part, place(shape.out())),
+                Placed::output(profile, DType::F32, place(shape.lse())),
+            ]
+        })
+        .collect();
+    for ((start, end), [out, lse]) in ranges.iter().zip(&outputs) {
+        let [k, v] = [&k, &v].map(|t| t.view().slice(2, *start, end - start));
+        let mut call = Forward::new(q.view(), k, v, out.view()).lse(lse.view());
+        if let Some(keep) = &keep {
+            call = call.mask(DeviceMask::none().keep(keep.view().slice(3, *start, end - start)));
+        }
+        let size = attention.scratch_size(&call).map_err(|e| e.to_string())?;
+        let mut scratch = Scratch::new(device, size).map_err(|e| e.to_string())?;
+        profile.gpu.submit(|e| attention.forward(e, &call, &mut scratch)).map_err(|e| e.to_string())?;
+    }
+    let all = [
+        Placed::output(profile, into, place(shape.out())),
+        Placed::output(profile, DType::F32, place(shape.lse())),
+    ];
+    let parts: Vec<Partial> =
+        outputs.iter().map(|[out, lse]| Partial { out: out.view(), lse: lse.view() }).collect();
+    let target = Partial { out: all[0].view(), lse: all[1].view() };
+    let merge = Merge::with_pipelines(profile.gpu.pipelines());
+    let mut scratch = Scratch::new(device, ScratchSize::default()).map_err(|e| e.to_string())?;
+    profile.gpu.submit(|e| merge.forward(e, &parts, &target, &mut scratch)).map_err(|e| e.to_string())?;
+
+    // Every part is rounded once, and so is what it is merged into.
+    let truth = case.truth(if part == DType::F16 { part } else { into }, Weights::None);
+    let lse = truth.lse.judge(&all[1].download("lse", profile)?).map_err(|e| format!("lse: {e}"))?;
+    let out = truth.out.judge(&all[0].download("out", profile)?).map_err(|e| format!("out: {e}"))?;
+    assert_eq!(truth.out.want.len(), shape.batch * heads * q_len * value_dim);
+    Ok(out.max(lse))
+}
+
+#[test]
+fn splitting_anywhere_and_merging_equals_not_splitting() {
+    let mut report = Report::new("merge");
+    let shape = Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 7, kv_len: 67, head_dim: 12, value_dim: 21 };
+    let plain = Case::random("merge", shape);
+    // Some rows see no key of the first piece, some of none.
+    let dead = plain.clone().with(|c| {
+        c.name += ", dead rows";
+        let keep = |[_, h, i, j]: [usize; 4]| i != 3 && (j >= 20 || (i + h) % 2 == 0) && (i + j) % 3 != 0;
+        c.rules.keep = Some(Part::of([1, 4, 7, 67], keep));
+    });
+    // The largest scores in one piece or the other.
+    let steep = plain.clone().with(|c| {
+        c.name += ", steep";
+        c.k.iter_mut().enumerate().for_each(|(n, k)| *k *= 0.3 * (n / 12 % 67) as f32);
+    });
+    for profile in profiles() {
+        for path in [Path::Fused, Path::Staged] {
+            for dtypes in [[DType::F32, DType::F32], [DType::F16, DType::F16], [DType::F16, DType::F32]] {
+                if dtypes[0] == DType::F16 && !profile.f16 {
+                    report.skip(
+                        format!("on `{}`, F16: the device lacks SHADER_F16", profile.name),
+                        &plain.name,
+                    );
+                    continue;
+                }
+                for case in [&plain, &dead, &steep] {
+                    let stored = case.stored(dtypes[0], DType::F32);
+                    for at in
+                        [&[][..], &[1], &[20], &[66], &[20, 33], &[4, 20, 64], &[1, 2, 3, 4, 33, 64, 65]]
+                    {
+                        let cut = Cut { profile, path, dtypes, at };
+                        let setup = format!("{}, {path:?}, {dtypes:?}, cut at {at:?}", profile.name);
+                        // f16 rounds every part: only f32 chains are held to the naive error.
+                        if dtypes[1] == DType::F16 && at.len() > 2 {
+                            continue;
+                        }
+                        report.record(&case.name, &setup, merged(&stored, &cut));
+                    }
+                }
+            }
+        }
+    }
+    report.finish();
+}
+
+#[test]
+fn the_reference_merges_exactly() {
+    let shape = Shape::new(1, 2, 5, 3);
+    let case = Case::random("merge, reference", Shape { kv_len: 9, ..shape });
+    let whole = case.reference::<f64>();
+    for at in 1..9 {
+        let piece = |from: usize, to: usize| {
+            let part = Shape { kv_len: to - from, ..case.shape };
+            let cut = |x: &[f32]| -> Vec<f64> {
+                x.chunks_exact(9 * 3).flat_map(|head| widen::<f64>(&head[from * 3..to * 3])).collect()
+            };
+            let options = case.options();
+            reference::attention(&widen(&case.q), &cut(&case.k), &cut(&case.v), &part, &options)
+                .expect("fits")
+        };
+        let (a, b) = (piece(0, at), piece(at, 9));
+        let (out, lse) = reference::merge(&[(&a.out, &a.lse), (&b.out, &b.lse)], 3).expect("equal rows");
+        let near = |a: &[f64], b: &[f64]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-14);
+        assert!(near(&out, &whole.out) && near(&lse, &whole.lse), "cut at {at}");
+    }
+}
+
+#[test]
+fn nothing_weighs_nothing_and_nan_shows() {
+    let gpu = &full().gpu;
+    let upload = |x: &[f32]| gpu.upload(x).expect("upload");
+    let none = f32::NEG_INFINITY;
+    // Rows: both parts; only the second, the first holding garbage; neither; a NaN in the sum.
+    let outs = [upload(&[1.0, f32::NAN, f32::NAN, 5.0]), upload(&[3.0, 4.0, 7.0, 6.0])];
+    let lses = [upload(&[0.0, none, none, f32::NAN]), upload(&[0.0, 2.0, none, 1.0])];
+    let (out, lse) = (gpu.buffer(16).expect("out"), gpu.buffer(16).expect("lse"));
+    fn view(buffer: &wgpu_attention::wgpu::Buffer) -> wgpu_attention::TensorView<'_> {
+        wgpu_attention::TensorView::new(buffer, DType::F32, [1, 1, 4, 1])
+    }
+    let parts = [0, 1].map(|n| Partial { out: view(&outs[n]), lse: view(&lses[n]) });
+    let into = Partial { out: view(&out), lse: view(&lse) };
+    let merge = Merge::new(gpu.device());
+    let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
+    gpu.submit(|e| merge.forward(e, &parts, &into, &mut scratch)).expect("a merge");
+    let out: Vec<f32> = gpu.download(&out, 4).expect("out");
+    let lse: Vec<f32> = gpu.download(&lse, 4).expect("lse");
+    assert!((out[0] - 2.0).abs() < 1e-6 && (lse[0] - 2f32.ln()).abs() < 1e-6, "{out:?} {lse:?}");
+    assert_eq!((out[1], lse[1], out[2], lse[2]), (4.0, 2.0, 0.0, none), "{out:?} {lse:?}");
+    assert!(out[3].is_nan() && lse[3].is_nan(), "{out:?} {lse:?}");
+}
+
+#[test]
+fn bad_parts_are_refused_before_anything_is_recorded() {
+    let gpu = &full().gpu;
+    let buffers: Vec<_> = (0..4).map(|_| gpu.buffer(64).expect("a buffer")).collect();
+    let view = |n: usize, shape| wgpu_attention::TensorView::new(&buffers[n], DType::F32, shape);
+    let good = [
+        Partial { out: view(0, [1, 1, 2, 4]), lse: view(1, [1, 1, 2, 1]) },
+        Partial { out: view(2, [1, 1, 2, 4]), lse: view(3, [1, 1, 2, 1]) },
+    ];
+    let [part, into] = good;
+    let short = Partial { out: view(0, [1, 1, 1, 4]), ..part };
+    let wrong =
+        Partial { lse: wgpu_attention::TensorView::new(&buffers[1], DType::U32, [1, 1, 2, 1]), ..part };
+    let merge = Merge::with_pipelines(gpu.pipelines());
+    let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
+    let mut refused = |parts: &[Partial], into: &Partial, words: &[&str]| {
+        let mut encoder = gpu.device().create_command_encoder(&Default::default());
+        let error = merge.forward(&mut encoder, parts, into, &mut scratch).expect_err("an error").to_string();
+        assert!(words.iter().all(|w| error.contains(w)), "{error}");
+    };
+    refused(&[], &into, &["parts"]);
+    refused(&[short], &into, &["parts.out", "length"]);
+    refused(&[wrong], &into, &["parts.lse", "F32", "U32"]);
+    refused(&[part, into], &into, &["out", "parts.out"]);
+    refused(&[part], &Partial { lse: into.out, ..into }, &["lse"]);
+    let count = |n: usize| wgpu_attention::TensorView::new(&buffers[n], DType::U32, [1, 1, 2, 4]);
+    refused(&[part], &Partial { out: count(2), ..into }, &["`out`", "F32 or F16", "U32"]);
+    refused(&[Partial { out: count(0), ..part }], &into, &["`parts.out`", "F32 or F16", "U32"]);
+    assert!(
+        merge
+            .forward(
+                &mut gpu.device().create_command_encoder(&Default::default()),
+                &[part],
+                &into,
+                &mut scratch
+            )
+            .is_ok()
+    );
+}

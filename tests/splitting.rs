@@ -1,0 +1,57 @@
+//! Work cut into several dispatches gives the bits of one.
+
+use wgpu_attention::{DType, Path, Shape};
+
+use crate::harness::run::run_with;
+use crate::harness::{Case, Drop, Layout, Part, Report, Setup, TILINGS, Weights, profiles};
+
+/// One workgroup per dispatch, a few, many; the default does each of these cases in one.
+const LIMITS: [u64; 5] = [0, 1, 10_000, 200_000, 3_000_000];
+
+fn cases() -> Vec<Case> {
+    let shape = |batch, heads, q_len, kv_len, value_dim| Shape {
+        batch,
+        heads,
+        kv_heads: 2,
+        q_len,
+        kv_len,
+        head_dim: 20,
+        value_dim,
+    };
+    let case = |name: &str, shape| Case::random(format!("splitting, {name}"), shape);
+    vec![
+        case("short", shape(3, 4, 3, 9, 5)),
+        case("long", shape(2, 4, 131, 67, 12)),
+        case("causal", shape(1, 6, 70, 70, 64)).with(|c| c.rules.causal = true),
+        // More channels than one workgroup computes.
+        case("wide", shape(2, 4, 37, 33, 130)),
+        case("wide causal", shape(2, 2, 65, 65, 65)).with(|c| {
+            c.rules.causal = true;
+            c.rules.sinks = Some(Part::new(vec![0.5, -0.25], [1, 2, 1, 1]));
+            c.dropout = Some(Drop::Seeded { p: 0.2, seed: 7 });
+        }),
+    ]
+}
+
+#[test]
+fn pieces_give_the_bits_of_the_whole() {
+    let mut report = Report::new("splitting");
+    for (n, case) in cases().iter().enumerate() {
+        for (profile, tiling) in profiles().into_iter().flat_map(|p| TILINGS.map(|t| (p, t))) {
+            let layout = if n % 2 == 0 { Layout::Blhd } else { Layout::Window(n as u64) };
+            let (dtype, lse, weights) = (DType::F32, true, Weights::None);
+            let setup =
+                Setup { profile, tiling, path: Path::Fused, dtype, bias: dtype, layout, lse, weights };
+            report.check_in(case, &setup, &mut Default::default());
+            let whole = run_with(case, &setup, |config| config).expect("a run");
+            for limit in LIMITS {
+                let pieces = run_with(case, &setup, |config| config.work_limit(limit));
+                let same = |bits: Vec<u64>| {
+                    if bits == whole.bits() { Ok(0.0) } else { Err(format!("other bits, limit {limit}")) }
+                };
+                report.record(&case.name, &setup, pieces.and_then(|got| same(got.bits())));
+            }
+        }
+    }
+    report.finish();
+}
