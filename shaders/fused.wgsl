@@ -81,7 +81,7 @@ fn repaired(q: Query, col: u32, total: vec2<f32>) -> vec4<f32> {
     let v = view_at(p.v, q.b, q.h / p.group, 0u, col);
     for (var j = q.first; j < q.end; j++) {
         let score = score_of(q, j);
-        let weight = dropped(exp_of(vec4<f32>(score - total.x), p.mask.none).x / total.y, q.b, q.h, q.i, j);
+        let weight = dropped(share_of(score, total, p.mask.none), q.b, q.h, q.i, j);
         // By the bits: what is NaN counts, and `!=` is false for it in SPIR-V's ordered comparison.
         if bitcast<u32>(score) != bitcast<u32>(p.mask.none) && (bitcast<u32>(weight) & 0x7fffffffu) != 0u {
             sum += weight * v_at4(v + j * p.v.strides.z, p.v.strides.w, p.value_dim - col);

@@ -26,9 +26,9 @@ struct Params {
 const LANES: u32 = 16u;
 const ROWS: u32 = 4u;
 
-// A part's share of the row. A part that has seen no key has none, whatever its output holds.
-fn share(lse: f32, total: vec2<f32>) -> f32 {
-    return exp_of(vec4<f32>(lse - total.x), p.none).x / total.y;
+// A part that has seen no key has no share, whatever its output holds. By the bits: a NaN must show.
+fn has_seen(lse: f32) -> bool {
+    return bitcast<u32>(lse) != bitcast<u32>(p.none);
 }
 
 // Adds a part's log-sum-exp to the running one. A NaN shows in the sum: max and exp may lose it.
@@ -65,14 +65,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             if seen {
                 let o = view_at(p.out, b, h, i, d);
                 if ACCUMULATES {
-                    if mine != p.none || any_nan(vec4<f32>(mine)) {
-                        sum = out_at(o) * share(mine, total);
+                    if has_seen(mine) {
+                        sum = out_at(o) * share_of(mine, total, p.none);
                     }
                 }
                 for (var n = 0u; n < PARTS; n++) {
                     let lse = part_lse_at(n, view_at(p.parts[n].lse, b, h, i, 0u));
-                    if lse != p.none || any_nan(vec4<f32>(lse)) {
-                        sum += part_out_at(n, view_at(p.parts[n].out, b, h, i, d)) * share(lse, total);
+                    if has_seen(lse) {
+                        sum += part_out_at(n, view_at(p.parts[n].out, b, h, i, d)) * share_of(lse, total, p.none);
                     }
                 }
             }

@@ -8,7 +8,7 @@ use crate::path::{self, Problem};
 use crate::plan::{Path, Tiling, Tuning};
 use crate::problem::{Shape, check_options};
 use crate::record::{Pipelines, dispatch, pass};
-use crate::scratch::{Scratch, ScratchSize, Slot};
+use crate::scratch::{Bound, Scratch, ScratchSize, Slot};
 use crate::tensor::{
     Access, DType, DeviceFacts, LONGEST_AXIS, TensorView, check_aliasing, check_apart, expect,
     expect_broadcast,
@@ -95,8 +95,9 @@ impl Config {
     }
 
     /// Features and limits to request of `adapter`: what this configuration needs, the largest buffers there
-    /// are, which decide how long sequences may be, and workgroup memory for large tiles. Everything else is wgpu's default: add what the rest
-    /// of the application needs. A feature the adapter lacks is left out; [`Attention::new`] then says so.
+    /// are, which decide how long sequences may be, and workgroup memory for large tiles. Everything else is
+    /// wgpu's default: add what the rest of the application needs. A feature the adapter lacks is left out;
+    /// [`Attention::new`] then says so.
     pub fn required(&self, adapter: &wgpu::Adapter) -> (wgpu::Features, wgpu::Limits) {
         let wanted =
             if self.dtype == DType::F16 { wgpu::Features::SHADER_F16 } else { wgpu::Features::empty() };
@@ -261,7 +262,7 @@ impl Attention {
     /// As [`forward`](Self::forward).
     pub fn scratch_size(&self, call: &Forward) -> Result<ScratchSize, Error> {
         let problem = self.check(call)?;
-        problem.scratch_size(self.pipelines.facts())
+        Ok(path::choose(&problem, self.pipelines.facts())?.scratch_size())
     }
 
     /// Records `call` into `encoder`, in a compute pass of its own. Nothing is submitted or copied.
@@ -298,11 +299,11 @@ impl Attention {
         self.record(call, scratch, |_| ())
     }
 
-    /// Records what writes `mask`'s block map for `[batch, q_len, kv_len]` into `blocks.map`: U32, `[batch, heads, ⌈q_len / size[0]⌉,
-    /// ⌈kv_len / size[1]⌉]`, batch and heads 1 where one map is to stand for all of them. Give it to
-    /// [`Mask::blocks`](crate::Mask::blocks) beside the same mask: tiles in hidden blocks are then not loaded, and
-    /// those in full ones cost no mask arithmetic. Blocks of 64 × 64 or more fit the kernels' tiles. `scratch` may
-    /// be empty.
+    /// Records what writes `mask`'s block map for `[batch, q_len, kv_len]` into `blocks.map`: U32,
+    /// `[batch, heads, ⌈q_len / size[0]⌉, ⌈kv_len / size[1]⌉]`, batch and heads 1 where one map is to stand for all of
+    /// them. Give it to [`Mask::blocks`](crate::Mask::blocks) beside the same mask: tiles in hidden blocks are then
+    /// not loaded, and those in full ones cost no mask arithmetic. Blocks of 64 × 64 or more fit the kernels'
+    /// tiles. `scratch` may be empty.
     ///
     /// # Errors
     /// A mask that does not fit, a map of another shape or type or in a buffer of the mask; then nothing has been
@@ -342,7 +343,7 @@ impl Attention {
         [batch, q_len, kv_len]: [usize; 3],
         blocks: &Blocks<TensorView>,
         scratch: &mut Scratch,
-        emit: impl FnOnce(&[(crate::scratch::Bound, [u32; 3])]),
+        emit: impl FnOnce(&[(Bound, [u32; 3])]),
     ) -> Result<(), Error> {
         let device = self.pipelines.facts();
         let Config { heads, kv_heads, head_dim, value_dim, .. } = self.config;
@@ -372,15 +373,15 @@ impl Attention {
         &self,
         call: &Forward,
         scratch: &mut Scratch,
-        emit: impl FnOnce(&[(crate::scratch::Bound, [u32; 3])]),
+        emit: impl FnOnce(&[(Bound, [u32; 3])]),
     ) -> Result<(), Error> {
         let problem = self.check(call)?;
         let device = self.pipelines.facts();
-        let needed = problem.scratch_size(device)?;
+        let chosen = path::choose(&problem, device)?;
+        let needed = chosen.scratch_size();
         scratch.check(needed)?;
-        let matrix =
-            if needed == ScratchSize::default() { None } else { Some(scratch.buffer(Slot::Scores)?) };
-        let calls = path::calls(&problem, matrix.as_ref(), device)?;
+        let matrix = if needed.has(Slot::Scores) { Some(scratch.buffer(Slot::Scores)?) } else { None };
+        let calls = path::calls(&problem, chosen, matrix.as_ref(), device);
         let bound = self.pipelines.bind(&calls, scratch)?;
         emit(&bound);
         Ok(())

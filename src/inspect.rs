@@ -95,8 +95,8 @@ fn text(stage: &Stage) -> KernelText {
         access: if binding.access == Access::Write { "read_write" } else { "read" },
     });
     KernelText {
-        name: name(kernel.label, &format!("{stage:?}")),
-        label: kernel.label,
+        name: name(stage.label(), &format!("{stage:?}")),
+        label: stage.label(),
         bindings: bindings.collect(),
         wgsl: kernel.wgsl,
         params: StructTable { name: "Params", fields: kernel.params.to_vec(), bytes: kernel.params_bytes },

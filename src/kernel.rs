@@ -114,7 +114,6 @@ impl Binding {
 /// One compiled thing: text, bindings, limits it needs.
 #[derive(Clone, Debug)]
 pub(crate) struct Kernel {
-    pub label: &'static str,
     pub wgsl: String,
     pub bindings: Vec<Binding>,
     /// The Rust twin of the WGSL `Params`.

@@ -45,8 +45,8 @@ impl Merge {
     /// three parts are merged one after the other in `into`, in its type: choose F32 for many.
     ///
     /// # Errors
-    /// No parts, shapes or types that differ, parts that share a buffer with `into`, and everything else that [`Error`]
-    /// lists for tensors; then nothing has been recorded.
+    /// No parts, shapes or types that differ, parts that share a buffer with `into`, and everything else that
+    /// [`Error`] lists for tensors; then nothing has been recorded.
     pub fn forward(
         &self,
         encoder: &mut wgpu::CommandEncoder,
@@ -95,13 +95,12 @@ fn check(parts: &[Partial], into: &Partial, device: &DeviceFacts) -> Result<(), 
     let all = parts.iter().map(|part| ("parts.out", "parts.lse", part, Access::Read));
     for (out, lse, part, access) in all.chain([("out", "lse", into, Access::Write)]) {
         let float = if access == Access::Read { first.out.dtype() } else { into.out.dtype() };
+        if !float.is_float() {
+            return Err(Error::Type { tensor: out, expected: "F32 or F16".into(), got: float });
+        }
         for (name, view, dtype, shape) in
             [(out, part.out, float, into.out.shape()), (lse, part.lse, DType::F32, lse_shape)]
         {
-            if !float.is_float() {
-                let expected = "F32 or F16".into();
-                return Err(Error::Type { tensor: out, expected, got: float });
-            }
             if view.dtype() != dtype {
                 let expected = format!("{dtype:?}");
                 return Err(Error::Type { tensor: name, expected, got: view.dtype() });

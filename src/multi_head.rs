@@ -7,8 +7,7 @@ use crate::kernel::{Call, View};
 use crate::kernels::{Stage, append_keys};
 use crate::mask::DeviceMask;
 use crate::path::project::{self, Product};
-use crate::path::{self, Problem, in_scratch};
-use crate::path::{Calls, grid};
+use crate::path::{self, Calls, Chosen, Problem, grid, in_scratch};
 use crate::plan::{Path, Tiling, Tuning};
 use crate::problem::{LayerConfig, Shape, Side};
 use crate::projection::{Linear, check_vector, check_weight, same_dtype};
@@ -161,6 +160,7 @@ pub struct MultiHeadAttention {
 struct Plan {
     shape: Shape,
     appended: usize,
+    chosen: Chosen,
     size: ScratchSize,
 }
 
@@ -315,7 +315,7 @@ impl MultiHeadAttention {
         let projected = scratch.buffer(Slot::Projected)?;
         let context = scratch.buffer(Slot::Context)?;
         let matrix = if plan.size.has(Slot::Scores) { Some(scratch.buffer(Slot::Scores)?) } else { None };
-        let calls = self.calls(call, &plan, &projected, &context, matrix.as_ref())?;
+        let calls = self.calls(call, &plan, &projected, &context, matrix.as_ref());
         let bound = self.pipelines.bind(&calls, scratch)?;
         emit(&bound);
         Ok(())
@@ -328,10 +328,10 @@ impl MultiHeadAttention {
         projected: &'a wgpu::Buffer,
         context: &'a wgpu::Buffer,
         matrix: Option<&'a wgpu::Buffer>,
-    ) -> Result<Calls<'a>, Error> {
+    ) -> Calls<'a> {
         let device = self.pipelines.facts();
         let LayerConfig { narrow, dtype, .. } = self.config;
-        let Plan { shape, appended, .. } = *plan;
+        let Plan { shape, appended, chosen, .. } = *plan;
         let [q, k, v] =
             projected_layouts(&shape, dtype).map(|l| TensorView { buffer: projected, dtype, layout: l });
         let given = |t: TensorView<'a>| t.slice(2, 0, shape.kv_len - appended);
@@ -351,9 +351,10 @@ impl MultiHeadAttention {
         let attended = in_scratch(context, dtype, heads_joined, 0).transposed(1, 2);
         calls.extend(path::calls(
             &self.problem(call, &shape, appended, [q, k, v, attended]),
+            chosen,
             matrix,
             device,
-        )?);
+        ));
         let width = shape.heads * shape.value_dim;
         let joined = in_scratch(context, dtype, [shape.batch, 1, shape.q_len, width], 0);
         calls.extend(project::calls(
@@ -361,7 +362,7 @@ impl MultiHeadAttention {
             self.tuning.tiling,
             device,
         ));
-        Ok(calls)
+        calls
     }
 
     fn append<'a>(
@@ -479,11 +480,12 @@ impl MultiHeadAttention {
         }
         let last = projected_layouts(&shape, config.dtype)[2];
         let end = last.offset as u64 + elements(last.shape);
-        let size = problem
-            .scratch_size(device)?
+        let chosen = path::choose(&problem, device)?;
+        let size = chosen
+            .scratch_size()
             .with(Slot::Projected, (end * bytes).next_multiple_of(4))
             .with(Slot::Context, (elements(shape.out()) * bytes).next_multiple_of(4));
-        Ok(Plan { shape, appended, size })
+        Ok(Plan { shape, appended, chosen, size })
     }
 }
 

@@ -46,12 +46,12 @@ impl<V: Variant> Cache<V> {
         if let Some(found) = compiled.get(&variant) {
             return Ok(found.clone());
         }
-        let new = self.compile(&variant.describe())?;
+        let new = self.compile(variant.label(), &variant.describe())?;
         compiled.insert(variant, new.clone());
         Ok(new)
     }
 
-    fn compile(&self, kernel: &Kernel) -> Result<Compiled, Error> {
+    fn compile(&self, label: &'static str, kernel: &Kernel) -> Result<Compiled, Error> {
         // wgpu checks neither of these against the limits.
         let limits = [
             (
@@ -78,27 +78,27 @@ impl<V: Variant> Cache<V> {
                 return Err(Error::Limit { what, needed: needed.into(), limit: limit.into(), name });
             }
         }
-        guarded(&self.device, kernel.label, || {
-            let layout = self.layout(kernel);
+        guarded(&self.device, label, || {
+            let layout = self.layout(label, kernel);
             // SAFETY: the text is the crate's own. Its loops count to bounds that the host passes, or that are
             // clamped to those where they come from a buffer; its indices stay inside the views the host has
             // checked, its divisors are positive.
             let module = unsafe {
                 self.device.create_shader_module_trusted(
                     wgpu::ShaderModuleDescriptor {
-                        label: Some(kernel.label),
+                        label: Some(label),
                         source: wgpu::ShaderSource::Wgsl(kernel.wgsl.as_str().into()),
                     },
                     wgpu::ShaderRuntimeChecks::unchecked(),
                 )
             };
             let pipeline_layout = self.device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
-                label: Some(kernel.label),
+                label: Some(label),
                 bind_group_layouts: &[Some(&layout)],
                 immediate_size: 0,
             });
             let pipeline = self.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
-                label: Some(kernel.label),
+                label: Some(label),
                 layout: Some(&pipeline_layout),
                 module: &module,
                 entry_point: Some("main"),
@@ -113,7 +113,7 @@ impl<V: Variant> Cache<V> {
         })
     }
 
-    fn layout(&self, kernel: &Kernel) -> wgpu::BindGroupLayout {
+    fn layout(&self, label: &'static str, kernel: &Kernel) -> wgpu::BindGroupLayout {
         let entry = |binding: usize, ty| wgpu::BindGroupLayoutEntry {
             binding: binding as u32,
             visibility: wgpu::ShaderStages::COMPUTE,
@@ -126,7 +126,7 @@ impl<V: Variant> Cache<V> {
             entries.push(entry(n + 1, wgpu::BufferBindingType::Storage { read_only }));
         }
         self.device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
-            label: Some(kernel.label),
+            label: Some(label),
             entries: &entries,
         })
     }

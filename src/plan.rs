@@ -127,14 +127,18 @@ pub(crate) fn rows(kv_len: usize, tiling: Tiling, device: &DeviceFacts) -> Rows 
 /// The tiles of the fused kernel, fixed when its shader is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum FusedTiles {
-    /// `rows` packed rows per workgroup of `workgroup`, tiles of `keys` keys, staged `chunk` channels of q and k, and
-    /// `v_keys` rows of v, at a time, with weights of `p_keys` keys; `slice` channels of out.
-    Workgroup { rows: u32, keys: u32, chunk: u32, workgroup: u32, slice: u32, v_keys: u32, p_keys: u32 },
+    /// `rows` packed rows per workgroup of `workgroup`; `slice` channels of out, `v_keys` rows of v staged at a time.
+    Workgroup { rows: u32, workgroup: u32, slice: u32, v_keys: u32 },
     /// `rows` packed rows per workgroup of [`LANES`](Self::LANES), blocks of `keys` keys, all of a row in variables.
     Uniform { rows: u32, keys: u32, head_vectors: u32, value_vectors: u32 },
 }
 
 impl FusedTiles {
+    /// Of the form for GPUs: keys of a tile, channels of q and k staged at a time, keys whose weights are.
+    pub const KEYS: u32 = 64;
+    pub const CHUNK: u32 = 16;
+    pub const P_KEYS: u32 = 32;
+
     /// Invocations of a workgroup of the uniform form: as wide as software drivers' subgroups are.
     pub const LANES: u32 = 8;
 
@@ -164,7 +168,8 @@ impl FusedTiles {
 
     /// Bytes of workgroup memory, as the shader declares it.
     pub fn workgroup_memory(self) -> u32 {
-        let FusedTiles::Workgroup { rows, keys, chunk, slice, v_keys, p_keys, .. } = self else { return 0 };
+        let FusedTiles::Workgroup { rows, slice, v_keys, .. } = self else { return 0 };
+        let (keys, chunk, p_keys) = (Self::KEYS, Self::CHUNK, Self::P_KEYS);
         // In vectors: q and k, each fourth row shifted by one; or weights and v; or maxima by lane.
         let qk = (rows + keys) * chunk / 4 + (rows + keys) / 4;
         let pv = p_keys * rows / 4 + p_keys / 4 + v_keys * slice / 4;
@@ -175,62 +180,23 @@ impl FusedTiles {
     }
 }
 
-/// 64 packed rows: within the WebGPU default limits. Each invocation has 8 × 4 scores and as many rows of sums.
-const SMALL_64: FusedTiles = FusedTiles::Workgroup {
-    rows: 64,
-    keys: 64,
-    chunk: 16,
-    workgroup: 128,
-    slice: 64,
-    v_keys: 16,
-    p_keys: 32,
-};
-const SMALL_128: FusedTiles = FusedTiles::Workgroup {
-    rows: 64,
-    keys: 64,
-    chunk: 16,
-    workgroup: 128,
-    slice: 128,
-    v_keys: 8,
-    p_keys: 32,
-};
-/// Twice the invocations, so that the sums of 256 channels fit in registers.
-const SMALL_256: FusedTiles = FusedTiles::Workgroup {
-    rows: 64,
-    keys: 64,
-    chunk: 16,
-    workgroup: 256,
-    slice: 256,
-    v_keys: 4,
-    p_keys: 32,
-};
-/// 128 packed rows in 24 KiB: half as many loads of keys and values from global memory per multiply-add.
-const LARGE_64: FusedTiles = FusedTiles::Workgroup {
-    rows: 128,
-    keys: 64,
-    chunk: 16,
-    workgroup: 256,
-    slice: 64,
-    v_keys: 16,
-    p_keys: 32,
-};
-const LARGE_128: FusedTiles = FusedTiles::Workgroup {
-    rows: 128,
-    keys: 64,
-    chunk: 16,
-    workgroup: 256,
-    slice: 128,
-    v_keys: 8,
-    p_keys: 32,
-};
-const fn short(rows: u32, slice: u32, v_keys: u32) -> FusedTiles {
-    FusedTiles::Workgroup { rows, keys: 64, chunk: 16, workgroup: 64, slice, v_keys, p_keys: 32 }
+const fn workgroup(rows: u32, workgroup: u32, slice: u32, v_keys: u32) -> FusedTiles {
+    FusedTiles::Workgroup { rows, workgroup, slice, v_keys }
 }
 
+/// 64 packed rows: within the WebGPU default limits. Each invocation has 8 × 4 scores and as many rows of sums.
+const SMALL_64: FusedTiles = workgroup(64, 128, 64, 16);
+const SMALL_128: FusedTiles = workgroup(64, 128, 128, 8);
+/// Twice the invocations, so that the sums of 256 channels fit in registers.
+const SMALL_256: FusedTiles = workgroup(64, 256, 256, 4);
+/// 128 packed rows in 24 KiB: half as many loads of keys and values from global memory per multiply-add.
+const LARGE_64: FusedTiles = workgroup(128, 256, 64, 16);
+const LARGE_128: FusedTiles = workgroup(128, 256, 128, 8);
 /// Few queries: more workgroups, and less computed beyond them. By slices, as wide as registers allow: every slice
 /// scores all keys again.
-const SHORT_32: [FusedTiles; 2] = [short(32, 64, 8), short(32, 128, 8)];
-const SHORT_16: [FusedTiles; 3] = [short(16, 64, 8), short(16, 128, 8), short(16, 256, 4)];
+const SHORT_32: [FusedTiles; 2] = [workgroup(32, 64, 64, 8), workgroup(32, 64, 128, 8)];
+const SHORT_16: [FusedTiles; 3] =
+    [workgroup(16, 64, 64, 8), workgroup(16, 64, 128, 8), workgroup(16, 64, 256, 4)];
 
 const UNIFORM: FusedTiles = FusedTiles::Uniform { rows: 24, keys: 2, head_vectors: 4, value_vectors: 4 };
 const UNIFORM_FEW: FusedTiles = FusedTiles::Uniform { rows: 8, keys: 1, head_vectors: 5, value_vectors: 3 };
@@ -240,15 +206,15 @@ const UNIFORM_FEW: FusedTiles = FusedTiles::Uniform { rows: 8, keys: 1, head_vec
 pub(crate) struct FusedPlan {
     pub tiles: FusedTiles,
     /// Workgroups: row tiles, slices of out, batch · kv_heads.
-    pub grid: [usize; 3],
-    /// Most floating-point operations of a workgroup.
-    pub work: f64,
+    grid: [usize; 3],
+    /// Most of them along each axis in one dispatch.
+    steps: [usize; 3],
 }
 
-/// Tiles, workgroups and work of the fused kernel.
-pub(crate) fn fused(shape: &Shape, tiling: Tiling, device: &DeviceFacts) -> FusedPlan {
+/// Tiles, workgroups and dispatches of the fused kernel.
+pub(crate) fn fused(shape: &Shape, tuning: &Tuning, device: &DeviceFacts) -> Result<FusedPlan, Error> {
     let rows = shape.q_len * shape.group();
-    let tiles = if tiling.uniform(device) {
+    let tiles = if tuning.tiling.uniform(device) {
         fused_uniform(rows, shape.head_dim.div_ceil(4), shape.value_dim.div_ceil(4))
     } else {
         fused_workgroup(rows, shape.value_dim, shape.batch * shape.kv_heads, device)
@@ -256,7 +222,8 @@ pub(crate) fn fused(shape: &Shape, tiling: Tiling, device: &DeviceFacts) -> Fuse
     let grid =
         [rows.div_ceil(tiles.rows()), shape.value_dim.div_ceil(tiles.slice()), shape.batch * shape.kv_heads];
     let pairs = tiles.rows() as f64 * shape.kv_len as f64;
-    FusedPlan { tiles, grid, work: 2.0 * pairs * (shape.head_dim + tiles.slice()) as f64 }
+    let work = 2.0 * pairs * (shape.head_dim + tiles.slice()) as f64;
+    Ok(FusedPlan { tiles, grid, steps: steps(grid, work, tuning.work, device)? })
 }
 
 /// The form for GPUs: as many rows as there are, as long as enough workgroups remain.
@@ -328,12 +295,12 @@ pub(crate) struct Piece {
 /// More dispatches than this are no plan: the caller's limit is too small for the problem.
 const MOST_PIECES: usize = 1 << 16;
 
-/// How many workgroups along each axis a piece has, so that it has at most `limit` operations and fits the device; a
-/// workgroup is not cut. Pieces are whole layers of the last axis if those fit, else runs along the first.
-pub(crate) fn steps(plan: &FusedPlan, limit: u64, device: &DeviceFacts) -> Result<[usize; 3], Error> {
+/// How many workgroups along each axis a piece has, so that it has at most `limit` operations, `work` per
+/// workgroup, and fits the device; a workgroup is not cut. Pieces are whole layers of the last axis if those fit,
+/// else runs along the first.
+fn steps([x, y, z]: [usize; 3], work: f64, limit: u64, device: &DeviceFacts) -> Result<[usize; 3], Error> {
     let most = device.max_workgroups as usize;
-    let workgroups = ((limit as f64 / plan.work.max(1.0)) as usize).max(1);
-    let [x, y, z] = plan.grid;
+    let workgroups = ((limit as f64 / work.max(1.0)) as usize).max(1);
     // Slices of out are few.
     let step_y = y.min(workgroups).min(most);
     let step_x = x.min((workgroups / step_y).max(1)).min(most);
@@ -347,15 +314,18 @@ pub(crate) fn steps(plan: &FusedPlan, limit: u64, device: &DeviceFacts) -> Resul
     Ok([step_x, step_y, step_z])
 }
 
-/// Cuts a grid into pieces of `steps` workgroups.
-pub(crate) fn pieces([x, y, z]: [usize; 3], steps: [usize; 3]) -> impl Iterator<Item = Piece> {
-    let cuts =
-        |n: usize, step: usize| (0..n).step_by(step).map(move |at| (at as u32, step.min(n - at) as u32));
-    cuts(z, steps[2]).flat_map(move |(fz, nz)| {
-        cuts(y, steps[1]).flat_map(move |(fy, ny)| {
-            cuts(x, steps[0]).map(move |(fx, nx)| Piece { first: [fx, fy, fz], grid: [nx, ny, nz] })
+impl FusedPlan {
+    /// The dispatches: the grid, cut.
+    pub fn pieces(&self) -> impl Iterator<Item = Piece> + use<> {
+        let FusedPlan { grid: [x, y, z], steps, .. } = *self;
+        let cuts =
+            |n: usize, step: usize| (0..n).step_by(step).map(move |at| (at as u32, step.min(n - at) as u32));
+        cuts(z, steps[2]).flat_map(move |(fz, nz)| {
+            cuts(y, steps[1]).flat_map(move |(fy, ny)| {
+                cuts(x, steps[0]).map(move |(fx, nx)| Piece { first: [fx, fy, fz], grid: [nx, ny, nz] })
+            })
         })
-    })
+    }
 }
 
 #[cfg(test)]
@@ -435,12 +405,11 @@ mod tests {
     fn pieces_cover_the_grid_once_and_keep_the_limit() {
         for grid in [[1, 1, 1], [7, 1, 5], [5, 3, 4], [70_000, 2, 1], [3, 1, 70_000], [1000, 2, 33]] {
             for limit in [1, 10, 64, 1000, 1 << 37] {
-                let plan = FusedPlan { tiles: SMALL_64, grid, work: 10.0 };
-                let Ok(steps) = steps(&plan, limit, &DEVICE) else {
+                let Ok(steps) = steps(grid, 10.0, limit, &DEVICE) else {
                     assert!(grid.iter().product::<usize>() > MOST_PIECES && limit < 100);
                     continue;
                 };
-                let pieces: Vec<_> = pieces(grid, steps).collect();
+                let pieces: Vec<_> = FusedPlan { tiles: SMALL_64, grid, steps }.pieces().collect();
                 let mut seen = std::collections::HashSet::new();
                 let mut covered = 0;
                 for piece in &pieces {
@@ -458,8 +427,7 @@ mod tests {
 
     #[test]
     fn too_many_pieces_are_refused() {
-        let plan = FusedPlan { tiles: SMALL_64, grid: [70_000, 1, 1], work: 10.0 };
-        let refused = steps(&plan, 1, &DEVICE);
+        let refused = steps([70_000, 1, 1], 10.0, 1, &DEVICE);
         assert!(matches!(refused, Err(Error::Option { option: "work_limit", .. })), "{refused:?}");
     }
 }

@@ -59,7 +59,7 @@ const HEAD_PARTS: u32 = (HEAD_VECTORS + HEAD_PART - 1u) / HEAD_PART;
 const VALUE_PART: u32 = min(VALUE_VECTORS, 16u);
 const VALUE_PARTS: u32 = (VALUE_VECTORS + VALUE_PART - 1u) / VALUE_PART;
 
-// exp of a difference of scores, 0 where that is −∞.
+// exp of a difference of scores.
 fn weight_of(x: f32) -> f32 {
     return exp2(x * (LOG2_E / UNIT));
 }
@@ -276,8 +276,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
             let own_total = vec2<f32>(select(m, none, sum == 0.0), sum);
             let all_total = with_sink(own_total, query.b, query.h);
             // A sink may have raised the maximum.
-            let share = exp_of(vec4<f32>(own_total.x - all_total.x), none).x / all_total.y;
-            let scale = select(0.0, share, is_seen(own_total, none));
+            let scale = select(0.0, share_of(own_total.x, all_total, none), is_seen(own_total, none));
             for (var part = 0u; part < VALUE_PARTS; part++) {
                 for (var n = 0u; n < VALUE_PART; n++) {
                     let d = part * VALUE_PART + n;

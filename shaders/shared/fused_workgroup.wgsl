@@ -13,8 +13,8 @@
 // against (ROWS_EACH + SLICE / 16) / 4, for 8 rows 32 against 3 of a slice of 64, 64 against 4 of one of 128.
 // Floor in global memory, elements per multiply-add: 1 / ROWS + 1 / KEYS in q · kᵀ (q is staged again for
 // every tile of keys: only the first time from beyond a cache), 1 / ROWS in p · v.
-// On navi31, navi21 and vega10 (RADV) 90 to 93 % of the vector instructions of q · kᵀ are multiply-adds, ragged ends of
-// head_dim counted, and 92 to 96 % of p · v; the rest is addresses and staging. No spills.
+// On navi31, navi21 and vega10 (RADV) 90 to 93 % of the vector instructions of q · kᵀ are multiply-adds, ragged
+// ends of head_dim counted, and 92 to 96 % of p · v; the rest is addresses and staging. No spills.
 //
 // A tile of keys: q and k are staged by chunks → scores in registers → maxima of the rows, through workgroup
 // memory → weights in registers → P_KEYS of them at a time in workgroup memory, with V_KEYS rows of v. What is
@@ -165,8 +165,7 @@ fn row_end(top: f32, total: f32, b: u32, n: u32, row0: u32, last_row: u32, col0:
         lse_put(view_at(p.lse, b, place.x, place.y, 0u), lse_of(all, none));
     }
     // A sink may have raised the maximum.
-    let share = exp_of(vec4<f32>(own.x - all.x), none).x / all.y;
-    return vec3<f32>(select(0.0, share, is_seen(own, none)), all.x, all.y);
+    return vec3<f32>(select(0.0, share_of(own.x, all, none), is_seen(own, none)), all.x, all.y);
 }
 
 @compute @workgroup_size(WORKGROUP)

@@ -22,6 +22,11 @@ fn is_seen(total: vec2<f32>, none: f32) -> bool {
     return !(total.x == none && total.y == 0.0);
 }
 
+// What sums relative to one of two sets are multiplied by to be relative to both, and normalised.
+fn share_of(own: f32, total: vec2<f32>, none: f32) -> f32 {
+    return exp_of(vec4<f32>(own - total.x), none).x / total.y;
+}
+
 // ln Σ exp(score). By the bits: some drivers' log loses NaN.
 fn lse_of(total: vec2<f32>, none: f32) -> f32 {
     if !is_seen(total, none) {

@@ -29,8 +29,6 @@ params! {
 }
 
 impl AppendKeys {
-    pub const LABEL: &'static str = "attention.append_keys";
-
     pub fn describe(&self) -> Kernel {
         let mut bindings = vec![Binding::write("kv", self.kv, Width::One)];
         let stubs = match self.learned {
@@ -45,7 +43,6 @@ impl AppendKeys {
         };
         let constants = [Constant::Bool("LEARNED", self.learned.is_some())];
         Kernel {
-            label: Self::LABEL,
             wgsl: compose(&constants, &bindings, &[shader!("shared/view"), shader!("append_keys"), stubs]),
             bindings,
             params: Params::FIELDS,

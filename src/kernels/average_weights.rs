@@ -25,15 +25,12 @@ params! {
 }
 
 impl AverageWeights {
-    pub const LABEL: &'static str = "attention.average_weights";
-
     pub fn describe(&self) -> Kernel {
         let bindings = vec![
             Binding::read("weights", DType::F32, Width::One),
             Binding::write("out", self.out, Width::One),
         ];
         Kernel {
-            label: Self::LABEL,
             wgsl: compose(&[], &bindings, &[shader!("shared/view"), shader!("average_weights")]),
             bindings,
             params: Params::FIELDS,

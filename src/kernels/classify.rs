@@ -26,16 +26,12 @@ params! {
 }
 
 impl Classify {
-    pub const LABEL: &'static str = "attention.classify";
-
     pub fn describe(&self) -> Kernel {
         let mut bindings = vec![Binding::write("map", DType::U32, Width::One)];
         bindings.extend(self.mask.bindings());
         let constants = [Constant::Bool("ASKS_PAIRS", self.mask.asks_pairs())];
-        let parts =
-            [shader!("shared/view"), shader!("shared/online"), shader!("classify"), &self.mask.wgsl()];
+        let parts = [shader!("shared/view"), shader!("classify"), &self.mask.wgsl()];
         Kernel {
-            label: Self::LABEL,
             wgsl: compose(&constants, &bindings, &parts),
             bindings,
             params: Params::FIELDS,

@@ -55,9 +55,7 @@ fn tile_state(b: u32, kv_head: u32, first: u32, last: u32, from_key: u32, to_key
 ";
 
 impl Fused {
-    pub const LABEL: &'static str = "attention.fused";
-
-    pub fn bindings(&self) -> Vec<Binding> {
+    fn bindings(&self) -> Vec<Binding> {
         let mut bindings = vec![
             Binding::read("q", self.dtype, self.width),
             Binding::read("k", self.dtype, self.width),
@@ -85,15 +83,15 @@ impl Fused {
             Constant::Bool("FULL_IS_PLAIN", !self.mask.changes_full() && !self.mask.appended),
         ];
         let (core, invocations, workgroup_memory) = match self.tiles {
-            FusedTiles::Workgroup { rows, keys, chunk, workgroup, slice, v_keys, p_keys } => {
+            FusedTiles::Workgroup { rows, workgroup, slice, v_keys } => {
                 constants.extend([
                     Constant::U32("ROWS", rows),
-                    Constant::U32("KEYS", keys),
-                    Constant::U32("CHUNK", chunk),
+                    Constant::U32("KEYS", FusedTiles::KEYS),
+                    Constant::U32("CHUNK", FusedTiles::CHUNK),
                     Constant::U32("WORKGROUP", workgroup),
                     Constant::U32("SLICE", slice),
                     Constant::U32("V_KEYS", v_keys),
-                    Constant::U32("P_KEYS", p_keys),
+                    Constant::U32("P_KEYS", FusedTiles::P_KEYS),
                 ]);
                 (shader!("shared/fused_workgroup"), workgroup, self.tiles.workgroup_memory())
             }
@@ -122,7 +120,6 @@ impl Fused {
             &self.mask.wgsl(),
         ];
         Kernel {
-            label: Self::LABEL,
             wgsl: compose(&constants, &bindings, &parts),
             bindings,
             params: Params::FIELDS,

@@ -154,57 +154,39 @@ impl Parts {
         ]
     }
 
-    /// The tensors of these parts, in binding order.
-    fn tensors<'a>(&self, mask: &DeviceMask<'a>) -> Vec<(&'static str, TensorView<'a>)> {
-        let used = |name: &str| match name {
-            "lengths" => self.lengths,
-            "prefix" => self.prefix,
-            "query_starts" | "key_starts" => self.packed,
-            "query_documents" | "key_documents" => self.documents,
-            "blocks" => self.blocks,
-            "keep" => self.keep,
-            "keys" => self.keys,
-            "globals" => self.globals,
-            "bias" => self.bias.is_some(),
-            "slopes" => self.alibi.is_some(),
-            "relative" => self.relative.is_some(),
-            "sinks" => self.sinks.is_some(),
-            _ => false,
-        };
-        mask.tensors().into_iter().filter(|(name, _)| used(name)).collect()
-    }
-
-    /// The storage buffers of these parts, in binding order.
-    pub fn bindings(&self) -> Vec<Binding> {
-        let number =
-            |used: bool, name: &'static str| used.then(|| Binding::read(name, DType::U32, Width::One));
-        let bools =
-            |used: bool, name: &'static str| used.then(|| Binding::read(name, DType::Bool, Width::One));
-        let float =
-            |dtype: Option<DType>, name: &'static str| dtype.map(|d| Binding::read(name, d, Width::One));
-        // In the order of `Mask::try_map`.
+    /// The tensors of these parts by name, in binding order.
+    fn used(&self) -> impl Iterator<Item = (&'static str, DType)> + use<> {
+        let number = |used: bool| used.then_some(DType::U32);
+        let bools = |used: bool| used.then_some(DType::Bool);
         let all = [
-            number(self.lengths, "lengths"),
-            number(self.prefix, "prefix"),
-            number(self.packed, "query_starts"),
-            number(self.packed, "key_starts"),
-            number(self.documents, "query_documents"),
-            number(self.documents, "key_documents"),
-            number(self.blocks, "blocks"),
-            bools(self.keep, "keep"),
-            bools(self.keys, "keys"),
-            bools(self.globals, "globals"),
-            float(self.bias, "bias"),
-            float(self.alibi, "slopes"),
-            float(self.relative, "relative"),
-            float(self.sinks, "sinks"),
+            ("lengths", number(self.lengths)),
+            ("prefix", number(self.prefix)),
+            ("query_starts", number(self.packed)),
+            ("key_starts", number(self.packed)),
+            ("query_documents", number(self.documents)),
+            ("key_documents", number(self.documents)),
+            ("blocks", number(self.blocks)),
+            ("keep", bools(self.keep)),
+            ("keys", bools(self.keys)),
+            ("globals", bools(self.globals)),
+            ("bias", self.bias),
+            ("slopes", self.alibi),
+            ("relative", self.relative),
+            ("sinks", self.sinks),
         ];
-        all.into_iter().flatten().collect()
+        all.into_iter().filter_map(|(name, dtype)| Some((name, dtype?)))
     }
 
-    /// The windows of `mask` that [`bindings`](Self::bindings) names, in the same order.
+    /// The storage buffers of these parts.
+    pub fn bindings(&self) -> Vec<Binding> {
+        self.used().map(|(name, dtype)| Binding::read(name, dtype, Width::One)).collect()
+    }
+
+    /// The windows of `mask` that [`bindings`](Self::bindings) names.
     pub fn windows<'a>(&self, mask: &DeviceMask<'a>, device: &DeviceFacts) -> Vec<Window<'a>> {
-        self.tensors(mask).into_iter().map(|(_, t)| t.window(device)).collect()
+        let tensors = mask.tensors();
+        let of = |(name, _)| tensors.iter().find(|(given, _)| *given == name).map(|(_, t)| t.window(device));
+        self.used().filter_map(of).collect()
     }
 
     /// The WGSL of these parts and of the functions composed of them.
@@ -259,12 +241,12 @@ impl Parts {
             "q.document = query_documents_at(view_at(p.mask.query_documents, b, h, i, 0u));",
         );
         f.line(self.alibi.is_some(), "q.slope = slopes_at(view_at(p.mask.slopes, b, h, 0u, 0u));");
-        f.line(self.globals, "if position >= keys.x && position < keys.y {");
+        // A query that stands at no key of its own sequence is no global token.
+        let standing = "q.standing = globals_at(view_at(p.mask.globals, b, h, 0u, u32(position)));";
         f.line(
             self.globals,
-            "    q.standing = globals_at(view_at(p.mask.globals, b, h, 0u, u32(position)));",
+            &format!("if position >= keys.x && position < keys.y {{\n        {standing}\n    }}"),
         );
-        f.line(self.globals, "}");
         f.line(self.appended, "q.first = min(q.first, p.mask.masked_len);");
         f.line(self.appended, "q.end = p.mask.kv_len;");
         f.end("q")

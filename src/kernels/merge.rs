@@ -42,8 +42,6 @@ params! {
 shared! { [MergePart; PARTS] = "array<MergePart, 3>" }
 
 impl Merge {
-    pub const LABEL: &'static str = "attention.merge";
-
     pub fn describe(&self) -> Kernel {
         let mut bindings =
             vec![Binding::write("out", self.out, Width::One), Binding::write("lse", DType::F32, Width::One)];
@@ -55,7 +53,6 @@ impl Merge {
             [Constant::U32("PARTS", self.parts as u32), Constant::Bool("ACCUMULATES", self.accumulates)];
         let parts = [shader!("shared/view"), shader!("shared/online"), shader!("merge"), &slots];
         Kernel {
-            label: Self::LABEL,
             wgsl: compose(&constants, &bindings, &parts),
             bindings,
             params: Params::FIELDS,

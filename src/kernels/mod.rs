@@ -42,15 +42,15 @@ pub(crate) enum Stage {
 impl Variant for Stage {
     fn label(&self) -> &'static str {
         match self {
-            Stage::Project(_) => project::Project::LABEL,
-            Stage::Scores(_) => scores::Scores::LABEL,
-            Stage::Softmax(_) => softmax::Softmax::LABEL,
-            Stage::WeightedSum(_) => weighted_sum::WeightedSum::LABEL,
-            Stage::AverageWeights(_) => average_weights::AverageWeights::LABEL,
-            Stage::AppendKeys(_) => append_keys::AppendKeys::LABEL,
-            Stage::Fused(_) => fused::Fused::LABEL,
-            Stage::Merge(_) => merge::Merge::LABEL,
-            Stage::Classify(_) => classify::Classify::LABEL,
+            Stage::Project(_) => "attention.project",
+            Stage::Scores(_) => "attention.scores",
+            Stage::Softmax(_) => "attention.softmax",
+            Stage::WeightedSum(_) => "attention.weighted_sum",
+            Stage::AverageWeights(_) => "attention.average_weights",
+            Stage::AppendKeys(_) => "attention.append_keys",
+            Stage::Fused(_) => "attention.fused",
+            Stage::Merge(_) => "attention.merge",
+            Stage::Classify(_) => "attention.classify",
         }
     }
 

@@ -61,8 +61,6 @@ params! {
 shared! { [Part; PARTS] = "array<Part, 3>" }
 
 impl Project {
-    pub const LABEL: &'static str = "attention.project";
-
     pub fn describe(&self) -> Kernel {
         let mut bindings = Vec::new();
         let mut slots = String::new();
@@ -74,7 +72,6 @@ impl Project {
         }
         bindings.push(Binding::write("y", self.y, self.put));
         tile::describe(tile::Stage {
-            label: Self::LABEL,
             tiles: self.tiles,
             b_along_n: self.w_along_columns,
             repairs: false,

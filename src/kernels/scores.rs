@@ -32,8 +32,6 @@ params! {
 }
 
 impl Scores {
-    pub const LABEL: &'static str = "attention.scores";
-
     pub fn describe(&self) -> Kernel {
         let mut bindings = vec![
             Binding::read("q", self.dtype, self.width),
@@ -42,7 +40,6 @@ impl Scores {
         ];
         bindings.extend(self.range.bindings());
         tile::describe(tile::Stage {
-            label: Self::LABEL,
             tiles: self.tiles,
             b_along_n: false,
             repairs: false,

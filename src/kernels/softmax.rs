@@ -34,8 +34,6 @@ params! {
 }
 
 impl Softmax {
-    pub const LABEL: &'static str = "attention.softmax";
-
     pub fn describe(&self) -> Kernel {
         let Rows { workgroup, lanes } = self.rows;
         let mut bindings = vec![Binding::write("scores", DType::F32, self.width)];
@@ -67,7 +65,6 @@ impl Softmax {
             &self.mask.wgsl(),
         ];
         Kernel {
-            label: Self::LABEL,
             wgsl: compose(&constants, &bindings, &parts),
             bindings,
             params: Params::FIELDS,

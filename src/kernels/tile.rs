@@ -6,7 +6,6 @@ use crate::plan::Tiles;
 
 /// A tiled kernel's own half: the loop is the same for all.
 pub(crate) struct Stage<'a> {
-    pub label: &'static str,
     pub tiles: Tiles,
     /// Whether `tile_b4` loads along the columns of B, or along its rows.
     pub b_along_n: bool,
@@ -20,8 +19,7 @@ pub(crate) struct Stage<'a> {
 }
 
 pub(crate) fn describe(stage: Stage) -> Kernel {
-    let Stage { label, tiles, b_along_n, repairs, mut constants, bindings, parts, params, params_bytes } =
-        stage;
+    let Stage { tiles, b_along_n, repairs, mut constants, bindings, parts, params, params_bytes } = stage;
     constants.push(Constant::Bool("B_ALONG_N", b_along_n));
     constants.push(Constant::Bool("REPAIRS", repairs));
     let (core, invocations, workgroup_memory) = match tiles {
@@ -38,7 +36,7 @@ pub(crate) fn describe(stage: Stage) -> Kernel {
     let mut all = vec![shader!("shared/view"), core];
     all.extend(parts);
     let wgsl = compose(&constants, &bindings, &all);
-    Kernel { label, wgsl, bindings, params, params_bytes, invocations, workgroup_memory }
+    Kernel { wgsl, bindings, params, params_bytes, invocations, workgroup_memory }
 }
 
 /// The tiles worth checking every kernel with.

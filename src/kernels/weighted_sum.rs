@@ -31,8 +31,6 @@ params! {
 }
 
 impl WeightedSum {
-    pub const LABEL: &'static str = "attention.weighted_sum";
-
     pub fn describe(&self) -> Kernel {
         let mut bindings = vec![
             Binding::read("weights", DType::F32, self.width),
@@ -41,7 +39,6 @@ impl WeightedSum {
         ];
         bindings.extend(self.range.bindings());
         tile::describe(tile::Stage {
-            label: Self::LABEL,
             tiles: self.tiles,
             b_along_n: true,
             repairs: true,

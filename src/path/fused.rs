@@ -1,16 +1,17 @@
 //! Everything in one kernel, cut into dispatches of bounded work.
 
 use super::{Calls, Problem};
-use crate::error::Error;
+use crate::dropout::Dropout;
 use crate::kernel::{Call, View, Width};
 use crate::kernels::dropout::{Drop, DropParams};
 use crate::kernels::{Stage, fused, mask};
-use crate::plan::{self, FusedTiles};
+use crate::plan::{FusedPlan, FusedTiles, Piece};
 use crate::tensor::{DeviceFacts, TensorView};
 
-/// Storage buffers that `problem` binds.
+/// Storage buffers that `problem` binds: q, k, v, out, and what else it has.
 pub(crate) fn bindings(problem: &Problem) -> usize {
-    variant(problem, FusedTiles::MASKED[0]).bindings().len()
+    let dropout = problem.dropout.as_ref().and_then(Dropout::given);
+    4 + problem.lse.iter().count() + problem.mask.tensors().len() + dropout.iter().count()
 }
 
 fn variant(problem: &Problem, tiles: FusedTiles) -> fused::Fused {
@@ -28,17 +29,10 @@ fn variant(problem: &Problem, tiles: FusedTiles) -> fused::Fused {
     }
 }
 
-/// Refuses a problem that the caller's limit would cut into too many dispatches.
-pub(crate) fn check(problem: &Problem, device: &DeviceFacts) -> Result<(), Error> {
-    let fused = plan::fused(&problem.shape, problem.tuning.tiling, device);
-    plan::steps(&fused, problem.tuning.work, device).map(|_| ())
-}
-
 /// The dispatches of `problem`.
-pub(crate) fn calls<'a>(problem: &Problem<'a>, device: &DeviceFacts) -> Result<Calls<'a>, Error> {
+pub(crate) fn calls<'a>(problem: &Problem<'a>, plan: &FusedPlan, device: &DeviceFacts) -> Calls<'a> {
     let Problem { shape, q, k, v, out, lse, .. } = *problem;
-    let fused = plan::fused(&shape, problem.tuning.tiling, device);
-    let variant = variant(problem, fused.tiles);
+    let variant = variant(problem, plan.tiles);
     let view = |t: TensorView| View::from(t.window(device).layout);
     let drop = DropParams::new(problem.dropout.as_ref(), device);
     let mut params = fused::Params {
@@ -66,8 +60,7 @@ pub(crate) fn calls<'a>(problem: &Problem<'a>, device: &DeviceFacts) -> Result<C
         [Some(q), Some(k), Some(v), Some(out), lse].into_iter().flatten().map(|t| t.window(device)).collect();
     tensors.extend(variant.mask.windows(&problem.mask, device));
     tensors.extend(drop.keep);
-    let steps = plan::steps(&fused, problem.tuning.work, device)?;
-    let call = |piece: plan::Piece| {
+    let call = |piece: Piece| {
         params.first = [piece.first[0], piece.first[1], piece.first[2], 0];
         Call {
             variant: Stage::Fused(variant),
@@ -76,5 +69,5 @@ pub(crate) fn calls<'a>(problem: &Problem<'a>, device: &DeviceFacts) -> Result<C
             grid: piece.grid,
         }
     };
-    Ok(plan::pieces(fused.grid, steps).map(call).collect())
+    plan.pieces().map(call).collect()
 }

@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::kernel::Call;
 use crate::kernels::Stage;
 use crate::mask::DeviceMask;
-use crate::plan::{Path, Tuning};
+use crate::plan::{self, Path, Tuning};
 use crate::problem::Shape;
 use crate::scratch::ScratchSize;
 use crate::tensor::{DType, DeviceFacts, Layout, TensorView, dense_strides};
@@ -36,40 +36,52 @@ pub(crate) struct Problem<'a> {
     pub tuning: Tuning,
 }
 
-impl Problem<'_> {
-    /// The path that computes this.
-    fn path(&self, device: &DeviceFacts) -> Result<Path, Error> {
-        match self.tuning.path {
-            Path::Fused if self.weights.is_some() => {
-                let why = "only the staged path has them in memory; leave the path to Auto";
-                Err(Error::Unsupported { what: "attention weights on the fused path", why })
-            }
-            Path::Auto => {
-                let fits = fused::bindings(self) <= device.max_storage_buffers as usize;
-                Ok(if self.weights.is_none() && fits { Path::Fused } else { Path::Staged })
-            }
-            path => Ok(path),
+/// The path that computes a problem, and what it needs.
+#[derive(Clone, Copy)]
+pub(crate) enum Chosen {
+    Fused(plan::FusedPlan),
+    Staged(ScratchSize),
+}
+
+impl Chosen {
+    /// The temporary memory it takes.
+    pub fn scratch_size(&self) -> ScratchSize {
+        match self {
+            Chosen::Fused(_) => ScratchSize::default(),
+            Chosen::Staged(size) => *size,
         }
     }
+}
 
-    /// The temporary memory it needs.
-    pub fn scratch_size(&self, device: &DeviceFacts) -> Result<ScratchSize, Error> {
-        match self.path(device)? {
-            Path::Fused => fused::check(self, device).map(|()| ScratchSize::default()),
-            _ => staged::scratch_size(&self.shape, self.weights.as_ref(), device),
+/// Chooses the path of `problem`.
+pub(crate) fn choose(problem: &Problem, device: &DeviceFacts) -> Result<Chosen, Error> {
+    let Problem { shape, weights, tuning, .. } = problem;
+    let fused = match tuning.path {
+        Path::Fused if weights.is_some() => {
+            let why = "only the staged path has them in memory; leave the path to Auto";
+            return Err(Error::Unsupported { what: "attention weights on the fused path", why });
         }
+        Path::Fused => true,
+        Path::Auto => weights.is_none() && fused::bindings(problem) <= device.max_storage_buffers as usize,
+        Path::Staged => false,
+    };
+    if fused {
+        Ok(Chosen::Fused(plan::fused(shape, tuning, device)?))
+    } else {
+        Ok(Chosen::Staged(staged::scratch_size(shape, weights.as_ref(), device)?))
     }
 }
 
 /// The dispatches of `problem`. `matrix` is the scratch's score buffer, if it has one.
 pub(crate) fn calls<'a>(
     problem: &Problem<'a>,
+    chosen: Chosen,
     matrix: Option<&'a wgpu::Buffer>,
     device: &DeviceFacts,
-) -> Result<Calls<'a>, Error> {
-    match problem.path(device)? {
-        Path::Fused => fused::calls(problem, device),
-        _ => Ok(staged::calls(problem, matrix, device)),
+) -> Calls<'a> {
+    match chosen {
+        Chosen::Fused(plan) => fused::calls(problem, &plan, device),
+        Chosen::Staged(_) => staged::calls(problem, matrix, device),
     }
 }
 

@@ -5,6 +5,7 @@ use crate::block_map::state;
 use crate::error::Error;
 use crate::mask::{HostMask, HostTensor};
 use crate::problem::Shape;
+use crate::tensor::{count, expect_broadcast};
 
 /// Where a query stands among the keys.
 #[derive(Clone, Copy, Debug)]
@@ -118,24 +119,17 @@ pub fn classify(
     if size.contains(&0) {
         return Err(Error::ZeroSize { tensor: "blocks", axis: "size" });
     }
-    let [batch, heads, q_len, kv_len] = shape.weights();
-    for (axis, (got, all)) in ["batch", "heads"].into_iter().zip(map_heads.into_iter().zip([batch, heads])) {
-        if got != 1 && got != all {
-            let shape = [map_heads[0], map_heads[1], q_len.div_ceil(size[0]), kv_len.div_ceil(size[1])];
-            return Err(Error::Shape { tensor: "blocks", axis, expected: format!("{all} or 1"), got, shape });
-        }
-    }
-    let counts = [map_heads[0], map_heads[1], q_len.div_ceil(size[0]), kv_len.div_ceil(size[1])];
-    let steps = [batch / map_heads[0], heads / map_heads[1], size[0], size[1]];
-    let mut map = Vec::with_capacity(counts.iter().product());
-    for n in 0..counts.iter().product::<usize>() {
-        let at = [
-            n / counts[3] / counts[2] / counts[1],
-            n / counts[3] / counts[2] % counts[1],
-            n / counts[3] % counts[2],
-            n % counts[3],
-        ];
-        let range = |a: usize| at[a] * steps[a]..((at[a] + 1) * steps[a]).min(shape.weights()[a]);
+    let pairs = shape.weights();
+    let [batch, heads, q_len, kv_len] = pairs;
+    let [map_batch, map_heads] = map_heads;
+    let counts = [map_batch, map_heads, q_len.div_ceil(size[0]), kv_len.div_ceil(size[1])];
+    expect_broadcast("blocks", counts, [batch, heads, counts[2], counts[3]])?;
+    let steps = [batch / map_batch, heads / map_heads, size[0], size[1]];
+    let mut map = Vec::with_capacity(count(counts));
+    for n in 0..count(counts) {
+        let [_, h, l, d] = counts;
+        let at = [n / (l * d) / h, n / (l * d) % h, n / d % l, n % d];
+        let range = |a: usize| at[a] * steps[a]..((at[a] + 1) * steps[a]).min(pairs[a]);
         let (mut seen, mut unseen, mut biased) = (false, false, false);
         for b in range(0) {
             for h in range(1) {

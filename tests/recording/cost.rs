@@ -1,0 +1,287 @@
+//! What a recording creates, keeps and costs.
+
+use super::*;
+
+#[test]
+fn the_second_recording_creates_nothing() {
+    // Kernels of attention, which the layer has with another mask, and dispatches of both.
+    second_recording(Path::Staged, 3, 8);
+    second_recording(Path::Fused, 1, 4);
+}
+
+fn second_recording(path: Path, kernels: usize, dispatches: usize) {
+    let own = Own::new();
+    let gpu = &own.gpu;
+    let problem = Problem::new(gpu, path, Shape::new(2, 4, 9, 8), 0.4);
+    let attention = problem.attention(gpu.pipelines());
+    let mut scratch = problem.scratch(gpu);
+    let layer = Layer::new(gpu, path, 16);
+    let mut layer_scratch = layer.scratch(gpu);
+    assert_eq!(gpu.pipelines().compiled(), 0, "nothing is compiled before it is needed");
+
+    let mut record = || {
+        let mut encoder = encoder(gpu);
+        attention.forward(&mut encoder, &problem.call(), &mut scratch).expect("a recording");
+        layer.layer.forward(&mut encoder, &layer.call(), &mut layer_scratch).expect("a recording");
+        gpu.queue().submit([encoder.finish()]);
+        gpu.device().poll(wgpu::PollType::wait_indefinitely()).expect("an answer");
+        (gpu.pipelines().compiled(), own.alive())
+    };
+    let first = record();
+    assert!(first.0 > kernels, "{path:?}: {} pipelines hold no projection", first.0);
+    for n in 0..3 {
+        assert_eq!(record(), first, "recording {n} after the first");
+    }
+    let alive = first.1.expect("wgpu counts resources on this backend");
+    assert!(alive.bind_groups >= dispatches && alive.pipelines == first.0, "{path:?}: {alive:?}");
+    problem.judge(gpu, "after four recordings");
+}
+
+#[test]
+fn preparing_compiles_and_records_nothing() {
+    for (path, kernels) in [(Path::Staged, 3), (Path::Fused, 1)] {
+        let own = Own::new();
+        let gpu = &own.gpu;
+        let problem = Problem::new(gpu, path, Shape::new(1, 2, 9, 8), 0.4);
+        let attention = problem.attention(gpu.pipelines());
+        let mut scratch = problem.scratch(gpu);
+        attention.prepare(&problem.call(), &mut scratch).expect("a preparation");
+        let (compiled, alive) = (gpu.pipelines().compiled(), own.alive());
+        assert_eq!(compiled, kernels, "{path:?}");
+        let mut encoder = encoder(gpu);
+        attention.forward(&mut encoder, &problem.call(), &mut scratch).expect("a recording");
+        assert_eq!((gpu.pipelines().compiled(), own.alive()), (compiled, alive));
+        gpu.queue().submit([encoder.finish()]);
+        problem.judge(gpu, "prepared");
+    }
+}
+
+/// A call that names no path: no temporary memory, one kernel, one dispatch.
+#[test]
+fn a_plain_call_is_one_dispatch_without_scratch() {
+    let own = Own::new();
+    let gpu = &own.gpu;
+    let problem = Problem::new(gpu, Path::Auto, Shape::new(2, 4, 65, 8), 0.4);
+    let attention = problem.attention(gpu.pipelines());
+    assert_eq!(attention.scratch_size(&problem.call()).expect("a size"), ScratchSize::default());
+    let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
+    let before = own.alive().expect("wgpu counts resources on this backend");
+    let mut encoder = encoder(gpu);
+    attention.forward(&mut encoder, &problem.call(), &mut scratch).expect("a recording");
+    let after = own.alive().expect("wgpu counts resources on this backend");
+    assert_eq!((after.pipelines, after.bind_groups), (before.pipelines + 1, before.bind_groups + 1));
+    gpu.queue().submit([encoder.finish()]);
+    problem.judge(gpu, "without scratch");
+
+    // The weights are what it would have no memory for.
+    let weights = gpu.buffer(2 * 4 * 65 * 65 * 4).expect("a buffer");
+    let mean = problem.call().weights(TensorView::new(&weights, DType::F32, [2, 1, 65, 65]));
+    assert!(attention.scratch_size(&mean).expect("a size").total() >= 2 * 4 * 65 * 65 * 4);
+}
+
+/// Attention and a layer, cut by their limit of work: one kernel, as many dispatches as it takes.
+#[test]
+fn long_work_is_cut_into_dispatches() {
+    let own = Own::new();
+    let gpu = &own.gpu;
+    let problem = Problem::new(gpu, Path::Auto, Shape { value_dim: 70, ..Shape::new(2, 2, 130, 8) }, 0.4);
+    let layer = Layer::new(gpu, Path::Auto, 130);
+    let alive = || own.alive().expect("wgpu counts resources on this backend");
+    let size = layer.layer.scratch_size(&layer.call()).expect("a size");
+    let mut bits = Vec::new();
+    // Bind groups of a call: one per dispatch.
+    let mut record = |limit: Option<u64>| {
+        let limited = |config: Config| limit.map_or(config, |limit| config.work_limit(limit));
+        let attention =
+            Attention::with_pipelines(gpu.pipelines(), limited(problem.config())).expect("an operator");
+        let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
+        let before = alive();
+        let mut encoder = encoder(gpu);
+        attention.forward(&mut encoder, &problem.call(), &mut scratch).expect("a recording");
+        let attended = alive();
+        let limited = layer.layer.clone();
+        let limited = limit.map_or(limited.clone(), |limit| limited.work_limit(limit));
+        limited.forward(&mut encoder, &layer.call(), &mut scratch).expect("a recording");
+        let both = alive();
+        gpu.queue().submit([encoder.finish()]);
+        problem.judge(gpu, &format!("limit {limit:?}"));
+        bits.push(gpu.download::<u32>(&layer.out, 130 * 512).expect("a read-back"));
+        [attended.bind_groups - before.bind_groups, both.bind_groups - attended.bind_groups]
+    };
+    let whole = record(None);
+    let compiled = gpu.pipelines().compiled();
+    let [few, many, most] = [20_000_000, 2_000_000, 1].map(|limit| record(Some(limit)));
+    assert_eq!(whole[0], 1, "the default is far beyond this");
+    for n in 0..2 {
+        let counts = [whole, few, many, most].map(|counts| counts[n]);
+        assert!(counts.is_sorted() && counts[0] < counts[2], "{counts:?}");
+    }
+    assert_eq!(gpu.pipelines().compiled(), compiled, "pieces are of one kernel");
+    assert!(bits.iter().all(|b| *b == bits[0]), "a layer in pieces gives other bits");
+}
+
+/// A call of more dispatches than bindings are kept for otherwise.
+#[test]
+fn the_second_recording_of_a_very_long_call_creates_nothing() {
+    let own = Own::new();
+    let gpu = &own.gpu;
+    let problem = Problem::new(gpu, Path::Fused, Shape::new(1, 1500, 1, 4), 0.4);
+    let attention =
+        Attention::with_pipelines(gpu.pipelines(), problem.config().work_limit(1)).expect("an operator");
+    let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
+    let mut record = || {
+        let mut encoder = encoder(gpu);
+        let mut recording =
+            || attention.forward(&mut encoder, &problem.call(), &mut scratch).expect("a recording");
+        let allocated = allocations(&mut recording);
+        gpu.queue().submit([encoder.finish()]);
+        gpu.device().poll(wgpu::PollType::wait_indefinitely()).expect("an answer");
+        (allocated, own.alive().expect("wgpu counts resources on this backend"))
+    };
+    let (first, alive) = record();
+    assert!(alive.bind_groups >= 1500, "{alive:?}");
+    for _ in 0..2 {
+        let (again, still_alive) = record();
+        say(&format!("recording 1500 dispatches: {first} allocations, then {again}"));
+        // Bindings that were dropped and made again would be as many as before.
+        assert!(again < first / 2, "{first} allocations, then {again}");
+        assert_eq!(still_alive, alive);
+    }
+    problem.judge(gpu, "1500 dispatches");
+}
+
+#[test]
+fn forgetting_releases_buffers() {
+    forgetting(Path::Staged, 3);
+    forgetting(Path::Fused, 1);
+}
+
+fn forgetting(path: Path, dispatches: usize) {
+    let own = Own::new();
+    let gpu = &own.gpu;
+    let problem = Problem::new(gpu, path, Shape::new(1, 2, 9, 8), 0.4);
+    let attention = problem.attention(gpu.pipelines());
+    let mut scratch = problem.scratch(gpu);
+    let alive = || {
+        gpu.device().poll(wgpu::PollType::wait_indefinitely()).expect("an answer");
+        own.alive().expect("wgpu counts resources on this backend")
+    };
+    let before = alive();
+    let mut encoder = encoder(gpu);
+    attention.forward(&mut encoder, &problem.call(), &mut scratch).expect("a recording");
+    gpu.queue().submit([encoder.finish()]);
+    problem.judge(gpu, "forgetting");
+    let bound = alive();
+    assert_eq!(bound.bind_groups, before.bind_groups + dispatches, "{path:?}");
+    drop(problem);
+    let held = alive();
+    assert_eq!(held.buffers, bound.buffers, "the bindings keep the caller's buffers");
+    scratch.forget();
+    let after = alive();
+    assert_eq!(after.bind_groups, before.bind_groups);
+    assert_eq!(after.buffers, before.buffers - 4, "q, k, v and out");
+
+    // The scratch works on.
+    let problem = Problem::new(gpu, path, Shape::new(1, 2, 9, 8), 0.6);
+    let mut encoder = self::encoder(gpu);
+    attention.forward(&mut encoder, &problem.call(), &mut scratch).expect("a recording");
+    gpu.queue().submit([encoder.finish()]);
+    problem.judge(gpu, "after forgetting");
+}
+
+#[test]
+fn operators_share_pipelines() {
+    PATHS.into_iter().for_each(shares_pipelines);
+}
+
+fn shares_pipelines(path: Path) {
+    let own = Own::new();
+    let gpu = &own.gpu;
+    let shared = Pipelines::new(gpu.device());
+    let prepare = |problem: &Problem, pipelines: &Pipelines| {
+        let attention = problem.attention(pipelines);
+        attention.prepare(&problem.call(), &mut problem.scratch(gpu)).expect("a preparation");
+        pipelines.compiled()
+    };
+    // Other sizes and another scale, the same kernels.
+    let [a, b] = [12, 16].map(|n| Problem::new(gpu, path, Shape::new(1, 2, n, 8), 0.4));
+    let b = Problem { scale: 0.9, ..b };
+    let first = prepare(&a, &shared);
+    assert_eq!(prepare(&b, &shared), first);
+    assert_eq!(prepare(&a, &shared.clone()), first);
+    assert_eq!(prepare(&a, &Pipelines::new(gpu.device())), first, "pipelines of its own");
+    assert_eq!(shared.compiled(), first);
+
+    let layers = [Layer::new(gpu, path, 16), Layer::new(gpu, path, 16)];
+    let compiled = layers.each_ref().map(|layer| {
+        layer.layer.prepare(&layer.call(), &mut layer.scratch(gpu)).expect("a preparation");
+        layer.layer.pipelines().compiled()
+    });
+    assert_eq!(compiled[0], compiled[1]);
+}
+
+/// Median time of `f`.
+fn median(n: usize, mut f: impl FnMut() -> Duration) -> Duration {
+    let mut times: Vec<_> = (0..n).map(|_| f()).collect();
+    times.sort_unstable();
+    times[n / 2]
+}
+
+/// Host time and allocations of recording a call that was recorded before: 8 heads of 64, length 512.
+#[test]
+fn recording_again_is_cheap() {
+    PATHS.into_iter().for_each(records_cheaply);
+}
+
+fn records_cheaply(path: Path) {
+    let own = Own::new();
+    let gpu = &own.gpu;
+    let shape = Shape::new(1, 8, 512, 64);
+    let problem = Problem { causal: true, ..Problem::new(gpu, path, shape, 0.4) };
+    let attention = problem.attention(gpu.pipelines());
+    let mut scratch = problem.scratch(gpu);
+    let layer = Layer::new(gpu, path, 512);
+    let mut layer_scratch = layer.scratch(gpu);
+    let call = problem.call();
+    let layer_call = layer.call();
+    attention.prepare(&call, &mut scratch).expect("a preparation");
+    layer.layer.prepare(&layer_call, &mut layer_scratch).expect("a preparation");
+
+    let report = |name: &str, record: &mut dyn FnMut(&mut wgpu::CommandEncoder)| {
+        let mut finished = Vec::new();
+        let mut whole = || {
+            let mut encoder = encoder(gpu);
+            let start = Instant::now();
+            record(&mut encoder);
+            let recorded = start.elapsed();
+            let start = Instant::now();
+            drop(encoder.finish());
+            finished.push(start.elapsed());
+            recorded
+        };
+        let time = median(400, &mut whole);
+        finished.sort_unstable();
+        let finish = finished[finished.len() / 2];
+        let mut target = encoder(gpu);
+        let count = allocations(|| record(&mut target));
+        say(&format!(
+            "recording {name}, {path:?}: {time:?}, {count} allocations; finishing the encoder {finish:?}"
+        ));
+        assert!(time < Duration::from_millis(1), "{name} takes {time:?}");
+        assert!(count < 500, "{name} allocates {count} times");
+    };
+    report("an empty pass", &mut |encoder| drop(encoder.begin_compute_pass(&Default::default())));
+    report("Attention::forward", &mut |encoder| {
+        attention.forward(encoder, &call, &mut scratch).expect("a recording")
+    });
+    report("MultiHeadAttention::forward", &mut |encoder| {
+        layer.layer.forward(encoder, &layer_call, &mut layer_scratch).expect("a recording")
+    });
+    report("Attention::prepare", &mut |_| attention.prepare(&call, &mut scratch).expect("a preparation"));
+    report("MultiHeadAttention::prepare", &mut |_| {
+        layer.layer.prepare(&layer_call, &mut layer_scratch).expect("a preparation")
+    });
+    report("Attention::scratch_size", &mut |_| {
+        attention.scratch_size(&call).expect("a size");
+    });
+}

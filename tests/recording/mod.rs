@@ -1,0 +1,234 @@
+//! What recording a call does, and what it does not: no submission, nothing created the second time, no
+//! parameters overwritten.
+
+mod cost;
+mod order;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+use wgpu_attention::reference::compare::max_error;
+use wgpu_attention::reference::{self, Options, widen};
+use wgpu_attention::{
+    Attention, Config, DType, DeviceMask, Forward, Gpu, HostMask, LayerConfig, LayerForward, LayerWeights,
+    Linear, Mask, MultiHeadAttention, Path, Pipelines, Scratch, ScratchSize, Shape, TensorView,
+};
+
+use crate::harness::say;
+
+const POISON: f32 = -12345.0;
+
+/// Counts the allocations of each thread of the test binary.
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+// SAFETY: everything is passed on to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // A thread that is ending has no counter any more.
+        let _ = ALLOCATIONS.try_with(|n| n.set(n.get() + 1));
+        // SAFETY: the caller's promises are System's conditions.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+fn allocations(f: impl FnOnce()) -> usize {
+    let before = ALLOCATIONS.get();
+    f();
+    ALLOCATIONS.get() - before
+}
+
+/// A device whose instance reports what lives on it: nobody else's resources are counted.
+struct Own {
+    instance: wgpu::Instance,
+    gpu: Gpu,
+}
+
+/// What lives: buffers, bind groups, pipelines, shader modules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Alive {
+    buffers: usize,
+    bind_groups: usize,
+    pipelines: usize,
+    layouts: usize,
+}
+
+impl Own {
+    fn new() -> Self {
+        let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
+        let adapter = pollster::block_on(instance.request_adapter(&Default::default())).expect("an adapter");
+        let (device, queue) =
+            pollster::block_on(adapter.request_device(&Default::default())).expect("a device");
+        Own { instance, gpu: Gpu::with_device(device, queue) }
+    }
+
+    /// `None` where wgpu does not count, as on the web.
+    fn alive(&self) -> Option<Alive> {
+        let hub = self.instance.generate_report()?.hub;
+        Some(Alive {
+            buffers: hub.buffers.num_kept_from_user,
+            bind_groups: hub.bind_groups.num_kept_from_user,
+            pipelines: hub.compute_pipelines.num_kept_from_user,
+            layouts: hub.bind_group_layouts.num_kept_from_user,
+        })
+    }
+}
+
+fn encoder(gpu: &Gpu) -> wgpu::CommandEncoder {
+    gpu.device().create_command_encoder(&Default::default())
+}
+
+fn noise(n: usize, seed: f32) -> Vec<f32> {
+    (0..n).map(|i| ((i as f32 + 1.0) * seed).sin()).collect()
+}
+
+/// What a call may be computed by; plain ones take the last.
+const PATHS: [Path; 2] = [Path::Staged, Path::Fused];
+
+/// An attention problem with buffers of its own.
+struct Problem {
+    shape: Shape,
+    path: Path,
+    causal: bool,
+    scale: f32,
+    data: [Vec<f32>; 3],
+    buffers: [wgpu::Buffer; 4],
+}
+
+impl Problem {
+    fn new(gpu: &Gpu, path: Path, shape: Shape, seed: f32) -> Self {
+        let shapes = [shape.q(), shape.k(), shape.v(), shape.out()];
+        let counts = shapes.map(|s| s.iter().product::<usize>());
+        let data = [0, 1, 2].map(|n| noise(counts[n], seed + 0.3 * n as f32));
+        let upload = |data: &[f32]| gpu.upload(data).expect("an upload");
+        let out = upload(&vec![POISON; counts[3]]);
+        let [q, k, v] = data.each_ref().map(|x| upload(x));
+        Problem { shape, path, causal: false, scale: 0.5, data, buffers: [q, k, v, out] }
+    }
+
+    fn config(&self) -> Config {
+        let Shape { heads, kv_heads, head_dim, value_dim, .. } = self.shape;
+        Config::new(heads, head_dim).kv_heads(kv_heads).value_dim(value_dim).scale(self.scale).path(self.path)
+    }
+
+    fn attention(&self, pipelines: &Pipelines) -> Attention {
+        Attention::with_pipelines(pipelines, self.config()).expect("an operator")
+    }
+
+    fn call(&self) -> Forward<'_> {
+        let shapes = [self.shape.q(), self.shape.k(), self.shape.v(), self.shape.out()];
+        let [q, k, v, out] = [0, 1, 2, 3].map(|n| TensorView::new(&self.buffers[n], DType::F32, shapes[n]));
+        let mask: DeviceMask = if self.causal { Mask::causal() } else { Mask::none() };
+        Forward::new(q, k, v, out).mask(mask)
+    }
+
+    fn scratch(&self, gpu: &Gpu) -> Scratch {
+        let size = self.attention(gpu.pipelines()).scratch_size(&self.call()).expect("a size");
+        Scratch::new(gpu.device(), size).expect("scratch")
+    }
+
+    fn out(&self, gpu: &Gpu) -> Vec<f64> {
+        let n = self.shape.out().iter().product();
+        widen(&gpu.download::<f32>(&self.buffers[3], n).expect("a read-back"))
+    }
+
+    fn is_poison(&self, gpu: &Gpu) -> bool {
+        self.out(gpu).iter().all(|x| *x == f64::from(POISON))
+    }
+
+    fn truth(&self, [q, k, v]: [&[f64]; 3]) -> Vec<f64> {
+        let mask: HostMask = if self.causal { Mask::causal() } else { Mask::none() };
+        let options = Options { mask, scale: Some(f64::from(self.scale)), ..Default::default() };
+        reference::attention::<f64>(q, k, v, &self.shape, &options).expect("a truth").out
+    }
+
+    fn judge(&self, gpu: &Gpu, context: &str) {
+        let data = self.data.each_ref().map(|x| widen::<f64>(x));
+        let error = max_error(&self.out(gpu), &self.truth(data.each_ref().map(|x| &x[..])));
+        assert!(error < 1e-5, "{context}, {:?}, {:?}: off by {error}", self.path, self.shape);
+    }
+}
+
+/// Sizes that differ in every dimension, so that no call's parameters do for another.
+fn various(gpu: &Gpu, path: Path) -> Vec<Problem> {
+    let shape = |batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim| Shape {
+        batch,
+        heads,
+        kv_heads,
+        q_len,
+        kv_len,
+        head_dim,
+        value_dim,
+    };
+    let shapes = [
+        shape(1, 1, 1, 1, 1, 1, 1),
+        shape(2, 4, 2, 3, 5, 8, 6),
+        shape(1, 2, 1, 65, 33, 7, 4),
+        shape(3, 1, 1, 2, 130, 16, 16),
+        shape(1, 6, 3, 17, 17, 32, 5),
+        shape(2, 2, 2, 3, 5, 8, 6),
+        shape(1, 2, 1, 64, 64, 8, 8),
+        shape(1, 2, 1, 63, 64, 8, 8),
+    ];
+    let problems = shapes.into_iter().enumerate().flat_map(|(n, shape)| {
+        [false, true].map(|causal| {
+            let scale = 0.2 + 0.1 * n as f32;
+            Problem { causal, scale, ..Problem::new(gpu, path, shape, 0.17 + 0.05 * n as f32) }
+        })
+    });
+    problems.collect()
+}
+
+/// A layer with buffers of its own: 512 wide, 8 heads.
+struct Layer {
+    layer: MultiHeadAttention,
+    x: wgpu::Buffer,
+    out: wgpu::Buffer,
+    shape: [usize; 3],
+}
+
+impl Layer {
+    fn new(gpu: &Gpu, path: Path, length: usize) -> Self {
+        let (e, heads) = (512, 8);
+        let weights = gpu.upload(&vec![0.01f32; 4 * e * e]).expect("an upload");
+        let bias = gpu.upload(&vec![0.1f32; e]).expect("an upload");
+        let linear = |n| Linear {
+            weight: TensorView::matrix(&weights, DType::F32, [e, e]).with_offset(n * e * e),
+            bias: Some(TensorView::vector(&bias, DType::F32, e)),
+        };
+        let weights = LayerWeights {
+            query: linear(0),
+            key: linear(1),
+            value: linear(2),
+            out: linear(3),
+            appended: None,
+        };
+        let layer = MultiHeadAttention::with_pipelines(gpu.pipelines(), LayerConfig::new(e, heads), &weights)
+            .expect("a layer")
+            .path(path);
+        let buffer = || gpu.buffer(length * e * 4).expect("a buffer");
+        Layer { layer, x: buffer(), out: buffer(), shape: [1, length, e] }
+    }
+
+    fn call(&self) -> LayerForward<'_> {
+        let [x, out] = [&self.x, &self.out].map(|b| TensorView::sequence(b, DType::F32, self.shape));
+        LayerForward::self_attention(x, out).mask(Mask::causal())
+    }
+
+    fn scratch(&self, gpu: &Gpu) -> Scratch {
+        let size = self.layer.scratch_size(&self.call()).expect("a size");
+        Scratch::new(gpu.device(), size).expect("scratch")
+    }
+}
