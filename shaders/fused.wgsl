@@ -8,7 +8,11 @@
 // of the group, so that heads which share keys and values share loading them. It computes SLICE channels of out.
 // The loop is in shared/fused_*.wgsl; here is what its forms have in common.
 //
-// Bindings (declared by the host): q, k, v, out; lse, the mask's, dropout where used.
+// Keys and values come from tensors or from a cache (shared/keys_*.wgsl). Where few rows meet many keys, the keys are
+// split among workgroups: each leaves its sums, relative to its own maximum, in `partial`, and merge_splits.wgsl
+// puts them together (Dao et al. 2023, "Flash-decoding").
+//
+// Bindings (declared by the host): q, what holds k and v, out (and lse) or partial; the mask's, dropout where used.
 
 struct Params {
     q: View,
@@ -28,8 +32,9 @@ struct Params {
     dropout_threshold: u32,
     dropout_scale: f32,
     scale: f32,
-    pad0: u32,
-    pad1: u32,
+    splits: u32,
+    stats: u32,        // where partial's maxima and totals begin
+    cache: CacheParams,
 }
 
 @group(0) @binding(0) var<uniform> p: Params;
@@ -37,6 +42,27 @@ struct Params {
 // The query of a packed row.
 fn query_of_row(b: u32, kv_head: u32, row: u32) -> Query {
     return query_of(b, kv_head * p.group + row % p.group, row / p.group);
+}
+
+// Of the keys r.x .. r.y, the split's own.
+fn share_of_split(r: vec2<u32>, split: u32) -> vec2<u32> {
+    if !SPLITS || r.x >= r.y {
+        return r;
+    }
+    let each = max((r.y - r.x + p.splits - 1u) / p.splits, SPLIT_LEAST);
+    let span = (each + SPLIT_STEP - 1u) / SPLIT_STEP * SPLIT_STEP;
+    let first = min(r.x + split * span, r.y);
+    return vec2<u32>(first, min(first + span, r.y));
+}
+
+// Where a split's sums of a row begin.
+fn partial_of(z: u32, row: u32, split: u32) -> u32 {
+    return ((z * p.mask.q_len * p.group + row) * p.splits + split) * ((p.value_dim + 3u) / 4u * 4u);
+}
+
+fn put_total(z: u32, row: u32, split: u32, total: vec2<f32>) {
+    let o = p.stats + ((z * p.mask.q_len * p.group + row) * p.splits + split) * 4u;
+    partial_put4(o, vec4<f32>(total, 0.0, 0.0));
 }
 
 fn put_out(b: u32, h: u32, i: u32, col: u32, value: vec4<f32>) {
@@ -61,11 +87,11 @@ fn score_of(q: Query, j: u32) -> f32 {
         }
     }
     let a = view_at(p.q, q.b, q.h, q.i, 0u);
-    let b = view_at(p.k, q.b, q.h / p.group, j, 0u);
+    let k = k_source(q.b, q.h / p.group);
+    let row = row_of(k, j);
     var sums = vec4<f32>();
     for (var d = 0u; d < p.head_dim; d += 4u) {
-        sums += q_at4(a + d * p.q.strides.w, p.q.strides.w, p.head_dim - d)
-            * k_at4(b + d * p.k.strides.w, p.k.strides.w, p.head_dim - d);
+        sums += q_at4(a + d * p.q.strides.w, p.q.strides.w, p.head_dim - d) * k_four(k, row, d);
     }
     let score = (sums.x + sums.y + sums.z + sums.w) * p.scale;
     if ASKS_PAIRS {
@@ -74,17 +100,17 @@ fn score_of(q: Query, j: u32) -> f32 {
     return score;
 }
 
-// Four channels of a row once more, where a NaN came out: a weight of zero contributes nothing, whatever the
+// Four channels of a row over some keys once more, where a NaN came out: a weight of zero contributes nothing, whatever the
 // value holds, but 0 · NaN and 0 · ∞ are NaN. Slow, and costs nothing where no NaN is.
-fn repaired(q: Query, col: u32, total: vec2<f32>) -> vec4<f32> {
+fn repaired(q: Query, col: u32, total: vec2<f32>, keys: vec2<u32>) -> vec4<f32> {
     var sum = vec4<f32>();
-    let v = view_at(p.v, q.b, q.h / p.group, 0u, col);
-    for (var j = q.first; j < q.end; j++) {
+    let v = v_source(q.b, q.h / p.group, col);
+    for (var j = max(q.first, keys.x); j < min(q.end, keys.y); j++) {
         let score = score_of(q, j);
         let weight = dropped(share_of(score, total, p.mask.none), q.b, q.h, q.i, j);
         // By the bits: what is NaN counts, and `!=` is false for it in SPIR-V's ordered comparison.
         if bitcast<u32>(score) != bitcast<u32>(p.mask.none) && (bitcast<u32>(weight) & 0x7fffffffu) != 0u {
-            sum += weight * v_at4(v + j * p.v.strides.z, p.v.strides.w, p.value_dim - col);
+            sum += weight * v_four(v, row_of(v, j), 0u);
         }
     }
     return sum;

@@ -1,14 +1,18 @@
 //! The operator: `softmax(scale · q kᵀ, masked) · v`.
 
+mod cached;
+
+pub use cached::CachedForward;
+
 use crate::block_map::Blocks;
 use crate::dropout::Dropout;
 use crate::error::Error;
 use crate::mask::DeviceMask;
-use crate::path::{self, Problem};
+use crate::path::{self, Keys, Problem};
 use crate::plan::{Path, Tiling, Tuning};
 use crate::problem::{Shape, check_options};
 use crate::record::{Pipelines, dispatch, pass};
-use crate::scratch::{Bound, Scratch, ScratchSize, Slot};
+use crate::scratch::{Bound, Scratch, ScratchSize};
 use crate::tensor::{
     Access, DType, DeviceFacts, LONGEST_AXIS, TensorView, check_aliasing, check_apart, expect,
     expect_broadcast,
@@ -91,6 +95,13 @@ impl Config {
     /// set. The pieces give the same bits as one dispatch; a single workgroup is never cut.
     pub fn work_limit(mut self, flops: u64) -> Self {
         self.tuning.work = flops;
+        self
+    }
+
+    /// Among how many workgroups the fused path splits the keys of a tile of queries; for tests and measurements. Unless
+    /// set, as many as it takes to keep the device busy, which for many queries is one.
+    pub fn splits(mut self, splits: usize) -> Self {
+        self.tuning.splits = Some(splits);
         self
     }
 
@@ -275,7 +286,7 @@ impl Attention {
         call: &Forward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record(call, scratch, |bound| dispatch(&mut pass(encoder, "attention"), bound))
+        self.record(&self.check(call)?, scratch, |bound| dispatch(&mut pass(encoder, "attention"), bound))
     }
 
     /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
@@ -288,7 +299,7 @@ impl Attention {
         call: &Forward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record(call, scratch, |bound| dispatch(pass, bound))
+        self.record(&self.check(call)?, scratch, |bound| dispatch(pass, bound))
     }
 
     /// Compiles and binds what `call` needs, so that its first recording does neither.
@@ -296,7 +307,7 @@ impl Attention {
     /// # Errors
     /// As [`forward`](Self::forward).
     pub fn prepare(&self, call: &Forward, scratch: &mut Scratch) -> Result<(), Error> {
-        self.record(call, scratch, |_| ())
+        self.record(&self.check(call)?, scratch, |_| ())
     }
 
     /// Records what writes `mask`'s block map for `[batch, q_len, kv_len]` into `blocks.map`: U32,
@@ -371,17 +382,15 @@ impl Attention {
 
     fn record(
         &self,
-        call: &Forward,
+        problem: &Problem,
         scratch: &mut Scratch,
         emit: impl FnOnce(&[(Bound, [u32; 3])]),
     ) -> Result<(), Error> {
-        let problem = self.check(call)?;
         let device = self.pipelines.facts();
-        let chosen = path::choose(&problem, device)?;
-        let needed = chosen.scratch_size();
-        scratch.check(needed)?;
-        let matrix = if needed.has(Slot::Scores) { Some(scratch.buffer(Slot::Scores)?) } else { None };
-        let calls = path::calls(&problem, chosen, matrix.as_ref(), device);
+        let chosen = path::choose(problem, device)?;
+        scratch.check(chosen.scratch_size())?;
+        let memory = chosen.memory(scratch)?;
+        let calls = path::calls(problem, chosen, memory.as_ref(), device);
         let bound = self.pipelines.bind(&calls, scratch)?;
         emit(&bound);
         Ok(())
@@ -412,8 +421,7 @@ impl Attention {
         let problem = Problem {
             shape,
             q,
-            k,
-            v,
+            keys: Keys::Tensors { k, v },
             out,
             mask,
             appended: 0,

@@ -33,6 +33,7 @@
 
 mod attention;
 pub mod block_map;
+mod cache;
 mod dropout;
 mod error;
 mod gpu;
@@ -46,6 +47,7 @@ mod path;
 mod pattern;
 mod pipelines;
 mod plan;
+mod position;
 mod problem;
 mod projection;
 mod record;
@@ -53,8 +55,9 @@ pub mod reference;
 mod scratch;
 mod tensor;
 
-pub use attention::{Attention, Config, Forward};
+pub use attention::{Attention, CachedForward, Config, Forward};
 pub use block_map::Blocks;
+pub use cache::{Append, Cache, CacheConfig, CacheLayout, Group, Rows, Storage};
 pub use dropout::Dropout;
 pub use error::Error;
 pub use gpu::Gpu;

@@ -36,12 +36,14 @@ pub(crate) struct Tuning {
     pub path: Path,
     /// Most floating-point operations of one dispatch.
     pub work: u64,
+    /// Splits of the keys, if not as the plan sees fit.
+    pub splits: Option<usize>,
 }
 
 impl Default for Tuning {
     /// 137 GFLOP: a quarter of a second where attention runs at half a TFLOP/s; watchdogs wait for two or more.
     fn default() -> Self {
-        Tuning { tiling: Tiling::Auto, path: Path::Auto, work: 1 << 37 }
+        Tuning { tiling: Tiling::Auto, path: Path::Auto, work: 1 << 37, splits: None }
     }
 }
 
@@ -138,6 +140,8 @@ impl FusedTiles {
     pub const KEYS: u32 = 64;
     pub const CHUNK: u32 = 16;
     pub const P_KEYS: u32 = 32;
+    /// Keys of a split are a multiple of this.
+    pub const SPLIT_STEP: u32 = 64;
 
     /// Invocations of a workgroup of the uniform form: as wide as software drivers' subgroups are.
     pub const LANES: u32 = 8;
@@ -163,6 +167,22 @@ impl FusedTiles {
         match self {
             FusedTiles::Workgroup { slice, .. } => slice as usize,
             FusedTiles::Uniform { value_vectors, .. } => value_vectors as usize * 4,
+        }
+    }
+
+    /// Least keys of a split: fewer are not worth a workgroup's beginning and end.
+    pub fn split_least(self) -> u32 {
+        match self {
+            FusedTiles::Workgroup { .. } => 128,
+            FusedTiles::Uniform { .. } => 256,
+        }
+    }
+
+    /// Workgroups that are enough: on CPUs some for every core, of which there may be more than here.
+    fn enough(self) -> usize {
+        match self {
+            FusedTiles::Workgroup { .. } => 2 * FULL,
+            FusedTiles::Uniform { .. } => 16,
         }
     }
 
@@ -205,25 +225,68 @@ const UNIFORM_FEW: FusedTiles = FusedTiles::Uniform { rows: 8, keys: 1, head_vec
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FusedPlan {
     pub tiles: FusedTiles,
-    /// Workgroups: row tiles, slices of out, batch · kv_heads.
+    /// Workgroups that share the keys of a tile of rows.
+    pub splits: usize,
+    /// Workgroups: row tiles times splits, slices of out, batch · kv_heads.
     grid: [usize; 3],
     /// Most of them along each axis in one dispatch.
     steps: [usize; 3],
+    /// Packed rows of all sequences and heads; value_dim in whole vectors.
+    rows: usize,
+    width: usize,
 }
 
-/// Tiles, workgroups and dispatches of the fused kernel.
-pub(crate) fn fused(shape: &Shape, tuning: &Tuning, device: &DeviceFacts) -> Result<FusedPlan, Error> {
+/// More splits than this are no plan: their partial sums would be what the time goes to.
+const MOST_SPLITS: usize = 128;
+
+/// Tiles, workgroups and dispatches of the fused kernel. keys: most that a query may see.
+pub(crate) fn fused(
+    shape: &Shape,
+    keys: usize,
+    tuning: &Tuning,
+    device: &DeviceFacts,
+) -> Result<FusedPlan, Error> {
     let rows = shape.q_len * shape.group();
+    let heads = shape.batch * shape.kv_heads;
     let tiles = if tuning.tiling.uniform(device) {
         fused_uniform(rows, shape.head_dim.div_ceil(4), shape.value_dim.div_ceil(4))
     } else {
-        fused_workgroup(rows, shape.value_dim, shape.batch * shape.kv_heads, device)
+        fused_workgroup(rows, shape.value_dim, heads, device)
     };
-    let grid =
-        [rows.div_ceil(tiles.rows()), shape.value_dim.div_ceil(tiles.slice()), shape.batch * shape.kv_heads];
-    let pairs = tiles.rows() as f64 * shape.kv_len as f64;
+    let row_tiles = rows.div_ceil(tiles.rows());
+    let slices = shape.value_dim.div_ceil(tiles.slice());
+    let splits = splits(tiles, row_tiles.saturating_mul(slices).saturating_mul(heads), keys, tuning)?;
+    let grid = [row_tiles.saturating_mul(splits), slices, heads];
+    let pairs = tiles.rows() as f64 * keys.div_ceil(splits) as f64;
     let work = 2.0 * pairs * (shape.head_dim + tiles.slice()) as f64;
-    Ok(FusedPlan { tiles, grid, steps: steps(grid, work, tuning.work, device)? })
+    let plan = FusedPlan {
+        tiles,
+        splits,
+        grid,
+        steps: steps(grid, work, tuning.work, device)?,
+        rows: rows.saturating_mul(heads),
+        width: shape.value_dim.next_multiple_of(4),
+    };
+    let (bytes, limit) = (plan.partial_bytes(), device.max_binding_bytes.min(4 * u64::from(u32::MAX)));
+    if bytes > limit {
+        return Err(Error::BindingLimit { tensor: "partials (scratch)", bytes, limit });
+    }
+    Ok(plan)
+}
+
+/// Splits of the keys of `workgroups` tiles, so that the device is busy and none has too few.
+fn splits(tiles: FusedTiles, workgroups: usize, keys: usize, tuning: &Tuning) -> Result<usize, Error> {
+    match tuning.splits {
+        Some(n) if (1..=MOST_SPLITS).contains(&n) => Ok(n),
+        Some(n) => {
+            let expected = "at least 1 and at most 128";
+            Err(Error::Option { option: "splits", value: n as f64, expected })
+        }
+        None => {
+            let wanted = tiles.enough() / workgroups.max(1);
+            Ok(wanted.min(keys / tiles.split_least() as usize).clamp(1, MOST_SPLITS))
+        }
+    }
 }
 
 /// The form for GPUs: as many rows as there are, as long as enough workgroups remain.
@@ -315,6 +378,24 @@ fn steps([x, y, z]: [usize; 3], work: f64, limit: u64, device: &DeviceFacts) -> 
 }
 
 impl FusedPlan {
+    /// Where the maxima and totals of the splits begin in their memory, in elements.
+    pub fn stats(&self) -> usize {
+        self.rows * self.splits * self.width
+    }
+
+    /// Memory for the sums, maxima and totals of splits.
+    pub fn partial_bytes(&self) -> u64 {
+        if self.splits == 1 {
+            return 0;
+        }
+        (self.rows as u64).saturating_mul(self.splits as u64).saturating_mul(4 * (self.width as u64 + 4))
+    }
+
+    /// Packed rows of all sequences and heads.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
     /// The dispatches: the grid, cut.
     pub fn pieces(&self) -> impl Iterator<Item = Piece> + use<> {
         let FusedPlan { grid: [x, y, z], steps, .. } = *self;
@@ -409,7 +490,8 @@ mod tests {
                     assert!(grid.iter().product::<usize>() > MOST_PIECES && limit < 100);
                     continue;
                 };
-                let pieces: Vec<_> = FusedPlan { tiles: SMALL_64, grid, steps }.pieces().collect();
+                let plan = FusedPlan { tiles: SMALL_64, splits: 1, grid, steps, rows: 1, width: 4 };
+                let pieces: Vec<_> = plan.pieces().collect();
                 let mut seen = std::collections::HashSet::new();
                 let mut covered = 0;
                 for piece in &pieces {

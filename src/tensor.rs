@@ -35,6 +35,7 @@ impl DType {
 pub(crate) fn axes(tensor: &str) -> [&'static str; 4] {
     match tensor {
         "weights" | "keep" | "keys" | "bias" | "dropout" => ["batch", "heads", "q_len", "kv_len"],
+        "tree" => ["batch", "heads", "q_len", "q_len"],
         "lengths" | "prefix" | "query_documents" | "lse" => ["batch", "heads", "q_len", "dim"],
         "key_documents" | "globals" => ["batch", "heads", "length", "kv_len"],
         "query_starts" | "key_starts" => ["batch", "heads", "length", "sequences + 1"],

@@ -12,7 +12,6 @@
 //            HEAD_VECTORS    vectors of four that hold head_dim
 //            VALUE_VECTORS   vectors of four of value_dim that a workgroup computes (workgroup_id.y is the slice);
 //                            not more than hold value_dim
-//            WIDE     element indices of k or v reach 2^28
 // The loop must stay in the first-level cache of instructions; plan.rs counts its code.
 //
 // Floor, per query, key and channel of each kind: a multiplication and an addition (software drivers have no
@@ -29,9 +28,6 @@ const UNIT: f32 = select(LOG2_E, 1.0, ASKS_PAIRS);
 const SLACK: f32 = 8.0;
 // The lowest finite number: below it is only −∞.
 const LOWEST: f32 = -0x1.fffffep+127f;
-// Says to the compiler that an index is not negative as an i32 (and, in fours, aligned), which saves a
-// check per load.
-const INDEX: u32 = select(0xffffffffu, select(0x0fffffffu, 0x0ffffffcu, IN_FOURS), !WIDE);
 
 // The queries of a tile see keys of all.x .. all.y, and every query sees those in each.x .. each.y,
 // as far as intervals go.
@@ -83,19 +79,17 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     let b = z / p.kv_heads;
     let kv_head = z % p.kv_heads;
     let packed = p.mask.q_len * p.group;
-    let row0 = (workgroup.x + p.first.x) * ROWS;
+    let x = workgroup.x + p.first.x;
+    let row0 = select(x, x / p.splits, SPLITS) * ROWS;
+    let split = select(0u, x % p.splits, SPLITS);
     let none = p.mask.none;
 
     // The last slice lies back as far as it must, so that no load needs a bound.
     let own = (workgroup.y + p.first.y) * VALUE_VECTORS * 4u;
     let col0 = min(own, (p.value_dim + 3u) / 4u * 4u - VALUE_VECTORS * 4u);
 
-    let k0 = view_at(p.k, b, kv_head, 0u, 0u);
-    let v0 = view_at(p.v, b, kv_head, 0u, 0u) + col0 * p.v.strides.w;
-    let k_step = p.k.strides.z;
-    let v_step = p.v.strides.z;
-    let k_unit = select(p.k.strides.w, 1u, IN_FOURS);
-    let v_unit = select(p.v.strides.w, 1u, IN_FOURS);
+    let k = k_source(b, kv_head);
+    let v = v_source(b, kv_head, col0);
 
     var queries: array<Query, Q>;
     var q: array<array<array<vec4<f32>, HEAD_PART>, HEAD_PARTS>, Q>;
@@ -129,7 +123,8 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         lost[r] = 0.0;
     }
 
-    let range = range_of(b, kv_head, row0, min(ROWS, packed - row0));
+    var range = range_of(b, kv_head, row0, min(ROWS, packed - row0));
+    range.all = share_of_split(range.all, split);
     var stop = range.all.y;
     var asks = ASKS_PAIRS;
     if HAS_BLOCKS {
@@ -165,8 +160,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                 if d < HEAD_VECTORS {
                     var x: array<vec4<f32>, KEYS>;
                     for (var c = 0u; c < KEYS; c++) {
-                        let at = (k0 + min(j + c, last) * k_step) & INDEX;
-                        x[c] = k_at4(at + d * 4u * k_unit, k_unit, p.head_dim - d * 4u);
+                        x[c] = k_four(k, row_of(k, min(j + c, last)), d * 4u);
                     }
                     for (var e = 0u; e < 4u; e++) {
                         for (var r = 0u; r < Q; r++) {
@@ -253,8 +247,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                 if d < VALUE_VECTORS {
                     var x: array<vec4<f32>, KEYS>;
                     for (var c = 0u; c < KEYS; c++) {
-                        let at = (v0 + min(j + c, last) * v_step) & INDEX;
-                        x[c] = v_at4(at + d * 4u * v_unit, v_unit, p.value_dim - col0 - d * 4u);
+                        x[c] = v_four(v, row_of(v, min(j + c, last)), d * 4u);
                     }
                     for (var r = 0u; r < Q; r++) {
                         var t = x[0] * s[r][0];
@@ -274,6 +267,25 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
             let sum = total[r] + lost[r];
             let m = top[r] * select(LN_2, 1.0, ASKS_PAIRS);
             let own_total = vec2<f32>(select(m, none, sum == 0.0), sum);
+            if SPLITS {
+                let to = partial_of(z, row0 + r * LANES + lane, split) + col0;
+                for (var part = 0u; part < VALUE_PARTS; part++) {
+                    for (var n = 0u; n < VALUE_PART; n++) {
+                        let d = part * VALUE_PART + n;
+                        if d < VALUE_VECTORS && col0 + d * 4u >= own {
+                            var x = sums[r][part][n];
+                            if any_nan(x) {
+                                x = repaired(query, col0 + d * 4u, vec2<f32>(m, 1.0), range.all);
+                            }
+                            partial_put4(to + d * 4u, x);
+                        }
+                    }
+                }
+                if own == 0u {
+                    put_total(z, row0 + r * LANES + lane, split, own_total);
+                }
+                continue;
+            }
             let all_total = with_sink(own_total, query.b, query.h);
             // A sink may have raised the maximum.
             let scale = select(0.0, share_of(own_total.x, all_total, none), is_seen(own_total, none));
@@ -285,7 +297,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                         if col >= own {
                             var x = sums[r][part][n] * scale;
                             if any_nan(x) {
-                                x = repaired(query, col, all_total);
+                                x = repaired(query, col, all_total, range.all);
                             }
                             put_out(b, query.h, query.i, col, x);
                         }

@@ -1,5 +1,6 @@
 //! Twin of `fused.wgsl`.
 
+use super::cache::{CacheParams, Cached, Format, Placement};
 use super::dropout::Drop;
 use super::{mask, shader};
 use crate::kernel::{Binding, Constant, Kernel, View, Width, compose, params};
@@ -10,6 +11,10 @@ use crate::tensor::DType;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Fused {
     pub tiles: FusedTiles,
+    /// Where keys and values are, if not in tensors.
+    pub cache: Option<Cached>,
+    /// Whether keys are split among workgroups.
+    pub splits: bool,
     pub dtype: DType,
     /// Whether q, k and v load in fours along their channels.
     pub width: Width,
@@ -41,8 +46,9 @@ params! {
         dropout_threshold: u32,
         dropout_scale: f32,
         scale: f32,
-        pad0: u32,
-        pad1: u32,
+        splits: u32,
+        stats: u32,
+        cache: CacheParams,
     }
 }
 
@@ -56,12 +62,16 @@ fn tile_state(b: u32, kv_head: u32, first: u32, last: u32, from_key: u32, to_key
 
 impl Fused {
     fn bindings(&self) -> Vec<Binding> {
-        let mut bindings = vec![
-            Binding::read("q", self.dtype, self.width),
-            Binding::read("k", self.dtype, self.width),
-            Binding::read("v", self.dtype, self.width),
-            Binding::write("out", self.dtype, self.put),
-        ];
+        let mut bindings = vec![Binding::read("q", self.dtype, self.width)];
+        match self.cache {
+            Some(_) => bindings.extend(Cached::bindings()),
+            None => bindings.extend(["k", "v"].map(|name| Binding::read(name, self.dtype, self.width))),
+        }
+        if self.splits {
+            bindings.push(Binding::write("partial", DType::F32, Width::Four));
+        } else {
+            bindings.push(Binding::write("out", self.dtype, self.put));
+        }
         if self.lse {
             bindings.push(Binding::write("lse", DType::F32, Width::One));
         }
@@ -76,6 +86,9 @@ impl Fused {
             Constant::Bool("IN_FOURS", self.width == Width::Four),
             Constant::Bool("OUT_IN_FOURS", self.put == Width::Four),
             Constant::Bool("HAS_LSE", self.lse),
+            Constant::Bool("SPLITS", self.splits),
+            Constant::U32("SPLIT_LEAST", self.tiles.split_least()),
+            Constant::U32("SPLIT_STEP", FusedTiles::SPLIT_STEP),
             Constant::Bool("ASKS_PAIRS", self.mask.asks_pairs()),
             Constant::Bool("DROPS", self.drop != Drop::None),
             Constant::Bool("HAS_BLOCKS", self.mask.blocks),
@@ -102,19 +115,41 @@ impl Fused {
                     Constant::U32("KEYS", keys),
                     Constant::U32("HEAD_VECTORS", head_vectors),
                     Constant::U32("VALUE_VECTORS", value_vectors),
-                    Constant::Bool("WIDE", self.wide),
                 ]);
                 (shader!("shared/fused_uniform"), FusedTiles::LANES, 0)
             }
         };
-        let lse = if self.lse { "" } else { "fn lse_put(o: u32, x: f32) {}\n" };
+        let mut stubs = String::new();
+        if !self.lse {
+            stubs.push_str("fn lse_put(o: u32, x: f32) {}\n");
+        }
+        stubs.push_str(if self.splits {
+            "fn out_put(o: u32, x: f32) {}\nfn out_put4(o: u32, x: vec4<f32>) {}\n"
+        } else {
+            "fn partial_put4(o: u32, x: vec4<f32>) {}\n"
+        });
+        let keys = match self.cache {
+            Some(cache) => {
+                constants.extend(cache.constants());
+                Cached::wgsl()
+            }
+            None => {
+                // GPUs check no indices that this would save.
+                let wide = self.wide || matches!(self.tiles, FusedTiles::Workgroup { .. });
+                constants.push(Constant::Bool("WIDE", wide));
+                ["", shader!("shared/keys_tensors")]
+            }
+        };
         let blocks = if self.mask.blocks { shader!("shared/fused_blocks") } else { NO_BLOCKS };
         let parts = [
             shader!("shared/view"),
             shader!("shared/online"),
             shader!("fused"),
             core,
-            lse,
+            shader!("shared/cache_params"),
+            keys[0],
+            keys[1],
+            &stubs,
             blocks,
             self.drop.wgsl(),
             &self.mask.wgsl(),
@@ -132,6 +167,8 @@ impl Fused {
     pub fn all() -> Vec<Self> {
         let plain = |tiles| Fused {
             tiles,
+            cache: None,
+            splits: false,
             dtype: DType::F32,
             width: Width::Four,
             put: Width::Four,
@@ -153,6 +190,22 @@ impl Fused {
             }
         }
         all.push(Fused { wide: true, ..plain(FusedTiles::MASKED[2]) });
+        for tiles in FusedTiles::MASKED {
+            all.push(Fused { splits: true, ..plain(tiles) });
+            for cache in Cached::all() {
+                let mask = mask::Parts { causal: true, ..mask::Parts::default() };
+                all.push(Fused { cache: Some(cache), mask: mask.in_cache(&cache), ..plain(tiles) });
+            }
+            let cache = Cached { format: Format::Q8, placement: Placement::Ring, groups: [32, 32] };
+            for mask in mask::Parts::all().into_iter().filter(|m| !m.blocks && !m.packed && !m.appended) {
+                all.push(Fused {
+                    cache: Some(cache),
+                    splits: true,
+                    mask: mask.in_cache(&cache),
+                    ..plain(tiles)
+                });
+            }
+        }
         all
     }
 }
