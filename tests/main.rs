@@ -4,6 +4,7 @@ mod harness;
 
 mod biases;
 mod block_maps;
+mod caches;
 mod contract;
 mod d2l;
 mod errors;

@@ -15,6 +15,7 @@
 //! ```
 
 mod attention;
+pub mod cache;
 pub mod compare;
 mod dropout;
 mod mask;
