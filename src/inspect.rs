@@ -7,7 +7,7 @@ use std::collections::HashSet;
 
 pub use crate::kernel::Field;
 use crate::kernel::{Variant as _, View};
-use crate::kernels::{self, Stage, mask, merge, project};
+use crate::kernels::{self, Stage, mask, merge, positions, project, turns};
 use crate::tensor::Access;
 
 /// One kernel variant: its text, and the Rust side's idea of its interface.
@@ -82,6 +82,16 @@ pub fn shared_structs() -> Vec<StructTable> {
             name: "Part",
             fields: project::Part::FIELDS.to_vec(),
             bytes: size_of::<project::Part>(),
+        },
+        StructTable {
+            name: "PositionParams",
+            fields: positions::PositionParams::FIELDS.to_vec(),
+            bytes: size_of::<positions::PositionParams>(),
+        },
+        StructTable {
+            name: "Turns",
+            fields: turns::Turns::FIELDS.to_vec(),
+            bytes: size_of::<turns::Turns>(),
         },
     ]
 }

@@ -1,5 +1,6 @@
 //! The Rust twin of every shader: parameters, bindings, variants, grid.
 
+pub(crate) mod add_positions;
 pub(crate) mod append_keys;
 pub(crate) mod average_weights;
 pub(crate) mod classify;
@@ -7,11 +8,14 @@ pub(crate) mod dropout;
 pub(crate) mod fused;
 pub(crate) mod mask;
 pub(crate) mod merge;
+pub(crate) mod positions;
 pub(crate) mod project;
+pub(crate) mod rotate;
 pub(crate) mod scores;
 pub(crate) mod slots;
 pub(crate) mod softmax;
 pub(crate) mod tile;
+pub(crate) mod turns;
 pub(crate) mod weighted_sum;
 
 use crate::kernel::{Kernel, Variant, Width};
@@ -37,6 +41,8 @@ pub(crate) enum Stage {
     Fused(fused::Fused),
     Merge(merge::Merge),
     Classify(classify::Classify),
+    Rotate(rotate::Rotate),
+    AddPositions(add_positions::AddPositions),
 }
 
 impl Variant for Stage {
@@ -51,6 +57,8 @@ impl Variant for Stage {
             Stage::Fused(_) => "attention.fused",
             Stage::Merge(_) => "attention.merge",
             Stage::Classify(_) => "attention.classify",
+            Stage::Rotate(_) => "attention.rotate",
+            Stage::AddPositions(_) => "attention.add_positions",
         }
     }
 
@@ -65,6 +73,8 @@ impl Variant for Stage {
             Stage::Fused(v) => v.describe(),
             Stage::Merge(v) => v.describe(),
             Stage::Classify(v) => v.describe(),
+            Stage::Rotate(v) => v.describe(),
+            Stage::AddPositions(v) => v.describe(),
         }
     }
 }
@@ -81,6 +91,8 @@ pub(crate) fn all() -> Vec<Stage> {
     all.extend(fused::Fused::all().into_iter().map(Stage::Fused));
     all.extend(merge::Merge::all().map(Stage::Merge));
     all.extend(classify::Classify::all().map(Stage::Classify));
+    all.extend(rotate::Rotate::all().map(Stage::Rotate));
+    all.extend(add_positions::AddPositions::all().map(Stage::AddPositions));
     all
 }
 
