@@ -53,8 +53,9 @@ impl Table {
     }
 }
 
-/// A rotary position embedding on a device: a table of 3072 · rotary_dim bytes, from which the rotation at any position
-/// up to [`MAX_POSITION`](super::MAX_POSITION) comes within a few units in the last place of f32. Clones are cheap.
+/// A rotary position embedding on a device: a table of `3072 · rotary_dim` bytes, from which the rotation at any
+/// position up to [`MAX_POSITION`](super::MAX_POSITION) comes within a few units in the last place of f32. Clones are
+/// cheap.
 #[derive(Clone, Debug)]
 pub struct Rope {
     config: RopeConfig,
@@ -92,8 +93,8 @@ impl Rope {
     }
 }
 
-/// The sinusoidal encoding of positions (Vaswani et al. 2017, "Attention is all you need") on a device: channel `2n` is
-/// `sin(position · base^(−2n / dim))`, channel `2n + 1` the cosine. A table of `3072 · dim` bytes gives it for every
+/// The sinusoidal encoding of positions (Vaswani et al. 2017, "Attention is all you need") on a device: channel `2n`
+/// is `sin(position · base^(−2n / dim))`, channel `2n + 1` the cosine. A table of `3072 · dim` bytes gives it for every
 /// position up to [`MAX_POSITION`](super::MAX_POSITION). Clones are cheap.
 #[derive(Clone, Debug)]
 pub struct Sinusoid {

@@ -34,8 +34,8 @@ fn check<T>(x: &[T], shape: [usize; 4], at: &At<HostTensor<u32>>) -> Result<(), 
 /// pairs, pair `n` of a row at position `p` by the angle `p · frequency[n]`, times the amplitude; the rest as it is.
 ///
 /// # Errors
-/// What [`RopeConfig::check`] refuses, slices that do not fit `shape`, a `rotary_dim` above dim, a start from which the
-/// rows reach past [`MAX_POSITION`].
+/// What [`RopeConfig::check`] refuses, slices that do not fit `shape`, a `rotary_dim` above dim, a start from which
+/// the rows reach past [`MAX_POSITION`].
 pub fn rotate<R: Real>(
     x: &[R],
     shape: [usize; 4],
@@ -95,8 +95,8 @@ pub fn rotate_by<R: Real>(
     Ok(out)
 }
 
-/// The sinusoidal encoding (Vaswani et al. 2017) of `length` positions from `start` on, `[length, dim]`: channel `2n` is
-/// `sin(position · base^(−2n / dim))`, channel `2n + 1` the cosine.
+/// The sinusoidal encoding (Vaswani et al. 2017) of `length` positions from `start` on, `[length, dim]`: channel `2n`
+/// is `sin(position · base^(−2n / dim))`, channel `2n + 1` the cosine.
 ///
 /// # Errors
 /// A width of 0 or above 65536, a base that is not finite and above 1, positions past [`MAX_POSITION`].
