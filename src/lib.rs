@@ -7,6 +7,7 @@
 //! | a `wgpu::Device`, and q, k, v in buffers | [`Attention`] |
 //! | activations and a layer's weights | [`MultiHeadAttention`] |
 //! | something to do between projection and attention | [`Projection`], then [`Attention`] |
+//! | queries and keys to rotate, activations to give positions | [`Positions`] |
 //! | attention over parts of the keys, to be combined | [`Merge`] |
 //! | sequences of different lengths in one call | [`Mask::packed`] |
 //! | a block-sparse pattern, or a mask that leaves whole blocks out | [`Mask::blocks`], [`Attention::classify`] |
@@ -66,6 +67,10 @@ pub use merge::{Merge, Partial};
 pub use multi_head::{LayerForward, LayerWeights, MultiHeadAttention};
 pub use pattern::{Pattern, PatternPart};
 pub use plan::{Path, Tiling};
+pub use position::{
+    AddPositions, At, MAX_POSITION, PositionTable, Positions, Rope, RopeConfig, RopeOrder, RopeScaling,
+    Rotate, Sinusoid,
+};
 pub use problem::{LayerConfig, Shape};
 pub use projection::{Linear, Projection, ProjectionForward};
 pub use record::Pipelines;

@@ -22,6 +22,7 @@ mod numbers;
 mod onnx;
 mod packed;
 mod patterns;
+mod positions;
 mod projection;
 mod property;
 mod property_layers;

@@ -386,7 +386,7 @@ impl Cache {
             }
         }
         if let Some(rope) = rope {
-            rope.check_channels(head_dim)?;
+            rope.check_width("k", k.shape())?;
         }
         let cached = self.config.cached();
         let units = CacheAppend::units(&cached);
@@ -404,7 +404,7 @@ impl Cache {
         };
         let mut tensors =
             vec![k.window(device), v.window(device), whole(cache_k), whole(cache_v), whole(&self.book)];
-        tensors.extend(rope.map(|rope| whole(rope.table())));
+        tensors.extend(rope.map(|rope| rope.view().window(device)));
         let call = Call {
             variant: Stage::CacheAppend(CacheAppend {
                 cache: cached,

@@ -1,5 +1,6 @@
 //! The Rust twin of every shader: parameters, bindings, variants, grid.
 
+pub(crate) mod add_positions;
 pub(crate) mod append_keys;
 pub(crate) mod average_weights;
 pub(crate) mod cache;
@@ -12,7 +13,9 @@ pub(crate) mod fused;
 pub(crate) mod mask;
 pub(crate) mod merge;
 pub(crate) mod merge_splits;
+pub(crate) mod positions;
 pub(crate) mod project;
+pub(crate) mod rotate;
 pub(crate) mod scores;
 pub(crate) mod slots;
 pub(crate) mod softmax;
@@ -47,6 +50,8 @@ pub(crate) enum Stage {
     CacheAdvance(cache_advance::CacheAdvance),
     CacheAppend(cache_append::CacheAppend),
     CacheCopy(cache_copy::CacheCopy),
+    Rotate(rotate::Rotate),
+    AddPositions(add_positions::AddPositions),
 }
 
 impl Variant for Stage {
@@ -65,6 +70,8 @@ impl Variant for Stage {
             Stage::CacheAdvance(_) => "attention.cache_advance",
             Stage::CacheAppend(_) => "attention.cache_append",
             Stage::CacheCopy(_) => "attention.cache_copy",
+            Stage::Rotate(_) => "attention.rotate",
+            Stage::AddPositions(_) => "attention.add_positions",
         }
     }
 
@@ -83,6 +90,8 @@ impl Variant for Stage {
             Stage::CacheAdvance(v) => v.describe(),
             Stage::CacheAppend(v) => v.describe(),
             Stage::CacheCopy(v) => v.describe(),
+            Stage::Rotate(v) => v.describe(),
+            Stage::AddPositions(v) => v.describe(),
         }
     }
 }
@@ -103,6 +112,8 @@ pub(crate) fn all() -> Vec<Stage> {
     all.extend(cache_advance::CacheAdvance::all().map(Stage::CacheAdvance));
     all.extend(cache_append::CacheAppend::all().map(Stage::CacheAppend));
     all.push(Stage::CacheCopy(cache_copy::CacheCopy));
+    all.extend(rotate::Rotate::all().map(Stage::Rotate));
+    all.extend(add_positions::AddPositions::all().map(Stage::AddPositions));
     all
 }
 
