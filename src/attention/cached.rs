@@ -97,6 +97,7 @@ impl Attention {
         call: &CachedForward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
+        call.cache.check_recorded()?;
         let problem = self.check_cached(call)?;
         self.record(&problem, scratch, |bound| dispatch(&mut pass(encoder, "attention"), bound))
     }
@@ -112,6 +113,7 @@ impl Attention {
         call: &CachedForward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
+        call.cache.check_recorded()?;
         self.record(&self.check_cached(call)?, scratch, |bound| dispatch(pass, bound))
     }
 

@@ -430,7 +430,6 @@ impl Cache {
 
     /// A layer as attention reads it. ragged: queries are those of the last advance.
     pub(crate) fn source(&self, layer: usize, ragged: bool) -> Result<CacheLayer<'_>, Error> {
-        self.check_recorded()?;
         let [k, v] = self.layer(layer)?;
         Ok(CacheLayer {
             k: whole(k),
@@ -458,7 +457,8 @@ impl Cache {
         self.pipelines.device()
     }
 
-    fn check_recorded(&self) -> Result<(), Error> {
+    /// Refuses to read what the device does not know yet.
+    pub(crate) fn check_recorded(&self) -> Result<(), Error> {
         if self.sequences.edits().is_empty() {
             return Ok(());
         }
