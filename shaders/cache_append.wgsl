@@ -147,7 +147,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             return;
         }
     }
-    let row = cached_row(b, h, position);
+    let row = row_of_position(rows_of(b, h), position);
     let unit = n % units;
     if unit < p.k_units {
         let r = Row(true, b, h, i, position, p.head_dim);

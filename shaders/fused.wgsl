@@ -65,6 +65,36 @@ fn put_total(z: u32, row: u32, split: u32, total: vec2<f32>) {
     partial_put4(o, vec4<f32>(total, 0.0, 0.0));
 }
 
+// The end of a row, from its maximum and the sum of its weights: what its sums are multiplied by, and what they are then
+// relative to. One invocation stores what there is besides out.
+fn row_end(own: vec2<f32>, z: u32, row: u32, split: u32, stores: bool) -> vec3<f32> {
+    if SPLITS {
+        if stores {
+            put_total(z, row, split, own);
+        }
+        return vec3<f32>(1.0, own.x, 1.0);
+    }
+    let none = p.mask.none;
+    let b = z / p.kv_heads;
+    let h = z % p.kv_heads * p.group + row % p.group;
+    let all = with_sink(own, b, h);
+    if HAS_LSE && stores {
+        lse_put(view_at(p.lse, b, h, row / p.group, 0u), lse_of(all, none));
+    }
+    // A sink may have raised the maximum.
+    return vec3<f32>(select(0.0, share_of(own.x, all, none), is_seen(own, none)), all);
+}
+
+// Four channels of a row.
+fn row_put(z: u32, row: u32, split: u32, col: u32, x: vec4<f32>) {
+    if SPLITS {
+        partial_put4(partial_of(z, row, split) + col, x);
+    } else {
+        let head = z % p.kv_heads * p.group + row % p.group;
+        put_out(z / p.kv_heads, head, row / p.group, col, x);
+    }
+}
+
 fn put_out(b: u32, h: u32, i: u32, col: u32, value: vec4<f32>) {
     let o = view_at(p.out, b, h, i, col);
     if OUT_IN_FOURS {
@@ -114,4 +144,51 @@ fn repaired(q: Query, col: u32, total: vec2<f32>, keys: vec2<u32>) -> vec4<f32> 
         }
     }
     return sum;
+}
+
+// The same of a row, if there is a NaN in what came out.
+fn row_repaired(z: u32, row: u32, col: u32, x: vec4<f32>, end: vec3<f32>, keys: vec2<u32>) -> vec4<f32> {
+    if any_nan(x) {
+        return repaired(query_of_row(z / p.kv_heads, z % p.kv_heads, row), col, end.yz, keys);
+    }
+    return x;
+}
+
+const LOG2_E: f32 = 1.4426950408889634;
+const LN_2: f32 = 0.6931471805599453;
+// Where scores are in units of log2, weights are exp2 of them, unless `changed` must see them.
+const UNIT: f32 = select(LOG2_E, 1.0, ASKS_PAIRS);
+// How far, in their units, a score may be above the maximum in use before that moves and the sums are scaled.
+const SLACK: f32 = 8.0;
+// The lowest finite number: below it is only −∞.
+const LOWEST: f32 = -0x1.fffffep+127f;
+
+// exp of a difference of scores.
+fn weight_of(x: f32) -> f32 {
+    return exp2(x * (LOG2_E / UNIT));
+}
+
+// A row's maximum and the sum of its weights, from one in the units of scores; none where it has seen nothing.
+fn own_total(top: f32, sum: f32) -> vec2<f32> {
+    return vec2<f32>(select(top * select(LN_2, 1.0, ASKS_PAIRS), p.mask.none, sum == 0.0), sum);
+}
+
+// The queries of some rows see keys of all.x .. all.y, and every query sees those in each.x .. each.y,
+// as far as intervals go.
+struct Range {
+    all: vec2<u32>,
+    each: vec2<u32>,
+}
+
+fn range_of(b: u32, kv_head: u32, row: u32, rows: u32) -> Range {
+    var r = Range(vec2<u32>(0xffffffffu, 0u), vec2<u32>(0u, 0xffffffffu));
+    for (var n = row; n < row + rows; n++) {
+        let query = query_of_row(b, kv_head, n);
+        if query.first < query.end {
+            r.all = vec2<u32>(min(r.all.x, query.first), max(r.all.y, query.end));
+        }
+        r.each = vec2<u32>(max(r.each.x, query.first), min(r.each.y, query.end));
+    }
+    r.all.x = min(r.all.x, r.all.y);
+    return r;
 }

@@ -133,7 +133,8 @@ fn name(label: &str, debug: &str) -> String {
         };
         match value {
             "false" | "None" => {}
-            "true" | "Some" | "Cached" | "Parts" | "Rows" | "Slots" => name = format!("{name} {key}"),
+            "true" | "Some" | "Blocks" | "Cached" | "FewUniform" | "FewWorkgroup" | "Parts" | "Rows"
+            | "Slots" => name = format!("{name} {key}"),
             _ => name = format!("{name} {key}={value}"),
         }
     }

@@ -1,6 +1,9 @@
 //! Which tiles a product is computed with: pure functions of its size and the device.
 
+use std::fmt;
+
 use crate::error::Error;
+use crate::kernels::cache::Format;
 use crate::problem::Shape;
 use crate::tensor::DeviceFacts;
 
@@ -133,6 +136,151 @@ pub(crate) enum FusedTiles {
     Workgroup { rows: u32, workgroup: u32, slice: u32, v_keys: u32 },
     /// `rows` packed rows per workgroup of [`LANES`](Self::LANES), blocks of `keys` keys, all of a row in variables.
     Uniform { rows: u32, keys: u32, head_vectors: u32, value_vectors: u32 },
+    /// Few packed rows, on GPUs.
+    FewWorkgroup(FewWorkgroup),
+    /// Few packed rows and packed keys, on software drivers.
+    FewUniform(FewUniform),
+}
+
+/// How keys and values are loaded: vectors of four words.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Blocks {
+    /// Vectors of four channels in one.
+    pub vectors: u32,
+    /// Of a key, of a value.
+    pub k: u32,
+    pub v: u32,
+    /// Whether channels share scales.
+    pub scaled: bool,
+}
+
+/// Tiles of `shared/decode_workgroup.wgsl`, which says what they are.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct FewWorkgroup {
+    pub blocks: Blocks,
+    pub rows: u32,
+    pub lane_rows: u32,
+    pub workgroup: u32,
+    pub key_lanes: u32,
+    pub key_fours: u32,
+    pub v_split: u32,
+    pub round: u32,
+    pub shared: bool,
+    pub subgroups: bool,
+}
+
+impl FewWorkgroup {
+    fn lanes(&self) -> u32 {
+        self.workgroup / (self.rows / self.lane_rows)
+    }
+
+    /// Fours of keys of a tile.
+    fn units(&self) -> u32 {
+        self.lanes() / self.key_lanes * self.key_fours
+    }
+
+    pub fn keys(&self) -> u32 {
+        4 * self.units()
+    }
+
+    /// Pieces of a value's words that a workgroup computes.
+    fn columns(&self) -> u32 {
+        (self.blocks.v * self.v_split).min(self.lanes())
+    }
+
+    fn slices(&self) -> u32 {
+        (self.blocks.v * self.v_split).div_ceil(self.columns())
+    }
+
+    /// Bytes of workgroup memory, as the shader declares it.
+    fn memory(&self) -> u32 {
+        let FewWorkgroup { blocks, rows, lane_rows, workgroup, key_lanes, key_fours, round, .. } = *self;
+        let words = rows * blocks.k.div_ceil(key_lanes) * key_lanes;
+        let none = self.subgroups || key_lanes == 1;
+        let partial = round * key_lanes * (workgroup / key_lanes + (8 / key_lanes).max(1));
+        let partial = if none { 0 } else { partial };
+        let weights = self.units() * (rows | 1) + if self.shared { 0 } else { partial };
+        let subsets = (self.lanes() / self.columns()).min(self.units());
+        let zeros = if self.units().is_multiple_of(subsets) { 0 } else { rows };
+        let tile = (weights.max(partial) + zeros).max(workgroup);
+        let fold = key_lanes.min(lane_rows * key_fours) * (lane_rows / key_lanes).max(1) * workgroup
+            / key_lanes
+            / rows;
+        let biases = if blocks.scaled { words } else { 1 };
+        16 * (words * blocks.vectors + tile)
+            + [rows * fold, rows, rows, rows, 2 * rows, 1, biases].map(words_in_vectors).iter().sum::<u32>()
+    }
+}
+
+// In names of kernels, which must not be long.
+
+impl fmt::Debug for Blocks {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let Blocks { vectors, k, v, scaled } = self;
+        write!(f, "{vectors}x{k}x{v}{}", if *scaled { "s" } else { "" })
+    }
+}
+
+impl fmt::Debug for FewWorkgroup {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let FewWorkgroup { blocks, rows, lane_rows, workgroup, key_lanes, key_fours, v_split, round, .. } =
+            self;
+        write!(
+            f,
+            "{blocks:?} rows={rows}x{lane_rows} lanes={workgroup}x{key_lanes} each={key_fours}x{v_split}x{round}"
+        )?;
+        write!(
+            f,
+            "{}{}",
+            if self.shared { " shared" } else { "" },
+            if self.subgroups { " subgroups" } else { "" }
+        )
+    }
+}
+
+impl fmt::Debug for FewUniform {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let FewUniform { blocks, rows, keys, step, chunk } = self;
+        write!(f, "{blocks:?} rows={rows} keys={keys}x{step}x{chunk}")
+    }
+}
+
+/// Bytes of a variable of so many words, which begins where a vector can.
+fn words_in_vectors(words: u32) -> u32 {
+    (4 * words).next_multiple_of(16)
+}
+
+/// Tiles of `shared/decode_uniform.wgsl`, which says what they are.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct FewUniform {
+    pub blocks: Blocks,
+    pub rows: u32,
+    pub keys: u32,
+    pub step: u32,
+    pub chunk: u32,
+}
+
+impl FewUniform {
+    /// Bytes of workgroup memory, as the shader declares it.
+    fn memory(&self) -> u32 {
+        let FewUniform { blocks, rows, chunk, .. } = *self;
+        let lanes = FusedTiles::LANES;
+        let spread = if lanes / blocks.v > 1 { lanes * blocks.vectors } else { 1 };
+        16 * (blocks.k * blocks.vectors * rows + spread)
+            + [chunk * rows, 2 * rows * lanes, 1].map(words_in_vectors).iter().sum::<u32>()
+    }
+}
+
+/// What a plan must know of keys and values besides their dimensions.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KeySource {
+    /// Most that a query may see.
+    pub most: usize,
+    pub format: Format,
+    /// Whether they are in a cache.
+    pub cached: bool,
+    /// Whether the kernels for few rows can take the call: they neither skip tiles by a block map nor drop weights.
+    pub simple: bool,
 }
 
 impl FusedTiles {
@@ -140,8 +288,6 @@ impl FusedTiles {
     pub const KEYS: u32 = 64;
     pub const CHUNK: u32 = 16;
     pub const P_KEYS: u32 = 32;
-    /// Keys of a split are a multiple of this.
-    pub const SPLIT_STEP: u32 = 64;
 
     /// Invocations of a workgroup of the uniform form: as wide as software drivers' subgroups are.
     pub const LANES: u32 = 8;
@@ -159,6 +305,8 @@ impl FusedTiles {
     fn rows(self) -> usize {
         match self {
             FusedTiles::Workgroup { rows, .. } | FusedTiles::Uniform { rows, .. } => rows as usize,
+            FusedTiles::FewWorkgroup(few) => few.rows as usize,
+            FusedTiles::FewUniform(few) => few.rows as usize,
         }
     }
 
@@ -167,14 +315,34 @@ impl FusedTiles {
         match self {
             FusedTiles::Workgroup { slice, .. } => slice as usize,
             FusedTiles::Uniform { value_vectors, .. } => value_vectors as usize * 4,
+            FusedTiles::FewWorkgroup(few) => {
+                (few.blocks.v * few.blocks.vectors * 4).div_ceil(few.slices()) as usize
+            }
+            FusedTiles::FewUniform(few) => (few.blocks.v * few.blocks.vectors * 4) as usize,
+        }
+    }
+
+    /// Workgroups side by side that compute all channels of out.
+    fn slices(self, value_dim: usize) -> usize {
+        match self {
+            FusedTiles::FewWorkgroup(few) => few.slices() as usize,
+            _ => value_dim.div_ceil(self.slice()),
+        }
+    }
+
+    /// Keys of a split are a multiple of this: whole tiles.
+    pub fn split_step(self) -> u32 {
+        match self {
+            FusedTiles::FewWorkgroup(few) => few.keys().max(64),
+            _ => 64,
         }
     }
 
     /// Least keys of a split: fewer are not worth a workgroup's beginning and end.
     pub fn split_least(self) -> u32 {
         match self {
-            FusedTiles::Workgroup { .. } => 128,
-            FusedTiles::Uniform { .. } => 256,
+            FusedTiles::Workgroup { .. } | FusedTiles::FewWorkgroup(_) => 128,
+            FusedTiles::Uniform { .. } | FusedTiles::FewUniform(_) => 256,
         }
     }
 
@@ -182,13 +350,20 @@ impl FusedTiles {
     fn enough(self) -> usize {
         match self {
             FusedTiles::Workgroup { .. } => 2 * FULL,
-            FusedTiles::Uniform { .. } => 16,
+            // Small ones, of which each core takes several.
+            FusedTiles::FewWorkgroup(_) => 4 * FULL,
+            FusedTiles::Uniform { .. } | FusedTiles::FewUniform(_) => 16,
         }
     }
 
     /// Bytes of workgroup memory, as the shader declares it.
     pub fn workgroup_memory(self) -> u32 {
-        let FusedTiles::Workgroup { rows, slice, v_keys, .. } = self else { return 0 };
+        let (rows, slice, v_keys) = match self {
+            FusedTiles::Workgroup { rows, slice, v_keys, .. } => (rows, slice, v_keys),
+            FusedTiles::Uniform { .. } => return 0,
+            FusedTiles::FewWorkgroup(few) => return few.memory(),
+            FusedTiles::FewUniform(few) => return few.memory(),
+        };
         let (keys, chunk, p_keys) = (Self::KEYS, Self::CHUNK, Self::P_KEYS);
         // In vectors: q and k, each fourth row shifted by one; or weights and v; or maxima by lane.
         let qk = (rows + keys) * chunk / 4 + (rows + keys) / 4;
@@ -242,19 +417,22 @@ const MOST_SPLITS: usize = 128;
 /// Tiles, workgroups and dispatches of the fused kernel. keys: most that a query may see.
 pub(crate) fn fused(
     shape: &Shape,
-    keys: usize,
+    keys: &KeySource,
     tuning: &Tuning,
     device: &DeviceFacts,
 ) -> Result<FusedPlan, Error> {
     let rows = shape.q_len * shape.group();
     let heads = shape.batch * shape.kv_heads;
     let tiles = if tuning.tiling.uniform(device) {
-        fused_uniform(rows, shape.head_dim.div_ceil(4), shape.value_dim.div_ceil(4))
+        let few = few_uniform(rows, shape, keys).map(FusedTiles::FewUniform);
+        few.unwrap_or_else(|| fused_uniform(rows, shape.head_dim.div_ceil(4), shape.value_dim.div_ceil(4)))
     } else {
-        fused_workgroup(rows, shape.value_dim, heads, device)
+        let few = few_workgroup(rows, shape, keys, device).map(FusedTiles::FewWorkgroup);
+        few.unwrap_or_else(|| fused_workgroup(rows, shape.value_dim, heads, device))
     };
+    let keys = keys.most;
     let row_tiles = rows.div_ceil(tiles.rows());
-    let slices = shape.value_dim.div_ceil(tiles.slice());
+    let slices = tiles.slices(shape.value_dim);
     let splits = splits(tiles, row_tiles.saturating_mul(slices).saturating_mul(heads), keys, tuning)?;
     let grid = [row_tiles.saturating_mul(splits), slices, heads];
     let pairs = tiles.rows() as f64 * keys.div_ceil(splits) as f64;
@@ -287,6 +465,125 @@ fn splits(tiles: FusedTiles, workgroups: usize, keys: usize, tuning: &Tuning) ->
             Ok(wanted.min(keys / tiles.split_least() as usize).clamp(1, MOST_SPLITS))
         }
     }
+}
+
+impl KeySource {
+    /// The words of rows as wide as `shape` says.
+    fn blocks(&self, shape: &Shape) -> Blocks {
+        // Tensors are loaded four channels at a time.
+        let vectors = if self.cached { self.format.per_word() } else { 1 };
+        let of = |dim: usize| dim.div_ceil(4 * vectors) as u32;
+        let scaled = self.cached && self.format.is_scaled();
+        Blocks { vectors: vectors as u32, k: of(shape.head_dim), v: of(shape.value_dim), scaled }
+    }
+}
+
+/// Few rows on GPUs, where q, weights and sums of lanes fit in workgroup memory.
+fn few_workgroup(rows: usize, shape: &Shape, keys: &KeySource, device: &DeviceFacts) -> Option<FewWorkgroup> {
+    if rows > 16 || !keys.simple {
+        return None;
+    }
+    let blocks = keys.blocks(shape);
+    let rows = rows.next_power_of_two() as u32;
+    // Sums of more rows, or more of a word's channels, take more registers than most GPUs give without loss.
+    let lane_rows = rows.min(if blocks.scaled { 4 } else { 8 });
+    // Lanes of a key: as few idle as can be, then as many as can be.
+    let waste = |lanes: u32| blocks.k.div_ceil(lanes) * lanes;
+    let allowed = |lanes: u32| device.subgroup_min == 0 || lanes <= device.subgroup_min;
+    let mut key_lanes =
+        [8, 4, 2, 1].into_iter().filter(|n| *n >= blocks.k.min(4)).min_by_key(|n| waste(*n)).unwrap_or(8);
+    if blocks.scaled && blocks.k.is_multiple_of(16) && allowed(16) {
+        key_lanes = 16;
+    }
+    let mut v_split = 1;
+    while v_split < blocks.vectors && (blocks.vectors / v_split * lane_rows > 8 || blocks.v * v_split < 8) {
+        v_split *= 2;
+    }
+    let subgroups = device.subgroup_min >= key_lanes;
+    let halves = rows / lane_rows;
+    let fours: &[u32] = if lane_rows <= 2 { &[2, 1] } else { &[1] };
+    let limit = device.workgroup_memory.min(16384);
+    for workgroup in [128 * halves, 64 * halves].into_iter().filter(|n| *n <= 256) {
+        for key_fours in fours {
+            for round in [2, 1].into_iter().filter(|n| *n <= lane_rows * key_fours) {
+                for shared in [false, true] {
+                    let few = FewWorkgroup {
+                        blocks,
+                        rows,
+                        lane_rows,
+                        workgroup,
+                        key_lanes,
+                        key_fours: *key_fours,
+                        v_split,
+                        round,
+                        shared,
+                        subgroups,
+                    };
+                    if few.memory() <= limit {
+                        return Some(few);
+                    }
+                }
+            }
+        }
+    }
+    None
+}
+
+/// Few rows of packed keys on software drivers. Keys of a block, keys added at a time and keys between barriers as
+/// measured with lavapipe 26; where others are not faster than `fused_uniform`, none.
+fn few_uniform(rows: usize, shape: &Shape, keys: &KeySource) -> Option<FewUniform> {
+    let narrow = shape.head_dim <= 64;
+    let (keys_each, step, chunk) = match (keys.format, rows) {
+        _ if !keys.cached || !keys.simple || shape.head_dim.max(shape.value_dim) > 256 => return None,
+        (Format::F16, 1..=4) if !narrow => (16, if shape.value_dim <= 128 { 4 } else { 2 }, 512),
+        (Format::Q8, 1) => (32, 4, 1024),
+        (Format::Q8, 2..=4) if shape.head_dim > 128 => (16, 2, 512),
+        (Format::Q8, 2..=4) => (32, if narrow { 4 } else { 2 }, 512),
+        (Format::Q4, 1) => (16, 4, 1024),
+        (Format::Q4, 2..=4) => (if narrow { 32 } else { 16 }, 2, 512),
+        (Format::Q4, 5..=8) => (16, 2, 256),
+        _ => return None,
+    };
+    let few = FewUniform {
+        blocks: keys.blocks(shape),
+        rows: rows.next_power_of_two() as u32,
+        keys: keys_each,
+        step,
+        chunk,
+    };
+    // Eight rows of 256 channels do not fit.
+    (few.memory() <= 16384).then_some(few)
+}
+
+/// Tiles for few rows of every kind, worth checking with keys of `format` in a cache, or with tensors.
+pub(crate) fn few_tiles(format: Option<Format>) -> Vec<FusedTiles> {
+    let keys = KeySource {
+        most: 4096,
+        format: format.unwrap_or(Format::F32),
+        cached: format.is_some(),
+        simple: true,
+    };
+    let mut all = Vec::new();
+    for (rows, head_dim, value_dim) in [
+        (1, 13, 65),
+        (1, 64, 64),
+        (2, 128, 128),
+        (4, 128, 128),
+        (8, 128, 64),
+        (8, 256, 256),
+        (16, 128, 128),
+        (4, 512, 512),
+    ] {
+        let shape = Shape { q_len: rows, value_dim, ..Shape::new(1, 1, 1, head_dim) };
+        for subgroup_min in [0, 8, 32] {
+            let device = DeviceFacts { workgroup_memory: 16384, subgroup_min, ..DeviceFacts::LEAST };
+            all.extend(few_workgroup(rows, &shape, &keys, &device).map(FusedTiles::FewWorkgroup));
+        }
+        all.extend(few_uniform(rows, &shape, &keys).map(FusedTiles::FewUniform));
+    }
+    let mut seen = std::collections::HashSet::new();
+    all.retain(|tiles| seen.insert(*tiles));
+    all
 }
 
 /// The form for GPUs: as many rows as there are, as long as enough workgroups remain.
@@ -413,16 +710,7 @@ impl FusedPlan {
 mod tests {
     use super::*;
 
-    const DEVICE: DeviceFacts = DeviceFacts {
-        f16: true,
-        software: false,
-        max_binding_bytes: 1 << 30,
-        offset_alignment: 256,
-        max_storage_buffers: 8,
-        max_workgroups: 65535,
-        max_invocations: 256,
-        workgroup_memory: 16384,
-    };
+    const DEVICE: DeviceFacts = DeviceFacts { f16: true, max_binding_bytes: 1 << 30, ..DeviceFacts::LEAST };
 
     #[test]
     fn uniform_tiles_leave_room_for_their_code() {

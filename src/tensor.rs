@@ -331,14 +331,31 @@ pub(crate) struct DeviceFacts {
     pub max_workgroups: u32,
     pub max_invocations: u32,
     pub workgroup_memory: u32,
+    /// Fewest invocations of a subgroup, 0 where kernels may not use subgroups.
+    pub subgroup_min: u32,
 }
 
 impl DeviceFacts {
+    /// What every WebGPU device has.
+    pub const LEAST: DeviceFacts = DeviceFacts {
+        f16: false,
+        software: false,
+        max_binding_bytes: 128 << 20,
+        offset_alignment: 256,
+        max_storage_buffers: 8,
+        max_workgroups: 65535,
+        max_invocations: 256,
+        workgroup_memory: 16384,
+        subgroup_min: 0,
+    };
+
     pub fn of(device: &wgpu::Device) -> Self {
         let limits = device.limits();
+        let info = device.adapter_info();
+        let subgroups = device.features().contains(wgpu::Features::SUBGROUP);
         DeviceFacts {
             f16: device.features().contains(wgpu::Features::SHADER_F16),
-            software: device.adapter_info().device_type == wgpu::DeviceType::Cpu,
+            software: info.device_type == wgpu::DeviceType::Cpu,
             max_binding_bytes: limits.max_storage_buffer_binding_size,
             offset_alignment: u64::from(limits.min_storage_buffer_offset_alignment),
             max_storage_buffers: limits.max_storage_buffers_per_shader_stage,
@@ -347,6 +364,7 @@ impl DeviceFacts {
                 .max_compute_invocations_per_workgroup
                 .min(limits.max_compute_workgroup_size_x),
             workgroup_memory: limits.max_compute_workgroup_storage_size,
+            subgroup_min: if subgroups { info.subgroup_min_size } else { 0 },
         }
     }
 }

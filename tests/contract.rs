@@ -26,6 +26,9 @@ impl Parsed {
         let mut capabilities = if f16 { Capabilities::SHADER_FLOAT16 } else { Capabilities::empty() };
         // WebGPU itself packs and unpacks halves.
         capabilities |= Capabilities::SHADER_FLOAT16_IN_FLOAT32;
+        if wgsl.contains("subgroup") {
+            capabilities |= Capabilities::SUBGROUP;
+        }
         let info = Validator::new(ValidationFlags::all(), capabilities)
             .validate(&module)
             .map_err(|e| e.emit_to_string(wgsl))?;

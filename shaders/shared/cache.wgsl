@@ -55,18 +55,48 @@ fn cached_key(t: u32, shift: u32) -> u32 {
     return t + select(0u, shift, t >= p.cache.sinks);
 }
 
-// The row of position j, for a head.
-fn cached_row(b: u32, kv_head: u32, j: u32) -> u32 {
-    var page = b;
-    var slot = j;
-    if LAYOUT == RING {
-        if j >= p.cache.sinks {
-            slot = p.cache.sinks + (j - p.cache.sinks) % p.cache.window;
-        }
+// Where the rows of a sequence and head lie. Read once: drivers load uniforms again in every turn of a loop.
+struct Rows {
+    first: u32,     // row of slot 0, of the page 0 if paged
+    stride: u32,    // rows from page to page
+    bits: u32,      // log2 of a page's slots
+    table: u32,
+    sinks: u32,
+    window: u32,
+    shift: u32,     // positions overwritten after the sinks
+    turned: u32,    // by how many slots that has moved the token after the sinks
+}
+
+fn rows_of(b: u32, kv_head: u32) -> Rows {
+    let len = p.cache.page_len;
+    let shift = cached_shift(b);
+    var first = kv_head * len;
+    if LAYOUT != PAGED {
+        first += b * p.cache.kv_heads * len;
     }
+    let table = p.cache.table + b * p.cache.pages_each;
+    return Rows(first, p.cache.kv_heads * len, p.cache.page_bits, table, p.cache.sinks, p.cache.window, shift,
+        shift % p.cache.window);
+}
+
+// The row of the t-th token left.
+fn row_of_token(r: Rows, t: u32) -> u32 {
     if LAYOUT == PAGED {
-        page = book_at(p.cache.table + b * p.cache.pages_each + (j >> p.cache.page_bits));
-        slot = j & (p.cache.page_len - 1u);
+        let page = book_at(r.table + (t >> r.bits));
+        return page * r.stride + r.first + (t & ((1u << r.bits) - 1u));
     }
-    return (page * p.cache.kv_heads + kv_head) * p.cache.page_len + slot;
+    if LAYOUT == RING {
+        let n = t - r.sinks + r.turned;
+        let slot = r.sinks + n - select(0u, r.window, n >= r.window);
+        return r.first + select(slot, t, t < r.sinks);
+    }
+    return r.first + t;
+}
+
+// The row that a new token at position j gets.
+fn row_of_position(r: Rows, j: u32) -> u32 {
+    if LAYOUT == RING {
+        return r.first + select(r.sinks + (j - r.sinks) % r.window, j, j < r.sinks);
+    }
+    return row_of_token(r, j);
 }

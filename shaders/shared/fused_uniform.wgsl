@@ -20,33 +20,6 @@
 const Q: u32 = ROWS / LANES;
 // Sums per score, added at the end: a chain of additions that depend on each other waits for each.
 const CHAINS: u32 = select(1u, 4u, Q * KEYS <= 3u);
-const LOG2_E: f32 = 1.4426950408889634;
-const LN_2: f32 = 0.6931471805599453;
-// Scores are in units of log2, so that weights are exp2 of them, unless `changed` must see them.
-const UNIT: f32 = select(LOG2_E, 1.0, ASKS_PAIRS);
-// How far, in their units, a score may be above the maximum in use before that moves and the sums are scaled.
-const SLACK: f32 = 8.0;
-// The lowest finite number: below it is only −∞.
-const LOWEST: f32 = -0x1.fffffep+127f;
-
-// The queries of a tile see keys of all.x .. all.y, and every query sees those in each.x .. each.y,
-// as far as intervals go.
-struct Range {
-    all: vec2<u32>,
-    each: vec2<u32>,
-}
-
-fn range_of(b: u32, kv_head: u32, row: u32, rows: u32) -> Range {
-    var r = Range(vec2<u32>(0xffffffffu, 0u), vec2<u32>(0u, 0xffffffffu));
-    for (var n = row; n < row + rows; n++) {
-        let query = query_of_row(b, kv_head, n);
-        if query.first < query.end {
-            r.all = vec2<u32>(min(r.all.x, query.first), max(r.all.y, query.end));
-        }
-        r.each = vec2<u32>(max(r.each.x, query.first), min(r.each.y, query.end));
-    }
-    return r;
-}
 
 // Arrays of vectors are nested: Mesa unrolls a loop of up to 32 turns, and any that has as many turns as
 // the array that it walks has elements.
@@ -54,11 +27,6 @@ const HEAD_PART: u32 = min(HEAD_VECTORS, 16u);
 const HEAD_PARTS: u32 = (HEAD_VECTORS + HEAD_PART - 1u) / HEAD_PART;
 const VALUE_PART: u32 = min(VALUE_VECTORS, 16u);
 const VALUE_PARTS: u32 = (VALUE_VECTORS + VALUE_PART - 1u) / VALUE_PART;
-
-// exp of a difference of scores.
-fn weight_of(x: f32) -> f32 {
-    return exp2(x * (LOG2_E / UNIT));
-}
 
 // Always true. The loop in it makes the loop around it not an innermost one: LLVM turns the bounds checks
 // of an innermost loop's loads from conditional moves into branches, which is slower.
@@ -262,50 +230,20 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     }
 
     for (var r = 0u; r < Q; r++) {
-        if row0 + r * LANES + lane < packed {
-            let query = queries[r];
-            let sum = total[r] + lost[r];
-            let m = top[r] * select(LN_2, 1.0, ASKS_PAIRS);
-            let own_total = vec2<f32>(select(m, none, sum == 0.0), sum);
-            if SPLITS {
-                let to = partial_of(z, row0 + r * LANES + lane, split) + col0;
-                for (var part = 0u; part < VALUE_PARTS; part++) {
-                    for (var n = 0u; n < VALUE_PART; n++) {
-                        let d = part * VALUE_PART + n;
-                        if d < VALUE_VECTORS && col0 + d * 4u >= own {
-                            var x = sums[r][part][n];
-                            if any_nan(x) {
-                                x = repaired(query, col0 + d * 4u, vec2<f32>(m, 1.0), range.all);
-                            }
-                            partial_put4(to + d * 4u, x);
-                        }
-                    }
-                }
-                if own == 0u {
-                    put_total(z, row0 + r * LANES + lane, split, own_total);
-                }
-                continue;
-            }
-            let all_total = with_sink(own_total, query.b, query.h);
-            // A sink may have raised the maximum.
-            let scale = select(0.0, share_of(own_total.x, all_total, none), is_seen(own_total, none));
+        let row = row0 + r * LANES + lane;
+        if row < packed {
+            let end = row_end(own_total(top[r], total[r] + lost[r]), z, row, split, own == 0u);
             for (var part = 0u; part < VALUE_PARTS; part++) {
                 for (var n = 0u; n < VALUE_PART; n++) {
                     let d = part * VALUE_PART + n;
                     if d < VALUE_VECTORS {
                         let col = col0 + d * 4u;
                         if col >= own {
-                            var x = sums[r][part][n] * scale;
-                            if any_nan(x) {
-                                x = repaired(query, col, all_total, range.all);
-                            }
-                            put_out(b, query.h, query.i, col, x);
+                            let x = sums[r][part][n] * end.x;
+                            row_put(z, row, split, col, row_repaired(z, row, col, x, end, range.all));
                         }
                     }
                 }
-            }
-            if HAS_LSE && own == 0u {
-                lse_put(view_at(p.lse, b, query.h, query.i, 0u), lse_of(all_total, none));
             }
         }
     }

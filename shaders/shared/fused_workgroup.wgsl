@@ -144,26 +144,6 @@ fn next_tile(b: u32, kv_head: u32, row0: u32, last_row: u32, j: u32, end: u32) -
     return vec2<u32>(end, 0u);
 }
 
-// The end of a row of the tile, from its maximum and the sum of its weights: what its sums are multiplied by, and both
-// with a sink. Stores lse.
-fn row_end(own: vec2<f32>, z: u32, split: u32, n: u32, row0: u32, last_row: u32, col0: u32) -> vec3<f32> {
-    let none = p.mask.none;
-    let place = row_place[n];
-    let b = z / p.kv_heads;
-    if SPLITS {
-        if col0 == 0u && row0 + n <= last_row {
-            put_total(z, row0 + n, split, own);
-        }
-        return vec3<f32>(1.0, own.x, 1.0);
-    }
-    let all = with_sink(own, b, place.x);
-    if HAS_LSE && col0 == 0u && row0 + n <= last_row {
-        lse_put(view_at(p.lse, b, place.x, place.y, 0u), lse_of(all, none));
-    }
-    // A sink may have raised the maximum.
-    return vec3<f32>(select(0.0, share_of(own.x, all, none), is_seen(own, none)), all.x, all.y);
-}
-
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let rows = p.mask.q_len * p.group;
@@ -517,11 +497,12 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
             total += tile[n * PARTS_STEP + lane];
         }
         let top = row_top[lane];
+        let row = row0 + lane * 4u;
         let ends = mat4x3<f32>(
-            row_end(vec2<f32>(top.x, total.x), z, split, lane * 4u, row0, last_row, col0),
-            row_end(vec2<f32>(top.y, total.y), z, split, lane * 4u + 1u, row0, last_row, col0),
-            row_end(vec2<f32>(top.z, total.z), z, split, lane * 4u + 2u, row0, last_row, col0),
-            row_end(vec2<f32>(top.w, total.w), z, split, lane * 4u + 3u, row0, last_row, col0),
+            row_end(vec2<f32>(top.x, total.x), z, min(row, last_row), split, row <= last_row && col0 == 0u),
+            row_end(vec2<f32>(top.y, total.y), z, min(row + 1u, last_row), split, row + 1u <= last_row && col0 == 0u),
+            row_end(vec2<f32>(top.z, total.z), z, min(row + 2u, last_row), split, row + 2u <= last_row && col0 == 0u),
+            row_end(vec2<f32>(top.w, total.w), z, min(row + 3u, last_row), split, row + 3u <= last_row && col0 == 0u),
         );
         let rows_ends = transpose(ends);
         row_factor[lane] = rows_ends[0];
@@ -532,17 +513,12 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
     var broken = 0u;
     for (var r = 0u; r < ROWS_EACH; r++) {
         let row = row0 + y * ROWS_EACH + r;
-        let place = row_place[y * ROWS_EACH + r];
         let scale = row_factor[my_rows + r / 4u][r % 4u];
         for (var n = 0u; n < OUT_VECTORS; n++) {
             let col = col0 + (n * LANES_X + x) * 4u;
             let sum = sums[r * OUT_VECTORS + n] * scale;
             if row <= last_row && col < value_dim {
-                if SPLITS {
-                    partial_put4(partial_of(z, row, split) + col, sum);
-                } else {
-                    put_out(b, place.x, place.y, col, sum);
-                }
+                row_put(z, row, split, col, sum);
                 broken |= select(0u, 1u << (r * OUT_VECTORS + n), any_nan(sum));
             }
         }
@@ -554,11 +530,6 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
         let col = col0 + (n % OUT_VECTORS * LANES_X + x) * 4u;
         let q = query_of(b, row_place[row].x, row_place[row].y);
         let total = vec2<f32>(row_top[row / 4u][row % 4u], row_origin[row / 4u][row % 4u]);
-        let sum = repaired(q, col, total, keys.xy);
-        if SPLITS {
-            partial_put4(partial_of(z, row0 + row, split) + col, sum);
-        } else {
-            put_out(b, q.h, q.i, col, sum);
-        }
+        row_put(z, row0 + row, split, col, repaired(q, col, total, keys.xy));
     }
 }

@@ -1,81 +1,107 @@
-// Keys and values in a cache: which row a key is in, and four of its channels.
+// Keys and values in a cache: which row a key is in, what its words hold.
 //
-// FORMAT: F32, F16, Q8 or Q4. Eight channels of Q4 are a word: its byte n holds channel n below and channel n + 4 above,
-// each plus 8. K_GROUP, V_GROUP: channels that share a scale. Past the last channel rows hold zeros, as far as their
-// vectors go.
+// FORMAT: F32, F16, Q8 or Q4; a vector of four words has VECTORS vectors of four channels. Eight channels of Q4 are a
+// word: its byte n holds channel n below and channel n + 4 above, each plus 8. K_GROUP, V_GROUP: channels that share a
+// scale. Past the last channel rows hold zeros, as far as their vectors go.
 
 const F32: u32 = 0u;
 const F16: u32 = 1u;
 const Q8: u32 = 2u;
 const Q4: u32 = 3u;
 const SCALED: bool = FORMAT >= Q8;
-const CHANNELS: array<u32, 4> = array<u32, 4>(1u, 2u, 4u, 8u);
-const PER_WORD: u32 = CHANNELS[FORMAT];
+const CHANNELS: u32 = VECTORS * 4u;
+// What is to be taken from `unpacked`.
+const BIAS: f32 = select(select(0.0, 128.0, FORMAT == Q8), 8.0, FORMAT == Q4);
 
+// The keys or the values of one sequence and head. vectors, groups: of a row; col: the first channel.
 struct Source {
-    b: u32,
-    kv_head: u32,
-    shift: u32,
+    rows: Rows,
+    vectors: u32,
+    groups: u32,
+    scales: u32,
     col: u32,
 }
 
 fn k_source(b: u32, kv_head: u32) -> Source {
-    return Source(b, kv_head, cached_shift(b), 0u);
+    return Source(rows_of(b, kv_head), p.cache.k_words / 4u, p.cache.k_groups, p.cache.k_scales, 0u);
 }
 
 fn v_source(b: u32, kv_head: u32, col: u32) -> Source {
-    return Source(b, kv_head, cached_shift(b), col);
+    return Source(rows_of(b, kv_head), p.cache.v_words / 4u, p.cache.v_groups, p.cache.v_scales, col);
 }
 
 fn row_of(s: Source, t: u32) -> u32 {
-    return cached_row(s.b, s.kv_head, cached_key(t, s.shift));
+    return row_of_token(s.rows, t);
 }
 
-// Channels d .. d + 4 of what a word holds, of F16 with the next word.
-fn unpacked(word: u32, next: u32, d: u32) -> vec4<f32> {
-    if FORMAT == F16 {
-        return vec4<f32>(unpack2x16float(word), unpack2x16float(next));
-    }
-    if FORMAT == Q8 {
-        return vec4<f32>(unpack4xI8(word));
-    }
-    return vec4<f32>(unpack4xU8((word >> (d / 4u % 2u * 4u)) & 0x0f0f0f0fu)) - 8.0;
+// The first vector of a row. Not negative in bytes, as an i32: that saves a check per load.
+fn first_of(s: Source, row: u32) -> u32 {
+    return (row * s.vectors) & 0x03ffffffu;
 }
 
-fn k_scale(row: u32, d: u32) -> f32 {
-    let o = p.cache.k_scales + row * p.cache.k_groups + d / K_GROUP;
+fn k_word(s: Source, row: u32, n: u32) -> vec4<u32> {
+    return cache_k[first_of(s, row) + n];
+}
+
+fn v_word(s: Source, row: u32, n: u32) -> vec4<u32> {
+    return cache_v[first_of(s, row) + n];
+}
+
+// What the channels of a row's n-th vector are to be multiplied by.
+fn k_scale(s: Source, row: u32, n: u32) -> f32 {
+    if !SCALED {
+        return 1.0;
+    }
+    let o = (s.scales + row * s.groups + n * CHANNELS / K_GROUP) & 0x0fffffffu;
     return bitcast<f32>(cache_k[o / 4u][o % 4u]);
 }
 
-fn v_scale(row: u32, d: u32) -> f32 {
-    let o = p.cache.v_scales + row * p.cache.v_groups + d / V_GROUP;
+fn v_scale(s: Source, row: u32, n: u32) -> f32 {
+    if !SCALED {
+        return 1.0;
+    }
+    let o = (s.scales + row * s.groups + n * CHANNELS / V_GROUP) & 0x0fffffffu;
     return bitcast<f32>(cache_v[o / 4u][o % 4u]);
 }
 
-fn k_four(s: Source, row: u32, d: u32) -> vec4<f32> {
-    // Not negative as an i32: see shared/keys_tensors.wgsl.
-    let o = (row * p.cache.k_words & 0x3ffffffcu) + d / PER_WORD;
+// The i-th four channels of a vector of words, plus BIAS: few instructions where bytes are converted as they are.
+fn unpacked(word: vec4<u32>, i: u32) -> vec4<f32> {
     if FORMAT == F32 {
-        return bitcast<vec4<f32>>(cache_k[o / 4u]);
+        return bitcast<vec4<f32>>(word);
     }
-    let next = o + select(0u, 1u, FORMAT == F16);
-    let x = unpacked(cache_k[o / 4u][o % 4u], cache_k[next / 4u][next % 4u], d);
-    if SCALED {
-        return x * k_scale(row, d);
+    if FORMAT == F16 {
+        return vec4<f32>(unpack2x16float(word[2u * i % 4u]), unpack2x16float(word[2u * i % 4u + 1u]));
+    }
+    if FORMAT == Q8 {
+        return vec4<f32>(unpack4xU8(word[i % 4u] ^ 0x80808080u));
+    }
+    return vec4<f32>(unpack4xU8((word[i / 2u % 4u] >> (i % 2u * 4u)) & 0x0f0f0f0fu));
+}
+
+// All channels of a vector of words.
+fn opened(word: vec4<u32>) -> array<vec4<f32>, VECTORS> {
+    var x: array<vec4<f32>, VECTORS>;
+    for (var i = 0u; i < VECTORS; i++) {
+        if SCALED {
+            // Shifted up and down with their signs.
+            let n = select(word[i % 4u], word[i / 2u % 4u] ^ 0x88888888u, FORMAT == Q4);
+            let up = select(vec4<u32>(24u, 16u, 8u, 0u), vec4<u32>(28u, 20u, 12u, 4u) - i % 2u * 4u, FORMAT == Q4);
+            x[i] = vec4<f32>((vec4<i32>(i32(n)) << up) >> vec4<u32>(select(24u, 28u, FORMAT == Q4)));
+        } else {
+            x[i] = unpacked(word, i);
+        }
     }
     return x;
+}
+
+// From channel d on, scaled.
+fn k_four(s: Source, row: u32, d: u32) -> vec4<f32> {
+    let n = d / CHANNELS;
+    return (unpacked(k_word(s, row, n), d / 4u % VECTORS) - BIAS) * k_scale(s, row, n);
 }
 
 fn v_four(s: Source, row: u32, from_col: u32) -> vec4<f32> {
     let d = s.col + from_col;
-    let o = (row * p.cache.v_words & 0x3ffffffcu) + d / PER_WORD;
-    if FORMAT == F32 {
-        return bitcast<vec4<f32>>(cache_v[o / 4u]);
-    }
-    let next = o + select(0u, 1u, FORMAT == F16);
-    let x = unpacked(cache_v[o / 4u][o % 4u], cache_v[next / 4u][next % 4u], d);
-    if SCALED {
-        return x * v_scale(row, d);
-    }
-    return x;
+    let n = d / CHANNELS;
+    return (unpacked(v_word(s, row, n), d / 4u % VECTORS) - BIAS) * v_scale(s, row, n);
 }

@@ -37,3 +37,27 @@ fn k_four(s: Source, row: u32, d: u32) -> vec4<f32> {
 fn v_four(s: Source, row: u32, d: u32) -> vec4<f32> {
     return v_at4(row + d * s.unit, s.unit, p.value_dim - s.col - d);
 }
+
+// As a vector of words, for kernels that take those; without scales.
+const SCALED: bool = false;
+const BIAS: f32 = 0.0;
+
+fn k_word(s: Source, row: u32, n: u32) -> vec4<u32> {
+    return bitcast<vec4<u32>>(k_four(s, row, n * 4u));
+}
+
+fn v_word(s: Source, row: u32, n: u32) -> vec4<u32> {
+    return bitcast<vec4<u32>>(v_four(s, row, n * 4u));
+}
+
+fn k_scale(s: Source, row: u32, n: u32) -> f32 {
+    return 1.0;
+}
+
+fn v_scale(s: Source, row: u32, n: u32) -> f32 {
+    return 1.0;
+}
+
+fn unpacked(word: vec4<u32>, i: u32) -> vec4<f32> {
+    return bitcast<vec4<f32>>(word);
+}

@@ -4,7 +4,7 @@ use super::cache::{CacheParams, Cached, Format, Placement};
 use super::dropout::Drop;
 use super::{mask, shader};
 use crate::kernel::{Binding, Constant, Kernel, View, Width, compose, params};
-use crate::plan::FusedTiles;
+use crate::plan::{self, FusedTiles};
 use crate::tensor::DType;
 
 /// What changes the text of the fused kernel.
@@ -88,14 +88,15 @@ impl Fused {
             Constant::Bool("HAS_LSE", self.lse),
             Constant::Bool("SPLITS", self.splits),
             Constant::U32("SPLIT_LEAST", self.tiles.split_least()),
-            Constant::U32("SPLIT_STEP", FusedTiles::SPLIT_STEP),
+            Constant::U32("SPLIT_STEP", self.tiles.split_step()),
+            Constant::U32("VECTORS", self.cache.map_or(1, |cache| cache.format.per_word() as u32)),
             Constant::Bool("ASKS_PAIRS", self.mask.asks_pairs()),
             Constant::Bool("DROPS", self.drop != Drop::None),
             Constant::Bool("HAS_BLOCKS", self.mask.blocks),
             // Appended keys lie past the interval that a full block keeps.
             Constant::Bool("FULL_IS_PLAIN", !self.mask.changes_full() && !self.mask.appended),
         ];
-        let (core, invocations, workgroup_memory) = match self.tiles {
+        let (core, invocations) = match self.tiles {
             FusedTiles::Workgroup { rows, workgroup, slice, v_keys } => {
                 constants.extend([
                     Constant::U32("ROWS", rows),
@@ -106,7 +107,7 @@ impl Fused {
                     Constant::U32("V_KEYS", v_keys),
                     Constant::U32("P_KEYS", FusedTiles::P_KEYS),
                 ]);
-                (shader!("shared/fused_workgroup"), workgroup, self.tiles.workgroup_memory())
+                ([shader!("shared/fused_workgroup"), ""], workgroup)
             }
             FusedTiles::Uniform { rows, keys, head_vectors, value_vectors } => {
                 constants.extend([
@@ -116,7 +117,39 @@ impl Fused {
                     Constant::U32("HEAD_VECTORS", head_vectors),
                     Constant::U32("VALUE_VECTORS", value_vectors),
                 ]);
-                (shader!("shared/fused_uniform"), FusedTiles::LANES, 0)
+                ([shader!("shared/fused_uniform"), ""], FusedTiles::LANES)
+            }
+            FusedTiles::FewWorkgroup(few) => {
+                constants.extend([
+                    Constant::U32("ROWS", few.rows),
+                    Constant::U32("LANE_ROWS", few.lane_rows),
+                    Constant::U32("WORKGROUP", few.workgroup),
+                    Constant::U32("KEY_LANES", few.key_lanes),
+                    Constant::U32("KEY_FOURS", few.key_fours),
+                    Constant::U32("V_SPLIT", few.v_split),
+                    Constant::U32("ROUND", few.round),
+                    Constant::Bool("SHARED", few.shared),
+                    Constant::U32("K_BLOCKS", few.blocks.k),
+                    Constant::U32("V_BLOCKS", few.blocks.v),
+                ]);
+                let reduce = if few.subgroups {
+                    shader!("shared/reduce_subgroup")
+                } else {
+                    shader!("shared/reduce_workgroup")
+                };
+                ([shader!("shared/decode_workgroup"), reduce], few.workgroup)
+            }
+            FusedTiles::FewUniform(few) => {
+                constants.extend([
+                    Constant::U32("ROWS", few.rows),
+                    Constant::U32("LANES", FusedTiles::LANES),
+                    Constant::U32("KEYS", few.keys),
+                    Constant::U32("STEP", few.step),
+                    Constant::U32("CHUNK", few.chunk),
+                    Constant::U32("K_BLOCKS", few.blocks.k),
+                    Constant::U32("V_BLOCKS", few.blocks.v),
+                ]);
+                ([shader!("shared/decode_uniform"), ""], FusedTiles::LANES)
             }
         };
         let mut stubs = String::new();
@@ -135,7 +168,7 @@ impl Fused {
             }
             None => {
                 // GPUs check no indices that this would save.
-                let wide = self.wide || matches!(self.tiles, FusedTiles::Workgroup { .. });
+                let wide = self.wide || !matches!(self.tiles, FusedTiles::Uniform { .. });
                 constants.push(Constant::Bool("WIDE", wide));
                 ["", shader!("shared/keys_tensors")]
             }
@@ -145,7 +178,8 @@ impl Fused {
             shader!("shared/view"),
             shader!("shared/online"),
             shader!("fused"),
-            core,
+            core[0],
+            core[1],
             shader!("shared/cache_params"),
             keys[0],
             keys[1],
@@ -160,7 +194,7 @@ impl Fused {
             params: Params::FIELDS,
             params_bytes: size_of::<Params>(),
             invocations,
-            workgroup_memory,
+            workgroup_memory: self.tiles.workgroup_memory(),
         }
     }
 
@@ -204,6 +238,29 @@ impl Fused {
                     mask: mask.in_cache(&cache),
                     ..plain(tiles)
                 });
+            }
+        }
+        for format in [None, Some(Format::F32), Some(Format::F16), Some(Format::Q8), Some(Format::Q4)] {
+            let of = |format: Format| Cached {
+                format,
+                placement: Placement::Paged,
+                groups: if format.is_scaled() { [32, 64] } else { [1; 2] },
+            };
+            let cache = format.map(of);
+            for tiles in plan::few_tiles(format) {
+                let masked = |mask: mask::Parts| Fused {
+                    cache,
+                    splits: true,
+                    mask: cache.map_or(mask, |cache| mask.in_cache(&cache)),
+                    ..plain(tiles)
+                };
+                all.push(Fused { splits: false, lse: true, ..masked(mask::Parts::default()) });
+                all.push(masked(mask::Parts {
+                    causal: true,
+                    softcap: true,
+                    tree: true,
+                    ..Default::default()
+                }));
             }
         }
         all

@@ -9,7 +9,7 @@ use crate::dropout::Dropout;
 use crate::error::Error;
 use crate::kernel::Call;
 use crate::kernels::Stage;
-use crate::kernels::cache::{CacheParams, Cached};
+use crate::kernels::cache::{CacheParams, Cached, Format};
 use crate::mask::DeviceMask;
 use crate::plan::{self, Path, Tuning};
 use crate::problem::Shape;
@@ -106,8 +106,14 @@ pub(crate) fn choose(problem: &Problem, device: &DeviceFacts) -> Result<Chosen, 
         Path::Staged => false,
     };
     if fused {
-        let keys = problem.keys.cache().map_or(shape.kv_len, |cache| cache.kept);
-        Ok(Chosen::Fused(plan::fused(shape, keys, tuning, device)?))
+        let cache = problem.keys.cache();
+        let keys = plan::KeySource {
+            most: cache.map_or(shape.kv_len, |cache| cache.kept),
+            format: cache.map_or(Format::F32, |cache| cache.cached.format),
+            cached: cache.is_some(),
+            simple: problem.mask.blocks.is_none() && problem.dropout.is_none(),
+        };
+        Ok(Chosen::Fused(plan::fused(shape, &keys, tuning, device)?))
     } else {
         Ok(Chosen::Staged(staged::scratch_size(shape, weights.as_ref(), device)?))
     }
