@@ -42,22 +42,40 @@ fn medians(timer: &Timer, subjects: &mut [Subject], rounds: usize) -> Vec<Durati
     times.into_iter().map(median).collect()
 }
 
-/// Copies a buffer, each invocation a vector or several: the device's own bandwidth, bytes read and written.
-fn copy_kernel(
-    gpu: &Gpu,
-    each: u32,
-    workgroup: u32,
-    words: usize,
-) -> impl FnMut(&mut wgpu::ComputePass) + use<> {
+/// How a copy is shared out.
+#[derive(Clone, Copy)]
+enum CopyForm {
+    /// Neighbours copy neighbouring vectors, each so many, in workgroups of so many.
+    Lanes(u32, u32),
+    /// Each workgroup is one invocation and copies a run: what software drivers do best, with a barrier and a loop that
+    /// is never run, as in the crate's kernels for them.
+    Run(u32),
+}
+
+/// Copies a buffer: the device's own bandwidth, bytes read and written.
+fn copy_kernel(gpu: &Gpu, form: CopyForm, words: usize) -> impl FnMut(&mut wgpu::ComputePass) + use<> {
     let device = gpu.device();
+    let (workgroup, each, body) = match form {
+        CopyForm::Lanes(each, workgroup) => {
+            let step = format!("dst[first + n * {workgroup}u] = src[first + n * {workgroup}u];");
+            let first = format!("let first = group * {}u + lane;", each * workgroup);
+            (workgroup, each, format!("{first} for (var n = 0u; n < {each}u; n++) {{ {step} }}"))
+        }
+        CopyForm::Run(each) => {
+            let never = "if zero.x != 0u { for (var m = 0u; m < zero.y; m++) { n ^= m >> 31u; } }";
+            let sixteen = "for (var m = 0u; m < 16u; m++) { dst[o + m] = src[o + m]; }";
+            let turn = format!("{never} let o = (first + n) & 0x03ffffffu; {sixteen}");
+            let first = format!("workgroupBarrier(); let first = (group & 0xffffu) * {each}u;");
+            (1, each, format!("{first} for (var n = 0u; n < {each}u; n += 16u) {{ {turn} }}"))
+        }
+    };
     let text = format!(
         "@group(0) @binding(0) var<storage, read> src: array<vec4<u32>>;\n\
          @group(0) @binding(1) var<storage, read_write> dst: array<vec4<u32>>;\n\
+         @group(0) @binding(2) var<uniform> zero: vec4<u32>;\n\
          @compute @workgroup_size({workgroup})\n\
-         fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{\n\
-             let first = (group.y * 1024u + group.x) * {workgroup}u * {each}u + lane;\n\
-             for (var n = 0u; n < {each}u; n++) {{ dst[first + n * {workgroup}u] = src[first + n * {workgroup}u]; }}\n\
-         }}\n"
+         fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{\n\
+             let group = id.y * 64u + id.x; let all = lane + zero.x;\n{body}\n}}\n"
     );
     // SAFETY: the grid covers the buffers, the loop counts to a constant.
     let module = unsafe {
@@ -75,8 +93,15 @@ fn copy_kernel(
         cache: None,
     });
     let buffers = [noise(words, 1), vec![0.0; words]].map(|x| gpu.upload(&x).expect("a buffer"));
-    let entries = [0, 1]
-        .map(|n| wgpu::BindGroupEntry { binding: n, resource: buffers[n as usize].as_entire_binding() });
+    let zero = device.create_buffer(&wgpu::BufferDescriptor {
+        label: None,
+        size: 16,
+        usage: wgpu::BufferUsages::UNIFORM,
+        mapped_at_creation: false,
+    });
+    let all = [&buffers[0], &buffers[1], &zero];
+    let entries =
+        [0, 1, 2].map(|n| wgpu::BindGroupEntry { binding: n, resource: all[n as usize].as_entire_binding() });
     let layout = pipeline.get_bind_group_layout(0);
     let bind_group = device.create_bind_group(&wgpu::BindGroupDescriptor {
         label: None,
@@ -87,7 +112,7 @@ fn copy_kernel(
     move |pass| {
         pass.set_pipeline(&pipeline);
         pass.set_bind_group(0, &bind_group, &[]);
-        pass.dispatch_workgroups(1024, groups / 1024, 1);
+        pass.dispatch_workgroups(64, groups / 64, 1);
     }
 }
 
@@ -248,12 +273,16 @@ fn main() {
 
     // As many bytes as keys and values in f32.
     let words = 2 * KV_HEADS * 4096 * DIM;
-    let copy = |each, workgroup| Subject {
-        name: format!("copy, {each} vectors an invocation, {workgroup} a workgroup"),
+    let copy = |form, name: &str| Subject {
+        name: format!("copy, {name}"),
         bytes: 2.0 * 4.0 * words as f64,
-        record: Box::new(copy_kernel(&gpu, each, workgroup, words)),
+        record: Box::new(copy_kernel(&gpu, form, words)),
     };
-    let mut subjects = vec![copy(1, 64), copy(8, 64), copy(64, 8)];
+    let mut subjects = vec![
+        copy(CopyForm::Lanes(1, 64), "a vector an invocation"),
+        copy(CopyForm::Lanes(4, 256), "4 vectors an invocation"),
+        copy(CopyForm::Run(4096), "runs of 4096 vectors"),
+    ];
     let data = Data::new(4096);
     subjects.push(tensors(&gpu, &data, DType::F32));
     if gpu.device().features().contains(wgpu::Features::SHADER_F16) {

@@ -277,8 +277,8 @@ pub(crate) struct KeySource {
     /// Most that a query may see.
     pub most: usize,
     pub format: Format,
-    /// Whether they are in a cache.
-    pub cached: bool,
+    /// Whether they load as vectors of words, several channels each: in a cache, or in aligned halves.
+    pub words: bool,
     /// Whether the kernels for few rows can take the call: they neither skip tiles by a block map nor drop weights.
     pub simple: bool,
 }
@@ -336,6 +336,11 @@ impl FusedTiles {
             FusedTiles::FewWorkgroup(few) => few.keys().max(64),
             _ => 64,
         }
+    }
+
+    /// Whether keys and values are loaded as vectors of words where they can be.
+    pub fn takes_words(self) -> bool {
+        matches!(self, FusedTiles::FewWorkgroup(_) | FusedTiles::FewUniform(_))
     }
 
     /// Least keys of a split: fewer are not worth a workgroup's beginning and end.
@@ -471,9 +476,9 @@ impl KeySource {
     /// The words of rows as wide as `shape` says.
     fn blocks(&self, shape: &Shape) -> Blocks {
         // Tensors are loaded four channels at a time.
-        let vectors = if self.cached { self.format.per_word() } else { 1 };
+        let vectors = if self.words { self.format.per_word() } else { 1 };
         let of = |dim: usize| dim.div_ceil(4 * vectors) as u32;
-        let scaled = self.cached && self.format.is_scaled();
+        let scaled = self.words && self.format.is_scaled();
         Blocks { vectors: vectors as u32, k: of(shape.head_dim), v: of(shape.value_dim), scaled }
     }
 }
@@ -534,7 +539,7 @@ fn few_workgroup(rows: usize, shape: &Shape, keys: &KeySource, device: &DeviceFa
 fn few_uniform(rows: usize, shape: &Shape, keys: &KeySource) -> Option<FewUniform> {
     let narrow = shape.head_dim <= 64;
     let (keys_each, step, chunk) = match (keys.format, rows) {
-        _ if !keys.cached || !keys.simple || shape.head_dim.max(shape.value_dim) > 256 => return None,
+        _ if !keys.words || !keys.simple || shape.head_dim.max(shape.value_dim) > 256 => return None,
         (Format::F16, 1..=4) if !narrow => (16, if shape.value_dim <= 128 { 4 } else { 2 }, 512),
         (Format::Q8, 1) => (32, 4, 1024),
         (Format::Q8, 2..=4) if shape.head_dim > 128 => (16, 2, 512),
@@ -560,7 +565,7 @@ pub(crate) fn few_tiles(format: Option<Format>) -> Vec<FusedTiles> {
     let keys = KeySource {
         most: 4096,
         format: format.unwrap_or(Format::F32),
-        cached: format.is_some(),
+        words: format.is_some(),
         simple: true,
     };
     let mut all = Vec::new();

@@ -107,10 +107,15 @@ impl Layout {
     /// Whether four consecutive elements along `axis` can be loaded as one aligned vector
     /// from every position.
     pub fn in_fours(&self, axis: usize) -> bool {
+        self.in_groups(axis, 4)
+    }
+
+    /// The same of `n` elements.
+    pub fn in_groups(&self, axis: usize, n: usize) -> bool {
         self.strides[axis] == 1
-            && self.shape[axis].is_multiple_of(4)
-            && self.offset.is_multiple_of(4)
-            && (0..4).all(|a| a == axis || self.shape[a] == 1 || self.strides[a].is_multiple_of(4))
+            && self.shape[axis].is_multiple_of(n)
+            && self.offset.is_multiple_of(n)
+            && (0..4).all(|a| a == axis || self.shape[a] == 1 || self.strides[a].is_multiple_of(n))
     }
 }
 

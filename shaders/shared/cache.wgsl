@@ -93,6 +93,18 @@ fn row_of_token(r: Rows, t: u32) -> u32 {
     return r.first + t;
 }
 
+// Whether the rows of tokens a ..= b follow each other.
+fn are_neighbours(r: Rows, a: u32, b: u32) -> bool {
+    if LAYOUT == PAGED {
+        return a >> r.bits == b >> r.bits;
+    }
+    if LAYOUT == RING {
+        let wrap = r.sinks + r.window - r.turned;
+        return b < r.sinks || (a >= r.sinks && (a >= wrap || b < wrap));
+    }
+    return true;
+}
+
 // The row that a new token at position j gets.
 fn row_of_position(r: Rows, j: u32) -> u32 {
     if LAYOUT == RING {

@@ -107,7 +107,6 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     while j < stop {
         // The first chunk is one block, whose scores are the first maximum.
         let end = min(j + select(CHUNK, KEYS, turn == 1u), stop);
-        let last = stop - 1u;
         let own = held(lane);
         let bit = held(1u << lane);
         var is: array<u32, LANES>;
@@ -131,12 +130,24 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         for (var t0 = j; t0 < end; t0 += KEYS) {
             var rows: array<array<u32, LANES>, EACH>;
             var s: array<array<f32, EACH>, ROWS>;
-            for (var c = 0u; c < EACH; c++) {
-                for (var l = 0u; l < LANES; l++) {
-                    rows[c][l] = row_of(k, min(t0 + c * LANES + l, last));
-                }
-                for (var r = 0u; r < ROWS; r++) {
+            for (var r = 0u; r < ROWS; r++) {
+                for (var c = 0u; c < EACH; c++) {
                     s[r][c] = 0.0;
+                }
+            }
+            let most = min(t0 + KEYS, stop) - 1u;
+            if is_run(k, t0, most) {
+                let first = row_of(k, t0);
+                for (var c = 0u; c < EACH; c++) {
+                    for (var l = 0u; l < LANES; l++) {
+                        rows[c][l] = first + min(c * LANES + l, most - t0) * run_step(k);
+                    }
+                }
+            } else {
+                for (var c = 0u; c < EACH; c++) {
+                    for (var l = 0u; l < LANES; l++) {
+                        rows[c][l] = row_of(k, min(t0 + c * LANES + l, most));
+                    }
                 }
             }
             // Not unrolled: the bound is not constant.
@@ -277,10 +288,16 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
             }
             var rows: array<array<u32, SPREAD>, STEP>;
             var by_row: array<array<f32, STEP>, ROWS>;
+            let most = min(t0 + STEP * SPREAD, stop) - 1u;
+            let is_near = is_run(v, t0, most);
+            var first = 0u;
+            if is_near {
+                first = row_of(v, t0);
+            }
             for (var u = 0u; u < STEP; u++) {
                 let t = t0 + u * SPREAD;
                 for (var g = 0u; g < SPREAD; g++) {
-                    rows[u][g] = row_of(v, min(t + g, last));
+                    rows[u][g] = first + min(u * SPREAD + g, most - t0) * run_step(v);
                 }
                 for (var r = 0u; r < ROWS; r++) {
                     var x = weights[((t - j) * ROWS + r) & SMALL];
@@ -291,6 +308,13 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                         x = select(x, 0.0, turn_of_key >= SPREAD);
                     }
                     by_row[r][u] = x;
+                }
+            }
+            if !is_near {
+                for (var u = 0u; u < STEP; u++) {
+                    for (var g = 0u; g < SPREAD; g++) {
+                        rows[u][g] = row_of(v, min(t0 + u * SPREAD + g, most));
+                    }
                 }
             }
             for (var w = 0u; w < LANE_WORDS; w++) {

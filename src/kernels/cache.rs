@@ -1,6 +1,5 @@
 //! What kernels that look into a cache have in common: twin of `shared/cache.wgsl` and `shared/keys_cache.wgsl`.
 
-use super::shader;
 use crate::kernel::{Binding, Constant, Width, params, shared};
 use crate::tensor::DType;
 
@@ -107,10 +106,6 @@ impl Cached {
     pub fn bindings() -> [Binding; 3] {
         let of = |name| Binding::read(name, DType::U32, Width::Four);
         [of("cache_k"), of("cache_v"), Self::book()]
-    }
-
-    pub fn wgsl() -> [&'static str; 2] {
-        [shader!("shared/cache"), shader!("shared/keys_cache")]
     }
 
     /// Every format and every placement.

@@ -13,6 +13,8 @@ pub(crate) struct Fused {
     pub tiles: FusedTiles,
     /// Where keys and values are, if not in tensors.
     pub cache: Option<Cached>,
+    /// Whether tensors of halves are loaded as vectors of words.
+    pub halves: bool,
     /// Whether keys are split among workgroups.
     pub splits: bool,
     pub dtype: DType,
@@ -65,6 +67,9 @@ impl Fused {
         let mut bindings = vec![Binding::read("q", self.dtype, self.width)];
         match self.cache {
             Some(_) => bindings.extend(Cached::bindings()),
+            None if self.halves => {
+                bindings.extend(["k", "v"].map(|name| Binding::read(name, DType::U32, Width::Four)));
+            }
             None => bindings.extend(["k", "v"].map(|name| Binding::read(name, self.dtype, self.width))),
         }
         if self.splits {
@@ -80,6 +85,11 @@ impl Fused {
         bindings
     }
 
+    /// How words hold channels, where they hold several.
+    fn format(&self) -> Option<Format> {
+        self.cache.map(|cache| cache.format).or(self.halves.then_some(Format::F16))
+    }
+
     pub fn describe(&self) -> Kernel {
         let bindings = self.bindings();
         let mut constants = vec![
@@ -89,7 +99,7 @@ impl Fused {
             Constant::Bool("SPLITS", self.splits),
             Constant::U32("SPLIT_LEAST", self.tiles.split_least()),
             Constant::U32("SPLIT_STEP", self.tiles.split_step()),
-            Constant::U32("VECTORS", self.cache.map_or(1, |cache| cache.format.per_word() as u32)),
+            Constant::U32("VECTORS", self.format().map_or(1, |format| format.per_word() as u32)),
             Constant::Bool("ASKS_PAIRS", self.mask.asks_pairs()),
             Constant::Bool("DROPS", self.drop != Drop::None),
             Constant::Bool("HAS_BLOCKS", self.mask.blocks),
@@ -164,13 +174,18 @@ impl Fused {
         let keys = match self.cache {
             Some(cache) => {
                 constants.extend(cache.constants());
-                Cached::wgsl()
+                [shader!("shared/cache"), shader!("shared/keys_cache"), shader!("shared/words")]
+            }
+            None if self.halves => {
+                constants.push(Constant::Bool("WIDE", self.wide));
+                constants.push(Constant::U32("FORMAT", Format::F16 as u32));
+                ["", shader!("shared/keys_halves"), shader!("shared/words")]
             }
             None => {
                 // GPUs check no indices that this would save.
                 let wide = self.wide || !matches!(self.tiles, FusedTiles::Uniform { .. });
                 constants.push(Constant::Bool("WIDE", wide));
-                ["", shader!("shared/keys_tensors")]
+                ["", shader!("shared/keys_tensors"), ""]
             }
         };
         let blocks = if self.mask.blocks { shader!("shared/fused_blocks") } else { NO_BLOCKS };
@@ -183,6 +198,7 @@ impl Fused {
             shader!("shared/cache_params"),
             keys[0],
             keys[1],
+            keys[2],
             &stubs,
             blocks,
             self.drop.wgsl(),
@@ -202,6 +218,7 @@ impl Fused {
         let plain = |tiles| Fused {
             tiles,
             cache: None,
+            halves: false,
             splits: false,
             dtype: DType::F32,
             width: Width::Four,
@@ -255,6 +272,10 @@ impl Fused {
                     ..plain(tiles)
                 };
                 all.push(Fused { splits: false, lse: true, ..masked(mask::Parts::default()) });
+                if format == Some(Format::F16) {
+                    let halves = Fused { cache: None, halves: true, dtype: DType::F16, ..plain(tiles) };
+                    all.extend([halves, Fused { splits: true, ..halves }]);
+                }
                 all.push(masked(mask::Parts {
                     causal: true,
                     softcap: true,

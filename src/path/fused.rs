@@ -29,12 +29,13 @@ fn variant(problem: &Problem, plan: &FusedPlan) -> fused::Fused {
     fused::Fused {
         tiles: plan.tiles,
         cache,
+        halves: cache.is_none() && problem.keys.in_words() && plan.tiles.takes_words(),
         splits,
         dtype: problem.q.dtype,
         width: Width::of(fours(problem.q) && kv.is_none_or(|kv| kv.into_iter().all(fours))),
         // Merging writes out, and lse.
         put: Width::of(splits || fours(problem.out)),
-        wide: matches!(plan.tiles, FusedTiles::Uniform { .. })
+        wide: matches!(plan.tiles, FusedTiles::Uniform { .. } | FusedTiles::FewUniform(_))
             && kv.is_some_and(|kv| kv.iter().any(reaches_far)),
         lse: problem.lse.is_some() && !splits,
         drop: Drop::of(problem.dropout.as_ref()),

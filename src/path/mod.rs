@@ -26,6 +26,25 @@ pub(crate) enum Keys<'a> {
 }
 
 impl<'a> Keys<'a> {
+    /// How they are stored.
+    fn format(&self) -> Format {
+        match self {
+            Keys::Tensors { k, .. } if k.dtype == DType::F16 => Format::F16,
+            Keys::Tensors { .. } => Format::F32,
+            Keys::Cache(layer) => layer.cached.format,
+        }
+    }
+
+    /// Whether kernels can load them as vectors of words that hold several channels each.
+    fn in_words(&self) -> bool {
+        match self {
+            Keys::Tensors { k, v } => {
+                [k, v].iter().all(|t| t.dtype == DType::F16 && t.layout.in_groups(3, 8))
+            }
+            Keys::Cache(_) => true,
+        }
+    }
+
     fn cache(&self) -> Option<&CacheLayer<'a>> {
         match self {
             Keys::Tensors { .. } => None,
@@ -106,11 +125,10 @@ pub(crate) fn choose(problem: &Problem, device: &DeviceFacts) -> Result<Chosen, 
         Path::Staged => false,
     };
     if fused {
-        let cache = problem.keys.cache();
         let keys = plan::KeySource {
-            most: cache.map_or(shape.kv_len, |cache| cache.kept),
-            format: cache.map_or(Format::F32, |cache| cache.cached.format),
-            cached: cache.is_some(),
+            most: problem.keys.cache().map_or(shape.kv_len, |cache| cache.kept),
+            format: problem.keys.format(),
+            words: problem.keys.in_words(),
             simple: problem.mask.blocks.is_none() && problem.dropout.is_none(),
         };
         Ok(Chosen::Fused(plan::fused(shape, &keys, tuning, device)?))
