@@ -155,10 +155,15 @@ impl Sequences {
         Ok(())
     }
 
+    /// Positions after its sinks that a ring has overwritten.
+    fn overwritten(&self, high: usize) -> usize {
+        self.ring.map_or(0, |[_, kept]| high.saturating_sub(kept))
+    }
+
     /// Whether what a ring keeps of `len` tokens is still there, and how long it then counts as having been.
     fn high_after(&self, high: usize, len: usize) -> Option<usize> {
-        let Some([sinks, kept]) = self.ring else { return Some(len) };
-        let shift = high.saturating_sub(kept);
+        let Some([sinks, _]) = self.ring else { return Some(len) };
+        let shift = self.overwritten(high);
         if shift == 0 || len <= sinks {
             return Some(len);
         }
@@ -271,7 +276,13 @@ impl Sequences {
                 return Err(self.full(s, least));
             }
             let longest = of.most.saturating_add(most).min(self.longest);
-            lengths.push([of.least + least, longest, of.high.max(longest)]);
+            // A longer one has no room, and stays as it is.
+            let shortest = if of.most.saturating_add(least) > self.longest {
+                (of.least + least).min(self.longest - least + 1)
+            } else {
+                of.least + least
+            };
+            lengths.push([shortest, longest, of.high.max(longest)]);
             needs_pages |= self.entries(of, longest).any(|k| self.must_take(&self.pages, of.pages.get(k)));
         }
         let edits = self.edits.clone();
@@ -352,7 +363,9 @@ impl Sequences {
                 }
                 _ => of.high,
             };
-            lengths.push([of.least.saturating_sub(most), of.most - least, high]);
+            // Where a ring may have to refuse, a sequence may stay as it is.
+            let longest = if known || self.overwritten(of.high) == 0 { of.most - least } else { of.most };
+            lengths.push([of.least.saturating_sub(most), longest, high]);
         }
         Ok((After { lengths, pages: None }, self.edits.clone()))
     }
