@@ -129,8 +129,12 @@ impl Sequences {
     /// Writes what the host knows of a sequence's length.
     fn edit_length(&mut self, sequence: usize) {
         let Sequence { least, high, .. } = self.all[sequence];
-        for (word, value) in [(START, least), (LENGTH, least), (HIGH, high)] {
+        for (word, value) in [(START, least), (LENGTH, least)] {
             self.edits.insert(sequence * WORDS + word, value as u32);
+        }
+        // Where a ring's history still counts, the device knows it better: here it may be a bound.
+        if high == least {
+            self.edits.insert(sequence * WORDS + HIGH, high as u32);
         }
     }
 
