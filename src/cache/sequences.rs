@@ -324,18 +324,19 @@ impl Sequences {
                     continue;
                 }
                 needed += 1;
-                let Some(new) = pages.take() else { continue };
+                let (old, new) = (table.get(k).copied(), pages.take());
+                // The last that shares it keeps it.
+                old.into_iter().for_each(|old| pages.release(old));
+                let Some(new) = new else { continue };
                 taken.edits.insert(self.entry(s, k), new);
-                let Some(old) = table.get(k).copied() else {
+                let Some(from) = old else {
                     table.push(new);
                     continue;
                 };
-                // The last that shares it keeps it.
-                pages.release(old);
                 table[k] = new;
                 let slots = of.most.saturating_sub(k * page_len).min(page_len);
                 if slots > 0 {
-                    taken.copies.push(PageCopy { from: old, to: new, slots });
+                    taken.copies.push(PageCopy { from, to: new, slots });
                 }
             }
             if table.len() != before {
