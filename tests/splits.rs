@@ -75,9 +75,12 @@ fn masks() {
         let logits = Part::new(vec![0.5, -0.25, 3.0, f32::NEG_INFINITY], [1, h, 1, 1]);
         let cases = [
             named("window", &|c| (c.rules.causal, c.rules.window) = (true, Some([kv_len / 3, 0]))),
-            named("lengths", &|c| c.rules.lengths = Some(Part::new(vec![0, kv_len as u32 / 2], [b, 1, 1, 1]))),
+            named("lengths", &|c| {
+                c.rules.lengths = Some(Part::new(vec![0, kv_len as u32 / 2], [b, 1, 1, 1]))
+            }),
             named("keep", &|c| {
-                let keep = |[b, h, i, j]: [usize; 4]| i != 1 && (b + h + i + j) % 3 != 0 && (i == 0 || j > 60);
+                let keep =
+                    |[b, h, i, j]: [usize; 4]| i != 1 && (b + h + i + j) % 3 != 0 && (i == 0 || j > 60);
                 c.rules.keep = Some(Part::of([b, h, i, j], keep));
             }),
             named("logits", &|c| (c.rules.causal, c.rules.sinks) = (true, Some(logits.clone()))),
@@ -86,7 +89,8 @@ fn masks() {
                 c.rules.lengths = Some(Part::new(vec![0, 1, 64], [1, 1, i, 1]));
             }),
             named("bias and softcap", &|c| {
-                let bias = |[.., j]: [usize; 4]| if j % 9 == 4 { f32::NEG_INFINITY } else { (j % 5) as f32 - 2.0 };
+                let bias =
+                    |[.., j]: [usize; 4]| if j % 9 == 4 { f32::NEG_INFINITY } else { (j % 5) as f32 - 2.0 };
                 (c.rules.bias, c.softcap) = (Some(Part::of([1, 1, 1, j], bias)), Some(3.0));
             }),
             named("steep", &|c| {
@@ -117,7 +121,9 @@ fn masks() {
 #[test]
 fn slices_groups_and_pieces() {
     let mut report = Report::new("splits, slices");
-    for (heads, kv_heads, q_len, head_dim, value_dim) in [(2, 1, 2, 9, 300), (32, 1, 1, 64, 64), (3, 3, 70, 5, 70)] {
+    for (heads, kv_heads, q_len, head_dim, value_dim) in
+        [(2, 1, 2, 9, 300), (32, 1, 1, 64, 64), (3, 3, 70, 5, 70)]
+    {
         let shape = Shape { batch: 1, heads, kv_heads, q_len, kv_len: 300, head_dim, value_dim };
         let case = Case::random(format!("splits, {shape:?}"), shape).with(|c| c.rules.causal = true);
         holds(&mut report, &case, DType::F32, &[2, 5]);
@@ -127,7 +133,11 @@ fn slices_groups_and_pieces() {
             for limit in [1, 100_000] {
                 let pieces = run_with(&case, &setup, |config| config.splits(5).work_limit(limit));
                 let same = pieces.and_then(|got| {
-                    if got.bits() == whole.bits() { Ok(0.0) } else { Err(format!("other bits, limit {limit}")) }
+                    if got.bits() == whole.bits() {
+                        Ok(0.0)
+                    } else {
+                        Err(format!("other bits, limit {limit}"))
+                    }
                 });
                 report.record(&case.name, &setup, same);
             }

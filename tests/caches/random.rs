@@ -98,9 +98,13 @@ impl Play {
         let most = if rng.chance(0.85) { rng.between(1, 4) } else { rng.between(5, 30) };
         match rng.below(4) {
             0 | 1 => Count::All(most),
-            2 => Count::Each((0..batch).map(|_| if rng.chance(0.4) { 0 } else { rng.between(0, most) }).collect()),
+            2 => Count::Each(
+                (0..batch).map(|_| if rng.chance(0.4) { 0 } else { rng.between(0, most) }).collect(),
+            ),
             // More than the most counts as the most.
-            _ => Count::Device { counts: (0..batch).map(|_| rng.between(0, most + 2) as u32).collect(), most },
+            _ => {
+                Count::Device { counts: (0..batch).map(|_| rng.between(0, most + 2) as u32).collect(), most }
+            }
         }
     }
 
@@ -119,7 +123,9 @@ impl Play {
         let free = self.pages.as_ref().map_or(0, Pages::free);
         let got = self.bed.grow(count);
         match (&got, full, &grown) {
-            (Err(Error::ZeroSize { tensor: "cache", axis: "rows" }), ..) if count.most() == 0 => return Ok(()),
+            (Err(Error::ZeroSize { tensor: "cache", axis: "rows" }), ..) if count.most() == 0 => {
+                return Ok(());
+            }
             (Err(Error::CacheFull { sequence, len, rows, capacity }), Some(s), _)
                 if [*sequence, *len, *rows, *capacity] == [s, bounds[s][0], known(s)[0], longest] =>
             {
@@ -253,7 +259,9 @@ impl Play {
         let wanted = tokens.div_ceil(pages.size).saturating_sub(pages.tables[s].len());
         let free = pages.free();
         match got {
-            Err(Error::OutOfPages { needed, free: left }) if wanted > free && [needed, left] == [wanted, free] => {
+            Err(Error::OutOfPages { needed, free: left })
+                if wanted > free && [needed, left] == [wanted, free] =>
+            {
                 Ok(())
             }
             Ok(()) if wanted <= free => {
@@ -285,7 +293,7 @@ impl Play {
         Ok(())
     }
 
-    fn step(&mut self, rng: &mut Rng) -> Result<(), String> {
+    fn step(&mut self, rng: &mut Rng) -> Result<f64, String> {
         let batch = self.bed.kind.batch;
         let s = rng.below(batch);
         let kind = self.bed.kind;
@@ -303,7 +311,8 @@ impl Play {
             }
             14..17 => {
                 let [least, _] = self.bounds()[s];
-                let len = if rng.chance(0.5) { rng.below(least + 2) } else { least.saturating_sub(rng.below(5)) };
+                let len =
+                    if rng.chance(0.5) { rng.below(least + 2) } else { least.saturating_sub(rng.below(5)) };
                 note(self, format!("truncate {s} to {len}"));
                 self.truncate(s, len)?;
             }
@@ -334,7 +343,7 @@ impl Play {
         self.check(rng)
     }
 
-    fn check(&mut self, rng: &mut Rng) -> Result<(), String> {
+    fn check(&mut self, rng: &mut Rng) -> Result<f64, String> {
         let free = self.pages.as_ref().map_or(0, Pages::free);
         if self.bed.cache.free_pages() != free {
             return Err(format!("{} pages are free, not {free}", self.bed.cache.free_pages()));
@@ -350,23 +359,27 @@ impl Play {
             return Err("is_empty says otherwise".into());
         }
         let rules = Rules { causal: true, ..Default::default() };
-        let rows = if (1..=4).contains(&self.bed.advanced) && rng.chance(0.6) { None } else { Some(rng.between(1, 4)) };
+        let rows = if (1..=4).contains(&self.bed.advanced) && rng.chance(0.6) {
+            None
+        } else {
+            Some(rng.between(1, 4))
+        };
         let layer = rng.below(self.bed.kind.layers);
         let ask = Ask { layer, rows, splits: self.splits, ..Ask::new(self.tiling, &rules) };
         if self.pending {
             return match self.bed.ask(&ask) {
-                Err(e) if e.contains("not recorded") => Ok(()),
+                Err(e) if e.contains("not recorded") => Ok(0.0),
                 other => Err(format!("{other:?} of a cache with changes that are not recorded")),
             };
         }
         self.bed.check_book()?;
-        self.bed.ask(&ask).map(|_| ())
+        self.bed.ask(&ask)
     }
 }
 
 #[test]
 fn random_lives_follow_the_model() {
-    let (seed, count) = draws(2400);
+    let (seed, count) = draws(12_000);
     let mut report = Report::new("caches, random");
     let q8 = Storage::Q8(Group::Of(32));
     let paged = |page, pages| CacheLayout::Paged { page, pages };
@@ -375,8 +388,18 @@ fn random_lives_follow_the_model() {
     let kinds = [
         (full, Kind::new(Storage::F32, CacheLayout::Contiguous, 26), Tiling::Uniform, None),
         (defaults, Kind { batch: 3, ..Kind::new(q8, ring(3), 14) }, Tiling::Workgroup, Some(2)),
-        (full, Kind { batch: 4, layers: 2, ..Kind::new(Storage::F16, paged(16, 9), 61) }, Tiling::Uniform, None),
-        (defaults, Kind { batch: 3, ..Kind::new(Storage::Q4(Group::Row), paged(16, 7), 48) }, Tiling::Workgroup, None),
+        (
+            full,
+            Kind { batch: 4, layers: 2, ..Kind::new(Storage::F16, paged(16, 9), 61) },
+            Tiling::Uniform,
+            None,
+        ),
+        (
+            defaults,
+            Kind { batch: 3, ..Kind::new(Storage::Q4(Group::Row), paged(16, 7), 48) },
+            Tiling::Workgroup,
+            None,
+        ),
         (full, Kind { layers: 2, ..Kind::new(Storage::F32, ring(0), 9) }, Tiling::Uniform, Some(3)),
         (full, Kind { batch: 4, heads: 2, ..Kind::new(q8, paged(32, 11), 100) }, Tiling::Uniform, None),
     ];
@@ -392,7 +415,7 @@ fn random_lives_follow_the_model() {
                 format!("{what}\n    after {last:?}\n    of {kind:?}")
             });
             let failed = outcome.is_err();
-            report.record(&format!("life {n}, step {step}"), &format!("{tiling:?}"), outcome.map(|()| 0.0));
+            report.record(&format!("life {n}, step {step}"), &format!("{tiling:?}"), outcome);
             if failed {
                 break;
             }
@@ -401,5 +424,5 @@ fn random_lives_follow_the_model() {
     }
     report.finish();
     // Lives that meet no end of their room, or share nothing, are none.
-    assert!(count < 1000 || (refused > 50 && shared > 50), "{refused} refusals, {shared} forks");
+    assert!(count < 1000 || (refused > 20 && shared > 20), "{refused} refusals, {shared} forks");
 }

@@ -4,7 +4,9 @@
 use wgpu_attention::{CacheLayout, DType, Group, Storage, Tiling};
 
 use super::{LAYOUTS, STORAGES};
-use crate::harness::{Ask, Bed, Count, Data, Kind, Layout, Profile, Report, Rules, TILINGS, defaults, full, profiles};
+use crate::harness::{
+    Ask, Bed, Count, Data, Kind, Layout, Profile, Report, Rules, TILINGS, defaults, full, profiles,
+};
 
 fn causal() -> Rules {
     Rules { causal: true, ..Default::default() }
@@ -34,8 +36,7 @@ fn every_layout_keeps_every_storage() {
         for (l, (layout, capacity)) in LAYOUTS.into_iter().enumerate() {
             for (t, tiling) in TILINGS.into_iter().enumerate() {
                 let profile = profiles()[(s + l + t) % 2];
-                let kind =
-                    Kind { head_dim: 40, value_dim: 24, ..Kind::new(storage, layout, capacity) };
+                let kind = Kind { head_dim: 40, value_dim: 24, ..Kind::new(storage, layout, capacity) };
                 let mut bed = Bed::new(profile, kind, Data::Lossless, 7 + s as u64);
                 let rules = causal();
                 let splits = [None, Some(3)][(s + l) % 2];
@@ -153,7 +154,11 @@ fn ragged_batches() {
                         }),
                         Err(e) => Err(format!("refused: {e}")),
                     };
-                    report.record(&format!("{step:?} of {layout:?}"), &format!("{tiling:?}, {splits:?}"), outcome);
+                    report.record(
+                        &format!("{step:?} of {layout:?}"),
+                        &format!("{tiling:?}, {splits:?}"),
+                        outcome,
+                    );
                 }
             }
         }
@@ -164,7 +169,9 @@ fn ragged_batches() {
 /// What is not finite shows where it is seen, in its group and nowhere else; huge values do not overflow f16.
 #[test]
 fn bad_numbers_show_in_their_rows() {
-    use wgpu_attention::{Append, Attention, Cache, CacheConfig, CachedForward, Config, Rows, Scratch, TensorView};
+    use wgpu_attention::{
+        Append, Attention, Cache, CacheConfig, CachedForward, Config, Rows, Scratch, TensorView,
+    };
     let gpu = &full().gpu;
     for storage in STORAGES {
         for tiling in TILINGS {
@@ -212,5 +219,118 @@ fn bad_numbers_show_in_their_rows() {
                 assert!((at(3, 50) / 2.5e29 - 1.0).abs() < 1e-5, "{name}: {}", at(3, 50));
             }
         }
+    }
+}
+
+/// A cache so long that the plan splits its keys, filled little and more.
+#[test]
+fn long_caches_split_by_themselves() {
+    let mut report = Report::new("caches, long");
+    for (layout, storage) in [
+        (CacheLayout::Contiguous, Storage::F32),
+        (CacheLayout::Ring { sinks: 5 }, Storage::Q8(Group::Row)),
+        (CacheLayout::Paged { page: 256, pages: 9 }, Storage::F16),
+    ] {
+        for tiling in TILINGS {
+            let kind = Kind { batch: 1, kv_heads: 1, ..Kind::new(storage, layout, 2100) };
+            let mut bed = Bed::new(full(), kind, Data::Lossless, 71);
+            let rules = causal();
+            // The last laps the ring.
+            let chunks = [3, 290, 700, 1105, 90];
+            for chunk in &chunks[..if kind.ring().is_some() { 5 } else { 4 }] {
+                bed.grow(&Count::All(*chunk)).expect("room");
+                let outcome = bed.ask(&Ask { rows: Some(1), ..Ask::new(tiling, &rules) });
+                report.record(&format!("{layout:?}, {chunk} more"), &format!("{tiling:?}"), outcome);
+                let window = Rules { window: Some([600, 0]), ..causal() };
+                let outcome = bed.ask(&Ask { rows: Some(3), ..Ask::new(tiling, &window) });
+                report.record(&format!("{layout:?}, window, {chunk} more"), &format!("{tiling:?}"), outcome);
+            }
+        }
+    }
+    report.finish();
+}
+
+/// One step as a caller records it, in one pass of its own, in one encoder with the steps before and after.
+#[test]
+fn steps_in_a_callers_pass() {
+    use wgpu_attention::{
+        Append, Attention, Cache, CacheConfig, CachedForward, Config, Mask, Rows, Scratch, TensorView,
+    };
+    let gpu = &full().gpu;
+    let upload = |seed: f32| {
+        let x: Vec<f32> = (0..6 * 8).map(|n| ((n as f32 + 1.0) * seed).sin()).collect();
+        gpu.upload(&x).expect("an upload")
+    };
+    let [q, k, v] = [0.3, 0.5, 0.7].map(upload);
+    let attention = Attention::with_pipelines(gpu.pipelines(), Config::new(1, 8)).expect("an operator");
+    let outs = [false, true].map(|in_passes| {
+        let mut cache = Cache::with_pipelines(gpu.pipelines(), CacheConfig::new(1, 8, 6)).expect("a cache");
+        let mut scratch = Scratch::new(gpu.device(), Default::default()).expect("scratch");
+        let out = gpu.upload(&[f32::NAN; 48]).expect("an upload");
+        let mut encoder = gpu.device().create_command_encoder(&Default::default());
+        for n in 0..6 {
+            // Token n of each, and its place in out: a buffer is read or written, so out is another.
+            let row = |b| TensorView::new(b, DType::F32, [1, 1, 1, 8]).with_offset(8 * n);
+            cache.advance(&mut encoder, Rows::All(1), &mut scratch).expect("room");
+            let append = Append::new(row(&k), row(&v));
+            let call = CachedForward::new(row(&q), &cache, row(&out)).mask(Mask::causal());
+            if in_passes {
+                let mut pass = encoder.begin_compute_pass(&Default::default());
+                cache.append_in_pass(&mut pass, 0, &append, &mut scratch).expect("a recording");
+                attention.forward_cached_in_pass(&mut pass, &call, &mut scratch).expect("a recording");
+            } else {
+                cache.append(&mut encoder, 0, &append, &mut scratch).expect("a recording");
+                attention.forward_cached(&mut encoder, &call, &mut scratch).expect("a recording");
+            }
+        }
+        gpu.queue().submit([encoder.finish()]);
+        gpu.download::<f32>(&out, 48).expect("a read-back")
+    });
+    assert!(outs[0].iter().all(|x| x.is_finite()), "{:?}", outs[0]);
+    assert_eq!(outs[0], outs[1]);
+    // The first token sees itself, the last all six.
+    let v: Vec<f32> = gpu.download(&v, 48).expect("a read-back");
+    assert!(outs[0][..8].iter().zip(&v).all(|(a, b)| (a - b).abs() < 1e-6));
+    assert!(outs[0][40..].iter().zip(&v[40..]).any(|(a, b)| (a - b).abs() > 1e-2));
+}
+
+/// A ring that has come very far gives the bits of one that has come as far as its own length.
+#[test]
+fn rings_go_on_for_long() {
+    use wgpu_attention::{
+        Append, Attention, Cache, CacheConfig, CachedForward, Config, Mask, Rows, Scratch, TensorView,
+    };
+    let gpu = &full().gpu;
+    let x: Vec<f32> = (0..9 * 8).map(|n| ((n as f32 + 1.0) * 0.37).sin()).collect();
+    let x = gpu.upload(&x).expect("an upload");
+    let slope = gpu.upload(&[0.25f32]).expect("an upload");
+    for tiling in TILINGS {
+        let config = Config::new(1, 8).tiling(tiling);
+        let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
+        // The second has gone through most of the positions there are, not a multiple of its window.
+        let outs = [0, (1 << 29) - 1000].map(|before| {
+            let config = CacheConfig::new(1, 8, 7).layout(CacheLayout::Ring { sinks: 0 });
+            let mut cache = Cache::with_pipelines(gpu.pipelines(), config).expect("a cache");
+            let mut scratch = Scratch::new(gpu.device(), Default::default()).expect("scratch");
+            let out = gpu.upload(&[f32::NAN; 8]).expect("an upload");
+            let row = |b, n: usize| TensorView::new(b, DType::F32, [1, 1, 1, 8]).with_offset(8 * n);
+            gpu.submit(|e| {
+                if before > 0 {
+                    cache.advance(e, Rows::All(before), &mut scratch)?;
+                }
+                for n in 0..9 {
+                    cache.advance(e, Rows::All(1), &mut scratch)?;
+                    cache.append(e, 0, &Append::new(row(&x, n), row(&x, n)), &mut scratch)?;
+                }
+                let slope = TensorView::new(&slope, DType::F32, [1; 4]);
+                let call = CachedForward::new(row(&x, 0), &cache, row(&out, 0));
+                let mask = Mask::causal().alibi(slope).window(5, 0);
+                attention.forward_cached(e, &call.mask(mask), &mut scratch)
+            })
+            .expect("steps");
+            gpu.download::<f32>(&out, 8).expect("a read-back")
+        });
+        assert!(outs[0].iter().all(|x| x.is_finite()), "{tiling:?}: {outs:?}");
+        assert_eq!(outs[0], outs[1], "{tiling:?}");
     }
 }

@@ -244,7 +244,12 @@ pub(super) fn appends() -> Seen {
         let quoted = format!("`{name}`");
         refuses(&step, &[&quoted, "ends at byte", "4096"], 0, of(good.with_offset(1 << 10)));
         refuses(&step, &[&quoted, "past 2^32"], 0, of(good.with_offset(usize::MAX)));
-        refuses(&step, &[&quoted, "usage", "STORAGE"], 0, of(TensorView::new(&unusable, DType::F32, good.shape())));
+        refuses(
+            &step,
+            &[&quoted, "usage", "STORAGE"],
+            0,
+            of(TensorView::new(&unusable, DType::F32, good.shape())),
+        );
         refuses(&step, &["wgpu refused"], 0, of(TensorView::new(&foreign, DType::F32, good.shape())));
         let of_book = TensorView::new(&book, DType::F32, good.shape()).with_strides([0, 0, 0, 1]);
         refuses(&step, &["`cache`", &quoted, "a buffer of its own"], 0, of(of_book));
@@ -299,7 +304,8 @@ pub(super) fn attention_to_caches() -> Seen {
         refuses(&["splits is 129", "at most 128"], &of(same().splits(129)), &good);
         // Splits need memory that nobody gave.
         refuses(&["scratch", "partial", "scratch_size"], &of(same().splits(2)), &good);
-        let elsewhere = Attention::with_pipelines(&Pipelines::new(other.device()), same()).expect("an operator");
+        let elsewhere =
+            Attention::with_pipelines(&Pipelines::new(other.device()), same()).expect("an operator");
         let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
         let mut encoder = gpu.device().create_command_encoder(&Default::default());
         let error = elsewhere.forward_cached(&mut encoder, &good, &mut scratch).expect_err("another device");
@@ -327,7 +333,8 @@ pub(super) fn attention_to_caches() -> Seen {
             }
             let wrong = TensorView::new(&lse, DType::F32, other(SHAPE.lse()));
             let call = CachedForward::new(step.q(), &step.cache, out).lse(wrong);
-            let expected = format!("`lse`: {} must be {}", ["batch", "heads", "q_len", "dim"][axis], SHAPE.lse()[axis]);
+            let expected =
+                format!("`lse`: {} must be {}", ["batch", "heads", "q_len", "dim"][axis], SHAPE.lse()[axis]);
             refuses(&[&expected], &attention, &call);
         }
     }
@@ -346,7 +353,11 @@ pub(super) fn attention_to_caches() -> Seen {
     let far = step.q().with_offset(1 << 10);
     refuses(&["`q`", "ends at byte"], &attention, &CachedForward::new(far, &step.cache, out));
     let onto = TensorView::new(&buffers[3], DType::F32, SHAPE.q());
-    refuses(&["`out`", "`q`", "a buffer of its own"], &attention, &CachedForward::new(onto, &step.cache, out));
+    refuses(
+        &["`out`", "`q`", "a buffer of its own"],
+        &attention,
+        &CachedForward::new(onto, &step.cache, out),
+    );
     let into = TensorView::new(&book, DType::F32, SHAPE.lse()).with_strides([4, 1, 1, 1]);
     let call = CachedForward::new(step.q(), &step.cache, out).lse(into);
     refuses(&["`lse`"], &attention, &call);
@@ -375,7 +386,11 @@ pub(super) fn attention_to_caches() -> Seen {
     // A ring has no last key that a tensor could reach.
     let ring = Step::new(&gpu, config().layout(CacheLayout::Ring { sinks: 1 }));
     let call = CachedForward::new(ring.q(), &ring.cache, out);
-    refuses(&["`keep`: kv_len must be", "got 20"], &attention, &call.mask(Mask::none().keep(bools([b, h, i, CAPACITY]))));
+    refuses(
+        &["`keep`: kv_len must be", "got 20"],
+        &attention,
+        &call.mask(Mask::none().keep(bools([b, h, i, CAPACITY]))),
+    );
 
     // Queries of a step that there was none of.
     step.cache.truncate(0, 1).expect("shorter");

@@ -447,7 +447,10 @@ impl Bed {
             sequence.keeps(&self.kind, j) && meaning::sees(rules, &shape, [s, h, i, j])
         });
         let bias = Part::of(pairs, |[_, h, i, j]| meaning::adds(&rules, &shape, [s, h, i, j]));
-        let sinks = rules.sinks.as_ref().map(|part| Part::of([1, heads, 1, 1], |[_, h, ..]| meaning::at(part, [s, h, 0, 0])));
+        let sinks = rules
+            .sinks
+            .as_ref()
+            .map(|part| Part::of([1, heads, 1, 1], |[_, h, ..]| meaning::at(part, [s, h, 0, 0])));
         Case {
             name: format!("sequence {s}"),
             shape,
@@ -477,8 +480,7 @@ impl Bed {
             let (s, i) = (n / (heads * rows * head_dim), n / head_dim % rows);
             *x = if i < queries[s] { *x * 0.5 } else { f32::NAN };
         }
-        let [q_at, out_at, lse_at] =
-            ask.layout.places([q.shape, shape(heads, value_dim), shape(heads, 1)]);
+        let [q_at, out_at, lse_at] = ask.layout.places([q.shape, shape(heads, value_dim), shape(heads, 1)]);
         let placed = Placed::input(profile, Values::Floats(&q.data), ask.dtype, q_at);
         let out = Placed::output(profile, ask.dtype, out_at);
         let lse = ask.lse.then(|| Placed::output(profile, DType::F32, lse_at));
@@ -529,10 +531,12 @@ impl Bed {
                 continue;
             }
             let part = |dim: usize, x: &[f64], h: usize| x[row(h, 0) * dim..row(h, seen) * dim].to_vec();
-            let narrow = (0..heads).flat_map(|h| q.data[row(h, 0) * head_dim..row(h, seen) * head_dim].to_vec());
+            let narrow =
+                (0..heads).flat_map(|h| q.data[row(h, 0) * head_dim..row(h, seen) * head_dim].to_vec());
             let case = self.case(s, narrow.collect(), ask);
             let got = (0..heads).flat_map(|h| part(value_dim, &out, h)).collect::<Vec<_>>();
-            let got_lse = lse.as_ref().map(|lse| (0..heads).flat_map(|h| part(1, lse, h)).collect::<Vec<_>>());
+            let got_lse =
+                lse.as_ref().map(|lse| (0..heads).flat_map(|h| part(1, lse, h)).collect::<Vec<_>>());
             let ratio = self.judge(&case, ask, &got, got_lse.as_deref());
             worst = worst.max(ratio.map_err(|e| format!("sequence {s}, {}: {e}", self.sequences[s].len()))?);
         }

@@ -2,8 +2,8 @@
 
 use wgpu_attention::{Append, Cache, CacheConfig, CacheLayout, CachedForward, Group, Rows, Storage, Tiling};
 
-use super::*;
 use super::cost::median;
+use super::*;
 
 const HEADS: usize = 2;
 const DIM: usize = 8;
@@ -28,7 +28,8 @@ impl Generation {
         let config = Config::new(HEADS, DIM).kv_heads(1).tiling(tiling).splits(3);
         let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
         // Whole levels of 1/16, the largest of each row among them: what every storage keeps.
-        let level = |n: usize| if n.is_multiple_of(DIM) { 127.0 } else { (n * 37 % 255) as f32 - 127.0 } / 16.0;
+        let level =
+            |n: usize| if n.is_multiple_of(DIM) { 127.0 } else { (n * 37 % 255) as f32 - 127.0 } / 16.0;
         let keys = |seed: usize| (0..STEPS * DIM).map(|n| level(n + seed * DIM * 7)).collect::<Vec<_>>();
         let data = [noise(STEPS * HEADS * DIM, 0.7).iter().map(|x| x * 0.2).collect(), keys(1), keys(2)];
         let [q, k, v] = data.each_ref().map(|x: &Vec<f32>| gpu.upload(x).expect("an upload"));
@@ -167,7 +168,8 @@ fn steps_leave_no_buffers() {
 #[test]
 fn a_step_costs_the_same_at_any_length() {
     let capacity = 1 << 20;
-    let mut generation = Generation::new(CacheLayout::Contiguous, Storage::Q8(Group::Row), capacity, Tiling::Uniform);
+    let mut generation =
+        Generation::new(CacheLayout::Contiguous, Storage::Q8(Group::Row), capacity, Tiling::Uniform);
     let gpu = generation.own.gpu.clone();
     let mut scratch = generation.scratch();
     let mut cost = |len: usize| {
@@ -201,13 +203,14 @@ fn scratch_does_not_grow_with_capacity() {
     let own = Own::new();
     let gpu = &own.gpu;
     for tiling in [Tiling::Workgroup, Tiling::Uniform] {
-        let attention = Attention::with_pipelines(gpu.pipelines(), Config::new(8, 64).kv_heads(2).tiling(tiling))
-            .expect("an operator");
+        let attention =
+            Attention::with_pipelines(gpu.pipelines(), Config::new(8, 64).kv_heads(2).tiling(tiling))
+                .expect("an operator");
         let [q, out] = [0, 1].map(|_| gpu.buffer(4 * 8 * 64).expect("a buffer"));
         let view = |b| TensorView::new(b, DType::F32, [1, 8, 1, 64]);
         let mut scratch = Scratch::new(gpu.device(), Default::default()).expect("scratch");
         let mut sizes = Vec::new();
-        for capacity in [1, 64, 1000, 10_000, 100_000] {
+        for capacity in [1, 64, 1000, 10_000, 40_000, 100_000] {
             let config = CacheConfig::new(2, 64, capacity).storage(Storage::Q4(Group::Of(32)));
             let mut cache = Cache::with_pipelines(gpu.pipelines(), config).expect("a cache");
             let size = |cache: &Cache| {
@@ -222,6 +225,6 @@ fn scratch_does_not_grow_with_capacity() {
         // 128 splits of 8 rows, each 64 sums and a vector of totals.
         assert!(sizes.is_sorted() && sizes[0] == 0, "{tiling:?}: {sizes:?}");
         assert!(sizes.iter().all(|size| *size <= 128 * 8 * 4 * (64 + 4)), "{tiling:?}: {sizes:?}");
-        assert!(sizes[3] == sizes[4] && sizes[4] > 0, "{tiling:?}: {sizes:?}");
+        assert!(sizes[4] == sizes[5] && sizes[4] > 0, "{tiling:?}: {sizes:?}");
     }
 }
