@@ -49,14 +49,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         total = merged(total, total_at(row * p.splits + s), none);
     }
     total = with_sink(total, b, h);
-    let splits = select(0u, p.splits, is_seen(total, none));
+    let seen = is_seen(total, none);
     let width = (p.value_dim + 3u) / 4u * 4u;
     for (var d = lane * 4u; d < p.value_dim; d += LANES * 4u) {
         var sum = vec4<f32>();
-        for (var s = 0u; s < splits; s++) {
+        for (var s = 0u; s < p.splits; s++) {
             let o = row * p.splits + s;
             // What saw no key, or nothing that counts, has no share, whatever it holds.
-            let share = share_of(total_at(o).x, total, none);
+            let share = select(0.0, share_of(total_at(o).x, total, none), seen);
             if bitcast<u32>(share) != 0u {
                 sum += share * partial_at4(o * width + d, 1u, 4u);
             }

@@ -28,6 +28,7 @@ mod property;
 mod property_layers;
 mod recording;
 mod sdpa;
+mod splits;
 mod splitting;
 mod stages;
 mod vectors_used;

@@ -129,8 +129,12 @@ impl Sequences {
     /// Writes what the host knows of a sequence's length.
     fn edit_length(&mut self, sequence: usize) {
         let Sequence { least, high, .. } = self.all[sequence];
-        for (word, value) in [(START, least), (LENGTH, least), (HIGH, high)] {
+        for (word, value) in [(START, least), (LENGTH, least)] {
             self.edits.insert(sequence * WORDS + word, value as u32);
+        }
+        // Where a ring's history still counts, the device knows it better: here it may be a bound.
+        if high == least {
+            self.edits.insert(sequence * WORDS + HIGH, high as u32);
         }
     }
 
@@ -155,10 +159,15 @@ impl Sequences {
         Ok(())
     }
 
+    /// Positions after its sinks that a ring has overwritten.
+    fn overwritten(&self, high: usize) -> usize {
+        self.ring.map_or(0, |[_, kept]| high.saturating_sub(kept))
+    }
+
     /// Whether what a ring keeps of `len` tokens is still there, and how long it then counts as having been.
     fn high_after(&self, high: usize, len: usize) -> Option<usize> {
-        let Some([sinks, kept]) = self.ring else { return Some(len) };
-        let shift = high.saturating_sub(kept);
+        let Some([sinks, _]) = self.ring else { return Some(len) };
+        let shift = self.overwritten(high);
         if shift == 0 || len <= sinks {
             return Some(len);
         }
@@ -271,7 +280,13 @@ impl Sequences {
                 return Err(self.full(s, least));
             }
             let longest = of.most.saturating_add(most).min(self.longest);
-            lengths.push([of.least + least, longest, of.high.max(longest)]);
+            // A longer one has no room, and stays as it is.
+            let shortest = if of.most.saturating_add(least) > self.longest {
+                (of.least + least).min(self.longest - least + 1)
+            } else {
+                of.least + least
+            };
+            lengths.push([shortest, longest, of.high.max(longest)]);
             needs_pages |= self.entries(of, longest).any(|k| self.must_take(&self.pages, of.pages.get(k)));
         }
         let edits = self.edits.clone();
@@ -309,18 +324,19 @@ impl Sequences {
                     continue;
                 }
                 needed += 1;
-                let Some(new) = pages.take() else { continue };
+                let (old, new) = (table.get(k).copied(), pages.take());
+                // The last that shares it keeps it.
+                old.into_iter().for_each(|old| pages.release(old));
+                let Some(new) = new else { continue };
                 taken.edits.insert(self.entry(s, k), new);
-                let Some(old) = table.get(k).copied() else {
+                let Some(from) = old else {
                     table.push(new);
                     continue;
                 };
-                // The last that shares it keeps it.
-                pages.release(old);
                 table[k] = new;
                 let slots = of.most.saturating_sub(k * page_len).min(page_len);
                 if slots > 0 {
-                    taken.copies.push(PageCopy { from: old, to: new, slots });
+                    taken.copies.push(PageCopy { from, to: new, slots });
                 }
             }
             if table.len() != before {
@@ -352,7 +368,9 @@ impl Sequences {
                 }
                 _ => of.high,
             };
-            lengths.push([of.least.saturating_sub(most), of.most - least, high]);
+            // Where a ring may have to refuse, a sequence may stay as it is.
+            let longest = if known || self.overwritten(of.high) == 0 { of.most - least } else { of.most };
+            lengths.push([of.least.saturating_sub(most), longest, high]);
         }
         Ok((After { lengths, pages: None }, self.edits.clone()))
     }
