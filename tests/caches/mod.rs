@@ -3,6 +3,7 @@
 mod full;
 mod masks;
 mod random;
+mod rotation;
 mod steps;
 
 use wgpu_attention::{CacheLayout, Group, Storage};
