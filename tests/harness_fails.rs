@@ -211,6 +211,8 @@ fn inputs_are_surrounded_by_nan() {
     }
 }
 
+type Change = fn(&mut Sequence, f32);
+
 /// A cache's model that is wrong in one number, one token, one length is noticed.
 #[test]
 fn a_cache_that_differs_from_its_model_is_noticed() {
@@ -228,7 +230,7 @@ fn a_cache_that_differs_from_its_model_is_noticed() {
         bed.ask(&ask).expect("the model is right");
         bed.check_book().expect("the model is right");
         let right = bed.sequences.clone();
-        let wrong: [(&str, fn(&mut Sequence, f32)); 4] = [
+        let wrong: [(&str, Change); 4] = [
             ("a value", |s, step| s.tokens[2][0].v[0] += step),
             ("a key", |s, step| s.tokens[2][0].k.iter_mut().for_each(|k| *k += 4.0 * step)),
             ("a token less", |s, _| s.tokens.truncate(4)),
