@@ -10,12 +10,12 @@ const SPLITS: [usize; 5] = [1, 2, 3, 7, 128];
 
 fn setup(n: usize, tiling: wgpu_attention::Tiling, dtype: DType) -> Setup {
     Setup {
-        profile: if n % 2 == 0 || dtype == DType::F16 { full() } else { defaults() },
+        profile: if n.is_multiple_of(2) || dtype == DType::F16 { full() } else { defaults() },
         tiling,
         path: Path::Fused,
         dtype,
         bias: DType::F32,
-        layout: if n % 2 == 0 { Layout::Window(2 * n as u64 + 1) } else { Layout::Dense },
+        layout: if n.is_multiple_of(2) { Layout::Window(2 * n as u64 + 1) } else { Layout::Dense },
         lse: !n.is_multiple_of(5),
         weights: Weights::None,
     }

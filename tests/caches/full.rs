@@ -1,8 +1,8 @@
 //! Caches at the end of their room, and pages that are shared, given back and used again.
 
-use wgpu_attention::{CacheLayout, Error, Group, Storage};
+use wgpu_attention::{Cache, CacheLayout, Error, Group, Storage};
 
-use super::LAYOUTS;
+use super::{LAYOUTS, STORAGES};
 use wgpu_attention::Tiling;
 
 use crate::harness::{Ask, Bed, Count, Data, Kind, Rules, TILINGS, full};
@@ -169,8 +169,8 @@ fn copies_on_write_at_every_alignment() {
             }
             let pages = len.div_ceil(16);
             assert_eq!(bed.cache.free_pages(), 12 - pages, "three share {pages} pages");
-            // The first takes a page of its own, then the third; the second has what is left.
-            let own = |len: usize| usize::from(len % 16 != 0);
+            // Where the last page is not full, the first takes one of its own, then the third; the second has what is left.
+            let own = |len: usize| usize::from(!len.is_multiple_of(16));
             bed.grow(&Count::Each(vec![1, 0, 0])).expect("room");
             assert_eq!(bed.cache.free_pages(), 11 - pages);
             let rules = Rules { causal: true, ..Default::default() };
@@ -191,4 +191,70 @@ fn copies_on_write_at_every_alignment() {
             bed.check_book().expect("the book");
         }
     }
+}
+
+/// Tokens of NaN that are given up leave nothing behind: not past the end, not in pages that others take, not where a
+/// ring has been overwritten.
+#[test]
+fn given_up_tokens_leave_nothing() {
+    for storage in STORAGES {
+        for (layout, capacity) in LAYOUTS {
+            let (tiling, splits) = (TILINGS[capacity % 2], [None, Some(3)][capacity / 8 % 2]);
+            for tiling in [tiling, TILINGS[1 - capacity % 2]] {
+                let kind = Kind::new(storage, layout, capacity);
+                let mut bed = Bed::new(full(), kind, Data::Lossless, 73);
+                let rules = Rules { causal: true, ..Default::default() };
+                let ask = Ask { splits, ..Ask::new(tiling, &rules) };
+                let context = format!("{storage:?}, {layout:?}, {tiling:?}");
+                bed.grow(&Count::Each(vec![5, 17])).expect("room");
+                bed.bad = true;
+                bed.grow(&Count::All(3)).expect("room");
+                bed.rewind(&Count::All(3)).expect("as many");
+                bed.ask(&Ask { rows: Some(2), ..ask }).unwrap_or_else(|e| panic!("{context}, rewound: {e}"));
+                bed.bad = false;
+                bed.grow(&Count::All(1)).expect("room");
+                bed.ask(&ask).unwrap_or_else(|e| panic!("{context}, one more: {e}"));
+                // A whole sequence of them.
+                bed.cache.clear(1).expect("a sequence");
+                bed.sequences[1] = Default::default();
+                bed.bad = true;
+                bed.grow(&Count::Each(vec![0, 20])).expect("room");
+                bed.cache.clear(1).expect("a sequence");
+                bed.sequences[1] = Default::default();
+                bed.bad = false;
+                bed.grow(&Count::Each(vec![15, 2])).expect("room");
+                bed.ask(&ask).unwrap_or_else(|e| panic!("{context}, cleared: {e}"));
+                if kind.ring().is_some() {
+                    // Past the sinks, lapped by others.
+                    bed.bad = true;
+                    bed.grow(&Count::Each(vec![2, 0])).expect("a ring");
+                    bed.bad = false;
+                    bed.grow(&Count::Each(vec![24, 0])).expect("a ring");
+                    bed.ask(&ask).unwrap_or_else(|e| panic!("{context}, lapped: {e}"));
+                }
+            }
+        }
+    }
+}
+
+/// A cache with pipelines of its own, before anything was done to it.
+#[test]
+fn a_new_cache_is_empty() {
+    let gpu = &full().gpu;
+    let config = Kind::new(Storage::F32, CacheLayout::Paged { page: 16, pages: 7 }, 50).config();
+    let cache = Cache::new(gpu.device(), config).expect("a cache");
+    assert!(cache.is_empty() && cache.len(0) == Some(0) && cache.len(1) == Some(0));
+    assert_eq!((cache.free_pages(), cache.len_bounds(1), *cache.config()), (7, Some([0, 0]), config));
+    // What a token costs: two heads of 8 and 8 channels.
+    for (storage, bytes) in [
+        (Storage::F32, 2 * (32 + 32)),
+        (Storage::F16, 2 * (16 + 16)),
+        (Storage::Q8(Group::Row), 2 * (16 + 4 + 16 + 4)),
+        (Storage::Q4(Group::Of(32)), 2 * (16 + 4 + 16 + 4)),
+    ] {
+        assert_eq!(config.storage(storage).token_bytes(), bytes, "{storage:?}");
+    }
+    assert_eq!(Storage::Q8(Group::Of(32)).row_bytes(128), 128 + 4 * 4);
+    assert_eq!(Storage::Q4(Group::Of(64)).row_bytes(128), 64 + 2 * 4);
+    assert_eq!(Storage::Q4(Group::Row).row_bytes(128), 64 + 4);
 }

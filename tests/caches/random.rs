@@ -183,9 +183,9 @@ impl Play {
             Err(Error::ZeroSize { .. }) if count.most() == 0 => Ok(()),
             Err(Error::Option { option: "rows", .. }) if refused => Ok(()),
             Ok(()) if !refused => {
-                for s in 0..bounds.len() {
+                for (s, [least, _]) in bounds.iter().enumerate() {
                     if exact(s) {
-                        self.returned(s, bounds[s][0] - count.of(s));
+                        self.returned(s, least - count.of(s));
                     }
                     self.known[s] &= exact(s);
                 }
@@ -279,14 +279,14 @@ impl Play {
     /// Reads lengths back and tells the cache.
     fn learn(&mut self) -> Result<(), String> {
         let lengths = self.bed.numbers(self.bed.cache.lengths());
-        for s in 0..self.bed.kind.batch {
+        for (s, len) in lengths.into_iter().enumerate() {
             if !self.known[s] {
                 let [_, most] = self.bounds()[s];
                 let too_long = self.bed.cache.learn(s, most + 1);
                 if !matches!(too_long, Err(Error::Option { option: "len", .. })) {
                     return Err(format!("{too_long:?} of more than is possible"));
                 }
-                self.bed.cache.learn(s, lengths[s] as usize).map_err(|e| e.to_string())?;
+                self.bed.cache.learn(s, len as usize).map_err(|e| e.to_string())?;
                 self.known[s] = true;
             }
         }

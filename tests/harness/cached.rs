@@ -278,6 +278,8 @@ pub struct Bed {
     /// What keys and values come as, and how they lie.
     pub dtype: DType,
     pub layout: Layout,
+    /// Whether new tokens are NaN; they must be gone before anything is asked.
+    pub bad: bool,
     pub rng: Rng,
 }
 
@@ -294,6 +296,7 @@ impl Bed {
             advanced: 0,
             dtype: DType::F32,
             layout: Layout::Dense,
+            bad: false,
             rng: Rng::new(seed),
         }
     }
@@ -359,6 +362,9 @@ impl Bed {
             let part = Part::of(shapes[side], |[s, h, i, d]| {
                 let Sequence { tokens, fresh, .. } = &self.sequences[s];
                 if i >= *fresh {
+                    return f32::NAN;
+                }
+                if self.bad {
                     return f32::NAN;
                 }
                 let token = &tokens[tokens.len() - fresh + i][layer];
