@@ -477,9 +477,12 @@ impl MultiHeadAttention {
             let limit = device.max_binding_bytes;
             return Err(Error::BindingLimit { tensor: "scratch", bytes: total.saturating_mul(bytes), limit });
         }
-        let last = projected_layouts(&shape, config.dtype)[2];
-        let end = last.offset as u64 + elements(last.shape);
-        let chosen = path::choose(&problem, device)?;
+        let [_, k, v] = projected_layouts(&shape, config.dtype);
+        let end = v.offset as u64 + elements(v.shape);
+        // How keys and values will lie decides how they load.
+        let at = |layout| TensorView { layout, ..call.key };
+        let keys = Keys::Tensors { k: at(k), v: at(v) };
+        let chosen = path::choose(&Problem { keys, ..problem }, device)?;
         let size = chosen
             .scratch_size()
             .with(Slot::Projected, (end * bytes).next_multiple_of(4))
