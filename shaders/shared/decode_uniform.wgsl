@@ -72,14 +72,16 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     let k = k_source(b, kv_head);
     let v = v_source(b, kv_head, 0u);
 
-    for (var n = lane; n < K_BLOCKS * VECTORS * ROWS; n += LANES) {
-        let query = query_of_row(b, kv_head, min(row0 + n % ROWS, packed - 1u));
-        let d = n / ROWS * 4u;
-        var x = vec4<f32>();
-        if d < p.head_dim {
-            x = q_at4(view_at(p.q, b, query.h, query.i, d), p.q.strides.w, p.head_dim - d);
+    for (var r = 0u; r < ROWS; r++) {
+        let query = query_of_row(b, kv_head, min(row0 + r, packed - 1u));
+        let at = view_at(p.q, b, query.h, query.i, 0u);
+        for (var n = lane; n < K_BLOCKS * VECTORS; n += LANES) {
+            var x = vec4<f32>();
+            if n * 4u < p.head_dim {
+                x = q_at4(at + n * 4u * p.q.strides.w, p.q.strides.w, p.head_dim - n * 4u);
+            }
+            queries[n * ROWS + r] = x * (p.scale * UNIT);
         }
-        queries[n] = x * (p.scale * UNIT);
     }
     if lane == 0u {
         stirred = 0u;
