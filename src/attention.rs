@@ -265,8 +265,9 @@ impl Attention {
         &self.pipelines
     }
 
-    /// The temporary memory that `call` needs: none on the fused path. On the staged one the score matrix,
-    /// `4 · batch · heads · q_len · kv_len` bytes with `kv_len` rounded up to 4, or none if `weights` takes the
+    /// The temporary memory that `call` needs. On the fused path none, or partial sums where few queries meet many keys
+    /// and those are split among workgroups: at most 128 times the size of `out` in f32. On the staged one the score
+    /// matrix, `4 · batch · heads · q_len · kv_len` bytes with `kv_len` rounded up to 4, or none if `weights` takes the
     /// weights of every head in F32.
     ///
     /// # Errors

@@ -8,6 +8,7 @@
 //! | activations and a layer's weights | [`MultiHeadAttention`] |
 //! | something to do between projection and attention | [`Projection`], then [`Attention`] |
 //! | queries and keys to rotate, activations to give positions | [`Positions`] |
+//! | tokens that come one by one, and a cache of keys and values | [`Cache`], [`Attention::forward_cached`] |
 //! | attention over parts of the keys, to be combined | [`Merge`] |
 //! | sequences of different lengths in one call | [`Mask::packed`] |
 //! | a block-sparse pattern, or a mask that leaves whole blocks out | [`Mask::blocks`], [`Attention::classify`] |
@@ -30,7 +31,8 @@
 //! gives the same bits.
 //!
 //! Two paths compute it ([`Path`]): the fused one in a single pass, without a score matrix, and the staged one, which
-//! has that matrix in memory and takes over where the attention weights themselves are asked for.
+//! has that matrix in memory and takes over where the attention weights themselves are asked for. Where few queries
+//! meet many keys, as in generation, the fused path splits the keys among workgroups and merges what they found.
 
 mod attention;
 pub mod block_map;
