@@ -271,7 +271,7 @@ impl<L, K, B> Mask<L, K, B> {
     /// Tree of drafts, for speculative decoding (Miao et al. 2024, "SpecInfer"): of the queries' own keys, those from
     /// query 0's position on, query `i` sees key `j` only where `tree[b, h, i, j − position of query 0]` holds
     /// `true`; older keys are not asked. Shape `[batch, heads, q_len, q_len]`, batch and heads may be 1. Distances still
-    /// follow the order of the rows, not the depth in the tree.
+    /// follow the order of the rows, not the depth in the tree. Not with packed sequences.
     pub fn tree(mut self, tree: K) -> Self {
         self.tree = Some(tree);
         self
@@ -442,6 +442,10 @@ impl<L, K, B> Mask<L, K, B> {
                 got: table[3],
                 shape: table,
             });
+        }
+        if self.tree.is_some() && self.packed.is_some() {
+            let why = "older keys of a packed sequence are not told from its drafts; use lengths, or a cache";
+            return Err(Error::Unsupported { what: "a tree in packed sequences", why });
         }
         if self.blocks.as_ref().is_some_and(|b| b.size.contains(&0)) {
             return Err(Error::ZeroSize { tensor: "blocks", axis: "size" });
