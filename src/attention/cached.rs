@@ -145,7 +145,8 @@ impl Attention {
             view.check(tensor, access, device)?;
         }
         if advanced && cache.advanced() == 0 {
-            let why = "nothing was advanced since it was made or rewound: advance first, or say `not_advanced`";
+            let why =
+                "nothing was advanced since it was made or rewound: advance first, or say `not_advanced`";
             return Err(Error::Unsupported { what: "queries of a cache's last advance", why });
         }
         let shape = Shape {

@@ -139,8 +139,8 @@ impl Fused {
                     Constant::U32("V_SPLIT", few.v_split),
                     Constant::U32("ROUND", few.round),
                     Constant::Bool("SHARED", few.shared),
-                    Constant::U32("K_BLOCKS", few.blocks.k),
-                    Constant::U32("V_BLOCKS", few.blocks.v),
+                    Constant::U32("K_BLOCKS", few.loads.k),
+                    Constant::U32("V_BLOCKS", few.loads.v),
                 ]);
                 let reduce = if few.subgroups {
                     shader!("shared/reduce_subgroup")
@@ -156,8 +156,8 @@ impl Fused {
                     Constant::U32("KEYS", few.keys),
                     Constant::U32("STEP", few.step),
                     Constant::U32("CHUNK", few.chunk),
-                    Constant::U32("K_BLOCKS", few.blocks.k),
-                    Constant::U32("V_BLOCKS", few.blocks.v),
+                    Constant::U32("K_BLOCKS", few.loads.k),
+                    Constant::U32("V_BLOCKS", few.loads.v),
                 ]);
                 ([shader!("shared/decode_uniform"), ""], FusedTiles::LANES)
             }

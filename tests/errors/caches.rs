@@ -397,7 +397,11 @@ pub(super) fn attention_to_caches() -> Seen {
     refuses(&["not recorded", "flush"], &attention, &CachedForward::new(step.q(), &step.cache, out));
     let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
     gpu.submit(|e| step.cache.rewind(e, Rows::All(1), &mut scratch)).expect("one token each");
-    refuses(&["last advance", "rewound", "not_advanced"], &attention, &CachedForward::new(step.q(), &step.cache, out));
+    refuses(
+        &["last advance", "rewound", "not_advanced"],
+        &attention,
+        &CachedForward::new(step.q(), &step.cache, out),
+    );
     let call = CachedForward::new(step.q(), &step.cache, out).not_advanced();
     let mut scratch =
         Scratch::new(gpu.device(), attention.scratch_size_cached(&call).expect("a size")).expect("scratch");
