@@ -75,7 +75,7 @@ fn put(r: Row, o: u32, word: u32) {
 fn half_of(x: f32) -> u32 {
     let bits = bitcast<u32>(x);
     if (bits & 0x7fffffffu) >= 0x7f800000u {
-        return (bits >> 16u & 0x8000u) | select(0x7e00u, 0x7c00u, (bits & 0x7fffffu) == 0u);
+        return ((bits >> 16u) & 0x8000u) | select(0x7e00u, 0x7c00u, (bits & 0x7fffffu) == 0u);
     }
     return pack2x16float(vec2<f32>(clamp(x, -65504.0, 65504.0), 0.0)) & 0xffffu;
 }
@@ -89,7 +89,7 @@ fn word_of(r: Row, d: u32, scale: f32) -> u32 {
         return bitcast<u32>(channel(r, d));
     }
     if FORMAT == F16 {
-        return half_of(channel(r, d)) | half_of(channel(r, d + 1u)) << 16u;
+        return half_of(channel(r, d)) | (half_of(channel(r, d + 1u)) << 16u);
     }
     var word = 0u;
     for (var c = 0u; c < PER_WORD; c++) {
