@@ -40,13 +40,14 @@ fn main(@builtin(local_invocation_index) lane: u32) {
     for (var b = lane; b < p.cache.batch; b += 64u) {
         let o = b * WORDS;
         let n = count_of(b);
-        let before = book_at(o + LENGTH);
+        let before = cached_len(b);
+        let limit = min(book_at(o + LIMIT), p.cache.longest);
         var start = before;
         var after = before;
         var high = book_at(o + HIGH);
         var refused = 0u;
         if p.back == 0u {
-            if n <= book_at(o + LIMIT) - min(before, book_at(o + LIMIT)) {
+            if n <= limit - min(before, limit) {
                 after = before + n;
                 high = max(high, after);
             } else {

@@ -17,17 +17,14 @@ struct Params {
     value_dim: u32,
     k_units: u32,    // of a row
     v_units: u32,
+    first: u32,      // rows before this dispatch's
+    pad0: u32,
+    pad1: u32,
+    pad2: u32,
 }
 
 @group(0) @binding(0) var<uniform> p: Params;
 
-const F32: u32 = 0u;
-const F16: u32 = 1u;
-const Q8: u32 = 2u;
-const Q4: u32 = 3u;
-const CHANNELS: array<u32, 4> = array<u32, 4>(1u, 2u, 4u, 8u);
-const PER_WORD: u32 = CHANNELS[FORMAT];
-const SCALED: bool = FORMAT >= Q8;
 const MOST: f32 = select(7.0, 127.0, FORMAT == Q8);
 
 // One row of keys or of values.
@@ -131,9 +128,9 @@ fn write_unit(r: Row, row: u32, unit: u32, size: u32, words: u32, groups: u32, s
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let b = group.z;
-    let i = group.y;
-    let start = book_at(b * WORDS + START);
-    let length = book_at(b * WORDS + LENGTH);
+    let i = group.y + p.first;
+    let start = cached_start(b);
+    let length = cached_len(b);
     let units = p.k_units + p.v_units;
     let n = group.x * 64u + lane;
     let h = n / units;

@@ -106,7 +106,7 @@ impl Config {
     }
 
     /// Features and limits to request of `adapter`: what this configuration needs, the largest buffers there
-    /// are, which decide how long sequences may be, and workgroup memory for large tiles. Everything else is
+    /// are, which decide how long sequences may be, workgroup memory for large tiles, and subgroups. Everything else is
     /// wgpu's default: add what the rest of the application needs. A feature the adapter lacks is left out;
     /// [`Attention::new`] then says so.
     pub fn required(&self, adapter: &wgpu::Adapter) -> (wgpu::Features, wgpu::Limits) {
@@ -121,7 +121,7 @@ impl Config {
             max_compute_workgroup_storage_size: best.max_compute_workgroup_storage_size.min(32768),
             ..wgpu::Limits::default()
         };
-        (wanted & adapter.features(), limits)
+        ((wanted | wgpu::Features::SUBGROUP) & adapter.features(), limits)
     }
 
     pub(crate) fn scale_value(&self) -> f32 {

@@ -338,6 +338,8 @@ pub(crate) struct DeviceFacts {
     pub workgroup_memory: u32,
     /// Fewest invocations of a subgroup, 0 where kernels may not use subgroups.
     pub subgroup_min: u32,
+    /// Most of them.
+    pub subgroup_max: u32,
 }
 
 impl DeviceFacts {
@@ -352,6 +354,7 @@ impl DeviceFacts {
         max_invocations: 256,
         workgroup_memory: 16384,
         subgroup_min: 0,
+        subgroup_max: 0,
     };
 
     pub fn of(device: &wgpu::Device) -> Self {
@@ -370,6 +373,7 @@ impl DeviceFacts {
                 .min(limits.max_compute_workgroup_size_x),
             workgroup_memory: limits.max_compute_workgroup_storage_size,
             subgroup_min: if subgroups { info.subgroup_min_size } else { 0 },
+            subgroup_max: if subgroups { info.subgroup_max_size } else { 0 },
         }
     }
 }

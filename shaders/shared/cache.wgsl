@@ -18,8 +18,14 @@ const LIMIT: u32 = 3u;    // tokens there is room for
 const REFUSED: u32 = 4u;  // moves that found none, or nothing to go back to
 const COUNT: u32 = 5u;    // what the host says to move by
 
+// What the book says is clamped to what there is: nothing but order keeps others from writing it.
 fn cached_len(b: u32) -> u32 {
-    return book_at(b * WORDS + LENGTH);
+    return min(book_at(b * WORDS + LENGTH), p.cache.longest);
+}
+
+// Length before the last advance.
+fn cached_start(b: u32) -> u32 {
+    return min(book_at(b * WORDS + START), cached_len(b));
 }
 
 // Queries of a sequence.
@@ -27,7 +33,7 @@ fn cached_queries(b: u32, q_len: u32) -> u32 {
     if p.cache.ragged == 0u {
         return q_len;
     }
-    return min(cached_len(b) - book_at(b * WORDS + START), q_len);
+    return min(cached_len(b) - cached_start(b), q_len);
 }
 
 // Positions that a ring has overwritten after its sinks.
@@ -36,7 +42,7 @@ fn cached_shift(b: u32) -> u32 {
         return 0u;
     }
     let kept = p.cache.sinks + p.cache.window;
-    return max(book_at(b * WORDS + HIGH), kept) - kept;
+    return max(max(book_at(b * WORDS + HIGH), cached_len(b)), kept) - kept;
 }
 
 // The number of the first token left at position j or after.
@@ -61,6 +67,7 @@ struct Rows {
     stride: u32,    // rows from page to page
     bits: u32,      // log2 of a page's slots
     table: u32,
+    last_page: u32,
     sinks: u32,
     window: u32,
     shift: u32,     // positions overwritten after the sinks
@@ -75,14 +82,14 @@ fn rows_of(b: u32, kv_head: u32) -> Rows {
         first += b * p.cache.kv_heads * len;
     }
     let table = p.cache.table + b * p.cache.pages_each;
-    return Rows(first, p.cache.kv_heads * len, p.cache.page_bits, table, p.cache.sinks, p.cache.window, shift,
-        shift % p.cache.window);
+    return Rows(first, p.cache.kv_heads * len, p.cache.page_bits, table, p.cache.pages - 1u, p.cache.sinks,
+        p.cache.window, shift, shift % p.cache.window);
 }
 
 // The row of the t-th token left.
 fn row_of_token(r: Rows, t: u32) -> u32 {
     if LAYOUT == PAGED {
-        let page = book_at(r.table + (t >> r.bits));
+        let page = min(book_at(r.table + (t >> r.bits)), r.last_page);
         return page * r.stride + r.first + (t & ((1u << r.bits) - 1u));
     }
     if LAYOUT == RING {

@@ -15,5 +15,9 @@ struct CacheParams {
     v_groups: u32,
     k_scales: u32,     // where scales begin, in words
     v_scales: u32,
-    pad: u32,
+    longest: u32,      // tokens a sequence may have
+    pages: u32,
+    pad0: u32,
+    pad1: u32,
+    pad2: u32,
 }

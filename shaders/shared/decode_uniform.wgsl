@@ -228,9 +228,6 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                     // exp2(−∞) is 0, which WGSL does not promise.
                     var x = select(weight_of(s[r][c] - limit[r]), 0.0, s[r][c] == none);
                     part_total[r] += x;
-                    if DROPS {
-                        x = dropped(x, b, asked[r].h, asked[r].i, t0 + t);
-                    }
                     weights[((t0 - j + t) * ROWS + r) & SMALL] = x;
                 }
             }

@@ -33,7 +33,7 @@ fn run_step(s: Source) -> u32 {
 
 // The first vector of a row. Not negative in bytes, as an i32: that saves a check per load.
 fn first_of(s: Source, row: u32) -> u32 {
-    return (row * s.vectors) & 0x03ffffffu;
+    return (row * s.vectors) & select(0x03ffffffu, 0x0fffffffu, WIDE);
 }
 
 fn k_word(s: Source, row: u32, n: u32) -> vec4<u32> {
@@ -44,12 +44,14 @@ fn v_word(s: Source, row: u32, n: u32) -> vec4<u32> {
     return cache_v[first_of(s, row) + n];
 }
 
+const SCALE_INDEX: u32 = select(0x0fffffffu, 0x3fffffffu, WIDE);
+
 // What the channels of a row's n-th vector are to be multiplied by.
 fn k_scale(s: Source, row: u32, n: u32) -> f32 {
     if !SCALED {
         return 1.0;
     }
-    let o = (s.scales + row * s.groups + n * CHANNELS / K_GROUP) & 0x0fffffffu;
+    let o = (s.scales + row * s.groups + n * CHANNELS / K_GROUP) & SCALE_INDEX;
     return bitcast<f32>(cache_k[o / 4u][o % 4u]);
 }
 
@@ -57,6 +59,6 @@ fn v_scale(s: Source, row: u32, n: u32) -> f32 {
     if !SCALED {
         return 1.0;
     }
-    let o = (s.scales + row * s.groups + n * CHANNELS / V_GROUP) & 0x0fffffffu;
+    let o = (s.scales + row * s.groups + n * CHANNELS / V_GROUP) & SCALE_INDEX;
     return bitcast<f32>(cache_v[o / 4u][o % 4u]);
 }

@@ -5,11 +5,6 @@
 //
 // Needs of the keys: Source (col: the first channel), k_word, v_word, k_scale, v_scale.
 
-const F32: u32 = 0u;
-const F16: u32 = 1u;
-const Q8: u32 = 2u;
-const Q4: u32 = 3u;
-const SCALED: bool = FORMAT >= Q8;
 const CHANNELS: u32 = VECTORS * 4u;
 // What is to be taken from `unpacked`.
 const BIAS: f32 = select(select(0.0, 128.0, FORMAT == Q8), 8.0, FORMAT == Q4);

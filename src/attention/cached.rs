@@ -117,6 +117,14 @@ impl Attention {
         self.record(&self.check_cached(call)?, scratch, |bound| dispatch(pass, bound))
     }
 
+    /// Compiles and binds what `call` needs, so that its first recording does neither.
+    ///
+    /// # Errors
+    /// As [`forward_cached`](Self::forward_cached).
+    pub fn prepare_cached(&self, call: &CachedForward, scratch: &mut Scratch) -> Result<(), Error> {
+        self.record(&self.check_cached(call)?, scratch, |_| ())
+    }
+
     fn check_cached<'a>(&self, call: &CachedForward<'a>) -> Result<Problem<'a>, Error> {
         let device = self.pipelines.facts();
         let CachedForward { q, cache, layer, out, mask, lse, advanced } = *call;

@@ -38,17 +38,17 @@ impl Storage {
 
     /// Channels of a row of `dim` that share a scale, whole vectors of words.
     pub(crate) fn group(self, dim: usize) -> usize {
-        let padded = self.words(dim) * self.format().per_word();
+        let padded = self.words(dim).saturating_mul(self.format().per_word());
         match self {
             Storage::F32 | Storage::F16 => 1,
             Storage::Q8(Group::Row) | Storage::Q4(Group::Row) => padded,
-            Storage::Q8(Group::Of(n)) | Storage::Q4(Group::Of(n)) => n.min(padded),
+            Storage::Q8(Group::Of(n)) | Storage::Q4(Group::Of(n)) => n.clamp(1, padded.max(1)),
         }
     }
 
     /// Words of a row of `dim` channels: whole vectors of four.
     pub(crate) fn words(self, dim: usize) -> usize {
-        dim.div_ceil(self.format().per_word()).next_multiple_of(4)
+        dim.div_ceil(self.format().per_word()).checked_next_multiple_of(4).unwrap_or(usize::MAX)
     }
 
     /// Scales of a row.
@@ -58,7 +58,7 @@ impl Storage {
 
     /// Bytes of a row of `dim` channels, padding and scales counted: what one token costs per head, for keys or values.
     pub fn row_bytes(self, dim: usize) -> usize {
-        4 * (self.words(dim) + self.scales(dim))
+        self.words(dim).saturating_add(self.scales(dim)).saturating_mul(4)
     }
 }
 
@@ -69,7 +69,8 @@ pub enum CacheLayout {
     Contiguous,
     /// A sliding window: of a longer sequence the first `sinks` tokens and the last `capacity − sinks` are left
     /// (Xiao et al. 2023, "Efficient streaming language models with attention sinks"). A mask's `window` and `pattern`
-    /// do not hide the sinks.
+    /// do not hide the sinks. Rows that come in one step may overwrite what its earlier ones would still see: for the
+    /// same results in steps of any length, keep a window in the mask and the longest step besides.
     Ring {
         /// Tokens at the front that stay.
         sinks: usize,
@@ -197,7 +198,8 @@ impl CacheConfig {
         let rows = pages.saturating_mul(page_len).saturating_mul(self.kv_heads);
         let (words, groups) = (self.storage.words(dim), self.storage.scales(dim));
         let scales = rows.saturating_mul(words);
-        let total = scales.saturating_add(rows.saturating_mul(groups)).saturating_add(3) & !3;
+        let total = scales.saturating_add(rows.saturating_mul(groups)).checked_next_multiple_of(4);
+        let total = total.unwrap_or(usize::MAX);
         SideSize { words, groups, scales, total }
     }
 
@@ -259,6 +261,11 @@ impl CacheConfig {
             if bytes > limit {
                 return Err(Error::BindingLimit { tensor: "cache", bytes, limit });
             }
+        }
+        let (batch, most) = (self.batch as u64, u64::from(device.max_workgroups));
+        if batch > most {
+            let name = "max_compute_workgroups_per_dimension";
+            return Err(Error::Limit { what: "a cache's batch", needed: batch, limit: most, name });
         }
         Ok(())
     }

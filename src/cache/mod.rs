@@ -15,7 +15,7 @@ use crate::kernels::cache_append::{self, CacheAppend};
 use crate::kernels::cache_copy::{self, CacheCopy};
 use crate::path::{CacheLayer, Calls, grid};
 use crate::pipelines::guarded;
-use crate::position::Rope;
+use crate::position::{MAX_POSITION, Rope};
 use crate::record::{Pipelines, dispatch, pass};
 use crate::scratch::{Bound, Scratch};
 use crate::tensor::{Access, DType, Layout, TensorView, Window, check_aliasing, expect};
@@ -70,7 +70,8 @@ pub struct Append<'a> {
     pub k: TensorView<'a>,
     /// `[batch, kv_heads, rows, value_dim]`, of the same type.
     pub v: TensorView<'a>,
-    /// Rotates keys by their positions in the cache, on the way.
+    /// Rotates keys by their positions in the cache, on the way. From 2²⁴ on, which only rings reach, as by the last
+    /// position before.
     pub rope: Option<&'a Rope>,
 }
 
@@ -256,7 +257,8 @@ impl Cache {
     }
 
     /// Takes pages for `tokens` in all, so that a sequence grows to there without further ones. Does nothing where
-    /// the cache is not paged.
+    /// the cache is not paged. They stay with the sequence until it is truncated, cleared, or made a copy of another;
+    /// a copy shares them, and takes new ones when it grows.
     ///
     /// # Errors
     /// [`Error::OutOfPages`], [`Error::CacheFull`]; then nothing has changed.
@@ -387,12 +389,21 @@ impl Cache {
         }
         if let Some(rope) = rope {
             rope.check_width("k", k.shape())?;
+            let last = self.config.longest() - 1;
+            if !matches!(self.config.layout, CacheLayout::Ring { .. }) && last > MAX_POSITION as usize {
+                let expected = "at most 2^24 where keys are rotated: further positions have no rotation";
+                return Err(Error::Option {
+                    option: "capacity",
+                    value: self.config.capacity as f64,
+                    expected,
+                });
+            }
         }
         let cached = self.config.cached();
         let units = CacheAppend::units(&cached);
         let count = |dim: usize, side: usize| dim.div_ceil(units[side] as usize);
         let units = [count(head_dim, 0), count(value_dim, 1)];
-        let params = cache_append::Params {
+        let mut params = cache_append::Params {
             k: View::from(k.window(device).layout),
             v: View::from(v.window(device).layout),
             cache: self.params(false),
@@ -401,25 +412,31 @@ impl Cache {
             value_dim: value_dim as u32,
             k_units: units[0] as u32,
             v_units: units[1] as u32,
+            first: 0,
+            pad0: 0,
+            pad1: 0,
+            pad2: 0,
         };
         let mut tensors =
             vec![k.window(device), v.window(device), whole(cache_k), whole(cache_v), whole(&self.book)];
         tensors.extend(rope.map(|rope| rope.view().window(device)));
-        let call = Call {
-            variant: Stage::CacheAppend(CacheAppend {
-                cache: cached,
-                kv: k.dtype(),
-                rotates: rope.is_some(),
-            }),
-            params: bytemuck::bytes_of(&params).to_vec(),
-            tensors,
-            grid: grid([
-                (kv_heads * (units[0] + units[1])).div_ceil(cache_append::WORKGROUP),
-                self.advanced,
-                batch,
-            ]),
+        let groups = (kv_heads * (units[0] + units[1])).div_ceil(cache_append::WORKGROUP);
+        let most = device.max_workgroups as usize;
+        let call = |first: usize| {
+            params.first = first as u32;
+            Call {
+                variant: Stage::CacheAppend(CacheAppend {
+                    cache: cached,
+                    kv: k.dtype(),
+                    rotates: rope.is_some(),
+                }),
+                params: bytemuck::bytes_of(&params).to_vec(),
+                tensors: tensors.clone(),
+                grid: grid([groups, most.min(self.advanced - first), batch]),
+            }
         };
-        self.pipelines.bind(&[call], scratch)
+        let calls: Calls = (0..self.advanced).step_by(most).map(call).collect();
+        self.pipelines.bind(&calls, scratch)
     }
 
     /// Keys and values of a layer.
@@ -470,6 +487,12 @@ impl Cache {
         if rows.most() == 0 {
             return Err(Error::ZeroSize { tensor: "cache", axis: "rows" });
         }
+        if let Rows::Device { most, .. } = rows
+            && *most > self.config.longest()
+        {
+            let expected = "at most what a sequence may have";
+            return Err(Error::Option { option: "most", value: *most as f64, expected });
+        }
         match rows {
             Rows::Each(counts) if counts.len() != self.config.batch => {
                 Err(Error::Length { tensor: "rows", expected: self.config.batch, got: counts.len() })
@@ -512,7 +535,11 @@ impl Cache {
             v_groups: v.groups as u32,
             k_scales: k.scales as u32,
             v_scales: v.scales as u32,
-            pad: 0,
+            longest: self.config.longest() as u32,
+            pages: self.config.pages().0 as u32,
+            pad0: 0,
+            pad1: 0,
+            pad2: 0,
         }
     }
 

@@ -80,7 +80,11 @@ params! {
         v_groups: u32,
         k_scales: u32,
         v_scales: u32,
-        pad: u32,
+        longest: u32,
+        pages: u32,
+        pad0: u32,
+        pad1: u32,
+        pad2: u32,
     }
 }
 shared! { CacheParams = "CacheParams" }

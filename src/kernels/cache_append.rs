@@ -28,6 +28,10 @@ params! {
         value_dim: u32,
         k_units: u32,
         v_units: u32,
+        first: u32,
+        pad0: u32,
+        pad1: u32,
+        pad2: u32,
     }
 }
 
@@ -59,6 +63,7 @@ impl CacheAppend {
             shader!("shared/view"),
             shader!("shared/cache_params"),
             shader!("shared/cache"),
+            shader!("shared/formats"),
             turns::SHADER,
             shader!("cache_append"),
             no_turns,

@@ -22,7 +22,8 @@ pub(crate) struct Fused {
     pub width: Width,
     /// Whether out stores in fours.
     pub put: Width,
-    /// Whether element indices of k or v reach 2^28, which the uniform form must know.
+    /// Whether element indices of k or v reach 2^28, or a side of the cache 2^30 bytes, which the forms for software
+    /// drivers must know.
     pub wide: bool,
     pub lse: bool,
     pub drop: Drop,
@@ -171,22 +172,23 @@ impl Fused {
         } else {
             "fn partial_put4(o: u32, x: vec4<f32>) {}\n"
         });
+        // GPUs check no indices that narrow ones would save.
+        constants.push(Constant::Bool("WIDE", self.wide || !self.tiles.is_uniform()));
         let keys = match self.cache {
             Some(cache) => {
                 constants.extend(cache.constants());
-                [shader!("shared/cache"), shader!("shared/keys_cache"), shader!("shared/words")]
+                [
+                    shader!("shared/cache"),
+                    shader!("shared/keys_cache"),
+                    shader!("shared/words"),
+                    shader!("shared/formats"),
+                ]
             }
             None if self.halves => {
-                constants.push(Constant::Bool("WIDE", self.wide));
                 constants.push(Constant::U32("FORMAT", Format::F16 as u32));
-                ["", shader!("shared/keys_halves"), shader!("shared/words")]
+                ["", shader!("shared/keys_halves"), shader!("shared/words"), shader!("shared/formats")]
             }
-            None => {
-                // GPUs check no indices that this would save.
-                let wide = self.wide || !matches!(self.tiles, FusedTiles::Uniform { .. });
-                constants.push(Constant::Bool("WIDE", wide));
-                ["", shader!("shared/keys_tensors"), ""]
-            }
+            None => ["", shader!("shared/keys_tensors"), "", ""],
         };
         let blocks = if self.mask.blocks { shader!("shared/fused_blocks") } else { NO_BLOCKS };
         let parts = [
@@ -199,6 +201,7 @@ impl Fused {
             keys[0],
             keys[1],
             keys[2],
+            keys[3],
             &stubs,
             blocks,
             self.drop.wgsl(),

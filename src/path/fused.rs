@@ -7,14 +7,13 @@ use crate::kernels::cache::CacheParams;
 use crate::kernels::dropout::{Drop, DropParams};
 use crate::kernels::merge_splits::{self, MergeSplits};
 use crate::kernels::{Stage, fused, mask};
-use crate::plan::{FusedPlan, FusedTiles, Piece};
+use crate::plan::{FusedPlan, Piece};
 use crate::tensor::{DeviceFacts, Layout, TensorView, Window};
 
 /// Storage buffers that `problem` binds: q, k, v, out, and what else it has. With splits it has no more.
 pub(crate) fn bindings(problem: &Problem) -> usize {
     let dropout = problem.dropout.as_ref().and_then(Dropout::given);
-    let keys = if problem.keys.cache().is_some() { 3 } else { 2 };
-    2 + keys + problem.lse.iter().count() + problem.mask.tensors().len() + dropout.iter().count()
+    4 + problem.lse.iter().count() + problem.mask.tensors().len() + dropout.iter().count()
 }
 
 fn variant(problem: &Problem, plan: &FusedPlan) -> fused::Fused {
@@ -35,8 +34,11 @@ fn variant(problem: &Problem, plan: &FusedPlan) -> fused::Fused {
         width: Width::of(fours(problem.q) && kv.is_none_or(|kv| kv.into_iter().all(fours))),
         // Merging writes out, and lse.
         put: Width::of(splits || fours(problem.out)),
-        wide: matches!(plan.tiles, FusedTiles::Uniform { .. } | FusedTiles::FewUniform(_))
-            && kv.is_some_and(|kv| kv.iter().any(reaches_far)),
+        wide: plan.tiles.is_uniform()
+            && match problem.keys {
+                Keys::Tensors { k, v } => [k, v].iter().any(reaches_far),
+                Keys::Cache(layer) => layer.k.size.max(layer.v.size) > 1 << 30,
+            },
         lse: problem.lse.is_some() && !splits,
         drop: Drop::of(problem.dropout.as_ref()),
         mask: cache.map_or(mask, |cache| mask.in_cache(&cache)),

@@ -19,6 +19,8 @@ use crate::tensor::{DType, DeviceFacts, Layout, TensorView, Window, dense_stride
 pub(crate) type Calls<'a> = Vec<Call<'a, Stage>>;
 
 /// Where keys and values are.
+// One lives for as long as a call is recorded: a box would be an allocation for nothing.
+#[allow(clippy::large_enum_variant)]
 #[derive(Clone, Copy)]
 pub(crate) enum Keys<'a> {
     Tensors { k: TensorView<'a>, v: TensorView<'a> },

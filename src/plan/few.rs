@@ -185,11 +185,13 @@ pub(super) fn few_workgroup(
     while v_split < loads.vectors && (loads.vectors / v_split * lane_rows > 8 || loads.v * v_split < 8) {
         v_split *= 2;
     }
-    let subgroups = device.subgroup_min >= key_lanes;
     let halves = rows / lane_rows;
     let fours: &[u32] = if lane_rows <= 2 { &[2, 1] } else { &[1] };
     let limit = device.workgroup_memory.min(16384);
     for workgroup in [128 * halves, 64 * halves].into_iter().filter(|n| *n <= 256) {
+        // Subgroups that are not full may number their invocations otherwise.
+        let full = device.subgroup_max > 0 && workgroup.is_multiple_of(device.subgroup_max);
+        let subgroups = full && device.subgroup_min >= key_lanes;
         for key_fours in fours {
             for round in [2, 1].into_iter().filter(|n| *n <= lane_rows * key_fours) {
                 for shared in [false, true] {
@@ -262,7 +264,7 @@ pub(crate) fn few_tiles(format: Option<Format>) -> Vec<FusedTiles> {
     ] {
         let shape = Shape { q_len: rows, value_dim, ..Shape::new(1, 1, 1, head_dim) };
         for subgroup_min in [0, 8, 32] {
-            let device = DeviceFacts { workgroup_memory: 16384, subgroup_min, ..DeviceFacts::LEAST };
+            let device = DeviceFacts { subgroup_min, subgroup_max: subgroup_min, ..DeviceFacts::LEAST };
             all.extend(few_workgroup(rows, &shape, &keys, &device).map(FusedTiles::FewWorkgroup));
         }
         all.extend(few_uniform(rows, &shape, &keys).map(FusedTiles::FewUniform));
@@ -293,7 +295,8 @@ mod tests {
             for (head_dim, value_dim) in dims.into_iter().flat_map(|d| dims.map(|v| (d, v))) {
                 let shape = Shape { value_dim, ..Shape::new(1, 1, 1, head_dim) };
                 for (rows, subgroup_min) in (1..=17).flat_map(|r| [0, 4, 8, 16, 32, 64].map(|s| (r, s))) {
-                    let device = DeviceFacts { subgroup_min, ..DeviceFacts::LEAST };
+                    let device =
+                        DeviceFacts { subgroup_min, subgroup_max: 2 * subgroup_min, ..DeviceFacts::LEAST };
                     let few = few_workgroup(rows, &shape, &keys, &device);
                     assert!(few.is_some() || rows > 1 || head_dim > 512, "{format:?} {head_dim} {value_dim}");
                     if let Some(few) = few {

@@ -74,6 +74,11 @@ impl FusedTiles {
         }
     }
 
+    /// Whether this is a form for software drivers.
+    pub fn is_uniform(self) -> bool {
+        matches!(self, FusedTiles::Uniform { .. } | FusedTiles::FewUniform(_))
+    }
+
     /// Whether keys and values are loaded as vectors of words where they can be.
     pub fn takes_words(self) -> bool {
         matches!(self, FusedTiles::FewWorkgroup(_) | FusedTiles::FewUniform(_))
@@ -155,7 +160,7 @@ pub(crate) struct FusedPlan {
 /// More splits than this are no plan: their partial sums would be what the time goes to.
 const MOST_SPLITS: usize = 128;
 
-/// Tiles, workgroups and dispatches of the fused kernel. keys: most that a query may see.
+/// Tiles, workgroups and dispatches of the fused kernel.
 pub(crate) fn fused(
     shape: &Shape,
     keys: &KeySource,
@@ -302,6 +307,9 @@ fn steps([x, y, z]: [usize; 3], work: f64, limit: u64, device: &DeviceFacts) -> 
 impl FusedPlan {
     /// Where the maxima and totals of the splits begin in their memory, in elements.
     pub fn stats(&self) -> usize {
+        if self.splits == 1 {
+            return 0;
+        }
         self.rows * self.splits * self.width
     }
 

@@ -1,6 +1,7 @@
 //! Caches of keys and values: whatever was done to them, attention is that of a plain model's tokens.
 
 mod full;
+mod hostile;
 mod masks;
 mod random;
 mod rotation;
