@@ -20,9 +20,13 @@ fn v_source(b: u32, kv_head: u32, col: u32) -> Source {
     return source(p.v, b, kv_head, col);
 }
 
-// Not negative in bytes, as an i32: that saves a check per load.
 fn row_of(s: Source, j: u32) -> u32 {
-    return (s.base + j * s.step) & select(0x03ffffffu, 0x1fffffffu, WIDE);
+    return s.base + j * s.step;
+}
+
+// Not negative in bytes, as an i32: that saves a check per load.
+fn first_of(row: u32) -> u32 {
+    return row & select(0x03ffffffu, 0x1fffffffu, WIDE);
 }
 
 // Whether the rows of keys a ..= b follow each other as those of a tensor do, and by how much.
@@ -35,11 +39,11 @@ fn run_step(s: Source) -> u32 {
 }
 
 fn k_word(s: Source, row: u32, n: u32) -> vec4<u32> {
-    return k[row + n];
+    return k[first_of(row) + n];
 }
 
 fn v_word(s: Source, row: u32, n: u32) -> vec4<u32> {
-    return v[row + n];
+    return v[first_of(row) + n];
 }
 
 fn k_scale(s: Source, row: u32, n: u32) -> f32 {
