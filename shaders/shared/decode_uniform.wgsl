@@ -20,6 +20,7 @@ const EACH: u32 = KEYS / LANES;
 // Keys side by side in the lanes, for rows of few words, and words of a lane.
 const SPREAD: u32 = clamp(LANES / V_BLOCKS, 1u, KEYS / STEP);
 const LANE_WORDS: u32 = (V_BLOCKS + LANES - 1u) / LANES;
+const_assert LANE_WORDS * VECTORS <= 32u;
 // Says to the compiler that an index is not negative as an i32, which saves a check per load.
 const SMALL: u32 = 0xffffu;
 
@@ -387,15 +388,25 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                 sum += of_lanes[r * LANES + l] + of_lanes[(ROWS + r) * LANES + l];
             }
             let end = row_end(own_total(top[r], sum), z, row, split, lane == 0u);
+            var broken = 0u;
             for (var w = 0u; w < LANE_WORDS; w++) {
                 let n = w * LANES + lane;
                 for (var e = 0u; e < VECTORS; e++) {
                     let col = (n * VECTORS + e) * 4u;
                     if n < V_BLOCKS && col < p.value_dim {
                         let x = sums[r][w][e] * end.x;
-                        row_put(z, row, split, col, row_repaired(z, row, col, x, end, keys));
+                        row_put(z, row, split, col, x);
+                        broken |= select(0u, 1u << (w * VECTORS + e), any_nan(x));
                     }
                 }
+            }
+            // Apart: one copy of its text for all channels.
+            while broken != 0u {
+                let at = firstTrailingBit(broken);
+                broken &= broken - 1u;
+                let col = ((at / VECTORS * LANES + lane) * VECTORS + at % VECTORS) * 4u;
+                let query = query_of_row(b, kv_head, row);
+                row_put(z, row, split, col, repaired(query, col, end.yz, keys));
             }
         }
     }

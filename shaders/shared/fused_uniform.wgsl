@@ -234,15 +234,23 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         if row < packed {
             let end = row_end(own_total(top[r], total[r] + lost[r]), z, row, split, own == 0u);
             for (var part = 0u; part < VALUE_PARTS; part++) {
+                let part_col = col0 + part * VALUE_PART * 4u;
+                var broken = 0u;
                 for (var n = 0u; n < VALUE_PART; n++) {
-                    let d = part * VALUE_PART + n;
-                    if d < VALUE_VECTORS {
-                        let col = col0 + d * 4u;
+                    let col = part_col + n * 4u;
+                    if part * VALUE_PART + n < VALUE_VECTORS {
                         if col >= own {
                             let x = sums[r][part][n] * end.x;
-                            row_put(z, row, split, col, row_repaired(z, row, col, x, end, range.all));
+                            row_put(z, row, split, col, x);
+                            broken |= select(0u, 1u << n, any_nan(x));
                         }
                     }
+                }
+                // Apart: one copy of its text for all channels of the part.
+                while broken != 0u {
+                    let col = part_col + firstTrailingBit(broken) * 4u;
+                    broken &= broken - 1u;
+                    row_put(z, row, split, col, repaired(queries[r], col, end.yz, range.all));
                 }
             }
         }
