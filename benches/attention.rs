@@ -182,9 +182,10 @@ fn scaling(c: &mut Criterion, gpu: &Gpu, timer: &Timer) {
             time_call(&mut group, gpu, timer, &name, &bench, Path::Fused, *length as f64);
         }
     }
-    // No memory but q, k, v and out.
+    // No memory but q, k, v, out and the sums of a few splits.
     let long = Bench::new(gpu, Shape { q_len: 64, ..Shape::new(1, 1, 65536, 64) }, full);
-    assert_eq!(long.operator(gpu, Path::Fused).scratch_size(&long.call()).expect("size").total(), 0);
+    let size = long.operator(gpu, Path::Fused).scratch_size(&long.call()).expect("size").total();
+    assert!(size <= 128 * 64 * (64 + 4) * 4, "{size} bytes");
     time_call(&mut group, gpu, timer, "64 queries, 65536 keys", &long, Path::Fused, 64.0);
 }
 
