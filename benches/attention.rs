@@ -3,77 +3,22 @@
 //! `kernels`: time on the device by timestamp queries, each result compared with the reference first.
 //! `record`: time on the host for recording a call that has been recorded before.
 
-mod common;
+#[path = "common/layer.rs"]
+mod layer;
+#[path = "common/timer.rs"]
+mod timer;
 
 use std::time::{Duration, Instant};
 
-use common::Layer;
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use layer::Layer;
+use timer::{Timer, noise};
 use wgpu_attention::reference::{self, HostLinear, HostWeights, Options, compare::max_error, widen};
 use wgpu_attention::{
     Attention, Config, DType, Forward, Gpu, HostMask, Linear, Mask, Path, Projection, ProjectionForward,
     Scratch, ScratchSize, Shape, TensorView,
 };
-
-/// Numbers in (−1, 1) that look random and are the same every time.
-fn noise(n: usize, seed: u32) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 17;
-        state ^= state << 5;
-        (state >> 8) as f32 / (1 << 23) as f32 - 1.0
-    };
-    (0..n).map(|_| next()).collect()
-}
-
-/// Time between the first and the last dispatch of a pass, by timestamp queries.
-struct Timer {
-    gpu: Gpu,
-    queries: wgpu::QuerySet,
-    resolved: wgpu::Buffer,
-}
-
-impl Timer {
-    /// `None` if the device has no timestamp queries.
-    fn new(gpu: &Gpu) -> Option<Self> {
-        let device = gpu.device();
-        if !device.features().contains(wgpu::Features::TIMESTAMP_QUERY) {
-            return None;
-        }
-        let queries = device.create_query_set(&wgpu::QuerySetDescriptor {
-            label: None,
-            ty: wgpu::QueryType::Timestamp,
-            count: 2,
-        });
-        let resolved = device.create_buffer(&wgpu::BufferDescriptor {
-            label: None,
-            size: 16,
-            usage: wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC,
-            mapped_at_creation: false,
-        });
-        Some(Timer { gpu: gpu.clone(), queries, resolved })
-    }
-
-    /// Runs a pass that `record` fills and returns how long the device took.
-    fn time(&self, record: impl FnOnce(&mut wgpu::ComputePass)) -> Duration {
-        let mut encoder = self.gpu.device().create_command_encoder(&Default::default());
-        let timestamp_writes = Some(wgpu::ComputePassTimestampWrites {
-            query_set: &self.queries,
-            beginning_of_pass_write_index: Some(0),
-            end_of_pass_write_index: Some(1),
-        });
-        record(
-            &mut encoder.begin_compute_pass(&wgpu::ComputePassDescriptor { label: None, timestamp_writes }),
-        );
-        encoder.resolve_query_set(&self.queries, 0..2, &self.resolved, 0);
-        self.gpu.queue().submit([encoder.finish()]);
-        let ticks: Vec<u64> = self.gpu.download(&self.resolved, 2).expect("timestamps");
-        let ns = (ticks[1] - ticks[0]) as f64 * f64::from(self.gpu.queue().get_timestamp_period());
-        Duration::from_nanos(ns as u64)
-    }
-}
 
 /// Runs a pass `iterations` times and adds up what the device says.
 fn device_time(timer: &Timer, iterations: u64, mut record: impl FnMut(&mut wgpu::ComputePass)) -> Duration {
@@ -237,9 +182,10 @@ fn scaling(c: &mut Criterion, gpu: &Gpu, timer: &Timer) {
             time_call(&mut group, gpu, timer, &name, &bench, Path::Fused, *length as f64);
         }
     }
-    // No memory but q, k, v and out.
+    // No memory but q, k, v, out and the sums of a few splits.
     let long = Bench::new(gpu, Shape { q_len: 64, ..Shape::new(1, 1, 65536, 64) }, full);
-    assert_eq!(long.operator(gpu, Path::Fused).scratch_size(&long.call()).expect("size").total(), 0);
+    let size = long.operator(gpu, Path::Fused).scratch_size(&long.call()).expect("size").total();
+    assert!(size <= 128 * 64 * (64 + 4) * 4, "{size} bytes");
     time_call(&mut group, gpu, timer, "64 queries, 65536 keys", &long, Path::Fused, 64.0);
 }
 

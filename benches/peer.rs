@@ -5,8 +5,8 @@
 //!
 //! Times wall time from the call to the device being idle, as for the other libraries.
 
-#[path = "common/mod.rs"]
-mod common;
+#[path = "common/layer.rs"]
+mod layer;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -152,7 +152,7 @@ fn attend(gpu: &Gpu, work: &Workload, variant: &str, path: wgpu_attention::Path)
 fn layer(gpu: &Gpu, work: &Workload) {
     let inputs = [work.f32("x"), work.f32("wqkv"), work.f32("wo")];
     let [x, wqkv, wo] = &inputs;
-    let layer = common::Layer::new(gpu, work.shape.heads, [x, wqkv, wo], work.shape.q_len, true);
+    let layer = layer::Layer::new(gpu, work.shape.heads, [x, wqkv, wo], work.shape.q_len, true);
     let operator = layer.operator(gpu);
     let call = layer.call();
     let mut scratch =

@@ -8,7 +8,11 @@
 // of the group, so that heads which share keys and values share loading them. It computes SLICE channels of out.
 // The loop is in shared/fused_*.wgsl; here is what its forms have in common.
 //
-// Bindings (declared by the host): q, k, v, out; lse, the mask's, dropout where used.
+// Keys and values come from tensors or from a cache (shared/keys_*.wgsl). Where few rows meet many keys, the keys are
+// split among workgroups: each leaves its sums, relative to its own maximum, in `partial`, and merge_splits.wgsl
+// puts them together (Dao et al. 2023, "Flash-decoding").
+//
+// Bindings (declared by the host): q, what holds k and v, out (and lse) or partial; the mask's, dropout where used.
 
 struct Params {
     q: View,
@@ -28,8 +32,9 @@ struct Params {
     dropout_threshold: u32,
     dropout_scale: f32,
     scale: f32,
-    pad0: u32,
-    pad1: u32,
+    splits: u32,
+    stats: u32,        // where partial's maxima and totals begin
+    cache: CacheParams,
 }
 
 @group(0) @binding(0) var<uniform> p: Params;
@@ -37,6 +42,57 @@ struct Params {
 // The query of a packed row.
 fn query_of_row(b: u32, kv_head: u32, row: u32) -> Query {
     return query_of(b, kv_head * p.group + row % p.group, row / p.group);
+}
+
+// Of the keys r.x .. r.y, the split's own.
+fn share_of_split(r: vec2<u32>, split: u32) -> vec2<u32> {
+    if !SPLITS || r.x >= r.y {
+        return r;
+    }
+    let each = max((r.y - r.x + p.splits - 1u) / p.splits, SPLIT_LEAST);
+    let span = (each + SPLIT_STEP - 1u) / SPLIT_STEP * SPLIT_STEP;
+    let first = min(r.x + split * span, r.y);
+    return vec2<u32>(first, min(first + span, r.y));
+}
+
+// Where a split's sums of a row begin.
+fn partial_of(z: u32, row: u32, split: u32) -> u32 {
+    return ((z * p.mask.q_len * p.group + row) * p.splits + split) * ((p.value_dim + 3u) / 4u * 4u);
+}
+
+fn put_total(z: u32, row: u32, split: u32, total: vec2<f32>) {
+    let o = p.stats + ((z * p.mask.q_len * p.group + row) * p.splits + split) * 4u;
+    partial_put4(o, vec4<f32>(total, 0.0, 0.0));
+}
+
+// The end of a row, from its maximum and the sum of its weights: what its sums are multiplied by, and what they are then
+// relative to. One invocation stores what there is besides out.
+fn row_end(own: vec2<f32>, z: u32, row: u32, split: u32, stores: bool) -> vec3<f32> {
+    if SPLITS {
+        if stores {
+            put_total(z, row, split, own);
+        }
+        return vec3<f32>(1.0, own.x, 1.0);
+    }
+    let none = p.mask.none;
+    let b = z / p.kv_heads;
+    let h = z % p.kv_heads * p.group + row % p.group;
+    let all = with_sink(own, b, h);
+    if HAS_LSE && stores {
+        lse_put(view_at(p.lse, b, h, row / p.group, 0u), lse_of(all, none));
+    }
+    // A sink may have raised the maximum.
+    return vec3<f32>(select(0.0, share_of(own.x, all, none), is_seen(own, none)), all);
+}
+
+// Four channels of a row.
+fn row_put(z: u32, row: u32, split: u32, col: u32, x: vec4<f32>) {
+    if SPLITS {
+        partial_put4(partial_of(z, row, split) + col, x);
+    } else {
+        let head = z % p.kv_heads * p.group + row % p.group;
+        put_out(z / p.kv_heads, head, row / p.group, col, x);
+    }
 }
 
 fn put_out(b: u32, h: u32, i: u32, col: u32, value: vec4<f32>) {
@@ -61,11 +117,11 @@ fn score_of(q: Query, j: u32) -> f32 {
         }
     }
     let a = view_at(p.q, q.b, q.h, q.i, 0u);
-    let b = view_at(p.k, q.b, q.h / p.group, j, 0u);
+    let k = k_source(q.b, q.h / p.group);
+    let row = row_of(k, j);
     var sums = vec4<f32>();
     for (var d = 0u; d < p.head_dim; d += 4u) {
-        sums += q_at4(a + d * p.q.strides.w, p.q.strides.w, p.head_dim - d)
-            * k_at4(b + d * p.k.strides.w, p.k.strides.w, p.head_dim - d);
+        sums += q_at4(a + d * p.q.strides.w, p.q.strides.w, p.head_dim - d) * k_four(k, row, d);
     }
     let score = (sums.x + sums.y + sums.z + sums.w) * p.scale;
     if ASKS_PAIRS {
@@ -74,18 +130,65 @@ fn score_of(q: Query, j: u32) -> f32 {
     return score;
 }
 
-// Four channels of a row once more, where a NaN came out: a weight of zero contributes nothing, whatever the
+// Four channels of a row over some keys once more, where a NaN came out: a weight of zero contributes nothing, whatever the
 // value holds, but 0 · NaN and 0 · ∞ are NaN. Slow, and costs nothing where no NaN is.
-fn repaired(q: Query, col: u32, total: vec2<f32>) -> vec4<f32> {
+fn repaired(q: Query, col: u32, total: vec2<f32>, keys: vec2<u32>) -> vec4<f32> {
     var sum = vec4<f32>();
-    let v = view_at(p.v, q.b, q.h / p.group, 0u, col);
-    for (var j = q.first; j < q.end; j++) {
+    let v = v_source(q.b, q.h / p.group, col);
+    for (var j = max(q.first, keys.x); j < min(q.end, keys.y); j++) {
         let score = score_of(q, j);
         let weight = dropped(share_of(score, total, p.mask.none), q.b, q.h, q.i, j);
         // By the bits: what is NaN counts, and `!=` is false for it in SPIR-V's ordered comparison.
         if bitcast<u32>(score) != bitcast<u32>(p.mask.none) && (bitcast<u32>(weight) & 0x7fffffffu) != 0u {
-            sum += weight * v_at4(v + j * p.v.strides.z, p.v.strides.w, p.value_dim - col);
+            sum += weight * v_four(v, row_of(v, j), 0u);
         }
     }
     return sum;
+}
+
+// The same of a row, if there is a NaN in what came out.
+fn row_repaired(z: u32, row: u32, col: u32, x: vec4<f32>, end: vec3<f32>, keys: vec2<u32>) -> vec4<f32> {
+    if any_nan(x) {
+        return repaired(query_of_row(z / p.kv_heads, z % p.kv_heads, row), col, end.yz, keys);
+    }
+    return x;
+}
+
+const LOG2_E: f32 = 1.4426950408889634;
+const LN_2: f32 = 0.6931471805599453;
+// Where scores are in units of log2, weights are exp2 of them, unless `changed` must see them.
+const UNIT: f32 = select(LOG2_E, 1.0, ASKS_PAIRS);
+// How far, in their units, a score may be above the maximum in use before that moves and the sums are scaled.
+const SLACK: f32 = 8.0;
+// The lowest finite number: below it is only −∞.
+const LOWEST: f32 = -0x1.fffffep+127f;
+
+// exp of a difference of scores.
+fn weight_of(x: f32) -> f32 {
+    return exp2(x * (LOG2_E / UNIT));
+}
+
+// A row's maximum and the sum of its weights, from one in the units of scores; none where it has seen nothing.
+fn own_total(top: f32, sum: f32) -> vec2<f32> {
+    return vec2<f32>(select(top * select(LN_2, 1.0, ASKS_PAIRS), p.mask.none, sum == 0.0), sum);
+}
+
+// The queries of some rows see keys of all.x .. all.y, and every query sees those in each.x .. each.y,
+// as far as intervals go.
+struct Range {
+    all: vec2<u32>,
+    each: vec2<u32>,
+}
+
+fn range_of(b: u32, kv_head: u32, row: u32, rows: u32) -> Range {
+    var r = Range(vec2<u32>(0xffffffffu, 0u), vec2<u32>(0u, 0xffffffffu));
+    for (var n = row; n < row + rows; n++) {
+        let query = query_of_row(b, kv_head, n);
+        if query.first < query.end {
+            r.all = vec2<u32>(min(r.all.x, query.first), max(r.all.y, query.end));
+        }
+        r.each = vec2<u32>(max(r.each.x, query.first), min(r.each.y, query.end));
+    }
+    r.all.x = min(r.all.x, r.all.y);
+    return r;
 }

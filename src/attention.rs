@@ -1,14 +1,18 @@
 //! The operator: `softmax(scale · q kᵀ, masked) · v`.
 
+mod cached;
+
+pub use cached::CachedForward;
+
 use crate::block_map::Blocks;
 use crate::dropout::Dropout;
 use crate::error::Error;
 use crate::mask::DeviceMask;
-use crate::path::{self, Problem};
+use crate::path::{self, Keys, Problem};
 use crate::plan::{Path, Tiling, Tuning};
 use crate::problem::{Shape, check_options};
 use crate::record::{Pipelines, dispatch, pass};
-use crate::scratch::{Bound, Scratch, ScratchSize, Slot};
+use crate::scratch::{Bound, Scratch, ScratchSize};
 use crate::tensor::{
     Access, DType, DeviceFacts, LONGEST_AXIS, TensorView, check_aliasing, check_apart, expect,
     expect_broadcast,
@@ -94,8 +98,15 @@ impl Config {
         self
     }
 
+    /// Among how many workgroups the fused path splits the keys of a tile of queries; for tests and measurements. Unless
+    /// set, as many as it takes to keep the device busy, which for many queries is one.
+    pub fn splits(mut self, splits: usize) -> Self {
+        self.tuning.splits = Some(splits);
+        self
+    }
+
     /// Features and limits to request of `adapter`: what this configuration needs, the largest buffers there
-    /// are, which decide how long sequences may be, and workgroup memory for large tiles. Everything else is
+    /// are, which decide how long sequences may be, workgroup memory for large tiles, and subgroups. Everything else is
     /// wgpu's default: add what the rest of the application needs. A feature the adapter lacks is left out;
     /// [`Attention::new`] then says so.
     pub fn required(&self, adapter: &wgpu::Adapter) -> (wgpu::Features, wgpu::Limits) {
@@ -110,7 +121,7 @@ impl Config {
             max_compute_workgroup_storage_size: best.max_compute_workgroup_storage_size.min(32768),
             ..wgpu::Limits::default()
         };
-        (wanted & adapter.features(), limits)
+        ((wanted | wgpu::Features::SUBGROUP) & adapter.features(), limits)
     }
 
     pub(crate) fn scale_value(&self) -> f32 {
@@ -254,8 +265,9 @@ impl Attention {
         &self.pipelines
     }
 
-    /// The temporary memory that `call` needs: none on the fused path. On the staged one the score matrix,
-    /// `4 · batch · heads · q_len · kv_len` bytes with `kv_len` rounded up to 4, or none if `weights` takes the
+    /// The temporary memory that `call` needs. On the fused path none, or partial sums where few queries meet many keys
+    /// and those are split among workgroups: at most 128 times the size of `out` in f32. On the staged one the score
+    /// matrix, `4 · batch · heads · q_len · kv_len` bytes with `kv_len` rounded up to 4, or none if `weights` takes the
     /// weights of every head in F32.
     ///
     /// # Errors
@@ -275,7 +287,7 @@ impl Attention {
         call: &Forward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record(call, scratch, |bound| dispatch(&mut pass(encoder, "attention"), bound))
+        self.record(&self.check(call)?, scratch, |bound| dispatch(&mut pass(encoder, "attention"), bound))
     }
 
     /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
@@ -288,7 +300,7 @@ impl Attention {
         call: &Forward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record(call, scratch, |bound| dispatch(pass, bound))
+        self.record(&self.check(call)?, scratch, |bound| dispatch(pass, bound))
     }
 
     /// Compiles and binds what `call` needs, so that its first recording does neither.
@@ -296,7 +308,7 @@ impl Attention {
     /// # Errors
     /// As [`forward`](Self::forward).
     pub fn prepare(&self, call: &Forward, scratch: &mut Scratch) -> Result<(), Error> {
-        self.record(call, scratch, |_| ())
+        self.record(&self.check(call)?, scratch, |_| ())
     }
 
     /// Records what writes `mask`'s block map for `[batch, q_len, kv_len]` into `blocks.map`: U32,
@@ -371,17 +383,15 @@ impl Attention {
 
     fn record(
         &self,
-        call: &Forward,
+        problem: &Problem,
         scratch: &mut Scratch,
         emit: impl FnOnce(&[(Bound, [u32; 3])]),
     ) -> Result<(), Error> {
-        let problem = self.check(call)?;
         let device = self.pipelines.facts();
-        let chosen = path::choose(&problem, device)?;
-        let needed = chosen.scratch_size();
-        scratch.check(needed)?;
-        let matrix = if needed.has(Slot::Scores) { Some(scratch.buffer(Slot::Scores)?) } else { None };
-        let calls = path::calls(&problem, chosen, matrix.as_ref(), device);
+        let chosen = path::choose(problem, device)?;
+        scratch.check(chosen.scratch_size())?;
+        let memory = chosen.memory(scratch)?;
+        let calls = path::calls(problem, chosen, memory.as_ref(), device);
         let bound = self.pipelines.bind(&calls, scratch)?;
         emit(&bound);
         Ok(())
@@ -412,8 +422,7 @@ impl Attention {
         let problem = Problem {
             shape,
             q,
-            k,
-            v,
+            keys: Keys::Tensors { k, v },
             out,
             mask,
             appended: 0,

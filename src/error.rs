@@ -186,6 +186,31 @@ pub enum Error {
         /// Bytes it has there.
         got: u64,
     },
+    /// A sequence of a cache has no room for the rows.
+    #[error(
+        "sequence {sequence} of the cache has {len} tokens of at most {capacity}, no room for {rows} more; truncate it, \
+         use a ring or a cache of larger capacity"
+    )]
+    CacheFull {
+        /// Which sequence.
+        sequence: usize,
+        /// Tokens it has, at least.
+        len: usize,
+        /// Tokens that were to come.
+        rows: usize,
+        /// Tokens it can have.
+        capacity: usize,
+    },
+    /// A paged cache has too few free pages.
+    #[error(
+        "the cache needs {needed} pages and has {free} free; clear or truncate sequences, or give it more pages"
+    )]
+    OutOfPages {
+        /// Pages needed.
+        needed: usize,
+        /// Pages free.
+        free: usize,
+    },
     /// A slice has another length than its shape says.
     #[error("`{tensor}`: {expected} elements expected, got {got}")]
     Length {

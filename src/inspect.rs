@@ -7,7 +7,7 @@ use std::collections::HashSet;
 
 pub use crate::kernel::Field;
 use crate::kernel::{Variant as _, View};
-use crate::kernels::{self, Stage, mask, merge, project};
+use crate::kernels::{self, Stage, cache, mask, merge, positions, project, turns};
 use crate::tensor::Access;
 
 /// One kernel variant: its text, and the Rust side's idea of its interface.
@@ -74,6 +74,11 @@ pub fn shared_structs() -> Vec<StructTable> {
             bytes: size_of::<mask::MaskParams>(),
         },
         StructTable {
+            name: "CacheParams",
+            fields: cache::CacheParams::FIELDS.to_vec(),
+            bytes: size_of::<cache::CacheParams>(),
+        },
+        StructTable {
             name: "MergePart",
             fields: merge::MergePart::FIELDS.to_vec(),
             bytes: size_of::<merge::MergePart>(),
@@ -82,6 +87,16 @@ pub fn shared_structs() -> Vec<StructTable> {
             name: "Part",
             fields: project::Part::FIELDS.to_vec(),
             bytes: size_of::<project::Part>(),
+        },
+        StructTable {
+            name: "PositionParams",
+            fields: positions::PositionParams::FIELDS.to_vec(),
+            bytes: size_of::<positions::PositionParams>(),
+        },
+        StructTable {
+            name: "Turns",
+            fields: turns::Turns::FIELDS.to_vec(),
+            bytes: size_of::<turns::Turns>(),
         },
     ]
 }
@@ -118,7 +133,8 @@ fn name(label: &str, debug: &str) -> String {
         };
         match value {
             "false" | "None" => {}
-            "true" | "Some" | "Parts" | "Rows" | "Slots" => name = format!("{name} {key}"),
+            "true" | "Some" | "Blocks" | "Cached" | "FewUniform" | "FewWorkgroup" | "Parts" | "Rows"
+            | "Slots" => name = format!("{name} {key}"),
             _ => name = format!("{name} {key}={value}"),
         }
     }

@@ -79,7 +79,9 @@ impl Binding {
                     "fn {name}_at(o: u32) -> bool {{ return (({name}[o / 4u] >> (o % 4u * 8u)) & 0xffu) != 0u; }}\n"
                 )
             }
-            (DType::U32, _) => format!("fn {name}_at(o: u32) -> u32 {{ return {name}[o]; }}\n"),
+            (DType::U32, Width::One) => format!("fn {name}_at(o: u32) -> u32 {{ return {name}[o]; }}\n"),
+            // Its kernels unpack the vectors themselves.
+            (DType::U32, Width::Four) => String::new(),
             (_, Width::One) => format!(
                 "fn {name}_at(o: u32) -> {load} {{ return {load}({name}[o]); }}\n\
                  fn {name}_at4(o: u32, stride: u32, n: u32) -> vec4<f32> {{\n    \

@@ -7,6 +7,8 @@
 //! | a `wgpu::Device`, and q, k, v in buffers | [`Attention`] |
 //! | activations and a layer's weights | [`MultiHeadAttention`] |
 //! | something to do between projection and attention | [`Projection`], then [`Attention`] |
+//! | queries and keys to rotate, activations to give positions | [`Positions`] |
+//! | tokens that come one by one, and a cache of keys and values | [`Cache`], [`Attention::forward_cached`] |
 //! | attention over parts of the keys, to be combined | [`Merge`] |
 //! | sequences of different lengths in one call | [`Mask::packed`] |
 //! | a block-sparse pattern, or a mask that leaves whole blocks out | [`Mask::blocks`], [`Attention::classify`] |
@@ -29,10 +31,12 @@
 //! gives the same bits.
 //!
 //! Two paths compute it ([`Path`]): the fused one in a single pass, without a score matrix, and the staged one, which
-//! has that matrix in memory and takes over where the attention weights themselves are asked for.
+//! has that matrix in memory and takes over where the attention weights themselves are asked for. Where few queries
+//! meet many keys, as in generation, the fused path splits the keys among workgroups and merges what they found.
 
 mod attention;
 pub mod block_map;
+mod cache;
 mod dropout;
 mod error;
 mod gpu;
@@ -46,6 +50,7 @@ mod path;
 mod pattern;
 mod pipelines;
 mod plan;
+mod position;
 mod problem;
 mod projection;
 mod record;
@@ -53,8 +58,9 @@ pub mod reference;
 mod scratch;
 mod tensor;
 
-pub use attention::{Attention, Config, Forward};
+pub use attention::{Attention, CachedForward, Config, Forward};
 pub use block_map::Blocks;
+pub use cache::{Append, Cache, CacheConfig, CacheLayout, Group, Rows, Storage};
 pub use dropout::Dropout;
 pub use error::Error;
 pub use gpu::Gpu;
@@ -63,6 +69,10 @@ pub use merge::{Merge, Partial};
 pub use multi_head::{LayerForward, LayerWeights, MultiHeadAttention};
 pub use pattern::{Pattern, PatternPart};
 pub use plan::{Path, Tiling};
+pub use position::{
+    AddPositions, At, MAX_POSITION, PositionTable, Positions, Rope, RopeConfig, RopeOrder, RopeScaling,
+    Rotate, Sinusoid,
+};
 pub use problem::{LayerConfig, Shape};
 pub use projection::{Linear, Projection, ProjectionForward};
 pub use record::Pipelines;

@@ -68,7 +68,7 @@ pub(crate) struct Documents<L> {
 /// `scale · q·k`, then softcap, then bias, ALiBi and relative bias, then permission. A query that may see no
 /// key has output 0 and lse −∞.
 ///
-/// A pair must be permitted by all of `lengths`, `keep`, `keys`, `documents`, `packed` and `exclude_self`, and
+/// A pair must be permitted by all of `lengths`, `keep`, `keys`, `tree`, `documents`, `packed` and `exclude_self`, and
 /// stand before `prefix` or be permitted by the causal rule and by `window` and `pattern`; `globals` lifts the
 /// latter two. `blocks` goes before: what it calls hidden is hidden, what it calls full is asked only
 /// for `lengths`, `packed`, the causal rule and `prefix`.
@@ -90,6 +90,7 @@ pub struct Mask<Lengths, Keep, Bias> {
     pub(crate) documents: Option<Documents<Lengths>>,
     pub(crate) blocks: Option<Blocks<Lengths>>,
     pub(crate) keep: Option<Keep>,
+    pub(crate) tree: Option<Keep>,
     pub(crate) keys: Option<Keep>,
     pub(crate) globals: Option<Keep>,
     pub(crate) bias: Option<Bias>,
@@ -156,6 +157,7 @@ impl<L, K, B> Mask<L, K, B> {
             documents: None,
             blocks: None,
             keep: None,
+            tree: None,
             keys: None,
             globals: None,
             bias: None,
@@ -266,6 +268,15 @@ impl<L, K, B> Mask<L, K, B> {
         self
     }
 
+    /// Tree of drafts, for speculative decoding (Miao et al. 2024, "SpecInfer"): of the queries' own keys, those from
+    /// query 0's position on, query `i` sees key `j` only where `tree[b, h, i, j − position of query 0]` holds
+    /// `true`; older keys are not asked. Shape `[batch, heads, q_len, q_len]`, batch and heads may be 1. Distances still
+    /// follow the order of the rows, not the depth in the tree. Not with packed sequences.
+    pub fn tree(mut self, tree: K) -> Self {
+        self.tree = Some(tree);
+        self
+    }
+
     /// Only keys that hold `true` are seen: a second boolean mask beside [`keep`](Self::keep), usually
     /// `[batch, 1, 1, kv_len]` for padding.
     pub fn keys(mut self, keys: K) -> Self {
@@ -352,6 +363,7 @@ impl<L, K, B> Mask<L, K, B> {
                 None => None,
             },
             keep: self.keep.map(|t| keep("keep", t)).transpose()?,
+            tree: self.tree.map(|t| keep("tree", t)).transpose()?,
             keys: self.keys.map(|t| keep("keys", t)).transpose()?,
             globals: self.globals.map(|t| keep("globals", t)).transpose()?,
             bias: self.bias.map(|t| bias("bias", t)).transpose()?,
@@ -376,6 +388,7 @@ impl<L, K, B> Mask<L, K, B> {
             documents: self.documents.as_ref().map(|d| Documents { queries: &d.queries, keys: &d.keys }),
             blocks: self.blocks.as_ref().map(|b| Blocks { map: &b.map, size: b.size }),
             keep: self.keep.as_ref(),
+            tree: self.tree.as_ref(),
             keys: self.keys.as_ref(),
             globals: self.globals.as_ref(),
             bias: self.bias.as_ref(),
@@ -392,6 +405,7 @@ impl<L, K, B> Mask<L, K, B> {
             "lengths" | "prefix" | "query_documents" => [batch, heads, q_len, 1],
             "key_documents" | "globals" => [batch, heads, 1, kv_len],
             "query_starts" | "key_starts" => [batch, 1, 1, got[3]],
+            "tree" => [batch, heads, q_len, q_len],
             "slopes" | "sinks" => [batch, heads, 1, 1],
             "relative" => [batch, heads, 1, got[3]],
             "blocks" => {
@@ -428,6 +442,10 @@ impl<L, K, B> Mask<L, K, B> {
                 got: table[3],
                 shape: table,
             });
+        }
+        if self.tree.is_some() && self.packed.is_some() {
+            let why = "older keys of a packed sequence are not told from its drafts; use lengths, or a cache";
+            return Err(Error::Unsupported { what: "a tree in packed sequences", why });
         }
         if self.blocks.as_ref().is_some_and(|b| b.size.contains(&0)) {
             return Err(Error::ZeroSize { tensor: "blocks", axis: "size" });

@@ -7,7 +7,7 @@ use crate::kernel::{Call, View};
 use crate::kernels::{Stage, append_keys};
 use crate::mask::DeviceMask;
 use crate::path::project::{self, Product};
-use crate::path::{self, Calls, Chosen, Problem, grid, in_scratch};
+use crate::path::{self, Calls, Chosen, Keys, Problem, grid, in_scratch};
 use crate::plan::{Path, Tiling, Tuning};
 use crate::problem::{LayerConfig, Shape, Side};
 use crate::projection::{Linear, check_vector, check_weight, same_dtype};
@@ -314,8 +314,8 @@ impl MultiHeadAttention {
         scratch.check(plan.size)?;
         let projected = scratch.buffer(Slot::Projected)?;
         let context = scratch.buffer(Slot::Context)?;
-        let matrix = if plan.size.has(Slot::Scores) { Some(scratch.buffer(Slot::Scores)?) } else { None };
-        let calls = self.calls(call, &plan, &projected, &context, matrix.as_ref());
+        let memory = plan.chosen.memory(scratch)?;
+        let calls = self.calls(call, &plan, &projected, &context, memory.as_ref());
         let bound = self.pipelines.bind(&calls, scratch)?;
         emit(&bound);
         Ok(())
@@ -327,7 +327,7 @@ impl MultiHeadAttention {
         plan: &Plan,
         projected: &'a wgpu::Buffer,
         context: &'a wgpu::Buffer,
-        matrix: Option<&'a wgpu::Buffer>,
+        memory: Option<&'a wgpu::Buffer>,
     ) -> Calls<'a> {
         let device = self.pipelines.facts();
         let LayerConfig { narrow, dtype, .. } = self.config;
@@ -352,7 +352,7 @@ impl MultiHeadAttention {
         calls.extend(path::calls(
             &self.problem(call, &shape, appended, [q, k, v, attended]),
             chosen,
-            matrix,
+            memory,
             device,
         ));
         let width = shape.heads * shape.value_dim;
@@ -420,8 +420,7 @@ impl MultiHeadAttention {
         Problem {
             shape: *shape,
             q,
-            k,
-            v,
+            keys: Keys::Tensors { k, v },
             out,
             mask: call.mask,
             appended,
@@ -478,9 +477,12 @@ impl MultiHeadAttention {
             let limit = device.max_binding_bytes;
             return Err(Error::BindingLimit { tensor: "scratch", bytes: total.saturating_mul(bytes), limit });
         }
-        let last = projected_layouts(&shape, config.dtype)[2];
-        let end = last.offset as u64 + elements(last.shape);
-        let chosen = path::choose(&problem, device)?;
+        let [_, k, v] = projected_layouts(&shape, config.dtype);
+        let end = v.offset as u64 + elements(v.shape);
+        // How keys and values will lie decides how they load.
+        let at = |layout| TensorView { layout, ..call.key };
+        let keys = Keys::Tensors { k: at(k), v: at(v) };
+        let chosen = path::choose(&Problem { keys, ..problem }, device)?;
         let size = chosen
             .scratch_size()
             .with(Slot::Projected, (end * bytes).next_multiple_of(4))

@@ -1,7 +1,11 @@
-//! Which tiles a product is computed with: pure functions of its size and the device.
+//! How work is shared out: tiles, workgroups, splits. Pure functions of sizes and the device.
 
-use crate::error::Error;
-use crate::problem::Shape;
+mod few;
+mod fused;
+
+pub(crate) use few::{KeySource, few_tiles};
+pub(crate) use fused::{FusedPlan, FusedTiles, Piece, fused};
+
 use crate::tensor::DeviceFacts;
 
 /// Which class of kernels to use. Both stay inside the WebGPU default limits.
@@ -12,7 +16,7 @@ pub enum Tiling {
     Auto,
     /// Tiles staged in workgroup memory, sums in registers: for GPUs.
     Workgroup,
-    /// Many rows per invocation, no workgroup memory, no barriers: for software drivers.
+    /// Loads that all invocations share, and no more workgroup memory than that takes: for software drivers.
     Uniform,
 }
 
@@ -36,12 +40,14 @@ pub(crate) struct Tuning {
     pub path: Path,
     /// Most floating-point operations of one dispatch.
     pub work: u64,
+    /// Splits of the keys, if not as the plan sees fit.
+    pub splits: Option<usize>,
 }
 
 impl Default for Tuning {
     /// 137 GFLOP: a quarter of a second where attention runs at half a TFLOP/s; watchdogs wait for two or more.
     fn default() -> Self {
-        Tuning { tiling: Tiling::Auto, path: Path::Auto, work: 1 << 37 }
+        Tuning { tiling: Tiling::Auto, path: Path::Auto, work: 1 << 37, splits: None }
     }
 }
 
@@ -122,312 +128,4 @@ pub(crate) fn rows(kv_len: usize, tiling: Tiling, device: &DeviceFacts) -> Rows 
     }
     let lanes = kv_len.div_ceil(4).next_power_of_two().clamp(32, 256) as u32;
     Rows { workgroup: lanes, lanes }
-}
-
-/// The tiles of the fused kernel, fixed when its shader is compiled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum FusedTiles {
-    /// `rows` packed rows per workgroup of `workgroup`; `slice` channels of out, `v_keys` rows of v staged at a time.
-    Workgroup { rows: u32, workgroup: u32, slice: u32, v_keys: u32 },
-    /// `rows` packed rows per workgroup of [`LANES`](Self::LANES), blocks of `keys` keys, all of a row in variables.
-    Uniform { rows: u32, keys: u32, head_vectors: u32, value_vectors: u32 },
-}
-
-impl FusedTiles {
-    /// Of the form for GPUs: keys of a tile, channels of q and k staged at a time, keys whose weights are.
-    pub const KEYS: u32 = 64;
-    pub const CHUNK: u32 = 16;
-    pub const P_KEYS: u32 = 32;
-
-    /// Invocations of a workgroup of the uniform form: as wide as software drivers' subgroups are.
-    pub const LANES: u32 = 8;
-
-    /// The tiles worth checking every mask with.
-    pub const MASKED: [FusedTiles; 4] = [SMALL_64, SHORT_16[0], UNIFORM, UNIFORM_FEW];
-
-    /// Every kind of tiles there is.
-    pub fn all() -> Vec<FusedTiles> {
-        let named = [SMALL_64, SMALL_128, SMALL_256, LARGE_64, LARGE_128, UNIFORM, UNIFORM_FEW];
-        SHORT_16.into_iter().chain(SHORT_32).chain(named).collect()
-    }
-
-    /// Packed rows of a workgroup.
-    fn rows(self) -> usize {
-        match self {
-            FusedTiles::Workgroup { rows, .. } | FusedTiles::Uniform { rows, .. } => rows as usize,
-        }
-    }
-
-    /// Channels of out that a workgroup computes.
-    fn slice(self) -> usize {
-        match self {
-            FusedTiles::Workgroup { slice, .. } => slice as usize,
-            FusedTiles::Uniform { value_vectors, .. } => value_vectors as usize * 4,
-        }
-    }
-
-    /// Bytes of workgroup memory, as the shader declares it.
-    pub fn workgroup_memory(self) -> u32 {
-        let FusedTiles::Workgroup { rows, slice, v_keys, .. } = self else { return 0 };
-        let (keys, chunk, p_keys) = (Self::KEYS, Self::CHUNK, Self::P_KEYS);
-        // In vectors: q and k, each fourth row shifted by one; or weights and v; or maxima by lane.
-        let qk = (rows + keys) * chunk / 4 + (rows + keys) / 4;
-        let pv = p_keys * rows / 4 + p_keys / 4 + v_keys * slice / 4;
-        let parts = 16 * (rows / 4 + 1);
-        let tile = qk.max(pv).max(parts);
-        // Three vectors per four rows, two pairs per row, eight partial intervals and the whole.
-        16 * (tile + 3 * rows / 4 + rows + 9)
-    }
-}
-
-const fn workgroup(rows: u32, workgroup: u32, slice: u32, v_keys: u32) -> FusedTiles {
-    FusedTiles::Workgroup { rows, workgroup, slice, v_keys }
-}
-
-/// 64 packed rows: within the WebGPU default limits. Each invocation has 8 × 4 scores and as many rows of sums.
-const SMALL_64: FusedTiles = workgroup(64, 128, 64, 16);
-const SMALL_128: FusedTiles = workgroup(64, 128, 128, 8);
-/// Twice the invocations, so that the sums of 256 channels fit in registers.
-const SMALL_256: FusedTiles = workgroup(64, 256, 256, 4);
-/// 128 packed rows in 24 KiB: half as many loads of keys and values from global memory per multiply-add.
-const LARGE_64: FusedTiles = workgroup(128, 256, 64, 16);
-const LARGE_128: FusedTiles = workgroup(128, 256, 128, 8);
-/// Few queries: more workgroups, and less computed beyond them. By slices, as wide as registers allow: every slice
-/// scores all keys again.
-const SHORT_32: [FusedTiles; 2] = [workgroup(32, 64, 64, 8), workgroup(32, 64, 128, 8)];
-const SHORT_16: [FusedTiles; 3] =
-    [workgroup(16, 64, 64, 8), workgroup(16, 64, 128, 8), workgroup(16, 64, 256, 4)];
-
-const UNIFORM: FusedTiles = FusedTiles::Uniform { rows: 24, keys: 2, head_vectors: 4, value_vectors: 4 };
-const UNIFORM_FEW: FusedTiles = FusedTiles::Uniform { rows: 8, keys: 1, head_vectors: 5, value_vectors: 3 };
-
-/// How a problem is computed by the fused kernel.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct FusedPlan {
-    pub tiles: FusedTiles,
-    /// Workgroups: row tiles, slices of out, batch · kv_heads.
-    grid: [usize; 3],
-    /// Most of them along each axis in one dispatch.
-    steps: [usize; 3],
-}
-
-/// Tiles, workgroups and dispatches of the fused kernel.
-pub(crate) fn fused(shape: &Shape, tuning: &Tuning, device: &DeviceFacts) -> Result<FusedPlan, Error> {
-    let rows = shape.q_len * shape.group();
-    let tiles = if tuning.tiling.uniform(device) {
-        fused_uniform(rows, shape.head_dim.div_ceil(4), shape.value_dim.div_ceil(4))
-    } else {
-        fused_workgroup(rows, shape.value_dim, shape.batch * shape.kv_heads, device)
-    };
-    let grid =
-        [rows.div_ceil(tiles.rows()), shape.value_dim.div_ceil(tiles.slice()), shape.batch * shape.kv_heads];
-    let pairs = tiles.rows() as f64 * shape.kv_len as f64;
-    let work = 2.0 * pairs * (shape.head_dim + tiles.slice()) as f64;
-    Ok(FusedPlan { tiles, grid, steps: steps(grid, work, tuning.work, device)? })
-}
-
-/// The form for GPUs: as many rows as there are, as long as enough workgroups remain.
-fn fused_workgroup(rows: usize, value_dim: usize, heads: usize, device: &DeviceFacts) -> FusedTiles {
-    let widest = |tiles: &[FusedTiles]| {
-        let fits = tiles.iter().find(|t| t.slice() >= value_dim);
-        fits.or(tiles.last()).copied()
-    };
-    let short = match rows {
-        0..=16 => widest(&SHORT_16),
-        17..=32 => widest(&SHORT_32),
-        _ => None,
-    };
-    if let Some(short) = short {
-        return short;
-    }
-    let (small, large) = match value_dim {
-        0..=64 => (SMALL_64, Some(LARGE_64)),
-        65..=128 => (SMALL_128, Some(LARGE_128)),
-        _ => (SMALL_256, None),
-    };
-    let fits = |tiles: &FusedTiles| tiles.workgroup_memory() <= device.workgroup_memory;
-    let fills = |tiles: &FusedTiles| rows.div_ceil(tiles.rows()).saturating_mul(heads) >= FULL;
-    large.filter(fits).filter(fills).unwrap_or(small)
-}
-
-/// Bytes of code of the uniform form's loop, counted in what a driver made of it for AVX2: per vector of four
-/// of k and v 27 to load it and 12 per query to use it, per query and vector of out 84 to scale it.
-fn uniform_code(queries: u32, keys: u32, head_vectors: usize, value_vectors: usize) -> usize {
-    let (queries, keys) = (queries as usize, keys as usize);
-    4 * keys * (head_vectors + value_vectors) * (27 + 12 * queries) + 84 * queries * value_vectors
-}
-
-/// The uniform form with as many queries per invocation as its code leaves room for in a cache of instructions of
-/// 32 KiB: beyond about 25 KB it runs at half the speed. Vectors of four.
-fn fused_uniform(rows: usize, head_vectors: usize, value_vectors: usize) -> FusedTiles {
-    // Queries per invocation and keys per block, by how often they use what they load; the room is less for the
-    // first two, which now and then run slow at a size that others run well at.
-    let all =
-        [(4, 4, 22_000), (4, 2, 22_000), (3, 2, 25_000), (2, 2, 25_000), (3, 1, 25_000), (2, 1, 25_000)];
-    let few = [(1, 2, 20_000), (1, 1, 25_000)];
-    let fitting = |slice: usize| {
-        let wanted = all.into_iter().filter(|(queries, ..)| rows > 8 * (*queries as usize - 1)).chain(few);
-        wanted.clone().find(|(queries, keys, room)| {
-            uniform_code(*queries, *keys, head_vectors, slice) <= *room && (*queries > 1 || rows <= 8)
-        })
-    };
-    // Every slice scores all keys again: two at most, else all at once at whatever speed.
-    let halves = value_vectors.div_ceil(2);
-    let (slice, (queries, keys, _)) = fitting(value_vectors)
-        .map(|t| (value_vectors, t))
-        .or_else(|| fitting(halves).map(|t| (halves, t)))
-        .unwrap_or((value_vectors, (1, 1, 0)));
-    FusedTiles::Uniform {
-        rows: queries * FusedTiles::LANES,
-        keys,
-        head_vectors: head_vectors as u32,
-        value_vectors: slice as u32,
-    }
-}
-
-/// A part of a grid: its first workgroup and how many.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Piece {
-    pub first: [u32; 3],
-    pub grid: [u32; 3],
-}
-
-/// More dispatches than this are no plan: the caller's limit is too small for the problem.
-const MOST_PIECES: usize = 1 << 16;
-
-/// How many workgroups along each axis a piece has, so that it has at most `limit` operations, `work` per
-/// workgroup, and fits the device; a workgroup is not cut. Pieces are whole layers of the last axis if those fit,
-/// else runs along the first.
-fn steps([x, y, z]: [usize; 3], work: f64, limit: u64, device: &DeviceFacts) -> Result<[usize; 3], Error> {
-    let most = device.max_workgroups as usize;
-    let workgroups = ((limit as f64 / work.max(1.0)) as usize).max(1);
-    // Slices of out are few.
-    let step_y = y.min(workgroups).min(most);
-    let step_x = x.min((workgroups / step_y).max(1)).min(most);
-    let whole = step_x == x && step_y == y;
-    let step_z = if whole { z.min((workgroups / (x * y)).max(1)).min(most) } else { 1 };
-    let count = x.div_ceil(step_x).saturating_mul(y.div_ceil(step_y)).saturating_mul(z.div_ceil(step_z));
-    if count > MOST_PIECES {
-        let expected = "large enough that the call takes at most 65536 dispatches";
-        return Err(Error::Option { option: "work_limit", value: limit as f64, expected });
-    }
-    Ok([step_x, step_y, step_z])
-}
-
-impl FusedPlan {
-    /// The dispatches: the grid, cut.
-    pub fn pieces(&self) -> impl Iterator<Item = Piece> + use<> {
-        let FusedPlan { grid: [x, y, z], steps, .. } = *self;
-        let cuts =
-            |n: usize, step: usize| (0..n).step_by(step).map(move |at| (at as u32, step.min(n - at) as u32));
-        cuts(z, steps[2]).flat_map(move |(fz, nz)| {
-            cuts(y, steps[1]).flat_map(move |(fy, ny)| {
-                cuts(x, steps[0]).map(move |(fx, nx)| Piece { first: [fx, fy, fz], grid: [nx, ny, nz] })
-            })
-        })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const DEVICE: DeviceFacts = DeviceFacts {
-        f16: true,
-        software: false,
-        max_binding_bytes: 1 << 30,
-        offset_alignment: 256,
-        max_storage_buffers: 8,
-        max_workgroups: 65535,
-        max_invocations: 256,
-        workgroup_memory: 16384,
-    };
-
-    #[test]
-    fn uniform_tiles_leave_room_for_their_code() {
-        let of = |rows, dim: usize| fused_uniform(rows, dim.div_ceil(4), dim.div_ceil(4));
-        let tiles = |rows, keys, head_vectors, value_vectors| FusedTiles::Uniform {
-            rows,
-            keys,
-            head_vectors,
-            value_vectors,
-        };
-        assert_eq!(of(512, 32), tiles(32, 4, 8, 8));
-        assert_eq!(of(512, 48), tiles(32, 2, 12, 12));
-        assert_eq!(of(512, 64), tiles(24, 2, 16, 16));
-        assert_eq!(of(512, 128), tiles(24, 1, 32, 32));
-        assert_eq!(of(512, 256), tiles(16, 1, 64, 32));
-        // Few rows: no lane idles that need not.
-        assert_eq!(of(1, 64), tiles(8, 2, 16, 16));
-        assert_eq!(of(4, 128), tiles(8, 1, 32, 32));
-        assert_eq!(of(9, 64), tiles(16, 2, 16, 16));
-        assert_eq!(of(1, 1), tiles(8, 2, 1, 1));
-        for rows in [1, 8, 9, 100] {
-            for head in 1..160 {
-                for value in 1..160 {
-                    let FusedTiles::Uniform { rows: tile, keys, value_vectors, .. } =
-                        fused_uniform(rows, head, value)
-                    else {
-                        panic!("another form");
-                    };
-                    assert!((tile / 8 - 1) as usize * 8 < rows, "{rows} {tile}");
-                    assert!(value_vectors as usize == value || value_vectors as usize == value.div_ceil(2));
-                    let code = uniform_code(tile / 8, keys, head, value_vectors as usize);
-                    assert!(code <= 25_000 || (tile, keys) == (8, 1), "{rows} {head} {value}: {code}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn workgroup_tiles_fit_the_device_and_fill_it() {
-        let large = DeviceFacts { workgroup_memory: 32768, ..DEVICE };
-        let of = |rows, value_dim, heads, device| fused_workgroup(rows, value_dim, heads, device);
-        for value_dim in [1, 64, 65, 128, 129, 512] {
-            for rows in [1, 16, 17, 32, 33, 4096] {
-                let tiles = of(rows, value_dim, 64, &DEVICE);
-                assert!(tiles.workgroup_memory() <= DEVICE.workgroup_memory, "{tiles:?}");
-            }
-        }
-        assert_eq!(of(4096, 64, 32, &large), LARGE_64);
-        assert_eq!(of(4096, 128, 32, &large), LARGE_128);
-        assert_eq!(of(4096, 64, 32, &DEVICE), SMALL_64);
-        // Four times 128 rows by 8 heads are 32 workgroups: twice as many keep more of a GPU busy.
-        assert_eq!(of(512, 64, 8, &large), SMALL_64);
-        assert_eq!(of(4096, 200, 32, &large), SMALL_256);
-        assert_eq!(of(5, 64, 32, &large), SHORT_16[0]);
-        assert_eq!(of(16, 512, 32, &large), SHORT_16[2]);
-        assert_eq!(of(20, 65, 32, &large), SHORT_32[1]);
-        assert!(SMALL_256.workgroup_memory() <= 16384 && LARGE_128.workgroup_memory() <= 32768);
-    }
-
-    #[test]
-    fn pieces_cover_the_grid_once_and_keep_the_limit() {
-        for grid in [[1, 1, 1], [7, 1, 5], [5, 3, 4], [70_000, 2, 1], [3, 1, 70_000], [1000, 2, 33]] {
-            for limit in [1, 10, 64, 1000, 1 << 37] {
-                let Ok(steps) = steps(grid, 10.0, limit, &DEVICE) else {
-                    assert!(grid.iter().product::<usize>() > MOST_PIECES && limit < 100);
-                    continue;
-                };
-                let pieces: Vec<_> = FusedPlan { tiles: SMALL_64, grid, steps }.pieces().collect();
-                let mut seen = std::collections::HashSet::new();
-                let mut covered = 0;
-                for piece in &pieces {
-                    let count = piece.grid.iter().map(|n| *n as usize).product::<usize>();
-                    assert!(count == 1 || count as u64 * 10 <= limit, "{grid:?} {limit} {piece:?}");
-                    assert!(piece.grid.iter().all(|n| *n <= DEVICE.max_workgroups));
-                    assert!((0..3).all(|a| (piece.first[a] + piece.grid[a]) as usize <= grid[a]));
-                    assert!(seen.insert(piece.first));
-                    covered += count;
-                }
-                assert_eq!(covered, grid.iter().product::<usize>(), "{grid:?} {limit}");
-            }
-        }
-    }
-
-    #[test]
-    fn too_many_pieces_are_refused() {
-        let refused = steps([70_000, 1, 1], 10.0, 1, &DEVICE);
-        assert!(matches!(refused, Err(Error::Option { option: "work_limit", .. })), "{refused:?}");
-    }
 }

@@ -16,10 +16,12 @@ pub(crate) enum Slot {
     Scores,
     /// The heads' outputs of a layer.
     Context,
+    /// Sums over parts of the keys.
+    Partials,
 }
 
-const SLOTS: usize = 3;
-const NAMES: [&str; SLOTS] = ["projected", "scores", "context"];
+const SLOTS: usize = 4;
+const NAMES: [&str; SLOTS] = ["projected", "scores", "context", "partials"];
 
 /// How much temporary memory a call needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -35,6 +35,7 @@ impl DType {
 pub(crate) fn axes(tensor: &str) -> [&'static str; 4] {
     match tensor {
         "weights" | "keep" | "keys" | "bias" | "dropout" => ["batch", "heads", "q_len", "kv_len"],
+        "tree" => ["batch", "heads", "q_len", "q_len"],
         "lengths" | "prefix" | "query_documents" | "lse" => ["batch", "heads", "q_len", "dim"],
         "key_documents" | "globals" => ["batch", "heads", "length", "kv_len"],
         "query_starts" | "key_starts" => ["batch", "heads", "length", "sequences + 1"],
@@ -106,10 +107,15 @@ impl Layout {
     /// Whether four consecutive elements along `axis` can be loaded as one aligned vector
     /// from every position.
     pub fn in_fours(&self, axis: usize) -> bool {
+        self.in_groups(axis, 4)
+    }
+
+    /// The same of `n` elements.
+    pub fn in_groups(&self, axis: usize, n: usize) -> bool {
         self.strides[axis] == 1
-            && self.shape[axis].is_multiple_of(4)
-            && self.offset.is_multiple_of(4)
-            && (0..4).all(|a| a == axis || self.shape[a] == 1 || self.strides[a].is_multiple_of(4))
+            && self.shape[axis].is_multiple_of(n)
+            && self.offset.is_multiple_of(n)
+            && (0..4).all(|a| a == axis || self.shape[a] == 1 || self.strides[a].is_multiple_of(n))
     }
 }
 
@@ -330,14 +336,34 @@ pub(crate) struct DeviceFacts {
     pub max_workgroups: u32,
     pub max_invocations: u32,
     pub workgroup_memory: u32,
+    /// Fewest invocations of a subgroup, 0 where kernels may not use subgroups.
+    pub subgroup_min: u32,
+    /// Most of them.
+    pub subgroup_max: u32,
 }
 
 impl DeviceFacts {
+    /// What every WebGPU device has.
+    pub const LEAST: DeviceFacts = DeviceFacts {
+        f16: false,
+        software: false,
+        max_binding_bytes: 128 << 20,
+        offset_alignment: 256,
+        max_storage_buffers: 8,
+        max_workgroups: 65535,
+        max_invocations: 256,
+        workgroup_memory: 16384,
+        subgroup_min: 0,
+        subgroup_max: 0,
+    };
+
     pub fn of(device: &wgpu::Device) -> Self {
         let limits = device.limits();
+        let info = device.adapter_info();
+        let subgroups = device.features().contains(wgpu::Features::SUBGROUP);
         DeviceFacts {
             f16: device.features().contains(wgpu::Features::SHADER_F16),
-            software: device.adapter_info().device_type == wgpu::DeviceType::Cpu,
+            software: info.device_type == wgpu::DeviceType::Cpu,
             max_binding_bytes: limits.max_storage_buffer_binding_size,
             offset_alignment: u64::from(limits.min_storage_buffer_offset_alignment),
             max_storage_buffers: limits.max_storage_buffers_per_shader_stage,
@@ -346,6 +372,8 @@ impl DeviceFacts {
                 .max_compute_invocations_per_workgroup
                 .min(limits.max_compute_workgroup_size_x),
             workgroup_memory: limits.max_compute_workgroup_storage_size,
+            subgroup_min: if subgroups { info.subgroup_min_size } else { 0 },
+            subgroup_max: if subgroups { info.subgroup_max_size } else { 0 },
         }
     }
 }

@@ -23,7 +23,12 @@ impl Parsed {
     fn new(wgsl: &str) -> Result<Self, String> {
         let module = naga::front::wgsl::parse_str(wgsl).map_err(|e| e.emit_to_string(wgsl))?;
         let f16 = wgsl.lines().any(|line| line == "enable f16;");
-        let capabilities = if f16 { Capabilities::SHADER_FLOAT16 } else { Capabilities::empty() };
+        let mut capabilities = if f16 { Capabilities::SHADER_FLOAT16 } else { Capabilities::empty() };
+        // WebGPU itself packs and unpacks halves.
+        capabilities |= Capabilities::SHADER_FLOAT16_IN_FLOAT32;
+        if wgsl.contains("subgroup") {
+            capabilities |= Capabilities::SUBGROUP;
+        }
         let info = Validator::new(ValidationFlags::all(), capabilities)
             .validate(&module)
             .map_err(|e| e.emit_to_string(wgsl))?;

@@ -2,10 +2,13 @@
 
 use std::sync::OnceLock;
 
-use wgpu_attention::{DType, Shape};
+use wgpu_attention::{CacheLayout, DType, Group, Shape, Storage, Tiling};
 
+use crate::harness::cached::Sequence;
 use crate::harness::run::{Got, judge_outputs};
-use crate::harness::{Case, Image, Judged, Place, Rng, Values, Weights};
+use crate::harness::{
+    Ask, Bed, Case, Count, Data, Image, Judged, Kind, Place, Rng, Rules, Values, Weights, full,
+};
 
 /// A problem with its right answer, in f32 from the truth itself.
 fn right() -> &'static (Case, crate::harness::case::Truth, Got) {
@@ -205,5 +208,43 @@ fn inputs_are_surrounded_by_nan() {
                 assert_eq!(value.is_nan(), !inside.contains(&n), "element {n} of {place:?}");
             }
         }
+    }
+}
+
+type Change = fn(&mut Sequence, f32);
+
+/// A cache's model that is wrong in one number, one token, one length is noticed.
+#[test]
+fn a_cache_that_differs_from_its_model_is_noticed() {
+    let rules = Rules { causal: true, ..Default::default() };
+    for (storage, data, step) in [
+        (Storage::F32, Data::Lossless, 1e-3),
+        (Storage::Q8(Group::Of(32)), Data::Lossless, 1e-3),
+        (Storage::Q8(Group::Row), Data::Random, 0.5),
+        (Storage::Q4(Group::Row), Data::Lossless, 1e-2),
+    ] {
+        let kind = Kind { batch: 1, ..Kind::new(storage, CacheLayout::Ring { sinks: 1 }, 6) };
+        let mut bed = Bed::new(full(), kind, data, 3);
+        bed.grow(&Count::All(5)).expect("room");
+        let ask = Ask { rows: Some(1), ..Ask::new(Tiling::Uniform, &rules) };
+        bed.ask(&ask).expect("the model is right");
+        bed.check_book().expect("the model is right");
+        let right = bed.sequences.clone();
+        let wrong: [(&str, Change); 4] = [
+            ("a value", |s, step| s.tokens[2][0].v[0] += step),
+            ("a key", |s, step| s.tokens[2][0].k.iter_mut().for_each(|k| *k += 4.0 * step)),
+            ("a token less", |s, _| s.tokens.truncate(4)),
+            ("one overwritten", |s, _| s.high = 7),
+        ];
+        for (what, change) in wrong {
+            change(&mut bed.sequences[0], step);
+            assert!(bed.ask(&ask).is_err(), "{storage:?}, {data:?}: {what} was not noticed");
+            bed.sequences = right.clone();
+        }
+        bed.sequences[0].refused += 1;
+        assert!(bed.check_book().expect_err("a refusal").contains("refusals"));
+        bed.sequences[0].refused -= 1;
+        bed.sequences[0].tokens.pop();
+        assert!(bed.check_book().expect_err("a token").contains("lengths"));
     }
 }

@@ -356,3 +356,37 @@ fn big_birds_map_has_its_blocks() {
     in_all_bands(&rules).into_iter().for_each(|r| holds(&mut report, "big bird", (17, 17), r));
     report.finish();
 }
+
+/// Trees of drafts: chains, stars, random ones; with what works beside them.
+#[test]
+fn trees_hold() {
+    let mut report = Report::new("masks, trees");
+    let mut rng = Rng::new(17);
+    for lengths in LENGTHS {
+        let [batch, heads, q_len, kv_len] = shape(lengths).weights();
+        let chain = Part::of([1, 1, q_len, q_len], |[.., i, j]| j <= i);
+        let star = Part::of([1, 1, q_len, q_len], |[.., i, j]| j == 0 || j == i);
+        let random = Part::of([batch, heads, q_len, q_len], |[b, h, i, j]| {
+            j == i || j < i && !(7 * b + 5 * h + i * j).is_multiple_of(3)
+        });
+        let keep = Part::new(rng.bools(kv_len, 0.8), [1, 1, 1, kv_len]);
+        for (name, tree) in [("chain", chain), ("star", star), ("random", random)] {
+            let rules = Rules { tree: Some(tree), ..Default::default() };
+            for rules in in_all_bands(&rules) {
+                holds(&mut report, &format!("tree, {name}"), lengths, rules);
+            }
+            let slopes = Some(Part::new(vec![0.5, 0.25, 0.125, 0.0], [1, 4, 1, 1]));
+            let window = Some([6, 0]);
+            let more = Rules { window, slopes, keep: Some(keep.clone()), causal: true, ..rules.clone() };
+            holds(&mut report, &format!("tree, {name}, with others"), lengths, more);
+            let prefix = Some(Part::new(vec![3], [1; 4]));
+            holds(
+                &mut report,
+                &format!("tree, {name}, prefix"),
+                lengths,
+                Rules { prefix, causal: true, ..rules },
+            );
+        }
+    }
+    report.finish();
+}

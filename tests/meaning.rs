@@ -10,7 +10,7 @@ use crate::harness::{Case, Part, Rng, Rules};
 use crate::property::MaskDraw;
 
 /// The element at `index`, axes of 1 repeated.
-fn at<T: Copy>(part: &Part<T>, index: [usize; 4]) -> T {
+pub fn at<T: Copy>(part: &Part<T>, index: [usize; 4]) -> T {
     let flat = (0..4).fold(0, |n, a| n * part.shape[a] + index[a] % part.shape[a]);
     part.data[flat]
 }
@@ -57,7 +57,7 @@ fn in_pattern(pattern: Pattern, h: usize, position: i64, j: i64) -> bool {
 }
 
 /// Whether query `i` sees key `j`.
-fn sees(rules: &Rules, shape: &Shape, [b, h, i, j]: [usize; 4]) -> bool {
+pub fn sees(rules: &Rules, shape: &Shape, [b, h, i, j]: [usize; 4]) -> bool {
     let Some(own) = sequence(rules, shape, b, i) else { return false };
     let (keys, position) = (own[1].clone(), position(rules, &own, i));
     if !keys.contains(&j) {
@@ -85,14 +85,21 @@ fn sees(rules: &Rules, shape: &Shape, [b, h, i, j]: [usize; 4]) -> bool {
     let in_band = in_window && rules.pattern.is_none_or(|p| in_pattern(p, h, position, key));
     let permitted = in_prefix || past && (in_band || global(j) || stands_global);
     let document = rules.documents.as_ref();
+    // The queries' own keys, by their place among the queries; older ones are not asked.
+    let place = key - (position - (i - own[0].start) as i64);
+    let in_tree = rules.tree.as_ref().is_none_or(|tree| {
+        let asked = (0..own[0].len() as i64).contains(&place);
+        !asked || at(tree, [b, h, i, own[0].start + place as usize])
+    });
     permitted
+        && in_tree
         && !(rules.exclude_self && key == position)
         && document.is_none_or(|[queries, keys]| at(queries, [b, h, i, 0]) == at(keys, [b, h, 0, j]))
         && [&rules.keep, &rules.keys].into_iter().flatten().all(|part| at(part, [b, h, i, j]))
 }
 
 /// What is added to the score of a pair.
-fn adds(rules: &Rules, shape: &Shape, [b, h, i, j]: [usize; 4]) -> f32 {
+pub fn adds(rules: &Rules, shape: &Shape, [b, h, i, j]: [usize; 4]) -> f32 {
     let Some(own) = sequence(rules, shape, b, i) else { return 0.0 };
     let distance = j as i64 - own[1].start as i64 - position(rules, &own, i);
     let full =
@@ -197,6 +204,25 @@ fn prefixes_and_globals_look_like_this() {
     // The causal rule holds for global tokens too.
     let rules = Rules { globals, window, ..causal() };
     assert_eq!(picture(&rules, 5, 5, 0), "x.... xx... xxx.. xxxx. x..xx");
+}
+
+#[test]
+fn trees_look_like_this() {
+    // Two keys of the past, then four drafts: 1 and 2 follow 0, 3 follows 1.
+    let parents = [None, Some(0), Some(0), Some(1)];
+    let sees = |i: usize, j: usize| {
+        std::iter::successors(Some(i), |n: &usize| parents[*n]).any(|ancestor| ancestor == j)
+    };
+    let tree = Some(Part::of([1, 1, 4, 4], |[.., i, j]| sees(i, j)));
+    let rules = Rules { tree, ..Default::default() };
+    assert_eq!(picture(&rules, 4, 6, 0), "xxx... xxxx.. xxx.x. xxxx.x");
+    // No past: what lies in the tree only. Past keys alone: nothing of the tree is there to be asked.
+    assert_eq!(picture(&rules, 4, 4, 0), "x... xx.. x.x. xx.x");
+    let top = Rules { alignment: Alignment::TopLeft, ..rules.clone() };
+    assert_eq!(picture(&top, 4, 6, 0), "x...xx xx..xx x.x.xx xx.xxx");
+    assert_eq!(picture(&rules, 4, 2, 0), ".. .. x. .x");
+    let causal = Rules { causal: true, ..rules };
+    assert_eq!(picture(&causal, 4, 6, 0), "xxx... xxxx.. xxx.x. xxxx.x");
 }
 
 #[test]

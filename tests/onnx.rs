@@ -1,9 +1,14 @@
 //! `onnx`: the operator `Attention` of ONNX opset 23, from the ONNX backend suite.
 
+use wgpu_attention::reference::compare::compare;
 use wgpu_attention::reference::split_heads;
-use wgpu_attention::{Alignment, Shape};
+use wgpu_attention::{
+    Alignment, Append, Attention, Cache, CacheConfig, CacheLayout, CachedForward, Config, DType, Rows,
+    Scratch, Shape,
+};
 
-use crate::harness::{Case, Report, Vector};
+use crate::harness::run::{Placed, PlacedRules};
+use crate::harness::{Case, Layout, Place, Report, TILINGS, Values, Vector, Weights, profiles};
 use crate::sdpa::{check_reference, plain};
 
 pub const FAMILY: &str = "onnx";
@@ -76,4 +81,55 @@ fn every_device_gives_the_vectors() {
     let mut report = Report::new("onnx");
     NAMES.iter().for_each(|name| report.check(&case(name)));
     report.finish();
+}
+
+/// Past and new keys and values appended to a cache, which then is what the operator calls present.
+#[test]
+fn a_cache_takes_past_and_new_and_gives_the_vector() {
+    let name = "onnx_attention_4d_with_past_and_present";
+    let (vector, case) = (Vector::load(FAMILY, name), case(name));
+    let shape = case.shape;
+    let truth = case.truth(DType::F32, Weights::None);
+    let (want, tolerance) = vector.expected("out").expect("an output");
+    for profile in profiles() {
+        for tiling in TILINGS {
+            for layout in [CacheLayout::Contiguous, CacheLayout::Paged { page: 16, pages: 4 }] {
+                let gpu = &profile.gpu;
+                let config = CacheConfig::new(shape.kv_heads, shape.head_dim, shape.kv_len)
+                    .batch(shape.batch)
+                    .value_dim(shape.value_dim)
+                    .layout(layout);
+                let mut cache = Cache::with_pipelines(gpu.pipelines(), config).expect("a cache");
+                let config = Config::new(shape.heads, shape.head_dim)
+                    .kv_heads(shape.kv_heads)
+                    .value_dim(shape.value_dim)
+                    .tiling(tiling);
+                let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
+                let place = |x: &[f32], shape| {
+                    Placed::input(profile, Values::Floats(x), DType::F32, Place::dense(shape))
+                };
+                let of = |name: &str| place(&vector.f32(name), vector.shape4(name));
+                let q = place(&case.q, shape.q());
+                let out = Placed::output(profile, DType::F32, Place::dense(shape.out()));
+                let rules = PlacedRules::new(profile, &case.rules, DType::F32, Layout::Dense);
+                let mut scratch = Scratch::new(gpu.device(), Default::default()).expect("scratch");
+                gpu.submit(|e| {
+                    for [k, v] in [["past_k", "past_v"], ["k", "v"]] {
+                        let (k, v) = (of(k), of(v));
+                        cache.advance(e, Rows::All(k.view().shape()[2]), &mut scratch)?;
+                        cache.append(e, 0, &Append::new(k.view(), v.view()), &mut scratch)?;
+                    }
+                    // Fewer queries than new keys.
+                    let call =
+                        CachedForward::new(q.view(), &cache, out.view()).not_advanced().mask(rules.mask());
+                    attention.forward_cached(e, &call, &mut scratch)
+                })
+                .expect("two steps");
+                let got = out.download("out", profile).expect("an output");
+                let context = format!("{}, {tiling:?}, {layout:?}", profile.name);
+                truth.out.judge(&got).unwrap_or_else(|e| panic!("{context}: {e}"));
+                compare(&got, &want, tolerance).unwrap_or_else(|e| panic!("{context}, the vector: {e}"));
+            }
+        }
+    }
 }

@@ -28,6 +28,7 @@ pub struct MaskDraw {
     pub documents: Option<[[bool; 4]; 2]>,
     pub blocks: Option<([bool; 4], [usize; 2])>,
     pub keep: Repeats,
+    pub tree: Repeats,
     pub keys: Repeats,
     pub globals: Repeats,
     pub bias: Repeats,
@@ -67,7 +68,7 @@ impl MaskDraw {
         for _ in 0..rng.pick(&[0, 1, 1, 1, 2, 2, 3, 3]) {
             let repeats = [0; 4].map(|_| rng.chance(0.5));
             let window = Some([rng.below(kv_len + 3), rng.below(kv_len + 3)]);
-            match rng.below(17) {
+            match rng.below(18) {
                 0 => draw.causal = true,
                 1 => draw.window = window,
                 2 => draw.exclude_self = true,
@@ -91,9 +92,17 @@ impl MaskDraw {
                     draw.window = draw.window.or(window.filter(|_| rng.chance(0.8)));
                 }
                 13 | 14 => (draw.slopes, draw.symmetric) = (Some(repeats), rng.chance(0.5)),
+                17 => {
+                    draw.tree = Some(repeats.map(|r| r && rng.chance(0.7)));
+                    draw.causal = draw.causal || rng.chance(0.5);
+                }
                 15 => draw.relative = Some((repeats, rng.pick(&[0, 1, 3, 16, 200]))),
                 _ => draw.sinks = Some(repeats),
             }
+        }
+        // A tree of drafts belongs to one sequence.
+        if draw.packed.is_some() {
+            draw.tree = None;
         }
         draw
     }
@@ -161,6 +170,7 @@ impl MaskDraw {
             documents,
             blocks,
             keep: bools(rng, self.keep, pairs, 0.6),
+            tree: bools(rng, self.tree, [batch, heads, q_len, q_len], 0.6),
             keys: bools(rng, self.keys, pairs, 0.8),
             globals: bools(rng, self.globals, [batch, heads, 1, len], 0.2),
             bias: self.bias.map(|repeats| {
@@ -189,7 +199,7 @@ impl MaskDraw {
 
     /// The same mask with one part less, or a plainer one.
     pub fn simpler(&self) -> Vec<Self> {
-        let without: [fn(&mut Self); 24] = [
+        let without: [fn(&mut Self); 25] = [
             |m| m.causal = false,
             |m| m.top_left = false,
             |m| m.window = None,
@@ -201,6 +211,7 @@ impl MaskDraw {
             |m| m.documents = None,
             |m| m.blocks = None,
             |m| m.keep = None,
+            |m| m.tree = None,
             |m| m.keys = None,
             |m| m.globals = None,
             |m| m.bias = None,

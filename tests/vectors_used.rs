@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::harness::vectors::folder;
-use crate::{d2l, flex, mha, minilm, onnx, patterns, sdpa};
+use crate::{d2l, flex, mha, minilm, onnx, patterns, positions, sdpa};
 
 #[test]
 fn every_vector_is_used_by_a_test() {
@@ -16,6 +16,10 @@ fn every_vector_is_used_by_a_test() {
         (d2l::FAMILY, d2l::MULTIHEAD),
         (onnx::FAMILY, onnx::NAMES),
         (minilm::FAMILY, minilm::NAMES),
+        (positions::FAMILY, positions::ROPE),
+        (positions::FAMILY, positions::SINUSOID),
+        (d2l::FAMILY, positions::D2L),
+        (onnx::FAMILY, positions::ONNX),
     ];
     let used: BTreeSet<String> = used
         .iter()

@@ -12,7 +12,6 @@
 //            HEAD_VECTORS    vectors of four that hold head_dim
 //            VALUE_VECTORS   vectors of four of value_dim that a workgroup computes (workgroup_id.y is the slice);
 //                            not more than hold value_dim
-//            WIDE     element indices of k or v reach 2^28
 // The loop must stay in the first-level cache of instructions; plan.rs counts its code.
 //
 // Floor, per query, key and channel of each kind: a multiplication and an addition (software drivers have no
@@ -21,36 +20,6 @@
 const Q: u32 = ROWS / LANES;
 // Sums per score, added at the end: a chain of additions that depend on each other waits for each.
 const CHAINS: u32 = select(1u, 4u, Q * KEYS <= 3u);
-const LOG2_E: f32 = 1.4426950408889634;
-const LN_2: f32 = 0.6931471805599453;
-// Scores are in units of log2, so that weights are exp2 of them, unless `changed` must see them.
-const UNIT: f32 = select(LOG2_E, 1.0, ASKS_PAIRS);
-// How far, in their units, a score may be above the maximum in use before that moves and the sums are scaled.
-const SLACK: f32 = 8.0;
-// The lowest finite number: below it is only −∞.
-const LOWEST: f32 = -0x1.fffffep+127f;
-// Says to the compiler that an index is not negative as an i32 (and, in fours, aligned), which saves a
-// check per load.
-const INDEX: u32 = select(0xffffffffu, select(0x0fffffffu, 0x0ffffffcu, IN_FOURS), !WIDE);
-
-// The queries of a tile see keys of all.x .. all.y, and every query sees those in each.x .. each.y,
-// as far as intervals go.
-struct Range {
-    all: vec2<u32>,
-    each: vec2<u32>,
-}
-
-fn range_of(b: u32, kv_head: u32, row: u32, rows: u32) -> Range {
-    var r = Range(vec2<u32>(0xffffffffu, 0u), vec2<u32>(0u, 0xffffffffu));
-    for (var n = row; n < row + rows; n++) {
-        let query = query_of_row(b, kv_head, n);
-        if query.first < query.end {
-            r.all = vec2<u32>(min(r.all.x, query.first), max(r.all.y, query.end));
-        }
-        r.each = vec2<u32>(max(r.each.x, query.first), min(r.each.y, query.end));
-    }
-    return r;
-}
 
 // Arrays of vectors are nested: Mesa unrolls a loop of up to 32 turns, and any that has as many turns as
 // the array that it walks has elements.
@@ -58,11 +27,6 @@ const HEAD_PART: u32 = min(HEAD_VECTORS, 16u);
 const HEAD_PARTS: u32 = (HEAD_VECTORS + HEAD_PART - 1u) / HEAD_PART;
 const VALUE_PART: u32 = min(VALUE_VECTORS, 16u);
 const VALUE_PARTS: u32 = (VALUE_VECTORS + VALUE_PART - 1u) / VALUE_PART;
-
-// exp of a difference of scores.
-fn weight_of(x: f32) -> f32 {
-    return exp2(x * (LOG2_E / UNIT));
-}
 
 // Always true. The loop in it makes the loop around it not an innermost one: LLVM turns the bounds checks
 // of an innermost loop's loads from conditional moves into branches, which is slower.
@@ -83,19 +47,17 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     let b = z / p.kv_heads;
     let kv_head = z % p.kv_heads;
     let packed = p.mask.q_len * p.group;
-    let row0 = (workgroup.x + p.first.x) * ROWS;
+    let x = workgroup.x + p.first.x;
+    let row0 = select(x, x / p.splits, SPLITS) * ROWS;
+    let split = select(0u, x % p.splits, SPLITS);
     let none = p.mask.none;
 
     // The last slice lies back as far as it must, so that no load needs a bound.
     let own = (workgroup.y + p.first.y) * VALUE_VECTORS * 4u;
     let col0 = min(own, (p.value_dim + 3u) / 4u * 4u - VALUE_VECTORS * 4u);
 
-    let k0 = view_at(p.k, b, kv_head, 0u, 0u);
-    let v0 = view_at(p.v, b, kv_head, 0u, 0u) + col0 * p.v.strides.w;
-    let k_step = p.k.strides.z;
-    let v_step = p.v.strides.z;
-    let k_unit = select(p.k.strides.w, 1u, IN_FOURS);
-    let v_unit = select(p.v.strides.w, 1u, IN_FOURS);
+    let k = k_source(b, kv_head);
+    let v = v_source(b, kv_head, col0);
 
     var queries: array<Query, Q>;
     var q: array<array<array<vec4<f32>, HEAD_PART>, HEAD_PARTS>, Q>;
@@ -129,7 +91,8 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         lost[r] = 0.0;
     }
 
-    let range = range_of(b, kv_head, row0, min(ROWS, packed - row0));
+    var range = range_of(b, kv_head, row0, min(ROWS, packed - row0));
+    range.all = share_of_split(range.all, split);
     var stop = range.all.y;
     var asks = ASKS_PAIRS;
     if HAS_BLOCKS {
@@ -165,8 +128,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                 if d < HEAD_VECTORS {
                     var x: array<vec4<f32>, KEYS>;
                     for (var c = 0u; c < KEYS; c++) {
-                        let at = (k0 + min(j + c, last) * k_step) & INDEX;
-                        x[c] = k_at4(at + d * 4u * k_unit, k_unit, p.head_dim - d * 4u);
+                        x[c] = k_four(k, row_of(k, min(j + c, last)), d * 4u);
                     }
                     for (var e = 0u; e < 4u; e++) {
                         for (var r = 0u; r < Q; r++) {
@@ -253,8 +215,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                 if d < VALUE_VECTORS {
                     var x: array<vec4<f32>, KEYS>;
                     for (var c = 0u; c < KEYS; c++) {
-                        let at = (v0 + min(j + c, last) * v_step) & INDEX;
-                        x[c] = v_at4(at + d * 4u * v_unit, v_unit, p.value_dim - col0 - d * 4u);
+                        x[c] = v_four(v, row_of(v, min(j + c, last)), d * 4u);
                     }
                     for (var r = 0u; r < Q; r++) {
                         var t = x[0] * s[r][0];
@@ -269,31 +230,28 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     }
 
     for (var r = 0u; r < Q; r++) {
-        if row0 + r * LANES + lane < packed {
-            let query = queries[r];
-            let sum = total[r] + lost[r];
-            let m = top[r] * select(LN_2, 1.0, ASKS_PAIRS);
-            let own_total = vec2<f32>(select(m, none, sum == 0.0), sum);
-            let all_total = with_sink(own_total, query.b, query.h);
-            // A sink may have raised the maximum.
-            let scale = select(0.0, share_of(own_total.x, all_total, none), is_seen(own_total, none));
+        let row = row0 + r * LANES + lane;
+        if row < packed {
+            let end = row_end(own_total(top[r], total[r] + lost[r]), z, row, split, own == 0u);
             for (var part = 0u; part < VALUE_PARTS; part++) {
+                let part_col = col0 + part * VALUE_PART * 4u;
+                var broken = 0u;
                 for (var n = 0u; n < VALUE_PART; n++) {
-                    let d = part * VALUE_PART + n;
-                    if d < VALUE_VECTORS {
-                        let col = col0 + d * 4u;
+                    let col = part_col + n * 4u;
+                    if part * VALUE_PART + n < VALUE_VECTORS {
                         if col >= own {
-                            var x = sums[r][part][n] * scale;
-                            if any_nan(x) {
-                                x = repaired(query, col, all_total);
-                            }
-                            put_out(b, query.h, query.i, col, x);
+                            let x = sums[r][part][n] * end.x;
+                            row_put(z, row, split, col, x);
+                            broken |= select(0u, 1u << n, any_nan(x));
                         }
                     }
                 }
-            }
-            if HAS_LSE && own == 0u {
-                lse_put(view_at(p.lse, b, query.h, query.i, 0u), lse_of(all_total, none));
+                // Apart: one copy of its text for all channels of the part.
+                while broken != 0u {
+                    let col = part_col + firstTrailingBit(broken) * 4u;
+                    broken &= broken - 1u;
+                    row_put(z, row, split, col, repaired(queries[r], col, end.yz, range.all));
+                }
             }
         }
     }

@@ -113,19 +113,8 @@ fn load_q(o: u32, d: u32, head_dim: u32) -> vec4<f32> {
     return q_at4(o + c * p.q.strides.w, p.q.strides.w, head_dim - c);
 }
 
-fn load_k(o: u32, d: u32, head_dim: u32) -> vec4<f32> {
-    let c = min(d, (head_dim - 1u) & ~3u);
-    if IN_FOURS {
-        return k_at4(o + c, 1u, 4u);
-    }
-    return k_at4(o + c * p.k.strides.w, p.k.strides.w, head_dim - c);
-}
-
-fn load_v(o: u32, c: u32, value_dim: u32) -> vec4<f32> {
-    if IN_FOURS {
-        return v_at4(o + c, 1u, 4u);
-    }
-    return v_at4(o + c * p.v.strides.w, p.v.strides.w, value_dim - c);
+fn load_k(s: Source, row: u32, d: u32, head_dim: u32) -> vec4<f32> {
+    return k_four(s, row, min(d, (head_dim - 1u) & ~3u));
 }
 
 // Head and query of a packed row.
@@ -155,23 +144,12 @@ fn next_tile(b: u32, kv_head: u32, row0: u32, last_row: u32, j: u32, end: u32) -
     return vec2<u32>(end, 0u);
 }
 
-// The end of a row of the tile: what its sums are multiplied by, its maximum and the sum of its weights. Stores lse.
-fn row_end(top: f32, total: f32, b: u32, n: u32, row0: u32, last_row: u32, col0: u32) -> vec3<f32> {
-    let none = p.mask.none;
-    let place = row_place[n];
-    let own = vec2<f32>(top, total);
-    let all = with_sink(own, b, place.x);
-    if HAS_LSE && col0 == 0u && row0 + n <= last_row {
-        lse_put(view_at(p.lse, b, place.x, place.y, 0u), lse_of(all, none));
-    }
-    // A sink may have raised the maximum.
-    return vec3<f32>(select(0.0, share_of(own.x, all, none), is_seen(own, none)), all.x, all.y);
-}
-
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let rows = p.mask.q_len * p.group;
-    let row0 = (id.x + p.first.x) * ROWS;
+    let tile_x = id.x + p.first.x;
+    let row0 = select(tile_x, tile_x / p.splits, SPLITS) * ROWS;
+    let split = select(0u, tile_x % p.splits, SPLITS);
     let col0 = (id.y + p.first.y) * SLICE;
     let z = id.z + p.first.z;
     let b = z / p.kv_heads;
@@ -215,7 +193,10 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
         }
         span = all;
     }
-    let keys = workgroupUniformLoad(&span);
+    let seen = workgroupUniformLoad(&span);
+    // Of the split: the keys of any row, and those that every row sees.
+    let own = share_of_split(seen.xy, split);
+    let keys = vec4<u32>(own, max(seen.z, own.x), min(seen.w, own.y));
 
     // What this invocation stages.
     let stage_row = lane / CHUNK_VECTORS;
@@ -228,10 +209,8 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
         let place = row_place[stage_row + n * STAGE_ROWS];
         q_from[n] = view_at(p.q, b, place.x, place.y, 0u);
     }
-    let k_base = view_at(p.k, b, kv_head, 0u, 0u);
-    let k_step = p.k.strides.z;
-    let v_from = view_at(p.v, b, kv_head, 0u, 0u);
-    let v_step = p.v.strides.z;
+    let k = k_source(b, kv_head);
+    let v = v_source(b, kv_head, 0u);
 
     // What it computes: 32 neighbours have 4 × 8 blocks, so that what they load differs least.
     let x = lane % 8u + lane / 32u % 2u * 8u;
@@ -265,12 +244,12 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
             next_q[n] = load_q(q_from[n], stage_d, head_dim);
         }
         for (var n = 0u; n < K_LOADS; n++) {
-            k_from[n] = k_base + min(at.x + stage_row + n * STAGE_ROWS, last_key) * k_step;
-            next_k[n] = load_k(k_from[n], stage_d, head_dim);
+            k_from[n] = row_of(k, min(at.x + stage_row + n * STAGE_ROWS, last_key));
+            next_k[n] = load_k(k, k_from[n], stage_d, head_dim);
         }
         for (var n = 0u; n < V_LOADS; n++) {
             let j = min(at.x + stage_key + n * STAGE_KEYS, last_key);
-            next_v[n] = load_v(v_from + j * v_step, stage_col, value_dim);
+            next_v[n] = v_four(v, row_of(v, j), stage_col);
         }
     }
     while at.y != 0u {
@@ -279,7 +258,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
         at = next_tile(b, kv_head, row0, last_row, j0 + KEYS, end);
         var k_turn: array<u32, K_LOADS>;
         for (var n = 0u; n < K_LOADS; n++) {
-            k_turn[n] = k_base + min(at.x + stage_row + n * STAGE_ROWS, last_key) * k_step;
+            k_turn[n] = row_of(k, min(at.x + stage_row + n * STAGE_ROWS, last_key));
         }
 
         // q · kᵀ: s[m * KEYS_EACH + c] are rows 4m .. 4m + 4 with key c.
@@ -310,7 +289,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
                 next_q[n] = load_q(q_from[n], d, head_dim);
             }
             for (var n = 0u; n < K_LOADS; n++) {
-                next_k[n] = load_k(select(k_from[n], k_turn[n], turn), d, head_dim);
+                next_k[n] = load_k(k, select(k_from[n], k_turn[n], turn), d, head_dim);
             }
             // In pairs, here and below: some drivers unroll two turns of this, and then two of that, but not
             // four, and where they do not, their loads wait for the loop's end.
@@ -354,7 +333,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
                     let j = j0 + x * 4u + key_of(c);
                     var t = vec4<f32>(none);
                     for (var r = 0u; r < 4u; r++) {
-                        if j >= queries[r].first && j < queries[r].end {
+                        if j >= max(queries[r].first, keys.x) && j < min(queries[r].end, end) {
                             if permits(queries[r], j) {
                                 t[r] = changed(s[0][r], queries[r], j);
                             }
@@ -371,8 +350,8 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
                 let o = (my_rows + m) * 4u;
                 let front = vec4<u32>(row_keys[o], row_keys[o + 1u]);
                 let back = vec4<u32>(row_keys[o + 2u], row_keys[o + 3u]);
-                let first = vec4<u32>(front.xz, back.xz);
-                let past = vec4<u32>(front.yw, back.yw);
+                let first = max(vec4<u32>(front.xz, back.xz), vec4<u32>(keys.x));
+                let past = min(vec4<u32>(front.yw, back.yw), vec4<u32>(end));
                 for (var c = 0u; c < KEYS_EACH; c++) {
                     let j = vec4<u32>(j0 + x * 4u + key_of(c));
                     let n = m * KEYS_EACH + c;
@@ -481,7 +460,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
             let j2 = select(j1 + V_KEYS, at.x + stage_key, step + 1u == steps);
             for (var n = 0u; n < V_LOADS; n++) {
                 let j = min(j2 + n * STAGE_KEYS, last_key);
-                next_v[n] = load_v(v_from + j * v_step, stage_col, value_dim);
+                next_v[n] = v_four(v, row_of(v, j), stage_col);
             }
             let my_p = staged_p(step % (P_KEYS / V_KEYS) * V_KEYS) + my_rows;
             for (var j8 = 0u; j8 < V_KEYS / 4u / V_TURNS; j8++) {
@@ -518,11 +497,12 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
             total += tile[n * PARTS_STEP + lane];
         }
         let top = row_top[lane];
+        let row = row0 + lane * 4u;
         let ends = mat4x3<f32>(
-            row_end(top.x, total.x, b, lane * 4u, row0, last_row, col0),
-            row_end(top.y, total.y, b, lane * 4u + 1u, row0, last_row, col0),
-            row_end(top.z, total.z, b, lane * 4u + 2u, row0, last_row, col0),
-            row_end(top.w, total.w, b, lane * 4u + 3u, row0, last_row, col0),
+            row_end(vec2<f32>(top.x, total.x), z, min(row, last_row), split, row <= last_row && col0 == 0u),
+            row_end(vec2<f32>(top.y, total.y), z, min(row + 1u, last_row), split, row + 1u <= last_row && col0 == 0u),
+            row_end(vec2<f32>(top.z, total.z), z, min(row + 2u, last_row), split, row + 2u <= last_row && col0 == 0u),
+            row_end(vec2<f32>(top.w, total.w), z, min(row + 3u, last_row), split, row + 3u <= last_row && col0 == 0u),
         );
         let rows_ends = transpose(ends);
         row_factor[lane] = rows_ends[0];
@@ -533,13 +513,12 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
     var broken = 0u;
     for (var r = 0u; r < ROWS_EACH; r++) {
         let row = row0 + y * ROWS_EACH + r;
-        let place = row_place[y * ROWS_EACH + r];
         let scale = row_factor[my_rows + r / 4u][r % 4u];
         for (var n = 0u; n < OUT_VECTORS; n++) {
             let col = col0 + (n * LANES_X + x) * 4u;
             let sum = sums[r * OUT_VECTORS + n] * scale;
             if row <= last_row && col < value_dim {
-                put_out(b, place.x, place.y, col, sum);
+                row_put(z, row, split, col, sum);
                 broken |= select(0u, 1u << (r * OUT_VECTORS + n), any_nan(sum));
             }
         }
@@ -551,6 +530,6 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
         let col = col0 + (n % OUT_VECTORS * LANES_X + x) * 4u;
         let q = query_of(b, row_place[row].x, row_place[row].y);
         let total = vec2<f32>(row_top[row / 4u][row % 4u], row_origin[row / 4u][row % 4u]);
-        put_out(b, q.h, q.i, col, repaired(q, col, total));
+        row_put(z, row0 + row, split, col, repaired(q, col, total, keys.xy));
     }
 }

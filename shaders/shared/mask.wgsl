@@ -2,7 +2,7 @@
 // from them, so that what a call does not use costs nothing:
 //   query_in(b, h, i, alone) -> Query     a query, with an interval that holds every key it may see; unless alone,
 //                                         the interval only bounds those of its neighbours
-//   permits(q, j) -> bool                 whether a query sees a key of its interval
+//   permits(q, j) -> bool                 whether a query sees a key of its interval; keys of a cache are those left
 //   changed(score, q, j) -> f32           the score after softcap and bias
 //   bias_of(q, j) -> f32                  the bias alone
 
@@ -15,6 +15,7 @@ struct MaskParams {
     key_documents: View,
     blocks: View,
     keep: View,
+    tree: View,
     keys: View,
     globals: View,
     bias: View,
@@ -51,6 +52,7 @@ struct Query {
     document: u32,
     slope: f32,
     standing: bool,      // it is a global token
+    shift: u32,          // positions of its cache that have been overwritten
 }
 
 fn query_of(b: u32, h: u32, i: u32) -> Query {

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use super::cache::{Cached, Placement};
 use super::shader;
 use crate::kernel::{Binding, View, Width, params, shared};
 use crate::mask::{Alignment, DeviceMask};
@@ -31,6 +32,11 @@ pub(crate) struct Parts {
     pub sinks: Option<DType>,
     pub softcap: bool,
     pub appended: bool,
+    pub tree: bool,
+    /// Keys are in a cache, whose lengths count.
+    pub cached: bool,
+    /// That cache is a ring, whose first tokens stay.
+    pub ring: bool,
 }
 
 impl Parts {
@@ -56,7 +62,15 @@ impl Parts {
             sinks: dtype(mask.sinks),
             softcap,
             appended,
+            tree: mask.tree.is_some(),
+            cached: false,
+            ring: false,
         }
+    }
+
+    /// The same rules for keys in a cache.
+    pub fn in_cache(self, cache: &Cached) -> Self {
+        Parts { cached: true, ring: cache.placement == Placement::Ring, ..self }
     }
 
     /// Only what bounds the range of keys: all that the tiled products look at.
@@ -82,7 +96,7 @@ impl Parts {
     /// Whether the window is asked pair by pair, because something lifts it for some keys: what a query sees is
     /// then no interval.
     fn window_by_pairs(&self) -> bool {
-        let lifted = self.globals || self.blocks || (self.prefix && (self.left || self.pattern));
+        let lifted = self.globals || self.blocks || self.ring || (self.prefix && (self.left || self.pattern));
         lifted && (self.left || self.right || self.pattern)
     }
 
@@ -97,6 +111,7 @@ impl Parts {
             || self.documents
             || self.blocks
             || self.keep
+            || self.tree
             || self.keys
     }
 
@@ -130,6 +145,7 @@ impl Parts {
             Parts { blocks: true, ..none },
             Parts { keep: true, ..none },
             Parts { keys: true, ..none },
+            Parts { causal: true, tree: true, ..none },
             Parts { left: true, globals: true, ..none },
             Parts { bias: f32, ..none },
             Parts { bias: Some(DType::F16), ..none },
@@ -167,6 +183,7 @@ impl Parts {
             ("key_documents", number(self.documents)),
             ("blocks", number(self.blocks)),
             ("keep", bools(self.keep)),
+            ("tree", bools(self.tree)),
             ("keys", bools(self.keys)),
             ("globals", bools(self.globals)),
             ("bias", self.bias),
@@ -220,6 +237,14 @@ impl Parts {
         let mut f = Function::new("query_in(b: u32, h: u32, i: u32, alone: bool) -> Query");
         f.line(true, "var keys = vec2<i32>(0, i32(p.mask.masked_len));");
         f.line(true, "var position = i32(i) + p.mask.diagonal;");
+        f.line(self.cached, "let queries = cached_queries(b, p.mask.q_len);");
+        f.line(self.cached, "keys.y = i32(cached_len(b));");
+        f.line(
+            self.cached,
+            "position = i32(i) + select(0, keys.y - i32(queries), p.mask.bottom_right != 0u);",
+        );
+        // Beyond the queries of a sequence that has fewer.
+        f.line(self.cached, "if alone && i >= queries {\n        keys.y = 0;\n    }");
         f.line(self.packed, "let packed = mask_packed_keys(b, i);");
         f.line(self.packed, "keys = packed.xy;");
         f.line(self.packed, "position = packed.z;");
@@ -234,7 +259,10 @@ impl Parts {
         // Within the sequence, so that bounds do not fall from one sequence to the next.
         f.line(true, "let stop = u32(clamp(r.y, keys.x, keys.y));");
         f.line(true, "let first = min(u32(clamp(r.x, keys.x, keys.y)), stop);");
-        f.line(true, "var q = Query(b, h, i, first, stop, stop, u32(keys.x), 0u, position, 0u, 0.0, false);");
+        f.line(
+            true,
+            "var q = Query(b, h, i, first, stop, stop, u32(keys.x), 0u, position, 0u, 0.0, false, 0u);",
+        );
         f.line(self.prefix, "q.prefix = u32(mask_prefix_end(keys, b, h, i));");
         f.line(
             self.documents,
@@ -249,12 +277,25 @@ impl Parts {
         );
         f.line(self.appended, "q.first = min(q.first, p.mask.masked_len);");
         f.line(self.appended, "q.end = p.mask.kv_len;");
+        f.line(self.cached, "q.shift = cached_shift(b);");
+        f.line(self.cached, "q.first = cached_index(q.first, q.shift);");
+        f.line(self.cached, "q.end = cached_index(q.end, q.shift);");
         f.end("q")
+    }
+
+    /// A function of a query and a key. Of a cache it is given which of the keys left; rules speak of positions.
+    fn by_key(&self, signature: &str) -> Function {
+        if !self.cached {
+            return Function::new(signature);
+        }
+        let mut f = Function::new(&signature.replace("j: u32", "t: u32"));
+        f.line(true, "let j = cached_key(t, q.shift);");
+        f
     }
 
     fn permits(&self) -> String {
         let by_pairs = self.window_by_pairs();
-        let mut f = Function::new("permits(q: Query, j: u32) -> bool");
+        let mut f = self.by_key("permits(q: Query, j: u32) -> bool");
         // The interval of a query goes on to the keys that were appended.
         f.answer(self.appended, "j >= p.mask.masked_len", true);
         f.answer(self.appended, "j >= q.stop", false);
@@ -265,6 +306,11 @@ impl Parts {
         let document = "key_documents_at(view_at(p.mask.key_documents, q.b, q.h, 0u, j)) != q.document";
         f.answer(self.documents, document, false);
         f.answer(self.keep, "!keep_at(view_at(p.mask.keep, q.b, q.h, q.i, j))", false);
+        let own = "i32(j) - q.position + i32(q.i)";
+        f.line(self.tree, &format!("let own = {own};"));
+        let tree =
+            "own >= 0 && own < i32(p.mask.q_len) && !tree_at(view_at(p.mask.tree, q.b, q.h, q.i, u32(own)))";
+        f.answer(self.tree, tree, false);
         f.answer(self.keys, "!keys_at(view_at(p.mask.keys, q.b, q.h, q.i, j))", false);
         if by_pairs || self.pattern {
             f.answer(self.prefix, "j < q.prefix", true);
@@ -272,6 +318,7 @@ impl Parts {
             f.answer(self.prefix && self.causal, "distance(q, j) > 0", false);
             let global = "q.standing || globals_at(view_at(p.mask.globals, q.b, q.h, 0u, j))";
             f.answer(self.globals, global, true);
+            f.answer(self.ring, "j < p.cache.sinks", true);
             f.answer(self.left && by_pairs, "distance(q, j) < -p.mask.left", false);
             f.answer(self.right && by_pairs, "distance(q, j) > p.mask.right", false);
             f.answer(self.pattern, "!mask_pattern_permits(q, j)", false);
@@ -280,19 +327,19 @@ impl Parts {
     }
 
     fn bias_of(&self) -> String {
-        let mut f = Function::new("bias_of(q: Query, j: u32) -> f32");
+        let mut f = self.by_key("bias_of(q: Query, j: u32) -> f32");
         let bias = "bias_at(view_at(p.mask.bias, q.b, q.h, q.i, j))";
         f.line(self.bias.is_some() && self.blocks, "if block_at(q, j) == FULL {\n        return 0.0;\n    }");
         f.end(if self.bias.is_some() { bias } else { "0.0" })
     }
 
     fn changed(&self) -> String {
-        let mut f = Function::new("changed(score: f32, q: Query, j: u32) -> f32");
+        let mut f = self.by_key("changed(score: f32, q: Query, j: u32) -> f32");
         f.line(true, "var x = score;");
         f.line(self.softcap, "x = score_softcap(x);");
         let tensors = self.bias.is_some() || self.alibi.is_some() || self.relative.is_some();
         f.line(self.appended && tensors, "if j >= p.mask.masked_len {\n        return x;\n    }");
-        f.line(self.bias.is_some(), "x += bias_of(q, j);");
+        f.line(self.bias.is_some(), if self.cached { "x += bias_of(q, t);" } else { "x += bias_of(q, j);" });
         f.line(
             self.alibi.is_some(),
             "x += q.slope * f32(select(distance(q, j), -abs(distance(q, j)), p.mask.symmetric != 0u));",
@@ -344,6 +391,7 @@ params! {
         key_documents: View,
         blocks: View,
         keep: View,
+        tree: View,
         keys: View,
         globals: View,
         bias: View,
@@ -394,6 +442,7 @@ impl MaskParams {
             key_documents: view(mask.documents.map(|d| d.keys)),
             blocks: view(mask.blocks.map(|b| b.map)),
             keep: view(mask.keep),
+            tree: view(mask.tree),
             keys: view(mask.keys),
             globals: view(mask.globals),
             bias: view(mask.bias),

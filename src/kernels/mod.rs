@@ -1,17 +1,26 @@
 //! The Rust twin of every shader: parameters, bindings, variants, grid.
 
+pub(crate) mod add_positions;
 pub(crate) mod append_keys;
 pub(crate) mod average_weights;
+pub(crate) mod cache;
+pub(crate) mod cache_advance;
+pub(crate) mod cache_append;
+pub(crate) mod cache_copy;
 pub(crate) mod classify;
 pub(crate) mod dropout;
 pub(crate) mod fused;
 pub(crate) mod mask;
 pub(crate) mod merge;
+pub(crate) mod merge_splits;
+pub(crate) mod positions;
 pub(crate) mod project;
+pub(crate) mod rotate;
 pub(crate) mod scores;
 pub(crate) mod slots;
 pub(crate) mod softmax;
 pub(crate) mod tile;
+pub(crate) mod turns;
 pub(crate) mod weighted_sum;
 
 use crate::kernel::{Kernel, Variant, Width};
@@ -36,7 +45,13 @@ pub(crate) enum Stage {
     AppendKeys(append_keys::AppendKeys),
     Fused(fused::Fused),
     Merge(merge::Merge),
+    MergeSplits(merge_splits::MergeSplits),
     Classify(classify::Classify),
+    CacheAdvance(cache_advance::CacheAdvance),
+    CacheAppend(cache_append::CacheAppend),
+    CacheCopy(cache_copy::CacheCopy),
+    Rotate(rotate::Rotate),
+    AddPositions(add_positions::AddPositions),
 }
 
 impl Variant for Stage {
@@ -50,7 +65,13 @@ impl Variant for Stage {
             Stage::AppendKeys(_) => "attention.append_keys",
             Stage::Fused(_) => "attention.fused",
             Stage::Merge(_) => "attention.merge",
+            Stage::MergeSplits(_) => "attention.merge_splits",
             Stage::Classify(_) => "attention.classify",
+            Stage::CacheAdvance(_) => "attention.cache_advance",
+            Stage::CacheAppend(_) => "attention.cache_append",
+            Stage::CacheCopy(_) => "attention.cache_copy",
+            Stage::Rotate(_) => "attention.rotate",
+            Stage::AddPositions(_) => "attention.add_positions",
         }
     }
 
@@ -64,7 +85,13 @@ impl Variant for Stage {
             Stage::AppendKeys(v) => v.describe(),
             Stage::Fused(v) => v.describe(),
             Stage::Merge(v) => v.describe(),
+            Stage::MergeSplits(v) => v.describe(),
             Stage::Classify(v) => v.describe(),
+            Stage::CacheAdvance(v) => v.describe(),
+            Stage::CacheAppend(v) => v.describe(),
+            Stage::CacheCopy(v) => v.describe(),
+            Stage::Rotate(v) => v.describe(),
+            Stage::AddPositions(v) => v.describe(),
         }
     }
 }
@@ -80,7 +107,13 @@ pub(crate) fn all() -> Vec<Stage> {
     all.extend(append_keys::AppendKeys::all().map(Stage::AppendKeys));
     all.extend(fused::Fused::all().into_iter().map(Stage::Fused));
     all.extend(merge::Merge::all().map(Stage::Merge));
+    all.extend(merge_splits::MergeSplits::all().map(Stage::MergeSplits));
     all.extend(classify::Classify::all().map(Stage::Classify));
+    all.extend(cache_advance::CacheAdvance::all().map(Stage::CacheAdvance));
+    all.extend(cache_append::CacheAppend::all().map(Stage::CacheAppend));
+    all.push(Stage::CacheCopy(cache_copy::CacheCopy));
+    all.extend(rotate::Rotate::all().map(Stage::Rotate));
+    all.extend(add_positions::AddPositions::all().map(Stage::AddPositions));
     all
 }
 

@@ -1,48 +1,74 @@
-//! Everything in one kernel, cut into dispatches of bounded work.
+//! Everything in one kernel, cut into dispatches of bounded work; where keys are split, a second one that merges.
 
-use super::{Calls, Problem};
+use super::{Calls, Keys, Problem};
 use crate::dropout::Dropout;
 use crate::kernel::{Call, View, Width};
+use crate::kernels::cache::CacheParams;
 use crate::kernels::dropout::{Drop, DropParams};
+use crate::kernels::merge_splits::{self, MergeSplits};
 use crate::kernels::{Stage, fused, mask};
-use crate::plan::{FusedPlan, FusedTiles, Piece};
-use crate::tensor::{DeviceFacts, TensorView};
+use crate::plan::{FusedPlan, Piece};
+use crate::tensor::{DeviceFacts, Layout, TensorView, Window};
 
-/// Storage buffers that `problem` binds: q, k, v, out, and what else it has.
+/// Storage buffers that `problem` binds: q, k, v, out, and what else it has. With splits it has no more.
 pub(crate) fn bindings(problem: &Problem) -> usize {
     let dropout = problem.dropout.as_ref().and_then(Dropout::given);
     4 + problem.lse.iter().count() + problem.mask.tensors().len() + dropout.iter().count()
 }
 
-fn variant(problem: &Problem, tiles: FusedTiles) -> fused::Fused {
+fn variant(problem: &Problem, plan: &FusedPlan) -> fused::Fused {
     let reaches_far = |t: &TensorView| t.extent().1 / t.dtype.bytes() as u64 >= 1 << 28;
     let fours = |t: TensorView| t.layout.in_fours(3);
+    let mask = mask::Parts::of(&problem.mask, problem.softcap.is_some(), problem.appended > 0);
+    let (kv, cache) = match problem.keys {
+        Keys::Tensors { k, v } => (Some([k, v]), None),
+        Keys::Cache(layer) => (None, Some(layer.cached)),
+    };
+    let splits = plan.splits > 1;
     fused::Fused {
-        tiles,
+        tiles: plan.tiles,
+        cache,
+        halves: cache.is_none() && problem.keys.in_words() && plan.tiles.takes_words(),
+        splits,
         dtype: problem.q.dtype,
-        width: Width::of([problem.q, problem.k, problem.v].into_iter().all(fours)),
-        put: Width::of(fours(problem.out)),
-        wide: matches!(tiles, FusedTiles::Uniform { .. }) && [problem.k, problem.v].iter().any(reaches_far),
-        lse: problem.lse.is_some(),
+        width: Width::of(fours(problem.q) && kv.is_none_or(|kv| kv.into_iter().all(fours))),
+        // Merging writes out, and lse.
+        put: Width::of(splits || fours(problem.out)),
+        wide: plan.tiles.is_uniform()
+            && match problem.keys {
+                Keys::Tensors { k, v } => [k, v].iter().any(reaches_far),
+                Keys::Cache(layer) => layer.k.size.max(layer.v.size) > 1 << 30,
+            },
+        lse: problem.lse.is_some() && !splits,
         drop: Drop::of(problem.dropout.as_ref()),
-        mask: mask::Parts::of(&problem.mask, problem.softcap.is_some(), problem.appended > 0),
+        mask: cache.map_or(mask, |cache| mask.in_cache(&cache)),
     }
 }
 
-/// The dispatches of `problem`.
-pub(crate) fn calls<'a>(problem: &Problem<'a>, plan: &FusedPlan, device: &DeviceFacts) -> Calls<'a> {
-    let Problem { shape, q, k, v, out, lse, .. } = *problem;
-    let variant = variant(problem, plan.tiles);
+/// The dispatches of `problem`. `partials` is the scratch's memory for splits, if there are any.
+pub(crate) fn calls<'a>(
+    problem: &Problem<'a>,
+    plan: &FusedPlan,
+    partials: Option<&'a wgpu::Buffer>,
+    device: &DeviceFacts,
+) -> Calls<'a> {
+    let Problem { shape, q, keys, out, lse, .. } = *problem;
+    let variant = variant(problem, plan);
     let view = |t: TensorView| View::from(t.window(device).layout);
     let drop = DropParams::new(problem.dropout.as_ref(), device);
+    let mask = mask::MaskParams::new(&problem.mask, &shape, problem.appended, problem.softcap, device);
+    let (k, v, cache) = match keys {
+        Keys::Tensors { k, v } => (view(k), view(v), CacheParams::default()),
+        Keys::Cache(layer) => (View::default(), View::default(), layer.params),
+    };
     let mut params = fused::Params {
         q: view(q),
-        k: view(k),
-        v: view(v),
+        k,
+        v,
         out: view(out),
         lse: lse.map_or(View::default(), view),
         dropout: drop.view,
-        mask: mask::MaskParams::new(&problem.mask, &shape, problem.appended, problem.softcap, device),
+        mask,
         first: [0; 4],
         seed: drop.seed,
         heads: shape.heads as u32,
@@ -53,11 +79,26 @@ pub(crate) fn calls<'a>(problem: &Problem<'a>, plan: &FusedPlan, device: &Device
         dropout_threshold: drop.threshold,
         dropout_scale: drop.scale,
         scale: problem.scale,
-        pad0: 0,
-        pad1: 0,
+        splits: plan.splits as u32,
+        stats: plan.stats() as u32,
+        cache,
     };
-    let mut tensors: Vec<_> =
-        [Some(q), Some(k), Some(v), Some(out), lse].into_iter().flatten().map(|t| t.window(device)).collect();
+    let partial = partials.map(|buffer| Window {
+        buffer,
+        start: 0,
+        size: plan.partial_bytes(),
+        layout: Layout::dense([1; 4]),
+    });
+    let mut tensors = vec![q.window(device)];
+    match keys {
+        Keys::Tensors { k, v } => tensors.extend([k, v].map(|t| t.window(device))),
+        Keys::Cache(layer) => tensors.extend([layer.k, layer.v, layer.book]),
+    }
+    let results = || [Some(out), lse].into_iter().flatten().map(|t| t.window(device));
+    match partial {
+        Some(partial) => tensors.push(partial),
+        None => tensors.extend(results()),
+    }
     tensors.extend(variant.mask.windows(&problem.mask, device));
     tensors.extend(drop.keep);
     let call = |piece: Piece| {
@@ -69,5 +110,40 @@ pub(crate) fn calls<'a>(problem: &Problem<'a>, plan: &FusedPlan, device: &Device
             grid: piece.grid,
         }
     };
-    plan.pieces().map(call).collect()
+    let mut calls: Calls = plan.pieces().map(call).collect();
+    let Some(partial) = partial else { return calls };
+
+    let variant = MergeSplits {
+        out: out.dtype,
+        put: Width::of(out.layout.in_fours(3)),
+        lse: lse.is_some(),
+        sinks: variant.mask.sinks,
+    };
+    let mut tensors = vec![partial];
+    tensors.extend(results());
+    tensors.extend(variant.mask().windows(&problem.mask, device));
+    let groups = plan.rows().div_ceil(merge_splits::ROWS);
+    let most = device.max_workgroups as usize;
+    calls.extend((0..groups).step_by(most).map(|first| {
+        let params = merge_splits::Params {
+            out: view(out),
+            lse: lse.map_or(View::default(), view),
+            mask,
+            heads: shape.heads as u32,
+            kv_heads: shape.kv_heads as u32,
+            group: shape.group() as u32,
+            value_dim: shape.value_dim as u32,
+            rows: plan.rows() as u32,
+            splits: plan.splits as u32,
+            stats: plan.stats() as u32,
+            first: first as u32,
+        };
+        Call {
+            variant: Stage::MergeSplits(variant),
+            params: bytemuck::bytes_of(&params).to_vec(),
+            tensors: tensors.clone(),
+            grid: [(groups - first).min(most) as u32, 1, 1],
+        }
+    }));
+    calls
 }

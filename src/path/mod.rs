@@ -9,21 +9,70 @@ use crate::dropout::Dropout;
 use crate::error::Error;
 use crate::kernel::Call;
 use crate::kernels::Stage;
+use crate::kernels::cache::{CacheParams, Cached, Format};
 use crate::mask::DeviceMask;
 use crate::plan::{self, Path, Tuning};
 use crate::problem::Shape;
-use crate::scratch::ScratchSize;
-use crate::tensor::{DType, DeviceFacts, Layout, TensorView, dense_strides};
+use crate::scratch::{Scratch, ScratchSize, Slot};
+use crate::tensor::{DType, DeviceFacts, Layout, TensorView, Window, dense_strides};
 
 pub(crate) type Calls<'a> = Vec<Call<'a, Stage>>;
+
+/// Where keys and values are.
+// One lives for as long as a call is recorded: a box would be an allocation for nothing.
+#[allow(clippy::large_enum_variant)]
+#[derive(Clone, Copy)]
+pub(crate) enum Keys<'a> {
+    Tensors { k: TensorView<'a>, v: TensorView<'a> },
+    Cache(CacheLayer<'a>),
+}
+
+impl<'a> Keys<'a> {
+    /// How they are stored.
+    fn format(&self) -> Format {
+        match self {
+            Keys::Tensors { k, .. } if k.dtype == DType::F16 => Format::F16,
+            Keys::Tensors { .. } => Format::F32,
+            Keys::Cache(layer) => layer.cached.format,
+        }
+    }
+
+    /// Whether kernels can load them as vectors of words that hold several channels each.
+    fn in_words(&self) -> bool {
+        match self {
+            Keys::Tensors { k, v } => {
+                [k, v].iter().all(|t| t.dtype == DType::F16 && t.layout.in_groups(3, 8))
+            }
+            Keys::Cache(_) => true,
+        }
+    }
+
+    fn cache(&self) -> Option<&CacheLayer<'a>> {
+        match self {
+            Keys::Tensors { .. } => None,
+            Keys::Cache(layer) => Some(layer),
+        }
+    }
+}
+
+/// One layer of a cache.
+#[derive(Clone, Copy)]
+pub(crate) struct CacheLayer<'a> {
+    pub k: Window<'a>,
+    pub v: Window<'a>,
+    pub book: Window<'a>,
+    pub cached: Cached,
+    pub params: CacheParams,
+    /// Most tokens of a sequence that are left.
+    pub kept: usize,
+}
 
 /// A checked attention problem.
 #[derive(Clone, Copy)]
 pub(crate) struct Problem<'a> {
     pub shape: Shape,
     pub q: TensorView<'a>,
-    pub k: TensorView<'a>,
-    pub v: TensorView<'a>,
+    pub keys: Keys<'a>,
     pub out: TensorView<'a>,
     pub mask: DeviceMask<'a>,
     /// How many of the last keys stand outside of the mask.
@@ -44,10 +93,17 @@ pub(crate) enum Chosen {
 }
 
 impl Chosen {
+    /// The part of the scratch that it takes, of those that hold scores or partial sums.
+    pub fn memory(&self, scratch: &Scratch) -> Result<Option<wgpu::Buffer>, Error> {
+        let needed = self.scratch_size();
+        let used = [Slot::Scores, Slot::Partials].into_iter().find(|slot| needed.has(*slot));
+        used.map(|slot| scratch.buffer(slot)).transpose()
+    }
+
     /// The temporary memory it takes.
     pub fn scratch_size(&self) -> ScratchSize {
         match self {
-            Chosen::Fused(_) => ScratchSize::default(),
+            Chosen::Fused(plan) => ScratchSize::default().with(Slot::Partials, plan.partial_bytes()),
             Chosen::Staged(size) => *size,
         }
     }
@@ -61,27 +117,38 @@ pub(crate) fn choose(problem: &Problem, device: &DeviceFacts) -> Result<Chosen, 
             let why = "only the staged path has them in memory; leave the path to Auto";
             return Err(Error::Unsupported { what: "attention weights on the fused path", why });
         }
+        Path::Staged if problem.keys.cache().is_some() => {
+            let why = "only the fused path reads a cache; leave the path to Auto";
+            return Err(Error::Unsupported { what: "a cache on the staged path", why });
+        }
         Path::Fused => true,
+        Path::Auto if problem.keys.cache().is_some() => true,
         Path::Auto => weights.is_none() && fused::bindings(problem) <= device.max_storage_buffers as usize,
         Path::Staged => false,
     };
     if fused {
-        Ok(Chosen::Fused(plan::fused(shape, tuning, device)?))
+        let keys = plan::KeySource {
+            most: problem.keys.cache().map_or(shape.kv_len, |cache| cache.kept),
+            format: problem.keys.format(),
+            words: problem.keys.in_words(),
+            simple: problem.mask.blocks.is_none() && problem.dropout.is_none(),
+        };
+        Ok(Chosen::Fused(plan::fused(shape, &keys, tuning, device)?))
     } else {
         Ok(Chosen::Staged(staged::scratch_size(shape, weights.as_ref(), device)?))
     }
 }
 
-/// The dispatches of `problem`. `matrix` is the scratch's score buffer, if it has one.
+/// The dispatches of `problem`. `memory` is the scratch's part for scores or partial sums, if it has one.
 pub(crate) fn calls<'a>(
     problem: &Problem<'a>,
     chosen: Chosen,
-    matrix: Option<&'a wgpu::Buffer>,
+    memory: Option<&'a wgpu::Buffer>,
     device: &DeviceFacts,
 ) -> Calls<'a> {
     match chosen {
-        Chosen::Fused(plan) => fused::calls(problem, &plan, device),
-        Chosen::Staged(_) => staged::calls(problem, matrix, device),
+        Chosen::Fused(plan) => fused::calls(problem, &plan, memory, device),
+        Chosen::Staged(_) => staged::calls(problem, memory, device),
     }
 }
 

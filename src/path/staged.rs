@@ -1,6 +1,6 @@
 //! scores → softmax → weighted sum, with the score matrix in memory.
 
-use super::{Calls, Problem, grid};
+use super::{Calls, Keys, Problem, grid};
 use crate::error::Error;
 use crate::kernel::{Call, View, Width};
 use crate::kernels::dropout::{Drop, DropParams};
@@ -49,10 +49,15 @@ pub(crate) fn calls<'a>(
     let shape = &problem.shape;
     let direct = problem.weights.filter(|w| is_matrix(w, shape));
     let scratch = matrix.map(|buffer| TensorView { buffer, dtype: DType::F32, layout: matrix_layout(shape) });
-    let Some(matrix) = direct.or(scratch) else { return Vec::new() };
+    // A cache never comes here.
+    let (Some(matrix), Keys::Tensors { k, v }) = (direct.or(scratch), problem.keys) else {
+        return Vec::new();
+    };
     let softcap = problem.softcap;
     let staged = Staged {
         problem,
+        k,
+        v,
         matrix,
         mask: mask::Parts::of(&problem.mask, softcap.is_some(), problem.appended > 0),
         mask_params: mask::MaskParams::new(&problem.mask, shape, problem.appended, softcap, device),
@@ -68,6 +73,8 @@ pub(crate) fn calls<'a>(
 /// What the stages of one problem share.
 struct Staged<'p, 'a> {
     problem: &'p Problem<'a>,
+    k: TensorView<'a>,
+    v: TensorView<'a>,
     /// Scores, then weights: `[batch, heads, q_len, kv_len]`, f32, perhaps padded.
     matrix: TensorView<'a>,
     mask: mask::Parts,
@@ -98,7 +105,8 @@ impl<'a> Staged<'_, 'a> {
     }
 
     fn scores(&self) -> Call<'a, Stage> {
-        let Problem { shape, q, k, scale, .. } = *self.problem;
+        let Problem { shape, q, scale, .. } = *self.problem;
+        let k = self.k;
         let (tiles, product) = self.product(shape.kv_len);
         let range = self.mask.range_only();
         let params = scores::Params {
@@ -163,7 +171,8 @@ impl<'a> Staged<'_, 'a> {
     }
 
     fn weighted_sum(&self) -> Call<'a, Stage> {
-        let Problem { shape, v, out, .. } = *self.problem;
+        let Problem { shape, out, .. } = *self.problem;
+        let v = self.v;
         let (tiles, product) = self.product(shape.value_dim);
         let range = self.mask.range_only();
         let params = weighted_sum::Params {

@@ -76,6 +76,10 @@ impl HostMask<'_> {
             && same_document
             && self.keep.is_none_or(|t| t.at(index) == Some(true))
             && self.keys.is_none_or(|t| t.at(index) == Some(true))
+            && self.tree.is_none_or(|t| match usize::try_from(distance + i as i64) {
+                Ok(own) if own < shape.q_len => t.at([b, h, i, own]) == Some(true),
+                _ => true,
+            })
     }
 
     fn block(&self, [b, h, i, j]: [usize; 4]) -> Option<u32> {

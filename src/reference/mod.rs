@@ -15,11 +15,13 @@
 //! ```
 
 mod attention;
+pub mod cache;
 pub mod compare;
 mod dropout;
 mod mask;
 mod merge;
 mod multi_head;
+mod position;
 mod project;
 mod scores;
 mod softmax;
@@ -32,6 +34,7 @@ pub use merge::merge;
 pub use multi_head::{
     Heads, HostLinear, HostWeights, LayerShape, average_heads, join_heads, multi_head, split_heads,
 };
+pub use position::{add_positions, rotate, rotate_by, sinusoid};
 pub use project::project;
 pub use scores::scores;
 pub use softmax::{Normalised, softmax};

@@ -102,6 +102,9 @@ pub(super) fn tensors_of_masks() -> Seen {
     let view = |shape| TensorView::new(&other, DType::U32, shape);
     let one = "`query_starts`: sequences + 1 must be at least 2";
     refuses(&[one, "got 1"], Mask::none().packed(view([2, 1, 1, 1]), view([2, 1, 1, 1])));
+    let tree = TensorView::new(&other, DType::Bool, [1; 4]);
+    let starts = view([1, 1, 1, 2]);
+    refuses(&["a tree in packed sequences"], Mask::none().packed(starts, starts).tree(tree));
     let floats = |shape| TensorView::new(&other, DType::F32, shape);
     refuses(&["`relative`: distances", "odd", "got 2"], Mask::none().relative(floats([1, 1, 1, 2])));
     for size in [[0, 2], [2, 0], [0, 0]] {

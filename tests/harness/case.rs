@@ -52,6 +52,7 @@ pub struct Rules {
     /// The map and the size of its blocks.
     pub blocks: Option<(Part<u32>, [usize; 2])>,
     pub keep: Option<Part<bool>>,
+    pub tree: Option<Part<bool>>,
     pub keys: Option<Part<bool>>,
     pub globals: Option<Part<bool>>,
     pub bias: Option<Part<f32>>,
@@ -99,6 +100,9 @@ impl Rules {
         if let Some(keep) = &self.keep {
             mask = mask.keep(keep);
         }
+        if let Some(tree) = &self.tree {
+            mask = mask.tree(tree);
+        }
         if let Some(keys) = &self.keys {
             mask = mask.keys(keys);
         }
@@ -138,8 +142,8 @@ impl Rules {
 
     /// How many tensors the mask has.
     pub fn tensors(&self) -> usize {
-        let Rules { lengths, prefix, packed, documents, blocks, keep, keys, globals, .. } = self;
-        let bools = [keep, keys, globals].into_iter().flatten().count();
+        let Rules { lengths, prefix, packed, documents, blocks, keep, tree, keys, globals, .. } = self;
+        let bools = [keep, tree, keys, globals].into_iter().flatten().count();
         let pairs = [packed, documents].into_iter().flatten().count();
         let counts = [lengths, prefix].into_iter().flatten().count() + usize::from(blocks.is_some());
         counts + bools + 2 * pairs + self.floats().count()

@@ -1,6 +1,7 @@
 //! What all tests share: devices, data in memory, cases with their truth, runs and their judgement.
 #![allow(dead_code)]
 
+pub mod cached;
 pub mod case;
 pub mod device;
 pub mod layer;
@@ -9,6 +10,7 @@ pub mod random;
 pub mod run;
 pub mod vectors;
 
+pub use cached::{Ask, Bed, Count, Data, Kind};
 pub use case::{Case, Drop, Expected, Judged, Part, Rules, Weights};
 pub use device::{Profile, defaults, full, profiles};
 pub use memory::{Image, Place, Values, stored};

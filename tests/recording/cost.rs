@@ -221,7 +221,7 @@ fn shares_pipelines(path: Path) {
 }
 
 /// Median time of `f`.
-fn median(n: usize, mut f: impl FnMut() -> Duration) -> Duration {
+pub(super) fn median(n: usize, mut f: impl FnMut() -> Duration) -> Duration {
     let mut times: Vec<_> = (0..n).map(|_| f()).collect();
     times.sort_unstable();
     times[n / 2]

@@ -1,6 +1,7 @@
 //! What recording a call does, and what it does not: no submission, nothing created the second time, no
 //! parameters overwritten.
 
+mod cached;
 mod cost;
 mod order;
 

@@ -1,0 +1,48 @@
+// out = scale · x + encoding of the row's position: sinusoidal (Vaswani et al. 2017), or a row of a learned table.
+//
+// x, out [batch, heads, length, dim]   table [1, 1, rows, dim]
+// Bindings (declared by the host): x, out; only out if x is that too; table or turns; positions if POSITIONS.
+// Reads and writes everything once: an invocation has a channel at a time.
+
+struct Params {
+    x: View,
+    out: View,
+    table: View,
+    at: PositionParams,
+    turns: Turns,
+    dim: u32,
+    work: u32,         // channels of a head's rows
+    step: u32,         // invocations that share them
+    scale: f32,
+}
+
+@group(0) @binding(0) var<uniform> p: Params;
+
+fn encoding(position: u32, d: u32) -> f32 {
+    if LEARNED {
+        return table_at(view_at(p.table, 0u, 0u, position, d));
+    }
+    let t = turn(p.turns, d / 2u, position);
+    return select(t.x, t.y, d % 2u == 0u);
+}
+
+@compute @workgroup_size(64)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let h = group.y;
+    let b = group.z;
+    var n = group.x * 64u + lane;
+    loop {
+        if n >= p.work {
+            break;
+        }
+        let i = n / p.dim;
+        let d = n % p.dim;
+        let x = x_at(view_at(p.x, b, h, i, d));
+        out_put(view_at(p.out, b, h, i, d), p.scale * x + encoding(position_of(p.at, b, i), d));
+        // n + step may be past 2^32.
+        if p.work - n <= p.step {
+            break;
+        }
+        n += p.step;
+    }
+}

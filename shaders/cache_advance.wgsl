@@ -1,0 +1,76 @@
+// Moves the lengths of a cache's sequences, before rows are written or after some are given up.
+//
+// counts [batch, 1, 1, 1], if lengths move by what a tensor says. A sequence without room for its rows gets none of
+// them and counts that as refused.
+//
+// Bindings (declared by the host): book; counts where used. COUNTS: ALL, EACH or DEVICE.
+
+struct Params {
+    counts: View,
+    cache: CacheParams,
+    rows: u32,         // most that a sequence moves by
+    back: u32,
+    pad0: u32,
+    pad1: u32,
+}
+
+@group(0) @binding(0) var<uniform> p: Params;
+
+const ALL: u32 = 0u;
+const EACH: u32 = 1u;
+const DEVICE: u32 = 2u;
+
+fn count_of(b: u32) -> u32 {
+    if COUNTS == EACH {
+        return min(book_at(b * WORDS + COUNT), p.rows);
+    }
+    if COUNTS == DEVICE {
+        return min(counts_at(view_at(p.counts, b, 0u, 0u, 0u)), p.rows);
+    }
+    return p.rows;
+}
+
+// Whether a ring still has everything that it would keep of the first n tokens.
+fn can_return_to(n: u32, shift: u32) -> bool {
+    return shift == 0u || n <= p.cache.sinks || n >= p.cache.sinks + shift;
+}
+
+@compute @workgroup_size(64)
+fn main(@builtin(local_invocation_index) lane: u32) {
+    for (var b = lane; b < p.cache.batch; b += 64u) {
+        let o = b * WORDS;
+        let n = count_of(b);
+        let before = cached_len(b);
+        let limit = min(book_at(o + LIMIT), p.cache.longest);
+        var start = before;
+        var after = before;
+        var high = book_at(o + HIGH);
+        var refused = 0u;
+        if p.back == 0u {
+            if n <= limit - min(before, limit) {
+                after = before + n;
+                high = max(high, after);
+            } else {
+                refused = 1u;
+            }
+        } else {
+            let wanted = before - min(n, before);
+            let shift = cached_shift(b);
+            if can_return_to(wanted, shift) {
+                after = wanted;
+                if shift == 0u || wanted <= p.cache.sinks {
+                    high = wanted;
+                }
+            } else {
+                refused = 1u;
+            }
+            start = after;
+        }
+        book_put(o + START, start);
+        book_put(o + LENGTH, after);
+        book_put(o + HIGH, high);
+        if refused != 0u {
+            book_put(o + REFUSED, book_at(o + REFUSED) + 1u);
+        }
+    }
+}

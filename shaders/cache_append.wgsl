@@ -1,0 +1,156 @@
+// Writes new keys and values into a cache, in the cache's format, at the positions that it was last advanced by.
+//
+// k [batch, kv_heads, rows, head_dim]   v [batch, kv_heads, rows, value_dim]
+//
+// An invocation writes a unit: channels of one row that share a scale, or 32 where there are no scales. Whole words:
+// two invocations that wrote parts of one would race.
+// Floor: k and v are read once (scaled: twice, the second time from a cache), every word is written once.
+//
+// Bindings (declared by the host): k, v, cache_k, cache_v, book; turns where keys are rotated.
+
+struct Params {
+    k: View,
+    v: View,
+    cache: CacheParams,
+    turns: Turns,
+    head_dim: u32,
+    value_dim: u32,
+    k_units: u32,    // of a row
+    v_units: u32,
+    first: u32,      // rows before this dispatch's
+    pad0: u32,
+    pad1: u32,
+    pad2: u32,
+}
+
+@group(0) @binding(0) var<uniform> p: Params;
+
+const MOST: f32 = select(7.0, 127.0, FORMAT == Q8);
+
+// One row of keys or of values.
+struct Row {
+    is_key: bool,
+    b: u32,
+    h: u32,
+    i: u32,
+    position: u32,
+    dim: u32,
+}
+
+// A channel, 0 past the last one.
+fn channel(r: Row, d: u32) -> f32 {
+    if d >= r.dim {
+        return 0.0;
+    }
+    if !r.is_key {
+        return v_at(view_at(p.v, r.b, r.h, r.i, d));
+    }
+    let o = view_at(p.k, r.b, r.h, r.i, 0u);
+    let stride = p.k.strides.w;
+    if ROTATES {
+        let t = p.turns;
+        if d < t.rotary_dim {
+            let pair = select(d / 2u, d % t.pairs, t.order == ORDER_HALF);
+            let pick = turned_channels(t, pair);
+            let x = vec2<f32>(k_at(o + pick.x * stride), k_at(o + pick.y * stride));
+            let y = turned(x, turn(t, pair, r.position));
+            return select(y.x, y.y, d == pick.y);
+        }
+    }
+    return k_at(o + d * stride);
+}
+
+fn put(r: Row, o: u32, word: u32) {
+    if r.is_key {
+        cache_k_put(o, word);
+    } else {
+        cache_v_put(o, word);
+    }
+}
+
+// Rounded by the driver; finite values stay finite, and what is not stays so.
+fn half_of(x: f32) -> u32 {
+    let bits = bitcast<u32>(x);
+    if (bits & 0x7fffffffu) >= 0x7f800000u {
+        return ((bits >> 16u) & 0x8000u) | select(0x7e00u, 0x7c00u, (bits & 0x7fffffu) == 0u);
+    }
+    return pack2x16float(vec2<f32>(clamp(x, -65504.0, 65504.0), 0.0)) & 0xffffu;
+}
+
+fn level(x: f32, scale: f32) -> i32 {
+    return i32(clamp(round(x / scale), -MOST, MOST));
+}
+
+fn word_of(r: Row, d: u32, scale: f32) -> u32 {
+    if FORMAT == F32 {
+        return bitcast<u32>(channel(r, d));
+    }
+    if FORMAT == F16 {
+        return half_of(channel(r, d)) | (half_of(channel(r, d + 1u)) << 16u);
+    }
+    var word = 0u;
+    for (var c = 0u; c < PER_WORD; c++) {
+        let n = level(channel(r, d + c), scale);
+        if FORMAT == Q8 {
+            word |= (u32(n) & 0xffu) << (c * 8u);
+        } else {
+            word |= u32(n + 8) << (c % 4u * 8u + c / 4u * 4u);
+        }
+    }
+    return word;
+}
+
+// size: channels of a unit; words, groups: of a row; scales: where they begin.
+fn write_unit(r: Row, row: u32, unit: u32, size: u32, words: u32, groups: u32, scales: u32) {
+    let first = unit * size;
+    let end = min(first + size, words * PER_WORD);
+    var scale = 1.0;
+    if SCALED {
+        var most = 0.0;
+        var finite = true;
+        for (var d = first; d < end; d++) {
+            let x = abs(channel(r, d));
+            // By the bits: max may lose a NaN.
+            finite = finite && bitcast<u32>(x) < 0x7f800000u;
+            most = max(most, x);
+        }
+        // One of zeros has any scale; levels of a scale that is NaN do not matter.
+        scale = select(most / MOST, 1.0, most / MOST < 1.1754943508222875e-38);
+        let stored = select(0x7fc00000u, bitcast<u32>(scale), finite);
+        scale = select(1.0, scale, finite);
+        put(r, scales + row * groups + unit, stored);
+    }
+    for (var d = first; d < end; d += PER_WORD) {
+        put(r, row * words + d / PER_WORD, word_of(r, d, scale));
+    }
+}
+
+@compute @workgroup_size(64)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let b = group.z;
+    let i = group.y + p.first;
+    let start = cached_start(b);
+    let length = cached_len(b);
+    let units = p.k_units + p.v_units;
+    let n = group.x * 64u + lane;
+    let h = n / units;
+    if h >= p.cache.kv_heads || i >= length - start {
+        return;
+    }
+    let position = start + i;
+    if LAYOUT == RING {
+        // A later row of the same call has the slot.
+        if position >= p.cache.sinks && position + p.cache.window < length {
+            return;
+        }
+    }
+    let row = row_of_position(rows_of(b, h), position);
+    let unit = n % units;
+    if unit < p.k_units {
+        let r = Row(true, b, h, i, position, p.head_dim);
+        write_unit(r, row, unit, K_UNIT, p.cache.k_words, p.cache.k_groups, p.cache.k_scales);
+    } else {
+        let r = Row(false, b, h, i, position, p.value_dim);
+        write_unit(r, row, unit - p.k_units, V_UNIT, p.cache.v_words, p.cache.v_groups, p.cache.v_scales);
+    }
+}

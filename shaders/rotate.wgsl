@@ -1,0 +1,47 @@
+// Rotary position embedding: pairs of channels turned by position · frequency (Su et al. 2021).
+//
+// x, out [batch, heads, length, dim]; the channels from rotary_dim on are copied.
+// Bindings (declared by the host): x, out; only out if x is that too; turns; positions if POSITIONS.
+// Reads and writes everything once: an invocation has a pair or a copied channel at a time.
+
+struct Params {
+    x: View,
+    out: View,
+    at: PositionParams,
+    turns: Turns,
+    items: u32,        // of a row: pairs, then copied channels
+    work: u32,         // items of a head's rows
+    step: u32,         // invocations that share them
+    pad: u32,
+}
+
+@group(0) @binding(0) var<uniform> p: Params;
+
+@compute @workgroup_size(64)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let h = group.y;
+    let b = group.z;
+    var n = group.x * 64u + lane;
+    loop {
+        if n >= p.work {
+            break;
+        }
+        let i = n / p.items;
+        let item = n % p.items;
+        if item < p.turns.pairs {
+            let c = turned_channels(p.turns, item);
+            let x = vec2<f32>(x_at(view_at(p.x, b, h, i, c.x)), x_at(view_at(p.x, b, h, i, c.y)));
+            let y = turned(x, turn(p.turns, item, position_of(p.at, b, i)));
+            out_put(view_at(p.out, b, h, i, c.x), y.x);
+            out_put(view_at(p.out, b, h, i, c.y), y.y);
+        } else {
+            let d = item + p.turns.pairs;
+            out_put(view_at(p.out, b, h, i, d), x_at(view_at(p.x, b, h, i, d)));
+        }
+        // n + step may be past 2^32.
+        if p.work - n <= p.step {
+            break;
+        }
+        n += p.step;
+    }
+}

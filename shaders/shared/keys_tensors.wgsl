@@ -1,0 +1,63 @@
+// Keys and values in tensors: where a row of them begins, and four of its channels.
+
+// Says to the compiler that an index is not negative as an i32 (and, in fours, aligned), which saves a
+// check per load. WIDE: indices reach 2^28.
+const INDEX: u32 = select(0xffffffffu, select(0x0fffffffu, 0x0ffffffcu, IN_FOURS), !WIDE);
+
+// The rows of one sequence and head. unit: from one channel to the next; col: the first channel.
+struct Source {
+    base: u32,
+    step: u32,
+    unit: u32,
+    col: u32,
+}
+
+fn source(v: View, b: u32, kv_head: u32, col: u32) -> Source {
+    let unit = select(v.strides.w, 1u, IN_FOURS);
+    return Source(view_at(v, b, kv_head, 0u, 0u) + col * unit, v.strides.z, unit, col);
+}
+
+fn k_source(b: u32, kv_head: u32) -> Source {
+    return source(p.k, b, kv_head, 0u);
+}
+
+fn v_source(b: u32, kv_head: u32, col: u32) -> Source {
+    return source(p.v, b, kv_head, col);
+}
+
+fn row_of(s: Source, j: u32) -> u32 {
+    return (s.base + j * s.step) & INDEX;
+}
+
+// From channel d on, zeros past the last one.
+fn k_four(s: Source, row: u32, d: u32) -> vec4<f32> {
+    return k_at4(row + d * s.unit, s.unit, p.head_dim - d);
+}
+
+fn v_four(s: Source, row: u32, d: u32) -> vec4<f32> {
+    return v_at4(row + d * s.unit, s.unit, p.value_dim - s.col - d);
+}
+
+// As a vector of words, for kernels that take those; without scales.
+const SCALED: bool = false;
+const BIAS: f32 = 0.0;
+
+fn k_word(s: Source, row: u32, n: u32) -> vec4<u32> {
+    return bitcast<vec4<u32>>(k_four(s, row, n * 4u));
+}
+
+fn v_word(s: Source, row: u32, n: u32) -> vec4<u32> {
+    return bitcast<vec4<u32>>(v_four(s, row, n * 4u));
+}
+
+fn k_scale(s: Source, row: u32, n: u32) -> f32 {
+    return 1.0;
+}
+
+fn v_scale(s: Source, row: u32, n: u32) -> f32 {
+    return 1.0;
+}
+
+fn unpacked(word: vec4<u32>, i: u32) -> vec4<f32> {
+    return bitcast<vec4<f32>>(word);
+}

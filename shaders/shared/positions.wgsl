@@ -1,0 +1,19 @@
+// Which position a row has: start + i, or what a tensor says.
+//
+// Needs: positions_at(o) where POSITIONS.
+
+struct PositionParams {
+    view: View,        // of the tensor [batch, 1, length, 1]
+    start: u32,        // without a tensor
+    by_row: u32,       // 1: the tensor holds the first position of each sequence
+    last: u32,         // what positions past it are taken for
+    pad: u32,
+}
+
+fn position_of(a: PositionParams, b: u32, i: u32) -> u32 {
+    var first = a.start;
+    if POSITIONS {
+        first = min(positions_at(view_at(a.view, b, 0u, i, 0u)), a.last);
+    }
+    return min(first + i * a.by_row, a.last);
+}

@@ -1,0 +1,272 @@
+//! What a cache is made of.
+
+use crate::error::Error;
+use crate::kernels::cache::{Cached, Format, Placement, WORDS};
+use crate::tensor::{DeviceFacts, LONGEST_AXIS};
+
+/// How a cache stores the channels of keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Storage {
+    /// 32-bit floats.
+    F32,
+    /// 16-bit floats; needs no device feature. Finite values beyond ±65504 become ±65504.
+    F16,
+    /// Signed bytes and an f32 scale per group: `scale = max|x| / 127`, and each value is off by at most half a scale.
+    Q8(Group),
+    /// Four bits, −7 to 7, and an f32 scale per group: `scale = max|x| / 7`.
+    Q4(Group),
+}
+
+/// Channels of a row that share a scale. A group with a value that is not finite reads as NaN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Group {
+    /// All of them.
+    Row,
+    /// So many, a multiple of 32.
+    Of(usize),
+}
+
+impl Storage {
+    pub(crate) fn format(self) -> Format {
+        match self {
+            Storage::F32 => Format::F32,
+            Storage::F16 => Format::F16,
+            Storage::Q8(_) => Format::Q8,
+            Storage::Q4(_) => Format::Q4,
+        }
+    }
+
+    /// Channels of a row of `dim` that share a scale, whole vectors of words.
+    pub(crate) fn group(self, dim: usize) -> usize {
+        let padded = self.words(dim).saturating_mul(self.format().per_word());
+        match self {
+            Storage::F32 | Storage::F16 => 1,
+            Storage::Q8(Group::Row) | Storage::Q4(Group::Row) => padded,
+            Storage::Q8(Group::Of(n)) | Storage::Q4(Group::Of(n)) => n.clamp(1, padded.max(1)),
+        }
+    }
+
+    /// Words of a row of `dim` channels: whole vectors of four.
+    pub(crate) fn words(self, dim: usize) -> usize {
+        dim.div_ceil(self.format().per_word()).checked_next_multiple_of(4).unwrap_or(usize::MAX)
+    }
+
+    /// Scales of a row.
+    pub(crate) fn scales(self, dim: usize) -> usize {
+        if self.format().is_scaled() { dim.div_ceil(self.group(dim)) } else { 0 }
+    }
+
+    /// Bytes of a row of `dim` channels, padding and scales counted: what one token costs per head, for keys or values.
+    pub fn row_bytes(self, dim: usize) -> usize {
+        self.words(dim).saturating_add(self.scales(dim)).saturating_mul(4)
+    }
+}
+
+/// How a cache lays out the tokens of a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CacheLayout {
+    /// Every sequence has room for the whole capacity.
+    Contiguous,
+    /// A sliding window: of a longer sequence the first `sinks` tokens and the last `capacity − sinks` are left
+    /// (Xiao et al. 2023, "Efficient streaming language models with attention sinks"). A mask's `window` and `pattern`
+    /// do not hide the sinks. Rows that come in one step may overwrite what its earlier ones would still see: for the
+    /// same results in steps of any length, keep a window in the mask and the longest step besides.
+    Ring {
+        /// Tokens at the front that stay.
+        sinks: usize,
+    },
+    /// Pages that sequences take as they grow and can share (Kwon et al. 2023, "PagedAttention").
+    Paged {
+        /// Tokens of a page: a power of two from 16 to 256.
+        page: usize,
+        /// Pages of all sequences together.
+        pages: usize,
+    },
+}
+
+/// The dimensions of a cache, its storage and its layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct CacheConfig {
+    pub(crate) batch: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) value_dim: usize,
+    pub(crate) capacity: usize,
+    pub(crate) layers: usize,
+    pub(crate) storage: Storage,
+    pub(crate) layout: CacheLayout,
+}
+
+/// The sizes of one side, keys or values.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SideSize {
+    pub words: usize,
+    pub groups: usize,
+    /// Where the scales begin, in words.
+    pub scales: usize,
+    /// All of it, in words.
+    pub total: usize,
+}
+
+impl CacheConfig {
+    /// One sequence of up to `capacity` tokens, f32, contiguous, one layer. Of a ring `capacity` is what it keeps;
+    /// positions go on.
+    pub fn new(kv_heads: usize, head_dim: usize, capacity: usize) -> Self {
+        CacheConfig {
+            batch: 1,
+            kv_heads,
+            head_dim,
+            value_dim: head_dim,
+            capacity,
+            layers: 1,
+            storage: Storage::F32,
+            layout: CacheLayout::Contiguous,
+        }
+    }
+
+    /// Sequences, each with a length of its own.
+    pub fn batch(mut self, batch: usize) -> Self {
+        self.batch = batch;
+        self
+    }
+
+    /// Channels of values, `head_dim` unless set.
+    pub fn value_dim(mut self, value_dim: usize) -> Self {
+        self.value_dim = value_dim;
+        self
+    }
+
+    /// Layers of a model: each has keys and values of its own, lengths and pages are common to them.
+    pub fn layers(mut self, layers: usize) -> Self {
+        self.layers = layers;
+        self
+    }
+
+    /// How keys and values are stored.
+    pub fn storage(mut self, storage: Storage) -> Self {
+        self.storage = storage;
+        self
+    }
+
+    /// How the tokens of a sequence lie.
+    pub fn layout(mut self, layout: CacheLayout) -> Self {
+        self.layout = layout;
+        self
+    }
+
+    /// Bytes of keys and values that one token takes in one layer.
+    pub fn token_bytes(&self) -> usize {
+        let row = |dim| self.storage.row_bytes(dim);
+        self.kv_heads.saturating_mul(row(self.head_dim).saturating_add(row(self.value_dim)))
+    }
+
+    /// Tokens a sequence may have; of a ring its positions.
+    pub(crate) fn longest(&self) -> usize {
+        match self.layout {
+            CacheLayout::Ring { .. } => LONGEST_AXIS,
+            _ => self.capacity,
+        }
+    }
+
+    pub(crate) fn placement(&self) -> Placement {
+        match self.layout {
+            CacheLayout::Contiguous => Placement::Contiguous,
+            CacheLayout::Ring { .. } => Placement::Ring,
+            CacheLayout::Paged { .. } => Placement::Paged,
+        }
+    }
+
+    /// Pages, and slots of each.
+    pub(crate) fn pages(&self) -> (usize, usize) {
+        match self.layout {
+            CacheLayout::Paged { page, pages } => (pages, page),
+            _ => (self.batch, self.capacity),
+        }
+    }
+
+    /// Entries of a sequence's page table.
+    pub(crate) fn pages_each(&self) -> usize {
+        match self.layout {
+            CacheLayout::Paged { page, .. } => self.capacity.div_ceil(page),
+            _ => 0,
+        }
+    }
+
+    pub(crate) fn side(&self, dim: usize) -> SideSize {
+        let (pages, page_len) = self.pages();
+        let rows = pages.saturating_mul(page_len).saturating_mul(self.kv_heads);
+        let (words, groups) = (self.storage.words(dim), self.storage.scales(dim));
+        let scales = rows.saturating_mul(words);
+        let total = scales.saturating_add(rows.saturating_mul(groups)).checked_next_multiple_of(4);
+        let total = total.unwrap_or(usize::MAX);
+        SideSize { words, groups, scales, total }
+    }
+
+    pub(crate) fn cached(&self) -> Cached {
+        let groups = [self.head_dim, self.value_dim].map(|dim| self.storage.group(dim) as u32);
+        Cached { format: self.storage.format(), placement: self.placement(), groups }
+    }
+
+    pub(crate) fn book_words(&self) -> usize {
+        self.batch.saturating_mul(WORDS.saturating_add(self.pages_each()))
+    }
+
+    /// Refuses sizes of zero, groups and pages that are none, and what no binding holds.
+    pub(crate) fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
+        let sizes = [
+            ("batch", self.batch),
+            ("kv_heads", self.kv_heads),
+            ("head_dim", self.head_dim),
+            ("value_dim", self.value_dim),
+            ("capacity", self.capacity),
+            ("layers", self.layers),
+        ];
+        for (axis, n) in sizes {
+            if n == 0 {
+                return Err(Error::ZeroSize { tensor: "cache", axis });
+            }
+            if n > LONGEST_AXIS {
+                return Err(Error::Option { option: axis, value: n as f64, expected: "below 2^29" });
+            }
+        }
+        if let Storage::Q8(Group::Of(n)) | Storage::Q4(Group::Of(n)) = self.storage
+            && (n == 0 || !n.is_multiple_of(32))
+        {
+            return Err(Error::Option { option: "group", value: n as f64, expected: "a multiple of 32" });
+        }
+        match self.layout {
+            CacheLayout::Ring { sinks } if sinks >= self.capacity => {
+                return Err(Error::Option {
+                    option: "sinks",
+                    value: sinks as f64,
+                    expected: "below the capacity",
+                });
+            }
+            CacheLayout::Paged { page, .. } if !(16..=256).contains(&page) || !page.is_power_of_two() => {
+                let expected = "a power of two from 16 to 256";
+                return Err(Error::Option { option: "page", value: page as f64, expected });
+            }
+            CacheLayout::Paged { pages, .. } if !(1..=LONGEST_AXIS).contains(&pages) => {
+                let expected = "at least 1 and below 2^29";
+                return Err(Error::Option { option: "pages", value: pages as f64, expected });
+            }
+            _ => {}
+        }
+        // Kernels count words in 30 bits.
+        let limit = device.max_binding_bytes.min(1 << 32);
+        let sides = [self.head_dim, self.value_dim].map(|dim| self.side(dim).total);
+        for words in sides.into_iter().chain([self.book_words()]) {
+            let bytes = (words as u64).saturating_mul(4);
+            if bytes > limit {
+                return Err(Error::BindingLimit { tensor: "cache", bytes, limit });
+            }
+        }
+        let (batch, most) = (self.batch as u64, u64::from(device.max_workgroups));
+        if batch > most {
+            let name = "max_compute_workgroups_per_dimension";
+            return Err(Error::Limit { what: "a cache's batch", needed: batch, limit: most, name });
+        }
+        Ok(())
+    }
+}

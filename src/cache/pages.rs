@@ -1,0 +1,41 @@
+//! Which pages of a paged cache are free, and how many sequences share each.
+
+/// Pages by number, with counts of their owners.
+#[derive(Clone, Debug)]
+pub(super) struct Pages {
+    owners: Vec<u32>,
+    free: Vec<u32>,
+}
+
+impl Pages {
+    pub fn new(count: usize) -> Self {
+        Pages { owners: vec![0; count], free: (0..count as u32).rev().collect() }
+    }
+
+    pub fn free(&self) -> usize {
+        self.free.len()
+    }
+
+    pub fn take(&mut self) -> Option<u32> {
+        let page = self.free.pop()?;
+        self.owners[page as usize] = 1;
+        Some(page)
+    }
+
+    pub fn share(&mut self, page: u32) {
+        self.owners[page as usize] += 1;
+    }
+
+    pub fn is_shared(&self, page: u32) -> bool {
+        self.owners[page as usize] > 1
+    }
+
+    /// One owner less.
+    pub fn release(&mut self, page: u32) {
+        let owners = &mut self.owners[page as usize];
+        *owners -= 1;
+        if *owners == 0 {
+            self.free.push(page);
+        }
+    }
+}

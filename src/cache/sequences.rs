@@ -1,0 +1,391 @@
+//! What the host knows of a cache's sequences: their lengths, as far as it can, and their pages.
+
+use std::collections::BTreeMap;
+
+use super::pages::Pages;
+use super::{CacheConfig, CacheLayout};
+use crate::error::Error;
+use crate::kernels::cache::{HIGH, LENGTH, LIMIT, START, WORDS};
+
+/// Words of the book to be written, by place.
+pub(super) type Edits = BTreeMap<usize, u32>;
+
+/// Bounds on how far a sequence moves.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Move {
+    pub least: usize,
+    pub most: usize,
+}
+
+/// A page to be copied before it is written.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PageCopy {
+    pub from: u32,
+    pub to: u32,
+    /// Slots that may be in use.
+    pub slots: usize,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Sequence {
+    least: usize,
+    most: usize,
+    /// Longest it may have been since it was empty.
+    high: usize,
+    pages: Vec<u32>,
+}
+
+/// What changes when sequences grow.
+pub(super) struct Taken {
+    pub after: After,
+    pub edits: Edits,
+    pub copies: Vec<PageCopy>,
+}
+
+/// The state after a recording.
+pub(super) struct After {
+    lengths: Vec<[usize; 3]>,
+    /// Where pages were taken or given back.
+    pages: Option<(Pages, Vec<Vec<u32>>)>,
+}
+
+#[derive(Debug)]
+pub(super) struct Sequences {
+    all: Vec<Sequence>,
+    pages: Pages,
+    /// Said, but not recorded.
+    edits: Edits,
+    /// Slots of a page, where there are pages.
+    page: Option<usize>,
+    pages_each: usize,
+    longest: usize,
+    /// First tokens that a ring keeps, and all that it keeps.
+    ring: Option<[usize; 2]>,
+}
+
+/// Neighbouring words as `(first, count)`.
+pub(super) fn runs(edits: &Edits) -> Vec<(usize, usize)> {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for word in edits.keys() {
+        match runs.last_mut() {
+            Some((first, count)) if *first + *count == *word => *count += 1,
+            _ => runs.push((*word, 1)),
+        }
+    }
+    runs
+}
+
+impl Sequences {
+    pub fn new(config: &CacheConfig) -> Self {
+        let (page, count) = match config.layout {
+            CacheLayout::Paged { page, pages } => (Some(page), pages),
+            _ => (None, 0),
+        };
+        let ring = match config.layout {
+            CacheLayout::Ring { sinks } => Some([sinks, config.capacity]),
+            _ => None,
+        };
+        let longest = config.longest();
+        Sequences {
+            all: vec![Sequence::default(); config.batch],
+            pages: Pages::new(count),
+            edits: Edits::new(),
+            page,
+            pages_each: config.pages_each(),
+            longest,
+            ring,
+        }
+    }
+
+    pub fn bounds(&self, sequence: usize) -> Option<[usize; 2]> {
+        self.all.get(sequence).map(|s| [s.least, s.most])
+    }
+
+    pub fn free_pages(&self) -> usize {
+        self.pages.free()
+    }
+
+    pub fn edits(&self) -> &Edits {
+        &self.edits
+    }
+
+    pub fn flushed(&mut self) {
+        self.edits.clear();
+    }
+
+    fn index(&self, sequence: usize) -> Result<usize, Error> {
+        let expected = "one of the cache's";
+        if sequence < self.all.len() {
+            return Ok(sequence);
+        }
+        Err(Error::Option { option: "sequence", value: sequence as f64, expected })
+    }
+
+    /// Where entry `n` of a sequence's page table stands in the book.
+    fn entry(&self, sequence: usize, n: usize) -> usize {
+        self.all.len() * WORDS + sequence * self.pages_each + n
+    }
+
+    /// Writes what the host knows of a sequence's length.
+    fn edit_length(&mut self, sequence: usize) {
+        let Sequence { least, high, .. } = self.all[sequence];
+        for (word, value) in [(START, least), (LENGTH, least)] {
+            self.edits.insert(sequence * WORDS + word, value as u32);
+        }
+        // Where a ring's history still counts, the device knows it better: here it may be a bound.
+        if high == least {
+            self.edits.insert(sequence * WORDS + HIGH, high as u32);
+        }
+    }
+
+    fn edit_limit(&mut self, sequence: usize) {
+        let limit = self.room(self.all[sequence].pages.len());
+        self.edits.insert(sequence * WORDS + LIMIT, limit as u32);
+    }
+
+    /// Tokens that fit in so many pages.
+    fn room(&self, pages: usize) -> usize {
+        self.page.map_or(self.longest, |page| (pages * page).min(self.longest))
+    }
+
+    pub fn learn(&mut self, sequence: usize, len: usize) -> Result<(), Error> {
+        let n = self.index(sequence)?;
+        let of = &mut self.all[n];
+        if !(of.least..=of.most).contains(&len) {
+            let expected = "within the bounds that the cache knows (len_bounds)";
+            return Err(Error::Option { option: "len", value: len as f64, expected });
+        }
+        (of.least, of.most) = (len, len);
+        Ok(())
+    }
+
+    /// Positions after its sinks that a ring has overwritten.
+    fn overwritten(&self, high: usize) -> usize {
+        self.ring.map_or(0, |[_, kept]| high.saturating_sub(kept))
+    }
+
+    /// Whether what a ring keeps of `len` tokens is still there, and how long it then counts as having been.
+    fn high_after(&self, high: usize, len: usize) -> Option<usize> {
+        let Some([sinks, _]) = self.ring else { return Some(len) };
+        let shift = self.overwritten(high);
+        if shift == 0 || len <= sinks {
+            return Some(len);
+        }
+        (len >= sinks + shift).then_some(high)
+    }
+
+    pub fn truncate(&mut self, sequence: usize, len: usize) -> Result<(), Error> {
+        let n = self.index(sequence)?;
+        if len > self.all[n].least {
+            let expected = "at most the sequence's length, as far as the host knows it";
+            return Err(Error::Option { option: "len", value: len as f64, expected });
+        }
+        let Some(high) = self.high_after(self.all[n].high, len) else {
+            let expected = "at most the sinks, or where the ring has not overwritten what it would keep";
+            return Err(Error::Option { option: "len", value: len as f64, expected });
+        };
+        let of = &mut self.all[n];
+        (of.least, of.most, of.high) = (len, len, high);
+        self.edit_length(n);
+        if let Some(page) = self.page {
+            self.cut(n, len.div_ceil(page));
+        }
+        Ok(())
+    }
+
+    /// Leaves a sequence so many pages.
+    fn cut(&mut self, n: usize, pages: usize) {
+        if self.all[n].pages.len() > pages {
+            for page in self.all[n].pages.split_off(pages) {
+                self.pages.release(page);
+            }
+            self.edit_limit(n);
+        }
+    }
+
+    pub fn clear(&mut self, sequence: usize) -> Result<(), Error> {
+        let n = self.index(sequence)?;
+        let of = &mut self.all[n];
+        (of.least, of.most, of.high) = (0, 0, 0);
+        self.edit_length(n);
+        self.cut(n, 0);
+        Ok(())
+    }
+
+    pub fn fork(&mut self, from: usize, to: usize) -> Result<(), Error> {
+        let (from, to) = (self.index(from)?, self.index(to)?);
+        if self.page.is_none() {
+            let why = "only the pages of a paged cache can be shared; append the tokens again";
+            return Err(Error::Unsupported { what: "a fork of a sequence", why });
+        }
+        let Sequence { least, most, .. } = self.all[from];
+        if least != most {
+            let why = "read its length back and tell the cache with `learn` first";
+            return Err(Error::Unsupported {
+                what: "a fork of a sequence whose length only the device knows",
+                why,
+            });
+        }
+        if from == to {
+            return Ok(());
+        }
+        // Shared before the others are given up: they may be the same.
+        let copy = self.all[from].clone();
+        copy.pages.iter().for_each(|page| self.pages.share(*page));
+        self.cut(to, 0);
+        for (k, page) in copy.pages.iter().enumerate() {
+            self.edits.insert(self.entry(to, k), *page);
+        }
+        self.all[to] = copy;
+        self.edit_length(to);
+        self.edit_limit(to);
+        Ok(())
+    }
+
+    fn full(&self, sequence: usize, rows: usize) -> Error {
+        let len = self.all[sequence].least;
+        Error::CacheFull { sequence, len, rows, capacity: self.longest }
+    }
+
+    pub fn reserve(&mut self, sequence: usize, tokens: usize) -> Result<(), Error> {
+        let n = self.index(sequence)?;
+        if tokens > self.longest {
+            return Err(self.full(n, tokens.saturating_sub(self.all[n].least)));
+        }
+        let Some(page) = self.page else { return Ok(()) };
+        let (have, wanted) = (self.all[n].pages.len(), tokens.div_ceil(page));
+        let needed = wanted.saturating_sub(have);
+        if needed > self.pages.free() {
+            return Err(Error::OutOfPages { needed, free: self.pages.free() });
+        }
+        for k in have..wanted {
+            let Some(taken) = self.pages.take() else { break };
+            self.all[n].pages.push(taken);
+            self.edits.insert(self.entry(n, k), taken);
+        }
+        if needed > 0 {
+            self.edit_limit(n);
+        }
+        Ok(())
+    }
+
+    /// What it takes for every sequence to grow; nothing changes yet.
+    pub fn take(&self, rows: impl Fn(usize) -> Move) -> Result<Taken, Error> {
+        let mut lengths = Vec::with_capacity(self.all.len());
+        let mut needs_pages = false;
+        for (s, of) in self.all.iter().enumerate() {
+            let Move { least, most } = rows(s);
+            // Where only the device knows, it refuses.
+            if of.least.saturating_add(least) > self.longest {
+                return Err(self.full(s, least));
+            }
+            let longest = of.most.saturating_add(most).min(self.longest);
+            // A longer one has no room, and stays as it is.
+            let shortest = if of.most.saturating_add(least) > self.longest {
+                (of.least + least).min(self.longest - least + 1)
+            } else {
+                of.least + least
+            };
+            lengths.push([shortest, longest, of.high.max(longest)]);
+            needs_pages |= self.entries(of, longest).any(|k| self.must_take(&self.pages, of.pages.get(k)));
+        }
+        let edits = self.edits.clone();
+        let mut taken = Taken { after: After { lengths, pages: None }, edits, copies: Vec::new() };
+        if needs_pages {
+            self.take_pages(&mut taken)?;
+        }
+        Ok(taken)
+    }
+
+    /// Entries of a sequence's page table that are written when it grows to `end`.
+    fn entries(&self, of: &Sequence, end: usize) -> std::ops::Range<usize> {
+        match self.page {
+            Some(page) if end > of.least => of.least / page..end.div_ceil(page),
+            _ => 0..0,
+        }
+    }
+
+    /// Whether an entry has no page of its own.
+    fn must_take(&self, pages: &Pages, entry: Option<&u32>) -> bool {
+        entry.is_none_or(|page| pages.is_shared(*page))
+    }
+
+    fn take_pages(&self, taken: &mut Taken) -> Result<(), Error> {
+        let page_len = self.page.unwrap_or(1);
+        let mut pages = self.pages.clone();
+        let mut tables: Vec<_> = self.all.iter().map(|s| s.pages.clone()).collect();
+        let mut needed = 0;
+        for (s, of) in self.all.iter().enumerate() {
+            let [_, end, _] = taken.after.lengths[s];
+            let table = &mut tables[s];
+            let before = table.len();
+            for k in self.entries(of, end) {
+                if !self.must_take(&pages, table.get(k)) {
+                    continue;
+                }
+                needed += 1;
+                let (old, new) = (table.get(k).copied(), pages.take());
+                // The last that shares it keeps it.
+                old.into_iter().for_each(|old| pages.release(old));
+                let Some(new) = new else { continue };
+                taken.edits.insert(self.entry(s, k), new);
+                let Some(from) = old else {
+                    table.push(new);
+                    continue;
+                };
+                table[k] = new;
+                let slots = of.most.saturating_sub(k * page_len).min(page_len);
+                if slots > 0 {
+                    taken.copies.push(PageCopy { from, to: new, slots });
+                }
+            }
+            if table.len() != before {
+                taken.edits.insert(s * WORDS + LIMIT, self.room(table.len()) as u32);
+            }
+        }
+        if needed > self.pages.free() {
+            return Err(Error::OutOfPages { needed, free: self.pages.free() });
+        }
+        taken.after.pages = Some((pages, tables));
+        Ok(())
+    }
+
+    /// What it takes for every sequence to give tokens up; nothing changes yet. Pages stay.
+    pub fn give_back(&self, rows: impl Fn(usize) -> Move) -> Result<(After, Edits), Error> {
+        let mut lengths = Vec::with_capacity(self.all.len());
+        for (s, of) in self.all.iter().enumerate() {
+            let Move { least, most } = rows(s);
+            if least > of.least {
+                let expected = "at most the sequence's length, as far as the host knows it";
+                return Err(Error::Option { option: "rows", value: least as f64, expected });
+            }
+            let known = least == most && of.least == of.most;
+            let high = match self.high_after(of.high, of.least.saturating_sub(most)) {
+                Some(high) if known => high,
+                None if known => {
+                    let expected = "no more than the ring can go back";
+                    return Err(Error::Option { option: "rows", value: least as f64, expected });
+                }
+                _ => of.high,
+            };
+            // Where a ring may have to refuse, a sequence may stay as it is.
+            let longest = if known || self.overwritten(of.high) == 0 { of.most - least } else { of.most };
+            lengths.push([of.least.saturating_sub(most), longest, high]);
+        }
+        Ok((After { lengths, pages: None }, self.edits.clone()))
+    }
+
+    /// Takes over what was recorded.
+    pub fn put(&mut self, after: After) {
+        for (of, [least, most, high]) in self.all.iter_mut().zip(after.lengths) {
+            (of.least, of.most, of.high) = (least, most, high);
+        }
+        if let Some((pages, tables)) = after.pages {
+            self.pages = pages;
+            for (of, table) in self.all.iter_mut().zip(tables) {
+                of.pages = table;
+            }
+        }
+        self.edits.clear();
+    }
+}

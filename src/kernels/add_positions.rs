@@ -1,0 +1,80 @@
+//! Twin of `add_positions.wgsl`.
+
+use super::positions::{self, PositionParams};
+use super::shader;
+use super::turns::{self, Turns};
+use crate::kernel::{Binding, Constant, Kernel, View, Width, compose, params};
+use crate::tensor::DType;
+
+/// What changes the text of the sum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct AddPositions {
+    pub x: DType,
+    /// Without, x is written.
+    pub out: Option<DType>,
+    /// Type of the learned table; without, the encoding is sinusoidal.
+    pub learned: Option<DType>,
+    /// Whether a tensor says where the rows stand.
+    pub positions: bool,
+}
+
+/// Invocations of a workgroup, as in the shader.
+pub(crate) const WORKGROUP: usize = 64;
+
+params! {
+    pub(crate) struct Params {
+        x: View,
+        out: View,
+        table: View,
+        at: PositionParams,
+        turns: Turns,
+        dim: u32,
+        work: u32,
+        step: u32,
+        scale: f32,
+    }
+}
+
+impl AddPositions {
+    pub fn describe(&self) -> Kernel {
+        let mut bindings = Vec::new();
+        let out = positions::declare_in_and_out(self.x, self.out, &mut bindings);
+        let table = match self.learned {
+            Some(dtype) => {
+                bindings.push(Binding::read("table", dtype, Width::One));
+                turns::NONE
+            }
+            None => {
+                bindings.push(turns::binding());
+                "fn table_at(o: u32) -> f32 { return 0.0; }\n"
+            }
+        };
+        let (constant, at) = positions::declare(self.positions, &mut bindings);
+        let constants = [constant, Constant::Bool("LEARNED", self.learned.is_some())];
+        let shaders = [shader!("shared/view"), turns::SHADER, positions::SHADER, shader!("add_positions")];
+        Kernel {
+            wgsl: compose(&constants, &bindings, &[&shaders[..], &[out, table, at]].concat()),
+            bindings,
+            params: Params::FIELDS,
+            params_bytes: size_of::<Params>(),
+            invocations: WORKGROUP as u32,
+            workgroup_memory: 0,
+        }
+    }
+
+    pub fn all() -> impl Iterator<Item = Self> {
+        const TYPES: [Option<DType>; 3] = [None, Some(DType::F32), Some(DType::F16)];
+        super::FLOATS.into_iter().flat_map(|x| {
+            TYPES.into_iter().flat_map(move |out| {
+                TYPES.into_iter().flat_map(move |learned| {
+                    [false, true].into_iter().map(move |positions| AddPositions {
+                        x,
+                        out,
+                        learned,
+                        positions,
+                    })
+                })
+            })
+        })
+    }
+}

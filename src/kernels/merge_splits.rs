@@ -1,0 +1,79 @@
+//! Twin of `merge_splits.wgsl`.
+
+use super::{mask, shader};
+use crate::kernel::{Binding, Constant, Kernel, View, Width, compose, params};
+use crate::tensor::DType;
+
+/// What changes the text of the merge of splits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct MergeSplits {
+    pub out: DType,
+    /// Whether out stores in fours.
+    pub put: Width,
+    pub lse: bool,
+    pub sinks: Option<DType>,
+}
+
+/// Rows of a workgroup, as in the shader.
+pub(crate) const ROWS: usize = 2;
+
+params! {
+    pub(crate) struct Params {
+        out: View,
+        lse: View,
+        mask: mask::MaskParams,
+        heads: u32,
+        kv_heads: u32,
+        group: u32,
+        value_dim: u32,
+        rows: u32,
+        splits: u32,
+        stats: u32,
+        first: u32,
+    }
+}
+
+impl MergeSplits {
+    /// The mask, as far as it matters here.
+    pub fn mask(&self) -> mask::Parts {
+        mask::Parts { sinks: self.sinks, ..mask::Parts::default() }
+    }
+
+    pub fn describe(&self) -> Kernel {
+        let mut bindings = vec![
+            Binding::read("partial", DType::F32, Width::Four),
+            Binding::write("out", self.out, self.put),
+        ];
+        if self.lse {
+            bindings.push(Binding::write("lse", DType::F32, Width::One));
+        }
+        bindings.extend(self.mask().bindings());
+        let constants =
+            [Constant::Bool("OUT_IN_FOURS", self.put == Width::Four), Constant::Bool("HAS_LSE", self.lse)];
+        let lse = if self.lse { "" } else { "fn lse_put(o: u32, x: f32) {}\n" };
+        let parts = [
+            shader!("shared/view"),
+            shader!("shared/online"),
+            shader!("merge_splits"),
+            lse,
+            &self.mask().wgsl(),
+        ];
+        Kernel {
+            wgsl: compose(&constants, &bindings, &parts),
+            bindings,
+            params: Params::FIELDS,
+            params_bytes: size_of::<Params>(),
+            invocations: 64,
+            workgroup_memory: 0,
+        }
+    }
+
+    pub fn all() -> impl Iterator<Item = Self> {
+        super::FLOATS.into_iter().flat_map(|out| {
+            super::WIDTHS.into_iter().flat_map(move |put| {
+                [(false, None), (true, Some(DType::F32)), (true, Some(DType::F16))]
+                    .map(|(lse, sinks)| MergeSplits { out, put, lse, sinks })
+            })
+        })
+    }
+}

@@ -1,0 +1,59 @@
+//! Twin of `rotate.wgsl`.
+
+use super::positions::{self, PositionParams};
+use super::shader;
+use super::turns::{self, Turns};
+use crate::kernel::{Kernel, View, compose, params};
+use crate::tensor::DType;
+
+/// What changes the text of the rotation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Rotate {
+    pub x: DType,
+    /// Without, x is written.
+    pub out: Option<DType>,
+    /// Whether a tensor says where the rows stand.
+    pub positions: bool,
+}
+
+/// Invocations of a workgroup, as in the shader.
+pub(crate) const WORKGROUP: usize = 64;
+
+params! {
+    pub(crate) struct Params {
+        x: View,
+        out: View,
+        at: PositionParams,
+        turns: Turns,
+        items: u32,
+        work: u32,
+        step: u32,
+        pad: u32,
+    }
+}
+
+impl Rotate {
+    pub fn describe(&self) -> Kernel {
+        let mut bindings = Vec::new();
+        let out = positions::declare_in_and_out(self.x, self.out, &mut bindings);
+        bindings.push(turns::binding());
+        let (constant, at) = positions::declare(self.positions, &mut bindings);
+        let parts = [shader!("shared/view"), turns::SHADER, positions::SHADER, shader!("rotate"), out, at];
+        Kernel {
+            wgsl: compose(&[constant], &bindings, &parts),
+            bindings,
+            params: Params::FIELDS,
+            params_bytes: size_of::<Params>(),
+            invocations: WORKGROUP as u32,
+            workgroup_memory: 0,
+        }
+    }
+
+    pub fn all() -> impl Iterator<Item = Self> {
+        super::FLOATS.into_iter().flat_map(|x| {
+            [None, Some(DType::F32), Some(DType::F16)].into_iter().flat_map(move |out| {
+                [false, true].into_iter().map(move |positions| Rotate { x, out, positions })
+            })
+        })
+    }
+}

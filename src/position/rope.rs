@@ -1,0 +1,235 @@
+//! Rotary position embedding as numbers: which channels are pairs, and how fast each pair turns.
+
+use std::f64::consts::TAU;
+
+use crate::error::Error;
+
+/// Most channels that carry positions.
+pub(super) const MOST_CHANNELS: usize = 1 << 16;
+
+/// Which two channels a rotation turns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum RopeOrder {
+    /// Channel `n` and channel `n + rotary_dim / 2` (GPT-NeoX, Llama as `transformers` stores it).
+    #[default]
+    Half,
+    /// Channels `2n` and `2n + 1` (RoFormer, GPT-J).
+    Interleaved,
+}
+
+impl RopeOrder {
+    /// The channels of pair `n` of `pairs`.
+    pub(crate) fn channels(self, n: usize, pairs: usize) -> [usize; 2] {
+        match self {
+            RopeOrder::Half => [n, n + pairs],
+            RopeOrder::Interleaved => [2 * n, 2 * n + 1],
+        }
+    }
+}
+
+/// How the frequencies of a model are changed for sequences longer than it was trained with. `factor` is how many
+/// times longer, at least 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub enum RopeScaling {
+    /// Not at all.
+    #[default]
+    None,
+    /// Every frequency divided by `factor`: position interpolation (Chen et al. 2023, "Extending context window of
+    /// large language models via positional interpolation").
+    Linear {
+        /// How many times longer.
+        factor: f64,
+    },
+    /// The base becomes `base · factor^(d / (d − 2))`, `d = rotary_dim`: the slowest pair is interpolated, the fastest
+    /// stays (bloc97 2023, "NTK-aware scaled RoPE").
+    NtkAware {
+        /// How many times longer.
+        factor: f64,
+    },
+    /// Pairs that turn `beta_fast` times or more within `original_len` stay, those that turn `beta_slow` times or
+    /// fewer are interpolated, those between in proportion to their number. The range is rounded outwards to whole
+    /// pairs, the first always stays (Peng et al. 2023, "YaRN").
+    Yarn {
+        /// How many times longer.
+        factor: f64,
+        /// Positions the model was trained with.
+        original_len: usize,
+        /// Turns from which on a pair stays; 32 in the paper.
+        beta_fast: f64,
+        /// Turns up to which a pair is interpolated; 1 in the paper.
+        beta_slow: f64,
+        /// What cos and sin are multiplied by; `None` is `0.1 · ln(factor) + 1`.
+        attention_factor: Option<f64>,
+    },
+    /// Pairs that turn `high_freq_factor` times or more within `original_len` stay, those that turn
+    /// `low_freq_factor` times or fewer are interpolated, those between in proportion to their turns (Llama 3.1).
+    Llama3 {
+        /// How many times longer; 8 in Llama 3.1.
+        factor: f64,
+        /// Turns up to which a pair is interpolated; 1 in Llama 3.1.
+        low_freq_factor: f64,
+        /// Turns from which on a pair stays; 4 in Llama 3.1.
+        high_freq_factor: f64,
+        /// Positions the model was trained with; 8192 in Llama 3.1.
+        original_len: usize,
+    },
+}
+
+/// A rotary position embedding (Su et al. 2021, "RoFormer"): pair `n` of a row at position `p` is turned by the angle
+/// `p · frequency[n]`, `frequency[n] = base^(−2n / rotary_dim)`, so that scores depend on distances only.
+///
+/// ```
+/// use wgpu_attention::RopeConfig;
+/// let rope = RopeConfig::new(4).base(100.0);
+/// assert_eq!(rope.frequencies(), [1.0, 0.1]);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[must_use]
+pub struct RopeConfig {
+    pub(crate) rotary_dim: usize,
+    pub(crate) base: f64,
+    pub(crate) order: RopeOrder,
+    pub(crate) scaling: RopeScaling,
+}
+
+impl RopeConfig {
+    /// The first `rotary_dim` channels of a head are turned: base 10000, order [`RopeOrder::Half`], not scaled.
+    pub fn new(rotary_dim: usize) -> Self {
+        RopeConfig { rotary_dim, base: 10000.0, order: RopeOrder::default(), scaling: RopeScaling::None }
+    }
+
+    /// Base of the frequencies, `rope_theta` in many models' configurations.
+    pub fn base(mut self, base: f64) -> Self {
+        self.base = base;
+        self
+    }
+
+    /// Which two channels are a pair.
+    pub fn order(mut self, order: RopeOrder) -> Self {
+        self.order = order;
+        self
+    }
+
+    /// For sequences longer than the model was trained with.
+    pub fn scaling(mut self, scaling: RopeScaling) -> Self {
+        self.scaling = scaling;
+        self
+    }
+
+    /// Radians that each pair turns per position, after scaling: `rotary_dim / 2` numbers, none above 1. Of a
+    /// configuration that [`check`](Self::check) refuses, none at all.
+    pub fn frequencies(&self) -> Vec<f64> {
+        if self.check().is_err() {
+            return Vec::new();
+        }
+        let dim = self.rotary_dim as f64;
+        let base = match self.scaling {
+            RopeScaling::NtkAware { factor } => self.base * factor.powf(dim / (dim - 2.0)),
+            _ => self.base,
+        };
+        let pairs = 0..self.rotary_dim / 2;
+        pairs.map(|n| self.scaled(n as f64, base.powf(-2.0 * n as f64 / dim))).collect()
+    }
+
+    /// The frequency of pair `n`, from that of a base.
+    fn scaled(&self, n: f64, frequency: f64) -> f64 {
+        // How much of the frequency stays.
+        let (factor, kept) = match self.scaling {
+            RopeScaling::None | RopeScaling::NtkAware { .. } => return frequency,
+            RopeScaling::Linear { factor } => (factor, 0.0),
+            RopeScaling::Yarn { factor, original_len, beta_fast, beta_slow, .. } => {
+                let dim = self.rotary_dim as f64;
+                // The pair, as a real number, that turns so often within the original length.
+                let pair =
+                    |turns: f64| dim * (original_len as f64 / (turns * TAU)).ln() / (2.0 * self.base.ln());
+                let low = pair(beta_fast).floor().max(0.0);
+                let high = pair(beta_slow).ceil().min(dim - 1.0).max(low);
+                // A range of nothing is a step.
+                let width = if high == low { 0.001 } else { high - low };
+                (factor, 1.0 - ((n - low) / width).clamp(0.0, 1.0))
+            }
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_len } => {
+                let turns = original_len as f64 * frequency / TAU;
+                let kept = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                (factor, kept.clamp(0.0, 1.0))
+            }
+        };
+        frequency / factor * (1.0 - kept) + frequency * kept
+    }
+
+    /// What cos and sin are multiplied by: 1, except with [`RopeScaling::Yarn`].
+    pub fn amplitude(&self) -> f64 {
+        match self.scaling {
+            RopeScaling::Yarn { attention_factor: Some(amplitude), .. } => amplitude,
+            RopeScaling::Yarn { factor, .. } => 0.1 * factor.ln() + 1.0,
+            _ => 1.0,
+        }
+    }
+
+    /// Refuses numbers that make no rotation.
+    ///
+    /// # Errors
+    /// [`Error::ZeroSize`], [`Error::NotDivisible`] for an odd `rotary_dim`, [`Error::Option`].
+    pub fn check(&self) -> Result<(), Error> {
+        check_channels("rotary_dim", self.rotary_dim)?;
+        if !self.rotary_dim.is_multiple_of(2) {
+            let (what, by) = ("rotary_dim", "the channels of a pair,");
+            return Err(Error::NotDivisible { what, value: self.rotary_dim, by, divisor: 2 });
+        }
+        check_base("rope base", self.base)?;
+        match self.scaling {
+            RopeScaling::None => {}
+            RopeScaling::Linear { factor } | RopeScaling::NtkAware { factor } => check_factor(factor)?,
+            RopeScaling::Yarn { factor, original_len, beta_fast, beta_slow, .. } => {
+                check_factor(factor)?;
+                check_range(["beta_slow", "beta_fast"], [beta_slow, beta_fast], original_len)?;
+            }
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_len } => {
+                check_factor(factor)?;
+                let names = ["low_freq_factor", "high_freq_factor"];
+                check_range(names, [low_freq_factor, high_freq_factor], original_len)?;
+            }
+        }
+        let amplitude = self.amplitude();
+        let expected = "above 0 and a normal f32";
+        require("attention_factor", amplitude, amplitude > 0.0 && (amplitude as f32).is_normal(), expected)
+    }
+}
+
+fn require(option: &'static str, value: f64, fits: bool, expected: &'static str) -> Result<(), Error> {
+    if value.is_finite() && fits { Ok(()) } else { Err(Error::Option { option, value, expected }) }
+}
+
+/// Below 1 it would make frequencies above 1.
+fn check_factor(factor: f64) -> Result<(), Error> {
+    require("factor", factor, factor >= 1.0, "finite and at least 1")
+}
+
+/// Numbers of turns within the original length, between which a pair is interpolated in part.
+fn check_range(names: [&'static str; 2], [low, high]: [f64; 2], original_len: usize) -> Result<(), Error> {
+    require("original_len", original_len as f64, original_len > 0, "at least 1")?;
+    require(names[0], low, low > 0.0, "finite and above 0")?;
+    require(names[1], high, high > low, "finite and above the lower of the two")
+}
+
+/// Refuses widths that no table is made for.
+pub(crate) fn check_channels(option: &'static str, channels: usize) -> Result<(), Error> {
+    if channels == 0 {
+        return Err(Error::ZeroSize { tensor: "positions", axis: option });
+    }
+    if channels > MOST_CHANNELS {
+        return Err(Error::Option { option, value: channels as f64, expected: "at most 65536" });
+    }
+    Ok(())
+}
+
+/// Refuses bases that make frequencies above 1, whose angles are less exact, or none.
+pub(crate) fn check_base(option: &'static str, base: f64) -> Result<(), Error> {
+    require(option, base, base > 1.0, "finite and above 1")
+}
+
+/// Frequencies of the sinusoidal encoding: `base^(−2n / dim)` for channels `2n` and `2n + 1`.
+pub(crate) fn sinusoid_frequencies(dim: usize, base: f64) -> impl Iterator<Item = f64> {
+    (0..dim.div_ceil(2)).map(move |n| base.powf(-2.0 * n as f64 / dim as f64))
+}

@@ -1,0 +1,260 @@
+//! Caches at the end of their room, and pages that are shared, given back and used again.
+
+use wgpu_attention::{Cache, CacheLayout, Error, Group, Storage};
+
+use super::{LAYOUTS, STORAGES};
+use wgpu_attention::Tiling;
+
+use crate::harness::{Ask, Bed, Count, Data, Kind, Rules, TILINGS, full};
+
+fn ask(bed: &mut Bed, context: &str) {
+    let rules = Rules { causal: true, ..Default::default() };
+    let rows = if bed.advanced == 0 { Some(1) } else { None };
+    bed.ask(&Ask { rows, ..Ask::new(Tiling::Uniform, &rules) }).unwrap_or_else(|e| panic!("{context}: {e}"));
+    bed.check_book().unwrap_or_else(|e| panic!("{context}: {e}"));
+}
+
+/// Exactly as many tokens as there is room for; the next is refused, and the cache goes on as it was.
+#[test]
+fn a_full_cache_refuses_the_next_token_and_goes_on() {
+    for (layout, capacity) in
+        LAYOUTS.into_iter().filter(|(layout, _)| !matches!(layout, CacheLayout::Ring { .. }))
+    {
+        let kind = Kind::new(Storage::Q8(Group::Of(32)), layout, capacity.min(37));
+        let mut bed = Bed::new(full(), kind, Data::Lossless, 61);
+        let capacity = kind.capacity;
+        bed.grow(&Count::Each(vec![capacity - 3, 1])).expect("room");
+        for n in 0..3 {
+            bed.grow(&Count::Each(vec![1, n % 2])).expect("room");
+            ask(&mut bed, "before the end");
+        }
+        let free = bed.cache.free_pages();
+        for count in [Count::All(1), Count::Each(vec![1, 0]), Count::Each(vec![0, capacity])] {
+            let error = bed.grow(&count).expect_err("full");
+            let (s, len) = if count.of(0) == 0 { (1, 2) } else { (0, capacity) };
+            let message = error.to_string();
+            assert!(
+                matches!(error, Error::CacheFull { sequence, len: l, rows, capacity: c }
+                    if [sequence, l, rows, c] == [s, len, count.of(s), capacity]),
+                "{message}"
+            );
+            assert!(
+                message
+                    .contains(&format!("sequence {s} of the cache has {len} tokens of at most {capacity}"))
+            );
+            assert_eq!([bed.cache.len(0), bed.cache.len(1)], [Some(capacity), Some(2)]);
+            assert_eq!(bed.cache.free_pages(), free);
+            ask(&mut bed, "after a refusal");
+        }
+        bed.grow(&Count::Each(vec![0, 2])).expect("room in the other");
+        ask(&mut bed, "after the next step");
+        // Only the device knows: it refuses, and says so.
+        bed.grow(&Count::Device { counts: vec![1, 1], most: 2 }).expect("the host cannot know");
+        assert_eq!(bed.sequences[0].refused, 1);
+        ask(&mut bed, "refused on the device");
+        assert_eq!(bed.cache.len(1), None);
+        bed.cache.learn(1, 5).expect("its length");
+        assert_eq!(bed.cache.len(1), Some(5));
+    }
+}
+
+/// Moves by a number that is the host's, of lengths that only the device knows.
+#[test]
+fn the_device_refuses_what_the_host_cannot() {
+    let kind = Kind { batch: 3, ..Kind::new(Storage::F32, CacheLayout::Contiguous, 10) };
+    let mut bed = Bed::new(full(), kind, Data::Lossless, 63);
+    bed.grow(&Count::Device { counts: vec![3, 8, 0], most: 8 }).expect("the host cannot know");
+    assert_eq!(bed.cache.len_bounds(0), Some([0, 8]));
+    bed.grow(&Count::All(8)).expect("the host cannot know");
+    assert_eq!(
+        bed.sequences.iter().map(|s| (s.len(), s.refused)).collect::<Vec<_>>(),
+        [(3, 1), (8, 1), (8, 0)]
+    );
+    ask(&mut bed, "two were refused");
+    let lengths = bed.numbers(bed.cache.lengths());
+    for (s, len) in lengths.into_iter().enumerate() {
+        bed.cache.learn(s, len as usize).expect("what the device says is possible");
+    }
+    bed.grow(&Count::All(2)).expect("room");
+    ask(&mut bed, "known again");
+
+    // A ring cannot go back to what it has overwritten.
+    let kind = Kind { batch: 2, ..Kind::new(Storage::F32, CacheLayout::Ring { sinks: 2 }, 8) };
+    let mut bed = Bed::new(full(), kind, Data::Lossless, 64);
+    bed.grow(&Count::Each(vec![7, 7])).expect("room");
+    bed.grow(&Count::Device { counts: vec![8, 1], most: 8 }).expect("room");
+    bed.rewind(&Count::All(7)).expect("the host cannot know");
+    assert_eq!(bed.sequences.iter().map(|s| (s.len(), s.refused)).collect::<Vec<_>>(), [(15, 1), (1, 0)]);
+    ask(&mut bed, "one could not go back");
+    let lengths = bed.numbers(bed.cache.lengths());
+    for (s, len) in lengths.into_iter().enumerate() {
+        bed.cache.learn(s, len as usize).expect("what the device says is possible");
+    }
+    bed.grow(&Count::All(3)).expect("room");
+    ask(&mut bed, "both go on");
+    // What never was overwritten is still there, whatever the host feared.
+    bed.cache.truncate(1, 2).expect("the sinks");
+    bed.flush();
+    bed.sequences[1].return_to(&kind, 2);
+    ask(&mut bed, "truncated");
+}
+
+/// A ring whose length only the device knew: the host's bound on its history hides nothing.
+#[test]
+fn truncating_a_ring_hides_no_more_than_it_must() {
+    let kind = Kind { batch: 1, ..Kind::new(Storage::F32, CacheLayout::Ring { sinks: 1 }, 12) };
+    let mut bed = Bed::new(full(), kind, Data::Lossless, 65);
+    bed.grow(&Count::All(9)).expect("room");
+    bed.grow(&Count::Device { counts: vec![1], most: 6 }).expect("room");
+    bed.cache.learn(0, 10).expect("its length");
+    bed.cache.truncate(0, 9).expect("nothing was overwritten");
+    bed.sequences[0].return_to(&kind, 9);
+    bed.flush();
+    ask(&mut bed, "nine tokens of twelve");
+    bed.grow(&Count::All(2)).expect("room");
+    ask(&mut bed, "eleven tokens of twelve");
+}
+
+#[test]
+fn pages_run_out_and_come_back() {
+    for tiling in TILINGS {
+        let layout = CacheLayout::Paged { page: 16, pages: 5 };
+        let kind = Kind { batch: 3, ..Kind::new(Storage::Q4(Group::Of(32)), layout, 64) };
+        let mut bed = Bed::new(full(), kind, Data::Lossless, 67);
+        let rules = Rules { causal: true, ..Default::default() };
+        let ask = Ask::new(tiling, &rules);
+        assert_eq!(bed.cache.free_pages(), 5);
+        bed.grow(&Count::Each(vec![16, 15, 33])).expect("five pages");
+        assert_eq!(bed.cache.free_pages(), 0);
+        bed.grow(&Count::Each(vec![0, 1, 15])).expect("they have room");
+        let error = bed.grow(&Count::Each(vec![1, 1, 1])).expect_err("no page");
+        assert!(matches!(error, Error::OutOfPages { needed: 3, free: 0 }), "{error}");
+        assert!(error.to_string().contains("3"), "{error}");
+        assert_eq!((0..3).map(|s| bed.cache.len(s)).collect::<Vec<_>>(), [Some(16), Some(16), Some(48)]);
+        bed.ask(&ask).expect("as it was");
+        // One sequence's pages serve the others.
+        bed.cache.clear(2).expect("a sequence");
+        bed.sequences[2] = Default::default();
+        assert_eq!(bed.cache.free_pages(), 3);
+        bed.grow(&Count::Each(vec![1, 17, 0])).expect("three pages");
+        assert_eq!(bed.cache.free_pages(), 0);
+        bed.ask(&ask).expect("pages used again");
+        let error = bed.grow(&Count::Each(vec![0, 0, 1])).expect_err("no page");
+        assert!(matches!(error, Error::OutOfPages { needed: 1, free: 0 }), "{error}");
+        assert!(matches!(bed.cache.reserve(2, 1), Err(Error::OutOfPages { needed: 1, free: 0 })));
+        bed.cache.truncate(1, 16).expect("shorter");
+        let kind = bed.kind;
+        bed.sequences[1].return_to(&kind, 16);
+        bed.cache.reserve(2, 17).expect("the pages of the other");
+        assert_eq!(bed.cache.free_pages(), 0);
+        bed.grow(&Count::Each(vec![3, 0, 17])).expect("reserved");
+        bed.ask(&ask).expect("reserved pages");
+        bed.check_book().expect("the book");
+    }
+}
+
+/// A page of which both write from every slot on; who wrote first had it copied.
+#[test]
+fn copies_on_write_at_every_alignment() {
+    let layout = CacheLayout::Paged { page: 16, pages: 12 };
+    for storage in [Storage::F32, Storage::Q8(Group::Row)] {
+        let kind = Kind { batch: 3, layers: 2, ..Kind::new(storage, layout, 64) };
+        for len in 14..=34 {
+            let mut bed = Bed::new(full(), kind, Data::Lossless, 100 + len as u64);
+            bed.grow(&Count::Each(vec![len, 5, 0])).expect("room");
+            bed.cache.fork(0, 1).expect("a fork");
+            bed.cache.fork(0, 2).expect("a fork");
+            for to in [1, 2] {
+                (bed.sequences[to], bed.sequences[to].fresh) = (bed.sequences[0].clone(), 0);
+            }
+            let pages = len.div_ceil(16);
+            assert_eq!(bed.cache.free_pages(), 12 - pages, "three share {pages} pages");
+            // Where the last page is not full, the first takes one of its own, then the third; the second has what is left.
+            let own = |len: usize| usize::from(!len.is_multiple_of(16));
+            bed.grow(&Count::Each(vec![1, 0, 0])).expect("room");
+            assert_eq!(bed.cache.free_pages(), 11 - pages);
+            let rules = Rules { causal: true, ..Default::default() };
+            let of = |layer| Ask { layer, rows: Some(2), ..Ask::new(TILINGS[len % 2], &rules) };
+            let ask = |bed: &mut Bed| {
+                for layer in 0..2 {
+                    bed.ask(&of(layer)).unwrap_or_else(|e| panic!("{len} tokens, layer {layer}: {e}"));
+                }
+            };
+            ask(&mut bed);
+            bed.grow(&Count::Each(vec![0, 0, 2])).expect("room");
+            ask(&mut bed);
+            let free = bed.cache.free_pages();
+            bed.grow(&Count::Each(vec![0, 1, 0])).expect("room");
+            // Alone with its last page by now.
+            assert_eq!(bed.cache.free_pages(), free - (1 - own(len)), "{len}");
+            ask(&mut bed);
+            bed.check_book().expect("the book");
+        }
+    }
+}
+
+/// Tokens of NaN that are given up leave nothing behind: not past the end, not in pages that others take, not where a
+/// ring has been overwritten.
+#[test]
+fn given_up_tokens_leave_nothing() {
+    for storage in STORAGES {
+        for (layout, capacity) in LAYOUTS {
+            let (tiling, splits) = (TILINGS[capacity % 2], [None, Some(3)][capacity / 8 % 2]);
+            for tiling in [tiling, TILINGS[1 - capacity % 2]] {
+                let kind = Kind::new(storage, layout, capacity);
+                let mut bed = Bed::new(full(), kind, Data::Lossless, 73);
+                let rules = Rules { causal: true, ..Default::default() };
+                let ask = Ask { splits, ..Ask::new(tiling, &rules) };
+                let context = format!("{storage:?}, {layout:?}, {tiling:?}");
+                bed.grow(&Count::Each(vec![5, 17])).expect("room");
+                bed.bad = true;
+                bed.grow(&Count::All(3)).expect("room");
+                bed.rewind(&Count::All(3)).expect("as many");
+                bed.ask(&Ask { rows: Some(2), ..ask }).unwrap_or_else(|e| panic!("{context}, rewound: {e}"));
+                bed.bad = false;
+                bed.grow(&Count::All(1)).expect("room");
+                bed.ask(&ask).unwrap_or_else(|e| panic!("{context}, one more: {e}"));
+                // A whole sequence of them.
+                bed.cache.clear(1).expect("a sequence");
+                bed.sequences[1] = Default::default();
+                bed.bad = true;
+                bed.grow(&Count::Each(vec![0, 20])).expect("room");
+                bed.cache.clear(1).expect("a sequence");
+                bed.sequences[1] = Default::default();
+                bed.bad = false;
+                bed.grow(&Count::Each(vec![15, 2])).expect("room");
+                bed.ask(&ask).unwrap_or_else(|e| panic!("{context}, cleared: {e}"));
+                if kind.ring().is_some() {
+                    // Past the sinks, lapped by others.
+                    bed.bad = true;
+                    bed.grow(&Count::Each(vec![2, 0])).expect("a ring");
+                    bed.bad = false;
+                    bed.grow(&Count::Each(vec![24, 0])).expect("a ring");
+                    bed.ask(&ask).unwrap_or_else(|e| panic!("{context}, lapped: {e}"));
+                }
+            }
+        }
+    }
+}
+
+/// A cache with pipelines of its own, before anything was done to it.
+#[test]
+fn a_new_cache_is_empty() {
+    let gpu = &full().gpu;
+    let config = Kind::new(Storage::F32, CacheLayout::Paged { page: 16, pages: 7 }, 50).config();
+    let cache = Cache::new(gpu.device(), config).expect("a cache");
+    assert!(cache.is_empty() && cache.len(0) == Some(0) && cache.len(1) == Some(0));
+    assert_eq!((cache.free_pages(), cache.len_bounds(1), *cache.config()), (7, Some([0, 0]), config));
+    // What a token costs: two heads of 8 and 8 channels.
+    for (storage, bytes) in [
+        (Storage::F32, 2 * (32 + 32)),
+        (Storage::F16, 2 * (16 + 16)),
+        (Storage::Q8(Group::Row), 2 * (16 + 4 + 16 + 4)),
+        (Storage::Q4(Group::Of(32)), 2 * (16 + 4 + 16 + 4)),
+    ] {
+        assert_eq!(config.storage(storage).token_bytes(), bytes, "{storage:?}");
+    }
+    assert_eq!(Storage::Q8(Group::Of(32)).row_bytes(128), 128 + 4 * 4);
+    assert_eq!(Storage::Q4(Group::Of(64)).row_bytes(128), 64 + 2 * 4);
+    assert_eq!(Storage::Q4(Group::Row).row_bytes(128), 64 + 4);
+}

@@ -1,0 +1,140 @@
+//! Whatever the order of calls and whatever the book holds: a sequence's results come from its own rows.
+
+use wgpu_attention::{
+    Append, Attention, Cache, CacheConfig, CacheLayout, CachedForward, Config, DType, Error, Gpu, Group,
+    Rows, Scratch, ScratchSize, Storage, TensorView, Tiling,
+};
+
+use crate::harness::{TILINGS, full};
+
+const BATCH: usize = 2;
+const LEN: usize = 16;
+const DIM: usize = 4;
+
+/// A cache full of sequence 0's values of 1 and sequence 1's of 1000, and a query that weighs all keys alike.
+struct Full {
+    gpu: &'static Gpu,
+    cache: Cache,
+    q: wgpu::Buffer,
+    out: wgpu::Buffer,
+    scratch: Scratch,
+}
+
+impl Full {
+    fn new(layout: CacheLayout) -> Self {
+        let gpu = &full().gpu;
+        let config = CacheConfig::new(1, DIM, LEN).batch(BATCH).layout(layout);
+        let mut cache = Cache::with_pipelines(gpu.pipelines(), config).expect("a cache");
+        let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
+        let each = LEN * DIM;
+        let values: Vec<f32> = (0..BATCH * each).map(|n| if n < each { 1.0 } else { 1000.0 }).collect();
+        let [k, v] = [vec![0.0; BATCH * each], values].map(|x| gpu.upload(&x).expect("upload"));
+        let view = |buffer| TensorView::new(buffer, DType::F32, [BATCH, 1, LEN, DIM]);
+        gpu.submit(|encoder| {
+            cache.advance(encoder, Rows::All(LEN), &mut scratch)?;
+            cache.append(encoder, 0, &Append::new(view(&k), view(&v)), &mut scratch)
+        })
+        .expect("room");
+        let [q, out] = [(); 2].map(|()| gpu.upload(&[0.0f32; BATCH * DIM]).expect("upload"));
+        Full { gpu, cache, q, out, scratch }
+    }
+
+    /// What sequence 0 gives.
+    fn ask(&mut self, tiling: Tiling) -> f32 {
+        let config = Config::new(1, DIM).splits(1).tiling(tiling);
+        let attention = Attention::with_pipelines(self.gpu.pipelines(), config).expect("a config");
+        let view = |buffer| TensorView::new(buffer, DType::F32, [BATCH, 1, 1, DIM]);
+        self.gpu
+            .submit(|encoder| {
+                self.cache.flush(encoder)?;
+                let call = CachedForward::new(view(&self.q), &self.cache, view(&self.out)).not_advanced();
+                attention.forward_cached(encoder, &call, &mut self.scratch)
+            })
+            .expect("a call");
+        self.gpu.download::<f32>(&self.out, 1).expect("out")[0]
+    }
+}
+
+#[test]
+fn a_dropped_advance_and_a_truncation_read_nothing_else() {
+    for tiling in TILINGS {
+        let mut ring = Full::new(CacheLayout::Ring { sinks: 0 });
+        let mut dropped = ring.gpu.device().create_command_encoder(&Default::default());
+        ring.cache.advance(&mut dropped, Rows::All(41), &mut ring.scratch).expect("a ring has room");
+        drop(dropped);
+        ring.cache.truncate(0, 56).expect("as long as the host thinks");
+        assert_eq!(ring.ask(tiling), 1.0, "{tiling:?}");
+    }
+}
+
+#[test]
+fn a_wrong_length_learnt_reads_nothing_else() {
+    for tiling in TILINGS {
+        let mut ring = Full::new(CacheLayout::Ring { sinks: 0 });
+        let none = ring.gpu.upload(&[0u32; BATCH]).expect("upload");
+        let counts = TensorView::new(&none, DType::U32, [BATCH, 1, 1, 1]);
+        let rows = Rows::Device { counts, most: 41 };
+        ring.gpu.submit(|e| ring.cache.advance(e, rows, &mut ring.scratch)).expect("an advance");
+        ring.cache.learn(0, 56).expect("within the bounds");
+        ring.cache.truncate(0, 56).expect("as long as that");
+        assert_eq!(ring.ask(tiling), 1.0, "{tiling:?}");
+    }
+}
+
+#[test]
+fn a_book_that_was_written_reads_nothing_else() {
+    let layouts =
+        [CacheLayout::Contiguous, CacheLayout::Ring { sinks: 3 }, CacheLayout::Paged { page: 16, pages: 2 }];
+    for (tiling, layout) in TILINGS.into_iter().flat_map(|t| layouts.map(|l| (t, l))) {
+        let mut other = Full::new(layout);
+        let lengths = other.cache.lengths();
+        other.gpu.queue().write_buffer(
+            lengths.buffer(),
+            4 * lengths.offset() as u64,
+            bytemuck::bytes_of(&u32::MAX),
+        );
+        let got = other.ask(tiling);
+        // A ring of 2²⁹ tokens keeps as many as ever.
+        assert_eq!(got, 1.0, "{tiling:?}, {layout:?}");
+    }
+}
+
+#[test]
+fn more_rows_than_a_dispatch_has_workgroups() {
+    let gpu = &full().gpu;
+    let rows = 70_000;
+    let mut cache = Cache::with_pipelines(gpu.pipelines(), CacheConfig::new(1, DIM, rows)).expect("a cache");
+    let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
+    let mut values = vec![0.0f32; rows * DIM];
+    values[(rows - 1) * DIM..].fill(rows as f32);
+    let [k, v] = [vec![0.0; rows * DIM], values].map(|x| gpu.upload(&x).expect("upload"));
+    let [q, out] = [(); 2].map(|()| gpu.upload(&[0.0f32; DIM]).expect("upload"));
+    let view = |buffer, rows| TensorView::new(buffer, DType::F32, [1, 1, rows, DIM]);
+    let attention =
+        Attention::with_pipelines(gpu.pipelines(), Config::new(1, DIM).splits(1)).expect("a config");
+    gpu.submit(|encoder| {
+        cache.advance(encoder, Rows::All(rows), &mut scratch)?;
+        cache.append(encoder, 0, &Append::new(view(&k, rows), view(&v, rows)), &mut scratch)?;
+        let call = CachedForward::new(view(&q, 1), &cache, view(&out, 1)).not_advanced();
+        attention.forward_cached(encoder, &call, &mut scratch)
+    })
+    .expect("a step");
+    // The last of them has all of the sum.
+    let got = gpu.download::<f32>(&out, 1).expect("out")[0];
+    assert!((got - 1.0).abs() < 1e-3, "{got}");
+}
+
+#[test]
+fn sizes_of_nonsense_are_numbers_or_errors() {
+    for storage in [Storage::Q8(Group::Of(0)), Storage::Q4(Group::Of(0)), Storage::Q4(Group::Of(usize::MAX))]
+    {
+        assert!(storage.row_bytes(64) > 0);
+        assert!(storage.row_bytes(usize::MAX) > usize::MAX / 4);
+        let config = CacheConfig::new(usize::MAX, usize::MAX, 1 << 20).storage(storage).batch(usize::MAX);
+        assert_eq!(config.token_bytes(), usize::MAX);
+        assert!(Cache::with_pipelines(full().gpu.pipelines(), config).is_err());
+    }
+    let many = CacheConfig::new(1, DIM, 1).batch(1 << 20);
+    let refused = Cache::with_pipelines(full().gpu.pipelines(), many).expect_err("too many sequences");
+    assert!(matches!(refused, Error::Limit { .. }), "{refused}");
+}

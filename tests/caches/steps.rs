@@ -1,0 +1,336 @@
+//! Generation token by token, and in chunks: every layout, storage and tiling gives what one causal call over the
+//! same tokens gives.
+
+use wgpu_attention::{CacheLayout, DType, Group, Storage, Tiling};
+
+use super::{LAYOUTS, STORAGES};
+use crate::harness::{
+    Ask, Bed, Count, Data, Kind, Layout, Profile, Report, Rules, TILINGS, defaults, full, profiles,
+};
+
+fn causal() -> Rules {
+    Rules { causal: true, ..Default::default() }
+}
+
+/// Chunks of these lengths one after the other, each asked right after it came.
+fn runs(report: &mut Report, bed: &mut Bed, ask: &Ask, chunks: &[usize]) {
+    for n in chunks {
+        let name = format!("{:?}, {n} rows", bed.kind);
+        let profile = bed.profile.name;
+        let setup = format!("{profile}, {:?}, {:?}, splits {:?}", ask.tiling, ask.dtype, ask.splits);
+        let outcome = match bed.grow(&Count::All(*n)) {
+            Ok(()) => bed.ask(ask).and_then(|worst| bed.check_book().map(|()| worst)),
+            Err(e) => Err(format!("refused: {e}")),
+        };
+        report.record(&name, &setup, outcome);
+    }
+}
+
+/// Of a ring of 24: filled, overwritten by single tokens, and by chunks.
+const CHUNKS: [usize; 10] = [5, 1, 1, 1, 20, 1, 1, 7, 1, 18];
+
+#[test]
+fn every_layout_keeps_every_storage() {
+    let mut report = Report::new("caches, steps");
+    for (s, storage) in STORAGES.into_iter().enumerate() {
+        for (l, (layout, capacity)) in LAYOUTS.into_iter().enumerate() {
+            for (t, tiling) in TILINGS.into_iter().enumerate() {
+                let profile = profiles()[(s + l + t) % 2];
+                let kind = Kind { head_dim: 40, value_dim: 24, ..Kind::new(storage, layout, capacity) };
+                let mut bed = Bed::new(profile, kind, Data::Lossless, 7 + s as u64);
+                let rules = causal();
+                let splits = [None, Some(3)][(s + l) % 2];
+                runs(&mut report, &mut bed, &Ask { splits, ..Ask::new(tiling, &rules) }, &CHUNKS);
+            }
+        }
+    }
+    report.finish();
+}
+
+/// Every chunk length, on the ring that they lap and on pages that they cross.
+#[test]
+fn chunks_of_every_length() {
+    let mut report = Report::new("caches, chunks");
+    for (layout, capacity) in [
+        (CacheLayout::Ring { sinks: 2 }, 13),
+        (CacheLayout::Ring { sinks: 0 }, 7),
+        (CacheLayout::Paged { page: 32, pages: 14 }, 212),
+    ] {
+        let kind = Kind { heads: 2, ..Kind::new(Storage::Q8(Group::Row), layout, capacity) };
+        let mut bed = Bed::new(full(), kind, Data::Lossless, 11);
+        let rules = causal();
+        let chunks: Vec<_> = (1..=20).collect();
+        runs(&mut report, &mut bed, &Ask::new(Tiling::Uniform, &rules), &chunks);
+    }
+    report.finish();
+}
+
+/// Values that no storage but F32 keeps exactly: off by what its rounding explains, no more.
+#[test]
+fn rounding_is_the_storages_own() {
+    let mut report = Report::new("caches, rounding");
+    for (s, storage) in STORAGES.into_iter().enumerate() {
+        for (t, tiling) in TILINGS.into_iter().enumerate() {
+            let (layout, capacity) = LAYOUTS[(s + t) % 3];
+            let kind = Kind { head_dim: 40, value_dim: 24, ..Kind::new(storage, layout, capacity) };
+            let mut bed = Bed::new(full(), kind, Data::Random, 23 + s as u64);
+            let rules = causal();
+            runs(&mut report, &mut bed, &Ask::new(tiling, &rules), &CHUNKS);
+        }
+    }
+    report.finish();
+}
+
+/// Channels that no vector, word or group divides, and groups of heads.
+#[test]
+fn channels() {
+    let mut report = Report::new("caches, channels");
+    let dims = [(1, 13), (13, 1), (40, 65), (65, 130), (130, 40), (13, 40), (96, 33)];
+    let groups = [(1, 1), (3, 1), (4, 4), (6, 2)];
+    for (n, (head_dim, value_dim)) in dims.into_iter().enumerate() {
+        for (s, storage) in STORAGES.into_iter().chain([Storage::Q8(Group::Of(96))]).enumerate() {
+            let (layout, capacity) = LAYOUTS[(n + s) % 3];
+            let (heads, kv_heads) = groups[(n + s) % 4];
+            let batch = 1 + s % 2;
+            let kind =
+                Kind { batch, heads, kv_heads, head_dim, value_dim, ..Kind::new(storage, layout, capacity) };
+            let profile = profiles()[n % 2];
+            let mut bed = Bed::new(profile, kind, Data::Lossless, 31 + n as u64);
+            // Strides and offsets of their own, of which none is aligned.
+            bed.layout = if s % 2 == 0 { Layout::Window(2 * n as u64 + 1) } else { Layout::Blhd };
+            let rules = causal();
+            let tiling = TILINGS[(n + s / 2) % 2];
+            let splits = [None, Some(2)][s / 2 % 2];
+            let ask = Ask { splits, layout: bed.layout, ..Ask::new(tiling, &rules) };
+            runs(&mut report, &mut bed, &ask, &[3, 1, 2, 1]);
+        }
+    }
+    report.finish();
+}
+
+/// Queries, outputs and new keys and values in f16.
+#[test]
+fn half_floats() {
+    let mut report = Report::new("caches, f16");
+    let profile: &Profile = full();
+    if !profile.f16 {
+        report.skip("F16: the device lacks SHADER_F16".into(), "half floats");
+        return;
+    }
+    for (s, storage) in STORAGES.into_iter().enumerate() {
+        let (layout, capacity) = LAYOUTS[s % 3];
+        for (t, tiling) in TILINGS.into_iter().enumerate() {
+            let kind = Kind { head_dim: 40, value_dim: 24, ..Kind::new(storage, layout, capacity) };
+            let mut bed = Bed::new(profile, kind, Data::Lossless, 41);
+            bed.dtype = DType::F16;
+            bed.layout = [Layout::Dense, Layout::Window(5)][t];
+            let rules = causal();
+            let splits = [None, Some(3)][(s + t) % 2];
+            let ask = Ask { dtype: DType::F16, splits, layout: bed.layout, ..Ask::new(tiling, &rules) };
+            runs(&mut report, &mut bed, &ask, &CHUNKS[..5]);
+        }
+    }
+    report.finish();
+}
+
+/// Sequences of different lengths: rows past a sequence's own are not read, and give nothing.
+#[test]
+fn ragged_batches() {
+    let mut report = Report::new("caches, ragged");
+    let steps = [[6, 0, 2], [0, 3, 1], [1, 1, 0], [4, 2, 4], [0, 0, 1], [1, 4, 3]];
+    for (layout, capacity) in LAYOUTS {
+        for tiling in TILINGS {
+            for splits in [None, Some(4)] {
+                let kind = Kind { batch: 3, ..Kind::new(Storage::F16, layout, capacity.min(20)) };
+                let mut bed = Bed::new(defaults(), kind, Data::Lossless, 43);
+                for (n, step) in steps.iter().enumerate() {
+                    let rules = [causal(), Rules::default()][n % 2].clone();
+                    let ask = Ask { splits, ..Ask::new(tiling, &rules) };
+                    let outcome = match bed.grow(&Count::Each(step.to_vec())) {
+                        Ok(()) => bed.ask(&ask).and_then(|own| {
+                            // And as many queries of each, whatever came last.
+                            let worst = bed.ask(&Ask { rows: Some(2), ..ask })?;
+                            bed.check_book().map(|()| own.max(worst))
+                        }),
+                        Err(e) => Err(format!("refused: {e}")),
+                    };
+                    report.record(
+                        &format!("{step:?} of {layout:?}"),
+                        &format!("{tiling:?}, {splits:?}"),
+                        outcome,
+                    );
+                }
+            }
+        }
+    }
+    report.finish();
+}
+
+/// What is not finite shows where it is seen, in its group and nowhere else; huge values do not overflow f16.
+#[test]
+fn bad_numbers_show_in_their_rows() {
+    use wgpu_attention::{
+        Append, Attention, Cache, CacheConfig, CachedForward, Config, Rows, Scratch, TensorView,
+    };
+    let gpu = &full().gpu;
+    for storage in STORAGES {
+        for tiling in TILINGS {
+            let config = CacheConfig::new(1, 64, 8).storage(storage);
+            let mut cache = Cache::with_pipelines(gpu.pipelines(), config).expect("a cache");
+            // Key i is 1 in channel i, value i is i in all channels; NaN, ∞ and 1e30 in later values.
+            let mut v: Vec<f32> = (0..4 * 64).map(|n| (n / 64) as f32).collect();
+            (v[64 + 40], v[2 * 64 + 3], v[3 * 64 + 50]) = (f32::NAN, f32::INFINITY, 1e30);
+            let k: Vec<f32> = (0..4 * 64).map(|n| if n % 64 == n / 64 { 7.0 } else { 0.0 }).collect();
+            let [k, v] = [&k, &v].map(|x| gpu.upload(x).expect("an upload"));
+            let view = |b, rows| TensorView::new(b, DType::F32, [1, 1, rows, 64]);
+            let q = gpu.upload(&vec![0.0f32; 4 * 64]).expect("an upload");
+            let out = gpu.buffer(4 * 4 * 64).expect("a buffer");
+            let config = Config::new(1, 64).tiling(tiling);
+            let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
+            let mut scratch = Scratch::new(gpu.device(), Default::default()).expect("scratch");
+            gpu.submit(|e| {
+                cache.advance(e, Rows::All(4), &mut scratch)?;
+                cache.append(e, 0, &Append::new(view(&k, 4), view(&v, 4)), &mut scratch)?;
+                let call = CachedForward::new(view(&q, 4), &cache, view(&out, 4));
+                attention.forward_cached(e, &call.mask(wgpu_attention::Mask::causal()), &mut scratch)
+            })
+            .expect("a step");
+            let out: Vec<f32> = gpu.download(&out, 4 * 64).expect("a read-back");
+            let at = |row: usize, d: usize| out[row * 64 + d];
+            let name = format!("{storage:?}, {tiling:?}");
+            assert!(out[..64].iter().all(|x| *x == 0.0), "{name}: the first row sees zeros only");
+            let grouped = matches!(storage, Storage::Q8(_) | Storage::Q4(_));
+            let whole = matches!(storage, Storage::Q8(Group::Row) | Storage::Q4(Group::Row));
+            // Row 1 sees the NaN of channel 40, in a group with 32 to 63 or all.
+            assert!(at(1, 40).is_nan(), "{name}: {}", at(1, 40));
+            assert_eq!(at(1, 39).is_nan(), grouped, "{name}");
+            assert_eq!(at(1, 3).is_nan(), whole, "{name}");
+            if !whole {
+                assert!((at(1, 3) - 0.5).abs() < 1e-2, "{name}: {}", at(1, 3));
+            }
+            // Row 2 sees ∞ in channel 3.
+            assert!(!at(2, 3).is_finite(), "{name}");
+            assert_eq!(at(2, 20).is_finite(), !grouped, "{name}");
+            // Row 3: channel 50 holds what f16 has no number for.
+            if storage == Storage::F16 {
+                assert!((at(3, 50) - (65504.0 + 3.0) / 4.0).abs() < 1.0, "{name}: {}", at(3, 50));
+            }
+            if storage == Storage::F32 {
+                assert!((at(3, 50) / 2.5e29 - 1.0).abs() < 1e-5, "{name}: {}", at(3, 50));
+            }
+        }
+    }
+}
+
+/// A cache so long that the plan splits its keys, filled little and more.
+#[test]
+fn long_caches_split_by_themselves() {
+    let mut report = Report::new("caches, long");
+    for (layout, storage) in [
+        (CacheLayout::Contiguous, Storage::F32),
+        (CacheLayout::Ring { sinks: 5 }, Storage::Q8(Group::Row)),
+        (CacheLayout::Paged { page: 256, pages: 9 }, Storage::F16),
+    ] {
+        for tiling in TILINGS {
+            let kind = Kind { batch: 1, kv_heads: 1, ..Kind::new(storage, layout, 2100) };
+            let mut bed = Bed::new(full(), kind, Data::Lossless, 71);
+            let rules = causal();
+            // The last laps the ring.
+            let chunks = [3, 290, 700, 1105, 90];
+            for chunk in &chunks[..if kind.ring().is_some() { 5 } else { 4 }] {
+                bed.grow(&Count::All(*chunk)).expect("room");
+                let outcome = bed.ask(&Ask { rows: Some(1), ..Ask::new(tiling, &rules) });
+                report.record(&format!("{layout:?}, {chunk} more"), &format!("{tiling:?}"), outcome);
+                let window = Rules { window: Some([600, 0]), ..causal() };
+                let outcome = bed.ask(&Ask { rows: Some(3), ..Ask::new(tiling, &window) });
+                report.record(&format!("{layout:?}, window, {chunk} more"), &format!("{tiling:?}"), outcome);
+            }
+        }
+    }
+    report.finish();
+}
+
+/// One step as a caller records it, in one pass of its own, in one encoder with the steps before and after.
+#[test]
+fn steps_in_a_callers_pass() {
+    use wgpu_attention::{
+        Append, Attention, Cache, CacheConfig, CachedForward, Config, Mask, Rows, Scratch, TensorView,
+    };
+    let gpu = &full().gpu;
+    let upload = |seed: f32| {
+        let x: Vec<f32> = (0..6 * 8).map(|n| ((n as f32 + 1.0) * seed).sin()).collect();
+        gpu.upload(&x).expect("an upload")
+    };
+    let [q, k, v] = [0.3, 0.5, 0.7].map(upload);
+    let attention = Attention::with_pipelines(gpu.pipelines(), Config::new(1, 8)).expect("an operator");
+    let outs = [false, true].map(|in_passes| {
+        let mut cache = Cache::with_pipelines(gpu.pipelines(), CacheConfig::new(1, 8, 6)).expect("a cache");
+        let mut scratch = Scratch::new(gpu.device(), Default::default()).expect("scratch");
+        let out = gpu.upload(&[f32::NAN; 48]).expect("an upload");
+        let mut encoder = gpu.device().create_command_encoder(&Default::default());
+        for n in 0..6 {
+            // Token n of each, and its place in out: a buffer is read or written, so out is another.
+            let row = |b| TensorView::new(b, DType::F32, [1, 1, 1, 8]).with_offset(8 * n);
+            cache.advance(&mut encoder, Rows::All(1), &mut scratch).expect("room");
+            let append = Append::new(row(&k), row(&v));
+            let call = CachedForward::new(row(&q), &cache, row(&out)).mask(Mask::causal());
+            if in_passes {
+                let mut pass = encoder.begin_compute_pass(&Default::default());
+                cache.append_in_pass(&mut pass, 0, &append, &mut scratch).expect("a recording");
+                attention.forward_cached_in_pass(&mut pass, &call, &mut scratch).expect("a recording");
+            } else {
+                cache.append(&mut encoder, 0, &append, &mut scratch).expect("a recording");
+                attention.forward_cached(&mut encoder, &call, &mut scratch).expect("a recording");
+            }
+        }
+        gpu.queue().submit([encoder.finish()]);
+        gpu.download::<f32>(&out, 48).expect("a read-back")
+    });
+    assert!(outs[0].iter().all(|x| x.is_finite()), "{:?}", outs[0]);
+    assert_eq!(outs[0], outs[1]);
+    // The first token sees itself, the last all six.
+    let v: Vec<f32> = gpu.download(&v, 48).expect("a read-back");
+    assert!(outs[0][..8].iter().zip(&v).all(|(a, b)| (a - b).abs() < 1e-6));
+    assert!(outs[0][40..].iter().zip(&v[40..]).any(|(a, b)| (a - b).abs() > 1e-2));
+}
+
+/// A ring that has come very far gives the bits of one that has come as far as its own length.
+#[test]
+fn rings_go_on_for_long() {
+    use wgpu_attention::{
+        Append, Attention, Cache, CacheConfig, CachedForward, Config, Mask, Rows, Scratch, TensorView,
+    };
+    let gpu = &full().gpu;
+    let x: Vec<f32> = (0..9 * 8).map(|n| ((n as f32 + 1.0) * 0.37).sin()).collect();
+    let x = gpu.upload(&x).expect("an upload");
+    let slope = gpu.upload(&[0.25f32]).expect("an upload");
+    for tiling in TILINGS {
+        let config = Config::new(1, 8).tiling(tiling);
+        let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
+        // The second has gone through most of the positions there are, not a multiple of its window.
+        let outs = [0, (1 << 29) - 1000].map(|before| {
+            let config = CacheConfig::new(1, 8, 7).layout(CacheLayout::Ring { sinks: 0 });
+            let mut cache = Cache::with_pipelines(gpu.pipelines(), config).expect("a cache");
+            let mut scratch = Scratch::new(gpu.device(), Default::default()).expect("scratch");
+            let out = gpu.upload(&[f32::NAN; 8]).expect("an upload");
+            let row = |b, n: usize| TensorView::new(b, DType::F32, [1, 1, 1, 8]).with_offset(8 * n);
+            gpu.submit(|e| {
+                if before > 0 {
+                    cache.advance(e, Rows::All(before), &mut scratch)?;
+                }
+                for n in 0..9 {
+                    cache.advance(e, Rows::All(1), &mut scratch)?;
+                    cache.append(e, 0, &Append::new(row(&x, n), row(&x, n)), &mut scratch)?;
+                }
+                let slope = TensorView::new(&slope, DType::F32, [1; 4]);
+                let call = CachedForward::new(row(&x, 0), &cache, row(&out, 0));
+                let mask = Mask::causal().alibi(slope).window(5, 0);
+                attention.forward_cached(e, &call.mask(mask), &mut scratch)
+            })
+            .expect("steps");
+            gpu.download::<f32>(&out, 8).expect("a read-back")
+        });
+        assert!(outs[0].iter().all(|x| x.is_finite()), "{tiling:?}: {outs:?}");
+        assert_eq!(outs[0], outs[1], "{tiling:?}");
+    }
+}

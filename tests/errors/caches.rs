@@ -1,0 +1,410 @@
+//! What caches are refused for, and attention to them.
+
+use wgpu_attention::{
+    Append, Blocks, Cache, CacheConfig, CacheLayout, CachedForward, Group, Pipelines, Rows, Storage,
+};
+
+use super::*;
+
+const CAPACITY: usize = 20;
+const ROWS: usize = 3;
+
+fn config() -> CacheConfig {
+    CacheConfig::new(SHAPE.kv_heads, SHAPE.head_dim, CAPACITY)
+        .batch(SHAPE.batch)
+        .value_dim(SHAPE.value_dim)
+        .layers(2)
+}
+
+/// A cache that was advanced by [`ROWS`], and what a step of it needs.
+struct Step {
+    cache: Cache,
+    k: wgpu::Buffer,
+    v: wgpu::Buffer,
+    q: wgpu::Buffer,
+}
+
+impl Step {
+    fn new(gpu: &Gpu, config: CacheConfig) -> Self {
+        let mut cache = Cache::with_pipelines(gpu.pipelines(), config).expect("a cache");
+        let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
+        gpu.submit(|e| cache.advance(e, Rows::All(ROWS), &mut scratch)).expect("room");
+        let [k, v, q] = [0.3, 0.5, 0.7].map(|seed| gpu.upload(&noise(1024, seed)).expect("an upload"));
+        Step { cache, k, v, q }
+    }
+
+    fn k(&self) -> TensorView<'_> {
+        TensorView::new(&self.k, DType::F32, [SHAPE.batch, SHAPE.kv_heads, ROWS, SHAPE.head_dim])
+    }
+
+    fn v(&self) -> TensorView<'_> {
+        TensorView::new(&self.v, DType::F32, [SHAPE.batch, SHAPE.kv_heads, ROWS, SHAPE.value_dim])
+    }
+
+    fn q(&self) -> TensorView<'_> {
+        TensorView::new(&self.q, DType::F32, SHAPE.q())
+    }
+}
+
+pub(super) fn caches_made() -> Seen {
+    let gpu = &full().gpu;
+    let mut seen = Seen::new();
+    let mut refused = |words: &[&str], config: CacheConfig| {
+        let error = Cache::with_pipelines(gpu.pipelines(), config).expect_err("refused");
+        seen.insert(read("a cache", &error, words));
+    };
+    let zero = |axis| [format!("`cache`: {axis} is 0"), "at least 1".into()];
+    for (axis, config) in [
+        ("batch", config().batch(0)),
+        ("kv_heads", CacheConfig::new(0, 8, 20)),
+        ("head_dim", CacheConfig::new(2, 0, 20).value_dim(1)),
+        ("value_dim", config().value_dim(0)),
+        ("capacity", CacheConfig::new(2, 8, 0)),
+        ("layers", config().layers(0)),
+    ] {
+        refused(&zero(axis).each_ref().map(String::as_str), config);
+    }
+    for (axis, config) in [
+        ("batch", config().batch(1 << 29)),
+        ("capacity", CacheConfig::new(1, 8, usize::MAX)),
+        ("head_dim", CacheConfig::new(1, usize::MAX, 4).value_dim(4)),
+        ("layers", config().layers(usize::MAX)),
+    ] {
+        refused(&[axis, "below 2^29"], config);
+    }
+    for n in [0, 1, 16, 31, 33, 100] {
+        for storage in [Storage::Q8(Group::Of(n)), Storage::Q4(Group::Of(n))] {
+            refused(&["group", &format!("is {n},"), "a multiple of 32"], config().storage(storage));
+        }
+    }
+    for sinks in [CAPACITY, CAPACITY + 1, usize::MAX] {
+        refused(&["sinks", "below the capacity"], config().layout(CacheLayout::Ring { sinks }));
+    }
+    for page in [0, 1, 8, 15, 17, 48, 257, 512, usize::MAX] {
+        let layout = CacheLayout::Paged { page, pages: 4 };
+        refused(&["page", "a power of two from 16 to 256"], config().layout(layout));
+    }
+    for pages in [0, usize::MAX] {
+        let layout = CacheLayout::Paged { page: 16, pages };
+        refused(&["pages", "at least 1", "2^29"], config().layout(layout));
+    }
+    // One token more than a binding holds, of keys or of values, and of a book.
+    let most = gpu.device().limits().max_storage_buffer_binding_size.min((1 << 32) - 4) as usize;
+    let tokens = most / (4 * 1024) + 1;
+    let words = ["`cache`", "max_storage_buffer_binding_size"];
+    refused(&words, CacheConfig::new(1, 1024, tokens).value_dim(1));
+    refused(&words, CacheConfig::new(1, 1, tokens).value_dim(1024));
+    refused(&words, CacheConfig::new(1 << 28, 1 << 28, 1 << 28).batch(1 << 28).layers(1 << 28));
+    let small = device(|limits| limits.max_storage_buffer_binding_size = 4096);
+    // Two heads of 64 tokens of 8 channels; a page more is too much.
+    let paged = |pages| {
+        let layout = CacheLayout::Paged { page: 16, pages };
+        CacheConfig::new(2, 8, 1024).layout(layout)
+    };
+    Cache::with_pipelines(small.pipelines(), paged(4)).expect("just the limit");
+    let error = Cache::with_pipelines(small.pipelines(), paged(5)).expect_err("a page too many");
+    seen.insert(read("a cache", &error, &["`cache`", "5120 bytes", "allows 4096"]));
+    let long = CacheConfig::new(1, 1, 16 * 2000).layout(CacheLayout::Paged { page: 16, pages: 1 });
+    let error = Cache::with_pipelines(small.pipelines(), long).expect_err("a long page table");
+    seen.insert(read("a cache", &error, &["`cache`", "8032 bytes", "allows 4096"]));
+    seen
+}
+
+/// What is refused before anything is recorded, by what only the host changes and by what is recorded.
+pub(super) fn moves_of_caches() -> Seen {
+    let mut bench = Bench::new();
+    let gpu = bench.gpu.clone();
+    let mut step = Step::new(&gpu, config());
+    let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
+    let counts = gpu.upload(&[1u32; 8]).expect("an upload");
+    let view = |dtype, shape| TensorView::new(&counts, dtype, shape);
+    let device = |counts| Rows::Device { counts, most: 2 };
+    let good = view(DType::U32, [2, 1, 1, 1]);
+    let unusable = buffer(gpu.device(), 64, wgpu::BufferUsages::COPY_DST);
+    let unusable = TensorView::new(&unusable, DType::U32, [2, 1, 1, 1]);
+    let lengths = step.cache.lengths();
+    let (own, strides) = (lengths.buffer().clone(), lengths.strides());
+    let own = TensorView::new(&own, DType::U32, [2, 1, 1, 1]).with_strides(strides);
+    let cases: Vec<(&[&str], Rows)> = vec![
+        (&["`cache`: rows is 0", "at least 1"], Rows::All(0)),
+        (&["`cache`: rows is 0"], Rows::Each(&[0, 0])),
+        (&["`cache`: rows is 0"], Rows::Each(&[])),
+        (&["`cache`: rows is 0"], Rows::Device { counts: good, most: 0 }),
+        (&["`rows`", "2 elements expected, got 1"], Rows::Each(&[1])),
+        (&["`rows`", "2 elements expected, got 3"], Rows::Each(&[1, 1, 1])),
+        (&["`counts`", "must be U32", "F32"], device(view(DType::F32, [2, 1, 1, 1]))),
+        (&["`counts`", "batch must be 2", "got 1"], device(view(DType::U32, [1, 1, 1, 1]))),
+        (&["`counts`", "must be 1", "got 2"], device(view(DType::U32, [2, 2, 1, 1]))),
+        (&["`counts`", "ends at byte"], device(good.with_offset(7))),
+        (&["`counts`", "usage", "STORAGE"], device(unusable)),
+        (&["`cache`", "`counts`", "a buffer of its own"], device(own)),
+    ];
+    for (words, rows) in &cases {
+        bench.refuses_with(words[0], words, |e| step.cache.advance(e, *rows, &mut scratch));
+        bench.refuses_with(words[0], words, |e| step.cache.rewind(e, *rows, &mut scratch));
+    }
+    let full: [(&[&str], Rows); 3] = [
+        (&["sequence 0 of the cache has 3 tokens of at most 20, no room for 18 more"], Rows::All(18)),
+        (&["sequence 1", "3 tokens", "18"], Rows::Each(&[17, 18])),
+        (&["sequence 1", "truncate", "ring", "larger"], Rows::Each(&[0, usize::MAX])),
+    ];
+    for (words, rows) in full {
+        bench.refuses_with(words[0], words, |e| step.cache.advance(e, rows, &mut scratch));
+    }
+    for rows in [Rows::All(4), Rows::Each(&[1, 4])] {
+        let words = ["rows is 4", "at most the sequence's length"];
+        bench.refuses_with("rewind", &words, |e| step.cache.rewind(e, rows, &mut scratch));
+    }
+    assert_eq!(step.cache.len(1), Some(3), "nothing has moved");
+
+    // What is only said.
+    let cache = &mut step.cache;
+    let mut said = |words: &[&str], result: Result<(), Error>| {
+        bench.seen.insert(read(words[0], &result.expect_err(words[0]), words));
+    };
+    let none = ["sequence is 2", "one of the cache's"];
+    said(&none, cache.truncate(2, 0));
+    said(&none, cache.clear(2));
+    said(&none, cache.learn(2, 0));
+    said(&none, cache.fork(2, 0));
+    said(&none, cache.fork(0, 2));
+    said(&none, cache.reserve(2, 0));
+    assert_eq!((cache.len(2), cache.len_bounds(2)), (None, None));
+    said(&["len is 4", "at most the sequence's length"], cache.truncate(0, 4));
+    said(&["len is 2", "len_bounds"], cache.learn(0, 2));
+    said(&["len is 4", "len_bounds"], cache.learn(0, 4));
+    said(&["a fork of a sequence", "paged", "append the tokens again"], cache.fork(0, 1));
+    said(&["sequence 0 of the cache", "no room for 18"], cache.reserve(0, 21));
+    assert_eq!(cache.len(0), Some(3));
+    gpu.submit(|e| cache.advance(e, device(good), &mut scratch)).expect("room");
+    let layout = CacheLayout::Paged { page: 16, pages: 2 };
+    let mut paged = Step::new(&gpu, config().layout(layout));
+    gpu.submit(|e| paged.cache.advance(e, device(good), &mut scratch)).expect("room");
+    said(&["only the device knows", "learn"], paged.cache.fork(0, 1));
+    said(&["needs 1", "0"], paged.cache.reserve(0, 17));
+    bench.refuses_with("pages", &["1", "0", "page"], |e| {
+        paged.cache.advance(e, Rows::Each(&[14, 0]), &mut scratch)
+    });
+    let mut ring = Step::new(&gpu, config().layout(CacheLayout::Ring { sinks: 1 }));
+    gpu.submit(|e| ring.cache.advance(e, Rows::All(20), &mut scratch)).expect("a ring");
+    let mut said = |words: &[&str], result: Result<(), Error>| {
+        bench.seen.insert(read(words[0], &result.expect_err(words[0]), words));
+    };
+    // Of 23 tokens the first and the last 19 are left: from 1 + 3 on there is nothing to go back to.
+    for len in [2, 3] {
+        said(&[&format!("len is {len}"), "overwritten"], ring.cache.truncate(0, len));
+    }
+    bench.refuses_with("rewind", &["rows is 20", "the ring can go back"], |e| {
+        ring.cache.rewind(e, Rows::All(20), &mut scratch)
+    });
+    bench.seen
+}
+
+pub(super) fn appends() -> Seen {
+    let [own, other] = devices(|_| ());
+    let mut bench = Bench::on(&own, Config::new(SHAPE.heads, SHAPE.head_dim));
+    let gpu = bench.gpu.clone();
+    let mut step = Step::new(&gpu, config());
+    let usage = wgpu::BufferUsages::COPY_DST;
+    let unusable = buffer(gpu.device(), 4096, usage);
+    let foreign = buffer(other.device(), 4096, wgpu::BufferUsages::STORAGE);
+    let book = step.cache.lengths().buffer().clone();
+    let mut refuses = |step: &Step, words: &[&str], layer: usize, append: Append| {
+        let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
+        bench.refuses_with(words[0], words, |e| step.cache.append(e, layer, &append, &mut scratch));
+        bench.refuses_with(words[0], words, |e| {
+            let mut pass = e.begin_compute_pass(&Default::default());
+            step.cache.append_in_pass(&mut pass, layer, &append, &mut scratch)
+        });
+    };
+    let (k, v) = (step.k(), step.v());
+    for layer in [2, usize::MAX] {
+        refuses(&step, &["layer", "one of the cache's"], layer, Append::new(k, v));
+    }
+    for dtype in [DType::U32, DType::Bool] {
+        let wrong = TensorView::new(k.buffer(), dtype, k.shape());
+        refuses(&step, &["`k`", "F32 or F16", &format!("{dtype:?}")], 0, Append::new(wrong, v));
+    }
+    let half = TensorView::new(v.buffer(), DType::F16, v.shape());
+    refuses(&step, &["`v`", "F32, as k", "F16"], 0, Append::new(k, half));
+    for (n, name) in ["k", "v"].into_iter().enumerate() {
+        let of = |view| if n == 0 { Append::new(view, v) } else { Append::new(k, view) };
+        let good = [k, v][n];
+        for (axis, axis_name) in AXES.into_iter().enumerate() {
+            for more in [1isize, -1] {
+                let mut shape = good.shape();
+                shape[axis] = shape[axis].strict_add_signed(more);
+                let words = [
+                    format!("`{name}`: {axis_name} must be {}", good.shape()[axis]),
+                    format!("got {}", shape[axis]),
+                ];
+                refuses(&step, &words.each_ref().map(String::as_str), 0, of(reshaped(&good, shape)));
+            }
+        }
+        let quoted = format!("`{name}`");
+        refuses(&step, &[&quoted, "ends at byte", "4096"], 0, of(good.with_offset(1 << 10)));
+        refuses(&step, &[&quoted, "past 2^32"], 0, of(good.with_offset(usize::MAX)));
+        refuses(
+            &step,
+            &[&quoted, "usage", "STORAGE"],
+            0,
+            of(TensorView::new(&unusable, DType::F32, good.shape())),
+        );
+        refuses(&step, &["wgpu refused"], 0, of(TensorView::new(&foreign, DType::F32, good.shape())));
+        let of_book = TensorView::new(&book, DType::F32, good.shape()).with_strides([0, 0, 0, 1]);
+        refuses(&step, &["`cache`", &quoted, "a buffer of its own"], 0, of(of_book));
+    }
+    // What was said is recorded first.
+    step.cache.truncate(0, 1).expect("shorter");
+    let (k, v) = (step.k(), step.v());
+    refuses(&step, &["not recorded", "flush"], 0, Append::new(k, v));
+    gpu.submit(|e| step.cache.flush(e)).expect("a recording");
+    let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
+    gpu.submit(|e| step.cache.append(e, 1, &Append::new(step.k(), step.v()), &mut scratch)).expect("a step");
+    // Without features there is no f16.
+    let plain = Step::new(&gpu, config());
+    let halves = [plain.k(), plain.v()].map(|t| TensorView::new(t.buffer(), DType::F16, t.shape()));
+    refuses(&plain, &["SHADER_F16"], 0, Append::new(halves[0], halves[1]));
+    bench.seen
+}
+
+pub(super) fn attention_to_caches() -> Seen {
+    let [own, other] = devices(|_| ());
+    let plain = Config::new(SHAPE.heads, SHAPE.head_dim);
+    let mut bench = Bench::on(&own, plain);
+    let gpu = bench.gpu.clone();
+    let mut step = Step::new(&gpu, config());
+    let attention = bench.attention.clone();
+    let buffers = bench.buffers();
+    let out_view = |shape| TensorView::new(&buffers[3], DType::F32, shape);
+    let (out, lse) = (out_view(SHAPE.out()), gpu.buffer(4096).expect("a buffer"));
+    let extra = gpu.buffer(1 << 14).expect("a buffer");
+    let book = step.cache.lengths().buffer().clone();
+
+    let mut refuses = |words: &[&str], attention: &Attention, call: &CachedForward| {
+        let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
+        bench.refuses_with(words[0], words, |e| attention.forward_cached(e, call, &mut scratch));
+        bench.refuses_with(words[0], words, |e| {
+            let mut pass = e.begin_compute_pass(&Default::default());
+            attention.forward_cached_in_pass(&mut pass, call, &mut scratch)
+        });
+    };
+    {
+        let good = CachedForward::new(step.q(), &step.cache, out);
+        // The cache's dimensions are the operator's.
+        let of = |config: Config| Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
+        let same = || plain.kv_heads(SHAPE.kv_heads).value_dim(SHAPE.value_dim);
+        let expected = "as the attention is configured";
+        refuses(&["cache.kv_heads is 2", expected], &of(same().kv_heads(4)), &good);
+        refuses(&["cache.value_dim is 6", expected], &of(same().value_dim(5)), &good);
+        let wide = Config::new(SHAPE.heads, 9).kv_heads(2).value_dim(6);
+        refuses(&["cache.head_dim is 8", expected], &of(wide), &good);
+        refuses(&["a cache on the staged path", "Auto"], &of(same().path(Path::Staged)), &good);
+        refuses(&["splits is 0", "at least 1"], &of(same().splits(0)), &good);
+        refuses(&["splits is 129", "at most 128"], &of(same().splits(129)), &good);
+        // Splits need memory that nobody gave.
+        refuses(&["scratch", "partial", "scratch_size"], &of(same().splits(2)), &good);
+        let elsewhere =
+            Attention::with_pipelines(&Pipelines::new(other.device()), same()).expect("an operator");
+        let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
+        let mut encoder = gpu.device().create_command_encoder(&Default::default());
+        let error = elsewhere.forward_cached(&mut encoder, &good, &mut scratch).expect_err("another device");
+        read("another device", &error, &["a cache on another device", "with_pipelines"]);
+    }
+    for layer in [2, usize::MAX] {
+        let call = CachedForward::new(step.q(), &step.cache, out).layer(layer);
+        refuses(&["layer", "one of the cache's"], &attention, &call);
+    }
+    for (axis, axis_name) in AXES.into_iter().enumerate() {
+        for more in [1isize, -1] {
+            let other = |shape: [usize; 4]| {
+                let mut shape = shape;
+                shape[axis] = shape[axis].strict_add_signed(more);
+                shape
+            };
+            let [q, o] = [SHAPE.q(), SHAPE.out()];
+            let expected = |name: &str, n: usize| format!("`{name}`: {axis_name} must be {n}, got");
+            let call = CachedForward::new(reshaped(&step.q(), other(q)), &step.cache, out);
+            refuses(&[&expected("q", q[axis])], &attention, &call);
+            let call = CachedForward::new(step.q(), &step.cache, out_view(other(o)));
+            refuses(&[&expected("out", o[axis])], &attention, &call);
+            if other(SHAPE.lse()).contains(&0) {
+                continue;
+            }
+            let wrong = TensorView::new(&lse, DType::F32, other(SHAPE.lse()));
+            let call = CachedForward::new(step.q(), &step.cache, out).lse(wrong);
+            let expected =
+                format!("`lse`: {} must be {}", ["batch", "heads", "q_len", "dim"][axis], SHAPE.lse()[axis]);
+            refuses(&[&expected], &attention, &call);
+        }
+    }
+    for dtype in [DType::F16, DType::U32, DType::Bool] {
+        let q = TensorView::new(&step.q, dtype, SHAPE.q());
+        refuses(&["`q`", "must be F32"], &attention, &CachedForward::new(q, &step.cache, out));
+        let o = TensorView::new(&buffers[3], dtype, SHAPE.out());
+        refuses(&["`out`", "must be F32"], &attention, &CachedForward::new(step.q(), &step.cache, o));
+        let wrong = TensorView::new(&lse, dtype, SHAPE.lse());
+        let call = CachedForward::new(step.q(), &step.cache, out).lse(wrong);
+        refuses(&["`lse`", "must be F32"], &attention, &call);
+    }
+    // Memory.
+    let overlap = out.with_strides([0, 18, 6, 1]);
+    refuses(&["`out`", "share memory"], &attention, &CachedForward::new(step.q(), &step.cache, overlap));
+    let far = step.q().with_offset(1 << 10);
+    refuses(&["`q`", "ends at byte"], &attention, &CachedForward::new(far, &step.cache, out));
+    let onto = TensorView::new(&buffers[3], DType::F32, SHAPE.q());
+    refuses(
+        &["`out`", "`q`", "a buffer of its own"],
+        &attention,
+        &CachedForward::new(onto, &step.cache, out),
+    );
+    let into = TensorView::new(&book, DType::F32, SHAPE.lse()).with_strides([4, 1, 1, 1]);
+    let call = CachedForward::new(step.q(), &step.cache, out).lse(into);
+    refuses(&["`lse`"], &attention, &call);
+    // Masks.
+    let numbers = |shape| TensorView::new(&extra, DType::U32, shape);
+    let bools = |shape| TensorView::new(&extra, DType::Bool, shape);
+    let with = |mask| CachedForward::new(step.q(), &step.cache, out).mask(mask);
+    let words = ["block maps and packed sequences with a cache", "other rules"];
+    refuses(&words, &attention, &with(Mask::none().blocks(Blocks::new(numbers([1; 4]), [8, 8]))));
+    refuses(&words, &attention, &with(Mask::none().packed(numbers([2, 1, 1, 2]), numbers([2, 1, 1, 2]))));
+    let [b, h, i, _] = SHAPE.weights();
+    for n in [CAPACITY - 1, CAPACITY + 1, 3] {
+        let words = [format!("`keep`: kv_len must be {CAPACITY} or 1"), format!("got {n}")];
+        let words = words.each_ref().map(String::as_str);
+        refuses(&words, &attention, &with(Mask::none().keep(bools([b, h, i, n]))));
+    }
+    for n in [2, 4, CAPACITY] {
+        let words = ["`tree`", "q_len must be 3", &format!("got {n}")];
+        refuses(&words, &attention, &with(Mask::none().tree(bools([1, 1, 3, n]))));
+        refuses(&words, &attention, &with(Mask::none().tree(bools([1, 1, n, 3]))));
+    }
+    refuses(&["`tree`", "must be Bool", "U32"], &attention, &with(Mask::none().tree(numbers([1, 1, 3, 3]))));
+    let onto = TensorView::new(&buffers[3], DType::Bool, [1, 1, 3, 3]);
+    refuses(&["`out`", "`tree`"], &attention, &with(Mask::none().tree(onto)));
+
+    // A ring has no last key that a tensor could reach.
+    let ring = Step::new(&gpu, config().layout(CacheLayout::Ring { sinks: 1 }));
+    let call = CachedForward::new(ring.q(), &ring.cache, out);
+    refuses(
+        &["`keep`: kv_len must be", "got 20"],
+        &attention,
+        &call.mask(Mask::none().keep(bools([b, h, i, CAPACITY]))),
+    );
+
+    // Queries of a step that there was none of.
+    step.cache.truncate(0, 1).expect("shorter");
+    refuses(&["not recorded", "flush"], &attention, &CachedForward::new(step.q(), &step.cache, out));
+    let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
+    gpu.submit(|e| step.cache.rewind(e, Rows::All(1), &mut scratch)).expect("one token each");
+    refuses(
+        &["last advance", "rewound", "not_advanced"],
+        &attention,
+        &CachedForward::new(step.q(), &step.cache, out),
+    );
+    let call = CachedForward::new(step.q(), &step.cache, out).not_advanced();
+    let mut scratch =
+        Scratch::new(gpu.device(), attention.scratch_size_cached(&call).expect("a size")).expect("scratch");
+    gpu.submit(|e| attention.forward_cached(e, &call, &mut scratch)).expect("queries of their own");
+    bench.seen
+}

@@ -1,0 +1,617 @@
+//! A cache on a device beside a plain model of it: every token that each sequence was given, in a `Vec`.
+
+use wgpu_attention::reference::cache::scales;
+use wgpu_attention::{
+    Append, Attention, Cache, CacheConfig, CacheLayout, CachedForward, Config, DType, Error, Group, Rows,
+    Scratch, ScratchSize, Shape, Storage, TensorView, Tiling,
+};
+
+use super::case::{Case, Judged, Part, Rules, Weights};
+use super::device::Profile;
+use super::memory::{Place, Values, stored};
+use super::random::Rng;
+use super::run::{Layout, Placed, PlacedRules};
+use crate::meaning;
+
+/// What a cache is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Kind {
+    pub batch: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub value_dim: usize,
+    pub capacity: usize,
+    pub layers: usize,
+    pub storage: Storage,
+    pub layout: CacheLayout,
+}
+
+impl Kind {
+    /// Two sequences, two heads for each of keys, one layer.
+    pub fn new(storage: Storage, layout: CacheLayout, capacity: usize) -> Self {
+        Kind {
+            batch: 2,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 8,
+            value_dim: 8,
+            capacity,
+            layers: 1,
+            storage,
+            layout,
+        }
+    }
+
+    pub fn config(&self) -> CacheConfig {
+        CacheConfig::new(self.kv_heads, self.head_dim, self.capacity)
+            .batch(self.batch)
+            .value_dim(self.value_dim)
+            .layers(self.layers)
+            .storage(self.storage)
+            .layout(self.layout)
+    }
+
+    /// Tokens that a sequence may have.
+    pub fn longest(&self) -> usize {
+        if self.ring().is_some() { usize::MAX } else { self.capacity }
+    }
+
+    /// The first tokens that a ring keeps, and how many of the last.
+    pub fn ring(&self) -> Option<[usize; 2]> {
+        match self.layout {
+            CacheLayout::Ring { sinks } => Some([sinks, self.capacity - sinks]),
+            _ => None,
+        }
+    }
+}
+
+/// What keys and values are drawn from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Data {
+    /// What every storage keeps exactly: whole levels of a power of two, the largest of a group at its maximum.
+    Lossless,
+    /// Anything: a result is off by no more than the storage's own rounding explains.
+    Random,
+}
+
+impl Data {
+    /// A key or a value of one head.
+    fn row(self, rng: &mut Rng, storage: Storage, dim: usize) -> Vec<f32> {
+        if self == Data::Random {
+            return rng.normals(dim);
+        }
+        let (most, group) = match storage {
+            Storage::Q4(group) => (7, group),
+            Storage::Q8(group) => (127, group),
+            _ => (127, Group::Of(32)),
+        };
+        let size = match group {
+            Group::Row => dim,
+            Group::Of(n) => n,
+        };
+        let mut row = Vec::new();
+        while row.len() < dim {
+            let count = size.min(dim - row.len());
+            // Keys of all storages are of about one size.
+            let level = rng.pick(&[1.0, 2.0, 4.0]) / if most == 7 { 4.0 } else { 64.0 };
+            let most_at = rng.below(count);
+            row.extend((0..count).map(|n| match n == most_at {
+                true => rng.pick(&[-1.0, 1.0]) * most as f32 * level,
+                false => (rng.between(0, 2 * most) as f32 - most as f32) * level,
+            }));
+        }
+        row
+    }
+
+    /// How far the storage may keep each value of a row from what it was.
+    fn off(self, storage: Storage, row: &[f32]) -> Vec<f64> {
+        // WGSL's division, which gives the scale, may be off by 2.5 ULP; the product with it by half.
+        let divided = 3.0 * f64::from(f32::EPSILON);
+        let size = |x: &f32| f64::from(x.abs());
+        match storage {
+            Storage::F32 => vec![0.0; row.len()],
+            // Either neighbour, and what f16 has no normal number for may become 0. What f16 has is kept.
+            Storage::F16 if self == Data::Random => {
+                row.iter().map(|x| (size(x) / 1024.0).max(1.0 / 16384.0)).collect()
+            }
+            Storage::F16 => vec![0.0; row.len()],
+            Storage::Q8(group) | Storage::Q4(group) => {
+                let scales = scales(storage, row);
+                let width = match group {
+                    Group::Row => row.len(),
+                    Group::Of(n) => n,
+                };
+                let half = if self == Data::Random { 0.5 } else { 0.0 };
+                let off = |(n, x): (usize, &f32)| {
+                    f64::from(scales[n / width]) * half * (1.0 + divided) + divided * size(x)
+                };
+                row.iter().enumerate().map(off).collect()
+            }
+        }
+    }
+}
+
+/// Keys and values of one token in one layer, head after head.
+#[derive(Clone, Debug)]
+pub struct Token {
+    pub k: Vec<f32>,
+    pub v: Vec<f32>,
+}
+
+/// A sequence as it should be.
+#[derive(Clone, Debug, Default)]
+pub struct Sequence {
+    /// By position, then layer.
+    pub tokens: Vec<Vec<Token>>,
+    /// How long it has been, where that matters: a ring has overwritten what a sequence of that length leaves out.
+    pub high: usize,
+    /// How many of its tokens the last advance gave it.
+    pub fresh: usize,
+    /// How often the device has refused to move it.
+    pub refused: u32,
+}
+
+impl Sequence {
+    pub fn len(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Positions after the sinks that a ring has overwritten.
+    pub fn shift(&self, kind: &Kind) -> usize {
+        if kind.ring().is_some() { self.high.saturating_sub(kind.capacity) } else { 0 }
+    }
+
+    /// Whether the cache still has the token at `position`.
+    pub fn keeps(&self, kind: &Kind, position: usize) -> bool {
+        let Some([sinks, _]) = kind.ring() else { return true };
+        position < sinks || position >= sinks + self.shift(kind)
+    }
+
+    /// Whether everything that it would keep of the first `len` tokens is still there.
+    pub fn can_return_to(&self, kind: &Kind, len: usize) -> bool {
+        let Some([sinks, _]) = kind.ring() else { return true };
+        self.shift(kind) == 0 || len <= sinks || len >= sinks + self.shift(kind)
+    }
+
+    /// Gives up tokens; they must be there to be given up.
+    pub fn return_to(&mut self, kind: &Kind, len: usize) {
+        assert!(len <= self.len() && self.can_return_to(kind, len));
+        if self.shift(kind) == 0 || kind.ring().is_none_or(|[sinks, _]| len <= sinks) {
+            self.high = len;
+        }
+        self.tokens.truncate(len);
+        self.fresh = 0;
+    }
+}
+
+/// As [`Rows`], with its own data.
+#[derive(Clone, Debug)]
+pub enum Count {
+    All(usize),
+    Each(Vec<usize>),
+    Device { counts: Vec<u32>, most: usize },
+}
+
+impl Count {
+    pub fn most(&self) -> usize {
+        match self {
+            Count::All(n) | Count::Device { most: n, .. } => *n,
+            Count::Each(counts) => counts.iter().copied().max().unwrap_or(0),
+        }
+    }
+
+    /// What a sequence is asked to move by.
+    pub fn of(&self, sequence: usize) -> usize {
+        match self {
+            Count::All(n) => *n,
+            Count::Each(counts) => counts[sequence],
+            Count::Device { counts, most } => (counts[sequence] as usize).min(*most),
+        }
+    }
+
+    /// What the host knows of that: least and most.
+    pub fn known(&self, sequence: usize) -> [usize; 2] {
+        match self {
+            Count::Device { most, .. } => [0, *most],
+            _ => [self.of(sequence); 2],
+        }
+    }
+
+    /// Calls `f` with the rows, the device's numbers in memory.
+    pub fn with<T>(&self, profile: &Profile, f: impl FnOnce(Rows) -> T) -> T {
+        match self {
+            Count::All(n) => f(Rows::All(*n)),
+            Count::Each(counts) => f(Rows::Each(counts)),
+            Count::Device { counts, most } => {
+                let place = Place::nested([counts.len(), 1, 1, 1], [0, 1, 2, 3], [0; 4], 2, 5);
+                let placed = Placed::input(profile, Values::Numbers(counts), DType::U32, place);
+                f(Rows::Device { counts: placed.view(), most: *most })
+            }
+        }
+    }
+}
+
+/// A question to the cache.
+#[derive(Clone, Copy, Debug)]
+pub struct Ask<'a> {
+    pub layer: usize,
+    pub tiling: Tiling,
+    pub dtype: DType,
+    /// Of what is added to scores.
+    pub bias: DType,
+    pub splits: Option<usize>,
+    /// Queries of every sequence; `None`: those of the last advance.
+    pub rows: Option<usize>,
+    pub rules: &'a Rules,
+    pub softcap: Option<f32>,
+    pub layout: Layout,
+    pub lse: bool,
+}
+
+impl<'a> Ask<'a> {
+    pub fn new(tiling: Tiling, rules: &'a Rules) -> Self {
+        Ask {
+            layer: 0,
+            tiling,
+            dtype: DType::F32,
+            bias: DType::F32,
+            splits: None,
+            rows: None,
+            rules,
+            softcap: None,
+            layout: Layout::Dense,
+            lse: true,
+        }
+    }
+}
+
+/// A cache and its model.
+pub struct Bed {
+    pub profile: &'static Profile,
+    pub kind: Kind,
+    pub data: Data,
+    pub cache: Cache,
+    pub sequences: Vec<Sequence>,
+    /// Most rows of the last advance.
+    pub advanced: usize,
+    /// What keys and values come as, and how they lie.
+    pub dtype: DType,
+    pub layout: Layout,
+    /// Whether new tokens are NaN; they must be gone before anything is asked.
+    pub bad: bool,
+    pub rng: Rng,
+}
+
+impl Bed {
+    pub fn new(profile: &'static Profile, kind: Kind, data: Data, seed: u64) -> Self {
+        profile.tidy();
+        let cache = Cache::with_pipelines(profile.gpu.pipelines(), kind.config()).expect("a cache");
+        Bed {
+            profile,
+            kind,
+            data,
+            cache,
+            sequences: vec![Sequence::default(); kind.batch],
+            advanced: 0,
+            dtype: DType::F32,
+            layout: Layout::Dense,
+            bad: false,
+            rng: Rng::new(seed),
+        }
+    }
+
+    pub fn scratch(&self) -> Scratch {
+        Scratch::new(self.profile.gpu.device(), ScratchSize::default()).expect("scratch")
+    }
+
+    pub fn encoder(&self) -> wgpu::CommandEncoder {
+        self.profile.gpu.device().create_command_encoder(&Default::default())
+    }
+
+    pub fn submit(&self, encoder: wgpu::CommandEncoder) {
+        self.profile.gpu.queue().submit([encoder.finish()]);
+    }
+
+    /// Tokens with data for every layer.
+    fn draw(&mut self) -> Vec<Token> {
+        let Kind { kv_heads, head_dim, value_dim, layers, storage, .. } = self.kind;
+        let (data, dtype) = (self.data, self.dtype);
+        let mut side = |dim| -> Vec<f32> {
+            (0..kv_heads).flat_map(|_| stored(&data.row(&mut self.rng, storage, dim), dtype)).collect()
+        };
+        (0..layers).map(|_| Token { k: side(head_dim), v: side(value_dim) }).collect()
+    }
+
+    /// Advances the cache by `count` and appends new tokens to every layer.
+    pub fn grow(&mut self, count: &Count) -> Result<(), Error> {
+        let most = count.most();
+        let mut encoder = self.encoder();
+        let mut scratch = self.scratch();
+        let profile = self.profile;
+        count.with(profile, |rows| self.cache.advance(&mut encoder, rows, &mut scratch))?;
+        self.advanced = most;
+        let longest = self.kind.longest();
+        for s in 0..self.kind.batch {
+            let wanted = count.of(s);
+            let fits = self.sequences[s].len().saturating_add(wanted) <= longest;
+            let n = if fits { wanted } else { 0 };
+            let new: Vec<_> = (0..n).map(|_| self.draw()).collect();
+            let sequence = &mut self.sequences[s];
+            sequence.refused += u32::from(!fits);
+            sequence.fresh = n;
+            sequence.tokens.extend(new);
+            sequence.high = sequence.high.max(sequence.len());
+        }
+        let held: Vec<_> = (0..self.kind.layers).map(|layer| self.place_new(layer)).collect();
+        for (layer, [k, v]) in held.iter().enumerate() {
+            self.cache.append(&mut encoder, layer, &Append::new(k.view(), v.view()), &mut scratch)?;
+        }
+        self.submit(encoder);
+        Ok(())
+    }
+
+    /// Keys and values of the last advance; rows that a sequence has not are NaN.
+    fn place_new(&self, layer: usize) -> [Placed; 2] {
+        let Kind { batch, kv_heads, head_dim, value_dim, .. } = self.kind;
+        let rows = self.advanced;
+        let shapes = [head_dim, value_dim].map(|dim| [batch, kv_heads, rows, dim]);
+        let places = self.layout.places(shapes);
+        [0, 1].map(|side| {
+            let dim = shapes[side][3];
+            let part = Part::of(shapes[side], |[s, h, i, d]| {
+                let Sequence { tokens, fresh, .. } = &self.sequences[s];
+                if i >= *fresh {
+                    return f32::NAN;
+                }
+                if self.bad {
+                    return f32::NAN;
+                }
+                let token = &tokens[tokens.len() - fresh + i][layer];
+                [&token.k, &token.v][side][h * dim + d]
+            });
+            Placed::input(self.profile, Values::Floats(&part.data), self.dtype, places[side])
+        })
+    }
+
+    /// Moves the cache back by `count`.
+    pub fn rewind(&mut self, count: &Count) -> Result<(), Error> {
+        let mut encoder = self.encoder();
+        let mut scratch = self.scratch();
+        let profile = self.profile;
+        count.with(profile, |rows| self.cache.rewind(&mut encoder, rows, &mut scratch))?;
+        self.submit(encoder);
+        self.advanced = 0;
+        for (s, sequence) in self.sequences.iter_mut().enumerate() {
+            let to = sequence.len() - count.of(s).min(sequence.len());
+            if sequence.can_return_to(&self.kind, to) {
+                sequence.return_to(&self.kind, to);
+            } else {
+                sequence.refused += 1;
+            }
+            sequence.fresh = 0;
+        }
+        Ok(())
+    }
+
+    pub fn flush(&mut self) {
+        let mut encoder = self.encoder();
+        self.cache.flush(&mut encoder).expect("a recording");
+        self.submit(encoder);
+    }
+
+    /// What a view of the cache's book holds, one number per sequence.
+    pub fn numbers(&self, view: TensorView) -> Vec<u32> {
+        let [stride, ..] = view.strides();
+        let words = view.offset() + (self.kind.batch - 1) * stride + 1;
+        let book: Vec<u32> = self.profile.gpu.download(view.buffer(), words).expect("a read-back");
+        (0..self.kind.batch).map(|s| book[view.offset() + s * stride]).collect()
+    }
+
+    /// Lengths and refusals on the device are the model's, and the host's idea of the lengths holds them.
+    pub fn check_book(&self) -> Result<(), String> {
+        let want = |f: fn(&Sequence) -> u32| self.sequences.iter().map(f).collect::<Vec<_>>();
+        let lengths = self.numbers(self.cache.lengths());
+        let wanted = want(|s| s.len() as u32);
+        if lengths != wanted {
+            return Err(format!("lengths {lengths:?} on the device, not {wanted:?}"));
+        }
+        let refusals = self.numbers(self.cache.refusals());
+        let wanted = want(|s| s.refused);
+        if refusals != wanted {
+            return Err(format!("refusals {refusals:?} on the device, not {wanted:?}"));
+        }
+        for (s, sequence) in self.sequences.iter().enumerate() {
+            let [least, most] = self.cache.len_bounds(s).expect("a sequence");
+            if !(least..=most).contains(&sequence.len()) {
+                return Err(format!("{} tokens of {s} are not in {least}..={most}", sequence.len()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Attention by the model's data of one sequence: the case, its queries given, without its data's rounding.
+    fn case(&self, s: usize, q: Vec<f32>, ask: &Ask) -> Case {
+        let Kind { heads, kv_heads, head_dim, value_dim, .. } = self.kind;
+        let ring = self.kind.ring().map_or(0, |[sinks, _]| sinks);
+        let sequence = &self.sequences[s];
+        let len = sequence.len();
+        let q_len = q.len() / (heads * head_dim);
+        let shape = Shape { batch: 1, heads, kv_heads, q_len, kv_len: len, head_dim, value_dim };
+        let side = |dim: usize, of: fn(&Token) -> &Vec<f32>| -> Vec<f32> {
+            let row = |h: usize| {
+                sequence.tokens.iter().flat_map(move |token| of(&token[ask.layer])[h * dim..][..dim].to_vec())
+            };
+            (0..kv_heads).flat_map(row).collect()
+        };
+        let rules = ask.rules.stored(ask.bias);
+        // A ring's first tokens are seen however far away they are.
+        let far = Rules { window: None, pattern: None, ..rules.clone() };
+        let pairs = shape.weights();
+        let keep = Part::of(pairs, |[_, h, i, j]| {
+            let rules = if j < ring { &far } else { &rules };
+            sequence.keeps(&self.kind, j) && meaning::sees(rules, &shape, [s, h, i, j])
+        });
+        let bias = Part::of(pairs, |[_, h, i, j]| meaning::adds(&rules, &shape, [s, h, i, j]));
+        let sinks = rules
+            .sinks
+            .as_ref()
+            .map(|part| Part::of([1, heads, 1, 1], |[_, h, ..]| meaning::at(part, [s, h, 0, 0])));
+        Case {
+            name: format!("sequence {s}"),
+            shape,
+            q,
+            k: side(head_dim, |t| &t.k),
+            v: side(value_dim, |t| &t.v),
+            scale: None,
+            softcap: ask.softcap,
+            rules: Rules { keep: Some(keep), bias: Some(bias), sinks, ..Default::default() },
+            dropout: None,
+            expected: Default::default(),
+        }
+    }
+
+    /// Runs `ask` and judges every sequence by the model: the largest error over tolerance.
+    pub fn ask(&mut self, ask: &Ask) -> Result<f64, String> {
+        let Kind { batch, heads, kv_heads, head_dim, value_dim, .. } = self.kind;
+        let profile = self.profile;
+        let rows = ask.rows.unwrap_or(self.advanced);
+        let queries: Vec<usize> =
+            self.sequences.iter().map(|s| if ask.rows.is_some() { rows } else { s.fresh }).collect();
+        let shape = |heads, dim| [batch, heads, rows, dim];
+        let drawn: Vec<f32> = stored(&self.rng.normals(batch * heads * rows * head_dim), ask.dtype);
+        // Queries that a sequence has not are NaN.
+        let mut q = Part::new(drawn, shape(heads, head_dim));
+        for (n, x) in q.data.iter_mut().enumerate() {
+            let (s, i) = (n / (heads * rows * head_dim), n / head_dim % rows);
+            *x = if i < queries[s] { *x * 0.5 } else { f32::NAN };
+        }
+        let [q_at, out_at, lse_at] = ask.layout.places([q.shape, shape(heads, value_dim), shape(heads, 1)]);
+        let placed = Placed::input(profile, Values::Floats(&q.data), ask.dtype, q_at);
+        let out = Placed::output(profile, ask.dtype, out_at);
+        let lse = ask.lse.then(|| Placed::output(profile, DType::F32, lse_at));
+        let rules = PlacedRules::new(profile, ask.rules, ask.bias, ask.layout);
+
+        let mut config = Config::new(heads, head_dim)
+            .kv_heads(kv_heads)
+            .value_dim(value_dim)
+            .dtype(ask.dtype)
+            .tiling(ask.tiling);
+        if let Some(splits) = ask.splits {
+            config = config.splits(splits);
+        }
+        if let Some(softcap) = ask.softcap {
+            config = config.softcap(softcap);
+        }
+        let refused = |e: Error| format!("refused: {e}");
+        let attention = Attention::with_pipelines(profile.gpu.pipelines(), config).map_err(refused)?;
+        let mut call =
+            CachedForward::new(placed.view(), &self.cache, out.view()).layer(ask.layer).mask(rules.mask());
+        call.lse = lse.as_ref().map(Placed::view);
+        call.advanced = ask.rows.is_none();
+        let size = attention.scratch_size_cached(&call).map_err(refused)?;
+        let mut scratch = Scratch::new(profile.gpu.device(), size).map_err(refused)?;
+        let mut encoder = self.encoder();
+        attention.forward_cached(&mut encoder, &call, &mut scratch).map_err(refused)?;
+        self.submit(encoder);
+        let out = out.download("out", profile)?;
+        let lse = lse.map(|t| t.download("lse", profile)).transpose()?;
+
+        let mut worst = 0f64;
+        for (s, own) in queries.iter().enumerate() {
+            let row = |h: usize, i: usize| (s * heads + h) * rows + i;
+            // What no query stands for, and what has no key.
+            let seen = if self.sequences[s].len() == 0 { 0 } else { *own };
+            for (h, i) in (0..heads).flat_map(|h| (seen..rows).map(move |i| (h, i))) {
+                let nothing = ask.rules.sinks.as_ref().map_or(f64::NEG_INFINITY, |part| {
+                    f64::from(stored(&[meaning::at(part, [s, h, 0, 0])], ask.bias)[0])
+                });
+                let zeros = out[row(h, i) * value_dim..][..value_dim].iter().all(|x| *x == 0.0);
+                // The sink's logarithm of one may be off by a rounding.
+                let near = |got: f64| got == nothing || (got - nothing).abs() <= 1e-6 * nothing.abs();
+                if !zeros || lse.as_ref().is_some_and(|lse| !near(lse[row(h, i)])) {
+                    return Err(format!("sequence {s}, head {h}: row {i} is not a query and not nothing"));
+                }
+            }
+            if seen == 0 {
+                continue;
+            }
+            let part = |dim: usize, x: &[f64], h: usize| x[row(h, 0) * dim..row(h, seen) * dim].to_vec();
+            let narrow =
+                (0..heads).flat_map(|h| q.data[row(h, 0) * head_dim..row(h, seen) * head_dim].to_vec());
+            let case = self.case(s, narrow.collect(), ask);
+            let got = (0..heads).flat_map(|h| part(value_dim, &out, h)).collect::<Vec<_>>();
+            let got_lse =
+                lse.as_ref().map(|lse| (0..heads).flat_map(|h| part(1, lse, h)).collect::<Vec<_>>());
+            let ratio = self.judge(&case, ask, &got, got_lse.as_deref());
+            worst = worst.max(ratio.map_err(|e| format!("sequence {s}, {}: {e}", self.sequences[s].len()))?);
+        }
+        Ok(worst)
+    }
+
+    /// Row by row: twice the naive error and the floor, and what the storage's rounding explains.
+    fn judge(&self, case: &Case, ask: &Ask, out: &[f64], lse: Option<&[f64]>) -> Result<f64, String> {
+        let truth = case.truth(ask.dtype, Weights::None);
+        let value_dim = case.shape.value_dim;
+        let bounds = self.rounding(case);
+        let rows = out.len() / value_dim;
+        let mut worst = 0f64;
+        for n in 0..rows {
+            let [of_out, of_lse] = bounds.as_ref().map_or([0.0; 2], |bounds| bounds[n]);
+            let judged = |judged: &Judged, range: std::ops::Range<usize>, more: f64| {
+                let mut own = Judged { want: judged.want[range].to_vec(), ..judged.clone() };
+                own.tolerance.absolute += more;
+                own
+            };
+            let range = n * value_dim..(n + 1) * value_dim;
+            let ratio = judged(&truth.out, range.clone(), of_out).judge(&out[range]);
+            worst = worst.max(ratio.map_err(|e| format!("out, row {n}: {e}"))?);
+            if let Some(lse) = lse {
+                let ratio = judged(&truth.lse, n..n + 1, of_lse).judge(&lse[n..n + 1]);
+                worst = worst.max(ratio.map_err(|e| format!("lse, row {n}: {e}"))?);
+            }
+        }
+        Ok(worst)
+    }
+
+    /// How far the storage's rounding may move each row of out, and of lse; `None` where it rounds nothing.
+    ///
+    /// No score moves by more than Δ = |scale| Σ |q_d| off(k_d), so lse does not, and weights stay within e^{±2Δ}.
+    fn rounding(&self, case: &Case) -> Option<Vec<[f64; 2]>> {
+        let exact = matches!(self.kind.storage, Storage::F32)
+            || (self.kind.storage == Storage::F16 && self.data == Data::Lossless);
+        if exact {
+            return None;
+        }
+        let Shape { heads, kv_heads, q_len, kv_len, head_dim, value_dim, .. } = case.shape;
+        let off = |x: &[f32], dim: usize| -> Vec<f64> {
+            x.chunks(dim).flat_map(|row| self.data.off(self.kind.storage, row)).collect()
+        };
+        let (off_k, off_v) = (off(&case.k, head_dim), off(&case.v, value_dim));
+        let weights = case.reference::<f64>().weights;
+        let scale = case.options().scale(head_dim).abs();
+        let row = |n: usize| {
+            let (h, _) = (n / q_len, n % q_len);
+            let q = &case.q[n * head_dim..][..head_dim];
+            let (mut delta, mut moved) = (0f64, 0f64);
+            let mut values = vec![0f64; value_dim];
+            for j in 0..kv_len {
+                let weight = weights[n * kv_len + j];
+                let key = h / (heads / kv_heads) * kv_len + j;
+                let rounding = &off_k[key * head_dim..][..head_dim];
+                // A weight of 0 is of a key that is not seen, or of one that no rounding brings back.
+                if weight > 0.0 {
+                    let sum: f64 = q.iter().zip(rounding).map(|(q, off)| f64::from(q.abs()) * off).sum();
+                    delta = delta.max(scale * sum);
+                    for d in 0..value_dim {
+                        values[d] += weight * f64::from(case.v[key * value_dim + d].abs());
+                        moved = moved.max(off_v[key * value_dim + d]);
+                    }
+                }
+            }
+            let most = values.into_iter().fold(0.0, f64::max);
+            [((2.0 * delta).exp() - 1.0) * most + moved, delta]
+        };
+        Some((0..heads * q_len).map(row).collect())
+    }
+}

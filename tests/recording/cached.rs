@@ -1,0 +1,239 @@
+//! Generation recorded far ahead: every step is the same recording, and costs the same, whatever came before it.
+
+use wgpu_attention::{Append, Cache, CacheConfig, CacheLayout, CachedForward, Group, Rows, Storage, Tiling};
+
+use super::cost::median;
+use wgpu_attention::reference::Real;
+use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
+
+use super::*;
+
+const HEADS: usize = 2;
+const DIM: usize = 8;
+const STEPS: usize = 1000;
+
+/// Buffers of a step: the queries, keys and values of all steps, and one step's own.
+struct Generation {
+    own: Own,
+    cache: Cache,
+    attention: Attention,
+    all: [wgpu::Buffer; 4],
+    step: [wgpu::Buffer; 4],
+    data: [Vec<f32>; 3],
+}
+
+impl Generation {
+    fn new(layout: CacheLayout, storage: Storage, capacity: usize, tiling: Tiling) -> Self {
+        let own = Own::new();
+        let gpu = &own.gpu;
+        let config = CacheConfig::new(1, DIM, capacity).storage(storage).layout(layout);
+        let cache = Cache::with_pipelines(gpu.pipelines(), config).expect("a cache");
+        let config = Config::new(HEADS, DIM).kv_heads(1).tiling(tiling).splits(3);
+        let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
+        // Whole levels of 1/16, the largest of each row among them: what every storage keeps.
+        let level =
+            |n: usize| if n.is_multiple_of(DIM) { 127.0 } else { (n * 37 % 255) as f32 - 127.0 } / 16.0;
+        let keys = |seed: usize| (0..STEPS * DIM).map(|n| level(n + seed * DIM * 7)).collect::<Vec<_>>();
+        let data = [noise(STEPS * HEADS * DIM, 0.7).iter().map(|x| x * 0.2).collect(), keys(1), keys(2)];
+        let [q, k, v] = data.each_ref().map(|x: &Vec<f32>| gpu.upload(x).expect("an upload"));
+        let out = gpu.upload(&vec![POISON; STEPS * HEADS * DIM]).expect("an upload");
+        let step = [HEADS, 1, 1, HEADS].map(|heads| gpu.buffer(4 * heads * DIM).expect("a buffer"));
+        Generation { cache, attention, all: [q, k, v, out], step, data, own }
+    }
+
+    fn view(&self, n: usize, heads: usize) -> TensorView<'_> {
+        TensorView::new(&self.step[n], DType::F32, [1, heads, 1, DIM])
+    }
+
+    fn scratch(&self) -> Scratch {
+        let call = CachedForward::new(self.view(0, HEADS), &self.cache, self.view(3, HEADS)).not_advanced();
+        let size = self.attention.scratch_size_cached(&call.mask(Mask::causal())).expect("a size");
+        Scratch::new(self.own.gpu.device(), size).expect("scratch")
+    }
+
+    /// Inputs of step `n` to where a step has them, the step, its output to where all are.
+    fn record(&mut self, encoder: &mut wgpu::CommandEncoder, n: usize, scratch: &mut Scratch) {
+        let bytes = |heads: usize| 4 * (heads * DIM) as u64;
+        for (side, heads) in [HEADS, 1, 1].into_iter().enumerate() {
+            let from = n as u64 * bytes(heads);
+            encoder.copy_buffer_to_buffer(&self.all[side], from, &self.step[side], 0, bytes(heads));
+        }
+        self.generate(encoder, scratch);
+        let to = n as u64 * bytes(HEADS);
+        encoder.copy_buffer_to_buffer(&self.step[3], 0, &self.all[3], to, bytes(HEADS));
+    }
+
+    /// The step alone.
+    fn generate(&mut self, encoder: &mut wgpu::CommandEncoder, scratch: &mut Scratch) {
+        self.cache.advance(encoder, Rows::All(1), scratch).expect("room");
+        let append = Append::new(self.view(1, 1), self.view(2, 1));
+        self.cache.append(encoder, 0, &append, scratch).expect("a recording");
+        let call = CachedForward::new(self.view(0, HEADS), &self.cache, self.view(3, HEADS));
+        self.attention.forward_cached(encoder, &call.mask(Mask::causal()), scratch).expect("a recording");
+    }
+
+    /// One causal call over all tokens; of a ring over those that it keeps.
+    fn truth<R: Real>(&self, ring: Option<[usize; 2]>) -> Vec<f64> {
+        let shape = Shape { kv_heads: 1, ..Shape::new(1, HEADS, STEPS, DIM) };
+        // Queries lie step after step, the reference wants them head after head.
+        let q: Vec<R> = (0..HEADS * STEPS * DIM)
+            .map(|n| {
+                let (h, i, d) = (n / (STEPS * DIM), n / DIM % STEPS, n % DIM);
+                R::of(f64::from(self.data[0][(i * HEADS + h) * DIM + d]))
+            })
+            .collect();
+        let keep: Vec<bool> = (0..STEPS * STEPS)
+            .map(|n| {
+                let (i, j) = (n / STEPS, n % STEPS);
+                ring.is_none_or(|[sinks, kept]| j < sinks || j + kept > i + sinks)
+            })
+            .collect();
+        let keep = wgpu_attention::HostTensor::new(&keep, [1, 1, STEPS, STEPS]);
+        let options = Options { mask: Mask::causal().keep(keep), ..Default::default() };
+        let [k, v] = [1, 2].map(|n: usize| widen::<R>(&self.data[n]));
+        let out = reference::attention::<R>(&q, &k, &v, &shape, &options).expect("a truth").out;
+        (0..STEPS * HEADS * DIM)
+            .map(|n| {
+                let (i, h, d) = (n / (HEADS * DIM), n / DIM % HEADS, n % DIM);
+                out[(h * STEPS + i) * DIM + d].f64()
+            })
+            .collect()
+    }
+}
+
+/// A thousand tokens in four encoders, nothing read back, nothing created after the first of them.
+#[test]
+fn a_thousand_steps_are_recorded_ahead() {
+    let paged = CacheLayout::Paged { page: 64, pages: 16 };
+    for (layout, storage, capacity, tiling) in [
+        (CacheLayout::Contiguous, Storage::F32, STEPS, Tiling::Uniform),
+        (CacheLayout::Ring { sinks: 4 }, Storage::Q8(Group::Row), 50, Tiling::Workgroup),
+        (paged, Storage::F16, STEPS, Tiling::Uniform),
+    ] {
+        let mut generation = Generation::new(layout, storage, capacity, tiling);
+        let gpu = generation.own.gpu.clone();
+        let mut scratch = generation.scratch();
+        if let CacheLayout::Paged { .. } = layout {
+            // Pages that come with the steps are uploaded; those that are there already cost nothing.
+            generation.cache.reserve(0, STEPS).expect("all pages");
+        }
+        let mut created = None;
+        let mut n = 0;
+        for encoder_n in 0..4 {
+            let mut encoder = encoder(&gpu);
+            while n < (encoder_n + 1) * STEPS / 4 {
+                generation.record(&mut encoder, n, &mut scratch);
+                n += 1;
+                // After the first step, which compiles and binds.
+                let alive = generation.own.alive().expect("wgpu counts resources on this backend");
+                let now = (gpu.pipelines().compiled(), alive.bind_groups, alive.pipelines, alive.layouts);
+                if n > 1 {
+                    assert_eq!(*created.get_or_insert(now), now, "{layout:?}: step {n} created something");
+                }
+                let buffers = alive.buffers;
+                if n > 2 {
+                    assert_eq!(buffers, generation.own.alive().expect("counts").buffers);
+                }
+            }
+            gpu.queue().submit([encoder.finish()]);
+        }
+        let lengths = generation.cache.lengths();
+        let book = gpu.download::<u32>(lengths.buffer(), lengths.offset() + 1).expect("a read-back");
+        assert_eq!(book[lengths.offset()], STEPS as u32, "{layout:?}");
+        assert_eq!(generation.cache.len(0), Some(STEPS));
+        let got: Vec<f64> =
+            widen(&gpu.download::<f32>(&generation.all[3], STEPS * HEADS * DIM).expect("a read-back"));
+        let ring = if let CacheLayout::Ring { sinks } = layout { Some([sinks, capacity]) } else { None };
+        let want = generation.truth::<f64>(ring);
+        // No value is beyond 127 / 16.
+        let tolerance = Tolerance::from_naive(&generation.truth::<f32>(ring), &want, 8.0, EPSILON_F32);
+        let difference = compare(&got, &want, tolerance).unwrap_or_else(|e| panic!("{layout:?}: {e}"));
+        say(&format!(
+            "{STEPS} steps of {layout:?}: off by {:e} of {:e}",
+            difference.absolute, tolerance.absolute
+        ));
+    }
+}
+
+/// Buffers that live after so many steps: no step leaves one behind.
+#[test]
+fn steps_leave_no_buffers() {
+    let mut generation = Generation::new(CacheLayout::Contiguous, Storage::F32, STEPS, Tiling::Uniform);
+    let gpu = generation.own.gpu.clone();
+    let mut scratch = generation.scratch();
+    let mut after = |steps: usize| {
+        let mut encoder = encoder(&gpu);
+        (0..steps).for_each(|_| generation.generate(&mut encoder, &mut scratch));
+        gpu.queue().submit([encoder.finish()]);
+        gpu.device().poll(wgpu::PollType::wait_indefinitely()).expect("an answer");
+        generation.own.alive().expect("wgpu counts resources on this backend")
+    };
+    let first = after(1);
+    assert_eq!(after(100), first);
+    assert_eq!(after(100), first);
+}
+
+/// Recording a step allocates as often and takes as long at any length.
+#[test]
+fn a_step_costs_the_same_at_any_length() {
+    let capacity = 1 << 20;
+    let mut generation =
+        Generation::new(CacheLayout::Contiguous, Storage::Q8(Group::Row), capacity, Tiling::Uniform);
+    let gpu = generation.own.gpu.clone();
+    let mut scratch = generation.scratch();
+    let mut cost = |len: usize| {
+        let mut encoder = encoder(&gpu);
+        // As far as recording goes, the tokens are there.
+        let now = generation.cache.len(0).expect("known");
+        if len > now {
+            generation.cache.advance(&mut encoder, Rows::All(len - now), &mut scratch).expect("room");
+        }
+        generation.generate(&mut encoder, &mut scratch);
+        let count = allocations(|| generation.generate(&mut encoder, &mut scratch));
+        let time = median(200, || {
+            let start = Instant::now();
+            generation.generate(&mut encoder, &mut scratch);
+            start.elapsed()
+        });
+        drop(encoder);
+        (count, time)
+    };
+    let short = cost(1);
+    let long = cost(capacity - 1000);
+    say(&format!("recording a step: {short:?} at the beginning, {long:?} at a million"));
+    assert_eq!(short.0, long.0, "allocations");
+    assert!(short.0 < 500, "{} allocations", short.0);
+    assert!(long.1 < Duration::from_millis(3), "a step takes {:?}", long.1);
+}
+
+/// Temporary memory is bounded by the splits, whatever the capacity, and is the same at every length.
+#[test]
+fn scratch_does_not_grow_with_capacity() {
+    let own = Own::new();
+    let gpu = &own.gpu;
+    for tiling in [Tiling::Workgroup, Tiling::Uniform] {
+        let attention =
+            Attention::with_pipelines(gpu.pipelines(), Config::new(8, 64).kv_heads(2).tiling(tiling))
+                .expect("an operator");
+        let [q, out] = [0, 1].map(|_| gpu.buffer(4 * 8 * 64).expect("a buffer"));
+        let view = |b| TensorView::new(b, DType::F32, [1, 8, 1, 64]);
+        let mut scratch = Scratch::new(gpu.device(), Default::default()).expect("scratch");
+        let mut sizes = Vec::new();
+        for capacity in [1, 64, 1000, 10_000, 40_000, 100_000] {
+            let config = CacheConfig::new(2, 64, capacity).storage(Storage::Q4(Group::Of(32)));
+            let mut cache = Cache::with_pipelines(gpu.pipelines(), config).expect("a cache");
+            let size = |cache: &Cache| {
+                let call = CachedForward::new(view(&q), cache, view(&out)).not_advanced();
+                attention.scratch_size_cached(&call).expect("a size").total()
+            };
+            let empty = size(&cache);
+            gpu.submit(|e| cache.advance(e, Rows::All(capacity), &mut scratch)).expect("room");
+            assert_eq!(size(&cache), empty, "{tiling:?}: a full cache of {capacity}");
+            sizes.push(empty);
+        }
+        // 128 splits of 8 rows, each 64 sums and a vector of totals.
+        assert!(sizes.is_sorted() && sizes[0] == 0, "{tiling:?}: {sizes:?}");
+        assert!(sizes.iter().all(|size| *size <= 128 * 8 * 4 * (64 + 4)), "{tiling:?}: {sizes:?}");
+        assert!(sizes[4] == sizes[5] && sizes[4] > 0, "{tiling:?}: {sizes:?}");
+    }
+}

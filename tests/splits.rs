@@ -1,0 +1,222 @@
+//! Keys of plain tensors split among workgroups: the truth is that of the unsplit call, at every number of splits.
+
+use wgpu_attention::{DType, Path, Shape};
+
+use crate::harness::run::{judge_outputs, run_with};
+use crate::harness::{Case, Drop, Layout, Part, Report, Setup, TILINGS, Weights, defaults, full};
+
+/// More than there are keys, too.
+const SPLITS: [usize; 5] = [1, 2, 3, 7, 128];
+
+fn setup(n: usize, tiling: wgpu_attention::Tiling, dtype: DType) -> Setup {
+    Setup {
+        profile: if n.is_multiple_of(2) || dtype == DType::F16 { full() } else { defaults() },
+        tiling,
+        path: Path::Fused,
+        dtype,
+        bias: DType::F32,
+        layout: if n.is_multiple_of(2) { Layout::Window(2 * n as u64 + 1) } else { Layout::Dense },
+        lse: !n.is_multiple_of(5),
+        weights: Weights::None,
+    }
+}
+
+/// `case` in both tilings at every number of splits.
+fn holds(report: &mut Report, case: &Case, dtype: DType, splits: &[usize]) {
+    if dtype == DType::F16 && !full().f16 {
+        return report.skip("F16: the device lacks SHADER_F16".into(), &case.name);
+    }
+    let stored = case.stored(dtype, DType::F32);
+    let truth = stored.truth(dtype, Weights::None);
+    for tiling in TILINGS {
+        for n in splits {
+            let setup = setup(*n, tiling, dtype);
+            let judged = run_with(&stored, &setup, |config| config.splits(*n))
+                .and_then(|got| judge_outputs(&case.expected, case.shape, &truth, &got, false));
+            report.record(&format!("{}, {n} splits", case.name), &setup, judged);
+        }
+    }
+}
+
+fn shape(q_len: usize, kv_len: usize) -> Shape {
+    Shape { batch: 2, heads: 4, kv_heads: 2, q_len, kv_len, head_dim: 12, value_dim: 21 }
+}
+
+#[test]
+fn lengths() {
+    let mut report = Report::new("splits, lengths");
+    for kv_len in [1, 64, 65, 700] {
+        for q_len in [1, 3, 35] {
+            let case = Case::random(format!("splits {q_len} {kv_len}"), shape(q_len, kv_len));
+            holds(&mut report, &case, DType::F32, &SPLITS);
+            if q_len != 35 {
+                let causal = case.with(|c| c.rules.causal = true);
+                holds(&mut report, &causal, [DType::F32, DType::F16][kv_len % 2], &[2, 7]);
+            }
+        }
+    }
+    report.finish();
+}
+
+/// Masks that cut the range of keys, whose split it is, and masks that ask every pair; rows that see nothing.
+#[test]
+fn masks() {
+    let mut report = Report::new("splits, masks");
+    for (n, kv_len) in [64, 65, 700].into_iter().enumerate() {
+        let shape = shape(3, kv_len);
+        let [b, h, i, j] = shape.weights();
+        let plain = Case::random(format!("splits, masks, {kv_len}"), shape);
+        let named = |what: &str, change: &dyn Fn(&mut Case)| {
+            plain.clone().with(|c| {
+                c.name += &format!(", {what}");
+                change(c);
+            })
+        };
+        let logits = Part::new(vec![0.5, -0.25, 3.0, f32::NEG_INFINITY], [1, h, 1, 1]);
+        let cases = [
+            named("window", &|c| (c.rules.causal, c.rules.window) = (true, Some([kv_len / 3, 0]))),
+            named("lengths", &|c| {
+                c.rules.lengths = Some(Part::new(vec![0, kv_len as u32 / 2], [b, 1, 1, 1]))
+            }),
+            named("keep", &|c| {
+                let keep =
+                    |[b, h, i, j]: [usize; 4]| i != 1 && (b + h + i + j) % 3 != 0 && (i == 0 || j > 60);
+                c.rules.keep = Some(Part::of([b, h, i, j], keep));
+            }),
+            named("logits", &|c| (c.rules.causal, c.rules.sinks) = (true, Some(logits.clone()))),
+            named("logits and dead rows", &|c| {
+                c.rules.sinks = Some(logits.clone());
+                c.rules.lengths = Some(Part::new(vec![0, 1, 64], [1, 1, i, 1]));
+            }),
+            named("bias and softcap", &|c| {
+                let bias =
+                    |[.., j]: [usize; 4]| if j % 9 == 4 { f32::NEG_INFINITY } else { (j % 5) as f32 - 2.0 };
+                (c.rules.bias, c.softcap) = (Some(Part::of([1, 1, 1, j], bias)), Some(3.0));
+            }),
+            named("steep", &|c| {
+                // The largest score now in one split, now in another.
+                let steep = |[.., i, j]: [usize; 4]| 60.0 * ((i + 2 * j) as f32 / kv_len as f32).sin();
+                c.rules.bias = Some(Part::of([1, 1, i, j], steep));
+            }),
+            named("blocks", &|c| {
+                let map = Part::of([1, 1, 1, j.div_ceil(32)], |[.., d]| [2, 0, 1][d % 3]);
+                let keep = Part::of([1, 1, 1, j], |[.., j]| j % 2 == 0);
+                (c.rules.blocks, c.rules.keep) = (Some((map, [64, 32])), Some(keep));
+            }),
+            named("dropout", &|c| c.dropout = Some(Drop::Seeded { p: 0.3, seed: 9 })),
+            named("given dropout", &|c| {
+                let keep = Part::of(shape.weights(), |[b, h, i, j]| (b + 2 * h + 3 * i + 5 * j) % 7 < 4);
+                (c.dropout, c.rules.causal) = (Some(Drop::Given { p: 0.4, keep }), true);
+            }),
+        ];
+        for (m, case) in cases.iter().enumerate() {
+            let dtype = [DType::F32, DType::F16][usize::from(n == 1 && m % 3 == 0)];
+            holds(&mut report, case, dtype, &[[2, 7], [3, 128]][(n + m) % 2]);
+        }
+    }
+    report.finish();
+}
+
+/// More channels than a workgroup computes; one head of many; work cut into dispatches besides.
+#[test]
+fn slices_groups_and_pieces() {
+    let mut report = Report::new("splits, slices");
+    for (heads, kv_heads, q_len, head_dim, value_dim) in
+        [(2, 1, 2, 9, 300), (32, 1, 1, 64, 64), (3, 3, 70, 5, 70)]
+    {
+        let shape = Shape { batch: 1, heads, kv_heads, q_len, kv_len: 300, head_dim, value_dim };
+        let case = Case::random(format!("splits, {shape:?}"), shape).with(|c| c.rules.causal = true);
+        holds(&mut report, &case, DType::F32, &[2, 5]);
+        for tiling in TILINGS {
+            let setup = setup(3, tiling, DType::F32);
+            let whole = run_with(&case, &setup, |config| config.splits(5)).expect("a run");
+            for limit in [1, 100_000] {
+                let pieces = run_with(&case, &setup, |config| config.splits(5).work_limit(limit));
+                let same = pieces.and_then(|got| {
+                    if got.bits() == whole.bits() {
+                        Ok(0.0)
+                    } else {
+                        Err(format!("other bits, limit {limit}"))
+                    }
+                });
+                report.record(&case.name, &setup, same);
+            }
+        }
+    }
+    report.finish();
+}
+
+/// What hidden keys hold does not leak into any split's sums; what seen ones hold shows.
+#[test]
+fn bad_numbers() {
+    let mut report = Report::new("splits, bad numbers");
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        for hides in ["window", "keep", "lengths"] {
+            // Keys 130 to 140 are hidden, at the edge of splits of 64 and inside of others.
+            let shape = Shape { kv_heads: 2, ..shape(3, 330) };
+            let case = Case::random(format!("splits, {bad} behind {hides}"), shape).with(|c| {
+                let (first, end) = match hides {
+                    "keep" => {
+                        c.rules.keep = Some(Part::of([1, 1, 1, 330], |[.., j]| !(130..141).contains(&j)));
+                        (130, 141)
+                    }
+                    "lengths" => {
+                        c.rules.lengths = Some(Part::new(vec![130], [1; 4]));
+                        (130, 330)
+                    }
+                    _ => {
+                        (c.rules.causal, c.rules.window) = (true, Some([186, 0]));
+                        (0, 141)
+                    }
+                };
+                let hidden = |n: usize, dim: usize| (first..end).contains(&(n / dim % 330));
+                c.k.iter_mut().enumerate().filter(|(n, _)| hidden(*n, 12)).for_each(|(_, x)| *x = bad);
+                c.v.iter_mut().enumerate().filter(|(n, _)| hidden(*n, 21)).for_each(|(_, x)| *x = bad);
+            });
+            // The truth without them: 0 weighs what is hidden.
+            let clean = case.clone().with(|c| {
+                for x in c.k.iter_mut().chain(&mut c.v) {
+                    *x = if x.is_finite() { *x } else { 0.0 };
+                }
+            });
+            let truth = clean.truth(DType::F32, Weights::None);
+            for tiling in TILINGS {
+                for n in [2, 5] {
+                    let setup = setup(n, tiling, DType::F32);
+                    let judged = run_with(&case, &Setup { lse: true, ..setup }, |config| config.splits(n))
+                        .and_then(|got| judge_outputs(&case.expected, shape, &truth, &got, false));
+                    report.record(&format!("{}, {n} splits", case.name), &setup, judged);
+                }
+            }
+        }
+        // Seen ones: one key of one head, in the middle of a split.
+        for (side, what) in ["k", "v"].into_iter().enumerate() {
+            let shape = shape(3, 330);
+            let case = Case::random(format!("splits, {bad} in {what}"), shape).with(|c| {
+                let at = (330 + 77) * [12, 21][side] + 3;
+                [&mut c.k, &mut c.v][side][at] = bad;
+            });
+            let want = case.reference::<f64>();
+            assert!(want.out.iter().any(|x| !x.is_finite()), "the case has no effect");
+            for tiling in TILINGS {
+                for n in [2, 5] {
+                    let setup = Setup { lse: true, ..setup(n, tiling, DType::F32) };
+                    let got = run_with(&case, &setup, |config| config.splits(n));
+                    let shows = got.and_then(|got| {
+                        let same = |got: &f64, want: &f64| {
+                            if want.is_finite() { (got - want).abs() < 1e-4 } else { !got.is_finite() }
+                        };
+                        let lse = got.lse.expect("lse");
+                        let rows = lse.iter().zip(&want.lse).chain(got.out.iter().zip(&want.out));
+                        match rows.enumerate().find(|(_, (got, want))| !same(got, want)) {
+                            Some((n, (got, want))) => Err(format!("element {n} is {got}, not {want}")),
+                            None => Ok(0.0),
+                        }
+                    });
+                    report.record(&format!("{}, {n} splits", case.name), &setup, shows);
+                }
+            }
+        }
+    }
+    report.finish();
+}
