@@ -30,19 +30,10 @@ fn encoding(position: u32, d: u32) -> f32 {
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let h = group.y;
     let b = group.z;
-    var n = group.x * 64u + lane;
-    loop {
-        if n >= p.work {
-            break;
-        }
+    for (var n = group.x * 64u + lane; n < p.work; n = next_item(n, p.work, p.step)) {
         let i = n / p.dim;
         let d = n % p.dim;
         let x = x_at(view_at(p.x, b, h, i, d));
         out_put(view_at(p.out, b, h, i, d), p.scale * x + encoding(position_of(p.at, b, i), d));
-        // n + step may be past 2^32.
-        if p.work - n <= p.step {
-            break;
-        }
-        n += p.step;
     }
 }

@@ -39,9 +39,14 @@ struct Params {
 
 @group(0) @binding(0) var<uniform> p: Params;
 
-// The query of a packed row.
+// Head and query of a packed row.
+fn place_of(kv_head: u32, row: u32) -> vec2<u32> {
+    return vec2<u32>(kv_head * p.group + row % p.group, row / p.group);
+}
+
 fn query_of_row(b: u32, kv_head: u32, row: u32) -> Query {
-    return query_of(b, kv_head * p.group + row % p.group, row / p.group);
+    let place = place_of(kv_head, row);
+    return query_of(b, place.x, place.y);
 }
 
 // Of the keys r.x .. r.y, the split's own.
@@ -76,10 +81,10 @@ fn row_end(own: vec2<f32>, z: u32, row: u32, split: u32, stores: bool) -> vec3<f
     }
     let none = p.mask.none;
     let b = z / p.kv_heads;
-    let h = z % p.kv_heads * p.group + row % p.group;
-    let all = with_sink(own, b, h);
+    let place = place_of(z % p.kv_heads, row);
+    let all = with_sink(own, b, place.x);
     if HAS_LSE && stores {
-        lse_put(view_at(p.lse, b, h, row / p.group, 0u), lse_of(all, none));
+        lse_put(view_at(p.lse, b, place.x, place.y, 0u), lse_of(all, none));
     }
     // A sink may have raised the maximum.
     return vec3<f32>(select(0.0, share_of(own.x, all, none), is_seen(own, none)), all);
@@ -90,19 +95,8 @@ fn row_put(z: u32, row: u32, split: u32, col: u32, x: vec4<f32>) {
     if SPLITS {
         partial_put4(partial_of(z, row, split) + col, x);
     } else {
-        let head = z % p.kv_heads * p.group + row % p.group;
-        put_out(z / p.kv_heads, head, row / p.group, col, x);
-    }
-}
-
-fn put_out(b: u32, h: u32, i: u32, col: u32, value: vec4<f32>) {
-    let o = view_at(p.out, b, h, i, col);
-    if OUT_IN_FOURS {
-        out_put4(o, value);
-    } else {
-        for (var c = 0u; c < min(4u, p.value_dim - col); c++) {
-            out_put(o + c * p.out.strides.w, value[c]);
-        }
+        let place = place_of(z % p.kv_heads, row);
+        put_out(z / p.kv_heads, place.x, place.y, col, x);
     }
 }
 

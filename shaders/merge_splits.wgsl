@@ -61,14 +61,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
                 sum += share * partial_at4(o * width + d, 1u, 4u);
             }
         }
-        let o = view_at(p.out, b, h, i, d);
-        if OUT_IN_FOURS {
-            out_put4(o, sum);
-        } else {
-            for (var c = 0u; c < min(4u, p.value_dim - d); c++) {
-                out_put(o + c * p.out.strides.w, sum[c]);
-            }
-        }
+        put_out(b, h, i, d, sum);
     }
     if HAS_LSE {
         if lane == 0u {

@@ -21,11 +21,7 @@ struct Params {
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let h = group.y;
     let b = group.z;
-    var n = group.x * 64u + lane;
-    loop {
-        if n >= p.work {
-            break;
-        }
+    for (var n = group.x * 64u + lane; n < p.work; n = next_item(n, p.work, p.step)) {
         let i = n / p.items;
         let item = n % p.items;
         if item < p.turns.pairs {
@@ -38,10 +34,5 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             let d = item + p.turns.pairs;
             out_put(view_at(p.out, b, h, i, d), x_at(view_at(p.x, b, h, i, d)));
         }
-        // n + step may be past 2^32.
-        if p.work - n <= p.step {
-            break;
-        }
-        n += p.step;
     }
 }

@@ -6,7 +6,7 @@
 use std::collections::HashSet;
 
 pub use crate::kernel::Field;
-use crate::kernel::{Variant as _, View};
+use crate::kernel::{Table, Variant as _, View};
 use crate::kernels::{self, Stage, cache, mask, merge, positions, project, turns};
 use crate::tensor::Access;
 
@@ -68,37 +68,17 @@ pub fn shared_structs() -> Vec<StructTable> {
     ];
     vec![
         StructTable { name: "View", fields: view.to_vec(), bytes: size_of::<View>() },
-        StructTable {
-            name: "MaskParams",
-            fields: mask::MaskParams::FIELDS.to_vec(),
-            bytes: size_of::<mask::MaskParams>(),
-        },
-        StructTable {
-            name: "CacheParams",
-            fields: cache::CacheParams::FIELDS.to_vec(),
-            bytes: size_of::<cache::CacheParams>(),
-        },
-        StructTable {
-            name: "MergePart",
-            fields: merge::MergePart::FIELDS.to_vec(),
-            bytes: size_of::<merge::MergePart>(),
-        },
-        StructTable {
-            name: "Part",
-            fields: project::Part::FIELDS.to_vec(),
-            bytes: size_of::<project::Part>(),
-        },
-        StructTable {
-            name: "PositionParams",
-            fields: positions::PositionParams::FIELDS.to_vec(),
-            bytes: size_of::<positions::PositionParams>(),
-        },
-        StructTable {
-            name: "Turns",
-            fields: turns::Turns::FIELDS.to_vec(),
-            bytes: size_of::<turns::Turns>(),
-        },
+        table::<mask::MaskParams>(),
+        table::<cache::CacheParams>(),
+        table::<merge::MergePart>(),
+        table::<project::Part>(),
+        table::<positions::PositionParams>(),
+        table::<turns::Turns>(),
     ]
+}
+
+fn table<T: Table>() -> StructTable {
+    StructTable { name: T::NAME, fields: T::FIELDS.to_vec(), bytes: size_of::<T>() }
 }
 
 fn text(stage: &Stage) -> KernelText {

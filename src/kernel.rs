@@ -125,6 +125,25 @@ pub(crate) struct Kernel {
     pub workgroup_memory: u32,
 }
 
+impl Kernel {
+    /// The text of a kernel with parameters `P` and no workgroup memory.
+    pub fn new<P: Table>(
+        constants: &[Constant],
+        bindings: Vec<Binding>,
+        parts: &[&str],
+        invocations: u32,
+    ) -> Self {
+        Kernel {
+            wgsl: compose(constants, &bindings, parts),
+            bindings,
+            params: P::FIELDS,
+            params_bytes: size_of::<P>(),
+            invocations,
+            workgroup_memory: 0,
+        }
+    }
+}
+
 /// A constant in front of a shader's text.
 pub(crate) enum Constant {
     U32(&'static str, u32),
@@ -133,7 +152,7 @@ pub(crate) enum Constant {
 
 /// Puts a kernel's text together: `enable` lines, constants, bindings, then the parts. WGSL does not
 /// depend on order beyond that.
-pub(crate) fn compose(constants: &[Constant], bindings: &[Binding], parts: &[&str]) -> String {
+fn compose(constants: &[Constant], bindings: &[Binding], parts: &[&str]) -> String {
     let mut text = String::new();
     if bindings.iter().any(|b| b.dtype == DType::F16) {
         text.push_str("enable f16;\n");
@@ -165,6 +184,12 @@ pub struct Field {
     pub wgsl: &'static str,
 }
 
+/// A parameter struct and its members.
+pub(crate) trait Table: Sized {
+    const NAME: &'static str;
+    const FIELDS: &'static [Field];
+}
+
 /// A Rust type with a WGSL counterpart of the same layout.
 pub(crate) trait Shared {
     const WGSL: &'static str;
@@ -187,8 +212,9 @@ macro_rules! params {
         #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
         $vis struct $name { $(pub $field: $type,)* }
 
-        impl $name {
-            $vis const FIELDS: &'static [$crate::kernel::Field] = &[$($crate::kernel::Field {
+        impl $crate::kernel::Table for $name {
+            const NAME: &'static str = stringify!($name);
+            const FIELDS: &'static [$crate::kernel::Field] = &[$($crate::kernel::Field {
                 name: stringify!($field),
                 offset: std::mem::offset_of!($name, $field),
                 wgsl: <$type as $crate::kernel::Shared>::WGSL,

@@ -99,11 +99,6 @@ var<workgroup> row_keys: array<vec2<u32>, ROWS>;
 // Whether a score of the tile is further above its row's top than SLACK, or is NaN.
 var<workgroup> moves: atomic<u32>;
 
-// By the bits: compilers may take it that there is neither NaN nor ∞.
-fn are_nan(x: vec4<f32>) -> vec4<bool> {
-    return (bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu)) > vec4<u32>(0x7f800000u);
-}
-
 // exp of differences of scores; exp2(−∞) is 0, which WGSL does not promise.
 fn weights_of(s: vec4<f32>, top: f32, none: f32) -> vec4<f32> {
     return select(exp2((s - top) * (LOG2_E / UNIT)), vec4<f32>(), s == vec4<f32>(none));

@@ -88,11 +88,6 @@ fn staged_p(n: u32) -> u32 {
     return n * (ROWS / 4u) + n / 4u;
 }
 
-// By the bits: compilers may take it that there is neither NaN nor ∞.
-fn are_nan(x: vec4<f32>) -> vec4<bool> {
-    return (bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu)) > vec4<u32>(0x7f800000u);
-}
-
 fn is_finite(x: f32) -> bool {
     return (bitcast<u32>(x) & 0x7fffffffu) < 0x7f800000u;
 }
@@ -115,11 +110,6 @@ fn load_q(o: u32, d: u32, head_dim: u32) -> vec4<f32> {
 
 fn load_k(s: Source, row: u32, d: u32, head_dim: u32) -> vec4<f32> {
     return k_four(s, row, min(d, (head_dim - 1u) & ~3u));
-}
-
-// Head and query of a packed row.
-fn place_of(kv_head: u32, row: u32) -> vec2<u32> {
-    return vec2<u32>(kv_head * p.group + row % p.group, row / p.group);
 }
 
 // x and y: first key of any row and end of all; z and w: the keys that every row sees.

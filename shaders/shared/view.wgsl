@@ -9,7 +9,11 @@ fn view_at(v: View, b: u32, h: u32, i: u32, d: u32) -> u32 {
     return v.offset + b * v.strides.x + h * v.strides.y + i * v.strides.z + d * v.strides.w;
 }
 
-// By the bits: compilers may take it that there is no NaN.
+// By the bits: compilers may take it that there is neither NaN nor ∞.
+fn are_nan(x: vec4<f32>) -> vec4<bool> {
+    return (bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu)) > vec4<u32>(0x7f800000u);
+}
+
 fn any_nan(x: vec4<f32>) -> bool {
-    return any((bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu)) > vec4<u32>(0x7f800000u));
+    return any(are_nan(x));
 }

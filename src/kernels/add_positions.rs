@@ -3,7 +3,7 @@
 use super::positions::{self, PositionParams};
 use super::shader;
 use super::turns::{self, Turns};
-use crate::kernel::{Binding, Constant, Kernel, View, Width, compose, params};
+use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
 use crate::tensor::DType;
 
 /// What changes the text of the sum.
@@ -52,14 +52,12 @@ impl AddPositions {
         let (constant, at) = positions::declare(self.positions, &mut bindings);
         let constants = [constant, Constant::Bool("LEARNED", self.learned.is_some())];
         let shaders = [shader!("shared/view"), turns::SHADER, positions::SHADER, shader!("add_positions")];
-        Kernel {
-            wgsl: compose(&constants, &bindings, &[&shaders[..], &[out, table, at]].concat()),
+        Kernel::new::<Params>(
+            &constants,
             bindings,
-            params: Params::FIELDS,
-            params_bytes: size_of::<Params>(),
-            invocations: WORKGROUP as u32,
-            workgroup_memory: 0,
-        }
+            &[&shaders[..], &[out, table, at]].concat(),
+            WORKGROUP as u32,
+        )
     }
 
     pub fn all() -> impl Iterator<Item = Self> {

@@ -1,7 +1,7 @@
 //! Twin of `append_keys.wgsl`.
 
 use super::shader;
-use crate::kernel::{Binding, Constant, Kernel, View, Width, compose, params};
+use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
 use crate::tensor::DType;
 
 /// What changes the text of the appended keys.
@@ -42,14 +42,12 @@ impl AppendKeys {
             }
         };
         let constants = [Constant::Bool("LEARNED", self.learned.is_some())];
-        Kernel {
-            wgsl: compose(&constants, &bindings, &[shader!("shared/view"), shader!("append_keys"), stubs]),
+        Kernel::new::<Params>(
+            &constants,
             bindings,
-            params: Params::FIELDS,
-            params_bytes: size_of::<Params>(),
-            invocations: WORKGROUP as u32,
-            workgroup_memory: 0,
-        }
+            &[shader!("shared/view"), shader!("append_keys"), stubs],
+            WORKGROUP as u32,
+        )
     }
 
     pub fn all() -> impl Iterator<Item = Self> {

@@ -1,7 +1,7 @@
 //! Twin of `average_weights.wgsl`.
 
 use super::shader;
-use crate::kernel::{Binding, Kernel, View, Width, compose, params};
+use crate::kernel::{Binding, Kernel, View, Width, params};
 use crate::tensor::DType;
 
 /// What changes the text of the average over heads.
@@ -30,14 +30,12 @@ impl AverageWeights {
             Binding::read("weights", DType::F32, Width::One),
             Binding::write("out", self.out, Width::One),
         ];
-        Kernel {
-            wgsl: compose(&[], &bindings, &[shader!("shared/view"), shader!("average_weights")]),
+        Kernel::new::<Params>(
+            &[],
             bindings,
-            params: Params::FIELDS,
-            params_bytes: size_of::<Params>(),
-            invocations: WORKGROUP as u32,
-            workgroup_memory: 0,
-        }
+            &[shader!("shared/view"), shader!("average_weights")],
+            WORKGROUP as u32,
+        )
     }
 
     pub fn all() -> impl Iterator<Item = Self> {

@@ -2,7 +2,7 @@
 
 use super::cache::{CacheParams, Cached, Placement};
 use super::shader;
-use crate::kernel::{Binding, Constant, Kernel, View, Width, compose, params};
+use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
 use crate::tensor::DType;
 
 /// Where it stands how far a sequence moves.
@@ -49,14 +49,7 @@ impl CacheAdvance {
             shader!("cache_advance"),
             counts,
         ];
-        Kernel {
-            wgsl: compose(&constants, &bindings, &parts),
-            bindings,
-            params: Params::FIELDS,
-            params_bytes: size_of::<Params>(),
-            invocations: 64,
-            workgroup_memory: 0,
-        }
+        Kernel::new::<Params>(&constants, bindings, &parts, 64)
     }
 
     pub fn all() -> impl Iterator<Item = Self> {

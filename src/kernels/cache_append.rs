@@ -2,7 +2,7 @@
 
 use super::cache::{CacheParams, Cached};
 use super::{shader, turns};
-use crate::kernel::{Binding, Constant, Kernel, View, Width, compose, params};
+use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
 use crate::tensor::DType;
 
 /// What changes the text of the append.
@@ -68,14 +68,7 @@ impl CacheAppend {
             shader!("cache_append"),
             no_turns,
         ];
-        Kernel {
-            wgsl: compose(&constants, &bindings, &parts),
-            bindings,
-            params: Params::FIELDS,
-            params_bytes: size_of::<Params>(),
-            invocations: WORKGROUP as u32,
-            workgroup_memory: 0,
-        }
+        Kernel::new::<Params>(&constants, bindings, &parts, WORKGROUP as u32)
     }
 
     pub fn all() -> impl Iterator<Item = Self> {

@@ -1,7 +1,7 @@
 //! Twin of `cache_copy.wgsl`.
 
 use super::shader;
-use crate::kernel::{Binding, Kernel, Width, compose, params};
+use crate::kernel::{Binding, Kernel, Width, params};
 use crate::tensor::DType;
 
 /// The copy of a page; it has one text.
@@ -24,13 +24,6 @@ params! {
 impl CacheCopy {
     pub fn describe(&self) -> Kernel {
         let bindings = vec![Binding::write("rows", DType::U32, Width::One)];
-        Kernel {
-            wgsl: compose(&[], &bindings, &[shader!("cache_copy")]),
-            bindings,
-            params: Params::FIELDS,
-            params_bytes: size_of::<Params>(),
-            invocations: 64,
-            workgroup_memory: 0,
-        }
+        Kernel::new::<Params>(&[], bindings, &[shader!("cache_copy")], 64)
     }
 }

@@ -1,7 +1,7 @@
 //! Twin of `classify.wgsl`.
 
 use super::{mask, shader};
-use crate::kernel::{Binding, Constant, Kernel, View, Width, compose, params};
+use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
 use crate::tensor::DType;
 
 /// What changes the text of the classification.
@@ -31,14 +31,7 @@ impl Classify {
         bindings.extend(self.mask.bindings());
         let constants = [Constant::Bool("ASKS_PAIRS", self.mask.asks_pairs())];
         let parts = [shader!("shared/view"), shader!("classify"), &self.mask.wgsl()];
-        Kernel {
-            wgsl: compose(&constants, &bindings, &parts),
-            bindings,
-            params: Params::FIELDS,
-            params_bytes: size_of::<Params>(),
-            invocations: 64,
-            workgroup_memory: 256,
-        }
+        Kernel { workgroup_memory: 256, ..Kernel::new::<Params>(&constants, bindings, &parts, 64) }
     }
 
     pub fn all() -> impl Iterator<Item = Self> {

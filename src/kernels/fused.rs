@@ -3,7 +3,7 @@
 use super::cache::{CacheParams, Cached, Format, Placement};
 use super::dropout::Drop;
 use super::{mask, shader};
-use crate::kernel::{Binding, Constant, Kernel, View, Width, compose, params};
+use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
 use crate::plan::{self, FusedTiles};
 use crate::tensor::DType;
 
@@ -195,6 +195,7 @@ impl Fused {
             shader!("shared/view"),
             shader!("shared/online"),
             shader!("fused"),
+            shader!("shared/out"),
             core[0],
             core[1],
             shader!("shared/cache_params"),
@@ -208,12 +209,8 @@ impl Fused {
             &self.mask.wgsl(),
         ];
         Kernel {
-            wgsl: compose(&constants, &bindings, &parts),
-            bindings,
-            params: Params::FIELDS,
-            params_bytes: size_of::<Params>(),
-            invocations,
             workgroup_memory: self.tiles.workgroup_memory(),
+            ..Kernel::new::<Params>(&constants, bindings, &parts, invocations)
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::shader;
 use super::slots::Slots;
-use crate::kernel::{Binding, Constant, Kernel, View, Width, compose, params, shared};
+use crate::kernel::{Binding, Constant, Kernel, View, Width, params, shared};
 use crate::tensor::DType;
 
 /// What changes the text of the merge.
@@ -52,14 +52,7 @@ impl Merge {
         let constants =
             [Constant::U32("PARTS", self.parts as u32), Constant::Bool("ACCUMULATES", self.accumulates)];
         let parts = [shader!("shared/view"), shader!("shared/online"), shader!("merge"), &slots];
-        Kernel {
-            wgsl: compose(&constants, &bindings, &parts),
-            bindings,
-            params: Params::FIELDS,
-            params_bytes: size_of::<Params>(),
-            invocations: 64,
-            workgroup_memory: 0,
-        }
+        Kernel::new::<Params>(&constants, bindings, &parts, 64)
     }
 
     pub fn all() -> impl Iterator<Item = Self> {

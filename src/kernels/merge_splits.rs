@@ -1,7 +1,7 @@
 //! Twin of `merge_splits.wgsl`.
 
 use super::{mask, shader};
-use crate::kernel::{Binding, Constant, Kernel, View, Width, compose, params};
+use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
 use crate::tensor::DType;
 
 /// What changes the text of the merge of splits.
@@ -55,17 +55,11 @@ impl MergeSplits {
             shader!("shared/view"),
             shader!("shared/online"),
             shader!("merge_splits"),
+            shader!("shared/out"),
             lse,
             &self.mask().wgsl(),
         ];
-        Kernel {
-            wgsl: compose(&constants, &bindings, &parts),
-            bindings,
-            params: Params::FIELDS,
-            params_bytes: size_of::<Params>(),
-            invocations: 64,
-            workgroup_memory: 0,
-        }
+        Kernel::new::<Params>(&constants, bindings, &parts, 64)
     }
 
     pub fn all() -> impl Iterator<Item = Self> {

@@ -71,7 +71,7 @@ impl Project {
             None => slots.push_str("fn bias_at(slot: u32, o: u32) -> f32 { return 0.0; }\n"),
         }
         bindings.push(Binding::write("y", self.y, self.put));
-        tile::describe(tile::Stage {
+        tile::describe::<Params>(tile::Stage {
             tiles: self.tiles,
             b_along_n: self.w_along_columns,
             repairs: false,
@@ -82,8 +82,6 @@ impl Project {
             ],
             bindings,
             parts: &[shader!("project"), &slots],
-            params: Params::FIELDS,
-            params_bytes: size_of::<Params>(),
         })
     }
 

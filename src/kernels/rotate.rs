@@ -3,7 +3,7 @@
 use super::positions::{self, PositionParams};
 use super::shader;
 use super::turns::{self, Turns};
-use crate::kernel::{Kernel, View, compose, params};
+use crate::kernel::{Kernel, View, params};
 use crate::tensor::DType;
 
 /// What changes the text of the rotation.
@@ -39,14 +39,7 @@ impl Rotate {
         bindings.push(turns::binding());
         let (constant, at) = positions::declare(self.positions, &mut bindings);
         let parts = [shader!("shared/view"), turns::SHADER, positions::SHADER, shader!("rotate"), out, at];
-        Kernel {
-            wgsl: compose(&[constant], &bindings, &parts),
-            bindings,
-            params: Params::FIELDS,
-            params_bytes: size_of::<Params>(),
-            invocations: WORKGROUP as u32,
-            workgroup_memory: 0,
-        }
+        Kernel::new::<Params>(&[constant], bindings, &parts, WORKGROUP as u32)
     }
 
     pub fn all() -> impl Iterator<Item = Self> {

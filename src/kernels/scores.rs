@@ -39,7 +39,7 @@ impl Scores {
             Binding::write("scores", DType::F32, self.put),
         ];
         bindings.extend(self.range.bindings());
-        tile::describe(tile::Stage {
+        tile::describe::<Params>(tile::Stage {
             tiles: self.tiles,
             b_along_n: false,
             repairs: false,
@@ -49,8 +49,6 @@ impl Scores {
             ],
             bindings,
             parts: &[shader!("scores"), &self.range.wgsl()],
-            params: Params::FIELDS,
-            params_bytes: size_of::<Params>(),
         })
     }
 

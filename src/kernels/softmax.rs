@@ -2,7 +2,7 @@
 
 use super::dropout::Drop;
 use super::{mask, shader};
-use crate::kernel::{Binding, Constant, Kernel, View, Width, compose, params};
+use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
 use crate::plan::Rows;
 use crate::tensor::DType;
 
@@ -64,14 +64,7 @@ impl Softmax {
             combine,
             &self.mask.wgsl(),
         ];
-        Kernel {
-            wgsl: compose(&constants, &bindings, &parts),
-            bindings,
-            params: Params::FIELDS,
-            params_bytes: size_of::<Params>(),
-            invocations: workgroup,
-            workgroup_memory,
-        }
+        Kernel { workgroup_memory, ..Kernel::new::<Params>(&constants, bindings, &parts, workgroup) }
     }
 
     pub fn all() -> impl Iterator<Item = Self> {

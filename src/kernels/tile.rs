@@ -1,7 +1,7 @@
 //! What every tiled product has in common: the loop of `shared/tile_*.wgsl` around a stage's hooks.
 
 use super::shader;
-use crate::kernel::{Binding, Constant, Field, Kernel, compose};
+use crate::kernel::{Binding, Constant, Kernel, Table};
 use crate::plan::Tiles;
 
 /// A tiled kernel's own half: the loop is the same for all.
@@ -14,12 +14,11 @@ pub(crate) struct Stage<'a> {
     pub constants: Vec<Constant>,
     pub bindings: Vec<Binding>,
     pub parts: &'a [&'a str],
-    pub params: &'static [Field],
-    pub params_bytes: usize,
 }
 
-pub(crate) fn describe(stage: Stage) -> Kernel {
-    let Stage { tiles, b_along_n, repairs, mut constants, bindings, parts, params, params_bytes } = stage;
+/// The kernel of a stage with parameters `P`.
+pub(crate) fn describe<P: Table>(stage: Stage) -> Kernel {
+    let Stage { tiles, b_along_n, repairs, mut constants, bindings, parts } = stage;
     constants.push(Constant::Bool("B_ALONG_N", b_along_n));
     constants.push(Constant::Bool("REPAIRS", repairs));
     let (core, invocations, workgroup_memory) = match tiles {
@@ -35,8 +34,7 @@ pub(crate) fn describe(stage: Stage) -> Kernel {
     };
     let mut all = vec![shader!("shared/view"), core];
     all.extend(parts);
-    let wgsl = compose(&constants, &bindings, &all);
-    Kernel { wgsl, bindings, params, params_bytes, invocations, workgroup_memory }
+    Kernel { workgroup_memory, ..Kernel::new::<P>(&constants, bindings, &all, invocations) }
 }
 
 /// The tiles worth checking every kernel with.

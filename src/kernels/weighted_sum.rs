@@ -38,7 +38,7 @@ impl WeightedSum {
             Binding::write("out", self.out, self.put),
         ];
         bindings.extend(self.range.bindings());
-        tile::describe(tile::Stage {
+        tile::describe::<Params>(tile::Stage {
             tiles: self.tiles,
             b_along_n: true,
             repairs: true,
@@ -48,8 +48,6 @@ impl WeightedSum {
             ],
             bindings,
             parts: &[shader!("weighted_sum"), &self.range.wgsl()],
-            params: Params::FIELDS,
-            params_bytes: size_of::<Params>(),
         })
     }
 
