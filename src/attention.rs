@@ -9,7 +9,7 @@ use crate::dropout::Dropout;
 use crate::error::Error;
 use crate::mask::DeviceMask;
 use crate::path::{self, Keys, Problem};
-use crate::plan::{Path, Tiling, Tuning};
+use crate::plan::{MatrixUnits, Path, Tiling, Tuning};
 use crate::problem::{Shape, check_options};
 use crate::record::{Pipelines, dispatch, pass};
 use crate::scratch::{Bound, Scratch, ScratchSize};
@@ -81,6 +81,19 @@ impl Config {
     /// Which class of kernels to use; for tests and measurements.
     pub fn tiling(mut self, tiling: Tiling) -> Self {
         self.tuning.tiling = tiling;
+        self
+    }
+
+    /// Whether to use the device's matrix units.
+    pub fn matrix_units(mut self, units: MatrixUnits) -> Self {
+        self.tuning.matrix.units = units;
+        self
+    }
+
+    /// Lets matrix units round F32 queries, keys and values to f16, which kernels without them do not: an error of 2⁻¹¹ of
+    /// each, and infinity above 65504. Not set: F32 tensors are computed in f32.
+    pub fn f16_operands(mut self, allowed: bool) -> Self {
+        self.tuning.matrix.f16_operands = allowed;
         self
     }
 

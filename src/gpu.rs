@@ -80,6 +80,11 @@ impl Gpu {
         Gpu { device, queue, pipelines }
     }
 
+    /// On the device of `pipelines`, for instance of [`Pipelines::with_adapter`], which know of its matrix units.
+    pub fn with_pipelines(queue: wgpu::Queue, pipelines: Pipelines) -> Self {
+        Gpu { device: pipelines.device().clone(), queue, pipelines }
+    }
+
     /// The device.
     pub fn device(&self) -> &wgpu::Device {
         &self.device

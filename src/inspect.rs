@@ -8,7 +8,8 @@ use std::collections::HashSet;
 pub use crate::kernel::Field;
 use crate::kernel::{Table, Variant as _, View};
 use crate::kernels::{self, Stage, cache, mask, merge, positions, project, turns};
-use crate::tensor::Access;
+use crate::record::Pipelines;
+use crate::tensor::{Access, DeviceFacts, Fragment};
 
 /// One kernel variant: its text, and the Rust side's idea of its interface.
 #[derive(Clone, Debug)]
@@ -75,6 +76,13 @@ pub fn shared_structs() -> Vec<StructTable> {
         table::<positions::PositionParams>(),
         table::<turns::Turns>(),
     ]
+}
+
+/// Pipelines that take it that the matrix units of `device` multiply fragments of `side` (8 or 16), whatever its adapter
+/// lists: software drivers run more than they list. With fragments that a driver does not know it may do anything.
+pub fn with_fragments(device: &wgpu::Device, side: u32) -> Pipelines {
+    let fragment = [Fragment::Eight, Fragment::Sixteen].into_iter().find(|f| f.side() == side);
+    Pipelines::with_facts(device, DeviceFacts::of(device).with_fragment(device, fragment))
 }
 
 fn table<T: Table>() -> StructTable {

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::hash::Hash;
 
-use crate::tensor::{Access, DType, Layout, Window};
+use crate::tensor::{Access, DType, Fragment, Layout, Window};
 
 /// A kernel variant: everything that changes its text. Hashing one finds its pipeline.
 pub(crate) trait Variant: Copy + Eq + Hash {
@@ -148,19 +148,35 @@ impl Kernel {
 pub(crate) enum Constant {
     U32(&'static str, u32),
     Bool(&'static str, bool),
+    /// The fragments of matrix units: `FRAGMENT`, their side, and the types `Left`, `Right`, `Sums`.
+    Fragments(Fragment),
 }
 
 /// Puts a kernel's text together: `enable` lines, constants, bindings, then the parts. WGSL does not
 /// depend on order beyond that.
 fn compose(constants: &[Constant], bindings: &[Binding], parts: &[&str]) -> String {
     let mut text = String::new();
-    if bindings.iter().any(|b| b.dtype == DType::F16) {
+    let matrix = constants.iter().any(|c| matches!(c, Constant::Fragments(_)));
+    if matrix || bindings.iter().any(|b| b.dtype == DType::F16) {
         text.push_str("enable f16;\n");
+    }
+    if matrix {
+        // Every variable is non-uniform to naga, and with it every fragment that depends on one.
+        text.push_str("enable wgpu_cooperative_matrix;\ndiagnostic(off, derivative_uniformity);\n");
     }
     for constant in constants {
         let _ = match constant {
             Constant::U32(name, value) => writeln!(text, "const {name}: u32 = {value}u;"),
             Constant::Bool(name, value) => writeln!(text, "const {name}: bool = {value};"),
+            Constant::Fragments(fragment) => {
+                let side = fragment.side();
+                let ty = |scalar, role| format!("coop_mat{side}x{side}<{scalar}, {role}>");
+                let [left, right, sums] = [ty("f16", "A"), ty("f16", "B"), ty("f32", "C")];
+                writeln!(
+                    text,
+                    "const FRAGMENT: u32 = {side}u;\nalias Left = {left};\nalias Right = {right};\nalias Sums = {sums};"
+                )
+            }
         };
     }
     for (n, binding) in bindings.iter().enumerate() {

@@ -68,7 +68,7 @@ pub use mask::{Alignment, DeviceMask, HostMask, HostTensor, Mask};
 pub use merge::{Merge, Partial};
 pub use multi_head::{LayerForward, LayerWeights, MultiHeadAttention};
 pub use pattern::{Pattern, PatternPart};
-pub use plan::{Path, Tiling};
+pub use plan::{MatrixUnits, Path, Tiling};
 pub use position::{
     AddPositions, At, MAX_POSITION, PositionTable, Positions, Rope, RopeConfig, RopeOrder, RopeScaling,
     Rotate, Sinusoid,

@@ -23,8 +23,8 @@ pub(crate) struct Cache<V> {
 }
 
 impl<V: Variant> Cache<V> {
-    pub fn new(device: &wgpu::Device) -> Self {
-        Cache { device: device.clone(), facts: DeviceFacts::of(device), compiled: Mutex::default() }
+    pub fn new(device: &wgpu::Device, facts: DeviceFacts) -> Self {
+        Cache { device: device.clone(), facts, compiled: Mutex::default() }
     }
 
     /// The pipelines stay usable if another thread panicked while it held the lock.

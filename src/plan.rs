@@ -6,7 +6,8 @@ mod fused;
 pub(crate) use few::{KeySource, few_tiles};
 pub(crate) use fused::{FusedPlan, FusedTiles, Piece, fused};
 
-use crate::tensor::DeviceFacts;
+use crate::error::Error;
+use crate::tensor::{DType, DeviceFacts, Fragment};
 
 /// Which class of kernels to use. Both stay inside the WebGPU default limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -33,10 +34,69 @@ pub enum Path {
     Fused,
 }
 
+/// Whether kernels use the matrix units of a device: tensor cores, simdgroup matrices.
+///
+/// They multiply f16 and sum in f32. Scores and the output are summed in f32 as everywhere; what they round and other
+/// kernels do not are the attention weights, to f16 before they meet the values: an error of at most 2⁻¹¹ of
+/// `Σ weight · |value|`, where kernels without them have 2⁻²⁴.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum MatrixUnits {
+    /// Where [`Pipelines::with_adapter`](crate::Pipelines::with_adapter) found some, the tensors are F16 (or
+    /// [`Config::f16_operands`](crate::Config::f16_operands) is set) and kernels have enough rows to fill fragments.
+    #[default]
+    Auto,
+    /// Nowhere.
+    Never,
+    /// Wherever there is a choice; a call that cannot use them is refused. For tests and measurements.
+    Always,
+}
+
+/// Whether a product may be computed by matrix units.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct MatrixChoice {
+    pub units: MatrixUnits,
+    /// Whether f32 operands may be rounded to f16.
+    pub f16_operands: bool,
+}
+
+impl MatrixChoice {
+    /// The fragments to use for operands of `dtype`, or why none.
+    pub fn fragment(
+        &self,
+        dtype: DType,
+        tiling: Tiling,
+        device: &DeviceFacts,
+    ) -> Result<Fragment, &'static str> {
+        let fragment = device.matrix.ok_or(
+            "the device's features or its adapter's list lack them, or Pipelines::with_adapter was not used",
+        )?;
+        match self.units {
+            MatrixUnits::Never => Err("the configuration forbids them"),
+            _ if dtype != DType::F16 && !self.f16_operands => {
+                Err("F32 operands are not rounded unless f16_operands is set")
+            }
+            MatrixUnits::Auto if tiling.uniform(device) => Err("software drivers have none"),
+            _ => Ok(fragment),
+        }
+    }
+
+    /// What was found, or the refusal of a configuration that insists.
+    pub fn settle<T>(&self, found: Result<T, &'static str>) -> Result<Option<T>, Error> {
+        match found {
+            Ok(found) => Ok(Some(found)),
+            Err(why) if self.units == MatrixUnits::Always => {
+                Err(Error::Unsupported { what: "matrix units for this call", why })
+            }
+            Err(_) => Ok(None),
+        }
+    }
+}
+
 /// What a configuration says about how, not what.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Tuning {
     pub tiling: Tiling,
+    pub matrix: MatrixChoice,
     pub path: Path,
     /// Most floating-point operations of one dispatch.
     pub work: u64,
@@ -47,7 +107,13 @@ pub(crate) struct Tuning {
 impl Default for Tuning {
     /// 137 GFLOP: a quarter of a second where attention runs at half a TFLOP/s; watchdogs wait for two or more.
     fn default() -> Self {
-        Tuning { tiling: Tiling::Auto, path: Path::Auto, work: 1 << 37, splits: None }
+        Tuning {
+            tiling: Tiling::Auto,
+            matrix: MatrixChoice::default(),
+            path: Path::Auto,
+            work: 1 << 37,
+            splits: None,
+        }
     }
 }
 

@@ -18,7 +18,18 @@ pub struct Pipelines(Arc<Cache<Stage>>);
 impl Pipelines {
     /// No pipelines yet, for `device`.
     pub fn new(device: &wgpu::Device) -> Self {
-        Pipelines(Arc::new(Cache::new(device)))
+        Self::with_facts(device, DeviceFacts::of(device))
+    }
+
+    /// As [`new`](Self::new), for a `device` of `adapter`: kernels may then use its matrix units, if the device has the
+    /// features `EXPERIMENTAL_COOPERATIVE_MATRIX`, `SHADER_F16` and `SUBGROUP` and the adapter lists fragments of 16 × 16
+    /// or 8 × 8 that multiply f16 and sum in f32 (see [`MatrixUnits`](crate::MatrixUnits)).
+    pub fn with_adapter(device: &wgpu::Device, adapter: &wgpu::Adapter) -> Self {
+        Self::with_facts(device, DeviceFacts::of(device).with_adapter(device, adapter))
+    }
+
+    pub(crate) fn with_facts(device: &wgpu::Device, facts: DeviceFacts) -> Self {
+        Pipelines(Arc::new(Cache::new(device, facts)))
     }
 
     /// The device these belong to.

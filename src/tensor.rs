@@ -324,6 +324,37 @@ impl Tensor {
     }
 }
 
+/// The side of the square fragments that a device's matrix units multiply: f16 · f16, summed in f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Fragment {
+    Eight,
+    Sixteen,
+}
+
+impl Fragment {
+    pub fn side(self) -> u32 {
+        match self {
+            Fragment::Eight => 8,
+            Fragment::Sixteen => 16,
+        }
+    }
+
+    /// The one to use of those that `adapter` lists: the larger does more per instruction.
+    fn listed(adapter: &wgpu::Adapter) -> Option<Self> {
+        use wgpu::CooperativeScalarType::{F16, F32};
+        let listed = adapter.cooperative_matrix_properties();
+        let lists = |fragment: &Fragment| {
+            let side = fragment.side();
+            listed.iter().any(|p| {
+                [p.m_size, p.n_size, p.k_size] == [side; 3]
+                    && (p.ab_type, p.cr_type) == (F16, F32)
+                    && !p.saturating_accumulation
+            })
+        };
+        [Fragment::Sixteen, Fragment::Eight].into_iter().find(lists)
+    }
+}
+
 /// What plans and checks need to know of a device, read once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceFacts {
@@ -340,6 +371,8 @@ pub(crate) struct DeviceFacts {
     pub subgroup_min: u32,
     /// Most of them.
     pub subgroup_max: u32,
+    /// What its matrix units multiply, where kernels may use them.
+    pub matrix: Option<Fragment>,
 }
 
 impl DeviceFacts {
@@ -355,6 +388,7 @@ impl DeviceFacts {
         workgroup_memory: 16384,
         subgroup_min: 0,
         subgroup_max: 0,
+        matrix: None,
     };
 
     pub fn of(device: &wgpu::Device) -> Self {
@@ -374,7 +408,22 @@ impl DeviceFacts {
             workgroup_memory: limits.max_compute_workgroup_storage_size,
             subgroup_min: if subgroups { info.subgroup_min_size } else { 0 },
             subgroup_max: if subgroups { info.subgroup_max_size } else { 0 },
+            matrix: None,
         }
+    }
+
+    /// With what `adapter`, which the device is of, says of its matrix units.
+    pub fn with_adapter(self, device: &wgpu::Device, adapter: &wgpu::Adapter) -> Self {
+        self.with_fragment(device, Fragment::listed(adapter))
+    }
+
+    /// With matrix units for `fragment`, if the device has the features.
+    pub fn with_fragment(self, device: &wgpu::Device, fragment: Option<Fragment>) -> Self {
+        let needed = wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX
+            | wgpu::Features::SHADER_F16
+            | wgpu::Features::SUBGROUP;
+        let has = device.features().contains(needed) && self.subgroup_min > 0;
+        DeviceFacts { matrix: fragment.filter(|_| has), ..self }
     }
 }
 

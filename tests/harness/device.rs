@@ -37,8 +37,32 @@ pub fn defaults() -> &'static Profile {
     lent(1, || make("defaults", &adapter(), wgpu::Features::empty(), wgpu::Limits::default()))
 }
 
+/// With matrix units for fragments of 8 × 8 and of 16 × 16, where the adapter has any: lavapipe lists the former and runs
+/// both. On other drivers only what is listed.
+pub fn matrices() -> impl Iterator<Item = &'static Profile> {
+    let adapter = adapter();
+    let listed = adapter.cooperative_matrix_properties();
+    let lavapipe = adapter.get_info().name.starts_with("llvmpipe");
+    let sides = [(2, "matrix 8", 8), (3, "matrix 16", 16)].into_iter();
+    sides.filter(move |(.., side)| listed.iter().any(|p| p.m_size == *side || lavapipe)).map(
+        |(kind, name, side)| {
+            lent(kind, || {
+                let adapter = self::adapter();
+                let features = adapter.features();
+                let wanted = features - wgpu::Features::all_experimental_mask()
+                    | features & wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX;
+                let made = make(name, &adapter, wanted, adapter.limits());
+                let pipelines = wgpu_attention::inspect::with_fragments(made.gpu.device(), side);
+                Profile { gpu: Gpu::with_pipelines(made.gpu.queue().clone(), pipelines), ..made }
+            })
+        },
+    )
+}
+
 /// Devices that no test uses at the moment, by kind.
-static IDLE: [Mutex<Vec<&Profile>>; 2] = [const { Mutex::new(Vec::new()) }; 2];
+static IDLE: [Mutex<Vec<&Profile>>; KINDS] = [const { Mutex::new(Vec::new()) }; KINDS];
+
+const KINDS: usize = 4;
 
 /// A device for as long as a test's thread lives. Tests that run at once have devices of their own: a software
 /// driver compiles and computes on one thread per device.
@@ -55,7 +79,7 @@ impl Drop for Lent {
 }
 
 thread_local! {
-    static LENT: [OnceCell<Lent>; 2] = const { [const { OnceCell::new() }; 2] };
+    static LENT: [OnceCell<Lent>; KINDS] = const { [const { OnceCell::new() }; KINDS] };
 }
 
 fn lent(kind: usize, make: impl FnOnce() -> Profile) -> &'static Profile {
@@ -88,6 +112,8 @@ fn make(
         label: Some(name),
         required_features,
         required_limits,
+        // SAFETY: tests may run what may be wrong.
+        experimental_features: unsafe { wgpu::ExperimentalFeatures::enabled() },
         ..Default::default()
     }))
     .expect("the adapter gives a device with its own limits and one with the default limits");
