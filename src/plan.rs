@@ -2,9 +2,11 @@
 
 mod few;
 mod fused;
+mod matrix;
 
 pub(crate) use few::{KeySource, few_tiles};
 pub(crate) use fused::{FusedPlan, FusedTiles, Piece, fused};
+pub(crate) use matrix::FusedMatrix;
 
 use crate::error::Error;
 use crate::tensor::{DType, DeviceFacts, Fragment};

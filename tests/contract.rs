@@ -12,6 +12,9 @@ const MAX_INVOCATIONS: u32 = 256;
 const MAX_WORKGROUP_MEMORY: u32 = 16384;
 const MAX_STORAGE_BUFFERS: usize = 8;
 
+/// In kernels for matrix units, which plan.rs gives to devices that have them and the memory.
+const MATRIX: &str = "enable wgpu_cooperative_matrix;";
+
 /// A parsed and validated module.
 struct Parsed {
     module: Module,
@@ -28,6 +31,9 @@ impl Parsed {
         capabilities |= Capabilities::SHADER_FLOAT16_IN_FLOAT32;
         if wgsl.contains("subgroup") {
             capabilities |= Capabilities::SUBGROUP;
+        }
+        if wgsl.contains(MATRIX) {
+            capabilities |= Capabilities::COOPERATIVE_MATRIX;
         }
         let info = Validator::new(ValidationFlags::all(), capabilities)
             .validate(&module)
@@ -188,7 +194,8 @@ fn faults(kernel: &KernelText, structs: &[StructTable]) -> Vec<String> {
     }
     // The largest tiles are for devices that have more; plan.rs knows.
     let large = kernel.label == "attention.fused" && kernel.name.contains(" rows=128 ");
-    let most = if large { 2 * MAX_WORKGROUP_MEMORY } else { MAX_WORKGROUP_MEMORY };
+    let factor = if kernel.wgsl.contains(MATRIX) { 3 } else { 1 + u32::from(large) };
+    let most = factor * MAX_WORKGROUP_MEMORY;
     if workgroup_memory != kernel.workgroup_memory || workgroup_memory > most {
         faults.push(format!(
             "workgroup memory: {workgroup_memory} in WGSL, {} in Rust",

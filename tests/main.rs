@@ -14,6 +14,7 @@ mod gpu;
 mod harness_fails;
 mod masks;
 mod masks_sparse;
+mod matrix;
 mod meaning;
 mod merge;
 mod mha;

@@ -63,14 +63,8 @@ var<workgroup> tile: array<vec4<f32>, TILE_SIZE>;
 var<workgroup> row_top: array<vec4<f32>, ROWS / 4u>;
 var<workgroup> row_origin: array<vec4<f32>, ROWS / 4u>;
 var<workgroup> row_factor: array<vec4<f32>, ROWS / 4u>;
-// Head and query of each row; the interval of keys it may see, and what they are together (see both).
+// Head and query of each row.
 var<workgroup> row_place: array<vec2<u32>, ROWS>;
-var<workgroup> row_keys: array<vec2<u32>, ROWS>;
-var<workgroup> eighths: array<vec4<u32>, 8>;
-var<workgroup> span: vec4<u32>;
-
-const NOTHING: vec4<u32> = vec4<u32>(0xffffffffu, 0u, 0u, 0xffffffffu);
-const NEXT: vec4<u32> = vec4<u32>(0u, 1u, 2u, 3u);
 
 // A lane's c-th key, from its first on.
 fn key_of(c: u32) -> u32 {
@@ -86,52 +80,6 @@ fn staged(n: u32) -> u32 {
 // Where key n of staged p begins: all rows' weights of a key.
 fn staged_p(n: u32) -> u32 {
     return n * (ROWS / 4u) + n / 4u;
-}
-
-fn is_finite(x: f32) -> bool {
-    return (bitcast<u32>(x) & 0x7fffffffu) < 0x7f800000u;
-}
-
-// x = [d..d+4] with zeros from head_dim on.
-fn inside(x: vec4<f32>, d: u32, head_dim: u32) -> vec4<f32> {
-    return select(vec4<f32>(), x, vec4<u32>(d) + NEXT < vec4<u32>(head_dim));
-}
-
-// Loads have no branches and nothing after them that would wait for them: indices are clamped into the
-// tensor, and staging removes what lies outside.
-
-fn load_q(o: u32, d: u32, head_dim: u32) -> vec4<f32> {
-    let c = min(d, (head_dim - 1u) & ~3u);
-    if IN_FOURS {
-        return q_at4(o + c, 1u, 4u);
-    }
-    return q_at4(o + c * p.q.strides.w, p.q.strides.w, head_dim - c);
-}
-
-fn load_k(s: Source, row: u32, d: u32, head_dim: u32) -> vec4<f32> {
-    return k_four(s, row, min(d, (head_dim - 1u) & ~3u));
-}
-
-// x and y: first key of any row and end of all; z and w: the keys that every row sees.
-fn both(a: vec4<u32>, b: vec4<u32>) -> vec4<u32> {
-    return vec4<u32>(min(a.x, b.x), max(a.y, b.y), max(a.z, b.z), min(a.w, b.w));
-}
-
-// The first tile from j on that has permitted pairs; in y 1, or FULL if they need not be asked, or 0 if there is
-// none.
-fn next_tile(b: u32, kv_head: u32, row0: u32, last_row: u32, j: u32, end: u32) -> vec2<u32> {
-    if !HAS_BLOCKS {
-        return vec2<u32>(j, select(0u, 1u, j < end));
-    }
-    var at = j;
-    while at < end {
-        let state = tile_state(b, kv_head, row0, last_row, at, min(at + KEYS, end) - 1u);
-        if state != HIDDEN {
-            return vec2<u32>(at, select(1u, FULL, state == FULL && FULL_IS_PLAIN));
-        }
-        at += KEYS;
-    }
-    return vec2<u32>(end, 0u);
 }
 
 @compute @workgroup_size(WORKGROUP)
@@ -152,41 +100,13 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
     let none = p.mask.none;
     let last_row = min(row0 + ROWS, rows) - 1u;
 
-    // Which keys: one invocation a row, then an eighth of the rows, then all.
     if lane < ROWS {
-        let place = place_of(kv_head, min(row0 + lane, last_row));
-        let query = query_of(b, place.x, place.y);
-        row_place[lane] = place;
-        row_keys[lane] = vec2<u32>(query.first, max(query.first, query.end));
+        row_place[lane] = place_of(kv_head, min(row0 + lane, last_row));
     }
     if lane < ROWS / 4u {
         row_top[lane] = vec4<f32>(none);
     }
-    workgroupBarrier();
-    if lane < 8u {
-        var all = NOTHING;
-        for (var n = lane * (ROWS / 8u); n < (lane + 1u) * (ROWS / 8u); n++) {
-            let seen = row_keys[n];
-            if seen.x < seen.y {
-                all = both(all, vec4<u32>(seen, seen));
-            } else {
-                all.w = 0u;
-            }
-        }
-        eighths[lane] = all;
-    }
-    workgroupBarrier();
-    if lane == 0u {
-        var all = NOTHING;
-        for (var n = 0u; n < 8u; n++) {
-            all = both(all, eighths[n]);
-        }
-        span = all;
-    }
-    let seen = workgroupUniformLoad(&span);
-    // Of the split: the keys of any row, and those that every row sees.
-    let own = share_of_split(seen.xy, split);
-    let keys = vec4<u32>(own, max(seen.z, own.x), min(seen.w, own.y));
+    let keys = keys_of_rows(b, kv_head, row0, last_row, split, lane);
 
     // What this invocation stages.
     let stage_row = lane / CHUNK_VECTORS;

@@ -4,8 +4,8 @@ use super::cache::{CacheParams, Cached, Format, Placement};
 use super::dropout::Drop;
 use super::{mask, shader};
 use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
-use crate::plan::{self, FusedTiles};
-use crate::tensor::DType;
+use crate::plan::{self, FusedMatrix, FusedTiles};
+use crate::tensor::{DType, Fragment};
 
 /// What changes the text of the fused kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -107,6 +107,7 @@ impl Fused {
             // Appended keys lie past the interval that a full block keeps.
             Constant::Bool("FULL_IS_PLAIN", !self.mask.changes_full() && !self.mask.appended),
         ];
+        let mut memory = "";
         let (core, invocations) = match self.tiles {
             FusedTiles::Workgroup { rows, workgroup, slice, v_keys } => {
                 constants.extend([
@@ -118,7 +119,7 @@ impl Fused {
                     Constant::U32("V_KEYS", v_keys),
                     Constant::U32("P_KEYS", FusedTiles::P_KEYS),
                 ]);
-                ([shader!("shared/fused_workgroup"), ""], workgroup)
+                ([shader!("shared/fused_workgroup"), shader!("shared/fused_tiles")], workgroup)
             }
             FusedTiles::Uniform { rows, keys, head_vectors, value_vectors } => {
                 constants.extend([
@@ -162,6 +163,23 @@ impl Fused {
                 ]);
                 ([shader!("shared/decode_uniform"), ""], FusedTiles::LANES)
             }
+            FusedTiles::Matrix(tiles) => {
+                constants.extend([
+                    Constant::Fragments(tiles.fragment),
+                    Constant::U32("SUB_ROWS", tiles.sub_rows),
+                    Constant::U32("SUBGROUPS", tiles.subgroups),
+                    Constant::U32("KEYS", tiles.keys),
+                    Constant::U32("WORKGROUP", tiles.workgroup()),
+                    Constant::U32("HEAD", tiles.head),
+                    Constant::U32("VALUE", tiles.value),
+                    Constant::Bool("EXACT", tiles.exact),
+                ]);
+                memory = match tiles.fragment {
+                    Fragment::Eight => shader!("shared/fragments_scalars"),
+                    Fragment::Sixteen => shader!("shared/fragments_vectors"),
+                };
+                ([shader!("shared/fused_matrix"), shader!("shared/fused_tiles")], tiles.workgroup())
+            }
         };
         let mut stubs = String::new();
         if !self.lse {
@@ -198,6 +216,7 @@ impl Fused {
             shader!("shared/out"),
             core[0],
             core[1],
+            memory,
             shader!("shared/cache_params"),
             keys[0],
             keys[1],
@@ -238,6 +257,22 @@ impl Fused {
                 for width in super::WIDTHS {
                     all.extend(super::WIDTHS.map(|put| Fused { dtype, width, put, ..plain(tiles) }));
                 }
+            }
+        }
+        for fragment in [Fragment::Eight, Fragment::Sixteen] {
+            for tiles in FusedMatrix::all(fragment) {
+                for dtype in super::FLOATS {
+                    all.extend(super::WIDTHS.map(|width| Fused { dtype, width, put: width, ..plain(tiles) }));
+                }
+            }
+            let tiles = FusedMatrix::all(fragment)[0];
+            let halves = Fused { dtype: DType::F16, ..plain(tiles) };
+            all.extend(mask::Parts::all().into_iter().map(|mask| Fused { mask, ..halves }));
+            all.extend(Drop::ALL.map(|drop| Fused { drop, lse: true, ..halves }));
+            all.push(Fused { splits: true, ..halves });
+            for cache in Cached::all() {
+                let mask = mask::Parts { causal: true, ..mask::Parts::default() };
+                all.push(Fused { cache: Some(cache), mask: mask.in_cache(&cache), ..halves });
             }
         }
         all.push(Fused { wide: true, ..plain(FusedTiles::MASKED[2]) });

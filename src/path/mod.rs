@@ -11,7 +11,7 @@ use crate::kernel::Call;
 use crate::kernels::Stage;
 use crate::kernels::cache::{CacheParams, Cached, Format};
 use crate::mask::DeviceMask;
-use crate::plan::{self, Path, Tuning};
+use crate::plan::{self, MatrixUnits, Path, Tuning};
 use crate::problem::Shape;
 use crate::scratch::{Scratch, ScratchSize, Slot};
 use crate::tensor::{DType, DeviceFacts, Layout, TensorView, Window, dense_strides};
@@ -85,6 +85,14 @@ pub(crate) struct Problem<'a> {
     pub tuning: Tuning,
 }
 
+impl Problem<'_> {
+    /// F16 if all that is multiplied is.
+    fn operands(&self) -> DType {
+        let halves = self.q.dtype == DType::F16 && self.keys.format() == Format::F16;
+        if halves { DType::F16 } else { DType::F32 }
+    }
+}
+
 /// The path that computes a problem, and what it needs.
 #[derive(Clone, Copy)]
 pub(crate) enum Chosen {
@@ -112,6 +120,7 @@ impl Chosen {
 /// Chooses the path of `problem`.
 pub(crate) fn choose(problem: &Problem, device: &DeviceFacts) -> Result<Chosen, Error> {
     let Problem { shape, weights, tuning, .. } = problem;
+    let insists = tuning.matrix.units == MatrixUnits::Always;
     let fused = match tuning.path {
         Path::Fused if weights.is_some() => {
             let why = "only the staged path has them in memory; leave the path to Auto";
@@ -126,12 +135,18 @@ pub(crate) fn choose(problem: &Problem, device: &DeviceFacts) -> Result<Chosen, 
         Path::Auto => weights.is_none() && fused::bindings(problem) <= device.max_storage_buffers as usize,
         Path::Staged => false,
     };
+    if insists && !fused {
+        let why =
+            "only the fused path uses them, which writes no weights and has room for fewer mask tensors";
+        return Err(Error::Unsupported { what: "matrix units for this call", why });
+    }
     if fused {
         let keys = plan::KeySource {
             most: problem.keys.cache().map_or(shape.kv_len, |cache| cache.kept),
             format: problem.keys.format(),
             words: problem.keys.in_words(),
             simple: problem.mask.blocks.is_none() && problem.dropout.is_none(),
+            operands: problem.operands(),
         };
         Ok(Chosen::Fused(plan::fused(shape, &keys, tuning, device)?))
     } else {

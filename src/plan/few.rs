@@ -5,7 +5,7 @@ use std::fmt;
 use super::fused::FusedTiles;
 use crate::kernels::cache::Format;
 use crate::problem::Shape;
-use crate::tensor::DeviceFacts;
+use crate::tensor::{DType, DeviceFacts};
 
 /// How keys and values are loaded: vectors of four words.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -146,6 +146,8 @@ pub(crate) struct KeySource {
     pub words: bool,
     /// Whether the kernels for few rows can take the call: they neither skip tiles by a block map nor drop weights.
     pub simple: bool,
+    /// F16 if queries, keys and values all are.
+    pub operands: DType,
 }
 
 impl KeySource {
@@ -250,6 +252,7 @@ pub(crate) fn few_tiles(format: Option<Format>) -> Vec<FusedTiles> {
         format: format.unwrap_or(Format::F32),
         words: format.is_some(),
         simple: true,
+        operands: DType::F32,
     };
     let mut all = Vec::new();
     for (rows, head_dim, value_dim) in [
@@ -291,7 +294,7 @@ mod tests {
             (true, Format::Q8),
             (true, Format::Q4),
         ] {
-            let keys = KeySource { most: 4096, format, words, simple: true };
+            let keys = KeySource { most: 4096, format, words, simple: true, operands: DType::F32 };
             for (head_dim, value_dim) in dims.into_iter().flat_map(|d| dims.map(|v| (d, v))) {
                 let shape = Shape { value_dim, ..Shape::new(1, 1, 1, head_dim) };
                 for (rows, subgroup_min) in (1..=17).flat_map(|r| [0, 4, 8, 16, 32, 64].map(|s| (r, s))) {

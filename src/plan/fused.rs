@@ -1,7 +1,8 @@
 //! How the fused kernel is shared out: tiles, workgroups, splits of the keys, dispatches of bounded work.
 
 use super::few::{FewUniform, FewWorkgroup, KeySource, few_uniform, few_workgroup};
-use super::{FULL, Tuning};
+use super::matrix::{FusedMatrix, fused_matrix};
+use super::{FULL, MatrixUnits, Tuning};
 use crate::error::Error;
 use crate::problem::Shape;
 use crate::tensor::DeviceFacts;
@@ -17,6 +18,8 @@ pub(crate) enum FusedTiles {
     FewWorkgroup(FewWorkgroup),
     /// Few packed rows and packed keys, on software drivers.
     FewUniform(FewUniform),
+    /// On matrix units.
+    Matrix(FusedMatrix),
 }
 
 impl FusedTiles {
@@ -43,6 +46,7 @@ impl FusedTiles {
             FusedTiles::Workgroup { rows, .. } | FusedTiles::Uniform { rows, .. } => rows as usize,
             FusedTiles::FewWorkgroup(few) => few.rows as usize,
             FusedTiles::FewUniform(few) => few.rows as usize,
+            FusedTiles::Matrix(tiles) => tiles.rows() as usize,
         }
     }
 
@@ -55,6 +59,7 @@ impl FusedTiles {
                 (few.loads.v * few.loads.vectors * 4).div_ceil(few.slices()) as usize
             }
             FusedTiles::FewUniform(few) => (few.loads.v * few.loads.vectors * 4) as usize,
+            FusedTiles::Matrix(tiles) => tiles.value as usize,
         }
     }
 
@@ -87,7 +92,7 @@ impl FusedTiles {
     /// Least keys of a split: fewer are not worth a workgroup's beginning and end.
     pub fn split_least(self) -> u32 {
         match self {
-            FusedTiles::Workgroup { .. } | FusedTiles::FewWorkgroup(_) => 128,
+            FusedTiles::Workgroup { .. } | FusedTiles::FewWorkgroup(_) | FusedTiles::Matrix(_) => 128,
             FusedTiles::Uniform { .. } | FusedTiles::FewUniform(_) => 256,
         }
     }
@@ -95,7 +100,7 @@ impl FusedTiles {
     /// Workgroups that are enough: on CPUs some for every core, of which there may be more than here.
     fn enough(self) -> usize {
         match self {
-            FusedTiles::Workgroup { .. } => 2 * FULL,
+            FusedTiles::Workgroup { .. } | FusedTiles::Matrix(_) => 2 * FULL,
             // Small ones, of which each core takes several.
             FusedTiles::FewWorkgroup(_) => 4 * FULL,
             FusedTiles::Uniform { .. } | FusedTiles::FewUniform(_) => 16,
@@ -109,6 +114,7 @@ impl FusedTiles {
             FusedTiles::Uniform { .. } => return 0,
             FusedTiles::FewWorkgroup(few) => return few.memory(),
             FusedTiles::FewUniform(few) => return few.memory(),
+            FusedTiles::Matrix(tiles) => return tiles.memory(),
         };
         let (keys, chunk, p_keys) = (Self::KEYS, Self::CHUNK, Self::P_KEYS);
         // In vectors: q and k, each fourth row shifted by one; or weights and v; or maxima by lane.
@@ -169,7 +175,13 @@ pub(crate) fn fused(
 ) -> Result<FusedPlan, Error> {
     let rows = shape.q_len * shape.group();
     let heads = shape.batch * shape.kv_heads;
-    let tiles = if tuning.tiling.uniform(device) {
+    // Few rows wait for memory, not for arithmetic.
+    let matrix = fused_matrix(rows, heads, shape, keys.operands, tuning, device).and_then(|tiles| {
+        if rows > 16 || tuning.matrix.units == MatrixUnits::Always { Ok(tiles) } else { Err("few rows") }
+    });
+    let tiles = if let Some(tiles) = tuning.matrix.settle(matrix)? {
+        tiles
+    } else if tuning.tiling.uniform(device) {
         let few = few_uniform(rows, shape, keys).map(FusedTiles::FewUniform);
         few.unwrap_or_else(|| fused_uniform(rows, shape.head_dim.div_ceil(4), shape.value_dim.div_ceil(4)))
     } else {

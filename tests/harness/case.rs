@@ -278,8 +278,33 @@ impl Case {
 
     /// What a run that stores `out` as `dtype` must give. Call it on what [`Case::stored`] made.
     pub fn truth(&self, dtype: DType, weights: Weights) -> Truth {
+        self.truth_beside(self.reference::<f32>(), dtype, weights)
+    }
+
+    /// The same of matrix units, which multiply f16: operands and weights are rounded to it.
+    pub fn truth_of_halves(&self, dtype: DType, weights: Weights) -> Truth {
+        let halves = Case { rules: self.rules.clone(), ..self.stored(DType::F16, DType::F32) };
+        let mut naive = halves.reference::<f32>();
+        let Shape { heads, kv_heads, q_len, kv_len, value_dim, .. } = self.shape;
+        for (row, out) in naive.out.chunks_exact_mut(value_dim).enumerate() {
+            let head = row / q_len;
+            let kv_head = head / heads * kv_heads + head % heads / (heads / kv_heads);
+            let weights = &naive.weights[row * kv_len..][..kv_len];
+            out.fill(0.0);
+            for (j, weight) in weights.iter().enumerate().filter(|(_, w)| **w != 0.0) {
+                let weight = f16::from_f32(*weight).to_f32();
+                let values = &halves.v[(kv_head * kv_len + j) * value_dim..][..value_dim];
+                // What is hidden by a weight that rounds to nothing may be infinite.
+                let values = values.iter().map(|v| if weight == 0.0 { 0.0 } else { *v });
+                out.iter_mut().zip(values).for_each(|(sum, v)| *sum += weight * v);
+            }
+        }
+        self.truth_beside(naive, dtype, weights)
+    }
+
+    /// The truth, with a tolerance from a naive result.
+    fn truth_beside(&self, naive: Attended<f32>, dtype: DType, weights: Weights) -> Truth {
         let exact = self.reference::<f64>();
-        let naive = self.reference::<f32>();
         let factor = self.dropout.as_ref().map_or(1.0, Drop::factor);
         let values = largest(self.v.iter().map(|v| f64::from(*v)));
         // f16 is rounded to once, at the end, so the naive error holds all of its error: the floor

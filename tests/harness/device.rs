@@ -11,6 +11,8 @@ pub struct Profile {
     pub name: &'static str,
     pub gpu: Gpu,
     pub f16: bool,
+    /// Whether calls are to use its matrix units.
+    pub matrix: bool,
 }
 
 impl Profile {
@@ -53,7 +55,8 @@ pub fn matrices() -> impl Iterator<Item = &'static Profile> {
                     | features & wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX;
                 let made = make(name, &adapter, wanted, adapter.limits());
                 let pipelines = wgpu_attention::inspect::with_fragments(made.gpu.device(), side);
-                Profile { gpu: Gpu::with_pipelines(made.gpu.queue().clone(), pipelines), ..made }
+                let gpu = Gpu::with_pipelines(made.gpu.queue().clone(), pipelines);
+                Profile { gpu, matrix: true, ..made }
             })
         },
     )
@@ -119,5 +122,5 @@ fn make(
     .expect("the adapter gives a device with its own limits and one with the default limits");
     let f16 = device.features().contains(wgpu::Features::SHADER_F16);
     super::say(&format!("device `{name}`: {}, f16: {f16}", adapter.get_info().name));
-    Profile { name, gpu: Gpu::with_device(device, queue), f16 }
+    Profile { name, gpu: Gpu::with_device(device, queue), f16, matrix: false }
 }

@@ -12,7 +12,7 @@ pub mod vectors;
 
 pub use cached::{Ask, Bed, Count, Data, Kind};
 pub use case::{Case, Drop, Expected, Judged, Part, Rules, Weights};
-pub use device::{Profile, defaults, full, profiles};
+pub use device::{Profile, defaults, full, matrices, profiles};
 pub use memory::{Image, Place, Values, stored};
 pub use random::Rng;
 pub use run::{Layout, Report, Setup, TILINGS, run};

@@ -7,11 +7,12 @@ use std::fmt;
 use std::time::Instant;
 
 use wgpu_attention::{
-    Attention, Config, DType, DeviceMask, Dropout, Forward, Mask, Path, Scratch, Shape, TensorView, Tiling,
+    Attention, Config, DType, DeviceMask, Dropout, Forward, Mask, MatrixUnits, Path, Scratch, Shape,
+    TensorView, Tiling,
 };
 
 use super::case::{Case, Drop, Expected, Rules, Truth, Weights};
-use super::device::{Profile, defaults, full};
+use super::device::{Profile, defaults, full, matrices};
 use super::memory::{GUARD, Image, Place, Values};
 use super::random::Rng;
 
@@ -118,7 +119,11 @@ pub fn setups(name: &str) -> Vec<Setup> {
             weights,
         })
     };
-    [of(TILINGS[first], dense), of(TILINGS[1 - first], windows)].concat()
+    let mut all = [of(TILINGS[first], dense), of(TILINGS[1 - first], windows)].concat();
+    all.extend(
+        matrices().zip([Layout::Blhd, window]).map(|(profile, layout)| Setup::matrix(profile, layout)),
+    );
+    all
 }
 
 /// The outputs of a run, in logical order.
@@ -267,6 +272,9 @@ pub fn run_with(case: &Case, setup: &Setup, change: impl FnOnce(Config) -> Confi
         .dtype(dtype)
         .tiling(tiling)
         .path(path);
+    if profile.matrix {
+        config = config.matrix_units(MatrixUnits::Always).f16_operands(true);
+    }
     if let Some(scale) = case.scale {
         config = config.scale(scale);
     }
@@ -294,6 +302,20 @@ pub fn run_with(case: &Case, setup: &Setup, change: impl FnOnce(Config) -> Confi
 }
 
 impl Setup {
+    /// On the matrix units of `profile`, in F16.
+    pub fn matrix(profile: &'static Profile, layout: Layout) -> Self {
+        Setup {
+            profile,
+            tiling: Tiling::Workgroup,
+            path: Path::Fused,
+            dtype: DType::F16,
+            bias: DType::F32,
+            layout,
+            lse: true,
+            weights: Weights::None,
+        }
+    }
+
     /// Whether the fused path needs more storage buffers for `case` than the device binds.
     pub fn too_many_buffers(&self, case: &Case) -> bool {
         let given = usize::from(matches!(case.dropout, Some(Drop::Given { .. })));
@@ -314,6 +336,9 @@ pub struct Report {
     worst: (f64, String),
     started: Instant,
 }
+
+/// What cases must give, by matrix units or not, types of tensors and bias, weights.
+pub type Truths = HashMap<(bool, DType, DType, Weights), (Case, Truth)>;
 
 impl Report {
     pub fn new(name: &'static str) -> Self {
@@ -344,21 +369,17 @@ impl Report {
     }
 
     /// Runs `case` in one setup.
-    pub fn check_in(
-        &mut self,
-        case: &Case,
-        setup: &Setup,
-        truths: &mut HashMap<(DType, DType, Weights), (Case, Truth)>,
-    ) {
+    pub fn check_in(&mut self, case: &Case, setup: &Setup, truths: &mut Truths) {
         let f16 = [setup.dtype, setup.bias].contains(&DType::F16);
         if f16 && !setup.profile.f16 {
             let why = format!("on `{}`, F16: the device lacks SHADER_F16", setup.profile.name);
             return self.skip(why, &case.name);
         }
         let Setup { profile, dtype, bias, weights, .. } = *setup;
-        let (stored, truth) = truths.entry((dtype, bias, weights)).or_insert_with(|| {
+        let (stored, truth) = truths.entry((profile.matrix, dtype, bias, weights)).or_insert_with(|| {
             let stored = case.stored(dtype, bias);
-            let truth = stored.truth(dtype, weights);
+            let of = if profile.matrix { Case::truth_of_halves } else { Case::truth };
+            let truth = of(&stored, dtype, weights);
             (stored, truth)
         });
         let exact = stored.q == case.q && stored.k == case.k && stored.v == case.v;
@@ -374,8 +395,13 @@ impl Report {
             setup.path = Path::Auto;
         }
         let setup = &setup;
-        let judged =
-            run(stored, setup).and_then(|got| judge_outputs(&case.expected, case.shape, truth, &got, exact));
+        let got = match run(stored, setup) {
+            Err(e) if profile.matrix && e.contains("matrix units for this call") => {
+                return self.skip(format!("on `{}`: {e}", profile.name), &case.name);
+            }
+            got => got,
+        };
+        let judged = got.and_then(|got| judge_outputs(&case.expected, case.shape, truth, &got, exact));
         self.record(&case.name, setup, judged);
     }
 
