@@ -1,7 +1,7 @@
 //! What a cache is made of.
 
 use crate::error::Error;
-use crate::kernels::cache::{Cached, Format, Placement, WORDS};
+use crate::kernels::cache::{CacheParams, Cached, Format, Placement, WORDS};
 use crate::tensor::{DeviceFacts, LONGEST_AXIS};
 
 /// How a cache stores the channels of keys and values.
@@ -206,6 +206,36 @@ impl CacheConfig {
     pub(crate) fn cached(&self) -> Cached {
         let groups = [self.head_dim, self.value_dim].map(|dim| self.storage.group(dim) as u32);
         Cached { format: self.storage.format(), placement: self.placement(), groups }
+    }
+
+    /// What kernels take as a parameter. ragged: queries are those of the last advance.
+    pub(crate) fn params(&self, ragged: bool) -> CacheParams {
+        let (_, page_len) = self.pages();
+        let CacheConfig { batch, kv_heads, head_dim, value_dim, capacity, layout, .. } = *self;
+        let [k, v] = [head_dim, value_dim].map(|dim| self.side(dim));
+        let sinks = if let CacheLayout::Ring { sinks } = layout { sinks } else { 0 };
+        CacheParams {
+            batch: batch as u32,
+            kv_heads: kv_heads as u32,
+            page_len: page_len as u32,
+            page_bits: page_len.ilog2(),
+            table: (batch * WORDS) as u32,
+            pages_each: self.pages_each() as u32,
+            sinks: sinks as u32,
+            window: (capacity - sinks) as u32,
+            ragged: u32::from(ragged),
+            k_words: k.words as u32,
+            v_words: v.words as u32,
+            k_groups: k.groups as u32,
+            v_groups: v.groups as u32,
+            k_scales: k.scales as u32,
+            v_scales: v.scales as u32,
+            longest: self.longest() as u32,
+            pages: self.pages().0 as u32,
+            pad0: 0,
+            pad1: 0,
+            pad2: 0,
+        }
     }
 
     pub(crate) fn book_words(&self) -> usize {
