@@ -146,11 +146,7 @@ impl Attention {
             }
         }
         for (tensor, view, access) in [("q", q, Access::Read), ("out", out, Access::Write)] {
-            if view.dtype() != config.dtype {
-                let expected = format!("{:?}", config.dtype);
-                return Err(Error::Type { tensor, expected, got: view.dtype() });
-            }
-            view.check(tensor, access, device)?;
+            view.check_as(tensor, config.dtype, access, device)?;
         }
         if advanced && cache.advanced() == 0 {
             let why =

@@ -6,7 +6,7 @@ use crate::path::{self, cache::CacheLayer};
 use crate::position::{MAX_POSITION, Rope};
 use crate::record::{dispatch, pass};
 use crate::scratch::{Bound, Scratch};
-use crate::tensor::{Access, TensorView, expect};
+use crate::tensor::{Access, TensorView, check_float, expect};
 
 /// New keys and values of one layer.
 #[derive(Clone, Copy, Debug)]
@@ -85,10 +85,10 @@ impl Cache {
     fn check_append(&self, source: &CacheLayer, append: &Append) -> Result<(), Error> {
         let CacheConfig { batch, kv_heads, head_dim, value_dim, capacity, layout, .. } = self.config;
         let Append { k, v, rope } = *append;
+        check_float("k", &k)?;
         for (tensor, view, dim) in [("k", k, head_dim), ("v", v, value_dim)] {
-            if !k.dtype().is_float() || view.dtype() != k.dtype() {
-                let expected =
-                    if tensor == "k" { "F32 or F16".into() } else { format!("{:?}, as k", k.dtype()) };
+            if view.dtype() != k.dtype() {
+                let expected = format!("{:?}, as k", k.dtype());
                 return Err(Error::Type { tensor, expected, got: view.dtype() });
             }
             let wanted = [batch, kv_heads, self.advanced, dim];

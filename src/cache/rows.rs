@@ -5,7 +5,7 @@ use super::sequences::Move;
 use crate::error::Error;
 use crate::kernels::cache_advance::Counts;
 use crate::path::cache::Moves;
-use crate::tensor::{Access, DType, DeviceFacts, TensorView, check_aliasing, expect};
+use crate::tensor::{Access, DType, DeviceFacts, TensorView, check_aliasing, expect, same_dtype};
 
 /// By how many tokens each sequence moves.
 #[derive(Clone, Copy, Debug)]
@@ -68,13 +68,7 @@ impl<'a> Rows<'a> {
                 Err(Error::Length { tensor: "rows", expected: config.batch, got: counts.len() })
             }
             Rows::Device { counts, .. } => {
-                if counts.dtype() != DType::U32 {
-                    return Err(Error::Type {
-                        tensor: "counts",
-                        expected: "U32".into(),
-                        got: counts.dtype(),
-                    });
-                }
+                same_dtype("counts", counts, DType::U32)?;
                 let wanted = [config.batch, 1, 1, 1];
                 (0..4).try_for_each(|axis| expect("counts", counts.shape(), axis, wanted[axis]))?;
                 counts.check("counts", Access::Read, device)?;
