@@ -4,12 +4,12 @@ mod append;
 mod book;
 mod config;
 mod pages;
-mod rows;
 mod sequences;
+mod tokens;
 
 pub use append::Append;
-pub use config::{CacheConfig, CacheLayout, Group, Storage};
-pub use rows::Rows;
+pub use config::{CacheConfig, CacheLayout, CacheStorage, ScaleGroup};
+pub use tokens::Tokens;
 
 use crate::error::Error;
 use crate::kernels::cache::{COUNT, LENGTH, REFUSED, START, WORDS};
@@ -35,17 +35,17 @@ use sequences::{Change, Edits, PageCopy, Sequences};
 /// # fn f(device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder, k: wgpu_attention::TensorView,
 /// #      v: wgpu_attention::TensorView, q: wgpu_attention::TensorView, out: wgpu_attention::TensorView)
 /// # -> Result<(), wgpu_attention::Error> {
-/// use wgpu_attention::{Append, Attention, Cache, CacheConfig, CachedForward, Config, Group, Mask, Rows, Scratch,
-///     Storage};
+/// use wgpu_attention::{Append, Attention, Cache, CacheConfig, CacheStorage, CachedForward, Config, Mask, ScaleGroup,
+///     Scratch, Tokens};
 ///
 /// let attention = Attention::new(device, Config::new(32, 128).kv_heads(8))?;
-/// let config = CacheConfig::new(8, 128, 4096).storage(Storage::Q8(Group::Of(32)));
+/// let config = CacheConfig::new(8, 128, 4096).storage(CacheStorage::Q8(ScaleGroup::Of(32)));
 /// let mut cache = Cache::with_pipelines(attention.pipelines(), config)?;
 /// let call = CachedForward::new(q, &cache, out).not_advanced().mask(Mask::causal());
 /// let mut scratch = Scratch::new(device, attention.scratch_size_cached(&call)?)?;
 ///
 /// // Each token: q [1, 32, 1, 128], k and v [1, 8, 1, 128].
-/// cache.advance(encoder, Rows::All(1), &mut scratch)?;
+/// cache.advance(encoder, Tokens::All(1), &mut scratch)?;
 /// cache.append(encoder, 0, &Append::new(k, v), &mut scratch)?;
 /// let call = CachedForward::new(q, &cache, out).mask(Mask::causal());
 /// attention.forward_cached(encoder, &call, &mut scratch)?;
@@ -108,7 +108,7 @@ impl Cache {
         &self.config
     }
 
-    /// Tokens of a sequence, where the host knows: not after [`Rows::Device`], until [`learn`](Self::learn) says.
+    /// Tokens of a sequence, where the host knows: not after [`Tokens::Device`], until [`learn`](Self::learn) says.
     pub fn len(&self, sequence: usize) -> Option<usize> {
         let [least, most] = self.len_bounds(sequence)?;
         (least == most).then_some(least)
@@ -207,7 +207,7 @@ impl Cache {
     pub fn advance(
         &mut self,
         encoder: &mut wgpu::CommandEncoder,
-        rows: Rows,
+        rows: Tokens,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
         rows.check(&self.config, self.lengths(), self.pipelines.facts())?;
@@ -224,7 +224,7 @@ impl Cache {
     pub fn rewind(
         &mut self,
         encoder: &mut wgpu::CommandEncoder,
-        rows: Rows,
+        rows: Tokens,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
         rows.check(&self.config, self.lengths(), self.pipelines.facts())?;
@@ -236,7 +236,7 @@ impl Cache {
     fn move_lengths(
         &mut self,
         encoder: &mut wgpu::CommandEncoder,
-        rows: &Rows,
+        rows: &Tokens,
         change: Change,
         back: bool,
         scratch: &mut Scratch,
@@ -247,7 +247,7 @@ impl Cache {
         let mut calls = self.copies(&copies);
         calls.push(path::cache::advance(whole(&self.book), placement, params, &rows.moves(back), device));
         let bound = self.pipelines.bind(&calls, scratch)?;
-        if let Rows::Each(counts) = rows {
+        if let Tokens::Each(counts) = rows {
             edits.extend(counts.iter().enumerate().map(|(s, n)| (s * WORDS + COUNT, *n as u32)));
         }
         let upload = book::upload(self.pipelines.device(), &edits)?;

@@ -1,23 +1,23 @@
 //! What a cache gives back of what was put into it.
 
-use crate::cache::Storage;
+use crate::cache::CacheStorage;
 
 /// The levels of a scaled storage on either side of 0; `None` for floats.
-fn levels(storage: Storage) -> Option<f32> {
+fn levels(storage: CacheStorage) -> Option<f32> {
     match storage {
-        Storage::F32 | Storage::F16 => None,
-        Storage::Q8(_) => Some(127.0),
-        Storage::Q4(_) => Some(7.0),
+        CacheStorage::F32 | CacheStorage::F16 => None,
+        CacheStorage::Q8(_) => Some(127.0),
+        CacheStorage::Q4(_) => Some(7.0),
     }
 }
 
-/// Channels of `row` that share a scale: never none, as [`Storage::group`] is of an empty row.
-fn group(storage: Storage, row: &[f32]) -> usize {
+/// Channels of `row` that share a scale: never none, as [`CacheStorage::group`] is of an empty row.
+fn group(storage: CacheStorage, row: &[f32]) -> usize {
     storage.group(row.len()).max(1)
 }
 
 /// The scale of each group of a row: `max|x| / 127` or `/ 7`, NaN where a value is not finite. None for F32 and F16.
-pub fn scales(storage: Storage, row: &[f32]) -> Vec<f32> {
+pub fn scales(storage: CacheStorage, row: &[f32]) -> Vec<f32> {
     let Some(most) = levels(storage) else { return Vec::new() };
     let scale = |group: &[f32]| {
         if group.iter().any(|x| !x.is_finite()) {
@@ -31,10 +31,10 @@ pub fn scales(storage: Storage, row: &[f32]) -> Vec<f32> {
 
 /// A row of keys or values of one head, as `storage` keeps it. Where a value lies halfway between two levels, a device
 /// may choose the other; F16 rounds to the nearest, of which WebGPU lets a device choose either neighbour.
-pub fn stored(storage: Storage, row: &[f32]) -> Vec<f32> {
+pub fn stored(storage: CacheStorage, row: &[f32]) -> Vec<f32> {
     let Some(most) = levels(storage) else {
         return match storage {
-            Storage::F16 => row.iter().map(|x| half(*x)).collect(),
+            CacheStorage::F16 => row.iter().map(|x| half(*x)).collect(),
             _ => row.to_vec(),
         };
     };

@@ -9,7 +9,7 @@ use crate::tensor::{Access, DType, DeviceFacts, TensorView, check_aliasing, expe
 
 /// By how many tokens each sequence moves.
 #[derive(Clone, Copy, Debug)]
-pub enum Rows<'a> {
+pub enum Tokens<'a> {
     /// All by as many.
     All(usize),
     /// Each by its own number, one per sequence. New numbers are uploaded each time.
@@ -25,29 +25,29 @@ pub enum Rows<'a> {
     },
 }
 
-impl<'a> Rows<'a> {
+impl<'a> Tokens<'a> {
     /// The largest number there may be.
     pub(crate) fn most(&self) -> usize {
         match self {
-            Rows::All(n) => *n,
-            Rows::Each(counts) => counts.iter().copied().max().unwrap_or(0),
-            Rows::Device { most, .. } => *most,
+            Tokens::All(n) => *n,
+            Tokens::Each(counts) => counts.iter().copied().max().unwrap_or(0),
+            Tokens::Device { most, .. } => *most,
         }
     }
 
     /// Bounds on the number of a sequence.
     pub(super) fn of(&self, sequence: usize) -> Move {
         match self {
-            Rows::All(n) => Move { least: *n, most: *n },
-            Rows::Each(counts) => {
+            Tokens::All(n) => Move { least: *n, most: *n },
+            Tokens::Each(counts) => {
                 let n = counts.get(sequence).copied().unwrap_or(0);
                 Move { least: n, most: n }
             }
-            Rows::Device { most, .. } => Move { least: 0, most: *most },
+            Tokens::Device { most, .. } => Move { least: 0, most: *most },
         }
     }
 
-    /// Refuses numbers that are none, or of which there are too few, and what a tensor of them must not be.
+    /// Refuses moves by nothing, a bound that no sequence reaches, and numbers other than one for each sequence.
     pub(super) fn check(
         &self,
         config: &CacheConfig,
@@ -57,17 +57,17 @@ impl<'a> Rows<'a> {
         if self.most() == 0 {
             return Err(Error::ZeroSize { tensor: "cache", axis: "rows" });
         }
-        if let Rows::Device { most, .. } = self
+        if let Tokens::Device { most, .. } = self
             && *most > config.longest()
         {
             let expected = "at most what a sequence may have";
             return Err(Error::Option { option: "most", value: *most as f64, expected });
         }
         match self {
-            Rows::Each(counts) if counts.len() != config.batch => {
+            Tokens::Each(counts) if counts.len() != config.batch => {
                 Err(Error::Length { tensor: "rows", expected: config.batch, got: counts.len() })
             }
-            Rows::Device { counts, .. } => {
+            Tokens::Device { counts, .. } => {
                 same_dtype("counts", counts, DType::U32)?;
                 let wanted = [config.batch, 1, 1, 1];
                 (0..4).try_for_each(|axis| expect("counts", counts.shape(), axis, wanted[axis]))?;
@@ -81,9 +81,9 @@ impl<'a> Rows<'a> {
     /// As the kernel that moves lengths takes them.
     pub(super) fn moves(&self, back: bool) -> Moves<'a> {
         let (counts, given) = match self {
-            Rows::All(_) => (Counts::All, None),
-            Rows::Each(_) => (Counts::Each, None),
-            Rows::Device { counts, .. } => (Counts::Device, Some(*counts)),
+            Tokens::All(_) => (Counts::All, None),
+            Tokens::Each(_) => (Counts::Each, None),
+            Tokens::Device { counts, .. } => (Counts::Device, Some(*counts)),
         };
         Moves { counts, given, most: self.most(), back }
     }
