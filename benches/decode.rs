@@ -12,8 +12,8 @@ use std::time::Duration;
 use timer::{Timer, noise};
 use wgpu_attention::reference::{self, Options, compare::max_error, widen};
 use wgpu_attention::{
-    Append, Attention, Cache, CacheConfig, CacheLayout, CachedForward, Config, DType, Forward, Gpu, Group,
-    Mask, Rows, Scratch, ScratchSize, Shape, Storage, TensorView,
+    Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, CachedForward, Config, DType, Forward,
+    Gpu, Mask, ScaleGroup, Scratch, ScratchSize, Shape, TensorView, Tokens,
 };
 
 const HEADS: usize = 32;
@@ -153,7 +153,7 @@ impl Data {
 
 /// Queries as an f16 call has them, which the tolerance tells.
 fn stored_as(q: &[f32], tolerance: f64) -> Vec<f32> {
-    if tolerance == F16_TOLERANCE { reference::cache::stored(Storage::F16, q) } else { q.to_vec() }
+    if tolerance == F16_TOLERANCE { reference::cache::stored(CacheStorage::F16, q) } else { q.to_vec() }
 }
 
 const F32_TOLERANCE: f64 = 1e-5;
@@ -197,7 +197,7 @@ fn tensors<'a>(gpu: &'a Gpu, data: &Data, dtype: DType) -> Subject<'a> {
     if dtype == DType::F16 {
         let got: Vec<u16> = gpu.download(&out, HEADS * DIM).expect("out");
         let got: Vec<f32> = got.into_iter().map(|x| half::f16::from_bits(x).to_f32()).collect();
-        data.validate(&name, |row| reference::cache::stored(Storage::F16, row), &got, F16_TOLERANCE);
+        data.validate(&name, |row| reference::cache::stored(CacheStorage::F16, row), &got, F16_TOLERANCE);
     } else {
         let got: Vec<f32> = gpu.download(&out, HEADS * DIM).expect("out");
         data.validate(&name, <[f32]>::to_vec, &got, F32_TOLERANCE);
@@ -220,7 +220,7 @@ fn filled(gpu: &Gpu, data: &Data, config: CacheConfig) -> Cache {
     let view = |buffer| TensorView::new(buffer, DType::F32, [1, KV_HEADS, data.length, DIM]);
     let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
     gpu.submit(|encoder| {
-        cache.advance(encoder, Rows::All(data.length), &mut scratch)?;
+        cache.advance(encoder, Tokens::All(data.length), &mut scratch)?;
         cache.append(encoder, 0, &Append::new(view(&k), view(&v)), &mut scratch)
     })
     .expect("an append");
@@ -228,7 +228,13 @@ fn filled(gpu: &Gpu, data: &Data, config: CacheConfig) -> Cache {
 }
 
 /// A call on a cache.
-fn cached<'a>(gpu: &'a Gpu, data: &Data, config: CacheConfig, name: String, storage: Storage) -> Subject<'a> {
+fn cached<'a>(
+    gpu: &'a Gpu,
+    data: &Data,
+    config: CacheConfig,
+    name: String,
+    storage: CacheStorage,
+) -> Subject<'a> {
     let cache = filled(gpu, data, config);
     let q = gpu.upload(&data.q).expect("q");
     let out = gpu.buffer(HEADS * DIM * 4).expect("out");
@@ -250,7 +256,7 @@ fn cached<'a>(gpu: &'a Gpu, data: &Data, config: CacheConfig, name: String, stor
     };
     run(gpu, &mut record);
     let got: Vec<f32> = gpu.download(&out, HEADS * DIM).expect("out");
-    let tolerance = if storage == Storage::F32 { F32_TOLERANCE } else { LEVELS_TOLERANCE };
+    let tolerance = if storage == CacheStorage::F32 { F32_TOLERANCE } else { LEVELS_TOLERANCE };
     data.validate(&name, |row| reference::cache::stored(storage, row), &got, tolerance);
     Subject { name, bytes, record: Box::new(record) }
 }
@@ -288,10 +294,14 @@ fn main() {
     if gpu.device().features().contains(wgpu::Features::SHADER_F16) {
         subjects.push(tensors(&gpu, &data, DType::F16));
     }
-    let group = Group::Of(32);
-    for storage in
-        [Storage::F32, Storage::F16, Storage::Q8(group), Storage::Q8(Group::Row), Storage::Q4(group)]
-    {
+    let group = ScaleGroup::Of(32);
+    for storage in [
+        CacheStorage::F32,
+        CacheStorage::F16,
+        CacheStorage::Q8(group),
+        CacheStorage::Q8(ScaleGroup::Row),
+        CacheStorage::Q4(group),
+    ] {
         let name = format!("cache {storage:?}");
         subjects.push(cached(&gpu, &data, config(4096).storage(storage), name, storage));
     }
@@ -300,7 +310,7 @@ fn main() {
         CacheLayout::Paged { page: 16, pages: 256 },
         CacheLayout::Paged { page: 256, pages: 16 },
     ] {
-        let storage = Storage::Q8(group);
+        let storage = CacheStorage::Q8(group);
         let config = config(4096).storage(storage).layout(layout);
         subjects.push(cached(&gpu, &data, config, format!("cache {storage:?} {layout:?}"), storage));
     }
@@ -313,7 +323,7 @@ fn main() {
     for (length, capacity) in
         [(16, 16384), (256, 16384), (1024, 16384), (1024, 1024), (4096, 16384), (16384, 16384)]
     {
-        let storage = Storage::Q8(group);
+        let storage = CacheStorage::Q8(group);
         let name = format!("{length} keys, capacity {capacity}");
         subjects.push(cached(&gpu, &Data::new(length), config(capacity).storage(storage), name, storage));
     }
@@ -335,16 +345,17 @@ fn main() {
 
 /// Median time of an append at `length`, in µs.
 fn append_time(gpu: &Gpu, timer: &Timer, layout: CacheLayout, length: usize, rounds: usize) -> f64 {
-    let config = CacheConfig::new(1, 64, 1 << 17).layout(layout).storage(Storage::Q8(Group::Of(32)));
+    let config =
+        CacheConfig::new(1, 64, 1 << 17).layout(layout).storage(CacheStorage::Q8(ScaleGroup::Of(32)));
     let mut cache = Cache::with_pipelines(gpu.pipelines(), config).expect("a cache");
     let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
     cache.reserve(0, length + 2 * rounds + 2).expect("pages");
-    gpu.submit(|encoder| cache.advance(encoder, Rows::All(length), &mut scratch)).expect("an advance");
+    gpu.submit(|encoder| cache.advance(encoder, Tokens::All(length), &mut scratch)).expect("an advance");
     let row = gpu.upload(&noise(64, 1)).expect("upload");
     let view = TensorView::new(&row, DType::F32, [1, 1, 1, 64]);
     let mut times: Vec<f64> = (0..2 * rounds)
         .map(|_| {
-            gpu.submit(|encoder| cache.advance(encoder, Rows::All(1), &mut scratch)).expect("an advance");
+            gpu.submit(|encoder| cache.advance(encoder, Tokens::All(1), &mut scratch)).expect("an advance");
             let append = Append::new(view, view);
             let time =
                 timer.time(|pass| cache.append_in_pass(pass, 0, &append, &mut scratch).expect("an append"));

@@ -8,9 +8,9 @@ use std::time::Instant;
 
 use wgpu_attention::reference::{self, compare::max_error, widen};
 use wgpu_attention::{
-    Append, At, Attention, Cache, CacheConfig, CacheLayout, CachedForward, Config, DType, Error, Gpu, Group,
-    Linear, Mask, Positions, Projection, ProjectionForward, Rope, RopeConfig, Rotate, Rows, Scratch,
-    ScratchSize, Shape, Storage, TensorView, wgpu,
+    Append, At, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, CachedForward, Config, DType,
+    Error, Gpu, Linear, Mask, Positions, Projection, ProjectionForward, Rope, RopeConfig, Rotate, ScaleGroup,
+    Scratch, ScratchSize, Shape, TensorView, Tokens, wgpu,
 };
 
 const TOKENS: usize = 512;
@@ -21,7 +21,7 @@ const WIDTH: usize = 256;
 const HEADS: usize = 8;
 const KV_HEADS: usize = 2;
 const DIM: usize = 64;
-const STORAGE: Storage = Storage::Q8(Group::Of(32));
+const STORAGE: CacheStorage = CacheStorage::Q8(ScaleGroup::Of(32));
 const PAGE: usize = 64;
 
 fn noise(n: usize, seed: usize, size: f32) -> Vec<f32> {
@@ -87,7 +87,7 @@ impl Model {
         encoder: &mut wgpu::CommandEncoder,
         step: &Step,
         cache: &mut Cache,
-        rows: Rows,
+        rows: Tokens,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
         let heads = |buffer, heads| TensorView::new(buffer, DType::F32, [BATCH, heads, step.rows, DIM]);
@@ -204,7 +204,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .try_fold(ScratchSize::default(), |a, b| Ok::<_, Error>(a.max(b?)))?;
     let mut scratch = Scratch::new(gpu.device(), largest)?;
     model.embed(&prefill, texts.each_ref().map(Vec::as_slice));
-    gpu.submit(|encoder| model.step(encoder, &prefill, &mut cache, Rows::Each(&PROMPTS), &mut scratch))?;
+    gpu.submit(|encoder| model.step(encoder, &prefill, &mut cache, Tokens::Each(&PROMPTS), &mut scratch))?;
     let mut next = model.choose(&prefill, PROMPTS)?;
 
     // The loop. Outputs are kept to be checked; an application would not.
@@ -218,7 +218,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         (0..BATCH).for_each(|s| texts[s].push(next[s]));
         model.embed(&one, next.each_ref().map(std::slice::from_ref));
-        gpu.submit(|encoder| model.step(encoder, &one, &mut cache, Rows::All(1), &mut scratch))?;
+        gpu.submit(|encoder| model.step(encoder, &one, &mut cache, Tokens::All(1), &mut scratch))?;
         next = model.choose(&one, [1; BATCH])?;
         steps += 1;
         outputs.push(gpu.download::<f32>(&one.attended, BATCH * HEADS * DIM)?);

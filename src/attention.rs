@@ -1,169 +1,28 @@
 //! The operator: `softmax(scale · q kᵀ, masked) · v`.
 
 mod cached;
+mod config;
 
 pub use cached::CachedForward;
+pub use config::Config;
+pub(crate) use config::check_dtype;
 
 use crate::block_map::Blocks;
 use crate::dropout::Dropout;
 use crate::error::Error;
 use crate::mask::DeviceMask;
 use crate::path::{self, Keys, Problem};
-use crate::plan::{MatrixUnits, Path, Tiling, Tuning};
-use crate::problem::{Shape, check_options};
+use crate::problem::Shape;
 use crate::record::{Pipelines, dispatch, pass};
 use crate::scratch::{Bound, Scratch, ScratchSize};
 use crate::tensor::{
-    Access, DType, DeviceFacts, LONGEST_AXIS, TensorView, check_aliasing, check_apart, expect,
+    Access, DType, DeviceFacts, LONGEST_AXIS, TensorView, check_aliasing, check_apart, check_float, expect,
     expect_broadcast,
 };
 
-/// What is fixed when an [`Attention`] is made.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[must_use]
-pub struct Config {
-    pub(crate) heads: usize,
-    pub(crate) kv_heads: usize,
-    pub(crate) head_dim: usize,
-    pub(crate) value_dim: usize,
-    pub(crate) dtype: DType,
-    pub(crate) scale: Option<f32>,
-    pub(crate) softcap: Option<f32>,
-    pub(crate) tuning: Tuning,
-}
-
-impl Config {
-    /// `heads` query heads of `head_dim` channels; f32, scale `1 / √head_dim`, as many key/value heads.
-    pub fn new(heads: usize, head_dim: usize) -> Self {
-        Config {
-            heads,
-            kv_heads: heads,
-            head_dim,
-            value_dim: head_dim,
-            dtype: DType::F32,
-            scale: None,
-            softcap: None,
-            tuning: Tuning::default(),
-        }
-    }
-
-    /// Key/value heads, a divisor of `heads`: query head `h` uses `h / (heads / kv_heads)`. One is multi-query
-    /// (Shazeer 2019, "Fast transformer decoding"), several are grouped-query attention (Ainslie et al. 2023).
-    pub fn kv_heads(mut self, kv_heads: usize) -> Self {
-        self.kv_heads = kv_heads;
-        self
-    }
-
-    /// Channels of values and of the output, `head_dim` unless set.
-    pub fn value_dim(mut self, value_dim: usize) -> Self {
-        self.value_dim = value_dim;
-        self
-    }
-
-    /// Element type of q, k, v and out: F32 or F16. Sums are f32 either way.
-    pub fn dtype(mut self, dtype: DType) -> Self {
-        self.dtype = dtype;
-        self
-    }
-
-    /// Factor of `q·k` instead of `1 / √head_dim`.
-    pub fn scale(mut self, scale: f32) -> Self {
-        self.scale = Some(scale);
-        self
-    }
-
-    /// Bounds the scores: `softcap · tanh(score / softcap)` (Gemma 2, 2024).
-    pub fn softcap(mut self, softcap: f32) -> Self {
-        self.softcap = Some(softcap);
-        self
-    }
-
-    /// Which class of kernels to use; for tests and measurements.
-    pub fn tiling(mut self, tiling: Tiling) -> Self {
-        self.tuning.tiling = tiling;
-        self
-    }
-
-    /// Whether to use the device's matrix units.
-    pub fn matrix_units(mut self, units: MatrixUnits) -> Self {
-        self.tuning.matrix.units = units;
-        self
-    }
-
-    /// Lets matrix units round F32 queries, keys and values to f16, which kernels without them do not: an error of 2⁻¹¹ of
-    /// each, and infinity above 65504. Not set: F32 tensors are computed in f32.
-    pub fn f16_operands(mut self, allowed: bool) -> Self {
-        self.tuning.matrix.f16_operands = allowed;
-        self
-    }
-
-    /// Which sequence of kernels to use; for tests and measurements.
-    pub fn path(mut self, path: Path) -> Self {
-        self.tuning.path = path;
-        self
-    }
-
-    /// Most floating-point operations, masked ones counted, of one dispatch of the fused path: longer calls are
-    /// cut into several, so that none runs into the time limit some systems set (Windows: two seconds). 2³⁷ unless
-    /// set. The pieces give the same bits as one dispatch; a single workgroup is never cut.
-    pub fn work_limit(mut self, flops: u64) -> Self {
-        self.tuning.work = flops;
-        self
-    }
-
-    /// Among how many workgroups the fused path splits the keys of a tile of queries; for tests and measurements. Unless
-    /// set, as many as it takes to keep the device busy, which for many queries is one.
-    pub fn splits(mut self, splits: usize) -> Self {
-        self.tuning.splits = Some(splits);
-        self
-    }
-
-    /// Features and limits to request of `adapter`: what this configuration needs, the largest buffers there
-    /// are, which decide how long sequences may be, workgroup memory for large tiles, and subgroups. Everything else is
-    /// wgpu's default: add what the rest of the application needs. A feature the adapter lacks is left out;
-    /// [`Attention::new`] then says so.
-    pub fn required(&self, adapter: &wgpu::Adapter) -> (wgpu::Features, wgpu::Limits) {
-        let wanted =
-            if self.dtype == DType::F16 { wgpu::Features::SHADER_F16 } else { wgpu::Features::empty() };
-        let best = adapter.limits();
-        let limits = wgpu::Limits {
-            max_buffer_size: best.max_buffer_size,
-            max_storage_buffer_binding_size: best.max_storage_buffer_binding_size,
-            max_storage_buffers_per_shader_stage: best.max_storage_buffers_per_shader_stage,
-            // What the largest tiles take.
-            max_compute_workgroup_storage_size: best.max_compute_workgroup_storage_size.min(32768),
-            ..wgpu::Limits::default()
-        };
-        ((wanted | wgpu::Features::SUBGROUP) & adapter.features(), limits)
-    }
-
-    pub(crate) fn scale_value(&self) -> f32 {
-        self.scale.unwrap_or(1.0 / (self.head_dim as f32).sqrt())
-    }
-
-    pub(crate) fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
-        let Config { heads, kv_heads, head_dim, value_dim, .. } = *self;
-        Shape { batch: 1, heads, kv_heads, q_len: 1, kv_len: 1, head_dim, value_dim }.check()?;
-        check_dtype(self.dtype, device)?;
-        check_options(self.scale.map(f64::from), self.softcap.map(f64::from))
-    }
-}
-
-pub(crate) fn check_dtype(dtype: DType, device: &DeviceFacts) -> Result<(), Error> {
-    match dtype {
-        DType::F32 => Ok(()),
-        DType::F16 if device.f16 => Ok(()),
-        DType::F16 => Err(Error::MissingFeature {
-            feature: wgpu::Features::SHADER_F16,
-            needed_for: "tensors of dtype F16",
-        }),
-        got => Err(Error::Type { tensor: "config", expected: "F32 or F16".into(), got }),
-    }
-}
-
 /// One forward call: tensors `[batch, heads, length, dim]` in any strides, mask, optional outputs.
 ///
-/// Where the staged path computes it (weights, see [`Path`]), `batch · heads` may reach wgpu's limit of
+/// Where the staged path computes it (weights, see [`Path`](crate::Path)), `batch · heads` may reach wgpu's limit of
 /// workgroups, 65535 by default, and so may `q_len` on GPUs; the fused path has no such limit.
 ///
 /// | tensor | shape | dtype |
@@ -421,11 +280,7 @@ impl Attention {
             ("v", v, Access::Read),
             ("out", out, Access::Write),
         ] {
-            if view.dtype() != config.dtype {
-                let expected = format!("{:?}", config.dtype);
-                return Err(Error::Type { tensor, expected, got: view.dtype() });
-            }
-            view.check(tensor, access, device)?;
+            view.check_as(tensor, config.dtype, access, device)?;
         }
         expect("q", q.shape(), 1, config.heads)?;
         expect("q", q.shape(), 3, config.head_dim)?;
@@ -460,20 +315,11 @@ pub(crate) fn check_extras(problem: &Problem, device: &DeviceFacts) -> Result<()
     let masked = Shape { kv_len: shape.kv_len - problem.appended, ..*shape };
     problem.mask.check(&masked, device)?;
     if let Some(lse) = &problem.lse {
-        if lse.dtype() != DType::F32 {
-            return Err(Error::Type { tensor: "lse", expected: "F32".into(), got: lse.dtype() });
-        }
-        lse.check("lse", Access::Write, device)?;
+        lse.check_as("lse", DType::F32, Access::Write, device)?;
         (0..4).try_for_each(|axis| expect("lse", lse.shape(), axis, shape.lse()[axis]))?;
     }
     if let Some(weights) = &problem.weights {
-        if !weights.dtype().is_float() {
-            return Err(Error::Type {
-                tensor: "weights",
-                expected: "F32 or F16".into(),
-                got: weights.dtype(),
-            });
-        }
+        check_float("weights", weights)?;
         weights.check("weights", Access::Write, device)?;
         check_weights(weights.shape(), shape)?;
         // They are the score matrix of the call: one dispatch writes them beside lse, the next reads them
@@ -487,10 +333,7 @@ pub(crate) fn check_extras(problem: &Problem, device: &DeviceFacts) -> Result<()
     if let Some(dropout) = &problem.dropout {
         dropout.check()?;
         if let Some(keep) = dropout.given() {
-            if keep.dtype() != DType::Bool {
-                return Err(Error::Type { tensor: "dropout", expected: "Bool".into(), got: keep.dtype() });
-            }
-            keep.check("dropout", Access::Read, device)?;
+            keep.check_as("dropout", DType::Bool, Access::Read, device)?;
             expect_broadcast("dropout", keep.shape(), shape.weights())?;
         }
     }

@@ -60,7 +60,7 @@ mod tensor;
 
 pub use attention::{Attention, CachedForward, Config, Forward};
 pub use block_map::Blocks;
-pub use cache::{Append, Cache, CacheConfig, CacheLayout, Group, Rows, Storage};
+pub use cache::{Append, Cache, CacheConfig, CacheLayout, CacheStorage, ScaleGroup, Tokens};
 pub use dropout::Dropout;
 pub use error::Error;
 pub use gpu::Gpu;

@@ -6,7 +6,9 @@ use crate::kernels::{Stage, merge};
 use crate::path::{Calls, grid};
 use crate::record::{Pipelines, dispatch, pass};
 use crate::scratch::{Bound, Scratch};
-use crate::tensor::{Access, DType, DeviceFacts, TensorView, check_aliasing, check_apart, expect};
+use crate::tensor::{
+    Access, DType, DeviceFacts, TensorView, check_aliasing, check_apart, check_float, expect,
+};
 
 /// Attention over some of the keys: an output, and the log-sum-exp that says what it weighs.
 #[derive(Clone, Copy, Debug)]
@@ -94,18 +96,12 @@ fn check(parts: &[Partial], into: &Partial, device: &DeviceFacts) -> Result<(), 
     let lse_shape = [batch, heads, q_len, 1];
     let all = parts.iter().map(|part| ("parts.out", "parts.lse", part, Access::Read));
     for (out, lse, part, access) in all.chain([("out", "lse", into, Access::Write)]) {
-        let float = if access == Access::Read { first.out.dtype() } else { into.out.dtype() };
-        if !float.is_float() {
-            return Err(Error::Type { tensor: out, expected: "F32 or F16".into(), got: float });
-        }
+        let typed = if access == Access::Read { &first.out } else { &into.out };
+        check_float(out, typed)?;
         for (name, view, dtype, shape) in
-            [(out, part.out, float, into.out.shape()), (lse, part.lse, DType::F32, lse_shape)]
+            [(out, part.out, typed.dtype(), into.out.shape()), (lse, part.lse, DType::F32, lse_shape)]
         {
-            if view.dtype() != dtype {
-                let expected = format!("{dtype:?}");
-                return Err(Error::Type { tensor: name, expected, got: view.dtype() });
-            }
-            view.check(name, access, device)?;
+            view.check_as(name, dtype, access, device)?;
             (0..4).try_for_each(|axis| expect(name, view.shape(), axis, shape[axis]))?;
         }
     }

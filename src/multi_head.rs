@@ -10,10 +10,12 @@ use crate::path::project::{self, Product};
 use crate::path::{self, Calls, Chosen, Keys, Problem, grid, in_scratch};
 use crate::plan::{Path, Tiling, Tuning};
 use crate::problem::{LayerConfig, Shape, Side};
-use crate::projection::{Linear, check_vector, check_weight, same_dtype};
+use crate::projection::{Linear, check_vector, check_weight};
 use crate::record::{Pipelines, dispatch, pass};
 use crate::scratch::{Bound, Scratch, ScratchSize, Slot};
-use crate::tensor::{Access, DType, DeviceFacts, Layout, Tensor, TensorView, check_aliasing, expect};
+use crate::tensor::{
+    Access, DType, DeviceFacts, Layout, Tensor, TensorView, check_aliasing, expect, same_dtype,
+};
 
 /// The weights of a layer, on the device.
 #[derive(Clone, Copy, Debug)]
@@ -445,8 +447,7 @@ impl MultiHeadAttention {
             ("out", call.out, [batch, 1, q_len, config.out_features], Access::Write),
         ];
         for (tensor, view, wanted, access) in inputs {
-            same_dtype(tensor, &view, config.dtype)?;
-            view.check(tensor, access, device)?;
+            view.check_as(tensor, config.dtype, access, device)?;
             (0..4).try_for_each(|axis| expect(tensor, view.shape(), axis, wanted[axis]))?;
         }
         let appended = self.appended_keys();

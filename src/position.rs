@@ -16,7 +16,8 @@ use crate::path::grid;
 use crate::record::{Pipelines, dispatch, pass};
 use crate::scratch::{Bound, Scratch};
 use crate::tensor::{
-    Access, DType, DeviceFacts, TensorView, axes, broadcast, check_aliasing, expect, expect_broadcast,
+    Access, DType, DeviceFacts, TensorView, axes, broadcast, check_aliasing, check_float, expect,
+    expect_broadcast,
 };
 
 /// Last position of rotary and sinusoidal encodings, 2²⁴ − 1.
@@ -187,10 +188,7 @@ impl<'a> At<TensorView<'a>> {
     /// Checks the tensor for rows of `shape`. A start is for [`check_start`].
     pub(crate) fn check(&self, [batch, _, length, _]: [usize; 4], device: &DeviceFacts) -> Result<(), Error> {
         let Some(t) = self.tensor() else { return Ok(()) };
-        if t.dtype() != DType::U32 {
-            return Err(Error::Type { tensor: "positions", expected: "U32".into(), got: t.dtype() });
-        }
-        t.check("positions", Access::Read, device)?;
+        t.check_as("positions", DType::U32, Access::Read, device)?;
         expect_broadcast("positions", t.shape(), [batch, 1, length, 1])
     }
 
@@ -230,13 +228,6 @@ pub(crate) fn check_rows<T>(at: &At<T>, length: usize, table: [usize; 4]) -> Res
         }),
         _ => Ok(()),
     }
-}
-
-fn check_float(tensor: &'static str, view: &TensorView) -> Result<(), Error> {
-    if view.dtype().is_float() {
-        return Ok(());
-    }
-    Err(Error::Type { tensor, expected: "F32 or F16".into(), got: view.dtype() })
 }
 
 /// Checks what is read and written, and that nothing else lies in the buffer that is written.

@@ -6,7 +6,7 @@ use crate::plan::Tiling;
 use crate::problem::SideShape;
 use crate::record::{Pipelines, dispatch, pass};
 use crate::scratch::{Bound, Scratch};
-use crate::tensor::{Access, DType, DeviceFacts, TensorView, check_aliasing, expect};
+use crate::tensor::{Access, DeviceFacts, TensorView, check_aliasing, check_float, expect, same_dtype};
 
 /// Weight and bias of one projection, on the device.
 #[derive(Clone, Copy, Debug)]
@@ -136,8 +136,8 @@ impl ProjectionForward<'_> {
     fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
         let [batch, _, length, features] = self.x.shape();
         let [_, heads, _, dim] = self.out.shape();
-        float("x", &self.x)?;
-        float("out", &self.out)?;
+        check_float("x", &self.x)?;
+        check_float("out", &self.out)?;
         self.x.check("x", Access::Read, device)?;
         self.out.check("out", Access::Write, device)?;
         expect("x", self.x.shape(), 1, 1)?;
@@ -150,27 +150,13 @@ impl ProjectionForward<'_> {
     }
 }
 
-pub(crate) fn same_dtype(tensor: &'static str, view: &TensorView, dtype: DType) -> Result<(), Error> {
-    if view.dtype() == dtype {
-        return Ok(());
-    }
-    Err(Error::Type { tensor, expected: format!("{dtype:?}"), got: view.dtype() })
-}
-
-fn float(tensor: &'static str, view: &TensorView) -> Result<(), Error> {
-    if view.dtype().is_float() {
-        return Ok(());
-    }
-    Err(Error::Type { tensor, expected: "F32 or F16".into(), got: view.dtype() })
-}
-
 pub(crate) fn check_weight(
     tensor: &'static str,
     view: &TensorView,
     shape: [usize; 4],
     device: &DeviceFacts,
 ) -> Result<(), Error> {
-    float(tensor, view)?;
+    check_float(tensor, view)?;
     view.check(tensor, Access::Read, device)?;
     [0, 2, 3].into_iter().try_for_each(|axis| expect(tensor, view.shape(), axis, shape[axis]))?;
     // One narrow matrix may serve all heads.
@@ -184,7 +170,7 @@ pub(crate) fn check_vector(
     n: usize,
     device: &DeviceFacts,
 ) -> Result<(), Error> {
-    float(tensor, view)?;
+    check_float(tensor, view)?;
     view.check(tensor, Access::Read, device)?;
     (0..4).try_for_each(|axis| expect(tensor, view.shape(), axis, [1, 1, 1, n][axis]))
 }

@@ -278,6 +278,18 @@ impl<'a> TensorView<'a> {
         Ok(())
     }
 
+    /// [`check`](Self::check) after the dtype.
+    pub(crate) fn check_as(
+        &self,
+        tensor: &'static str,
+        dtype: DType,
+        access: Access,
+        device: &DeviceFacts,
+    ) -> Result<(), Error> {
+        same_dtype(tensor, self, dtype)?;
+        self.check(tensor, access, device)
+    }
+
     /// The part of the buffer to bind, and the view's offset inside it. Call after `check`.
     pub(crate) fn window(&self, device: &DeviceFacts) -> Window<'a> {
         let (start, end) = self.bytes("").unwrap_or((0, 4));
@@ -425,6 +437,22 @@ impl DeviceFacts {
         let has = device.features().contains(needed) && self.subgroup_min > 0;
         DeviceFacts { matrix: fragment.filter(|_| has), ..self }
     }
+}
+
+/// Requires the dtype that the call needs.
+pub(crate) fn same_dtype(tensor: &'static str, view: &TensorView, dtype: DType) -> Result<(), Error> {
+    if view.dtype() == dtype {
+        return Ok(());
+    }
+    Err(Error::Type { tensor, expected: format!("{dtype:?}"), got: view.dtype() })
+}
+
+/// Requires a float type.
+pub(crate) fn check_float(tensor: &'static str, view: &TensorView) -> Result<(), Error> {
+    if view.dtype().is_float() {
+        return Ok(());
+    }
+    Err(Error::Type { tensor, expected: "F32 or F16".into(), got: view.dtype() })
 }
 
 /// Refuses a written tensor that shares memory with another tensor of the call.

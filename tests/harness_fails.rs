@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use wgpu_attention::{CacheLayout, DType, Group, Shape, Storage, Tiling};
+use wgpu_attention::{CacheLayout, CacheStorage, DType, ScaleGroup, Shape, Tiling};
 
 use crate::harness::cached::Sequence;
 use crate::harness::run::{Got, judge_outputs};
@@ -218,10 +218,10 @@ type Change = fn(&mut Sequence, f32);
 fn a_cache_that_differs_from_its_model_is_noticed() {
     let rules = Rules { causal: true, ..Default::default() };
     for (storage, data, step) in [
-        (Storage::F32, Data::Lossless, 1e-3),
-        (Storage::Q8(Group::Of(32)), Data::Lossless, 1e-3),
-        (Storage::Q8(Group::Row), Data::Random, 0.5),
-        (Storage::Q4(Group::Row), Data::Lossless, 1e-2),
+        (CacheStorage::F32, Data::Lossless, 1e-3),
+        (CacheStorage::Q8(ScaleGroup::Of(32)), Data::Lossless, 1e-3),
+        (CacheStorage::Q8(ScaleGroup::Row), Data::Random, 0.5),
+        (CacheStorage::Q4(ScaleGroup::Row), Data::Lossless, 1e-2),
     ] {
         let kind = Kind { batch: 1, ..Kind::new(storage, CacheLayout::Ring { sinks: 1 }, 6) };
         let mut bed = Bed::new(full(), kind, data, 3);

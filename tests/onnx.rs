@@ -3,8 +3,8 @@
 use wgpu_attention::reference::compare::compare;
 use wgpu_attention::reference::split_heads;
 use wgpu_attention::{
-    Alignment, Append, Attention, Cache, CacheConfig, CacheLayout, CachedForward, Config, DType, Rows,
-    Scratch, Shape,
+    Alignment, Append, Attention, Cache, CacheConfig, CacheLayout, CachedForward, Config, DType, Scratch,
+    Shape, Tokens,
 };
 
 use crate::harness::run::{Placed, PlacedRules};
@@ -116,7 +116,7 @@ fn a_cache_takes_past_and_new_and_gives_the_vector() {
                 gpu.submit(|e| {
                     for [k, v] in [["past_k", "past_v"], ["k", "v"]] {
                         let (k, v) = (of(k), of(v));
-                        cache.advance(e, Rows::All(k.view().shape()[2]), &mut scratch)?;
+                        cache.advance(e, Tokens::All(k.view().shape()[2]), &mut scratch)?;
                         cache.append(e, 0, &Append::new(k.view(), v.view()), &mut scratch)?;
                     }
                     // Fewer queries than new keys.

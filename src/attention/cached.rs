@@ -67,7 +67,9 @@ impl<'a> CachedForward<'a> {
         self
     }
 
-    /// Queries that are not the tokens of the last advance: those of another model part, or asked again.
+    /// Queries that are not the tokens of the last advance: those of cross-attention, whose keys are another
+    /// sequence's, or of tokens asked again, as the last alone or after a rewind. Every sequence has q_len of them, the
+    /// last at its last token. The scratch size, too, is asked for in this way before the first advance.
     pub fn not_advanced(mut self) -> Self {
         self.advanced = false;
         self
@@ -146,11 +148,7 @@ impl Attention {
             }
         }
         for (tensor, view, access) in [("q", q, Access::Read), ("out", out, Access::Write)] {
-            if view.dtype() != config.dtype {
-                let expected = format!("{:?}", config.dtype);
-                return Err(Error::Type { tensor, expected, got: view.dtype() });
-            }
-            view.check(tensor, access, device)?;
+            view.check_as(tensor, config.dtype, access, device)?;
         }
         if advanced && cache.advanced() == 0 {
             let why =

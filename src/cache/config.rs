@@ -1,38 +1,38 @@
 //! What a cache is made of.
 
 use crate::error::Error;
-use crate::kernels::cache::{Cached, Format, Placement, WORDS};
+use crate::kernels::cache::{CacheParams, Cached, Format, Placement, WORDS};
 use crate::tensor::{DeviceFacts, LONGEST_AXIS};
 
 /// How a cache stores the channels of keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Storage {
+pub enum CacheStorage {
     /// 32-bit floats.
     F32,
     /// 16-bit floats; needs no device feature. Finite values beyond ±65504 become ±65504.
     F16,
     /// Signed bytes and an f32 scale per group: `scale = max|x| / 127`, and each value is off by at most half a scale.
-    Q8(Group),
+    Q8(ScaleGroup),
     /// Four bits, −7 to 7, and an f32 scale per group: `scale = max|x| / 7`.
-    Q4(Group),
+    Q4(ScaleGroup),
 }
 
 /// Channels of a row that share a scale. A group with a value that is not finite reads as NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Group {
+pub enum ScaleGroup {
     /// All of them.
     Row,
     /// So many, a multiple of 32.
     Of(usize),
 }
 
-impl Storage {
+impl CacheStorage {
     pub(crate) fn format(self) -> Format {
         match self {
-            Storage::F32 => Format::F32,
-            Storage::F16 => Format::F16,
-            Storage::Q8(_) => Format::Q8,
-            Storage::Q4(_) => Format::Q4,
+            CacheStorage::F32 => Format::F32,
+            CacheStorage::F16 => Format::F16,
+            CacheStorage::Q8(_) => Format::Q8,
+            CacheStorage::Q4(_) => Format::Q4,
         }
     }
 
@@ -40,9 +40,11 @@ impl Storage {
     pub(crate) fn group(self, dim: usize) -> usize {
         let padded = self.words(dim).saturating_mul(self.format().per_word());
         match self {
-            Storage::F32 | Storage::F16 => 1,
-            Storage::Q8(Group::Row) | Storage::Q4(Group::Row) => padded,
-            Storage::Q8(Group::Of(n)) | Storage::Q4(Group::Of(n)) => n.clamp(1, padded.max(1)),
+            CacheStorage::F32 | CacheStorage::F16 => 1,
+            CacheStorage::Q8(ScaleGroup::Row) | CacheStorage::Q4(ScaleGroup::Row) => padded,
+            CacheStorage::Q8(ScaleGroup::Of(n)) | CacheStorage::Q4(ScaleGroup::Of(n)) => {
+                n.clamp(1, padded.max(1))
+            }
         }
     }
 
@@ -94,7 +96,7 @@ pub struct CacheConfig {
     pub(crate) value_dim: usize,
     pub(crate) capacity: usize,
     pub(crate) layers: usize,
-    pub(crate) storage: Storage,
+    pub(crate) storage: CacheStorage,
     pub(crate) layout: CacheLayout,
 }
 
@@ -120,7 +122,7 @@ impl CacheConfig {
             value_dim: head_dim,
             capacity,
             layers: 1,
-            storage: Storage::F32,
+            storage: CacheStorage::F32,
             layout: CacheLayout::Contiguous,
         }
     }
@@ -144,7 +146,7 @@ impl CacheConfig {
     }
 
     /// How keys and values are stored.
-    pub fn storage(mut self, storage: Storage) -> Self {
+    pub fn storage(mut self, storage: CacheStorage) -> Self {
         self.storage = storage;
         self
     }
@@ -208,6 +210,36 @@ impl CacheConfig {
         Cached { format: self.storage.format(), placement: self.placement(), groups }
     }
 
+    /// What kernels take as a parameter. ragged: queries are those of the last advance.
+    pub(crate) fn params(&self, ragged: bool) -> CacheParams {
+        let (_, page_len) = self.pages();
+        let CacheConfig { batch, kv_heads, head_dim, value_dim, capacity, layout, .. } = *self;
+        let [k, v] = [head_dim, value_dim].map(|dim| self.side(dim));
+        let sinks = if let CacheLayout::Ring { sinks } = layout { sinks } else { 0 };
+        CacheParams {
+            batch: batch as u32,
+            kv_heads: kv_heads as u32,
+            page_len: page_len as u32,
+            page_bits: page_len.ilog2(),
+            table: (batch * WORDS) as u32,
+            pages_each: self.pages_each() as u32,
+            sinks: sinks as u32,
+            window: (capacity - sinks) as u32,
+            ragged: u32::from(ragged),
+            k_words: k.words as u32,
+            v_words: v.words as u32,
+            k_groups: k.groups as u32,
+            v_groups: v.groups as u32,
+            k_scales: k.scales as u32,
+            v_scales: v.scales as u32,
+            longest: self.longest() as u32,
+            pages: self.pages().0 as u32,
+            pad0: 0,
+            pad1: 0,
+            pad2: 0,
+        }
+    }
+
     pub(crate) fn book_words(&self) -> usize {
         self.batch.saturating_mul(WORDS.saturating_add(self.pages_each()))
     }
@@ -230,7 +262,7 @@ impl CacheConfig {
                 return Err(Error::Option { option: axis, value: n as f64, expected: "below 2^29" });
             }
         }
-        if let Storage::Q8(Group::Of(n)) | Storage::Q4(Group::Of(n)) = self.storage
+        if let CacheStorage::Q8(ScaleGroup::Of(n)) | CacheStorage::Q4(ScaleGroup::Of(n)) = self.storage
             && (n == 0 || !n.is_multiple_of(32))
         {
             return Err(Error::Option { option: "group", value: n as f64, expected: "a multiple of 32" });

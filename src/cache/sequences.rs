@@ -35,8 +35,8 @@ struct Sequence {
     pages: Vec<u32>,
 }
 
-/// What changes when sequences grow.
-pub(super) struct Taken {
+/// What changes when sequences move.
+pub(super) struct Change {
     pub after: After,
     pub edits: Edits,
     pub copies: Vec<PageCopy>,
@@ -270,7 +270,7 @@ impl Sequences {
     }
 
     /// What it takes for every sequence to grow; nothing changes yet.
-    pub fn take(&self, rows: impl Fn(usize) -> Move) -> Result<Taken, Error> {
+    pub fn take(&self, rows: impl Fn(usize) -> Move) -> Result<Change, Error> {
         let mut lengths = Vec::with_capacity(self.all.len());
         let mut needs_pages = false;
         for (s, of) in self.all.iter().enumerate() {
@@ -290,7 +290,7 @@ impl Sequences {
             needs_pages |= self.entries(of, longest).any(|k| self.must_take(&self.pages, of.pages.get(k)));
         }
         let edits = self.edits.clone();
-        let mut taken = Taken { after: After { lengths, pages: None }, edits, copies: Vec::new() };
+        let mut taken = Change { after: After { lengths, pages: None }, edits, copies: Vec::new() };
         if needs_pages {
             self.take_pages(&mut taken)?;
         }
@@ -310,7 +310,7 @@ impl Sequences {
         entry.is_none_or(|page| pages.is_shared(*page))
     }
 
-    fn take_pages(&self, taken: &mut Taken) -> Result<(), Error> {
+    fn take_pages(&self, taken: &mut Change) -> Result<(), Error> {
         let page_len = self.page.unwrap_or(1);
         let mut pages = self.pages.clone();
         let mut tables: Vec<_> = self.all.iter().map(|s| s.pages.clone()).collect();
@@ -351,7 +351,7 @@ impl Sequences {
     }
 
     /// What it takes for every sequence to give tokens up; nothing changes yet. Pages stay.
-    pub fn give_back(&self, rows: impl Fn(usize) -> Move) -> Result<(After, Edits), Error> {
+    pub fn give_back(&self, rows: impl Fn(usize) -> Move) -> Result<Change, Error> {
         let mut lengths = Vec::with_capacity(self.all.len());
         for (s, of) in self.all.iter().enumerate() {
             let Move { least, most } = rows(s);
@@ -372,7 +372,8 @@ impl Sequences {
             let longest = if known || self.overwritten(of.high) == 0 { of.most - least } else { of.most };
             lengths.push([of.least.saturating_sub(most), longest, high]);
         }
-        Ok((After { lengths, pages: None }, self.edits.clone()))
+        let edits = self.edits.clone();
+        Ok(Change { after: After { lengths, pages: None }, edits, copies: Vec::new() })
     }
 
     /// Takes over what was recorded.

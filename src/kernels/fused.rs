@@ -233,6 +233,11 @@ impl Fused {
         }
     }
 
+    /// The same for far elements, where those change the text.
+    fn widened(&self) -> Option<Self> {
+        self.tiles.is_uniform().then_some(Fused { wide: true, ..*self })
+    }
+
     pub fn all() -> Vec<Self> {
         let plain = |tiles| Fused {
             tiles,
@@ -275,12 +280,17 @@ impl Fused {
                 all.push(Fused { cache: Some(cache), mask: mask.in_cache(&cache), ..halves });
             }
         }
-        all.push(Fused { wide: true, ..plain(FusedTiles::MASKED[2]) });
+        for dtype in super::FLOATS {
+            let of = |tiles| super::WIDTHS.map(|width| Fused { dtype, width, ..plain(tiles) });
+            all.extend(FusedTiles::MASKED.into_iter().flat_map(of).filter_map(|narrow| narrow.widened()));
+        }
         for tiles in FusedTiles::MASKED {
             all.push(Fused { splits: true, ..plain(tiles) });
             for cache in Cached::all() {
                 let mask = mask::Parts { causal: true, ..mask::Parts::default() };
-                all.push(Fused { cache: Some(cache), mask: mask.in_cache(&cache), ..plain(tiles) });
+                let narrow = Fused { cache: Some(cache), mask: mask.in_cache(&cache), ..plain(tiles) };
+                all.push(narrow);
+                all.extend(narrow.widened());
             }
             let cache = Cached { format: Format::Q8, placement: Placement::Ring, groups: [32, 32] };
             for mask in mask::Parts::all().into_iter().filter(|m| !m.blocks && !m.packed && !m.appended) {
@@ -306,17 +316,16 @@ impl Fused {
                     mask: cache.map_or(mask, |cache| mask.in_cache(&cache)),
                     ..plain(tiles)
                 };
-                all.push(Fused { splits: false, lse: true, ..masked(mask::Parts::default()) });
+                let mut narrow = vec![
+                    Fused { splits: false, lse: true, ..masked(mask::Parts::default()) },
+                    masked(mask::Parts { causal: true, softcap: true, tree: true, ..Default::default() }),
+                ];
                 if format == Some(Format::F16) {
                     let halves = Fused { cache: None, halves: true, dtype: DType::F16, ..plain(tiles) };
-                    all.extend([halves, Fused { splits: true, ..halves }]);
+                    narrow.extend([halves, Fused { splits: true, ..halves }]);
                 }
-                all.push(masked(mask::Parts {
-                    causal: true,
-                    softcap: true,
-                    tree: true,
-                    ..Default::default()
-                }));
+                all.extend(narrow.iter().filter_map(Fused::widened));
+                all.extend(narrow);
             }
         }
         all

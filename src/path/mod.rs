@@ -1,5 +1,6 @@
 //! Sequences of kernels: from checked tensors to calls.
 
+pub(crate) mod cache;
 pub(crate) mod classify;
 pub(crate) mod fused;
 pub(crate) mod project;
@@ -9,12 +10,13 @@ use crate::dropout::Dropout;
 use crate::error::Error;
 use crate::kernel::Call;
 use crate::kernels::Stage;
-use crate::kernels::cache::{CacheParams, Cached, Format};
+use crate::kernels::cache::Format;
 use crate::mask::DeviceMask;
 use crate::plan::{self, MatrixUnits, Path, Tuning};
 use crate::problem::Shape;
 use crate::scratch::{Scratch, ScratchSize, Slot};
-use crate::tensor::{DType, DeviceFacts, Layout, TensorView, Window, dense_strides};
+use crate::tensor::{DType, DeviceFacts, Layout, TensorView, dense_strides};
+use cache::CacheLayer;
 
 pub(crate) type Calls<'a> = Vec<Call<'a, Stage>>;
 
@@ -53,18 +55,6 @@ impl<'a> Keys<'a> {
             Keys::Cache(layer) => Some(layer),
         }
     }
-}
-
-/// One layer of a cache.
-#[derive(Clone, Copy)]
-pub(crate) struct CacheLayer<'a> {
-    pub k: Window<'a>,
-    pub v: Window<'a>,
-    pub book: Window<'a>,
-    pub cached: Cached,
-    pub params: CacheParams,
-    /// Most tokens of a sequence that are left.
-    pub kept: usize,
 }
 
 /// A checked attention problem.

@@ -1,23 +1,24 @@
 //! What a cache gives back of what was put into it.
 
-use crate::cache::{Group, Storage};
+use crate::cache::CacheStorage;
 
-/// The levels of a scaled storage on either side of 0, and its group; `None` for floats.
-fn levels(storage: Storage) -> Option<(f32, Group)> {
+/// The levels of a scaled storage on either side of 0; `None` for floats.
+fn levels(storage: CacheStorage) -> Option<f32> {
     match storage {
-        Storage::F32 | Storage::F16 => None,
-        Storage::Q8(group) => Some((127.0, group)),
-        Storage::Q4(group) => Some((7.0, group)),
+        CacheStorage::F32 | CacheStorage::F16 => None,
+        CacheStorage::Q8(_) => Some(127.0),
+        CacheStorage::Q4(_) => Some(7.0),
     }
 }
 
+/// Channels of `row` that share a scale: never none, as [`CacheStorage::group`] is of an empty row.
+fn group(storage: CacheStorage, row: &[f32]) -> usize {
+    storage.group(row.len()).max(1)
+}
+
 /// The scale of each group of a row: `max|x| / 127` or `/ 7`, NaN where a value is not finite. None for F32 and F16.
-pub fn scales(storage: Storage, row: &[f32]) -> Vec<f32> {
-    let Some((most, group)) = levels(storage) else { return Vec::new() };
-    let size = match group {
-        Group::Row => row.len(),
-        Group::Of(n) => n,
-    };
+pub fn scales(storage: CacheStorage, row: &[f32]) -> Vec<f32> {
+    let Some(most) = levels(storage) else { return Vec::new() };
     let scale = |group: &[f32]| {
         if group.iter().any(|x| !x.is_finite()) {
             return f32::NAN;
@@ -25,25 +26,21 @@ pub fn scales(storage: Storage, row: &[f32]) -> Vec<f32> {
         let scale = group.iter().fold(0.0f32, |most, x| most.max(x.abs())) / most;
         if scale < f32::MIN_POSITIVE { 1.0 } else { scale }
     };
-    row.chunks(size.max(1)).map(scale).collect()
+    row.chunks(group(storage, row)).map(scale).collect()
 }
 
 /// A row of keys or values of one head, as `storage` keeps it. Where a value lies halfway between two levels, a device
 /// may choose the other; F16 rounds to the nearest, of which WebGPU lets a device choose either neighbour.
-pub fn stored(storage: Storage, row: &[f32]) -> Vec<f32> {
-    let Some((most, group)) = levels(storage) else {
+pub fn stored(storage: CacheStorage, row: &[f32]) -> Vec<f32> {
+    let Some(most) = levels(storage) else {
         return match storage {
-            Storage::F16 => row.iter().map(|x| half(*x)).collect(),
+            CacheStorage::F16 => row.iter().map(|x| half(*x)).collect(),
             _ => row.to_vec(),
         };
     };
-    let size = match group {
-        Group::Row => row.len(),
-        Group::Of(n) => n,
-    };
-    let scales = scales(storage, row);
+    let (scales, group) = (scales(storage, row), group(storage, row));
     let value = |(n, x): (usize, &f32)| {
-        let scale = scales[n / size.max(1)];
+        let scale = scales[n / group];
         (x / scale).round_ties_even().clamp(-most, most) * scale
     };
     row.iter().enumerate().map(value).collect()

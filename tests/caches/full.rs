@@ -1,6 +1,6 @@
 //! Caches at the end of their room, and pages that are shared, given back and used again.
 
-use wgpu_attention::{Cache, CacheLayout, Error, Group, Storage};
+use wgpu_attention::{Cache, CacheLayout, CacheStorage, Error, ScaleGroup};
 
 use super::{LAYOUTS, STORAGES};
 use wgpu_attention::Tiling;
@@ -20,7 +20,7 @@ fn a_full_cache_refuses_the_next_token_and_goes_on() {
     for (layout, capacity) in
         LAYOUTS.into_iter().filter(|(layout, _)| !matches!(layout, CacheLayout::Ring { .. }))
     {
-        let kind = Kind::new(Storage::Q8(Group::Of(32)), layout, capacity.min(37));
+        let kind = Kind::new(CacheStorage::Q8(ScaleGroup::Of(32)), layout, capacity.min(37));
         let mut bed = Bed::new(full(), kind, Data::Lossless, 61);
         let capacity = kind.capacity;
         bed.grow(&Count::Each(vec![capacity - 3, 1])).expect("room");
@@ -61,7 +61,7 @@ fn a_full_cache_refuses_the_next_token_and_goes_on() {
 /// Moves by a number that is the host's, of lengths that only the device knows.
 #[test]
 fn the_device_refuses_what_the_host_cannot() {
-    let kind = Kind { batch: 3, ..Kind::new(Storage::F32, CacheLayout::Contiguous, 10) };
+    let kind = Kind { batch: 3, ..Kind::new(CacheStorage::F32, CacheLayout::Contiguous, 10) };
     let mut bed = Bed::new(full(), kind, Data::Lossless, 63);
     bed.grow(&Count::Device { counts: vec![3, 8, 0], most: 8 }).expect("the host cannot know");
     assert_eq!(bed.cache.len_bounds(0), Some([0, 8]));
@@ -79,7 +79,7 @@ fn the_device_refuses_what_the_host_cannot() {
     ask(&mut bed, "known again");
 
     // A ring cannot go back to what it has overwritten.
-    let kind = Kind { batch: 2, ..Kind::new(Storage::F32, CacheLayout::Ring { sinks: 2 }, 8) };
+    let kind = Kind { batch: 2, ..Kind::new(CacheStorage::F32, CacheLayout::Ring { sinks: 2 }, 8) };
     let mut bed = Bed::new(full(), kind, Data::Lossless, 64);
     bed.grow(&Count::Each(vec![7, 7])).expect("room");
     bed.grow(&Count::Device { counts: vec![8, 1], most: 8 }).expect("room");
@@ -102,7 +102,7 @@ fn the_device_refuses_what_the_host_cannot() {
 /// A ring whose length only the device knew: the host's bound on its history hides nothing.
 #[test]
 fn truncating_a_ring_hides_no_more_than_it_must() {
-    let kind = Kind { batch: 1, ..Kind::new(Storage::F32, CacheLayout::Ring { sinks: 1 }, 12) };
+    let kind = Kind { batch: 1, ..Kind::new(CacheStorage::F32, CacheLayout::Ring { sinks: 1 }, 12) };
     let mut bed = Bed::new(full(), kind, Data::Lossless, 65);
     bed.grow(&Count::All(9)).expect("room");
     bed.grow(&Count::Device { counts: vec![1], most: 6 }).expect("room");
@@ -119,7 +119,7 @@ fn truncating_a_ring_hides_no_more_than_it_must() {
 fn pages_run_out_and_come_back() {
     for tiling in TILINGS {
         let layout = CacheLayout::Paged { page: 16, pages: 5 };
-        let kind = Kind { batch: 3, ..Kind::new(Storage::Q4(Group::Of(32)), layout, 64) };
+        let kind = Kind { batch: 3, ..Kind::new(CacheStorage::Q4(ScaleGroup::Of(32)), layout, 64) };
         let mut bed = Bed::new(full(), kind, Data::Lossless, 67);
         let rules = Rules { causal: true, ..Default::default() };
         let ask = Ask::new(tiling, &rules);
@@ -157,7 +157,7 @@ fn pages_run_out_and_come_back() {
 #[test]
 fn copies_on_write_at_every_alignment() {
     let layout = CacheLayout::Paged { page: 16, pages: 12 };
-    for storage in [Storage::F32, Storage::Q8(Group::Row)] {
+    for storage in [CacheStorage::F32, CacheStorage::Q8(ScaleGroup::Row)] {
         let kind = Kind { batch: 3, layers: 2, ..Kind::new(storage, layout, 64) };
         for len in 14..=34 {
             let mut bed = Bed::new(full(), kind, Data::Lossless, 100 + len as u64);
@@ -241,20 +241,20 @@ fn given_up_tokens_leave_nothing() {
 #[test]
 fn a_new_cache_is_empty() {
     let gpu = &full().gpu;
-    let config = Kind::new(Storage::F32, CacheLayout::Paged { page: 16, pages: 7 }, 50).config();
+    let config = Kind::new(CacheStorage::F32, CacheLayout::Paged { page: 16, pages: 7 }, 50).config();
     let cache = Cache::new(gpu.device(), config).expect("a cache");
     assert!(cache.is_empty() && cache.len(0) == Some(0) && cache.len(1) == Some(0));
     assert_eq!((cache.free_pages(), cache.len_bounds(1), *cache.config()), (7, Some([0, 0]), config));
     // What a token costs: two heads of 8 and 8 channels.
     for (storage, bytes) in [
-        (Storage::F32, 2 * (32 + 32)),
-        (Storage::F16, 2 * (16 + 16)),
-        (Storage::Q8(Group::Row), 2 * (16 + 4 + 16 + 4)),
-        (Storage::Q4(Group::Of(32)), 2 * (16 + 4 + 16 + 4)),
+        (CacheStorage::F32, 2 * (32 + 32)),
+        (CacheStorage::F16, 2 * (16 + 16)),
+        (CacheStorage::Q8(ScaleGroup::Row), 2 * (16 + 4 + 16 + 4)),
+        (CacheStorage::Q4(ScaleGroup::Of(32)), 2 * (16 + 4 + 16 + 4)),
     ] {
         assert_eq!(config.storage(storage).token_bytes(), bytes, "{storage:?}");
     }
-    assert_eq!(Storage::Q8(Group::Of(32)).row_bytes(128), 128 + 4 * 4);
-    assert_eq!(Storage::Q4(Group::Of(64)).row_bytes(128), 64 + 2 * 4);
-    assert_eq!(Storage::Q4(Group::Row).row_bytes(128), 64 + 4);
+    assert_eq!(CacheStorage::Q8(ScaleGroup::Of(32)).row_bytes(128), 128 + 4 * 4);
+    assert_eq!(CacheStorage::Q4(ScaleGroup::Of(64)).row_bytes(128), 64 + 2 * 4);
+    assert_eq!(CacheStorage::Q4(ScaleGroup::Row).row_bytes(128), 64 + 4);
 }

@@ -1,8 +1,8 @@
 //! Whatever the order of calls and whatever the book holds: a sequence's results come from its own rows.
 
 use wgpu_attention::{
-    Append, Attention, Cache, CacheConfig, CacheLayout, CachedForward, Config, DType, Error, Gpu, Group,
-    Rows, Scratch, ScratchSize, Storage, TensorView, Tiling,
+    Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, CachedForward, Config, DType, Error,
+    Gpu, ScaleGroup, Scratch, ScratchSize, TensorView, Tiling, Tokens,
 };
 
 use crate::harness::{TILINGS, full};
@@ -31,7 +31,7 @@ impl Full {
         let [k, v] = [vec![0.0; BATCH * each], values].map(|x| gpu.upload(&x).expect("upload"));
         let view = |buffer| TensorView::new(buffer, DType::F32, [BATCH, 1, LEN, DIM]);
         gpu.submit(|encoder| {
-            cache.advance(encoder, Rows::All(LEN), &mut scratch)?;
+            cache.advance(encoder, Tokens::All(LEN), &mut scratch)?;
             cache.append(encoder, 0, &Append::new(view(&k), view(&v)), &mut scratch)
         })
         .expect("room");
@@ -60,7 +60,7 @@ fn a_dropped_advance_and_a_truncation_read_nothing_else() {
     for tiling in TILINGS {
         let mut ring = Full::new(CacheLayout::Ring { sinks: 0 });
         let mut dropped = ring.gpu.device().create_command_encoder(&Default::default());
-        ring.cache.advance(&mut dropped, Rows::All(41), &mut ring.scratch).expect("a ring has room");
+        ring.cache.advance(&mut dropped, Tokens::All(41), &mut ring.scratch).expect("a ring has room");
         drop(dropped);
         ring.cache.truncate(0, 56).expect("as long as the host thinks");
         assert_eq!(ring.ask(tiling), 1.0, "{tiling:?}");
@@ -73,7 +73,7 @@ fn a_wrong_length_learnt_reads_nothing_else() {
         let mut ring = Full::new(CacheLayout::Ring { sinks: 0 });
         let none = ring.gpu.upload(&[0u32; BATCH]).expect("upload");
         let counts = TensorView::new(&none, DType::U32, [BATCH, 1, 1, 1]);
-        let rows = Rows::Device { counts, most: 41 };
+        let rows = Tokens::Device { counts, most: 41 };
         ring.gpu.submit(|e| ring.cache.advance(e, rows, &mut ring.scratch)).expect("an advance");
         ring.cache.learn(0, 56).expect("within the bounds");
         ring.cache.truncate(0, 56).expect("as long as that");
@@ -113,7 +113,7 @@ fn more_rows_than_a_dispatch_has_workgroups() {
     let attention =
         Attention::with_pipelines(gpu.pipelines(), Config::new(1, DIM).splits(1)).expect("a config");
     gpu.submit(|encoder| {
-        cache.advance(encoder, Rows::All(rows), &mut scratch)?;
+        cache.advance(encoder, Tokens::All(rows), &mut scratch)?;
         cache.append(encoder, 0, &Append::new(view(&k, rows), view(&v, rows)), &mut scratch)?;
         let call = CachedForward::new(view(&q, 1), &cache, view(&out, 1)).not_advanced();
         attention.forward_cached(encoder, &call, &mut scratch)
@@ -126,8 +126,11 @@ fn more_rows_than_a_dispatch_has_workgroups() {
 
 #[test]
 fn sizes_of_nonsense_are_numbers_or_errors() {
-    for storage in [Storage::Q8(Group::Of(0)), Storage::Q4(Group::Of(0)), Storage::Q4(Group::Of(usize::MAX))]
-    {
+    for storage in [
+        CacheStorage::Q8(ScaleGroup::Of(0)),
+        CacheStorage::Q4(ScaleGroup::Of(0)),
+        CacheStorage::Q4(ScaleGroup::Of(usize::MAX)),
+    ] {
         assert!(storage.row_bytes(64) > 0);
         assert!(storage.row_bytes(usize::MAX) > usize::MAX / 4);
         let config = CacheConfig::new(usize::MAX, usize::MAX, 1 << 20).storage(storage).batch(usize::MAX);

@@ -1,6 +1,6 @@
 //! Every part of a mask over the keys of a cache, sequences of different lengths.
 
-use wgpu_attention::{Alignment, CacheLayout, DType, Group, Pattern, PatternPart, Storage};
+use wgpu_attention::{Alignment, CacheLayout, CacheStorage, DType, Pattern, PatternPart, ScaleGroup};
 
 use crate::harness::{
     Ask, Bed, Count, Data, Kind, Layout, Part, Report, Rng, Rules, TILINGS, full, profiles,
@@ -79,14 +79,14 @@ fn masks(kind: &Kind, rows: usize, keys: usize) -> Vec<(&'static str, Rules, Opt
 #[test]
 fn every_mask_over_every_layout() {
     let mut report = Report::new("caches, masks");
-    let names: Vec<_> = masks(&Kind::new(Storage::F32, CacheLayout::Contiguous, 1), 1, 1)
+    let names: Vec<_> = masks(&Kind::new(CacheStorage::F32, CacheLayout::Contiguous, 1), 1, 1)
         .into_iter()
         .map(|(name, ..)| name)
         .collect();
     for (layout, storage, capacity) in [
-        (CacheLayout::Contiguous, Storage::F32, 40),
-        (CacheLayout::Ring { sinks: 3 }, Storage::Q8(Group::Of(32)), 12),
-        (CacheLayout::Paged { page: 16, pages: 6 }, Storage::F16, 41),
+        (CacheLayout::Contiguous, CacheStorage::F32, 40),
+        (CacheLayout::Ring { sinks: 3 }, CacheStorage::Q8(ScaleGroup::Of(32)), 12),
+        (CacheLayout::Paged { page: 16, pages: 6 }, CacheStorage::F16, 41),
     ] {
         let kind = Kind::new(storage, layout, capacity);
         let keys = if kind.ring().is_some() { 1 } else { capacity };
@@ -133,7 +133,7 @@ fn half_floats_of_masks() {
         return;
     }
     for tiling in TILINGS {
-        let kind = Kind::new(Storage::F32, CacheLayout::Contiguous, 20);
+        let kind = Kind::new(CacheStorage::F32, CacheLayout::Contiguous, 20);
         let mut bed = Bed::new(profile, kind, Data::Lossless, 53);
         bed.grow(&Count::Each(vec![13, 2])).expect("room");
         for (name, rules, softcap) in

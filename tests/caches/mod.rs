@@ -7,15 +7,15 @@ mod random;
 mod rotation;
 mod steps;
 
-use wgpu_attention::{CacheLayout, Group, Storage};
+use wgpu_attention::{CacheLayout, CacheStorage, ScaleGroup};
 
-pub const STORAGES: [Storage; 6] = [
-    Storage::F32,
-    Storage::F16,
-    Storage::Q8(Group::Of(32)),
-    Storage::Q8(Group::Row),
-    Storage::Q4(Group::Of(32)),
-    Storage::Q4(Group::Row),
+pub const STORAGES: [CacheStorage; 6] = [
+    CacheStorage::F32,
+    CacheStorage::F16,
+    CacheStorage::Q8(ScaleGroup::Of(32)),
+    CacheStorage::Q8(ScaleGroup::Row),
+    CacheStorage::Q4(ScaleGroup::Of(32)),
+    CacheStorage::Q4(ScaleGroup::Row),
 ];
 
 /// Layouts with a capacity: the ring's is soon too little.

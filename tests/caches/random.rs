@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 
-use wgpu_attention::{CacheLayout, Error, Group, Storage, Tiling};
+use wgpu_attention::{CacheLayout, CacheStorage, Error, ScaleGroup, Tiling};
 
 use crate::harness::{Ask, Bed, Count, Data, Kind, Profile, Report, Rng, Rules, defaults, full};
 use crate::property::draws;
@@ -381,26 +381,26 @@ impl Play {
 fn random_lives_follow_the_model() {
     let (seed, count) = draws(12_000);
     let mut report = Report::new("caches, random");
-    let q8 = Storage::Q8(Group::Of(32));
+    let q8 = CacheStorage::Q8(ScaleGroup::Of(32));
     let paged = |page, pages| CacheLayout::Paged { page, pages };
     let ring = |sinks| CacheLayout::Ring { sinks };
     let [full, defaults] = [full(), defaults()];
     let kinds = [
-        (full, Kind::new(Storage::F32, CacheLayout::Contiguous, 26), Tiling::Uniform, None),
+        (full, Kind::new(CacheStorage::F32, CacheLayout::Contiguous, 26), Tiling::Uniform, None),
         (defaults, Kind { batch: 3, ..Kind::new(q8, ring(3), 14) }, Tiling::Workgroup, Some(2)),
         (
             full,
-            Kind { batch: 4, layers: 2, ..Kind::new(Storage::F16, paged(16, 9), 61) },
+            Kind { batch: 4, layers: 2, ..Kind::new(CacheStorage::F16, paged(16, 9), 61) },
             Tiling::Uniform,
             None,
         ),
         (
             defaults,
-            Kind { batch: 3, ..Kind::new(Storage::Q4(Group::Row), paged(16, 7), 48) },
+            Kind { batch: 3, ..Kind::new(CacheStorage::Q4(ScaleGroup::Row), paged(16, 7), 48) },
             Tiling::Workgroup,
             None,
         ),
-        (full, Kind { layers: 2, ..Kind::new(Storage::F32, ring(0), 9) }, Tiling::Uniform, Some(3)),
+        (full, Kind { layers: 2, ..Kind::new(CacheStorage::F32, ring(0), 9) }, Tiling::Uniform, Some(3)),
         (full, Kind { batch: 4, heads: 2, ..Kind::new(q8, paged(32, 11), 100) }, Tiling::Uniform, None),
     ];
     let (mut refused, mut shared) = (0, 0);

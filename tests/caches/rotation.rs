@@ -4,7 +4,7 @@ use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
 use wgpu_attention::reference::{self, Options, Real, widen};
 use wgpu_attention::{
     Append, At, Attention, Cache, CacheConfig, CacheLayout, CachedForward, Config, DType, Mask, Positions,
-    Rope, RopeConfig, RopeOrder, RopeScaling, Rotate, Rows, Scratch, ScratchSize, Shape, TensorView,
+    Rope, RopeConfig, RopeOrder, RopeScaling, Rotate, Scratch, ScratchSize, Shape, TensorView, Tokens,
 };
 
 use crate::harness::{Report, Rng, full};
@@ -55,7 +55,7 @@ fn run(config: RopeConfig, layout: CacheLayout) -> Result<f64, String> {
         let view = |buffer, heads| TensorView::new(buffer, DType::F32, [2, heads, rows, DIM]);
         let queries = view(&q, HEADS);
         gpu.submit(|encoder| {
-            cache.advance(encoder, Rows::Each(&counts), &mut scratch)?;
+            cache.advance(encoder, Tokens::Each(&counts), &mut scratch)?;
             let append = Append::new(view(&k, KV_HEADS), view(&v, KV_HEADS)).rope(&rope);
             cache.append(encoder, 0, &append, &mut scratch)?;
             let at = At::Tensor(cache.starts());

@@ -1,7 +1,7 @@
 //! Generation token by token, and in chunks: every layout, storage and tiling gives what one causal call over the
 //! same tokens gives.
 
-use wgpu_attention::{CacheLayout, DType, Group, Storage, Tiling};
+use wgpu_attention::{CacheLayout, CacheStorage, DType, ScaleGroup, Tiling};
 
 use super::{LAYOUTS, STORAGES};
 use crate::harness::{
@@ -56,7 +56,7 @@ fn chunks_of_every_length() {
         (CacheLayout::Ring { sinks: 0 }, 7),
         (CacheLayout::Paged { page: 32, pages: 14 }, 212),
     ] {
-        let kind = Kind { heads: 2, ..Kind::new(Storage::Q8(Group::Row), layout, capacity) };
+        let kind = Kind { heads: 2, ..Kind::new(CacheStorage::Q8(ScaleGroup::Row), layout, capacity) };
         let mut bed = Bed::new(full(), kind, Data::Lossless, 11);
         let rules = causal();
         let chunks: Vec<_> = (1..=20).collect();
@@ -88,7 +88,7 @@ fn channels() {
     let dims = [(1, 13), (13, 1), (40, 65), (65, 130), (130, 40), (13, 40), (96, 33)];
     let groups = [(1, 1), (3, 1), (4, 4), (6, 2)];
     for (n, (head_dim, value_dim)) in dims.into_iter().enumerate() {
-        for (s, storage) in STORAGES.into_iter().chain([Storage::Q8(Group::Of(96))]).enumerate() {
+        for (s, storage) in STORAGES.into_iter().chain([CacheStorage::Q8(ScaleGroup::Of(96))]).enumerate() {
             let (layout, capacity) = LAYOUTS[(n + s) % 3];
             let (heads, kv_heads) = groups[(n + s) % 4];
             let batch = 1 + s % 2;
@@ -141,7 +141,7 @@ fn ragged_batches() {
     for (layout, capacity) in LAYOUTS {
         for tiling in TILINGS {
             for splits in [None, Some(4)] {
-                let kind = Kind { batch: 3, ..Kind::new(Storage::F16, layout, capacity.min(20)) };
+                let kind = Kind { batch: 3, ..Kind::new(CacheStorage::F16, layout, capacity.min(20)) };
                 let mut bed = Bed::new(defaults(), kind, Data::Lossless, 43);
                 for (n, step) in steps.iter().enumerate() {
                     let rules = [causal(), Rules::default()][n % 2].clone();
@@ -170,7 +170,7 @@ fn ragged_batches() {
 #[test]
 fn bad_numbers_show_in_their_rows() {
     use wgpu_attention::{
-        Append, Attention, Cache, CacheConfig, CachedForward, Config, Rows, Scratch, TensorView,
+        Append, Attention, Cache, CacheConfig, CachedForward, Config, Scratch, TensorView, Tokens,
     };
     let gpu = &full().gpu;
     for storage in STORAGES {
@@ -189,7 +189,7 @@ fn bad_numbers_show_in_their_rows() {
             let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
             let mut scratch = Scratch::new(gpu.device(), Default::default()).expect("scratch");
             gpu.submit(|e| {
-                cache.advance(e, Rows::All(4), &mut scratch)?;
+                cache.advance(e, Tokens::All(4), &mut scratch)?;
                 cache.append(e, 0, &Append::new(view(&k, 4), view(&v, 4)), &mut scratch)?;
                 let call = CachedForward::new(view(&q, 4), &cache, view(&out, 4));
                 attention.forward_cached(e, &call.mask(wgpu_attention::Mask::causal()), &mut scratch)
@@ -199,8 +199,9 @@ fn bad_numbers_show_in_their_rows() {
             let at = |row: usize, d: usize| out[row * 64 + d];
             let name = format!("{storage:?}, {tiling:?}");
             assert!(out[..64].iter().all(|x| *x == 0.0), "{name}: the first row sees zeros only");
-            let grouped = matches!(storage, Storage::Q8(_) | Storage::Q4(_));
-            let whole = matches!(storage, Storage::Q8(Group::Row) | Storage::Q4(Group::Row));
+            let grouped = matches!(storage, CacheStorage::Q8(_) | CacheStorage::Q4(_));
+            let whole =
+                matches!(storage, CacheStorage::Q8(ScaleGroup::Row) | CacheStorage::Q4(ScaleGroup::Row));
             // Row 1 sees the NaN of channel 40, in a group with 32 to 63 or all.
             assert!(at(1, 40).is_nan(), "{name}: {}", at(1, 40));
             assert_eq!(at(1, 39).is_nan(), grouped, "{name}");
@@ -212,10 +213,10 @@ fn bad_numbers_show_in_their_rows() {
             assert!(!at(2, 3).is_finite(), "{name}");
             assert_eq!(at(2, 20).is_finite(), !grouped, "{name}");
             // Row 3: channel 50 holds what f16 has no number for.
-            if storage == Storage::F16 {
+            if storage == CacheStorage::F16 {
                 assert!((at(3, 50) - (65504.0 + 3.0) / 4.0).abs() < 1.0, "{name}: {}", at(3, 50));
             }
-            if storage == Storage::F32 {
+            if storage == CacheStorage::F32 {
                 assert!((at(3, 50) / 2.5e29 - 1.0).abs() < 1e-5, "{name}: {}", at(3, 50));
             }
         }
@@ -227,9 +228,9 @@ fn bad_numbers_show_in_their_rows() {
 fn long_caches_split_by_themselves() {
     let mut report = Report::new("caches, long");
     for (layout, storage) in [
-        (CacheLayout::Contiguous, Storage::F32),
-        (CacheLayout::Ring { sinks: 5 }, Storage::Q8(Group::Row)),
-        (CacheLayout::Paged { page: 256, pages: 9 }, Storage::F16),
+        (CacheLayout::Contiguous, CacheStorage::F32),
+        (CacheLayout::Ring { sinks: 5 }, CacheStorage::Q8(ScaleGroup::Row)),
+        (CacheLayout::Paged { page: 256, pages: 9 }, CacheStorage::F16),
     ] {
         for tiling in TILINGS {
             let kind = Kind { batch: 1, kv_heads: 1, ..Kind::new(storage, layout, 2100) };
@@ -254,7 +255,7 @@ fn long_caches_split_by_themselves() {
 #[test]
 fn steps_in_a_callers_pass() {
     use wgpu_attention::{
-        Append, Attention, Cache, CacheConfig, CachedForward, Config, Mask, Rows, Scratch, TensorView,
+        Append, Attention, Cache, CacheConfig, CachedForward, Config, Mask, Scratch, TensorView, Tokens,
     };
     let gpu = &full().gpu;
     let upload = |seed: f32| {
@@ -271,7 +272,7 @@ fn steps_in_a_callers_pass() {
         for n in 0..6 {
             // Token n of each, and its place in out: a buffer is read or written, so out is another.
             let row = |b| TensorView::new(b, DType::F32, [1, 1, 1, 8]).with_offset(8 * n);
-            cache.advance(&mut encoder, Rows::All(1), &mut scratch).expect("room");
+            cache.advance(&mut encoder, Tokens::All(1), &mut scratch).expect("room");
             let append = Append::new(row(&k), row(&v));
             let call = CachedForward::new(row(&q), &cache, row(&out)).mask(Mask::causal());
             if in_passes {
@@ -298,7 +299,7 @@ fn steps_in_a_callers_pass() {
 #[test]
 fn rings_go_on_for_long() {
     use wgpu_attention::{
-        Append, Attention, Cache, CacheConfig, CachedForward, Config, Mask, Rows, Scratch, TensorView,
+        Append, Attention, Cache, CacheConfig, CachedForward, Config, Mask, Scratch, TensorView, Tokens,
     };
     let gpu = &full().gpu;
     let x: Vec<f32> = (0..9 * 8).map(|n| ((n as f32 + 1.0) * 0.37).sin()).collect();
@@ -316,10 +317,10 @@ fn rings_go_on_for_long() {
             let row = |b, n: usize| TensorView::new(b, DType::F32, [1, 1, 1, 8]).with_offset(8 * n);
             gpu.submit(|e| {
                 if before > 0 {
-                    cache.advance(e, Rows::All(before), &mut scratch)?;
+                    cache.advance(e, Tokens::All(before), &mut scratch)?;
                 }
                 for n in 0..9 {
-                    cache.advance(e, Rows::All(1), &mut scratch)?;
+                    cache.advance(e, Tokens::All(1), &mut scratch)?;
                     cache.append(e, 0, &Append::new(row(&x, n), row(&x, n)), &mut scratch)?;
                 }
                 let slope = TensorView::new(&slope, DType::F32, [1; 4]);

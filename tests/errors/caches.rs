@@ -1,7 +1,8 @@
 //! What caches are refused for, and attention to them.
 
 use wgpu_attention::{
-    Append, Blocks, Cache, CacheConfig, CacheLayout, CachedForward, Group, Pipelines, Rows, Storage,
+    Append, Blocks, Cache, CacheConfig, CacheLayout, CacheStorage, CachedForward, Pipelines, ScaleGroup,
+    Tokens,
 };
 
 use super::*;
@@ -28,7 +29,7 @@ impl Step {
     fn new(gpu: &Gpu, config: CacheConfig) -> Self {
         let mut cache = Cache::with_pipelines(gpu.pipelines(), config).expect("a cache");
         let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
-        gpu.submit(|e| cache.advance(e, Rows::All(ROWS), &mut scratch)).expect("room");
+        gpu.submit(|e| cache.advance(e, Tokens::All(ROWS), &mut scratch)).expect("room");
         let [k, v, q] = [0.3, 0.5, 0.7].map(|seed| gpu.upload(&noise(1024, seed)).expect("an upload"));
         Step { cache, k, v, q }
     }
@@ -73,7 +74,7 @@ pub(super) fn caches_made() -> Seen {
         refused(&[axis, "below 2^29"], config);
     }
     for n in [0, 1, 16, 31, 33, 100] {
-        for storage in [Storage::Q8(Group::Of(n)), Storage::Q4(Group::Of(n))] {
+        for storage in [CacheStorage::Q8(ScaleGroup::Of(n)), CacheStorage::Q4(ScaleGroup::Of(n))] {
             refused(&["group", &format!("is {n},"), "a multiple of 32"], config().storage(storage));
         }
     }
@@ -118,20 +119,20 @@ pub(super) fn moves_of_caches() -> Seen {
     let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
     let counts = gpu.upload(&[1u32; 8]).expect("an upload");
     let view = |dtype, shape| TensorView::new(&counts, dtype, shape);
-    let device = |counts| Rows::Device { counts, most: 2 };
+    let device = |counts| Tokens::Device { counts, most: 2 };
     let good = view(DType::U32, [2, 1, 1, 1]);
     let unusable = buffer(gpu.device(), 64, wgpu::BufferUsages::COPY_DST);
     let unusable = TensorView::new(&unusable, DType::U32, [2, 1, 1, 1]);
     let lengths = step.cache.lengths();
     let (own, strides) = (lengths.buffer().clone(), lengths.strides());
     let own = TensorView::new(&own, DType::U32, [2, 1, 1, 1]).with_strides(strides);
-    let cases: Vec<(&[&str], Rows)> = vec![
-        (&["`cache`: rows is 0", "at least 1"], Rows::All(0)),
-        (&["`cache`: rows is 0"], Rows::Each(&[0, 0])),
-        (&["`cache`: rows is 0"], Rows::Each(&[])),
-        (&["`cache`: rows is 0"], Rows::Device { counts: good, most: 0 }),
-        (&["`rows`", "2 elements expected, got 1"], Rows::Each(&[1])),
-        (&["`rows`", "2 elements expected, got 3"], Rows::Each(&[1, 1, 1])),
+    let cases: Vec<(&[&str], Tokens)> = vec![
+        (&["`cache`: rows is 0", "at least 1"], Tokens::All(0)),
+        (&["`cache`: rows is 0"], Tokens::Each(&[0, 0])),
+        (&["`cache`: rows is 0"], Tokens::Each(&[])),
+        (&["`cache`: rows is 0"], Tokens::Device { counts: good, most: 0 }),
+        (&["`rows`", "2 elements expected, got 1"], Tokens::Each(&[1])),
+        (&["`rows`", "2 elements expected, got 3"], Tokens::Each(&[1, 1, 1])),
         (&["`counts`", "must be U32", "F32"], device(view(DType::F32, [2, 1, 1, 1]))),
         (&["`counts`", "batch must be 2", "got 1"], device(view(DType::U32, [1, 1, 1, 1]))),
         (&["`counts`", "must be 1", "got 2"], device(view(DType::U32, [2, 2, 1, 1]))),
@@ -143,15 +144,15 @@ pub(super) fn moves_of_caches() -> Seen {
         bench.refuses_with(words[0], words, |e| step.cache.advance(e, *rows, &mut scratch));
         bench.refuses_with(words[0], words, |e| step.cache.rewind(e, *rows, &mut scratch));
     }
-    let full: [(&[&str], Rows); 3] = [
-        (&["sequence 0 of the cache has 3 tokens of at most 20, no room for 18 more"], Rows::All(18)),
-        (&["sequence 1", "3 tokens", "18"], Rows::Each(&[17, 18])),
-        (&["sequence 1", "truncate", "ring", "larger"], Rows::Each(&[0, usize::MAX])),
+    let full: [(&[&str], Tokens); 3] = [
+        (&["sequence 0 of the cache has 3 tokens of at most 20, no room for 18 more"], Tokens::All(18)),
+        (&["sequence 1", "3 tokens", "18"], Tokens::Each(&[17, 18])),
+        (&["sequence 1", "truncate", "ring", "larger"], Tokens::Each(&[0, usize::MAX])),
     ];
     for (words, rows) in full {
         bench.refuses_with(words[0], words, |e| step.cache.advance(e, rows, &mut scratch));
     }
-    for rows in [Rows::All(4), Rows::Each(&[1, 4])] {
+    for rows in [Tokens::All(4), Tokens::Each(&[1, 4])] {
         let words = ["rows is 4", "at most the sequence's length"];
         bench.refuses_with("rewind", &words, |e| step.cache.rewind(e, rows, &mut scratch));
     }
@@ -183,10 +184,10 @@ pub(super) fn moves_of_caches() -> Seen {
     said(&["only the device knows", "learn"], paged.cache.fork(0, 1));
     said(&["needs 1", "0"], paged.cache.reserve(0, 17));
     bench.refuses_with("pages", &["1", "0", "page"], |e| {
-        paged.cache.advance(e, Rows::Each(&[14, 0]), &mut scratch)
+        paged.cache.advance(e, Tokens::Each(&[14, 0]), &mut scratch)
     });
     let mut ring = Step::new(&gpu, config().layout(CacheLayout::Ring { sinks: 1 }));
-    gpu.submit(|e| ring.cache.advance(e, Rows::All(20), &mut scratch)).expect("a ring");
+    gpu.submit(|e| ring.cache.advance(e, Tokens::All(20), &mut scratch)).expect("a ring");
     let mut said = |words: &[&str], result: Result<(), Error>| {
         bench.seen.insert(read(words[0], &result.expect_err(words[0]), words));
     };
@@ -195,7 +196,7 @@ pub(super) fn moves_of_caches() -> Seen {
         said(&[&format!("len is {len}"), "overwritten"], ring.cache.truncate(0, len));
     }
     bench.refuses_with("rewind", &["rows is 20", "the ring can go back"], |e| {
-        ring.cache.rewind(e, Rows::All(20), &mut scratch)
+        ring.cache.rewind(e, Tokens::All(20), &mut scratch)
     });
     bench.seen
 }
@@ -396,7 +397,7 @@ pub(super) fn attention_to_caches() -> Seen {
     step.cache.truncate(0, 1).expect("shorter");
     refuses(&["not recorded", "flush"], &attention, &CachedForward::new(step.q(), &step.cache, out));
     let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
-    gpu.submit(|e| step.cache.rewind(e, Rows::All(1), &mut scratch)).expect("one token each");
+    gpu.submit(|e| step.cache.rewind(e, Tokens::All(1), &mut scratch)).expect("one token each");
     refuses(
         &["last advance", "rewound", "not_advanced"],
         &attention,

@@ -2,8 +2,8 @@
 
 use wgpu_attention::reference::cache::scales;
 use wgpu_attention::{
-    Append, Attention, Cache, CacheConfig, CacheLayout, CachedForward, Config, DType, Error, Group, Rows,
-    Scratch, ScratchSize, Shape, Storage, TensorView, Tiling,
+    Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, CachedForward, Config, DType, Error,
+    ScaleGroup, Scratch, ScratchSize, Shape, TensorView, Tiling, Tokens,
 };
 
 use super::case::{Case, Judged, Part, Rules, Weights};
@@ -23,13 +23,13 @@ pub struct Kind {
     pub value_dim: usize,
     pub capacity: usize,
     pub layers: usize,
-    pub storage: Storage,
+    pub storage: CacheStorage,
     pub layout: CacheLayout,
 }
 
 impl Kind {
     /// Two sequences, two heads for each of keys, one layer.
-    pub fn new(storage: Storage, layout: CacheLayout, capacity: usize) -> Self {
+    pub fn new(storage: CacheStorage, layout: CacheLayout, capacity: usize) -> Self {
         Kind {
             batch: 2,
             heads: 4,
@@ -77,18 +77,18 @@ pub enum Data {
 
 impl Data {
     /// A key or a value of one head.
-    fn row(self, rng: &mut Rng, storage: Storage, dim: usize) -> Vec<f32> {
+    fn row(self, rng: &mut Rng, storage: CacheStorage, dim: usize) -> Vec<f32> {
         if self == Data::Random {
             return rng.normals(dim);
         }
         let (most, group) = match storage {
-            Storage::Q4(group) => (7, group),
-            Storage::Q8(group) => (127, group),
-            _ => (127, Group::Of(32)),
+            CacheStorage::Q4(group) => (7, group),
+            CacheStorage::Q8(group) => (127, group),
+            _ => (127, ScaleGroup::Of(32)),
         };
         let size = match group {
-            Group::Row => dim,
-            Group::Of(n) => n,
+            ScaleGroup::Row => dim,
+            ScaleGroup::Of(n) => n,
         };
         let mut row = Vec::new();
         while row.len() < dim {
@@ -105,22 +105,22 @@ impl Data {
     }
 
     /// How far the storage may keep each value of a row from what it was.
-    fn off(self, storage: Storage, row: &[f32]) -> Vec<f64> {
+    fn off(self, storage: CacheStorage, row: &[f32]) -> Vec<f64> {
         // WGSL's division, which gives the scale, may be off by 2.5 ULP; the product with it by half.
         let divided = 3.0 * f64::from(f32::EPSILON);
         let size = |x: &f32| f64::from(x.abs());
         match storage {
-            Storage::F32 => vec![0.0; row.len()],
+            CacheStorage::F32 => vec![0.0; row.len()],
             // Either neighbour, and what f16 has no normal number for may become 0. What f16 has is kept.
-            Storage::F16 if self == Data::Random => {
+            CacheStorage::F16 if self == Data::Random => {
                 row.iter().map(|x| (size(x) / 1024.0).max(1.0 / 16384.0)).collect()
             }
-            Storage::F16 => vec![0.0; row.len()],
-            Storage::Q8(group) | Storage::Q4(group) => {
+            CacheStorage::F16 => vec![0.0; row.len()],
+            CacheStorage::Q8(group) | CacheStorage::Q4(group) => {
                 let scales = scales(storage, row);
                 let width = match group {
-                    Group::Row => row.len(),
-                    Group::Of(n) => n,
+                    ScaleGroup::Row => row.len(),
+                    ScaleGroup::Of(n) => n,
                 };
                 let half = if self == Data::Random { 0.5 } else { 0.0 };
                 let off = |(n, x): (usize, &f32)| {
@@ -185,7 +185,7 @@ impl Sequence {
     }
 }
 
-/// As [`Rows`], with its own data.
+/// As [`Tokens`], with its own data.
 #[derive(Clone, Debug)]
 pub enum Count {
     All(usize),
@@ -219,14 +219,14 @@ impl Count {
     }
 
     /// Calls `f` with the rows, the device's numbers in memory.
-    pub fn with<T>(&self, profile: &Profile, f: impl FnOnce(Rows) -> T) -> T {
+    pub fn with<T>(&self, profile: &Profile, f: impl FnOnce(Tokens) -> T) -> T {
         match self {
-            Count::All(n) => f(Rows::All(*n)),
-            Count::Each(counts) => f(Rows::Each(counts)),
+            Count::All(n) => f(Tokens::All(*n)),
+            Count::Each(counts) => f(Tokens::Each(counts)),
             Count::Device { counts, most } => {
                 let place = Place::nested([counts.len(), 1, 1, 1], [0, 1, 2, 3], [0; 4], 2, 5);
                 let placed = Placed::input(profile, Values::Numbers(counts), DType::U32, place);
-                f(Rows::Device { counts: placed.view(), most: *most })
+                f(Tokens::Device { counts: placed.view(), most: *most })
             }
         }
     }
@@ -578,8 +578,8 @@ impl Bed {
     ///
     /// No score moves by more than Δ = |scale| Σ |q_d| off(k_d), so lse does not, and weights stay within e^{±2Δ}.
     fn rounding(&self, case: &Case) -> Option<Vec<[f64; 2]>> {
-        let exact = matches!(self.kind.storage, Storage::F32)
-            || (self.kind.storage == Storage::F16 && self.data == Data::Lossless);
+        let exact = matches!(self.kind.storage, CacheStorage::F32)
+            || (self.kind.storage == CacheStorage::F16 && self.data == Data::Lossless);
         if exact {
             return None;
         }

@@ -1,6 +1,8 @@
 //! Generation recorded far ahead: every step is the same recording, and costs the same, whatever came before it.
 
-use wgpu_attention::{Append, Cache, CacheConfig, CacheLayout, CachedForward, Group, Rows, Storage, Tiling};
+use wgpu_attention::{
+    Append, Cache, CacheConfig, CacheLayout, CacheStorage, CachedForward, ScaleGroup, Tiling, Tokens,
+};
 
 use super::cost::median;
 use wgpu_attention::reference::Real;
@@ -23,7 +25,7 @@ struct Generation {
 }
 
 impl Generation {
-    fn new(layout: CacheLayout, storage: Storage, capacity: usize, tiling: Tiling) -> Self {
+    fn new(layout: CacheLayout, storage: CacheStorage, capacity: usize, tiling: Tiling) -> Self {
         let own = Own::new();
         let gpu = &own.gpu;
         let config = CacheConfig::new(1, DIM, capacity).storage(storage).layout(layout);
@@ -65,7 +67,7 @@ impl Generation {
 
     /// The step alone.
     fn generate(&mut self, encoder: &mut wgpu::CommandEncoder, scratch: &mut Scratch) {
-        self.cache.advance(encoder, Rows::All(1), scratch).expect("room");
+        self.cache.advance(encoder, Tokens::All(1), scratch).expect("room");
         let append = Append::new(self.view(1, 1), self.view(2, 1));
         self.cache.append(encoder, 0, &append, scratch).expect("a recording");
         let call = CachedForward::new(self.view(0, HEADS), &self.cache, self.view(3, HEADS));
@@ -106,9 +108,9 @@ impl Generation {
 fn a_thousand_steps_are_recorded_ahead() {
     let paged = CacheLayout::Paged { page: 64, pages: 16 };
     for (layout, storage, capacity, tiling) in [
-        (CacheLayout::Contiguous, Storage::F32, STEPS, Tiling::Uniform),
-        (CacheLayout::Ring { sinks: 4 }, Storage::Q8(Group::Row), 50, Tiling::Workgroup),
-        (paged, Storage::F16, STEPS, Tiling::Uniform),
+        (CacheLayout::Contiguous, CacheStorage::F32, STEPS, Tiling::Uniform),
+        (CacheLayout::Ring { sinks: 4 }, CacheStorage::Q8(ScaleGroup::Row), 50, Tiling::Workgroup),
+        (paged, CacheStorage::F16, STEPS, Tiling::Uniform),
     ] {
         let mut generation = Generation::new(layout, storage, capacity, tiling);
         let gpu = generation.own.gpu.clone();
@@ -158,7 +160,7 @@ fn a_thousand_steps_are_recorded_ahead() {
 /// Buffers that live after so many steps: no step leaves one behind.
 #[test]
 fn steps_leave_no_buffers() {
-    let mut generation = Generation::new(CacheLayout::Contiguous, Storage::F32, STEPS, Tiling::Uniform);
+    let mut generation = Generation::new(CacheLayout::Contiguous, CacheStorage::F32, STEPS, Tiling::Uniform);
     let gpu = generation.own.gpu.clone();
     let mut scratch = generation.scratch();
     let mut after = |steps: usize| {
@@ -177,8 +179,12 @@ fn steps_leave_no_buffers() {
 #[test]
 fn a_step_costs_the_same_at_any_length() {
     let capacity = 1 << 20;
-    let mut generation =
-        Generation::new(CacheLayout::Contiguous, Storage::Q8(Group::Row), capacity, Tiling::Uniform);
+    let mut generation = Generation::new(
+        CacheLayout::Contiguous,
+        CacheStorage::Q8(ScaleGroup::Row),
+        capacity,
+        Tiling::Uniform,
+    );
     let gpu = generation.own.gpu.clone();
     let mut scratch = generation.scratch();
     let mut cost = |len: usize| {
@@ -186,7 +192,7 @@ fn a_step_costs_the_same_at_any_length() {
         // As far as recording goes, the tokens are there.
         let now = generation.cache.len(0).expect("known");
         if len > now {
-            generation.cache.advance(&mut encoder, Rows::All(len - now), &mut scratch).expect("room");
+            generation.cache.advance(&mut encoder, Tokens::All(len - now), &mut scratch).expect("room");
         }
         generation.generate(&mut encoder, &mut scratch);
         let count = allocations(|| generation.generate(&mut encoder, &mut scratch));
@@ -220,14 +226,14 @@ fn scratch_does_not_grow_with_capacity() {
         let mut scratch = Scratch::new(gpu.device(), Default::default()).expect("scratch");
         let mut sizes = Vec::new();
         for capacity in [1, 64, 1000, 10_000, 40_000, 100_000] {
-            let config = CacheConfig::new(2, 64, capacity).storage(Storage::Q4(Group::Of(32)));
+            let config = CacheConfig::new(2, 64, capacity).storage(CacheStorage::Q4(ScaleGroup::Of(32)));
             let mut cache = Cache::with_pipelines(gpu.pipelines(), config).expect("a cache");
             let size = |cache: &Cache| {
                 let call = CachedForward::new(view(&q), cache, view(&out)).not_advanced();
                 attention.scratch_size_cached(&call).expect("a size").total()
             };
             let empty = size(&cache);
-            gpu.submit(|e| cache.advance(e, Rows::All(capacity), &mut scratch)).expect("room");
+            gpu.submit(|e| cache.advance(e, Tokens::All(capacity), &mut scratch)).expect("room");
             assert_eq!(size(&cache), empty, "{tiling:?}: a full cache of {capacity}");
             sizes.push(empty);
         }

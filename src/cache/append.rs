@@ -1,0 +1,110 @@
+//! New keys and values, into a layer.
+
+use super::{Cache, CacheConfig, CacheLayout};
+use crate::error::Error;
+use crate::path::{self, cache::CacheLayer};
+use crate::position::{MAX_POSITION, Rope};
+use crate::record::{dispatch, pass};
+use crate::scratch::{Bound, Scratch};
+use crate::tensor::{Access, TensorView, check_float, expect};
+
+/// New keys and values of one layer.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct Append<'a> {
+    /// `[batch, kv_heads, rows, head_dim]`, F32 or F16, whatever the cache stores.
+    pub k: TensorView<'a>,
+    /// `[batch, kv_heads, rows, value_dim]`, of the same type.
+    pub v: TensorView<'a>,
+    /// Rotates keys by their positions in the cache, on the way. From 2²⁴ on, which only rings reach, as by the last
+    /// position before.
+    pub rope: Option<&'a Rope>,
+}
+
+impl<'a> Append<'a> {
+    /// Keys and values as they are.
+    pub fn new(k: TensorView<'a>, v: TensorView<'a>) -> Self {
+        Append { k, v, rope: None }
+    }
+
+    /// With keys rotated.
+    pub fn rope(mut self, rope: &'a Rope) -> Self {
+        self.rope = Some(rope);
+        self
+    }
+}
+
+impl Cache {
+    /// Records what writes the keys and values of the last advance into a layer: `rows` of each sequence, as many as
+    /// the most that one advanced by. Rows past a sequence's own number are not read.
+    ///
+    /// # Errors
+    /// Everything that [`Error`] lists for tensors; then nothing has been recorded.
+    pub fn append(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        layer: usize,
+        append: &Append,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        let bound = self.bind_append(layer, append, scratch)?;
+        dispatch(&mut pass(encoder, "cache append"), &bound);
+        Ok(())
+    }
+
+    /// [`append`](Self::append) into a compute pass of the caller's, which is left with another pipeline and bind
+    /// group 0.
+    ///
+    /// # Errors
+    /// As [`append`](Self::append).
+    pub fn append_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        layer: usize,
+        append: &Append,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        dispatch(pass, &self.bind_append(layer, append, scratch)?);
+        Ok(())
+    }
+
+    fn bind_append(
+        &self,
+        layer: usize,
+        append: &Append,
+        scratch: &mut Scratch,
+    ) -> Result<Vec<(Bound, [u32; 3])>, Error> {
+        self.check_recorded()?;
+        let source = self.source(layer, false)?;
+        self.check_append(&source, append)?;
+        let rotation = append.rope.map(|rope| (rope.view(), rope.turns()));
+        let calls = path::cache::append(&source, [append.k, append.v], rotation, self.pipelines.facts());
+        self.pipelines.bind(&calls, scratch)
+    }
+
+    fn check_append(&self, source: &CacheLayer, append: &Append) -> Result<(), Error> {
+        let CacheConfig { batch, kv_heads, head_dim, value_dim, capacity, layout, .. } = self.config;
+        let Append { k, v, rope } = *append;
+        check_float("k", &k)?;
+        for (tensor, view, dim) in [("k", k, head_dim), ("v", v, value_dim)] {
+            if view.dtype() != k.dtype() {
+                let expected = format!("{:?}, as k", k.dtype());
+                return Err(Error::Type { tensor, expected, got: view.dtype() });
+            }
+            let wanted = [batch, kv_heads, self.advanced, dim];
+            (0..4).try_for_each(|axis| expect(tensor, view.shape(), axis, wanted[axis]))?;
+            view.check(tensor, Access::Read, self.pipelines.facts())?;
+            if [source.k, source.v, source.book].iter().any(|written| written.buffer == view.buffer()) {
+                return Err(Error::Alias { tensor: "cache", other: tensor });
+            }
+        }
+        let Some(rope) = rope else { return Ok(()) };
+        rope.check_width("k", k.shape())?;
+        let last = self.config.longest() - 1;
+        if !matches!(layout, CacheLayout::Ring { .. }) && last > MAX_POSITION as usize {
+            let expected = "at most 2^24 where keys are rotated: further positions have no rotation";
+            return Err(Error::Option { option: "capacity", value: capacity as f64, expected });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,90 @@
+//! By how many tokens sequences move.
+
+use super::CacheConfig;
+use super::sequences::Move;
+use crate::error::Error;
+use crate::kernels::cache_advance::Counts;
+use crate::path::cache::Moves;
+use crate::tensor::{Access, DType, DeviceFacts, TensorView, check_aliasing, expect, same_dtype};
+
+/// By how many tokens each sequence moves.
+#[derive(Clone, Copy, Debug)]
+pub enum Tokens<'a> {
+    /// All by as many.
+    All(usize),
+    /// Each by its own number, one per sequence. New numbers are uploaded each time.
+    Each(&'a [usize]),
+    /// By numbers in device memory, U32 `[batch, 1, 1, 1]`, of which none counts for more than `most`: what an
+    /// application knows only there, as how many drafts were accepted. A sequence without room for its rows gets none
+    /// of them.
+    Device {
+        /// The numbers.
+        counts: TensorView<'a>,
+        /// Bound on each.
+        most: usize,
+    },
+}
+
+impl<'a> Tokens<'a> {
+    /// The largest number there may be.
+    pub(crate) fn most(&self) -> usize {
+        match self {
+            Tokens::All(n) => *n,
+            Tokens::Each(counts) => counts.iter().copied().max().unwrap_or(0),
+            Tokens::Device { most, .. } => *most,
+        }
+    }
+
+    /// Bounds on the number of a sequence.
+    pub(super) fn of(&self, sequence: usize) -> Move {
+        match self {
+            Tokens::All(n) => Move { least: *n, most: *n },
+            Tokens::Each(counts) => {
+                let n = counts.get(sequence).copied().unwrap_or(0);
+                Move { least: n, most: n }
+            }
+            Tokens::Device { most, .. } => Move { least: 0, most: *most },
+        }
+    }
+
+    /// Refuses moves by nothing, a bound that no sequence reaches, and numbers other than one for each sequence.
+    pub(super) fn check(
+        &self,
+        config: &CacheConfig,
+        lengths: TensorView,
+        device: &DeviceFacts,
+    ) -> Result<(), Error> {
+        if self.most() == 0 {
+            return Err(Error::ZeroSize { tensor: "cache", axis: "rows" });
+        }
+        if let Tokens::Device { most, .. } = self
+            && *most > config.longest()
+        {
+            let expected = "at most what a sequence may have";
+            return Err(Error::Option { option: "most", value: *most as f64, expected });
+        }
+        match self {
+            Tokens::Each(counts) if counts.len() != config.batch => {
+                Err(Error::Length { tensor: "rows", expected: config.batch, got: counts.len() })
+            }
+            Tokens::Device { counts, .. } => {
+                same_dtype("counts", counts, DType::U32)?;
+                let wanted = [config.batch, 1, 1, 1];
+                (0..4).try_for_each(|axis| expect("counts", counts.shape(), axis, wanted[axis]))?;
+                counts.check("counts", Access::Read, device)?;
+                check_aliasing(&[("cache", lengths)], &[("counts", *counts)])
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// As the kernel that moves lengths takes them.
+    pub(super) fn moves(&self, back: bool) -> Moves<'a> {
+        let (counts, given) = match self {
+            Tokens::All(_) => (Counts::All, None),
+            Tokens::Each(_) => (Counts::Each, None),
+            Tokens::Device { counts, .. } => (Counts::Device, Some(*counts)),
+        };
+        Moves { counts, given, most: self.most(), back }
+    }
+}

@@ -1,0 +1,133 @@
+//! What a cache records: lengths that move, rows that go in, pages that are copied.
+
+use super::{Calls, grid};
+use crate::kernel::{Call, View};
+use crate::kernels::Stage;
+use crate::kernels::cache::{CacheParams, Cached, Placement};
+use crate::kernels::cache_advance::{self, CacheAdvance, Counts};
+use crate::kernels::cache_append::{self, CacheAppend};
+use crate::kernels::cache_copy::{self, CacheCopy};
+use crate::kernels::turns::Turns;
+use crate::tensor::{DeviceFacts, TensorView, Window};
+
+/// One layer of a cache.
+#[derive(Clone, Copy)]
+pub(crate) struct CacheLayer<'a> {
+    pub k: Window<'a>,
+    pub v: Window<'a>,
+    pub book: Window<'a>,
+    pub cached: Cached,
+    pub params: CacheParams,
+    /// Most tokens of a sequence that are left.
+    pub kept: usize,
+}
+
+/// How far lengths move.
+pub(crate) struct Moves<'a> {
+    pub counts: Counts,
+    /// The numbers, where they are in device memory of the caller's.
+    pub given: Option<TensorView<'a>>,
+    /// Bound on each.
+    pub most: usize,
+    /// Whether tokens are given up.
+    pub back: bool,
+}
+
+/// The dispatch that moves the lengths of every sequence.
+pub(crate) fn advance<'a>(
+    book: Window<'a>,
+    placement: Placement,
+    cache: CacheParams,
+    moves: &Moves<'a>,
+    device: &DeviceFacts,
+) -> Call<'a, Stage> {
+    let given = moves.given.map(|counts| counts.window(device));
+    let params = cache_advance::Params {
+        counts: given.map_or(View::default(), |counts| View::from(counts.layout)),
+        cache,
+        rows: moves.most as u32,
+        back: u32::from(moves.back),
+        pad0: 0,
+        pad1: 0,
+    };
+    Call {
+        variant: Stage::CacheAdvance(CacheAdvance { counts: moves.counts, placement }),
+        params: bytemuck::bytes_of(&params).to_vec(),
+        tensors: [Some(book), given].into_iter().flatten().collect(),
+        grid: [1; 3],
+    }
+}
+
+/// The dispatches that write k `[batch, kv_heads, rows, head_dim]` and v `[batch, kv_heads, rows, value_dim]` into a
+/// layer, as the rows of the last advance. `rotation` is the table that keys are rotated with.
+pub(crate) fn append<'a>(
+    layer: &CacheLayer<'a>,
+    [k, v]: [TensorView<'a>; 2],
+    rotation: Option<(TensorView<'a>, Turns)>,
+    device: &DeviceFacts,
+) -> Calls<'a> {
+    let ([batch, kv_heads, rows, head_dim], value_dim) = (k.shape(), v.shape()[3]);
+    let units = CacheAppend::units(&layer.cached);
+    let [k_units, v_units] =
+        [(head_dim, units[0]), (value_dim, units[1])].map(|(dim, unit)| dim.div_ceil(unit as usize));
+    let windows = [k, v].map(|t| t.window(device));
+    let mut params = cache_append::Params {
+        k: View::from(windows[0].layout),
+        v: View::from(windows[1].layout),
+        cache: layer.params,
+        turns: rotation.map_or(bytemuck::Zeroable::zeroed(), |(_, turns)| turns),
+        head_dim: head_dim as u32,
+        value_dim: value_dim as u32,
+        k_units: k_units as u32,
+        v_units: v_units as u32,
+        first: 0,
+        pad0: 0,
+        pad1: 0,
+        pad2: 0,
+    };
+    let mut tensors = windows.to_vec();
+    tensors.extend([layer.k, layer.v, layer.book]);
+    tensors.extend(rotation.map(|(table, _)| table.window(device)));
+    let groups = (kv_heads * (k_units + v_units)).div_ceil(cache_append::WORKGROUP);
+    let most = device.max_workgroups as usize;
+    let variant = CacheAppend { cache: layer.cached, kv: k.dtype(), rotates: rotation.is_some() };
+    let call = |first: usize| {
+        params.first = first as u32;
+        Call {
+            variant: Stage::CacheAppend(variant),
+            params: bytemuck::bytes_of(&params).to_vec(),
+            tensors: tensors.clone(),
+            grid: grid([groups, most.min(rows - first), batch]),
+        }
+    };
+    (0..rows).step_by(most).map(call).collect()
+}
+
+/// The dispatches that copy the first `slots` slots of a page, of keys and of values.
+pub(crate) fn copy_page<'a>(
+    layer: &CacheLayer<'a>,
+    [from, to]: [u32; 2],
+    slots: usize,
+) -> [Call<'a, Stage>; 2] {
+    let CacheParams { kv_heads, page_len, .. } = layer.params;
+    let CacheParams { k_words, k_groups, k_scales, v_words, v_groups, v_scales, .. } = layer.params;
+    let sides = [(layer.k, k_words, k_groups, k_scales), (layer.v, v_words, v_groups, v_scales)];
+    sides.map(|(buffer, words, groups, scales)| {
+        let params = cache_copy::Params {
+            src: from * kv_heads * page_len,
+            dst: to * kv_heads * page_len,
+            slots: slots as u32,
+            page_len,
+            kv_heads,
+            words,
+            groups,
+            scales,
+        };
+        Call {
+            variant: Stage::CacheCopy(CacheCopy),
+            params: bytemuck::bytes_of(&params).to_vec(),
+            tensors: vec![buffer],
+            grid: grid([slots, kv_heads as usize, 1]),
+        }
+    })
+}
