@@ -13,6 +13,7 @@ use wgpu_attention::{
     ScratchSize, Shape, TensorView, Tiling,
 };
 
+use crate::harness::device::{device, devices};
 use crate::harness::{defaults, full};
 
 mod bench;

@@ -72,6 +72,24 @@ pub fn profiles() -> [&'static Profile; 2] {
     [full(), defaults()]
 }
 
+/// A device of the test's own, without features: the default limits, changed.
+pub fn device(change: impl FnOnce(&mut wgpu::Limits)) -> Gpu {
+    let [gpu] = devices(change);
+    gpu
+}
+
+/// As [`device`], several of one instance: across instances wgpu cannot tell whose a buffer is.
+pub fn devices<const N: usize>(change: impl FnOnce(&mut wgpu::Limits)) -> [Gpu; N] {
+    let adapter = adapter();
+    let mut required_limits = wgpu::Limits::default();
+    change(&mut required_limits);
+    let descriptor = wgpu::DeviceDescriptor { required_limits, ..Default::default() };
+    [(); N].map(|()| {
+        let (device, queue) = pollster::block_on(adapter.request_device(&descriptor)).expect("a device");
+        Gpu::with_device(device, queue)
+    })
+}
+
 fn adapter() -> wgpu::Adapter {
     let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
     pollster::block_on(instance.request_adapter(&wgpu::RequestAdapterOptions::default()))
