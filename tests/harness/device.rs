@@ -40,7 +40,8 @@ pub fn defaults() -> &'static Profile {
 /// Devices that no test uses at the moment, by kind.
 static IDLE: [Mutex<Vec<&Profile>>; 2] = [const { Mutex::new(Vec::new()) }; 2];
 
-/// A device for as long as a test's thread lives. Tests that run at once have devices of their own: a software
+/// A device for as long as a test's thread lives, with the kernels that earlier tests have compiled: who counts them
+/// clears them first, or has a device of its own. Tests that run at once have devices of their own: a software
 /// driver compiles and computes on one thread per device.
 struct Lent {
     kind: usize,

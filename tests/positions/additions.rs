@@ -18,7 +18,7 @@ fn sums_equal_the_reference() {
         }
         for dtype in [DType::F32, DType::F16] {
             if dtype == DType::F16 && !setup.profile.f16 {
-                report.skip("F16: the device lacks SHADER_F16".into(), "a learned table");
+                report.skip_f16(setup.profile, "a learned table");
                 continue;
             }
             for (n, at) in places(8).iter().enumerate() {

@@ -45,11 +45,20 @@ fn the_first_position_leaves_every_bit() {
     let buffer = gpu.upload(&x).expect("an upload");
     let rope = Rope::new(gpu.device(), RopeConfig::new(64)).expect("a rope");
     let x_view = TensorView::new(&buffer, DType::F32, [1, 1, 1, 64]);
-    let call = Rotate { x: x_view, out: None, rope: &rope, at: At::Start(0) };
+    let out = gpu.upload(&[f32::NAN; 64]).expect("an upload");
+    let out_view = TensorView::new(&out, DType::F32, [1, 1, 1, 64]);
+    let call = Rotate { x: x_view, out: Some(out_view), rope: &rope, at: At::Start(0) };
     let positions = Positions::new(gpu.device());
     let mut scratch = scratch(gpu);
     gpu.submit(|e| positions.rotate(e, &call, &mut scratch)).expect("a rotation");
+    assert_eq!(gpu.download::<f32>(&out, 64).expect("out"), x);
+    let in_place = Rotate { out: None, ..call };
+    gpu.submit(|e| positions.rotate(e, &in_place, &mut scratch)).expect("a rotation");
     assert_eq!(gpu.download::<f32>(&buffer, 64).expect("x"), x);
+    // The second position does not.
+    let second = Rotate { at: At::Start(1), ..in_place };
+    gpu.submit(|e| positions.rotate(e, &second, &mut scratch)).expect("a rotation");
+    assert_ne!(gpu.download::<f32>(&buffer, 64).expect("x"), x);
 }
 
 /// The judgement must be able to fail.

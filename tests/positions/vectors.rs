@@ -32,6 +32,7 @@ fn the_rotations_of_others() {
             let got =
                 reference::rotate(&widen::<f64>(&x.data), x.shape, &config, At::Start(start)).expect("fits");
             let want = vector.f64(rotated);
+            assert_eq!(got.len(), want.len());
             assert!(got.iter().zip(&want).all(|(a, b)| (a - b).abs() < 1e-14), "{name} {rotated}");
             for profile in profiles() {
                 let setup = Setup::plain(profile);
