@@ -17,8 +17,7 @@ pub fn everywhere(case: &Case, check: impl Fn(&Got, &Setup) -> Result<(), String
 fn exactly(case: &Case, report: &mut Report, check: impl Fn(&Got, &Setup) -> Result<(), String>) {
     for setup in setups(&case.name) {
         if setup.dtype == DType::F16 && !setup.profile.f16 {
-            let why = format!("on `{}`, F16: the device lacks SHADER_F16", setup.profile.name);
-            report.skip(why, &case.name);
+            report.skip_f16(setup.profile, &case.name);
             continue;
         }
         let stored = case.stored(setup.dtype, setup.bias);
@@ -396,7 +395,7 @@ fn two_runs_give_the_same_bits() {
 fn optional_outputs_do_not_change_the_result() {
     let case = Case::random("outputs", Shape { q_len: 17, kv_len: 30, ..SHAPE });
     for setup in setups(&case.name).into_iter().filter(|s| s.dtype == DType::F32) {
-        let with = |lse, weights| run(&case, &Setup { lse, weights, ..setup }).map(|got| got.out);
+        let with = |lse, weights| run(&case, &Setup { lse, weights, ..setup }).expect("a run").out;
         let plain = with(false, Weights::None);
         assert_eq!(plain, with(true, Weights::None), "{setup}");
         if setup.path == Path::Staged {

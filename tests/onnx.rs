@@ -9,7 +9,7 @@ use wgpu_attention::{
 
 use crate::harness::run::{Placed, PlacedRules};
 use crate::harness::{Case, Layout, Place, Report, TILINGS, Values, Vector, Weights, profiles};
-use crate::sdpa::{check_reference, plain};
+use crate::sdpa::{check_reference, masked, plain};
 
 pub const FAMILY: &str = "onnx";
 pub const NAMES: &[&str] = &[
@@ -62,12 +62,7 @@ fn case(name: &str) -> Case {
     if vector.number("is_causal") == Some(1.0) {
         (case.rules.causal, case.rules.alignment) = (true, Alignment::TopLeft);
     }
-    if vector.has("mask") {
-        case.rules.keep = Some(vector.bools("mask"));
-    }
-    if vector.has("bias") {
-        case.rules.bias = Some(vector.floats("bias"));
-    }
+    case.rules = masked(&vector, case.rules);
     case
 }
 

@@ -451,7 +451,7 @@ impl Draw {
 }
 
 /// The simplest failing relative of a failing draw, and how it fails.
-pub fn shrunk<D: Copy + std::fmt::Debug>(
+fn shrunk<D: Copy + std::fmt::Debug>(
     draw: D,
     simpler: impl Fn(&D) -> Vec<D>,
     outcome: impl Fn(&D) -> Result<f64, String>,
@@ -474,6 +474,19 @@ pub fn shrunk<D: Copy + std::fmt::Debug>(
     format!("simplest that fails: {draw:?}: {what}")
 }
 
+/// The outcome of a draw; of the first that fail, with the simplest relative that does.
+pub fn judged<D: Copy + std::fmt::Debug>(
+    report: &Report,
+    draw: D,
+    simpler: impl Fn(&D) -> Vec<D>,
+    outcome: impl Fn(&D) -> Result<f64, String>,
+) -> Result<f64, String> {
+    outcome(&draw).map_err(|what| {
+        let simplest = if report.failed() < 3 { shrunk(draw, simpler, outcome) } else { String::new() };
+        format!("{what}\n    {draw:?}\n    {simplest}")
+    })
+}
+
 /// Seed and number of draws.
 pub fn draws(default: usize) -> (u64, usize) {
     let number = |name: &str| std::env::var(name).ok().map(|x| x.parse().expect("a number"));
@@ -492,14 +505,11 @@ fn random_problems_match_the_reference() {
         let draw = (0..n % 5).fold(Draw::random(seed.wrapping_add(n as u64 / 5)), |draw, _| draw.again());
         *seen.entry((draw.profile, format!("{:?} {:?}", draw.path, draw.tiling), draw.dtype)).or_insert(0) +=
             1;
-        let outcome = draw.outcome().map_err(|what| {
-            let simplest =
-                if report.failed() < 3 { shrunk(draw, Draw::simpler, Draw::outcome) } else { String::new() };
-            format!("{what}\n    {draw:?}\n    {simplest}")
-        });
+        let outcome = judged(&report, draw, Draw::simpler, Draw::outcome);
         report.record(&format!("draw {n}"), &draw.setup(&draw.case()), outcome);
     }
     report.finish();
-    // Every combination of device, tiling and type has had its share.
-    assert!(count < 100 || seen.len() >= 8 + 4 * usize::from(full().f16), "{seen:?}");
+    // Every combination of device, tiling and type has had its share; of one in ten other seeds not every one has.
+    let others = std::env::var_os("WGPU_ATTENTION_TEST_SEED").is_some();
+    assert!(others || count < 100 || seen.len() >= 8 + 4 * usize::from(full().f16), "{seen:?}");
 }

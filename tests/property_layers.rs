@@ -6,7 +6,7 @@ use wgpu_attention::{DType, LayerConfig, Path, Tiling};
 use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, LinearData, Storage, run_layer};
 use crate::harness::run::judge_outputs;
 use crate::harness::{Expected, Report, Rng, TILINGS, Weights, defaults, full};
-use crate::property::{DropDraw, MaskDraw, draws, float, profile, same_tile, shrunk, weights};
+use crate::property::{DropDraw, MaskDraw, draws, float, judged, profile, same_tile, weights};
 
 /// Everything random about a layer and its run.
 #[derive(Clone, Copy, Debug)]
@@ -219,11 +219,7 @@ fn random_layers_match_the_reference() {
     let mut report = Report::new("property of layers");
     for n in 0..count {
         let draw = (0..n % 4).fold(Draw::random(seed.wrapping_add(n as u64 / 4)), |draw, _| draw.again());
-        let outcome = draw.outcome().map_err(|what| {
-            let simplest =
-                if report.failed() < 3 { shrunk(draw, Draw::simpler, Draw::outcome) } else { String::new() };
-            format!("{what}\n    {draw:?}\n    {simplest}")
-        });
+        let outcome = judged(&report, draw, Draw::simpler, Draw::outcome);
         report.record(&format!("layer {n}"), &draw.setup(), outcome);
     }
     report.finish();

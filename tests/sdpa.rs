@@ -3,7 +3,7 @@
 use wgpu_attention::Alignment;
 use wgpu_attention::reference::compare::compare;
 
-use crate::harness::{Case, Drop, Expected, Report, Vector};
+use crate::harness::{Case, Drop, Expected, Report, Rules, Vector};
 
 pub const FAMILY: &str = "sdpa";
 pub const NAMES: &[&str] = &[
@@ -74,6 +74,15 @@ pub fn check_reference(case: &Case) {
     }
 }
 
+/// `rules` with the vector's own dense mask and bias.
+pub fn masked(vector: &Vector, rules: Rules) -> Rules {
+    Rules {
+        keep: vector.has("mask").then(|| vector.bools("mask")),
+        bias: vector.has("bias").then(|| vector.floats("bias")),
+        ..rules
+    }
+}
+
 fn case(name: &str) -> Case {
     let vector = Vector::load(FAMILY, name);
     let mut case = plain(&vector);
@@ -83,12 +92,7 @@ fn case(name: &str) -> Case {
         Some(other) => panic!("{name}: causal {other}"),
         None => {}
     }
-    if vector.has("mask") {
-        case.rules.keep = Some(vector.bools("mask"));
-    }
-    if vector.has("bias") {
-        case.rules.bias = Some(vector.floats("bias"));
-    }
+    case.rules = masked(&vector, case.rules);
     if vector.has("keep") {
         let p = vector.number("p").expect("p") as f32;
         case.dropout = Some(Drop::Given { p, keep: vector.bools("keep") });

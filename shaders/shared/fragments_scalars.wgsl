@@ -4,11 +4,11 @@ var<workgroup> halves: array<f16, HALVES>;
 var<workgroup> weights: array<f16, WEIGHTS>;
 var<workgroup> scores: array<f32, SCORES>;
 
-fn halves_put(o: u32, x: vec4<f32>) {
-    halves[o] = f16(x.x);
-    halves[o + 1u] = f16(x.y);
-    halves[o + 2u] = f16(x.z);
-    halves[o + 3u] = f16(x.w);
+fn halves_put(o: u32, x: vec4<f16>) {
+    halves[o] = x.x;
+    halves[o + 1u] = x.y;
+    halves[o + 2u] = x.z;
+    halves[o + 3u] = x.w;
 }
 
 fn weights_put(o: u32, x: vec4<f32>) {

@@ -4,8 +4,8 @@ var<workgroup> halves: array<vec4<f16>, HALVES / 4u>;
 var<workgroup> weights: array<vec4<f16>, WEIGHTS / 4u>;
 var<workgroup> scores: array<vec4<f32>, SCORES / 4u>;
 
-fn halves_put(o: u32, x: vec4<f32>) {
-    halves[o / 4u] = vec4<f16>(x);
+fn halves_put(o: u32, x: vec4<f16>) {
+    halves[o / 4u] = x;
 }
 
 fn weights_put(o: u32, x: vec4<f32>) {

@@ -31,12 +31,15 @@ const V_STEP: u32 = VALUE + 8u;
 const S_STEP: u32 = KEYS + 4u;
 const P_STEP: u32 = KEYS + 8u;
 const V_FROM: u32 = KEYS * K_STEP;
-const HALVES: u32 = V_FROM + KEYS * V_STEP;
+const HALVES: u32 = max(V_FROM + KEYS * V_STEP, ROWS * (FRAGMENT + 8u));
 const SCORES: u32 = ROWS * S_STEP;
 const WEIGHTS: u32 = ROWS * P_STEP;
-// Queries pass through the room for keys and values, some subgroups' at a time.
-const Q_SUBGROUPS: u32 = min(HALVES / K_STEP / SUB_ROWS, SUBGROUPS);
-const Q_ROWS: u32 = Q_SUBGROUPS * SUB_ROWS;
+// Queries pass through the same room, so many channels at a time. (By rows it would be subgroups in turn, and fragments
+// that are loaded under a condition take twice the registers with some drivers.)
+const Q_ROOM: u32 = (KEYS * (K_STEP + V_STEP) / ROWS - 8u) / FRAGMENT;
+const Q_FRAGMENTS: u32 = clamp(Q_ROOM, 1u, HEAD_FRAGMENTS);
+const Q_CHANNELS: u32 = Q_FRAGMENTS * FRAGMENT;
+const Q_STEP: u32 = Q_CHANNELS + 8u;
 
 const K_LOADS: u32 = (KEYS * (HEAD / 4u) + WORKGROUP - 1u) / WORKGROUP;
 const V_LOADS: u32 = (KEYS * (VALUE / 4u) + WORKGROUP - 1u) / WORKGROUP;
@@ -48,25 +51,25 @@ const PART_VECTORS: u32 = KEYS / 4u / PARTS;
 
 const_assert SUB_ROWS % FRAGMENT == 0u && KEYS % FRAGMENT == 0u && HEAD % FRAGMENT == 0u && VALUE % FRAGMENT == 0u;
 const_assert HEAD % 8u == 0u && VALUE % 8u == 0u && KEYS % 8u == 0u && ROWS % 8u == 0u && WORKGROUP >= 8u;
+const_assert KEYS * (K_STEP + V_STEP) / ROWS >= 8u;
 const_assert WORKGROUP % ROWS == 0u || ROWS % WORKGROUP == 0u;
-const_assert Q_SUBGROUPS >= 1u && (PARTS == 1u || PARTS == 2u || PARTS == 4u) && KEYS % (4u * PARTS) == 0u;
+const_assert KEYS % (4u * PARTS) == 0u && (PARTS == 1u || PARTS == 2u || PARTS == 4u);
 
 // In units of scores (see UNIT).
 const HEADROOM: f32 = select(6.0, 2.0, ASKS_PAIRS);
 
+// Beside these sums and queries registers hold the scores of a row, and the keys that come next only if few.
+const K_EARLY: bool = HEAD + VALUE <= 128u;
+
 // Whether an origin has moved: of this tile, and of the last.
 var<workgroup> moved: array<u32, 2>;
 
-// Puts [d..d+4] of row n of what begins at base.
-fn stage(base: u32, step: u32, n: u32, d: u32, x: vec4<f32>) {
-    halves_put(base + n * step + d, x);
-}
-
-fn staged_q(x: vec4<f32>, d: u32) -> vec4<f32> {
+// x = [d..d+4] of a query or key, with zeros from head_dim on.
+fn of_head(x: vec4<f16>, d: u32) -> vec4<f16> {
     if EXACT {
         return x;
     }
-    return inside(x, d, p.head_dim);
+    return select(vec4<f16>(), x, vec4<u32>(d) + NEXT < vec4<u32>(p.head_dim));
 }
 
 // The largest over the neighbours that share a row.
@@ -125,21 +128,22 @@ fn main(
     var at = next_tile(b, kv_head, row0, last_row, min(keys.x, end) / align * align, end);
 
     var q: array<Left, ROW_FRAGMENTS * HEAD_FRAGMENTS>;
-    for (var first = 0u; first < ROWS; first += Q_ROWS) {
+    for (var h0 = 0u; h0 < HEAD_FRAGMENTS; h0 += Q_FRAGMENTS) {
         workgroupBarrier();
-        for (var n = lane; n < Q_ROWS * (HEAD / 4u); n += WORKGROUP) {
-            let row = n / (HEAD / 4u);
-            let d = n % (HEAD / 4u) * 4u;
-            let place = place_of(kv_head, min(row0 + first + row, last_row));
+        for (var n = lane; n < ROWS * (Q_CHANNELS / 4u); n += WORKGROUP) {
+            let row = n / (Q_CHANNELS / 4u);
+            let c = n % (Q_CHANNELS / 4u) * 4u;
+            let d = h0 * FRAGMENT + c;
+            let place = place_of(kv_head, min(row0 + row, last_row));
             let x = load_q(view_at(p.q, b, place.x, place.y, 0u), d, head_dim);
-            stage(0u, K_STEP, row, d, staged_q(x, d));
+            halves_put(row * Q_STEP + c, of_head(vec4<f16>(x), d));
         }
         workgroupBarrier();
-        if sub_row >= first && sub_row < first + Q_ROWS {
-            for (var m = 0u; m < ROW_FRAGMENTS; m++) {
-                for (var h = 0u; h < HEAD_FRAGMENTS; h++) {
-                    q[m * HEAD_FRAGMENTS + h] =
-                        halves_left((sub_row - first + m * FRAGMENT) * K_STEP + h * FRAGMENT, K_STEP);
+        for (var h = 0u; h < Q_FRAGMENTS; h++) {
+            if h0 + h < HEAD_FRAGMENTS {
+                for (var m = 0u; m < ROW_FRAGMENTS; m++) {
+                    q[m * HEAD_FRAGMENTS + h0 + h] =
+                        halves_left((sub_row + m * FRAGMENT) * Q_STEP + h * FRAGMENT, Q_STEP);
                 }
             }
         }
@@ -156,7 +160,8 @@ fn main(
         for (var n = lane; n < KEYS * (HEAD / 4u); n += WORKGROUP) {
             let row = n / (HEAD / 4u);
             let d = n % (HEAD / 4u) * 4u;
-            stage(0u, K_STEP, row, d, staged_q(load_k(k, row_of(k, min(at.x + row, last_key)), d, head_dim), d));
+            let x = load_k(k, row_of(k, min(at.x + row, last_key)), d, head_dim);
+            halves_put(row * K_STEP + d, of_head(vec4<f16>(x), d));
         }
     }
 
@@ -244,18 +249,18 @@ fn main(
         at = next_tile(b, kv_head, row0, last_row, j0 + KEYS, end);
         workgroupBarrier();
 
-        // What is staged travels while weights are computed.
-        var next_v: array<vec4<f32>, V_LOADS>;
-        var next_k: array<vec4<f32>, K_LOADS>;
+        // What is staged travels while weights are computed, as far as registers hold it.
+        var next_v: array<vec4<f16>, V_LOADS>;
+        var next_k: array<vec4<f16>, K_LOADS>;
         for (var n = 0u; n < V_LOADS; n++) {
             let e = lane + n * WORKGROUP;
             let j = min(j0 + e / (VALUE / 4u), last_key);
-            next_v[n] = v_four(v, row_of(v, j), min(e % (VALUE / 4u) * 4u, (value_dim - 1u) & ~3u));
+            next_v[n] = vec4<f16>(v_four(v, row_of(v, j), min(e % (VALUE / 4u) * 4u, (value_dim - 1u) & ~3u)));
         }
-        for (var n = 0u; n < K_LOADS; n++) {
+        for (var n = 0u; n < select(0u, K_LOADS, K_EARLY); n++) {
             let e = lane + n * WORKGROUP;
             let j = min(at.x + e / (HEAD / 4u), last_key);
-            next_k[n] = load_k(k, row_of(k, j), e % (HEAD / 4u) * 4u, head_dim);
+            next_k[n] = vec4<f16>(load_k(k, row_of(k, j), e % (HEAD / 4u) * 4u, head_dim));
         }
 
         if lane == 0u {
@@ -342,19 +347,25 @@ fn main(
             total[r] += sum.x + sum.y + sum.z + sum.w;
         }
 
+        for (var n = 0u; n < select(K_LOADS, 0u, K_EARLY); n++) {
+            let e = lane + n * WORKGROUP;
+            let j = min(at.x + e / (HEAD / 4u), last_key);
+            next_k[n] = vec4<f16>(load_k(k, row_of(k, j), e % (HEAD / 4u) * 4u, head_dim));
+        }
         for (var n = 0u; n < V_LOADS; n++) {
             let e = lane + n * WORKGROUP;
             let j = e / (VALUE / 4u);
             if e < KEYS * (VALUE / 4u) {
                 // What is not of a key may be anything, which a weight of zero would not hide.
-                stage(V_FROM, V_STEP, j, e % (VALUE / 4u) * 4u, select(vec4<f32>(), next_v[n], j0 + j < end));
+                halves_put(V_FROM + j * V_STEP + e % (VALUE / 4u) * 4u,
+                    select(vec4<f16>(), next_v[n], j0 + j < end));
             }
         }
         for (var n = 0u; n < K_LOADS; n++) {
             let e = lane + n * WORKGROUP;
             if e < KEYS * (HEAD / 4u) {
                 let d = e % (HEAD / 4u) * 4u;
-                stage(0u, K_STEP, e / (HEAD / 4u), d, staged_q(next_k[n], d));
+                halves_put(e / (HEAD / 4u) * K_STEP + d, of_head(next_k[n], d));
             }
         }
         pending = true;

@@ -41,7 +41,7 @@ impl FusedMatrix {
     /// Bytes of workgroup memory, as the shader declares it.
     pub fn memory(&self) -> u32 {
         let FusedMatrix { keys, head, value, .. } = *self;
-        let halves = keys * (head + 8) + keys * (value + 8);
+        let halves = (keys * (head + value + 16)).max(self.rows() * (self.fragment.side() + 8));
         let of_rows = 2 * (keys + 8) + 4 * (keys + 4) + 8;
         // Eight partial intervals and the whole, two flags of 16 bytes.
         2 * halves + self.rows() * of_rows + 16 * 10
@@ -57,7 +57,7 @@ impl FusedMatrix {
         } else {
             rows.is_multiple_of(workgroup)
         };
-        let passes = (self.keys * (self.head + self.value + 16)) / (self.head + 8) >= self.sub_rows;
+        let passes = self.keys * (self.head + self.value + 16) >= 8 * rows;
         shares && passes && workgroup <= device.max_invocations && self.memory() <= device.workgroup_memory
     }
 
@@ -86,11 +86,12 @@ impl FusedMatrix {
             FusedTiles::Matrix(FusedMatrix { fragment, sub_rows, subgroups, width, keys, head, value, exact })
         };
         vec![
-            of(64, 64, 32, 4, 32, 32, true),
-            of(128, 128, 32, 4, 32, 32, true),
-            of(128, 128, 32, 2, 32, 32, false),
             of(64, 64, 32, 4, 64, 32, true),
-            of(256, 256, 16, 4, 32, 16, true),
+            of(64, 64, 32, 4, 32, 32, true),
+            of(128, 128, 32, 4, 64, 32, true),
+            of(128, 128, 32, 2, 64, 32, true),
+            of(128, 128, 32, 2, 32, 32, false),
+            of(256, 256, 16, 4, 64, 16, true),
             of(16, 48, 32, 2, 8, 64, false),
         ]
     }

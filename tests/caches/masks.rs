@@ -129,8 +129,8 @@ fn half_floats_of_masks() {
     let mut report = Report::new("caches, masks in f16");
     let profile = full();
     if !profile.f16 {
-        report.skip("F16: the device lacks SHADER_F16".into(), "half floats");
-        return;
+        report.skip_f16(profile, "half floats");
+        return report.finish_skipped();
     }
     for tiling in TILINGS {
         let kind = Kind::new(CacheStorage::F32, CacheLayout::Contiguous, 20);

@@ -114,8 +114,8 @@ fn half_floats() {
     let mut report = Report::new("caches, f16");
     let profile: &Profile = full();
     if !profile.f16 {
-        report.skip("F16: the device lacks SHADER_F16".into(), "half floats");
-        return;
+        report.skip_f16(profile, "half floats");
+        return report.finish_skipped();
     }
     for (s, storage) in STORAGES.into_iter().enumerate() {
         let (layout, capacity) = LAYOUTS[s % 3];

@@ -119,22 +119,3 @@ pub(super) fn buffer(device: &wgpu::Device, bytes: usize, usage: wgpu::BufferUsa
     let label = Some("a test's");
     device.create_buffer(&wgpu::BufferDescriptor { label, size, usage, mapped_at_creation: false })
 }
-
-/// A device with limits of its own.
-pub(super) fn device(change: impl FnOnce(&mut wgpu::Limits)) -> Gpu {
-    let [gpu] = devices(change);
-    gpu
-}
-
-/// Devices of one instance: across instances wgpu cannot tell whose a buffer is.
-pub(super) fn devices<const N: usize>(change: impl FnOnce(&mut wgpu::Limits)) -> [Gpu; N] {
-    let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
-    let adapter = pollster::block_on(instance.request_adapter(&Default::default())).expect("an adapter");
-    let mut required_limits = wgpu::Limits::default();
-    change(&mut required_limits);
-    let descriptor = wgpu::DeviceDescriptor { required_limits, ..Default::default() };
-    [(); N].map(|()| {
-        let (device, queue) = pollster::block_on(adapter.request_device(&descriptor)).expect("a device");
-        Gpu::with_device(device, queue)
-    })
-}

@@ -13,6 +13,8 @@ use wgpu_attention::{
     ScratchSize, Shape, TensorView, Tiling,
 };
 
+use crate::harness::device::{device, devices};
+use crate::harness::random::noise;
 use crate::harness::{defaults, full};
 
 mod bench;
@@ -35,10 +37,6 @@ const SHAPE: Shape =
 const POISON: f32 = -12345.0;
 /// Elements behind every tensor, for shapes that are one too long.
 const SLACK: usize = 256;
-
-fn noise(n: usize, seed: f32) -> Vec<f32> {
-    (0..n).map(|i| ((i as f32 + 1.0) * seed).sin()).collect()
-}
 
 fn count(shape: [usize; 4]) -> usize {
     shape.iter().product()

@@ -67,7 +67,8 @@ static IDLE: [Mutex<Vec<&Profile>>; KINDS] = [const { Mutex::new(Vec::new()) }; 
 
 const KINDS: usize = 4;
 
-/// A device for as long as a test's thread lives. Tests that run at once have devices of their own: a software
+/// A device for as long as a test's thread lives, with the kernels that earlier tests have compiled: who counts them
+/// clears them first, or has a device of its own. Tests that run at once have devices of their own: a software
 /// driver compiles and computes on one thread per device.
 struct Lent {
     kind: usize,
@@ -97,6 +98,24 @@ fn lent(kind: usize, make: impl FnOnce() -> Profile) -> &'static Profile {
 
 pub fn profiles() -> [&'static Profile; 2] {
     [full(), defaults()]
+}
+
+/// A device of the test's own, without features: the default limits, changed.
+pub fn device(change: impl FnOnce(&mut wgpu::Limits)) -> Gpu {
+    let [gpu] = devices(change);
+    gpu
+}
+
+/// As [`device`], several of one instance: across instances wgpu cannot tell whose a buffer is.
+pub fn devices<const N: usize>(change: impl FnOnce(&mut wgpu::Limits)) -> [Gpu; N] {
+    let adapter = adapter();
+    let mut required_limits = wgpu::Limits::default();
+    change(&mut required_limits);
+    let descriptor = wgpu::DeviceDescriptor { required_limits, ..Default::default() };
+    [(); N].map(|()| {
+        let (device, queue) = pollster::block_on(adapter.request_device(&descriptor)).expect("a device");
+        Gpu::with_device(device, queue)
+    })
 }
 
 fn adapter() -> wgpu::Adapter {

@@ -485,8 +485,7 @@ impl Report {
     ) {
         let LayerSetup { profile, dtype, weight, bias, weights, .. } = *setup;
         if [dtype, weight, bias].contains(&DType::F16) && !profile.f16 {
-            let why = format!("on `{}`, F16: the device lacks SHADER_F16", profile.name);
-            return self.skip(why, &case.name);
+            return self.skip_f16(profile, &case.name);
         }
         let (stored, truth) = truths.entry((dtype, weight, bias, weights)).or_insert_with(|| {
             let stored = case.stored(setup);

@@ -64,3 +64,8 @@ impl Rng {
         items
     }
 }
+
+/// Numbers of a sine, the same for the same seed.
+pub fn noise(n: usize, seed: f32) -> Vec<f32> {
+    (0..n).map(|i| ((i as f32 + 1.0) * seed).sin()).collect()
+}

@@ -372,8 +372,7 @@ impl Report {
     pub fn check_in(&mut self, case: &Case, setup: &Setup, truths: &mut Truths) {
         let f16 = [setup.dtype, setup.bias].contains(&DType::F16);
         if f16 && !setup.profile.f16 {
-            let why = format!("on `{}`, F16: the device lacks SHADER_F16", setup.profile.name);
-            return self.skip(why, &case.name);
+            return self.skip_f16(setup.profile, &case.name);
         }
         let Setup { profile, dtype, bias, weights, .. } = *setup;
         let (stored, truth) = truths.entry((profile.matrix, dtype, bias, weights)).or_insert_with(|| {
@@ -421,16 +420,31 @@ impl Report {
         }
     }
 
+    /// A case in f16 on a device without.
+    pub fn skip_f16(&mut self, profile: &Profile, case: &str) {
+        self.skip(format!("on `{}`, F16: the device lacks SHADER_F16", profile.name), case);
+    }
+
+    /// Says what was skipped where that is all of the test.
+    pub fn finish_skipped(self) {
+        assert!(self.runs == 0 && !self.skipped.is_empty(), "{}: there were runs", self.name);
+        self.say_skipped();
+    }
+
+    fn say_skipped(&self) {
+        for (why, cases) in &self.skipped {
+            super::say(&format!("{}: skipped {} cases {why}: {}", self.name, cases.len(), cases.join(", ")));
+        }
+    }
+
     pub fn finish(self) {
-        let Report { name, runs, skipped, failures, worst, started } = self;
+        self.say_skipped();
+        let Report { name, runs, failures, worst, started, .. } = self;
         let seconds = started.elapsed().as_secs();
         super::say(&format!(
             "{name}: {runs} runs in {seconds} s, worst error {:.2} of the tolerance {}",
             worst.0, worst.1
         ));
-        for (why, cases) in skipped {
-            super::say(&format!("{name}: skipped {} cases {why}: {}", cases.len(), cases.join(", ")));
-        }
         assert!(runs > 0, "{name}: nothing was run");
         let shown = failures.iter().take(12).map(|f| format!("\n  {f}")).collect::<String>();
         assert!(failures.is_empty(), "{name}: {} of {runs} runs failed{shown}", failures.len());

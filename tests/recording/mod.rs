@@ -16,6 +16,7 @@ use wgpu_attention::{
     Linear, Mask, MultiHeadAttention, Path, Pipelines, Scratch, ScratchSize, Shape, TensorView,
 };
 
+use crate::harness::random::noise;
 use crate::harness::say;
 
 const POISON: f32 = -12345.0;
@@ -91,8 +92,14 @@ fn encoder(gpu: &Gpu) -> wgpu::CommandEncoder {
     gpu.device().create_command_encoder(&Default::default())
 }
 
-fn noise(n: usize, seed: f32) -> Vec<f32> {
-    (0..n).map(|i| ((i as f32 + 1.0) * seed).sin()).collect()
+fn poison(gpu: &Gpu, buffer: &wgpu::Buffer) {
+    let poison = vec![POISON; buffer.size() as usize / 4];
+    gpu.queue().write_buffer(buffer, 0, bytemuck::cast_slice(&poison));
+}
+
+/// The shortest time, of which no other thread took a part.
+fn fastest(n: usize, mut f: impl FnMut() -> Duration) -> Duration {
+    (0..n).map(|_| f()).min().unwrap_or_default()
 }
 
 /// What a call may be computed by; plain ones take the last.
@@ -138,6 +145,11 @@ impl Problem {
     fn scratch(&self, gpu: &Gpu) -> Scratch {
         let size = self.attention(gpu.pipelines()).scratch_size(&self.call()).expect("a size");
         Scratch::new(gpu.device(), size).expect("scratch")
+    }
+
+    /// As nothing was written: what an earlier call left must not be taken for a later one's.
+    fn poison(&self, gpu: &Gpu) {
+        poison(gpu, &self.buffers[3]);
     }
 
     fn out(&self, gpu: &Gpu) -> Vec<f64> {
@@ -203,8 +215,9 @@ struct Layer {
 impl Layer {
     fn new(gpu: &Gpu, path: Path, length: usize) -> Self {
         let (e, heads) = (512, 8);
-        let weights = gpu.upload(&vec![0.01f32; 4 * e * e]).expect("an upload");
-        let bias = gpu.upload(&vec![0.1f32; e]).expect("an upload");
+        let upload = |x: Vec<f32>| gpu.upload(&x).expect("an upload");
+        let weights = upload(noise(4 * e * e, 0.37).iter().map(|w| 0.1 * w).collect());
+        let bias = upload(noise(e, 0.71));
         let linear = |n| Linear {
             weight: TensorView::matrix(&weights, DType::F32, [e, e]).with_offset(n * e * e),
             bias: Some(TensorView::vector(&bias, DType::F32, e)),
@@ -219,13 +232,26 @@ impl Layer {
         let layer = MultiHeadAttention::with_pipelines(gpu.pipelines(), LayerConfig::new(e, heads), &weights)
             .expect("a layer")
             .path(path);
-        let buffer = || gpu.buffer(length * e * 4).expect("a buffer");
-        Layer { layer, x: buffer(), out: buffer(), shape: [1, length, e] }
+        let (x, out) = (upload(noise(length * e, 0.53)), upload(vec![POISON; length * e]));
+        Layer { layer, x, out, shape: [1, length, e] }
     }
 
     fn call(&self) -> LayerForward<'_> {
         let [x, out] = [&self.x, &self.out].map(|b| TensorView::sequence(b, DType::F32, self.shape));
         LayerForward::self_attention(x, out).mask(Mask::causal())
+    }
+
+    fn poison(&self, gpu: &Gpu) {
+        poison(gpu, &self.out);
+    }
+
+    /// The output's bits, all of which were written and not the same in every row.
+    fn bits(&self, gpu: &Gpu) -> Vec<u32> {
+        let [_, length, e] = self.shape;
+        let bits = gpu.download::<u32>(&self.out, length * e).expect("a read-back");
+        assert!(!bits.contains(&POISON.to_bits()), "not all of the layer's output was written");
+        assert!(bits[..e] != bits[e..2 * e], "all rows of the layer are the same");
+        bits
     }
 
     fn scratch(&self, gpu: &Gpu) -> Scratch {

@@ -24,7 +24,7 @@ fn setup(n: usize, tiling: wgpu_attention::Tiling, dtype: DType) -> Setup {
 /// `case` in both tilings at every number of splits.
 fn holds(report: &mut Report, case: &Case, dtype: DType, splits: &[usize]) {
     if dtype == DType::F16 && !full().f16 {
-        return report.skip("F16: the device lacks SHADER_F16".into(), &case.name);
+        return report.skip_f16(full(), &case.name);
     }
     let stored = case.stored(dtype, DType::F32);
     let truth = stored.truth(dtype, Weights::None);

@@ -1,0 +1,7 @@
+//! A cache on a device beside a plain model of it: every token that each sequence was given, in a `Vec`.
+
+mod bed;
+mod model;
+
+pub use bed::{Ask, Bed};
+pub use model::{Count, Data, Kind, Sequence};

@@ -1,0 +1,212 @@
+//! What a cache should hold: the tokens of every sequence, in a `Vec`, and how far a storage may be off.
+
+use wgpu_attention::reference::cache::scales;
+use wgpu_attention::{CacheConfig, CacheLayout, CacheStorage, ScaleGroup};
+
+use crate::harness::random::Rng;
+
+/// What a cache is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Kind {
+    pub batch: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub value_dim: usize,
+    pub capacity: usize,
+    pub layers: usize,
+    pub storage: CacheStorage,
+    pub layout: CacheLayout,
+}
+
+impl Kind {
+    /// Two sequences, two heads for each of keys, one layer.
+    pub fn new(storage: CacheStorage, layout: CacheLayout, capacity: usize) -> Self {
+        Kind {
+            batch: 2,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 8,
+            value_dim: 8,
+            capacity,
+            layers: 1,
+            storage,
+            layout,
+        }
+    }
+
+    pub fn config(&self) -> CacheConfig {
+        CacheConfig::new(self.kv_heads, self.head_dim, self.capacity)
+            .batch(self.batch)
+            .value_dim(self.value_dim)
+            .layers(self.layers)
+            .storage(self.storage)
+            .layout(self.layout)
+    }
+
+    /// Tokens that a sequence may have.
+    pub fn longest(&self) -> usize {
+        if self.ring().is_some() { usize::MAX } else { self.capacity }
+    }
+
+    /// The first tokens that a ring keeps, and how many of the last.
+    pub fn ring(&self) -> Option<[usize; 2]> {
+        match self.layout {
+            CacheLayout::Ring { sinks } => Some([sinks, self.capacity - sinks]),
+            _ => None,
+        }
+    }
+}
+
+/// What keys and values are drawn from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Data {
+    /// What every storage keeps exactly: whole levels of a power of two, the largest of a group at its maximum.
+    Lossless,
+    /// Anything: a result is off by no more than the storage's own rounding explains.
+    Random,
+}
+
+impl Data {
+    /// A key or a value of one head.
+    pub(super) fn row(self, rng: &mut Rng, storage: CacheStorage, dim: usize) -> Vec<f32> {
+        if self == Data::Random {
+            return rng.normals(dim);
+        }
+        let (most, group) = match storage {
+            CacheStorage::Q4(group) => (7, group),
+            CacheStorage::Q8(group) => (127, group),
+            _ => (127, ScaleGroup::Of(32)),
+        };
+        let size = match group {
+            ScaleGroup::Row => dim,
+            ScaleGroup::Of(n) => n,
+        };
+        let mut row = Vec::new();
+        while row.len() < dim {
+            let count = size.min(dim - row.len());
+            // Keys of all storages are of about one size.
+            let level = rng.pick(&[1.0, 2.0, 4.0]) / if most == 7 { 4.0 } else { 64.0 };
+            let most_at = rng.below(count);
+            row.extend((0..count).map(|n| match n == most_at {
+                true => rng.pick(&[-1.0, 1.0]) * most as f32 * level,
+                false => (rng.between(0, 2 * most) as f32 - most as f32) * level,
+            }));
+        }
+        row
+    }
+
+    /// How far the storage may keep each value of a row from what it was.
+    pub(super) fn off(self, storage: CacheStorage, row: &[f32]) -> Vec<f64> {
+        // WGSL's division, which gives the scale, may be off by 2.5 ULP; the product with it by half.
+        let divided = 3.0 * f64::from(f32::EPSILON);
+        let size = |x: &f32| f64::from(x.abs());
+        match storage {
+            CacheStorage::F32 => vec![0.0; row.len()],
+            // Either neighbour, and what f16 has no normal number for may become 0. What f16 has is kept.
+            CacheStorage::F16 if self == Data::Random => {
+                row.iter().map(|x| (size(x) / 1024.0).max(1.0 / 16384.0)).collect()
+            }
+            CacheStorage::F16 => vec![0.0; row.len()],
+            CacheStorage::Q8(group) | CacheStorage::Q4(group) => {
+                let scales = scales(storage, row);
+                let width = match group {
+                    ScaleGroup::Row => row.len(),
+                    ScaleGroup::Of(n) => n,
+                };
+                let half = if self == Data::Random { 0.5 } else { 0.0 };
+                let off = |(n, x): (usize, &f32)| {
+                    f64::from(scales[n / width]) * half * (1.0 + divided) + divided * size(x)
+                };
+                row.iter().enumerate().map(off).collect()
+            }
+        }
+    }
+}
+
+/// Keys and values of one token in one layer, head after head.
+#[derive(Clone, Debug)]
+pub struct Token {
+    pub k: Vec<f32>,
+    pub v: Vec<f32>,
+}
+
+/// A sequence as it should be.
+#[derive(Clone, Debug, Default)]
+pub struct Sequence {
+    /// By position, then layer.
+    pub tokens: Vec<Vec<Token>>,
+    /// How long it has been, where that matters: a ring has overwritten what a sequence of that length leaves out.
+    pub high: usize,
+    /// How many of its tokens the last advance gave it.
+    pub fresh: usize,
+    /// How often the device has refused to move it.
+    pub refused: u32,
+}
+
+impl Sequence {
+    pub fn len(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Positions after the sinks that a ring has overwritten.
+    pub fn shift(&self, kind: &Kind) -> usize {
+        if kind.ring().is_some() { self.high.saturating_sub(kind.capacity) } else { 0 }
+    }
+
+    /// Whether the cache still has the token at `position`.
+    pub fn keeps(&self, kind: &Kind, position: usize) -> bool {
+        let Some([sinks, _]) = kind.ring() else { return true };
+        position < sinks || position >= sinks + self.shift(kind)
+    }
+
+    /// Whether everything that it would keep of the first `len` tokens is still there.
+    pub fn can_return_to(&self, kind: &Kind, len: usize) -> bool {
+        let Some([sinks, _]) = kind.ring() else { return true };
+        self.shift(kind) == 0 || len <= sinks || len >= sinks + self.shift(kind)
+    }
+
+    /// Gives up tokens; they must be there to be given up.
+    pub fn return_to(&mut self, kind: &Kind, len: usize) {
+        assert!(len <= self.len() && self.can_return_to(kind, len));
+        if self.shift(kind) == 0 || kind.ring().is_none_or(|[sinks, _]| len <= sinks) {
+            self.high = len;
+        }
+        self.tokens.truncate(len);
+        self.fresh = 0;
+    }
+}
+
+/// As [`Tokens`], with its own data.
+#[derive(Clone, Debug)]
+pub enum Count {
+    All(usize),
+    Each(Vec<usize>),
+    Device { counts: Vec<u32>, most: usize },
+}
+
+impl Count {
+    pub fn most(&self) -> usize {
+        match self {
+            Count::All(n) | Count::Device { most: n, .. } => *n,
+            Count::Each(counts) => counts.iter().copied().max().unwrap_or(0),
+        }
+    }
+
+    /// What a sequence is asked to move by.
+    pub fn of(&self, sequence: usize) -> usize {
+        match self {
+            Count::All(n) => *n,
+            Count::Each(counts) => counts[sequence],
+            Count::Device { counts, most } => (counts[sequence] as usize).min(*most),
+        }
+    }
+
+    /// What the host knows of that: least and most.
+    pub fn known(&self, sequence: usize) -> [usize; 2] {
+        match self {
+            Count::Device { most, .. } => [0, *most],
+            _ => [self.of(sequence); 2],
+        }
+    }
+}

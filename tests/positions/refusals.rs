@@ -1,0 +1,300 @@
+//! What rotations and sums are refused for, on devices and by the reference.
+
+use wgpu_attention::reference;
+use wgpu_attention::wgpu;
+use wgpu_attention::{
+    AddPositions, At, DType, Error, Gpu, HostTensor, MAX_POSITION, PositionTable, Positions, Rope,
+    RopeConfig, RopeOrder, RopeScaling, Rotate, Scratch, Sinusoid, TensorView,
+};
+
+use super::{says, scratch};
+use crate::harness::device::devices;
+use crate::harness::{defaults, full};
+
+#[test]
+fn bad_configurations_are_refused() {
+    let device = full().gpu.device();
+    let refused = |config: RopeConfig, words: &[&str]| {
+        says(config.check().expect_err("refused"), words);
+        says(Rope::new(device, config).expect_err("refused"), words);
+        says(
+            reference::rotate(&[1.0f64; 4], [1, 1, 1, 4], &config, At::Start(0)).expect_err("refused"),
+            words,
+        );
+        assert!(config.frequencies().is_empty());
+    };
+    let four = RopeConfig::new(4);
+    refused(RopeConfig::new(0), &["rotary_dim is 0"]);
+    refused(RopeConfig::new(7), &["rotary_dim 7 is not divisible by", "2"]);
+    refused(RopeConfig::new(65_538), &["rotary_dim is 65538", "at most 65536"]);
+    for base in [1.0, 0.0, -10.0, f64::NAN, f64::INFINITY] {
+        refused(four.base(base), &["rope base is", &base.to_string(), "above 1"]);
+    }
+    for factor in [0.5, -1.0, f64::NAN, f64::INFINITY] {
+        refused(four.scaling(RopeScaling::Linear { factor }), &["factor is", "at least 1"]);
+        refused(four.scaling(RopeScaling::NtkAware { factor }), &["factor is", "at least 1"]);
+    }
+    let yarn = |factor, original_len, beta_fast, beta_slow, attention_factor| {
+        four.scaling(RopeScaling::Yarn { factor, original_len, beta_fast, beta_slow, attention_factor })
+    };
+    assert!(yarn(2.0, 512, 32.0, 1.0, None).check().is_ok());
+    refused(yarn(0.0, 512, 32.0, 1.0, None), &["factor is 0"]);
+    refused(yarn(2.0, 0, 32.0, 1.0, None), &["original_len is 0"]);
+    refused(yarn(2.0, 512, 32.0, 0.0, None), &["beta_slow is 0"]);
+    refused(yarn(2.0, 512, 1.0, 1.0, None), &["beta_fast is 1"]);
+    refused(yarn(2.0, 512, f64::NAN, 1.0, None), &["beta_fast is NaN"]);
+    for amplitude in [0.0, -1.0, 1e300, 1e-300, f64::NAN] {
+        refused(yarn(2.0, 512, 32.0, 1.0, Some(amplitude)), &["attention_factor is"]);
+    }
+    let llama = |factor, low_freq_factor, high_freq_factor, original_len| {
+        four.scaling(RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_len })
+    };
+    assert!(llama(8.0, 1.0, 4.0, 8192).check().is_ok());
+    refused(llama(f64::NAN, 1.0, 4.0, 8192), &["factor is NaN"]);
+    refused(llama(8.0, 0.0, 4.0, 8192), &["low_freq_factor is 0"]);
+    refused(llama(8.0, 4.0, 4.0, 8192), &["high_freq_factor is 4"]);
+    refused(llama(8.0, 1.0, 4.0, 0), &["original_len is 0"]);
+
+    for (dim, base, words) in
+        [(0, 1e4, "sinusoid dim is 0"), (4, 0.5, "sinusoid base is 0.5"), (65_537, 1e4, "65537")]
+    {
+        says(Sinusoid::new(device, dim, base).expect_err("refused"), &[words]);
+        says(reference::sinusoid::<f64>(dim, base, 0, 1).expect_err("refused"), &[words]);
+    }
+    // 65536 channels are 192 MiB of table.
+    let small = defaults().gpu.device();
+    let words = ["`rope`", "201326592", "134217728"];
+    says(Rope::new(small, RopeConfig::new(65_536)).expect_err("refused"), &words);
+    says(Sinusoid::new(small, 65_536, 1e4).expect_err("refused"), &["`sinusoid`", "201326592"]);
+}
+
+/// The tensors of a rotation and of a sum, ready to be spoiled.
+struct Bench {
+    gpu: Gpu,
+    rope: Rope,
+    sinusoid: Sinusoid,
+    x: wgpu::Buffer,
+    out: wgpu::Buffer,
+    table: wgpu::Buffer,
+    positions: wgpu::Buffer,
+}
+
+const SHAPE: [usize; 4] = [2, 3, 5, 8];
+const POISON: u32 = 0x7fc1_2345;
+
+impl Bench {
+    fn new(gpu: &Gpu) -> Self {
+        let poison = vec![POISON; 1024];
+        let upload = || gpu.upload(&poison).expect("an upload");
+        Bench {
+            gpu: gpu.clone(),
+            rope: Rope::new(gpu.device(), RopeConfig::new(6)).expect("a rope"),
+            sinusoid: Sinusoid::new(gpu.device(), 8, 1e4).expect("a sinusoid"),
+            x: upload(),
+            out: upload(),
+            table: upload(),
+            positions: upload(),
+        }
+    }
+
+    fn rotate(&self) -> Rotate<'_> {
+        let [x, out] = [&self.x, &self.out].map(|b| TensorView::new(b, DType::F32, SHAPE));
+        Rotate { x, out: Some(out), rope: &self.rope, at: At::Tensor(self.at([2, 1, 5, 1])) }
+    }
+
+    fn add(&self) -> AddPositions<'_> {
+        let [x, out] = [&self.x, &self.out].map(|b| TensorView::new(b, DType::F32, SHAPE));
+        let table = PositionTable::Learned(TensorView::new(&self.table, DType::F32, [1, 1, 9, 8]));
+        AddPositions { x, out: Some(out), table, at: At::Start(4), scale: 1.0 }
+    }
+
+    fn at(&self, shape: [usize; 4]) -> TensorView<'_> {
+        TensorView::new(&self.positions, DType::U32, shape)
+    }
+
+    /// Refused in an encoder and in a pass, after which nothing has been written.
+    fn refuses(
+        &self,
+        words: &[&str],
+        record: impl Fn(&Positions, &mut wgpu::CommandEncoder, &mut Scratch) -> Result<(), Error>,
+    ) {
+        let positions = Positions::with_pipelines(self.gpu.pipelines());
+        let mut encoder = self.gpu.device().create_command_encoder(&Default::default());
+        let error = record(&positions, &mut encoder, &mut scratch(&self.gpu)).expect_err("refused");
+        says(error, words);
+        self.gpu.queue().submit([encoder.finish()]);
+        for buffer in [&self.x, &self.out] {
+            let now = self.gpu.download::<u32>(buffer, 1024).expect("a read-back");
+            assert!(now.iter().all(|word| *word == POISON), "{words:?}: something was recorded");
+        }
+    }
+
+    fn refuses_rotation<'a>(&'a self, words: &[&str], change: impl Fn(&mut Rotate<'a>)) {
+        let mut call = self.rotate();
+        change(&mut call);
+        self.refuses(words, |positions, encoder, scratch| positions.rotate(encoder, &call, scratch));
+        self.refuses(words, |positions, encoder, scratch| {
+            let mut pass = encoder.begin_compute_pass(&Default::default());
+            positions.rotate_in_pass(&mut pass, &call, scratch)
+        });
+    }
+
+    fn refuses_sum<'a>(&'a self, words: &[&str], change: impl Fn(&mut AddPositions<'a>)) {
+        let mut call = self.add();
+        change(&mut call);
+        self.refuses(words, |positions, encoder, scratch| positions.add(encoder, &call, scratch));
+        self.refuses(words, |positions, encoder, scratch| {
+            let mut pass = encoder.begin_compute_pass(&Default::default());
+            positions.add_in_pass(&mut pass, &call, scratch)
+        });
+    }
+}
+
+#[test]
+fn bad_calls_are_refused_before_anything_is_recorded() {
+    let bench = Bench::new(&full().gpu);
+    let view = |buffer, dtype, shape| TensorView::new(buffer, dtype, shape);
+    let Bench { x, out, table, .. } = &bench;
+    let [f32, u32] = [DType::F32, DType::U32];
+    let learned = |shape| PositionTable::Learned(view(table, f32, shape));
+
+    // Tensors of either call.
+    bench.refuses_rotation(&["`x`", "heads is 0"], |c| c.x = view(x, f32, [2, 0, 5, 8]));
+    bench.refuses_rotation(&["`x`", "F32 or F16", "U32"], |c| c.x = view(x, u32, SHAPE));
+    bench.refuses_rotation(&["`x`", "ends at byte", "4096"], |c| c.x = c.x.with_offset(900));
+    bench.refuses_rotation(&["`x`", "2^32"], |c| c.x = c.x.with_offset(usize::MAX));
+    bench.refuses_rotation(&["`out`", "F32 or F16", "Bool"], |c| c.out = Some(view(out, DType::Bool, SHAPE)));
+    bench.refuses_rotation(&["`out`", "heads must be 3", "got 2"], |c| {
+        c.out = Some(view(out, f32, [2, 2, 5, 8]))
+    });
+    bench.refuses_rotation(&["`out`", "share memory"], |c| {
+        c.out = Some(view(out, f32, SHAPE).with_strides([0, 0, 0, 1]));
+    });
+    bench.refuses_rotation(&["`x`", "share memory"], |c| {
+        (c.x, c.out) = (c.x.with_strides([0, 0, 0, 1]), None);
+    });
+    bench.refuses_rotation(&["`out`", "shares its buffer with `x`"], |c| c.out = Some(c.x));
+    bench.refuses_rotation(&["`out`", "shares its buffer with `positions`"], |c| {
+        c.at = At::Tensor(view(out, u32, [1, 1, 5, 1]).with_offset(500));
+    });
+    bench.refuses_rotation(&["`x`", "shares its buffer with `positions`"], |c| {
+        (c.out, c.at) = (None, At::Tensor(view(x, u32, [1, 1, 5, 1]).with_offset(500)));
+    });
+    bench.refuses_sum(&["`out`", "dim must be 8", "got 7"], |c| c.out = Some(view(out, f32, [2, 3, 5, 7])));
+    bench.refuses_sum(&["`out`", "shares its buffer with `table`"], |c| {
+        c.table = PositionTable::Learned(view(out, f32, [1, 1, 9, 8]));
+    });
+
+    // Positions.
+    bench.refuses_rotation(&["`positions`", "U32", "F32"], |c| {
+        c.at = At::Tensor(view(table, f32, [2, 1, 5, 1]));
+    });
+    for (shape, words) in [
+        ([3, 1, 5, 1], "batch must be 2 or 1, got 3"),
+        ([2, 3, 5, 1], "heads must be 1, got 3"),
+        ([2, 1, 4, 1], "length must be 5 or 1, got 4"),
+        ([2, 1, 5, 2], "dim must be 1, got 2"),
+        ([2, 1, 0, 1], "length is 0"),
+    ] {
+        bench.refuses_rotation(&["`positions`", words], |c| c.at = At::Tensor(bench.at(shape)));
+        bench.refuses_sum(&["`positions`", words], |c| c.at = At::Tensor(bench.at(shape)));
+    }
+    let words = ["start is 16777212", "at most 2^24"];
+    bench.refuses_rotation(&words, |c| c.at = At::Start(MAX_POSITION - 3));
+    bench.refuses_rotation(&["start is 4294967295"], |c| c.at = At::Start(u32::MAX));
+    bench.refuses_sum(&words, |c| {
+        (c.at, c.table) = (At::Start(MAX_POSITION - 3), PositionTable::Sinusoid(&bench.sinusoid));
+    });
+    bench.refuses_sum(&["`table`", "length must be at least 10", "got 9"], |c| c.at = At::Start(5));
+    bench.refuses_sum(&["`table`", "at least 4294967300", "got 9"], |c| c.at = At::Start(u32::MAX));
+
+    // What is added, and by how much x is scaled.
+    let wide = Rope::new(bench.gpu.device(), RopeConfig::new(10)).expect("a rope");
+    let mut call = bench.rotate();
+    call.rope = &wide;
+    bench.refuses(&["`x`", "dim must be at least 10", "got 8"], |p, e, s| p.rotate(e, &call, s));
+    bench.refuses_sum(&["`x`", "dim must be 8", "got 6"], |c| {
+        (c.x, c.out) = (view(x, f32, [2, 3, 5, 6]), None);
+        c.table = PositionTable::Sinusoid(&bench.sinusoid);
+    });
+    for (shape, words) in [
+        ([2, 1, 9, 8], "batch must be 1, got 2"),
+        ([1, 2, 9, 8], "heads must be 1, got 2"),
+        ([1, 1, 9, 7], "dim must be 8, got 7"),
+        ([1, 1, 0, 8], "length is 0"),
+    ] {
+        bench.refuses_sum(&["`table`", words], |c| c.table = learned(shape));
+    }
+    bench.refuses_sum(&["`table`", "F32 or F16", "U32"], |c| {
+        c.table = PositionTable::Learned(view(table, u32, [1, 1, 9, 8]));
+    });
+    for scale in [f32::NAN, f32::INFINITY] {
+        bench.refuses_sum(&["scale is", "finite"], |c| c.scale = scale);
+    }
+
+    // Buffers and devices.
+    let usage = wgpu::BufferUsages::COPY_SRC;
+    let plain = wgpu::BufferDescriptor { label: None, size: 4096, usage, mapped_at_creation: false };
+    let plain = bench.gpu.device().create_buffer(&plain);
+    let mut call = bench.rotate();
+    call.x = view(&plain, f32, SHAPE);
+    bench.refuses(&["`x`", "STORAGE"], |p, e, s| p.rotate(e, &call, s));
+
+    let bench = Bench::new(&defaults().gpu);
+    bench.refuses_rotation(&["SHADER_F16"], |c| c.x = view(&bench.x, DType::F16, SHAPE));
+    bench.refuses_sum(&["SHADER_F16"], |c| {
+        c.table = PositionTable::Learned(view(&bench.table, DType::F16, [1, 1, 9, 8]));
+    });
+
+    let [one, other] = devices(|limits| {
+        limits.max_compute_workgroups_per_dimension = 4;
+        limits.max_storage_buffer_binding_size = 1 << 20;
+    });
+    let (bench, stranger) = (Bench::new(&one), Bench::new(&other));
+    bench.refuses_rotation(&["workgroups", "is 5", "allows 4"], |c| {
+        (c.x, c.out) = (view(&bench.x, f32, [1, 5, 1, 8]), None);
+        c.at = At::Start(0);
+    });
+    let mut call = bench.rotate();
+    call.rope = &stranger.rope;
+    bench.refuses(&["wgpu refused"], |p, e, s| p.rotate(e, &call, s));
+    let big = one.buffer(2 << 20).expect("a buffer");
+    let mut call = bench.rotate();
+    call.x = view(&big, f32, SHAPE).with_strides([300_000, 8, 24, 1]);
+    bench.refuses(&["`x`", "allows 1048576"], |p, e, s| p.rotate(e, &call, s));
+
+    // What all of them spoiled is right.
+    let positions = Positions::with_pipelines(one.pipelines());
+    let mut scratch = scratch(&one);
+    one.submit(|e| positions.rotate(e, &bench.rotate(), &mut scratch)).expect("a rotation");
+    one.submit(|e| positions.add(e, &bench.add(), &mut scratch)).expect("a sum");
+}
+
+#[test]
+fn the_reference_refuses_what_does_not_fit() {
+    let (x, config, shape) = ([0.5f64; 24], RopeConfig::new(4), [1, 2, 3, 4]);
+    let rotate = |x: &[f64], shape, at| reference::rotate(x, shape, &config, at);
+    says(rotate(&x[1..], shape, At::Start(0)).expect_err("refused"), &["`x`: 24 elements expected, got 23"]);
+    says(rotate(&[], [1, 0, 3, 4], At::Start(0)).expect_err("refused"), &["heads is 0"]);
+    says(rotate(&x, [1, 4, 3, 2], At::Start(0)).expect_err("refused"), &["dim must be at least 4"]);
+    says(rotate(&x, shape, At::Start(MAX_POSITION - 1)).expect_err("refused"), &["start is 16777214"]);
+    assert!(rotate(&x, shape, At::Start(MAX_POSITION - 2)).is_ok());
+    let two = At::Tensor(HostTensor::new(&[1, 2], [1, 1, 2, 1]));
+    says(rotate(&x, shape, two).expect_err("refused"), &["`positions`: length must be 3 or 1, got 2"]);
+    let short = At::Tensor(HostTensor::new(&[1, 2], [1, 1, 3, 1]));
+    says(rotate(&x, shape, short).expect_err("refused"), &["`positions`: 3 elements expected, got 2"]);
+    let add = |table: &[f64], start| {
+        reference::add_positions(&x, shape, PositionTable::Learned(table), At::Start(start), 1.0)
+    };
+    says(add(&x[..13], 0).expect_err("refused"), &["`table`: 12 elements expected, got 13"]);
+    says(add(&[], 0).expect_err("refused"), &["`table`: 4 elements expected, got 0"]);
+    says(add(&x[..12], 1).expect_err("refused"), &["`table`: length must be at least 4", "got 3"]);
+    assert_eq!(add(&x[..12], 0).expect("fits"), [1.0; 24]);
+    assert!(reference::sinusoid::<f32>(4, 1e4, 0, 0).expect("nothing").is_empty());
+    says(reference::sinusoid::<f32>(4, 1e4, MAX_POSITION, 2).expect_err("refused"), &["start is 16777215"]);
+    let (cos, sin) = ([1.0; 6], [0.0; 6]);
+    let by = |cos: &[f64], sin: &[f64]| reference::rotate_by(&x, shape, RopeOrder::Half, cos, sin);
+    assert_eq!(by(&cos, &sin).expect("fits"), x);
+    says(by(&cos[1..], &sin).expect_err("refused"), &["`cos`: 3 elements expected, got 5"]);
+    says(by(&cos, &sin[1..]).expect_err("refused"), &["`sin`: 6 elements expected, got 5"]);
+}

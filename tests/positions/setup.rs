@@ -1,0 +1,223 @@
+//! A run of a rotation or of a sum on a device, and how far its results may be off.
+
+use wgpu_attention::reference::{self, widen};
+use wgpu_attention::wgpu;
+use wgpu_attention::{
+    AddPositions, At, DType, Error, HostTensor, MAX_POSITION, PositionTable, Positions, Rope, RopeConfig,
+    RopeOrder, Rotate, Scratch, Sinusoid, TensorView,
+};
+
+use super::scratch;
+use crate::harness::run::{Layout, Placed, window};
+use crate::harness::{Part, Profile, Rng, Values, profiles, stored};
+
+/// WGSL lets a sum or a product be either neighbour of the exact value.
+const ROUNDING: f64 = 1.0 / (1 << 23) as f64;
+/// As a store to f16, and below its normal numbers.
+const ROUNDING_F16: (f64, f64) = (1.0 / 1024.0, 1.0 / (1 << 24) as f64);
+
+/// Roundings in the rotation at a position, relative to its length: the three entries of the table have one each; the
+/// two products, as of complex numbers, √8 each (Higham 2002, "Accuracy and stability of numerical algorithms", lemma
+/// 3.5); a tenth is more than f64 leaves in the angles, 2⁻²⁹ of 2²⁴ radians.
+const TURN: f64 = 3.0 + 2.0 * 2.8285 + 0.1;
+/// Then the amplitude, twice: itself and its product; and the product with x.
+const ROTATION: f64 = TURN + 2.0 + 2.8285;
+
+fn stored_error(want: f64, dtype: DType) -> f64 {
+    if dtype == DType::F16 { want.abs() * ROUNDING_F16.0 + ROUNDING_F16.1 } else { 0.0 }
+}
+
+/// A run on the device: where everything lies, and of what type it is.
+pub(super) struct Setup {
+    pub(super) profile: &'static Profile,
+    pub(super) layout: Layout,
+    pub(super) x: DType,
+    /// In place without.
+    pub(super) out: Option<DType>,
+}
+
+impl Setup {
+    pub(super) fn all() -> Vec<Self> {
+        let [f32, f16] = [DType::F32, DType::F16];
+        let types = [
+            (f32, Some(f32)),
+            (f32, None),
+            (f16, Some(f16)),
+            (f16, None),
+            (f16, Some(f32)),
+            (f32, Some(f16)),
+        ];
+        let mut all = Vec::new();
+        for profile in profiles() {
+            for (x, out) in types {
+                if profile.f16 || (x, out.unwrap_or(x)) == (f32, f32) {
+                    for layout in [Layout::Dense, Layout::Blhd, Layout::Window(7)] {
+                        all.push(Setup { profile, layout, x, out });
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    pub(super) fn plain(profile: &'static Profile) -> Self {
+        Setup { profile, layout: Layout::Dense, x: DType::F32, out: Some(DType::F32) }
+    }
+
+    pub(super) fn named(&self) -> String {
+        format!("{}, {:?}, {:?} to {:?}", self.profile.name, self.layout, self.x, self.out)
+    }
+
+    fn out(&self) -> DType {
+        self.out.unwrap_or(self.x)
+    }
+
+    /// Runs what `record` records on x, out and positions; what must come, and how far each element may be off.
+    pub(super) fn judge(
+        &self,
+        x: &Part<f32>,
+        at: &At<Part<u32>>,
+        want: &[f64],
+        error: impl Fn(usize) -> f64,
+        record: impl FnOnce(
+            &Positions,
+            &mut wgpu::CommandEncoder,
+            (TensorView, Option<TensorView>, At<TensorView>),
+            &mut Scratch,
+        ) -> Result<(), Error>,
+    ) -> Result<f64, String> {
+        let Setup { profile, layout, .. } = *self;
+        profile.tidy();
+        let [x_at, out_at] = layout.places([x.shape; 2]);
+        let placed = Placed::input(profile, Values::Floats(&x.data), self.x, x_at);
+        let out = self.out.map(|dtype| Placed::output(profile, dtype, out_at));
+        let tensor = match at {
+            At::Start(_) => None,
+            At::Tensor(t) => {
+                let place = window(t.shape, &mut Rng::named("positions"), 1);
+                Some(Placed::input(profile, Values::Numbers(&t.data), DType::U32, place))
+            }
+        };
+        let at = match (at, &tensor) {
+            (At::Start(start), _) => At::Start(*start),
+            (_, Some(t)) => At::Tensor(t.view()),
+            _ => unreachable!("placed just now"),
+        };
+        let positions = Positions::with_pipelines(profile.gpu.pipelines());
+        let call = (placed.view(), out.as_ref().map(Placed::view), at);
+        let mut scratch = scratch(&profile.gpu);
+        profile.gpu.submit(|e| record(&positions, e, call, &mut scratch)).map_err(|e| e.to_string())?;
+        let got = out.as_ref().unwrap_or(&placed).download("out", profile)?;
+        assert_eq!(got.len(), want.len());
+        let mut worst: f64 = 0.0;
+        for (n, (got, want)) in got.iter().zip(want).enumerate() {
+            let allowed = error(n) + stored_error(*want, self.out());
+            let off = (got - want).abs();
+            if off > allowed || off.is_nan() {
+                return Err(format!("element {n} is {got}, not {want}: off by {off:e}, {allowed:e} allowed"));
+            }
+            worst = worst.max(off / allowed.max(f64::MIN_POSITIVE));
+        }
+        Ok(worst)
+    }
+
+    pub(super) fn rotate(
+        &self,
+        x: &Part<f32>,
+        config: RopeConfig,
+        at: &At<Part<u32>>,
+    ) -> Result<f64, String> {
+        let x = Part::new(stored(&x.data, self.x), x.shape);
+        let wide = widen::<f64>(&x.data);
+        let want = reference::rotate(&wide, x.shape, &config, host(at)).map_err(|e| e.to_string())?;
+        let dim = x.shape[3];
+        let pairs = config.frequencies().len();
+        let amplitude = config.amplitude();
+        let error = |n: usize| {
+            let (row, d) = (n / dim * dim, n % dim);
+            if d >= 2 * pairs {
+                return 0.0;
+            }
+            // The pair of d: with half order the two are `pairs` apart, with the other they are neighbours.
+            let half = config == config.order(RopeOrder::Half);
+            let other = if half { (d + pairs) % (2 * pairs) } else { d ^ 1 };
+            ROTATION * ROUNDING * amplitude * wide[row + d].hypot(wide[row + other])
+        };
+        let rope = Rope::new(self.profile.gpu.device(), config).map_err(|e| e.to_string())?;
+        self.judge(&x, at, &want, error, |positions, encoder, (x, out, at), scratch| {
+            positions.rotate(encoder, &Rotate { x, out, rope: &rope, at }, scratch)
+        })
+    }
+
+    pub(super) fn add_sinusoid(
+        &self,
+        x: &Part<f32>,
+        base: f64,
+        at: &At<Part<u32>>,
+        scale: f32,
+    ) -> Result<f64, String> {
+        let x = Part::new(stored(&x.data, self.x), x.shape);
+        let wide = widen::<f64>(&x.data);
+        let table = PositionTable::Sinusoid(base);
+        let want = reference::add_positions(&wide, x.shape, table, host(at), f64::from(scale))
+            .map_err(|e| e.to_string())?;
+        // The rotation, the product and the sum.
+        let error =
+            |n: usize| ROUNDING * (TURN + (wide[n] * f64::from(scale)).abs() + want[n].abs().max(1.0));
+        let sinusoid =
+            Sinusoid::new(self.profile.gpu.device(), x.shape[3], base).map_err(|e| e.to_string())?;
+        self.judge(&x, at, &want, error, |positions, encoder, (x, out, at), scratch| {
+            let table = PositionTable::Sinusoid(&sinusoid);
+            positions.add(encoder, &AddPositions { x, out, table, at, scale }, scratch)
+        })
+    }
+
+    pub(super) fn add_learned(
+        &self,
+        x: &Part<f32>,
+        table: (&Part<f32>, DType),
+        at: &At<Part<u32>>,
+        scale: f32,
+    ) -> Result<f64, String> {
+        let x = Part::new(stored(&x.data, self.x), x.shape);
+        let (table, dtype) = table;
+        let rows = stored(&table.data, dtype);
+        let (wide, wide_rows) = (widen::<f64>(&x.data), widen::<f64>(&rows));
+        let host_table = PositionTable::Learned(&wide_rows[..]);
+        let want = reference::add_positions(&wide, x.shape, host_table, host(at), f64::from(scale))
+            .map_err(|e| e.to_string())?;
+        let error = |n: usize| ROUNDING * ((wide[n] * f64::from(scale)).abs() + want[n].abs());
+        let place = self.layout.places([[1; 4], table.shape])[1];
+        let placed = Placed::input(self.profile, Values::Floats(&rows), dtype, place);
+        self.judge(&x, at, &want, error, |positions, encoder, (x, out, at), scratch| {
+            let table = PositionTable::Learned(placed.view());
+            positions.add(encoder, &AddPositions { x, out, table, at, scale }, scratch)
+        })
+    }
+}
+
+fn host(at: &At<Part<u32>>) -> At<HostTensor<'_, u32>> {
+    match at {
+        At::Start(start) => At::Start(*start),
+        At::Tensor(part) => At::Tensor(part.host()),
+    }
+}
+
+pub(super) fn normals(name: &str, shape: [usize; 4]) -> Part<f32> {
+    Part::new(Rng::named(name).normals(shape.iter().product()), shape)
+}
+
+/// Everything that says where rows stand, for two sequences of five rows.
+pub(super) fn places(last: u32) -> Vec<At<Part<u32>>> {
+    let of = |shape, f: fn([usize; 4]) -> u32| At::Tensor(Part::of(shape, f));
+    vec![
+        At::Start(0),
+        At::Start(last - 4),
+        of([2, 1, 5, 1], |[b, _, i, _]| [[3, 0, 300, 65_536, 70_000], [255, 256, 1, 9, 511]][b][i]),
+        of([1, 1, 5, 1], |[_, _, i, _]| [16_777_215, 16_777_214, 16_776_960, 16_711_680, 65_535][i]),
+        // Past the last, by the rows' numbers or by themselves.
+        of([2, 1, 1, 1], |[b, ..]| [MAX_POSITION - 2, 77][b]),
+        of([1, 1, 1, 1], |_| u32::MAX - 1),
+        of([2, 1, 5, 1], |[b, _, i, _]| [u32::MAX, 1 << 24, (1 << 24) + 1][(b + i) % 3]),
+    ]
+}
