@@ -41,6 +41,7 @@ const Q_FRAGMENTS: u32 = clamp(Q_ROOM, 1u, HEAD_FRAGMENTS);
 const Q_CHANNELS: u32 = Q_FRAGMENTS * FRAGMENT;
 const Q_STEP: u32 = Q_CHANNELS + 8u;
 
+const Q_LOADS: u32 = (ROWS * (Q_CHANNELS / 4u) + WORKGROUP - 1u) / WORKGROUP;
 const K_LOADS: u32 = (KEYS * (HEAD / 4u) + WORKGROUP - 1u) / WORKGROUP;
 const V_LOADS: u32 = (KEYS * (VALUE / 4u) + WORKGROUP - 1u) / WORKGROUP;
 
@@ -70,6 +71,16 @@ fn of_head(x: vec4<f16>, d: u32) -> vec4<f16> {
         return x;
     }
     return select(vec4<f16>(), x, vec4<u32>(d) + NEXT < vec4<u32>(p.head_dim));
+}
+
+// Row and first channel of the n-th four that an invocation stages of rows of so many channels.
+fn staged(lane: u32, n: u32, channels: u32) -> vec2<u32> {
+    let fours = channels / 4u;
+    if WORKGROUP % fours == 0u {
+        return vec2<u32>(lane / fours + n * (WORKGROUP / fours), lane % fours * 4u);
+    }
+    let e = lane + n * WORKGROUP;
+    return vec2<u32>(e / fours, e % fours * 4u);
 }
 
 // The largest over the neighbours that share a row.
@@ -129,14 +140,20 @@ fn main(
 
     var q: array<Left, ROW_FRAGMENTS * HEAD_FRAGMENTS>;
     for (var h0 = 0u; h0 < HEAD_FRAGMENTS; h0 += Q_FRAGMENTS) {
+        // In an array: drivers unroll loops that index one, and this must be, for q to be in registers.
+        var next: array<vec4<f16>, Q_LOADS>;
+        for (var n = 0u; n < Q_LOADS; n++) {
+            let e = staged(lane, n, Q_CHANNELS);
+            let place = place_of(kv_head, min(row0 + e.x, last_row));
+            let d = h0 * FRAGMENT + e.y;
+            next[n] = of_head(vec4<f16>(load_q(view_at(p.q, b, place.x, place.y, 0u), d, head_dim)), d);
+        }
         workgroupBarrier();
-        for (var n = lane; n < ROWS * (Q_CHANNELS / 4u); n += WORKGROUP) {
-            let row = n / (Q_CHANNELS / 4u);
-            let c = n % (Q_CHANNELS / 4u) * 4u;
-            let d = h0 * FRAGMENT + c;
-            let place = place_of(kv_head, min(row0 + row, last_row));
-            let x = load_q(view_at(p.q, b, place.x, place.y, 0u), d, head_dim);
-            halves_put(row * Q_STEP + c, of_head(vec4<f16>(x), d));
+        for (var n = 0u; n < Q_LOADS; n++) {
+            let e = staged(lane, n, Q_CHANNELS);
+            if e.x < ROWS {
+                halves_put(e.x * Q_STEP + e.y, next[n]);
+            }
         }
         workgroupBarrier();
         for (var h = 0u; h < Q_FRAGMENTS; h++) {
@@ -157,11 +174,12 @@ fn main(
     let k = k_source(b, kv_head);
     let v = v_source(b, kv_head, 0u);
     if at.y != 0u {
-        for (var n = lane; n < KEYS * (HEAD / 4u); n += WORKGROUP) {
-            let row = n / (HEAD / 4u);
-            let d = n % (HEAD / 4u) * 4u;
-            let x = load_k(k, row_of(k, min(at.x + row, last_key)), d, head_dim);
-            halves_put(row * K_STEP + d, of_head(vec4<f16>(x), d));
+        for (var n = 0u; n < K_LOADS; n++) {
+            let e = staged(lane, n, HEAD);
+            if e.x < KEYS {
+                let x = load_k(k, row_of(k, min(at.x + e.x, last_key)), e.y, head_dim);
+                halves_put(e.x * K_STEP + e.y, of_head(vec4<f16>(x), e.y));
+            }
         }
     }
 
@@ -253,14 +271,13 @@ fn main(
         var next_v: array<vec4<f16>, V_LOADS>;
         var next_k: array<vec4<f16>, K_LOADS>;
         for (var n = 0u; n < V_LOADS; n++) {
-            let e = lane + n * WORKGROUP;
-            let j = min(j0 + e / (VALUE / 4u), last_key);
-            next_v[n] = vec4<f16>(v_four(v, row_of(v, j), min(e % (VALUE / 4u) * 4u, (value_dim - 1u) & ~3u)));
+            let e = staged(lane, n, VALUE);
+            let j = min(j0 + e.x, last_key);
+            next_v[n] = vec4<f16>(v_four(v, row_of(v, j), min(e.y, (value_dim - 1u) & ~3u)));
         }
         for (var n = 0u; n < select(0u, K_LOADS, K_EARLY); n++) {
-            let e = lane + n * WORKGROUP;
-            let j = min(at.x + e / (HEAD / 4u), last_key);
-            next_k[n] = vec4<f16>(load_k(k, row_of(k, j), e % (HEAD / 4u) * 4u, head_dim));
+            let e = staged(lane, n, HEAD);
+            next_k[n] = vec4<f16>(load_k(k, row_of(k, min(at.x + e.x, last_key)), e.y, head_dim));
         }
 
         if lane == 0u {
@@ -348,24 +365,20 @@ fn main(
         }
 
         for (var n = 0u; n < select(K_LOADS, 0u, K_EARLY); n++) {
-            let e = lane + n * WORKGROUP;
-            let j = min(at.x + e / (HEAD / 4u), last_key);
-            next_k[n] = vec4<f16>(load_k(k, row_of(k, j), e % (HEAD / 4u) * 4u, head_dim));
+            let e = staged(lane, n, HEAD);
+            next_k[n] = vec4<f16>(load_k(k, row_of(k, min(at.x + e.x, last_key)), e.y, head_dim));
         }
         for (var n = 0u; n < V_LOADS; n++) {
-            let e = lane + n * WORKGROUP;
-            let j = e / (VALUE / 4u);
-            if e < KEYS * (VALUE / 4u) {
+            let e = staged(lane, n, VALUE);
+            if e.x < KEYS {
                 // What is not of a key may be anything, which a weight of zero would not hide.
-                halves_put(V_FROM + j * V_STEP + e % (VALUE / 4u) * 4u,
-                    select(vec4<f16>(), next_v[n], j0 + j < end));
+                halves_put(V_FROM + e.x * V_STEP + e.y, select(vec4<f16>(), next_v[n], j0 + e.x < end));
             }
         }
         for (var n = 0u; n < K_LOADS; n++) {
-            let e = lane + n * WORKGROUP;
-            if e < KEYS * (HEAD / 4u) {
-                let d = e % (HEAD / 4u) * 4u;
-                halves_put(e / (HEAD / 4u) * K_STEP + d, of_head(next_k[n], d));
+            let e = staged(lane, n, HEAD);
+            if e.x < KEYS {
+                halves_put(e.x * K_STEP + e.y, of_head(next_k[n], e.y));
             }
         }
         pending = true;
