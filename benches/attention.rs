@@ -1,18 +1,32 @@
 //! `scripts/gpu cargo bench --bench attention`
 //!
-//! `kernels`: time on the device by timestamp queries, each result compared with the reference first.
+//! `kernels`: time on the device by timestamp queries, each result compared with the reference first; then the fastest run
+//! beside the floors that the device's own ceilings set to what the problem must compute and move.
 //! `record`: time on the host for recording a call that has been recorded before.
 
+#[path = "common/ceilings.rs"]
+mod ceilings;
+#[path = "common/copy.rs"]
+mod copy;
+#[path = "common/device.rs"]
+mod device;
+#[path = "common/kernel.rs"]
+mod kernel;
 #[path = "common/layer.rs"]
 mod layer;
+#[path = "common/share.rs"]
+mod share;
 #[path = "common/timer.rs"]
 mod timer;
 
+use std::cell::OnceCell;
 use std::time::{Duration, Instant};
 
+use ceilings::Ceilings;
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use layer::Layer;
+use share::Kind;
 use timer::{Timer, noise};
 use wgpu_attention::reference::{self, HostLinear, HostWeights, Options, compare::max_error, widen};
 use wgpu_attention::{
@@ -20,9 +34,66 @@ use wgpu_attention::{
     Scratch, ScratchSize, Shape, TensorView,
 };
 
-/// Runs a pass `iterations` times and adds up what the device says.
-fn device_time(timer: &Timer, iterations: u64, mut record: impl FnMut(&mut wgpu::ComputePass)) -> Duration {
-    (0..iterations).map(|_| timer.time(&mut record)).sum()
+/// A device, its clock, and its ceilings once they are asked for.
+struct Bed {
+    gpu: Gpu,
+    fragments: Vec<u32>,
+    timer: Timer,
+    ceilings: OnceCell<Ceilings>,
+}
+
+/// What a kernel must do at least: compute, and move each tensor once.
+#[derive(Clone, Copy)]
+struct Work {
+    flops: f64,
+    bytes: f64,
+}
+
+impl Bed {
+    fn new() -> Self {
+        let (gpu, fragments) = device::open();
+        let timer = Timer::new(&gpu).expect("timestamp queries");
+        Bed { gpu, fragments, timer, ceilings: OnceCell::new() }
+    }
+
+    fn ceilings(&self) -> &Ceilings {
+        self.ceilings.get_or_init(|| {
+            let ceilings = Ceilings::measure(&self.gpu, &self.fragments, &self.timer);
+            println!("\n{ceilings}");
+            ceilings
+        })
+    }
+
+    /// Times what `record` records on the device, and prints how far from the floors of `work` it is.
+    fn bench(
+        &self,
+        group: &mut BenchmarkGroup<WallTime>,
+        id: BenchmarkId,
+        work: Work,
+        mut record: impl FnMut(&mut wgpu::ComputePass),
+    ) {
+        let mut fastest: Option<Duration> = None;
+        group.bench_function(id, |b| {
+            b.iter_custom(|iterations| {
+                let mut run = || {
+                    let time = self.timer.time(&mut record);
+                    fastest = Some(fastest.map_or(time, |fastest| fastest.min(time)));
+                    time
+                };
+                (0..iterations).map(|_| run()).sum()
+            });
+        });
+        // Not run: another was asked for.
+        let Some(fastest) = fastest else { return };
+        let share = |kind| self.ceilings().share(kind, work.flops, work.bytes, fastest.as_secs_f64() * 1e3);
+        // No kernel here uses matrix units, whose floor says what they could gain.
+        if let Some(share) = share(Kind::Plain) {
+            println!("{:24}fastest: {share}", "");
+        }
+        if let Some(share) = share(Kind::Matrix) {
+            println!("{:24}floor of matrix units: {:.3} ms", "", share.floor());
+        }
+    }
 }
 
 fn max_abs(x: &[f32]) -> f64 {
@@ -35,7 +106,8 @@ fn validate(what: &str, got: &[f32], want: &[f64]) {
     assert!(error < 1e-5, "{what}: off by {error:e} of the largest element");
 }
 
-fn project(c: &mut Criterion, gpu: &Gpu, timer: &Timer) {
+fn project(c: &mut Criterion, bed: &Bed) {
+    let Bed { gpu, timer, .. } = bed;
     let mut group = c.benchmark_group("kernels/project");
     for (n, transposed) in [(512, false), (512, true), (1024, false)] {
         let (x, w) = (noise(n * n, 1), noise(n * n, 2));
@@ -63,10 +135,9 @@ fn project(c: &mut Criterion, gpu: &Gpu, timer: &Timer) {
             validate("project", &gpu.download(&out, n * n).expect("out"), &want);
         }
         let layout = if transposed { "in,out" } else { "out,in" };
-        group.throughput(Throughput::Elements(2 * (n * n * n) as u64));
-        group.bench_function(BenchmarkId::new(layout, n), |b| {
-            b.iter_custom(|iterations| device_time(timer, iterations, &mut record));
-        });
+        let work = Work { flops: 2.0 * (n * n * n) as f64, bytes: 12.0 * (n * n) as f64 };
+        group.throughput(Throughput::Elements(work.flops as u64));
+        bed.bench(&mut group, BenchmarkId::new(layout, n), work, &mut record);
     }
 }
 
@@ -86,6 +157,14 @@ impl Bench {
         let buffers = inputs.each_ref().map(|x| gpu.upload(x).expect("upload"));
         let out = gpu.buffer(size(shape.out()) * 4).expect("out");
         Bench { shape, mask, inputs, buffers, out }
+    }
+
+    /// Of those pairs that the mask shows, and of q, k, v and out.
+    fn work(&self, pairs: f64) -> Work {
+        let Shape { q_len, kv_len, .. } = self.shape;
+        let tensors = [self.shape.q(), self.shape.k(), self.shape.v(), self.shape.out()];
+        let bytes = tensors.iter().map(|s| 4 * s.iter().product::<usize>()).sum::<usize>() as f64;
+        Work { flops: self.shape.flops() * pairs / (q_len * kv_len) as f64, bytes }
     }
 
     fn operator(&self, gpu: &Gpu, path: Path) -> Attention {
@@ -119,16 +198,22 @@ impl Bench {
     }
 }
 
-/// Times a call on the device, once it has been compared with the reference; adds the time per pair.
+/// Pairs of queries with the last keys up to their own, of which they see `window` at most.
+fn causal(length: usize, window: usize) -> f64 {
+    (1..=length).map(|n| n.min(window)).sum::<usize>() as f64
+}
+
+/// Times a call on the device, once it has been compared with the reference. `elements` is what criterion counts.
 fn time_call(
     group: &mut BenchmarkGroup<WallTime>,
-    gpu: &Gpu,
-    timer: &Timer,
+    bed: &Bed,
     name: &str,
     bench: &Bench,
     path: Path,
-    flops: f64,
+    work: Work,
+    elements: f64,
 ) {
+    let Bed { gpu, timer, .. } = bed;
     let (attention, call) = (bench.operator(gpu, path), bench.call());
     let mut scratch =
         Scratch::new(gpu.device(), attention.scratch_size(&call).expect("size")).expect("scratch");
@@ -137,13 +222,11 @@ fn time_call(
     };
     timer.time(&mut record);
     bench.validate(gpu, name);
-    group.throughput(Throughput::Elements(flops as u64));
-    group.bench_function(name, |b| {
-        b.iter_custom(|iterations| device_time(timer, iterations, &mut record));
-    });
+    group.throughput(Throughput::Elements(elements as u64));
+    bed.bench(group, BenchmarkId::from_parameter(name), work, &mut record);
 }
 
-fn attend(c: &mut Criterion, gpu: &Gpu, timer: &Timer) {
+fn attend(c: &mut Criterion, bed: &Bed) {
     let decode = Shape { kv_heads: 8, q_len: 1, ..Shape::new(1, 32, 4096, 128) };
     let cases = [
         ("1x8x512x64", Shape::new(1, 8, 512, 64), false),
@@ -156,40 +239,48 @@ fn attend(c: &mut Criterion, gpu: &Gpu, timer: &Timer) {
     ];
     for (path, name) in [(Path::Staged, "kernels/staged"), (Path::Fused, "kernels/fused")] {
         let mut group = c.benchmark_group(name);
-        for (name, shape, causal) in cases {
-            let mask = if causal { Mask::causal() } else { Mask::none() };
-            let flops = shape.flops() / if causal { 2.0 } else { 1.0 };
-            let bench = Bench::new(gpu, shape, mask);
-            time_call(&mut group, gpu, timer, name, &bench, path, flops);
+        for (name, shape, is_causal) in cases {
+            let Shape { q_len, kv_len, .. } = shape;
+            let (mask, pairs) = if is_causal {
+                (Mask::causal(), causal(q_len, q_len))
+            } else {
+                (Mask::none(), (q_len * kv_len) as f64)
+            };
+            let bench = Bench::new(&bed.gpu, shape, mask);
+            let work = bench.work(pairs);
+            time_call(&mut group, bed, name, &bench, path, work, work.flops);
         }
     }
 }
 
 /// How time grows with length: one head, queries counted as elements, so that criterion prints queries per second.
-fn scaling(c: &mut Criterion, gpu: &Gpu, timer: &Timer) {
+fn scaling(c: &mut Criterion, bed: &Bed) {
+    let gpu = &bed.gpu;
     let mut group = c.benchmark_group("scaling/fused");
     group.sample_size(10).measurement_time(Duration::from_secs(2));
     let full = Mask::none();
     let cases = [
-        ("full", full, &[1024, 4096][..]),
-        ("causal", Mask::causal(), &[1024, 4096]),
-        ("window 256", Mask::causal().window(255, 0), &[1024, 4096, 16384]),
+        ("full", full, &[1024, 4096][..], (|n| (n * n) as f64) as fn(usize) -> f64),
+        ("causal", Mask::causal(), &[1024, 4096], |n| causal(n, n)),
+        ("window 256", Mask::causal().window(255, 0), &[1024, 4096, 16384], |n| causal(n, 256)),
     ];
-    for (name, mask, lengths) in cases {
+    for (name, mask, lengths, pairs) in cases {
         for length in lengths {
             let bench = Bench::new(gpu, Shape::new(1, 1, *length, 64), mask);
-            let name = format!("{name} {length}");
-            time_call(&mut group, gpu, timer, &name, &bench, Path::Fused, *length as f64);
+            let (name, work) = (format!("{name} {length}"), bench.work(pairs(*length)));
+            time_call(&mut group, bed, &name, &bench, Path::Fused, work, *length as f64);
         }
     }
     // No memory but q, k, v, out and the sums of a few splits.
     let long = Bench::new(gpu, Shape { q_len: 64, ..Shape::new(1, 1, 65536, 64) }, full);
     let size = long.operator(gpu, Path::Fused).scratch_size(&long.call()).expect("size").total();
     assert!(size <= 128 * 64 * (64 + 4) * 4, "{size} bytes");
-    time_call(&mut group, gpu, timer, "64 queries, 65536 keys", &long, Path::Fused, 64.0);
+    let work = long.work(64.0 * 65536.0);
+    time_call(&mut group, bed, "64 queries, 65536 keys", &long, Path::Fused, work, 64.0);
 }
 
-fn layer(c: &mut Criterion, gpu: &Gpu, timer: &Timer) {
+fn layer(c: &mut Criterion, bed: &Bed) {
+    let Bed { gpu, timer, .. } = bed;
     let (length, embed, heads) = (512, 512, 8);
     let scale = |x: Vec<f32>| x.iter().map(|x| x / (embed as f32).sqrt()).collect::<Vec<f32>>();
     let x = noise(length * embed, 1);
@@ -218,12 +309,9 @@ fn layer(c: &mut Criterion, gpu: &Gpu, timer: &Timer) {
     let flops = 8.0 * (length * embed * embed) as f64 + layer.config.shape(1, length, length, 0).flops();
     let mut group = c.benchmark_group("kernels/layer");
     group.throughput(Throughput::Elements(flops as u64));
-    group.bench_function("512x512x8", |b| {
-        b.iter_custom(|iterations| {
-            device_time(timer, iterations, |pass| {
-                operator.forward_in_pass(pass, &call, &mut scratch).expect("forward");
-            })
-        });
+    let bytes = 4.0 * (2 * x.len() + in_proj.len() + out_proj.len()) as f64;
+    bed.bench(&mut group, BenchmarkId::from_parameter("512x512x8"), Work { flops, bytes }, |pass| {
+        operator.forward_in_pass(pass, &call, &mut scratch).expect("forward");
     });
     drop(group);
 
@@ -265,13 +353,12 @@ fn layer(c: &mut Criterion, gpu: &Gpu, timer: &Timer) {
 }
 
 fn all(c: &mut Criterion) {
-    let gpu = Gpu::new().expect("a device");
-    println!("device: {}", gpu.device().adapter_info().name);
-    let timer = Timer::new(&gpu).expect("timestamp queries");
-    project(c, &gpu, &timer);
-    attend(c, &gpu, &timer);
-    scaling(c, &gpu, &timer);
-    layer(c, &gpu, &timer);
+    let bed = Bed::new();
+    println!("device: {}", bed.gpu.device().adapter_info().name);
+    project(c, &bed);
+    attend(c, &bed);
+    scaling(c, &bed);
+    layer(c, &bed);
 }
 
 criterion_group! {

@@ -4,11 +4,18 @@
 //! device, medians of rounds that take turns, beside a kernel that only copies as many bytes. Then how the time
 //! grows with the length, and what an append costs. Every result is compared with the reference first.
 
+#[path = "common/copy.rs"]
+mod copy;
+#[path = "common/device.rs"]
+mod device;
+#[path = "common/kernel.rs"]
+mod kernel;
 #[path = "common/timer.rs"]
 mod timer;
 
 use std::time::Duration;
 
+use copy::{Copy, CopyForm};
 use timer::{Timer, noise};
 use wgpu_attention::reference::{self, Options, compare::max_error, widen};
 use wgpu_attention::{
@@ -40,80 +47,6 @@ fn medians(timer: &Timer, subjects: &mut [Subject], rounds: usize) -> Vec<Durati
         times[times.len() / 2]
     };
     times.into_iter().map(median).collect()
-}
-
-/// How a copy is shared out.
-#[derive(Clone, Copy)]
-enum CopyForm {
-    /// Neighbours copy neighbouring vectors, each so many, in workgroups of so many.
-    Lanes(u32, u32),
-    /// Each workgroup is one invocation and copies a run: what software drivers do best, with a barrier and a loop that
-    /// is never run, as in the crate's kernels for them.
-    Run(u32),
-}
-
-/// Copies a buffer: the device's own bandwidth, bytes read and written.
-fn copy_kernel(gpu: &Gpu, form: CopyForm, words: usize) -> impl FnMut(&mut wgpu::ComputePass) + use<> {
-    let device = gpu.device();
-    let (workgroup, each, body) = match form {
-        CopyForm::Lanes(each, workgroup) => {
-            let step = format!("dst[first + n * {workgroup}u] = src[first + n * {workgroup}u];");
-            let first = format!("let first = group * {}u + lane;", each * workgroup);
-            (workgroup, each, format!("{first} for (var n = 0u; n < {each}u; n++) {{ {step} }}"))
-        }
-        CopyForm::Run(each) => {
-            let never = "if zero.x != 0u { for (var m = 0u; m < zero.y; m++) { n ^= m >> 31u; } }";
-            let sixteen = "for (var m = 0u; m < 16u; m++) { dst[o + m] = src[o + m]; }";
-            let turn = format!("{never} let o = (first + n) & 0x03ffffffu; {sixteen}");
-            let first = format!("workgroupBarrier(); let first = (group & 0xffffu) * {each}u;");
-            (1, each, format!("{first} for (var n = 0u; n < {each}u; n += 16u) {{ {turn} }}"))
-        }
-    };
-    let text = format!(
-        "@group(0) @binding(0) var<storage, read> src: array<vec4<u32>>;\n\
-         @group(0) @binding(1) var<storage, read_write> dst: array<vec4<u32>>;\n\
-         @group(0) @binding(2) var<uniform> zero: vec4<u32>;\n\
-         @compute @workgroup_size({workgroup})\n\
-         fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{\n\
-             let group = id.y * 64u + id.x; let all = lane + zero.x;\n{body}\n}}\n"
-    );
-    // SAFETY: the grid covers the buffers, the loop counts to a constant.
-    let module = unsafe {
-        device.create_shader_module_trusted(
-            wgpu::ShaderModuleDescriptor { label: None, source: wgpu::ShaderSource::Wgsl(text.into()) },
-            wgpu::ShaderRuntimeChecks::unchecked(),
-        )
-    };
-    let pipeline = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
-        label: None,
-        layout: None,
-        module: &module,
-        entry_point: None,
-        compilation_options: Default::default(),
-        cache: None,
-    });
-    let buffers = [noise(words, 1), vec![0.0; words]].map(|x| gpu.upload(&x).expect("a buffer"));
-    let zero = device.create_buffer(&wgpu::BufferDescriptor {
-        label: None,
-        size: 16,
-        usage: wgpu::BufferUsages::UNIFORM,
-        mapped_at_creation: false,
-    });
-    let all = [&buffers[0], &buffers[1], &zero];
-    let entries =
-        [0, 1, 2].map(|n| wgpu::BindGroupEntry { binding: n, resource: all[n as usize].as_entire_binding() });
-    let layout = pipeline.get_bind_group_layout(0);
-    let bind_group = device.create_bind_group(&wgpu::BindGroupDescriptor {
-        label: None,
-        layout: &layout,
-        entries: &entries,
-    });
-    let groups = words as u32 / 4 / each / workgroup;
-    move |pass| {
-        pass.set_pipeline(&pipeline);
-        pass.set_bind_group(0, &bind_group, &[]);
-        pass.dispatch_workgroups(64, groups / 64, 1);
-    }
 }
 
 /// Keys and values of one sequence, `[kv_heads, length, dim]`.
@@ -272,23 +205,21 @@ fn print(title: &str, subjects: &[Subject], times: &[Duration], copy: f64) {
 
 fn main() {
     let rounds = std::env::args().skip(1).find_map(|a| a.parse().ok()).unwrap_or(15);
-    let gpu = Gpu::new().expect("a device");
+    let (gpu, _) = device::open();
     let timer = Timer::new(&gpu).expect("timestamp queries");
     println!("{}, medians of {rounds} rounds", gpu.device().adapter_info().name);
     let config = |capacity| CacheConfig::new(KV_HEADS, DIM, capacity);
 
     // As many bytes as keys and values in f32.
     let words = 2 * KV_HEADS * 4096 * DIM;
-    let copy = |form, name: &str| Subject {
-        name: format!("copy, {name}"),
-        bytes: 2.0 * 4.0 * words as f64,
-        record: Box::new(copy_kernel(&gpu, form, words)),
+    let copy = |form: CopyForm| {
+        let copy = Copy::new(&gpu, form, words);
+        run(&gpu, |pass| copy.record(pass));
+        copy.validate(&gpu);
+        let (name, bytes) = (format!("copy, {form}"), copy.bytes());
+        Subject { name, bytes, record: Box::new(move |pass| copy.record(pass)) }
     };
-    let mut subjects = vec![
-        copy(CopyForm::Lanes(1, 64), "a vector an invocation"),
-        copy(CopyForm::Lanes(4, 256), "4 vectors an invocation"),
-        copy(CopyForm::Run(4096), "runs of 4096 vectors"),
-    ];
+    let mut subjects: Vec<Subject> = CopyForm::ALL.map(copy).into();
     let data = Data::new(4096);
     subjects.push(tensors(&gpu, &data, DType::F32));
     if gpu.device().features().contains(wgpu::Features::SHADER_F16) {
@@ -315,7 +246,9 @@ fn main() {
         subjects.push(cached(&gpu, &data, config, format!("cache {storage:?} {layout:?}"), storage));
     }
     let times = medians(&timer, &mut subjects, rounds);
-    let copied = (0..3).map(|n| subjects[n].bytes / times[n].as_secs_f64() / 1e9).fold(0.0, f64::max);
+    let copied = (0..CopyForm::ALL.len())
+        .map(|n| subjects[n].bytes / times[n].as_secs_f64() / 1e9)
+        .fold(0.0, f64::max);
     print("1 query, 32 heads on 8, 4096 keys, 128 wide", &subjects, &times, copied);
     drop(subjects);
 

@@ -5,6 +5,8 @@
 //!
 //! Times wall time from the call to the device being idle, as for the other libraries.
 
+#[path = "common/device.rs"]
+mod device;
 #[path = "common/layer.rs"]
 mod layer;
 
@@ -208,7 +210,7 @@ fn main() {
         return table(&file);
     }
     let Some(data) = argument("--data") else { return };
-    let gpu = Gpu::new().expect("a device");
+    let (gpu, _) = device::open();
     for work in workloads(Path::new(&data)) {
         match work.kind.as_str() {
             "attn" => {

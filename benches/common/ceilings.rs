@@ -1,0 +1,482 @@
+//! What a device does at best, measured: loops that do one thing each, of a length that the host chooses.
+//!
+//! A compiler must not shorten them: operands come from buffers, everything computed is stored, results are compared
+//! with the host's at small lengths, and twice the length must take twice the time.
+
+use std::fmt;
+use std::time::Duration;
+
+use half::f16;
+use wgpu_attention::{Gpu, wgpu};
+
+use crate::copy::{Copy, CopyForm};
+use crate::kernel::{Kernel, uniform};
+use crate::timer::{Timer, noise};
+
+/// A rate, in thousand millions a second.
+#[derive(Clone, Debug)]
+pub struct Rate {
+    pub giga: f64,
+    /// Time at twice the length over time.
+    pub ratio: f64,
+    /// The form of the loop that was fastest.
+    pub form: String,
+}
+
+/// The rates of a device.
+#[derive(Clone, Debug)]
+pub struct Ceilings {
+    pub device: String,
+    /// Bytes read and written of buffers far larger than caches.
+    pub copy_gbs: Rate,
+    /// f32 multiply-adds, two operations each.
+    pub fma_gflops: Rate,
+    pub exp2_gps: Rate,
+    /// Bytes that vec4<f32> loads take from workgroup memory, without conflicts.
+    pub workgroup_gbs: Rate,
+    /// By fragment; empty where there are no matrix units.
+    pub matrix: Vec<MatrixCeilings>,
+}
+
+/// The rates of matrix units, f16 · f16 summed in f32.
+#[derive(Clone, Debug)]
+pub struct MatrixCeilings {
+    /// Of the square fragments.
+    pub side: u32,
+    /// Multiply-adds of fragments in registers.
+    pub gflops: Rate,
+    /// Bytes of fragments loaded from workgroup memory, row by row, each for one multiply-add.
+    pub rows_gbs: Rate,
+    /// The same, column by column.
+    pub columns_gbs: Rate,
+}
+
+impl fmt::Display for Ceilings {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        writeln!(f, "ceilings of {}", self.device)?;
+        writeln!(f, "{:44} {:>10} {:8} {:>12}  form", "", "rate", "", "twice, time")?;
+        let mut line = |name: &str, rate: &Rate, unit: &str| {
+            writeln!(f, "{name:44} {:10.1} {unit:8} {:11.2}x  {}", rate.giga, rate.ratio, rate.form)
+        };
+        line("copy, read and written", &self.copy_gbs, "GB/s")?;
+        line("f32 multiply-add", &self.fma_gflops, "GFLOP/s")?;
+        line("exp2", &self.exp2_gps, "G/s")?;
+        line("workgroup memory, vec4<f32> loads", &self.workgroup_gbs, "GB/s")?;
+        for matrix in &self.matrix {
+            let name = format!("fragments {0}x{0}", matrix.side);
+            line(&format!("{name}, multiply-add"), &matrix.gflops, "GFLOP/s")?;
+            line(&format!("{name} from workgroup memory, rows"), &matrix.rows_gbs, "GB/s")?;
+            line(&format!("{name} from workgroup memory, columns"), &matrix.columns_gbs, "GB/s")?;
+        }
+        Ok(())
+    }
+}
+
+impl Ceilings {
+    /// `fragments`: the sides of those that the device's matrix units multiply.
+    pub fn measure(gpu: &Gpu, fragments: &[u32], timer: &Timer) -> Self {
+        let bench = Bench::new(gpu, timer);
+        Ceilings {
+            device: gpu.device().adapter_info().name,
+            copy_gbs: bench.copy(),
+            fma_gflops: best([2, 3, 4].map(|chains| bench.fma(chains))),
+            exp2_gps: best([1, 2, 4].map(|chains| bench.exp2(chains))),
+            workgroup_gbs: bench.workgroup(),
+            matrix: fragments
+                .iter()
+                .map(|&side| MatrixCeilings {
+                    side,
+                    gflops: best([[2, 2], [2, 4]].map(|grid| bench.multiply(side, grid))),
+                    rows_gbs: bench.load(side, "rows"),
+                    columns_gbs: bench.load(side, "columns"),
+                })
+                .collect(),
+        }
+    }
+}
+
+fn best(rates: impl IntoIterator<Item = Rate>) -> Rate {
+    rates.into_iter().max_by(|x, y| x.giga.total_cmp(&y.giga)).expect("at least one form")
+}
+
+/// Invocations of a workgroup that has no matrix units to share.
+const LANES: usize = 256;
+/// Steps written out in a turn of a loop, so that counting costs little.
+const STEPS: usize = 16;
+/// `x · A + B` and `exp2(C − x)` move for thousands of steps, without end or overflow.
+const A: f32 = -0.999;
+const B: f32 = 1.0;
+const C: f32 = 1.9;
+/// Workgroups that store fragments in places of their own; the others repeat what these store.
+const SLOTS: usize = 16;
+/// The tile of fragments in workgroup memory: rows, columns, and the columns with padding, which keeps rows apart by an odd
+/// number of 16-byte pieces.
+const TILE: [usize; 3] = [64, 64, 72];
+
+/// What every loop begins with.
+const HEAD: &str = "
+struct Params { turns: u32, step: u32, a: f32, b: f32 }
+@group(0) @binding(0) var<storage, read_write> out: array<f32>;
+@group(0) @binding(1) var<uniform> p: Params;
+";
+
+/// A loop, and where it leaves its results.
+struct Loop {
+    kernel: Kernel,
+    params: wgpu::Buffer,
+    /// `step`, `a` and `b`.
+    constants: [u32; 3],
+    out: wgpu::Buffer,
+}
+
+struct Bench<'a> {
+    gpu: &'a Gpu,
+    timer: &'a Timer,
+    software: bool,
+    /// Workgroups of a dispatch: many for each place to run in, so that few idle at the end.
+    groups: usize,
+}
+
+impl<'a> Bench<'a> {
+    fn new(gpu: &'a Gpu, timer: &'a Timer) -> Self {
+        let software = gpu.device().adapter_info().device_type == wgpu::DeviceType::Cpu;
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Bench { gpu, timer, software, groups: if software { (8 * cores).max(SLOTS) } else { 8192 } }
+    }
+
+    /// The rate of something that does `work` a turn: the fastest of several runs, long enough for the clock.
+    fn rate(&self, form: String, work: f64, mut run: impl FnMut(u32) -> Duration) -> Rate {
+        let least = Duration::from_millis(if self.software { 5 } else { 10 });
+        let mut turns = 1;
+        while run(turns) < least {
+            assert!(turns < 1 << 28, "{form}: {turns} turns take no time");
+            turns *= 2;
+        }
+        let [mut once, mut twice] = [f64::MAX; 2];
+        let (trusted, least_rounds) = (1.8..=2.2, if self.software { 40 } else { 10 });
+        for round in 0..90 {
+            once = once.min(run(turns).as_secs_f64());
+            twice = twice.min(run(2 * turns).as_secs_f64());
+            // Other programs may take the processor that a software driver runs on.
+            if round >= least_rounds && trusted.contains(&(twice / once)) {
+                break;
+            }
+        }
+        let giga = f64::from(turns) * work / once.min(twice / 2.0) / 1e9;
+        let ratio = twice / once;
+        if !trusted.contains(&ratio) {
+            println!("warning: {form}: twice the work takes {ratio:.2} of the time; do not trust its rate");
+        }
+        Rate { giga, ratio, form }
+    }
+
+    fn copy(&self) -> Rate {
+        let limits = self.gpu.device().limits();
+        let most = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size);
+        let most = most.min(if self.software { 1 << 26 } else { 1 << 28 });
+        let forms = &CopyForm::ALL[..if self.software { 3 } else { 2 }];
+        best(forms.iter().map(|form| {
+            let copy = Copy::new(self.gpu, *form, (1 << most.ilog2()) / 4);
+            let rate = self.rate(form.to_string(), copy.bytes(), |turns| {
+                self.timer.time(|pass| (0..turns).for_each(|_| copy.record(pass)))
+            });
+            copy.validate(self.gpu);
+            rate
+        }))
+    }
+
+    /// `text` has a function `main` and binds `data` to 2, and `out` has room for `results`.
+    fn compile<T: bytemuck::NoUninit>(
+        &self,
+        text: &str,
+        data: &[T],
+        results: usize,
+        [a, b]: [f32; 2],
+        step: usize,
+    ) -> Loop {
+        let params = uniform(self.gpu);
+        let out = self.gpu.buffer(results * 4).expect("room for results");
+        let data = self.gpu.upload(data).expect("operands");
+        let kernel = Kernel::new(self.gpu, text, &[&out, &params, &data]);
+        Loop { kernel, params, constants: [step as u32, a.to_bits(), b.to_bits()], out }
+    }
+
+    fn run(&self, kernel: &Loop, turns: u32) -> Duration {
+        let [step, a, b] = kernel.constants;
+        self.gpu.queue().write_buffer(&kernel.params, 0, bytemuck::bytes_of(&[turns, step, a, b]));
+        self.timer.time(|pass| kernel.kernel.dispatch(pass, [self.groups as u32, 1]))
+    }
+
+    /// Whether the first `results` after a few turns are what `want` repeats.
+    fn validate(&self, what: &str, kernel: &Loop, results: usize, want: impl Fn(usize) -> Vec<f64>) {
+        for turns in [1, 2, 5] {
+            self.run(kernel, turns as u32);
+            let got: Vec<f32> = self.gpu.download(&kernel.out, results).expect("results");
+            let want = want(turns);
+            for (n, (got, want)) in got.iter().zip(want.iter().cycle()).enumerate() {
+                let error = (f64::from(*got) - want).abs();
+                assert!(
+                    error <= 1e-4 * (1.0 + want.abs()),
+                    "{what}, {turns} turns: result {n} is {got}, not {want}"
+                );
+            }
+        }
+    }
+
+    /// `chains` vectors to an invocation that a step moves by `step`, a WGSL expression of x, a and b.
+    fn chains(&self, what: &str, step: &str, constants: [f32; 2], chains: usize) -> (Loop, String, Vec<f32>) {
+        let each = |line: &dyn Fn(usize) -> String| (0..chains).map(line).collect::<Vec<_>>().join("\n");
+        let start = each(&|n| format!("var x{n} = data[lane + {}u];", n * LANES));
+        let turn = each(&|n| format!("x{n} = step(x{n}, a, b);"));
+        let sum = each(&|n| format!("sum += x{n};"));
+        let text = format!(
+            "{HEAD}
+@group(0) @binding(2) var<storage, read> data: array<vec4<f32>>;
+fn step(x: vec4<f32>, a: vec4<f32>, b: vec4<f32>) -> vec4<f32> {{ return {step}; }}
+@compute @workgroup_size({LANES})
+fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{
+    let a = vec4(p.a);
+    let b = vec4(p.b);
+    {start}
+    for (var i = 0u; i < p.turns; i++) {{
+        {}
+    }}
+    var sum = vec4<f32>();
+    {sum}
+    out[id.x] = dot(sum, vec4(1.0));
+}}",
+            turn.repeat(STEPS)
+        );
+        let data = noise(4 * chains * LANES, 1);
+        let kernel = self.compile(&text, &data, self.groups * LANES, constants, 0);
+        (kernel, format!("{} {what} an invocation", 4 * chains), data)
+    }
+
+    /// What the invocations of a workgroup have in the end.
+    fn chained(data: &[f32], turns: usize, step: impl Fn(f64) -> f64) -> Vec<f64> {
+        let mut sums = vec![0.0; LANES];
+        for (n, x) in data.iter().enumerate() {
+            let end = (0..turns * STEPS).fold(f64::from(*x), |x, _| step(x));
+            sums[n / 4 % LANES] += end;
+        }
+        sums
+    }
+
+    fn fma(&self, chains: usize) -> Rate {
+        let (kernel, form, data) = self.chains("sums", "fma(x, a, b)", [A, B], chains);
+        self.validate(&form, &kernel, self.groups * LANES, |turns| {
+            Self::chained(&data, turns, |x| x * f64::from(A) + f64::from(B))
+        });
+        let work = (self.groups * LANES * STEPS * 4 * chains * 2) as f64;
+        self.rate(form, work, |turns| self.run(&kernel, turns))
+    }
+
+    fn exp2(&self, chains: usize) -> Rate {
+        let (kernel, form, data) = self.chains("powers", "exp2(a - x)", [C, 0.0], chains);
+        self.validate(&form, &kernel, self.groups * LANES, |turns| {
+            Self::chained(&data, turns, |x| (f64::from(C) - x).exp2())
+        });
+        let work = (self.groups * LANES * STEPS * 4 * chains) as f64;
+        self.rate(form, work, |turns| self.run(&kernel, turns))
+    }
+
+    /// Neighbours load neighbouring vectors, at offsets known to the compiler from a place that is not.
+    fn workgroup(&self) -> Rate {
+        const LOADS: usize = 8;
+        let each = |line: &dyn Fn(usize) -> String| (0..LOADS).map(line).collect::<Vec<_>>().join("\n");
+        let start = each(&|n| format!("var x{n} = vec4<f32>();"));
+        let turn = each(&|n| format!("x{n} += tile[at + {}u];", n * 64));
+        let sum = each(&|n| format!("sum += x{n};"));
+        let text = format!(
+            "{HEAD}
+@group(0) @binding(2) var<storage, read> data: array<vec4<f32>>;
+var<workgroup> tile: array<vec4<f32>, 1024>;
+@compute @workgroup_size({LANES})
+fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{
+    for (var n = lane; n < 1024u; n += {LANES}u) {{ tile[n] = data[n]; }}
+    workgroupBarrier();
+    {start}
+    var at = lane;
+    for (var i = 0u; i < p.turns; i++) {{
+        {turn}
+        at = (at + p.step) & 511u;
+    }}
+    var sum = vec4<f32>();
+    {sum}
+    out[id.x] = dot(sum, vec4(1.0));
+}}"
+        );
+        let data = noise(4096, 1);
+        let kernel = self.compile(&text, &data, self.groups * LANES, [0.0; 2], LANES);
+        let form = format!("{LOADS} a turn, {LANES} invocations");
+        self.validate(&form, &kernel, self.groups * LANES, |turns| {
+            let load = |at: usize| data[4 * at..][..4].iter().map(|x| f64::from(*x)).sum::<f64>();
+            let loads = |lane, turn| (0..LOADS).map(move |n| load((lane + turn * LANES) % 512 + n * 64));
+            (0..LANES).map(|lane| (0..turns).flat_map(|turn| loads(lane, turn)).sum()).collect()
+        });
+        let work = (self.groups * LANES * LOADS * 16) as f64;
+        self.rate(form, work, |turns| self.run(&kernel, turns))
+    }
+
+    /// Invocations of a workgroup of at least four subgroups, and the most subgroups it may have.
+    fn subgroups(&self) -> (usize, usize) {
+        let info = self.gpu.device().adapter_info();
+        let most = self.gpu.device().limits().max_compute_invocations_per_workgroup;
+        let lanes = (4 * info.subgroup_max_size).min(most);
+        (lanes as usize, (lanes / info.subgroup_min_size) as usize)
+    }
+
+    /// The text of a loop on fragments: each subgroup has `sums` of them, stored in the end, after the room of all slots the
+    /// number of subgroups. `body` has `subgroup`, and ends in the loop.
+    fn fragments(&self, side: u32, sums: usize, globals: &str, body: &str) -> String {
+        let (lanes, most) = self.subgroups();
+        let square = (side * side) as usize;
+        let each = |line: &dyn Fn(usize) -> String| (0..sums).map(line).collect::<Vec<_>>().join("\n");
+        let start = each(&|n| format!("var c{n} = Sums();"));
+        let store = each(&|n| {
+            format!("let to{n} = slot + {}u;\ncoopStoreT(c{n}, &out[to{n}], {side}u);", n * square)
+        });
+        format!(
+            "enable f16;
+enable wgpu_cooperative_matrix;
+diagnostic(off, derivative_uniformity);
+alias Left = coop_mat{side}x{side}<f16, A>;
+alias Right = coop_mat{side}x{side}<f16, B>;
+alias Sums = coop_mat{side}x{side}<f32, C>;
+{HEAD}
+@group(0) @binding(2) var<storage, read> data: array<f16>;
+{globals}
+@compute @workgroup_size({lanes})
+fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) lane: u32,
+        @builtin(subgroup_id) subgroup: u32, @builtin(num_subgroups) subgroups: u32) {{
+    {start}
+    {body}
+    let slot = (id.x % {SLOTS}u * subgroups + subgroup) * {}u;
+    {store}
+    out[{}u] = f32(subgroups);
+}}",
+            sums * square,
+            SLOTS * most * sums * square
+        )
+    }
+
+    /// The number of subgroups that `kernel` found, once its results are found to be what `want` gives subgroups.
+    fn validate_fragments(
+        &self,
+        what: &str,
+        kernel: &Loop,
+        sums: usize,
+        want: impl Fn(usize, usize) -> Vec<f64>,
+    ) -> usize {
+        let (_, most) = self.subgroups();
+        self.run(kernel, 1);
+        let all: Vec<f32> = self.gpu.download(&kernel.out, SLOTS * most * sums + 1).expect("results");
+        let subgroups = all[SLOTS * most * sums] as usize;
+        assert!((1..=most).contains(&subgroups), "{what}: {subgroups} subgroups");
+        self.validate(what, kernel, SLOTS * subgroups * sums, |turns| {
+            (0..subgroups).flat_map(|subgroup| want(subgroup, turns)).collect()
+        });
+        subgroups
+    }
+
+    /// Products of `rows` fragments with `columns`, in registers.
+    fn multiply(&self, side: u32, [rows, columns]: [usize; 2]) -> Rate {
+        let (_, most) = self.subgroups();
+        let n = side as usize;
+        let square = n * n;
+        let own = (rows + columns) * square;
+        let load = |m: usize| {
+            let (name, role) = if m < rows { ("a", "Left") } else { ("b", "Right") };
+            let k = if m < rows { m } else { m - rows };
+            let at = format!("let at{m} = subgroup * {own}u + {}u;", m * square);
+            format!("{at}\nlet {name}{k} = coopLoadT<{role}>(&data[at{m}], {side}u);\n")
+        };
+        let loads: String = (0..rows + columns).map(load).collect();
+        let turn: String = (0..rows * columns)
+            .map(|c| format!("c{c} = coopMultiplyAdd(a{}, b{}, c{c});\n", c / columns, c % columns))
+            .collect();
+        let body = format!("{loads}for (var i = 0u; i < p.turns; i++) {{\n{turn}}}");
+        let text = self.fragments(side, rows * columns, "", &body);
+        let data: Vec<f16> = noise(most * own, 1).into_iter().map(f16::from_f32).collect();
+        let sums = rows * columns * square;
+        let kernel = self.compile(&text, &bits(&data), SLOTS * most * sums + 1, [0.0; 2], 0);
+        let form = format!("{rows} by {columns} fragments a subgroup");
+        let subgroups = self.validate_fragments(&form, &kernel, sums, |subgroup, turns| {
+            let fragment = |m: usize| &data[subgroup * own + m * square..][..square];
+            let sum = |c: usize| {
+                let (a, b) = (fragment(c / columns), fragment(rows + c % columns));
+                product(n, turns as f64, |i, k| a[i * n + k], |k, j| b[k * n + j])
+            };
+            (0..rows * columns).flat_map(sum).collect()
+        });
+        let work = (self.groups * subgroups * sums * n * 2) as f64;
+        self.rate(form, work, |turns| self.run(&kernel, turns))
+    }
+
+    /// Products of one fragment with those of a row of the tile, loaded `rows` by rows or columns by columns.
+    fn load(&self, side: u32, order: &str) -> Rate {
+        let (lanes, _) = self.subgroups();
+        let n = side as usize;
+        let square = n * n;
+        let [height, width, stride] = TILE;
+        let words = height * stride;
+        let count = width / n;
+        let rows = order == "rows";
+        let coop_load = if rows { "coopLoadT" } else { "coopLoad" };
+        let turn: String = (0..count)
+            .map(|c| {
+                let at = format!("let at{c} = first * {stride}u + {}u;", c * n);
+                let load = format!("{coop_load}<Right>(&tile[at{c}], {stride}u)");
+                format!("{at}\nc{c} = coopMultiplyAdd(a, {load}, c{c});\n")
+            })
+            .collect();
+        let body = format!(
+            "for (var n = lane; n < {words}u; n += {lanes}u) {{ tile[n] = data[n]; }}
+    workgroupBarrier();
+    let a = coopLoadT<Left>(&data[{words}], {side}u);
+    var first = subgroup * {side}u % {height}u;
+    for (var i = 0u; i < p.turns; i++) {{
+        {turn}
+        first = (first + p.step) % {height}u;
+    }}"
+        );
+        let tile = format!("var<workgroup> tile: array<f16, {words}>;");
+        let text = self.fragments(side, count, &tile, &body);
+        let data: Vec<f16> = noise(words + square, 1).into_iter().map(f16::from_f32).collect();
+        let (_, most) = self.subgroups();
+        let sums = count * square;
+        let kernel = self.compile(&text, &bits(&data), SLOTS * most * sums + 1, [0.0; 2], n);
+        let form = format!("{count} a turn, by {order}");
+        let subgroups = self.validate_fragments(&form, &kernel, sums, |subgroup, turns| {
+            let (tile, a) = data.split_at(words);
+            let sum = |c: usize| {
+                let mut sum = vec![0.0; square];
+                for turn in 0..turns {
+                    let corner = (subgroup + turn) * n % height * stride + c * n;
+                    let b = |k, j| tile[corner + if rows { k * stride + j } else { j * stride + k }];
+                    let one = product(n, 1.0, |i, k| a[i * n + k], b);
+                    sum.iter_mut().zip(one).for_each(|(sum, x)| *sum += x);
+                }
+                sum
+            };
+            (0..count).flat_map(sum).collect()
+        });
+        let work = (self.groups * subgroups * sums * 2) as f64;
+        self.rate(form, work, |turns| self.run(&kernel, turns))
+    }
+}
+
+fn bits(x: &[f16]) -> Vec<u16> {
+    x.iter().map(|x| x.to_bits()).collect()
+}
+
+/// `times` the product of two n × n matrices.
+fn product(
+    n: usize,
+    times: f64,
+    a: impl Fn(usize, usize) -> f16,
+    b: impl Fn(usize, usize) -> f16,
+) -> Vec<f64> {
+    let sum = |i, j| (0..n).map(|k| a(i, k).to_f64() * b(k, j).to_f64()).sum::<f64>();
+    (0..n * n).map(|m| times * sum(m / n, m % n)).collect()
+}

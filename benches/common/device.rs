@@ -1,0 +1,49 @@
+//! The device of the benches.
+
+use wgpu_attention::{Gpu, Pipelines, wgpu};
+
+/// The fastest adapter's device with what that has of use here, and the sides of the fragments that its matrix units
+/// multiply, f16 · f16 summed in f32. `WGPU_BACKEND` and wgpu's other variables are honoured.
+pub fn open() -> (Gpu, Vec<u32>) {
+    let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
+    let adapter = pollster::block_on(instance.request_adapter(&wgpu::RequestAdapterOptions {
+        power_preference: wgpu::PowerPreference::HighPerformance,
+        ..Default::default()
+    }))
+    .expect("an adapter");
+    let matrix = wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX;
+    let useful =
+        wgpu::Features::TIMESTAMP_QUERY | wgpu::Features::SHADER_F16 | wgpu::Features::SUBGROUP | matrix;
+    let features = useful & adapter.features();
+    let experimental_features = if features.contains(matrix) {
+        // SAFETY: benches may run what may be wrong, and look at results before times.
+        unsafe { wgpu::ExperimentalFeatures::enabled() }
+    } else {
+        wgpu::ExperimentalFeatures::disabled()
+    };
+    let (device, queue) = pollster::block_on(adapter.request_device(&wgpu::DeviceDescriptor {
+        label: Some("bench"),
+        required_features: features,
+        required_limits: adapter.limits(),
+        experimental_features,
+        ..Default::default()
+    }))
+    .expect("the adapter gives a device with its own features and limits");
+    let needed = matrix | wgpu::Features::SHADER_F16 | wgpu::Features::SUBGROUP;
+    let fragments = if features.contains(needed) { listed(&adapter) } else { Vec::new() };
+    let pipelines = Pipelines::with_adapter(&device, &adapter);
+    (Gpu::with_pipelines(queue, pipelines), fragments)
+}
+
+fn listed(adapter: &wgpu::Adapter) -> Vec<u32> {
+    use wgpu::CooperativeScalarType::{F16, F32};
+    let listed = adapter.cooperative_matrix_properties();
+    // It lists 8 only and runs both.
+    let lavapipe = adapter.get_info().name.starts_with("llvmpipe");
+    let lists = |side: u32| {
+        listed
+            .iter()
+            .any(|p| [p.m_size, p.n_size, p.k_size] == [side; 3] && (p.ab_type, p.cr_type) == (F16, F32))
+    };
+    [8, 16].into_iter().filter(|side| lists(*side) || lavapipe).collect()
+}

@@ -1,0 +1,49 @@
+//! How much of what a device can do a kernel does.
+
+use std::fmt;
+
+use crate::ceilings::Ceilings;
+
+/// What does a kernel's arithmetic.
+#[derive(Clone, Copy, Debug)]
+pub enum Kind {
+    /// f32 multiply-adds.
+    Plain,
+    /// Matrix units, with the fragments that suit them best.
+    Matrix,
+}
+
+/// A time beside the least that arithmetic and memory allow, in ms.
+#[derive(Clone, Copy, Debug)]
+pub struct Share {
+    pub arithmetic: f64,
+    pub memory: f64,
+    pub ms: f64,
+}
+
+impl Ceilings {
+    /// The least that `flops` and `bytes` of buffers allow, beside `ms`. `None` without the units.
+    pub fn share(&self, kind: Kind, flops: f64, bytes: f64, ms: f64) -> Option<Share> {
+        let gflops = match kind {
+            Kind::Plain => self.fma_gflops.giga,
+            Kind::Matrix => self.matrix.iter().map(|matrix| matrix.gflops.giga).reduce(f64::max)?,
+        };
+        Some(Share { arithmetic: flops / gflops / 1e6, memory: bytes / self.copy_gbs.giga / 1e6, ms })
+    }
+}
+
+impl Share {
+    /// The larger of the floors.
+    pub fn floor(&self) -> f64 {
+        self.arithmetic.max(self.memory)
+    }
+}
+
+impl fmt::Display for Share {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let Share { arithmetic, memory, ms } = self;
+        let (floor, percent) = (self.floor(), 100.0 * self.floor() / ms);
+        write!(f, "{ms:.3} ms, {:.2} times the floor ({percent:.0} % of the ceiling); ", ms / floor)?;
+        write!(f, "floors: arithmetic {arithmetic:.3} ms, memory {memory:.3} ms")
+    }
+}
