@@ -1,27 +1,259 @@
-//! The fused kernel on matrix units, in fragments of 8 × 8 and 16 × 16.
+//! The fused kernel on matrix units, in fragments of 8 × 8 and of 16 × 16: edges, scores that move a row's origin, what
+//! each setting takes and refuses. Every other case of the fused path runs on them too (see `run::setups`).
 
-use wgpu_attention::Shape;
+use wgpu_attention::{Alignment, DType, MatrixUnits, Path, Shape, Tiling};
 
-use crate::harness::{Case, Layout, Report, Setup, matrices};
+use crate::harness::run::{judge_outputs, run_with};
+use crate::harness::{Case, Drop, Layout, Part, Profile, Report, Setup, Weights, full, matrices, run};
+
+fn check(report: &mut Report, case: &Case, setup: &Setup) {
+    report.check_in(case, setup, &mut Default::default());
+}
+
+fn shape(q_len: usize, kv_len: usize, head_dim: usize, value_dim: usize) -> Shape {
+    Shape { batch: 1, heads: 2, kv_heads: 1, q_len, kv_len, head_dim, value_dim }
+}
 
 #[test]
 fn lengths() {
     let mut report = Report::new("matrix, lengths");
     for profile in matrices() {
-        for q_len in [1, 15, 16, 17, 31, 33, 64, 65, 127, 130] {
-            for kv_len in [1, 7, 16, 31, 32, 33, 65, 129] {
-                let shape =
-                    Shape { batch: 1, heads: 2, kv_heads: 1, q_len, kv_len, head_dim: 16, value_dim: 16 };
-                let case = Case::random(format!("matrix {q_len} {kv_len}"), shape);
+        for q_len in [1, 7, 8, 9, 16, 31, 33, 64, 65] {
+            for kv_len in [1, 7, 8, 15, 16, 17, 33, 65] {
+                let case = Case::random(format!("matrix {q_len} {kv_len}"), shape(q_len, kv_len, 16, 16));
                 let setup = Setup::matrix(profile, Layout::Dense);
-                report.check_in(
-                    &case.clone().with(|c| c.rules.causal = true),
-                    &setup,
-                    &mut Default::default(),
-                );
-                report.check_in(&case, &setup, &mut Default::default());
+                check(&mut report, &case.clone().with(|c| c.rules.causal = true), &setup);
+                check(&mut report, &case, &setup);
             }
         }
     }
     report.finish();
+}
+
+fn of_channels(report: &mut Report, dims: &[(usize, usize)]) {
+    for profile in matrices() {
+        for (n, (head_dim, value_dim)) in dims.iter().enumerate() {
+            let shape = shape(21, 37, *head_dim, *value_dim);
+            let case = Case::random(format!("matrix channels {head_dim} {value_dim}"), shape);
+            let layout = if n % 2 == 0 { Layout::Dense } else { Layout::Window(n as u64) };
+            check(report, &case, &Setup::matrix(profile, layout));
+        }
+    }
+}
+
+#[test]
+fn channels() {
+    let mut report = Report::new("matrix, channels");
+    of_channels(&mut report, &[(1, 1), (2, 5), (7, 33), (13, 7), (16, 48), (33, 17), (64, 63)]);
+    report.finish();
+}
+
+#[test]
+fn many_channels() {
+    let mut report = Report::new("matrix, many channels");
+    let dims = [(80, 96), (130, 3), (3, 200), (128, 128), (192, 128), (255, 256)];
+    if takes_long() {
+        report.skip(
+            "unless WGPU_ATTENTION_TEST_ALL is set: a software driver compiles each for minutes".into(),
+            "all",
+        );
+    } else {
+        of_channels(&mut report, &dims);
+    }
+    report.finish();
+}
+
+/// Whether large kernels are not to be compiled.
+fn takes_long() -> bool {
+    let software = full().gpu.device().adapter_info().device_type == wgpu_attention::wgpu::DeviceType::Cpu;
+    software && std::env::var_os("WGPU_ATTENTION_TEST_ALL").is_none()
+}
+
+/// The tiles that GPUs get, of which lavapipe takes long to compile each.
+#[test]
+fn tiles_of_gpus() {
+    let mut report = Report::new("matrix, tiles of GPUs");
+    for profile in matrices() {
+        let large = Setup { tiling: Tiling::Workgroup, ..Setup::matrix(profile, Layout::Dense) };
+        for (q_len, dim) in [(20, 32), (130, 64), (300, 128)] {
+            if dim > 32 && takes_long() {
+                report.skip(
+                    "unless WGPU_ATTENTION_TEST_ALL is set: they take minutes to compile".into(),
+                    "large",
+                );
+                continue;
+            }
+            let case = Case::random(format!("matrix large {q_len} {dim}"), shape(q_len, 150, dim, dim))
+                .with(|c| c.rules.causal = true);
+            check(&mut report, &case, &large);
+        }
+    }
+    report.finish();
+}
+
+/// Scores whose maxima rise from key to key, slowly and in leaps, at the sizes where an origin just moves or just does not.
+#[test]
+fn rising_scores() {
+    let mut report = Report::new("matrix, rising scores");
+    for profile in matrices() {
+        for (n, rise) in [0.05, 0.4, 0.5, 0.6, 3.0, 20.0, -0.5].into_iter().enumerate() {
+            let case = Case::random(format!("matrix rising {rise}"), shape(33, 90, 8, 24)).with(|c| {
+                c.scale = Some(1.0);
+                // q · k is `rise` times the key's number, on top of a little noise; every third row sees it fall.
+                for (row, q) in c.q.chunks_exact_mut(8).enumerate() {
+                    q.iter_mut().for_each(|x| *x *= 0.25);
+                    q[0] = if row % 3 == 0 { -1.0 } else { 1.0 };
+                }
+                for (j, k) in c.k.chunks_exact_mut(8).enumerate() {
+                    k[0] = rise * j as f32;
+                }
+                // Half of them also by a bias, which takes the other unit of scores.
+                if n % 2 == 1 {
+                    c.rules.bias = Some(Part::of([1, 1, 1, 90], |[.., j]| 0.1 * j as f32));
+                }
+            });
+            check(&mut report, &case, &Setup::matrix(profile, Layout::Dense));
+        }
+    }
+    report.finish();
+}
+
+#[test]
+fn large_scores_and_hidden_rows() {
+    let mut report = Report::new("matrix, large scores");
+    for profile in matrices() {
+        let setup = Setup::matrix(profile, Layout::Blhd);
+        for size in [1e2, 1e3, -1e3] {
+            let case = Case::random(format!("matrix scores {size}"), shape(40, 50, 16, 16)).with(|c| {
+                // q · k is about ±size for every pair.
+                c.scale = Some(1.0);
+                c.q.iter_mut().enumerate().for_each(|(n, x)| *x = if n % 16 == 0 { size } else { *x });
+                c.k.iter_mut().enumerate().for_each(|(n, x)| *x = if n % 16 == 0 { 1.0 } else { *x });
+            });
+            check(&mut report, &case, &setup);
+        }
+        let hidden = Case::random("matrix, −∞ in the bias", shape(40, 50, 16, 16)).with(|c| {
+            // Whole rows, whole tiles of some rows, and keys here and there.
+            c.rules.bias = Some(Part::of([1, 2, 40, 50], |[_, h, i, j]| {
+                let out =
+                    i % 5 == 0 || (i % 5 == 1 && j < 33) || (i % 5 == 2 && j > 16) || (h + i + j) % 7 == 0;
+                if out { f32::NEG_INFINITY } else { 0.0 }
+            }));
+        });
+        check(&mut report, &hidden, &setup);
+        let none = Case::random("matrix, nothing seen", shape(70, 5, 16, 16)).with(|c| {
+            (c.rules.causal, c.rules.alignment) = (true, Alignment::BottomRight);
+        });
+        check(&mut report, &none, &setup);
+    }
+    report.finish();
+}
+
+/// Values that no weight reaches, or only one that f16 rounds to nothing, may be anything.
+#[test]
+fn infinite_values() {
+    let mut report = Report::new("matrix, infinite values");
+    for profile in matrices() {
+        let case = Case::random("matrix, infinite values", shape(20, 40, 16, 16)).with(|c| {
+            c.rules.causal = true;
+            c.v[39 * 16 + 3] = f32::INFINITY;
+            c.v[38 * 16 + 5] = f32::NAN;
+        });
+        let setup = Setup::matrix(profile, Layout::Dense);
+        let want = case.stored(DType::F16, DType::F32).reference::<f64>().out;
+        let got = run(&case.stored(DType::F16, DType::F32), &setup).expect("a run").out;
+        for (n, (got, want)) in got.iter().zip(&want).enumerate() {
+            assert_eq!(got.is_nan(), want.is_nan(), "{} {n}: {got} {want}", profile.name);
+            assert_eq!(got.is_infinite(), want.is_infinite(), "{} {n}: {got} {want}", profile.name);
+        }
+        assert!(want.iter().any(|x| x.is_nan()) && want.iter().any(|x| x.is_infinite()), "nothing is tested");
+        report.check_in(&case.with(|c| c.v = vec![1.0; c.v.len()]), &setup, &mut Default::default());
+    }
+    report.finish();
+}
+
+#[test]
+fn splits_and_dropout() {
+    let mut report = Report::new("matrix, splits and dropout");
+    for profile in matrices() {
+        let setup = Setup::matrix(profile, Layout::Dense);
+        let case = Case::random("matrix split", shape(20, 600, 16, 24));
+        let stored = case.stored(DType::F16, DType::F32);
+        let truth = stored.truth_of_halves(DType::F16, Weights::None);
+        for n in [2, 3] {
+            let judged = run_with(&stored, &setup, |config| config.splits(n))
+                .and_then(|got| judge_outputs(&case.expected, case.shape, &truth, &got, false));
+            report.record(&format!("{n} splits"), &setup, judged);
+        }
+        // Nine weights of ten are dropped: the factor of the rest would take some of them past what f16 holds.
+        let dropped = Case::random("matrix dropout", shape(20, 50, 16, 16))
+            .with(|c| c.dropout = Some(Drop::Seeded { p: 0.9, seed: 7 }));
+        check(&mut report, &dropped, &setup);
+    }
+    report.finish();
+}
+
+/// F32 tensors, on request.
+#[test]
+fn f32_tensors_rounded() {
+    let mut report = Report::new("matrix, f32 tensors");
+    for profile in matrices() {
+        for (q_len, head_dim) in [(33, 16), (17, 30)] {
+            let case = Case::random(format!("matrix f32 {q_len}"), shape(q_len, 41, head_dim, 16))
+                .with(|c| c.rules.causal = true);
+            let setup = Setup { dtype: DType::F32, ..Setup::matrix(profile, Layout::Blhd) };
+            check(&mut report, &case, &setup);
+        }
+    }
+    report.finish();
+}
+
+/// What is computed without matrix units is so to the bit, whatever the device has.
+#[test]
+fn nobody_gets_other_numbers_unasked() {
+    let bits = |profile: &'static Profile, dtype, tiling, units: MatrixUnits, rounded: bool| {
+        let case = Case::random("matrix unasked", shape(40, 50, 16, 16)).stored(dtype, DType::F32);
+        let plain = Setup { profile: full(), tiling, dtype, ..Setup::matrix(full(), Layout::Dense) };
+        let setup = Setup { profile, ..plain };
+        let got = run_with(&case, &setup, |c| c.matrix_units(units).f16_operands(rounded)).expect("a run");
+        (run(&case, &plain).expect("a run").bits(), got.bits())
+    };
+    for profile in matrices() {
+        // F32 stays F32, on a device that is no software driver as far as its tiles go.
+        let (plain, got) = bits(profile, DType::F32, Tiling::Workgroup, MatrixUnits::Auto, false);
+        assert_eq!(plain, got);
+        let (plain, got) = bits(profile, DType::F16, Tiling::Workgroup, MatrixUnits::Never, false);
+        assert_eq!(plain, got);
+        // Software drivers do without.
+        let (plain, got) = bits(profile, DType::F16, Tiling::Uniform, MatrixUnits::Auto, true);
+        assert_eq!(plain, got);
+        // And these do take them.
+        let (plain, got) = bits(profile, DType::F32, Tiling::Uniform, MatrixUnits::Always, true);
+        assert_ne!(plain, got);
+        let (plain, got) = bits(profile, DType::F16, Tiling::Workgroup, MatrixUnits::Auto, false);
+        assert_ne!(plain, got);
+    }
+}
+
+#[test]
+fn refusals() {
+    let refused = |profile: &'static Profile, words: &[&str], case: &Case, setup: Setup, rounded: bool| {
+        let change = |c: wgpu_attention::Config| c.matrix_units(MatrixUnits::Always).f16_operands(rounded);
+        let error = run_with(case, &Setup { profile, ..setup }, change).expect_err("refused");
+        for word in words.iter().chain(&["matrix units"]) {
+            assert!(error.contains(word), "`{error}` does not say `{word}`");
+        }
+    };
+    let case = Case::random("matrix refused", shape(4, 4, 16, 16));
+    let f32_setup = Setup { dtype: DType::F32, ..Setup::matrix(full(), Layout::Dense) };
+    refused(full(), &["Pipelines::with_adapter"], &case, f32_setup, true);
+    for profile in matrices() {
+        refused(profile, &["F32", "f16_operands"], &case, f32_setup, false);
+        let staged = Setup { path: Path::Staged, ..f32_setup };
+        refused(profile, &["the fused path"], &case, staged, true);
+        let weights = Setup { path: Path::Auto, weights: Weights::PerHead(DType::F32), ..f32_setup };
+        refused(profile, &["the fused path"], &case, weights, true);
+        let wide = Case::random("matrix too wide", shape(4, 4, 257, 16));
+        refused(profile, &["at most 256"], &wide, f32_setup, true);
+    }
 }

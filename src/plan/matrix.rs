@@ -65,17 +65,18 @@ impl FusedMatrix {
     fn candidates(
         fragment: Fragment,
         shape: &Shape,
+        tuning: &Tuning,
         device: &DeviceFacts,
     ) -> impl Iterator<Item = FusedMatrix> + use<> {
         let whole = |n: usize| (n as u32).next_multiple_of(16);
         let (head, value) = (whole(shape.head_dim), whole(shape.value_dim));
         let exact = head as usize == shape.head_dim;
-        // Software drivers, which have fragments to test with, take seconds to compile large tiles.
+        // Software drivers, which have fragments to test with, take a while to compile large tiles.
         let small = [(2 * fragment.side(), 2, 16)];
         let sub_rows = if head.max(value) <= MOST_CHANNELS_OF_32 { 32 } else { 16 };
         let large = [(4, 32), (2, 64), (2, 32), (1, 32), (4, 16), (2, 16), (1, 16)]
             .map(|(subgroups, keys)| (sub_rows, subgroups, keys));
-        let tiles = if device.software { small.to_vec() } else { large.to_vec() };
+        let tiles = if tuning.tiling.uniform(device) { small.to_vec() } else { large.to_vec() };
         let width = device.subgroup_max;
         tiles.into_iter().map(move |(sub_rows, subgroups, keys)| FusedMatrix {
             fragment,
@@ -119,7 +120,7 @@ pub(super) fn fused_matrix(
     if shape.head_dim.max(shape.value_dim) > MOST_CHANNELS {
         return Err("head_dim and value_dim may be at most 256");
     }
-    let fitting = || FusedMatrix::candidates(fragment, shape, device).filter(|t| t.fits(device));
+    let fitting = || FusedMatrix::candidates(fragment, shape, tuning, device).filter(|t| t.fits(device));
     // Large tiles as long as enough workgroups remain.
     let fills = |t: &FusedMatrix| rows.div_ceil(t.rows() as usize).saturating_mul(heads) >= super::FULL;
     fitting()

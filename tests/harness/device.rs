@@ -1,7 +1,7 @@
 //! The devices that every case runs on, made once.
 
 use std::cell::OnceCell;
-use std::sync::Mutex;
+use std::sync::{LazyLock, Mutex};
 
 use wgpu_attention::Gpu;
 
@@ -42,24 +42,28 @@ pub fn defaults() -> &'static Profile {
 /// With matrix units for fragments of 8 × 8 and of 16 × 16, where the adapter has any: lavapipe lists the former and runs
 /// both. On other drivers only what is listed.
 pub fn matrices() -> impl Iterator<Item = &'static Profile> {
-    let adapter = adapter();
-    let listed = adapter.cooperative_matrix_properties();
-    let lavapipe = adapter.get_info().name.starts_with("llvmpipe");
-    let sides = [(2, "matrix 8", 8), (3, "matrix 16", 16)].into_iter();
-    sides.filter(move |(.., side)| listed.iter().any(|p| p.m_size == *side || lavapipe)).map(
-        |(kind, name, side)| {
-            lent(kind, || {
-                let adapter = self::adapter();
-                let features = adapter.features();
-                let wanted = features - wgpu::Features::all_experimental_mask()
-                    | features & wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX;
-                let made = make(name, &adapter, wanted, adapter.limits());
-                let pipelines = wgpu_attention::inspect::with_fragments(made.gpu.device(), side);
-                let gpu = Gpu::with_pipelines(made.gpu.queue().clone(), pipelines);
-                Profile { gpu, matrix: true, ..made }
-            })
-        },
-    )
+    static SIDES: LazyLock<Vec<u32>> = LazyLock::new(|| {
+        let adapter = adapter();
+        if !adapter.features().contains(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX) {
+            return Vec::new();
+        }
+        let listed = adapter.cooperative_matrix_properties();
+        let runs_all = adapter.get_info().name.starts_with("llvmpipe");
+        let runs = |side: &u32| runs_all || listed.iter().any(|p| p.m_size == *side);
+        [8, 16].into_iter().filter(runs).collect()
+    });
+    SIDES.iter().map(|side| {
+        let (kind, name) = if *side == 8 { (2, "matrix 8") } else { (3, "matrix 16") };
+        lent(kind, || {
+            let adapter = adapter();
+            let others =
+                wgpu::Features::all_experimental_mask() - wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX;
+            let made = make(name, &adapter, adapter.features() - others, adapter.limits());
+            let pipelines = wgpu_attention::inspect::with_fragments(made.gpu.device(), *side);
+            let gpu = Gpu::with_pipelines(made.gpu.queue().clone(), pipelines);
+            Profile { gpu, matrix: true, ..made }
+        })
+    })
 }
 
 /// Devices that no test uses at the moment, by kind.

@@ -302,11 +302,11 @@ pub fn run_with(case: &Case, setup: &Setup, change: impl FnOnce(Config) -> Confi
 }
 
 impl Setup {
-    /// On the matrix units of `profile`, in F16.
+    /// On the matrix units of `profile`, in F16, with tiles that software drivers compile in a second.
     pub fn matrix(profile: &'static Profile, layout: Layout) -> Self {
         Setup {
             profile,
-            tiling: Tiling::Workgroup,
+            tiling: Tiling::Uniform,
             path: Path::Fused,
             dtype: DType::F16,
             bias: DType::F32,
