@@ -100,7 +100,8 @@ impl FusedTiles {
     /// Workgroups that are enough: on CPUs some for every core, of which there may be more than here.
     fn enough(self) -> usize {
         match self {
-            FusedTiles::Workgroup { .. } | FusedTiles::Matrix(_) => 2 * FULL,
+            FusedTiles::Workgroup { .. } => 2 * FULL,
+            FusedTiles::Matrix(_) => FULL,
             // Small ones, of which each core takes several.
             FusedTiles::FewWorkgroup(_) => 4 * FULL,
             FusedTiles::Uniform { .. } | FusedTiles::FewUniform(_) => 16,

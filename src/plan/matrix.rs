@@ -22,12 +22,23 @@ pub(crate) struct FusedMatrix {
     pub exact: bool,
 }
 
-/// More channels than this, and the sums of 16 rows no longer fit in registers.
+/// With more channels than this, 16 rows no longer fit in registers.
 const MOST_CHANNELS: usize = 256;
 
-/// Up to as many channels a subgroup holds 32 rows; beyond, 16. In registers of 32 lanes: 32 rows of 128 channels take
-/// 64 of queries and 128 of sums.
-const MOST_CHANNELS_OF_32: u32 = 128;
+/// Registers of each of 32 invocations that a subgroup's queries and sums may take. GPUs with fragments of 16 × 16 have 255,
+/// those with 8 × 8 (Apple's) about 128; scores, addresses and what is staged next take the rest.
+fn room(fragment: Fragment) -> u32 {
+    match fragment {
+        Fragment::Eight => 96,
+        Fragment::Sixteen => 192,
+    }
+}
+
+/// As many rows of a subgroup as registers hold: keys and values are loaded once for all of them.
+fn sub_rows(fragment: Fragment, head: u32, value: u32) -> u32 {
+    let registers = |rows: u32| rows * (head / 2 + value) / 32;
+    [32, 16, 8].into_iter().find(|rows| registers(*rows) <= room(fragment)).unwrap_or(8).max(fragment.side())
+}
 
 impl FusedMatrix {
     pub fn rows(&self) -> u32 {
@@ -73,9 +84,9 @@ impl FusedMatrix {
         let exact = head as usize == shape.head_dim;
         // Software drivers, which have fragments to test with, take a while to compile large tiles.
         let small = [(2 * fragment.side(), 2, 16)];
-        let sub_rows = if head.max(value) <= MOST_CHANNELS_OF_32 { 32 } else { 16 };
-        let large = [(4, 32), (2, 64), (2, 32), (1, 32), (4, 16), (2, 16), (1, 16)]
-            .map(|(subgroups, keys)| (sub_rows, subgroups, keys));
+        let rows = sub_rows(fragment, head, value);
+        let large = [(4, 32), (2, 64), (2, 32), (4, 16), (2, 16), (1, 32), (1, 16)]
+            .map(|(subgroups, keys)| (rows, subgroups, keys));
         let tiles = if tuning.tiling.uniform(device) { small.to_vec() } else { large.to_vec() };
         let width = device.subgroup_max;
         tiles.into_iter().map(move |(sub_rows, subgroups, keys)| FusedMatrix {
@@ -92,17 +103,18 @@ impl FusedMatrix {
 
     /// Every kind of tiles there is, for `fragment`.
     pub fn all(fragment: Fragment) -> Vec<FusedTiles> {
-        let of = |head, value, sub_rows, subgroups, width, keys, exact| {
+        let of = |head, value, subgroups, width, keys, exact| {
+            let sub_rows = sub_rows(fragment, head, value);
             FusedTiles::Matrix(FusedMatrix { fragment, sub_rows, subgroups, width, keys, head, value, exact })
         };
         vec![
-            of(64, 64, 32, 4, 64, 32, true),
-            of(64, 64, 32, 4, 32, 32, true),
-            of(128, 128, 32, 4, 64, 32, true),
-            of(128, 128, 32, 2, 64, 32, true),
-            of(128, 128, 32, 2, 32, 32, false),
-            of(256, 256, 16, 4, 64, 16, true),
-            of(16, 48, 32, 2, 8, 64, false),
+            of(64, 64, 4, 64, 32, true),
+            of(64, 64, 4, 32, 32, true),
+            of(128, 128, 4, 64, 32, true),
+            of(128, 128, 2, 64, 32, true),
+            of(128, 128, 2, 32, 32, false),
+            of(256, 256, 4, 64, 16, true),
+            of(16, 48, 2, 8, 64, false),
         ]
     }
 }
@@ -121,12 +133,128 @@ pub(super) fn fused_matrix(
         return Err("head_dim and value_dim may be at most 256");
     }
     let fitting = || FusedMatrix::candidates(fragment, shape, tuning, device).filter(|t| t.fits(device));
-    // Large tiles as long as enough workgroups remain.
-    let fills = |t: &FusedMatrix| rows.div_ceil(t.rows() as usize).saturating_mul(heads) >= super::FULL;
+    // Large tiles as long as every core of a large GPU gets one: a second one each is for splits of the keys to find.
+    let fills = |t: &FusedMatrix| rows.div_ceil(t.rows() as usize).saturating_mul(heads) >= super::FULL / 2;
+    let is_small = |t: &FusedMatrix| t.subgroups <= 2 && (t.rows() as usize) < 2 * rows;
     fitting()
         .find(fills)
-        .or_else(|| fitting().find(|t| t.rows() as usize <= rows.next_power_of_two().max(32)))
+        .or_else(|| fitting().find(is_small))
         .or_else(|| fitting().last())
         .map(FusedTiles::Matrix)
         .ok_or("their tiles take more workgroup memory or invocations than the device allows")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEVICE: DeviceFacts = DeviceFacts {
+        f16: true,
+        workgroup_memory: 49152,
+        max_invocations: 1024,
+        subgroup_min: 32,
+        subgroup_max: 32,
+        matrix: Some(Fragment::Sixteen),
+        ..DeviceFacts::LEAST
+    };
+
+    fn plan(shape: Shape, device: &DeviceFacts) -> Result<FusedMatrix, &'static str> {
+        let rows = shape.q_len * shape.group();
+        let heads = shape.batch * shape.kv_heads;
+        match fused_matrix(rows, heads, &shape, DType::F16, &Tuning::default(), device)? {
+            FusedTiles::Matrix(tiles) => Ok(tiles),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn shape(heads: usize, length: usize, dim: usize) -> Shape {
+        Shape {
+            batch: 1,
+            heads,
+            kv_heads: heads,
+            q_len: length,
+            kv_len: length,
+            head_dim: dim,
+            value_dim: dim,
+        }
+    }
+
+    #[test]
+    fn large_problems_get_large_tiles() {
+        let of = |heads, length, dim, device: &DeviceFacts| {
+            let tiles = plan(shape(heads, length, dim), device).expect("tiles");
+            assert!(tiles.fits(device), "{tiles:?}");
+            (tiles.sub_rows, tiles.subgroups, tiles.keys)
+        };
+        assert_eq!(of(16, 16384, 128, &DEVICE), (32, 4, 32));
+        assert_eq!(of(32, 16384, 64, &DEVICE), (32, 4, 32));
+        assert_eq!(of(8, 16384, 256, &DEVICE), (16, 4, 32));
+        // Too few for the device: half as many rows each.
+        assert_eq!(of(8, 1024, 64, &DEVICE), (32, 2, 64));
+        let apple = DeviceFacts { workgroup_memory: 32768, matrix: Some(Fragment::Eight), ..DEVICE };
+        assert_eq!(of(16, 16384, 128, &apple), (16, 4, 32));
+        assert_eq!(of(32, 16384, 64, &apple), (32, 2, 32));
+        assert_eq!(of(8, 16384, 256, &apple), (8, 4, 16));
+    }
+
+    #[test]
+    fn every_plan_is_one_the_shader_takes() {
+        let mut found = 0;
+        for fragment in [Fragment::Eight, Fragment::Sixteen] {
+            for width in [8, 16, 32, 64] {
+                for workgroup_memory in [16384, 32768, 49152, 65536] {
+                    for max_invocations in [128, 256, 1024] {
+                        let device = DeviceFacts {
+                            matrix: Some(fragment),
+                            subgroup_max: width,
+                            workgroup_memory,
+                            max_invocations,
+                            ..DEVICE
+                        };
+                        for (head_dim, value_dim) in
+                            [(1, 1), (16, 256), (256, 16), (64, 64), (100, 70), (128, 128)]
+                        {
+                            for q_len in [17, 100, 5000] {
+                                let shape = Shape { head_dim, value_dim, ..shape(8, q_len, 1) };
+                                let Ok(tiles) = plan(shape, &device) else { continue };
+                                found += 1;
+                                let FusedMatrix { sub_rows, keys, head, value, .. } = tiles;
+                                let (side, rows, workgroup) =
+                                    (fragment.side(), tiles.rows(), tiles.workgroup());
+                                // The shader's assertions, and what the host promises.
+                                assert!(
+                                    [sub_rows, keys, head, value].iter().all(|n| n % side == 0),
+                                    "{tiles:?}"
+                                );
+                                assert!(
+                                    [head, value, keys, rows].iter().all(|n| n % 8 == 0) && workgroup >= 8
+                                );
+                                assert!(workgroup % rows == 0 || rows % workgroup == 0, "{tiles:?}");
+                                let parts = (workgroup / rows).max(1);
+                                assert!([1, 2, 4].contains(&parts) && keys % (4 * parts) == 0, "{tiles:?}");
+                                assert!(keys * (head + value + 16) / rows >= 8, "{tiles:?}");
+                                assert!(head as usize >= head_dim && value as usize >= value_dim);
+                                assert!(tiles.memory() <= workgroup_memory && workgroup <= max_invocations);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        assert!(found > 800, "{found}");
+    }
+
+    #[test]
+    fn what_they_cannot_do_is_handed_on() {
+        let refused = |shape: Shape, device: &DeviceFacts| plan(shape, device).expect_err("refused");
+        assert!(refused(shape(8, 512, 257), &DEVICE).contains("at most 256"));
+        let none = DeviceFacts { matrix: None, ..DEVICE };
+        assert!(refused(shape(8, 512, 64), &none).contains("lack them"));
+        let software = DeviceFacts { software: true, ..DEVICE };
+        assert!(refused(shape(8, 512, 64), &software).contains("software"));
+        let small = DeviceFacts { workgroup_memory: 4096, ..DEVICE };
+        assert!(refused(shape(8, 512, 64), &small).contains("workgroup memory"));
+        let f32 = fused_matrix(512, 8, &shape(8, 512, 64), DType::F32, &Tuning::default(), &DEVICE);
+        assert!(f32.expect_err("refused").contains("F32"));
+    }
 }
