@@ -10,6 +10,13 @@ fn check(report: &mut Report, case: &Case, setup: &Setup) {
     report.check_in(case, setup, &mut Default::default());
 }
 
+fn finish(mut report: Report) {
+    if matrices().next().is_none() {
+        report.skip("the adapter has no matrix units, or the device cannot use them".into(), "all");
+    }
+    if report.runs() == 0 { report.finish_skipped() } else { report.finish() }
+}
+
 fn shape(q_len: usize, kv_len: usize, head_dim: usize, value_dim: usize) -> Shape {
     Shape { batch: 1, heads: 2, kv_heads: 1, q_len, kv_len, head_dim, value_dim }
 }
@@ -27,7 +34,7 @@ fn lengths() {
             }
         }
     }
-    report.finish();
+    finish(report);
 }
 
 fn of_channels(report: &mut Report, dims: &[(usize, usize)]) {
@@ -45,7 +52,7 @@ fn of_channels(report: &mut Report, dims: &[(usize, usize)]) {
 fn channels() {
     let mut report = Report::new("matrix, channels");
     of_channels(&mut report, &[(1, 1), (2, 5), (7, 33), (13, 7), (16, 48), (33, 17), (64, 63)]);
-    report.finish();
+    finish(report);
 }
 
 #[test]
@@ -60,7 +67,7 @@ fn many_channels() {
     } else {
         of_channels(&mut report, &dims);
     }
-    report.finish();
+    finish(report);
 }
 
 /// Whether large kernels are not to be compiled.
@@ -88,7 +95,7 @@ fn tiles_of_gpus() {
             check(&mut report, &case, &large);
         }
     }
-    report.finish();
+    finish(report);
 }
 
 /// Scores whose maxima rise from key to key, slowly and in leaps, at the sizes where an origin just moves or just does not.
@@ -115,7 +122,7 @@ fn rising_scores() {
             check(&mut report, &case, &Setup::matrix(profile, Layout::Dense));
         }
     }
-    report.finish();
+    finish(report);
 }
 
 #[test]
@@ -146,7 +153,7 @@ fn large_scores_and_hidden_rows() {
         });
         check(&mut report, &none, &setup);
     }
-    report.finish();
+    finish(report);
 }
 
 /// Values that no weight reaches, or only one that f16 rounds to nothing, may be anything.
@@ -169,7 +176,7 @@ fn infinite_values() {
         assert!(want.iter().any(|x| x.is_nan()) && want.iter().any(|x| x.is_infinite()), "nothing is tested");
         report.check_in(&case.with(|c| c.v = vec![1.0; c.v.len()]), &setup, &mut Default::default());
     }
-    report.finish();
+    finish(report);
 }
 
 #[test]
@@ -190,7 +197,7 @@ fn splits_and_dropout() {
             .with(|c| c.dropout = Some(Drop::Seeded { p: 0.9, seed: 7 }));
         check(&mut report, &dropped, &setup);
     }
-    report.finish();
+    finish(report);
 }
 
 /// F32 tensors, on request.
@@ -205,7 +212,7 @@ fn f32_tensors_rounded() {
             check(&mut report, &case, &setup);
         }
     }
-    report.finish();
+    finish(report);
 }
 
 /// What is computed without matrix units is so to the bit, whatever the device has.

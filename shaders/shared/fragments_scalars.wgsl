@@ -1,7 +1,6 @@
 // Workgroup memory of fused_matrix.wgsl as arrays of scalars, which is what Metal's fragments load and store.
 
 var<workgroup> halves: array<f16, HALVES>;
-var<workgroup> weights: array<f16, WEIGHTS>;
 var<workgroup> scores: array<f32, SCORES>;
 
 fn halves_put(o: u32, x: vec4<f16>) {
@@ -9,13 +8,6 @@ fn halves_put(o: u32, x: vec4<f16>) {
     halves[o + 1u] = x.y;
     halves[o + 2u] = x.z;
     halves[o + 3u] = x.w;
-}
-
-fn weights_put(o: u32, x: vec4<f32>) {
-    weights[o] = f16(x.x);
-    weights[o + 1u] = f16(x.y);
-    weights[o + 2u] = f16(x.z);
-    weights[o + 3u] = f16(x.w);
 }
 
 fn scores_put4(o: u32, x: vec4<f32>) {
@@ -40,10 +32,6 @@ fn halves_right(o: u32, step: u32) -> Right {
 
 fn halves_down(o: u32, step: u32) -> Right {
     return coopLoad<Right>(&halves[o], step);
-}
-
-fn weights_left(o: u32, step: u32) -> Left {
-    return coopLoadT<Left>(&weights[o], step);
 }
 
 fn scores_sums(o: u32, step: u32) -> Sums {

@@ -1,15 +1,10 @@
 // Workgroup memory of fused_matrix.wgsl as arrays of vectors of four: one access where scalars take four.
 
 var<workgroup> halves: array<vec4<f16>, HALVES / 4u>;
-var<workgroup> weights: array<vec4<f16>, WEIGHTS / 4u>;
 var<workgroup> scores: array<vec4<f32>, SCORES / 4u>;
 
 fn halves_put(o: u32, x: vec4<f16>) {
     halves[o / 4u] = x;
-}
-
-fn weights_put(o: u32, x: vec4<f32>) {
-    weights[o / 4u] = vec4<f16>(x);
 }
 
 fn scores_put4(o: u32, x: vec4<f32>) {
@@ -37,12 +32,6 @@ fn halves_down(o: u32, step: u32) -> Right {
     let at = o / 4u;
     let vectors = step / 4u;
     return coopLoad<Right>(&halves[at], vectors);
-}
-
-fn weights_left(o: u32, step: u32) -> Left {
-    let at = o / 4u;
-    let vectors = step / 4u;
-    return coopLoadT<Left>(&weights[at], vectors);
 }
 
 fn scores_sums(o: u32, step: u32) -> Sums {

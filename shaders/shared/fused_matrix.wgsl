@@ -31,17 +31,20 @@ const V_STEP: u32 = VALUE + 8u;
 const S_STEP: u32 = KEYS + 4u;
 const P_STEP: u32 = KEYS + 8u;
 const V_FROM: u32 = KEYS * K_STEP;
-const HALVES: u32 = max(V_FROM + KEYS * V_STEP, ROWS * (FRAGMENT + 8u));
+const P_FROM: u32 = V_FROM + KEYS * V_STEP;
+const HALVES: u32 = P_FROM + ROWS * P_STEP;
 const SCORES: u32 = ROWS * S_STEP;
-const WEIGHTS: u32 = ROWS * P_STEP;
-// Queries pass through the same room, so many channels at a time. (By rows it would be subgroups in turn, and fragments
-// that are loaded under a condition take twice the registers with some drivers.)
-const Q_ROOM: u32 = (KEYS * (K_STEP + V_STEP) / ROWS - 8u) / FRAGMENT;
-const Q_FRAGMENTS: u32 = clamp(Q_ROOM, 1u, HEAD_FRAGMENTS);
+// Queries pass through the same room, a quarter of their channels at least at a time. (By rows it would be subgroups in
+// turn, and fragments that are loaded under a condition take twice the registers with some drivers.)
+const Q_FRAGMENTS: u32 = min((HALVES / ROWS - 8u) / FRAGMENT, HEAD_FRAGMENTS);
 const Q_CHANNELS: u32 = Q_FRAGMENTS * FRAGMENT;
 const Q_STEP: u32 = Q_CHANNELS + 8u;
 
 const Q_LOADS: u32 = (ROWS * (Q_CHANNELS / 4u) + WORKGROUP - 1u) / WORKGROUP;
+// Sums pass through the room for scores, so many channels as a row has keys at a time. Which, is asked of every fragment:
+// one that an index chooses is in no register, unless the driver unrolls the loop.
+const VALUE_PARTS: u32 = (VALUE_FRAGMENTS + KEY_FRAGMENTS - 1u) / KEY_FRAGMENTS;
+
 const K_LOADS: u32 = (KEYS * (HEAD / 4u) + WORKGROUP - 1u) / WORKGROUP;
 const V_LOADS: u32 = (KEYS * (VALUE / 4u) + WORKGROUP - 1u) / WORKGROUP;
 
@@ -52,7 +55,7 @@ const PART_VECTORS: u32 = KEYS / 4u / PARTS;
 
 const_assert SUB_ROWS % FRAGMENT == 0u && KEYS % FRAGMENT == 0u && HEAD % FRAGMENT == 0u && VALUE % FRAGMENT == 0u;
 const_assert HEAD % 8u == 0u && VALUE % 8u == 0u && KEYS % 8u == 0u && ROWS % 8u == 0u && WORKGROUP >= 8u;
-const_assert KEYS * (K_STEP + V_STEP) / ROWS >= 8u;
+const_assert 4u * Q_FRAGMENTS >= HEAD_FRAGMENTS;
 const_assert WORKGROUP % ROWS == 0u || ROWS % WORKGROUP == 0u;
 const_assert KEYS % (4u * PARTS) == 0u && (PARTS == 1u || PARTS == 2u || PARTS == 4u);
 
@@ -83,6 +86,11 @@ fn staged(lane: u32, n: u32, channels: u32) -> vec2<u32> {
     return vec2<u32>(e / fours, e % fours * 4u);
 }
 
+// Where the sums of fragments m, c pass.
+fn part_of(sub_row: u32, m: u32, c: u32) -> u32 {
+    return (sub_row + m * FRAGMENT) * S_STEP + c % KEY_FRAGMENTS * FRAGMENT;
+}
+
 // The largest over the neighbours that share a row.
 fn most_of_row(x: f32) -> f32 {
     var most = x;
@@ -104,6 +112,26 @@ fn sum_of_row(x: f32) -> f32 {
         sum += subgroupShuffleXor(sum, 2u);
     }
     return sum;
+}
+
+// So many channels of all rows' queries, where fragments can be loaded from.
+fn stage_queries(b: u32, kv_head: u32, row0: u32, last_row: u32, h0: u32, lane: u32) {
+    workgroupBarrier();
+    for (var n = 0u; n < Q_LOADS; n++) {
+        let e = staged(lane, n, Q_CHANNELS);
+        if e.x < ROWS {
+            let place = place_of(kv_head, min(row0 + e.x, last_row));
+            let d = h0 * FRAGMENT + e.y;
+            let x = load_q(view_at(p.q, b, place.x, place.y, 0u), d, p.head_dim);
+            halves_put(e.x * Q_STEP + e.y, of_head(vec4<f16>(x), d));
+        }
+    }
+    workgroupBarrier();
+}
+
+// Of what is staged of a subgroup's queries.
+fn q_fragment(sub_row: u32, m: u32, h: u32) -> Left {
+    return halves_left((sub_row + m * FRAGMENT) * Q_STEP + h * FRAGMENT, Q_STEP);
 }
 
 @compute @workgroup_size(WORKGROUP)
@@ -139,29 +167,34 @@ fn main(
     var at = next_tile(b, kv_head, row0, last_row, min(keys.x, end) / align * align, end);
 
     var q: array<Left, ROW_FRAGMENTS * HEAD_FRAGMENTS>;
-    for (var h0 = 0u; h0 < HEAD_FRAGMENTS; h0 += Q_FRAGMENTS) {
-        // In an array: drivers unroll loops that index one, and this must be, for q to be in registers.
-        var next: array<vec4<f16>, Q_LOADS>;
-        for (var n = 0u; n < Q_LOADS; n++) {
-            let e = staged(lane, n, Q_CHANNELS);
-            let place = place_of(kv_head, min(row0 + e.x, last_row));
-            let d = h0 * FRAGMENT + e.y;
-            next[n] = of_head(vec4<f16>(load_q(view_at(p.q, b, place.x, place.y, 0u), d, head_dim)), d);
+    // Written out, for the same reason.
+    stage_queries(b, kv_head, row0, last_row, 0u, lane);
+    for (var m = 0u; m < ROW_FRAGMENTS; m++) {
+        for (var h = 0u; h < Q_FRAGMENTS; h++) {
+            q[m * HEAD_FRAGMENTS + h] = q_fragment(sub_row, m, h);
         }
-        workgroupBarrier();
-        for (var n = 0u; n < Q_LOADS; n++) {
-            let e = staged(lane, n, Q_CHANNELS);
-            if e.x < ROWS {
-                halves_put(e.x * Q_STEP + e.y, next[n]);
+    }
+    if Q_FRAGMENTS < HEAD_FRAGMENTS {
+        stage_queries(b, kv_head, row0, last_row, Q_FRAGMENTS, lane);
+        for (var m = 0u; m < ROW_FRAGMENTS; m++) {
+            for (var h = Q_FRAGMENTS; h < min(2u * Q_FRAGMENTS, HEAD_FRAGMENTS); h++) {
+                q[m * HEAD_FRAGMENTS + h] = q_fragment(sub_row, m, h - Q_FRAGMENTS);
             }
         }
-        workgroupBarrier();
-        for (var h = 0u; h < Q_FRAGMENTS; h++) {
-            if h0 + h < HEAD_FRAGMENTS {
-                for (var m = 0u; m < ROW_FRAGMENTS; m++) {
-                    q[m * HEAD_FRAGMENTS + h0 + h] =
-                        halves_left((sub_row + m * FRAGMENT) * Q_STEP + h * FRAGMENT, Q_STEP);
-                }
+    }
+    if 2u * Q_FRAGMENTS < HEAD_FRAGMENTS {
+        stage_queries(b, kv_head, row0, last_row, 2u * Q_FRAGMENTS, lane);
+        for (var m = 0u; m < ROW_FRAGMENTS; m++) {
+            for (var h = 2u * Q_FRAGMENTS; h < min(3u * Q_FRAGMENTS, HEAD_FRAGMENTS); h++) {
+                q[m * HEAD_FRAGMENTS + h] = q_fragment(sub_row, m, h - 2u * Q_FRAGMENTS);
+            }
+        }
+    }
+    if 3u * Q_FRAGMENTS < HEAD_FRAGMENTS {
+        stage_queries(b, kv_head, row0, last_row, 3u * Q_FRAGMENTS, lane);
+        for (var m = 0u; m < ROW_FRAGMENTS; m++) {
+            for (var h = 3u * Q_FRAGMENTS; h < min(4u * Q_FRAGMENTS, HEAD_FRAGMENTS); h++) {
+                q[m * HEAD_FRAGMENTS + h] = q_fragment(sub_row, m, h - 3u * Q_FRAGMENTS);
             }
         }
     }
@@ -201,29 +234,27 @@ fn main(
         workgroupBarrier();
         if pending {
             if moved[turn ^ 1u] != 0u {
-                // As many channels at a time as a row has room for.
-                for (var c = 0u; c < VALUE_FRAGMENTS; c += KEY_FRAGMENTS) {
-                    for (var n = 0u; n < KEY_FRAGMENTS; n++) {
-                        if c + n < VALUE_FRAGMENTS {
+                for (var part = 0u; part < VALUE_PARTS; part++) {
+                    for (var c = 0u; c < VALUE_FRAGMENTS; c++) {
+                        if c / KEY_FRAGMENTS == part {
                             for (var m = 0u; m < ROW_FRAGMENTS; m++) {
-                                scores_put(sums[m * VALUE_FRAGMENTS + c + n],
-                                    (sub_row + m * FRAGMENT) * S_STEP + n * FRAGMENT, S_STEP);
+                                scores_put(sums[m * VALUE_FRAGMENTS + c], part_of(sub_row, m, c), S_STEP);
                             }
                         }
                     }
                     workgroupBarrier();
                     for (var r = 0u; r < ROWS_EACH; r++) {
-                        let start = (my_row + r * WORKGROUP) * S_STEP;
-                        for (var n = my_part * 4u; n < KEYS; n += 4u * PARTS) {
-                            scores_put4(start + n, scores_at4(start + n) * factor[r]);
+                        let start = (my_row + r * WORKGROUP) * S_STEP + my_part * 4u;
+                        for (var n = 0u; n < PART_VECTORS; n++) {
+                            let o = start + n * 4u * PARTS;
+                            scores_put4(o, scores_at4(o) * factor[r]);
                         }
                     }
                     workgroupBarrier();
-                    for (var n = 0u; n < KEY_FRAGMENTS; n++) {
-                        if c + n < VALUE_FRAGMENTS {
+                    for (var c = 0u; c < VALUE_FRAGMENTS; c++) {
+                        if c / KEY_FRAGMENTS == part {
                             for (var m = 0u; m < ROW_FRAGMENTS; m++) {
-                                sums[m * VALUE_FRAGMENTS + c + n] =
-                                    scores_sums((sub_row + m * FRAGMENT) * S_STEP + n * FRAGMENT, S_STEP);
+                                sums[m * VALUE_FRAGMENTS + c] = scores_sums(part_of(sub_row, m, c), S_STEP);
                             }
                         }
                     }
@@ -233,7 +264,7 @@ fn main(
             for (var j = 0u; j < KEY_FRAGMENTS; j++) {
                 var w: array<Left, ROW_FRAGMENTS>;
                 for (var m = 0u; m < ROW_FRAGMENTS; m++) {
-                    w[m] = weights_left((sub_row + m * FRAGMENT) * P_STEP + j * FRAGMENT, P_STEP);
+                    w[m] = halves_left(P_FROM + (sub_row + m * FRAGMENT) * P_STEP + j * FRAGMENT, P_STEP);
                 }
                 for (var c = 0u; c < VALUE_FRAGMENTS; c++) {
                     let right = halves_right(V_FROM + j * FRAGMENT * V_STEP + c * FRAGMENT, V_STEP);
@@ -359,7 +390,7 @@ fn main(
                         w[c] = select(w[c], 0.0, dropped(1.0, b, place.x, place.y, j) == 0.0);
                     }
                 }
-                weights_put(row * P_STEP + (n * PARTS + my_part) * 4u, w);
+                halves_put(P_FROM + row * P_STEP + (n * PARTS + my_part) * 4u, vec4<f16>(w));
             }
             total[r] += sum.x + sum.y + sum.z + sum.w;
         }
@@ -400,13 +431,12 @@ fn main(
             scores_put4(row * S_STEP + KEYS, vec4<f32>(ended, 0.0));
         }
     }
-    for (var c = 0u; c < VALUE_FRAGMENTS; c += KEY_FRAGMENTS) {
+    for (var part = 0u; part < VALUE_PARTS; part++) {
         workgroupBarrier();
-        for (var n = 0u; n < KEY_FRAGMENTS; n++) {
-            if c + n < VALUE_FRAGMENTS {
+        for (var c = 0u; c < VALUE_FRAGMENTS; c++) {
+            if c / KEY_FRAGMENTS == part {
                 for (var m = 0u; m < ROW_FRAGMENTS; m++) {
-                    scores_put(sums[m * VALUE_FRAGMENTS + c + n],
-                        (sub_row + m * FRAGMENT) * S_STEP + n * FRAGMENT, S_STEP);
+                    scores_put(sums[m * VALUE_FRAGMENTS + c], part_of(sub_row, m, c), S_STEP);
                 }
             }
         }
@@ -414,8 +444,8 @@ fn main(
         for (var n = lane; n < ROWS * (KEYS / 4u); n += WORKGROUP) {
             let row = n / (KEYS / 4u);
             let start = n % (KEYS / 4u) * 4u;
-            let col = c * FRAGMENT + start;
-            if row0 + row <= last_row && col < min(value_dim, VALUE) {
+            let col = part * KEYS + start;
+            if row0 + row <= last_row && col < value_dim {
                 let ended = scores_at4(row * S_STEP + KEYS).xyz;
                 let sum = scores_at4(row * S_STEP + start) * ended.x;
                 row_put(z, row0 + row, split, col, row_repaired(z, row0 + row, col, sum, ended, keys.xy));

@@ -25,19 +25,19 @@ pub(crate) struct FusedMatrix {
 /// With more channels than this, 16 rows no longer fit in registers.
 const MOST_CHANNELS: usize = 256;
 
-/// Registers of each of 32 invocations that a subgroup's queries and sums may take. GPUs with fragments of 16 × 16 have 255,
-/// those with 8 × 8 (Apple's) about 128; scores, addresses and what is staged next take the rest.
-fn room(fragment: Fragment) -> u32 {
-    match fragment {
-        Fragment::Eight => 96,
-        Fragment::Sixteen => 192,
-    }
-}
-
-/// As many rows of a subgroup as registers hold: keys and values are loaded once for all of them.
-fn sub_rows(fragment: Fragment, head: u32, value: u32) -> u32 {
+/// As many rows of a subgroup as registers hold: keys and values are loaded once for all of them. Counted in registers of
+/// each of 32 invocations, of which GPUs with fragments of 8 × 8 (Apple's) have about 128, others 255: scores, addresses and
+/// what is staged next take the rest. Where subgroups come in several sizes (AMD, Intel) matrix units are slower beside
+/// workgroup memory, which fewer rows suit, and queries may take twice the registers.
+fn sub_rows(head: u32, value: u32, device: &DeviceFacts) -> u32 {
+    let room = match device.matrix {
+        Some(Fragment::Sixteen) if device.subgroup_min == device.subgroup_max => 192,
+        Some(Fragment::Sixteen) => 128,
+        _ => 96,
+    };
     let registers = |rows: u32| rows * (head / 2 + value) / 32;
-    [32, 16, 8].into_iter().find(|rows| registers(*rows) <= room(fragment)).unwrap_or(8).max(fragment.side())
+    let least = device.matrix.map_or(8, Fragment::side);
+    [64, 32, 16, 8].into_iter().find(|rows| registers(*rows) <= room).unwrap_or(least).max(least)
 }
 
 impl FusedMatrix {
@@ -52,14 +52,14 @@ impl FusedMatrix {
     /// Bytes of workgroup memory, as the shader declares it.
     pub fn memory(&self) -> u32 {
         let FusedMatrix { keys, head, value, .. } = *self;
-        let halves = (keys * (head + value + 16)).max(self.rows() * (self.fragment.side() + 8));
+        let halves = keys * (head + value + 16);
         let of_rows = 2 * (keys + 8) + 4 * (keys + 4) + 8;
         // Eight partial intervals and the whole, two flags of 16 bytes.
         2 * halves + self.rows() * of_rows + 16 * 10
     }
 
     fn fits(&self, device: &DeviceFacts) -> bool {
-        let (rows, workgroup) = (self.rows(), self.workgroup());
+        let (rows, workgroup, side) = (self.rows(), self.workgroup(), self.fragment.side());
         // Neighbours that share a row are of one subgroup, and at most four.
         let shares = if workgroup >= rows {
             workgroup.is_multiple_of(rows)
@@ -68,7 +68,9 @@ impl FusedMatrix {
         } else {
             rows.is_multiple_of(workgroup)
         };
-        let passes = self.keys * (self.head + self.value + 16) >= 8 * rows;
+        // Queries pass in four parts at most.
+        let halves = self.keys * (self.head + self.value + 16) + rows * (self.keys + 8);
+        let passes = 4 * ((halves / rows - 8) / side) >= self.head / side;
         shares && passes && workgroup <= device.max_invocations && self.memory() <= device.workgroup_memory
     }
 
@@ -84,7 +86,7 @@ impl FusedMatrix {
         let exact = head as usize == shape.head_dim;
         // Software drivers, which have fragments to test with, take a while to compile large tiles.
         let small = [(2 * fragment.side(), 2, 16)];
-        let rows = sub_rows(fragment, head, value);
+        let rows = sub_rows(head, value, device);
         let large = [(4, 32), (2, 64), (2, 32), (4, 16), (2, 16), (1, 32), (1, 16)]
             .map(|(subgroups, keys)| (rows, subgroups, keys));
         let tiles = if tuning.tiling.uniform(device) { small.to_vec() } else { large.to_vec() };
@@ -103,18 +105,18 @@ impl FusedMatrix {
 
     /// Every kind of tiles there is, for `fragment`.
     pub fn all(fragment: Fragment) -> Vec<FusedTiles> {
-        let of = |head, value, subgroups, width, keys, exact| {
-            let sub_rows = sub_rows(fragment, head, value);
+        let of = |head, value, sub_rows, subgroups, width, keys, exact| {
             FusedTiles::Matrix(FusedMatrix { fragment, sub_rows, subgroups, width, keys, head, value, exact })
         };
         vec![
-            of(64, 64, 4, 64, 32, true),
-            of(64, 64, 4, 32, 32, true),
-            of(128, 128, 4, 64, 32, true),
-            of(128, 128, 2, 64, 32, true),
-            of(128, 128, 2, 32, 32, false),
-            of(256, 256, 4, 64, 16, true),
-            of(16, 48, 2, 8, 64, false),
+            of(64, 64, 64, 2, 32, 32, true),
+            of(64, 64, 32, 4, 64, 32, true),
+            of(128, 128, 32, 4, 32, 32, true),
+            of(128, 128, 16, 4, 64, 32, true),
+            of(128, 128, 16, 2, 64, 64, false),
+            of(256, 256, 16, 4, 32, 32, true),
+            of(256, 256, 16, 4, 64, 16, true),
+            of(16, 48, 32, 2, 8, 64, false),
         ]
     }
 }
@@ -187,10 +189,13 @@ mod tests {
             (tiles.sub_rows, tiles.subgroups, tiles.keys)
         };
         assert_eq!(of(16, 16384, 128, &DEVICE), (32, 4, 32));
-        assert_eq!(of(32, 16384, 64, &DEVICE), (32, 4, 32));
+        assert_eq!(of(32, 16384, 64, &DEVICE), (64, 2, 32));
+        let varying = DeviceFacts { subgroup_max: 64, ..DEVICE };
+        assert_eq!(of(32, 16384, 64, &varying), (32, 4, 32));
+        assert_eq!(of(16, 16384, 128, &varying), (16, 4, 32));
         assert_eq!(of(8, 16384, 256, &DEVICE), (16, 4, 32));
         // Too few for the device: half as many rows each.
-        assert_eq!(of(8, 1024, 64, &DEVICE), (32, 2, 64));
+        assert_eq!(of(8, 1024, 64, &varying), (32, 2, 64));
         let apple = DeviceFacts { workgroup_memory: 32768, matrix: Some(Fragment::Eight), ..DEVICE };
         assert_eq!(of(16, 16384, 128, &apple), (16, 4, 32));
         assert_eq!(of(32, 16384, 64, &apple), (32, 2, 32));
@@ -232,7 +237,8 @@ mod tests {
                                 assert!(workgroup % rows == 0 || rows % workgroup == 0, "{tiles:?}");
                                 let parts = (workgroup / rows).max(1);
                                 assert!([1, 2, 4].contains(&parts) && keys % (4 * parts) == 0, "{tiles:?}");
-                                assert!(keys * (head + value + 16) / rows >= 8, "{tiles:?}");
+                                let halves = keys * (head + value + 16) + rows * (keys + 8);
+                                assert!(4 * ((halves / rows - 8) / side) >= head / side, "{tiles:?}");
                                 assert!(head as usize >= head_dim && value as usize >= value_dim);
                                 assert!(tiles.memory() <= workgroup_memory && workgroup <= max_invocations);
                             }

@@ -18,7 +18,8 @@ pub struct Profile {
 impl Profile {
     /// Compiled shaders take gigabytes when those of all tests are kept.
     pub fn tidy(&self) {
-        if self.gpu.pipelines().compiled() > 60 {
+        // Those for matrix units are the largest.
+        if self.gpu.pipelines().compiled() > if self.matrix { 20 } else { 60 } {
             self.gpu.pipelines().clear();
             let _ = self.gpu.device().poll(wgpu::PollType::Poll);
         }
