@@ -121,8 +121,8 @@ fn name(label: &str, debug: &str) -> String {
         };
         match value {
             "false" | "None" => {}
-            "true" | "Some" | "Blocks" | "Cached" | "FewUniform" | "FewWorkgroup" | "Parts" | "Rows"
-            | "Slots" => name = format!("{name} {key}"),
+            "true" | "Some" | "Blocks" | "Cached" | "FewUniform" | "FewWorkgroup" | "Matrix" | "Parts"
+            | "Rows" | "Slots" => name = format!("{name} {key}"),
             _ => name = format!("{name} {key}={value}"),
         }
     }

@@ -25,6 +25,15 @@ impl DType {
         }
     }
 
+    /// The WGSL scalar that memory holds it in.
+    pub(crate) const fn wgsl(self) -> &'static str {
+        match self {
+            DType::F32 => "f32",
+            DType::F16 => "f16",
+            DType::U32 | DType::Bool => "u32",
+        }
+    }
+
     /// Whether this is one of the float types.
     pub const fn is_float(self) -> bool {
         matches!(self, DType::F32 | DType::F16)
