@@ -212,8 +212,9 @@ pub(crate) fn matrix_tiles(
     if choice.units == MatrixUnits::Auto && rows.min(cols) < FEWEST {
         return Err("too few rows or columns");
     }
-    // 32 on AMD too where it may be 64: kernels work with other widths, and are fastest with the one they were planned for.
-    let subgroup = 32.min(device.subgroup_max).max(device.subgroup_min).clamp(8, 64);
+    // The width that drivers with a choice take: RADV 64 of 32 to 64, Metal 32 of 4 to 64. The kernel is right with any.
+    let narrow = if device.subgroup_min < 32 { 32 } else { 64 };
+    let subgroup = device.subgroup_max.min(narrow).max(8);
     let tiles = |side| MatrixTiles { fragment, side, lanes: 4 * subgroup };
     let fits = |tiles: &MatrixTiles| {
         tiles.lanes <= device.max_invocations && tiles.workgroup_memory() <= device.workgroup_memory

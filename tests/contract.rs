@@ -12,6 +12,11 @@ const MAX_INVOCATIONS: u32 = 256;
 const MAX_WORKGROUP_MEMORY: u32 = 16384;
 const MAX_STORAGE_BUFFERS: usize = 8;
 
+/// Kernels that no device with the default limits is given.
+fn matrix_units(wgsl: &str) -> bool {
+    wgsl.lines().any(|line| line == "enable wgpu_cooperative_matrix;")
+}
+
 /// A parsed and validated module.
 struct Parsed {
     module: Module,
@@ -28,6 +33,9 @@ impl Parsed {
         capabilities |= Capabilities::SHADER_FLOAT16_IN_FLOAT32;
         if wgsl.contains("subgroup") {
             capabilities |= Capabilities::SUBGROUP;
+        }
+        if matrix_units(wgsl) {
+            capabilities |= Capabilities::COOPERATIVE_MATRIX | Capabilities::SUBGROUP;
         }
         let info = Validator::new(ValidationFlags::all(), capabilities)
             .validate(&module)
@@ -187,7 +195,8 @@ fn faults(kernel: &KernelText, structs: &[StructTable]) -> Vec<String> {
         faults.push(format!("{} storage buffers", bindings.len()));
     }
     // The largest tiles are for devices that have more; plan.rs knows.
-    let large = kernel.label == "attention.fused" && kernel.name.contains(" rows=128 ");
+    let large = kernel.label == "attention.fused" && kernel.name.contains(" rows=128 ")
+        || matrix_units(&kernel.wgsl);
     let most = if large { 2 * MAX_WORKGROUP_MEMORY } else { MAX_WORKGROUP_MEMORY };
     if workgroup_memory != kernel.workgroup_memory || workgroup_memory > most {
         faults.push(format!(

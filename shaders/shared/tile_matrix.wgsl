@@ -154,13 +154,13 @@ fn main(
             let turn_row = row0 + turn * LEAVING / SIDE * FRAGMENT;
             let turn_col = col0 + turn * LEAVING % SIDE * FRAGMENT;
             for (var v = lane; v < BLOCKS * RESULT_VECTORS; v += LANES) {
-                let from = v / RESULT_VECTORS;
+                let region = v / RESULT_VECTORS;
                 let r = v % RESULT_VECTORS / (RESULT_COLS / 4u);
                 let c = v % (RESULT_COLS / 4u) * 4u;
-                let row = turn_row + from / 2u * BLOCK + r;
-                let col = turn_col + from % 2u * BLOCK + c;
-                if from >= first && from - first < subgroups && row < t.rows && col < t.cols {
-                    tile_put4(t, row, col, result((from * FRAGMENT + r) * RESULT_ROW + c));
+                let row = turn_row + region / 2u * BLOCK + r;
+                let col = turn_col + region % 2u * BLOCK + c;
+                if region >= first && region - first < subgroups && row < t.rows && col < t.cols {
+                    tile_put4(t, row, col, result((region * FRAGMENT + r) * RESULT_ROW + c));
                 }
             }
             workgroupBarrier();
