@@ -195,8 +195,8 @@ fn faults(kernel: &KernelText, structs: &[StructTable]) -> Vec<String> {
         faults.push(format!("{} storage buffers", bindings.len()));
     }
     // The largest tiles are for devices that have more; plan.rs knows.
-    let large = kernel.label == "attention.fused" && kernel.name.contains(" rows=128 ")
-        || matrix_units(&kernel.wgsl);
+    let large =
+        kernel.label == "attention.fused" && kernel.name.contains(" rows=128 ") || matrix_units(&kernel.wgsl);
     let most = if large { 2 * MAX_WORKGROUP_MEMORY } else { MAX_WORKGROUP_MEMORY };
     if workgroup_memory != kernel.workgroup_memory || workgroup_memory > most {
         faults.push(format!(
