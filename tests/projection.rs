@@ -27,6 +27,17 @@ struct Side {
     bias: Option<Vec<f32>>,
 }
 
+/// How the tensors of a product lie.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Lie {
+    Random,
+    Dense,
+    /// Weights `[in, out]` in memory.
+    Transposed,
+    /// Windows with odd offsets and steps.
+    Window,
+}
+
 /// Products that are recorded together.
 #[derive(Clone, Debug)]
 struct Case {
@@ -38,16 +49,17 @@ struct Case {
     /// Of x, weights, biases, outputs.
     dtypes: [DType; 4],
     sides: Vec<Side>,
+    lie: Lie,
     seed: u64,
 }
 
 impl std::fmt::Display for Case {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        let Case { profile, tiling, units, narrow, one_buffer, dtypes, sides, .. } = self;
+        let Case { profile, tiling, units, narrow, one_buffer, dtypes, sides, lie, .. } = self;
         let sizes: Vec<_> = sides.iter().map(|s| [s.batch, s.length, s.heads, s.dim, s.features]).collect();
         write!(
             f,
-            "{}, {tiling:?}, {units:?}, narrow {narrow}, one buffer {one_buffer}, {dtypes:?}, ",
+            "{}, {tiling:?}, {units:?}, narrow {narrow}, one buffer {one_buffer}, {dtypes:?}, {lie:?}, ",
             profile.name
         )?;
         write!(f, "[batch, length, heads, dim, features]: {sizes:?}")
@@ -93,7 +105,17 @@ impl Case {
             })
             .collect();
         let tiling = rng.pick(&TILINGS);
-        Case { profile, tiling, units, narrow, one_buffer: rng.chance(0.6), dtypes, sides, seed }
+        Case {
+            profile,
+            tiling,
+            units,
+            narrow,
+            one_buffer: rng.chance(0.6),
+            dtypes,
+            sides,
+            lie: Lie::Random,
+            seed,
+        }
     }
 
     /// Whether x and weights are multiplied in f16 though they are F32.
@@ -106,8 +128,11 @@ impl Case {
         let Case { profile, dtypes, narrow, .. } = *self;
         let rng = &mut Rng::new(self.seed ^ 0x9_1ace);
         let seed = self.seed;
-        let place = |shape, rng: &mut Rng| {
-            if rng.chance(0.5) { Place::dense(shape) } else { window(shape, rng, seed) }
+        let place = |shape, rng: &mut Rng| match self.lie {
+            Lie::Random if rng.chance(0.5) => Place::dense(shape),
+            Lie::Random => window(shape, rng, seed),
+            Lie::Dense | Lie::Transposed => Place::dense(shape),
+            Lie::Window => window(shape, rng, seed | 1),
         };
         let floats = |x: &[f32], dtype, place| Placed::input(profile, Values::Floats(x), dtype, place);
         let mut outs: Vec<Place> = Vec::new();
@@ -119,7 +144,8 @@ impl Case {
                 false => [1, 1, heads * dim, features],
                 true => [1, if side.shared { 1 } else { heads }, dim, features / heads],
             };
-            let at = if rng.chance(0.3) { Place::transposed(matrix) } else { place(matrix, rng) };
+            let transposed = self.lie == Lie::Transposed || self.lie == Lie::Random && rng.chance(0.3);
+            let at = if transposed { Place::transposed(matrix) } else { place(matrix, rng) };
             let weight = floats(&side.weight, dtypes[1], at);
             let bias = side.bias.as_ref().map(|b| floats(b, dtypes[2], place([1, 1, 1, b.len()], rng)));
             inputs.push((x, weight, bias));
@@ -234,6 +260,7 @@ fn product(
     profile: &'static Profile,
     dtype: DType,
     [rows, columns, features]: [usize; 3],
+    lie: Lie,
     seed: u64,
 ) -> Case {
     let rng = &mut Rng::new(seed ^ 0x3a7_e111);
@@ -250,7 +277,7 @@ fn product(
         shared: false,
         x: normals(rows * features),
         weight: normals(columns * features),
-        bias: Some(normals(columns)).filter(|_| seed % 4 < 2),
+        bias: Some(normals(columns)),
     };
     Case {
         profile,
@@ -260,19 +287,23 @@ fn product(
         one_buffer: false,
         dtypes: [dtype; 4],
         sides: vec![side],
+        lie,
         seed,
     }
 }
 
-/// All pairs of rows, columns and features.
-fn every_size(dtype: DType) {
+/// All pairs of rows, columns and features. Every kernel takes seconds to compile: few kinds of layout.
+#[test]
+fn matrix_units_take_every_size() {
     let (seed, _) = draws(0);
     let mut report = Report::new("projection on matrix units");
     for profile in matrices() {
         for n in 0..SIZES.len() * SIZES.len() {
             let (i, j) = (n / SIZES.len(), n % SIZES.len());
             let size = [SIZES[i], SIZES[j], SIZES[(i + 2 * j) % SIZES.len()]];
-            let case = product(profile, dtype, size, seed.wrapping_add(n as u64));
+            let in_fours = size[1..].iter().all(|n| n.is_multiple_of(4));
+            let lie = [Lie::Window, if in_fours { Lie::Transposed } else { Lie::Dense }, Lie::Dense][n % 3];
+            let case = product(profile, DType::F16, size, lie, seed.wrapping_add(n as u64));
             report.record(&format!("{size:?}"), &case, case.outcome());
         }
     }
@@ -280,27 +311,44 @@ fn every_size(dtype: DType) {
 }
 
 #[test]
-fn matrix_units_take_every_size() {
-    every_size(DType::F16);
-}
-
-#[test]
 fn matrix_units_round_what_they_may() {
-    every_size(DType::F32);
+    let (seed, _) = draws(0);
+    let mut report = Report::new("rounded projection on matrix units");
+    for profile in matrices() {
+        for (n, size) in SIZES.into_iter().enumerate() {
+            let size = [size, SIZES[(n + 5) % SIZES.len()], size];
+            let case = product(profile, DType::F32, size, Lie::Window, seed.wrapping_add(n as u64));
+            report.record(&format!("{size:?}"), &case, case.outcome());
+        }
+        for lie in [Lie::Dense, Lie::Transposed] {
+            let case = product(profile, DType::F32, [70, 72, 44], lie, seed);
+            report.record("in fours", &case, case.outcome());
+        }
+    }
+    report.finish();
 }
 
-/// Several products, narrow ones, mixed types, and enough of them for large tiles.
+/// Several products, narrow ones, mixed types.
 #[test]
 fn matrix_units_take_every_product() {
-    let (seed, count) = draws(20);
+    let (seed, count) = draws(4);
     let mut report = Report::new("products on matrix units");
     for profile in matrices() {
         for n in 0..count {
             let case = Case::random_on(profile, MatrixUnits::Always, seed.wrapping_add(n as u64));
             report.record(&format!("draw {n}"), &case, case.outcome());
         }
-        for (dtype, seed) in [DType::F16, DType::F32].into_iter().flat_map(|d| [1, 3].map(|s| (d, s))) {
-            let case = product(profile, dtype, [1412, 1412, 33 + seed as usize], seed);
+    }
+    report.finish();
+}
+
+/// Products that fill a GPU with large tiles.
+#[test]
+fn matrix_units_take_large_tiles() {
+    let mut report = Report::new("large tiles on matrix units");
+    for profile in matrices() {
+        for lie in [Lie::Dense, Lie::Transposed] {
+            let case = product(profile, DType::F16, [1411, 1412, 36], lie, 1);
             report.record("large", &case, case.outcome());
         }
     }
@@ -315,7 +363,7 @@ fn matrix_units_let_nan_and_infinity_through() {
         for (n, value) in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY].into_iter().enumerate() {
             for units in [MatrixUnits::Never, MatrixUnits::Always] {
                 let [rows, columns, features] = [67, 70, 45];
-                let mut case = product(profile, DType::F16, [rows, columns, features], 4 + n as u64);
+                let mut case = product(profile, DType::F16, [rows, columns, features], Lie::Window, n as u64);
                 case.units = units;
                 let side = &mut case.sides[0];
                 side.x[3 * features + 44] = value;
@@ -325,7 +373,7 @@ fn matrix_units_let_nan_and_infinity_through() {
             }
         }
         // What f16 does not hold is infinite.
-        let mut case = product(profile, DType::F32, [40, 40, 40], 1);
+        let mut case = product(profile, DType::F32, [40, 40, 40], Lie::Dense, 1);
         case.sides[0].x[5 * 40 + 5] = 1e6;
         let got = case.outcome();
         assert!(got.as_ref().is_err_and(|e| e.contains("inf")), "{}: {got:?}", profile.name);
