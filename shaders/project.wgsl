@@ -4,7 +4,8 @@
 // Wide: one product of heads · dim columns per batch. Narrow: one of dim columns per batch and head,
 // reading that head's slice of x.
 //
-// Bindings (declared by the host): x0.., w0.., bias0.., y. `*_slot` says which of them a side uses.
+// Bindings (declared by the host): x0.., w0.., bias0.., y. `*_slot` says which of them a side uses. A_ELEMENT, B_ELEMENT:
+// what x and W are loaded as.
 // Work: 2 · rows · features · columns per side; bytes: x + W + y once each at best.
 
 struct Part {
@@ -88,11 +89,11 @@ fn tile_inner(t: Tile, row: u32, rows: u32) -> vec2<u32> {
     return vec2<u32>(0u, t.inner);
 }
 
-fn tile_a4(t: Tile, row: u32, k: u32) -> vec4<f32> {
+fn tile_a4(t: Tile, row: u32, k: u32) -> vec4<A_ELEMENT> {
     return x_at4(t.x_slot, t.x + row * t.x_row + k * t.x_k, t.x_k, t.inner - k);
 }
 
-fn tile_b4(t: Tile, k: u32, col: u32) -> vec4<f32> {
+fn tile_b4(t: Tile, k: u32, col: u32) -> vec4<B_ELEMENT> {
     let o = t.w + col * t.w_col + k * t.w_k;
     if B_ALONG_N {
         return w_at4(t.w_slot, o, t.w_col, t.cols - col);

@@ -80,9 +80,14 @@ pub fn shared_structs() -> Vec<StructTable> {
 
 /// Pipelines that take it that the matrix units of `device` multiply fragments of `side` (8 or 16), whatever its adapter
 /// lists: software drivers run more than they list. With fragments that a driver does not know it may do anything.
-pub fn with_fragments(device: &wgpu::Device, side: u32) -> Pipelines {
+/// `subgroup`: invocations of a subgroup, if the plan is to believe in others than the device says.
+pub fn with_fragments(device: &wgpu::Device, side: u32, subgroup: Option<u32>) -> Pipelines {
     let fragment = [Fragment::Eight, Fragment::Sixteen].into_iter().find(|f| f.side() == side);
-    Pipelines::with_facts(device, DeviceFacts::of(device).with_fragment(device, fragment))
+    let mut facts = DeviceFacts::of(device).with_fragment(device, fragment);
+    if let Some(width) = subgroup {
+        (facts.subgroup_min, facts.subgroup_max) = (width, width);
+    }
+    Pipelines::with_facts(device, facts)
 }
 
 fn table<T: Table>() -> StructTable {

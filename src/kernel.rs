@@ -36,23 +36,26 @@ pub(crate) struct Binding {
     pub dtype: DType,
     pub width: Width,
     pub access: Access,
+    /// Whether `NAME_at4` gives the type in memory, not f32.
+    pub native: bool,
 }
 
 impl Binding {
     pub fn read(name: impl Into<String>, dtype: DType, width: Width) -> Self {
-        Binding { name: name.into(), dtype, width, access: Access::Read }
+        Binding { name: name.into(), dtype, width, access: Access::Read, native: false }
     }
 
     pub fn write(name: impl Into<String>, dtype: DType, width: Width) -> Self {
-        Binding { name: name.into(), dtype, width, access: Access::Write }
+        Binding { name: name.into(), dtype, width, access: Access::Write, native: false }
     }
 
     fn scalar(&self) -> &'static str {
-        match self.dtype {
-            DType::F32 => "f32",
-            DType::F16 => "f16",
-            DType::U32 | DType::Bool => "u32",
-        }
+        self.dtype.wgsl()
+    }
+
+    /// What `NAME_at4` loads as.
+    pub fn loaded(&self) -> &'static str {
+        if self.native { self.scalar() } else { "f32" }
     }
 
     /// The WGSL type of the array's elements.
@@ -67,10 +70,10 @@ impl Binding {
     /// `NAME_at(o)`, `NAME_at4(o, stride, n)` (of width one: zero from the n-th on), `NAME_put(o, x)`, `NAME_put4(o, x)`
     /// (contiguous).
     fn declare(&self, binding: usize, text: &mut String) {
-        let Binding { name, dtype, width, access } = self;
+        let Binding { name, dtype, width, access, .. } = self;
         let mode = if *access == Access::Write { "read_write" } else { "read" };
         let (scalar, load) = (self.scalar(), if dtype.is_float() { "f32" } else { "u32" });
-        let element = self.element();
+        let (element, four) = (self.element(), self.loaded());
         let _ =
             writeln!(text, "@group(0) @binding({binding}) var<storage, {mode}> {name}: array<{element}>;");
         let body = match (dtype, width) {
@@ -84,14 +87,14 @@ impl Binding {
             (DType::U32, Width::Four) => String::new(),
             (_, Width::One) => format!(
                 "fn {name}_at(o: u32) -> {load} {{ return {load}({name}[o]); }}\n\
-                 fn {name}_at4(o: u32, stride: u32, n: u32) -> vec4<f32> {{\n    \
+                 fn {name}_at4(o: u32, stride: u32, n: u32) -> vec4<{four}> {{\n    \
                      let c = min(vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(n - 1u)) * stride + o;\n    \
-                     let v = vec4<f32>(f32({name}[c.x]), f32({name}[c.y]), f32({name}[c.z]), f32({name}[c.w]));\n    \
-                     return select(vec4<f32>(), v, vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(n));\n}}\n"
+                     let v = vec4<{four}>({four}({name}[c.x]), {four}({name}[c.y]), {four}({name}[c.z]), {four}({name}[c.w]));\n    \
+                     return select(vec4<{four}>(), v, vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(n));\n}}\n"
             ),
             (_, Width::Four) => format!(
                 "fn {name}_at(o: u32) -> {load} {{ return {load}({name}[o / 4u][o % 4u]); }}\n\
-                 fn {name}_at4(o: u32, stride: u32, n: u32) -> vec4<f32> {{ return vec4<f32>({name}[o / 4u]); }}\n"
+                 fn {name}_at4(o: u32, stride: u32, n: u32) -> vec4<{four}> {{ return vec4<{four}>({name}[o / 4u]); }}\n"
             ),
         };
         text.push_str(&body);

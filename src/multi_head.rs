@@ -8,7 +8,7 @@ use crate::kernels::{Stage, append_keys};
 use crate::mask::DeviceMask;
 use crate::path::project::{self, Product};
 use crate::path::{self, Calls, Chosen, Keys, Problem, grid, in_scratch};
-use crate::plan::{Path, Tiling, Tuning};
+use crate::plan::{MatrixUnits, Path, Tiling, Tuning};
 use crate::problem::{LayerConfig, Shape, Side};
 use crate::projection::{Linear, check_vector, check_weight};
 use crate::record::{Pipelines, dispatch, pass};
@@ -236,6 +236,19 @@ impl MultiHeadAttention {
         self
     }
 
+    /// Whether to use the device's matrix units, for the projections and for the attention.
+    pub fn matrix_units(mut self, units: MatrixUnits) -> Self {
+        self.tuning.matrix.units = units;
+        self
+    }
+
+    /// Lets matrix units round F32 inputs, weights and what is made of them to f16: an error of 2⁻¹¹ of each, and infinity
+    /// above 65504. Not set: they are multiplied in f32.
+    pub fn f16_operands(mut self, allowed: bool) -> Self {
+        self.tuning.matrix.f16_operands = allowed;
+        self
+    }
+
     /// Chooses how the heads attend; for tests and measurements.
     pub fn path(mut self, path: Path) -> Self {
         self.tuning.path = path;
@@ -317,7 +330,7 @@ impl MultiHeadAttention {
         let projected = scratch.buffer(Slot::Projected)?;
         let context = scratch.buffer(Slot::Context)?;
         let memory = plan.chosen.memory(scratch)?;
-        let calls = self.calls(call, &plan, &projected, &context, memory.as_ref());
+        let calls = self.calls(call, &plan, &projected, &context, memory.as_ref())?;
         let bound = self.pipelines.bind(&calls, scratch)?;
         emit(&bound);
         Ok(())
@@ -330,7 +343,7 @@ impl MultiHeadAttention {
         projected: &'a wgpu::Buffer,
         context: &'a wgpu::Buffer,
         memory: Option<&'a wgpu::Buffer>,
-    ) -> Calls<'a> {
+    ) -> Result<Calls<'a>, Error> {
         let device = self.pipelines.facts();
         let LayerConfig { narrow, dtype, .. } = self.config;
         let Plan { shape, appended, chosen, .. } = *plan;
@@ -344,8 +357,9 @@ impl MultiHeadAttention {
                 self.value.product(call.value, given(v), narrow),
             ],
             self.tuning.tiling,
+            self.tuning.matrix,
             device,
-        );
+        )?;
         if appended > 0 {
             calls.push(self.append(&shape, appended, projected, device));
         }
@@ -362,9 +376,10 @@ impl MultiHeadAttention {
         calls.extend(project::calls(
             &[self.out.product(joined, call.out, false)],
             self.tuning.tiling,
+            self.tuning.matrix,
             device,
-        ));
-        calls
+        )?);
+        Ok(calls)
     }
 
     fn append<'a>(

@@ -126,6 +126,33 @@ pub(crate) enum Tiles {
     Workgroup { side: u32, k: u32 },
     /// `rows` × `4 · lanes` of the result per workgroup of `lanes`.
     Uniform { rows: u32, lanes: u32 },
+    /// On matrix units; projections only.
+    Matrix(MatrixTiles),
+}
+
+/// `side × side` of the result per workgroup of four subgroups, `lanes` invocations in all if they are as wide as planned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct MatrixTiles {
+    pub fragment: Fragment,
+    pub side: u32,
+    pub lanes: u32,
+}
+
+impl MatrixTiles {
+    /// Of the inner axis per step.
+    pub const K: u32 = 32;
+
+    /// Fragments of a subgroup that go through workgroup memory at once: as many as the rest of it takes, 16 KiB for the
+    /// small tile and 32 KiB for the large.
+    pub fn leaving(&self) -> u32 {
+        (if self.side == 64 && self.fragment == Fragment::Sixteen { 16 } else { 32 }) / self.fragment.side()
+    }
+
+    /// Bytes: tiles of A and B in f16, 16 bytes more per row, and the fragments that leave.
+    pub fn workgroup_memory(&self) -> u32 {
+        let side = self.fragment.side();
+        2 * self.side * (Self::K + 8) * 2 + 4 * side * (self.leaving() * side + 4) * 4
+    }
 }
 
 /// A product of `rows × inner` by `inner × cols`, `batch` times.
@@ -171,11 +198,41 @@ pub(crate) fn tiles(product: Product, tiling: Tiling, device: &DeviceFacts) -> T
     if large.saturating_mul(batch) >= FULL && large * 16 <= small * 5 { LARGE } else { SMALL }
 }
 
+/// Fewer rows or columns than half a small tile's are mostly padding.
+const FEWEST: usize = 32;
+
+/// Tiles of a product of `dtype` on matrix units, or why none.
+pub(crate) fn matrix_tiles(
+    product: Product,
+    dtype: DType,
+    choice: MatrixChoice,
+    tiling: Tiling,
+    device: &DeviceFacts,
+) -> Result<MatrixTiles, &'static str> {
+    let Product { batch, rows, cols } = product;
+    let fragment = choice.fragment(dtype, tiling, device)?;
+    if choice.units == MatrixUnits::Auto && rows.min(cols) < FEWEST {
+        return Err("too few rows or columns");
+    }
+    let tiles = |side| MatrixTiles { fragment, side, lanes: 4 * device.planned_subgroup() };
+    let fits = |tiles: &MatrixTiles| {
+        tiles.lanes <= device.max_invocations && tiles.workgroup_memory() <= device.workgroup_memory
+    };
+    let count = |side: usize| rows.div_ceil(side).saturating_mul(cols.div_ceil(side));
+    let (small, large) = (count(64), count(128));
+    // 64 × 64 per subgroup: with fragments of 8 that takes four times the instructions, and more registers than Apple's
+    // compiler gives.
+    let fills = large.saturating_mul(batch) >= FULL / 2 && large * 16 <= small * 5;
+    let wanted = if fills && fragment == Fragment::Sixteen { [128, 64] } else { [64, 64] };
+    wanted.map(tiles).into_iter().find(fits).ok_or("the device's limits allow too small workgroups")
+}
+
 /// Workgroups for a product, `[rows, columns, batch]`: neighbours share their part of B.
 pub(crate) fn grid(tiles: Tiles, product: Product) -> [usize; 3] {
     let (m, n) = match tiles {
         Tiles::Workgroup { side, .. } => (side, side),
         Tiles::Uniform { rows, lanes } => (rows, lanes * 4),
+        Tiles::Matrix(MatrixTiles { side, .. }) => (side, side),
     };
     [product.rows.div_ceil(m as usize), product.cols.div_ceil(n as usize), product.batch]
 }

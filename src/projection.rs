@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::path::project::{self, Product};
-use crate::plan::Tiling;
+use crate::plan::{MatrixChoice, MatrixUnits, Tiling};
 use crate::problem::SideShape;
 use crate::record::{Pipelines, dispatch, pass};
 use crate::scratch::{Bound, Scratch};
@@ -40,6 +40,7 @@ pub struct ProjectionForward<'a> {
 pub struct Projection {
     pipelines: Pipelines,
     tiling: Tiling,
+    matrix: MatrixChoice,
 }
 
 impl Projection {
@@ -50,12 +51,25 @@ impl Projection {
 
     /// Projections that share pipelines with other operators on the device.
     pub fn with_pipelines(pipelines: &Pipelines) -> Self {
-        Projection { pipelines: pipelines.clone(), tiling: Tiling::Auto }
+        Projection { pipelines: pipelines.clone(), tiling: Tiling::Auto, matrix: MatrixChoice::default() }
     }
 
     /// Chooses the class of kernels; for tests and measurements.
     pub fn tiling(mut self, tiling: Tiling) -> Self {
         self.tiling = tiling;
+        self
+    }
+
+    /// Whether to use the device's matrix units. They multiply x and W in f16 and sum in f32.
+    pub fn matrix_units(mut self, units: MatrixUnits) -> Self {
+        self.matrix.units = units;
+        self
+    }
+
+    /// Lets matrix units round x and W to f16 where they are F32: an error of 2⁻¹¹ of each, and infinity above 65504. Not
+    /// set: they are multiplied in f32.
+    pub fn f16_operands(mut self, allowed: bool) -> Self {
+        self.matrix.f16_operands = allowed;
         self
     }
 
@@ -126,7 +140,8 @@ impl Projection {
             .iter()
             .map(|p| Product { x: p.x, w: p.linear.weight, bias: p.linear.bias, y: p.out, narrow: p.narrow })
             .collect();
-        let bound = self.pipelines.bind(&project::calls(&products, self.tiling, device), scratch)?;
+        let calls = project::calls(&products, self.tiling, self.matrix, device)?;
+        let bound = self.pipelines.bind(&calls, scratch)?;
         emit(&bound);
         Ok(())
     }

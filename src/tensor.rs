@@ -25,6 +25,15 @@ impl DType {
         }
     }
 
+    /// The WGSL scalar that memory holds it in.
+    pub(crate) const fn wgsl(self) -> &'static str {
+        match self {
+            DType::F32 => "f32",
+            DType::F16 => "f16",
+            DType::U32 | DType::Bool => "u32",
+        }
+    }
+
     /// Whether this is one of the float types.
     pub const fn is_float(self) -> bool {
         matches!(self, DType::F32 | DType::F16)
@@ -422,6 +431,13 @@ impl DeviceFacts {
             subgroup_max: if subgroups { info.subgroup_max_size } else { 0 },
             matrix: None,
         }
+    }
+
+    /// How many invocations to plan for a subgroup of a kernel for matrix units: what drivers with a choice take (RADV 64 of 32
+    /// to 64, Metal 32 of 4 to 64). Kernels must be right with any.
+    pub fn planned_subgroup(&self) -> u32 {
+        let narrow = if self.subgroup_min < 32 { 32 } else { 64 };
+        self.subgroup_max.min(narrow).max(4)
     }
 
     /// With what `adapter`, which the device is of, says of its matrix units.

@@ -12,8 +12,10 @@ const MAX_INVOCATIONS: u32 = 256;
 const MAX_WORKGROUP_MEMORY: u32 = 16384;
 const MAX_STORAGE_BUFFERS: usize = 8;
 
-/// In kernels for matrix units, which plan.rs gives to devices that have them and the memory.
-const MATRIX: &str = "enable wgpu_cooperative_matrix;";
+/// Kernels that no device with the default limits is given.
+fn matrix_units(wgsl: &str) -> bool {
+    wgsl.lines().any(|line| line == "enable wgpu_cooperative_matrix;")
+}
 
 /// A parsed and validated module.
 struct Parsed {
@@ -32,8 +34,8 @@ impl Parsed {
         if wgsl.contains("subgroup") {
             capabilities |= Capabilities::SUBGROUP;
         }
-        if wgsl.contains(MATRIX) {
-            capabilities |= Capabilities::COOPERATIVE_MATRIX;
+        if matrix_units(wgsl) {
+            capabilities |= Capabilities::COOPERATIVE_MATRIX | Capabilities::SUBGROUP;
         }
         let info = Validator::new(ValidationFlags::all(), capabilities)
             .validate(&module)
@@ -194,7 +196,7 @@ fn faults(kernel: &KernelText, structs: &[StructTable]) -> Vec<String> {
     }
     // The largest tiles are for devices that have more; plan.rs knows.
     let large = kernel.label == "attention.fused" && kernel.name.contains(" rows=128 ");
-    let factor = if kernel.wgsl.contains(MATRIX) { 3 } else { 1 + u32::from(large) };
+    let factor = if matrix_units(&kernel.wgsl) { 3 } else { 1 + u32::from(large) };
     let most = factor * MAX_WORKGROUP_MEMORY;
     if workgroup_memory != kernel.workgroup_memory || workgroup_memory > most {
         faults.push(format!(

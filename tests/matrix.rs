@@ -3,6 +3,7 @@
 
 use wgpu_attention::{Alignment, DType, MatrixUnits, Path, Shape, Tiling};
 
+use crate::harness::device::believing;
 use crate::harness::run::{judge_outputs, run_with};
 use crate::harness::{Case, Drop, Layout, Part, Profile, Report, Setup, Weights, full, matrices, run};
 
@@ -196,6 +197,20 @@ fn splits_and_dropout() {
         let dropped = Case::random("matrix dropout", shape(20, 50, 16, 16))
             .with(|c| c.dropout = Some(Drop::Seeded { p: 0.9, seed: 7 }));
         check(&mut report, &dropped, &setup);
+    }
+    finish(report);
+}
+
+/// Drivers that choose the size of subgroups may choose another than was planned for.
+#[test]
+fn subgroups_of_other_sizes() {
+    let mut report = Report::new("matrix, subgroups of other sizes");
+    for profile in matrices() {
+        for width in [4, 16, 32] {
+            let case = Case::random(format!("matrix width {width}"), shape(70, 40, 16, 16))
+                .with(|c| c.rules.causal = true);
+            check(&mut report, &case, &Setup::matrix(believing(profile, width), Layout::Dense));
+        }
     }
     finish(report);
 }

@@ -1,12 +1,15 @@
 //! `mha`: PyTorch's `nn.MultiheadAttention`, the reference and the GPU against it.
 
-use wgpu_attention::LayerConfig;
 use wgpu_attention::reference::LayerShape;
 use wgpu_attention::reference::average_heads;
 use wgpu_attention::reference::compare::compare;
+use wgpu_attention::{DType, LayerConfig, MatrixUnits, Path, Tiling};
 
-use crate::harness::layer::{LayerCase, LinearData};
-use crate::harness::{Expected, Part, Report, Rules, Vector};
+use crate::harness::device::matrices;
+use crate::harness::layer::{
+    LayerCase, LayerLayout, LayerSetup, LinearData, Storage, layer_setups, run_layer_with,
+};
+use crate::harness::{Expected, Part, Report, Rules, Vector, Weights, full};
 
 pub const FAMILY: &str = "mha";
 pub const NAMES: &[&str] = &[
@@ -124,5 +127,34 @@ fn the_reference_gives_the_vectors() {
 fn every_device_gives_the_vectors() {
     let mut report = Report::new("mha");
     NAMES.iter().for_each(|name| report.check_layer(&case(name)));
+    report.finish();
+}
+
+/// The layer hands its choice on to its projections.
+#[test]
+fn matrix_units_give_the_vectors() {
+    let mut report = Report::new("mha on matrix units");
+    let case = case("mha_self");
+    for profile in matrices() {
+        let setup = LayerSetup {
+            profile,
+            tiling: Tiling::Auto,
+            path: Path::Auto,
+            dtype: DType::F16,
+            weight: DType::F16,
+            bias: DType::F16,
+            layout: LayerLayout::Dense,
+            storage: Storage::Separate,
+            lse: true,
+            weights: Weights::None,
+        };
+        let stored = case.stored(&setup);
+        let got = run_layer_with(&stored, &setup, |layer| layer.matrix_units(MatrixUnits::Always));
+        report.record(&case.name, &setup, got.and_then(|got| stored.truth(&setup).out.judge(&got.out)));
+    }
+    // On a device without any, insisting is refused.
+    let setup = LayerSetup { profile: full(), ..layer_setups(&case.name)[0] };
+    let refused = run_layer_with(&case, &setup, |layer| layer.matrix_units(MatrixUnits::Always));
+    assert!(refused.is_err_and(|why| why.contains("matrix units")), "refused by name");
     report.finish();
 }

@@ -1,10 +1,14 @@
-//! The projection operator: up to three products at once into heads of any layout, and more than three.
+//! The projection operator: up to three products at once into heads of any layout, and more than three; the same on matrix
+//! units.
 
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::project;
-use wgpu_attention::{DType, Linear, Projection, ProjectionForward, Scratch, Tiling};
+use wgpu_attention::{
+    DType, Error, Linear, MatrixUnits, Projection, ProjectionForward, Scratch, TensorView, Tiling,
+};
 
 use crate::harness::case::{largest, widened};
+use crate::harness::device::matrices;
 use crate::harness::run::{Placed, window};
 use crate::harness::{Image, Judged, Place, Profile, Report, Rng, TILINGS, Values, defaults, full, stored};
 use crate::property::{draws, float};
@@ -23,32 +27,53 @@ struct Side {
     bias: Option<Vec<f32>>,
 }
 
+/// How the tensors of a product lie.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Lie {
+    Random,
+    Dense,
+    /// Weights `[in, out]` in memory.
+    Transposed,
+    /// Windows with odd offsets and steps.
+    Window,
+}
+
 /// Products that are recorded together.
 #[derive(Clone, Debug)]
 struct Case {
     profile: &'static Profile,
     tiling: Tiling,
+    units: MatrixUnits,
     narrow: bool,
     one_buffer: bool,
     /// Of x, weights, biases, outputs.
     dtypes: [DType; 4],
     sides: Vec<Side>,
+    lie: Lie,
     seed: u64,
 }
 
 impl std::fmt::Display for Case {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        let Case { profile, tiling, narrow, one_buffer, dtypes, sides, .. } = self;
+        let Case { profile, tiling, units, narrow, one_buffer, dtypes, sides, lie, .. } = self;
         let sizes: Vec<_> = sides.iter().map(|s| [s.batch, s.length, s.heads, s.dim, s.features]).collect();
-        write!(f, "{}, {tiling:?}, narrow {narrow}, one buffer {one_buffer}, {dtypes:?}, ", profile.name)?;
+        write!(
+            f,
+            "{}, {tiling:?}, {units:?}, narrow {narrow}, one buffer {one_buffer}, {dtypes:?}, {lie:?}, ",
+            profile.name
+        )?;
         write!(f, "[batch, length, heads, dim, features]: {sizes:?}")
     }
 }
 
 impl Case {
     fn random(seed: u64) -> Self {
+        let profile = if Rng::new(seed).chance(0.3) { defaults() } else { full() };
+        Self::random_on(profile, MatrixUnits::Auto, seed)
+    }
+
+    fn random_on(profile: &'static Profile, units: MatrixUnits, seed: u64) -> Self {
         let rng = &mut Rng::new(seed ^ 0x0009_4073_c710);
-        let profile = if rng.chance(0.3) { defaults() } else { full() };
         let narrow = rng.chance(0.4);
         let dtypes = [0; 4].map(|_| float(rng, profile));
         let batch = rng.pick(&[1, 2, 3]);
@@ -80,7 +105,22 @@ impl Case {
             })
             .collect();
         let tiling = rng.pick(&TILINGS);
-        Case { profile, tiling, narrow, one_buffer: rng.chance(0.6), dtypes, sides, seed }
+        Case {
+            profile,
+            tiling,
+            units,
+            narrow,
+            one_buffer: rng.chance(0.6),
+            dtypes,
+            sides,
+            lie: Lie::Random,
+            seed,
+        }
+    }
+
+    /// Whether x and weights are multiplied in f16 though they are F32.
+    fn rounds(&self) -> bool {
+        self.units == MatrixUnits::Always && self.dtypes[..2] != [DType::F16; 2]
     }
 
     /// Largest error over tolerance.
@@ -88,8 +128,11 @@ impl Case {
         let Case { profile, dtypes, narrow, .. } = *self;
         let rng = &mut Rng::new(self.seed ^ 0x9_1ace);
         let seed = self.seed;
-        let place = |shape, rng: &mut Rng| {
-            if rng.chance(0.5) { Place::dense(shape) } else { window(shape, rng, seed) }
+        let place = |shape, rng: &mut Rng| match self.lie {
+            Lie::Random if rng.chance(0.5) => Place::dense(shape),
+            Lie::Random => window(shape, rng, seed),
+            Lie::Dense | Lie::Transposed => Place::dense(shape),
+            Lie::Window => window(shape, rng, seed | 1),
         };
         let floats = |x: &[f32], dtype, place| Placed::input(profile, Values::Floats(x), dtype, place);
         let mut outs: Vec<Place> = Vec::new();
@@ -101,7 +144,8 @@ impl Case {
                 false => [1, 1, heads * dim, features],
                 true => [1, if side.shared { 1 } else { heads }, dim, features / heads],
             };
-            let at = if rng.chance(0.3) { Place::transposed(matrix) } else { place(matrix, rng) };
+            let transposed = self.lie == Lie::Transposed || self.lie == Lie::Random && rng.chance(0.3);
+            let at = if transposed { Place::transposed(matrix) } else { place(matrix, rng) };
             let weight = floats(&side.weight, dtypes[1], at);
             let bias = side.bias.as_ref().map(|b| floats(b, dtypes[2], place([1, 1, 1, b.len()], rng)));
             inputs.push((x, weight, bias));
@@ -131,7 +175,11 @@ impl Case {
                 narrow,
             })
             .collect();
-        let operator = Projection::with_pipelines(profile.gpu.pipelines()).tiling(self.tiling);
+        profile.tidy();
+        let operator = Projection::with_pipelines(profile.gpu.pipelines())
+            .tiling(self.tiling)
+            .matrix_units(self.units)
+            .f16_operands(self.rounds());
         let mut scratch =
             Scratch::new(profile.gpu.device(), Default::default()).map_err(|e| e.to_string())?;
         profile
@@ -152,7 +200,7 @@ impl Case {
                 }
             }
             let got = expected.collect(&after, &outs[n]).map_err(|e| format!("product {n}: {e}"))?;
-            let judged = side.truth(narrow, dtypes[3]);
+            let judged = side.truth(narrow, dtypes[3], self.rounds());
             worst = worst.max(judged.judge(&got).map_err(|e| format!("product {n}: {e}"))?);
         }
         Ok(worst)
@@ -180,8 +228,11 @@ impl Side {
         out
     }
 
-    fn truth(&self, narrow: bool, dtype: DType) -> Judged {
-        let naive = widened(&self.heads::<f32>(narrow), dtype);
+    /// The exact result, and what a naive computation is off by; of operands rounded to f16 if it `rounds`.
+    fn truth(&self, narrow: bool, dtype: DType, rounds: bool) -> Judged {
+        let kind = if rounds { DType::F16 } else { DType::F32 };
+        let operands = Side { x: stored(&self.x, kind), weight: stored(&self.weight, kind), ..self.clone() };
+        let naive = widened(&operands.heads::<f32>(narrow), dtype);
         let want = self.heads::<f64>(narrow);
         let most = |x: &[f32]| largest(x.iter().map(|x| f64::from(*x)));
         let term = most(&self.x) * most(&self.weight) + self.bias.as_deref().map_or(0.0, most);
@@ -199,4 +250,161 @@ fn random_products_match_the_reference() {
         report.record(&format!("draw {n}"), &case, case.outcome());
     }
     report.finish();
+}
+
+/// Around every tile and fragment.
+const SIZES: [usize; 13] = [1, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129];
+
+/// One product of `rows × features` by `features × columns`, in sequences and heads that divide them.
+fn product(
+    profile: &'static Profile,
+    dtype: DType,
+    [rows, columns, features]: [usize; 3],
+    lie: Lie,
+    seed: u64,
+) -> Case {
+    let rng = &mut Rng::new(seed ^ 0x3a7_e111);
+    let [batch, heads] = [rows, columns].map(|n| rng.pick(&[1, 1, 2, 3]).min(n)).map(|n| n.max(1));
+    let batch = if rows.is_multiple_of(batch) { batch } else { 1 };
+    let heads = if columns.is_multiple_of(heads) { heads } else { 1 };
+    let mut normals = |n: usize| stored(&rng.normals(n), dtype);
+    let side = Side {
+        batch,
+        length: rows / batch,
+        heads,
+        dim: columns / heads,
+        features,
+        shared: false,
+        x: normals(rows * features),
+        weight: normals(columns * features),
+        bias: Some(normals(columns)),
+    };
+    Case {
+        profile,
+        tiling: Tiling::Auto,
+        units: MatrixUnits::Always,
+        narrow: false,
+        one_buffer: false,
+        dtypes: [dtype; 4],
+        sides: vec![side],
+        lie,
+        seed,
+    }
+}
+
+/// All pairs of rows, columns and features. Every kernel takes seconds to compile: few kinds of layout.
+#[test]
+fn matrix_units_take_every_size() {
+    let (seed, _) = draws(0);
+    let mut report = Report::new("projection on matrix units");
+    for profile in matrices() {
+        for n in 0..SIZES.len() * SIZES.len() {
+            let (i, j) = (n / SIZES.len(), n % SIZES.len());
+            let size = [SIZES[i], SIZES[j], SIZES[(i + 2 * j) % SIZES.len()]];
+            let in_fours = size[1..].iter().all(|n| n.is_multiple_of(4));
+            let lie = [Lie::Window, if in_fours { Lie::Transposed } else { Lie::Dense }, Lie::Dense][n % 3];
+            let case = product(profile, DType::F16, size, lie, seed.wrapping_add(n as u64));
+            report.record(&format!("{size:?}"), &case, case.outcome());
+        }
+    }
+    report.finish();
+}
+
+#[test]
+fn matrix_units_round_what_they_may() {
+    let (seed, _) = draws(0);
+    let mut report = Report::new("rounded projection on matrix units");
+    for profile in matrices() {
+        for (n, size) in SIZES.into_iter().enumerate() {
+            let size = [size, SIZES[(n + 5) % SIZES.len()], size];
+            let case = product(profile, DType::F32, size, Lie::Window, seed.wrapping_add(n as u64));
+            report.record(&format!("{size:?}"), &case, case.outcome());
+        }
+        for lie in [Lie::Dense, Lie::Transposed] {
+            let case = product(profile, DType::F32, [70, 72, 44], lie, seed);
+            report.record("in fours", &case, case.outcome());
+        }
+    }
+    report.finish();
+}
+
+/// Several products, narrow ones, mixed types.
+#[test]
+fn matrix_units_take_every_product() {
+    let (seed, count) = draws(4);
+    let mut report = Report::new("products on matrix units");
+    for profile in matrices() {
+        for n in 0..count {
+            let case = Case::random_on(profile, MatrixUnits::Always, seed.wrapping_add(n as u64));
+            report.record(&format!("draw {n}"), &case, case.outcome());
+        }
+    }
+    report.finish();
+}
+
+/// Products that fill a GPU with large tiles.
+#[test]
+fn matrix_units_take_large_tiles() {
+    let mut report = Report::new("large tiles on matrix units");
+    for profile in matrices() {
+        for lie in [Lie::Dense, Lie::Transposed] {
+            let case = product(profile, DType::F16, [1411, 1412, 36], lie, 1);
+            report.record("large", &case, case.outcome());
+        }
+    }
+    report.finish();
+}
+
+/// NaN and infinities come out where they go in, and nowhere else.
+#[test]
+fn matrix_units_let_nan_and_infinity_through() {
+    let mut report = Report::new("NaN and infinity on matrix units");
+    for profile in matrices() {
+        for (n, value) in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY].into_iter().enumerate() {
+            for units in [MatrixUnits::Never, MatrixUnits::Always] {
+                let [rows, columns, features] = [67, 70, 45];
+                let mut case = product(profile, DType::F16, [rows, columns, features], Lie::Window, n as u64);
+                case.units = units;
+                let side = &mut case.sides[0];
+                side.x[3 * features + 44] = value;
+                side.x[66 * features] = value;
+                side.weight[69 * features + 2] = value;
+                report.record(&format!("{value}"), &case, case.outcome());
+            }
+        }
+        // What f16 does not hold is infinite.
+        let mut case = product(profile, DType::F32, [40, 40, 40], Lie::Dense, 1);
+        case.sides[0].x[5 * 40 + 5] = 1e6;
+        let got = case.outcome();
+        assert!(got.as_ref().is_err_and(|e| e.contains("inf")), "{}: {got:?}", profile.name);
+    }
+    report.finish();
+}
+
+#[test]
+fn matrix_units_are_refused_by_name() {
+    let refused = |profile: &Profile, dtype, operands, why: &str| {
+        let buffers = [(); 3].map(|()| profile.gpu.buffer(1 << 12).expect("a buffer"));
+        let view = |n: usize| TensorView::matrix(&buffers[n], dtype, [8, 8]);
+        let linear = Linear { weight: view(1), bias: None };
+        let product = ProjectionForward { x: view(0), linear, out: view(2), narrow: false };
+        let mut scratch = Scratch::new(profile.gpu.device(), Default::default()).expect("no memory");
+        let mut record = |units| {
+            let operator = Projection::with_pipelines(profile.gpu.pipelines());
+            let operator = operator.matrix_units(units).f16_operands(operands);
+            profile.gpu.submit(|encoder| operator.forward(encoder, &[product], &mut scratch))
+        };
+        for units in [MatrixUnits::Auto, MatrixUnits::Never] {
+            record(units).expect("a form without matrix units");
+        }
+        let error = record(MatrixUnits::Always).expect_err("a refusal");
+        let text = error.to_string();
+        assert!(matches!(error, Error::Unsupported { .. }), "{}: {text}", profile.name);
+        assert!(text.contains("matrix units") && text.contains(why), "{}: {text}", profile.name);
+    };
+    refused(defaults(), DType::F32, true, "features");
+    refused(full(), DType::F32, true, "features");
+    for profile in matrices() {
+        refused(profile, DType::F32, false, "f16_operands");
+    }
 }

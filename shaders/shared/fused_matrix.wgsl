@@ -2,7 +2,7 @@
 // time. A subgroup has the same SUB_ROWS rows throughout: their queries and their sums of the output stay in its fragments.
 //
 // Constants: FRAGMENT, SUB_ROWS, SUBGROUPS, KEYS, WORKGROUP, HEAD and VALUE (channels, in whole fragments), EXACT (head_dim
-// is HEAD). The text of the accesses to workgroup memory is in fragments_*.wgsl.
+// is HEAD). The text of the accesses to workgroup memory is in fused_matrix_*.wgsl.
 //
 // Fragments cannot be looked into, so scores leave through workgroup memory, where invocations turn rows of them into
 // weights, and weights come back as f16. The sums of the output cannot be scaled by rows either. So a row's weights are
@@ -134,12 +134,27 @@ fn q_fragment(sub_row: u32, m: u32, h: u32) -> Left {
     return halves_left((sub_row + m * FRAGMENT) * Q_STEP + h * FRAGMENT, Q_STEP);
 }
 
+// Whether a row is of one of the subgroups from first on.
+fn has_turn(row: u32, first: u32, subgroups: u32) -> bool {
+    return row / SUB_ROWS >= first && row / SUB_ROWS - first < subgroups;
+}
+
 @compute @workgroup_size(WORKGROUP)
 fn main(
     @builtin(workgroup_id) id: vec3<u32>,
     @builtin(local_invocation_index) lane: u32,
     @builtin(subgroup_id) subgroup_id: u32,
+    @builtin(num_subgroups) subgroups: u32,
 ) {
+    // Subgroups as wide as planned go through this once. Were they wider, fewer would take turns; were they narrower, those
+    // too many repeat the last one's work.
+    for (var first = 0u; first < SUBGROUPS; first += subgroups) {
+        attend(id, lane, first, min(first + subgroup_id, SUBGROUPS - 1u), subgroups);
+        workgroupBarrier();
+    }
+}
+
+fn attend(id: vec3<u32>, lane: u32, first: u32, subgroup: u32, subgroups: u32) {
     let rows = p.mask.q_len * p.group;
     let tile_x = id.x + p.first.x;
     let row0 = select(tile_x, tile_x / p.splits, SPLITS) * ROWS;
@@ -154,8 +169,6 @@ fn main(
     }
     let none = p.mask.none;
     let last_row = min(row0 + ROWS, rows) - 1u;
-    // Where subgroups are smaller than planned there are more of them: they repeat the last one's work.
-    let subgroup = min(subgroup_id, SUBGROUPS - 1u);
     let sub_row = subgroup * SUB_ROWS;
     if lane < 2u {
         moved[lane] = 0u;
@@ -422,7 +435,7 @@ fn main(
         let row = my_row + r * WORKGROUP;
         let packed = min(row0 + row, last_row);
         let sum = sum_of_row(total[r]);
-        let stores = my_part == 0u && row0 + row <= last_row;
+        let stores = my_part == 0u && row0 + row <= last_row && has_turn(row, first, subgroups);
         var ended = row_end(own_total(origin[r], sum), z, packed, split, stores);
         if DROPS {
             ended.x *= p.dropout_scale;
@@ -445,7 +458,7 @@ fn main(
             let row = n / (KEYS / 4u);
             let start = n % (KEYS / 4u) * 4u;
             let col = part * KEYS + start;
-            if row0 + row <= last_row && col < value_dim {
+            if row0 + row <= last_row && col < value_dim && has_turn(row, first, subgroups) {
                 let ended = scores_at4(row * S_STEP + KEYS).xyz;
                 let sum = scores_at4(row * S_STEP + start) * ended.x;
                 row_put(z, row0 + row, split, col, row_repaired(z, row0 + row, col, sum, ended, keys.xy));

@@ -175,8 +175,8 @@ impl Fused {
                     Constant::Bool("EXACT", tiles.exact),
                 ]);
                 memory = match tiles.fragment {
-                    Fragment::Eight => shader!("shared/fragments_scalars"),
-                    Fragment::Sixteen => shader!("shared/fragments_vectors"),
+                    Fragment::Eight => shader!("shared/fused_matrix_scalars"),
+                    Fragment::Sixteen => shader!("shared/fused_matrix_vectors"),
                 };
                 ([shader!("shared/fused_matrix"), shader!("shared/fused_tiles")], tiles.workgroup())
             }

@@ -1,5 +1,7 @@
 //! Twin of `project.wgsl`.
 
+use std::fmt::Write as _;
+
 use super::slots::Slots;
 use super::{shader, tile};
 use crate::kernel::{Binding, Constant, Kernel, Width, params, shared};
@@ -64,8 +66,13 @@ impl Project {
     pub fn describe(&self) -> Kernel {
         let mut bindings = Vec::new();
         let mut slots = String::new();
-        self.x.declare("x", self.width, &mut bindings, &mut slots);
-        self.w.declare("w", self.width, &mut bindings, &mut slots);
+        // Matrix units take f16 as it is.
+        let native = matches!(self.tiles, Tiles::Matrix { .. });
+        for (slots_of, name, alias) in [(self.x, "x", "A_ELEMENT"), (self.w, "w", "B_ELEMENT")] {
+            slots_of.declare_as(name, self.width, native, &mut bindings, &mut slots);
+            let element = if native { slots_of.dtype.wgsl() } else { "f32" };
+            let _ = writeln!(slots, "alias {alias} = {element};");
+        }
         match self.bias {
             Some(bias) => bias.declare("bias", Width::One, &mut bindings, &mut slots),
             None => slots.push_str("fn bias_at(slot: u32, o: u32) -> f32 { return 0.0; }\n"),
@@ -88,23 +95,28 @@ impl Project {
     pub fn all() -> impl Iterator<Item = Self> {
         let slots = |count, dtype| Slots { count, dtype };
         let buffers = [(1, 1, None), (1, 3, Some(3)), (3, 1, Some(1))];
-        tile::ALL.into_iter().flat_map(move |tiles| {
-            buffers.into_iter().flat_map(move |(x, w, bias)| {
-                super::FLOATS.into_iter().flat_map(move |dtype| {
-                    super::WIDTHS.into_iter().flat_map(move |width| {
-                        [false, true].into_iter().map(move |w_along_columns| Project {
-                            tiles,
-                            x: slots(x, dtype),
-                            w: slots(w, dtype),
-                            bias: bias.map(|n| slots(n, DType::F32)),
-                            y: dtype,
-                            width,
-                            w_along_columns,
-                            put: width,
-                        })
+        let of = move |tiles, [x, w, bias, y]: [DType; 4]| {
+            buffers.into_iter().flat_map(move |(xs, ws, biases)| {
+                super::WIDTHS.into_iter().flat_map(move |width| {
+                    [false, true].into_iter().map(move |w_along_columns| Project {
+                        tiles,
+                        x: slots(xs, x),
+                        w: slots(ws, w),
+                        bias: biases.map(|n| slots(n, bias)),
+                        y,
+                        width,
+                        w_along_columns,
+                        put: width,
                     })
                 })
             })
-        })
+        };
+        let [f32, f16] = super::FLOATS;
+        let plain = tile::ALL
+            .into_iter()
+            .flat_map(move |tiles| super::FLOATS.into_iter().flat_map(move |d| of(tiles, [d, d, f32, d])));
+        let matrix = tile::MATRIX.into_iter().flat_map(move |tiles| of(tiles, [f16; 4]));
+        let rounded = [[f32; 4], [f16, f32, f16, f32]].into_iter().flat_map(move |d| of(tile::MATRIX[2], d));
+        plain.chain(matrix).chain(rounded)
     }
 }

@@ -15,11 +15,25 @@ pub(crate) struct Slots {
 impl Slots {
     /// Their bindings, and `NAME_at(slot, o)`, `NAME_at4(slot, o, stride, n)` that pick one by number.
     pub fn declare(self, name: &str, width: Width, bindings: &mut Vec<Binding>, text: &mut String) {
+        self.declare_as(name, width, false, bindings, text);
+    }
+
+    /// As [`declare`](Self::declare); `NAME_at4` gives the type in memory if `native`, else f32.
+    pub fn declare_as(
+        self,
+        name: &str,
+        width: Width,
+        native: bool,
+        bindings: &mut Vec<Binding>,
+        text: &mut String,
+    ) {
         for slot in 0..self.count {
-            bindings.push(Binding::read(format!("{name}{slot}"), self.dtype, width));
+            let binding = Binding::read(format!("{name}{slot}"), self.dtype, width);
+            bindings.push(Binding { native, ..binding });
         }
+        let four = format!("vec4<{}>", if native { self.dtype.wgsl() } else { "f32" });
         let functions = [
-            ("at4", "o: u32, stride: u32, n: u32", "o, stride, n", "vec4<f32>"),
+            ("at4", "o: u32, stride: u32, n: u32", "o, stride, n", four.as_str()),
             ("at", "o: u32", "o", "f32"),
         ];
         for (function, parameters, arguments, result) in functions {

@@ -2,7 +2,8 @@
 
 use super::shader;
 use crate::kernel::{Binding, Constant, Kernel, Table};
-use crate::plan::Tiles;
+use crate::plan::{MatrixTiles, Tiles};
+use crate::tensor::Fragment;
 
 /// A tiled kernel's own half: the loop is the same for all.
 pub(crate) struct Stage<'a> {
@@ -31,8 +32,26 @@ pub(crate) fn describe<P: Table>(stage: Stage) -> Kernel {
             constants.extend([Constant::U32("ROWS", rows), Constant::U32("LANES", lanes)]);
             (shader!("shared/tile_uniform"), lanes, 0)
         }
+        Tiles::Matrix(matrix) => {
+            constants.extend([
+                Constant::Fragments(matrix.fragment),
+                Constant::U32("TILE", matrix.side),
+                Constant::U32("TILE_K", MatrixTiles::K),
+                Constant::U32("LANES", matrix.lanes),
+                Constant::U32("LEAVING", matrix.leaving()),
+            ]);
+            (shader!("shared/tile_matrix"), matrix.lanes, matrix.workgroup_memory())
+        }
+    };
+    let memory = match tiles {
+        Tiles::Matrix(MatrixTiles { fragment: Fragment::Sixteen, .. }) => {
+            Some(shader!("shared/tile_matrix_vectors"))
+        }
+        Tiles::Matrix(_) => Some(shader!("shared/tile_matrix_scalars")),
+        _ => None,
     };
     let mut all = vec![shader!("shared/view"), core];
+    all.extend(memory);
     all.extend(parts);
     Kernel { workgroup_memory, ..Kernel::new::<P>(&constants, bindings, &all, invocations) }
 }
@@ -43,4 +62,11 @@ pub(crate) const ALL: [Tiles; 4] = [
     Tiles::Uniform { rows: 32, lanes: 32 },
     Tiles::Workgroup { side: 64, k: 16 },
     Tiles::Workgroup { side: 128, k: 8 },
+];
+
+/// Those on matrix units.
+pub(crate) const MATRIX: [Tiles; 3] = [
+    Tiles::Matrix(MatrixTiles { fragment: Fragment::Eight, side: 64, lanes: 128 }),
+    Tiles::Matrix(MatrixTiles { fragment: Fragment::Sixteen, side: 64, lanes: 128 }),
+    Tiles::Matrix(MatrixTiles { fragment: Fragment::Sixteen, side: 128, lanes: 128 }),
 ];

@@ -1,11 +1,12 @@
 //! Up to three products in one dispatch, or in as few as the device's bindings allow.
 
 use super::{Calls, grid};
+use crate::error::Error;
 use crate::kernel::{Call, Width};
 use crate::kernels::Stage;
 use crate::kernels::project::{PARTS, Params, Part, Project};
 use crate::kernels::slots::Slots;
-use crate::plan::{self, Tiling};
+use crate::plan::{self, MatrixChoice, Tiles, Tiling};
 use crate::tensor::{DType, DeviceFacts, Layout, TensorView, Window};
 
 /// `y = x Wᵀ + b` over checked tensors.
@@ -76,13 +77,30 @@ fn bind<'a>(views: &[TensorView<'a>], device: &DeviceFacts) -> Bound<'a> {
 }
 
 /// The dispatches of `products`: one where their outputs share a buffer and the bindings suffice.
-pub(crate) fn calls<'a>(products: &[Product<'a>], tiling: Tiling, device: &DeviceFacts) -> Calls<'a> {
-    products.chunks(PARTS).flat_map(|part| together(part, tiling, device)).collect()
+///
+/// # Errors
+/// A `matrix` that insists on what these products cannot have.
+pub(crate) fn calls<'a>(
+    products: &[Product<'a>],
+    tiling: Tiling,
+    matrix: MatrixChoice,
+    device: &DeviceFacts,
+) -> Result<Calls<'a>, Error> {
+    let mut calls = Vec::new();
+    for part in products.chunks(PARTS) {
+        calls.extend(together(part, tiling, matrix, device)?);
+    }
+    Ok(calls)
 }
 
 /// Up to [`PARTS`] products in one dispatch if it can be had, else the first apart.
-fn together<'a>(products: &[Product<'a>], tiling: Tiling, device: &DeviceFacts) -> Calls<'a> {
-    let Some((first, rest)) = products.split_first() else { return Vec::new() };
+fn together<'a>(
+    products: &[Product<'a>],
+    tiling: Tiling,
+    matrix: MatrixChoice,
+    device: &DeviceFacts,
+) -> Result<Calls<'a>, Error> {
+    let Some((first, rest)) = products.split_first() else { return Ok(Vec::new()) };
     let xs = bind(&products.iter().map(|p| p.x).collect::<Vec<_>>(), device);
     let ws = bind(&products.iter().map(|p| p.w).collect::<Vec<_>>(), device);
     // Parts without a bias point at another's and do not read it.
@@ -96,9 +114,9 @@ fn together<'a>(products: &[Product<'a>], tiling: Tiling, device: &DeviceFacts) 
     let one_batch = rest.iter().all(|p| p.x.shape()[0] == first.x.shape()[0]);
     let fits = one_batch && bindings <= device.max_storage_buffers as usize && count(&ys) == 1;
     if !fits && !rest.is_empty() {
-        let mut split = together(&[*first], tiling, device);
-        split.extend(together(rest, tiling, device));
-        return split;
+        let mut split = together(&[*first], tiling, matrix, device)?;
+        split.extend(together(rest, tiling, matrix, device)?);
+        return Ok(split);
     }
 
     let one_matrix = products.iter().all(Product::is_one_matrix);
@@ -146,7 +164,10 @@ fn together<'a>(products: &[Product<'a>], tiling: Tiling, device: &DeviceFacts) 
     let w_fours = |axis| products.iter().all(|p| p.w.layout.in_fours(axis));
     let w_along_columns = !w_fours(3) && w_fours(2);
     let product = plan::Product { batch: products.len() * batches * z_heads, rows, cols };
-    let tiles = plan::tiles(product, tiling, device);
+    let halves = [first.x.dtype, first.w.dtype] == [DType::F16; 2];
+    let dtype = if halves { DType::F16 } else { DType::F32 };
+    let found = matrix.settle(plan::matrix_tiles(product, dtype, matrix, tiling, device))?;
+    let tiles = found.map_or_else(|| plan::tiles(product, tiling, device), Tiles::Matrix);
     let slots = |b: &Bound, dtype: DType| Slots { count: b.windows.len(), dtype };
     let variant = Project {
         tiles,
@@ -170,10 +191,10 @@ fn together<'a>(products: &[Product<'a>], tiling: Tiling, device: &DeviceFacts) 
     tensors.extend(ws.windows);
     tensors.extend(biases.map(|b| b.windows).unwrap_or_default());
     tensors.extend(ys.windows);
-    vec![Call {
+    Ok(vec![Call {
         variant: Stage::Project(variant),
         params: bytemuck::bytes_of(&params).to_vec(),
         tensors,
         grid: grid(plan::grid(tiles, product)),
-    }]
+    }])
 }

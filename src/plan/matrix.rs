@@ -71,7 +71,11 @@ impl FusedMatrix {
         // Queries pass in four parts at most.
         let halves = self.keys * (self.head + self.value + 16) + rows * (self.keys + 8);
         let passes = 4 * ((halves / rows - 8) / side) >= self.head / side;
-        shares && passes && workgroup <= device.max_invocations && self.memory() <= device.workgroup_memory
+        shares
+            && passes
+            && workgroup >= 8
+            && workgroup <= device.max_invocations
+            && self.memory() <= device.workgroup_memory
     }
 
     /// The tiles to try, best first: more rows share what is staged, more keys the barriers.
@@ -90,7 +94,7 @@ impl FusedMatrix {
         let large = [(4, 32), (2, 64), (2, 32), (4, 16), (2, 16), (1, 32), (1, 16)]
             .map(|(subgroups, keys)| (rows, subgroups, keys));
         let tiles = if tuning.tiling.uniform(device) { small.to_vec() } else { large.to_vec() };
-        let width = device.subgroup_max;
+        let width = device.planned_subgroup();
         tiles.into_iter().map(move |(sub_rows, subgroups, keys)| FusedMatrix {
             fragment,
             sub_rows,

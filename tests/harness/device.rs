@@ -15,6 +15,14 @@ pub struct Profile {
     pub matrix: bool,
 }
 
+/// `profile` with a plan that believes in subgroups of `width`.
+pub fn believing(profile: &Profile, width: u32) -> &'static Profile {
+    let side = if profile.name == "matrix 8" { 8 } else { 16 };
+    let pipelines = wgpu_attention::inspect::with_fragments(profile.gpu.device(), side, Some(width));
+    let gpu = Gpu::with_pipelines(profile.gpu.queue().clone(), pipelines);
+    Box::leak(Box::new(Profile { name: profile.name, gpu, f16: true, matrix: true }))
+}
+
 impl Profile {
     /// Compiled shaders take gigabytes when those of all tests are kept.
     pub fn tidy(&self) {
@@ -60,7 +68,7 @@ pub fn matrices() -> impl Iterator<Item = &'static Profile> {
             let others =
                 wgpu::Features::all_experimental_mask() - wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX;
             let made = make(name, &adapter, adapter.features() - others, adapter.limits());
-            let pipelines = wgpu_attention::inspect::with_fragments(made.gpu.device(), *side);
+            let pipelines = wgpu_attention::inspect::with_fragments(made.gpu.device(), *side, None);
             let gpu = Gpu::with_pipelines(made.gpu.queue().clone(), pipelines);
             Profile { gpu, matrix: true, ..made }
         })

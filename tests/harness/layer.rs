@@ -372,6 +372,15 @@ fn place_all(
 
 /// Runs `case`, whose data `setup`'s types can hold, and checks everything around its outputs.
 pub fn run_layer(case: &LayerCase, setup: &LayerSetup) -> Result<Got, String> {
+    run_layer_with(case, setup, |layer| layer)
+}
+
+/// As [`run_layer`], with what `change` sets besides.
+pub fn run_layer_with(
+    case: &LayerCase,
+    setup: &LayerSetup,
+    change: impl FnOnce(MultiHeadAttention) -> MultiHeadAttention,
+) -> Result<Got, String> {
     let LayerSetup { profile, tiling, path, dtype, storage, .. } = *setup;
     profile.tidy();
     let LayerShape { batch, q_len, kv_len } = case.shape;
@@ -454,6 +463,7 @@ pub fn run_layer(case: &LayerCase, setup: &LayerSetup) -> Result<Got, String> {
         .map_err(refused)?
         .tiling(tiling)
         .path(path);
+    let layer = change(layer);
     let mut scratch = Scratch::new(device, layer.scratch_size(&call).map_err(refused)?).map_err(refused)?;
     let mut encoder = device.create_command_encoder(&Default::default());
     layer.forward(&mut encoder, &call, &mut scratch).map_err(refused)?;
