@@ -49,8 +49,8 @@ pub fn matrices() -> impl Iterator<Item = &'static Profile> {
             lent(kind, || {
                 let adapter = self::adapter();
                 let features = adapter.features();
-                let wanted = features - wgpu::Features::all_experimental_mask()
-                    | features & wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX;
+                let wanted = (features - wgpu::Features::all_experimental_mask())
+                    | (features & wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX);
                 let made = make(name, &adapter, wanted, adapter.limits());
                 let pipelines = wgpu_attention::inspect::with_fragments(made.gpu.device(), side);
                 Profile { gpu: Gpu::with_pipelines(made.gpu.queue().clone(), pipelines), ..made }
