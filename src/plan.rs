@@ -254,3 +254,67 @@ pub(crate) fn rows(kv_len: usize, tiling: Tiling, device: &DeviceFacts) -> Rows 
     let lanes = kv_len.div_ceil(4).next_power_of_two().clamp(32, 256) as u32;
     Rows { workgroup: lanes, lanes }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEVICE: DeviceFacts = DeviceFacts {
+        workgroup_memory: 32768,
+        subgroup_min: 32,
+        subgroup_max: 32,
+        matrix: Some(Fragment::Sixteen),
+        ..DeviceFacts::LEAST
+    };
+
+    fn side(product: [usize; 3], choice: MatrixChoice, device: &DeviceFacts) -> Result<u32, &'static str> {
+        let [batch, rows, cols] = product;
+        let tiling = Tiling::Workgroup;
+        let found = matrix_tiles(Product { batch, rows, cols }, DType::F16, choice, tiling, device);
+        found.map(|tiles| tiles.side)
+    }
+
+    #[test]
+    fn large_matrix_tiles_are_for_large_products() {
+        let auto = MatrixChoice::default();
+        assert_eq!(side([1, 1408, 1536], auto, &DEVICE), Ok(128));
+        assert_eq!(side([128, 128, 128], auto, &DEVICE), Ok(128));
+        assert_eq!(side([1, 1280, 1536], auto, &DEVICE), Ok(64), "too few to fill a GPU");
+        assert_eq!(side([128, 128, 192], auto, &DEVICE), Ok(64), "a third more beyond the edge");
+        let least = DeviceFacts { workgroup_memory: 16384, ..DEVICE };
+        assert_eq!(side([128, 128, 128], auto, &least), Ok(64));
+        let metal = DeviceFacts { matrix: Some(Fragment::Eight), subgroup_min: 4, subgroup_max: 64, ..least };
+        assert_eq!(side([128, 128, 128], auto, &metal), Ok(64));
+    }
+
+    #[test]
+    fn matrix_tiles_fit_the_device_and_the_shader() {
+        for (fragment, side) in [(Fragment::Eight, 64), (Fragment::Sixteen, 64), (Fragment::Sixteen, 128)] {
+            for (min, max, lanes) in [(8, 8, 32), (8, 32, 128), (32, 32, 128), (4, 64, 128), (32, 64, 256)] {
+                let device =
+                    DeviceFacts { matrix: Some(fragment), subgroup_min: min, subgroup_max: max, ..DEVICE };
+                let product = Product { batch: 128, rows: side, cols: side };
+                let choice = MatrixChoice::default();
+                let tiles = matrix_tiles(product, DType::F16, choice, Tiling::Workgroup, &device);
+                let tiles = tiles.expect("within these limits");
+                assert_eq!((tiles.side, tiles.lanes), (side as u32, lanes));
+                // What the shader asserts.
+                assert!((tiles.side * MatrixTiles::K / 4).is_multiple_of(lanes));
+                assert!(lanes.is_multiple_of(tiles.side / 4));
+                assert!(tiles.workgroup_memory() <= if side == 64 { 16384 } else { 32768 });
+            }
+        }
+    }
+
+    #[test]
+    fn matrix_units_need_rows_a_device_and_leave() {
+        let with = |units| MatrixChoice { units, f16_operands: false };
+        assert!(side([1, 31, 512], with(MatrixUnits::Auto), &DEVICE).is_err());
+        assert!(side([1, 512, 31], with(MatrixUnits::Auto), &DEVICE).is_err());
+        assert_eq!(side([1, 1, 1], with(MatrixUnits::Always), &DEVICE), Ok(64));
+        assert!(side([1, 512, 512], with(MatrixUnits::Never), &DEVICE).is_err());
+        let few = DeviceFacts { max_invocations: 127, ..DEVICE };
+        assert!(side([1, 512, 512], with(MatrixUnits::Always), &few).is_err());
+        assert!(side([1, 512, 512], with(MatrixUnits::Always), &DeviceFacts::LEAST).is_err());
+    }
+}
