@@ -24,6 +24,26 @@ impl Pipelines {
     /// As [`new`](Self::new), for a `device` of `adapter`: kernels may then use its matrix units, if the device has the
     /// features `EXPERIMENTAL_COOPERATIVE_MATRIX`, `SHADER_F16` and `SUBGROUP` and the adapter lists fragments of 16 × 16
     /// or 8 × 8 that multiply f16 and sum in f32 (see [`MatrixUnits`](crate::MatrixUnits)).
+    ///
+    /// ```no_run
+    /// # async fn f(adapter: &wgpu::Adapter) -> Result<(), Box<dyn std::error::Error>> {
+    /// use wgpu_attention::{Attention, Config, DType, Pipelines, wgpu};
+    ///
+    /// let config = Config::new(32, 128).dtype(DType::F16);
+    /// let (features, limits) = config.required(adapter);
+    /// let matrix = wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX & adapter.features();
+    /// let (device, queue) = adapter
+    ///     .request_device(&wgpu::DeviceDescriptor {
+    ///         required_features: features | matrix,
+    ///         required_limits: limits,
+    ///         // SAFETY: wgpu's experimental features may have bugs; this application accepts that.
+    ///         experimental_features: unsafe { wgpu::ExperimentalFeatures::enabled() },
+    ///         ..Default::default()
+    ///     })
+    ///     .await?;
+    /// let attention = Attention::with_pipelines(&Pipelines::with_adapter(&device, adapter), config)?;
+    /// # Ok(()) }
+    /// ```
     pub fn with_adapter(device: &wgpu::Device, adapter: &wgpu::Adapter) -> Self {
         Self::with_facts(device, DeviceFacts::of(device).with_adapter(device, adapter))
     }
