@@ -4,7 +4,7 @@
 use wgpu_attention::{Alignment, DType, MatrixUnits, Path, Shape, Tiling};
 
 use crate::harness::device::believing;
-use crate::harness::run::{judge_outputs, run_with};
+use crate::harness::run::{judge_outputs, run_with, takes_long};
 use crate::harness::{Case, Drop, Layout, Part, Profile, Report, Setup, Weights, full, matrices, run};
 
 fn check(report: &mut Report, case: &Case, setup: &Setup) {
@@ -69,12 +69,6 @@ fn many_channels() {
         of_channels(&mut report, &dims);
     }
     finish(report);
-}
-
-/// Whether large kernels are not to be compiled.
-fn takes_long() -> bool {
-    let software = full().gpu.device().adapter_info().device_type == wgpu_attention::wgpu::DeviceType::Cpu;
-    software && std::env::var_os("WGPU_ATTENTION_TEST_ALL").is_none()
 }
 
 /// The tiles that GPUs get, of which lavapipe takes long to compile each.

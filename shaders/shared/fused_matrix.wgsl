@@ -7,7 +7,7 @@
 // Fragments cannot be looked into, so scores leave through workgroup memory, where invocations turn rows of them into
 // weights, and weights come back as f16. The sums of the output cannot be scaled by rows either. So a row's weights are
 // relative to an origin that is not its maximum but HEADROOM below an earlier one, and moves only when a score is SLACK
-// above it: weights are then at most e^10 ≈ 2^14.4, which f16 holds, and small ones keep their bits for longer. When an
+// above that: weights are at most e^10 ≈ 2^14.4, which f16 holds, and small ones keep their bits for longer. When an
 // origin moves, the sums go through workgroup memory once. On scores of normal size that never happens.
 //
 // A turn of the loop, between two barriers each:
@@ -373,7 +373,7 @@ fn attend(id: vec3<u32>, lane: u32, first: u32, subgroup: u32, subgroups: u32) {
             // The sum of all scores shows at once whether any is −∞ or NaN.
             let plain = is_finite(all4.x + all4.y + all4.z + all4.w);
             factor[r] = 1.0;
-            if most > origin[r] + SLACK {
+            if most > origin[r] + (HEADROOM + SLACK) {
                 let to = most - HEADROOM;
                 // As long as no key was seen there is nothing to scale.
                 if origin[r] != none {

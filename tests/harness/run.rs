@@ -83,6 +83,16 @@ impl fmt::Display for Setup {
     }
 }
 
+/// Whether to run what takes software drivers minutes to compile, too: `WGPU_ATTENTION_TEST_ALL` is set.
+pub fn test_all() -> bool {
+    std::env::var_os("WGPU_ATTENTION_TEST_ALL").is_some()
+}
+
+/// Whether large kernels for matrix units are not to be compiled.
+pub fn takes_long() -> bool {
+    full().gpu.device().adapter_info().device_type == wgpu::DeviceType::Cpu && !test_all()
+}
+
 /// Every device, path, tiling and type, not all crossed: every shader takes a second to compile. One tiling has dense
 /// layouts, the other windows, by the case's name. What is added to scores is F32, so that f16 runs share their
 /// softmax; `property` and `biases` have it in F16.
@@ -121,9 +131,8 @@ pub fn setups(name: &str) -> Vec<Setup> {
     };
     let mut all = [of(TILINGS[first], dense), of(TILINGS[1 - first], windows)].concat();
     // One size of fragments or the other, or both.
-    let both = std::env::var_os("WGPU_ATTENTION_TEST_ALL").is_some();
     let own = (seed >> 33) as usize % 2;
-    let sizes = matrices().zip([Layout::Blhd, window]).enumerate().filter(|(n, _)| both || *n == own);
+    let sizes = matrices().zip([Layout::Blhd, window]).enumerate().filter(|(n, _)| test_all() || *n == own);
     all.extend(sizes.map(|(_, (profile, layout))| Setup::matrix(profile, layout)));
     all
 }
@@ -365,7 +374,13 @@ impl Report {
     /// Runs `case` in every setup.
     pub fn check(&mut self, case: &Case) {
         let mut truths = HashMap::new();
+        let channels = case.shape.head_dim.max(case.shape.value_dim);
         for setup in setups(&case.name) {
+            if setup.profile.matrix && channels > 32 && takes_long() {
+                let why = "on matrix units, unless WGPU_ATTENTION_TEST_ALL is set: a software driver takes long to compile";
+                self.skip(why.into(), &case.name);
+                continue;
+            }
             self.check_in(case, &setup, &mut truths);
         }
     }
