@@ -11,7 +11,7 @@ use wgpu_attention::{
 };
 
 use super::case::{Case, Drop, Expected, Rules, Truth, Weights};
-use super::device::{Profile, defaults, full};
+use super::device::{Profile, defaults, full, matrices};
 use super::memory::{GUARD, Image, Place, Values};
 use super::random::Rng;
 
@@ -320,6 +320,18 @@ impl Report {
         let worst = (0.0, String::new());
         let started = Instant::now();
         Report { name, runs: 0, skipped: BTreeMap::new(), failures: Vec::new(), worst, started }
+    }
+
+    /// What `each` does with every device that has matrix units; nothing is tested where there is none.
+    pub fn on_matrix_units(name: &'static str, mut each: impl FnMut(&mut Report, &'static Profile)) {
+        let mut report = Report::new(name);
+        for profile in matrices() {
+            each(&mut report, profile);
+        }
+        if report.runs == 0 {
+            return super::say(&format!("{name}: skipped, the adapter has no matrix units"));
+        }
+        report.finish();
     }
 
     pub fn runs(&self) -> usize {
