@@ -201,10 +201,11 @@ pub(crate) fn tiles(product: Product, tiling: Tiling, device: &DeviceFacts) -> T
 /// Fewer rows or columns than half a small tile's are mostly padding.
 const FEWEST: usize = 32;
 
-/// Tiles of a product of `dtype` on matrix units, or why none.
+/// Tiles of a product of `dtype` on matrix units, or why none; whether its operands load `in_fours`.
 pub(crate) fn matrix_tiles(
     product: Product,
     dtype: DType,
+    in_fours: bool,
     choice: MatrixChoice,
     tiling: Tiling,
     device: &DeviceFacts,
@@ -223,7 +224,10 @@ pub(crate) fn matrix_tiles(
     // 64 × 64 per subgroup: with fragments of 8 that takes four times the instructions, and more registers than Apple's
     // compiler gives.
     let fills = large.saturating_mul(batch) >= FULL / 2 && large * 16 <= small * 5;
-    let wanted = if fills && fragment == Fragment::Sixteen { [128, 64] } else { [64, 64] };
+    // Beside the sums of a large tile, 128 invocations have registers for the next step's halves, not for its floats or for
+    // the addresses of single elements.
+    let room = subgroup == 64 || in_fours && dtype == DType::F16;
+    let wanted = if fills && room && fragment == Fragment::Sixteen { [128, 64] } else { [64, 64] };
     wanted.map(tiles).into_iter().find(fits).ok_or("the device's limits allow too small workgroups")
 }
 
@@ -270,7 +274,7 @@ mod tests {
     fn side(product: [usize; 3], choice: MatrixChoice, device: &DeviceFacts) -> Result<u32, &'static str> {
         let [batch, rows, cols] = product;
         let tiling = Tiling::Workgroup;
-        let found = matrix_tiles(Product { batch, rows, cols }, DType::F16, choice, tiling, device);
+        let found = matrix_tiles(Product { batch, rows, cols }, DType::F16, true, choice, tiling, device);
         found.map(|tiles| tiles.side)
     }
 
@@ -281,6 +285,15 @@ mod tests {
         assert_eq!(side([128, 128, 128], auto, &DEVICE), Ok(128));
         assert_eq!(side([1, 1280, 1536], auto, &DEVICE), Ok(64), "too few to fill a GPU");
         assert_eq!(side([128, 128, 192], auto, &DEVICE), Ok(64), "a third more beyond the edge");
+        let one = Product { batch: 128, rows: 128, cols: 128 };
+        let rounded = MatrixChoice { f16_operands: true, ..auto };
+        for (dtype, in_fours, widest, wanted) in
+            [(DType::F32, true, 32, 64), (DType::F16, false, 32, 64), (DType::F32, false, 64, 128)]
+        {
+            let device = DeviceFacts { subgroup_max: widest, ..DEVICE };
+            let found = matrix_tiles(one, dtype, in_fours, rounded, Tiling::Workgroup, &device);
+            assert_eq!(found.map(|tiles| tiles.side), Ok(wanted), "{dtype:?}, {in_fours}, {widest}");
+        }
         let least = DeviceFacts { workgroup_memory: 16384, ..DEVICE };
         assert_eq!(side([128, 128, 128], auto, &least), Ok(64));
         let metal = DeviceFacts { matrix: Some(Fragment::Eight), subgroup_min: 4, subgroup_max: 64, ..least };
@@ -295,7 +308,7 @@ mod tests {
                     DeviceFacts { matrix: Some(fragment), subgroup_min: min, subgroup_max: max, ..DEVICE };
                 let product = Product { batch: 128, rows: side, cols: side };
                 let choice = MatrixChoice::default();
-                let tiles = matrix_tiles(product, DType::F16, choice, Tiling::Workgroup, &device);
+                let tiles = matrix_tiles(product, DType::F16, true, choice, Tiling::Workgroup, &device);
                 let tiles = tiles.expect("within these limits");
                 assert_eq!((tiles.side, tiles.lanes), (side as u32, lanes));
                 // What the shader asserts.

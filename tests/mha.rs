@@ -5,7 +5,6 @@ use wgpu_attention::reference::average_heads;
 use wgpu_attention::reference::compare::compare;
 use wgpu_attention::{DType, LayerConfig, MatrixUnits, Path, Tiling};
 
-use crate::harness::device::matrices;
 use crate::harness::layer::{
     LayerCase, LayerLayout, LayerSetup, LinearData, Storage, layer_setups, run_layer_with,
 };
@@ -133,9 +132,8 @@ fn every_device_gives_the_vectors() {
 /// The layer hands its choice on to its projections.
 #[test]
 fn matrix_units_give_the_vectors() {
-    let mut report = Report::new("mha on matrix units");
     let case = case("mha_self");
-    for profile in matrices() {
+    Report::on_matrix_units("mha on matrix units", |report, profile| {
         let setup = LayerSetup {
             profile,
             tiling: Tiling::Auto,
@@ -151,10 +149,9 @@ fn matrix_units_give_the_vectors() {
         let stored = case.stored(&setup);
         let got = run_layer_with(&stored, &setup, |layer| layer.matrix_units(MatrixUnits::Always));
         report.record(&case.name, &setup, got.and_then(|got| stored.truth(&setup).out.judge(&got.out)));
-    }
+    });
     // On a device without any, insisting is refused.
     let setup = LayerSetup { profile: full(), ..layer_setups(&case.name)[0] };
     let refused = run_layer_with(&case, &setup, |layer| layer.matrix_units(MatrixUnits::Always));
     assert!(refused.is_err_and(|why| why.contains("matrix units")), "refused by name");
-    report.finish();
 }

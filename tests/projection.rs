@@ -296,8 +296,7 @@ fn product(
 #[test]
 fn matrix_units_take_every_size() {
     let (seed, _) = draws(0);
-    let mut report = Report::new("projection on matrix units");
-    for profile in matrices() {
+    Report::on_matrix_units("projection on matrix units", |report, profile| {
         for n in 0..SIZES.len() * SIZES.len() {
             let (i, j) = (n / SIZES.len(), n % SIZES.len());
             let size = [SIZES[i], SIZES[j], SIZES[(i + 2 * j) % SIZES.len()]];
@@ -306,15 +305,13 @@ fn matrix_units_take_every_size() {
             let case = product(profile, DType::F16, size, lie, seed.wrapping_add(n as u64));
             report.record(&format!("{size:?}"), &case, case.outcome());
         }
-    }
-    report.finish();
+    });
 }
 
 #[test]
 fn matrix_units_round_what_they_may() {
     let (seed, _) = draws(0);
-    let mut report = Report::new("rounded projection on matrix units");
-    for profile in matrices() {
+    Report::on_matrix_units("rounded projection on matrix units", |report, profile| {
         for (n, size) in SIZES.into_iter().enumerate() {
             let size = [size, SIZES[(n + 5) % SIZES.len()], size];
             let case = product(profile, DType::F32, size, Lie::Window, seed.wrapping_add(n as u64));
@@ -324,42 +321,36 @@ fn matrix_units_round_what_they_may() {
             let case = product(profile, DType::F32, [70, 72, 44], lie, seed);
             report.record("in fours", &case, case.outcome());
         }
-    }
-    report.finish();
+    });
 }
 
 /// Several products, narrow ones, mixed types.
 #[test]
 fn matrix_units_take_every_product() {
     let (seed, count) = draws(4);
-    let mut report = Report::new("products on matrix units");
-    for profile in matrices() {
+    Report::on_matrix_units("products on matrix units", |report, profile| {
         for n in 0..count {
             let case = Case::random_on(profile, MatrixUnits::Always, seed.wrapping_add(n as u64));
             report.record(&format!("draw {n}"), &case, case.outcome());
         }
-    }
-    report.finish();
+    });
 }
 
 /// Products that fill a GPU with large tiles.
 #[test]
 fn matrix_units_take_large_tiles() {
-    let mut report = Report::new("large tiles on matrix units");
-    for profile in matrices() {
+    Report::on_matrix_units("large tiles on matrix units", |report, profile| {
         for lie in [Lie::Dense, Lie::Transposed] {
             let case = product(profile, DType::F16, [1411, 1412, 36], lie, 1);
             report.record("large", &case, case.outcome());
         }
-    }
-    report.finish();
+    });
 }
 
 /// NaN and infinities come out where they go in, and nowhere else.
 #[test]
 fn matrix_units_let_nan_and_infinity_through() {
-    let mut report = Report::new("NaN and infinity on matrix units");
-    for profile in matrices() {
+    Report::on_matrix_units("NaN and infinity on matrix units", |report, profile| {
         for (n, value) in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY].into_iter().enumerate() {
             for units in [MatrixUnits::Never, MatrixUnits::Always] {
                 let [rows, columns, features] = [67, 70, 45];
@@ -377,8 +368,7 @@ fn matrix_units_let_nan_and_infinity_through() {
         case.sides[0].x[5 * 40 + 5] = 1e6;
         let got = case.outcome();
         assert!(got.as_ref().is_err_and(|e| e.contains("inf")), "{}: {got:?}", profile.name);
-    }
-    report.finish();
+    });
 }
 
 #[test]

@@ -7,11 +7,11 @@
 // as memory has them, of A_ELEMENT and B_ELEMENT.
 // Memory for fragments: tile_matrix_vectors.wgsl, tile_matrix_scalars.wgsl.
 //
-// Floor, of a step of TILE_K = 32, fragments of 16: a subgroup loads (TILE / 2) / 16 fragments of A and of B for the
-// square of that multiplications, twice: in bytes of workgroup memory per multiply-add 1/8 for a tile of 64, 1/16 for one
-// of 128, and 1/16 or 1/32 more to stage them. Fragments of 8, tile of 64: 1/8. Two barriers a step.
-// Multiplications a step and subgroup: 8 of 4096 multiply-adds for a tile of 64, 32 for one of 128; of fragments of 8, 64
-// of 512.
+// Floor in workgroup memory, per step: a subgroup loads SIDE fragments of A and SIDE of B for SIDE² multiplications,
+// TILE_K / FRAGMENT times, which is 8 / TILE bytes per multiply-add: 1/8 for a tile of 64, 1/16 for one of 128, whatever the
+// fragments. To stage them takes half of that once more. Two barriers.
+// Multiplications per step and subgroup, TILE_K = 32: 8 of 4096 multiply-adds for a tile of 64 in fragments of 16, 32 for
+// one of 128; 64 of 512 for a tile of 64 in fragments of 8.
 // Floor in global memory: 2 / TILE elements per multiply-add.
 
 const_assert TILE_K % FRAGMENT == 0u && TILE * TILE_K / 4u % LANES == 0u && LANES % (TILE / 4u) == 0u;

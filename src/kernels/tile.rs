@@ -68,5 +68,5 @@ pub(crate) const ALL: [Tiles; 4] = [
 pub(crate) const MATRIX: [Tiles; 3] = [
     Tiles::Matrix(MatrixTiles { fragment: Fragment::Eight, side: 64, lanes: 128 }),
     Tiles::Matrix(MatrixTiles { fragment: Fragment::Sixteen, side: 64, lanes: 128 }),
-    Tiles::Matrix(MatrixTiles { fragment: Fragment::Sixteen, side: 128, lanes: 128 }),
+    Tiles::Matrix(MatrixTiles { fragment: Fragment::Sixteen, side: 128, lanes: 256 }),
 ];

@@ -164,9 +164,10 @@ fn together<'a>(
     let w_fours = |axis| products.iter().all(|p| p.w.layout.in_fours(axis));
     let w_along_columns = !w_fours(3) && w_fours(2);
     let product = plan::Product { batch: products.len() * batches * z_heads, rows, cols };
+    let in_fours = x_fours && (w_fours(3) || w_along_columns);
     let halves = [first.x.dtype, first.w.dtype] == [DType::F16; 2];
     let dtype = if halves { DType::F16 } else { DType::F32 };
-    let found = matrix.settle(plan::matrix_tiles(product, dtype, matrix, tiling, device))?;
+    let found = matrix.settle(plan::matrix_tiles(product, dtype, in_fours, matrix, tiling, device))?;
     let tiles = found.map_or_else(|| plan::tiles(product, tiling, device), Tiles::Matrix);
     let slots = |b: &Bound, dtype: DType| Slots { count: b.windows.len(), dtype };
     let variant = Project {
@@ -175,7 +176,7 @@ fn together<'a>(
         w: slots(&ws, first.w.dtype),
         bias: biases.as_ref().zip(some_bias).map(|(b, bias)| slots(b, bias.dtype)),
         y: first.y.dtype,
-        width: Width::of(x_fours && (w_fours(3) || w_along_columns)),
+        width: Width::of(in_fours),
         w_along_columns,
         // Four output columns at once lie in one head.
         put: Width::of(products.iter().all(|p| p.y.layout.in_fours(3))),

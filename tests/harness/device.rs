@@ -49,7 +49,7 @@ pub fn defaults() -> &'static Profile {
 }
 
 /// With matrix units for fragments of 8 × 8 and of 16 × 16, where the adapter has any: lavapipe lists the former and runs
-/// both. On other drivers only what is listed.
+/// both, and crashes in its compiler with either when its subgroups are not 8 wide. On other drivers only what is listed.
 pub fn matrices() -> impl Iterator<Item = &'static Profile> {
     static SIDES: LazyLock<Vec<u32>> = LazyLock::new(|| {
         let adapter = adapter();
@@ -57,8 +57,12 @@ pub fn matrices() -> impl Iterator<Item = &'static Profile> {
             return Vec::new();
         }
         let listed = adapter.cooperative_matrix_properties();
-        let runs_all = adapter.get_info().name.starts_with("llvmpipe");
-        let runs = |side: &u32| runs_all || listed.iter().any(|p| p.m_size == *side);
+        let info = adapter.get_info();
+        let lavapipe = info.name.starts_with("llvmpipe");
+        if lavapipe && info.subgroup_max_size != 8 {
+            return Vec::new();
+        }
+        let runs = |side: &u32| lavapipe || listed.iter().any(|p| p.m_size == *side);
         [8, 16].into_iter().filter(runs).collect()
     });
     SIDES.iter().map(|side| {

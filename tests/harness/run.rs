@@ -358,6 +358,18 @@ impl Report {
         Report { name, runs: 0, skipped: BTreeMap::new(), failures: Vec::new(), worst, started }
     }
 
+    /// What `each` does with every device that has matrix units; nothing is tested where there is none.
+    pub fn on_matrix_units(name: &'static str, mut each: impl FnMut(&mut Report, &'static Profile)) {
+        let mut report = Report::new(name);
+        for profile in matrices() {
+            each(&mut report, profile);
+        }
+        if report.runs == 0 {
+            return super::say(&format!("{name}: skipped, the adapter has no matrix units"));
+        }
+        report.finish();
+    }
+
     pub fn runs(&self) -> usize {
         self.runs
     }
