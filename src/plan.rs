@@ -226,7 +226,7 @@ pub(crate) fn matrix_tiles(
     let fills = large.saturating_mul(batch) >= FULL / 2 && large * 16 <= small * 5;
     // Beside the sums of a large tile, 128 invocations have registers for the next step's halves, not for its floats or for
     // the addresses of single elements.
-    let room = subgroup == 64 || in_fours && dtype == DType::F16;
+    let room = device.planned_subgroup() == 64 || in_fours && dtype == DType::F16;
     let wanted = if fills && room && fragment == Fragment::Sixteen { [128, 64] } else { [64, 64] };
     wanted.map(tiles).into_iter().find(fits).ok_or("the device's limits allow too small workgroups")
 }
