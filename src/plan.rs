@@ -40,7 +40,8 @@ pub enum Path {
 ///
 /// They multiply f16 and sum in f32. Scores and the output are summed in f32 as everywhere; what they round and other
 /// kernels do not are the attention weights, to f16 before they meet the values: an error of at most 2⁻¹¹ of
-/// `Σ weight · |value|`, where kernels without them have 2⁻²⁴.
+/// `Σ weight · |value|`, where kernels without them have 2⁻²⁴, and of 2⁻²⁷ of the row's largest weight for every key, since f16
+/// ends there (2⁻¹⁶ on hardware that takes its subnormal numbers for zero).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum MatrixUnits {
     /// Where [`Pipelines::with_adapter`](crate::Pipelines::with_adapter) found some, the tensors are F16 (or
@@ -217,7 +218,9 @@ pub(crate) fn matrix_tiles(
     }
     let tiles = |side| MatrixTiles { fragment, side, lanes: 4 * device.planned_subgroup() };
     let fits = |tiles: &MatrixTiles| {
-        tiles.lanes <= device.max_invocations && tiles.workgroup_memory() <= device.workgroup_memory
+        tiles.lanes.is_multiple_of(tiles.side / 4)
+            && tiles.lanes <= device.max_invocations
+            && tiles.workgroup_memory() <= device.workgroup_memory
     };
     let count = |side: usize| rows.div_ceil(side).saturating_mul(cols.div_ceil(side));
     let (small, large) = (count(64), count(128));

@@ -8,7 +8,9 @@ use crate::harness::run::{judge_outputs, run_with, takes_long};
 use crate::harness::{Case, Drop, Layout, Part, Profile, Report, Setup, Weights, full, matrices, run};
 
 fn check(report: &mut Report, case: &Case, setup: &Setup) {
+    let skips = report.skips();
     report.check_in(case, setup, &mut Default::default());
+    assert_eq!(report.skips(), skips, "{} is for matrix units", case.name);
 }
 
 fn finish(mut report: Report) {
@@ -120,6 +122,29 @@ fn rising_scores() {
     finish(report);
 }
 
+/// One key with most of the weight and no value, hundreds with little: sums of what f16 holds only just.
+#[test]
+fn small_weights_count() {
+    let mut report = Report::new("matrix, small weights");
+    for profile in matrices() {
+        for above in [6.0, 9.0, 12.0] {
+            let case =
+                Case::random(format!("matrix small weights {above}"), shape(20, 400, 16, 16)).with(|c| {
+                    c.scale = Some(1.0);
+                    c.q.iter_mut()
+                        .chain(&mut c.k)
+                        .enumerate()
+                        .for_each(|(n, x)| *x *= if n % 16 == 0 { 0.0 } else { 0.1 });
+                    c.q.iter_mut().step_by(16).for_each(|x| *x = 1.0);
+                    c.k[5 * 16] = above;
+                    c.v[5 * 16..][..16].fill(0.0);
+                });
+            check(&mut report, &case, &Setup::matrix(profile, Layout::Dense));
+        }
+    }
+    finish(report);
+}
+
 #[test]
 fn large_scores_and_hidden_rows() {
     let mut report = Report::new("matrix, large scores");
@@ -143,6 +168,11 @@ fn large_scores_and_hidden_rows() {
             }));
         });
         check(&mut report, &hidden, &setup);
+        // So large that the next number is further than an origin may lag.
+        let offset = Case::random("matrix, offset", shape(20, 60, 16, 16)).with(|c| {
+            c.rules.bias = Some(Part::of([1, 1, 1, 60], |[.., j]| -1.5e8 + 12.0 * j as f32));
+        });
+        check(&mut report, &offset, &setup);
         let none = Case::random("matrix, nothing seen", shape(70, 5, 16, 16)).with(|c| {
             (c.rules.causal, c.rules.alignment) = (true, Alignment::BottomRight);
         });
@@ -160,6 +190,15 @@ fn infinite_values() {
             c.rules.causal = true;
             c.v[39 * 16 + 3] = f32::INFINITY;
             c.v[38 * 16 + 5] = f32::NAN;
+            // The last row sees this one with a weight that f16 does not hold.
+            c.scale = Some(1.0);
+            c.v[30 * 16 + 7] = f32::INFINITY;
+            for h in 0..2 {
+                let q = &mut c.q[(h * 20 + 19) * 16..][..16];
+                q.fill(0.0);
+                q[0] = 1.0;
+            }
+            c.k[30 * 16] = -40.0;
         });
         let setup = Setup::matrix(profile, Layout::Dense);
         let want = case.stored(DType::F16, DType::F32).reference::<f64>().out;
@@ -200,7 +239,7 @@ fn splits_and_dropout() {
 fn subgroups_of_other_sizes() {
     let mut report = Report::new("matrix, subgroups of other sizes");
     for profile in matrices() {
-        for width in [4, 16, 32] {
+        for width in [4, 16, 32, 64] {
             let case = Case::random(format!("matrix width {width}"), shape(70, 40, 16, 16))
                 .with(|c| c.rules.causal = true);
             check(&mut report, &case, &Setup::matrix(believing(profile, width), Layout::Dense));

@@ -8,7 +8,7 @@ use wgpu_attention::{
 };
 
 use crate::harness::case::{largest, widened};
-use crate::harness::device::matrices;
+use crate::harness::device::{believing, matrices};
 use crate::harness::run::{Placed, window};
 use crate::harness::{Image, Judged, Place, Profile, Report, Rng, TILINGS, Values, defaults, full, stored};
 use crate::property::{draws, float};
@@ -320,6 +320,17 @@ fn matrix_units_round_what_they_may() {
         for lie in [Lie::Dense, Lie::Transposed] {
             let case = product(profile, DType::F32, [70, 72, 44], lie, seed);
             report.record("in fours", &case, case.outcome());
+        }
+    });
+}
+
+/// Drivers that choose the size of subgroups may choose another than was planned for.
+#[test]
+fn matrix_units_in_subgroups_of_other_sizes() {
+    Report::on_matrix_units("projection in subgroups of other sizes", |report, profile| {
+        for width in [4, 16, 32] {
+            let case = product(believing(profile, width), DType::F16, [70, 68, 40], Lie::Dense, 1);
+            report.record(&format!("width {width}"), &case, case.outcome());
         }
     });
 }

@@ -65,8 +65,9 @@ const HEADROOM: f32 = select(6.0, 2.0, ASKS_PAIRS);
 // Beside these sums and queries registers hold the scores of a row, and the keys that come next only if few.
 const K_EARLY: bool = HEAD + VALUE <= 128u;
 
-// Whether an origin has moved: of this tile, and of the last.
-var<workgroup> moved: array<u32, 2>;
+// Whether an origin has moved: of this tile, and of the last. Two of four: what fragments are loaded from must begin at 16
+// bytes, wherever a compiler puts it after this.
+var<workgroup> moved: array<u32, 4>;
 
 // x = [d..d+4] of a query or key, with zeros from head_dim on.
 fn of_head(x: vec4<f16>, d: u32) -> vec4<f16> {
@@ -373,7 +374,8 @@ fn attend(id: vec3<u32>, lane: u32, first: u32, subgroup: u32, subgroups: u32) {
             // The sum of all scores shows at once whether any is −∞ or NaN.
             let plain = is_finite(all4.x + all4.y + all4.z + all4.w);
             factor[r] = 1.0;
-            if most > origin[r] + (HEADROOM + SLACK) {
+            // The difference is exact where the sum, of large numbers, would be rounded up.
+            if most - origin[r] > HEADROOM + SLACK {
                 let to = most - HEADROOM;
                 // As long as no key was seen there is nothing to scale.
                 if origin[r] != none {

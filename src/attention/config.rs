@@ -112,8 +112,8 @@ impl Config {
     /// experimental one of wgpu's, which takes its consent (see
     /// [`Pipelines::with_adapter`](crate::Pipelines::with_adapter)).
     pub fn required(&self, adapter: &wgpu::Adapter) -> (wgpu::Features, wgpu::Limits) {
-        let wanted =
-            if self.dtype == DType::F16 { wgpu::Features::SHADER_F16 } else { wgpu::Features::empty() };
+        let halves = self.dtype == DType::F16 || self.tuning.matrix.f16_operands;
+        let wanted = if halves { wgpu::Features::SHADER_F16 } else { wgpu::Features::empty() };
         let best = adapter.limits();
         let limits = wgpu::Limits {
             max_buffer_size: best.max_buffer_size,

@@ -119,6 +119,7 @@ impl FusedMatrix {
             of(128, 128, 16, 4, 64, 32, true),
             of(128, 128, 16, 2, 64, 64, false),
             of(256, 256, 16, 4, 32, 32, true),
+            of(256, 256, 16, 4, 64, 32, true),
             of(256, 256, 16, 4, 64, 16, true),
             of(16, 48, 32, 2, 8, 64, false),
         ]
@@ -153,6 +154,7 @@ pub(super) fn fused_matrix(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::{MatrixChoice, MatrixUnits, Tiling};
 
     const DEVICE: DeviceFacts = DeviceFacts {
         f16: true,
@@ -165,9 +167,13 @@ mod tests {
     };
 
     fn plan(shape: Shape, device: &DeviceFacts) -> Result<FusedMatrix, &'static str> {
+        tuned(shape, &Tuning::default(), device)
+    }
+
+    fn tuned(shape: Shape, tuning: &Tuning, device: &DeviceFacts) -> Result<FusedMatrix, &'static str> {
         let rows = shape.q_len * shape.group();
         let heads = shape.batch * shape.kv_heads;
-        match fused_matrix(rows, heads, &shape, DType::F16, &Tuning::default(), device)? {
+        match fused_matrix(rows, heads, &shape, DType::F16, tuning, device)? {
             FusedTiles::Matrix(tiles) => Ok(tiles),
             other => panic!("{other:?}"),
         }
@@ -210,11 +216,12 @@ mod tests {
     fn every_plan_is_one_the_shader_takes() {
         let mut found = 0;
         for fragment in [Fragment::Eight, Fragment::Sixteen] {
-            for width in [8, 16, 32, 64] {
+            for width in [4, 8, 16, 32, 64] {
                 for workgroup_memory in [16384, 32768, 49152, 65536] {
                     for max_invocations in [128, 256, 1024] {
                         let device = DeviceFacts {
                             matrix: Some(fragment),
+                            subgroup_min: width,
                             subgroup_max: width,
                             workgroup_memory,
                             max_invocations,
@@ -223,9 +230,15 @@ mod tests {
                         for (head_dim, value_dim) in
                             [(1, 1), (16, 256), (256, 16), (64, 64), (100, 70), (128, 128)]
                         {
-                            for q_len in [17, 100, 5000] {
+                            for (q_len, tiling) in [17, 100, 5000]
+                                .map(|n| (n, Tiling::Auto))
+                                .into_iter()
+                                .chain([(100, Tiling::Uniform)])
+                            {
                                 let shape = Shape { head_dim, value_dim, ..shape(8, q_len, 1) };
-                                let Ok(tiles) = plan(shape, &device) else { continue };
+                                let matrix = MatrixChoice { units: MatrixUnits::Always, f16_operands: false };
+                                let tuning = Tuning { tiling, matrix, ..Tuning::default() };
+                                let Ok(tiles) = tuned(shape, &tuning, &device) else { continue };
                                 found += 1;
                                 let FusedMatrix { sub_rows, keys, head, value, .. } = tiles;
                                 let (side, rows, workgroup) =
