@@ -1,11 +1,14 @@
 //! The fused kernel on matrix units, in fragments of 8 × 8 and of 16 × 16: edges, scores that move a row's origin, what
 //! each setting takes and refuses. Every other case of the fused path runs on them too (see `run::setups`).
 
-use wgpu_attention::{Alignment, DType, MatrixUnits, Path, Shape, Tiling};
+use wgpu_attention::{
+    Alignment, Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, CachedForward, Config,
+    DType, Mask, MatrixUnits, Path, ScaleGroup, Scratch, ScratchSize, Shape, TensorView, Tiling, Tokens,
+};
 
 use crate::harness::device::believing;
 use crate::harness::run::{judge_outputs, run_with, takes_long};
-use crate::harness::{Case, Drop, Layout, Part, Profile, Report, Setup, Weights, full, matrices, run};
+use crate::harness::{Case, Drop, Layout, Part, Profile, Report, Rng, Setup, Weights, full, matrices, run};
 
 fn check(report: &mut Report, case: &Case, setup: &Setup) {
     let skips = report.skips();
@@ -248,6 +251,65 @@ fn subgroups_of_other_sizes() {
     finish(report);
 }
 
+/// Keys and values from caches of every kind of storage: what the other kernels give, but for the rounding of weights.
+#[test]
+fn caches() {
+    if matrices().next().is_none() {
+        return finish(Report::new("matrix, caches"));
+    }
+    let mut rng = Rng::new(5);
+    let (len, q_len, dim) = (50, 20, 16);
+    let halves = |rng: &mut Rng, n: usize| -> Vec<u16> {
+        rng.normals(n).into_iter().map(|x| half::f16::from_f32(x).to_bits()).collect()
+    };
+    let wide = |x: &[u16]| x.iter().map(|x| half::f16::from_bits(*x).to_f64()).collect::<Vec<_>>();
+    let [q, k, v] = [2 * q_len, len, len].map(|rows| halves(&mut rng, rows * dim));
+    let storages = [
+        (CacheStorage::F16, CacheLayout::Contiguous),
+        (CacheStorage::Q8(ScaleGroup::Row), CacheLayout::Paged { page: 16, pages: 4 }),
+        (CacheStorage::F32, CacheLayout::Ring { sinks: 2 }),
+    ];
+    for (profile, (storage, layout)) in matrices().flat_map(|p| storages.map(|s| (p, s))) {
+        let gpu = &profile.gpu;
+        let config = CacheConfig::new(1, dim, 64).storage(storage).layout(layout);
+        let mut cache = Cache::with_pipelines(gpu.pipelines(), config).expect("a cache");
+        let [q, new_k, new_v] = [&q, &k, &v].map(|x| gpu.upload(x).expect("upload"));
+        let out = gpu.buffer(2 * q_len * dim * 2).expect("out");
+        let view = |buffer, heads, rows| TensorView::new(buffer, DType::F16, [1, heads, rows, dim]);
+        let mut run = |units, appends: bool| {
+            let config = Config::new(2, dim).kv_heads(1).dtype(DType::F16);
+            let config = config.tiling(Tiling::Uniform).matrix_units(units).f16_operands(true);
+            let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("a config");
+            let mut encoder = gpu.device().create_command_encoder(&Default::default());
+            let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
+            if appends {
+                cache.advance(&mut encoder, Tokens::All(len), &mut scratch).expect("room");
+                let tokens = Append::new(view(&new_k, 1, len), view(&new_v, 1, len));
+                cache.append(&mut encoder, 0, &tokens, &mut scratch).expect("an append");
+                gpu.queue().submit([encoder.finish()]);
+                encoder = gpu.device().create_command_encoder(&Default::default());
+            }
+            let call =
+                CachedForward::new(view(&q, 2, q_len), &cache, view(&out, 2, q_len)).mask(Mask::causal());
+            let call = call.not_advanced();
+            let mut scratch =
+                Scratch::new(gpu.device(), attention.scratch_size_cached(&call).expect("a size"))
+                    .expect("scratch");
+            attention.forward_cached(&mut encoder, &call, &mut scratch).expect("a call");
+            gpu.queue().submit([encoder.finish()]);
+            wide(&gpu.download::<u16>(&out, 2 * q_len * dim).expect("out"))
+        };
+        let plain = run(MatrixUnits::Never, true);
+        let got = run(MatrixUnits::Always, false);
+        // Rounded by at most 2⁻¹²: weights and both results; where keys are no f16, these and values, and so scores of 9 at
+        // most by 9 · 2⁻¹², which weights follow and their sum too.
+        let largest = wide(&v).into_iter().fold(0.0, |m: f64, x| m.max(x.abs()));
+        let most = if storage == CacheStorage::F16 { 4.0 } else { 24.0 } * largest / 4096.0;
+        let error = got.iter().zip(&plain).fold(0.0, |m: f64, (a, b)| m.max((a - b).abs()));
+        assert!(error <= most && error > 0.0, "{} {storage:?}: {error:e}, at most {most:e}", profile.name);
+    }
+}
+
 /// F32 tensors, on request.
 #[test]
 fn f32_tensors_rounded() {
@@ -266,6 +328,9 @@ fn f32_tensors_rounded() {
 /// What is computed without matrix units is so to the bit, whatever the device has.
 #[test]
 fn nobody_gets_other_numbers_unasked() {
+    if matrices().next().is_none() {
+        return finish(Report::new("matrix, unasked"));
+    }
     let bits = |profile: &'static Profile, dtype, tiling, units: MatrixUnits, rounded: bool| {
         let case = Case::random("matrix unasked", shape(40, 50, 16, 16)).stored(dtype, DType::F32);
         let plain = Setup { profile: full(), tiling, dtype, ..Setup::matrix(full(), Layout::Dense) };
