@@ -8,6 +8,7 @@ pub use config::Config;
 pub(crate) use config::check_dtype;
 
 use crate::block_map::Blocks;
+use crate::device::DeviceFacts;
 use crate::dropout::Dropout;
 use crate::error::Error;
 use crate::mask::DeviceMask;
@@ -16,7 +17,7 @@ use crate::problem::Shape;
 use crate::record::{Pipelines, dispatch, pass};
 use crate::scratch::{Bound, Scratch, ScratchSize};
 use crate::tensor::{
-    Access, DType, DeviceFacts, LONGEST_AXIS, TensorView, check_aliasing, check_apart, check_float, expect,
+    Access, DType, LONGEST_AXIS, TensorView, check_aliasing, check_apart, check_float, expect,
     expect_broadcast,
 };
 

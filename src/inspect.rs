@@ -3,13 +3,14 @@
 //!
 //! `cargo run --example kernels -- FOLDER` writes them as files for other WGSL compilers.
 
+use crate::device::{DeviceFacts, Fragment};
 use std::collections::HashSet;
 
 pub use crate::kernel::Field;
 use crate::kernel::{Table, Variant as _, View};
 use crate::kernels::{self, Stage, cache, mask, merge, positions, project, turns};
 use crate::record::Pipelines;
-use crate::tensor::{Access, DeviceFacts, Fragment};
+use crate::tensor::Access;
 
 /// One kernel variant: its text, and the Rust side's idea of its interface.
 #[derive(Clone, Debug)]
@@ -76,6 +77,18 @@ pub fn shared_structs() -> Vec<StructTable> {
         table::<positions::PositionParams>(),
         table::<turns::Turns>(),
     ]
+}
+
+/// The sides of the fragments that `adapter` can run: those it lists, and both on lavapipe, which lists 8 and runs 16 as well, but
+/// crashes in its compiler with either where its subgroups are not 8 wide.
+pub fn fragments(adapter: &wgpu::Adapter) -> Vec<u32> {
+    if !adapter.features().contains(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX) {
+        return Vec::new();
+    }
+    let info = adapter.get_info();
+    let lavapipe = info.name.starts_with("llvmpipe");
+    let runs = |f: &Fragment| if lavapipe { info.subgroup_max_size == 8 } else { f.is_listed(adapter) };
+    [Fragment::Eight, Fragment::Sixteen].into_iter().filter(runs).map(Fragment::side).collect()
 }
 
 /// Pipelines that take it that the matrix units of `device` multiply fragments of `side` (8 or 16), whatever its adapter

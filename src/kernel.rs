@@ -1,9 +1,10 @@
 //! What a kernel is: WGSL text composed for a variant, its bindings, its parameters.
 
+use crate::device::Fragment;
 use std::fmt::Write as _;
 use std::hash::Hash;
 
-use crate::tensor::{Access, DType, Fragment, Layout, Window};
+use crate::tensor::{Access, DType, Layout, Window};
 
 /// A kernel variant: everything that changes its text. Hashing one finds its pipeline.
 pub(crate) trait Variant: Copy + Eq + Hash {

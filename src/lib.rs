@@ -37,6 +37,7 @@
 mod attention;
 pub mod block_map;
 mod cache;
+mod device;
 mod dropout;
 mod error;
 mod gpu;

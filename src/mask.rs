@@ -1,10 +1,11 @@
 //! Which keys a query may see, and what is added to its score.
 
 use crate::block_map::Blocks;
+use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::pattern::Pattern;
 use crate::problem::Shape;
-use crate::tensor::{Access, DType, DeviceFacts, TensorView, count, expect, expect_broadcast};
+use crate::tensor::{Access, DType, TensorView, count, expect, expect_broadcast};
 
 /// Where the diagonal of a mask lies when there are more keys than queries, or fewer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -1,14 +1,13 @@
 //! The operator: attention over disjoint sets of keys → attention over all of them.
 
+use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernel::{Call, View};
 use crate::kernels::{Stage, merge};
 use crate::path::{Calls, grid};
 use crate::record::{Pipelines, dispatch, pass};
 use crate::scratch::{Bound, Scratch};
-use crate::tensor::{
-    Access, DType, DeviceFacts, TensorView, check_aliasing, check_apart, check_float, expect,
-};
+use crate::tensor::{Access, DType, TensorView, check_aliasing, check_apart, check_float, expect};
 
 /// Attention over some of the keys: an output, and the log-sum-exp that says what it weighs.
 #[derive(Clone, Copy, Debug)]

@@ -1,6 +1,7 @@
 //! A multi-head attention layer: project → attend → project.
 
 use crate::attention::{Config, check_dtype, check_extras, extra_inputs, outputs};
+use crate::device::DeviceFacts;
 use crate::dropout::Dropout;
 use crate::error::Error;
 use crate::kernel::{Call, View};
@@ -13,9 +14,7 @@ use crate::problem::{LayerConfig, Shape, Side};
 use crate::projection::{Linear, check_vector, check_weight};
 use crate::record::{Pipelines, dispatch, pass};
 use crate::scratch::{Bound, Scratch, ScratchSize, Slot};
-use crate::tensor::{
-    Access, DType, DeviceFacts, Layout, Tensor, TensorView, check_aliasing, expect, same_dtype,
-};
+use crate::tensor::{Access, DType, Layout, Tensor, TensorView, check_aliasing, expect, same_dtype};
 
 /// The weights of a layer, on the device.
 #[derive(Clone, Copy, Debug)]

@@ -1,11 +1,12 @@
 //! Kernel variants → compiled pipelines, each once.
 
+use crate::device::DeviceFacts;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::error::Error;
 use crate::kernel::{Kernel, Variant};
-use crate::tensor::{Access, DeviceFacts};
+use crate::tensor::Access;
 
 /// A pipeline and the layout its bind groups follow.
 #[derive(Clone, Debug)]

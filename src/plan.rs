@@ -8,8 +8,9 @@ pub(crate) use few::{KeySource, few_tiles};
 pub(crate) use fused::{FusedPlan, FusedTiles, Piece, fused};
 pub(crate) use matrix::FusedMatrix;
 
+use crate::device::{DeviceFacts, Fragment};
 use crate::error::Error;
-use crate::tensor::{DType, DeviceFacts, Fragment};
+use crate::tensor::DType;
 
 /// Which class of kernels to use. Both stay inside the WebGPU default limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

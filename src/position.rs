@@ -7,6 +7,7 @@ pub use rope::{RopeConfig, RopeOrder, RopeScaling};
 pub(crate) use rope::{check_base, check_channels, sinusoid_frequencies};
 pub use table::{Rope, Sinusoid};
 
+use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernel::{Call, View};
 use crate::kernels::positions::PositionParams;
@@ -16,8 +17,7 @@ use crate::path::grid;
 use crate::record::{Pipelines, dispatch, pass};
 use crate::scratch::{Bound, Scratch};
 use crate::tensor::{
-    Access, DType, DeviceFacts, TensorView, axes, broadcast, check_aliasing, check_float, expect,
-    expect_broadcast,
+    Access, DType, TensorView, axes, broadcast, check_aliasing, check_float, expect, expect_broadcast,
 };
 
 /// Last position of rotary and sinusoidal encodings, 2²⁴ − 1.

@@ -1,12 +1,13 @@
 //! The operator: `y = x Wᵀ + b`, for queries, keys and values at once.
 
+use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::path::project::{self, Product};
 use crate::plan::{MatrixChoice, MatrixUnits, Tiling};
 use crate::problem::SideShape;
 use crate::record::{Pipelines, dispatch, pass};
 use crate::scratch::{Bound, Scratch};
-use crate::tensor::{Access, DeviceFacts, TensorView, check_aliasing, check_float, expect, same_dtype};
+use crate::tensor::{Access, TensorView, check_aliasing, check_float, expect, same_dtype};
 
 /// Weight and bias of one projection, on the device.
 #[derive(Clone, Copy, Debug)]

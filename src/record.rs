@@ -1,5 +1,6 @@
 //! Calls → dispatches in the caller's pass. Everything that can fail happens before the first one.
 
+use crate::device::DeviceFacts;
 use std::sync::Arc;
 
 use crate::error::Error;
@@ -7,7 +8,6 @@ use crate::kernel::{Call, Variant};
 use crate::kernels::Stage;
 use crate::pipelines::{Cache, guarded};
 use crate::scratch::{BindKey, Bound, Scratch};
-use crate::tensor::DeviceFacts;
 
 /// The compiled pipelines of a device, shared by every operator made from it. Clones are cheap.
 ///

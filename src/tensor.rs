@@ -1,5 +1,6 @@
 //! Tensors as windows of buffers: dtype, shape, strides and offset, all counted in elements.
 
+use crate::device::DeviceFacts;
 use crate::error::Error;
 
 /// Element type of a tensor in device memory.
@@ -342,116 +343,6 @@ pub(crate) struct Tensor {
 impl Tensor {
     pub fn view(&self) -> TensorView<'_> {
         TensorView { buffer: &self.buffer, dtype: self.dtype, layout: self.layout }
-    }
-}
-
-/// The side of the square fragments that a device's matrix units multiply: f16 · f16, summed in f32.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Fragment {
-    Eight,
-    Sixteen,
-}
-
-impl Fragment {
-    pub fn side(self) -> u32 {
-        match self {
-            Fragment::Eight => 8,
-            Fragment::Sixteen => 16,
-        }
-    }
-
-    /// The one to use of those that `adapter` lists: the larger does more per instruction.
-    fn listed(adapter: &wgpu::Adapter) -> Option<Self> {
-        use wgpu::CooperativeScalarType::{F16, F32};
-        let listed = adapter.cooperative_matrix_properties();
-        let lists = |fragment: &Fragment| {
-            let side = fragment.side();
-            listed.iter().any(|p| {
-                [p.m_size, p.n_size, p.k_size] == [side; 3]
-                    && (p.ab_type, p.cr_type) == (F16, F32)
-                    && !p.saturating_accumulation
-            })
-        };
-        [Fragment::Sixteen, Fragment::Eight].into_iter().find(lists)
-    }
-}
-
-/// What plans and checks need to know of a device, read once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct DeviceFacts {
-    pub f16: bool,
-    /// The device is a CPU pretending: wide loops and no barriers suit it.
-    pub software: bool,
-    pub max_binding_bytes: u64,
-    pub offset_alignment: u64,
-    pub max_storage_buffers: u32,
-    pub max_workgroups: u32,
-    pub max_invocations: u32,
-    pub workgroup_memory: u32,
-    /// Fewest invocations of a subgroup, 0 where kernels may not use subgroups.
-    pub subgroup_min: u32,
-    /// Most of them.
-    pub subgroup_max: u32,
-    /// What its matrix units multiply, where kernels may use them.
-    pub matrix: Option<Fragment>,
-}
-
-impl DeviceFacts {
-    /// What every WebGPU device has.
-    pub const LEAST: DeviceFacts = DeviceFacts {
-        f16: false,
-        software: false,
-        max_binding_bytes: 128 << 20,
-        offset_alignment: 256,
-        max_storage_buffers: 8,
-        max_workgroups: 65535,
-        max_invocations: 256,
-        workgroup_memory: 16384,
-        subgroup_min: 0,
-        subgroup_max: 0,
-        matrix: None,
-    };
-
-    pub fn of(device: &wgpu::Device) -> Self {
-        let limits = device.limits();
-        let info = device.adapter_info();
-        let subgroups = device.features().contains(wgpu::Features::SUBGROUP);
-        DeviceFacts {
-            f16: device.features().contains(wgpu::Features::SHADER_F16),
-            software: info.device_type == wgpu::DeviceType::Cpu,
-            max_binding_bytes: limits.max_storage_buffer_binding_size,
-            offset_alignment: u64::from(limits.min_storage_buffer_offset_alignment),
-            max_storage_buffers: limits.max_storage_buffers_per_shader_stage,
-            max_workgroups: limits.max_compute_workgroups_per_dimension,
-            max_invocations: limits
-                .max_compute_invocations_per_workgroup
-                .min(limits.max_compute_workgroup_size_x),
-            workgroup_memory: limits.max_compute_workgroup_storage_size,
-            subgroup_min: if subgroups { info.subgroup_min_size } else { 0 },
-            subgroup_max: if subgroups { info.subgroup_max_size } else { 0 },
-            matrix: None,
-        }
-    }
-
-    /// How many invocations to plan for a subgroup of a kernel for matrix units: what drivers with a choice take (RADV 64 of 32
-    /// to 64, Metal 32 of 4 to 64). Kernels must be right with any.
-    pub fn planned_subgroup(&self) -> u32 {
-        let narrow = if self.subgroup_min < 32 { 32 } else { 64 };
-        self.subgroup_max.min(narrow).max(4)
-    }
-
-    /// With what `adapter`, which the device is of, says of its matrix units.
-    pub fn with_adapter(self, device: &wgpu::Device, adapter: &wgpu::Adapter) -> Self {
-        self.with_fragment(device, Fragment::listed(adapter))
-    }
-
-    /// With matrix units for `fragment`, if the device has the features.
-    pub fn with_fragment(self, device: &wgpu::Device, fragment: Option<Fragment>) -> Self {
-        let needed = wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX
-            | wgpu::Features::SHADER_F16
-            | wgpu::Features::SUBGROUP;
-        let has = device.features().contains(needed) && self.subgroup_min > 0;
-        DeviceFacts { matrix: fragment.filter(|_| has), ..self }
     }
 }
 

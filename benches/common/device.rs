@@ -1,6 +1,6 @@
 //! The device of the benches.
 
-use wgpu_attention::{Gpu, Pipelines, wgpu};
+use wgpu_attention::{Gpu, Pipelines, inspect, wgpu};
 
 /// The fastest adapter's device with what that has of use here, and the sides of the fragments that its matrix units
 /// multiply, f16 · f16 summed in f32. `WGPU_BACKEND` and wgpu's other variables are honoured.
@@ -30,20 +30,7 @@ pub fn open() -> (Gpu, Vec<u32>) {
     }))
     .expect("the adapter gives a device with its own features and limits");
     let needed = matrix | wgpu::Features::SHADER_F16 | wgpu::Features::SUBGROUP;
-    let fragments = if features.contains(needed) { listed(&adapter) } else { Vec::new() };
+    let fragments = if features.contains(needed) { inspect::fragments(&adapter) } else { Vec::new() };
     let pipelines = Pipelines::with_adapter(&device, &adapter);
     (Gpu::with_pipelines(queue, pipelines), fragments)
-}
-
-fn listed(adapter: &wgpu::Adapter) -> Vec<u32> {
-    use wgpu::CooperativeScalarType::{F16, F32};
-    let listed = adapter.cooperative_matrix_properties();
-    // It lists 8 only and runs both.
-    let lavapipe = adapter.get_info().name.starts_with("llvmpipe");
-    let lists = |side: u32| {
-        listed
-            .iter()
-            .any(|p| [p.m_size, p.n_size, p.k_size] == [side; 3] && (p.ab_type, p.cr_type) == (F16, F32))
-    };
-    [8, 16].into_iter().filter(|side| lists(*side) || lavapipe).collect()
 }

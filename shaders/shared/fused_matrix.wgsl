@@ -2,7 +2,7 @@
 // time. A subgroup has the same SUB_ROWS rows throughout: their queries and their sums of the output stay in its fragments.
 //
 // Constants: FRAGMENT, SUB_ROWS, SUBGROUPS, KEYS, WORKGROUP, HEAD and VALUE (channels, in whole fragments), EXACT (head_dim
-// is HEAD). The text of the accesses to workgroup memory is in fused_matrix_*.wgsl.
+// is HEAD). The text of the accesses to workgroup memory is in fragments_*.wgsl.
 //
 // Fragments cannot be looked into, so scores leave through workgroup memory, where invocations turn rows of them into
 // weights, and weights come back as f16. The sums of the output cannot be scaled by rows either. So a row's weights are
@@ -33,7 +33,7 @@ const P_STEP: u32 = KEYS + 8u;
 const V_FROM: u32 = KEYS * K_STEP;
 const P_FROM: u32 = V_FROM + KEYS * V_STEP;
 const HALVES: u32 = P_FROM + ROWS * P_STEP;
-const SCORES: u32 = ROWS * S_STEP;
+const FLOATS: u32 = ROWS * S_STEP;
 // Queries pass through the same room, a quarter of their channels at least at a time. (By rows it would be subgroups in
 // turn, and fragments that are loaded under a condition take twice the registers with some drivers.)
 const Q_FRAGMENTS: u32 = min((HALVES / ROWS - 8u) / FRAGMENT, HEAD_FRAGMENTS);
@@ -124,7 +124,7 @@ fn stage_queries(b: u32, kv_head: u32, row0: u32, last_row: u32, h0: u32, lane: 
             let place = place_of(kv_head, min(row0 + e.x, last_row));
             let d = h0 * FRAGMENT + e.y;
             let x = load_q(view_at(p.q, b, place.x, place.y, 0u), d, p.head_dim);
-            halves_put(e.x * Q_STEP + e.y, of_head(vec4<f16>(x), d));
+            halves_put4(e.x * Q_STEP + e.y, of_head(vec4<f16>(x), d));
         }
     }
     workgroupBarrier();
@@ -132,7 +132,7 @@ fn stage_queries(b: u32, kv_head: u32, row0: u32, last_row: u32, h0: u32, lane: 
 
 // Of what is staged of a subgroup's queries.
 fn q_fragment(sub_row: u32, m: u32, h: u32) -> Left {
-    return halves_left((sub_row + m * FRAGMENT) * Q_STEP + h * FRAGMENT, Q_STEP);
+    return left_at((sub_row + m * FRAGMENT) * Q_STEP + h * FRAGMENT, Q_STEP);
 }
 
 // Whether a row is of one of the subgroups from first on.
@@ -225,7 +225,7 @@ fn attend(id: vec3<u32>, lane: u32, first: u32, subgroup: u32, subgroups: u32) {
             let e = staged(lane, n, HEAD);
             if e.x < KEYS {
                 let x = load_k(k, row_of(k, min(at.x + e.x, last_key)), e.y, head_dim);
-                halves_put(e.x * K_STEP + e.y, of_head(vec4<f16>(x), e.y));
+                halves_put4(e.x * K_STEP + e.y, of_head(vec4<f16>(x), e.y));
             }
         }
     }
@@ -252,7 +252,7 @@ fn attend(id: vec3<u32>, lane: u32, first: u32, subgroup: u32, subgroups: u32) {
                     for (var c = 0u; c < VALUE_FRAGMENTS; c++) {
                         if c / KEY_FRAGMENTS == part {
                             for (var m = 0u; m < ROW_FRAGMENTS; m++) {
-                                scores_put(sums[m * VALUE_FRAGMENTS + c], part_of(sub_row, m, c), S_STEP);
+                                sums_put(part_of(sub_row, m, c), S_STEP, sums[m * VALUE_FRAGMENTS + c]);
                             }
                         }
                     }
@@ -261,14 +261,14 @@ fn attend(id: vec3<u32>, lane: u32, first: u32, subgroup: u32, subgroups: u32) {
                         let start = (my_row + r * WORKGROUP) * S_STEP + my_part * 4u;
                         for (var n = 0u; n < PART_VECTORS; n++) {
                             let o = start + n * 4u * PARTS;
-                            scores_put4(o, scores_at4(o) * factor[r]);
+                            floats_put4(o, floats_at4(o) * factor[r]);
                         }
                     }
                     workgroupBarrier();
                     for (var c = 0u; c < VALUE_FRAGMENTS; c++) {
                         if c / KEY_FRAGMENTS == part {
                             for (var m = 0u; m < ROW_FRAGMENTS; m++) {
-                                sums[m * VALUE_FRAGMENTS + c] = scores_sums(part_of(sub_row, m, c), S_STEP);
+                                sums[m * VALUE_FRAGMENTS + c] = sums_at(part_of(sub_row, m, c), S_STEP);
                             }
                         }
                     }
@@ -278,10 +278,10 @@ fn attend(id: vec3<u32>, lane: u32, first: u32, subgroup: u32, subgroups: u32) {
             for (var j = 0u; j < KEY_FRAGMENTS; j++) {
                 var w: array<Left, ROW_FRAGMENTS>;
                 for (var m = 0u; m < ROW_FRAGMENTS; m++) {
-                    w[m] = halves_left(P_FROM + (sub_row + m * FRAGMENT) * P_STEP + j * FRAGMENT, P_STEP);
+                    w[m] = left_at(P_FROM + (sub_row + m * FRAGMENT) * P_STEP + j * FRAGMENT, P_STEP);
                 }
                 for (var c = 0u; c < VALUE_FRAGMENTS; c++) {
-                    let right = halves_right(V_FROM + j * FRAGMENT * V_STEP + c * FRAGMENT, V_STEP);
+                    let right = right_at(V_FROM + j * FRAGMENT * V_STEP + c * FRAGMENT, V_STEP);
                     for (var m = 0u; m < ROW_FRAGMENTS; m++) {
                         let o = m * VALUE_FRAGMENTS + c;
                         sums[o] = coopMultiplyAdd(w[m], right, sums[o]);
@@ -300,13 +300,13 @@ fn attend(id: vec3<u32>, lane: u32, first: u32, subgroup: u32, subgroups: u32) {
                 s[m] = Sums();
             }
             for (var h = 0u; h < HEAD_FRAGMENTS; h++) {
-                let right = halves_down(j * FRAGMENT * K_STEP + h * FRAGMENT, K_STEP);
+                let right = right_transposed_at(j * FRAGMENT * K_STEP + h * FRAGMENT, K_STEP);
                 for (var m = 0u; m < ROW_FRAGMENTS; m++) {
                     s[m] = coopMultiplyAdd(q[m * HEAD_FRAGMENTS + h], right, s[m]);
                 }
             }
             for (var m = 0u; m < ROW_FRAGMENTS; m++) {
-                scores_put(s[m], (sub_row + m * FRAGMENT) * S_STEP + j * FRAGMENT, S_STEP);
+                sums_put((sub_row + m * FRAGMENT) * S_STEP + j * FRAGMENT, S_STEP, s[m]);
             }
         }
         at = next_tile(b, kv_head, row0, last_row, j0 + KEYS, end);
@@ -334,7 +334,7 @@ fn attend(id: vec3<u32>, lane: u32, first: u32, subgroup: u32, subgroups: u32) {
             let start = row * S_STEP;
             var s: array<vec4<f32>, PART_VECTORS>;
             for (var n = 0u; n < PART_VECTORS; n++) {
-                s[n] = scores_at4(start + (n * PARTS + my_part) * 4u) * (p.scale * UNIT);
+                s[n] = floats_at4(start + (n * PARTS + my_part) * 4u) * (p.scale * UNIT);
             }
             if ASKS_PAIRS && state == 1u {
                 let query = query_of_row(b, kv_head, min(row0 + row, last_row));
@@ -405,7 +405,7 @@ fn attend(id: vec3<u32>, lane: u32, first: u32, subgroup: u32, subgroups: u32) {
                         w[c] = select(w[c], 0.0, dropped(1.0, b, place.x, place.y, j) == 0.0);
                     }
                 }
-                halves_put(P_FROM + row * P_STEP + (n * PARTS + my_part) * 4u, vec4<f16>(w));
+                halves_put4(P_FROM + row * P_STEP + (n * PARTS + my_part) * 4u, vec4<f16>(w));
             }
             total[r] += sum.x + sum.y + sum.z + sum.w;
         }
@@ -418,13 +418,13 @@ fn attend(id: vec3<u32>, lane: u32, first: u32, subgroup: u32, subgroups: u32) {
             let e = staged(lane, n, VALUE);
             if e.x < KEYS {
                 // What is not of a key may be anything, which a weight of zero would not hide.
-                halves_put(V_FROM + e.x * V_STEP + e.y, select(vec4<f16>(), next_v[n], j0 + e.x < end));
+                halves_put4(V_FROM + e.x * V_STEP + e.y, select(vec4<f16>(), next_v[n], j0 + e.x < end));
             }
         }
         for (var n = 0u; n < K_LOADS; n++) {
             let e = staged(lane, n, HEAD);
             if e.x < KEYS {
-                halves_put(e.x * K_STEP + e.y, of_head(next_k[n], e.y));
+                halves_put4(e.x * K_STEP + e.y, of_head(next_k[n], e.y));
             }
         }
         pending = true;
@@ -443,7 +443,7 @@ fn attend(id: vec3<u32>, lane: u32, first: u32, subgroup: u32, subgroups: u32) {
             ended.x *= p.dropout_scale;
         }
         if my_part == 0u {
-            scores_put4(row * S_STEP + KEYS, vec4<f32>(ended, 0.0));
+            floats_put4(row * S_STEP + KEYS, vec4<f32>(ended, 0.0));
         }
     }
     for (var part = 0u; part < VALUE_PARTS; part++) {
@@ -451,7 +451,7 @@ fn attend(id: vec3<u32>, lane: u32, first: u32, subgroup: u32, subgroups: u32) {
         for (var c = 0u; c < VALUE_FRAGMENTS; c++) {
             if c / KEY_FRAGMENTS == part {
                 for (var m = 0u; m < ROW_FRAGMENTS; m++) {
-                    scores_put(sums[m * VALUE_FRAGMENTS + c], part_of(sub_row, m, c), S_STEP);
+                    sums_put(part_of(sub_row, m, c), S_STEP, sums[m * VALUE_FRAGMENTS + c]);
                 }
             }
         }
@@ -461,8 +461,8 @@ fn attend(id: vec3<u32>, lane: u32, first: u32, subgroup: u32, subgroups: u32) {
             let start = n % (KEYS / 4u) * 4u;
             let col = part * KEYS + start;
             if row0 + row <= last_row && col < value_dim && has_turn(row, first, subgroups) {
-                let ended = scores_at4(row * S_STEP + KEYS).xyz;
-                let sum = scores_at4(row * S_STEP + start) * ended.x;
+                let ended = floats_at4(row * S_STEP + KEYS).xyz;
+                let sum = floats_at4(row * S_STEP + start) * ended.x;
                 row_put(z, row0 + row, split, col, row_repaired(z, row0 + row, col, sum, ended, keys.xy));
             }
         }

@@ -5,7 +5,7 @@
 // a product lets NaN through by itself.
 // The stage gives: tile_of, tile_a4, tile_b4, tile_put4 (see tile_uniform.wgsl); tile_a4 and tile_b4 give the vectors
 // as memory has them, of A_ELEMENT and B_ELEMENT.
-// Memory for fragments: tile_matrix_vectors.wgsl, tile_matrix_scalars.wgsl.
+// Memory for fragments: fragments_vectors.wgsl, fragments_scalars.wgsl.
 //
 // Floor in workgroup memory, per step: a subgroup loads SIDE fragments of A and SIDE of B for SIDE² multiplications,
 // TILE_K / FRAGMENT times, which is 8 / TILE bytes per multiply-add: 1/8 for a tile of 64, 1/16 for one of 128, whatever the
@@ -25,11 +25,13 @@ const VECTORS_N: u32 = TILE / 4u;
 // Rows in workgroup memory, 16 bytes longer than they must be: those of a fragment then lie in different banks.
 const ROW: u32 = TILE_K + 8u;
 const ROW_N: u32 = TILE + 8u;
+// Of A; B follows.
 const STAGED: u32 = TILE * ROW;
-// LEAVING fragments side by side of every block go through `results` at once.
+const HALVES: u32 = 2u * STAGED;
+// LEAVING fragments side by side of every block go through `floats` at once.
 const RESULT_COLS: u32 = LEAVING * FRAGMENT;
 const RESULT_ROW: u32 = RESULT_COLS + 4u;
-const RESULTS: u32 = BLOCKS * FRAGMENT * RESULT_ROW;
+const FLOATS: u32 = BLOCKS * FRAGMENT * RESULT_ROW;
 const RESULT_VECTORS: u32 = FRAGMENT * RESULT_COLS / 4u;
 
 const_assert !B_ALONG_N || TILE_K * ROW_N <= STAGED;
@@ -51,6 +53,14 @@ fn load_b(t: Tile, k: u32, col: u32, last: u32) -> vec4<B_ELEMENT> {
 // Which of four k from k on lie in the matrix.
 fn inside(k: u32, inner: u32) -> vec4<bool> {
     return vec4<u32>(k) + vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(inner);
+}
+
+// Of B, rows from k on and columns from col on.
+fn staged_b(k: u32, col: u32) -> Right {
+    if B_ALONG_N {
+        return right_at(STAGED + k * ROW_N + col, ROW_N);
+    }
+    return right_transposed_at(STAGED + col * ROW + k, ROW);
 }
 
 @compute @workgroup_size(LANES)
@@ -109,11 +119,11 @@ fn main(
                 }
             }
             for (var n = 0u; n < LOADS; n++) {
-                stage_a((a_row + n * (LANES / VECTORS_K)) * ROW + a_k, vec4<f16>(next_a[n]));
+                halves_put4((a_row + n * (LANES / VECTORS_K)) * ROW + a_k, vec4<f16>(next_a[n]));
                 if B_ALONG_N {
-                    stage_b((b_row + n * (LANES / VECTORS_N)) * ROW_N + b_at, vec4<f16>(next_b[n]));
+                    halves_put4(STAGED + (b_row + n * (LANES / VECTORS_N)) * ROW_N + b_at, vec4<f16>(next_b[n]));
                 } else {
-                    stage_b((b_row + n * (LANES / VECTORS_K)) * ROW + b_at, vec4<f16>(next_b[n]));
+                    halves_put4(STAGED + (b_row + n * (LANES / VECTORS_K)) * ROW + b_at, vec4<f16>(next_b[n]));
                 }
             }
             workgroupBarrier();
@@ -130,11 +140,10 @@ fn main(
             for (var k = 0u; k < TILE_K; k += FRAGMENT) {
                 var a: array<Left, SIDE>;
                 for (var m = 0u; m < SIDE; m++) {
-                    a[m] = left((block_row + m * FRAGMENT) * ROW + k);
+                    a[m] = left_at((block_row + m * FRAGMENT) * ROW + k, ROW);
                 }
                 for (var n = 0u; n < SIDE; n++) {
-                    let col = block_col + n * FRAGMENT;
-                    let b = right(select(col * ROW + k, k * ROW_N + col, B_ALONG_N));
+                    let b = staged_b(k, block_col + n * FRAGMENT);
                     for (var m = 0u; m < SIDE; m++) {
                         sums[m * SIDE + n] = coopMultiplyAdd(a[m], b, sums[m * SIDE + n]);
                     }
@@ -147,7 +156,7 @@ fn main(
             for (var s = 0u; s < SIDE * SIDE; s++) {
                 // Which sum it is must be known to the compiler: registers have no indices.
                 if s / LEAVING == turn && first + subgroup < BLOCKS {
-                    leave(sums[s], block * FRAGMENT * RESULT_ROW + s % LEAVING * FRAGMENT);
+                    sums_put(block * FRAGMENT * RESULT_ROW + s % LEAVING * FRAGMENT, RESULT_ROW, sums[s]);
                 }
             }
             workgroupBarrier();
@@ -160,7 +169,7 @@ fn main(
                 let row = turn_row + region / 2u * BLOCK + r;
                 let col = turn_col + region % 2u * BLOCK + c;
                 if region >= first && region - first < subgroups && row < t.rows && col < t.cols {
-                    tile_put4(t, row, col, result((region * FRAGMENT + r) * RESULT_ROW + c));
+                    tile_put4(t, row, col, floats_at4((region * FRAGMENT + r) * RESULT_ROW + c));
                 }
             }
             workgroupBarrier();

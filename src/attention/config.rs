@@ -1,9 +1,10 @@
 //! The configuration of attention.
 
+use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::plan::{MatrixUnits, Path, Tiling, Tuning};
 use crate::problem::{Shape, check_options};
-use crate::tensor::{DType, DeviceFacts};
+use crate::tensor::DType;
 
 /// What is fixed when an [`Attention`](super::Attention) is made.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,8 +1,9 @@
 //! What a cache is made of.
 
+use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernels::cache::{CacheParams, Cached, Format, Placement, WORDS};
-use crate::tensor::{DeviceFacts, LONGEST_AXIS};
+use crate::tensor::LONGEST_AXIS;
 
 /// How a cache stores the channels of keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -2,10 +2,11 @@
 
 use super::CacheConfig;
 use super::sequences::Move;
+use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernels::cache_advance::Counts;
 use crate::path::cache::Moves;
-use crate::tensor::{Access, DType, DeviceFacts, TensorView, check_aliasing, expect, same_dtype};
+use crate::tensor::{Access, DType, TensorView, check_aliasing, expect, same_dtype};
 
 /// By how many tokens each sequence moves.
 #[derive(Clone, Copy, Debug)]

@@ -1,9 +1,10 @@
 //! Dropout as WGSL: the part a call uses, and its numbers.
 
 use super::shader;
+use crate::device::DeviceFacts;
 use crate::dropout::Dropout;
 use crate::kernel::{Binding, View, Width};
-use crate::tensor::{DType, DeviceFacts, TensorView, Window, broadcast};
+use crate::tensor::{DType, TensorView, Window, broadcast};
 
 /// Where the decision to drop a weight comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -3,9 +3,10 @@
 use super::cache::{CacheParams, Cached, Format, Placement};
 use super::dropout::Drop;
 use super::{mask, shader};
+use crate::device::Fragment;
 use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
 use crate::plan::{self, FusedMatrix, FusedTiles};
-use crate::tensor::{DType, Fragment};
+use crate::tensor::DType;
 
 /// What changes the text of the fused kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -174,10 +175,7 @@ impl Fused {
                     Constant::U32("VALUE", tiles.value),
                     Constant::Bool("EXACT", tiles.exact),
                 ]);
-                memory = match tiles.fragment {
-                    Fragment::Eight => shader!("shared/fused_matrix_scalars"),
-                    Fragment::Sixteen => shader!("shared/fused_matrix_vectors"),
-                };
+                memory = super::memory_of(tiles.fragment);
                 ([shader!("shared/fused_matrix"), shader!("shared/fused_tiles")], tiles.workgroup())
             }
         };
@@ -265,12 +263,12 @@ impl Fused {
             }
         }
         for fragment in [Fragment::Eight, Fragment::Sixteen] {
-            for tiles in FusedMatrix::all(fragment) {
+            for tiles in FusedMatrix::all(fragment).into_iter().map(FusedTiles::Matrix) {
                 for dtype in super::FLOATS {
                     all.extend(super::WIDTHS.map(|width| Fused { dtype, width, put: width, ..plain(tiles) }));
                 }
             }
-            let tiles = FusedMatrix::all(fragment)[0];
+            let tiles = FusedTiles::Matrix(FusedMatrix::all(fragment)[0]);
             let halves = Fused { dtype: DType::F16, ..plain(tiles) };
             all.extend(mask::Parts::all().into_iter().map(|mask| Fused { mask, ..halves }));
             all.extend(Drop::ALL.map(|drop| Fused { drop, lse: true, ..halves }));

@@ -1,5 +1,6 @@
 //! Masks as WGSL: the parts a call uses, composed into the functions of `shared/mask.wgsl`.
 
+use crate::device::DeviceFacts;
 use std::fmt::Write as _;
 
 use super::cache::{Cached, Placement};
@@ -8,7 +9,7 @@ use crate::kernel::{Binding, View, Width, params, shared};
 use crate::mask::{Alignment, DeviceMask};
 use crate::pattern::{PatternParams, PatternPart};
 use crate::problem::Shape;
-use crate::tensor::{DType, DeviceFacts, TensorView, Window, broadcast};
+use crate::tensor::{DType, TensorView, Window, broadcast};
 
 /// Which parts a call's mask has. Parts that are absent leave no trace in the shader.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

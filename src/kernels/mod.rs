@@ -23,6 +23,7 @@ pub(crate) mod tile;
 pub(crate) mod turns;
 pub(crate) mod weighted_sum;
 
+use crate::device::Fragment;
 use crate::kernel::{Kernel, Variant, Width};
 use crate::tensor::DType;
 
@@ -33,6 +34,14 @@ macro_rules! shader {
     };
 }
 pub(crate) use shader;
+
+/// The text of the memory that fragments are loaded from and stored to.
+pub(crate) fn memory_of(fragment: Fragment) -> &'static str {
+    match fragment {
+        Fragment::Eight => shader!("shared/fragments_scalars"),
+        Fragment::Sixteen => shader!("shared/fragments_vectors"),
+    }
+}
 
 /// Every kernel variant of the crate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

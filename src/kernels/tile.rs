@@ -1,9 +1,9 @@
 //! What every tiled product has in common: the loop of `shared/tile_*.wgsl` around a stage's hooks.
 
 use super::shader;
+use crate::device::Fragment;
 use crate::kernel::{Binding, Constant, Kernel, Table};
 use crate::plan::{MatrixTiles, Tiles};
-use crate::tensor::Fragment;
 
 /// A tiled kernel's own half: the loop is the same for all.
 pub(crate) struct Stage<'a> {
@@ -44,10 +44,7 @@ pub(crate) fn describe<P: Table>(stage: Stage) -> Kernel {
         }
     };
     let memory = match tiles {
-        Tiles::Matrix(MatrixTiles { fragment: Fragment::Sixteen, .. }) => {
-            Some(shader!("shared/tile_matrix_vectors"))
-        }
-        Tiles::Matrix(_) => Some(shader!("shared/tile_matrix_scalars")),
+        Tiles::Matrix(matrix) => Some(super::memory_of(matrix.fragment)),
         _ => None,
     };
     let mut all = vec![shader!("shared/view"), core];

@@ -1,6 +1,7 @@
 //! What a cache records: lengths that move, rows that go in, pages that are copied.
 
 use super::{Calls, grid};
+use crate::device::DeviceFacts;
 use crate::kernel::{Call, View};
 use crate::kernels::Stage;
 use crate::kernels::cache::{CacheParams, Cached, Placement};
@@ -8,7 +9,7 @@ use crate::kernels::cache_advance::{self, CacheAdvance, Counts};
 use crate::kernels::cache_append::{self, CacheAppend};
 use crate::kernels::cache_copy::{self, CacheCopy};
 use crate::kernels::turns::Turns;
-use crate::tensor::{DeviceFacts, TensorView, Window};
+use crate::tensor::{TensorView, Window};
 
 /// One layer of a cache.
 #[derive(Clone, Copy)]

@@ -2,11 +2,12 @@
 
 use super::grid;
 use crate::block_map::Blocks;
+use crate::device::DeviceFacts;
 use crate::kernel::{Call, View};
 use crate::kernels::{Stage, classify, mask};
 use crate::mask::DeviceMask;
 use crate::problem::Shape;
-use crate::tensor::{DeviceFacts, TensorView};
+use crate::tensor::TensorView;
 
 /// The dispatch that writes `blocks.map`; `shape` gives batch, heads and the lengths.
 pub(crate) fn call<'a>(

@@ -1,6 +1,7 @@
 //! Everything in one kernel, cut into dispatches of bounded work; where keys are split, a second one that merges.
 
 use super::{Calls, Keys, Problem};
+use crate::device::DeviceFacts;
 use crate::dropout::Dropout;
 use crate::kernel::{Call, View, Width};
 use crate::kernels::cache::CacheParams;
@@ -8,7 +9,7 @@ use crate::kernels::dropout::{Drop, DropParams};
 use crate::kernels::merge_splits::{self, MergeSplits};
 use crate::kernels::{Stage, fused, mask};
 use crate::plan::{FusedPlan, Piece};
-use crate::tensor::{DeviceFacts, Layout, TensorView, Window};
+use crate::tensor::{Layout, TensorView, Window};
 
 /// Storage buffers that `problem` binds: q, k, v, out, and what else it has. With splits it has no more.
 pub(crate) fn bindings(problem: &Problem) -> usize {

@@ -6,6 +6,7 @@ pub(crate) mod fused;
 pub(crate) mod project;
 pub(crate) mod staged;
 
+use crate::device::DeviceFacts;
 use crate::dropout::Dropout;
 use crate::error::Error;
 use crate::kernel::Call;
@@ -15,7 +16,7 @@ use crate::mask::DeviceMask;
 use crate::plan::{self, MatrixUnits, Path, Tuning};
 use crate::problem::Shape;
 use crate::scratch::{Scratch, ScratchSize, Slot};
-use crate::tensor::{DType, DeviceFacts, Layout, TensorView, dense_strides};
+use crate::tensor::{DType, Layout, TensorView, dense_strides};
 use cache::CacheLayer;
 
 pub(crate) type Calls<'a> = Vec<Call<'a, Stage>>;

@@ -1,13 +1,14 @@
 //! Up to three products in one dispatch, or in as few as the device's bindings allow.
 
 use super::{Calls, grid};
+use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernel::{Call, Width};
 use crate::kernels::Stage;
 use crate::kernels::project::{PARTS, Params, Part, Project};
 use crate::kernels::slots::Slots;
 use crate::plan::{self, MatrixChoice, Tiles, Tiling};
-use crate::tensor::{DType, DeviceFacts, Layout, TensorView, Window};
+use crate::tensor::{DType, Layout, TensorView, Window};
 
 /// `y = x Wᵀ + b` over checked tensors.
 #[derive(Clone, Copy)]

@@ -1,6 +1,7 @@
 //! scores → softmax → weighted sum, with the score matrix in memory.
 
 use super::{Calls, Keys, Problem, grid};
+use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernel::{Call, View, Width};
 use crate::kernels::dropout::{Drop, DropParams};
@@ -8,7 +9,7 @@ use crate::kernels::{Stage, average_weights, mask, scores, softmax, weighted_sum
 use crate::plan::{self, Product, Tiles};
 use crate::problem::Shape;
 use crate::scratch::{ScratchSize, Slot};
-use crate::tensor::{DType, DeviceFacts, Layout, TensorView, Window};
+use crate::tensor::{DType, Layout, TensorView, Window};
 
 /// Whether the caller's weights tensor can be the score matrix itself.
 fn is_matrix(weights: &TensorView, shape: &Shape) -> bool {

@@ -1,11 +1,12 @@
 //! Tiles of the kernels for few rows: one query or a few, in generation.
 
+use crate::device::DeviceFacts;
 use std::fmt;
 
 use super::fused::FusedTiles;
 use crate::kernels::cache::Format;
 use crate::problem::Shape;
-use crate::tensor::{DType, DeviceFacts};
+use crate::tensor::DType;
 
 /// How keys and values are loaded: vectors of four words.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]

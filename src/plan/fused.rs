@@ -3,9 +3,9 @@
 use super::few::{FewUniform, FewWorkgroup, KeySource, few_uniform, few_workgroup};
 use super::matrix::{FusedMatrix, fused_matrix};
 use super::{FULL, MatrixUnits, Tuning};
+use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::problem::Shape;
-use crate::tensor::DeviceFacts;
 
 /// The tiles of the fused kernel, fixed when its shader is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -176,12 +176,14 @@ pub(crate) fn fused(
 ) -> Result<FusedPlan, Error> {
     let rows = shape.q_len * shape.group();
     let heads = shape.batch * shape.kv_heads;
-    // Few rows wait for memory, not for arithmetic.
-    let matrix = fused_matrix(rows, heads, shape, keys.operands, tuning, device).and_then(|tiles| {
-        if rows > 16 || tuning.matrix.units == MatrixUnits::Always { Ok(tiles) } else { Err("few rows") }
-    });
+    let worth = rows > 16 || tuning.matrix.units == MatrixUnits::Always;
+    let matrix = if worth {
+        fused_matrix(rows, heads, shape, keys.operands, tuning, device)
+    } else {
+        Err("few rows wait for memory, not for arithmetic")
+    };
     let tiles = if let Some(tiles) = tuning.matrix.settle(matrix)? {
-        tiles
+        FusedTiles::Matrix(tiles)
     } else if tuning.tiling.uniform(device) {
         let few = few_uniform(rows, shape, keys).map(FusedTiles::FewUniform);
         few.unwrap_or_else(|| fused_uniform(rows, shape.head_dim.div_ceil(4), shape.value_dim.div_ceil(4)))

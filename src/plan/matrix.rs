@@ -1,9 +1,9 @@
 //! Tiles of the fused kernel on matrix units.
 
 use super::Tuning;
-use super::fused::FusedTiles;
+use crate::device::{DeviceFacts, Fragment};
 use crate::problem::Shape;
-use crate::tensor::{DType, DeviceFacts, Fragment};
+use crate::tensor::DType;
 
 /// Tiles of `shared/fused_matrix.wgsl`, which says what they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -111,9 +111,16 @@ impl FusedMatrix {
     }
 
     /// Every kind of tiles there is, for `fragment`.
-    pub fn all(fragment: Fragment) -> Vec<FusedTiles> {
-        let of = |head, value, sub_rows, subgroups, width, keys, exact| {
-            FusedTiles::Matrix(FusedMatrix { fragment, sub_rows, subgroups, width, keys, head, value, exact })
+    pub fn all(fragment: Fragment) -> Vec<FusedMatrix> {
+        let of = |head, value, sub_rows, subgroups, width, keys, exact| FusedMatrix {
+            fragment,
+            sub_rows,
+            subgroups,
+            width,
+            keys,
+            head,
+            value,
+            exact,
         };
         vec![
             of(64, 64, 64, 2, 32, 32, true),
@@ -136,7 +143,7 @@ pub(super) fn fused_matrix(
     dtype: DType,
     tuning: &Tuning,
     device: &DeviceFacts,
-) -> Result<FusedTiles, &'static str> {
+) -> Result<FusedMatrix, &'static str> {
     let fragment = tuning.matrix.fragment(dtype, tuning.tiling, device)?;
     if shape.head_dim.max(shape.value_dim) > MOST_CHANNELS {
         return Err("head_dim and value_dim may be at most 256");
@@ -149,7 +156,6 @@ pub(super) fn fused_matrix(
         .find(fills)
         .or_else(|| fitting().find(is_small))
         .or_else(|| fitting().last())
-        .map(FusedTiles::Matrix)
         .ok_or("their tiles take more workgroup memory or invocations than the device allows")
 }
 
@@ -175,10 +181,7 @@ mod tests {
     fn tuned(shape: Shape, tuning: &Tuning, device: &DeviceFacts) -> Result<FusedMatrix, &'static str> {
         let rows = shape.q_len * shape.group();
         let heads = shape.batch * shape.kv_heads;
-        match fused_matrix(rows, heads, &shape, DType::F16, tuning, device)? {
-            FusedTiles::Matrix(tiles) => Ok(tiles),
-            other => panic!("{other:?}"),
-        }
+        fused_matrix(rows, heads, &shape, DType::F16, tuning, device)
     }
 
     fn shape(heads: usize, length: usize, dim: usize) -> Shape {

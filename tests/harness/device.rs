@@ -48,23 +48,9 @@ pub fn defaults() -> &'static Profile {
     lent(1, || make("defaults", &adapter(), wgpu::Features::empty(), wgpu::Limits::default()))
 }
 
-/// With matrix units for fragments of 8 × 8 and of 16 × 16, where the adapter has any: lavapipe lists the former and runs
-/// both, and crashes in its compiler with either when its subgroups are not 8 wide. On other drivers only what is listed.
+/// With matrix units for fragments of 8 × 8 and of 16 × 16, where the adapter runs them.
 pub fn matrices() -> impl Iterator<Item = &'static Profile> {
-    static SIDES: LazyLock<Vec<u32>> = LazyLock::new(|| {
-        let adapter = adapter();
-        if !adapter.features().contains(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX) {
-            return Vec::new();
-        }
-        let listed = adapter.cooperative_matrix_properties();
-        let info = adapter.get_info();
-        let lavapipe = info.name.starts_with("llvmpipe");
-        if lavapipe && info.subgroup_max_size != 8 {
-            return Vec::new();
-        }
-        let runs = |side: &u32| lavapipe || listed.iter().any(|p| p.m_size == *side);
-        [8, 16].into_iter().filter(runs).collect()
-    });
+    static SIDES: LazyLock<Vec<u32>> = LazyLock::new(|| wgpu_attention::inspect::fragments(&adapter()));
     SIDES.iter().map(|side| {
         let (kind, name) = if *side == 8 { (2, "matrix 8") } else { (3, "matrix 16") };
         lent(kind, || {
