@@ -9,7 +9,6 @@ use wgpu_attention::{
 use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, Storage};
 use crate::harness::run::PlacedRules;
 use crate::harness::{Case, Layout, Part, Report, Rules, Setup, TILINGS, Weights, profiles};
-use crate::stages::layer;
 
 const SHAPE: Shape =
     Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 70, kv_len: 90, head_dim: 8, value_dim: 12 };
@@ -132,7 +131,7 @@ fn appended_keys_lie_beside_full_blocks() {
     for (name, rules) in all {
         let mut config = LayerConfig::new(8, 2);
         config.zero_attention = true;
-        let mut case = layer(format!("appended beside blocks, {name}"), config, shape, true);
+        let mut case = LayerCase::random(format!("appended beside blocks, {name}"), config, shape, true);
         // Full blocks keep what causal and lengths say, so the map may say it of all.
         let full = Part::new(vec![state::FULL; 16], [1, 1, 4, 4]);
         case.rules = Rules { blocks: Some((full, [64, 64])), ..rules.clone() };
