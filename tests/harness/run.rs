@@ -4,8 +4,8 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
 use std::fmt;
-use std::time::Instant;
 
+use web_time::Instant;
 use wgpu_attention::{
     Attention, Config, DType, DeviceMask, Dropout, Forward, Mask, MatrixUnits, Path, Scratch, Shape,
     TensorView, Tiling,
@@ -495,6 +495,17 @@ impl Report {
     /// A case in f16 on a device without.
     pub fn skip_f16(&mut self, profile: &Profile, case: &str) {
         self.skip(format!("on `{}`, F16: the device lacks SHADER_F16", profile.name), case);
+    }
+
+    /// Of a report of one case: `passed`, `failed` or `skipped`, and what there is to say of it.
+    pub fn outcome(&self) -> (&'static str, String) {
+        let skipped = self.skipped.keys().cloned().collect::<Vec<_>>().join("; ");
+        match (self.failures.is_empty(), self.runs) {
+            (false, _) => ("failed", self.failures.join("; ")),
+            (true, 0) if skipped.is_empty() => ("failed", "nothing was run".into()),
+            (true, 0) => ("skipped", skipped),
+            (true, _) => ("passed", format!("worst error {:.2} of the tolerance {skipped}", self.worst.0)),
+        }
     }
 
     /// Says what was skipped where that is all of the test.
