@@ -4,9 +4,9 @@
 use wgpu_attention::reference::compare::{Tolerance, compare};
 use wgpu_attention::{Alignment, DType, Path, Shape};
 
+use crate::harness::meaning::{dense, follows};
 use crate::harness::{Case, Layout, Part, Report, Rules, Setup, TILINGS, Weights, full};
 use crate::masks::{LENGTHS, check, shape};
-use crate::meaning::{dense, follows};
 use crate::numbers::{everywhere, expect};
 
 /// Multiples of an eighth, of both signs: sums of them are exact.

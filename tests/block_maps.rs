@@ -2,14 +2,11 @@
 
 use wgpu_attention::block_map::{big_bird, state};
 use wgpu_attention::reference::{LayerShape, classify};
-use wgpu_attention::{
-    Attention, Blocks, Config, DType, LayerConfig, Path, Pattern, Scratch, ScratchSize, Shape, TensorView,
-};
+use wgpu_attention::{DType, LayerConfig, Path, Pattern, Shape};
 
+use crate::harness::classify::classified;
 use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, Storage};
-use crate::harness::run::PlacedRules;
 use crate::harness::{Case, Layout, Part, Report, Rules, Setup, TILINGS, Weights, profiles};
-use crate::stages::layer;
 
 const SHAPE: Shape =
     Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 70, kv_len: 90, head_dim: 8, value_dim: 12 };
@@ -49,27 +46,6 @@ fn masks() -> Vec<(&'static str, Rules)> {
     ]
 }
 
-/// The map that a device makes of `rules`.
-fn made(
-    profile: &'static crate::harness::Profile,
-    rules: &Rules,
-    size: [usize; 2],
-    heads: [usize; 2],
-) -> Vec<u32> {
-    let gpu = &profile.gpu;
-    let shape = [heads[0], heads[1], SHAPE.q_len.div_ceil(size[0]), SHAPE.kv_len.div_ceil(size[1])];
-    let count = shape.iter().product();
-    let buffer = gpu.upload(&vec![77u32; count]).expect("a map");
-    let blocks = Blocks::new(TensorView::new(&buffer, DType::U32, shape), size);
-    let placed = PlacedRules::new(profile, rules, DType::F32, Layout::Window(5));
-    let config = Config::new(SHAPE.heads, SHAPE.head_dim).kv_heads(SHAPE.kv_heads);
-    let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("attention");
-    let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
-    let lengths = [SHAPE.batch, SHAPE.q_len, SHAPE.kv_len];
-    gpu.submit(|e| attention.classify(e, &placed.mask(), lengths, &blocks, &mut scratch)).expect("a map");
-    gpu.download(&buffer, count).expect("the map")
-}
-
 #[test]
 fn devices_make_the_map_that_the_reference_makes() {
     let mut states = [0; 3];
@@ -79,7 +55,8 @@ fn devices_make_the_map_that_the_reference_makes() {
                 let want = classify(&rules.host(), &SHAPE, size, heads).expect("a map");
                 want.iter().for_each(|s| states[*s as usize] += 1);
                 for profile in profiles() {
-                    let got = made(profile, &rules, size, heads);
+                    let got =
+                        pollster::block_on(classified(profile, &rules, &SHAPE, size, heads)).expect("a map");
                     assert_eq!(got, want, "{name}, {size:?}, {heads:?}, {}", profile.name);
                 }
             }
@@ -132,7 +109,7 @@ fn appended_keys_lie_beside_full_blocks() {
     for (name, rules) in all {
         let mut config = LayerConfig::new(8, 2);
         config.zero_attention = true;
-        let mut case = layer(format!("appended beside blocks, {name}"), config, shape, true);
+        let mut case = LayerCase::random(format!("appended beside blocks, {name}"), config, shape, true);
         // Full blocks keep what causal and lengths say, so the map may say it of all.
         let full = Part::new(vec![state::FULL; 16], [1, 1, 4, 4]);
         case.rules = Rules { blocks: Some((full, [64, 64])), ..rules.clone() };

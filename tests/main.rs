@@ -30,6 +30,7 @@ mod property;
 mod property_layers;
 mod recording;
 mod sdpa;
+mod small;
 mod stages;
 mod vectors_used;
 mod work_limit;

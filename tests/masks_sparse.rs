@@ -4,9 +4,9 @@
 use wgpu_attention::block_map::{big_bird, state};
 use wgpu_attention::{Alignment, Pattern, PatternPart, Shape};
 
+use crate::harness::meaning::follows;
 use crate::harness::{Case, Part, Report, Rng, Rules};
 use crate::masks::{LENGTHS, check, check_paths, shape};
-use crate::meaning::follows;
 
 const ALIGNMENTS: [Alignment; 2] = [Alignment::TopLeft, Alignment::BottomRight];
 

@@ -3,9 +3,9 @@
 
 use wgpu_attention::{Alignment, Pattern, Shape};
 
+use crate::harness::meaning::follows;
 use crate::harness::{Case, Part, Report, Rules};
 use crate::masks::check;
-use crate::meaning::follows;
 
 /// Queries and keys of each sequence: shorter and longer than a tile, without queries, without keys, empty.
 const SEQUENCES: &[(usize, usize)] =

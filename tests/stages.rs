@@ -6,10 +6,8 @@
 use wgpu_attention::reference::LayerShape;
 use wgpu_attention::{DType, LayerConfig, Path, Shape, Tiling};
 
-use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, LinearData, Storage};
-use crate::harness::{
-    Case, Expected, Layout, Report, Rng, Setup, TILINGS, Weights, defaults, full, profiles,
-};
+use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, Storage};
+use crate::harness::{Case, Layout, Report, Setup, TILINGS, Weights, defaults, full, profiles};
 
 /// Runs `case` on every device, tiling and type, in a dense layout and a window.
 fn check(report: &mut Report, case: &Case, weights: Weights) {
@@ -118,37 +116,6 @@ fn large_tiles() {
     report.finish();
 }
 
-/// A layer with random data.
-pub fn layer(name: String, config: LayerConfig, shape: LayerShape, appended: bool) -> LayerCase {
-    let mut rng = Rng::named(&name);
-    let LayerShape { batch, q_len, kv_len } = shape;
-    let inputs = [
-        rng.normals(batch * q_len * config.query_features),
-        rng.normals(batch * kv_len * config.key_features),
-        rng.normals(batch * kv_len * config.value_features),
-    ];
-    let mut case = LayerCase {
-        name,
-        config,
-        shape,
-        inputs,
-        one_input: false,
-        linears: [(); 4].map(|()| LinearData { weight: Vec::new(), bias: None }),
-        shared: false,
-        appended: appended
-            .then(|| [config.head_dim, config.value_dim].map(|dim| rng.normals(config.kv_heads * dim))),
-        rules: Default::default(),
-        dropout: None,
-        expected: Expected::default(),
-    };
-    for (n, [_, heads, out, features]) in case.weight_shapes().into_iter().enumerate() {
-        let scale = 1.0 / (features as f32).sqrt();
-        let weight = rng.normals(heads * out * features).iter().map(|w| w * scale).collect();
-        case.linears[n] = LinearData { weight, bias: Some(rng.normals(heads * out)) };
-    }
-    case
-}
-
 /// On the staged path, whose shaders are the same for all channels; the `n`th also in f16 or on the plain device.
 fn check_layer(report: &mut Report, case: &LayerCase, n: usize) {
     let other =
@@ -193,7 +160,7 @@ fn project() {
             config.out_features = features;
             let name = format!("project {length} {features} {heads} {dim} {narrow}");
             let shape = LayerShape { batch: 2, q_len: length, kv_len: length.div_ceil(2) };
-            check_layer(&mut report, &layer(name, config, shape, false), n + usize::from(narrow));
+            check_layer(&mut report, &LayerCase::random(name, config, shape, false), n + usize::from(narrow));
         }
     }
     report.finish();
@@ -209,7 +176,7 @@ fn append_keys() {
             config.zero_attention = zero;
             let name = format!("append_keys {heads} {dim} {value_dim} {learned} {zero}");
             let shape = LayerShape { batch: 2, q_len: 3, kv_len: 5 };
-            check_layer(&mut report, &layer(name, config, shape, learned), n + heads);
+            check_layer(&mut report, &LayerCase::random(name, config, shape, learned), n + heads);
         }
     }
     report.finish();
@@ -224,7 +191,7 @@ fn project_with_large_tiles() {
     (config.query_features, config.key_features, config.value_features) = (86 * 3, 86, 172);
     config.out_features = 5;
     let shape = LayerShape { batch: 2, q_len: 33, kv_len: 34 };
-    let case = layer("project large".into(), config, shape, false);
+    let case = LayerCase::random("project large".into(), config, shape, false);
     let setup = LayerSetup {
         profile: full(),
         tiling: Tiling::Workgroup,

@@ -5,15 +5,7 @@ use std::sync::{LazyLock, Mutex};
 
 use wgpu_attention::Gpu;
 
-/// A device with a name for messages.
-#[derive(Debug)]
-pub struct Profile {
-    pub name: &'static str,
-    pub gpu: Gpu,
-    pub f16: bool,
-    /// Whether calls are to use its matrix units.
-    pub matrix: bool,
-}
+pub use super::profile::Profile;
 
 /// `profile` with a plan that believes in subgroups of `width`.
 pub fn believing(profile: &Profile, width: u32) -> &'static Profile {
@@ -23,29 +15,14 @@ pub fn believing(profile: &Profile, width: u32) -> &'static Profile {
     Box::leak(Box::new(Profile { name: profile.name, gpu, f16: true, matrix: true }))
 }
 
-impl Profile {
-    /// Compiled shaders take gigabytes when those of all tests are kept.
-    pub fn tidy(&self) {
-        // Those for matrix units are the largest.
-        if self.gpu.pipelines().compiled() > if self.matrix { 20 } else { 60 } {
-            self.gpu.pipelines().clear();
-            let _ = self.gpu.device().poll(wgpu::PollType::Poll);
-        }
-    }
-}
-
 /// Everything the adapter gives that is not experimental.
 pub fn full() -> &'static Profile {
-    lent(0, || {
-        let adapter = adapter();
-        let features = adapter.features() - wgpu::Features::all_experimental_mask();
-        make("full", &adapter, features, adapter.limits())
-    })
+    lent(0, || pollster::block_on(Profile::full(&adapter())))
 }
 
 /// What every WebGPU device has: no features, the default limits.
 pub fn defaults() -> &'static Profile {
-    lent(1, || make("defaults", &adapter(), wgpu::Features::empty(), wgpu::Limits::default()))
+    lent(1, || pollster::block_on(Profile::defaults(&adapter())))
 }
 
 /// With matrix units for fragments of 8 × 8 and of 16 × 16, where the adapter runs them.
@@ -57,7 +34,8 @@ pub fn matrices() -> impl Iterator<Item = &'static Profile> {
             let adapter = adapter();
             let others =
                 wgpu::Features::all_experimental_mask() - wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX;
-            let made = make(name, &adapter, adapter.features() - others, adapter.limits());
+            let features = adapter.features() - others;
+            let made = pollster::block_on(Profile::make(name, &adapter, features, adapter.limits()));
             let pipelines = wgpu_attention::inspect::with_fragments(made.gpu.device(), *side, None);
             let gpu = Gpu::with_pipelines(made.gpu.queue().clone(), pipelines);
             Profile { gpu, matrix: true, ..made }
@@ -125,24 +103,4 @@ fn adapter() -> wgpu::Adapter {
     let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
     pollster::block_on(instance.request_adapter(&wgpu::RequestAdapterOptions::default()))
         .expect("tests need an adapter: run them as `scripts/gpu cargo test --release`")
-}
-
-fn make(
-    name: &'static str,
-    adapter: &wgpu::Adapter,
-    required_features: wgpu::Features,
-    required_limits: wgpu::Limits,
-) -> Profile {
-    let (device, queue) = pollster::block_on(adapter.request_device(&wgpu::DeviceDescriptor {
-        label: Some(name),
-        required_features,
-        required_limits,
-        // SAFETY: tests may run what may be wrong.
-        experimental_features: unsafe { wgpu::ExperimentalFeatures::enabled() },
-        ..Default::default()
-    }))
-    .expect("the adapter gives a device with its own limits and one with the default limits");
-    let f16 = device.features().contains(wgpu::Features::SHADER_F16);
-    super::say(&format!("device `{name}`: {}, f16: {f16}", adapter.get_info().name));
-    Profile { name, gpu: Gpu::with_device(device, queue), f16, matrix: false }
 }

@@ -50,6 +50,37 @@ pub struct LayerCase {
 }
 
 impl LayerCase {
+    /// A layer with random data, the same for the same name.
+    pub fn random(name: String, config: LayerConfig, shape: LayerShape, appended: bool) -> Self {
+        let mut rng = Rng::named(&name);
+        let LayerShape { batch, q_len, kv_len } = shape;
+        let inputs = [
+            rng.normals(batch * q_len * config.query_features),
+            rng.normals(batch * kv_len * config.key_features),
+            rng.normals(batch * kv_len * config.value_features),
+        ];
+        let mut case = LayerCase {
+            name,
+            config,
+            shape,
+            inputs,
+            one_input: false,
+            linears: [(); 4].map(|()| LinearData { weight: Vec::new(), bias: None }),
+            shared: false,
+            appended: appended
+                .then(|| [config.head_dim, config.value_dim].map(|dim| rng.normals(config.kv_heads * dim))),
+            rules: Default::default(),
+            dropout: None,
+            expected: Expected::default(),
+        };
+        for (n, [_, heads, out, features]) in case.weight_shapes().into_iter().enumerate() {
+            let scale = 1.0 / (features as f32).sqrt();
+            let weight = rng.normals(heads * out * features).iter().map(|w| w * scale).collect();
+            case.linears[n] = LinearData { weight, bias: Some(rng.normals(heads * out)) };
+        }
+        case
+    }
+
     pub fn appended_len(&self) -> usize {
         usize::from(self.appended.is_some()) + usize::from(self.config.zero_attention)
     }
@@ -371,12 +402,23 @@ fn place_all(
 }
 
 /// Runs `case`, whose data `setup`'s types can hold, and checks everything around its outputs.
+#[cfg(not(target_arch = "wasm32"))]
 pub fn run_layer(case: &LayerCase, setup: &LayerSetup) -> Result<Got, String> {
     run_layer_with(case, setup, |layer| layer)
 }
 
 /// As [`run_layer`], with what `change` sets besides.
+#[cfg(not(target_arch = "wasm32"))]
 pub fn run_layer_with(
+    case: &LayerCase,
+    setup: &LayerSetup,
+    change: impl FnOnce(MultiHeadAttention) -> MultiHeadAttention,
+) -> Result<Got, String> {
+    pollster::block_on(run_layer_async(case, setup, change))
+}
+
+/// As [`run_layer_with`], not blocking.
+pub async fn run_layer_async(
     case: &LayerCase,
     setup: &LayerSetup,
     change: impl FnOnce(MultiHeadAttention) -> MultiHeadAttention,
@@ -468,17 +510,14 @@ pub fn run_layer_with(
     let mut encoder = device.create_command_encoder(&Default::default());
     layer.forward(&mut encoder, &call, &mut scratch).map_err(refused)?;
     profile.gpu.queue().submit([encoder.finish()]);
-    Ok(Got {
-        out: out.download("out", profile)?,
-        lse: lse.map(|t| t.download("lse", profile)).transpose()?,
-        weights: matrix.map(|t| t.download("weights", profile)).transpose()?,
-    })
+    Got::read(profile, &out, lse.as_ref(), matrix.as_ref()).await
 }
 
 type Key = (DType, DType, DType, Weights);
 
 impl Report {
     /// Runs a layer in every setup.
+    #[cfg(not(target_arch = "wasm32"))]
     pub fn check_layer(&mut self, case: &LayerCase) {
         let mut truths: HashMap<Key, (LayerCase, Truth)> = HashMap::new();
         for setup in layer_setups(&case.name) {
@@ -487,7 +526,18 @@ impl Report {
     }
 
     /// Runs a layer in one setup.
+    #[cfg(not(target_arch = "wasm32"))]
     pub fn check_layer_in(
+        &mut self,
+        case: &LayerCase,
+        setup: &LayerSetup,
+        truths: &mut HashMap<Key, (LayerCase, Truth)>,
+    ) {
+        pollster::block_on(self.check_layer_async(case, setup, truths));
+    }
+
+    /// As [`check_layer_in`](Self::check_layer_in), not blocking.
+    pub async fn check_layer_async(
         &mut self,
         case: &LayerCase,
         setup: &LayerSetup,
@@ -504,7 +554,8 @@ impl Report {
         });
         let exact = [dtype, weight, bias].iter().all(|d| *d == DType::F32);
         let shape = case.attention();
-        let judged = run_layer(stored, setup)
+        let judged = run_layer_async(stored, setup, |layer| layer)
+            .await
             .and_then(|got| super::run::judge_outputs(&case.expected, shape, truth, &got, exact));
         self.record(&case.name, setup, judged);
     }

@@ -1,13 +1,21 @@
 //! What all tests share: devices, data in memory, cases with their truth, runs and their judgement.
 #![allow(dead_code)]
+#![cfg_attr(target_arch = "wasm32", allow(unused_imports))]
 
 pub mod cached;
 pub mod case;
+pub mod classify;
+#[cfg_attr(target_arch = "wasm32", path = "../browser/device.rs")]
 pub mod device;
 pub mod layer;
+pub mod meaning;
 pub mod memory;
+pub mod merge;
+pub mod positions;
+pub mod profile;
 pub mod random;
 pub mod run;
+#[cfg(not(target_arch = "wasm32"))]
 pub mod vectors;
 
 pub use cached::{Ask, Bed, Count, Data, Kind};
@@ -15,7 +23,10 @@ pub use case::{Case, Drop, Expected, Judged, Part, Rules, Weights};
 pub use device::{Profile, defaults, full, matrices, profiles};
 pub use memory::{Image, Place, Values, stored};
 pub use random::Rng;
-pub use run::{Layout, Report, Setup, TILINGS, run};
+#[cfg(not(target_arch = "wasm32"))]
+pub use run::run;
+pub use run::{Layout, Report, Setup, TILINGS};
+#[cfg(not(target_arch = "wasm32"))]
 pub use vectors::Vector;
 
 /// To standard error itself: the test runner hides what passing tests print with `eprintln!`.

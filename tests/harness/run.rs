@@ -4,8 +4,8 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
 use std::fmt;
-use std::time::Instant;
 
+use web_time::Instant;
 use wgpu_attention::{
     Attention, Config, DType, DeviceMask, Dropout, Forward, Mask, MatrixUnits, Path, Scratch, Shape,
     TensorView, Tiling,
@@ -146,6 +146,23 @@ pub struct Got {
 }
 
 impl Got {
+    /// Reads the outputs of a run back, and checks everything around them.
+    pub async fn read(
+        profile: &Profile,
+        out: &Placed,
+        lse: Option<&Placed>,
+        weights: Option<&Placed>,
+    ) -> Result<Self, String> {
+        let mut got = Got { out: out.download_async("out", profile).await?, lse: None, weights: None };
+        if let Some(lse) = lse {
+            got.lse = Some(lse.download_async("lse", profile).await?);
+        }
+        if let Some(weights) = weights {
+            got.weights = Some(weights.download_async("weights", profile).await?);
+        }
+        Ok(got)
+    }
+
     /// Bits, for comparing runs.
     pub fn bits(&self) -> Vec<u64> {
         let all = [Some(&self.out), self.lse.as_ref(), self.weights.as_ref()];
@@ -175,8 +192,14 @@ impl Placed {
         self.image.view(&self.buffer, &self.place)
     }
 
+    #[cfg(not(target_arch = "wasm32"))]
     pub fn download(&self, what: &str, profile: &Profile) -> Result<Vec<f64>, String> {
-        self.image.download(&profile.gpu, &self.buffer, &self.place).map_err(|e| format!("{what}: {e}"))
+        pollster::block_on(self.download_async(what, profile))
+    }
+
+    pub async fn download_async(&self, what: &str, profile: &Profile) -> Result<Vec<f64>, String> {
+        let got = self.image.download_async(&profile.gpu, &self.buffer, &self.place).await;
+        got.map_err(|e| format!("{what}: {e}"))
     }
 }
 
@@ -245,12 +268,23 @@ pub fn weights_wanted(weights: Weights, [b, h, i, j]: [usize; 4]) -> Option<(DTy
 }
 
 /// Runs `case`, whose data `setup.dtype` can hold, and checks everything around its outputs.
+#[cfg(not(target_arch = "wasm32"))]
 pub fn run(case: &Case, setup: &Setup) -> Result<Got, String> {
     run_with(case, setup, |config| config)
 }
 
 /// As [`run`], with what `change` sets besides.
+#[cfg(not(target_arch = "wasm32"))]
 pub fn run_with(case: &Case, setup: &Setup, change: impl FnOnce(Config) -> Config) -> Result<Got, String> {
+    pollster::block_on(run_async(case, setup, change))
+}
+
+/// As [`run_with`], not blocking.
+pub async fn run_async(
+    case: &Case,
+    setup: &Setup,
+    change: impl FnOnce(Config) -> Config,
+) -> Result<Got, String> {
     let Setup { profile, tiling, path, dtype, layout, .. } = *setup;
     profile.tidy();
     let shape = case.shape;
@@ -305,11 +339,7 @@ pub fn run_with(case: &Case, setup: &Setup, change: impl FnOnce(Config) -> Confi
     let mut encoder = device.create_command_encoder(&Default::default());
     attention.forward(&mut encoder, &call, &mut scratch).map_err(refused)?;
     profile.gpu.queue().submit([encoder.finish()]);
-    Ok(Got {
-        out: out.download("out", profile)?,
-        lse: lse.map(|t| t.download("lse", profile)).transpose()?,
-        weights: weights.map(|t| t.download("weights", profile)).transpose()?,
-    })
+    Got::read(profile, &out, lse.as_ref(), weights.as_ref()).await
 }
 
 impl Setup {
@@ -384,6 +414,7 @@ impl Report {
     }
 
     /// Runs `case` in every setup.
+    #[cfg(not(target_arch = "wasm32"))]
     pub fn check(&mut self, case: &Case) {
         let mut truths = HashMap::new();
         let channels = case.shape.head_dim.max(case.shape.value_dim);
@@ -398,7 +429,19 @@ impl Report {
     }
 
     /// Runs `case` in one setup.
+    #[cfg(not(target_arch = "wasm32"))]
     pub fn check_in(&mut self, case: &Case, setup: &Setup, truths: &mut Truths) {
+        pollster::block_on(self.check_async(case, setup, truths, |config| config));
+    }
+
+    /// As [`check_in`](Self::check_in), with what `change` sets besides, not blocking.
+    pub async fn check_async(
+        &mut self,
+        case: &Case,
+        setup: &Setup,
+        truths: &mut Truths,
+        change: impl Fn(Config) -> Config,
+    ) {
         let f16 = [setup.dtype, setup.bias].contains(&DType::F16);
         if f16 && !setup.profile.f16 {
             return self.skip_f16(setup.profile, &case.name);
@@ -414,7 +457,7 @@ impl Report {
         let exact = exact && stored.rules.floats().eq(case.rules.floats());
         let mut setup = *setup;
         if setup.too_many_buffers(case) {
-            match run(stored, &setup) {
+            match run_async(stored, &setup, &change).await {
                 Err(e) if e.contains("max_storage_buffers_per_shader_stage") => {
                     self.skip(format!("on `{}`, Fused: {e}", profile.name), &case.name);
                 }
@@ -423,7 +466,7 @@ impl Report {
             setup.path = Path::Auto;
         }
         let setup = &setup;
-        let got = match run(stored, setup) {
+        let got = match run_async(stored, setup, &change).await {
             Err(e) if profile.matrix && e.contains("matrix units for this call") => {
                 return self.skip(format!("on `{}`: {e}", profile.name), &case.name);
             }
@@ -452,6 +495,17 @@ impl Report {
     /// A case in f16 on a device without.
     pub fn skip_f16(&mut self, profile: &Profile, case: &str) {
         self.skip(format!("on `{}`, F16: the device lacks SHADER_F16", profile.name), case);
+    }
+
+    /// Of a report of one case: `passed`, `failed` or `skipped`, and what there is to say of it.
+    pub fn outcome(&self) -> (&'static str, String) {
+        let skipped = self.skipped.keys().cloned().collect::<Vec<_>>().join("; ");
+        match (self.failures.is_empty(), self.runs) {
+            (false, _) => ("failed", self.failures.join("; ")),
+            (true, 0) if skipped.is_empty() => ("failed", "nothing was run".into()),
+            (true, 0) => ("skipped", skipped),
+            (true, _) => ("passed", format!("worst error {:.2} of the tolerance {skipped}", self.worst.0)),
+        }
     }
 
     /// Says what was skipped where that is all of the test.

@@ -2,8 +2,8 @@
 
 use wgpu_attention::{DType, MAX_POSITION};
 
-use super::setup::{Setup, normals, places};
 use crate::harness::Report;
+use crate::harness::positions::{Setup, normals, places};
 
 #[test]
 fn sums_equal_the_reference() {

@@ -8,8 +8,8 @@ use wgpu_attention::{
 };
 
 use super::scratch;
-use super::setup::{Setup, normals};
 use crate::harness::device::devices;
+use crate::harness::positions::{Setup, normals};
 use crate::harness::{Part, Report, Rng, full};
 
 /// Every digit of a position, and every pair of a width in use.

@@ -4,7 +4,6 @@ mod additions;
 mod edges;
 mod refusals;
 mod rotations;
-mod setup;
 mod vectors;
 
 pub use vectors::{D2L, FAMILY, ONNX, ROPE, SINUSOID};

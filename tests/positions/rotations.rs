@@ -6,7 +6,7 @@ use wgpu_attention::{
 };
 
 use super::scratch;
-use super::setup::{Setup, normals, places};
+use crate::harness::positions::{Setup, normals, places};
 use crate::harness::run::Layout;
 use crate::harness::{Report, full};
 
@@ -71,7 +71,7 @@ fn the_other_order_is_not_this_one() {
     let want =
         reference::rotate(&wide, x.shape, &config.order(RopeOrder::Interleaved), At::Start(3)).expect("fits");
     let rope = Rope::new(setup.profile.gpu.device(), config).expect("a rope");
-    let judged = setup.judge(
+    let judged = pollster::block_on(setup.judge(
         &x,
         &At::Start(3),
         &want,
@@ -79,6 +79,6 @@ fn the_other_order_is_not_this_one() {
         |positions, encoder, (x, out, at), scratch| {
             positions.rotate(encoder, &Rotate { x, out, rope: &rope, at }, scratch)
         },
-    );
+    ));
     assert!(judged.is_err_and(|e| e.contains("element")));
 }

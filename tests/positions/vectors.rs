@@ -8,7 +8,7 @@ use wgpu_attention::{
 };
 
 use super::scratch;
-use super::setup::Setup;
+use crate::harness::positions::Setup;
 use crate::harness::{Part, Profile, Report, Vector, profiles};
 
 pub const FAMILY: &str = "position";

@@ -8,10 +8,10 @@ use wgpu_attention::{
 use super::model::{Count, Data, Kind, Sequence, Token};
 use crate::harness::case::{Case, Judged, Part, Rules, Weights};
 use crate::harness::device::Profile;
+use crate::harness::meaning;
 use crate::harness::memory::{Place, Values, stored};
 use crate::harness::random::Rng;
-use crate::harness::run::{Layout, Placed, PlacedRules};
-use crate::meaning;
+use crate::harness::run::{Got, Layout, Placed, PlacedRules};
 
 impl Count {
     /// Calls `f` with the rows, the device's numbers in memory.
@@ -197,22 +197,34 @@ impl Bed {
     }
 
     /// What a view of the cache's book holds, one number per sequence.
+    #[cfg(not(target_arch = "wasm32"))]
     pub fn numbers(&self, view: TensorView) -> Vec<u32> {
+        pollster::block_on(self.numbers_async(view))
+    }
+
+    async fn numbers_async(&self, view: TensorView<'_>) -> Vec<u32> {
         let [stride, ..] = view.strides();
         let words = view.offset() + (self.kind.batch - 1) * stride + 1;
-        let book: Vec<u32> = self.profile.gpu.download(view.buffer(), words).expect("a read-back");
+        let book: Vec<u32> =
+            self.profile.gpu.download_async(view.buffer(), words).await.expect("a read-back");
         (0..self.kind.batch).map(|s| book[view.offset() + s * stride]).collect()
     }
 
     /// Lengths and refusals on the device are the model's, and the host's idea of the lengths holds them.
+    #[cfg(not(target_arch = "wasm32"))]
     pub fn check_book(&self) -> Result<(), String> {
+        pollster::block_on(self.check_book_async())
+    }
+
+    /// As [`check_book`](Self::check_book), not blocking.
+    pub async fn check_book_async(&self) -> Result<(), String> {
         let want = |f: fn(&Sequence) -> u32| self.sequences.iter().map(f).collect::<Vec<_>>();
-        let lengths = self.numbers(self.cache.lengths());
+        let lengths = self.numbers_async(self.cache.lengths()).await;
         let wanted = want(|s| s.len() as u32);
         if lengths != wanted {
             return Err(format!("lengths {lengths:?} on the device, not {wanted:?}"));
         }
-        let refusals = self.numbers(self.cache.refusals());
+        let refusals = self.numbers_async(self.cache.refusals()).await;
         let wanted = want(|s| s.refused);
         if refusals != wanted {
             return Err(format!("refusals {refusals:?} on the device, not {wanted:?}"));
@@ -268,7 +280,13 @@ impl Bed {
     }
 
     /// Runs `ask` and judges every sequence by the model: the largest error over tolerance.
+    #[cfg(not(target_arch = "wasm32"))]
     pub fn ask(&mut self, ask: &Ask) -> Result<f64, String> {
+        pollster::block_on(self.ask_async(ask))
+    }
+
+    /// As [`ask`](Self::ask), not blocking.
+    pub async fn ask_async(&mut self, ask: &Ask<'_>) -> Result<f64, String> {
         let Kind { batch, heads, kv_heads, head_dim, value_dim, .. } = self.kind;
         let profile = self.profile;
         let rows = ask.rows.unwrap_or(self.advanced);
@@ -310,8 +328,7 @@ impl Bed {
         let mut encoder = self.encoder();
         attention.forward_cached(&mut encoder, &call, &mut scratch).map_err(refused)?;
         self.submit(encoder);
-        let out = out.download("out", profile)?;
-        let lse = lse.map(|t| t.download("lse", profile)).transpose()?;
+        let Got { out, lse, .. } = Got::read(profile, &out, lse.as_ref(), None).await?;
 
         let mut worst = 0f64;
         for (s, own) in queries.iter().enumerate() {

@@ -2,6 +2,7 @@
 
 mod bed;
 mod model;
+pub mod rotation;
 
 pub use bed::{Ask, Bed};
 pub use model::{Count, Data, Kind, Sequence};

@@ -4,12 +4,14 @@ use wgpu_attention::reference::{self, widen};
 use wgpu_attention::wgpu;
 use wgpu_attention::{
     AddPositions, At, DType, Error, HostTensor, MAX_POSITION, PositionTable, Positions, Rope, RopeConfig,
-    RopeOrder, Rotate, Scratch, Sinusoid, TensorView,
+    RopeOrder, Rotate, Scratch, ScratchSize, Sinusoid, TensorView,
 };
 
-use super::scratch;
-use crate::harness::run::{Layout, Placed, window};
-use crate::harness::{Part, Profile, Rng, Values, profiles, stored};
+use super::case::Part;
+use super::device::{Profile, profiles};
+use super::memory::{Values, stored};
+use super::random::Rng;
+use super::run::{Layout, Placed, window};
 
 /// WGSL lets a sum or a product be either neighbour of the exact value.
 const ROUNDING: f64 = 1.0 / (1 << 23) as f64;
@@ -28,16 +30,16 @@ fn stored_error(want: f64, dtype: DType) -> f64 {
 }
 
 /// A run on the device: where everything lies, and of what type it is.
-pub(super) struct Setup {
-    pub(super) profile: &'static Profile,
-    pub(super) layout: Layout,
-    pub(super) x: DType,
+pub struct Setup {
+    pub profile: &'static Profile,
+    pub layout: Layout,
+    pub x: DType,
     /// In place without.
-    pub(super) out: Option<DType>,
+    pub out: Option<DType>,
 }
 
 impl Setup {
-    pub(super) fn all() -> Vec<Self> {
+    pub fn all() -> Vec<Self> {
         let [f32, f16] = [DType::F32, DType::F16];
         let types = [
             (f32, Some(f32)),
@@ -60,11 +62,11 @@ impl Setup {
         all
     }
 
-    pub(super) fn plain(profile: &'static Profile) -> Self {
+    pub fn plain(profile: &'static Profile) -> Self {
         Setup { profile, layout: Layout::Dense, x: DType::F32, out: Some(DType::F32) }
     }
 
-    pub(super) fn named(&self) -> String {
+    pub fn named(&self) -> String {
         format!("{}, {:?}, {:?} to {:?}", self.profile.name, self.layout, self.x, self.out)
     }
 
@@ -73,7 +75,7 @@ impl Setup {
     }
 
     /// Runs what `record` records on x, out and positions; what must come, and how far each element may be off.
-    pub(super) fn judge(
+    pub async fn judge(
         &self,
         x: &Part<f32>,
         at: &At<Part<u32>>,
@@ -105,9 +107,10 @@ impl Setup {
         };
         let positions = Positions::with_pipelines(profile.gpu.pipelines());
         let call = (placed.view(), out.as_ref().map(Placed::view), at);
-        let mut scratch = scratch(&profile.gpu);
+        let size = ScratchSize::default();
+        let mut scratch = Scratch::new(profile.gpu.device(), size).map_err(|e| e.to_string())?;
         profile.gpu.submit(|e| record(&positions, e, call, &mut scratch)).map_err(|e| e.to_string())?;
-        let got = out.as_ref().unwrap_or(&placed).download("out", profile)?;
+        let got = out.as_ref().unwrap_or(&placed).download_async("out", profile).await?;
         assert_eq!(got.len(), want.len());
         let mut worst: f64 = 0.0;
         for (n, (got, want)) in got.iter().zip(want).enumerate() {
@@ -121,7 +124,12 @@ impl Setup {
         Ok(worst)
     }
 
-    pub(super) fn rotate(
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn rotate(&self, x: &Part<f32>, config: RopeConfig, at: &At<Part<u32>>) -> Result<f64, String> {
+        pollster::block_on(self.rotate_async(x, config, at))
+    }
+
+    pub async fn rotate_async(
         &self,
         x: &Part<f32>,
         config: RopeConfig,
@@ -147,9 +155,21 @@ impl Setup {
         self.judge(&x, at, &want, error, |positions, encoder, (x, out, at), scratch| {
             positions.rotate(encoder, &Rotate { x, out, rope: &rope, at }, scratch)
         })
+        .await
     }
 
-    pub(super) fn add_sinusoid(
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn add_sinusoid(
+        &self,
+        x: &Part<f32>,
+        base: f64,
+        at: &At<Part<u32>>,
+        scale: f32,
+    ) -> Result<f64, String> {
+        pollster::block_on(self.add_sinusoid_async(x, base, at, scale))
+    }
+
+    pub async fn add_sinusoid_async(
         &self,
         x: &Part<f32>,
         base: f64,
@@ -170,9 +190,21 @@ impl Setup {
             let table = PositionTable::Sinusoid(&sinusoid);
             positions.add(encoder, &AddPositions { x, out, table, at, scale }, scratch)
         })
+        .await
     }
 
-    pub(super) fn add_learned(
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn add_learned(
+        &self,
+        x: &Part<f32>,
+        table: (&Part<f32>, DType),
+        at: &At<Part<u32>>,
+        scale: f32,
+    ) -> Result<f64, String> {
+        pollster::block_on(self.add_learned_async(x, table, at, scale))
+    }
+
+    pub async fn add_learned_async(
         &self,
         x: &Part<f32>,
         table: (&Part<f32>, DType),
@@ -193,6 +225,7 @@ impl Setup {
             let table = PositionTable::Learned(placed.view());
             positions.add(encoder, &AddPositions { x, out, table, at, scale }, scratch)
         })
+        .await
     }
 }
 
@@ -203,12 +236,12 @@ fn host(at: &At<Part<u32>>) -> At<HostTensor<'_, u32>> {
     }
 }
 
-pub(super) fn normals(name: &str, shape: [usize; 4]) -> Part<f32> {
+pub fn normals(name: &str, shape: [usize; 4]) -> Part<f32> {
     Part::new(Rng::named(name).normals(shape.iter().product()), shape)
 }
 
 /// Everything that says where rows stand, for two sequences of five rows.
-pub(super) fn places(last: u32) -> Vec<At<Part<u32>>> {
+pub fn places(last: u32) -> Vec<At<Part<u32>>> {
     let of = |shape, f: fn([usize; 4]) -> u32| At::Tensor(Part::of(shape, f));
     vec![
         At::Start(0),

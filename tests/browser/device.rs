@@ -1,0 +1,36 @@
+//! The device that cases run on in a browser, where it is made before them.
+
+use std::cell::OnceCell;
+
+pub use crate::harness::profile::Profile;
+
+thread_local! {
+    static MADE: OnceCell<[&'static Profile; 2]> = const { OnceCell::new() };
+}
+
+/// Makes the devices; says what the adapter is.
+pub async fn prepare() -> Result<wgpu::AdapterInfo, String> {
+    let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle());
+    let adapter = instance.request_adapter(&Default::default()).await.map_err(|e| e.to_string())?;
+    let leak = |profile| -> &'static Profile { Box::leak(Box::new(profile)) };
+    let made = [leak(Profile::full(&adapter).await), leak(Profile::defaults(&adapter).await)];
+    MADE.with(|m| m.set(made)).map_err(|_| "the devices are made once")?;
+    Ok(adapter.get_info())
+}
+
+pub fn profiles() -> [&'static Profile; 2] {
+    MADE.with(|made| *made.get().expect("the devices are made first"))
+}
+
+pub fn full() -> &'static Profile {
+    profiles()[0]
+}
+
+pub fn defaults() -> &'static Profile {
+    profiles()[1]
+}
+
+/// WGSL knows no matrix units.
+pub fn matrices() -> impl Iterator<Item = &'static Profile> {
+    std::iter::empty()
+}

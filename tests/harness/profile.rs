@@ -1,0 +1,58 @@
+//! A device that cases run on.
+
+use wgpu_attention::Gpu;
+
+/// A device with a name for messages.
+#[derive(Debug)]
+pub struct Profile {
+    pub name: &'static str,
+    pub gpu: Gpu,
+    pub f16: bool,
+    /// Whether calls are to use its matrix units.
+    pub matrix: bool,
+}
+
+impl Profile {
+    /// Everything `adapter` gives that is not experimental.
+    pub async fn full(adapter: &wgpu::Adapter) -> Self {
+        let features = adapter.features() - wgpu::Features::all_experimental_mask();
+        Self::make("full", adapter, features, adapter.limits()).await
+    }
+
+    /// What every WebGPU device has: no features, the default limits.
+    pub async fn defaults(adapter: &wgpu::Adapter) -> Self {
+        Self::make("defaults", adapter, wgpu::Features::empty(), wgpu::Limits::default()).await
+    }
+
+    pub async fn make(
+        name: &'static str,
+        adapter: &wgpu::Adapter,
+        required_features: wgpu::Features,
+        required_limits: wgpu::Limits,
+    ) -> Self {
+        let descriptor = wgpu::DeviceDescriptor {
+            label: Some(name),
+            required_features,
+            required_limits,
+            // SAFETY: tests may run what may be wrong.
+            experimental_features: unsafe { wgpu::ExperimentalFeatures::enabled() },
+            ..Default::default()
+        };
+        let (device, queue) = adapter
+            .request_device(&descriptor)
+            .await
+            .expect("the adapter gives a device with its own limits and one with the default limits");
+        let f16 = device.features().contains(wgpu::Features::SHADER_F16);
+        super::say(&format!("device `{name}`: {}, f16: {f16}", adapter.get_info().name));
+        Profile { name, gpu: Gpu::with_device(device, queue), f16, matrix: false }
+    }
+
+    /// Compiled shaders take gigabytes when those of all tests are kept.
+    pub fn tidy(&self) {
+        // Those for matrix units are the largest.
+        if self.gpu.pipelines().compiled() > if self.matrix { 20 } else { 60 } {
+            self.gpu.pipelines().clear();
+            let _ = self.gpu.device().poll(wgpu::PollType::Poll);
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Every path in every tiling and type, splits of keys, and what scores can be changed by.
+
+use wgpu_attention::{DType, Path, Shape, Tiling};
+
+use super::Work;
+use crate::harness::{Case, Drop, Layout, Part, Profile, Setup, TILINGS, Weights};
+
+/// More than one tile of queries and keys, none of them full; groups of two heads.
+pub const SHAPE: Shape =
+    Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 37, kv_len: 70, head_dim: 8, value_dim: 12 };
+
+pub fn setup(profile: &'static Profile, path: Path, tiling: Tiling, dtype: DType) -> Setup {
+    Setup {
+        profile,
+        tiling,
+        path,
+        dtype,
+        bias: DType::F32,
+        layout: Layout::Dense,
+        lse: true,
+        weights: Weights::None,
+    }
+}
+
+pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
+    let mut all = Vec::new();
+    let mut add = |what: &str, shape: Shape, setup: Setup, splits, change: &dyn Fn(&mut Case)| {
+        let Setup { path, tiling, dtype, layout, .. } = setup;
+        let name = format!("{what}, {path:?}, {tiling:?}, {dtype:?}, {layout:?}");
+        let case = Case::random(name.clone(), shape).with(change);
+        all.push((name, Work::Attention(Box::new(case), setup, splits)));
+    };
+    let same = |_: &mut Case| {};
+    let [f32, f16] = [DType::F32, DType::F16];
+    let own = Shape::new(2, 3, 37, 20);
+    let odd = Shape { head_dim: 13, value_dim: 7, ..SHAPE };
+    for (n, tiling) in TILINGS.into_iter().enumerate() {
+        let staged = |dtype| setup(profile, Path::Staged, tiling, dtype);
+        let fused = |dtype| setup(profile, Path::Fused, tiling, dtype);
+        let heads = Setup { weights: Weights::PerHead(f32), ..staged(f32) };
+        let mean = Setup { weights: Weights::Mean(f16), layout: Layout::Blhd, ..staged(f16) };
+        add("self-attention", own, Setup { layout: Layout::Packed, ..heads }, None, &same);
+        add("mean weights", SHAPE, mean, None, &same);
+        add("self-attention", own, Setup { layout: Layout::Packed, ..fused(f32) }, None, &same);
+        add("grouped heads", SHAPE, Setup { layout: Layout::Blhd, ..fused(f16) }, None, &same);
+        let window = Layout::Window(2 * n as u64 + 1);
+        add("odd channels", odd, Setup { layout: window, ..fused([f32, f16][n]) }, None, &same);
+
+        let few = Shape { q_len: 3, kv_len: 150, ..SHAPE };
+        add("few queries", few, fused(f32), Some(3), &same);
+        let one = Shape { q_len: 1, ..few };
+        add("one query, causal", one, Setup { path: Path::Auto, ..fused([f16, f32][n]) }, None, &|c| {
+            c.rules.causal = true;
+        });
+
+        // These need one tiling or the other.
+        if n == 0 {
+            add("softcap and scale", SHAPE, fused(f32), None, &|c| {
+                (c.scale, c.softcap) = (Some(1.5), Some(2.0))
+            });
+            add("dropout by a seed", SHAPE, staged(f32), None, &|c| {
+                c.dropout = Some(Drop::Seeded { p: 0.25, seed: 7 });
+            });
+            add("large scores", SHAPE, fused(f32), None, &|c| c.q.iter_mut().for_each(|q| *q *= 300.0));
+        } else {
+            add("dropout by a tensor", SHAPE, fused(f32), None, &|c| {
+                let keep = Part::of(SHAPE.weights(), |[b, h, i, j]| (3 * b + h + i + 5 * j) % 4 != 0);
+                c.dropout = Some(Drop::Given { p: 0.25, keep });
+            });
+            add("one key", Shape { kv_len: 1, ..SHAPE }, fused(f32), None, &same);
+            add("one of everything", Shape::new(1, 1, 1, 1), staged(f32), None, &same);
+        }
+    }
+    all
+}

@@ -1,0 +1,55 @@
+//! Whole layers: projections, attention, projection.
+
+use wgpu_attention::reference::LayerShape;
+use wgpu_attention::{DType, LayerConfig, Path};
+
+use super::Work;
+use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, Storage};
+use crate::harness::{Profile, Rules, TILINGS, Weights};
+
+pub struct SmallLayer {
+    pub case: LayerCase,
+    pub setup: LayerSetup,
+}
+
+pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
+    let shape = LayerShape { batch: 2, q_len: 19, kv_len: 33 };
+    let plain = LayerConfig::new(24, 3);
+    let cross = LayerConfig {
+        value_dim: 5,
+        key_features: 17,
+        value_features: 10,
+        out_features: 21,
+        zero_attention: true,
+        ..plain
+    };
+    let narrow = LayerConfig { narrow: true, ..plain };
+    let [f32, f16] = [DType::F32, DType::F16];
+    let kinds = [
+        ("plain", plain, f32, Storage::Separate, LayerLayout::Dense, Weights::None),
+        (
+            "mean weights",
+            plain,
+            f32,
+            Storage::OneBuffer { gap: 3 },
+            LayerLayout::Window(3),
+            Weights::Mean(f32),
+        ),
+        ("cross, appended keys", cross, f32, Storage::Transposed, LayerLayout::SeqFirst, Weights::None),
+        ("narrow", narrow, f32, Storage::Separate, LayerLayout::Dense, Weights::PerHead(f32)),
+        ("half floats", plain, f16, Storage::OneBuffer { gap: 0 }, LayerLayout::Dense, Weights::None),
+        ("half floats, cross", cross, f16, Storage::Separate, LayerLayout::Dense, Weights::None),
+    ];
+    let of =
+        |(n, (what, config, dtype, storage, layout, weights)): (usize, (&str, LayerConfig, _, _, _, _))| {
+            let name = format!("layer: {what}");
+            let mut case = LayerCase::random(name.clone(), config, shape, config.zero_attention);
+            case.rules = Rules { causal: n % 2 == 0, ..Default::default() };
+            let tiling = TILINGS[n % 2];
+            let (weight, bias, path, lse) = (dtype, dtype, Path::Auto, n % 2 == 1);
+            let setup =
+                LayerSetup { profile, tiling, path, dtype, weight, bias, layout, storage, lse, weights };
+            (name, Work::Layer(Box::new(SmallLayer { case, setup })))
+        };
+    kinds.into_iter().enumerate().map(of).collect()
+}

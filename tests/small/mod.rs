@@ -1,0 +1,61 @@
+//! Small cases of every path, mask, storage and layer: for drivers that are slow, and for browsers.
+
+mod attention;
+mod caches;
+mod layers;
+mod masks;
+mod others;
+#[cfg(not(target_arch = "wasm32"))]
+mod tests;
+
+use self::caches::CacheCase;
+use self::layers::SmallLayer;
+use self::others::Other;
+use crate::harness::{Case, Profile, Report, Setup};
+
+/// A case with a name of its own.
+pub struct Small {
+    pub name: String,
+    profile: &'static Profile,
+    work: Work,
+}
+
+enum Work {
+    /// In one setup, with a number of splits if not the plan's own.
+    Attention(Box<Case>, Setup, Option<usize>),
+    Layer(Box<SmallLayer>),
+    Cache(CacheCase),
+    Other(Other),
+}
+
+/// All of them, on the device of `profile`.
+pub fn table(profile: &'static Profile) -> Vec<Small> {
+    let kinds: [fn(&'static Profile) -> Vec<(String, Work)>; 5] =
+        [attention::cases, masks::cases, caches::cases, layers::cases, others::cases];
+    let named = |(name, work)| Small { name, profile, work };
+    kinds.into_iter().flat_map(|cases| cases(profile)).map(named).collect()
+}
+
+impl Small {
+    /// Runs and judges the case; `report` gets one run of it, or what was skipped and why.
+    pub async fn run(&self, report: &mut Report) {
+        let Small { name, profile, work } = self;
+        match work {
+            Work::Attention(case, setup, splits) => {
+                let splits = *splits;
+                let change = |config: wgpu_attention::Config| match splits {
+                    Some(splits) => config.splits(splits),
+                    None => config,
+                };
+                report.check_async(case, setup, &mut Default::default(), change).await;
+            }
+            Work::Layer(layer) => {
+                report.check_layer_async(&layer.case, &layer.setup, &mut Default::default()).await;
+            }
+            Work::Cache(case) if case.f16() && !profile.f16 => report.skip_f16(profile, name),
+            Work::Cache(case) => report.record(name, &profile.name, case.run(profile).await),
+            Work::Other(other) if other.f16() && !profile.f16 => report.skip_f16(profile, name),
+            Work::Other(other) => report.record(name, &profile.name, other.run(profile, name).await),
+        }
+    }
+}

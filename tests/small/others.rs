@@ -1,0 +1,111 @@
+//! Positions, keys rotated into caches, merges, block maps made by a device.
+
+use wgpu_attention::reference::classify;
+use wgpu_attention::{
+    At, CacheLayout, DType, MAX_POSITION, Path, Pattern, RopeConfig, RopeOrder, RopeScaling,
+};
+
+use super::Work;
+use super::attention::SHAPE;
+use crate::harness::cached::rotation::{DIM, rotated_steps};
+use crate::harness::classify::classified;
+use crate::harness::merge::{Cut, merged};
+use crate::harness::positions::{Setup, normals};
+use crate::harness::{Case, Layout, Part, Profile, Rules};
+
+pub enum Other {
+    /// Rows rotated in place or not, of one type.
+    Rotate(RopeOrder, DType, bool),
+    /// Sinusoids added.
+    Sinusoid,
+    /// A table of a type added.
+    Learned(DType),
+    /// Steps of a cache whose keys are rotated.
+    RotatedCache(RopeConfig, CacheLayout),
+    /// Attention to pieces of the keys of one type, merged into another.
+    Merge([DType; 2], Path),
+    /// A device's block map.
+    Classify(Rules),
+}
+
+impl Other {
+    pub fn f16(&self) -> bool {
+        match self {
+            Other::Rotate(_, dtype, _) | Other::Learned(dtype) => *dtype == DType::F16,
+            Other::Merge(dtypes, _) => dtypes.contains(&DType::F16),
+            _ => false,
+        }
+    }
+
+    /// The largest error over tolerance.
+    pub async fn run(&self, profile: &'static Profile, name: &str) -> Result<f64, String> {
+        let setup = |layout, x, out| Setup { profile, layout, x, out };
+        let x = normals(name, [2, 3, 5, 14]);
+        let places = Part::new(vec![3, 0, 300, 65_536, 70_000, 16_777_215, 256, 1, 9, 511], [2, 1, 5, 1]);
+        match self {
+            Other::Rotate(order, dtype, in_place) => {
+                let layout = if *in_place { Layout::Window(7) } else { Layout::Blhd };
+                let setup = setup(layout, *dtype, (!in_place).then_some(*dtype));
+                setup.rotate_async(&x, RopeConfig::new(6).order(*order), &At::Tensor(places)).await
+            }
+            Other::Sinusoid => {
+                let setup = setup(Layout::Dense, DType::F32, Some(DType::F32));
+                setup.add_sinusoid_async(&x, 10_000.0, &At::Start(MAX_POSITION - 4), 2.5).await
+            }
+            Other::Learned(dtype) => {
+                let table = normals("a learned table", [1, 1, 9, 14]);
+                let setup = setup(Layout::Window(7), DType::F32, None);
+                setup.add_learned_async(&x, (&table, *dtype), &At::Start(4), -0.5).await
+            }
+            Other::RotatedCache(config, layout) => rotated_steps(profile, *config, *layout).await,
+            Other::Merge(dtypes, path) => {
+                let case = Case::random(name, SHAPE).stored(dtypes[0], DType::F32);
+                merged(&case, &Cut { profile, path: *path, dtypes: *dtypes, at: &[1, 33] }).await
+            }
+            Other::Classify(rules) => {
+                let (size, heads) = ([16, 16], [2, 4]);
+                let want = classify(&rules.host(), &SHAPE, size, heads).map_err(|e| e.to_string())?;
+                let got = classified(profile, rules, &SHAPE, size, heads).await.map_err(|e| e.to_string())?;
+                if got == want { Ok(0.0) } else { Err(format!("{got:?}, not {want:?}")) }
+            }
+        }
+    }
+}
+
+pub fn cases(_: &'static Profile) -> Vec<(String, Work)> {
+    let [f32, f16] = [DType::F32, DType::F16];
+    let [_, h, i, j] = SHAPE.weights();
+    let scaling = RopeScaling::Yarn {
+        factor: 8.0,
+        original_len: 16,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        attention_factor: None,
+    };
+    let yarn = RopeConfig::new(DIM).order(RopeOrder::Interleaved).scaling(scaling);
+    let keep = Part::of([1, h, i, j], |[_, h, i, j]| i / 16 != j / 16 && (h != 1 || j > 16));
+    let masked = Rules { keep: Some(keep), causal: true, ..Default::default() };
+    let bias = |[.., i, j]: [usize; 4]| if i / 16 == j / 16 { f32::NEG_INFINITY } else { (i / 32) as f32 };
+    let added = Rules {
+        bias: Some(Part::of([1, 1, i, j], bias)),
+        pattern: Some(Pattern::Local { block: 32 }),
+        ..Default::default()
+    };
+    let cases = [
+        ("rotation by halves", Other::Rotate(RopeOrder::Half, f32, false)),
+        ("rotation of neighbours in place, f16", Other::Rotate(RopeOrder::Interleaved, f16, true)),
+        ("sinusoids added", Other::Sinusoid),
+        ("a learned table added", Other::Learned(f32)),
+        ("a learned table added, f16", Other::Learned(f16)),
+        ("cache: rotated keys", Other::RotatedCache(RopeConfig::new(DIM), CacheLayout::Contiguous)),
+        (
+            "cache: rotated keys, YaRN, pages",
+            Other::RotatedCache(yarn, CacheLayout::Paged { page: 16, pages: 8 }),
+        ),
+        ("merge", Other::Merge([f32, f32], Path::Fused)),
+        ("merge, f16 parts", Other::Merge([f16, f32], Path::Staged)),
+        ("block map of a mask", Other::Classify(masked)),
+        ("block map of a bias", Other::Classify(added)),
+    ];
+    cases.map(|(name, other)| (name.to_string(), Work::Other(other))).into()
+}

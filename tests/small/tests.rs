@@ -1,0 +1,45 @@
+//! The table on the machine's own adapter.
+
+use std::collections::HashSet;
+
+use super::{Work, table};
+use crate::harness::{Profile, Report, defaults, full};
+
+fn all(name: &'static str, profile: &'static Profile, of: fn(&Work) -> bool) {
+    let mut report = Report::new(name);
+    for case in table(profile).iter().filter(|case| of(&case.work)) {
+        pollster::block_on(case.run(&mut report));
+    }
+    report.finish();
+}
+
+#[test]
+fn attention() {
+    all("small, attention", full(), |work| matches!(work, Work::Attention(..)));
+}
+
+#[test]
+fn attention_by_defaults() {
+    all("small, attention by defaults", defaults(), |work| matches!(work, Work::Attention(..)));
+}
+
+#[test]
+fn caches() {
+    all("small, caches", full(), |work| matches!(work, Work::Cache(..)));
+}
+
+#[test]
+fn layers_and_others() {
+    all("small, layers and others", full(), |work| matches!(work, Work::Layer(..) | Work::Other(..)));
+}
+
+#[test]
+fn others_by_defaults() {
+    all("small, others by defaults", defaults(), |work| !matches!(work, Work::Attention(..)));
+}
+
+#[test]
+fn names_are_their_own() {
+    let names: Vec<_> = table(full()).into_iter().map(|case| case.name).collect();
+    assert_eq!(names.len(), names.iter().collect::<HashSet<_>>().len(), "{names:?}");
+}
