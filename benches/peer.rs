@@ -5,16 +5,15 @@
 //!
 //! Times wall time from the call to the device being idle, as for the other libraries.
 
-#[path = "common/device.rs"]
-mod device;
-#[path = "common/layer.rs"]
-mod layer;
+mod common;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use common::settings::argument;
+use common::{device, layer};
 use wgpu_attention::Path::{Fused, Staged};
 use wgpu_attention::{
     Attention, Config, DType, DeviceMask, Forward, Gpu, Linear, Mask, Projection, ProjectionForward, Scratch,
@@ -28,12 +27,6 @@ struct Workload {
     causal: bool,
     flops: f64,
     folder: PathBuf,
-}
-
-fn argument(key: &str) -> Option<String> {
-    let mut arguments = std::env::args().skip_while(|a| a != key);
-    arguments.next()?;
-    arguments.next()
 }
 
 fn wanted(key: &str, name: &str) -> bool {
@@ -153,13 +146,13 @@ fn attend(gpu: &Gpu, work: &Workload, variant: &str, path: wgpu_attention::Path)
 
 fn layer(gpu: &Gpu, work: &Workload) {
     let inputs = [work.f32("x"), work.f32("wqkv"), work.f32("wo")];
-    let [x, wqkv, wo] = &inputs;
-    let layer = layer::Layer::new(gpu, work.shape.heads, [x, wqkv, wo], work.shape.q_len, true);
+    let n = inputs[0].len();
+    let layer = layer::Layer::new(gpu, work.shape.heads, inputs, work.shape.q_len, true);
     let operator = layer.operator(gpu);
     let call = layer.call();
     let mut scratch =
         Scratch::new(gpu.device(), operator.scratch_size(&call).expect("size")).expect("scratch");
-    report(gpu, work, "fused", &layer.y, x.len(), |encoder| {
+    report(gpu, work, "fused", &layer.y, n, |encoder| {
         operator.forward(encoder, &call, &mut scratch).expect("forward");
     });
 }
@@ -210,7 +203,7 @@ fn main() {
         return table(&file);
     }
     let Some(data) = argument("--data") else { return };
-    let (gpu, _) = device::open();
+    let gpu = device::open().gpu;
     for work in workloads(Path::new(&data)) {
         match work.kind.as_str() {
             "attn" => {

@@ -2,9 +2,15 @@
 
 use wgpu_attention::{Gpu, Pipelines, inspect, wgpu};
 
-/// The fastest adapter's device with what that has of use here, and the sides of the fragments that its matrix units
-/// multiply, f16 · f16 summed in f32. `WGPU_BACKEND` and wgpu's other variables are honoured.
-pub fn open() -> (Gpu, Vec<u32>) {
+pub struct Opened {
+    pub instance: wgpu::Instance,
+    pub gpu: Gpu,
+    /// The sides of the fragments that its matrix units multiply, f16 · f16 summed in f32.
+    pub fragments: Vec<u32>,
+}
+
+/// The fastest adapter's device with what that has of use here. `WGPU_BACKEND` and wgpu's other variables are honoured.
+pub fn open() -> Opened {
     let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
     let adapter = pollster::block_on(instance.request_adapter(&wgpu::RequestAdapterOptions {
         power_preference: wgpu::PowerPreference::HighPerformance,
@@ -32,5 +38,10 @@ pub fn open() -> (Gpu, Vec<u32>) {
     let needed = matrix | wgpu::Features::SHADER_F16 | wgpu::Features::SUBGROUP;
     let fragments = if features.contains(needed) { inspect::fragments(&adapter) } else { Vec::new() };
     let pipelines = Pipelines::with_adapter(&device, &adapter);
-    (Gpu::with_pipelines(queue, pipelines), fragments)
+    Opened { instance, gpu: Gpu::with_pipelines(queue, pipelines), fragments }
+}
+
+/// Whether a processor does the device's work.
+pub fn software(gpu: &Gpu) -> bool {
+    gpu.device().adapter_info().device_type == wgpu::DeviceType::Cpu
 }

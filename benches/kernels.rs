@@ -1,0 +1,189 @@
+//! `scripts/gpu cargo bench --bench kernels [-- FILTER] [--quick]`
+//!
+//! Time on the device by timestamp queries, of each kernel once its result has been compared with the reference; then the
+//! median beside the floors that the device's own ceilings set to what the problem must compute and move.
+
+mod common;
+
+use std::cell::OnceCell;
+
+use common::bed::{Bed, Checked};
+use common::layer::Layer;
+use common::problem::{Case, Problem, Rule, Way};
+use common::product::Product;
+use common::rows::{Row, dtype_name};
+use common::settings;
+use common::share::{Kind, Work};
+use criterion::measurement::WallTime;
+use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
+use wgpu_attention::{DType, MatrixUnits, Scratch, ScratchSize, Shape, wgpu};
+
+/// Times a pass, and puts its median beside its floors.
+fn bench<'a>(
+    bed: &Bed,
+    group: &mut BenchmarkGroup<WallTime>,
+    id: &str,
+    work: Work,
+    kind: Kind,
+    row: Row,
+    prepare: impl FnOnce() -> Checked<'a>,
+) {
+    group.throughput(Throughput::Elements(work.flops as u64));
+    // Not run: another was asked for.
+    let Some(ms) = bed.measure(group, id, prepare) else { return };
+    let share = |kind| bed.ceilings().share(kind, work, ms);
+    let Some(own) = share(kind) else { return };
+    println!("{:24}median: {own}", "");
+    row.share(&own).append();
+    // What they could gain.
+    if let (Kind::Plain, Some(matrix)) = (kind, share(Kind::Matrix)) {
+        println!("{:24}floor of matrix units: {:.3} ms", "", matrix.floor());
+    }
+}
+
+fn attend(c: &mut Criterion, bed: &Bed) {
+    let decode = |q_len, kv_len| Shape { kv_heads: 8, q_len, ..Shape::new(1, 32, kv_len, 128) };
+    let (none, causal) = (Rule::None, Rule::Causal);
+    let mut cases = if settings::quick() {
+        let decode = Shape { kv_heads: 2, q_len: 1, ..Shape::new(1, 4, 512, 64) };
+        vec![(Shape::new(1, 2, 128, 64), causal), (decode, none)]
+    } else {
+        vec![
+            (Shape::new(1, 8, 512, 64), none),
+            (Shape::new(1, 8, 512, 64), causal),
+            (Shape::new(1, 8, 1024, 64), none),
+            (Shape::new(1, 8, 1024, 64), causal),
+            (Shape::new(1, 8, 1024, 128), none),
+            (Shape::new(1, 8, 1024, 128), causal),
+            (Shape::new(8, 12, 128, 64), none),
+            (decode(1, 4096), none),
+            (decode(16, 4096), causal),
+            (Shape { q_len: 64, ..Shape::new(1, 1, 65536, 64) }, causal),
+        ]
+    };
+    if !settings::quick() && !bed.software() {
+        cases.extend([
+            (Shape::new(1, 16, 4096, 64), none),
+            (Shape::new(1, 16, 4096, 64), causal),
+            (Shape::new(1, 16, 4096, 128), none),
+            (Shape::new(1, 16, 4096, 128), causal),
+            (Shape::new(1, 16, 16384, 128), causal),
+            (decode(1, 65536), none),
+        ]);
+    }
+    for way in [Way::Fused, Way::Staged, Way::Matrix] {
+        let mut group = c.benchmark_group(format!("kernels/{}", way.name()));
+        for dtype in [DType::F32, DType::F16] {
+            for (shape, rule) in &cases {
+                let case = Case { shape: *shape, rule: *rule, dtype };
+                // Matrix units multiply f16, and fill their fragments with queries.
+                let unfit = way == Way::Matrix && (dtype == DType::F32 || shape.q_len == 1);
+                if unfit || (dtype == DType::F16 && !bed.f16()) {
+                    continue;
+                }
+                if way == Way::Matrix && bed.fragments.is_empty() {
+                    continue;
+                }
+                attend_one(bed, &mut group, case, way);
+            }
+        }
+    }
+}
+
+fn attend_one(bed: &Bed, group: &mut BenchmarkGroup<WallTime>, case: Case, way: Way) {
+    let Case { shape, rule, dtype } = case;
+    let kind = if way == Way::Matrix { Kind::Matrix } else { Kind::Plain };
+    let row = Row::new(&bed.gpu, "kernels", way.name()).attention(&shape, &rule.name(), dtype);
+    let problem = OnceCell::new();
+    bench(bed, group, &case.id(), case.work(), kind, row, || {
+        let problem = problem.get_or_init(|| Problem::new(&bed.gpu, case).expect("room for the problem"));
+        problem.check(bed, way, problem.scratch(&bed.gpu, way).expect("room for the scratch"))
+    });
+}
+
+fn project(c: &mut Criterion, bed: &Bed) {
+    let mut group = c.benchmark_group("kernels/project");
+    let sizes = if settings::quick() {
+        &[(64, false), (64, true)][..]
+    } else {
+        &[(512, false), (512, true), (1024, false), (4096, false)][..if bed.software() { 3 } else { 4 }]
+    };
+    let mut kinds = vec![(DType::F32, MatrixUnits::Never)];
+    if bed.f16() {
+        kinds.push((DType::F16, MatrixUnits::Never));
+    }
+    if !bed.fragments.is_empty() {
+        kinds.push((DType::F16, MatrixUnits::Always));
+    }
+    for (dtype, units) in kinds {
+        for &(n, transposed) in sizes {
+            project_one(bed, &mut group, (n, transposed, dtype), units);
+        }
+    }
+}
+
+fn project_one(
+    bed: &Bed,
+    group: &mut BenchmarkGroup<WallTime>,
+    (n, transposed, dtype): (usize, bool, DType),
+    units: MatrixUnits,
+) {
+    let layout = if transposed { "in,out" } else { "out,in" };
+    let (kind, what) = match units {
+        MatrixUnits::Always => (Kind::Matrix, "project, matrix"),
+        _ => (Kind::Plain, "project"),
+    };
+    let work = Work { flops: 2.0 * (n * n * n) as f64, bytes: (3 * n * n * dtype.bytes()) as f64 };
+    let row = Row::new(&bed.gpu, "kernels", what).with("shape", format!("{n}×{n}×{n} {layout}")).dtype(dtype);
+    let on = if kind == Kind::Matrix { " matrix" } else { "" };
+    let id = format!("{n} {layout} {}{on}", dtype_name(dtype));
+    let product = OnceCell::new();
+    bench(bed, group, &id, work, kind, row, || {
+        let product = product.get_or_init(|| Product::new(&bed.gpu, n, transposed, dtype));
+        let operator = product.operator(&bed.gpu, units);
+        let mut scratch = Scratch::new(bed.gpu.device(), ScratchSize::default()).expect("scratch");
+        let record = move |pass: &mut wgpu::ComputePass| {
+            operator.forward_in_pass(pass, &[product.call()], &mut scratch).expect("a call");
+        };
+        bed.check(&id, record, || product.judge(&bed.gpu))
+    });
+}
+
+fn layer(c: &mut Criterion, bed: &Bed) {
+    let (length, embed, heads) = if settings::quick() { (64, 64, 2) } else { (512, 512, 8) };
+    let layer = Layer::random(&bed.gpu, length, embed, heads);
+    let operator = layer.operator(&bed.gpu);
+    let call = layer.call();
+
+    let shape = layer.config.shape(1, length, length, 0);
+    let case = Case { shape, rule: Rule::None, dtype: DType::F32 };
+    let work = Work {
+        flops: 8.0 * (length * embed * embed) as f64 + case.work().flops,
+        bytes: 4.0 * (2 * length * embed + 4 * embed * embed) as f64,
+    };
+    let mut group = c.benchmark_group("kernels/layer");
+    let row = Row::new(&bed.gpu, "kernels", "layer").attention(&shape, "none", DType::F32);
+    bench(bed, &mut group, &format!("{length}x{embed}x{heads} f32"), work, Kind::Plain, row, || {
+        let size = operator.scratch_size(&call).expect("size");
+        let mut scratch = Scratch::new(bed.gpu.device(), size).expect("scratch");
+        let (operator, call) = (&operator, &call);
+        let record = move |pass: &mut wgpu::ComputePass| {
+            operator.forward_in_pass(pass, call, &mut scratch).expect("forward");
+        };
+        bed.check("the layer", record, || layer.judge(&bed.gpu))
+    });
+}
+
+fn all(c: &mut Criterion) {
+    let Some(bed) = Bed::open() else { return };
+    attend(c, &bed);
+    project(c, &bed);
+    layer(c, &bed);
+}
+
+criterion_group! {
+    name = benches;
+    config = settings::criterion();
+    targets = all
+}
+criterion_main!(benches);
