@@ -2,15 +2,24 @@
 
 use wgpu_attention::{Gpu, Pipelines, inspect, wgpu};
 
-/// The fastest adapter's device with what that has of use here, and the sides of the fragments that its matrix units
-/// multiply, f16 · f16 summed in f32. `WGPU_BACKEND` and wgpu's other variables are honoured.
-pub fn open() -> (Gpu, Vec<u32>) {
-    let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
-    let adapter = pollster::block_on(instance.request_adapter(&wgpu::RequestAdapterOptions {
+/// `WGPU_BACKEND` and wgpu's other variables are honoured.
+pub fn instance() -> wgpu::Instance {
+    wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env())
+}
+
+/// The fastest.
+pub fn adapter() -> wgpu::Adapter {
+    pollster::block_on(instance().request_adapter(&wgpu::RequestAdapterOptions {
         power_preference: wgpu::PowerPreference::HighPerformance,
         ..Default::default()
     }))
-    .expect("an adapter");
+    .expect("an adapter")
+}
+
+/// The fastest adapter's device with what that has of use here, and the sides of the fragments that its matrix units
+/// multiply, f16 · f16 summed in f32.
+pub fn open() -> (Gpu, Vec<u32>) {
+    let adapter = adapter();
     let matrix = wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX;
     let useful =
         wgpu::Features::TIMESTAMP_QUERY | wgpu::Features::SHADER_F16 | wgpu::Features::SUBGROUP | matrix;
