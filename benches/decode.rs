@@ -4,19 +4,13 @@
 //! device, medians of rounds that take turns, beside a kernel that only copies as many bytes. Then how the time
 //! grows with the length, and what an append costs. Every result is compared with the reference first.
 
-#[path = "common/copy.rs"]
-mod copy;
-#[path = "common/device.rs"]
-mod device;
-#[path = "common/kernel.rs"]
-mod kernel;
-#[path = "common/timer.rs"]
-mod timer;
+mod common;
 
 use std::time::Duration;
 
-use copy::{Copy, CopyForm};
-use timer::{Timer, noise};
+use common::copy::{Copy, CopyForm};
+use common::device;
+use common::timer::{Timer, noise};
 use wgpu_attention::reference::{self, Options, compare::max_error, widen};
 use wgpu_attention::{
     Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, CachedForward, Config, DType, Forward,

@@ -4,23 +4,13 @@
 //! (see `ceilings`): the fastest of some runs on the device. The last queries are compared with the reference first.
 //! Where a device has no matrix units there is nothing to time.
 
-#[path = "common/ceilings.rs"]
-mod ceilings;
-#[path = "common/copy.rs"]
-mod copy;
-#[path = "common/device.rs"]
-mod device;
-#[path = "common/kernel.rs"]
-mod kernel;
-#[path = "common/share.rs"]
-mod share;
-#[path = "common/timer.rs"]
-mod timer;
+mod common;
 
-use ceilings::Ceilings;
+use common::ceilings::Ceilings;
+use common::device;
+use common::share::{Kind, Work};
+use common::timer::{Timer, noise};
 use half::f16;
-use share::Kind;
-use timer::{Timer, noise};
 use wgpu_attention::reference::{self, Options, compare::max_error};
 use wgpu_attention::{
     Attention, Config, DType, Forward, Gpu, HostMask, Mask, MatrixUnits, Scratch, Shape, TensorView, wgpu,
@@ -119,14 +109,14 @@ fn main() {
         let seconds = call.seconds(&gpu, &timer, MatrixUnits::Always);
         let plain = call.seconds(&gpu, &timer, MatrixUnits::Never);
         let pairs = if is_causal { length * (length + 1) / 2 } else { length * length } * shape.heads;
-        let (flops, bytes) = (4.0 * (pairs * head_dim) as f64, 8.0 * (channels * length) as f64);
-        let share = ceilings.share(Kind::Matrix, flops, bytes, seconds * 1e3).expect("matrix units");
-        let without = ceilings.share(Kind::Plain, flops, bytes, plain * 1e3).expect("any device");
+        let work = Work { flops: 4.0 * (pairs * head_dim) as f64, bytes: 8.0 * (channels * length) as f64 };
+        let share = ceilings.share(Kind::Matrix, work, seconds * 1e3).expect("matrix units");
+        let without = ceilings.share(Kind::Plain, work, plain * 1e3).expect("any device");
         let name = format!("1x{}x{length}x{head_dim}{}", shape.heads, if is_causal { " causal" } else { "" });
         println!(
             "{name:36} {:10.3} {:10.1} {:8.1}% {:8.1}% {:8.1}% {:8.2}x {:8.1}%",
             seconds * 1e3,
-            flops / seconds / 1e9,
+            work.flops / seconds / 1e9,
             100.0 * share.arithmetic / share.ms,
             100.0 * pairs as f64 / ceilings.exp2_gps.giga / 1e9 / seconds,
             100.0 * share.memory / share.ms,

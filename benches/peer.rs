@@ -5,16 +5,15 @@
 //!
 //! Times wall time from the call to the device being idle, as for the other libraries.
 
-#[path = "common/device.rs"]
-mod device;
-#[path = "common/layer.rs"]
-mod layer;
+mod common;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use common::settings::argument;
+use common::{device, layer};
 use wgpu_attention::Path::{Fused, Staged};
 use wgpu_attention::{
     Attention, Config, DType, DeviceMask, Forward, Gpu, Linear, Mask, Projection, ProjectionForward, Scratch,
@@ -28,12 +27,6 @@ struct Workload {
     causal: bool,
     flops: f64,
     folder: PathBuf,
-}
-
-fn argument(key: &str) -> Option<String> {
-    let mut arguments = std::env::args().skip_while(|a| a != key);
-    arguments.next()?;
-    arguments.next()
 }
 
 fn wanted(key: &str, name: &str) -> bool {

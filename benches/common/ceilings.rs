@@ -9,9 +9,12 @@ use std::time::Duration;
 use half::f16;
 use wgpu_attention::{Gpu, wgpu};
 
-use crate::copy::{Copy, CopyForm};
-use crate::kernel::{Kernel, uniform};
-use crate::timer::{Timer, noise};
+use super::copy::{Copy, CopyForm};
+use super::device;
+use super::kernel::{Kernel, uniform};
+use super::rows::Row;
+use super::settings::quick;
+use super::timer::{Timer, noise};
 
 /// A rate, in thousand millions a second.
 #[derive(Clone, Debug)]
@@ -55,44 +58,73 @@ impl fmt::Display for Ceilings {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         writeln!(f, "ceilings of {}", self.device)?;
         writeln!(f, "{:44} {:>10} {:8} {:>12}  form", "", "rate", "", "twice, time")?;
-        let mut line = |name: &str, rate: &Rate, unit: &str| {
-            writeln!(f, "{name:44} {:10.1} {unit:8} {:11.2}x  {}", rate.giga, rate.ratio, rate.form)
-        };
-        line("copy, read and written", &self.copy_gbs, "GB/s")?;
-        line("f32 multiply-add", &self.fma_gflops, "GFLOP/s")?;
-        line("exp2", &self.exp2_gps, "G/s")?;
-        line("workgroup memory, vec4<f32> loads", &self.workgroup_gbs, "GB/s")?;
-        for matrix in &self.matrix {
-            let name = format!("fragments {0}x{0}", matrix.side);
-            line(&format!("{name}, multiply-add"), &matrix.gflops, "GFLOP/s")?;
-            line(&format!("{name} from workgroup memory, rows"), &matrix.rows_gbs, "GB/s")?;
-            line(&format!("{name} from workgroup memory, columns"), &matrix.columns_gbs, "GB/s")?;
+        for Line { name, rate, unit, .. } in self.lines() {
+            writeln!(f, "{name:44} {:10.1} {unit:8} {:11.2}x  {}", rate.giga, rate.ratio, rate.form)?;
         }
         Ok(())
     }
 }
 
+/// A rate in words.
+struct Line<'a> {
+    /// For rows.
+    what: String,
+    name: String,
+    rate: &'a Rate,
+    unit: &'static str,
+}
+
 impl Ceilings {
+    fn lines(&self) -> Vec<Line<'_>> {
+        let line =
+            |what: &str, name: &str, rate, unit| Line { what: what.into(), name: name.into(), rate, unit };
+        let mut lines = vec![
+            line("copy", "copy, read and written", &self.copy_gbs, "GB/s"),
+            line("fma", "f32 multiply-add", &self.fma_gflops, "GFLOP/s"),
+            line("exp2", "exp2", &self.exp2_gps, "G/s"),
+            line("workgroup", "workgroup memory, vec4<f32> loads", &self.workgroup_gbs, "GB/s"),
+        ];
+        for MatrixCeilings { side, gflops, rows_gbs, columns_gbs } in &self.matrix {
+            let what = |more: &str| format!("matrix {side}×{side}{more}");
+            let name = |more: &str| format!("fragments {side}x{side}{more}");
+            let loads = " from workgroup memory, ";
+            lines.push(line(&what(""), &name(", multiply-add"), gflops, "GFLOP/s"));
+            lines.push(line(&what(" rows"), &name(&format!("{loads}rows")), rows_gbs, "GB/s"));
+            lines.push(line(&what(" columns"), &name(&format!("{loads}columns")), columns_gbs, "GB/s"));
+        }
+        lines
+    }
+
+    pub fn append_rows(&self, gpu: &Gpu) {
+        for Line { what, rate, unit, .. } in self.lines() {
+            Row::new(gpu, "ceilings", &what).with("value", rate.giga).with("unit", unit).append();
+        }
+    }
+
     /// `fragments`: the sides of those that the device's matrix units multiply.
     pub fn measure(gpu: &Gpu, fragments: &[u32], timer: &Timer) -> Self {
         let bench = Bench::new(gpu, timer);
         Ceilings {
             device: gpu.device().adapter_info().name,
             copy_gbs: bench.copy(),
-            fma_gflops: best([2, 3, 4].map(|chains| bench.fma(chains))),
-            exp2_gps: best([1, 2, 4].map(|chains| bench.exp2(chains))),
+            fma_gflops: best(forms(&[4, 3, 2]).map(|chains| bench.fma(*chains))),
+            exp2_gps: best(forms(&[2, 4, 1]).map(|chains| bench.exp2(*chains))),
             workgroup_gbs: bench.workgroup(),
-            matrix: fragments
-                .iter()
+            matrix: forms(fragments)
                 .map(|&side| MatrixCeilings {
                     side,
-                    gflops: best([[2, 2], [2, 4]].map(|grid| bench.multiply(side, grid))),
+                    gflops: best(forms(&[[2, 2], [2, 4]]).map(|grid| bench.multiply(side, *grid))),
                     rows_gbs: bench.load(side, "rows"),
                     columns_gbs: bench.load(side, "columns"),
                 })
                 .collect(),
         }
     }
+}
+
+/// Those worth trying, the most promising first, of which a quick run takes that.
+fn forms<T>(all: &[T]) -> impl Iterator<Item = &T> {
+    all.iter().take(if quick() { 1 } else { usize::MAX })
 }
 
 fn best(rates: impl IntoIterator<Item = Rate>) -> Rate {
@@ -139,32 +171,36 @@ struct Bench<'a> {
 
 impl<'a> Bench<'a> {
     fn new(gpu: &'a Gpu, timer: &'a Timer) -> Self {
-        let software = gpu.device().adapter_info().device_type == wgpu::DeviceType::Cpu;
+        let software = device::software(gpu);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Bench { gpu, timer, software, groups: if software { (8 * cores).max(SLOTS) } else { 8192 } }
     }
 
     /// The rate of something that does `work` a turn: the fastest of several runs, long enough for the clock.
     fn rate(&self, form: String, work: f64, mut run: impl FnMut(u32) -> Duration) -> Rate {
-        let least = Duration::from_millis(if self.software { 5 } else { 10 });
+        let (least, rounds) = match (quick(), self.software) {
+            (true, _) => (Duration::from_millis(1), 3..=3),
+            (false, true) => (Duration::from_millis(5), 40..=90),
+            (false, false) => (Duration::from_millis(10), 10..=90),
+        };
         let mut turns = 1;
         while run(turns) < least {
             assert!(turns < 1 << 28, "{form}: {turns} turns take no time");
             turns *= 2;
         }
         let [mut once, mut twice] = [f64::MAX; 2];
-        let (trusted, least_rounds) = (1.8..=2.2, if self.software { 40 } else { 10 });
-        for round in 0..90 {
+        let trusted = 1.8..=2.2;
+        for round in 1..=*rounds.end() {
             once = once.min(run(turns).as_secs_f64());
             twice = twice.min(run(2 * turns).as_secs_f64());
             // Other programs may take the processor that a software driver runs on.
-            if round >= least_rounds && trusted.contains(&(twice / once)) {
+            if round >= *rounds.start() && trusted.contains(&(twice / once)) {
                 break;
             }
         }
         let giga = f64::from(turns) * work / once.min(twice / 2.0) / 1e9;
         let ratio = twice / once;
-        if !trusted.contains(&ratio) {
+        if !trusted.contains(&ratio) && !quick() {
             println!("warning: {form}: twice the work takes {ratio:.2} of the time; do not trust its rate");
         }
         Rate { giga, ratio, form }
@@ -173,9 +209,9 @@ impl<'a> Bench<'a> {
     fn copy(&self) -> Rate {
         let limits = self.gpu.device().limits();
         let most = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size);
-        let most = most.min(if self.software { 1 << 26 } else { 1 << 28 });
-        let forms = &CopyForm::ALL[..if self.software { 3 } else { 2 }];
-        best(forms.iter().map(|form| {
+        let most = most.min(if self.software { 1 << if quick() { 22 } else { 26 } } else { 1 << 28 });
+        let worth = &CopyForm::ALL[..if self.software { 3 } else { 2 }];
+        best(forms(worth).map(|form| {
             let copy = Copy::new(self.gpu, *form, (1 << most.ilog2()) / 4);
             let rate = self.rate(form.to_string(), copy.bytes(), |turns| {
                 self.timer.time(|pass| (0..turns).for_each(|_| copy.record(pass)))

@@ -4,8 +4,8 @@ use std::fmt;
 
 use wgpu_attention::{Gpu, wgpu};
 
-use crate::kernel::{Kernel, uniform};
-use crate::timer::noise;
+use super::kernel::{Kernel, uniform};
+use super::timer::noise;
 
 /// How a copy is shared out.
 #[derive(Clone, Copy)]

@@ -43,3 +43,8 @@ pub fn open() -> (Gpu, Vec<u32>) {
     let pipelines = Pipelines::with_adapter(&device, &adapter);
     (Gpu::with_pipelines(queue, pipelines), fragments)
 }
+
+/// Whether a processor does the device's work.
+pub fn software(gpu: &Gpu) -> bool {
+    gpu.device().adapter_info().device_type == wgpu::DeviceType::Cpu
+}

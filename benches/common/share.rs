@@ -2,15 +2,22 @@
 
 use std::fmt;
 
-use crate::ceilings::Ceilings;
+use super::ceilings::Ceilings;
 
 /// What does a kernel's arithmetic.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// f32 multiply-adds.
     Plain,
     /// Matrix units, with the fragments that suit them best.
     Matrix,
+}
+
+/// What a kernel must do at least: compute, and move each tensor once.
+#[derive(Clone, Copy, Debug)]
+pub struct Work {
+    pub flops: f64,
+    pub bytes: f64,
 }
 
 /// A time beside the least that arithmetic and memory allow, in ms.
@@ -22,12 +29,13 @@ pub struct Share {
 }
 
 impl Ceilings {
-    /// The least that `flops` and `bytes` of buffers allow, beside `ms`. `None` without the units.
-    pub fn share(&self, kind: Kind, flops: f64, bytes: f64, ms: f64) -> Option<Share> {
+    /// The least that `work` takes, beside `ms`. `None` without the units.
+    pub fn share(&self, kind: Kind, work: Work, ms: f64) -> Option<Share> {
         let gflops = match kind {
             Kind::Plain => self.fma_gflops.giga,
             Kind::Matrix => self.matrix.iter().map(|matrix| matrix.gflops.giga).reduce(f64::max)?,
         };
+        let Work { flops, bytes } = work;
         Some(Share { arithmetic: flops / gflops / 1e6, memory: bytes / self.copy_gbs.giga / 1e6, ms })
     }
 }
@@ -36,6 +44,11 @@ impl Share {
     /// The larger of the floors.
     pub fn floor(&self) -> f64 {
         self.arithmetic.max(self.memory)
+    }
+
+    /// Which of them that is.
+    pub fn bound(&self) -> &'static str {
+        if self.arithmetic >= self.memory { "arithmetic" } else { "memory" }
     }
 }
 

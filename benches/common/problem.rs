@@ -1,0 +1,231 @@
+//! An attention call with its buffers, and rows of its result against the reference.
+
+use half::f16;
+use wgpu_attention::reference::compare::{
+    Difference, EPSILON_F16, EPSILON_F32, Mismatch, Tolerance, compare,
+};
+use wgpu_attention::reference::{self, Options, widen};
+use wgpu_attention::{
+    Attention, Config, DType, Error, Forward, Gpu, Mask, MatrixUnits, Path, Scratch, Shape, TensorView, wgpu,
+};
+
+use super::bed::{Bed, Checked};
+use super::rows::{dtype_name, shape_name};
+use super::share::Work;
+use super::timer::noise;
+
+/// Which keys a query sees, aligned bottom-right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rule {
+    None,
+    Causal,
+    /// So many: the last is its own.
+    Window(usize),
+}
+
+impl Rule {
+    pub fn name(self) -> String {
+        match self {
+            Rule::None => "none".into(),
+            Rule::Causal => "causal".into(),
+            Rule::Window(keys) => format!("window {keys}"),
+        }
+    }
+
+    fn mask<L, K, B>(self) -> Mask<L, K, B> {
+        match self {
+            Rule::None => Mask::none(),
+            Rule::Causal => Mask::causal(),
+            Rule::Window(keys) => Mask::causal().window(keys - 1, 0),
+        }
+    }
+
+    /// Pairs of a query and a key that it sees, in one head.
+    fn pairs(self, q_len: usize, kv_len: usize) -> f64 {
+        let window = if let Rule::Window(keys) = self { keys } else { kv_len };
+        (1..=q_len).map(|n| self.keys(q_len, kv_len, n).min(window) as f64).sum()
+    }
+
+    /// Keys up to the last one that the first `n` queries see.
+    fn keys(self, q_len: usize, kv_len: usize, n: usize) -> usize {
+        if self == Rule::None { kv_len } else { kv_len - q_len + n }
+    }
+}
+
+/// What computes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    Staged,
+    Fused,
+    /// Fused, on matrix units.
+    Matrix,
+}
+
+impl Way {
+    pub fn name(self) -> &'static str {
+        match self {
+            Way::Staged => "staged",
+            Way::Fused => "fused",
+            Way::Matrix => "matrix",
+        }
+    }
+}
+
+/// Queries, keys and values, and which of them meet.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Case {
+    pub shape: Shape,
+    pub rule: Rule,
+    pub dtype: DType,
+}
+
+impl Case {
+    /// As criterion's filters see it.
+    pub fn id(&self) -> String {
+        let (shape, dtype) = (shape_name(&self.shape, "x"), dtype_name(self.dtype));
+        if self.rule == Rule::None {
+            return format!("{shape} {dtype}");
+        }
+        format!("{shape} {} {dtype}", self.rule.name())
+    }
+
+    /// Arithmetic of the pairs that the mask shows; q, k, v and out.
+    pub fn work(&self) -> Work {
+        let Shape { batch, heads, q_len, kv_len, head_dim, value_dim, .. } = self.shape;
+        let pairs = self.rule.pairs(q_len, kv_len) * (batch * heads) as f64;
+        let tensors = [self.shape.q(), self.shape.k(), self.shape.v(), self.shape.out()];
+        let elements: usize = tensors.iter().map(count).sum();
+        Work {
+            flops: 2.0 * pairs * (head_dim + value_dim) as f64,
+            bytes: (elements * self.dtype.bytes()) as f64,
+        }
+    }
+}
+
+pub fn count(shape: &[usize; 4]) -> usize {
+    shape.iter().product()
+}
+
+/// A case on the device.
+pub struct Problem {
+    case: Case,
+    /// As the device has them: f16 is rounded.
+    inputs: [Vec<f32>; 3],
+    buffers: [wgpu::Buffer; 3],
+    out: wgpu::Buffer,
+}
+
+impl Problem {
+    /// # Errors
+    /// A device without the memory.
+    pub fn new(gpu: &Gpu, case: Case) -> Result<Self, Error> {
+        let Case { shape, dtype, .. } = case;
+        let data = |shape: [usize; 4], seed| rounded(noise(count(&shape), seed), dtype);
+        let inputs = [data(shape.q(), 1), data(shape.k(), 2), data(shape.v(), 3)];
+        let upload = |x: &[f32]| if dtype == DType::F16 { gpu.upload(&halves(x)) } else { gpu.upload(x) };
+        let buffers = [upload(&inputs[0])?, upload(&inputs[1])?, upload(&inputs[2])?];
+        // What is not written is no number.
+        let out = gpu.upload(&vec![0xffu8; (count(&shape.out()) * dtype.bytes()).next_multiple_of(4)])?;
+        Ok(Problem { case, inputs, buffers, out })
+    }
+
+    pub fn operator(&self, gpu: &Gpu, way: Way) -> Result<Attention, Error> {
+        let Case { shape, dtype, .. } = self.case;
+        let Shape { heads, kv_heads, head_dim, value_dim, .. } = shape;
+        let (path, units) = match way {
+            Way::Staged => (Path::Staged, MatrixUnits::Never),
+            Way::Fused => (Path::Fused, MatrixUnits::Never),
+            Way::Matrix => (Path::Fused, MatrixUnits::Always),
+        };
+        let config = Config::new(heads, head_dim).kv_heads(kv_heads).value_dim(value_dim);
+        Attention::with_pipelines(gpu.pipelines(), config.dtype(dtype).path(path).matrix_units(units))
+    }
+
+    pub fn call(&self) -> Forward<'_> {
+        let Case { shape, rule, dtype } = self.case;
+        let view = |buffer, shape| TensorView::new(buffer, dtype, shape);
+        let [q, k, v] = &self.buffers;
+        let (q, k, v) = (view(q, shape.q()), view(k, shape.k()), view(v, shape.v()));
+        Forward::new(q, k, v, view(&self.out, shape.out())).mask(rule.mask())
+    }
+
+    /// Compares rows at the beginning, at the end and between, of all heads, with the reference of those rows alone: the
+    /// last queries of shorter ones, aligned bottom-right, see what they see among all.
+    pub fn judge(&self, gpu: &Gpu) -> Result<Difference, Mismatch> {
+        let Case { shape, rule, dtype } = self.case;
+        let Shape { q_len, kv_len, head_dim, value_dim, .. } = shape;
+        let got = read(gpu, &self.out, count(&shape.out()), dtype);
+        let [q, k, v] = &self.inputs;
+        let rows = q_len.min(2);
+        let mut worst = Difference::default();
+        for first in [0, q_len / 3, q_len * 2 / 3, q_len - rows] {
+            let first = first.min(q_len - rows);
+            let keys = rule.keys(q_len, kv_len, first + rows);
+            let q = cut(q, q_len, head_dim, first, rows);
+            let (k, v) = (cut(k, kv_len, head_dim, 0, keys), cut(v, kv_len, value_dim, 0, keys));
+            let shape = Shape { q_len: rows, kv_len: keys, ..shape };
+            let options = Options { mask: rule.mask(), ..Default::default() };
+            let want = reference::attention::<f64>(&widen(&q), &widen(&k), &widen(&v), &shape, &options)
+                .expect("the reference knows the shape")
+                .out;
+            let naive = reference::attention::<f32>(&q, &k, &v, &shape, &options)
+                .expect("the reference knows the shape")
+                .out;
+            let tolerance = tolerance(&rounded(naive, dtype), &want, dtype);
+            let difference = compare(&cut(&got, q_len, value_dim, first, rows), &want, tolerance)?;
+            worst.absolute = worst.absolute.max(difference.absolute);
+            worst.relative = worst.relative.max(difference.relative);
+        }
+        Ok(worst)
+    }
+
+    /// A pass that computes this in that way, its result compared, and the temporary memory that it has.
+    ///
+    /// # Errors
+    /// What the operator refuses, and a device without the memory.
+    pub fn check(self, bed: &Bed, way: Way) -> Result<(Checked<'static>, u64), Error> {
+        let gpu = bed.gpu.clone();
+        let problem = std::rc::Rc::new(self);
+        let attention = problem.operator(&gpu, way)?;
+        let mut scratch = Scratch::new(gpu.device(), attention.scratch_size(&problem.call())?)?;
+        let bytes = scratch.size().total();
+        attention.prepare(&problem.call(), &mut scratch)?;
+        let recorded = problem.clone();
+        let record = move |pass: &mut wgpu::ComputePass| {
+            attention.forward_in_pass(pass, &recorded.call(), &mut scratch).expect("a prepared call");
+        };
+        let what = format!("{} {}", way.name(), problem.case.id());
+        Ok((bed.check(&what, record, || problem.judge(&gpu)), bytes))
+    }
+}
+
+/// `rows` rows of `dim` from `first` on, of every `length` of them.
+fn cut(x: &[f32], length: usize, dim: usize, first: usize, rows: usize) -> Vec<f32> {
+    x.chunks_exact(length * dim).flat_map(|head| &head[first * dim..][..rows * dim]).copied().collect()
+}
+
+/// As `dtype` keeps it.
+pub fn rounded(x: Vec<f32>, dtype: DType) -> Vec<f32> {
+    if dtype == DType::F16 { x.into_iter().map(|x| f16::from_f32(x).to_f32()).collect() } else { x }
+}
+
+pub fn halves(x: &[f32]) -> Vec<u16> {
+    x.iter().map(|x| f16::from_f32(*x).to_bits()).collect()
+}
+
+/// `n` elements of a result.
+pub fn read(gpu: &Gpu, buffer: &wgpu::Buffer, n: usize, dtype: DType) -> Vec<f32> {
+    if dtype == DType::F16 {
+        let bits: Vec<u16> = gpu.download(buffer, n).expect("a result");
+        return bits.into_iter().map(|x| f16::from_bits(x).to_f32()).collect();
+    }
+    gpu.download(buffer, n).expect("a result")
+}
+
+/// What tests permit, but in terms of the largest result instead of the largest value: of thousands of keys, whose mean is
+/// small, nothing else would be left.
+pub fn tolerance(naive: &[f32], want: &[f64], dtype: DType) -> Tolerance {
+    let largest = want.iter().fold(0.0, |m: f64, x| m.max(x.abs()));
+    let epsilon = if dtype == DType::F16 { EPSILON_F16 } else { EPSILON_F32 };
+    Tolerance::from_naive(&widen::<f64>(naive), want, largest, epsilon)
+}

@@ -1,0 +1,31 @@
+//! How a bench is to run.
+
+use std::time::Duration;
+
+use criterion::Criterion;
+
+/// Whether to do as little as shows that a bench works: `--quick`, or `WGPU_ATTENTION_BENCH_QUICK`.
+pub fn quick() -> bool {
+    std::env::args().any(|argument| argument == "--quick")
+        || std::env::var_os("WGPU_ATTENTION_BENCH_QUICK").is_some_and(|value| value != "0")
+}
+
+/// What follows `key` on the command line.
+pub fn argument(key: &str) -> Option<String> {
+    std::env::args().skip_while(|argument| argument != key).nth(1)
+}
+
+/// Criterion, set for passes that take milliseconds.
+pub fn criterion() -> Criterion {
+    let (samples, warm_up, measurement) = if quick() { (10, 1, 50) } else { (20, 500, 2000) };
+    let criterion = Criterion::default()
+        .without_plots()
+        .sample_size(samples)
+        .warm_up_time(Duration::from_millis(warm_up))
+        .measurement_time(Duration::from_millis(measurement));
+    // A program started by hand has no target folder to keep its records in.
+    if ["CRITERION_HOME", "CARGO_TARGET_DIR", "CARGO"].iter().any(|name| std::env::var_os(name).is_some()) {
+        return criterion;
+    }
+    criterion.output_directory(&std::env::temp_dir().join("wgpu-attention-criterion"))
+}
