@@ -2,11 +2,11 @@
 //!
 //! Every adapter here, and all that wgpu says of the one that the benches take.
 
-#[path = "common/device.rs"]
-mod device;
+mod common;
 
 use std::io::Write;
 
+use common::device;
 use wgpu_attention::wgpu;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

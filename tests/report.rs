@@ -45,6 +45,8 @@ const GPU: &str = r#"
 #[test]
 fn a_section_has_each_figure_beside_its_ceiling_and_the_fastest_of_pytorch_on_the_same_problem() {
     let visit = Visit::parse("gpu".into(), GPU).expect("rows");
+    let brief = tables::brief(&visit);
+    assert!(brief.contains("0.500 ms, 40 % of ceiling, 0.50 of PyTorch (sdpa efficient)"), "{brief}");
     let text = tables::results(&[visit], false);
     for line in [
         "## 2030-01-02: A GPU",

@@ -26,7 +26,7 @@ impl Wanted {
         rows.retain(|path| path.extension().is_some_and(|e| e == "jsonl"));
         rows.sort();
         let (results, plots) = (benches.join("RESULTS.md"), benches.join("plots"));
-        Ok(Wanted { rows, results: Some(results), plots: Some(plots), software: false })
+        Ok(Wanted { rows, results: Some(results), plots: Some(plots), ..Default::default() })
     }
 
     pub fn files(&self) -> Result<Vec<(PathBuf, String)>, Box<dyn Error>> {

@@ -53,7 +53,11 @@ pub struct Row {
 pub type Problem<'a> = ([Option<usize>; 7], &'a str, &'a str);
 
 impl Row {
+    /// `None` of a row that is not of attention alone.
     pub fn problem(&self) -> Option<Problem<'_>> {
+        if self.what == "layer" {
+            return None;
+        }
         self.q_len?;
         let sizes = [
             self.batch,

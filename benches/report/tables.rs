@@ -134,3 +134,32 @@ fn recording(visit: &Visit, text: &mut String) {
     let rows: Vec<_> = visit.of("record").filter_map(line).collect();
     table(text, "Recording a call, time on the host", &["", "shape", "µs", "allocations"], &rows);
 }
+
+/// For a screen: what is fused, in a line each.
+pub fn brief(visit: &Visit) -> String {
+    let torch = visit.torch();
+    let mut text = String::new();
+    for row in visit.of("ceilings") {
+        if let Some(value) = row.value {
+            let _ = writeln!(
+                text,
+                "ceiling: {} {} {}",
+                row.what,
+                digits(value),
+                row.unit.as_deref().unwrap_or("")
+            );
+        }
+    }
+    for row in visit.of("kernels").filter(|row| row.what != "staged") {
+        let Some(ms) = row.ms else { continue };
+        let _ = write!(text, "{:16} {:32} {:>8} ms", row.what, row.title(), digits(ms));
+        if let Some(share) = row.share() {
+            let _ = write!(text, ", {:.0} % of ceiling", 100.0 * share);
+        }
+        if let Some((theirs, what)) = row.problem().and_then(|problem| torch.get(&problem)) {
+            let _ = write!(text, ", {:.2} of PyTorch ({what})", theirs / ms);
+        }
+        text.push('\n');
+    }
+    text
+}
