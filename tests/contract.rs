@@ -241,7 +241,7 @@ fn kernels_have_names_of_their_own() {
 #[test]
 fn every_shader_file_is_in_a_kernel() {
     let kernels = kernels();
-    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("shaders");
+    let root = crate::harness::root().join("shaders");
     let stems: HashSet<_> = kernels.iter().filter_map(|k| k.label.strip_prefix("attention.")).collect();
     let mut files = 0;
     for folder in [root.clone(), root.join("shared")] {

@@ -9,14 +9,24 @@ pub struct Opened {
     pub fragments: Vec<u32>,
 }
 
-/// The fastest adapter's device with what that has of use here. `WGPU_BACKEND` and wgpu's other variables are honoured.
-pub fn open() -> Opened {
-    let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
-    let adapter = pollster::block_on(instance.request_adapter(&wgpu::RequestAdapterOptions {
+/// `WGPU_BACKEND` and wgpu's other variables are honoured.
+pub fn instance() -> wgpu::Instance {
+    wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env())
+}
+
+/// The fastest.
+pub fn adapter(instance: &wgpu::Instance) -> wgpu::Adapter {
+    pollster::block_on(instance.request_adapter(&wgpu::RequestAdapterOptions {
         power_preference: wgpu::PowerPreference::HighPerformance,
         ..Default::default()
     }))
-    .expect("an adapter");
+    .expect("an adapter")
+}
+
+/// The fastest adapter's device with what that has of use here.
+pub fn open() -> Opened {
+    let instance = instance();
+    let adapter = adapter(&instance);
     let matrix = wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX;
     let useful =
         wgpu::Features::TIMESTAMP_QUERY | wgpu::Features::SHADER_F16 | wgpu::Features::SUBGROUP | matrix;

@@ -34,3 +34,8 @@ pub fn say(line: &str) {
     use std::io::Write;
     let _ = std::io::stderr().lock().write_all(format!("{line}\n").as_bytes());
 }
+
+/// The package's folder: cargo tells, at run time too. Who runs this binary elsewhere tells it instead.
+pub fn root() -> std::path::PathBuf {
+    std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into()).into()
+}

@@ -1,7 +1,7 @@
 //! Test vectors: `tests/vectors`, in the format of its `README.md`.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use half::f16;
 use safetensors::{Dtype, SafeTensors};
@@ -22,7 +22,7 @@ pub struct Vector {
 
 /// The folder of all vectors.
 pub fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors")
+    super::root().join("tests/vectors")
 }
 
 impl Vector {

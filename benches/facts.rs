@@ -1,0 +1,53 @@
+//! `scripts/gpu cargo bench --bench facts`
+//!
+//! Every adapter here, and all that wgpu says of the one that the benches take.
+
+mod common;
+
+use std::io::Write;
+
+use common::device;
+use wgpu_attention::wgpu;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let instance = device::instance();
+    let adapter = device::adapter(&instance);
+    let info = adapter.get_info();
+    println!("adapters:");
+    let all = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::all()));
+    for other in all {
+        let other = other.get_info();
+        let taken = if other == info { "  <- taken" } else { "" };
+        println!(
+            "  {} ({:?}, {:?}, {} {}){taken}",
+            other.name, other.backend, other.device_type, other.driver, other.driver_info
+        );
+    }
+    let products: Vec<String> = adapter
+        .cooperative_matrix_properties()
+        .iter()
+        .map(|p| {
+            let saturating = if p.saturating_accumulation { ", saturating" } else { "" };
+            format!("{}x{}x{} {:?} to {:?}{saturating}", p.m_size, p.n_size, p.k_size, p.ab_type, p.cr_type)
+        })
+        .collect();
+    let subgroups = format!("{} to {}", info.subgroup_min_size, info.subgroup_max_size);
+    println!("\n{info:#?}");
+    println!("\nsubgroups: {subgroups}");
+    println!("cooperative matrices: {products:#?}");
+    println!("\nfeatures:");
+    adapter.features().iter_names().for_each(|(name, _)| println!("  {name}"));
+    println!("\n{:#?}", adapter.limits());
+
+    if let Some(file) = std::env::var_os("WGPU_ATTENTION_ROWS") {
+        let driver = format!("{} {}", info.driver, info.driver_info);
+        let row = serde_json::json!({
+            "bench": "facts", "device": info.name, "driver": driver.trim(), "backend": format!("{:?}", info.backend),
+            "device_type": format!("{:?}", info.device_type), "subgroups": subgroups, "matrices": products,
+        });
+        writeln!(std::fs::OpenOptions::new().create(true).append(true).open(file)?, "{row}")?;
+    }
+    let fragments = device::open().fragments;
+    println!("\na device can be had; fragments for kernels here: {fragments:?}");
+    Ok(())
+}

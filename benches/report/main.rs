@@ -1,0 +1,70 @@
+//! `cargo bench --bench report [-- ROWS... [--results FILE] [--plots DIR] [--software] [--brief]]`
+//!
+//! Makes tables and plots of the rows that benches write (files of JSON lines, one a visit to a machine). Without files: of
+//! `benches/rows/*.jsonl` into `benches/RESULTS.md` and `benches/plots`, which a test compares with what the repository
+//! holds. What a software driver gave says nothing about GPUs and has no place in the tables but with
+//! `--software`; plots of it say so. `--brief` prints a line for each fused kernel.
+
+mod growth;
+mod output;
+mod peers;
+mod picture;
+mod row;
+mod share;
+mod tables;
+mod visit;
+
+use std::error::Error;
+use std::path::Path;
+use std::{fs, process};
+
+use output::Wanted;
+use visit::Visit;
+
+/// And whether to print lines for a screen instead.
+fn wanted() -> Result<(Wanted, bool), Box<dyn Error>> {
+    use lexopt::prelude::*;
+    let (mut wanted, mut brief) = (Wanted::default(), false);
+    let mut parser = lexopt::Parser::from_env();
+    while let Some(argument) = parser.next()? {
+        match argument {
+            Long("results") => wanted.results = Some(parser.value()?.into()),
+            Long("plots") => wanted.plots = Some(parser.value()?.into()),
+            Long("software") => wanted.software = true,
+            Long("brief") => brief = true,
+            // Cargo's own.
+            Long("bench") => {}
+            Value(file) => wanted.rows.push(file.into()),
+            other => return Err(other.unexpected().into()),
+        }
+    }
+    if wanted.rows.is_empty() {
+        wanted = Wanted::committed(Path::new(env!("CARGO_MANIFEST_DIR")))?;
+    }
+    Ok((wanted, brief))
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
+    let (wanted, brief) = wanted()?;
+    if brief {
+        for file in &wanted.rows {
+            print!("{}", tables::brief(&Visit::read(file)?));
+        }
+        return Ok(());
+    }
+    for (path, text) in wanted.files()? {
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        fs::write(&path, text)?;
+        println!("{}", path.display());
+    }
+    Ok(())
+}
+
+fn main() {
+    if let Err(error) = run() {
+        eprintln!("report: {error}");
+        process::exit(1);
+    }
+}

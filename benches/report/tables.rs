@@ -1,0 +1,165 @@
+//! The tables of `benches/RESULTS.md`: a section a visit.
+
+use std::fmt::Write;
+
+use super::row::{Row, digits, memory};
+use super::visit::Visit;
+
+const HEAD: &str = "# Results
+
+What visits to machines with a GPU gave, the latest first. Made by `cargo bench --bench report` from `benches/rows`, which
+`scripts/gpu-report` fills; do not edit. \"Of ceiling\" is the time that the device's own measured rates allow at
+least, as a share of the time taken; \"of PyTorch\" is how fast a kernel is beside PyTorch's fastest `scaled_dot_product_attention` of the
+same problem on the same device: above 1.00 it is faster.
+";
+
+/// All visits; those to software drivers only if asked for.
+pub fn results(visits: &[Visit], software: bool) -> String {
+    let mut text = HEAD.to_string();
+    // Peers are figures of another kind; they have no device facts and no ceilings.
+    let measured = |visit: &&Visit| visit.kernels().next().is_some() || visit.of("tests").next().is_some();
+    let mut visits: Vec<&Visit> =
+        visits.iter().filter(measured).filter(|visit| software || !visit.is_software()).collect();
+    visits.sort_by_key(|visit| std::cmp::Reverse(visit.first(|row| row.date.as_deref()).unwrap_or("")));
+    if visits.is_empty() {
+        text.push_str("\nNo GPU has been visited yet.\n");
+    }
+    visits.iter().for_each(|visit| text.push_str(&section(visit)));
+    text
+}
+
+pub fn section(visit: &Visit) -> String {
+    let date = visit.first(|row| row.date.as_deref()).unwrap_or("undated");
+    let driver = visit.first(|row| row.driver.as_deref()).unwrap_or("unknown");
+    let backend = visit.first(|row| row.backend.as_deref()).unwrap_or("unknown");
+    let commit = visit.first(|row| row.commit.as_deref()).unwrap_or("unknown");
+    let dirty = if visit.first(|row| row.dirty) == Some(true) { " with uncommitted changes" } else { "" };
+    let mut text = format!("\n## {date}: {}\n\n", visit.device());
+    if visit.is_software() {
+        text.push_str("**Software, says nothing about GPUs.**\n\n");
+    }
+    let _ = writeln!(text, "Driver {driver}, {backend}, commit {commit}{dirty}.");
+    for facts in visit.of("facts") {
+        let matrices = match facts.matrices.as_deref() {
+            None | Some([]) => "none".into(),
+            Some(matrices) => matrices.join(", "),
+        };
+        let _ = writeln!(
+            text,
+            "Subgroups of {}; cooperative matrices: {matrices}.",
+            facts.subgroups.as_deref().unwrap_or("?")
+        );
+    }
+    tests(visit, &mut text);
+    ceilings(visit, &mut text);
+    kernels(visit, &mut text);
+    recording(visit, &mut text);
+    text
+}
+
+fn tests(visit: &Visit, text: &mut String) {
+    let counts: Vec<String> =
+        visit.of("tests").filter_map(|row| Some(format!("{} {}", row.value? as usize, row.what))).collect();
+    if !counts.is_empty() {
+        let _ = writeln!(text, "\nTests: {}.", counts.join(", "));
+    }
+    for row in visit.of("tests") {
+        if let Some(name) = &row.detail {
+            let _ = writeln!(text, "- {}: `{name}`", row.what);
+        }
+    }
+    let parts = visit.of("part").filter(|row| row.detail.as_deref() != Some("ok"));
+    for row in parts {
+        let _ = writeln!(text, "- not complete: {} ({})", row.what, row.detail.as_deref().unwrap_or("?"));
+    }
+}
+
+/// A table, if it has rows.
+fn table(text: &mut String, title: &str, columns: &[&str], rows: &[Vec<String>]) {
+    if rows.is_empty() {
+        return;
+    }
+    let _ = writeln!(text, "\n### {title}\n\n| {} |\n|{}", columns.join(" | "), "---|".repeat(columns.len()));
+    for row in rows {
+        let _ = writeln!(text, "| {} |", row.join(" | "));
+    }
+}
+
+fn ceilings(visit: &Visit, text: &mut String) {
+    let line =
+        |row: &Row| Some(vec![row.what.clone(), digits(row.value?), row.unit.clone().unwrap_or_default()]);
+    let rows: Vec<_> = visit.of("ceilings").filter_map(line).collect();
+    table(text, "Ceilings", &["", "rate", "unit"], &rows);
+}
+
+fn or_dash(x: Option<String>) -> String {
+    x.unwrap_or_else(|| "–".into())
+}
+
+fn kernels(visit: &Visit, text: &mut String) {
+    let torch = visit.torch();
+    let line = |row: &Row| {
+        let ms = row.ms?;
+        let torch = row.problem().and_then(|problem| torch.get(&problem));
+        Some(vec![
+            row.bench.clone(),
+            row.what.clone(),
+            row.title(),
+            digits(ms),
+            or_dash(row.floor_ms.map(digits)),
+            or_dash(row.bound.clone()),
+            or_dash(row.share().map(|share| format!("{:.0} %", 100.0 * share))),
+            or_dash(
+                torch.map(|(ms, what)| format!("{} ({})", digits(*ms), what.trim_start_matches("sdpa "))),
+            ),
+            or_dash(torch.map(|(theirs, _)| format!("{:.2}", theirs / ms))),
+            or_dash(row.bytes.map(memory)),
+        ])
+    };
+    let rows: Vec<_> = visit.kernels().filter_map(line).collect();
+    let columns =
+        ["bench", "", "shape", "ms", "floor", "bound", "of ceiling", "PyTorch ms", "of PyTorch", "scratch"];
+    table(text, "Kernels, time on the device", &columns, &rows);
+}
+
+fn recording(visit: &Visit, text: &mut String) {
+    let line = |row: &Row| {
+        Some(vec![
+            row.what.clone(),
+            row.title(),
+            digits(row.host_us?),
+            or_dash(row.allocations.map(|n| format!("{n:.0}"))),
+        ])
+    };
+    let rows: Vec<_> = visit.of("record").filter_map(line).collect();
+    table(text, "Recording a call, time on the host", &["", "shape", "µs", "allocations"], &rows);
+}
+
+/// For a screen: what is fused, in a line each.
+pub fn brief(visit: &Visit) -> String {
+    let torch = visit.torch();
+    let mut text = String::new();
+    for row in visit.of("ceilings") {
+        if let Some(value) = row.value {
+            let _ = writeln!(
+                text,
+                "ceiling: {} {} {}",
+                row.what,
+                digits(value),
+                row.unit.as_deref().unwrap_or("")
+            );
+        }
+    }
+    for row in visit.of("kernels").filter(|row| row.what != "staged") {
+        let Some(ms) = row.ms else { continue };
+        let _ = write!(text, "{:16} {:32} {:>8} ms", row.what, row.title(), digits(ms));
+        if let Some(share) = row.share() {
+            let _ = write!(text, ", {:.0} % of ceiling", 100.0 * share);
+        }
+        if let Some((theirs, what)) = row.problem().and_then(|problem| torch.get(&problem)) {
+            let _ = write!(text, ", {:.2} of PyTorch ({what})", theirs / ms);
+        }
+        text.push('\n');
+    }
+    text
+}

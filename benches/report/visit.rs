@@ -1,0 +1,76 @@
+//! The rows of one visit to a machine.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+
+use super::row::{Problem, Row};
+
+pub struct Visit {
+    /// The stem of the file.
+    pub name: String,
+    pub rows: Vec<Row>,
+}
+
+impl Visit {
+    pub fn read(file: &Path) -> Result<Self, String> {
+        let at = file.display();
+        let text = fs::read_to_string(file).map_err(|e| format!("{at}: {e}"))?;
+        let name = file.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+        Self::parse(name, &text).map_err(|e| format!("{at}:{e}"))
+    }
+
+    pub fn parse(name: String, text: &str) -> Result<Self, String> {
+        let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+        let rows = lines
+            .map(|(n, line)| serde_json::from_str(line).map_err(|e| format!("{}: {e}", n + 1)))
+            .collect::<Result<_, _>>()?;
+        Ok(Visit { name, rows })
+    }
+
+    pub fn of<'a>(&'a self, bench: &'a str) -> impl Iterator<Item = &'a Row> {
+        self.rows.iter().filter(move |row| row.bench == bench)
+    }
+
+    /// Rows that say how long a kernel took on the device.
+    pub fn kernels(&self) -> impl Iterator<Item = &Row> {
+        let benches = ["kernels", "matrix", "decode", "scaling"];
+        self.rows.iter().filter(move |row| benches.contains(&row.bench.as_str()) && row.ms.is_some())
+    }
+
+    /// The first value that a row of this crate's has.
+    pub fn first<'a, T>(&'a self, field: impl Fn(&'a Row) -> Option<T>) -> Option<T> {
+        self.rows.iter().filter(|row| row.bench != "torch").find_map(field)
+    }
+
+    pub fn device(&self) -> &str {
+        self.first(|row| row.device.as_deref()).unwrap_or("unknown device")
+    }
+
+    /// A driver that computes on the processor.
+    pub fn is_software(&self) -> bool {
+        let named = ["llvmpipe", "SwiftShader", "lavapipe", "softpipe"];
+        self.first(|row| row.device_type.as_deref()) == Some("Cpu")
+            || named.iter().any(|name| self.device().contains(name))
+    }
+
+    /// What a plot must say of where its figures are from.
+    pub fn warning(&self) -> Option<String> {
+        self.is_software().then(|| "A software driver: this says nothing about GPUs.".into())
+    }
+
+    /// PyTorch's fastest way for each problem; on a GPU where this crate's figures are of one.
+    pub fn torch(&self) -> HashMap<Problem<'_>, (f64, &str)> {
+        let wanted = if self.is_software() { "cpu" } else { "cuda" };
+        let mut fastest = HashMap::new();
+        for row in self.of("torch").filter(|row| row.backend.as_deref() == Some(wanted)) {
+            if let (Some(problem), Some(ms)) = (row.problem(), row.ms) {
+                let best = fastest.entry(problem).or_insert((ms, row.what.as_str()));
+                if ms < best.0 {
+                    *best = (ms, &row.what);
+                }
+            }
+        }
+        fastest
+    }
+}

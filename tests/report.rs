@@ -1,0 +1,92 @@
+//! `report`: the tables and plots that `benches/report` makes of rows.
+
+#[path = "../benches/report/growth.rs"]
+mod growth;
+#[path = "../benches/report/output.rs"]
+mod output;
+#[path = "../benches/report/peers.rs"]
+mod peers;
+#[path = "../benches/report/picture.rs"]
+mod picture;
+#[path = "../benches/report/row.rs"]
+mod row;
+#[path = "../benches/report/share.rs"]
+mod share;
+#[path = "../benches/report/tables.rs"]
+mod tables;
+#[path = "../benches/report/visit.rs"]
+mod visit;
+
+use visit::Visit;
+
+#[test]
+fn committed_tables_and_plots_are_what_the_committed_rows_give() {
+    let files = output::Wanted::committed(&crate::harness::root()).and_then(|wanted| wanted.files());
+    for (path, text) in files.expect("rows") {
+        let same = std::fs::read_to_string(&path).is_ok_and(|committed| committed == text);
+        assert!(same, "{} is not what the rows give: run `cargo bench --bench report`", path.display());
+    }
+}
+
+const GPU: &str = r#"
+{"bench":"visit","date":"2030-01-02","commit":"abc","dirty":true}
+{"bench":"facts","device":"A GPU","driver":"D 1","backend":"vulkan","device_type":"DiscreteGpu","subgroups":"32 to 32"}
+{"bench":"ceilings","what":"copy","value":2999.6,"unit":"GB/s","form":"unknown fields do no harm"}
+{"bench":"kernels","what":"fused","shape":"1×8×512×64","heads":8,"q_len":512,"kv_len":512,"head_dim":64,"mask":"causal","dtype":"f32","ms":0.5,"floor_ms":0.2,"bound":"arithmetic"}
+{"bench":"torch","what":"sdpa math","heads":8,"kv_heads":8,"q_len":512,"kv_len":512,"head_dim":64,"value_dim":64,"mask":"causal","dtype":"f32","ms":2.0,"backend":"cuda"}
+{"bench":"torch","what":"sdpa efficient","heads":8,"kv_heads":8,"q_len":512,"kv_len":512,"head_dim":64,"value_dim":64,"mask":"causal","dtype":"f32","ms":0.25,"backend":"cuda"}
+{"bench":"torch","what":"sdpa flash","heads":8,"kv_heads":8,"q_len":512,"kv_len":512,"head_dim":64,"value_dim":64,"mask":"causal","dtype":"f16","ms":0.1,"backend":"cuda"}
+{"bench":"torch","what":"sdpa math","heads":8,"kv_heads":8,"q_len":512,"kv_len":512,"head_dim":64,"value_dim":64,"mask":"causal","dtype":"f32","ms":0.01,"backend":"cpu"}
+{"bench":"tests","what":"passed","value":300}
+{"bench":"tests","what":"failed","detail":"fused::wide"}
+{"bench":"part","what":"torch","detail":"timed out"}
+"#;
+
+#[test]
+fn a_section_has_each_figure_beside_its_ceiling_and_the_fastest_of_pytorch_on_the_same_problem() {
+    let visit = Visit::parse("gpu".into(), GPU).expect("rows");
+    let brief = tables::brief(&visit);
+    assert!(brief.contains("0.500 ms, 40 % of ceiling, 0.50 of PyTorch (sdpa efficient)"), "{brief}");
+    let text = tables::results(&[visit], false);
+    for line in [
+        "## 2030-01-02: A GPU",
+        "Driver D 1, vulkan, commit abc with uncommitted changes.",
+        "| copy | 3000 | GB/s |",
+        "| kernels | fused | 1×8×512×64 causal | 0.500 | 0.200 | arithmetic | 40 % | 0.250 (efficient) | 0.50 | – |",
+        "Tests: 300 passed.",
+        "- failed: `fused::wide`",
+        "- not complete: torch (timed out)",
+    ] {
+        assert!(text.lines().any(|l| l == line), "no line {line:?} in\n{text}");
+    }
+}
+
+#[test]
+fn software_drivers_have_no_place_among_results() {
+    let software = GPU.replace("DiscreteGpu", "Cpu");
+    let visits = [Visit::parse("software".into(), &software).expect("rows")];
+    assert!(!tables::results(&visits, false).contains("A GPU"));
+    let asked = tables::results(&visits, true);
+    assert!(asked.contains("**Software, says nothing about GPUs.**"), "{asked}");
+    // Nor is a processor's PyTorch what a GPU is measured by, or the other way round.
+    assert!(asked.contains("0.0100 (math)"), "{asked}");
+}
+
+#[test]
+fn exponents_are_those_of_the_longer_half() {
+    let points: Vec<(f64, f64)> = (8..16)
+        .map(|n| (f64::from(n).exp2(), if n < 12 { 7.0 } else { 3.0 * f64::from(n).exp2().powi(2) }))
+        .collect();
+    let exponent = growth::exponent(&points).expect("points");
+    assert!((exponent - 2.0).abs() < 1e-9, "{exponent}");
+    assert_eq!(growth::exponent(&points[..1]), None);
+    assert_eq!(growth::exponent(&[]), None);
+}
+
+#[test]
+fn a_bad_row_is_named_by_its_line() {
+    let error = Visit::parse("rows".into(), "{\"bench\":\"kernels\"}\n\n{\"ms\":\"soon\"}\n")
+        .err()
+        .expect("an error");
+    assert!(error.starts_with("3: "), "{error}");
+}
