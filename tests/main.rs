@@ -31,5 +31,6 @@ mod property_layers;
 mod recording;
 mod sdpa;
 mod stages;
+mod validation;
 mod vectors_used;
 mod work_limit;

@@ -168,6 +168,7 @@ impl Image {
     /// Reads an output back; `self` is what the buffer held before the run.
     pub fn download(&self, gpu: &Gpu, buffer: &wgpu::Buffer, place: &Place) -> Result<Vec<f64>, String> {
         let after = gpu.download::<u8>(buffer, self.bytes.len()).map_err(|e| e.to_string())?;
+        super::validation::check()?;
         self.collect(&after, place)
     }
 

@@ -8,6 +8,7 @@ pub mod layer;
 pub mod memory;
 pub mod random;
 pub mod run;
+pub mod validation;
 pub mod vectors;
 
 pub use cached::{Ask, Bed, Count, Data, Kind};
