@@ -33,5 +33,6 @@ mod report;
 mod sdpa;
 mod small;
 mod stages;
+mod validation;
 mod vectors_used;
 mod work_limit;

@@ -100,7 +100,13 @@ pub fn devices<const N: usize>(change: impl FnOnce(&mut wgpu::Limits)) -> [Gpu; 
 }
 
 fn adapter() -> wgpu::Adapter {
-    let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
+    super::validation::listen();
+    let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle_from_env();
+    if super::validation::on() {
+        // Without it wgpu does not ask for messages.
+        descriptor.flags |= wgpu::InstanceFlags::DEBUG;
+    }
+    let instance = wgpu::Instance::new(descriptor);
     pollster::block_on(instance.request_adapter(&wgpu::RequestAdapterOptions::default()))
         .expect("tests need an adapter: run them as `scripts/gpu cargo test --release`")
 }

@@ -16,6 +16,8 @@ pub mod profile;
 pub mod random;
 pub mod run;
 #[cfg(not(target_arch = "wasm32"))]
+pub mod validation;
+#[cfg(not(target_arch = "wasm32"))]
 pub mod vectors;
 
 pub use cached::{Ask, Bed, Count, Data, Kind};
