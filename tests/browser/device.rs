@@ -8,14 +8,16 @@ thread_local! {
     static MADE: OnceCell<[&'static Profile; 2]> = const { OnceCell::new() };
 }
 
-/// Makes the devices; says what the adapter is.
-pub async fn prepare() -> Result<wgpu::AdapterInfo, String> {
+/// Makes the devices.
+pub async fn prepare() -> Result<(), String> {
     let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle());
-    let adapter = instance.request_adapter(&Default::default()).await.map_err(|e| e.to_string())?;
+    // In browsers an adapter gives one device.
+    let options = Default::default();
+    let [one, other] = [instance.request_adapter(&options).await, instance.request_adapter(&options).await];
+    let (one, other) = (one.map_err(|e| e.to_string())?, other.map_err(|e| e.to_string())?);
     let leak = |profile| -> &'static Profile { Box::leak(Box::new(profile)) };
-    let made = [leak(Profile::full(&adapter).await), leak(Profile::defaults(&adapter).await)];
-    MADE.with(|m| m.set(made)).map_err(|_| "the devices are made once")?;
-    Ok(adapter.get_info())
+    let made = [leak(Profile::full(&one).await), leak(Profile::defaults(&other).await)];
+    MADE.with(|m| m.set(made)).map_err(|_| "the devices are made once".into())
 }
 
 pub fn profiles() -> [&'static Profile; 2] {

@@ -20,16 +20,15 @@ thread_local! {
     static TABLE: RefCell<Vec<&'static Small>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Makes the devices and the table of cases; gives adapter, whether it has f16, and the names of all cases.
+/// Makes the devices and the table of cases; gives whether there is f16, and the names of all cases.
 #[wasm_bindgen]
 pub async fn begin() -> Result<Vec<String>, JsValue> {
     std::panic::set_hook(Box::new(|info| panicked(&info.to_string())));
-    let info = prepare().await.map_err(JsValue::from)?;
-    let adapter = [info.name, info.driver, info.driver_info].join(" ").trim().to_string();
+    prepare().await.map_err(JsValue::from)?;
     let cases: Vec<&'static Small> =
         table(full()).into_iter().map(|case| &*Box::leak(Box::new(case))).collect();
     let names = cases.iter().map(|case| case.name.clone());
-    let all = [adapter, full().f16.to_string()].into_iter().chain(names).collect();
+    let all = std::iter::once(full().f16.to_string()).chain(names).collect();
     TABLE.with(|t| *t.borrow_mut() = cases);
     Ok(all)
 }

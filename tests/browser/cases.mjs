@@ -1,0 +1,28 @@
+// Runs all cases of the program in turn, in a page or in Node; `say` gets a line of JSON for each.
+// A panic or a case without end ends the program: those after it are not run.
+
+const SECONDS = 60;
+
+export async function cases({ begin, run }, say) {
+  let fail = () => {};
+  // The program calls it; the promise that it was about to settle never will be.
+  globalThis.panicked = (message) => fail(message);
+  const within = (promise) => new Promise((good, bad) => {
+    fail = (why) => bad(new Error(why));
+    const timer = setTimeout(() => fail(`no end after ${SECONDS} s`), SECONDS * 1000);
+    promise.then(good, (e) => fail(e?.message ?? String(e))).finally(() => clearTimeout(timer));
+  });
+  try {
+    const { info } = await navigator.gpu.requestAdapter() ?? {};
+    const adapter = info && `${info.vendor} ${info.architecture} ${info.description}`.trim();
+    const [f16, ...names] = await within(begin());
+    await say({ adapter, f16: f16 === 'true', names });
+    for (let n = 0; n < names.length; n++) {
+      const [outcome, why] = await within(run(n));
+      await say({ n, outcome, why });
+    }
+    await say({ end: true });
+  } catch (e) {
+    await say({ broken: e.message });
+  }
+}

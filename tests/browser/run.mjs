@@ -1,0 +1,126 @@
+// node run.mjs FOLDER RUNTIME=COMMAND...: the program in FOLDER/program in each runtime, and a table of what came of it.
+//
+//   chromium=PROGRAM   Chromium, headless, on SwiftShader
+//   node=RUNNER        Node on Dawn, started through RUNNER (which brings a Vulkan driver) if it is not empty
+//
+// Exit status 1 unless every case passed or was skipped in every runtime.
+import { spawn } from 'node:child_process';
+import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { createServer } from 'node:http';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+
+const [folder, ...runtimes] = process.argv.slice(2);
+const here = (file) => fileURLToPath(new URL(file, import.meta.url));
+const LIMIT = 420; // seconds for all cases of a runtime
+
+const FLAGS = ['--headless', '--no-sandbox', '--enable-unsafe-webgpu', '--use-webgpu-adapter=swiftshader',
+  '--disable-gpu-watchdog', '--disable-background-networking', '--disable-component-update', '--disable-sync',
+  '--no-first-run', '--disable-dev-shm-usage'];
+
+/** What a runtime has said so far. */
+class Run {
+  constructor(runtime) {
+    Object.assign(this, { runtime, adapter: '', f16: false, names: [], outcomes: [], log: '' });
+    this.over = new Promise((done) => { this.end = done; });
+  }
+
+  hear(line) {
+    if (line.names) Object.assign(this, line);
+    if (line.n !== undefined) this.outcomes[line.n] = line;
+    if (line.broken && !this.broken) this.broken = line.broken;
+    if (line.broken || line.end) this.end();
+  }
+
+  /** What is to be said of every case. */
+  results() {
+    const why = (n) => n === this.outcomes.length && this.broken ? this.broken : 'not run';
+    const rest = (n) => this.outcomes[n] ?? { n, outcome: 'failed', why: why(n) };
+    return this.names.map((name, n) => ({ name, ...rest(n) }));
+  }
+}
+
+async function within(run, child) {
+  let timer;
+  child.stderr.on('data', (text) => { run.log = (run.log + text).slice(-4000); });
+  const gone = new Promise((done) => {
+    child.on('error', (e) => done(e.message));
+    child.on('close', (code, signal) => done(`it ended by itself, ${signal ?? code}`));
+  });
+  const late = new Promise((done) => { timer = setTimeout(done, LIMIT * 1000, `no end after ${LIMIT} s`); });
+  const why = await Promise.race([run.over, gone, late]);
+  if (why) run.broken ??= why;
+  clearTimeout(timer);
+  try { process.kill(-child.pid, 'SIGKILL'); } catch { /* it has ended */ }
+  await gone;
+}
+
+async function chromium(run, program) {
+  const types = { html: 'text/html', mjs: 'text/javascript', js: 'text/javascript', wasm: 'application/wasm' };
+  const files = new Map([['/', here('page.html')], ['/cases.mjs', here('cases.mjs')],
+    ['/program/browser.js', join(folder, 'program/browser.js')],
+    ['/program/browser_bg.wasm', join(folder, 'program/browser_bg.wasm')]]);
+  const server = createServer(async (request, response) => {
+    if (request.method === 'POST') {
+      let body = '';
+      for await (const part of request) body += part;
+      run.hear(JSON.parse(body));
+      return response.end();
+    }
+    const file = files.get(request.url);
+    if (!file) return response.writeHead(404).end();
+    response.writeHead(200, { 'content-type': types[file.split('.').pop()] }).end(readFileSync(file));
+  });
+  await new Promise((done) => server.listen(0, '127.0.0.1', done));
+  const data = mkdtempSync(join(tmpdir(), 'browser-'));
+  const url = `http://127.0.0.1:${server.address().port}/`;
+  // Another driver's settings are not for its SwiftShader.
+  const { VK_DRIVER_FILES, VK_ICD_FILENAMES, ...env } = process.env;
+  const child = spawn(program, [...FLAGS, `--user-data-dir=${data}`, '--remote-debugging-port=0', url],
+    { detached: true, stdio: ['ignore', 'ignore', 'pipe'], env });
+  await within(run, child);
+  server.close();
+  server.closeAllConnections();
+  rmSync(data, { recursive: true, force: true, maxRetries: 3 });
+}
+
+async function node(run, runner) {
+  const [program, ...args] = [runner, process.execPath, here('dawn.mjs'), folder].filter(Boolean);
+  const child = spawn(program, args, { detached: true, stdio: ['ignore', 'pipe', 'pipe'] });
+  let rest = '';
+  child.stdout.on('data', (text) => {
+    const lines = (rest + text).split('\n');
+    rest = lines.pop();
+    lines.forEach((line) => run.hear(JSON.parse(line)));
+  });
+  await within(run, child);
+}
+
+const kinds = { chromium, node };
+const runs = await Promise.all(runtimes.map(async (argument) => {
+  const at = argument.indexOf('=');
+  const run = new Run(argument.slice(0, at));
+  const started = Date.now();
+  await kinds[run.runtime](run, argument.slice(at + 1));
+  run.seconds = Math.round((Date.now() - started) / 1000);
+  return run;
+}));
+const table = [['runtime', 'adapter', 'f16', 'cases', 'passed', 'skipped', 'failed', 'seconds']];
+let good = runs.length > 0;
+for (const run of runs) {
+  const { runtime, seconds } = run;
+  const results = run.results();
+  for (const { name, outcome, why } of results) {
+    if (outcome !== 'passed') console.log(`${runtime}: ${outcome}: ${name}: ${why}`);
+  }
+  const count = (kind) => results.filter(({ outcome }) => outcome === kind).length;
+  const [passed, skipped] = [count('passed'), count('skipped')];
+  const failed = results.length === 0 ? 'all' : results.length - passed - skipped;
+  if (run.broken) console.log(`${runtime}: failed: ${run.broken}\n${run.log}`);
+  good &&= !run.broken && failed === 0 && passed > 0;
+  table.push([runtime, run.adapter, run.f16 ? 'yes' : 'no', results.length, passed, skipped, failed, seconds]);
+}
+const widths = table[0].map((_, n) => Math.max(...table.map((row) => String(row[n]).length)));
+for (const row of table) console.log(row.map((cell, n) => String(cell).padEnd(widths[n])).join('  ').trimEnd());
+process.exit(good ? 0 : 1);
