@@ -1,4 +1,4 @@
-//! `scripts/gpu cargo bench --bench decode [-- ROUNDS]`
+//! `scripts/gpu cargo bench --bench decode [-- --rounds N] [--quick]`
 //!
 //! One query of 32 heads on 8 against 4096 keys, 128 wide, from tensors and from caches of every storage and layout: time on the
 //! device, medians of rounds that take turns, beside a kernel that only copies as many bytes. Then how the time
@@ -6,12 +6,13 @@
 
 mod common;
 
-use std::time::Duration;
-
+use common::bed::{Bed, median};
 use common::copy::{Copy, CopyForm};
-use common::device;
+use common::problem::{blank, read, rounded, tolerance, upload};
+use common::rows::Row;
+use common::settings::{argument, quick};
 use common::timer::{Timer, noise};
-use wgpu_attention::reference::{self, Options, compare::max_error, widen};
+use wgpu_attention::reference::{self, Options, compare::compare, widen};
 use wgpu_attention::{
     Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, CachedForward, Config, DType, Forward,
     Gpu, Mask, ScaleGroup, Scratch, ScratchSize, Shape, TensorView, Tokens,
@@ -21,26 +22,24 @@ const HEADS: usize = 32;
 const KV_HEADS: usize = 8;
 const DIM: usize = 128;
 
-/// Something to time: what it is called, the bytes it must read, and its pass.
+/// Something to time, whose result was right: what it is called, the call if it is one, the bytes it must read, and its
+/// pass.
 struct Subject<'a> {
     name: String,
+    call: Option<(Shape, DType)>,
     bytes: f64,
     record: Box<dyn FnMut(&mut wgpu::ComputePass) + 'a>,
 }
 
-/// Medians of `rounds`, in which all take turns.
-fn medians(timer: &Timer, subjects: &mut [Subject], rounds: usize) -> Vec<Duration> {
+/// Medians of `rounds`, in which all take turns, in ms.
+fn medians(timer: &Timer, subjects: &mut [Subject], rounds: usize) -> Vec<f64> {
     let mut times = vec![Vec::new(); subjects.len()];
     for _ in 0..rounds {
         for (subject, times) in subjects.iter_mut().zip(&mut times) {
-            times.push(timer.time(&mut subject.record));
+            times.push(timer.time(&mut subject.record).as_secs_f64() * 1e3);
         }
     }
-    let median = |mut times: Vec<Duration>| {
-        times.sort_unstable();
-        times[times.len() / 2]
-    };
-    times.into_iter().map(median).collect()
+    times.into_iter().map(|times| median(times).expect("a round")).collect()
 }
 
 /// Keys and values of one sequence, `[kv_heads, length, dim]`.
@@ -62,43 +61,32 @@ impl Data {
         Shape { kv_heads: KV_HEADS, q_len: 1, ..Shape::new(1, HEADS, self.length, DIM) }
     }
 
-    /// A wrong kernel has no time. Of a device that rounds to other levels than the reference one or two differ.
-    fn validate(&self, what: &str, stored: impl Fn(&[f32]) -> Vec<f32>, got: &[f32], tolerance: f64) {
-        let rows = |x: &[f32]| -> Vec<f64> { widen(&x.chunks(DIM).flat_map(&stored).collect::<Vec<_>>()) };
-        let q: Vec<f32> = stored_as(&self.q, tolerance);
-        let want = reference::attention::<f64>(
-            &widen(&q),
-            &rows(&self.k),
-            &rows(&self.v),
-            &self.shape(),
-            &Options::default(),
-        );
-        let error = max_error(&widen::<f64>(got), &want.expect("a shape").out);
-        assert!(error < tolerance, "{what}: off by {error:e}");
+    /// A wrong kernel has no time. `queries` are of that type, and so is what a result is held to: that of f16 too where a
+    /// device may round a row to other levels than the reference.
+    fn validate(
+        &self,
+        what: &str,
+        stored: impl Fn(&[f32]) -> Vec<f32>,
+        got: &[f32],
+        [queries, result]: [DType; 2],
+    ) {
+        let rows = |x: &[f32]| x.chunks(DIM).flat_map(&stored).collect::<Vec<_>>();
+        let (q, k, v) = (rounded(self.q.clone(), queries), rows(&self.k), rows(&self.v));
+        let (shape, options) = (self.shape(), Options::default());
+        let want = reference::attention::<f64>(&widen(&q), &widen(&k), &widen(&v), &shape, &options)
+            .expect("a shape")
+            .out;
+        let naive = reference::attention::<f32>(&q, &k, &v, &shape, &options).expect("a shape").out;
+        compare(got, &want, tolerance(&rounded(naive, result), &want, result))
+            .unwrap_or_else(|wrong| panic!("{what} computes something else: {wrong}"));
     }
-}
-
-/// Queries as an f16 call has them, which the tolerance tells.
-fn stored_as(q: &[f32], tolerance: f64) -> Vec<f32> {
-    if tolerance == F16_TOLERANCE { reference::cache::stored(CacheStorage::F16, q) } else { q.to_vec() }
-}
-
-const F32_TOLERANCE: f64 = 1e-5;
-const F16_TOLERANCE: f64 = 1e-3;
-const LEVELS_TOLERANCE: f64 = 2e-3;
-
-fn halves(gpu: &Gpu, x: &[f32]) -> wgpu::Buffer {
-    let halves: Vec<u16> = x.iter().map(|x| half::f16::from_f32(*x).to_bits()).collect();
-    gpu.upload(&halves).expect("upload")
 }
 
 /// A call on tensors.
 fn tensors<'a>(gpu: &'a Gpu, data: &Data, dtype: DType) -> Subject<'a> {
     let shape = data.shape();
-    let upload =
-        |x: &[f32]| if dtype == DType::F16 { halves(gpu, x) } else { gpu.upload(x).expect("upload") };
-    let [q, k, v] = [&data.q, &data.k, &data.v].map(|x| upload(x));
-    let out = gpu.buffer(HEADS * DIM * 4).expect("out");
+    let [q, k, v] = [&data.q, &data.k, &data.v].map(|x| upload(gpu, x, dtype).expect("upload"));
+    let out = blank(gpu, HEADS * DIM, dtype).expect("out");
     let config = Config::new(HEADS, DIM).kv_heads(KV_HEADS).dtype(dtype);
     let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("config");
     let mut scratch = None;
@@ -121,16 +109,10 @@ fn tensors<'a>(gpu: &'a Gpu, data: &Data, dtype: DType) -> Subject<'a> {
     };
     run(gpu, &mut record);
     let name = format!("tensors {dtype:?}");
-    if dtype == DType::F16 {
-        let got: Vec<u16> = gpu.download(&out, HEADS * DIM).expect("out");
-        let got: Vec<f32> = got.into_iter().map(|x| half::f16::from_bits(x).to_f32()).collect();
-        data.validate(&name, |row| reference::cache::stored(CacheStorage::F16, row), &got, F16_TOLERANCE);
-    } else {
-        let got: Vec<f32> = gpu.download(&out, HEADS * DIM).expect("out");
-        data.validate(&name, <[f32]>::to_vec, &got, F32_TOLERANCE);
-    }
+    let stored = |row: &[f32]| rounded(row.to_vec(), dtype);
+    data.validate(&name, stored, &read(gpu, &out, HEADS * DIM, dtype), [dtype; 2]);
     let bytes = ((data.k.len() + data.v.len()) * dtype.bytes()) as f64;
-    Subject { name, bytes, record: Box::new(record) }
+    Subject { name, call: Some((shape, dtype)), bytes, record: Box::new(record) }
 }
 
 fn run(gpu: &Gpu, record: impl FnOnce(&mut wgpu::ComputePass)) {
@@ -164,7 +146,7 @@ fn cached<'a>(
 ) -> Subject<'a> {
     let cache = filled(gpu, data, config);
     let q = gpu.upload(&data.q).expect("q");
-    let out = gpu.buffer(HEADS * DIM * 4).expect("out");
+    let out = blank(gpu, HEADS * DIM, DType::F32).expect("out");
     let attention = Attention::with_pipelines(gpu.pipelines(), Config::new(HEADS, DIM).kv_heads(KV_HEADS))
         .expect("config");
     let bytes = (config.token_bytes() * data.length) as f64;
@@ -182,42 +164,56 @@ fn cached<'a>(
         }
     };
     run(gpu, &mut record);
-    let got: Vec<f32> = gpu.download(&out, HEADS * DIM).expect("out");
-    let tolerance = if storage == CacheStorage::F32 { F32_TOLERANCE } else { LEVELS_TOLERANCE };
-    data.validate(&name, |row| reference::cache::stored(storage, row), &got, tolerance);
-    Subject { name, bytes, record: Box::new(record) }
+    let result = if storage == CacheStorage::F32 { DType::F32 } else { DType::F16 };
+    data.validate(
+        &name,
+        |row| reference::cache::stored(storage, row),
+        &read(gpu, &out, HEADS * DIM, DType::F32),
+        [DType::F32, result],
+    );
+    Subject { name, call: Some((data.shape(), DType::F32)), bytes, record: Box::new(record) }
 }
 
-fn print(title: &str, subjects: &[Subject], times: &[Duration], copy: f64) {
+/// Prints times beside the rate of the best copy, in GB/s, and appends them as rows.
+fn print(gpu: &Gpu, title: &str, subjects: &[Subject], times: &[f64], copy: f64) {
     println!("\n{title}\n{:38} {:>9} {:>8} {:>8} {:>8}", "", "ms", "MB read", "GB/s", "of copy");
-    for (subject, time) in subjects.iter().zip(times) {
-        let rate = subject.bytes / time.as_secs_f64() / 1e9;
-        let (name, ms, mb) = (&subject.name, time.as_secs_f64() * 1e3, subject.bytes / 1e6);
+    for (Subject { name, call, bytes, .. }, ms) in subjects.iter().zip(times) {
+        let (rate, mb, floor) = (bytes / ms / 1e6, bytes / 1e6, bytes / copy / 1e6);
         println!("{name:38} {ms:9.3} {mb:8.2} {rate:8.2} {:8.2}", rate / copy);
+        let Some((shape, dtype)) = call else { continue };
+        Row::new(gpu, "decode", name)
+            .attention(shape, "none", *dtype)
+            .with("ms", *ms)
+            .with("floor_ms", floor)
+            .with("bound", "memory")
+            .with("share", floor / ms)
+            .append();
     }
 }
 
 fn main() {
-    let rounds = std::env::args().skip(1).find_map(|a| a.parse().ok()).unwrap_or(15);
-    let gpu = device::open().gpu;
-    let timer = Timer::new(&gpu).expect("timestamp queries");
-    println!("{}, medians of {rounds} rounds", gpu.device().adapter_info().name);
+    let rounds =
+        argument("--rounds").map_or(if quick() { 3 } else { 31 }, |n| n.parse().expect("--rounds N"));
+    let Some(bed) = Bed::open() else { return };
+    let (gpu, timer) = (&bed.gpu, &bed.timer);
+    println!("medians of {rounds} rounds");
     let config = |capacity| CacheConfig::new(KV_HEADS, DIM, capacity);
 
     // As many bytes as keys and values in f32.
-    let words = 2 * KV_HEADS * 4096 * DIM;
+    let length = if quick() { 512 } else { 4096 };
+    let words = 2 * KV_HEADS * length * DIM;
     let copy = |form: CopyForm| {
-        let copy = Copy::new(&gpu, form, words);
-        run(&gpu, |pass| copy.record(pass));
-        copy.validate(&gpu);
+        let copy = Copy::new(gpu, form, words);
+        run(gpu, |pass| copy.record(pass));
+        copy.validate(gpu);
         let (name, bytes) = (format!("copy, {form}"), copy.bytes());
-        Subject { name, bytes, record: Box::new(move |pass| copy.record(pass)) }
+        Subject { name, call: None, bytes, record: Box::new(move |pass| copy.record(pass)) }
     };
     let mut subjects: Vec<Subject> = CopyForm::ALL.map(copy).into();
-    let data = Data::new(4096);
-    subjects.push(tensors(&gpu, &data, DType::F32));
-    if gpu.device().features().contains(wgpu::Features::SHADER_F16) {
-        subjects.push(tensors(&gpu, &data, DType::F16));
+    let data = Data::new(length);
+    subjects.push(tensors(gpu, &data, DType::F32));
+    if bed.f16() {
+        subjects.push(tensors(gpu, &data, DType::F16));
     }
     let group = ScaleGroup::Of(32);
     for storage in [
@@ -227,23 +223,28 @@ fn main() {
         CacheStorage::Q8(ScaleGroup::Row),
         CacheStorage::Q4(group),
     ] {
+        if quick() && ![CacheStorage::F32, CacheStorage::Q8(group)].contains(&storage) {
+            continue;
+        }
         let name = format!("cache {storage:?}");
-        subjects.push(cached(&gpu, &data, config(4096).storage(storage), name, storage));
+        subjects.push(cached(gpu, &data, config(length).storage(storage), name, storage));
     }
     for layout in [
         CacheLayout::Ring { sinks: 4 },
-        CacheLayout::Paged { page: 16, pages: 256 },
-        CacheLayout::Paged { page: 256, pages: 16 },
+        CacheLayout::Paged { page: 16, pages: length / 16 },
+        CacheLayout::Paged { page: 256, pages: length / 256 },
     ] {
+        if quick() && matches!(layout, CacheLayout::Paged { page: 256, .. }) {
+            continue;
+        }
         let storage = CacheStorage::Q8(group);
-        let config = config(4096).storage(storage).layout(layout);
-        subjects.push(cached(&gpu, &data, config, format!("cache {storage:?} {layout:?}"), storage));
+        let config = config(length).storage(storage).layout(layout);
+        subjects.push(cached(gpu, &data, config, format!("cache {storage:?} {layout:?}"), storage));
     }
-    let times = medians(&timer, &mut subjects, rounds);
-    let copied = (0..CopyForm::ALL.len())
-        .map(|n| subjects[n].bytes / times[n].as_secs_f64() / 1e9)
-        .fold(0.0, f64::max);
-    print("1 query, 32 heads on 8, 4096 keys, 128 wide", &subjects, &times, copied);
+    let times = medians(timer, &mut subjects, rounds);
+    let copied = (0..CopyForm::ALL.len()).map(|n| subjects[n].bytes / times[n] / 1e6).fold(0.0, f64::max);
+    let title = format!("1 query, 32 heads on 8, {length} keys, 128 wide");
+    print(gpu, &title, &subjects, &times, copied);
     drop(subjects);
 
     let mut subjects = Vec::new();
@@ -251,14 +252,16 @@ fn main() {
         [(16, 16384), (256, 16384), (1024, 16384), (1024, 1024), (4096, 16384), (16384, 16384)]
     {
         let storage = CacheStorage::Q8(group);
+        if quick() && ![256, 1024].contains(&length) {
+            continue;
+        }
         let name = format!("{length} keys, capacity {capacity}");
-        subjects.push(cached(&gpu, &Data::new(length), config(capacity).storage(storage), name, storage));
+        subjects.push(cached(gpu, &Data::new(length), config(capacity).storage(storage), name, storage));
     }
-    let times = medians(&timer, &mut subjects, rounds);
-    print("how it grows, Q8", &subjects, &times, copied);
+    let times = medians(timer, &mut subjects, rounds);
+    print(gpu, "how it grows, Q8", &subjects, &times, copied);
     drop(subjects);
 
-    // Two tokens a step forward and one back, so that rounds do not fill the cache.
     println!("\na step without attention: advance by a token and append it, host time aside");
     for (layout, length) in [
         (CacheLayout::Contiguous, 10),
@@ -266,29 +269,38 @@ fn main() {
         (CacheLayout::Paged { page: 64, pages: 2048 }, 10),
         (CacheLayout::Paged { page: 64, pages: 2048 }, 100_000),
     ] {
-        println!("{layout:?} at {length}: {:.1} µs", append_time(&gpu, &timer, layout, length, rounds));
+        println!("{layout:?} at {length}: {:.1} µs", append_time(gpu, timer, layout, length, rounds));
     }
 }
 
-/// Median time of an append at `length`, in µs.
+/// Median time of an append at `length`, in µs, once a query that sees its own token alone has found there what was appended.
 fn append_time(gpu: &Gpu, timer: &Timer, layout: CacheLayout, length: usize, rounds: usize) -> f64 {
-    let config =
-        CacheConfig::new(1, 64, 1 << 17).layout(layout).storage(CacheStorage::Q8(ScaleGroup::Of(32)));
+    let storage = CacheStorage::Q8(ScaleGroup::Of(32));
+    let config = CacheConfig::new(1, 64, 1 << 17).layout(layout).storage(storage);
     let mut cache = Cache::with_pipelines(gpu.pipelines(), config).expect("a cache");
-    let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
+    let attention = Attention::with_pipelines(gpu.pipelines(), Config::new(1, 64)).expect("config");
+    let data = noise(64, 1);
+    let row = gpu.upload(&data).expect("upload");
+    let out = blank(gpu, 64, DType::F32).expect("out");
+    let view = |buffer| TensorView::new(buffer, DType::F32, [1, 1, 1, 64]);
+    let mask = Mask::causal().window(0, 0);
+    let size = CachedForward::new(view(&row), &cache, view(&out)).not_advanced().mask(mask);
+    let size = attention.scratch_size_cached(&size).expect("size");
+    let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
     cache.reserve(0, length + 2 * rounds + 2).expect("pages");
     gpu.submit(|encoder| cache.advance(encoder, Tokens::All(length), &mut scratch)).expect("an advance");
-    let row = gpu.upload(&noise(64, 1)).expect("upload");
-    let view = TensorView::new(&row, DType::F32, [1, 1, 1, 64]);
-    let mut times: Vec<f64> = (0..2 * rounds)
-        .map(|_| {
-            gpu.submit(|encoder| cache.advance(encoder, Tokens::All(1), &mut scratch)).expect("an advance");
-            let append = Append::new(view, view);
-            let time =
-                timer.time(|pass| cache.append_in_pass(pass, 0, &append, &mut scratch).expect("an append"));
-            time.as_secs_f64() * 1e6
-        })
-        .collect();
-    times.sort_by(f64::total_cmp);
-    times[times.len() / 2]
+    let append = |scratch: &mut Scratch, cache: &mut Cache| {
+        gpu.submit(|encoder| cache.advance(encoder, Tokens::All(1), scratch)).expect("an advance");
+        let append = Append::new(view(&row), view(&row));
+        let time = timer.time(|pass| cache.append_in_pass(pass, 0, &append, scratch).expect("an append"));
+        time.as_secs_f64() * 1e6
+    };
+    append(&mut scratch, &mut cache);
+    let call = CachedForward::new(view(&row), &cache, view(&out)).mask(mask);
+    gpu.submit(|encoder| attention.forward_cached(encoder, &call, &mut scratch)).expect("forward");
+    let stored = reference::cache::stored(storage, &data);
+    let want: Vec<f64> = widen(&stored);
+    compare(&read(gpu, &out, 64, DType::F32), &want, tolerance(&stored, &want, DType::F32))
+        .unwrap_or_else(|wrong| panic!("{layout:?} at {length} holds something else: {wrong}"));
+    median((0..2 * rounds).map(|_| append(&mut scratch, &mut cache)).collect()).expect("a round")
 }
