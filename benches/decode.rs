@@ -199,7 +199,7 @@ fn print(title: &str, subjects: &[Subject], times: &[Duration], copy: f64) {
 
 fn main() {
     let rounds = std::env::args().skip(1).find_map(|a| a.parse().ok()).unwrap_or(15);
-    let (gpu, _) = device::open();
+    let gpu = device::open().gpu;
     let timer = Timer::new(&gpu).expect("timestamp queries");
     println!("{}, medians of {rounds} rounds", gpu.device().adapter_info().name);
     let config = |capacity| CacheConfig::new(KV_HEADS, DIM, capacity);

@@ -10,10 +10,11 @@ use common::device;
 use wgpu_attention::wgpu;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let adapter = device::adapter();
+    let instance = device::instance();
+    let adapter = device::adapter(&instance);
     let info = adapter.get_info();
     println!("adapters:");
-    let all = pollster::block_on(device::instance().enumerate_adapters(wgpu::Backends::all()));
+    let all = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::all()));
     for other in all {
         let other = other.get_info();
         let taken = if other == info { "  <- taken" } else { "" };
@@ -41,12 +42,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if let Some(file) = std::env::var_os("WGPU_ATTENTION_ROWS") {
         let driver = format!("{} {}", info.driver, info.driver_info);
         let row = serde_json::json!({
-            "bench": "facts", "device": info.name, "driver": driver.trim(), "backend": format!("{:?}", info.backend),
+            "bench": "facts", "device": info.name, "driver": driver.trim(), "backend": info.backend.to_str(),
             "device_type": format!("{:?}", info.device_type), "subgroups": subgroups, "matrices": products,
         });
         writeln!(std::fs::OpenOptions::new().create(true).append(true).open(file)?, "{row}")?;
     }
-    let (_, fragments) = device::open();
+    let fragments = device::open().fragments;
     println!("\na device can be had; fragments for kernels here: {fragments:?}");
     Ok(())
 }

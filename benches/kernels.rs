@@ -5,20 +5,18 @@
 
 mod common;
 
+use std::cell::OnceCell;
+
 use common::bed::{Bed, Checked};
 use common::layer::Layer;
-use common::problem::{Case, Problem, Rule, Way, halves, read, rounded, tolerance};
+use common::problem::{Case, Problem, Rule, Way};
+use common::product::Product;
 use common::rows::{Row, dtype_name};
 use common::settings;
 use common::share::{Kind, Work};
-use common::timer::noise;
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
-use wgpu_attention::reference::compare::compare;
-use wgpu_attention::reference::{self, HostLinear, HostWeights, Options, Real, widen};
-use wgpu_attention::{
-    DType, Linear, MatrixUnits, Projection, ProjectionForward, Scratch, ScratchSize, Shape, TensorView, wgpu,
-};
+use wgpu_attention::{DType, MatrixUnits, Scratch, ScratchSize, Shape, wgpu};
 
 /// Times a pass, and puts its median beside its floors.
 fn bench<'a>(
@@ -96,19 +94,11 @@ fn attend_one(bed: &Bed, group: &mut BenchmarkGroup<WallTime>, case: Case, way: 
     let Case { shape, rule, dtype } = case;
     let kind = if way == Way::Matrix { Kind::Matrix } else { Kind::Plain };
     let row = Row::new(&bed.gpu, "kernels", way.name()).attention(&shape, &rule.name(), dtype);
+    let problem = OnceCell::new();
     bench(bed, group, &case.id(), case.work(), kind, row, || {
-        Problem::new(&bed.gpu, case).and_then(|problem| problem.check(bed, way)).expect("room").0
+        let problem = problem.get_or_init(|| Problem::new(&bed.gpu, case).expect("room for the problem"));
+        problem.check(bed, way, problem.scratch(&bed.gpu, way).expect("room for the scratch"))
     });
-}
-
-/// The product of two square matrices.
-#[derive(Clone, Copy)]
-struct Product {
-    n: usize,
-    /// The weight is `[in, out]`.
-    transposed: bool,
-    dtype: DType,
-    units: MatrixUnits,
 }
 
 fn project(c: &mut Criterion, bed: &Bed) {
@@ -127,13 +117,17 @@ fn project(c: &mut Criterion, bed: &Bed) {
     }
     for (dtype, units) in kinds {
         for &(n, transposed) in sizes {
-            project_one(bed, &mut group, Product { n, transposed, dtype, units });
+            project_one(bed, &mut group, (n, transposed, dtype), units);
         }
     }
 }
 
-fn project_one(bed: &Bed, group: &mut BenchmarkGroup<WallTime>, product: Product) {
-    let Product { n, transposed, dtype, units } = product;
+fn project_one(
+    bed: &Bed,
+    group: &mut BenchmarkGroup<WallTime>,
+    (n, transposed, dtype): (usize, bool, DType),
+    units: MatrixUnits,
+) {
     let layout = if transposed { "in,out" } else { "out,in" };
     let (kind, what) = match units {
         MatrixUnits::Always => (Kind::Matrix, "project, matrix"),
@@ -141,54 +135,23 @@ fn project_one(bed: &Bed, group: &mut BenchmarkGroup<WallTime>, product: Product
     };
     let work = Work { flops: 2.0 * (n * n * n) as f64, bytes: (3 * n * n * dtype.bytes()) as f64 };
     let row = Row::new(&bed.gpu, "kernels", what).with("shape", format!("{n}×{n}×{n} {layout}")).dtype(dtype);
-    let units = if kind == Kind::Matrix { " matrix" } else { "" };
-    let id = format!("{n} {layout} {}{units}", dtype_name(dtype));
-    bench(bed, group, &id, work, kind, row, || product.check(bed, &id));
-}
-
-impl Product {
-    fn check(self, bed: &Bed, id: &str) -> Checked<'static> {
-        let Product { n, transposed, dtype, units } = self;
-        let gpu = &bed.gpu;
-        let [x, w] = [1, 2].map(|seed| rounded(noise(n * n, seed), dtype));
-        let upload = |x: &[f32]| if dtype == DType::F16 { gpu.upload(&halves(x)) } else { gpu.upload(x) };
-        let (bx, bw) = (upload(&x).expect("x"), upload(&w).expect("w"));
-        let out = gpu.upload(&vec![0xffu8; n * n * dtype.bytes()]).expect("out");
-        let result = out.clone();
-        let projection = Projection::with_pipelines(gpu.pipelines()).matrix_units(units);
-        let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
+    let on = if kind == Kind::Matrix { " matrix" } else { "" };
+    let id = format!("{n} {layout} {}{on}", dtype_name(dtype));
+    let product = OnceCell::new();
+    bench(bed, group, &id, work, kind, row, || {
+        let product = product.get_or_init(|| Product::new(&bed.gpu, n, transposed, dtype));
+        let operator = product.operator(&bed.gpu, units);
+        let mut scratch = Scratch::new(bed.gpu.device(), ScratchSize::default()).expect("scratch");
         let record = move |pass: &mut wgpu::ComputePass| {
-            let matrix = TensorView::matrix(&bw, dtype, [n, n]);
-            let weight = if transposed { matrix.transposed(2, 3) } else { matrix };
-            let product = ProjectionForward {
-                x: TensorView::sequence(&bx, dtype, [1, n, n]),
-                linear: Linear { weight, bias: None },
-                out: TensorView::sequence(&out, dtype, [1, n, n]),
-                narrow: false,
-            };
-            projection.forward_in_pass(pass, &[product], &mut scratch).expect("forward");
+            operator.forward_in_pass(pass, &[product.call()], &mut scratch).expect("a call");
         };
-        bed.check(id, record, || {
-            // Rows of the result, of as many rows of x.
-            let rows = [0, n / 3, 2 * n / 3, n - 1];
-            let take =
-                |x: &[f32]| rows.iter().flat_map(|row| &x[row * n..][..n]).copied().collect::<Vec<f32>>();
-            let stored: Vec<f32> =
-                if transposed { (0..n * n).map(|i| w[i % n * n + i / n]).collect() } else { w.clone() };
-            let x = take(&x);
-            let want = reference::project::<f64>(&widen(&x), &widen(&stored), None, n, n);
-            let naive = rounded(reference::project::<f32>(&x, &stored, None, n, n), dtype);
-            compare(&take(&read(gpu, &result, n * n, dtype)), &want, tolerance(&naive, &want, dtype))
-        })
-    }
+        bed.check(&id, record, || product.judge(&bed.gpu))
+    });
 }
 
 fn layer(c: &mut Criterion, bed: &Bed) {
     let (length, embed, heads) = if settings::quick() { (64, 64, 2) } else { (512, 512, 8) };
-    let scale = |x: Vec<f32>| x.iter().map(|x| x / (embed as f32).sqrt()).collect::<Vec<f32>>();
-    let x = noise(length * embed, 1);
-    let (in_proj, out_proj) = (scale(noise(3 * embed * embed, 2)), scale(noise(embed * embed, 3)));
-    let layer = Layer::new(&bed.gpu, heads, [&x, &in_proj, &out_proj], length, false);
+    let layer = Layer::random(&bed.gpu, length, embed, heads);
     let operator = layer.operator(&bed.gpu);
     let call = layer.call();
 
@@ -196,7 +159,7 @@ fn layer(c: &mut Criterion, bed: &Bed) {
     let case = Case { shape, rule: Rule::None, dtype: DType::F32 };
     let work = Work {
         flops: 8.0 * (length * embed * embed) as f64 + case.work().flops,
-        bytes: 4.0 * (2 * x.len() + in_proj.len() + out_proj.len()) as f64,
+        bytes: 4.0 * (2 * length * embed + 4 * embed * embed) as f64,
     };
     let mut group = c.benchmark_group("kernels/layer");
     let row = Row::new(&bed.gpu, "kernels", "layer").attention(&shape, "none", DType::F32);
@@ -207,25 +170,8 @@ fn layer(c: &mut Criterion, bed: &Bed) {
         let record = move |pass: &mut wgpu::ComputePass| {
             operator.forward_in_pass(pass, call, &mut scratch).expect("forward");
         };
-        bed.check("the layer", record, || {
-            let want = truth::<f64>(&layer, length, [&x, &in_proj, &out_proj]);
-            let naive = truth::<f32>(&layer, length, [&x, &in_proj, &out_proj]);
-            let got = read(&bed.gpu, &layer.y, x.len(), DType::F32);
-            compare(&got, &want, tolerance(&naive, &want, DType::F32))
-        })
+        bed.check("the layer", record, || layer.judge(&bed.gpu))
     });
-}
-
-fn truth<R: Real>(layer: &Layer, length: usize, tensors: [&[f32]; 3]) -> Vec<R> {
-    let [x, in_proj, out_proj] = tensors.map(widen::<R>);
-    let embed = x.len() / length;
-    let part = |n: usize| HostLinear { weight: &in_proj[n * embed * embed..][..embed * embed], bias: None };
-    let out = HostLinear { weight: &out_proj, bias: None };
-    let weights = HostWeights { query: part(0), key: part(1), value: part(2), out, appended: None };
-    let shape = reference::LayerShape { batch: 1, q_len: length, kv_len: length };
-    reference::multi_head([&x[..]; 3], shape, &layer.config, &weights, &Options::default())
-        .expect("the reference knows the layer")
-        .out
 }
 
 fn all(c: &mut Criterion) {

@@ -7,7 +7,7 @@
 mod common;
 
 use common::ceilings::Ceilings;
-use common::device;
+use common::device::{self, Opened};
 use common::share::{Kind, Work};
 use common::timer::{Timer, noise};
 use half::f16;
@@ -84,7 +84,7 @@ impl Call {
 }
 
 fn main() {
-    let (gpu, fragments) = device::open();
+    let Opened { gpu, fragments, .. } = device::open();
     let info = gpu.device().adapter_info();
     println!("device: {}, fragments: {fragments:?}", info.name);
     let timer = Timer::new(&gpu).expect("timestamp queries");

@@ -146,13 +146,13 @@ fn attend(gpu: &Gpu, work: &Workload, variant: &str, path: wgpu_attention::Path)
 
 fn layer(gpu: &Gpu, work: &Workload) {
     let inputs = [work.f32("x"), work.f32("wqkv"), work.f32("wo")];
-    let [x, wqkv, wo] = &inputs;
-    let layer = layer::Layer::new(gpu, work.shape.heads, [x, wqkv, wo], work.shape.q_len, true);
+    let n = inputs[0].len();
+    let layer = layer::Layer::new(gpu, work.shape.heads, inputs, work.shape.q_len, true);
     let operator = layer.operator(gpu);
     let call = layer.call();
     let mut scratch =
         Scratch::new(gpu.device(), operator.scratch_size(&call).expect("size")).expect("scratch");
-    report(gpu, work, "fused", &layer.y, x.len(), |encoder| {
+    report(gpu, work, "fused", &layer.y, n, |encoder| {
         operator.forward(encoder, &call, &mut scratch).expect("forward");
     });
 }
@@ -203,7 +203,7 @@ fn main() {
         return table(&file);
     }
     let Some(data) = argument("--data") else { return };
-    let (gpu, _) = device::open();
+    let gpu = device::open().gpu;
     for work in workloads(Path::new(&data)) {
         match work.kind.as_str() {
             "attn" => {

@@ -9,11 +9,12 @@ use wgpu_attention::reference::compare::{Difference, Mismatch};
 use wgpu_attention::{Gpu, wgpu};
 
 use super::ceilings::Ceilings;
-use super::device;
+use super::device::{self, Opened};
 use super::settings::quick;
 use super::timer::Timer;
 
 pub struct Bed {
+    pub instance: wgpu::Instance,
     pub gpu: Gpu,
     /// The sides of the fragments that its matrix units multiply.
     pub fragments: Vec<u32>,
@@ -29,7 +30,7 @@ pub struct Checked<'a> {
 impl Bed {
     /// `None`, and a word about it, on a device without a clock.
     pub fn open() -> Option<Self> {
-        let (gpu, fragments) = device::open();
+        let Opened { instance, gpu, fragments } = device::open();
         let name = gpu.device().adapter_info().name;
         let Some(timer) = Timer::new(&gpu) else {
             println!("device: {name}: skipped, it has no timestamp queries");
@@ -41,7 +42,7 @@ impl Bed {
                 "quick: a few runs of small problems, after their results were compared; the times say nothing"
             );
         }
-        Some(Bed { gpu, fragments, timer, ceilings: OnceCell::new() })
+        Some(Bed { instance, gpu, fragments, timer, ceilings: OnceCell::new() })
     }
 
     pub fn software(&self) -> bool {

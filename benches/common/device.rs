@@ -2,24 +2,31 @@
 
 use wgpu_attention::{Gpu, Pipelines, inspect, wgpu};
 
+pub struct Opened {
+    pub instance: wgpu::Instance,
+    pub gpu: Gpu,
+    /// The sides of the fragments that its matrix units multiply, f16 · f16 summed in f32.
+    pub fragments: Vec<u32>,
+}
+
 /// `WGPU_BACKEND` and wgpu's other variables are honoured.
 pub fn instance() -> wgpu::Instance {
     wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env())
 }
 
 /// The fastest.
-pub fn adapter() -> wgpu::Adapter {
-    pollster::block_on(instance().request_adapter(&wgpu::RequestAdapterOptions {
+pub fn adapter(instance: &wgpu::Instance) -> wgpu::Adapter {
+    pollster::block_on(instance.request_adapter(&wgpu::RequestAdapterOptions {
         power_preference: wgpu::PowerPreference::HighPerformance,
         ..Default::default()
     }))
     .expect("an adapter")
 }
 
-/// The fastest adapter's device with what that has of use here, and the sides of the fragments that its matrix units
-/// multiply, f16 · f16 summed in f32.
-pub fn open() -> (Gpu, Vec<u32>) {
-    let adapter = adapter();
+/// The fastest adapter's device with what that has of use here.
+pub fn open() -> Opened {
+    let instance = instance();
+    let adapter = adapter(&instance);
     let matrix = wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX;
     let useful =
         wgpu::Features::TIMESTAMP_QUERY | wgpu::Features::SHADER_F16 | wgpu::Features::SUBGROUP | matrix;
@@ -41,7 +48,7 @@ pub fn open() -> (Gpu, Vec<u32>) {
     let needed = matrix | wgpu::Features::SHADER_F16 | wgpu::Features::SUBGROUP;
     let fragments = if features.contains(needed) { inspect::fragments(&adapter) } else { Vec::new() };
     let pipelines = Pipelines::with_adapter(&device, &adapter);
-    (Gpu::with_pipelines(queue, pipelines), fragments)
+    Opened { instance, gpu: Gpu::with_pipelines(queue, pipelines), fragments }
 }
 
 /// Whether a processor does the device's work.

@@ -1,15 +1,22 @@
-//! A self-attention layer, as both benchmarks run it.
+//! A self-attention layer, and its result against the reference.
 
+use wgpu_attention::reference::compare::{Difference, Mismatch, compare};
+use wgpu_attention::reference::{self, HostLinear, HostWeights, Options, Real, widen};
 use wgpu_attention::{
-    DType, Gpu, LayerConfig, LayerForward, LayerWeights, Linear, MultiHeadAttention, TensorView,
+    DType, Gpu, LayerConfig, LayerForward, LayerWeights, Linear, MultiHeadAttention, TensorView, wgpu,
 };
+
+use super::problem::{blank, read, tolerance};
+use super::timer::noise;
 
 /// The buffers of a self-attention layer, `[in, out]` weights (`transposed`) or `[out, in]`.
 pub struct Layer {
     pub config: LayerConfig,
     length: usize,
     transposed: bool,
-    pub x: wgpu::Buffer,
+    /// x and both weights.
+    data: [Vec<f32>; 3],
+    x: wgpu::Buffer,
     in_proj: wgpu::Buffer,
     out_proj: wgpu::Buffer,
     pub y: wgpu::Buffer,
@@ -17,13 +24,8 @@ pub struct Layer {
 
 impl Layer {
     /// A layer `embed` wide over `x` `[1, length, embed]`, weights `[3 · embed, embed]` and `[embed, embed]`.
-    pub fn new(
-        gpu: &Gpu,
-        heads: usize,
-        [x, in_proj, out_proj]: [&[f32]; 3],
-        length: usize,
-        transposed: bool,
-    ) -> Self {
+    pub fn new(gpu: &Gpu, heads: usize, data: [Vec<f32>; 3], length: usize, transposed: bool) -> Self {
+        let [x, in_proj, out_proj] = &data;
         let embed = x.len() / length;
         Layer {
             config: LayerConfig::new(embed, heads),
@@ -32,8 +34,20 @@ impl Layer {
             x: gpu.upload(x).expect("x"),
             in_proj: gpu.upload(in_proj).expect("in_proj"),
             out_proj: gpu.upload(out_proj).expect("out_proj"),
-            y: gpu.buffer(x.len() * 4).expect("y"),
+            y: blank(gpu, x.len(), DType::F32).expect("y"),
+            data,
         }
+    }
+
+    /// Of numbers that look random, weights `[out, in]`.
+    pub fn random(gpu: &Gpu, length: usize, embed: usize, heads: usize) -> Self {
+        let weights = |n, seed| {
+            noise(n * embed * embed, seed)
+                .into_iter()
+                .map(|x| x / (embed as f32).sqrt())
+                .collect::<Vec<f32>>()
+        };
+        Layer::new(gpu, heads, [noise(length * embed, 1), weights(3, 2), weights(1, 3)], length, false)
     }
 
     fn matrix<'a>(&self, buffer: &'a wgpu::Buffer, rows: usize) -> TensorView<'a> {
@@ -57,5 +71,26 @@ impl Layer {
         let sequence =
             |buffer| TensorView::sequence(buffer, DType::F32, [1, self.length, self.config.query_features]);
         LayerForward::self_attention(sequence(&self.x), sequence(&self.y))
+    }
+
+    /// Compares all of the result; of weights `[out, in]`.
+    pub fn judge(&self, gpu: &Gpu) -> Result<Difference, Mismatch> {
+        let (want, naive) = (self.truth::<f64>(), self.truth::<f32>());
+        let got = read(gpu, &self.y, want.len(), DType::F32);
+        compare(&got, &want, tolerance(&naive, &want, DType::F32))
+    }
+
+    fn truth<R: Real>(&self) -> Vec<R> {
+        assert!(!self.transposed, "the reference has weights [out, in]");
+        let [x, in_proj, out_proj] = self.data.each_ref().map(|x| widen::<R>(x));
+        let embed = self.config.query_features;
+        let part =
+            |n: usize| HostLinear { weight: &in_proj[n * embed * embed..][..embed * embed], bias: None };
+        let out = HostLinear { weight: &out_proj, bias: None };
+        let weights = HostWeights { query: part(0), key: part(1), value: part(2), out, appended: None };
+        let shape = reference::LayerShape { batch: 1, q_len: self.length, kv_len: self.length };
+        reference::multi_head([&x[..]; 3], shape, &self.config, &weights, &Options::default())
+            .expect("the reference knows the layer")
+            .out
     }
 }

@@ -8,6 +8,7 @@ pub mod device;
 pub mod kernel;
 pub mod layer;
 pub mod problem;
+pub mod product;
 pub mod rows;
 pub mod settings;
 pub mod share;

@@ -122,10 +122,9 @@ impl Problem {
         let Case { shape, dtype, .. } = case;
         let data = |shape: [usize; 4], seed| rounded(noise(count(&shape), seed), dtype);
         let inputs = [data(shape.q(), 1), data(shape.k(), 2), data(shape.v(), 3)];
-        let upload = |x: &[f32]| if dtype == DType::F16 { gpu.upload(&halves(x)) } else { gpu.upload(x) };
-        let buffers = [upload(&inputs[0])?, upload(&inputs[1])?, upload(&inputs[2])?];
-        // What is not written is no number.
-        let out = gpu.upload(&vec![0xffu8; (count(&shape.out()) * dtype.bytes()).next_multiple_of(4)])?;
+        let upload = |n: usize| upload(gpu, &inputs[n], dtype);
+        let buffers = [upload(0)?, upload(1)?, upload(2)?];
+        let out = blank(gpu, count(&shape.out()), dtype)?;
         Ok(Problem { case, inputs, buffers, out })
     }
 
@@ -179,23 +178,21 @@ impl Problem {
         Ok(worst)
     }
 
-    /// A pass that computes this in that way, its result compared, and the temporary memory that it has.
+    /// A pass that computes this in that way, with its temporary memory, its result compared.
+    pub fn check<'a>(&'a self, bed: &Bed, way: Way, mut scratch: Scratch) -> Checked<'a> {
+        let attention = self.operator(&bed.gpu, way).expect("an operator");
+        let record = move |pass: &mut wgpu::ComputePass| {
+            attention.forward_in_pass(pass, &self.call(), &mut scratch).expect("a call");
+        };
+        bed.check(&format!("{} {}", way.name(), self.case.id()), record, || self.judge(&bed.gpu))
+    }
+
+    /// Temporary memory for this, computed in that way.
     ///
     /// # Errors
     /// What the operator refuses, and a device without the memory.
-    pub fn check(self, bed: &Bed, way: Way) -> Result<(Checked<'static>, u64), Error> {
-        let gpu = bed.gpu.clone();
-        let problem = std::rc::Rc::new(self);
-        let attention = problem.operator(&gpu, way)?;
-        let mut scratch = Scratch::new(gpu.device(), attention.scratch_size(&problem.call())?)?;
-        let bytes = scratch.size().total();
-        attention.prepare(&problem.call(), &mut scratch)?;
-        let recorded = problem.clone();
-        let record = move |pass: &mut wgpu::ComputePass| {
-            attention.forward_in_pass(pass, &recorded.call(), &mut scratch).expect("a prepared call");
-        };
-        let what = format!("{} {}", way.name(), problem.case.id());
-        Ok((bed.check(&what, record, || problem.judge(&gpu)), bytes))
+    pub fn scratch(&self, gpu: &Gpu, way: Way) -> Result<Scratch, Error> {
+        Scratch::new(gpu.device(), self.operator(gpu, way)?.scratch_size(&self.call())?)
     }
 }
 
@@ -209,8 +206,21 @@ pub fn rounded(x: Vec<f32>, dtype: DType) -> Vec<f32> {
     if dtype == DType::F16 { x.into_iter().map(|x| f16::from_f32(x).to_f32()).collect() } else { x }
 }
 
-pub fn halves(x: &[f32]) -> Vec<u16> {
-    x.iter().map(|x| f16::from_f32(*x).to_bits()).collect()
+/// # Errors
+/// A device without the memory.
+pub fn upload(gpu: &Gpu, x: &[f32], dtype: DType) -> Result<wgpu::Buffer, Error> {
+    if dtype == DType::F16 {
+        return gpu.upload(&x.iter().map(|x| f16::from_f32(*x).to_bits()).collect::<Vec<u16>>());
+    }
+    gpu.upload(x)
+}
+
+/// A buffer for `n` elements of a result, NaN until they are written.
+///
+/// # Errors
+/// A device without the memory.
+pub fn blank(gpu: &Gpu, n: usize, dtype: DType) -> Result<wgpu::Buffer, Error> {
+    gpu.upload(&vec![0xffu8; n * dtype.bytes()])
 }
 
 /// `n` elements of a result.

@@ -1,12 +1,11 @@
 //! What recording a call does, and what it does not: no submission, nothing created the second time, no
 //! parameters overwritten.
 
+mod allocations;
 mod cached;
 mod cost;
 mod order;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use wgpu_attention::reference::compare::max_error;
@@ -16,41 +15,12 @@ use wgpu_attention::{
     Linear, Mask, MultiHeadAttention, Path, Pipelines, Scratch, ScratchSize, Shape, TensorView,
 };
 
+use allocations::allocations;
+
 use crate::harness::random::noise;
 use crate::harness::say;
 
 const POISON: f32 = -12345.0;
-
-/// Counts the allocations of each thread of the test binary.
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-// SAFETY: everything is passed on to the system's allocator as it came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // A thread that is ending has no counter any more.
-        let _ = ALLOCATIONS.try_with(|n| n.set(n.get() + 1));
-        // SAFETY: the caller's promises are System's conditions.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as above.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-fn allocations(f: impl FnOnce()) -> usize {
-    let before = ALLOCATIONS.get();
-    f();
-    ALLOCATIONS.get() - before
-}
 
 /// A device whose instance reports what lives on it: nobody else's resources are counted.
 struct Own {

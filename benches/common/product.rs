@@ -1,0 +1,59 @@
+//! A projection with its buffers, and rows of its result against the reference.
+
+use wgpu_attention::reference::compare::{Difference, Mismatch, compare};
+use wgpu_attention::reference::{self, widen};
+use wgpu_attention::{DType, Gpu, Linear, MatrixUnits, Projection, ProjectionForward, TensorView, wgpu};
+
+use super::problem::{blank, read, rounded, tolerance, upload};
+use super::timer::noise;
+
+/// The product of two square matrices.
+pub struct Product {
+    n: usize,
+    /// The weight is `[in, out]`.
+    transposed: bool,
+    dtype: DType,
+    /// x and the weight, as the device has them: f16 is rounded.
+    data: [Vec<f32>; 2],
+    buffers: [wgpu::Buffer; 2],
+    out: wgpu::Buffer,
+}
+
+impl Product {
+    pub fn new(gpu: &Gpu, n: usize, transposed: bool, dtype: DType) -> Self {
+        let data = [1, 2].map(|seed| rounded(noise(n * n, seed), dtype));
+        let buffers = data.each_ref().map(|x| upload(gpu, x, dtype).expect("room for a matrix"));
+        let out = blank(gpu, n * n, dtype).expect("room for a matrix");
+        Product { n, transposed, dtype, data, buffers, out }
+    }
+
+    pub fn operator(&self, gpu: &Gpu, units: MatrixUnits) -> Projection {
+        Projection::with_pipelines(gpu.pipelines()).matrix_units(units)
+    }
+
+    pub fn call(&self) -> ProjectionForward<'_> {
+        let Product { n, transposed, dtype, .. } = *self;
+        let [x, w] = &self.buffers;
+        let matrix = TensorView::matrix(w, dtype, [n, n]);
+        let weight = if transposed { matrix.transposed(2, 3) } else { matrix };
+        ProjectionForward {
+            x: TensorView::sequence(x, dtype, [1, n, n]),
+            linear: Linear { weight, bias: None },
+            out: TensorView::sequence(&self.out, dtype, [1, n, n]),
+            narrow: false,
+        }
+    }
+
+    /// Compares rows of the result, of as many rows of x.
+    pub fn judge(&self, gpu: &Gpu) -> Result<Difference, Mismatch> {
+        let Product { n, transposed, dtype, data: [x, w], .. } = self;
+        let (n, dtype) = (*n, *dtype);
+        let rows = [0, n / 3, 2 * n / 3, n - 1];
+        let take = |x: &[f32]| rows.iter().flat_map(|row| &x[row * n..][..n]).copied().collect::<Vec<f32>>();
+        let stored = if *transposed { (0..n * n).map(|i| w[i % n * n + i / n]).collect() } else { w.clone() };
+        let x = take(x);
+        let want = reference::project::<f64>(&widen(&x), &widen(&stored), None, n, n);
+        let naive = rounded(reference::project::<f32>(&x, &stored, None, n, n), dtype);
+        compare(&take(&read(gpu, &self.out, n * n, dtype)), &want, tolerance(&naive, &want, dtype))
+    }
+}

@@ -1,0 +1,360 @@
+//! `scripts/gpu cargo bench --bench record [-- FILTER] [--quick]`
+//!
+//! What recording a call costs the host, in time and in allocations, once it has been recorded before; beside what wgpu alone
+//! takes for as many passes and dispatches. Each call is submitted once and its result compared with the reference
+//! first.
+
+#[path = "../tests/recording/allocations.rs"]
+mod allocations;
+mod common;
+
+use std::time::Instant;
+
+use allocations::allocations;
+use common::bed::{Bed, median};
+use common::kernel::{Kernel, uniform};
+use common::layer::Layer;
+use common::problem::{Case, Problem, Rule, Way, read, tolerance};
+use common::product::Product;
+use common::rows::Row;
+use common::settings;
+use common::timer::noise;
+use criterion::measurement::WallTime;
+use criterion::{BenchmarkGroup, Criterion, criterion_group, criterion_main};
+use wgpu_attention::reference::compare::{Difference, Mismatch, compare};
+use wgpu_attention::reference::{self, Options, Real, widen};
+use wgpu_attention::{
+    Append, Attention, Cache, CacheConfig, CachedForward, Config, DType, Gpu, Mask, MatrixUnits, Scratch,
+    ScratchSize, Shape, TensorView, Tokens, wgpu,
+};
+
+/// Records a call; then, where it must be undone before the next, undoes it, which is not timed.
+trait Call {
+    fn record(&mut self, encoder: &mut wgpu::CommandEncoder);
+
+    fn undo(&mut self, _encoder: &mut wgpu::CommandEncoder) {}
+
+    /// Whether what the device computed of one recording is right.
+    fn judge(&self, gpu: &Gpu) -> Result<Difference, Mismatch>;
+}
+
+/// What is recorded, in passes and dispatches.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Parts {
+    passes: usize,
+    dispatches: usize,
+}
+
+/// Of a recording, in steady state.
+#[derive(Clone, Copy)]
+struct Cost {
+    us: f64,
+    /// Of `encoder.finish()` afterwards, where wgpu validates what was recorded.
+    finish_us: f64,
+    allocations: usize,
+}
+
+fn encoder(gpu: &Gpu) -> wgpu::CommandEncoder {
+    gpu.device().create_command_encoder(&Default::default())
+}
+
+fn cost(
+    bed: &Bed,
+    group: &mut BenchmarkGroup<WallTime>,
+    id: &str,
+    call: &mut dyn FnMut(&mut wgpu::CommandEncoder),
+    undo: &mut dyn FnMut(&mut wgpu::CommandEncoder),
+) -> Option<Cost> {
+    let (mut times, mut finished) = (Vec::new(), Vec::new());
+    group.bench_function(id, |b| {
+        b.iter_custom(|iterations| {
+            let mut run = || {
+                let mut encoder = self::encoder(&bed.gpu);
+                let start = Instant::now();
+                call(&mut encoder);
+                let time = start.elapsed();
+                let start = Instant::now();
+                drop(encoder.finish());
+                finished.push(start.elapsed().as_secs_f64() * 1e6);
+                undo(&mut self::encoder(&bed.gpu));
+                times.push(time.as_secs_f64() * 1e6);
+                time
+            };
+            (0..iterations).map(|_| run()).sum()
+        });
+    });
+    let (us, finish_us) = (median(times)?, median(finished)?);
+    // Lists grow now and then.
+    let allocations = (0..9).map(|_| {
+        let mut encoder = self::encoder(&bed.gpu);
+        let count = allocations(|| call(&mut encoder));
+        undo(&mut encoder);
+        count
+    });
+    Some(Cost { us, finish_us, allocations: allocations.min()? })
+}
+
+/// Dispatches that do nothing, of a kernel that binds as much as attention: parameters, q, k, v and out.
+struct Bare {
+    kernel: Kernel,
+    known: Vec<(Parts, Cost)>,
+}
+
+impl Bare {
+    fn new(gpu: &Gpu) -> Self {
+        let text = "@group(0) @binding(0) var<uniform> p: vec4<f32>;
+            @group(0) @binding(1) var<storage, read> q: array<f32>;
+            @group(0) @binding(2) var<storage, read> k: array<f32>;
+            @group(0) @binding(3) var<storage, read> v: array<f32>;
+            @group(0) @binding(4) var<storage, read_write> out: array<f32>;
+            @compute @workgroup_size(1) fn main() { out[0] = p.x + q[0] + k[0] + v[0]; }";
+        let [q, k, v, out] = [0; 4].map(|_| gpu.buffer(16).expect("a buffer"));
+        Bare { kernel: Kernel::new(gpu, text, &[&uniform(gpu), &q, &k, &v, &out]), known: Vec::new() }
+    }
+
+    fn cost(&mut self, bed: &Bed, group: &mut BenchmarkGroup<WallTime>, parts: Parts) -> Option<Cost> {
+        if let Some((_, cost)) = self.known.iter().find(|(known, _)| *known == parts) {
+            return Some(*cost);
+        }
+        let Parts { passes, dispatches } = parts;
+        let kernel = &self.kernel;
+        let mut record = |encoder: &mut wgpu::CommandEncoder| {
+            for n in 0..passes {
+                let mut pass = encoder.begin_compute_pass(&Default::default());
+                // All that passes do not share evenly is in the last.
+                let more = if n + 1 == passes { dispatches % passes } else { 0 };
+                (0..dispatches / passes + more).for_each(|_| kernel.dispatch(&mut pass, [1, 1]));
+            }
+        };
+        let name = format!("wgpu alone, passes {passes}, dispatches {dispatches}");
+        let cost = cost(bed, group, &name, &mut record, &mut |_| ())?;
+        Row::new(&bed.gpu, "record", &name)
+            .with("host_us", cost.us)
+            .with("allocations", cost.allocations)
+            .append();
+        self.known.push((parts, cost));
+        Some(cost)
+    }
+}
+
+/// Submits one recording and looks at its result, then measures those after it. `make` gives the call, which records
+/// `passes`, and its row.
+fn bench<C: Call>(
+    bed: &Bed,
+    group: &mut BenchmarkGroup<WallTime>,
+    bare: &mut Bare,
+    id: &str,
+    passes: usize,
+    row: Row,
+    make: impl FnOnce() -> C,
+) {
+    let mut call = make();
+    // Every dispatch is bound when it is recorded first.
+    let bind_groups =
+        || bed.instance.generate_report().map(|report| report.hub.bind_groups.num_kept_from_user);
+    let before = bind_groups();
+    let submit = |record: &mut dyn FnMut(&mut wgpu::CommandEncoder)| {
+        let mut encoder = self::encoder(&bed.gpu);
+        record(&mut encoder);
+        bed.gpu.queue().submit([encoder.finish()]);
+    };
+    submit(&mut |encoder| call.record(encoder));
+    let dispatches = before.zip(bind_groups()).map(|(before, after)| after - before);
+    call.judge(&bed.gpu).unwrap_or_else(|wrong| panic!("{id} computes something else: {wrong}"));
+    submit(&mut |encoder| call.undo(encoder));
+
+    let call = std::cell::RefCell::new(call);
+    let mut record = |encoder: &mut wgpu::CommandEncoder| call.borrow_mut().record(encoder);
+    let mut undo = |encoder: &mut wgpu::CommandEncoder| call.borrow_mut().undo(encoder);
+    let Some(cost) = cost(bed, group, id, &mut record, &mut undo) else { return };
+    let Cost { us, finish_us, allocations } = cost;
+    row.with("host_us", us).with("allocations", allocations).append();
+    println!("{:24}{us:.2} µs and {allocations} allocations; {finish_us:.2} µs to finish the encoder", "");
+    let Some(dispatches) = dispatches else {
+        return println!("{:24}dispatches are not known: not compared with wgpu alone", "");
+    };
+    if let Some(alone) = bare.cost(bed, group, Parts { passes, dispatches }) {
+        println!(
+            "{:24}{id}: {:.2} µs and {} allocations are not wgpu's, which takes {:.2} µs and {} for {passes} passes \
+             and {dispatches} dispatches, {:.2} µs to finish",
+            "",
+            us - alone.us,
+            allocations as i64 - alone.allocations as i64,
+            alone.us,
+            alone.allocations,
+            alone.finish_us,
+        );
+    }
+}
+
+struct Attend {
+    problem: Problem,
+    attention: Attention,
+    scratch: Scratch,
+}
+
+impl Call for Attend {
+    fn record(&mut self, encoder: &mut wgpu::CommandEncoder) {
+        self.attention.forward(encoder, &self.problem.call(), &mut self.scratch).expect("a recording");
+    }
+
+    fn judge(&self, gpu: &Gpu) -> Result<Difference, Mismatch> {
+        self.problem.judge(gpu)
+    }
+}
+
+struct Project {
+    product: Product,
+    projection: wgpu_attention::Projection,
+    scratch: Scratch,
+}
+
+impl Call for Project {
+    fn record(&mut self, encoder: &mut wgpu::CommandEncoder) {
+        let products = [self.product.call()];
+        self.projection.forward(encoder, &products, &mut self.scratch).expect("a recording");
+    }
+
+    fn judge(&self, gpu: &Gpu) -> Result<Difference, Mismatch> {
+        self.product.judge(gpu)
+    }
+}
+
+struct WholeLayer {
+    layer: Layer,
+    operator: wgpu_attention::MultiHeadAttention,
+    scratch: Scratch,
+}
+
+impl Call for WholeLayer {
+    fn record(&mut self, encoder: &mut wgpu::CommandEncoder) {
+        self.operator.forward(encoder, &self.layer.call(), &mut self.scratch).expect("a recording");
+    }
+
+    fn judge(&self, gpu: &Gpu) -> Result<Difference, Mismatch> {
+        self.layer.judge(gpu)
+    }
+}
+
+/// A token at the end of a cache: room for it, its key and value, attention of its query to all.
+struct Step {
+    shape: Shape,
+    data: [Vec<f32>; 3],
+    /// Query, key and value of the token, and its output.
+    buffers: [wgpu::Buffer; 4],
+    cache: Cache,
+    attention: Attention,
+    scratch: Scratch,
+}
+
+impl Step {
+    fn new(gpu: &Gpu, shape: Shape) -> Self {
+        let Shape { heads, kv_heads, kv_len, head_dim, .. } = shape;
+        let [q, k, v] = [(heads, 1), (kv_heads * kv_len, 2), (kv_heads * kv_len, 3)]
+            .map(|(rows, seed)| noise(rows * head_dim, seed));
+        let config = CacheConfig::new(kv_heads, head_dim, kv_len);
+        let mut cache = Cache::with_pipelines(gpu.pipelines(), config).expect("a cache");
+        let attention =
+            Attention::with_pipelines(gpu.pipelines(), Config::new(heads, head_dim).kv_heads(kv_heads))
+                .expect("an operator");
+        let upload = |x: &[f32]| gpu.upload(x).expect("an upload");
+        let last = |x: &[f32]| -> Vec<f32> {
+            let heads = x.chunks_exact(kv_len * head_dim);
+            heads.flat_map(|head| &head[(kv_len - 1) * head_dim..]).copied().collect()
+        };
+        let (old_k, old_v) = (upload(&k), upload(&v));
+        let out = upload(&vec![f32::NAN; heads * head_dim]);
+        let buffers = [upload(&q), upload(&last(&k)), upload(&last(&v)), out];
+
+        let one = |buffer| TensorView::new(buffer, DType::F32, [1, heads, 1, head_dim]);
+        let size = CachedForward::new(one(&buffers[0]), &cache, one(&buffers[3])).not_advanced();
+        let size = attention.scratch_size_cached(&size.mask(Mask::causal())).expect("a size");
+        let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
+        gpu.submit(|encoder| {
+            let old = |buffer| TensorView::new(buffer, DType::F32, [1, kv_heads, kv_len, head_dim]);
+            let append =
+                Append::new(old(&old_k).slice(2, 0, kv_len - 1), old(&old_v).slice(2, 0, kv_len - 1));
+            cache.advance(encoder, Tokens::All(kv_len - 1), &mut scratch)?;
+            cache.append(encoder, 0, &append, &mut scratch)
+        })
+        .expect("a prefill");
+        // So that what the steps bind counts alone.
+        scratch.forget();
+        Step { shape, data: [q, k, v], buffers, cache, attention, scratch }
+    }
+}
+
+impl Call for Step {
+    fn record(&mut self, encoder: &mut wgpu::CommandEncoder) {
+        let Step { shape: Shape { heads, kv_heads, head_dim, .. }, cache, scratch, .. } = self;
+        let [q, k, v, out] = &self.buffers;
+        let view = |buffer, heads| TensorView::new(buffer, DType::F32, [1, heads, 1, *head_dim]);
+        cache.advance(encoder, Tokens::All(1), scratch).expect("room");
+        cache
+            .append(encoder, 0, &Append::new(view(k, *kv_heads), view(v, *kv_heads)), scratch)
+            .expect("a recording");
+        let call = CachedForward::new(view(q, *heads), cache, view(out, *heads)).mask(Mask::causal());
+        self.attention.forward_cached(encoder, &call, scratch).expect("a recording");
+    }
+
+    fn undo(&mut self, encoder: &mut wgpu::CommandEncoder) {
+        self.cache.rewind(encoder, Tokens::All(1), &mut self.scratch).expect("a recording");
+    }
+
+    fn judge(&self, gpu: &Gpu) -> Result<Difference, Mismatch> {
+        fn truth<R: Real>(shape: &Shape, data: &[Vec<f32>; 3]) -> Vec<R> {
+            let [q, k, v] = data.each_ref().map(|x| widen::<R>(x));
+            reference::attention(&q, &k, &v, shape, &Options::default()).expect("a shape").out
+        }
+        let want = truth::<f64>(&self.shape, &self.data);
+        let tolerance = tolerance(&truth::<f32>(&self.shape, &self.data), &want, DType::F32);
+        compare(&read(gpu, &self.buffers[3], want.len(), DType::F32), &want, tolerance)
+    }
+}
+
+fn all(c: &mut Criterion) {
+    let Some(bed) = Bed::open() else { return };
+    let gpu = &bed.gpu;
+    let mut bare = Bare::new(gpu);
+    let mut group = c.benchmark_group("record");
+    let row = |what| Row::new(gpu, "record", what);
+
+    let shape = Shape::new(1, 8, 512, 64);
+    let case = Case { shape, rule: Rule::Causal, dtype: DType::F32 };
+    for way in [Way::Fused, Way::Staged] {
+        let row = row(way.name()).attention(&shape, "causal", DType::F32);
+        bench(&bed, &mut group, &mut bare, &format!("{} {}", way.name(), case.id()), 1, row, || {
+            let problem = Problem::new(gpu, case).expect("room");
+            let attention = problem.operator(gpu, way).expect("an operator");
+            let scratch = problem.scratch(gpu, way).expect("scratch");
+            Attend { problem, attention, scratch }
+        });
+    }
+    let shape = Shape { kv_heads: 8, q_len: 1, ..Shape::new(1, 32, 1024, 128) };
+    let of_step = row("decode step").attention(&shape, "causal", DType::F32);
+    let id = "decode step, 32 heads on 8, 1024 keys";
+    bench(&bed, &mut group, &mut bare, id, 3, of_step, || Step::new(gpu, shape));
+
+    let of_product = row("projection").with("shape", "512×512×512").dtype(DType::F32);
+    bench(&bed, &mut group, &mut bare, "projection 512x512x512", 1, of_product, || {
+        let product = Product::new(gpu, 512, false, DType::F32);
+        let projection = product.operator(gpu, MatrixUnits::Never);
+        let scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
+        Project { product, projection, scratch }
+    });
+
+    let of_layer = row("layer").attention(&Shape::new(1, 8, 128, 64), "none", DType::F32);
+    bench(&bed, &mut group, &mut bare, "layer 128x512x8", 1, of_layer, || {
+        let layer = Layer::random(gpu, 128, 512, 8);
+        let operator = layer.operator(gpu);
+        let size = operator.scratch_size(&layer.call()).expect("a size");
+        WholeLayer { layer, operator, scratch: Scratch::new(gpu.device(), size).expect("scratch") }
+    });
+}
+
+criterion_group! {
+    name = benches;
+    config = settings::criterion();
+    targets = all
+}
+criterion_main!(benches);
