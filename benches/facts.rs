@@ -42,7 +42,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if let Some(file) = std::env::var_os("WGPU_ATTENTION_ROWS") {
         let driver = format!("{} {}", info.driver, info.driver_info);
         let row = serde_json::json!({
-            "bench": "facts", "device": info.name, "driver": driver.trim(), "backend": format!("{:?}", info.backend),
+            "bench": "facts", "device": info.name, "driver": driver.trim(), "backend": info.backend.to_str(),
             "device_type": format!("{:?}", info.device_type), "subgroups": subgroups, "matrices": products,
         });
         writeln!(std::fs::OpenOptions::new().create(true).append(true).open(file)?, "{row}")?;

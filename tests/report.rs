@@ -73,14 +73,18 @@ fn software_drivers_have_no_place_among_results() {
 }
 
 #[test]
-fn exponents_are_those_of_the_longer_half() {
-    let points: Vec<(f64, f64)> = (8..16)
-        .map(|n| (f64::from(n).exp2(), if n < 12 { 7.0 } else { 3.0 * f64::from(n).exp2().powi(2) }))
-        .collect();
-    let exponent = growth::exponent(&points).expect("points");
-    assert!((exponent - 2.0).abs() < 1e-9, "{exponent}");
-    assert_eq!(growth::exponent(&points[..1]), None);
-    assert_eq!(growth::exponent(&[]), None);
+fn growth_is_drawn_with_the_exponents_of_the_rows() {
+    let mut rows = GPU.to_string();
+    for length in [256, 512] {
+        rows += &format!(
+            r#"{{"bench":"scaling","what":"fused","mask":"window 256","dtype":"f32","q_len":{length},"kv_len":{length},"ms":{length},"bytes":0}}"#
+        );
+        rows.push('\n');
+    }
+    rows += r#"{"bench":"scaling","what":"fused","mask":"window 256","dtype":"f32","value":1.25,"unit":"time exponent"}"#;
+    let draw = |rows| growth::plot(&Visit::parse("gpu".into(), rows).expect("rows")).expect("a picture");
+    assert!(draw(&rows).expect("two lengths").contains("fused window 256 ~ n^1.25"));
+    assert!(draw(GPU).is_none());
 }
 
 #[test]

@@ -7,61 +7,61 @@ use super::picture::{Area, Drawn, GRID, Plot, TEXT, colours, head, place, svg, w
 use super::row::{digits, memory};
 use super::visit::Visit;
 
-/// Exponent p of y ≈ c · xᵖ by least squares of the logarithms, over the longer half of the points: what is fixed per call bends
-/// the shorter. `None` of less than two.
-pub fn exponent(points: &[(f64, f64)]) -> Option<f64> {
-    let mut points: Vec<(f64, f64)> =
-        points.iter().filter(|(x, y)| *x > 0.0 && *y > 0.0).map(|(x, y)| (x.ln(), y.ln())).collect();
-    points.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let half = points.split_off(points.len() / 2);
-    let points = if half.len() >= 2 { half } else { points.into_iter().chain(half).collect() };
-    let n = points.len() as f64;
-    let (mx, my) = (points.iter().map(|p| p.0).sum::<f64>() / n, points.iter().map(|p| p.1).sum::<f64>() / n);
-    let spread: f64 = points.iter().map(|(x, _)| (x - mx).powi(2)).sum();
-    (points.len() >= 2 && spread > 0.0)
-        .then(|| points.iter().map(|(x, y)| (x - mx) * (y - my)).sum::<f64>() / spread)
-}
-
 type Points = Vec<(f64, f64)>;
+
+/// What one kind of call takes.
+#[derive(Default)]
+struct Series {
+    points: Points,
+    exponent: Option<f64>,
+}
 
 /// `None` where nothing was measured at two lengths.
 pub fn plot(visit: &Visit) -> Plot {
     let mut names = Vec::new();
-    let (mut times, mut scratch): (Vec<Points>, Vec<Points>) = (Vec::new(), Vec::new());
+    let (mut times, mut memories): (Vec<Series>, Vec<Series>) = (Vec::new(), Vec::new());
     for row in visit.of("scaling") {
-        let (Some(length), Some(ms)) = (row.kv_len, row.ms) else { continue };
-        let mask = if row.mask() == "none" || row.what.contains(row.mask()) { "" } else { row.mask() };
-        let n = place(&mut names, format!("{} {mask}", row.what).trim_end());
+        let name = [&row.what, row.mask(), row.dtype.as_deref().unwrap_or("f32")];
+        let name: Vec<&str> = name.into_iter().filter(|word| !["none", "f32"].contains(word)).collect();
+        let n = place(&mut names, &name.join(" "));
         if n == times.len() {
-            times.push(Vec::new());
-            scratch.push(Vec::new());
+            times.push(Series::default());
+            memories.push(Series::default());
         }
-        times[n].push((length as f64, ms));
-        // On a logarithmic axis nothing has no place.
-        scratch[n].extend(row.bytes.filter(|bytes| *bytes > 0.0).map(|bytes| (length as f64, bytes)));
+        match (row.kv_len, row.ms, row.value, row.unit.as_deref()) {
+            (Some(length), Some(ms), ..) => {
+                times[n].points.push((length as f64, ms));
+                // Nothing has no place on a logarithmic axis.
+                let bytes = row.bytes.filter(|bytes| *bytes > 0.0);
+                memories[n].points.extend(bytes.map(|bytes| (length as f64, bytes)));
+            }
+            (_, _, exponent, Some("time exponent")) => times[n].exponent = exponent,
+            (_, _, exponent, Some("memory exponent")) => memories[n].exponent = exponent,
+            _ => {}
+        }
     }
-    if !times.iter().any(|points| points.len() >= 2) {
+    if !times.iter().any(|series| series.points.len() >= 2) {
         return Ok(None);
     }
     let mut notes: Vec<String> = visit.warning().into_iter().collect();
-    notes.push(
-        "In brackets: the exponent fitted to the longer half of the lengths; none: no memory is taken."
-            .into(),
-    );
+    notes.push("After a name: the exponent of the power of the length that fits the longer ones.".into());
     let top = 34 + 18 * notes.len() as i32;
-    let drawn = svg(960, (top + 400 + 20 * names.len() as i32) as u32, |area| {
+    let height = top + CHART + 10 + 20 * names.len() as i32;
+    svg(960, height as u32, |area| {
         head(area, &format!("Growth with length: {}", visit.device()), &notes)?;
         let (_, panels) = area.split_vertically(top);
         let (left, right) = panels.split_horizontally(480);
         panel(&left, "time, ms", &names, &times, digits)?;
-        panel(&right, "scratch memory", &names, &scratch, memory)
-    });
-    drawn.map(Some)
+        panel(&right, "memory beside q, k and v: output and scratch", &names, &memories, memory)
+    })
+    .map(Some)
 }
 
-fn panel(area: &Area, title: &str, names: &[String], series: &[Points], name: fn(f64) -> String) -> Drawn {
-    let (chart, key) = area.split_vertically(390);
-    let all = || series.iter().flatten();
+const CHART: i32 = 390;
+
+fn panel(area: &Area, title: &str, names: &[String], series: &[Series], name: fn(f64) -> String) -> Drawn {
+    let (chart, key) = area.split_vertically(CHART);
+    let all = || series.iter().flat_map(|series| &series.points);
     let range = |of: fn(&(f64, f64)) -> f64, slack: f64| {
         let (low, high) =
             all().map(of).fold((f64::INFINITY, 0.0), |(l, h): (f64, f64), x| (l.min(x), h.max(x)));
@@ -88,16 +88,13 @@ fn panel(area: &Area, title: &str, names: &[String], series: &[Points], name: fn
         .x_label_formatter(&|x| format!("{x:.0}"))
         .y_label_formatter(&|y| name(*y))
         .draw()?;
-    for (n, (points, colour)) in series.iter().zip(colours(names)).enumerate() {
+    for (n, (Series { points, exponent }, colour)) in series.iter().zip(colours(names)).enumerate() {
         chart.draw_series(LineSeries::new(points.iter().copied(), colour.stroke_width(2)))?;
         chart.draw_series(points.iter().map(|p| Circle::new(*p, 3, colour.filled())))?;
-        let fitted = match exponent(points) {
-            Some(exponent) => format!("{} [{exponent:.2}]", names[n]),
-            None => format!("{} [none]", names[n]),
-        };
+        let fitted = exponent.map(|exponent| format!(" ~ n^{exponent:.2}")).unwrap_or_default();
         let at = 8 + 20 * n as i32;
         key.draw(&Rectangle::new([(70, at - 6), (82, at + 6)], colour.filled()))?;
-        write(&key, &fitted, (88, at), TEXT, HPos::Left, false)?;
+        write(&key, &format!("{}{fitted}", names[n]), (88, at), TEXT, HPos::Left, false)?;
     }
     Ok(())
 }

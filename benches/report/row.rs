@@ -45,6 +45,8 @@ pub struct Row {
     pub commit: Option<String>,
     /// Of `visit`: the tree held changes that are in no commit.
     pub dirty: Option<bool>,
+    /// Of `visit`: benches did as little as shows that they work.
+    pub quick: Option<bool>,
     /// A name or a reason.
     pub detail: Option<String>,
 }

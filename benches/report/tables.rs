@@ -38,6 +38,9 @@ pub fn section(visit: &Visit) -> String {
     if visit.is_software() {
         text.push_str("**Software, says nothing about GPUs.**\n\n");
     }
+    if visit.first(|row| row.quick) == Some(true) {
+        text.push_str("**Quick: the times say nothing, they show only that the benches work.**\n\n");
+    }
     let _ = writeln!(text, "Driver {driver}, {backend}, commit {commit}{dirty}.");
     for facts in visit.of("facts") {
         let matrices = match facts.matrices.as_deref() {
@@ -118,7 +121,7 @@ fn kernels(visit: &Visit, text: &mut String) {
     };
     let rows: Vec<_> = visit.kernels().filter_map(line).collect();
     let columns =
-        ["bench", "", "shape", "ms", "floor", "bound", "of ceiling", "PyTorch ms", "of PyTorch", "scratch"];
+        ["bench", "", "shape", "ms", "floor", "bound", "of ceiling", "PyTorch ms", "of PyTorch", "bytes"];
     table(text, "Kernels, time on the device", &columns, &rows);
 }
 

@@ -56,6 +56,9 @@ impl Visit {
 
     /// What a plot must say of where its figures are from.
     pub fn warning(&self) -> Option<String> {
+        if self.first(|row| row.quick) == Some(true) {
+            return Some("A quick run: the times say nothing.".into());
+        }
         self.is_software().then(|| "A software driver: this says nothing about GPUs.".into())
     }
 
