@@ -1,9 +1,10 @@
-// Runs all cases of the program in turn, in a page or in Node; `say` gets a line of JSON for each.
+// Runs the cases of the program whose names have one of `words`, or all, in turn, in a page or in Node; `say` gets a
+// line of JSON for each.
 // A panic or a case without end ends the program: those after it are not run.
 
-const SECONDS = 60;
+const SECONDS = 150;
 
-export async function cases({ begin, run }, say) {
+export async function cases({ begin, run }, words, say) {
   let fail = () => {};
   // The program calls it; the promise that it was about to settle never will be.
   globalThis.panicked = (message) => fail(message);
@@ -16,10 +17,12 @@ export async function cases({ begin, run }, say) {
     const { info } = await navigator.gpu.requestAdapter() ?? {};
     const adapter = info && `${info.vendor} ${info.architecture} ${info.description}`.trim();
     const [f16, ...names] = await within(begin());
-    await say({ adapter, f16: f16 === 'true', names });
-    for (let n = 0; n < names.length; n++) {
+    const all = names.map((name, n) => ({ name, n }));
+    const chosen = all.filter(({ name }) => words.length === 0 || words.some((word) => name.includes(word)));
+    await say({ adapter, f16: f16 === 'true', names: chosen.map(({ name }) => name) });
+    for (const [at, { n }] of chosen.entries()) {
       const [outcome, why] = await within(run(n));
-      await say({ n, outcome, why });
+      await say({ at, outcome, why });
     }
     await say({ end: true });
   } catch (e) {

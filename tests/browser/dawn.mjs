@@ -1,11 +1,11 @@
-// node dawn.mjs FOLDER: the program in FOLDER/program on Dawn, the package `webgpu` in FOLDER/dawn; lines of JSON on
+// node dawn.mjs FOLDER [WORD...]: the program in FOLDER/program on Dawn, the package `webgpu` in FOLDER/dawn; lines of JSON on
 // standard output.
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { pathToFileURL } from 'node:url';
 import { cases } from './cases.mjs';
 
-const folder = process.argv[2];
+const [folder, ...words] = process.argv.slice(2);
 const { create, globals } = await import(pathToFileURL(createRequire(`${folder}/dawn/`).resolve('webgpu')));
 Object.assign(globalThis, globals);
 Object.defineProperty(globalThis, 'navigator', { value: { gpu: create(['backend=vulkan']) } });
@@ -18,5 +18,5 @@ process.on('uncaughtException', shown);
 process.on('unhandledRejection', shown);
 const program = await import(pathToFileURL(`${folder}/program/browser.js`));
 await program.default({ module_or_path: readFileSync(`${folder}/program/browser_bg.wasm`) });
-await cases(program, say);
+await cases(program, words, say);
 process.exit(0);

@@ -1,4 +1,5 @@
-// node run.mjs FOLDER RUNTIME=COMMAND...: the program in FOLDER/program in each runtime, and a table of what came of it.
+// node run.mjs FOLDER RUNTIME=COMMAND... [WORD...]: the program in FOLDER/program in each runtime, and a table of what
+// came of it; with words only the cases with one of them in their names.
 //
 //   chromium=PROGRAM   Chromium, headless, on SwiftShader
 //   node=RUNNER        Node on Dawn, started through RUNNER (which brings a Vulkan driver) if it is not empty
@@ -11,9 +12,11 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 
-const [folder, ...runtimes] = process.argv.slice(2);
+const [folder, ...rest] = process.argv.slice(2);
+const runtimes = rest.filter((word) => /^(chromium|node)=/.test(word));
+const words = rest.filter((word) => !runtimes.includes(word));
 const here = (file) => fileURLToPath(new URL(file, import.meta.url));
-const LIMIT = 420; // seconds for all cases of a runtime
+const LIMIT = 900; // seconds for all cases of a runtime
 
 const FLAGS = ['--headless', '--no-sandbox', '--enable-unsafe-webgpu', '--use-webgpu-adapter=swiftshader',
   '--disable-gpu-watchdog', '--disable-background-networking', '--disable-component-update', '--disable-sync',
@@ -28,7 +31,7 @@ class Run {
 
   hear(line) {
     if (line.names) Object.assign(this, line);
-    if (line.n !== undefined) this.outcomes[line.n] = line;
+    if (line.at !== undefined) this.outcomes[line.at] = line;
     if (line.broken && !this.broken) this.broken = line.broken;
     if (line.broken || line.end) this.end();
   }
@@ -36,7 +39,7 @@ class Run {
   /** What is to be said of every case. */
   results() {
     const why = (n) => n === this.outcomes.length && this.broken ? this.broken : 'not run';
-    const rest = (n) => this.outcomes[n] ?? { n, outcome: 'failed', why: why(n) };
+    const rest = (n) => this.outcomes[n] ?? { outcome: 'failed', why: why(n) };
     return this.names.map((name, n) => ({ name, ...rest(n) }));
   }
 }
@@ -74,7 +77,7 @@ async function chromium(run, program) {
   });
   await new Promise((done) => server.listen(0, '127.0.0.1', done));
   const data = mkdtempSync(join(tmpdir(), 'browser-'));
-  const url = `http://127.0.0.1:${server.address().port}/`;
+  const url = `http://127.0.0.1:${server.address().port}/#${encodeURIComponent(JSON.stringify(words))}`;
   // Another driver's settings are not for its SwiftShader.
   const { VK_DRIVER_FILES, VK_ICD_FILENAMES, ...env } = process.env;
   const child = spawn(program, [...FLAGS, `--user-data-dir=${data}`, '--remote-debugging-port=0', url],
@@ -86,7 +89,7 @@ async function chromium(run, program) {
 }
 
 async function node(run, runner) {
-  const [program, ...args] = [runner, process.execPath, here('dawn.mjs'), folder].filter(Boolean);
+  const [program, ...args] = [runner, process.execPath, here('dawn.mjs'), folder, ...words].filter(Boolean);
   const child = spawn(program, args, { detached: true, stdio: ['ignore', 'pipe', 'pipe'] });
   let rest = '';
   child.stdout.on('data', (text) => {
