@@ -36,7 +36,7 @@ fn bench<'a>(
     println!("{:24}median: {own}", "");
     row.share(&own).append();
     // What they could gain.
-    if let (Kind::Plain, Some(matrix)) = (kind, share(Kind::Matrix)) {
+    if let (Kind::Plain, false, Some(matrix)) = (kind, bed.software(), share(Kind::Matrix)) {
         println!("{:24}floor of matrix units: {:.3} ms", "", matrix.floor());
     }
 }
@@ -71,6 +71,13 @@ fn attend(c: &mut Criterion, bed: &Bed) {
             (decode(1, 65536), none),
         ]);
     }
+    if bed.fragments.is_empty() {
+        println!("kernels/matrix: skipped, the device has no matrix units");
+    } else if bed.software() {
+        println!(
+            "kernels/matrix: small cases only, a software driver has no matrix units as far as speed goes"
+        );
+    }
     for way in [Way::Fused, Way::Staged, Way::Matrix] {
         let mut group = c.benchmark_group(format!("kernels/{}", way.name()));
         for dtype in [DType::F32, DType::F16] {
@@ -81,7 +88,8 @@ fn attend(c: &mut Criterion, bed: &Bed) {
                 if unfit || (dtype == DType::F16 && !bed.f16()) {
                     continue;
                 }
-                if way == Way::Matrix && bed.fragments.is_empty() {
+                let large = bed.software() && case.work().flops > 3e8;
+                if way == Way::Matrix && (bed.fragments.is_empty() || large) {
                     continue;
                 }
                 attend_one(bed, &mut group, case, way);
@@ -112,7 +120,7 @@ fn project(c: &mut Criterion, bed: &Bed) {
     if bed.f16() {
         kinds.push((DType::F16, MatrixUnits::Never));
     }
-    if !bed.fragments.is_empty() {
+    if !bed.fragments.is_empty() && (settings::quick() || !bed.software()) {
         kinds.push((DType::F16, MatrixUnits::Always));
     }
     for (dtype, units) in kinds {
@@ -176,6 +184,9 @@ fn layer(c: &mut Criterion, bed: &Bed) {
 
 fn all(c: &mut Criterion) {
     let Some(bed) = Bed::open() else { return };
+    if !bed.f16() {
+        println!("f16: skipped, the device has none");
+    }
     attend(c, &bed);
     project(c, &bed);
     layer(c, &bed);
