@@ -131,7 +131,7 @@ fn project(c: &mut Criterion, bed: &Bed) {
             let stored: Vec<f64> = widen(&w);
             let weight: Vec<f64> =
                 if transposed { (0..n * n).map(|i| stored[i % n * n + i / n]).collect() } else { stored };
-            let want = reference::project::<f64>(&widen(&x), &weight, None, n, n);
+            let want = reference::project::<f64>(&widen(&x), &weight, None, n, n).expect("it fits");
             validate("project", &gpu.download(&out, n * n).expect("out"), &want);
         }
         let layout = if transposed { "in,out" } else { "out,in" };
