@@ -22,6 +22,7 @@ mod caches;
 mod calls;
 mod host;
 mod layers;
+mod lost;
 mod masks;
 
 use self::bench::*;
