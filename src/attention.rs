@@ -17,8 +17,7 @@ use crate::problem::Shape;
 use crate::record::{Pipelines, dispatch, pass};
 use crate::scratch::{Bound, Scratch, ScratchSize};
 use crate::tensor::{
-    Access, DType, LONGEST_AXIS, TensorView, check_aliasing, check_apart, check_float, expect,
-    expect_broadcast,
+    Access, DType, TensorView, check_aliasing, check_apart, check_float, expect, expect_broadcast,
 };
 
 /// One forward call: tensors `[batch, heads, length, dim]` in any strides, mask, optional outputs.
@@ -234,12 +233,7 @@ impl Attention {
         let Config { heads, kv_heads, head_dim, value_dim, .. } = self.config;
         let shape = Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim };
         shape.check()?;
-        // No tensor need bound these.
-        for (option, n) in [("batch", batch), ("q_len", q_len), ("kv_len", kv_len)] {
-            if n > LONGEST_AXIS {
-                return Err(Error::Option { option, value: n as f64, expected: "below 2^29" });
-            }
-        }
+        shape.check_lengths()?;
         mask.check(&shape, device)?;
         // A map is checked as part of a mask is, but for axes of 1 that would repeat.
         let mapped = DeviceMask::none().blocks(*blocks);

@@ -1,5 +1,7 @@
 //! Masks by blocks: which rectangles of pairs are hidden, full, or to be asked pair by pair.
 
+use crate::error::Error;
+
 /// What a block map says of a block.
 pub mod state {
     /// No query of the block sees any of its keys.
@@ -37,7 +39,18 @@ impl<L> Blocks<L> {
 /// BigBird's map (Zaheer et al. 2020, "Big Bird: transformers for longer sequences") of `n × n` blocks: each sees its
 /// neighbours up to `window` blocks away, the blocks listed in `globals` and, in row `i`, those listed in
 /// `random[i]`; blocks in `globals` see all. Dense `[n, n]`, for [`Blocks::map`] with shape `[1, 1, n, n]`.
-pub fn big_bird(n: usize, window: usize, globals: &[usize], random: &[Vec<usize>]) -> Vec<u32> {
+///
+/// # Errors
+/// More blocks than a tensor can have.
+pub fn big_bird(
+    n: usize,
+    window: usize,
+    globals: &[usize],
+    random: &[Vec<usize>],
+) -> Result<Vec<u32>, Error> {
+    if n > usize::from(u16::MAX) {
+        return Err(Error::Option { option: "n", value: n as f64, expected: "below 2^16" });
+    }
     let seen = |i: usize, j: usize| {
         i.abs_diff(j) <= window
             || globals.contains(&i)
@@ -45,5 +58,5 @@ pub fn big_bird(n: usize, window: usize, globals: &[usize], random: &[Vec<usize>
             || random.get(i).is_some_and(|row| row.contains(&j))
     };
     let of = |i: usize, j: usize| if seen(i, j) { state::FULL } else { state::HIDDEN };
-    (0..n * n).map(|k| of(k / n, k % n)).collect()
+    Ok((0..n * n).map(|k| of(k / n, k % n)).collect())
 }

@@ -244,7 +244,8 @@ pub enum Error {
          pass your own device"
     )]
     NoAdapter(String),
-    /// The device is lost or a result could not be read back from it.
+    /// The device is lost or a result could not be read back from it. What makes nothing new, as a call that is recorded
+    /// again, finds out at the submission at the earliest, as everything recorded with wgpu does.
     #[error("the device is lost or did not answer: {0}; create a new device and new buffers")]
     DeviceLost(String),
 }

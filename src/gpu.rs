@@ -349,8 +349,7 @@ impl Gpu {
     fn upload_bytes(&self, mut bytes: Vec<u8>) -> Result<wgpu::Buffer, Error> {
         bytes.resize(bytes.len().next_multiple_of(4), 0);
         let buffer = self.buffer(bytes.len())?;
-        guarded(&self.device, "an upload", || self.queue.write_buffer(&buffer, 0, &bytes))
-            .map_err(unless_lost)?;
+        guarded(&self.device, "an upload", || self.queue.write_buffer(&buffer, 0, &bytes))?;
         Ok(buffer)
     }
 
@@ -399,27 +398,17 @@ impl Gpu {
         })?;
         watch.end("a read-back").await?;
         let lost = |e: &dyn std::fmt::Display| Error::DeviceLost(e.to_string());
-        // A buffer that was just made can be mapped, unless a lost device made it.
         guarded(&self.device, "a read-back", || {
             staging.map_async(wgpu::MapMode::Read, .., |result| {
                 // The receiver is gone only if the caller dropped the future.
                 let _ = sender.send(result);
             });
-        })
-        .map_err(unless_lost)?;
+        })?;
         // Browsers poll by themselves.
         #[cfg(not(target_arch = "wasm32"))]
         self.device.poll(wgpu::PollType::wait_indefinitely()).map_err(|e| lost(&e))?;
         receiver.await.map_err(|e| lost(&e))?.map_err(|e| lost(&e))?;
         let mapped = staging.slice(..).get_mapped_range().map_err(|e| lost(&e))?;
         Ok(mapped[..bytes].chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect())
-    }
-}
-
-/// wgpu refuses a buffer that was made just before only if the device is lost.
-fn unless_lost(error: Error) -> Error {
-    match error {
-        Error::Refused { description, .. } => Error::DeviceLost(description),
-        other => other,
     }
 }

@@ -127,7 +127,10 @@ impl<'a, T: Copy> HostTensor<'a, T> {
             return None;
         }
         let strides = crate::tensor::dense_strides(self.shape);
-        let flat = (0..4).map(|a| if self.shape[a] == 1 { 0 } else { index[a] * strides[a] }).sum::<usize>();
+        // A shape may be larger than the slice.
+        let flat = (0..4)
+            .filter(|a| self.shape[*a] != 1)
+            .try_fold(0usize, |flat, a| flat.checked_add(index[a].checked_mul(strides[a])?))?;
         self.data.get(flat).copied()
     }
 

@@ -150,6 +150,9 @@ pub(crate) fn guarded<T>(
     if let Some(error) = memory {
         return Err(Error::OutOfMemory { what, description: error.to_string() });
     }
+    if is_lost(device) {
+        return Err(Error::DeviceLost(format!("wgpu made nothing of {what}")));
+    }
     if let Some(error) = validation.or(internal) {
         return Err(Error::Refused { what, description: error.to_string() });
     }
@@ -158,6 +161,20 @@ pub(crate) fn guarded<T>(
         let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("wgpu panicked");
         Error::Refused { what, description: text.to_string() }
     })
+}
+
+/// Whether the device is lost. wgpu then makes things that are none, without a word, but for a callback that is the
+/// application's; it does not even refuse what it always refuses, a buffer without any usage.
+#[cfg(not(target_arch = "wasm32"))]
+fn is_lost(device: &wgpu::Device) -> bool {
+    let scope = device.push_error_scope(wgpu::ErrorFilter::Validation);
+    let _ = device.create_buffer(&wgpu::BufferDescriptor {
+        label: None,
+        size: 4,
+        usage: wgpu::BufferUsages::empty(),
+        mapped_at_creation: false,
+    });
+    now(scope.pop()).is_none()
 }
 
 /// Browsers answer error scopes later than this returns: there a [`Watch`] is told, else the application's

@@ -1,7 +1,7 @@
 //! The dimensions of one attention call, unified from its tensors and checked once.
 
 use crate::error::Error;
-use crate::tensor::{DType, TensorView, expect};
+use crate::tensor::{DType, LONGEST_AXIS, TensorView, expect};
 
 /// The seven dimensions of attention.
 ///
@@ -99,6 +99,16 @@ impl Shape {
             });
         }
         Ok(())
+    }
+
+    /// Refuses pairs that no tensor could have, where none need bound them.
+    pub(crate) fn check_lengths(&self) -> Result<(), Error> {
+        let lengths =
+            [("batch", self.batch), ("heads", self.heads), ("q_len", self.q_len), ("kv_len", self.kv_len)];
+        match lengths.into_iter().find(|(_, n)| *n > LONGEST_AXIS) {
+            Some((option, n)) => Err(Error::Option { option, value: n as f64, expected: "below 2^29" }),
+            None => Ok(()),
+        }
     }
 
     /// The dimensions that `q`, `k`, `v` and `out` agree on.

@@ -140,7 +140,7 @@ fn appended_keys_lie_beside_full_blocks() {
 fn a_map_alone_is_its_mask() {
     // BigBird: what is not hidden is full, so the map needs nothing beside it.
     let random = [vec![4], vec![5], vec![2], vec![4], vec![2], vec![5]];
-    let map = big_bird(6, 1, &[0], &random);
+    let map = big_bird(6, 1, &[0], &random).expect("it fits");
     assert!(map.contains(&state::HIDDEN) && map.contains(&state::FULL));
     let shape = Shape { q_len: 6 * 4, kv_len: 6 * 4, ..SHAPE };
     let of = |i: usize, j: usize| {

@@ -347,11 +347,14 @@ fn big_birds_map_has_its_blocks() {
         [o, o, f, f, f, f],
         [f, f, f, f, f, f],
     ];
-    assert_eq!(big_bird(6, 1, &[5], &random).chunks(6).collect::<Vec<_>>(), want.each_ref().map(|r| &r[..]));
-    assert_eq!(big_bird(2, 0, &[], &[]), [f, o, o, f]);
+    assert_eq!(
+        big_bird(6, 1, &[5], &random).expect("it fits").chunks(6).collect::<Vec<_>>(),
+        want.each_ref().map(|r| &r[..])
+    );
+    assert_eq!(big_bird(2, 0, &[], &[]).expect("it fits"), [f, o, o, f]);
 
     let mut report = Report::new("masks, big bird");
-    let map = Part::new(big_bird(6, 1, &[5], &random), [1, 1, 6, 6]);
+    let map = Part::new(big_bird(6, 1, &[5], &random).expect("it fits"), [1, 1, 6, 6]);
     let rules = Rules { blocks: Some((map, [3, 3])), ..Default::default() };
     in_all_bands(&rules).into_iter().for_each(|r| holds(&mut report, "big bird", (17, 17), r));
     report.finish();

@@ -15,7 +15,7 @@ fn case(name: &str) -> Case {
     let [_, batch, length, width] = vector.shape4("l0.q");
     let dim = width / heads;
     let mut case = Case::random(name, Shape::new(batch, heads, length, dim));
-    let split = |x: &[f32]| split_heads(x, length, heads, dim);
+    let split = |x: &[f32]| split_heads(x, length, heads, dim).expect("it fits");
     case.q = split(&vector.f32("l0.q"));
     case.k = split(&vector.f32("l0.k"));
     case.v = split(&vector.f32("l0.v"));
@@ -24,7 +24,7 @@ fn case(name: &str) -> Case {
     // The vector has zeros where a query is padding: such a query sees no key.
     case.rules.keep = Some(Part::new(real, [batch, 1, length, 1]));
     let heads_of = |(want, tolerance): (Vec<f64>, Tolerance)| {
-        let want = split_heads(&want, length, heads, dim);
+        let want = split_heads(&want, length, heads, dim).expect("it fits");
         (want, tolerance)
     };
     case.expected = Expected {

@@ -31,11 +31,11 @@ fn from_3d(vector: &Vector) -> Case {
     let (head_dim, value_dim) = (width / heads, vector.shape4("v")[3] / kv_heads);
     let shape = Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim };
     let mut case = Case::random(&vector.name, shape);
-    case.q = split_heads(&vector.f32("q"), q_len, heads, head_dim);
-    case.k = split_heads(&vector.f32("k"), kv_len, kv_heads, head_dim);
-    case.v = split_heads(&vector.f32("v"), kv_len, kv_heads, value_dim);
+    case.q = split_heads(&vector.f32("q"), q_len, heads, head_dim).expect("it fits");
+    case.k = split_heads(&vector.f32("k"), kv_len, kv_heads, head_dim).expect("it fits");
+    case.v = split_heads(&vector.f32("v"), kv_len, kv_heads, value_dim).expect("it fits");
     case.expected.out = vector.expected("out").map(|(want, tolerance)| {
-        let heads = split_heads(&want, q_len, heads, value_dim);
+        let heads = split_heads(&want, q_len, heads, value_dim).expect("it fits");
         (heads, tolerance)
     });
     case

@@ -64,7 +64,7 @@ fn ruled(vector: &Vector) -> Case {
             let random: Vec<_> =
                 vector.attrs["random_blocks"].as_array().expect("rows").iter().map(list).collect();
             let globals: Vec<usize> = (0..vector.size("global_blocks")).collect();
-            let map = big_bird(n, vector.size("window_blocks"), &globals, &random);
+            let map = big_bird(n, vector.size("window_blocks"), &globals, &random).expect("it fits");
             rules.blocks = Some((Part::new(map, [1, 1, n, n]), [block; 2]));
         }
         other => panic!("{}: kind {other}", vector.name),

@@ -222,7 +222,8 @@ impl Side {
                     sequence.chunks_exact(features).flat_map(|row| row[first..][..read].to_vec()).collect();
                 let matrix = if self.shared { 0 } else { h };
                 let w = &weight[matrix * dim * read..][..dim * read];
-                out.extend(project(&wide(&x), w, bias.as_ref().map(|b| &b[h * dim..][..dim]), read, dim));
+                let bias = bias.as_ref().map(|b| &b[h * dim..][..dim]);
+                out.extend(project(&wide(&x), w, bias, read, dim).expect("it fits"));
             }
         }
         out

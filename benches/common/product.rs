@@ -52,8 +52,8 @@ impl Product {
         let take = |x: &[f32]| rows.iter().flat_map(|row| &x[row * n..][..n]).copied().collect::<Vec<f32>>();
         let stored = if *transposed { (0..n * n).map(|i| w[i % n * n + i / n]).collect() } else { w.clone() };
         let x = take(x);
-        let want = reference::project::<f64>(&widen(&x), &widen(&stored), None, n, n);
-        let naive = rounded(reference::project::<f32>(&x, &stored, None, n, n), dtype);
+        let want = reference::project::<f64>(&widen(&x), &widen(&stored), None, n, n).expect("it fits");
+        let naive = rounded(reference::project::<f32>(&x, &stored, None, n, n).expect("it fits"), dtype);
         compare(&take(&read(gpu, &self.out, n * n, dtype)), &want, tolerance(&naive, &want, dtype))
     }
 }

@@ -42,7 +42,8 @@ impl CacheStorage {
         let padded = self.words(dim).saturating_mul(self.format().per_word());
         match self {
             CacheStorage::F32 | CacheStorage::F16 => 1,
-            CacheStorage::Q8(ScaleGroup::Row) | CacheStorage::Q4(ScaleGroup::Row) => padded,
+            // Never none, of a row without channels either.
+            CacheStorage::Q8(ScaleGroup::Row) | CacheStorage::Q4(ScaleGroup::Row) => padded.max(1),
             CacheStorage::Q8(ScaleGroup::Of(n)) | CacheStorage::Q4(ScaleGroup::Of(n)) => {
                 n.clamp(1, padded.max(1))
             }

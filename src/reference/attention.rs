@@ -74,11 +74,11 @@ pub fn attention<R: Real>(
     expect_length("v", v, count(shape.v()))?;
     options.check(shape)?;
 
-    let scores = scores(q, k, shape, options.scale(shape.head_dim));
-    let mut normalised = softmax(&scores, shape, options);
+    let scores = scores(q, k, shape, options.scale(shape.head_dim))?;
+    let mut normalised = softmax(&scores, shape, options)?;
     if let Some(d) = &options.dropout {
-        dropout(&mut normalised.weights, shape, d);
+        dropout(&mut normalised.weights, shape, d)?;
     }
-    let out = weighted_sum(&normalised.weights, v, shape);
+    let out = weighted_sum(&normalised.weights, v, shape)?;
     Ok(Attended { out, weights: normalised.weights, lse: normalised.lse })
 }

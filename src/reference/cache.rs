@@ -11,11 +11,6 @@ fn levels(storage: CacheStorage) -> Option<f32> {
     }
 }
 
-/// Channels of `row` that share a scale: never none, as [`CacheStorage::group`] is of an empty row.
-fn group(storage: CacheStorage, row: &[f32]) -> usize {
-    storage.group(row.len()).max(1)
-}
-
 /// The scale of each group of a row: `max|x| / 127` or `/ 7`, NaN where a value is not finite. None for F32 and F16.
 pub fn scales(storage: CacheStorage, row: &[f32]) -> Vec<f32> {
     let Some(most) = levels(storage) else { return Vec::new() };
@@ -26,7 +21,7 @@ pub fn scales(storage: CacheStorage, row: &[f32]) -> Vec<f32> {
         let scale = group.iter().fold(0.0f32, |most, x| most.max(x.abs())) / most;
         if scale < f32::MIN_POSITIVE { 1.0 } else { scale }
     };
-    row.chunks(group(storage, row)).map(scale).collect()
+    row.chunks(storage.group(row.len())).map(scale).collect()
 }
 
 /// A row of keys or values of one head, as `storage` keeps it. Where a value lies halfway between two levels, a device
@@ -38,7 +33,7 @@ pub fn stored(storage: CacheStorage, row: &[f32]) -> Vec<f32> {
             _ => row.to_vec(),
         };
     };
-    let (scales, group) = (scales(storage, row), group(storage, row));
+    let (scales, group) = (scales(storage, row), storage.group(row.len()));
     let value = |(n, x): (usize, &f32)| {
         let scale = scales[n / group];
         (x / scale).round_ties_even().clamp(-most, most) * scale

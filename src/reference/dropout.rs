@@ -1,9 +1,11 @@
 //! Dropout: a counter-based generator decides which weights stay.
 
-use super::Real;
+use super::{Real, expect_length};
 use crate::dropout::Dropout;
+use crate::error::Error;
 use crate::mask::HostTensor;
 use crate::problem::Shape;
+use crate::tensor::count;
 
 /// Philox 4x32-10: four random words from a counter and a key (Salmon et al. 2011, section 3.3).
 pub fn philox(mut counter: [u32; 4], seed: u64) -> [u32; 4] {
@@ -23,10 +25,21 @@ pub fn philox(mut counter: [u32; 4], seed: u64) -> [u32; 4] {
 }
 
 /// Zeroes the dropped weights of `[batch, heads, q_len, kv_len]` and scales the others by `1 / (1 − p)`.
-pub fn dropout<R: Real>(weights: &mut [R], shape: &Shape, dropout: &Dropout<HostTensor<bool>>) {
+///
+/// # Errors
+/// What [`Shape::check`] refuses, slices of another length, a probability outside of `[0, 1)`.
+pub fn dropout<R: Real>(
+    weights: &mut [R],
+    shape: &Shape,
+    dropout: &Dropout<HostTensor<bool>>,
+) -> Result<(), Error> {
+    shape.check()?;
+    expect_length("weights", weights, count(shape.weights()))?;
+    dropout.check()?;
+    dropout.given().map_or(Ok(()), |keep| keep.check("dropout", shape.weights()))?;
     let scale = R::one() / (R::one() - R::of(f64::from(dropout.p())));
-    let [batch, heads, q_len, kv_len] = shape.weights();
-    for (flat, weight) in weights.iter_mut().enumerate().take(batch * heads * q_len * kv_len) {
+    let [_, heads, q_len, kv_len] = shape.weights();
+    for (flat, weight) in weights.iter_mut().enumerate() {
         let (j, i, bh) = (flat % kv_len, flat / kv_len % q_len, flat / kv_len / q_len);
         let keep = match dropout {
             Dropout::Seeded { seed, .. } => {
@@ -36,6 +49,7 @@ pub fn dropout<R: Real>(weights: &mut [R], shape: &Shape, dropout: &Dropout<Host
         };
         *weight = if keep { *weight * scale } else { R::zero() };
     }
+    Ok(())
 }
 
 #[cfg(test)]

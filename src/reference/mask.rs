@@ -119,6 +119,7 @@ pub fn classify(
     map_heads: [usize; 2],
 ) -> Result<Vec<u32>, Error> {
     shape.check()?;
+    shape.check_lengths()?;
     mask.check(shape)?;
     if size.contains(&0) {
         return Err(Error::ZeroSize { tensor: "blocks", axis: "size" });
@@ -128,9 +129,13 @@ pub fn classify(
     let [map_batch, map_heads] = map_heads;
     let counts = [map_batch, map_heads, q_len.div_ceil(size[0]), kv_len.div_ceil(size[1])];
     expect_broadcast("blocks", counts, [batch, heads, counts[2], counts[3]])?;
+    let blocks = count(counts);
+    if blocks as u64 > u64::from(u32::MAX) {
+        return Err(Error::Option { option: "blocks", value: blocks as f64, expected: "below 2^32" });
+    }
     let steps = [batch / map_batch, heads / map_heads, size[0], size[1]];
-    let mut map = Vec::with_capacity(count(counts));
-    for n in 0..count(counts) {
+    let mut map = Vec::with_capacity(blocks);
+    for n in 0..blocks {
         let [_, h, l, d] = counts;
         let at = [n / (l * d) / h, n / (l * d) % h, n / d % l, n % d];
         let range = |a: usize| at[a] * steps[a]..((at[a] + 1) * steps[a]).min(pairs[a]);

@@ -92,17 +92,17 @@ pub fn multi_head<R: Real>(
         ..*options
     };
     let attended = attention(
-        &split_heads(&q, q_len, config.heads, config.head_dim),
-        &split_heads(&k, kv_len + appended, config.kv_heads, config.head_dim),
-        &split_heads(&v, kv_len + appended, config.kv_heads, config.value_dim),
+        &split_heads(&q, q_len, config.heads, config.head_dim)?,
+        &split_heads(&k, kv_len + appended, config.kv_heads, config.head_dim)?,
+        &split_heads(&v, kv_len + appended, config.kv_heads, config.value_dim)?,
         &config.shape(batch, q_len, kv_len, appended),
         &options,
     )?;
-    let context = join_heads(&attended.out, q_len, config.heads, config.value_dim);
+    let context = join_heads(&attended.out, q_len, config.heads, config.value_dim)?;
     let width = config.heads * config.value_dim;
     expect_length("weights.out", weights.out.weight, config.out_features * width)?;
     weights.out.bias.map_or(Ok(()), |b| expect_length("bias.out", b, config.out_features))?;
-    let out = project(&context, weights.out.weight, weights.out.bias, width, config.out_features);
+    let out = project(&context, weights.out.weight, weights.out.bias, width, config.out_features)?;
     Ok(Heads { out, weights: attended.weights, lse: attended.lse, context })
 }
 
@@ -113,7 +113,7 @@ fn side<R: Real>(x: &[R], rows: usize, shape: SideShape, linear: &HostLinear<R>)
     expect_length("weight", linear.weight, heads * dim * shape.read())?;
     linear.bias.map_or(Ok(()), |b| expect_length("bias", b, heads * dim))?;
     if !narrow {
-        return Ok(project(x, linear.weight, linear.bias, features, heads * dim));
+        return project(x, linear.weight, linear.bias, features, heads * dim);
     }
     let mut y = vec![R::zero(); rows * heads * dim];
     for h in 0..heads {
@@ -123,7 +123,7 @@ fn side<R: Real>(x: &[R], rows: usize, shape: SideShape, linear: &HostLinear<R>)
             .copied()
             .collect();
         let weight = &linear.weight[h * dim * shape.read()..][..dim * shape.read()];
-        let head = project(&slice, weight, linear.bias.map(|b| &b[h * dim..][..dim]), shape.read(), dim);
+        let head = project(&slice, weight, linear.bias.map(|b| &b[h * dim..][..dim]), shape.read(), dim)?;
         for (row, part) in y.chunks_exact_mut(heads * dim).zip(head.chunks_exact(dim)) {
             row[h * dim..][..dim].copy_from_slice(part);
         }
@@ -137,32 +137,61 @@ fn append<R: Real>(x: &[R], batch: usize, row: &[R]) -> Vec<R> {
 }
 
 /// `[batch, length, heads · dim]` → `[batch, heads, length, dim]`.
-pub fn split_heads<R: Real>(x: &[R], length: usize, heads: usize, dim: usize) -> Vec<R> {
+///
+/// # Errors
+/// Sizes of 0, a slice that is not whole sequences.
+pub fn split_heads<R: Real>(x: &[R], length: usize, heads: usize, dim: usize) -> Result<Vec<R>, Error> {
+    let sequence = check_heads(x, length, heads, dim)?;
     let mut split = Vec::with_capacity(x.len());
-    for sequence in x.chunks_exact(length * heads * dim) {
+    for sequence in x.chunks_exact(sequence) {
         for h in 0..heads {
             split.extend(sequence.chunks_exact(heads * dim).flat_map(|row| &row[h * dim..][..dim]));
         }
     }
-    split
+    Ok(split)
 }
 
 /// `[batch, heads, length, dim]` → `[batch, length, heads · dim]`.
-pub fn join_heads<R: Real>(x: &[R], length: usize, heads: usize, dim: usize) -> Vec<R> {
+///
+/// # Errors
+/// As [`split_heads`].
+pub fn join_heads<R: Real>(x: &[R], length: usize, heads: usize, dim: usize) -> Result<Vec<R>, Error> {
+    let sequence = check_heads(x, length, heads, dim)?;
     let mut joined = Vec::with_capacity(x.len());
-    for sequence in x.chunks_exact(length * heads * dim) {
+    for sequence in x.chunks_exact(sequence) {
         for i in 0..length {
             joined.extend((0..heads).flat_map(|h| &sequence[(h * length + i) * dim..][..dim]));
         }
     }
-    joined
+    Ok(joined)
+}
+
+/// Elements of a sequence, of which `x` must be several.
+fn check_heads<R: Real>(x: &[R], length: usize, heads: usize, dim: usize) -> Result<usize, Error> {
+    check_sizes(&[("length", length), ("heads", heads), ("dim", dim)])?;
+    let sequence = length.saturating_mul(heads).saturating_mul(dim);
+    expect_length("x", x, (x.len() / sequence).max(1).saturating_mul(sequence))?;
+    Ok(sequence)
+}
+
+fn check_sizes(sizes: &[(&'static str, usize)]) -> Result<(), Error> {
+    match sizes.iter().find(|(_, n)| *n == 0) {
+        Some((axis, _)) => Err(Error::ZeroSize { tensor: "x", axis }),
+        None => Ok(()),
+    }
 }
 
 /// The mean over heads: `[batch, heads, rows]` → `[batch, rows]`.
-pub fn average_heads<R: Real>(weights: &[R], batch: usize, heads: usize) -> Vec<R> {
-    let rows = weights.len() / (batch * heads);
+///
+/// # Errors
+/// Sizes of 0, a slice that they do not divide.
+pub fn average_heads<R: Real>(weights: &[R], batch: usize, heads: usize) -> Result<Vec<R>, Error> {
+    check_sizes(&[("batch", batch), ("heads", heads)])?;
+    let all = batch.saturating_mul(heads);
+    let rows = weights.len() / all;
+    expect_length("weights", weights, rows.max(1).saturating_mul(all))?;
     let sum = |b: usize, r: usize| {
         (0..heads).fold(R::zero(), |sum, h| sum + weights[(b * heads + h) * rows + r]) / R::of(heads as f64)
     };
-    (0..batch).flat_map(|b| (0..rows).map(move |r| (b, r))).map(|(b, r)| sum(b, r)).collect()
+    Ok((0..batch).flat_map(|b| (0..rows).map(move |r| (b, r))).map(|(b, r)| sum(b, r)).collect())
 }

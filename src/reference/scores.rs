@@ -1,11 +1,19 @@
 //! `scale · q kᵀ`
 
-use super::Real;
+use super::{Real, expect_length};
+use crate::error::Error;
 use crate::problem::Shape;
+use crate::tensor::count;
 
 /// Scores of every query against every key of its head:
 /// `s[b, h, i, j] = scale · Σ_d q[b, h, i, d] · k[b, h / group, j, d]`, shape `[batch, heads, q_len, kv_len]`.
-pub fn scores<R: Real>(q: &[R], k: &[R], shape: &Shape, scale: f64) -> Vec<R> {
+///
+/// # Errors
+/// What [`Shape::check`] refuses, slices of another length.
+pub fn scores<R: Real>(q: &[R], k: &[R], shape: &Shape, scale: f64) -> Result<Vec<R>, Error> {
+    shape.check()?;
+    expect_length("q", q, count(shape.q()))?;
+    expect_length("k", k, count(shape.k()))?;
     let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, .. } = *shape;
     let mut scores = Vec::with_capacity(batch * heads * q_len * kv_len);
     for b in 0..batch {
@@ -21,5 +29,5 @@ pub fn scores<R: Real>(q: &[R], k: &[R], shape: &Shape, scale: f64) -> Vec<R> {
             }
         }
     }
-    scores
+    Ok(scores)
 }

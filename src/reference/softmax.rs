@@ -1,7 +1,9 @@
 //! Scores → masked, normalised weights and their log-sum-exp.
 
-use super::{Options, Real};
+use super::{Options, Real, expect_length};
+use crate::error::Error;
 use crate::problem::Shape;
+use crate::tensor::count;
 
 /// What [`softmax`] gives.
 #[derive(Clone, Debug)]
@@ -18,7 +20,13 @@ pub struct Normalised<R> {
 ///
 /// The row's maximum is subtracted before `exp`, so scores of any finite size are exact. A row that
 /// sees no key, or only scores of −∞, has weights 0 and lse −∞.
-pub fn softmax<R: Real>(scores: &[R], shape: &Shape, options: &Options) -> Normalised<R> {
+///
+/// # Errors
+/// What [`Shape::check`] and [`Options::check`] refuse, a slice of another length.
+pub fn softmax<R: Real>(scores: &[R], shape: &Shape, options: &Options) -> Result<Normalised<R>, Error> {
+    shape.check()?;
+    expect_length("scores", scores, count(shape.weights()))?;
+    options.check(shape)?;
     let rows = shape.batch * shape.heads * shape.q_len;
     let mut weights = vec![R::zero(); rows * shape.kv_len];
     let mut lse = vec![R::neg_infinity(); rows];
@@ -37,7 +45,7 @@ pub fn softmax<R: Real>(scores: &[R], shape: &Shape, options: &Options) -> Norma
             }
         }
     }
-    Normalised { weights, lse }
+    Ok(Normalised { weights, lse })
 }
 
 /// One row: `None` is a key the query may not see. Returns the log-sum-exp.

@@ -1,12 +1,20 @@
 //! `weights · v`
 
-use super::Real;
+use super::{Real, expect_length};
+use crate::error::Error;
 use crate::problem::Shape;
+use crate::tensor::count;
 
 /// `out[b, h, i, d] = Σⱼ weights[b, h, i, j] · v[b, h / group, j, d]`, shape `[batch, heads, q_len, value_dim]`.
 ///
 /// A weight of zero contributes nothing, whatever the value holds.
-pub fn weighted_sum<R: Real>(weights: &[R], v: &[R], shape: &Shape) -> Vec<R> {
+///
+/// # Errors
+/// What [`Shape::check`] refuses, slices of another length.
+pub fn weighted_sum<R: Real>(weights: &[R], v: &[R], shape: &Shape) -> Result<Vec<R>, Error> {
+    shape.check()?;
+    expect_length("weights", weights, count(shape.weights()))?;
+    expect_length("v", v, count(shape.v()))?;
     let Shape { batch, heads, kv_heads, q_len, kv_len, value_dim, .. } = *shape;
     let mut out = vec![R::zero(); batch * heads * q_len * value_dim];
     for (row, sum) in out.chunks_exact_mut(value_dim).enumerate() {
@@ -19,5 +27,5 @@ pub fn weighted_sum<R: Real>(weights: &[R], v: &[R], shape: &Shape) -> Vec<R> {
             }
         }
     }
-    out
+    Ok(out)
 }

@@ -130,8 +130,10 @@ fn sizes_of_nonsense_are_numbers_or_errors() {
         CacheStorage::Q8(ScaleGroup::Of(0)),
         CacheStorage::Q4(ScaleGroup::Of(0)),
         CacheStorage::Q4(ScaleGroup::Of(usize::MAX)),
+        CacheStorage::Q8(ScaleGroup::Row),
     ] {
         assert!(storage.row_bytes(64) > 0);
+        assert_eq!(storage.row_bytes(0), 0);
         assert!(storage.row_bytes(usize::MAX) > usize::MAX / 4);
         let config = CacheConfig::new(usize::MAX, usize::MAX, 1 << 20).storage(storage).batch(usize::MAX);
         assert_eq!(config.token_bytes(), usize::MAX);

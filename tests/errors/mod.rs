@@ -22,6 +22,7 @@ mod caches;
 mod calls;
 mod host;
 mod layers;
+mod lost;
 mod masks;
 
 use self::bench::*;
@@ -120,7 +121,60 @@ fn the_reference_of_a_layer_refuses_wrong_lengths() {
     assert!(error(run([&x, &x, &x], shape, &appended)).contains("4 elements"));
     let far = LayerShape { batch: usize::MAX, ..shape };
     assert!(error(run([&x, &x, &x], far, &good)).contains("got 12"));
-    assert_eq!(project(&x, &w, None, 4, 4).len(), 12);
+    assert_eq!(project(&x, &w, None, 4, 4).expect("a correct call").len(), 12);
+}
+
+/// So does each of its stages, whatever it is given.
+#[test]
+fn the_stages_of_the_reference_refuse_what_does_not_fit() {
+    let x = [0.5f64; 240];
+    let far = Shape { batch: usize::MAX, ..SHAPE };
+    let none = Shape { kv_heads: 0, ..SHAPE };
+    let options = Options::default();
+    let [q, k, v, w] = [SHAPE.q(), SHAPE.k(), SHAPE.v(), SHAPE.weights()].map(|shape| &x[..count(shape)]);
+    let dropout = Dropout::Seeded { p: 0.5, seed: 1 };
+    for (shape, words) in [(far, "elements expected"), (none, "kv_heads is 0")] {
+        let errors = [
+            reference::scores(q, k, &shape, 1.0).map(drop),
+            reference::softmax(w, &shape, &options).map(drop),
+            reference::weighted_sum(w, v, &shape).map(drop),
+            reference::dropout(&mut w.to_vec(), &shape, &dropout),
+        ];
+        errors
+            .into_iter()
+            .for_each(|e| assert!(read("a stage", &e.expect_err("refused"), &[words]).len() > 3));
+    }
+    let certain: Dropout<HostTensor<bool>> = Dropout::Seeded { p: 1.0, seed: 1 };
+    let short = [
+        reference::scores(&q[1..], k, &SHAPE, 1.0).map(drop),
+        reference::scores(q, &k[1..], &SHAPE, 1.0).map(drop),
+        reference::softmax(&w[1..], &SHAPE, &options).map(drop),
+        reference::weighted_sum(&w[1..], v, &SHAPE).map(drop),
+        reference::weighted_sum(w, &v[1..], &SHAPE).map(drop),
+        reference::dropout(&mut w[1..].to_vec(), &SHAPE, &dropout),
+        reference::dropout(&mut w.to_vec(), &SHAPE, &certain),
+        project(&x[..7], &x[..8], None, 4, 2).map(drop),
+        project(&x[..8], &x[..7], None, 4, 2).map(drop),
+        project(&x[..8], &x[..8], Some(&x[..1]), 4, 2).map(drop),
+        project(&x[..8], &x[..8], None, 0, 2).map(drop),
+        project::<f64>(&x[..8], &[], None, 4, 0).map(drop),
+        reference::split_heads(&x[..7], 1, 2, 4).map(drop),
+        reference::split_heads(&x[..8], 0, 2, 4).map(drop),
+        reference::join_heads(&x[..8], usize::MAX, 2, 4).map(drop),
+        reference::join_heads(&x[..8], 1, 2, 0).map(drop),
+        reference::average_heads(&x[..8], 0, 1).map(drop),
+        reference::average_heads(&x[..8], 3, 1).map(drop),
+        reference::average_heads(&x[..8], usize::MAX, 2).map(drop),
+        wgpu_attention::block_map::big_bird(usize::MAX, 0, &[], &[]).map(drop),
+        reference::classify(&Mask::none(), &Shape { q_len: usize::MAX, ..SHAPE }, [1, 1], [1, 1]).map(drop),
+    ];
+    for (n, result) in short.into_iter().enumerate() {
+        assert!(result.is_err(), "case {n}");
+    }
+    // A shape may be larger than its slice.
+    let sparse = HostTensor::new(&[1u32, 2], [1, 1, usize::MAX, usize::MAX]);
+    assert_eq!(sparse.at([0, 0, 0, 1]), Some(2));
+    assert_eq!(sparse.at([0, 0, usize::MAX - 1, usize::MAX - 1]), None);
 }
 
 /// NaN and infinity among the inputs are computed with, not hidden and not refused.

@@ -266,7 +266,8 @@ impl Case {
     /// Largest finite score before the softmax.
     fn largest_score(&self) -> f64 {
         let scale = self.options().scale(self.shape.head_dim);
-        let scores = reference::scores::<f64>(&widen(&self.q), &widen(&self.k), &self.shape, scale);
+        let scores =
+            reference::scores::<f64>(&widen(&self.q), &widen(&self.k), &self.shape, scale).expect("it fits");
         let part = |part: &Option<Part<f32>>| {
             let all = part.iter().flat_map(|b| &b.data).map(|b| f64::from(*b));
             largest(all.filter(|b| b.abs() < HIDES))
@@ -317,8 +318,8 @@ impl Case {
             Weights::None => None,
             Weights::PerHead(d) => Some(Judged::new(&widened(&naive.weights, d), exact.weights, factor)),
             Weights::Mean(d) => Some(Judged::new(
-                &widened(&average_heads(&naive.weights, batch, heads), d),
-                average_heads(&exact.weights, batch, heads),
+                &widened(&average_heads(&naive.weights, batch, heads).expect("it fits"), d),
+                average_heads(&exact.weights, batch, heads).expect("it fits"),
                 factor,
             )),
         };

@@ -174,7 +174,7 @@ impl LayerCase {
             let (heads, dim, features) = self.sides()[n];
             let weight = self.wide(n);
             let bias = self.linears[n].bias.as_deref();
-            let mut y = project(&self.inputs[n], &weight, bias, features, heads * dim);
+            let mut y = project(&self.inputs[n], &weight, bias, features, heads * dim).expect("it fits");
             let length = if n == 0 { q_len } else { kv_len };
             let mut full = Vec::new();
             for sequence in y.chunks_exact_mut(length * heads * dim) {
@@ -185,7 +185,7 @@ impl LayerCase {
                 }
             }
             let length = if n == 0 { q_len } else { shape.kv_len };
-            stored(&split_heads(&full, length, heads, dim), dtype)
+            stored(&split_heads(&full, length, heads, dim).expect("it fits"), dtype)
         });
         let [q, k, v] = &heads;
         let options = Options {
@@ -195,11 +195,13 @@ impl LayerCase {
             ..self.options()
         };
         let attended = reference::attention(q, k, v, &shape, &options).expect("the case fits the reference");
-        let context = stored(&join_heads(&attended.out, q_len, c.heads, c.value_dim), dtype);
+        let context =
+            stored(&join_heads(&attended.out, q_len, c.heads, c.value_dim).expect("it fits"), dtype);
         let width = c.heads * c.value_dim;
         let out = &self.linears[3];
-        let y = project(&context, &out.weight, out.bias.as_deref(), width, c.out_features);
-        let scores = reference::scores::<f64>(&widen(q), &widen(k), &shape, options.scale(shape.head_dim));
+        let y = project(&context, &out.weight, out.bias.as_deref(), width, c.out_features).expect("it fits");
+        let scores = reference::scores::<f64>(&widen(q), &widen(k), &shape, options.scale(shape.head_dim))
+            .expect("it fits");
         let bias = self.rules.bias.iter().flat_map(|b| &b.data).map(|b| f64::from(*b));
         let bias = bias.filter(|b| b.abs() < HIDES);
         let most = |x: &[f32]| largest(x.iter().map(|x| f64::from(*x)));
@@ -244,8 +246,8 @@ impl LayerCase {
             Weights::None => None,
             Weights::PerHead(d) => Some(judged(&widened(&naive.weights, d), exact.weights, factor)),
             Weights::Mean(d) => Some(judged(
-                &widened(&average_heads(&naive.weights, naive.batch, heads), d),
-                average_heads(&exact.weights, naive.batch, heads),
+                &widened(&average_heads(&naive.weights, naive.batch, heads).expect("it fits"), d),
+                average_heads(&exact.weights, naive.batch, heads).expect("it fits"),
                 factor,
             )),
         };

@@ -1,0 +1,344 @@
+//! The buffers of a case: what they hold, windows of them, and what must be left of them.
+
+use half::f16;
+use wgpu_attention::{DType, Gpu, TensorView};
+
+use crate::choices::Choices;
+use crate::random::Rng;
+
+/// The buffers there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Buf {
+    FloatsA,
+    FloatsB,
+    Halves,
+    /// Lengths and small numbers.
+    Numbers,
+    /// Ascending numbers.
+    Starts,
+    Bools,
+    /// Any bits.
+    Bits,
+    OutA,
+    OutB,
+    OutC,
+    /// Not a multiple of four bytes.
+    Odd,
+    Tiny,
+    /// Not for shaders.
+    Closed,
+    /// Larger than a binding may be.
+    Huge,
+    /// Of another device.
+    Foreign,
+    Destroyed,
+    Mapped,
+}
+
+impl Buf {
+    pub const ALL: [Buf; 17] = [
+        Buf::FloatsA,
+        Buf::FloatsB,
+        Buf::Halves,
+        Buf::Numbers,
+        Buf::Starts,
+        Buf::Bools,
+        Buf::Bits,
+        Buf::OutA,
+        Buf::OutB,
+        Buf::OutC,
+        Buf::Odd,
+        Buf::Tiny,
+        Buf::Closed,
+        Buf::Huge,
+        Buf::Foreign,
+        Buf::Destroyed,
+        Buf::Mapped,
+    ];
+    pub const OUTS: [Buf; 3] = [Buf::OutA, Buf::OutB, Buf::OutC];
+    /// So many of the first are read back after every case.
+    pub const WATCHED: usize = 12;
+
+    /// Whether elements of `dtype` in it are numbers that results can be judged with.
+    pub fn holds(self, dtype: DType) -> bool {
+        match self {
+            Buf::FloatsA | Buf::FloatsB => dtype == DType::F32,
+            Buf::Halves => dtype == DType::F16,
+            Buf::Numbers | Buf::Starts => dtype == DType::U32,
+            Buf::Bools => dtype == DType::Bool,
+            _ => false,
+        }
+    }
+
+    /// Whether a submission may fail for it, which is its owner's doing.
+    pub fn fails(self) -> bool {
+        matches!(self, Buf::Destroyed | Buf::Mapped | Buf::Foreign)
+    }
+}
+
+/// Of every ordinary buffer.
+pub const BYTES: usize = 16384;
+const HUGE: u64 = 160 << 20;
+
+/// A NaN as f16, and as f32 a number that no case comes to.
+const POISON: u32 = 0x7e5a_7e5a;
+
+/// A window of a buffer, right or wrong.
+#[derive(Clone, Copy, Debug)]
+pub struct Window {
+    pub buf: Buf,
+    pub dtype: DType,
+    pub shape: [usize; 4],
+    pub strides: [usize; 4],
+    pub offset: usize,
+}
+
+impl Window {
+    /// A window that lies inside, somewhere; aligned for loads of four, or not.
+    pub fn new(c: &mut Choices, buf: Buf, dtype: DType, shape: [usize; 4], aligned: bool) -> Self {
+        let order = match c.below(4) {
+            0 => [0, 2, 1, 3],
+            1 if !aligned => [2, 0, 3, 1],
+            _ => [0, 1, 2, 3],
+        };
+        let unit = if aligned { 4 } else { 1 };
+        let dense = c.one_in(2);
+        let mut strides = [0; 4];
+        let mut stride = 1usize;
+        for axis in order.into_iter().rev() {
+            strides[axis] = stride;
+            stride = stride.saturating_mul(shape[axis]);
+            if !dense {
+                stride = stride.saturating_add(unit * c.below(3));
+            }
+            if aligned {
+                stride = stride.checked_next_multiple_of(4).unwrap_or(stride);
+            }
+        }
+        let room = (BYTES / dtype.bytes()).saturating_sub(stride) / unit;
+        let mut offset = if c.one_in(3) { 0 } else { unit * c.below(room.min(300) + 1) };
+        if !aligned && offset.is_multiple_of(4) && room > 300 {
+            offset += 1;
+        }
+        Window { buf, dtype, shape, strides, offset }
+    }
+
+    /// As [`new`](Self::new), of an input in the buffer for its type; axes may repeat.
+    pub fn input(c: &mut Choices, dtype: DType, shape: [usize; 4], aligned: bool) -> Self {
+        let buf = match dtype {
+            DType::F32 => c.pick(&[Buf::FloatsA, Buf::FloatsB]),
+            DType::F16 => Buf::Halves,
+            DType::U32 => Buf::Numbers,
+            DType::Bool => Buf::Bools,
+        };
+        let mut window = Self::new(c, buf, dtype, shape, aligned);
+        if c.one_in(12) {
+            window.strides[c.below(3)] = 0;
+        }
+        window
+    }
+
+    /// Breaks it, or changes it beyond what was planned.
+    pub fn spoil(&mut self, c: &mut Choices) {
+        let axis = c.below(4);
+        match c.below(10) {
+            0 => self.shape[axis] = c.size(),
+            1 => self.shape[axis] = self.shape[axis].wrapping_add(1),
+            2 => self.shape[axis] = self.shape[axis].wrapping_sub(1),
+            3 => self.strides[axis] = c.size(),
+            4 => self.offset = c.size(),
+            5 => {
+                // To where the buffer ends, or one further.
+                let reach: usize = (0..4)
+                    .map(|a| self.shape[a].saturating_sub(1).saturating_mul(self.strides[a]))
+                    .fold(0, usize::saturating_add);
+                let len = BYTES / self.dtype.bytes();
+                self.offset = len.saturating_sub(reach).saturating_sub(1) + c.below(2);
+            }
+            6 => self.dtype = c.pick(&[DType::F32, DType::F16, DType::U32, DType::Bool]),
+            7 | 8 => self.buf = c.pick(&Buf::ALL),
+            _ => {
+                let other = c.below(4);
+                self.shape.swap(axis, other);
+                self.strides.swap(axis, other);
+            }
+        }
+    }
+
+    /// Elements; far too many if they do not fit.
+    pub fn count(&self) -> usize {
+        self.shape.into_iter().fold(1, usize::saturating_mul)
+    }
+
+    /// Whether it is read back, and its elements are numbers to judge with.
+    pub fn is_tame(&self) -> bool {
+        self.buf.holds(self.dtype)
+    }
+
+    pub fn is_watched(&self) -> bool {
+        (self.buf as usize) < Buf::WATCHED
+    }
+
+    /// Buffer indices in logical order.
+    fn indices(&self) -> impl Iterator<Item = usize> + use<> {
+        let Window { shape: [_, h, l, d], strides: s, offset, .. } = *self;
+        (0..self.count()).map(move |n| {
+            let at = [n / (l * d) / h, n / (l * d) % h, n / d % l, n % d];
+            offset + (0..4).map(|a| at[a] * s[a]).sum::<usize>()
+        })
+    }
+
+    pub fn floats(&self, bytes: &[Vec<u8>]) -> Vec<f32> {
+        let bytes = &bytes[self.buf as usize];
+        let read = |n: usize| match self.dtype {
+            DType::F16 => f16::from_le_bytes([bytes[2 * n], bytes[2 * n + 1]]).to_f32(),
+            _ => f32::from_le_bytes(std::array::from_fn(|b| bytes[4 * n + b])),
+        };
+        self.indices().map(read).collect()
+    }
+
+    pub fn wide(&self, bytes: &[Vec<u8>]) -> Vec<f64> {
+        self.floats(bytes).into_iter().map(f64::from).collect()
+    }
+
+    pub fn numbers(&self, bytes: &[Vec<u8>]) -> Vec<u32> {
+        let bytes = &bytes[self.buf as usize];
+        self.indices().map(|n| u32::from_le_bytes(std::array::from_fn(|b| bytes[4 * n + b]))).collect()
+    }
+
+    pub fn bools(&self, bytes: &[Vec<u8>]) -> Vec<bool> {
+        self.indices().map(|n| bytes[self.buf as usize][n] != 0).collect()
+    }
+}
+
+/// The buffers on a device, and what they hold.
+pub struct Arena {
+    pub buffers: Vec<wgpu::Buffer>,
+    /// Of those that are watched.
+    pub before: Vec<Vec<u8>>,
+    pub after: Vec<Vec<u8>>,
+    staging: wgpu::Buffer,
+}
+
+impl Arena {
+    pub fn new(gpu: &Gpu, foreign: &Gpu) -> Self {
+        let mut rng = Rng::new(7);
+        let before: Vec<Vec<u8>> =
+            Buf::ALL[..Buf::WATCHED].iter().map(|buf| content(*buf, &mut rng)).collect();
+        let device = gpu.device();
+        use wgpu::BufferUsages as U;
+        let make = |device: &wgpu::Device, size: u64, usage, mapped_at_creation| {
+            device.create_buffer(&wgpu::BufferDescriptor { label: None, size, usage, mapped_at_creation })
+        };
+        let all = U::STORAGE | U::COPY_SRC | U::COPY_DST;
+        let buffer = |buf: &Buf| match buf {
+            Buf::Odd => make(device, 62, all, false),
+            Buf::Closed => make(device, BYTES as u64, all - U::STORAGE, false),
+            Buf::Huge => make(device, HUGE, U::STORAGE, false),
+            Buf::Foreign => make(foreign.device(), BYTES as u64, all, false),
+            Buf::Mapped => make(device, BYTES as u64, all, true),
+            Buf::Destroyed => {
+                let buffer = make(device, BYTES as u64, all, false);
+                buffer.destroy();
+                buffer
+            }
+            watched => make(device, before[*watched as usize].len() as u64, all, false),
+        };
+        let buffers: Vec<_> = Buf::ALL.iter().map(buffer).collect();
+        let size = before.iter().map(|bytes| bytes.len() as u64).sum();
+        let staging = make(device, size, U::MAP_READ | U::COPY_DST, false);
+        before.iter().zip(&buffers).for_each(|(bytes, buffer)| gpu.queue().write_buffer(buffer, 0, bytes));
+        Arena { buffers, after: before.clone(), before, staging }
+    }
+
+    /// Records the read-back of everything that is watched.
+    pub fn record(&self, encoder: &mut wgpu::CommandEncoder) {
+        let mut at = 0;
+        for (buffer, bytes) in self.buffers.iter().zip(&self.before) {
+            encoder.copy_buffer_to_buffer(buffer, 0, &self.staging, at, bytes.len() as u64);
+            at += bytes.len() as u64;
+        }
+    }
+
+    /// Takes what was read back. Nothing but `writes` may have changed; all of those must, where `whole`.
+    pub fn compare(&mut self, gpu: &Gpu, writes: &[Window], whole: bool) -> Result<(), String> {
+        self.staging.map_async(wgpu::MapMode::Read, .., |_| ());
+        gpu.device().poll(wgpu::PollType::wait_indefinitely()).map_err(|e| e.to_string())?;
+        let mapped = self.staging.slice(..).get_mapped_range().map_err(|e| e.to_string())?;
+        let mut at = 0;
+        for bytes in &mut self.after {
+            let n = bytes.len();
+            bytes.copy_from_slice(&mapped[at..at + n]);
+            at += n;
+        }
+        drop(mapped);
+        self.staging.unmap();
+        let mut found = Ok(());
+        for (n, buf) in Buf::ALL[..Buf::WATCHED].iter().enumerate() {
+            let (before, after) = (&self.before[n], &self.after[n]);
+            if before == after {
+                let missed = writes.iter().find(|w| w.buf == *buf && whole && Buf::OUTS.contains(buf));
+                found = found.and(missed.map_or(Ok(()), |w| Err(format!("nothing was written to {w:?}"))));
+                continue;
+            }
+            let mut may = vec![false; after.len()];
+            for w in writes.iter().filter(|w| w.buf == *buf) {
+                let size = w.dtype.bytes();
+                for (logical, n) in w.indices().enumerate() {
+                    may[n * size..(n + 1) * size].fill(true);
+                    if whole
+                        && Buf::OUTS.contains(buf)
+                        && before[n * size..(n + 1) * size] == after[n * size..(n + 1) * size]
+                    {
+                        found = found.and(Err(format!("element {logical} of {w:?} was not written")));
+                    }
+                }
+            }
+            if let Some(byte) = (0..after.len()).find(|n| !may[*n] && before[*n] != after[*n]) {
+                found =
+                    found.and(Err(format!("byte {byte} of {buf:?}, outside of every output, was written")));
+            }
+            gpu.queue().write_buffer(&self.buffers[n], 0, before);
+        }
+        found
+    }
+}
+
+/// A window as the crate takes it.
+pub fn view<'a>(buffers: &'a [wgpu::Buffer], window: &Window) -> TensorView<'a> {
+    TensorView::new(&buffers[window.buf as usize], window.dtype, window.shape)
+        .with_strides(window.strides)
+        .with_offset(window.offset)
+}
+
+fn content(buf: Buf, rng: &mut Rng) -> Vec<u8> {
+    let words = |n: usize, word: &mut dyn FnMut(usize) -> u32| -> Vec<u8> {
+        (0..n).flat_map(|n| word(n).to_le_bytes()).collect()
+    };
+    let n = BYTES / 4;
+    match buf {
+        Buf::FloatsA | Buf::FloatsB => words(n, &mut |_| rng.normal().to_bits()),
+        Buf::Halves => (0..2 * n).flat_map(|_| f16::from_f32(rng.normal()).to_le_bytes()).collect(),
+        Buf::Numbers => words(n, &mut |_| match rng.below(12) {
+            0 => u32::MAX,
+            1 => 1000,
+            _ => rng.below(12) as u32,
+        }),
+        Buf::Starts => {
+            let mut start = 0;
+            words(n, &mut |n| {
+                start = if n % 64 == 0 { 0 } else { start + rng.below(4) as u32 };
+                start
+            })
+        }
+        Buf::Bools => (0..BYTES).map(|_| [0, 1, 1, 0x80][rng.below(4)]).collect(),
+        Buf::Bits => words(n, &mut |_| match rng.below(4) {
+            0 => [0x7fc0_0000, 0x7f80_0000, 0xff80_0000, 0x7f7f_ffff, 0, 0x8000_0000, 1, u32::MAX]
+                [rng.below(8)],
+            _ => rng.word() as u32,
+        }),
+        Buf::Odd => words(15, &mut |_| rng.normal().to_bits()),
+        Buf::Tiny => words(1, &mut |_| rng.normal().to_bits()),
+        _ => words(n, &mut |_| POISON),
+    }
+}

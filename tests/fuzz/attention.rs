@@ -1,0 +1,526 @@
+//! Attention: one call, right or wrong in some way.
+
+use wgpu_attention::reference;
+use wgpu_attention::{
+    Attention, Blocks, Config, DType, Dropout, Forward, MatrixUnits, Path, Pipelines, Scratch, ScratchSize,
+    Shape, Tiling,
+};
+
+use crate::arena::{Buf, Window, view};
+use crate::case::{Case, Drop, Expected, Part, Weights};
+use crate::choices::Choices;
+use crate::masks::MaskSpec;
+use crate::world::{Outcome, World, refused};
+
+/// Multiply-adds from which on a call is accepted, but not run.
+pub const MOST_WORK: f64 = 2e7;
+
+#[derive(Clone, Copy, Debug)]
+pub struct ConfigSpec {
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    value_dim: usize,
+    dtype: DType,
+    scale: Option<f32>,
+    softcap: Option<f32>,
+    tiling: Tiling,
+    path: Path,
+    units: MatrixUnits,
+    f16_operands: bool,
+    work: Option<u64>,
+    splits: Option<usize>,
+}
+
+impl ConfigSpec {
+    pub fn new(f: &mut Choices, c: &mut Choices, f16: bool) -> (Self, Shape) {
+        let kv_heads = c.between(1, 2);
+        let heads = kv_heads * f.between(1, 2);
+        let config = ConfigSpec {
+            heads,
+            kv_heads,
+            head_dim: f.pick(&[4, 8, 5]),
+            value_dim: f.pick(&[4, 8, 3]),
+            dtype: if f16 && f.one_in(3) { DType::F16 } else { DType::F32 },
+            scale: c.one_in(3).then(|| c.pick(&[0.0, 0.5, 1.0, -0.25])),
+            softcap: f.one_in(4).then(|| c.pick(&[0.5, 5.0, 50.0])),
+            tiling: f.pick(&[Tiling::Uniform, Tiling::Workgroup, Tiling::Auto]),
+            path: f.pick(&[Path::Auto, Path::Fused, Path::Staged]),
+            units: MatrixUnits::Auto,
+            f16_operands: c.one_in(6),
+            work: c.one_in(6).then(|| c.pick(&[0, 1, 1000, u64::MAX])),
+            splits: None,
+        };
+        let rows = f.pick(&[[1, 1], [2, 2], [3, 4], [5, 8], [9, 16], [17, 20]]);
+        let shape = Shape {
+            batch: c.between(1, 2),
+            heads,
+            kv_heads,
+            q_len: c.between(rows[0], rows[1]),
+            kv_len: c.between(1, 32),
+            head_dim: config.head_dim,
+            value_dim: config.value_dim,
+        };
+        (config, shape)
+    }
+
+    pub fn spoil(&mut self, c: &mut Choices) {
+        match c.below(13) {
+            0 => self.heads = c.size(),
+            1 => self.kv_heads = c.size(),
+            2 => self.head_dim = c.size(),
+            3 => self.value_dim = c.size(),
+            4 => self.dtype = c.pick(&[DType::F32, DType::F16, DType::U32, DType::Bool]),
+            5 => self.scale = Some(c.float()),
+            6 => self.softcap = Some(c.float()),
+            7 => self.path = c.pick(&[Path::Fused, Path::Staged]),
+            8 => self.units = c.pick(&[MatrixUnits::Always, MatrixUnits::Never]),
+            9 => self.work = Some(c.size() as u64),
+            10 | 11 => self.splits = Some(c.size()),
+            _ => self.f16_operands = true,
+        }
+    }
+
+    pub fn config(&self) -> Config {
+        let mut config = Config::new(self.heads, self.head_dim)
+            .kv_heads(self.kv_heads)
+            .value_dim(self.value_dim)
+            .dtype(self.dtype)
+            .tiling(self.tiling)
+            .path(self.path)
+            .matrix_units(self.units)
+            .f16_operands(self.f16_operands);
+        if let Some(scale) = self.scale {
+            config = config.scale(scale);
+        }
+        if let Some(softcap) = self.softcap {
+            config = config.softcap(softcap);
+        }
+        if let Some(work) = self.work {
+            config = config.work_limit(work);
+        }
+        if let Some(splits) = self.splits {
+            config = config.splits(splits);
+        }
+        config
+    }
+
+    fn is_tame(&self) -> bool {
+        let within = |x: Option<f32>, least: f32, most: f32| x.is_none_or(|x| (least..=most).contains(&x));
+        within(self.scale, -2.0, 2.0) && within(self.softcap, 0.1, 100.0)
+    }
+}
+
+/// Dropout, if any.
+#[derive(Clone, Copy, Debug)]
+pub struct DropSpec {
+    p: f32,
+    seed: u64,
+    keep: Option<Window>,
+}
+
+impl DropSpec {
+    pub fn new(f: &mut Choices, c: &mut Choices, mut pairs: [usize; 4]) -> Option<Self> {
+        let kind = f.below(8);
+        if kind < 6 {
+            return None;
+        }
+        pairs.iter_mut().filter(|_| c.one_in(3)).for_each(|n| *n = 1);
+        let keep = (kind == 7).then(|| Window::input(c, DType::Bool, pairs, false));
+        Some(DropSpec { p: c.pick(&[0.0, 0.1, 0.5, 0.9]), seed: c.word(), keep })
+    }
+
+    pub fn spoil(&mut self, c: &mut Choices) {
+        self.p = c.float();
+    }
+
+    pub fn window(&mut self) -> Option<&mut Window> {
+        self.keep.as_mut()
+    }
+
+    pub fn device<'a>(&self, buffers: &'a [wgpu::Buffer]) -> Dropout<wgpu_attention::TensorView<'a>> {
+        let DropSpec { p, seed, keep } = *self;
+        match keep {
+            Some(keep) => Dropout::Given { p, keep: view(buffers, &keep) },
+            None => Dropout::Seeded { p, seed },
+        }
+    }
+
+    fn is_tame(&self) -> bool {
+        (0.0..=0.9).contains(&self.p) && self.keep.is_none_or(|w| w.is_tame())
+    }
+
+    fn host(&self, bytes: &[Vec<u8>]) -> Drop {
+        let DropSpec { p, seed, keep } = *self;
+        match keep {
+            Some(keep) => Drop::Given { p, keep: Part::new(keep.bools(bytes), keep.shape) },
+            None => Drop::Seeded { p, seed },
+        }
+    }
+}
+
+/// Three windows for outputs: each in a buffer of its own, or all in one.
+pub fn outputs(c: &mut Choices, wanted: [(DType, [usize; 4]); 3], aligned: bool) -> [Window; 3] {
+    let together = c.one_in(6);
+    let mut n = 0;
+    wanted.map(|(dtype, shape)| {
+        let buf = if together { Buf::OutA } else { Buf::OUTS[n] };
+        let mut window = Window::new(c, buf, dtype, shape, aligned);
+        if together {
+            // Thirds, which begin where bindings can.
+            window.offset = window.offset % 64 + n * (5120 / dtype.bytes());
+        }
+        n += 1;
+        window
+    })
+}
+
+/// How a call is recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    Encoder,
+    Pass,
+    Prepare,
+    /// The encoder is dropped.
+    Dropped,
+    /// The encoder is another device's.
+    Foreign,
+}
+
+impl How {
+    pub fn new(c: &mut Choices) -> Self {
+        match c.below(24) {
+            0..4 => How::Pass,
+            4 | 5 => How::Prepare,
+            6 => How::Dropped,
+            7 => How::Foreign,
+            _ => How::Encoder,
+        }
+    }
+}
+
+/// Which scratch a call is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    Right,
+    None,
+    Foreign,
+}
+
+impl Memory {
+    pub fn new(c: &mut Choices) -> Self {
+        match c.below(20) {
+            0 => Memory::None,
+            1 => Memory::Foreign,
+            _ => Memory::Right,
+        }
+    }
+
+    pub fn scratch(self, world: &World, size: ScratchSize) -> Result<Scratch, wgpu_attention::Error> {
+        match self {
+            Memory::Right => Scratch::new(world.device(), size),
+            Memory::None => Scratch::new(world.device(), ScratchSize::default()),
+            Memory::Foreign => Scratch::new(world.foreign.device(), size),
+        }
+    }
+}
+
+/// How many things are wrong.
+pub fn faults(c: &mut Choices) -> usize {
+    c.pick(&[0, 0, 0, 1, 1, 1, 2, 3])
+}
+
+#[derive(Clone, Debug)]
+struct ForwardSpec {
+    config: ConfigSpec,
+    /// q, k, v, out.
+    tensors: [Window; 4],
+    lse: Option<Window>,
+    weights: Option<Window>,
+    mask: MaskSpec,
+    dropout: Option<DropSpec>,
+    how: How,
+    memory: Memory,
+    foreign_pipelines: bool,
+}
+
+impl ForwardSpec {
+    fn new(f: &mut Choices, c: &mut Choices, f16: bool) -> Self {
+        let (mut config, shape) = ConfigSpec::new(f, c, f16);
+        let aligned = f.one_in(2) && config.head_dim % 4 == 0 && config.value_dim % 4 == 0;
+        let dtype = config.dtype;
+        let wants = f.below(6);
+        let weights_type = if f16 && f.one_in(3) { DType::F16 } else { DType::F32 };
+        let mut weights_shape = shape.weights();
+        if wants == 5 {
+            weights_shape[1] = 1;
+        }
+        let outs = [(dtype, shape.out()), (DType::F32, shape.lse()), (weights_type, weights_shape)];
+        let [out, lse, mut weights] = outputs(c, outs, aligned);
+        weights.buf = Buf::OutC;
+        if wants > 3 {
+            config.path = f.pick(&[Path::Auto, Path::Staged]);
+        }
+        let [q, k, v] = [shape.q(), shape.k(), shape.v()].map(|s| Window::input(c, dtype, s, aligned));
+        ForwardSpec {
+            config,
+            tensors: [q, k, v, out],
+            lse: f.one_in(2).then_some(lse),
+            weights: (wants > 3).then_some(weights),
+            mask: MaskSpec::new(f, c, &shape, f16),
+            dropout: DropSpec::new(f, c, shape.weights()),
+            how: How::new(c),
+            memory: Memory::new(c),
+            foreign_pipelines: c.one_in(60),
+        }
+    }
+
+    fn spoil(&mut self, c: &mut Choices) {
+        match c.below(10) {
+            0 | 1 => self.config.spoil(c),
+            2 => self.mask.spoil(c),
+            3 => self.dropout.iter_mut().for_each(|d| d.spoil(c)),
+            _ => {
+                let dropout = self.dropout.as_mut().and_then(DropSpec::window);
+                let all = self.tensors.iter_mut().chain(&mut self.lse).chain(&mut self.weights);
+                let mut all: Vec<_> = all.chain(self.mask.windows()).chain(dropout).collect();
+                let n = c.below(all.len());
+                all[n].spoil(c);
+            }
+        }
+    }
+
+    fn writes(&self) -> Vec<Window> {
+        [Some(self.tensors[3]), self.lse, self.weights].into_iter().flatten().collect()
+    }
+
+    fn all(&self) -> Vec<Window> {
+        let mut copy = self.clone();
+        let dropout = copy.dropout.as_mut().and_then(DropSpec::window).copied();
+        copy.mask
+            .windows()
+            .map(|w| *w)
+            .chain(copy.tensors)
+            .chain(copy.lse)
+            .chain(copy.weights)
+            .chain(dropout)
+            .collect()
+    }
+
+    /// Unmasked.
+    fn shape(&self) -> Shape {
+        let [q, k, v, _] = self.tensors;
+        Shape {
+            batch: q.shape[0],
+            heads: q.shape[1],
+            kv_heads: k.shape[1],
+            q_len: q.shape[2],
+            kv_len: k.shape[2],
+            head_dim: q.shape[3],
+            value_dim: v.shape[3],
+        }
+    }
+
+    fn is_tame(&self, bytes: &[Vec<u8>]) -> bool {
+        let [q, k, v, _] = self.tensors;
+        self.config.is_tame()
+            && [q, k, v].iter().all(Window::is_tame)
+            && self.writes().iter().all(Window::is_watched)
+            && self.mask.is_tame(bytes)
+            && self.dropout.is_none_or(|d| d.is_tame())
+            && self.shape().flops() < 2e6
+    }
+
+    fn judge(&self, world: &World) -> Result<(), String> {
+        let bytes = &world.arena.before;
+        let [q, k, v, out] = self.tensors;
+        let case = Case {
+            name: String::new(),
+            shape: self.shape(),
+            q: q.floats(bytes),
+            k: k.floats(bytes),
+            v: v.floats(bytes),
+            scale: self.config.scale,
+            softcap: self.config.softcap,
+            rules: self.mask.rules(bytes),
+            dropout: self.dropout.map(|d| d.host(bytes)),
+            expected: Expected::default(),
+        };
+        let weights = self.weights.map_or(Weights::None, |w| {
+            if w.shape == case.shape.weights() { Weights::PerHead(w.dtype) } else { Weights::Mean(w.dtype) }
+        });
+        let truth = case.truth(out.dtype, weights);
+        let after = &world.arena.after;
+        truth.out.judge(&out.wide(after)).map_err(|e| format!("out: {e}"))?;
+        if let Some(lse) = self.lse {
+            truth.lse.judge(&lse.wide(after)).map_err(|e| format!("lse: {e}"))?;
+        }
+        if let (Some(w), Some(truth)) = (self.weights, truth.weights) {
+            truth.judge(&w.wide(after)).map_err(|e| format!("weights: {e}"))?;
+        }
+        Ok(())
+    }
+}
+
+pub fn forward(
+    world: &mut World,
+    f: &mut Choices,
+    c: &mut Choices,
+    said: &mut String,
+) -> Result<Outcome, String> {
+    let mut spec = ForwardSpec::new(f, c, world.f16);
+    for _ in 0..faults(c) {
+        spec.spoil(c);
+    }
+    *said = format!("{spec:?}");
+    let foreign;
+    let pipelines: &Pipelines = if spec.foreign_pipelines {
+        foreign = world.foreign.pipelines().clone();
+        &foreign
+    } else {
+        world.gpu.pipelines()
+    };
+    let buffers = world.arena.buffers.clone();
+    let attention = match Attention::with_pipelines(pipelines, spec.config.config()) {
+        Ok(attention) => attention,
+        Err(e) => return world.works(&mut world.scratch()).map(|()| refused(&e)),
+    };
+    let [q, k, v, out] = spec.tensors.each_ref().map(|w| view(&buffers, w));
+    let mut call = Forward::new(q, k, v, out).mask(spec.mask.device(&buffers));
+    call.lse = spec.lse.as_ref().map(|w| view(&buffers, w));
+    call.weights = spec.weights.as_ref().map(|w| view(&buffers, w));
+    call.dropout = spec.dropout.as_ref().map(|d| d.device(&buffers));
+    let size = attention.scratch_size(&call);
+    let small = spec.shape().flops() < MOST_WORK;
+    let memory = match &size {
+        Ok(size) if size.total() < 1 << 24 => spec.memory.scratch(world, *size),
+        Ok(_) => Memory::None.scratch(world, ScratchSize::default()),
+        // The call must refuse it in the same way.
+        Err(_) => Memory::None.scratch(world, ScratchSize::default()),
+    };
+    let mut scratch = memory.map_err(|e| format!("scratch: {e}"))?;
+    let mut encoder = match spec.how {
+        How::Foreign => world.foreign.device().create_command_encoder(&Default::default()),
+        _ => world.encoder(),
+    };
+    let result = match spec.how {
+        // Longer calls have many dispatches to bind.
+        _ if !small => attention.scratch_size(&call).map(|_| ()),
+        How::Pass => {
+            let mut pass = encoder.begin_compute_pass(&Default::default());
+            attention.forward_in_pass(&mut pass, &call, &mut scratch)
+        }
+        How::Prepare => attention.prepare(&call, &mut scratch),
+        _ => attention.forward(&mut encoder, &call, &mut scratch),
+    };
+    if let (Err(size), Err(call)) = (&size, &result) {
+        if size.to_string() != call.to_string() {
+            return Err(format!("scratch_size says {size}, the call {call}"));
+        }
+    } else if size.is_err() {
+        return Err(format!("scratch_size says {size:?}, the call is accepted"));
+    }
+    let own = spec.how != How::Foreign;
+    if !own {
+        // What was recorded there is for that device to refuse.
+        let scope = world.foreign.device().push_error_scope(wgpu::ErrorFilter::Validation);
+        drop(encoder.finish());
+        drop(pollster::block_on(scope.pop()));
+        encoder = world.encoder();
+    }
+    if let Err(e) = result {
+        if spec.memory == Memory::Foreign {
+            scratch = world.scratch();
+        }
+        world.unharmed(encoder, &mut scratch)?;
+        return Ok(refused(&e));
+    }
+    if !small || !own || matches!(spec.how, How::Prepare | How::Dropped) {
+        drop(encoder);
+        world.works(&mut world.scratch())?;
+        return Ok(Outcome::Accepted);
+    }
+    if spec.all().iter().any(|w| w.buf.fails()) || spec.foreign_pipelines {
+        world.abandon(encoder)?;
+        return Ok(Outcome::Accepted);
+    }
+    let tame = spec.is_tame(&world.arena.before);
+    world.finish(encoder, &spec.writes(), tame)?;
+    if !tame {
+        return Ok(Outcome::Ran);
+    }
+    spec.judge(world)?;
+    Ok(Outcome::Judged)
+}
+
+/// A mask classified into a block map.
+pub fn classify(
+    world: &mut World,
+    f: &mut Choices,
+    c: &mut Choices,
+    said: &mut String,
+) -> Result<Outcome, String> {
+    let (mut config, shape) = ConfigSpec::new(f, c, world.f16);
+    let mut mask = MaskSpec::new(f, c, &shape, world.f16);
+    let mut size = [c.between(1, 9), c.between(1, 9)];
+    let mut lengths = [shape.batch, shape.q_len, shape.kv_len];
+    let of = [c.pick(&[1, shape.batch]), c.pick(&[1, shape.heads])];
+    let blocks = [of[0], of[1], shape.q_len.div_ceil(size[0]), shape.kv_len.div_ceil(size[1])];
+    let mut map = Window::new(c, Buf::OutA, DType::U32, blocks, false);
+    let pass = c.one_in(3);
+    for _ in 0..faults(c) {
+        match c.below(7) {
+            0 => config.spoil(c),
+            1 => mask.spoil(c),
+            2 => size[c.below(2)] = c.size(),
+            3 => lengths[c.below(3)] = c.size(),
+            4 => map.spoil(c),
+            _ => {
+                let mut all: Vec<_> = mask.windows().collect();
+                if !all.is_empty() {
+                    let n = c.below(all.len());
+                    all[n].spoil(c);
+                }
+            }
+        }
+    }
+    *said = format!("{config:?}, {mask:?}, {lengths:?}, {size:?}, {map:?}");
+    let attention = match Attention::with_pipelines(world.gpu.pipelines(), config.config()) {
+        Ok(attention) => attention,
+        Err(e) => return world.works(&mut world.scratch()).map(|()| refused(&e)),
+    };
+    let buffers = world.arena.buffers.clone();
+    let device_mask = mask.device(&buffers);
+    let (mut scratch, mut encoder) = (world.scratch(), world.encoder());
+    let blocks = Blocks::new(view(&buffers, &map), size);
+    let result = if pass {
+        let mut pass = encoder.begin_compute_pass(&Default::default());
+        attention.classify_in_pass(&mut pass, &device_mask, lengths, &blocks, &mut scratch)
+    } else {
+        attention.classify(&mut encoder, &device_mask, lengths, &blocks, &mut scratch)
+    };
+    if let Err(e) = result {
+        world.unharmed(encoder, &mut scratch)?;
+        return Ok(refused(&e));
+    }
+    let shape =
+        Shape { batch: lengths[0], heads: config.heads, q_len: lengths[1], kv_len: lengths[2], ..shape };
+    let pairs: f64 = shape.weights().into_iter().map(|n| n as f64).product();
+    if pairs > 1e6 {
+        return Ok(Outcome::Accepted);
+    }
+    if mask.windows().map(|w| *w).chain([map]).any(|w| w.buf.fails()) {
+        world.abandon(encoder)?;
+        return Ok(Outcome::Accepted);
+    }
+    let tame = mask.is_tame(&world.arena.before) && map.is_watched();
+    world.finish(encoder, &[map], tame)?;
+    if !tame {
+        return Ok(Outcome::Ran);
+    }
+    let rules = mask.rules(&world.arena.before);
+    let want = reference::classify(&rules.host(), &shape, size, [map.shape[0], map.shape[1]]);
+    let want = want.map_err(|e| format!("the reference refuses it: {e}"))?;
+    let got = map.numbers(&world.arena.after);
+    if got != want { Err(format!("{got:?}, expected {want:?}")) } else { Ok(Outcome::Judged) }
+}

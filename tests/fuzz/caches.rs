@@ -1,0 +1,327 @@
+//! Caches: any operations in any order.
+
+use wgpu_attention::{
+    Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, CachedForward, Config, DType, Error,
+    Rope, RopeConfig, ScaleGroup, Shape, Tiling, Tokens,
+};
+
+use crate::arena::{Buf, Window, view};
+use crate::choices::Choices;
+use crate::masks::MaskSpec;
+use crate::positions::width;
+use crate::world::{Outcome, World, refused};
+
+/// Bytes from which on a cache is not made, however good it is.
+const MOST_BYTES: usize = 1 << 24;
+
+#[derive(Clone, Copy, Debug)]
+struct Kind {
+    batch: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    value_dim: usize,
+    capacity: usize,
+    layers: usize,
+    storage: CacheStorage,
+    layout: CacheLayout,
+}
+
+impl Kind {
+    fn new(f: &mut Choices, c: &mut Choices) -> Self {
+        let group = if f.one_in(2) { ScaleGroup::Row } else { ScaleGroup::Of(32) };
+        Kind {
+            batch: c.between(1, 3),
+            kv_heads: c.between(1, 2),
+            head_dim: f.pick(&[4, 8, 5]),
+            value_dim: f.pick(&[4, 8]),
+            capacity: c.pick(&[1, 5, 16, 20, 40, 64]),
+            layers: c.between(1, 2),
+            storage: f.pick(&[
+                CacheStorage::F32,
+                CacheStorage::F16,
+                CacheStorage::Q8(group),
+                CacheStorage::Q4(group),
+            ]),
+            layout: match f.below(3) {
+                0 => CacheLayout::Contiguous,
+                1 => CacheLayout::Ring { sinks: 0 },
+                _ => CacheLayout::Paged { page: c.pick(&[16, 32]), pages: c.between(1, 8) },
+            },
+        }
+    }
+
+    fn spoil(&mut self, c: &mut Choices) {
+        match c.below(9) {
+            0 => self.batch = c.size(),
+            1 => self.kv_heads = c.size(),
+            2 => self.head_dim = c.size(),
+            3 => self.value_dim = c.size(),
+            4 => self.capacity = c.size(),
+            5 => self.layers = c.size(),
+            6 => self.storage = CacheStorage::Q8(ScaleGroup::Of(c.size())),
+            _ => match &mut self.layout {
+                CacheLayout::Contiguous => self.capacity = c.size(),
+                CacheLayout::Ring { sinks } => *sinks = c.size(),
+                CacheLayout::Paged { page, pages } => *[page, pages][c.below(2)] = c.size(),
+            },
+        }
+    }
+
+    fn config(&self) -> CacheConfig {
+        CacheConfig::new(self.kv_heads, self.head_dim, self.capacity)
+            .batch(self.batch)
+            .value_dim(self.value_dim)
+            .layers(self.layers)
+            .storage(self.storage)
+            .layout(self.layout)
+    }
+
+    /// Bytes of a layer.
+    fn bytes(&self) -> usize {
+        let tokens = match self.layout {
+            CacheLayout::Paged { page, pages } => page.saturating_mul(pages),
+            _ => self.batch.saturating_mul(self.capacity),
+        };
+        self.config().token_bytes().saturating_mul(tokens)
+    }
+
+    /// Whether it is too large to be made in passing, if it can be made at all.
+    fn is_large(&self) -> bool {
+        let book = self.batch.saturating_mul(self.capacity);
+        self.bytes().saturating_mul(self.layers).max(book) > MOST_BYTES || self.layers > 100
+    }
+
+    /// Whether no device takes it.
+    fn is_hopeless(&self) -> bool {
+        let Kind { batch, kv_heads, head_dim, value_dim, capacity, layers, .. } = *self;
+        let sizes = [batch, kv_heads, head_dim, value_dim, capacity, layers];
+        sizes.iter().any(|n| *n >= 1 << 29) || layers <= 100 && self.bytes() > 1 << 34
+    }
+}
+
+/// What the host says of a cache.
+fn state(cache: &Cache, batch: usize) -> (Vec<Option<[usize; 2]>>, usize) {
+    ((0..batch.min(64)).map(|s| cache.len_bounds(s)).collect(), cache.free_pages())
+}
+
+pub fn cache(
+    world: &mut World,
+    f: &mut Choices,
+    c: &mut Choices,
+    said: &mut String,
+) -> Result<Outcome, String> {
+    let mut kind = Kind::new(f, c);
+    if let CacheLayout::Ring { sinks } = &mut kind.layout {
+        *sinks = c.below(kind.capacity.min(4));
+    }
+    for _ in 0..c.pick(&[0, 0, 0, 0, 0, 1, 2]) {
+        kind.spoil(c);
+    }
+    *said = format!("{kind:?}");
+    if kind.is_large() && !kind.is_hopeless() {
+        return Ok(Outcome::Accepted);
+    }
+    let mut cache = match Cache::with_pipelines(world.gpu.pipelines(), kind.config()) {
+        Ok(cache) => cache,
+        Err(e) => return world.works(&mut world.scratch()).map(|()| refused(&e)),
+    };
+    let tiling = f.pick(&[Tiling::Uniform, Tiling::Workgroup]);
+    let group = f.between(1, 2);
+    let dtype = if world.f16 && f.one_in(3) { DType::F16 } else { DType::F32 };
+    let of_rows = if world.f16 && f.one_in(3) { DType::F16 } else { DType::F32 };
+    let most = f.pick(&[1, 2, 4, 7]);
+    let (with_lse, rotates) = (f.one_in(2), f.one_in(2));
+    let config = Config::new(kind.kv_heads * group, kind.head_dim)
+        .kv_heads(kind.kv_heads)
+        .value_dim(kind.value_dim)
+        .dtype(dtype)
+        .tiling(tiling);
+    let attention = Attention::with_pipelines(world.gpu.pipelines(), config).map_err(|e| e.to_string())?;
+    let rope =
+        Rope::new(world.device(), RopeConfig::new(if c.one_in(9) { width(c).clamp(2, 20) & !1 } else { 2 }))
+            .map_err(|e| e.to_string())?;
+    let foreign = Cache::with_pipelines(world.foreign.pipelines(), CacheConfig::new(1, 4, 8))
+        .map_err(|e| e.to_string())?;
+    let buffers = world.arena.buffers.clone();
+    // The mask's kernels are the family's, its tensors fit the first call.
+    let heads = kind.kv_heads * group;
+    let longest = if matches!(kind.layout, CacheLayout::Ring { .. }) { 1 } else { kind.capacity };
+    let shape = Shape {
+        batch: kind.batch,
+        heads,
+        kv_heads: kind.kv_heads,
+        q_len: most,
+        kv_len: longest,
+        head_dim: kind.head_dim,
+        value_dim: kind.value_dim,
+    };
+    let mask = MaskSpec::new(f, c, &shape, world.f16);
+    let mut scratch = world.scratch();
+    let mut encoders = vec![world.encoder()];
+    let mut writes: Vec<Window> = Vec::new();
+    let (mut refusals, mut accepted, mut fails) = (0, 0, false);
+    let mut last = None;
+    let operations = c.between(2, 9);
+    let mut advanced = 0;
+    for _ in 0..operations {
+        let before = state(&cache, kind.batch);
+        let sequence = if c.one_in(12) { c.size() } else { c.below(kind.batch) };
+        let amount = if c.one_in(8) { c.size() } else { c.below(most + 1) };
+        let encoder = encoders.last_mut().ok_or("no encoder")?;
+        let operation = c.below(20);
+        use std::fmt::Write;
+        let _ = write!(said, "; {operation} {sequence} {amount}");
+        let result: Result<(), Error> = match operation {
+            0..6 | 6 => {
+                let each: Vec<usize> = (0..kind.batch.min(100)).map(|_| c.below(most + 1)).collect();
+                let mut counts = Window::new(c, Buf::Numbers, DType::U32, [kind.batch, 1, 1, 1], false);
+                if c.one_in(10) {
+                    counts.spoil(c);
+                    fails |= counts.buf.fails();
+                }
+                let rows = match c.below(5) {
+                    0 => Tokens::Each(&each),
+                    1 => Tokens::Device { counts: view(&buffers, &counts), most: amount },
+                    _ => Tokens::All(amount.max(usize::from(!c.one_in(4)))),
+                };
+                let _ = match rows {
+                    Tokens::Device { most, .. } => write!(said, " at most {most} of {counts:?}"),
+                    _ => write!(said, " {rows:?}"),
+                };
+                let back = operation == 6;
+                let done = if back {
+                    cache.rewind(encoder, rows, &mut scratch)
+                } else {
+                    cache.advance(encoder, rows, &mut scratch)
+                };
+                if done.is_ok() {
+                    advanced = match rows {
+                        _ if back => 0,
+                        Tokens::All(n) | Tokens::Device { most: n, .. } => n,
+                        Tokens::Each(each) => each.iter().copied().max().unwrap_or(0),
+                    };
+                }
+                done
+            }
+            7..11 => {
+                let rows = if c.one_in(10) { amount } else { advanced };
+                let mut pair = [kind.head_dim, kind.value_dim].map(|dim| {
+                    Window::input(c, of_rows, [kind.batch, kind.kv_heads, rows.min(1 << 20), dim], false)
+                });
+                if c.one_in(8) {
+                    pair[c.below(2)].spoil(c);
+                    fails |= pair.iter().any(|w| w.buf.fails());
+                }
+                let [k, v] = pair.each_ref().map(|w| view(&buffers, w));
+                let append = Append { k, v, rope: rotates.then_some(&rope) };
+                let layer = if c.one_in(12) { c.size() } else { c.below(kind.layers) };
+                if c.one_in(3) {
+                    let mut pass = encoder.begin_compute_pass(&Default::default());
+                    cache.append_in_pass(&mut pass, layer, &append, &mut scratch)
+                } else {
+                    cache.append(encoder, layer, &append, &mut scratch)
+                }
+            }
+            11..15 => {
+                let rows = if c.one_in(3) || advanced == 0 { most } else { advanced };
+                let of = [kind.batch, heads, rows.min(1 << 20)];
+                let mut q = Window::input(c, dtype, [of[0], of[1], of[2], kind.head_dim], false);
+                let mut out = Window::new(c, Buf::OutA, dtype, [of[0], of[1], of[2], kind.value_dim], false);
+                let lse = Window::new(c, Buf::OutB, DType::F32, [of[0], of[1], of[2], 1], false);
+                let mut mask = mask.clone();
+                if c.one_in(6) {
+                    q.spoil(c);
+                }
+                if c.one_in(6) {
+                    out.spoil(c);
+                }
+                if c.one_in(6) {
+                    mask.spoil(c);
+                }
+                let of_cache = if c.one_in(30) { &foreign } else { &cache };
+                let mut call = CachedForward::new(view(&buffers, &q), of_cache, view(&buffers, &out))
+                    .mask(mask.device(&buffers));
+                call.lse = with_lse.then(|| view(&buffers, &lse));
+                call.advanced = rows == advanced && !c.one_in(5);
+                call.layer = if c.one_in(12) { c.size() } else { c.below(kind.layers) };
+                let size = attention.scratch_size_cached(&call);
+                let mut own;
+                let memory = match &size {
+                    Ok(size) if size.total() > 0 => {
+                        own =
+                            wgpu_attention::Scratch::new(world.device(), *size).map_err(|e| e.to_string())?;
+                        &mut own
+                    }
+                    _ => &mut scratch,
+                };
+                let done = match c.below(4) {
+                    0 => attention.prepare_cached(&call, memory),
+                    1 => attention.forward_cached_in_pass(
+                        &mut encoder.begin_compute_pass(&Default::default()),
+                        &call,
+                        memory,
+                    ),
+                    _ => attention.forward_cached(encoder, &call, memory),
+                };
+                let _ = write!(said, " {q:?} to {out:?}, {mask:?}");
+                if done.is_ok() {
+                    let tensors = mask.windows().map(|w| *w).chain([q, out]);
+                    fails |= tensors.into_iter().any(|w| w.buf.fails());
+                    writes.extend([Some(out), with_lse.then_some(lse)].into_iter().flatten());
+                } else if size.is_ok()
+                    && !matches!(done, Err(Error::Unsupported { .. } | Error::Refused { .. }))
+                {
+                    return Err(format!("scratch_size says {size:?}, the call {done:?}"));
+                }
+                done
+            }
+            15 => cache.truncate(sequence, amount),
+            16 => cache.clear(sequence),
+            17 => cache.fork(sequence, c.below(kind.batch)),
+            18 => cache.reserve(sequence, amount),
+            _ => match c.below(4) {
+                0 => cache.learn(sequence, amount),
+                1 => {
+                    // What was recorded is lost.
+                    *encoder = world.encoder();
+                    Ok(())
+                }
+                2 => {
+                    encoders.push(world.encoder());
+                    Ok(())
+                }
+                _ => cache.flush(encoder),
+            },
+        };
+        if let Err(e) = &result {
+            if state(&cache, kind.batch) != before {
+                return Err(format!(
+                    "refused ({e}), and the cache has changed from {before:?} to {:?}",
+                    state(&cache, kind.batch)
+                ));
+            }
+            refusals += 1;
+            last = Some(refused(e));
+        } else {
+            accepted += 1;
+        }
+    }
+    if encoders.len() > 1 && c.one_in(3) {
+        encoders.reverse();
+    }
+    let encoder = encoders.pop().ok_or("no encoder")?;
+    if fails {
+        encoders.into_iter().try_for_each(|encoder| world.abandon(encoder))?;
+        world.abandon(encoder)?;
+        return Ok(Outcome::Accepted);
+    }
+    for encoder in encoders.into_iter().rev() {
+        world.gpu.queue().submit([encoder.finish()]);
+    }
+    world.finish(encoder, &writes, false)?;
+    world.works(&mut scratch)?;
+    match last {
+        Some(last) if refusals > accepted => Ok(last),
+        _ => Ok(Outcome::Ran),
+    }
+}

@@ -1,0 +1,278 @@
+//! Hostile input: random calls of the whole public face, right ones and ones with up to three things wrong.
+//!
+//! No case may panic, let an error of wgpu escape, write outside of its outputs, or leave anything behind that the next
+//! call stumbles over; what is accepted and tame must agree with the reference. Cases depend on their seed alone:
+//!
+//! - `WGPU_ATTENTION_FUZZ_CASES`: how many, 10000 unless set;
+//! - `WGPU_ATTENTION_FUZZ_FIRST`: the first seed, 0 unless set;
+//! - `WGPU_ATTENTION_FUZZ_SEED`: this one only, and says what it is;
+//! - `WGPU_ATTENTION_FUZZ_THREADS`: with a device each, as many as there are processors, at most 4, unless set.
+//!
+//! Every case belongs to one of [`FAMILIES`] families, which decide what needs a kernel of its own: compiling them is
+//! what takes the time. Other families come with every [`BLOCK`] seeds. A crash of the driver leaves the seeds that
+//! were running in `target/fuzz`.
+
+mod arena;
+mod attention;
+mod caches;
+mod choices;
+mod host;
+mod masks;
+mod positions;
+mod products;
+mod world;
+
+#[path = "../harness/case.rs"]
+#[allow(dead_code)]
+mod case;
+#[path = "../harness/memory.rs"]
+#[allow(dead_code)]
+mod memory;
+#[path = "../harness/random.rs"]
+#[allow(dead_code)]
+mod random;
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use choices::Choices;
+use world::{Outcome, World};
+
+const FAMILIES: u64 = 64;
+const BLOCK: u64 = 20_000;
+/// Failures after which there is nothing more to learn.
+const ENOUGH: usize = 10;
+/// A case takes a few milliseconds, with kernels to compile a few seconds.
+const STUCK: Duration = Duration::from_secs(240);
+
+type Subject = fn(&mut World, &mut Choices, &mut Choices, &mut String) -> Result<Outcome, String>;
+
+/// What is called, and in how many families.
+const SUBJECTS: [(&str, u64, Subject); 12] = [
+    ("forward", 24, attention::forward),
+    ("classify", 4, attention::classify),
+    ("project", 4, products::project),
+    ("merge", 4, products::merge),
+    ("layer", 5, products::layer),
+    ("cache", 9, caches::cache),
+    ("rotate", 3, positions::rotate),
+    ("add", 3, positions::add),
+    ("attend", 3, host::attend),
+    ("multi_head", 2, host::layer),
+    ("reference", 2, host::stages),
+    ("views", 1, host::views),
+];
+
+thread_local! {
+    static PANICS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+}
+
+/// One case on its world. `family` decides the kernels, `c` the rest.
+fn run(
+    worlds: &mut [World; 2],
+    family: u64,
+    c: &mut Choices,
+    said: &mut String,
+) -> (&'static str, Result<Outcome, String>) {
+    let mut n = family % FAMILIES;
+    let found = SUBJECTS.iter().find(|(_, count, _)| {
+        let found = n < *count;
+        n = n.wrapping_sub(*count);
+        found
+    });
+    let (name, _, subject) = found.expect("as many as there are families");
+    let f = &mut Choices::seeded(family);
+    let world = &mut worlds[f.pick(&[0, 0, 1])];
+    PANICS.take();
+    let result = catch_unwind(AssertUnwindSafe(|| subject(world, f, c, said)));
+    let panics = PANICS.take();
+    let result = match result {
+        Ok(result) if panics.is_empty() => result.and_then(|outcome| world.uncaptured().map(|()| outcome)),
+        _ => Err(format!("panic: {}", panics.join("; "))),
+    };
+    (name, result)
+}
+
+/// The family of a seed.
+fn family(seed: u64) -> u64 {
+    seed / BLOCK * FAMILIES + seed % FAMILIES
+}
+
+fn worlds(adapter: &wgpu::Adapter) -> [World; 2] {
+    [true, false].map(|full| World::new(adapter, full))
+}
+
+fn adapter() -> wgpu::Adapter {
+    let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
+    pollster::block_on(instance.request_adapter(&wgpu::RequestAdapterOptions::default()))
+        .expect("tests need an adapter: run them as `scripts/gpu cargo test --release`")
+}
+
+/// To standard error itself, which the test runner does not hide.
+fn say(line: &str) {
+    let _ = std::io::stderr().lock().write_all(format!("{line}\n").as_bytes());
+}
+
+fn listen() {
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        PANICS.with_borrow_mut(|panics| panics.push(info.to_string()));
+        // Of threads that run no case.
+        if std::thread::current().name().is_some_and(|name| !name.starts_with("case")) {
+            before(info);
+        }
+    }));
+}
+
+fn variable(name: &str) -> Option<u64> {
+    let text = std::env::var(format!("WGPU_ATTENTION_FUZZ_{name}")).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("WGPU_ATTENTION_FUZZ_{name} is {text}, no number")))
+}
+
+/// Where a thread leaves the seed that it runs.
+fn trace(thread: u64) -> PathBuf {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("fuzz");
+    std::fs::create_dir_all(&folder).expect("the target folder can be written");
+    folder.join(format!("running-{thread}"))
+}
+
+#[derive(Default)]
+struct Tally {
+    outcomes: BTreeMap<String, usize>,
+    subjects: BTreeMap<&'static str, [usize; 3]>,
+    failures: Vec<String>,
+    compiled: BTreeMap<&'static str, usize>,
+}
+
+impl Tally {
+    fn count(&mut self, subject: &'static str, outcome: &Outcome) {
+        let (name, n) = match outcome {
+            Outcome::Judged => ("judged".to_string(), 0),
+            Outcome::Ran => ("run".to_string(), 0),
+            Outcome::Accepted => ("accepted, not run".to_string(), 1),
+            Outcome::Refused(variant) => (variant.clone(), 2),
+        };
+        *self.outcomes.entry(name).or_default() += 1;
+        self.subjects.entry(subject).or_default()[n] += 1;
+    }
+}
+
+#[test]
+fn hostile_input() {
+    listen();
+    let only = variable("SEED");
+    let first = only.or(variable("FIRST")).unwrap_or(0);
+    let cases = if only.is_some() { 1 } else { variable("CASES").unwrap_or(10_000) };
+    let processors = std::thread::available_parallelism().map_or(1, |n| n.get().min(4) as u64);
+    // Each family is one thread's.
+    let threads = variable("THREADS").unwrap_or(processors).clamp(1, cases.max(1));
+    let started = Instant::now();
+    let tally = Mutex::new(Tally::default());
+    let [done, failed] = [AtomicUsize::new(0), AtomicUsize::new(0)];
+    let since: Vec<_> = (0..threads).map(|_| AtomicU64::new(0)).collect();
+    let work = |thread: u64| {
+        let mut trace = std::fs::File::create(trace(thread)).expect("the target folder can be written");
+        let adapter = adapter();
+        let mut all = worlds(&adapter);
+        let mut block = None;
+        for seed in (first..first + cases).filter(|seed| seed % FAMILIES % threads == thread || cases == 1) {
+            if failed.load(Relaxed) >= ENOUGH {
+                break;
+            }
+            if block.replace(seed / BLOCK).is_some_and(|block| block != seed / BLOCK) {
+                all.iter().for_each(|world| world.gpu.pipelines().clear());
+            }
+            use std::io::Seek;
+            let _ = trace.rewind().and_then(|()| writeln!(trace, "{seed:20}"));
+            since[thread as usize].store(started.elapsed().as_secs() + 1, Relaxed);
+            let mut said = String::new();
+            let compiled = |all: &[World; 2]| all.iter().map(|w| w.gpu.pipelines().compiled()).sum::<usize>();
+            let before = compiled(&all);
+            let (subject, result) = run(&mut all, family(seed), &mut Choices::seeded(seed), &mut said);
+            let compiled = compiled(&all) - before;
+            if only.is_some() {
+                say(&format!("{subject}: {said}: {result:?}"));
+            }
+            let mut tally = tally.lock().expect("no panic here");
+            *tally.compiled.entry(subject).or_default() += compiled;
+            match result {
+                Ok(outcome) => tally.count(subject, &outcome),
+                Err(why) => {
+                    failed.fetch_add(1, Relaxed);
+                    let text = format!("WGPU_ATTENTION_FUZZ_SEED={seed} ({subject}): {why}\n    {said}");
+                    say(&format!("  {text}"));
+                    tally.failures.push(text);
+                    drop(tally);
+                    all = worlds(&adapter);
+                }
+            }
+            let n = done.fetch_add(1, Relaxed) + 1;
+            if n.is_multiple_of(BLOCK as usize) {
+                say(&format!("hostile input: {n} cases in {} s", started.elapsed().as_secs()));
+            }
+        }
+        since[thread as usize].store(u64::MAX, Relaxed);
+    };
+    std::thread::scope(|scope| {
+        let work = &work;
+        for thread in 0..threads {
+            let named = std::thread::Builder::new().name(format!("case {thread}"));
+            named.spawn_scoped(scope, move || work(thread)).expect("a thread");
+        }
+        // A case that hangs would hang the test.
+        while since.iter().any(|since| since.load(Relaxed) != u64::MAX) {
+            std::thread::sleep(Duration::from_millis(50));
+            let now = started.elapsed().as_secs();
+            for (thread, since) in since.iter().map(|s| s.load(Relaxed)).enumerate() {
+                if since != u64::MAX && since != 0 && now > since + STUCK.as_secs() {
+                    let seed = std::fs::read_to_string(trace(thread as u64)).unwrap_or_default();
+                    say(&format!("hostile input: WGPU_ATTENTION_FUZZ_SEED={} does not end", seed.trim()));
+                    std::process::abort();
+                }
+            }
+        }
+    });
+    let Tally { outcomes, subjects, failures, compiled } = tally.into_inner().expect("no panic here");
+    let ran = done.into_inner();
+    say(&format!(
+        "hostile input: {ran} cases from {first} on in {} s on {threads} threads",
+        started.elapsed().as_secs()
+    ));
+    say(&format!("  by outcome: {outcomes:?}"));
+    say(&format!("  run, accepted otherwise, refused: {subjects:?}"));
+    say(&format!("  kernels compiled: {compiled:?}"));
+    assert!(failures.is_empty(), "{} of {ran} cases failed:\n  {}", failures.len(), failures.join("\n  "));
+    if cases >= 10_000 {
+        let judged = outcomes.get("judged").copied().unwrap_or(0);
+        assert!(
+            judged * 5 > ran,
+            "too few cases are judged for the rest to mean anything: {judged} of {ran}"
+        );
+    }
+}
+
+/// The generator takes a fuzzer's bytes, too: of any number, none as well.
+#[test]
+fn cases_of_bytes() {
+    listen();
+    let mut all = worlds(&adapter());
+    let work = |all: &mut [World; 2]| {
+        for n in 0..40u64 {
+            let bytes: Vec<u8> = (0..n * n).map(|k| (k * k * 31 + n * 17) as u8).collect();
+            let mut c = Choices::bytes(&bytes);
+            let family = c.word() % FAMILIES;
+            let mut said = String::new();
+            let (subject, result) = run(all, family, &mut c, &mut said);
+            result.unwrap_or_else(|why| panic!("{n} bytes ({subject}): {why}\n{said}"));
+        }
+    };
+    let named = std::thread::Builder::new().name("case of bytes".into());
+    std::thread::scope(|scope| named.spawn_scoped(scope, || work(&mut all)).expect("a thread").join())
+        .expect("no failure");
+}

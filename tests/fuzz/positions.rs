@@ -1,0 +1,256 @@
+//! Rotations and sums of positions.
+
+use wgpu_attention::reference::{self, Real};
+use wgpu_attention::{
+    AddPositions, At, DType, HostTensor, PositionTable, Positions, Rope, RopeConfig, RopeOrder, RopeScaling,
+    Rotate, Sinusoid, TensorView,
+};
+
+use crate::arena::{Buf, Window, view};
+use crate::attention::faults;
+use crate::choices::Choices;
+use crate::products::{judge, largest, settle};
+use crate::world::{Outcome, World, refused};
+
+fn real<R: Real>(window: &Window, bytes: &[Vec<u8>]) -> Vec<R> {
+    window.wide(bytes).into_iter().map(R::of).collect()
+}
+
+fn number(c: &mut Choices) -> f64 {
+    if c.one_in(2) {
+        f64::from(c.float())
+    } else {
+        c.pick(&[1.0, 1.5, 8.0, 1e300, f64::NAN, f64::INFINITY, -1.0, 1e-300])
+    }
+}
+
+fn scaling(c: &mut Choices) -> RopeScaling {
+    let factor = c.pick(&[1.0, 2.0, 8.0]);
+    match c.below(5) {
+        0 => RopeScaling::Linear { factor },
+        1 => RopeScaling::NtkAware { factor },
+        2 => RopeScaling::Yarn {
+            factor,
+            original_len: 64,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            attention_factor: None,
+        },
+        3 => RopeScaling::Llama3 { factor, low_freq_factor: 1.0, high_freq_factor: 4.0, original_len: 64 },
+        _ => RopeScaling::None,
+    }
+}
+
+/// Numbers that make no rotation, or a strange one.
+pub fn strange(c: &mut Choices) -> RopeScaling {
+    let factor = number(c);
+    match c.below(4) {
+        0 => RopeScaling::Linear { factor },
+        1 => RopeScaling::NtkAware { factor },
+        2 => RopeScaling::Yarn {
+            factor,
+            original_len: c.size(),
+            beta_fast: number(c),
+            beta_slow: number(c),
+            attention_factor: c.one_in(2).then(|| number(c)),
+        },
+        _ => RopeScaling::Llama3 {
+            factor,
+            low_freq_factor: number(c),
+            high_freq_factor: number(c),
+            original_len: c.size(),
+        },
+    }
+}
+
+/// Widths that take no longer to make a table of than to refuse.
+pub fn width(c: &mut Choices) -> usize {
+    let n = c.size();
+    if (257..=65536).contains(&n) { 65537 } else { n }
+}
+
+/// Where rows stand: a start, or a tensor.
+fn places(f: &mut Choices, c: &mut Choices, [batch, _, length, _]: [usize; 4]) -> (Option<Window>, u32) {
+    let mut shape = [batch, 1, length, 1];
+    [0, 2].iter().filter(|_| c.one_in(2)).for_each(|axis| shape[*axis] = 1);
+    let tensor = f.one_in(2).then(|| Window::input(c, DType::U32, shape, false));
+    (tensor, c.pick(&[0, 1, 5, 1000, (1 << 24) - 30]))
+}
+
+fn at<'a>(places: &(Option<Window>, u32), buffers: &'a [wgpu::Buffer]) -> At<TensorView<'a>> {
+    match &places.0 {
+        Some(tensor) => At::Tensor(view(buffers, tensor)),
+        None => At::Start(places.1),
+    }
+}
+
+fn host<'a>(places: &(Option<Window>, u32), numbers: &'a [u32]) -> At<HostTensor<'a, u32>> {
+    match &places.0 {
+        Some(tensor) => At::Tensor(HostTensor::new(numbers, tensor.shape)),
+        None => At::Start(places.1),
+    }
+}
+
+pub fn rotate(
+    world: &mut World,
+    f: &mut Choices,
+    c: &mut Choices,
+    said: &mut String,
+) -> Result<Outcome, String> {
+    let [from, to] = [0; 2].map(|_| if world.f16 && f.one_in(3) { DType::F16 } else { DType::F32 });
+    let in_place = f.one_in(3);
+    let shape = [c.between(1, 2), c.between(1, 3), c.between(1, 12), c.pick(&[2, 4, 6, 9])];
+    let mut config = RopeConfig::new(2 * c.between(1, shape[3] / 2));
+    if c.one_in(2) {
+        config = config.order(RopeOrder::Interleaved);
+    }
+    config = config.base(c.pick(&[10000.0, 500_000.0, 2.0])).scaling(scaling(c));
+    let mut x = Window::input(c, from, shape, false);
+    if in_place {
+        x = Window::new(c, x.buf, from, shape, false);
+    }
+    let mut out = (!in_place).then(|| Window::new(c, Buf::OutA, to, shape, false));
+    let mut places = places(f, c, shape);
+    let pass = c.one_in(3);
+    for _ in 0..faults(c) {
+        match c.below(8) {
+            0 => config = RopeConfig::new(width(c)),
+            1 => config = config.base(number(c)),
+            2 => config = config.scaling(strange(c)),
+            3 => places.1 = c.size() as u32,
+            4 => places.0.iter_mut().for_each(|w| w.spoil(c)),
+            5 => out.iter_mut().for_each(|w| w.spoil(c)),
+            _ => x.spoil(c),
+        }
+    }
+    *said = format!("{config:?}, {x:?} to {out:?}, at {places:?}");
+    let rope = match Rope::new(world.device(), config) {
+        Ok(rope) => rope,
+        Err(e) => {
+            if !config.frequencies().is_empty() && config.check().is_err() {
+                return Err("frequencies of what is refused".into());
+            }
+            return world.works(&mut world.scratch()).map(|()| refused(&e));
+        }
+    };
+    let buffers = world.arena.buffers.clone();
+    let call = Rotate {
+        x: view(&buffers, &x),
+        out: out.as_ref().map(|w| view(&buffers, w)),
+        rope: &rope,
+        at: at(&places, &buffers),
+    };
+    let (mut scratch, mut encoder) = (world.scratch(), world.encoder());
+    let operator = Positions::with_pipelines(world.gpu.pipelines());
+    let result = if pass {
+        operator.rotate_in_pass(&mut encoder.begin_compute_pass(&Default::default()), &call, &mut scratch)
+    } else {
+        operator.rotate(&mut encoder, &call, &mut scratch)
+    };
+    let all: Vec<_> = [Some(x), out, places.0].into_iter().flatten().collect();
+    let write = out.unwrap_or(x);
+    // In place, what is not turned stays as it is: nothing tells whether it was written.
+    let tame = out.is_some() && x.is_tame() && write.is_watched() && places.0.is_none_or(|w| w.is_tame());
+    let outcome = settle(world, result, encoder, &mut scratch, &all, &[write], [x.count() < 1 << 20, tame])?;
+    if matches!(outcome, Outcome::Judged) {
+        let bytes = &world.arena.before;
+        let numbers = places.0.map_or(Vec::new(), |w| w.numbers(bytes));
+        let fails = |e: wgpu_attention::Error| format!("the reference refuses it: {e}");
+        let naive = reference::rotate(&real::<f32>(&x, bytes), x.shape, &config, host(&places, &numbers))
+            .map_err(fails)?;
+        let want = reference::rotate(&real::<f64>(&x, bytes), x.shape, &config, host(&places, &numbers))
+            .map_err(fails)?;
+        judge("out", world, &write, &naive, &want, largest(&want) + config.amplitude())?;
+    }
+    Ok(outcome)
+}
+
+pub fn add(
+    world: &mut World,
+    f: &mut Choices,
+    c: &mut Choices,
+    said: &mut String,
+) -> Result<Outcome, String> {
+    let [from, to, of] = [0; 3].map(|_| if world.f16 && f.one_in(3) { DType::F16 } else { DType::F32 });
+    let (in_place, learned) = (f.one_in(3), f.one_in(2));
+    let shape = [c.between(1, 2), c.between(1, 3), c.between(1, 12), c.between(1, 8)];
+    let mut x = Window::input(c, from, shape, false);
+    if in_place {
+        x = Window::new(c, x.buf, from, shape, false);
+    }
+    let mut out = (!in_place).then(|| Window::new(c, Buf::OutA, to, shape, false));
+    let mut places = places(f, c, shape);
+    let rows = if c.one_in(2) { 40 } else { shape[2] + 1 };
+    let mut table = Window::input(c, of, [1, 1, rows, shape[3]], false);
+    if learned {
+        places.1 = places.1.min(1);
+    }
+    let (mut dim, mut base, mut scale) = (shape[3], 10000.0, c.pick(&[1.0, 2.5, 0.0]));
+    let pass = c.one_in(3);
+    for _ in 0..faults(c) {
+        match c.below(9) {
+            0 => dim = width(c),
+            1 => base = number(c),
+            2 => scale = c.float(),
+            3 => places.1 = c.size() as u32,
+            4 => places.0.iter_mut().for_each(|w| w.spoil(c)),
+            5 => out.iter_mut().for_each(|w| w.spoil(c)),
+            6 => table.spoil(c),
+            _ => x.spoil(c),
+        }
+    }
+    *said = format!("{x:?} to {out:?}, at {places:?}, {dim} {base} {scale}, {learned} {table:?}");
+    let sinusoid = match Sinusoid::new(world.device(), dim, base) {
+        Ok(sinusoid) => sinusoid,
+        Err(e) => return world.works(&mut world.scratch()).map(|()| refused(&e)),
+    };
+    let buffers = world.arena.buffers.clone();
+    let of_table = if learned {
+        PositionTable::Learned(view(&buffers, &table))
+    } else {
+        PositionTable::Sinusoid(&sinusoid)
+    };
+    let call = AddPositions {
+        x: view(&buffers, &x),
+        out: out.as_ref().map(|w| view(&buffers, w)),
+        table: of_table,
+        at: at(&places, &buffers),
+        scale,
+    };
+    let (mut scratch, mut encoder) = (world.scratch(), world.encoder());
+    let operator = Positions::with_pipelines(world.gpu.pipelines());
+    let result = if pass {
+        operator.add_in_pass(&mut encoder.begin_compute_pass(&Default::default()), &call, &mut scratch)
+    } else {
+        operator.add(&mut encoder, &call, &mut scratch)
+    };
+    let all: Vec<_> = [Some(x), out, places.0, learned.then_some(table)].into_iter().flatten().collect();
+    let write = out.unwrap_or(x);
+    let read =
+        out.is_some() && x.is_tame() && (!learned || table.is_tame()) && places.0.is_none_or(|w| w.is_tame());
+    let tame = read && write.is_watched() && scale.abs() < 10.0;
+    let outcome = settle(world, result, encoder, &mut scratch, &all, &[write], [x.count() < 1 << 20, tame])?;
+    if matches!(outcome, Outcome::Judged) {
+        let bytes = &world.arena.before;
+        let numbers = places.0.map_or(Vec::new(), |w| w.numbers(bytes));
+        fn sum<R: Real>(
+            [x, table]: [&Window; 2],
+            learned: bool,
+            base: f64,
+            at: At<HostTensor<u32>>,
+            scale: f32,
+            bytes: &[Vec<u8>],
+        ) -> Result<Vec<R>, String> {
+            let rows = real::<R>(table, bytes);
+            let of = if learned { PositionTable::Learned(&rows[..]) } else { PositionTable::Sinusoid(base) };
+            let done =
+                reference::add_positions(&real::<R>(x, bytes), x.shape, of, at, R::of(f64::from(scale)));
+            done.map_err(|e| format!("the reference refuses it: {e}"))
+        }
+        let table = if learned { table } else { x };
+        let naive = sum::<f32>([&x, &table], learned, base, host(&places, &numbers), scale, bytes)?;
+        let want = sum::<f64>([&x, &table], learned, base, host(&places, &numbers), scale, bytes)?;
+        judge("out", world, &write, &naive, &want, largest(&want) + 1.0)?;
+    }
+    Ok(outcome)
+}

@@ -1,0 +1,99 @@
+//! Memory that runs out: an error for what asked for it, and everything serves as before.
+//!
+//! Software drivers grant whatever is asked for. wgpu can refuse in their place, from a share of the machine's memory on; here
+//! that share lies a little above what is in use, and the test takes and gives back the rest. A process of its own.
+
+use wgpu_attention::reference::{self, Options, widen};
+use wgpu_attention::{
+    Append, At, Attention, Cache, CacheConfig, Config, DType, Error, Forward, Gpu, Mask, Path, Positions,
+    Rope, RopeConfig, Rotate, Scratch, ScratchSize, Shape, TensorView, Tokens,
+};
+
+const SHAPE: Shape = Shape::new(1, 2, 5, 4);
+
+/// A device that gets no more than `share` percent of the machine's memory.
+fn within(share: u8) -> Option<Gpu> {
+    let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle_from_env();
+    descriptor.memory_budget_thresholds.for_resource_creation = Some(share);
+    let instance = wgpu::Instance::new(descriptor);
+    let adapter = pollster::block_on(instance.request_adapter(&Default::default())).ok()?;
+    let limits = wgpu::Limits { max_buffer_size: adapter.limits().max_buffer_size, ..Default::default() };
+    let descriptor = wgpu::DeviceDescriptor { required_limits: limits, ..Default::default() };
+    let (device, queue) = pollster::block_on(adapter.request_device(&descriptor)).ok()?;
+    Some(Gpu::with_device(device, queue))
+}
+
+fn works(gpu: &Gpu) {
+    let x: Vec<f32> = (0..40).map(|n| (n as f32).sin()).collect();
+    let got = gpu.attend(&x, &x, &x, SHAPE, Mask::causal()).expect("room for forty numbers");
+    let wide = widen::<f64>(&x);
+    let options = Options { mask: Mask::causal(), ..Default::default() };
+    let want = reference::attention(&wide, &wide, &wide, &SHAPE, &options).expect("a truth").out;
+    assert!(got.iter().zip(want).all(|(g, w)| (f64::from(*g) - w).abs() < 1e-5), "{got:?}");
+}
+
+fn refused<T>(what: &str, result: Result<T, Error>) {
+    match result {
+        Err(Error::OutOfMemory { .. }) => {}
+        Err(error) => panic!("{what}: {error}"),
+        Ok(_) => panic!("{what}: there was memory"),
+    }
+}
+
+const MIB: usize = 1 << 20;
+
+#[test]
+fn memory_that_runs_out() {
+    // Far enough from both ends that what other processes take meanwhile does not matter.
+    let fits = |gpu: &Gpu| gpu.buffer(800 * MIB).is_ok() && gpu.buffer(2000 * MIB).is_err();
+    let Some(gpu) = (1..100).filter_map(within).find(fits) else {
+        eprintln!("memory that runs out: skipped, this driver does not tell wgpu how much of it is in use");
+        return;
+    };
+    works(&gpu);
+    let (device, pipelines) = (gpu.device(), gpu.pipelines());
+    let config = Config::new(2, 4);
+    let fused = Attention::with_pipelines(pipelines, config).expect("an operator");
+    let staged = Attention::with_pipelines(pipelines, config.path(Path::Staged)).expect("an operator");
+    let buffers = [0; 4].map(|_| gpu.upload(&[0.5f32; 64]).expect("an upload"));
+    let [q, k, v, out] = buffers.each_ref().map(|b| TensorView::new(b, DType::F32, SHAPE.q()));
+    let call = Forward::new(q, k, v, out);
+    let size = staged.scratch_size(&call).expect("a size");
+    let mut scratch = Scratch::new(device, size).expect("scratch");
+    let cached = CacheConfig::new(2, 4, 64).layers(2);
+    let mut cache = Cache::with_pipelines(pipelines, cached).expect("a cache");
+    gpu.submit(|e| cache.advance(e, Tokens::All(5), &mut scratch)).expect("room");
+    let rope = Rope::new(device, RopeConfig::new(4)).expect("a rope");
+    let rotation = Rotate { x: q, out: Some(out), rope: &rope, at: At::Start(0) };
+
+    let ballast = std::hint::black_box(vec![1u8; 2800 * MIB]);
+    let mut encoder = device.create_command_encoder(&Default::default());
+    refused("a buffer", gpu.buffer(64));
+    refused("an upload", gpu.upload(&[1.0f32; 4]));
+    refused("a read-back", gpu.download::<f32>(&buffers[0], 4));
+    refused("attend", gpu.attend(&[0.0; 40], &[0.0; 40], &[0.0; 40], SHAPE, Mask::none()));
+    refused("scratch", Scratch::new(device, size));
+    refused("a cache", Cache::with_pipelines(pipelines, cached));
+    refused("a rope", Rope::new(device, RopeConfig::new(64)));
+    refused("fused", fused.forward(&mut encoder, &call, &mut scratch));
+    refused("staged", staged.forward(&mut encoder, &call, &mut scratch));
+    refused("rotate", Positions::with_pipelines(pipelines).rotate(&mut encoder, &rotation, &mut scratch));
+    refused("append", cache.append(&mut encoder, 0, &Append::new(k, v), &mut scratch));
+    let own = &mut Scratch::new(device, ScratchSize::default()).expect("no memory");
+    refused("advance", cache.advance(&mut encoder, Tokens::Each(&[3]), own));
+    cache.truncate(0, 2).expect("lengths are the host's");
+    refused("flush", cache.flush(&mut encoder));
+    refused("rewind", cache.rewind(&mut encoder, Tokens::All(1), own));
+    assert_eq!(cache.len(0), Some(2), "a refusal moves nothing");
+    drop(ballast);
+
+    // The same calls in the same encoder, on the same objects.
+    fused.forward(&mut encoder, &call, &mut scratch).expect("room");
+    staged.forward(&mut encoder, &call, &mut scratch).expect("room");
+    cache.advance(&mut encoder, Tokens::Each(&[5]), &mut scratch).expect("room");
+    cache.append(&mut encoder, 1, &Append::new(k, v), &mut scratch).expect("room");
+    gpu.queue().submit([encoder.finish()]);
+    assert_eq!(gpu.download::<f32>(&buffers[3], 40).expect("a read-back"), [0.5; 40]);
+    assert_eq!(cache.len(0), Some(7));
+    works(&gpu);
+}
