@@ -5,6 +5,8 @@ use std::sync::{LazyLock, Mutex};
 
 use wgpu_attention::Gpu;
 
+use super::listed;
+
 /// A device with a name for messages.
 #[derive(Debug)]
 pub struct Profile {
@@ -26,6 +28,7 @@ pub fn believing(profile: &Profile, width: u32) -> &'static Profile {
 impl Profile {
     /// Compiled shaders take gigabytes when those of all tests are kept.
     pub fn tidy(&self) {
+        listed::check(self.gpu.pipelines());
         // Those for matrix units are the largest.
         if self.gpu.pipelines().compiled() > if self.matrix { 20 } else { 60 } {
             self.gpu.pipelines().clear();

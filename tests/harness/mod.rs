@@ -5,10 +5,12 @@ pub mod cached;
 pub mod case;
 pub mod device;
 pub mod layer;
+pub mod listed;
 pub mod memory;
 pub mod random;
 pub mod run;
 pub mod vectors;
+pub mod wgsl;
 
 pub use cached::{Ask, Bed, Count, Data, Kind};
 pub use case::{Case, Drop, Expected, Judged, Part, Rules, Weights};
