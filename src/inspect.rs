@@ -61,6 +61,11 @@ pub fn kernels() -> Vec<KernelText> {
     kernels::all().into_iter().filter(|stage| seen.insert(*stage)).map(|stage| text(&stage)).collect()
 }
 
+/// The names of what `pipelines` has compiled and not cleared, as [`kernels`] names them.
+pub fn compiled(pipelines: &Pipelines) -> Vec<String> {
+    pipelines.variants().iter().map(|stage| name(stage.label(), &format!("{stage:?}"))).collect()
+}
+
 /// The structs that members of a kernel's `Params` may have as their types.
 pub fn shared_structs() -> Vec<StructTable> {
     // Its padding is WGSL's own.

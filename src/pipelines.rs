@@ -37,6 +37,10 @@ impl<V: Variant> Cache<V> {
         self.lock().len()
     }
 
+    pub fn variants(&self) -> Vec<V> {
+        self.lock().keys().copied().collect()
+    }
+
     pub fn clear(&self) {
         self.lock().clear();
     }

@@ -62,6 +62,10 @@ impl Pipelines {
         self.0.len()
     }
 
+    pub(crate) fn variants(&self) -> Vec<Stage> {
+        self.0.variants()
+    }
+
     /// Drops what was compiled: for applications that are done with one kind of problem. What has been recorded
     /// or is bound in a [`Scratch`] keeps its pipeline.
     pub fn clear(&self) {

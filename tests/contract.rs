@@ -3,19 +3,17 @@
 use std::collections::HashSet;
 
 use naga::proc::Layouter;
-use naga::valid::{Capabilities, GlobalUse, ModuleInfo, ValidationFlags, Validator};
+use naga::valid::{GlobalUse, ModuleInfo};
 use naga::{AddressSpace, ArraySize, Handle, Module, ScalarKind, StorageAccess, Type, TypeInner};
 use wgpu_attention::inspect::{BindingText, KernelText, StructTable, kernels, shared_structs};
+
+use crate::harness::listed::unlisted;
+use crate::harness::wgsl;
 
 /// What every WebGPU device has.
 const MAX_INVOCATIONS: u32 = 256;
 const MAX_WORKGROUP_MEMORY: u32 = 16384;
 const MAX_STORAGE_BUFFERS: usize = 8;
-
-/// Kernels that no device with the default limits is given.
-fn matrix_units(wgsl: &str) -> bool {
-    wgsl.lines().any(|line| line == "enable wgpu_cooperative_matrix;")
-}
 
 /// A parsed and validated module.
 struct Parsed {
@@ -25,21 +23,9 @@ struct Parsed {
 }
 
 impl Parsed {
-    fn new(wgsl: &str) -> Result<Self, String> {
-        let module = naga::front::wgsl::parse_str(wgsl).map_err(|e| e.emit_to_string(wgsl))?;
-        let f16 = wgsl.lines().any(|line| line == "enable f16;");
-        let mut capabilities = if f16 { Capabilities::SHADER_FLOAT16 } else { Capabilities::empty() };
-        // WebGPU itself packs and unpacks halves.
-        capabilities |= Capabilities::SHADER_FLOAT16_IN_FLOAT32;
-        if wgsl.contains("subgroup") {
-            capabilities |= Capabilities::SUBGROUP;
-        }
-        if matrix_units(wgsl) {
-            capabilities |= Capabilities::COOPERATIVE_MATRIX | Capabilities::SUBGROUP;
-        }
-        let info = Validator::new(ValidationFlags::all(), capabilities)
-            .validate(&module)
-            .map_err(|e| e.emit_to_string(wgsl))?;
+    fn new(text: &str) -> Result<Self, String> {
+        let module = wgsl::parse(text)?;
+        let info = wgsl::validate(&module, text)?;
         let mut layouts = Layouter::default();
         layouts.update(module.to_ctx()).map_err(|e| e.to_string())?;
         Ok(Parsed { module, info, layouts })
@@ -196,7 +182,7 @@ fn faults(kernel: &KernelText, structs: &[StructTable]) -> Vec<String> {
     }
     // The largest tiles are for devices that have more; plan.rs knows.
     let large = kernel.label == "attention.fused" && kernel.name.contains(" rows=128 ");
-    let factor = if matrix_units(&kernel.wgsl) { 3 } else { 1 + u32::from(large) };
+    let factor = if wgsl::matrix_units(&kernel.wgsl) { 3 } else { 1 + u32::from(large) };
     let most = factor * MAX_WORKGROUP_MEMORY;
     if workgroup_memory != kernel.workgroup_memory || workgroup_memory > most {
         faults.push(format!(
@@ -258,6 +244,21 @@ fn every_shader_file_is_in_a_kernel() {
         }
     }
     assert!(files >= stems.len());
+}
+
+/// The harness asks this of every kernel that a test's device compiles (`Profile::tidy`).
+#[test]
+fn what_is_not_listed_is_told() {
+    let listed = kernels();
+    assert!(listed.iter().all(|kernel| unlisted(&kernel.name).is_empty()));
+    let name =
+        listed.iter().map(|k| k.name.as_str()).find(|name| name.contains("fused tiles=Workgroup rows=64"));
+    let name = name.expect("such a kernel");
+    assert_eq!(unlisted(&name.replace("rows=64", "rows=63")), []);
+    let of = |word: &str| ("attention.fused".to_string(), word.to_string());
+    assert_eq!(unlisted(&name.replace("dtype=F32", "dtype=Q8")), [of("dtype=Q8")]);
+    assert_eq!(unlisted(&format!("{name} mirrored")), [of("mirrored")]);
+    assert_eq!(unlisted("attention.other dtype=F32").len(), 1);
 }
 
 /// The comparison must be able to fail.

@@ -268,14 +268,16 @@ impl Fused {
                     all.extend(super::WIDTHS.map(|width| Fused { dtype, width, put: width, ..plain(tiles) }));
                 }
             }
-            let tiles = FusedTiles::Matrix(FusedMatrix::all(fragment)[0]);
-            let halves = Fused { dtype: DType::F16, ..plain(tiles) };
-            all.extend(mask::Parts::all().into_iter().map(|mask| Fused { mask, ..halves }));
-            all.extend(Drop::ALL.map(|drop| Fused { drop, lse: true, ..halves }));
-            all.push(Fused { splits: true, ..halves });
-            for cache in Cached::all() {
-                let mask = mask::Parts { causal: true, ..mask::Parts::default() };
-                all.push(Fused { cache: Some(cache), mask: mask.in_cache(&cache), ..halves });
+            // Of subgroups of 32 and of 64: masks and caches take registers from what the fragments are to fit in.
+            for tiles in FusedMatrix::all(fragment).into_iter().take(4).map(FusedTiles::Matrix) {
+                let halves = Fused { dtype: DType::F16, ..plain(tiles) };
+                all.extend(mask::Parts::all().into_iter().map(|mask| Fused { mask, ..halves }));
+                all.extend(Drop::ALL.map(|drop| Fused { drop, lse: true, ..halves }));
+                all.push(Fused { splits: true, ..halves });
+                for cache in Cached::all() {
+                    let mask = mask::Parts { causal: true, ..mask::Parts::default() };
+                    all.push(Fused { cache: Some(cache), mask: mask.in_cache(&cache), ..halves });
+                }
             }
         }
         for dtype in super::FLOATS {

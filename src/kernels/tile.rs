@@ -62,8 +62,9 @@ pub(crate) const ALL: [Tiles; 4] = [
 ];
 
 /// Those on matrix units.
-pub(crate) const MATRIX: [Tiles; 3] = [
+pub(crate) const MATRIX: [Tiles; 4] = [
     Tiles::Matrix(MatrixTiles { fragment: Fragment::Eight, side: 64, lanes: 128 }),
     Tiles::Matrix(MatrixTiles { fragment: Fragment::Sixteen, side: 64, lanes: 128 }),
     Tiles::Matrix(MatrixTiles { fragment: Fragment::Sixteen, side: 128, lanes: 256 }),
+    Tiles::Matrix(MatrixTiles { fragment: Fragment::Sixteen, side: 64, lanes: 256 }),
 ];

@@ -8,6 +8,8 @@ pub mod classify;
 #[cfg_attr(target_arch = "wasm32", path = "../browser/device.rs")]
 pub mod device;
 pub mod layer;
+#[cfg(not(target_arch = "wasm32"))]
+pub mod listed;
 pub mod meaning;
 pub mod memory;
 pub mod merge;
@@ -19,6 +21,8 @@ pub mod run;
 pub mod validation;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod vectors;
+#[cfg(not(target_arch = "wasm32"))]
+pub mod wgsl;
 
 pub use cached::{Ask, Bed, Count, Data, Kind};
 pub use case::{Case, Drop, Expected, Judged, Part, Rules, Weights};

@@ -49,6 +49,8 @@ impl Profile {
 
     /// Compiled shaders take gigabytes when those of all tests are kept.
     pub fn tidy(&self) {
+        #[cfg(not(target_arch = "wasm32"))]
+        super::listed::check(self.gpu.pipelines());
         // Those for matrix units are the largest.
         if self.gpu.pipelines().compiled() > if self.matrix { 20 } else { 60 } {
             self.gpu.pipelines().clear();

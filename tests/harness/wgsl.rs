@@ -1,0 +1,27 @@
+//! WGSL, read and validated by naga with no more capabilities than its text asks for.
+
+use naga::Module;
+use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
+
+/// Whether a kernel is for matrix units.
+pub fn matrix_units(wgsl: &str) -> bool {
+    wgsl.lines().any(|line| line == "enable wgpu_cooperative_matrix;")
+}
+
+/// Whether a kernel has halves in more than packed words.
+pub fn halves(wgsl: &str) -> bool {
+    wgsl.lines().any(|line| line == "enable f16;")
+}
+
+pub fn parse(wgsl: &str) -> Result<Module, String> {
+    naga::front::wgsl::parse_str(wgsl).map_err(|e| e.emit_to_string(wgsl))
+}
+
+pub fn validate(module: &Module, wgsl: &str) -> Result<ModuleInfo, String> {
+    // WebGPU itself packs and unpacks halves.
+    let mut capabilities = Capabilities::SHADER_FLOAT16_IN_FLOAT32;
+    capabilities.set(Capabilities::SHADER_FLOAT16, halves(wgsl));
+    capabilities.set(Capabilities::SUBGROUP, wgsl.contains("subgroup") || matrix_units(wgsl));
+    capabilities.set(Capabilities::COOPERATIVE_MATRIX, matrix_units(wgsl));
+    Validator::new(ValidationFlags::all(), capabilities).validate(module).map_err(|e| e.emit_to_string(wgsl))
+}

@@ -1,0 +1,133 @@
+//! What naga makes of a kernel, with the options that wgpu's backends give it for the crate's modules.
+
+use naga::back::{hlsl, msl, spv};
+use naga::proc::{BoundsCheckPolicies, BoundsCheckPolicy};
+use naga::valid::ModuleInfo;
+use naga::{Module, ShaderStage};
+
+use crate::verdict::{Compiler, Verdict};
+use crate::wgsl::{halves, parse, validate};
+
+/// A kernel in the languages that naga writes.
+#[derive(Default)]
+pub struct Translated {
+    pub verdicts: Vec<(Compiler, Verdict)>,
+    pub spirv: Option<Vec<u32>>,
+    /// Whether that is in a file.
+    pub module: bool,
+    pub hlsl: Option<String>,
+}
+
+/// `pipelines.rs` asks for modules without runtime checks and for workgroup memory that is not zeroed.
+const UNCHECKED: BoundsCheckPolicies = BoundsCheckPolicies {
+    index: BoundsCheckPolicy::Unchecked,
+    buffer: BoundsCheckPolicy::Unchecked,
+    image_load: BoundsCheckPolicy::Unchecked,
+    binding_array: BoundsCheckPolicy::Unchecked,
+};
+
+const STAGE: ShaderStage = ShaderStage::Compute;
+
+/// `text` in every language it can be written in: HLSL has no matrix units, so far as naga knows.
+pub fn translate(text: &str, matrix_units: bool) -> Translated {
+    let mut all = Translated::default();
+    let mut note = |compiler, verdict| all.verdicts.push((compiler, verdict));
+    let checked = guarded(|| {
+        let module = parse(text)?;
+        let info = validate(&module, text)?;
+        Ok((module, info))
+    });
+    let (module, info) = match checked {
+        Ok(checked) => checked,
+        Err(why) => {
+            note(Compiler::Naga, Verdict::Rejected(why));
+            return all;
+        }
+    };
+    note(Compiler::Naga, Verdict::Accepted);
+    all.spirv = kept(&mut note, Compiler::NagaSpirv, || spirv(&module, &info));
+    kept(&mut note, Compiler::NagaMsl, || metal(&module, &info));
+    if matrix_units {
+        note(Compiler::NagaHlsl, Verdict::Unsuited);
+    } else {
+        all.hlsl = kept(&mut note, Compiler::NagaHlsl, || direct3d(&module, &info, text));
+    }
+    all
+}
+
+/// naga panics at some of what it cannot write.
+fn guarded<T>(make: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(make)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        Err(format!("naga panicked: {}", text.or(panic.downcast_ref::<&str>().copied()).unwrap_or_default()))
+    })
+}
+
+fn kept<T>(
+    note: &mut impl FnMut(Compiler, Verdict),
+    compiler: Compiler,
+    make: impl FnOnce() -> Result<T, String>,
+) -> Option<T> {
+    match guarded(make) {
+        Ok(made) => {
+            note(compiler, Verdict::Accepted);
+            Some(made)
+        }
+        Err(why) => {
+            note(compiler, Verdict::Rejected(why));
+            None
+        }
+    }
+}
+
+fn spirv(module: &Module, info: &ModuleInfo) -> Result<Vec<u32>, String> {
+    let options = spv::Options {
+        lang_version: (1, 6),
+        flags: spv::WriterFlags::LABEL_VARYINGS | spv::WriterFlags::FORCE_POINT_SIZE,
+        bounds_check_policies: UNCHECKED,
+        zero_initialize_workgroup_memory: spv::ZeroInitializeWorkgroupMemoryMode::None,
+        force_loop_bounding: false,
+        ray_query_initialization_tracking: false,
+        mesh_shader_primitive_indices_clamp: false,
+        emit_int_div_checks: false,
+        ..Default::default()
+    };
+    let pipeline = spv::PipelineOptions { shader_stage: STAGE, entry_point: "main".into() };
+    spv::write_vec(module, info, &options, Some(&pipeline)).map_err(|e| e.to_string())
+}
+
+/// Nothing here compiles it.
+fn metal(module: &Module, info: &ModuleInfo) -> Result<String, String> {
+    let options = msl::Options {
+        // The first with simdgroup matrices.
+        lang_version: (2, 3),
+        bounds_check_policies: UNCHECKED,
+        zero_initialize_workgroup_memory: false,
+        force_loop_bounding: false,
+        ray_query_initialization_tracking: false,
+        mesh_shader_primitive_indices_clamp: false,
+        emit_int_div_checks: false,
+        fake_missing_bindings: true,
+        ..Default::default()
+    };
+    let pipeline = msl::PipelineOptions { entry_point: Some((STAGE, "main".into())), ..Default::default() };
+    msl::write_string(module, info, &options, &pipeline).map(|(text, _)| text).map_err(|e| e.to_string())
+}
+
+fn direct3d(module: &Module, info: &ModuleInfo, text: &str) -> Result<String, String> {
+    let options = hlsl::Options {
+        shader_model: if halves(text) { hlsl::ShaderModel::V6_2 } else { hlsl::ShaderModel::V6_0 },
+        // As if a kernel asked for the number of workgroups, which wgpu passes in constants.
+        special_constants_binding: Some(hlsl::BindTarget { register: 63, ..Default::default() }),
+        zero_initialize_workgroup_memory: false,
+        restrict_indexing: false,
+        force_loop_bounding: false,
+        mesh_shader_primitive_indices_clamp: false,
+        ray_query_initialization_tracking: false,
+        ..Default::default()
+    };
+    let pipeline = hlsl::PipelineOptions { entry_point: Some((STAGE, "main".into())) };
+    let mut text = String::new();
+    hlsl::Writer::new(&mut text, &options, &pipeline).write(module, info, None).map_err(|e| e.to_string())?;
+    Ok(text)
+}

@@ -1,0 +1,77 @@
+//! What compilers say of kernels.
+
+use std::fmt;
+
+use crate::radv::{FAMILIES, Statistics};
+
+/// What a kernel is put through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Compiler {
+    /// Its validator.
+    Naga,
+    NagaSpirv,
+    NagaMsl,
+    NagaHlsl,
+    SpirvVal,
+    Tint,
+    Dxc,
+    /// RADV, by its number among [`FAMILIES`].
+    Radv(usize),
+}
+
+impl Compiler {
+    pub fn all() -> Vec<Self> {
+        use Compiler::*;
+        let first = [Naga, NagaSpirv, NagaMsl, NagaHlsl, SpirvVal, Tint, Dxc];
+        first.into_iter().chain((0..FAMILIES.len()).map(Radv)).collect()
+    }
+}
+
+impl fmt::Display for Compiler {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Compiler::Naga => f.write_str("naga"),
+            Compiler::NagaSpirv => f.write_str("naga-spirv"),
+            Compiler::NagaMsl => f.write_str("naga-msl"),
+            Compiler::NagaHlsl => f.write_str("naga-hlsl"),
+            Compiler::SpirvVal => f.write_str("spirv-val"),
+            Compiler::Tint => f.write_str("tint"),
+            Compiler::Dxc => f.write_str("dxc"),
+            Compiler::Radv(n) => write!(f, "radv-{}", FAMILIES[*n].name),
+        }
+    }
+}
+
+/// What one said of one.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Verdict {
+    Accepted,
+    Compiled(Statistics),
+    /// Not asked: the kernel is not for what it compiles for.
+    Unsuited,
+    /// Not asked: others that were have the same values of any three axes between them.
+    Covered,
+    Rejected(String),
+}
+
+impl Verdict {
+    pub fn statistics(&self) -> Option<&Statistics> {
+        if let Verdict::Compiled(statistics) = self { Some(statistics) } else { None }
+    }
+
+    pub fn is_asked(&self) -> bool {
+        !matches!(self, Verdict::Unsuited | Verdict::Covered)
+    }
+
+    /// What needs an explanation: its kind and how much of it.
+    pub fn faults(&self) -> Vec<(&'static str, u64)> {
+        match self {
+            Verdict::Rejected(_) => vec![("rejected", 1)],
+            Verdict::Compiled(s) => {
+                let all = [("spills", s.spills), ("scalar_spills", s.scalar_spills), ("scratch", s.scratch)];
+                all.into_iter().filter(|(_, n)| *n > 0).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+}
