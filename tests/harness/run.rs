@@ -199,6 +199,8 @@ impl Placed {
 
     pub async fn download_async(&self, what: &str, profile: &Profile) -> Result<Vec<f64>, String> {
         let got = self.image.download_async(&profile.gpu, &self.buffer, &self.place).await;
+        #[cfg(not(target_arch = "wasm32"))]
+        super::validation::check()?;
         got.map_err(|e| format!("{what}: {e}"))
     }
 }
