@@ -172,7 +172,7 @@ pub fn cache(
         use std::fmt::Write;
         let _ = write!(said, "; {operation} {sequence} {amount}");
         let result: Result<(), Error> = match operation {
-            0..6 | 6 => {
+            0..=6 => {
                 let each: Vec<usize> = (0..kind.batch.min(100)).map(|_| c.below(most + 1)).collect();
                 let mut counts = Window::new(c, Buf::Numbers, DType::U32, [kind.batch, 1, 1, 1], false);
                 if c.one_in(10) {
