@@ -28,9 +28,11 @@ enum Work {
     Other(Other),
 }
 
+type Named = Vec<(String, Work)>;
+
 /// All of them, on the device of `profile`.
 pub fn table(profile: &'static Profile) -> Vec<Small> {
-    let kinds: [fn(&'static Profile) -> Vec<(String, Work)>; 5] =
+    let kinds: [fn(&'static Profile) -> Named; 5] =
         [attention::cases, masks::cases, caches::cases, layers::cases, others::cases];
     let named = |(name, work)| Small { name, profile, work };
     kinds.into_iter().flat_map(|cases| cases(profile)).map(named).collect()

@@ -25,7 +25,7 @@ pub enum Other {
     /// Attention to pieces of the keys of one type, merged into another.
     Merge([DType; 2], Path),
     /// A device's block map.
-    Classify(Rules),
+    Classify(Box<Rules>),
 }
 
 impl Other {
@@ -104,8 +104,8 @@ pub fn cases(_: &'static Profile) -> Vec<(String, Work)> {
         ),
         ("merge", Other::Merge([f32, f32], Path::Fused)),
         ("merge, f16 parts", Other::Merge([f16, f32], Path::Staged)),
-        ("block map of a mask", Other::Classify(masked)),
-        ("block map of a bias", Other::Classify(added)),
+        ("block map of a mask", Other::Classify(Box::new(masked))),
+        ("block map of a bias", Other::Classify(Box::new(added))),
     ];
     cases.map(|(name, other)| (name.to_string(), Work::Other(other))).into()
 }
