@@ -149,5 +149,5 @@ pub fn cases(_: &'static Profile) -> Vec<(String, Work)> {
             },
         ),
     ];
-    cases.map(|(name, case)| (format!("cache: {name}"), Work::Cache(case))).into()
+    cases.map(|(name, case)| (format!("cache: {name}"), Work::Cache(Box::new(case)))).into()
 }

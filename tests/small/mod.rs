@@ -24,7 +24,7 @@ enum Work {
     /// In one setup, with a number of splits if not the plan's own.
     Attention(Box<Case>, Setup, Option<usize>),
     Layer(Box<SmallLayer>),
-    Cache(CacheCase),
+    Cache(Box<CacheCase>),
     Other(Other),
 }
 
