@@ -106,24 +106,24 @@ impl Series {
         let length = case.shape.q_len;
         let bytes = scratch.size().total();
         let with_scratch = in_use(&bed.gpu);
-        let mut after = None;
+        let mut allocated = None;
         let ms = bed.measure(group, &length.to_string(), || {
             let pass = problem.check(bed, self.way, scratch);
-            after = in_use(&bed.gpu);
+            allocated =
+                before.zip(with_scratch).zip(in_use(&bed.gpu)).map(|((before, with_scratch), after)| {
+                    [with_scratch.saturating_sub(before), after.saturating_sub(with_scratch)]
+                });
+            if let Some([scratch, call]) = allocated {
+                // Allocators round up; parameters and counters of the driver are small.
+                assert!(
+                    (bytes..=bytes + (1 << 16)).contains(&scratch),
+                    "{bytes} bytes of scratch take {scratch}"
+                );
+                assert!(call <= 1 << 20, "a call keeps {call} bytes beside its scratch of {bytes}");
+            }
             pass
         })?;
-        let allocated = before.zip(with_scratch).zip(after).map(|((before, with_scratch), after)| {
-            [with_scratch.saturating_sub(before), after.saturating_sub(with_scratch)]
-        });
         let outputs = (count(&case.shape.out()) * self.dtype.bytes()) as u64;
-        if let Some([scratch, call]) = allocated {
-            // Allocators round up; parameters and counters of the driver are small.
-            assert!(
-                (bytes..=bytes + (1 << 16)).contains(&scratch),
-                "{bytes} bytes of scratch take {scratch}"
-            );
-            assert!(call <= 1 << 20, "a call keeps {call} bytes beside its scratch of {bytes}");
-        }
         Row::new(&bed.gpu, "scaling", self.way.name())
             .attention(&case.shape, &self.rule.name(), self.dtype)
             .with("ms", ms)
