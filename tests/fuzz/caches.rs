@@ -269,7 +269,10 @@ pub fn cache(
                     fails |= tensors.into_iter().any(|w| w.buf.fails());
                     writes.extend([Some(out), with_lse.then_some(lse)].into_iter().flatten());
                 } else if size.is_ok()
-                    && !matches!(done, Err(Error::Unsupported { .. } | Error::Refused { .. }))
+                    && !matches!(
+                        done,
+                        Err(Error::Unsupported { .. } | Error::Refused { .. } | Error::Limit { .. })
+                    )
                 {
                     return Err(format!("scratch_size says {size:?}, the call {done:?}"));
                 }

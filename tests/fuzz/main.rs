@@ -10,7 +10,7 @@
 //!
 //! Every case belongs to one of [`FAMILIES`] families, which decide what needs a kernel of its own: compiling them is
 //! what takes the time. Other families come with every [`BLOCK`] seeds. A crash of the driver leaves the seeds that
-//! were running in `target/fuzz`.
+//! were running in `target/tmp/fuzz`.
 
 mod arena;
 mod attention;
