@@ -205,10 +205,15 @@ impl<'a> At<TensorView<'a>> {
     }
 }
 
+/// The position after the last of `length` rows; a host's slice may claim any length.
+fn past(start: u32, length: usize) -> u64 {
+    u64::from(start).saturating_add(length as u64)
+}
+
 /// Refuses rows that reach past the last position.
 pub(crate) fn check_start<T>(at: &At<T>, length: usize) -> Result<(), Error> {
     match at {
-        At::Start(start) if u64::from(*start) + length as u64 - 1 > u64::from(MAX_POSITION) => {
+        At::Start(start) if past(*start, length) > u64::from(MAX_POSITION) + 1 => {
             let expected = "small enough that start + length is at most 2^24";
             Err(Error::Option { option: "start", value: f64::from(*start), expected })
         }
@@ -219,10 +224,10 @@ pub(crate) fn check_start<T>(at: &At<T>, length: usize) -> Result<(), Error> {
 /// Refuses rows that reach past the end of a learned table.
 pub(crate) fn check_rows<T>(at: &At<T>, length: usize, table: [usize; 4]) -> Result<(), Error> {
     match at {
-        At::Start(start) if u64::from(*start) + length as u64 > table[2] as u64 => Err(Error::Shape {
+        At::Start(start) if past(*start, length) > table[2] as u64 => Err(Error::Shape {
             tensor: "table",
             axis: axes("table")[2],
-            expected: format!("at least {}, start + length", u64::from(*start) + length as u64),
+            expected: format!("at least {}, start + length", past(*start, length)),
             got: table[2],
             shape: table,
         }),

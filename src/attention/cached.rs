@@ -81,7 +81,7 @@ impl Attention {
     /// shapes and on the device, is bounded whatever the capacity, and does not grow with lengths.
     ///
     /// # Errors
-    /// As [`forward_cached`](Self::forward_cached).
+    /// As [`forward_cached`](Self::forward_cached), but for limits of the device that only its kernels meet.
     pub fn scratch_size_cached(&self, call: &CachedForward) -> Result<ScratchSize, Error> {
         let problem = self.check_cached(call)?;
         Ok(path::choose(&problem, self.pipelines.facts())?.scratch_size())

@@ -291,6 +291,7 @@ fn the_reference_refuses_what_does_not_fit() {
     says(add(&x[..12], 1).expect_err("refused"), &["`table`: length must be at least 4", "got 3"]);
     assert_eq!(add(&x[..12], 0).expect("fits"), [1.0; 24]);
     assert!(reference::sinusoid::<f32>(4, 1e4, 0, 0).expect("nothing").is_empty());
+    says(reference::sinusoid::<f32>(4, 1e4, 7, usize::MAX).expect_err("refused"), &["start is 7"]);
     says(reference::sinusoid::<f32>(4, 1e4, MAX_POSITION, 2).expect_err("refused"), &["start is 16777215"]);
     let (cos, sin) = ([1.0; 6], [0.0; 6]);
     let by = |cos: &[f64], sin: &[f64]| reference::rotate_by(&x, shape, RopeOrder::Half, cos, sin);
