@@ -151,8 +151,11 @@ impl Parts {
             Parts { bias: f32, ..none },
             Parts { bias: Some(DType::F16), ..none },
             Parts { alibi: f32, ..none },
+            Parts { alibi: Some(DType::F16), ..none },
             Parts { relative: f32, ..none },
+            Parts { relative: Some(DType::F16), ..none },
             Parts { sinks: f32, ..none },
+            Parts { sinks: Some(DType::F16), ..none },
             Parts { softcap: true, ..none },
             Parts { appended: true, ..none },
             Parts {

@@ -58,7 +58,6 @@ struct Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        self.profile.tidy();
         IDLE[self.kind].lock().expect("no test panics here").push(self.profile);
     }
 }
@@ -71,6 +70,8 @@ fn lent(kind: usize, make: impl FnOnce() -> Profile) -> &'static Profile {
     LENT.with(|lent| {
         let lend = || {
             let idle = IDLE[kind].lock().expect("no test panics here").pop();
+            // Not when given back: it may panic.
+            idle.inspect(|profile| profile.tidy());
             Lent { kind, profile: idle.unwrap_or_else(|| Box::leak(Box::new(make()))) }
         };
         lent[kind].get_or_init(lend).profile
