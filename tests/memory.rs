@@ -91,7 +91,7 @@ fn memory_that_runs_out() {
     // Systems count what was given back a little later.
     let room = || gpu.buffer(800 * MIB).is_ok();
     let since = Instant::now();
-    while !room() && since.elapsed() < Duration::from_secs(30) {
+    while !room() && since.elapsed() < Duration::from_secs(120) {
         std::thread::sleep(Duration::from_millis(100));
     }
 
