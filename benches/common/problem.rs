@@ -232,10 +232,11 @@ pub fn read(gpu: &Gpu, buffer: &wgpu::Buffer, n: usize, dtype: DType) -> Vec<f32
     gpu.download(buffer, n).expect("a result")
 }
 
-/// What tests permit, but in terms of the largest result instead of the largest value: of thousands of keys, whose mean is
-/// small, nothing else would be left.
+/// What tests permit of numbers in (−1, 1), and of f16 in terms of the largest result instead of the largest value: of
+/// thousands of keys, whose mean is small, nothing else would be left.
 pub fn tolerance(naive: &[f32], want: &[f64], dtype: DType) -> Tolerance {
     let largest = want.iter().fold(0.0, |m: f64, x| m.max(x.abs()));
-    let epsilon = if dtype == DType::F16 { EPSILON_F16 } else { EPSILON_F32 };
-    Tolerance::from_naive(&widen::<f64>(naive), want, largest, epsilon)
+    let (magnitude, epsilon) =
+        if dtype == DType::F16 { (largest, EPSILON_F16) } else { (largest.max(1.0), EPSILON_F32) };
+    Tolerance::from_naive(&widen::<f64>(naive), want, magnitude, epsilon)
 }
