@@ -1,4 +1,4 @@
-//! `scripts/gpu cargo bench --bench decode [-- --rounds N] [--quick]`
+//! `scripts/gpu cargo bench --bench decode [-- [--rounds N] [--quick]]`
 //!
 //! One query of 32 heads on 8 against 4096 keys, 128 wide, from tensors and from caches of every storage and layout: time on the
 //! device, medians of rounds that take turns, beside a kernel that only copies as many bytes. Then how the time
@@ -8,7 +8,7 @@ mod common;
 
 use common::bed::{Bed, median};
 use common::copy::{Copy, CopyForm};
-use common::problem::{blank, read, rounded, tolerance, upload};
+use common::problem::{blank, compare_attention, read, rounded, tolerance, upload};
 use common::rows::Row;
 use common::settings::{argument, quick};
 use common::timer::{Timer, noise};
@@ -72,18 +72,14 @@ impl Data {
     ) {
         let rows = |x: &[f32]| x.chunks(DIM).flat_map(&stored).collect::<Vec<_>>();
         let (q, k, v) = (rounded(self.q.clone(), queries), rows(&self.k), rows(&self.v));
-        let (shape, options) = (self.shape(), Options::default());
-        let want = reference::attention::<f64>(&widen(&q), &widen(&k), &widen(&v), &shape, &options)
-            .expect("a shape")
-            .out;
-        let naive = reference::attention::<f32>(&q, &k, &v, &shape, &options).expect("a shape").out;
-        compare(got, &want, tolerance(&rounded(naive, result), &want, result))
+        compare_attention(got, [&q, &k, &v], &self.shape(), &Options::default(), result)
             .unwrap_or_else(|wrong| panic!("{what} computes something else: {wrong}"));
     }
 }
 
 /// A call on tensors.
-fn tensors<'a>(gpu: &'a Gpu, data: &Data, dtype: DType) -> Subject<'a> {
+fn tensors<'a>(bed: &'a Bed, data: &Data, dtype: DType) -> Subject<'a> {
+    let gpu = &bed.gpu;
     let shape = data.shape();
     let [q, k, v] = [&data.q, &data.k, &data.v].map(|x| upload(gpu, x, dtype).expect("upload"));
     let out = blank(gpu, HEADS * DIM, dtype).expect("out");
@@ -107,19 +103,12 @@ fn tensors<'a>(gpu: &'a Gpu, data: &Data, dtype: DType) -> Subject<'a> {
             attention.forward_in_pass(pass, &call, scratch).expect("forward");
         }
     };
-    run(gpu, &mut record);
+    bed.timer.time(&mut record);
     let name = format!("tensors {dtype:?}");
     let stored = |row: &[f32]| rounded(row.to_vec(), dtype);
     data.validate(&name, stored, &read(gpu, &out, HEADS * DIM, dtype), [dtype; 2]);
     let bytes = ((data.k.len() + data.v.len()) * dtype.bytes()) as f64;
     Subject { name, call: Some((shape, dtype)), bytes, record: Box::new(record) }
-}
-
-fn run(gpu: &Gpu, record: impl FnOnce(&mut wgpu::ComputePass)) {
-    let mut encoder = gpu.device().create_command_encoder(&Default::default());
-    record(&mut encoder.begin_compute_pass(&Default::default()));
-    gpu.queue().submit([encoder.finish()]);
-    gpu.device().poll(wgpu::PollType::wait_indefinitely()).expect("a device");
 }
 
 /// A cache that holds `data`.
@@ -138,12 +127,13 @@ fn filled(gpu: &Gpu, data: &Data, config: CacheConfig) -> Cache {
 
 /// A call on a cache.
 fn cached<'a>(
-    gpu: &'a Gpu,
+    bed: &'a Bed,
     data: &Data,
     config: CacheConfig,
     name: String,
     storage: CacheStorage,
 ) -> Subject<'a> {
+    let gpu = &bed.gpu;
     let cache = filled(gpu, data, config);
     let q = gpu.upload(&data.q).expect("q");
     let out = blank(gpu, HEADS * DIM, DType::F32).expect("out");
@@ -163,7 +153,7 @@ fn cached<'a>(
             attention.forward_cached_in_pass(pass, &call, scratch).expect("forward");
         }
     };
-    run(gpu, &mut record);
+    bed.timer.time(&mut record);
     let result = if storage == CacheStorage::F32 { DType::F32 } else { DType::F16 };
     data.validate(
         &name,
@@ -204,16 +194,16 @@ fn main() {
     let words = 2 * KV_HEADS * length * DIM;
     let copy = |form: CopyForm| {
         let copy = Copy::new(gpu, form, words);
-        run(gpu, |pass| copy.record(pass));
+        timer.time(|pass| copy.record(pass));
         copy.validate(gpu);
         let (name, bytes) = (format!("copy, {form}"), copy.bytes());
         Subject { name, call: None, bytes, record: Box::new(move |pass| copy.record(pass)) }
     };
     let mut subjects: Vec<Subject> = CopyForm::ALL.map(copy).into();
     let data = Data::new(length);
-    subjects.push(tensors(gpu, &data, DType::F32));
+    subjects.push(tensors(&bed, &data, DType::F32));
     if bed.f16() {
-        subjects.push(tensors(gpu, &data, DType::F16));
+        subjects.push(tensors(&bed, &data, DType::F16));
     }
     let group = ScaleGroup::Of(32);
     for storage in [
@@ -227,7 +217,7 @@ fn main() {
             continue;
         }
         let name = format!("cache {storage:?}");
-        subjects.push(cached(gpu, &data, config(length).storage(storage), name, storage));
+        subjects.push(cached(&bed, &data, config(length).storage(storage), name, storage));
     }
     for layout in [
         CacheLayout::Ring { sinks: 4 },
@@ -239,7 +229,7 @@ fn main() {
         }
         let storage = CacheStorage::Q8(group);
         let config = config(length).storage(storage).layout(layout);
-        subjects.push(cached(gpu, &data, config, format!("cache {storage:?} {layout:?}"), storage));
+        subjects.push(cached(&bed, &data, config, format!("cache {storage:?} {layout:?}"), storage));
     }
     let times = medians(timer, &mut subjects, rounds);
     let copied = (0..CopyForm::ALL.len()).map(|n| subjects[n].bytes / times[n] / 1e6).fold(0.0, f64::max);
@@ -256,7 +246,7 @@ fn main() {
             continue;
         }
         let name = format!("{length} keys, capacity {capacity}");
-        subjects.push(cached(gpu, &Data::new(length), config(capacity).storage(storage), name, storage));
+        subjects.push(cached(&bed, &Data::new(length), config(capacity).storage(storage), name, storage));
     }
     let times = medians(timer, &mut subjects, rounds);
     print(gpu, "how it grows, Q8", &subjects, &times, copied);

@@ -4,12 +4,11 @@
 
 mod common;
 
-use std::io::Write;
-
 use common::device;
+use common::rows::Row;
 use wgpu_attention::wgpu;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() {
     let instance = device::instance();
     let adapter = device::adapter(&instance);
     let info = adapter.get_info();
@@ -39,15 +38,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     adapter.features().iter_names().for_each(|(name, _)| println!("  {name}"));
     println!("\n{:#?}", adapter.limits());
 
-    if let Some(file) = std::env::var_os("WGPU_ATTENTION_ROWS") {
-        let driver = format!("{} {}", info.driver, info.driver_info);
-        let row = serde_json::json!({
-            "bench": "facts", "device": info.name, "driver": driver.trim(), "backend": info.backend.to_str(),
-            "device_type": format!("{:?}", info.device_type), "subgroups": subgroups, "matrices": products,
-        });
-        writeln!(std::fs::OpenOptions::new().create(true).append(true).open(file)?, "{row}")?;
-    }
+    Row::of(&info, "facts")
+        .with("device_type", format!("{:?}", info.device_type))
+        .with("subgroups", subgroups)
+        .with("matrices", products)
+        .append();
     let fragments = device::open().fragments;
     println!("\na device can be had; fragments for kernels here: {fragments:?}");
-    Ok(())
 }

@@ -1,4 +1,4 @@
-//! `scripts/gpu cargo bench --bench matrix [-- --length N] [--quick]`
+//! `scripts/gpu cargo bench --bench matrix [-- [--length N] [--quick]]`
 //!
 //! Prefill of f16 tensors on matrix units beside the same call without them, and beside what the device's units do at best
 //! (see `ceilings`): medians of some runs on the device. Sampled rows are compared with the reference first.

@@ -12,6 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use common::bed::median;
 use common::settings::argument;
 use common::{device, layer};
 use wgpu_attention::Path::{Fused, Staged};
@@ -102,15 +103,15 @@ fn report(
         times.push(t.elapsed().as_secs_f64() * 1e3);
     }
     let cpu = (cpu_seconds() - cpu) * 1e3 / times.len() as f64;
-    times.sort_by(f64::total_cmp);
-    let ms = (times[(times.len() - 1) / 2] + times[times.len() / 2]) / 2.0;
+    let (runs, least) = (times.len(), times.iter().copied().fold(f64::INFINITY, f64::min));
+    let ms = median(times).expect("a run");
     println!(
         "{{\"peer\": \"wgpu-attention\", \"variant\": \"{variant}\", \"workload\": \"{}\", \"dtype\": \"f32\", \
          \"ms\": {ms:.4}, \"ms_min\": {:.4}, \"cpu_ms\": {cpu:.4}, \"n\": {}, \"gflops\": {:.2}, \"err\": {error:.3e}, \
          \"note\": \"\"}}",
         work.name,
-        times[0],
-        times.len(),
+        least,
+        runs,
         work.flops / ms / 1e6,
     );
 }
@@ -186,15 +187,15 @@ fn table(file: &str) {
             cells.entry((text("workload"), program)).or_default().push(ms);
         }
     }
-    let mut workload = "";
-    for ((name, program), times) in &mut cells {
+    let mut workload = String::new();
+    for ((name, program), times) in cells {
         if workload != name {
             println!("{name}");
             workload = name;
         }
-        times.sort_by(f64::total_cmp);
-        let median = (times[(times.len() - 1) / 2] + times[times.len() / 2]) / 2.0;
-        println!("    {median:10.2} ms  {program} ({} rounds)", times.len());
+        let rounds = times.len();
+        let ms = median(times).expect("a round");
+        println!("    {ms:10.2} ms  {program} ({rounds} rounds)");
     }
 }
 

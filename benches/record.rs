@@ -1,4 +1,4 @@
-//! `scripts/gpu cargo bench --bench record [-- FILTER] [--quick]`
+//! `scripts/gpu cargo bench --bench record [-- [FILTER] [--quick]]`
 //!
 //! What recording a call costs the host, in time and in allocations, once it has been recorded before; beside what wgpu alone
 //! takes for as many passes and dispatches. Each call is submitted once and its result compared with the reference
@@ -14,15 +14,15 @@ use allocations::allocations;
 use common::bed::{Bed, median};
 use common::kernel::{Kernel, uniform};
 use common::layer::Layer;
-use common::problem::{Case, Problem, Rule, Way, read, tolerance};
+use common::problem::{Case, Problem, Rule, Way, compare_attention, read};
 use common::product::Product;
 use common::rows::Row;
 use common::settings;
 use common::timer::noise;
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, criterion_group, criterion_main};
-use wgpu_attention::reference::compare::{Difference, Mismatch, compare};
-use wgpu_attention::reference::{self, Options, Real, widen};
+use wgpu_attention::reference::Options;
+use wgpu_attention::reference::compare::{Difference, Mismatch};
 use wgpu_attention::{
     Append, Attention, Cache, CacheConfig, CachedForward, Config, DType, Gpu, Mask, MatrixUnits, Scratch,
     ScratchSize, Shape, TensorView, Tokens, wgpu,
@@ -302,13 +302,10 @@ impl Call for Step {
     }
 
     fn judge(&self, gpu: &Gpu) -> Result<Difference, Mismatch> {
-        fn truth<R: Real>(shape: &Shape, data: &[Vec<f32>; 3]) -> Vec<R> {
-            let [q, k, v] = data.each_ref().map(|x| widen::<R>(x));
-            reference::attention(&q, &k, &v, shape, &Options::default()).expect("a shape").out
-        }
-        let want = truth::<f64>(&self.shape, &self.data);
-        let tolerance = tolerance(&truth::<f32>(&self.shape, &self.data), &want, DType::F32);
-        compare(&read(gpu, &self.buffers[3], want.len(), DType::F32), &want, tolerance)
+        let Shape { heads, head_dim, .. } = self.shape;
+        let got = read(gpu, &self.buffers[3], heads * head_dim, DType::F32);
+        let [q, k, v] = &self.data;
+        compare_attention(&got, [q, k, v], &self.shape, &Options::default(), DType::F32)
     }
 }
 

@@ -244,8 +244,8 @@ pub enum Error {
          pass your own device"
     )]
     NoAdapter(String),
-    /// The device is lost or a result could not be read back from it. What makes nothing new, as a call that is recorded
-    /// again, finds out at the submission at the earliest, as everything recorded with wgpu does.
+    /// The device is lost or a result could not be read back from it. A call that creates nothing, as one recorded
+    /// again, may still be accepted, as wgpu's own commands are.
     #[error("the device is lost or did not answer: {0}; create a new device and new buffers")]
     DeviceLost(String),
 }

@@ -63,7 +63,7 @@ pub fn kernels() -> Vec<KernelText> {
 
 /// The names of what `pipelines` has compiled and not cleared, as [`kernels`] names them.
 pub fn compiled(pipelines: &Pipelines) -> Vec<String> {
-    pipelines.variants().iter().map(|stage| name(stage.label(), &format!("{stage:?}"))).collect()
+    pipelines.variants().iter().map(name).collect()
 }
 
 /// The structs that members of a kernel's `Params` may have as their types.
@@ -121,7 +121,7 @@ fn text(stage: &Stage) -> KernelText {
         access: if binding.access == Access::Write { "read_write" } else { "read" },
     });
     KernelText {
-        name: name(stage.label(), &format!("{stage:?}")),
+        name: name(stage),
         label: stage.label(),
         bindings: bindings.collect(),
         wgsl: kernel.wgsl,
@@ -132,9 +132,9 @@ fn text(stage: &Stage) -> KernelText {
 }
 
 /// A variant's `Debug` text without what is absent: `attention.scores tiles=Uniform rows=4 … left`.
-fn name(label: &str, debug: &str) -> String {
-    let mut name = label.to_string();
-    for piece in debug.split(['{', '}', '(', ')', ',']) {
+fn name(stage: &Stage) -> String {
+    let mut name = stage.label().to_string();
+    for piece in format!("{stage:?}").split(['{', '}', '(', ')', ',']) {
         let Some((key, value)) = piece.trim().split_once(": ") else {
             // What a `Some` holds; the type names in front come before any field.
             if name.contains(' ') && !piece.trim().is_empty() {

@@ -1,7 +1,7 @@
 //! The dimensions of one attention call, unified from its tensors and checked once.
 
 use crate::error::Error;
-use crate::tensor::{DType, LONGEST_AXIS, TensorView, expect};
+use crate::tensor::{DType, LONGEST_AXIS, TensorView, check_sizes, expect};
 
 /// The seven dimensions of attention.
 ///
@@ -87,9 +87,7 @@ impl Shape {
             ("head_dim", self.head_dim),
             ("value_dim", self.value_dim),
         ];
-        if let Some((axis, _)) = sizes.iter().find(|(_, n)| *n == 0) {
-            return Err(Error::ZeroSize { tensor: "shape", axis });
-        }
+        check_sizes("shape", &sizes)?;
         if !self.heads.is_multiple_of(self.kv_heads) {
             return Err(Error::NotDivisible {
                 what: "heads",
@@ -236,9 +234,7 @@ impl LayerConfig {
             ("value_features", self.value_features),
             ("out_features", self.out_features),
         ];
-        if let Some((axis, _)) = sizes.iter().find(|(_, n)| *n == 0) {
-            return Err(Error::ZeroSize { tensor: "layer", axis });
-        }
+        check_sizes("layer", &sizes)?;
         if self.head_dim == 0 && !self.query_features.is_multiple_of(self.heads) {
             let (value, divisor) = (self.query_features, self.heads);
             return Err(Error::NotDivisible { what: "embed_dim", value, by: "heads", divisor });

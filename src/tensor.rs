@@ -401,6 +401,14 @@ pub(crate) fn check_apart<'a>(
     Ok(())
 }
 
+/// Refuses sizes of 0.
+pub(crate) fn check_sizes(tensor: &'static str, sizes: &[(&'static str, usize)]) -> Result<(), Error> {
+    match sizes.iter().find(|(_, n)| *n == 0) {
+        Some((axis, _)) => Err(Error::ZeroSize { tensor, axis }),
+        None => Ok(()),
+    }
+}
+
 /// Requires `shape[axis]` to be what the call needs.
 pub(crate) fn expect(
     tensor: &'static str,

@@ -5,7 +5,8 @@ use std::sync::OnceLock;
 use wgpu_attention::{CacheLayout, CacheStorage, DType, ScaleGroup, Shape, Tiling};
 
 use crate::harness::cached::Sequence;
-use crate::harness::run::{Got, judge_outputs};
+use crate::harness::report::judge_outputs;
+use crate::harness::run::Got;
 use crate::harness::{
     Ask, Bed, Case, Count, Data, Image, Judged, Kind, Place, Rng, Rules, Values, Weights, full,
 };

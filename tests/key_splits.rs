@@ -2,7 +2,8 @@
 
 use wgpu_attention::{DType, Path, Shape};
 
-use crate::harness::run::{judge_outputs, run_with};
+use crate::harness::report::judge_outputs;
+use crate::harness::run::run_with;
 use crate::harness::{Case, Drop, Layout, Part, Report, Setup, TILINGS, Weights, defaults, full};
 
 /// More than there are keys, too.

@@ -7,7 +7,8 @@ use wgpu_attention::{
 };
 
 use crate::harness::device::believing;
-use crate::harness::run::{judge_outputs, run_with, takes_long};
+use crate::harness::report::judge_outputs;
+use crate::harness::run::{run_with, takes_long};
 use crate::harness::{Case, Drop, Layout, Part, Profile, Report, Rng, Setup, Weights, full, matrices, run};
 
 fn check(report: &mut Report, case: &Case, setup: &Setup) {

@@ -120,7 +120,7 @@ fn a_cache_takes_past_and_new_and_gives_the_vector() {
                     attention.forward_cached(e, &call, &mut scratch)
                 })
                 .expect("two steps");
-                let got = out.download("out", profile).expect("an output");
+                let got = pollster::block_on(out.download_async("out", profile)).expect("an output");
                 let context = format!("{}, {tiling:?}, {layout:?}", profile.name);
                 truth.out.judge(&got).unwrap_or_else(|e| panic!("{context}: {e}"));
                 compare(&got, &want, tolerance).unwrap_or_else(|e| panic!("{context}, the vector: {e}"));

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use wgpu_attention::{Alignment, DType, Path, Pattern, PatternPart, Shape, Tiling};
 
-use crate::harness::run::judge_outputs;
+use crate::harness::report::judge_outputs;
 use crate::harness::{
     Case, Drop, Layout, Part, Profile, Report, Rng, Rules, Setup, TILINGS, Weights, defaults, full, run,
 };

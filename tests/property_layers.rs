@@ -3,8 +3,8 @@
 use wgpu_attention::reference::LayerShape;
 use wgpu_attention::{DType, LayerConfig, Path, Tiling};
 
-use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, LinearData, Storage, run_layer};
-use crate::harness::run::judge_outputs;
+use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, LinearData, Storage, run_layer_with};
+use crate::harness::report::judge_outputs;
 use crate::harness::{Expected, Report, Rng, TILINGS, Weights, defaults, full};
 use crate::property::{DropDraw, MaskDraw, draws, float, judged, profile, same_tile, weights};
 
@@ -173,7 +173,7 @@ impl Draw {
         let setup = self.setup();
         let stored = self.case().stored(&setup);
         let truth = stored.truth(&setup);
-        run_layer(&stored, &setup)
+        run_layer_with(&stored, &setup, |layer| layer)
             .and_then(|got| judge_outputs(&stored.expected, stored.attention(), &truth, &got, false))
     }
 

@@ -213,11 +213,11 @@ impl<'a> Bench<'a> {
         let worth = &CopyForm::ALL[..if self.software { 3 } else { 2 }];
         best(forms(worth).map(|form| {
             let copy = Copy::new(self.gpu, *form, (1 << most.ilog2()) / 4);
-            let rate = self.rate(form.to_string(), copy.bytes(), |turns| {
-                self.timer.time(|pass| (0..turns).for_each(|_| copy.record(pass)))
-            });
+            self.timer.time(|pass| copy.record(pass));
             copy.validate(self.gpu);
-            rate
+            self.rate(form.to_string(), copy.bytes(), |turns| {
+                self.timer.time(|pass| (0..turns).for_each(|_| copy.record(pass)))
+            })
         }))
     }
 

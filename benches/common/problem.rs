@@ -164,14 +164,8 @@ impl Problem {
             let (k, v) = (cut(k, kv_len, head_dim, 0, keys), cut(v, kv_len, value_dim, 0, keys));
             let shape = Shape { q_len: rows, kv_len: keys, ..shape };
             let options = Options { mask: rule.mask(), ..Default::default() };
-            let want = reference::attention::<f64>(&widen(&q), &widen(&k), &widen(&v), &shape, &options)
-                .expect("the reference knows the shape")
-                .out;
-            let naive = reference::attention::<f32>(&q, &k, &v, &shape, &options)
-                .expect("the reference knows the shape")
-                .out;
-            let tolerance = tolerance(&rounded(naive, dtype), &want, dtype);
-            let difference = compare(&cut(&got, q_len, value_dim, first, rows), &want, tolerance)?;
+            let got = cut(&got, q_len, value_dim, first, rows);
+            let difference = compare_attention(&got, [&q, &k, &v], &shape, &options, dtype)?;
             worst.absolute = worst.absolute.max(difference.absolute);
             worst.relative = worst.relative.max(difference.relative);
         }
@@ -230,6 +224,22 @@ pub fn read(gpu: &Gpu, buffer: &wgpu::Buffer, n: usize, dtype: DType) -> Vec<f32
         return bits.into_iter().map(|x| f16::from_bits(x).to_f32()).collect();
     }
     gpu.download(buffer, n).expect("a result")
+}
+
+/// Compares a result of attention with the reference, and holds it to what `dtype` keeps.
+pub fn compare_attention(
+    got: &[f32],
+    [q, k, v]: [&[f32]; 3],
+    shape: &Shape,
+    options: &Options,
+    dtype: DType,
+) -> Result<Difference, Mismatch> {
+    let want = reference::attention::<f64>(&widen(q), &widen(k), &widen(v), shape, options)
+        .expect("the reference knows the shape")
+        .out;
+    let naive =
+        reference::attention::<f32>(q, k, v, shape, options).expect("the reference knows the shape").out;
+    compare(got, &want, tolerance(&rounded(naive, dtype), &want, dtype))
 }
 
 /// What tests permit of numbers in (−1, 1), and of f16 in terms of the largest result instead of the largest value: of

@@ -4,7 +4,7 @@ use std::fs::OpenOptions;
 use std::io::Write;
 
 use serde_json::{Map, Value};
-use wgpu_attention::{DType, Gpu, Shape};
+use wgpu_attention::{DType, Gpu, Shape, wgpu};
 
 use super::share::Share;
 
@@ -38,6 +38,10 @@ const FIELDS: &[&str] = &[
     "device",
     "driver",
     "backend",
+    // Of an adapter.
+    "device_type",
+    "subgroups",
+    "matrices",
 ];
 
 /// One figure, and what it is the figure of.
@@ -46,12 +50,15 @@ pub struct Row(Map<String, Value>);
 
 impl Row {
     pub fn new(gpu: &Gpu, bench: &str, what: &str) -> Self {
-        let info = gpu.device().adapter_info();
+        Row::of(&gpu.device().adapter_info(), bench).with("what", what)
+    }
+
+    /// Of an adapter, which need not give a device.
+    pub fn of(info: &wgpu::AdapterInfo, bench: &str) -> Self {
         let driver = format!("{} {}", info.driver, info.driver_info);
         Row(Map::new())
             .with("bench", bench)
-            .with("what", what)
-            .with("device", info.name)
+            .with("device", info.name.as_str())
             .with("driver", driver.trim())
             .with("backend", info.backend.to_str())
     }

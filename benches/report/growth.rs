@@ -1,4 +1,4 @@
-//! Time and scratch memory against length.
+//! Time and memory against length.
 
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;

@@ -3,7 +3,8 @@
 //! Makes tables and plots of the rows that benches write (files of JSON lines, one a visit to a machine). Without files: of
 //! `benches/rows/*.jsonl` into `benches/RESULTS.md` and `benches/plots`, which a test compares with what the repository
 //! holds. What a software driver gave says nothing about GPUs and has no place in the tables but with
-//! `--software`; plots of it say so. `--brief` prints a line for each fused kernel.
+//! `--software`; plots of it say so. `--brief` prints a line for each ceiling and each kernel but staged ones, and
+//! writes nothing.
 
 mod growth;
 mod output;

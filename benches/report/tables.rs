@@ -28,7 +28,7 @@ pub fn results(visits: &[Visit], software: bool) -> String {
     text
 }
 
-pub fn section(visit: &Visit) -> String {
+fn section(visit: &Visit) -> String {
     let date = visit.first(|row| row.date.as_deref()).unwrap_or("undated");
     let driver = visit.first(|row| row.driver.as_deref()).unwrap_or("unknown");
     let backend = visit.first(|row| row.backend.as_deref()).unwrap_or("unknown");
@@ -138,7 +138,7 @@ fn recording(visit: &Visit, text: &mut String) {
     table(text, "Recording a call, time on the host", &["", "shape", "µs", "allocations"], &rows);
 }
 
-/// For a screen: what is fused, in a line each.
+/// For a screen: ceilings and kernels but staged ones, in a line each.
 pub fn brief(visit: &Visit) -> String {
     let torch = visit.torch();
     let mut text = String::new();

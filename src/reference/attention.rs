@@ -1,5 +1,6 @@
 //! The three stages in a row.
 
+use super::dropout::check_dropout;
 use super::{Real, dropout, expect_length, scores, softmax, weighted_sum};
 use crate::dropout::Dropout;
 use crate::error::Error;
@@ -40,9 +41,7 @@ impl Options<'_> {
             return Err(Error::Option { option: "appended", value, expected: "at most kv_len" });
         };
         self.mask.check(&Shape { kv_len, ..*shape })?;
-        let Some(dropout) = &self.dropout else { return Ok(()) };
-        dropout.check()?;
-        dropout.given().map_or(Ok(()), |keep| keep.check("dropout", shape.weights()))
+        self.dropout.as_ref().map_or(Ok(()), |dropout| check_dropout(dropout, shape))
     }
 }
 

@@ -24,10 +24,17 @@ pub fn philox(mut counter: [u32; 4], seed: u64) -> [u32; 4] {
     counter
 }
 
+/// Refuses a probability that is none, and a choice that does not fit `shape`.
+pub(super) fn check_dropout(dropout: &Dropout<HostTensor<bool>>, shape: &Shape) -> Result<(), Error> {
+    dropout.check()?;
+    dropout.given().map_or(Ok(()), |keep| keep.check("dropout", shape.weights()))
+}
+
 /// Zeroes the dropped weights of `[batch, heads, q_len, kv_len]` and scales the others by `1 / (1 − p)`.
 ///
 /// # Errors
-/// What [`Shape::check`] refuses, slices of another length, a probability outside of `[0, 1)`.
+/// What [`Shape::check`] refuses, slices of another length, a probability outside of `[0, 1)`, a choice that does not
+/// broadcast.
 pub fn dropout<R: Real>(
     weights: &mut [R],
     shape: &Shape,
@@ -35,8 +42,7 @@ pub fn dropout<R: Real>(
 ) -> Result<(), Error> {
     shape.check()?;
     expect_length("weights", weights, count(shape.weights()))?;
-    dropout.check()?;
-    dropout.given().map_or(Ok(()), |keep| keep.check("dropout", shape.weights()))?;
+    check_dropout(dropout, shape)?;
     let scale = R::one() / (R::one() - R::of(f64::from(dropout.p())));
     let [_, heads, q_len, kv_len] = shape.weights();
     for (flat, weight) in weights.iter_mut().enumerate() {

@@ -3,6 +3,7 @@
 use super::{Options, Real, attention, expect_length, project};
 use crate::error::Error;
 use crate::problem::{LayerConfig, Side, SideShape};
+use crate::tensor::check_sizes;
 
 /// Weight `[out, in]` and bias `[out]` of one projection. Narrow projections have one `[dim, in / heads]`
 /// matrix per head, one after the other.
@@ -168,17 +169,10 @@ pub fn join_heads<R: Real>(x: &[R], length: usize, heads: usize, dim: usize) -> 
 
 /// Elements of a sequence, of which `x` must be several.
 fn check_heads<R: Real>(x: &[R], length: usize, heads: usize, dim: usize) -> Result<usize, Error> {
-    check_sizes(&[("length", length), ("heads", heads), ("dim", dim)])?;
+    check_sizes("x", &[("length", length), ("heads", heads), ("dim", dim)])?;
     let sequence = length.saturating_mul(heads).saturating_mul(dim);
     expect_length("x", x, (x.len() / sequence).max(1).saturating_mul(sequence))?;
     Ok(sequence)
-}
-
-fn check_sizes(sizes: &[(&'static str, usize)]) -> Result<(), Error> {
-    match sizes.iter().find(|(_, n)| *n == 0) {
-        Some((axis, _)) => Err(Error::ZeroSize { tensor: "x", axis }),
-        None => Ok(()),
-    }
 }
 
 /// The mean over heads: `[batch, heads, rows]` → `[batch, rows]`.
@@ -186,7 +180,7 @@ fn check_sizes(sizes: &[(&'static str, usize)]) -> Result<(), Error> {
 /// # Errors
 /// Sizes of 0, a slice that they do not divide.
 pub fn average_heads<R: Real>(weights: &[R], batch: usize, heads: usize) -> Result<Vec<R>, Error> {
-    check_sizes(&[("batch", batch), ("heads", heads)])?;
+    check_sizes("weights", &[("batch", batch), ("heads", heads)])?;
     let all = batch.saturating_mul(heads);
     let rows = weights.len() / all;
     expect_length("weights", weights, rows.max(1).saturating_mul(all))?;

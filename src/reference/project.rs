@@ -2,6 +2,7 @@
 
 use super::{Real, expect_length};
 use crate::error::Error;
+use crate::tensor::check_sizes;
 
 /// Multiplies rows of `x` `[rows, d_in]` by `weight` `[d_out, d_in]` and adds `bias` `[d_out]`:
 /// `y[r, o] = Σᵢ x[r, i] · weight[o, i] + bias[o]`, shape `[rows, d_out]`.
@@ -15,11 +16,7 @@ pub fn project<R: Real>(
     d_in: usize,
     d_out: usize,
 ) -> Result<Vec<R>, Error> {
-    for (axis, n) in [("d_in", d_in), ("d_out", d_out)] {
-        if n == 0 {
-            return Err(Error::ZeroSize { tensor: "weight", axis });
-        }
-    }
+    check_sizes("weight", &[("d_in", d_in), ("d_out", d_out)])?;
     let rows = x.len() / d_in;
     expect_length("x", x, rows * d_in)?;
     expect_length("weight", weight, d_out.saturating_mul(d_in))?;

@@ -1,6 +1,5 @@
-// Runs the cases of the program whose names have one of `words`, or all, in turn, in a page or in Node; `say` gets a
-// line of JSON for each.
-// A panic or a case without end ends the program: those after it are not run.
+// Runs the cases of the program whose names have one of `words`, or all, in turn, in a page or in Node; `say` gets an
+// object for each. A panic or a case without end ends the program: those after it are not run.
 
 const SECONDS = 150;
 

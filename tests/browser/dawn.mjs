@@ -1,5 +1,5 @@
-// node dawn.mjs FOLDER [WORD...]: the program in FOLDER/program on Dawn, the package `webgpu` in FOLDER/dawn; lines of JSON on
-// standard output.
+// node dawn.mjs FOLDER [WORD...]: the program in FOLDER/program on Dawn, the package `webgpu` in FOLDER/dawn; lines of
+// JSON on standard output.
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { pathToFileURL } from 'node:url';

@@ -162,11 +162,8 @@ fn copies_on_write_at_every_alignment() {
         for len in 14..=34 {
             let mut bed = Bed::new(full(), kind, Data::Lossless, 100 + len as u64);
             bed.grow(&Count::Each(vec![len, 5, 0])).expect("room");
-            bed.cache.fork(0, 1).expect("a fork");
-            bed.cache.fork(0, 2).expect("a fork");
-            for to in [1, 2] {
-                (bed.sequences[to], bed.sequences[to].fresh) = (bed.sequences[0].clone(), 0);
-            }
+            bed.fork(0, 1).expect("a fork");
+            bed.fork(0, 2).expect("a fork");
             let pages = len.div_ceil(16);
             assert_eq!(bed.cache.free_pages(), 12 - pages, "three share {pages} pages");
             // Where the last page is not full, the first takes one of its own, then the third; the second has what is left.

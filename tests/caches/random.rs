@@ -230,7 +230,7 @@ impl Play {
 
     fn fork(&mut self, from: usize, to: usize) -> Result<(), String> {
         let [least, most] = self.bounds()[from];
-        let got = self.bed.cache.fork(from, to);
+        let got = self.bed.fork(from, to);
         let Some(pages) = self.pages.as_mut().filter(|_| least == most) else {
             let refused = matches!(got, Err(Error::Unsupported { .. }));
             return if refused { Ok(()) } else { Err(format!("{got:?}")) };
@@ -238,9 +238,6 @@ impl Play {
         got.map_err(|e| e.to_string())?;
         if from != to {
             pages.tables[to] = pages.tables[from].clone();
-            let copy = self.bed.sequences[from].clone();
-            let sequence = &mut self.bed.sequences[to];
-            (sequence.tokens, sequence.high, sequence.fresh) = (copy.tokens, copy.high, 0);
             (self.high[to], self.known[to]) = (self.high[from], true);
             self.pending = true;
             self.shared += 1;

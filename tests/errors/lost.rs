@@ -75,12 +75,11 @@ fn layer_call(buffers: &[wgpu::Buffer; 4]) -> LayerForward<'_> {
     LayerForward::self_attention(view(0), view(3))
 }
 
-/// Whether a call said that the device is lost.
+/// Requires a call to say that the device is lost.
 fn says<T>(context: &str, result: Result<T, Error>) {
     match result {
         Err(error) => {
-            let variant = read(context, &error, &["lost"]);
-            assert_eq!(variant, "DeviceLost", "{context}");
+            assert_eq!(read(context, &error, &["lost"]), "DeviceLost", "{context}");
         }
         Ok(_) => panic!("{context}: accepted on a device that is lost"),
     }
@@ -113,32 +112,30 @@ fn every_call_on_a_lost_device_is_refused() {
     let blocks = Blocks::new(map, [8, 8]);
     says("classify", attention.classify(&mut encoder, &Mask::causal(), [2, 3, 5], &blocks, scratch));
 
-    let heads = TensorView::new(&buffers[0], DType::F32, [1, 2, 3, 8]);
-    let into = |n: usize| TensorView::new(&buffers[n], DType::F32, [1, 2, 3, 8]);
+    let heads = |n: usize| TensorView::new(&buffers[n], DType::F32, [1, 2, 3, 8]);
     let product = wgpu_attention::ProjectionForward {
         x: TensorView::sequence(&buffers[0], DType::F32, [1, 3, 8]),
         linear: Linear { weight: TensorView::matrix(&buffers[1], DType::F32, [16, 8]), bias: None },
-        out: into(3),
+        out: heads(3),
         narrow: false,
     };
     says("projection", Projection::with_pipelines(&pipelines).forward(&mut encoder, &[product], scratch));
     let lse = |n: usize| TensorView::new(&buffers[n], DType::F32, [1, 2, 3, 1]);
-    let (part, whole) = (Partial { out: heads, lse: lse(1) }, Partial { out: into(3), lse: lse(2) });
+    let (part, whole) = (Partial { out: heads(0), lse: lse(1) }, Partial { out: heads(3), lse: lse(2) });
     says("merge", Merge::with_pipelines(&pipelines).forward(&mut encoder, &[part], &whole, scratch));
     let positions = Positions::with_pipelines(&pipelines);
-    let rotation = Rotate { x: heads, out: Some(into(3)), rope: &rope, at: At::Start(0) };
+    let rotation = Rotate { x: heads(0), out: Some(heads(3)), rope: &rope, at: At::Start(0) };
     says("rotate", positions.rotate(&mut encoder, &rotation, scratch));
     let table = PositionTable::Sinusoid(&sinusoid);
-    let sum = AddPositions { x: heads, out: Some(into(3)), table, at: At::Start(0), scale: 1.0 };
+    let sum = AddPositions { x: heads(0), out: Some(heads(3)), table, at: At::Start(0), scale: 1.0 };
     says("add", positions.add(&mut encoder, &sum, scratch));
     says("a rope", Rope::new(&device, RopeConfig::new(4)));
     says("a sinusoid", Sinusoid::new(&device, 8, 10000.0));
 
     says("a cache", Cache::with_pipelines(&pipelines, cache_config()));
-    let k =
-        TensorView::new(&buffers[0], DType::F32, [SHAPE.batch, SHAPE.kv_heads, SHAPE.q_len, SHAPE.head_dim]);
-    let v =
-        TensorView::new(&buffers[1], DType::F32, [SHAPE.batch, SHAPE.kv_heads, SHAPE.q_len, SHAPE.value_dim]);
+    let rows = Shape { kv_len: SHAPE.q_len, ..SHAPE };
+    let k = TensorView::new(&buffers[0], DType::F32, rows.k());
+    let v = TensorView::new(&buffers[1], DType::F32, rows.v());
     says("append", cache.append(&mut encoder, 0, &Append::new(k, v), scratch));
     let cached = CachedForward::new(call.q, &cache, call.out);
     says("cached", fused.forward_cached(&mut encoder, &cached, scratch));

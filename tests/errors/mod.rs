@@ -140,12 +140,12 @@ fn the_stages_of_the_reference_refuse_what_does_not_fit() {
             reference::weighted_sum(w, v, &shape).map(drop),
             reference::dropout(&mut w.to_vec(), &shape, &dropout),
         ];
-        errors
-            .into_iter()
-            .for_each(|e| assert!(read("a stage", &e.expect_err("refused"), &[words]).len() > 3));
+        for e in errors {
+            read("a stage", &e.expect_err("refused"), &[words]);
+        }
     }
     let certain: Dropout<HostTensor<bool>> = Dropout::Seeded { p: 1.0, seed: 1 };
-    let short = [
+    let misfits = [
         reference::scores(&q[1..], k, &SHAPE, 1.0).map(drop),
         reference::scores(q, &k[1..], &SHAPE, 1.0).map(drop),
         reference::softmax(&w[1..], &SHAPE, &options).map(drop),
@@ -168,7 +168,7 @@ fn the_stages_of_the_reference_refuse_what_does_not_fit() {
         wgpu_attention::block_map::big_bird(usize::MAX, 0, &[], &[]).map(drop),
         reference::classify(&Mask::none(), &Shape { q_len: usize::MAX, ..SHAPE }, [1, 1], [1, 1]).map(drop),
     ];
-    for (n, result) in short.into_iter().enumerate() {
+    for (n, result) in misfits.into_iter().enumerate() {
         assert!(result.is_err(), "case {n}");
     }
     // A shape may be larger than its slice.

@@ -1,9 +1,11 @@
 //! The buffers of a case: what they hold, windows of them, and what must be left of them.
 
 use half::f16;
+use wgpu_attention::reference::{Real, widen};
 use wgpu_attention::{DType, Gpu, TensorView};
 
 use crate::choices::Choices;
+use crate::memory::Place;
 use crate::random::Rng;
 
 /// The buffers there are.
@@ -170,22 +172,20 @@ impl Window {
         self.shape.into_iter().fold(1, usize::saturating_mul)
     }
 
-    /// Whether it is read back, and its elements are numbers to judge with.
+    /// Whether its elements are numbers to judge with.
     pub fn is_tame(&self) -> bool {
         self.buf.holds(self.dtype)
     }
 
+    /// Whether it is read back.
     pub fn is_watched(&self) -> bool {
         (self.buf as usize) < Buf::WATCHED
     }
 
     /// Buffer indices in logical order.
     fn indices(&self) -> impl Iterator<Item = usize> + use<> {
-        let Window { shape: [_, h, l, d], strides: s, offset, .. } = *self;
-        (0..self.count()).map(move |n| {
-            let at = [n / (l * d) / h, n / (l * d) % h, n / d % l, n % d];
-            offset + (0..4).map(|a| at[a] * s[a]).sum::<usize>()
-        })
+        let Window { shape, strides, offset, .. } = *self;
+        Place { shape, strides, offset, len: 0 }.indices()
     }
 
     pub fn floats(&self, bytes: &[Vec<u8>]) -> Vec<f32> {
@@ -197,8 +197,8 @@ impl Window {
         self.indices().map(read).collect()
     }
 
-    pub fn wide(&self, bytes: &[Vec<u8>]) -> Vec<f64> {
-        self.floats(bytes).into_iter().map(f64::from).collect()
+    pub fn wide<R: Real>(&self, bytes: &[Vec<u8>]) -> Vec<R> {
+        widen(&self.floats(bytes))
     }
 
     pub fn numbers(&self, bytes: &[Vec<u8>]) -> Vec<u32> {

@@ -2,18 +2,16 @@
 
 use wgpu_attention::reference;
 use wgpu_attention::{
-    Attention, Blocks, Config, DType, Dropout, Forward, MatrixUnits, Path, Pipelines, Scratch, ScratchSize,
-    Shape, Tiling,
+    Attention, Blocks, Config, DType, Dropout, Forward, MatrixUnits, Path, ScratchSize, Shape, TensorView,
+    Tiling,
 };
 
 use crate::arena::{Buf, Window, view};
+use crate::call::{How, MOST_WORK, Memory, faults, float, outputs, settle};
 use crate::case::{Case, Drop, Expected, Part, Weights};
 use crate::choices::Choices;
 use crate::masks::MaskSpec;
 use crate::world::{Outcome, World, refused};
-
-/// Multiply-adds from which on a call is accepted, but not run.
-pub const MOST_WORK: f64 = 2e7;
 
 #[derive(Clone, Copy, Debug)]
 pub struct ConfigSpec {
@@ -41,7 +39,7 @@ impl ConfigSpec {
             kv_heads,
             head_dim: f.pick(&[4, 8, 5]),
             value_dim: f.pick(&[4, 8, 3]),
-            dtype: if f16 && f.one_in(3) { DType::F16 } else { DType::F32 },
+            dtype: float(f, f16),
             scale: c.one_in(3).then(|| c.pick(&[0.0, 0.5, 1.0, -0.25])),
             softcap: f.one_in(4).then(|| c.pick(&[0.5, 5.0, 50.0])),
             tiling: f.pick(&[Tiling::Uniform, Tiling::Workgroup, Tiling::Auto]),
@@ -138,7 +136,7 @@ impl DropSpec {
         self.keep.as_mut()
     }
 
-    pub fn device<'a>(&self, buffers: &'a [wgpu::Buffer]) -> Dropout<wgpu_attention::TensorView<'a>> {
+    pub fn device<'a>(&self, buffers: &'a [wgpu::Buffer]) -> Dropout<TensorView<'a>> {
         let DropSpec { p, seed, keep } = *self;
         match keep {
             Some(keep) => Dropout::Given { p, keep: view(buffers, &keep) },
@@ -157,77 +155,6 @@ impl DropSpec {
             None => Drop::Seeded { p, seed },
         }
     }
-}
-
-/// Three windows for outputs: each in a buffer of its own, or all in one.
-pub fn outputs(c: &mut Choices, wanted: [(DType, [usize; 4]); 3], aligned: bool) -> [Window; 3] {
-    let together = c.one_in(6);
-    let mut n = 0;
-    wanted.map(|(dtype, shape)| {
-        let buf = if together { Buf::OutA } else { Buf::OUTS[n] };
-        let mut window = Window::new(c, buf, dtype, shape, aligned);
-        if together {
-            // Thirds, which begin where bindings can.
-            window.offset = window.offset % 64 + n * (5120 / dtype.bytes());
-        }
-        n += 1;
-        window
-    })
-}
-
-/// How a call is recorded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum How {
-    Encoder,
-    Pass,
-    Prepare,
-    /// The encoder is dropped.
-    Dropped,
-    /// The encoder is another device's.
-    Foreign,
-}
-
-impl How {
-    pub fn new(c: &mut Choices) -> Self {
-        match c.below(24) {
-            0..4 => How::Pass,
-            4 | 5 => How::Prepare,
-            6 => How::Dropped,
-            7 => How::Foreign,
-            _ => How::Encoder,
-        }
-    }
-}
-
-/// Which scratch a call is given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Memory {
-    Right,
-    None,
-    Foreign,
-}
-
-impl Memory {
-    pub fn new(c: &mut Choices) -> Self {
-        match c.below(20) {
-            0 => Memory::None,
-            1 => Memory::Foreign,
-            _ => Memory::Right,
-        }
-    }
-
-    pub fn scratch(self, world: &World, size: ScratchSize) -> Result<Scratch, wgpu_attention::Error> {
-        match self {
-            Memory::Right => Scratch::new(world.device(), size),
-            Memory::None => Scratch::new(world.device(), ScratchSize::default()),
-            Memory::Foreign => Scratch::new(world.foreign.device(), size),
-        }
-    }
-}
-
-/// How many things are wrong.
-pub fn faults(c: &mut Choices) -> usize {
-    c.pick(&[0, 0, 0, 1, 1, 1, 2, 3])
 }
 
 #[derive(Clone, Debug)]
@@ -250,7 +177,7 @@ impl ForwardSpec {
         let aligned = f.one_in(2) && config.head_dim % 4 == 0 && config.value_dim % 4 == 0;
         let dtype = config.dtype;
         let wants = f.below(6);
-        let weights_type = if f16 && f.one_in(3) { DType::F16 } else { DType::F32 };
+        let weights_type = float(f, f16);
         let mut weights_shape = shape.weights();
         if wants == 5 {
             weights_shape[1] = 1;
@@ -373,13 +300,7 @@ pub fn forward(
         spec.spoil(c);
     }
     *said = format!("{spec:?}");
-    let foreign;
-    let pipelines: &Pipelines = if spec.foreign_pipelines {
-        foreign = world.foreign.pipelines().clone();
-        &foreign
-    } else {
-        world.gpu.pipelines()
-    };
+    let pipelines = if spec.foreign_pipelines { world.foreign.pipelines() } else { world.gpu.pipelines() };
     let buffers = world.arena.buffers.clone();
     let attention = match Attention::with_pipelines(pipelines, spec.config.config()) {
         Ok(attention) => attention,
@@ -394,9 +315,8 @@ pub fn forward(
     let small = spec.shape().flops() < MOST_WORK;
     let memory = match &size {
         Ok(size) if size.total() < 1 << 24 => spec.memory.scratch(world, *size),
-        Ok(_) => Memory::None.scratch(world, ScratchSize::default()),
-        // The call must refuse it in the same way.
-        Err(_) => Memory::None.scratch(world, ScratchSize::default()),
+        // What is refused here the call must refuse in the same way.
+        _ => Memory::None.scratch(world, ScratchSize::default()),
     };
     let mut scratch = memory.map_err(|e| format!("scratch: {e}"))?;
     let mut encoder = match spec.how {
@@ -499,28 +419,20 @@ pub fn classify(
     } else {
         attention.classify(&mut encoder, &device_mask, lengths, &blocks, &mut scratch)
     };
-    if let Err(e) = result {
-        world.unharmed(encoder, &mut scratch)?;
-        return Ok(refused(&e));
-    }
     let shape =
         Shape { batch: lengths[0], heads: config.heads, q_len: lengths[1], kv_len: lengths[2], ..shape };
     let pairs: f64 = shape.weights().into_iter().map(|n| n as f64).product();
-    if pairs > 1e6 {
-        return Ok(Outcome::Accepted);
+    let all: Vec<_> = mask.windows().map(|w| *w).chain([map]).collect();
+    let tame = result.is_ok() && mask.is_tame(&world.arena.before) && map.is_watched();
+    let outcome = settle(world, result, encoder, &mut scratch, &all, &[map], [pairs <= 1e6, tame])?;
+    if matches!(outcome, Outcome::Judged) {
+        let rules = mask.rules(&world.arena.before);
+        let want = reference::classify(&rules.host(), &shape, size, [map.shape[0], map.shape[1]]);
+        let want = want.map_err(|e| format!("the reference refuses it: {e}"))?;
+        let got = map.numbers(&world.arena.after);
+        if got != want {
+            return Err(format!("{got:?}, expected {want:?}"));
+        }
     }
-    if mask.windows().map(|w| *w).chain([map]).any(|w| w.buf.fails()) {
-        world.abandon(encoder)?;
-        return Ok(Outcome::Accepted);
-    }
-    let tame = mask.is_tame(&world.arena.before) && map.is_watched();
-    world.finish(encoder, &[map], tame)?;
-    if !tame {
-        return Ok(Outcome::Ran);
-    }
-    let rules = mask.rules(&world.arena.before);
-    let want = reference::classify(&rules.host(), &shape, size, [map.shape[0], map.shape[1]]);
-    let want = want.map_err(|e| format!("the reference refuses it: {e}"))?;
-    let got = map.numbers(&world.arena.after);
-    if got != want { Err(format!("{got:?}, expected {want:?}")) } else { Ok(Outcome::Judged) }
+    Ok(outcome)
 }

@@ -6,6 +6,7 @@ use wgpu_attention::{
 };
 
 use crate::arena::{Buf, Window, view};
+use crate::call::float;
 use crate::choices::Choices;
 use crate::masks::MaskSpec;
 use crate::positions::width;
@@ -127,8 +128,8 @@ pub fn cache(
     };
     let tiling = f.pick(&[Tiling::Uniform, Tiling::Workgroup]);
     let group = f.between(1, 2);
-    let dtype = if world.f16 && f.one_in(3) { DType::F16 } else { DType::F32 };
-    let of_rows = if world.f16 && f.one_in(3) { DType::F16 } else { DType::F32 };
+    let dtype = float(f, world.f16);
+    let of_rows = float(f, world.f16);
     let most = f.pick(&[1, 2, 4, 7]);
     let (with_lse, rotates) = (f.one_in(2), f.one_in(2));
     let config = Config::new(kind.kv_heads * group, kind.head_dim)

@@ -24,8 +24,9 @@ fn slice(c: &mut Choices, n: usize, wrong: bool) -> Vec<f32> {
     noise(n.min(1 << 16), 0.37)
 }
 
-fn count(shape: [usize; 4]) -> usize {
-    shape.into_iter().fold(1, usize::saturating_mul)
+/// Elements of a shape; `usize::MAX` if there are more.
+fn count(sizes: &[usize]) -> usize {
+    sizes.iter().fold(1usize, |n, size| n.saturating_mul(*size))
 }
 
 /// Elements that do not fit their shapes.
@@ -113,7 +114,7 @@ pub fn attend(
     *said = format!("{shape:?}, wrong {wrong:?}, {scale:?} {softcap:?} {appended}, {rules:?}, {drop:?}");
     let [q, k, v] = [shape.q(), shape.k(), shape.v()];
     let data =
-        [(q, wrong[0]), (k, wrong[1]), (v, wrong[2])].map(|(shape, wrong)| slice(c, count(shape), wrong));
+        [(q, wrong[0]), (k, wrong[1]), (v, wrong[2])].map(|(shape, wrong)| slice(c, count(&shape), wrong));
     let options = Options {
         scale: scale.map(f64::from),
         softcap: softcap.map(f64::from),
@@ -192,26 +193,15 @@ pub fn layer(
         match c.below(6) {
             0 => *[&mut shape.batch, &mut shape.q_len, &mut shape.kv_len][c.below(3)] = n,
             1 => {
-                let LayerConfig {
-                    heads,
-                    kv_heads,
-                    head_dim,
-                    value_dim,
-                    query_features,
-                    key_features,
-                    value_features,
-                    out_features,
-                    ..
-                } = &mut config;
                 *[
-                    heads,
-                    kv_heads,
-                    head_dim,
-                    value_dim,
-                    query_features,
-                    key_features,
-                    value_features,
-                    out_features,
+                    &mut config.heads,
+                    &mut config.kv_heads,
+                    &mut config.head_dim,
+                    &mut config.value_dim,
+                    &mut config.query_features,
+                    &mut config.key_features,
+                    &mut config.value_features,
+                    &mut config.out_features,
                 ][c.below(8)] = n;
             }
             2 => config.scale = Some(c.float()),
@@ -232,22 +222,21 @@ pub fn layer(
         narrow,
         ..
     } = config;
-    let of = |parts: &[usize]| parts.iter().fold(1usize, |n, d| n.saturating_mul(*d));
     let by = if narrow { heads.max(1) } else { 1 };
     let lengths = [
-        of(&[batch, q_len, query_features]),
-        of(&[batch, kv_len, key_features]),
-        of(&[batch, kv_len, value_features]),
-        of(&[heads, head_dim, query_features / by]),
-        of(&[kv_heads, head_dim, key_features / by]),
-        of(&[kv_heads, value_dim, value_features / by]),
-        of(&[out_features, heads, value_dim]),
-        of(&[heads, head_dim]),
-        of(&[kv_heads, head_dim]),
-        of(&[kv_heads, value_dim]),
+        count(&[batch, q_len, query_features]),
+        count(&[batch, kv_len, key_features]),
+        count(&[batch, kv_len, value_features]),
+        count(&[heads, head_dim, query_features / by]),
+        count(&[kv_heads, head_dim, key_features / by]),
+        count(&[kv_heads, value_dim, value_features / by]),
+        count(&[out_features, heads, value_dim]),
+        count(&[heads, head_dim]),
+        count(&[kv_heads, head_dim]),
+        count(&[kv_heads, value_dim]),
         out_features,
-        of(&[kv_heads, head_dim]),
-        of(&[kv_heads, value_dim]),
+        count(&[kv_heads, head_dim]),
+        count(&[kv_heads, value_dim]),
     ];
     let data: Vec<_> = lengths.iter().zip(wrong).map(|(n, wrong)| slice(c, *n, wrong)).collect();
     fn weights<R: Real>(data: &[Vec<R>], biased: bool, appends: bool) -> HostWeights<'_, R> {
@@ -330,9 +319,8 @@ fn sizes<const N: usize>(c: &mut Choices) -> [usize; N] {
 }
 
 fn of(c: &mut Choices, sizes: &[usize]) -> Vec<f64> {
-    let n = sizes.iter().fold(1usize, |n, d| n.saturating_mul(*d));
     let wrong = c.one_in(6);
-    widen(&slice(c, n, wrong))
+    widen(&slice(c, count(sizes), wrong))
 }
 
 /// The reference alone, stage by stage.
@@ -398,7 +386,7 @@ pub fn stages(_: &mut World, _: &mut Choices, c: &mut Choices, said: &mut String
                 .map(drop)
         }
         12 => {
-            let rows = of(c, &[c_rows(l), d]);
+            let rows = of(c, &[l.min(64), d]);
             let table = if c.one_in(2) {
                 PositionTable::Learned(&rows[..])
             } else {
@@ -412,8 +400,8 @@ pub fn stages(_: &mut World, _: &mut Choices, c: &mut Choices, said: &mut String
             };
             reference::add_positions(&of(c, &[b, h, l, d]), [b, h, l, d], table, at, 1.0).map(drop)
         }
-        // Pairs without number are counted one by one.
-        13 if shape.flops() < 1e8 || count(shape.weights()) == usize::MAX => {
+        // Pairs are visited one by one: few, or so many that they are refused.
+        13 if shape.flops() < 1e8 || count(&shape.weights()) == usize::MAX => {
             let lengths = [3; 4];
             let mask = wgpu_attention::Mask::causal().lengths(HostTensor::new(&lengths[..1], [1; 4]));
             reference::classify(
@@ -460,10 +448,6 @@ pub fn stages(_: &mut World, _: &mut Choices, c: &mut Choices, said: &mut String
         Ok(()) => Ok(Outcome::Ran),
         Err(e) => Ok(refused(&e)),
     }
-}
-
-fn c_rows(l: usize) -> usize {
-    l.min(64)
 }
 
 /// Views are made of anything; only calls look at them.

@@ -6,7 +6,7 @@
 //! - `WGPU_ATTENTION_FUZZ_CASES`: how many, 10000 unless set;
 //! - `WGPU_ATTENTION_FUZZ_FIRST`: the first seed, 0 unless set;
 //! - `WGPU_ATTENTION_FUZZ_SEED`: this one only, and says what it is;
-//! - `WGPU_ATTENTION_FUZZ_THREADS`: with a device each, as many as there are processors, at most 4, unless set.
+//! - `WGPU_ATTENTION_FUZZ_THREADS`: with devices of their own, as many as there are processors, at most 4, unless set.
 //!
 //! Every case belongs to one of [`FAMILIES`] families, which decide what needs a kernel of its own: compiling them is
 //! what takes the time. Other families come with every [`BLOCK`] seeds. A crash of the driver leaves the seeds that
@@ -15,6 +15,7 @@
 mod arena;
 mod attention;
 mod caches;
+mod call;
 mod choices;
 mod host;
 mod masks;

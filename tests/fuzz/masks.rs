@@ -3,6 +3,7 @@
 use wgpu_attention::{Alignment, Blocks, DType, DeviceMask, Mask, Pattern, PatternPart, Shape};
 
 use crate::arena::{Buf, Window, view};
+use crate::call::float;
 use crate::case::{Part, Rules};
 use crate::choices::Choices;
 
@@ -51,7 +52,7 @@ impl MaskSpec {
         let mut mask = MaskSpec { top_left: c.one_in(3), size: [4, 4], ..Default::default() };
         let [batch, heads, q_len, kv_len] = shape.weights();
         let parts = f.pick(&[0, 1, 1, 1, 2, 2, 3]);
-        let float = if f16 && f.one_in(3) { DType::F16 } else { DType::F32 };
+        let float = float(f, f16);
         for _ in 0..parts {
             let mut set = |c: &mut Choices, n: usize, dtype, mut shape: [usize; 4], repeats: &[usize]| {
                 repeats.iter().filter(|_| c.one_in(2)).for_each(|axis| shape[*axis] = 1);

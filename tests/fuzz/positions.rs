@@ -7,14 +7,9 @@ use wgpu_attention::{
 };
 
 use crate::arena::{Buf, Window, view};
-use crate::attention::faults;
+use crate::call::{faults, float, judge, largest, settle};
 use crate::choices::Choices;
-use crate::products::{judge, largest, settle};
 use crate::world::{Outcome, World, refused};
-
-fn real<R: Real>(window: &Window, bytes: &[Vec<u8>]) -> Vec<R> {
-    window.wide(bytes).into_iter().map(R::of).collect()
-}
 
 fn number(c: &mut Choices) -> f64 {
     if c.one_in(2) {
@@ -97,7 +92,7 @@ pub fn rotate(
     c: &mut Choices,
     said: &mut String,
 ) -> Result<Outcome, String> {
-    let [from, to] = [0; 2].map(|_| if world.f16 && f.one_in(3) { DType::F16 } else { DType::F32 });
+    let [from, to] = [0; 2].map(|_| float(f, world.f16));
     let in_place = f.one_in(3);
     let shape = [c.between(1, 2), c.between(1, 3), c.between(1, 12), c.pick(&[2, 4, 6, 9])];
     let mut config = RopeConfig::new(2 * c.between(1, shape[3] / 2));
@@ -156,9 +151,9 @@ pub fn rotate(
         let bytes = &world.arena.before;
         let numbers = places.0.map_or(Vec::new(), |w| w.numbers(bytes));
         let fails = |e: wgpu_attention::Error| format!("the reference refuses it: {e}");
-        let naive = reference::rotate(&real::<f32>(&x, bytes), x.shape, &config, host(&places, &numbers))
+        let naive = reference::rotate(&x.wide::<f32>(bytes), x.shape, &config, host(&places, &numbers))
             .map_err(fails)?;
-        let want = reference::rotate(&real::<f64>(&x, bytes), x.shape, &config, host(&places, &numbers))
+        let want = reference::rotate(&x.wide::<f64>(bytes), x.shape, &config, host(&places, &numbers))
             .map_err(fails)?;
         judge("out", world, &write, &naive, &want, largest(&want) + config.amplitude())?;
     }
@@ -171,7 +166,7 @@ pub fn add(
     c: &mut Choices,
     said: &mut String,
 ) -> Result<Outcome, String> {
-    let [from, to, of] = [0; 3].map(|_| if world.f16 && f.one_in(3) { DType::F16 } else { DType::F32 });
+    let [from, to, of] = [0; 3].map(|_| float(f, world.f16));
     let (in_place, learned) = (f.one_in(3), f.one_in(2));
     let shape = [c.between(1, 2), c.between(1, 3), c.between(1, 12), c.between(1, 8)];
     let mut x = Window::input(c, from, shape, false);
@@ -241,10 +236,10 @@ pub fn add(
             scale: f32,
             bytes: &[Vec<u8>],
         ) -> Result<Vec<R>, String> {
-            let rows = real::<R>(table, bytes);
+            let rows = table.wide::<R>(bytes);
             let of = if learned { PositionTable::Learned(&rows[..]) } else { PositionTable::Sinusoid(base) };
             let done =
-                reference::add_positions(&real::<R>(x, bytes), x.shape, of, at, R::of(f64::from(scale)));
+                reference::add_positions(&x.wide::<R>(bytes), x.shape, of, at, R::of(f64::from(scale)));
             done.map_err(|e| format!("the reference refuses it: {e}"))
         }
         let table = if learned { table } else { x };

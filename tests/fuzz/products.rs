@@ -1,6 +1,5 @@
 //! Projections, merges and layers.
 
-use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
 use wgpu_attention::reference::{self, HostLinear, HostWeights, LayerShape, Options, Real};
 use wgpu_attention::{
     DType, LayerConfig, LayerForward, LayerWeights, Linear, MatrixUnits, Merge, MultiHeadAttention, Partial,
@@ -8,67 +7,11 @@ use wgpu_attention::{
 };
 
 use crate::arena::{Buf, Window, view};
-use crate::attention::{DropSpec, How, MOST_WORK, Memory, faults, outputs};
+use crate::attention::DropSpec;
+use crate::call::{How, MOST_WORK, Memory, faults, float, judge, largest, outputs, settle};
 use crate::choices::Choices;
 use crate::masks::MaskSpec;
 use crate::world::{Outcome, World, refused};
-
-/// Compares what `window` holds with the truth, by twice a naive error and the floor.
-pub fn judge(
-    what: &str,
-    world: &World,
-    window: &Window,
-    naive: &[f32],
-    want: &[f64],
-    magnitude: f64,
-) -> Result<(), String> {
-    let naive: Vec<f64> = match window.dtype {
-        DType::F16 => naive.iter().map(|x| half::f16::from_f32(*x).to_f64()).collect(),
-        _ => naive.iter().map(|x| f64::from(*x)).collect(),
-    };
-    let tolerance = Tolerance::from_naive(&naive, want, magnitude, EPSILON_F32);
-    compare(&window.wide(&world.arena.after), want, tolerance).map_err(|e| format!("{what}: {e}")).map(|_| ())
-}
-
-pub fn largest(x: &[f64]) -> f64 {
-    x.iter().fold(0.0, |most, x| x.abs().max(most))
-}
-
-fn real<R: Real>(window: &Window, bytes: &[Vec<u8>]) -> Vec<R> {
-    window.wide(bytes).into_iter().map(R::of).collect()
-}
-
-/// A work whose encoder and scratch are the subject's own: submits what was accepted, looks after what was refused.
-pub fn settle(
-    world: &mut World,
-    result: Result<(), wgpu_attention::Error>,
-    encoder: wgpu::CommandEncoder,
-    scratch: &mut wgpu_attention::Scratch,
-    all: &[Window],
-    writes: &[Window],
-    [run, tame]: [bool; 2],
-) -> Result<Outcome, String> {
-    if let Err(e) = result {
-        world.unharmed(encoder, scratch)?;
-        return Ok(refused(&e));
-    }
-    if !run {
-        drop(encoder);
-        world.works(scratch)?;
-        return Ok(Outcome::Accepted);
-    }
-    if all.iter().any(|w| w.buf.fails()) {
-        world.abandon(encoder)?;
-        return Ok(Outcome::Accepted);
-    }
-    world.finish(encoder, writes, tame)?;
-    Ok(if tame { Outcome::Judged } else { Outcome::Ran })
-}
-
-/// A float that the device has, of the family.
-fn float(f: &mut Choices, f16: bool) -> DType {
-    if f16 && f.one_in(3) { DType::F16 } else { DType::F32 }
-}
 
 #[derive(Clone, Copy, Debug)]
 struct Product {
@@ -171,8 +114,8 @@ pub fn project(
 fn projected<R: Real>(p: &Product, bytes: &[Vec<u8>]) -> Vec<R> {
     let [batch, heads, length, dim] = p.out.shape;
     let features = p.x.shape[3];
-    let (x, w) = (real::<R>(&p.x, bytes), real::<R>(&p.weight, bytes));
-    let bias = p.bias.map(|b| real::<R>(&b, bytes));
+    let (x, w) = (p.x.wide::<R>(bytes), p.weight.wide::<R>(bytes));
+    let bias = p.bias.map(|b| b.wide::<R>(bytes));
     let read = if p.narrow { features / heads } else { features };
     let mut out = Vec::new();
     for b in 0..batch {
@@ -250,7 +193,7 @@ pub fn merge(
 }
 
 fn merged<R: Real>(parts: &[[Window; 2]], bytes: &[Vec<u8>]) -> Result<(Vec<R>, Vec<R>), String> {
-    let data: Vec<_> = parts.iter().map(|part| part.map(|w| real::<R>(&w, bytes))).collect();
+    let data: Vec<_> = parts.iter().map(|part| part.map(|w| w.wide::<R>(bytes))).collect();
     let slices: Vec<_> = data.iter().map(|[out, lse]| (&out[..], &lse[..])).collect();
     let value_dim = parts.first().map_or(1, |part| part[0].shape[3]);
     reference::merge(&slices, value_dim).map_err(|e| format!("the reference refuses it: {e}"))
@@ -375,9 +318,9 @@ impl LayerSpec {
 
     fn heads<R: Real>(&self, world: &World) -> Result<Vec<R>, wgpu_attention::Error> {
         let bytes = &world.arena.before;
-        let weights = self.weights.map(|w| real::<R>(&w, bytes));
-        let biases = self.biases.map(|b| b.map(|b| real::<R>(&b, bytes)));
-        let appended = self.appended.map(|pair| pair.map(|w| real::<R>(&w, bytes)));
+        let weights = self.weights.map(|w| w.wide::<R>(bytes));
+        let biases = self.biases.map(|b| b.map(|b| b.wide::<R>(bytes)));
+        let appended = self.appended.map(|pair| pair.map(|w| w.wide::<R>(bytes)));
         let linear = |n: usize| HostLinear { weight: &weights[n][..], bias: biases[n].as_deref() };
         let host = HostWeights {
             query: linear(0),
@@ -387,7 +330,7 @@ impl LayerSpec {
             appended: appended.as_ref().map(|[k, v]| (&k[..], &v[..])),
         };
         let [query, key, value, _] = self.tensors;
-        let inputs = [query, key, value].map(|w| real::<R>(&w, bytes));
+        let inputs = [query, key, value].map(|w| w.wide::<R>(bytes));
         let shape = LayerShape { batch: query.shape[0], q_len: query.shape[2], kv_len: key.shape[2] };
         let rules = self.mask.rules(bytes);
         let options = Options { mask: rules.host(), ..Default::default() };

@@ -17,8 +17,9 @@ use super::case::{Drop, Expected, HIDES, Judged, Rules, Truth, Weights, in_f32, 
 use super::device::{Profile, defaults, full};
 use super::memory::{Image, Place, Values, stored};
 use super::random::Rng;
+use super::report::{Report, judge_outputs};
 use super::run::{
-    Got, Layout, Placed, PlacedRules, Report, TILINGS, device_dropout, place_dropout, weights_wanted, window,
+    Got, Layout, Placed, PlacedRules, TILINGS, device_dropout, place_dropout, weights_wanted, window,
 };
 
 /// Weight and bias of one projection. Narrow weights are `[heads or 1, dim, in / heads]`.
@@ -404,12 +405,7 @@ fn place_all(
 }
 
 /// Runs `case`, whose data `setup`'s types can hold, and checks everything around its outputs.
-#[cfg(not(target_arch = "wasm32"))]
-pub fn run_layer(case: &LayerCase, setup: &LayerSetup) -> Result<Got, String> {
-    run_layer_with(case, setup, |layer| layer)
-}
-
-/// As [`run_layer`], with what `change` sets besides.
+/// `change` sets what the setup does not.
 #[cfg(not(target_arch = "wasm32"))]
 pub fn run_layer_with(
     case: &LayerCase,
@@ -515,13 +511,14 @@ pub async fn run_layer_async(
     Got::read(profile, &out, lse.as_ref(), matrix.as_ref()).await
 }
 
-type Key = (DType, DType, DType, Weights);
+/// What layers must give, by types of tensors, weights and biases, and by attention weights.
+pub type LayerTruths = HashMap<(DType, DType, DType, Weights), (LayerCase, Truth)>;
 
 impl Report {
     /// Runs a layer in every setup.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn check_layer(&mut self, case: &LayerCase) {
-        let mut truths: HashMap<Key, (LayerCase, Truth)> = HashMap::new();
+        let mut truths = HashMap::new();
         for setup in layer_setups(&case.name) {
             self.check_layer_in(case, &setup, &mut truths);
         }
@@ -529,12 +526,7 @@ impl Report {
 
     /// Runs a layer in one setup.
     #[cfg(not(target_arch = "wasm32"))]
-    pub fn check_layer_in(
-        &mut self,
-        case: &LayerCase,
-        setup: &LayerSetup,
-        truths: &mut HashMap<Key, (LayerCase, Truth)>,
-    ) {
+    pub fn check_layer_in(&mut self, case: &LayerCase, setup: &LayerSetup, truths: &mut LayerTruths) {
         pollster::block_on(self.check_layer_async(case, setup, truths));
     }
 
@@ -543,7 +535,7 @@ impl Report {
         &mut self,
         case: &LayerCase,
         setup: &LayerSetup,
-        truths: &mut HashMap<Key, (LayerCase, Truth)>,
+        truths: &mut LayerTruths,
     ) {
         let LayerSetup { profile, dtype, weight, bias, weights, .. } = *setup;
         if [dtype, weight, bias].contains(&DType::F16) && !profile.f16 {
@@ -558,7 +550,7 @@ impl Report {
         let shape = case.attention();
         let judged = run_layer_async(stored, setup, |layer| layer)
             .await
-            .and_then(|got| super::run::judge_outputs(&case.expected, shape, truth, &got, exact));
+            .and_then(|got| judge_outputs(&case.expected, shape, truth, &got, exact));
         self.record(&case.name, setup, judged);
     }
 }

@@ -16,6 +16,7 @@ pub mod merge;
 pub mod positions;
 pub mod profile;
 pub mod random;
+pub mod report;
 pub mod run;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod validation;
@@ -29,9 +30,10 @@ pub use case::{Case, Drop, Expected, Judged, Part, Rules, Weights};
 pub use device::{Profile, defaults, full, matrices, profiles};
 pub use memory::{Image, Place, Values, stored};
 pub use random::Rng;
+pub use report::Report;
 #[cfg(not(target_arch = "wasm32"))]
 pub use run::run;
-pub use run::{Layout, Report, Setup, TILINGS};
+pub use run::{Layout, Setup, TILINGS};
 #[cfg(not(target_arch = "wasm32"))]
 pub use vectors::Vector;
 

@@ -1,17 +1,15 @@
-//! Runs a case on a device, in a layout, and reports what was run, skipped and wrong.
+//! Runs a case on a device, in a layout.
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
 use std::fmt;
 
-use web_time::Instant;
 use wgpu_attention::{
-    Attention, Config, DType, DeviceMask, Dropout, Forward, Mask, MatrixUnits, Path, Scratch, Shape,
-    TensorView, Tiling,
+    Attention, Config, DType, DeviceMask, Dropout, Forward, Mask, MatrixUnits, Path, Scratch, TensorView,
+    Tiling,
 };
 
-use super::case::{Case, Drop, Expected, Rules, Truth, Weights};
+use super::case::{Case, Drop, Rules, Weights};
 use super::device::{Profile, defaults, full, matrices};
 use super::memory::{GUARD, Image, Place, Values};
 use super::random::Rng;
@@ -80,6 +78,30 @@ impl fmt::Display for Setup {
             "{}, {path:?}, {tiling:?}, {dtype:?}, bias {bias:?}, {layout:?}, lse {lse}, weights {weights:?}",
             profile.name
         )
+    }
+}
+
+impl Setup {
+    /// On the matrix units of `profile`, in F16, with tiles that software drivers compile in a second.
+    pub fn matrix(profile: &'static Profile, layout: Layout) -> Self {
+        Setup {
+            profile,
+            tiling: Tiling::Uniform,
+            path: Path::Fused,
+            dtype: DType::F16,
+            bias: DType::F32,
+            layout,
+            lse: true,
+            weights: Weights::None,
+        }
+    }
+
+    /// Whether the fused path needs more storage buffers for `case` than the device binds.
+    pub fn too_many_buffers(&self, case: &Case) -> bool {
+        let given = usize::from(matches!(case.dropout, Some(Drop::Given { .. })));
+        let buffers = 4 + usize::from(self.lse) + case.rules.tensors() + given;
+        let most = self.profile.gpu.device().limits().max_storage_buffers_per_shader_stage;
+        self.path == Path::Fused && buffers > most as usize
     }
 }
 
@@ -190,11 +212,6 @@ impl Placed {
 
     pub fn view(&self) -> TensorView<'_> {
         self.image.view(&self.buffer, &self.place)
-    }
-
-    #[cfg(not(target_arch = "wasm32"))]
-    pub fn download(&self, what: &str, profile: &Profile) -> Result<Vec<f64>, String> {
-        pollster::block_on(self.download_async(what, profile))
     }
 
     pub async fn download_async(&self, what: &str, profile: &Profile) -> Result<Vec<f64>, String> {
@@ -342,233 +359,4 @@ pub async fn run_async(
     attention.forward(&mut encoder, &call, &mut scratch).map_err(refused)?;
     profile.gpu.queue().submit([encoder.finish()]);
     Got::read(profile, &out, lse.as_ref(), weights.as_ref()).await
-}
-
-impl Setup {
-    /// On the matrix units of `profile`, in F16, with tiles that software drivers compile in a second.
-    pub fn matrix(profile: &'static Profile, layout: Layout) -> Self {
-        Setup {
-            profile,
-            tiling: Tiling::Uniform,
-            path: Path::Fused,
-            dtype: DType::F16,
-            bias: DType::F32,
-            layout,
-            lse: true,
-            weights: Weights::None,
-        }
-    }
-
-    /// Whether the fused path needs more storage buffers for `case` than the device binds.
-    pub fn too_many_buffers(&self, case: &Case) -> bool {
-        let given = usize::from(matches!(case.dropout, Some(Drop::Given { .. })));
-        let buffers = 4 + usize::from(self.lse) + case.rules.tensors() + given;
-        let most = self.profile.gpu.device().limits().max_storage_buffers_per_shader_stage;
-        self.path == Path::Fused && buffers > most as usize
-    }
-}
-
-/// What a test has run, skipped and found wrong; [`Report::finish`] fails the test.
-#[derive(Debug)]
-pub struct Report {
-    name: &'static str,
-    runs: usize,
-    skipped: BTreeMap<String, Vec<String>>,
-    failures: Vec<String>,
-    /// Largest error over tolerance, and where.
-    worst: (f64, String),
-    started: Instant,
-}
-
-/// What cases must give, by matrix units or not, types of tensors and bias, weights.
-pub type Truths = HashMap<(bool, DType, DType, Weights), (Case, Truth)>;
-
-impl Report {
-    pub fn new(name: &'static str) -> Self {
-        let worst = (0.0, String::new());
-        let started = Instant::now();
-        Report { name, runs: 0, skipped: BTreeMap::new(), failures: Vec::new(), worst, started }
-    }
-
-    /// What `each` does with every device that has matrix units; nothing is tested where there is none.
-    pub fn on_matrix_units(name: &'static str, mut each: impl FnMut(&mut Report, &'static Profile)) {
-        let mut report = Report::new(name);
-        for profile in matrices() {
-            each(&mut report, profile);
-        }
-        if report.runs == 0 {
-            return super::say(&format!("{name}: skipped, the adapter has no matrix units"));
-        }
-        report.finish();
-    }
-
-    pub fn runs(&self) -> usize {
-        self.runs
-    }
-
-    pub fn failed(&self) -> usize {
-        self.failures.len()
-    }
-
-    /// How many cases were skipped, once for each reason.
-    pub fn skips(&self) -> usize {
-        self.skipped.values().map(Vec::len).sum()
-    }
-
-    /// Runs `case` in every setup.
-    #[cfg(not(target_arch = "wasm32"))]
-    pub fn check(&mut self, case: &Case) {
-        let mut truths = HashMap::new();
-        let channels = case.shape.head_dim.max(case.shape.value_dim);
-        for setup in setups(&case.name) {
-            if setup.profile.matrix && channels > 32 && takes_long() {
-                let why = "on matrix units, unless WGPU_ATTENTION_TEST_ALL is set: a software driver takes long to compile";
-                self.skip(why.into(), &case.name);
-                continue;
-            }
-            self.check_in(case, &setup, &mut truths);
-        }
-    }
-
-    /// Runs `case` in one setup.
-    #[cfg(not(target_arch = "wasm32"))]
-    pub fn check_in(&mut self, case: &Case, setup: &Setup, truths: &mut Truths) {
-        pollster::block_on(self.check_async(case, setup, truths, |config| config));
-    }
-
-    /// As [`check_in`](Self::check_in), with what `change` sets besides, not blocking.
-    pub async fn check_async(
-        &mut self,
-        case: &Case,
-        setup: &Setup,
-        truths: &mut Truths,
-        change: impl Fn(Config) -> Config,
-    ) {
-        let f16 = [setup.dtype, setup.bias].contains(&DType::F16);
-        if f16 && !setup.profile.f16 {
-            return self.skip_f16(setup.profile, &case.name);
-        }
-        let Setup { profile, dtype, bias, weights, .. } = *setup;
-        let (stored, truth) = truths.entry((profile.matrix, dtype, bias, weights)).or_insert_with(|| {
-            let stored = case.stored(dtype, bias);
-            let of = if profile.matrix { Case::truth_of_halves } else { Case::truth };
-            let truth = of(&stored, dtype, weights);
-            (stored, truth)
-        });
-        let exact = stored.q == case.q && stored.k == case.k && stored.v == case.v;
-        let exact = exact && stored.rules.floats().eq(case.rules.floats());
-        let mut setup = *setup;
-        if setup.too_many_buffers(case) {
-            match run_async(stored, &setup, &change).await {
-                Err(e) if e.contains("max_storage_buffers_per_shader_stage") => {
-                    self.skip(format!("on `{}`, Fused: {e}", profile.name), &case.name);
-                }
-                other => self.record(&case.name, &setup, Err(format!("too many tensors gave {other:?}"))),
-            }
-            setup.path = Path::Auto;
-        }
-        let setup = &setup;
-        let got = match run_async(stored, setup, &change).await {
-            Err(e) if profile.matrix && e.contains("matrix units for this call") => {
-                return self.skip(format!("on `{}`: {e}", profile.name), &case.name);
-            }
-            got => got,
-        };
-        let judged = got.and_then(|got| judge_outputs(&case.expected, case.shape, truth, &got, exact));
-        self.record(&case.name, setup, judged);
-    }
-
-    pub fn record(&mut self, case: &str, setup: &impl fmt::Display, judged: Result<f64, String>) {
-        self.runs += 1;
-        match judged {
-            Ok(ratio) if ratio > self.worst.0 => self.worst = (ratio, format!("{case} ({setup})")),
-            Ok(_) => {}
-            Err(what) => self.failures.push(format!("{case} ({setup}): {what}")),
-        }
-    }
-
-    pub fn skip(&mut self, why: String, case: &str) {
-        let names = self.skipped.entry(why).or_default();
-        if names.last().is_none_or(|last| last != case) {
-            names.push(case.to_string());
-        }
-    }
-
-    /// A case in f16 on a device without.
-    pub fn skip_f16(&mut self, profile: &Profile, case: &str) {
-        self.skip(format!("on `{}`, F16: the device lacks SHADER_F16", profile.name), case);
-    }
-
-    /// Of a report of one case: `passed`, `failed` or `skipped`, and what there is to say of it.
-    pub fn outcome(&self) -> (&'static str, String) {
-        let skipped = self.skipped.keys().cloned().collect::<Vec<_>>().join("; ");
-        match (self.failures.is_empty(), self.runs) {
-            (false, _) => ("failed", self.failures.join("; ")),
-            (true, 0) if skipped.is_empty() => ("failed", "nothing was run".into()),
-            (true, 0) => ("skipped", skipped),
-            (true, _) => ("passed", format!("worst error {:.2} of the tolerance {skipped}", self.worst.0)),
-        }
-    }
-
-    fn say_skipped(&self) {
-        for (why, cases) in &self.skipped {
-            super::say(&format!("{}: skipped {} cases {why}: {}", self.name, cases.len(), cases.join(", ")));
-        }
-    }
-
-    pub fn finish(self) {
-        self.say_skipped();
-        let Report { name, runs, skipped, failures, worst, started } = self;
-        if runs == 0 && failures.is_empty() && !skipped.is_empty() {
-            return super::say(&format!("{name}: skipped, nothing of it runs on this adapter"));
-        }
-        let seconds = started.elapsed().as_secs();
-        super::say(&format!(
-            "{name}: {runs} runs in {seconds} s, worst error {:.2} of the tolerance {}",
-            worst.0, worst.1
-        ));
-        assert!(runs > 0, "{name}: nothing was run");
-        let shown = failures.iter().take(12).map(|f| format!("\n  {f}")).collect::<String>();
-        assert!(failures.is_empty(), "{name}: {} of {runs} runs failed{shown}", failures.len());
-    }
-}
-
-/// The largest error over tolerance of all outputs, against the truth and, where the run's inputs are
-/// exactly the case's, against what others computed.
-pub fn judge_outputs(
-    expected: &Expected,
-    shape: Shape,
-    truth: &Truth,
-    got: &Got,
-    exact: bool,
-) -> Result<f64, String> {
-    let named = |what: &'static str| move |e: String| format!("{what}: {e}");
-    let mut worst = truth.out.judge(&got.out).map_err(named("out"))?;
-    if let Some(lse) = &got.lse {
-        worst = worst.max(truth.lse.judge(lse).map_err(named("lse"))?);
-    }
-    match (&got.weights, &truth.weights) {
-        (Some(got), Some(weights)) => worst = worst.max(weights.judge(got).map_err(named("weights"))?),
-        (None, None) => {}
-        _ => return Err("weights: the truth is of another kind".into()),
-    }
-    if exact {
-        let per_head =
-            matches!(&got.weights, Some(w) if w.len() == shape.weights().iter().product::<usize>());
-        let (heads, mean) =
-            if per_head { (got.weights.as_ref(), None) } else { (None, got.weights.as_ref()) };
-        let all = [
-            ("out", &expected.out, Some(&got.out)),
-            ("lse", &expected.lse, got.lse.as_ref()),
-            ("weights", &expected.weights, heads),
-            ("mean weights", &expected.mean_weights, mean),
-        ];
-        for (what, expected, got) in all {
-            if let (Some((want, tolerance)), Some(got)) = (expected, got) {
-                wgpu_attention::reference::compare::compare(got, want, *tolerance)
-                    .map_err(|e| format!("{what}, against the vector: {e}"))?;
-            }
-        }
-    }
-    Ok(worst)
 }

@@ -225,8 +225,12 @@ fn translate_all(rows: &mut [Row], modules: &Path) -> Vec<Translated> {
                 let mut made = translate::translate(&rows[n].kernel.wgsl, rows[n].matrix_units());
                 said.extend(made.verdicts.drain(..).map(|(compiler, verdict)| (n, compiler, verdict)));
                 if let Some(words) = made.spirv.take() {
-                    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-                    made.module = std::fs::write(module(modules, n), bytes).is_ok();
+                    match std::fs::write(module(modules, n), bytemuck::cast_slice::<u32, u8>(&words)) {
+                        Ok(()) => made.module = true,
+                        Err(error) => {
+                            said.push((n, Compiler::NagaSpirv, Verdict::Rejected(error.to_string())))
+                        }
+                    }
                 }
                 all.lock().expect("nobody panics with it")[n] = made;
             }
@@ -374,7 +378,7 @@ fn judge(rows: &[Row], permitted: &mut [permitted::Permitted], complete: bool) -
     }
     if complete {
         let stale = permitted.iter().filter(|line| !line.used && line.is_judged(&ran));
-        bad.extend(stale.map(|line| format!("permitted.txt: nothing needs the line: {}", line.line())));
+        bad.extend(stale.map(|line| format!("permitted.txt: nothing needs the line: {}", line.line)));
     }
     bad
 }

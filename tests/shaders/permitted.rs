@@ -5,7 +5,7 @@ use crate::verdict::{Compiler, Verdict};
 /// A line of it.
 #[derive(Debug)]
 pub struct Permitted {
-    line: &'static str,
+    pub line: &'static str,
     compiler: &'static str,
     /// Values of axes, or forms, all of which a kernel has.
     kernel: Vec<&'static str>,
@@ -39,10 +39,6 @@ impl Permitted {
     /// Whether it can have been used: whether a compiler that it is about was there.
     pub fn is_judged(&self, ran: &[Compiler]) -> bool {
         ran.iter().any(|compiler| compiler.to_string().starts_with(self.compiler))
-    }
-
-    pub fn line(&self) -> &str {
-        self.line
     }
 }
 

@@ -1,6 +1,6 @@
 //! Mesa's compiler for AMD GPUs, without a GPU: its null device of a family compiles, and reports what it made.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::CStr;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -25,7 +25,7 @@ pub struct Family {
 }
 
 /// What the driver says of a compiled kernel.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, serde::Deserialize, serde::Serialize)]
 pub struct Statistics {
     pub subgroup: u64,
     pub vgprs: u64,
@@ -42,44 +42,6 @@ pub struct Statistics {
     /// Cycles, by the compiler's own estimate; loops count once or as often as it guesses.
     pub latency: u64,
     pub inverse_throughput: u64,
-}
-
-impl Statistics {
-    /// The numbers, in the order of the members.
-    fn line(&self) -> String {
-        format!("{self:?}").chars().filter(|c| c.is_ascii_digit() || *c == ',').collect()
-    }
-
-    fn of_line(line: &str) -> Option<Self> {
-        let numbers: Vec<u64> = line.split(',').map(|n| n.parse().ok()).collect::<Option<_>>()?;
-        let [
-            subgroup,
-            vgprs,
-            spills,
-            scalar_spills,
-            scratch,
-            lds,
-            occupancy,
-            code,
-            latency,
-            inverse_throughput,
-        ] = numbers[..]
-        else {
-            return None;
-        };
-        Some(Statistics {
-            subgroup,
-            vgprs,
-            spills,
-            scalar_spills,
-            scratch,
-            lds,
-            occupancy,
-            code,
-            latency,
-            inverse_throughput,
-        })
-    }
 }
 
 /// A module to compile, and the storage buffers it has beside the uniform.
@@ -124,30 +86,24 @@ fn check_some(
         let answer = asked.ok().and_then(|()| answers.next());
         let Some(answer) = answer else { return Err(child.wait()?.to_string().into()) };
         let answer = answer?;
-        results.push(match Statistics::of_line(&answer) {
-            Some(statistics) => Ok(statistics),
-            None => Err(answer),
-        });
+        // What is no JSON is why the process ends.
+        results.push(serde_json::from_str(&answer).unwrap_or(Err(answer)));
     }
     drop(list);
     child.wait()?;
     Ok(())
 }
 
-/// The other side of [`check`]: answers each line of standard input with a line.
+/// The other side of [`check`]: answers each line of standard input with a result, in a line of JSON.
 pub fn serve() -> Result<(), Box<dyn std::error::Error>> {
     let compiler = Compiler::new()?;
     let mut out = std::io::stdout();
     for line in std::io::stdin().lines() {
         let line = line?;
         let (buffers, path) = line.split_once(' ').ok_or("a number and a path")?;
-        let bytes = std::fs::read(path)?;
-        let words: Vec<u32> =
-            bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
-        match compiler.compile(&words, buffers.parse()?) {
-            Ok(statistics) => writeln!(out, "{}", statistics.line())?,
-            Err(error) => writeln!(out, "{}", error.to_string().replace('\n', " "))?,
-        }
+        let words = ash::util::read_spv(&mut std::fs::File::open(path)?)?;
+        let answer = compiler.compile(&words, buffers.parse()?).map_err(|error| error.to_string());
+        writeln!(out, "{}", serde_json::to_string(&answer)?)?;
         out.flush()?;
     }
     Ok(())
@@ -160,11 +116,6 @@ struct Compiler {
     statistics: ash::khr::pipeline_executable_properties::Device,
 }
 
-fn text(s: &[c_char]) -> String {
-    let bytes: Vec<u8> = s.iter().map(|c| *c as u8).take_while(|c| *c != 0).collect();
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
 impl Compiler {
     fn new() -> Result<Self, Box<dyn std::error::Error>> {
         // SAFETY: a loader of Vulkan's, which does what it is specified to; this process does nothing else with it.
@@ -174,14 +125,14 @@ impl Compiler {
             let about = vk::InstanceCreateInfo::default().application_info(&application);
             let instance = entry.create_instance(&about, None)?;
             let gpu = *instance.enumerate_physical_devices()?.first().ok_or("no device")?;
-            let name = text(&instance.get_physical_device_properties(gpu).device_name);
+            let properties = instance.get_physical_device_properties(gpu);
+            let name = properties.device_name_as_c_str()?.to_string_lossy();
             let family = std::env::var("RADV_FORCE_FAMILY")?;
             if !name.to_lowercase().contains(&family) {
                 return Err(format!("the device is {name}, not {family}").into());
             }
             let listed = instance.enumerate_device_extension_properties(gpu)?;
-            let has =
-                |name: &CStr| listed.iter().any(|e| text(&e.extension_name).as_bytes() == name.to_bytes());
+            let has = |name: &CStr| listed.iter().any(|e| e.extension_name_as_c_str() == Ok(name));
             let wanted = [
                 ash::khr::pipeline_executable_properties::NAME,
                 ash::khr::cooperative_matrix::NAME,
@@ -272,27 +223,27 @@ impl Compiler {
             let about = vk::PipelineExecutableInfoKHR::default().pipeline(pipeline);
             (executables, self.statistics.get_pipeline_executable_statistics(&about)?)
         };
-        let value = |name: &str| {
-            let found = read.iter().find(|s| text(&s.name) == name);
-            let found = found.ok_or_else(|| format!("the driver does not tell {name}"))?;
+        let value = |name: &CStr| {
+            let found = read.iter().find(|s| s.name_as_c_str() == Ok(name));
+            let found = found.ok_or_else(|| format!("the driver does not tell {name:?}"))?;
             // SAFETY: the format says which member it is.
             match found.format {
                 vk::PipelineExecutableStatisticFormatKHR::UINT64 => Ok(unsafe { found.value.u64 }),
-                _ => Err(format!("{name} is no unsigned number")),
+                _ => Err(format!("{name:?} is no unsigned number")),
             }
         };
         let [executable] = executables.as_slice() else { return Err("one executable expected".into()) };
         Ok(Statistics {
             subgroup: u64::from(executable.subgroup_size),
-            vgprs: value("VGPRs")?,
-            spills: value("Spilled VGPRs")?,
-            scalar_spills: value("Spilled SGPRs")?,
-            scratch: value("Scratch size")?,
-            lds: value("LDS size")?,
-            occupancy: value("Subgroups per SIMD")?,
-            code: value("Code size")?,
-            latency: value("Latency")?,
-            inverse_throughput: value("Inverse Throughput")?,
+            vgprs: value(c"VGPRs")?,
+            spills: value(c"Spilled VGPRs")?,
+            scalar_spills: value(c"Spilled SGPRs")?,
+            scratch: value(c"Scratch size")?,
+            lds: value(c"LDS size")?,
+            occupancy: value(c"Subgroups per SIMD")?,
+            code: value(c"Code size")?,
+            latency: value(c"Latency")?,
+            inverse_throughput: value(c"Inverse Throughput")?,
         })
     }
 }

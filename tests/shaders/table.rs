@@ -7,6 +7,19 @@ use crate::Row;
 use crate::radv::{FAMILIES, Statistics};
 use crate::verdict::{Compiler, Verdict};
 
+/// RADV's numbers, as `variants` names them.
+const COLUMNS: [(&str, fn(&Statistics) -> u64); 9] = [
+    ("vgprs", |s| s.vgprs),
+    ("spills", |s| s.spills),
+    ("scalar_spills", |s| s.scalar_spills),
+    ("scratch", |s| s.scratch),
+    ("occupancy", |s| s.occupancy),
+    ("lds", |s| s.lds),
+    ("code", |s| s.code),
+    ("latency", |s| s.latency),
+    ("inverse_throughput", |s| s.inverse_throughput),
+];
+
 /// Every variant a line: what each compiler said, and RADV's numbers by family.
 pub fn variants(rows: &[Row]) -> String {
     let compilers = Compiler::all();
@@ -15,17 +28,7 @@ pub fn variants(rows: &[Row]) -> String {
         let _ = write!(text, ",{compiler}");
     }
     for family in FAMILIES {
-        for column in [
-            "vgprs",
-            "spills",
-            "scalar_spills",
-            "scratch",
-            "occupancy",
-            "lds",
-            "code",
-            "latency",
-            "inverse_throughput",
-        ] {
+        for (column, _) in COLUMNS {
             let _ = write!(text, ",{} {column}", family.name);
         }
     }
@@ -43,21 +46,8 @@ pub fn variants(rows: &[Row]) -> String {
         }
         for family in 0..FAMILIES.len() {
             match row.verdicts.get(&Compiler::Radv(family)).and_then(Verdict::statistics) {
-                Some(s) => {
-                    let numbers = [
-                        s.vgprs,
-                        s.spills,
-                        s.scalar_spills,
-                        s.scratch,
-                        s.occupancy,
-                        s.lds,
-                        s.code,
-                        s.latency,
-                        s.inverse_throughput,
-                    ];
-                    numbers.iter().for_each(|n| _ = write!(text, ",{n}"));
-                }
-                None => text.push_str(",,,,,,,,,"),
+                Some(s) => COLUMNS.iter().for_each(|(_, number)| _ = write!(text, ",{}", number(s))),
+                None => text.push_str(&",".repeat(COLUMNS.len())),
             }
         }
         text.push('\n');
@@ -119,10 +109,11 @@ pub fn page(stages: &str, compilers: &str) -> String {
     format!(
         "# What compilers make of the kernels\n\n\
          Written by `scripts/shaders --write`, which has RADV and DXC compile a part of the variants: one that has every three values\n\
-         of axes that occur together. By stage, form (the shader in `shaders/shared` that its loop is in) and GPU, the worst of\n\
-         all variants, as Mesa 25.0's RADV reports them: vector registers, those that go to memory, bytes of memory of a subgroup's\n\
-         own, subgroups that a SIMD holds at once (the fewest), bytes of workgroup memory, and the compiler's estimate of cycles, which\n\
-         compares variants of one kernel and nothing else. Forms called `uniform` and `alone` are for software drivers.\n\n\
+         of axes that occur together, RADV all for its matrix units too. By stage, form (the shader in `shaders/shared`\n\
+         that its loop is in) and GPU, the worst of all variants,\n\
+         as Mesa 25.0's RADV reports them: vector registers, those that go to memory, bytes of memory of a subgroup's own,\n\
+         subgroups that a SIMD holds at once (the fewest), bytes of workgroup memory, and the compiler's estimate of cycles, which\n\
+         compares variants of one kernel and nothing else. Forms that end in `uniform` or `alone` are for software drivers.\n\n\
          {stages}\n\
          What each compiler said, `naga` being its validator and `naga-…` its writers:\n\n\
          {compilers}"

@@ -7,7 +7,7 @@ use crate::radv::{FAMILIES, Statistics};
 /// What a kernel is put through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Compiler {
-    /// Its validator.
+    /// naga's validator; then its writers.
     Naga,
     NagaSpirv,
     NagaMsl,

@@ -57,8 +57,7 @@ fn take(bed: &mut Bed, step: &Step) -> Result<(), Error> {
         Step::Grow(count) => bed.grow(count),
         Step::Rewind(count) => bed.rewind(count),
         Step::Fork => {
-            bed.cache.fork(0, 1)?;
-            bed.sequences[1] = bed.sequences[0].clone();
+            bed.fork(0, 1)?;
             bed.advanced = 0;
             bed.sequences.iter_mut().for_each(|s| s.fresh = 0);
             bed.flush();

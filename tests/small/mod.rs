@@ -1,4 +1,4 @@
-//! Small cases of every path, mask, storage and layer: for drivers that are slow, and for browsers.
+//! Small cases of every path, mask, storage and layer, for browsers (`scripts/browser`); natively they are tests too.
 
 mod attention;
 mod caches;
@@ -43,9 +43,8 @@ impl Small {
         let Small { name, profile, work } = self;
         match work {
             Work::Attention(case, setup, splits) => {
-                let splits = *splits;
                 let change = |config: wgpu_attention::Config| match splits {
-                    Some(splits) => config.splits(splits),
+                    Some(splits) => config.splits(*splits),
                     None => config,
                 };
                 report.check_async(case, setup, &mut Default::default(), change).await;

@@ -190,6 +190,16 @@ impl Bed {
         Ok(())
     }
 
+    pub fn fork(&mut self, from: usize, to: usize) -> Result<(), Error> {
+        self.cache.fork(from, to)?;
+        if from != to {
+            let copy = self.sequences[from].clone();
+            let sequence = &mut self.sequences[to];
+            (sequence.tokens, sequence.high, sequence.fresh) = (copy.tokens, copy.high, 0);
+        }
+        Ok(())
+    }
+
     pub fn flush(&mut self) {
         let mut encoder = self.encoder();
         self.cache.flush(&mut encoder).expect("a recording");

@@ -1,0 +1,136 @@
+//! What the subjects have in common: how a call is made, what becomes of it, and how its results are judged.
+
+use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
+use wgpu_attention::{DType, Error, Scratch, ScratchSize};
+
+use crate::arena::{Buf, Window};
+use crate::choices::Choices;
+use crate::world::{Outcome, World, refused};
+
+/// Multiply-adds from which on a call is accepted, but not run.
+pub const MOST_WORK: f64 = 2e7;
+
+/// A float that the device has, of the family.
+pub fn float(f: &mut Choices, f16: bool) -> DType {
+    if f16 && f.one_in(3) { DType::F16 } else { DType::F32 }
+}
+
+/// Three windows for outputs: each in a buffer of its own, or all in one.
+pub fn outputs(c: &mut Choices, wanted: [(DType, [usize; 4]); 3], aligned: bool) -> [Window; 3] {
+    let together = c.one_in(6);
+    let mut n = 0;
+    wanted.map(|(dtype, shape)| {
+        let buf = if together { Buf::OutA } else { Buf::OUTS[n] };
+        let mut window = Window::new(c, buf, dtype, shape, aligned);
+        if together {
+            // Thirds, which begin where bindings can.
+            window.offset = window.offset % 64 + n * (5120 / dtype.bytes());
+        }
+        n += 1;
+        window
+    })
+}
+
+/// How a call is recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    Encoder,
+    Pass,
+    Prepare,
+    /// The encoder is dropped.
+    Dropped,
+    /// The encoder is another device's.
+    Foreign,
+}
+
+impl How {
+    pub fn new(c: &mut Choices) -> Self {
+        match c.below(24) {
+            0..4 => How::Pass,
+            4 | 5 => How::Prepare,
+            6 => How::Dropped,
+            7 => How::Foreign,
+            _ => How::Encoder,
+        }
+    }
+}
+
+/// Which scratch a call is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    Right,
+    None,
+    Foreign,
+}
+
+impl Memory {
+    pub fn new(c: &mut Choices) -> Self {
+        match c.below(20) {
+            0 => Memory::None,
+            1 => Memory::Foreign,
+            _ => Memory::Right,
+        }
+    }
+
+    pub fn scratch(self, world: &World, size: ScratchSize) -> Result<Scratch, Error> {
+        match self {
+            Memory::Right => Scratch::new(world.device(), size),
+            Memory::None => Scratch::new(world.device(), ScratchSize::default()),
+            Memory::Foreign => Scratch::new(world.foreign.device(), size),
+        }
+    }
+}
+
+/// How many things are wrong.
+pub fn faults(c: &mut Choices) -> usize {
+    c.pick(&[0, 0, 0, 1, 1, 1, 2, 3])
+}
+
+/// What becomes of a call: submits what was accepted, looks after what was refused.
+pub fn settle(
+    world: &mut World,
+    result: Result<(), Error>,
+    encoder: wgpu::CommandEncoder,
+    scratch: &mut Scratch,
+    all: &[Window],
+    writes: &[Window],
+    [run, tame]: [bool; 2],
+) -> Result<Outcome, String> {
+    if let Err(e) = result {
+        world.unharmed(encoder, scratch)?;
+        return Ok(refused(&e));
+    }
+    if !run {
+        drop(encoder);
+        world.works(scratch)?;
+        return Ok(Outcome::Accepted);
+    }
+    if all.iter().any(|w| w.buf.fails()) {
+        world.abandon(encoder)?;
+        return Ok(Outcome::Accepted);
+    }
+    world.finish(encoder, writes, tame)?;
+    Ok(if tame { Outcome::Judged } else { Outcome::Ran })
+}
+
+/// Compares what `window` holds with the truth, by twice a naive error and the floor.
+pub fn judge(
+    what: &str,
+    world: &World,
+    window: &Window,
+    naive: &[f32],
+    want: &[f64],
+    magnitude: f64,
+) -> Result<(), String> {
+    let naive: Vec<f64> = match window.dtype {
+        DType::F16 => naive.iter().map(|x| half::f16::from_f32(*x).to_f64()).collect(),
+        _ => naive.iter().map(|x| f64::from(*x)).collect(),
+    };
+    let tolerance = Tolerance::from_naive(&naive, want, magnitude, EPSILON_F32);
+    let got = window.wide::<f64>(&world.arena.after);
+    compare(&got, want, tolerance).map_err(|e| format!("{what}: {e}")).map(|_| ())
+}
+
+pub fn largest(x: &[f64]) -> f64 {
+    x.iter().fold(0.0, |most, x| x.abs().max(most))
+}
