@@ -86,6 +86,9 @@ impl Options {
             }
         }
         options.all |= !options.words.is_empty();
+        if options.write.is_some() && options.all {
+            return Err("--write is for what a run without words and --all compiles".into());
+        }
         Ok(options)
     }
 }
@@ -151,6 +154,9 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let mut permitted = permitted::read()?;
     let mut rows = rows(&options)?;
+    if rows.is_empty() {
+        return Err("no kernel has these words in its name".into());
+    }
     println!("{} kernel variants", rows.len());
     let start = Instant::now();
     let translated = translate_all(&mut rows, &modules);
