@@ -4,13 +4,10 @@
 //! takes for as many passes and dispatches. Each call is submitted once and its result compared with the reference
 //! first.
 
-#[path = "../tests/recording/allocations.rs"]
-mod allocations;
 mod common;
 
 use std::time::Instant;
 
-use allocations::allocations;
 use common::bed::{Bed, median};
 use common::kernel::{Kernel, uniform};
 use common::layer::Layer;
@@ -21,12 +18,16 @@ use common::settings;
 use common::timer::noise;
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, criterion_group, criterion_main};
+use support::allocations::{Counting, allocations};
 use wgpu_attention::reference::Options;
 use wgpu_attention::reference::compare::{Difference, Mismatch};
 use wgpu_attention::{
     Append, Attention, Cache, CacheConfig, CachedForward, Config, DType, Gpu, Mask, MatrixUnits, Scratch,
     ScratchSize, Shape, TensorView, Tokens, wgpu,
 };
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
 
 /// Records a call; then, where it must be undone before the next, undoes it, which is not timed.
 trait Call {

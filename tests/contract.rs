@@ -5,10 +5,10 @@ use std::collections::HashSet;
 use naga::proc::Layouter;
 use naga::valid::{GlobalUse, ModuleInfo};
 use naga::{AddressSpace, ArraySize, Handle, Module, ScalarKind, StorageAccess, Type, TypeInner};
+use support::wgsl;
 use wgpu_attention::inspect::{BindingText, KernelText, StructTable, kernels, shared_structs};
 
 use crate::harness::listed::unlisted;
-use crate::harness::wgsl;
 
 /// What every WebGPU device has.
 const MAX_INVOCATIONS: u32 = 256;

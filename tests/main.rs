@@ -29,7 +29,6 @@ mod projection;
 mod property;
 mod property_layers;
 mod recording;
-mod report;
 mod sdpa;
 mod small;
 mod stages;

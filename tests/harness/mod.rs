@@ -22,8 +22,6 @@ pub mod run;
 pub mod validation;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod vectors;
-#[cfg(not(target_arch = "wasm32"))]
-pub mod wgsl;
 
 pub use cached::{Ask, Bed, Count, Data, Kind};
 pub use case::{Case, Drop, Expected, Judged, Part, Rules, Weights};
@@ -43,7 +41,8 @@ pub fn say(line: &str) {
     let _ = std::io::stderr().lock().write_all(format!("{line}\n").as_bytes());
 }
 
-/// The package's folder: cargo tells, at run time too. Who runs this binary elsewhere tells it instead.
+/// The repository's folder, of which cargo tells `tests`, at run time too. Who runs this binary elsewhere tells it instead.
 pub fn root() -> std::path::PathBuf {
-    std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into()).into()
+    let tests = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    std::path::Path::new(&tests).join("..")
 }

@@ -1,13 +1,13 @@
 //! What recording a call does, and what it does not: no submission, nothing created the second time, no
 //! parameters overwritten.
 
-mod allocations;
 mod cached;
 mod cost;
 mod order;
 
 use std::time::{Duration, Instant};
 
+use support::allocations::{Counting, allocations};
 use wgpu_attention::reference::compare::max_error;
 use wgpu_attention::reference::{self, Options, widen};
 use wgpu_attention::{
@@ -15,10 +15,11 @@ use wgpu_attention::{
     Linear, Mask, MultiHeadAttention, Path, Pipelines, Scratch, ScratchSize, Shape, TensorView,
 };
 
-use allocations::allocations;
-
 use crate::harness::random::noise;
 use crate::harness::say;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
 
 const POISON: f32 = -12345.0;
 

@@ -13,10 +13,12 @@ pub fn halves(wgsl: &str) -> bool {
     wgsl.lines().any(|line| line == "enable f16;")
 }
 
+/// The module, or what naga says of the text.
 pub fn parse(wgsl: &str) -> Result<Module, String> {
     naga::front::wgsl::parse_str(wgsl).map_err(|e| e.emit_to_string(wgsl))
 }
 
+/// What naga knows of a module that it accepts, or why it does not.
 pub fn validate(module: &Module, wgsl: &str) -> Result<ModuleInfo, String> {
     // WebGPU itself packs and unpacks halves.
     let mut capabilities = Capabilities::SHADER_FLOAT16_IN_FLOAT32;

@@ -1,17 +1,14 @@
-//! Counts allocations, for tests and for benches.
+//! Counts allocations. A program that asks says `#[global_allocator] static ALLOCATOR: Counting = Counting;`.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 /// The system's allocator, with a count for each thread.
-struct Counting;
+pub struct Counting;
 
 thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
 }
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 fn count() {
     // A thread that is ending has no counter any more.

@@ -2,7 +2,7 @@
 //! output projection, compared with this crate's CPU reference and with the `transformers` library's
 //! numbers, timed, and drawn.
 //!
-//! `cargo run --release --example minilm_attention -- "A cat sits on the mat."`
+//! `cargo run --release -p minilm_attention -- "A cat sits on the mat."`
 //!
 //! The weights are downloaded with pip on the first run and kept.
 
@@ -33,7 +33,7 @@ const SENTENCES: [&str; 6] = [
     "It rained all day in the valley.",
     "Yes",
 ];
-const STORED: &str = "tests/vectors/minilm/minilm_sentences.safetensors";
+const STORED: &str = "../../tests/vectors/minilm/minilm_sentences.safetensors";
 const LAYER: &str = "encoder.layer.0.attention";
 const TOLERANCE: Tolerance = Tolerance { absolute: 1e-5 };
 const RUNS: usize = 20;

@@ -10,8 +10,6 @@ mod table;
 mod tint;
 mod translate;
 mod verdict;
-#[path = "../harness/wgsl.rs"]
-mod wgsl;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::error::Error;
@@ -19,9 +17,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Instant;
 
+use support::wgsl;
 use translate::Translated;
 use verdict::{Compiler, Verdict};
 use wgpu_attention::inspect::{KernelText, kernels};
+
+/// The repository's folder.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
 
 /// A kernel and what was said of it.
 struct Row {
@@ -79,7 +83,7 @@ impl Options {
             match argument {
                 Long("all") => options.all = true,
                 Long("write") => {
-                    options.write = Some(Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/SHADERS.md"));
+                    options.write = Some(root().join("benches/SHADERS.md"));
                 }
                 Value(word) => options.words.push(word.string()?),
                 other => return Err(other.unexpected()),
@@ -199,7 +203,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 fn rows(options: &Options) -> Result<Vec<Row>, Box<dyn Error>> {
     let mut forms = Vec::new();
-    for file in std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("shaders/shared"))? {
+    for file in std::fs::read_dir(root().join("shaders/shared"))? {
         let path = file?.path();
         let stem = path.file_stem().and_then(|s| s.to_str()).unwrap_or_default().to_string();
         if ["tile_", "fused_workgroup", "fused_uniform", "fused_matrix", "decode_", "row_"]

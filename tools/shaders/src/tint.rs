@@ -28,7 +28,7 @@ fn compile(
 ) -> Result<String, Box<dyn Error>> {
     let listed: Vec<String> = texts.iter().map(|wgsl| text(wgsl)).collect();
     std::fs::write(scratch, serde_json::Value::from(listed).to_string())?;
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/shaders/tint.mjs");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tint.mjs");
     let run = Command::new("node").arg(script).arg(dawn).arg(scratch).output()?;
     for line in String::from_utf8(run.stdout)?.lines() {
         let messages: Vec<String> = serde_json::from_str(line)?;

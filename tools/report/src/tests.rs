@@ -1,30 +1,14 @@
-//! `report`: the tables and plots that `benches/report` makes of rows.
+//! The tables and plots that are made of rows.
 
-#[path = "../benches/report/growth.rs"]
-mod growth;
-#[path = "../benches/report/output.rs"]
-mod output;
-#[path = "../benches/report/peers.rs"]
-mod peers;
-#[path = "../benches/report/picture.rs"]
-mod picture;
-#[path = "../benches/report/row.rs"]
-mod row;
-#[path = "../benches/report/share.rs"]
-mod share;
-#[path = "../benches/report/tables.rs"]
-mod tables;
-#[path = "../benches/report/visit.rs"]
-mod visit;
-
-use visit::Visit;
+use super::visit::Visit;
+use super::{growth, output, root, tables};
 
 #[test]
 fn committed_tables_and_plots_are_what_the_committed_rows_give() {
-    let files = output::Wanted::committed(&crate::harness::root()).and_then(|wanted| wanted.files());
+    let files = output::Wanted::committed(&root()).and_then(|wanted| wanted.files());
     for (path, text) in files.expect("rows") {
         let same = std::fs::read_to_string(&path).is_ok_and(|committed| committed == text);
-        assert!(same, "{} is not what the rows give: run `cargo bench --bench report`", path.display());
+        assert!(same, "{} is not what the rows give: run `cargo run -p report`", path.display());
     }
 }
 

@@ -7,7 +7,7 @@ use super::visit::Visit;
 
 const HEAD: &str = "# Results
 
-What visits to machines with a GPU gave, the latest first. Made by `cargo bench --bench report` from `benches/rows`, which
+What visits to machines with a GPU gave, the latest first. Made by `cargo run -p report` from `benches/rows`, which
 `scripts/gpu-report` fills; do not edit. \"Of ceiling\" is the time that the device's own measured rates allow at
 least, as a share of the time taken; \"of PyTorch\" is how fast a kernel is beside PyTorch's fastest `scaled_dot_product_attention` of the
 same problem on the same device: above 1.00 it is faster.

@@ -6,7 +6,7 @@ use naga::valid::ModuleInfo;
 use naga::{Module, ShaderStage};
 
 use crate::verdict::{Compiler, Verdict};
-use crate::wgsl::{halves, parse, validate};
+use support::wgsl::{halves, parse, validate};
 
 /// A kernel in the languages that naga writes.
 #[derive(Default)]

@@ -1,4 +1,4 @@
-//! `cargo bench --bench report [-- ROWS... [--results FILE] [--plots DIR] [--software] [--brief]]`
+//! `cargo run -p report [-- ROWS... [--results FILE] [--plots DIR] [--software] [--brief]]`
 //!
 //! Makes tables and plots of the rows that benches write (files of JSON lines, one a visit to a machine). Without files: of
 //! `benches/rows/*.jsonl` into `benches/RESULTS.md` and `benches/plots`, which a test compares with what the repository
@@ -13,14 +13,21 @@ mod picture;
 mod row;
 mod share;
 mod tables;
+#[cfg(test)]
+mod tests;
 mod visit;
 
 use std::error::Error;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::{fs, process};
 
 use output::Wanted;
 use visit::Visit;
+
+/// The repository's folder.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
 
 /// And whether to print lines for a screen instead.
 fn wanted() -> Result<(Wanted, bool), Box<dyn Error>> {
@@ -33,14 +40,12 @@ fn wanted() -> Result<(Wanted, bool), Box<dyn Error>> {
             Long("plots") => wanted.plots = Some(parser.value()?.into()),
             Long("software") => wanted.software = true,
             Long("brief") => brief = true,
-            // Cargo's own.
-            Long("bench") => {}
             Value(file) => wanted.rows.push(file.into()),
             other => return Err(other.unexpected().into()),
         }
     }
     if wanted.rows.is_empty() {
-        wanted = Wanted::committed(Path::new(env!("CARGO_MANIFEST_DIR")))?;
+        wanted = Wanted::committed(&root())?;
     }
     Ok((wanted, brief))
 }

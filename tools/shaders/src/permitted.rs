@@ -18,7 +18,7 @@ pub struct Permitted {
 /// `COMPILER: AXES: KIND<=MOST: REASON`. A compiler's name may be the beginning of several.
 pub fn read() -> Result<Vec<Permitted>, String> {
     let lines =
-        include_str!("permitted.txt").lines().filter(|line| !line.starts_with('#') && !line.is_empty());
+        include_str!("../permitted.txt").lines().filter(|line| !line.starts_with('#') && !line.is_empty());
     lines.map(|line| parse(line).ok_or_else(|| format!("permitted.txt: not understood: {line}"))).collect()
 }
 

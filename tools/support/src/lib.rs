@@ -1,0 +1,4 @@
+//! What tests, benches and tools share.
+
+pub mod allocations;
+pub mod wgsl;

@@ -1,0 +1,3 @@
+//! The programs behind `scripts/`.
+
+fn main() {}
