@@ -226,8 +226,8 @@ impl Compiler {
         let value = |name: &CStr| {
             let found = read.iter().find(|s| s.name_as_c_str() == Ok(name));
             let found = found.ok_or_else(|| format!("the driver does not tell {name:?}"))?;
-            // SAFETY: the format says which member it is.
             match found.format {
+                // SAFETY: the format says which member it is.
                 vk::PipelineExecutableStatisticFormatKHR::UINT64 => Ok(unsafe { found.value.u64 }),
                 _ => Err(format!("{name:?} is no unsigned number")),
             }

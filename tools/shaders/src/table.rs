@@ -7,8 +7,11 @@ use crate::Row;
 use crate::radv::{FAMILIES, Statistics};
 use crate::verdict::{Compiler, Verdict};
 
+/// A number's name, and where it is.
+type Column = (&'static str, fn(&Statistics) -> u64);
+
 /// RADV's numbers, as `variants` names them.
-const COLUMNS: [(&str, fn(&Statistics) -> u64); 9] = [
+const COLUMNS: [Column; 9] = [
     ("vgprs", |s| s.vgprs),
     ("spills", |s| s.spills),
     ("scalar_spills", |s| s.scalar_spills),
