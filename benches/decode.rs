@@ -9,9 +9,10 @@ mod common;
 use common::bed::{Bed, median};
 use common::copy::{Copy, CopyForm};
 use common::problem::{blank, compare_attention, read, rounded, tolerance, upload};
-use common::rows::Row;
+use common::rows::{append, of_attention, row};
 use common::settings::{argument, quick};
 use common::timer::{Timer, noise};
+use rows::Row;
 use wgpu_attention::reference::{self, Options, compare::compare, widen};
 use wgpu_attention::{
     Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, CachedForward, Config, DType, Forward,
@@ -171,13 +172,13 @@ fn print(gpu: &Gpu, title: &str, subjects: &[Subject], times: &[f64], copy: f64)
         let (rate, mb, floor) = (bytes / ms / 1e6, bytes / 1e6, bytes / copy / 1e6);
         println!("{name:38} {ms:9.3} {mb:8.2} {rate:8.2} {:8.2}", rate / copy);
         let Some((shape, dtype)) = call else { continue };
-        Row::new(gpu, "decode", name)
-            .attention(shape, "none", *dtype)
-            .with("ms", *ms)
-            .with("floor_ms", floor)
-            .with("bound", "memory")
-            .with("share", floor / ms)
-            .append();
+        append(&Row {
+            ms: Some(*ms),
+            floor_ms: Some(floor),
+            bound: Some("memory".into()),
+            share: Some(floor / ms),
+            ..of_attention(row(gpu, "decode", name), shape, "none", *dtype)
+        });
     }
 }
 

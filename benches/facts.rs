@@ -5,7 +5,8 @@
 mod common;
 
 use common::device;
-use common::rows::Row;
+use common::rows::{append, of_adapter};
+use rows::Row;
 use wgpu_attention::wgpu;
 
 fn main() {
@@ -38,11 +39,12 @@ fn main() {
     adapter.features().iter_names().for_each(|(name, _)| println!("  {name}"));
     println!("\n{:#?}", adapter.limits());
 
-    Row::of(&info, "facts")
-        .with("device_type", format!("{:?}", info.device_type))
-        .with("subgroups", subgroups)
-        .with("matrices", products)
-        .append();
+    append(&Row {
+        device_type: Some(format!("{:?}", info.device_type)),
+        subgroups: Some(subgroups),
+        matrices: Some(products),
+        ..of_adapter(&info, "facts")
+    });
     let fragments = device::open().fragments;
     println!("\na device can be had; fragments for kernels here: {fragments:?}");
 }

@@ -11,11 +11,12 @@ use common::bed::{Bed, Checked};
 use common::layer::Layer;
 use common::problem::{Case, Problem, Rule, Way};
 use common::product::Product;
-use common::rows::{Row, dtype_name};
+use common::rows::{append, dtype_name, of_attention, of_share, row};
 use common::settings;
 use common::share::{Kind, Work};
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
+use rows::Row;
 use wgpu_attention::{DType, MatrixUnits, Scratch, ScratchSize, Shape, wgpu};
 
 /// Times a pass, and puts its median beside its floors.
@@ -34,7 +35,7 @@ fn bench<'a>(
     let share = |kind| bed.ceilings().share(kind, work, ms);
     let Some(own) = share(kind) else { return };
     println!("{:24}median: {own}", "");
-    row.share(&own).append();
+    append(&of_share(row, &own));
     // What they could gain.
     if let (Kind::Plain, false, Some(matrix)) = (kind, bed.software(), share(Kind::Matrix)) {
         println!("{:24}floor of matrix units: {:.3} ms", "", matrix.floor());
@@ -101,7 +102,7 @@ fn attend(c: &mut Criterion, bed: &Bed) {
 fn attend_one(bed: &Bed, group: &mut BenchmarkGroup<WallTime>, case: Case, way: Way) {
     let Case { shape, rule, dtype } = case;
     let kind = if way == Way::Matrix { Kind::Matrix } else { Kind::Plain };
-    let row = Row::new(&bed.gpu, "kernels", way.name()).attention(&shape, &rule.name(), dtype);
+    let row = of_attention(row(&bed.gpu, "kernels", way.name()), &shape, &rule.name(), dtype);
     let problem = OnceCell::new();
     bench(bed, group, &case.id(), case.work(), kind, row, || {
         let problem = problem.get_or_init(|| Problem::new(&bed.gpu, case).expect("room for the problem"));
@@ -142,7 +143,11 @@ fn project_one(
         _ => (Kind::Plain, "project"),
     };
     let work = Work { flops: 2.0 * (n * n * n) as f64, bytes: (3 * n * n * dtype.bytes()) as f64 };
-    let row = Row::new(&bed.gpu, "kernels", what).with("shape", format!("{n}×{n}×{n} {layout}")).dtype(dtype);
+    let row = Row {
+        shape: format!("{n}×{n}×{n} {layout}"),
+        dtype: Some(dtype_name(dtype).into()),
+        ..row(&bed.gpu, "kernels", what)
+    };
     let on = if kind == Kind::Matrix { " matrix" } else { "" };
     let id = format!("{n} {layout} {}{on}", dtype_name(dtype));
     let product = OnceCell::new();
@@ -170,7 +175,7 @@ fn layer(c: &mut Criterion, bed: &Bed) {
         bytes: 4.0 * (2 * length * embed + 4 * embed * embed) as f64,
     };
     let mut group = c.benchmark_group("kernels/layer");
-    let row = Row::new(&bed.gpu, "kernels", "layer").attention(&shape, "none", DType::F32);
+    let row = of_attention(row(&bed.gpu, "kernels", "layer"), &shape, "none", DType::F32);
     bench(bed, &mut group, &format!("{length}x{embed}x{heads} f32"), work, Kind::Plain, row, || {
         let size = operator.scratch_size(&call).expect("size");
         let mut scratch = Scratch::new(bed.gpu.device(), size).expect("scratch");

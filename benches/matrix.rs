@@ -8,7 +8,7 @@ mod common;
 
 use common::bed::{Bed, median};
 use common::problem::{Case, Problem, Rule, Way};
-use common::rows::Row;
+use common::rows::{append, of_attention, of_share, row};
 use common::settings::{argument, quick};
 use common::share::{Kind, Share};
 use wgpu_attention::{DType, Shape};
@@ -21,10 +21,8 @@ fn time(bed: &Bed, case: Case, way: Way) -> Share {
     let times = (0..runs).map(|_| bed.time(&mut pass).as_secs_f64() * 1e3).collect();
     let kind = if way == Way::Matrix { Kind::Matrix } else { Kind::Plain };
     let share = bed.ceilings().share(kind, case.work(), median(times).expect("a run")).expect("matrix units");
-    Row::new(&bed.gpu, "matrix", way.name())
-        .attention(&case.shape, &case.rule.name(), case.dtype)
-        .share(&share)
-        .append();
+    let row = row(&bed.gpu, "matrix", way.name());
+    append(&of_share(of_attention(row, &case.shape, &case.rule.name(), case.dtype), &share));
     share
 }
 

@@ -13,11 +13,12 @@ use common::kernel::{Kernel, uniform};
 use common::layer::Layer;
 use common::problem::{Case, Problem, Rule, Way, compare_attention, read};
 use common::product::Product;
-use common::rows::Row;
+use common::rows::{append, dtype_name, of_attention, row};
 use common::settings;
 use common::timer::noise;
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, criterion_group, criterion_main};
+use rows::Row;
 use support::allocations::{Counting, allocations};
 use wgpu_attention::reference::Options;
 use wgpu_attention::reference::compare::{Difference, Mismatch};
@@ -53,6 +54,12 @@ struct Cost {
     /// Of `encoder.finish()` afterwards, where wgpu validates what was recorded.
     finish_us: f64,
     allocations: usize,
+}
+
+impl Cost {
+    fn row(&self, row: Row) -> Row {
+        Row { host_us: Some(self.us), allocations: Some(self.allocations as f64), ..row }
+    }
 }
 
 fn encoder(gpu: &Gpu) -> wgpu::CommandEncoder {
@@ -129,10 +136,7 @@ impl Bare {
         };
         let name = format!("wgpu alone, passes {passes}, dispatches {dispatches}");
         let cost = cost(bed, group, &name, &mut record, &mut |_| ())?;
-        Row::new(&bed.gpu, "record", &name)
-            .with("host_us", cost.us)
-            .with("allocations", cost.allocations)
-            .append();
+        append(&cost.row(row(&bed.gpu, "record", &name)));
         self.known.push((parts, cost));
         Some(cost)
     }
@@ -168,8 +172,8 @@ fn bench<C: Call>(
     let mut record = |encoder: &mut wgpu::CommandEncoder| call.borrow_mut().record(encoder);
     let mut undo = |encoder: &mut wgpu::CommandEncoder| call.borrow_mut().undo(encoder);
     let Some(cost) = cost(bed, group, id, &mut record, &mut undo) else { return };
+    append(&cost.row(row));
     let Cost { us, finish_us, allocations } = cost;
-    row.with("host_us", us).with("allocations", allocations).append();
     println!("{:24}{us:.2} µs and {allocations} allocations; {finish_us:.2} µs to finish the encoder", "");
     let Some(dispatches) = dispatches else {
         return println!("{:24}dispatches are not known: not compared with wgpu alone", "");
@@ -315,12 +319,12 @@ fn all(c: &mut Criterion) {
     let gpu = &bed.gpu;
     let mut bare = Bare::new(gpu);
     let mut group = c.benchmark_group("record");
-    let row = |what| Row::new(gpu, "record", what);
+    let row = |what| row(gpu, "record", what);
 
     let shape = Shape::new(1, 8, 512, 64);
     let case = Case { shape, rule: Rule::Causal, dtype: DType::F32 };
     for way in [Way::Fused, Way::Staged] {
-        let row = row(way.name()).attention(&shape, "causal", DType::F32);
+        let row = of_attention(row(way.name()), &shape, "causal", DType::F32);
         bench(&bed, &mut group, &mut bare, &format!("{} {}", way.name(), case.id()), 1, row, || {
             let problem = Problem::new(gpu, case).expect("room");
             let attention = problem.operator(gpu, way).expect("an operator");
@@ -329,11 +333,14 @@ fn all(c: &mut Criterion) {
         });
     }
     let shape = Shape { kv_heads: 8, q_len: 1, ..Shape::new(1, 32, 1024, 128) };
-    let of_step = row("decode step").attention(&shape, "causal", DType::F32);
+    let of_step = of_attention(row("decode step"), &shape, "causal", DType::F32);
     let id = "decode step, 32 heads on 8, 1024 keys";
     bench(&bed, &mut group, &mut bare, id, 3, of_step, || Step::new(gpu, shape));
 
-    let of_product = row("projection").with("shape", "512×512×512").dtype(DType::F32);
+    let of_product =
+        Row {
+            shape: "512×512×512".into(), dtype: Some(dtype_name(DType::F32).into()), ..row("projection")
+        };
     bench(&bed, &mut group, &mut bare, "projection 512x512x512", 1, of_product, || {
         let product = Product::new(gpu, 512, false, DType::F32);
         let projection = product.operator(gpu, MatrixUnits::Never);
@@ -341,7 +348,7 @@ fn all(c: &mut Criterion) {
         Project { product, projection, scratch }
     });
 
-    let of_layer = row("layer").attention(&Shape::new(1, 8, 128, 64), "none", DType::F32);
+    let of_layer = of_attention(row("layer"), &Shape::new(1, 8, 128, 64), "none", DType::F32);
     bench(&bed, &mut group, &mut bare, "layer 128x512x8", 1, of_layer, || {
         let layer = Layer::random(gpu, 128, 512, 8);
         let operator = layer.operator(gpu);

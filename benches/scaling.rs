@@ -10,10 +10,11 @@ use std::time::Duration;
 
 use common::bed::Bed;
 use common::problem::{Case, Problem, Rule, Way, count};
-use common::rows::{Row, dtype_name};
+use common::rows::{append, dtype_name, of_attention, row};
 use common::settings;
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
+use rows::Row;
 use wgpu_attention::{DType, Gpu, Scratch, Shape, wgpu};
 
 /// A software driver is not asked for a run that would take longer, in ms.
@@ -124,11 +125,12 @@ impl Series {
             pass
         })?;
         let outputs = (count(&case.shape.out()) * self.dtype.bytes()) as u64;
-        Row::new(&bed.gpu, "scaling", self.way.name())
-            .attention(&case.shape, &self.rule.name(), self.dtype)
-            .with("ms", ms)
-            .with("bytes", bytes + outputs)
-            .append();
+        let row = row(&bed.gpu, "scaling", self.way.name());
+        append(&Row {
+            ms: Some(ms),
+            bytes: Some((bytes + outputs) as f64),
+            ..of_attention(row, &case.shape, &self.rule.name(), self.dtype)
+        });
         Some(Point { length, ms, scratch: bytes, outputs, allocated })
     }
 
@@ -154,9 +156,13 @@ impl Series {
                 println!("{of}: no exponent, of {} lengths", fitted.len());
                 return None;
             };
-            let row =
-                Row::new(gpu, "scaling", self.way.name()).with("mask", self.rule.name()).dtype(self.dtype);
-            row.with("value", exponent).with("unit", format!("{of} exponent")).append();
+            append(&Row {
+                mask: Some(self.rule.name()),
+                dtype: Some(dtype_name(self.dtype).into()),
+                value: Some(exponent),
+                unit: Some(format!("{of} exponent")),
+                ..row(gpu, "scaling", self.way.name())
+            });
             Some(exponent)
         };
         if let Some(time) = fit("time", &|point| point.ms) {

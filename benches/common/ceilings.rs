@@ -7,13 +7,15 @@ use std::fmt;
 use std::time::Duration;
 
 use half::f16;
+use rows::Row;
 use wgpu_attention::{Gpu, wgpu};
 
 use super::copy::{Copy, CopyForm};
 use super::device;
 use super::kernel::{Kernel, uniform};
-use super::rows::Row;
+use super::rows::{append, row};
 use super::settings::quick;
+use super::share::{Kind, Share, Work};
 use super::timer::{Timer, noise};
 
 /// A rate, in thousand millions a second.
@@ -97,8 +99,18 @@ impl Ceilings {
 
     pub fn append_rows(&self, gpu: &Gpu) {
         for Line { what, rate, unit, .. } in self.lines() {
-            Row::new(gpu, "ceilings", &what).with("value", rate.giga).with("unit", unit).append();
+            append(&Row { value: Some(rate.giga), unit: Some(unit.into()), ..row(gpu, "ceilings", &what) });
         }
+    }
+
+    /// The least that `work` takes, beside `ms`. `None` without the units.
+    pub fn share(&self, kind: Kind, work: Work, ms: f64) -> Option<Share> {
+        let gflops = match kind {
+            Kind::Plain => self.fma_gflops.giga,
+            Kind::Matrix => self.matrix.iter().map(|matrix| matrix.gflops.giga).reduce(f64::max)?,
+        };
+        let Work { flops, bytes } = work;
+        Some(Share { arithmetic: flops / gflops / 1e6, memory: bytes / self.copy_gbs.giga / 1e6, ms })
     }
 
     /// `fragments`: the sides of those that the device's matrix units multiply.

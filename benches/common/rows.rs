@@ -1,118 +1,65 @@
-//! Figures for programs to read: JSON lines, appended to the file that `WGPU_ATTENTION_ROWS` names; none if it is not set.
+//! Figures for programs to read: rows, appended to the file that `WGPU_ATTENTION_ROWS` names; none if it is not set.
 
-use std::fs::OpenOptions;
-use std::io::Write;
+use std::path::Path;
 
-use serde_json::{Map, Value};
+use rows::Row;
 use wgpu_attention::{DType, Gpu, Shape, wgpu};
 
 use super::share::Share;
 
-/// What a row may say.
-const FIELDS: &[&str] = &[
-    "bench",
-    "what",
-    "shape",
-    "batch",
-    "heads",
-    "kv_heads",
-    "q_len",
-    "kv_len",
-    "head_dim",
-    "value_dim",
-    "mask",
-    "dtype",
-    // Median time on the device, and the larger of its floors: that of arithmetic or that of memory.
-    "ms",
-    "floor_ms",
-    "bound",
-    "share",
-    // Time and allocations of a recording on the host.
-    "host_us",
-    "allocations",
-    // Memory.
-    "bytes",
-    // A ceiling or an exponent.
-    "value",
-    "unit",
-    "device",
-    "driver",
-    "backend",
-    // Of an adapter.
-    "device_type",
-    "subgroups",
-    "matrices",
-];
-
-/// One figure, and what it is the figure of.
+/// A row of `gpu`.
 #[must_use]
-pub struct Row(Map<String, Value>);
+pub fn row(gpu: &Gpu, bench: &str, what: &str) -> Row {
+    Row { what: what.into(), ..of_adapter(&gpu.device().adapter_info(), bench) }
+}
 
-impl Row {
-    pub fn new(gpu: &Gpu, bench: &str, what: &str) -> Self {
-        Row::of(&gpu.device().adapter_info(), bench).with("what", what)
+/// Of an adapter, which need not give a device.
+#[must_use]
+pub fn of_adapter(info: &wgpu::AdapterInfo, bench: &str) -> Row {
+    Row {
+        bench: bench.into(),
+        device: Some(info.name.clone()),
+        driver: Some(format!("{} {}", info.driver, info.driver_info).trim().into()),
+        backend: Some(info.backend.to_str().into()),
+        ..Row::default()
     }
+}
 
-    /// Of an adapter, which need not give a device.
-    pub fn of(info: &wgpu::AdapterInfo, bench: &str) -> Self {
-        let driver = format!("{} {}", info.driver, info.driver_info);
-        Row(Map::new())
-            .with("bench", bench)
-            .with("device", info.name.as_str())
-            .with("driver", driver.trim())
-            .with("backend", info.backend.to_str())
+/// Of an attention call.
+#[must_use]
+pub fn of_attention(row: Row, shape: &Shape, mask: &str, dtype: DType) -> Row {
+    let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim } = *shape;
+    Row {
+        shape: shape_name(shape, "×"),
+        batch: Some(batch),
+        heads: Some(heads),
+        kv_heads: Some(kv_heads),
+        q_len: Some(q_len),
+        kv_len: Some(kv_len),
+        head_dim: Some(head_dim),
+        value_dim: Some(value_dim),
+        mask: Some(mask.into()),
+        dtype: Some(dtype_name(dtype).into()),
+        ..row
     }
+}
 
-    pub fn with(mut self, field: &str, value: impl Into<Value>) -> Self {
-        let value = value.into();
-        assert!(FIELDS.contains(&field), "no row has a field {field}");
-        assert!(!value.is_null(), "{field} is no number");
-        self.0.insert(field.into(), value);
-        self
+/// A time on the device beside its floors.
+#[must_use]
+pub fn of_share(row: Row, share: &Share) -> Row {
+    Row {
+        ms: Some(share.ms),
+        floor_ms: Some(share.floor()),
+        bound: Some(share.bound().into()),
+        share: Some(share.floor() / share.ms),
+        ..row
     }
+}
 
-    /// Of an attention call.
-    pub fn attention(self, shape: &Shape, mask: &str, dtype: DType) -> Self {
-        let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim } = *shape;
-        let sizes = [
-            ("batch", batch),
-            ("heads", heads),
-            ("kv_heads", kv_heads),
-            ("q_len", q_len),
-            ("kv_len", kv_len),
-            ("head_dim", head_dim),
-            ("value_dim", value_dim),
-        ];
-        sizes
-            .into_iter()
-            .fold(self, |row, (field, n)| row.with(field, n))
-            .with("shape", shape_name(shape, "×"))
-            .with("mask", mask)
-            .dtype(dtype)
-    }
-
-    pub fn dtype(self, dtype: DType) -> Self {
-        self.with("dtype", dtype_name(dtype))
-    }
-
-    /// A time on the device beside its floors.
-    pub fn share(self, share: &Share) -> Self {
-        self.with("ms", share.ms)
-            .with("floor_ms", share.floor())
-            .with("bound", share.bound())
-            .with("share", share.floor() / share.ms)
-    }
-
-    pub fn append(self) {
-        let Some(path) = std::env::var_os("WGPU_ATTENTION_ROWS") else { return };
-        let line = format!("{}\n", Value::from(self.0));
-        let written = OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(&path)
-            .and_then(|mut file| file.write_all(line.as_bytes()));
-        written.unwrap_or_else(|error| panic!("WGPU_ATTENTION_ROWS, {}: {error}", path.display()));
-    }
+pub fn append(row: &Row) {
+    let Some(file) = std::env::var_os("WGPU_ATTENTION_ROWS") else { return };
+    let file = Path::new(&file);
+    row.append(file).unwrap_or_else(|error| panic!("WGPU_ATTENTION_ROWS, {}: {error}", file.display()));
 }
 
 /// `batch × heads × length × head_dim`; with the heads of keys and values, the number of keys and the width of values where

@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use super::ceilings::Ceilings;
-
 /// What does a kernel's arithmetic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -26,18 +24,6 @@ pub struct Share {
     pub arithmetic: f64,
     pub memory: f64,
     pub ms: f64,
-}
-
-impl Ceilings {
-    /// The least that `work` takes, beside `ms`. `None` without the units.
-    pub fn share(&self, kind: Kind, work: Work, ms: f64) -> Option<Share> {
-        let gflops = match kind {
-            Kind::Plain => self.fma_gflops.giga,
-            Kind::Matrix => self.matrix.iter().map(|matrix| matrix.gflops.giga).reduce(f64::max)?,
-        };
-        let Work { flops, bytes } = work;
-        Some(Share { arithmetic: flops / gflops / 1e6, memory: bytes / self.copy_gbs.giga / 1e6, ms })
-    }
 }
 
 impl Share {

@@ -3,8 +3,8 @@
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 
+use super::figure::{digits, memory};
 use super::picture::{Area, Drawn, GRID, Plot, TEXT, colours, head, place, svg, write};
-use super::row::{digits, memory};
 use super::visit::Visit;
 
 type Points = Vec<(f64, f64)>;
@@ -21,7 +21,7 @@ pub fn plot(visit: &Visit) -> Plot {
     let mut names = Vec::new();
     let (mut times, mut memories): (Vec<Series>, Vec<Series>) = (Vec::new(), Vec::new());
     for row in visit.of("scaling") {
-        let name = [&row.what, row.mask(), row.dtype.as_deref().unwrap_or("f32")];
+        let name = [&row.what, row.mask(), row.dtype()];
         let name: Vec<&str> = name.into_iter().filter(|word| !["none", "f32"].contains(word)).collect();
         let n = place(&mut names, &name.join(" "));
         if n == times.len() {

@@ -6,11 +6,11 @@
 //! `--software`; plots of it say so. `--brief` prints a line for each ceiling and each kernel but staged ones, and
 //! writes nothing.
 
+mod figure;
 mod growth;
 mod output;
 mod peers;
 mod picture;
-mod row;
 mod share;
 mod tables;
 #[cfg(test)]

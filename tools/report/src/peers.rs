@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
+use super::figure::digits;
 use super::picture::{Bars, Frame, Plot};
-use super::row::digits;
 use super::visit::Visit;
 
 /// A shape's first row is what its others are measured by.

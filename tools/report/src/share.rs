@@ -1,7 +1,7 @@
 //! Share of the ceiling by shape.
 
+use super::figure::digits;
 use super::picture::{Bars, Frame, Plot};
-use super::row::digits;
 use super::visit::Visit;
 
 pub fn plot(visit: &Visit) -> Plot {

@@ -2,7 +2,9 @@
 
 use std::fmt::Write;
 
-use super::row::{Row, digits, memory};
+use rows::Row;
+
+use super::figure::{digits, memory};
 use super::visit::Visit;
 
 const HEAD: &str = "# Results

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
-use super::row::{Problem, Row};
+use rows::{Problem, Row};
 
 pub struct Visit {
     /// The stem of the file.
