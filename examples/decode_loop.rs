@@ -8,9 +8,9 @@ use std::time::Instant;
 
 use wgpu_attention::reference::{self, compare::max_error, widen};
 use wgpu_attention::{
-    Append, At, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, CachedForward, Config, DType,
-    Error, Gpu, Linear, Mask, Positions, Projection, ProjectionForward, Rope, RopeConfig, Rotate, ScaleGroup,
-    Scratch, ScratchSize, Shape, TensorView, Tokens, wgpu,
+    Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, CachedForward, Config, DType, Error,
+    Gpu, Linear, Mask, Positions, Projection, ProjectionForward, Rope, RopeConfig, Rotate, RowPositions,
+    ScaleGroup, Scratch, ScratchSize, Shape, TensorView, Tokens, wgpu,
 };
 
 const TOKENS: usize = 512;
@@ -113,7 +113,7 @@ impl Model {
             product(x, 2, [kv, WIDTH], v),
         ];
         self.projection.forward(encoder, &products, scratch)?;
-        let at = At::Tensor(cache.starts());
+        let at = RowPositions::Tensor(cache.starts());
         self.positions.rotate(encoder, &Rotate { x: q, out: None, rope: &self.rope, at }, scratch)?;
         cache.append(encoder, 0, &Append::new(k, v).rope(&self.rope), scratch)?;
         // The heads of a token side by side, as the next product reads them.
@@ -275,7 +275,7 @@ fn check(
                 if n == 2 {
                     return Ok(());
                 }
-                let rotate = Rotate { x: out, out: None, rope: &model.rope, at: At::Start(0) };
+                let rotate = Rotate { x: out, out: None, rope: &model.rope, at: RowPositions::Start(0) };
                 model.positions.rotate(encoder, &rotate, &mut scratch)
             })?;
             rotated.push(model.gpu.download::<f32>(&buffer, heads * rows * DIM)?);

@@ -1,7 +1,7 @@
 // out = scale · x + encoding of the row's position: sinusoidal (Vaswani et al. 2017), or a row of a learned table.
 //
 // x, out [batch, heads, length, dim]   table [1, 1, rows, dim]
-// Bindings (declared by the host): x, out; only out if x is that too; table or turns; positions if POSITIONS.
+// Bindings (declared by the host): x, out; only out if x is that too; table or rotation_table; positions if POSITIONS.
 // Reads and writes everything once: an invocation has a channel at a time.
 
 struct Params {
@@ -9,7 +9,7 @@ struct Params {
     out: View,
     table: View,
     at: PositionParams,
-    turns: Turns,
+    rotation: RotationParams,
     dim: u32,
     work: u32,         // channels of a head's rows
     step: u32,         // invocations that share them
@@ -22,7 +22,7 @@ fn encoding(position: u32, d: u32) -> f32 {
     if LEARNED {
         return table_at(view_at(p.table, 0u, 0u, position, d));
     }
-    let t = turn(p.turns, d / 2u, position);
+    let t = rotation(p.rotation, d / 2u, position);
     return select(t.x, t.y, d % 2u == 0u);
 }
 
@@ -34,6 +34,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let i = n / p.dim;
         let d = n % p.dim;
         let x = x_at(view_at(p.x, b, h, i, d));
-        out_put(view_at(p.out, b, h, i, d), p.scale * x + encoding(position_of(p.at, b, i), d));
+        out_store(view_at(p.out, b, h, i, d), p.scale * x + encoding(position_of(p.at, b, i), d));
     }
 }

@@ -29,13 +29,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         if learned {
             x = bias_k_at(p.bias_k.x + (h * p.head_dim + d) * p.bias_k.y);
         }
-        kv_put(view_at(p.k, b, h, row, d), x);
+        kv_store(view_at(p.k, b, h, row, d), x);
     }
     if d < p.value_dim {
         var x = 0.0;
         if learned {
             x = bias_v_at(p.bias_v.x + (h * p.value_dim + d) * p.bias_v.y);
         }
-        kv_put(view_at(p.v, b, h, row, d), x);
+        kv_store(view_at(p.v, b, h, row, d), x);
     }
 }

@@ -26,5 +26,5 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     for (var g = 0u; g < p.group; g++) {
         sum += weights_at(view_at(p.weights, b, h * p.group + g, group.y, j));
     }
-    out_put(view_at(p.out, b, h, group.y, j), sum / f32(p.group));
+    out_store(view_at(p.out, b, h, group.y, j), sum / f32(p.group));
 }

@@ -3,7 +3,7 @@
 // counts [batch, 1, 1, 1], if lengths move by what a tensor says. A sequence without room for its rows gets none of
 // them and counts that as refused.
 //
-// Bindings (declared by the host): book; counts where used. COUNTS: ALL, EACH or DEVICE.
+// Bindings (declared by the host): sequence_table; counts where used. COUNTS: ALL, EACH or DEVICE.
 
 struct Params {
     counts: View,
@@ -22,7 +22,7 @@ const DEVICE: u32 = 2u;
 
 fn count_of(b: u32) -> u32 {
     if COUNTS == EACH {
-        return min(book_at(b * WORDS + COUNT), p.rows);
+        return min(sequence_table_at(b * WORDS + COUNT), p.rows);
     }
     if COUNTS == DEVICE {
         return min(counts_at(view_at(p.counts, b, 0u, 0u, 0u)), p.rows);
@@ -41,10 +41,10 @@ fn main(@builtin(local_invocation_index) lane: u32) {
         let o = b * WORDS;
         let n = count_of(b);
         let before = cached_len(b);
-        let limit = min(book_at(o + LIMIT), p.cache.longest);
+        let limit = min(sequence_table_at(o + LIMIT), p.cache.longest);
         var start = before;
         var after = before;
-        var high = book_at(o + HIGH);
+        var high = sequence_table_at(o + HIGH);
         var refused = 0u;
         if p.back == 0u {
             if n <= limit - min(before, limit) {
@@ -66,11 +66,11 @@ fn main(@builtin(local_invocation_index) lane: u32) {
             }
             start = after;
         }
-        book_put(o + START, start);
-        book_put(o + LENGTH, after);
-        book_put(o + HIGH, high);
+        sequence_table_store(o + START, start);
+        sequence_table_store(o + LENGTH, after);
+        sequence_table_store(o + HIGH, high);
         if refused != 0u {
-            book_put(o + REFUSED, book_at(o + REFUSED) + 1u);
+            sequence_table_store(o + REFUSED, sequence_table_at(o + REFUSED) + 1u);
         }
     }
 }

@@ -6,13 +6,13 @@
 // two invocations that wrote parts of one would race.
 // Floor: k and v are read once (scaled: twice, the second time from a cache), every word is written once.
 //
-// Bindings (declared by the host): k, v, cache_k, cache_v, book; turns where keys are rotated.
+// Bindings (declared by the host): k, v, cache_k, cache_v, sequence_table; rotation_table where keys are rotated.
 
 struct Params {
     k: View,
     v: View,
     cache: CacheParams,
-    turns: Turns,
+    rotation: RotationParams,
     head_dim: u32,
     value_dim: u32,
     k_units: u32,    // of a row
@@ -25,7 +25,7 @@ struct Params {
 
 @group(0) @binding(0) var<uniform> p: Params;
 
-const MOST: f32 = select(7.0, 127.0, FORMAT == Q8);
+const MOST: f32 = select(7.0, 127.0, STORAGE_KIND == Q8);
 
 // One row of keys or of values.
 struct Row {
@@ -48,23 +48,23 @@ fn channel(r: Row, d: u32) -> f32 {
     let o = view_at(p.k, r.b, r.h, r.i, 0u);
     let stride = p.k.strides.w;
     if ROTATES {
-        let t = p.turns;
+        let t = p.rotation;
         if d < t.rotary_dim {
             let pair = select(d / 2u, d % t.pairs, t.order == ORDER_HALF);
-            let pick = turned_channels(t, pair);
+            let pick = pair_channels(t, pair);
             let x = vec2<f32>(k_at(o + pick.x * stride), k_at(o + pick.y * stride));
-            let y = turned(x, turn(t, pair, r.position));
+            let y = rotated(x, rotation(t, pair, r.position));
             return select(y.x, y.y, d == pick.y);
         }
     }
     return k_at(o + d * stride);
 }
 
-fn put(r: Row, o: u32, word: u32) {
+fn store_word(r: Row, o: u32, word: u32) {
     if r.is_key {
-        cache_k_put(o, word);
+        cache_k_store(o, word);
     } else {
-        cache_v_put(o, word);
+        cache_v_store(o, word);
     }
 }
 
@@ -82,16 +82,16 @@ fn level(x: f32, scale: f32) -> i32 {
 }
 
 fn word_of(r: Row, d: u32, scale: f32) -> u32 {
-    if FORMAT == F32 {
+    if STORAGE_KIND == F32 {
         return bitcast<u32>(channel(r, d));
     }
-    if FORMAT == F16 {
+    if STORAGE_KIND == F16 {
         return half_of(channel(r, d)) | (half_of(channel(r, d + 1u)) << 16u);
     }
     var word = 0u;
     for (var c = 0u; c < PER_WORD; c++) {
         let n = level(channel(r, d + c), scale);
-        if FORMAT == Q8 {
+        if STORAGE_KIND == Q8 {
             word |= (u32(n) & 0xffu) << (c * 8u);
         } else {
             word |= u32(n + 8) << (c % 4u * 8u + c / 4u * 4u);
@@ -118,10 +118,10 @@ fn write_unit(r: Row, row: u32, unit: u32, size: u32, words: u32, groups: u32, s
         scale = select(most / MOST, 1.0, most / MOST < 1.1754943508222875e-38);
         let stored = select(0x7fc00000u, bitcast<u32>(scale), finite);
         scale = select(1.0, scale, finite);
-        put(r, scales + row * groups + unit, stored);
+        store_word(r, scales + row * groups + unit, stored);
     }
     for (var d = first; d < end; d += PER_WORD) {
-        put(r, row * words + d / PER_WORD, word_of(r, d, scale));
+        store_word(r, row * words + d / PER_WORD, word_of(r, d, scale));
     }
 }
 
@@ -138,7 +138,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         return;
     }
     let position = start + i;
-    if LAYOUT == RING {
+    if LAYOUT_KIND == RING {
         // A later row of the same call has the slot.
         if position >= p.cache.sinks && position + p.cache.window < length {
             return;

@@ -20,9 +20,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     // One row a workgroup.
     let row = group.y * p.page_len + group.x;
     for (var n = lane; n < p.words; n += 64u) {
-        rows_put((p.dst + row) * p.words + n, rows_at((p.src + row) * p.words + n));
+        rows_store((p.dst + row) * p.words + n, rows_at((p.src + row) * p.words + n));
     }
     for (var n = lane; n < p.groups; n += 64u) {
-        rows_put(p.scales + (p.dst + row) * p.groups + n, rows_at(p.scales + (p.src + row) * p.groups + n));
+        rows_store(p.scales + (p.dst + row) * p.groups + n, rows_at(p.scales + (p.src + row) * p.groups + n));
     }
 }

@@ -27,12 +27,12 @@ fn found_at(q: Query, j: u32) -> u32 {
     if j < q.first || j >= q.end {
         return UNSEEN;
     }
-    if ASKS_PAIRS {
-        if !permits(q, j) {
+    if PER_PAIR_MASK {
+        if !mask_mod(q, j) {
             return UNSEEN;
         }
         let bias = bias_of(q, j);
-        if bias == p.mask.none {
+        if bias == p.mask.neg_inf {
             return UNSEEN;
         }
         // By the bits: a NaN is a bias too.
@@ -72,6 +72,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         } else if mine == SEEN {
             state = 2u;
         }
-        map_put(view_at(p.map, map_b, map_h, group.y, group.x), state);
+        map_store(view_at(p.map, map_b, map_h, group.y, group.x), state);
     }
 }

@@ -6,9 +6,9 @@
 //
 // A workgroup has one key/value head and a tile of packed rows: row r is query r / group of the r % group-th head
 // of the group, so that heads which share keys and values share loading them. It computes SLICE channels of out.
-// The loop is in shared/fused_*.wgsl; here is what its forms have in common.
+// The loop is in fused/*.wgsl; here is what its forms have in common.
 //
-// Keys and values come from tensors or from a cache (shared/keys_*.wgsl). Where few rows meet many keys, the keys are
+// Keys and values come from tensors or from a cache (keys/*.wgsl). Where few rows meet many keys, the keys are
 // split among workgroups: each leaves its sums, relative to its own maximum, in `partial`, and merge_splits.wgsl
 // puts them together (Dao et al. 2023, "Flash-decoding").
 //
@@ -65,9 +65,9 @@ fn partial_of(z: u32, row: u32, split: u32) -> u32 {
     return ((z * p.mask.q_len * p.group + row) * p.splits + split) * ((p.value_dim + 3u) / 4u * 4u);
 }
 
-fn put_total(z: u32, row: u32, split: u32, total: vec2<f32>) {
+fn store_total(z: u32, row: u32, split: u32, total: vec2<f32>) {
     let o = p.stats + ((z * p.mask.q_len * p.group + row) * p.splits + split) * 4u;
-    partial_put4(o, vec4<f32>(total, 0.0, 0.0));
+    partial_store4(o, vec4<f32>(total, 0.0, 0.0));
 }
 
 // The end of a row, from its maximum and the sum of its weights: what its sums are multiplied by, and what they are then
@@ -75,39 +75,39 @@ fn put_total(z: u32, row: u32, split: u32, total: vec2<f32>) {
 fn row_end(own: vec2<f32>, z: u32, row: u32, split: u32, stores: bool) -> vec3<f32> {
     if SPLITS {
         if stores {
-            put_total(z, row, split, own);
+            store_total(z, row, split, own);
         }
         return vec3<f32>(1.0, own.x, 1.0);
     }
-    let none = p.mask.none;
+    let neg_inf = p.mask.neg_inf;
     let b = z / p.kv_heads;
     let place = place_of(z % p.kv_heads, row);
     let all = with_sink(own, b, place.x);
     if HAS_LSE && stores {
-        lse_put(view_at(p.lse, b, place.x, place.y, 0u), lse_of(all, none));
+        lse_store(view_at(p.lse, b, place.x, place.y, 0u), lse_of(all, neg_inf));
     }
     // A sink may have raised the maximum.
-    return vec3<f32>(select(0.0, share_of(own.x, all, none), is_seen(own, none)), all);
+    return vec3<f32>(select(0.0, share_of(own.x, all, neg_inf), is_seen(own, neg_inf)), all);
 }
 
 // Four channels of a row.
-fn row_put(z: u32, row: u32, split: u32, col: u32, x: vec4<f32>) {
+fn store_row(z: u32, row: u32, split: u32, col: u32, x: vec4<f32>) {
     if SPLITS {
-        partial_put4(partial_of(z, row, split) + col, x);
+        partial_store4(partial_of(z, row, split) + col, x);
     } else {
         let place = place_of(z % p.kv_heads, row);
-        put_out(z / p.kv_heads, place.x, place.y, col, x);
+        store_out(z / p.kv_heads, place.x, place.y, col, x);
     }
 }
 
 // The score of a pair as the softmax sees it, −∞ where the query does not see the key.
 fn score_of(q: Query, j: u32) -> f32 {
     if j < q.first || j >= q.end {
-        return p.mask.none;
+        return p.mask.neg_inf;
     }
-    if ASKS_PAIRS {
-        if !permits(q, j) {
-            return p.mask.none;
+    if PER_PAIR_MASK {
+        if !mask_mod(q, j) {
+            return p.mask.neg_inf;
         }
     }
     let a = view_at(p.q, q.b, q.h, q.i, 0u);
@@ -118,8 +118,8 @@ fn score_of(q: Query, j: u32) -> f32 {
         sums += q_at4(a + d * p.q.strides.w, p.q.strides.w, p.head_dim - d) * k_four(k, row, d);
     }
     let score = (sums.x + sums.y + sums.z + sums.w) * p.scale;
-    if ASKS_PAIRS {
-        return changed(score, q, j);
+    if PER_PAIR_MASK {
+        return score_mod(score, q, j);
     }
     return score;
 }
@@ -131,9 +131,9 @@ fn repaired(q: Query, col: u32, total: vec2<f32>, keys: vec2<u32>) -> vec4<f32> 
     let v = v_source(q.b, q.h / p.group, col);
     for (var j = max(q.first, keys.x); j < min(q.end, keys.y); j++) {
         let score = score_of(q, j);
-        let weight = dropped(share_of(score, total, p.mask.none), q.b, q.h, q.i, j);
+        let weight = apply_dropout(share_of(score, total, p.mask.neg_inf), q.b, q.h, q.i, j);
         // By the bits: what is NaN counts, and `!=` is false for it in SPIR-V's ordered comparison.
-        if bitcast<u32>(score) != bitcast<u32>(p.mask.none) && (bitcast<u32>(weight) & 0x7fffffffu) != 0u {
+        if bitcast<u32>(score) != bitcast<u32>(p.mask.neg_inf) && (bitcast<u32>(weight) & 0x7fffffffu) != 0u {
             sum += weight * v_four(v, row_of(v, j), 0u);
         }
     }
@@ -150,10 +150,10 @@ fn row_repaired(z: u32, row: u32, col: u32, x: vec4<f32>, end: vec3<f32>, keys: 
 
 const LOG2_E: f32 = 1.4426950408889634;
 const LN_2: f32 = 0.6931471805599453;
-// Where scores are in units of log2, weights are exp2 of them, unless `changed` must see them.
-const UNIT: f32 = select(LOG2_E, 1.0, ASKS_PAIRS);
+// Where scores are in units of log2, weights are exp2 of them, unless `score_mod` must see them.
+const UNIT: f32 = select(LOG2_E, 1.0, PER_PAIR_MASK);
 // How far, in their units, a score may be above the maximum in use before that moves and the sums are scaled.
-const SLACK: f32 = 8.0;
+const RESCALE_THRESHOLD: f32 = 8.0;
 // The lowest finite number: below it is only −∞.
 const LOWEST: f32 = -0x1.fffffep+127f;
 
@@ -164,7 +164,7 @@ fn weight_of(x: f32) -> f32 {
 
 // A row's maximum and the sum of its weights, from one in the units of scores; none where it has seen nothing.
 fn own_total(top: f32, sum: f32) -> vec2<f32> {
-    return vec2<f32>(select(top * select(LN_2, 1.0, ASKS_PAIRS), p.mask.none, sum == 0.0), sum);
+    return vec2<f32>(select(top * select(LN_2, 1.0, PER_PAIR_MASK), p.mask.neg_inf, sum == 0.0), sum);
 }
 
 // The queries of some rows see keys of all.x .. all.y, and every query sees those in each.x .. each.y,

@@ -17,7 +17,7 @@ struct Params {
     parts: array<MergePart, 3>,
     q_len: u32,
     value_dim: u32,
-    none: f32,         // −∞
+    neg_inf: f32,         // −∞
     pad: u32,
 }
 
@@ -28,7 +28,7 @@ const ROWS: u32 = 4u;
 
 // A part that has seen no key has no share, whatever its output holds. By the bits: a NaN must show.
 fn has_seen(lse: f32) -> bool {
-    return bitcast<u32>(lse) != bitcast<u32>(p.none);
+    return bitcast<u32>(lse) != bitcast<u32>(p.neg_inf);
 }
 
 // Adds a part's log-sum-exp to the running one. A NaN shows in the sum: max and exp may lose it.
@@ -36,7 +36,7 @@ fn with_part(total: vec2<f32>, lse: f32) -> vec2<f32> {
     if any_nan(vec4<f32>(lse)) {
         return vec2<f32>(total.x, lse);
     }
-    return merged(total, vec2<f32>(lse, select(1.0, 0.0, lse == p.none)), p.none);
+    return merged(total, vec2<f32>(lse, select(1.0, 0.0, lse == p.neg_inf)), p.neg_inf);
 }
 
 @compute @workgroup_size(64)
@@ -47,8 +47,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let used = group.x * ROWS + index / LANES < p.q_len;
     let lane = index % LANES;
     let lse_here = view_at(p.lse, b, h, i, 0u);
-    var total = vec2<f32>(p.none, 0.0);
-    var mine = p.none;
+    var total = vec2<f32>(p.neg_inf, 0.0);
+    var mine = p.neg_inf;
     if ACCUMULATES {
         mine = lse_at(lse_here);
         total = with_part(total, mine);
@@ -59,27 +59,27 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     // The row's other invocations have read lse before one of them writes it.
     storageBarrier();
     if used {
-        let seen = is_seen(total, p.none);
+        let seen = is_seen(total, p.neg_inf);
         for (var d = lane; d < p.value_dim; d += LANES) {
             var sum = 0.0;
             if seen {
                 let o = view_at(p.out, b, h, i, d);
                 if ACCUMULATES {
                     if has_seen(mine) {
-                        sum = out_at(o) * share_of(mine, total, p.none);
+                        sum = out_at(o) * share_of(mine, total, p.neg_inf);
                     }
                 }
                 for (var n = 0u; n < PARTS; n++) {
                     let lse = part_lse_at(n, view_at(p.parts[n].lse, b, h, i, 0u));
                     if has_seen(lse) {
-                        sum += part_out_at(n, view_at(p.parts[n].out, b, h, i, d)) * share_of(lse, total, p.none);
+                        sum += part_out_at(n, view_at(p.parts[n].out, b, h, i, d)) * share_of(lse, total, p.neg_inf);
                     }
                 }
             }
-            out_put(view_at(p.out, b, h, i, d), sum);
+            out_store(view_at(p.out, b, h, i, d), sum);
         }
         if lane == 0u {
-            lse_put(lse_here, lse_of(total, p.none));
+            lse_store(lse_here, lse_of(total, p.neg_inf));
         }
     }
 }

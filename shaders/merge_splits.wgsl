@@ -42,30 +42,30 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let b = z / p.kv_heads;
     let h = z % p.kv_heads * p.group + row % packed % p.group;
     let i = row % packed / p.group;
-    let none = p.mask.none;
+    let neg_inf = p.mask.neg_inf;
 
-    var total = vec2<f32>(none, 0.0);
+    var total = vec2<f32>(neg_inf, 0.0);
     for (var s = 0u; s < p.splits; s++) {
-        total = merged(total, total_at(row * p.splits + s), none);
+        total = merged(total, total_at(row * p.splits + s), neg_inf);
     }
     total = with_sink(total, b, h);
-    let seen = is_seen(total, none);
+    let seen = is_seen(total, neg_inf);
     let width = (p.value_dim + 3u) / 4u * 4u;
     for (var d = lane * 4u; d < p.value_dim; d += LANES * 4u) {
         var sum = vec4<f32>();
         for (var s = 0u; s < p.splits; s++) {
             let o = row * p.splits + s;
             // What saw no key, or nothing that counts, has no share, whatever it holds.
-            let share = select(0.0, share_of(total_at(o).x, total, none), seen);
+            let share = select(0.0, share_of(total_at(o).x, total, neg_inf), seen);
             if bitcast<u32>(share) != 0u {
                 sum += share * partial_at4(o * width + d, 1u, 4u);
             }
         }
-        put_out(b, h, i, d, sum);
+        store_out(b, h, i, d, sum);
     }
     if HAS_LSE {
         if lane == 0u {
-            lse_put(view_at(p.lse, b, h, i, 0u), lse_of(total, none));
+            lse_store(view_at(p.lse, b, h, i, 0u), lse_of(total, neg_inf));
         }
     }
 }

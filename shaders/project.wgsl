@@ -8,7 +8,7 @@
 // what x and W are loaded as.
 // Work: 2 · rows · features · columns per side; bytes: x + W + y once each at best.
 
-struct Part {
+struct ProjectPart {
     x: vec4<u32>,      // strides of batch, head, row, feature
     w: vec4<u32>,      // strides of head, output column, feature; offset
     y: vec4<u32>,      // strides of batch, head, row, channel
@@ -31,7 +31,7 @@ struct Part {
 }
 
 struct Params {
-    parts: array<Part, 3>,
+    parts: array<ProjectPart, 3>,
     batches: u32,
     narrow: u32,       // heads are separate products
     z_heads: u32,      // products per batch: the largest head count if narrow, else 1
@@ -118,7 +118,7 @@ fn y_of(t: Tile, row: u32, col: u32) -> u32 {
     return o;
 }
 
-fn tile_put4(t: Tile, row: u32, col: u32, value: vec4<f32>) {
+fn tile_store4(t: Tile, row: u32, col: u32, value: vec4<f32>) {
     var sum = value;
     let n = min(t.cols - col, 4u);
     if HAS_BIAS {
@@ -129,10 +129,10 @@ fn tile_put4(t: Tile, row: u32, col: u32, value: vec4<f32>) {
         }
     }
     if Y_IN_FOURS {
-        y_put4(y_of(t, row, col), sum);
+        y_store4(y_of(t, row, col), sum);
     } else {
         for (var c = 0u; c < n; c++) {
-            y_put(y_of(t, row, col + c), sum[c]);
+            y_store(y_of(t, row, col + c), sum[c]);
         }
     }
 }

@@ -1,14 +1,14 @@
-// Rotary position embedding: pairs of channels turned by position · frequency (Su et al. 2021).
+// Rotary position embedding: pairs of channels rotated by position · frequency (Su et al. 2021).
 //
 // x, out [batch, heads, length, dim]; the channels from rotary_dim on are copied.
-// Bindings (declared by the host): x, out; only out if x is that too; turns; positions if POSITIONS.
+// Bindings (declared by the host): x, out; only out if x is that too; rotation_table; positions if POSITIONS.
 // Reads and writes everything once: an invocation has a pair or a copied channel at a time.
 
 struct Params {
     x: View,
     out: View,
     at: PositionParams,
-    turns: Turns,
+    rotation: RotationParams,
     items: u32,        // of a row: pairs, then copied channels
     work: u32,         // items of a head's rows
     step: u32,         // invocations that share them
@@ -24,15 +24,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     for (var n = group.x * 64u + lane; n < p.work; n = next_item(n, p.work, p.step)) {
         let i = n / p.items;
         let item = n % p.items;
-        if item < p.turns.pairs {
-            let c = turned_channels(p.turns, item);
+        if item < p.rotation.pairs {
+            let c = pair_channels(p.rotation, item);
             let x = vec2<f32>(x_at(view_at(p.x, b, h, i, c.x)), x_at(view_at(p.x, b, h, i, c.y)));
-            let y = turned(x, turn(p.turns, item, position_of(p.at, b, i)));
-            out_put(view_at(p.out, b, h, i, c.x), y.x);
-            out_put(view_at(p.out, b, h, i, c.y), y.y);
+            let y = rotated(x, rotation(p.rotation, item, position_of(p.at, b, i)));
+            out_store(view_at(p.out, b, h, i, c.x), y.x);
+            out_store(view_at(p.out, b, h, i, c.y), y.y);
         } else {
-            let d = item + p.turns.pairs;
-            out_put(view_at(p.out, b, h, i, d), x_at(view_at(p.x, b, h, i, d)));
+            let d = item + p.rotation.pairs;
+            out_store(view_at(p.out, b, h, i, d), x_at(view_at(p.x, b, h, i, d)));
         }
     }
 }

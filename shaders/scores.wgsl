@@ -66,13 +66,13 @@ fn tile_b4(t: Tile, k: u32, col: u32) -> vec4<f32> {
     return k_at4(t.k + col * t.k_col + k * t.k_k, t.k_k, t.inner - k);
 }
 
-fn tile_put4(t: Tile, row: u32, col: u32, value: vec4<f32>) {
+fn tile_store4(t: Tile, row: u32, col: u32, value: vec4<f32>) {
     let o = t.out + row * t.out_row + col * t.out_col;
     if SCORES_IN_FOURS {
-        scores_put4(o, value * t.scale);
+        scores_store4(o, value * t.scale);
     } else {
         for (var c = 0u; c < min(4u, t.cols - col); c++) {
-            scores_put(o + c * t.out_col, value[c] * t.scale);
+            scores_store(o + c * t.out_col, value[c] * t.scale);
         }
     }
 }

@@ -31,7 +31,7 @@ struct Row {
     scores: u32,       // first element, then stride of keys
     step: u32,
     kv_len: u32,
-    none: f32,
+    neg_inf: f32,
     query: Query,
 }
 
@@ -41,15 +41,15 @@ fn seen_scores(r: Row, j: u32) -> vec4<f32> {
     let q = r.query;
     if j < q.first || j + 4u > q.end {
         let js = vec4<u32>(j) + NEXT;
-        x = select(vec4<f32>(r.none), x, (js >= vec4<u32>(q.first)) & (js < vec4<u32>(q.end)));
+        x = select(vec4<f32>(r.neg_inf), x, (js >= vec4<u32>(q.first)) & (js < vec4<u32>(q.end)));
     }
-    if ASKS_PAIRS {
+    if PER_PAIR_MASK {
         for (var c = 0u; c < 4u; c++) {
             if j + c >= q.first && j + c < q.end {
-                if permits(q, j + c) {
-                    x[c] = changed(x[c], q, j + c);
+                if mask_mod(q, j + c) {
+                    x[c] = score_mod(x[c], q, j + c);
                 } else {
-                    x[c] = r.none;
+                    x[c] = r.neg_inf;
                 }
             }
         }
@@ -66,12 +66,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if i >= p.mask.q_len {
         return;
     }
-    let none = p.mask.none;
+    let neg_inf = p.mask.neg_inf;
     let kv_len = p.mask.kv_len;
     let q = query_of(b, h, i);
-    let r = Row(view_at(p.scores, b, h, i, 0u), p.scores.strides.w, kv_len, none, q);
+    let r = Row(view_at(p.scores, b, h, i, 0u), p.scores.strides.w, kv_len, neg_inf, q);
 
-    var top = none;
+    var top = neg_inf;
     var sums = vec4<f32>();
     // A NaN is carried by addition: max, exp and log lose it on some drivers.
     var lost = 0.0;
@@ -80,8 +80,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let x = seen_scores(r, j);
         let highest = max(max(max(x.x, x.y), max(x.z, x.w)), top);
         // As long as no key was seen there is nothing to be relative to.
-        let origin = select(highest, 0.0, highest == none);
-        sums = sums * exp_of(vec4<f32>(top - origin), none) + exp_of(x - origin, none);
+        let origin = select(highest, 0.0, highest == neg_inf);
+        sums = sums * exp_of(vec4<f32>(top - origin), neg_inf) + exp_of(x - origin, neg_inf);
         top = highest;
         if any_nan(x) {
             lost += x.x + x.y + x.z + x.w;
@@ -89,31 +89,31 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     let seen_total = combined(vec2<f32>(top, sums.x + sums.y + sums.z + sums.w + lost), lane);
     let total = with_sink(seen_total, b, h);
-    let seen = is_seen(total, none);
+    let seen = is_seen(total, neg_inf);
     let scale = select(0.0, 1.0 / total.y, seen);
     if HAS_LSE {
         if lane == 0u {
-            lse_put(view_at(p.lse, b, h, i, 0u), lse_of(total, none));
+            lse_store(view_at(p.lse, b, h, i, 0u), lse_of(total, neg_inf));
         }
     }
     for (var j = lane * 4u; j < kv_len; j += LANES * 4u) {
         var w = vec4<f32>();
         if seen && j < q.end && j + 4u > q.first {
             let x = seen_scores(r, j);
-            w = select(exp(x - total.x) * scale, vec4<f32>(), x == vec4<f32>(none));
-            if DROPS {
+            w = select(exp(x - total.x) * scale, vec4<f32>(), x == vec4<f32>(neg_inf));
+            if HAS_DROPOUT {
                 for (var c = 0u; c < 4u; c++) {
                     if j + c < kv_len {
-                        w[c] = dropped(w[c], b, h, i, j + c);
+                        w[c] = apply_dropout(w[c], b, h, i, j + c);
                     }
                 }
             }
         }
         if IN_FOURS {
-            scores_put4(r.scores + j, w);
+            scores_store4(r.scores + j, w);
         } else {
             for (var c = 0u; c < min(4u, kv_len - j); c++) {
-                scores_put(r.scores + (j + c) * r.step, w[c]);
+                scores_store(r.scores + (j + c) * r.step, w[c]);
             }
         }
     }

@@ -69,13 +69,13 @@ fn tile_b4(t: Tile, k: u32, col: u32) -> vec4<f32> {
     return v_at4(o, t.v_k, t.inner - k);
 }
 
-fn tile_put4(t: Tile, row: u32, col: u32, value: vec4<f32>) {
+fn tile_store4(t: Tile, row: u32, col: u32, value: vec4<f32>) {
     let o = t.out + row * t.out_row + col * t.out_col;
     if OUT_IN_FOURS {
-        out_put4(o, value);
+        out_store4(o, value);
     } else {
         for (var c = 0u; c < min(4u, t.cols - col); c++) {
-            out_put(o + c * t.out_col, value[c]);
+            out_store(o + c * t.out_col, value[c]);
         }
     }
 }
@@ -93,6 +93,6 @@ fn tile_repair(t: Tile, row: u32, col: u32) {
                 sum = fma(weight, v_at(t.v + j * t.v_k + c * t.v_col), sum);
             }
         }
-        out_put(t.out + row * t.out_row + c * t.out_col, sum);
+        out_store(t.out + row * t.out_row + c * t.out_col, sum);
     }
 }

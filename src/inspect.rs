@@ -8,7 +8,7 @@ use std::collections::HashSet;
 
 pub use crate::kernel::Field;
 use crate::kernel::{Table, Variant as _, View};
-use crate::kernels::{self, Stage, cache, mask, merge, positions, project, turns};
+use crate::kernels::{self, KernelVariant, cache, mask, merge, project, rotation_table, row_positions};
 use crate::record::Pipelines;
 use crate::tensor::Access;
 
@@ -78,9 +78,9 @@ pub fn shared_structs() -> Vec<StructTable> {
         table::<mask::MaskParams>(),
         table::<cache::CacheParams>(),
         table::<merge::MergePart>(),
-        table::<project::Part>(),
-        table::<positions::PositionParams>(),
-        table::<turns::Turns>(),
+        table::<project::ProjectPart>(),
+        table::<row_positions::PositionParams>(),
+        table::<rotation_table::RotationParams>(),
     ]
 }
 
@@ -112,7 +112,7 @@ fn table<T: Table>() -> StructTable {
     StructTable { name: T::NAME, fields: T::FIELDS.to_vec(), bytes: size_of::<T>() }
 }
 
-fn text(stage: &Stage) -> KernelText {
+fn text(stage: &KernelVariant) -> KernelText {
     let kernel = stage.describe();
     let bindings = kernel.bindings.iter().enumerate().map(|(n, binding)| BindingText {
         name: binding.name.clone(),
@@ -132,7 +132,7 @@ fn text(stage: &Stage) -> KernelText {
 }
 
 /// A variant's `Debug` text without what is absent: `attention.scores tiles=Uniform rows=4 … left`.
-fn name(stage: &Stage) -> String {
+fn name(stage: &KernelVariant) -> String {
     let mut name = stage.label().to_string();
     for piece in format!("{stage:?}").split(['{', '}', '(', ')', ',']) {
         let Some((key, value)) = piece.trim().split_once(": ") else {
@@ -144,8 +144,8 @@ fn name(stage: &Stage) -> String {
         };
         match value {
             "false" | "None" => {}
-            "true" | "Some" | "Blocks" | "Cached" | "FewUniform" | "FewWorkgroup" | "Matrix" | "Parts"
-            | "Rows" | "Slots" => name = format!("{name} {key}"),
+            "true" | "Some" | "Blocks" | "CacheVariant" | "DecodeCpu" | "DecodeGpu" | "FusedMatrix"
+            | "Matrix" | "MaskVariant" | "Rows" | "Slots" => name = format!("{name} {key}"),
             _ => name = format!("{name} {key}={value}"),
         }
     }

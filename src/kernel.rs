@@ -68,7 +68,7 @@ impl Binding {
     }
 
     /// The declaration, and accessors that take element indices and speak f32 (bool, u32):
-    /// `NAME_at(o)`, `NAME_at4(o, stride, n)` (of width one: zero from the n-th on), `NAME_put(o, x)`, `NAME_put4(o, x)`
+    /// `NAME_at(o)`, `NAME_at4(o, stride, n)` (of width one: zero from the n-th on), `NAME_store(o, x)`, `NAME_store4(o, x)`
     /// (contiguous).
     fn declare(&self, binding: usize, text: &mut String) {
         let Binding { name, dtype, width, access, .. } = self;
@@ -101,15 +101,15 @@ impl Binding {
         text.push_str(&body);
         if *access == Access::Write {
             let put = match width {
-                _ if !dtype.is_float() => format!("fn {name}_put(o: u32, x: u32) {{ {name}[o] = x; }}\n"),
+                _ if !dtype.is_float() => format!("fn {name}_store(o: u32, x: u32) {{ {name}[o] = x; }}\n"),
                 Width::One => format!(
-                    "fn {name}_put(o: u32, x: f32) {{ {name}[o] = {scalar}(x); }}\n\
-                     fn {name}_put4(o: u32, x: vec4<f32>) {{\n    \
+                    "fn {name}_store(o: u32, x: f32) {{ {name}[o] = {scalar}(x); }}\n\
+                     fn {name}_store4(o: u32, x: vec4<f32>) {{\n    \
                          for (var c = 0u; c < 4u; c++) {{ {name}[o + c] = {scalar}(x[c]); }}\n}}\n"
                 ),
                 Width::Four => format!(
-                    "fn {name}_put(o: u32, x: f32) {{ {name}[o / 4u][o % 4u] = {scalar}(x); }}\n\
-                     fn {name}_put4(o: u32, x: vec4<f32>) {{ {name}[o / 4u] = {element}(x); }}\n"
+                    "fn {name}_store(o: u32, x: f32) {{ {name}[o / 4u][o % 4u] = {scalar}(x); }}\n\
+                     fn {name}_store4(o: u32, x: vec4<f32>) {{ {name}[o / 4u] = {element}(x); }}\n"
                 ),
             };
             text.push_str(&put);
@@ -260,7 +260,7 @@ impl From<Layout> for View {
 }
 
 /// One dispatch, ready to be bound: parameters, tensors in binding order, workgroups.
-pub(crate) struct Call<'a, V> {
+pub(crate) struct Dispatch<'a, V> {
     pub variant: V,
     pub params: Vec<u8>,
     pub tensors: Vec<Window<'a>>,

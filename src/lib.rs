@@ -69,10 +69,10 @@ pub use mask::{Alignment, DeviceMask, HostMask, HostTensor, Mask};
 pub use merge::{Merge, Partial};
 pub use multi_head::{LayerForward, LayerWeights, MultiHeadAttention};
 pub use pattern::{Pattern, PatternPart};
-pub use plan::{MatrixUnits, Path, Tiling};
+pub use plan::{KernelForm, MatrixUnits, Path};
 pub use position::{
-    AddPositions, At, MAX_POSITION, PositionTable, Positions, Rope, RopeConfig, RopeOrder, RopeScaling,
-    Rotate, Sinusoid,
+    AddPositions, MAX_POSITION, PositionTable, Positions, Rope, RopeConfig, RopeOrder, RopeScaling, Rotate,
+    RowPositions, Sinusoid,
 };
 pub use problem::{LayerConfig, Shape};
 pub use projection::{Linear, Projection, ProjectionForward};

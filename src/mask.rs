@@ -69,7 +69,7 @@ pub(crate) struct Documents<L> {
 /// `scale · q·k`, then softcap, then bias, ALiBi and relative bias, then permission. A query that may see no
 /// key has output 0 and lse −∞.
 ///
-/// A pair must be permitted by all of `lengths`, `keep`, `keys`, `tree`, `documents`, `packed` and `exclude_self`, and
+/// A pair must be permitted by all of `lengths`, `attn_mask`, `key_padding_mask`, `tree`, `documents`, `packed` and `exclude_self`, and
 /// stand before `prefix` or be permitted by the causal rule and by `window` and `pattern`; `globals` lifts the
 /// latter two. `blocks` goes before: what it calls hidden is hidden, what it calls full is asked only
 /// for `lengths`, `packed`, the causal rule and `prefix`.
@@ -90,9 +90,9 @@ pub struct Mask<Lengths, Keep, Bias> {
     pub(crate) packed: Option<Packed<Lengths>>,
     pub(crate) documents: Option<Documents<Lengths>>,
     pub(crate) blocks: Option<Blocks<Lengths>>,
-    pub(crate) keep: Option<Keep>,
+    pub(crate) attn_mask: Option<Keep>,
     pub(crate) tree: Option<Keep>,
-    pub(crate) keys: Option<Keep>,
+    pub(crate) key_padding_mask: Option<Keep>,
     pub(crate) globals: Option<Keep>,
     pub(crate) bias: Option<Bias>,
     pub(crate) alibi: Option<Alibi<Bias>>,
@@ -160,9 +160,9 @@ impl<L, K, B> Mask<L, K, B> {
             packed: None,
             documents: None,
             blocks: None,
-            keep: None,
+            attn_mask: None,
             tree: None,
-            keys: None,
+            key_padding_mask: None,
             globals: None,
             bias: None,
             alibi: None,
@@ -267,8 +267,8 @@ impl<L, K, B> Mask<L, K, B> {
 
     /// Only pairs that hold `true` are seen, as in PyTorch's `scaled_dot_product_attention`; the masks of
     /// `nn.MultiheadAttention` say the opposite. Shape `[batch, heads, q_len, kv_len]`, any may be 1.
-    pub fn keep(mut self, keep: K) -> Self {
-        self.keep = Some(keep);
+    pub fn attn_mask(mut self, attn_mask: K) -> Self {
+        self.attn_mask = Some(attn_mask);
         self
     }
 
@@ -281,10 +281,10 @@ impl<L, K, B> Mask<L, K, B> {
         self
     }
 
-    /// Only keys that hold `true` are seen: a second boolean mask beside [`keep`](Self::keep), usually
+    /// Only keys that hold `true` are seen: a second boolean mask beside [`attn_mask`](Self::attn_mask), usually
     /// `[batch, 1, 1, kv_len]` for padding.
-    pub fn keys(mut self, keys: K) -> Self {
-        self.keys = Some(keys);
+    pub fn key_padding_mask(mut self, key_padding_mask: K) -> Self {
+        self.key_padding_mask = Some(key_padding_mask);
         self
     }
 
@@ -341,7 +341,7 @@ impl<L, K, B> Mask<L, K, B> {
     pub fn try_map<L2, K2, B2, E>(
         self,
         mut lengths: impl FnMut(&'static str, L) -> Result<L2, E>,
-        mut keep: impl FnMut(&'static str, K) -> Result<K2, E>,
+        mut bools: impl FnMut(&'static str, K) -> Result<K2, E>,
         mut bias: impl FnMut(&'static str, B) -> Result<B2, E>,
     ) -> Result<Mask<L2, K2, B2>, E> {
         Ok(Mask {
@@ -366,10 +366,10 @@ impl<L, K, B> Mask<L, K, B> {
                 Some(Blocks { map, size }) => Some(Blocks { map: lengths("blocks", map)?, size }),
                 None => None,
             },
-            keep: self.keep.map(|t| keep("keep", t)).transpose()?,
-            tree: self.tree.map(|t| keep("tree", t)).transpose()?,
-            keys: self.keys.map(|t| keep("keys", t)).transpose()?,
-            globals: self.globals.map(|t| keep("globals", t)).transpose()?,
+            attn_mask: self.attn_mask.map(|t| bools("attn_mask", t)).transpose()?,
+            tree: self.tree.map(|t| bools("tree", t)).transpose()?,
+            key_padding_mask: self.key_padding_mask.map(|t| bools("key_padding_mask", t)).transpose()?,
+            globals: self.globals.map(|t| bools("globals", t)).transpose()?,
             bias: self.bias.map(|t| bias("bias", t)).transpose()?,
             alibi: match self.alibi {
                 Some(Alibi { slopes, symmetric }) => {
@@ -391,9 +391,9 @@ impl<L, K, B> Mask<L, K, B> {
             packed: self.packed.as_ref().map(|p| Packed { queries: &p.queries, keys: &p.keys }),
             documents: self.documents.as_ref().map(|d| Documents { queries: &d.queries, keys: &d.keys }),
             blocks: self.blocks.as_ref().map(|b| Blocks { map: &b.map, size: b.size }),
-            keep: self.keep.as_ref(),
+            attn_mask: self.attn_mask.as_ref(),
             tree: self.tree.as_ref(),
-            keys: self.keys.as_ref(),
+            key_padding_mask: self.key_padding_mask.as_ref(),
             globals: self.globals.as_ref(),
             bias: self.bias.as_ref(),
             alibi: self.alibi.as_ref().map(|a| Alibi { slopes: &a.slopes, symmetric: a.symmetric }),

@@ -2,11 +2,11 @@
 
 use crate::device::DeviceFacts;
 use crate::error::Error;
-use crate::kernel::{Call, View};
-use crate::kernels::{Stage, merge};
-use crate::path::{Calls, grid};
+use crate::kernel::{Dispatch, View};
+use crate::kernels::{KernelVariant, merge};
+use crate::path::{Dispatches, grid};
 use crate::record::{Pipelines, dispatch, pass};
-use crate::scratch::{Bound, Scratch};
+use crate::scratch::{BoundDispatch, Scratch};
 use crate::tensor::{Access, DType, TensorView, check_aliasing, check_apart, check_float, expect};
 
 /// Attention over some of the keys: an output, and the log-sum-exp that says what it weighs.
@@ -77,11 +77,11 @@ impl Merge {
         parts: &[Partial],
         into: &Partial,
         scratch: &mut Scratch,
-        emit: impl FnOnce(&[(Bound, [u32; 3])]),
+        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
     ) -> Result<(), Error> {
         let device = self.pipelines.facts();
         check(parts, into, device)?;
-        let bound = self.pipelines.bind(&calls(parts, into, device), scratch)?;
+        let bound = self.pipelines.bind(&dispatches(parts, into, device), scratch)?;
         emit(&bound);
         Ok(())
     }
@@ -111,7 +111,7 @@ fn check(parts: &[Partial], into: &Partial, device: &DeviceFacts) -> Result<(), 
     check_apart(&written, device)
 }
 
-fn calls<'a>(parts: &[Partial<'a>], into: &Partial<'a>, device: &DeviceFacts) -> Calls<'a> {
+fn dispatches<'a>(parts: &[Partial<'a>], into: &Partial<'a>, device: &DeviceFacts) -> Dispatches<'a> {
     let view = |t: TensorView| View::from(t.window(device).layout);
     let [batch, heads, q_len, value_dim] = into.out.shape();
     let call = |(n, parts): (usize, &[Partial<'a>])| {
@@ -125,13 +125,13 @@ fn calls<'a>(parts: &[Partial<'a>], into: &Partial<'a>, device: &DeviceFacts) ->
             parts: places,
             q_len: q_len as u32,
             value_dim: value_dim as u32,
-            none: f32::NEG_INFINITY,
+            neg_inf: f32::NEG_INFINITY,
             pad: 0,
         };
         let outs = parts.iter().map(|part| part.out);
         let lses = parts.iter().map(|part| part.lse);
-        Call {
-            variant: Stage::Merge(merge::Merge {
+        Dispatch {
+            variant: KernelVariant::Merge(merge::Merge {
                 parts: parts.len(),
                 accumulates: n > 0,
                 part: parts[0].out.dtype(),

@@ -4,16 +4,16 @@ use crate::attention::{Config, check_dtype, check_extras, extra_inputs, outputs}
 use crate::device::DeviceFacts;
 use crate::dropout::Dropout;
 use crate::error::Error;
-use crate::kernel::{Call, View};
-use crate::kernels::{Stage, append_keys};
+use crate::kernel::{Dispatch, View};
+use crate::kernels::{KernelVariant, append_keys};
 use crate::mask::DeviceMask;
-use crate::path::project::{self, Product};
-use crate::path::{self, Calls, Chosen, Keys, Problem, grid, in_scratch};
-use crate::plan::{MatrixUnits, Path, Tiling, Tuning};
+use crate::path::project::{self, LinearOp};
+use crate::path::{self, Chosen, Dispatches, Keys, Problem, grid, in_scratch};
+use crate::plan::{KernelForm, MatrixUnits, Path, Tuning};
 use crate::problem::{LayerConfig, Shape, Side};
 use crate::projection::{Linear, check_vector, check_weight};
 use crate::record::{Pipelines, dispatch, pass};
-use crate::scratch::{Bound, Scratch, ScratchSize, Slot};
+use crate::scratch::{BoundDispatch, Scratch, ScratchSize, Slot};
 use crate::tensor::{Access, DType, Layout, Tensor, TensorView, check_aliasing, expect, same_dtype};
 
 /// The weights of a layer, on the device.
@@ -39,8 +39,8 @@ struct OwnedLinear {
 }
 
 impl OwnedLinear {
-    fn product<'a>(&'a self, x: TensorView<'a>, y: TensorView<'a>, narrow: bool) -> Product<'a> {
-        Product { x, w: self.weight.view(), bias: self.bias.as_ref().map(Tensor::view), y, narrow }
+    fn product<'a>(&'a self, x: TensorView<'a>, y: TensorView<'a>, narrow: bool) -> LinearOp<'a> {
+        LinearOp { x, w: self.weight.view(), bias: self.bias.as_ref().map(Tensor::view), y, narrow }
     }
 }
 
@@ -230,7 +230,7 @@ impl MultiHeadAttention {
     }
 
     /// Chooses the class of kernels; for tests and measurements.
-    pub fn tiling(mut self, tiling: Tiling) -> Self {
+    pub fn tiling(mut self, tiling: KernelForm) -> Self {
         self.tuning.tiling = tiling;
         self
     }
@@ -322,34 +322,34 @@ impl MultiHeadAttention {
         &self,
         call: &LayerForward,
         scratch: &mut Scratch,
-        emit: impl FnOnce(&[(Bound, [u32; 3])]),
+        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
     ) -> Result<(), Error> {
         let plan = self.check(call)?;
         scratch.check(plan.size)?;
         let projected = scratch.buffer(Slot::Projected)?;
         let context = scratch.buffer(Slot::Context)?;
         let memory = plan.chosen.memory(scratch)?;
-        let calls = self.calls(call, &plan, &projected, &context, memory.as_ref())?;
-        let bound = self.pipelines.bind(&calls, scratch)?;
+        let dispatches = self.dispatches(call, &plan, &projected, &context, memory.as_ref())?;
+        let bound = self.pipelines.bind(&dispatches, scratch)?;
         emit(&bound);
         Ok(())
     }
 
-    fn calls<'a>(
+    fn dispatches<'a>(
         &'a self,
         call: &LayerForward<'a>,
         plan: &Plan,
         projected: &'a wgpu::Buffer,
         context: &'a wgpu::Buffer,
         memory: Option<&'a wgpu::Buffer>,
-    ) -> Result<Calls<'a>, Error> {
+    ) -> Result<Dispatches<'a>, Error> {
         let device = self.pipelines.facts();
         let LayerConfig { narrow, dtype, .. } = self.config;
         let Plan { shape, appended, chosen, .. } = *plan;
         let [q, k, v] =
             projected_layouts(&shape, dtype).map(|l| TensorView { buffer: projected, dtype, layout: l });
         let given = |t: TensorView<'a>| t.slice(2, 0, shape.kv_len - appended);
-        let mut calls = project::calls(
+        let mut dispatches = project::dispatches(
             &[
                 self.query.product(call.query, q, narrow),
                 self.key.product(call.key, given(k), narrow),
@@ -360,11 +360,11 @@ impl MultiHeadAttention {
             device,
         )?;
         if appended > 0 {
-            calls.push(self.append(&shape, appended, projected, device));
+            dispatches.push(self.append(&shape, appended, projected, device));
         }
         let heads_joined = [shape.batch, shape.q_len, shape.heads, shape.value_dim];
         let attended = in_scratch(context, dtype, heads_joined, 0).transposed(1, 2);
-        calls.extend(path::calls(
+        dispatches.extend(path::dispatches(
             &self.problem(call, &shape, appended, [q, k, v, attended]),
             chosen,
             memory,
@@ -372,13 +372,13 @@ impl MultiHeadAttention {
         ));
         let width = shape.heads * shape.value_dim;
         let joined = in_scratch(context, dtype, [shape.batch, 1, shape.q_len, width], 0);
-        calls.extend(project::calls(
+        dispatches.extend(project::dispatches(
             &[self.out.product(joined, call.out, false)],
             self.tuning.tiling,
             self.tuning.matrix,
             device,
         )?);
-        Ok(calls)
+        Ok(dispatches)
     }
 
     fn append<'a>(
@@ -387,7 +387,7 @@ impl MultiHeadAttention {
         appended: usize,
         projected: &'a wgpu::Buffer,
         device: &DeviceFacts,
-    ) -> Call<'a, Stage> {
+    ) -> Dispatch<'a, KernelVariant> {
         let dtype = self.config.dtype;
         let [_, k, v] = projected_layouts(shape, dtype);
         // Both lie in one buffer, bound whole.
@@ -401,8 +401,8 @@ impl MultiHeadAttention {
             *place = [window.layout.offset as u32, window.layout.strides[3] as u32];
             tensors.push(window);
         }
-        Call {
-            variant: Stage::AppendKeys(append_keys::AppendKeys {
+        Dispatch {
+            variant: KernelVariant::AppendKeys(append_keys::AppendKeys {
                 kv: dtype,
                 learned: learned.map(|pair| pair[0].dtype()),
             }),

@@ -101,7 +101,7 @@ impl Pattern {
     }
 
     /// Whether a query at `position` sees the key at `key`, both from the sequence's start, in head `h`.
-    pub(crate) fn permits(self, position: i64, key: i64, h: usize) -> bool {
+    pub(crate) fn mask_mod(self, position: i64, key: i64, h: usize) -> bool {
         let PatternParams { reach, stride, summary, part } = self.params();
         let (stride, distance) = (stride as i64, key - position);
         let near = match reach {

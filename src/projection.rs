@@ -2,11 +2,11 @@
 
 use crate::device::DeviceFacts;
 use crate::error::Error;
-use crate::path::project::{self, Product};
-use crate::plan::{MatrixChoice, MatrixUnits, Tiling};
+use crate::path::project::{self, LinearOp};
+use crate::plan::{KernelForm, MatrixChoice, MatrixUnits};
 use crate::problem::SideShape;
 use crate::record::{Pipelines, dispatch, pass};
-use crate::scratch::{Bound, Scratch};
+use crate::scratch::{BoundDispatch, Scratch};
 use crate::tensor::{Access, TensorView, check_aliasing, check_float, expect, same_dtype};
 
 /// Weight and bias of one projection, on the device.
@@ -40,7 +40,7 @@ pub struct ProjectionForward<'a> {
 #[derive(Clone, Debug)]
 pub struct Projection {
     pipelines: Pipelines,
-    tiling: Tiling,
+    tiling: KernelForm,
     matrix: MatrixChoice,
 }
 
@@ -52,11 +52,11 @@ impl Projection {
 
     /// Projections that share pipelines with other operators on the device.
     pub fn with_pipelines(pipelines: &Pipelines) -> Self {
-        Projection { pipelines: pipelines.clone(), tiling: Tiling::Auto, matrix: MatrixChoice::default() }
+        Projection { pipelines: pipelines.clone(), tiling: KernelForm::Auto, matrix: MatrixChoice::default() }
     }
 
     /// Chooses the class of kernels; for tests and measurements.
-    pub fn tiling(mut self, tiling: Tiling) -> Self {
+    pub fn tiling(mut self, tiling: KernelForm) -> Self {
         self.tiling = tiling;
         self
     }
@@ -106,7 +106,7 @@ impl Projection {
         &self,
         products: &[ProjectionForward],
         scratch: &mut Scratch,
-        emit: impl FnOnce(&[(Bound, [u32; 3])]),
+        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
     ) -> Result<(), Error> {
         let device = self.pipelines.facts();
         let Some(first) = products.first() else { return Ok(()) };
@@ -139,10 +139,10 @@ impl Projection {
         check_aliasing(&written, &read)?;
         let products: Vec<_> = products
             .iter()
-            .map(|p| Product { x: p.x, w: p.linear.weight, bias: p.linear.bias, y: p.out, narrow: p.narrow })
+            .map(|p| LinearOp { x: p.x, w: p.linear.weight, bias: p.linear.bias, y: p.out, narrow: p.narrow })
             .collect();
-        let calls = project::calls(&products, self.tiling, self.matrix, device)?;
-        let bound = self.pipelines.bind(&calls, scratch)?;
+        let dispatches = project::dispatches(&products, self.tiling, self.matrix, device)?;
+        let bound = self.pipelines.bind(&dispatches, scratch)?;
         emit(&bound);
         Ok(())
     }

@@ -4,16 +4,16 @@ use crate::device::DeviceFacts;
 use std::sync::Arc;
 
 use crate::error::Error;
-use crate::kernel::{Call, Variant};
-use crate::kernels::Stage;
+use crate::kernel::{Dispatch, Variant};
+use crate::kernels::KernelVariant;
 use crate::pipelines::{Cache, guarded};
-use crate::scratch::{BindKey, Bound, Scratch};
+use crate::scratch::{BindKey, BoundDispatch, Scratch};
 
 /// The compiled pipelines of a device, shared by every operator made from it. Clones are cheap.
 ///
 /// A pipeline is compiled at the first call that needs it and kept.
 #[derive(Clone, Debug)]
-pub struct Pipelines(Arc<Cache<Stage>>);
+pub struct Pipelines(Arc<Cache<KernelVariant>>);
 
 impl Pipelines {
     /// No pipelines yet, for `device`.
@@ -62,7 +62,7 @@ impl Pipelines {
         self.0.len()
     }
 
-    pub(crate) fn variants(&self) -> Vec<Stage> {
+    pub(crate) fn variants(&self) -> Vec<KernelVariant> {
         self.0.variants()
     }
 
@@ -79,14 +79,18 @@ impl Pipelines {
     /// Compiles and binds every call, in order.
     pub(crate) fn bind(
         &self,
-        calls: &[Call<Stage>],
+        dispatches: &[Dispatch<KernelVariant>],
         scratch: &mut Scratch,
-    ) -> Result<Vec<(Bound, [u32; 3])>, Error> {
-        scratch.make_room(calls.len());
-        calls.iter().map(|call| Ok((self.bind_one(call, scratch)?, call.grid))).collect()
+    ) -> Result<Vec<(BoundDispatch, [u32; 3])>, Error> {
+        scratch.make_room(dispatches.len());
+        dispatches.iter().map(|call| Ok((self.bind_one(call, scratch)?, call.grid))).collect()
     }
 
-    fn bind_one(&self, call: &Call<Stage>, scratch: &mut Scratch) -> Result<Bound, Error> {
+    fn bind_one(
+        &self,
+        call: &Dispatch<KernelVariant>,
+        scratch: &mut Scratch,
+    ) -> Result<BoundDispatch, Error> {
         let tensors = call.tensors.iter().map(|w| (w.buffer.clone(), w.start, w.size)).collect();
         let key = BindKey { stage: call.variant, params: call.params.clone(), tensors };
         if let Some(bound) = scratch.bound(&key) {
@@ -130,14 +134,14 @@ impl Pipelines {
                 entries: &entries,
             })
         })?;
-        let bound = Bound { pipeline: compiled.pipeline, bind_group };
+        let bound = BoundDispatch { pipeline: compiled.pipeline, bind_group };
         scratch.keep(key, bound.clone());
         Ok(bound)
     }
 }
 
 /// Records dispatches that [`Pipelines::bind`] has prepared.
-pub(crate) fn dispatch(pass: &mut wgpu::ComputePass, bound: &[(Bound, [u32; 3])]) {
+pub(crate) fn dispatch(pass: &mut wgpu::ComputePass, bound: &[(BoundDispatch, [u32; 3])]) {
     for (step, [x, y, z]) in bound {
         pass.set_pipeline(&step.pipeline);
         pass.set_bind_group(0, &step.bind_group, &[]);

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::error::Error;
-use crate::kernels::Stage;
+use crate::kernels::KernelVariant;
 use crate::pipelines::guarded;
 
 /// What a part of the scratch holds. Parts are separate buffers: WebGPU does not let a dispatch read
@@ -52,7 +52,7 @@ impl ScratchSize {
 
 /// A dispatch that has been validated and bound once: the same call records it again as it is.
 #[derive(Clone, Debug)]
-pub(crate) struct Bound {
+pub(crate) struct BoundDispatch {
     pub pipeline: wgpu::ComputePipeline,
     pub bind_group: wgpu::BindGroup,
 }
@@ -60,7 +60,7 @@ pub(crate) struct Bound {
 /// What identifies a dispatch.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct BindKey {
-    pub stage: Stage,
+    pub stage: KernelVariant,
     pub params: Vec<u8>,
     /// Buffer, first byte, bytes.
     pub tensors: Vec<(wgpu::Buffer, u64, u64)>,
@@ -82,7 +82,7 @@ const KEPT: usize = 1024;
 pub struct Scratch {
     buffers: [Option<wgpu::Buffer>; SLOTS],
     size: ScratchSize,
-    bound: HashMap<BindKey, Bound>,
+    bound: HashMap<BindKey, BoundDispatch>,
 }
 
 impl Scratch {
@@ -142,11 +142,11 @@ impl Scratch {
         }
     }
 
-    pub(crate) fn bound(&self, key: &BindKey) -> Option<Bound> {
+    pub(crate) fn bound(&self, key: &BindKey) -> Option<BoundDispatch> {
         self.bound.get(key).cloned()
     }
 
-    pub(crate) fn keep(&mut self, key: BindKey, bound: Bound) {
+    pub(crate) fn keep(&mut self, key: BindKey, bound: BoundDispatch) {
         self.bound.insert(key, bound);
     }
 }

@@ -44,7 +44,9 @@ impl DType {
 /// The names of a tensor's four axes, as error messages call them.
 pub(crate) fn axes(tensor: &str) -> [&'static str; 4] {
     match tensor {
-        "weights" | "keep" | "keys" | "bias" | "dropout" => ["batch", "heads", "q_len", "kv_len"],
+        "weights" | "attn_mask" | "key_padding_mask" | "bias" | "dropout" => {
+            ["batch", "heads", "q_len", "kv_len"]
+        }
         "tree" => ["batch", "heads", "q_len", "q_len"],
         "lengths" | "prefix" | "query_documents" | "lse" => ["batch", "heads", "q_len", "dim"],
         "key_documents" | "globals" => ["batch", "heads", "length", "kv_len"],
@@ -300,7 +302,7 @@ impl<'a> TensorView<'a> {
         self.check(tensor, access, device)
     }
 
-    /// The part of the buffer to bind, and the view's offset inside it. Call after `check`.
+    /// The part of the buffer to bind, and the view's offset inside it. Dispatch after `check`.
     pub(crate) fn window(&self, device: &DeviceFacts) -> Window<'a> {
         let (start, end) = self.bytes("").unwrap_or((0, 4));
         let start = start - start % device.offset_alignment;

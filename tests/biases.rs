@@ -5,7 +5,7 @@ use wgpu_attention::reference::compare::{Tolerance, compare};
 use wgpu_attention::{Alignment, DType, Path, Shape};
 
 use crate::harness::meaning::{dense, follows};
-use crate::harness::{Case, Layout, Part, Report, Rules, Setup, TILINGS, Weights, full};
+use crate::harness::{Case, FORMS, HostData, Layout, Report, Rules, Setup, Weights, full};
 use crate::masks::{LENGTHS, check, shape};
 use crate::numbers::{everywhere, expect};
 
@@ -24,21 +24,21 @@ fn distances_add_what_they_mean() {
         for heads in [[1, 1], [1, h], [b, h]] {
             let [b, h] = heads;
             for symmetric in [false, true] {
-                let slopes = Some(Part::of([b, h, 1, 1], eighths));
+                let slopes = Some(HostData::of([b, h, 1, 1], eighths));
                 let name = format!("alibi {heads:?}, symmetric {symmetric}");
                 all.push((name, Rules { slopes, symmetric, ..Default::default() }));
             }
             // None but its own, few, more than there are.
             for distances in [1, 7, 301] {
-                let relative = Some(Part::of([b, h, 1, distances], eighths));
+                let relative = Some(HostData::of([b, h, 1, distances], eighths));
                 let name = format!("{distances} distances {heads:?}");
                 all.push((name, Rules { relative, ..Default::default() }));
             }
         }
         let together = Rules {
-            slopes: Some(Part::of([1, h, 1, 1], eighths)),
-            relative: Some(Part::of([b, 1, 1, 5], eighths)),
-            bias: Some(Part::of([1, 1, i, j], |[.., i, j]| if i == j { f32::NEG_INFINITY } else { 0.5 })),
+            slopes: Some(HostData::of([1, h, 1, 1], eighths)),
+            relative: Some(HostData::of([b, 1, 1, 5], eighths)),
+            bias: Some(HostData::of([1, 1, i, j], |[.., i, j]| if i == j { f32::NEG_INFINITY } else { 0.5 })),
             window: Some([30, 12]),
             ..Default::default()
         };
@@ -63,16 +63,17 @@ fn distances_add_what_they_mean() {
 fn what_is_added_may_be_f16() {
     let mut report = Report::new("biases in f16");
     let shape = shape((21, 35));
-    let bias = Rules { bias: Some(Part::of([1, 4, 21, 35], eighths)), causal: true, ..Default::default() };
+    let bias =
+        Rules { bias: Some(HostData::of([1, 4, 21, 35], eighths)), causal: true, ..Default::default() };
     let together = Rules {
-        slopes: Some(Part::of([1, 4, 1, 1], eighths)),
-        relative: Some(Part::of([2, 1, 1, 5], eighths)),
-        sinks: Some(Part::of([1, 4, 1, 1], eighths)),
+        slopes: Some(HostData::of([1, 4, 1, 1], eighths)),
+        relative: Some(HostData::of([2, 1, 1, 5], eighths)),
+        sinks: Some(HostData::of([1, 4, 1, 1], eighths)),
         ..bias.clone()
     };
     for (n, rules) in [bias, together].into_iter().enumerate() {
         let case = Case::random(format!("added in f16, {n}"), shape).with(|c| c.rules = rules);
-        for tiling in TILINGS {
+        for tiling in FORMS {
             for (path, dtype) in [(Path::Staged, DType::F32), (Path::Fused, [DType::F16, DType::F32][n])] {
                 let (profile, layout) = (full(), Layout::Window(n as u64 | 1));
                 let (lse, weights, bias) = (true, Weights::None, DType::F16);
@@ -93,10 +94,10 @@ fn sink_as_a_key(case: &Case) -> Case {
     };
     let pairs = dense(&case.rules, &case.shape);
     let (keep, bias, sinks) =
-        (pairs.keep.expect("keep"), pairs.bias.expect("bias"), pairs.sinks.expect("sinks"));
+        (pairs.attn_mask.expect("keep"), pairs.bias.expect("bias"), pairs.sinks.expect("sinks"));
     let rules = Rules {
-        keep: Some(Part::of(shape.weights(), |index| keep.host().at(index).unwrap_or(true))),
-        bias: Some(Part::of(shape.weights(), |[b, h, i, j]| {
+        attn_mask: Some(HostData::of(shape.weights(), |index| keep.host().at(index).unwrap_or(true))),
+        bias: Some(HostData::of(shape.weights(), |[b, h, i, j]| {
             bias.host().at([b, h, i, j]).or(sinks.host().at([b, h, 0, 0])).expect("one of both")
         })),
         ..Default::default()
@@ -108,7 +109,7 @@ fn sink_as_a_key(case: &Case) -> Case {
 }
 
 fn sinks(value: impl Fn([usize; 4]) -> f32) -> Rules {
-    Rules { sinks: Some(Part::of([1, 4, 1, 1], value)), ..Default::default() }
+    Rules { sinks: Some(HostData::of([1, 4, 1, 1], value)), ..Default::default() }
 }
 
 /// Sinks beside, above and far above the scores, far below, and none at all in some heads.
@@ -118,16 +119,19 @@ fn with_sinks() -> Vec<(&'static str, Rules)> {
     let map = |[_, h, i, j]: [usize; 4]| (h + i + 2 * j) as u32 % 3;
     vec![
         ("beside", beside.clone()),
-        ("by batch", Rules { sinks: Some(Part::of([2, 4, 1, 1], eighths)), ..beside.clone() }),
-        ("one", Rules { sinks: Some(Part::new(vec![1.5], [1; 4])), ..beside.clone() }),
+        ("by batch", Rules { sinks: Some(HostData::of([2, 4, 1, 1], eighths)), ..beside.clone() }),
+        ("one", Rules { sinks: Some(HostData::new(vec![1.5], [1; 4])), ..beside.clone() }),
         ("above", sinks(|_| 30.0)),
         ("far above", sinks(|_| 10_000.0)),
         ("far below", sinks(|_| -10_000.0)),
         ("none", sinks(|[_, h, ..]| if h % 2 == 0 { f32::NEG_INFINITY } else { 0.5 })),
         ("causal", Rules { causal: true, ..beside.clone() }),
-        ("rows without a key", Rules { keep: Some(Part::of([1, 4, 21, 6], keep)), ..beside.clone() }),
-        ("blocks", Rules { blocks: Some((Part::of([1, 4, 3, 2], map), [8, 4])), ..beside.clone() }),
-        ("alibi", Rules { slopes: Some(Part::of([1, 4, 1, 1], eighths)), ..beside }),
+        (
+            "rows without a key",
+            Rules { attn_mask: Some(HostData::of([1, 4, 21, 6], keep)), ..beside.clone() },
+        ),
+        ("blocks", Rules { blocks: Some((HostData::of([1, 4, 3, 2], map), [8, 4])), ..beside.clone() }),
+        ("alibi", Rules { slopes: Some(HostData::of([1, 4, 1, 1], eighths)), ..beside }),
     ]
 }
 
@@ -160,7 +164,7 @@ fn a_sink_is_a_key_without_a_value() {
 fn a_row_of_a_sink_alone_is_zero_and_its_lse_the_sink() {
     let case = Case::random("sink alone", shape((21, 6))).with(|c| {
         c.rules = sinks(|[_, h, ..]| h as f32 - 1.5);
-        c.rules.keep = Some(Part::of([1, 1, 21, 1], |[_, _, i, _]| i % 3 != 1));
+        c.rules.attn_mask = Some(HostData::of([1, 1, 21, 1], |[_, _, i, _]| i % 3 != 1));
     });
     everywhere(&case, |got, _| {
         let alone = |row: usize| row % 21 % 3 == 1;

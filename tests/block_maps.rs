@@ -6,7 +6,7 @@ use wgpu_attention::{DType, LayerConfig, Path, Pattern, Shape};
 
 use crate::harness::classify::classified;
 use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, Storage};
-use crate::harness::{Case, Layout, Part, Report, Rules, Setup, TILINGS, Weights, profiles};
+use crate::harness::{Case, FORMS, HostData, Layout, Report, Rules, Setup, Weights, profiles};
 
 const SHAPE: Shape =
     Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 70, kv_len: 90, head_dim: 8, value_dim: 12 };
@@ -27,18 +27,30 @@ fn masks() -> Vec<(&'static str, Rules)> {
         ("window", Rules { window: Some([20, 3]), ..none() }),
         (
             "keep",
-            Rules { keep: Some(Part::of([1, 1, i, j], |[_, _, i, j]| i / 16 != j / 16 && j != 3)), ..none() },
+            Rules {
+                attn_mask: Some(HostData::of([1, 1, i, j], |[_, _, i, j]| i / 16 != j / 16 && j != 3)),
+                ..none()
+            },
         ),
-        ("keys", Rules { keys: Some(Part::of([b, 1, 1, j], |[b, _, _, j]| j < 33 + 20 * b)), ..none() }),
-        ("lengths", Rules { lengths: Some(Part::of([1, h, 1, 1], |[_, h, ..]| 16 * h as u32)), ..none() }),
-        ("bias", Rules { bias: Some(Part::of([1, 1, i, j], steps)), ..none() }),
+        (
+            "keys",
+            Rules {
+                key_padding_mask: Some(HostData::of([b, 1, 1, j], |[b, _, _, j]| j < 33 + 20 * b)),
+                ..none()
+            },
+        ),
+        (
+            "lengths",
+            Rules { lengths: Some(HostData::of([1, h, 1, 1], |[_, h, ..]| 16 * h as u32)), ..none() },
+        ),
+        ("bias", Rules { bias: Some(HostData::of([1, 1, i, j], steps)), ..none() }),
         ("pattern", Rules { pattern: Some(Pattern::Local { block: 32 }), causal: true, ..none() }),
         (
             "documents",
             Rules {
                 documents: Some([
-                    Part::of([1, 1, i, 1], |[_, _, i, _]| i as u32 / 20),
-                    Part::of([1, 1, 1, j], |[.., j]| j as u32 / 20),
+                    HostData::of([1, 1, i, 1], |[_, _, i, _]| i as u32 / 20),
+                    HostData::of([1, 1, 1, j], |[.., j]| j as u32 / 20),
                 ]),
                 ..none()
             },
@@ -73,10 +85,10 @@ fn a_map_beside_its_mask_changes_nothing() {
             let map = classify(&rules.host(), &SHAPE, size, [2, 4]).expect("a map");
             let shape = [2, 4, SHAPE.q_len.div_ceil(size[0]), SHAPE.kv_len.div_ceil(size[1])];
             let plain = Case::random(format!("{name}, {size:?}"), SHAPE).with(|c| c.rules = rules.clone());
-            let mapped = plain.clone().with(|c| c.rules.blocks = Some((Part::new(map, shape), size)));
+            let mapped = plain.clone().with(|c| c.rules.blocks = Some((HostData::new(map, shape), size)));
             let (want, got) = (plain.reference::<f64>(), mapped.reference::<f64>());
             assert_eq!(want.out, got.out, "{name}, {size:?}");
-            for (n, tiling) in TILINGS.into_iter().enumerate() {
+            for (n, tiling) in FORMS.into_iter().enumerate() {
                 for path in [Path::Staged, Path::Fused] {
                     let setup = Setup {
                         profile: profiles()[n],
@@ -101,7 +113,7 @@ fn a_map_beside_its_mask_changes_nothing() {
 fn appended_keys_lie_beside_full_blocks() {
     let mut report = Report::new("block maps, appended keys");
     let shape = LayerShape { batch: 2, q_len: 200, kv_len: 200 };
-    let lengths = Part::new(vec![200, 150], [2, 1, 1, 1]);
+    let lengths = HostData::new(vec![200, 150], [2, 1, 1, 1]);
     let all = [
         ("causal", Rules { causal: true, ..Default::default() }),
         ("lengths", Rules { lengths: Some(lengths), ..Default::default() }),
@@ -111,11 +123,11 @@ fn appended_keys_lie_beside_full_blocks() {
         config.zero_attention = true;
         let mut case = LayerCase::random(format!("appended beside blocks, {name}"), config, shape, true);
         // Full blocks keep what causal and lengths say, so the map may say it of all.
-        let full = Part::new(vec![state::FULL; 16], [1, 1, 4, 4]);
+        let full = HostData::new(vec![state::FULL; 16], [1, 1, 4, 4]);
         case.rules = Rules { blocks: Some((full, [64, 64])), ..rules.clone() };
         let without = LayerCase { rules, ..case.clone() };
         assert_eq!(case.exact().out, without.exact().out, "{name}");
-        for tiling in TILINGS {
+        for tiling in FORMS {
             for path in [Path::Fused, Path::Staged] {
                 let setup = LayerSetup {
                     profile: profiles()[0],
@@ -149,9 +161,9 @@ fn a_map_alone_is_its_mask() {
     };
     let mut report = Report::new("block maps, BigBird");
     let plain = Case::random("BigBird", shape);
-    let keep = Part::of([1, 1, 24, 24], |[_, _, i, j]| of(i, j));
-    let by_keep = plain.clone().with(|c| c.rules.keep = Some(keep)).reference::<f64>();
-    let mapped = plain.with(|c| c.rules.blocks = Some((Part::new(map, [1, 1, 6, 6]), [4, 4])));
+    let keep = HostData::of([1, 1, 24, 24], |[_, _, i, j]| of(i, j));
+    let by_keep = plain.clone().with(|c| c.rules.attn_mask = Some(keep)).reference::<f64>();
+    let mapped = plain.with(|c| c.rules.blocks = Some((HostData::new(map, [1, 1, 6, 6]), [4, 4])));
     assert_eq!(mapped.reference::<f64>().out, by_keep.out);
     report.check(&mapped);
     report.finish();

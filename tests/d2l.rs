@@ -9,7 +9,7 @@ use wgpu_attention::reference::compare::{Tolerance, compare};
 use wgpu_attention::{LayerConfig, Shape};
 
 use crate::harness::layer::{LayerCase, LinearData};
-use crate::harness::{Case, Expected, Part, Report, Rules, Vector};
+use crate::harness::{Case, Expected, HostData, Report, Rules, Vector};
 use crate::sdpa::check_reference;
 
 pub const FAMILY: &str = "d2l";
@@ -25,15 +25,15 @@ enum By {
 }
 
 /// Length of every query, `[batch, q_len or 1]`.
-fn lengths(vector: &Vector, batch: usize) -> Part<u32> {
+fn lengths(vector: &Vector, batch: usize) -> HostData<u32> {
     let lens = vector.integers("valid_lens");
     let per_query = lens.len() / batch;
-    Part::new(lens.into_iter().map(|n| n as u32).collect(), [batch, 1, per_query, 1])
+    HostData::new(lens.into_iter().map(|n| n as u32).collect(), [batch, 1, per_query, 1])
 }
 
-fn rules(by: By, lens: &Part<u32>, mask_value: f32, q_len: usize, kv_len: usize) -> Rules {
+fn rules(by: By, lens: &HostData<u32>, mask_value: f32, q_len: usize, kv_len: usize) -> Rules {
     let batch = lens.shape[0];
-    let bias = Part::of([batch, 1, q_len, kv_len], |[b, _, i, j]| {
+    let bias = HostData::of([batch, 1, q_len, kv_len], |[b, _, i, j]| {
         let len = lens.host().at([b, 0, i, 0]).expect("a length");
         if j >= len as usize { mask_value } else { 0.0 }
     });
@@ -44,7 +44,7 @@ fn rules(by: By, lens: &Part<u32>, mask_value: f32, q_len: usize, kv_len: usize)
 }
 
 /// Sets what belongs to queries of length 0 to zero: `x` is `[batch, heads, q_len, ..]`.
-fn without_empty<T: Copy + Default>(x: &mut [T], lens: &Part<u32>, heads: usize, q_len: usize) {
+fn without_empty<T: Copy + Default>(x: &mut [T], lens: &HostData<u32>, heads: usize, q_len: usize) {
     let rows = lens.shape[0] * heads * q_len;
     let width = x.len() / rows;
     for (row, values) in x.chunks_exact_mut(width).enumerate() {

@@ -2,7 +2,7 @@
 
 use wgpu_attention::{Alignment, Pattern, Shape};
 
-use crate::harness::{Case, Part, Report, Vector};
+use crate::harness::{Case, HostData, Report, Vector};
 use crate::sdpa::{check_reference, plain};
 
 pub const FAMILY: &str = "flex";
@@ -33,7 +33,7 @@ fn case(name: &str) -> Case {
     // Every formula that ends in `causal` allows i ≥ j.
     rules.causal = kind.ends_with("causal");
     let keep_all_heads = |keep: &dyn Fn(usize, usize, usize) -> bool| {
-        Some(Part::of([batch, 1, q_len, kv_len], |[b, _, i, j]| keep(b, i, j)))
+        Some(HostData::of([batch, 1, q_len, kv_len], |[b, _, i, j]| keep(b, i, j)))
     };
     match kind.trim_end_matches("_causal") {
         "noop" | "causal" => {}
@@ -42,7 +42,7 @@ fn case(name: &str) -> Case {
         "alibi" => {
             let slopes = vector.f32("slopes");
             let bias = |[_, h, i, j]: [usize; 4]| slopes[h] * (j as f32 - i as f32);
-            rules.bias = Some(Part::of([1, heads, q_len, kv_len], bias));
+            rules.bias = Some(HostData::of([1, heads, q_len, kv_len], bias));
         }
         "rel_bias" => {
             let table = vector.f32("table");
@@ -51,19 +51,19 @@ fn case(name: &str) -> Case {
                 let distance = (i as i64 - j as i64).clamp(-most, most) + most;
                 table[h * (2 * most as usize + 1) + distance as usize]
             };
-            rules.bias = Some(Part::of([1, heads, q_len, kv_len], bias));
+            rules.bias = Some(HostData::of([1, heads, q_len, kv_len], bias));
         }
         "document" => {
             let doc = vector.integers("doc_id");
-            rules.keep = keep_all_heads(&|b, i, j| doc[b * q_len + i] == doc[b * q_len + j]);
+            rules.attn_mask = keep_all_heads(&|b, i, j| doc[b * q_len + i] == doc[b * q_len + j]);
         }
         "prefix_lm" => {
             let prefix = vector.integers("prefix");
-            rules.keep = keep_all_heads(&|b, i, j| i >= j || j < prefix[b]);
+            rules.attn_mask = keep_all_heads(&|b, i, j| i >= j || j < prefix[b]);
         }
         "dilated" => {
             let (window, dilation) = (vector.size("window"), vector.size("dilation"));
-            rules.keep = keep_all_heads(&|_, i, j| {
+            rules.attn_mask = keep_all_heads(&|_, i, j| {
                 i.abs_diff(j) <= window * dilation && i.abs_diff(j).is_multiple_of(dilation)
             });
         }
@@ -84,21 +84,21 @@ fn ruled(name: &str) -> Option<Case> {
     rules.causal = kind.ends_with("causal");
     let numbers = |tensor| vector.integers(tensor).into_iter().map(|n| n as u32).collect::<Vec<_>>();
     match kind.trim_end_matches("_causal") {
-        "alibi" => rules.slopes = Some(Part::new(vector.f32("slopes"), [1, heads, 1, 1])),
+        "alibi" => rules.slopes = Some(HostData::new(vector.f32("slopes"), [1, heads, 1, 1])),
         "rel_bias" => {
             // The vector counts distances from the key, the builder from the query.
             let distances = 2 * vector.size("max_dist") + 1;
             let table = vector.f32("table");
             let reversed = table.chunks_exact(distances).flat_map(|row| row.iter().rev().copied()).collect();
-            rules.relative = Some(Part::new(reversed, [1, heads, 1, distances]));
+            rules.relative = Some(HostData::new(reversed, [1, heads, 1, distances]));
         }
         "document" => {
             let (queries, keys) = ([batch, 1, q_len, 1], [batch, 1, 1, kv_len]);
-            rules.documents = Some([queries, keys].map(|shape| Part::new(numbers("doc_id"), shape)));
+            rules.documents = Some([queries, keys].map(|shape| HostData::new(numbers("doc_id"), shape)));
         }
         "prefix_lm" => {
             rules.causal = true;
-            rules.prefix = Some(Part::new(numbers("prefix"), [batch, 1, 1, 1]));
+            rules.prefix = Some(HostData::new(numbers("prefix"), [batch, 1, 1, 1]));
         }
         "dilated" => {
             let dilation = vector.size("dilation");
@@ -133,7 +133,7 @@ fn packed(name: &str) -> Option<Case> {
     let starts: Vec<_> = starts.collect();
     let shape = [documents.len(), 1, 1, most + 1];
     case.rules.documents = None;
-    case.rules.packed = Some([(); 2].map(|()| Part::new(starts.clone(), shape)));
+    case.rules.packed = Some([(); 2].map(|()| HostData::new(starts.clone(), shape)));
     Some(case)
 }
 

@@ -1,13 +1,13 @@
 //! The fused kernel at the edges of its tiles: lengths, channels, groups; long key ranges; nothing but q, k, v, out.
 
 use wgpu_attention::inspect::kernels;
-use wgpu_attention::{Alignment, DType, Path, Shape, Tiling};
+use wgpu_attention::{Alignment, DType, KernelForm, Path, Shape};
 
 use crate::harness::{
-    Case, Drop, Layout, Part, Report, Setup, TILINGS, Weights, defaults, full, profiles, run,
+    Case, DropoutData, FORMS, HostData, Layout, Report, Setup, Weights, defaults, full, profiles, run,
 };
 
-fn setup(tiling: Tiling) -> Setup {
+fn setup(tiling: KernelForm) -> Setup {
     Setup {
         profile: full(),
         tiling,
@@ -22,7 +22,7 @@ fn setup(tiling: Tiling) -> Setup {
 
 /// Runs `case` in both forms, and in f16 through a window where nothing is aligned.
 fn check(report: &mut Report, case: &Case) {
-    for tiling in TILINGS {
+    for tiling in FORMS {
         let dense = setup(tiling);
         report.check_in(case, &dense, &mut Default::default());
         let layout = Layout::Window(case.shape.q_len as u64 | 1);
@@ -68,7 +68,7 @@ fn channels() {
     for (n, (head_dim, value_dim)) in dims.into_iter().enumerate() {
         let shape = Shape { batch: 1, heads: 2, kv_heads: 1, q_len: 37, kv_len: 41, head_dim, value_dim };
         let case = Case::random(format!("fused channels {head_dim} {value_dim}"), shape);
-        for tiling in TILINGS {
+        for tiling in FORMS {
             // The uniform form is another shader for each: f16 and unaligned windows in turn.
             let dense = setup(tiling);
             let window = Setup { profile: defaults(), layout: Layout::Window(n as u64 | 1), ..dense };
@@ -91,8 +91,8 @@ fn groups_share_their_keys() {
             c.rules.causal = true;
             // A length per query head: the heads of a group see different keys.
             let lengths = |[b, h, ..]: [usize; 4]| (11 * b + 5 * h) as u32 % 50;
-            c.rules.lengths = Some(Part::of([2, heads, 1, 1], lengths));
-            c.rules.sinks = Some(Part::of([1, heads, 1, 1], |[_, h, ..]| h as f32 - 3.0));
+            c.rules.lengths = Some(HostData::of([2, heads, 1, 1], lengths));
+            c.rules.sinks = Some(HostData::of([1, heads, 1, 1], |[_, h, ..]| h as f32 - 3.0));
         });
         check(&mut report, &case);
     }
@@ -114,7 +114,7 @@ fn long_key_ranges() {
                 let rising = |[.., j]: [usize; 4]| {
                     40.0 * (j as f32 / kv_len as f32) * if j % 7 == 0 { 3.0 } else { 1.0 }
                 };
-                c.rules.bias = Some(Part::of([1, 1, 1, kv_len], rising));
+                c.rules.bias = Some(HostData::of([1, 1, 1, kv_len], rising));
             }),
         );
     }
@@ -140,7 +140,7 @@ fn slices_of_channels() {
         let shape = Shape { batch: 1, heads: 2, kv_heads: 1, q_len, kv_len: 70, head_dim: 6, value_dim };
         let case =
             Case::random(format!("fused slices {q_len} {value_dim}"), shape).with(|c| c.rules.causal = true);
-        let dense = setup(Tiling::Workgroup);
+        let dense = setup(KernelForm::Gpu);
         let window = Setup { profile: defaults(), layout: Layout::Window(q_len as u64 | 1), ..dense };
         [dense, window].iter().for_each(|s| report.check_in(&case, s, &mut Default::default()));
     }
@@ -167,9 +167,9 @@ fn the_largest_tiles() {
         let pipelines = full().gpu.pipelines();
         pipelines.clear();
         // 384 rows are 3 · 64 workgroups, 392 are 4 · 64, the last with eight rows.
-        report.check_in(&of(384, 8), &setup(Tiling::Workgroup), &mut Default::default());
+        report.check_in(&of(384, 8), &setup(KernelForm::Gpu), &mut Default::default());
         let smaller = pipelines.compiled();
-        report.check_in(&of(392, 8), &setup(Tiling::Workgroup), &mut Default::default());
+        report.check_in(&of(392, 8), &setup(KernelForm::Gpu), &mut Default::default());
         assert!(memory < 32768 || pipelines.compiled() > smaller, "both have the same tiles");
     }
     report.finish();
@@ -182,10 +182,10 @@ fn dropout_far_from_key_to_key() {
     for (q_len, kv_len) in [(40, 33), (3, 33), (70, 65)] {
         let shape = Shape { batch: 2, heads: 4, kv_heads: 2, q_len, kv_len, head_dim: 6, value_dim: 7 };
         let case = Case::random(format!("fused dropout {q_len} {kv_len}"), shape).with(|c| {
-            let keep = Part::of(shape.weights(), |[b, h, i, j]| (b + 2 * h + 3 * i + 5 * j) % 7 < 4);
-            c.dropout = Some(Drop::Given { p: 0.4, keep });
+            let keep = HostData::of(shape.weights(), |[b, h, i, j]| (b + 2 * h + 3 * i + 5 * j) % 7 < 4);
+            c.dropout = Some(DropoutData::Given { p: 0.4, keep });
         });
-        for tiling in TILINGS {
+        for tiling in FORMS {
             let transposed = Setup { layout: Layout::Blhd, ..setup(tiling) };
             report.check_in(&case, &transposed, &mut Default::default());
         }
@@ -205,7 +205,7 @@ fn large_scores_of_either_sign() {
                 c.q.iter_mut().enumerate().for_each(|(n, x)| *x = if n % 4 == 0 { size } else { *x });
                 c.k.iter_mut().enumerate().for_each(|(n, x)| *x = if n % 4 == 0 { sign } else { *x });
             });
-            for tiling in TILINGS {
+            for tiling in FORMS {
                 report.check_in(&case, &setup(tiling), &mut Default::default());
             }
         }
@@ -217,11 +217,11 @@ fn large_scores_of_either_sign() {
 fn tiles_without_a_key_are_zero() {
     // Whole tiles of queries see nothing: bottom-right with more queries than keys, and lengths of 0.
     for profile in profiles() {
-        for tiling in TILINGS {
+        for tiling in FORMS {
             let shape = Shape { kv_len: 5, ..Shape::new(2, 2, 200, 8) };
             let case = Case::random("fused, nothing seen", shape).with(|c| {
                 (c.rules.causal, c.rules.alignment) = (true, Alignment::BottomRight);
-                c.rules.lengths = Some(Part::new(vec![0, 5], [2, 1, 1, 1]));
+                c.rules.lengths = Some(HostData::new(vec![0, 5], [2, 1, 1, 1]));
             });
             let got = run(&case, &Setup { profile, ..setup(tiling) }).expect("a run");
             let lse = got.lse.expect("lse");

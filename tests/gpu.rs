@@ -4,7 +4,7 @@ use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
 use wgpu_attention::reference::{self, HostLinear, HostWeights, LayerShape, Options, Real, widen};
 use wgpu_attention::{HostTensor, LayerConfig, Mask, Pattern, PatternPart, Shape};
 
-use crate::harness::{Case, Part, Rules, profiles};
+use crate::harness::{Case, HostData, Rules, profiles};
 
 fn noise(n: usize, seed: f32) -> Vec<f32> {
     (0..n).map(|i| (i as f32 * 12.9898 + seed).sin()).collect()
@@ -26,7 +26,7 @@ fn attention_with_every_option() {
     let bias = noise(7 * 9, 0.5);
     let mask = Mask::causal()
         .lengths(HostTensor::new(&[9, 6], [2, 1, 1, 1]))
-        .keys(HostTensor::new(&keep, [1, 1, 1, 9]))
+        .key_padding_mask(HostTensor::new(&keep, [1, 1, 1, 9]))
         .bias(HostTensor::new(&bias, [1, 1, 7, 9]));
     let options = Options { scale: Some(0.3), softcap: Some(2.0), mask, ..Default::default() };
     fn run<R: Real>(x: [&[f32]; 3], shape: &Shape, options: &Options) -> reference::Attended<R> {
@@ -53,11 +53,11 @@ fn attention_with_every_part_of_a_mask() {
     let case =
         Case::random("gpu, masks", Shape { kv_heads: 2, kv_len: 9, value_dim: 5, ..Shape::new(2, 4, 7, 6) });
     let causal = Rules { causal: true, ..Default::default() };
-    let part = |shape| Part::of(shape, |[b, h, i, j]: [usize; 4]| (b + 2 * h + i + 3 * j) as u32 % 3);
-    let floats = |shape| Some(Part::of(shape, |[b, h, _, j]| (b + h + j) as f32 * 0.25 - 1.0));
+    let part = |shape| HostData::of(shape, |[b, h, i, j]: [usize; 4]| (b + 2 * h + i + 3 * j) as u32 % 3);
+    let floats = |shape| Some(HostData::of(shape, |[b, h, _, j]| (b + h + j) as f32 * 0.25 - 1.0));
     let pattern = Some(Pattern::Strided { stride: 2, part: PatternPart::ByHead });
-    let globals = Some(Part::of([1, 1, 1, 9], |[.., j]| j % 4 == 1));
-    let starts = |starts: [u32; 4]| Part::new(starts.to_vec(), [1, 1, 1, 4]);
+    let globals = Some(HostData::of([1, 1, 1, 9], |[.., j]| j % 4 == 1));
+    let starts = |starts: [u32; 4]| HostData::new(starts.to_vec(), [1, 1, 1, 4]);
     let all = [
         Rules { pattern, ..causal.clone() },
         Rules { prefix: Some(part([2, 1, 7, 1])), ..causal.clone() },

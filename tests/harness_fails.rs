@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use wgpu_attention::{CacheLayout, CacheStorage, DType, ScaleGroup, Shape, Tiling};
+use wgpu_attention::{CacheLayout, CacheStorage, DType, KernelForm, ScaleGroup, Shape};
 
 use crate::harness::cached::Sequence;
 use crate::harness::report::judge_outputs;
@@ -227,9 +227,9 @@ fn a_cache_that_differs_from_its_model_is_noticed() {
         let kind = Kind { batch: 1, ..Kind::new(storage, CacheLayout::Ring { sinks: 1 }, 6) };
         let mut bed = Bed::new(full(), kind, data, 3);
         bed.grow(&Count::All(5)).expect("room");
-        let ask = Ask { rows: Some(1), ..Ask::new(Tiling::Uniform, &rules) };
+        let ask = Ask { rows: Some(1), ..Ask::new(KernelForm::Cpu, &rules) };
         bed.ask(&ask).expect("the model is right");
-        bed.check_book().expect("the model is right");
+        bed.check_sequence_table().expect("the model is right");
         let right = bed.sequences.clone();
         let wrong: [(&str, Change); 4] = [
             ("a value", |s, step| s.tokens[2][0].v[0] += step),
@@ -243,9 +243,9 @@ fn a_cache_that_differs_from_its_model_is_noticed() {
             bed.sequences = right.clone();
         }
         bed.sequences[0].refused += 1;
-        assert!(bed.check_book().expect_err("a refusal").contains("refusals"));
+        assert!(bed.check_sequence_table().expect_err("a refusal").contains("refusals"));
         bed.sequences[0].refused -= 1;
         bed.sequences[0].tokens.pop();
-        assert!(bed.check_book().expect_err("a token").contains("lengths"));
+        assert!(bed.check_sequence_table().expect_err("a token").contains("lengths"));
     }
 }

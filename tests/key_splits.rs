@@ -4,12 +4,12 @@ use wgpu_attention::{DType, Path, Shape};
 
 use crate::harness::report::judge_outputs;
 use crate::harness::run::run_with;
-use crate::harness::{Case, Drop, Layout, Part, Report, Setup, TILINGS, Weights, defaults, full};
+use crate::harness::{Case, DropoutData, FORMS, HostData, Layout, Report, Setup, Weights, defaults, full};
 
 /// More than there are keys, too.
 const SPLITS: [usize; 5] = [1, 2, 3, 7, 128];
 
-fn setup(n: usize, tiling: wgpu_attention::Tiling, dtype: DType) -> Setup {
+fn setup(n: usize, tiling: wgpu_attention::KernelForm, dtype: DType) -> Setup {
     Setup {
         profile: if n.is_multiple_of(2) || dtype == DType::F16 { full() } else { defaults() },
         tiling,
@@ -29,7 +29,7 @@ fn holds(report: &mut Report, case: &Case, dtype: DType, splits: &[usize]) {
     }
     let stored = case.stored(dtype, DType::F32);
     let truth = stored.truth(dtype, Weights::None);
-    for tiling in TILINGS {
+    for tiling in FORMS {
         for n in splits {
             let setup = setup(*n, tiling, dtype);
             let judged = run_with(&stored, &setup, |config| config.splits(*n))
@@ -73,41 +73,41 @@ fn masks() {
                 change(c);
             })
         };
-        let logits = Part::new(vec![0.5, -0.25, 3.0, f32::NEG_INFINITY], [1, h, 1, 1]);
+        let logits = HostData::new(vec![0.5, -0.25, 3.0, f32::NEG_INFINITY], [1, h, 1, 1]);
         let cases = [
             named("window", &|c| (c.rules.causal, c.rules.window) = (true, Some([kv_len / 3, 0]))),
             named("lengths", &|c| {
-                c.rules.lengths = Some(Part::new(vec![0, kv_len as u32 / 2], [b, 1, 1, 1]))
+                c.rules.lengths = Some(HostData::new(vec![0, kv_len as u32 / 2], [b, 1, 1, 1]))
             }),
             named("keep", &|c| {
                 let keep =
                     |[b, h, i, j]: [usize; 4]| i != 1 && (b + h + i + j) % 3 != 0 && (i == 0 || j > 60);
-                c.rules.keep = Some(Part::of([b, h, i, j], keep));
+                c.rules.attn_mask = Some(HostData::of([b, h, i, j], keep));
             }),
             named("logits", &|c| (c.rules.causal, c.rules.sinks) = (true, Some(logits.clone()))),
             named("logits and dead rows", &|c| {
                 c.rules.sinks = Some(logits.clone());
-                c.rules.lengths = Some(Part::new(vec![0, 1, 64], [1, 1, i, 1]));
+                c.rules.lengths = Some(HostData::new(vec![0, 1, 64], [1, 1, i, 1]));
             }),
             named("bias and softcap", &|c| {
                 let bias =
                     |[.., j]: [usize; 4]| if j % 9 == 4 { f32::NEG_INFINITY } else { (j % 5) as f32 - 2.0 };
-                (c.rules.bias, c.softcap) = (Some(Part::of([1, 1, 1, j], bias)), Some(3.0));
+                (c.rules.bias, c.softcap) = (Some(HostData::of([1, 1, 1, j], bias)), Some(3.0));
             }),
             named("steep", &|c| {
                 // The largest score now in one split, now in another.
                 let steep = |[.., i, j]: [usize; 4]| 60.0 * ((i + 2 * j) as f32 / kv_len as f32).sin();
-                c.rules.bias = Some(Part::of([1, 1, i, j], steep));
+                c.rules.bias = Some(HostData::of([1, 1, i, j], steep));
             }),
             named("blocks", &|c| {
-                let map = Part::of([1, 1, 1, j.div_ceil(32)], |[.., d]| [2, 0, 1][d % 3]);
-                let keep = Part::of([1, 1, 1, j], |[.., j]| j % 2 == 0);
-                (c.rules.blocks, c.rules.keep) = (Some((map, [64, 32])), Some(keep));
+                let map = HostData::of([1, 1, 1, j.div_ceil(32)], |[.., d]| [2, 0, 1][d % 3]);
+                let keep = HostData::of([1, 1, 1, j], |[.., j]| j % 2 == 0);
+                (c.rules.blocks, c.rules.attn_mask) = (Some((map, [64, 32])), Some(keep));
             }),
-            named("dropout", &|c| c.dropout = Some(Drop::Seeded { p: 0.3, seed: 9 })),
+            named("dropout", &|c| c.dropout = Some(DropoutData::Seeded { p: 0.3, seed: 9 })),
             named("given dropout", &|c| {
-                let keep = Part::of(shape.weights(), |[b, h, i, j]| (b + 2 * h + 3 * i + 5 * j) % 7 < 4);
-                (c.dropout, c.rules.causal) = (Some(Drop::Given { p: 0.4, keep }), true);
+                let keep = HostData::of(shape.weights(), |[b, h, i, j]| (b + 2 * h + 3 * i + 5 * j) % 7 < 4);
+                (c.dropout, c.rules.causal) = (Some(DropoutData::Given { p: 0.4, keep }), true);
             }),
         ];
         for (m, case) in cases.iter().enumerate() {
@@ -128,7 +128,7 @@ fn slices_groups_and_pieces() {
         let shape = Shape { batch: 1, heads, kv_heads, q_len, kv_len: 300, head_dim, value_dim };
         let case = Case::random(format!("splits, {shape:?}"), shape).with(|c| c.rules.causal = true);
         holds(&mut report, &case, DType::F32, &[2, 5]);
-        for tiling in TILINGS {
+        for tiling in FORMS {
             let setup = setup(3, tiling, DType::F32);
             let whole = run_with(&case, &setup, |config| config.splits(5)).expect("a run");
             for limit in [1, 100_000] {
@@ -158,11 +158,12 @@ fn bad_numbers() {
             let case = Case::random(format!("splits, {bad} behind {hides}"), shape).with(|c| {
                 let (first, end) = match hides {
                     "keep" => {
-                        c.rules.keep = Some(Part::of([1, 1, 1, 330], |[.., j]| !(130..141).contains(&j)));
+                        c.rules.attn_mask =
+                            Some(HostData::of([1, 1, 1, 330], |[.., j]| !(130..141).contains(&j)));
                         (130, 141)
                     }
                     "lengths" => {
-                        c.rules.lengths = Some(Part::new(vec![130], [1; 4]));
+                        c.rules.lengths = Some(HostData::new(vec![130], [1; 4]));
                         (130, 330)
                     }
                     _ => {
@@ -181,7 +182,7 @@ fn bad_numbers() {
                 }
             });
             let truth = clean.truth(DType::F32, Weights::None);
-            for tiling in TILINGS {
+            for tiling in FORMS {
                 for n in [2, 5] {
                     let setup = setup(n, tiling, DType::F32);
                     let judged = run_with(&case, &Setup { lse: true, ..setup }, |config| config.splits(n))
@@ -199,7 +200,7 @@ fn bad_numbers() {
             });
             let want = case.reference::<f64>();
             assert!(want.out.iter().any(|x| !x.is_finite()), "the case has no effect");
-            for tiling in TILINGS {
+            for tiling in FORMS {
                 for n in [2, 5] {
                     let setup = Setup { lse: true, ..setup(n, tiling, DType::F32) };
                     let got = run_with(&case, &setup, |config| config.splits(n));

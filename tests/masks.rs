@@ -4,7 +4,7 @@ use wgpu_attention::{Alignment, Attention, Config, DType, Forward, Mask, Path, S
 
 use crate::harness::run::{Placed, PlacedRules};
 use crate::harness::{
-    Case, Layout, Part, Place, Report, Rng, Rules, Setup, TILINGS, Weights, defaults, profiles,
+    Case, FORMS, HostData, Layout, Place, Report, Rng, Rules, Setup, Weights, defaults, profiles,
 };
 
 /// More keys than queries, as many, fewer; lengths no tile divides.
@@ -46,8 +46,8 @@ fn band_rules(shape: &Shape) -> Vec<(String, Rules, Sees)> {
     all
 }
 
-fn keep_of(shape: &Shape, sees: &Sees) -> Part<bool> {
-    Part::of([1, 1, shape.q_len, shape.kv_len], |[_, _, i, j]| sees(i as i64, j as i64))
+fn keep_of(shape: &Shape, sees: &Sees) -> HostData<bool> {
+    HostData::of([1, 1, shape.q_len, shape.kv_len], |[_, _, i, j]| sees(i as i64, j as i64))
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn the_reference_follows_the_definitions() {
         for (name, rules, sees) in band_rules(&shape) {
             let case = Case::random("definitions", shape);
             let by_rules = case.clone().with(|c| c.rules = rules).reference::<f64>();
-            let by_keep = case.with(|c| c.rules.keep = Some(keep_of(&shape, &sees))).reference::<f64>();
+            let by_keep = case.with(|c| c.rules.attn_mask = Some(keep_of(&shape, &sees))).reference::<f64>();
             assert_eq!(by_rules.weights, by_keep.weights, "{name}, {lengths:?}");
             assert_eq!(by_rules.lse, by_keep.lse, "{name}, {lengths:?}");
         }
@@ -68,17 +68,18 @@ fn the_reference_follows_the_definitions() {
 fn the_reference_follows_lengths_and_keys() {
     let shape = shape((7, 19));
     let pairs = shape.weights();
-    let lens = Part::of([2, 4, 7, 1], |[b, h, i, _]| ((b * 11 + h * 5 + i * 3) % 23) as u32);
-    let keep = Part::of(pairs, |[b, h, i, j]| j < (b * 11 + h * 5 + i * 3) % 23);
+    let lens = HostData::of([2, 4, 7, 1], |[b, h, i, _]| ((b * 11 + h * 5 + i * 3) % 23) as u32);
+    let keep = HostData::of(pairs, |[b, h, i, j]| j < (b * 11 + h * 5 + i * 3) % 23);
     let case = Case::random("definitions", shape);
     let by_lengths = case.clone().with(|c| c.rules.lengths = Some(lens)).reference::<f64>();
-    let by_keep = case.clone().with(|c| c.rules.keep = Some(keep)).reference::<f64>();
+    let by_keep = case.clone().with(|c| c.rules.attn_mask = Some(keep)).reference::<f64>();
     assert_eq!(by_lengths.weights, by_keep.weights);
 
-    let keys = Part::of([2, 1, 1, 19], |[b, .., j]| (b + j) % 3 != 0);
-    let bias = Part::of([2, 1, 1, 19], |[b, .., j]| if (b + j) % 3 != 0 { 0.0 } else { f32::NEG_INFINITY });
-    let by_keys = case.clone().with(|c| c.rules.keys = Some(keys.clone())).reference::<f64>();
-    let by_keep = case.clone().with(|c| c.rules.keep = Some(keys)).reference::<f64>();
+    let keys = HostData::of([2, 1, 1, 19], |[b, .., j]| (b + j) % 3 != 0);
+    let bias =
+        HostData::of([2, 1, 1, 19], |[b, .., j]| if (b + j) % 3 != 0 { 0.0 } else { f32::NEG_INFINITY });
+    let by_keys = case.clone().with(|c| c.rules.key_padding_mask = Some(keys.clone())).reference::<f64>();
+    let by_keep = case.clone().with(|c| c.rules.attn_mask = Some(keys)).reference::<f64>();
     let by_bias = case.with(|c| c.rules.bias = Some(bias)).reference::<f64>();
     assert_eq!(by_keys.weights, by_keep.weights);
     assert_eq!(by_keys.weights, by_bias.weights);
@@ -94,7 +95,7 @@ pub fn check_paths(report: &mut Report, case: &Case, staged_too: bool) {
     // Few rows are other shaders: in one tiling, by the case's name.
     let few = case.shape.q_len * case.shape.group() <= 16;
     let only = few.then(|| Rng::named(&case.name).below(2));
-    for (n, tiling) in TILINGS.into_iter().enumerate().filter(|(n, _)| only.is_none_or(|only| only == *n)) {
+    for (n, tiling) in FORMS.into_iter().enumerate().filter(|(n, _)| only.is_none_or(|only| only == *n)) {
         let staged = Setup {
             profile: profiles()[n],
             tiling,
@@ -139,20 +140,24 @@ fn tensors_repeat_along_any_axes() {
         let of = |to: [usize; 4]| std::array::from_fn(|a| if repeats >> a & 1 == 1 { 1 } else { to[a] });
         let pairs = of([b, h, i, j]);
         let part = |salt: usize| {
-            Part::of(pairs, |[b, h, i, j]| !(b * 7 + h * 5 + i * 3 + j * 2 + salt).is_multiple_of(4))
+            HostData::of(pairs, |[b, h, i, j]| !(b * 7 + h * 5 + i * 3 + j * 2 + salt).is_multiple_of(4))
         };
         let name = |what: &str| format!("{what} {pairs:?}");
-        check(&mut report, &Case::random(name("keep"), shape).with(|c| c.rules.keep = Some(part(1))));
-        check(&mut report, &Case::random(name("keys"), shape).with(|c| c.rules.keys = Some(part(2))));
-        let both = |c: &mut Case| (c.rules.keep, c.rules.keys) = (Some(part(1)), Some(part(2)));
+        check(&mut report, &Case::random(name("keep"), shape).with(|c| c.rules.attn_mask = Some(part(1))));
+        check(
+            &mut report,
+            &Case::random(name("keys"), shape).with(|c| c.rules.key_padding_mask = Some(part(2))),
+        );
+        let both =
+            |c: &mut Case| (c.rules.attn_mask, c.rules.key_padding_mask) = (Some(part(1)), Some(part(2)));
         check(&mut report, &Case::random(name("keep and keys"), shape).with(both));
-        let bias = Part::of(pairs, |[b, h, i, j]| match (b + h * 2 + i * 3 + j) % 5 {
+        let bias = HostData::of(pairs, |[b, h, i, j]| match (b + h * 2 + i * 3 + j) % 5 {
             0 => f32::NEG_INFINITY,
             n => n as f32 - 2.0,
         });
         check(&mut report, &Case::random(name("bias"), shape).with(|c| c.rules.bias = Some(bias)));
         if repeats < 8 {
-            let lens = Part::of(of([b, h, i, 1]), |[b, h, i, _]| ((b * 11 + h * 5 + i * 3) % 23) as u32);
+            let lens = HostData::of(of([b, h, i, 1]), |[b, h, i, _]| ((b * 11 + h * 5 + i * 3) % 23) as u32);
             check(&mut report, &Case::random(name("lengths"), shape).with(|c| c.rules.lengths = Some(lens)));
         }
     }
@@ -171,10 +176,10 @@ fn everything_together() {
                 alignment,
                 window: Some([9, 3]),
                 exclude_self: true,
-                lengths: Some(Part::of([b, 1, 1, 1], |[b, ..]| (j - b) as u32)),
-                keep: Some(Part::of([1, h, i, j], |[_, h, i, j]| (h + i + 2 * j) % 5 != 0)),
-                keys: Some(Part::of([b, 1, 1, j], |[b, .., j]| (b + j) % 7 != 3)),
-                bias: Some(Part::of([1, h, 1, j], |[_, h, _, j]| (h as f32 - 1.5) * 0.1 * j as f32)),
+                lengths: Some(HostData::of([b, 1, 1, 1], |[b, ..]| (j - b) as u32)),
+                attn_mask: Some(HostData::of([1, h, i, j], |[_, h, i, j]| (h + i + 2 * j) % 5 != 0)),
+                key_padding_mask: Some(HostData::of([b, 1, 1, j], |[b, .., j]| (b + j) % 7 != 3)),
+                bias: Some(HostData::of([1, h, 1, j], |[_, h, _, j]| (h as f32 - 1.5) * 0.1 * j as f32)),
                 ..Default::default()
             };
             let case = Case::random(format!("everything, {alignment:?}, {lengths:?}"), shape)
@@ -192,13 +197,13 @@ fn more_tensors_than_the_device_binds_take_the_staged_path() {
     let [b, h, i, j] = shape.weights();
     // q, k, v, out and lse leave three.
     let mut case = Case::random("many tensors", shape).with(|c| {
-        c.rules.lengths = Some(Part::new(vec![17, 12], [b, 1, 1, 1]));
-        c.rules.keep = Some(Part::of([1, 1, i, j], |[_, _, i, j]| (i + 2 * j) % 5 != 0));
-        c.rules.keys = Some(Part::of([b, 1, 1, j], |[b, .., j]| (b + j) % 7 != 3));
+        c.rules.lengths = Some(HostData::new(vec![17, 12], [b, 1, 1, 1]));
+        c.rules.attn_mask = Some(HostData::of([1, 1, i, j], |[_, _, i, j]| (i + 2 * j) % 5 != 0));
+        c.rules.key_padding_mask = Some(HostData::of([b, 1, 1, j], |[b, .., j]| (b + j) % 7 != 3));
     });
     let auto = Setup {
         profile: defaults(),
-        tiling: TILINGS[1],
+        tiling: FORMS[1],
         path: Path::Auto,
         dtype: DType::F32,
         bias: DType::F32,
@@ -216,7 +221,7 @@ fn more_tensors_than_the_device_binds_take_the_staged_path() {
     assert_eq!(scratch_bytes(&case, &auto), 0, "they take the fused path");
 
     case.name += ", one more";
-    case.rules.bias = Some(Part::of([1, h, 1, j], |[_, h, _, j]| (h as f32 - 1.5) * 0.1 * j as f32));
+    case.rules.bias = Some(HostData::of([1, h, 1, j], |[_, h, _, j]| (h as f32 - 1.5) * 0.1 * j as f32));
     assert_eq!(check(&case, &[fused, auto]), 1, "the refusal is named");
     let matrix = b * h * i * j.next_multiple_of(4) * 4;
     assert_eq!(scratch_bytes(&case, &auto), matrix as u64, "Auto takes the staged path");

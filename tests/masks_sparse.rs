@@ -5,7 +5,7 @@ use wgpu_attention::block_map::{big_bird, state};
 use wgpu_attention::{Alignment, Pattern, PatternPart, Shape};
 
 use crate::harness::meaning::follows;
-use crate::harness::{Case, Part, Report, Rng, Rules};
+use crate::harness::{Case, HostData, Report, Rng, Rules};
 use crate::masks::{LENGTHS, check, check_paths, shape};
 
 const ALIGNMENTS: [Alignment; 2] = [Alignment::TopLeft, Alignment::BottomRight];
@@ -70,7 +70,7 @@ fn prefixes_hold() {
     for lengths in LENGTHS {
         let [b, h, i, _] = shape(lengths).weights();
         let some = |[b, h, i, _]: [usize; 4]| [0, 3, 5, 1000, u32::MAX, 4][(b + 2 * h + 3 * i) % 6];
-        for prefix in [Part::of([b, 1, 1, 1], some), Part::of([b, h, i, 1], some)] {
+        for prefix in [HostData::of([b, 1, 1, 1], some), HostData::of([b, h, i, 1], some)] {
             let name = |what| format!("prefix {:?} {what}", prefix.shape);
             let plain = Rules { prefix: Some(prefix.clone()), ..Default::default() };
             let window = Some([2, 1]);
@@ -91,9 +91,11 @@ fn global_tokens_hold() {
     for lengths in LENGTHS {
         let [b, h, _, j] = shape(lengths).weights();
         let few = |[b, h, _, j]: [usize; 4]| j == 0 || (b + h + j) % 5 == 2;
-        for globals in
-            [Part::of([1, 1, 1, j], few), Part::of([b, h, 1, j], few), Part::new(vec![true], [1; 4])]
-        {
+        for globals in [
+            HostData::of([1, 1, 1, j], few),
+            HostData::of([b, h, 1, j], few),
+            HostData::new(vec![true], [1; 4]),
+        ] {
             let name = |what| format!("globals {:?} {what}", globals.shape);
             let plain = Rules { globals: Some(globals.clone()), ..Default::default() };
             let window = Some([2, 1]);
@@ -119,7 +121,7 @@ fn documents_hold() {
             ([1, 1, i, 1], [1; 4]),
             ([b, 1, 1, 1], [1, 1, 1, j]),
         ] {
-            let documents = Some([Part::of(queries, number), Part::of(keys, number)]);
+            let documents = Some([HostData::of(queries, number), HostData::of(keys, number)]);
             for rules in in_all_bands(&Rules { documents, ..Default::default() }) {
                 holds(&mut report, &format!("documents {queries:?} {keys:?}"), lengths, rules);
             }
@@ -129,13 +131,13 @@ fn documents_hold() {
 }
 
 /// A map of all three states in equal shares.
-fn map(shape: &Shape, size: [usize; 2], repeat: bool) -> Part<u32> {
+fn map(shape: &Shape, size: [usize; 2], repeat: bool) -> HostData<u32> {
     let [b, h, i, j] = shape.weights();
     let [b, h] = if repeat { [1; 2] } else { [b, h] };
     let mut rng = Rng::named(&format!("{size:?}"));
     let shape = [b, h, i.div_ceil(size[0]), j.div_ceil(size[1])];
     let of = |rng: &mut Rng| rng.pick(&[state::HIDDEN, state::MIXED, state::FULL]);
-    Part::new((0..shape.iter().product()).map(|_| of(&mut rng)).collect(), shape)
+    HostData::new((0..shape.iter().product()).map(|_| of(&mut rng)).collect(), shape)
 }
 
 #[test]
@@ -158,15 +160,15 @@ fn block_maps_hold() {
                 change(&mut rules);
                 holds(&mut report, &format!("blocks {size:?} {what}"), lengths, rules);
             };
-            let keep = Part::of([b, 1, i, j], |[b, _, i, j]| (b + i + 2 * j) % 3 != 0);
-            let bias = Part::of([1, h, i, j], |[_, h, i, j]| match (h + 2 * i + j) % 5 {
+            let keep = HostData::of([b, 1, i, j], |[b, _, i, j]| (b + i + 2 * j) % 3 != 0);
+            let bias = HostData::of([1, h, i, j], |[_, h, i, j]| match (h + 2 * i + j) % 5 {
                 0 => f32::NEG_INFINITY,
                 n => n as f32 - 2.0,
             });
             with("alone", &|_| ());
-            with("keep", &|r| r.keep = Some(keep.clone()));
+            with("keep", &|r| r.attn_mask = Some(keep.clone()));
             with("bias", &|r| r.bias = Some(bias.clone()));
-            with("keep, bias", &|r| (r.keep, r.bias) = (Some(keep.clone()), Some(bias.clone())));
+            with("keep, bias", &|r| (r.attn_mask, r.bias) = (Some(keep.clone()), Some(bias.clone())));
             for alignment in ALIGNMENTS {
                 with("causal", &|r| (r.causal, r.alignment) = (true, alignment));
                 with("window", &|r| (r.window, r.alignment) = (Some([4, 2]), alignment));
@@ -174,9 +176,9 @@ fn block_maps_hold() {
             }
             with("prefix", &|r| {
                 r.causal = true;
-                r.prefix = Some(Part::of([b, 1, 1, 1], |[b, ..]| 2 + 3 * b as u32));
+                r.prefix = Some(HostData::of([b, 1, 1, 1], |[b, ..]| 2 + 3 * b as u32));
             });
-            let lengths = Part::of([b, 1, i, 1], |[b, _, i, _]| (3 * b + 2 * i) as u32 % 23);
+            let lengths = HostData::of([b, 1, i, 1], |[b, _, i, _]| (3 * b + 2 * i) as u32 % 23);
             with("lengths", &|r| r.lengths = Some(lengths.clone()));
         }
     }
@@ -196,20 +198,20 @@ fn block_maps_hold_with_everything() {
             window: Some([6, 3]),
             pattern: Some(Pattern::Strided { stride: 3, part: PatternPart::ByHead }),
             exclude_self: true,
-            keys: Some(Part::of([b, 1, 1, j], |[b, .., j]| (b + j) % 7 != 3)),
-            globals: Some(Part::of([1, h, 1, j], |[_, h, _, j]| (h + j) % 6 == 1)),
-            slopes: Some(Part::of([1, h, 1, 1], |[_, h, ..]| 0.25 * h as f32)),
+            key_padding_mask: Some(HostData::of([b, 1, 1, j], |[b, .., j]| (b + j) % 7 != 3)),
+            globals: Some(HostData::of([1, h, 1, j], |[_, h, _, j]| (h + j) % 6 == 1)),
+            slopes: Some(HostData::of([1, h, 1, 1], |[_, h, ..]| 0.25 * h as f32)),
             ..Default::default()
         };
         in_all_bands(&rules).into_iter().for_each(|r| holds(&mut report, "blocks and all", lengths, r));
         let rules = Rules {
             blocks: Some((map(&shape, size, true), size)),
             documents: Some([
-                Part::of([b, 1, i, 1], |[b, _, i, _]| (b + i / 5) as u32 % 3),
-                Part::of([b, 1, 1, j], |[b, .., j]| (b + j / 6) as u32 % 3),
+                HostData::of([b, 1, i, 1], |[b, _, i, _]| (b + i / 5) as u32 % 3),
+                HostData::of([b, 1, 1, j], |[b, .., j]| (b + j / 6) as u32 % 3),
             ]),
-            prefix: Some(Part::of([b, 1, i, 1], |[b, _, i, _]| (b + i) as u32 % 4)),
-            relative: Some(Part::of([1, h, 1, 5], |[_, h, _, n]| 0.5 * (h + n) as f32)),
+            prefix: Some(HostData::of([b, 1, i, 1], |[b, _, i, _]| (b + i) as u32 % 4)),
+            relative: Some(HostData::of([1, h, 1, 5], |[_, h, _, n]| 0.5 * (h + n) as f32)),
             ..Default::default()
         };
         in_all_bands(&rules).into_iter().for_each(|r| holds(&mut report, "blocks, documents", lengths, r));
@@ -224,20 +226,20 @@ fn whole_tiles_hidden_and_full() {
     let mut report = Report::new("masks, whole tiles");
     let shape = Shape { batch: 1, heads: 2, kv_heads: 1, q_len: 150, kv_len: 290, head_dim: 5, value_dim: 6 };
     let [_, h, i, j] = shape.weights();
-    let numbers = |shape, of: fn([usize; 4]) -> u32| Part::of(shape, of);
-    let starts = |starts: [u32; 5]| Part::new(starts.to_vec(), [1, 1, 1, 5]);
+    let numbers = |shape, of: fn([usize; 4]) -> u32| HostData::of(shape, of);
+    let starts = |starts: [u32; 5]| HostData::new(starts.to_vec(), [1, 1, 1, 5]);
     let blocks = |size| Some((map(&shape, size, false), size));
     let plain = Rules::default();
-    let keep = Some(Part::of([1, 1, i, j], |[_, _, i, j]| (i + 2 * j) % 3 != 0));
-    let bias = Some(Part::of([1, h, 1, j], |[_, h, _, j]| (h + j % 7) as f32 * 0.25));
-    let globals = Some(Part::of([1, 1, 1, j], |[.., j]| j == 3 || j == 200));
+    let keep = Some(HostData::of([1, 1, i, j], |[_, _, i, j]| (i + 2 * j) % 3 != 0));
+    let bias = Some(HostData::of([1, h, 1, j], |[_, h, _, j]| (h + j % 7) as f32 * 0.25));
+    let globals = Some(HostData::of([1, 1, 1, j], |[.., j]| j == 3 || j == 200));
     let long = Some([starts([0, 70, 71, 150, 150]), starts([0, 130, 130, 131, 290])]);
     let short = Some([starts([0, 64, 128, 149, 150]), starts([0, 1, 257, 258, 290])]);
     let all = [
         ("window", Rules { window: Some([10, 0]), ..plain.clone() }),
         ("wide window", Rules { window: Some([100, 70]), ..plain.clone() }),
         ("blocks 64", Rules { blocks: blocks([64, 64]), ..plain.clone() }),
-        ("blocks 128", Rules { blocks: blocks([128, 128]), keep: keep.clone(), ..plain.clone() }),
+        ("blocks 128", Rules { blocks: blocks([128, 128]), attn_mask: keep.clone(), ..plain.clone() }),
         ("blocks 30", Rules { blocks: blocks([30, 30]), bias: bias.clone(), ..plain.clone() }),
         ("blocks 64 and window", Rules { blocks: blocks([64, 32]), window: Some([20, 90]), ..plain.clone() }),
         (
@@ -251,8 +253,8 @@ fn whole_tiles_hidden_and_full() {
             },
         ),
         ("long sequences", Rules { packed: long, window: Some([40, 10]), ..plain.clone() }),
-        ("short sequences", Rules { packed: short, keep, ..plain.clone() }),
-        ("one length", Rules { lengths: Some(Part::new(vec![65], [1; 4])), ..plain.clone() }),
+        ("short sequences", Rules { packed: short, attn_mask: keep, ..plain.clone() }),
+        ("one length", Rules { lengths: Some(HostData::new(vec![65], [1; 4])), ..plain.clone() }),
         (
             "lengths",
             Rules {
@@ -262,7 +264,7 @@ fn whole_tiles_hidden_and_full() {
         ),
         (
             "prefix",
-            Rules { prefix: Some(Part::new(vec![70], [1; 4])), window: Some([9, 0]), ..plain.clone() },
+            Rules { prefix: Some(HostData::new(vec![70], [1; 4])), window: Some([9, 0]), ..plain.clone() },
         ),
         ("globals", Rules { globals, window: Some([9, 9]), ..plain.clone() }),
         ("local", Rules { pattern: Some(Pattern::Local { block: 70 }), bias, ..plain }),
@@ -286,7 +288,7 @@ fn hidden_values_contribute_nothing_whatever_they_hold() {
     let shape = shape((7, 19));
     let [b, _, i, j] = shape.weights();
     let plain = Rules::default();
-    let starts = |starts: [u32; 4]| Part::new(starts.to_vec(), [1, 1, 1, 4]);
+    let starts = |starts: [u32; 4]| HostData::new(starts.to_vec(), [1, 1, 1, 4]);
     let document = |[_, _, i, j]: [usize; 4]| u32::from((i + j) % 3 == 2);
     let hidden = [
         ("pattern", Rules { pattern: Some(Pattern::Dilated { dilation: 2 }), ..plain.clone() }),
@@ -295,18 +297,18 @@ fn hidden_values_contribute_nothing_whatever_they_hold() {
             "globals",
             Rules {
                 window: Some([2, 1]),
-                globals: Some(Part::of([1, 1, 1, j], |[.., j]| j == 9)),
+                globals: Some(HostData::of([1, 1, 1, j], |[.., j]| j == 9)),
                 ..plain.clone()
             },
         ),
         (
             "prefix",
-            Rules { causal: true, prefix: Some(Part::new(vec![2, 9], [b, 1, 1, 1])), ..plain.clone() },
+            Rules { causal: true, prefix: Some(HostData::new(vec![2, 9], [b, 1, 1, 1])), ..plain.clone() },
         ),
         (
             "documents",
             Rules {
-                documents: Some([Part::of([1, 1, i, 1], document), Part::of([1, 1, 1, j], document)]),
+                documents: Some([HostData::of([1, 1, i, 1], document), HostData::of([1, 1, 1, j], document)]),
                 ..plain.clone()
             },
         ),
@@ -314,7 +316,11 @@ fn hidden_values_contribute_nothing_whatever_they_hold() {
         ("blocks", Rules { blocks: Some((map(&shape, [2, 5], false), [2, 5])), ..plain.clone() }),
         (
             "sinks",
-            Rules { causal: true, sinks: Some(Part::new(vec![0.5, -0.5, 3.0, 0.0], [1, 4, 1, 1])), ..plain },
+            Rules {
+                causal: true,
+                sinks: Some(HostData::new(vec![0.5, -0.5, 3.0, 0.0], [1, 4, 1, 1])),
+                ..plain
+            },
         ),
     ];
     for (name, rules) in hidden {
@@ -354,7 +360,7 @@ fn big_birds_map_has_its_blocks() {
     assert_eq!(big_bird(2, 0, &[], &[]).expect("it fits"), [f, o, o, f]);
 
     let mut report = Report::new("masks, big bird");
-    let map = Part::new(big_bird(6, 1, &[5], &random).expect("it fits"), [1, 1, 6, 6]);
+    let map = HostData::new(big_bird(6, 1, &[5], &random).expect("it fits"), [1, 1, 6, 6]);
     let rules = Rules { blocks: Some((map, [3, 3])), ..Default::default() };
     in_all_bands(&rules).into_iter().for_each(|r| holds(&mut report, "big bird", (17, 17), r));
     report.finish();
@@ -367,22 +373,22 @@ fn trees_hold() {
     let mut rng = Rng::new(17);
     for lengths in LENGTHS {
         let [batch, heads, q_len, kv_len] = shape(lengths).weights();
-        let chain = Part::of([1, 1, q_len, q_len], |[.., i, j]| j <= i);
-        let star = Part::of([1, 1, q_len, q_len], |[.., i, j]| j == 0 || j == i);
-        let random = Part::of([batch, heads, q_len, q_len], |[b, h, i, j]| {
+        let chain = HostData::of([1, 1, q_len, q_len], |[.., i, j]| j <= i);
+        let star = HostData::of([1, 1, q_len, q_len], |[.., i, j]| j == 0 || j == i);
+        let random = HostData::of([batch, heads, q_len, q_len], |[b, h, i, j]| {
             j == i || j < i && !(7 * b + 5 * h + i * j).is_multiple_of(3)
         });
-        let keep = Part::new(rng.bools(kv_len, 0.8), [1, 1, 1, kv_len]);
+        let keep = HostData::new(rng.bools(kv_len, 0.8), [1, 1, 1, kv_len]);
         for (name, tree) in [("chain", chain), ("star", star), ("random", random)] {
             let rules = Rules { tree: Some(tree), ..Default::default() };
             for rules in in_all_bands(&rules) {
                 holds(&mut report, &format!("tree, {name}"), lengths, rules);
             }
-            let slopes = Some(Part::new(vec![0.5, 0.25, 0.125, 0.0], [1, 4, 1, 1]));
+            let slopes = Some(HostData::new(vec![0.5, 0.25, 0.125, 0.0], [1, 4, 1, 1]));
             let window = Some([6, 0]);
-            let more = Rules { window, slopes, keep: Some(keep.clone()), causal: true, ..rules.clone() };
+            let more = Rules { window, slopes, attn_mask: Some(keep.clone()), causal: true, ..rules.clone() };
             holds(&mut report, &format!("tree, {name}, with others"), lengths, more);
-            let prefix = Some(Part::new(vec![3], [1; 4]));
+            let prefix = Some(HostData::new(vec![3], [1; 4]));
             holds(
                 &mut report,
                 &format!("tree, {name}, prefix"),

@@ -3,13 +3,15 @@
 
 use wgpu_attention::{
     Alignment, Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, CachedForward, Config,
-    DType, Mask, MatrixUnits, Path, ScaleGroup, Scratch, ScratchSize, Shape, TensorView, Tiling, Tokens,
+    DType, KernelForm, Mask, MatrixUnits, Path, ScaleGroup, Scratch, ScratchSize, Shape, TensorView, Tokens,
 };
 
 use crate::harness::device::believing;
 use crate::harness::report::judge_outputs;
 use crate::harness::run::{run_with, takes_long};
-use crate::harness::{Case, Drop, Layout, Part, Profile, Report, Rng, Setup, Weights, full, matrices, run};
+use crate::harness::{
+    Case, DropoutData, HostData, Layout, Profile, Report, Rng, Setup, Weights, full, matrices, run,
+};
 
 fn check(report: &mut Report, case: &Case, setup: &Setup) {
     let skips = report.skips();
@@ -82,7 +84,7 @@ fn many_channels() {
 fn tiles_of_gpus() {
     let mut report = Report::new("matrix, tiles of GPUs");
     for profile in matrices() {
-        let large = Setup { tiling: Tiling::Workgroup, ..Setup::matrix(profile, Layout::Dense) };
+        let large = Setup { tiling: KernelForm::Gpu, ..Setup::matrix(profile, Layout::Dense) };
         for (q_len, dim) in [(20, 32), (130, 64), (300, 128)] {
             if dim > 32 && takes_long() {
                 report.skip(
@@ -117,7 +119,7 @@ fn rising_scores() {
                 }
                 // Half of them also by a bias, which takes the other unit of scores.
                 if n % 2 == 1 {
-                    c.rules.bias = Some(Part::of([1, 1, 1, 90], |[.., j]| 0.1 * j as f32));
+                    c.rules.bias = Some(HostData::of([1, 1, 1, 90], |[.., j]| 0.1 * j as f32));
                 }
             });
             check(&mut report, &case, &Setup::matrix(profile, Layout::Dense));
@@ -165,7 +167,7 @@ fn large_scores_and_hidden_rows() {
         }
         let hidden = Case::random("matrix, −∞ in the bias", shape(40, 50, 16, 16)).with(|c| {
             // Whole rows, whole tiles of some rows, and keys here and there.
-            c.rules.bias = Some(Part::of([1, 2, 40, 50], |[_, h, i, j]| {
+            c.rules.bias = Some(HostData::of([1, 2, 40, 50], |[_, h, i, j]| {
                 let out =
                     i % 5 == 0 || (i % 5 == 1 && j < 33) || (i % 5 == 2 && j > 16) || (h + i + j) % 7 == 0;
                 if out { f32::NEG_INFINITY } else { 0.0 }
@@ -174,7 +176,7 @@ fn large_scores_and_hidden_rows() {
         check(&mut report, &hidden, &setup);
         // So large that the next number is further than an origin may lag.
         let offset = Case::random("matrix, offset", shape(20, 60, 16, 16)).with(|c| {
-            c.rules.bias = Some(Part::of([1, 1, 1, 60], |[.., j]| -1.5e8 + 12.0 * j as f32));
+            c.rules.bias = Some(HostData::of([1, 1, 1, 60], |[.., j]| -1.5e8 + 12.0 * j as f32));
         });
         check(&mut report, &offset, &setup);
         let none = Case::random("matrix, nothing seen", shape(70, 5, 16, 16)).with(|c| {
@@ -232,7 +234,7 @@ fn splits_and_dropout() {
         }
         // Nine weights of ten are dropped: the factor of the rest would take some of them past what f16 holds.
         let dropped = Case::random("matrix dropout", shape(20, 50, 16, 16))
-            .with(|c| c.dropout = Some(Drop::Seeded { p: 0.9, seed: 7 }));
+            .with(|c| c.dropout = Some(DropoutData::Seeded { p: 0.9, seed: 7 }));
         check(&mut report, &dropped, &setup);
     }
     finish(report);
@@ -279,7 +281,7 @@ fn caches() {
         let view = |buffer, heads, rows| TensorView::new(buffer, DType::F16, [1, heads, rows, dim]);
         let mut run = |units, appends: bool| {
             let config = Config::new(2, dim).kv_heads(1).dtype(DType::F16);
-            let config = config.tiling(Tiling::Uniform).matrix_units(units).f16_operands(true);
+            let config = config.tiling(KernelForm::Cpu).matrix_units(units).f16_operands(true);
             let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("a config");
             let mut encoder = gpu.device().create_command_encoder(&Default::default());
             let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
@@ -341,17 +343,17 @@ fn nobody_gets_other_numbers_unasked() {
     };
     for profile in matrices() {
         // F32 stays F32, on a device that is no software driver as far as its tiles go.
-        let (plain, got) = bits(profile, DType::F32, Tiling::Workgroup, MatrixUnits::Auto, false);
+        let (plain, got) = bits(profile, DType::F32, KernelForm::Gpu, MatrixUnits::Auto, false);
         assert_eq!(plain, got);
-        let (plain, got) = bits(profile, DType::F16, Tiling::Workgroup, MatrixUnits::Never, false);
+        let (plain, got) = bits(profile, DType::F16, KernelForm::Gpu, MatrixUnits::Never, false);
         assert_eq!(plain, got);
         // Software drivers do without.
-        let (plain, got) = bits(profile, DType::F16, Tiling::Uniform, MatrixUnits::Auto, true);
+        let (plain, got) = bits(profile, DType::F16, KernelForm::Cpu, MatrixUnits::Auto, true);
         assert_eq!(plain, got);
         // And these do take them.
-        let (plain, got) = bits(profile, DType::F32, Tiling::Uniform, MatrixUnits::Always, true);
+        let (plain, got) = bits(profile, DType::F32, KernelForm::Cpu, MatrixUnits::Always, true);
         assert_ne!(plain, got);
-        let (plain, got) = bits(profile, DType::F16, Tiling::Workgroup, MatrixUnits::Auto, false);
+        let (plain, got) = bits(profile, DType::F16, KernelForm::Gpu, MatrixUnits::Auto, false);
         assert_ne!(plain, got);
     }
 }

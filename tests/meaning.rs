@@ -4,7 +4,7 @@ use wgpu_attention::block_map::state;
 use wgpu_attention::{Alignment, Pattern, PatternPart, Shape};
 
 use crate::harness::meaning::{adds, follows, sees};
-use crate::harness::{Case, Part, Rng, Rules};
+use crate::harness::{Case, HostData, Rng, Rules};
 use crate::property::MaskDraw;
 
 #[test]
@@ -63,12 +63,12 @@ fn patterns_look_like_this() {
 
 #[test]
 fn prefixes_and_globals_look_like_this() {
-    let prefix = Some(Part::new(vec![2], [1; 4]));
+    let prefix = Some(HostData::new(vec![2], [1; 4]));
     assert_eq!(picture(&Rules { prefix: prefix.clone(), ..causal() }, 4, 4, 0), "xx.. xx.. xxx. xxxx");
     let window = Some([1, 0]);
     let rules = Rules { prefix, window, ..causal() };
     assert_eq!(picture(&rules, 5, 5, 0), "xx... xx... xxx.. xxxx. xx.xx");
-    let globals = Some(Part::new(vec![true, false, false, true, false], [1, 1, 1, 5]));
+    let globals = Some(HostData::new(vec![true, false, false, true, false], [1, 1, 1, 5]));
     let rules = Rules { globals: globals.clone(), window: Some([1, 1]), ..Default::default() };
     assert_eq!(picture(&rules, 5, 5, 0), "xxxxx xxxx. xxxx. xxxxx x..xx");
     // The causal rule holds for global tokens too.
@@ -83,7 +83,7 @@ fn trees_look_like_this() {
     let sees = |i: usize, j: usize| {
         std::iter::successors(Some(i), |n: &usize| parents[*n]).any(|ancestor| ancestor == j)
     };
-    let tree = Some(Part::of([1, 1, 4, 4], |[.., i, j]| sees(i, j)));
+    let tree = Some(HostData::of([1, 1, 4, 4], |[.., i, j]| sees(i, j)));
     let rules = Rules { tree, ..Default::default() };
     assert_eq!(picture(&rules, 4, 6, 0), "xxx... xxxx.. xxx.x. xxxx.x");
     // No past: what lies in the tree only. Past keys alone: nothing of the tree is there to be asked.
@@ -97,7 +97,7 @@ fn trees_look_like_this() {
 
 #[test]
 fn documents_and_packed_sequences_look_like_this() {
-    let part = |data: &[u32], shape| Part::new(data.to_vec(), shape);
+    let part = |data: &[u32], shape| HostData::new(data.to_vec(), shape);
     let documents = Some([part(&[7, 3, 7], [1, 1, 3, 1]), part(&[7, 7, 3, 9], [1, 1, 1, 4])]);
     assert_eq!(picture(&Rules { documents, ..Default::default() }, 3, 4, 0), "xx.. ..x. xx..");
     // Two queries of three keys, none of one, one of two; one more belongs to nobody.
@@ -118,10 +118,10 @@ fn documents_and_packed_sequences_look_like_this() {
 
 #[test]
 fn blocks_look_like_this() {
-    let map = Part::new(vec![state::FULL, state::HIDDEN, state::MIXED, state::FULL], [1, 1, 2, 2]);
+    let map = HostData::new(vec![state::FULL, state::HIDDEN, state::MIXED, state::FULL], [1, 1, 2, 2]);
     let blocks = Some((map, [2, 3]));
-    let keep = Some(Part::of([1, 1, 4, 5], |[.., i, j]| (i + j) % 2 == 0));
-    let rules = Rules { blocks, keep, ..Default::default() };
+    let keep = Some(HostData::of([1, 1, 4, 5], |[.., i, j]| (i + j) % 2 == 0));
+    let rules = Rules { blocks, attn_mask: keep, ..Default::default() };
     assert_eq!(picture(&rules, 4, 5, 0), "xxx.. xxx.. x.xxx .x.xx");
     let rules = Rules { causal: true, alignment: Alignment::TopLeft, ..rules };
     assert_eq!(picture(&rules, 4, 5, 0), "x.... xx... x.x.. .x.x.");
@@ -132,10 +132,10 @@ fn what_is_added_is_this() {
     let shape = Shape { q_len: 2, kv_len: 4, ..Shape::new(1, 1, 1, 1) };
     let row = |rules: &Rules, i| (0..4).map(|j| adds(rules, &shape, [0, 0, i, j])).collect::<Vec<_>>();
     // The last query stands at the last key.
-    let mut rules = Rules { slopes: Some(Part::new(vec![0.5], [1; 4])), ..Default::default() };
+    let mut rules = Rules { slopes: Some(HostData::new(vec![0.5], [1; 4])), ..Default::default() };
     assert_eq!(row(&rules, 0), [-1.0, -0.5, 0.0, 0.5]);
     rules.symmetric = true;
     assert_eq!(row(&rules, 0), [-1.0, -0.5, 0.0, -0.5]);
-    let table = Part::new(vec![1.0, 2.0, 3.0], [1, 1, 1, 3]);
+    let table = HostData::new(vec![1.0, 2.0, 3.0], [1, 1, 1, 3]);
     assert_eq!(row(&Rules { relative: Some(table), ..Default::default() }, 1), [1.0, 1.0, 1.0, 2.0]);
 }

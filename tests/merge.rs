@@ -4,7 +4,7 @@ use wgpu_attention::reference::{self, widen};
 use wgpu_attention::{DType, Merge, Partial, Path, Scratch, ScratchSize, Shape};
 
 use crate::harness::merge::{Cut, merged};
-use crate::harness::{Case, Part, Report, full, profiles};
+use crate::harness::{Case, HostData, Report, full, profiles};
 
 #[test]
 fn splitting_anywhere_and_merging_equals_not_splitting() {
@@ -15,7 +15,7 @@ fn splitting_anywhere_and_merging_equals_not_splitting() {
     let dead = plain.clone().with(|c| {
         c.name += ", dead rows";
         let keep = |[_, h, i, j]: [usize; 4]| i != 3 && (j >= 20 || (i + h) % 2 == 0) && (i + j) % 3 != 0;
-        c.rules.keep = Some(Part::of([1, 4, 7, 67], keep));
+        c.rules.attn_mask = Some(HostData::of([1, 4, 7, 67], keep));
     });
     // The largest scores in one piece or the other.
     let steep = plain.clone().with(|c| {

@@ -3,12 +3,12 @@
 use wgpu_attention::reference::LayerShape;
 use wgpu_attention::reference::average_heads;
 use wgpu_attention::reference::compare::compare;
-use wgpu_attention::{DType, LayerConfig, MatrixUnits, Path, Tiling};
+use wgpu_attention::{DType, KernelForm, LayerConfig, MatrixUnits, Path};
 
 use crate::harness::layer::{
     LayerCase, LayerLayout, LayerSetup, LinearData, Storage, layer_setups, run_layer_with,
 };
-use crate::harness::{Expected, Part, Report, Rules, Vector, Weights, full};
+use crate::harness::{Expected, HostData, Report, Rules, Vector, Weights, full};
 
 pub const FAMILY: &str = "mha";
 pub const NAMES: &[&str] = &[
@@ -89,10 +89,10 @@ fn case(name: &str) -> LayerCase {
         shared: false,
         appended: vector.has("bias_k").then(|| ["bias_k", "bias_v"].map(|t| vector.f32(t))),
         rules: Rules {
-            keep: vector.has("mask").then(|| vector.bools("mask")),
-            keys: vector
+            attn_mask: vector.has("mask").then(|| vector.bools("mask")),
+            key_padding_mask: vector
                 .has("key_mask")
-                .then(|| Part::new(vector.bools("key_mask").data, [batch, 1, 1, kv_len])),
+                .then(|| HostData::new(vector.bools("key_mask").data, [batch, 1, 1, kv_len])),
             bias: vector.has("bias").then(|| vector.floats("bias")),
             ..Default::default()
         },
@@ -136,7 +136,7 @@ fn matrix_units_give_the_vectors() {
     Report::on_matrix_units("mha on matrix units", |report, profile| {
         let setup = LayerSetup {
             profile,
-            tiling: Tiling::Auto,
+            tiling: KernelForm::Auto,
             path: Path::Auto,
             dtype: DType::F16,
             weight: DType::F16,

@@ -3,7 +3,7 @@
 use wgpu_attention::reference::split_heads;
 use wgpu_attention::{Shape, reference::compare::Tolerance};
 
-use crate::harness::{Case, Expected, Part, Report, Vector};
+use crate::harness::{Case, Expected, HostData, Report, Vector};
 use crate::sdpa::check_reference;
 
 pub const FAMILY: &str = "minilm";
@@ -20,9 +20,9 @@ fn case(name: &str) -> Case {
     case.k = split(&vector.f32("l0.k"));
     case.v = split(&vector.f32("l0.v"));
     let real = vector.bools("key_mask").data;
-    case.rules.keys = Some(Part::new(real.clone(), [batch, 1, 1, length]));
+    case.rules.key_padding_mask = Some(HostData::new(real.clone(), [batch, 1, 1, length]));
     // The vector has zeros where a query is padding: such a query sees no key.
-    case.rules.keep = Some(Part::new(real, [batch, 1, length, 1]));
+    case.rules.attn_mask = Some(HostData::new(real, [batch, 1, length, 1]));
     let heads_of = |(want, tolerance): (Vec<f64>, Tolerance)| {
         let want = split_heads(&want, length, heads, dim).expect("it fits");
         (want, tolerance)

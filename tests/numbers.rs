@@ -3,7 +3,7 @@
 use wgpu_attention::{Alignment, DType, Path, Shape};
 
 use crate::harness::run::{Got, setups};
-use crate::harness::{Case, Drop, Part, Report, Setup, Weights, run};
+use crate::harness::{Case, DropoutData, HostData, Report, Setup, Weights, run};
 
 /// Runs `case` in every setup and lets `check` look at what came, besides the truth.
 pub fn everywhere(case: &Case, check: impl Fn(&Got, &Setup) -> Result<(), String>) {
@@ -52,26 +52,27 @@ const SHAPE: Shape = Shape::new(2, 3, 9, 8);
 #[test]
 fn rows_hidden_by_keep_are_exactly_zero() {
     let case = Case::random("dead rows by keep", SHAPE);
-    let keep = Part::of([1, 1, 9, 9], |[_, _, i, j]| i % 4 != 1 && j <= i);
-    let case = case.with(|c| c.rules.keep = Some(keep));
+    let keep = HostData::of([1, 1, 9, 9], |[_, _, i, j]| i % 4 != 1 && j <= i);
+    let case = case.with(|c| c.rules.attn_mask = Some(keep));
     everywhere(&case, |got, _| dead_rows(got, &case, |row| row % 9 % 4 == 1));
 }
 
 #[test]
 fn rows_hidden_by_lengths_are_exactly_zero() {
-    let lengths = Part::of([2, 1, 9, 1], |[b, _, i, _]| if (b + i) % 3 == 0 { 0 } else { 1 + i as u32 });
+    let lengths = HostData::of([2, 1, 9, 1], |[b, _, i, _]| if (b + i) % 3 == 0 { 0 } else { 1 + i as u32 });
     let case = Case::random("dead rows by lengths", SHAPE).with(|c| c.rules.lengths = Some(lengths));
     everywhere(&case, |got, _| dead_rows(got, &case, |row| (row / 27 + row % 9) % 3 == 0));
 }
 
 #[test]
 fn rows_hidden_by_a_bias_of_minus_infinity_are_exactly_zero() {
-    let bias = Part::of(
-        [1, 3, 9, 9],
-        |[_, h, i, j]| {
-            if i == 2 + h || (i + j) % 3 == 0 { f32::NEG_INFINITY } else { 0.5 }
-        },
-    );
+    let bias =
+        HostData::of(
+            [1, 3, 9, 9],
+            |[_, h, i, j]| {
+                if i == 2 + h || (i + j) % 3 == 0 { f32::NEG_INFINITY } else { 0.5 }
+            },
+        );
     let case = Case::random("dead rows by bias", SHAPE).with(|c| c.rules.bias = Some(bias));
     everywhere(&case, |got, _| dead_rows(got, &case, |row| row % 9 == 2 + row / 9 % 3));
 }
@@ -87,15 +88,15 @@ fn more_queries_than_keys_leave_rows_without_a_key() {
 #[test]
 fn everything_hidden_is_all_zero() {
     let hidden =
-        [("keep", Part::new(vec![false], [1; 4])), ("keys", Part::new(vec![false; 9], [1, 1, 1, 9]))];
+        [("keep", HostData::new(vec![false], [1; 4])), ("keys", HostData::new(vec![false; 9], [1, 1, 1, 9]))];
     for (name, part) in hidden {
         let case = Case::random(format!("all hidden by {name}"), SHAPE).with(|c| match name {
-            "keep" => c.rules.keep = Some(part),
-            _ => c.rules.keys = Some(part),
+            "keep" => c.rules.attn_mask = Some(part),
+            _ => c.rules.key_padding_mask = Some(part),
         });
         everywhere(&case, |got, _| dead_rows(got, &case, |_| true));
     }
-    let none = Part::new(vec![0; 2], [2, 1, 1, 1]);
+    let none = HostData::new(vec![0; 2], [2, 1, 1, 1]);
     let case = Case::random("all hidden by lengths", SHAPE).with(|c| c.rules.lengths = Some(none));
     everywhere(&case, |got, _| dead_rows(got, &case, |_| true));
 }
@@ -103,7 +104,7 @@ fn everything_hidden_is_all_zero() {
 #[test]
 fn lengths_beyond_the_keys_are_all_keys() {
     let case = Case::random("lengths beyond", SHAPE);
-    let lengths = Part::new(vec![9, 10, 1 << 20, i32::MAX as u32, 1 << 31, u32::MAX], [2, 3, 1, 1]);
+    let lengths = HostData::new(vec![9, 10, 1 << 20, i32::MAX as u32, 1 << 31, u32::MAX], [2, 3, 1, 1]);
     let long = case.clone().with(|c| c.rules.lengths = Some(lengths));
     let mut report = Report::new("numbers");
     exactly(&long, &mut report, |got, setup| {
@@ -155,7 +156,7 @@ fn scores_of_ten_thousand_are_exact() {
 
 #[test]
 fn a_score_far_below_the_others_has_weight_zero() {
-    let bias = Part::of([1, 1, 1, 9], |[.., j]| if j == 4 { 0.0 } else { -20_000.0 });
+    let bias = HostData::of([1, 1, 1, 9], |[.., j]| if j == 4 { 0.0 } else { -20_000.0 });
     let case = Case::random("far below", SHAPE).with(|c| c.rules.bias = Some(bias));
     everywhere(&case, |got, _| {
         let one = |(n, w): (usize, &f64)| *w == if n % 9 == 4 { 1.0 } else { 0.0 };
@@ -171,7 +172,7 @@ fn the_lowest_bias_hides_beside_others_and_not_alone() {
     // that compute queries together must not let it touch the others.
     let lowest = |[_, h, i, j]: [usize; 4]| i % 3 != 1 || (j < 37) != (h == 1);
     let case = Case::random("lowest bias", shape).with(|c| {
-        c.rules.bias = Some(Part::of([1, 3, 40, 70], |at| if lowest(at) { f32::MIN } else { 100.0 }));
+        c.rules.bias = Some(HostData::of([1, 3, 40, 70], |at| if lowest(at) { f32::MIN } else { 100.0 }));
     });
     everywhere(&case, |got, _| {
         let alone = |row: usize| row % 40 % 3 != 1;
@@ -191,7 +192,7 @@ fn the_lowest_bias_hides_beside_others_and_not_alone() {
 fn one_key_of_the_lowest_bias_is_its_value() {
     let shape = Shape { kv_len: 1, ..Shape::new(2, 3, 9, 8) };
     let case = Case::random("lowest bias, one key", shape)
-        .with(|c| c.rules.bias = Some(Part::new(vec![f32::MIN], [1; 4])));
+        .with(|c| c.rules.bias = Some(HostData::new(vec![f32::MIN], [1; 4])));
     everywhere(&case, |got, setup| {
         let v = crate::harness::stored(&case.v, setup.dtype);
         for (row, out) in got.out.chunks_exact(8).enumerate() {
@@ -264,12 +265,12 @@ fn nan_in_a_key_shows_in_the_rows_that_see_it() {
     nan_rows("nan in a key, causal", causal, |[b, h, i]| [b, h] == [0, 2] && i >= 5);
     let hidden = |case: &mut Case| {
         poison(case);
-        case.rules.keep = Some(Part::of([1, 1, 9, 9], |[_, _, i, j]| i % 2 == 0 || j != 5));
+        case.rules.attn_mask = Some(HostData::of([1, 1, 9, 9], |[_, _, i, j]| i % 2 == 0 || j != 5));
     };
     nan_rows("nan in a key, keep", hidden, |[b, h, i]| [b, h] == [0, 2] && i % 2 == 0);
     let padding = |case: &mut Case| {
         poison(case);
-        case.rules.keys = Some(Part::of([1, 1, 1, 9], |[.., j]| j != 5));
+        case.rules.key_padding_mask = Some(HostData::of([1, 1, 1, 9], |[.., j]| j != 5));
     };
     nan_rows("nan in a key, keys", padding, |_| false);
 }
@@ -278,7 +279,7 @@ fn nan_in_a_key_shows_in_the_rows_that_see_it() {
 fn nan_in_a_bias_shows_in_its_row() {
     let poison = |case: &mut Case| {
         let nan_at = |[_, _, i, j]: [usize; 4]| if [i, j] == [3, 1] { f32::NAN } else { 0.0 };
-        case.rules.bias = Some(Part::of([1, 1, 9, 9], nan_at));
+        case.rules.bias = Some(HostData::of([1, 1, 9, 9], nan_at));
     };
     nan_rows("nan in a bias", poison, |[_, _, i]| i == 3);
 }
@@ -286,7 +287,7 @@ fn nan_in_a_bias_shows_in_its_row() {
 #[test]
 fn nan_in_a_slope_shows_in_its_head() {
     let slope = |case: &mut Case| {
-        case.rules.slopes = Some(Part::new(vec![0.5, f32::NAN, 0.25], [1, 3, 1, 1]));
+        case.rules.slopes = Some(HostData::new(vec![0.5, f32::NAN, 0.25], [1, 3, 1, 1]));
     };
     nan_rows("nan in a slope", slope, |[_, h, _]| h == 1);
 }
@@ -295,14 +296,14 @@ fn nan_in_a_slope_shows_in_its_head() {
 fn nan_in_a_relative_bias_shows_in_the_rows_that_have_the_distance() {
     // Three keys after the query.
     let nan_at = |[.., n]: [usize; 4]| if n == 4 + 3 { f32::NAN } else { 0.25 };
-    let table = |case: &mut Case| case.rules.relative = Some(Part::of([1, 1, 1, 9], nan_at));
+    let table = |case: &mut Case| case.rules.relative = Some(HostData::of([1, 1, 1, 9], nan_at));
     nan_rows("nan in a table", table, |[_, _, i]| i + 3 < 9);
 }
 
 #[test]
 fn nan_in_a_sink_shows_in_its_head() {
     let case = Case::random("nan in a sink", SHAPE).with(|c| {
-        c.rules.sinks = Some(Part::new(vec![0.5, 2.0, f32::NAN], [1, 3, 1, 1]));
+        c.rules.sinks = Some(HostData::new(vec![0.5, 2.0, f32::NAN], [1, 3, 1, 1]));
     });
     let mut report = Report::new("numbers");
     exactly(&case, &mut report, |got, _| {
@@ -322,7 +323,7 @@ fn what_lies_past_a_sequences_length_is_never_seen() {
     let case = |nan: bool| {
         let lens = [4, 9];
         let mut case = Case::random("nan past the length", SHAPE);
-        case.rules.lengths = Some(Part::new(lens.map(|n| n as u32).to_vec(), [2, 1, 1, 1]));
+        case.rules.lengths = Some(HostData::new(lens.map(|n| n as u32).to_vec(), [2, 1, 1, 1]));
         for (n, (k, v)) in case.k.iter_mut().zip(&mut case.v).enumerate() {
             if nan && n / 8 % 9 >= lens[n / 8 / 27] {
                 (*k, *v) = (f32::NAN, f32::NAN);
@@ -358,9 +359,13 @@ fn a_hidden_keys_value_contributes_nothing_whatever_it_holds() {
     let hidden: [(&str, Hide); 5] = [
         ("nothing", |_| ()),
         ("causal", |c| c.rules.causal = true),
-        ("keep", |c| c.rules.keep = Some(Part::of([1, 3, 9, 9], |[_, h, i, j]| (h + i) % 2 == 0 || j != 5))),
-        ("keys", |c| c.rules.keys = Some(Part::of([2, 1, 1, 9], |[b, .., j]| b == 0 || j != 5))),
-        ("lengths", |c| c.rules.lengths = Some(Part::of([1, 1, 9, 1], |[_, _, i, _]| i as u32))),
+        ("keep", |c| {
+            c.rules.attn_mask = Some(HostData::of([1, 3, 9, 9], |[_, h, i, j]| (h + i) % 2 == 0 || j != 5))
+        }),
+        ("keys", |c| {
+            c.rules.key_padding_mask = Some(HostData::of([2, 1, 1, 9], |[b, .., j]| b == 0 || j != 5))
+        }),
+        ("lengths", |c| c.rules.lengths = Some(HostData::of([1, 1, 9, 1], |[_, _, i, _]| i as u32))),
     ];
     let mut report = Report::new("numbers");
     for (name, hide) in hidden {
@@ -382,7 +387,7 @@ fn two_runs_give_the_same_bits() {
     let shape = Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 33, kv_len: 67, head_dim: 20, value_dim: 12 };
     let mut case = Case::random("same bits", shape);
     (case.rules.causal, case.rules.alignment) = (true, Alignment::BottomRight);
-    case.dropout = Some(Drop::Seeded { p: 0.2, seed: 7 });
+    case.dropout = Some(DropoutData::Seeded { p: 0.2, seed: 7 });
     let mut report = Report::new("numbers");
     exactly(&case, &mut report, |got, setup| {
         let again = run(&case.stored(setup.dtype, setup.bias), setup)?;
@@ -408,7 +413,7 @@ fn optional_outputs_do_not_change_the_result() {
 fn dropout_keeps_the_expected_share_and_scales_it() {
     let shape = Shape::new(1, 4, 64, 4);
     let case = Case::random("dropout share", shape).with(|c| {
-        c.dropout = Some(Drop::Seeded { p: 0.25, seed: 0x0123_4567_89ab_cdef });
+        c.dropout = Some(DropoutData::Seeded { p: 0.25, seed: 0x0123_4567_89ab_cdef });
         c.q.fill(0.0);
     });
     everywhere(&case, |got, _| {

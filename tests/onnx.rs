@@ -8,7 +8,7 @@ use wgpu_attention::{
 };
 
 use crate::harness::run::{Placed, PlacedRules};
-use crate::harness::{Case, Layout, Place, Report, TILINGS, Values, Vector, Weights, profiles};
+use crate::harness::{Case, FORMS, Layout, Place, Report, Values, Vector, Weights, profiles};
 use crate::sdpa::{check_reference, masked, plain};
 
 pub const FAMILY: &str = "onnx";
@@ -87,7 +87,7 @@ fn a_cache_takes_past_and_new_and_gives_the_vector() {
     let truth = case.truth(DType::F32, Weights::None);
     let (want, tolerance) = vector.expected("out").expect("an output");
     for profile in profiles() {
-        for tiling in TILINGS {
+        for tiling in FORMS {
             for layout in [CacheLayout::Contiguous, CacheLayout::Paged { page: 16, pages: 4 }] {
                 let gpu = &profile.gpu;
                 let config = CacheConfig::new(shape.kv_heads, shape.head_dim, shape.kv_len)

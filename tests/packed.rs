@@ -4,7 +4,7 @@
 use wgpu_attention::{Alignment, Pattern, Shape};
 
 use crate::harness::meaning::follows;
-use crate::harness::{Case, Part, Report, Rules};
+use crate::harness::{Case, HostData, Report, Rules};
 use crate::masks::check;
 
 /// Queries and keys of each sequence: shorter and longer than a tile, without queries, without keys, empty.
@@ -38,8 +38,8 @@ impl Ragged {
     }
 
     /// The rule, for all of the batch.
-    fn packed(&self) -> Option<[Part<u32>; 2]> {
-        Some(self.starts().map(|starts| Part::new(starts.clone(), [1, 1, 1, starts.len()])))
+    fn packed(&self) -> Option<[HostData<u32>; 2]> {
+        Some(self.starts().map(|starts| HostData::new(starts.clone(), [1, 1, 1, starts.len()])))
     }
 }
 
@@ -52,8 +52,8 @@ const RAGGED: [Ragged; 3] = [
 /// What works with packed sequences: parts that need no tensor, or one that all sequences share.
 fn partners() -> Vec<(&'static str, Rules)> {
     let plain = Rules::default();
-    let some = |n| Some(Part::new(vec![n], [1; 4]));
-    let quarter = |shape| Some(Part::of(shape, |[_, h, _, n]| 0.25 * h as f32 - 0.5 * n as f32));
+    let some = |n| Some(HostData::new(vec![n], [1; 4]));
+    let quarter = |shape| Some(HostData::of(shape, |[_, h, _, n]| 0.25 * h as f32 - 0.5 * n as f32));
     let window = Some([3, 1]);
     let causal = Rules { causal: true, ..plain.clone() };
     vec![
@@ -124,8 +124,8 @@ fn like_alone(ragged: &Ragged, case: &Case) {
                 c.q = rows(&case.q, shape.q(), q0, queries);
                 c.k = rows(&case.k, shape.k(), k0, keys);
                 c.v = rows(&case.v, shape.v(), k0, keys);
-                let part = |part: &Part<bool>| {
-                    Part::new(rows(&part.data, [1, 1, shape.kv_len, 1], k0, keys), [1, 1, 1, keys])
+                let part = |part: &HostData<bool>| {
+                    HostData::new(rows(&part.data, [1, 1, shape.kv_len, 1], k0, keys), [1, 1, 1, keys])
                 };
                 c.rules.globals = case.rules.globals.as_ref().map(part);
             });
@@ -156,7 +156,7 @@ fn global_tokens_are_those_of_the_own_sequence() {
             let case = Case::random(format!("packed, globals, {alignment:?}"), shape).with(|c| {
                 (c.rules.packed, c.rules.alignment, c.rules.window) =
                     (ragged.packed(), alignment, Some([1, 0]));
-                c.rules.globals = Some(Part::of([1, 1, 1, shape.kv_len], |[.., j]| j % 4 == 1));
+                c.rules.globals = Some(HostData::of([1, 1, 1, shape.kv_len], |[.., j]| j % 4 == 1));
             });
             follows(&case);
             like_alone(ragged, &case);
@@ -170,8 +170,8 @@ fn global_tokens_are_those_of_the_own_sequence() {
 #[test]
 fn sequences_differ_by_batch() {
     let mut report = Report::new("packed, by batch");
-    let queries = Part::new(vec![0, 3, 3, 20, 0, 11, 12, 20], [2, 1, 1, 4]);
-    let keys = Part::new(vec![0, 0, 9, 30, 1, 17, 20, 26], [2, 1, 1, 4]);
+    let queries = HostData::new(vec![0, 3, 3, 20, 0, 11, 12, 20], [2, 1, 1, 4]);
+    let keys = HostData::new(vec![0, 0, 9, 30, 1, 17, 20, 26], [2, 1, 1, 4]);
     let shape = Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 20, kv_len: 30, head_dim: 5, value_dim: 6 };
     for (n, alignment) in [Alignment::TopLeft, Alignment::BottomRight].into_iter().enumerate() {
         let case = Case::random(format!("packed by batch {n}"), shape).with(|c| {
@@ -184,14 +184,14 @@ fn sequences_differ_by_batch() {
             change(&mut case.rules);
             case
         };
-        let keep = Part::of([2, 1, 20, 30], |[b, _, i, j]| (b + i + 2 * j) % 3 != 0);
-        let lengths = Part::of([2, 1, 20, 1], |[b, _, i, _]| (b + i) as u32 % 9);
+        let keep = HostData::of([2, 1, 20, 30], |[b, _, i, j]| (b + i + 2 * j) % 3 != 0);
+        let lengths = HostData::of([2, 1, 20, 1], |[b, _, i, _]| (b + i) as u32 % 9);
         let document = |[b, _, i, j]: [usize; 4]| (b + (i + j) / 5) as u32 % 2;
-        let documents = [Part::of([2, 1, 20, 1], document), Part::of([2, 1, 1, 30], document)];
-        let map = Part::of([2, 1, 4, 5], |[b, _, i, j]| (b + i + 2 * j) as u32 % 3);
+        let documents = [HostData::of([2, 1, 20, 1], document), HostData::of([2, 1, 1, 30], document)];
+        let map = HostData::of([2, 1, 4, 5], |[b, _, i, j]| (b + i + 2 * j) as u32 % 3);
         for case in [
             with(", alone", &|_| ()),
-            with(", keep", &|r| r.keep = Some(keep.clone())),
+            with(", keep", &|r| r.attn_mask = Some(keep.clone())),
             with(", lengths", &|r| r.lengths = Some(lengths.clone())),
             with(", prefix", &|r| r.prefix = Some(lengths.clone())),
             with(", documents", &|r| r.documents = Some(documents.clone())),

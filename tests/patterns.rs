@@ -3,7 +3,7 @@
 use wgpu_attention::block_map::big_bird;
 use wgpu_attention::{Alignment, Pattern, PatternPart};
 
-use crate::harness::{Case, Part, Report, Vector};
+use crate::harness::{Case, HostData, Report, Vector};
 use crate::sdpa::{check_reference, plain};
 
 pub const FAMILY: &str = "patterns";
@@ -22,7 +22,7 @@ pub const NAMES: &[&str] = &[
 
 /// The pattern as the dense mask that the vector holds.
 fn dense(vector: &Vector) -> Case {
-    plain(vector).with(|case| case.rules.keep = Some(vector.bools("mask")))
+    plain(vector).with(|case| case.rules.attn_mask = Some(vector.bools("mask")))
 }
 
 /// The numbers of an attribute.
@@ -56,7 +56,7 @@ fn ruled(vector: &Vector) -> Case {
         "longformer" => {
             rules.window = Some([vector.size("half_window"); 2]);
             let global = list(&vector.attrs["global"]);
-            rules.globals = Some(Part::of([1, 1, 1, kv_len], |[.., j]| global.contains(&j)));
+            rules.globals = Some(HostData::of([1, 1, 1, kv_len], |[.., j]| global.contains(&j)));
         }
         "bigbird" => {
             let block = vector.size("block");
@@ -65,7 +65,7 @@ fn ruled(vector: &Vector) -> Case {
                 vector.attrs["random_blocks"].as_array().expect("rows").iter().map(list).collect();
             let globals: Vec<usize> = (0..vector.size("global_blocks")).collect();
             let map = big_bird(n, vector.size("window_blocks"), &globals, &random).expect("it fits");
-            rules.blocks = Some((Part::new(map, [1, 1, n, n]), [block; 2]));
+            rules.blocks = Some((HostData::new(map, [1, 1, n, n]), [block; 2]));
         }
         other => panic!("{}: kind {other}", vector.name),
     }

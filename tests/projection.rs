@@ -4,13 +4,13 @@
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::project;
 use wgpu_attention::{
-    DType, Error, Linear, MatrixUnits, Projection, ProjectionForward, Scratch, TensorView, Tiling,
+    DType, Error, KernelForm, Linear, MatrixUnits, Projection, ProjectionForward, Scratch, TensorView,
 };
 
 use crate::harness::case::{largest, widened};
 use crate::harness::device::{believing, matrices};
 use crate::harness::run::{Placed, window};
-use crate::harness::{Image, Judged, Place, Profile, Report, Rng, TILINGS, Values, defaults, full, stored};
+use crate::harness::{FORMS, Image, Judged, Place, Profile, Report, Rng, Values, defaults, full, stored};
 use crate::property::{draws, float};
 
 /// One product with its data: `x` `[batch, length, features]`, narrow weights `[heads or 1, dim, read]`.
@@ -42,7 +42,7 @@ enum Lie {
 #[derive(Clone, Debug)]
 struct Case {
     profile: &'static Profile,
-    tiling: Tiling,
+    tiling: KernelForm,
     units: MatrixUnits,
     narrow: bool,
     one_buffer: bool,
@@ -104,7 +104,7 @@ impl Case {
                 }
             })
             .collect();
-        let tiling = rng.pick(&TILINGS);
+        let tiling = rng.pick(&FORMS);
         Case {
             profile,
             tiling,
@@ -282,7 +282,7 @@ fn product(
     };
     Case {
         profile,
-        tiling: Tiling::Auto,
+        tiling: KernelForm::Auto,
         units: MatrixUnits::Always,
         narrow: false,
         one_buffer: false,

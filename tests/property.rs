@@ -3,11 +3,12 @@
 
 use std::collections::HashMap;
 
-use wgpu_attention::{Alignment, DType, Path, Pattern, PatternPart, Shape, Tiling};
+use wgpu_attention::{Alignment, DType, KernelForm, Path, Pattern, PatternPart, Shape};
 
 use crate::harness::report::judge_outputs;
 use crate::harness::{
-    Case, Drop, Layout, Part, Profile, Report, Rng, Rules, Setup, TILINGS, Weights, defaults, full, run,
+    Case, DropoutData, FORMS, HostData, Layout, Profile, Report, Rng, Rules, Setup, Weights, defaults, full,
+    run,
 };
 
 /// Which axes of a tensor of the mask are 1 and repeat; `None` is no such tensor.
@@ -27,9 +28,9 @@ pub struct MaskDraw {
     pub packed: Repeats,
     pub documents: Option<[[bool; 4]; 2]>,
     pub blocks: Option<([bool; 4], [usize; 2])>,
-    pub keep: Repeats,
+    pub attn_mask: Repeats,
     pub tree: Repeats,
-    pub keys: Repeats,
+    pub key_padding_mask: Repeats,
     pub globals: Repeats,
     pub bias: Repeats,
     pub slopes: Repeats,
@@ -73,8 +74,8 @@ impl MaskDraw {
                 1 => draw.window = window,
                 2 => draw.exclude_self = true,
                 3 => draw.lengths = Some(repeats),
-                4 => draw.keep = Some(repeats),
-                5 => draw.keys = Some(repeats),
+                4 => draw.attn_mask = Some(repeats),
+                5 => draw.key_padding_mask = Some(repeats),
                 6 => draw.bias = Some(repeats),
                 7 => draw.pattern = Some(pattern(rng, kv_len)),
                 8 => {
@@ -117,8 +118,8 @@ impl MaskDraw {
             (0..4).filter(|a| repeats[*a]).for_each(|a| to[a] = 1);
             to
         };
-        fn part<T>(shape: [usize; 4], mut draw: impl FnMut() -> T) -> Part<T> {
-            Part { data: (0..shape.iter().product()).map(|_| draw()).collect(), shape }
+        fn part<T>(shape: [usize; 4], mut draw: impl FnMut() -> T) -> HostData<T> {
+            HostData { data: (0..shape.iter().product()).map(|_| draw()).collect(), shape }
         }
         let bools = |rng: &mut Rng, repeats: Repeats, to: [usize; 4], p: f64| {
             repeats.map(|repeats| part(of(repeats, to), || rng.chance(p)))
@@ -146,7 +147,7 @@ impl MaskDraw {
             let batch = if repeats[0] { 1 } else { batch };
             [q_len, len].map(|n| {
                 let all = (0..batch).flat_map(|_| starts(rng, sequences, n)).collect();
-                Part::new(all, [batch, 1, 1, sequences + 1])
+                HostData::new(all, [batch, 1, 1, sequences + 1])
             })
         });
         let blocks = self.blocks.map(|(repeats, size)| {
@@ -169,9 +170,9 @@ impl MaskDraw {
             packed,
             documents,
             blocks,
-            keep: bools(rng, self.keep, pairs, 0.6),
+            attn_mask: bools(rng, self.attn_mask, pairs, 0.6),
             tree: bools(rng, self.tree, [batch, heads, q_len, q_len], 0.6),
-            keys: bools(rng, self.keys, pairs, 0.8),
+            key_padding_mask: bools(rng, self.key_padding_mask, pairs, 0.8),
             globals: bools(rng, self.globals, [batch, heads, 1, len], 0.2),
             bias: self.bias.map(|repeats| {
                 part(of(repeats, pairs), || match rng.below(20) {
@@ -210,9 +211,9 @@ impl MaskDraw {
             |m| m.packed = None,
             |m| m.documents = None,
             |m| m.blocks = None,
-            |m| m.keep = None,
+            |m| m.attn_mask = None,
             |m| m.tree = None,
-            |m| m.keys = None,
+            |m| m.key_padding_mask = None,
             |m| m.globals = None,
             |m| m.bias = None,
             |m| m.slopes = None,
@@ -248,14 +249,17 @@ impl DropDraw {
         rng.pick(&[DropDraw::None, DropDraw::None, DropDraw::None, DropDraw::Seeded, DropDraw::Given])
     }
 
-    pub fn dropout(self, rng: &mut Rng, weights: [usize; 4]) -> Option<Drop> {
+    pub fn dropout(self, rng: &mut Rng, weights: [usize; 4]) -> Option<DropoutData> {
         let p = rng.pick(&[0.0, 0.1, 0.5, 0.9]);
         match self {
             DropDraw::None => None,
-            DropDraw::Seeded => Some(Drop::Seeded { p, seed: rng.word() }),
+            DropDraw::Seeded => Some(DropoutData::Seeded { p, seed: rng.word() }),
             DropDraw::Given => {
                 let shape = weights.map(|n| if rng.chance(0.3) { 1 } else { n });
-                Some(Drop::Given { p, keep: Part::new(rng.bools(shape.iter().product(), 0.5), shape) })
+                Some(DropoutData::Given {
+                    p,
+                    keep: HostData::new(rng.bools(shape.iter().product(), 0.5), shape),
+                })
             }
         }
     }
@@ -304,7 +308,7 @@ struct Draw {
     /// Standard deviation of queries.
     spread: f32,
     profile: &'static str,
-    tiling: Tiling,
+    tiling: KernelForm,
     path: Path,
     dtype: DType,
     bias: DType,
@@ -348,7 +352,7 @@ impl Draw {
             softcap: rng.chance(0.2).then(|| rng.pick(&[0.5, 5.0, 50.0])),
             spread: rng.pick(&[0.1, 1.0, 1.0, 8.0]),
             profile: profile.name,
-            tiling: rng.pick(&TILINGS),
+            tiling: rng.pick(&FORMS),
             path,
             dtype: float(rng, profile),
             bias: float(rng, profile),

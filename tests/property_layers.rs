@@ -1,11 +1,11 @@
 //! Random layers against the reference; see `property.rs`.
 
 use wgpu_attention::reference::LayerShape;
-use wgpu_attention::{DType, LayerConfig, Path, Tiling};
+use wgpu_attention::{DType, KernelForm, LayerConfig, Path};
 
 use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, LinearData, Storage, run_layer_with};
 use crate::harness::report::judge_outputs;
-use crate::harness::{Expected, Report, Rng, TILINGS, Weights, defaults, full};
+use crate::harness::{Expected, FORMS, Report, Rng, Weights, defaults, full};
 use crate::property::{DropDraw, MaskDraw, draws, float, judged, profile, same_tile, weights};
 
 /// Everything random about a layer and its run.
@@ -21,7 +21,7 @@ struct Draw {
     mask: MaskDraw,
     drop: DropDraw,
     profile: &'static str,
-    tiling: Tiling,
+    tiling: KernelForm,
     path: Path,
     weight: DType,
     bias: DType,
@@ -81,7 +81,7 @@ impl Draw {
             mask: MaskDraw::random(rng, shape.kv_len),
             drop: DropDraw::random(rng),
             profile: profile.name,
-            tiling: rng.pick(&TILINGS),
+            tiling: rng.pick(&FORMS),
             path: rng.pick(&[Path::Auto, Path::Staged]),
             weight: float(rng, profile),
             bias: float(rng, profile),

@@ -3,7 +3,7 @@
 use wgpu_attention::Alignment;
 use wgpu_attention::reference::compare::compare;
 
-use crate::harness::{Case, Drop, Expected, Report, Rules, Vector};
+use crate::harness::{Case, DropoutData, Expected, Report, Rules, Vector};
 
 pub const FAMILY: &str = "sdpa";
 pub const NAMES: &[&str] = &[
@@ -77,7 +77,7 @@ pub fn check_reference(case: &Case) {
 /// `rules` with the vector's own dense mask and bias.
 pub fn masked(vector: &Vector, rules: Rules) -> Rules {
     Rules {
-        keep: vector.has("mask").then(|| vector.bools("mask")),
+        attn_mask: vector.has("mask").then(|| vector.bools("mask")),
         bias: vector.has("bias").then(|| vector.floats("bias")),
         ..rules
     }
@@ -95,7 +95,7 @@ fn case(name: &str) -> Case {
     case.rules = masked(&vector, case.rules);
     if vector.has("keep") {
         let p = vector.number("p").expect("p") as f32;
-        case.dropout = Some(Drop::Given { p, keep: vector.bools("keep") });
+        case.dropout = Some(DropoutData::Given { p, keep: vector.bools("keep") });
     }
     case
 }

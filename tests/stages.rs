@@ -4,15 +4,15 @@
 //! the weights, weighted_sum through out, project and append_keys through layers.
 
 use wgpu_attention::reference::LayerShape;
-use wgpu_attention::{DType, LayerConfig, Path, Shape, Tiling};
+use wgpu_attention::{DType, KernelForm, LayerConfig, Path, Shape};
 
 use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, Storage};
-use crate::harness::{Case, Layout, Report, Setup, TILINGS, Weights, defaults, full, profiles};
+use crate::harness::{Case, FORMS, Layout, Report, Setup, Weights, defaults, full, profiles};
 
 /// Runs `case` on every device, tiling and type, in a dense layout and a window.
 fn check(report: &mut Report, case: &Case, weights: Weights) {
     for (n, profile) in profiles().into_iter().enumerate() {
-        for tiling in TILINGS {
+        for tiling in FORMS {
             for dtype in [DType::F32, DType::F16] {
                 let layout = if n == 0 { Layout::Dense } else { Layout::Window(case.shape.q_len as u64 | 1) };
                 let path = Path::Staged;
@@ -103,7 +103,7 @@ fn large_tiles() {
         let case = Case::random("large tiles", shape).with(|c| c.rules.causal = true);
         let setup = Setup {
             profile: full(),
-            tiling: Tiling::Workgroup,
+            tiling: KernelForm::Gpu,
             path: Path::Staged,
             dtype,
             bias: DType::F32,
@@ -121,7 +121,7 @@ fn check_layer(report: &mut Report, case: &LayerCase, n: usize) {
     let other =
         [(full(), DType::F16, Storage::Separate), (defaults(), DType::F32, Storage::OneBuffer { gap: 0 })];
     for (profile, dtype, storage) in [(full(), DType::F32, Storage::Separate), other[n % 2]] {
-        for tiling in TILINGS {
+        for tiling in FORMS {
             let setup = LayerSetup {
                 profile,
                 tiling,
@@ -194,7 +194,7 @@ fn project_with_large_tiles() {
     let case = LayerCase::random("project large".into(), config, shape, false);
     let setup = LayerSetup {
         profile: full(),
-        tiling: Tiling::Workgroup,
+        tiling: KernelForm::Gpu,
         path: Path::Auto,
         dtype: DType::F32,
         weight: DType::F32,

@@ -3,7 +3,7 @@
 use wgpu_attention::{DType, Path, Shape};
 
 use crate::harness::run::run_with;
-use crate::harness::{Case, Drop, Layout, Part, Report, Setup, TILINGS, Weights, profiles};
+use crate::harness::{Case, DropoutData, FORMS, HostData, Layout, Report, Setup, Weights, profiles};
 
 /// One workgroup per dispatch, a few, many; the default does each of these cases in one.
 const LIMITS: [u64; 5] = [0, 1, 10_000, 200_000, 3_000_000];
@@ -27,8 +27,8 @@ fn cases() -> Vec<Case> {
         case("wide", shape(2, 4, 37, 33, 130)),
         case("wide causal", shape(2, 2, 65, 65, 65)).with(|c| {
             c.rules.causal = true;
-            c.rules.sinks = Some(Part::new(vec![0.5, -0.25], [1, 2, 1, 1]));
-            c.dropout = Some(Drop::Seeded { p: 0.2, seed: 7 });
+            c.rules.sinks = Some(HostData::new(vec![0.5, -0.25], [1, 2, 1, 1]));
+            c.dropout = Some(DropoutData::Seeded { p: 0.2, seed: 7 });
         }),
     ]
 }
@@ -37,7 +37,7 @@ fn cases() -> Vec<Case> {
 fn pieces_give_the_bits_of_the_whole() {
     let mut report = Report::new("splitting");
     for (n, case) in cases().iter().enumerate() {
-        for (profile, tiling) in profiles().into_iter().flat_map(|p| TILINGS.map(|t| (p, t))) {
+        for (profile, tiling) in profiles().into_iter().flat_map(|p| FORMS.map(|t| (p, t))) {
             let layout = if n % 2 == 0 { Layout::Blhd } else { Layout::Window(n as u64) };
             let (dtype, lse, weights) = (DType::F32, true, Weights::None);
             let setup =

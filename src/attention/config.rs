@@ -2,7 +2,7 @@
 
 use crate::device::DeviceFacts;
 use crate::error::Error;
-use crate::plan::{MatrixUnits, Path, Tiling, Tuning};
+use crate::plan::{KernelForm, MatrixUnits, Path, Tuning};
 use crate::problem::{Shape, check_options};
 use crate::tensor::DType;
 
@@ -67,7 +67,7 @@ impl Config {
     }
 
     /// Which class of kernels to use; for tests and measurements.
-    pub fn tiling(mut self, tiling: Tiling) -> Self {
+    pub fn tiling(mut self, tiling: KernelForm) -> Self {
         self.tuning.tiling = tiling;
         self
     }

@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::path::{self, cache::CacheLayer};
 use crate::position::{MAX_POSITION, Rope};
 use crate::record::{dispatch, pass};
-use crate::scratch::{Bound, Scratch};
+use crate::scratch::{BoundDispatch, Scratch};
 use crate::tensor::{Access, TensorView, check_float, expect};
 
 /// New keys and values of one layer.
@@ -73,13 +73,13 @@ impl Cache {
         layer: usize,
         append: &Append,
         scratch: &mut Scratch,
-    ) -> Result<Vec<(Bound, [u32; 3])>, Error> {
+    ) -> Result<Vec<(BoundDispatch, [u32; 3])>, Error> {
         self.check_recorded()?;
         let source = self.source(layer, false)?;
         self.check_append(&source, append)?;
-        let rotation = append.rope.map(|rope| (rope.view(), rope.turns()));
-        let calls = path::cache::append(&source, [append.k, append.v], rotation, self.pipelines.facts());
-        self.pipelines.bind(&calls, scratch)
+        let rotation = append.rope.map(|rope| (rope.view(), rope.rotation_params()));
+        let dispatches = path::cache::append(&source, [append.k, append.v], rotation, self.pipelines.facts());
+        self.pipelines.bind(&dispatches, scratch)
     }
 
     fn check_append(&self, source: &CacheLayer, append: &Append) -> Result<(), Error> {
@@ -94,7 +94,10 @@ impl Cache {
             let wanted = [batch, kv_heads, self.advanced, dim];
             (0..4).try_for_each(|axis| expect(tensor, view.shape(), axis, wanted[axis]))?;
             view.check(tensor, Access::Read, self.pipelines.facts())?;
-            if [source.k, source.v, source.book].iter().any(|written| written.buffer == view.buffer()) {
+            if [source.k, source.v, source.sequence_table]
+                .iter()
+                .any(|written| written.buffer == view.buffer())
+            {
                 return Err(Error::Alias { tensor: "cache", other: tensor });
             }
         }

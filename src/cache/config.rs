@@ -2,7 +2,7 @@
 
 use crate::device::DeviceFacts;
 use crate::error::Error;
-use crate::kernels::cache::{CacheParams, Cached, Format, Placement, WORDS};
+use crate::kernels::cache::{CacheParams, CacheVariant, LayoutKind, StorageKind, WORDS};
 use crate::tensor::LONGEST_AXIS;
 
 /// How a cache stores the channels of keys and values.
@@ -28,18 +28,18 @@ pub enum ScaleGroup {
 }
 
 impl CacheStorage {
-    pub(crate) fn format(self) -> Format {
+    pub(crate) fn storage_kind(self) -> StorageKind {
         match self {
-            CacheStorage::F32 => Format::F32,
-            CacheStorage::F16 => Format::F16,
-            CacheStorage::Q8(_) => Format::Q8,
-            CacheStorage::Q4(_) => Format::Q4,
+            CacheStorage::F32 => StorageKind::F32,
+            CacheStorage::F16 => StorageKind::F16,
+            CacheStorage::Q8(_) => StorageKind::Q8,
+            CacheStorage::Q4(_) => StorageKind::Q4,
         }
     }
 
     /// Channels of a row of `dim` that share a scale, whole vectors of words.
     pub(crate) fn group(self, dim: usize) -> usize {
-        let padded = self.words(dim).saturating_mul(self.format().per_word());
+        let padded = self.words(dim).saturating_mul(self.storage_kind().per_word());
         match self {
             CacheStorage::F32 | CacheStorage::F16 => 1,
             // Never none, of a row without channels either.
@@ -52,12 +52,12 @@ impl CacheStorage {
 
     /// Words of a row of `dim` channels: whole vectors of four.
     pub(crate) fn words(self, dim: usize) -> usize {
-        dim.div_ceil(self.format().per_word()).checked_next_multiple_of(4).unwrap_or(usize::MAX)
+        dim.div_ceil(self.storage_kind().per_word()).checked_next_multiple_of(4).unwrap_or(usize::MAX)
     }
 
     /// Scales of a row.
     pub(crate) fn scales(self, dim: usize) -> usize {
-        if self.format().is_scaled() { dim.div_ceil(self.group(dim)) } else { 0 }
+        if self.storage_kind().is_scaled() { dim.div_ceil(self.group(dim)) } else { 0 }
     }
 
     /// Bytes of a row of `dim` channels, padding and scales counted: what one token costs per head, for keys or values.
@@ -173,11 +173,11 @@ impl CacheConfig {
         }
     }
 
-    pub(crate) fn placement(&self) -> Placement {
+    pub(crate) fn layout_kind(&self) -> LayoutKind {
         match self.layout {
-            CacheLayout::Contiguous => Placement::Contiguous,
-            CacheLayout::Ring { .. } => Placement::Ring,
-            CacheLayout::Paged { .. } => Placement::Paged,
+            CacheLayout::Contiguous => LayoutKind::Contiguous,
+            CacheLayout::Ring { .. } => LayoutKind::Ring,
+            CacheLayout::Paged { .. } => LayoutKind::Paged,
         }
     }
 
@@ -207,9 +207,9 @@ impl CacheConfig {
         SideSize { words, groups, scales, total }
     }
 
-    pub(crate) fn cached(&self) -> Cached {
+    pub(crate) fn cached(&self) -> CacheVariant {
         let groups = [self.head_dim, self.value_dim].map(|dim| self.storage.group(dim) as u32);
-        Cached { format: self.storage.format(), placement: self.placement(), groups }
+        CacheVariant { storage: self.storage.storage_kind(), layout_kind: self.layout_kind(), groups }
     }
 
     /// What kernels take as a parameter. ragged: queries are those of the last advance.
@@ -242,7 +242,7 @@ impl CacheConfig {
         }
     }
 
-    pub(crate) fn book_words(&self) -> usize {
+    pub(crate) fn sequence_table_words(&self) -> usize {
         self.batch.saturating_mul(WORDS.saturating_add(self.pages_each()))
     }
 
@@ -290,7 +290,7 @@ impl CacheConfig {
         // Kernels count words in 30 bits.
         let limit = device.max_binding_bytes.min(1 << 32);
         let sides = [self.head_dim, self.value_dim].map(|dim| self.side(dim).total);
-        for words in sides.into_iter().chain([self.book_words()]) {
+        for words in sides.into_iter().chain([self.sequence_table_words()]) {
             let bytes = (words as u64).saturating_mul(4);
             if bytes > limit {
                 return Err(Error::BindingLimit { tensor: "cache", bytes, limit });

@@ -1,9 +1,9 @@
 //! Caches of keys and values: what of earlier tokens is kept, sequence by sequence.
 
 mod append;
-mod book;
 mod config;
 mod pages;
+mod sequence_table;
 mod sequences;
 mod tokens;
 
@@ -13,10 +13,10 @@ pub use tokens::Tokens;
 
 use crate::error::Error;
 use crate::kernels::cache::{COUNT, LENGTH, REFUSED, START, WORDS};
-use crate::path::{self, Calls, cache::CacheLayer};
+use crate::path::{self, Dispatches, cache::CacheLayer};
 use crate::pipelines::guarded;
 use crate::record::{Pipelines, dispatch, pass};
-use crate::scratch::{Bound, Scratch};
+use crate::scratch::{BoundDispatch, Scratch};
 use crate::tensor::{DType, Layout, TensorView, Window};
 use sequences::{Change, Edits, PageCopy, Sequences};
 
@@ -57,7 +57,7 @@ pub struct Cache {
     config: CacheConfig,
     /// Keys and values of every layer.
     layers: Vec<[wgpu::Buffer; 2]>,
-    book: wgpu::Buffer,
+    sequence_table: wgpu::Buffer,
     sequences: Sequences,
     /// Rows of the last advance.
     advanced: usize,
@@ -96,7 +96,7 @@ impl Cache {
         Ok(Cache {
             pipelines: pipelines.clone(),
             layers: (0..config.layers).map(layer).collect::<Result<_, Error>>()?,
-            book: book::empty(device, &config)?,
+            sequence_table: sequence_table::empty(device, &config)?,
             sequences: Sequences::new(&config),
             config,
             advanced: 0,
@@ -108,7 +108,7 @@ impl Cache {
         &self.config
     }
 
-    /// Tokens of a sequence, where the host knows: not after [`Tokens::Device`], until [`learn`](Self::learn) says.
+    /// Tokens of a sequence, where the host knows: not after [`Tokens::Device`], until [`set_known_len`](Self::set_known_len) says.
     pub fn len(&self, sequence: usize) -> Option<usize> {
         let [least, most] = self.len_bounds(sequence)?;
         (least == most).then_some(least)
@@ -135,7 +135,7 @@ impl Cache {
     }
 
     /// Tokens of every sequence before the last advance, on the device: U32 `[batch, 1, 1, 1]`, the positions of the
-    /// first new tokens, for [`At::Tensor`](crate::At::Tensor). Not to be written.
+    /// first new tokens, for [`RowPositions::Tensor`](crate::RowPositions::Tensor). Not to be written.
     pub fn starts(&self) -> TensorView<'_> {
         self.word(START)
     }
@@ -149,15 +149,15 @@ impl Cache {
     fn word(&self, word: usize) -> TensorView<'_> {
         let layout =
             Layout { shape: [self.config.batch, 1, 1, 1], strides: [WORDS, WORDS, WORDS, 1], offset: word };
-        TensorView { buffer: &self.book, dtype: DType::U32, layout }
+        TensorView { buffer: &self.sequence_table, dtype: DType::U32, layout }
     }
 
     /// Says how long a sequence is, after its length was read back. On the device nothing changes.
     ///
     /// # Errors
     /// [`Error::Option`] if it cannot be that long, or is none.
-    pub fn learn(&mut self, sequence: usize, len: usize) -> Result<(), Error> {
-        self.sequences.learn(sequence, len)
+    pub fn set_known_len(&mut self, sequence: usize, len: usize) -> Result<(), Error> {
+        self.sequences.set_known_len(sequence, len)
     }
 
     /// Gives up the tokens of a sequence from `len` on: undo, or drafts that were refused. With the next
@@ -242,17 +242,23 @@ impl Cache {
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
         let Change { after, mut edits, copies } = change;
-        let (placement, params) = (self.config.placement(), self.config.params(false));
+        let (layout_kind, params) = (self.config.layout_kind(), self.config.params(false));
         let device = self.pipelines.facts();
-        let mut calls = self.copies(&copies);
-        calls.push(path::cache::advance(whole(&self.book), placement, params, &rows.moves(back), device));
-        let bound = self.pipelines.bind(&calls, scratch)?;
+        let mut dispatches = self.copies(&copies);
+        dispatches.push(path::cache::advance(
+            whole(&self.sequence_table),
+            layout_kind,
+            params,
+            &rows.moves(back),
+            device,
+        ));
+        let bound = self.pipelines.bind(&dispatches, scratch)?;
         if let Tokens::Each(counts) = rows {
             edits.extend(counts.iter().enumerate().map(|(s, n)| (s * WORDS + COUNT, *n as u32)));
         }
-        let upload = book::upload(self.pipelines.device(), &edits)?;
+        let upload = sequence_table::upload(self.pipelines.device(), &edits)?;
         // Nothing can fail from here on.
-        self.sequences.put(after);
+        self.sequences.commit(after);
         self.advanced = if back { 0 } else { rows.most() };
         self.record(encoder, upload, &edits, &bound);
         Ok(())
@@ -264,7 +270,7 @@ impl Cache {
     /// [`Error::OutOfMemory`]; then nothing has been recorded.
     pub fn flush(&mut self, encoder: &mut wgpu::CommandEncoder) -> Result<(), Error> {
         let edits = self.sequences.edits().clone();
-        let upload = book::upload(self.pipelines.device(), &edits)?;
+        let upload = sequence_table::upload(self.pipelines.device(), &edits)?;
         self.sequences.flushed();
         self.record(encoder, upload, &edits, &[]);
         Ok(())
@@ -282,7 +288,7 @@ impl Cache {
         CacheLayer {
             k: whole(k),
             v: whole(v),
-            book: whole(&self.book),
+            sequence_table: whole(&self.sequence_table),
             cached: self.config.cached(),
             params: self.config.params(ragged),
             kept: self.config.capacity,
@@ -315,7 +321,7 @@ impl Cache {
     }
 
     /// Copies of pages, in every layer.
-    fn copies(&self, pages: &[PageCopy]) -> Calls<'_> {
+    fn copies(&self, pages: &[PageCopy]) -> Dispatches<'_> {
         let in_layers = |copy: &PageCopy| {
             let PageCopy { from, to, slots } = *copy;
             let layers = self.layers.iter().map(|buffers| self.layer(buffers, false));
@@ -329,10 +335,10 @@ impl Cache {
         encoder: &mut wgpu::CommandEncoder,
         upload: Option<wgpu::Buffer>,
         edits: &Edits,
-        bound: &[(Bound, [u32; 3])],
+        bound: &[(BoundDispatch, [u32; 3])],
     ) {
         if let Some(upload) = upload {
-            book::change(encoder, &self.book, &upload, edits);
+            sequence_table::change(encoder, &self.sequence_table, &upload, edits);
         }
         if !bound.is_empty() {
             dispatch(&mut pass(encoder, "cache"), bound);

@@ -7,7 +7,7 @@ use super::{CacheConfig, CacheLayout};
 use crate::error::Error;
 use crate::kernels::cache::{HIGH, LENGTH, LIMIT, START, WORDS};
 
-/// Words of the book to be written, by place.
+/// Words of the sequence table to be written, by place.
 pub(super) type Edits = BTreeMap<usize, u32>;
 
 /// Bounds on how far a sequence moves.
@@ -121,7 +121,7 @@ impl Sequences {
         Err(Error::Option { option: "sequence", value: sequence as f64, expected })
     }
 
-    /// Where entry `n` of a sequence's page table stands in the book.
+    /// Where entry `n` of a sequence's page table stands in the sequence table.
     fn entry(&self, sequence: usize, n: usize) -> usize {
         self.all.len() * WORDS + sequence * self.pages_each + n
     }
@@ -148,7 +148,7 @@ impl Sequences {
         self.page.map_or(self.longest, |page| (pages * page).min(self.longest))
     }
 
-    pub fn learn(&mut self, sequence: usize, len: usize) -> Result<(), Error> {
+    pub fn set_known_len(&mut self, sequence: usize, len: usize) -> Result<(), Error> {
         let n = self.index(sequence)?;
         let of = &mut self.all[n];
         if !(of.least..=of.most).contains(&len) {
@@ -220,7 +220,7 @@ impl Sequences {
         }
         let Sequence { least, most, .. } = self.all[from];
         if least != most {
-            let why = "read its length back and tell the cache with `learn` first";
+            let why = "read its length back and tell the cache with `set_known_len` first";
             return Err(Error::Unsupported {
                 what: "a fork of a sequence whose length only the device knows",
                 why,
@@ -377,7 +377,7 @@ impl Sequences {
     }
 
     /// Takes over what was recorded.
-    pub fn put(&mut self, after: After) {
+    pub fn commit(&mut self, after: After) {
         for (of, [least, most, high]) in self.all.iter_mut().zip(after.lengths) {
             (of.least, of.most, of.high) = (least, most, high);
         }

@@ -1,8 +1,8 @@
 //! Twin of `add_positions.wgsl`.
 
-use super::positions::{self, PositionParams};
+use super::rotation_table::{self, RotationParams};
+use super::row_positions::{self, PositionParams};
 use super::shader;
-use super::turns::{self, Turns};
 use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
 use crate::tensor::DType;
 
@@ -27,7 +27,7 @@ params! {
         out: View,
         table: View,
         at: PositionParams,
-        turns: Turns,
+        rotation: RotationParams,
         dim: u32,
         work: u32,
         step: u32,
@@ -38,20 +38,21 @@ params! {
 impl AddPositions {
     pub fn describe(&self) -> Kernel {
         let mut bindings = Vec::new();
-        let out = positions::declare_in_and_out(self.x, self.out, &mut bindings);
+        let out = row_positions::declare_in_and_out(self.x, self.out, &mut bindings);
         let table = match self.learned {
             Some(dtype) => {
                 bindings.push(Binding::read("table", dtype, Width::One));
-                turns::NONE
+                rotation_table::NONE
             }
             None => {
-                bindings.push(turns::binding());
+                bindings.push(rotation_table::binding());
                 "fn table_at(o: u32) -> f32 { return 0.0; }\n"
             }
         };
-        let (constant, at) = positions::declare(self.positions, &mut bindings);
+        let (constant, at) = row_positions::declare(self.positions, &mut bindings);
         let constants = [constant, Constant::Bool("LEARNED", self.learned.is_some())];
-        let shaders = [shader!("shared/view"), turns::SHADER, positions::SHADER, shader!("add_positions")];
+        let shaders =
+            [shader!("tensor/view"), rotation_table::SHADER, row_positions::SHADER, shader!("add_positions")];
         Kernel::new::<Params>(
             &constants,
             bindings,

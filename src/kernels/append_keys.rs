@@ -45,7 +45,7 @@ impl AppendKeys {
         Kernel::new::<Params>(
             &constants,
             bindings,
-            &[shader!("shared/view"), shader!("append_keys"), stubs],
+            &[shader!("tensor/view"), shader!("append_keys"), stubs],
             WORKGROUP as u32,
         )
     }

@@ -33,7 +33,7 @@ impl AverageWeights {
         Kernel::new::<Params>(
             &[],
             bindings,
-            &[shader!("shared/view"), shader!("average_weights")],
+            &[shader!("tensor/view"), shader!("average_weights")],
             WORKGROUP as u32,
         )
     }

@@ -1,58 +1,58 @@
-//! What kernels that look into a cache have in common: twin of `shared/cache.wgsl` and `shared/keys_cache.wgsl`.
+//! What kernels that look into a cache have in common: twin of `cache/sequence_table.wgsl` and `keys/cache.wgsl`.
 
 use crate::kernel::{Binding, Constant, Width, params, shared};
 use crate::tensor::DType;
 
 /// How the elements of a cache are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Format {
+pub(crate) enum StorageKind {
     F32,
     F16,
     Q8,
     Q4,
 }
 
-impl Format {
-    pub const ALL: [Format; 4] = [Format::F32, Format::F16, Format::Q8, Format::Q4];
+impl StorageKind {
+    pub const ALL: [StorageKind; 4] = [StorageKind::F32, StorageKind::F16, StorageKind::Q8, StorageKind::Q4];
 
     /// Channels of one word.
     pub fn per_word(self) -> usize {
         match self {
-            Format::F32 => 1,
-            Format::F16 => 2,
-            Format::Q8 => 4,
-            Format::Q4 => 8,
+            StorageKind::F32 => 1,
+            StorageKind::F16 => 2,
+            StorageKind::Q8 => 4,
+            StorageKind::Q4 => 8,
         }
     }
 
     /// Whether channels share scales.
     pub fn is_scaled(self) -> bool {
-        matches!(self, Format::Q8 | Format::Q4)
+        matches!(self, StorageKind::Q8 | StorageKind::Q4)
     }
 }
 
 /// How the rows of a sequence lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Placement {
+pub(crate) enum LayoutKind {
     Contiguous,
     Ring,
     Paged,
 }
 
-impl Placement {
-    pub const ALL: [Placement; 3] = [Placement::Contiguous, Placement::Ring, Placement::Paged];
+impl LayoutKind {
+    pub const ALL: [LayoutKind; 3] = [LayoutKind::Contiguous, LayoutKind::Ring, LayoutKind::Paged];
 }
 
 /// What of a cache changes the text of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Cached {
-    pub format: Format,
-    pub placement: Placement,
+pub(crate) struct CacheVariant {
+    pub storage: StorageKind,
+    pub layout_kind: LayoutKind,
     /// Channels of a key, of a value, that share a scale.
     pub groups: [u32; 2],
 }
 
-/// Words of the book that a sequence has, as in the shader.
+/// Words of the sequence table that a sequence has, as in the shader.
 pub(crate) const WORDS: usize = 8;
 pub(crate) const START: usize = 0;
 pub(crate) const LENGTH: usize = 1;
@@ -89,34 +89,34 @@ params! {
 }
 shared! { CacheParams = "CacheParams" }
 
-impl Cached {
-    /// The constants of `shared/cache.wgsl`.
+impl CacheVariant {
+    /// The constants of `cache/sequence_table.wgsl`.
     pub fn placed(&self) -> Constant {
-        Constant::U32("LAYOUT", self.placement as u32)
+        Constant::U32("LAYOUT_KIND", self.layout_kind as u32)
     }
 
-    /// The constants of `shared/keys_cache.wgsl`.
+    /// The constants of `keys/cache.wgsl`.
     pub fn constants(&self) -> [Constant; 4] {
         let [k, v] = self.groups;
-        let format = Constant::U32("FORMAT", self.format as u32);
+        let format = Constant::U32("STORAGE_KIND", self.storage as u32);
         [self.placed(), format, Constant::U32("K_GROUP", k), Constant::U32("V_GROUP", v)]
     }
 
-    pub fn book() -> Binding {
-        Binding::read("book", DType::U32, Width::One)
+    pub fn sequence_table() -> Binding {
+        Binding::read("sequence_table", DType::U32, Width::One)
     }
 
-    /// Keys, values, book.
+    /// Keys, values, sequence table.
     pub fn bindings() -> [Binding; 3] {
         let of = |name| Binding::read(name, DType::U32, Width::Four);
-        [of("cache_k"), of("cache_v"), Self::book()]
+        [of("cache_k"), of("cache_v"), Self::sequence_table()]
     }
 
-    /// Every format and every placement.
+    /// Every format and every layout_kind.
     pub fn all() -> impl Iterator<Item = Self> {
-        let groups = |format: Format| if format.is_scaled() { [32, 64] } else { [1; 2] };
-        let of = move |format, placement| Cached { format, placement, groups: groups(format) };
-        let formats = Format::ALL.into_iter().map(move |format| of(format, Placement::Contiguous));
-        formats.chain(Placement::ALL.into_iter().map(move |placement| of(Format::Q8, placement)))
+        let groups = |storage: StorageKind| if storage.is_scaled() { [32, 64] } else { [1; 2] };
+        let of = move |storage, layout_kind| CacheVariant { storage, layout_kind, groups: groups(storage) };
+        let storages = StorageKind::ALL.into_iter().map(move |storage| of(storage, LayoutKind::Contiguous));
+        storages.chain(LayoutKind::ALL.into_iter().map(move |layout_kind| of(StorageKind::Q8, layout_kind)))
     }
 }

@@ -1,6 +1,6 @@
 //! Twin of `cache_advance.wgsl`.
 
-use super::cache::{CacheParams, Cached, Placement};
+use super::cache::{CacheParams, CacheVariant, LayoutKind};
 use super::shader;
 use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
 use crate::tensor::DType;
@@ -17,7 +17,7 @@ pub(crate) enum Counts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CacheAdvance {
     pub counts: Counts,
-    pub placement: Placement,
+    pub layout_kind: LayoutKind,
 }
 
 params! {
@@ -33,19 +33,22 @@ params! {
 
 impl CacheAdvance {
     pub fn describe(&self) -> Kernel {
-        let mut bindings = vec![Binding { access: crate::tensor::Access::Write, ..Cached::book() }];
+        let mut bindings =
+            vec![Binding { access: crate::tensor::Access::Write, ..CacheVariant::sequence_table() }];
         let counts = if self.counts == Counts::Device {
             bindings.push(Binding::read("counts", DType::U32, Width::One));
             ""
         } else {
             "fn counts_at(o: u32) -> u32 { return 0u; }\n"
         };
-        let constants =
-            [Constant::U32("LAYOUT", self.placement as u32), Constant::U32("COUNTS", self.counts as u32)];
+        let constants = [
+            Constant::U32("LAYOUT_KIND", self.layout_kind as u32),
+            Constant::U32("COUNTS", self.counts as u32),
+        ];
         let parts = [
-            shader!("shared/view"),
-            shader!("shared/cache_params"),
-            shader!("shared/cache"),
+            shader!("tensor/view"),
+            shader!("cache/params"),
+            shader!("cache/sequence_table"),
             shader!("cache_advance"),
             counts,
         ];
@@ -53,8 +56,8 @@ impl CacheAdvance {
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
-        Placement::ALL.into_iter().flat_map(|placement| {
-            [Counts::All, Counts::Each, Counts::Device].map(|counts| CacheAdvance { counts, placement })
+        LayoutKind::ALL.into_iter().flat_map(|layout_kind| {
+            [Counts::All, Counts::Each, Counts::Device].map(|counts| CacheAdvance { counts, layout_kind })
         })
     }
 }

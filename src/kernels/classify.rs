@@ -8,7 +8,7 @@ use crate::tensor::DType;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Classify {
     /// Only the parts that a block map stands for.
-    pub mask: mask::Parts,
+    pub mask: mask::MaskVariant,
 }
 
 params! {
@@ -29,12 +29,12 @@ impl Classify {
     pub fn describe(&self) -> Kernel {
         let mut bindings = vec![Binding::write("map", DType::U32, Width::One)];
         bindings.extend(self.mask.bindings());
-        let constants = [Constant::Bool("ASKS_PAIRS", self.mask.asks_pairs())];
-        let parts = [shader!("shared/view"), shader!("classify"), &self.mask.wgsl()];
+        let constants = [Constant::Bool("PER_PAIR_MASK", self.mask.is_per_pair())];
+        let parts = [shader!("tensor/view"), shader!("classify"), &self.mask.wgsl()];
         Kernel { workgroup_memory: 256, ..Kernel::new::<Params>(&constants, bindings, &parts, 64) }
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
-        mask::Parts::all().into_iter().map(|mask| Classify { mask: mask.blocks_only() })
+        mask::MaskVariant::all().into_iter().map(|mask| Classify { mask: mask.blocks_only() })
     }
 }

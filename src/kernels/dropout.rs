@@ -8,38 +8,38 @@ use crate::tensor::{DType, TensorView, Window, broadcast};
 
 /// Where the decision to drop a weight comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Drop {
+pub(crate) enum DropoutKind {
     None,
     Seeded,
     Given,
 }
 
-impl Drop {
-    pub const ALL: [Drop; 3] = [Drop::None, Drop::Seeded, Drop::Given];
+impl DropoutKind {
+    pub const ALL: [DropoutKind; 3] = [DropoutKind::None, DropoutKind::Seeded, DropoutKind::Given];
 
     pub fn of<K>(dropout: Option<&Dropout<K>>) -> Self {
         match dropout {
-            None => Drop::None,
-            Some(Dropout::Seeded { .. }) => Drop::Seeded,
-            Some(Dropout::Given { .. }) => Drop::Given,
+            None => DropoutKind::None,
+            Some(Dropout::Seeded { .. }) => DropoutKind::Seeded,
+            Some(Dropout::Given { .. }) => DropoutKind::Given,
         }
     }
 
     pub fn binding(self) -> Option<Binding> {
-        (self == Drop::Given).then(|| Binding::read("dropout", DType::Bool, Width::One))
+        (self == DropoutKind::Given).then(|| Binding::read("dropout", DType::Bool, Width::One))
     }
 
     pub fn wgsl(self) -> &'static str {
         match self {
-            Drop::None => shader!("shared/dropout_none"),
-            Drop::Seeded => shader!("shared/dropout_seeded"),
-            Drop::Given => shader!("shared/dropout_given"),
+            DropoutKind::None => shader!("dropout/none"),
+            DropoutKind::Seeded => shader!("dropout/seeded"),
+            DropoutKind::Given => shader!("dropout/given"),
         }
     }
 }
 
 /// What kernels with dropout have in their parameters.
-pub(crate) struct DropParams<'a> {
+pub(crate) struct DropoutParams<'a> {
     pub keep: Option<Window<'a>>,
     pub view: View,
     pub seed: [u32; 2],
@@ -47,11 +47,11 @@ pub(crate) struct DropParams<'a> {
     pub scale: f32,
 }
 
-impl<'a> DropParams<'a> {
+impl<'a> DropoutParams<'a> {
     pub fn new(dropout: Option<&Dropout<TensorView<'a>>>, device: &DeviceFacts) -> Self {
         let keep = dropout.and_then(Dropout::given).map(|t| t.window(device));
         let seed = dropout.map_or(0, Dropout::seed);
-        DropParams {
+        DropoutParams {
             keep,
             view: keep.map_or(View::default(), |w| View::from(broadcast(w.layout))),
             seed: [seed as u32, (seed >> 32) as u32],

@@ -1,7 +1,7 @@
 //! Twin of `fused.wgsl`.
 
-use super::cache::{CacheParams, Cached, Format, Placement};
-use super::dropout::Drop;
+use super::cache::{CacheParams, CacheVariant, LayoutKind, StorageKind};
+use super::dropout::DropoutKind;
 use super::{mask, shader};
 use crate::device::Fragment;
 use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
@@ -13,7 +13,7 @@ use crate::tensor::DType;
 pub(crate) struct Fused {
     pub tiles: FusedTiles,
     /// Where keys and values are, if not in tensors.
-    pub cache: Option<Cached>,
+    pub cache: Option<CacheVariant>,
     /// Whether tensors of halves are loaded as vectors of words.
     pub halves: bool,
     /// Whether keys are split among workgroups.
@@ -22,13 +22,13 @@ pub(crate) struct Fused {
     /// Whether q, k and v load in fours along their channels.
     pub width: Width,
     /// Whether out stores in fours.
-    pub put: Width,
+    pub store: Width,
     /// Whether element indices of k or v reach 2^28, or a side of the cache 2^30 bytes, which the forms for software
     /// drivers must know.
     pub wide: bool,
     pub lse: bool,
-    pub drop: Drop,
-    pub mask: mask::Parts,
+    pub drop: DropoutKind,
+    pub mask: mask::MaskVariant,
 }
 
 params! {
@@ -56,7 +56,7 @@ params! {
     }
 }
 
-/// What `shared/fused_blocks.wgsl` declares, where there is no map to ask.
+/// What `fused/tile_state.wgsl` declares, where there is no map to ask.
 const NO_BLOCKS: &str = "const HIDDEN: u32 = 0u;
 const FULL: u32 = 2u;
 fn tile_state(b: u32, kv_head: u32, first: u32, last: u32, from_key: u32, to_key: u32) -> u32 {
@@ -68,7 +68,7 @@ impl Fused {
     fn bindings(&self) -> Vec<Binding> {
         let mut bindings = vec![Binding::read("q", self.dtype, self.width)];
         match self.cache {
-            Some(_) => bindings.extend(Cached::bindings()),
+            Some(_) => bindings.extend(CacheVariant::bindings()),
             None if self.halves => {
                 bindings.extend(["k", "v"].map(|name| Binding::read(name, DType::U32, Width::Four)));
             }
@@ -77,7 +77,7 @@ impl Fused {
         if self.splits {
             bindings.push(Binding::write("partial", DType::F32, Width::Four));
         } else {
-            bindings.push(Binding::write("out", self.dtype, self.put));
+            bindings.push(Binding::write("out", self.dtype, self.store));
         }
         if self.lse {
             bindings.push(Binding::write("lse", DType::F32, Width::One));
@@ -88,29 +88,29 @@ impl Fused {
     }
 
     /// How words hold channels, where they hold several.
-    fn format(&self) -> Option<Format> {
-        self.cache.map(|cache| cache.format).or(self.halves.then_some(Format::F16))
+    fn storage_kind(&self) -> Option<StorageKind> {
+        self.cache.map(|cache| cache.storage).or(self.halves.then_some(StorageKind::F16))
     }
 
     pub fn describe(&self) -> Kernel {
         let bindings = self.bindings();
         let mut constants = vec![
             Constant::Bool("IN_FOURS", self.width == Width::Four),
-            Constant::Bool("OUT_IN_FOURS", self.put == Width::Four),
+            Constant::Bool("OUT_IN_FOURS", self.store == Width::Four),
             Constant::Bool("HAS_LSE", self.lse),
             Constant::Bool("SPLITS", self.splits),
             Constant::U32("SPLIT_LEAST", self.tiles.split_least()),
             Constant::U32("SPLIT_STEP", self.tiles.split_step()),
-            Constant::U32("VECTORS", self.format().map_or(1, |format| format.per_word() as u32)),
-            Constant::Bool("ASKS_PAIRS", self.mask.asks_pairs()),
-            Constant::Bool("DROPS", self.drop != Drop::None),
+            Constant::U32("VECTORS", self.storage_kind().map_or(1, |storage| storage.per_word() as u32)),
+            Constant::Bool("PER_PAIR_MASK", self.mask.is_per_pair()),
+            Constant::Bool("HAS_DROPOUT", self.drop != DropoutKind::None),
             Constant::Bool("HAS_BLOCKS", self.mask.blocks),
             // Appended keys lie past the interval that a full block keeps.
-            Constant::Bool("FULL_IS_PLAIN", !self.mask.changes_full() && !self.mask.appended),
+            Constant::Bool("FULL_IS_PLAIN", !self.mask.mods_full_blocks() && !self.mask.appended),
         ];
         let mut memory = "";
         let (core, invocations) = match self.tiles {
-            FusedTiles::Workgroup { rows, workgroup, slice, v_keys } => {
+            FusedTiles::Gpu { rows, workgroup, slice, v_keys } => {
                 constants.extend([
                     Constant::U32("ROWS", rows),
                     Constant::U32("KEYS", FusedTiles::KEYS),
@@ -120,9 +120,9 @@ impl Fused {
                     Constant::U32("V_KEYS", v_keys),
                     Constant::U32("P_KEYS", FusedTiles::P_KEYS),
                 ]);
-                ([shader!("shared/fused_workgroup"), shader!("shared/fused_tiles")], workgroup)
+                ([shader!("fused/gpu"), shader!("fused/tiles")], workgroup)
             }
-            FusedTiles::Uniform { rows, keys, head_vectors, value_vectors } => {
+            FusedTiles::Cpu { rows, keys, head_vectors, value_vectors } => {
                 constants.extend([
                     Constant::U32("ROWS", rows),
                     Constant::U32("LANES", FusedTiles::LANES),
@@ -130,39 +130,39 @@ impl Fused {
                     Constant::U32("HEAD_VECTORS", head_vectors),
                     Constant::U32("VALUE_VECTORS", value_vectors),
                 ]);
-                ([shader!("shared/fused_uniform"), ""], FusedTiles::LANES)
+                ([shader!("fused/cpu"), ""], FusedTiles::LANES)
             }
-            FusedTiles::FewWorkgroup(few) => {
+            FusedTiles::DecodeGpu(decode) => {
                 constants.extend([
-                    Constant::U32("ROWS", few.rows),
-                    Constant::U32("LANE_ROWS", few.lane_rows),
-                    Constant::U32("WORKGROUP", few.workgroup),
-                    Constant::U32("KEY_LANES", few.key_lanes),
-                    Constant::U32("KEY_FOURS", few.key_fours),
-                    Constant::U32("V_SPLIT", few.v_split),
-                    Constant::U32("ROUND", few.round),
-                    Constant::Bool("SHARED", few.shared),
-                    Constant::U32("K_BLOCKS", few.loads.k),
-                    Constant::U32("V_BLOCKS", few.loads.v),
+                    Constant::U32("ROWS", decode.rows),
+                    Constant::U32("LANE_ROWS", decode.lane_rows),
+                    Constant::U32("WORKGROUP", decode.workgroup),
+                    Constant::U32("KEY_LANES", decode.key_lanes),
+                    Constant::U32("KEY_FOURS", decode.key_fours),
+                    Constant::U32("V_SPLIT", decode.v_split),
+                    Constant::U32("ROUND", decode.round),
+                    Constant::Bool("SHARED", decode.shared),
+                    Constant::U32("K_BLOCKS", decode.loads.k),
+                    Constant::U32("V_BLOCKS", decode.loads.v),
                 ]);
-                let reduce = if few.subgroups {
-                    shader!("shared/reduce_subgroup")
+                let reduce = if decode.subgroups {
+                    shader!("decode/reduce_subgroup")
                 } else {
-                    shader!("shared/reduce_workgroup")
+                    shader!("decode/reduce_workgroup")
                 };
-                ([shader!("shared/decode_workgroup"), reduce], few.workgroup)
+                ([shader!("decode/gpu"), reduce], decode.workgroup)
             }
-            FusedTiles::FewUniform(few) => {
+            FusedTiles::DecodeCpu(decode) => {
                 constants.extend([
-                    Constant::U32("ROWS", few.rows),
+                    Constant::U32("ROWS", decode.rows),
                     Constant::U32("LANES", FusedTiles::LANES),
-                    Constant::U32("KEYS", few.keys),
-                    Constant::U32("STEP", few.step),
-                    Constant::U32("CHUNK", few.chunk),
-                    Constant::U32("K_BLOCKS", few.loads.k),
-                    Constant::U32("V_BLOCKS", few.loads.v),
+                    Constant::U32("KEYS", decode.keys),
+                    Constant::U32("STEP", decode.step),
+                    Constant::U32("CHUNK", decode.chunk),
+                    Constant::U32("K_BLOCKS", decode.loads.k),
+                    Constant::U32("V_BLOCKS", decode.loads.v),
                 ]);
-                ([shader!("shared/decode_uniform"), ""], FusedTiles::LANES)
+                ([shader!("decode/cpu"), ""], FusedTiles::LANES)
             }
             FusedTiles::Matrix(tiles) => {
                 constants.extend([
@@ -176,46 +176,46 @@ impl Fused {
                     Constant::Bool("EXACT", tiles.exact),
                 ]);
                 memory = super::memory_of(tiles.fragment);
-                ([shader!("shared/fused_matrix"), shader!("shared/fused_tiles")], tiles.workgroup())
+                ([shader!("fused/matrix"), shader!("fused/tiles")], tiles.workgroup())
             }
         };
         let mut stubs = String::new();
         if !self.lse {
-            stubs.push_str("fn lse_put(o: u32, x: f32) {}\n");
+            stubs.push_str("fn lse_store(o: u32, x: f32) {}\n");
         }
         stubs.push_str(if self.splits {
-            "fn out_put(o: u32, x: f32) {}\nfn out_put4(o: u32, x: vec4<f32>) {}\n"
+            "fn out_store(o: u32, x: f32) {}\nfn out_store4(o: u32, x: vec4<f32>) {}\n"
         } else {
-            "fn partial_put4(o: u32, x: vec4<f32>) {}\n"
+            "fn partial_store4(o: u32, x: vec4<f32>) {}\n"
         });
         // GPUs check no indices that narrow ones would save.
-        constants.push(Constant::Bool("WIDE", self.wide || !self.tiles.is_uniform()));
+        constants.push(Constant::Bool("WIDE", self.wide || !self.tiles.is_cpu()));
         let keys = match self.cache {
             Some(cache) => {
                 constants.extend(cache.constants());
                 [
-                    shader!("shared/cache"),
-                    shader!("shared/keys_cache"),
-                    shader!("shared/words"),
-                    shader!("shared/formats"),
+                    shader!("cache/sequence_table"),
+                    shader!("keys/cache"),
+                    shader!("keys/packed_words"),
+                    shader!("keys/storage"),
                 ]
             }
             None if self.halves => {
-                constants.push(Constant::U32("FORMAT", Format::F16 as u32));
-                ["", shader!("shared/keys_halves"), shader!("shared/words"), shader!("shared/formats")]
+                constants.push(Constant::U32("STORAGE_KIND", StorageKind::F16 as u32));
+                ["", shader!("keys/f16_words"), shader!("keys/packed_words"), shader!("keys/storage")]
             }
-            None => ["", shader!("shared/keys_tensors"), "", ""],
+            None => ["", shader!("keys/tensors"), "", ""],
         };
-        let blocks = if self.mask.blocks { shader!("shared/fused_blocks") } else { NO_BLOCKS };
+        let blocks = if self.mask.blocks { shader!("fused/tile_state") } else { NO_BLOCKS };
         let parts = [
-            shader!("shared/view"),
-            shader!("shared/online"),
+            shader!("tensor/view"),
+            shader!("softmax/online"),
             shader!("fused"),
-            shader!("shared/out"),
+            shader!("tensor/out"),
             core[0],
             core[1],
             memory,
-            shader!("shared/cache_params"),
+            shader!("cache/params"),
             keys[0],
             keys[1],
             keys[2],
@@ -233,7 +233,7 @@ impl Fused {
 
     /// The same for far elements, where those change the text.
     fn widened(&self) -> Option<Self> {
-        self.tiles.is_uniform().then_some(Fused { wide: true, ..*self })
+        self.tiles.is_cpu().then_some(Fused { wide: true, ..*self })
     }
 
     pub fn all() -> Vec<Self> {
@@ -244,38 +244,43 @@ impl Fused {
             splits: false,
             dtype: DType::F32,
             width: Width::Four,
-            put: Width::Four,
+            store: Width::Four,
             wide: false,
             lse: false,
-            drop: Drop::None,
-            mask: mask::Parts::default(),
+            drop: DropoutKind::None,
+            mask: mask::MaskVariant::default(),
         };
         let mut all = Vec::new();
         for tiles in FusedTiles::MASKED {
-            all.extend(mask::Parts::all().into_iter().map(|mask| Fused { mask, ..plain(tiles) }));
-            all.extend(Drop::ALL.map(|drop| Fused { drop, lse: true, ..plain(tiles) }));
+            all.extend(mask::MaskVariant::all().into_iter().map(|mask| Fused { mask, ..plain(tiles) }));
+            all.extend(DropoutKind::ALL.map(|drop| Fused { drop, lse: true, ..plain(tiles) }));
         }
         for tiles in FusedTiles::all() {
             for dtype in super::FLOATS {
                 for width in super::WIDTHS {
-                    all.extend(super::WIDTHS.map(|put| Fused { dtype, width, put, ..plain(tiles) }));
+                    all.extend(super::WIDTHS.map(|store| Fused { dtype, width, store, ..plain(tiles) }));
                 }
             }
         }
         for fragment in [Fragment::Eight, Fragment::Sixteen] {
             for tiles in FusedMatrix::all(fragment).into_iter().map(FusedTiles::Matrix) {
                 for dtype in super::FLOATS {
-                    all.extend(super::WIDTHS.map(|width| Fused { dtype, width, put: width, ..plain(tiles) }));
+                    all.extend(super::WIDTHS.map(|width| Fused {
+                        dtype,
+                        width,
+                        store: width,
+                        ..plain(tiles)
+                    }));
                 }
             }
             // Of subgroups of 32 and of 64: masks and caches take registers from what the fragments are to fit in.
             for tiles in FusedMatrix::all(fragment).into_iter().take(4).map(FusedTiles::Matrix) {
                 let halves = Fused { dtype: DType::F16, ..plain(tiles) };
-                all.extend(mask::Parts::all().into_iter().map(|mask| Fused { mask, ..halves }));
-                all.extend(Drop::ALL.map(|drop| Fused { drop, lse: true, ..halves }));
+                all.extend(mask::MaskVariant::all().into_iter().map(|mask| Fused { mask, ..halves }));
+                all.extend(DropoutKind::ALL.map(|drop| Fused { drop, lse: true, ..halves }));
                 all.push(Fused { splits: true, ..halves });
-                for cache in Cached::all() {
-                    let mask = mask::Parts { causal: true, ..mask::Parts::default() };
+                for cache in CacheVariant::all() {
+                    let mask = mask::MaskVariant { causal: true, ..mask::MaskVariant::default() };
                     all.push(Fused { cache: Some(cache), mask: mask.in_cache(&cache), ..halves });
                 }
             }
@@ -286,14 +291,16 @@ impl Fused {
         }
         for tiles in FusedTiles::MASKED {
             all.push(Fused { splits: true, ..plain(tiles) });
-            for cache in Cached::all() {
-                let mask = mask::Parts { causal: true, ..mask::Parts::default() };
+            for cache in CacheVariant::all() {
+                let mask = mask::MaskVariant { causal: true, ..mask::MaskVariant::default() };
                 let narrow = Fused { cache: Some(cache), mask: mask.in_cache(&cache), ..plain(tiles) };
                 all.push(narrow);
                 all.extend(narrow.widened());
             }
-            let cache = Cached { format: Format::Q8, placement: Placement::Ring, groups: [32, 32] };
-            for mask in mask::Parts::all().into_iter().filter(|m| !m.blocks && !m.packed && !m.appended) {
+            let cache =
+                CacheVariant { storage: StorageKind::Q8, layout_kind: LayoutKind::Ring, groups: [32, 32] };
+            for mask in mask::MaskVariant::all().into_iter().filter(|m| !m.blocks && !m.packed && !m.appended)
+            {
                 all.push(Fused {
                     cache: Some(cache),
                     splits: true,
@@ -302,25 +309,36 @@ impl Fused {
                 });
             }
         }
-        for format in [None, Some(Format::F32), Some(Format::F16), Some(Format::Q8), Some(Format::Q4)] {
-            let of = |format: Format| Cached {
-                format,
-                placement: Placement::Paged,
-                groups: if format.is_scaled() { [32, 64] } else { [1; 2] },
+        for storage in [
+            None,
+            Some(StorageKind::F32),
+            Some(StorageKind::F16),
+            Some(StorageKind::Q8),
+            Some(StorageKind::Q4),
+        ] {
+            let of = |storage: StorageKind| CacheVariant {
+                storage,
+                layout_kind: LayoutKind::Paged,
+                groups: if storage.is_scaled() { [32, 64] } else { [1; 2] },
             };
-            let cache = format.map(of);
-            for tiles in plan::few_tiles(format) {
-                let masked = |mask: mask::Parts| Fused {
+            let cache = storage.map(of);
+            for tiles in plan::decode_tiles(storage) {
+                let masked = |mask: mask::MaskVariant| Fused {
                     cache,
                     splits: true,
                     mask: cache.map_or(mask, |cache| mask.in_cache(&cache)),
                     ..plain(tiles)
                 };
                 let mut narrow = vec![
-                    Fused { splits: false, lse: true, ..masked(mask::Parts::default()) },
-                    masked(mask::Parts { causal: true, softcap: true, tree: true, ..Default::default() }),
+                    Fused { splits: false, lse: true, ..masked(mask::MaskVariant::default()) },
+                    masked(mask::MaskVariant {
+                        causal: true,
+                        softcap: true,
+                        tree: true,
+                        ..Default::default()
+                    }),
                 ];
-                if format == Some(Format::F16) {
+                if storage == Some(StorageKind::F16) {
                     let halves = Fused { cache: None, halves: true, dtype: DType::F16, ..plain(tiles) };
                     narrow.extend([halves, Fused { splits: true, ..halves }]);
                 }

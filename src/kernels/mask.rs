@@ -1,9 +1,9 @@
-//! Masks as WGSL: the parts a call uses, composed into the functions of `shared/mask.wgsl`.
+//! Masks as WGSL: the parts a call uses, composed into the functions of `mask/query.wgsl`.
 
 use crate::device::DeviceFacts;
 use std::fmt::Write as _;
 
-use super::cache::{Cached, Placement};
+use super::cache::{CacheVariant, LayoutKind};
 use super::shader;
 use crate::kernel::{Binding, View, Width, params, shared};
 use crate::mask::{Alignment, DeviceMask};
@@ -11,9 +11,9 @@ use crate::pattern::{PatternParams, PatternPart};
 use crate::problem::Shape;
 use crate::tensor::{DType, TensorView, Window, broadcast};
 
-/// Which parts a call's mask has. Parts that are absent leave no trace in the shader.
+/// Which parts a call's mask has. MaskVariant that are absent leave no trace in the shader.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Parts {
+pub(crate) struct MaskVariant {
     pub causal: bool,
     pub left: bool,
     pub right: bool,
@@ -24,8 +24,8 @@ pub(crate) struct Parts {
     pub packed: bool,
     pub documents: bool,
     pub blocks: bool,
-    pub keep: bool,
-    pub keys: bool,
+    pub attn_mask: bool,
+    pub key_padding_mask: bool,
     pub globals: bool,
     pub bias: Option<DType>,
     pub alibi: Option<DType>,
@@ -40,10 +40,10 @@ pub(crate) struct Parts {
     pub ring: bool,
 }
 
-impl Parts {
+impl MaskVariant {
     pub fn of(mask: &DeviceMask, softcap: bool, appended: bool) -> Self {
         let dtype = |t: Option<TensorView>| t.map(|t| t.dtype);
-        Parts {
+        MaskVariant {
             causal: mask.band.causal,
             left: mask.band.left.is_some(),
             right: mask.band.right.is_some(),
@@ -54,8 +54,8 @@ impl Parts {
             packed: mask.packed.is_some(),
             documents: mask.documents.is_some(),
             blocks: mask.blocks.is_some(),
-            keep: mask.keep.is_some(),
-            keys: mask.keys.is_some(),
+            attn_mask: mask.attn_mask.is_some(),
+            key_padding_mask: mask.key_padding_mask.is_some(),
             globals: mask.globals.is_some(),
             bias: dtype(mask.bias),
             alibi: dtype(mask.alibi.map(|a| a.slopes)),
@@ -70,14 +70,14 @@ impl Parts {
     }
 
     /// The same rules for keys in a cache.
-    pub fn in_cache(self, cache: &Cached) -> Self {
-        Parts { cached: true, ring: cache.placement == Placement::Ring, ..self }
+    pub fn in_cache(self, cache: &CacheVariant) -> Self {
+        MaskVariant { cached: true, ring: cache.layout_kind == LayoutKind::Ring, ..self }
     }
 
     /// Only what bounds the range of keys: all that the tiled products look at.
     pub fn range_only(self) -> Self {
         let window = !self.window_by_pairs();
-        Parts {
+        MaskVariant {
             causal: self.causal,
             left: self.left && window,
             right: self.right && window,
@@ -85,13 +85,13 @@ impl Parts {
             prefix: self.prefix,
             packed: self.packed,
             appended: self.appended,
-            ..Parts::default()
+            ..MaskVariant::default()
         }
     }
 
     /// Only what a block map stands for: which pairs are seen, and whether they have a bias.
     pub fn blocks_only(self) -> Self {
-        Parts { alibi: None, relative: None, sinks: None, softcap: false, appended: false, ..self }
+        MaskVariant { alibi: None, relative: None, sinks: None, softcap: false, appended: false, ..self }
     }
 
     /// Whether the window is asked pair by pair, because something lifts it for some keys: what a query sees is
@@ -103,74 +103,82 @@ impl Parts {
 
     /// Whether anything depends on single pairs: what only bounds the range of a query's keys does not.
     /// Appended keys lie outside of that range, so with them every pair is asked for.
-    pub fn asks_pairs(&self) -> bool {
-        self.changes()
+    pub fn is_per_pair(&self) -> bool {
+        self.mods_scores()
             || self.appended
             || self.exclude_self
             || self.pattern
             || self.window_by_pairs()
             || self.documents
             || self.blocks
-            || self.keep
+            || self.attn_mask
             || self.tree
-            || self.keys
+            || self.key_padding_mask
     }
 
     /// Whether scores change by softcap or bias.
-    fn changes(&self) -> bool {
-        self.bias.is_some() || self.changes_full()
+    fn mods_scores(&self) -> bool {
+        self.bias.is_some() || self.mods_full_blocks()
     }
 
     /// Whether scores change in a block that is full too.
-    pub fn changes_full(&self) -> bool {
+    pub fn mods_full_blocks(&self) -> bool {
         self.softcap || self.alibi.is_some() || self.relative.is_some()
     }
 
     /// None, each alone, and sets that work together; with q, k, v and out no more than eight buffers.
     pub fn all() -> Vec<Self> {
-        let none = Parts::default();
+        let none = MaskVariant::default();
         let f32 = Some(DType::F32);
-        let band = Parts { causal: true, left: true, right: true, pattern: true, exclude_self: true, ..none };
+        let band =
+            MaskVariant { causal: true, left: true, right: true, pattern: true, exclude_self: true, ..none };
         vec![
             none,
-            Parts { causal: true, ..none },
-            Parts { left: true, ..none },
-            Parts { right: true, ..none },
-            Parts { pattern: true, ..none },
-            Parts { exclude_self: true, ..none },
-            Parts { lengths: true, ..none },
-            Parts { prefix: true, ..none },
-            Parts { causal: true, left: true, prefix: true, ..none },
-            Parts { packed: true, ..none },
-            Parts { documents: true, ..none },
-            Parts { blocks: true, ..none },
-            Parts { keep: true, ..none },
-            Parts { keys: true, ..none },
-            Parts { causal: true, tree: true, ..none },
-            Parts { left: true, globals: true, ..none },
-            Parts { bias: f32, ..none },
-            Parts { bias: Some(DType::F16), ..none },
-            Parts { alibi: f32, ..none },
-            Parts { alibi: Some(DType::F16), ..none },
-            Parts { relative: f32, ..none },
-            Parts { relative: Some(DType::F16), ..none },
-            Parts { sinks: f32, ..none },
-            Parts { sinks: Some(DType::F16), ..none },
-            Parts { softcap: true, ..none },
-            Parts { appended: true, ..none },
-            Parts {
+            MaskVariant { causal: true, ..none },
+            MaskVariant { left: true, ..none },
+            MaskVariant { right: true, ..none },
+            MaskVariant { pattern: true, ..none },
+            MaskVariant { exclude_self: true, ..none },
+            MaskVariant { lengths: true, ..none },
+            MaskVariant { prefix: true, ..none },
+            MaskVariant { causal: true, left: true, prefix: true, ..none },
+            MaskVariant { packed: true, ..none },
+            MaskVariant { documents: true, ..none },
+            MaskVariant { blocks: true, ..none },
+            MaskVariant { attn_mask: true, ..none },
+            MaskVariant { key_padding_mask: true, ..none },
+            MaskVariant { causal: true, tree: true, ..none },
+            MaskVariant { left: true, globals: true, ..none },
+            MaskVariant { bias: f32, ..none },
+            MaskVariant { bias: Some(DType::F16), ..none },
+            MaskVariant { alibi: f32, ..none },
+            MaskVariant { alibi: Some(DType::F16), ..none },
+            MaskVariant { relative: f32, ..none },
+            MaskVariant { relative: Some(DType::F16), ..none },
+            MaskVariant { sinks: f32, ..none },
+            MaskVariant { sinks: Some(DType::F16), ..none },
+            MaskVariant { softcap: true, ..none },
+            MaskVariant { appended: true, ..none },
+            MaskVariant {
                 lengths: true,
                 prefix: true,
-                keep: true,
+                attn_mask: true,
                 bias: f32,
                 softcap: true,
                 appended: true,
                 ..band
             },
-            Parts { packed: true, documents: true, appended: true, ..band },
-            Parts { blocks: true, keys: true, globals: true, alibi: f32, appended: true, ..band },
-            Parts { blocks: true, bias: f32, relative: f32, sinks: f32, softcap: true, ..none },
-            Parts { packed: true, prefix: true, lengths: true, causal: true, left: true, ..none },
+            MaskVariant { packed: true, documents: true, appended: true, ..band },
+            MaskVariant {
+                blocks: true,
+                key_padding_mask: true,
+                globals: true,
+                alibi: f32,
+                appended: true,
+                ..band
+            },
+            MaskVariant { blocks: true, bias: f32, relative: f32, sinks: f32, softcap: true, ..none },
+            MaskVariant { packed: true, prefix: true, lengths: true, causal: true, left: true, ..none },
         ]
     }
 
@@ -186,9 +194,9 @@ impl Parts {
             ("query_documents", number(self.documents)),
             ("key_documents", number(self.documents)),
             ("blocks", number(self.blocks)),
-            ("keep", bools(self.keep)),
+            ("attn_mask", bools(self.attn_mask)),
             ("tree", bools(self.tree)),
-            ("keys", bools(self.keys)),
+            ("key_padding_mask", bools(self.key_padding_mask)),
             ("globals", bools(self.globals)),
             ("bias", self.bias),
             ("slopes", self.alibi),
@@ -212,20 +220,20 @@ impl Parts {
 
     /// The WGSL of these parts and of the functions composed of them.
     pub fn wgsl(&self) -> String {
-        let mut text = shader!("shared/mask").to_string();
+        let mut text = shader!("mask/query").to_string();
         let files = [
-            (self.lengths, shader!("shared/mask_lengths")),
-            (self.prefix, shader!("shared/mask_prefix")),
-            (self.packed, shader!("shared/mask_packed")),
-            (self.pattern, shader!("shared/mask_pattern")),
-            (self.blocks, shader!("shared/mask_blocks")),
-            (self.sinks.is_some(), shader!("shared/mask_sinks")),
-            (self.softcap, shader!("shared/score_softcap")),
+            (self.lengths, shader!("mask/lengths")),
+            (self.prefix, shader!("mask/prefix")),
+            (self.packed, shader!("mask/packed")),
+            (self.pattern, shader!("mask/pattern")),
+            (self.blocks, shader!("mask/blocks")),
+            (self.sinks.is_some(), shader!("mask/sinks")),
+            (self.softcap, shader!("mask/softcap")),
         ];
         for (_, source) in files.iter().filter(|(used, _)| *used) {
             let _ = write!(text, "\n{source}");
         }
-        for function in [self.query_in(), self.permits(), self.bias_of(), self.changed()] {
+        for function in [self.query_in(), self.mask_mod(), self.bias_of(), self.score_mod()] {
             let _ = write!(text, "\n{function}");
         }
         if self.sinks.is_none() {
@@ -249,7 +257,7 @@ impl Parts {
         );
         // Beyond the queries of a sequence that has fewer.
         f.line(self.cached, "if alone && i >= queries {\n        keys.y = 0;\n    }");
-        f.line(self.packed, "let packed = mask_packed_keys(b, i);");
+        f.line(self.packed, "let packed = packed_keys(b, i);");
         f.line(self.packed, "keys = packed.xy;");
         f.line(self.packed, "position = packed.z;");
         f.line(true, "var r = keys;");
@@ -257,9 +265,9 @@ impl Parts {
         f.line(self.right && window, "r.y = min(r.y, position + p.mask.right + 1);");
         f.line(self.left && window, "r.x = max(r.x, position - p.mask.left);");
         let pattern = self.pattern && window;
-        f.line(pattern, "r = mask_pattern_range(r, keys.x, position, h);");
-        f.line(self.prefix, "r = mask_prefix_range(r, keys, b, h, i, alone);");
-        f.line(self.lengths, "r = mask_lengths_range(r, keys, b, h, i, alone);");
+        f.line(pattern, "r = pattern_key_range(r, keys.x, position, h);");
+        f.line(self.prefix, "r = prefix_key_range(r, keys, b, h, i, alone);");
+        f.line(self.lengths, "r = lengths_key_range(r, keys, b, h, i, alone);");
         // Within the sequence, so that bounds do not fall from one sequence to the next.
         f.line(true, "let stop = u32(clamp(r.y, keys.x, keys.y));");
         f.line(true, "let first = min(u32(clamp(r.x, keys.x, keys.y)), stop);");
@@ -267,7 +275,7 @@ impl Parts {
             true,
             "var q = Query(b, h, i, first, stop, stop, u32(keys.x), 0u, position, 0u, 0.0, false, 0u);",
         );
-        f.line(self.prefix, "q.prefix = u32(mask_prefix_end(keys, b, h, i));");
+        f.line(self.prefix, "q.prefix = u32(prefix_end(keys, b, h, i));");
         f.line(
             self.documents,
             "q.document = query_documents_at(view_at(p.mask.query_documents, b, h, i, 0u));",
@@ -297,9 +305,9 @@ impl Parts {
         f
     }
 
-    fn permits(&self) -> String {
+    fn mask_mod(&self) -> String {
         let by_pairs = self.window_by_pairs();
-        let mut f = self.by_key("permits(q: Query, j: u32) -> bool");
+        let mut f = self.by_key("mask_mod(q: Query, j: u32) -> bool");
         // The interval of a query goes on to the keys that were appended.
         f.answer(self.appended, "j >= p.mask.masked_len", true);
         f.answer(self.appended, "j >= q.stop", false);
@@ -309,13 +317,17 @@ impl Parts {
         f.answer(self.exclude_self, "distance(q, j) == 0", false);
         let document = "key_documents_at(view_at(p.mask.key_documents, q.b, q.h, 0u, j)) != q.document";
         f.answer(self.documents, document, false);
-        f.answer(self.keep, "!keep_at(view_at(p.mask.keep, q.b, q.h, q.i, j))", false);
+        f.answer(self.attn_mask, "!attn_mask_at(view_at(p.mask.attn_mask, q.b, q.h, q.i, j))", false);
         let own = "i32(j) - q.position + i32(q.i)";
         f.line(self.tree, &format!("let own = {own};"));
         let tree =
             "own >= 0 && own < i32(p.mask.q_len) && !tree_at(view_at(p.mask.tree, q.b, q.h, q.i, u32(own)))";
         f.answer(self.tree, tree, false);
-        f.answer(self.keys, "!keys_at(view_at(p.mask.keys, q.b, q.h, q.i, j))", false);
+        f.answer(
+            self.key_padding_mask,
+            "!key_padding_mask_at(view_at(p.mask.key_padding_mask, q.b, q.h, q.i, j))",
+            false,
+        );
         if by_pairs || self.pattern {
             f.answer(self.prefix, "j < q.prefix", true);
             // The interval reaches as far as the prefix does.
@@ -325,7 +337,7 @@ impl Parts {
             f.answer(self.ring, "j < p.cache.sinks", true);
             f.answer(self.left && by_pairs, "distance(q, j) < -p.mask.left", false);
             f.answer(self.right && by_pairs, "distance(q, j) > p.mask.right", false);
-            f.answer(self.pattern, "!mask_pattern_permits(q, j)", false);
+            f.answer(self.pattern, "!pattern_mask_mod(q, j)", false);
         }
         f.end("true")
     }
@@ -337,10 +349,10 @@ impl Parts {
         f.end(if self.bias.is_some() { bias } else { "0.0" })
     }
 
-    fn changed(&self) -> String {
-        let mut f = self.by_key("changed(score: f32, q: Query, j: u32) -> f32");
+    fn score_mod(&self) -> String {
+        let mut f = self.by_key("score_mod(score: f32, q: Query, j: u32) -> f32");
         f.line(true, "var x = score;");
-        f.line(self.softcap, "x = score_softcap(x);");
+        f.line(self.softcap, "x = softcap(x);");
         let tensors = self.bias.is_some() || self.alibi.is_some() || self.relative.is_some();
         f.line(self.appended && tensors, "if j >= p.mask.masked_len {\n        return x;\n    }");
         f.line(self.bias.is_some(), if self.cached { "x += bias_of(q, t);" } else { "x += bias_of(q, j);" });
@@ -394,9 +406,9 @@ params! {
         query_documents: View,
         key_documents: View,
         blocks: View,
-        keep: View,
+        attn_mask: View,
         tree: View,
-        keys: View,
+        key_padding_mask: View,
         globals: View,
         bias: View,
         slopes: View,
@@ -415,7 +427,7 @@ params! {
         bottom_right: u32,
         symmetric: u32,
         softcap: f32,
-        none: f32,
+        neg_inf: f32,
         pad: [u32; 2],
     }
 }
@@ -445,9 +457,9 @@ impl MaskParams {
             query_documents: view(mask.documents.map(|d| d.queries)),
             key_documents: view(mask.documents.map(|d| d.keys)),
             blocks: view(mask.blocks.map(|b| b.map)),
-            keep: view(mask.keep),
+            attn_mask: view(mask.attn_mask),
             tree: view(mask.tree),
-            keys: view(mask.keys),
+            key_padding_mask: view(mask.key_padding_mask),
             globals: view(mask.globals),
             bias: view(mask.bias),
             slopes: view(mask.alibi.map(|a| a.slopes)),
@@ -467,7 +479,7 @@ impl MaskParams {
             bottom_right: u32::from(mask.band.alignment == Alignment::BottomRight),
             symmetric: u32::from(mask.alibi.is_some_and(|a| a.symmetric)),
             softcap: softcap.unwrap_or(0.0),
-            none: f32::NEG_INFINITY,
+            neg_inf: f32::NEG_INFINITY,
             pad: [0; 2],
         }
     }

@@ -35,7 +35,7 @@ params! {
         parts: [MergePart; PARTS],
         q_len: u32,
         value_dim: u32,
-        none: f32,
+        neg_inf: f32,
         pad: u32,
     }
 }
@@ -51,7 +51,7 @@ impl Merge {
         of(DType::F32).declare("part_lse", Width::One, &mut bindings, &mut slots);
         let constants =
             [Constant::U32("PARTS", self.parts as u32), Constant::Bool("ACCUMULATES", self.accumulates)];
-        let parts = [shader!("shared/view"), shader!("shared/online"), shader!("merge"), &slots];
+        let parts = [shader!("tensor/view"), shader!("softmax/online"), shader!("merge"), &slots];
         Kernel::new::<Params>(&constants, bindings, &parts, 64)
     }
 

@@ -9,7 +9,7 @@ use crate::tensor::DType;
 pub(crate) struct MergeSplits {
     pub out: DType,
     /// Whether out stores in fours.
-    pub put: Width,
+    pub store: Width,
     pub lse: bool,
     pub sinks: Option<DType>,
 }
@@ -35,27 +35,27 @@ params! {
 
 impl MergeSplits {
     /// The mask, as far as it matters here.
-    pub fn mask(&self) -> mask::Parts {
-        mask::Parts { sinks: self.sinks, ..mask::Parts::default() }
+    pub fn mask(&self) -> mask::MaskVariant {
+        mask::MaskVariant { sinks: self.sinks, ..mask::MaskVariant::default() }
     }
 
     pub fn describe(&self) -> Kernel {
         let mut bindings = vec![
             Binding::read("partial", DType::F32, Width::Four),
-            Binding::write("out", self.out, self.put),
+            Binding::write("out", self.out, self.store),
         ];
         if self.lse {
             bindings.push(Binding::write("lse", DType::F32, Width::One));
         }
         bindings.extend(self.mask().bindings());
         let constants =
-            [Constant::Bool("OUT_IN_FOURS", self.put == Width::Four), Constant::Bool("HAS_LSE", self.lse)];
-        let lse = if self.lse { "" } else { "fn lse_put(o: u32, x: f32) {}\n" };
+            [Constant::Bool("OUT_IN_FOURS", self.store == Width::Four), Constant::Bool("HAS_LSE", self.lse)];
+        let lse = if self.lse { "" } else { "fn lse_store(o: u32, x: f32) {}\n" };
         let parts = [
-            shader!("shared/view"),
-            shader!("shared/online"),
+            shader!("tensor/view"),
+            shader!("softmax/online"),
             shader!("merge_splits"),
-            shader!("shared/out"),
+            shader!("tensor/out"),
             lse,
             &self.mask().wgsl(),
         ];
@@ -64,9 +64,9 @@ impl MergeSplits {
 
     pub fn all() -> impl Iterator<Item = Self> {
         super::FLOATS.into_iter().flat_map(|out| {
-            super::WIDTHS.into_iter().flat_map(move |put| {
+            super::WIDTHS.into_iter().flat_map(move |store| {
                 [(false, None), (true, Some(DType::F32)), (true, Some(DType::F16))]
-                    .map(|(lse, sinks)| MergeSplits { out, put, lse, sinks })
+                    .map(|(lse, sinks)| MergeSplits { out, store, lse, sinks })
             })
         })
     }

@@ -11,16 +11,16 @@ pub(crate) mod classify;
 pub(crate) mod dropout;
 pub(crate) mod fused;
 pub(crate) mod mask;
+pub(crate) mod matmul;
 pub(crate) mod merge;
 pub(crate) mod merge_splits;
-pub(crate) mod positions;
 pub(crate) mod project;
 pub(crate) mod rotate;
+pub(crate) mod rotation_table;
+pub(crate) mod row_positions;
 pub(crate) mod scores;
 pub(crate) mod slots;
 pub(crate) mod softmax;
-pub(crate) mod tile;
-pub(crate) mod turns;
 pub(crate) mod weighted_sum;
 
 use crate::device::Fragment;
@@ -38,14 +38,14 @@ pub(crate) use shader;
 /// The text of the memory that fragments are loaded from and stored to.
 pub(crate) fn memory_of(fragment: Fragment) -> &'static str {
     match fragment {
-        Fragment::Eight => shader!("shared/fragments_scalars"),
-        Fragment::Sixteen => shader!("shared/fragments_vectors"),
+        Fragment::Eight => shader!("matrix/memory_scalars"),
+        Fragment::Sixteen => shader!("matrix/memory_vectors"),
     }
 }
 
 /// Every kernel variant of the crate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Stage {
+pub(crate) enum KernelVariant {
     Project(project::Project),
     Scores(scores::Scores),
     Softmax(softmax::Softmax),
@@ -63,66 +63,66 @@ pub(crate) enum Stage {
     AddPositions(add_positions::AddPositions),
 }
 
-impl Variant for Stage {
+impl Variant for KernelVariant {
     fn label(&self) -> &'static str {
         match self {
-            Stage::Project(_) => "attention.project",
-            Stage::Scores(_) => "attention.scores",
-            Stage::Softmax(_) => "attention.softmax",
-            Stage::WeightedSum(_) => "attention.weighted_sum",
-            Stage::AverageWeights(_) => "attention.average_weights",
-            Stage::AppendKeys(_) => "attention.append_keys",
-            Stage::Fused(_) => "attention.fused",
-            Stage::Merge(_) => "attention.merge",
-            Stage::MergeSplits(_) => "attention.merge_splits",
-            Stage::Classify(_) => "attention.classify",
-            Stage::CacheAdvance(_) => "attention.cache_advance",
-            Stage::CacheAppend(_) => "attention.cache_append",
-            Stage::CacheCopy(_) => "attention.cache_copy",
-            Stage::Rotate(_) => "attention.rotate",
-            Stage::AddPositions(_) => "attention.add_positions",
+            KernelVariant::Project(_) => "attention.project",
+            KernelVariant::Scores(_) => "attention.scores",
+            KernelVariant::Softmax(_) => "attention.softmax",
+            KernelVariant::WeightedSum(_) => "attention.weighted_sum",
+            KernelVariant::AverageWeights(_) => "attention.average_weights",
+            KernelVariant::AppendKeys(_) => "attention.append_keys",
+            KernelVariant::Fused(_) => "attention.fused",
+            KernelVariant::Merge(_) => "attention.merge",
+            KernelVariant::MergeSplits(_) => "attention.merge_splits",
+            KernelVariant::Classify(_) => "attention.classify",
+            KernelVariant::CacheAdvance(_) => "attention.cache_advance",
+            KernelVariant::CacheAppend(_) => "attention.cache_append",
+            KernelVariant::CacheCopy(_) => "attention.cache_copy",
+            KernelVariant::Rotate(_) => "attention.rotate",
+            KernelVariant::AddPositions(_) => "attention.add_positions",
         }
     }
 
     fn describe(&self) -> Kernel {
         match self {
-            Stage::Project(v) => v.describe(),
-            Stage::Scores(v) => v.describe(),
-            Stage::Softmax(v) => v.describe(),
-            Stage::WeightedSum(v) => v.describe(),
-            Stage::AverageWeights(v) => v.describe(),
-            Stage::AppendKeys(v) => v.describe(),
-            Stage::Fused(v) => v.describe(),
-            Stage::Merge(v) => v.describe(),
-            Stage::MergeSplits(v) => v.describe(),
-            Stage::Classify(v) => v.describe(),
-            Stage::CacheAdvance(v) => v.describe(),
-            Stage::CacheAppend(v) => v.describe(),
-            Stage::CacheCopy(v) => v.describe(),
-            Stage::Rotate(v) => v.describe(),
-            Stage::AddPositions(v) => v.describe(),
+            KernelVariant::Project(v) => v.describe(),
+            KernelVariant::Scores(v) => v.describe(),
+            KernelVariant::Softmax(v) => v.describe(),
+            KernelVariant::WeightedSum(v) => v.describe(),
+            KernelVariant::AverageWeights(v) => v.describe(),
+            KernelVariant::AppendKeys(v) => v.describe(),
+            KernelVariant::Fused(v) => v.describe(),
+            KernelVariant::Merge(v) => v.describe(),
+            KernelVariant::MergeSplits(v) => v.describe(),
+            KernelVariant::Classify(v) => v.describe(),
+            KernelVariant::CacheAdvance(v) => v.describe(),
+            KernelVariant::CacheAppend(v) => v.describe(),
+            KernelVariant::CacheCopy(v) => v.describe(),
+            KernelVariant::Rotate(v) => v.describe(),
+            KernelVariant::AddPositions(v) => v.describe(),
         }
     }
 }
 
 /// One variant of every kernel along each of its axes.
-pub(crate) fn all() -> Vec<Stage> {
+pub(crate) fn all() -> Vec<KernelVariant> {
     let mut all = Vec::new();
-    all.extend(project::Project::all().map(Stage::Project));
-    all.extend(scores::Scores::all().map(Stage::Scores));
-    all.extend(softmax::Softmax::all().map(Stage::Softmax));
-    all.extend(weighted_sum::WeightedSum::all().map(Stage::WeightedSum));
-    all.extend(average_weights::AverageWeights::all().map(Stage::AverageWeights));
-    all.extend(append_keys::AppendKeys::all().map(Stage::AppendKeys));
-    all.extend(fused::Fused::all().into_iter().map(Stage::Fused));
-    all.extend(merge::Merge::all().map(Stage::Merge));
-    all.extend(merge_splits::MergeSplits::all().map(Stage::MergeSplits));
-    all.extend(classify::Classify::all().map(Stage::Classify));
-    all.extend(cache_advance::CacheAdvance::all().map(Stage::CacheAdvance));
-    all.extend(cache_append::CacheAppend::all().map(Stage::CacheAppend));
-    all.push(Stage::CacheCopy(cache_copy::CacheCopy));
-    all.extend(rotate::Rotate::all().map(Stage::Rotate));
-    all.extend(add_positions::AddPositions::all().map(Stage::AddPositions));
+    all.extend(project::Project::all().map(KernelVariant::Project));
+    all.extend(scores::Scores::all().map(KernelVariant::Scores));
+    all.extend(softmax::Softmax::all().map(KernelVariant::Softmax));
+    all.extend(weighted_sum::WeightedSum::all().map(KernelVariant::WeightedSum));
+    all.extend(average_weights::AverageWeights::all().map(KernelVariant::AverageWeights));
+    all.extend(append_keys::AppendKeys::all().map(KernelVariant::AppendKeys));
+    all.extend(fused::Fused::all().into_iter().map(KernelVariant::Fused));
+    all.extend(merge::Merge::all().map(KernelVariant::Merge));
+    all.extend(merge_splits::MergeSplits::all().map(KernelVariant::MergeSplits));
+    all.extend(classify::Classify::all().map(KernelVariant::Classify));
+    all.extend(cache_advance::CacheAdvance::all().map(KernelVariant::CacheAdvance));
+    all.extend(cache_append::CacheAppend::all().map(KernelVariant::CacheAppend));
+    all.push(KernelVariant::CacheCopy(cache_copy::CacheCopy));
+    all.extend(rotate::Rotate::all().map(KernelVariant::Rotate));
+    all.extend(add_positions::AddPositions::all().map(KernelVariant::AddPositions));
     all
 }
 

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::slots::Slots;
-use super::{shader, tile};
+use super::{matmul, shader};
 use crate::kernel::{Binding, Constant, Kernel, Width, params, shared};
 use crate::plan::Tiles;
 use crate::tensor::DType;
@@ -23,12 +23,12 @@ pub(crate) struct Project {
     pub width: Width,
     /// Whether W is contiguous along its output columns: `[in, out]` in memory.
     pub w_along_columns: bool,
-    pub put: Width,
+    pub store: Width,
 }
 
 params! {
-    /// The WGSL `Part`.
-    pub(crate) struct Part {
+    /// The WGSL `ProjectPart`.
+    pub(crate) struct ProjectPart {
         x: [u32; 4],
         w: [u32; 4],
         y: [u32; 4],
@@ -53,14 +53,14 @@ params! {
 
 params! {
     pub(crate) struct Params {
-        parts: [Part; PARTS],
+        parts: [ProjectPart; PARTS],
         batches: u32,
         narrow: u32,
         z_heads: u32,
         pad: u32,
     }
 }
-shared! { [Part; PARTS] = "array<Part, 3>" }
+shared! { [ProjectPart; PARTS] = "array<ProjectPart, 3>" }
 
 impl Project {
     pub fn describe(&self) -> Kernel {
@@ -77,15 +77,15 @@ impl Project {
             Some(bias) => bias.declare("bias", Width::One, &mut bindings, &mut slots),
             None => slots.push_str("fn bias_at(slot: u32, o: u32) -> f32 { return 0.0; }\n"),
         }
-        bindings.push(Binding::write("y", self.y, self.put));
-        tile::describe::<Params>(tile::Stage {
+        bindings.push(Binding::write("y", self.y, self.store));
+        matmul::describe::<Params>(matmul::MatmulStage {
             tiles: self.tiles,
             b_along_n: self.w_along_columns,
             repairs: false,
             constants: vec![
                 Constant::Bool("IN_FOURS", self.width == Width::Four),
                 Constant::Bool("HAS_BIAS", self.bias.is_some()),
-                Constant::Bool("Y_IN_FOURS", self.put == Width::Four),
+                Constant::Bool("Y_IN_FOURS", self.store == Width::Four),
             ],
             bindings,
             parts: &[shader!("project"), &slots],
@@ -106,17 +106,18 @@ impl Project {
                         y,
                         width,
                         w_along_columns,
-                        put: width,
+                        store: width,
                     })
                 })
             })
         };
         let [f32, f16] = super::FLOATS;
-        let plain = tile::ALL
+        let plain = matmul::ALL
             .into_iter()
             .flat_map(move |tiles| super::FLOATS.into_iter().flat_map(move |d| of(tiles, [d, d, f32, d])));
-        let matrix = tile::MATRIX.into_iter().flat_map(move |tiles| of(tiles, [f16; 4]));
-        let rounded = [[f32; 4], [f16, f32, f16, f32]].into_iter().flat_map(move |d| of(tile::MATRIX[2], d));
+        let matrix = matmul::MATRIX.into_iter().flat_map(move |tiles| of(tiles, [f16; 4]));
+        let rounded =
+            [[f32; 4], [f16, f32, f16, f32]].into_iter().flat_map(move |d| of(matmul::MATRIX[2], d));
         plain.chain(matrix).chain(rounded)
     }
 }

@@ -1,8 +1,8 @@
 //! Twin of `rotate.wgsl`.
 
-use super::positions::{self, PositionParams};
+use super::rotation_table::{self, RotationParams};
+use super::row_positions::{self, PositionParams};
 use super::shader;
-use super::turns::{self, Turns};
 use crate::kernel::{Kernel, View, params};
 use crate::tensor::DType;
 
@@ -24,7 +24,7 @@ params! {
         x: View,
         out: View,
         at: PositionParams,
-        turns: Turns,
+        rotation: RotationParams,
         items: u32,
         work: u32,
         step: u32,
@@ -35,10 +35,17 @@ params! {
 impl Rotate {
     pub fn describe(&self) -> Kernel {
         let mut bindings = Vec::new();
-        let out = positions::declare_in_and_out(self.x, self.out, &mut bindings);
-        bindings.push(turns::binding());
-        let (constant, at) = positions::declare(self.positions, &mut bindings);
-        let parts = [shader!("shared/view"), turns::SHADER, positions::SHADER, shader!("rotate"), out, at];
+        let out = row_positions::declare_in_and_out(self.x, self.out, &mut bindings);
+        bindings.push(rotation_table::binding());
+        let (constant, at) = row_positions::declare(self.positions, &mut bindings);
+        let parts = [
+            shader!("tensor/view"),
+            rotation_table::SHADER,
+            row_positions::SHADER,
+            shader!("rotate"),
+            out,
+            at,
+        ];
         Kernel::new::<Params>(&[constant], bindings, &parts, WORKGROUP as u32)
     }
 

@@ -1,6 +1,6 @@
 //! Twin of `scores.wgsl`.
 
-use super::{mask, shader, tile};
+use super::{mask, matmul, shader};
 use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
 use crate::plan::Tiles;
 use crate::tensor::DType;
@@ -13,9 +13,9 @@ pub(crate) struct Scores {
     /// Whether q and k load in fours along their channels.
     pub width: Width,
     /// Whether four scores can be stored at once; padding may be written.
-    pub put: Width,
+    pub store: Width,
     /// Only the parts that bound the range of keys.
-    pub range: mask::Parts,
+    pub range: mask::MaskVariant,
 }
 
 params! {
@@ -36,16 +36,16 @@ impl Scores {
         let mut bindings = vec![
             Binding::read("q", self.dtype, self.width),
             Binding::read("k", self.dtype, self.width),
-            Binding::write("scores", DType::F32, self.put),
+            Binding::write("scores", DType::F32, self.store),
         ];
         bindings.extend(self.range.bindings());
-        tile::describe::<Params>(tile::Stage {
+        matmul::describe::<Params>(matmul::MatmulStage {
             tiles: self.tiles,
             b_along_n: false,
             repairs: false,
             constants: vec![
                 Constant::Bool("IN_FOURS", self.width == Width::Four),
-                Constant::Bool("SCORES_IN_FOURS", self.put == Width::Four),
+                Constant::Bool("SCORES_IN_FOURS", self.store == Width::Four),
             ],
             bindings,
             parts: &[shader!("scores"), &self.range.wgsl()],
@@ -53,12 +53,18 @@ impl Scores {
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
-        let ranges = mask::Parts::all().into_iter().map(mask::Parts::range_only);
+        let ranges = mask::MaskVariant::all().into_iter().map(mask::MaskVariant::range_only);
         ranges.flat_map(|range| {
-            tile::ALL.into_iter().flat_map(move |tiles| {
+            matmul::ALL.into_iter().flat_map(move |tiles| {
                 super::FLOATS.into_iter().flat_map(move |dtype| {
                     super::WIDTHS.into_iter().flat_map(move |width| {
-                        super::WIDTHS.into_iter().map(move |put| Scores { tiles, dtype, width, put, range })
+                        super::WIDTHS.into_iter().map(move |store| Scores {
+                            tiles,
+                            dtype,
+                            width,
+                            store,
+                            range,
+                        })
                     })
                 })
             })

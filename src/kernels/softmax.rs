@@ -1,6 +1,6 @@
 //! Twin of `softmax.wgsl`.
 
-use super::dropout::Drop;
+use super::dropout::DropoutKind;
 use super::{mask, shader};
 use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
 use crate::plan::Rows;
@@ -13,8 +13,8 @@ pub(crate) struct Softmax {
     /// Whether scores move in fours; padding may be written.
     pub width: Width,
     pub lse: bool,
-    pub drop: Drop,
-    pub mask: mask::Parts,
+    pub drop: DropoutKind,
+    pub mask: mask::MaskVariant,
 }
 
 params! {
@@ -43,21 +43,21 @@ impl Softmax {
         bindings.extend(self.mask.bindings());
         bindings.extend(self.drop.binding());
         let (combine, workgroup_memory) = match lanes {
-            1 => (shader!("shared/row_alone"), 0),
-            _ => (shader!("shared/row_workgroup"), lanes * 8),
+            1 => (shader!("softmax/row_per_invocation"), 0),
+            _ => (shader!("softmax/row_per_workgroup"), lanes * 8),
         };
         let constants = [
             Constant::U32("WORKGROUP", workgroup),
             Constant::U32("LANES", lanes),
             Constant::Bool("HAS_LSE", self.lse),
             Constant::Bool("IN_FOURS", self.width == Width::Four),
-            Constant::Bool("ASKS_PAIRS", self.mask.asks_pairs()),
-            Constant::Bool("DROPS", self.drop != Drop::None),
+            Constant::Bool("PER_PAIR_MASK", self.mask.is_per_pair()),
+            Constant::Bool("HAS_DROPOUT", self.drop != DropoutKind::None),
         ];
-        let lse = if self.lse { "" } else { "fn lse_put(o: u32, x: f32) {}\n" };
+        let lse = if self.lse { "" } else { "fn lse_store(o: u32, x: f32) {}\n" };
         let parts = [
-            shader!("shared/view"),
-            shader!("shared/online"),
+            shader!("tensor/view"),
+            shader!("softmax/online"),
             shader!("softmax"),
             lse,
             self.drop.wgsl(),
@@ -74,10 +74,12 @@ impl Softmax {
             Rows { workgroup: 256, lanes: 256 },
         ];
         rows.into_iter().flat_map(|rows| {
-            mask::Parts::all().into_iter().flat_map(move |mask| {
-                [(false, Drop::None), (true, Drop::Seeded), (true, Drop::Given)].into_iter().flat_map(
-                    move |(lse, drop)| super::WIDTHS.map(|width| Softmax { rows, width, lse, drop, mask }),
-                )
+            mask::MaskVariant::all().into_iter().flat_map(move |mask| {
+                [(false, DropoutKind::None), (true, DropoutKind::Seeded), (true, DropoutKind::Given)]
+                    .into_iter()
+                    .flat_map(move |(lse, drop)| {
+                        super::WIDTHS.map(|width| Softmax { rows, width, lse, drop, mask })
+                    })
             })
         })
     }

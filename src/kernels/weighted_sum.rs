@@ -1,6 +1,6 @@
 //! Twin of `weighted_sum.wgsl`.
 
-use super::{mask, shader, tile};
+use super::{mask, matmul, shader};
 use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
 use crate::plan::Tiles;
 use crate::tensor::DType;
@@ -13,8 +13,8 @@ pub(crate) struct WeightedSum {
     pub out: DType,
     /// Whether the weights and v load in fours, v along its channels.
     pub width: Width,
-    pub put: Width,
-    pub range: mask::Parts,
+    pub store: Width,
+    pub range: mask::MaskVariant,
 }
 
 params! {
@@ -35,16 +35,16 @@ impl WeightedSum {
         let mut bindings = vec![
             Binding::read("weights", DType::F32, self.width),
             Binding::read("v", self.v, self.width),
-            Binding::write("out", self.out, self.put),
+            Binding::write("out", self.out, self.store),
         ];
         bindings.extend(self.range.bindings());
-        tile::describe::<Params>(tile::Stage {
+        matmul::describe::<Params>(matmul::MatmulStage {
             tiles: self.tiles,
             b_along_n: true,
             repairs: true,
             constants: vec![
                 Constant::Bool("IN_FOURS", self.width == Width::Four),
-                Constant::Bool("OUT_IN_FOURS", self.put == Width::Four),
+                Constant::Bool("OUT_IN_FOURS", self.store == Width::Four),
             ],
             bindings,
             parts: &[shader!("weighted_sum"), &self.range.wgsl()],
@@ -52,17 +52,17 @@ impl WeightedSum {
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
-        let ranges = mask::Parts::all().into_iter().map(mask::Parts::range_only);
+        let ranges = mask::MaskVariant::all().into_iter().map(mask::MaskVariant::range_only);
         ranges.flat_map(|range| {
-            tile::ALL.into_iter().flat_map(move |tiles| {
+            matmul::ALL.into_iter().flat_map(move |tiles| {
                 super::FLOATS.into_iter().flat_map(move |v| {
                     super::WIDTHS.into_iter().flat_map(move |width| {
-                        super::WIDTHS.into_iter().map(move |put| WeightedSum {
+                        super::WIDTHS.into_iter().map(move |store| WeightedSum {
                             tiles,
                             v,
                             out: v,
                             width,
-                            put,
+                            store,
                             range,
                         })
                     })

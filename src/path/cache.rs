@@ -1,14 +1,14 @@
 //! What a cache records: lengths that move, rows that go in, pages that are copied.
 
-use super::{Calls, grid};
+use super::{Dispatches, grid};
 use crate::device::DeviceFacts;
-use crate::kernel::{Call, View};
-use crate::kernels::Stage;
-use crate::kernels::cache::{CacheParams, Cached, Placement};
+use crate::kernel::{Dispatch, View};
+use crate::kernels::KernelVariant;
+use crate::kernels::cache::{CacheParams, CacheVariant, LayoutKind};
 use crate::kernels::cache_advance::{self, CacheAdvance, Counts};
 use crate::kernels::cache_append::{self, CacheAppend};
 use crate::kernels::cache_copy::{self, CacheCopy};
-use crate::kernels::turns::Turns;
+use crate::kernels::rotation_table::RotationParams;
 use crate::tensor::{TensorView, Window};
 
 /// One layer of a cache.
@@ -16,8 +16,8 @@ use crate::tensor::{TensorView, Window};
 pub(crate) struct CacheLayer<'a> {
     pub k: Window<'a>,
     pub v: Window<'a>,
-    pub book: Window<'a>,
-    pub cached: Cached,
+    pub sequence_table: Window<'a>,
+    pub cached: CacheVariant,
     pub params: CacheParams,
     /// Most tokens of a sequence that are left.
     pub kept: usize,
@@ -36,12 +36,12 @@ pub(crate) struct Moves<'a> {
 
 /// The dispatch that moves the lengths of every sequence.
 pub(crate) fn advance<'a>(
-    book: Window<'a>,
-    placement: Placement,
+    sequence_table: Window<'a>,
+    layout_kind: LayoutKind,
     cache: CacheParams,
     moves: &Moves<'a>,
     device: &DeviceFacts,
-) -> Call<'a, Stage> {
+) -> Dispatch<'a, KernelVariant> {
     let given = moves.given.map(|counts| counts.window(device));
     let params = cache_advance::Params {
         counts: given.map_or(View::default(), |counts| View::from(counts.layout)),
@@ -51,10 +51,10 @@ pub(crate) fn advance<'a>(
         pad0: 0,
         pad1: 0,
     };
-    Call {
-        variant: Stage::CacheAdvance(CacheAdvance { counts: moves.counts, placement }),
+    Dispatch {
+        variant: KernelVariant::CacheAdvance(CacheAdvance { counts: moves.counts, layout_kind }),
         params: bytemuck::bytes_of(&params).to_vec(),
-        tensors: [Some(book), given].into_iter().flatten().collect(),
+        tensors: [Some(sequence_table), given].into_iter().flatten().collect(),
         grid: [1; 3],
     }
 }
@@ -64,9 +64,9 @@ pub(crate) fn advance<'a>(
 pub(crate) fn append<'a>(
     layer: &CacheLayer<'a>,
     [k, v]: [TensorView<'a>; 2],
-    rotation: Option<(TensorView<'a>, Turns)>,
+    rotation: Option<(TensorView<'a>, RotationParams)>,
     device: &DeviceFacts,
-) -> Calls<'a> {
+) -> Dispatches<'a> {
     let ([batch, kv_heads, rows, head_dim], value_dim) = (k.shape(), v.shape()[3]);
     let units = CacheAppend::units(&layer.cached);
     let [k_units, v_units] =
@@ -76,7 +76,7 @@ pub(crate) fn append<'a>(
         k: View::from(windows[0].layout),
         v: View::from(windows[1].layout),
         cache: layer.params,
-        turns: rotation.map_or(bytemuck::Zeroable::zeroed(), |(_, turns)| turns),
+        rotation: rotation.map_or(bytemuck::Zeroable::zeroed(), |(_, rotation)| rotation),
         head_dim: head_dim as u32,
         value_dim: value_dim as u32,
         k_units: k_units as u32,
@@ -87,15 +87,15 @@ pub(crate) fn append<'a>(
         pad2: 0,
     };
     let mut tensors = windows.to_vec();
-    tensors.extend([layer.k, layer.v, layer.book]);
+    tensors.extend([layer.k, layer.v, layer.sequence_table]);
     tensors.extend(rotation.map(|(table, _)| table.window(device)));
     let groups = (kv_heads * (k_units + v_units)).div_ceil(cache_append::WORKGROUP);
     let most = device.max_workgroups as usize;
     let variant = CacheAppend { cache: layer.cached, kv: k.dtype(), rotates: rotation.is_some() };
     let call = |first: usize| {
         params.first = first as u32;
-        Call {
-            variant: Stage::CacheAppend(variant),
+        Dispatch {
+            variant: KernelVariant::CacheAppend(variant),
             params: bytemuck::bytes_of(&params).to_vec(),
             tensors: tensors.clone(),
             grid: grid([groups, most.min(rows - first), batch]),
@@ -109,7 +109,7 @@ pub(crate) fn copy_page<'a>(
     layer: &CacheLayer<'a>,
     [from, to]: [u32; 2],
     slots: usize,
-) -> [Call<'a, Stage>; 2] {
+) -> [Dispatch<'a, KernelVariant>; 2] {
     let CacheParams { kv_heads, page_len, .. } = layer.params;
     let CacheParams { k_words, k_groups, k_scales, v_words, v_groups, v_scales, .. } = layer.params;
     let sides = [(layer.k, k_words, k_groups, k_scales), (layer.v, v_words, v_groups, v_scales)];
@@ -124,8 +124,8 @@ pub(crate) fn copy_page<'a>(
             groups,
             scales,
         };
-        Call {
-            variant: Stage::CacheCopy(CacheCopy),
+        Dispatch {
+            variant: KernelVariant::CacheCopy(CacheCopy),
             params: bytemuck::bytes_of(&params).to_vec(),
             tensors: vec![buffer],
             grid: grid([slots, kv_heads as usize, 1]),

@@ -3,8 +3,8 @@
 use super::grid;
 use crate::block_map::Blocks;
 use crate::device::DeviceFacts;
-use crate::kernel::{Call, View};
-use crate::kernels::{Stage, classify, mask};
+use crate::kernel::{Dispatch, View};
+use crate::kernels::{KernelVariant, classify, mask};
 use crate::mask::DeviceMask;
 use crate::problem::Shape;
 use crate::tensor::TensorView;
@@ -15,8 +15,8 @@ pub(crate) fn call<'a>(
     shape: &Shape,
     blocks: &Blocks<TensorView<'a>>,
     device: &DeviceFacts,
-) -> Call<'a, Stage> {
-    let variant = classify::Classify { mask: mask::Parts::of(given, false, false).blocks_only() };
+) -> Dispatch<'a, KernelVariant> {
+    let variant = classify::Classify { mask: mask::MaskVariant::of(given, false, false).blocks_only() };
     let window = blocks.map.window(device);
     let [batch, heads, rows, cols] = blocks.map.shape();
     let params = classify::Params {
@@ -33,8 +33,8 @@ pub(crate) fn call<'a>(
     };
     let mut tensors = vec![window];
     tensors.extend(variant.mask.windows(given, device));
-    Call {
-        variant: Stage::Classify(variant),
+    Dispatch {
+        variant: KernelVariant::Classify(variant),
         params: bytemuck::bytes_of(&params).to_vec(),
         tensors,
         grid: grid([cols, rows, batch * heads]),

@@ -1,13 +1,13 @@
 //! Everything in one kernel, cut into dispatches of bounded work; where keys are split, a second one that merges.
 
-use super::{Calls, Keys, Problem};
+use super::{Dispatches, Keys, Problem};
 use crate::device::DeviceFacts;
 use crate::dropout::Dropout;
-use crate::kernel::{Call, View, Width};
+use crate::kernel::{Dispatch, View, Width};
 use crate::kernels::cache::CacheParams;
-use crate::kernels::dropout::{Drop, DropParams};
+use crate::kernels::dropout::{DropoutKind, DropoutParams};
 use crate::kernels::merge_splits::{self, MergeSplits};
-use crate::kernels::{Stage, fused, mask};
+use crate::kernels::{KernelVariant, fused, mask};
 use crate::plan::{FusedPlan, Piece};
 use crate::tensor::{Layout, TensorView, Window};
 
@@ -20,7 +20,7 @@ pub(crate) fn bindings(problem: &Problem) -> usize {
 fn variant(problem: &Problem, plan: &FusedPlan) -> fused::Fused {
     let reaches_far = |t: &TensorView| t.extent().1 / t.dtype.bytes() as u64 >= 1 << 28;
     let fours = |t: TensorView| t.layout.in_fours(3);
-    let mask = mask::Parts::of(&problem.mask, problem.softcap.is_some(), problem.appended > 0);
+    let mask = mask::MaskVariant::of(&problem.mask, problem.softcap.is_some(), problem.appended > 0);
     let (kv, cache) = match problem.keys {
         Keys::Tensors { k, v } => (Some([k, v]), None),
         Keys::Cache(layer) => (None, Some(layer.cached)),
@@ -34,29 +34,29 @@ fn variant(problem: &Problem, plan: &FusedPlan) -> fused::Fused {
         dtype: problem.q.dtype,
         width: Width::of(fours(problem.q) && kv.is_none_or(|kv| kv.into_iter().all(fours))),
         // Merging writes out, and lse.
-        put: Width::of(splits || fours(problem.out)),
-        wide: plan.tiles.is_uniform()
+        store: Width::of(splits || fours(problem.out)),
+        wide: plan.tiles.is_cpu()
             && match problem.keys {
                 Keys::Tensors { k, v } => [k, v].iter().any(reaches_far),
                 Keys::Cache(layer) => layer.k.size.max(layer.v.size) > 1 << 30,
             },
         lse: problem.lse.is_some() && !splits,
-        drop: Drop::of(problem.dropout.as_ref()),
+        drop: DropoutKind::of(problem.dropout.as_ref()),
         mask: cache.map_or(mask, |cache| mask.in_cache(&cache)),
     }
 }
 
 /// The dispatches of `problem`. `partials` is the scratch's memory for splits, if there are any.
-pub(crate) fn calls<'a>(
+pub(crate) fn dispatches<'a>(
     problem: &Problem<'a>,
     plan: &FusedPlan,
     partials: Option<&'a wgpu::Buffer>,
     device: &DeviceFacts,
-) -> Calls<'a> {
+) -> Dispatches<'a> {
     let Problem { shape, q, keys, out, lse, .. } = *problem;
     let variant = variant(problem, plan);
     let view = |t: TensorView| View::from(t.window(device).layout);
-    let drop = DropParams::new(problem.dropout.as_ref(), device);
+    let drop = DropoutParams::new(problem.dropout.as_ref(), device);
     let mask = mask::MaskParams::new(&problem.mask, &shape, problem.appended, problem.softcap, device);
     let (k, v, cache) = match keys {
         Keys::Tensors { k, v } => (view(k), view(v), CacheParams::default()),
@@ -93,7 +93,7 @@ pub(crate) fn calls<'a>(
     let mut tensors = vec![q.window(device)];
     match keys {
         Keys::Tensors { k, v } => tensors.extend([k, v].map(|t| t.window(device))),
-        Keys::Cache(layer) => tensors.extend([layer.k, layer.v, layer.book]),
+        Keys::Cache(layer) => tensors.extend([layer.k, layer.v, layer.sequence_table]),
     }
     let results = || [Some(out), lse].into_iter().flatten().map(|t| t.window(device));
     match partial {
@@ -104,19 +104,19 @@ pub(crate) fn calls<'a>(
     tensors.extend(drop.keep);
     let call = |piece: Piece| {
         params.first = [piece.first[0], piece.first[1], piece.first[2], 0];
-        Call {
-            variant: Stage::Fused(variant),
+        Dispatch {
+            variant: KernelVariant::Fused(variant),
             params: bytemuck::bytes_of(&params).to_vec(),
             tensors: tensors.clone(),
             grid: piece.grid,
         }
     };
-    let mut calls: Calls = plan.pieces().map(call).collect();
-    let Some(partial) = partial else { return calls };
+    let mut dispatches: Dispatches = plan.pieces().map(call).collect();
+    let Some(partial) = partial else { return dispatches };
 
     let variant = MergeSplits {
         out: out.dtype,
-        put: Width::of(out.layout.in_fours(3)),
+        store: Width::of(out.layout.in_fours(3)),
         lse: lse.is_some(),
         sinks: variant.mask.sinks,
     };
@@ -125,7 +125,7 @@ pub(crate) fn calls<'a>(
     tensors.extend(variant.mask().windows(&problem.mask, device));
     let groups = plan.rows().div_ceil(merge_splits::ROWS);
     let most = device.max_workgroups as usize;
-    calls.extend((0..groups).step_by(most).map(|first| {
+    dispatches.extend((0..groups).step_by(most).map(|first| {
         let params = merge_splits::Params {
             out: view(out),
             lse: lse.map_or(View::default(), view),
@@ -139,12 +139,12 @@ pub(crate) fn calls<'a>(
             stats: plan.stats() as u32,
             first: first as u32,
         };
-        Call {
-            variant: Stage::MergeSplits(variant),
+        Dispatch {
+            variant: KernelVariant::MergeSplits(variant),
             params: bytemuck::bytes_of(&params).to_vec(),
             tensors: tensors.clone(),
             grid: [(groups - first).min(most) as u32, 1, 1],
         }
     }));
-    calls
+    dispatches
 }

@@ -9,9 +9,9 @@ pub(crate) mod staged;
 use crate::device::DeviceFacts;
 use crate::dropout::Dropout;
 use crate::error::Error;
-use crate::kernel::Call;
-use crate::kernels::Stage;
-use crate::kernels::cache::Format;
+use crate::kernel::Dispatch;
+use crate::kernels::KernelVariant;
+use crate::kernels::cache::StorageKind;
 use crate::mask::DeviceMask;
 use crate::plan::{self, MatrixUnits, Path, Tuning};
 use crate::problem::Shape;
@@ -19,7 +19,7 @@ use crate::scratch::{Scratch, ScratchSize, Slot};
 use crate::tensor::{DType, Layout, TensorView, dense_strides};
 use cache::CacheLayer;
 
-pub(crate) type Calls<'a> = Vec<Call<'a, Stage>>;
+pub(crate) type Dispatches<'a> = Vec<Dispatch<'a, KernelVariant>>;
 
 /// Where keys and values are.
 // One lives for as long as a call is recorded: a box would be an allocation for nothing.
@@ -32,11 +32,11 @@ pub(crate) enum Keys<'a> {
 
 impl<'a> Keys<'a> {
     /// How they are stored.
-    fn format(&self) -> Format {
+    fn storage_kind(&self) -> StorageKind {
         match self {
-            Keys::Tensors { k, .. } if k.dtype == DType::F16 => Format::F16,
-            Keys::Tensors { .. } => Format::F32,
-            Keys::Cache(layer) => layer.cached.format,
+            Keys::Tensors { k, .. } if k.dtype == DType::F16 => StorageKind::F16,
+            Keys::Tensors { .. } => StorageKind::F32,
+            Keys::Cache(layer) => layer.cached.storage,
         }
     }
 
@@ -79,7 +79,7 @@ pub(crate) struct Problem<'a> {
 impl Problem<'_> {
     /// F16 if all that is multiplied is.
     fn operands(&self) -> DType {
-        let halves = self.q.dtype == DType::F16 && self.keys.format() == Format::F16;
+        let halves = self.q.dtype == DType::F16 && self.keys.storage_kind() == StorageKind::F16;
         if halves { DType::F16 } else { DType::F32 }
     }
 }
@@ -134,7 +134,7 @@ pub(crate) fn choose(problem: &Problem, device: &DeviceFacts) -> Result<Chosen, 
     if fused {
         let keys = plan::KeySource {
             most: problem.keys.cache().map_or(shape.kv_len, |cache| cache.kept),
-            format: problem.keys.format(),
+            storage: problem.keys.storage_kind(),
             words: problem.keys.in_words(),
             simple: problem.mask.blocks.is_none() && problem.dropout.is_none(),
             operands: problem.operands(),
@@ -146,15 +146,15 @@ pub(crate) fn choose(problem: &Problem, device: &DeviceFacts) -> Result<Chosen, 
 }
 
 /// The dispatches of `problem`. `memory` is the scratch's part for scores or partial sums, if it has one.
-pub(crate) fn calls<'a>(
+pub(crate) fn dispatches<'a>(
     problem: &Problem<'a>,
     chosen: Chosen,
     memory: Option<&'a wgpu::Buffer>,
     device: &DeviceFacts,
-) -> Calls<'a> {
+) -> Dispatches<'a> {
     match chosen {
-        Chosen::Fused(plan) => fused::calls(problem, &plan, memory, device),
-        Chosen::Staged(_) => staged::calls(problem, memory, device),
+        Chosen::Fused(plan) => fused::dispatches(problem, &plan, memory, device),
+        Chosen::Staged(_) => staged::dispatches(problem, memory, device),
     }
 }
 

@@ -1,18 +1,18 @@
 //! Up to three products in one dispatch, or in as few as the device's bindings allow.
 
-use super::{Calls, grid};
+use super::{Dispatches, grid};
 use crate::device::DeviceFacts;
 use crate::error::Error;
-use crate::kernel::{Call, Width};
-use crate::kernels::Stage;
-use crate::kernels::project::{PARTS, Params, Part, Project};
+use crate::kernel::{Dispatch, Width};
+use crate::kernels::KernelVariant;
+use crate::kernels::project::{PARTS, Params, Project, ProjectPart};
 use crate::kernels::slots::Slots;
-use crate::plan::{self, MatrixChoice, Tiles, Tiling};
+use crate::plan::{self, KernelForm, MatrixChoice, Tiles};
 use crate::tensor::{DType, Layout, TensorView, Window};
 
 /// `y = x Wᵀ + b` over checked tensors.
 #[derive(Clone, Copy)]
-pub(crate) struct Product<'a> {
+pub(crate) struct LinearOp<'a> {
     /// `[batch, 1, length, features]`.
     pub x: TensorView<'a>,
     /// `[1, 1, heads · dim, features]`, or `[1, heads or 1, dim, features / heads]` if narrow.
@@ -24,7 +24,7 @@ pub(crate) struct Product<'a> {
     pub narrow: bool,
 }
 
-impl Product<'_> {
+impl LinearOp<'_> {
     /// x as each product sees it: `[batch, heads or 1, length, features of one product]`.
     fn x_layout(&self) -> Layout {
         let mut layout = self.x.layout;
@@ -44,14 +44,14 @@ impl Product<'_> {
 }
 
 /// Buffers bound for one kind of tensor, and where each part finds its own.
-struct Bound<'a> {
+struct BoundDispatch<'a> {
     windows: Vec<Window<'a>>,
     /// Slot and element offset of each part.
     places: Vec<(usize, usize)>,
 }
 
 /// Views of one buffer share a binding where that is not larger than the device allows.
-fn bind<'a>(views: &[TensorView<'a>], device: &DeviceFacts) -> Bound<'a> {
+fn bind<'a>(views: &[TensorView<'a>], device: &DeviceFacts) -> BoundDispatch<'a> {
     let mut windows: Vec<Window<'a>> = Vec::new();
     let mut slots = Vec::new();
     for view in views {
@@ -74,33 +74,33 @@ fn bind<'a>(views: &[TensorView<'a>], device: &DeviceFacts) -> Bound<'a> {
         let skipped = windows[*slot].start / view.dtype.bytes() as u64;
         (*slot, view.layout.offset - skipped as usize)
     });
-    Bound { places: places.collect(), windows }
+    BoundDispatch { places: places.collect(), windows }
 }
 
 /// The dispatches of `products`: one where their outputs share a buffer and the bindings suffice.
 ///
 /// # Errors
 /// A `matrix` that insists on what these products cannot have.
-pub(crate) fn calls<'a>(
-    products: &[Product<'a>],
-    tiling: Tiling,
+pub(crate) fn dispatches<'a>(
+    products: &[LinearOp<'a>],
+    tiling: KernelForm,
     matrix: MatrixChoice,
     device: &DeviceFacts,
-) -> Result<Calls<'a>, Error> {
-    let mut calls = Vec::new();
+) -> Result<Dispatches<'a>, Error> {
+    let mut dispatches = Vec::new();
     for part in products.chunks(PARTS) {
-        calls.extend(together(part, tiling, matrix, device)?);
+        dispatches.extend(together(part, tiling, matrix, device)?);
     }
-    Ok(calls)
+    Ok(dispatches)
 }
 
 /// Up to [`PARTS`] products in one dispatch if it can be had, else the first apart.
 fn together<'a>(
-    products: &[Product<'a>],
-    tiling: Tiling,
+    products: &[LinearOp<'a>],
+    tiling: KernelForm,
     matrix: MatrixChoice,
     device: &DeviceFacts,
-) -> Result<Calls<'a>, Error> {
+) -> Result<Dispatches<'a>, Error> {
     let Some((first, rest)) = products.split_first() else { return Ok(Vec::new()) };
     let xs = bind(&products.iter().map(|p| p.x).collect::<Vec<_>>(), device);
     let ws = bind(&products.iter().map(|p| p.w).collect::<Vec<_>>(), device);
@@ -109,7 +109,7 @@ fn together<'a>(
     let biases =
         some_bias.map(|b| bind(&products.iter().map(|p| p.bias.unwrap_or(b)).collect::<Vec<_>>(), device));
     let ys = bind(&products.iter().map(|p| p.y).collect::<Vec<_>>(), device);
-    let count = |b: &Bound| b.windows.len();
+    let count = |b: &BoundDispatch| b.windows.len();
     let bindings = count(&xs) + count(&ws) + biases.as_ref().map_or(0, count) + count(&ys);
     // One dispatch has one batch count.
     let one_batch = rest.iter().all(|p| p.x.shape()[0] == first.x.shape()[0]);
@@ -120,7 +120,7 @@ fn together<'a>(
         return Ok(split);
     }
 
-    let one_matrix = products.iter().all(Product::is_one_matrix);
+    let one_matrix = products.iter().all(LinearOp::is_one_matrix);
     let [batch, ..] = first.x.shape();
     let batches = if one_matrix { 1 } else { batch };
     let z_heads = if first.narrow { products.iter().map(|p| p.y.shape()[1]).max().unwrap_or(1) } else { 1 };
@@ -138,7 +138,7 @@ fn together<'a>(
         let part_rows = if one_matrix { batch * length } else { length };
         rows = rows.max(part_rows);
         cols = cols.max(if given.narrow { dim } else { heads * dim });
-        parts[n] = Part {
+        parts[n] = ProjectPart {
             x: x.strides.map(|s| s as u32),
             w: [w_head, w.strides[2], w.strides[3], ws.places[n].1].map(|s| s as u32),
             y: y.strides.map(|s| s as u32),
@@ -164,13 +164,13 @@ fn together<'a>(
     let x_fours = products.iter().all(|p| p.x_layout().in_fours(3));
     let w_fours = |axis| products.iter().all(|p| p.w.layout.in_fours(axis));
     let w_along_columns = !w_fours(3) && w_fours(2);
-    let product = plan::Product { batch: products.len() * batches * z_heads, rows, cols };
+    let product = plan::MatmulShape { batch: products.len() * batches * z_heads, rows, cols };
     let in_fours = x_fours && (w_fours(3) || w_along_columns);
     let halves = [first.x.dtype, first.w.dtype] == [DType::F16; 2];
     let dtype = if halves { DType::F16 } else { DType::F32 };
     let found = matrix.settle(plan::matrix_tiles(product, dtype, in_fours, matrix, tiling, device))?;
     let tiles = found.map_or_else(|| plan::tiles(product, tiling, device), Tiles::Matrix);
-    let slots = |b: &Bound, dtype: DType| Slots { count: b.windows.len(), dtype };
+    let slots = |b: &BoundDispatch, dtype: DType| Slots { count: b.windows.len(), dtype };
     let variant = Project {
         tiles,
         x: slots(&xs, first.x.dtype),
@@ -180,7 +180,7 @@ fn together<'a>(
         width: Width::of(in_fours),
         w_along_columns,
         // Four output columns at once lie in one head.
-        put: Width::of(products.iter().all(|p| p.y.layout.in_fours(3))),
+        store: Width::of(products.iter().all(|p| p.y.layout.in_fours(3))),
     };
     let params = Params {
         parts,
@@ -193,8 +193,8 @@ fn together<'a>(
     tensors.extend(ws.windows);
     tensors.extend(biases.map(|b| b.windows).unwrap_or_default());
     tensors.extend(ys.windows);
-    Ok(vec![Call {
-        variant: Stage::Project(variant),
+    Ok(vec![Dispatch {
+        variant: KernelVariant::Project(variant),
         params: bytemuck::bytes_of(&params).to_vec(),
         tensors,
         grid: grid(plan::grid(tiles, product)),

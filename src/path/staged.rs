@@ -1,12 +1,12 @@
 //! scores → softmax → weighted sum, with the score matrix in memory.
 
-use super::{Calls, Keys, Problem, grid};
+use super::{Dispatches, Keys, Problem, grid};
 use crate::device::DeviceFacts;
 use crate::error::Error;
-use crate::kernel::{Call, View, Width};
-use crate::kernels::dropout::{Drop, DropParams};
-use crate::kernels::{Stage, average_weights, mask, scores, softmax, weighted_sum};
-use crate::plan::{self, Product, Tiles};
+use crate::kernel::{Dispatch, View, Width};
+use crate::kernels::dropout::{DropoutKind, DropoutParams};
+use crate::kernels::{KernelVariant, average_weights, mask, scores, softmax, weighted_sum};
+use crate::plan::{self, MatmulShape, Tiles};
 use crate::problem::Shape;
 use crate::scratch::{ScratchSize, Slot};
 use crate::tensor::{DType, Layout, TensorView, Window};
@@ -42,11 +42,11 @@ pub(crate) fn scratch_size(
 }
 
 /// The dispatches of `problem`. `matrix` is the scratch's score buffer, unless the weights serve.
-pub(crate) fn calls<'a>(
+pub(crate) fn dispatches<'a>(
     problem: &Problem<'a>,
     matrix: Option<&'a wgpu::Buffer>,
     device: &DeviceFacts,
-) -> Calls<'a> {
+) -> Dispatches<'a> {
     let shape = &problem.shape;
     let direct = problem.weights.filter(|w| is_matrix(w, shape));
     let scratch = matrix.map(|buffer| TensorView { buffer, dtype: DType::F32, layout: matrix_layout(shape) });
@@ -60,15 +60,15 @@ pub(crate) fn calls<'a>(
         k,
         v,
         matrix,
-        mask: mask::Parts::of(&problem.mask, softcap.is_some(), problem.appended > 0),
+        mask: mask::MaskVariant::of(&problem.mask, softcap.is_some(), problem.appended > 0),
         mask_params: mask::MaskParams::new(&problem.mask, shape, problem.appended, softcap, device),
         device,
     };
-    let mut calls = vec![staged.scores(), staged.softmax(), staged.weighted_sum()];
+    let mut dispatches = vec![staged.scores(), staged.softmax(), staged.weighted_sum()];
     if direct.is_none() {
-        calls.extend(problem.weights.map(|weights| staged.average_weights(weights)));
+        dispatches.extend(problem.weights.map(|weights| staged.average_weights(weights)));
     }
-    calls
+    dispatches
 }
 
 /// What the stages of one problem share.
@@ -78,7 +78,7 @@ struct Staged<'p, 'a> {
     v: TensorView<'a>,
     /// Scores, then weights: `[batch, heads, q_len, kv_len]`, f32, perhaps padded.
     matrix: TensorView<'a>,
-    mask: mask::Parts,
+    mask: mask::MaskVariant,
     mask_params: mask::MaskParams,
     device: &'p DeviceFacts,
 }
@@ -92,20 +92,20 @@ impl<'a> Staged<'_, 'a> {
         View::from(t.window(self.device).layout)
     }
 
-    fn windows(&self, tensors: &[TensorView<'a>], mask: mask::Parts) -> Vec<Window<'a>> {
+    fn windows(&self, tensors: &[TensorView<'a>], mask: mask::MaskVariant) -> Vec<Window<'a>> {
         let mut windows: Vec<_> = tensors.iter().map(|t| t.window(self.device)).collect();
         windows.extend(mask.windows(&self.problem.mask, self.device));
         windows
     }
 
     /// One product per batch and head, and its tiles.
-    fn product(&self, cols: usize) -> (Tiles, Product) {
+    fn product(&self, cols: usize) -> (Tiles, MatmulShape) {
         let Shape { batch, heads, q_len, .. } = self.problem.shape;
-        let product = Product { batch: batch * heads, rows: q_len, cols };
+        let product = MatmulShape { batch: batch * heads, rows: q_len, cols };
         (plan::tiles(product, self.problem.tuning.tiling, self.device), product)
     }
 
-    fn scores(&self) -> Call<'a, Stage> {
+    fn scores(&self) -> Dispatch<'a, KernelVariant> {
         let Problem { shape, q, scale, .. } = *self.problem;
         let k = self.k;
         let (tiles, product) = self.product(shape.kv_len);
@@ -120,12 +120,12 @@ impl<'a> Staged<'_, 'a> {
             head_dim: shape.head_dim as u32,
             scale,
         };
-        Call {
-            variant: Stage::Scores(scores::Scores {
+        Dispatch {
+            variant: KernelVariant::Scores(scores::Scores {
                 tiles,
                 dtype: q.dtype,
                 width: Width::of(in_fours(q) && in_fours(k)),
-                put: Width::of(in_fours(self.matrix)),
+                store: Width::of(in_fours(self.matrix)),
                 range,
             }),
             params: bytemuck::bytes_of(&params).to_vec(),
@@ -134,11 +134,11 @@ impl<'a> Staged<'_, 'a> {
         }
     }
 
-    fn softmax(&self) -> Call<'a, Stage> {
+    fn softmax(&self) -> Dispatch<'a, KernelVariant> {
         let Problem { shape, lse, tuning, .. } = *self.problem;
         let rows = plan::rows(shape.kv_len, tuning.tiling, self.device);
         let dropout = self.problem.dropout.as_ref();
-        let drop = DropParams::new(dropout, self.device);
+        let drop = DropoutParams::new(dropout, self.device);
         let params = softmax::Params {
             scores: self.view(self.matrix),
             lse: lse.map_or(View::default(), |t| self.view(t)),
@@ -157,12 +157,12 @@ impl<'a> Staged<'_, 'a> {
         let mut tensors = self.windows(&tensors, self.mask);
         tensors.extend(drop.keep);
         let row_groups = if rows.lanes == 1 { rows.workgroup as usize } else { 1 };
-        Call {
-            variant: Stage::Softmax(softmax::Softmax {
+        Dispatch {
+            variant: KernelVariant::Softmax(softmax::Softmax {
                 rows,
                 width: Width::of(in_fours(self.matrix)),
                 lse: lse.is_some(),
-                drop: Drop::of(dropout),
+                drop: DropoutKind::of(dropout),
                 mask: self.mask,
             }),
             params: bytemuck::bytes_of(&params).to_vec(),
@@ -171,7 +171,7 @@ impl<'a> Staged<'_, 'a> {
         }
     }
 
-    fn weighted_sum(&self) -> Call<'a, Stage> {
+    fn weighted_sum(&self) -> Dispatch<'a, KernelVariant> {
         let Problem { shape, out, .. } = *self.problem;
         let v = self.v;
         let (tiles, product) = self.product(shape.value_dim);
@@ -186,13 +186,13 @@ impl<'a> Staged<'_, 'a> {
             value_dim: shape.value_dim as u32,
             pad: 0,
         };
-        Call {
-            variant: Stage::WeightedSum(weighted_sum::WeightedSum {
+        Dispatch {
+            variant: KernelVariant::WeightedSum(weighted_sum::WeightedSum {
                 tiles,
                 v: v.dtype,
                 out: out.dtype,
                 width: Width::of(in_fours(self.matrix) && in_fours(v)),
-                put: Width::of(in_fours(out)),
+                store: Width::of(in_fours(out)),
                 range,
             }),
             params: bytemuck::bytes_of(&params).to_vec(),
@@ -202,7 +202,7 @@ impl<'a> Staged<'_, 'a> {
     }
 
     /// The weights as the caller wants them, where the matrix itself is in scratch.
-    fn average_weights(&self, out: TensorView<'a>) -> Call<'a, Stage> {
+    fn average_weights(&self, out: TensorView<'a>) -> Dispatch<'a, KernelVariant> {
         let Shape { batch, heads, q_len, kv_len, .. } = self.problem.shape;
         let out_heads = out.shape()[1];
         let params = average_weights::Params {
@@ -213,10 +213,10 @@ impl<'a> Staged<'_, 'a> {
             q_len: q_len as u32,
             kv_len: kv_len as u32,
         };
-        Call {
-            variant: Stage::AverageWeights(average_weights::AverageWeights { out: out.dtype }),
+        Dispatch {
+            variant: KernelVariant::AverageWeights(average_weights::AverageWeights { out: out.dtype }),
             params: bytemuck::bytes_of(&params).to_vec(),
-            tensors: self.windows(&[self.matrix, out], mask::Parts::default()),
+            tensors: self.windows(&[self.matrix, out], mask::MaskVariant::default()),
             grid: grid([kv_len.div_ceil(average_weights::WORKGROUP), q_len, batch * out_heads]),
         }
     }

@@ -1,8 +1,8 @@
 //! How the fused kernel is shared out: tiles, workgroups, splits of the keys, dispatches of bounded work.
 
-use super::few::{FewUniform, FewWorkgroup, KeySource, few_uniform, few_workgroup};
+use super::decode::{DecodeCpu, DecodeGpu, KeySource, decode_cpu, decode_gpu};
 use super::matrix::{FusedMatrix, fused_matrix};
-use super::{FULL, MatrixUnits, Tuning};
+use super::{ENOUGH_WORKGROUPS, MatrixUnits, Tuning};
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::problem::Shape;
@@ -11,13 +11,13 @@ use crate::problem::Shape;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum FusedTiles {
     /// `rows` packed rows per workgroup of `workgroup`; `slice` channels of out, `v_keys` rows of v staged at a time.
-    Workgroup { rows: u32, workgroup: u32, slice: u32, v_keys: u32 },
+    Gpu { rows: u32, workgroup: u32, slice: u32, v_keys: u32 },
     /// `rows` packed rows per workgroup of [`LANES`](Self::LANES), blocks of `keys` keys, all of a row in variables.
-    Uniform { rows: u32, keys: u32, head_vectors: u32, value_vectors: u32 },
+    Cpu { rows: u32, keys: u32, head_vectors: u32, value_vectors: u32 },
     /// Few packed rows, on GPUs.
-    FewWorkgroup(FewWorkgroup),
+    DecodeGpu(DecodeGpu),
     /// Few packed rows and packed keys, on software drivers.
-    FewUniform(FewUniform),
+    DecodeCpu(DecodeCpu),
     /// On matrix units.
     Matrix(FusedMatrix),
 }
@@ -32,20 +32,20 @@ impl FusedTiles {
     pub const LANES: u32 = 8;
 
     /// The tiles worth checking every mask with.
-    pub const MASKED: [FusedTiles; 4] = [SMALL_64, SHORT_16[0], UNIFORM, UNIFORM_FEW];
+    pub const MASKED: [FusedTiles; 4] = [SMALL_64, SHORT_16[0], CPU, DECODE_CPU];
 
     /// Every kind of tiles there is.
     pub fn all() -> Vec<FusedTiles> {
-        let named = [SMALL_64, SMALL_128, SMALL_256, LARGE_64, LARGE_128, UNIFORM, UNIFORM_FEW];
+        let named = [SMALL_64, SMALL_128, SMALL_256, LARGE_64, LARGE_128, CPU, DECODE_CPU];
         SHORT_16.into_iter().chain(SHORT_32).chain(named).collect()
     }
 
     /// Packed rows of a workgroup.
     fn rows(self) -> usize {
         match self {
-            FusedTiles::Workgroup { rows, .. } | FusedTiles::Uniform { rows, .. } => rows as usize,
-            FusedTiles::FewWorkgroup(few) => few.rows as usize,
-            FusedTiles::FewUniform(few) => few.rows as usize,
+            FusedTiles::Gpu { rows, .. } | FusedTiles::Cpu { rows, .. } => rows as usize,
+            FusedTiles::DecodeGpu(decode) => decode.rows as usize,
+            FusedTiles::DecodeCpu(decode) => decode.rows as usize,
             FusedTiles::Matrix(tiles) => tiles.rows() as usize,
         }
     }
@@ -53,12 +53,12 @@ impl FusedTiles {
     /// Channels of out that a workgroup computes.
     fn slice(self) -> usize {
         match self {
-            FusedTiles::Workgroup { slice, .. } => slice as usize,
-            FusedTiles::Uniform { value_vectors, .. } => value_vectors as usize * 4,
-            FusedTiles::FewWorkgroup(few) => {
-                (few.loads.v * few.loads.vectors * 4).div_ceil(few.slices()) as usize
+            FusedTiles::Gpu { slice, .. } => slice as usize,
+            FusedTiles::Cpu { value_vectors, .. } => value_vectors as usize * 4,
+            FusedTiles::DecodeGpu(decode) => {
+                (decode.loads.v * decode.loads.vectors * 4).div_ceil(decode.slices()) as usize
             }
-            FusedTiles::FewUniform(few) => (few.loads.v * few.loads.vectors * 4) as usize,
+            FusedTiles::DecodeCpu(decode) => (decode.loads.v * decode.loads.vectors * 4) as usize,
             FusedTiles::Matrix(tiles) => tiles.value as usize,
         }
     }
@@ -66,7 +66,7 @@ impl FusedTiles {
     /// Workgroups side by side that compute all channels of out.
     fn slices(self, value_dim: usize) -> usize {
         match self {
-            FusedTiles::FewWorkgroup(few) => few.slices() as usize,
+            FusedTiles::DecodeGpu(decode) => decode.slices() as usize,
             _ => value_dim.div_ceil(self.slice()),
         }
     }
@@ -74,47 +74,47 @@ impl FusedTiles {
     /// Keys of a split are a multiple of this: whole tiles.
     pub fn split_step(self) -> u32 {
         match self {
-            FusedTiles::FewWorkgroup(few) => few.keys().max(64),
+            FusedTiles::DecodeGpu(decode) => decode.keys().max(64),
             _ => 64,
         }
     }
 
     /// Whether this is a form for software drivers.
-    pub fn is_uniform(self) -> bool {
-        matches!(self, FusedTiles::Uniform { .. } | FusedTiles::FewUniform(_))
+    pub fn is_cpu(self) -> bool {
+        matches!(self, FusedTiles::Cpu { .. } | FusedTiles::DecodeCpu(_))
     }
 
     /// Whether keys and values are loaded as vectors of words where they can be.
     pub fn takes_words(self) -> bool {
-        matches!(self, FusedTiles::FewWorkgroup(_) | FusedTiles::FewUniform(_))
+        matches!(self, FusedTiles::DecodeGpu(_) | FusedTiles::DecodeCpu(_))
     }
 
     /// Least keys of a split: fewer are not worth a workgroup's beginning and end.
     pub fn split_least(self) -> u32 {
         match self {
-            FusedTiles::Workgroup { .. } | FusedTiles::FewWorkgroup(_) | FusedTiles::Matrix(_) => 128,
-            FusedTiles::Uniform { .. } | FusedTiles::FewUniform(_) => 256,
+            FusedTiles::Gpu { .. } | FusedTiles::DecodeGpu(_) | FusedTiles::Matrix(_) => 128,
+            FusedTiles::Cpu { .. } | FusedTiles::DecodeCpu(_) => 256,
         }
     }
 
     /// Workgroups that are enough: on CPUs some for every core, of which there may be more than here.
     fn enough(self) -> usize {
         match self {
-            FusedTiles::Workgroup { .. } => 2 * FULL,
-            FusedTiles::Matrix(_) => FULL,
+            FusedTiles::Gpu { .. } => 2 * ENOUGH_WORKGROUPS,
+            FusedTiles::Matrix(_) => ENOUGH_WORKGROUPS,
             // Small ones, of which each core takes several.
-            FusedTiles::FewWorkgroup(_) => 4 * FULL,
-            FusedTiles::Uniform { .. } | FusedTiles::FewUniform(_) => 16,
+            FusedTiles::DecodeGpu(_) => 4 * ENOUGH_WORKGROUPS,
+            FusedTiles::Cpu { .. } | FusedTiles::DecodeCpu(_) => 16,
         }
     }
 
     /// Bytes of workgroup memory, as the shader declares it.
     pub fn workgroup_memory(self) -> u32 {
         let (rows, slice, v_keys) = match self {
-            FusedTiles::Workgroup { rows, slice, v_keys, .. } => (rows, slice, v_keys),
-            FusedTiles::Uniform { .. } => return 0,
-            FusedTiles::FewWorkgroup(few) => return few.memory(),
-            FusedTiles::FewUniform(few) => return few.memory(),
+            FusedTiles::Gpu { rows, slice, v_keys, .. } => (rows, slice, v_keys),
+            FusedTiles::Cpu { .. } => return 0,
+            FusedTiles::DecodeGpu(decode) => return decode.memory(),
+            FusedTiles::DecodeCpu(decode) => return decode.memory(),
             FusedTiles::Matrix(tiles) => return tiles.memory(),
         };
         let (keys, chunk, p_keys) = (Self::KEYS, Self::CHUNK, Self::P_KEYS);
@@ -129,7 +129,7 @@ impl FusedTiles {
 }
 
 const fn workgroup(rows: u32, workgroup: u32, slice: u32, v_keys: u32) -> FusedTiles {
-    FusedTiles::Workgroup { rows, workgroup, slice, v_keys }
+    FusedTiles::Gpu { rows, workgroup, slice, v_keys }
 }
 
 /// 64 packed rows: within the WebGPU default limits. Each invocation has 8 × 4 scores and as many rows of sums.
@@ -146,8 +146,8 @@ const SHORT_32: [FusedTiles; 2] = [workgroup(32, 64, 64, 8), workgroup(32, 64, 1
 const SHORT_16: [FusedTiles; 3] =
     [workgroup(16, 64, 64, 8), workgroup(16, 64, 128, 8), workgroup(16, 64, 256, 4)];
 
-const UNIFORM: FusedTiles = FusedTiles::Uniform { rows: 24, keys: 2, head_vectors: 4, value_vectors: 4 };
-const UNIFORM_FEW: FusedTiles = FusedTiles::Uniform { rows: 8, keys: 1, head_vectors: 5, value_vectors: 3 };
+const CPU: FusedTiles = FusedTiles::Cpu { rows: 24, keys: 2, head_vectors: 4, value_vectors: 4 };
+const DECODE_CPU: FusedTiles = FusedTiles::Cpu { rows: 8, keys: 1, head_vectors: 5, value_vectors: 3 };
 
 /// How a problem is computed by the fused kernel.
 #[derive(Clone, Copy, Debug)]
@@ -184,12 +184,12 @@ pub(crate) fn fused(
     };
     let tiles = if let Some(tiles) = tuning.matrix.settle(matrix)? {
         FusedTiles::Matrix(tiles)
-    } else if tuning.tiling.uniform(device) {
-        let few = few_uniform(rows, shape, keys).map(FusedTiles::FewUniform);
-        few.unwrap_or_else(|| fused_uniform(rows, shape.head_dim.div_ceil(4), shape.value_dim.div_ceil(4)))
+    } else if tuning.tiling.is_cpu(device) {
+        let decode = decode_cpu(rows, shape, keys).map(FusedTiles::DecodeCpu);
+        decode.unwrap_or_else(|| fused_cpu(rows, shape.head_dim.div_ceil(4), shape.value_dim.div_ceil(4)))
     } else {
-        let few = few_workgroup(rows, shape, keys, device).map(FusedTiles::FewWorkgroup);
-        few.unwrap_or_else(|| fused_workgroup(rows, shape.value_dim, heads, device))
+        let decode = decode_gpu(rows, shape, keys, device).map(FusedTiles::DecodeGpu);
+        decode.unwrap_or_else(|| fused_gpu(rows, shape.value_dim, heads, device))
     };
     let keys = keys.most;
     let row_tiles = rows.div_ceil(tiles.rows());
@@ -213,7 +213,7 @@ pub(crate) fn fused(
     Ok(plan)
 }
 
-/// Splits of the keys of `workgroups` tiles, so that the device is busy and none has too few. By the most keys there may
+/// Splits of the keys of `workgroups` tiles, so that the device is busy and none has too decode. By the most keys there may
 /// be: how many there are, only the device may know. Workgroups that find none of theirs end at once (0.05 µs each with
 /// lavapipe); an indirect dispatch of just enough costs more, because wgpu checks it with a dispatch of its own
 /// (60 µs there).
@@ -232,7 +232,7 @@ fn splits(tiles: FusedTiles, workgroups: usize, keys: usize, tuning: &Tuning) ->
 }
 
 /// The form for GPUs: as many rows as there are, as long as enough workgroups remain.
-fn fused_workgroup(rows: usize, value_dim: usize, heads: usize, device: &DeviceFacts) -> FusedTiles {
+fn fused_gpu(rows: usize, value_dim: usize, heads: usize, device: &DeviceFacts) -> FusedTiles {
     let widest = |tiles: &[FusedTiles]| {
         let fits = tiles.iter().find(|t| t.slice() >= value_dim);
         fits.or(tiles.last()).copied()
@@ -251,29 +251,29 @@ fn fused_workgroup(rows: usize, value_dim: usize, heads: usize, device: &DeviceF
         _ => (SMALL_256, None),
     };
     let fits = |tiles: &FusedTiles| tiles.workgroup_memory() <= device.workgroup_memory;
-    let fills = |tiles: &FusedTiles| rows.div_ceil(tiles.rows()).saturating_mul(heads) >= FULL;
+    let fills = |tiles: &FusedTiles| rows.div_ceil(tiles.rows()).saturating_mul(heads) >= ENOUGH_WORKGROUPS;
     large.filter(fits).filter(fills).unwrap_or(small)
 }
 
 /// Bytes of code of the uniform form's loop, counted in what a driver made of it for AVX2: per vector of four
 /// of k and v 27 to load it and 12 per query to use it, per query and vector of out 84 to scale it.
-fn uniform_code(queries: u32, keys: u32, head_vectors: usize, value_vectors: usize) -> usize {
+fn cpu_code_bytes(queries: u32, keys: u32, head_vectors: usize, value_vectors: usize) -> usize {
     let (queries, keys) = (queries as usize, keys as usize);
     4 * keys * (head_vectors + value_vectors) * (27 + 12 * queries) + 84 * queries * value_vectors
 }
 
 /// The uniform form with as many queries per invocation as its code leaves room for in a cache of instructions of
 /// 32 KiB: beyond about 25 KB it runs at half the speed. Vectors of four.
-fn fused_uniform(rows: usize, head_vectors: usize, value_vectors: usize) -> FusedTiles {
+fn fused_cpu(rows: usize, head_vectors: usize, value_vectors: usize) -> FusedTiles {
     // Queries per invocation and keys per block, by how often they use what they load; the room is less for the
     // first two, which now and then run slow at a size that others run well at.
     let all =
         [(4, 4, 22_000), (4, 2, 22_000), (3, 2, 25_000), (2, 2, 25_000), (3, 1, 25_000), (2, 1, 25_000)];
-    let few = [(1, 2, 20_000), (1, 1, 25_000)];
+    let decode = [(1, 2, 20_000), (1, 1, 25_000)];
     let fitting = |slice: usize| {
-        let wanted = all.into_iter().filter(|(queries, ..)| rows > 8 * (*queries as usize - 1)).chain(few);
+        let wanted = all.into_iter().filter(|(queries, ..)| rows > 8 * (*queries as usize - 1)).chain(decode);
         wanted.clone().find(|(queries, keys, room)| {
-            uniform_code(*queries, *keys, head_vectors, slice) <= *room && (*queries > 1 || rows <= 8)
+            cpu_code_bytes(*queries, *keys, head_vectors, slice) <= *room && (*queries > 1 || rows <= 8)
         })
     };
     // Every slice scores all keys again: two at most, else all at once at whatever speed.
@@ -282,7 +282,7 @@ fn fused_uniform(rows: usize, head_vectors: usize, value_vectors: usize) -> Fuse
         .map(|t| (value_vectors, t))
         .or_else(|| fitting(halves).map(|t| (halves, t)))
         .unwrap_or((value_vectors, (1, 1, 0)));
-    FusedTiles::Uniform {
+    FusedTiles::Cpu {
         rows: queries * FusedTiles::LANES,
         keys,
         head_vectors: head_vectors as u32,
@@ -306,7 +306,7 @@ const MOST_PIECES: usize = 1 << 16;
 fn steps([x, y, z]: [usize; 3], work: f64, limit: u64, device: &DeviceFacts) -> Result<[usize; 3], Error> {
     let most = device.max_workgroups as usize;
     let workgroups = ((limit as f64 / work.max(1.0)) as usize).max(1);
-    // Slices of out are few.
+    // Slices of out are decode.
     let step_y = y.min(workgroups).min(most);
     let step_x = x.min((workgroups / step_y).max(1)).min(most);
     let whole = step_x == x && step_y == y;
@@ -362,8 +362,8 @@ mod tests {
 
     #[test]
     fn uniform_tiles_leave_room_for_their_code() {
-        let of = |rows, dim: usize| fused_uniform(rows, dim.div_ceil(4), dim.div_ceil(4));
-        let tiles = |rows, keys, head_vectors, value_vectors| FusedTiles::Uniform {
+        let of = |rows, dim: usize| fused_cpu(rows, dim.div_ceil(4), dim.div_ceil(4));
+        let tiles = |rows, keys, head_vectors, value_vectors| FusedTiles::Cpu {
             rows,
             keys,
             head_vectors,
@@ -382,13 +382,13 @@ mod tests {
         for rows in [1, 8, 9, 100] {
             for head in 1..160 {
                 for value in 1..160 {
-                    let found = fused_uniform(rows, head, value);
+                    let found = fused_cpu(rows, head, value);
                     let fits = match found {
-                        FusedTiles::Uniform { rows: tile, keys, value_vectors: slice, .. } => {
+                        FusedTiles::Cpu { rows: tile, keys, value_vectors: slice, .. } => {
                             let slice = slice as usize;
                             (tile as usize - 8) < rows
                                 && (slice == value || slice == value.div_ceil(2))
-                                && (uniform_code(tile / 8, keys, head, slice) <= 25_000
+                                && (cpu_code_bytes(tile / 8, keys, head, slice) <= 25_000
                                     || (tile, keys) == (8, 1))
                         }
                         _ => false,
@@ -402,7 +402,7 @@ mod tests {
     #[test]
     fn workgroup_tiles_fit_the_device_and_fill_it() {
         let large = DeviceFacts { workgroup_memory: 32768, ..DEVICE };
-        let of = |rows, value_dim, heads, device| fused_workgroup(rows, value_dim, heads, device);
+        let of = |rows, value_dim, heads, device| fused_gpu(rows, value_dim, heads, device);
         for value_dim in [1, 64, 65, 128, 129, 512] {
             for rows in [1, 16, 17, 32, 33, 4096] {
                 let tiles = of(rows, value_dim, 64, &DEVICE);

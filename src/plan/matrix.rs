@@ -5,7 +5,7 @@ use crate::device::{DeviceFacts, Fragment};
 use crate::problem::Shape;
 use crate::tensor::DType;
 
-/// Tiles of `shared/fused_matrix.wgsl`, which says what they are.
+/// Tiles of `fused/matrix.wgsl`, which says what they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FusedMatrix {
     pub fragment: Fragment,
@@ -95,7 +95,7 @@ impl FusedMatrix {
         let most_keys = if head + value > 256 { 16 } else { 64 };
         let large = [(4, 32), (2, 64), (2, 32), (4, 16), (2, 16), (1, 32), (1, 16)]
             .map(|(subgroups, keys)| (rows, subgroups, keys));
-        let tiles = if tuning.tiling.uniform(device) { small.to_vec() } else { large.to_vec() };
+        let tiles = if tuning.tiling.is_cpu(device) { small.to_vec() } else { large.to_vec() };
         let width = device.planned_subgroup();
         let tiles = tiles.into_iter().filter(move |(.., keys)| *keys <= most_keys);
         tiles.map(move |(sub_rows, subgroups, keys)| FusedMatrix {
@@ -150,7 +150,9 @@ pub(super) fn fused_matrix(
     }
     let fitting = || FusedMatrix::candidates(fragment, shape, tuning, device).filter(|t| t.fits(device));
     // Large tiles as long as every core of a large GPU gets one: a second one each is for splits of the keys to find.
-    let fills = |t: &FusedMatrix| rows.div_ceil(t.rows() as usize).saturating_mul(heads) >= super::FULL / 2;
+    let fills = |t: &FusedMatrix| {
+        rows.div_ceil(t.rows() as usize).saturating_mul(heads) >= super::ENOUGH_WORKGROUPS / 2
+    };
     let is_small = |t: &FusedMatrix| t.subgroups <= 2 && (t.rows() as usize) < 2 * rows;
     fitting()
         .find(fills)
@@ -162,7 +164,7 @@ pub(super) fn fused_matrix(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{MatrixChoice, MatrixUnits, Tiling};
+    use crate::plan::{KernelForm, MatrixChoice, MatrixUnits};
 
     const DEVICE: DeviceFacts = DeviceFacts {
         f16: true,
@@ -236,9 +238,9 @@ mod tests {
                             [(1, 1), (16, 256), (256, 16), (64, 64), (100, 70), (128, 128)]
                         {
                             for (q_len, tiling) in [17, 100, 5000]
-                                .map(|n| (n, Tiling::Auto))
+                                .map(|n| (n, KernelForm::Auto))
                                 .into_iter()
-                                .chain([(100, Tiling::Uniform)])
+                                .chain([(100, KernelForm::Cpu)])
                             {
                                 let shape = Shape { head_dim, value_dim, ..shape(8, q_len, 1) };
                                 let matrix = MatrixChoice { units: MatrixUnits::Always, f16_operands: false };

@@ -55,9 +55,9 @@ pub enum RopeScaling {
         factor: f64,
         /// Positions the model was trained with.
         original_len: usize,
-        /// Turns from which on a pair stays; 32 in the paper.
+        /// RotationParams from which on a pair stays; 32 in the paper.
         beta_fast: f64,
-        /// Turns up to which a pair is interpolated; 1 in the paper.
+        /// RotationParams up to which a pair is interpolated; 1 in the paper.
         beta_slow: f64,
         /// What cos and sin are multiplied by; `None` is `0.1 · ln(factor) + 1`.
         attention_factor: Option<f64>,
@@ -67,9 +67,9 @@ pub enum RopeScaling {
     Llama3 {
         /// How many times longer; 8 in Llama 3.1.
         factor: f64,
-        /// Turns up to which a pair is interpolated; 1 in Llama 3.1.
+        /// RotationParams up to which a pair is interpolated; 1 in Llama 3.1.
         low_freq_factor: f64,
-        /// Turns from which on a pair stays; 4 in Llama 3.1.
+        /// RotationParams from which on a pair stays; 4 in Llama 3.1.
         high_freq_factor: f64,
         /// Positions the model was trained with; 8192 in Llama 3.1.
         original_len: usize,

@@ -2,11 +2,11 @@
 
 use super::rope::{RopeConfig, check_base, check_channels, sinusoid_frequencies};
 use crate::error::Error;
-use crate::kernels::turns::{DIGITS, LEVELS, Turns};
+use crate::kernels::rotation_table::{DIGITS, LEVELS, RotationParams};
 use crate::pipelines::guarded;
 use crate::tensor::{DType, TensorView, axes};
 
-/// `[3, 256, pairs, 2]`: cos and sin of digit · 256^level · frequency, as `shared/turns.wgsl` reads them.
+/// `[3, 256, pairs, 2]`: cos and sin of digit · 256^level · frequency, as `position/rotation_table.wgsl` reads them.
 #[derive(Clone, Debug)]
 struct Table {
     buffer: wgpu::Buffer,
@@ -21,12 +21,12 @@ impl Table {
         if bytes > limit {
             return Err(Error::BindingLimit { tensor, bytes, limit });
         }
-        let mut turns = Vec::with_capacity(LEVELS * DIGITS * frequencies.len());
+        let mut table = Vec::with_capacity(LEVELS * DIGITS * frequencies.len());
         for level in 0..LEVELS {
             for digit in 0..DIGITS {
                 // Exact, so that the angle is as exact as f64 has it.
                 let position = (digit * DIGITS.pow(level as u32)) as f64;
-                turns.extend(frequencies.iter().map(|frequency| {
+                table.extend(frequencies.iter().map(|frequency| {
                     let (sin, cos) = (position * frequency).sin_cos();
                     [cos as f32, sin as f32]
                 }));
@@ -34,13 +34,13 @@ impl Table {
         }
         let buffer = guarded(device, "a table of rotations", || {
             let buffer = device.create_buffer(&wgpu::BufferDescriptor {
-                label: Some("attention.turns"),
+                label: Some("attention.rotation_table"),
                 size: bytes,
                 usage: wgpu::BufferUsages::STORAGE,
                 mapped_at_creation: true,
             });
             if let Ok(mut mapped) = buffer.slice(..).get_mapped_range_mut() {
-                mapped.slice(..).copy_from_slice(bytemuck::cast_slice(&turns));
+                mapped.slice(..).copy_from_slice(bytemuck::cast_slice(&table));
             }
             buffer.unmap();
             buffer
@@ -87,14 +87,14 @@ impl Rope {
         Ok(())
     }
 
-    /// What a kernel binds as `turns`.
+    /// What a kernel binds as `rotation_table`.
     pub(crate) fn view(&self) -> TensorView<'_> {
         self.table.view()
     }
 
     /// What it takes as a parameter.
-    pub(crate) fn turns(&self) -> Turns {
-        Turns {
+    pub(crate) fn rotation_params(&self) -> RotationParams {
+        RotationParams {
             pairs: self.table.pairs as u32,
             amplitude: self.config.amplitude() as f32,
             rotary_dim: self.config.rotary_dim as u32,
@@ -140,7 +140,12 @@ impl Sinusoid {
         self.table.view()
     }
 
-    pub(crate) fn turns(&self) -> Turns {
-        Turns { pairs: self.table.pairs as u32, amplitude: 1.0, rotary_dim: self.dim as u32, order: 0 }
+    pub(crate) fn rotation_params(&self) -> RotationParams {
+        RotationParams {
+            pairs: self.table.pairs as u32,
+            amplitude: 1.0,
+            rotary_dim: self.dim as u32,
+            order: 0,
+        }
     }
 }

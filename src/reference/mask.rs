@@ -38,7 +38,7 @@ impl HostMask<'_> {
     }
 
     /// Whether the rules permit the pair, which `shape` must hold.
-    pub(super) fn permits(&self, shape: &Shape, index: [usize; 4]) -> bool {
+    pub(super) fn mask_mod(&self, shape: &Shape, index: [usize; 4]) -> bool {
         let [b, h, i, j] = index;
         let Some(place) = self.place(shape, index) else { return false };
         let [first, end] = place.keys;
@@ -64,7 +64,7 @@ impl HostMask<'_> {
         let reach = |bound: usize| i64::try_from(bound).unwrap_or(i64::MAX);
         let near = band.left.is_none_or(|left| -distance <= reach(left))
             && band.right.is_none_or(|right| distance <= reach(right))
-            && band.pattern.is_none_or(|p| p.permits(place.position - first as i64, (j - first) as i64, h));
+            && band.pattern.is_none_or(|p| p.mask_mod(place.position - first as i64, (j - first) as i64, h));
         // Only a query that stands at a key of its own sequence can be a global token.
         let standing = (first as i64..end as i64).contains(&place.position) && global_at(place.position);
         let in_band = past && (near || global_at(j as i64) || standing);
@@ -74,8 +74,8 @@ impl HostMask<'_> {
         (before_prefix || in_band)
             && !(band.exclude_self && distance == 0)
             && same_document
-            && self.keep.is_none_or(|t| t.at(index) == Some(true))
-            && self.keys.is_none_or(|t| t.at(index) == Some(true))
+            && self.attn_mask.is_none_or(|t| t.at(index) == Some(true))
+            && self.key_padding_mask.is_none_or(|t| t.at(index) == Some(true))
             && self.tree.is_none_or(|t| match usize::try_from(distance + i as i64) {
                 Ok(own) if own < shape.q_len => t.at([b, h, i, own]) == Some(true),
                 _ => true,
@@ -147,7 +147,7 @@ pub fn classify(
                         let index = [b, h, i, j];
                         let full = mask.block(index) == Some(state::FULL);
                         let bias = mask.bias.filter(|_| !full).and_then(|t| t.at(index)).unwrap_or(0.0);
-                        let sees = mask.permits(shape, index) && bias != f32::NEG_INFINITY;
+                        let sees = mask.mask_mod(shape, index) && bias != f32::NEG_INFINITY;
                         seen |= sees;
                         unseen |= !sees;
                         biased |= sees && bias != 0.0;
@@ -173,7 +173,7 @@ impl Options<'_> {
         if index[3] >= masked.kv_len {
             return Some(capped);
         }
-        self.mask.permits(&masked, index).then(|| capped + self.mask.added(&masked, index))
+        self.mask.mask_mod(&masked, index).then(|| capped + self.mask.added(&masked, index))
     }
 
     /// The logit that a head's attention sink adds to the sum.

@@ -4,16 +4,16 @@ use super::{Real, expect_length};
 use crate::error::Error;
 use crate::mask::HostTensor;
 use crate::position::{
-    At, MAX_POSITION, PositionTable, RopeConfig, RopeOrder, check_base, check_channels, check_rows,
+    MAX_POSITION, PositionTable, RopeConfig, RopeOrder, RowPositions, check_base, check_channels, check_rows,
     check_start, sinusoid_frequencies,
 };
 use crate::tensor::{axes, count};
 
 /// The position of row `i` of sequence `b`, where those past `last` are taken for it.
-fn position(at: &At<HostTensor<u32>>, b: usize, i: usize, length: usize, last: u32) -> usize {
+fn position(at: &RowPositions<HostTensor<u32>>, b: usize, i: usize, length: usize, last: u32) -> usize {
     let position = match at {
-        At::Start(start) => u64::from(*start) + i as u64,
-        At::Tensor(t) => {
+        RowPositions::Start(start) => u64::from(*start) + i as u64,
+        RowPositions::Tensor(t) => {
             let further = if t.shape[2] == length { 0 } else { i as u64 };
             u64::from(t.at([b, 0, i, 0]).unwrap_or(0)) + further
         }
@@ -21,12 +21,12 @@ fn position(at: &At<HostTensor<u32>>, b: usize, i: usize, length: usize, last: u
     position.min(u64::from(last)) as usize
 }
 
-fn check<T>(x: &[T], shape: [usize; 4], at: &At<HostTensor<u32>>) -> Result<(), Error> {
+fn check<T>(x: &[T], shape: [usize; 4], at: &RowPositions<HostTensor<u32>>) -> Result<(), Error> {
     if let Some(axis) = shape.iter().position(|n| *n == 0) {
         return Err(Error::ZeroSize { tensor: "x", axis: axes("x")[axis] });
     }
     expect_length("x", x, count(shape))?;
-    let At::Tensor(t) = at else { return Ok(()) };
+    let RowPositions::Tensor(t) = at else { return Ok(()) };
     t.check("positions", [shape[0], 1, shape[2], 1])
 }
 
@@ -40,7 +40,7 @@ pub fn rotate<R: Real>(
     x: &[R],
     shape: [usize; 4],
     rope: &RopeConfig,
-    at: At<HostTensor<u32>>,
+    at: RowPositions<HostTensor<u32>>,
 ) -> Result<Vec<R>, Error> {
     rope.check()?;
     check(x, shape, &at)?;
@@ -72,7 +72,7 @@ pub fn rotate_by<R: Real>(
     cos: &[R],
     sin: &[R],
 ) -> Result<Vec<R>, Error> {
-    check(x, shape, &At::Start(0))?;
+    check(x, shape, &RowPositions::Start(0))?;
     let [batch, heads, length, dim] = shape;
     let rows = batch * length;
     let pairs = cos.len() / rows;
@@ -106,7 +106,7 @@ pub fn sinusoid<R: Real>(dim: usize, base: f64, start: u32, length: usize) -> Re
     if length == 0 {
         return Ok(Vec::new());
     }
-    check_start(&At::<()>::Start(start), length)?;
+    check_start(&RowPositions::<()>::Start(start), length)?;
     Ok((0..length).flat_map(|i| encoding(dim, base, start as usize + i)).collect())
 }
 
@@ -127,7 +127,7 @@ pub fn add_positions<R: Real>(
     x: &[R],
     shape: [usize; 4],
     table: PositionTable<f64, &[R]>,
-    at: At<HostTensor<u32>>,
+    at: RowPositions<HostTensor<u32>>,
     scale: R,
 ) -> Result<Vec<R>, Error> {
     check(x, shape, &at)?;

@@ -3,15 +3,15 @@
 use wgpu_attention::{Cache, CacheLayout, CacheStorage, Error, ScaleGroup};
 
 use super::{LAYOUTS, STORAGES};
-use wgpu_attention::Tiling;
+use wgpu_attention::KernelForm;
 
-use crate::harness::{Ask, Bed, Count, Data, Kind, Rules, TILINGS, full};
+use crate::harness::{Ask, Bed, Count, Data, FORMS, Kind, Rules, full};
 
 fn ask(bed: &mut Bed, context: &str) {
     let rules = Rules { causal: true, ..Default::default() };
     let rows = if bed.advanced == 0 { Some(1) } else { None };
-    bed.ask(&Ask { rows, ..Ask::new(Tiling::Uniform, &rules) }).unwrap_or_else(|e| panic!("{context}: {e}"));
-    bed.check_book().unwrap_or_else(|e| panic!("{context}: {e}"));
+    bed.ask(&Ask { rows, ..Ask::new(KernelForm::Cpu, &rules) }).unwrap_or_else(|e| panic!("{context}: {e}"));
+    bed.check_sequence_table().unwrap_or_else(|e| panic!("{context}: {e}"));
 }
 
 /// Exactly as many tokens as there is room for; the next is refused, and the cache goes on as it was.
@@ -53,7 +53,7 @@ fn a_full_cache_refuses_the_next_token_and_goes_on() {
         assert_eq!(bed.sequences[0].refused, 1);
         ask(&mut bed, "refused on the device");
         assert_eq!(bed.cache.len(1), None);
-        bed.cache.learn(1, 5).expect("its length");
+        bed.cache.set_known_len(1, 5).expect("its length");
         assert_eq!(bed.cache.len(1), Some(5));
     }
 }
@@ -73,7 +73,7 @@ fn the_device_refuses_what_the_host_cannot() {
     ask(&mut bed, "two were refused");
     let lengths = bed.numbers(bed.cache.lengths());
     for (s, len) in lengths.into_iter().enumerate() {
-        bed.cache.learn(s, len as usize).expect("what the device says is possible");
+        bed.cache.set_known_len(s, len as usize).expect("what the device says is possible");
     }
     bed.grow(&Count::All(2)).expect("room");
     ask(&mut bed, "known again");
@@ -88,7 +88,7 @@ fn the_device_refuses_what_the_host_cannot() {
     ask(&mut bed, "one could not go back");
     let lengths = bed.numbers(bed.cache.lengths());
     for (s, len) in lengths.into_iter().enumerate() {
-        bed.cache.learn(s, len as usize).expect("what the device says is possible");
+        bed.cache.set_known_len(s, len as usize).expect("what the device says is possible");
     }
     bed.grow(&Count::All(3)).expect("room");
     ask(&mut bed, "both go on");
@@ -106,7 +106,7 @@ fn truncating_a_ring_hides_no_more_than_it_must() {
     let mut bed = Bed::new(full(), kind, Data::Lossless, 65);
     bed.grow(&Count::All(9)).expect("room");
     bed.grow(&Count::Device { counts: vec![1], most: 6 }).expect("room");
-    bed.cache.learn(0, 10).expect("its length");
+    bed.cache.set_known_len(0, 10).expect("its length");
     bed.cache.truncate(0, 9).expect("nothing was overwritten");
     bed.sequences[0].return_to(&kind, 9);
     bed.flush();
@@ -117,7 +117,7 @@ fn truncating_a_ring_hides_no_more_than_it_must() {
 
 #[test]
 fn pages_run_out_and_come_back() {
-    for tiling in TILINGS {
+    for tiling in FORMS {
         let layout = CacheLayout::Paged { page: 16, pages: 5 };
         let kind = Kind { batch: 3, ..Kind::new(CacheStorage::Q4(ScaleGroup::Of(32)), layout, 64) };
         let mut bed = Bed::new(full(), kind, Data::Lossless, 67);
@@ -149,7 +149,7 @@ fn pages_run_out_and_come_back() {
         assert_eq!(bed.cache.free_pages(), 0);
         bed.grow(&Count::Each(vec![3, 0, 17])).expect("reserved");
         bed.ask(&ask).expect("reserved pages");
-        bed.check_book().expect("the book");
+        bed.check_sequence_table().expect("the sequence table");
     }
 }
 
@@ -171,7 +171,7 @@ fn copies_on_write_at_every_alignment() {
             bed.grow(&Count::Each(vec![1, 0, 0])).expect("room");
             assert_eq!(bed.cache.free_pages(), 11 - pages);
             let rules = Rules { causal: true, ..Default::default() };
-            let of = |layer| Ask { layer, rows: Some(2), ..Ask::new(TILINGS[len % 2], &rules) };
+            let of = |layer| Ask { layer, rows: Some(2), ..Ask::new(FORMS[len % 2], &rules) };
             let ask = |bed: &mut Bed| {
                 for layer in 0..2 {
                     bed.ask(&of(layer)).unwrap_or_else(|e| panic!("{len} tokens, layer {layer}: {e}"));
@@ -185,7 +185,7 @@ fn copies_on_write_at_every_alignment() {
             // Alone with its last page by now.
             assert_eq!(bed.cache.free_pages(), free - (1 - own(len)), "{len}");
             ask(&mut bed);
-            bed.check_book().expect("the book");
+            bed.check_sequence_table().expect("the sequence table");
         }
     }
 }
@@ -197,7 +197,7 @@ fn given_up_tokens_leave_nothing() {
     for (s, storage) in STORAGES.into_iter().enumerate() {
         for (l, (layout, capacity)) in LAYOUTS.into_iter().enumerate() {
             // Each pair of the three; every storage in every layout in both tilings takes minutes to compile.
-            let (tiling, splits) = (TILINGS[(s + l) % 2], [None, Some(3)][capacity / 8 % 2]);
+            let (tiling, splits) = (FORMS[(s + l) % 2], [None, Some(3)][capacity / 8 % 2]);
             let kind = Kind::new(storage, layout, capacity);
             let mut bed = Bed::new(full(), kind, Data::Lossless, 73);
             let rules = Rules { causal: true, ..Default::default() };

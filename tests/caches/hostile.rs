@@ -1,11 +1,11 @@
-//! Whatever the order of calls and whatever the book holds: a sequence's results come from its own rows.
+//! Whatever the order of calls and whatever the sequence table holds: a sequence's results come from its own rows.
 
 use wgpu_attention::{
     Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, CachedForward, Config, DType, Error,
-    Gpu, ScaleGroup, Scratch, ScratchSize, TensorView, Tiling, Tokens,
+    Gpu, KernelForm, ScaleGroup, Scratch, ScratchSize, TensorView, Tokens,
 };
 
-use crate::harness::{TILINGS, full};
+use crate::harness::{FORMS, full};
 
 const BATCH: usize = 2;
 const LEN: usize = 16;
@@ -40,7 +40,7 @@ impl Full {
     }
 
     /// What sequence 0 gives.
-    fn ask(&mut self, tiling: Tiling) -> f32 {
+    fn ask(&mut self, tiling: KernelForm) -> f32 {
         let config = Config::new(1, DIM).splits(1).tiling(tiling);
         let attention = Attention::with_pipelines(self.gpu.pipelines(), config).expect("a config");
         let view = |buffer| TensorView::new(buffer, DType::F32, [BATCH, 1, 1, DIM]);
@@ -57,7 +57,7 @@ impl Full {
 
 #[test]
 fn a_dropped_advance_and_a_truncation_read_nothing_else() {
-    for tiling in TILINGS {
+    for tiling in FORMS {
         let mut ring = Full::new(CacheLayout::Ring { sinks: 0 });
         let mut dropped = ring.gpu.device().create_command_encoder(&Default::default());
         ring.cache.advance(&mut dropped, Tokens::All(41), &mut ring.scratch).expect("a ring has room");
@@ -69,13 +69,13 @@ fn a_dropped_advance_and_a_truncation_read_nothing_else() {
 
 #[test]
 fn a_wrong_length_learnt_reads_nothing_else() {
-    for tiling in TILINGS {
+    for tiling in FORMS {
         let mut ring = Full::new(CacheLayout::Ring { sinks: 0 });
         let none = ring.gpu.upload(&[0u32; BATCH]).expect("upload");
         let counts = TensorView::new(&none, DType::U32, [BATCH, 1, 1, 1]);
         let rows = Tokens::Device { counts, most: 41 };
         ring.gpu.submit(|e| ring.cache.advance(e, rows, &mut ring.scratch)).expect("an advance");
-        ring.cache.learn(0, 56).expect("within the bounds");
+        ring.cache.set_known_len(0, 56).expect("within the bounds");
         ring.cache.truncate(0, 56).expect("as long as that");
         assert_eq!(ring.ask(tiling), 1.0, "{tiling:?}");
     }
@@ -85,7 +85,7 @@ fn a_wrong_length_learnt_reads_nothing_else() {
 fn a_book_that_was_written_reads_nothing_else() {
     let layouts =
         [CacheLayout::Contiguous, CacheLayout::Ring { sinks: 3 }, CacheLayout::Paged { page: 16, pages: 2 }];
-    for (tiling, layout) in TILINGS.into_iter().flat_map(|t| layouts.map(|l| (t, l))) {
+    for (tiling, layout) in FORMS.into_iter().flat_map(|t| layouts.map(|l| (t, l))) {
         let mut other = Full::new(layout);
         let lengths = other.cache.lengths();
         other.gpu.queue().write_buffer(

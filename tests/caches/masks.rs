@@ -3,7 +3,7 @@
 use wgpu_attention::{Alignment, CacheLayout, CacheStorage, DType, Pattern, PatternPart, ScaleGroup};
 
 use crate::harness::{
-    Ask, Bed, Count, Data, Kind, Layout, Part, Report, Rng, Rules, TILINGS, full, profiles,
+    Ask, Bed, Count, Data, FORMS, HostData, Kind, Layout, Report, Rng, Rules, full, profiles,
 };
 
 /// Name, rules and softcap, for so many queries; `keys` is the capacity, or 1 where the cache is a ring.
@@ -12,18 +12,18 @@ fn masks(kind: &Kind, rows: usize, keys: usize) -> Vec<(&'static str, Rules, Opt
     let none = Rules::default;
     let causal = || Rules { causal: true, ..none() };
     let mut rng = Rng::new(5 + rows as u64);
-    let mut bools = |shape: [usize; 4], p| Some(Part::new(rng.bools(shape.iter().product(), p), shape));
+    let mut bools = |shape: [usize; 4], p| Some(HostData::new(rng.bools(shape.iter().product(), p), shape));
     let table = |shape: [usize; 4], f: fn(usize) -> f32| {
-        Some(Part::new((0..shape.iter().product()).map(f).collect(), shape))
+        Some(HostData::new((0..shape.iter().product()).map(f).collect(), shape))
     };
     let numbers = |shape: [usize; 4], f: fn(usize) -> u32| {
-        Some(Part::new((0..shape.iter().product()).map(f).collect(), shape))
+        Some(HostData::new((0..shape.iter().product()).map(f).collect(), shape))
     };
     let pattern = |pattern| Rules { pattern: Some(pattern), ..causal() };
     let slopes = || table([1, heads, 1, 1], |h| 0.5 / (1 << h) as f32);
     let logits = || table([1, heads, 1, 1], |h| h as f32 - 1.5);
     let bias = |n: usize| if n % 7 == 3 { f32::NEG_INFINITY } else { (n % 5) as f32 * 0.25 };
-    let tree = Part::of([1, 1, rows, rows], |[.., i, j]| j == i || (j < i && (i + j) % 2 == 1));
+    let tree = HostData::of([1, 1, rows, rows], |[.., i, j]| j == i || (j < i && (i + j) % 2 == 1));
     let top_left = Rules { alignment: Alignment::TopLeft, ..causal() };
     vec![
         ("nothing", none(), None),
@@ -41,8 +41,8 @@ fn masks(kind: &Kind, rows: usize, keys: usize) -> Vec<(&'static str, Rules, Opt
         ),
         ("logits", Rules { sinks: logits(), ..causal() }, None),
         ("exclude self", Rules { exclude_self: true, ..causal() }, None),
-        ("keep", Rules { keep: bools([batch, 1, rows, keys], 0.6), ..none() }, None),
-        ("keys", Rules { keys: bools([batch, heads, 1, keys], 0.7), ..causal() }, None),
+        ("keep", Rules { attn_mask: bools([batch, 1, rows, keys], 0.6), ..none() }, None),
+        ("keys", Rules { key_padding_mask: bools([batch, heads, 1, keys], 0.7), ..causal() }, None),
         ("bias", Rules { bias: table([1, heads, rows, keys], bias), ..causal() }, None),
         ("globals", Rules { globals: bools([1, 1, 1, keys], 0.2), window: Some([2, 0]), ..causal() }, None),
         ("lengths", Rules { lengths: numbers([batch, 1, rows, 1], |n| 3 + 5 * n as u32), ..none() }, None),
@@ -90,7 +90,7 @@ fn every_mask_over_every_layout() {
     ] {
         let kind = Kind::new(storage, layout, capacity);
         let keys = if kind.ring().is_some() { 1 } else { capacity };
-        for (n, tiling) in TILINGS.into_iter().enumerate() {
+        for (n, tiling) in FORMS.into_iter().enumerate() {
             let mut bed = Bed::new(profiles()[n], kind, Data::Lossless, 51);
             let mut ask = |bed: &mut Bed, rows: Option<usize>| {
                 for mask in 0..names.len() {
@@ -132,7 +132,7 @@ fn half_floats_of_masks() {
         report.skip_f16(profile, "half floats");
         return report.finish();
     }
-    for tiling in TILINGS {
+    for tiling in FORMS {
         let kind = Kind::new(CacheStorage::F32, CacheLayout::Contiguous, 20);
         let mut bed = Bed::new(profile, kind, Data::Lossless, 53);
         bed.grow(&Count::Each(vec![13, 2])).expect("room");

@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 
-use wgpu_attention::{CacheLayout, CacheStorage, Error, ScaleGroup, Tiling};
+use wgpu_attention::{CacheLayout, CacheStorage, Error, KernelForm, ScaleGroup};
 
 use crate::harness::{Ask, Bed, Count, Data, Kind, Profile, Report, Rng, Rules, defaults, full};
 use crate::property::draws;
@@ -60,7 +60,7 @@ struct Play {
     high: Vec<usize>,
     /// Whether something was said that is not recorded.
     pending: bool,
-    tiling: Tiling,
+    tiling: KernelForm,
     splits: Option<usize>,
     trail: Vec<String>,
     refused: usize,
@@ -68,7 +68,13 @@ struct Play {
 }
 
 impl Play {
-    fn new(profile: &'static Profile, kind: Kind, tiling: Tiling, splits: Option<usize>, seed: u64) -> Self {
+    fn new(
+        profile: &'static Profile,
+        kind: Kind,
+        tiling: KernelForm,
+        splits: Option<usize>,
+        seed: u64,
+    ) -> Self {
         let pages = match kind.layout {
             CacheLayout::Paged { page, pages } => {
                 Some(Pages { size: page, count: pages, tables: vec![vec![]; kind.batch], named: 0 })
@@ -274,16 +280,16 @@ impl Play {
     }
 
     /// Reads lengths back and tells the cache.
-    fn learn(&mut self) -> Result<(), String> {
+    fn set_known_len(&mut self) -> Result<(), String> {
         let lengths = self.bed.numbers(self.bed.cache.lengths());
         for (s, len) in lengths.into_iter().enumerate() {
             if !self.known[s] {
                 let [_, most] = self.bounds()[s];
-                let too_long = self.bed.cache.learn(s, most + 1);
+                let too_long = self.bed.cache.set_known_len(s, most + 1);
                 if !matches!(too_long, Err(Error::Option { option: "len", .. })) {
                     return Err(format!("{too_long:?} of more than is possible"));
                 }
-                self.bed.cache.learn(s, len as usize).map_err(|e| e.to_string())?;
+                self.bed.cache.set_known_len(s, len as usize).map_err(|e| e.to_string())?;
                 self.known[s] = true;
             }
         }
@@ -328,8 +334,8 @@ impl Play {
                 self.reserve(s, tokens)?;
             }
             _ => {
-                note(self, "learn".into());
-                self.learn()?;
+                note(self, "set_known_len".into());
+                self.set_known_len()?;
             }
         }
         if self.pending && rng.chance(0.5) {
@@ -369,7 +375,7 @@ impl Play {
                 other => Err(format!("{other:?} of a cache with changes that are not recorded")),
             };
         }
-        self.bed.check_book()?;
+        self.bed.check_sequence_table()?;
         self.bed.ask(&ask)
     }
 }
@@ -383,22 +389,22 @@ fn random_lives_follow_the_model() {
     let ring = |sinks| CacheLayout::Ring { sinks };
     let [full, defaults] = [full(), defaults()];
     let kinds = [
-        (full, Kind::new(CacheStorage::F32, CacheLayout::Contiguous, 26), Tiling::Uniform, None),
-        (defaults, Kind { batch: 3, ..Kind::new(q8, ring(3), 14) }, Tiling::Workgroup, Some(2)),
+        (full, Kind::new(CacheStorage::F32, CacheLayout::Contiguous, 26), KernelForm::Cpu, None),
+        (defaults, Kind { batch: 3, ..Kind::new(q8, ring(3), 14) }, KernelForm::Gpu, Some(2)),
         (
             full,
             Kind { batch: 4, layers: 2, ..Kind::new(CacheStorage::F16, paged(16, 9), 61) },
-            Tiling::Uniform,
+            KernelForm::Cpu,
             None,
         ),
         (
             defaults,
             Kind { batch: 3, ..Kind::new(CacheStorage::Q4(ScaleGroup::Row), paged(16, 7), 48) },
-            Tiling::Workgroup,
+            KernelForm::Gpu,
             None,
         ),
-        (full, Kind { layers: 2, ..Kind::new(CacheStorage::F32, ring(0), 9) }, Tiling::Uniform, Some(3)),
-        (full, Kind { batch: 4, heads: 2, ..Kind::new(q8, paged(32, 11), 100) }, Tiling::Uniform, None),
+        (full, Kind { layers: 2, ..Kind::new(CacheStorage::F32, ring(0), 9) }, KernelForm::Cpu, Some(3)),
+        (full, Kind { batch: 4, heads: 2, ..Kind::new(q8, paged(32, 11), 100) }, KernelForm::Cpu, None),
     ];
     let (mut refused, mut shared) = (0, 0);
     let lives = count.div_ceil(100).max(kinds.len());

@@ -1,11 +1,11 @@
 //! Generation token by token, and in chunks: every layout, storage and tiling gives what one causal call over the
 //! same tokens gives.
 
-use wgpu_attention::{CacheLayout, CacheStorage, DType, ScaleGroup, Tiling};
+use wgpu_attention::{CacheLayout, CacheStorage, DType, KernelForm, ScaleGroup};
 
 use super::{LAYOUTS, STORAGES};
 use crate::harness::{
-    Ask, Bed, Count, Data, Kind, Layout, Profile, Report, Rules, TILINGS, defaults, full, profiles,
+    Ask, Bed, Count, Data, FORMS, Kind, Layout, Profile, Report, Rules, defaults, full, profiles,
 };
 
 fn causal() -> Rules {
@@ -19,7 +19,7 @@ fn runs(report: &mut Report, bed: &mut Bed, ask: &Ask, chunks: &[usize]) {
         let profile = bed.profile.name;
         let setup = format!("{profile}, {:?}, {:?}, splits {:?}", ask.tiling, ask.dtype, ask.splits);
         let outcome = match bed.grow(&Count::All(*n)) {
-            Ok(()) => bed.ask(ask).and_then(|worst| bed.check_book().map(|()| worst)),
+            Ok(()) => bed.ask(ask).and_then(|worst| bed.check_sequence_table().map(|()| worst)),
             Err(e) => Err(format!("refused: {e}")),
         };
         report.record(&name, &setup, outcome);
@@ -34,7 +34,7 @@ fn every_layout_keeps_every_storage() {
     let mut report = Report::new("caches, steps");
     for (s, storage) in STORAGES.into_iter().enumerate() {
         for (l, (layout, capacity)) in LAYOUTS.into_iter().enumerate() {
-            for (t, tiling) in TILINGS.into_iter().enumerate() {
+            for (t, tiling) in FORMS.into_iter().enumerate() {
                 let profile = profiles()[(s + l + t) % 2];
                 let kind = Kind { head_dim: 40, value_dim: 24, ..Kind::new(storage, layout, capacity) };
                 let mut bed = Bed::new(profile, kind, Data::Lossless, 7 + s as u64);
@@ -60,7 +60,7 @@ fn chunks_of_every_length() {
         let mut bed = Bed::new(full(), kind, Data::Lossless, 11);
         let rules = causal();
         let chunks: Vec<_> = (1..=20).collect();
-        runs(&mut report, &mut bed, &Ask::new(Tiling::Uniform, &rules), &chunks);
+        runs(&mut report, &mut bed, &Ask::new(KernelForm::Cpu, &rules), &chunks);
     }
     report.finish();
 }
@@ -70,7 +70,7 @@ fn chunks_of_every_length() {
 fn rounding_is_the_storages_own() {
     let mut report = Report::new("caches, rounding");
     for (s, storage) in STORAGES.into_iter().enumerate() {
-        for (t, tiling) in TILINGS.into_iter().enumerate() {
+        for (t, tiling) in FORMS.into_iter().enumerate() {
             let (layout, capacity) = LAYOUTS[(s + t) % 3];
             let kind = Kind { head_dim: 40, value_dim: 24, ..Kind::new(storage, layout, capacity) };
             let mut bed = Bed::new(full(), kind, Data::Random, 23 + s as u64);
@@ -99,7 +99,7 @@ fn channels() {
             // Strides and offsets of their own, of which none is aligned.
             bed.layout = if s % 2 == 0 { Layout::Window(2 * n as u64 + 1) } else { Layout::Blhd };
             let rules = causal();
-            let tiling = TILINGS[(n + s / 2) % 2];
+            let tiling = FORMS[(n + s / 2) % 2];
             let splits = [None, Some(2)][s / 2 % 2];
             let ask = Ask { splits, layout: bed.layout, ..Ask::new(tiling, &rules) };
             runs(&mut report, &mut bed, &ask, &[3, 1, 2, 1]);
@@ -119,7 +119,7 @@ fn half_floats() {
     }
     for (s, storage) in STORAGES.into_iter().enumerate() {
         let (layout, capacity) = LAYOUTS[s % 3];
-        for (t, tiling) in TILINGS.into_iter().enumerate() {
+        for (t, tiling) in FORMS.into_iter().enumerate() {
             let kind = Kind { head_dim: 40, value_dim: 24, ..Kind::new(storage, layout, capacity) };
             let mut bed = Bed::new(profile, kind, Data::Lossless, 41);
             bed.dtype = DType::F16;
@@ -139,7 +139,7 @@ fn ragged_batches() {
     let mut report = Report::new("caches, ragged");
     let steps = [[6, 0, 2], [0, 3, 1], [1, 1, 0], [4, 2, 4], [0, 0, 1], [1, 4, 3]];
     for (layout, capacity) in LAYOUTS {
-        for tiling in TILINGS {
+        for tiling in FORMS {
             for splits in [None, Some(4)] {
                 let kind = Kind { batch: 3, ..Kind::new(CacheStorage::F16, layout, capacity.min(20)) };
                 let mut bed = Bed::new(defaults(), kind, Data::Lossless, 43);
@@ -150,7 +150,7 @@ fn ragged_batches() {
                         Ok(()) => bed.ask(&ask).and_then(|own| {
                             // And as many queries of each, whatever came last.
                             let worst = bed.ask(&Ask { rows: Some(2), ..ask })?;
-                            bed.check_book().map(|()| own.max(worst))
+                            bed.check_sequence_table().map(|()| own.max(worst))
                         }),
                         Err(e) => Err(format!("refused: {e}")),
                     };
@@ -174,7 +174,7 @@ fn bad_numbers_show_in_their_rows() {
     };
     let gpu = &full().gpu;
     for storage in STORAGES {
-        for tiling in TILINGS {
+        for tiling in FORMS {
             let config = CacheConfig::new(1, 64, 8).storage(storage);
             let mut cache = Cache::with_pipelines(gpu.pipelines(), config).expect("a cache");
             // Key i is 1 in channel i, value i is i in all channels; NaN, ∞ and 1e30 in later values.
@@ -232,7 +232,7 @@ fn long_caches_split_by_themselves() {
         (CacheLayout::Ring { sinks: 5 }, CacheStorage::Q8(ScaleGroup::Row)),
         (CacheLayout::Paged { page: 256, pages: 9 }, CacheStorage::F16),
     ] {
-        for tiling in TILINGS {
+        for tiling in FORMS {
             let kind = Kind { batch: 1, kv_heads: 1, ..Kind::new(storage, layout, 2100) };
             let mut bed = Bed::new(full(), kind, Data::Lossless, 71);
             let rules = causal();
@@ -305,7 +305,7 @@ fn rings_go_on_for_long() {
     let x: Vec<f32> = (0..9 * 8).map(|n| ((n as f32 + 1.0) * 0.37).sin()).collect();
     let x = gpu.upload(&x).expect("an upload");
     let slope = gpu.upload(&[0.25f32]).expect("an upload");
-    for tiling in TILINGS {
+    for tiling in FORMS {
         let config = Config::new(1, 8).tiling(tiling);
         let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
         // The second has gone through most of the positions there are, not a multiple of its window.

@@ -24,7 +24,8 @@ impl Bench {
             .map(|(shape, seed)| noise(count(shape), seed));
         let [q, k, v] = [0, 1, 2].map(|n| widen(&data[n]));
         let want = reference::attention::<f64>(&q, &k, &v, &SHAPE, &Options::default()).expect("a truth").out;
-        let upload = |data: &[f32]| gpu.upload(&[data, &[POISON; SLACK]].concat()).expect("an upload");
+        let upload =
+            |data: &[f32]| gpu.upload(&[data, &[POISON; RESCALE_THRESHOLD]].concat()).expect("an upload");
         let tensors = [0, 1, 2].map(|n| upload(&data[n]));
         let out = upload(&vec![POISON; count(SHAPE.out())]);
         let config = config.kv_heads(SHAPE.kv_heads).value_dim(SHAPE.value_dim);
@@ -74,7 +75,7 @@ impl Bench {
         encoder.clear_buffer(&marker, 0, None);
         self.gpu.queue().submit([encoder.finish()]);
         assert_eq!(self.gpu.download::<u32>(&marker, 4).expect("a read-back"), [0; 4], "{context}");
-        let n = count(SHAPE.out()) + SLACK;
+        let n = count(SHAPE.out()) + RESCALE_THRESHOLD;
         let out = self.gpu.download::<f32>(&self.out, n).expect("a read-back");
         assert!(out.iter().all(|x| *x == POISON), "{context}: something was recorded");
         let hidden = pollster::block_on(scope.pop());

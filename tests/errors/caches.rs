@@ -89,7 +89,7 @@ pub(super) fn caches_made() -> Seen {
         let layout = CacheLayout::Paged { page: 16, pages };
         refused(&["pages", "at least 1", "2^29"], config().layout(layout));
     }
-    // One token more than a binding holds, of keys or of values, and of a book.
+    // One token more than a binding holds, of keys or of values, and of a sequence table.
     let most = gpu.device().limits().max_storage_buffer_binding_size.min((1 << 32) - 4) as usize;
     let tokens = most / (4 * 1024) + 1;
     let words = ["`cache`", "max_storage_buffer_binding_size"];
@@ -166,14 +166,14 @@ pub(super) fn moves_of_caches() -> Seen {
     let none = ["sequence is 2", "one of the cache's"];
     said(&none, cache.truncate(2, 0));
     said(&none, cache.clear(2));
-    said(&none, cache.learn(2, 0));
+    said(&none, cache.set_known_len(2, 0));
     said(&none, cache.fork(2, 0));
     said(&none, cache.fork(0, 2));
     said(&none, cache.reserve(2, 0));
     assert_eq!((cache.len(2), cache.len_bounds(2)), (None, None));
     said(&["len is 4", "at most the sequence's length"], cache.truncate(0, 4));
-    said(&["len is 2", "len_bounds"], cache.learn(0, 2));
-    said(&["len is 4", "len_bounds"], cache.learn(0, 4));
+    said(&["len is 2", "len_bounds"], cache.set_known_len(0, 2));
+    said(&["len is 4", "len_bounds"], cache.set_known_len(0, 4));
     said(&["a fork of a sequence", "paged", "append the tokens again"], cache.fork(0, 1));
     said(&["sequence 0 of the cache", "no room for 18"], cache.reserve(0, 21));
     assert_eq!(cache.len(0), Some(3));
@@ -181,7 +181,7 @@ pub(super) fn moves_of_caches() -> Seen {
     let layout = CacheLayout::Paged { page: 16, pages: 2 };
     let mut paged = Step::new(&gpu, config().layout(layout));
     gpu.submit(|e| paged.cache.advance(e, device(good), &mut scratch)).expect("room");
-    said(&["only the device knows", "learn"], paged.cache.fork(0, 1));
+    said(&["only the device knows", "set_known_len"], paged.cache.fork(0, 1));
     said(&["needs 1", "0"], paged.cache.reserve(0, 17));
     bench.refuses_with("pages", &["1", "0", "page"], |e| {
         paged.cache.advance(e, Tokens::Each(&[14, 0]), &mut scratch)
@@ -209,7 +209,7 @@ pub(super) fn appends() -> Seen {
     let usage = wgpu::BufferUsages::COPY_DST;
     let unusable = buffer(gpu.device(), 4096, usage);
     let foreign = buffer(other.device(), 4096, wgpu::BufferUsages::STORAGE);
-    let book = step.cache.lengths().buffer().clone();
+    let table = step.cache.lengths().buffer().clone();
     let mut refuses = |step: &Step, words: &[&str], layer: usize, append: Append| {
         let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
         bench.refuses_with(words[0], words, |e| step.cache.append(e, layer, &append, &mut scratch));
@@ -252,8 +252,8 @@ pub(super) fn appends() -> Seen {
             of(TensorView::new(&unusable, DType::F32, good.shape())),
         );
         refuses(&step, &["wgpu refused"], 0, of(TensorView::new(&foreign, DType::F32, good.shape())));
-        let of_book = TensorView::new(&book, DType::F32, good.shape()).with_strides([0, 0, 0, 1]);
-        refuses(&step, &["`cache`", &quoted, "a buffer of its own"], 0, of(of_book));
+        let of_sequence_table = TensorView::new(&table, DType::F32, good.shape()).with_strides([0, 0, 0, 1]);
+        refuses(&step, &["`cache`", &quoted, "a buffer of its own"], 0, of(of_sequence_table));
     }
     // What was said is recorded first.
     step.cache.truncate(0, 1).expect("shorter");
@@ -280,7 +280,7 @@ pub(super) fn attention_to_caches() -> Seen {
     let out_view = |shape| TensorView::new(&buffers[3], DType::F32, shape);
     let (out, lse) = (out_view(SHAPE.out()), gpu.buffer(4096).expect("a buffer"));
     let extra = gpu.buffer(1 << 14).expect("a buffer");
-    let book = step.cache.lengths().buffer().clone();
+    let table = step.cache.lengths().buffer().clone();
 
     let mut refuses = |words: &[&str], attention: &Attention, call: &CachedForward| {
         let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
@@ -359,7 +359,7 @@ pub(super) fn attention_to_caches() -> Seen {
         &attention,
         &CachedForward::new(onto, &step.cache, out),
     );
-    let into = TensorView::new(&book, DType::F32, SHAPE.lse()).with_strides([4, 1, 1, 1]);
+    let into = TensorView::new(&table, DType::F32, SHAPE.lse()).with_strides([4, 1, 1, 1]);
     let call = CachedForward::new(step.q(), &step.cache, out).lse(into);
     refuses(&["`lse`"], &attention, &call);
     // Masks.
@@ -371,9 +371,9 @@ pub(super) fn attention_to_caches() -> Seen {
     refuses(&words, &attention, &with(Mask::none().packed(numbers([2, 1, 1, 2]), numbers([2, 1, 1, 2]))));
     let [b, h, i, _] = SHAPE.weights();
     for n in [CAPACITY - 1, CAPACITY + 1, 3] {
-        let words = [format!("`keep`: kv_len must be {CAPACITY} or 1"), format!("got {n}")];
+        let words = [format!("`attn_mask`: kv_len must be {CAPACITY} or 1"), format!("got {n}")];
         let words = words.each_ref().map(String::as_str);
-        refuses(&words, &attention, &with(Mask::none().keep(bools([b, h, i, n]))));
+        refuses(&words, &attention, &with(Mask::none().attn_mask(bools([b, h, i, n]))));
     }
     for n in [2, 4, CAPACITY] {
         let words = ["`tree`", "q_len must be 3", &format!("got {n}")];
@@ -388,9 +388,9 @@ pub(super) fn attention_to_caches() -> Seen {
     let ring = Step::new(&gpu, config().layout(CacheLayout::Ring { sinks: 1 }));
     let call = CachedForward::new(ring.q(), &ring.cache, out);
     refuses(
-        &["`keep`: kv_len must be", "got 20"],
+        &["`attn_mask`: kv_len must be", "got 20"],
         &attention,
-        &call.mask(Mask::none().keep(bools([b, h, i, CAPACITY]))),
+        &call.mask(Mask::none().attn_mask(bools([b, h, i, CAPACITY]))),
     );
 
     // Queries of a step that there was none of.

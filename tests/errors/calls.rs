@@ -120,7 +120,7 @@ pub(super) fn strides_and_offsets() -> Seen {
         });
     }
     // Past the end of the buffer, by much and by one element.
-    let ends = [SHAPE.q(), SHAPE.k(), SHAPE.v(), SHAPE.out()].map(|s| count(s) + SLACK);
+    let ends = [SHAPE.q(), SHAPE.k(), SHAPE.v(), SHAPE.out()].map(|s| count(s) + RESCALE_THRESHOLD);
     for n in 0..4 {
         for past in [1, 1000] {
             let words = [
@@ -129,7 +129,7 @@ pub(super) fn strides_and_offsets() -> Seen {
                 format!("has {}", ends[n] * 4),
             ];
             bench.refuses("past the end", &words.each_ref().map(String::as_str), |call, _| {
-                *tensor(call, n) = tensor(call, n).with_offset(SLACK + past);
+                *tensor(call, n) = tensor(call, n).with_offset(RESCALE_THRESHOLD + past);
             });
         }
     }
@@ -254,8 +254,13 @@ pub(super) fn dtypes() -> Seen {
     let lengths = [SHAPE.batch, SHAPE.heads, SHAPE.q_len, 1];
     let cases = [
         ("`lengths`", "U32", "F32", good.mask(Mask::none().lengths(view(DType::F32, lengths)))),
-        ("`keep`", "Bool", "U32", good.mask(Mask::none().keep(view(DType::U32, pairs)))),
-        ("`keys`", "Bool", "F32", good.mask(Mask::none().keys(view(DType::F32, pairs)))),
+        ("`attn_mask`", "Bool", "U32", good.mask(Mask::none().attn_mask(view(DType::U32, pairs)))),
+        (
+            "`key_padding_mask`",
+            "Bool",
+            "F32",
+            good.mask(Mask::none().key_padding_mask(view(DType::F32, pairs))),
+        ),
         ("`bias`", "F32 or F16", "Bool", good.mask(Mask::none().bias(view(DType::Bool, pairs)))),
         ("`lse`", "F32", "F16", Forward { lse: Some(view(DType::F16, SHAPE.lse())), ..good }),
         ("`weights`", "F32 or F16", "U32", Forward { weights: Some(view(DType::U32, pairs)), ..good }),
@@ -292,8 +297,18 @@ pub(super) fn shapes_of_masks_and_further_outputs() -> Seen {
         let given = Dropout::Given { p: 0.5, keep: view(DType::Bool, more(pairs)) };
         let cases = [
             ("`lengths`", rows, " or 1", good.mask(Mask::none().lengths(view(DType::U32, more(rows))))),
-            ("`keep`", pairs, " or 1", good.mask(Mask::none().keep(view(DType::Bool, more(pairs))))),
-            ("`keys`", pairs, " or 1", good.mask(Mask::none().keys(view(DType::Bool, more(pairs))))),
+            (
+                "`attn_mask`",
+                pairs,
+                " or 1",
+                good.mask(Mask::none().attn_mask(view(DType::Bool, more(pairs)))),
+            ),
+            (
+                "`key_padding_mask`",
+                pairs,
+                " or 1",
+                good.mask(Mask::none().key_padding_mask(view(DType::Bool, more(pairs)))),
+            ),
             ("`bias`", pairs, " or 1", good.mask(Mask::none().bias(view(DType::F32, more(pairs))))),
             ("`dropout`", pairs, " or 1", Forward { dropout: Some(given), ..good }),
             ("`lse`", rows, ",", Forward { lse: Some(view(DType::F32, more(rows))), ..good }),
@@ -415,42 +430,47 @@ pub(super) fn limits() -> Seen {
     let rest = |_: &mut Forward| ();
     seen.insert(limited(
         Path::Staged,
-        Tiling::Uniform,
+        KernelForm::Cpu,
         |limits| limits.max_compute_workgroups_per_dimension = 7,
         &["workgroups", "is 8", "allows 7", "max_compute_workgroups_per_dimension"],
         rest,
     ));
     seen.insert(limited(
         Path::Staged,
-        Tiling::Workgroup,
+        KernelForm::Gpu,
         |limits| limits.max_compute_invocations_per_workgroup = 128,
         &["invocations", "is 256", "allows 128", "max_compute_invocations_per_workgroup"],
         rest,
     ));
     seen.insert(limited(
         Path::Staged,
-        Tiling::Workgroup,
+        KernelForm::Gpu,
         |limits| limits.max_compute_workgroup_storage_size = 1024,
         &["workgroup memory", "allows 1024", "max_compute_workgroup_storage_size"],
         rest,
     ));
     seen.insert(limited(
         Path::Staged,
-        Tiling::Uniform,
+        KernelForm::Cpu,
         |limits| limits.max_storage_buffers_per_shader_stage = 3,
         &["storage buffers", "is 4", "allows 3", "max_storage_buffers_per_shader_stage"],
         |call| {
             // Any bytes do for a mask.
             let at = |dtype| TensorView::new(call.q.buffer(), dtype, [1, 1, 3, 5]);
-            call.mask = Mask::none().keep(at(DType::Bool)).keys(at(DType::Bool)).bias(at(DType::F32));
+            call.mask = Mask::none()
+                .attn_mask(at(DType::Bool))
+                .key_padding_mask(at(DType::Bool))
+                .bias(at(DType::F32));
         },
     ));
     seen.insert(limited(
         Path::Fused,
-        Tiling::Uniform,
+        KernelForm::Cpu,
         |limits| limits.max_storage_buffers_per_shader_stage = 4,
         &["storage buffers", "is 5", "allows 4", "max_storage_buffers_per_shader_stage"],
-        |call| call.mask = Mask::none().keep(TensorView::new(call.q.buffer(), DType::Bool, [1, 1, 3, 5])),
+        |call| {
+            call.mask = Mask::none().attn_mask(TensorView::new(call.q.buffer(), DType::Bool, [1, 1, 3, 5]))
+        },
     ));
     // So little work per dispatch that there are more than can be meant: one per batch entry.
     let gpu = &full().gpu;

@@ -59,8 +59,14 @@ pub(super) fn slices() -> Seen {
     let mut masked = |words: &[&str], mask: HostMask| both(words, [0; 3], SHAPE, Options { mask, ..plain });
     let rows = [2, 4, 3, 1];
     masked(&["`lengths`", "24", "got 23"], Mask::none().lengths(HostTensor::new(&lengths[..23], rows)));
-    masked(&["`keep`", "120", "got 119"], Mask::none().keep(HostTensor::new(&bools[..119], SHAPE.weights())));
-    masked(&["`keys`", "15", "got 120"], Mask::none().keys(HostTensor::new(&bools, [1, 1, 3, 5])));
+    masked(
+        &["`attn_mask`", "120", "got 119"],
+        Mask::none().attn_mask(HostTensor::new(&bools[..119], SHAPE.weights())),
+    );
+    masked(
+        &["`key_padding_mask`", "15", "got 120"],
+        Mask::none().key_padding_mask(HostTensor::new(&bools, [1, 1, 3, 5])),
+    );
     masked(&["`bias`", "120", "got 0"], Mask::none().bias(HostTensor::new(&floats[..0], SHAPE.weights())));
     masked(
         &["`bias`", "q_len must be 3 or 1", "got 2"],

@@ -190,9 +190,9 @@ impl Layer {
             .expect("a layer");
         let x = noise(2 * 5 * 12, 0.9);
         let context = noise(2 * 7 * 12, 1.3);
-        let input = gpu.upload(&[&x[..], &[POISON; SLACK]].concat()).expect("an upload");
-        let keys = gpu.upload(&[&context[..], &[POISON; SLACK]].concat()).expect("an upload");
-        let out = gpu.upload(&vec![POISON; 2 * 5 * 12 + SLACK]).expect("an upload");
+        let input = gpu.upload(&[&x[..], &[POISON; RESCALE_THRESHOLD]].concat()).expect("an upload");
+        let keys = gpu.upload(&[&context[..], &[POISON; RESCALE_THRESHOLD]].concat()).expect("an upload");
+        let out = gpu.upload(&vec![POISON; 2 * 5 * 12 + RESCALE_THRESHOLD]).expect("an upload");
         let sequence = |buffer, shape| TensorView::sequence(buffer, DType::F32, shape);
         let good = LayerForward::cross_attention(
             sequence(&input, [2, 5, 12]),
@@ -255,10 +255,13 @@ impl Layer {
                 LayerForward { key: TensorView::sequence(&keys, DType::U32, [2, 7, 12]), ..good },
             ),
             (&["`query`", "length is 0"], LayerForward { query: sequence(&input, [2, 0, 12]), ..good }),
-            (&["`value`", "byte"], LayerForward { value: good.value.with_offset(SLACK + 1), ..good }),
             (
-                &["`keys`", "kv_len must be 7 or 1", "got 5"],
-                good.mask(Mask::none().keys(TensorView::new(&input, DType::Bool, [2, 1, 1, 5]))),
+                &["`value`", "byte"],
+                LayerForward { value: good.value.with_offset(RESCALE_THRESHOLD + 1), ..good },
+            ),
+            (
+                &["`key_padding_mask`", "kv_len must be 7 or 1", "got 5"],
+                good.mask(Mask::none().key_padding_mask(TensorView::new(&input, DType::Bool, [2, 1, 1, 5]))),
             ),
             (
                 &["`lse`", "q_len must be 5", "got 4"],

@@ -172,7 +172,7 @@ pub(super) fn block_maps() -> Seen {
         (["`blocks`", "size is 0", "at least 1"], lengths, good, [0, 2]),
         (["`blocks`", "must be U32", "F32"], lengths, TensorView::new(own, DType::F32, [2, 4, 2, 3]), SIZE),
         (
-            ["`blocks`", "`keep`", "a buffer of its own"],
+            ["`blocks`", "`attn_mask`", "a buffer of its own"],
             lengths,
             TensorView::new(of_mask, DType::U32, [2, 4, 2, 3]).with_offset(512),
             SIZE,
@@ -182,7 +182,7 @@ pub(super) fn block_maps() -> Seen {
     ];
     for (words, lengths, map, size) in cases {
         let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
-        let mask = Mask::none().keep(keep);
+        let mask = Mask::none().attn_mask(keep);
         bench.refuses_with(words[1], &words, |e| {
             attention.classify(e, &mask, lengths, &Blocks::new(map, size), &mut scratch)
         });

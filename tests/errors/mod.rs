@@ -8,9 +8,9 @@ use wgpu_attention::reference::{
     self, HostLinear, HostWeights, LayerShape, Options, multi_head, project, widen,
 };
 use wgpu_attention::{
-    Attention, Config, DType, Dropout, Error, Forward, Gpu, HostMask, HostTensor, LayerConfig, LayerForward,
-    LayerWeights, Linear, Mask, MultiHeadAttention, Path, Projection, ProjectionForward, Scratch,
-    ScratchSize, Shape, TensorView, Tiling,
+    Attention, Config, DType, Dropout, Error, Forward, Gpu, HostMask, HostTensor, KernelForm, LayerConfig,
+    LayerForward, LayerWeights, Linear, Mask, MultiHeadAttention, Path, Projection, ProjectionForward,
+    Scratch, ScratchSize, Shape, TensorView,
 };
 
 use crate::harness::device::{device, devices};
@@ -37,7 +37,7 @@ const SHAPE: Shape =
     Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 3, kv_len: 5, head_dim: 8, value_dim: 6 };
 const POISON: f32 = -12345.0;
 /// Elements behind every tensor, for shapes that are one too long.
-const SLACK: usize = 256;
+const RESCALE_THRESHOLD: usize = 256;
 
 fn count(shape: [usize; 4]) -> usize {
     shape.iter().product()
@@ -182,10 +182,10 @@ fn the_stages_of_the_reference_refuse_what_does_not_fit() {
 fn bad_numbers_show() {
     let gpu = &full().gpu;
     for (path, tiling) in [
-        (Path::Staged, Tiling::Uniform),
-        (Path::Staged, Tiling::Workgroup),
-        (Path::Fused, Tiling::Uniform),
-        (Path::Fused, Tiling::Workgroup),
+        (Path::Staged, KernelForm::Cpu),
+        (Path::Staged, KernelForm::Gpu),
+        (Path::Fused, KernelForm::Cpu),
+        (Path::Fused, KernelForm::Gpu),
     ] {
         for (name, bad, at) in [
             ("q", f32::NAN, 0),

@@ -2,13 +2,13 @@
 
 use wgpu_attention::reference;
 use wgpu_attention::{
-    Attention, Blocks, Config, DType, Dropout, Forward, MatrixUnits, Path, ScratchSize, Shape, TensorView,
-    Tiling,
+    Attention, Blocks, Config, DType, Dropout, Forward, KernelForm, MatrixUnits, Path, ScratchSize, Shape,
+    TensorView,
 };
 
 use crate::arena::{Buf, Window, view};
 use crate::call::{How, MOST_WORK, Memory, faults, float, outputs, settle};
-use crate::case::{Case, Drop, Expected, Part, Weights};
+use crate::case::{Case, DropoutData, Expected, HostData, Weights};
 use crate::choices::Choices;
 use crate::masks::MaskSpec;
 use crate::world::{Outcome, World, refused};
@@ -22,7 +22,7 @@ pub struct ConfigSpec {
     dtype: DType,
     scale: Option<f32>,
     softcap: Option<f32>,
-    tiling: Tiling,
+    tiling: KernelForm,
     path: Path,
     units: MatrixUnits,
     f16_operands: bool,
@@ -42,7 +42,7 @@ impl ConfigSpec {
             dtype: float(f, f16),
             scale: c.one_in(3).then(|| c.pick(&[0.0, 0.5, 1.0, -0.25])),
             softcap: f.one_in(4).then(|| c.pick(&[0.5, 5.0, 50.0])),
-            tiling: f.pick(&[Tiling::Uniform, Tiling::Workgroup, Tiling::Auto]),
+            tiling: f.pick(&[KernelForm::Cpu, KernelForm::Gpu, KernelForm::Auto]),
             path: f.pick(&[Path::Auto, Path::Fused, Path::Staged]),
             units: MatrixUnits::Auto,
             f16_operands: c.one_in(6),
@@ -148,11 +148,11 @@ impl DropSpec {
         (0.0..=0.9).contains(&self.p) && self.keep.is_none_or(|w| w.is_tame())
     }
 
-    fn host(&self, bytes: &[Vec<u8>]) -> Drop {
+    fn host(&self, bytes: &[Vec<u8>]) -> DropoutData {
         let DropSpec { p, seed, keep } = *self;
         match keep {
-            Some(keep) => Drop::Given { p, keep: Part::new(keep.bools(bytes), keep.shape) },
-            None => Drop::Seeded { p, seed },
+            Some(keep) => DropoutData::Given { p, keep: HostData::new(keep.bools(bytes), keep.shape) },
+            None => DropoutData::Seeded { p, seed },
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use wgpu_attention::{
     Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, CachedForward, Config, DType, Error,
-    Rope, RopeConfig, ScaleGroup, Shape, Tiling, Tokens,
+    KernelForm, Rope, RopeConfig, ScaleGroup, Shape, Tokens,
 };
 
 use crate::arena::{Buf, Window, view};
@@ -88,8 +88,8 @@ impl Kind {
 
     /// Whether it is too large to be made in passing, if it can be made at all.
     fn is_large(&self) -> bool {
-        let book = self.batch.saturating_mul(self.capacity);
-        self.bytes().saturating_mul(self.layers).max(book) > MOST_BYTES || self.layers > 100
+        let table = self.batch.saturating_mul(self.capacity);
+        self.bytes().saturating_mul(self.layers).max(table) > MOST_BYTES || self.layers > 100
     }
 
     /// Whether no device takes it.
@@ -126,7 +126,7 @@ pub fn cache(
         Ok(cache) => cache,
         Err(e) => return world.works(&mut world.scratch()).map(|()| refused(&e)),
     };
-    let tiling = f.pick(&[Tiling::Uniform, Tiling::Workgroup]);
+    let tiling = f.pick(&[KernelForm::Cpu, KernelForm::Gpu]);
     let group = f.between(1, 2);
     let dtype = float(f, world.f16);
     let of_rows = float(f, world.f16);
@@ -284,7 +284,7 @@ pub fn cache(
             17 => cache.fork(sequence, c.below(kind.batch)),
             18 => cache.reserve(sequence, amount),
             _ => match c.below(4) {
-                0 => cache.learn(sequence, amount),
+                0 => cache.set_known_len(sequence, amount),
                 1 => {
                     // What was recorded is lost.
                     *encoder = world.encoder();

@@ -2,12 +2,12 @@
 
 use wgpu_attention::reference::{self, HostLinear, HostWeights, LayerShape, Options, Real, widen};
 use wgpu_attention::{
-    At, CacheStorage, DType, Dropout, Error, HostTensor, LayerConfig, PositionTable, RopeConfig, RopeOrder,
-    ScaleGroup, Shape, TensorView, block_map,
+    CacheStorage, DType, Dropout, Error, HostTensor, LayerConfig, PositionTable, RopeConfig, RopeOrder,
+    RowPositions, ScaleGroup, Shape, TensorView, block_map,
 };
 
 use crate::arena::Buf;
-use crate::case::{Case, Drop, Expected, Part, Rules, Weights};
+use crate::case::{Case, DropoutData, Expected, HostData, Rules, Weights};
 use crate::choices::Choices;
 use crate::masks::MaskSpec;
 use crate::positions::{strange, width};
@@ -30,7 +30,7 @@ fn count(sizes: &[usize]) -> usize {
 }
 
 /// Elements that do not fit their shapes.
-fn spoil<T: Copy>(part: &mut Option<Part<T>>, c: &mut Choices) {
+fn spoil<T: Copy>(part: &mut Option<HostData<T>>, c: &mut Choices) {
     if let Some(part) = part {
         match c.below(3) {
             0 => part.shape[c.below(4)] = c.size(),
@@ -44,7 +44,7 @@ fn spoil_rules(rules: &mut Rules, c: &mut Choices) {
     match c.below(10) {
         0 => spoil(&mut rules.lengths, c),
         1 => spoil(&mut rules.prefix, c),
-        2 => spoil(&mut rules.keep, c),
+        2 => spoil(&mut rules.attn_mask, c),
         3 => spoil(&mut rules.tree, c),
         4 => spoil(&mut rules.bias, c),
         5 => spoil(&mut rules.relative, c),
@@ -93,7 +93,7 @@ pub fn attend(
     let (mut scale, mut softcap, mut appended) = (None, f.one_in(4).then_some(5.0), 0);
     let mut p = 0.5;
     let mut keep = (kind == 5)
-        .then(|| Part::new(vec![true; shape.q_len * shape.kv_len], [1, 1, shape.q_len, shape.kv_len]));
+        .then(|| HostData::new(vec![true; shape.q_len * shape.kv_len], [1, 1, shape.q_len, shape.kv_len]));
     let seed = c.word();
     for _ in 0..c.pick(&[0, 0, 0, 1, 1, 2]) {
         match c.below(9) {
@@ -108,8 +108,8 @@ pub fn attend(
         }
     }
     let drop = (kind > 3).then(|| match &keep {
-        Some(keep) => Drop::Given { p, keep: keep.clone() },
-        None => Drop::Seeded { p, seed },
+        Some(keep) => DropoutData::Given { p, keep: keep.clone() },
+        None => DropoutData::Seeded { p, seed },
     });
     *said = format!("{shape:?}, wrong {wrong:?}, {scale:?} {softcap:?} {appended}, {rules:?}, {drop:?}");
     let [q, k, v] = [shape.q(), shape.k(), shape.v()];
@@ -119,7 +119,7 @@ pub fn attend(
         scale: scale.map(f64::from),
         softcap: softcap.map(f64::from),
         mask: rules.host(),
-        dropout: drop.as_ref().map(Drop::host),
+        dropout: drop.as_ref().map(DropoutData::host),
         appended,
     };
     let [q, k, v] = &data;
@@ -371,8 +371,13 @@ pub fn stages(_: &mut World, _: &mut Choices, c: &mut Choices, said: &mut String
         9 => {
             let config = RopeConfig::new(width(c)).scaling(strange(c));
             let config = if c.one_in(2) { RopeConfig::new(2) } else { config };
-            reference::rotate(&of(c, &[b, h, l, d]), [b, h, l, d], &config, At::Start(c.size() as u32))
-                .map(drop)
+            reference::rotate(
+                &of(c, &[b, h, l, d]),
+                [b, h, l, d],
+                &config,
+                RowPositions::Start(c.size() as u32),
+            )
+            .map(drop)
         }
         10 => {
             let order = if c.one_in(2) { RopeOrder::Half } else { RopeOrder::Interleaved };
@@ -394,9 +399,9 @@ pub fn stages(_: &mut World, _: &mut Choices, c: &mut Choices, said: &mut String
             };
             let numbers = [c.size() as u32; 4];
             let at = if c.one_in(2) {
-                At::Start(c.size() as u32)
+                RowPositions::Start(c.size() as u32)
             } else {
-                At::Tensor(HostTensor::new(&numbers[..b.min(4)], [b, 1, 1, 1]))
+                RowPositions::Tensor(HostTensor::new(&numbers[..b.min(4)], [b, 1, 1, 1]))
             };
             reference::add_positions(&of(c, &[b, h, l, d]), [b, h, l, d], table, at, 1.0).map(drop)
         }

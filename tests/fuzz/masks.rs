@@ -4,7 +4,7 @@ use wgpu_attention::{Alignment, Blocks, DType, DeviceMask, Mask, Pattern, Patter
 
 use crate::arena::{Buf, Window, view};
 use crate::call::float;
-use crate::case::{Part, Rules};
+use crate::case::{HostData, Rules};
 use crate::choices::Choices;
 
 /// The tensors of a mask, in the order of [`MaskSpec::views`].
@@ -15,9 +15,9 @@ const KEY_STARTS: usize = 3;
 const QUERY_DOCUMENTS: usize = 4;
 const KEY_DOCUMENTS: usize = 5;
 const BLOCKS: usize = 6;
-const KEEP: usize = 7;
+const ATTN_MASK: usize = 7;
 const TREE: usize = 8;
-const KEYS: usize = 9;
+const KEY_PADDING_MASK: usize = 9;
 const GLOBALS: usize = 10;
 const BIAS: usize = 11;
 const SLOPES: usize = 12;
@@ -96,9 +96,9 @@ impl MaskSpec {
                     set(c, BLOCKS, DType::U32, shape, any);
                     mask.size = size;
                 }
-                10 => set(c, KEEP, DType::Bool, pairs, any),
+                10 => set(c, ATTN_MASK, DType::Bool, pairs, any),
                 11 => set(c, TREE, DType::Bool, [batch, heads, q_len, q_len], &[0, 1]),
-                12 => set(c, KEYS, DType::Bool, pairs, any),
+                12 => set(c, KEY_PADDING_MASK, DType::Bool, pairs, any),
                 13 => set(c, GLOBALS, DType::Bool, [batch, heads, 1, kv_len], any),
                 14 => set(c, BIAS, float, pairs, any),
                 15 => {
@@ -176,9 +176,9 @@ impl MaskSpec {
         mask = pair(QUERY_STARTS, KEY_STARTS).map_or(mask, |(q, k)| mask.packed(q, k));
         mask = pair(QUERY_DOCUMENTS, KEY_DOCUMENTS).map_or(mask, |(q, k)| mask.documents(q, k));
         mask = of(BLOCKS).map_or(mask, |t| mask.blocks(Blocks::new(t, self.size)));
-        mask = of(KEEP).map_or(mask, |t| mask.keep(t));
+        mask = of(ATTN_MASK).map_or(mask, |t| mask.attn_mask(t));
         mask = of(TREE).map_or(mask, |t| mask.tree(t));
-        mask = of(KEYS).map_or(mask, |t| mask.keys(t));
+        mask = of(KEY_PADDING_MASK).map_or(mask, |t| mask.key_padding_mask(t));
         mask = of(GLOBALS).map_or(mask, |t| mask.globals(t));
         mask = of(BIAS).map_or(mask, |t| mask.bias(t));
         mask =
@@ -189,9 +189,9 @@ impl MaskSpec {
 
     /// The same with the elements themselves. Call it where it is tame.
     pub fn rules(&self, bytes: &[Vec<u8>]) -> Rules {
-        let numbers = |n: usize| self.views[n].map(|w| Part::new(w.numbers(bytes), w.shape));
-        let bools = |n: usize| self.views[n].map(|w| Part::new(w.bools(bytes), w.shape));
-        let floats = |n: usize| self.views[n].map(|w| Part::new(w.floats(bytes), w.shape));
+        let numbers = |n: usize| self.views[n].map(|w| HostData::new(w.numbers(bytes), w.shape));
+        let bools = |n: usize| self.views[n].map(|w| HostData::new(w.bools(bytes), w.shape));
+        let floats = |n: usize| self.views[n].map(|w| HostData::new(w.floats(bytes), w.shape));
         let pair = |n: usize, m: usize| Some([numbers(n)?, numbers(m)?]);
         Rules {
             causal: self.causal,
@@ -204,9 +204,9 @@ impl MaskSpec {
             packed: pair(QUERY_STARTS, KEY_STARTS),
             documents: pair(QUERY_DOCUMENTS, KEY_DOCUMENTS),
             blocks: numbers(BLOCKS).map(|part| (part, self.size)),
-            keep: bools(KEEP),
+            attn_mask: bools(ATTN_MASK),
             tree: bools(TREE),
-            keys: bools(KEYS),
+            key_padding_mask: bools(KEY_PADDING_MASK),
             globals: bools(GLOBALS),
             bias: floats(BIAS),
             slopes: floats(SLOPES),

@@ -2,8 +2,8 @@
 
 use wgpu_attention::reference::{self, Real};
 use wgpu_attention::{
-    AddPositions, At, DType, HostTensor, PositionTable, Positions, Rope, RopeConfig, RopeOrder, RopeScaling,
-    Rotate, Sinusoid, TensorView,
+    AddPositions, DType, HostTensor, PositionTable, Positions, Rope, RopeConfig, RopeOrder, RopeScaling,
+    Rotate, RowPositions, Sinusoid, TensorView,
 };
 
 use crate::arena::{Buf, Window, view};
@@ -72,17 +72,17 @@ fn places(f: &mut Choices, c: &mut Choices, [batch, _, length, _]: [usize; 4]) -
     (tensor, c.pick(&[0, 1, 5, 1000, (1 << 24) - 30]))
 }
 
-fn at<'a>(places: &(Option<Window>, u32), buffers: &'a [wgpu::Buffer]) -> At<TensorView<'a>> {
+fn at<'a>(places: &(Option<Window>, u32), buffers: &'a [wgpu::Buffer]) -> RowPositions<TensorView<'a>> {
     match &places.0 {
-        Some(tensor) => At::Tensor(view(buffers, tensor)),
-        None => At::Start(places.1),
+        Some(tensor) => RowPositions::Tensor(view(buffers, tensor)),
+        None => RowPositions::Start(places.1),
     }
 }
 
-fn host<'a>(places: &(Option<Window>, u32), numbers: &'a [u32]) -> At<HostTensor<'a, u32>> {
+fn host<'a>(places: &(Option<Window>, u32), numbers: &'a [u32]) -> RowPositions<HostTensor<'a, u32>> {
     match &places.0 {
-        Some(tensor) => At::Tensor(HostTensor::new(numbers, tensor.shape)),
-        None => At::Start(places.1),
+        Some(tensor) => RowPositions::Tensor(HostTensor::new(numbers, tensor.shape)),
+        None => RowPositions::Start(places.1),
     }
 }
 
@@ -232,7 +232,7 @@ pub fn add(
             [x, table]: [&Window; 2],
             learned: bool,
             base: f64,
-            at: At<HostTensor<u32>>,
+            at: RowPositions<HostTensor<u32>>,
             scale: f32,
             bytes: &[Vec<u8>],
         ) -> Result<Vec<R>, String> {

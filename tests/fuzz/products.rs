@@ -2,8 +2,8 @@
 
 use wgpu_attention::reference::{self, HostLinear, HostWeights, LayerShape, Options, Real};
 use wgpu_attention::{
-    DType, LayerConfig, LayerForward, LayerWeights, Linear, MatrixUnits, Merge, MultiHeadAttention, Partial,
-    Path, Projection, ProjectionForward, Tiling,
+    DType, KernelForm, LayerConfig, LayerForward, LayerWeights, Linear, MatrixUnits, Merge,
+    MultiHeadAttention, Partial, Path, Projection, ProjectionForward,
 };
 
 use crate::arena::{Buf, Window, view};
@@ -31,7 +31,7 @@ pub fn project(
     let types = [0; 4].map(|_| float(f, world.f16));
     let (heads, narrow, biased, aligned) = (f.between(1, 3), f.one_in(3), f.one_in(2), f.one_in(2));
     let (dim, read, shared) = (f.pick(&[4, 5]), f.pick(&[4, 8, 3]), f.one_in(2));
-    let tiling = f.pick(&[Tiling::Uniform, Tiling::Workgroup]);
+    let tiling = f.pick(&[KernelForm::Cpu, KernelForm::Gpu]);
     let mut units = MatrixUnits::Auto;
     let (batch, length) = (c.between(1, 2), c.between(1, 9));
     let features = if narrow { heads * read } else { read };
@@ -346,7 +346,7 @@ pub fn layer(
     said: &mut String,
 ) -> Result<Outcome, String> {
     let mut spec = LayerSpec::new(f, c, world.f16);
-    let tiling = f.pick(&[Tiling::Uniform, Tiling::Workgroup]);
+    let tiling = f.pick(&[KernelForm::Cpu, KernelForm::Gpu]);
     let path = if f.one_in(3) { Path::Staged } else { Path::Auto };
     let (how, memory) = (How::new(c), Memory::new(c));
     for _ in 0..faults(c) {

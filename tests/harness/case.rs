@@ -12,22 +12,22 @@ use super::random::Rng;
 
 /// Dense elements with their shape; an axis of 1 repeats.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Part<T> {
+pub struct HostData<T> {
     pub data: Vec<T>,
     pub shape: [usize; 4],
 }
 
-impl<T: Copy> Part<T> {
+impl<T: Copy> HostData<T> {
     pub fn new(data: Vec<T>, shape: [usize; 4]) -> Self {
         assert_eq!(data.len(), shape.iter().product::<usize>());
-        Part { data, shape }
+        HostData { data, shape }
     }
 
     /// Elements computed from their index.
     pub fn of(shape: [usize; 4], f: impl Fn([usize; 4]) -> T) -> Self {
         let [b, h, l, d] = shape;
         let at = |n: usize| f([n / (l * d) / h, n / (l * d) % h, n / d % l, n % d]);
-        Part { data: (0..b * h * l * d).map(at).collect(), shape }
+        HostData { data: (0..b * h * l * d).map(at).collect(), shape }
     }
 
     pub fn host(&self) -> HostTensor<'_, T> {
@@ -43,32 +43,32 @@ pub struct Rules {
     pub window: Option<[usize; 2]>,
     pub pattern: Option<Pattern>,
     pub exclude_self: bool,
-    pub lengths: Option<Part<u32>>,
-    pub prefix: Option<Part<u32>>,
+    pub lengths: Option<HostData<u32>>,
+    pub prefix: Option<HostData<u32>>,
     /// Starts of queries and of keys.
-    pub packed: Option<[Part<u32>; 2]>,
+    pub packed: Option<[HostData<u32>; 2]>,
     /// Of queries and of keys.
-    pub documents: Option<[Part<u32>; 2]>,
+    pub documents: Option<[HostData<u32>; 2]>,
     /// The map and the size of its blocks.
-    pub blocks: Option<(Part<u32>, [usize; 2])>,
-    pub keep: Option<Part<bool>>,
-    pub tree: Option<Part<bool>>,
-    pub keys: Option<Part<bool>>,
-    pub globals: Option<Part<bool>>,
-    pub bias: Option<Part<f32>>,
-    pub slopes: Option<Part<f32>>,
+    pub blocks: Option<(HostData<u32>, [usize; 2])>,
+    pub attn_mask: Option<HostData<bool>>,
+    pub tree: Option<HostData<bool>>,
+    pub key_padding_mask: Option<HostData<bool>>,
+    pub globals: Option<HostData<bool>>,
+    pub bias: Option<HostData<f32>>,
+    pub slopes: Option<HostData<f32>>,
     /// Whether the slopes count distances on both sides.
     pub symmetric: bool,
-    pub relative: Option<Part<f32>>,
-    pub sinks: Option<Part<f32>>,
+    pub relative: Option<HostData<f32>>,
+    pub sinks: Option<HostData<f32>>,
 }
 
 /// A mask of parts.
-pub type PartMask<'a> = Mask<&'a Part<u32>, &'a Part<bool>, &'a Part<f32>>;
+pub type DataMask<'a> = Mask<&'a HostData<u32>, &'a HostData<bool>, &'a HostData<f32>>;
 
 impl Rules {
     /// Through the public builder.
-    pub fn mask(&self) -> PartMask<'_> {
+    pub fn mask(&self) -> DataMask<'_> {
         let mut mask = Mask::none().aligned(self.alignment);
         if self.causal {
             mask = mask.and_causal();
@@ -97,14 +97,14 @@ impl Rules {
         if let Some((map, size)) = &self.blocks {
             mask = mask.blocks(Blocks::new(map, *size));
         }
-        if let Some(keep) = &self.keep {
-            mask = mask.keep(keep);
+        if let Some(attn_mask) = &self.attn_mask {
+            mask = mask.attn_mask(attn_mask);
         }
         if let Some(tree) = &self.tree {
             mask = mask.tree(tree);
         }
-        if let Some(keys) = &self.keys {
-            mask = mask.keys(keys);
+        if let Some(key_padding_mask) = &self.key_padding_mask {
+            mask = mask.key_padding_mask(key_padding_mask);
         }
         if let Some(globals) = &self.globals {
             mask = mask.globals(globals);
@@ -125,7 +125,10 @@ impl Rules {
     }
 
     pub fn host(&self) -> HostMask<'_> {
-        fn host<'a, T: Copy>(_: &'static str, part: &'a Part<T>) -> Result<HostTensor<'a, T>, Infallible> {
+        fn host<'a, T: Copy>(
+            _: &'static str,
+            part: &'a HostData<T>,
+        ) -> Result<HostTensor<'a, T>, Infallible> {
             Ok(part.host())
         }
         let Ok(mask) = self.mask().try_map(host, host, host);
@@ -142,37 +145,48 @@ impl Rules {
 
     /// How many tensors the mask has.
     pub fn tensors(&self) -> usize {
-        let Rules { lengths, prefix, packed, documents, blocks, keep, tree, keys, globals, .. } = self;
-        let bools = [keep, tree, keys, globals].into_iter().flatten().count();
+        let Rules {
+            lengths,
+            prefix,
+            packed,
+            documents,
+            blocks,
+            attn_mask,
+            tree,
+            key_padding_mask,
+            globals,
+            ..
+        } = self;
+        let bools = [attn_mask, tree, key_padding_mask, globals].into_iter().flatten().count();
         let pairs = [packed, documents].into_iter().flatten().count();
         let counts = [lengths, prefix].into_iter().flatten().count() + usize::from(blocks.is_some());
         counts + bools + 2 * pairs + self.floats().count()
     }
 
     /// Everything that has a size in f32.
-    pub fn floats(&self) -> impl Iterator<Item = &Part<f32>> {
+    pub fn floats(&self) -> impl Iterator<Item = &HostData<f32>> {
         [&self.bias, &self.slopes, &self.relative, &self.sinks].into_iter().flatten()
     }
 }
 
 /// Dropout as data.
 #[derive(Clone, Debug)]
-pub enum Drop {
+pub enum DropoutData {
     Seeded { p: f32, seed: u64 },
-    Given { p: f32, keep: Part<bool> },
+    Given { p: f32, keep: HostData<bool> },
 }
 
-impl Drop {
+impl DropoutData {
     pub fn host(&self) -> Dropout<HostTensor<'_, bool>> {
         match self {
-            Drop::Seeded { p, seed } => Dropout::Seeded { p: *p, seed: *seed },
-            Drop::Given { p, keep } => Dropout::Given { p: *p, keep: keep.host() },
+            DropoutData::Seeded { p, seed } => Dropout::Seeded { p: *p, seed: *seed },
+            DropoutData::Given { p, keep } => Dropout::Given { p: *p, keep: keep.host() },
         }
     }
 
     /// What kept weights are multiplied by.
     pub fn factor(&self) -> f64 {
-        let (Drop::Seeded { p, .. } | Drop::Given { p, .. }) = self;
+        let (DropoutData::Seeded { p, .. } | DropoutData::Given { p, .. }) = self;
         1.0 / (1.0 - f64::from(*p))
     }
 }
@@ -207,7 +221,7 @@ pub struct Case {
     pub scale: Option<f32>,
     pub softcap: Option<f32>,
     pub rules: Rules,
-    pub dropout: Option<Drop>,
+    pub dropout: Option<DropoutData>,
     pub expected: Expected,
 }
 
@@ -253,7 +267,7 @@ impl Case {
             scale: self.scale.map(f64::from),
             softcap: self.softcap.map(f64::from),
             mask: self.rules.host(),
-            dropout: self.dropout.as_ref().map(Drop::host),
+            dropout: self.dropout.as_ref().map(DropoutData::host),
             appended: 0,
         }
     }
@@ -268,7 +282,7 @@ impl Case {
         let scale = self.options().scale(self.shape.head_dim);
         let scores =
             reference::scores::<f64>(&widen(&self.q), &widen(&self.k), &self.shape, scale).expect("it fits");
-        let part = |part: &Option<Part<f32>>| {
+        let part = |part: &Option<HostData<f32>>| {
             let all = part.iter().flat_map(|b| &b.data).map(|b| f64::from(*b));
             largest(all.filter(|b| b.abs() < HIDES))
         };
@@ -306,7 +320,7 @@ impl Case {
     /// The truth, with a tolerance from a naive result.
     fn truth_beside(&self, naive: Attended<f32>, dtype: DType, weights: Weights) -> Truth {
         let exact = self.reference::<f64>();
-        let factor = self.dropout.as_ref().map_or(1.0, Drop::factor);
+        let factor = self.dropout.as_ref().map_or(1.0, DropoutData::factor);
         let values = largest(self.v.iter().map(|v| f64::from(*v)));
         // f16 is rounded to once, at the end, so the naive error holds all of its error: the floor
         // stays that of f32.

@@ -9,17 +9,17 @@ use wgpu_attention::reference::{
     split_heads, widen,
 };
 use wgpu_attention::{
-    DType, LayerConfig, LayerForward, LayerWeights, Linear, MultiHeadAttention, Path, Scratch, TensorView,
-    Tiling,
+    DType, KernelForm, LayerConfig, LayerForward, LayerWeights, Linear, MultiHeadAttention, Path, Scratch,
+    TensorView,
 };
 
-use super::case::{Drop, Expected, HIDES, Judged, Rules, Truth, Weights, in_f32, largest, widened};
+use super::case::{DropoutData, Expected, HIDES, Judged, Rules, Truth, Weights, in_f32, largest, widened};
 use super::device::{Profile, defaults, full};
 use super::memory::{Image, Place, Values, stored};
 use super::random::Rng;
 use super::report::{Report, judge_outputs};
 use super::run::{
-    Got, Layout, Placed, PlacedRules, TILINGS, device_dropout, place_dropout, weights_wanted, window,
+    FORMS, Got, Layout, Placed, PlacedRules, device_dropout, place_dropout, weights_wanted, window,
 };
 
 /// Weight and bias of one projection. Narrow weights are `[heads or 1, dim, in / heads]`.
@@ -46,7 +46,7 @@ pub struct LayerCase {
     pub shared: bool,
     pub appended: Option<[Vec<f32>; 2]>,
     pub rules: Rules,
-    pub dropout: Option<Drop>,
+    pub dropout: Option<DropoutData>,
     pub expected: Expected,
 }
 
@@ -131,7 +131,7 @@ impl LayerCase {
     fn options(&self) -> Options<'_> {
         Options {
             mask: self.rules.host(),
-            dropout: self.dropout.as_ref().map(Drop::host),
+            dropout: self.dropout.as_ref().map(DropoutData::host),
             ..Default::default()
         }
     }
@@ -241,7 +241,7 @@ impl LayerCase {
             let tolerance = Tolerance::from_naive(naive, &want, magnitude, epsilon);
             Judged { want, tolerance }
         };
-        let factor = self.dropout.as_ref().map_or(1.0, Drop::factor);
+        let factor = self.dropout.as_ref().map_or(1.0, DropoutData::factor);
         let heads = self.config.heads;
         let weights = match setup.weights {
             Weights::None => None,
@@ -288,7 +288,7 @@ pub enum Storage {
 #[derive(Clone, Copy, Debug)]
 pub struct LayerSetup {
     pub profile: &'static Profile,
-    pub tiling: Tiling,
+    pub tiling: KernelForm,
     pub path: Path,
     /// Of the layer: inputs, intermediates, output.
     pub dtype: DType,
@@ -329,7 +329,7 @@ impl fmt::Display for LayerSetup {
 pub fn layer_setups(name: &str) -> Vec<LayerSetup> {
     let seed = Rng::named(name).word() | 1;
     let mut all = Vec::new();
-    for (n, tiling) in TILINGS.into_iter().enumerate() {
+    for (n, tiling) in FORMS.into_iter().enumerate() {
         let other = [(full(), DType::F16, 3, 1), (defaults(), DType::F32, 4, 1)];
         let runs = [(full(), DType::F32, 0, 3), other[(n + (seed >> 40) as usize) % 2]];
         for (profile, dtype, from, count) in runs {

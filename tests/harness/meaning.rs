@@ -6,10 +6,10 @@ use std::ops::Range;
 use wgpu_attention::block_map::state;
 use wgpu_attention::{Alignment, Pattern, PatternPart, Shape};
 
-use super::case::{Case, Part, Rules};
+use super::case::{Case, HostData, Rules};
 
 /// The element at `index`, axes of 1 repeated.
-pub fn at<T: Copy>(part: &Part<T>, index: [usize; 4]) -> T {
+pub fn at<T: Copy>(part: &HostData<T>, index: [usize; 4]) -> T {
     let flat = (0..4).fold(0, |n, a| n * part.shape[a] + index[a] % part.shape[a]);
     part.data[flat]
 }
@@ -63,7 +63,7 @@ pub fn sees(rules: &Rules, shape: &Shape, [b, h, i, j]: [usize; 4]) -> bool {
         return false;
     }
     let key = (j - keys.start) as i64;
-    let before = |part: &Part<u32>| key < i64::from(at(part, [b, h, i, 0]));
+    let before = |part: &HostData<u32>| key < i64::from(at(part, [b, h, i, 0]));
     if !rules.lengths.as_ref().is_none_or(before) {
         return false;
     }
@@ -94,7 +94,10 @@ pub fn sees(rules: &Rules, shape: &Shape, [b, h, i, j]: [usize; 4]) -> bool {
         && in_tree
         && !(rules.exclude_self && key == position)
         && document.is_none_or(|[queries, keys]| at(queries, [b, h, i, 0]) == at(keys, [b, h, 0, j]))
-        && [&rules.keep, &rules.keys].into_iter().flatten().all(|part| at(part, [b, h, i, j]))
+        && [&rules.attn_mask, &rules.key_padding_mask]
+            .into_iter()
+            .flatten()
+            .all(|part| at(part, [b, h, i, j]))
 }
 
 /// What is added to the score of a pair.
@@ -119,8 +122,8 @@ pub fn adds(rules: &Rules, shape: &Shape, [b, h, i, j]: [usize; 4]) -> f32 {
 pub fn dense(rules: &Rules, shape: &Shape) -> Rules {
     let pairs = shape.weights();
     Rules {
-        keep: Some(Part::of(pairs, |index| sees(rules, shape, index))),
-        bias: Some(Part::of(pairs, |index| adds(rules, shape, index))),
+        attn_mask: Some(HostData::of(pairs, |index| sees(rules, shape, index))),
+        bias: Some(HostData::of(pairs, |index| adds(rules, shape, index))),
         sinks: rules.sinks.clone(),
         ..Default::default()
     }

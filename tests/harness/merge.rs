@@ -30,7 +30,7 @@ pub async fn merged(case: &Case, cut: &Cut<'_>) -> Result<f64, String> {
     let mut input = |x, shape| Placed::input(profile, Values::Floats(x), part, place(shape));
     let (q, k, v) = (input(&case.q, shape.q()), input(&case.k, shape.k()), input(&case.v, shape.v()));
     let keep =
-        case.rules.keep.as_ref().map(|keep| {
+        case.rules.attn_mask.as_ref().map(|keep| {
             Placed::input(profile, Values::Bools(&keep.data), DType::Bool, Place::dense(keep.shape))
         });
     let config = Config::new(heads, head_dim).kv_heads(kv_heads).value_dim(value_dim).dtype(part).path(path);
@@ -52,7 +52,7 @@ pub async fn merged(case: &Case, cut: &Cut<'_>) -> Result<f64, String> {
         let [k, v] = [&k, &v].map(|t| t.view().slice(2, *start, end - start));
         let mut call = Forward::new(q.view(), k, v, out.view()).lse(lse.view());
         if let Some(keep) = &keep {
-            call = call.mask(DeviceMask::none().keep(keep.view().slice(3, *start, end - start)));
+            call = call.mask(DeviceMask::none().attn_mask(keep.view().slice(3, *start, end - start)));
         }
         let size = attention.scratch_size(&call).map_err(|e| e.to_string())?;
         let mut scratch = Scratch::new(device, size).map_err(|e| e.to_string())?;

@@ -24,14 +24,14 @@ pub mod validation;
 pub mod vectors;
 
 pub use cached::{Ask, Bed, Count, Data, Kind};
-pub use case::{Case, Drop, Expected, Judged, Part, Rules, Weights};
+pub use case::{Case, DropoutData, Expected, HostData, Judged, Rules, Weights};
 pub use device::{Profile, defaults, full, matrices, profiles};
 pub use memory::{Image, Place, Values, stored};
 pub use random::Rng;
 pub use report::Report;
 #[cfg(not(target_arch = "wasm32"))]
 pub use run::run;
-pub use run::{Layout, Setup, TILINGS};
+pub use run::{FORMS, Layout, Setup};
 #[cfg(not(target_arch = "wasm32"))]
 pub use vectors::Vector;
 

@@ -3,11 +3,11 @@
 use wgpu_attention::reference::{self, widen};
 use wgpu_attention::wgpu;
 use wgpu_attention::{
-    AddPositions, At, DType, Error, HostTensor, MAX_POSITION, PositionTable, Positions, Rope, RopeConfig,
-    RopeOrder, Rotate, Scratch, ScratchSize, Sinusoid, TensorView,
+    AddPositions, DType, Error, HostTensor, MAX_POSITION, PositionTable, Positions, Rope, RopeConfig,
+    RopeOrder, Rotate, RowPositions, Scratch, ScratchSize, Sinusoid, TensorView,
 };
 
-use super::case::Part;
+use super::case::HostData;
 use super::device::{Profile, profiles};
 use super::memory::{Values, stored};
 use super::random::Rng;
@@ -77,14 +77,14 @@ impl Setup {
     /// Runs what `record` records on x, out and positions; what must come, and how far each element may be off.
     pub async fn judge(
         &self,
-        x: &Part<f32>,
-        at: &At<Part<u32>>,
+        x: &HostData<f32>,
+        at: &RowPositions<HostData<u32>>,
         want: &[f64],
         error: impl Fn(usize) -> f64,
         record: impl FnOnce(
             &Positions,
             &mut wgpu::CommandEncoder,
-            (TensorView, Option<TensorView>, At<TensorView>),
+            (TensorView, Option<TensorView>, RowPositions<TensorView>),
             &mut Scratch,
         ) -> Result<(), Error>,
     ) -> Result<f64, String> {
@@ -94,15 +94,15 @@ impl Setup {
         let placed = Placed::input(profile, Values::Floats(&x.data), self.x, x_at);
         let out = self.out.map(|dtype| Placed::output(profile, dtype, out_at));
         let tensor = match at {
-            At::Start(_) => None,
-            At::Tensor(t) => {
+            RowPositions::Start(_) => None,
+            RowPositions::Tensor(t) => {
                 let place = window(t.shape, &mut Rng::named("positions"), 1);
                 Some(Placed::input(profile, Values::Numbers(&t.data), DType::U32, place))
             }
         };
         let at = match (at, &tensor) {
-            (At::Start(start), _) => At::Start(*start),
-            (_, Some(t)) => At::Tensor(t.view()),
+            (RowPositions::Start(start), _) => RowPositions::Start(*start),
+            (_, Some(t)) => RowPositions::Tensor(t.view()),
             _ => unreachable!("placed just now"),
         };
         let positions = Positions::with_pipelines(profile.gpu.pipelines());
@@ -125,17 +125,22 @@ impl Setup {
     }
 
     #[cfg(not(target_arch = "wasm32"))]
-    pub fn rotate(&self, x: &Part<f32>, config: RopeConfig, at: &At<Part<u32>>) -> Result<f64, String> {
+    pub fn rotate(
+        &self,
+        x: &HostData<f32>,
+        config: RopeConfig,
+        at: &RowPositions<HostData<u32>>,
+    ) -> Result<f64, String> {
         pollster::block_on(self.rotate_async(x, config, at))
     }
 
     pub async fn rotate_async(
         &self,
-        x: &Part<f32>,
+        x: &HostData<f32>,
         config: RopeConfig,
-        at: &At<Part<u32>>,
+        at: &RowPositions<HostData<u32>>,
     ) -> Result<f64, String> {
-        let x = Part::new(stored(&x.data, self.x), x.shape);
+        let x = HostData::new(stored(&x.data, self.x), x.shape);
         let wide = widen::<f64>(&x.data);
         let want = reference::rotate(&wide, x.shape, &config, host(at)).map_err(|e| e.to_string())?;
         let dim = x.shape[3];
@@ -161,9 +166,9 @@ impl Setup {
     #[cfg(not(target_arch = "wasm32"))]
     pub fn add_sinusoid(
         &self,
-        x: &Part<f32>,
+        x: &HostData<f32>,
         base: f64,
-        at: &At<Part<u32>>,
+        at: &RowPositions<HostData<u32>>,
         scale: f32,
     ) -> Result<f64, String> {
         pollster::block_on(self.add_sinusoid_async(x, base, at, scale))
@@ -171,12 +176,12 @@ impl Setup {
 
     pub async fn add_sinusoid_async(
         &self,
-        x: &Part<f32>,
+        x: &HostData<f32>,
         base: f64,
-        at: &At<Part<u32>>,
+        at: &RowPositions<HostData<u32>>,
         scale: f32,
     ) -> Result<f64, String> {
-        let x = Part::new(stored(&x.data, self.x), x.shape);
+        let x = HostData::new(stored(&x.data, self.x), x.shape);
         let wide = widen::<f64>(&x.data);
         let table = PositionTable::Sinusoid(base);
         let want = reference::add_positions(&wide, x.shape, table, host(at), f64::from(scale))
@@ -196,9 +201,9 @@ impl Setup {
     #[cfg(not(target_arch = "wasm32"))]
     pub fn add_learned(
         &self,
-        x: &Part<f32>,
-        table: (&Part<f32>, DType),
-        at: &At<Part<u32>>,
+        x: &HostData<f32>,
+        table: (&HostData<f32>, DType),
+        at: &RowPositions<HostData<u32>>,
         scale: f32,
     ) -> Result<f64, String> {
         pollster::block_on(self.add_learned_async(x, table, at, scale))
@@ -206,12 +211,12 @@ impl Setup {
 
     pub async fn add_learned_async(
         &self,
-        x: &Part<f32>,
-        table: (&Part<f32>, DType),
-        at: &At<Part<u32>>,
+        x: &HostData<f32>,
+        table: (&HostData<f32>, DType),
+        at: &RowPositions<HostData<u32>>,
         scale: f32,
     ) -> Result<f64, String> {
-        let x = Part::new(stored(&x.data, self.x), x.shape);
+        let x = HostData::new(stored(&x.data, self.x), x.shape);
         let (table, dtype) = table;
         let rows = stored(&table.data, dtype);
         let (wide, wide_rows) = (widen::<f64>(&x.data), widen::<f64>(&rows));
@@ -229,23 +234,23 @@ impl Setup {
     }
 }
 
-fn host(at: &At<Part<u32>>) -> At<HostTensor<'_, u32>> {
+fn host(at: &RowPositions<HostData<u32>>) -> RowPositions<HostTensor<'_, u32>> {
     match at {
-        At::Start(start) => At::Start(*start),
-        At::Tensor(part) => At::Tensor(part.host()),
+        RowPositions::Start(start) => RowPositions::Start(*start),
+        RowPositions::Tensor(part) => RowPositions::Tensor(part.host()),
     }
 }
 
-pub fn normals(name: &str, shape: [usize; 4]) -> Part<f32> {
-    Part::new(Rng::named(name).normals(shape.iter().product()), shape)
+pub fn normals(name: &str, shape: [usize; 4]) -> HostData<f32> {
+    HostData::new(Rng::named(name).normals(shape.iter().product()), shape)
 }
 
 /// Everything that says where rows stand, for two sequences of five rows.
-pub fn places(last: u32) -> Vec<At<Part<u32>>> {
-    let of = |shape, f: fn([usize; 4]) -> u32| At::Tensor(Part::of(shape, f));
+pub fn places(last: u32) -> Vec<RowPositions<HostData<u32>>> {
+    let of = |shape, f: fn([usize; 4]) -> u32| RowPositions::Tensor(HostData::of(shape, f));
     vec![
-        At::Start(0),
-        At::Start(last - 4),
+        RowPositions::Start(0),
+        RowPositions::Start(last - 4),
         of([2, 1, 5, 1], |[b, _, i, _]| [[3, 0, 300, 65_536, 70_000], [255, 256, 1, 9, 511]][b][i]),
         of([1, 1, 5, 1], |[_, _, i, _]| [16_777_215, 16_777_214, 16_776_960, 16_711_680, 65_535][i]),
         // Past the last, by the rows' numbers or by themselves.

@@ -5,16 +5,16 @@ use std::convert::Infallible;
 use std::fmt;
 
 use wgpu_attention::{
-    Attention, Config, DType, DeviceMask, Dropout, Forward, Mask, MatrixUnits, Path, Scratch, TensorView,
-    Tiling,
+    Attention, Config, DType, DeviceMask, Dropout, Forward, KernelForm, Mask, MatrixUnits, Path, Scratch,
+    TensorView,
 };
 
-use super::case::{Case, Drop, Rules, Weights};
+use super::case::{Case, DropoutData, Rules, Weights};
 use super::device::{Profile, defaults, full, matrices};
 use super::memory::{GUARD, Image, Place, Values};
 use super::random::Rng;
 
-pub const TILINGS: [Tiling; 2] = [Tiling::Workgroup, Tiling::Uniform];
+pub const FORMS: [KernelForm; 2] = [KernelForm::Gpu, KernelForm::Cpu];
 
 /// How the tensors of a call lie in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +61,7 @@ pub fn window(shape: [usize; 4], rng: &mut Rng, seed: u64) -> Place {
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     pub profile: &'static Profile,
-    pub tiling: Tiling,
+    pub tiling: KernelForm,
     pub path: Path,
     pub dtype: DType,
     pub bias: DType,
@@ -86,7 +86,7 @@ impl Setup {
     pub fn matrix(profile: &'static Profile, layout: Layout) -> Self {
         Setup {
             profile,
-            tiling: Tiling::Uniform,
+            tiling: KernelForm::Cpu,
             path: Path::Fused,
             dtype: DType::F16,
             bias: DType::F32,
@@ -98,7 +98,7 @@ impl Setup {
 
     /// Whether the fused path needs more storage buffers for `case` than the device binds.
     pub fn too_many_buffers(&self, case: &Case) -> bool {
-        let given = usize::from(matches!(case.dropout, Some(Drop::Given { .. })));
+        let given = usize::from(matches!(case.dropout, Some(DropoutData::Given { .. })));
         let buffers = 4 + usize::from(self.lse) + case.rules.tensors() + given;
         let most = self.profile.gpu.device().limits().max_storage_buffers_per_shader_stage;
         self.path == Path::Fused && buffers > most as usize
@@ -151,7 +151,7 @@ pub fn setups(name: &str) -> Vec<Setup> {
             weights,
         })
     };
-    let mut all = [of(TILINGS[first], dense), of(TILINGS[1 - first], windows)].concat();
+    let mut all = [of(FORMS[first], dense), of(FORMS[1 - first], windows)].concat();
     // One size of fragments or the other, or both.
     let own = (seed >> 33) as usize % 2;
     let sizes = matrices().zip([Layout::Blhd, window]).enumerate().filter(|(n, _)| test_all() || *n == own);
@@ -255,8 +255,8 @@ impl PlacedRules {
 }
 
 /// The dropout's tensor on the device, if it has one.
-pub fn place_dropout(profile: &Profile, dropout: Option<&Drop>, layout: Layout) -> Option<Placed> {
-    let Some(Drop::Given { keep, .. }) = dropout else { return None };
+pub fn place_dropout(profile: &Profile, dropout: Option<&DropoutData>, layout: Layout) -> Option<Placed> {
+    let Some(DropoutData::Given { keep, .. }) = dropout else { return None };
     let place = match layout {
         Layout::Window(seed) => window(keep.shape, &mut Rng::new(seed ^ 5), seed),
         // Far from one key to the next: what is read past the last is far outside.
@@ -267,12 +267,12 @@ pub fn place_dropout(profile: &Profile, dropout: Option<&Drop>, layout: Layout) 
 }
 
 pub fn device_dropout<'a>(
-    dropout: Option<&Drop>,
+    dropout: Option<&DropoutData>,
     keep: Option<&'a Placed>,
 ) -> Option<Dropout<TensorView<'a>>> {
     match (dropout?, keep) {
-        (Drop::Seeded { p, seed }, _) => Some(Dropout::Seeded { p: *p, seed: *seed }),
-        (Drop::Given { p, .. }, Some(keep)) => Some(Dropout::Given { p: *p, keep: keep.view() }),
+        (DropoutData::Seeded { p, seed }, _) => Some(Dropout::Seeded { p: *p, seed: *seed }),
+        (DropoutData::Given { p, .. }, Some(keep)) => Some(Dropout::Given { p: *p, keep: keep.view() }),
         _ => None,
     }
 }

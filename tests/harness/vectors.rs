@@ -7,7 +7,7 @@ use half::f16;
 use safetensors::{Dtype, SafeTensors};
 use wgpu_attention::reference::compare::Tolerance;
 
-use super::case::{Part, largest};
+use super::case::{HostData, largest};
 
 /// One file.
 #[derive(Debug)]
@@ -90,15 +90,15 @@ impl Vector {
         self.f64(tensor).into_iter().map(|x| x as f32).collect()
     }
 
-    pub fn floats(&self, tensor: &str) -> Part<f32> {
-        Part::new(self.f32(tensor), self.shape4(tensor))
+    pub fn floats(&self, tensor: &str) -> HostData<f32> {
+        HostData::new(self.f32(tensor), self.shape4(tensor))
     }
 
-    pub fn bools(&self, tensor: &str) -> Part<bool> {
+    pub fn bools(&self, tensor: &str) -> HostData<bool> {
         let tensors = self.tensors();
         let view = tensors.tensor(tensor).expect(tensor);
         assert_eq!(view.dtype(), Dtype::BOOL, "{tensor}");
-        Part::new(view.data().iter().map(|b| *b != 0).collect(), self.shape4(tensor))
+        HostData::new(view.data().iter().map(|b| *b != 0).collect(), self.shape4(tensor))
     }
 
     pub fn integers(&self, tensor: &str) -> Vec<usize> {

@@ -3,14 +3,14 @@
 use wgpu_attention::reference::{self, widen};
 use wgpu_attention::wgpu;
 use wgpu_attention::{
-    AddPositions, At, DType, PositionTable, Positions, Rope, RopeConfig, RopeOrder, Rotate, Scratch,
-    TensorView,
+    AddPositions, DType, PositionTable, Positions, Rope, RopeConfig, RopeOrder, Rotate, RowPositions,
+    Scratch, TensorView,
 };
 
 use super::scratch;
 use crate::harness::device::devices;
 use crate::harness::positions::{Setup, normals};
-use crate::harness::{Part, Report, Rng, full};
+use crate::harness::{HostData, Report, Rng, full};
 
 /// Every digit of a position, and every pair of a width in use.
 #[test]
@@ -18,7 +18,7 @@ fn far_positions_are_as_exact_as_near_ones() {
     let mut report = Report::new("positions, far");
     let mut rng = Rng::named("far");
     let positions: Vec<u32> = (0..4096).map(|_| rng.below(1 << 24) as u32).collect();
-    let at = At::Tensor(Part::new(positions, [1, 1, 4096, 1]));
+    let at = RowPositions::Tensor(HostData::new(positions, [1, 1, 4096, 1]));
     let x = normals("far", [1, 1, 4096, 64]);
     let setup = Setup::plain(full());
     for order in [RopeOrder::Half, RopeOrder::Interleaved] {
@@ -43,11 +43,11 @@ fn few_workgroups_do_the_work_of_many() {
     let positions = Positions::with_pipelines(gpu.pipelines());
     let mut scratch = scratch(&gpu);
     let got = |scratch: &mut Scratch| {
-        let call = Rotate { x: x_view, out: Some(out), rope: &rope, at: At::Start(9) };
+        let call = Rotate { x: x_view, out: Some(out), rope: &rope, at: RowPositions::Start(9) };
         gpu.submit(|e| positions.rotate(e, &call, scratch)).expect("a rotation");
         let rotated: Vec<f32> = gpu.download(&buffers[1], x.data.len()).expect("out");
         let table = PositionTable::Learned(TensorView::new(&buffers[0], DType::F32, [1, 1, 388, 10]));
-        let call = AddPositions { x: out, out: None, table, at: At::Start(5), scale: 1.0 };
+        let call = AddPositions { x: out, out: None, table, at: RowPositions::Start(5), scale: 1.0 };
         gpu.submit(|e| positions.add(e, &call, scratch)).expect("a sum");
         (rotated, gpu.download::<f32>(&buffers[1], x.data.len()).expect("out"))
     };
@@ -56,9 +56,9 @@ fn few_workgroups_do_the_work_of_many() {
     assert_eq!(gpu.pipelines().compiled(), 2);
     assert!(got(&mut scratch) == (rotated.clone(), sum.clone()) && gpu.pipelines().compiled() == 2);
     let wide = widen::<f64>(&x.data);
-    let want = reference::rotate(&wide, shape, &config, At::Start(9)).expect("fits");
+    let want = reference::rotate(&wide, shape, &config, RowPositions::Start(9)).expect("fits");
     assert!(rotated.iter().zip(&want).all(|(g, w)| (f64::from(*g) - w).abs() < 1e-5));
     let table = PositionTable::Learned(&wide[..]);
-    let want = reference::add_positions(&want, shape, table, At::Start(5), 1.0).expect("fits");
+    let want = reference::add_positions(&want, shape, table, RowPositions::Start(5), 1.0).expect("fits");
     assert!(sum.iter().zip(&want).all(|(g, w)| (f64::from(*g) - w).abs() < 1e-5));
 }

@@ -3,8 +3,8 @@
 use wgpu_attention::reference;
 use wgpu_attention::wgpu;
 use wgpu_attention::{
-    AddPositions, At, DType, Error, Gpu, HostTensor, MAX_POSITION, PositionTable, Positions, Rope,
-    RopeConfig, RopeOrder, RopeScaling, Rotate, Scratch, Sinusoid, TensorView,
+    AddPositions, DType, Error, Gpu, HostTensor, MAX_POSITION, PositionTable, Positions, Rope, RopeConfig,
+    RopeOrder, RopeScaling, Rotate, RowPositions, Scratch, Sinusoid, TensorView,
 };
 
 use super::{says, scratch};
@@ -18,7 +18,8 @@ fn bad_configurations_are_refused() {
         says(config.check().expect_err("refused"), words);
         says(Rope::new(device, config).expect_err("refused"), words);
         says(
-            reference::rotate(&[1.0f64; 4], [1, 1, 1, 4], &config, At::Start(0)).expect_err("refused"),
+            reference::rotate(&[1.0f64; 4], [1, 1, 1, 4], &config, RowPositions::Start(0))
+                .expect_err("refused"),
             words,
         );
         assert!(config.frequencies().is_empty());
@@ -99,13 +100,13 @@ impl Bench {
 
     fn rotate(&self) -> Rotate<'_> {
         let [x, out] = [&self.x, &self.out].map(|b| TensorView::new(b, DType::F32, SHAPE));
-        Rotate { x, out: Some(out), rope: &self.rope, at: At::Tensor(self.at([2, 1, 5, 1])) }
+        Rotate { x, out: Some(out), rope: &self.rope, at: RowPositions::Tensor(self.at([2, 1, 5, 1])) }
     }
 
     fn add(&self) -> AddPositions<'_> {
         let [x, out] = [&self.x, &self.out].map(|b| TensorView::new(b, DType::F32, SHAPE));
         let table = PositionTable::Learned(TensorView::new(&self.table, DType::F32, [1, 1, 9, 8]));
-        AddPositions { x, out: Some(out), table, at: At::Start(4), scale: 1.0 }
+        AddPositions { x, out: Some(out), table, at: RowPositions::Start(4), scale: 1.0 }
     }
 
     fn at(&self, shape: [usize; 4]) -> TensorView<'_> {
@@ -175,10 +176,10 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     });
     bench.refuses_rotation(&["`out`", "shares its buffer with `x`"], |c| c.out = Some(c.x));
     bench.refuses_rotation(&["`out`", "shares its buffer with `positions`"], |c| {
-        c.at = At::Tensor(view(out, u32, [1, 1, 5, 1]).with_offset(500));
+        c.at = RowPositions::Tensor(view(out, u32, [1, 1, 5, 1]).with_offset(500));
     });
     bench.refuses_rotation(&["`x`", "shares its buffer with `positions`"], |c| {
-        (c.out, c.at) = (None, At::Tensor(view(x, u32, [1, 1, 5, 1]).with_offset(500)));
+        (c.out, c.at) = (None, RowPositions::Tensor(view(x, u32, [1, 1, 5, 1]).with_offset(500)));
     });
     bench.refuses_sum(&["`out`", "dim must be 8", "got 7"], |c| c.out = Some(view(out, f32, [2, 3, 5, 7])));
     bench.refuses_sum(&["`out`", "shares its buffer with `table`"], |c| {
@@ -187,7 +188,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
 
     // Positions.
     bench.refuses_rotation(&["`positions`", "U32", "F32"], |c| {
-        c.at = At::Tensor(view(table, f32, [2, 1, 5, 1]));
+        c.at = RowPositions::Tensor(view(table, f32, [2, 1, 5, 1]));
     });
     for (shape, words) in [
         ([3, 1, 5, 1], "batch must be 2 or 1, got 3"),
@@ -196,17 +197,17 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
         ([2, 1, 5, 2], "dim must be 1, got 2"),
         ([2, 1, 0, 1], "length is 0"),
     ] {
-        bench.refuses_rotation(&["`positions`", words], |c| c.at = At::Tensor(bench.at(shape)));
-        bench.refuses_sum(&["`positions`", words], |c| c.at = At::Tensor(bench.at(shape)));
+        bench.refuses_rotation(&["`positions`", words], |c| c.at = RowPositions::Tensor(bench.at(shape)));
+        bench.refuses_sum(&["`positions`", words], |c| c.at = RowPositions::Tensor(bench.at(shape)));
     }
     let words = ["start is 16777212", "at most 2^24"];
-    bench.refuses_rotation(&words, |c| c.at = At::Start(MAX_POSITION - 3));
-    bench.refuses_rotation(&["start is 4294967295"], |c| c.at = At::Start(u32::MAX));
+    bench.refuses_rotation(&words, |c| c.at = RowPositions::Start(MAX_POSITION - 3));
+    bench.refuses_rotation(&["start is 4294967295"], |c| c.at = RowPositions::Start(u32::MAX));
     bench.refuses_sum(&words, |c| {
-        (c.at, c.table) = (At::Start(MAX_POSITION - 3), PositionTable::Sinusoid(&bench.sinusoid));
+        (c.at, c.table) = (RowPositions::Start(MAX_POSITION - 3), PositionTable::Sinusoid(&bench.sinusoid));
     });
-    bench.refuses_sum(&["`table`", "length must be at least 10", "got 9"], |c| c.at = At::Start(5));
-    bench.refuses_sum(&["`table`", "at least 4294967300", "got 9"], |c| c.at = At::Start(u32::MAX));
+    bench.refuses_sum(&["`table`", "length must be at least 10", "got 9"], |c| c.at = RowPositions::Start(5));
+    bench.refuses_sum(&["`table`", "at least 4294967300", "got 9"], |c| c.at = RowPositions::Start(u32::MAX));
 
     // What is added, and by how much x is scaled.
     let wide = Rope::new(bench.gpu.device(), RopeConfig::new(10)).expect("a rope");
@@ -253,7 +254,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     let (bench, stranger) = (Bench::new(&one), Bench::new(&other));
     bench.refuses_rotation(&["workgroups", "is 5", "allows 4"], |c| {
         (c.x, c.out) = (view(&bench.x, f32, [1, 5, 1, 8]), None);
-        c.at = At::Start(0);
+        c.at = RowPositions::Start(0);
     });
     let mut call = bench.rotate();
     call.rope = &stranger.rope;
@@ -274,17 +275,23 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
 fn the_reference_refuses_what_does_not_fit() {
     let (x, config, shape) = ([0.5f64; 24], RopeConfig::new(4), [1, 2, 3, 4]);
     let rotate = |x: &[f64], shape, at| reference::rotate(x, shape, &config, at);
-    says(rotate(&x[1..], shape, At::Start(0)).expect_err("refused"), &["`x`: 24 elements expected, got 23"]);
-    says(rotate(&[], [1, 0, 3, 4], At::Start(0)).expect_err("refused"), &["heads is 0"]);
-    says(rotate(&x, [1, 4, 3, 2], At::Start(0)).expect_err("refused"), &["dim must be at least 4"]);
-    says(rotate(&x, shape, At::Start(MAX_POSITION - 1)).expect_err("refused"), &["start is 16777214"]);
-    assert!(rotate(&x, shape, At::Start(MAX_POSITION - 2)).is_ok());
-    let two = At::Tensor(HostTensor::new(&[1, 2], [1, 1, 2, 1]));
+    says(
+        rotate(&x[1..], shape, RowPositions::Start(0)).expect_err("refused"),
+        &["`x`: 24 elements expected, got 23"],
+    );
+    says(rotate(&[], [1, 0, 3, 4], RowPositions::Start(0)).expect_err("refused"), &["heads is 0"]);
+    says(rotate(&x, [1, 4, 3, 2], RowPositions::Start(0)).expect_err("refused"), &["dim must be at least 4"]);
+    says(
+        rotate(&x, shape, RowPositions::Start(MAX_POSITION - 1)).expect_err("refused"),
+        &["start is 16777214"],
+    );
+    assert!(rotate(&x, shape, RowPositions::Start(MAX_POSITION - 2)).is_ok());
+    let two = RowPositions::Tensor(HostTensor::new(&[1, 2], [1, 1, 2, 1]));
     says(rotate(&x, shape, two).expect_err("refused"), &["`positions`: length must be 3 or 1, got 2"]);
-    let short = At::Tensor(HostTensor::new(&[1, 2], [1, 1, 3, 1]));
+    let short = RowPositions::Tensor(HostTensor::new(&[1, 2], [1, 1, 3, 1]));
     says(rotate(&x, shape, short).expect_err("refused"), &["`positions`: 3 elements expected, got 2"]);
     let add = |table: &[f64], start| {
-        reference::add_positions(&x, shape, PositionTable::Learned(table), At::Start(start), 1.0)
+        reference::add_positions(&x, shape, PositionTable::Learned(table), RowPositions::Start(start), 1.0)
     };
     says(add(&x[..13], 0).expect_err("refused"), &["`table`: 12 elements expected, got 13"]);
     says(add(&[], 0).expect_err("refused"), &["`table`: 4 elements expected, got 0"]);

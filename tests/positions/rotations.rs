@@ -2,7 +2,8 @@
 
 use wgpu_attention::reference::{self, widen};
 use wgpu_attention::{
-    At, DType, MAX_POSITION, Positions, Rope, RopeConfig, RopeOrder, RopeScaling, Rotate, TensorView,
+    DType, MAX_POSITION, Positions, Rope, RopeConfig, RopeOrder, RopeScaling, Rotate, RowPositions,
+    TensorView,
 };
 
 use super::scratch;
@@ -47,7 +48,7 @@ fn the_first_position_leaves_every_bit() {
     let x_view = TensorView::new(&buffer, DType::F32, [1, 1, 1, 64]);
     let out = gpu.upload(&[f32::NAN; 64]).expect("an upload");
     let out_view = TensorView::new(&out, DType::F32, [1, 1, 1, 64]);
-    let call = Rotate { x: x_view, out: Some(out_view), rope: &rope, at: At::Start(0) };
+    let call = Rotate { x: x_view, out: Some(out_view), rope: &rope, at: RowPositions::Start(0) };
     let positions = Positions::new(gpu.device());
     let mut scratch = scratch(gpu);
     gpu.submit(|e| positions.rotate(e, &call, &mut scratch)).expect("a rotation");
@@ -56,7 +57,7 @@ fn the_first_position_leaves_every_bit() {
     gpu.submit(|e| positions.rotate(e, &in_place, &mut scratch)).expect("a rotation");
     assert_eq!(gpu.download::<f32>(&buffer, 64).expect("x"), x);
     // The second position does not.
-    let second = Rotate { at: At::Start(1), ..in_place };
+    let second = Rotate { at: RowPositions::Start(1), ..in_place };
     gpu.submit(|e| positions.rotate(e, &second, &mut scratch)).expect("a rotation");
     assert_ne!(gpu.download::<f32>(&buffer, 64).expect("x"), x);
 }
@@ -69,11 +70,12 @@ fn the_other_order_is_not_this_one() {
     let wide = widen::<f64>(&x.data);
     let config = RopeConfig::new(8);
     let want =
-        reference::rotate(&wide, x.shape, &config.order(RopeOrder::Interleaved), At::Start(3)).expect("fits");
+        reference::rotate(&wide, x.shape, &config.order(RopeOrder::Interleaved), RowPositions::Start(3))
+            .expect("fits");
     let rope = Rope::new(setup.profile.gpu.device(), config).expect("a rope");
     let judged = pollster::block_on(setup.judge(
         &x,
-        &At::Start(3),
+        &RowPositions::Start(3),
         &want,
         |_| 1e-3,
         |positions, encoder, (x, out, at), scratch| {

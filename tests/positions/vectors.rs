@@ -3,13 +3,13 @@
 use wgpu_attention::reference::compare::compare;
 use wgpu_attention::reference::{self, widen};
 use wgpu_attention::{
-    At, Attention, Config, DType, DeviceMask, Forward, PositionTable, Positions, Rope, RopeConfig, RopeOrder,
-    RopeScaling, Rotate, TensorView,
+    Attention, Config, DType, DeviceMask, Forward, PositionTable, Positions, Rope, RopeConfig, RopeOrder,
+    RopeScaling, Rotate, RowPositions, TensorView,
 };
 
 use super::scratch;
 use crate::harness::positions::Setup;
-use crate::harness::{Part, Profile, Report, Vector, profiles};
+use crate::harness::{HostData, Profile, Report, Vector, profiles};
 
 pub const FAMILY: &str = "position";
 pub const ROPE: &[&str] = &["rope_half", "rope_interleaved"];
@@ -29,14 +29,14 @@ fn the_rotations_of_others() {
         let start = vector.size("start") as u32;
         for (given, rotated) in [("q", "q_rot"), ("k", "k_rot")] {
             let x = vector.floats(given);
-            let got =
-                reference::rotate(&widen::<f64>(&x.data), x.shape, &config, At::Start(start)).expect("fits");
+            let got = reference::rotate(&widen::<f64>(&x.data), x.shape, &config, RowPositions::Start(start))
+                .expect("fits");
             let want = vector.f64(rotated);
             assert_eq!(got.len(), want.len());
             assert!(got.iter().zip(&want).all(|(a, b)| (a - b).abs() < 1e-14), "{name} {rotated}");
             for profile in profiles() {
                 let setup = Setup::plain(profile);
-                report.record(name, &setup.named(), setup.rotate(&x, config, &At::Start(start)));
+                report.record(name, &setup.named(), setup.rotate(&x, config, &RowPositions::Start(start)));
             }
         }
         for profile in profiles() {
@@ -70,7 +70,7 @@ fn attended(
     gpu.submit(|encoder| {
         let mut pass = encoder.begin_compute_pass(&Default::default());
         for x in [call.q, call.k] {
-            let call = Rotate { x, out: None, rope: &rope, at: At::Start(start) };
+            let call = Rotate { x, out: None, rope: &rope, at: RowPositions::Start(start) };
             positions.rotate_in_pass(&mut pass, &call, &mut scratch)?;
         }
         attention.forward_in_pass(&mut pass, &call, &mut scratch)
@@ -93,10 +93,14 @@ fn the_encodings_of_others() {
         let got = reference::sinusoid::<f64>(dim, base, start, length).expect("an encoding");
         assert!(got.iter().zip(&want).all(|(a, b)| (a - b).abs() < 1e-14), "{name}");
         assert_eq!(got.len(), want.len());
-        let zeros = Part::new(vec![0.0; length * dim], [1, 1, length, dim]);
+        let zeros = HostData::new(vec![0.0; length * dim], [1, 1, length, dim]);
         for profile in profiles() {
             let setup = Setup::plain(profile);
-            report.record(name, &setup.named(), setup.add_sinusoid(&zeros, base, &At::Start(start), 1.0));
+            report.record(
+                name,
+                &setup.named(),
+                setup.add_sinusoid(&zeros, base, &RowPositions::Start(start), 1.0),
+            );
         }
     }
     for name in D2L {
@@ -104,14 +108,15 @@ fn the_encodings_of_others() {
         let (x, base) = (vector.floats("x"), vector.number("base").expect("a base"));
         let (want, tolerance) = vector.expected("out").expect("an output");
         let table = PositionTable::Sinusoid(base);
-        let x = Part::new(x.data, x.shape);
-        let got = reference::add_positions(&widen::<f64>(&x.data), x.shape, table, At::Start(0), 1.0);
+        let x = HostData::new(x.data, x.shape);
+        let got =
+            reference::add_positions(&widen::<f64>(&x.data), x.shape, table, RowPositions::Start(0), 1.0);
         // Their table is f32, from angles in f32.
         let tolerance = reference::compare::Tolerance { absolute: tolerance.absolute.max(4e-6) };
         compare(&got.expect("fits"), &want, tolerance).unwrap_or_else(|e| panic!("{name}: {e}"));
         for profile in profiles() {
             let setup = Setup::plain(profile);
-            report.record(name, &setup.named(), setup.add_sinusoid(&x, base, &At::Start(0), 1.0));
+            report.record(name, &setup.named(), setup.add_sinusoid(&x, base, &RowPositions::Start(0), 1.0));
         }
     }
     report.finish();

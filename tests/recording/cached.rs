@@ -1,7 +1,7 @@
 //! Generation recorded far ahead: every step is the same recording, and costs the same, whatever came before it.
 
 use wgpu_attention::{
-    Append, Cache, CacheConfig, CacheLayout, CacheStorage, CachedForward, ScaleGroup, Tiling, Tokens,
+    Append, Cache, CacheConfig, CacheLayout, CacheStorage, CachedForward, KernelForm, ScaleGroup, Tokens,
 };
 
 use wgpu_attention::reference::Real;
@@ -24,7 +24,7 @@ struct Generation {
 }
 
 impl Generation {
-    fn new(layout: CacheLayout, storage: CacheStorage, capacity: usize, tiling: Tiling) -> Self {
+    fn new(layout: CacheLayout, storage: CacheStorage, capacity: usize, tiling: KernelForm) -> Self {
         let own = Own::new();
         let gpu = &own.gpu;
         let config = CacheConfig::new(1, DIM, capacity).storage(storage).layout(layout);
@@ -90,7 +90,7 @@ impl Generation {
             })
             .collect();
         let keep = wgpu_attention::HostTensor::new(&keep, [1, 1, STEPS, STEPS]);
-        let options = Options { mask: Mask::causal().keep(keep), ..Default::default() };
+        let options = Options { mask: Mask::causal().attn_mask(keep), ..Default::default() };
         let [k, v] = [1, 2].map(|n: usize| widen::<R>(&self.data[n]));
         let out = reference::attention::<R>(&q, &k, &v, &shape, &options).expect("a truth").out;
         (0..STEPS * HEADS * DIM)
@@ -107,9 +107,9 @@ impl Generation {
 fn a_thousand_steps_are_recorded_ahead() {
     let paged = CacheLayout::Paged { page: 64, pages: 16 };
     for (layout, storage, capacity, tiling) in [
-        (CacheLayout::Contiguous, CacheStorage::F32, STEPS, Tiling::Uniform),
-        (CacheLayout::Ring { sinks: 4 }, CacheStorage::Q8(ScaleGroup::Row), 50, Tiling::Workgroup),
-        (paged, CacheStorage::F16, STEPS, Tiling::Uniform),
+        (CacheLayout::Contiguous, CacheStorage::F32, STEPS, KernelForm::Cpu),
+        (CacheLayout::Ring { sinks: 4 }, CacheStorage::Q8(ScaleGroup::Row), 50, KernelForm::Gpu),
+        (paged, CacheStorage::F16, STEPS, KernelForm::Cpu),
     ] {
         let mut generation = Generation::new(layout, storage, capacity, tiling);
         let gpu = generation.own.gpu.clone();
@@ -135,8 +135,8 @@ fn a_thousand_steps_are_recorded_ahead() {
             gpu.queue().submit([encoder.finish()]);
         }
         let lengths = generation.cache.lengths();
-        let book = gpu.download::<u32>(lengths.buffer(), lengths.offset() + 1).expect("a read-back");
-        assert_eq!(book[lengths.offset()], STEPS as u32, "{layout:?}");
+        let table = gpu.download::<u32>(lengths.buffer(), lengths.offset() + 1).expect("a read-back");
+        assert_eq!(table[lengths.offset()], STEPS as u32, "{layout:?}");
         assert_eq!(generation.cache.len(0), Some(STEPS));
         let got: Vec<f64> =
             widen(&gpu.download::<f32>(&generation.all[3], STEPS * HEADS * DIM).expect("a read-back"));
@@ -155,7 +155,7 @@ fn a_thousand_steps_are_recorded_ahead() {
 /// Buffers that live after so many steps: no step leaves one behind.
 #[test]
 fn steps_leave_no_buffers() {
-    let mut generation = Generation::new(CacheLayout::Contiguous, CacheStorage::F32, STEPS, Tiling::Uniform);
+    let mut generation = Generation::new(CacheLayout::Contiguous, CacheStorage::F32, STEPS, KernelForm::Cpu);
     let gpu = generation.own.gpu.clone();
     let mut scratch = generation.scratch();
     let mut after = |steps: usize| {
@@ -176,7 +176,7 @@ fn a_step_costs_the_same_at_any_length() {
     let capacity = 1 << 20;
     let mut caches = [1, capacity - 1000].map(|len| {
         let storage = CacheStorage::Q8(ScaleGroup::Row);
-        let mut generation = Generation::new(CacheLayout::Contiguous, storage, capacity, Tiling::Uniform);
+        let mut generation = Generation::new(CacheLayout::Contiguous, storage, capacity, KernelForm::Cpu);
         let mut scratch = generation.scratch();
         let mut encoder = encoder(&generation.own.gpu);
         // As far as recording goes, the tokens are there.
@@ -209,7 +209,7 @@ fn a_step_costs_the_same_at_any_length() {
 fn scratch_does_not_grow_with_capacity() {
     let own = Own::new();
     let gpu = &own.gpu;
-    for tiling in [Tiling::Workgroup, Tiling::Uniform] {
+    for tiling in [KernelForm::Gpu, KernelForm::Cpu] {
         let attention =
             Attention::with_pipelines(gpu.pipelines(), Config::new(8, 64).kv_heads(2).tiling(tiling))
                 .expect("an operator");

@@ -1,15 +1,15 @@
 //! Every path in every tiling and type, splits of keys, and what scores can be changed by.
 
-use wgpu_attention::{DType, Path, Shape, Tiling};
+use wgpu_attention::{DType, KernelForm, Path, Shape};
 
 use super::Work;
-use crate::harness::{Case, Drop, Layout, Part, Profile, Setup, TILINGS, Weights};
+use crate::harness::{Case, DropoutData, FORMS, HostData, Layout, Profile, Setup, Weights};
 
 /// More than one tile of queries and keys, none of them full; groups of two heads.
 pub const SHAPE: Shape =
     Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 37, kv_len: 70, head_dim: 8, value_dim: 12 };
 
-pub fn setup(profile: &'static Profile, path: Path, tiling: Tiling, dtype: DType) -> Setup {
+pub fn setup(profile: &'static Profile, path: Path, tiling: KernelForm, dtype: DType) -> Setup {
     Setup {
         profile,
         tiling,
@@ -34,7 +34,7 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
     let [f32, f16] = [DType::F32, DType::F16];
     let own = Shape::new(2, 3, 37, 20);
     let odd = Shape { head_dim: 13, value_dim: 7, ..SHAPE };
-    for (n, tiling) in TILINGS.into_iter().enumerate() {
+    for (n, tiling) in FORMS.into_iter().enumerate() {
         let staged = |dtype| setup(profile, Path::Staged, tiling, dtype);
         let fused = |dtype| setup(profile, Path::Fused, tiling, dtype);
         let heads = Setup { weights: Weights::PerHead(f32), ..staged(f32) };
@@ -59,13 +59,13 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
                 (c.scale, c.softcap) = (Some(1.5), Some(2.0))
             });
             add("dropout by a seed", SHAPE, staged(f32), None, &|c| {
-                c.dropout = Some(Drop::Seeded { p: 0.25, seed: 7 });
+                c.dropout = Some(DropoutData::Seeded { p: 0.25, seed: 7 });
             });
             add("large scores", SHAPE, fused(f32), None, &|c| c.q.iter_mut().for_each(|q| *q *= 300.0));
         } else {
             add("dropout by a tensor", SHAPE, fused(f32), None, &|c| {
-                let keep = Part::of(SHAPE.weights(), |[b, h, i, j]| (3 * b + h + i + 5 * j) % 4 != 0);
-                c.dropout = Some(Drop::Given { p: 0.25, keep });
+                let keep = HostData::of(SHAPE.weights(), |[b, h, i, j]| (3 * b + h + i + 5 * j) % 4 != 0);
+                c.dropout = Some(DropoutData::Given { p: 0.25, keep });
             });
             add("one key", Shape { kv_len: 1, ..SHAPE }, fused(f32), None, &same);
             add("one of everything", Shape::new(1, 1, 1, 1), staged(f32), None, &same);

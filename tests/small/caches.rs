@@ -1,15 +1,15 @@
 //! Caches of every storage and layout: appended to, asked, rewound and forked.
 
-use wgpu_attention::{CacheLayout, CacheStorage, DType, Error, ScaleGroup, Tiling};
+use wgpu_attention::{CacheLayout, CacheStorage, DType, Error, KernelForm, ScaleGroup};
 
 use super::Work;
-use crate::harness::{Ask, Bed, Count, Data, Kind, Part, Profile, Rules};
+use crate::harness::{Ask, Bed, Count, Data, HostData, Kind, Profile, Rules};
 
 /// A cache and what is done to it; after each step every layer is asked.
 pub struct CacheCase {
     kind: Kind,
     data: Data,
-    tiling: Tiling,
+    tiling: KernelForm,
     dtype: DType,
     splits: Option<usize>,
     rules: Rules,
@@ -83,19 +83,19 @@ pub fn cases(_: &'static Profile) -> Vec<(String, Work)> {
     let (contiguous, ring) = (CacheLayout::Contiguous, CacheLayout::Ring { sinks: 3 });
     let paged = CacheLayout::Paged { page: 16, pages: 12 };
     let on_device = |counts: &[u32]| Count::Device { counts: counts.to_vec(), most: 4 };
-    let slopes = Part::of([1, 4, 1, 1], |[_, h, ..]| 0.5 - 0.25 * h as f32);
+    let slopes = HostData::of([1, 4, 1, 1], |[_, h, ..]| 0.5 - 0.25 * h as f32);
     let cases = [
         (
             "contiguous, F32, two layers",
             plain(
                 Kind { layers: 2, ..Kind::new(CacheStorage::F32, contiguous, 80) },
-                Tiling::Workgroup,
+                KernelForm::Gpu,
                 vec![all(5), all(1), all(1), Step::Rewind(Count::All(2)), grow(&[3, 1])],
             ),
         ),
         (
             "ring, F16, overwritten",
-            plain(Kind::new(CacheStorage::F16, ring, 24), Tiling::Uniform, vec![all(20), all(1), all(7)]),
+            plain(Kind::new(CacheStorage::F16, ring, 24), KernelForm::Cpu, vec![all(20), all(1), all(7)]),
         ),
         (
             "pages, Q8 in groups, splits, forked",
@@ -103,7 +103,7 @@ pub fn cases(_: &'static Profile) -> Vec<(String, Work)> {
                 splits: Some(3),
                 ..plain(
                     wide(Kind::new(CacheStorage::Q8(ScaleGroup::Of(32)), paged, 80)),
-                    Tiling::Uniform,
+                    KernelForm::Cpu,
                     vec![grow(&[21, 5]), Step::Fork, all(1), grow(&[0, 3])],
                 )
             },
@@ -114,7 +114,7 @@ pub fn cases(_: &'static Profile) -> Vec<(String, Work)> {
                 data: Data::Random,
                 ..plain(
                     Kind::new(CacheStorage::Q4(ScaleGroup::Row), contiguous, 80),
-                    Tiling::Workgroup,
+                    KernelForm::Gpu,
                     vec![
                         grow(&[30, 17]),
                         Step::Grow(on_device(&[1, 4])),
@@ -130,7 +130,7 @@ pub fn cases(_: &'static Profile) -> Vec<(String, Work)> {
                 dtype: DType::F16,
                 ..plain(
                     wide(Kind::new(CacheStorage::Q8(ScaleGroup::Row), paged, 80)),
-                    Tiling::Workgroup,
+                    KernelForm::Gpu,
                     vec![all(18), all(1)],
                 )
             },
@@ -142,7 +142,7 @@ pub fn cases(_: &'static Profile) -> Vec<(String, Work)> {
                 rules: Rules { window: Some([9, 0]), slopes: Some(slopes), ..causal.clone() },
                 ..plain(
                     wide(Kind::new(CacheStorage::Q4(ScaleGroup::Of(32)), ring, 24)),
-                    Tiling::Uniform,
+                    KernelForm::Cpu,
                     vec![all(22), all(3), all(1)],
                 )
             },

@@ -5,7 +5,7 @@ use wgpu_attention::{DType, LayerConfig, Path};
 
 use super::Work;
 use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, Storage};
-use crate::harness::{Profile, Rules, TILINGS, Weights};
+use crate::harness::{FORMS, Profile, Rules, Weights};
 
 pub struct SmallLayer {
     pub case: LayerCase,
@@ -45,7 +45,7 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
             let name = format!("layer: {what}");
             let mut case = LayerCase::random(name.clone(), config, shape, config.zero_attention);
             case.rules = Rules { causal: n % 2 == 0, ..Default::default() };
-            let tiling = TILINGS[n % 2];
+            let tiling = FORMS[n % 2];
             let (weight, bias, path, lse) = (dtype, dtype, Path::Auto, n % 2 == 1);
             let setup =
                 LayerSetup { profile, tiling, path, dtype, weight, bias, layout, storage, lse, weights };

@@ -5,14 +5,14 @@ use wgpu_attention::{Alignment, DType, Path, Pattern, PatternPart};
 
 use super::Work;
 use super::attention::{SHAPE, setup};
-use crate::harness::{Case, Drop, Layout, Part, Profile, Rules, Setup, TILINGS, Weights};
+use crate::harness::{Case, DropoutData, FORMS, HostData, Layout, Profile, Rules, Setup, Weights};
 
 /// Every part by itself; with queries that see nothing, where a part can hide all.
 fn single() -> Vec<(&'static str, Rules)> {
     let [b, h, i, j] = SHAPE.weights();
     let none = Rules::default;
     let causal = Rules { causal: true, ..none() };
-    let numbers = |data: &[u32], shape| Some(Part::new(data.to_vec(), shape));
+    let numbers = |data: &[u32], shape| Some(HostData::new(data.to_vec(), shape));
     let document = |[_, _, i, j]: [usize; 4]| (i + j) as u32 / 15;
     let quarter = |[_, h, _, n]: [usize; 4]| 0.25 * h as f32 - 0.5 * (n % 5) as f32;
     let strided = Pattern::Strided { stride: 9, part: PatternPart::ByHead };
@@ -22,7 +22,7 @@ fn single() -> Vec<(&'static str, Rules)> {
         n => 0.25 * n as f32 - 0.5 * h as f32,
     };
     // Hidden, mixed and full blocks, beside a mask that full ones do not ask.
-    let map = Part::of([1, h, i.div_ceil(16), j.div_ceil(16)], |[_, h, m, n]| match (m + n + h) % 3 {
+    let map = HostData::of([1, h, i.div_ceil(16), j.div_ceil(16)], |[_, h, m, n]| match (m + n + h) % 3 {
         0 => state::HIDDEN,
         1 => state::MIXED,
         _ => state::FULL,
@@ -37,7 +37,7 @@ fn single() -> Vec<(&'static str, Rules)> {
             "globals",
             Rules {
                 window: Some([4, 4]),
-                globals: Some(Part::of([1, 1, 1, j], |[.., j]| j % 33 == 1)),
+                globals: Some(HostData::of([1, 1, 1, j], |[.., j]| j % 33 == 1)),
                 ..none()
             },
         ),
@@ -55,30 +55,40 @@ fn single() -> Vec<(&'static str, Rules)> {
         (
             "documents",
             Rules {
-                documents: Some([Part::of([1, 1, i, 1], document), Part::of([b, 1, 1, j], document)]),
+                documents: Some([HostData::of([1, 1, i, 1], document), HostData::of([b, 1, 1, j], document)]),
                 ..none()
             },
         ),
-        ("keep", Rules { keep: Some(Part::of([b, 1, i, j], keep)), ..none() }),
-        ("keys", Rules { keys: Some(Part::of([b, 1, 1, j], |[b, _, _, j]| j < 33 + 20 * b)), ..none() }),
+        ("keep", Rules { attn_mask: Some(HostData::of([b, 1, i, j], keep)), ..none() }),
+        (
+            "keys",
+            Rules {
+                key_padding_mask: Some(HostData::of([b, 1, 1, j], |[b, _, _, j]| j < 33 + 20 * b)),
+                ..none()
+            },
+        ),
         (
             "tree",
             Rules {
-                tree: Some(Part::of([1, 1, i, i], |[.., i, j]| j == i || j < i && i % (j + 2) == 0)),
+                tree: Some(HostData::of([1, 1, i, i], |[.., i, j]| j == i || j < i && i % (j + 2) == 0)),
                 ..none()
             },
         ),
-        ("bias", Rules { bias: Some(Part::of([1, h, i, j], bias)), ..none() }),
-        ("alibi", Rules { slopes: Some(Part::of([1, h, 1, 1], quarter)), ..causal.clone() }),
+        ("bias", Rules { bias: Some(HostData::of([1, h, i, j], bias)), ..none() }),
+        ("alibi", Rules { slopes: Some(HostData::of([1, h, 1, 1], quarter)), ..causal.clone() }),
         (
             "symmetric alibi",
-            Rules { slopes: Some(Part::of([1, h, 1, 1], quarter)), symmetric: true, ..none() },
+            Rules { slopes: Some(HostData::of([1, h, 1, 1], quarter)), symmetric: true, ..none() },
         ),
-        ("relative", Rules { relative: Some(Part::of([1, h, 1, 31], quarter)), ..none() }),
-        ("sinks", Rules { sinks: Some(Part::of([1, h, 1, 1], quarter)), ..causal }),
+        ("relative", Rules { relative: Some(HostData::of([1, h, 1, 31], quarter)), ..none() }),
+        ("sinks", Rules { sinks: Some(HostData::of([1, h, 1, 1], quarter)), ..causal }),
         (
             "blocks",
-            Rules { blocks: Some((map, [16, 16])), keep: Some(Part::of([1, 1, i, j], keep)), ..none() },
+            Rules {
+                blocks: Some((map, [16, 16])),
+                attn_mask: Some(HostData::of([1, 1, i, j], keep)),
+                ..none()
+            },
         ),
     ]
 }
@@ -87,7 +97,7 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
     let single = single();
     let part = |name: &str| single.iter().find(|(n, _)| *n == name).expect("a mask of that name").1.clone();
     let mut all = Vec::new();
-    let mut add = |what: &str, setup: Setup, rules: Rules, dropout: Option<Drop>| {
+    let mut add = |what: &str, setup: Setup, rules: Rules, dropout: Option<DropoutData>| {
         let Setup { path, tiling, dtype, .. } = setup;
         let name = format!("{what}, {path:?}, {tiling:?}, {dtype:?}");
         let case = Case::random(name.clone(), SHAPE).with(|c| (c.rules, c.dropout) = (rules, dropout));
@@ -97,10 +107,10 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
         // In f16 some of those that are below in f32; what is added to scores is of the tensors' type.
         let half = ["strided", "lengths", "keep", "bias", "relative", "blocks"].contains(name);
         let dtype = if half { DType::F16 } else { DType::F32 };
-        let fused = setup(profile, Path::Fused, TILINGS[n % 2], dtype);
+        let fused = setup(profile, Path::Fused, FORMS[n % 2], dtype);
         add(name, Setup { bias: dtype, ..fused }, rules.clone(), None);
     }
-    let staged = |n: usize| setup(profile, Path::Staged, TILINGS[n % 2], DType::F32);
+    let staged = |n: usize| setup(profile, Path::Staged, FORMS[n % 2], DType::F32);
     let weights = Weights::PerHead(DType::F32);
     let sums = Rules { bias: part("bias").bias, sinks: part("sinks").sinks, ..part("causal, window") };
     add("causal, window, bias, sinks", Setup { weights, ..staged(0) }, sums, None);
@@ -108,14 +118,14 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
     let mean = Setup { weights: Weights::Mean(DType::F32), layout: Layout::Blhd, ..staged(1) };
     add("packed, alibi", mean, rules, None);
     let rules = Rules {
-        keys: part("keys").keys,
+        key_padding_mask: part("keys").key_padding_mask,
         lengths: part("lengths").lengths,
         exclude_self: true,
         ..part("keep")
     };
     add("keep, keys, lengths, no self", Setup { layout: Layout::Window(9), ..staged(0) }, rules, None);
     let rules = Rules { relative: part("relative").relative, ..part("blocks") };
-    add("blocks, relative, dropout", staged(1), rules, Some(Drop::Seeded { p: 0.5, seed: 3 }));
+    add("blocks, relative, dropout", staged(1), rules, Some(DropoutData::Seeded { p: 0.5, seed: 3 }));
     let rules = Rules { globals: part("globals").globals, prefix: part("prefix").prefix, ..part("strided") };
     add("strided, globals, prefix", staged(0), rules, None);
     let rules = Rules { documents: part("documents").documents, ..part("tree") };

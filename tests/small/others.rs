@@ -2,7 +2,7 @@
 
 use wgpu_attention::reference::classify;
 use wgpu_attention::{
-    At, CacheLayout, DType, MAX_POSITION, Path, Pattern, RopeConfig, RopeOrder, RopeScaling,
+    CacheLayout, DType, MAX_POSITION, Path, Pattern, RopeConfig, RopeOrder, RopeScaling, RowPositions,
 };
 
 use super::Work;
@@ -11,7 +11,7 @@ use crate::harness::cached::rotation::{DIM, rotated_steps};
 use crate::harness::classify::classified;
 use crate::harness::merge::{Cut, merged};
 use crate::harness::positions::{Setup, normals};
-use crate::harness::{Case, Layout, Part, Profile, Rules};
+use crate::harness::{Case, HostData, Layout, Profile, Rules};
 
 pub enum Other {
     /// Rows rotated in place or not, of one type.
@@ -41,21 +41,21 @@ impl Other {
     pub async fn run(&self, profile: &'static Profile, name: &str) -> Result<f64, String> {
         let setup = |layout, x, out| Setup { profile, layout, x, out };
         let x = normals(name, [2, 3, 5, 14]);
-        let places = Part::new(vec![3, 0, 300, 65_536, 70_000, 16_777_215, 256, 1, 9, 511], [2, 1, 5, 1]);
+        let places = HostData::new(vec![3, 0, 300, 65_536, 70_000, 16_777_215, 256, 1, 9, 511], [2, 1, 5, 1]);
         match self {
             Other::Rotate(order, dtype, in_place) => {
                 let layout = if *in_place { Layout::Window(7) } else { Layout::Blhd };
                 let setup = setup(layout, *dtype, (!in_place).then_some(*dtype));
-                setup.rotate_async(&x, RopeConfig::new(6).order(*order), &At::Tensor(places)).await
+                setup.rotate_async(&x, RopeConfig::new(6).order(*order), &RowPositions::Tensor(places)).await
             }
             Other::Sinusoid => {
                 let setup = setup(Layout::Dense, DType::F32, Some(DType::F32));
-                setup.add_sinusoid_async(&x, 10_000.0, &At::Start(MAX_POSITION - 4), 2.5).await
+                setup.add_sinusoid_async(&x, 10_000.0, &RowPositions::Start(MAX_POSITION - 4), 2.5).await
             }
             Other::Learned(dtype) => {
                 let table = normals("a learned table", [1, 1, 9, 14]);
                 let setup = setup(Layout::Window(7), DType::F32, None);
-                setup.add_learned_async(&x, (&table, *dtype), &At::Start(4), -0.5).await
+                setup.add_learned_async(&x, (&table, *dtype), &RowPositions::Start(4), -0.5).await
             }
             Other::RotatedCache(config, layout) => rotated_steps(profile, *config, *layout).await,
             Other::Merge(dtypes, path) => {
@@ -83,11 +83,11 @@ pub fn cases(_: &'static Profile) -> Vec<(String, Work)> {
         attention_factor: None,
     };
     let yarn = RopeConfig::new(DIM).order(RopeOrder::Interleaved).scaling(scaling);
-    let keep = Part::of([1, h, i, j], |[_, h, i, j]| i / 16 != j / 16 && (h != 1 || j > 16));
-    let masked = Rules { keep: Some(keep), causal: true, ..Default::default() };
+    let keep = HostData::of([1, h, i, j], |[_, h, i, j]| i / 16 != j / 16 && (h != 1 || j > 16));
+    let masked = Rules { attn_mask: Some(keep), causal: true, ..Default::default() };
     let bias = |[.., i, j]: [usize; 4]| if i / 16 == j / 16 { f32::NEG_INFINITY } else { (i / 32) as f32 };
     let added = Rules {
-        bias: Some(Part::of([1, 1, i, j], bias)),
+        bias: Some(HostData::of([1, 1, i, j], bias)),
         pattern: Some(Pattern::Local { block: 32 }),
         ..Default::default()
     };

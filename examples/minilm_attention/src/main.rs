@@ -111,7 +111,7 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
         TensorView::sequence(&x_buffer, DType::F32, activations),
         TensorView::sequence(&out_buffer, DType::F32, activations),
     )
-    .mask(Mask::none().keys(TensorView::new(&real_buffer, DType::Bool, padding)));
+    .mask(Mask::none().key_padding_mask(TensorView::new(&real_buffer, DType::Bool, padding)));
     call.weights = Some(TensorView::new(&maps_buffer, DType::F32, maps));
 
     let mut scratch = Scratch::new(gpu.device(), layer.scratch_size(&call)?)?;
@@ -137,7 +137,7 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
         appended: None,
     };
     let shape = LayerShape { batch: batch.sentences, q_len: batch.length, kv_len: batch.length };
-    let mask = Mask::none().keys(HostTensor::new(&batch.real, padding));
+    let mask = Mask::none().key_padding_mask(HostTensor::new(&batch.real, padding));
     let wide = widen(&x);
     let options = Options { mask, ..Default::default() };
     let started = Instant::now();

@@ -1,12 +1,12 @@
 //! A cache on a device, moved together with its model and judged by it.
 
 use wgpu_attention::{
-    Append, Attention, Cache, CacheStorage, CachedForward, Config, DType, Error, Scratch, ScratchSize, Shape,
-    TensorView, Tiling, Tokens,
+    Append, Attention, Cache, CacheStorage, CachedForward, Config, DType, Error, KernelForm, Scratch,
+    ScratchSize, Shape, TensorView, Tokens,
 };
 
 use super::model::{Count, Data, Kind, Sequence, Token};
-use crate::harness::case::{Case, Judged, Part, Rules, Weights};
+use crate::harness::case::{Case, HostData, Judged, Rules, Weights};
 use crate::harness::device::Profile;
 use crate::harness::meaning;
 use crate::harness::memory::{Place, Values, stored};
@@ -32,7 +32,7 @@ impl Count {
 #[derive(Clone, Copy, Debug)]
 pub struct Ask<'a> {
     pub layer: usize,
-    pub tiling: Tiling,
+    pub tiling: KernelForm,
     pub dtype: DType,
     /// Of what is added to scores.
     pub bias: DType,
@@ -46,7 +46,7 @@ pub struct Ask<'a> {
 }
 
 impl<'a> Ask<'a> {
-    pub fn new(tiling: Tiling, rules: &'a Rules) -> Self {
+    pub fn new(tiling: KernelForm, rules: &'a Rules) -> Self {
         Ask {
             layer: 0,
             tiling,
@@ -155,7 +155,7 @@ impl Bed {
         let places = self.layout.places(shapes);
         [0, 1].map(|side| {
             let dim = shapes[side][3];
-            let part = Part::of(shapes[side], |[s, h, i, d]| {
+            let part = HostData::of(shapes[side], |[s, h, i, d]| {
                 let Sequence { tokens, fresh, .. } = &self.sequences[s];
                 if i >= *fresh {
                     return f32::NAN;
@@ -206,7 +206,7 @@ impl Bed {
         self.submit(encoder);
     }
 
-    /// What a view of the cache's book holds, one number per sequence.
+    /// What a view of the cache's sequence table holds, one number per sequence.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn numbers(&self, view: TensorView) -> Vec<u32> {
         pollster::block_on(self.numbers_async(view))
@@ -215,18 +215,18 @@ impl Bed {
     async fn numbers_async(&self, view: TensorView<'_>) -> Vec<u32> {
         let [stride, ..] = view.strides();
         let words = view.offset() + (self.kind.batch - 1) * stride + 1;
-        let book: Vec<u32> =
+        let table: Vec<u32> =
             self.profile.gpu.download_async(view.buffer(), words).await.expect("a read-back");
-        (0..self.kind.batch).map(|s| book[view.offset() + s * stride]).collect()
+        (0..self.kind.batch).map(|s| table[view.offset() + s * stride]).collect()
     }
 
     /// Lengths and refusals on the device are the model's, and the host's idea of the lengths holds them.
     #[cfg(not(target_arch = "wasm32"))]
-    pub fn check_book(&self) -> Result<(), String> {
+    pub fn check_sequence_table(&self) -> Result<(), String> {
         pollster::block_on(self.check_book_async())
     }
 
-    /// As [`check_book`](Self::check_book), not blocking.
+    /// As [`check_sequence_table`](Self::check_sequence_table), not blocking.
     pub async fn check_book_async(&self) -> Result<(), String> {
         let want = |f: fn(&Sequence) -> u32| self.sequences.iter().map(f).collect::<Vec<_>>();
         let lengths = self.numbers_async(self.cache.lengths()).await;
@@ -266,15 +266,15 @@ impl Bed {
         // A ring's first tokens are seen however far away they are.
         let far = Rules { window: None, pattern: None, ..rules.clone() };
         let pairs = shape.weights();
-        let keep = Part::of(pairs, |[_, h, i, j]| {
+        let keep = HostData::of(pairs, |[_, h, i, j]| {
             let rules = if j < ring { &far } else { &rules };
             sequence.keeps(&self.kind, j) && meaning::sees(rules, &shape, [s, h, i, j])
         });
-        let bias = Part::of(pairs, |[_, h, i, j]| meaning::adds(&rules, &shape, [s, h, i, j]));
+        let bias = HostData::of(pairs, |[_, h, i, j]| meaning::adds(&rules, &shape, [s, h, i, j]));
         let sinks = rules
             .sinks
             .as_ref()
-            .map(|part| Part::of([1, heads, 1, 1], |[_, h, ..]| meaning::at(part, [s, h, 0, 0])));
+            .map(|part| HostData::of([1, heads, 1, 1], |[_, h, ..]| meaning::at(part, [s, h, 0, 0])));
         Case {
             name: format!("sequence {s}"),
             shape,
@@ -283,7 +283,7 @@ impl Bed {
             v: side(value_dim, |t| &t.v),
             scale: None,
             softcap: ask.softcap,
-            rules: Rules { keep: Some(keep), bias: Some(bias), sinks, ..Default::default() },
+            rules: Rules { attn_mask: Some(keep), bias: Some(bias), sinks, ..Default::default() },
             dropout: None,
             expected: Default::default(),
         }
@@ -305,7 +305,7 @@ impl Bed {
         let shape = |heads, dim| [batch, heads, rows, dim];
         let drawn: Vec<f32> = stored(&self.rng.normals(batch * heads * rows * head_dim), ask.dtype);
         // Queries that a sequence has not are NaN.
-        let mut q = Part::new(drawn, shape(heads, head_dim));
+        let mut q = HostData::new(drawn, shape(heads, head_dim));
         for (n, x) in q.data.iter_mut().enumerate() {
             let (s, i) = (n / (heads * rows * head_dim), n / head_dim % rows);
             *x = if i < queries[s] { *x * 0.5 } else { f32::NAN };

@@ -4,8 +4,8 @@
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
 use wgpu_attention::reference::{self, Options, Real, widen};
 use wgpu_attention::{
-    Append, At, Attention, Cache, CacheConfig, CacheLayout, CachedForward, Config, DType, Mask, Positions,
-    Rope, RopeConfig, Rotate, Scratch, ScratchSize, Shape, TensorView, Tokens,
+    Append, Attention, Cache, CacheConfig, CacheLayout, CachedForward, Config, DType, Mask, Positions, Rope,
+    RopeConfig, Rotate, RowPositions, Scratch, ScratchSize, Shape, TensorView, Tokens,
 };
 
 use crate::harness::device::Profile;
@@ -19,7 +19,7 @@ const STEPS: [[usize; 2]; 5] = [[7, 3], [1, 1], [1, 0], [5, 9], [1, 1]];
 /// Queries and keys of a sequence rotated at their positions, then attention over all of it.
 fn truth<R: Real>(q: &[f32], k: &[f32], v: &[f32], len: usize, config: &RopeConfig) -> Vec<f64> {
     let rotated = |x: &[f32], heads| {
-        reference::rotate::<R>(&widen::<R>(x), [1, heads, len, DIM], config, At::Start(0))
+        reference::rotate::<R>(&widen::<R>(x), [1, heads, len, DIM], config, RowPositions::Start(0))
             .expect("a rotation")
     };
     let shape = Shape { kv_heads: KV_HEADS, ..Shape::new(1, HEADS, len, DIM) };
@@ -64,7 +64,7 @@ pub async fn rotated_steps(
             cache.advance(encoder, Tokens::Each(&counts), &mut scratch)?;
             let append = Append::new(view(&k, KV_HEADS), view(&v, KV_HEADS)).rope(&rope);
             cache.append(encoder, 0, &append, &mut scratch)?;
-            let at = At::Tensor(cache.starts());
+            let at = RowPositions::Tensor(cache.starts());
             positions.rotate(encoder, &Rotate { x: queries, out: None, rope: &rope, at }, &mut scratch)?;
             let call = CachedForward::new(queries, &cache, view(&out, HEADS)).mask(Mask::causal());
             attention.forward_cached(encoder, &call, &mut scratch)

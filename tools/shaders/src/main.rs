@@ -27,10 +27,24 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
+/// The shaders that hold a kernel's loop: a kernel has at most one of them.
+const FORMS: [&str; 10] = [
+    "fused/cpu",
+    "fused/gpu",
+    "fused/matrix",
+    "decode/cpu",
+    "decode/gpu",
+    "matmul/cpu",
+    "matmul/gpu",
+    "matmul/matrix",
+    "softmax/row_per_invocation",
+    "softmax/row_per_workgroup",
+];
+
 /// A kernel and what was said of it.
 struct Row {
     kernel: KernelText,
-    /// The stem of the shared shader that its loop is in.
+    /// The shader that its loop is in, of [`FORMS`].
     form: String,
     verdicts: BTreeMap<Compiler, Verdict>,
 }
@@ -203,15 +217,10 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 fn rows(options: &Options) -> Result<Vec<Row>, Box<dyn Error>> {
     let mut forms = Vec::new();
-    for file in std::fs::read_dir(root().join("shaders/shared"))? {
-        let path = file?.path();
-        let stem = path.file_stem().and_then(|s| s.to_str()).unwrap_or_default().to_string();
-        if ["tile_", "fused_workgroup", "fused_uniform", "fused_matrix", "decode_", "row_"]
-            .iter()
-            .any(|start| stem.starts_with(start))
-        {
-            forms.push((stem, std::fs::read_to_string(&path)?));
-        }
+    let root = root().join("shaders");
+    for form in FORMS {
+        forms
+            .push((form.replace('/', "_"), std::fs::read_to_string(root.join(form).with_extension("wgsl"))?));
     }
     let form = |kernel: &KernelText| {
         let found = forms.iter().find(|(_, text)| kernel.wgsl.contains(text));

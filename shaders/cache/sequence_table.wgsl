@@ -1,0 +1,121 @@
+// What is common to every kernel that looks into a cache: how long its sequences are and where their rows lie.
+//
+// The sequence table has WORDS words per sequence, then the page tables. A row is one token's key (or value) of one head; rows
+// lie as [page, kv_head, slot], a sequence without a page table is one page. Of a ring only some tokens are
+// left: kernels count those (t), masks speak of positions (j).
+//
+// LAYOUT_KIND: CONTIGUOUS, RING or PAGED. Bindings: sequence_table.
+
+const CONTIGUOUS: u32 = 0u;
+const RING: u32 = 1u;
+const PAGED: u32 = 2u;
+
+const WORDS: u32 = 8u;
+const START: u32 = 0u;    // length before the last advance
+const LENGTH: u32 = 1u;
+const HIGH: u32 = 2u;     // longest it has been since it was empty: what a ring has overwritten
+const LIMIT: u32 = 3u;    // tokens there is room for
+const REFUSED: u32 = 4u;  // moves that found none, or nothing to go back to
+const COUNT: u32 = 5u;    // what the host says to move by
+
+// What the sequence table says is clamped to what there is: nothing but order keeps others from writing it.
+fn cached_len(b: u32) -> u32 {
+    return min(sequence_table_at(b * WORDS + LENGTH), p.cache.longest);
+}
+
+// Length before the last advance.
+fn cached_start(b: u32) -> u32 {
+    return min(sequence_table_at(b * WORDS + START), cached_len(b));
+}
+
+// Queries of a sequence.
+fn cached_queries(b: u32, q_len: u32) -> u32 {
+    if p.cache.ragged == 0u {
+        return q_len;
+    }
+    return min(cached_len(b) - cached_start(b), q_len);
+}
+
+// Positions that a ring has overwritten after its sinks.
+fn cached_shift(b: u32) -> u32 {
+    if LAYOUT_KIND != RING {
+        return 0u;
+    }
+    let kept = p.cache.sinks + p.cache.window;
+    return max(max(sequence_table_at(b * WORDS + HIGH), cached_len(b)), kept) - kept;
+}
+
+// The number of the first token left at position j or after.
+fn cached_index(j: u32, shift: u32) -> u32 {
+    if LAYOUT_KIND != RING {
+        return j;
+    }
+    return select(max(j, p.cache.sinks + shift) - shift, j, j <= p.cache.sinks);
+}
+
+// The position of the t-th token left.
+fn cached_key(t: u32, shift: u32) -> u32 {
+    if LAYOUT_KIND != RING {
+        return t;
+    }
+    return t + select(0u, shift, t >= p.cache.sinks);
+}
+
+// Where the rows of a sequence and head lie. Read once: drivers load uniforms again in every turn of a loop.
+struct Rows {
+    first: u32,     // row of slot 0, of the page 0 if paged
+    stride: u32,    // rows from page to page
+    bits: u32,      // log2 of a page's slots
+    table: u32,
+    last_page: u32,
+    sinks: u32,
+    window: u32,
+    shift: u32,     // positions overwritten after the sinks
+    wrapped: u32,    // by how many slots that has moved the token after the sinks
+}
+
+fn rows_of(b: u32, kv_head: u32) -> Rows {
+    let len = p.cache.page_len;
+    let shift = cached_shift(b);
+    var first = kv_head * len;
+    if LAYOUT_KIND != PAGED {
+        first += b * p.cache.kv_heads * len;
+    }
+    let table = p.cache.table + b * p.cache.pages_each;
+    return Rows(first, p.cache.kv_heads * len, p.cache.page_bits, table, p.cache.pages - 1u, p.cache.sinks,
+        p.cache.window, shift, shift % p.cache.window);
+}
+
+// The row of the t-th token left.
+fn row_of_token(r: Rows, t: u32) -> u32 {
+    if LAYOUT_KIND == PAGED {
+        let page = min(sequence_table_at(r.table + (t >> r.bits)), r.last_page);
+        return page * r.stride + r.first + (t & ((1u << r.bits) - 1u));
+    }
+    if LAYOUT_KIND == RING {
+        let n = t - r.sinks + r.wrapped;
+        let slot = r.sinks + n - select(0u, r.window, n >= r.window);
+        return r.first + select(slot, t, t < r.sinks);
+    }
+    return r.first + t;
+}
+
+// Whether the rows of tokens a ..= b follow each other.
+fn are_neighbours(r: Rows, a: u32, b: u32) -> bool {
+    if LAYOUT_KIND == PAGED {
+        return a >> r.bits == b >> r.bits;
+    }
+    if LAYOUT_KIND == RING {
+        let wrap = r.sinks + r.window - r.wrapped;
+        return b < r.sinks || (a >= r.sinks && (a >= wrap || b < wrap));
+    }
+    return true;
+}
+
+// The row that a new token at position j gets.
+fn row_of_position(r: Rows, j: u32) -> u32 {
+    if LAYOUT_KIND == RING {
+        return r.first + select(r.sinks + (j - r.sinks) % r.window, j, j < r.sinks);
+    }
+    return row_of_token(r, j);
+}

@@ -1,0 +1,413 @@
+// The loop of fused.wgsl for drivers that run on a CPU, for few rows and packed keys and values, as caches have.
+//
+// Every load has an index uniform over the workgroup: a scalar load. (Where lanes differ in it, each lane costs
+// a branch.) Eight such words are put together to a vector, one in each lane, and unpacked as one. For scores
+// a lane has the word of its own key, for sums its own word of the key. Weights go from the one to the other
+// through workgroup memory, a chunk at a time. Where rows fill the lanes, fused_cpu.wgsl is faster.
+//
+// Constants: ROWS     packed rows of a workgroup
+//            LANES    invocations of a workgroup, 8
+//            K_BLOCKS, V_BLOCKS   vectors of words of a row
+//            KEYS     keys of a block, a multiple of LANES and of STEP (powers of two)
+//            CHUNK    keys between barriers, a multiple of KEYS; each chunk costs as much as some ten keys
+//            STEP     keys that are added to the sums at a time
+// The loops must stay in the first-level cache of instructions.
+//
+// Floor, per query, key and channel of each kind: a multiplication and an addition (software drivers have no
+// fused one). Loads: five instructions for each u32, once per ROWS packed rows.
+
+const EACH: u32 = KEYS / LANES;
+// Keys side by side in the lanes, for rows of few words, and words of a lane.
+const SPREAD: u32 = clamp(LANES / V_BLOCKS, 1u, KEYS / STEP);
+const LANE_WORDS: u32 = (V_BLOCKS + LANES - 1u) / LANES;
+const_assert LANE_WORDS * VECTORS <= 32u;
+// Says to the compiler that an index is not negative as an i32, which saves a check per load.
+const SMALL: u32 = 0xffffu;
+
+var<workgroup> queries: array<vec4<f32>, K_BLOCKS * VECTORS * ROWS>;
+var<workgroup> weights: array<f32, CHUNK * ROWS>;
+var<workgroup> of_lanes: array<f32, 2u * ROWS * LANES>;
+var<workgroup> spread: array<vec4<f32>, select(1u, LANES * VECTORS, SPREAD > 1u)>;
+// The turn in which a score was too far above the maximum.
+var<workgroup> stirred: u32;
+
+// x. After a barrier LLVM computes again what was computed before it, at each use, inside loops too (llvmpipe's
+// workgroups are coroutines); what came out of a loop it keeps.
+fn held(x: u32) -> u32 {
+    var y = x;
+    for (var i = 0u; i < p.kv_heads; i++) {
+        y ^= i >> 31u;
+    }
+    return y;
+}
+
+// Never true. The loop in it makes the loop around it not an innermost one: LLVM turns the bounds checks of an
+// innermost loop's loads from conditional moves into branches, which is slower.
+fn never() -> bool {
+    if p.group == 0u {
+        return held(1u) == 1u;
+    }
+    return false;
+}
+
+// All ones for lane l, else zero. From bits, not from a comparison: that would become masked loads, which
+// are slow.
+fn mask_of(bit: u32, l: u32) -> u32 {
+    return u32(i32(bit << (31u - l)) >> 31u);
+}
+
+@compute @workgroup_size(LANES)
+fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) invocation: u32) {
+    let lane = held(invocation);
+    let z = workgroup.z + p.first.z;
+    let b = held(z / p.kv_heads);
+    let kv_head = held(z % p.kv_heads);
+    let packed = p.mask.q_len * p.group;
+    let x = workgroup.x + p.first.x;
+    let row0 = select(x, x / p.splits, SPLITS) * ROWS;
+    let split = select(0u, x % p.splits, SPLITS);
+    let neg_inf = p.mask.neg_inf;
+    let range = range_of(b, kv_head, row0, min(ROWS, packed - row0));
+    let keys = share_of_split(range.all, split);
+    let stop = held(keys.y);
+    let k = k_source(b, kv_head);
+    let v = v_source(b, kv_head, 0u);
+
+    for (var r = 0u; r < ROWS; r++) {
+        let query = query_of_row(b, kv_head, min(row0 + r, packed - 1u));
+        let at = view_at(p.q, b, query.h, query.i, 0u);
+        for (var n = lane; n < K_BLOCKS * VECTORS; n += LANES) {
+            var x = vec4<f32>();
+            if n * 4u < p.head_dim {
+                x = q_at4(at + n * 4u * p.q.strides.w, p.q.strides.w, p.head_dim - n * 4u);
+            }
+            queries[n * ROWS + r] = x * (p.scale * UNIT);
+        }
+    }
+    if lane == 0u {
+        stirred = 0u;
+    }
+
+    var sums: array<array<array<vec4<f32>, VECTORS>, LANE_WORDS>, ROWS>;
+    var top: array<f32, ROWS>;
+    var total: array<f32, ROWS>;
+    var lost: array<f32, ROWS>;
+    for (var r = 0u; r < ROWS; r++) {
+        for (var w = 0u; w < LANE_WORDS; w++) {
+            for (var e = 0u; e < VECTORS; e++) {
+                sums[r][w][e] = vec4<f32>();
+            }
+        }
+        top[r] = LOWEST;
+        total[r] = 0.0;
+        lost[r] = 0.0;
+    }
+    workgroupBarrier();
+
+    var turn = 1u;
+    var tries = 0u;
+    var j = held(keys.x);
+    while j < stop {
+        // The first chunk is one block, whose scores are the first maximum.
+        let end = min(j + select(CHUNK, KEYS, turn == 1u), stop);
+        let own = held(lane);
+        let bit = held(1u << lane);
+        var is: array<u32, LANES>;
+        for (var l = 0u; l < LANES; l++) {
+            is[l] = mask_of(bit, l);
+        }
+        var asked: array<Query, ROWS>;
+        var limit: array<f32, ROWS>;
+        var high: array<f32, ROWS>;
+        var part_total: array<f32, ROWS>;
+        var part_lost: array<f32, ROWS>;
+        for (var r = 0u; r < ROWS; r++) {
+            asked[r] = query_of_row(b, kv_head, min(row0 + r, packed - 1u));
+            limit[r] = top[r];
+            high[r] = LOWEST;
+            part_total[r] = 0.0;
+            part_lost[r] = 0.0;
+        }
+
+        // Scores and weights.
+        for (var t0 = j; t0 < end; t0 += KEYS) {
+            var rows: array<array<u32, LANES>, EACH>;
+            var s: array<array<f32, EACH>, ROWS>;
+            for (var r = 0u; r < ROWS; r++) {
+                for (var c = 0u; c < EACH; c++) {
+                    s[r][c] = 0.0;
+                }
+            }
+            let most = min(t0 + KEYS, stop) - 1u;
+            if is_run(k, t0, most) {
+                let first = row_of(k, t0);
+                for (var c = 0u; c < EACH; c++) {
+                    for (var l = 0u; l < LANES; l++) {
+                        rows[c][l] = first + min(c * LANES + l, most - t0) * run_step(k);
+                    }
+                }
+            } else {
+                for (var c = 0u; c < EACH; c++) {
+                    for (var l = 0u; l < LANES; l++) {
+                        rows[c][l] = row_of(k, min(t0 + c * LANES + l, most));
+                    }
+                }
+            }
+            // Not unrolled: the bound is not constant.
+            let blocks = min(K_BLOCKS, p.head_dim);
+            for (var i = 0u; i < blocks; i++) {
+                if never() {
+                    i += 1u;
+                }
+                let n = i & SMALL;
+                var x: array<array<vec4<f32>, VECTORS>, EACH>;
+                var part: array<array<f32, EACH>, ROWS>;
+                for (var c = 0u; c < EACH; c++) {
+                    var word = k_word(k, rows[c][0], n) & vec4<u32>(is[0]);
+                    for (var l = 1u; l < LANES; l++) {
+                        word |= k_word(k, rows[c][l], n) & vec4<u32>(is[l]);
+                    }
+                    x[c] = opened(word);
+                    for (var r = 0u; r < ROWS; r++) {
+                        part[r][c] = select(s[r][c], 0.0, SCALED);
+                    }
+                }
+                for (var e = 0u; e < VECTORS; e++) {
+                    var q: array<vec4<f32>, ROWS>;
+                    for (var r = 0u; r < ROWS; r++) {
+                        q[r] = queries[((n * VECTORS + e) * ROWS + r) & SMALL];
+                    }
+                    for (var d = 0u; d < 4u; d++) {
+                        for (var r = 0u; r < ROWS; r++) {
+                            for (var c = 0u; c < EACH; c++) {
+                                part[r][c] += x[c][e][d] * q[r][d];
+                            }
+                        }
+                    }
+                }
+                for (var c = 0u; c < EACH; c++) {
+                    var bits = 0u;
+                    if SCALED {
+                        for (var l = 0u; l < LANES; l++) {
+                            bits |= bitcast<u32>(k_scale(k, rows[c][l], n)) & is[l];
+                        }
+                    }
+                    for (var r = 0u; r < ROWS; r++) {
+                        if SCALED {
+                            s[r][c] += part[r][c] * bitcast<f32>(bits);
+                        } else {
+                            s[r][c] = part[r][c];
+                        }
+                    }
+                }
+            }
+            if PER_PAIR_MASK || t0 < range.each.x || t0 + KEYS > min(range.each.y, stop) {
+                for (var r = 0u; r < ROWS; r++) {
+                    for (var c = 0u; c < EACH; c++) {
+                        let t = t0 + c * LANES + own;
+                        var x = neg_inf;
+                        if t >= asked[r].first && t < min(asked[r].end, stop) {
+                            x = s[r][c];
+                            if PER_PAIR_MASK {
+                                if mask_mod(asked[r], t) {
+                                    x = score_mod(x, asked[r], t);
+                                } else {
+                                    x = neg_inf;
+                                }
+                            }
+                        }
+                        s[r][c] = x;
+                    }
+                }
+            }
+            for (var r = 0u; r < ROWS; r++) {
+                for (var c = 0u; c < EACH; c++) {
+                    let t = c * LANES + own;
+                    high[r] = max(high[r], s[r][c]);
+                    // A NaN is carried by addition: max, exp and log lose it on some drivers.
+                    part_lost[r] += select(0.0, s[r][c], any_nan(vec4<f32>(s[r][c])));
+                    // exp2(−∞) is 0, which WGSL does not promise.
+                    var x = select(weight_of(s[r][c] - limit[r]), 0.0, s[r][c] == neg_inf);
+                    part_total[r] += x;
+                    weights[((t0 - j + t) * ROWS + r) & SMALL] = x;
+                }
+            }
+        }
+
+        var wild = false;
+        for (var r = 0u; r < ROWS; r++) {
+            wild |= high[r] > limit[r] + RESCALE_THRESHOLD;
+            of_lanes[r * LANES + own] = high[r];
+        }
+        if wild {
+            stirred = turn;
+        }
+        let again = workgroupUniformLoad(&stirred) == turn;
+        turn += 1u;
+        // The same chunk once more, from its own maximum. Twice for the first, which was one block.
+        if again && tries < 2u {
+            tries += 1u;
+            for (var r = 0u; r < ROWS; r++) {
+                var m = top[r];
+                for (var l = 0u; l < LANES; l++) {
+                    m = max(m, of_lanes[r * LANES + l]);
+                }
+                let scale = select(weight_of(top[r] - m), 0.0, top[r] == LOWEST && m != LOWEST);
+                top[r] = m;
+                total[r] *= scale;
+                for (var w = 0u; w < LANE_WORDS; w++) {
+                    for (var e = 0u; e < VECTORS; e++) {
+                        sums[r][w][e] *= scale;
+                    }
+                }
+            }
+            workgroupBarrier();
+            continue;
+        }
+        tries = 0u;
+
+        // Values. A chunk has sums of its own: what lives across barriers lies in memory.
+        let turn_of_key = held(lane) / V_BLOCKS;
+        let bit_here = held(1u << lane);
+        for (var l = 0u; l < LANES; l++) {
+            is[l] = mask_of(bit_here, l);
+        }
+        var part: array<array<array<vec4<f32>, VECTORS>, LANE_WORDS>, ROWS>;
+        for (var r = 0u; r < ROWS; r++) {
+            total[r] += part_total[r];
+            lost[r] += part_lost[r];
+            for (var w = 0u; w < LANE_WORDS; w++) {
+                for (var e = 0u; e < VECTORS; e++) {
+                    part[r][w][e] = vec4<f32>();
+                }
+            }
+        }
+        for (var t0 = j; t0 < end; t0 += STEP * SPREAD) {
+            if never() {
+                t0 += 1u;
+            }
+            var rows: array<array<u32, SPREAD>, STEP>;
+            var by_row: array<array<f32, STEP>, ROWS>;
+            let most = min(t0 + STEP * SPREAD, stop) - 1u;
+            let is_near = is_run(v, t0, most);
+            var first = 0u;
+            if is_near {
+                first = row_of(v, t0);
+            }
+            for (var u = 0u; u < STEP; u++) {
+                let t = t0 + u * SPREAD;
+                for (var g = 0u; g < SPREAD; g++) {
+                    rows[u][g] = first + min(u * SPREAD + g, most - t0) * run_step(v);
+                }
+                for (var r = 0u; r < ROWS; r++) {
+                    var x = weights[((t - j) * ROWS + r) & SMALL];
+                    for (var g = 1u; g < SPREAD; g++) {
+                        x = select(x, weights[((t + g - j) * ROWS + r) & SMALL], turn_of_key == g);
+                    }
+                    if LANES > SPREAD * V_BLOCKS {
+                        x = select(x, 0.0, turn_of_key >= SPREAD);
+                    }
+                    by_row[r][u] = x;
+                }
+            }
+            if !is_near {
+                for (var u = 0u; u < STEP; u++) {
+                    for (var g = 0u; g < SPREAD; g++) {
+                        rows[u][g] = row_of(v, min(t0 + u * SPREAD + g, most));
+                    }
+                }
+            }
+            for (var w = 0u; w < LANE_WORDS; w++) {
+                var x: array<array<vec4<f32>, VECTORS>, STEP>;
+                var scaled: array<array<f32, STEP>, ROWS>;
+                for (var u = 0u; u < STEP; u++) {
+                    var word = vec4<u32>();
+                    var bits = 0u;
+                    for (var l = 0u; l < LANES; l++) {
+                        let n = select(l % V_BLOCKS, w * LANES + l, SPREAD == 1u);
+                        if n < V_BLOCKS && l < SPREAD * V_BLOCKS {
+                            let row = rows[u][min(l / V_BLOCKS, SPREAD - 1u)];
+                            word |= v_word(v, row, n) & vec4<u32>(is[l]);
+                            if SCALED {
+                                bits |= bitcast<u32>(v_scale(v, row, n)) & is[l];
+                            }
+                        }
+                    }
+                    x[u] = opened(word);
+                    for (var r = 0u; r < ROWS; r++) {
+                        scaled[r][u] = by_row[r][u];
+                        if SCALED {
+                            scaled[r][u] *= bitcast<f32>(bits);
+                        }
+                    }
+                }
+                for (var e = 0u; e < VECTORS; e++) {
+                    for (var r = 0u; r < ROWS; r++) {
+                        var y = x[0][e] * scaled[r][0];
+                        for (var u = 1u; u < STEP; u++) {
+                            y += x[u][e] * scaled[r][u];
+                        }
+                        part[r][w][e] += y;
+                    }
+                }
+            }
+        }
+        for (var r = 0u; r < ROWS; r++) {
+            for (var w = 0u; w < LANE_WORDS; w++) {
+                for (var e = 0u; e < VECTORS; e++) {
+                    sums[r][w][e] += part[r][w][e];
+                }
+            }
+        }
+        workgroupBarrier();
+        j = end;
+    }
+
+    for (var r = 0u; r < ROWS; r++) {
+        of_lanes[r * LANES + lane] = total[r];
+        of_lanes[(ROWS + r) * LANES + lane] = lost[r];
+    }
+    workgroupBarrier();
+    for (var r = 0u; r < ROWS; r++) {
+        if SPREAD > 1u {
+            for (var e = 0u; e < VECTORS; e++) {
+                spread[lane * VECTORS + e] = sums[r][0][e];
+            }
+            workgroupBarrier();
+            for (var g = 1u; g < SPREAD; g++) {
+                for (var e = 0u; e < VECTORS; e++) {
+                    sums[r][0][e] += spread[(lane % V_BLOCKS + g * V_BLOCKS) * VECTORS + e];
+                }
+            }
+            workgroupBarrier();
+        }
+        let row = row0 + r;
+        if row < packed {
+            var sum = 0.0;
+            for (var l = 0u; l < LANES; l++) {
+                sum += of_lanes[r * LANES + l] + of_lanes[(ROWS + r) * LANES + l];
+            }
+            let end = row_end(own_total(top[r], sum), z, row, split, lane == 0u);
+            var broken = 0u;
+            for (var w = 0u; w < LANE_WORDS; w++) {
+                let n = w * LANES + lane;
+                for (var e = 0u; e < VECTORS; e++) {
+                    let col = (n * VECTORS + e) * 4u;
+                    if n < V_BLOCKS && col < p.value_dim {
+                        let x = sums[r][w][e] * end.x;
+                        store_row(z, row, split, col, x);
+                        broken |= select(0u, 1u << (w * VECTORS + e), any_nan(x));
+                    }
+                }
+            }
+            // Apart: one copy of its text for all channels.
+            while broken != 0u {
+                let at = firstTrailingBit(broken);
+                broken &= broken - 1u;
+                let col = ((at / VECTORS * LANES + lane) * VECTORS + at % VECTORS) * 4u;
+                let query = query_of_row(b, kv_head, row);
+                store_row(z, row, split, col, repaired(query, col, end.yz, keys));
+            }
+        }
+    }
+}

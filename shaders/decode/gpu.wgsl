@@ -1,0 +1,560 @@
+// The loop of fused.wgsl for GPUs, for few packed rows: each key and value is loaded once for all of them.
+// A workgroup has ROWS packed rows and one part of the keys that they see, and walks it a tile at a time.
+//
+// Constants: ROWS        packed rows of a workgroup
+//            LANE_ROWS   of these, rows of an invocation: ROWS, or ROWS / 2 (each half of the workgroup then
+//                        takes half of the rows, and loads for itself what the other half has in its cache)
+//            WORKGROUP   invocations
+//            KEY_LANES   invocations that share a key: consecutive 16-byte words of its row are loaded side
+//                        by side
+//            KEY_FOURS   keys of an invocation, in fours
+//            V_SPLIT     invocations that share a word of v, each with VECTORS / V_SPLIT vectors of it
+//            ROUND       vectors of an invocation that the reduction over KEY_LANES takes at once
+//            SHARED      weights and reduction use the same workgroup memory: a barrier or two more per tile
+// K_BLOCKS, V_BLOCKS, VECTORS are compiled in: what is loaded, and where it is used, has constant bounds.
+// All but V_BLOCKS, K_BLOCKS are powers of two.
+//
+// Rows of k and v are 16-byte words: k_word(row, n), v_word(row, n) load one as it is, and stay in registers
+// so. unpacked(word, i) are its i-th four numbers; they stand in order, 128 / VECTORS bits a four. A number
+// means (number - BIAS) · k_scale(row, n) if SCALED (BIAS is taken once from each sum, not from each number),
+// else itself. row_end and store_row take what comes out: of a split of several, or the end.
+//
+// Floors per key, for all rows of the workgroup, C = 4 · KEY_FOURS:
+//   global memory     16 · (K_BLOCKS + V_BLOCKS) bytes and the scales, once; if LANE_ROWS < ROWS twice, and a
+//                     word of v V_SPLIT times, but then from a cache or as the same address
+//   multiply-adds     ROWS · (head_dim + value_dim)
+//   workgroup memory  bytes: q 4 · ROWS · head_dim / C; weights ROWS · value_dim · V_SPLIT / VECTORS;
+//                     reduction 8 · ROWS · KEY_LANES, with subgroups 0
+// C = 4 and V_SPLIT = VECTORS, the most rows: a vector of workgroup memory per 16 multiply-adds, which is
+// what GPUs have of both (128 bytes and 128 multiply-adds a cycle). 8 rows of f16, 128 channels each: 512
+// bytes of global memory, 2048 multiply-adds, 2048 + 512 bytes of workgroup memory.
+// Instructions of a lane (navi31) per word of k or v and group of V_SPLIT lanes, 128 channels, 1 / 4 / 8 / 16
+// rows: f32 17 / 36 / 56 / 122, f16 26 / 65 / 112 / 245, q8 74 / 170 / 283 / 606, q4 125 / 292 / 545 / 1086,
+// of which multiply-adds are a quarter to a half; with subgroups 3 to 15 % fewer. While a word comes from
+// memory an H100 issues about 140, most others 250: below that it waits for memory.
+//
+// A tile: words of k in registers, each against q in workgroup memory (the same for all keys: few addresses)
+// → sums of KEY_LANES lanes added → scores with their owners → weights in workgroup memory → p · v, each lane
+// some channels and some fours of keys. A vector of scores or weights is always four consecutive keys of one
+// row. Words are loaded a step ahead, the next tile's with this one's last: 4 · KEY_FOURS of k while a word
+// of each key is multiplied, 4 of v while a four of keys is added, and the others' first wait meanwhile: 8 to
+// 12 words a lane. All go through variables of the loops: what a loop only uses later in the same turn, past
+// branches, some drivers load later too.
+
+const HALVES: u32 = ROWS / LANE_ROWS;
+const LANES: u32 = WORKGROUP / HALVES;
+// Words of a key that a lane has.
+const K_WORDS: u32 = (K_BLOCKS + KEY_LANES - 1u) / KEY_LANES;
+const K_RAGGED: bool = K_BLOCKS % KEY_LANES != 0u;
+const C: u32 = KEY_FOURS * 4u;
+// A word of 8 vectors is taken a number at a time, which then stands in front: drivers may not unroll a loop
+// of 8.
+const WORD_PARTS: u32 = select(1u, 4u, VECTORS == 8u);
+const PART_VECTORS: u32 = VECTORS / WORD_PARTS;
+// Groups of lanes that share a key, in a half and in all; units of four keys, keys of a tile.
+const GROUPS: u32 = LANES / KEY_LANES;
+const ALL_GROUPS: u32 = WORKGROUP / KEY_LANES;
+const UNITS: u32 = GROUPS * KEY_FOURS;
+const KEYS: u32 = UNITS * 4u;
+// Vectors of sums of a lane, number f * LANE_ROWS + r, and those it owns after the reduction.
+const SUMS: u32 = LANE_ROWS * KEY_FOURS;
+const OWN: u32 = max(1u, SUMS / KEY_LANES);
+
+// Columns are pieces of words of v.
+const PIECE: u32 = VECTORS / V_SPLIT;
+const COLUMNS: u32 = min(V_BLOCKS * V_SPLIT, LANES);
+const SUBSETS: u32 = min(LANES / COLUMNS, UNITS);
+const V_TURNS: u32 = (UNITS + SUBSETS - 1u) / SUBSETS;
+
+// Scales multiply what is fewer, the values or the weights.
+const SCALES_VALUES: bool = SCALED && LANE_ROWS > 4u * PIECE;
+
+// Workgroup memory, in vectors. An odd step spreads what owners store over the banks.
+const Q_SIZE: u32 = ROWS * K_WORDS * KEY_LANES * VECTORS;
+const P_STEP: u32 = ROWS | 1u;
+const P_AT: u32 = select(PARTIAL_SIZE, 0u, SHARED);
+// The weights of a unit past the tile.
+const ZEROS_AT: u32 = max(P_AT + UNITS * P_STEP, PARTIAL_SIZE);
+const TILE_SIZE: u32 = max(ZEROS_AT + select(ROWS, 0u, UNITS % SUBSETS == 0u), WORKGROUP);
+// Numbers of a row that its owners have, folded by FOLDERS lanes.
+const OWN_ROWS: u32 = max(1u, LANE_ROWS / KEY_LANES);
+const FOLD: u32 = min(KEY_LANES, SUMS) * OWN_ROWS * ALL_GROUPS / ROWS;
+const FOLDERS: u32 = max(1u, FOLD / 16u);
+
+const_assert WORKGROUP % KEY_LANES == 0u && LANES % KEY_LANES == 0u && ROWS % LANE_ROWS == 0u;
+const_assert SUMS <= KEY_LANES || SUMS % KEY_LANES == 0u;
+const_assert VECTORS % V_SPLIT == 0u && ROWS <= WORKGROUP && ROWS * FOLDERS <= WORKGROUP;
+
+var<workgroup> q_tile: array<vec4<f32>, Q_SIZE>;
+var<workgroup> tile: array<vec4<f32>, TILE_SIZE>;
+// −BIAS · Σ q of the channels of a word [row, word].
+var<workgroup> q_bias: array<f32, select(1u, ROWS * K_WORDS * KEY_LANES, SCALED)>;
+var<workgroup> fold: array<f32, ROWS * FOLD>;
+// Of the rows: what scores are relative to; what older sums are to be multiplied by; the sum of the weights,
+// in the end; the interval of keys.
+var<workgroup> row_top: array<f32, ROWS>;
+var<workgroup> row_factor: array<f32, ROWS>;
+var<workgroup> row_total: array<f32, ROWS>;
+var<workgroup> row_keys: array<vec2<u32>, ROWS>;
+// Whether a score of the tile is further above its row's top than RESCALE_THRESHOLD, or is NaN.
+var<workgroup> moves: atomic<u32>;
+
+// exp of differences of scores; exp2(−∞) is 0, which WGSL does not promise.
+fn weights_of(s: vec4<f32>, top: f32, neg_inf: f32) -> vec4<f32> {
+    return select(exp2((s - top) * (LOG2_E / UNIT)), vec4<f32>(), s == vec4<f32>(neg_inf));
+}
+
+// The part of a word of v that a lane adds, moved to its front.
+fn piece_of(word: vec4<u32>, part: u32) -> vec4<u32> {
+    if V_SPLIT == 1u {
+        return word;
+    }
+    if V_SPLIT == 2u {
+        return select(word, word.zwzw, part == 1u);
+    }
+    // Of a number of 32 bits: all, or every other nibble.
+    let shares = max(V_SPLIT / 4u, 1u);
+    let number = part / shares;
+    let pair = select(word.xy, word.zw, number >= 2u);
+    let one = select(pair.x, pair.y, number % 2u == 1u);
+    return vec4<u32>(one >> (part % shares * 4u));
+}
+
+// Numbers in `fold`, FOLD a row → one, for lane n < ROWS of row n; called in uniform control flow.
+fn folded(lane: u32, adds: bool) -> f32 {
+    workgroupBarrier();
+    if FOLDERS > 1u {
+        if lane < ROWS * FOLDERS {
+            let at = lane / FOLDERS * FOLD + lane % FOLDERS;
+            var x = fold[at];
+            for (var n = FOLDERS; n < FOLD; n += FOLDERS) {
+                x = select(max(x, fold[at + n]), x + fold[at + n], adds);
+            }
+            fold[at] = x;
+        }
+        workgroupBarrier();
+    }
+    var x = fold[min(lane, ROWS - 1u) * FOLD];
+    for (var n = 1u; n < select(FOLD, FOLDERS, FOLDERS > 1u); n++) {
+        let y = fold[min(lane, ROWS - 1u) * FOLD + n];
+        x = select(max(x, y), x + y, adds);
+    }
+    return x;
+}
+
+fn decode(id: vec3<u32>, lane: u32) {
+    let rows = p.mask.q_len * p.group;
+    let tile_x = id.x + p.first.x;
+    let row0 = select(tile_x, tile_x / p.splits, SPLITS) * ROWS;
+    let split = select(0u, tile_x % p.splits, SPLITS);
+    let z = id.z + p.first.z;
+    let b = z / p.kv_heads;
+    let kv_head = z % p.kv_heads;
+    let neg_inf = p.mask.neg_inf;
+    if row0 >= rows {
+        return;
+    }
+
+    let range = range_of(b, kv_head, row0, min(ROWS, rows - row0));
+    let share = share_of_split(range.all, split);
+    let start = share.x;
+    let end = share.y;
+    let last = max(end, 1u) - 1u;
+    let k = k_source(b, kv_head);
+    let v = v_source(b, kv_head, 0u);
+
+    // q [row, word, vector, lane], zero past head_dim.
+    for (var n = lane; n < Q_SIZE; n += WORKGROUP) {
+        let word = n / VECTORS / KEY_LANES % K_WORDS * KEY_LANES + n % KEY_LANES;
+        let d = (word * VECTORS + n / KEY_LANES % VECTORS) * 4u;
+        let query = query_of_row(b, kv_head, min(row0 + n / (K_WORDS * KEY_LANES * VECTORS), rows - 1u));
+        var x = vec4<f32>();
+        if d < p.head_dim {
+            let at = view_at(p.q, query.b, query.h, query.i, d);
+            x = q_at4(at, p.q.strides.w, p.head_dim - d) * (p.scale * UNIT);
+        }
+        q_tile[n] = x;
+    }
+    // Named second: naga declares variables in the order of their first use, some drivers lay them out in
+    // that order, and load vectors whole only where they are aligned.
+    if UNITS % SUBSETS != 0u && lane < ROWS {
+        tile[ZEROS_AT + lane] = vec4<f32>();
+    }
+    if lane < ROWS {
+        let query = query_of_row(b, kv_head, min(row0 + lane, rows - 1u));
+        row_keys[lane] = vec2<u32>(query.first, query.end);
+        row_top[lane] = LOWEST;
+    }
+    if lane == 0u {
+        atomicStore(&moves, 0u);
+    }
+    // What this lane computes of q · kᵀ: a word of KEY_LANES neighbouring ones, of units my_group, + GROUPS,
+    // ...
+    let my_word = lane % KEY_LANES;
+    let my_group = lane / KEY_LANES % GROUPS;
+    let my_half = lane / LANES;
+    // The scores that it owns: vectors own_first, + KEY_LANES, ... of groups all over the workgroup.
+    let own_first = owned_first(lane);
+    let own_group = owned_group(lane) % GROUPS;
+    let own_row = owned_group(lane) / GROUPS * LANE_ROWS;
+    let owns = own_first < SUMS;
+    // And of p · v: a column, units my_subset, + SUBSETS, ...
+    let my_column = lane % LANES % COLUMNS;
+    let my_subset = min(lane % LANES / COLUMNS, SUBSETS - 1u);
+    let column = (id.y + p.first.y) * COLUMNS + my_column;
+    let v_word_at = min(column / V_SPLIT, V_BLOCKS - 1u);
+
+    var sums: array<vec4<f32>, LANE_ROWS * PIECE>;
+    for (var n = 0u; n < LANE_ROWS * PIECE; n++) {
+        sums[n] = vec4<f32>();
+    }
+    // The sums of what it has multiplied numbers by: so often is BIAS to be taken from its sums.
+    var biases: array<f32, LANE_ROWS>;
+    for (var r = 0u; r < LANE_ROWS; r++) {
+        biases[r] = 0.0;
+    }
+    // Of the weights that it owns.
+    var totals: array<vec4<f32>, OWN>;
+    for (var n = 0u; n < OWN; n++) {
+        totals[n] = vec4<f32>();
+    }
+
+    var k_rows: array<u32, C>;
+    var k_words: array<vec4<u32>, C>;
+    var k_scales: array<f32, C>;
+    var v_words: array<vec4<u32>, 4>;
+    var v_scales = vec4<f32>(1.0);
+    for (var c = 0u; c < C; c++) {
+        k_scales[c] = 1.0;
+    }
+    if SCALED {
+        workgroupBarrier();
+        for (var n = lane; n < ROWS * K_WORDS * KEY_LANES; n += WORKGROUP) {
+            var sum = vec4<f32>();
+            for (var i = 0u; i < VECTORS; i++) {
+                sum += q_tile[(n / KEY_LANES * VECTORS + i) * KEY_LANES + n % KEY_LANES];
+            }
+            q_bias[n] = -BIAS * (sum.x + sum.y + sum.z + sum.w);
+        }
+    }
+    if start < end {
+        for (var c = 0u; c < C; c++) {
+            let t = start + (c / 4u * GROUPS + my_group) * 4u + c % 4u;
+            k_rows[c] = row_of(k, min(t, last));
+            let word = min(my_word, K_BLOCKS - 1u);
+            k_words[c] = k_word(k, k_rows[c], word);
+            if SCALED {
+                k_scales[c] = k_scale(k, k_rows[c], word);
+            }
+        }
+        for (var c = 0u; c < 4u; c++) {
+            let row = row_of(v, min(start + my_subset * 4u + c, last));
+            v_words[c] = v_word(v, row, v_word_at);
+            if SCALED {
+                v_scales[c] = v_scale(v, row, v_word_at);
+            }
+        }
+    }
+    workgroupBarrier();
+
+    for (var t0 = start; t0 < end; t0 += KEYS) {
+        var next_rows: array<u32, C>;
+        for (var c = 0u; c < C; c++) {
+            let t = t0 + KEYS + (c / 4u * GROUPS + my_group) * 4u + c % 4u;
+            next_rows[c] = row_of(k, min(t, last));
+        }
+
+        // q · kᵀ
+        var s: array<vec4<f32>, SUMS>;
+        for (var n = 0u; n < SUMS; n++) {
+            s[n] = vec4<f32>();
+        }
+        for (var n = 0u; n < K_WORDS; n++) {
+            var words = k_words;
+            let scales = k_scales;
+            let turn = n + 1u == K_WORDS;
+            let word = min(select((n + 1u) * KEY_LANES, 0u, turn) + my_word, K_BLOCKS - 1u);
+            for (var c = 0u; c < C; c++) {
+                let row = select(k_rows[c], next_rows[c], turn);
+                k_words[c] = k_word(k, row, word);
+                if SCALED {
+                    k_scales[c] = k_scale(k, row, word);
+                }
+            }
+            if K_RAGGED {
+                // Nothing, even of what is NaN there.
+                for (var c = 0u; c < C; c++) {
+                    words[c] = select(vec4<u32>(), words[c], n * KEY_LANES + my_word < K_BLOCKS);
+                }
+            }
+            var word_sums: array<vec4<f32>, SUMS>;
+            for (var i = 0u; i < SUMS; i++) {
+                word_sums[i] = vec4<f32>();
+                if SCALED {
+                    // Σ q · (number − BIAS) = Σ q · number − BIAS · Σ q
+                    let row = my_half * LANE_ROWS + i % LANE_ROWS;
+                    word_sums[i] = vec4<f32>(q_bias[(row * K_WORDS + n) * KEY_LANES + my_word]);
+                }
+            }
+            let from_q = (my_half * LANE_ROWS * K_WORDS + n) * (VECTORS * KEY_LANES) + my_word;
+            for (var part = 0u; part < WORD_PARTS; part++) {
+                for (var i = 0u; i < PART_VECTORS; i++) {
+                    for (var f = 0u; f < KEY_FOURS; f++) {
+                        let k0 = unpacked(words[f * 4u], i);
+                        let k1 = unpacked(words[f * 4u + 1u], i);
+                        let k2 = unpacked(words[f * 4u + 2u], i);
+                        let k3 = unpacked(words[f * 4u + 3u], i);
+                        for (var r = 0u; r < LANE_ROWS; r++) {
+                            let vector = r * K_WORDS * VECTORS + part * PART_VECTORS + i;
+                            let q = q_tile[from_q + vector * KEY_LANES];
+                            var t = word_sums[f * LANE_ROWS + r];
+                            if !SCALED {
+                                t = s[f * LANE_ROWS + r];
+                            }
+                            t = fma(vec4<f32>(q.x), vec4<f32>(k0.x, k1.x, k2.x, k3.x), t);
+                            t = fma(vec4<f32>(q.y), vec4<f32>(k0.y, k1.y, k2.y, k3.y), t);
+                            t = fma(vec4<f32>(q.z), vec4<f32>(k0.z, k1.z, k2.z, k3.z), t);
+                            t = fma(vec4<f32>(q.w), vec4<f32>(k0.w, k1.w, k2.w, k3.w), t);
+                            if SCALED {
+                                word_sums[f * LANE_ROWS + r] = t;
+                            } else {
+                                s[f * LANE_ROWS + r] = t;
+                            }
+                        }
+                    }
+                }
+                if WORD_PARTS > 1u {
+                    for (var c = 0u; c < C; c++) {
+                        words[c] = words[c].yzwx;
+                    }
+                }
+            }
+            if SCALED {
+                for (var i = 0u; i < SUMS; i++) {
+                    let f = i / LANE_ROWS * 4u;
+                    let scale = vec4<f32>(scales[f], scales[f + 1u], scales[f + 2u], scales[f + 3u]);
+                    if K_WORDS == 1u {
+                        s[i] = word_sums[i] * scale;
+                    } else {
+                        s[i] = fma(word_sums[i], scale, s[i]);
+                    }
+                }
+            }
+        }
+        k_rows = next_rows;
+
+        var own: array<vec4<f32>, OWN>;
+        // Last tile's weights are done with.
+        if SHARED || PARTIAL_SIZE == 0u {
+            workgroupBarrier();
+        }
+        reduce(lane, &s, &own);
+        if SHARED && PARTIAL_SIZE != 0u {
+            workgroupBarrier();
+        }
+
+        // Masks
+        let edge = t0 < range.each.x || t0 + KEYS > min(range.each.y, end);
+        if PER_PAIR_MASK || edge {
+            for (var n = 0u; n < OWN; n++) {
+                let j = (n * KEY_LANES + own_first) % SUMS;
+                let row = own_row + j % LANE_ROWS;
+                let t = t0 + (j / LANE_ROWS * GROUPS + own_group) * 4u + vec4<u32>(0u, 1u, 2u, 3u);
+                let keys = row_keys[row];
+                let inside = (t >= vec4<u32>(keys.x)) & (t < vec4<u32>(min(keys.y, end)));
+                if PER_PAIR_MASK {
+                    let query = query_of_row(b, kv_head, min(row0 + row, rows - 1u));
+                    for (var e = 0u; e < 4u; e++) {
+                        var x = neg_inf;
+                        if inside[e] {
+                            if mask_mod(query, t[e]) {
+                                x = score_mod(own[n][e], query, t[e]);
+                            }
+                        }
+                        own[n][e] = x;
+                    }
+                } else {
+                    own[n] = select(vec4<f32>(neg_inf), own[n], inside);
+                }
+            }
+        }
+
+        // Weights, as if no top had to move.
+        var calm = true;
+        var weights: array<vec4<f32>, OWN>;
+        for (var n = 0u; n < OWN; n++) {
+            let j = (n * KEY_LANES + own_first) % SUMS;
+            let row = own_row + j % LANE_ROWS;
+            let top = row_top[row];
+            // A NaN is not calm.
+            calm = calm && all(own[n] <= vec4<f32>(top + RESCALE_THRESHOLD));
+            weights[n] = weights_of(own[n], top, neg_inf);
+            if owns {
+                tile[P_AT + (j / LANE_ROWS * GROUPS + own_group) * P_STEP + row] = weights[n];
+            }
+        }
+        if owns && !calm {
+            atomicOr(&moves, 1u);
+        }
+        let moved = workgroupUniformLoad(&moves) != 0u;
+        if moved {
+            for (var n = 0u; n < OWN; n++) {
+                let j = (n * KEY_LANES + own_first) % SUMS;
+                let m = max(max(own[n].x, own[n].y), max(own[n].z, own[n].w));
+                let at = fold_at(n, own_first, own_group, own_row + j % LANE_ROWS);
+                if owns {
+                    if n < OWN_ROWS {
+                        fold[at] = m;
+                    } else {
+                        fold[at] = max(fold[at], m);
+                    }
+                }
+            }
+            let most = folded(lane, false);
+            if lane < ROWS {
+                let top = row_top[lane];
+                let high = max(top, most);
+                let first = top == LOWEST && high != LOWEST;
+                row_factor[lane] = select(exp2((top - high) * (LOG2_E / UNIT)), 0.0, first);
+                row_top[lane] = high;
+            }
+            if lane == 0u {
+                atomicStore(&moves, 0u);
+            }
+            workgroupBarrier();
+            for (var n = 0u; n < OWN; n++) {
+                let j = (n * KEY_LANES + own_first) % SUMS;
+                let row = own_row + j % LANE_ROWS;
+                // A NaN is carried by addition: max, exp and log lose it on some drivers.
+                totals[n] = totals[n] * row_factor[row] + select(vec4<f32>(), own[n], are_nan(own[n]));
+                weights[n] = weights_of(own[n], row_top[row], neg_inf);
+                if owns {
+                    tile[P_AT + (j / LANE_ROWS * GROUPS + own_group) * P_STEP + row] = weights[n];
+                }
+            }
+            for (var r = 0u; r < LANE_ROWS; r++) {
+                let factor = row_factor[my_half * LANE_ROWS + r];
+                biases[r] *= factor;
+                for (var i = 0u; i < PIECE; i++) {
+                    sums[r * PIECE + i] *= factor;
+                }
+            }
+            workgroupBarrier();
+        }
+        for (var n = 0u; n < OWN; n++) {
+            totals[n] += weights[n];
+        }
+
+        // p · v
+        // Not a minimum, by which some drivers would unroll the loop, and move its loads down to where they
+        // are used.
+        let whole = end - t0 >= KEYS;
+        let turns = select((end - t0 + SUBSETS * 4u - 1u) / (SUBSETS * 4u), V_TURNS, whole);
+        for (var n = 0u; n < turns; n++) {
+            // Taken before more is loaded, which may then take their place.
+            let w0 = piece_of(v_words[0], column % V_SPLIT);
+            let w1 = piece_of(v_words[1], column % V_SPLIT);
+            let w2 = piece_of(v_words[2], column % V_SPLIT);
+            let w3 = piece_of(v_words[3], column % V_SPLIT);
+            let scales = v_scales;
+            let t = select(t0 + (n + 1u) * (SUBSETS * 4u), t0 + KEYS, n + 1u == turns) + my_subset * 4u;
+            for (var c = 0u; c < 4u; c++) {
+                let row = row_of(v, min(t + c, last));
+                v_words[c] = v_word(v, row, v_word_at);
+                if SCALED {
+                    v_scales[c] = v_scale(v, row, v_word_at);
+                }
+            }
+            let unit = n * SUBSETS + my_subset;
+            var from_p = P_AT + unit * P_STEP + my_half * LANE_ROWS;
+            if UNITS % SUBSETS != 0u {
+                from_p = select(from_p, ZEROS_AT + my_half * LANE_ROWS, unit >= UNITS);
+            }
+            for (var i = 0u; i < PIECE; i++) {
+                var x0 = unpacked(w0, i);
+                var x1 = unpacked(w1, i);
+                var x2 = unpacked(w2, i);
+                var x3 = unpacked(w3, i);
+                if SCALES_VALUES {
+                    x0 = fma(x0, vec4<f32>(scales.x), vec4<f32>(-BIAS * scales.x));
+                    x1 = fma(x1, vec4<f32>(scales.y), vec4<f32>(-BIAS * scales.y));
+                    x2 = fma(x2, vec4<f32>(scales.z), vec4<f32>(-BIAS * scales.z));
+                    x3 = fma(x3, vec4<f32>(scales.w), vec4<f32>(-BIAS * scales.w));
+                }
+                for (var r = 0u; r < LANE_ROWS; r++) {
+                    var w = tile[from_p + r];
+                    if SCALED && !SCALES_VALUES {
+                        w *= scales;
+                        if i == 0u {
+                            biases[r] += (w.x + w.y) + (w.z + w.w);
+                        }
+                    }
+                    var t = sums[r * PIECE + i];
+                    t = fma(vec4<f32>(w.x), x0, t);
+                    t = fma(vec4<f32>(w.y), x1, t);
+                    t = fma(vec4<f32>(w.z), x2, t);
+                    t = fma(vec4<f32>(w.w), x3, t);
+                    sums[r * PIECE + i] = t;
+                }
+            }
+        }
+    }
+
+    // The sums of the weights.
+    for (var n = 0u; n < OWN; n++) {
+        let j = (n * KEY_LANES + own_first) % SUMS;
+        let at = fold_at(n, own_first, own_group, own_row + j % LANE_ROWS);
+        let total = totals[n].x + totals[n].y + totals[n].z + totals[n].w;
+        if owns {
+            if n < OWN_ROWS {
+                fold[at] = total;
+            } else {
+                fold[at] += total;
+            }
+        }
+    }
+    let total = folded(lane, true);
+    if lane < ROWS {
+        let row = min(row0 + lane, rows - 1u);
+        let first_slice = id.y + p.first.y == 0u;
+        let put = row_end(own_total(row_top[lane], total), z, row, split, row0 + lane < rows && first_slice);
+        row_factor[lane] = put.x;
+        row_top[lane] = put.y;
+        row_total[lane] = put.z;
+    }
+
+    if SCALED && !SCALES_VALUES {
+        for (var n = 0u; n < LANE_ROWS * PIECE; n++) {
+            sums[n] -= BIAS * biases[n / PIECE];
+        }
+    }
+    // The sums of a column's subsets.
+    for (var n = 0u; n < LANE_ROWS * PIECE; n++) {
+        workgroupBarrier();
+        tile[lane] = sums[0];
+        // They take turns in sums[0]: one copy of the text, and no indices into registers.
+        for (var m = 0u; m + 1u < LANE_ROWS * PIECE; m++) {
+            sums[m] = sums[m + 1u];
+        }
+        workgroupBarrier();
+        if lane % LANES < COLUMNS {
+            var sum = tile[lane];
+            for (var m = 1u; m < SUBSETS; m++) {
+                sum += tile[lane + m * COLUMNS];
+            }
+            let row = my_half * LANE_ROWS + n / PIECE;
+            let channel = (column * PIECE + n % PIECE) * 4u;
+            if row0 + row < rows && column < V_BLOCKS * V_SPLIT && channel < p.value_dim {
+                let ends = vec3<f32>(row_factor[row], row_top[row], row_total[row]);
+                let x = row_repaired(z, row0 + row, channel, sum * ends.x, ends, share);
+                store_row(z, row0 + row, split, channel, x);
+            }
+        }
+    }
+}
+
+// Where a lane folds the n-th vector that it owns: vectors of the same row go to the same place.
+fn fold_at(n: u32, own_first: u32, own_group: u32, row: u32) -> u32 {
+    let each = FOLD / GROUPS;
+    return row * FOLD + own_group * each + own_first / LANE_ROWS % each;
+}

@@ -1,0 +1,64 @@
+// Keys and values in a cache: which row a key is in, and its words (keys/packed_words.wgsl). K_GROUP, V_GROUP: channels that
+// share a scale. Past the last channel rows hold zeros, as far as their vectors go.
+
+// The keys or the values of one sequence and head. vectors, groups: of a row; col: the first channel.
+struct Source {
+    rows: Rows,
+    vectors: u32,
+    groups: u32,
+    scales: u32,
+    col: u32,
+}
+
+fn k_source(b: u32, kv_head: u32) -> Source {
+    return Source(rows_of(b, kv_head), p.cache.k_words / 4u, p.cache.k_groups, p.cache.k_scales, 0u);
+}
+
+fn v_source(b: u32, kv_head: u32, col: u32) -> Source {
+    return Source(rows_of(b, kv_head), p.cache.v_words / 4u, p.cache.v_groups, p.cache.v_scales, col);
+}
+
+fn row_of(s: Source, t: u32) -> u32 {
+    return row_of_token(s.rows, t);
+}
+
+// Whether the rows of tokens a ..= b follow each other, and by how much.
+fn is_run(s: Source, a: u32, b: u32) -> bool {
+    return are_neighbours(s.rows, a, b);
+}
+
+fn run_step(s: Source) -> u32 {
+    return 1u;
+}
+
+// The first vector of a row. Not negative in bytes, as an i32: that saves a check per load.
+fn first_of(s: Source, row: u32) -> u32 {
+    return (row * s.vectors) & select(0x03ffffffu, 0x0fffffffu, WIDE);
+}
+
+fn k_word(s: Source, row: u32, n: u32) -> vec4<u32> {
+    return cache_k[first_of(s, row) + n];
+}
+
+fn v_word(s: Source, row: u32, n: u32) -> vec4<u32> {
+    return cache_v[first_of(s, row) + n];
+}
+
+const SCALE_INDEX: u32 = select(0x0fffffffu, 0x3fffffffu, WIDE);
+
+// What the channels of a row's n-th vector are to be multiplied by.
+fn k_scale(s: Source, row: u32, n: u32) -> f32 {
+    if !SCALED {
+        return 1.0;
+    }
+    let o = (s.scales + row * s.groups + n * CHANNELS / K_GROUP) & SCALE_INDEX;
+    return bitcast<f32>(cache_k[o / 4u][o % 4u]);
+}
+
+fn v_scale(s: Source, row: u32, n: u32) -> f32 {
+    if !SCALED {
+        return 1.0;
+    }
+    let o = (s.scales + row * s.groups + n * CHANNELS / V_GROUP) & SCALE_INDEX;
+    return bitcast<f32>(cache_v[o / 4u][o % 4u]);
+}

@@ -1,0 +1,55 @@
+// Keys and values in tensors of halves that load in eights: where a row of them begins, and its words
+// (keys/packed_words.wgsl).
+
+// The rows of one sequence and head, in vectors. col: the first channel.
+struct Source {
+    base: u32,
+    step: u32,
+    col: u32,
+}
+
+fn source(v: View, b: u32, kv_head: u32, col: u32) -> Source {
+    return Source(view_at(v, b, kv_head, 0u, 0u) / 8u, v.strides.z / 8u, col);
+}
+
+fn k_source(b: u32, kv_head: u32) -> Source {
+    return source(p.k, b, kv_head, 0u);
+}
+
+fn v_source(b: u32, kv_head: u32, col: u32) -> Source {
+    return source(p.v, b, kv_head, col);
+}
+
+fn row_of(s: Source, j: u32) -> u32 {
+    return s.base + j * s.step;
+}
+
+// Not negative in bytes, as an i32: that saves a check per load.
+fn first_of(row: u32) -> u32 {
+    return row & select(0x03ffffffu, 0x1fffffffu, WIDE);
+}
+
+// Whether the rows of keys a ..= b follow each other as those of a tensor do, and by how much.
+fn is_run(s: Source, a: u32, b: u32) -> bool {
+    return true;
+}
+
+fn run_step(s: Source) -> u32 {
+    return s.step;
+}
+
+fn k_word(s: Source, row: u32, n: u32) -> vec4<u32> {
+    return k[first_of(row) + n];
+}
+
+fn v_word(s: Source, row: u32, n: u32) -> vec4<u32> {
+    return v[first_of(row) + n];
+}
+
+fn k_scale(s: Source, row: u32, n: u32) -> f32 {
+    return 1.0;
+}
+
+fn v_scale(s: Source, row: u32, n: u32) -> f32 {
+    return 1.0;
+}

@@ -1,0 +1,52 @@
+// Words that hold several channels, as caches and tensors of halves have them.
+//
+// STORAGE_KIND: F32, F16, Q8 or Q4; a vector of four words has VECTORS vectors of four channels. Eight channels of Q4 are a
+// word: its byte n holds channel n below and channel n + 4 above, each plus 8.
+//
+// Needs of the keys: Source (col: the first channel), k_word, v_word, k_scale, v_scale.
+
+const CHANNELS: u32 = VECTORS * 4u;
+// What is to be taken from `unpacked`.
+const BIAS: f32 = select(select(0.0, 128.0, STORAGE_KIND == Q8), 8.0, STORAGE_KIND == Q4);
+
+// The i-th four channels of a vector of words, plus BIAS: few instructions where bytes are converted as they are.
+fn unpacked(word: vec4<u32>, i: u32) -> vec4<f32> {
+    if STORAGE_KIND == F32 {
+        return bitcast<vec4<f32>>(word);
+    }
+    if STORAGE_KIND == F16 {
+        return vec4<f32>(unpack2x16float(word[2u * i % 4u]), unpack2x16float(word[2u * i % 4u + 1u]));
+    }
+    if STORAGE_KIND == Q8 {
+        return vec4<f32>(unpack4xU8(word[i % 4u] ^ 0x80808080u));
+    }
+    return vec4<f32>(unpack4xU8((word[i / 2u % 4u] >> (i % 2u * 4u)) & 0x0f0f0f0fu));
+}
+
+// All channels of a vector of words.
+fn opened(word: vec4<u32>) -> array<vec4<f32>, VECTORS> {
+    var x: array<vec4<f32>, VECTORS>;
+    for (var i = 0u; i < VECTORS; i++) {
+        if SCALED {
+            // Shifted up and down with their signs.
+            let n = select(word[i % 4u], word[i / 2u % 4u] ^ 0x88888888u, STORAGE_KIND == Q4);
+            let up = select(vec4<u32>(24u, 16u, 8u, 0u), vec4<u32>(28u, 20u, 12u, 4u) - i % 2u * 4u, STORAGE_KIND == Q4);
+            x[i] = vec4<f32>((vec4<i32>(i32(n)) << up) >> vec4<u32>(select(24u, 28u, STORAGE_KIND == Q4)));
+        } else {
+            x[i] = unpacked(word, i);
+        }
+    }
+    return x;
+}
+
+// From channel d on, scaled.
+fn k_four(s: Source, row: u32, d: u32) -> vec4<f32> {
+    let n = d / CHANNELS;
+    return (unpacked(k_word(s, row, n), d / 4u % VECTORS) - BIAS) * k_scale(s, row, n);
+}
+
+fn v_four(s: Source, row: u32, from_col: u32) -> vec4<f32> {
+    let d = s.col + from_col;
+    let n = d / CHANNELS;
+    return (unpacked(v_word(s, row, n), d / 4u % VECTORS) - BIAS) * v_scale(s, row, n);
+}

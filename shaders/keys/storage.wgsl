@@ -1,0 +1,9 @@
+// How words hold channels. STORAGE_KIND: one of these.
+
+const F32: u32 = 0u;
+const F16: u32 = 1u;
+const Q8: u32 = 2u;
+const Q4: u32 = 3u;
+const PER_WORD: u32 = array<u32, 4>(1u, 2u, 4u, 8u)[STORAGE_KIND];
+// Whether channels share scales.
+const SCALED: bool = STORAGE_KIND >= Q8;

@@ -1,0 +1,24 @@
+// Drivers make tanh of exp: of a small x that leaves few correct digits, which softcap magnifies, and of a large
+// one NaN. So: a polynomial near 0 (Cephes, tanhf), ±1 from where f32 has nothing between. NaN stays NaN.
+fn tanh_exact(x: f32) -> f32 {
+    let a = abs(x);
+    if a < 0.625 {
+        let z = x * x;
+        let c = (((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z + 1.33314422036e-1) * z;
+        return x + x * z * (c - 3.33332819422e-1);
+    }
+    if a > 15.0 {
+        return sign(x);
+    }
+    let t = 1.0 - 2.0 / (exp(2.0 * a) + 1.0);
+    return select(t, -t, x < 0.0);
+}
+
+fn softcap(score: f32) -> f32 {
+    // Here the cap changes nothing that f32 holds, and dividing by a huge one would lose the score; or there is a
+    // NaN, which some drivers' exp loses.
+    if abs(score) <= p.mask.softcap * 2e-4 || any_nan(vec4<f32>(score)) {
+        return score;
+    }
+    return p.mask.softcap * tanh_exact(score / p.mask.softcap);
+}

@@ -1,0 +1,98 @@
+// C = A · B by tiles, for drivers that run on a CPU: no workgroup memory, no barriers. An invocation
+// computes ROWS rows of four columns. The rows come from workgroup_id alone, so that loads of A are
+// uniform: the compiler broadcasts them instead of gathering.
+//
+// Constants: ROWS, LANES, B_ALONG_N, REPAIRS.
+// The stage gives:
+//   struct Tile { rows, cols, ... }       the product's size and what else the stage needs
+//   tile_of(z) -> Tile                    from workgroup_id.z
+//   tile_needed(t, row, rows, col, cols)  whether this part of C is wanted at all
+//   tile_inner(t, row, rows) -> vec2      first and past-the-last k that these rows need
+//   tile_a4(t, row, k) -> vec4            A[row, k..k+4]
+//   tile_b4(t, k, col) -> vec4            B[k, col..col+4] if B_ALONG_N, else B[k..k+4, col]
+//   tile_store4(t, row, col, value)         C[row, col..col+4]
+//   tile_repair(t, row, col)              the same once more, where a NaN came out and REPAIRS is set
+
+// B[k..k+4, col..col+4], a column of the matrix per k.
+fn block_b(t: Tile, k: u32, col: u32) -> mat4x4<f32> {
+    if B_ALONG_N {
+        return mat4x4<f32>(
+            tile_b4(t, k, col),
+            tile_b4(t, min(k + 1u, t.inner - 1u), col),
+            tile_b4(t, min(k + 2u, t.inner - 1u), col),
+            tile_b4(t, min(k + 3u, t.inner - 1u), col),
+        );
+    }
+    let last = t.cols - 1u;
+    return transpose(mat4x4<f32>(
+        tile_b4(t, k, col),
+        tile_b4(t, k, min(col + 1u, last)),
+        tile_b4(t, k, min(col + 2u, last)),
+        tile_b4(t, k, min(col + 3u, last)),
+    ));
+}
+
+// a · b, a row of A against a block of B, added to sum. Written as a matrix product: a software driver has
+// no fused multiply-add, and sums of products shorten the chain.
+fn step(sum: vec4<f32>, a: vec4<f32>, b: mat4x4<f32>) -> vec4<f32> {
+    return sum + b * a;
+}
+
+@compute @workgroup_size(LANES)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let t = tile_of(group.z);
+    let row0 = group.x * ROWS;
+    let col0 = group.y * LANES * 4u;
+    let col = col0 + lane * 4u;
+    if row0 >= t.rows || col >= t.cols {
+        return;
+    }
+    let rows = min(ROWS, t.rows - row0);
+    if !tile_needed(t, row0, rows, col0, min(LANES * 4u, t.cols - col0)) {
+        return;
+    }
+    let inner = tile_inner(t, row0, rows);
+
+    var sums: array<vec4<f32>, ROWS>;
+    for (var r = 0u; r < ROWS; r++) {
+        sums[r] = vec4<f32>();
+    }
+    let whole = vec2<u32>((inner.x + 3u) & ~3u, inner.y & ~3u);
+    for (var k = whole.x; k < whole.y; k += 4u) {
+        let b = block_b(t, k, col);
+        for (var r = 0u; r < ROWS; r++) {
+            sums[r] = step(sums[r], tile_a4(t, min(row0 + r, t.rows - 1u), k), b);
+        }
+    }
+    // The range's ragged ends. What lies outside of it may be anything, NaN too.
+    for (var end = 0u; end < 2u; end++) {
+        let k = select(whole.y, inner.x & ~3u, end == 0u);
+        let ragged = select(inner.y > whole.y && whole.y >= whole.x, inner.x < whole.x, end == 0u);
+        if ragged {
+            var b = block_b(t, k, col);
+            for (var c = 0u; c < 4u; c++) {
+                if k + c < inner.x || k + c >= inner.y {
+                    b[c] = vec4<f32>();
+                }
+            }
+            let ks = vec4<u32>(k) + vec4<u32>(0u, 1u, 2u, 3u);
+            let within = (ks >= vec4<u32>(inner.x)) & (ks < vec4<u32>(inner.y));
+            for (var r = 0u; r < ROWS; r++) {
+                let a = select(vec4<f32>(), tile_a4(t, min(row0 + r, t.rows - 1u), k), within);
+                sums[r] = step(sums[r], a, b);
+            }
+        }
+    }
+    var broken = false;
+    for (var r = 0u; r < ROWS; r++) {
+        if r < rows {
+            tile_store4(t, row0 + r, col, sums[r]);
+            broken = broken || any_nan(sums[r]);
+        }
+    }
+    if REPAIRS && broken {
+        for (var r = 0u; r < rows; r++) {
+            tile_repair(t, row0 + r, col);
+        }
+    }
+}

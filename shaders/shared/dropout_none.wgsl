@@ -1,3 +1,0 @@
-fn dropped(weight: f32, b: u32, h: u32, i: u32, j: u32) -> f32 {
-    return weight;
-}

@@ -1,0 +1,360 @@
+//! The operator: `softmax(scale · q kᵀ, masked) · v`.
+
+mod cached;
+mod config;
+
+pub use cached::CachedForward;
+pub use config::Config;
+pub(crate) use config::check_dtype;
+
+use crate::block_map::Blocks;
+use crate::device::DeviceFacts;
+use crate::dropout::Dropout;
+use crate::error::Error;
+use crate::mask::DeviceMask;
+use crate::path::{self, Keys, Problem};
+use crate::problem::Shape;
+use crate::record::{Pipelines, dispatch, pass};
+use crate::scratch::{BoundDispatch, Scratch, ScratchSize};
+use crate::tensor::{
+    Access, DType, TensorView, check_aliasing, check_apart, check_float, expect, expect_broadcast,
+};
+
+/// One forward call: tensors `[batch, heads, length, dim]` in any strides, mask, optional outputs.
+///
+/// Where the staged path computes it (weights, see [`Path`](crate::Path)), `batch · heads` may reach wgpu's limit of
+/// workgroups, 65535 by default, and so may `q_len` on GPUs; the fused path has no such limit.
+///
+/// | tensor | shape | dtype |
+/// |---|---|---|
+/// | `q` | `[batch, heads, q_len, head_dim]` | the configured |
+/// | `k` | `[batch, kv_heads, kv_len, head_dim]` | the configured |
+/// | `v` | `[batch, kv_heads, kv_len, value_dim]` | the configured |
+/// | `out` | `[batch, heads, q_len, value_dim]` | the configured |
+/// | `lse` | `[batch, heads, q_len, 1]` | F32 |
+/// | `weights` | `[batch, heads, q_len, kv_len]`, or one head for their mean | F32 or F16 |
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct Forward<'a> {
+    /// Queries.
+    pub q: TensorView<'a>,
+    /// Keys.
+    pub k: TensorView<'a>,
+    /// Values.
+    pub v: TensorView<'a>,
+    /// Where the result goes. Its buffer may hold no input of the call.
+    pub out: TensorView<'a>,
+    /// Which keys a query may see, and the bias.
+    pub mask: DeviceMask<'a>,
+    /// Where `ln Σ exp(score)` over every query's permitted keys goes, if wanted: after scale, softcap and
+    /// bias, before dropout.
+    pub lse: Option<TensorView<'a>>,
+    /// Where the attention weights go, if wanted: of every head, or averaged over heads. After dropout.
+    pub weights: Option<TensorView<'a>>,
+    /// Dropout on the weights.
+    pub dropout: Option<Dropout<TensorView<'a>>>,
+}
+
+impl<'a> Forward<'a> {
+    /// A call without mask, dropout or further outputs; set the fields that differ.
+    pub fn new(q: TensorView<'a>, k: TensorView<'a>, v: TensorView<'a>, out: TensorView<'a>) -> Self {
+        Forward { q, k, v, out, mask: DeviceMask::none(), lse: None, weights: None, dropout: None }
+    }
+
+    /// With a mask.
+    pub fn mask(mut self, mask: DeviceMask<'a>) -> Self {
+        self.mask = mask;
+        self
+    }
+
+    /// Writes the log-sum-exp of every query's masked scores there.
+    pub fn lse(mut self, lse: TensorView<'a>) -> Self {
+        self.lse = Some(lse);
+        self
+    }
+
+    /// Writes the attention weights there: of every head, or their mean if the tensor has one.
+    pub fn weights(mut self, weights: TensorView<'a>) -> Self {
+        self.weights = Some(weights);
+        self
+    }
+
+    /// With dropout on the weights.
+    pub fn dropout(mut self, dropout: Dropout<TensorView<'a>>) -> Self {
+        self.dropout = Some(dropout);
+        self
+    }
+}
+
+/// Attention on one device: pipelines, shared and compiled once, and the checks before them.
+///
+/// ```no_run
+/// # fn f(device: &wgpu::Device, queue: &wgpu::Queue, q: &wgpu::Buffer, k: &wgpu::Buffer, v: &wgpu::Buffer,
+/// #      out: &wgpu::Buffer) -> Result<(), wgpu_attention::Error> {
+/// use wgpu_attention::{Attention, Config, DType, Forward, Mask, Scratch, TensorView};
+///
+/// let attention = Attention::new(device, Config::new(8, 64))?;
+/// let view = |buffer| TensorView::new(buffer, DType::F32, [1, 8, 512, 64]);
+/// let call = Forward::new(view(q), view(k), view(v), view(out)).mask(Mask::causal());
+/// let mut scratch = Scratch::new(device, attention.scratch_size(&call)?)?;
+///
+/// let mut encoder = device.create_command_encoder(&Default::default());
+/// attention.forward(&mut encoder, &call, &mut scratch)?; // records only
+/// queue.submit([encoder.finish()]);
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Attention {
+    pipelines: Pipelines,
+    config: Config,
+}
+
+impl Attention {
+    /// Attention with pipelines of its own.
+    ///
+    /// # Errors
+    /// A configuration that no call could satisfy, or a missing feature.
+    pub fn new(device: &wgpu::Device, config: Config) -> Result<Self, Error> {
+        Self::with_pipelines(&Pipelines::new(device), config)
+    }
+
+    /// Attention that shares pipelines with other operators on the device.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_pipelines(pipelines: &Pipelines, config: Config) -> Result<Self, Error> {
+        config.check(pipelines.facts())?;
+        Ok(Attention { pipelines: pipelines.clone(), config })
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The pipelines, to share.
+    pub fn pipelines(&self) -> &Pipelines {
+        &self.pipelines
+    }
+
+    /// The temporary memory that `call` needs. On the fused path none, or partial sums where few queries meet many keys
+    /// and those are split among workgroups: at most 128 times the size of `out` in f32. On the staged one the score
+    /// matrix, `4 · batch · heads · q_len · kv_len` bytes with `kv_len` rounded up to 4, or none if `weights` takes the
+    /// weights of every head in F32.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn scratch_size(&self, call: &Forward) -> Result<ScratchSize, Error> {
+        let problem = self.check(call)?;
+        Ok(path::choose(&problem, self.pipelines.facts())?.scratch_size())
+    }
+
+    /// Records `call` into `encoder`, in a compute pass of its own. Nothing is submitted or copied.
+    ///
+    /// # Errors
+    /// Everything that [`Error`] lists for tensors, masks, options and scratch; then nothing has been recorded.
+    pub fn forward(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        call: &Forward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record(&self.check(call)?, scratch, |bound| dispatch(&mut pass(encoder, "attention"), bound))
+    }
+
+    /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn forward_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        call: &Forward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record(&self.check(call)?, scratch, |bound| dispatch(pass, bound))
+    }
+
+    /// Compiles and binds what `call` needs, so that its first recording does neither.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn prepare(&self, call: &Forward, scratch: &mut Scratch) -> Result<(), Error> {
+        self.record(&self.check(call)?, scratch, |_| ())
+    }
+
+    /// Records what writes `mask`'s block map for `[batch, q_len, kv_len]` into `blocks.map`: U32,
+    /// `[batch, heads, ⌈q_len / size[0]⌉, ⌈kv_len / size[1]⌉]`, batch and heads 1 where one map is to stand for all of
+    /// them. Give it to [`Mask::blocks`](crate::Mask::blocks) beside the same mask: tiles in hidden blocks are then
+    /// not loaded, and those in full ones cost no mask arithmetic. Blocks of 64 × 64 or more fit the kernels'
+    /// tiles. `scratch` may be empty.
+    ///
+    /// # Errors
+    /// A mask that does not fit, a map of another shape or type or in a buffer of the mask; then nothing has been
+    /// recorded.
+    pub fn classify(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        mask: &DeviceMask,
+        lengths: [usize; 3],
+        blocks: &Blocks<TensorView>,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record_map(mask, lengths, blocks, scratch, |bound| {
+            dispatch(&mut pass(encoder, "block map"), bound);
+        })
+    }
+
+    /// [`classify`](Self::classify) into a compute pass of the caller's, which is left with another pipeline and bind
+    /// group 0.
+    ///
+    /// # Errors
+    /// As [`classify`](Self::classify).
+    pub fn classify_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        mask: &DeviceMask,
+        lengths: [usize; 3],
+        blocks: &Blocks<TensorView>,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record_map(mask, lengths, blocks, scratch, |bound| dispatch(pass, bound))
+    }
+
+    fn record_map(
+        &self,
+        mask: &DeviceMask,
+        [batch, q_len, kv_len]: [usize; 3],
+        blocks: &Blocks<TensorView>,
+        scratch: &mut Scratch,
+        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
+    ) -> Result<(), Error> {
+        let device = self.pipelines.facts();
+        let Config { heads, kv_heads, head_dim, value_dim, .. } = self.config;
+        let shape = Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim };
+        shape.check()?;
+        shape.check_lengths()?;
+        mask.check(&shape, device)?;
+        // A map is checked as part of a mask is, but for axes of 1 that would repeat.
+        let mapped = DeviceMask::none().blocks(*blocks);
+        mapped.check(&shape, device)?;
+        let of_blocks = [q_len.div_ceil(blocks.size[0]), kv_len.div_ceil(blocks.size[1])];
+        (0..2).try_for_each(|n| expect("blocks", blocks.map.shape(), n + 2, of_blocks[n]))?;
+        blocks.map.check("blocks", Access::Write, device)?;
+        check_aliasing(&[("blocks", blocks.map)], &mask.tensors())?;
+        let call = path::classify::call(mask, &shape, blocks, device);
+        let bound = self.pipelines.bind(&[call], scratch)?;
+        emit(&bound);
+        Ok(())
+    }
+
+    fn record(
+        &self,
+        problem: &Problem,
+        scratch: &mut Scratch,
+        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
+    ) -> Result<(), Error> {
+        let device = self.pipelines.facts();
+        let chosen = path::choose(problem, device)?;
+        scratch.check(chosen.scratch_size())?;
+        let memory = chosen.memory(scratch)?;
+        let dispatches = path::dispatches(problem, chosen, memory.as_ref(), device);
+        let bound = self.pipelines.bind(&dispatches, scratch)?;
+        emit(&bound);
+        Ok(())
+    }
+
+    /// Everything that can be said of a call before its pipelines.
+    fn check<'a>(&self, call: &Forward<'a>) -> Result<Problem<'a>, Error> {
+        let device = self.pipelines.facts();
+        let Forward { q, k, v, out, mask, lse, weights, dropout } = *call;
+        let config = &self.config;
+        for (tensor, view, access) in [
+            ("q", q, Access::Read),
+            ("k", k, Access::Read),
+            ("v", v, Access::Read),
+            ("out", out, Access::Write),
+        ] {
+            view.check_as(tensor, config.dtype, access, device)?;
+        }
+        expect("q", q.shape(), 1, config.heads)?;
+        expect("q", q.shape(), 3, config.head_dim)?;
+        expect("k", k.shape(), 1, config.kv_heads)?;
+        expect("v", v.shape(), 3, config.value_dim)?;
+        let shape = Shape::of(&q, &k, &v, &out)?;
+        let problem = Problem {
+            shape,
+            q,
+            keys: Keys::Tensors { k, v },
+            out,
+            mask,
+            appended: 0,
+            scale: config.scale_value(),
+            softcap: config.softcap,
+            lse,
+            weights,
+            dropout,
+            tuning: config.tuning,
+        };
+        check_extras(&problem, device)?;
+        let read: Vec<_> = [("q", q), ("k", k), ("v", v)].into_iter().chain(extra_inputs(&problem)).collect();
+        check_aliasing(&outputs(&problem), &read)?;
+        check_apart(&outputs(&problem), device)?;
+        Ok(problem)
+    }
+}
+
+/// Checks the mask, the optional outputs and the dropout of a problem, which operators share.
+pub(crate) fn check_extras(problem: &Problem, device: &DeviceFacts) -> Result<(), Error> {
+    let shape = &problem.shape;
+    let masked = Shape { kv_len: shape.kv_len - problem.appended, ..*shape };
+    problem.mask.check(&masked, device)?;
+    if let Some(lse) = &problem.lse {
+        lse.check_as("lse", DType::F32, Access::Write, device)?;
+        (0..4).try_for_each(|axis| expect("lse", lse.shape(), axis, shape.lse()[axis]))?;
+    }
+    if let Some(weights) = &problem.weights {
+        check_float("weights", weights)?;
+        weights.check("weights", Access::Write, device)?;
+        check_weights(weights.shape(), shape)?;
+        // They are the score matrix of the call: one dispatch writes them beside lse, the next reads them
+        // and writes out.
+        for (other, view) in [("out", Some(problem.out)), ("lse", problem.lse)] {
+            if view.is_some_and(|view| view.buffer() == weights.buffer()) {
+                return Err(Error::Alias { tensor: "weights", other });
+            }
+        }
+    }
+    if let Some(dropout) = &problem.dropout {
+        dropout.check()?;
+        if let Some(keep) = dropout.given() {
+            keep.check_as("dropout", DType::Bool, Access::Read, device)?;
+            expect_broadcast("dropout", keep.shape(), shape.weights())?;
+        }
+    }
+    Ok(())
+}
+
+/// All heads, or one for their mean; the other axes exactly.
+fn check_weights(got: [usize; 4], shape: &Shape) -> Result<(), Error> {
+    let wanted = shape.weights();
+    [0, 2, 3].into_iter().try_for_each(|axis| expect("weights", got, axis, wanted[axis]))?;
+    let heads = if got[1] == 1 { 1 } else { wanted[1] };
+    expect("weights", got, 1, heads)
+}
+
+/// The tensors that a problem writes.
+pub(crate) fn outputs<'a>(problem: &Problem<'a>) -> Vec<(&'static str, TensorView<'a>)> {
+    let mut outputs = vec![("out", problem.out)];
+    outputs.extend(problem.lse.map(|t| ("lse", t)));
+    outputs.extend(problem.weights.map(|t| ("weights", t)));
+    outputs
+}
+
+/// The tensors that a problem reads besides q, k and v.
+pub(crate) fn extra_inputs<'a>(
+    problem: &Problem<'a>,
+) -> impl Iterator<Item = (&'static str, TensorView<'a>)> {
+    let keep = problem.dropout.as_ref().and_then(Dropout::given).copied();
+    problem.mask.tensors().into_iter().chain(keep.map(|t| ("dropout", t)))
+}

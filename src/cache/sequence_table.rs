@@ -1,0 +1,59 @@
+//! The sequence table on the device: lengths and page tables of the sequences.
+
+use super::CacheConfig;
+use super::sequences::{Edits, runs};
+use crate::error::Error;
+use crate::kernels::cache::{LIMIT, WORDS};
+use crate::pipelines::guarded;
+
+/// The sequence table of an empty cache: without pages there is room from the start.
+pub(super) fn empty(device: &wgpu::Device, config: &CacheConfig) -> Result<wgpu::Buffer, Error> {
+    guarded(device, "a cache", || {
+        let mut words = vec![0; config.sequence_table_words()];
+        if config.pages_each() == 0 {
+            (0..config.batch).for_each(|s| words[s * WORDS + LIMIT] = config.longest() as u32);
+        }
+        let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
+        filled(device, "attention.cache.sequence_table", usage, &words)
+    })
+}
+
+/// What changes, ready to be copied there.
+pub(super) fn upload(device: &wgpu::Device, edits: &Edits) -> Result<Option<wgpu::Buffer>, Error> {
+    if edits.is_empty() {
+        return Ok(None);
+    }
+    let words: Vec<u32> = edits.values().copied().collect();
+    guarded(device, "changes of a cache", || {
+        Some(filled(device, "attention.cache.changes", wgpu::BufferUsages::COPY_SRC, &words))
+    })
+}
+
+/// Records that `upload`, made of `edits`, is copied into `sequence table`.
+pub(super) fn change(
+    encoder: &mut wgpu::CommandEncoder,
+    sequence_table: &wgpu::Buffer,
+    upload: &wgpu::Buffer,
+    edits: &Edits,
+) {
+    let mut from = 0;
+    for (word, count) in runs(edits) {
+        encoder.copy_buffer_to_buffer(upload, 4 * from, sequence_table, 4 * word as u64, 4 * count as u64);
+        from += count as u64;
+    }
+}
+
+/// A buffer that holds `words`.
+fn filled(device: &wgpu::Device, label: &str, usage: wgpu::BufferUsages, words: &[u32]) -> wgpu::Buffer {
+    let buffer = device.create_buffer(&wgpu::BufferDescriptor {
+        label: Some(label),
+        size: 4 * words.len() as u64,
+        usage,
+        mapped_at_creation: true,
+    });
+    if let Ok(mut mapped) = buffer.slice(..).get_mapped_range_mut() {
+        mapped.slice(..).copy_from_slice(bytemuck::cast_slice(words));
+    }
+    buffer.unmap();
+    buffer
+}

@@ -1,0 +1,344 @@
+//! Tiles of the kernels for few rows: one query or a few, in generation.
+
+use crate::device::DeviceFacts;
+use std::fmt;
+
+use super::fused::FusedTiles;
+use crate::kernels::cache::StorageKind;
+use crate::problem::Shape;
+use crate::tensor::DType;
+
+/// How keys and values are loaded: vectors of four words.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Loads {
+    /// Vectors of four channels in one.
+    pub vectors: u32,
+    /// Of a key, of a value.
+    pub k: u32,
+    pub v: u32,
+    /// Whether channels share scales.
+    pub scaled: bool,
+}
+
+/// Tiles of `decode/gpu.wgsl`, which says what they are.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct DecodeGpu {
+    pub loads: Loads,
+    pub rows: u32,
+    pub lane_rows: u32,
+    pub workgroup: u32,
+    pub key_lanes: u32,
+    pub key_fours: u32,
+    pub v_split: u32,
+    pub round: u32,
+    pub shared: bool,
+    pub subgroups: bool,
+}
+
+impl DecodeGpu {
+    fn lanes(&self) -> u32 {
+        self.workgroup / (self.rows / self.lane_rows)
+    }
+
+    /// Fours of keys of a tile.
+    fn units(&self) -> u32 {
+        self.lanes() / self.key_lanes * self.key_fours
+    }
+
+    pub fn keys(&self) -> u32 {
+        4 * self.units()
+    }
+
+    /// Pieces of a value's words that a workgroup computes.
+    fn columns(&self) -> u32 {
+        (self.loads.v * self.v_split).min(self.lanes())
+    }
+
+    pub fn slices(&self) -> u32 {
+        (self.loads.v * self.v_split).div_ceil(self.columns())
+    }
+
+    /// Bytes of workgroup memory, as the shader declares it.
+    pub fn memory(&self) -> u32 {
+        let DecodeGpu { loads, rows, lane_rows, workgroup, key_lanes, key_fours, round, .. } = *self;
+        let words = rows * loads.k.div_ceil(key_lanes) * key_lanes;
+        let none = self.subgroups || key_lanes == 1;
+        let partial = round * key_lanes * (workgroup / key_lanes + (8 / key_lanes).max(1));
+        let partial = if none { 0 } else { partial };
+        let weights = self.units() * (rows | 1) + if self.shared { 0 } else { partial };
+        let subsets = (self.lanes() / self.columns()).min(self.units());
+        let zeros = if self.units().is_multiple_of(subsets) { 0 } else { rows };
+        let tile = (weights.max(partial) + zeros).max(workgroup);
+        let fold = key_lanes.min(lane_rows * key_fours) * (lane_rows / key_lanes).max(1) * workgroup
+            / key_lanes
+            / rows;
+        let biases = if loads.scaled { words } else { 1 };
+        16 * (words * loads.vectors + tile)
+            + [rows * fold, rows, rows, rows, 2 * rows, 1, biases].map(words_in_vectors).iter().sum::<u32>()
+    }
+}
+
+// In names of kernels, which must not be long.
+
+impl fmt::Debug for Loads {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let Loads { vectors, k, v, scaled } = self;
+        write!(f, "{vectors}x{k}x{v}{}", if *scaled { "s" } else { "" })
+    }
+}
+
+impl fmt::Debug for DecodeGpu {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let DecodeGpu { loads, rows, lane_rows, workgroup, key_lanes, key_fours, v_split, round, .. } = self;
+        write!(
+            f,
+            "{loads:?} rows={rows}x{lane_rows} lanes={workgroup}x{key_lanes} each={key_fours}x{v_split}x{round}"
+        )?;
+        write!(
+            f,
+            "{}{}",
+            if self.shared { " shared" } else { "" },
+            if self.subgroups { " subgroups" } else { "" }
+        )
+    }
+}
+
+impl fmt::Debug for DecodeCpu {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let DecodeCpu { loads, rows, keys, step, chunk } = self;
+        write!(f, "{loads:?} rows={rows} keys={keys}x{step}x{chunk}")
+    }
+}
+
+/// Bytes of a variable of so many words, which begins where a vector can.
+fn words_in_vectors(words: u32) -> u32 {
+    (4 * words).next_multiple_of(16)
+}
+
+/// Tiles of `decode/cpu.wgsl`, which says what they are.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct DecodeCpu {
+    pub loads: Loads,
+    pub rows: u32,
+    pub keys: u32,
+    pub step: u32,
+    pub chunk: u32,
+}
+
+impl DecodeCpu {
+    /// Bytes of workgroup memory, as the shader declares it.
+    pub fn memory(&self) -> u32 {
+        let DecodeCpu { loads, rows, chunk, .. } = *self;
+        let lanes = FusedTiles::LANES;
+        let spread = if lanes / loads.v > 1 { lanes * loads.vectors } else { 1 };
+        16 * (loads.k * loads.vectors * rows + spread)
+            + [chunk * rows, 2 * rows * lanes, 1].map(words_in_vectors).iter().sum::<u32>()
+    }
+}
+
+/// What a plan must know of keys and values besides their dimensions.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KeySource {
+    /// Most that a query may see.
+    pub most: usize,
+    pub storage: StorageKind,
+    /// Whether they load as vectors of words, several channels each: in a cache, or in aligned halves.
+    pub words: bool,
+    /// Whether the kernels for few rows can take the call: they neither skip tiles by a block map nor drop weights.
+    pub simple: bool,
+    /// F16 if queries, keys and values all are.
+    pub operands: DType,
+}
+
+impl KeySource {
+    /// The words of rows as wide as `shape` says.
+    fn loads(&self, shape: &Shape) -> Loads {
+        // Tensors are loaded four channels at a time.
+        let vectors = if self.words { self.storage.per_word() } else { 1 };
+        let of = |dim: usize| dim.div_ceil(4 * vectors) as u32;
+        let scaled = self.words && self.storage.is_scaled();
+        Loads { vectors: vectors as u32, k: of(shape.head_dim), v: of(shape.value_dim), scaled }
+    }
+}
+
+/// Few rows on GPUs, where q, weights and sums of lanes fit in workgroup memory.
+pub(super) fn decode_gpu(
+    rows: usize,
+    shape: &Shape,
+    keys: &KeySource,
+    device: &DeviceFacts,
+) -> Option<DecodeGpu> {
+    if rows > 16 || !keys.simple {
+        return None;
+    }
+    let loads = keys.loads(shape);
+    let rows = rows.next_power_of_two() as u32;
+    // Sums of more rows, or more of a word's channels, take more registers than most GPUs give without loss.
+    let lane_rows = rows.min(if loads.scaled { 4 } else { 8 });
+    // Lanes of a key: as few idle as can be, then as many as can be.
+    let waste = |lanes: u32| loads.k.div_ceil(lanes) * lanes;
+    let allowed = |lanes: u32| device.subgroup_min == 0 || lanes <= device.subgroup_min;
+    let mut key_lanes =
+        [8, 4, 2, 1].into_iter().filter(|n| *n >= loads.k.min(4)).min_by_key(|n| waste(*n)).unwrap_or(8);
+    if loads.scaled && loads.k.is_multiple_of(16) && allowed(16) {
+        key_lanes = 16;
+    }
+    let mut v_split = 1;
+    while v_split < loads.vectors && (loads.vectors / v_split * lane_rows > 8 || loads.v * v_split < 8) {
+        v_split *= 2;
+    }
+    let halves = rows / lane_rows;
+    let fours: &[u32] = if lane_rows <= 2 { &[2, 1] } else { &[1] };
+    let limit = device.workgroup_memory.min(16384);
+    for workgroup in [128 * halves, 64 * halves].into_iter().filter(|n| *n <= 256) {
+        // Subgroups that are not full may number their invocations otherwise.
+        let full = device.subgroup_max > 0 && workgroup.is_multiple_of(device.subgroup_max);
+        let subgroups = full && device.subgroup_min >= key_lanes;
+        for key_fours in fours {
+            for round in [2, 1].into_iter().filter(|n| *n <= lane_rows * key_fours) {
+                for shared in [false, true] {
+                    let decode = DecodeGpu {
+                        loads,
+                        rows,
+                        lane_rows,
+                        workgroup,
+                        key_lanes,
+                        key_fours: *key_fours,
+                        v_split,
+                        round,
+                        shared,
+                        subgroups,
+                    };
+                    if decode.memory() <= limit {
+                        return Some(decode);
+                    }
+                }
+            }
+        }
+    }
+    None
+}
+
+/// Few rows of packed keys on software drivers. Keys of a block, keys added at a time and keys between barriers as
+/// measured with lavapipe 26; where others are not faster than `fused_cpu`, none.
+pub(super) fn decode_cpu(rows: usize, shape: &Shape, keys: &KeySource) -> Option<DecodeCpu> {
+    let narrow = shape.head_dim <= 64;
+    let (keys_each, step, chunk) = match (keys.storage, rows) {
+        _ if !keys.words || !keys.simple || shape.head_dim.max(shape.value_dim) > 256 => return None,
+        (StorageKind::F16, 1..=4) if !narrow => (16, if shape.value_dim <= 128 { 4 } else { 2 }, 512),
+        (StorageKind::Q8, 1) => (32, 4, 1024),
+        (StorageKind::Q8, 2..=4) if shape.head_dim > 128 => (16, 2, 512),
+        (StorageKind::Q8, 2..=4) => (32, if narrow { 4 } else { 2 }, 512),
+        (StorageKind::Q4, 1) => (16, 4, 1024),
+        (StorageKind::Q4, 2..=4) => (if narrow { 32 } else { 16 }, 2, 512),
+        (StorageKind::Q4, 5..=8) => (16, 2, 256),
+        _ => return None,
+    };
+    let decode = DecodeCpu {
+        loads: keys.loads(shape),
+        rows: rows.next_power_of_two() as u32,
+        keys: keys_each,
+        step,
+        chunk,
+    };
+    // Eight rows of 256 channels do not fit.
+    (decode.memory() <= 16384).then_some(decode)
+}
+
+/// Tiles for few rows of every kind, worth checking with keys of `storage` in a cache, or with tensors.
+pub(crate) fn decode_tiles(storage: Option<StorageKind>) -> Vec<FusedTiles> {
+    let keys = KeySource {
+        most: 4096,
+        storage: storage.unwrap_or(StorageKind::F32),
+        words: storage.is_some(),
+        simple: true,
+        operands: DType::F32,
+    };
+    let mut all = Vec::new();
+    for (rows, head_dim, value_dim) in [
+        (1, 13, 65),
+        (1, 64, 64),
+        (2, 128, 128),
+        (4, 128, 128),
+        (8, 128, 64),
+        (8, 256, 256),
+        (16, 128, 128),
+        (4, 512, 512),
+    ] {
+        let shape = Shape { q_len: rows, value_dim, ..Shape::new(1, 1, 1, head_dim) };
+        for subgroup_min in [0, 8, 32] {
+            let device = DeviceFacts { subgroup_min, subgroup_max: subgroup_min, ..DeviceFacts::LEAST };
+            all.extend(decode_gpu(rows, &shape, &keys, &device).map(FusedTiles::DecodeGpu));
+        }
+        all.extend(decode_cpu(rows, &shape, &keys).map(FusedTiles::DecodeCpu));
+    }
+    let mut seen = std::collections::HashSet::new();
+    all.retain(|tiles| seen.insert(*tiles));
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the shaders assert of their constants, for everything that is planned.
+    #[test]
+    fn tiles_are_what_their_shaders_take() {
+        let dims =
+            [1, 3, 4, 13, 16, 20, 32, 40, 64, 65, 80, 96, 100, 128, 160, 192, 256, 320, 512, 576, 2048];
+        let mut planned = 0;
+        for (words, storage) in [
+            (false, StorageKind::F32),
+            (true, StorageKind::F32),
+            (true, StorageKind::F16),
+            (true, StorageKind::Q8),
+            (true, StorageKind::Q4),
+        ] {
+            let keys = KeySource { most: 4096, storage, words, simple: true, operands: DType::F32 };
+            for (head_dim, value_dim) in dims.into_iter().flat_map(|d| dims.map(|v| (d, v))) {
+                let shape = Shape { value_dim, ..Shape::new(1, 1, 1, head_dim) };
+                for (rows, subgroup_min) in (1..=17).flat_map(|r| [0, 4, 8, 16, 32, 64].map(|s| (r, s))) {
+                    let device =
+                        DeviceFacts { subgroup_min, subgroup_max: 2 * subgroup_min, ..DeviceFacts::LEAST };
+                    let decode = decode_gpu(rows, &shape, &keys, &device);
+                    assert!(
+                        decode.is_some() || rows > 1 || head_dim > 512,
+                        "{storage:?} {head_dim} {value_dim}"
+                    );
+                    if let Some(decode) = decode {
+                        asserted(&decode, rows, subgroup_min);
+                        planned += 1;
+                    }
+                    if let Some(decode) = decode_cpu(rows, &shape, &keys) {
+                        let DecodeCpu { keys, step, chunk, rows: packed, .. } = decode;
+                        assert!(
+                            packed as usize >= rows && decode.memory() <= 16384 && keys.is_multiple_of(8)
+                        );
+                        assert!(
+                            keys.is_multiple_of(step) && chunk.is_multiple_of(keys) && chunk * packed <= 2048
+                        );
+                    }
+                }
+            }
+        }
+        assert!(planned > 10_000);
+    }
+
+    fn asserted(decode: &DecodeGpu, wanted: usize, subgroup_min: u32) {
+        let DecodeGpu { loads, rows, lane_rows, workgroup, key_lanes, key_fours, v_split, round, .. } =
+            *decode;
+        let (lanes, sums) = (decode.lanes(), lane_rows * key_fours);
+        assert!(rows as usize >= wanted && rows.is_multiple_of(lane_rows) && rows <= workgroup, "{decode:?}");
+        assert!(workgroup.is_multiple_of(key_lanes) && lanes.is_multiple_of(key_lanes), "{decode:?}");
+        assert!(sums <= key_lanes || sums.is_multiple_of(key_lanes), "{decode:?}");
+        assert!(
+            sums.is_multiple_of(round)
+                && (round.is_multiple_of(key_lanes) || key_lanes.is_multiple_of(round))
+        );
+        assert!(loads.vectors.is_multiple_of(v_split), "{decode:?}");
+        let fold = key_lanes.min(sums) * (lane_rows / key_lanes).max(1) * workgroup / key_lanes / rows;
+        assert!(fold > 0 && rows * (fold / 16).max(1) <= workgroup, "{decode:?}");
+        assert!(decode.memory() <= 16384 && workgroup <= 256, "{decode:?}");
+        assert!(!decode.subgroups || key_lanes <= subgroup_min, "{decode:?}");
+    }
+}
