@@ -2,8 +2,6 @@
 //!
 //! What the device does at best, for comparison with what kernels reach.
 
-mod common;
-
 use common::bed::Bed;
 
 fn main() {

@@ -4,8 +4,6 @@
 //! device, medians of rounds that take turns, beside a kernel that only copies as many bytes. Then how the time
 //! grows with the length, and what an append costs. Every result is compared with the reference first.
 
-mod common;
-
 use common::bed::{Bed, median};
 use common::copy::{Copy, CopyForm};
 use common::problem::{blank, compare_attention, read, rounded, tolerance, upload};

@@ -2,8 +2,6 @@
 //!
 //! Every adapter here, and all that wgpu says of the one that the benches take.
 
-mod common;
-
 use common::device;
 use common::rows::{append, of_adapter};
 use rows::Row;

@@ -3,8 +3,6 @@
 //! Time on the device by timestamp queries, of each kernel once its result has been compared with the reference; then the
 //! median beside the floors that the device's own ceilings set to what the problem must compute and move.
 
-mod common;
-
 use std::cell::OnceCell;
 
 use common::bed::{Bed, Checked};

@@ -4,8 +4,6 @@
 //! (see `ceilings`): medians of some runs on the device. Sampled rows are compared with the reference first.
 //! Where a device has no matrix units there is nothing to time.
 
-mod common;
-
 use common::bed::{Bed, median};
 use common::problem::{Case, Problem, Rule, Way};
 use common::rows::{append, of_attention, of_share, row};

@@ -5,8 +5,6 @@
 //!
 //! Times wall time from the call to the device being idle, as for the other libraries.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -4,8 +4,6 @@
 //! takes for as many passes and dispatches. Each call is submitted once and its result compared with the reference
 //! first.
 
-mod common;
-
 use std::time::Instant;
 
 use common::bed::{Bed, median};

@@ -4,8 +4,6 @@
 //! reference first, in sampled rows. Exponents are fitted to the upper part of the range, where what every call
 //! costs counts least.
 
-mod common;
-
 use std::time::Duration;
 
 use common::bed::Bed;

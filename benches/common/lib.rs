@@ -1,5 +1,4 @@
-//! What benches share. Each uses a part of it.
-#![allow(dead_code)]
+//! What benches share.
 
 pub mod bed;
 pub mod ceilings;
