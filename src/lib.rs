@@ -34,6 +34,8 @@
 //! has that matrix in memory and takes over where the attention weights themselves are asked for. Where few queries
 //! meet many keys, as in generation, the fused path splits the keys among workgroups and merges what they found.
 
+#![warn(missing_docs)]
+
 mod attention;
 pub mod block_map;
 mod cache;

@@ -112,11 +112,11 @@ pub fn page(stages: &str, compilers: &str) -> String {
     format!(
         "# What compilers make of the kernels\n\n\
          Written by `scripts/shaders --write`, which has RADV and DXC compile a part of the variants: one that has every three values\n\
-         of axes that occur together, RADV all for its matrix units too. By stage, form (the shader in `shaders/shared`\n\
+         of axes that occur together, RADV all for its matrix units too. By stage, form (the shader in `shaders`\n\
          that its loop is in) and GPU, the worst of all variants,\n\
          as Mesa 25.0's RADV reports them: vector registers, those that go to memory, bytes of memory of a subgroup's own,\n\
          subgroups that a SIMD holds at once (the fewest), bytes of workgroup memory, and the compiler's estimate of cycles, which\n\
-         compares variants of one kernel and nothing else. Forms that end in `uniform` or `alone` are for software drivers.\n\n\
+         compares variants of one kernel and nothing else. Forms that end in `cpu` or `invocation` are for software drivers.\n\n\
          {stages}\n\
          What each compiler said, `naga` being its validator and `naga-…` its writers:\n\n\
          {compilers}"
