@@ -1,0 +1,379 @@
+//! `scripts/drivers`: the small cases of the test suite on other drivers.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::fs::{self, OpenOptions};
+use std::time::Instant;
+
+use crate::error::{At, Error, Result};
+use crate::repo::Repo;
+use crate::{gpu, process};
+
+const USAGE: &str = "\
+scripts/drivers [DRIVER ...]: the small cases of the test suite on each software driver in turn, then a table.
+
+  lavapipe-25   Mesa 25.0, an older compiler of shaders
+  swiftshader   subgroups of 4, no f16, 256 invocations
+  mesa-gl       wgpu's GL backend: no f16, no subgroups
+  validation    lavapipe 26 under the Khronos validation layer: core checks and synchronization
+
+All of them by default; lavapipe, 26 without the layer, if it is named. Fails if a test fails, and if the layer says
+what tests/harness/validation.rs does not explain or is not there; a driver that cannot be fetched is skipped. Below
+the table stands what was skipped, and why. All output is in target/drivers/. WGPU_ATTENTION_TEST_FILTERS: other
+tests than the small cases.
+";
+
+/// Which drivers.
+struct Run {
+    name: &'static str,
+    /// For `WGPU_ATTENTION_DRIVER`.
+    driver: &'static str,
+    validation: bool,
+    by_default: bool,
+    /// Only those of the small cases that are [`Case::cheap`].
+    only_cheap: bool,
+}
+
+const RUNS: [Run; 5] = [
+    Run { name: "lavapipe-25", driver: "lavapipe-25", validation: false, by_default: true, only_cheap: true },
+    Run {
+        name: "swiftshader",
+        driver: "swiftshader",
+        validation: false,
+        by_default: true,
+        only_cheap: false,
+    },
+    Run { name: "mesa-gl", driver: "mesa-gl", validation: false, by_default: true, only_cheap: false },
+    Run { name: "validation", driver: "lavapipe", validation: true, by_default: true, only_cheap: false },
+    Run { name: "lavapipe", driver: "lavapipe", validation: false, by_default: false, only_cheap: false },
+];
+
+/// The small cases, by parts of their tests' names: every kernel, masks, caches, few queries, layers, positions, f16,
+/// refusals. Others of the suite take these drivers minutes: every further shape or mask is a shader more to compile.
+struct Case {
+    test: &'static str,
+    /// For lavapipe-25, which takes ten times as long to compile a shader.
+    cheap: bool,
+}
+
+const fn cheap(test: &'static str) -> Case {
+    Case { test, cheap: true }
+}
+
+const fn dear(test: &'static str) -> Case {
+    Case { test, cheap: false }
+}
+
+const SMALL: [Case; 22] = [
+    dear("stages::append_keys"),
+    dear("stages::average_weights"),
+    dear("stages::scores"),
+    dear("stages::softmax"),
+    dear("stages::weighted_sum"),
+    cheap("gpu::attention_with_every_option"),
+    dear("gpu::attention_with_every_part"),
+    cheap("gpu::a_layer"),
+    dear("biases::what_is_added_may_be_f16"),
+    cheap("block_maps::devices"),
+    dear("key_splits::bad_numbers"),
+    dear("merge::splitting"),
+    dear("caches::full::copies_on_write"),
+    cheap("caches::full::the_device"),
+    cheap("caches::full::truncating"),
+    dear("caches::steps::ragged"),
+    cheap("caches::rotation"),
+    dear("recording::cached"),
+    cheap("positions::rotations"),
+    cheap("positions::additions"),
+    cheap("errors::refused::limits"),
+    cheap("errors::refused::missing_features"),
+];
+
+/// With the validation layer; the second on matrix units, too.
+const WITH_VALIDATION: [&str; 2] = ["validation::", "biases::a_sink_takes"];
+
+impl Run {
+    /// The tests to run, by parts of their names, and the small cases that are left out.
+    fn filters(&self) -> (Vec<&'static str>, Vec<&'static str>) {
+        let (run, left_out): (Vec<&Case>, Vec<&Case>) =
+            SMALL.iter().partition(|case| case.cheap || !self.only_cheap);
+        let names = |cases: Vec<&Case>| cases.iter().map(|case| case.test).collect::<Vec<_>>();
+        let mut run = names(run);
+        run.extend(WITH_VALIDATION.iter().filter(|_| self.validation));
+        (run, names(left_out))
+    }
+}
+
+pub fn main(repo: &Repo, arguments: Vec<OsString>) -> Result {
+    if arguments.iter().any(|word| word == "-h" || word == "--help") {
+        print!("{USAGE}");
+        return Ok(());
+    }
+    let named = |word: &OsString| RUNS.iter().find(|run| word == run.name);
+    let runs: Option<Vec<&Run>> = match &arguments[..] {
+        [] => Some(RUNS.iter().filter(|run| run.by_default).collect()),
+        words => words.iter().map(named).collect(),
+    };
+    let Some(runs) = runs else {
+        eprint!("{USAGE}");
+        return Err(Error { status: 2, text: String::new() });
+    };
+
+    process::run(test(repo).arg("--no-run"))?;
+    let mut results = Vec::new();
+    for run in runs {
+        println!("== {}", run.name);
+        results.push((run.name, run_on(repo, run)?));
+    }
+    print!("{}", table(&results));
+    for (name, result) in &results {
+        println!("skipped on {name}:");
+        result.skipped.iter().for_each(|line| println!("  {line}"));
+    }
+    if results.iter().any(|(_, result)| result.failed) {
+        Err(Error { status: 1, text: String::new() })
+    } else {
+        Ok(())
+    }
+}
+
+/// Runs the suite, which is compiled for speed.
+fn test(repo: &Repo) -> std::process::Command {
+    let mut cargo = repo.cargo();
+    cargo.args(["test", "--release", "--test", "tests"]).env("CARGO_TERM_COLOR", "never");
+    cargo
+}
+
+/// What came of a driver: a row of the table, and more.
+#[derive(Debug, Default)]
+struct Ran {
+    device: String,
+    said: Said,
+    seconds: Option<f64>,
+    processor_seconds: Option<f64>,
+    failed: bool,
+    /// Lines about what was skipped.
+    skipped: Vec<String>,
+}
+
+fn run_on(repo: &Repo, run: &Run) -> Result<Ran> {
+    let path = repo.folder("drivers")?.join(format!("{}.log", run.name));
+    let setup = match gpu::setup_named(repo, run.driver) {
+        Ok(setup) => setup,
+        Err(error) => {
+            eprintln!("scripts/gpu: {error}");
+            let skipped = vec![format!("{}: skipped, it could not be set up", run.name)];
+            fs::write(&path, format!("{}\n", skipped[0])).at(&path)?;
+            return Ok(Ran { device: "none: it could not be set up".into(), skipped, ..Ran::default() });
+        }
+    };
+    let (mut filters, left_out) = run.filters();
+    let chosen = env::var("WGPU_ATTENTION_TEST_FILTERS").unwrap_or_default();
+    if !chosen.trim().is_empty() {
+        filters = chosen.split_whitespace().collect();
+    }
+    let left_out: String =
+        left_out.iter().map(|test| format!("{test}: skipped, too long to compile\n")).collect();
+    fs::write(&path, left_out).at(&path)?;
+    let log = OpenOptions::new().append(true).open(&path).at(&path)?;
+
+    let mut cargo = test(repo);
+    setup.apply(&mut cargo);
+    cargo.arg("--").args(filters).stdout(log.try_clone()?).stderr(log).env_remove("WGPU_VALIDATION");
+    if run.validation {
+        cargo.env("WGPU_VALIDATION", "1");
+    }
+    if env::var_os("GALLIVM_PERF").is_none() {
+        // Less optimized shaders: they are compiled more than they are run.
+        cargo.env("GALLIVM_PERF", "nopt");
+    }
+    let (start, processor) = (Instant::now(), processor_seconds());
+    let status = cargo.status()?;
+    let (seconds, processor) = (start.elapsed().as_secs_f64(), processor_seconds().zip(processor));
+
+    let text = fs::read(&path).at(&path)?;
+    let text = String::from_utf8_lossy(&text);
+    let said = Said::of(&text);
+    let failed = !status.success() || said.passed == 0 || said.messages != 0;
+    if failed {
+        print!("{}", why(&text));
+    }
+    Ok(Ran {
+        device: said.device.clone().unwrap_or_else(|| "none".into()),
+        skipped: skipped(&text),
+        said,
+        seconds: Some(seconds),
+        processor_seconds: processor.map(|(after, before)| after - before),
+        failed,
+    })
+}
+
+/// Of all programs that this one has started and that have ended, where Linux tells.
+fn processor_seconds() -> Option<f64> {
+    let stat = fs::read_to_string("/proc/self/stat").ok()?;
+    // After the name of the program, which may hold spaces; in hundredths.
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let hundredths = |n: usize| fields.get(n)?.parse::<f64>().ok();
+    Some((hundredths(13)? + hundredths(14)?) / 100.0)
+}
+
+/// What a log says.
+#[derive(Debug, Default, PartialEq)]
+struct Said {
+    device: Option<String>,
+    passed: u64,
+    failed: Option<u64>,
+    /// Of the validation layer, unexplained.
+    messages: usize,
+    cases_skipped: u64,
+}
+
+const MESSAGE: &str = "unexplained validation message";
+
+impl Said {
+    fn of(text: &str) -> Self {
+        let mut said = Said::default();
+        for line in text.lines() {
+            if let Some((device, _)) =
+                line.strip_prefix("device `full`: ").and_then(|rest| rest.rsplit_once(", f16: "))
+            {
+                said.device.get_or_insert_with(|| device.into());
+            } else if let Some(counts) = line.strip_prefix("test result: ") {
+                if said.failed.is_none() {
+                    said.passed = before(counts, " passed").unwrap_or_default();
+                    said.failed = before(counts, " failed");
+                }
+            } else if line.starts_with(MESSAGE) {
+                said.messages += 1;
+            } else if let Some((_, cases)) = line.split_once(": skipped ") {
+                said.cases_skipped += before(cases, " cases ").unwrap_or_default();
+            }
+        }
+        said
+    }
+}
+
+/// The number before a word.
+fn before(text: &str, word: &str) -> Option<u64> {
+    text.split_once(word)?.0.rsplit(' ').next()?.parse().ok()
+}
+
+/// Cases by reason, then what stays out.
+fn skipped(text: &str) -> Vec<String> {
+    let (mut cases, mut tests) = (BTreeMap::<&str, u64>::new(), Vec::new());
+    for line in text.lines() {
+        let Some((name, why)) = line.split_once(": skipped") else { continue };
+        if let Some(why) = why.strip_prefix(' ') {
+            // "12 cases on `full`: their names"
+            let Some((count, rest)) = why.split_once(" cases ") else { continue };
+            let (Ok(count), Some((why, _))) = (count.parse::<u64>(), rest.rsplit_once(": ")) else {
+                continue;
+            };
+            *cases.entry(why).or_default() += count;
+        } else if why.starts_with(", ") && !name.is_empty() && !name.starts_with(' ') {
+            tests.push(line.to_owned());
+        }
+    }
+    let mut lines: Vec<String> = cases.iter().map(|(why, count)| format!("{count} cases {why}")).collect();
+    lines.sort();
+    lines.extend(tests);
+    lines
+}
+
+/// What is wrong, from a log.
+fn why(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    let tells = |line: &str| line.starts_with("unexplained") || line.contains("panicked at");
+    let near = (0..lines.len()).filter(|&n| lines[n.saturating_sub(3)..=n].iter().any(|line| tells(line)));
+    let near = near.take(40).map(|n| lines[n]);
+    let end = lines[lines.len().saturating_sub(30)..].iter().copied();
+    near.chain(end).map(|line| format!("{line}\n")).collect()
+}
+
+fn table(results: &[(&str, Ran)]) -> String {
+    let mut text = String::new();
+    let mut row = |[name, device, passed, skipped, failed, messages, seconds, cpu]: [&str; 8]| {
+        let _ = writeln!(
+            text,
+            "{name:<12} {device:<42} {passed:>6} {skipped:>14} {failed:>6} {messages:>9} {seconds:>9} {cpu:>6}"
+        );
+    };
+    row(["driver", "device", "passed", "cases skipped", "failed", "messages", "seconds", "CPU"]);
+    for (name, Ran { device, said, seconds, processor_seconds, .. }) in results {
+        let time = |seconds: &Option<f64>| seconds.map_or("-".into(), |seconds| format!("{seconds:.0}"));
+        let failed = said.failed.map_or("-".into(), |failed| failed.to_string());
+        let numbers =
+            [said.passed.to_string(), said.cases_skipped.to_string(), failed, said.messages.to_string()];
+        let [passed, skipped, failed, messages] = &numbers;
+        row([name, device, passed, skipped, failed, messages, &time(seconds), &time(processor_seconds)]);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOG: &str = "\
+stages::scores: skipped, too long to compile
+running 2 tests
+device `full`: SwiftShader Device (Subzero), f16: false
+device `core`: another, f16: false
+gpu: skipped 3 cases f16, which `full` has not: a, b, c
+masks: skipped 2 cases f16, which `full` has not: d, e
+masks: skipped 10 cases on `core`, Fused: 9 buffers: f
+recording: skipped, nothing of it runs on this adapter
+test result: ok. 25 passed; 1 failed; 0 ignored; 0 measured; 400 filtered out; finished in 2.00s
+unexplained validation message in x: y
+";
+
+    #[test]
+    fn what_a_log_says() {
+        let device = Some("SwiftShader Device (Subzero)".into());
+        let expected = Said { device, passed: 25, failed: Some(1), messages: 1, cases_skipped: 15 };
+        assert_eq!(Said::of(LOG), expected);
+        assert_eq!(Said::of("error: could not compile\n"), Said::default());
+    }
+
+    #[test]
+    fn what_was_skipped() {
+        assert_eq!(
+            skipped(LOG),
+            [
+                "10 cases on `core`, Fused: 9 buffers",
+                "5 cases f16, which `full` has not",
+                "stages::scores: skipped, too long to compile",
+                "recording: skipped, nothing of it runs on this adapter",
+            ]
+        );
+    }
+
+    #[test]
+    fn why_it_failed() {
+        let text = "a\nthread 'x' panicked at y\n1\n2\n3\n4\n";
+        assert!(why(text).starts_with("thread 'x' panicked at y\n1\n2\n3\na\n"));
+    }
+
+    #[test]
+    fn few_cases_where_compiling_is_slow() {
+        let filters = |name| RUNS.iter().find(|run| run.name == name).map(Run::filters).unwrap();
+        let (run, left_out) = filters("lavapipe-25");
+        assert_eq!((run.len(), left_out.len()), (10, 12));
+        assert_eq!(filters("swiftshader").0.len(), SMALL.len());
+        assert!(filters("validation").0.contains(&"validation::"));
+    }
+
+    #[test]
+    fn rows_of_the_table() {
+        let said = Said::of(LOG);
+        let device = said.device.clone().unwrap();
+        let ran = Ran { device, said, seconds: Some(12.4), ..Ran::default() };
+        let expected = "\
+driver       device                                     passed  cases skipped failed  messages   seconds    CPU
+swiftshader  SwiftShader Device (Subzero)                   25             15      1         1        12      -
+";
+        assert_eq!(table(&[("swiftshader", ran)]), expected);
+    }
+}

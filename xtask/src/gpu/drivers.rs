@@ -1,0 +1,236 @@
+//! The drivers, and the packages that they come in. Another driver is an entry of [`DRIVERS`], with a [`Bundle`] of its own
+//! only if no other driver's packages have it.
+
+/// Packages that are fetched together and unpacked into `target/gpu/NAME`.
+#[derive(Debug)]
+pub struct Bundle {
+    pub name: &'static str,
+    pub title: &'static str,
+    /// Of the download.
+    pub size: &'static str,
+    /// Of Debian, the last one first in choice; none: whatever this machine's apt knows.
+    pub suites: &'static [&'static str],
+    pub packages: &'static [&'static str],
+    /// A large package that is not installed, and the files of it that are wanted.
+    pub part: Option<(&'static str, &'static [&'static str])>,
+}
+
+/// What programs need in the environment to find a driver.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Interface {
+    /// An ICD file, which is made.
+    Vulkan,
+    Egl,
+    /// Nothing: it is no driver.
+    Tools,
+}
+
+#[derive(Debug)]
+pub struct Driver {
+    /// As `WGPU_ATTENTION_DRIVER` names it.
+    pub name: &'static str,
+    /// Lines of the usage text.
+    pub about: &'static str,
+    pub title: &'static str,
+    pub bundle: &'static Bundle,
+    /// The library that programs load, or one of the programs.
+    pub file: &'static str,
+    pub interface: Interface,
+    /// More variables; `{root}` is where the packages are unpacked.
+    pub variables: &'static [(&'static str, &'static str)],
+    /// Whether LLVM compiles its shaders, which takes longer than tests run them.
+    pub llvm: bool,
+}
+
+const LAVAPIPE_26: Bundle = Bundle {
+    name: "lavapipe-26",
+    title: "lavapipe 26",
+    size: "75 MB",
+    suites: &["trixie", "trixie-backports"],
+    packages: &[
+        "mesa-vulkan-drivers",
+        "libvulkan1",
+        "vulkan-validationlayers",
+        "libc6",
+        "libstdc++6",
+        "libgcc-s1",
+    ],
+    part: None,
+};
+
+const LAVAPIPE_25: Bundle = Bundle {
+    name: "lavapipe-25",
+    title: "lavapipe 25.0",
+    size: "70 MB",
+    suites: &["bookworm", "bookworm-backports"],
+    packages: &["mesa-vulkan-drivers", "libvulkan1", "libc6", "libstdc++6", "libgcc-s1"],
+    part: None,
+};
+
+const SWIFTSHADER: Bundle = Bundle {
+    name: "swiftshader",
+    title: "SwiftShader",
+    size: "40 MB",
+    suites: &["trixie"],
+    packages: &["libvulkan1", "libc6", "libstdc++6", "libgcc-s1"],
+    part: Some(("chromium-common", &["*/libvk_swiftshader.so", "*/vk_swiftshader_icd.json"])),
+};
+
+const MESA_GL: Bundle = Bundle {
+    name: "mesa-gl",
+    title: "Mesa's OpenGL 26",
+    size: "60 MB",
+    suites: &["trixie", "trixie-backports"],
+    packages: &["libegl1", "libegl-mesa0", "libgl1-mesa-dri", "libc6", "libstdc++6", "libgcc-s1"],
+    part: None,
+};
+
+const DISTRO: Bundle = Bundle {
+    name: "distro",
+    title: "this distribution's lavapipe",
+    size: "80 MB",
+    suites: &[],
+    packages: &["mesa-vulkan-drivers", "libvulkan1", "libc6", "libstdc++6", "libgcc-s1"],
+    part: None,
+};
+
+const SPIRV_TOOLS: Bundle = Bundle {
+    name: "spirv-tools",
+    title: "SPIRV-Tools",
+    size: "20 MB",
+    suites: &["trixie"],
+    packages: &["spirv-tools", "libc6", "libstdc++6", "libgcc-s1"],
+    part: None,
+};
+
+/// The first of a bundle is its main one.
+pub const DRIVERS: &[Driver] = &[
+    Driver {
+        name: "lavapipe",
+        about: "Mesa 26 in software, from Debian trixie-backports",
+        title: "lavapipe 26",
+        bundle: &LAVAPIPE_26,
+        file: "libvulkan_lvp.so",
+        interface: Interface::Vulkan,
+        variables: &[("VK_ADD_LAYER_PATH", "{root}/usr/share/vulkan/explicit_layer.d")],
+        llvm: true,
+    },
+    Driver {
+        name: "lavapipe-25",
+        about: "Mesa 25.0 in software, from Debian bookworm-backports",
+        title: "lavapipe 25.0",
+        bundle: &LAVAPIPE_25,
+        file: "libvulkan_lvp.so",
+        interface: Interface::Vulkan,
+        variables: &[],
+        llvm: true,
+    },
+    Driver {
+        name: "swiftshader",
+        about: "SwiftShader, from Debian's chromium",
+        title: "SwiftShader",
+        bundle: &SWIFTSHADER,
+        file: "libvk_swiftshader.so",
+        interface: Interface::Vulkan,
+        variables: &[],
+        llvm: false,
+    },
+    Driver {
+        name: "mesa-gl",
+        about: "OpenGL (EGL without a display) by Mesa 26 in software, for wgpu's GL backend",
+        title: "Mesa's OpenGL 26",
+        bundle: &MESA_GL,
+        file: "libEGL_mesa.so.0",
+        interface: Interface::Egl,
+        variables: &[
+            ("LIBGL_ALWAYS_SOFTWARE", "true"),
+            ("__EGL_VENDOR_LIBRARY_FILENAMES", "{root}/usr/share/glvnd/egl_vendor.d/50_mesa.json"),
+        ],
+        llvm: true,
+    },
+    Driver {
+        name: "distro",
+        about: "this distribution's own Mesa in software (apt-based systems)",
+        title: "this distribution's lavapipe",
+        bundle: &DISTRO,
+        file: "libvulkan_lvp.so",
+        interface: Interface::Vulkan,
+        variables: &[],
+        llvm: true,
+    },
+    Driver {
+        name: "radv",
+        about: "Mesa 25.0 for AMD GPUs, from lavapipe-25's packages: with RADV_FORCE_FAMILY set it compiles
+for a GPU that is not there, and runs nothing",
+        title: "RADV 25.0",
+        bundle: &LAVAPIPE_25,
+        file: "libvulkan_radeon.so",
+        interface: Interface::Vulkan,
+        variables: &[],
+        llvm: false,
+    },
+    Driver {
+        name: "spirv-tools",
+        about: "no driver but Khronos' tools, from Debian trixie: for a wrapper to run them through",
+        title: "SPIRV-Tools",
+        bundle: &SPIRV_TOOLS,
+        file: "spirv-val",
+        interface: Interface::Tools,
+        variables: &[],
+        llvm: false,
+    },
+];
+
+pub fn find(name: &str) -> Option<&'static Driver> {
+    DRIVERS.iter().find(|driver| driver.name == name)
+}
+
+impl Bundle {
+    /// Those that come in it.
+    pub fn drivers(&self) -> impl Iterator<Item = &'static Driver> {
+        DRIVERS.iter().filter(|driver| driver.bundle.name == self.name)
+    }
+}
+
+impl Driver {
+    /// A file of it, under `target/gpu/BUNDLE`.
+    fn own(&self, main: &str, stem: &str, end: &str) -> String {
+        let is_main = self.bundle.drivers().next().is_some_and(|first| first.name == self.name);
+        if is_main { main.into() } else { format!("{stem}{}{end}", self.name) }
+    }
+
+    /// What starts programs with it.
+    pub fn wrapper(&self) -> String {
+        self.own("run", "run-", "")
+    }
+
+    /// What Vulkan's loader reads.
+    pub fn icd(&self) -> String {
+        self.own("icd.json", "", ".json")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique() {
+        for (n, driver) in DRIVERS.iter().enumerate() {
+            assert!(!["auto", "system"].contains(&driver.name));
+            for other in &DRIVERS[..n] {
+                assert_ne!(driver.name, other.name);
+                if driver.bundle.name == other.bundle.name {
+                    assert_ne!((driver.wrapper(), driver.icd()), (other.wrapper(), other.icd()));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn files_of_drivers() {
+        let files = |name| find(name).map(|driver| [driver.wrapper(), driver.icd()]).unwrap();
+        assert_eq!(files("lavapipe-25"), ["run", "icd.json"]);
+        assert_eq!(files("radv"), ["run-radv", "radv.json"]);
+    }
+}

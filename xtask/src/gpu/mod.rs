@@ -1,0 +1,387 @@
+//! `scripts/gpu`: a program with a usable Vulkan device, on any machine.
+//!
+//! The packages bring their own libc, so only the programs under test run through their dynamic loader (a wrapper script,
+//! `target/gpu/NAME/run`). The tools run natively; cargo starts tests, examples, benches and doc tests through the wrapper.
+//! Inside a wrapped program `/proc/self/exe`, hence `std::env::current_exe()`, names the loader.
+
+mod drivers;
+mod fetch;
+pub mod machine;
+mod shell;
+mod unpacked;
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::error::{At, Result, refused};
+use crate::process;
+use crate::repo::Repo;
+use drivers::{DRIVERS, Driver};
+use machine::{Machine, Wanted};
+use unpacked::{Cpu, Unpacked};
+
+const DRIVER: &str = "WGPU_ATTENTION_DRIVER";
+const RUNNER: &str = "WGPU_ATTENTION_RUNNER";
+const PERF: &str = "GALLIVM_PERF";
+
+/// Programs that run natively beside scripts: they start the programs under test themselves.
+const NATIVE: [&str; 15] = [
+    "cargo", "rustup", "rustc", "rustdoc", "sh", "bash", "dash", "zsh", "fish", "env", "make", "just",
+    "time", "timeout", "nice",
+];
+const NATIVE_STARTS: [&str; 2] = ["cargo-", "python"];
+
+fn usage() -> String {
+    let mut drivers = String::new();
+    for Driver { name, about, .. } in DRIVERS {
+        drivers += &format!("  {name:<12} {}\n", about.replace('\n', "\n               "));
+    }
+    format!(
+        "\
+usage: scripts/gpu COMMAND [ARGS...]   run COMMAND with a usable Vulkan device
+       scripts/gpu --print-env         print the exports it would use, for eval
+
+macOS, Windows                    COMMAND runs as it is (Metal, Direct3D 12).
+Linux with a GPU driver           COMMAND runs as it is. Such a machine has a device node, a driver
+                                  file (ICD) whose library exists, and libvulkan.so.1; or the user
+                                  has set VK_DRIVER_FILES or VK_ICD_FILENAMES.
+other Linux (x86_64, aarch64)     A software driver, unpacked once under target/gpu from Debian's or
+                                  the distribution's packages: no root, nothing installed, nothing
+                                  written elsewhere. apt checks the archive's signatures.
+
+WGPU_ATTENTION_DRIVER chooses the driver:
+  auto         the machine's GPU driver, else lavapipe, else distro (default)
+  system       whatever the machine has
+{drivers}WGPU_ATTENTION_DEBIAN_MIRROR names a Debian mirror where apt's configuration has none.
+
+cargo, rustup, rustc, shells, make, env, python ... and scripts run natively; cargo starts tests, examples,
+benches and doc tests with the driver (CARGO_TARGET_<TRIPLE>_RUNNER). Any other ELF program runs with it.
+Exported are: WGPU_BACKEND and VK_DRIVER_FILES (mesa-gl: what EGL needs instead), CARGO_TARGET_<TRIPLE>_RUNNER,
+WGPU_ATTENTION_RUNNER (what starts a program with the driver, for scripts), and where unset XDG_RUNTIME_DIR and
+MESA_SHADER_CACHE_DIR (both under target/gpu). For `cargo test` on lavapipe, distro and mesa-gl, where unset, too:
+GALLIVM_PERF=nopt, since tests compile shaders more than they run them; benches and programs are left alone.
+With lavapipe comes the Khronos validation layer: WGPU_VALIDATION=1 WGPU_DEBUG=1 turn it on.
+"
+    )
+}
+
+fn say(text: impl std::fmt::Display) {
+    eprintln!("scripts/gpu: {text}");
+}
+
+/// What runs programs with a device.
+pub enum Setup {
+    /// The machine's own driver.
+    Own(Inherited),
+    Fetched(Fetched),
+}
+
+/// A driver under `target/gpu`.
+pub struct Fetched {
+    driver: &'static Driver,
+    /// What starts programs with it.
+    wrapper: PathBuf,
+    variables: Vec<(String, OsString)>,
+}
+
+/// Whether this runs inside another `scripts/gpu`, whose settings are not the user's.
+#[derive(Clone, Copy)]
+pub struct Inherited(bool);
+
+impl Inherited {
+    fn now() -> Self {
+        Inherited(is_set(RUNNER))
+    }
+
+    fn names(self) -> Vec<String> {
+        let names = || {
+            ["VK_DRIVER_FILES", "WGPU_BACKEND", RUNNER]
+                .map(String::from)
+                .into_iter()
+                .chain([runner_variable()])
+        };
+        if self.0 { names().collect() } else { Vec::new() }
+    }
+
+    /// Whether the user has named a driver.
+    fn names_a_driver(self) -> bool {
+        is_set("VK_ICD_FILENAMES") || !self.0 && is_set("VK_DRIVER_FILES")
+    }
+}
+
+/// To something.
+fn is_set(variable: &str) -> bool {
+    env::var_os(variable).is_some_and(|value| !value.is_empty())
+}
+
+/// Not asked of rustc: only programs of this target can run through the packages' loader.
+fn runner_variable() -> String {
+    format!("CARGO_TARGET_{}_UNKNOWN_LINUX_GNU_RUNNER", env::consts::ARCH.to_uppercase())
+}
+
+impl Setup {
+    /// Gives `command` the driver's environment.
+    pub fn apply(&self, command: &mut Command) {
+        match self {
+            Setup::Own(inherited) => {
+                for name in inherited.names() {
+                    command.env_remove(name);
+                }
+            }
+            Setup::Fetched(fetched) => {
+                command.env_remove("VK_ICD_FILENAMES").envs(fetched.variables.iter().cloned());
+            }
+        }
+    }
+
+    /// What starts programs with the driver, if something must.
+    pub fn runner(&self) -> Option<&Path> {
+        match self {
+            Setup::Own(_) => None,
+            Setup::Fetched(fetched) => Some(&fetched.wrapper),
+        }
+    }
+}
+
+/// By `WGPU_ATTENTION_DRIVER`.
+pub fn setup(repo: &Repo) -> Result<Setup> {
+    let name = env::var(DRIVER).ok().filter(|name| !name.is_empty());
+    setup_named(repo, name.as_deref().unwrap_or("auto"))
+}
+
+pub fn setup_named(repo: &Repo, name: &str) -> Result<Setup> {
+    let known = drivers::find(name);
+    if known.is_none() && !["auto", "system"].contains(&name) {
+        let names: Vec<&str> =
+            ["auto", "system"].into_iter().chain(DRIVERS.iter().map(|driver| driver.name)).collect();
+        return Err(refused(format!("{DRIVER}={name} is unknown; choose one of: {}", names.join(" "))));
+    }
+    let inherited = Inherited::now();
+    let own = || Ok(Setup::Own(inherited));
+    if ["macos", "windows"].contains(&env::consts::OS) || name == "system" {
+        return own();
+    }
+    let Some(cpu) = Cpu::named(env::consts::ARCH).filter(|_| env::consts::OS == "linux") else {
+        let system = format!("{} {}", env::consts::OS, env::consts::ARCH);
+        return if known.is_none() {
+            own()
+        } else {
+            Err(refused(format!("no software driver for {system}")))
+        };
+    };
+    // Of no interest where the driver is named.
+    let machine = known.is_none().then(Machine::look);
+    let has_gpu = machine.as_ref().is_some_and(Machine::has_gpu);
+    let has_vulkan = |wanted| machine.as_ref().is_some_and(|machine| machine.has_vulkan(wanted));
+    if machine.is_some() && inherited.names_a_driver() || has_gpu && has_vulkan(Wanted::Hardware) {
+        return own();
+    }
+
+    let base = base(repo)?;
+    let unpacked = |driver: &Driver| Unpacked::new(base.join(driver.bundle.name), cpu);
+    let driver = known.unwrap_or_else(|| {
+        let [lavapipe, distro] =
+            ["lavapipe", "distro"].map(|name| drivers::find(name).expect("an entry of the table"));
+        // Without a Debian keyring or mirror (Ubuntu): the distribution's own packages.
+        let cannot_fetch = || process::have(&["apt-get"]) && !fetch::knows_debian();
+        if !unpacked(lavapipe).is(lavapipe.bundle) && cannot_fetch() { distro } else { lavapipe }
+    });
+    let title = driver.bundle.title;
+    if has_gpu {
+        say(format!("a GPU is here but no Vulkan driver and loader for it: using {title}"));
+    }
+    let mut place = unpacked(driver);
+    if !place.is(driver.bundle) {
+        let log = base.join(format!("{}.log", driver.bundle.name));
+        place = match fetch::fetch(&base, driver.bundle, cpu, &log) {
+            Ok(place) => place,
+            Err(error) if has_vulkan(Wanted::Any) => {
+                say(format!("{title}: {error}; using the machine's own Vulkan driver"));
+                return own();
+            }
+            Err(error) => return Err(refused(format!("{title}: {error}\n{}", advice(&log)))),
+        };
+    }
+    let wrapper = place.install(driver)?;
+    let variables = variables(&base, &place, driver, &wrapper)?;
+    Ok(Setup::Fetched(Fetched { driver, wrapper, variables }))
+}
+
+/// Where drivers are unpacked.
+fn base(repo: &Repo) -> Result<PathBuf> {
+    let base = repo.target.join("gpu");
+    // Cargo splits a runner at spaces, Vulkan and the loader split lists at colons.
+    let odd = |c: char| c.is_whitespace() || ":\"'\\$`".contains(c);
+    match base.to_str() {
+        Some(path) if !path.contains(odd) => Ok(base),
+        _ => {
+            let path = base.display();
+            Err(refused(format!(
+                "cannot use {path}: set CARGO_TARGET_DIR to a path without spaces, colons and quotes"
+            )))
+        }
+    }
+}
+
+fn advice(log: &Path) -> String {
+    let mut text = String::new();
+    if fs::metadata(log).is_ok_and(|data| data.len() > 0) {
+        for line in fetch::errors_of(log) {
+            text += &format!("    {line}\n");
+        }
+        text += &format!("full log: {}\n", log.display());
+    }
+    text + "To go on, do one of these:
+  - install a Vulkan driver and set WGPU_ATTENTION_DRIVER=system; packages: mesa-vulkan-drivers libvulkan1
+    (Debian, Ubuntu), mesa-vulkan-drivers vulkan-loader (Fedora), vulkan-swrast vulkan-icd-loader (Arch)
+  - set WGPU_ATTENTION_DEBIAN_MIRROR to the address of a Debian mirror; needs Debian's archive keyring
+  - set WGPU_ATTENTION_DRIVER=distro for this distribution's own lavapipe, by apt-get"
+}
+
+/// All that is exported.
+fn variables(
+    base: &Path,
+    place: &Unpacked,
+    driver: &Driver,
+    wrapper: &Path,
+) -> Result<Vec<(String, OsString)>> {
+    let runtime = base.join("runtime");
+    private_folder(&runtime)?;
+    let mut variables: Vec<(String, OsString)> =
+        place.variables(driver).into_iter().map(|(name, value)| (name.into(), value.into())).collect();
+    variables.push((RUNNER.into(), wrapper.into()));
+    variables.push((runner_variable(), wrapper.into()));
+    for (name, default) in [("XDG_RUNTIME_DIR", runtime), ("MESA_SHADER_CACHE_DIR", base.join("cache"))] {
+        let chosen = env::var_os(name).filter(|value| !value.is_empty());
+        variables.push((name.into(), chosen.unwrap_or_else(|| default.into())));
+    }
+    Ok(variables)
+}
+
+fn private_folder(path: &Path) -> Result {
+    fs::create_dir_all(path).at(path)?;
+    #[cfg(unix)]
+    fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o700)).at(path)?;
+    Ok(())
+}
+
+pub fn main(repo: &Repo, arguments: Vec<OsString>) -> Result {
+    let Some((program, rest)) = arguments.split_first() else {
+        print!("{}", usage());
+        return Ok(());
+    };
+    if program == "-h" || program == "--help" {
+        print!("{}", usage());
+        return Ok(());
+    }
+    let setup = setup(repo)?;
+    if program == "--print-env" {
+        print!("{}", exports(&setup));
+        return Ok(());
+    }
+    let mut command = match setup.runner().filter(|_| !is_native(program)).zip(elf(program)) {
+        Some((runner, program)) => {
+            let mut command = Command::new(runner);
+            command.arg(program);
+            command
+        }
+        None => Command::new(program),
+    };
+    setup.apply(&mut command);
+    if let Setup::Fetched(Fetched { driver, .. }) = &setup
+        && driver.llvm
+        && is_cargo_test(&arguments)
+        && env::var_os(PERF).is_none()
+    {
+        command.env(PERF, "nopt");
+    }
+    process::exec(command.args(rest)).map(|never| match never {})
+}
+
+fn exports(setup: &Setup) -> String {
+    match setup {
+        Setup::Own(_) => "# nothing to export: the machine's own driver\n".into(),
+        Setup::Fetched(fetched) => {
+            let line = |(name, value): &(String, OsString)| {
+                format!("export {name}={}\n", shell::quote(&value.to_string_lossy()))
+            };
+            fetched.variables.iter().map(line).collect()
+        }
+    }
+}
+
+fn stem(program: &OsStr) -> String {
+    Path::new(program).file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+fn is_native(program: &OsStr) -> bool {
+    let name = stem(program);
+    NATIVE.contains(&name.as_str()) || NATIVE_STARTS.iter().any(|start| name.starts_with(start))
+}
+
+/// The file that `program` starts, if it is no script.
+fn elf(program: &OsStr) -> Option<PathBuf> {
+    let path = process::find(program)?;
+    let mut magic = [0; 4];
+    File::open(&path).ok()?.read_exact(&mut magic).ok()?;
+    (magic == *b"\x7fELF").then_some(path)
+}
+
+/// `cargo test`, with a toolchain or options before it, too.
+fn is_cargo_test(arguments: &[OsString]) -> bool {
+    let Some((program, rest)) = arguments.split_first() else { return false };
+    let words = rest.iter().map(|word| word.to_string_lossy());
+    let command = words.into_iter().find(|word| !word.starts_with(['+', '-']));
+    stem(program) == "cargo" && command.is_some_and(|word| ["test", "t"].contains(&&*word))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(line: &str) -> Vec<OsString> {
+        line.split_whitespace().map(OsString::from).collect()
+    }
+
+    #[test]
+    fn tests_of_cargo() {
+        for line in ["cargo test", "/usr/bin/cargo +nightly test --release", "cargo --locked t -- filter"] {
+            assert!(is_cargo_test(&words(line)), "{line}");
+        }
+        for line in ["cargo bench -- test", "cargo run test", "cargo", "test", "cargo-x test", "sh -c test"] {
+            assert!(!is_cargo_test(&words(line)), "{line}");
+        }
+    }
+
+    #[test]
+    fn programs_that_start_others_run_natively() {
+        for program in ["cargo", "/usr/bin/cargo-nextest", "python3.11", "sh"] {
+            assert!(is_native(program.as_ref()), "{program}");
+        }
+        for program in ["target/release/examples/decode_loop", "vulkaninfo", "./shader"] {
+            assert!(!is_native(program.as_ref()), "{program}");
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn scripts_are_no_programs() {
+        assert!(elf("sh".as_ref()).is_some());
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/gpu");
+        assert_eq!(elf(script.as_os_str()), None);
+        assert_eq!(elf("no-such-program".as_ref()), None);
+    }
+
+    #[test]
+    fn the_usage_text_names_every_driver() {
+        let usage = usage();
+        for driver in DRIVERS {
+            assert!(usage.contains(&format!("\n  {:<12} ", driver.name)));
+        }
+        assert!(usage.lines().all(|line| line.len() <= 120));
+    }
+}

@@ -1,0 +1,190 @@
+//! `scripts/gpu-report`: a whole visit to a machine with a GPU, in one command.
+
+mod add;
+mod pack;
+mod rows;
+mod suite;
+mod visit;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::error::{At, Result, ended, refused};
+use crate::gpu;
+use crate::repo::Repo;
+
+const USAGE: &str = "\
+scripts/gpu-report: a whole visit to a machine with a GPU, in one command.
+
+  scripts/gpu-report [OPTIONS]               pack into target/gpu-report, run it here (see scripts/gpu), add what a GPU gave
+  scripts/gpu-report pack FOLDER [--vulkan-loader]
+                                             build everything in release and put it into FOLDER, which then needs no toolchain:
+                                             x86-64 or whatever this machine is, its glibc or a newer one, sh and tar.
+                                             --vulkan-loader: with Debian's libvulkan.so.1, for machines that have none
+  FOLDER/run [OPTIONS]                       run it
+  scripts/gpu-report add [--name NAME] DIR...
+                                             what `run --out DIR` wrote, in one visit or in parts -> benches/rows/NAME.jsonl, tables
+                                             and plots made anew; a software driver's only under a NAME
+
+  --out DIR        where results go (FOLDER/out): visit.jsonl (every figure), RESULTS.md, plots, log.txt, summary.txt
+  --minutes N      how long all of it may take (9)
+  --parts LIST     of facts,ceilings,benches,tests,torch, comma between (all)
+  --tests FILTER   only tests whose names hold FILTER; may be repeated
+  --no-tests       all parts but tests
+  --threads N      tests at once (the number of processors, 8 at most)
+  --quick, --full  benches that only show that they work (default on software drivers), or that time (default on GPUs)
+
+Each part has a time limit and a row of its outcome, so that one that hangs does not take the others' time. Tests that fail, crash
+or hang are run again alone, which tells who is to blame. Exit status: 0 if nothing failed and everything ran, else 1.
+VK_DRIVER_FILES, WGPU_BACKEND and other variables of Vulkan and wgpu are honoured. A part `torch` needs python3 with torch.
+";
+
+fn say(text: impl std::fmt::Display) {
+    println!("gpu-report: {text}");
+}
+
+/// What a visit is to do.
+#[derive(Clone, Debug, PartialEq)]
+struct Options {
+    out: Option<PathBuf>,
+    minutes: u64,
+    parts: Vec<Part>,
+    filters: Vec<String>,
+    threads: usize,
+    /// `--quick` or `--full`; else by the device.
+    quick: Option<bool>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Facts,
+    Ceilings,
+    Benches,
+    Tests,
+    Torch,
+}
+
+const PARTS: [(&str, Part); 5] = [
+    ("facts", Part::Facts),
+    ("ceilings", Part::Ceilings),
+    ("benches", Part::Benches),
+    ("tests", Part::Tests),
+    ("torch", Part::Torch),
+];
+
+impl Options {
+    /// None if they ask for help.
+    fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Option<Self>> {
+        use lexopt::prelude::*;
+        let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(8));
+        let parts = PARTS.map(|(_, part)| part).into();
+        let mut options = Options { out: None, minutes: 9, parts, filters: Vec::new(), threads, quick: None };
+        let mut tests = true;
+        let mut parser = lexopt::Parser::from_args(arguments);
+        while let Some(argument) = parser.next()? {
+            match argument {
+                Long("out") => options.out = Some(parser.value()?.into()),
+                Long("minutes") => options.minutes = parser.value()?.parse()?,
+                Long("parts") => options.parts = parse_parts(&parser.value()?.string()?)?,
+                Long("tests") => options.filters.push(parser.value()?.string()?),
+                Long("no-tests") => tests = false,
+                Long("threads") => options.threads = parser.value()?.parse()?,
+                Long("quick") => options.quick = Some(true),
+                Long("full") => options.quick = Some(false),
+                Short('h') | Long("help") => return Ok(None),
+                other => return Err(refused(format!("{}; --help says more", other.unexpected()))),
+            }
+        }
+        if options.threads == 0 {
+            return Err(refused("--threads takes a whole number from 1"));
+        }
+        options.parts.retain(|&part| tests || part != Part::Tests);
+        Ok(Some(options))
+    }
+}
+
+fn parse_parts(list: &str) -> Result<Vec<Part>> {
+    let find = |name| PARTS.iter().find(|(part, _)| *part == name).map(|&(_, part)| part);
+    list.split(',')
+        .filter(|name| !name.is_empty())
+        .map(|name| find(name).ok_or_else(|| refused(format!("there is no part {name}"))))
+        .collect()
+}
+
+pub fn main(repo: &Repo, arguments: Vec<OsString>) -> Result {
+    match arguments.first().and_then(|word| word.to_str()) {
+        Some("pack") => pack::main(repo, &arguments[1..]),
+        Some("add") => add::main(repo, &arguments[1..]),
+        _ => here(repo, &arguments),
+    }
+}
+
+/// `FOLDER/run`.
+pub fn run_packed(folder: &Path, arguments: Vec<OsString>) -> Result {
+    match Options::parse(arguments)? {
+        Some(options) => visit::run(folder, &options),
+        None => help(),
+    }
+}
+
+fn help() -> Result {
+    print!("{USAGE}");
+    Ok(())
+}
+
+/// Packs, visits this machine, adds what a GPU gave.
+fn here(repo: &Repo, arguments: &[OsString]) -> Result {
+    if Options::parse(arguments.iter().cloned())?.is_none() {
+        return help();
+    }
+    let folder = repo.target.join("gpu-report");
+    pack::pack(repo, &folder, false)?;
+    let out = folder.join("out");
+    let mut run = Command::new(folder.join("run"));
+    gpu::setup(repo)?.apply(&mut run);
+    let status = run.arg("--out").arg(&out).args(arguments).status().at(&folder)?;
+    let rows = rows::read(&out.join("visit.jsonl")).unwrap_or_default();
+    if rows.iter().any(|row| row["bench"] == "facts") {
+        if rows::of_software(&rows) {
+            say("a software driver: nothing added to benches/RESULTS.md");
+        } else {
+            add::add(repo, None, &[out])?;
+        }
+    }
+    if status.success() { Ok(()) } else { Err(ended(status)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Option<Options>> {
+        Options::parse(line.split_whitespace().map(OsString::from))
+    }
+
+    #[test]
+    fn options() {
+        let all = parse("").unwrap().unwrap();
+        assert_eq!((all.minutes, all.parts.len(), all.quick, &all.out), (9, 5, None, &None));
+        assert!((1..=8).contains(&all.threads));
+        let some = parse("--quick --parts facts,tests --tests a --tests=b --minutes 4 --threads 3 --out x")
+            .unwrap()
+            .unwrap();
+        assert_eq!(some.parts, [Part::Facts, Part::Tests]);
+        assert_eq!(some.filters, ["a", "b"]);
+        assert_eq!((some.minutes, some.threads, some.quick), (4, 3, Some(true)));
+        assert_eq!(some.out.as_deref(), Some(Path::new("x")));
+        assert_eq!(parse("--parts tests,torch --no-tests").unwrap().unwrap().parts, [Part::Torch]);
+        assert_eq!(parse("--minutes 1 -h").unwrap(), None);
+    }
+
+    #[test]
+    fn what_is_no_option() {
+        for line in ["--minutes", "--minutes x", "--threads 0", "--parts all", "--fast", "word"] {
+            let error = parse(line).expect_err(line);
+            assert_eq!(error.status, 2, "{line}: {error}");
+            assert!(!error.text.is_empty(), "{line}");
+        }
+    }
+}

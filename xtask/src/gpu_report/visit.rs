@@ -1,0 +1,423 @@
+//! `FOLDER/run`: facts, ceilings, benches, tests and PyTorch on this machine, each in its time.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::fs::{self, File, OpenOptions};
+use std::io::Write as _;
+use std::path::{Path, PathBuf, absolute};
+use std::process::Command;
+use std::time::{Duration, Instant};
+use std::{env, str};
+
+use serde_json::{Value, json};
+
+use super::pack::Version;
+use super::{Options, Part, rows, say, suite};
+use crate::error::{At, Error, Result};
+use crate::files::Temporary;
+use crate::gpu::machine;
+use crate::process::{self, Outcome};
+
+/// Benches that come first; the others follow by name.
+const FIRST: [&str; 5] = ["kernels", "matrix", "scaling", "record", "decode"];
+
+/// Programs that are parts of their own.
+const NO_BENCHES: [&str; 4] = ["facts", "ceilings", "report", "tests"];
+
+/// Where containers have NVIDIA's driver, which loaders do not look into.
+const NVIDIA: &str = "/usr/local/nvidia/share/vulkan/icd.d/nvidia_icd.json";
+
+/// What a part needs to be tried at all.
+const LEAST: Duration = seconds(3);
+
+/// `sdpa.py` ends so if there is nothing to run it on.
+const SKIPPED: Outcome = Outcome::Failed(3);
+
+const fn seconds(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+pub struct Visit<'a> {
+    pub options: &'a Options,
+    out: PathBuf,
+    rows: PathBuf,
+    log: PathBuf,
+    /// Where the packed files are, and what is only for now.
+    root: PathBuf,
+    pub work: PathBuf,
+    end: Instant,
+    /// What parts after tests must have.
+    pub reserve: Duration,
+    runner: Option<OsString>,
+    variables: Vec<(&'static str, OsString)>,
+    problems: Vec<Problem>,
+    software: bool,
+    quick: bool,
+}
+
+struct Problem {
+    text: String,
+    /// Lines of output that say why.
+    why: Vec<String>,
+}
+
+/// Packed in `folder`.
+pub fn run(folder: &Path, options: &Options) -> Result {
+    let end = Instant::now() + seconds((60 * options.minutes).saturating_sub(10));
+    let version = Version::read(folder)?;
+    let out = absolute(options.out.clone().unwrap_or_else(|| folder.join("out")))?;
+    fs::create_dir_all(&out).at(&out)?;
+    for file in ["visit.jsonl", "log.txt", "summary.txt", "RESULTS.md"] {
+        let _ = fs::remove_file(out.join(file));
+    }
+    for plot in ["share", "growth", "peers"] {
+        let _ = fs::remove_file(out.join(format!("{plot}-visit.svg")));
+    }
+    let work = Temporary::new(&env::temp_dir(), "gpu-report")?;
+    let root = work.0.join("root");
+    fs::create_dir(&root).at(&root)?;
+    let payload = folder.join("payload.tar.gz");
+    process::run(Command::new("tar").arg("-C").arg(&root).arg("-xzf").arg(&payload))?;
+
+    let (rows, log) = (out.join("visit.jsonl"), out.join("log.txt"));
+    // Programs' own variables: where their data, their figures and criterion's records are.
+    let variables = vec![
+        ("CARGO_MANIFEST_DIR", root.join("tests").into()),
+        ("WGPU_ATTENTION_ROWS", rows.clone().into()),
+        ("CRITERION_HOME", work.0.join("criterion").into()),
+    ];
+    let mut visit = Visit {
+        options,
+        out,
+        rows,
+        log,
+        root,
+        work: work.0.clone(),
+        end,
+        reserve: Duration::ZERO,
+        runner: env::var_os("WGPU_ATTENTION_RUNNER").filter(|runner| !runner.is_empty()),
+        variables,
+        problems: Vec::new(),
+        software: false,
+        quick: options.quick == Some(true),
+    };
+    visit.find_drivers();
+    visit.start(&version)?;
+    visit.parts()?;
+    let summary = visit.summary(&version)?;
+    let path = visit.out.join("summary.txt");
+    fs::write(&path, &summary).at(&path)?;
+    print!("{summary}");
+    if visit.problems.is_empty() { Ok(()) } else { Err(Error { status: 1, text: String::new() }) }
+}
+
+impl Visit<'_> {
+    fn wants(&self, part: Part) -> bool {
+        self.options.parts.contains(&part)
+    }
+
+    /// The packed loader of Vulkan and NVIDIA's driver, where this machine needs them named.
+    fn find_drivers(&mut self) {
+        let lib = self.root.join("lib");
+        if self.runner.is_none() && lib.is_dir() && !machine::Libraries::installed().has("libvulkan.so.1") {
+            say("no Vulkan loader here: using the packed one");
+            let mut path = lib.into_os_string();
+            if let Some(more) = env::var_os("LD_LIBRARY_PATH").filter(|more| !more.is_empty()) {
+                path.push(":");
+                path.push(more);
+            }
+            self.variables.push(("LD_LIBRARY_PATH", path));
+        }
+        let chosen = ["VK_DRIVER_FILES", "VK_ICD_FILENAMES"]
+            .iter()
+            .any(|name| !env::var(name).unwrap_or_default().is_empty());
+        if !chosen && File::open(NVIDIA).is_ok() && !loaders_see_nvidia() {
+            say(format!("VK_DRIVER_FILES={NVIDIA}"));
+            self.variables.push(("VK_DRIVER_FILES", NVIDIA.into()));
+        }
+    }
+
+    /// What is known before anything has run.
+    fn start(&mut self, version: &Version) -> Result {
+        let date =
+            |format| process::quiet_output(Command::new("date").args(["-u", format])).unwrap_or_default();
+        let Version { commit, dirty } = version;
+        self.row(json!({"bench": "visit", "date": date("+%F").trim(), "commit": commit, "dirty": dirty}))?;
+        let names: Vec<&str> =
+            super::PARTS.iter().filter(|(_, part)| self.wants(*part)).map(|&(name, _)| name).collect();
+        let minutes = self.options.minutes;
+        self.log(&format!(
+            "commit {commit}, uncommitted changes: {dirty}, {} UTC, parts {}, {minutes} minutes\n",
+            date("+%F %T").trim(),
+            names.join(",")
+        ))?;
+        for words in [&["uname", "-srm"][..], &["nproc"], &["nvidia-smi"]] {
+            let mut command = Command::new(words[0]);
+            if let Err(error) = self.logged(seconds(20), command.args(&words[1..])) {
+                self.log(&format!("{}: {error}\n", words[0]))?;
+            }
+        }
+        if self.wants(Part::Torch) {
+            self.reserve = seconds(70);
+        }
+        Ok(())
+    }
+
+    fn parts(&mut self) -> Result {
+        if self.wants(Part::Facts) {
+            let facts = self.program("facts");
+            if !self.part("facts", self.limit(seconds(60), seconds(5)), facts)? {
+                // Without a device nothing can run.
+                self.problem("no device: nothing else was tried".into(), Vec::new());
+                return self.report();
+            }
+        }
+        self.software = self.rows.exists() && rows::of_software(&rows::read(&self.rows)?);
+        self.quick |= self.software && self.options.quick.is_none();
+        if self.quick {
+            self.variables.push(("WGPU_ATTENTION_BENCH_QUICK", "1".into()));
+            self.row(json!({"bench": "visit", "quick": true}))?;
+        }
+        if self.wants(Part::Ceilings) {
+            let mut ceilings = self.program("ceilings");
+            ceilings.arg("--bench");
+            self.part("ceilings", self.limit(seconds(90), seconds(5)), ceilings)?;
+        }
+        if self.wants(Part::Benches) {
+            self.benches()?;
+        }
+        self.report()?;
+        if self.wants(Part::Tests) {
+            suite::run(self)?;
+        }
+        if self.wants(Part::Torch) {
+            self.torch()?;
+        }
+        self.report()
+    }
+
+    fn benches(&mut self) -> Result {
+        // Half of the time is for tests.
+        let rest = if self.wants(Part::Tests) { self.left() / 2 } else { Duration::ZERO };
+        let bin = self.root.join("bin");
+        let mut here = BTreeSet::new();
+        for entry in fs::read_dir(&bin).at(&bin)? {
+            here.extend(entry.at(&bin)?.file_name().to_str().map(str::to_owned));
+        }
+        here.retain(|name| !NO_BENCHES.contains(&name.as_str()));
+        let first: Vec<String> = FIRST.iter().filter_map(|&name| here.take(name)).collect();
+        for name in first.into_iter().chain(here) {
+            let mut bench = self.program(&name);
+            bench.arg("--bench");
+            if name == "kernels" && !self.quick {
+                // Medians of some tens of runs: half a second each does for eighty kernels.
+                bench.args(["--warm-up-time", "0.2", "--measurement-time", "0.5"]);
+            }
+            self.part(&name, self.limit(seconds(150), rest + self.reserve), bench)?;
+        }
+        Ok(())
+    }
+
+    fn torch(&mut self) -> Result {
+        if process::quiet_output(Command::new("python3").arg("--version")).is_none() {
+            self.row(json!({"bench": "part", "what": "torch", "detail": "skipped: no python3"}))?;
+            say("torch: skipped: no python3");
+            return Ok(());
+        }
+        let limit = self.limit(seconds(100), seconds(5));
+        let mut python = Command::new("python3");
+        python.arg("-u").arg(self.root.join("benches/sdpa.py")).arg(&self.rows);
+        python.args(["--seconds", &limit.saturating_sub(seconds(10)).as_secs().to_string()]);
+        python.args(self.software.then_some("--cpu")).envs(self.variables.iter().cloned());
+        self.part("torch", limit, python)?;
+        Ok(())
+    }
+
+    /// Tables and plots of the rows so far.
+    fn report(&mut self) -> Result {
+        let mut report = self.program("report");
+        report.arg(&self.rows).arg("--results").arg(self.out.join("RESULTS.md"));
+        report.arg("--plots").arg(&self.out).arg("--software");
+        if !matches!(self.logged(seconds(60), &mut report), Ok(Outcome::Ok)) {
+            self.problem(format!("report: could not be made of {}", self.rows.display()), Vec::new());
+        }
+        Ok(())
+    }
+
+    fn summary(&self, version: &Version) -> Result<String> {
+        let mut text = format!("==== summary: {version}\n");
+        for (n, problem) in self.problems.iter().enumerate() {
+            if n == 20 {
+                let _ = writeln!(text, "FAILED  and {} more, see log.txt", self.problems.len() - 20);
+                break;
+            }
+            let _ = writeln!(text, "FAILED  {}", problem.text);
+            for line in problem.why.iter().filter(|_| n < 6) {
+                let _ = writeln!(text, "    {line}");
+            }
+        }
+        if self.problems.is_empty() {
+            text += "nothing failed\n";
+        }
+        let _ = writeln!(text, "{}", parts_of(&rows::read(&self.rows)?));
+        if self.software {
+            text += "a software driver: the figures say nothing about GPUs\n";
+        }
+        if self.quick {
+            text += "quick: the times say nothing, they show only that the benches work\n";
+        }
+        let brief =
+            process::quiet_output(self.program("report").arg(&self.rows).arg("--brief")).unwrap_or_default();
+        for line in brief.lines().take(28) {
+            text.extend(line.chars().take(150));
+            text.push('\n');
+        }
+        let _ = writeln!(text, "results: {}", self.out.display());
+        Ok(text)
+    }
+
+    // ---- for all parts
+
+    /// One of the packed programs.
+    pub fn program(&self, name: &str) -> Command {
+        let program = self.root.join("bin").join(name);
+        let mut command = match &self.runner {
+            Some(runner) => {
+                let mut command = Command::new(runner);
+                command.arg(program);
+                command
+            }
+            None => Command::new(program),
+        };
+        command.envs(self.variables.iter().cloned());
+        command
+    }
+
+    fn left(&self) -> Duration {
+        self.end.saturating_duration_since(Instant::now())
+    }
+
+    /// What is left of the time if something else is to have `rest`, and at most `wanted`.
+    pub fn limit(&self, wanted: Duration, rest: Duration) -> Duration {
+        self.left().saturating_sub(rest).min(wanted)
+    }
+
+    pub fn row(&self, row: Value) -> Result {
+        rows::append(&self.rows, &row)
+    }
+
+    pub fn problem(&mut self, text: String, why: Vec<String>) {
+        self.problems.push(Problem { text, why });
+    }
+
+    pub fn open_log(&self) -> Result<File> {
+        OpenOptions::new().create(true).append(true).open(&self.log).at(&self.log)
+    }
+
+    pub fn log(&self, text: &str) -> Result {
+        self.open_log()?.write_all(text.as_bytes()).at(&self.log)
+    }
+
+    /// Runs `command` into the log.
+    fn logged(&self, limit: Duration, command: &mut Command) -> Result<Outcome> {
+        let log = self.open_log()?;
+        Ok(process::within(limit, command.stdout(log.try_clone()?).stderr(log))?)
+    }
+
+    /// Runs `command` into the log, with a row of what came of it. Whether it succeeded or had nothing to do.
+    fn part(&mut self, name: &str, limit: Duration, mut command: Command) -> Result<bool> {
+        if limit < LEAST {
+            self.row(json!({"bench": "part", "what": name, "detail": "no time was left"}))?;
+            self.problem(format!("{name}: no time was left"), Vec::new());
+            return Ok(false);
+        }
+        self.log(&format!("\n==== {name}\n"))?;
+        let from = fs::metadata(&self.log).at(&self.log)?.len() as usize;
+        let start = Instant::now();
+        let outcome = self.logged(limit, &mut command);
+        let took = start.elapsed().as_secs();
+        let log = fs::read(&self.log).at(&self.log)?;
+        let said = String::from_utf8_lossy(log.get(from..).unwrap_or_default());
+        let words = match &outcome {
+            Ok(SKIPPED) if name == "torch" => why_skipped(&said).unwrap_or_else(|| SKIPPED.to_string()),
+            Ok(outcome) => outcome.to_string(),
+            Err(error) => error.to_string(),
+        };
+        self.row(json!({"bench": "part", "what": name, "value": took, "unit": "s", "detail": words}))?;
+        say(format!("{name}: {words}, {took} s"));
+        let fine = words == "ok" || words.starts_with("skipped");
+        if !fine {
+            self.problem(format!("{name}: {words}"), telling(&said));
+        }
+        Ok(fine)
+    }
+}
+
+fn why_skipped(said: &str) -> Option<String> {
+    said.lines()
+        .find_map(|line| line.strip_prefix("sdpa: ").filter(|why| why.starts_with("skipped")))
+        .map(str::to_owned)
+}
+
+/// What a program said last is mostly why it failed: three lines of that.
+fn telling(said: &str) -> Vec<String> {
+    let tells = |line: &str| {
+        ["panicked", "computes something else"].iter().any(|word| line.contains(word))
+            || line.starts_with("error")
+            || line.starts_with("Error")
+    };
+    let lines: Vec<&str> = said.lines().collect();
+    let told = (0..lines.len()).filter(|&n| tells(lines[n]) || (n > 0 && tells(lines[n - 1])));
+    let told: Vec<String> = told.map(|n| lines[n].to_owned()).collect();
+    told[told.len().saturating_sub(3)..].to_vec()
+}
+
+/// How the parts ended, in a line.
+fn parts_of(rows: &[Value]) -> String {
+    let part = |row: &Value| Some(format!("{}: {}", row["what"].as_str()?, row["detail"].as_str()?));
+    let parts: Vec<String> = rows.iter().filter(|row| row["bench"] == "part").filter_map(part).collect();
+    parts.join("; ")
+}
+
+/// Whether NVIDIA's driver is where loaders look.
+fn loaders_see_nvidia() -> bool {
+    let tops = fs::read_dir("/").into_iter().flatten().flatten().map(|entry| entry.path());
+    tops.chain(["/usr/share".into()]).any(|top| {
+        let drivers = fs::read_dir(top.join("vulkan/icd.d")).into_iter().flatten().flatten();
+        drivers.into_iter().any(|entry| entry.file_name().to_string_lossy().starts_with("nvidia"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_tells_why() {
+        let said = "device X\nthread 'main' panicked at benches/kernels.rs:3:\nfused differs\nnote: run with\nerror: bench failed\n";
+        assert_eq!(
+            telling(said),
+            ["thread 'main' panicked at benches/kernels.rs:3:", "fused differs", "error: bench failed"]
+        );
+        assert_eq!(telling("all is well\n"), Vec::<String>::new());
+        assert_eq!(telling("Error: 1\nError: 2\nError: 3\nError: 4\n"), ["Error: 2", "Error: 3", "Error: 4"]);
+    }
+
+    #[test]
+    fn why_torch_was_skipped() {
+        let said = "==== torch\nsdpa: skipped: torch 2.5 finds no CUDA device\n";
+        assert_eq!(why_skipped(said).as_deref(), Some("skipped: torch 2.5 finds no CUDA device"));
+        assert_eq!(why_skipped("sdpa: done\n"), None);
+    }
+
+    #[test]
+    fn parts_in_a_line() {
+        let rows = [
+            json!({"bench": "part", "what": "facts", "value": 1, "unit": "s", "detail": "ok"}),
+            json!({"bench": "kernels", "what": "fused", "ms": 1}),
+            json!({"bench": "part", "what": "torch", "detail": "skipped: \"no\" python3"}),
+        ];
+        assert_eq!(parts_of(&rows), "facts: ok; torch: skipped: \"no\" python3");
+    }
+}

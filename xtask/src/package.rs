@@ -1,0 +1,218 @@
+//! `scripts/package`: is the crate fit to be published?
+
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+use crate::error::{At, Result, failed, refused};
+use crate::files;
+use crate::process;
+use crate::repo::Repo;
+
+const USAGE: &str = "\
+scripts/package [STEP...]: is the crate fit to be published?
+
+  package    `cargo package` without a warning, under 10 MB, and the library that it packs compiles
+  msrv       Cargo.toml's rust-version is the toolchain that runs the tests, or an older one that is here
+  deny       licences, sources and version requirements of the dependencies by deny.toml (cargo-deny, built
+             under target/tools where it is not installed)
+  audit      the same tool, with RustSec's advisories, where these can be fetched
+  semver     cargo-semver-checks against the published version, once there is one and the tool is here
+
+What cannot be had is skipped with a line that says so. All steps by default.
+";
+
+const MOST_BYTES: u64 = 10_000_000;
+const CARGO_DENY: &str = "cargo-deny@0.20.2";
+
+type Step = fn(&Crate) -> Result<String>;
+
+const STEPS: [(&str, Step); 5] = [
+    ("package", Crate::package),
+    ("msrv", Crate::msrv),
+    ("deny", Crate::deny),
+    ("audit", Crate::audit),
+    ("semver", Crate::semver),
+];
+
+pub fn main(repo: &Repo, arguments: Vec<OsString>) -> Result {
+    if arguments.iter().any(|word| word == "-h" || word == "--help") {
+        print!("{USAGE}");
+        return Ok(());
+    }
+    let mut steps = STEPS.to_vec();
+    if !arguments.is_empty() {
+        let find = |word: &OsString| {
+            let step = STEPS.into_iter().find(|(name, _)| word == name);
+            step.ok_or_else(|| refused(format!("no step {}", word.display())))
+        };
+        steps = arguments.iter().map(find).collect::<Result<_>>()?;
+    }
+    let own = Crate::of(repo)?;
+    for (name, step) in steps {
+        match step(&own) {
+            Ok(text) => println!("{name:<8} {text}"),
+            Err(error) => {
+                println!("{name:<8} FAILED: {error}");
+                return Err(crate::error::Error { text: String::new(), ..error });
+            }
+        }
+    }
+    Ok(())
+}
+
+struct Crate {
+    repo: Repo,
+    metadata: Value,
+    /// Where tools are that are not installed.
+    tools: PathBuf,
+}
+
+impl Crate {
+    fn of(repo: &Repo) -> Result<Self> {
+        Ok(Crate { repo: repo.clone(), metadata: repo.own_package()?, tools: repo.folder("tools")? })
+    }
+
+    /// Of `[package]`.
+    fn field(&self, name: &str) -> Result<&str> {
+        self.metadata[name].as_str().ok_or_else(|| failed(format!("Cargo.toml has no {name}")))
+    }
+
+    fn package(&self) -> Result<String> {
+        let name = self.field("name")?;
+        let package = ["package", "-p", name, "--color", "never", "--locked", "--no-verify", "--allow-dirty"];
+        let log = said(self.repo.cargo().args(package), "cargo package")?;
+        if log.lines().any(|line| line.starts_with("warning")) {
+            print!("{log}");
+            return Err(failed("not without warnings"));
+        }
+        let target = &self.repo.target;
+        let archive = target.join(format!("package/{name}-{}.crate", self.field("version")?));
+        let bytes = fs::metadata(&archive).at(&archive)?.len();
+        if bytes >= MOST_BYTES {
+            return Err(failed(format!("{bytes} bytes, more than {MOST_BYTES}")));
+        }
+        // Not by cargo's own verification, which would compile the dependencies again.
+        let unpacked = target.join("unpacked");
+        files::remove_all(&unpacked)?;
+        fs::create_dir(&unpacked).at(&unpacked)?;
+        let mut tar = Command::new("tar");
+        tar.arg("-xvzf").arg(&archive).arg("-C").arg(&unpacked).args(["--strip-components", "1"]);
+        let names = process::output(&mut tar)?;
+        let mut check = self.repo.cargo();
+        check.args(["check", "--quiet", "--locked", "--lib", "--examples", "--manifest-path"]);
+        check.arg(unpacked.join("Cargo.toml"));
+        process::run(check.env("CARGO_TARGET_DIR", target))
+            .map_err(|_| failed("what it packs does not compile"))?;
+        Ok(format!("{} files, {bytes} bytes, compiles", names.lines().count()))
+    }
+
+    fn msrv(&self) -> Result<String> {
+        let stated = self.field("rust_version")?;
+        let version = process::output(Command::new("rustc").arg("--version").current_dir(&self.repo.root))?;
+        let have = version.split_whitespace().nth(1).unwrap_or_default();
+        if is_version(have, stated) {
+            return Ok(format!("{stated}, which is this toolchain: {have}"));
+        }
+        if process::quiet_output(Command::new("rustup").args(["run", stated, "rustc", "--version"])).is_none()
+        {
+            return Ok(format!("skipped: Rust {stated} is not here, {have} is"));
+        }
+        let mut check = self.repo.cargo();
+        check.arg(format!("+{stated}")).args(["check", "--quiet", "--locked", "--target-dir"]);
+        check.arg(self.repo.target.join("msrv"));
+        process::run(&mut check).map_err(|_| failed(format!("not with {stated}")))?;
+        Ok(format!("{stated} compiles"))
+    }
+
+    /// cargo-deny, built where there is none, without optimizations: it takes longer to build than to run.
+    fn cargo_deny(&self) -> Option<Command> {
+        let built = self.tools.join("bin/cargo-deny");
+        let program = match process::find("cargo-deny") {
+            Some(installed) => installed,
+            None if built.exists() => built,
+            None => {
+                let mut install = self.repo.cargo();
+                install
+                    .args(["install", "--quiet", "--locked", "--debug", CARGO_DENY, "--root"])
+                    .arg(&self.tools);
+                install.env("CARGO_TARGET_DIR", self.tools.join("build")).env("CARGO_PROFILE_DEV_DEBUG", "0");
+                process::run(&mut install).ok()?;
+                built
+            }
+        };
+        let mut command = Command::new(program);
+        command.current_dir(&self.repo.root);
+        Some(command)
+    }
+
+    fn deny(&self) -> Result<String> {
+        let Some(mut deny) = self.cargo_deny() else {
+            return Ok("skipped: cargo-deny cannot be built here".into());
+        };
+        checked(deny.args(["--log-level", "error", "check", "licenses", "bans", "sources"]))
+    }
+
+    fn audit(&self) -> Result<String> {
+        let Some(mut fetch) = self.cargo_deny() else {
+            return Ok("skipped: cargo-deny cannot be built here".into());
+        };
+        if process::quiet_output(fetch.args(["fetch", "db"])).is_none() {
+            return Ok("skipped: RustSec's advisories cannot be fetched".into());
+        }
+        let mut deny = self.cargo_deny().ok_or_else(|| failed("cargo-deny has gone"))?;
+        checked(deny.args(["--log-level", "error", "check", "advisories"]))
+    }
+
+    fn semver(&self) -> Result<String> {
+        let name = self.field("name")?;
+        let mut info = Command::new("cargo");
+        // Elsewhere: here it would tell of the crate itself.
+        info.current_dir(env::temp_dir()).args(["info", "--quiet", "--registry", "crates-io", name]);
+        if process::quiet_output(&mut info).is_none() {
+            return Ok("skipped: crates.io shows no version to compare with".into());
+        }
+        if !process::have(&["cargo-semver-checks"]) {
+            return Ok("skipped: cargo-semver-checks is not installed".into());
+        }
+        process::run(self.repo.cargo().arg("semver-checks")).map_err(|_| failed("see above"))?;
+        Ok("the version's number fits what changed".into())
+    }
+}
+
+/// What a program says; if it fails, that is printed.
+fn said(command: &mut Command, what: &str) -> Result<String> {
+    let Output { status, stdout, stderr } = command.output()?;
+    let text = String::from_utf8_lossy(&[stdout, stderr].concat()).into_owned();
+    if status.success() {
+        return Ok(text);
+    }
+    print!("{text}");
+    Err(failed(what))
+}
+
+/// What cargo-deny says last.
+fn checked(deny: &mut Command) -> Result<String> {
+    let text = said(deny, "see above")?;
+    Ok(text.lines().last().unwrap_or_default().into())
+}
+
+/// Whether `have` is `stated` or a patch of it.
+fn is_version(have: &str, stated: &str) -> bool {
+    have.strip_prefix(stated).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions() {
+        assert!(is_version("1.95.0", "1.95") && is_version("1.95", "1.95"));
+        assert!(!is_version("1.950.0", "1.95") && !is_version("1.96.0", "1.95"));
+    }
+}

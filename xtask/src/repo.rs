@@ -1,0 +1,101 @@
+//! The repository that the scripts are of.
+
+use std::path::{Path, PathBuf, absolute};
+use std::process::Command;
+use std::{env, fs};
+
+use serde_json::Value;
+
+use crate::error::{At, Result, failed};
+use crate::process;
+
+/// What is published.
+const CRATE: &str = "wgpu-attention";
+
+#[derive(Clone)]
+pub struct Repo {
+    pub root: PathBuf,
+    /// `CARGO_TARGET_DIR`, or `target`.
+    pub target: PathBuf,
+}
+
+impl Repo {
+    pub fn new(root: &Path) -> Result<Self> {
+        let root = absolute(root).at(root)?;
+        let chosen = env::var_os("CARGO_TARGET_DIR").filter(|folder| !folder.is_empty());
+        let target = absolute(chosen.map_or_else(|| root.join("target"), PathBuf::from)).at(&root)?;
+        fs::create_dir_all(&target).at(&target)?;
+        // Cargo's own mark, so that backups skip it; cargo writes it only into a folder that it makes.
+        let mark = target.join("CACHEDIR.TAG");
+        if !mark.exists() {
+            let _ = fs::write(mark, "Signature: 8a477f597d28d172789f06886806bc55\n");
+        }
+        Ok(Repo { root, target })
+    }
+
+    /// Cargo at the root, where a relative `CARGO_TARGET_DIR` would mean something else.
+    pub fn cargo(&self) -> Command {
+        let mut cargo = Command::new("cargo");
+        cargo.current_dir(&self.root);
+        if env::var_os("CARGO_TARGET_DIR").is_some() {
+            cargo.env("CARGO_TARGET_DIR", &self.target);
+        }
+        cargo
+    }
+
+    /// A folder of one's own under `target`.
+    pub fn folder(&self, name: &str) -> Result<PathBuf> {
+        let folder = self.target.join(name);
+        fs::create_dir_all(&folder).at(&folder)?;
+        Ok(folder)
+    }
+
+    /// What cargo knows of the workspace's packages.
+    fn packages(&self) -> Result<Vec<Value>> {
+        let text =
+            process::output(self.cargo().args(["metadata", "--no-deps", "--format-version=1", "--locked"]))?;
+        let mut all: Value = serde_json::from_str(&text).map_err(failed)?;
+        Ok(all["packages"].as_array_mut().map(std::mem::take).unwrap_or_default())
+    }
+
+    /// What it knows of the crate itself.
+    pub fn own_package(&self) -> Result<Value> {
+        let own = self.packages()?.into_iter().find(|package| package["name"] == CRATE);
+        own.ok_or_else(|| failed(format!("cargo knows no {CRATE}")))
+    }
+
+    /// Names of all targets of a kind: `bench`, `test` ...
+    pub fn targets(&self, kind: &str) -> Result<Vec<String>> {
+        let of_kind =
+            |target: &&Value| target["kind"].as_array().is_some_and(|kinds| kinds.iter().any(|k| k == kind));
+        let name = |target: &Value| target["name"].as_str().map(str::to_owned);
+        let names = |package: &Value| {
+            let targets = package["targets"].as_array().into_iter().flatten();
+            targets.filter(of_kind).filter_map(name).collect::<Vec<_>>()
+        };
+        Ok(self.packages()?.iter().flat_map(names).collect())
+    }
+}
+
+/// Programs that `--message-format=json` names.
+pub fn executables(messages: &str) -> Vec<(String, PathBuf)> {
+    let programs = messages.lines().filter_map(|line| {
+        let message: Value = serde_json::from_str(line).ok()?;
+        Some((message["target"]["name"].as_str()?.to_owned(), message["executable"].as_str()?.into()))
+    });
+    programs.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_of_messages() {
+        let messages = r#"{"reason":"compiler-artifact","target":{"name":"half","kind":["lib"]},"executable":null}
+            {"reason":"compiler-artifact","target":{"name":"tests","kind":["test"]},"executable":"/t/tests-01ab"}
+            not JSON
+            {"reason":"build-finished","success":true}"#;
+        assert_eq!(executables(messages), [("tests".to_owned(), PathBuf::from("/t/tests-01ab"))]);
+    }
+}
