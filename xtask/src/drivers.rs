@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::fs::{self, OpenOptions};
 use std::time::Instant;
 
-use crate::error::{At, Error, Result};
+use crate::error::{At, Error, Result, failed};
 use crate::repo::Repo;
 use crate::{gpu, process};
 
@@ -122,6 +122,14 @@ pub fn main(repo: &Repo, arguments: Vec<OsString>) -> Result {
     };
 
     process::run(test(repo).arg("--no-run"))?;
+    let tests = process::output(test(repo).args(["--quiet", "--", "--list", "--format", "terse"]))?;
+    let unknown = unknown(&tests);
+    if !unknown.is_empty() {
+        return Err(failed(format!(
+            "xtask/src/drivers.rs names tests that are not there: {}",
+            unknown.join(" ")
+        )));
+    }
     let mut results = Vec::new();
     for run in runs {
         println!("== {}", run.name);
@@ -137,6 +145,12 @@ pub fn main(repo: &Repo, arguments: Vec<OsString>) -> Result {
     } else {
         Ok(())
     }
+}
+
+/// Names of the tables above that no test of a list has.
+fn unknown(tests: &str) -> Vec<&'static str> {
+    let names = SMALL.iter().map(|case| case.test).chain(WITH_VALIDATION);
+    names.filter(|name| !tests.lines().any(|line| line.ends_with(": test") && line.contains(name))).collect()
 }
 
 /// Runs the suite, which is compiled for speed.
@@ -363,6 +377,14 @@ unexplained validation message in x: y
         assert_eq!((run.len(), left_out.len()), (10, 12));
         assert_eq!(filters("swiftshader").0.len(), SMALL.len());
         assert!(filters("validation").0.contains(&"validation::"));
+    }
+
+    #[test]
+    fn names_of_no_test() {
+        let mut tests: String = SMALL.iter().map(|case| format!("{}_and_more: test\n", case.test)).collect();
+        assert_eq!(unknown(&tests), WITH_VALIDATION);
+        tests += "validation::a: test\nbiases::a_sink_takes: benchmark\n";
+        assert_eq!(unknown(&tests), ["biases::a_sink_takes"]);
     }
 
     #[test]
