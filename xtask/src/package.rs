@@ -151,10 +151,13 @@ impl Crate {
     }
 
     fn deny(&self) -> Result<String> {
-        let Some(mut deny) = self.cargo_deny() else {
+        let [Some(mut of_crate), Some(mut of_all)] = [(); 2].map(|()| self.cargo_deny()) else {
             return Ok("skipped: cargo-deny cannot be built here".into());
         };
-        checked(deny.args(["--log-level", "error", "check", "licenses", "bans", "sources"]))
+        // What ships is the crate alone; what compiles here is all of the workspace.
+        let licences = checked(of_crate.args(["--log-level", "error", "check", "licenses"]))?;
+        let others = ["--workspace", "--log-level", "error", "check", "bans", "sources"];
+        Ok(format!("{licences}, {}", checked(of_all.args(others))?))
     }
 
     fn audit(&self) -> Result<String> {
@@ -165,7 +168,7 @@ impl Crate {
             return Ok("skipped: RustSec's advisories cannot be fetched".into());
         }
         let mut deny = self.cargo_deny().ok_or_else(|| failed("cargo-deny has gone"))?;
-        checked(deny.args(["--log-level", "error", "check", "advisories"]))
+        checked(deny.args(["--workspace", "--log-level", "error", "check", "advisories"]))
     }
 
     fn semver(&self) -> Result<String> {
