@@ -62,8 +62,13 @@ struct Problem {
     why: Vec<String>,
 }
 
-/// Packed in `folder`.
+/// What is packed in `folder`.
 pub fn run(folder: &Path, options: &Options) -> Result {
+    run_by(env::var_os("WGPU_ATTENTION_RUNNER").filter(|runner| !runner.is_empty()), folder, options)
+}
+
+/// With programs started through `runner`.
+fn run_by(runner: Option<OsString>, folder: &Path, options: &Options) -> Result {
     let end = Instant::now() + seconds((60 * options.minutes).saturating_sub(10));
     let version = Version::read(folder)?;
     let out = absolute(options.out.clone().unwrap_or_else(|| folder.join("out")))?;
@@ -96,7 +101,7 @@ pub fn run(folder: &Path, options: &Options) -> Result {
         work: work.0.clone(),
         end,
         reserve: Duration::ZERO,
-        runner: env::var_os("WGPU_ATTENTION_RUNNER").filter(|runner| !runner.is_empty()),
+        runner,
         variables,
         problems: Vec::new(),
         software: false,
@@ -409,6 +414,105 @@ mod tests {
         let said = "==== torch\nsdpa: skipped: torch 2.5 finds no CUDA device\n";
         assert_eq!(why_skipped(said).as_deref(), Some("skipped: torch 2.5 finds no CUDA device"));
         assert_eq!(why_skipped("sdpa: done\n"), None);
+    }
+
+    /// A packed folder of scripts.
+    fn packed(programs: &[(&str, &str)]) -> Temporary {
+        let folder = Temporary::new(&env::temp_dir(), "xtask-test-visit").unwrap();
+        let bin = folder.0.join("bin");
+        fs::create_dir(&bin).unwrap();
+        for (name, script) in programs {
+            crate::files::replace(&bin.join(name), &format!("#!/bin/sh\n{script}\n"), true).unwrap();
+        }
+        let mut tar = Command::new("tar");
+        tar.arg("-C").arg(&folder.0).arg("-czf").arg(folder.0.join("payload.tar.gz")).arg("bin");
+        process::run(&mut tar).unwrap();
+        fs::write(folder.0.join("version"), "commit=abc\ndirty=false\n").unwrap();
+        folder
+    }
+
+    fn visit(folder: &Temporary, options: &str) -> (Result, Vec<Value>, String) {
+        let words = options.split(' ').map(OsString::from);
+        let result = run_by(None, &folder.0, &Options::parse(words).unwrap().unwrap());
+        let out = folder.0.join("out");
+        (
+            result,
+            rows::read(&out.join("visit.jsonl")).unwrap(),
+            fs::read_to_string(out.join("summary.txt")).unwrap(),
+        )
+    }
+
+    const FACTS: &str = r#"echo '{"bench":"facts","device_type":"Cpu"}' >>"$WGPU_ATTENTION_ROWS""#;
+    const REPORT: &str = r#"case $2 in --brief) echo "a ceiling" ;; esac"#;
+
+    #[test]
+    fn a_visit_with_what_fails() {
+        let tests = r#"case "$*" in
+            --list*) printf 'a::good: test\na::bad: test\na::shy: test\na::lost: test\na::slow: test\na::crash: test\n'; exit ;;
+            --exact*bad) echo "thread panicked at a.rs:1:"; echo "not equal"; exit 101 ;;
+            --exact*crash) kill -s SEGV $$ ;;
+            --exact*) exit ;;
+            esac
+            printf 'test a::good ... ok\ntest a::bad ... FAILED\ntest a::shy ... FAILED\ntest a::slow ... ignored\n'
+            exit 134"#;
+        let kernels = r#"[ "$WGPU_ATTENTION_BENCH_QUICK" = 1 ] || exit 1; [ "$*" = --bench ]"#;
+        let programs = [
+            ("facts", FACTS),
+            ("report", REPORT),
+            ("tests", tests),
+            ("kernels", kernels),
+            ("another", "echo 'error: of a bench'; exit 1"),
+        ];
+        let folder = packed(&programs);
+        let (result, rows, summary) = visit(&folder, "--minutes 1 --parts facts,benches,tests");
+        assert_eq!(result.unwrap_err().status, 1);
+        let results = folder.0.join("out");
+        let expected = format!(
+            "==== summary: commit abc\n\
+             FAILED  another: failed, status 1\n    error: of a bench\n\
+             FAILED  tests: all in one process: crashed, signal 6; those that had not finished ran again alone\n\
+             FAILED  test a::bad: failed\n    thread panicked at a.rs:1:\n    not equal\n\
+             FAILED  test a::shy: failed, but passes alone\n\
+             FAILED  test a::crash: crashed, signal 11\n\
+             facts: ok; kernels: ok; another: failed, status 1\n\
+             a software driver: the figures say nothing about GPUs\n\
+             quick: the times say nothing, they show only that the benches work\n\
+             a ceiling\nresults: {}\n",
+            results.display()
+        );
+        assert_eq!(summary, expected);
+        let tests = |what: &str| rows.iter().find(|row| row["bench"] == "tests" && row["what"] == what);
+        assert_eq!(tests("failed, but passes alone").unwrap()["detail"], "a::shy");
+        let counts = ["passed", "ignored"].map(|what| tests(what).unwrap()["value"].as_u64().unwrap());
+        assert_eq!(counts, [2, 1]);
+        assert!(rows.contains(&json!({"bench": "tests", "what": "failed", "value": 3, "unit": "tests"})));
+        assert!(rows.contains(&json!({"bench": "visit", "quick": true})));
+        assert_eq!(rows[0]["commit"], "abc");
+        let log = fs::read_to_string(results.join("log.txt")).unwrap();
+        assert!(log.contains("---- a::bad: failed\nthread panicked"));
+    }
+
+    #[test]
+    fn a_visit_without_a_device() {
+        let folder = packed(&[
+            ("facts", "echo 'error: no adapter'; exit 1"),
+            ("report", REPORT),
+            ("kernels", "exit 0"),
+        ]);
+        let (result, rows, summary) = visit(&folder, "--minutes 1");
+        assert_eq!(result.unwrap_err().status, 1);
+        let start = "==== summary: commit abc\nFAILED  facts: failed, status 1\n    error: no adapter\n\
+            FAILED  no device: nothing else was tried\nfacts: failed, status 1\na ceiling\n";
+        assert!(summary.starts_with(start), "{summary}");
+        assert_eq!(rows.len(), 2);
+    }
+
+    #[test]
+    fn a_visit_without_time() {
+        let folder = packed(&[("facts", FACTS), ("report", REPORT)]);
+        let (result, rows, _) = visit(&folder, "--minutes 0 --parts facts");
+        assert_eq!(result.unwrap_err().status, 1);
+        assert!(rows.contains(&json!({"bench": "part", "what": "facts", "detail": "no time was left"})));
     }
 
     #[test]
