@@ -30,7 +30,8 @@ const COMMANDS: [(&str, Main); 6] = [
     ("package", package::main),
 ];
 
-/// `--repo FOLDER COMMAND [ARGUMENTS...]`, as the scripts say it; `run-packed FOLDER [OPTIONS]` where there is no repository.
+/// `--repo FOLDER COMMAND [ARGUMENTS...]`, as the scripts say it; `run-packed FOLDER [OPTIONS]` where there is no
+/// repository.
 fn run(arguments: &[OsString]) -> (&str, Result) {
     match arguments {
         [option, repo, command, rest @ ..] if option == "--repo" => {

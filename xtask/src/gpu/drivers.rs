@@ -1,5 +1,5 @@
-//! The drivers, and the packages that they come in. Another driver is an entry of [`DRIVERS`], with a [`Bundle`] of its own
-//! only if no other driver's packages have it.
+//! The drivers, and the packages that they come in. Another driver is an entry of [`DRIVERS`], with a [`Bundle`] of its
+//! own only if no other driver's packages have it.
 
 /// Packages that are fetched together and unpacked into `target/gpu/NAME`.
 #[derive(Debug)]

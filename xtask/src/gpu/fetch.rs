@@ -33,8 +33,8 @@ pub fn knows_debian() -> bool {
     keyring().is_some() && !mirrors().is_empty()
 }
 
-/// Mirrors apt knows: first those whose Release file says Debian; on Debian, where the lists were not fetched yet, any. A
-/// wrong one cannot do harm: the signatures decide.
+/// Mirrors apt knows: first those whose Release file says Debian; on Debian, where the lists were not fetched yet, any.
+/// A wrong one cannot do harm: the signatures decide.
 fn mirrors() -> Vec<String> {
     if let Some(mirror) = env::var(MIRROR).ok().filter(|mirror| !mirror.is_empty()) {
         return vec![mirror];
@@ -147,8 +147,8 @@ fn note(log: &Path, text: &str) {
     }
 }
 
-/// Fetches and unpacks `bundle` into `base/NAME`, once: in a temporary folder, renamed when complete. What apt says is in
-/// `log`. An error says what went wrong with it.
+/// Fetches and unpacks `bundle` into `base/NAME`, once: in a temporary folder, renamed when complete. What apt says is
+/// in `log`. An error says what went wrong with it.
 pub fn fetch(base: &Path, bundle: &Bundle, cpu: &'static Cpu, log: &Path) -> Result<Unpacked> {
     fs::create_dir_all(base).at(base)?;
     let ready = Unpacked::new(base.join(bundle.name), cpu);
@@ -263,7 +263,8 @@ fn unpack(apt: &Apt, bundle: &Bundle, cpu: &'static Cpu) -> Result<Unpacked> {
     }
     if let Some((_, patterns)) = bundle.part {
         for deb in files::ending(apt.folder, ".deb") {
-            let script = "deb=$1 root=$2; shift 2; dpkg-deb --fsys-tarfile \"$deb\" | tar -x -C \"$root\" --wildcards \"$@\"";
+            let script = "deb=$1 root=$2; shift 2; \
+                dpkg-deb --fsys-tarfile \"$deb\" | tar -x -C \"$root\" --wildcards \"$@\"";
             let mut sh = Command::new("sh");
             sh.args(["-c", script, "sh"]).arg(&deb).arg(&root).args(patterns);
             if !logged(&mut sh, apt.log) {

@@ -134,9 +134,10 @@ impl Unpacked {
     /// Writes what `driver` needs beside its packages.
     pub fn install(&self, driver: &Driver) -> Result<PathBuf> {
         if driver.interface == Interface::Vulkan {
+            let (version, library) = (self.api_version(driver), self.file(driver)?.display().to_string());
             let icd = serde_json::json!({
                 "file_format_version": "1.0.1",
-                "ICD": {"api_version": self.api_version(driver), "library_path": self.file(driver)?.display().to_string()},
+                "ICD": {"api_version": version, "library_path": library},
             });
             files::replace(&self.folder.join(driver.icd()), &format!("{icd}\n"), false)?;
         }
@@ -218,7 +219,8 @@ mod tests {
             "#!/bin/sh\n# PROGRAM [ARGS...] with RADV 25.0 (made by scripts/gpu)\n\
              export WGPU_BACKEND=vulkan\nexport VK_DRIVER_FILES={at}/radv.json\n\
              exec {root}/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2 --library-path \
-             \"{root}/usr/lib/x86_64-linux-gnu:{root}/lib/x86_64-linux-gnu${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}\" \"$@\"\n"
+             \"{root}/usr/lib/x86_64-linux-gnu:{root}/lib/x86_64-linux-gnu\
+             ${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}\" \"$@\"\n"
         );
         assert_eq!(fs::read_to_string(wrapper).unwrap(), expected);
         let icd: Value =

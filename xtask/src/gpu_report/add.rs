@@ -71,7 +71,8 @@ mod tests {
     #[test]
     fn names() {
         let visit = json!({"bench": "visit", "date": "2026-11-22", "commit": "c"});
-        let facts = json!({"bench": "facts", "device": "AMD Radeon RX 7900 (RADV NAVI31)", "device_type": "DiscreteGpu"});
+        let device = "AMD Radeon RX 7900 (RADV NAVI31)";
+        let facts = json!({"bench": "facts", "device": device, "device_type": "DiscreteGpu"});
         let rows = [visit.clone(), facts];
         assert_eq!(name_of(&rows).as_deref(), Some("2026-11-22-amd-radeon-rx-7900-radv-navi31"));
         assert_eq!(name_of(&[visit]), None);

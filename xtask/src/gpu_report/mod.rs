@@ -17,15 +17,17 @@ use crate::repo::Repo;
 const USAGE: &str = "\
 scripts/gpu-report: a whole visit to a machine with a GPU, in one command.
 
-  scripts/gpu-report [OPTIONS]               pack into target/gpu-report, run it here (see scripts/gpu), add what a GPU gave
+  scripts/gpu-report [OPTIONS]
+      pack into target/gpu-report, run it here (see scripts/gpu), add what a GPU gave
   scripts/gpu-report pack FOLDER [--vulkan-loader]
-                                             build everything in release and put it into FOLDER, which then needs no toolchain:
-                                             x86-64 or whatever this machine is, its glibc or a newer one, sh and tar.
-                                             --vulkan-loader: with Debian's libvulkan.so.1, for machines that have none
-  FOLDER/run [OPTIONS]                       run it
+      build everything in release and put it into FOLDER, which then needs no toolchain: x86-64 or whatever this machine
+      is, its glibc or a newer one, sh, tar and gzip.
+      --vulkan-loader: with Debian's libvulkan.so.1, for machines that have none
+  FOLDER/run [OPTIONS]
+      run it
   scripts/gpu-report add [--name NAME] DIR...
-                                             what `run --out DIR` wrote, in one visit or in parts -> benches/rows/NAME.jsonl, tables
-                                             and plots made anew; a software driver's only under a NAME
+      what `run --out DIR` wrote, in one visit or in parts -> benches/rows/NAME.jsonl, tables and plots made anew; a
+      software driver's only under a NAME
 
   --out DIR        where results go (FOLDER/out): visit.jsonl (every figure), RESULTS.md, plots, log.txt, summary.txt
   --minutes N      how long all of it may take (9)
@@ -33,11 +35,12 @@ scripts/gpu-report: a whole visit to a machine with a GPU, in one command.
   --tests FILTER   only tests whose names hold FILTER; may be repeated
   --no-tests       all parts but tests
   --threads N      tests at once (the number of processors, 8 at most)
-  --quick, --full  benches that only show that they work (default on software drivers), or that time (default on GPUs)
+  --quick, --full  benches that only show that they work (default on software drivers), or that time (on GPUs)
 
-Each part has a time limit and a row of its outcome, so that one that hangs does not take the others' time. Tests that fail, crash
-or hang are run again alone, which tells who is to blame. Exit status: 0 if nothing failed and everything ran, else 1.
-VK_DRIVER_FILES, WGPU_BACKEND and other variables of Vulkan and wgpu are honoured. A part `torch` needs python3 with torch.
+Each part has a time limit and a row of its outcome, so that one that hangs does not take the others' time. Tests that
+fail, crash or hang are run again alone, which tells who is to blame. Exit status: 0 if nothing failed and everything
+ran, else 1. VK_DRIVER_FILES, WGPU_BACKEND and other variables of Vulkan and wgpu are honoured. A part `torch` needs
+python3 with torch.
 ";
 
 fn say(text: impl std::fmt::Display) {

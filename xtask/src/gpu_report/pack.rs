@@ -120,7 +120,8 @@ fn add_loader(at: &Path) -> Result {
     let (lib, deb) = (at.join("lib"), at.join("deb"));
     fs::create_dir(&lib).at(&lib)?;
     fs::create_dir(&deb).at(&deb)?;
-    let script = "apt-get -q download libvulkan1 >&2 && dpkg-deb -x libvulkan1_*.deb . && cp -P usr/lib/*/libvulkan.so.1* ../lib";
+    let script = "apt-get -q download libvulkan1 >&2 && dpkg-deb -x libvulkan1_*.deb . && \
+        cp -P usr/lib/*/libvulkan.so.1* ../lib";
     process::run(Command::new("sh").current_dir(&deb).args(["-c", script]))
         .map_err(|_| refused("libvulkan1 could not be had"))?;
     fs::remove_dir_all(&deb).at(&deb)

@@ -188,8 +188,9 @@ mod tests {
     #[test]
     fn what_the_harness_says() {
         let text = "\nrunning 4 tests\ntest gpu::a_layer ... ok\ntest fuzz::all ... ignored, takes an hour\n\
-            test errors::panics - should panic ... ok\ntest masks::causal ... FAILED\ntest masks::window has been running\n\
-            test key_splits::many ... \n\nfailures:\n    masks::causal\ntest result: FAILED. 2 passed\n";
+            test errors::panics - should panic ... ok\ntest masks::causal ... FAILED\n\
+            test masks::window has been running\ntest key_splits::many ... \n\nfailures:\n    masks::causal\n\
+            test result: FAILED. 2 passed\n";
         let expected = [
             ("gpu::a_layer", Said::Passed),
             ("fuzz::all", Said::Ignored),

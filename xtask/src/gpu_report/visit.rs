@@ -400,7 +400,8 @@ mod tests {
 
     #[test]
     fn what_tells_why() {
-        let said = "device X\nthread 'main' panicked at benches/kernels.rs:3:\nfused differs\nnote: run with\nerror: bench failed\n";
+        let said = "device X\nthread 'main' panicked at benches/kernels.rs:3:\nfused differs\nnote: run with\n\
+            error: bench failed\n";
         assert_eq!(
             telling(said),
             ["thread 'main' panicked at benches/kernels.rs:3:", "fused differs", "error: bench failed"]
@@ -448,7 +449,7 @@ mod tests {
     #[test]
     fn a_visit_with_what_fails() {
         let tests = r#"case "$*" in
-            --list*) printf 'a::good: test\na::bad: test\na::shy: test\na::lost: test\na::slow: test\na::crash: test\n'; exit ;;
+            --list*) printf 'a::%s: test\n' good bad shy lost slow crash; exit ;;
             --exact*bad) echo "thread panicked at a.rs:1:"; echo "not equal"; exit 101 ;;
             --exact*crash) kill -s SEGV $$ ;;
             --exact*) exit ;;
