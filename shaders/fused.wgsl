@@ -40,62 +40,62 @@ struct Params {
 @group(0) @binding(0) var<uniform> p: Params;
 
 // Head and query of a packed row.
-fn place_of(kv_head: u32, row: u32) -> vec2<u32> {
+fn head_query_of(kv_head: u32, row: u32) -> vec2<u32> {
     return vec2<u32>(kv_head * p.group + row % p.group, row / p.group);
 }
 
 fn query_of_row(b: u32, kv_head: u32, row: u32) -> Query {
-    let place = place_of(kv_head, row);
+    let place = head_query_of(kv_head, row);
     return query_of(b, place.x, place.y);
 }
 
 // Of the keys r.x .. r.y, the split's own.
-fn share_of_split(r: vec2<u32>, split: u32) -> vec2<u32> {
+fn split_keys(r: vec2<u32>, split: u32) -> vec2<u32> {
     if !SPLITS || r.x >= r.y {
         return r;
     }
-    let each = max((r.y - r.x + p.splits - 1u) / p.splits, SPLIT_LEAST);
-    let span = (each + SPLIT_STEP - 1u) / SPLIT_STEP * SPLIT_STEP;
-    let first = min(r.x + split * span, r.y);
-    return vec2<u32>(first, min(first + span, r.y));
+    let share = max((r.y - r.x + p.splits - 1u) / p.splits, SPLIT_LEAST);
+    let len = (share + SPLIT_STEP - 1u) / SPLIT_STEP * SPLIT_STEP;
+    let first = min(r.x + split * len, r.y);
+    return vec2<u32>(first, min(first + len, r.y));
 }
 
 // Where a split's sums of a row begin.
-fn partial_of(z: u32, row: u32, split: u32) -> u32 {
+fn partial_offset(z: u32, row: u32, split: u32) -> u32 {
     return ((z * p.mask.q_len * p.group + row) * p.splits + split) * ((p.value_dim + 3u) / 4u * 4u);
 }
 
-fn store_total(z: u32, row: u32, split: u32, total: vec2<f32>) {
+fn store_stats(z: u32, row: u32, split: u32, total: vec2<f32>) {
     let o = p.stats + ((z * p.mask.q_len * p.group + row) * p.splits + split) * 4u;
     partial_store4(o, vec4<f32>(total, 0.0, 0.0));
 }
 
 // The end of a row, from its maximum and the sum of its weights: what its sums are multiplied by, and what they are then
 // relative to. One invocation stores what there is besides out.
-fn row_end(own: vec2<f32>, z: u32, row: u32, split: u32, stores: bool) -> vec3<f32> {
+fn finish_row(state: vec2<f32>, z: u32, row: u32, split: u32, stores: bool) -> vec3<f32> {
     if SPLITS {
         if stores {
-            store_total(z, row, split, own);
+            store_stats(z, row, split, state);
         }
-        return vec3<f32>(1.0, own.x, 1.0);
+        return vec3<f32>(1.0, state.x, 1.0);
     }
     let neg_inf = p.mask.neg_inf;
     let b = z / p.kv_heads;
-    let place = place_of(z % p.kv_heads, row);
-    let all = with_sink(own, b, place.x);
+    let place = head_query_of(z % p.kv_heads, row);
+    let total = with_sink(state, b, place.x);
     if HAS_LSE && stores {
-        lse_store(view_at(p.lse, b, place.x, place.y, 0u), lse_of(all, neg_inf));
+        lse_store(view_at(p.lse, b, place.x, place.y, 0u), lse_of(total, neg_inf));
     }
     // A sink may have raised the maximum.
-    return vec3<f32>(select(0.0, share_of(own.x, all, neg_inf), is_seen(own, neg_inf)), all);
+    return vec3<f32>(select(0.0, share_of(state.x, total, neg_inf), is_seen(state, neg_inf)), total);
 }
 
 // Four channels of a row.
 fn store_row(z: u32, row: u32, split: u32, col: u32, x: vec4<f32>) {
     if SPLITS {
-        partial_store4(partial_of(z, row, split) + col, x);
+        partial_store4(partial_offset(z, row, split) + col, x);
     } else {
-        let place = place_of(z % p.kv_heads, row);
+        let place = head_query_of(z % p.kv_heads, row);
         store_out(z / p.kv_heads, place.x, place.y, col, x);
     }
 }
@@ -112,7 +112,7 @@ fn score_of(q: Query, j: u32) -> f32 {
     }
     let a = view_at(p.q, q.b, q.h, q.i, 0u);
     let k = k_source(q.b, q.h / p.group);
-    let row = row_of(k, j);
+    let row = key_row(k, j);
     var sums = vec4<f32>();
     for (var d = 0u; d < p.head_dim; d += 4u) {
         sums += q_at4(a + d * p.q.strides.w, p.q.strides.w, p.head_dim - d) * k_four(k, row, d);
@@ -134,7 +134,7 @@ fn repaired(q: Query, col: u32, total: vec2<f32>, keys: vec2<u32>) -> vec4<f32> 
         let weight = apply_dropout(share_of(score, total, p.mask.neg_inf), q.b, q.h, q.i, j);
         // By the bits: what is NaN counts, and `!=` is false for it in SPIR-V's ordered comparison.
         if bitcast<u32>(score) != bitcast<u32>(p.mask.neg_inf) && (bitcast<u32>(weight) & 0x7fffffffu) != 0u {
-            sum += weight * v_four(v, row_of(v, j), 0u);
+            sum += weight * v_four(v, key_row(v, j), 0u);
         }
     }
     return sum;
@@ -163,26 +163,26 @@ fn weight_of(x: f32) -> f32 {
 }
 
 // A row's maximum and the sum of its weights, from one in the units of scores; none where it has seen nothing.
-fn own_total(top: f32, sum: f32) -> vec2<f32> {
-    return vec2<f32>(select(top * select(LN_2, 1.0, PER_PAIR_MASK), p.mask.neg_inf, sum == 0.0), sum);
+fn row_state(row_max: f32, row_sum: f32) -> vec2<f32> {
+    return vec2<f32>(select(row_max * select(LN_2, 1.0, PER_PAIR_MASK), p.mask.neg_inf, row_sum == 0.0), row_sum);
 }
 
 // The queries of some rows see keys of all.x .. all.y, and every query sees those in each.x .. each.y,
 // as far as intervals go.
-struct Range {
-    all: vec2<u32>,
-    each: vec2<u32>,
+struct KeyRange {
+    any_row: vec2<u32>,
+    every_row: vec2<u32>,
 }
 
-fn range_of(b: u32, kv_head: u32, row: u32, rows: u32) -> Range {
-    var r = Range(vec2<u32>(0xffffffffu, 0u), vec2<u32>(0u, 0xffffffffu));
+fn rows_key_range(b: u32, kv_head: u32, row: u32, rows: u32) -> KeyRange {
+    var r = KeyRange(vec2<u32>(0xffffffffu, 0u), vec2<u32>(0u, 0xffffffffu));
     for (var n = row; n < row + rows; n++) {
         let query = query_of_row(b, kv_head, n);
         if query.first < query.end {
-            r.all = vec2<u32>(min(r.all.x, query.first), max(r.all.y, query.end));
+            r.any_row = vec2<u32>(min(r.any_row.x, query.first), max(r.any_row.y, query.end));
         }
-        r.each = vec2<u32>(max(r.each.x, query.first), min(r.each.y, query.end));
+        r.every_row = vec2<u32>(max(r.every_row.x, query.first), min(r.every_row.y, query.end));
     }
-    r.all.x = min(r.all.x, r.all.y);
+    r.any_row.x = min(r.any_row.x, r.any_row.y);
     return r;
 }

@@ -4,7 +4,7 @@
 // outₙ, out [batch, heads, q_len, value_dim]   lseₙ, lse [batch, heads, q_len, 1]
 //
 // Bindings (declared by the host): out, lse, part_out0.., part_lse0... ACCUMULATES: out and lse hold a part too.
-// Reads and writes everything once; LANES invocations share a row.
+// Reads and writes everything once; ROW_LANES invocations share a row.
 
 struct MergePart {
     out: View,
@@ -23,7 +23,7 @@ struct Params {
 
 @group(0) @binding(0) var<uniform> p: Params;
 
-const LANES: u32 = 16u;
+const ROW_LANES: u32 = 16u;
 const ROWS: u32 = 4u;
 
 // A part that has seen no key has no share, whatever its output holds. By the bits: a NaN must show.
@@ -43,9 +43,9 @@ fn with_part(total: vec2<f32>, lse: f32) -> vec2<f32> {
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
     let h = group.y;
     let b = group.z;
-    let i = min(group.x * ROWS + index / LANES, p.q_len - 1u);
-    let used = group.x * ROWS + index / LANES < p.q_len;
-    let lane = index % LANES;
+    let i = min(group.x * ROWS + index / ROW_LANES, p.q_len - 1u);
+    let used = group.x * ROWS + index / ROW_LANES < p.q_len;
+    let lane = index % ROW_LANES;
     let lse_here = view_at(p.lse, b, h, i, 0u);
     var total = vec2<f32>(p.neg_inf, 0.0);
     var mine = p.neg_inf;
@@ -60,7 +60,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     storageBarrier();
     if used {
         let seen = is_seen(total, p.neg_inf);
-        for (var d = lane; d < p.value_dim; d += LANES) {
+        for (var d = lane; d < p.value_dim; d += ROW_LANES) {
             var sum = 0.0;
             if seen {
                 let o = view_at(p.out, b, h, i, d);

@@ -5,7 +5,7 @@
 // out [batch, heads, q_len, value_dim]   lse [batch, heads, q_len, 1]
 //
 // Bindings (declared by the host): partial, out; lse and the sinks where used.
-// Floor: every sum is read once, by LANES invocations side by side.
+// Floor: every sum is read once, by ROW_LANES invocations side by side.
 
 struct Params {
     out: View,
@@ -23,7 +23,7 @@ struct Params {
 
 @group(0) @binding(0) var<uniform> p: Params;
 
-const LANES: u32 = 32u;
+const ROW_LANES: u32 = 32u;
 const ROWS: u32 = 2u;
 
 fn total_at(o: u32) -> vec2<f32> {
@@ -32,8 +32,8 @@ fn total_at(o: u32) -> vec2<f32> {
 
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
-    let row = (group.x + p.first) * ROWS + index / LANES;
-    let lane = index % LANES;
+    let row = (group.x + p.first) * ROWS + index / ROW_LANES;
+    let lane = index % ROW_LANES;
     if row >= p.rows {
         return;
     }
@@ -51,7 +51,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     total = with_sink(total, b, h);
     let seen = is_seen(total, neg_inf);
     let width = (p.value_dim + 3u) / 4u * 4u;
-    for (var d = lane * 4u; d < p.value_dim; d += LANES * 4u) {
+    for (var d = lane * 4u; d < p.value_dim; d += ROW_LANES * 4u) {
         var sum = vec4<f32>();
         for (var s = 0u; s < p.splits; s++) {
             let o = row * p.splits + s;

@@ -2,7 +2,7 @@
 //
 // scores [batch, heads, q_len, kv_len], f32   lse [batch, heads, q_len, 1]
 //
-// LANES invocations share a row: one (row_alone.wgsl) or a workgroup (row_workgroup.wgsl). A row that sees
+// ROW_LANES invocations share a row: one (row_per_invocation.wgsl) or a workgroup (row_per_workgroup.wgsl). A row that sees
 // no key becomes zeros, its lse −∞.
 //
 // Bindings (declared by the host): scores; lse, the mask's, dropout where used.
@@ -61,7 +61,7 @@ fn seen_scores(r: Row, j: u32) -> vec4<f32> {
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
     let b = group.z;
     let h = group.y;
-    let i = row_of(group.x, index);
+    let i = row_index(group.x, index);
     let lane = lane_of(index);
     if i >= p.mask.q_len {
         return;
@@ -71,23 +71,23 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let q = query_of(b, h, i);
     let r = Row(view_at(p.scores, b, h, i, 0u), p.scores.strides.w, kv_len, neg_inf, q);
 
-    var top = neg_inf;
+    var row_max = neg_inf;
     var sums = vec4<f32>();
     // A NaN is carried by addition: max, exp and log lose it on some drivers.
-    var lost = 0.0;
+    var nan_carry = 0.0;
     // A lane has the same keys here and below: it overwrites only what it has read itself.
-    for (var j = q.first / (LANES * 4u) * (LANES * 4u) + lane * 4u; j < q.end; j += LANES * 4u) {
+    for (var j = q.first / (ROW_LANES * 4u) * (ROW_LANES * 4u) + lane * 4u; j < q.end; j += ROW_LANES * 4u) {
         let x = seen_scores(r, j);
-        let highest = max(max(max(x.x, x.y), max(x.z, x.w)), top);
+        let highest = max(max(max(x.x, x.y), max(x.z, x.w)), row_max);
         // As long as no key was seen there is nothing to be relative to.
         let origin = select(highest, 0.0, highest == neg_inf);
-        sums = sums * exp_of(vec4<f32>(top - origin), neg_inf) + exp_of(x - origin, neg_inf);
-        top = highest;
+        sums = sums * exp_of(vec4<f32>(row_max - origin), neg_inf) + exp_of(x - origin, neg_inf);
+        row_max = highest;
         if any_nan(x) {
-            lost += x.x + x.y + x.z + x.w;
+            nan_carry += x.x + x.y + x.z + x.w;
         }
     }
-    let seen_total = combined(vec2<f32>(top, sums.x + sums.y + sums.z + sums.w + lost), lane);
+    let seen_total = reduce_row(vec2<f32>(row_max, sums.x + sums.y + sums.z + sums.w + nan_carry), lane);
     let total = with_sink(seen_total, b, h);
     let seen = is_seen(total, neg_inf);
     let scale = select(0.0, 1.0 / total.y, seen);
@@ -96,7 +96,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             lse_store(view_at(p.lse, b, h, i, 0u), lse_of(total, neg_inf));
         }
     }
-    for (var j = lane * 4u; j < kv_len; j += LANES * 4u) {
+    for (var j = lane * 4u; j < kv_len; j += ROW_LANES * 4u) {
         var w = vec4<f32>();
         if seen && j < q.end && j + 4u > q.first {
             let x = seen_scores(r, j);

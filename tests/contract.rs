@@ -304,3 +304,73 @@ fn a_wrong_table_is_reported() {
         assert!(found.iter().any(|f| f.contains(expected)), "`{expected}` is not among {found:?}");
     }
 }
+
+/// Names that a piece's header gives after `kind`, as far as the next such line.
+fn header_names(text: &str, kind: &str) -> Option<Vec<String>> {
+    let header = text.lines().map_while(|line| line.strip_prefix("//")).collect::<Vec<_>>().join("\n");
+    let (_, list) = header.split_once(&format!("\n {kind}: "))?;
+    let list = &list[..=list.find(".\n").unwrap_or(list.rfind('.')?)];
+    let names = list.split([',', ';', '\n', ' ']).map(|name| name.trim_end_matches('.'));
+    Some(names.filter(|name| !name.is_empty() && *name != "nothing").map(str::to_string).collect())
+}
+
+/// WGSL without its comments, as words; `.` belongs to a word, so that members are no names.
+fn words(text: &str) -> HashSet<&str> {
+    let code = text.lines().map(|line| line.split("//").next().unwrap_or_default());
+    code.flat_map(|line| line.split(|c: char| !c.is_alphanumeric() && c != '_' && c != '.')).collect()
+}
+
+/// What a file declares outside of its functions.
+fn declared(text: &str) -> HashSet<&str> {
+    let kinds = ["const ", "fn ", "struct ", "alias ", "var<workgroup> ", "var<private> "];
+    let names = text.lines().filter_map(|line| kinds.iter().find_map(|kind| line.strip_prefix(kind)));
+    names.filter_map(|rest| rest.split(|c: char| !c.is_alphanumeric() && c != '_').next()).collect()
+}
+
+/// Every piece that stages share says in its header what it needs of others and what it gives them.
+#[test]
+fn every_piece_says_what_it_needs_and_gives() {
+    let root = crate::harness::root().join("shaders");
+    let mut pieces = Vec::new();
+    for folder in std::fs::read_dir(&root).expect("the shaders are there") {
+        let folder = folder.expect("a readable folder").path();
+        if folder.is_dir() {
+            for file in std::fs::read_dir(&folder).expect("a readable folder") {
+                let path = file.expect("a readable file").path();
+                pieces.push((path.display().to_string(), std::fs::read_to_string(&path).expect("a shader")));
+            }
+        }
+    }
+    let functions: HashSet<_> = pieces
+        .iter()
+        .flat_map(|(_, text)| text.lines().filter_map(|line| line.strip_prefix("fn ")?.split('(').next()))
+        .collect();
+    let mut faults = Vec::new();
+    for (path, text) in &pieces {
+        let (Some(needs), Some(gives)) = (header_names(text, "Needs"), header_names(text, "Gives")) else {
+            faults.push(format!("{path}: the header lacks `Needs: ….` or `Gives: ….`"));
+            continue;
+        };
+        let (own, used) = (declared(text), words(text));
+        for name in &gives {
+            if !own.contains(name.as_str()) {
+                faults.push(format!("{path} gives {name} and does not declare it"));
+            }
+        }
+        for name in &needs {
+            let member = format!("{name}.");
+            if own.contains(name.as_str()) || !used.iter().any(|w| w == name || w.starts_with(&member)) {
+                faults.push(format!("{path} needs {name}, which it declares itself or does not use"));
+            }
+        }
+        let code = text.lines().map(|line| line.split("//").next().unwrap_or_default());
+        for call in code.flat_map(|line| line.match_indices('(').map(move |(at, _)| &line[..at])) {
+            let name = call.rsplit(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or_default();
+            if functions.contains(name) && !own.contains(name) && !needs.iter().any(|need| need == name) {
+                faults.push(format!("{path} calls {name}, which is not under `Needs`"));
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+    assert!(pieces.len() > 30, "{} pieces", pieces.len());
+}

@@ -1,4 +1,8 @@
 // Of a cache (cache/sequence_table.wgsl). Not used where keys and values are tensors.
+//
+// Needs: nothing.
+// Gives: CacheParams.
+
 struct CacheParams {
     batch: u32,
     kv_heads: u32,

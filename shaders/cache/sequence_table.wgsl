@@ -5,6 +5,10 @@
 // left: kernels count those (t), masks speak of positions (j).
 //
 // LAYOUT_KIND: CONTIGUOUS, RING or PAGED. Bindings: sequence_table.
+//
+// Needs: p.cache; LAYOUT_KIND; sequence_table_at.
+// Gives: COUNT, HIGH, LENGTH, LIMIT, REFUSED, RING, START, WORDS; Rows; are_neighbours, cached_index, cached_key,
+// cached_len, cached_queries, cached_shift, cached_start, row_of_position, row_of_token, rows_of.
 
 const CONTIGUOUS: u32 = 0u;
 const RING: u32 = 1u;

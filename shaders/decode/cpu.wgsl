@@ -3,7 +3,7 @@
 // Every load has an index uniform over the workgroup: a scalar load. (Where lanes differ in it, each lane costs
 // a branch.) Eight such words are put together to a vector, one in each lane, and unpacked as one. For scores
 // a lane has the word of its own key, for sums its own word of the key. Weights go from the one to the other
-// through workgroup memory, a chunk at a time. Where rows fill the lanes, fused_cpu.wgsl is faster.
+// through workgroup memory, a chunk at a time. Where rows fill the lanes, fused/cpu.wgsl is faster.
 //
 // Constants: ROWS     packed rows of a workgroup
 //            LANES    invocations of a workgroup, 8
@@ -15,8 +15,15 @@
 //
 // Floor, per query, key and channel of each kind: a multiplication and an addition (software drivers have no
 // fused one). Loads: five instructions for each u32, once per ROWS packed rows.
+//
+// Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim; CHUNK, KEYS,
+// K_BLOCKS, LANES, LOWEST, PER_PAIR_MASK, RESCALE_THRESHOLD, ROWS, SCALED, SPLITS, STEP, UNIT, VECTORS, V_BLOCKS;
+// Query; any_nan, finish_row, is_run, k_scale, k_source, k_word, key_row, mask_mod, q_at4, query_of_row, repaired,
+// row_state, rows_key_range, run_step, score_mod, split_keys, store_row, unpacked_all, v_scale, v_source, v_word,
+// view_at, weight_of.
+// Gives: main.
 
-const EACH: u32 = KEYS / LANES;
+const LANE_KEYS: u32 = KEYS / LANES;
 // Keys side by side in the lanes, for rows of few words, and words of a lane.
 const SPREAD: u32 = clamp(LANES / V_BLOCKS, 1u, KEYS / STEP);
 const LANE_WORDS: u32 = (V_BLOCKS + LANES - 1u) / LANES;
@@ -26,14 +33,14 @@ const SMALL: u32 = 0xffffu;
 
 var<workgroup> queries: array<vec4<f32>, K_BLOCKS * VECTORS * ROWS>;
 var<workgroup> weights: array<f32, CHUNK * ROWS>;
-var<workgroup> of_lanes: array<f32, 2u * ROWS * LANES>;
+var<workgroup> lane_values: array<f32, 2u * ROWS * LANES>;
 var<workgroup> spread: array<vec4<f32>, select(1u, LANES * VECTORS, SPREAD > 1u)>;
 // The turn in which a score was too far above the maximum.
-var<workgroup> stirred: u32;
+var<workgroup> rescale_chunk: u32;
 
 // x. After a barrier LLVM computes again what was computed before it, at each use, inside loops too (llvmpipe's
 // workgroups are coroutines); what came out of a loop it keeps.
-fn held(x: u32) -> u32 {
+fn opaque(x: u32) -> u32 {
     var y = x;
     for (var i = 0u; i < p.kv_heads; i++) {
         y ^= i >> 31u;
@@ -43,9 +50,9 @@ fn held(x: u32) -> u32 {
 
 // Never true. The loop in it makes the loop around it not an innermost one: LLVM turns the bounds checks of an
 // innermost loop's loads from conditional moves into branches, which is slower.
-fn never() -> bool {
+fn opaque_false() -> bool {
     if p.group == 0u {
-        return held(1u) == 1u;
+        return opaque(1u) == 1u;
     }
     return false;
 }
@@ -58,18 +65,18 @@ fn mask_of(bit: u32, l: u32) -> u32 {
 
 @compute @workgroup_size(LANES)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) invocation: u32) {
-    let lane = held(invocation);
+    let lane = opaque(invocation);
     let z = workgroup.z + p.first.z;
-    let b = held(z / p.kv_heads);
-    let kv_head = held(z % p.kv_heads);
+    let b = opaque(z / p.kv_heads);
+    let kv_head = opaque(z % p.kv_heads);
     let packed = p.mask.q_len * p.group;
     let x = workgroup.x + p.first.x;
     let row0 = select(x, x / p.splits, SPLITS) * ROWS;
     let split = select(0u, x % p.splits, SPLITS);
     let neg_inf = p.mask.neg_inf;
-    let range = range_of(b, kv_head, row0, min(ROWS, packed - row0));
-    let keys = share_of_split(range.all, split);
-    let stop = held(keys.y);
+    let range = rows_key_range(b, kv_head, row0, min(ROWS, packed - row0));
+    let keys = split_keys(range.any_row, split);
+    let stop = opaque(keys.y);
     let k = k_source(b, kv_head);
     let v = v_source(b, kv_head, 0u);
 
@@ -85,91 +92,91 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         }
     }
     if lane == 0u {
-        stirred = 0u;
+        rescale_chunk = 0u;
     }
 
-    var sums: array<array<array<vec4<f32>, VECTORS>, LANE_WORDS>, ROWS>;
-    var top: array<f32, ROWS>;
-    var total: array<f32, ROWS>;
-    var lost: array<f32, ROWS>;
+    var acc: array<array<array<vec4<f32>, VECTORS>, LANE_WORDS>, ROWS>;
+    var row_max: array<f32, ROWS>;
+    var row_sum: array<f32, ROWS>;
+    var nan_carry: array<f32, ROWS>;
     for (var r = 0u; r < ROWS; r++) {
         for (var w = 0u; w < LANE_WORDS; w++) {
             for (var e = 0u; e < VECTORS; e++) {
-                sums[r][w][e] = vec4<f32>();
+                acc[r][w][e] = vec4<f32>();
             }
         }
-        top[r] = LOWEST;
-        total[r] = 0.0;
-        lost[r] = 0.0;
+        row_max[r] = LOWEST;
+        row_sum[r] = 0.0;
+        nan_carry[r] = 0.0;
     }
     workgroupBarrier();
 
-    var turn = 1u;
+    var chunk = 1u;
     var tries = 0u;
-    var j = held(keys.x);
+    var j = opaque(keys.x);
     while j < stop {
         // The first chunk is one block, whose scores are the first maximum.
-        let end = min(j + select(CHUNK, KEYS, turn == 1u), stop);
-        let own = held(lane);
-        let bit = held(1u << lane);
-        var is: array<u32, LANES>;
+        let end = min(j + select(CHUNK, KEYS, chunk == 1u), stop);
+        let my_lane = opaque(lane);
+        let bit = opaque(1u << lane);
+        var lane_mask: array<u32, LANES>;
         for (var l = 0u; l < LANES; l++) {
-            is[l] = mask_of(bit, l);
+            lane_mask[l] = mask_of(bit, l);
         }
         var asked: array<Query, ROWS>;
         var limit: array<f32, ROWS>;
-        var high: array<f32, ROWS>;
-        var part_total: array<f32, ROWS>;
-        var part_lost: array<f32, ROWS>;
+        var chunk_max: array<f32, ROWS>;
+        var chunk_sum: array<f32, ROWS>;
+        var chunk_nan: array<f32, ROWS>;
         for (var r = 0u; r < ROWS; r++) {
             asked[r] = query_of_row(b, kv_head, min(row0 + r, packed - 1u));
-            limit[r] = top[r];
-            high[r] = LOWEST;
-            part_total[r] = 0.0;
-            part_lost[r] = 0.0;
+            limit[r] = row_max[r];
+            chunk_max[r] = LOWEST;
+            chunk_sum[r] = 0.0;
+            chunk_nan[r] = 0.0;
         }
 
         // Scores and weights.
         for (var t0 = j; t0 < end; t0 += KEYS) {
-            var rows: array<array<u32, LANES>, EACH>;
-            var s: array<array<f32, EACH>, ROWS>;
+            var rows: array<array<u32, LANES>, LANE_KEYS>;
+            var s: array<array<f32, LANE_KEYS>, ROWS>;
             for (var r = 0u; r < ROWS; r++) {
-                for (var c = 0u; c < EACH; c++) {
+                for (var c = 0u; c < LANE_KEYS; c++) {
                     s[r][c] = 0.0;
                 }
             }
             let most = min(t0 + KEYS, stop) - 1u;
             if is_run(k, t0, most) {
-                let first = row_of(k, t0);
-                for (var c = 0u; c < EACH; c++) {
+                let first = key_row(k, t0);
+                for (var c = 0u; c < LANE_KEYS; c++) {
                     for (var l = 0u; l < LANES; l++) {
                         rows[c][l] = first + min(c * LANES + l, most - t0) * run_step(k);
                     }
                 }
             } else {
-                for (var c = 0u; c < EACH; c++) {
+                for (var c = 0u; c < LANE_KEYS; c++) {
                     for (var l = 0u; l < LANES; l++) {
-                        rows[c][l] = row_of(k, min(t0 + c * LANES + l, most));
+                        rows[c][l] = key_row(k, min(t0 + c * LANES + l, most));
                     }
                 }
             }
             // Not unrolled: the bound is not constant.
             let blocks = min(K_BLOCKS, p.head_dim);
             for (var i = 0u; i < blocks; i++) {
-                if never() {
+                if opaque_false() {
                     i += 1u;
                 }
                 let n = i & SMALL;
-                var x: array<array<vec4<f32>, VECTORS>, EACH>;
-                var part: array<array<f32, EACH>, ROWS>;
-                for (var c = 0u; c < EACH; c++) {
-                    var word = k_word(k, rows[c][0], n) & vec4<u32>(is[0]);
+                var x: array<array<vec4<f32>, VECTORS>, LANE_KEYS>;
+                var word_dot: array<array<f32, LANE_KEYS>, ROWS>;
+                for (var c = 0u; c < LANE_KEYS; c++) {
+                    var word = k_word(k, rows[c][0], n) & vec4<u32>(lane_mask[0]);
                     for (var l = 1u; l < LANES; l++) {
-                        word |= k_word(k, rows[c][l], n) & vec4<u32>(is[l]);
+                        word |= k_word(k, rows[c][l], n) & vec4<u32>(lane_mask[l]);
                     }
-                    x[c] = opened(word);
+                    x[c] = unpacked_all(word);
                     for (var r = 0u; r < ROWS; r++) {
-                        part[r][c] = select(s[r][c], 0.0, SCALED);
+                        word_dot[r][c] = select(s[r][c], 0.0, SCALED);
                     }
                 }
                 for (var e = 0u; e < VECTORS; e++) {
@@ -179,32 +186,32 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                     }
                     for (var d = 0u; d < 4u; d++) {
                         for (var r = 0u; r < ROWS; r++) {
-                            for (var c = 0u; c < EACH; c++) {
-                                part[r][c] += x[c][e][d] * q[r][d];
+                            for (var c = 0u; c < LANE_KEYS; c++) {
+                                word_dot[r][c] += x[c][e][d] * q[r][d];
                             }
                         }
                     }
                 }
-                for (var c = 0u; c < EACH; c++) {
+                for (var c = 0u; c < LANE_KEYS; c++) {
                     var bits = 0u;
                     if SCALED {
                         for (var l = 0u; l < LANES; l++) {
-                            bits |= bitcast<u32>(k_scale(k, rows[c][l], n)) & is[l];
+                            bits |= bitcast<u32>(k_scale(k, rows[c][l], n)) & lane_mask[l];
                         }
                     }
                     for (var r = 0u; r < ROWS; r++) {
                         if SCALED {
-                            s[r][c] += part[r][c] * bitcast<f32>(bits);
+                            s[r][c] += word_dot[r][c] * bitcast<f32>(bits);
                         } else {
-                            s[r][c] = part[r][c];
+                            s[r][c] = word_dot[r][c];
                         }
                     }
                 }
             }
-            if PER_PAIR_MASK || t0 < range.each.x || t0 + KEYS > min(range.each.y, stop) {
+            if PER_PAIR_MASK || t0 < range.every_row.x || t0 + KEYS > min(range.every_row.y, stop) {
                 for (var r = 0u; r < ROWS; r++) {
-                    for (var c = 0u; c < EACH; c++) {
-                        let t = t0 + c * LANES + own;
+                    for (var c = 0u; c < LANE_KEYS; c++) {
+                        let t = t0 + c * LANES + my_lane;
                         var x = neg_inf;
                         if t >= asked[r].first && t < min(asked[r].end, stop) {
                             x = s[r][c];
@@ -221,43 +228,43 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                 }
             }
             for (var r = 0u; r < ROWS; r++) {
-                for (var c = 0u; c < EACH; c++) {
-                    let t = c * LANES + own;
-                    high[r] = max(high[r], s[r][c]);
+                for (var c = 0u; c < LANE_KEYS; c++) {
+                    let t = c * LANES + my_lane;
+                    chunk_max[r] = max(chunk_max[r], s[r][c]);
                     // A NaN is carried by addition: max, exp and log lose it on some drivers.
-                    part_lost[r] += select(0.0, s[r][c], any_nan(vec4<f32>(s[r][c])));
+                    chunk_nan[r] += select(0.0, s[r][c], any_nan(vec4<f32>(s[r][c])));
                     // exp2(−∞) is 0, which WGSL does not promise.
                     var x = select(weight_of(s[r][c] - limit[r]), 0.0, s[r][c] == neg_inf);
-                    part_total[r] += x;
+                    chunk_sum[r] += x;
                     weights[((t0 - j + t) * ROWS + r) & SMALL] = x;
                 }
             }
         }
 
-        var wild = false;
+        var above_limit = false;
         for (var r = 0u; r < ROWS; r++) {
-            wild |= high[r] > limit[r] + RESCALE_THRESHOLD;
-            of_lanes[r * LANES + own] = high[r];
+            above_limit |= chunk_max[r] > limit[r] + RESCALE_THRESHOLD;
+            lane_values[r * LANES + my_lane] = chunk_max[r];
         }
-        if wild {
-            stirred = turn;
+        if above_limit {
+            rescale_chunk = chunk;
         }
-        let again = workgroupUniformLoad(&stirred) == turn;
-        turn += 1u;
+        let must_rescale = workgroupUniformLoad(&rescale_chunk) == chunk;
+        chunk += 1u;
         // The same chunk once more, from its own maximum. Twice for the first, which was one block.
-        if again && tries < 2u {
+        if must_rescale && tries < 2u {
             tries += 1u;
             for (var r = 0u; r < ROWS; r++) {
-                var m = top[r];
+                var m = row_max[r];
                 for (var l = 0u; l < LANES; l++) {
-                    m = max(m, of_lanes[r * LANES + l]);
+                    m = max(m, lane_values[r * LANES + l]);
                 }
-                let scale = select(weight_of(top[r] - m), 0.0, top[r] == LOWEST && m != LOWEST);
-                top[r] = m;
-                total[r] *= scale;
+                let rescale = select(weight_of(row_max[r] - m), 0.0, row_max[r] == LOWEST && m != LOWEST);
+                row_max[r] = m;
+                row_sum[r] *= rescale;
                 for (var w = 0u; w < LANE_WORDS; w++) {
                     for (var e = 0u; e < VECTORS; e++) {
-                        sums[r][w][e] *= scale;
+                        acc[r][w][e] *= rescale;
                     }
                 }
             }
@@ -267,23 +274,23 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         tries = 0u;
 
         // Values. A chunk has sums of its own: what lives across barriers lies in memory.
-        let turn_of_key = held(lane) / V_BLOCKS;
-        let bit_here = held(1u << lane);
+        let key_slot = opaque(lane) / V_BLOCKS;
+        let bit_here = opaque(1u << lane);
         for (var l = 0u; l < LANES; l++) {
-            is[l] = mask_of(bit_here, l);
+            lane_mask[l] = mask_of(bit_here, l);
         }
-        var part: array<array<array<vec4<f32>, VECTORS>, LANE_WORDS>, ROWS>;
+        var chunk_acc: array<array<array<vec4<f32>, VECTORS>, LANE_WORDS>, ROWS>;
         for (var r = 0u; r < ROWS; r++) {
-            total[r] += part_total[r];
-            lost[r] += part_lost[r];
+            row_sum[r] += chunk_sum[r];
+            nan_carry[r] += chunk_nan[r];
             for (var w = 0u; w < LANE_WORDS; w++) {
                 for (var e = 0u; e < VECTORS; e++) {
-                    part[r][w][e] = vec4<f32>();
+                    chunk_acc[r][w][e] = vec4<f32>();
                 }
             }
         }
         for (var t0 = j; t0 < end; t0 += STEP * SPREAD) {
-            if never() {
+            if opaque_false() {
                 t0 += 1u;
             }
             var rows: array<array<u32, SPREAD>, STEP>;
@@ -292,7 +299,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
             let is_near = is_run(v, t0, most);
             var first = 0u;
             if is_near {
-                first = row_of(v, t0);
+                first = key_row(v, t0);
             }
             for (var u = 0u; u < STEP; u++) {
                 let t = t0 + u * SPREAD;
@@ -302,10 +309,10 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                 for (var r = 0u; r < ROWS; r++) {
                     var x = weights[((t - j) * ROWS + r) & SMALL];
                     for (var g = 1u; g < SPREAD; g++) {
-                        x = select(x, weights[((t + g - j) * ROWS + r) & SMALL], turn_of_key == g);
+                        x = select(x, weights[((t + g - j) * ROWS + r) & SMALL], key_slot == g);
                     }
                     if LANES > SPREAD * V_BLOCKS {
-                        x = select(x, 0.0, turn_of_key >= SPREAD);
+                        x = select(x, 0.0, key_slot >= SPREAD);
                     }
                     by_row[r][u] = x;
                 }
@@ -313,7 +320,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
             if !is_near {
                 for (var u = 0u; u < STEP; u++) {
                     for (var g = 0u; g < SPREAD; g++) {
-                        rows[u][g] = row_of(v, min(t0 + u * SPREAD + g, most));
+                        rows[u][g] = key_row(v, min(t0 + u * SPREAD + g, most));
                     }
                 }
             }
@@ -327,13 +334,13 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                         let n = select(l % V_BLOCKS, w * LANES + l, SPREAD == 1u);
                         if n < V_BLOCKS && l < SPREAD * V_BLOCKS {
                             let row = rows[u][min(l / V_BLOCKS, SPREAD - 1u)];
-                            word |= v_word(v, row, n) & vec4<u32>(is[l]);
+                            word |= v_word(v, row, n) & vec4<u32>(lane_mask[l]);
                             if SCALED {
-                                bits |= bitcast<u32>(v_scale(v, row, n)) & is[l];
+                                bits |= bitcast<u32>(v_scale(v, row, n)) & lane_mask[l];
                             }
                         }
                     }
-                    x[u] = opened(word);
+                    x[u] = unpacked_all(word);
                     for (var r = 0u; r < ROWS; r++) {
                         scaled[r][u] = by_row[r][u];
                         if SCALED {
@@ -347,7 +354,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                         for (var u = 1u; u < STEP; u++) {
                             y += x[u][e] * scaled[r][u];
                         }
-                        part[r][w][e] += y;
+                        chunk_acc[r][w][e] += y;
                     }
                 }
             }
@@ -355,7 +362,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         for (var r = 0u; r < ROWS; r++) {
             for (var w = 0u; w < LANE_WORDS; w++) {
                 for (var e = 0u; e < VECTORS; e++) {
-                    sums[r][w][e] += part[r][w][e];
+                    acc[r][w][e] += chunk_acc[r][w][e];
                 }
             }
         }
@@ -364,19 +371,19 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     }
 
     for (var r = 0u; r < ROWS; r++) {
-        of_lanes[r * LANES + lane] = total[r];
-        of_lanes[(ROWS + r) * LANES + lane] = lost[r];
+        lane_values[r * LANES + lane] = row_sum[r];
+        lane_values[(ROWS + r) * LANES + lane] = nan_carry[r];
     }
     workgroupBarrier();
     for (var r = 0u; r < ROWS; r++) {
         if SPREAD > 1u {
             for (var e = 0u; e < VECTORS; e++) {
-                spread[lane * VECTORS + e] = sums[r][0][e];
+                spread[lane * VECTORS + e] = acc[r][0][e];
             }
             workgroupBarrier();
             for (var g = 1u; g < SPREAD; g++) {
                 for (var e = 0u; e < VECTORS; e++) {
-                    sums[r][0][e] += spread[(lane % V_BLOCKS + g * V_BLOCKS) * VECTORS + e];
+                    acc[r][0][e] += spread[(lane % V_BLOCKS + g * V_BLOCKS) * VECTORS + e];
                 }
             }
             workgroupBarrier();
@@ -385,16 +392,16 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         if row < packed {
             var sum = 0.0;
             for (var l = 0u; l < LANES; l++) {
-                sum += of_lanes[r * LANES + l] + of_lanes[(ROWS + r) * LANES + l];
+                sum += lane_values[r * LANES + l] + lane_values[(ROWS + r) * LANES + l];
             }
-            let end = row_end(own_total(top[r], sum), z, row, split, lane == 0u);
+            let end = finish_row(row_state(row_max[r], sum), z, row, split, lane == 0u);
             var broken = 0u;
             for (var w = 0u; w < LANE_WORDS; w++) {
                 let n = w * LANES + lane;
                 for (var e = 0u; e < VECTORS; e++) {
                     let col = (n * VECTORS + e) * 4u;
                     if n < V_BLOCKS && col < p.value_dim {
-                        let x = sums[r][w][e] * end.x;
+                        let x = acc[r][w][e] * end.x;
                         store_row(z, row, split, col, x);
                         broken |= select(0u, 1u << (w * VECTORS + e), any_nan(x));
                     }

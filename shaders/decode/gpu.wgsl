@@ -17,7 +17,7 @@
 // Rows of k and v are 16-byte words: k_word(row, n), v_word(row, n) load one as it is, and stay in registers
 // so. unpacked(word, i) are its i-th four numbers; they stand in order, 128 / VECTORS bits a four. A number
 // means (number - BIAS) · k_scale(row, n) if SCALED (BIAS is taken once from each sum, not from each number),
-// else itself. row_end and store_row take what comes out: of a split of several, or the end.
+// else itself. finish_row and store_row take what comes out: of a split of several, or the end.
 //
 // Floors per key, for all rows of the workgroup, C = 4 · KEY_FOURS:
 //   global memory     16 · (K_BLOCKS + V_BLOCKS) bytes and the scales, once; if LANE_ROWS < ROWS twice, and a
@@ -40,31 +40,38 @@
 // of each key is multiplied, 4 of v while a four of keys is added, and the others' first wait meanwhile: 8 to
 // 12 words a lane. All go through variables of the loops: what a loop only uses later in the same turn, past
 // branches, some drivers load later too.
+//
+// Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim; BIAS, KEY_FOURS,
+// KEY_LANES, K_BLOCKS, LANE_ROWS, LOG2_E, LOWEST, PER_PAIR_MASK, REDUCE_SIZE, RESCALE_THRESHOLD, ROWS, SCALED,
+// SHARED, SPLITS, UNIT, VECTORS, V_BLOCKS, V_SPLIT, WORKGROUP; are_nan, finish_row, k_scale, k_source, k_word,
+// key_row, mask_mod, owned_first, owned_group, q_at4, query_of_row, reduce, row_repaired, row_state,
+// rows_key_range, score_mod, split_keys, store_row, unpacked, v_scale, v_source, v_word, view_at.
+// Gives: ALL_GROUPS, OWN, SCORES; decode, tile.
 
-const HALVES: u32 = ROWS / LANE_ROWS;
-const LANES: u32 = WORKGROUP / HALVES;
+const ROW_GROUPS: u32 = ROWS / LANE_ROWS;
+const GROUP_LANES: u32 = WORKGROUP / ROW_GROUPS;
 // Words of a key that a lane has.
 const K_WORDS: u32 = (K_BLOCKS + KEY_LANES - 1u) / KEY_LANES;
 const K_RAGGED: bool = K_BLOCKS % KEY_LANES != 0u;
-const C: u32 = KEY_FOURS * 4u;
+const LANE_KEYS: u32 = KEY_FOURS * 4u;
 // A word of 8 vectors is taken a number at a time, which then stands in front: drivers may not unroll a loop
 // of 8.
-const WORD_PARTS: u32 = select(1u, 4u, VECTORS == 8u);
-const PART_VECTORS: u32 = VECTORS / WORD_PARTS;
+const WORD_STEPS: u32 = select(1u, 4u, VECTORS == 8u);
+const STEP_VECTORS: u32 = VECTORS / WORD_STEPS;
 // Groups of lanes that share a key, in a half and in all; units of four keys, keys of a tile.
-const GROUPS: u32 = LANES / KEY_LANES;
+const GROUPS: u32 = GROUP_LANES / KEY_LANES;
 const ALL_GROUPS: u32 = WORKGROUP / KEY_LANES;
 const UNITS: u32 = GROUPS * KEY_FOURS;
 const KEYS: u32 = UNITS * 4u;
 // Vectors of sums of a lane, number f * LANE_ROWS + r, and those it owns after the reduction.
-const SUMS: u32 = LANE_ROWS * KEY_FOURS;
-const OWN: u32 = max(1u, SUMS / KEY_LANES);
+const SCORES: u32 = LANE_ROWS * KEY_FOURS;
+const OWN: u32 = max(1u, SCORES / KEY_LANES);
 
 // Columns are pieces of words of v.
 const PIECE: u32 = VECTORS / V_SPLIT;
-const COLUMNS: u32 = min(V_BLOCKS * V_SPLIT, LANES);
-const SUBSETS: u32 = min(LANES / COLUMNS, UNITS);
-const V_TURNS: u32 = (UNITS + SUBSETS - 1u) / SUBSETS;
+const COLUMNS: u32 = min(V_BLOCKS * V_SPLIT, GROUP_LANES);
+const SUBSETS: u32 = min(GROUP_LANES / COLUMNS, UNITS);
+const V_STEPS: u32 = (UNITS + SUBSETS - 1u) / SUBSETS;
 
 // Scales multiply what is fewer, the values or the weights.
 const SCALES_VALUES: bool = SCALED && LANE_ROWS > 4u * PIECE;
@@ -72,17 +79,17 @@ const SCALES_VALUES: bool = SCALED && LANE_ROWS > 4u * PIECE;
 // Workgroup memory, in vectors. An odd step spreads what owners store over the banks.
 const Q_SIZE: u32 = ROWS * K_WORDS * KEY_LANES * VECTORS;
 const P_STEP: u32 = ROWS | 1u;
-const P_AT: u32 = select(PARTIAL_SIZE, 0u, SHARED);
+const P_AT: u32 = select(REDUCE_SIZE, 0u, SHARED);
 // The weights of a unit past the tile.
-const ZEROS_AT: u32 = max(P_AT + UNITS * P_STEP, PARTIAL_SIZE);
+const ZEROS_AT: u32 = max(P_AT + UNITS * P_STEP, REDUCE_SIZE);
 const TILE_SIZE: u32 = max(ZEROS_AT + select(ROWS, 0u, UNITS % SUBSETS == 0u), WORKGROUP);
 // Numbers of a row that its owners have, folded by FOLDERS lanes.
 const OWN_ROWS: u32 = max(1u, LANE_ROWS / KEY_LANES);
-const FOLD: u32 = min(KEY_LANES, SUMS) * OWN_ROWS * ALL_GROUPS / ROWS;
+const FOLD: u32 = min(KEY_LANES, SCORES) * OWN_ROWS * ALL_GROUPS / ROWS;
 const FOLDERS: u32 = max(1u, FOLD / 16u);
 
-const_assert WORKGROUP % KEY_LANES == 0u && LANES % KEY_LANES == 0u && ROWS % LANE_ROWS == 0u;
-const_assert SUMS <= KEY_LANES || SUMS % KEY_LANES == 0u;
+const_assert WORKGROUP % KEY_LANES == 0u && GROUP_LANES % KEY_LANES == 0u && ROWS % LANE_ROWS == 0u;
+const_assert SCORES <= KEY_LANES || SCORES % KEY_LANES == 0u;
 const_assert VECTORS % V_SPLIT == 0u && ROWS <= WORKGROUP && ROWS * FOLDERS <= WORKGROUP;
 
 var<workgroup> q_tile: array<vec4<f32>, Q_SIZE>;
@@ -92,12 +99,12 @@ var<workgroup> q_bias: array<f32, select(1u, ROWS * K_WORDS * KEY_LANES, SCALED)
 var<workgroup> fold: array<f32, ROWS * FOLD>;
 // Of the rows: what scores are relative to; what older sums are to be multiplied by; the sum of the weights,
 // in the end; the interval of keys.
-var<workgroup> row_top: array<f32, ROWS>;
-var<workgroup> row_factor: array<f32, ROWS>;
-var<workgroup> row_total: array<f32, ROWS>;
+var<workgroup> row_max: array<f32, ROWS>;
+var<workgroup> row_rescale: array<f32, ROWS>;
+var<workgroup> row_sum: array<f32, ROWS>;
 var<workgroup> row_keys: array<vec2<u32>, ROWS>;
 // Whether a score of the tile is further above its row's top than RESCALE_THRESHOLD, or is NaN.
-var<workgroup> moves: atomic<u32>;
+var<workgroup> any_above: atomic<u32>;
 
 // exp of differences of scores; exp2(−∞) is 0, which WGSL does not promise.
 fn weights_of(s: vec4<f32>, top: f32, neg_inf: f32) -> vec4<f32> {
@@ -105,19 +112,19 @@ fn weights_of(s: vec4<f32>, top: f32, neg_inf: f32) -> vec4<f32> {
 }
 
 // The part of a word of v that a lane adds, moved to its front.
-fn piece_of(word: vec4<u32>, part: u32) -> vec4<u32> {
+fn piece_of(word: vec4<u32>, piece: u32) -> vec4<u32> {
     if V_SPLIT == 1u {
         return word;
     }
     if V_SPLIT == 2u {
-        return select(word, word.zwzw, part == 1u);
+        return select(word, word.zwzw, piece == 1u);
     }
     // Of a number of 32 bits: all, or every other nibble.
     let shares = max(V_SPLIT / 4u, 1u);
-    let number = part / shares;
+    let number = piece / shares;
     let pair = select(word.xy, word.zw, number >= 2u);
     let one = select(pair.x, pair.y, number % 2u == 1u);
-    return vec4<u32>(one >> (part % shares * 4u));
+    return vec4<u32>(one >> (piece % shares * 4u));
 }
 
 // Numbers in `fold`, FOLD a row → one, for lane n < ROWS of row n; called in uniform control flow.
@@ -155,10 +162,10 @@ fn decode(id: vec3<u32>, lane: u32) {
         return;
     }
 
-    let range = range_of(b, kv_head, row0, min(ROWS, rows - row0));
-    let share = share_of_split(range.all, split);
-    let start = share.x;
-    let end = share.y;
+    let range = rows_key_range(b, kv_head, row0, min(ROWS, rows - row0));
+    let keys = split_keys(range.any_row, split);
+    let start = keys.x;
+    let end = keys.y;
     let last = max(end, 1u) - 1u;
     let k = k_source(b, kv_head);
     let v = v_source(b, kv_head, 0u);
@@ -183,30 +190,30 @@ fn decode(id: vec3<u32>, lane: u32) {
     if lane < ROWS {
         let query = query_of_row(b, kv_head, min(row0 + lane, rows - 1u));
         row_keys[lane] = vec2<u32>(query.first, query.end);
-        row_top[lane] = LOWEST;
+        row_max[lane] = LOWEST;
     }
     if lane == 0u {
-        atomicStore(&moves, 0u);
+        atomicStore(&any_above, 0u);
     }
     // What this lane computes of q · kᵀ: a word of KEY_LANES neighbouring ones, of units my_group, + GROUPS,
     // ...
     let my_word = lane % KEY_LANES;
     let my_group = lane / KEY_LANES % GROUPS;
-    let my_half = lane / LANES;
+    let my_row_group = lane / GROUP_LANES;
     // The scores that it owns: vectors own_first, + KEY_LANES, ... of groups all over the workgroup.
     let own_first = owned_first(lane);
     let own_group = owned_group(lane) % GROUPS;
     let own_row = owned_group(lane) / GROUPS * LANE_ROWS;
-    let owns = own_first < SUMS;
+    let owns = own_first < SCORES;
     // And of p · v: a column, units my_subset, + SUBSETS, ...
-    let my_column = lane % LANES % COLUMNS;
-    let my_subset = min(lane % LANES / COLUMNS, SUBSETS - 1u);
+    let my_column = lane % GROUP_LANES % COLUMNS;
+    let my_subset = min(lane % GROUP_LANES / COLUMNS, SUBSETS - 1u);
     let column = (id.y + p.first.y) * COLUMNS + my_column;
     let v_word_at = min(column / V_SPLIT, V_BLOCKS - 1u);
 
-    var sums: array<vec4<f32>, LANE_ROWS * PIECE>;
+    var acc: array<vec4<f32>, LANE_ROWS * PIECE>;
     for (var n = 0u; n < LANE_ROWS * PIECE; n++) {
-        sums[n] = vec4<f32>();
+        acc[n] = vec4<f32>();
     }
     // The sums of what it has multiplied numbers by: so often is BIAS to be taken from its sums.
     var biases: array<f32, LANE_ROWS>;
@@ -214,17 +221,17 @@ fn decode(id: vec3<u32>, lane: u32) {
         biases[r] = 0.0;
     }
     // Of the weights that it owns.
-    var totals: array<vec4<f32>, OWN>;
+    var own_sums: array<vec4<f32>, OWN>;
     for (var n = 0u; n < OWN; n++) {
-        totals[n] = vec4<f32>();
+        own_sums[n] = vec4<f32>();
     }
 
-    var k_rows: array<u32, C>;
-    var k_words: array<vec4<u32>, C>;
-    var k_scales: array<f32, C>;
+    var k_rows: array<u32, LANE_KEYS>;
+    var k_words: array<vec4<u32>, LANE_KEYS>;
+    var k_scales: array<f32, LANE_KEYS>;
     var v_words: array<vec4<u32>, 4>;
     var v_scales = vec4<f32>(1.0);
-    for (var c = 0u; c < C; c++) {
+    for (var c = 0u; c < LANE_KEYS; c++) {
         k_scales[c] = 1.0;
     }
     if SCALED {
@@ -238,9 +245,9 @@ fn decode(id: vec3<u32>, lane: u32) {
         }
     }
     if start < end {
-        for (var c = 0u; c < C; c++) {
+        for (var c = 0u; c < LANE_KEYS; c++) {
             let t = start + (c / 4u * GROUPS + my_group) * 4u + c % 4u;
-            k_rows[c] = row_of(k, min(t, last));
+            k_rows[c] = key_row(k, min(t, last));
             let word = min(my_word, K_BLOCKS - 1u);
             k_words[c] = k_word(k, k_rows[c], word);
             if SCALED {
@@ -248,7 +255,7 @@ fn decode(id: vec3<u32>, lane: u32) {
             }
         }
         for (var c = 0u; c < 4u; c++) {
-            let row = row_of(v, min(start + my_subset * 4u + c, last));
+            let row = key_row(v, min(start + my_subset * 4u + c, last));
             v_words[c] = v_word(v, row, v_word_at);
             if SCALED {
                 v_scales[c] = v_scale(v, row, v_word_at);
@@ -258,24 +265,24 @@ fn decode(id: vec3<u32>, lane: u32) {
     workgroupBarrier();
 
     for (var t0 = start; t0 < end; t0 += KEYS) {
-        var next_rows: array<u32, C>;
-        for (var c = 0u; c < C; c++) {
+        var next_rows: array<u32, LANE_KEYS>;
+        for (var c = 0u; c < LANE_KEYS; c++) {
             let t = t0 + KEYS + (c / 4u * GROUPS + my_group) * 4u + c % 4u;
-            next_rows[c] = row_of(k, min(t, last));
+            next_rows[c] = key_row(k, min(t, last));
         }
 
         // q · kᵀ
-        var s: array<vec4<f32>, SUMS>;
-        for (var n = 0u; n < SUMS; n++) {
+        var s: array<vec4<f32>, SCORES>;
+        for (var n = 0u; n < SCORES; n++) {
             s[n] = vec4<f32>();
         }
         for (var n = 0u; n < K_WORDS; n++) {
             var words = k_words;
             let scales = k_scales;
-            let turn = n + 1u == K_WORDS;
-            let word = min(select((n + 1u) * KEY_LANES, 0u, turn) + my_word, K_BLOCKS - 1u);
-            for (var c = 0u; c < C; c++) {
-                let row = select(k_rows[c], next_rows[c], turn);
+            let is_last = n + 1u == K_WORDS;
+            let word = min(select((n + 1u) * KEY_LANES, 0u, is_last) + my_word, K_BLOCKS - 1u);
+            for (var c = 0u; c < LANE_KEYS; c++) {
+                let row = select(k_rows[c], next_rows[c], is_last);
                 k_words[c] = k_word(k, row, word);
                 if SCALED {
                     k_scales[c] = k_scale(k, row, word);
@@ -283,29 +290,29 @@ fn decode(id: vec3<u32>, lane: u32) {
             }
             if K_RAGGED {
                 // Nothing, even of what is NaN there.
-                for (var c = 0u; c < C; c++) {
+                for (var c = 0u; c < LANE_KEYS; c++) {
                     words[c] = select(vec4<u32>(), words[c], n * KEY_LANES + my_word < K_BLOCKS);
                 }
             }
-            var word_sums: array<vec4<f32>, SUMS>;
-            for (var i = 0u; i < SUMS; i++) {
+            var word_sums: array<vec4<f32>, SCORES>;
+            for (var i = 0u; i < SCORES; i++) {
                 word_sums[i] = vec4<f32>();
                 if SCALED {
                     // Σ q · (number − BIAS) = Σ q · number − BIAS · Σ q
-                    let row = my_half * LANE_ROWS + i % LANE_ROWS;
+                    let row = my_row_group * LANE_ROWS + i % LANE_ROWS;
                     word_sums[i] = vec4<f32>(q_bias[(row * K_WORDS + n) * KEY_LANES + my_word]);
                 }
             }
-            let from_q = (my_half * LANE_ROWS * K_WORDS + n) * (VECTORS * KEY_LANES) + my_word;
-            for (var part = 0u; part < WORD_PARTS; part++) {
-                for (var i = 0u; i < PART_VECTORS; i++) {
+            let from_q = (my_row_group * LANE_ROWS * K_WORDS + n) * (VECTORS * KEY_LANES) + my_word;
+            for (var word_step = 0u; word_step < WORD_STEPS; word_step++) {
+                for (var i = 0u; i < STEP_VECTORS; i++) {
                     for (var f = 0u; f < KEY_FOURS; f++) {
                         let k0 = unpacked(words[f * 4u], i);
                         let k1 = unpacked(words[f * 4u + 1u], i);
                         let k2 = unpacked(words[f * 4u + 2u], i);
                         let k3 = unpacked(words[f * 4u + 3u], i);
                         for (var r = 0u; r < LANE_ROWS; r++) {
-                            let vector = r * K_WORDS * VECTORS + part * PART_VECTORS + i;
+                            let vector = r * K_WORDS * VECTORS + word_step * STEP_VECTORS + i;
                             let q = q_tile[from_q + vector * KEY_LANES];
                             var t = word_sums[f * LANE_ROWS + r];
                             if !SCALED {
@@ -323,14 +330,14 @@ fn decode(id: vec3<u32>, lane: u32) {
                         }
                     }
                 }
-                if WORD_PARTS > 1u {
-                    for (var c = 0u; c < C; c++) {
+                if WORD_STEPS > 1u {
+                    for (var c = 0u; c < LANE_KEYS; c++) {
                         words[c] = words[c].yzwx;
                     }
                 }
             }
             if SCALED {
-                for (var i = 0u; i < SUMS; i++) {
+                for (var i = 0u; i < SCORES; i++) {
                     let f = i / LANE_ROWS * 4u;
                     let scale = vec4<f32>(scales[f], scales[f + 1u], scales[f + 2u], scales[f + 3u]);
                     if K_WORDS == 1u {
@@ -343,64 +350,64 @@ fn decode(id: vec3<u32>, lane: u32) {
         }
         k_rows = next_rows;
 
-        var own: array<vec4<f32>, OWN>;
+        var own_scores: array<vec4<f32>, OWN>;
         // Last tile's weights are done with.
-        if SHARED || PARTIAL_SIZE == 0u {
+        if SHARED || REDUCE_SIZE == 0u {
             workgroupBarrier();
         }
-        reduce(lane, &s, &own);
-        if SHARED && PARTIAL_SIZE != 0u {
+        reduce(lane, &s, &own_scores);
+        if SHARED && REDUCE_SIZE != 0u {
             workgroupBarrier();
         }
 
         // Masks
-        let edge = t0 < range.each.x || t0 + KEYS > min(range.each.y, end);
+        let edge = t0 < range.every_row.x || t0 + KEYS > min(range.every_row.y, end);
         if PER_PAIR_MASK || edge {
             for (var n = 0u; n < OWN; n++) {
-                let j = (n * KEY_LANES + own_first) % SUMS;
+                let j = (n * KEY_LANES + own_first) % SCORES;
                 let row = own_row + j % LANE_ROWS;
                 let t = t0 + (j / LANE_ROWS * GROUPS + own_group) * 4u + vec4<u32>(0u, 1u, 2u, 3u);
-                let keys = row_keys[row];
-                let inside = (t >= vec4<u32>(keys.x)) & (t < vec4<u32>(min(keys.y, end)));
+                let bounds = row_keys[row];
+                let seen = (t >= vec4<u32>(bounds.x)) & (t < vec4<u32>(min(bounds.y, end)));
                 if PER_PAIR_MASK {
                     let query = query_of_row(b, kv_head, min(row0 + row, rows - 1u));
                     for (var e = 0u; e < 4u; e++) {
                         var x = neg_inf;
-                        if inside[e] {
+                        if seen[e] {
                             if mask_mod(query, t[e]) {
-                                x = score_mod(own[n][e], query, t[e]);
+                                x = score_mod(own_scores[n][e], query, t[e]);
                             }
                         }
-                        own[n][e] = x;
+                        own_scores[n][e] = x;
                     }
                 } else {
-                    own[n] = select(vec4<f32>(neg_inf), own[n], inside);
+                    own_scores[n] = select(vec4<f32>(neg_inf), own_scores[n], seen);
                 }
             }
         }
 
         // Weights, as if no top had to move.
-        var calm = true;
+        var in_reach = true;
         var weights: array<vec4<f32>, OWN>;
         for (var n = 0u; n < OWN; n++) {
-            let j = (n * KEY_LANES + own_first) % SUMS;
+            let j = (n * KEY_LANES + own_first) % SCORES;
             let row = own_row + j % LANE_ROWS;
-            let top = row_top[row];
+            let top = row_max[row];
             // A NaN is not calm.
-            calm = calm && all(own[n] <= vec4<f32>(top + RESCALE_THRESHOLD));
-            weights[n] = weights_of(own[n], top, neg_inf);
+            in_reach = in_reach && all(own_scores[n] <= vec4<f32>(top + RESCALE_THRESHOLD));
+            weights[n] = weights_of(own_scores[n], top, neg_inf);
             if owns {
                 tile[P_AT + (j / LANE_ROWS * GROUPS + own_group) * P_STEP + row] = weights[n];
             }
         }
-        if owns && !calm {
-            atomicOr(&moves, 1u);
+        if owns && !in_reach {
+            atomicOr(&any_above, 1u);
         }
-        let moved = workgroupUniformLoad(&moves) != 0u;
-        if moved {
+        let must_rescale = workgroupUniformLoad(&any_above) != 0u;
+        if must_rescale {
             for (var n = 0u; n < OWN; n++) {
-                let j = (n * KEY_LANES + own_first) % SUMS;
-                let m = max(max(own[n].x, own[n].y), max(own[n].z, own[n].w));
+                let j = (n * KEY_LANES + own_first) % SCORES;
+                let m = max(max(own_scores[n].x, own_scores[n].y), max(own_scores[n].z, own_scores[n].w));
                 let at = fold_at(n, own_first, own_group, own_row + j % LANE_ROWS);
                 if owns {
                     if n < OWN_ROWS {
@@ -412,63 +419,63 @@ fn decode(id: vec3<u32>, lane: u32) {
             }
             let most = folded(lane, false);
             if lane < ROWS {
-                let top = row_top[lane];
+                let top = row_max[lane];
                 let high = max(top, most);
                 let first = top == LOWEST && high != LOWEST;
-                row_factor[lane] = select(exp2((top - high) * (LOG2_E / UNIT)), 0.0, first);
-                row_top[lane] = high;
+                row_rescale[lane] = select(exp2((top - high) * (LOG2_E / UNIT)), 0.0, first);
+                row_max[lane] = high;
             }
             if lane == 0u {
-                atomicStore(&moves, 0u);
+                atomicStore(&any_above, 0u);
             }
             workgroupBarrier();
             for (var n = 0u; n < OWN; n++) {
-                let j = (n * KEY_LANES + own_first) % SUMS;
+                let j = (n * KEY_LANES + own_first) % SCORES;
                 let row = own_row + j % LANE_ROWS;
                 // A NaN is carried by addition: max, exp and log lose it on some drivers.
-                totals[n] = totals[n] * row_factor[row] + select(vec4<f32>(), own[n], are_nan(own[n]));
-                weights[n] = weights_of(own[n], row_top[row], neg_inf);
+                own_sums[n] = own_sums[n] * row_rescale[row] + select(vec4<f32>(), own_scores[n], are_nan(own_scores[n]));
+                weights[n] = weights_of(own_scores[n], row_max[row], neg_inf);
                 if owns {
                     tile[P_AT + (j / LANE_ROWS * GROUPS + own_group) * P_STEP + row] = weights[n];
                 }
             }
             for (var r = 0u; r < LANE_ROWS; r++) {
-                let factor = row_factor[my_half * LANE_ROWS + r];
+                let factor = row_rescale[my_row_group * LANE_ROWS + r];
                 biases[r] *= factor;
                 for (var i = 0u; i < PIECE; i++) {
-                    sums[r * PIECE + i] *= factor;
+                    acc[r * PIECE + i] *= factor;
                 }
             }
             workgroupBarrier();
         }
         for (var n = 0u; n < OWN; n++) {
-            totals[n] += weights[n];
+            own_sums[n] += weights[n];
         }
 
         // p · v
         // Not a minimum, by which some drivers would unroll the loop, and move its loads down to where they
         // are used.
         let whole = end - t0 >= KEYS;
-        let turns = select((end - t0 + SUBSETS * 4u - 1u) / (SUBSETS * 4u), V_TURNS, whole);
-        for (var n = 0u; n < turns; n++) {
+        let steps = select((end - t0 + SUBSETS * 4u - 1u) / (SUBSETS * 4u), V_STEPS, whole);
+        for (var n = 0u; n < steps; n++) {
             // Taken before more is loaded, which may then take their place.
             let w0 = piece_of(v_words[0], column % V_SPLIT);
             let w1 = piece_of(v_words[1], column % V_SPLIT);
             let w2 = piece_of(v_words[2], column % V_SPLIT);
             let w3 = piece_of(v_words[3], column % V_SPLIT);
             let scales = v_scales;
-            let t = select(t0 + (n + 1u) * (SUBSETS * 4u), t0 + KEYS, n + 1u == turns) + my_subset * 4u;
+            let t = select(t0 + (n + 1u) * (SUBSETS * 4u), t0 + KEYS, n + 1u == steps) + my_subset * 4u;
             for (var c = 0u; c < 4u; c++) {
-                let row = row_of(v, min(t + c, last));
+                let row = key_row(v, min(t + c, last));
                 v_words[c] = v_word(v, row, v_word_at);
                 if SCALED {
                     v_scales[c] = v_scale(v, row, v_word_at);
                 }
             }
             let unit = n * SUBSETS + my_subset;
-            var from_p = P_AT + unit * P_STEP + my_half * LANE_ROWS;
+            var from_p = P_AT + unit * P_STEP + my_row_group * LANE_ROWS;
             if UNITS % SUBSETS != 0u {
-                from_p = select(from_p, ZEROS_AT + my_half * LANE_ROWS, unit >= UNITS);
+                from_p = select(from_p, ZEROS_AT + my_row_group * LANE_ROWS, unit >= UNITS);
             }
             for (var i = 0u; i < PIECE; i++) {
                 var x0 = unpacked(w0, i);
@@ -489,12 +496,12 @@ fn decode(id: vec3<u32>, lane: u32) {
                             biases[r] += (w.x + w.y) + (w.z + w.w);
                         }
                     }
-                    var t = sums[r * PIECE + i];
+                    var t = acc[r * PIECE + i];
                     t = fma(vec4<f32>(w.x), x0, t);
                     t = fma(vec4<f32>(w.y), x1, t);
                     t = fma(vec4<f32>(w.z), x2, t);
                     t = fma(vec4<f32>(w.w), x3, t);
-                    sums[r * PIECE + i] = t;
+                    acc[r * PIECE + i] = t;
                 }
             }
         }
@@ -502,9 +509,9 @@ fn decode(id: vec3<u32>, lane: u32) {
 
     // The sums of the weights.
     for (var n = 0u; n < OWN; n++) {
-        let j = (n * KEY_LANES + own_first) % SUMS;
+        let j = (n * KEY_LANES + own_first) % SCORES;
         let at = fold_at(n, own_first, own_group, own_row + j % LANE_ROWS);
-        let total = totals[n].x + totals[n].y + totals[n].z + totals[n].w;
+        let total = own_sums[n].x + own_sums[n].y + own_sums[n].z + own_sums[n].w;
         if owns {
             if n < OWN_ROWS {
                 fold[at] = total;
@@ -517,36 +524,36 @@ fn decode(id: vec3<u32>, lane: u32) {
     if lane < ROWS {
         let row = min(row0 + lane, rows - 1u);
         let first_slice = id.y + p.first.y == 0u;
-        let put = row_end(own_total(row_top[lane], total), z, row, split, row0 + lane < rows && first_slice);
-        row_factor[lane] = put.x;
-        row_top[lane] = put.y;
-        row_total[lane] = put.z;
+        let finish = finish_row(row_state(row_max[lane], total), z, row, split, row0 + lane < rows && first_slice);
+        row_rescale[lane] = finish.x;
+        row_max[lane] = finish.y;
+        row_sum[lane] = finish.z;
     }
 
     if SCALED && !SCALES_VALUES {
         for (var n = 0u; n < LANE_ROWS * PIECE; n++) {
-            sums[n] -= BIAS * biases[n / PIECE];
+            acc[n] -= BIAS * biases[n / PIECE];
         }
     }
     // The sums of a column's subsets.
     for (var n = 0u; n < LANE_ROWS * PIECE; n++) {
         workgroupBarrier();
-        tile[lane] = sums[0];
+        tile[lane] = acc[0];
         // They take turns in sums[0]: one copy of the text, and no indices into registers.
         for (var m = 0u; m + 1u < LANE_ROWS * PIECE; m++) {
-            sums[m] = sums[m + 1u];
+            acc[m] = acc[m + 1u];
         }
         workgroupBarrier();
-        if lane % LANES < COLUMNS {
+        if lane % GROUP_LANES < COLUMNS {
             var sum = tile[lane];
             for (var m = 1u; m < SUBSETS; m++) {
                 sum += tile[lane + m * COLUMNS];
             }
-            let row = my_half * LANE_ROWS + n / PIECE;
+            let row = my_row_group * LANE_ROWS + n / PIECE;
             let channel = (column * PIECE + n % PIECE) * 4u;
             if row0 + row < rows && column < V_BLOCKS * V_SPLIT && channel < p.value_dim {
-                let ends = vec3<f32>(row_factor[row], row_top[row], row_total[row]);
-                let x = row_repaired(z, row0 + row, channel, sum * ends.x, ends, share);
+                let ends = vec3<f32>(row_rescale[row], row_max[row], row_sum[row]);
+                let x = row_repaired(z, row0 + row, channel, sum * ends.x, ends, keys);
                 store_row(z, row0 + row, split, channel, x);
             }
         }

@@ -1,13 +1,16 @@
 // The sums of KEY_LANES lanes, through workgroup memory. Vector j of group g becomes lane j % KEY_LANES *
 // ALL_GROUPS + g's.
+//
+// Needs: ALL_GROUPS, KEY_LANES, OWN, ROUND, SCORES, WORKGROUP; decode, tile.
+// Gives: REDUCE_SIZE; main, owned_first, owned_group, reduce.
 
-const ROUNDS: u32 = (SUMS + ROUND - 1u) / ROUND;
+const ROUNDS: u32 = (SCORES + ROUND - 1u) / ROUND;
 // Eight neighbours store in different banks, and load so: they differ in the group.
-const PARTIAL_LANE: u32 = ALL_GROUPS + max(1u, 8u / KEY_LANES);
-const PARTIAL_STEP: u32 = KEY_LANES * PARTIAL_LANE;
-const PARTIAL_SIZE: u32 = select(ROUND * PARTIAL_STEP, 0u, KEY_LANES == 1u);
+const REDUCE_LANE: u32 = ALL_GROUPS + max(1u, 8u / KEY_LANES);
+const REDUCE_STEP: u32 = KEY_LANES * REDUCE_LANE;
+const REDUCE_SIZE: u32 = select(ROUND * REDUCE_STEP, 0u, KEY_LANES == 1u);
 
-const_assert SUMS % ROUND == 0u && (ROUND % KEY_LANES == 0u || KEY_LANES % ROUND == 0u);
+const_assert SCORES % ROUND == 0u && (ROUND % KEY_LANES == 0u || KEY_LANES % ROUND == 0u);
 
 fn owned_first(lane: u32) -> u32 {
     return lane / ALL_GROUPS;
@@ -17,35 +20,35 @@ fn owned_group(lane: u32) -> u32 {
     return lane % ALL_GROUPS;
 }
 
-fn reduce(lane: u32, s: ptr<function, array<vec4<f32>, SUMS>>, own: ptr<function, array<vec4<f32>, OWN>>) {
+fn reduce(lane: u32, scores: ptr<function, array<vec4<f32>, SCORES>>, own_scores: ptr<function, array<vec4<f32>, OWN>>) {
     if KEY_LANES == 1u {
         for (var n = 0u; n < OWN; n++) {
-            (*own)[n] = (*s)[n];
+            (*own_scores)[n] = (*scores)[n];
         }
         return;
     }
-    let to = lane % KEY_LANES * PARTIAL_LANE + lane / KEY_LANES;
+    let to = lane % KEY_LANES * REDUCE_LANE + lane / KEY_LANES;
     let first = owned_first(lane);
     for (var n = 0u; n < OWN; n++) {
-        (*own)[n] = vec4<f32>();
+        (*own_scores)[n] = vec4<f32>();
     }
     for (var round = 0u; round < ROUNDS; round++) {
         if round != 0u {
             workgroupBarrier();
         }
         for (var n = 0u; n < ROUND; n++) {
-            tile[n * PARTIAL_STEP + to] = (*s)[round * ROUND + n];
+            tile[n * REDUCE_STEP + to] = (*scores)[round * ROUND + n];
         }
         workgroupBarrier();
         for (var n = 0u; n < OWN; n++) {
             let j = n * KEY_LANES + first;
             if j / ROUND == round {
-                let at = j % ROUND * PARTIAL_STEP + owned_group(lane);
+                let at = j % ROUND * REDUCE_STEP + owned_group(lane);
                 var sum = tile[at];
                 for (var m = 1u; m < KEY_LANES; m++) {
-                    sum += tile[at + m * PARTIAL_LANE];
+                    sum += tile[at + m * REDUCE_LANE];
                 }
-                (*own)[n] = sum;
+                (*own_scores)[n] = sum;
             }
         }
     }

@@ -1,4 +1,7 @@
 // Philox 4x32-10 (Salmon et al. 2011): the same words as reference/dropout.rs.
+//
+// Needs: p.dropout_scale, p.dropout_threshold, p.heads, p.seed.
+// Gives: apply_dropout.
 
 // High and low word of a · b.
 fn multiply_wide(a: u32, b: u32) -> vec2<u32> {

@@ -16,26 +16,33 @@
 //
 // Floor, per query, key and channel of each kind: a multiplication and an addition (software drivers have no
 // fused one). Bytes: k and v once per ROWS packed rows.
+//
+// Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim; FULL,
+// FULL_IS_PLAIN, HAS_BLOCKS, HAS_DROPOUT, HEAD_VECTORS, HIDDEN, KEYS, LANES, LOWEST, PER_PAIR_MASK,
+// RESCALE_THRESHOLD, ROWS, SPLITS, UNIT, VALUE_VECTORS; Query; any_nan, apply_dropout, finish_row, k_four,
+// k_source, key_row, mask_mod, q_at4, query_of_row, repaired, row_state, rows_key_range, score_mod, split_keys,
+// store_row, tile_state, v_four, v_source, view_at, weight_of.
+// Gives: main.
 
-const Q: u32 = ROWS / LANES;
+const LANE_ROWS: u32 = ROWS / LANES;
 // Sums per score, added at the end: a chain of additions that depend on each other waits for each.
-const CHAINS: u32 = select(1u, 4u, Q * KEYS <= 3u);
+const CHAINS: u32 = select(1u, 4u, LANE_ROWS * KEYS <= 3u);
 
 // Arrays of vectors are nested: Mesa unrolls a loop of up to 32 turns, and any that has as many turns as
 // the array that it walks has elements.
-const HEAD_PART: u32 = min(HEAD_VECTORS, 16u);
-const HEAD_PARTS: u32 = (HEAD_VECTORS + HEAD_PART - 1u) / HEAD_PART;
-const VALUE_PART: u32 = min(VALUE_VECTORS, 16u);
-const VALUE_PARTS: u32 = (VALUE_VECTORS + VALUE_PART - 1u) / VALUE_PART;
+const HEAD_INNER: u32 = min(HEAD_VECTORS, 16u);
+const HEAD_OUTER: u32 = (HEAD_VECTORS + HEAD_INNER - 1u) / HEAD_INNER;
+const VALUE_INNER: u32 = min(VALUE_VECTORS, 16u);
+const VALUE_OUTER: u32 = (VALUE_VECTORS + VALUE_INNER - 1u) / VALUE_INNER;
 
 // Always true. The loop in it makes the loop around it not an innermost one: LLVM turns the bounds checks
 // of an innermost loop's loads from conditional moves into branches, which is slower.
-fn always() -> bool {
-    var most = 0u;
+fn opaque_true() -> bool {
+    var limit = 0u;
     for (var i = 0u; i < p.kv_heads; i++) {
-        most = max(most, i);
+        limit = max(limit, i);
     }
-    return most < p.kv_heads;
+    return limit < p.kv_heads;
 }
 
 @compute @workgroup_size(LANES)
@@ -53,56 +60,56 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     let neg_inf = p.mask.neg_inf;
 
     // The last slice lies back as far as it must, so that no load needs a bound.
-    let own = (workgroup.y + p.first.y) * VALUE_VECTORS * 4u;
-    let col0 = min(own, (p.value_dim + 3u) / 4u * 4u - VALUE_VECTORS * 4u);
+    let slice_col = (workgroup.y + p.first.y) * VALUE_VECTORS * 4u;
+    let col0 = min(slice_col, (p.value_dim + 3u) / 4u * 4u - VALUE_VECTORS * 4u);
 
     let k = k_source(b, kv_head);
     let v = v_source(b, kv_head, col0);
 
-    var queries: array<Query, Q>;
-    var q: array<array<array<vec4<f32>, HEAD_PART>, HEAD_PARTS>, Q>;
-    var sums: array<array<array<vec4<f32>, VALUE_PART>, VALUE_PARTS>, Q>;
-    var top: array<f32, Q>;
-    var total: array<f32, Q>;
-    var lost: array<f32, Q>;
-    for (var r = 0u; r < Q; r++) {
+    var queries: array<Query, LANE_ROWS>;
+    var q: array<array<array<vec4<f32>, HEAD_INNER>, HEAD_OUTER>, LANE_ROWS>;
+    var acc: array<array<array<vec4<f32>, VALUE_INNER>, VALUE_OUTER>, LANE_ROWS>;
+    var row_max: array<f32, LANE_ROWS>;
+    var row_sum: array<f32, LANE_ROWS>;
+    var nan_carry: array<f32, LANE_ROWS>;
+    for (var r = 0u; r < LANE_ROWS; r++) {
         let row = min(row0 + r * LANES + lane, packed - 1u);
         queries[r] = query_of_row(b, kv_head, row);
         let at = view_at(p.q, b, queries[r].h, queries[r].i, 0u);
-        for (var part = 0u; part < HEAD_PARTS; part++) {
-            for (var n = 0u; n < HEAD_PART; n++) {
-                let d = part * HEAD_PART + n;
+        for (var outer = 0u; outer < HEAD_OUTER; outer++) {
+            for (var n = 0u; n < HEAD_INNER; n++) {
+                let d = outer * HEAD_INNER + n;
                 if d < HEAD_VECTORS {
                     let x = q_at4(at + d * 4u * p.q.strides.w, p.q.strides.w, p.head_dim - d * 4u);
-                    q[r][part][n] = x * (p.scale * UNIT);
+                    q[r][outer][n] = x * (p.scale * UNIT);
                 }
             }
         }
-        for (var part = 0u; part < VALUE_PARTS; part++) {
-            for (var n = 0u; n < VALUE_PART; n++) {
-                let d = part * VALUE_PART + n;
+        for (var outer = 0u; outer < VALUE_OUTER; outer++) {
+            for (var n = 0u; n < VALUE_INNER; n++) {
+                let d = outer * VALUE_INNER + n;
                 if d < VALUE_VECTORS {
-                    sums[r][part][n] = vec4<f32>();
+                    acc[r][outer][n] = vec4<f32>();
                 }
             }
         }
-        top[r] = LOWEST;
-        total[r] = 0.0;
-        lost[r] = 0.0;
+        row_max[r] = LOWEST;
+        row_sum[r] = 0.0;
+        nan_carry[r] = 0.0;
     }
 
-    var range = range_of(b, kv_head, row0, min(ROWS, packed - row0));
-    range.all = share_of_split(range.all, split);
-    var stop = range.all.y;
+    var range = rows_key_range(b, kv_head, row0, min(ROWS, packed - row0));
+    range.any_row = split_keys(range.any_row, split);
+    var stop = range.any_row.y;
     var asks = PER_PAIR_MASK;
     if HAS_BLOCKS {
-        stop = range.all.x;
+        stop = range.any_row.x;
     }
-    for (var j = range.all.x; j < range.all.y; j = min(j + KEYS, stop)) {
+    for (var j = range.any_row.x; j < range.any_row.y; j = min(j + KEYS, stop)) {
         if HAS_BLOCKS {
             if j == stop {
                 // As far as the map has one column.
-                stop = min((j / p.mask.block.y + 1u) * p.mask.block.y, range.all.y);
+                stop = min((j / p.mask.block.y + 1u) * p.mask.block.y, range.any_row.y);
                 let state = tile_state(b, kv_head, row0, min(row0 + ROWS, packed) - 1u, j, stop - 1u);
                 if state == HIDDEN {
                     j = stop;
@@ -113,34 +120,34 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         }
         // Keys past the range may hold anything, NaN too.
         let last = stop - 1u;
-        var s: array<array<f32, KEYS>, Q>;
-        var chains: array<array<array<f32, CHAINS>, KEYS>, Q>;
-        for (var r = 0u; r < Q; r++) {
+        var s: array<array<f32, KEYS>, LANE_ROWS>;
+        var chains: array<array<array<f32, CHAINS>, KEYS>, LANE_ROWS>;
+        for (var r = 0u; r < LANE_ROWS; r++) {
             for (var c = 0u; c < KEYS; c++) {
                 for (var e = 0u; e < CHAINS; e++) {
                     chains[r][c][e] = 0.0;
                 }
             }
         }
-        for (var part = 0u; part < HEAD_PARTS; part++) {
-            for (var n = 0u; n < HEAD_PART; n++) {
-                let d = part * HEAD_PART + n;
+        for (var outer = 0u; outer < HEAD_OUTER; outer++) {
+            for (var n = 0u; n < HEAD_INNER; n++) {
+                let d = outer * HEAD_INNER + n;
                 if d < HEAD_VECTORS {
                     var x: array<vec4<f32>, KEYS>;
                     for (var c = 0u; c < KEYS; c++) {
-                        x[c] = k_four(k, row_of(k, min(j + c, last)), d * 4u);
+                        x[c] = k_four(k, key_row(k, min(j + c, last)), d * 4u);
                     }
                     for (var e = 0u; e < 4u; e++) {
-                        for (var r = 0u; r < Q; r++) {
+                        for (var r = 0u; r < LANE_ROWS; r++) {
                             for (var c = 0u; c < KEYS; c++) {
-                                chains[r][c][e % CHAINS] += x[c][e] * q[r][part][n][e];
+                                chains[r][c][e % CHAINS] += x[c][e] * q[r][outer][n][e];
                             }
                         }
                     }
                 }
             }
         }
-        for (var r = 0u; r < Q; r++) {
+        for (var r = 0u; r < LANE_ROWS; r++) {
             for (var c = 0u; c < KEYS; c++) {
                 s[r][c] = chains[r][c][0];
                 for (var e = 1u; e < CHAINS; e++) {
@@ -148,8 +155,8 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                 }
             }
         }
-        if asks || j < range.each.x || j + KEYS > min(range.each.y, stop) {
-            for (var r = 0u; r < Q; r++) {
+        if asks || j < range.every_row.x || j + KEYS > min(range.every_row.y, stop) {
+            for (var r = 0u; r < LANE_ROWS; r++) {
                 for (var c = 0u; c < KEYS; c++) {
                     var x = neg_inf;
                     if j + c >= queries[r].first && j + c < min(queries[r].end, stop) {
@@ -167,80 +174,80 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
             }
         }
         // A NaN is not calm. Counted, because compilers turn "not at most" into "above".
-        var calm = 0u;
-        for (var r = 0u; r < Q; r++) {
-            let most = top[r] + RESCALE_THRESHOLD;
+        var below_limit = 0u;
+        for (var r = 0u; r < LANE_ROWS; r++) {
+            let limit = row_max[r] + RESCALE_THRESHOLD;
             for (var c = 0u; c < KEYS; c++) {
-                calm += select(0u, 1u, s[r][c] <= most);
+                below_limit += select(0u, 1u, s[r][c] <= limit);
             }
         }
-        if calm != Q * KEYS {
-            if always() {
-                for (var r = 0u; r < Q; r++) {
-                    var high = top[r];
+        if below_limit != LANE_ROWS * KEYS {
+            if opaque_true() {
+                for (var r = 0u; r < LANE_ROWS; r++) {
+                    var new_max = row_max[r];
                     for (var c = 0u; c < KEYS; c++) {
-                        high = max(high, s[r][c]);
+                        new_max = max(new_max, s[r][c]);
                         // A NaN is carried by addition: max, exp and log lose it on some drivers.
-                        lost[r] += select(0.0, s[r][c], any_nan(vec4<f32>(s[r][c])));
+                        nan_carry[r] += select(0.0, s[r][c], any_nan(vec4<f32>(s[r][c])));
                     }
-                    let w = select(weight_of(top[r] - high), 0.0, top[r] == LOWEST && high != LOWEST);
-                    top[r] = high;
-                    total[r] *= w;
-                    for (var part = 0u; part < VALUE_PARTS; part++) {
-                        for (var n = 0u; n < VALUE_PART; n++) {
-                            let d = part * VALUE_PART + n;
+                    let rescale = select(weight_of(row_max[r] - new_max), 0.0, row_max[r] == LOWEST && new_max != LOWEST);
+                    row_max[r] = new_max;
+                    row_sum[r] *= rescale;
+                    for (var outer = 0u; outer < VALUE_OUTER; outer++) {
+                        for (var n = 0u; n < VALUE_INNER; n++) {
+                            let d = outer * VALUE_INNER + n;
                             if d < VALUE_VECTORS {
-                                sums[r][part][n] *= w;
+                                acc[r][outer][n] *= rescale;
                             }
                         }
                     }
                 }
             }
         }
-        for (var r = 0u; r < Q; r++) {
+        for (var r = 0u; r < LANE_ROWS; r++) {
             var t = 0.0;
             for (var c = 0u; c < KEYS; c++) {
                 // exp2(−∞) is 0, which WGSL does not promise.
-                s[r][c] = select(weight_of(s[r][c] - top[r]), 0.0, s[r][c] == neg_inf);
+                s[r][c] = select(weight_of(s[r][c] - row_max[r]), 0.0, s[r][c] == neg_inf);
                 t += s[r][c];
                 if HAS_DROPOUT {
                     s[r][c] = apply_dropout(s[r][c], b, queries[r].h, queries[r].i, j + c);
                 }
             }
-            total[r] += t;
+            row_sum[r] += t;
         }
-        for (var part = 0u; part < VALUE_PARTS; part++) {
-            for (var n = 0u; n < VALUE_PART; n++) {
-                let d = part * VALUE_PART + n;
+        for (var outer = 0u; outer < VALUE_OUTER; outer++) {
+            for (var n = 0u; n < VALUE_INNER; n++) {
+                let d = outer * VALUE_INNER + n;
                 if d < VALUE_VECTORS {
                     var x: array<vec4<f32>, KEYS>;
                     for (var c = 0u; c < KEYS; c++) {
-                        x[c] = v_four(v, row_of(v, min(j + c, last)), d * 4u);
+                        x[c] = v_four(v, key_row(v, min(j + c, last)), d * 4u);
                     }
-                    for (var r = 0u; r < Q; r++) {
+                    for (var r = 0u; r < LANE_ROWS; r++) {
                         var t = x[0] * s[r][0];
                         for (var c = 1u; c < KEYS; c++) {
                             t += x[c] * s[r][c];
                         }
-                        sums[r][part][n] += t;
+                        acc[r][outer][n] += t;
                     }
                 }
             }
         }
     }
 
-    for (var r = 0u; r < Q; r++) {
+    for (var r = 0u; r < LANE_ROWS; r++) {
         let row = row0 + r * LANES + lane;
         if row < packed {
-            let end = row_end(own_total(top[r], total[r] + lost[r]), z, row, split, own == 0u);
-            for (var part = 0u; part < VALUE_PARTS; part++) {
-                let part_col = col0 + part * VALUE_PART * 4u;
+            let end = finish_row(row_state(row_max[r], row_sum[r] + nan_carry[r]), z, row, split, slice_col == 0u);
+            for (var outer = 0u; outer < VALUE_OUTER; outer++) {
+                let outer_col = col0 + outer * VALUE_INNER * 4u;
                 var broken = 0u;
-                for (var n = 0u; n < VALUE_PART; n++) {
-                    let col = part_col + n * 4u;
-                    if part * VALUE_PART + n < VALUE_VECTORS {
-                        if col >= own {
-                            let x = sums[r][part][n] * end.x;
+                for (var n = 0u; n < VALUE_INNER; n++) {
+                    let col = outer_col + n * 4u;
+                    if outer * VALUE_INNER + n < VALUE_VECTORS {
+                        if col >= slice_col {
+                            let x = acc[r][outer][n] * end.x;
                             store_row(z, row, split, col, x);
                             broken |= select(0u, 1u << n, any_nan(x));
                         }
@@ -248,9 +255,9 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                 }
                 // Apart: one copy of its text for all channels of the part.
                 while broken != 0u {
-                    let col = part_col + firstTrailingBit(broken) * 4u;
+                    let col = outer_col + firstTrailingBit(broken) * 4u;
                     broken &= broken - 1u;
-                    store_row(z, row, split, col, repaired(queries[r], col, end.yz, range.all));
+                    store_row(z, row, split, col, repaired(queries[r], col, end.yz, range.any_row));
                 }
             }
         }

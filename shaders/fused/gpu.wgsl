@@ -1,5 +1,5 @@
 // The loop of fused.wgsl for GPUs: a workgroup takes ROWS packed rows and walks the keys KEYS at a time. Its
-// invocations form 16 × LANES_Y; each holds ROWS_EACH × KEYS_EACH scores and ROWS_EACH × SLICE / 16 sums of the
+// invocations form 16 × LANES_Y; each holds LANE_ROWS × LANE_KEYS scores and LANE_ROWS × SLICE / 16 sums of the
 // output, always of the same rows.
 //
 // Constants: ROWS, KEYS, CHUNK (channels of q and k per staging), WORKGROUP, SLICE (channels of v held),
@@ -8,9 +8,9 @@
 //
 // Floor of the arithmetic, per row and key: head_dim (in every slice) + value_dim multiply-adds, one exp, and
 // scale, difference, maximum, two additions, store: about 8 other instructions.
-// Floor in workgroup memory, per invocation and channel or key: in q · kᵀ ROWS_EACH · KEYS_EACH multiply-adds
-// against (ROWS_EACH + KEYS_EACH) / 4 vector loads, 32 against 3 for 8 × 4; in p · v ROWS_EACH · SLICE / 16
-// against (ROWS_EACH + SLICE / 16) / 4, for 8 rows 32 against 3 of a slice of 64, 64 against 4 of one of 128.
+// Floor in workgroup memory, per invocation and channel or key: in q · kᵀ LANE_ROWS · LANE_KEYS multiply-adds
+// against (LANE_ROWS + LANE_KEYS) / 4 vector loads, 32 against 3 for 8 × 4; in p · v LANE_ROWS · SLICE / 16
+// against (LANE_ROWS + SLICE / 16) / 4, for 8 rows 32 against 3 of a slice of 64, 64 against 4 of one of 128.
 // Floor in global memory, elements per multiply-add: 1 / ROWS + 1 / KEYS in q · kᵀ (q is staged again for
 // every tile of keys: only the first time from beyond a cache), 1 / ROWS in p · v.
 // On navi31, navi21 and vega10 (RADV) 90 to 93 % of the vector instructions of q · kᵀ are multiply-adds, ragged
@@ -20,18 +20,24 @@
 // memory → weights in registers → P_KEYS of them at a time in workgroup memory, with V_KEYS rows of v. What is
 // staged next travels while the invocations compute. For that the loops between a load and its use must be
 // unrolled: loads of read-only buffers are moved down past a loop that is not.
+//
+// Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim; CHUNK, HAS_BLOCKS,
+// HAS_DROPOUT, KEYS, PER_PAIR_MASK, P_KEYS, ROWS, SLICE, SPLITS, V_KEYS, WORKGROUP; Query; any_nan, apply_dropout,
+// are_nan, exp_of, finish_row, head_query_of, is_finite, k_source, key_row, keys_of_rows, load_k, load_q, mask_mod,
+// next_tile, query_of, repaired, row_keys, score_mod, store_row, v_four, v_source, view_at, zero_past.
+// Gives: main.
 
 const LANES_X: u32 = 16u;
 const LANES_Y: u32 = WORKGROUP / LANES_X;
-const ROWS_EACH: u32 = ROWS / LANES_Y;
-const KEYS_EACH: u32 = KEYS / LANES_X;
-const ROW_VECTORS: u32 = ROWS_EACH / 4u;
+const LANE_ROWS: u32 = ROWS / LANES_Y;
+const LANE_KEYS: u32 = KEYS / LANES_X;
+const ROW_VECTORS: u32 = LANE_ROWS / 4u;
 const OUT_VECTORS: u32 = SLICE / LANES_X / 4u;
-const SCORES: u32 = ROW_VECTORS * KEYS_EACH;
+const SCORES: u32 = ROW_VECTORS * LANE_KEYS;
 const CHUNK_VECTORS: u32 = CHUNK / 4u;
-const CHUNK_TURNS: u32 = min(CHUNK_VECTORS, 2u);
+const CHUNK_UNROLL: u32 = min(CHUNK_VECTORS, 2u);
 const V_VECTORS: u32 = SLICE / 4u;
-const V_TURNS: u32 = min(V_KEYS / 4u, 2u);
+const V_UNROLL: u32 = min(V_KEYS / 4u, 2u);
 const P_VECTORS: u32 = P_KEYS / 4u;
 
 const STAGE_ROWS: u32 = WORKGROUP / CHUNK_VECTORS;
@@ -45,7 +51,7 @@ const_assert CHUNK % 4u == 0u && STAGE_ROWS % 4u == 0u && WORKGROUP % 64u == 0u 
 const_assert ROWS * CHUNK_VECTORS % WORKGROUP == 0u && KEYS * CHUNK_VECTORS % WORKGROUP == 0u;
 const_assert V_KEYS * V_VECTORS % WORKGROUP == 0u && V_KEYS % 4u == 0u;
 const_assert KEYS % P_KEYS == 0u && P_KEYS % V_KEYS == 0u && P_KEYS % 4u == 0u;
-const_assert CHUNK_VECTORS % CHUNK_TURNS == 0u && V_KEYS / 4u % V_TURNS == 0u && ROWS_EACH * OUT_VECTORS <= 32u;
+const_assert CHUNK_VECTORS % CHUNK_UNROLL == 0u && V_KEYS / 4u % V_UNROLL == 0u && LANE_ROWS * OUT_VECTORS <= 32u;
 
 // One piece of workgroup memory, in vectors, used three ways in turn: q and k; the maxima of the rows as
 // each lane sees them; p and v. Every vector is stored whole by one invocation.
@@ -53,18 +59,18 @@ const Q_SIZE: u32 = ROWS * CHUNK_VECTORS + ROWS / 4u;
 const K_SIZE: u32 = KEYS * CHUNK_VECTORS + KEYS / 4u;
 const P_SIZE: u32 = P_KEYS * (ROWS / 4u) + P_VECTORS;
 const V_SIZE: u32 = V_KEYS * V_VECTORS;
-const PARTS_STEP: u32 = ROWS / 4u + 1u;
-const PARTS_SIZE: u32 = LANES_X * PARTS_STEP;
-const TILE_SIZE: u32 = max(max(Q_SIZE + K_SIZE, P_SIZE + V_SIZE), PARTS_SIZE);
+const STATS_STEP: u32 = ROWS / 4u + 1u;
+const STATS_SIZE: u32 = LANES_X * STATS_STEP;
+const TILE_SIZE: u32 = max(max(Q_SIZE + K_SIZE, P_SIZE + V_SIZE), STATS_SIZE);
 
 var<workgroup> tile: array<vec4<f32>, TILE_SIZE>;
 // Of the rows, four a vector: the highest score so far; what scores are relative to (in the end: the sum of the
 // weights); what older sums are to be multiplied by.
-var<workgroup> row_top: array<vec4<f32>, ROWS / 4u>;
+var<workgroup> row_max: array<vec4<f32>, ROWS / 4u>;
 var<workgroup> row_origin: array<vec4<f32>, ROWS / 4u>;
-var<workgroup> row_factor: array<vec4<f32>, ROWS / 4u>;
+var<workgroup> row_rescale: array<vec4<f32>, ROWS / 4u>;
 // Head and query of each row.
-var<workgroup> row_place: array<vec2<u32>, ROWS>;
+var<workgroup> row_head_query: array<vec2<u32>, ROWS>;
 
 // A lane's c-th key, from its first on.
 fn key_of(c: u32) -> u32 {
@@ -73,12 +79,12 @@ fn key_of(c: u32) -> u32 {
 
 // Where row n of staged q or k begins: every fourth row is shifted by a vector, which spreads what
 // neighbours read (rows 4 or 8 apart) over all banks.
-fn staged(n: u32) -> u32 {
+fn tile_row(n: u32) -> u32 {
     return n * CHUNK_VECTORS + n / 4u;
 }
 
 // Where key n of staged p begins: all rows' weights of a key.
-fn staged_p(n: u32) -> u32 {
+fn p_row(n: u32) -> u32 {
     return n * (ROWS / 4u) + n / 4u;
 }
 
@@ -101,22 +107,22 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
     let last_row = min(row0 + ROWS, rows) - 1u;
 
     if lane < ROWS {
-        row_place[lane] = place_of(kv_head, min(row0 + lane, last_row));
+        row_head_query[lane] = head_query_of(kv_head, min(row0 + lane, last_row));
     }
     if lane < ROWS / 4u {
-        row_top[lane] = vec4<f32>(neg_inf);
+        row_max[lane] = vec4<f32>(neg_inf);
     }
     let keys = keys_of_rows(b, kv_head, row0, last_row, split, lane);
 
     // What this invocation stages.
     let stage_row = lane / CHUNK_VECTORS;
     let stage_d = lane % CHUNK_VECTORS * 4u;
-    let stage_to = staged(stage_row) + lane % CHUNK_VECTORS;
+    let stage_to = tile_row(stage_row) + lane % CHUNK_VECTORS;
     let stage_key = lane / V_VECTORS;
     let stage_col = min(col0 + lane % V_VECTORS * 4u, (value_dim - 1u) & ~3u);
     var q_from: array<u32, Q_LOADS>;
     for (var n = 0u; n < Q_LOADS; n++) {
-        let place = row_place[stage_row + n * STAGE_ROWS];
+        let place = row_head_query[stage_row + n * STAGE_ROWS];
         q_from[n] = view_at(p.q, b, place.x, place.y, 0u);
     }
     let k = k_source(b, kv_head);
@@ -126,19 +132,19 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
     let x = lane % 8u + lane / 32u % 2u * 8u;
     let y = lane / 8u % 4u + lane / 64u * 4u;
     // Where its rows of q, its keys, its channels of v and its vectors of rows begin.
-    let my_q = staged(y * ROWS_EACH);
-    let my_k = Q_SIZE + staged(x * 4u);
+    let my_q = tile_row(y * LANE_ROWS);
+    let my_k = Q_SIZE + tile_row(x * 4u);
     let my_v = P_SIZE + x;
     let my_rows = y * ROW_VECTORS;
 
-    var sums: array<vec4<f32>, ROWS_EACH * OUT_VECTORS>;
-    for (var n = 0u; n < ROWS_EACH * OUT_VECTORS; n++) {
-        sums[n] = vec4<f32>();
+    var acc: array<vec4<f32>, LANE_ROWS * OUT_VECTORS>;
+    for (var n = 0u; n < LANE_ROWS * OUT_VECTORS; n++) {
+        acc[n] = vec4<f32>();
     }
     // The sums of the weights of this lane's own keys.
-    var parts: array<vec4<f32>, ROW_VECTORS>;
+    var lane_sums: array<vec4<f32>, ROW_VECTORS>;
     for (var m = 0u; m < ROW_VECTORS; m++) {
-        parts[m] = vec4<f32>();
+        lane_sums[m] = vec4<f32>();
     }
 
     let align = select(4u, KEYS, HAS_BLOCKS);
@@ -154,24 +160,24 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
             next_q[n] = load_q(q_from[n], stage_d, head_dim);
         }
         for (var n = 0u; n < K_LOADS; n++) {
-            k_from[n] = row_of(k, min(at.x + stage_row + n * STAGE_ROWS, last_key));
+            k_from[n] = key_row(k, min(at.x + stage_row + n * STAGE_ROWS, last_key));
             next_k[n] = load_k(k, k_from[n], stage_d, head_dim);
         }
         for (var n = 0u; n < V_LOADS; n++) {
             let j = min(at.x + stage_key + n * STAGE_KEYS, last_key);
-            next_v[n] = v_four(v, row_of(v, j), stage_col);
+            next_v[n] = v_four(v, key_row(v, j), stage_col);
         }
     }
     while at.y != 0u {
         let j0 = at.x;
         let state = at.y;
         at = next_tile(b, kv_head, row0, last_row, j0 + KEYS, end);
-        var k_turn: array<u32, K_LOADS>;
+        var next_k_from: array<u32, K_LOADS>;
         for (var n = 0u; n < K_LOADS; n++) {
-            k_turn[n] = row_of(k, min(at.x + stage_row + n * STAGE_ROWS, last_key));
+            next_k_from[n] = key_row(k, min(at.x + stage_row + n * STAGE_ROWS, last_key));
         }
 
-        // q · kᵀ: s[m * KEYS_EACH + c] are rows 4m .. 4m + 4 with key c.
+        // q · kᵀ: s[m * LANE_KEYS + c] are rows 4m .. 4m + 4 with key c.
         var s: array<vec4<f32>, SCORES>;
         for (var n = 0u; n < SCORES; n++) {
             s[n] = vec4<f32>();
@@ -179,55 +185,55 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
         for (var d0 = 0u; d0 < head_dim; d0 += CHUNK) {
             if d0 + CHUNK > head_dim {
                 for (var n = 0u; n < Q_LOADS; n++) {
-                    next_q[n] = inside(next_q[n], d0 + stage_d, head_dim);
+                    next_q[n] = zero_past(next_q[n], d0 + stage_d, head_dim);
                 }
                 for (var n = 0u; n < K_LOADS; n++) {
-                    next_k[n] = inside(next_k[n], d0 + stage_d, head_dim);
+                    next_k[n] = zero_past(next_k[n], d0 + stage_d, head_dim);
                 }
             }
             for (var n = 0u; n < Q_LOADS; n++) {
-                tile[stage_to + n * staged(STAGE_ROWS)] = next_q[n];
+                tile[stage_to + n * tile_row(STAGE_ROWS)] = next_q[n];
             }
             for (var n = 0u; n < K_LOADS; n++) {
-                tile[Q_SIZE + stage_to + n * staged(STAGE_ROWS)] = next_k[n];
+                tile[Q_SIZE + stage_to + n * tile_row(STAGE_ROWS)] = next_k[n];
             }
             workgroupBarrier();
             // The next chunk travels while this one computes; after the last one the next tile's first.
-            let turn = d0 + CHUNK >= head_dim;
-            let d = select(d0 + CHUNK, 0u, turn) + stage_d;
+            let is_last = d0 + CHUNK >= head_dim;
+            let d = select(d0 + CHUNK, 0u, is_last) + stage_d;
             for (var n = 0u; n < Q_LOADS; n++) {
                 next_q[n] = load_q(q_from[n], d, head_dim);
             }
             for (var n = 0u; n < K_LOADS; n++) {
-                next_k[n] = load_k(k, select(k_from[n], k_turn[n], turn), d, head_dim);
+                next_k[n] = load_k(k, select(k_from[n], next_k_from[n], is_last), d, head_dim);
             }
             // In pairs, here and below: some drivers unroll two turns of this, and then two of that, but not
             // four, and where they do not, their loads wait for the loop's end.
-            for (var d8 = 0u; d8 < CHUNK_VECTORS / CHUNK_TURNS; d8++) {
-                for (var d = 0u; d < CHUNK_TURNS; d++) {
-                    let from_k = my_k + d8 * CHUNK_TURNS + d;
-                    let from_q = my_q + d8 * CHUNK_TURNS + d;
+            for (var d8 = 0u; d8 < CHUNK_VECTORS / CHUNK_UNROLL; d8++) {
+                for (var d = 0u; d < CHUNK_UNROLL; d++) {
+                    let from_k = my_k + d8 * CHUNK_UNROLL + d;
+                    let from_q = my_q + d8 * CHUNK_UNROLL + d;
                     for (var m = 0u; m < ROW_VECTORS; m++) {
-                        let o = from_q + staged(m * 4u);
+                        let o = from_q + tile_row(m * 4u);
                         let q0 = tile[o];
                         let q1 = tile[o + CHUNK_VECTORS];
                         let q2 = tile[o + 2u * CHUNK_VECTORS];
                         let q3 = tile[o + 3u * CHUNK_VECTORS];
-                        for (var c = 0u; c < KEYS_EACH; c++) {
-                            let k = tile[from_k + staged(key_of(c))];
-                            var t = s[m * KEYS_EACH + c];
+                        for (var c = 0u; c < LANE_KEYS; c++) {
+                            let k = tile[from_k + tile_row(key_of(c))];
+                            var t = s[m * LANE_KEYS + c];
                             t = fma(vec4<f32>(q0.x, q1.x, q2.x, q3.x), vec4<f32>(k.x), t);
                             t = fma(vec4<f32>(q0.y, q1.y, q2.y, q3.y), vec4<f32>(k.y), t);
                             t = fma(vec4<f32>(q0.z, q1.z, q2.z, q3.z), vec4<f32>(k.z), t);
                             t = fma(vec4<f32>(q0.w, q1.w, q2.w, q3.w), vec4<f32>(k.w), t);
-                            s[m * KEYS_EACH + c] = t;
+                            s[m * LANE_KEYS + c] = t;
                         }
                     }
                 }
             }
             workgroupBarrier();
         }
-        k_from = k_turn;
+        k_from = next_k_from;
         for (var n = 0u; n < SCORES; n++) {
             s[n] *= p.scale;
         }
@@ -236,10 +242,10 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
             for (var m = 0u; m < ROW_VECTORS; m++) {
                 var queries: array<Query, 4>;
                 for (var r = 0u; r < 4u; r++) {
-                    let place = row_place[(my_rows + m) * 4u + r];
+                    let place = row_head_query[(my_rows + m) * 4u + r];
                     queries[r] = query_of(b, place.x, place.y);
                 }
-                for (var c = 0u; c < KEYS_EACH; c++) {
+                for (var c = 0u; c < LANE_KEYS; c++) {
                     let j = j0 + x * 4u + key_of(c);
                     var t = vec4<f32>(neg_inf);
                     for (var r = 0u; r < 4u; r++) {
@@ -262,9 +268,9 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
                 let back = vec4<u32>(row_keys[o + 2u], row_keys[o + 3u]);
                 let first = max(vec4<u32>(front.xz, back.xz), vec4<u32>(keys.x));
                 let past = min(vec4<u32>(front.yw, back.yw), vec4<u32>(end));
-                for (var c = 0u; c < KEYS_EACH; c++) {
+                for (var c = 0u; c < LANE_KEYS; c++) {
                     let j = vec4<u32>(j0 + x * 4u + key_of(c));
-                    let n = m * KEYS_EACH + c;
+                    let n = m * LANE_KEYS + c;
                     s[n] = select(vec4<f32>(neg_inf), s[n], (j >= first) & (j < past));
                 }
             }
@@ -272,70 +278,70 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
 
         // Row maxima: of this lane's keys, then over the lanes, four rows by one invocation.
         for (var m = 0u; m < ROW_VECTORS; m++) {
-            var most = s[m * KEYS_EACH];
-            for (var c = 1u; c < KEYS_EACH; c++) {
-                most = max(most, s[m * KEYS_EACH + c]);
+            var most = s[m * LANE_KEYS];
+            for (var c = 1u; c < LANE_KEYS; c++) {
+                most = max(most, s[m * LANE_KEYS + c]);
             }
-            tile[x * PARTS_STEP + my_rows + m] = most;
+            tile[x * STATS_STEP + my_rows + m] = most;
         }
         workgroupBarrier();
         if lane < ROWS / 4u {
-            let top = row_top[lane];
+            let top = row_max[lane];
             var most = top;
             // Four at a time: all at once would be what the kernel needs most registers for.
             for (var n = 0u; n < min((end - j0 + 3u) / 4u, LANES_X); n += 4u) {
-                let o = n * PARTS_STEP + lane;
-                most = max(most, max(max(tile[o], tile[o + PARTS_STEP]),
-                    max(tile[o + 2u * PARTS_STEP], tile[o + 3u * PARTS_STEP])));
+                let o = n * STATS_STEP + lane;
+                most = max(most, max(max(tile[o], tile[o + STATS_STEP]),
+                    max(tile[o + 2u * STATS_STEP], tile[o + 3u * STATS_STEP])));
             }
             // As long as no key was seen there is nothing to be relative to.
             let origin = select(most, vec4<f32>(), most == vec4<f32>(neg_inf));
             row_origin[lane] = origin;
-            row_factor[lane] = exp_of(top - origin, neg_inf);
-            row_top[lane] = most;
+            row_rescale[lane] = exp_of(top - origin, neg_inf);
+            row_max[lane] = most;
         }
         workgroupBarrier();
 
         // Weights. The sum of all scores of a lane shows at once whether any is −∞ or NaN.
-        var all = vec4<f32>();
+        var check = vec4<f32>();
         for (var n = 0u; n < SCORES; n++) {
-            all += s[n];
+            check += s[n];
         }
-        let plain = is_finite(all.x + all.y + all.z + all.w);
+        let all_finite = is_finite(check.x + check.y + check.z + check.w);
         for (var m = 0u; m < ROW_VECTORS; m++) {
-            parts[m] *= row_factor[my_rows + m];
+            lane_sums[m] *= row_rescale[my_rows + m];
         }
         for (var n = 0u; n < SCORES; n++) {
             let t = s[n];
-            var w = exp(t - row_origin[my_rows + n / KEYS_EACH]);
-            var part = w;
-            if !plain {
+            var w = exp(t - row_origin[my_rows + n / LANE_KEYS]);
+            var w_sum = w;
+            if !all_finite {
                 w = select(w, vec4<f32>(), t == vec4<f32>(neg_inf));
                 // A NaN is carried by addition: max, exp and log lose it on some drivers.
-                part = select(w, t, are_nan(t));
+                w_sum = select(w, t, are_nan(t));
             }
             s[n] = w;
-            parts[n / KEYS_EACH] += part;
+            lane_sums[n / LANE_KEYS] += w_sum;
         }
         if HAS_DROPOUT {
             for (var m = 0u; m < ROW_VECTORS; m++) {
                 for (var r = 0u; r < 4u; r++) {
-                    let place = row_place[(my_rows + m) * 4u + r];
-                    for (var c = 0u; c < KEYS_EACH; c++) {
-                        let n = m * KEYS_EACH + c;
+                    let place = row_head_query[(my_rows + m) * 4u + r];
+                    for (var c = 0u; c < LANE_KEYS; c++) {
+                        let n = m * LANE_KEYS + c;
                         s[n][r] = apply_dropout(s[n][r], b, place.x, place.y, j0 + x * 4u + key_of(c));
                     }
                 }
             }
         }
         for (var m = 0u; m < ROW_VECTORS; m++) {
-            let factor = row_factor[my_rows + m];
+            let factor = row_rescale[my_rows + m];
             for (var n = 0u; n < OUT_VECTORS; n++) {
                 let o = m * 4u * OUT_VECTORS + n;
-                sums[o] *= factor.x;
-                sums[o + OUT_VECTORS] *= factor.y;
-                sums[o + 2u * OUT_VECTORS] *= factor.z;
-                sums[o + 3u * OUT_VECTORS] *= factor.w;
+                acc[o] *= factor.x;
+                acc[o + OUT_VECTORS] *= factor.y;
+                acc[o + 2u * OUT_VECTORS] *= factor.z;
+                acc[o + 3u * OUT_VECTORS] *= factor.w;
             }
         }
 
@@ -344,14 +350,14 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
         for (var step = 0u; step < steps; step++) {
             if step % (P_KEYS / V_KEYS) == 0u {
                 let first = step / (P_KEYS / V_KEYS) * P_VECTORS;
-                for (var c = 0u; c < KEYS_EACH; c += 4u) {
+                for (var c = 0u; c < LANE_KEYS; c += 4u) {
                     // Whose keys are not of this part wraps around to a large number.
                     let four = c * (LANES_X / 4u) + x - first;
                     if four < P_VECTORS {
-                        let to = staged_p(four * 4u) + my_rows;
+                        let to = p_row(four * 4u) + my_rows;
                         for (var n = c; n < c + 4u; n++) {
                             for (var m = 0u; m < ROW_VECTORS; m++) {
-                                tile[to + n % 4u * (ROWS / 4u) + m] = s[m * KEYS_EACH + n];
+                                tile[to + n % 4u * (ROWS / 4u) + m] = s[m * LANE_KEYS + n];
                             }
                         }
                     }
@@ -370,23 +376,23 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
             let j2 = select(j1 + V_KEYS, at.x + stage_key, step + 1u == steps);
             for (var n = 0u; n < V_LOADS; n++) {
                 let j = min(j2 + n * STAGE_KEYS, last_key);
-                next_v[n] = v_four(v, row_of(v, j), stage_col);
+                next_v[n] = v_four(v, key_row(v, j), stage_col);
             }
-            let my_p = staged_p(step % (P_KEYS / V_KEYS) * V_KEYS) + my_rows;
-            for (var j8 = 0u; j8 < V_KEYS / 4u / V_TURNS; j8++) {
-                for (var j = 0u; j < V_TURNS; j++) {
-                    let from_v = my_v + (j8 * V_TURNS + j) * (4u * V_VECTORS);
-                    let from_p = my_p + staged_p((j8 * V_TURNS + j) * 4u);
+            let my_p = p_row(step % (P_KEYS / V_KEYS) * V_KEYS) + my_rows;
+            for (var j8 = 0u; j8 < V_KEYS / 4u / V_UNROLL; j8++) {
+                for (var j = 0u; j < V_UNROLL; j++) {
+                    let from_v = my_v + (j8 * V_UNROLL + j) * (4u * V_VECTORS);
+                    let from_p = my_p + p_row((j8 * V_UNROLL + j) * 4u);
                     for (var c = 0u; c < 4u; c++) {
                         for (var n = 0u; n < OUT_VECTORS; n++) {
                             let v = tile[from_v + c * V_VECTORS + n * LANES_X];
                             for (var m = 0u; m < ROW_VECTORS; m++) {
                                 let w = tile[from_p + c * (ROWS / 4u) + m];
                                 let o = m * 4u * OUT_VECTORS + n;
-                                sums[o] = fma(vec4<f32>(w.x), v, sums[o]);
-                                sums[o + OUT_VECTORS] = fma(vec4<f32>(w.y), v, sums[o + OUT_VECTORS]);
-                                sums[o + 2u * OUT_VECTORS] = fma(vec4<f32>(w.z), v, sums[o + 2u * OUT_VECTORS]);
-                                sums[o + 3u * OUT_VECTORS] = fma(vec4<f32>(w.w), v, sums[o + 3u * OUT_VECTORS]);
+                                acc[o] = fma(vec4<f32>(w.x), v, acc[o]);
+                                acc[o + OUT_VECTORS] = fma(vec4<f32>(w.y), v, acc[o + OUT_VECTORS]);
+                                acc[o + 2u * OUT_VECTORS] = fma(vec4<f32>(w.z), v, acc[o + 2u * OUT_VECTORS]);
+                                acc[o + 3u * OUT_VECTORS] = fma(vec4<f32>(w.w), v, acc[o + 3u * OUT_VECTORS]);
                             }
                         }
                     }
@@ -398,35 +404,35 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
 
     // The sums of the weights over the lanes of a row.
     for (var m = 0u; m < ROW_VECTORS; m++) {
-        tile[x * PARTS_STEP + my_rows + m] = parts[m];
+        tile[x * STATS_STEP + my_rows + m] = lane_sums[m];
     }
     workgroupBarrier();
     if lane < ROWS / 4u {
         var total = vec4<f32>();
         for (var n = 0u; n < LANES_X; n++) {
-            total += tile[n * PARTS_STEP + lane];
+            total += tile[n * STATS_STEP + lane];
         }
-        let top = row_top[lane];
+        let top = row_max[lane];
         let row = row0 + lane * 4u;
         let ends = mat4x3<f32>(
-            row_end(vec2<f32>(top.x, total.x), z, min(row, last_row), split, row <= last_row && col0 == 0u),
-            row_end(vec2<f32>(top.y, total.y), z, min(row + 1u, last_row), split, row + 1u <= last_row && col0 == 0u),
-            row_end(vec2<f32>(top.z, total.z), z, min(row + 2u, last_row), split, row + 2u <= last_row && col0 == 0u),
-            row_end(vec2<f32>(top.w, total.w), z, min(row + 3u, last_row), split, row + 3u <= last_row && col0 == 0u),
+            finish_row(vec2<f32>(top.x, total.x), z, min(row, last_row), split, row <= last_row && col0 == 0u),
+            finish_row(vec2<f32>(top.y, total.y), z, min(row + 1u, last_row), split, row + 1u <= last_row && col0 == 0u),
+            finish_row(vec2<f32>(top.z, total.z), z, min(row + 2u, last_row), split, row + 2u <= last_row && col0 == 0u),
+            finish_row(vec2<f32>(top.w, total.w), z, min(row + 3u, last_row), split, row + 3u <= last_row && col0 == 0u),
         );
         let rows_ends = transpose(ends);
-        row_factor[lane] = rows_ends[0];
-        row_top[lane] = rows_ends[1];
+        row_rescale[lane] = rows_ends[0];
+        row_max[lane] = rows_ends[1];
         row_origin[lane] = rows_ends[2];
     }
     workgroupBarrier();
     var broken = 0u;
-    for (var r = 0u; r < ROWS_EACH; r++) {
-        let row = row0 + y * ROWS_EACH + r;
-        let scale = row_factor[my_rows + r / 4u][r % 4u];
+    for (var r = 0u; r < LANE_ROWS; r++) {
+        let row = row0 + y * LANE_ROWS + r;
+        let scale = row_rescale[my_rows + r / 4u][r % 4u];
         for (var n = 0u; n < OUT_VECTORS; n++) {
             let col = col0 + (n * LANES_X + x) * 4u;
-            let sum = sums[r * OUT_VECTORS + n] * scale;
+            let sum = acc[r * OUT_VECTORS + n] * scale;
             if row <= last_row && col < value_dim {
                 store_row(z, row, split, col, sum);
                 broken |= select(0u, 1u << (r * OUT_VECTORS + n), any_nan(sum));
@@ -436,10 +442,10 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
     while broken != 0u {
         let n = firstTrailingBit(broken);
         broken &= broken - 1u;
-        let row = y * ROWS_EACH + n / OUT_VECTORS;
+        let row = y * LANE_ROWS + n / OUT_VECTORS;
         let col = col0 + (n % OUT_VECTORS * LANES_X + x) * 4u;
-        let q = query_of(b, row_place[row].x, row_place[row].y);
-        let total = vec2<f32>(row_top[row / 4u][row % 4u], row_origin[row / 4u][row % 4u]);
+        let q = query_of(b, row_head_query[row].x, row_head_query[row].y);
+        let total = vec2<f32>(row_max[row / 4u][row % 4u], row_origin[row / 4u][row % 4u]);
         store_row(z, row0 + row, split, col, repaired(q, col, total, keys.xy));
     }
 }

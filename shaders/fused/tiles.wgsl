@@ -1,13 +1,17 @@
 // What the forms of fused.wgsl that stage tiles of keys have in common: which keys, and loads that never leave a tensor.
 //
 // Constants: ROWS, KEYS, WORKGROUP.
+//
+// Needs: p.q; FULL, FULL_IS_PLAIN, HAS_BLOCKS, HIDDEN, IN_FOURS, KEYS, ROWS, WORKGROUP; Source; k_four, q_at4,
+// query_of_row, split_keys, tile_state.
+// Gives: NEXT; is_finite, keys_of_rows, load_k, load_q, next_tile, row_keys, zero_past.
 
 // Of each row, the interval of keys that it may see.
 var<workgroup> row_keys: array<vec2<u32>, ROWS>;
-var<workgroup> eighths: array<vec4<u32>, 8>;
-var<workgroup> span: vec4<u32>;
+var<workgroup> eighth_bounds: array<vec4<u32>, 8>;
+var<workgroup> tile_bounds: vec4<u32>;
 
-const NOTHING: vec4<u32> = vec4<u32>(0xffffffffu, 0u, 0u, 0xffffffffu);
+const EMPTY_BOUNDS: vec4<u32> = vec4<u32>(0xffffffffu, 0u, 0u, 0xffffffffu);
 const NEXT: vec4<u32> = vec4<u32>(0u, 1u, 2u, 3u);
 
 fn is_finite(x: f32) -> bool {
@@ -15,7 +19,7 @@ fn is_finite(x: f32) -> bool {
 }
 
 // x = [d..d+4] with zeros from head_dim on.
-fn inside(x: vec4<f32>, d: u32, head_dim: u32) -> vec4<f32> {
+fn zero_past(x: vec4<f32>, d: u32, head_dim: u32) -> vec4<f32> {
     return select(vec4<f32>(), x, vec4<u32>(d) + NEXT < vec4<u32>(head_dim));
 }
 
@@ -35,7 +39,7 @@ fn load_k(s: Source, row: u32, d: u32, head_dim: u32) -> vec4<f32> {
 }
 
 // x and y: first key of any row and end of all; z and w: the keys that every row sees.
-fn both(a: vec4<u32>, b: vec4<u32>) -> vec4<u32> {
+fn merge_bounds(a: vec4<u32>, b: vec4<u32>) -> vec4<u32> {
     return vec4<u32>(min(a.x, b.x), max(a.y, b.y), max(a.z, b.z), min(a.w, b.w));
 }
 
@@ -65,26 +69,26 @@ fn keys_of_rows(b: u32, kv_head: u32, row0: u32, last_row: u32, split: u32, lane
     }
     workgroupBarrier();
     if lane < 8u {
-        var all = NOTHING;
+        var bounds = EMPTY_BOUNDS;
         for (var n = lane * (ROWS / 8u); n < (lane + 1u) * (ROWS / 8u); n++) {
             let seen = row_keys[n];
             if seen.x < seen.y {
-                all = both(all, vec4<u32>(seen, seen));
+                bounds = merge_bounds(bounds, vec4<u32>(seen, seen));
             } else {
-                all.w = 0u;
+                bounds.w = 0u;
             }
         }
-        eighths[lane] = all;
+        eighth_bounds[lane] = bounds;
     }
     workgroupBarrier();
     if lane == 0u {
-        var all = NOTHING;
+        var bounds = EMPTY_BOUNDS;
         for (var n = 0u; n < 8u; n++) {
-            all = both(all, eighths[n]);
+            bounds = merge_bounds(bounds, eighth_bounds[n]);
         }
-        span = all;
+        tile_bounds = bounds;
     }
-    let seen = workgroupUniformLoad(&span);
-    let own = share_of_split(seen.xy, split);
-    return vec4<u32>(own, max(seen.z, own.x), min(seen.w, own.y));
+    let seen = workgroupUniformLoad(&tile_bounds);
+    let share = split_keys(seen.xy, split);
+    return vec4<u32>(share, max(seen.z, share.x), min(seen.w, share.y));
 }

@@ -1,5 +1,9 @@
 // Keys and values in a cache: which row a key is in, and its words (keys/packed_words.wgsl). K_GROUP, V_GROUP: channels that
 // share a scale. Past the last channel rows hold zeros, as far as their vectors go.
+//
+// Needs: p.cache; CHANNELS, K_GROUP, SCALED, V_GROUP, WIDE; Rows; are_neighbours, cache_k, cache_v, row_of_token,
+// rows_of.
+// Gives: Source; is_run, k_scale, k_source, k_word, key_row, run_step, v_scale, v_source, v_word.
 
 // The keys or the values of one sequence and head. vectors, groups: of a row; col: the first channel.
 struct Source {
@@ -18,7 +22,7 @@ fn v_source(b: u32, kv_head: u32, col: u32) -> Source {
     return Source(rows_of(b, kv_head), p.cache.v_words / 4u, p.cache.v_groups, p.cache.v_scales, col);
 }
 
-fn row_of(s: Source, t: u32) -> u32 {
+fn key_row(s: Source, t: u32) -> u32 {
     return row_of_token(s.rows, t);
 }
 

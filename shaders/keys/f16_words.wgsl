@@ -1,5 +1,8 @@
 // Keys and values in tensors of halves that load in eights: where a row of them begins, and its words
 // (keys/packed_words.wgsl).
+//
+// Needs: p.k, p.v; WIDE; View; k, view_at.
+// Gives: Source; is_run, k_scale, k_source, k_word, key_row, run_step, v_scale, v_source, v_word.
 
 // The rows of one sequence and head, in vectors. col: the first channel.
 struct Source {
@@ -20,7 +23,7 @@ fn v_source(b: u32, kv_head: u32, col: u32) -> Source {
     return source(p.v, b, kv_head, col);
 }
 
-fn row_of(s: Source, j: u32) -> u32 {
+fn key_row(s: Source, j: u32) -> u32 {
     return s.base + j * s.step;
 }
 

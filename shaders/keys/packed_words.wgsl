@@ -3,7 +3,8 @@
 // STORAGE_KIND: F32, F16, Q8 or Q4; a vector of four words has VECTORS vectors of four channels. Eight channels of Q4 are a
 // word: its byte n holds channel n below and channel n + 4 above, each plus 8.
 //
-// Needs of the keys: Source (col: the first channel), k_word, v_word, k_scale, v_scale.
+// Needs: F16, F32, Q4, Q8, SCALED, STORAGE_KIND, VECTORS; Source; k_scale, k_word, v_scale, v_word.
+// Gives: BIAS, CHANNELS; k_four, unpacked, unpacked_all, v_four.
 
 const CHANNELS: u32 = VECTORS * 4u;
 // What is to be taken from `unpacked`.
@@ -24,7 +25,7 @@ fn unpacked(word: vec4<u32>, i: u32) -> vec4<f32> {
 }
 
 // All channels of a vector of words.
-fn opened(word: vec4<u32>) -> array<vec4<f32>, VECTORS> {
+fn unpacked_all(word: vec4<u32>) -> array<vec4<f32>, VECTORS> {
     var x: array<vec4<f32>, VECTORS>;
     for (var i = 0u; i < VECTORS; i++) {
         if SCALED {

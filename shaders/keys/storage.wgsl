@@ -1,4 +1,7 @@
 // How words hold channels. STORAGE_KIND: one of these.
+//
+// Needs: STORAGE_KIND.
+// Gives: F16, F32, PER_WORD, Q4, Q8, SCALED.
 
 const F32: u32 = 0u;
 const F16: u32 = 1u;

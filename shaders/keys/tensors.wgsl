@@ -1,4 +1,8 @@
 // Keys and values in tensors: where a row of them begins, and four of its channels.
+//
+// Needs: p.head_dim, p.k, p.v, p.value_dim; IN_FOURS, WIDE; View; k_at4, v_at4, view_at.
+// Gives: BIAS, SCALED; Source; k_four, k_scale, k_source, k_word, key_row, unpacked, v_four, v_scale, v_source,
+// v_word.
 
 // Says to the compiler that an index is not negative as an i32 (and, in fours, aligned), which saves a
 // check per load. WIDE: indices reach 2^28.
@@ -25,7 +29,7 @@ fn v_source(b: u32, kv_head: u32, col: u32) -> Source {
     return source(p.v, b, kv_head, col);
 }
 
-fn row_of(s: Source, j: u32) -> u32 {
+fn key_row(s: Source, j: u32) -> u32 {
     return (s.base + j * s.step) & INDEX;
 }
 

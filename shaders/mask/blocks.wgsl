@@ -1,3 +1,8 @@
+// What the map of the mask's blocks (classify.wgsl) says of pairs.
+//
+// Needs: p.mask; Query; blocks_at, view_at.
+// Gives: FULL, HIDDEN; block_at, blocks_state.
+
 const HIDDEN: u32 = 0u;
 const FULL: u32 = 2u;
 

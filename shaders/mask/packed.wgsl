@@ -1,3 +1,8 @@
+// Packed sequences: several side by side, a query sees keys of its own only.
+//
+// Needs: p.mask; key_starts_at, query_starts_at, view_at.
+// Gives: packed_keys.
+
 fn packed_query(b: u32, s: u32) -> u32 {
     return min(query_starts_at(view_at(p.mask.query_starts, b, 0u, 0u, s)), p.mask.q_len);
 }

@@ -1,3 +1,8 @@
+// Regular sparse patterns (pattern.rs): near keys, far ones, both, or by head.
+//
+// Needs: p.mask; Query; distance.
+// Gives: pattern_key_range, pattern_mask_mod.
+
 const SAME_BLOCK: u32 = 0xffffffffu;
 const NEAR: u32 = 0u;
 const FAR: u32 = 1u;

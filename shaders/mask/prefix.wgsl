@@ -1,3 +1,8 @@
+// A prefix that is seen whatever the band says (prefix-LM).
+//
+// Needs: p.mask; prefix_at, view_at.
+// Gives: prefix_end, prefix_key_range.
+
 fn prefix_end(keys: vec2<i32>, b: u32, h: u32, i: u32) -> i32 {
     return min(keys.x + i32(min(prefix_at(view_at(p.mask.prefix, b, h, i, 0u)), p.mask.masked_len)), keys.y);
 }

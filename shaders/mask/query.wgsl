@@ -1,10 +1,13 @@
-// What every mask needs. The host adds the parts a call uses (mask_*.wgsl, score_*.wgsl) and composes
+// What every mask needs. The host adds the parts a call uses (mask/*.wgsl) and composes
 // from them, so that what a call does not use costs nothing:
 //   query_in(b, h, i, alone) -> Query     a query, with an interval that holds every key it may see; unless alone,
 //                                         the interval only bounds those of its neighbours
 //   mask_mod(q, j) -> bool                 whether a query sees a key of its interval; keys of a cache are those left
 //   score_mod(score, q, j) -> f32           the score after softcap and bias
 //   bias_of(q, j) -> f32                  the bias alone
+//
+// Needs: View; query_in.
+// Gives: MaskParams, Query; distance, key_range, query_of.
 
 struct MaskParams {
     lengths: View,

@@ -1,3 +1,8 @@
+// Attention sinks: a score a head that takes weight and has no value.
+//
+// Needs: p.mask; any_nan, merged, sinks_at, view_at.
+// Gives: with_sink.
+
 // A key without a value that every query sees. A NaN shows in the sum: max and exp may lose it.
 fn with_sink(total: vec2<f32>, b: u32, h: u32) -> vec2<f32> {
     let sink = sinks_at(view_at(p.mask.sinks, b, h, 0u, 0u));

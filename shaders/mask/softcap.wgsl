@@ -1,3 +1,8 @@
+// Softcap: softcap · tanh(score / softcap).
+//
+// Needs: p.mask; any_nan.
+// Gives: softcap.
+
 // Drivers make tanh of exp: of a small x that leaves few correct digits, which softcap magnifies, and of a large
 // one NaN. So: a polynomial near 0 (Cephes, tanhf), ±1 from where f32 has nothing between. NaN stays NaN.
 fn tanh_exact(x: f32) -> f32 {

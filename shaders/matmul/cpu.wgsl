@@ -12,6 +12,10 @@
 //   tile_b4(t, k, col) -> vec4            B[k, col..col+4] if B_ALONG_N, else B[k..k+4, col]
 //   tile_store4(t, row, col, value)         C[row, col..col+4]
 //   tile_repair(t, row, col)              the same once more, where a NaN came out and REPAIRS is set
+//
+// Needs: B_ALONG_N, LANES, REPAIRS, ROWS; Tile; any_nan, tile_a4, tile_b4, tile_inner, tile_needed, tile_of,
+// tile_repair, tile_store4.
+// Gives: main.
 
 // B[k..k+4, col..col+4], a column of the matrix per k.
 fn block_b(t: Tile, k: u32, col: u32) -> mat4x4<f32> {
@@ -34,7 +38,7 @@ fn block_b(t: Tile, k: u32, col: u32) -> mat4x4<f32> {
 
 // a · b, a row of A against a block of B, added to sum. Written as a matrix product: a software driver has
 // no fused multiply-add, and sums of products shorten the chain.
-fn step(sum: vec4<f32>, a: vec4<f32>, b: mat4x4<f32>) -> vec4<f32> {
+fn add_product(sum: vec4<f32>, a: vec4<f32>, b: mat4x4<f32>) -> vec4<f32> {
     return sum + b * a;
 }
 
@@ -53,15 +57,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     let inner = tile_inner(t, row0, rows);
 
-    var sums: array<vec4<f32>, ROWS>;
+    var acc: array<vec4<f32>, ROWS>;
     for (var r = 0u; r < ROWS; r++) {
-        sums[r] = vec4<f32>();
+        acc[r] = vec4<f32>();
     }
     let whole = vec2<u32>((inner.x + 3u) & ~3u, inner.y & ~3u);
     for (var k = whole.x; k < whole.y; k += 4u) {
         let b = block_b(t, k, col);
         for (var r = 0u; r < ROWS; r++) {
-            sums[r] = step(sums[r], tile_a4(t, min(row0 + r, t.rows - 1u), k), b);
+            acc[r] = add_product(acc[r], tile_a4(t, min(row0 + r, t.rows - 1u), k), b);
         }
     }
     // The range's ragged ends. What lies outside of it may be anything, NaN too.
@@ -79,15 +83,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             let within = (ks >= vec4<u32>(inner.x)) & (ks < vec4<u32>(inner.y));
             for (var r = 0u; r < ROWS; r++) {
                 let a = select(vec4<f32>(), tile_a4(t, min(row0 + r, t.rows - 1u), k), within);
-                sums[r] = step(sums[r], a, b);
+                acc[r] = add_product(acc[r], a, b);
             }
         }
     }
     var broken = false;
     for (var r = 0u; r < ROWS; r++) {
         if r < rows {
-            tile_store4(t, row0 + r, col, sums[r]);
-            broken = broken || any_nan(sums[r]);
+            tile_store4(t, row0 + r, col, acc[r]);
+            broken = broken || any_nan(acc[r]);
         }
     }
     if REPAIRS && broken {

@@ -1,20 +1,24 @@
 // C = A · B by tiles, for GPUs: a workgroup of 16 × 16 invocations computes TILE × TILE of C, its tiles of
-// A and B staged in workgroup memory, each invocation holding SIDE × SIDE sums.
+// A and B staged in workgroup memory, each invocation holding LANE_TILE × LANE_TILE sums.
 //
 // Constants: TILE (a multiple of 64), TILE_K, B_ALONG_N, REPAIRS. TILE · TILE_K = 1024, so that every
 // invocation stages one vector of A and one of B per step.
 // The stage gives: tile_of, tile_needed, tile_inner, tile_a4, tile_b4, tile_store4,
-// tile_repair (see tile_uniform.wgsl).
+// tile_repair (see matmul/cpu.wgsl).
 //
-// Floor in workgroup memory, per k and invocation: SIDE² multiply-adds against SIDE / 2 vector loads:
+// Floor in workgroup memory, per k and invocation: LANE_TILE² multiply-adds against LANE_TILE / 2 vector loads:
 // 16 against 2 for a tile of 64, 64 against 4 for one of 128.
 // Floor in global memory: 2 / TILE elements per multiply-add. In f32 that is 1/8 byte for a tile of 64,
 // 1/16 for one of 128; half of it in f16.
+//
+// Needs: B_ALONG_N, REPAIRS, TILE, TILE_K; Tile; any_nan, tile_a4, tile_b4, tile_inner, tile_needed, tile_of,
+// tile_repair, tile_store4.
+// Gives: main.
 
 const_assert TILE * TILE_K == 1024u && TILE % 64u == 0u;
 
-const SIDE: u32 = TILE / 16u;
-const SUMS: u32 = SIDE * SIDE / 4u;
+const LANE_TILE: u32 = TILE / 16u;
+const ACC_VECTORS: u32 = LANE_TILE * LANE_TILE / 4u;
 const VECTORS: u32 = TILE / 4u;     // of a staged row
 const VECTORS_K: u32 = TILE_K / 4u;
 // A transposing store of 32 neighbours covers VECTORS_K rows, four apart, and 8 / VECTORS_K vectors of
@@ -26,16 +30,16 @@ const SHIFT: u32 = 8u / VECTORS_K;
 var<workgroup> tile_a: array<f32, (TILE_K * VECTORS + 8u) * 4u>;
 var<workgroup> tile_b: array<f32, (TILE_K * VECTORS + 8u) * 4u>;
 
-fn staged_a(v: u32) -> vec4<f32> {
+fn a_four(v: u32) -> vec4<f32> {
     return vec4<f32>(tile_a[v * 4u], tile_a[v * 4u + 1u], tile_a[v * 4u + 2u], tile_a[v * 4u + 3u]);
 }
 
-fn staged_b(v: u32) -> vec4<f32> {
+fn b_four(v: u32) -> vec4<f32> {
     return vec4<f32>(tile_b[v * 4u], tile_b[v * 4u + 1u], tile_b[v * 4u + 2u], tile_b[v * 4u + 3u]);
 }
 
 // Where row k of a staged tile begins.
-fn staged(k: u32) -> u32 {
+fn tile_row(k: u32) -> u32 {
     return k * VECTORS + k / 4u * SHIFT;
 }
 
@@ -55,7 +59,7 @@ fn load_b(t: Tile, k: u32, col: u32, last: u32) -> vec4<f32> {
 }
 
 // v = [k..k+4] with zeros outside of the range, whatever the memory holds there.
-fn inside(v: vec4<f32>, k: u32, range: vec2<u32>) -> vec4<f32> {
+fn zero_outside(v: vec4<f32>, k: u32, range: vec2<u32>) -> vec4<f32> {
     let ks = vec4<u32>(k) + vec4<u32>(0u, 1u, 2u, 3u);
     return select(vec4<f32>(), v, (ks >= vec4<u32>(range.x)) & (ks < vec4<u32>(range.y)));
 }
@@ -80,20 +84,20 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     // along it four columns of B.
     let across = lane / VECTORS_K;
     let across_k = lane % VECTORS_K * 4u;
-    let to_across = staged(across_k) + across / 4u;
-    let part = across % 4u;
+    let to_across = tile_row(across_k) + across / 4u;
+    let across_c = across % 4u;
     let along = lane % VECTORS * 4u;
     let along_k = lane / VECTORS;
-    let to_along = staged(along_k) + lane % VECTORS;
+    let to_along = tile_row(along_k) + lane % VECTORS;
     let b_col = col0 + select(across, along, B_ALONG_N);
     let b_k = select(across_k, along_k, B_ALONG_N);
 
     // What it computes: 32 neighbours have 4 × 8 vectors of C, so that what they load differs least.
     let x = lane % 8u + lane / 32u % 2u * 8u;
     let y = lane / 8u % 4u + lane / 64u * 4u;
-    var sums: array<vec4<f32>, SUMS>;
-    for (var s = 0u; s < SUMS; s++) {
-        sums[s] = vec4<f32>();
+    var acc: array<vec4<f32>, ACC_VECTORS>;
+    for (var s = 0u; s < ACC_VECTORS; s++) {
+        acc[s] = vec4<f32>();
     }
 
     var next_a = load_a(t, row0 + across, first + across_k, last);
@@ -102,15 +106,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         var a = next_a;
         var b = next_b;
         if k0 < inner.x || k0 + TILE_K > inner.y {
-            a = inside(a, k0 + across_k, inner);
+            a = zero_outside(a, k0 + across_k, inner);
             if B_ALONG_N {
                 b = select(vec4<f32>(), b, k0 + b_k >= inner.x && k0 + b_k < inner.y);
             } else {
-                b = inside(b, k0 + b_k, inner);
+                b = zero_outside(b, k0 + b_k, inner);
             }
         }
         for (var c = 0u; c < 4u; c++) {
-            tile_a[(to_across + c * VECTORS) * 4u + part] = a[c];
+            tile_a[(to_across + c * VECTORS) * 4u + across_c] = a[c];
         }
         if B_ALONG_N {
             for (var c = 0u; c < 4u; c++) {
@@ -118,7 +122,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             }
         } else {
             for (var c = 0u; c < 4u; c++) {
-                tile_b[(to_across + c * VECTORS) * 4u + part] = b[c];
+                tile_b[(to_across + c * VECTORS) * 4u + across_c] = b[c];
             }
         }
         workgroupBarrier();
@@ -128,15 +132,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         for (var k4 = 0u; k4 < VECTORS_K; k4++) {
             for (var k = 0u; k < 4u; k++) {
                 let o = k4 * (4u * VECTORS + SHIFT) + k * VECTORS;
-                for (var m = 0u; m < SIDE / 4u; m++) {
-                    let a = staged_a(o + m * 16u + y);
-                    for (var n = 0u; n < SIDE / 4u; n++) {
-                        let b = staged_b(o + n * 16u + x);
-                        let s = m * SIDE + n * 4u;
-                        sums[s] = fma(vec4<f32>(a.x), b, sums[s]);
-                        sums[s + 1u] = fma(vec4<f32>(a.y), b, sums[s + 1u]);
-                        sums[s + 2u] = fma(vec4<f32>(a.z), b, sums[s + 2u]);
-                        sums[s + 3u] = fma(vec4<f32>(a.w), b, sums[s + 3u]);
+                for (var m = 0u; m < LANE_TILE / 4u; m++) {
+                    let a = a_four(o + m * 16u + y);
+                    for (var n = 0u; n < LANE_TILE / 4u; n++) {
+                        let b = b_four(o + n * 16u + x);
+                        let s = m * LANE_TILE + n * 4u;
+                        acc[s] = fma(vec4<f32>(a.x), b, acc[s]);
+                        acc[s + 1u] = fma(vec4<f32>(a.y), b, acc[s + 1u]);
+                        acc[s + 2u] = fma(vec4<f32>(a.z), b, acc[s + 2u]);
+                        acc[s + 3u] = fma(vec4<f32>(a.w), b, acc[s + 3u]);
                     }
                 }
             }
@@ -144,12 +148,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         workgroupBarrier();
     }
     var broken = false;
-    for (var m = 0u; m < SIDE / 4u; m++) {
-        for (var n = 0u; n < SIDE / 4u; n++) {
+    for (var m = 0u; m < LANE_TILE / 4u; m++) {
+        for (var n = 0u; n < LANE_TILE / 4u; n++) {
             let col = col0 + (n * 16u + x) * 4u;
             for (var c = 0u; c < 4u; c++) {
                 let row = row0 + (m * 16u + y) * 4u + c;
-                let sum = sums[m * SIDE + n * 4u + c];
+                let sum = acc[m * LANE_TILE + n * 4u + c];
                 if row < t.rows && col < t.cols {
                     tile_store4(t, row, col, sum);
                     broken = broken || any_nan(sum);
@@ -158,9 +162,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         }
     }
     if REPAIRS && broken {
-        for (var s = 0u; s < SUMS; s++) {
-            let row = row0 + (s / SIDE * 16u + y) * 4u + s % 4u;
-            let col = col0 + (s % SIDE / 4u * 16u + x) * 4u;
+        for (var s = 0u; s < ACC_VECTORS; s++) {
+            let row = row0 + (s / LANE_TILE * 16u + y) * 4u + s % 4u;
+            let col = col0 + (s % LANE_TILE / 4u * 16u + x) * 4u;
             if row < t.rows && col < t.cols {
                 tile_repair(t, row, col);
             }

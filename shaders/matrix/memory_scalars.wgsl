@@ -1,45 +1,48 @@
 // What fragments are loaded from and stored to, as arrays of scalars: Metal takes nothing else.
 //
-// Constants: HALVES, FLOATS (elements).
+// Constants: F16_LEN, F32_LEN (elements).
+//
+// Needs: F16_LEN, F32_LEN; Left, Right, Sums.
+// Gives: acc_at, acc_store, f16_store4, f32_at4, f32_store4, left_at, right_at, right_transposed_at.
 
-var<workgroup> halves: array<f16, HALVES>;
-var<workgroup> floats: array<f32, FLOATS>;
+var<workgroup> tile_f16: array<f16, F16_LEN>;
+var<workgroup> tile_f32: array<f32, F32_LEN>;
 
-fn halves_store4(o: u32, x: vec4<f16>) {
-    halves[o] = x.x;
-    halves[o + 1u] = x.y;
-    halves[o + 2u] = x.z;
-    halves[o + 3u] = x.w;
+fn f16_store4(o: u32, x: vec4<f16>) {
+    tile_f16[o] = x.x;
+    tile_f16[o + 1u] = x.y;
+    tile_f16[o + 2u] = x.z;
+    tile_f16[o + 3u] = x.w;
 }
 
-fn floats_store4(o: u32, x: vec4<f32>) {
-    floats[o] = x.x;
-    floats[o + 1u] = x.y;
-    floats[o + 2u] = x.z;
-    floats[o + 3u] = x.w;
+fn f32_store4(o: u32, x: vec4<f32>) {
+    tile_f32[o] = x.x;
+    tile_f32[o + 1u] = x.y;
+    tile_f32[o + 2u] = x.z;
+    tile_f32[o + 3u] = x.w;
 }
 
-fn floats_at4(o: u32) -> vec4<f32> {
-    return vec4<f32>(floats[o], floats[o + 1u], floats[o + 2u], floats[o + 3u]);
+fn f32_at4(o: u32) -> vec4<f32> {
+    return vec4<f32>(tile_f32[o], tile_f32[o + 1u], tile_f32[o + 2u], tile_f32[o + 3u]);
 }
 
 // Fragments of rows `step` apart; transposed: of what lies there so.
 fn left_at(o: u32, step: u32) -> Left {
-    return coopLoadT<Left>(&halves[o], step);
+    return coopLoadT<Left>(&tile_f16[o], step);
 }
 
 fn right_at(o: u32, step: u32) -> Right {
-    return coopLoadT<Right>(&halves[o], step);
+    return coopLoadT<Right>(&tile_f16[o], step);
 }
 
 fn right_transposed_at(o: u32, step: u32) -> Right {
-    return coopLoad<Right>(&halves[o], step);
+    return coopLoad<Right>(&tile_f16[o], step);
 }
 
-fn sums_at(o: u32, step: u32) -> Sums {
-    return coopLoadT<Sums>(&floats[o], step);
+fn acc_at(o: u32, step: u32) -> Sums {
+    return coopLoadT<Sums>(&tile_f32[o], step);
 }
 
-fn sums_store(o: u32, step: u32, x: Sums) {
-    coopStoreT(x, &floats[o], step);
+fn acc_store(o: u32, step: u32, x: Sums) {
+    coopStoreT(x, &tile_f32[o], step);
 }

@@ -1,50 +1,53 @@
 // What fragments are loaded from and stored to, as arrays of vectors of four: one access where scalars take four. Strides
 // count vectors, and stand in variables of their own, without which naga fails.
 //
-// Constants: HALVES, FLOATS (elements).
+// Constants: F16_LEN, F32_LEN (elements).
+//
+// Needs: F16_LEN, F32_LEN; Left, Right, Sums.
+// Gives: acc_at, acc_store, f16_store4, f32_at4, f32_store4, left_at, right_at, right_transposed_at.
 
-var<workgroup> halves: array<vec4<f16>, HALVES / 4u>;
-var<workgroup> floats: array<vec4<f32>, FLOATS / 4u>;
+var<workgroup> tile_f16: array<vec4<f16>, F16_LEN / 4u>;
+var<workgroup> tile_f32: array<vec4<f32>, F32_LEN / 4u>;
 
-fn halves_store4(o: u32, x: vec4<f16>) {
-    halves[o / 4u] = x;
+fn f16_store4(o: u32, x: vec4<f16>) {
+    tile_f16[o / 4u] = x;
 }
 
-fn floats_store4(o: u32, x: vec4<f32>) {
-    floats[o / 4u] = x;
+fn f32_store4(o: u32, x: vec4<f32>) {
+    tile_f32[o / 4u] = x;
 }
 
-fn floats_at4(o: u32) -> vec4<f32> {
-    return floats[o / 4u];
+fn f32_at4(o: u32) -> vec4<f32> {
+    return tile_f32[o / 4u];
 }
 
 // Fragments of rows `step` apart; transposed: of what lies there so.
 fn left_at(o: u32, step: u32) -> Left {
     let at = o / 4u;
     let vectors = step / 4u;
-    return coopLoadT<Left>(&halves[at], vectors);
+    return coopLoadT<Left>(&tile_f16[at], vectors);
 }
 
 fn right_at(o: u32, step: u32) -> Right {
     let at = o / 4u;
     let vectors = step / 4u;
-    return coopLoadT<Right>(&halves[at], vectors);
+    return coopLoadT<Right>(&tile_f16[at], vectors);
 }
 
 fn right_transposed_at(o: u32, step: u32) -> Right {
     let at = o / 4u;
     let vectors = step / 4u;
-    return coopLoad<Right>(&halves[at], vectors);
+    return coopLoad<Right>(&tile_f16[at], vectors);
 }
 
-fn sums_at(o: u32, step: u32) -> Sums {
+fn acc_at(o: u32, step: u32) -> Sums {
     let at = o / 4u;
     let vectors = step / 4u;
-    return coopLoadT<Sums>(&floats[at], vectors);
+    return coopLoadT<Sums>(&tile_f32[at], vectors);
 }
 
-fn sums_store(o: u32, step: u32, x: Sums) {
+fn acc_store(o: u32, step: u32, x: Sums) {
     let at = o / 4u;
     let vectors = step / 4u;
-    coopStoreT(x, &floats[at], vectors);
+    coopStoreT(x, &tile_f32[at], vectors);
 }

@@ -4,7 +4,8 @@
 // rotation_table [3, 256, pairs, 2]: cos and sin of digit · 256^level · frequency. A position has three digits to the base 256,
 // its rotation is the product of theirs: of unit complex numbers, so errors add up and do not grow.
 //
-// Needs: rotation_table_at(o).
+// Needs: rotation_table_at.
+// Gives: ORDER_HALF; RotationParams; pair_channels, rotated, rotation.
 
 struct RotationParams {
     pairs: u32,

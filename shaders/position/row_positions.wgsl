@@ -1,6 +1,7 @@
 // Which position a row has: start + i, or what a tensor says.
 //
-// Needs: positions_at(o) where POSITIONS.
+// Needs: POSITIONS; View; positions_at, view_at.
+// Gives: PositionParams; next_item, position_of.
 
 struct PositionParams {
     view: View,        // of the tensor [batch, 1, length, 1]

@@ -1,4 +1,7 @@
 // The running softmax of a row: x the maximum, y the sum of exp(score − maximum).
+//
+// Needs: any_nan.
+// Gives: exp_of, is_seen, lse_of, merged, share_of.
 
 // exp, and 0 at −∞, which WGSL does not promise.
 fn exp_of(x: vec4<f32>, neg_inf: f32) -> vec4<f32> {

@@ -1,6 +1,9 @@
 // One invocation owns a row: nothing to combine.
+//
+// Needs: WORKGROUP.
+// Gives: lane_of, reduce_row, row_index.
 
-fn row_of(group: u32, index: u32) -> u32 {
+fn row_index(group: u32, index: u32) -> u32 {
     return group * WORKGROUP + index;
 }
 
@@ -8,6 +11,6 @@ fn lane_of(index: u32) -> u32 {
     return 0u;
 }
 
-fn combined(mine: vec2<f32>, lane: u32) -> vec2<f32> {
+fn reduce_row(mine: vec2<f32>, lane: u32) -> vec2<f32> {
     return mine;
 }

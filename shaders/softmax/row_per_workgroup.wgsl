@@ -1,8 +1,11 @@
 // A workgroup owns a row: the maxima and sums of its invocations are combined in a fixed order.
+//
+// Needs: p.mask; ROW_LANES; merged.
+// Gives: lane_of, reduce_row, row_index.
 
-var<workgroup> partial: array<vec2<f32>, LANES>;
+var<workgroup> lane_states: array<vec2<f32>, ROW_LANES>;
 
-fn row_of(group: u32, index: u32) -> u32 {
+fn row_index(group: u32, index: u32) -> u32 {
     return group;
 }
 
@@ -10,14 +13,14 @@ fn lane_of(index: u32) -> u32 {
     return index;
 }
 
-fn combined(mine: vec2<f32>, lane: u32) -> vec2<f32> {
-    partial[lane] = mine;
+fn reduce_row(mine: vec2<f32>, lane: u32) -> vec2<f32> {
+    lane_states[lane] = mine;
     workgroupBarrier();
-    for (var n = LANES / 2u; n > 0u; n /= 2u) {
+    for (var n = ROW_LANES / 2u; n > 0u; n /= 2u) {
         if lane < n {
-            partial[lane] = merged(partial[lane], partial[lane + n], p.mask.neg_inf);
+            lane_states[lane] = merged(lane_states[lane], lane_states[lane + n], p.mask.neg_inf);
         }
         workgroupBarrier();
     }
-    return partial[0];
+    return lane_states[0];
 }

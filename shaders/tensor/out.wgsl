@@ -1,6 +1,7 @@
 // Four channels of out from col on, as far as there are so many.
 //
-// Needs: p.out, p.value_dim, OUT_IN_FOURS, out_store, out_store4.
+// Needs: p.out, p.value_dim; OUT_IN_FOURS; out_store, out_store4, view_at.
+// Gives: store_out.
 
 fn store_out(b: u32, h: u32, i: u32, col: u32, value: vec4<f32>) {
     let o = view_at(p.out, b, h, i, col);

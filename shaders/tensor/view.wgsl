@@ -1,4 +1,7 @@
 // A window of a buffer: strides of [batch, heads, length, dim] and the first element, in elements.
+//
+// Needs: nothing.
+// Gives: View; any_nan, are_nan, view_at.
 
 struct View {
     strides: vec4<u32>,

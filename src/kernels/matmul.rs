@@ -37,7 +37,7 @@ pub(crate) fn describe<P: Table>(stage: MatmulStage) -> Kernel {
                 Constant::Fragments(matrix.fragment),
                 Constant::U32("TILE", matrix.side),
                 Constant::U32("TILE_K", MatrixTiles::K),
-                Constant::U32("LANES", matrix.lanes),
+                Constant::U32("WORKGROUP", matrix.lanes),
                 Constant::U32("LEAVING", matrix.leaving()),
             ]);
             (shader!("matmul/matrix"), matrix.lanes, matrix.workgroup_memory())

@@ -48,7 +48,7 @@ impl Softmax {
         };
         let constants = [
             Constant::U32("WORKGROUP", workgroup),
-            Constant::U32("LANES", lanes),
+            Constant::U32("ROW_LANES", lanes),
             Constant::Bool("HAS_LSE", self.lse),
             Constant::Bool("IN_FOURS", self.width == Width::Four),
             Constant::Bool("PER_PAIR_MASK", self.mask.is_per_pair()),
