@@ -9,8 +9,8 @@ use std::time::Instant;
 use wgpu_attention::reference::{self, compare::max_error, widen};
 use wgpu_attention::{
     Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, CachedForward, Config, DType, Error,
-    Gpu, Linear, Mask, Positions, Projection, ProjectionForward, Rope, RopeConfig, Rotate, RowPositions,
-    ScaleGroup, Scratch, ScratchSize, Shape, TensorView, Tokens, wgpu,
+    Gpu, Linear, Mask, Positions, Projection, ProjectionForward, Rope, RopeConfig, Rotate, Rotation,
+    RowPositions, ScaleGroup, Scratch, ScratchSize, Shape, TensorView, Tokens, wgpu,
 };
 
 const TOKENS: usize = 512;
@@ -114,7 +114,11 @@ impl Model {
         ];
         self.projection.forward(encoder, &products, scratch)?;
         let at = RowPositions::Tensor(cache.starts());
-        self.positions.rotate(encoder, &Rotate { x: q, out: None, rope: &self.rope, at }, scratch)?;
+        self.positions.rotate(
+            encoder,
+            &Rotate { x: q, out: None, rotation: Rotation::Rope(&self.rope), at },
+            scratch,
+        )?;
         cache.append(encoder, 0, &Append::new(k, v).rope(&self.rope), scratch)?;
         // The heads of a token side by side, as the next product reads them.
         let joined = TensorView::blhd(&step.attended, DType::F32, [BATCH, HEADS, step.rows, DIM]);
@@ -275,7 +279,12 @@ fn check(
                 if n == 2 {
                     return Ok(());
                 }
-                let rotate = Rotate { x: out, out: None, rope: &model.rope, at: RowPositions::Start(0) };
+                let rotate = Rotate {
+                    x: out,
+                    out: None,
+                    rotation: Rotation::Rope(&model.rope),
+                    at: RowPositions::Start(0),
+                };
                 model.positions.rotate(encoder, &rotate, &mut scratch)
             })?;
             rotated.push(model.gpu.download::<f32>(&buffer, heads * rows * DIM)?);

@@ -1,12 +1,18 @@
-// Rotary position embedding: pairs of channels rotated by position · frequency (Su et al. 2021).
+// Rotary position embedding: pairs of channels rotated by position · frequency (Su et al. 2021), or by the cosines and
+// sines that tensors give.
 //
 // x, out [batch, heads, length, dim]; the channels from rotary_dim on are copied.
-// Bindings (declared by the host): x, out; only out if x is that too; rotation_table; positions if POSITIONS.
+// Bindings (declared by the host): x, out; only out if x is that too; rotation_table, or cos_table and sin_table;
+// positions if POSITIONS.
 // Reads and writes everything once: an invocation has a pair or a copied channel at a time.
+//
+// Needs: rotation_of(b, pair, position): cos and sin.
 
 struct Params {
     x: View,
     out: View,
+    cos: View,         // of tensors that give them
+    sin: View,
     at: PositionParams,
     rotation: RotationParams,
     items: u32,        // of a row: pairs, then copied channels
@@ -27,7 +33,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         if item < p.rotation.pairs {
             let c = pair_channels(p.rotation, item);
             let x = vec2<f32>(x_at(view_at(p.x, b, h, i, c.x)), x_at(view_at(p.x, b, h, i, c.y)));
-            let y = rotated(x, rotation(p.rotation, item, position_of(p.at, b, i)));
+            let y = rotated(x, rotation_of(b, item, position_of(p.at, b, i)));
             out_store(view_at(p.out, b, h, i, c.x), y.x);
             out_store(view_at(p.out, b, h, i, c.y), y.y);
         } else {

@@ -74,7 +74,7 @@ pub use pattern::{Pattern, PatternPart};
 pub use plan::{KernelForm, MatrixUnits, Path};
 pub use position::{
     AddPositions, MAX_POSITION, PositionTable, Positions, Rope, RopeConfig, RopeOrder, RopeScaling, Rotate,
-    RowPositions, Sinusoid,
+    Rotation, RowPositions, Sinusoid,
 };
 pub use problem::{LayerConfig, Shape};
 pub use projection::{Linear, Projection, ProjectionForward};

@@ -47,6 +47,7 @@ pub(crate) fn axes(tensor: &str) -> [&'static str; 4] {
         "weights" | "attn_mask" | "key_padding_mask" | "bias" | "dropout" => {
             ["batch", "heads", "q_len", "kv_len"]
         }
+        "cos" | "sin" => ["batch", "heads", "length", "pairs"],
         "tree" => ["batch", "heads", "q_len", "q_len"],
         "lengths" | "prefix" | "query_documents" | "lse" => ["batch", "heads", "q_len", "dim"],
         "key_documents" | "globals" => ["batch", "heads", "length", "kv_len"],

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use wgpu_attention::reference::{self, Options, widen};
 use wgpu_attention::{
     Append, Attention, Cache, CacheConfig, Config, DType, Error, Forward, Gpu, Mask, Path, Positions, Rope,
-    RopeConfig, Rotate, RowPositions, Scratch, ScratchSize, Shape, TensorView, Tokens,
+    RopeConfig, Rotate, Rotation, RowPositions, Scratch, ScratchSize, Shape, TensorView, Tokens,
 };
 
 const SHAPE: Shape = Shape::new(1, 2, 5, 4);
@@ -66,7 +66,8 @@ fn memory_that_runs_out() {
     let mut cache = Cache::with_pipelines(pipelines, cached).expect("a cache");
     gpu.submit(|e| cache.advance(e, Tokens::All(5), &mut scratch)).expect("room");
     let rope = Rope::new(device, RopeConfig::new(4)).expect("a rope");
-    let rotation = Rotate { x: q, out: Some(out), rope: &rope, at: RowPositions::Start(0) };
+    let rotation =
+        Rotate { x: q, out: Some(out), rotation: Rotation::Rope(&rope), at: RowPositions::Start(0) };
 
     let ballast = std::hint::black_box(vec![1u8; 2800 * MIB]);
     let mut encoder = device.create_command_encoder(&Default::default());

@@ -3,7 +3,7 @@
 use super::rotation_table::{self, RotationParams};
 use super::row_positions::{self, PositionParams};
 use super::shader;
-use crate::kernel::{Kernel, View, params};
+use crate::kernel::{Binding, Kernel, View, Width, params};
 use crate::tensor::DType;
 
 /// What changes the text of the rotation.
@@ -12,6 +12,8 @@ pub(crate) struct Rotate {
     pub x: DType,
     /// Without, x is written.
     pub out: Option<DType>,
+    /// The type of cosines and sines, where tensors give them.
+    pub cos_sin: Option<DType>,
     /// Whether a tensor says where the rows stand.
     pub positions: bool,
 }
@@ -19,10 +21,15 @@ pub(crate) struct Rotate {
 /// Invocations of a workgroup, as in the shader.
 pub(crate) const WORKGROUP: usize = 64;
 
+/// Cosine and sine from the table of a rope.
+const ROTATION_OF_TABLE: &str = "fn rotation_of(b: u32, pair: u32, position: u32) -> vec2<f32> { return rotation(p.rotation, pair, position); }\n";
+
 params! {
     pub(crate) struct Params {
         x: View,
         out: View,
+        cos: View,
+        sin: View,
         at: PositionParams,
         rotation: RotationParams,
         items: u32,
@@ -36,12 +43,24 @@ impl Rotate {
     pub fn describe(&self) -> Kernel {
         let mut bindings = Vec::new();
         let out = row_positions::declare_in_and_out(self.x, self.out, &mut bindings);
-        bindings.push(rotation_table::binding());
+        let (table, rotation) = match self.cos_sin {
+            None => {
+                bindings.push(rotation_table::binding());
+                ("", ROTATION_OF_TABLE)
+            }
+            Some(dtype) => {
+                bindings.push(Binding::read("cos_table", dtype, Width::One));
+                bindings.push(Binding::read("sin_table", dtype, Width::One));
+                (rotation_table::NONE, shader!("position/cos_sin"))
+            }
+        };
         let (constant, at) = row_positions::declare(self.positions, &mut bindings);
         let parts = [
             shader!("tensor/view"),
             rotation_table::SHADER,
+            table,
             row_positions::SHADER,
+            rotation,
             shader!("rotate"),
             out,
             at,
@@ -52,7 +71,9 @@ impl Rotate {
     pub fn all() -> impl Iterator<Item = Self> {
         super::FLOATS.into_iter().flat_map(|x| {
             [None, Some(DType::F32), Some(DType::F16)].into_iter().flat_map(move |out| {
-                [false, true].into_iter().map(move |positions| Rotate { x, out, positions })
+                [None, Some(DType::F32), Some(DType::F16)].into_iter().flat_map(move |cos_sin| {
+                    [false, true].into_iter().map(move |positions| Rotate { x, out, cos_sin, positions })
+                })
             })
         })
     }

@@ -10,7 +10,7 @@ pub use table::{Rope, Sinusoid};
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernel::{Dispatch, View};
-use crate::kernels::rotation_table::{DIGITS, LEVELS};
+use crate::kernels::rotation_table::{DIGITS, LEVELS, RotationParams};
 use crate::kernels::row_positions::PositionParams;
 use crate::kernels::{KernelVariant, add_positions, rotate};
 use crate::path::grid;
@@ -35,6 +35,26 @@ pub enum RowPositions<T> {
     Tensor(T),
 }
 
+/// The rotation of each position: computed, or given.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Rotation<'a> {
+    /// By `position · frequency`, for every position up to [`MAX_POSITION`].
+    Rope(&'a Rope),
+    /// By cosines and sines that the caller made: of ONNX's RotaryEmbedding, of `transformers`' rotary modules, of kinds
+    /// of scaling that [`RopeScaling`] does not have. Row `p` is for position `p`; tables with a row for each row of `x`
+    /// are taken with [`RowPositions::Start`]`(0)`. Of pair `(a, b)` come `a cos − b sin` and `a sin + b cos`.
+    CosSin {
+        /// `[batch or 1, 1, rows, pairs]`, F32 or F16. The first `2 · pairs` channels are rotated: of tables that hold
+        /// each angle twice, as in `transformers`, give one half ([`TensorView::slice`]).
+        cos: TensorView<'a>,
+        /// Shaped as `cos`, of its dtype.
+        sin: TensorView<'a>,
+        /// Which channels are pairs.
+        order: RopeOrder,
+    },
+}
+
 /// What [`Positions::add`] adds. On a device `S` is a [`&Sinusoid`](Sinusoid) and `T` a [`TensorView`].
 #[derive(Clone, Copy, Debug)]
 pub enum PositionTable<S, T> {
@@ -47,12 +67,12 @@ pub enum PositionTable<S, T> {
 /// One rotation of queries or keys by their positions.
 #[derive(Clone, Copy, Debug)]
 pub struct Rotate<'a> {
-    /// `[batch, heads, length, dim]`, F32 or F16. The first `rotary_dim` channels are rotated.
+    /// `[batch, heads, length, dim]`, F32 or F16. The first `rotary_dim`, or `2 · pairs`, channels are rotated.
     pub x: TensorView<'a>,
     /// Shaped as `x`, F32 or F16; channels that are not rotated are copied. `None` rotates `x` in place.
     pub out: Option<TensorView<'a>>,
     /// Which channels are rotated, and by how much.
-    pub rope: &'a Rope,
+    pub rotation: Rotation<'a>,
     /// Where the rows stand.
     pub at: RowPositions<TensorView<'a>>,
 }
@@ -78,17 +98,17 @@ pub struct AddPositions<'a> {
 /// ```no_run
 /// # fn f(device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder, q: wgpu_attention::TensorView)
 /// # -> Result<(), wgpu_attention::Error> {
-/// use wgpu_attention::{RowPositions, Positions, Rope, RopeConfig, Rotate, Scratch, ScratchSize};
+/// use wgpu_attention::{RowPositions, Positions, Rope, RopeConfig, Rotate, Rotation, Scratch, ScratchSize};
 ///
 /// let rope = Rope::new(device, RopeConfig::new(64).base(500_000.0))?;
 /// let mut scratch = Scratch::new(device, ScratchSize::default())?;
-/// let call = Rotate { x: q, out: None, rope: &rope, at: RowPositions::Start(0) };
+/// let call = Rotate { x: q, out: None, rotation: Rotation::Rope(&rope), at: RowPositions::Start(0) };
 /// Positions::new(device).rotate(encoder, &call, &mut scratch)?;
 /// # Ok(()) }
 /// ```
 ///
-/// Rotations come from a table in place of the device's own sin and cos, which WGSL allows to be wrong in the fourth
-/// digit; arithmetic is f32. Batch and heads may reach wgpu's limit of workgroups, 65535 by default, each.
+/// The rotations of a [`Rope`] come from a table in place of the device's own sin and cos, which WGSL allows to be wrong
+/// in the fourth digit; arithmetic is f32. Batch and heads may reach wgpu's limit of workgroups, 65535 by default, each.
 #[derive(Clone, Debug)]
 pub struct Positions {
     pipelines: Pipelines,
@@ -108,8 +128,8 @@ impl Positions {
     /// Records a rotation, in a compute pass of its own. `scratch` may be empty.
     ///
     /// # Errors
-    /// Shapes that differ, a `rotary_dim` above `x`'s dim, a start from which the rows reach past [`MAX_POSITION`],
-    /// a written tensor that shares a buffer, and everything else that [`Error`] lists for tensors; then
+    /// Shapes that differ, more rotated channels than `x` has, a start from which the rows reach past [`MAX_POSITION`]
+    /// or past the rows of `cos`, a written tensor that shares a buffer, and everything else that [`Error`] lists for tensors; then
     /// nothing has been recorded.
     pub fn rotate(
         &self,
@@ -221,15 +241,20 @@ pub(crate) fn check_start<T>(at: &RowPositions<T>, length: usize) -> Result<(), 
     }
 }
 
-/// Refuses rows that reach past the end of a learned table.
-pub(crate) fn check_rows<T>(at: &RowPositions<T>, length: usize, table: [usize; 4]) -> Result<(), Error> {
+/// Refuses rows that reach past the end of a table with a row for each position.
+pub(crate) fn check_rows<T>(
+    at: &RowPositions<T>,
+    length: usize,
+    tensor: &'static str,
+    shape: [usize; 4],
+) -> Result<(), Error> {
     match at {
-        RowPositions::Start(start) if past(*start, length) > table[2] as u64 => Err(Error::Shape {
-            tensor: "table",
-            axis: axes("table")[2],
+        RowPositions::Start(start) if past(*start, length) > shape[2] as u64 => Err(Error::Shape {
+            tensor,
+            axis: axes(tensor)[2],
             expected: format!("at least {}, start + length", past(*start, length)),
-            got: table[2],
-            shape: table,
+            got: shape[2],
+            shape,
         }),
         _ => Ok(()),
     }
@@ -262,32 +287,82 @@ fn share(work: usize, workgroup: usize, device: &DeviceFacts) -> (usize, u32) {
     (groups, (groups * workgroup) as u32)
 }
 
+/// Checks what rotates `x`, and the greatest position there is a rotation for.
+fn check_rotation(
+    rotation: &Rotation,
+    x: [usize; 4],
+    at: &RowPositions<TensorView>,
+    device: &DeviceFacts,
+) -> Result<u32, Error> {
+    let [batch, _, length, dim] = x;
+    let Rotation::CosSin { cos, sin, .. } = rotation else {
+        check_start(at, length)?;
+        return Ok(MAX_POSITION);
+    };
+    check_float("cos", cos)?;
+    cos.check("cos", Access::Read, device)?;
+    let shape = cos.shape();
+    let [_, _, rows, pairs] = shape;
+    expect_broadcast("cos", shape, [batch, 1, rows, pairs])?;
+    check_rows(at, length, "cos", shape)?;
+    if pairs > dim / 2 {
+        let expected = format!("at most {}, half of x's {dim} channels", dim / 2);
+        return Err(Error::Shape { tensor: "cos", axis: axes("cos")[3], expected, got: pairs, shape });
+    }
+    sin.check_as("sin", cos.dtype(), Access::Read, device)?;
+    (0..4).try_for_each(|axis| expect("sin", sin.shape(), axis, shape[axis]))?;
+    // A checked tensor's rows are fewer than 2³².
+    Ok((rows - 1) as u32)
+}
+
 fn rotation<'a>(call: &Rotate<'a>, device: &DeviceFacts) -> Result<Dispatch<'a, KernelVariant>, Error> {
-    let Rotate { x, out, rope, at } = call;
+    let Rotate { x, out, rotation, at } = call;
     let [batch, heads, length, dim] = x.shape();
-    check_tensors(x, out.as_ref(), &[("positions", at.tensor())], device)?;
+    let (rope, cos_sin, order) = match rotation {
+        Rotation::Rope(rope) => (Some(*rope), None, rope.config().order),
+        Rotation::CosSin { cos, sin, order } => (None, Some([*cos, *sin]), *order),
+    };
+    let [cos, sin] = [0, 1].map(|n| cos_sin.map(|tables| tables[n]));
+    let read = [("cos", cos), ("sin", sin), ("positions", at.tensor())];
+    check_tensors(x, out.as_ref(), &read, device)?;
     at.check(x.shape(), device)?;
-    check_start(at, length)?;
-    rope.check_width("x", x.shape())?;
-    let rotary_dim = rope.config().rotary_dim;
+    let last = check_rotation(rotation, x.shape(), at, device)?;
+    let rotation = match (rope, cos) {
+        (Some(rope), _) => {
+            rope.check_width("x", x.shape())?;
+            rope.rotation_params()
+        }
+        (None, cos) => {
+            let pairs = cos.map_or(0, |t| t.shape()[3]) as u32;
+            RotationParams { pairs, amplitude: 1.0, rotary_dim: 2 * pairs, order: order as u32 }
+        }
+    };
     let view = |t: &TensorView| View::from(t.window(device).layout);
-    let pairs = rotary_dim / 2;
+    let table =
+        |t: Option<TensorView>| t.map_or(View::default(), |t| View::from(broadcast(t.window(device).layout)));
+    let (pairs, rotary_dim) = (rotation.pairs as usize, rotation.rotary_dim as usize);
     let items = if out.is_some() { pairs + (dim - rotary_dim) } else { pairs };
     let work = length * items;
     let (groups, step) = share(work, rotate::WORKGROUP, device);
     let params = rotate::Params {
         x: view(x),
         out: view(out.as_ref().unwrap_or(x)),
-        at: at.params(length, MAX_POSITION, device),
-        rotation: rope.rotation_params(),
+        cos: table(cos),
+        sin: table(sin),
+        at: at.params(length, last, device),
+        rotation,
         items: items as u32,
         work: work as u32,
         step,
         pad: 0,
     };
-    let variant =
-        rotate::Rotate { x: x.dtype(), out: out.map(|t| t.dtype()), positions: at.tensor().is_some() };
-    let tensors = [Some(*x), *out, Some(rope.view()), at.tensor()];
+    let variant = rotate::Rotate {
+        x: x.dtype(),
+        out: out.map(|t| t.dtype()),
+        cos_sin: cos.map(|t| t.dtype()),
+        positions: at.tensor().is_some(),
+    };
+    let tensors = [Some(*x), *out, rope.map(Rope::view), cos, sin, at.tensor()];
     Ok(Dispatch {
         variant: KernelVariant::Rotate(variant),
         params: bytemuck::bytes_of(&params).to_vec(),
@@ -320,7 +395,7 @@ fn sum<'a>(call: &AddPositions<'a>, device: &DeviceFacts) -> Result<Dispatch<'a,
             for (axis, expected) in [(0, 1), (1, 1), (3, dim)] {
                 expect("table", t.shape(), axis, expected)?;
             }
-            check_rows(at, length, t.shape())?;
+            check_rows(at, length, "table", t.shape())?;
             (bytemuck::Zeroable::zeroed(), (t.shape()[2] - 1) as u32, *t)
         }
     };

@@ -142,7 +142,7 @@ pub fn add_positions<R: Real>(
         PositionTable::Learned(table) => {
             let rows = table.len() / dim;
             expect_length("table", table, rows.max(1) * dim)?;
-            check_rows(&at, length, [1, 1, rows, dim])?;
+            check_rows(&at, length, "table", [1, 1, rows, dim])?;
             u32::try_from(rows - 1).unwrap_or(u32::MAX)
         }
     };

@@ -4,7 +4,7 @@
 use wgpu_attention::reference::Attended;
 use wgpu_attention::{
     AddPositions, Append, Blocks, Cache, CacheConfig, CachedForward, Merge, Partial, PositionTable,
-    Positions, Rope, RopeConfig, Rotate, RowPositions, Sinusoid, Tokens,
+    Positions, Rope, RopeConfig, Rotate, Rotation, RowPositions, Sinusoid, Tokens,
 };
 
 use super::*;
@@ -124,7 +124,12 @@ fn every_call_on_a_lost_device_is_refused() {
     let (part, whole) = (Partial { out: heads(0), lse: lse(1) }, Partial { out: heads(3), lse: lse(2) });
     says("merge", Merge::with_pipelines(&pipelines).forward(&mut encoder, &[part], &whole, scratch));
     let positions = Positions::with_pipelines(&pipelines);
-    let rotation = Rotate { x: heads(0), out: Some(heads(3)), rope: &rope, at: RowPositions::Start(0) };
+    let rotation = Rotate {
+        x: heads(0),
+        out: Some(heads(3)),
+        rotation: Rotation::Rope(&rope),
+        at: RowPositions::Start(0),
+    };
     says("rotate", positions.rotate(&mut encoder, &rotation, scratch));
     let table = PositionTable::Sinusoid(&sinusoid);
     let sum =

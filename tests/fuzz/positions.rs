@@ -3,7 +3,7 @@
 use wgpu_attention::reference::{self, Real};
 use wgpu_attention::{
     AddPositions, DType, HostTensor, PositionTable, Positions, Rope, RopeConfig, RopeOrder, RopeScaling,
-    Rotate, RowPositions, Sinusoid, TensorView,
+    Rotate, Rotation, RowPositions, Sinusoid, TensorView,
 };
 
 use crate::arena::{Buf, Window, view};
@@ -132,7 +132,7 @@ pub fn rotate(
     let call = Rotate {
         x: view(&buffers, &x),
         out: out.as_ref().map(|w| view(&buffers, w)),
-        rope: &rope,
+        rotation: Rotation::Rope(&rope),
         at: at(&places, &buffers),
     };
     let (mut scratch, mut encoder) = (world.scratch(), world.encoder());

@@ -4,7 +4,7 @@ use wgpu_attention::reference::{self, widen};
 use wgpu_attention::wgpu;
 use wgpu_attention::{
     AddPositions, DType, Error, HostTensor, MAX_POSITION, PositionTable, Positions, Rope, RopeConfig,
-    RopeOrder, Rotate, RowPositions, Scratch, ScratchSize, Sinusoid, TensorView,
+    RopeOrder, Rotate, Rotation, RowPositions, Scratch, ScratchSize, Sinusoid, TensorView,
 };
 
 use super::case::HostData;
@@ -158,7 +158,76 @@ impl Setup {
         };
         let rope = Rope::new(self.profile.gpu.device(), config).map_err(|e| e.to_string())?;
         self.judge(&x, at, &want, error, |positions, encoder, (x, out, at), scratch| {
-            positions.rotate(encoder, &Rotate { x, out, rope: &rope, at }, scratch)
+            positions.rotate(encoder, &Rotate { x, out, rotation: Rotation::Rope(&rope), at }, scratch)
+        })
+        .await
+    }
+
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn rotate_by(
+        &self,
+        x: &HostData<f32>,
+        order: RopeOrder,
+        tables: ([&HostData<f32>; 2], DType),
+        at: &RowPositions<HostData<u32>>,
+    ) -> Result<f64, String> {
+        pollster::block_on(self.rotate_by_async(x, order, tables, at))
+    }
+
+    pub async fn rotate_by_async(
+        &self,
+        x: &HostData<f32>,
+        order: RopeOrder,
+        tables: ([&HostData<f32>; 2], DType),
+        at: &RowPositions<HostData<u32>>,
+    ) -> Result<f64, String> {
+        let x = HostData::new(stored(&x.data, self.x), x.shape);
+        let [batch, heads, length, dim] = x.shape;
+        let (tables, dtype) = tables;
+        let [of, _, rows, pairs] = tables[0].shape;
+        let given = tables.map(|t| stored(&t.data, dtype));
+        // The reference takes a row of them for each row of x.
+        let row = |b: usize, i: usize| {
+            let position = match at {
+                RowPositions::Start(start) => *start as usize + i,
+                RowPositions::Tensor(t) => {
+                    let [n, _, l, _] = t.shape;
+                    let first = t.data[b % n * l + i % l] as usize;
+                    if l == length { first } else { first + i }
+                }
+            };
+            b % of * rows + position.min(rows - 1)
+        };
+        let each = (0..batch).flat_map(|b| (0..length).map(move |i| (b, i)));
+        let starts: Vec<usize> = each.map(|(b, i)| row(b, i) * pairs).collect();
+        let [cos, sin] = given
+            .each_ref()
+            .map(|t| starts.iter().flat_map(|n| widen::<f64>(&t[*n..][..pairs])).collect::<Vec<_>>());
+        let wide = widen::<f64>(&x.data);
+        let want = reference::rotate_by(&wide, x.shape, order, &cos, &sin).map_err(|e| e.to_string())?;
+        let magnitude = |t: &[f64]| t.iter().map(|x| x.abs()).collect::<Vec<_>>();
+        let [x_magnitude, c, s] = [&wide, &cos, &sin].map(|t| magnitude(t));
+        // Two products and their sum.
+        let error = |n: usize| {
+            let (row, d) = (n / dim, n % dim);
+            if d >= 2 * pairs {
+                return 0.0;
+            }
+            let (pair, other) = match order {
+                RopeOrder::Half => (d % pairs, (d + pairs) % (2 * pairs)),
+                RopeOrder::Interleaved => (d / 2, d ^ 1),
+            };
+            let at = (row / length / heads * length + row % length) * pairs + pair;
+            let sum = x_magnitude[n] * c[at] + x_magnitude[row * dim + other] * s[at];
+            sum * ((1.0 + ROUNDING) * (1.0 + ROUNDING) - 1.0)
+        };
+        let places = self.layout.places([[1; 4], tables[0].shape]);
+        let place = |n: usize| Placed::input(self.profile, Values::Floats(&given[n]), dtype, places[1]);
+        let placed = [place(0), place(1)];
+        let [cos, sin] = placed.each_ref().map(Placed::view);
+        self.judge(&x, at, &want, error, |positions, encoder, (x, out, at), scratch| {
+            let rotation = Rotation::CosSin { cos, sin, order };
+            positions.rotate(encoder, &Rotate { x, out, rotation, at }, scratch)
         })
         .await
     }

@@ -3,8 +3,8 @@
 use wgpu_attention::reference::{self, widen};
 use wgpu_attention::wgpu;
 use wgpu_attention::{
-    AddPositions, DType, PositionTable, Positions, Rope, RopeConfig, RopeOrder, Rotate, RowPositions,
-    Scratch, TensorView,
+    AddPositions, DType, PositionTable, Positions, Rope, RopeConfig, RopeOrder, Rotate, Rotation,
+    RowPositions, Scratch, TensorView,
 };
 
 use super::scratch;
@@ -43,7 +43,8 @@ fn few_workgroups_do_the_work_of_many() {
     let positions = Positions::with_pipelines(gpu.pipelines());
     let mut scratch = scratch(&gpu);
     let got = |scratch: &mut Scratch| {
-        let call = Rotate { x: x_view, out: Some(out), rope: &rope, at: RowPositions::Start(9) };
+        let call =
+            Rotate { x: x_view, out: Some(out), rotation: Rotation::Rope(&rope), at: RowPositions::Start(9) };
         gpu.submit(|e| positions.rotate(e, &call, scratch)).expect("a rotation");
         let rotated: Vec<f32> = gpu.download(&buffers[1], x.data.len()).expect("out");
         let table = PositionTable::Learned(TensorView::new(&buffers[0], DType::F32, [1, 1, 388, 10]));

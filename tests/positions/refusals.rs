@@ -4,7 +4,7 @@ use wgpu_attention::reference;
 use wgpu_attention::wgpu;
 use wgpu_attention::{
     AddPositions, DType, Error, Gpu, HostTensor, MAX_POSITION, PositionTable, Positions, Rope, RopeConfig,
-    RopeOrder, RopeScaling, Rotate, RowPositions, Scratch, Sinusoid, TensorView,
+    RopeOrder, RopeScaling, Rotate, Rotation, RowPositions, Scratch, Sinusoid, TensorView,
 };
 
 use super::{says, scratch};
@@ -100,7 +100,12 @@ impl Bench {
 
     fn rotate(&self) -> Rotate<'_> {
         let [x, out] = [&self.x, &self.out].map(|b| TensorView::new(b, DType::F32, SHAPE));
-        Rotate { x, out: Some(out), rope: &self.rope, at: RowPositions::Tensor(self.at([2, 1, 5, 1])) }
+        Rotate {
+            x,
+            out: Some(out),
+            rotation: Rotation::Rope(&self.rope),
+            at: RowPositions::Tensor(self.at([2, 1, 5, 1])),
+        }
     }
 
     fn add(&self) -> AddPositions<'_> {
@@ -212,7 +217,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     // What is added, and by how much x is scaled.
     let wide = Rope::new(bench.gpu.device(), RopeConfig::new(10)).expect("a rope");
     let mut call = bench.rotate();
-    call.rope = &wide;
+    call.rotation = Rotation::Rope(&wide);
     bench.refuses(&["`x`", "dim must be at least 10", "got 8"], |p, e, s| p.rotate(e, &call, s));
     bench.refuses_sum(&["`x`", "dim must be 8", "got 6"], |c| {
         (c.x, c.out) = (view(x, f32, [2, 3, 5, 6]), None);
@@ -233,6 +238,47 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
         bench.refuses_sum(&["scale is", "finite"], |c| c.scale = scale);
     }
 
+    // Cosines and sines.
+    let tables = |cos, sin| Rotation::CosSin { cos, sin, order: RopeOrder::Half };
+    let shaped = |shape| view(table, f32, shape);
+    bench.refuses_rotation(&["`cos`", "F32 or F16", "U32"], |c| {
+        c.rotation = tables(view(table, u32, [2, 1, 5, 3]), shaped([2, 1, 5, 3]));
+    });
+    bench.refuses_rotation(&["`sin`", "F32", "U32"], |c| {
+        c.rotation = tables(shaped([2, 1, 5, 3]), view(table, u32, [2, 1, 5, 3]));
+    });
+    for (shape, words) in [
+        ([3, 1, 5, 3], "batch must be 2 or 1, got 3"),
+        ([2, 3, 5, 3], "heads must be 1, got 3"),
+        ([2, 1, 0, 3], "length is 0"),
+        ([2, 1, 5, 0], "pairs is 0"),
+        ([2, 1, 5, 5], "pairs must be at most 4, half of x's 8 channels, got 5"),
+    ] {
+        bench.refuses_rotation(&["`cos`", words], |c| c.rotation = tables(shaped(shape), shaped(shape)));
+    }
+    for (shape, words) in [
+        ([1, 1, 5, 3], "batch must be 2, got 1"),
+        ([2, 1, 4, 3], "length must be 5, got 4"),
+        ([2, 1, 5, 2], "pairs must be 3, got 2"),
+    ] {
+        bench.refuses_rotation(&["`sin`", words], |c| {
+            c.rotation = tables(shaped([2, 1, 5, 3]), shaped(shape));
+        });
+    }
+    bench.refuses_rotation(&["`cos`", "length must be at least 6, start + length, got 5"], |c| {
+        (c.rotation, c.at) = (tables(shaped([2, 1, 5, 3]), shaped([2, 1, 5, 3])), RowPositions::Start(1));
+    });
+    bench.refuses_rotation(&["`cos`", "ends at byte", "4096"], |c| {
+        c.rotation = tables(shaped([2, 1, 5, 3]).with_offset(1000), shaped([2, 1, 5, 3]));
+    });
+    bench.refuses_rotation(&["`out`", "shares its buffer with `sin`"], |c| {
+        c.rotation = tables(shaped([2, 1, 5, 3]), view(out, f32, [2, 1, 5, 3]).with_offset(500));
+    });
+    bench.refuses_rotation(&["`x`", "shares its buffer with `cos`"], |c| {
+        c.out = None;
+        c.rotation = tables(view(x, f32, [2, 1, 5, 3]).with_offset(500), shaped([2, 1, 5, 3]));
+    });
+
     // Buffers and devices.
     let usage = wgpu::BufferUsages::COPY_SRC;
     let plain = wgpu::BufferDescriptor { label: None, size: 4096, usage, mapped_at_creation: false };
@@ -243,6 +289,10 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
 
     let bench = Bench::new(&defaults().gpu);
     bench.refuses_rotation(&["SHADER_F16"], |c| c.x = view(&bench.x, DType::F16, SHAPE));
+    bench.refuses_rotation(&["SHADER_F16"], |c| {
+        let half = view(&bench.table, DType::F16, [1, 1, 9, 3]);
+        c.rotation = Rotation::CosSin { cos: half, sin: half, order: RopeOrder::Half };
+    });
     bench.refuses_sum(&["SHADER_F16"], |c| {
         c.table = PositionTable::Learned(view(&bench.table, DType::F16, [1, 1, 9, 8]));
     });
@@ -257,7 +307,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
         c.at = RowPositions::Start(0);
     });
     let mut call = bench.rotate();
-    call.rope = &stranger.rope;
+    call.rotation = Rotation::Rope(&stranger.rope);
     bench.refuses(&["wgpu refused"], |p, e, s| p.rotate(e, &call, s));
     let big = one.buffer(2 << 20).expect("a buffer");
     let mut call = bench.rotate();

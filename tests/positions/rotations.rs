@@ -2,7 +2,7 @@
 
 use wgpu_attention::reference::{self, widen};
 use wgpu_attention::{
-    DType, MAX_POSITION, Positions, Rope, RopeConfig, RopeOrder, RopeScaling, Rotate, RowPositions,
+    DType, MAX_POSITION, Positions, Rope, RopeConfig, RopeOrder, RopeScaling, Rotate, Rotation, RowPositions,
     TensorView,
 };
 
@@ -39,6 +39,65 @@ fn rotations_equal_the_reference() {
     report.finish();
 }
 
+/// Tables with a row for each row of x, and with rows that positions choose; by batch and for all.
+#[test]
+fn given_cosines_and_sines_equal_the_reference() {
+    let mut report = Report::new("positions, cos and sin");
+    let x = normals("given", [2, 3, 5, 14]);
+    for setup in Setup::all() {
+        for dtype in [DType::F32, DType::F16] {
+            if dtype == DType::F16 && !setup.profile.f16 {
+                report.skip_f16(setup.profile, "cosines and sines");
+                continue;
+            }
+            for order in [RopeOrder::Half, RopeOrder::Interleaved] {
+                for shape in [[2, 1, 5, 7], [1, 1, 5, 3], [1, 1, 9, 7], [2, 1, 9, 1]] {
+                    let [cos, sin] = ["cos", "sin"].map(|name| normals(name, shape));
+                    let rows = shape[2] as u32;
+                    for (n, at) in places(rows - 1).iter().enumerate() {
+                        // Windows meet every place, the rest some.
+                        if setup.layout == Layout::Window(7) || n % 3 == shape[3] % 3 {
+                            let judged = setup.rotate_by(&x, order, ([&cos, &sin], dtype), at);
+                            let name = format!("{dtype:?} {shape:?} {order:?} at {n}");
+                            report.record(&name, &setup.named(), judged);
+                        }
+                    }
+                }
+            }
+        }
+    }
+    report.finish();
+}
+
+/// A rope's own cosines and sines turn as it does; an exchange of the two does not.
+#[test]
+fn given_cosines_and_sines_are_not_exchanged() {
+    let setup = Setup::plain(full());
+    let x = normals("exchanged", [1, 1, 5, 8]);
+    let config = RopeConfig::new(6);
+    let angles = (3..8).flat_map(|p| config.frequencies().into_iter().map(move |f| f64::from(p) * f));
+    let (cos, sin): (Vec<f32>, Vec<f32>) = angles.map(|a| (a.cos() as f32, a.sin() as f32)).unzip();
+    let [cos, sin] = [cos, sin].map(|t| setup.profile.gpu.upload(&t).expect("an upload"));
+    let [cos, sin] = [&cos, &sin].map(|t| TensorView::new(t, DType::F32, [1, 1, 5, 3]));
+    let wide = widen::<f64>(&x.data);
+    let want = reference::rotate(&wide, x.shape, &config, RowPositions::Start(3)).expect("fits");
+    let judged = |cos, sin, order| {
+        pollster::block_on(setup.judge(
+            &x,
+            &RowPositions::Start(0),
+            &want,
+            |_| 1e-5,
+            |positions, encoder, (x, out, at), scratch| {
+                let rotation = Rotation::CosSin { cos, sin, order };
+                positions.rotate(encoder, &Rotate { x, out, rotation, at }, scratch)
+            },
+        ))
+    };
+    judged(cos, sin, RopeOrder::Half).expect("the rope's rotation");
+    assert!(judged(sin, cos, RopeOrder::Half).is_err_and(|e| e.contains("element")));
+    assert!(judged(cos, sin, RopeOrder::Interleaved).is_err_and(|e| e.contains("element")));
+}
+
 #[test]
 fn the_first_position_leaves_every_bit() {
     let gpu = &full().gpu;
@@ -48,7 +107,12 @@ fn the_first_position_leaves_every_bit() {
     let x_view = TensorView::new(&buffer, DType::F32, [1, 1, 1, 64]);
     let out = gpu.upload(&[f32::NAN; 64]).expect("an upload");
     let out_view = TensorView::new(&out, DType::F32, [1, 1, 1, 64]);
-    let call = Rotate { x: x_view, out: Some(out_view), rope: &rope, at: RowPositions::Start(0) };
+    let call = Rotate {
+        x: x_view,
+        out: Some(out_view),
+        rotation: Rotation::Rope(&rope),
+        at: RowPositions::Start(0),
+    };
     let positions = Positions::new(gpu.device());
     let mut scratch = scratch(gpu);
     gpu.submit(|e| positions.rotate(e, &call, &mut scratch)).expect("a rotation");
@@ -79,7 +143,7 @@ fn the_other_order_is_not_this_one() {
         &want,
         |_| 1e-3,
         |positions, encoder, (x, out, at), scratch| {
-            positions.rotate(encoder, &Rotate { x, out, rope: &rope, at }, scratch)
+            positions.rotate(encoder, &Rotate { x, out, rotation: Rotation::Rope(&rope), at }, scratch)
         },
     ));
     assert!(judged.is_err_and(|e| e.contains("element")));

@@ -4,7 +4,7 @@ use wgpu_attention::reference::compare::compare;
 use wgpu_attention::reference::{self, widen};
 use wgpu_attention::{
     Attention, Config, DType, DeviceMask, Forward, PositionTable, Positions, Rope, RopeConfig, RopeOrder,
-    RopeScaling, Rotate, RowPositions, TensorView,
+    RopeScaling, Rotate, Rotation, RowPositions, TensorView,
 };
 
 use super::scratch;
@@ -70,7 +70,8 @@ fn attended(
     gpu.submit(|encoder| {
         let mut pass = encoder.begin_compute_pass(&Default::default());
         for x in [call.q, call.k] {
-            let call = Rotate { x, out: None, rope: &rope, at: RowPositions::Start(start) };
+            let call =
+                Rotate { x, out: None, rotation: Rotation::Rope(&rope), at: RowPositions::Start(start) };
             positions.rotate_in_pass(&mut pass, &call, &mut scratch)?;
         }
         attention.forward_in_pass(&mut pass, &call, &mut scratch)
@@ -122,9 +123,10 @@ fn the_encodings_of_others() {
     report.finish();
 }
 
-/// Its caches are random numbers, not cosines: they show which channels are pairs, and no kernel takes them.
+/// Its caches are random numbers, not cosines, with a row for each position that there may be.
 #[test]
 fn the_pairs_of_onnx() {
+    let mut report = Report::new("positions, ONNX's rotary embedding");
     for name in ONNX {
         let vector = Vector::load("onnx", name);
         let x = vector.floats("x");
@@ -140,7 +142,18 @@ fn the_pairs_of_onnx() {
         let got = rotated(RopeOrder::Half).expect("fits");
         compare(&got, &want, tolerance).unwrap_or_else(|e| panic!("{name}: {e}"));
         assert!(compare(&rotated(RopeOrder::Interleaved).expect("fits"), &want, tolerance).is_err());
+        let rows = vector.shape("cos")[0];
+        let [cos, sin] = ["cos", "sin"].map(|t| HostData::new(vector.floats(t).data, [1, 1, rows, pairs]));
+        let [batch, _, length, _] = x.shape;
+        let ids: Vec<u32> = ids.iter().map(|id| *id as u32).collect();
+        let at = RowPositions::Tensor(HostData::new(ids, [batch, 1, length, 1]));
+        for profile in profiles() {
+            let setup = Setup::plain(profile);
+            let judged = setup.rotate_by(&x, RopeOrder::Half, ([&cos, &sin], DType::F32), &at);
+            report.record(name, &setup.named(), judged);
+        }
     }
+    report.finish();
 }
 
 /// The numbers are the formulas' of `transformers`, `modeling_rope_utils.py`, computed in Python.

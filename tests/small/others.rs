@@ -16,6 +16,8 @@ use crate::harness::{Case, HostData, Layout, Profile, Rules};
 pub enum Other {
     /// Rows rotated in place or not, of one type.
     Rotate(RopeOrder, DType, bool),
+    /// By cosines and sines of a dtype.
+    RotateBy(RopeOrder, DType),
     /// Sinusoids added.
     Sinusoid,
     /// A table of a type added.
@@ -31,7 +33,9 @@ pub enum Other {
 impl Other {
     pub fn f16(&self) -> bool {
         match self {
-            Other::Rotate(_, dtype, _) | Other::Learned(dtype) => *dtype == DType::F16,
+            Other::Rotate(_, dtype, _) | Other::RotateBy(_, dtype) | Other::Learned(dtype) => {
+                *dtype == DType::F16
+            }
             Other::Merge(dtypes, _) => dtypes.contains(&DType::F16),
             _ => false,
         }
@@ -47,6 +51,12 @@ impl Other {
                 let layout = if *in_place { Layout::Window(7) } else { Layout::Blhd };
                 let setup = setup(layout, *dtype, (!in_place).then_some(*dtype));
                 setup.rotate_async(&x, RopeConfig::new(6).order(*order), &RowPositions::Tensor(places)).await
+            }
+            Other::RotateBy(order, dtype) => {
+                let [cos, sin] = ["cos", "sin"].map(|name| normals(name, [2, 1, 9, 3]));
+                let setup = setup(Layout::Blhd, DType::F32, Some(DType::F32));
+                let at = RowPositions::Start(4);
+                setup.rotate_by_async(&x, *order, ([&cos, &sin], *dtype), &at).await
             }
             Other::Sinusoid => {
                 let setup = setup(Layout::Dense, DType::F32, Some(DType::F32));
@@ -94,6 +104,8 @@ pub fn cases(_: &'static Profile) -> Vec<(String, Work)> {
     let cases = [
         ("rotation by halves", Other::Rotate(RopeOrder::Half, f32, false)),
         ("rotation of neighbours in place, f16", Other::Rotate(RopeOrder::Interleaved, f16, true)),
+        ("rotation by given cosines and sines", Other::RotateBy(RopeOrder::Half, f32)),
+        ("rotation by given cosines and sines, f16", Other::RotateBy(RopeOrder::Interleaved, f16)),
         ("sinusoids added", Other::Sinusoid),
         ("a learned table added", Other::Learned(f32)),
         ("a learned table added, f16", Other::Learned(f16)),

@@ -5,7 +5,7 @@ use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
 use wgpu_attention::reference::{self, Options, Real, widen};
 use wgpu_attention::{
     Append, Attention, Cache, CacheConfig, CacheLayout, CachedForward, Config, DType, Mask, Positions, Rope,
-    RopeConfig, Rotate, RowPositions, Scratch, ScratchSize, Shape, TensorView, Tokens,
+    RopeConfig, Rotate, Rotation, RowPositions, Scratch, ScratchSize, Shape, TensorView, Tokens,
 };
 
 use crate::harness::device::Profile;
@@ -65,7 +65,11 @@ pub async fn rotated_steps(
             let append = Append::new(view(&k, KV_HEADS), view(&v, KV_HEADS)).rope(&rope);
             cache.append(encoder, 0, &append, &mut scratch)?;
             let at = RowPositions::Tensor(cache.starts());
-            positions.rotate(encoder, &Rotate { x: queries, out: None, rope: &rope, at }, &mut scratch)?;
+            positions.rotate(
+                encoder,
+                &Rotate { x: queries, out: None, rotation: Rotation::Rope(&rope), at },
+                &mut scratch,
+            )?;
             let call = CachedForward::new(queries, &cache, view(&out, HEADS)).mask(Mask::causal());
             attention.forward_cached(encoder, &call, &mut scratch)
         })
