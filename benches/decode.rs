@@ -13,8 +13,8 @@ use common::timer::{Timer, noise};
 use rows::Row;
 use wgpu_attention::reference::{self, Options, compare::compare, widen};
 use wgpu_attention::{
-    Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, CachedForward, Config, DType, Forward,
-    Gpu, Mask, ScaleGroup, Scratch, ScratchSize, Shape, TensorView, Tokens,
+    Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, Config, DType, Forward, Gpu, Mask,
+    ScaleGroup, Scratch, ScratchSize, Shape, TensorView, Tokens,
 };
 
 const HEADS: usize = 32;
@@ -144,12 +144,12 @@ fn cached<'a>(
         let out = out.clone();
         move |pass: &mut wgpu::ComputePass| {
             let view = |buffer| TensorView::new(buffer, DType::F32, [1, HEADS, 1, DIM]);
-            let call = CachedForward::new(view(&q), &cache, view(&out)).not_advanced().mask(Mask::causal());
+            let call = Forward::with_cache(view(&q), &cache, view(&out)).at_end().mask(Mask::causal());
             let scratch = scratch.get_or_insert_with(|| {
-                let size = attention.scratch_size_cached(&call).expect("size");
+                let size = attention.scratch_size(&call).expect("size");
                 Scratch::new(attention.pipelines().device(), size).expect("scratch")
             });
-            attention.forward_cached_in_pass(pass, &call, scratch).expect("forward");
+            attention.forward_in_pass(pass, &call, scratch).expect("forward");
         }
     };
     bed.timer.time(&mut record);
@@ -273,8 +273,8 @@ fn append_time(gpu: &Gpu, timer: &Timer, layout: CacheLayout, length: usize, rou
     let out = blank(gpu, 64, DType::F32).expect("out");
     let view = |buffer| TensorView::new(buffer, DType::F32, [1, 1, 1, 64]);
     let mask = Mask::causal().window(0, 0);
-    let size = CachedForward::new(view(&row), &cache, view(&out)).not_advanced().mask(mask);
-    let size = attention.scratch_size_cached(&size).expect("size");
+    let size = Forward::with_cache(view(&row), &cache, view(&out)).at_end().mask(mask);
+    let size = attention.scratch_size(&size).expect("size");
     let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
     cache.reserve(0, length + 2 * rounds + 2).expect("pages");
     gpu.submit(|encoder| cache.advance(encoder, Tokens::All(length), &mut scratch)).expect("an advance");
@@ -285,8 +285,8 @@ fn append_time(gpu: &Gpu, timer: &Timer, layout: CacheLayout, length: usize, rou
         time.as_secs_f64() * 1e6
     };
     append(&mut scratch, &mut cache);
-    let call = CachedForward::new(view(&row), &cache, view(&out)).mask(mask);
-    gpu.submit(|encoder| attention.forward_cached(encoder, &call, &mut scratch)).expect("forward");
+    let call = Forward::with_cache(view(&row), &cache, view(&out)).mask(mask);
+    gpu.submit(|encoder| attention.forward(encoder, &call, &mut scratch)).expect("forward");
     let stored = reference::cache::stored(storage, &data);
     let want: Vec<f64> = widen(&stored);
     compare(&read(gpu, &out, 64, DType::F32), &want, tolerance(&stored, &want, DType::F32))

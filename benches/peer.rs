@@ -16,7 +16,7 @@ use common::{device, layer};
 use wgpu_attention::Path::{Fused, Staged};
 use wgpu_attention::{
     Attention, Config, DType, DeviceMask, Forward, Gpu, Linear, Mask, Projection, ProjectionForward, Scratch,
-    ScratchSize, Shape, TensorView,
+    ScratchSize, Shape, TensorView, Tuning,
 };
 
 struct Workload {
@@ -129,7 +129,8 @@ fn attend(gpu: &Gpu, work: &Workload, variant: &str, path: wgpu_attention::Path)
     let (q, k, v) = (upload("q"), upload("k"), upload("v"));
     let n: usize = shape.out().iter().product();
     let out = gpu.buffer(n * 4).expect("out");
-    let config = Config::new(shape.heads, shape.head_dim).kv_heads(shape.kv_heads).path(path);
+    let config =
+        Config::new(shape.heads, shape.head_dim).kv_heads(shape.kv_heads).tuning(Tuning::new().path(path));
     let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("config");
     let view = |buffer, shape| TensorView::new(buffer, DType::F32, shape);
     let mask = if work.causal { Mask::causal() } else { DeviceMask::none() };

@@ -21,7 +21,7 @@ use support::allocations::{Counting, allocations};
 use wgpu_attention::reference::Options;
 use wgpu_attention::reference::compare::{Difference, Mismatch};
 use wgpu_attention::{
-    Append, Attention, Cache, CacheConfig, CachedForward, Config, DType, Gpu, Mask, MatrixUnits, Scratch,
+    Append, Attention, Cache, CacheConfig, Config, DType, Forward, Gpu, Mask, MatrixUnits, Scratch,
     ScratchSize, Shape, TensorView, Tokens, wgpu,
 };
 
@@ -270,8 +270,8 @@ impl Step {
         let buffers = [upload(&q), upload(&last(&k)), upload(&last(&v)), out];
 
         let one = |buffer| TensorView::new(buffer, DType::F32, [1, heads, 1, head_dim]);
-        let size = CachedForward::new(one(&buffers[0]), &cache, one(&buffers[3])).not_advanced();
-        let size = attention.scratch_size_cached(&size.mask(Mask::causal())).expect("a size");
+        let size = Forward::with_cache(one(&buffers[0]), &cache, one(&buffers[3])).at_end();
+        let size = attention.scratch_size(&size.mask(Mask::causal())).expect("a size");
         let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
         gpu.submit(|encoder| {
             let old = |buffer| TensorView::new(buffer, DType::F32, [1, kv_heads, kv_len, head_dim]);
@@ -296,8 +296,8 @@ impl Call for Step {
         cache
             .append(encoder, 0, &Append::new(view(k, *kv_heads), view(v, *kv_heads)), scratch)
             .expect("a recording");
-        let call = CachedForward::new(view(q, *heads), cache, view(out, *heads)).mask(Mask::causal());
-        self.attention.forward_cached(encoder, &call, scratch).expect("a recording");
+        let call = Forward::with_cache(view(q, *heads), cache, view(out, *heads)).mask(Mask::causal());
+        self.attention.forward(encoder, &call, scratch).expect("a recording");
     }
 
     fn undo(&mut self, encoder: &mut wgpu::CommandEncoder) {

@@ -8,9 +8,9 @@ use std::time::Instant;
 
 use wgpu_attention::reference::{self, compare::max_error, widen};
 use wgpu_attention::{
-    Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, CachedForward, Config, DType, Error,
-    Gpu, Linear, Mask, Positions, Projection, ProjectionForward, Rope, RopeConfig, Rotate, Rotation,
-    RowPositions, ScaleGroup, Scratch, ScratchSize, Shape, TensorView, Tokens, wgpu,
+    Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, Config, DType, Error, Forward, Gpu,
+    Linear, Mask, Positions, Projection, ProjectionForward, Rope, RopeConfig, Rotate, Rotation, RowPositions,
+    ScaleGroup, Scratch, ScratchSize, Shape, TensorView, Tokens, wgpu,
 };
 
 const TOKENS: usize = 512;
@@ -122,8 +122,8 @@ impl Model {
         cache.append(encoder, 0, &Append::new(k, v).rope(&self.rope), scratch)?;
         // The heads of a token side by side, as the next product reads them.
         let joined = TensorView::blhd(&step.attended, DType::F32, [BATCH, HEADS, step.rows, DIM]);
-        let call = CachedForward::new(q, cache, joined).mask(Mask::causal());
-        self.attention.forward_cached(encoder, &call, scratch)?;
+        let call = Forward::with_cache(q, cache, joined).mask(Mask::causal());
+        self.attention.forward(encoder, &call, scratch)?;
         let attended = sequence(&step.attended, HEADS * DIM);
         let out = product(attended, 3, [WIDTH, HEADS * DIM], sequence(&step.joined, WIDTH));
         self.projection.forward(encoder, &[out], scratch)?;
@@ -199,8 +199,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let size = |rows| {
         let q = TensorView::new(&prefill.q, DType::F32, [BATCH, HEADS, rows, DIM]);
         let out = TensorView::new(&prefill.attended, DType::F32, [BATCH, HEADS, rows, DIM]);
-        let call = CachedForward::new(q, &cache, out).not_advanced();
-        model.attention.scratch_size_cached(&call)
+        let call = Forward::with_cache(q, &cache, out).at_end();
+        model.attention.scratch_size(&call)
     };
     let largest = [prefill.rows, 1]
         .into_iter()

@@ -8,7 +8,7 @@
 //! | activations and a layer's weights | [`MultiHeadAttention`] |
 //! | something to do between projection and attention | [`Projection`], then [`Attention`] |
 //! | queries and keys to rotate, activations to give positions | [`Positions`] |
-//! | tokens that come one by one, and a cache of keys and values | [`Cache`], [`Attention::forward_cached`] |
+//! | tokens that come one by one, and a cache of keys and values | [`Cache`], [`Forward::with_cache`] |
 //! | attention over parts of the keys, to be combined | [`Merge`] |
 //! | sequences of different lengths in one call | [`Mask::packed`] |
 //! | a block-sparse pattern, or a mask that leaves whole blocks out | [`Mask::blocks`], [`Attention::classify`] |
@@ -61,7 +61,7 @@ pub mod reference;
 mod scratch;
 mod tensor;
 
-pub use attention::{Attention, CachedForward, Config, Forward};
+pub use attention::{Attention, Config, Forward};
 pub use block_map::Blocks;
 pub use cache::{Append, Cache, CacheConfig, CacheLayout, CacheStorage, ScaleGroup, Tokens};
 pub use dropout::Dropout;
@@ -71,7 +71,7 @@ pub use mask::{Alignment, DeviceMask, HostMask, HostTensor, Mask};
 pub use merge::{Merge, Partial};
 pub use multi_head::{LayerForward, LayerWeights, MultiHeadAttention};
 pub use pattern::{Pattern, PatternPart};
-pub use plan::{KernelForm, MatrixUnits, Path};
+pub use plan::{KernelForm, MatrixUnits, Path, Tuning};
 pub use position::{
     AddPositions, MAX_POSITION, PositionTable, Positions, Rope, RopeConfig, RopeOrder, RopeScaling, Rotate,
     Rotation, RowPositions, Sinusoid,

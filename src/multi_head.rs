@@ -9,7 +9,7 @@ use crate::kernels::{KernelVariant, append_keys};
 use crate::mask::DeviceMask;
 use crate::path::project::{self, LinearOp};
 use crate::path::{self, Chosen, Dispatches, Keys, Problem, grid, in_scratch};
-use crate::plan::{KernelForm, MatrixUnits, Path, Tuning};
+use crate::plan::Tuning;
 use crate::problem::{LayerConfig, Shape, Side};
 use crate::projection::{Linear, check_vector, check_weight};
 use crate::record::{Pipelines, dispatch, pass};
@@ -229,34 +229,9 @@ impl MultiHeadAttention {
         })
     }
 
-    /// Chooses the class of kernels; for tests and measurements.
-    pub fn tiling(mut self, tiling: KernelForm) -> Self {
-        self.tuning.tiling = tiling;
-        self
-    }
-
-    /// Whether to use the device's matrix units, for the projections and for the attention.
-    pub fn matrix_units(mut self, units: MatrixUnits) -> Self {
-        self.tuning.matrix.units = units;
-        self
-    }
-
-    /// Lets matrix units round F32 inputs, weights and what is made of them to f16: an error of 2⁻¹¹ of each, and infinity
-    /// above 65504. Not set: they are multiplied in f32.
-    pub fn f16_operands(mut self, allowed: bool) -> Self {
-        self.tuning.matrix.f16_operands = allowed;
-        self
-    }
-
-    /// Chooses how the heads attend; for tests and measurements.
-    pub fn path(mut self, path: Path) -> Self {
-        self.tuning.path = path;
-        self
-    }
-
-    /// Bounds the work of one dispatch of the attention, not of the projections; see [`Config::work_limit`].
-    pub fn work_limit(mut self, flops: u64) -> Self {
-        self.tuning.work = flops;
+    /// How the layer is computed, not what; see [`Tuning`].
+    pub fn tuning(mut self, tuning: Tuning) -> Self {
+        self.tuning = tuning;
         self
     }
 
@@ -355,8 +330,7 @@ impl MultiHeadAttention {
                 self.key.product(call.key, given(k), narrow),
                 self.value.product(call.value, given(v), narrow),
             ],
-            self.tuning.tiling,
-            self.tuning.matrix,
+            &self.tuning,
             device,
         )?;
         if appended > 0 {
@@ -374,8 +348,7 @@ impl MultiHeadAttention {
         let joined = in_scratch(context, dtype, [shape.batch, 1, shape.q_len, width], 0);
         dispatches.extend(project::dispatches(
             &[self.out.product(joined, call.out, false)],
-            self.tuning.tiling,
-            self.tuning.matrix,
+            &self.tuning,
             device,
         )?);
         Ok(dispatches)

@@ -3,7 +3,7 @@
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::path::project::{self, LinearOp};
-use crate::plan::{KernelForm, MatrixChoice, MatrixUnits};
+use crate::plan::Tuning;
 use crate::problem::SideShape;
 use crate::record::{Pipelines, dispatch, pass};
 use crate::scratch::{BoundDispatch, Scratch};
@@ -40,8 +40,7 @@ pub struct ProjectionForward<'a> {
 #[derive(Clone, Debug)]
 pub struct Projection {
     pipelines: Pipelines,
-    tiling: KernelForm,
-    matrix: MatrixChoice,
+    tuning: Tuning,
 }
 
 impl Projection {
@@ -52,25 +51,13 @@ impl Projection {
 
     /// Projections that share pipelines with other operators on the device.
     pub fn with_pipelines(pipelines: &Pipelines) -> Self {
-        Projection { pipelines: pipelines.clone(), tiling: KernelForm::Auto, matrix: MatrixChoice::default() }
+        Projection { pipelines: pipelines.clone(), tuning: Tuning::new() }
     }
 
-    /// Chooses the class of kernels; for tests and measurements.
-    pub fn tiling(mut self, tiling: KernelForm) -> Self {
-        self.tiling = tiling;
-        self
-    }
-
-    /// Whether to use the device's matrix units. They multiply x and W in f16 and sum in f32.
-    pub fn matrix_units(mut self, units: MatrixUnits) -> Self {
-        self.matrix.units = units;
-        self
-    }
-
-    /// Lets matrix units round x and W to f16 where they are F32: an error of 2⁻¹¹ of each, and infinity above 65504. Not
-    /// set: they are multiplied in f32.
-    pub fn f16_operands(mut self, allowed: bool) -> Self {
-        self.matrix.f16_operands = allowed;
+    /// How products are computed, not what: the form of kernels and the use of matrix units, which multiply in f16 and sum
+    /// in f32. The rest of [`Tuning`] does not concern them.
+    pub fn tuning(mut self, tuning: Tuning) -> Self {
+        self.tuning = tuning;
         self
     }
 
@@ -141,7 +128,7 @@ impl Projection {
             .iter()
             .map(|p| LinearOp { x: p.x, w: p.linear.weight, bias: p.linear.bias, y: p.out, narrow: p.narrow })
             .collect();
-        let dispatches = project::dispatches(&products, self.tiling, self.matrix, device)?;
+        let dispatches = project::dispatches(&products, &self.tuning, device)?;
         let bound = self.pipelines.bind(&dispatches, scratch)?;
         emit(&bound);
         Ok(())

@@ -32,7 +32,7 @@ fn holds(report: &mut Report, case: &Case, dtype: DType, splits: &[usize]) {
     for tiling in FORMS {
         for n in splits {
             let setup = setup(*n, tiling, dtype);
-            let judged = run_with(&stored, &setup, |config| config.splits(*n))
+            let judged = run_with(&stored, &setup, |tuning| tuning.splits(*n))
                 .and_then(|got| judge_outputs(&case.expected, case.shape, &truth, &got, false));
             report.record(&format!("{}, {n} splits", case.name), &setup, judged);
         }
@@ -130,9 +130,9 @@ fn slices_groups_and_pieces() {
         holds(&mut report, &case, DType::F32, &[2, 5]);
         for tiling in FORMS {
             let setup = setup(3, tiling, DType::F32);
-            let whole = run_with(&case, &setup, |config| config.splits(5)).expect("a run");
+            let whole = run_with(&case, &setup, |tuning| tuning.splits(5)).expect("a run");
             for limit in [1, 100_000] {
-                let pieces = run_with(&case, &setup, |config| config.splits(5).work_limit(limit));
+                let pieces = run_with(&case, &setup, |tuning| tuning.splits(5).work_limit(limit));
                 let same = pieces.and_then(|got| {
                     if got.bits() == whole.bits() {
                         Ok(0.0)
@@ -185,7 +185,7 @@ fn bad_numbers() {
             for tiling in FORMS {
                 for n in [2, 5] {
                     let setup = setup(n, tiling, DType::F32);
-                    let judged = run_with(&case, &Setup { lse: true, ..setup }, |config| config.splits(n))
+                    let judged = run_with(&case, &Setup { lse: true, ..setup }, |tuning| tuning.splits(n))
                         .and_then(|got| judge_outputs(&case.expected, shape, &truth, &got, false));
                     report.record(&format!("{}, {n} splits", case.name), &setup, judged);
                 }
@@ -203,7 +203,7 @@ fn bad_numbers() {
             for tiling in FORMS {
                 for n in [2, 5] {
                     let setup = Setup { lse: true, ..setup(n, tiling, DType::F32) };
-                    let got = run_with(&case, &setup, |config| config.splits(n));
+                    let got = run_with(&case, &setup, |tuning| tuning.splits(n));
                     let shows = got.and_then(|got| {
                         let same = |got: &f64, want: &f64| {
                             if want.is_finite() { (got - want).abs() < 1e-4 } else { !got.is_finite() }

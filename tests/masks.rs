@@ -1,6 +1,6 @@
 //! Every part of a mask, alone and in combination, against definitions written down here a second time.
 
-use wgpu_attention::{Alignment, Attention, Config, DType, Forward, Mask, Path, Shape};
+use wgpu_attention::{Alignment, Attention, Config, DType, Forward, Mask, Path, Shape, Tuning};
 
 use crate::harness::run::{Placed, PlacedRules};
 use crate::harness::{
@@ -235,10 +235,14 @@ fn scratch_bytes(case: &Case, setup: &Setup) -> u64 {
     let [q, k, v, out, lse] = [shape.q(), shape.k(), shape.v(), shape.out(), shape.lse()]
         .map(|shape| Placed::output(setup.profile, DType::F32, Place::dense(shape)));
     let rules = PlacedRules::new(setup.profile, &case.rules, DType::F32, Layout::Dense);
-    let mut call = Forward::new(q.view(), k.view(), v.view(), out.view()).mask(rules.mask());
-    call.lse = setup.lse.then(|| lse.view());
+    let call = Forward::new(q.view(), k.view(), v.view(), out.view())
+        .mask(rules.mask())
+        .lse(setup.lse.then(|| lse.view()));
     let config = Config::new(shape.heads, shape.head_dim).kv_heads(shape.kv_heads).value_dim(shape.value_dim);
-    let attention = Attention::with_pipelines(setup.profile.gpu.pipelines(), config.path(setup.path));
+    let attention = Attention::with_pipelines(
+        setup.profile.gpu.pipelines(),
+        config.tuning(Tuning::new().path(setup.path)),
+    );
     attention.expect("an operator").scratch_size(&call).expect("a size").total()
 }
 

@@ -2,8 +2,8 @@
 //! each setting takes and refuses. Every other case of the fused path runs on them too (see `run::setups`).
 
 use wgpu_attention::{
-    Alignment, Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, CachedForward, Config,
-    DType, KernelForm, Mask, MatrixUnits, Path, ScaleGroup, Scratch, ScratchSize, Shape, TensorView, Tokens,
+    Alignment, Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, Config, DType, Forward,
+    KernelForm, Mask, MatrixUnits, Path, ScaleGroup, Scratch, ScratchSize, Shape, TensorView, Tokens, Tuning,
 };
 
 use crate::harness::device::believing;
@@ -228,7 +228,7 @@ fn splits_and_dropout() {
         let stored = case.stored(DType::F16, DType::F32);
         let truth = stored.truth_of_halves(DType::F16, Weights::None);
         for n in [2, 3] {
-            let judged = run_with(&stored, &setup, |config| config.splits(n))
+            let judged = run_with(&stored, &setup, |tuning| tuning.splits(n))
                 .and_then(|got| judge_outputs(&case.expected, case.shape, &truth, &got, false));
             report.record(&format!("{n} splits"), &setup, judged);
         }
@@ -281,7 +281,8 @@ fn caches() {
         let view = |buffer, heads, rows| TensorView::new(buffer, DType::F16, [1, heads, rows, dim]);
         let mut run = |units, appends: bool| {
             let config = Config::new(2, dim).kv_heads(1).dtype(DType::F16);
-            let config = config.tiling(KernelForm::Cpu).matrix_units(units).f16_operands(true);
+            let config =
+                config.tuning(Tuning::new().form(KernelForm::Cpu).matrix_units(units).f16_operands(true));
             let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("a config");
             let mut encoder = gpu.device().create_command_encoder(&Default::default());
             let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
@@ -293,12 +294,11 @@ fn caches() {
                 encoder = gpu.device().create_command_encoder(&Default::default());
             }
             let call =
-                CachedForward::new(view(&q, 2, q_len), &cache, view(&out, 2, q_len)).mask(Mask::causal());
-            let call = call.not_advanced();
+                Forward::with_cache(view(&q, 2, q_len), &cache, view(&out, 2, q_len)).mask(Mask::causal());
+            let call = call.at_end();
             let mut scratch =
-                Scratch::new(gpu.device(), attention.scratch_size_cached(&call).expect("a size"))
-                    .expect("scratch");
-            attention.forward_cached(&mut encoder, &call, &mut scratch).expect("a call");
+                Scratch::new(gpu.device(), attention.scratch_size(&call).expect("a size")).expect("scratch");
+            attention.forward(&mut encoder, &call, &mut scratch).expect("a call");
             gpu.queue().submit([encoder.finish()]);
             wide(&gpu.download::<u16>(&out, 2 * q_len * dim).expect("out"))
         };
@@ -338,7 +338,7 @@ fn nobody_gets_other_numbers_unasked() {
         let case = Case::random("matrix unasked", shape(40, 50, 16, 16)).stored(dtype, DType::F32);
         let plain = Setup { profile: full(), tiling, dtype, ..Setup::matrix(full(), Layout::Dense) };
         let setup = Setup { profile, ..plain };
-        let got = run_with(&case, &setup, |c| c.matrix_units(units).f16_operands(rounded)).expect("a run");
+        let got = run_with(&case, &setup, |t| t.matrix_units(units).f16_operands(rounded)).expect("a run");
         (run(&case, &plain).expect("a run").bits(), got.bits())
     };
     for profile in matrices() {
@@ -361,7 +361,7 @@ fn nobody_gets_other_numbers_unasked() {
 #[test]
 fn refusals() {
     let refused = |profile: &'static Profile, words: &[&str], case: &Case, setup: Setup, rounded: bool| {
-        let change = |c: wgpu_attention::Config| c.matrix_units(MatrixUnits::Always).f16_operands(rounded);
+        let change = |t: Tuning| t.matrix_units(MatrixUnits::Always).f16_operands(rounded);
         let error = run_with(case, &Setup { profile, ..setup }, change).expect_err("refused");
         for word in words.iter().chain(&["matrix units"]) {
             assert!(error.contains(word), "`{error}` does not say `{word}`");

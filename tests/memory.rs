@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use wgpu_attention::reference::{self, Options, widen};
 use wgpu_attention::{
     Append, Attention, Cache, CacheConfig, Config, DType, Error, Forward, Gpu, Mask, Path, Positions, Rope,
-    RopeConfig, Rotate, Rotation, RowPositions, Scratch, ScratchSize, Shape, TensorView, Tokens,
+    RopeConfig, Rotate, Rotation, RowPositions, Scratch, ScratchSize, Shape, TensorView, Tokens, Tuning,
 };
 
 const SHAPE: Shape = Shape::new(1, 2, 5, 4);
@@ -56,7 +56,8 @@ fn memory_that_runs_out() {
     let (device, pipelines) = (gpu.device(), gpu.pipelines());
     let config = Config::new(2, 4);
     let fused = Attention::with_pipelines(pipelines, config).expect("an operator");
-    let staged = Attention::with_pipelines(pipelines, config.path(Path::Staged)).expect("an operator");
+    let staged = Attention::with_pipelines(pipelines, config.tuning(Tuning::new().path(Path::Staged)))
+        .expect("an operator");
     let buffers = [0; 4].map(|_| gpu.upload(&[0.5f32; 64]).expect("an upload"));
     let [q, k, v, out] = buffers.each_ref().map(|b| TensorView::new(b, DType::F32, SHAPE.q()));
     let call = Forward::new(q, k, v, out);

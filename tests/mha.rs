@@ -147,11 +147,11 @@ fn matrix_units_give_the_vectors() {
             weights: Weights::None,
         };
         let stored = case.stored(&setup);
-        let got = run_layer_with(&stored, &setup, |layer| layer.matrix_units(MatrixUnits::Always));
+        let got = run_layer_with(&stored, &setup, |tuning| tuning.matrix_units(MatrixUnits::Always));
         report.record(&case.name, &setup, got.and_then(|got| stored.truth(&setup).out.judge(&got.out)));
     });
     // On a device without any, insisting is refused.
     let setup = LayerSetup { profile: full(), ..layer_setups(&case.name)[0] };
-    let refused = run_layer_with(&case, &setup, |layer| layer.matrix_units(MatrixUnits::Always));
+    let refused = run_layer_with(&case, &setup, |tuning| tuning.matrix_units(MatrixUnits::Always));
     assert!(refused.is_err_and(|why| why.contains("matrix units")), "refused by name");
 }

@@ -3,8 +3,8 @@
 use wgpu_attention::reference::compare::compare;
 use wgpu_attention::reference::split_heads;
 use wgpu_attention::{
-    Alignment, Append, Attention, Cache, CacheConfig, CacheLayout, CachedForward, Config, DType, Scratch,
-    Shape, Tokens,
+    Alignment, Append, Attention, Cache, CacheConfig, CacheLayout, Config, DType, Forward, Scratch, Shape,
+    Tokens, Tuning,
 };
 
 use crate::harness::run::{Placed, PlacedRules};
@@ -98,7 +98,7 @@ fn a_cache_takes_past_and_new_and_gives_the_vector() {
                 let config = Config::new(shape.heads, shape.head_dim)
                     .kv_heads(shape.kv_heads)
                     .value_dim(shape.value_dim)
-                    .tiling(tiling);
+                    .tuning(Tuning::new().form(tiling));
                 let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
                 let place = |x: &[f32], shape| {
                     Placed::input(profile, Values::Floats(x), DType::F32, Place::dense(shape))
@@ -115,9 +115,8 @@ fn a_cache_takes_past_and_new_and_gives_the_vector() {
                         cache.append(e, 0, &Append::new(k.view(), v.view()), &mut scratch)?;
                     }
                     // Fewer queries than new keys.
-                    let call =
-                        CachedForward::new(q.view(), &cache, out.view()).not_advanced().mask(rules.mask());
-                    attention.forward_cached(e, &call, &mut scratch)
+                    let call = Forward::with_cache(q.view(), &cache, out.view()).at_end().mask(rules.mask());
+                    attention.forward(e, &call, &mut scratch)
                 })
                 .expect("two steps");
                 let got = pollster::block_on(out.download_async("out", profile)).expect("an output");

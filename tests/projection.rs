@@ -4,7 +4,7 @@
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::project;
 use wgpu_attention::{
-    DType, Error, KernelForm, Linear, MatrixUnits, Projection, ProjectionForward, Scratch, TensorView,
+    DType, Error, KernelForm, Linear, MatrixUnits, Projection, ProjectionForward, Scratch, TensorView, Tuning,
 };
 
 use crate::harness::case::{largest, widened};
@@ -177,9 +177,7 @@ impl Case {
             .collect();
         profile.tidy();
         let operator = Projection::with_pipelines(profile.gpu.pipelines())
-            .tiling(self.tiling)
-            .matrix_units(self.units)
-            .f16_operands(self.rounds());
+            .tuning(Tuning::new().form(self.tiling).matrix_units(self.units).f16_operands(self.rounds()));
         let mut scratch =
             Scratch::new(profile.gpu.device(), Default::default()).map_err(|e| e.to_string())?;
         profile
@@ -393,7 +391,7 @@ fn matrix_units_are_refused_by_name() {
         let mut scratch = Scratch::new(profile.gpu.device(), Default::default()).expect("no memory");
         let mut record = |units| {
             let operator = Projection::with_pipelines(profile.gpu.pipelines());
-            let operator = operator.matrix_units(units).f16_operands(operands);
+            let operator = operator.tuning(Tuning::new().matrix_units(units).f16_operands(operands));
             profile.gpu.submit(|encoder| operator.forward(encoder, &[product], &mut scratch))
         };
         for units in [MatrixUnits::Auto, MatrixUnits::Never] {

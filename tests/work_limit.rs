@@ -43,9 +43,9 @@ fn pieces_give_the_bits_of_the_whole() {
             let setup =
                 Setup { profile, tiling, path: Path::Fused, dtype, bias: dtype, layout, lse, weights };
             report.check_in(case, &setup, &mut Default::default());
-            let whole = run_with(case, &setup, |config| config).expect("a run");
+            let whole = run_with(case, &setup, |tuning| tuning).expect("a run");
             for limit in LIMITS {
-                let pieces = run_with(case, &setup, |config| config.work_limit(limit));
+                let pieces = run_with(case, &setup, |tuning| tuning.work_limit(limit));
                 let same = |bits: Vec<u64>| {
                     if bits == whole.bits() { Ok(0.0) } else { Err(format!("other bits, limit {limit}")) }
                 };

@@ -6,7 +6,8 @@ use wgpu_attention::reference::compare::{
 };
 use wgpu_attention::reference::{self, Options, widen};
 use wgpu_attention::{
-    Attention, Config, DType, Error, Forward, Gpu, Mask, MatrixUnits, Path, Scratch, Shape, TensorView, wgpu,
+    Attention, Config, DType, Error, Forward, Gpu, Mask, MatrixUnits, Path, Scratch, Shape, TensorView,
+    Tuning, wgpu,
 };
 
 use super::bed::{Bed, Checked};
@@ -137,7 +138,10 @@ impl Problem {
             Way::Matrix => (Path::Fused, MatrixUnits::Always),
         };
         let config = Config::new(heads, head_dim).kv_heads(kv_heads).value_dim(value_dim);
-        Attention::with_pipelines(gpu.pipelines(), config.dtype(dtype).path(path).matrix_units(units))
+        Attention::with_pipelines(
+            gpu.pipelines(),
+            config.dtype(dtype).tuning(Tuning::new().path(path).matrix_units(units)),
+        )
     }
 
     pub fn call(&self) -> Forward<'_> {

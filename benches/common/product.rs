@@ -2,7 +2,9 @@
 
 use wgpu_attention::reference::compare::{Difference, Mismatch, compare};
 use wgpu_attention::reference::{self, widen};
-use wgpu_attention::{DType, Gpu, Linear, MatrixUnits, Projection, ProjectionForward, TensorView, wgpu};
+use wgpu_attention::{
+    DType, Gpu, Linear, MatrixUnits, Projection, ProjectionForward, TensorView, Tuning, wgpu,
+};
 
 use super::problem::{blank, read, rounded, tolerance, upload};
 use super::timer::noise;
@@ -28,7 +30,7 @@ impl Product {
     }
 
     pub fn operator(&self, gpu: &Gpu, units: MatrixUnits) -> Projection {
-        Projection::with_pipelines(gpu.pipelines()).matrix_units(units)
+        Projection::with_pipelines(gpu.pipelines()).tuning(Tuning::new().matrix_units(units))
     }
 
     pub fn call(&self) -> ProjectionForward<'_> {

@@ -2,7 +2,7 @@
 
 use crate::device::DeviceFacts;
 use crate::error::Error;
-use crate::plan::{KernelForm, MatrixUnits, Path, Tuning};
+use crate::plan::Tuning;
 use crate::problem::{Shape, check_options};
 use crate::tensor::DType;
 
@@ -66,43 +66,9 @@ impl Config {
         self
     }
 
-    /// Which class of kernels to use; for tests and measurements.
-    pub fn tiling(mut self, tiling: KernelForm) -> Self {
-        self.tuning.tiling = tiling;
-        self
-    }
-
-    /// Whether to use the device's matrix units.
-    pub fn matrix_units(mut self, units: MatrixUnits) -> Self {
-        self.tuning.matrix.units = units;
-        self
-    }
-
-    /// Lets matrix units round F32 queries, keys and values to f16, which kernels without them do not: an error of 2⁻¹¹ of
-    /// each, and infinity above 65504. Not set: F32 tensors are computed in f32.
-    pub fn f16_operands(mut self, allowed: bool) -> Self {
-        self.tuning.matrix.f16_operands = allowed;
-        self
-    }
-
-    /// Which sequence of kernels to use; for tests and measurements.
-    pub fn path(mut self, path: Path) -> Self {
-        self.tuning.path = path;
-        self
-    }
-
-    /// Most floating-point operations, masked ones counted, of one dispatch of the fused path: longer calls are
-    /// cut into several, so that none runs into the time limit some systems set (Windows: two seconds). 2³⁷ unless
-    /// set. The pieces give the same bits as one dispatch; a single workgroup is never cut.
-    pub fn work_limit(mut self, flops: u64) -> Self {
-        self.tuning.work = flops;
-        self
-    }
-
-    /// Among how many workgroups the fused path splits the keys of a tile of queries; for tests and measurements. Unless
-    /// set, as many as it takes to keep the device busy, which for many queries is one.
-    pub fn splits(mut self, splits: usize) -> Self {
-        self.tuning.splits = Some(splits);
+    /// How it is computed, not what; see [`Tuning`].
+    pub fn tuning(mut self, tuning: Tuning) -> Self {
+        self.tuning = tuning;
         self
     }
 
@@ -113,7 +79,7 @@ impl Config {
     /// experimental one of wgpu's, which takes its consent (see
     /// [`Pipelines::with_adapter`](crate::Pipelines::with_adapter)).
     pub fn required(&self, adapter: &wgpu::Adapter) -> (wgpu::Features, wgpu::Limits) {
-        let halves = self.dtype == DType::F16 || self.tuning.matrix.f16_operands;
+        let halves = self.dtype == DType::F16 || self.tuning.f16_operands;
         let wanted = if halves { wgpu::Features::SHADER_F16 } else { wgpu::Features::empty() };
         let best = adapter.limits();
         let limits = wgpu::Limits {

@@ -1,13 +1,15 @@
 //! The operator: `softmax(scale · q kᵀ, masked) · v`.
 
-mod cached;
+mod call;
 mod config;
 
-pub use cached::CachedForward;
+pub use call::Forward;
+pub(crate) use call::KeyInput;
 pub use config::Config;
 pub(crate) use config::check_dtype;
 
 use crate::block_map::Blocks;
+use crate::cache::Cache;
 use crate::device::DeviceFacts;
 use crate::dropout::Dropout;
 use crate::error::Error;
@@ -19,72 +21,6 @@ use crate::scratch::{BoundDispatch, Scratch, ScratchSize};
 use crate::tensor::{
     Access, DType, TensorView, check_aliasing, check_apart, check_float, expect, expect_broadcast,
 };
-
-/// One forward call: tensors `[batch, heads, length, dim]` in any strides, mask, optional outputs.
-///
-/// Where the staged path computes it (weights, see [`Path`](crate::Path)), `batch · heads` may reach wgpu's limit of
-/// workgroups, 65535 by default, and so may `q_len` on GPUs; the fused path has no such limit.
-///
-/// | tensor | shape | dtype |
-/// |---|---|---|
-/// | `q` | `[batch, heads, q_len, head_dim]` | the configured |
-/// | `k` | `[batch, kv_heads, kv_len, head_dim]` | the configured |
-/// | `v` | `[batch, kv_heads, kv_len, value_dim]` | the configured |
-/// | `out` | `[batch, heads, q_len, value_dim]` | the configured |
-/// | `lse` | `[batch, heads, q_len, 1]` | F32 |
-/// | `weights` | `[batch, heads, q_len, kv_len]`, or one head for their mean | F32 or F16 |
-#[derive(Clone, Copy, Debug)]
-#[must_use]
-pub struct Forward<'a> {
-    /// Queries.
-    pub q: TensorView<'a>,
-    /// Keys.
-    pub k: TensorView<'a>,
-    /// Values.
-    pub v: TensorView<'a>,
-    /// Where the result goes. Its buffer may hold no input of the call.
-    pub out: TensorView<'a>,
-    /// Which keys a query may see, and the bias.
-    pub mask: DeviceMask<'a>,
-    /// Where `ln Σ exp(score)` over every query's permitted keys goes, if wanted: after scale, softcap and
-    /// bias, before dropout.
-    pub lse: Option<TensorView<'a>>,
-    /// Where the attention weights go, if wanted: of every head, or averaged over heads. After dropout.
-    pub weights: Option<TensorView<'a>>,
-    /// Dropout on the weights.
-    pub dropout: Option<Dropout<TensorView<'a>>>,
-}
-
-impl<'a> Forward<'a> {
-    /// A call without mask, dropout or further outputs; set the fields that differ.
-    pub fn new(q: TensorView<'a>, k: TensorView<'a>, v: TensorView<'a>, out: TensorView<'a>) -> Self {
-        Forward { q, k, v, out, mask: DeviceMask::none(), lse: None, weights: None, dropout: None }
-    }
-
-    /// With a mask.
-    pub fn mask(mut self, mask: DeviceMask<'a>) -> Self {
-        self.mask = mask;
-        self
-    }
-
-    /// Writes the log-sum-exp of every query's masked scores there.
-    pub fn lse(mut self, lse: TensorView<'a>) -> Self {
-        self.lse = Some(lse);
-        self
-    }
-
-    /// Writes the attention weights there: of every head, or their mean if the tensor has one.
-    pub fn weights(mut self, weights: TensorView<'a>) -> Self {
-        self.weights = Some(weights);
-        self
-    }
-
-    /// With dropout on the weights.
-    pub fn dropout(mut self, dropout: Dropout<TensorView<'a>>) -> Self {
-        self.dropout = Some(dropout);
-        self
-    }
-}
 
 /// Attention on one device: pipelines, shared and compiled once, and the checks before them.
 ///
@@ -138,7 +74,8 @@ impl Attention {
     }
 
     /// The temporary memory that `call` needs. On the fused path none, or partial sums where few queries meet many keys
-    /// and those are split among workgroups: at most 128 times the size of `out` in f32. On the staged one the score
+    /// and those are split among workgroups: at most 128 times the size of `out` in f32; with a cache, whatever its
+    /// length. On the staged one the score
     /// matrix, `4 · batch · heads · q_len · kv_len` bytes with `kv_len` rounded up to 4, or none if `weights` takes the
     /// weights of every head in F32.
     ///
@@ -149,17 +86,20 @@ impl Attention {
         Ok(path::choose(&problem, self.pipelines.facts())?.scratch_size())
     }
 
-    /// Records `call` into `encoder`, in a compute pass of its own. Nothing is submitted or copied.
+    /// Records `call` into `encoder`, in a compute pass of its own. Nothing is submitted, copied or read back.
     ///
     /// # Errors
-    /// Everything that [`Error`] lists for tensors, masks, options and scratch; then nothing has been recorded.
+    /// Everything that [`Error`] lists for tensors, masks, options and scratch; a cache of other dimensions or another
+    /// device, or with changes that are not recorded yet; [`Error::Unsupported`] for what the one kind of keys has and the
+    /// other not. Then nothing has been recorded.
     pub fn forward(
         &self,
         encoder: &mut wgpu::CommandEncoder,
         call: &Forward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record(&self.check(call)?, scratch, |bound| dispatch(&mut pass(encoder, "attention"), bound))
+        let problem = self.check_recorded(call)?;
+        self.record(&problem, scratch, |bound| dispatch(&mut pass(encoder, "attention"), bound))
     }
 
     /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
@@ -172,7 +112,7 @@ impl Attention {
         call: &Forward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record(&self.check(call)?, scratch, |bound| dispatch(pass, bound))
+        self.record(&self.check_recorded(call)?, scratch, |bound| dispatch(pass, bound))
     }
 
     /// Compiles and binds what `call` needs, so that its first recording does neither.
@@ -264,10 +204,66 @@ impl Attention {
         Ok(())
     }
 
+    /// [`check`](Self::check), and that a cache's changes are on the device.
+    fn check_recorded<'a>(&self, call: &Forward<'a>) -> Result<Problem<'a>, Error> {
+        if let KeyInput::Cache(cache) = call.keys {
+            cache.check_recorded()?;
+        }
+        self.check(call)
+    }
+
     /// Everything that can be said of a call before its pipelines.
     fn check<'a>(&self, call: &Forward<'a>) -> Result<Problem<'a>, Error> {
         let device = self.pipelines.facts();
-        let Forward { q, k, v, out, mask, lse, weights, dropout } = *call;
+        let Forward { q, keys, out, mask, lse, weights, dropout, layer, at_end } = *call;
+        let (shape, keys, inputs) = match keys {
+            KeyInput::Tensors { k, v } => {
+                if layer.is_some() || at_end {
+                    let why = "keys and values are tensors; `Forward::with_cache` takes a cache";
+                    return Err(Error::Unsupported { what: "`layer` and `at_end` without a cache", why });
+                }
+                (
+                    self.check_tensors(call, k, v)?,
+                    Keys::Tensors { k, v },
+                    [Some(("k", k)), Some(("v", v)), None],
+                )
+            }
+            KeyInput::Cache(cache) => {
+                let layer = layer.unwrap_or(0);
+                let shape = self.check_cache(call, cache)?;
+                let source = cache.source(layer, !at_end)?;
+                let mut buffers = cache.tensors(layer);
+                let inputs = [Some(("cache", cache.lengths())), buffers.next(), buffers.next()];
+                (shape, Keys::Cache(source), inputs)
+            }
+        };
+        let problem = Problem {
+            shape,
+            q,
+            keys,
+            out,
+            mask,
+            appended: 0,
+            scale: self.config.scale_value(),
+            softcap: self.config.softcap,
+            lse,
+            weights,
+            dropout,
+            tuning: self.config.tuning,
+        };
+        check_extras(&problem, device)?;
+        let read: Vec<_> = [("q", q)]
+            .into_iter()
+            .chain(inputs.into_iter().flatten())
+            .chain(extra_inputs(&problem))
+            .collect();
+        check_aliasing(&outputs(&problem), &read)?;
+        check_apart(&outputs(&problem), device)?;
+        Ok(problem)
+    }
+
+    fn check_tensors(&self, call: &Forward, k: TensorView, v: TensorView) -> Result<Shape, Error> {
+        let Forward { q, out, .. } = *call;
         let config = &self.config;
         for (tensor, view, access) in [
             ("q", q, Access::Read),
@@ -275,32 +271,62 @@ impl Attention {
             ("v", v, Access::Read),
             ("out", out, Access::Write),
         ] {
-            view.check_as(tensor, config.dtype, access, device)?;
+            view.check_as(tensor, config.dtype, access, self.pipelines.facts())?;
         }
         expect("q", q.shape(), 1, config.heads)?;
         expect("q", q.shape(), 3, config.head_dim)?;
         expect("k", k.shape(), 1, config.kv_heads)?;
         expect("v", v.shape(), 3, config.value_dim)?;
-        let shape = Shape::of(&q, &k, &v, &out)?;
-        let problem = Problem {
-            shape,
-            q,
-            keys: Keys::Tensors { k, v },
-            out,
-            mask,
-            appended: 0,
-            scale: config.scale_value(),
-            softcap: config.softcap,
-            lse,
-            weights,
-            dropout,
-            tuning: config.tuning,
+        Shape::of(&q, &k, &v, &out)
+    }
+
+    fn check_cache(&self, call: &Forward, cache: &Cache) -> Result<Shape, Error> {
+        let Forward { q, out, mask, weights, dropout, at_end, .. } = *call;
+        let config = &self.config;
+        if cache.device() != self.pipelines.device() {
+            let why = "make it with `Cache::with_pipelines(attention.pipelines(), ..)`";
+            return Err(Error::Unsupported { what: "a cache on another device", why });
+        }
+        let of_cache = cache.config();
+        let sizes = [
+            ("cache.kv_heads", config.kv_heads, of_cache.kv_heads),
+            ("cache.head_dim", config.head_dim, of_cache.head_dim),
+            ("cache.value_dim", config.value_dim, of_cache.value_dim),
+        ];
+        for (option, wanted, got) in sizes {
+            if wanted != got {
+                let expected = "as the attention is configured";
+                return Err(Error::Option { option, value: got as f64, expected });
+            }
+        }
+        for (tensor, view, access) in [("q", q, Access::Read), ("out", out, Access::Write)] {
+            view.check_as(tensor, config.dtype, access, self.pipelines.facts())?;
+        }
+        if !at_end && cache.advanced() == 0 {
+            let why = "nothing was advanced since it was made or rewound: advance first, or say `at_end`";
+            return Err(Error::Unsupported { what: "queries of a cache's last advance", why });
+        }
+        let shape = Shape {
+            batch: of_cache.batch,
+            heads: config.heads,
+            kv_heads: config.kv_heads,
+            q_len: if at_end { q.shape()[2] } else { cache.advanced() },
+            kv_len: of_cache.longest(),
+            head_dim: config.head_dim,
+            value_dim: config.value_dim,
         };
-        check_extras(&problem, device)?;
-        let read: Vec<_> = [("q", q), ("k", k), ("v", v)].into_iter().chain(extra_inputs(&problem)).collect();
-        check_aliasing(&outputs(&problem), &read)?;
-        check_apart(&outputs(&problem), device)?;
-        Ok(problem)
+        for (tensor, view, wanted) in [("q", q, shape.q()), ("out", out, shape.out())] {
+            (0..4).try_for_each(|axis| expect(tensor, view.shape(), axis, wanted[axis]))?;
+        }
+        if mask.blocks.is_some() || mask.packed.is_some() {
+            let why = "a cache has sequences of its own and grows; use other rules, or tensors";
+            return Err(Error::Unsupported { what: "block maps and packed sequences with a cache", why });
+        }
+        if weights.is_some() || dropout.is_some() {
+            let why = "generation needs neither; give keys and values as tensors";
+            return Err(Error::Unsupported { what: "attention weights and dropout with a cache", why });
+        }
+        Ok(shape)
     }
 }
 

@@ -23,7 +23,7 @@ use sequences::{Change, Edits, PageCopy, Sequences};
 /// Keys and values of earlier tokens on one device, for generation token by token.
 ///
 /// A step of a model is [`advance`](Self::advance), which makes room for new tokens of every sequence, then for
-/// each layer [`append`](Self::append) and [`Attention::forward_cached`](crate::Attention::forward_cached). All only
+/// each layer [`append`](Self::append) and [`Attention::forward`](crate::Attention::forward). All only
 /// record. Rows are written in place; nothing that is there already is copied, but for a page that is shared and
 /// written into. Lengths live on the device: recording the next step needs nothing read back, creates nothing, and
 /// costs the same at any length.
@@ -35,20 +35,20 @@ use sequences::{Change, Edits, PageCopy, Sequences};
 /// # fn f(device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder, k: wgpu_attention::TensorView,
 /// #      v: wgpu_attention::TensorView, q: wgpu_attention::TensorView, out: wgpu_attention::TensorView)
 /// # -> Result<(), wgpu_attention::Error> {
-/// use wgpu_attention::{Append, Attention, Cache, CacheConfig, CacheStorage, CachedForward, Config, Mask, ScaleGroup,
-///     Scratch, Tokens};
+/// use wgpu_attention::{Append, Attention, Cache, CacheConfig, CacheStorage, Config, Forward, Mask, ScaleGroup, Scratch,
+///     Tokens};
 ///
 /// let attention = Attention::new(device, Config::new(32, 128).kv_heads(8))?;
 /// let config = CacheConfig::new(8, 128, 4096).storage(CacheStorage::Q8(ScaleGroup::Of(32)));
 /// let mut cache = Cache::with_pipelines(attention.pipelines(), config)?;
-/// let call = CachedForward::new(q, &cache, out).not_advanced().mask(Mask::causal());
-/// let mut scratch = Scratch::new(device, attention.scratch_size_cached(&call)?)?;
+/// let call = Forward::with_cache(q, &cache, out).at_end().mask(Mask::causal());
+/// let mut scratch = Scratch::new(device, attention.scratch_size(&call)?)?;
 ///
 /// // Each token: q [1, 32, 1, 128], k and v [1, 8, 1, 128].
 /// cache.advance(encoder, Tokens::All(1), &mut scratch)?;
 /// cache.append(encoder, 0, &Append::new(k, v), &mut scratch)?;
-/// let call = CachedForward::new(q, &cache, out).mask(Mask::causal());
-/// attention.forward_cached(encoder, &call, &mut scratch)?;
+/// let call = Forward::with_cache(q, &cache, out).mask(Mask::causal());
+/// attention.forward(encoder, &call, &mut scratch)?;
 /// # Ok(()) }
 /// ```
 #[derive(Debug)]

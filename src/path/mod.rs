@@ -111,7 +111,7 @@ impl Chosen {
 /// Chooses the path of `problem`.
 pub(crate) fn choose(problem: &Problem, device: &DeviceFacts) -> Result<Chosen, Error> {
     let Problem { shape, weights, tuning, .. } = problem;
-    let insists = tuning.matrix.units == MatrixUnits::Always;
+    let insists = tuning.matrix_units == MatrixUnits::Always;
     let fused = match tuning.path {
         Path::Fused if weights.is_some() => {
             let why = "only the staged path has them in memory; leave the path to Auto";

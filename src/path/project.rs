@@ -7,7 +7,7 @@ use crate::kernel::{Dispatch, Width};
 use crate::kernels::KernelVariant;
 use crate::kernels::project::{PARTS, Params, Project, ProjectPart};
 use crate::kernels::slots::Slots;
-use crate::plan::{self, KernelForm, MatrixChoice, Tiles};
+use crate::plan::{self, Tiles, Tuning};
 use crate::tensor::{DType, Layout, TensorView, Window};
 
 /// `y = x Wᵀ + b` over checked tensors.
@@ -80,16 +80,15 @@ fn bind<'a>(views: &[TensorView<'a>], device: &DeviceFacts) -> BoundDispatch<'a>
 /// The dispatches of `products`: one where their outputs share a buffer and the bindings suffice.
 ///
 /// # Errors
-/// A `matrix` that insists on what these products cannot have.
+/// A `tuning` that insists on what these products cannot have.
 pub(crate) fn dispatches<'a>(
     products: &[LinearOp<'a>],
-    tiling: KernelForm,
-    matrix: MatrixChoice,
+    tuning: &Tuning,
     device: &DeviceFacts,
 ) -> Result<Dispatches<'a>, Error> {
     let mut dispatches = Vec::new();
     for part in products.chunks(PARTS) {
-        dispatches.extend(together(part, tiling, matrix, device)?);
+        dispatches.extend(together(part, tuning, device)?);
     }
     Ok(dispatches)
 }
@@ -97,8 +96,7 @@ pub(crate) fn dispatches<'a>(
 /// Up to [`PARTS`] products in one dispatch if it can be had, else the first apart.
 fn together<'a>(
     products: &[LinearOp<'a>],
-    tiling: KernelForm,
-    matrix: MatrixChoice,
+    tuning: &Tuning,
     device: &DeviceFacts,
 ) -> Result<Dispatches<'a>, Error> {
     let Some((first, rest)) = products.split_first() else { return Ok(Vec::new()) };
@@ -115,8 +113,8 @@ fn together<'a>(
     let one_batch = rest.iter().all(|p| p.x.shape()[0] == first.x.shape()[0]);
     let fits = one_batch && bindings <= device.max_storage_buffers as usize && count(&ys) == 1;
     if !fits && !rest.is_empty() {
-        let mut split = together(&[*first], tiling, matrix, device)?;
-        split.extend(together(rest, tiling, matrix, device)?);
+        let mut split = together(&[*first], tuning, device)?;
+        split.extend(together(rest, tuning, device)?);
         return Ok(split);
     }
 
@@ -168,8 +166,8 @@ fn together<'a>(
     let in_fours = x_fours && (w_fours(3) || w_along_columns);
     let halves = [first.x.dtype, first.w.dtype] == [DType::F16; 2];
     let dtype = if halves { DType::F16 } else { DType::F32 };
-    let found = matrix.settle(plan::matrix_tiles(product, dtype, in_fours, matrix, tiling, device))?;
-    let tiles = found.map_or_else(|| plan::tiles(product, tiling, device), Tiles::Matrix);
+    let found = tuning.settle(plan::matrix_tiles(product, dtype, in_fours, tuning, device))?;
+    let tiles = found.map_or_else(|| plan::tiles(product, tuning.form, device), Tiles::Matrix);
     let slots = |b: &BoundDispatch, dtype: DType| Slots { count: b.windows.len(), dtype };
     let variant = Project {
         tiles,

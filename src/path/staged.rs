@@ -102,7 +102,7 @@ impl<'a> Staged<'_, 'a> {
     fn product(&self, cols: usize) -> (Tiles, MatmulShape) {
         let Shape { batch, heads, q_len, .. } = self.problem.shape;
         let product = MatmulShape { batch: batch * heads, rows: q_len, cols };
-        (plan::tiles(product, self.problem.tuning.tiling, self.device), product)
+        (plan::tiles(product, self.problem.tuning.form, self.device), product)
     }
 
     fn scores(&self) -> Dispatch<'a, KernelVariant> {
@@ -136,7 +136,7 @@ impl<'a> Staged<'_, 'a> {
 
     fn softmax(&self) -> Dispatch<'a, KernelVariant> {
         let Problem { shape, lse, tuning, .. } = *self.problem;
-        let rows = plan::rows(shape.kv_len, tuning.tiling, self.device);
+        let rows = plan::rows(shape.kv_len, tuning.form, self.device);
         let dropout = self.problem.dropout.as_ref();
         let drop = DropoutParams::new(dropout, self.device);
         let params = softmax::Params {

@@ -176,15 +176,15 @@ pub(crate) fn fused(
 ) -> Result<FusedPlan, Error> {
     let rows = shape.q_len * shape.group();
     let heads = shape.batch * shape.kv_heads;
-    let worth = rows > 16 || tuning.matrix.units == MatrixUnits::Always;
+    let worth = rows > 16 || tuning.matrix_units == MatrixUnits::Always;
     let matrix = if worth {
         fused_matrix(rows, heads, shape, keys.operands, tuning, device)
     } else {
         Err("few rows wait for memory, not for arithmetic")
     };
-    let tiles = if let Some(tiles) = tuning.matrix.settle(matrix)? {
+    let tiles = if let Some(tiles) = tuning.settle(matrix)? {
         FusedTiles::Matrix(tiles)
-    } else if tuning.tiling.is_cpu(device) {
+    } else if tuning.form.is_cpu(device) {
         let decode = decode_cpu(rows, shape, keys).map(FusedTiles::DecodeCpu);
         decode.unwrap_or_else(|| fused_cpu(rows, shape.head_dim.div_ceil(4), shape.value_dim.div_ceil(4)))
     } else {
@@ -202,7 +202,7 @@ pub(crate) fn fused(
         tiles,
         splits,
         grid,
-        steps: steps(grid, work, tuning.work, device)?,
+        steps: steps(grid, work, tuning.work_limit, device)?,
         rows: rows.saturating_mul(heads),
         width: shape.value_dim.next_multiple_of(4),
     };

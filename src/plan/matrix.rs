@@ -95,7 +95,7 @@ impl FusedMatrix {
         let most_keys = if head + value > 256 { 16 } else { 64 };
         let large = [(4, 32), (2, 64), (2, 32), (4, 16), (2, 16), (1, 32), (1, 16)]
             .map(|(subgroups, keys)| (rows, subgroups, keys));
-        let tiles = if tuning.tiling.is_cpu(device) { small.to_vec() } else { large.to_vec() };
+        let tiles = if tuning.form.is_cpu(device) { small.to_vec() } else { large.to_vec() };
         let width = device.planned_subgroup();
         let tiles = tiles.into_iter().filter(move |(.., keys)| *keys <= most_keys);
         tiles.map(move |(sub_rows, subgroups, keys)| FusedMatrix {
@@ -144,7 +144,7 @@ pub(super) fn fused_matrix(
     tuning: &Tuning,
     device: &DeviceFacts,
 ) -> Result<FusedMatrix, &'static str> {
-    let fragment = tuning.matrix.fragment(dtype, tuning.tiling, device)?;
+    let fragment = tuning.fragment(dtype, device)?;
     if shape.head_dim.max(shape.value_dim) > MOST_CHANNELS {
         return Err("head_dim and value_dim may be at most 256");
     }
@@ -164,7 +164,7 @@ pub(super) fn fused_matrix(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{KernelForm, MatrixChoice, MatrixUnits};
+    use crate::plan::{KernelForm, MatrixUnits};
 
     const DEVICE: DeviceFacts = DeviceFacts {
         f16: true,
@@ -237,14 +237,13 @@ mod tests {
                         for (head_dim, value_dim) in
                             [(1, 1), (16, 256), (256, 16), (64, 64), (100, 70), (128, 128)]
                         {
-                            for (q_len, tiling) in [17, 100, 5000]
+                            for (q_len, form) in [17, 100, 5000]
                                 .map(|n| (n, KernelForm::Auto))
                                 .into_iter()
                                 .chain([(100, KernelForm::Cpu)])
                             {
                                 let shape = Shape { head_dim, value_dim, ..shape(8, q_len, 1) };
-                                let matrix = MatrixChoice { units: MatrixUnits::Always, f16_operands: false };
-                                let tuning = Tuning { tiling, matrix, ..Tuning::default() };
+                                let tuning = Tuning::new().form(form).matrix_units(MatrixUnits::Always);
                                 let Ok(tiles) = tuned(shape, &tuning, &device) else { continue };
                                 found += 1;
                                 let FusedMatrix { sub_rows, keys, head, value, .. } = tiles;

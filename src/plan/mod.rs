@@ -3,123 +3,15 @@
 mod decode;
 mod fused;
 mod matrix;
+mod tuning;
 
 pub(crate) use decode::{KeySource, decode_tiles};
 pub(crate) use fused::{FusedPlan, FusedTiles, Piece, fused};
 pub(crate) use matrix::FusedMatrix;
+pub use tuning::{KernelForm, MatrixUnits, Path, Tuning};
 
 use crate::device::{DeviceFacts, Fragment};
-use crate::error::Error;
 use crate::tensor::DType;
-
-/// Which class of kernels to use. Both stay inside the WebGPU default limits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum KernelForm {
-    /// By the device: `Cpu` where wgpu reports `DeviceType::Cpu`, `Gpu` elsewhere.
-    #[default]
-    Auto,
-    /// Tiles staged in workgroup memory, sums in registers: for GPUs.
-    Gpu,
-    /// Loads that all invocations share, and no more workgroup memory than that takes: for software drivers.
-    Cpu,
-}
-
-/// Which sequence of kernels computes attention. All give the same answer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Path {
-    /// `Fused`, unless attention weights are asked for, or the mask and the dropout have more tensors than the
-    /// device binds beside q, k, v, out and lse; then `Staged`.
-    #[default]
-    Auto,
-    /// Scores, softmax, weighted sum, with the score matrix in memory.
-    Staged,
-    /// One pass with a running softmax and no score matrix.
-    Fused,
-}
-
-/// Whether kernels use the matrix units of a device: tensor cores, simdgroup matrices.
-///
-/// They multiply f16 and sum in f32. Scores and the output are summed in f32 as everywhere; what they round and other
-/// kernels do not are the attention weights, to f16 before they meet the values: an error of at most 2⁻¹¹ of
-/// `Σ weight · |value|`, where kernels without them have 2⁻²⁴, and of 2⁻²⁷ of the row's largest weight for every key, since f16
-/// ends there (2⁻¹⁶ on hardware that takes its subnormal numbers for zero).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum MatrixUnits {
-    /// Where [`Pipelines::with_adapter`](crate::Pipelines::with_adapter) found some, the tensors are F16 (or
-    /// [`Config::f16_operands`](crate::Config::f16_operands) is set) and kernels have enough rows to fill fragments.
-    #[default]
-    Auto,
-    /// Nowhere.
-    Never,
-    /// Wherever there is a choice; a call that cannot use them is refused. For tests and measurements.
-    Always,
-}
-
-/// Whether a product may be computed by matrix units.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct MatrixChoice {
-    pub units: MatrixUnits,
-    /// Whether f32 operands may be rounded to f16.
-    pub f16_operands: bool,
-}
-
-impl MatrixChoice {
-    /// The fragments to use for operands of `dtype`, or why none.
-    pub fn fragment(
-        &self,
-        dtype: DType,
-        tiling: KernelForm,
-        device: &DeviceFacts,
-    ) -> Result<Fragment, &'static str> {
-        let fragment = device.matrix.ok_or(
-            "the device's features or its adapter's list lack them, or Pipelines::with_adapter was not used",
-        )?;
-        match self.units {
-            MatrixUnits::Never => Err("the configuration forbids them"),
-            _ if dtype != DType::F16 && !self.f16_operands => {
-                Err("F32 operands are not rounded unless f16_operands is set")
-            }
-            MatrixUnits::Auto if tiling.is_cpu(device) => Err("software drivers have none"),
-            _ => Ok(fragment),
-        }
-    }
-
-    /// What was found, or the refusal of a configuration that insists.
-    pub fn settle<T>(&self, found: Result<T, &'static str>) -> Result<Option<T>, Error> {
-        match found {
-            Ok(found) => Ok(Some(found)),
-            Err(why) if self.units == MatrixUnits::Always => {
-                Err(Error::Unsupported { what: "matrix units for this call", why })
-            }
-            Err(_) => Ok(None),
-        }
-    }
-}
-
-/// What a configuration says about how, not what.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Tuning {
-    pub tiling: KernelForm,
-    pub matrix: MatrixChoice,
-    pub path: Path,
-    /// Most floating-point operations of one dispatch.
-    pub work: u64,
-    /// Splits of the keys, if not as the plan sees fit.
-    pub splits: Option<usize>,
-}
-
-impl Default for Tuning {
-    /// 137 GFLOP: a quarter of a second where attention runs at half a TFLOP/s; watchdogs wait for two or more.
-    fn default() -> Self {
-        Tuning {
-            tiling: KernelForm::Auto,
-            matrix: MatrixChoice::default(),
-            path: Path::Auto,
-            work: 1 << 37,
-            splits: None,
-        }
-    }
-}
 
 /// The tile of a product, fixed when its shader is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -165,16 +57,6 @@ pub(crate) struct MatmulShape {
     pub cols: usize,
 }
 
-impl KernelForm {
-    fn is_cpu(self, device: &DeviceFacts) -> bool {
-        match self {
-            KernelForm::Auto => device.software,
-            KernelForm::Gpu => false,
-            KernelForm::Cpu => true,
-        }
-    }
-}
-
 /// Tiles by sums per invocation: 4 × 4 in 48 to 60 registers on AMD, 8 × 8 in 96 to 120. Per k the first
 /// loads two vectors from workgroup memory for 16 multiply-adds, all that memory can do where it does not
 /// broadcast; the second four for 64, and half as many bytes from global memory.
@@ -187,9 +69,9 @@ const ENOUGH_WORKGROUPS: usize = 256;
 
 /// Tiles of a product. Large tiles reuse what they load more often; small ones give more workgroups, and
 /// compute less beyond the edges.
-pub(crate) fn tiles(product: MatmulShape, tiling: KernelForm, device: &DeviceFacts) -> Tiles {
+pub(crate) fn tiles(product: MatmulShape, form: KernelForm, device: &DeviceFacts) -> Tiles {
     let MatmulShape { batch, rows, cols } = product;
-    if tiling.is_cpu(device) {
+    if form.is_cpu(device) {
         let lanes = cols.div_ceil(4).next_power_of_two().clamp(8, 32) as u32;
         let rows = rows.next_power_of_two().min(32) as u32;
         return Tiles::Cpu { rows, lanes };
@@ -208,13 +90,12 @@ pub(crate) fn matrix_tiles(
     product: MatmulShape,
     dtype: DType,
     in_fours: bool,
-    choice: MatrixChoice,
-    tiling: KernelForm,
+    tuning: &Tuning,
     device: &DeviceFacts,
 ) -> Result<MatrixTiles, &'static str> {
     let MatmulShape { batch, rows, cols } = product;
-    let fragment = choice.fragment(dtype, tiling, device)?;
-    if choice.units == MatrixUnits::Auto && rows.min(cols) < LEAST_ROWS {
+    let fragment = tuning.fragment(dtype, device)?;
+    if tuning.matrix_units == MatrixUnits::Auto && rows.min(cols) < LEAST_ROWS {
         return Err("too few rows or columns");
     }
     let tiles = |side| MatrixTiles { fragment, side, lanes: 4 * device.planned_subgroup() };
@@ -255,8 +136,8 @@ pub(crate) struct Rows {
 }
 
 /// Software drivers get one row per invocation; GPUs one per workgroup.
-pub(crate) fn rows(kv_len: usize, tiling: KernelForm, device: &DeviceFacts) -> Rows {
-    if tiling.is_cpu(device) {
+pub(crate) fn rows(kv_len: usize, form: KernelForm, device: &DeviceFacts) -> Rows {
+    if form.is_cpu(device) {
         return Rows { workgroup: 8, lanes: 1 };
     }
     let lanes = kv_len.div_ceil(4).next_power_of_two().clamp(32, 256) as u32;
@@ -275,33 +156,32 @@ mod tests {
         ..DeviceFacts::LEAST
     };
 
-    fn side(product: [usize; 3], choice: MatrixChoice, device: &DeviceFacts) -> Result<u32, &'static str> {
+    fn side(product: [usize; 3], tuning: &Tuning, device: &DeviceFacts) -> Result<u32, &'static str> {
         let [batch, rows, cols] = product;
-        let tiling = KernelForm::Gpu;
-        let found = matrix_tiles(MatmulShape { batch, rows, cols }, DType::F16, true, choice, tiling, device);
+        let found = matrix_tiles(MatmulShape { batch, rows, cols }, DType::F16, true, tuning, device);
         found.map(|tiles| tiles.side)
     }
 
     #[test]
     fn large_matrix_tiles_are_for_large_products() {
-        let auto = MatrixChoice::default();
-        assert_eq!(side([1, 1408, 1536], auto, &DEVICE), Ok(128));
-        assert_eq!(side([128, 128, 128], auto, &DEVICE), Ok(128));
-        assert_eq!(side([1, 1280, 1536], auto, &DEVICE), Ok(64), "too few to fill a GPU");
-        assert_eq!(side([128, 128, 192], auto, &DEVICE), Ok(64), "a third more beyond the edge");
+        let auto = Tuning::new().form(KernelForm::Gpu);
+        assert_eq!(side([1, 1408, 1536], &auto, &DEVICE), Ok(128));
+        assert_eq!(side([128, 128, 128], &auto, &DEVICE), Ok(128));
+        assert_eq!(side([1, 1280, 1536], &auto, &DEVICE), Ok(64), "too few to fill a GPU");
+        assert_eq!(side([128, 128, 192], &auto, &DEVICE), Ok(64), "a third more beyond the edge");
         let one = MatmulShape { batch: 128, rows: 128, cols: 128 };
-        let rounded = MatrixChoice { f16_operands: true, ..auto };
+        let rounded = auto.f16_operands(true);
         for (dtype, in_fours, widest, wanted) in
             [(DType::F32, true, 32, 64), (DType::F16, false, 32, 64), (DType::F32, false, 64, 128)]
         {
             let device = DeviceFacts { subgroup_max: widest, ..DEVICE };
-            let found = matrix_tiles(one, dtype, in_fours, rounded, KernelForm::Gpu, &device);
+            let found = matrix_tiles(one, dtype, in_fours, &rounded, &device);
             assert_eq!(found.map(|tiles| tiles.side), Ok(wanted), "{dtype:?}, {in_fours}, {widest}");
         }
         let least = DeviceFacts { workgroup_memory: 16384, ..DEVICE };
-        assert_eq!(side([128, 128, 128], auto, &least), Ok(64));
+        assert_eq!(side([128, 128, 128], &auto, &least), Ok(64));
         let metal = DeviceFacts { matrix: Some(Fragment::Eight), subgroup_min: 4, subgroup_max: 64, ..least };
-        assert_eq!(side([128, 128, 128], auto, &metal), Ok(64));
+        assert_eq!(side([128, 128, 128], &auto, &metal), Ok(64));
     }
 
     #[test]
@@ -311,8 +191,8 @@ mod tests {
                 let device =
                     DeviceFacts { matrix: Some(fragment), subgroup_min: min, subgroup_max: max, ..DEVICE };
                 let product = MatmulShape { batch: 128, rows: side, cols: side };
-                let choice = MatrixChoice::default();
-                let tiles = matrix_tiles(product, DType::F16, true, choice, KernelForm::Gpu, &device);
+                let tuning = Tuning::new().form(KernelForm::Gpu);
+                let tiles = matrix_tiles(product, DType::F16, true, &tuning, &device);
                 let tiles = tiles.expect("within these limits");
                 assert_eq!((tiles.side, tiles.lanes), (side as u32, lanes));
                 // What the shader asserts.
@@ -325,13 +205,13 @@ mod tests {
 
     #[test]
     fn matrix_units_need_rows_a_device_and_leave() {
-        let with = |units| MatrixChoice { units, f16_operands: false };
-        assert!(side([1, 31, 512], with(MatrixUnits::Auto), &DEVICE).is_err());
-        assert!(side([1, 512, 31], with(MatrixUnits::Auto), &DEVICE).is_err());
-        assert_eq!(side([1, 1, 1], with(MatrixUnits::Always), &DEVICE), Ok(64));
-        assert!(side([1, 512, 512], with(MatrixUnits::Never), &DEVICE).is_err());
+        let with = |units| Tuning::new().form(KernelForm::Gpu).matrix_units(units);
+        assert!(side([1, 31, 512], &with(MatrixUnits::Auto), &DEVICE).is_err());
+        assert!(side([1, 512, 31], &with(MatrixUnits::Auto), &DEVICE).is_err());
+        assert_eq!(side([1, 1, 1], &with(MatrixUnits::Always), &DEVICE), Ok(64));
+        assert!(side([1, 512, 512], &with(MatrixUnits::Never), &DEVICE).is_err());
         let few = DeviceFacts { max_invocations: 127, ..DEVICE };
-        assert!(side([1, 512, 512], with(MatrixUnits::Always), &few).is_err());
-        assert!(side([1, 512, 512], with(MatrixUnits::Always), &DeviceFacts::LEAST).is_err());
+        assert!(side([1, 512, 512], &with(MatrixUnits::Always), &few).is_err());
+        assert!(side([1, 512, 512], &with(MatrixUnits::Always), &DeviceFacts::LEAST).is_err());
     }
 }

@@ -1,8 +1,8 @@
 //! Whatever the order of calls and whatever the sequence table holds: a sequence's results come from its own rows.
 
 use wgpu_attention::{
-    Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, CachedForward, Config, DType, Error,
-    Gpu, KernelForm, ScaleGroup, Scratch, ScratchSize, TensorView, Tokens,
+    Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, Config, DType, Error, Forward, Gpu,
+    KernelForm, ScaleGroup, Scratch, ScratchSize, TensorView, Tokens, Tuning,
 };
 
 use crate::harness::{FORMS, full};
@@ -41,14 +41,14 @@ impl Full {
 
     /// What sequence 0 gives.
     fn ask(&mut self, tiling: KernelForm) -> f32 {
-        let config = Config::new(1, DIM).splits(1).tiling(tiling);
+        let config = Config::new(1, DIM).tuning(Tuning::new().splits(1).form(tiling));
         let attention = Attention::with_pipelines(self.gpu.pipelines(), config).expect("a config");
         let view = |buffer| TensorView::new(buffer, DType::F32, [BATCH, 1, 1, DIM]);
         self.gpu
             .submit(|encoder| {
                 self.cache.flush(encoder)?;
-                let call = CachedForward::new(view(&self.q), &self.cache, view(&self.out)).not_advanced();
-                attention.forward_cached(encoder, &call, &mut self.scratch)
+                let call = Forward::with_cache(view(&self.q), &self.cache, view(&self.out)).at_end();
+                attention.forward(encoder, &call, &mut self.scratch)
             })
             .expect("a call");
         self.gpu.download::<f32>(&self.out, 1).expect("out")[0]
@@ -111,12 +111,13 @@ fn more_rows_than_a_dispatch_has_workgroups() {
     let [q, out] = [(); 2].map(|()| gpu.upload(&[0.0f32; DIM]).expect("upload"));
     let view = |buffer, rows| TensorView::new(buffer, DType::F32, [1, 1, rows, DIM]);
     let attention =
-        Attention::with_pipelines(gpu.pipelines(), Config::new(1, DIM).splits(1)).expect("a config");
+        Attention::with_pipelines(gpu.pipelines(), Config::new(1, DIM).tuning(Tuning::new().splits(1)))
+            .expect("a config");
     gpu.submit(|encoder| {
         cache.advance(encoder, Tokens::All(rows), &mut scratch)?;
         cache.append(encoder, 0, &Append::new(view(&k, rows), view(&v, rows)), &mut scratch)?;
-        let call = CachedForward::new(view(&q, 1), &cache, view(&out, 1)).not_advanced();
-        attention.forward_cached(encoder, &call, &mut scratch)
+        let call = Forward::with_cache(view(&q, 1), &cache, view(&out, 1)).at_end();
+        attention.forward(encoder, &call, &mut scratch)
     })
     .expect("a step");
     // The last of them has all of the sum.

@@ -170,7 +170,7 @@ fn ragged_batches() {
 #[test]
 fn bad_numbers_show_in_their_rows() {
     use wgpu_attention::{
-        Append, Attention, Cache, CacheConfig, CachedForward, Config, Scratch, TensorView, Tokens,
+        Append, Attention, Cache, CacheConfig, Config, Forward, Scratch, TensorView, Tokens,
     };
     let gpu = &full().gpu;
     for storage in STORAGES {
@@ -185,14 +185,14 @@ fn bad_numbers_show_in_their_rows() {
             let view = |b, rows| TensorView::new(b, DType::F32, [1, 1, rows, 64]);
             let q = gpu.upload(&vec![0.0f32; 4 * 64]).expect("an upload");
             let out = gpu.buffer(4 * 4 * 64).expect("a buffer");
-            let config = Config::new(1, 64).tiling(tiling);
+            let config = Config::new(1, 64).tuning(wgpu_attention::Tuning::new().form(tiling));
             let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
             let mut scratch = Scratch::new(gpu.device(), Default::default()).expect("scratch");
             gpu.submit(|e| {
                 cache.advance(e, Tokens::All(4), &mut scratch)?;
                 cache.append(e, 0, &Append::new(view(&k, 4), view(&v, 4)), &mut scratch)?;
-                let call = CachedForward::new(view(&q, 4), &cache, view(&out, 4));
-                attention.forward_cached(e, &call.mask(wgpu_attention::Mask::causal()), &mut scratch)
+                let call = Forward::with_cache(view(&q, 4), &cache, view(&out, 4));
+                attention.forward(e, &call.mask(wgpu_attention::Mask::causal()), &mut scratch)
             })
             .expect("a step");
             let out: Vec<f32> = gpu.download(&out, 4 * 64).expect("a read-back");
@@ -255,7 +255,7 @@ fn long_caches_split_by_themselves() {
 #[test]
 fn steps_in_a_callers_pass() {
     use wgpu_attention::{
-        Append, Attention, Cache, CacheConfig, CachedForward, Config, Mask, Scratch, TensorView, Tokens,
+        Append, Attention, Cache, CacheConfig, Config, Forward, Mask, Scratch, TensorView, Tokens,
     };
     let gpu = &full().gpu;
     let upload = |seed: f32| {
@@ -274,14 +274,14 @@ fn steps_in_a_callers_pass() {
             let row = |b| TensorView::new(b, DType::F32, [1, 1, 1, 8]).with_offset(8 * n);
             cache.advance(&mut encoder, Tokens::All(1), &mut scratch).expect("room");
             let append = Append::new(row(&k), row(&v));
-            let call = CachedForward::new(row(&q), &cache, row(&out)).mask(Mask::causal());
+            let call = Forward::with_cache(row(&q), &cache, row(&out)).mask(Mask::causal());
             if in_passes {
                 let mut pass = encoder.begin_compute_pass(&Default::default());
                 cache.append_in_pass(&mut pass, 0, &append, &mut scratch).expect("a recording");
-                attention.forward_cached_in_pass(&mut pass, &call, &mut scratch).expect("a recording");
+                attention.forward_in_pass(&mut pass, &call, &mut scratch).expect("a recording");
             } else {
                 cache.append(&mut encoder, 0, &append, &mut scratch).expect("a recording");
-                attention.forward_cached(&mut encoder, &call, &mut scratch).expect("a recording");
+                attention.forward(&mut encoder, &call, &mut scratch).expect("a recording");
             }
         }
         gpu.queue().submit([encoder.finish()]);
@@ -299,14 +299,14 @@ fn steps_in_a_callers_pass() {
 #[test]
 fn rings_go_on_for_long() {
     use wgpu_attention::{
-        Append, Attention, Cache, CacheConfig, CachedForward, Config, Mask, Scratch, TensorView, Tokens,
+        Append, Attention, Cache, CacheConfig, Config, Forward, Mask, Scratch, TensorView, Tokens,
     };
     let gpu = &full().gpu;
     let x: Vec<f32> = (0..9 * 8).map(|n| ((n as f32 + 1.0) * 0.37).sin()).collect();
     let x = gpu.upload(&x).expect("an upload");
     let slope = gpu.upload(&[0.25f32]).expect("an upload");
     for tiling in FORMS {
-        let config = Config::new(1, 8).tiling(tiling);
+        let config = Config::new(1, 8).tuning(wgpu_attention::Tuning::new().form(tiling));
         let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
         // The second has gone through most of the positions there are, not a multiple of its window.
         let outs = [0, (1 << 29) - 1000].map(|before| {
@@ -324,9 +324,9 @@ fn rings_go_on_for_long() {
                     cache.append(e, 0, &Append::new(row(&x, n), row(&x, n)), &mut scratch)?;
                 }
                 let slope = TensorView::new(&slope, DType::F32, [1; 4]);
-                let call = CachedForward::new(row(&x, 0), &cache, row(&out, 0));
+                let call = Forward::with_cache(row(&x, 0), &cache, row(&out, 0));
                 let mask = Mask::causal().alibi(slope).window(5, 0);
-                attention.forward_cached(e, &call.mask(mask), &mut scratch)
+                attention.forward(e, &call.mask(mask), &mut scratch)
             })
             .expect("steps");
             gpu.download::<f32>(&out, 8).expect("a read-back")

@@ -31,7 +31,7 @@ impl Bench {
         let config = config.kv_heads(SHAPE.kv_heads).value_dim(SHAPE.value_dim);
         let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
         let [q, k, v] = &tensors;
-        let size = attention.scratch_size(&forward([q, k, v, &out])).expect("a size");
+        let size = attention.scratch_size(&parts([q, k, v, &out]).forward()).expect("a size");
         let scratch = Scratch::new(gpu.device(), size).expect("scratch");
         Bench { gpu, attention, tensors, out, scratch, want, seen: BTreeSet::new() }
     }
@@ -47,13 +47,14 @@ impl Bench {
         &mut self,
         context: &str,
         words: &[&str],
-        change: impl for<'a> FnOnce(&mut Forward<'a>, &'a [wgpu::Buffer; 4]),
+        change: impl for<'a> FnOnce(&mut Parts<'a>, &'a [wgpu::Buffer; 4]),
     ) {
         let buffers = self.buffers();
-        let mut call = forward(buffers.each_ref());
+        let mut call = parts(buffers.each_ref());
         change(&mut call, &buffers);
+        let call = call.forward();
         let (attention, device) = (self.attention.clone(), self.gpu.device().clone());
-        let size = attention.scratch_size(&forward(buffers.each_ref())).expect("a size");
+        let size = attention.scratch_size(&parts(buffers.each_ref()).forward()).expect("a size");
         let mut scratch = Scratch::new(&device, size).expect("scratch");
         self.refuses_with(context, words, |encoder| attention.forward(encoder, &call, &mut scratch));
     }
@@ -87,7 +88,7 @@ impl Bench {
     pub(super) fn works(&mut self, context: &str) {
         let buffers = self.buffers();
         let mut encoder = self.gpu.device().create_command_encoder(&Default::default());
-        let call = forward(buffers.each_ref());
+        let call = parts(buffers.each_ref()).forward();
         self.attention.forward(&mut encoder, &call, &mut self.scratch).expect(context);
         self.gpu.queue().submit([encoder.finish()]);
         let n = count(SHAPE.out());
@@ -98,16 +99,40 @@ impl Bench {
     }
 }
 
-pub(super) fn forward(buffers: [&wgpu::Buffer; 4]) -> Forward<'_> {
+/// What a call is made of, to be spoilt part by part.
+#[derive(Clone, Copy)]
+pub(super) struct Parts<'a> {
+    pub(super) q: TensorView<'a>,
+    pub(super) k: TensorView<'a>,
+    pub(super) v: TensorView<'a>,
+    pub(super) out: TensorView<'a>,
+    pub(super) mask: DeviceMask<'a>,
+    pub(super) lse: Option<TensorView<'a>>,
+    pub(super) weights: Option<TensorView<'a>>,
+    pub(super) dropout: Option<Dropout<TensorView<'a>>>,
+}
+
+impl<'a> Parts<'a> {
+    pub(super) fn mask(self, mask: DeviceMask<'a>) -> Self {
+        Parts { mask, ..self }
+    }
+
+    pub(super) fn forward(&self) -> Forward<'a> {
+        let Parts { q, k, v, out, mask, lse, weights, dropout } = *self;
+        Forward::new(q, k, v, out).mask(mask).lse(lse).weights(weights).dropout(dropout)
+    }
+}
+
+pub(super) fn parts(buffers: [&wgpu::Buffer; 4]) -> Parts<'_> {
     let shapes = [SHAPE.q(), SHAPE.k(), SHAPE.v(), SHAPE.out()];
     let [q, k, v, out] = [0, 1, 2, 3].map(|n| TensorView::new(buffers[n], DType::F32, shapes[n]));
-    Forward::new(q, k, v, out)
+    Parts { q, k, v, out, mask: DeviceMask::none(), lse: None, weights: None, dropout: None }
 }
 
 pub(super) const TENSORS: [&str; 4] = ["q", "k", "v", "out"];
 pub(super) const AXES: [&str; 4] = ["batch", "heads", "length", "dim"];
 
-pub(super) fn tensor<'c, 'a>(call: &'c mut Forward<'a>, n: usize) -> &'c mut TensorView<'a> {
+pub(super) fn tensor<'c, 'a>(call: &'c mut Parts<'a>, n: usize) -> &'c mut TensorView<'a> {
     [&mut call.q, &mut call.k, &mut call.v, &mut call.out].into_iter().nth(n).expect("one of four")
 }
 

@@ -1,8 +1,8 @@
 //! What caches are refused for, and attention to them.
 
 use wgpu_attention::{
-    Append, Blocks, Cache, CacheConfig, CacheLayout, CacheStorage, CachedForward, Pipelines, ScaleGroup,
-    Tokens,
+    Append, Blocks, Cache, CacheConfig, CacheLayout, CacheStorage, Forward, Pipelines, ScaleGroup, Tokens,
+    Tuning,
 };
 
 use super::*;
@@ -282,16 +282,16 @@ pub(super) fn attention_to_caches() -> Seen {
     let extra = gpu.buffer(1 << 14).expect("a buffer");
     let table = step.cache.lengths().buffer().clone();
 
-    let mut refuses = |words: &[&str], attention: &Attention, call: &CachedForward| {
+    let mut refuses = |words: &[&str], attention: &Attention, call: &Forward| {
         let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
-        bench.refuses_with(words[0], words, |e| attention.forward_cached(e, call, &mut scratch));
+        bench.refuses_with(words[0], words, |e| attention.forward(e, call, &mut scratch));
         bench.refuses_with(words[0], words, |e| {
             let mut pass = e.begin_compute_pass(&Default::default());
-            attention.forward_cached_in_pass(&mut pass, call, &mut scratch)
+            attention.forward_in_pass(&mut pass, call, &mut scratch)
         });
     };
     {
-        let good = CachedForward::new(step.q(), &step.cache, out);
+        let good = Forward::with_cache(step.q(), &step.cache, out);
         // The cache's dimensions are the operator's.
         let of = |config: Config| Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
         let same = || plain.kv_heads(SHAPE.kv_heads).value_dim(SHAPE.value_dim);
@@ -300,20 +300,24 @@ pub(super) fn attention_to_caches() -> Seen {
         refuses(&["cache.value_dim is 6", expected], &of(same().value_dim(5)), &good);
         let wide = Config::new(SHAPE.heads, 9).kv_heads(2).value_dim(6);
         refuses(&["cache.head_dim is 8", expected], &of(wide), &good);
-        refuses(&["a cache on the staged path", "Auto"], &of(same().path(Path::Staged)), &good);
-        refuses(&["splits is 0", "at least 1"], &of(same().splits(0)), &good);
-        refuses(&["splits is 129", "at most 128"], &of(same().splits(129)), &good);
+        refuses(
+            &["a cache on the staged path", "Auto"],
+            &of(same().tuning(Tuning::new().path(Path::Staged))),
+            &good,
+        );
+        refuses(&["splits is 0", "at least 1"], &of(same().tuning(Tuning::new().splits(0))), &good);
+        refuses(&["splits is 129", "at most 128"], &of(same().tuning(Tuning::new().splits(129))), &good);
         // Splits need memory that nobody gave.
-        refuses(&["scratch", "partial", "scratch_size"], &of(same().splits(2)), &good);
+        refuses(&["scratch", "partial", "scratch_size"], &of(same().tuning(Tuning::new().splits(2))), &good);
         let elsewhere =
             Attention::with_pipelines(&Pipelines::new(other.device()), same()).expect("an operator");
         let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
         let mut encoder = gpu.device().create_command_encoder(&Default::default());
-        let error = elsewhere.forward_cached(&mut encoder, &good, &mut scratch).expect_err("another device");
+        let error = elsewhere.forward(&mut encoder, &good, &mut scratch).expect_err("another device");
         read("another device", &error, &["a cache on another device", "with_pipelines"]);
     }
     for layer in [2, usize::MAX] {
-        let call = CachedForward::new(step.q(), &step.cache, out).layer(layer);
+        let call = Forward::with_cache(step.q(), &step.cache, out).layer(layer);
         refuses(&["layer", "one of the cache's"], &attention, &call);
     }
     for (axis, axis_name) in AXES.into_iter().enumerate() {
@@ -325,15 +329,15 @@ pub(super) fn attention_to_caches() -> Seen {
             };
             let [q, o] = [SHAPE.q(), SHAPE.out()];
             let expected = |name: &str, n: usize| format!("`{name}`: {axis_name} must be {n}, got");
-            let call = CachedForward::new(reshaped(&step.q(), other(q)), &step.cache, out);
+            let call = Forward::with_cache(reshaped(&step.q(), other(q)), &step.cache, out);
             refuses(&[&expected("q", q[axis])], &attention, &call);
-            let call = CachedForward::new(step.q(), &step.cache, out_view(other(o)));
+            let call = Forward::with_cache(step.q(), &step.cache, out_view(other(o)));
             refuses(&[&expected("out", o[axis])], &attention, &call);
             if other(SHAPE.lse()).contains(&0) {
                 continue;
             }
             let wrong = TensorView::new(&lse, DType::F32, other(SHAPE.lse()));
-            let call = CachedForward::new(step.q(), &step.cache, out).lse(wrong);
+            let call = Forward::with_cache(step.q(), &step.cache, out).lse(wrong);
             let expected =
                 format!("`lse`: {} must be {}", ["batch", "heads", "q_len", "dim"][axis], SHAPE.lse()[axis]);
             refuses(&[&expected], &attention, &call);
@@ -341,31 +345,41 @@ pub(super) fn attention_to_caches() -> Seen {
     }
     for dtype in [DType::F16, DType::U32, DType::Bool] {
         let q = TensorView::new(&step.q, dtype, SHAPE.q());
-        refuses(&["`q`", "must be F32"], &attention, &CachedForward::new(q, &step.cache, out));
+        refuses(&["`q`", "must be F32"], &attention, &Forward::with_cache(q, &step.cache, out));
         let o = TensorView::new(&buffers[3], dtype, SHAPE.out());
-        refuses(&["`out`", "must be F32"], &attention, &CachedForward::new(step.q(), &step.cache, o));
+        refuses(&["`out`", "must be F32"], &attention, &Forward::with_cache(step.q(), &step.cache, o));
         let wrong = TensorView::new(&lse, dtype, SHAPE.lse());
-        let call = CachedForward::new(step.q(), &step.cache, out).lse(wrong);
+        let call = Forward::with_cache(step.q(), &step.cache, out).lse(wrong);
         refuses(&["`lse`", "must be F32"], &attention, &call);
     }
     // Memory.
     let overlap = out.with_strides([0, 18, 6, 1]);
-    refuses(&["`out`", "share memory"], &attention, &CachedForward::new(step.q(), &step.cache, overlap));
+    refuses(&["`out`", "share memory"], &attention, &Forward::with_cache(step.q(), &step.cache, overlap));
     let far = step.q().with_offset(1 << 10);
-    refuses(&["`q`", "ends at byte"], &attention, &CachedForward::new(far, &step.cache, out));
+    refuses(&["`q`", "ends at byte"], &attention, &Forward::with_cache(far, &step.cache, out));
     let onto = TensorView::new(&buffers[3], DType::F32, SHAPE.q());
     refuses(
         &["`out`", "`q`", "a buffer of its own"],
         &attention,
-        &CachedForward::new(onto, &step.cache, out),
+        &Forward::with_cache(onto, &step.cache, out),
     );
     let into = TensorView::new(&table, DType::F32, SHAPE.lse()).with_strides([4, 1, 1, 1]);
-    let call = CachedForward::new(step.q(), &step.cache, out).lse(into);
+    let call = Forward::with_cache(step.q(), &step.cache, out).lse(into);
     refuses(&["`lse`"], &attention, &call);
     // Masks.
     let numbers = |shape| TensorView::new(&extra, DType::U32, shape);
     let bools = |shape| TensorView::new(&extra, DType::Bool, shape);
-    let with = |mask| CachedForward::new(step.q(), &step.cache, out).mask(mask);
+    // What one kind of keys has and the other not.
+    let good = Forward::with_cache(step.q(), &step.cache, out);
+    let words = ["weights and dropout with a cache", "as tensors"];
+    let weights = TensorView::new(&extra, DType::F32, [2, 4, SHAPE.q_len, CAPACITY]);
+    refuses(&words, &attention, &good.weights(weights));
+    refuses(&words, &attention, &good.dropout(Dropout::Seeded { p: 0.5, seed: 0 }));
+    let tensors = Forward::new(step.q(), step.q(), step.q(), out);
+    for call in [tensors.layer(0), tensors.at_end()] {
+        refuses(&["`layer` and `at_end` without a cache", "with_cache"], &attention, &call);
+    }
+    let with = |mask| Forward::with_cache(step.q(), &step.cache, out).mask(mask);
     let words = ["block maps and packed sequences with a cache", "other rules"];
     refuses(&words, &attention, &with(Mask::none().blocks(Blocks::new(numbers([1; 4]), [8, 8]))));
     refuses(&words, &attention, &with(Mask::none().packed(numbers([2, 1, 1, 2]), numbers([2, 1, 1, 2]))));
@@ -386,7 +400,7 @@ pub(super) fn attention_to_caches() -> Seen {
 
     // A ring has no last key that a tensor could reach.
     let ring = Step::new(&gpu, config().layout(CacheLayout::Ring { sinks: 1 }));
-    let call = CachedForward::new(ring.q(), &ring.cache, out);
+    let call = Forward::with_cache(ring.q(), &ring.cache, out);
     refuses(
         &["`attn_mask`: kv_len must be", "got 20"],
         &attention,
@@ -395,17 +409,17 @@ pub(super) fn attention_to_caches() -> Seen {
 
     // Queries of a step that there was none of.
     step.cache.truncate(0, 1).expect("shorter");
-    refuses(&["not recorded", "flush"], &attention, &CachedForward::new(step.q(), &step.cache, out));
+    refuses(&["not recorded", "flush"], &attention, &Forward::with_cache(step.q(), &step.cache, out));
     let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
     gpu.submit(|e| step.cache.rewind(e, Tokens::All(1), &mut scratch)).expect("one token each");
     refuses(
-        &["last advance", "rewound", "not_advanced"],
+        &["last advance", "rewound", "at_end"],
         &attention,
-        &CachedForward::new(step.q(), &step.cache, out),
+        &Forward::with_cache(step.q(), &step.cache, out),
     );
-    let call = CachedForward::new(step.q(), &step.cache, out).not_advanced();
+    let call = Forward::with_cache(step.q(), &step.cache, out).at_end();
     let mut scratch =
-        Scratch::new(gpu.device(), attention.scratch_size_cached(&call).expect("a size")).expect("scratch");
-    gpu.submit(|e| attention.forward_cached(e, &call, &mut scratch)).expect("queries of their own");
+        Scratch::new(gpu.device(), attention.scratch_size(&call).expect("a size")).expect("scratch");
+    gpu.submit(|e| attention.forward(e, &call, &mut scratch)).expect("queries of their own");
     bench.seen
 }

@@ -149,27 +149,27 @@ pub(super) fn memory_shared_with_an_output() -> Seen {
     let pair = |shape, offset| TensorView::new(&large, DType::F32, shape).with_offset(offset);
     let buffers = bench.buffers();
     let (attention, gpu) = (bench.attention.clone(), bench.gpu.clone());
-    let good = forward(buffers.each_ref());
-    let size = attention.scratch_size(&good).expect("a size");
-    let mut refuses = |context: &str, words: &[&str], call: Forward| {
+    let good = parts(buffers.each_ref());
+    let size = attention.scratch_size(&good.forward()).expect("a size");
+    let mut refuses = |context: &str, words: &[&str], call: Parts| {
         let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
-        bench.refuses_with(context, words, |e| attention.forward(e, &call, &mut scratch));
+        bench.refuses_with(context, words, |e| attention.forward(e, &call.forward(), &mut scratch));
     };
 
     // Far apart, but in one buffer.
-    let disjoint = Forward { q: pair(SHAPE.q(), 0), out: pair(SHAPE.out(), 4096), ..good };
+    let disjoint = Parts { q: pair(SHAPE.q(), 0), out: pair(SHAPE.out(), 4096), ..good };
     refuses("disjoint windows", &["`out`", "`q`"], disjoint);
     let bias =
-        Forward { out: pair(SHAPE.out(), 0), ..good }.mask(Mask::none().bias(pair(SHAPE.weights(), 4096)));
+        Parts { out: pair(SHAPE.out(), 0), mask: Mask::none().bias(pair(SHAPE.weights(), 4096)), ..good };
     refuses("out and bias", &["`out`", "`bias`"], bias);
-    let lse = Forward { lse: Some(pair(SHAPE.lse(), 4096)), k: pair(SHAPE.k(), 0), ..good };
+    let lse = Parts { lse: Some(pair(SHAPE.lse(), 4096)), k: pair(SHAPE.k(), 0), ..good };
     refuses("lse and k", &["`lse`", "`k`"], lse);
-    let weights = Forward { weights: Some(pair(SHAPE.weights(), 4096)), v: pair(SHAPE.v(), 0), ..good };
+    let weights = Parts { weights: Some(pair(SHAPE.weights(), 4096)), v: pair(SHAPE.v(), 0), ..good };
     refuses("weights and v", &["`weights`", "`v`"], weights);
     // Two outputs.
-    let both = Forward { out: pair(SHAPE.out(), 0), lse: Some(pair(SHAPE.lse(), 100)), ..good };
+    let both = Parts { out: pair(SHAPE.out(), 0), lse: Some(pair(SHAPE.lse(), 100)), ..good };
     refuses("out over lse", &["`out`", "`lse`"], both);
-    let beside = Forward { out: pair(SHAPE.out(), 0), weights: Some(pair(SHAPE.weights(), 4096)), ..good };
+    let beside = Parts { out: pair(SHAPE.out(), 0), weights: Some(pair(SHAPE.weights(), 4096)), ..good };
     refuses("out beside weights", &["`out`", "`weights`"], beside);
     [bench.seen, outputs_near_each_other()].into_iter().flatten().collect()
 }
@@ -182,19 +182,19 @@ fn outputs_near_each_other() -> Seen {
     let large = gpu.upload(&vec![POISON; 1024]).expect("an upload");
     let buffers = bench.buffers();
     let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
-    let at = |lse: usize| Forward {
+    let at = |lse: usize| Parts {
         out: TensorView::new(&large, DType::F32, SHAPE.out()),
         lse: Some(TensorView::new(&large, DType::F32, SHAPE.lse()).with_offset(lse)),
-        ..forward(buffers.each_ref())
+        ..parts(buffers.each_ref())
     };
     assert_ne!(n * 4 % 256, 0, "out must end between two multiples");
     for offset in [n, n + 1, (n * 4).next_multiple_of(256) / 4 - 1] {
         bench.refuses_with("out near lse", &["`out`", "`lse`", "binding alignment"], |e| {
-            attention.forward(e, &at(offset), &mut scratch)
+            attention.forward(e, &at(offset).forward(), &mut scratch)
         });
     }
     let apart = (n * 4).next_multiple_of(256) / 4;
-    gpu.submit(|e| attention.forward(e, &at(apart), &mut scratch)).expect("apart");
+    gpu.submit(|e| attention.forward(e, &at(apart).forward(), &mut scratch)).expect("apart");
     let got = gpu.download::<f32>(&large, apart + count(SHAPE.lse())).expect("a read-back");
     assert!(max_error(&widen(&got[..n]), &bench.want) < 1e-5);
     assert!(got[n..apart].iter().all(|x| *x == POISON) && got[apart..].iter().all(|x| *x != POISON));
@@ -209,24 +209,24 @@ pub(super) fn buffers_that_do_not_serve() -> Seen {
     let foreign = buffer(other.device(), 1 << 16, wgpu::BufferUsages::STORAGE);
     let buffers = bench.buffers();
     let (attention, gpu) = (bench.attention.clone(), bench.gpu.clone());
-    let size = attention.scratch_size(&forward(buffers.each_ref())).expect("a size");
+    let size = attention.scratch_size(&parts(buffers.each_ref()).forward()).expect("a size");
     for (n, name) in TENSORS.iter().enumerate() {
         let name = format!("`{name}`");
         for (buffer, words) in [
             (&unusable, &[&name[..], "usage", "STORAGE", "create_buffer"][..]),
             (&foreign, &["wgpu refused", "a test's", "Device"][..]),
         ] {
-            let mut call = forward(buffers.each_ref());
+            let mut call = parts(buffers.each_ref());
             let view = tensor(&mut call, n);
             *view = TensorView::new(buffer, DType::F32, view.shape());
             let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
-            bench.refuses_with(&name, words, |e| attention.forward(e, &call, &mut scratch));
+            bench.refuses_with(&name, words, |e| attention.forward(e, &call.forward(), &mut scratch));
             // Nor as part of a mask.
             if n == 0 {
                 let mask = Mask::none().bias(TensorView::new(buffer, DType::F32, SHAPE.weights()));
-                let call = forward(buffers.each_ref()).mask(mask);
+                let call = Parts { mask, ..parts(buffers.each_ref()) };
                 let words: Vec<_> = words.iter().map(|w| if *w == name { "`bias`" } else { w }).collect();
-                bench.refuses_with("bias", &words, |e| attention.forward(e, &call, &mut scratch));
+                bench.refuses_with("bias", &words, |e| attention.forward(e, &call.forward(), &mut scratch));
             }
         }
     }
@@ -249,7 +249,7 @@ pub(super) fn dtypes() -> Seen {
     let view = |dtype, shape| TensorView::new(&other, dtype, shape);
     let buffers = bench.buffers();
     let (attention, gpu) = (bench.attention.clone(), bench.gpu.clone());
-    let good = forward(buffers.each_ref());
+    let good = parts(buffers.each_ref());
     let pairs = SHAPE.weights();
     let lengths = [SHAPE.batch, SHAPE.heads, SHAPE.q_len, 1];
     let cases = [
@@ -262,19 +262,22 @@ pub(super) fn dtypes() -> Seen {
             good.mask(Mask::none().key_padding_mask(view(DType::F32, pairs))),
         ),
         ("`bias`", "F32 or F16", "Bool", good.mask(Mask::none().bias(view(DType::Bool, pairs)))),
-        ("`lse`", "F32", "F16", Forward { lse: Some(view(DType::F16, SHAPE.lse())), ..good }),
-        ("`weights`", "F32 or F16", "U32", Forward { weights: Some(view(DType::U32, pairs)), ..good }),
+        ("`lse`", "F32", "F16", Parts { lse: Some(view(DType::F16, SHAPE.lse())), ..good }),
+        ("`weights`", "F32 or F16", "U32", Parts { weights: Some(view(DType::U32, pairs)), ..good }),
         (
             "`dropout`",
             "Bool",
             "U32",
-            Forward { dropout: Some(Dropout::Given { p: 0.5, keep: view(DType::U32, pairs) }), ..good },
+            Parts { dropout: Some(Dropout::Given { p: 0.5, keep: view(DType::U32, pairs) }), ..good },
         ),
     ];
     for (name, expected, got, call) in cases {
         let mut scratch =
-            Scratch::new(gpu.device(), attention.scratch_size(&good).expect("a size")).expect("scratch");
-        bench.refuses_with(name, &[name, expected, got], |e| attention.forward(e, &call, &mut scratch));
+            Scratch::new(gpu.device(), attention.scratch_size(&good.forward()).expect("a size"))
+                .expect("scratch");
+        bench.refuses_with(name, &[name, expected, got], |e| {
+            attention.forward(e, &call.forward(), &mut scratch)
+        });
     }
     bench.seen
 }
@@ -285,8 +288,8 @@ pub(super) fn shapes_of_masks_and_further_outputs() -> Seen {
     let view = |dtype, shape| TensorView::new(&other, dtype, shape);
     let buffers = bench.buffers();
     let (attention, gpu) = (bench.attention.clone(), bench.gpu.clone());
-    let good = forward(buffers.each_ref());
-    let size = attention.scratch_size(&good).expect("a size");
+    let good = parts(buffers.each_ref());
+    let size = attention.scratch_size(&good.forward()).expect("a size");
     let pairs = SHAPE.weights();
     let rows = [SHAPE.batch, SHAPE.heads, SHAPE.q_len, 1];
     for axis in 0..4 {
@@ -310,9 +313,9 @@ pub(super) fn shapes_of_masks_and_further_outputs() -> Seen {
                 good.mask(Mask::none().key_padding_mask(view(DType::Bool, more(pairs)))),
             ),
             ("`bias`", pairs, " or 1", good.mask(Mask::none().bias(view(DType::F32, more(pairs))))),
-            ("`dropout`", pairs, " or 1", Forward { dropout: Some(given), ..good }),
-            ("`lse`", rows, ",", Forward { lse: Some(view(DType::F32, more(rows))), ..good }),
-            ("`weights`", pairs, ",", Forward { weights: Some(view(DType::F32, more(pairs))), ..good }),
+            ("`dropout`", pairs, " or 1", Parts { dropout: Some(given), ..good }),
+            ("`lse`", rows, ",", Parts { lse: Some(view(DType::F32, more(rows))), ..good }),
+            ("`weights`", pairs, ",", Parts { weights: Some(view(DType::F32, more(pairs))), ..good }),
         ];
         for (name, shape, or, call) in cases {
             let last = if shape == rows { "dim" } else { "kv_len" };
@@ -321,15 +324,15 @@ pub(super) fn shapes_of_masks_and_further_outputs() -> Seen {
             let expected = format!("{} must be {}{or}", ["batch", "heads", "q_len", last][axis], shape[axis]);
             let words = [name, &expected, &format!("got {}", shape[axis] + 1)];
             let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
-            bench.refuses_with(name, &words, |e| attention.forward(e, &call, &mut scratch));
+            bench.refuses_with(name, &words, |e| attention.forward(e, &call.forward(), &mut scratch));
         }
     }
     // Some of the heads are neither all nor their mean.
     let [b, _, i, j] = pairs;
-    let some = Forward { weights: Some(view(DType::F32, [b, 2, i, j])), ..good };
+    let some = Parts { weights: Some(view(DType::F32, [b, 2, i, j])), ..good };
     let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
     bench.refuses_with("weights", &["`weights`", "heads must be 4", "got 2"], |e| {
-        attention.forward(e, &some, &mut scratch)
+        attention.forward(e, &some.forward(), &mut scratch)
     });
     bench.seen
 }
@@ -370,7 +373,7 @@ pub(super) fn missing_features() -> Seen {
 pub(super) fn limits() -> Seen {
     let mut seen = Seen::new();
     let plain = Config::new(SHAPE.heads, SHAPE.head_dim);
-    let heads = plain.path(Path::Staged);
+    let heads = plain.tuning(Tuning::new().path(Path::Staged));
 
     // q is 768 bytes, k 640, v 480, out 576, the scores 768.
     let small = device(|limits| limits.max_storage_buffer_binding_size = 768);
@@ -412,13 +415,17 @@ pub(super) fn limits() -> Seen {
     let error = Scratch::new(small.device(), size).expect_err("a limit");
     seen.insert(read("scratch", &error, &["`scratch`", "1152 bytes", "allows 768"]));
 
-    let limited = |path, tiling, change: fn(&mut wgpu::Limits), words: &[&str], call: fn(&mut Forward)| {
+    let limited = |path, tiling, change: fn(&mut wgpu::Limits), words: &[&str], call: fn(&mut Parts)| {
         let gpu = device(change);
         let [q, k, v, out] = [SHAPE.q(), SHAPE.k(), SHAPE.v(), SHAPE.out()];
         let buffers = [q, k, v, out].map(|s| gpu.buffer(count(s) * 4).expect("a buffer"));
-        let mut call_ = forward(buffers.each_ref());
+        let mut call_ = parts(buffers.each_ref());
         call(&mut call_);
-        let config = plain.path(path).kv_heads(SHAPE.kv_heads).value_dim(SHAPE.value_dim).tiling(tiling);
+        let call_ = call_.forward();
+        let config = plain
+            .kv_heads(SHAPE.kv_heads)
+            .value_dim(SHAPE.value_dim)
+            .tuning(Tuning::new().form(tiling).path(path));
         let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
         let size = attention.scratch_size(&call_).expect("a size");
         let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
@@ -427,7 +434,7 @@ pub(super) fn limits() -> Seen {
         gpu.queue().submit([encoder.finish()]);
         read("a limit", &error, words)
     };
-    let rest = |_: &mut Forward| ();
+    let rest = |_: &mut Parts| ();
     seen.insert(limited(
         Path::Staged,
         KernelForm::Cpu,
@@ -478,7 +485,7 @@ pub(super) fn limits() -> Seen {
     let buffers = [(); 4].map(|()| gpu.buffer(many.batch * 4).expect("a buffer"));
     let [q, k, v, out] = buffers.each_ref().map(|b| TensorView::new(b, DType::F32, many.q()));
     let call = Forward::new(q, k, v, out);
-    let config = Config::new(1, 1).work_limit(1);
+    let config = Config::new(1, 1).tuning(Tuning::new().work_limit(1));
     let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
     let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
     let error = attention.prepare(&call, &mut scratch).expect_err("a limit");

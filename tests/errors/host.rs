@@ -8,10 +8,11 @@ pub(super) fn scratch() -> Seen {
     let mut fused = Bench::on(&own, plain);
     assert_eq!(fused.scratch.size(), ScratchSize::default(), "the fused path has no scores to store");
     fused.works("without scratch");
-    let mut bench = Bench::on(&own, plain.path(Path::Staged));
+    let mut bench = Bench::on(&own, plain.tuning(Tuning::new().path(Path::Staged)));
     let buffers = bench.buffers();
     let (attention, gpu) = (bench.attention.clone(), bench.gpu.clone());
-    let call = forward(buffers.each_ref());
+    let good = parts(buffers.each_ref());
+    let call = good.forward();
     let size = attention.scratch_size(&call).expect("a size");
     let needed = size.total().to_string();
 
@@ -19,7 +20,7 @@ pub(super) fn scratch() -> Seen {
     let words = ["scratch", "0 bytes", "scores", &needed, "scratch_size"];
     bench.refuses_with("no scratch", &words, |e| attention.forward(e, &call, &mut none));
     // For a call with fewer keys.
-    let short = Forward { k: call.k.slice(2, 0, 2), v: call.v.slice(2, 0, 2), ..call };
+    let short = Parts { k: good.k.slice(2, 0, 2), v: good.v.slice(2, 0, 2), ..good }.forward();
     let less = attention.scratch_size(&short).expect("a size");
     assert!(less.total() < size.total());
     let mut little = Scratch::new(gpu.device(), less).expect("scratch");

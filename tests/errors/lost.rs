@@ -3,8 +3,8 @@
 
 use wgpu_attention::reference::Attended;
 use wgpu_attention::{
-    AddPositions, Append, Blocks, Cache, CacheConfig, CachedForward, Merge, Partial, PositionTable,
-    Positions, Rope, RopeConfig, Rotate, Rotation, RowPositions, Sinusoid, Tokens,
+    AddPositions, Append, Blocks, Cache, CacheConfig, Forward, Merge, Partial, PositionTable, Positions,
+    Rope, RopeConfig, Rotate, Rotation, RowPositions, Sinusoid, Tokens, Tuning,
 };
 
 use super::*;
@@ -49,7 +49,8 @@ impl Bed {
         let config =
             Config::new(SHAPE.heads, SHAPE.head_dim).kv_heads(SHAPE.kv_heads).value_dim(SHAPE.value_dim);
         let attention =
-            Attention::with_pipelines(gpu.pipelines(), config.path(Path::Staged)).expect("an operator");
+            Attention::with_pipelines(gpu.pipelines(), config.tuning(Tuning::new().path(Path::Staged)))
+                .expect("an operator");
         let buffers = [0.3, 0.5, 0.7, 0.9].map(|seed| gpu.upload(&noise(1024, seed)).expect("an upload"));
         let layer =
             MultiHeadAttention::with_pipelines(gpu.pipelines(), layer_config(), &weights(&buffers[1]));
@@ -63,7 +64,7 @@ impl Bed {
         let rope = Rope::new(gpu.device(), RopeConfig::new(4)).expect("a rope");
         let sinusoid = Sinusoid::new(gpu.device(), 8, 10000.0).expect("a sinusoid");
         let layer = layer.expect("a layer");
-        let size = attention.scratch_size(&forward(buffers.each_ref())).expect("a size");
+        let size = attention.scratch_size(&parts(buffers.each_ref()).forward()).expect("a size");
         let size = size.max(layer.scratch_size(&layer_call(&buffers)).expect("a size"));
         let scratch = Scratch::new(gpu.device(), size).expect("scratch");
         Bed { gpu, attention, layer, cache, paged, rope, sinusoid, buffers, scratch }
@@ -95,7 +96,8 @@ fn every_call_on_a_lost_device_is_refused() {
     device.destroy();
 
     let config = Config::new(SHAPE.heads, SHAPE.head_dim).kv_heads(SHAPE.kv_heads).value_dim(SHAPE.value_dim);
-    let call = forward(buffers.each_ref());
+    let good = parts(buffers.each_ref());
+    let call = good.forward();
     let fused = Attention::with_pipelines(&pipelines, config).expect("nothing is made yet");
     says("fused", fused.forward(&mut encoder, &call, scratch));
     says("staged", attention.forward(&mut encoder, &call, scratch));
@@ -143,9 +145,9 @@ fn every_call_on_a_lost_device_is_refused() {
     let k = TensorView::new(&buffers[0], DType::F32, rows.k());
     let v = TensorView::new(&buffers[1], DType::F32, rows.v());
     says("append", cache.append(&mut encoder, 0, &Append::new(k, v), scratch));
-    let cached = CachedForward::new(call.q, &cache, call.out);
-    says("cached", fused.forward_cached(&mut encoder, &cached, scratch));
-    says("prepare", fused.prepare_cached(&cached, scratch));
+    let cached = Forward::with_cache(good.q, &cache, good.out);
+    says("cached", fused.forward(&mut encoder, &cached, scratch));
+    says("prepare", fused.prepare(&cached, scratch));
     let empty = &mut Scratch::new(full().gpu.device(), ScratchSize::default()).expect("scratch");
     let before = cache.len_bounds(0);
     says("advance", cache.advance(&mut encoder, Tokens::All(1), empty));
@@ -181,13 +183,14 @@ fn every_call_on_a_lost_device_is_refused() {
 #[test]
 fn a_device_lost_in_the_middle_of_a_recording() {
     let Bed { gpu, attention, mut cache, buffers, mut scratch, .. } = Bed::new();
-    let call = forward(buffers.each_ref());
+    let good = parts(buffers.each_ref());
+    let call = good.forward();
     let mut encoder = gpu.device().create_command_encoder(&Default::default());
     attention.forward(&mut encoder, &call, &mut scratch).expect("the device is there");
     cache.advance(&mut encoder, Tokens::All(1), &mut scratch).expect("the device is there");
     gpu.device().destroy();
     attention.forward(&mut encoder, &call, &mut scratch).expect("it makes nothing new");
-    let short = Forward { k: call.k.slice(2, 0, 2), v: call.v.slice(2, 0, 2), ..call };
+    let short = Parts { k: good.k.slice(2, 0, 2), v: good.v.slice(2, 0, 2), ..good }.forward();
     says("another call", attention.forward(&mut encoder, &short, &mut scratch));
     {
         let mut pass = encoder.begin_compute_pass(&Default::default());

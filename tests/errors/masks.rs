@@ -55,7 +55,7 @@ pub(super) fn tensors_of_masks() -> Seen {
     let other = bench.gpu.buffer(1 << 12).expect("a buffer");
     let buffers = bench.buffers();
     let (attention, gpu) = (bench.attention.clone(), bench.gpu.clone());
-    let good = forward(buffers.each_ref());
+    let good = parts(buffers.each_ref()).forward();
     let mut refuses = |words: &[&str], mask: DeviceMask| {
         let call = good.mask(mask);
         let size = attention.scratch_size(&good).expect("a size");
@@ -248,14 +248,15 @@ pub(super) fn slices_of_masks() -> Seen {
 /// Weights are in memory on the staged path only.
 pub(super) fn weights_on_the_fused_path() -> Seen {
     let gpu = &full().gpu;
-    let mut bench = Bench::on(gpu, Config::new(SHAPE.heads, SHAPE.head_dim).path(Path::Fused));
+    let mut bench =
+        Bench::on(gpu, Config::new(SHAPE.heads, SHAPE.head_dim).tuning(Tuning::new().path(Path::Fused)));
     let buffers = bench.buffers();
     let attention = bench.attention.clone();
     let weights = gpu.buffer(count(SHAPE.weights()) * 4).expect("a buffer");
     let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
     for heads in [1, SHAPE.heads] {
         let view = TensorView::new(&weights, DType::F32, [SHAPE.batch, heads, SHAPE.q_len, SHAPE.kv_len]);
-        let call = forward(buffers.each_ref()).weights(view);
+        let call = parts(buffers.each_ref()).forward().weights(view);
         let words = ["attention weights", "fused path", "Auto"];
         bench.refuses_with("weights", &words, |e| attention.forward(e, &call, &mut scratch));
         bench.refuses_with("prepare", &words, |_| attention.prepare(&call, &mut scratch));

@@ -8,9 +8,9 @@ use wgpu_attention::reference::{
     self, HostLinear, HostWeights, LayerShape, Options, multi_head, project, widen,
 };
 use wgpu_attention::{
-    Attention, Config, DType, Dropout, Error, Forward, Gpu, HostMask, HostTensor, KernelForm, LayerConfig,
-    LayerForward, LayerWeights, Linear, Mask, MultiHeadAttention, Path, Projection, ProjectionForward,
-    Scratch, ScratchSize, Shape, TensorView,
+    Attention, Config, DType, DeviceMask, Dropout, Error, Forward, Gpu, HostMask, HostTensor, KernelForm,
+    LayerConfig, LayerForward, LayerWeights, Linear, Mask, MultiHeadAttention, Path, Projection,
+    ProjectionForward, Scratch, ScratchSize, Shape, TensorView, Tuning,
 };
 
 use crate::harness::device::{device, devices};
@@ -202,8 +202,9 @@ fn bad_numbers_show() {
             let buffers = data.each_ref().map(|x| gpu.upload(x).expect("an upload"));
             let out = gpu.upload(&vec![POISON; count(SHAPE.out())]).expect("an upload");
             let [bq, bk, bv] = &buffers;
-            let call = forward([bq, bk, bv, &out]);
-            let config = Config::new(4, 8).kv_heads(2).value_dim(6).tiling(tiling).path(path);
+            let call = parts([bq, bk, bv, &out]).forward();
+            let config =
+                Config::new(4, 8).kv_heads(2).value_dim(6).tuning(Tuning::new().form(tiling).path(path));
             let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
             let mut scratch =
                 Scratch::new(gpu.device(), attention.scratch_size(&call).expect("a size")).expect("scratch");

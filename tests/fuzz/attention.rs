@@ -3,7 +3,7 @@
 use wgpu_attention::reference;
 use wgpu_attention::{
     Attention, Blocks, Config, DType, Dropout, Forward, KernelForm, MatrixUnits, Path, ScratchSize, Shape,
-    TensorView,
+    TensorView, Tuning,
 };
 
 use crate::arena::{Buf, Window, view};
@@ -80,25 +80,27 @@ impl ConfigSpec {
     }
 
     pub fn config(&self) -> Config {
+        let mut tuning = Tuning::new()
+            .form(self.tiling)
+            .path(self.path)
+            .matrix_units(self.units)
+            .f16_operands(self.f16_operands);
+        if let Some(work) = self.work {
+            tuning = tuning.work_limit(work);
+        }
+        if let Some(splits) = self.splits {
+            tuning = tuning.splits(splits);
+        }
         let mut config = Config::new(self.heads, self.head_dim)
             .kv_heads(self.kv_heads)
             .value_dim(self.value_dim)
             .dtype(self.dtype)
-            .tiling(self.tiling)
-            .path(self.path)
-            .matrix_units(self.units)
-            .f16_operands(self.f16_operands);
+            .tuning(tuning);
         if let Some(scale) = self.scale {
             config = config.scale(scale);
         }
         if let Some(softcap) = self.softcap {
             config = config.softcap(softcap);
-        }
-        if let Some(work) = self.work {
-            config = config.work_limit(work);
-        }
-        if let Some(splits) = self.splits {
-            config = config.splits(splits);
         }
         config
     }
@@ -307,10 +309,11 @@ pub fn forward(
         Err(e) => return world.works(&mut world.scratch()).map(|()| refused(&e)),
     };
     let [q, k, v, out] = spec.tensors.each_ref().map(|w| view(&buffers, w));
-    let mut call = Forward::new(q, k, v, out).mask(spec.mask.device(&buffers));
-    call.lse = spec.lse.as_ref().map(|w| view(&buffers, w));
-    call.weights = spec.weights.as_ref().map(|w| view(&buffers, w));
-    call.dropout = spec.dropout.as_ref().map(|d| d.device(&buffers));
+    let call = Forward::new(q, k, v, out)
+        .mask(spec.mask.device(&buffers))
+        .lse(spec.lse.as_ref().map(|w| view(&buffers, w)))
+        .weights(spec.weights.as_ref().map(|w| view(&buffers, w)))
+        .dropout(spec.dropout.as_ref().map(|d| d.device(&buffers)));
     let size = attention.scratch_size(&call);
     let small = spec.shape().flops() < MOST_WORK;
     let memory = match &size {

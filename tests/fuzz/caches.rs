@@ -1,8 +1,8 @@
 //! Caches: any operations in any order.
 
 use wgpu_attention::{
-    Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, CachedForward, Config, DType, Error,
-    KernelForm, Rope, RopeConfig, ScaleGroup, Shape, Tokens,
+    Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, Config, DType, Error, Forward,
+    KernelForm, Rope, RopeConfig, ScaleGroup, Shape, Tokens, Tuning,
 };
 
 use crate::arena::{Buf, Window, view};
@@ -136,7 +136,7 @@ pub fn cache(
         .kv_heads(kind.kv_heads)
         .value_dim(kind.value_dim)
         .dtype(dtype)
-        .tiling(tiling);
+        .tuning(Tuning::new().form(tiling));
     let attention = Attention::with_pipelines(world.gpu.pipelines(), config).map_err(|e| e.to_string())?;
     let rope =
         Rope::new(world.device(), RopeConfig::new(if c.one_in(9) { width(c).clamp(2, 20) & !1 } else { 2 }))
@@ -240,12 +240,16 @@ pub fn cache(
                     mask.spoil(c);
                 }
                 let of_cache = if c.one_in(30) { &foreign } else { &cache };
-                let mut call = CachedForward::new(view(&buffers, &q), of_cache, view(&buffers, &out))
-                    .mask(mask.device(&buffers));
-                call.lse = with_lse.then(|| view(&buffers, &lse));
-                call.advanced = rows == advanced && !c.one_in(5);
-                call.layer = if c.one_in(12) { c.size() } else { c.below(kind.layers) };
-                let size = attention.scratch_size_cached(&call);
+                let mut call = Forward::with_cache(view(&buffers, &q), of_cache, view(&buffers, &out))
+                    .mask(mask.device(&buffers))
+                    .lse(with_lse.then(|| view(&buffers, &lse)));
+                let at_end = rows != advanced || c.one_in(5);
+                if at_end {
+                    call = call.at_end();
+                }
+                let layer = if c.one_in(12) { c.size() } else { c.below(kind.layers) };
+                let call = call.layer(layer);
+                let size = attention.scratch_size(&call);
                 let mut own;
                 let memory = match &size {
                     Ok(size) if size.total() > 0 => {
@@ -256,13 +260,13 @@ pub fn cache(
                     _ => &mut scratch,
                 };
                 let done = match c.below(4) {
-                    0 => attention.prepare_cached(&call, memory),
-                    1 => attention.forward_cached_in_pass(
+                    0 => attention.prepare(&call, memory),
+                    1 => attention.forward_in_pass(
                         &mut encoder.begin_compute_pass(&Default::default()),
                         &call,
                         memory,
                     ),
-                    _ => attention.forward_cached(encoder, &call, memory),
+                    _ => attention.forward(encoder, &call, memory),
                 };
                 let _ = write!(said, " {q:?} to {out:?}, {mask:?}");
                 if done.is_ok() {

@@ -3,7 +3,7 @@
 use wgpu_attention::reference::{self, HostLinear, HostWeights, LayerShape, Options, Real};
 use wgpu_attention::{
     DType, KernelForm, LayerConfig, LayerForward, LayerWeights, Linear, MatrixUnits, Merge,
-    MultiHeadAttention, Partial, Path, Projection, ProjectionForward,
+    MultiHeadAttention, Partial, Path, Projection, ProjectionForward, Tuning,
 };
 
 use crate::arena::{Buf, Window, view};
@@ -71,7 +71,8 @@ pub fn project(
         products.clear();
     }
     *said = format!("{products:?}, {tiling:?}, {units:?}");
-    let operator = Projection::with_pipelines(world.gpu.pipelines()).tiling(tiling).matrix_units(units);
+    let operator = Projection::with_pipelines(world.gpu.pipelines())
+        .tuning(Tuning::new().form(tiling).matrix_units(units));
     let buffers = world.arena.buffers.clone();
     let calls: Vec<_> = products
         .iter()
@@ -364,7 +365,7 @@ pub fn layer(
         LayerWeights { query: linear(0), key: linear(1), value: linear(2), out: linear(3), appended };
     let made = MultiHeadAttention::with_pipelines(world.gpu.pipelines(), spec.config, &weights);
     let layer = match made {
-        Ok(layer) => layer.tiling(tiling).path(path),
+        Ok(layer) => layer.tuning(Tuning::new().form(tiling).path(path)),
         Err(e) => return world.works(&mut world.scratch()).map(|()| refused(&e)),
     };
     let [query, key, value, out] = spec.tensors.each_ref().map(|w| view(&buffers, w));

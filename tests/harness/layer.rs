@@ -10,7 +10,7 @@ use wgpu_attention::reference::{
 };
 use wgpu_attention::{
     DType, KernelForm, LayerConfig, LayerForward, LayerWeights, Linear, MultiHeadAttention, Path, Scratch,
-    TensorView,
+    TensorView, Tuning,
 };
 
 use super::case::{DropoutData, Expected, HIDES, Judged, Rules, Truth, Weights, in_f32, largest, widened};
@@ -410,7 +410,7 @@ fn place_all(
 pub fn run_layer_with(
     case: &LayerCase,
     setup: &LayerSetup,
-    change: impl FnOnce(MultiHeadAttention) -> MultiHeadAttention,
+    change: impl FnOnce(Tuning) -> Tuning,
 ) -> Result<Got, String> {
     pollster::block_on(run_layer_async(case, setup, change))
 }
@@ -419,7 +419,7 @@ pub fn run_layer_with(
 pub async fn run_layer_async(
     case: &LayerCase,
     setup: &LayerSetup,
-    change: impl FnOnce(MultiHeadAttention) -> MultiHeadAttention,
+    change: impl FnOnce(Tuning) -> Tuning,
 ) -> Result<Got, String> {
     let LayerSetup { profile, tiling, path, dtype, storage, .. } = *setup;
     profile.tidy();
@@ -501,9 +501,7 @@ pub async fn run_layer_async(
     let device = profile.gpu.device();
     let layer = MultiHeadAttention::with_pipelines(profile.gpu.pipelines(), config, &on_device)
         .map_err(refused)?
-        .tiling(tiling)
-        .path(path);
-    let layer = change(layer);
+        .tuning(change(Tuning::new().form(tiling).path(path)));
     let mut scratch = Scratch::new(device, layer.scratch_size(&call).map_err(refused)?).map_err(refused)?;
     let mut encoder = device.create_command_encoder(&Default::default());
     layer.forward(&mut encoder, &call, &mut scratch).map_err(refused)?;
@@ -548,7 +546,7 @@ impl Report {
         });
         let exact = [dtype, weight, bias].iter().all(|d| *d == DType::F32);
         let shape = case.attention();
-        let judged = run_layer_async(stored, setup, |layer| layer)
+        let judged = run_layer_async(stored, setup, |tuning| tuning)
             .await
             .and_then(|got| judge_outputs(&case.expected, shape, truth, &got, exact));
         self.record(&case.name, setup, judged);

@@ -1,7 +1,7 @@
 //! Attention over pieces of the keys, merged, judged as attention over all of them.
 
 use wgpu_attention::{
-    Attention, Config, DType, DeviceMask, Forward, Merge, Partial, Path, Scratch, ScratchSize, Shape,
+    Attention, Config, DType, DeviceMask, Forward, Merge, Partial, Path, Scratch, ScratchSize, Shape, Tuning,
 };
 
 use super::case::{Case, Weights};
@@ -33,7 +33,11 @@ pub async fn merged(case: &Case, cut: &Cut<'_>) -> Result<f64, String> {
         case.rules.attn_mask.as_ref().map(|keep| {
             Placed::input(profile, Values::Bools(&keep.data), DType::Bool, Place::dense(keep.shape))
         });
-    let config = Config::new(heads, head_dim).kv_heads(kv_heads).value_dim(value_dim).dtype(part).path(path);
+    let config = Config::new(heads, head_dim)
+        .kv_heads(kv_heads)
+        .value_dim(value_dim)
+        .dtype(part)
+        .tuning(Tuning::new().path(path));
     let device = profile.gpu.device();
     let attention = Attention::with_pipelines(profile.gpu.pipelines(), config).map_err(|e| e.to_string())?;
     let ends: Vec<usize> = at.iter().copied().chain([kv_len]).collect();

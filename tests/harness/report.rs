@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 use web_time::Instant;
-use wgpu_attention::{Config, DType, Path, Shape};
+use wgpu_attention::{DType, Path, Shape};
 
 use super::case::{Case, Expected, Truth, Weights};
 use super::device::{Profile, matrices};
@@ -84,7 +84,7 @@ impl Report {
         case: &Case,
         setup: &Setup,
         truths: &mut Truths,
-        change: impl Fn(Config) -> Config,
+        change: impl Fn(wgpu_attention::Tuning) -> wgpu_attention::Tuning,
     ) {
         let f16 = [setup.dtype, setup.bias].contains(&DType::F16);
         if f16 && !setup.profile.f16 {

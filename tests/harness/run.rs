@@ -6,7 +6,7 @@ use std::fmt;
 
 use wgpu_attention::{
     Attention, Config, DType, DeviceMask, Dropout, Forward, KernelForm, Mask, MatrixUnits, Path, Scratch,
-    TensorView,
+    TensorView, Tuning,
 };
 
 use super::case::{Case, DropoutData, Rules, Weights};
@@ -294,7 +294,7 @@ pub fn run(case: &Case, setup: &Setup) -> Result<Got, String> {
 
 /// As [`run`], with what `change` sets besides.
 #[cfg(not(target_arch = "wasm32"))]
-pub fn run_with(case: &Case, setup: &Setup, change: impl FnOnce(Config) -> Config) -> Result<Got, String> {
+pub fn run_with(case: &Case, setup: &Setup, change: impl FnOnce(Tuning) -> Tuning) -> Result<Got, String> {
     pollster::block_on(run_async(case, setup, change))
 }
 
@@ -302,7 +302,7 @@ pub fn run_with(case: &Case, setup: &Setup, change: impl FnOnce(Config) -> Confi
 pub async fn run_async(
     case: &Case,
     setup: &Setup,
-    change: impl FnOnce(Config) -> Config,
+    change: impl FnOnce(Tuning) -> Tuning,
 ) -> Result<Got, String> {
     let Setup { profile, tiling, path, dtype, layout, .. } = *setup;
     profile.tidy();
@@ -330,29 +330,30 @@ pub async fn run_async(
     let rules = PlacedRules::new(profile, &case.rules, setup.bias, layout);
     let keep = place_dropout(profile, case.dropout.as_ref(), layout);
 
+    let mut tuning = Tuning::new().form(tiling).path(path);
+    if profile.matrix {
+        tuning = tuning.matrix_units(MatrixUnits::Always).f16_operands(true);
+    }
     let mut config = Config::new(shape.heads, shape.head_dim)
         .kv_heads(shape.kv_heads)
         .value_dim(shape.value_dim)
         .dtype(dtype)
-        .tiling(tiling)
-        .path(path);
-    if profile.matrix {
-        config = config.matrix_units(MatrixUnits::Always).f16_operands(true);
-    }
+        .tuning(change(tuning));
     if let Some(scale) = case.scale {
         config = config.scale(scale);
     }
     if let Some(softcap) = case.softcap {
         config = config.softcap(softcap);
     }
-    let mut call = Forward::new(q, k, v, out.view()).mask(rules.mask());
-    call.lse = lse.as_ref().map(Placed::view);
-    call.weights = weights.as_ref().map(Placed::view);
-    call.dropout = device_dropout(case.dropout.as_ref(), keep.as_ref());
+    let call = Forward::new(q, k, v, out.view())
+        .mask(rules.mask())
+        .lse(lse.as_ref().map(Placed::view))
+        .weights(weights.as_ref().map(Placed::view))
+        .dropout(device_dropout(case.dropout.as_ref(), keep.as_ref()));
 
     let refused = |e: wgpu_attention::Error| format!("refused: {e}");
     let device = profile.gpu.device();
-    let attention = Attention::with_pipelines(profile.gpu.pipelines(), change(config)).map_err(refused)?;
+    let attention = Attention::with_pipelines(profile.gpu.pipelines(), config).map_err(refused)?;
     let size = attention.scratch_size(&call).map_err(refused)?;
     let mut scratch = Scratch::new(device, size).map_err(refused)?;
     let mut encoder = device.create_command_encoder(&Default::default());

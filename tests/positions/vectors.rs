@@ -60,8 +60,8 @@ fn attended(
     let n = q_shape.iter().product::<usize>();
     let out = gpu.buffer(n * 4).map_err(|e| e.to_string())?;
     let view = |buffer, shape| TensorView::new(buffer, DType::F32, shape);
-    let call = Forward::new(view(&q, q_shape), view(&k, k_shape), view(&v, v_shape), view(&out, q_shape))
-        .mask(DeviceMask::causal());
+    let (q, k) = (view(&q, q_shape), view(&k, k_shape));
+    let call = Forward::new(q, k, view(&v, v_shape), view(&out, q_shape)).mask(DeviceMask::causal());
     let heads = Config::new(q_shape[1], q_shape[3]).kv_heads(k_shape[1]);
     let attention = Attention::with_pipelines(gpu.pipelines(), heads).map_err(|e| e.to_string())?;
     let positions = Positions::with_pipelines(gpu.pipelines());
@@ -69,7 +69,7 @@ fn attended(
     let mut scratch = scratch(gpu);
     gpu.submit(|encoder| {
         let mut pass = encoder.begin_compute_pass(&Default::default());
-        for x in [call.q, call.k] {
+        for x in [q, k] {
             let call =
                 Rotate { x, out: None, rotation: Rotation::Rope(&rope), at: RowPositions::Start(start) };
             positions.rotate_in_pass(&mut pass, &call, &mut scratch)?;

@@ -1,7 +1,7 @@
 //! Generation recorded far ahead: every step is the same recording, and costs the same, whatever came before it.
 
 use wgpu_attention::{
-    Append, Cache, CacheConfig, CacheLayout, CacheStorage, CachedForward, KernelForm, ScaleGroup, Tokens,
+    Append, Cache, CacheConfig, CacheLayout, CacheStorage, Forward, KernelForm, ScaleGroup, Tokens, Tuning,
 };
 
 use wgpu_attention::reference::Real;
@@ -29,7 +29,7 @@ impl Generation {
         let gpu = &own.gpu;
         let config = CacheConfig::new(1, DIM, capacity).storage(storage).layout(layout);
         let cache = Cache::with_pipelines(gpu.pipelines(), config).expect("a cache");
-        let config = Config::new(HEADS, DIM).kv_heads(1).tiling(tiling).splits(3);
+        let config = Config::new(HEADS, DIM).kv_heads(1).tuning(Tuning::new().form(tiling).splits(3));
         let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
         // Whole levels of 1/16, the largest of each row among them: what every storage keeps.
         let level =
@@ -47,8 +47,8 @@ impl Generation {
     }
 
     fn scratch(&self) -> Scratch {
-        let call = CachedForward::new(self.view(0, HEADS), &self.cache, self.view(3, HEADS)).not_advanced();
-        let size = self.attention.scratch_size_cached(&call.mask(Mask::causal())).expect("a size");
+        let call = Forward::with_cache(self.view(0, HEADS), &self.cache, self.view(3, HEADS)).at_end();
+        let size = self.attention.scratch_size(&call.mask(Mask::causal())).expect("a size");
         Scratch::new(self.own.gpu.device(), size).expect("scratch")
     }
 
@@ -69,8 +69,8 @@ impl Generation {
         self.cache.advance(encoder, Tokens::All(1), scratch).expect("room");
         let append = Append::new(self.view(1, 1), self.view(2, 1));
         self.cache.append(encoder, 0, &append, scratch).expect("a recording");
-        let call = CachedForward::new(self.view(0, HEADS), &self.cache, self.view(3, HEADS));
-        self.attention.forward_cached(encoder, &call.mask(Mask::causal()), scratch).expect("a recording");
+        let call = Forward::with_cache(self.view(0, HEADS), &self.cache, self.view(3, HEADS));
+        self.attention.forward(encoder, &call.mask(Mask::causal()), scratch).expect("a recording");
     }
 
     /// One causal call over all tokens; of a ring over those that it keeps.
@@ -210,9 +210,11 @@ fn scratch_does_not_grow_with_capacity() {
     let own = Own::new();
     let gpu = &own.gpu;
     for tiling in [KernelForm::Gpu, KernelForm::Cpu] {
-        let attention =
-            Attention::with_pipelines(gpu.pipelines(), Config::new(8, 64).kv_heads(2).tiling(tiling))
-                .expect("an operator");
+        let attention = Attention::with_pipelines(
+            gpu.pipelines(),
+            Config::new(8, 64).kv_heads(2).tuning(Tuning::new().form(tiling)),
+        )
+        .expect("an operator");
         let [q, out] = [0, 1].map(|_| gpu.buffer(4 * 8 * 64).expect("a buffer"));
         let view = |b| TensorView::new(b, DType::F32, [1, 8, 1, 64]);
         let mut scratch = Scratch::new(gpu.device(), Default::default()).expect("scratch");
@@ -221,8 +223,8 @@ fn scratch_does_not_grow_with_capacity() {
             let config = CacheConfig::new(2, 64, capacity).storage(CacheStorage::Q4(ScaleGroup::Of(32)));
             let mut cache = Cache::with_pipelines(gpu.pipelines(), config).expect("a cache");
             let size = |cache: &Cache| {
-                let call = CachedForward::new(view(&q), cache, view(&out)).not_advanced();
-                attention.scratch_size_cached(&call).expect("a size").total()
+                let call = Forward::with_cache(view(&q), cache, view(&out)).at_end();
+                attention.scratch_size(&call).expect("a size").total()
             };
             let empty = size(&cache);
             gpu.submit(|e| cache.advance(e, Tokens::All(capacity), &mut scratch)).expect("room");

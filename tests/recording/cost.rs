@@ -94,9 +94,9 @@ fn long_work_is_cut_into_dispatches() {
     let mut bits = Vec::new();
     // Bind groups of a call: one per dispatch.
     let mut record = |limit: Option<u64>| {
-        let limited = |config: Config| limit.map_or(config, |limit| config.work_limit(limit));
-        let attention =
-            Attention::with_pipelines(gpu.pipelines(), limited(problem.config())).expect("an operator");
+        let tuning = limit.into_iter().fold(Tuning::new(), Tuning::work_limit);
+        let config = problem.config().tuning(tuning.path(Path::Auto));
+        let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
         let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
         problem.poison(gpu);
         layer.poison(gpu);
@@ -104,8 +104,7 @@ fn long_work_is_cut_into_dispatches() {
         let mut encoder = encoder(gpu);
         attention.forward(&mut encoder, &problem.call(), &mut scratch).expect("a recording");
         let attended = alive();
-        let limited = layer.layer.clone();
-        let limited = limit.map_or(limited.clone(), |limit| limited.work_limit(limit));
+        let limited = layer.layer.clone().tuning(tuning.path(Path::Auto));
         limited.forward(&mut encoder, &layer.call(), &mut scratch).expect("a recording");
         let both = alive();
         gpu.queue().submit([encoder.finish()]);
@@ -131,8 +130,8 @@ fn the_second_recording_of_a_very_long_call_creates_nothing() {
     let own = Own::new();
     let gpu = &own.gpu;
     let problem = Problem::new(gpu, Path::Fused, Shape::new(1, 1500, 1, 4), 0.4);
-    let attention =
-        Attention::with_pipelines(gpu.pipelines(), problem.config().work_limit(1)).expect("an operator");
+    let config = problem.config().tuning(Tuning::new().path(Path::Fused).work_limit(1));
+    let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
     let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
     let mut record = || {
         problem.poison(gpu);

@@ -12,7 +12,7 @@ use wgpu_attention::reference::compare::max_error;
 use wgpu_attention::reference::{self, Options, widen};
 use wgpu_attention::{
     Attention, Config, DType, DeviceMask, Forward, Gpu, HostMask, LayerConfig, LayerForward, LayerWeights,
-    Linear, Mask, MultiHeadAttention, Path, Pipelines, Scratch, ScratchSize, Shape, TensorView,
+    Linear, Mask, MultiHeadAttention, Path, Pipelines, Scratch, ScratchSize, Shape, TensorView, Tuning,
 };
 
 use crate::harness::random::noise;
@@ -99,7 +99,11 @@ impl Problem {
 
     fn config(&self) -> Config {
         let Shape { heads, kv_heads, head_dim, value_dim, .. } = self.shape;
-        Config::new(heads, head_dim).kv_heads(kv_heads).value_dim(value_dim).scale(self.scale).path(self.path)
+        Config::new(heads, head_dim)
+            .kv_heads(kv_heads)
+            .value_dim(value_dim)
+            .scale(self.scale)
+            .tuning(Tuning::new().path(self.path))
     }
 
     fn attention(&self, pipelines: &Pipelines) -> Attention {
@@ -202,7 +206,7 @@ impl Layer {
         };
         let layer = MultiHeadAttention::with_pipelines(gpu.pipelines(), LayerConfig::new(e, heads), &weights)
             .expect("a layer")
-            .path(path);
+            .tuning(Tuning::new().path(path));
         let (x, out) = (upload(noise(length * e, 0.53)), upload(vec![POISON; length * e]));
         Layer { layer, x, out, shape: [1, length, e] }
     }

@@ -43,9 +43,9 @@ impl Small {
         let Small { name, profile, work } = self;
         match work {
             Work::Attention(case, setup, splits) => {
-                let change = |config: wgpu_attention::Config| match splits {
-                    Some(splits) => config.splits(*splits),
-                    None => config,
+                let change = |tuning: wgpu_attention::Tuning| match splits {
+                    Some(splits) => tuning.splits(*splits),
+                    None => tuning,
                 };
                 report.check_async(case, setup, &mut Default::default(), change).await;
             }

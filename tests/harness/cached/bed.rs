@@ -1,8 +1,8 @@
 //! A cache on a device, moved together with its model and judged by it.
 
 use wgpu_attention::{
-    Append, Attention, Cache, CacheStorage, CachedForward, Config, DType, Error, KernelForm, Scratch,
-    ScratchSize, Shape, TensorView, Tokens,
+    Append, Attention, Cache, CacheStorage, Config, DType, Error, Forward, KernelForm, Scratch, ScratchSize,
+    Shape, TensorView, Tokens, Tuning,
 };
 
 use super::model::{Count, Data, Kind, Sequence, Token};
@@ -320,23 +320,23 @@ impl Bed {
             .kv_heads(kv_heads)
             .value_dim(value_dim)
             .dtype(ask.dtype)
-            .tiling(ask.tiling);
-        if let Some(splits) = ask.splits {
-            config = config.splits(splits);
-        }
+            .tuning(ask.splits.into_iter().fold(Tuning::new().form(ask.tiling), Tuning::splits));
         if let Some(softcap) = ask.softcap {
             config = config.softcap(softcap);
         }
         let refused = |e: Error| format!("refused: {e}");
         let attention = Attention::with_pipelines(profile.gpu.pipelines(), config).map_err(refused)?;
-        let mut call =
-            CachedForward::new(placed.view(), &self.cache, out.view()).layer(ask.layer).mask(rules.mask());
-        call.lse = lse.as_ref().map(Placed::view);
-        call.advanced = ask.rows.is_none();
-        let size = attention.scratch_size_cached(&call).map_err(refused)?;
+        let mut call = Forward::with_cache(placed.view(), &self.cache, out.view())
+            .layer(ask.layer)
+            .mask(rules.mask())
+            .lse(lse.as_ref().map(Placed::view));
+        if ask.rows.is_some() {
+            call = call.at_end();
+        }
+        let size = attention.scratch_size(&call).map_err(refused)?;
         let mut scratch = Scratch::new(profile.gpu.device(), size).map_err(refused)?;
         let mut encoder = self.encoder();
-        attention.forward_cached(&mut encoder, &call, &mut scratch).map_err(refused)?;
+        attention.forward(&mut encoder, &call, &mut scratch).map_err(refused)?;
         self.submit(encoder);
         let Got { out, lse, .. } = Got::read(profile, &out, lse.as_ref(), None).await?;
 

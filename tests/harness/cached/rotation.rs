@@ -4,7 +4,7 @@
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
 use wgpu_attention::reference::{self, Options, Real, widen};
 use wgpu_attention::{
-    Append, Attention, Cache, CacheConfig, CacheLayout, CachedForward, Config, DType, Mask, Positions, Rope,
+    Append, Attention, Cache, CacheConfig, CacheLayout, Config, DType, Forward, Mask, Positions, Rope,
     RopeConfig, Rotate, Rotation, RowPositions, Scratch, ScratchSize, Shape, TensorView, Tokens,
 };
 
@@ -70,8 +70,8 @@ pub async fn rotated_steps(
                 &Rotate { x: queries, out: None, rotation: Rotation::Rope(&rope), at },
                 &mut scratch,
             )?;
-            let call = CachedForward::new(queries, &cache, view(&out, HEADS)).mask(Mask::causal());
-            attention.forward_cached(encoder, &call, &mut scratch)
+            let call = Forward::with_cache(queries, &cache, view(&out, HEADS)).mask(Mask::causal());
+            attention.forward(encoder, &call, &mut scratch)
         })
         .map_err(|e| format!("refused: {e}"))?;
         let got: Vec<f32> =

@@ -1,0 +1,167 @@
+//! What a caller may say about how something is computed, not what.
+
+use crate::device::{DeviceFacts, Fragment};
+use crate::error::Error;
+use crate::tensor::DType;
+
+/// Which class of kernels to use. Both stay inside the WebGPU default limits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum KernelForm {
+    /// By the device: `Cpu` where wgpu reports `DeviceType::Cpu`, `Gpu` elsewhere.
+    #[default]
+    Auto,
+    /// Tiles staged in workgroup memory, sums in registers: for GPUs.
+    Gpu,
+    /// Loads that all invocations share, and no more workgroup memory than that takes: for software drivers.
+    Cpu,
+}
+
+/// Which sequence of kernels computes attention. All give the same answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Path {
+    /// `Fused`, unless attention weights are asked for, or the mask and the dropout have more tensors than the
+    /// device binds beside q, k, v, out and lse; then `Staged`.
+    #[default]
+    Auto,
+    /// Scores, softmax, weighted sum, with the score matrix in memory.
+    Staged,
+    /// One pass with a running softmax and no score matrix.
+    Fused,
+}
+
+/// Whether kernels use the matrix units of a device: tensor cores, simdgroup matrices.
+///
+/// They multiply f16 and sum in f32. Scores and the output are summed in f32 as everywhere; what they round and other
+/// kernels do not are the attention weights, to f16 before they meet the values: an error of at most 2⁻¹¹ of
+/// `Σ weight · |value|`, where kernels without them have 2⁻²⁴, and of 2⁻²⁷ of the row's largest weight for every key, since f16
+/// ends there (2⁻¹⁶ on hardware that takes its subnormal numbers for zero).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MatrixUnits {
+    /// Where [`Pipelines::with_adapter`](crate::Pipelines::with_adapter) found some, the tensors are F16 (or
+    /// [`Tuning::f16_operands`] is set) and kernels have enough rows to fill fragments.
+    #[default]
+    Auto,
+    /// Nowhere.
+    Never,
+    /// Wherever there is a choice; a call that cannot use them is refused. For tests and measurements.
+    Always,
+}
+
+/// How something is computed, not what: which kernels, in pieces of which size. The default suits the device; all but
+/// [`f16_operands`](Self::f16_operands) is for tests, measurements and systems with time limits of their own.
+///
+/// ```
+/// use wgpu_attention::{Config, Path, Tuning};
+/// let config = Config::new(8, 64).tuning(Tuning::new().path(Path::Staged));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+#[must_use]
+pub struct Tuning {
+    pub(crate) form: KernelForm,
+    pub(crate) path: Path,
+    pub(crate) matrix_units: MatrixUnits,
+    pub(crate) f16_operands: bool,
+    pub(crate) work_limit: u64,
+    pub(crate) splits: Option<usize>,
+}
+
+impl Default for Tuning {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Tuning {
+    /// What suits the device.
+    pub const fn new() -> Self {
+        Tuning {
+            form: KernelForm::Auto,
+            path: Path::Auto,
+            matrix_units: MatrixUnits::Auto,
+            f16_operands: false,
+            // 137 GFLOP: a quarter of a second where attention runs at half a TFLOP/s; watchdogs wait for two or more.
+            work_limit: 1 << 37,
+            splits: None,
+        }
+    }
+
+    /// Which class of kernels to use.
+    pub const fn form(mut self, form: KernelForm) -> Self {
+        self.form = form;
+        self
+    }
+
+    /// Which sequence of kernels attention uses.
+    pub const fn path(mut self, path: Path) -> Self {
+        self.path = path;
+        self
+    }
+
+    /// Whether to use the device's matrix units, for attention and for projections.
+    pub const fn matrix_units(mut self, units: MatrixUnits) -> Self {
+        self.matrix_units = units;
+        self
+    }
+
+    /// Lets matrix units round F32 operands (queries, keys, values; inputs and weights of projections) to f16, which kernels
+    /// without them do not: an error of 2⁻¹¹ of each, and infinity above 65504. Not set: F32 tensors are computed in f32.
+    pub const fn f16_operands(mut self, allowed: bool) -> Self {
+        self.f16_operands = allowed;
+        self
+    }
+
+    /// Most floating-point operations, masked ones counted, of one dispatch of the fused path: longer calls are
+    /// cut into several, so that none runs into the time limit some systems set (Windows: two seconds). 2³⁷ unless
+    /// set. The pieces give the same bits as one dispatch; a single workgroup is never cut, nor are projections.
+    pub const fn work_limit(mut self, flops: u64) -> Self {
+        self.work_limit = flops;
+        self
+    }
+
+    /// Among how many workgroups the fused path splits the keys of a tile of queries, 1 to 128. Unless set, as many as
+    /// it takes to keep the device busy, which for many queries is one.
+    pub const fn splits(mut self, splits: usize) -> Self {
+        self.splits = Some(splits);
+        self
+    }
+
+    /// The fragments to use for operands of `dtype`, or why none.
+    pub(crate) fn fragment(&self, dtype: DType, device: &DeviceFacts) -> Result<Fragment, &'static str> {
+        let fragment = device.matrix.ok_or(
+            "the device's features or its adapter's list lack them, or Pipelines::with_adapter was not used",
+        )?;
+        match self.matrix_units {
+            MatrixUnits::Never => Err("the configuration forbids them"),
+            _ if dtype != DType::F16 && !self.f16_operands => {
+                Err("F32 operands are not rounded unless f16_operands is set")
+            }
+            MatrixUnits::Auto if self.form.is_cpu(device) => Err("software drivers have none"),
+            _ => Ok(fragment),
+        }
+    }
+
+    /// What was found for matrix units, or the refusal of a configuration that insists.
+    pub(crate) fn settle<T>(&self, found: Result<T, &'static str>) -> Result<Option<T>, Error> {
+        match found {
+            Ok(found) => Ok(Some(found)),
+            Err(why) if self.matrix_units == MatrixUnits::Always => {
+                Err(Error::Unsupported { what: "matrix units for this call", why })
+            }
+            Err(_) => Ok(None),
+        }
+    }
+}
+
+impl KernelForm {
+    pub(crate) fn is_cpu(self, device: &DeviceFacts) -> bool {
+        match self {
+            KernelForm::Auto => device.software,
+            KernelForm::Gpu => false,
+            KernelForm::Cpu => true,
+        }
+    }
+}
