@@ -2,7 +2,7 @@
 //! checks the archive's signatures.
 
 use std::fmt::Write as _;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -154,7 +154,8 @@ pub fn fetch(base: &Path, bundle: &Bundle, cpu: &'static Cpu, log: &Path) -> Res
     let ready = Unpacked::new(base.join(bundle.name), cpu);
     let path = base.join("lock");
     let lock = File::create(&path).at(&path)?;
-    if lock.try_lock().is_err() {
+    // Where a file system has no locks, as if alone.
+    if let Err(TryLockError::WouldBlock) = lock.try_lock() {
         say("waiting for another set-up ...");
         lock.lock().at(&path)?;
     }
