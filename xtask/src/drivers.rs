@@ -50,7 +50,7 @@ const RUNS: [Run; 5] = [
     Run { name: "lavapipe", driver: "lavapipe", validation: false, by_default: false, only_cheap: false },
 ];
 
-/// The small cases, by parts of their tests' names: every kernel, masks, caches, few queries, layers, positions, f16,
+/// The small cases, by parts of their tests' names: every kernel, masks, caches, decode, layers, positions, f16,
 /// refusals. Others of the suite take these drivers minutes: every further shape or mask is a shader more to compile.
 struct Case {
     test: &'static str,
@@ -183,11 +183,11 @@ fn run_on(repo: &Repo, run: &Run) -> Result<Ran> {
             return Ok(Ran { device: "none: it could not be set up".into(), skipped, ..Ran::default() });
         }
     };
-    let (mut filters, left_out) = run.filters();
     let chosen = env::var("WGPU_ATTENTION_TEST_FILTERS").unwrap_or_default();
-    if !chosen.trim().is_empty() {
-        filters = chosen.split_whitespace().collect();
-    }
+    let (filters, left_out) = match chosen.split_whitespace().collect::<Vec<_>>() {
+        chosen if chosen.is_empty() => run.filters(),
+        chosen => (chosen, Vec::new()),
+    };
     let left_out: String =
         left_out.iter().map(|test| format!("{test}: skipped, too long to compile\n")).collect();
     fs::write(&path, left_out).at(&path)?;
