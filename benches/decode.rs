@@ -14,7 +14,7 @@ use rows::Row;
 use wgpu_attention::reference::{self, Options, compare::compare, widen};
 use wgpu_attention::{
     Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, Config, DType, Forward, Gpu, Mask,
-    ScaleGroup, Scratch, ScratchSize, Shape, TensorView, Tokens,
+    ScaleGroup, Scratch, Shape, TensorView, Tokens,
 };
 
 const HEADS: usize = 32;
@@ -115,10 +115,9 @@ fn filled(gpu: &Gpu, data: &Data, config: CacheConfig) -> Cache {
     let mut cache = Cache::with_pipelines(gpu.pipelines(), config).expect("a cache");
     let [k, v] = [&data.k, &data.v].map(|x| gpu.upload(x).expect("upload"));
     let view = |buffer| TensorView::new(buffer, DType::F32, [1, KV_HEADS, data.length, DIM]);
-    let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
     gpu.submit(|encoder| {
-        cache.advance(encoder, Tokens::All(data.length), &mut scratch)?;
-        cache.append(encoder, 0, &Append::new(view(&k), view(&v)), &mut scratch)
+        cache.advance(encoder, Tokens::All(data.length))?;
+        cache.append(encoder, 0, &Append::new(view(&k), view(&v)))
     })
     .expect("an append");
     cache
@@ -277,19 +276,19 @@ fn append_time(gpu: &Gpu, timer: &Timer, layout: CacheLayout, length: usize, rou
     let size = attention.scratch_size(&size).expect("size");
     let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
     cache.reserve(0, length + 2 * rounds + 2).expect("pages");
-    gpu.submit(|encoder| cache.advance(encoder, Tokens::All(length), &mut scratch)).expect("an advance");
-    let append = |scratch: &mut Scratch, cache: &mut Cache| {
-        gpu.submit(|encoder| cache.advance(encoder, Tokens::All(1), scratch)).expect("an advance");
+    gpu.submit(|encoder| cache.advance(encoder, Tokens::All(length))).expect("an advance");
+    let append = |cache: &mut Cache| {
+        gpu.submit(|encoder| cache.advance(encoder, Tokens::All(1))).expect("an advance");
         let append = Append::new(view(&row), view(&row));
-        let time = timer.time(|pass| cache.append_in_pass(pass, 0, &append, scratch).expect("an append"));
+        let time = timer.time(|pass| cache.append_in_pass(pass, 0, &append).expect("an append"));
         time.as_secs_f64() * 1e6
     };
-    append(&mut scratch, &mut cache);
+    append(&mut cache);
     let call = Forward::with_cache(view(&row), &cache, view(&out)).mask(mask);
     gpu.submit(|encoder| attention.forward(encoder, &call, &mut scratch)).expect("forward");
     let stored = reference::cache::stored(storage, &data);
     let want: Vec<f64> = widen(&stored);
     compare(&read(gpu, &out, 64, DType::F32), &want, tolerance(&stored, &want, DType::F32))
         .unwrap_or_else(|wrong| panic!("{layout:?} at {length} holds something else: {wrong}"));
-    median((0..2 * rounds).map(|_| append(&mut scratch, &mut cache)).collect()).expect("a round")
+    median((0..2 * rounds).map(|_| append(&mut cache)).collect()).expect("a round")
 }

@@ -15,7 +15,7 @@ use common::share::{Kind, Work};
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
 use rows::Row;
-use wgpu_attention::{DType, MatrixUnits, Scratch, ScratchSize, Shape, wgpu};
+use wgpu_attention::{DType, MatrixUnits, Scratch, Shape, wgpu};
 
 /// Times a pass, and puts its median beside its floors.
 fn bench<'a>(
@@ -152,9 +152,8 @@ fn project_one(
     bench(bed, group, &id, work, kind, row, || {
         let product = product.get_or_init(|| Product::new(&bed.gpu, n, transposed, dtype));
         let operator = product.operator(&bed.gpu, units);
-        let mut scratch = Scratch::new(bed.gpu.device(), ScratchSize::default()).expect("scratch");
         let record = move |pass: &mut wgpu::ComputePass| {
-            operator.forward_in_pass(pass, &[product.call()], &mut scratch).expect("a call");
+            operator.forward_in_pass(pass, &[product.call()]).expect("a call");
         };
         bed.check(&id, record, || product.judge(&bed.gpu))
     });

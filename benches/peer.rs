@@ -16,7 +16,7 @@ use common::{device, layer};
 use wgpu_attention::Path::{Fused, Staged};
 use wgpu_attention::{
     Attention, Config, DType, DeviceMask, Forward, Gpu, Linear, Mask, Projection, ProjectionForward, Scratch,
-    ScratchSize, Shape, TensorView, Tuning,
+    Shape, TensorView, Tuning,
 };
 
 struct Workload {
@@ -169,9 +169,8 @@ fn matmul(gpu: &Gpu, work: &Workload) {
         narrow: false,
     };
     let projection = Projection::with_pipelines(gpu.pipelines());
-    let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
     report(gpu, work, "project", &out, m * n, |encoder| {
-        projection.forward(encoder, &[product], &mut scratch).expect("forward");
+        projection.forward(encoder, &[product]).expect("forward");
     });
 }
 

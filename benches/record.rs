@@ -21,8 +21,8 @@ use support::allocations::{Counting, allocations};
 use wgpu_attention::reference::Options;
 use wgpu_attention::reference::compare::{Difference, Mismatch};
 use wgpu_attention::{
-    Append, Attention, Cache, CacheConfig, Config, DType, Forward, Gpu, Mask, MatrixUnits, Scratch,
-    ScratchSize, Shape, TensorView, Tokens, wgpu,
+    Append, Attention, Cache, CacheConfig, Config, DType, Forward, Gpu, Mask, MatrixUnits, Scratch, Shape,
+    TensorView, Tokens, wgpu,
 };
 
 #[global_allocator]
@@ -209,13 +209,12 @@ impl Call for Attend {
 struct Project {
     product: Product,
     projection: wgpu_attention::Projection,
-    scratch: Scratch,
 }
 
 impl Call for Project {
     fn record(&mut self, encoder: &mut wgpu::CommandEncoder) {
         let products = [self.product.call()];
-        self.projection.forward(encoder, &products, &mut self.scratch).expect("a recording");
+        self.projection.forward(encoder, &products).expect("a recording");
     }
 
     fn judge(&self, gpu: &Gpu) -> Result<Difference, Mismatch> {
@@ -277,8 +276,8 @@ impl Step {
             let old = |buffer| TensorView::new(buffer, DType::F32, [1, kv_heads, kv_len, head_dim]);
             let append =
                 Append::new(old(&old_k).slice(2, 0, kv_len - 1), old(&old_v).slice(2, 0, kv_len - 1));
-            cache.advance(encoder, Tokens::All(kv_len - 1), &mut scratch)?;
-            cache.append(encoder, 0, &append, &mut scratch)
+            cache.advance(encoder, Tokens::All(kv_len - 1))?;
+            cache.append(encoder, 0, &append)
         })
         .expect("a prefill");
         // So that what the steps bind counts alone.
@@ -292,16 +291,14 @@ impl Call for Step {
         let Step { shape: Shape { heads, kv_heads, head_dim, .. }, cache, scratch, .. } = self;
         let [q, k, v, out] = &self.buffers;
         let view = |buffer, heads| TensorView::new(buffer, DType::F32, [1, heads, 1, *head_dim]);
-        cache.advance(encoder, Tokens::All(1), scratch).expect("room");
-        cache
-            .append(encoder, 0, &Append::new(view(k, *kv_heads), view(v, *kv_heads)), scratch)
-            .expect("a recording");
+        cache.advance(encoder, Tokens::All(1)).expect("room");
+        cache.append(encoder, 0, &Append::new(view(k, *kv_heads), view(v, *kv_heads))).expect("a recording");
         let call = Forward::with_cache(view(q, *heads), cache, view(out, *heads)).mask(Mask::causal());
         self.attention.forward(encoder, &call, scratch).expect("a recording");
     }
 
     fn undo(&mut self, encoder: &mut wgpu::CommandEncoder) {
-        self.cache.rewind(encoder, Tokens::All(1), &mut self.scratch).expect("a recording");
+        self.cache.rewind(encoder, Tokens::All(1)).expect("a recording");
     }
 
     fn judge(&self, gpu: &Gpu) -> Result<Difference, Mismatch> {
@@ -342,8 +339,7 @@ fn all(c: &mut Criterion) {
     bench(&bed, &mut group, &mut bare, "projection 512x512x512", 1, of_product, || {
         let product = Product::new(gpu, 512, false, DType::F32);
         let projection = product.operator(gpu, MatrixUnits::Never);
-        let scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
-        Project { product, projection, scratch }
+        Project { product, projection }
     });
 
     let of_layer = of_attention(row("layer"), &Shape::new(1, 8, 128, 64), "none", DType::F32);

@@ -105,35 +105,32 @@ impl Model {
             heads(&step.v, KV_HEADS),
         );
 
-        cache.advance(encoder, rows, scratch)?;
+        cache.advance(encoder, rows)?;
         let kv = KV_HEADS * DIM;
         let products = [
             product(x, 0, [HEADS * DIM, WIDTH], q),
             product(x, 1, [kv, WIDTH], k),
             product(x, 2, [kv, WIDTH], v),
         ];
-        self.projection.forward(encoder, &products, scratch)?;
+        self.projection.forward(encoder, &products)?;
         let at = RowPositions::Tensor(cache.starts());
-        self.positions.rotate(
-            encoder,
-            &Rotate { x: q, out: None, rotation: Rotation::Rope(&self.rope), at },
-            scratch,
-        )?;
-        cache.append(encoder, 0, &Append::new(k, v).rope(&self.rope), scratch)?;
+        self.positions
+            .rotate(encoder, &Rotate { x: q, out: None, rotation: Rotation::Rope(&self.rope), at })?;
+        cache.append(encoder, 0, &Append::new(k, v).rope(&self.rope))?;
         // The heads of a token side by side, as the next product reads them.
         let joined = TensorView::blhd(&step.attended, DType::F32, [BATCH, HEADS, step.rows, DIM]);
         let call = Forward::with_cache(q, cache, joined).mask(Mask::causal());
         self.attention.forward(encoder, &call, scratch)?;
         let attended = sequence(&step.attended, HEADS * DIM);
         let out = product(attended, 3, [WIDTH, HEADS * DIM], sequence(&step.joined, WIDTH));
-        self.projection.forward(encoder, &[out], scratch)?;
+        self.projection.forward(encoder, &[out])?;
         let logits = product(
             sequence(&step.joined, WIDTH),
             4,
             [VOCABULARY, WIDTH],
             sequence(&step.logits, VOCABULARY),
         );
-        self.projection.forward(encoder, &[logits], scratch)
+        self.projection.forward(encoder, &[logits])
     }
 
     /// Writes the embeddings of the next tokens; sequences with fewer than the step's rows have zeros after them.
@@ -273,9 +270,8 @@ fn check(
             let weight = TensorView::matrix(&model.weights[n], DType::F32, [heads * DIM, WIDTH]);
             let x = TensorView::sequence(&x, DType::F32, [1, rows, WIDTH]);
             let product = ProjectionForward { x, linear: Linear { weight, bias: None }, out, narrow: false };
-            let mut scratch = Scratch::new(model.gpu.device(), ScratchSize::default())?;
             model.gpu.submit(|encoder| {
-                model.projection.forward(encoder, &[product], &mut scratch)?;
+                model.projection.forward(encoder, &[product])?;
                 if n == 2 {
                     return Ok(());
                 }
@@ -285,7 +281,7 @@ fn check(
                     rotation: Rotation::Rope(&model.rope),
                     at: RowPositions::Start(0),
                 };
-                model.positions.rotate(encoder, &rotate, &mut scratch)
+                model.positions.rotate(encoder, &rotate)
             })?;
             rotated.push(model.gpu.download::<f32>(&buffer, heads * rows * DIM)?);
         }

@@ -1,6 +1,6 @@
 //! Everything that can be refused, each with what was wrong and what to do about it.
 
-use crate::tensor::DType;
+use crate::dtype::DType;
 
 /// Why a call was refused. Every check runs before anything is recorded: after an `Err` the
 /// encoder is as it was and later calls are unaffected.

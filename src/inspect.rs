@@ -9,7 +9,7 @@ use std::collections::HashSet;
 pub use crate::kernel::Field;
 use crate::kernel::{Table, Variant as _, View};
 use crate::kernels::{self, KernelVariant, cache, mask, merge, project, rotation_table, row_positions};
-use crate::record::Pipelines;
+use crate::pipelines::Pipelines;
 use crate::tensor::Access;
 
 /// One kernel variant: its text, and the Rust side's idea of its interface.

@@ -37,12 +37,15 @@
 #![warn(missing_docs)]
 
 mod attention;
+mod bindings;
 pub mod block_map;
 mod cache;
 mod device;
 mod dropout;
+mod dtype;
 mod error;
 mod gpu;
+mod guard;
 pub mod inspect;
 mod kernel;
 mod kernels;
@@ -59,6 +62,7 @@ mod projection;
 mod record;
 pub mod reference;
 mod scratch;
+mod storage;
 mod tensor;
 
 pub use attention::{Attention, Config, Forward};
@@ -71,6 +75,7 @@ pub use mask::{Alignment, DeviceMask, HostMask, HostTensor, Mask};
 pub use merge::{Merge, Partial};
 pub use multi_head::{LayerForward, LayerWeights, MultiHeadAttention};
 pub use pattern::{Pattern, PatternPart};
+pub use pipelines::Pipelines;
 pub use plan::{KernelForm, MatrixUnits, Path, Tuning};
 pub use position::{
     AddPositions, MAX_POSITION, PositionTable, Positions, Rope, RopeConfig, RopeOrder, RopeScaling, Rotate,
@@ -78,7 +83,6 @@ pub use position::{
 };
 pub use problem::{LayerConfig, Shape};
 pub use projection::{Linear, Projection, ProjectionForward};
-pub use record::Pipelines;
 pub use scratch::{Scratch, ScratchSize};
 pub use tensor::{DType, TensorView};
 pub use wgpu;

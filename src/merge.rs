@@ -1,12 +1,15 @@
 //! The operator: attention over disjoint sets of keys → attention over all of them.
 
+use std::sync::Arc;
+
+use crate::bindings::{BindingCache, BoundDispatch};
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernel::{Dispatch, View};
 use crate::kernels::{KernelVariant, merge};
 use crate::path::{Dispatches, grid};
-use crate::record::{Pipelines, dispatch, pass};
-use crate::scratch::{BoundDispatch, Scratch};
+use crate::pipelines::Pipelines;
+use crate::record::{dispatch, pass};
 use crate::tensor::{Access, DType, TensorView, check_aliasing, check_apart, check_float, expect};
 
 /// Attention over some of the keys: an output, and the log-sum-exp that says what it weighs.
@@ -26,9 +29,13 @@ pub struct Partial<'a> {
 /// the same queries. A row that saw no key in a part (lse −∞) takes nothing from it. Attention sinks
 /// must be in the mask of one part only; dropout and masks that speak of positions are each part's own matter.
 /// Batch and heads may reach wgpu's limit of workgroups, 65535 by default, each.
+///
+/// It keeps the bindings of its recent calls, so that the same call again creates nothing, and with them their buffers,
+/// until it and its clones are dropped or 1024 others have come.
 #[derive(Clone, Debug)]
 pub struct Merge {
     pipelines: Pipelines,
+    bindings: Arc<BindingCache>,
 }
 
 impl Merge {
@@ -39,10 +46,10 @@ impl Merge {
 
     /// Merging that shares pipelines with other operators on the device.
     pub fn with_pipelines(pipelines: &Pipelines) -> Self {
-        Merge { pipelines: pipelines.clone() }
+        Merge { pipelines: pipelines.clone(), bindings: Arc::default() }
     }
 
-    /// Records the merge of `parts` into `into`, in a compute pass of its own. `scratch` may be empty. More than
+    /// Records the merge of `parts` into `into`, in a compute pass of its own. More than
     /// three parts are merged one after the other in `into`, in its type: choose F32 for many.
     ///
     /// # Errors
@@ -53,9 +60,8 @@ impl Merge {
         encoder: &mut wgpu::CommandEncoder,
         parts: &[Partial],
         into: &Partial,
-        scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record(parts, into, scratch, |bound| dispatch(&mut pass(encoder, "merge"), bound))
+        self.record(parts, into, |bound| dispatch(&mut pass(encoder, "merge"), bound))
     }
 
     /// Records the merge into a compute pass of the caller's, which is left with another pipeline and bind group 0.
@@ -67,21 +73,19 @@ impl Merge {
         pass: &mut wgpu::ComputePass,
         parts: &[Partial],
         into: &Partial,
-        scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record(parts, into, scratch, |bound| dispatch(pass, bound))
+        self.record(parts, into, |bound| dispatch(pass, bound))
     }
 
     fn record(
         &self,
         parts: &[Partial],
         into: &Partial,
-        scratch: &mut Scratch,
         emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
     ) -> Result<(), Error> {
         let device = self.pipelines.facts();
         check(parts, into, device)?;
-        let bound = self.pipelines.bind(&dispatches(parts, into, device), scratch)?;
+        let bound = self.pipelines.bind(&dispatches(parts, into, device), &self.bindings)?;
         emit(&bound);
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! A multi-head attention layer: project → attend → project.
 
 use crate::attention::{Config, check_dtype, check_extras, extra_inputs, outputs};
+use crate::bindings::BoundDispatch;
 use crate::device::DeviceFacts;
 use crate::dropout::Dropout;
 use crate::error::Error;
@@ -8,12 +9,13 @@ use crate::kernel::{Dispatch, View};
 use crate::kernels::{KernelVariant, append_keys};
 use crate::mask::DeviceMask;
 use crate::path::project::{self, LinearOp};
-use crate::path::{self, Chosen, Dispatches, Keys, Problem, grid, in_scratch};
-use crate::plan::Tuning;
+use crate::path::{self, Chosen, Dispatches, Extras, Keys, Problem, grid, in_scratch};
+use crate::pipelines::Pipelines;
+use crate::plan::{KeyLayout, Tuning};
 use crate::problem::{LayerConfig, Shape, Side};
 use crate::projection::{Linear, check_vector, check_weight};
-use crate::record::{Pipelines, dispatch, pass};
-use crate::scratch::{BoundDispatch, Scratch, ScratchSize, Slot};
+use crate::record::{dispatch, pass};
+use crate::scratch::{Scratch, ScratchSize, Slot};
 use crate::tensor::{Access, DType, Layout, Tensor, TensorView, check_aliasing, expect, same_dtype};
 
 /// The weights of a layer, on the device.
@@ -85,6 +87,12 @@ impl<'a> LayerForward<'a> {
             weights: None,
             dropout: None,
         }
+    }
+
+    /// What the attention inside the layer has besides queries, keys and values; its result goes to `out`.
+    fn extras(&self, out: TensorView<'a>, appended: usize) -> Extras<'a> {
+        let LayerForward { mask, lse, weights, dropout, .. } = *self;
+        Extras { out, mask, appended, lse, weights, dropout }
     }
 
     /// With a mask.
@@ -305,7 +313,7 @@ impl MultiHeadAttention {
         let context = scratch.buffer(Slot::Context)?;
         let memory = plan.chosen.memory(scratch)?;
         let dispatches = self.dispatches(call, &plan, &projected, &context, memory.as_ref())?;
-        let bound = self.pipelines.bind(&dispatches, scratch)?;
+        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
         emit(&bound);
         Ok(())
     }
@@ -339,7 +347,15 @@ impl MultiHeadAttention {
         let heads_joined = [shape.batch, shape.q_len, shape.heads, shape.value_dim];
         let attended = in_scratch(context, dtype, heads_joined, 0).transposed(1, 2);
         dispatches.extend(path::dispatches(
-            &self.problem(call, &shape, appended, [q, k, v, attended]),
+            &Problem {
+                shape,
+                q,
+                keys: Keys::Tensors { k, v },
+                extras: call.extras(attended, appended),
+                scale: inner(&self.config).scale_value(),
+                softcap: self.config.softcap,
+                tuning: self.tuning,
+            },
             chosen,
             memory,
             device,
@@ -399,83 +415,77 @@ impl MultiHeadAttention {
         }
     }
 
-    fn problem<'a>(
-        &self,
-        call: &LayerForward<'a>,
-        shape: &Shape,
-        appended: usize,
-        [q, k, v, out]: [TensorView<'a>; 4],
-    ) -> Problem<'a> {
-        Problem {
-            shape: *shape,
-            q,
-            keys: Keys::Tensors { k, v },
-            out,
-            mask: call.mask,
-            appended,
-            scale: inner(&self.config).scale_value(),
-            softcap: self.config.softcap,
-            lse: call.lse,
-            weights: call.weights,
-            dropout: call.dropout,
-            tuning: self.tuning,
-        }
-    }
-
     fn check(&self, call: &LayerForward) -> Result<Plan, Error> {
         let device = self.pipelines.facts();
-        let config = &self.config;
         let [batch, _, q_len, _] = call.query.shape();
         let kv_len = call.key.shape()[2];
-        let inputs = [
+        self.check_tensors(call, [batch, q_len, kv_len])?;
+        let appended = self.appended_keys();
+        let shape = self.config.shape(batch, q_len, kv_len, appended);
+        let extras = call.extras(call.out, appended);
+        check_extras(&extras, &shape, device)?;
+        check_aliasing(&outputs(&extras), &self.inputs(call, &extras))?;
+        let size = self.own_size(&shape)?;
+        // How keys and values will lie decides how they load.
+        let dtype = self.config.dtype;
+        let [_, k, v] = projected_layouts(&shape, dtype);
+        let keys = KeyLayout::Tensors { dtype, k, v };
+        let chosen = path::choose(&extras.outline(shape, dtype, keys, self.tuning), device)?;
+        Ok(Plan { shape, appended, chosen, size: size.max(chosen.scratch_size()) })
+    }
+
+    /// Checks the inputs and the output of `[batch, q_len, kv_len]`.
+    fn check_tensors(&self, call: &LayerForward, [batch, q_len, kv_len]: [usize; 3]) -> Result<(), Error> {
+        let config = &self.config;
+        let tensors = [
             ("query", call.query, [batch, 1, q_len, config.query_features], Access::Read),
             ("key", call.key, [batch, 1, kv_len, config.key_features], Access::Read),
             ("value", call.value, [batch, 1, kv_len, config.value_features], Access::Read),
             ("out", call.out, [batch, 1, q_len, config.out_features], Access::Write),
         ];
-        for (tensor, view, wanted, access) in inputs {
-            view.check_as(tensor, config.dtype, access, device)?;
-            (0..4).try_for_each(|axis| expect(tensor, view.shape(), axis, wanted[axis]))?;
-        }
-        let appended = self.appended_keys();
-        let shape = config.shape(batch, q_len, kv_len, appended);
-        let problem = self.problem(call, &shape, appended, [call.query, call.key, call.value, call.out]);
-        check_extras(&problem, device)?;
-        let weights = [
+        tensors.into_iter().try_for_each(|(tensor, view, wanted, access)| {
+            view.check_as(tensor, config.dtype, access, self.pipelines.facts())?;
+            (0..4).try_for_each(|axis| expect(tensor, view.shape(), axis, wanted[axis]))
+        })
+    }
+
+    /// All that a call reads.
+    fn inputs<'a>(
+        &'a self,
+        call: &LayerForward<'a>,
+        extras: &Extras<'a>,
+    ) -> Vec<(&'static str, TensorView<'a>)> {
+        let linears = [
             ("weights.query", "bias.query", &self.query),
             ("weights.key", "bias.key", &self.key),
             ("weights.value", "bias.value", &self.value),
             ("weights.out", "bias.out", &self.out),
         ];
-        let read: Vec<_> = [("query", call.query), ("key", call.key), ("value", call.value)]
+        [("query", call.query), ("key", call.key), ("value", call.value)]
             .into_iter()
-            .chain(weights.iter().map(|(name, _, linear)| (*name, linear.weight.view())))
-            .chain(weights.iter().filter_map(|(_, name, linear)| Some((*name, linear.bias.as_ref()?.view()))))
+            .chain(linears.iter().map(|(name, _, linear)| (*name, linear.weight.view())))
+            .chain(linears.iter().filter_map(|(_, name, linear)| Some((*name, linear.bias.as_ref()?.view()))))
             .chain(self.appended.iter().flatten().map(|t| ("appended", t.view())))
-            .chain(extra_inputs(&problem))
-            .collect();
-        check_aliasing(&outputs(&problem), &read)?;
+            .chain(extra_inputs(extras))
+            .collect()
+    }
 
-        let bytes = config.dtype.bytes() as u64;
+    /// The temporary memory of the layer itself: projected queries, keys and values, the heads' outputs.
+    fn own_size(&self, shape: &Shape) -> Result<ScratchSize, Error> {
+        let bytes = self.config.dtype.bytes() as u64;
         let elements = |shape: [usize; 4]| shape.iter().fold(1u64, |n, d| n.saturating_mul(*d as u64));
         let parts = [shape.q(), shape.k(), shape.v(), shape.out()].map(elements);
         let total = parts.iter().fold(0u64, |a, b| a.saturating_add(*b));
         // Kernels count elements in 32 bits.
         if total > u64::from(u32::MAX / 2) {
-            let limit = device.max_binding_bytes;
+            let limit = self.pipelines.facts().max_binding_bytes;
             return Err(Error::BindingLimit { tensor: "scratch", bytes: total.saturating_mul(bytes), limit });
         }
-        let [_, k, v] = projected_layouts(&shape, config.dtype);
+        let [_, _, v] = projected_layouts(shape, self.config.dtype);
         let end = v.offset as u64 + elements(v.shape);
-        // How keys and values will lie decides how they load.
-        let at = |layout| TensorView { layout, ..call.key };
-        let keys = Keys::Tensors { k: at(k), v: at(v) };
-        let chosen = path::choose(&Problem { keys, ..problem }, device)?;
-        let size = chosen
-            .scratch_size()
+        Ok(ScratchSize::default()
             .with(Slot::Projected, (end * bytes).next_multiple_of(4))
-            .with(Slot::Context, (elements(shape.out()) * bytes).next_multiple_of(4));
-        Ok(Plan { shape, appended, chosen, size })
+            .with(Slot::Context, (elements(shape.out()) * bytes).next_multiple_of(4)))
     }
 }
 

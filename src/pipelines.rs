@@ -1,11 +1,13 @@
 //! Kernel variants → compiled pipelines, each once.
 
-use crate::device::DeviceFacts;
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use crate::device::DeviceFacts;
 use crate::error::Error;
-use crate::kernel::{Kernel, Variant};
+use crate::guard::guarded;
+use crate::kernel::{Kernel, Variant as _};
+use crate::kernels::KernelVariant;
 use crate::tensor::Access;
 
 /// A pipeline and the layout its bind groups follow.
@@ -15,47 +17,113 @@ pub(crate) struct Compiled {
     pub layout: wgpu::BindGroupLayout,
 }
 
-/// The pipelines of one device.
-#[derive(Debug)]
-pub(crate) struct Cache<V> {
-    pub device: wgpu::Device,
-    pub facts: DeviceFacts,
-    compiled: Mutex<HashMap<V, Compiled>>,
+/// The place of one variant's pipeline.
+#[derive(Debug, Default)]
+struct Place {
+    compiled: OnceLock<Compiled>,
+    /// Held by the thread that compiles it.
+    compiling: Mutex<()>,
 }
 
-impl<V: Variant> Cache<V> {
-    pub fn new(device: &wgpu::Device, facts: DeviceFacts) -> Self {
-        Cache { device: device.clone(), facts, compiled: Mutex::default() }
+#[derive(Debug)]
+struct Inner {
+    device: wgpu::Device,
+    facts: DeviceFacts,
+    /// Locked to find a place, never while something compiles.
+    places: Mutex<HashMap<KernelVariant, Arc<Place>>>,
+}
+
+/// What a lock holds, whether or not another thread panicked with it: nothing is left half done under ours.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The compiled pipelines of a device, shared by every operator made from it. Clones are cheap.
+///
+/// A pipeline is compiled at the first call that needs it and kept. Threads that record at once wait for each other
+/// only where they need the same new pipeline.
+#[derive(Clone, Debug)]
+pub struct Pipelines(Arc<Inner>);
+
+impl Pipelines {
+    /// No pipelines yet, for `device`.
+    pub fn new(device: &wgpu::Device) -> Self {
+        Self::with_facts(device, DeviceFacts::of(device))
     }
 
-    /// The pipelines stay usable if another thread panicked while it held the lock.
-    fn lock(&self) -> MutexGuard<'_, HashMap<V, Compiled>> {
-        self.compiled.lock().unwrap_or_else(PoisonError::into_inner)
+    /// As [`new`](Self::new), for a `device` of `adapter`: kernels may then use its matrix units, if the device has the
+    /// features `EXPERIMENTAL_COOPERATIVE_MATRIX`, `SHADER_F16` and `SUBGROUP` and the adapter lists fragments of 16 × 16
+    /// or 8 × 8 that multiply f16 and sum in f32 (see [`MatrixUnits`](crate::MatrixUnits)).
+    ///
+    /// ```no_run
+    /// # async fn f(adapter: &wgpu::Adapter) -> Result<(), Box<dyn std::error::Error>> {
+    /// use wgpu_attention::{Attention, Config, DType, Pipelines, wgpu};
+    ///
+    /// let config = Config::new(32, 128).dtype(DType::F16);
+    /// let (features, limits) = config.required(adapter);
+    /// let matrix = wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX & adapter.features();
+    /// let (device, queue) = adapter
+    ///     .request_device(&wgpu::DeviceDescriptor {
+    ///         required_features: features | matrix,
+    ///         required_limits: limits,
+    ///         // SAFETY: wgpu's experimental features may have bugs; this application accepts that.
+    ///         experimental_features: unsafe { wgpu::ExperimentalFeatures::enabled() },
+    ///         ..Default::default()
+    ///     })
+    ///     .await?;
+    /// let attention = Attention::with_pipelines(&Pipelines::with_adapter(&device, adapter), config)?;
+    /// # Ok(()) }
+    /// ```
+    pub fn with_adapter(device: &wgpu::Device, adapter: &wgpu::Adapter) -> Self {
+        Self::with_facts(device, DeviceFacts::of(device).with_adapter(device, adapter))
     }
 
-    pub fn len(&self) -> usize {
-        self.lock().len()
+    pub(crate) fn with_facts(device: &wgpu::Device, facts: DeviceFacts) -> Self {
+        Pipelines(Arc::new(Inner { device: device.clone(), facts, places: Mutex::default() }))
     }
 
-    pub fn variants(&self) -> Vec<V> {
-        self.lock().keys().copied().collect()
+    /// The device these belong to.
+    pub fn device(&self) -> &wgpu::Device {
+        &self.0.device
     }
 
+    /// Pipelines compiled so far.
+    pub fn compiled(&self) -> usize {
+        self.variants().len()
+    }
+
+    pub(crate) fn variants(&self) -> Vec<KernelVariant> {
+        let places = lock(&self.0.places);
+        let compiled = places.iter().filter(|(_, place)| place.compiled.get().is_some());
+        compiled.map(|(variant, _)| *variant).collect()
+    }
+
+    /// Drops what was compiled: for applications that are done with one kind of problem. What has been recorded
+    /// or is bound, in a [`Scratch`](crate::Scratch) or an operator, keeps its pipeline.
     pub fn clear(&self) {
-        self.lock().clear();
+        lock(&self.0.places).clear();
     }
 
-    /// The pipeline of `variant`, compiled now if this is its first use.
-    pub fn get(&self, variant: V) -> Result<Compiled, Error> {
-        let mut compiled = self.lock();
-        if let Some(found) = compiled.get(&variant) {
-            return Ok(found.clone());
+    pub(crate) fn facts(&self) -> &DeviceFacts {
+        &self.0.facts
+    }
+
+    /// The pipeline of `variant`, compiled now if this is its first use. After an error the next use tries again.
+    pub(crate) fn get(&self, variant: KernelVariant) -> Result<Compiled, Error> {
+        let place = lock(&self.0.places).entry(variant).or_default().clone();
+        if let Some(compiled) = place.compiled.get() {
+            return Ok(compiled.clone());
         }
-        let new = self.compile(variant.label(), &variant.describe())?;
-        compiled.insert(variant, new.clone());
-        Ok(new)
+        let _compiling = lock(&place.compiling);
+        if let Some(compiled) = place.compiled.get() {
+            return Ok(compiled.clone());
+        }
+        let compiled = self.0.compile(variant.label(), &variant.describe())?;
+        Ok(place.compiled.get_or_init(|| compiled).clone())
     }
+}
 
+impl Inner {
     fn compile(&self, label: &'static str, kernel: &Kernel) -> Result<Compiled, Error> {
         // wgpu checks neither of these against the limits.
         let limits = [
@@ -134,110 +202,5 @@ impl<V: Variant> Cache<V> {
             label: Some(label),
             entries: &entries,
         })
-    }
-}
-
-/// Runs `make` and turns what wgpu reports, or panics with, into an error.
-#[cfg(not(target_arch = "wasm32"))]
-pub(crate) fn guarded<T>(
-    device: &wgpu::Device,
-    what: &'static str,
-    make: impl FnOnce() -> T,
-) -> Result<T, Error> {
-    let memory = device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
-    let internal = device.push_error_scope(wgpu::ErrorFilter::Internal);
-    let validation = device.push_error_scope(wgpu::ErrorFilter::Validation);
-    let made = std::panic::catch_unwind(std::panic::AssertUnwindSafe(make));
-    let validation = now(validation.pop());
-    let internal = now(internal.pop());
-    let memory = now(memory.pop());
-    if let Some(error) = memory {
-        return Err(Error::OutOfMemory { what, description: error.to_string() });
-    }
-    if is_lost(device) {
-        return Err(Error::DeviceLost(format!("wgpu made nothing of {what}")));
-    }
-    if let Some(error) = validation.or(internal) {
-        return Err(Error::Refused { what, description: error.to_string() });
-    }
-    made.map_err(|panic| {
-        let text = panic.downcast_ref::<String>().map(String::as_str);
-        let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("wgpu panicked");
-        Error::Refused { what, description: text.to_string() }
-    })
-}
-
-/// Whether the device is lost. wgpu then makes things that are none, without a word, but for a callback that is the
-/// application's; it does not even refuse what it always refuses, a buffer without any usage.
-#[cfg(not(target_arch = "wasm32"))]
-fn is_lost(device: &wgpu::Device) -> bool {
-    let scope = device.push_error_scope(wgpu::ErrorFilter::Validation);
-    let _ = device.create_buffer(&wgpu::BufferDescriptor {
-        label: None,
-        size: 4,
-        usage: wgpu::BufferUsages::empty(),
-        mapped_at_creation: false,
-    });
-    now(scope.pop()).is_none()
-}
-
-/// Browsers answer error scopes later than this returns: there a [`Watch`] is told, else the application's
-/// own handler.
-#[cfg(target_arch = "wasm32")]
-pub(crate) fn guarded<T>(_: &wgpu::Device, _: &'static str, make: impl FnOnce() -> T) -> Result<T, Error> {
-    Ok(make())
-}
-
-/// Error scopes in a browser, around calls that do not wait; elsewhere nothing, as [`guarded`] tells.
-pub(crate) struct Watch {
-    // Dropped in this order, the last pushed first.
-    #[cfg(target_arch = "wasm32")]
-    scopes: [wgpu::ErrorScopeGuard; 3],
-}
-
-#[cfg(target_arch = "wasm32")]
-impl Watch {
-    pub fn begin(device: &wgpu::Device) -> Self {
-        let memory = device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
-        let internal = device.push_error_scope(wgpu::ErrorFilter::Internal);
-        let validation = device.push_error_scope(wgpu::ErrorFilter::Validation);
-        Watch { scopes: [validation, internal, memory] }
-    }
-
-    /// Ends the scopes now; the future says what they caught.
-    pub fn end(self, what: &'static str) -> impl Future<Output = Result<(), Error>> {
-        let [validation, internal, memory] = self.scopes.map(wgpu::ErrorScopeGuard::pop);
-        async move {
-            if let Some(error) = memory.await {
-                return Err(Error::OutOfMemory { what, description: error.to_string() });
-            }
-            match (validation.await, internal.await) {
-                (Some(error), _) | (None, Some(error)) => {
-                    Err(Error::Refused { what, description: error.to_string() })
-                }
-                (None, None) => Ok(()),
-            }
-        }
-    }
-}
-
-#[cfg(not(target_arch = "wasm32"))]
-impl Watch {
-    pub fn begin(_: &wgpu::Device) -> Self {
-        Watch {}
-    }
-
-    pub async fn end(self, _: &'static str) -> Result<(), Error> {
-        Ok(())
-    }
-}
-
-/// The result of a future that is ready at once, as error scopes are on native backends.
-#[cfg(not(target_arch = "wasm32"))]
-fn now(scope: impl Future<Output = Option<wgpu::Error>>) -> Option<wgpu::Error> {
-    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-    match std::pin::pin!(scope).poll(&mut context) {
-        std::task::Poll::Ready(error) => error,
-        std::task::Poll::Pending => None,
     }
 }

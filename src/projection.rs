@@ -1,12 +1,15 @@
 //! The operator: `y = x Wᵀ + b`, for queries, keys and values at once.
 
+use std::sync::Arc;
+
+use crate::bindings::{BindingCache, BoundDispatch};
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::path::project::{self, LinearOp};
+use crate::pipelines::Pipelines;
 use crate::plan::Tuning;
 use crate::problem::SideShape;
-use crate::record::{Pipelines, dispatch, pass};
-use crate::scratch::{BoundDispatch, Scratch};
+use crate::record::{dispatch, pass};
 use crate::tensor::{Access, TensorView, check_aliasing, check_float, expect, same_dtype};
 
 /// Weight and bias of one projection, on the device.
@@ -37,9 +40,13 @@ pub struct ProjectionForward<'a> {
 ///
 /// For applications that do something between projection and attention, such as rotating queries and
 /// keys; [`MultiHeadAttention`](crate::MultiHeadAttention) does the whole layer.
+///
+/// It keeps the bindings of its recent calls, so that the same call again creates nothing, and with them their buffers,
+/// until it and its clones are dropped or 1024 others have come.
 #[derive(Clone, Debug)]
 pub struct Projection {
     pipelines: Pipelines,
+    bindings: Arc<BindingCache>,
     tuning: Tuning,
 }
 
@@ -51,7 +58,7 @@ impl Projection {
 
     /// Projections that share pipelines with other operators on the device.
     pub fn with_pipelines(pipelines: &Pipelines) -> Self {
-        Projection { pipelines: pipelines.clone(), tuning: Tuning::new() }
+        Projection { pipelines: pipelines.clone(), bindings: Arc::default(), tuning: Tuning::new() }
     }
 
     /// How products are computed, not what: the form of kernels and the use of matrix units, which multiply in f16 and sum
@@ -61,7 +68,7 @@ impl Projection {
         self
     }
 
-    /// Records the products into `encoder`, in a compute pass of their own. `scratch` may be empty.
+    /// Records the products into `encoder`, in a compute pass of their own.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors; then nothing has been recorded. The inputs must be of
@@ -70,9 +77,8 @@ impl Projection {
         &self,
         encoder: &mut wgpu::CommandEncoder,
         products: &[ProjectionForward],
-        scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record(products, scratch, |bound| dispatch(&mut pass(encoder, "projection"), bound))
+        self.record(products, |bound| dispatch(&mut pass(encoder, "projection"), bound))
     }
 
     /// Records the products into a compute pass of the caller's, which is left with another pipeline and
@@ -84,15 +90,13 @@ impl Projection {
         &self,
         pass: &mut wgpu::ComputePass,
         products: &[ProjectionForward],
-        scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record(products, scratch, |bound| dispatch(pass, bound))
+        self.record(products, |bound| dispatch(pass, bound))
     }
 
     fn record(
         &self,
         products: &[ProjectionForward],
-        scratch: &mut Scratch,
         emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
     ) -> Result<(), Error> {
         let device = self.pipelines.facts();
@@ -129,7 +133,7 @@ impl Projection {
             .map(|p| LinearOp { x: p.x, w: p.linear.weight, bias: p.linear.bias, y: p.out, narrow: p.narrow })
             .collect();
         let dispatches = project::dispatches(&products, &self.tuning, device)?;
-        let bound = self.pipelines.bind(&dispatches, scratch)?;
+        let bound = self.pipelines.bind(&dispatches, &self.bindings)?;
         emit(&bound);
         Ok(())
     }

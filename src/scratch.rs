@@ -1,10 +1,8 @@
-//! Caller-owned temporary memory, and the bindings of recent calls.
+//! Temporary memory, owned by the caller.
 
-use std::collections::HashMap;
-
+use crate::bindings::BindingCache;
 use crate::error::Error;
-use crate::kernels::KernelVariant;
-use crate::pipelines::guarded;
+use crate::guard::guarded;
 
 /// What a part of the scratch holds. Parts are separate buffers: WebGPU does not let a dispatch read
 /// and write the same one.
@@ -50,26 +48,6 @@ impl ScratchSize {
     }
 }
 
-/// A dispatch that has been validated and bound once: the same call records it again as it is.
-#[derive(Clone, Debug)]
-pub(crate) struct BoundDispatch {
-    pub pipeline: wgpu::ComputePipeline,
-    pub bind_group: wgpu::BindGroup,
-}
-
-/// What identifies a dispatch.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct BindKey {
-    pub stage: KernelVariant,
-    pub params: Vec<u8>,
-    /// Buffer, first byte, bytes.
-    pub tensors: Vec<(wgpu::Buffer, u64, u64)>,
-}
-
-/// Bindings kept before all are dropped: enough for the layers of a large model. A call of many dispatches may
-/// keep twice its own.
-const KEPT: usize = 1024;
-
 /// Temporary memory for forward passes, owned by the caller and used by one recording at a time.
 ///
 /// One that is large enough for the longest call serves shorter ones, and [`ScratchSize::max`] makes one size
@@ -82,7 +60,7 @@ const KEPT: usize = 1024;
 pub struct Scratch {
     buffers: [Option<wgpu::Buffer>; SLOTS],
     size: ScratchSize,
-    bound: HashMap<BindKey, BoundDispatch>,
+    bindings: BindingCache,
 }
 
 impl Scratch {
@@ -109,7 +87,7 @@ impl Scratch {
                 })?);
             }
         }
-        Ok(Scratch { buffers, size, bound: HashMap::new() })
+        Ok(Scratch { buffers, size, bindings: BindingCache::default() })
     }
 
     /// How much this holds.
@@ -119,7 +97,7 @@ impl Scratch {
 
     /// Drops the bindings of past calls, and with them the references to their buffers.
     pub fn forget(&mut self) {
-        self.bound.clear();
+        self.bindings.clear();
     }
 
     /// Refuses a call that needs more.
@@ -135,18 +113,8 @@ impl Scratch {
         self.buffers[slot as usize].clone().ok_or(missing)
     }
 
-    /// Before a call of `dispatches`: what it keeps must last until it is recorded again.
-    pub(crate) fn make_room(&mut self, dispatches: usize) {
-        if self.bound.len().saturating_add(dispatches) > KEPT.max(dispatches.saturating_mul(2)) {
-            self.bound.clear();
-        }
-    }
-
-    pub(crate) fn bound(&self, key: &BindKey) -> Option<BoundDispatch> {
-        self.bound.get(key).cloned()
-    }
-
-    pub(crate) fn keep(&mut self, key: BindKey, bound: BoundDispatch) {
-        self.bound.insert(key, bound);
+    /// The bindings of the calls that use it.
+    pub(crate) fn bindings(&self) -> &BindingCache {
+        &self.bindings
     }
 }

@@ -118,6 +118,26 @@ fn masks() {
     report.finish();
 }
 
+/// A window far shorter than the keys before it, split as the plan sees fit: for the keys in the window, not for all.
+#[test]
+fn a_short_window_over_a_long_past() {
+    let mut report = Report::new("splits, a short window");
+    for (q_len, window) in [(1, 255), (3, 255), (1, 1500)] {
+        let shape =
+            Shape { batch: 1, heads: 2, kv_heads: 1, q_len, kv_len: 65536, head_dim: 8, value_dim: 8 };
+        let case = Case::random(format!("one in {window}, {q_len} queries"), shape)
+            .with(|c| (c.rules.causal, c.rules.window) = (true, Some([window, 0])));
+        let truth = case.truth(DType::F32, Weights::None);
+        for tiling in FORMS {
+            let setup = Setup { lse: true, ..setup(1, tiling, DType::F32) };
+            let judged = run_with(&case, &setup, |config| config)
+                .and_then(|got| judge_outputs(&case.expected, shape, &truth, &got, false));
+            report.record(&case.name, &setup, judged);
+        }
+    }
+    report.finish();
+}
+
 /// More channels than a workgroup computes; one head of many; work cut into dispatches besides.
 #[test]
 fn slices_groups_and_pieces() {

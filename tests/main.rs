@@ -9,6 +9,7 @@ mod contract;
 mod d2l;
 mod errors;
 mod flex;
+mod floors;
 mod fused;
 mod gpu;
 mod harness_fails;

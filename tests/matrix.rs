@@ -3,7 +3,7 @@
 
 use wgpu_attention::{
     Alignment, Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, Config, DType, Forward,
-    KernelForm, Mask, MatrixUnits, Path, ScaleGroup, Scratch, ScratchSize, Shape, TensorView, Tokens, Tuning,
+    KernelForm, Mask, MatrixUnits, Path, ScaleGroup, Scratch, Shape, TensorView, Tokens, Tuning,
 };
 
 use crate::harness::device::believing;
@@ -285,11 +285,10 @@ fn caches() {
                 config.tuning(Tuning::new().form(KernelForm::Cpu).matrix_units(units).f16_operands(true));
             let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("a config");
             let mut encoder = gpu.device().create_command_encoder(&Default::default());
-            let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
             if appends {
-                cache.advance(&mut encoder, Tokens::All(len), &mut scratch).expect("room");
+                cache.advance(&mut encoder, Tokens::All(len)).expect("room");
                 let tokens = Append::new(view(&new_k, 1, len), view(&new_v, 1, len));
-                cache.append(&mut encoder, 0, &tokens, &mut scratch).expect("an append");
+                cache.append(&mut encoder, 0, &tokens).expect("an append");
                 gpu.queue().submit([encoder.finish()]);
                 encoder = gpu.device().create_command_encoder(&Default::default());
             }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use wgpu_attention::reference::{self, Options, widen};
 use wgpu_attention::{
     Append, Attention, Cache, CacheConfig, Config, DType, Error, Forward, Gpu, Mask, Path, Positions, Rope,
-    RopeConfig, Rotate, Rotation, RowPositions, Scratch, ScratchSize, Shape, TensorView, Tokens, Tuning,
+    RopeConfig, Rotate, Rotation, RowPositions, Scratch, Shape, TensorView, Tokens, Tuning,
 };
 
 const SHAPE: Shape = Shape::new(1, 2, 5, 4);
@@ -65,7 +65,7 @@ fn memory_that_runs_out() {
     let mut scratch = Scratch::new(device, size).expect("scratch");
     let cached = CacheConfig::new(2, 4, 64).layers(2);
     let mut cache = Cache::with_pipelines(pipelines, cached).expect("a cache");
-    gpu.submit(|e| cache.advance(e, Tokens::All(5), &mut scratch)).expect("room");
+    gpu.submit(|e| cache.advance(e, Tokens::All(5))).expect("room");
     let rope = Rope::new(device, RopeConfig::new(4)).expect("a rope");
     let rotation =
         Rotate { x: q, out: Some(out), rotation: Rotation::Rope(&rope), at: RowPositions::Start(0) };
@@ -81,13 +81,12 @@ fn memory_that_runs_out() {
     refused("a rope", Rope::new(device, RopeConfig::new(64)));
     refused("fused", fused.forward(&mut encoder, &call, &mut scratch));
     refused("staged", staged.forward(&mut encoder, &call, &mut scratch));
-    refused("rotate", Positions::with_pipelines(pipelines).rotate(&mut encoder, &rotation, &mut scratch));
-    refused("append", cache.append(&mut encoder, 0, &Append::new(k, v), &mut scratch));
-    let own = &mut Scratch::new(device, ScratchSize::default()).expect("no memory");
-    refused("advance", cache.advance(&mut encoder, Tokens::Each(&[3]), own));
+    refused("rotate", Positions::with_pipelines(pipelines).rotate(&mut encoder, &rotation));
+    refused("append", cache.append(&mut encoder, 0, &Append::new(k, v)));
+    refused("advance", cache.advance(&mut encoder, Tokens::Each(&[3])));
     cache.truncate(0, 2).expect("lengths are the host's");
     refused("flush", cache.flush(&mut encoder));
-    refused("rewind", cache.rewind(&mut encoder, Tokens::All(1), own));
+    refused("rewind", cache.rewind(&mut encoder, Tokens::All(1)));
     assert_eq!(cache.len(0), Some(2), "a refusal moves nothing");
     drop(ballast);
     // Systems count what was given back a little later.
@@ -100,8 +99,8 @@ fn memory_that_runs_out() {
     // The same calls in the same encoder, on the same objects.
     fused.forward(&mut encoder, &call, &mut scratch).expect("room");
     staged.forward(&mut encoder, &call, &mut scratch).expect("room");
-    cache.advance(&mut encoder, Tokens::Each(&[5]), &mut scratch).expect("room");
-    cache.append(&mut encoder, 1, &Append::new(k, v), &mut scratch).expect("room");
+    cache.advance(&mut encoder, Tokens::Each(&[5])).expect("room");
+    cache.append(&mut encoder, 1, &Append::new(k, v)).expect("room");
     gpu.queue().submit([encoder.finish()]);
     assert_eq!(gpu.download::<f32>(&buffers[3], 40).expect("a read-back"), [0.5; 40]);
     assert_eq!(cache.len(0), Some(7));

@@ -1,7 +1,7 @@
 //! Attention over pieces of the keys, merged, is attention over all of them.
 
 use wgpu_attention::reference::{self, widen};
-use wgpu_attention::{DType, Merge, Partial, Path, Scratch, ScratchSize, Shape};
+use wgpu_attention::{DType, Merge, Partial, Path, Shape};
 
 use crate::harness::merge::{Cut, merged};
 use crate::harness::{Case, HostData, Report, full, profiles};
@@ -87,8 +87,7 @@ fn nothing_weighs_nothing_and_nan_shows() {
     let parts = [0, 1].map(|n| Partial { out: view(&outs[n]), lse: view(&lses[n]) });
     let into = Partial { out: view(&out), lse: view(&lse) };
     let merge = Merge::new(gpu.device());
-    let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
-    gpu.submit(|e| merge.forward(e, &parts, &into, &mut scratch)).expect("a merge");
+    gpu.submit(|e| merge.forward(e, &parts, &into)).expect("a merge");
     let out: Vec<f32> = gpu.download(&out, 4).expect("out");
     let lse: Vec<f32> = gpu.download(&lse, 4).expect("lse");
     assert!((out[0] - 2.0).abs() < 1e-6 && (lse[0] - 2f32.ln()).abs() < 1e-6, "{out:?} {lse:?}");
@@ -110,10 +109,9 @@ fn bad_parts_are_refused_before_anything_is_recorded() {
     let wrong =
         Partial { lse: wgpu_attention::TensorView::new(&buffers[1], DType::U32, [1, 1, 2, 1]), ..part };
     let merge = Merge::with_pipelines(gpu.pipelines());
-    let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
-    let mut refused = |parts: &[Partial], into: &Partial, words: &[&str]| {
+    let refused = |parts: &[Partial], into: &Partial, words: &[&str]| {
         let mut encoder = gpu.device().create_command_encoder(&Default::default());
-        let error = merge.forward(&mut encoder, parts, into, &mut scratch).expect_err("an error").to_string();
+        let error = merge.forward(&mut encoder, parts, into).expect_err("an error").to_string();
         assert!(words.iter().all(|w| error.contains(w)), "{error}");
     };
     refused(&[], &into, &["parts"]);
@@ -125,13 +123,6 @@ fn bad_parts_are_refused_before_anything_is_recorded() {
     refused(&[part], &Partial { out: count(2), ..into }, &["`out`", "F32 or F16", "U32"]);
     refused(&[Partial { out: count(0), ..part }], &into, &["`parts.out`", "F32 or F16", "U32"]);
     assert!(
-        merge
-            .forward(
-                &mut gpu.device().create_command_encoder(&Default::default()),
-                &[part],
-                &into,
-                &mut scratch
-            )
-            .is_ok()
+        merge.forward(&mut gpu.device().create_command_encoder(&Default::default()), &[part], &into).is_ok()
     );
 }

@@ -111,8 +111,8 @@ fn a_cache_takes_past_and_new_and_gives_the_vector() {
                 gpu.submit(|e| {
                     for [k, v] in [["past_k", "past_v"], ["k", "v"]] {
                         let (k, v) = (of(k), of(v));
-                        cache.advance(e, Tokens::All(k.view().shape()[2]), &mut scratch)?;
-                        cache.append(e, 0, &Append::new(k.view(), v.view()), &mut scratch)?;
+                        cache.advance(e, Tokens::All(k.view().shape()[2]))?;
+                        cache.append(e, 0, &Append::new(k.view(), v.view()))?;
                     }
                     // Fewer queries than new keys.
                     let call = Forward::with_cache(q.view(), &cache, out.view()).at_end().mask(rules.mask());

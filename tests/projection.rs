@@ -4,7 +4,7 @@
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::project;
 use wgpu_attention::{
-    DType, Error, KernelForm, Linear, MatrixUnits, Projection, ProjectionForward, Scratch, TensorView, Tuning,
+    DType, Error, KernelForm, Linear, MatrixUnits, Projection, ProjectionForward, TensorView, Tuning,
 };
 
 use crate::harness::case::{largest, widened};
@@ -178,11 +178,9 @@ impl Case {
         profile.tidy();
         let operator = Projection::with_pipelines(profile.gpu.pipelines())
             .tuning(Tuning::new().form(self.tiling).matrix_units(self.units).f16_operands(self.rounds()));
-        let mut scratch =
-            Scratch::new(profile.gpu.device(), Default::default()).map_err(|e| e.to_string())?;
         profile
             .gpu
-            .submit(|encoder| operator.forward(encoder, &products, &mut scratch))
+            .submit(|encoder| operator.forward(encoder, &products))
             .map_err(|e| format!("refused: {e}"))?;
 
         let mut worst: f64 = 0.0;
@@ -388,11 +386,10 @@ fn matrix_units_are_refused_by_name() {
         let view = |n: usize| TensorView::matrix(&buffers[n], dtype, [8, 8]);
         let linear = Linear { weight: view(1), bias: None };
         let product = ProjectionForward { x: view(0), linear, out: view(2), narrow: false };
-        let mut scratch = Scratch::new(profile.gpu.device(), Default::default()).expect("no memory");
-        let mut record = |units| {
+        let record = |units| {
             let operator = Projection::with_pipelines(profile.gpu.pipelines());
             let operator = operator.tuning(Tuning::new().matrix_units(units).f16_operands(operands));
-            profile.gpu.submit(|encoder| operator.forward(encoder, &[product], &mut scratch))
+            profile.gpu.submit(|encoder| operator.forward(encoder, &[product]))
         };
         for units in [MatrixUnits::Auto, MatrixUnits::Never] {
             record(units).expect("a form without matrix units");

@@ -8,16 +8,20 @@ pub(crate) use call::KeyInput;
 pub use config::Config;
 pub(crate) use config::check_dtype;
 
+use std::sync::Arc;
+
+use crate::bindings::{BindingCache, BoundDispatch};
 use crate::block_map::Blocks;
 use crate::cache::Cache;
 use crate::device::DeviceFacts;
 use crate::dropout::Dropout;
 use crate::error::Error;
 use crate::mask::DeviceMask;
-use crate::path::{self, Keys, Problem};
+use crate::path::{self, Extras, Keys, Problem};
+use crate::pipelines::Pipelines;
 use crate::problem::Shape;
-use crate::record::{Pipelines, dispatch, pass};
-use crate::scratch::{BoundDispatch, Scratch, ScratchSize};
+use crate::record::{dispatch, pass};
+use crate::scratch::{Scratch, ScratchSize};
 use crate::tensor::{
     Access, DType, TensorView, check_aliasing, check_apart, check_float, expect, expect_broadcast,
 };
@@ -43,6 +47,8 @@ use crate::tensor::{
 pub struct Attention {
     pipelines: Pipelines,
     config: Config,
+    /// Of block maps; other calls have theirs in the scratch.
+    bindings: Arc<BindingCache>,
 }
 
 impl Attention {
@@ -60,7 +66,7 @@ impl Attention {
     /// As [`new`](Self::new).
     pub fn with_pipelines(pipelines: &Pipelines, config: Config) -> Result<Self, Error> {
         config.check(pipelines.facts())?;
-        Ok(Attention { pipelines: pipelines.clone(), config })
+        Ok(Attention { pipelines: pipelines.clone(), config, bindings: Arc::default() })
     }
 
     /// The configuration.
@@ -83,7 +89,7 @@ impl Attention {
     /// As [`forward`](Self::forward).
     pub fn scratch_size(&self, call: &Forward) -> Result<ScratchSize, Error> {
         let problem = self.check(call)?;
-        Ok(path::choose(&problem, self.pipelines.facts())?.scratch_size())
+        Ok(path::choose(&problem.outline(), self.pipelines.facts())?.scratch_size())
     }
 
     /// Records `call` into `encoder`, in a compute pass of its own. Nothing is submitted, copied or read back.
@@ -127,7 +133,7 @@ impl Attention {
     /// `[batch, heads, ⌈q_len / size[0]⌉, ⌈kv_len / size[1]⌉]`, batch and heads 1 where one map is to stand for all of
     /// them. Give it to [`Mask::blocks`](crate::Mask::blocks) beside the same mask: tiles in hidden blocks are then
     /// not loaded, and those in full ones cost no mask arithmetic. Blocks of 64 × 64 or more fit the kernels'
-    /// tiles. `scratch` may be empty.
+    /// tiles.
     ///
     /// # Errors
     /// A mask that does not fit, a map of another shape or type or in a buffer of the mask; then nothing has been
@@ -138,9 +144,8 @@ impl Attention {
         mask: &DeviceMask,
         lengths: [usize; 3],
         blocks: &Blocks<TensorView>,
-        scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record_map(mask, lengths, blocks, scratch, |bound| {
+        self.record_map(mask, lengths, blocks, |bound| {
             dispatch(&mut pass(encoder, "block map"), bound);
         })
     }
@@ -156,9 +161,8 @@ impl Attention {
         mask: &DeviceMask,
         lengths: [usize; 3],
         blocks: &Blocks<TensorView>,
-        scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record_map(mask, lengths, blocks, scratch, |bound| dispatch(pass, bound))
+        self.record_map(mask, lengths, blocks, |bound| dispatch(pass, bound))
     }
 
     fn record_map(
@@ -166,7 +170,6 @@ impl Attention {
         mask: &DeviceMask,
         [batch, q_len, kv_len]: [usize; 3],
         blocks: &Blocks<TensorView>,
-        scratch: &mut Scratch,
         emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
     ) -> Result<(), Error> {
         let device = self.pipelines.facts();
@@ -183,7 +186,7 @@ impl Attention {
         blocks.map.check("blocks", Access::Write, device)?;
         check_aliasing(&[("blocks", blocks.map)], &mask.tensors())?;
         let call = path::classify::call(mask, &shape, blocks, device);
-        let bound = self.pipelines.bind(&[call], scratch)?;
+        let bound = self.pipelines.bind(&[call], &self.bindings)?;
         emit(&bound);
         Ok(())
     }
@@ -195,11 +198,11 @@ impl Attention {
         emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
     ) -> Result<(), Error> {
         let device = self.pipelines.facts();
-        let chosen = path::choose(problem, device)?;
+        let chosen = path::choose(&problem.outline(), device)?;
         scratch.check(chosen.scratch_size())?;
         let memory = chosen.memory(scratch)?;
         let dispatches = path::dispatches(problem, chosen, memory.as_ref(), device);
-        let bound = self.pipelines.bind(&dispatches, scratch)?;
+        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
         emit(&bound);
         Ok(())
     }
@@ -241,24 +244,17 @@ impl Attention {
             shape,
             q,
             keys,
-            out,
-            mask,
-            appended: 0,
+            extras: Extras { out, mask, appended: 0, lse, weights, dropout },
             scale: self.config.scale_value(),
             softcap: self.config.softcap,
-            lse,
-            weights,
-            dropout,
             tuning: self.config.tuning,
         };
-        check_extras(&problem, device)?;
-        let read: Vec<_> = [("q", q)]
-            .into_iter()
-            .chain(inputs.into_iter().flatten())
-            .chain(extra_inputs(&problem))
-            .collect();
-        check_aliasing(&outputs(&problem), &read)?;
-        check_apart(&outputs(&problem), device)?;
+        let extras = &problem.extras;
+        check_extras(extras, &shape, device)?;
+        let read: Vec<_> =
+            [("q", q)].into_iter().chain(inputs.into_iter().flatten()).chain(extra_inputs(extras)).collect();
+        check_aliasing(&outputs(extras), &read)?;
+        check_apart(&outputs(extras), device)?;
         Ok(problem)
     }
 
@@ -330,28 +326,27 @@ impl Attention {
     }
 }
 
-/// Checks the mask, the optional outputs and the dropout of a problem, which operators share.
-pub(crate) fn check_extras(problem: &Problem, device: &DeviceFacts) -> Result<(), Error> {
-    let shape = &problem.shape;
-    let masked = Shape { kv_len: shape.kv_len - problem.appended, ..*shape };
-    problem.mask.check(&masked, device)?;
-    if let Some(lse) = &problem.lse {
+/// Checks the mask, the optional outputs and the dropout of a call, which operators share.
+pub(crate) fn check_extras(extras: &Extras, shape: &Shape, device: &DeviceFacts) -> Result<(), Error> {
+    let masked = Shape { kv_len: shape.kv_len - extras.appended, ..*shape };
+    extras.mask.check(&masked, device)?;
+    if let Some(lse) = &extras.lse {
         lse.check_as("lse", DType::F32, Access::Write, device)?;
         (0..4).try_for_each(|axis| expect("lse", lse.shape(), axis, shape.lse()[axis]))?;
     }
-    if let Some(weights) = &problem.weights {
+    if let Some(weights) = &extras.weights {
         check_float("weights", weights)?;
         weights.check("weights", Access::Write, device)?;
         check_weights(weights.shape(), shape)?;
         // They are the score matrix of the call: one dispatch writes them beside lse, the next reads them
         // and writes out.
-        for (other, view) in [("out", Some(problem.out)), ("lse", problem.lse)] {
+        for (other, view) in [("out", Some(extras.out)), ("lse", extras.lse)] {
             if view.is_some_and(|view| view.buffer() == weights.buffer()) {
                 return Err(Error::Alias { tensor: "weights", other });
             }
         }
     }
-    if let Some(dropout) = &problem.dropout {
+    if let Some(dropout) = &extras.dropout {
         dropout.check()?;
         if let Some(keep) = dropout.given() {
             keep.check_as("dropout", DType::Bool, Access::Read, device)?;
@@ -369,18 +364,16 @@ fn check_weights(got: [usize; 4], shape: &Shape) -> Result<(), Error> {
     expect("weights", got, 1, heads)
 }
 
-/// The tensors that a problem writes.
-pub(crate) fn outputs<'a>(problem: &Problem<'a>) -> Vec<(&'static str, TensorView<'a>)> {
-    let mut outputs = vec![("out", problem.out)];
-    outputs.extend(problem.lse.map(|t| ("lse", t)));
-    outputs.extend(problem.weights.map(|t| ("weights", t)));
+/// The tensors that a call writes.
+pub(crate) fn outputs<'a>(extras: &Extras<'a>) -> Vec<(&'static str, TensorView<'a>)> {
+    let mut outputs = vec![("out", extras.out)];
+    outputs.extend(extras.lse.map(|t| ("lse", t)));
+    outputs.extend(extras.weights.map(|t| ("weights", t)));
     outputs
 }
 
-/// The tensors that a problem reads besides q, k and v.
-pub(crate) fn extra_inputs<'a>(
-    problem: &Problem<'a>,
-) -> impl Iterator<Item = (&'static str, TensorView<'a>)> {
-    let keep = problem.dropout.as_ref().and_then(Dropout::given).copied();
-    problem.mask.tensors().into_iter().chain(keep.map(|t| ("dropout", t)))
+/// The tensors that a call reads besides q, k and v.
+pub(crate) fn extra_inputs<'a>(extras: &Extras<'a>) -> impl Iterator<Item = (&'static str, TensorView<'a>)> {
+    let keep = extras.dropout.as_ref().and_then(Dropout::given).copied();
+    extras.mask.tensors().into_iter().chain(keep.map(|t| ("dropout", t)))
 }

@@ -1,11 +1,11 @@
 //! New keys and values, into a layer.
 
 use super::{Cache, CacheConfig, CacheLayout};
+use crate::bindings::BoundDispatch;
 use crate::error::Error;
 use crate::path::{self, cache::CacheLayer};
 use crate::position::{MAX_POSITION, Rope};
 use crate::record::{dispatch, pass};
-use crate::scratch::{BoundDispatch, Scratch};
 use crate::tensor::{Access, TensorView, check_float, expect};
 
 /// New keys and values of one layer.
@@ -45,9 +45,8 @@ impl Cache {
         encoder: &mut wgpu::CommandEncoder,
         layer: usize,
         append: &Append,
-        scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        let bound = self.bind_append(layer, append, scratch)?;
+        let bound = self.bind_append(layer, append)?;
         dispatch(&mut pass(encoder, "cache append"), &bound);
         Ok(())
     }
@@ -62,24 +61,18 @@ impl Cache {
         pass: &mut wgpu::ComputePass,
         layer: usize,
         append: &Append,
-        scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        dispatch(pass, &self.bind_append(layer, append, scratch)?);
+        dispatch(pass, &self.bind_append(layer, append)?);
         Ok(())
     }
 
-    fn bind_append(
-        &self,
-        layer: usize,
-        append: &Append,
-        scratch: &mut Scratch,
-    ) -> Result<Vec<(BoundDispatch, [u32; 3])>, Error> {
+    fn bind_append(&self, layer: usize, append: &Append) -> Result<Vec<(BoundDispatch, [u32; 3])>, Error> {
         self.check_recorded()?;
         let source = self.source(layer, false)?;
         self.check_append(&source, append)?;
         let rotation = append.rope.map(|rope| (rope.view(), rope.rotation_params()));
         let dispatches = path::cache::append(&source, [append.k, append.v], rotation, self.pipelines.facts());
-        self.pipelines.bind(&dispatches, scratch)
+        self.pipelines.bind(&dispatches, &self.bindings)
     }
 
     fn check_append(&self, source: &CacheLayer, append: &Append) -> Result<(), Error> {

@@ -2,7 +2,8 @@
 
 use crate::device::DeviceFacts;
 use crate::error::Error;
-use crate::kernels::cache::{CacheParams, CacheVariant, LayoutKind, StorageKind, WORDS};
+use crate::kernels::cache::{CacheParams, CacheVariant, WORDS};
+use crate::storage::{LayoutKind, StorageKind};
 use crate::tensor::LONGEST_AXIS;
 
 /// How a cache stores the channels of keys and values.

@@ -11,12 +11,13 @@ pub use append::Append;
 pub use config::{CacheConfig, CacheLayout, CacheStorage, ScaleGroup};
 pub use tokens::Tokens;
 
+use crate::bindings::{BindingCache, BoundDispatch};
 use crate::error::Error;
+use crate::guard::guarded;
 use crate::kernels::cache::{COUNT, LENGTH, REFUSED, START, WORDS};
 use crate::path::{self, Dispatches, cache::CacheLayer};
-use crate::pipelines::guarded;
-use crate::record::{Pipelines, dispatch, pass};
-use crate::scratch::{BoundDispatch, Scratch};
+use crate::pipelines::Pipelines;
+use crate::record::{dispatch, pass};
 use crate::tensor::{DType, Layout, TensorView, Window};
 use sequences::{Change, Edits, PageCopy, Sequences};
 
@@ -30,6 +31,9 @@ use sequences::{Change, Edits, PageCopy, Sequences};
 ///
 /// The cache also knows the lengths on the host, as far as it can ([`len`](Self::len)): a step recorded is taken to be
 /// submitted, once and in order. Where recorded work was dropped, say [`truncate`](Self::truncate) for every sequence.
+///
+/// It keeps the bindings of its recent calls, so that the same call again creates nothing, and with them their buffers,
+/// until it is dropped or 1024 others have come.
 ///
 /// ```no_run
 /// # fn f(device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder, k: wgpu_attention::TensorView,
@@ -45,8 +49,8 @@ use sequences::{Change, Edits, PageCopy, Sequences};
 /// let mut scratch = Scratch::new(device, attention.scratch_size(&call)?)?;
 ///
 /// // Each token: q [1, 32, 1, 128], k and v [1, 8, 1, 128].
-/// cache.advance(encoder, Tokens::All(1), &mut scratch)?;
-/// cache.append(encoder, 0, &Append::new(k, v), &mut scratch)?;
+/// cache.advance(encoder, Tokens::All(1))?;
+/// cache.append(encoder, 0, &Append::new(k, v))?;
 /// let call = Forward::with_cache(q, &cache, out).mask(Mask::causal());
 /// attention.forward(encoder, &call, &mut scratch)?;
 /// # Ok(()) }
@@ -54,6 +58,8 @@ use sequences::{Change, Edits, PageCopy, Sequences};
 #[derive(Debug)]
 pub struct Cache {
     pipelines: Pipelines,
+    /// Of what moves lengths, copies pages and appends.
+    bindings: BindingCache,
     config: CacheConfig,
     /// Keys and values of every layer.
     layers: Vec<[wgpu::Buffer; 2]>,
@@ -95,6 +101,7 @@ impl Cache {
         };
         Ok(Cache {
             pipelines: pipelines.clone(),
+            bindings: BindingCache::default(),
             layers: (0..config.layers).map(layer).collect::<Result<_, Error>>()?,
             sequence_table: sequence_table::empty(device, &config)?,
             sequences: Sequences::new(&config),
@@ -204,15 +211,10 @@ impl Cache {
     /// # Errors
     /// [`Error::CacheFull`], [`Error::OutOfPages`], and what [`Error`] lists for tensors; then nothing has been
     /// recorded and the cache is as it was.
-    pub fn advance(
-        &mut self,
-        encoder: &mut wgpu::CommandEncoder,
-        rows: Tokens,
-        scratch: &mut Scratch,
-    ) -> Result<(), Error> {
+    pub fn advance(&mut self, encoder: &mut wgpu::CommandEncoder, rows: Tokens) -> Result<(), Error> {
         rows.check(&self.config, self.lengths(), self.pipelines.facts())?;
         let change = self.sequences.take(|s| rows.of(s))?;
-        self.move_lengths(encoder, &rows, change, false, scratch)
+        self.move_lengths(encoder, &rows, change, false)
     }
 
     /// Records that the last tokens of every sequence are given up: what drafts an application found refused on the
@@ -221,15 +223,10 @@ impl Cache {
     /// # Errors
     /// [`Error::Option`] if a sequence is shorter than that, and what [`Error`] lists for tensors; then nothing has
     /// been recorded and the cache is as it was.
-    pub fn rewind(
-        &mut self,
-        encoder: &mut wgpu::CommandEncoder,
-        rows: Tokens,
-        scratch: &mut Scratch,
-    ) -> Result<(), Error> {
+    pub fn rewind(&mut self, encoder: &mut wgpu::CommandEncoder, rows: Tokens) -> Result<(), Error> {
         rows.check(&self.config, self.lengths(), self.pipelines.facts())?;
         let change = self.sequences.give_back(|s| rows.of(s))?;
-        self.move_lengths(encoder, &rows, change, true, scratch)
+        self.move_lengths(encoder, &rows, change, true)
     }
 
     /// Records `change`, and what moves the lengths on the device. back: tokens are given up.
@@ -239,7 +236,6 @@ impl Cache {
         rows: &Tokens,
         change: Change,
         back: bool,
-        scratch: &mut Scratch,
     ) -> Result<(), Error> {
         let Change { after, mut edits, copies } = change;
         let (layout_kind, params) = (self.config.layout_kind(), self.config.params(false));
@@ -252,7 +248,7 @@ impl Cache {
             &rows.moves(back),
             device,
         ));
-        let bound = self.pipelines.bind(&dispatches, scratch)?;
+        let bound = self.pipelines.bind(&dispatches, &self.bindings)?;
         if let Tokens::Each(counts) = rows {
             edits.extend(counts.iter().enumerate().map(|(s, n)| (s * WORDS + COUNT, *n as u32)));
         }

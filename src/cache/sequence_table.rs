@@ -3,8 +3,8 @@
 use super::CacheConfig;
 use super::sequences::{Edits, runs};
 use crate::error::Error;
+use crate::guard::guarded;
 use crate::kernels::cache::{LIMIT, WORDS};
-use crate::pipelines::guarded;
 
 /// The sequence table of an empty cache: without pages there is room from the start.
 pub(super) fn empty(device: &wgpu::Device, config: &CacheConfig) -> Result<wgpu::Buffer, Error> {

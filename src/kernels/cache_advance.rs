@@ -1,8 +1,9 @@
 //! Twin of `cache_advance.wgsl`.
 
-use super::cache::{CacheParams, CacheVariant, LayoutKind};
+use super::cache::{CacheParams, CacheVariant};
 use super::shader;
 use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
+use crate::storage::LayoutKind;
 use crate::tensor::DType;
 
 /// Where it stands how far a sequence moves.

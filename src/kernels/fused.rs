@@ -1,11 +1,12 @@
 //! Twin of `fused.wgsl`.
 
-use super::cache::{CacheParams, CacheVariant, LayoutKind, StorageKind};
+use super::cache::{CacheParams, CacheVariant};
 use super::dropout::DropoutKind;
 use super::{mask, shader};
 use crate::device::Fragment;
 use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
-use crate::plan::{self, FusedMatrix, FusedTiles};
+use crate::plan::{FusedMatrix, FusedTiles};
+use crate::storage::{LayoutKind, StorageKind};
 use crate::tensor::DType;
 
 /// What changes the text of the fused kernel.
@@ -309,20 +310,14 @@ impl Fused {
                 });
             }
         }
-        for storage in [
-            None,
-            Some(StorageKind::F32),
-            Some(StorageKind::F16),
-            Some(StorageKind::Q8),
-            Some(StorageKind::Q4),
-        ] {
+        for storage in std::iter::once(None).chain(StorageKind::ALL.map(Some)) {
             let of = |storage: StorageKind| CacheVariant {
                 storage,
                 layout_kind: LayoutKind::Paged,
                 groups: if storage.is_scaled() { [32, 64] } else { [1; 2] },
             };
             let cache = storage.map(of);
-            for tiles in plan::decode_tiles(storage) {
+            for tiles in FusedTiles::decode(storage) {
                 let masked = |mask: mask::MaskVariant| Fused {
                     cache,
                     splits: true,

@@ -3,12 +3,13 @@
 use crate::device::DeviceFacts;
 use std::fmt::Write as _;
 
-use super::cache::{CacheVariant, LayoutKind};
+use super::cache::CacheVariant;
 use super::shader;
 use crate::kernel::{Binding, View, Width, params, shared};
 use crate::mask::{Alignment, DeviceMask};
 use crate::pattern::{PatternParams, PatternPart};
 use crate::problem::Shape;
+use crate::storage::LayoutKind;
 use crate::tensor::{DType, TensorView, Window, broadcast};
 
 /// Which parts a call's mask has. MaskVariant that are absent leave no trace in the shader.

@@ -1,14 +1,15 @@
 //! What a cache records: lengths that move, rows that go in, pages that are copied.
 
-use super::{Dispatches, grid};
+use super::dispatches::{Dispatches, grid};
 use crate::device::DeviceFacts;
 use crate::kernel::{Dispatch, View};
 use crate::kernels::KernelVariant;
-use crate::kernels::cache::{CacheParams, CacheVariant, LayoutKind};
+use crate::kernels::cache::{CacheParams, CacheVariant};
 use crate::kernels::cache_advance::{self, CacheAdvance, Counts};
 use crate::kernels::cache_append::{self, CacheAppend};
 use crate::kernels::cache_copy::{self, CacheCopy};
 use crate::kernels::rotation_table::RotationParams;
+use crate::storage::LayoutKind;
 use crate::tensor::{TensorView, Window};
 
 /// One layer of a cache.

@@ -1,6 +1,6 @@
 //! A mask → its block map.
 
-use super::grid;
+use super::dispatches::grid;
 use crate::block_map::Blocks;
 use crate::device::DeviceFacts;
 use crate::kernel::{Dispatch, View};

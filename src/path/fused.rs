@@ -1,8 +1,8 @@
 //! Everything in one kernel, cut into dispatches of bounded work; where keys are split, a second one that merges.
 
-use super::{Dispatches, Keys, Problem};
+use super::dispatches::Dispatches;
+use super::problem::{Extras, Keys, Problem};
 use crate::device::DeviceFacts;
-use crate::dropout::Dropout;
 use crate::kernel::{Dispatch, View, Width};
 use crate::kernels::cache::CacheParams;
 use crate::kernels::dropout::{DropoutKind, DropoutParams};
@@ -11,16 +11,11 @@ use crate::kernels::{KernelVariant, fused, mask};
 use crate::plan::{FusedPlan, Piece};
 use crate::tensor::{Layout, TensorView, Window};
 
-/// Storage buffers that `problem` binds: q, k, v, out, and what else it has. With splits it has no more.
-pub(crate) fn bindings(problem: &Problem) -> usize {
-    let dropout = problem.dropout.as_ref().and_then(Dropout::given);
-    4 + problem.lse.iter().count() + problem.mask.tensors().len() + dropout.iter().count()
-}
-
 fn variant(problem: &Problem, plan: &FusedPlan) -> fused::Fused {
+    let extras = &problem.extras;
     let reaches_far = |t: &TensorView| t.extent().1 / t.dtype.bytes() as u64 >= 1 << 28;
     let fours = |t: TensorView| t.layout.in_fours(3);
-    let mask = mask::MaskVariant::of(&problem.mask, problem.softcap.is_some(), problem.appended > 0);
+    let mask = mask::MaskVariant::of(&extras.mask, problem.softcap.is_some(), extras.appended > 0);
     let (kv, cache) = match problem.keys {
         Keys::Tensors { k, v } => (Some([k, v]), None),
         Keys::Cache(layer) => (None, Some(layer.cached)),
@@ -29,19 +24,19 @@ fn variant(problem: &Problem, plan: &FusedPlan) -> fused::Fused {
     fused::Fused {
         tiles: plan.tiles,
         cache,
-        halves: cache.is_none() && problem.keys.in_words() && plan.tiles.takes_words(),
+        halves: cache.is_none() && problem.keys.layout().in_words() && plan.tiles.takes_words(),
         splits,
         dtype: problem.q.dtype,
         width: Width::of(fours(problem.q) && kv.is_none_or(|kv| kv.into_iter().all(fours))),
         // Merging writes out, and lse.
-        store: Width::of(splits || fours(problem.out)),
+        store: Width::of(splits || fours(extras.out)),
         wide: plan.tiles.is_cpu()
             && match problem.keys {
                 Keys::Tensors { k, v } => [k, v].iter().any(reaches_far),
                 Keys::Cache(layer) => layer.k.size.max(layer.v.size) > 1 << 30,
             },
-        lse: problem.lse.is_some() && !splits,
-        drop: DropoutKind::of(problem.dropout.as_ref()),
+        lse: extras.lse.is_some() && !splits,
+        drop: DropoutKind::of(extras.dropout.as_ref()),
         mask: cache.map_or(mask, |cache| mask.in_cache(&cache)),
     }
 }
@@ -53,11 +48,12 @@ pub(crate) fn dispatches<'a>(
     partials: Option<&'a wgpu::Buffer>,
     device: &DeviceFacts,
 ) -> Dispatches<'a> {
-    let Problem { shape, q, keys, out, lse, .. } = *problem;
+    let Problem { shape, q, keys, extras, .. } = *problem;
+    let Extras { out, lse, appended, .. } = extras;
     let variant = variant(problem, plan);
     let view = |t: TensorView| View::from(t.window(device).layout);
-    let drop = DropoutParams::new(problem.dropout.as_ref(), device);
-    let mask = mask::MaskParams::new(&problem.mask, &shape, problem.appended, problem.softcap, device);
+    let drop = DropoutParams::new(extras.dropout.as_ref(), device);
+    let mask = mask::MaskParams::new(&extras.mask, &shape, appended, problem.softcap, device);
     let (k, v, cache) = match keys {
         Keys::Tensors { k, v } => (view(k), view(v), CacheParams::default()),
         Keys::Cache(layer) => (View::default(), View::default(), layer.params),
@@ -100,7 +96,7 @@ pub(crate) fn dispatches<'a>(
         Some(partial) => tensors.push(partial),
         None => tensors.extend(results()),
     }
-    tensors.extend(variant.mask.windows(&problem.mask, device));
+    tensors.extend(variant.mask.windows(&extras.mask, device));
     tensors.extend(drop.keep);
     let call = |piece: Piece| {
         params.first = [piece.first[0], piece.first[1], piece.first[2], 0];
@@ -122,7 +118,7 @@ pub(crate) fn dispatches<'a>(
     };
     let mut tensors = vec![partial];
     tensors.extend(results());
-    tensors.extend(variant.mask().windows(&problem.mask, device));
+    tensors.extend(variant.mask().windows(&extras.mask, device));
     let groups = plan.rows().div_ceil(merge_splits::ROWS);
     let most = device.max_workgroups as usize;
     dispatches.extend((0..groups).step_by(most).map(|first| {

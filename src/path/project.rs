@@ -1,6 +1,6 @@
 //! Up to three products in one dispatch, or in as few as the device's bindings allow.
 
-use super::{Dispatches, grid};
+use super::dispatches::{Dispatches, grid};
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernel::{Dispatch, Width};
@@ -44,14 +44,14 @@ impl LinearOp<'_> {
 }
 
 /// Buffers bound for one kind of tensor, and where each part finds its own.
-struct BoundDispatch<'a> {
+struct SharedWindows<'a> {
     windows: Vec<Window<'a>>,
     /// Slot and element offset of each part.
     places: Vec<(usize, usize)>,
 }
 
 /// Views of one buffer share a binding where that is not larger than the device allows.
-fn bind<'a>(views: &[TensorView<'a>], device: &DeviceFacts) -> BoundDispatch<'a> {
+fn bind<'a>(views: &[TensorView<'a>], device: &DeviceFacts) -> SharedWindows<'a> {
     let mut windows: Vec<Window<'a>> = Vec::new();
     let mut slots = Vec::new();
     for view in views {
@@ -74,7 +74,7 @@ fn bind<'a>(views: &[TensorView<'a>], device: &DeviceFacts) -> BoundDispatch<'a>
         let skipped = windows[*slot].start / view.dtype.bytes() as u64;
         (*slot, view.layout.offset - skipped as usize)
     });
-    BoundDispatch { places: places.collect(), windows }
+    SharedWindows { places: places.collect(), windows }
 }
 
 /// The dispatches of `products`: one where their outputs share a buffer and the bindings suffice.
@@ -107,7 +107,7 @@ fn together<'a>(
     let biases =
         some_bias.map(|b| bind(&products.iter().map(|p| p.bias.unwrap_or(b)).collect::<Vec<_>>(), device));
     let ys = bind(&products.iter().map(|p| p.y).collect::<Vec<_>>(), device);
-    let count = |b: &BoundDispatch| b.windows.len();
+    let count = |b: &SharedWindows| b.windows.len();
     let bindings = count(&xs) + count(&ws) + biases.as_ref().map_or(0, count) + count(&ys);
     // One dispatch has one batch count.
     let one_batch = rest.iter().all(|p| p.x.shape()[0] == first.x.shape()[0]);
@@ -168,7 +168,7 @@ fn together<'a>(
     let dtype = if halves { DType::F16 } else { DType::F32 };
     let found = tuning.settle(plan::matrix_tiles(product, dtype, in_fours, tuning, device))?;
     let tiles = found.map_or_else(|| plan::tiles(product, tuning.form, device), Tiles::Matrix);
-    let slots = |b: &BoundDispatch, dtype: DType| Slots { count: b.windows.len(), dtype };
+    let slots = |b: &SharedWindows, dtype: DType| Slots { count: b.windows.len(), dtype };
     let variant = Project {
         tiles,
         x: slots(&xs, first.x.dtype),

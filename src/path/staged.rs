@@ -1,45 +1,14 @@
 //! scores → softmax → weighted sum, with the score matrix in memory.
 
-use super::{Dispatches, Keys, Problem, grid};
+use super::dispatches::{Dispatches, grid};
+use super::problem::{Extras, Keys, Problem};
 use crate::device::DeviceFacts;
-use crate::error::Error;
 use crate::kernel::{Dispatch, View, Width};
 use crate::kernels::dropout::{DropoutKind, DropoutParams};
 use crate::kernels::{KernelVariant, average_weights, mask, scores, softmax, weighted_sum};
-use crate::plan::{self, MatmulShape, Tiles};
+use crate::plan::{self, MatmulShape, Tiles, WeightsOutput};
 use crate::problem::Shape;
-use crate::scratch::{ScratchSize, Slot};
-use crate::tensor::{DType, Layout, TensorView, Window};
-
-/// Whether the caller's weights tensor can be the score matrix itself.
-fn is_matrix(weights: &TensorView, shape: &Shape) -> bool {
-    weights.dtype == DType::F32 && weights.shape() == shape.weights()
-}
-
-/// The score matrix in scratch: rows padded to whole vectors.
-fn matrix_layout(shape: &Shape) -> Layout {
-    let [b, h, i, j] = shape.weights();
-    Layout::dense([b, h, i, j.next_multiple_of(4)])
-}
-
-/// Temporary memory for the score matrix: none if the caller's weights tensor serves.
-pub(crate) fn scratch_size(
-    shape: &Shape,
-    weights: Option<&TensorView>,
-    device: &DeviceFacts,
-) -> Result<ScratchSize, Error> {
-    if weights.is_some_and(|w| is_matrix(w, shape)) {
-        return Ok(ScratchSize::default());
-    }
-    let elements = matrix_layout(shape).shape.iter().fold(1u64, |n, d| n.saturating_mul(*d as u64));
-    // Kernels count elements in 32 bits, however much a device can bind.
-    let limit = device.max_binding_bytes.min(4 * u64::from(u32::MAX));
-    let bytes = elements.saturating_mul(4);
-    if bytes > limit {
-        return Err(Error::BindingLimit { tensor: "scores (scratch)", bytes, limit });
-    }
-    Ok(ScratchSize::default().with(Slot::Scores, bytes))
-}
+use crate::tensor::{DType, TensorView, Window};
 
 /// The dispatches of `problem`. `matrix` is the scratch's score buffer, unless the weights serve.
 pub(crate) fn dispatches<'a>(
@@ -48,8 +17,11 @@ pub(crate) fn dispatches<'a>(
     device: &DeviceFacts,
 ) -> Dispatches<'a> {
     let shape = &problem.shape;
-    let direct = problem.weights.filter(|w| is_matrix(w, shape));
-    let scratch = matrix.map(|buffer| TensorView { buffer, dtype: DType::F32, layout: matrix_layout(shape) });
+    let extras = &problem.extras;
+    let is_matrix = |w: &TensorView| WeightsOutput::of(w.dtype, w.shape(), shape) == WeightsOutput::Matrix;
+    let direct = extras.weights.filter(is_matrix);
+    let scratch =
+        matrix.map(|buffer| TensorView { buffer, dtype: DType::F32, layout: plan::score_matrix(shape) });
     // A cache never comes here.
     let (Some(matrix), Keys::Tensors { k, v }) = (direct.or(scratch), problem.keys) else {
         return Vec::new();
@@ -60,13 +32,13 @@ pub(crate) fn dispatches<'a>(
         k,
         v,
         matrix,
-        mask: mask::MaskVariant::of(&problem.mask, softcap.is_some(), problem.appended > 0),
-        mask_params: mask::MaskParams::new(&problem.mask, shape, problem.appended, softcap, device),
+        mask: mask::MaskVariant::of(&extras.mask, softcap.is_some(), extras.appended > 0),
+        mask_params: mask::MaskParams::new(&extras.mask, shape, extras.appended, softcap, device),
         device,
     };
     let mut dispatches = vec![staged.scores(), staged.softmax(), staged.weighted_sum()];
     if direct.is_none() {
-        dispatches.extend(problem.weights.map(|weights| staged.average_weights(weights)));
+        dispatches.extend(extras.weights.map(|weights| staged.average_weights(weights)));
     }
     dispatches
 }
@@ -94,7 +66,7 @@ impl<'a> Staged<'_, 'a> {
 
     fn windows(&self, tensors: &[TensorView<'a>], mask: mask::MaskVariant) -> Vec<Window<'a>> {
         let mut windows: Vec<_> = tensors.iter().map(|t| t.window(self.device)).collect();
-        windows.extend(mask.windows(&self.problem.mask, self.device));
+        windows.extend(mask.windows(&self.problem.extras.mask, self.device));
         windows
     }
 
@@ -135,9 +107,9 @@ impl<'a> Staged<'_, 'a> {
     }
 
     fn softmax(&self) -> Dispatch<'a, KernelVariant> {
-        let Problem { shape, lse, tuning, .. } = *self.problem;
+        let Problem { shape, extras: Extras { lse, .. }, tuning, .. } = *self.problem;
         let rows = plan::rows(shape.kv_len, tuning.form, self.device);
-        let dropout = self.problem.dropout.as_ref();
+        let dropout = self.problem.extras.dropout.as_ref();
         let drop = DropoutParams::new(dropout, self.device);
         let params = softmax::Params {
             scores: self.view(self.matrix),
@@ -172,7 +144,7 @@ impl<'a> Staged<'_, 'a> {
     }
 
     fn weighted_sum(&self) -> Dispatch<'a, KernelVariant> {
-        let Problem { shape, out, .. } = *self.problem;
+        let Problem { shape, extras: Extras { out, .. }, .. } = *self.problem;
         let v = self.v;
         let (tiles, product) = self.product(shape.value_dim);
         let range = self.mask.range_only();

@@ -1,11 +1,10 @@
 //! Tiles of the kernels for few rows: one query or a few, in generation.
 
-use crate::device::DeviceFacts;
 use std::fmt;
 
-use super::fused::FusedTiles;
-use crate::kernels::cache::StorageKind;
+use crate::device::DeviceFacts;
 use crate::problem::Shape;
+use crate::storage::StorageKind;
 use crate::tensor::DType;
 
 /// How keys and values are loaded: vectors of four words.
@@ -126,21 +125,22 @@ pub(crate) struct DecodeCpu {
 }
 
 impl DecodeCpu {
+    /// Invocations of a workgroup: as many as subgroups of software drivers have.
+    pub const LANES: u32 = 8;
+
     /// Bytes of workgroup memory, as the shader declares it.
     pub fn memory(&self) -> u32 {
         let DecodeCpu { loads, rows, chunk, .. } = *self;
-        let lanes = FusedTiles::LANES;
+        let lanes = Self::LANES;
         let spread = if lanes / loads.v > 1 { lanes * loads.vectors } else { 1 };
         16 * (loads.k * loads.vectors * rows + spread)
             + [chunk * rows, 2 * rows * lanes, 1].map(words_in_vectors).iter().sum::<u32>()
     }
 }
 
-/// What a plan must know of keys and values besides their dimensions.
+/// What tiles depend on besides dimensions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KeySource {
-    /// Most that a query may see.
-    pub most: usize,
     pub storage: StorageKind,
     /// Whether they load as vectors of words, several channels each: in a cache, or in aligned halves.
     pub words: bool,
@@ -245,38 +245,6 @@ pub(super) fn decode_cpu(rows: usize, shape: &Shape, keys: &KeySource) -> Option
     (decode.memory() <= 16384).then_some(decode)
 }
 
-/// Tiles for few rows of every kind, worth checking with keys of `storage` in a cache, or with tensors.
-pub(crate) fn decode_tiles(storage: Option<StorageKind>) -> Vec<FusedTiles> {
-    let keys = KeySource {
-        most: 4096,
-        storage: storage.unwrap_or(StorageKind::F32),
-        words: storage.is_some(),
-        simple: true,
-        operands: DType::F32,
-    };
-    let mut all = Vec::new();
-    for (rows, head_dim, value_dim) in [
-        (1, 13, 65),
-        (1, 64, 64),
-        (2, 128, 128),
-        (4, 128, 128),
-        (8, 128, 64),
-        (8, 256, 256),
-        (16, 128, 128),
-        (4, 512, 512),
-    ] {
-        let shape = Shape { q_len: rows, value_dim, ..Shape::new(1, 1, 1, head_dim) };
-        for subgroup_min in [0, 8, 32] {
-            let device = DeviceFacts { subgroup_min, subgroup_max: subgroup_min, ..DeviceFacts::LEAST };
-            all.extend(decode_gpu(rows, &shape, &keys, &device).map(FusedTiles::DecodeGpu));
-        }
-        all.extend(decode_cpu(rows, &shape, &keys).map(FusedTiles::DecodeCpu));
-    }
-    let mut seen = std::collections::HashSet::new();
-    all.retain(|tiles| seen.insert(*tiles));
-    all
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -294,7 +262,7 @@ mod tests {
             (true, StorageKind::Q8),
             (true, StorageKind::Q4),
         ] {
-            let keys = KeySource { most: 4096, storage, words, simple: true, operands: DType::F32 };
+            let keys = KeySource { storage, words, simple: true, operands: DType::F32 };
             for (head_dim, value_dim) in dims.into_iter().flat_map(|d| dims.map(|v| (d, v))) {
                 let shape = Shape { value_dim, ..Shape::new(1, 1, 1, head_dim) };
                 for (rows, subgroup_min) in (1..=17).flat_map(|r| [0, 4, 8, 16, 32, 64].map(|s| (r, s))) {

@@ -1,11 +1,15 @@
 //! How the fused kernel is shared out: tiles, workgroups, splits of the keys, dispatches of bounded work.
 
 use super::decode::{DecodeCpu, DecodeGpu, KeySource, decode_cpu, decode_gpu};
+use super::matmul::ENOUGH_WORKGROUPS;
 use super::matrix::{FusedMatrix, fused_matrix};
-use super::{ENOUGH_WORKGROUPS, MatrixUnits, Tuning};
+use super::outline::Outline;
+use super::tuning::{MatrixUnits, Tuning};
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::problem::Shape;
+use crate::storage::StorageKind;
+use crate::tensor::DType;
 
 /// The tiles of the fused kernel, fixed when its shader is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,8 +32,8 @@ impl FusedTiles {
     pub const CHUNK: u32 = 16;
     pub const P_KEYS: u32 = 32;
 
-    /// Invocations of a workgroup of the uniform form: as wide as software drivers' subgroups are.
-    pub const LANES: u32 = 8;
+    /// Invocations of a workgroup of the forms for software drivers.
+    pub const LANES: u32 = DecodeCpu::LANES;
 
     /// The tiles worth checking every mask with.
     pub const MASKED: [FusedTiles; 4] = [SMALL_64, SHORT_16[0], CPU, DECODE_CPU];
@@ -38,6 +42,37 @@ impl FusedTiles {
     pub fn all() -> Vec<FusedTiles> {
         let named = [SMALL_64, SMALL_128, SMALL_256, LARGE_64, LARGE_128, CPU, DECODE_CPU];
         SHORT_16.into_iter().chain(SHORT_32).chain(named).collect()
+    }
+
+    /// Tiles for few rows of every kind, worth checking with keys of `storage` in a cache, or with tensors.
+    pub fn decode(storage: Option<StorageKind>) -> Vec<FusedTiles> {
+        let keys = KeySource {
+            storage: storage.unwrap_or(StorageKind::F32),
+            words: storage.is_some(),
+            simple: true,
+            operands: DType::F32,
+        };
+        let mut all = Vec::new();
+        for (rows, head_dim, value_dim) in [
+            (1, 13, 65),
+            (1, 64, 64),
+            (2, 128, 128),
+            (4, 128, 128),
+            (8, 128, 64),
+            (8, 256, 256),
+            (16, 128, 128),
+            (4, 512, 512),
+        ] {
+            let shape = Shape { q_len: rows, value_dim, ..Shape::new(1, 1, 1, head_dim) };
+            for subgroup_min in [0, 8, 32] {
+                let device = DeviceFacts { subgroup_min, subgroup_max: subgroup_min, ..DeviceFacts::LEAST };
+                all.extend(decode_gpu(rows, &shape, &keys, &device).map(FusedTiles::DecodeGpu));
+            }
+            all.extend(decode_cpu(rows, &shape, &keys).map(FusedTiles::DecodeCpu));
+        }
+        let mut seen = std::collections::HashSet::new();
+        all.retain(|tiles| seen.insert(*tiles));
+        all
     }
 
     /// Packed rows of a workgroup.
@@ -168,35 +203,20 @@ pub(crate) struct FusedPlan {
 const MOST_SPLITS: usize = 128;
 
 /// Tiles, workgroups and dispatches of the fused kernel.
-pub(crate) fn fused(
-    shape: &Shape,
-    keys: &KeySource,
-    tuning: &Tuning,
-    device: &DeviceFacts,
-) -> Result<FusedPlan, Error> {
+pub(super) fn fused(outline: &Outline, device: &DeviceFacts) -> Result<FusedPlan, Error> {
+    let Outline { shape, tuning, reach, .. } = outline;
     let rows = shape.q_len * shape.group();
     let heads = shape.batch * shape.kv_heads;
-    let worth = rows > 16 || tuning.matrix_units == MatrixUnits::Always;
-    let matrix = if worth {
-        fused_matrix(rows, heads, shape, keys.operands, tuning, device)
-    } else {
-        Err("few rows wait for memory, not for arithmetic")
-    };
-    let tiles = if let Some(tiles) = tuning.settle(matrix)? {
-        FusedTiles::Matrix(tiles)
-    } else if tuning.form.is_cpu(device) {
-        let decode = decode_cpu(rows, shape, keys).map(FusedTiles::DecodeCpu);
-        decode.unwrap_or_else(|| fused_cpu(rows, shape.head_dim.div_ceil(4), shape.value_dim.div_ceil(4)))
-    } else {
-        let decode = decode_gpu(rows, shape, keys, device).map(FusedTiles::DecodeGpu);
-        decode.unwrap_or_else(|| fused_gpu(rows, shape.value_dim, heads, device))
-    };
-    let keys = keys.most;
+    let tiles = fused_tiles(rows, heads, outline, device)?;
     let row_tiles = rows.div_ceil(tiles.rows());
     let slices = tiles.slices(shape.value_dim);
-    let splits = splits(tiles, row_tiles.saturating_mul(slices).saturating_mul(heads), keys, tuning)?;
+    // Rows of a tile are of so many queries at most.
+    let queries = ((tiles.rows() + shape.group() - 2) / shape.group() + 1).min(shape.q_len);
+    let workgroups = row_tiles.saturating_mul(slices).saturating_mul(heads);
+    let splits = splits(tiles, workgroups, reach.of_queries(queries), tuning)?;
     let grid = [row_tiles.saturating_mul(splits), slices, heads];
-    let pairs = tiles.rows() as f64 * keys.div_ceil(splits) as f64;
+    // What masks hide counts.
+    let pairs = tiles.rows() as f64 * outline.most_keys().div_ceil(splits) as f64;
     let work = 2.0 * pairs * (shape.head_dim + tiles.slice()) as f64;
     let plan = FusedPlan {
         tiles,
@@ -213,11 +233,37 @@ pub(crate) fn fused(
     Ok(plan)
 }
 
-/// Splits of the keys of `workgroups` tiles, so that the device is busy and none has too decode. By the most keys there may
-/// be: how many there are, only the device may know. Workgroups that find none of theirs end at once (0.05 µs each with
-/// lavapipe); an indirect dispatch of just enough costs more, because wgpu checks it with a dispatch of its own
-/// (60 µs there).
-fn splits(tiles: FusedTiles, workgroups: usize, keys: usize, tuning: &Tuning) -> Result<usize, Error> {
+/// Tiles for `rows` packed rows of each of `heads`.
+fn fused_tiles(
+    rows: usize,
+    heads: usize,
+    outline: &Outline,
+    device: &DeviceFacts,
+) -> Result<FusedTiles, Error> {
+    let Outline { shape, tuning, .. } = outline;
+    let keys = outline.source();
+    let matrix = if rows > 16 || tuning.matrix_units == MatrixUnits::Always {
+        fused_matrix(rows, heads, shape, keys.operands, tuning, device)
+    } else {
+        Err("few rows wait for memory, not for arithmetic")
+    };
+    if let Some(tiles) = tuning.settle(matrix)? {
+        return Ok(FusedTiles::Matrix(tiles));
+    }
+    if tuning.form.is_cpu(device) {
+        let decode = decode_cpu(rows, shape, &keys).map(FusedTiles::DecodeCpu);
+        let whole = || fused_cpu(rows, shape.head_dim.div_ceil(4), shape.value_dim.div_ceil(4));
+        return Ok(decode.unwrap_or_else(whole));
+    }
+    let decode = decode_gpu(rows, shape, &keys, device).map(FusedTiles::DecodeGpu);
+    Ok(decode.unwrap_or_else(|| fused_gpu(rows, shape.value_dim, heads, device)))
+}
+
+/// Splits of the keys of `workgroups` tiles, so that the device is busy and none has too few. By the most keys that a
+/// tile may have in its `reach`: how many there are, only the device may know. Workgroups that find none of theirs
+/// end at once (0.05 µs each with lavapipe); an indirect dispatch of just enough costs more, because wgpu checks it
+/// with a dispatch of its own (60 µs there).
+fn splits(tiles: FusedTiles, workgroups: usize, reach: usize, tuning: &Tuning) -> Result<usize, Error> {
     match tuning.splits {
         Some(n) if (1..=MOST_SPLITS).contains(&n) => Ok(n),
         Some(n) => {
@@ -226,7 +272,10 @@ fn splits(tiles: FusedTiles, workgroups: usize, keys: usize, tuning: &Tuning) ->
         }
         None => {
             let wanted = tiles.enough() / workgroups.max(1);
-            Ok(wanted.min(keys / tiles.split_least() as usize).clamp(1, MOST_SPLITS))
+            // Kernels give each split whole steps: more splits than steps would find none.
+            let worth = reach / tiles.split_least() as usize;
+            let steps = reach.div_ceil(tiles.split_step() as usize);
+            Ok(wanted.min(worth).min(steps).clamp(1, MOST_SPLITS))
         }
     }
 }

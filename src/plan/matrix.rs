@@ -1,6 +1,7 @@
 //! Tiles of the fused kernel on matrix units.
 
-use super::Tuning;
+use super::matmul::ENOUGH_WORKGROUPS;
+use super::tuning::Tuning;
 use crate::device::{DeviceFacts, Fragment};
 use crate::problem::Shape;
 use crate::tensor::DType;
@@ -150,9 +151,8 @@ pub(super) fn fused_matrix(
     }
     let fitting = || FusedMatrix::candidates(fragment, shape, tuning, device).filter(|t| t.fits(device));
     // Large tiles as long as every core of a large GPU gets one: a second one each is for splits of the keys to find.
-    let fills = |t: &FusedMatrix| {
-        rows.div_ceil(t.rows() as usize).saturating_mul(heads) >= super::ENOUGH_WORKGROUPS / 2
-    };
+    let fills =
+        |t: &FusedMatrix| rows.div_ceil(t.rows() as usize).saturating_mul(heads) >= ENOUGH_WORKGROUPS / 2;
     let is_small = |t: &FusedMatrix| t.subgroups <= 2 && (t.rows() as usize) < 2 * rows;
     fitting()
         .find(fills)
@@ -164,7 +164,7 @@ pub(super) fn fused_matrix(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{KernelForm, MatrixUnits};
+    use crate::plan::tuning::{KernelForm, MatrixUnits};
 
     const DEVICE: DeviceFacts = DeviceFacts {
         f16: true,

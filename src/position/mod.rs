@@ -7,6 +7,9 @@ pub use rope::{RopeConfig, RopeOrder, RopeScaling};
 pub(crate) use rope::{check_base, check_channels, sinusoid_frequencies};
 pub use table::{Rope, Sinusoid};
 
+use std::sync::Arc;
+
+use crate::bindings::{BindingCache, BoundDispatch};
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernel::{Dispatch, View};
@@ -14,8 +17,8 @@ use crate::kernels::rotation_table::{DIGITS, LEVELS, RotationParams};
 use crate::kernels::row_positions::PositionParams;
 use crate::kernels::{KernelVariant, add_positions, rotate};
 use crate::path::grid;
-use crate::record::{Pipelines, dispatch, pass};
-use crate::scratch::{BoundDispatch, Scratch};
+use crate::pipelines::Pipelines;
+use crate::record::{dispatch, pass};
 use crate::tensor::{
     Access, DType, TensorView, axes, broadcast, check_aliasing, check_float, expect, expect_broadcast,
 };
@@ -98,20 +101,23 @@ pub struct AddPositions<'a> {
 /// ```no_run
 /// # fn f(device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder, q: wgpu_attention::TensorView)
 /// # -> Result<(), wgpu_attention::Error> {
-/// use wgpu_attention::{RowPositions, Positions, Rope, RopeConfig, Rotate, Rotation, Scratch, ScratchSize};
+/// use wgpu_attention::{RowPositions, Positions, Rope, RopeConfig, Rotate, Rotation};
 ///
 /// let rope = Rope::new(device, RopeConfig::new(64).base(500_000.0))?;
-/// let mut scratch = Scratch::new(device, ScratchSize::default())?;
 /// let call = Rotate { x: q, out: None, rotation: Rotation::Rope(&rope), at: RowPositions::Start(0) };
-/// Positions::new(device).rotate(encoder, &call, &mut scratch)?;
+/// Positions::new(device).rotate(encoder, &call)?;
 /// # Ok(()) }
 /// ```
 ///
 /// The rotations of a [`Rope`] come from a table in place of the device's own sin and cos, which WGSL allows to be wrong
 /// in the fourth digit; arithmetic is f32. Batch and heads may reach wgpu's limit of workgroups, 65535 by default, each.
+///
+/// It keeps the bindings of its recent calls, so that the same call again creates nothing, and with them their buffers,
+/// until it and its clones are dropped or 1024 others have come.
 #[derive(Clone, Debug)]
 pub struct Positions {
     pipelines: Pipelines,
+    bindings: Arc<BindingCache>,
 }
 
 impl Positions {
@@ -122,76 +128,55 @@ impl Positions {
 
     /// Positions that share pipelines with other operators on the device.
     pub fn with_pipelines(pipelines: &Pipelines) -> Self {
-        Positions { pipelines: pipelines.clone() }
+        Positions { pipelines: pipelines.clone(), bindings: Arc::default() }
     }
 
-    /// Records a rotation, in a compute pass of its own. `scratch` may be empty.
+    /// Records a rotation, in a compute pass of its own.
     ///
     /// # Errors
     /// Shapes that differ, more rotated channels than `x` has, a start from which the rows reach past [`MAX_POSITION`]
     /// or past the rows of `cos`, a written tensor that shares a buffer, and everything else that [`Error`] lists for tensors; then
     /// nothing has been recorded.
-    pub fn rotate(
-        &self,
-        encoder: &mut wgpu::CommandEncoder,
-        call: &Rotate,
-        scratch: &mut Scratch,
-    ) -> Result<(), Error> {
+    pub fn rotate(&self, encoder: &mut wgpu::CommandEncoder, call: &Rotate) -> Result<(), Error> {
         let call = rotation(call, self.pipelines.facts())?;
-        self.record(call, scratch, |bound| dispatch(&mut pass(encoder, "rotate"), bound))
+        self.record(call, |bound| dispatch(&mut pass(encoder, "rotate"), bound))
     }
 
     /// Records a rotation into a compute pass of the caller's, which is left with another pipeline and bind group 0.
     ///
     /// # Errors
     /// As [`rotate`](Self::rotate).
-    pub fn rotate_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        call: &Rotate,
-        scratch: &mut Scratch,
-    ) -> Result<(), Error> {
+    pub fn rotate_in_pass(&self, pass: &mut wgpu::ComputePass, call: &Rotate) -> Result<(), Error> {
         let call = rotation(call, self.pipelines.facts())?;
-        self.record(call, scratch, |bound| dispatch(pass, bound))
+        self.record(call, |bound| dispatch(pass, bound))
     }
 
-    /// Records a sum, in a compute pass of its own. `scratch` may be empty.
+    /// Records a sum, in a compute pass of its own.
     ///
     /// # Errors
     /// Shapes that differ, a scale that is not finite, a start from which the rows reach past the table or past
     /// [`MAX_POSITION`], a written tensor that shares a buffer, and everything else that [`Error`] lists for tensors;
     /// then nothing has been recorded.
-    pub fn add(
-        &self,
-        encoder: &mut wgpu::CommandEncoder,
-        call: &AddPositions,
-        scratch: &mut Scratch,
-    ) -> Result<(), Error> {
+    pub fn add(&self, encoder: &mut wgpu::CommandEncoder, call: &AddPositions) -> Result<(), Error> {
         let call = sum(call, self.pipelines.facts())?;
-        self.record(call, scratch, |bound| dispatch(&mut pass(encoder, "add positions"), bound))
+        self.record(call, |bound| dispatch(&mut pass(encoder, "add positions"), bound))
     }
 
     /// Records a sum into a compute pass of the caller's, which is left with another pipeline and bind group 0.
     ///
     /// # Errors
     /// As [`add`](Self::add).
-    pub fn add_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        call: &AddPositions,
-        scratch: &mut Scratch,
-    ) -> Result<(), Error> {
+    pub fn add_in_pass(&self, pass: &mut wgpu::ComputePass, call: &AddPositions) -> Result<(), Error> {
         let call = sum(call, self.pipelines.facts())?;
-        self.record(call, scratch, |bound| dispatch(pass, bound))
+        self.record(call, |bound| dispatch(pass, bound))
     }
 
     fn record(
         &self,
         call: Dispatch<KernelVariant>,
-        scratch: &mut Scratch,
         emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
     ) -> Result<(), Error> {
-        let bound = self.pipelines.bind(&[call], scratch)?;
+        let bound = self.pipelines.bind(&[call], &self.bindings)?;
         emit(&bound);
         Ok(())
     }

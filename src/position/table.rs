@@ -2,8 +2,8 @@
 
 use super::rope::{RopeConfig, check_base, check_channels, sinusoid_frequencies};
 use crate::error::Error;
+use crate::guard::guarded;
 use crate::kernels::rotation_table::{DIGITS, LEVELS, RotationParams};
-use crate::pipelines::guarded;
 use crate::tensor::{DType, TensorView, axes};
 
 /// `[3, 256, pairs, 2]`: cos and sin of digit · 256^level · frequency, as `position/rotation_table.wgsl` reads them.

@@ -25,14 +25,14 @@ impl Full {
         let gpu = &full().gpu;
         let config = CacheConfig::new(1, DIM, LEN).batch(BATCH).layout(layout);
         let mut cache = Cache::with_pipelines(gpu.pipelines(), config).expect("a cache");
-        let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
+        let scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
         let each = LEN * DIM;
         let values: Vec<f32> = (0..BATCH * each).map(|n| if n < each { 1.0 } else { 1000.0 }).collect();
         let [k, v] = [vec![0.0; BATCH * each], values].map(|x| gpu.upload(&x).expect("upload"));
         let view = |buffer| TensorView::new(buffer, DType::F32, [BATCH, 1, LEN, DIM]);
         gpu.submit(|encoder| {
-            cache.advance(encoder, Tokens::All(LEN), &mut scratch)?;
-            cache.append(encoder, 0, &Append::new(view(&k), view(&v)), &mut scratch)
+            cache.advance(encoder, Tokens::All(LEN))?;
+            cache.append(encoder, 0, &Append::new(view(&k), view(&v)))
         })
         .expect("room");
         let [q, out] = [(); 2].map(|()| gpu.upload(&[0.0f32; BATCH * DIM]).expect("upload"));
@@ -60,7 +60,7 @@ fn a_dropped_advance_and_a_truncation_read_nothing_else() {
     for tiling in FORMS {
         let mut ring = Full::new(CacheLayout::Ring { sinks: 0 });
         let mut dropped = ring.gpu.device().create_command_encoder(&Default::default());
-        ring.cache.advance(&mut dropped, Tokens::All(41), &mut ring.scratch).expect("a ring has room");
+        ring.cache.advance(&mut dropped, Tokens::All(41)).expect("a ring has room");
         drop(dropped);
         ring.cache.truncate(0, 56).expect("as long as the host thinks");
         assert_eq!(ring.ask(tiling), 1.0, "{tiling:?}");
@@ -74,7 +74,7 @@ fn a_wrong_length_learnt_reads_nothing_else() {
         let none = ring.gpu.upload(&[0u32; BATCH]).expect("upload");
         let counts = TensorView::new(&none, DType::U32, [BATCH, 1, 1, 1]);
         let rows = Tokens::Device { counts, most: 41 };
-        ring.gpu.submit(|e| ring.cache.advance(e, rows, &mut ring.scratch)).expect("an advance");
+        ring.gpu.submit(|e| ring.cache.advance(e, rows)).expect("an advance");
         ring.cache.set_known_len(0, 56).expect("within the bounds");
         ring.cache.truncate(0, 56).expect("as long as that");
         assert_eq!(ring.ask(tiling), 1.0, "{tiling:?}");
@@ -114,8 +114,8 @@ fn more_rows_than_a_dispatch_has_workgroups() {
         Attention::with_pipelines(gpu.pipelines(), Config::new(1, DIM).tuning(Tuning::new().splits(1)))
             .expect("a config");
     gpu.submit(|encoder| {
-        cache.advance(encoder, Tokens::All(rows), &mut scratch)?;
-        cache.append(encoder, 0, &Append::new(view(&k, rows), view(&v, rows)), &mut scratch)?;
+        cache.advance(encoder, Tokens::All(rows))?;
+        cache.append(encoder, 0, &Append::new(view(&k, rows), view(&v, rows)))?;
         let call = Forward::with_cache(view(&q, 1), &cache, view(&out, 1)).at_end();
         attention.forward(encoder, &call, &mut scratch)
     })

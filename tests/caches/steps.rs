@@ -189,8 +189,8 @@ fn bad_numbers_show_in_their_rows() {
             let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
             let mut scratch = Scratch::new(gpu.device(), Default::default()).expect("scratch");
             gpu.submit(|e| {
-                cache.advance(e, Tokens::All(4), &mut scratch)?;
-                cache.append(e, 0, &Append::new(view(&k, 4), view(&v, 4)), &mut scratch)?;
+                cache.advance(e, Tokens::All(4))?;
+                cache.append(e, 0, &Append::new(view(&k, 4), view(&v, 4)))?;
                 let call = Forward::with_cache(view(&q, 4), &cache, view(&out, 4));
                 attention.forward(e, &call.mask(wgpu_attention::Mask::causal()), &mut scratch)
             })
@@ -272,15 +272,15 @@ fn steps_in_a_callers_pass() {
         for n in 0..6 {
             // Token n of each, and its place in out: a buffer is read or written, so out is another.
             let row = |b| TensorView::new(b, DType::F32, [1, 1, 1, 8]).with_offset(8 * n);
-            cache.advance(&mut encoder, Tokens::All(1), &mut scratch).expect("room");
+            cache.advance(&mut encoder, Tokens::All(1)).expect("room");
             let append = Append::new(row(&k), row(&v));
             let call = Forward::with_cache(row(&q), &cache, row(&out)).mask(Mask::causal());
             if in_passes {
                 let mut pass = encoder.begin_compute_pass(&Default::default());
-                cache.append_in_pass(&mut pass, 0, &append, &mut scratch).expect("a recording");
+                cache.append_in_pass(&mut pass, 0, &append).expect("a recording");
                 attention.forward_in_pass(&mut pass, &call, &mut scratch).expect("a recording");
             } else {
-                cache.append(&mut encoder, 0, &append, &mut scratch).expect("a recording");
+                cache.append(&mut encoder, 0, &append).expect("a recording");
                 attention.forward(&mut encoder, &call, &mut scratch).expect("a recording");
             }
         }
@@ -317,11 +317,11 @@ fn rings_go_on_for_long() {
             let row = |b, n: usize| TensorView::new(b, DType::F32, [1, 1, 1, 8]).with_offset(8 * n);
             gpu.submit(|e| {
                 if before > 0 {
-                    cache.advance(e, Tokens::All(before), &mut scratch)?;
+                    cache.advance(e, Tokens::All(before))?;
                 }
                 for n in 0..9 {
-                    cache.advance(e, Tokens::All(1), &mut scratch)?;
-                    cache.append(e, 0, &Append::new(row(&x, n), row(&x, n)), &mut scratch)?;
+                    cache.advance(e, Tokens::All(1))?;
+                    cache.append(e, 0, &Append::new(row(&x, n), row(&x, n)))?;
                 }
                 let slope = TensorView::new(&slope, DType::F32, [1; 4]);
                 let call = Forward::with_cache(row(&x, 0), &cache, row(&out, 0));

@@ -28,8 +28,7 @@ struct Step {
 impl Step {
     fn new(gpu: &Gpu, config: CacheConfig) -> Self {
         let mut cache = Cache::with_pipelines(gpu.pipelines(), config).expect("a cache");
-        let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
-        gpu.submit(|e| cache.advance(e, Tokens::All(ROWS), &mut scratch)).expect("room");
+        gpu.submit(|e| cache.advance(e, Tokens::All(ROWS))).expect("room");
         let [k, v, q] = [0.3, 0.5, 0.7].map(|seed| gpu.upload(&noise(1024, seed)).expect("an upload"));
         Step { cache, k, v, q }
     }
@@ -116,7 +115,6 @@ pub(super) fn moves_of_caches() -> Seen {
     let mut bench = Bench::new();
     let gpu = bench.gpu.clone();
     let mut step = Step::new(&gpu, config());
-    let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
     let counts = gpu.upload(&[1u32; 8]).expect("an upload");
     let view = |dtype, shape| TensorView::new(&counts, dtype, shape);
     let device = |counts| Tokens::Device { counts, most: 2 };
@@ -141,8 +139,8 @@ pub(super) fn moves_of_caches() -> Seen {
         (&["`cache`", "`counts`", "a buffer of its own"], device(own)),
     ];
     for (words, rows) in &cases {
-        bench.refuses_with(words[0], words, |e| step.cache.advance(e, *rows, &mut scratch));
-        bench.refuses_with(words[0], words, |e| step.cache.rewind(e, *rows, &mut scratch));
+        bench.refuses_with(words[0], words, |e| step.cache.advance(e, *rows));
+        bench.refuses_with(words[0], words, |e| step.cache.rewind(e, *rows));
     }
     let full: [(&[&str], Tokens); 3] = [
         (&["sequence 0 of the cache has 3 tokens of at most 20, no room for 18 more"], Tokens::All(18)),
@@ -150,11 +148,11 @@ pub(super) fn moves_of_caches() -> Seen {
         (&["sequence 1", "truncate", "ring", "larger"], Tokens::Each(&[0, usize::MAX])),
     ];
     for (words, rows) in full {
-        bench.refuses_with(words[0], words, |e| step.cache.advance(e, rows, &mut scratch));
+        bench.refuses_with(words[0], words, |e| step.cache.advance(e, rows));
     }
     for rows in [Tokens::All(4), Tokens::Each(&[1, 4])] {
         let words = ["rows is 4", "at most the sequence's length"];
-        bench.refuses_with("rewind", &words, |e| step.cache.rewind(e, rows, &mut scratch));
+        bench.refuses_with("rewind", &words, |e| step.cache.rewind(e, rows));
     }
     assert_eq!(step.cache.len(1), Some(3), "nothing has moved");
 
@@ -177,17 +175,15 @@ pub(super) fn moves_of_caches() -> Seen {
     said(&["a fork of a sequence", "paged", "append the tokens again"], cache.fork(0, 1));
     said(&["sequence 0 of the cache", "no room for 18"], cache.reserve(0, 21));
     assert_eq!(cache.len(0), Some(3));
-    gpu.submit(|e| cache.advance(e, device(good), &mut scratch)).expect("room");
+    gpu.submit(|e| cache.advance(e, device(good))).expect("room");
     let layout = CacheLayout::Paged { page: 16, pages: 2 };
     let mut paged = Step::new(&gpu, config().layout(layout));
-    gpu.submit(|e| paged.cache.advance(e, device(good), &mut scratch)).expect("room");
+    gpu.submit(|e| paged.cache.advance(e, device(good))).expect("room");
     said(&["only the device knows", "set_known_len"], paged.cache.fork(0, 1));
     said(&["needs 1", "0"], paged.cache.reserve(0, 17));
-    bench.refuses_with("pages", &["1", "0", "page"], |e| {
-        paged.cache.advance(e, Tokens::Each(&[14, 0]), &mut scratch)
-    });
+    bench.refuses_with("pages", &["1", "0", "page"], |e| paged.cache.advance(e, Tokens::Each(&[14, 0])));
     let mut ring = Step::new(&gpu, config().layout(CacheLayout::Ring { sinks: 1 }));
-    gpu.submit(|e| ring.cache.advance(e, Tokens::All(20), &mut scratch)).expect("a ring");
+    gpu.submit(|e| ring.cache.advance(e, Tokens::All(20))).expect("a ring");
     let mut said = |words: &[&str], result: Result<(), Error>| {
         bench.seen.insert(read(words[0], &result.expect_err(words[0]), words));
     };
@@ -196,7 +192,7 @@ pub(super) fn moves_of_caches() -> Seen {
         said(&[&format!("len is {len}"), "overwritten"], ring.cache.truncate(0, len));
     }
     bench.refuses_with("rewind", &["rows is 20", "the ring can go back"], |e| {
-        ring.cache.rewind(e, Tokens::All(20), &mut scratch)
+        ring.cache.rewind(e, Tokens::All(20))
     });
     bench.seen
 }
@@ -211,11 +207,10 @@ pub(super) fn appends() -> Seen {
     let foreign = buffer(other.device(), 4096, wgpu::BufferUsages::STORAGE);
     let table = step.cache.lengths().buffer().clone();
     let mut refuses = |step: &Step, words: &[&str], layer: usize, append: Append| {
-        let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
-        bench.refuses_with(words[0], words, |e| step.cache.append(e, layer, &append, &mut scratch));
+        bench.refuses_with(words[0], words, |e| step.cache.append(e, layer, &append));
         bench.refuses_with(words[0], words, |e| {
             let mut pass = e.begin_compute_pass(&Default::default());
-            step.cache.append_in_pass(&mut pass, layer, &append, &mut scratch)
+            step.cache.append_in_pass(&mut pass, layer, &append)
         });
     };
     let (k, v) = (step.k(), step.v());
@@ -260,8 +255,7 @@ pub(super) fn appends() -> Seen {
     let (k, v) = (step.k(), step.v());
     refuses(&step, &["not recorded", "flush"], 0, Append::new(k, v));
     gpu.submit(|e| step.cache.flush(e)).expect("a recording");
-    let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
-    gpu.submit(|e| step.cache.append(e, 1, &Append::new(step.k(), step.v()), &mut scratch)).expect("a step");
+    gpu.submit(|e| step.cache.append(e, 1, &Append::new(step.k(), step.v()))).expect("a step");
     // Without features there is no f16.
     let plain = Step::new(&gpu, config());
     let halves = [plain.k(), plain.v()].map(|t| TensorView::new(t.buffer(), DType::F16, t.shape()));
@@ -410,8 +404,7 @@ pub(super) fn attention_to_caches() -> Seen {
     // Queries of a step that there was none of.
     step.cache.truncate(0, 1).expect("shorter");
     refuses(&["not recorded", "flush"], &attention, &Forward::with_cache(step.q(), &step.cache, out));
-    let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
-    gpu.submit(|e| step.cache.rewind(e, Tokens::All(1), &mut scratch)).expect("one token each");
+    gpu.submit(|e| step.cache.rewind(e, Tokens::All(1))).expect("one token each");
     refuses(
         &["last advance", "rewound", "at_end"],
         &attention,

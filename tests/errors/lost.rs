@@ -58,9 +58,8 @@ impl Bed {
         let layout = wgpu_attention::CacheLayout::Paged { page: 16, pages: 4 };
         let mut paged =
             Cache::with_pipelines(gpu.pipelines(), cache_config().layout(layout)).expect("a cache");
-        let mut own = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
-        gpu.submit(|e| cache.advance(e, Tokens::All(SHAPE.q_len), &mut own)).expect("room");
-        gpu.submit(|e| paged.advance(e, Tokens::All(SHAPE.q_len), &mut own)).expect("room");
+        gpu.submit(|e| cache.advance(e, Tokens::All(SHAPE.q_len))).expect("room");
+        gpu.submit(|e| paged.advance(e, Tokens::All(SHAPE.q_len))).expect("room");
         let rope = Rope::new(gpu.device(), RopeConfig::new(4)).expect("a rope");
         let sinusoid = Sinusoid::new(gpu.device(), 8, 10000.0).expect("a sinusoid");
         let layer = layer.expect("a layer");
@@ -112,7 +111,7 @@ fn every_call_on_a_lost_device_is_refused() {
     says("prepare", layer.prepare(&layer_call(&buffers), scratch));
     let map = TensorView::new(&buffers[3], DType::U32, [1, 1, 1, 1]);
     let blocks = Blocks::new(map, [8, 8]);
-    says("classify", attention.classify(&mut encoder, &Mask::causal(), [2, 3, 5], &blocks, scratch));
+    says("classify", attention.classify(&mut encoder, &Mask::causal(), [2, 3, 5], &blocks));
 
     let heads = |n: usize| TensorView::new(&buffers[n], DType::F32, [1, 2, 3, 8]);
     let product = wgpu_attention::ProjectionForward {
@@ -121,10 +120,10 @@ fn every_call_on_a_lost_device_is_refused() {
         out: heads(3),
         narrow: false,
     };
-    says("projection", Projection::with_pipelines(&pipelines).forward(&mut encoder, &[product], scratch));
+    says("projection", Projection::with_pipelines(&pipelines).forward(&mut encoder, &[product]));
     let lse = |n: usize| TensorView::new(&buffers[n], DType::F32, [1, 2, 3, 1]);
     let (part, whole) = (Partial { out: heads(0), lse: lse(1) }, Partial { out: heads(3), lse: lse(2) });
-    says("merge", Merge::with_pipelines(&pipelines).forward(&mut encoder, &[part], &whole, scratch));
+    says("merge", Merge::with_pipelines(&pipelines).forward(&mut encoder, &[part], &whole));
     let positions = Positions::with_pipelines(&pipelines);
     let rotation = Rotate {
         x: heads(0),
@@ -132,11 +131,11 @@ fn every_call_on_a_lost_device_is_refused() {
         rotation: Rotation::Rope(&rope),
         at: RowPositions::Start(0),
     };
-    says("rotate", positions.rotate(&mut encoder, &rotation, scratch));
+    says("rotate", positions.rotate(&mut encoder, &rotation));
     let table = PositionTable::Sinusoid(&sinusoid);
     let sum =
         AddPositions { x: heads(0), out: Some(heads(3)), table, at: RowPositions::Start(0), scale: 1.0 };
-    says("add", positions.add(&mut encoder, &sum, scratch));
+    says("add", positions.add(&mut encoder, &sum));
     says("a rope", Rope::new(&device, RopeConfig::new(4)));
     says("a sinusoid", Sinusoid::new(&device, 8, 10000.0));
 
@@ -144,21 +143,20 @@ fn every_call_on_a_lost_device_is_refused() {
     let rows = Shape { kv_len: SHAPE.q_len, ..SHAPE };
     let k = TensorView::new(&buffers[0], DType::F32, rows.k());
     let v = TensorView::new(&buffers[1], DType::F32, rows.v());
-    says("append", cache.append(&mut encoder, 0, &Append::new(k, v), scratch));
+    says("append", cache.append(&mut encoder, 0, &Append::new(k, v)));
     let cached = Forward::with_cache(good.q, &cache, good.out);
     says("cached", fused.forward(&mut encoder, &cached, scratch));
     says("prepare", fused.prepare(&cached, scratch));
-    let empty = &mut Scratch::new(full().gpu.device(), ScratchSize::default()).expect("scratch");
     let before = cache.len_bounds(0);
-    says("advance", cache.advance(&mut encoder, Tokens::All(1), empty));
-    says("advance", cache.advance(&mut encoder, Tokens::Each(&[1, 2]), empty));
-    says("rewind", cache.rewind(&mut encoder, Tokens::All(1), empty));
+    says("advance", cache.advance(&mut encoder, Tokens::All(1)));
+    says("advance", cache.advance(&mut encoder, Tokens::Each(&[1, 2])));
+    says("rewind", cache.rewind(&mut encoder, Tokens::All(1)));
     assert_eq!(cache.len_bounds(0), before, "a refusal moves nothing");
     // What the host alone keeps still serves, and is not recorded.
     paged.fork(0, 1).expect("pages are the host's");
     paged.truncate(0, 1).expect("lengths are the host's");
     says("flush", paged.flush(&mut encoder));
-    says("advance", paged.advance(&mut encoder, Tokens::All(1), empty));
+    says("advance", paged.advance(&mut encoder, Tokens::All(1)));
 
     says("buffer", gpu.buffer(64));
     says("upload", gpu.upload(&[1.0f32; 4]));
@@ -187,7 +185,7 @@ fn a_device_lost_in_the_middle_of_a_recording() {
     let call = good.forward();
     let mut encoder = gpu.device().create_command_encoder(&Default::default());
     attention.forward(&mut encoder, &call, &mut scratch).expect("the device is there");
-    cache.advance(&mut encoder, Tokens::All(1), &mut scratch).expect("the device is there");
+    cache.advance(&mut encoder, Tokens::All(1)).expect("the device is there");
     gpu.device().destroy();
     attention.forward(&mut encoder, &call, &mut scratch).expect("it makes nothing new");
     let short = Parts { k: good.k.slice(2, 0, 2), v: good.v.slice(2, 0, 2), ..good }.forward();

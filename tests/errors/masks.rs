@@ -181,10 +181,9 @@ pub(super) fn block_maps() -> Seen {
         (["`blocks`", "share memory", "[2, 4, 2, 3]"], lengths, good.with_strides([0, 6, 3, 1]), SIZE),
     ];
     for (words, lengths, map, size) in cases {
-        let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
         let mask = Mask::none().attn_mask(keep);
         bench.refuses_with(words[1], &words, |e| {
-            attention.classify(e, &mask, lengths, &Blocks::new(map, size), &mut scratch)
+            attention.classify(e, &mask, lengths, &Blocks::new(map, size))
         });
     }
     bench.seen.into_iter().collect()

@@ -418,9 +418,9 @@ pub fn classify(
     let blocks = Blocks::new(view(&buffers, &map), size);
     let result = if pass {
         let mut pass = encoder.begin_compute_pass(&Default::default());
-        attention.classify_in_pass(&mut pass, &device_mask, lengths, &blocks, &mut scratch)
+        attention.classify_in_pass(&mut pass, &device_mask, lengths, &blocks)
     } else {
-        attention.classify(&mut encoder, &device_mask, lengths, &blocks, &mut scratch)
+        attention.classify(&mut encoder, &device_mask, lengths, &blocks)
     };
     let shape =
         Shape { batch: lengths[0], heads: config.heads, q_len: lengths[1], kv_len: lengths[2], ..shape };

@@ -190,11 +190,7 @@ pub fn cache(
                     _ => write!(said, " {rows:?}"),
                 };
                 let back = operation == 6;
-                let done = if back {
-                    cache.rewind(encoder, rows, &mut scratch)
-                } else {
-                    cache.advance(encoder, rows, &mut scratch)
-                };
+                let done = if back { cache.rewind(encoder, rows) } else { cache.advance(encoder, rows) };
                 if done.is_ok() {
                     advanced = match rows {
                         _ if back => 0,
@@ -218,9 +214,9 @@ pub fn cache(
                 let layer = if c.one_in(12) { c.size() } else { c.below(kind.layers) };
                 if c.one_in(3) {
                     let mut pass = encoder.begin_compute_pass(&Default::default());
-                    cache.append_in_pass(&mut pass, layer, &append, &mut scratch)
+                    cache.append_in_pass(&mut pass, layer, &append)
                 } else {
-                    cache.append(encoder, layer, &append, &mut scratch)
+                    cache.append(encoder, layer, &append)
                 }
             }
             11..15 => {

@@ -138,9 +138,9 @@ pub fn rotate(
     let (mut scratch, mut encoder) = (world.scratch(), world.encoder());
     let operator = Positions::with_pipelines(world.gpu.pipelines());
     let result = if pass {
-        operator.rotate_in_pass(&mut encoder.begin_compute_pass(&Default::default()), &call, &mut scratch)
+        operator.rotate_in_pass(&mut encoder.begin_compute_pass(&Default::default()), &call)
     } else {
-        operator.rotate(&mut encoder, &call, &mut scratch)
+        operator.rotate(&mut encoder, &call)
     };
     let all: Vec<_> = [Some(x), out, places.0].into_iter().flatten().collect();
     let write = out.unwrap_or(x);
@@ -215,9 +215,9 @@ pub fn add(
     let (mut scratch, mut encoder) = (world.scratch(), world.encoder());
     let operator = Positions::with_pipelines(world.gpu.pipelines());
     let result = if pass {
-        operator.add_in_pass(&mut encoder.begin_compute_pass(&Default::default()), &call, &mut scratch)
+        operator.add_in_pass(&mut encoder.begin_compute_pass(&Default::default()), &call)
     } else {
-        operator.add(&mut encoder, &call, &mut scratch)
+        operator.add(&mut encoder, &call)
     };
     let all: Vec<_> = [Some(x), out, places.0, learned.then_some(table)].into_iter().flatten().collect();
     let write = out.unwrap_or(x);

@@ -89,9 +89,9 @@ pub fn project(
     let mut scratch = memory.scratch(world, Default::default()).map_err(|e| e.to_string())?;
     let mut encoder = world.encoder();
     let result = if pass {
-        operator.forward_in_pass(&mut encoder.begin_compute_pass(&Default::default()), &calls, &mut scratch)
+        operator.forward_in_pass(&mut encoder.begin_compute_pass(&Default::default()), &calls)
     } else {
-        operator.forward(&mut encoder, &calls, &mut scratch)
+        operator.forward(&mut encoder, &calls)
     };
     let work = products.iter().map(|p| p.out.count() as f64 * p.x.shape[3] as f64).sum::<f64>();
     let all: Vec<_> =
@@ -173,10 +173,9 @@ pub fn merge(
             &mut encoder.begin_compute_pass(&Default::default()),
             &calls,
             &partial(&into),
-            &mut scratch,
         )
     } else {
-        operator.forward(&mut encoder, &calls, &partial(&into), &mut scratch)
+        operator.forward(&mut encoder, &calls, &partial(&into))
     };
     let all: Vec<_> = parts.iter().flatten().chain(&into).copied().collect();
     let tame = parts.iter().flatten().all(Window::is_tame) && into.iter().all(Window::is_watched);

@@ -1,6 +1,6 @@
 //! Block maps that a device makes.
 
-use wgpu_attention::{Attention, Blocks, Config, DType, Error, Scratch, ScratchSize, Shape, TensorView};
+use wgpu_attention::{Attention, Blocks, Config, DType, Error, Shape, TensorView};
 
 use super::case::Rules;
 use super::device::Profile;
@@ -22,8 +22,7 @@ pub async fn classified(
     let placed = PlacedRules::new(profile, rules, DType::F32, Layout::Window(5));
     let config = Config::new(shape.heads, shape.head_dim).kv_heads(shape.kv_heads);
     let attention = Attention::with_pipelines(gpu.pipelines(), config)?;
-    let mut scratch = Scratch::new(gpu.device(), ScratchSize::default())?;
     let lengths = [shape.batch, shape.q_len, shape.kv_len];
-    gpu.submit(|e| attention.classify(e, &placed.mask(), lengths, &blocks, &mut scratch))?;
+    gpu.submit(|e| attention.classify(e, &placed.mask(), lengths, &blocks))?;
     gpu.download_async(&buffer, count).await
 }

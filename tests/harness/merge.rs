@@ -1,7 +1,7 @@
 //! Attention over pieces of the keys, merged, judged as attention over all of them.
 
 use wgpu_attention::{
-    Attention, Config, DType, DeviceMask, Forward, Merge, Partial, Path, Scratch, ScratchSize, Shape, Tuning,
+    Attention, Config, DType, DeviceMask, Forward, Merge, Partial, Path, Scratch, Shape, Tuning,
 };
 
 use super::case::{Case, Weights};
@@ -70,8 +70,7 @@ pub async fn merged(case: &Case, cut: &Cut<'_>) -> Result<f64, String> {
         outputs.iter().map(|[out, lse]| Partial { out: out.view(), lse: lse.view() }).collect();
     let target = Partial { out: all[0].view(), lse: all[1].view() };
     let merge = Merge::with_pipelines(profile.gpu.pipelines());
-    let mut scratch = Scratch::new(device, ScratchSize::default()).map_err(|e| e.to_string())?;
-    profile.gpu.submit(|e| merge.forward(e, &parts, &target, &mut scratch)).map_err(|e| e.to_string())?;
+    profile.gpu.submit(|e| merge.forward(e, &parts, &target)).map_err(|e| e.to_string())?;
 
     // Every part is rounded once, and so is what it is merged into.
     let truth = case.truth(if part == DType::F16 { part } else { into }, Weights::None);

@@ -4,7 +4,7 @@ use wgpu_attention::reference::{self, widen};
 use wgpu_attention::wgpu;
 use wgpu_attention::{
     AddPositions, DType, Error, HostTensor, MAX_POSITION, PositionTable, Positions, Rope, RopeConfig,
-    RopeOrder, Rotate, Rotation, RowPositions, Scratch, ScratchSize, Sinusoid, TensorView,
+    RopeOrder, Rotate, Rotation, RowPositions, Sinusoid, TensorView,
 };
 
 use super::case::HostData;
@@ -85,7 +85,6 @@ impl Setup {
             &Positions,
             &mut wgpu::CommandEncoder,
             (TensorView, Option<TensorView>, RowPositions<TensorView>),
-            &mut Scratch,
         ) -> Result<(), Error>,
     ) -> Result<f64, String> {
         let Setup { profile, layout, .. } = *self;
@@ -107,9 +106,7 @@ impl Setup {
         };
         let positions = Positions::with_pipelines(profile.gpu.pipelines());
         let call = (placed.view(), out.as_ref().map(Placed::view), at);
-        let size = ScratchSize::default();
-        let mut scratch = Scratch::new(profile.gpu.device(), size).map_err(|e| e.to_string())?;
-        profile.gpu.submit(|e| record(&positions, e, call, &mut scratch)).map_err(|e| e.to_string())?;
+        profile.gpu.submit(|e| record(&positions, e, call)).map_err(|e| e.to_string())?;
         let got = out.as_ref().unwrap_or(&placed).download_async("out", profile).await?;
         assert_eq!(got.len(), want.len());
         let mut worst: f64 = 0.0;
@@ -157,8 +154,8 @@ impl Setup {
             ROTATION * ROUNDING * amplitude * wide[row + d].hypot(wide[row + other])
         };
         let rope = Rope::new(self.profile.gpu.device(), config).map_err(|e| e.to_string())?;
-        self.judge(&x, at, &want, error, |positions, encoder, (x, out, at), scratch| {
-            positions.rotate(encoder, &Rotate { x, out, rotation: Rotation::Rope(&rope), at }, scratch)
+        self.judge(&x, at, &want, error, |positions, encoder, (x, out, at)| {
+            positions.rotate(encoder, &Rotate { x, out, rotation: Rotation::Rope(&rope), at })
         })
         .await
     }
@@ -225,9 +222,9 @@ impl Setup {
         let place = |n: usize| Placed::input(self.profile, Values::Floats(&given[n]), dtype, places[1]);
         let placed = [place(0), place(1)];
         let [cos, sin] = placed.each_ref().map(Placed::view);
-        self.judge(&x, at, &want, error, |positions, encoder, (x, out, at), scratch| {
+        self.judge(&x, at, &want, error, |positions, encoder, (x, out, at)| {
             let rotation = Rotation::CosSin { cos, sin, order };
-            positions.rotate(encoder, &Rotate { x, out, rotation, at }, scratch)
+            positions.rotate(encoder, &Rotate { x, out, rotation, at })
         })
         .await
     }
@@ -260,9 +257,9 @@ impl Setup {
             |n: usize| ROUNDING * (TURN + (wide[n] * f64::from(scale)).abs() + want[n].abs().max(1.0));
         let sinusoid =
             Sinusoid::new(self.profile.gpu.device(), x.shape[3], base).map_err(|e| e.to_string())?;
-        self.judge(&x, at, &want, error, |positions, encoder, (x, out, at), scratch| {
+        self.judge(&x, at, &want, error, |positions, encoder, (x, out, at)| {
             let table = PositionTable::Sinusoid(&sinusoid);
-            positions.add(encoder, &AddPositions { x, out, table, at, scale }, scratch)
+            positions.add(encoder, &AddPositions { x, out, table, at, scale })
         })
         .await
     }
@@ -295,9 +292,9 @@ impl Setup {
         let error = |n: usize| ROUNDING * ((wide[n] * f64::from(scale)).abs() + want[n].abs());
         let place = self.layout.places([[1; 4], table.shape])[1];
         let placed = Placed::input(self.profile, Values::Floats(&rows), dtype, place);
-        self.judge(&x, at, &want, error, |positions, encoder, (x, out, at), scratch| {
+        self.judge(&x, at, &want, error, |positions, encoder, (x, out, at)| {
             let table = PositionTable::Learned(placed.view());
-            positions.add(encoder, &AddPositions { x, out, table, at, scale }, scratch)
+            positions.add(encoder, &AddPositions { x, out, table, at, scale })
         })
         .await
     }

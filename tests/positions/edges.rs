@@ -4,10 +4,9 @@ use wgpu_attention::reference::{self, widen};
 use wgpu_attention::wgpu;
 use wgpu_attention::{
     AddPositions, DType, PositionTable, Positions, Rope, RopeConfig, RopeOrder, Rotate, Rotation,
-    RowPositions, Scratch, TensorView,
+    RowPositions, TensorView,
 };
 
-use super::scratch;
 use crate::harness::device::devices;
 use crate::harness::positions::{Setup, normals};
 use crate::harness::{HostData, Report, Rng, full};
@@ -41,21 +40,20 @@ fn few_workgroups_do_the_work_of_many() {
     let config = RopeConfig::new(6);
     let rope = Rope::new(gpu.device(), config).expect("a rope");
     let positions = Positions::with_pipelines(gpu.pipelines());
-    let mut scratch = scratch(&gpu);
-    let got = |scratch: &mut Scratch| {
+    let got = || {
         let call =
             Rotate { x: x_view, out: Some(out), rotation: Rotation::Rope(&rope), at: RowPositions::Start(9) };
-        gpu.submit(|e| positions.rotate(e, &call, scratch)).expect("a rotation");
+        gpu.submit(|e| positions.rotate(e, &call)).expect("a rotation");
         let rotated: Vec<f32> = gpu.download(&buffers[1], x.data.len()).expect("out");
         let table = PositionTable::Learned(TensorView::new(&buffers[0], DType::F32, [1, 1, 388, 10]));
         let call = AddPositions { x: out, out: None, table, at: RowPositions::Start(5), scale: 1.0 };
-        gpu.submit(|e| positions.add(e, &call, scratch)).expect("a sum");
+        gpu.submit(|e| positions.add(e, &call)).expect("a sum");
         (rotated, gpu.download::<f32>(&buffers[1], x.data.len()).expect("out"))
     };
-    let (rotated, sum) = got(&mut scratch);
+    let (rotated, sum) = got();
     // A recording of the same calls compiles nothing and says the same.
     assert_eq!(gpu.pipelines().compiled(), 2);
-    assert!(got(&mut scratch) == (rotated.clone(), sum.clone()) && gpu.pipelines().compiled() == 2);
+    assert!(got() == (rotated.clone(), sum.clone()) && gpu.pipelines().compiled() == 2);
     let wide = widen::<f64>(&x.data);
     let want = reference::rotate(&wide, shape, &config, RowPositions::Start(9)).expect("fits");
     assert!(rotated.iter().zip(&want).all(|(g, w)| (f64::from(*g) - w).abs() < 1e-5));

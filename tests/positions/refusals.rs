@@ -4,10 +4,10 @@ use wgpu_attention::reference;
 use wgpu_attention::wgpu;
 use wgpu_attention::{
     AddPositions, DType, Error, Gpu, HostTensor, MAX_POSITION, PositionTable, Positions, Rope, RopeConfig,
-    RopeOrder, RopeScaling, Rotate, Rotation, RowPositions, Scratch, Sinusoid, TensorView,
+    RopeOrder, RopeScaling, Rotate, Rotation, RowPositions, Sinusoid, TensorView,
 };
 
-use super::{says, scratch};
+use super::says;
 use crate::harness::device::devices;
 use crate::harness::{defaults, full};
 
@@ -122,11 +122,11 @@ impl Bench {
     fn refuses(
         &self,
         words: &[&str],
-        record: impl Fn(&Positions, &mut wgpu::CommandEncoder, &mut Scratch) -> Result<(), Error>,
+        record: impl Fn(&Positions, &mut wgpu::CommandEncoder) -> Result<(), Error>,
     ) {
         let positions = Positions::with_pipelines(self.gpu.pipelines());
         let mut encoder = self.gpu.device().create_command_encoder(&Default::default());
-        let error = record(&positions, &mut encoder, &mut scratch(&self.gpu)).expect_err("refused");
+        let error = record(&positions, &mut encoder).expect_err("refused");
         says(error, words);
         self.gpu.queue().submit([encoder.finish()]);
         for buffer in [&self.x, &self.out] {
@@ -138,20 +138,20 @@ impl Bench {
     fn refuses_rotation<'a>(&'a self, words: &[&str], change: impl Fn(&mut Rotate<'a>)) {
         let mut call = self.rotate();
         change(&mut call);
-        self.refuses(words, |positions, encoder, scratch| positions.rotate(encoder, &call, scratch));
-        self.refuses(words, |positions, encoder, scratch| {
+        self.refuses(words, |positions, encoder| positions.rotate(encoder, &call));
+        self.refuses(words, |positions, encoder| {
             let mut pass = encoder.begin_compute_pass(&Default::default());
-            positions.rotate_in_pass(&mut pass, &call, scratch)
+            positions.rotate_in_pass(&mut pass, &call)
         });
     }
 
     fn refuses_sum<'a>(&'a self, words: &[&str], change: impl Fn(&mut AddPositions<'a>)) {
         let mut call = self.add();
         change(&mut call);
-        self.refuses(words, |positions, encoder, scratch| positions.add(encoder, &call, scratch));
-        self.refuses(words, |positions, encoder, scratch| {
+        self.refuses(words, |positions, encoder| positions.add(encoder, &call));
+        self.refuses(words, |positions, encoder| {
             let mut pass = encoder.begin_compute_pass(&Default::default());
-            positions.add_in_pass(&mut pass, &call, scratch)
+            positions.add_in_pass(&mut pass, &call)
         });
     }
 }
@@ -218,7 +218,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     let wide = Rope::new(bench.gpu.device(), RopeConfig::new(10)).expect("a rope");
     let mut call = bench.rotate();
     call.rotation = Rotation::Rope(&wide);
-    bench.refuses(&["`x`", "dim must be at least 10", "got 8"], |p, e, s| p.rotate(e, &call, s));
+    bench.refuses(&["`x`", "dim must be at least 10", "got 8"], |p, e| p.rotate(e, &call));
     bench.refuses_sum(&["`x`", "dim must be 8", "got 6"], |c| {
         (c.x, c.out) = (view(x, f32, [2, 3, 5, 6]), None);
         c.table = PositionTable::Sinusoid(&bench.sinusoid);
@@ -285,7 +285,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     let plain = bench.gpu.device().create_buffer(&plain);
     let mut call = bench.rotate();
     call.x = view(&plain, f32, SHAPE);
-    bench.refuses(&["`x`", "STORAGE"], |p, e, s| p.rotate(e, &call, s));
+    bench.refuses(&["`x`", "STORAGE"], |p, e| p.rotate(e, &call));
 
     let bench = Bench::new(&defaults().gpu);
     bench.refuses_rotation(&["SHADER_F16"], |c| c.x = view(&bench.x, DType::F16, SHAPE));
@@ -308,17 +308,16 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     });
     let mut call = bench.rotate();
     call.rotation = Rotation::Rope(&stranger.rope);
-    bench.refuses(&["wgpu refused"], |p, e, s| p.rotate(e, &call, s));
+    bench.refuses(&["wgpu refused"], |p, e| p.rotate(e, &call));
     let big = one.buffer(2 << 20).expect("a buffer");
     let mut call = bench.rotate();
     call.x = view(&big, f32, SHAPE).with_strides([300_000, 8, 24, 1]);
-    bench.refuses(&["`x`", "allows 1048576"], |p, e, s| p.rotate(e, &call, s));
+    bench.refuses(&["`x`", "allows 1048576"], |p, e| p.rotate(e, &call));
 
     // What all of them spoiled is right.
     let positions = Positions::with_pipelines(one.pipelines());
-    let mut scratch = scratch(&one);
-    one.submit(|e| positions.rotate(e, &bench.rotate(), &mut scratch)).expect("a rotation");
-    one.submit(|e| positions.add(e, &bench.add(), &mut scratch)).expect("a sum");
+    one.submit(|e| positions.rotate(e, &bench.rotate())).expect("a rotation");
+    one.submit(|e| positions.add(e, &bench.add())).expect("a sum");
 }
 
 #[test]

@@ -6,7 +6,6 @@ use wgpu_attention::{
     TensorView,
 };
 
-use super::scratch;
 use crate::harness::positions::{Setup, normals, places};
 use crate::harness::run::Layout;
 use crate::harness::{Report, full};
@@ -87,9 +86,9 @@ fn given_cosines_and_sines_are_not_exchanged() {
             &RowPositions::Start(0),
             &want,
             |_| 1e-5,
-            |positions, encoder, (x, out, at), scratch| {
+            |positions, encoder, (x, out, at)| {
                 let rotation = Rotation::CosSin { cos, sin, order };
-                positions.rotate(encoder, &Rotate { x, out, rotation, at }, scratch)
+                positions.rotate(encoder, &Rotate { x, out, rotation, at })
             },
         ))
     };
@@ -114,15 +113,14 @@ fn the_first_position_leaves_every_bit() {
         at: RowPositions::Start(0),
     };
     let positions = Positions::new(gpu.device());
-    let mut scratch = scratch(gpu);
-    gpu.submit(|e| positions.rotate(e, &call, &mut scratch)).expect("a rotation");
+    gpu.submit(|e| positions.rotate(e, &call)).expect("a rotation");
     assert_eq!(gpu.download::<f32>(&out, 64).expect("out"), x);
     let in_place = Rotate { out: None, ..call };
-    gpu.submit(|e| positions.rotate(e, &in_place, &mut scratch)).expect("a rotation");
+    gpu.submit(|e| positions.rotate(e, &in_place)).expect("a rotation");
     assert_eq!(gpu.download::<f32>(&buffer, 64).expect("x"), x);
     // The second position does not.
     let second = Rotate { at: RowPositions::Start(1), ..in_place };
-    gpu.submit(|e| positions.rotate(e, &second, &mut scratch)).expect("a rotation");
+    gpu.submit(|e| positions.rotate(e, &second)).expect("a rotation");
     assert_ne!(gpu.download::<f32>(&buffer, 64).expect("x"), x);
 }
 
@@ -142,8 +140,8 @@ fn the_other_order_is_not_this_one() {
         &RowPositions::Start(3),
         &want,
         |_| 1e-3,
-        |positions, encoder, (x, out, at), scratch| {
-            positions.rotate(encoder, &Rotate { x, out, rotation: Rotation::Rope(&rope), at }, scratch)
+        |positions, encoder, (x, out, at)| {
+            positions.rotate(encoder, &Rotate { x, out, rotation: Rotation::Rope(&rope), at })
         },
     ));
     assert!(judged.is_err_and(|e| e.contains("element")));

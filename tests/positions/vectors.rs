@@ -72,7 +72,7 @@ fn attended(
         for x in [q, k] {
             let call =
                 Rotate { x, out: None, rotation: Rotation::Rope(&rope), at: RowPositions::Start(start) };
-            positions.rotate_in_pass(&mut pass, &call, &mut scratch)?;
+            positions.rotate_in_pass(&mut pass, &call)?;
         }
         attention.forward_in_pass(&mut pass, &call, &mut scratch)
     })

@@ -66,9 +66,9 @@ impl Generation {
 
     /// The step alone.
     fn generate(&mut self, encoder: &mut wgpu::CommandEncoder, scratch: &mut Scratch) {
-        self.cache.advance(encoder, Tokens::All(1), scratch).expect("room");
+        self.cache.advance(encoder, Tokens::All(1)).expect("room");
         let append = Append::new(self.view(1, 1), self.view(2, 1));
-        self.cache.append(encoder, 0, &append, scratch).expect("a recording");
+        self.cache.append(encoder, 0, &append).expect("a recording");
         let call = Forward::with_cache(self.view(0, HEADS), &self.cache, self.view(3, HEADS));
         self.attention.forward(encoder, &call.mask(Mask::causal()), scratch).expect("a recording");
     }
@@ -180,7 +180,7 @@ fn a_step_costs_the_same_at_any_length() {
         let mut scratch = generation.scratch();
         let mut encoder = encoder(&generation.own.gpu);
         // As far as recording goes, the tokens are there.
-        generation.cache.advance(&mut encoder, Tokens::All(len), &mut scratch).expect("room");
+        generation.cache.advance(&mut encoder, Tokens::All(len)).expect("room");
         generation.generate(&mut encoder, &mut scratch);
         (generation, encoder, scratch)
     });
@@ -217,7 +217,6 @@ fn scratch_does_not_grow_with_capacity() {
         .expect("an operator");
         let [q, out] = [0, 1].map(|_| gpu.buffer(4 * 8 * 64).expect("a buffer"));
         let view = |b| TensorView::new(b, DType::F32, [1, 8, 1, 64]);
-        let mut scratch = Scratch::new(gpu.device(), Default::default()).expect("scratch");
         let mut sizes = Vec::new();
         for capacity in [1, 64, 1000, 10_000, 40_000, 100_000] {
             let config = CacheConfig::new(2, 64, capacity).storage(CacheStorage::Q4(ScaleGroup::Of(32)));
@@ -227,7 +226,7 @@ fn scratch_does_not_grow_with_capacity() {
                 attention.scratch_size(&call).expect("a size").total()
             };
             let empty = size(&cache);
-            gpu.submit(|e| cache.advance(e, Tokens::All(capacity), &mut scratch)).expect("room");
+            gpu.submit(|e| cache.advance(e, Tokens::All(capacity))).expect("room");
             assert_eq!(size(&cache), empty, "{tiling:?}: a full cache of {capacity}");
             sizes.push(empty);
         }

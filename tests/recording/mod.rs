@@ -3,6 +3,7 @@
 
 mod cached;
 mod cost;
+mod operators;
 mod order;
 
 use std::time::{Duration, Instant};

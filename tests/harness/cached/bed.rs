@@ -123,9 +123,8 @@ impl Bed {
     pub fn grow(&mut self, count: &Count) -> Result<(), Error> {
         let most = count.most();
         let mut encoder = self.encoder();
-        let mut scratch = self.scratch();
         let profile = self.profile;
-        count.with(profile, |rows| self.cache.advance(&mut encoder, rows, &mut scratch))?;
+        count.with(profile, |rows| self.cache.advance(&mut encoder, rows))?;
         self.advanced = most;
         let longest = self.kind.longest();
         for s in 0..self.kind.batch {
@@ -141,7 +140,7 @@ impl Bed {
         }
         let held: Vec<_> = (0..self.kind.layers).map(|layer| self.place_new(layer)).collect();
         for (layer, [k, v]) in held.iter().enumerate() {
-            self.cache.append(&mut encoder, layer, &Append::new(k.view(), v.view()), &mut scratch)?;
+            self.cache.append(&mut encoder, layer, &Append::new(k.view(), v.view()))?;
         }
         self.submit(encoder);
         Ok(())
@@ -173,9 +172,8 @@ impl Bed {
     /// Moves the cache back by `count`.
     pub fn rewind(&mut self, count: &Count) -> Result<(), Error> {
         let mut encoder = self.encoder();
-        let mut scratch = self.scratch();
         let profile = self.profile;
-        count.with(profile, |rows| self.cache.rewind(&mut encoder, rows, &mut scratch))?;
+        count.with(profile, |rows| self.cache.rewind(&mut encoder, rows))?;
         self.submit(encoder);
         self.advanced = 0;
         for (s, sequence) in self.sequences.iter_mut().enumerate() {

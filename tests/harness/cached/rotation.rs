@@ -61,15 +61,12 @@ pub async fn rotated_steps(
         let view = |buffer, heads| TensorView::new(buffer, DType::F32, [2, heads, rows, DIM]);
         let queries = view(&q, HEADS);
         gpu.submit(|encoder| {
-            cache.advance(encoder, Tokens::Each(&counts), &mut scratch)?;
+            cache.advance(encoder, Tokens::Each(&counts))?;
             let append = Append::new(view(&k, KV_HEADS), view(&v, KV_HEADS)).rope(&rope);
-            cache.append(encoder, 0, &append, &mut scratch)?;
+            cache.append(encoder, 0, &append)?;
             let at = RowPositions::Tensor(cache.starts());
-            positions.rotate(
-                encoder,
-                &Rotate { x: queries, out: None, rotation: Rotation::Rope(&rope), at },
-                &mut scratch,
-            )?;
+            positions
+                .rotate(encoder, &Rotate { x: queries, out: None, rotation: Rotation::Rope(&rope), at })?;
             let call = Forward::with_cache(queries, &cache, view(&out, HEADS)).mask(Mask::causal());
             attention.forward(encoder, &call, &mut scratch)
         })

@@ -1,0 +1,39 @@
+//! Element types.
+
+/// Element type of a tensor in device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DType {
+    /// 32-bit float.
+    F32,
+    /// 16-bit float; storage only, sums are always f32. Needs `wgpu::Features::SHADER_F16`.
+    F16,
+    /// 32-bit unsigned integer, for lengths.
+    U32,
+    /// Boolean, one byte each: 0 is false, anything else true.
+    Bool,
+}
+
+impl DType {
+    /// Bytes of one element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            DType::F32 | DType::U32 => 4,
+            DType::F16 => 2,
+            DType::Bool => 1,
+        }
+    }
+
+    /// The WGSL scalar that memory holds it in.
+    pub(crate) const fn wgsl(self) -> &'static str {
+        match self {
+            DType::F32 => "f32",
+            DType::F16 => "f16",
+            DType::U32 | DType::Bool => "u32",
+        }
+    }
+
+    /// Whether this is one of the float types.
+    pub const fn is_float(self) -> bool {
+        matches!(self, DType::F32 | DType::F16)
+    }
+}

@@ -1,0 +1,90 @@
+//! Any of the kernels.
+
+use super::{
+    add_positions, append_keys, average_weights, cache_advance, cache_append, cache_copy, classify, fused,
+    merge, merge_splits, project, rotate, scores, softmax, weighted_sum,
+};
+use crate::kernel::{Kernel, Variant};
+
+/// Every kernel variant of the crate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum KernelVariant {
+    Project(project::Project),
+    Scores(scores::Scores),
+    Softmax(softmax::Softmax),
+    WeightedSum(weighted_sum::WeightedSum),
+    AverageWeights(average_weights::AverageWeights),
+    AppendKeys(append_keys::AppendKeys),
+    Fused(fused::Fused),
+    Merge(merge::Merge),
+    MergeSplits(merge_splits::MergeSplits),
+    Classify(classify::Classify),
+    CacheAdvance(cache_advance::CacheAdvance),
+    CacheAppend(cache_append::CacheAppend),
+    CacheCopy(cache_copy::CacheCopy),
+    Rotate(rotate::Rotate),
+    AddPositions(add_positions::AddPositions),
+}
+
+impl Variant for KernelVariant {
+    fn label(&self) -> &'static str {
+        match self {
+            KernelVariant::Project(_) => "attention.project",
+            KernelVariant::Scores(_) => "attention.scores",
+            KernelVariant::Softmax(_) => "attention.softmax",
+            KernelVariant::WeightedSum(_) => "attention.weighted_sum",
+            KernelVariant::AverageWeights(_) => "attention.average_weights",
+            KernelVariant::AppendKeys(_) => "attention.append_keys",
+            KernelVariant::Fused(_) => "attention.fused",
+            KernelVariant::Merge(_) => "attention.merge",
+            KernelVariant::MergeSplits(_) => "attention.merge_splits",
+            KernelVariant::Classify(_) => "attention.classify",
+            KernelVariant::CacheAdvance(_) => "attention.cache_advance",
+            KernelVariant::CacheAppend(_) => "attention.cache_append",
+            KernelVariant::CacheCopy(_) => "attention.cache_copy",
+            KernelVariant::Rotate(_) => "attention.rotate",
+            KernelVariant::AddPositions(_) => "attention.add_positions",
+        }
+    }
+
+    fn describe(&self) -> Kernel {
+        match self {
+            KernelVariant::Project(v) => v.describe(),
+            KernelVariant::Scores(v) => v.describe(),
+            KernelVariant::Softmax(v) => v.describe(),
+            KernelVariant::WeightedSum(v) => v.describe(),
+            KernelVariant::AverageWeights(v) => v.describe(),
+            KernelVariant::AppendKeys(v) => v.describe(),
+            KernelVariant::Fused(v) => v.describe(),
+            KernelVariant::Merge(v) => v.describe(),
+            KernelVariant::MergeSplits(v) => v.describe(),
+            KernelVariant::Classify(v) => v.describe(),
+            KernelVariant::CacheAdvance(v) => v.describe(),
+            KernelVariant::CacheAppend(v) => v.describe(),
+            KernelVariant::CacheCopy(v) => v.describe(),
+            KernelVariant::Rotate(v) => v.describe(),
+            KernelVariant::AddPositions(v) => v.describe(),
+        }
+    }
+}
+
+/// One variant of every kernel along each of its axes.
+pub(crate) fn all() -> Vec<KernelVariant> {
+    let mut all = Vec::new();
+    all.extend(project::Project::all().map(KernelVariant::Project));
+    all.extend(scores::Scores::all().map(KernelVariant::Scores));
+    all.extend(softmax::Softmax::all().map(KernelVariant::Softmax));
+    all.extend(weighted_sum::WeightedSum::all().map(KernelVariant::WeightedSum));
+    all.extend(average_weights::AverageWeights::all().map(KernelVariant::AverageWeights));
+    all.extend(append_keys::AppendKeys::all().map(KernelVariant::AppendKeys));
+    all.extend(fused::Fused::all().into_iter().map(KernelVariant::Fused));
+    all.extend(merge::Merge::all().map(KernelVariant::Merge));
+    all.extend(merge_splits::MergeSplits::all().map(KernelVariant::MergeSplits));
+    all.extend(classify::Classify::all().map(KernelVariant::Classify));
+    all.extend(cache_advance::CacheAdvance::all().map(KernelVariant::CacheAdvance));
+    all.extend(cache_append::CacheAppend::all().map(KernelVariant::CacheAppend));
+    all.push(KernelVariant::CacheCopy(cache_copy::CacheCopy));
+    all.extend(rotate::Rotate::all().map(KernelVariant::Rotate));
+    all.extend(add_positions::AddPositions::all().map(KernelVariant::AddPositions));
+    all
+}

@@ -1,0 +1,140 @@
+//! A call of attention as its plan sees it: sizes, types and layouts as far as they decide, no tensors.
+
+use super::decode::KeySource;
+use super::tuning::Tuning;
+use crate::mask::{Alignment, Mask};
+use crate::problem::Shape;
+use crate::storage::{LayoutKind, StorageKind};
+use crate::tensor::{DType, Layout};
+
+/// Where keys and values lie.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum KeyLayout {
+    Tensors {
+        dtype: DType,
+        k: Layout,
+        v: Layout,
+    },
+    Cache {
+        storage: StorageKind,
+        kind: LayoutKind,
+        /// Most tokens of a sequence that are left.
+        kept: usize,
+    },
+}
+
+impl KeyLayout {
+    /// How they are stored.
+    pub fn storage(&self) -> StorageKind {
+        match self {
+            KeyLayout::Tensors { dtype: DType::F16, .. } => StorageKind::F16,
+            KeyLayout::Tensors { .. } => StorageKind::F32,
+            KeyLayout::Cache { storage, .. } => *storage,
+        }
+    }
+
+    /// Whether kernels can load them as vectors of words that hold several channels each.
+    pub fn in_words(&self) -> bool {
+        match self {
+            KeyLayout::Tensors { dtype, k, v } => {
+                *dtype == DType::F16 && [k, v].iter().all(|layout| layout.in_groups(3, 8))
+            }
+            KeyLayout::Cache { .. } => true,
+        }
+    }
+
+    pub fn is_cache(&self) -> bool {
+        matches!(self, KeyLayout::Cache { .. })
+    }
+}
+
+/// How many keys queries may see, as far as it is known without lengths and tensors.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reach {
+    /// Most of all queries together.
+    pub most: usize,
+    /// Where a window bounds them: most keys of one query besides its own position. Each neighbour sees one further.
+    pub window: Option<usize>,
+}
+
+impl Reach {
+    /// Of the intervals that kernels go through for `mask`, whose masked keys are `kv_len` at most.
+    pub fn of<L, K, B>(mask: &Mask<L, K, B>, q_len: usize, kv_len: usize, ring: bool) -> Self {
+        let lifted = mask.prefix.is_some() || mask.globals.is_some() || mask.blocks.is_some() || ring;
+        // Neighbours in different sequences stand far apart.
+        if lifted || mask.packed.is_some() {
+            return Reach { most: kv_len, window: None };
+        }
+        let band = mask.band;
+        let last = match band.alignment {
+            // The first query has the others' own keys after it.
+            Alignment::BottomRight => q_len.saturating_sub(1),
+            Alignment::TopLeft => usize::MAX,
+        };
+        let right = if band.causal { 0 } else { band.right.unwrap_or(usize::MAX).min(last) };
+        let most = match band.alignment {
+            Alignment::BottomRight => kv_len,
+            Alignment::TopLeft => kv_len.min(q_len.saturating_add(right)),
+        };
+        Reach { most, window: band.left.map(|left| left.saturating_add(right)) }
+    }
+
+    /// Most keys that `queries` beside each other see.
+    pub fn of_queries(&self, queries: usize) -> usize {
+        self.window.map_or(self.most, |window| self.most.min(window.saturating_add(queries)))
+    }
+}
+
+/// A tensor for the attention weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WeightsOutput {
+    /// Can be the score matrix itself.
+    Matrix,
+    /// Of another type, or the mean over heads.
+    Other,
+}
+
+impl WeightsOutput {
+    pub fn of(dtype: DType, got: [usize; 4], shape: &Shape) -> Self {
+        let matrix = dtype == DType::F32 && got == shape.weights();
+        if matrix { WeightsOutput::Matrix } else { WeightsOutput::Other }
+    }
+}
+
+/// All that a plan must know of a call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outline {
+    pub shape: Shape,
+    /// Of the queries.
+    pub dtype: DType,
+    pub keys: KeyLayout,
+    pub reach: Reach,
+    /// Whether the kernels for few rows can take the call: they neither skip tiles by a block map nor drop weights.
+    pub simple: bool,
+    pub weights: Option<WeightsOutput>,
+    /// Storage buffers that the fused kernel binds.
+    pub bindings: usize,
+    pub tuning: Tuning,
+}
+
+impl Outline {
+    /// What tiles depend on.
+    pub fn source(&self) -> KeySource {
+        let storage = self.keys.storage();
+        let halves = self.dtype == DType::F16 && storage == StorageKind::F16;
+        KeySource {
+            storage,
+            words: self.keys.in_words(),
+            simple: self.simple,
+            operands: if halves { DType::F16 } else { DType::F32 },
+        }
+    }
+
+    /// Most keys of a sequence.
+    pub fn most_keys(&self) -> usize {
+        match self.keys {
+            KeyLayout::Tensors { .. } => self.shape.kv_len,
+            KeyLayout::Cache { kept, .. } => kept,
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! How the rows of a softmax are shared out.
+
+use super::tuning::KernelForm;
+use crate::device::DeviceFacts;
+
+/// Workgroups and rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Rows {
+    /// Invocations of a workgroup.
+    pub workgroup: u32,
+    /// Invocations that share a row: 1 or all.
+    pub lanes: u32,
+}
+
+/// Software drivers get one row per invocation; GPUs one per workgroup.
+pub(crate) fn rows(kv_len: usize, form: KernelForm, device: &DeviceFacts) -> Rows {
+    if form.is_cpu(device) {
+        return Rows { workgroup: 8, lanes: 1 };
+    }
+    let lanes = kv_len.div_ceil(4).next_power_of_two().clamp(32, 256) as u32;
+    Rows { workgroup: lanes, lanes }
+}

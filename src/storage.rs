@@ -1,0 +1,41 @@
+//! How keys and values are stored, and how the rows of a sequence lie.
+
+/// How the elements of keys and values are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum StorageKind {
+    F32,
+    F16,
+    Q8,
+    Q4,
+}
+
+impl StorageKind {
+    pub const ALL: [StorageKind; 4] = [StorageKind::F32, StorageKind::F16, StorageKind::Q8, StorageKind::Q4];
+
+    /// Channels of one word.
+    pub fn per_word(self) -> usize {
+        match self {
+            StorageKind::F32 => 1,
+            StorageKind::F16 => 2,
+            StorageKind::Q8 => 4,
+            StorageKind::Q4 => 8,
+        }
+    }
+
+    /// Whether channels share scales.
+    pub fn is_scaled(self) -> bool {
+        matches!(self, StorageKind::Q8 | StorageKind::Q4)
+    }
+}
+
+/// How the rows of a sequence lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum LayoutKind {
+    Contiguous,
+    Ring,
+    Paged,
+}
+
+impl LayoutKind {
+    pub const ALL: [LayoutKind; 3] = [LayoutKind::Contiguous, LayoutKind::Ring, LayoutKind::Paged];
+}

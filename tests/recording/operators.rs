@@ -1,0 +1,117 @@
+//! Operators without scratch keep the bindings of their calls themselves, and threads share pipelines.
+
+use std::sync::Barrier;
+
+use wgpu_attention::{
+    AddPositions, Append, Blocks, Cache, CacheConfig, Merge, Partial, PositionTable, Positions, Projection,
+    ProjectionForward, Rope, RopeConfig, Rotate, Rotation, RowPositions, Sinusoid, Tokens,
+};
+
+use super::*;
+
+const ROWS: [usize; 4] = [1, 2, 3, 8];
+
+/// Operators without scratch, and what they are called with.
+struct Operators {
+    attention: Attention,
+    projection: Projection,
+    merge: Merge,
+    positions: Positions,
+    cache: Cache,
+    rope: Rope,
+    sinusoid: Sinusoid,
+    buffers: [wgpu::Buffer; 4],
+}
+
+impl Operators {
+    fn new(gpu: &Gpu) -> Self {
+        let (device, pipelines) = (gpu.device(), gpu.pipelines());
+        Operators {
+            attention: Attention::with_pipelines(pipelines, Config::new(2, 8)).expect("an operator"),
+            projection: Projection::with_pipelines(pipelines),
+            merge: Merge::with_pipelines(pipelines),
+            positions: Positions::with_pipelines(pipelines),
+            cache: Cache::with_pipelines(pipelines, CacheConfig::new(2, 8, 64)).expect("a cache"),
+            rope: Rope::new(device, RopeConfig::new(8)).expect("a rope"),
+            sinusoid: Sinusoid::new(device, 8, 10000.0).expect("a sinusoid"),
+            buffers: [0.3, 0.5, 0.7, 0.9].map(|seed| gpu.upload(&noise(256, seed)).expect("an upload")),
+        }
+    }
+
+    /// One call of each.
+    fn record(&mut self, encoder: &mut wgpu::CommandEncoder) -> Result<(), wgpu_attention::Error> {
+        let heads = |n: usize| TensorView::new(&self.buffers[n], DType::F32, ROWS);
+        let map = TensorView::new(&self.buffers[3], DType::U32, [1; 4]);
+        self.attention.classify(encoder, &Mask::causal(), [1, 3, 3], &Blocks::new(map, [8, 8]))?;
+        let x = TensorView::sequence(&self.buffers[0], DType::F32, [1, 3, 8]);
+        let weight = TensorView::matrix(&self.buffers[1], DType::F32, [16, 8]);
+        let linear = Linear { weight, bias: None };
+        self.projection.forward(encoder, &[ProjectionForward { x, linear, out: heads(3), narrow: false }])?;
+        let lse = |n: usize| TensorView::new(&self.buffers[n], DType::F32, [1, 2, 3, 1]);
+        let part = Partial { out: heads(0), lse: lse(1) };
+        self.merge.forward(encoder, &[part], &Partial { out: heads(3), lse: lse(2) })?;
+        let at = RowPositions::Start(0);
+        self.positions.rotate(
+            encoder,
+            &Rotate { x: heads(0), out: Some(heads(3)), rotation: Rotation::Rope(&self.rope), at },
+        )?;
+        let table = PositionTable::Sinusoid(&self.sinusoid);
+        let sum = AddPositions { x: heads(0), out: Some(heads(3)), table, at, scale: 1.0 };
+        self.positions.add(encoder, &sum)?;
+        self.cache.advance(encoder, Tokens::All(3))?;
+        self.cache.append(encoder, 0, &Append::new(heads(0), heads(1)))?;
+        self.cache.rewind(encoder, Tokens::All(3))
+    }
+}
+
+#[test]
+fn operators_without_scratch_create_nothing_the_second_time() {
+    let own = Own::new();
+    let gpu = &own.gpu;
+    let mut operators = Operators::new(gpu);
+    let alive = || {
+        gpu.device().poll(wgpu::PollType::wait_indefinitely()).expect("an answer");
+        own.alive().expect("wgpu counts resources on this backend")
+    };
+    let before = alive();
+    gpu.submit(|encoder| operators.record(encoder)).expect("a recording");
+    let first = alive();
+    assert!(first.bind_groups >= before.bind_groups + 8, "{before:?}, then {first:?}");
+    for n in 0..3 {
+        gpu.submit(|encoder| operators.record(encoder)).expect("a recording");
+        assert_eq!(alive(), first, "recording {n} after the first");
+    }
+    // A clone has what the first kept; with the last of them their bindings go.
+    let clone = operators.positions.clone();
+    drop(operators);
+    let left = alive();
+    assert!(left.bind_groups > before.bind_groups && left.bind_groups < first.bind_groups, "{left:?}");
+    drop(clone);
+    assert_eq!(alive().bind_groups, before.bind_groups);
+}
+
+/// Threads that need the same new pipelines at once compile each of them once.
+#[test]
+fn threads_compile_a_pipeline_once() {
+    let own = Own::new();
+    let gpu = &own.gpu;
+    let problems =
+        [0.4, 0.5, 0.6, 0.7].map(|seed| Problem::new(gpu, Path::Staged, Shape::new(1, 2, 9, 8), seed));
+    let barrier = Barrier::new(problems.len());
+    std::thread::scope(|threads| {
+        for problem in &problems {
+            threads.spawn(|| {
+                let attention = problem.attention(gpu.pipelines());
+                let mut scratch = problem.scratch(gpu);
+                let mut encoder = encoder(gpu);
+                barrier.wait();
+                attention.forward(&mut encoder, &problem.call(), &mut scratch).expect("a recording");
+                gpu.queue().submit([encoder.finish()]);
+            });
+        }
+    });
+    problems.iter().for_each(|problem| problem.judge(gpu, "recorded beside others"));
+    assert_eq!(gpu.pipelines().compiled(), 3);
+    let alive = own.alive().expect("wgpu counts resources on this backend");
+    assert_eq!(alive.pipelines, 3, "{alive:?}");
+}
