@@ -97,7 +97,7 @@ pub struct Mask<Lengths, Keep, Bias> {
     pub(crate) bias: Option<Bias>,
     pub(crate) alibi: Option<Alibi<Bias>>,
     pub(crate) relative: Option<Bias>,
-    pub(crate) sinks: Option<Bias>,
+    pub(crate) sink_logits: Option<Bias>,
 }
 
 /// A mask whose parts are in device memory.
@@ -167,7 +167,7 @@ impl<L, K, B> Mask<L, K, B> {
             bias: None,
             alibi: None,
             relative: None,
-            sinks: None,
+            sink_logits: None,
         }
     }
 
@@ -329,8 +329,8 @@ impl<L, K, B> Mask<L, K, B> {
     /// Attention sinks: one more logit per head that takes its share of the softmax and has no value, so that a
     /// query's weights add up to less than 1 (gpt-oss 2025). It counts in lse: weights are
     /// `exp(score − lse)`. Shape `[batch, heads, 1, 1]`, any may be 1. On a device the dtype is F32 or F16.
-    pub fn sinks(mut self, sinks: B) -> Self {
-        self.sinks = Some(sinks);
+    pub fn sink_logits(mut self, sink_logits: B) -> Self {
+        self.sink_logits = Some(sink_logits);
         self
     }
 
@@ -378,7 +378,7 @@ impl<L, K, B> Mask<L, K, B> {
                 None => None,
             },
             relative: self.relative.map(|t| bias("relative", t)).transpose()?,
-            sinks: self.sinks.map(|t| bias("sinks", t)).transpose()?,
+            sink_logits: self.sink_logits.map(|t| bias("sink_logits", t)).transpose()?,
         })
     }
 
@@ -398,7 +398,7 @@ impl<L, K, B> Mask<L, K, B> {
             bias: self.bias.as_ref(),
             alibi: self.alibi.as_ref().map(|a| Alibi { slopes: &a.slopes, symmetric: a.symmetric }),
             relative: self.relative.as_ref(),
-            sinks: self.sinks.as_ref(),
+            sink_logits: self.sink_logits.as_ref(),
         }
     }
 
@@ -410,7 +410,7 @@ impl<L, K, B> Mask<L, K, B> {
             "key_documents" | "globals" => [batch, heads, 1, kv_len],
             "query_starts" | "key_starts" => [batch, 1, 1, got[3]],
             "tree" => [batch, heads, q_len, q_len],
-            "slopes" | "sinks" => [batch, heads, 1, 1],
+            "slopes" | "sink_logits" => [batch, heads, 1, 1],
             "relative" => [batch, heads, 1, got[3]],
             "blocks" => {
                 let [rows, cols] = blocks.unwrap_or([1; 2]);

@@ -10,8 +10,8 @@
 // Gives: MaskParams, Query; distance, key_range, query_of.
 
 struct MaskParams {
-    lengths: View,
     prefix: View,
+    lengths: View,
     query_starts: View,
     key_starts: View,
     query_documents: View,
@@ -24,7 +24,7 @@ struct MaskParams {
     bias: View,
     slopes: View,
     relative: View,
-    sinks: View,
+    sink_logits: View,
     pattern: vec4<u32>,  // stride, reach or SAME_BLOCK, summary or 0, part
     block: vec2<u32>,    // queries and keys of a block of the map
     diagonal: i32,       // key position of query 0
@@ -50,12 +50,12 @@ struct Query {
     end: u32,
     stop: u32,           // end, before keys were appended
     origin: u32,         // first key of its sequence
-    prefix: u32,         // keys from origin to here are seen whatever the band says
     position: i32,       // the key at which it stands
-    document: u32,
-    slope: f32,
-    standing: bool,      // it is a global token
     shift: u32,          // positions of its cache that have been overwritten
+    prefix: u32,         // keys from origin to here are seen whatever causal rule, window and pattern say
+    document: u32,
+    standing: bool,      // it is a global token
+    slope: f32,
 }
 
 fn query_of(b: u32, h: u32, i: u32) -> Query {

@@ -16,8 +16,7 @@ use crate::tensor::{DType, TensorView, Window, broadcast};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct MaskVariant {
     pub causal: bool,
-    pub left: bool,
-    pub right: bool,
+    pub window: bool,
     pub pattern: bool,
     pub exclude_self: bool,
     pub lengths: bool,
@@ -31,7 +30,7 @@ pub(crate) struct MaskVariant {
     pub bias: Option<DType>,
     pub alibi: Option<DType>,
     pub relative: Option<DType>,
-    pub sinks: Option<DType>,
+    pub sink_logits: Option<DType>,
     pub softcap: bool,
     pub appended: bool,
     pub tree: bool,
@@ -46,8 +45,7 @@ impl MaskVariant {
         let dtype = |t: Option<TensorView>| t.map(|t| t.dtype);
         MaskVariant {
             causal: mask.band.causal,
-            left: mask.band.left.is_some(),
-            right: mask.band.right.is_some(),
+            window: mask.band.left.is_some(),
             pattern: mask.band.pattern.is_some(),
             exclude_self: mask.band.exclude_self,
             lengths: mask.lengths.is_some(),
@@ -61,7 +59,7 @@ impl MaskVariant {
             bias: dtype(mask.bias),
             alibi: dtype(mask.alibi.map(|a| a.slopes)),
             relative: dtype(mask.relative),
-            sinks: dtype(mask.sinks),
+            sink_logits: dtype(mask.sink_logits),
             softcap,
             appended,
             tree: mask.tree.is_some(),
@@ -77,11 +75,9 @@ impl MaskVariant {
 
     /// Only what bounds the range of keys: all that the tiled products look at.
     pub fn range_only(self) -> Self {
-        let window = !self.window_by_pairs();
         MaskVariant {
             causal: self.causal,
-            left: self.left && window,
-            right: self.right && window,
+            window: self.window && !self.window_by_pairs(),
             lengths: self.lengths,
             prefix: self.prefix,
             packed: self.packed,
@@ -92,14 +88,14 @@ impl MaskVariant {
 
     /// Only what a block map stands for: which pairs are seen, and whether they have a bias.
     pub fn blocks_only(self) -> Self {
-        MaskVariant { alibi: None, relative: None, sinks: None, softcap: false, appended: false, ..self }
+        MaskVariant { alibi: None, relative: None, sink_logits: None, softcap: false, appended: false, ..self }
     }
 
     /// Whether the window is asked pair by pair, because something lifts it for some keys: what a query sees is
     /// then no interval.
     fn window_by_pairs(&self) -> bool {
-        let lifted = self.globals || self.blocks || self.ring || (self.prefix && (self.left || self.pattern));
-        lifted && (self.left || self.right || self.pattern)
+        let lifted = self.globals || self.blocks || self.ring || self.prefix;
+        lifted && (self.window || self.pattern)
     }
 
     /// Whether anything depends on single pairs: what only bounds the range of a query's keys does not.
@@ -132,32 +128,31 @@ impl MaskVariant {
         let none = MaskVariant::default();
         let f32 = Some(DType::F32);
         let band =
-            MaskVariant { causal: true, left: true, right: true, pattern: true, exclude_self: true, ..none };
+            MaskVariant { causal: true, window: true, pattern: true, exclude_self: true, ..none };
         vec![
             none,
             MaskVariant { causal: true, ..none },
-            MaskVariant { left: true, ..none },
-            MaskVariant { right: true, ..none },
+            MaskVariant { window: true, ..none },
             MaskVariant { pattern: true, ..none },
             MaskVariant { exclude_self: true, ..none },
             MaskVariant { lengths: true, ..none },
             MaskVariant { prefix: true, ..none },
-            MaskVariant { causal: true, left: true, prefix: true, ..none },
+            MaskVariant { causal: true, window: true, prefix: true, ..none },
             MaskVariant { packed: true, ..none },
             MaskVariant { documents: true, ..none },
             MaskVariant { blocks: true, ..none },
             MaskVariant { attn_mask: true, ..none },
             MaskVariant { key_padding_mask: true, ..none },
             MaskVariant { causal: true, tree: true, ..none },
-            MaskVariant { left: true, globals: true, ..none },
+            MaskVariant { window: true, globals: true, ..none },
             MaskVariant { bias: f32, ..none },
             MaskVariant { bias: Some(DType::F16), ..none },
             MaskVariant { alibi: f32, ..none },
             MaskVariant { alibi: Some(DType::F16), ..none },
             MaskVariant { relative: f32, ..none },
             MaskVariant { relative: Some(DType::F16), ..none },
-            MaskVariant { sinks: f32, ..none },
-            MaskVariant { sinks: Some(DType::F16), ..none },
+            MaskVariant { sink_logits: f32, ..none },
+            MaskVariant { sink_logits: Some(DType::F16), ..none },
             MaskVariant { softcap: true, ..none },
             MaskVariant { appended: true, ..none },
             MaskVariant {
@@ -178,8 +173,8 @@ impl MaskVariant {
                 appended: true,
                 ..band
             },
-            MaskVariant { blocks: true, bias: f32, relative: f32, sinks: f32, softcap: true, ..none },
-            MaskVariant { packed: true, prefix: true, lengths: true, causal: true, left: true, ..none },
+            MaskVariant { blocks: true, bias: f32, relative: f32, sink_logits: f32, softcap: true, ..none },
+            MaskVariant { packed: true, prefix: true, lengths: true, causal: true, window: true, ..none },
         ]
     }
 
@@ -188,8 +183,8 @@ impl MaskVariant {
         let number = |used: bool| used.then_some(DType::U32);
         let bools = |used: bool| used.then_some(DType::Bool);
         let all = [
-            ("lengths", number(self.lengths)),
             ("prefix", number(self.prefix)),
+            ("lengths", number(self.lengths)),
             ("query_starts", number(self.packed)),
             ("key_starts", number(self.packed)),
             ("query_documents", number(self.documents)),
@@ -202,7 +197,7 @@ impl MaskVariant {
             ("bias", self.bias),
             ("slopes", self.alibi),
             ("relative", self.relative),
-            ("sinks", self.sinks),
+            ("sink_logits", self.sink_logits),
         ];
         all.into_iter().filter_map(|(name, dtype)| Some((name, dtype?)))
     }
@@ -223,12 +218,14 @@ impl MaskVariant {
     pub fn wgsl(&self) -> String {
         let mut text = shader!("mask/query").to_string();
         let files = [
-            (self.lengths, shader!("mask/lengths")),
-            (self.prefix, shader!("mask/prefix")),
-            (self.packed, shader!("mask/packed")),
             (self.pattern, shader!("mask/pattern")),
+            (self.prefix, shader!("mask/prefix")),
+            (self.lengths, shader!("mask/lengths")),
+            (self.packed, shader!("mask/packed")),
             (self.blocks, shader!("mask/blocks")),
-            (self.sinks.is_some(), shader!("mask/sinks")),
+            (self.tree, shader!("mask/tree")),
+            (self.relative.is_some(), shader!("mask/relative")),
+            (self.sink_logits.is_some(), shader!("mask/sink_logits")),
             (self.softcap, shader!("mask/softcap")),
         ];
         for (_, source) in files.iter().filter(|(used, _)| *used) {
@@ -237,7 +234,7 @@ impl MaskVariant {
         for function in [self.query_in(), self.mask_mod(), self.bias_of(), self.score_mod()] {
             let _ = write!(text, "\n{function}");
         }
-        if self.sinks.is_none() {
+        if self.sink_logits.is_none() {
             text.push_str(
                 "\nfn with_sink(total: vec2<f32>, b: u32, h: u32) -> vec2<f32> {\n    return total;\n}\n",
             );
@@ -246,7 +243,7 @@ impl MaskVariant {
     }
 
     fn query_in(&self) -> String {
-        let window = !self.window_by_pairs();
+        let interval = !self.window_by_pairs();
         let mut f = Function::new("query_in(b: u32, h: u32, i: u32, alone: bool) -> Query");
         f.line(true, "var keys = vec2<i32>(0, i32(p.mask.masked_len));");
         f.line(true, "var position = i32(i) + p.mask.diagonal;");
@@ -263,9 +260,9 @@ impl MaskVariant {
         f.line(self.packed, "position = packed.z;");
         f.line(true, "var r = keys;");
         f.line(self.causal, "r.y = min(r.y, position + 1);");
-        f.line(self.right && window, "r.y = min(r.y, position + p.mask.right + 1);");
-        f.line(self.left && window, "r.x = max(r.x, position - p.mask.left);");
-        let pattern = self.pattern && window;
+        f.line(self.window && interval, "r.y = min(r.y, position + p.mask.right + 1);");
+        f.line(self.window && interval, "r.x = max(r.x, position - p.mask.left);");
+        let pattern = self.pattern && interval;
         f.line(pattern, "r = pattern_key_range(r, keys.x, position, h);");
         f.line(self.prefix, "r = prefix_key_range(r, keys, b, h, i, alone);");
         f.line(self.lengths, "r = lengths_key_range(r, keys, b, h, i, alone);");
@@ -274,20 +271,20 @@ impl MaskVariant {
         f.line(true, "let first = min(u32(clamp(r.x, keys.x, keys.y)), stop);");
         f.line(
             true,
-            "var q = Query(b, h, i, first, stop, stop, u32(keys.x), 0u, position, 0u, 0.0, false, 0u);",
+            "var q = Query(b, h, i, first, stop, stop, u32(keys.x), position, 0u, 0u, 0u, false, 0.0);",
         );
         f.line(self.prefix, "q.prefix = u32(prefix_end(keys, b, h, i));");
         f.line(
             self.documents,
             "q.document = query_documents_at(view_at(p.mask.query_documents, b, h, i, 0u));",
         );
-        f.line(self.alibi.is_some(), "q.slope = slopes_at(view_at(p.mask.slopes, b, h, 0u, 0u));");
         // A query that stands at no key of its own sequence is no global token.
         let standing = "q.standing = globals_at(view_at(p.mask.globals, b, h, 0u, u32(position)));";
         f.line(
             self.globals,
             &format!("if position >= keys.x && position < keys.y {{\n        {standing}\n    }}"),
         );
+        f.line(self.alibi.is_some(), "q.slope = slopes_at(view_at(p.mask.slopes, b, h, 0u, 0u));");
         f.line(self.appended, "q.first = min(q.first, p.mask.masked_len);");
         f.line(self.appended, "q.end = p.mask.kv_len;");
         f.line(self.cached, "q.shift = cached_shift(b);");
@@ -319,11 +316,7 @@ impl MaskVariant {
         let document = "key_documents_at(view_at(p.mask.key_documents, q.b, q.h, 0u, j)) != q.document";
         f.answer(self.documents, document, false);
         f.answer(self.attn_mask, "!attn_mask_at(view_at(p.mask.attn_mask, q.b, q.h, q.i, j))", false);
-        let own = "i32(j) - q.position + i32(q.i)";
-        f.line(self.tree, &format!("let own = {own};"));
-        let tree =
-            "own >= 0 && own < i32(p.mask.q_len) && !tree_at(view_at(p.mask.tree, q.b, q.h, q.i, u32(own)))";
-        f.answer(self.tree, tree, false);
+        f.answer(self.tree, "!tree_mask_mod(q, j)", false);
         f.answer(
             self.key_padding_mask,
             "!key_padding_mask_at(view_at(p.mask.key_padding_mask, q.b, q.h, q.i, j))",
@@ -336,8 +329,8 @@ impl MaskVariant {
             let global = "q.standing || globals_at(view_at(p.mask.globals, q.b, q.h, 0u, j))";
             f.answer(self.globals, global, true);
             f.answer(self.ring, "j < p.cache.sinks", true);
-            f.answer(self.left && by_pairs, "distance(q, j) < -p.mask.left", false);
-            f.answer(self.right && by_pairs, "distance(q, j) > p.mask.right", false);
+            f.answer(self.window && by_pairs, "distance(q, j) < -p.mask.left", false);
+            f.answer(self.window && by_pairs, "distance(q, j) > p.mask.right", false);
             f.answer(self.pattern, "!pattern_mask_mod(q, j)", false);
         }
         f.end("true")
@@ -361,14 +354,7 @@ impl MaskVariant {
             self.alibi.is_some(),
             "x += q.slope * f32(select(distance(q, j), -abs(distance(q, j)), p.mask.symmetric != 0u));",
         );
-        f.line(
-            self.relative.is_some(),
-            "let place = clamp(distance(q, j), -p.mask.reach, p.mask.reach) + p.mask.reach;",
-        );
-        f.line(
-            self.relative.is_some(),
-            "x += relative_at(view_at(p.mask.relative, q.b, q.h, 0u, u32(place)));",
-        );
+        f.line(self.relative.is_some(), "x += relative_bias(q, j);");
         f.end("x")
     }
 }
@@ -400,8 +386,8 @@ impl Function {
 params! {
     /// The WGSL `MaskParams`.
     pub(crate) struct MaskParams {
-        lengths: View,
         prefix: View,
+        lengths: View,
         query_starts: View,
         key_starts: View,
         query_documents: View,
@@ -414,7 +400,7 @@ params! {
         bias: View,
         slopes: View,
         relative: View,
-        sinks: View,
+        sink_logits: View,
         pattern: [u32; 4],
         block: [u32; 2],
         diagonal: i32,
@@ -465,7 +451,7 @@ impl MaskParams {
             bias: view(mask.bias),
             slopes: view(mask.alibi.map(|a| a.slopes)),
             relative: view(mask.relative),
-            sinks: view(mask.sinks),
+            sink_logits: view(mask.sink_logits),
             pattern: mask.band.pattern.map_or([1, 0, 0, 0], |p| pattern(p.params())),
             // A block larger than the problem is one block.
             block: mask.blocks.map_or([1; 2], |b| b.size.map(|n| u32::try_from(n).unwrap_or(u32::MAX))),

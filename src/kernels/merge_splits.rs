@@ -11,7 +11,7 @@ pub(crate) struct MergeSplits {
     /// Whether out stores in fours.
     pub store: Width,
     pub lse: bool,
-    pub sinks: Option<DType>,
+    pub sink_logits: Option<DType>,
 }
 
 /// Rows of a workgroup, as in the shader.
@@ -36,7 +36,7 @@ params! {
 impl MergeSplits {
     /// The mask, as far as it matters here.
     pub fn mask(&self) -> mask::MaskVariant {
-        mask::MaskVariant { sinks: self.sinks, ..mask::MaskVariant::default() }
+        mask::MaskVariant { sink_logits: self.sink_logits, ..mask::MaskVariant::default() }
     }
 
     pub fn describe(&self) -> Kernel {
@@ -66,7 +66,7 @@ impl MergeSplits {
         super::FLOATS.into_iter().flat_map(|out| {
             super::WIDTHS.into_iter().flat_map(move |store| {
                 [(false, None), (true, Some(DType::F32)), (true, Some(DType::F16))]
-                    .map(|(lse, sinks)| MergeSplits { out, store, lse, sinks })
+                    .map(|(lse, sink_logits)| MergeSplits { out, store, lse, sink_logits })
             })
         })
     }

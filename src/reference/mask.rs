@@ -178,6 +178,6 @@ impl Options<'_> {
 
     /// The logit that a head's attention sink adds to the sum.
     pub(super) fn sink<R: Real>(&self, b: usize, h: usize) -> Option<R> {
-        self.mask.sinks.and_then(|t| t.at([b, h, 0, 0])).map(|s| R::of(f64::from(s)))
+        self.mask.sink_logits.and_then(|t| t.at([b, h, 0, 0])).map(|s| R::of(f64::from(s)))
     }
 }

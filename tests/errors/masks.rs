@@ -46,7 +46,7 @@ fn tensors() -> Vec<Tensor> {
         of("slopes", FLOAT, head, ["length", "dim"], |t, _| Mask::none().alibi(t)),
         of("slopes", FLOAT, head, ["length", "dim"], |t, _| Mask::none().alibi_symmetric(t)),
         of("relative", FLOAT, [b, h, 1, 5], ["length", "distances"], |t, _| Mask::none().relative(t)),
-        of("sinks", FLOAT, head, ["length", "dim"], |t, _| Mask::none().sinks(t)),
+        of("sink_logits", FLOAT, head, ["length", "dim"], |t, _| Mask::none().sink_logits(t)),
     ]
 }
 
@@ -237,7 +237,7 @@ pub(super) fn slices_of_masks() -> Seen {
         Mask::none().relative(f(4, [1, 1, 1, 4])),
     );
     refused(&["`relative`", "20 elements expected, got 5"], Mask::none().relative(f(5, [1, 4, 1, 5])));
-    refused(&["`sinks`: dim must be 1", "got 5"], Mask::none().sinks(f(5, [1, 1, 1, 5])));
+    refused(&["`sink_logits`: dim must be 1", "got 5"], Mask::none().sink_logits(f(5, [1, 1, 1, 5])));
     for (words, pattern) in patterns() {
         refused(&words, Mask::causal().pattern(pattern));
     }

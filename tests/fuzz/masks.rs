@@ -184,7 +184,7 @@ impl MaskSpec {
         mask =
             of(SLOPES).map_or(mask, |t| if self.symmetric { mask.alibi_symmetric(t) } else { mask.alibi(t) });
         mask = of(RELATIVE).map_or(mask, |t| mask.relative(t));
-        of(SINKS).map_or(mask, |t| mask.sinks(t))
+        of(SINKS).map_or(mask, |t| mask.sink_logits(t))
     }
 
     /// The same with the elements themselves. Call it where it is tame.

@@ -119,7 +119,7 @@ impl Rules {
             mask = mask.relative(table);
         }
         if let Some(sinks) = &self.sinks {
-            mask = mask.sinks(sinks);
+            mask = mask.sink_logits(sinks);
         }
         mask
     }

@@ -5,7 +5,7 @@
 
 // A key without a value that every query sees. A NaN shows in the sum: max and exp may lose it.
 fn with_sink(total: vec2<f32>, b: u32, h: u32) -> vec2<f32> {
-    let sink = sinks_at(view_at(p.mask.sinks, b, h, 0u, 0u));
+    let sink = sink_logits_at(view_at(p.mask.sink_logits, b, h, 0u, 0u));
     if any_nan(vec4<f32>(sink)) {
         return vec2<f32>(total.x, sink);
     }

@@ -1,0 +1,4 @@
+fn relative_bias(q: Query, j: u32) -> f32 {
+    let place = clamp(distance(q, j), -p.mask.reach, p.mask.reach) + p.mask.reach;
+    return relative_at(view_at(p.mask.relative, q.b, q.h, 0u, u32(place)));
+}

@@ -1,0 +1,184 @@
+//! What there is to say of a rule.
+
+use super::check::Given;
+use crate::error::Error;
+
+/// A rule of a mask. WGSL texts speak of what `kernels/mask/compose.rs` has around them.
+#[derive(Clone, Copy)]
+pub(crate) struct Rule {
+    /// In names of kernels.
+    pub name: &'static str,
+    pub tensors: &'static [Tensor],
+    /// What the host refuses, beyond dtypes and axes of the tensors.
+    pub check: fn(&Given) -> Result<(), Error>,
+    /// What a cache cannot have and why, if it cannot.
+    pub not_cached: Option<[&'static str; 2]>,
+    /// Functions that the other texts call.
+    pub wgsl: &'static str,
+    /// Moves a query: sets `keys` and `position` of query `i`.
+    pub place: &'static str,
+    pub bounds: Bounds,
+    pub row: Option<PerRow>,
+    /// Whether keys that it shows are seen whatever the rules say whose bounds are `lifted`.
+    pub lifts: bool,
+    /// What its asks share.
+    pub before: &'static str,
+    pub asks: &'static [Ask],
+    pub adds: Option<Adds>,
+    /// Whether it defines `with_sink`, which adds to the sum of a query's weights.
+    pub joins_sum: bool,
+    /// Rules without which it does nothing, where kernels are listed for tools and tests.
+    pub listed_with: &'static [super::Id],
+}
+
+impl Rule {
+    pub const NONE: Rule = Rule {
+        name: "",
+        tensors: &[],
+        check: |_| Ok(()),
+        not_cached: None,
+        wgsl: "",
+        place: "",
+        bounds: Bounds::NONE,
+        row: None,
+        lifts: false,
+        before: "",
+        asks: &[],
+        adds: None,
+        joins_sum: false,
+        listed_with: &[],
+    };
+}
+
+/// A tensor of a rule, and of the kernels that have the rule.
+#[derive(Clone, Copy)]
+pub(crate) struct Tensor {
+    pub name: &'static str,
+    pub kind: Kind,
+    pub axes: [Axis; 4],
+}
+
+/// What a tensor's elements are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Number,
+    Bool,
+    Float,
+}
+
+/// What an axis is as long as; but for the last two it may be 1 and repeat.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Axis {
+    Batch,
+    Heads,
+    QLen,
+    KvLen,
+    BlockRows,
+    BlockCols,
+    /// 1, by a name.
+    One(&'static str),
+    /// Any length, or what the rule's check says.
+    Free(&'static str),
+}
+
+pub(crate) const PER_QUERY: [Axis; 4] = [Axis::Batch, Axis::Heads, Axis::QLen, Axis::One("dim")];
+pub(crate) const PER_KEY: [Axis; 4] = [Axis::Batch, Axis::Heads, Axis::One("length"), Axis::KvLen];
+pub(crate) const PER_PAIR: [Axis; 4] = [Axis::Batch, Axis::Heads, Axis::QLen, Axis::KvLen];
+pub(crate) const PER_HEAD: [Axis; 4] = [Axis::Batch, Axis::Heads, Axis::One("length"), Axis::One("dim")];
+
+/// How a rule narrows or widens `r`, the interval of keys that holds all which a query sees.
+#[derive(Clone, Copy)]
+pub(crate) struct Bounds {
+    /// Empty if it does not.
+    pub wgsl: &'static str,
+    /// Whether the interval says all that the rule has to say: then no pair is asked.
+    pub exact: bool,
+    /// Whether rules that lift may show keys outside of it: with one of those it bounds nothing and pairs are asked.
+    pub lifted: bool,
+}
+
+impl Bounds {
+    const NONE: Self = Bounds { wgsl: "", exact: false, lifted: false };
+
+    /// The interval holds the keys that the rule permits, and no others.
+    pub const fn exact(wgsl: &'static str) -> Self {
+        Bounds { wgsl, exact: true, lifted: false }
+    }
+
+    /// It holds others too.
+    pub const fn wider(wgsl: &'static str) -> Self {
+        Bounds { wgsl, exact: false, lifted: false }
+    }
+
+    pub const fn lifted(self) -> Self {
+        Bounds { lifted: true, ..self }
+    }
+}
+
+/// What a rule keeps of a query: a member of `Query`.
+#[derive(Clone, Copy)]
+pub(crate) struct PerRow {
+    pub name: &'static str,
+    pub ty: &'static str,
+    /// Sets the member of `q`.
+    pub wgsl: &'static str,
+}
+
+impl PerRow {
+    pub const fn of(name: &'static str, ty: &'static str, wgsl: &'static str) -> Option<Self> {
+        Some(PerRow { name, ty, wgsl })
+    }
+}
+
+/// A condition on query `q` and key `j`. The first that holds answers, in the order of turns and of the table.
+#[derive(Clone, Copy)]
+pub(crate) struct Ask {
+    pub turn: Turn,
+    pub wgsl: &'static str,
+    pub sees: bool,
+}
+
+impl Ask {
+    pub const fn hides(turn: Turn, wgsl: &'static str) -> Self {
+        Ask { turn, wgsl, sees: false }
+    }
+
+    pub const fn shows(turn: Turn, wgsl: &'static str) -> Self {
+        Ask { turn, wgsl, sees: true }
+    }
+}
+
+/// When a condition is asked. From `Prefix` on only where the interval does not say it all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Turn {
+    /// The map of blocks: what it calls full or hidden is asked no further.
+    Block,
+    /// What hides single pairs, whatever else shows them.
+    Pair,
+    /// Shown whatever causal rule and band say.
+    Prefix,
+    /// Asked where there is a prefix, to which the interval reaches.
+    Causal,
+    /// Shown whatever the band says.
+    Global,
+    /// Rules whose bounds are `lifted`: window and pattern.
+    Band,
+}
+
+/// What a rule adds to the score of query `q` and key `j`.
+#[derive(Clone, Copy)]
+pub(crate) struct Adds {
+    pub wgsl: &'static str,
+    /// Whether full blocks have it too; the others are `bias_of`.
+    pub in_full_blocks: bool,
+}
+
+impl Adds {
+    pub const fn everywhere(wgsl: &'static str) -> Option<Self> {
+        Some(Adds { wgsl, in_full_blocks: true })
+    }
+
+    pub const fn outside_full_blocks(wgsl: &'static str) -> Option<Self> {
+        Some(Adds { wgsl, in_full_blocks: false })
+    }
+}

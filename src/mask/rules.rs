@@ -1,0 +1,309 @@
+//! The rules of a mask: one entry each, in the order in which kernels bind their tensors and ask them.
+//!
+//! A new rule is an entry here, a method of [`Mask`](super::Mask) in `builder.rs`, and its meaning in
+//! `reference/mask.rs`; what checks, kernels and their parameters know of it comes from the entry.
+
+use super::check::{self, Given};
+use super::rule::{Adds, Ask, Bounds, PER_HEAD, PER_KEY, PER_PAIR, PER_QUERY, PerRow, Rule, Tensor, Turn};
+use super::rule::{Axis, Kind};
+use crate::error::Error;
+
+/// The text of a rule's functions, by stem.
+macro_rules! wgsl {
+    ($stem:literal) => {
+        include_str!(concat!("../../shaders/mask/", $stem, ".wgsl"))
+    };
+}
+
+/// Declares [`Id`] and the table it is an index of.
+macro_rules! rules {
+    ($($(#[$doc:meta])* $id:ident { $($field:ident: $value:expr,)* })*) => {
+        /// A rule of a mask.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum Id { $($(#[$doc])* $id,)* }
+
+        const IDS: &[Id] = &[$(Id::$id,)*];
+
+        /// The rules, by [`Id`].
+        pub(crate) const RULES: &[Rule] = &[$(Rule { $($field: $value,)* ..Rule::NONE },)*];
+    };
+}
+
+rules! {
+    Causal {
+        name: "causal",
+        bounds: Bounds::exact("r.y = min(r.y, position + 1);"),
+        asks: &[Ask::hides(Turn::Causal, "distance(q, j) > 0")],
+    }
+    Window {
+        name: "window",
+        bounds: Bounds::exact("r.y = min(r.y, position + p.mask.right + 1);\n    r.x = max(r.x, position - p.mask.left);").lifted(),
+        asks: &[
+            Ask::hides(Turn::Band, "distance(q, j) < -p.mask.left"),
+            Ask::hides(Turn::Band, "distance(q, j) > p.mask.right"),
+        ],
+    }
+    Pattern {
+        name: "pattern",
+        wgsl: wgsl!("pattern"),
+        bounds: Bounds::wider("r = pattern_key_range(r, keys.x, position, h);").lifted(),
+        asks: &[Ask::hides(Turn::Band, "!pattern_mask_mod(q, j)")],
+        check: |given| given.settings.pattern.map_or(Ok(()), |p| p.check()),
+    }
+    ExcludeSelf {
+        name: "exclude_self",
+        asks: &[Ask::hides(Turn::Pair, "distance(q, j) == 0")],
+    }
+    Prefix {
+        name: "prefix",
+        tensors: &[Tensor { name: "prefix", kind: Kind::Number, axes: PER_QUERY }],
+        wgsl: wgsl!("prefix"),
+        lifts: true,
+        bounds: Bounds::exact("r = prefix_key_range(r, keys, b, h, i, alone);"),
+        row: PerRow::of("prefix", "u32", "q.prefix = u32(prefix_end(keys, b, h, i));"),
+        asks: &[Ask::shows(Turn::Prefix, "j < q.prefix")],
+    }
+    Lengths {
+        name: "lengths",
+        tensors: &[Tensor { name: "lengths", kind: Kind::Number, axes: PER_QUERY }],
+        wgsl: wgsl!("lengths"),
+        bounds: Bounds::exact("r = lengths_key_range(r, keys, b, h, i, alone);"),
+    }
+    Packed {
+        name: "packed",
+        tensors: &[
+            Tensor { name: "query_starts", kind: Kind::Number, axes: STARTS },
+            Tensor { name: "key_starts", kind: Kind::Number, axes: STARTS },
+        ],
+        wgsl: wgsl!("packed"),
+        place: "let packed = packed_keys(b, i);\n    keys = packed.xy;\n    position = packed.z;",
+        check: packed,
+        not_cached: Some(NO_SEQUENCES_IN_CACHES),
+    }
+    Documents {
+        name: "documents",
+        tensors: &[
+            Tensor { name: "query_documents", kind: Kind::Number, axes: PER_QUERY },
+            Tensor { name: "key_documents", kind: Kind::Number, axes: PER_KEY },
+        ],
+        row: PerRow::of(
+            "document",
+            "u32",
+            "q.document = query_documents_at(view_at(p.mask.query_documents, b, h, i, 0u));",
+        ),
+        asks: &[Ask::hides(
+            Turn::Pair,
+            "key_documents_at(view_at(p.mask.key_documents, q.b, q.h, 0u, j)) != q.document",
+        )],
+    }
+    Blocks {
+        name: "blocks",
+        tensors: &[Tensor {
+            name: "blocks",
+            kind: Kind::Number,
+            axes: [Axis::Batch, Axis::Heads, Axis::BlockRows, Axis::BlockCols],
+        }],
+        wgsl: wgsl!("blocks"),
+        lifts: true,
+        before: "let block = block_at(q, j);",
+        asks: &[Ask::hides(Turn::Block, "block == HIDDEN"), Ask::shows(Turn::Block, "block == FULL")],
+        check: |given| match given.settings.block_size.contains(&0) {
+            true => Err(Error::ZeroSize { tensor: "blocks", axis: "size" }),
+            false => Ok(()),
+        },
+        not_cached: Some(NO_SEQUENCES_IN_CACHES),
+    }
+    AttnMask {
+        name: "attn_mask",
+        tensors: &[Tensor { name: "attn_mask", kind: Kind::Bool, axes: PER_PAIR }],
+        asks: &[Ask::hides(Turn::Pair, "!attn_mask_at(view_at(p.mask.attn_mask, q.b, q.h, q.i, j))")],
+    }
+    Tree {
+        name: "tree",
+        tensors: &[Tensor {
+            name: "tree",
+            kind: Kind::Bool,
+            axes: [Axis::Batch, Axis::Heads, Axis::QLen, Axis::QLen],
+        }],
+        wgsl: wgsl!("tree"),
+        asks: &[Ask::hides(Turn::Pair, "!tree_mask_mod(q, j)")],
+        check: tree,
+        listed_with: &[Id::Causal],
+    }
+    KeyPaddingMask {
+        name: "key_padding_mask",
+        tensors: &[Tensor { name: "key_padding_mask", kind: Kind::Bool, axes: PER_PAIR }],
+        asks: &[Ask::hides(
+            Turn::Pair,
+            "!key_padding_mask_at(view_at(p.mask.key_padding_mask, q.b, q.h, q.i, j))",
+        )],
+    }
+    Globals {
+        name: "globals",
+        tensors: &[Tensor { name: "globals", kind: Kind::Bool, axes: PER_KEY }],
+        lifts: true,
+        // A query that stands at no key of its own sequence is no global token.
+        row: PerRow::of(
+            "standing",
+            "bool",
+            "if position >= keys.x && position < keys.y {\n        \
+             q.standing = globals_at(view_at(p.mask.globals, b, h, 0u, u32(position)));\n    }",
+        ),
+        asks: &[Ask::shows(Turn::Global, "q.standing || globals_at(view_at(p.mask.globals, q.b, q.h, 0u, j))")],
+        listed_with: &[Id::Window],
+    }
+    Bias {
+        name: "bias",
+        tensors: &[Tensor { name: "bias", kind: Kind::Float, axes: PER_PAIR }],
+        adds: Adds::outside_full_blocks("bias_at(view_at(p.mask.bias, q.b, q.h, q.i, j))"),
+    }
+    Alibi {
+        name: "alibi",
+        tensors: &[Tensor { name: "slopes", kind: Kind::Float, axes: PER_HEAD }],
+        row: PerRow::of("slope", "f32", "q.slope = slopes_at(view_at(p.mask.slopes, b, h, 0u, 0u));"),
+        adds: Adds::everywhere(
+            "q.slope * f32(select(distance(q, j), -abs(distance(q, j)), p.mask.symmetric != 0u))",
+        ),
+    }
+    Relative {
+        name: "relative",
+        tensors: &[Tensor {
+            name: "relative",
+            kind: Kind::Float,
+            axes: [Axis::Batch, Axis::Heads, Axis::One("length"), Axis::Free("distances")],
+        }],
+        wgsl: wgsl!("relative"),
+        adds: Adds::everywhere("relative_bias(q, j)"),
+        check: relative,
+    }
+    SinkLogits {
+        name: "sink_logits",
+        tensors: &[Tensor { name: "sink_logits", kind: Kind::Float, axes: PER_HEAD }],
+        wgsl: wgsl!("sink_logits"),
+        joins_sum: true,
+    }
+}
+
+const STARTS: [Axis; 4] =
+    [Axis::Batch, Axis::One("heads"), Axis::One("length"), Axis::Free("sequences + 1")];
+
+const NO_SEQUENCES_IN_CACHES: [&str; 2] = [
+    "block maps and packed sequences with a cache",
+    "a cache has sequences of its own and grows; use other rules, or tensors",
+];
+
+fn packed(given: &Given) -> Result<(), Error> {
+    let [queries, keys] = [0, 1].map(|n| given.shape(Id::Packed, n));
+    if queries[3] < 2 {
+        return Err(check::mismatch(tensor(Id::Packed, 0), 3, "at least 2".to_string(), queries));
+    }
+    if keys[3] != queries[3] {
+        return Err(check::mismatch(tensor(Id::Packed, 1), 3, queries[3].to_string(), keys));
+    }
+    Ok(())
+}
+
+fn tree(given: &Given) -> Result<(), Error> {
+    if given.rules.has(Id::Packed) {
+        let why = "older keys of a packed sequence are not told from its drafts; use lengths, or a cache";
+        return Err(Error::Unsupported { what: "a tree in packed sequences", why });
+    }
+    Ok(())
+}
+
+fn relative(given: &Given) -> Result<(), Error> {
+    let table = given.shape(Id::Relative, 0);
+    if table[3].is_multiple_of(2) {
+        return Err(check::mismatch(tensor(Id::Relative, 0), 3, "2·r + 1, odd".to_string(), table));
+    }
+    Ok(())
+}
+
+impl Id {
+    pub const fn rule(self) -> &'static Rule {
+        &RULES[self as usize]
+    }
+}
+
+/// Tensors that a mask may have.
+pub(crate) const TENSORS: usize = first_slot(RULES.len());
+
+/// Where the tensors of rule `n` begin among those of all rules.
+const fn first_slot(n: usize) -> usize {
+    let (mut slots, mut rule) = (0, 0);
+    while rule < n {
+        slots += RULES[rule].tensors.len();
+        rule += 1;
+    }
+    slots
+}
+
+/// Where a mask keeps the `n`-th tensor of a rule.
+pub(crate) const fn slot(id: Id, n: usize) -> usize {
+    first_slot(id as usize) + n
+}
+
+/// The `n`-th tensor of a rule.
+pub(crate) const fn tensor(id: Id, n: usize) -> &'static Tensor {
+    &id.rule().tensors[n]
+}
+
+/// All tensors, by slot.
+pub(crate) const BY_SLOT: [&Tensor; TENSORS] = {
+    let mut all = [tensor(Id::Prefix, 0); TENSORS];
+    let mut rule = 0;
+    while rule < RULES.len() {
+        let mut n = 0;
+        while n < RULES[rule].tensors.len() {
+            all[first_slot(rule) + n] = &RULES[rule].tensors[n];
+            n += 1;
+        }
+        rule += 1;
+    }
+    all
+};
+
+/// Which rules a mask has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct RuleSet(u32);
+
+impl RuleSet {
+    pub const NONE: Self = RuleSet(0);
+
+    pub const fn has(self, id: Id) -> bool {
+        self.0 >> id as u32 & 1 == 1
+    }
+
+    #[must_use]
+    pub const fn with(self, id: Id) -> Self {
+        RuleSet(self.0 | 1 << id as u32)
+    }
+
+    /// Those that `keep` says yes to.
+    pub fn only(self, keep: impl Fn(&Rule) -> bool) -> Self {
+        self.iter().filter(|id| keep(id.rule())).fold(Self::NONE, Self::with)
+    }
+
+    /// Whether `is` holds of one of them.
+    pub fn any(self, is: impl Fn(&Rule) -> bool) -> bool {
+        self.iter().any(|id| is(id.rule()))
+    }
+
+    /// In the table's order.
+    pub fn iter(self) -> impl Iterator<Item = Id> {
+        IDS.iter().copied().filter(move |id| self.has(*id))
+    }
+
+    /// All rules there are.
+    pub fn all() -> impl Iterator<Item = Id> {
+        IDS.iter().copied()
+    }
+}
+
+impl FromIterator<Id> for RuleSet {
+    fn from_iter<I: IntoIterator<Item = Id>>(ids: I) -> Self {
+        ids.into_iter().fold(Self::NONE, Self::with)
+    }
+}
+
+const _: () = assert!(RULES.len() <= 32, "RuleSet has 32 bits");
