@@ -16,7 +16,7 @@ pub enum Error {
         axis: &'static str,
     },
     /// A tensor's shape differs from what the call needs.
-    #[error("`{tensor}`: {axis} must be {expected}, got {got} (shape {shape:?})")]
+    #[error("`{tensor}`: {axis} must be {expected}, got {got} (shape {shape:?}{})", wanted_shape(wanted))]
     Shape {
         /// The tensor at fault.
         tensor: &'static str,
@@ -28,6 +28,8 @@ pub enum Error {
         got: usize,
         /// The whole shape that came.
         shape: [usize; 4],
+        /// The whole shape that was wanted, by the names of its axes, where a mask's tensor differs.
+        wanted: Option<String>,
     },
     /// `heads` must be a multiple of `kv_heads`, and a width a multiple of the heads it is split into.
     #[error("{what} {value} is not divisible by {by} {divisor}")]
@@ -248,4 +250,8 @@ pub enum Error {
     /// again, may still be accepted, as wgpu's own commands are.
     #[error("the device is lost or did not answer: {0}; create a new device and new buffers")]
     DeviceLost(String),
+}
+
+fn wanted_shape(wanted: &Option<String>) -> String {
+    wanted.as_ref().map_or(String::new(), |wanted| format!("; expected {wanted}"))
 }

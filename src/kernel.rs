@@ -210,6 +210,12 @@ pub(crate) trait Table: Sized {
     const FIELDS: &'static [Field];
 }
 
+/// The WGSL struct of `P`.
+pub(crate) fn declaration<P: Table>() -> String {
+    let members: String = P::FIELDS.iter().map(|f| format!("    {}: {},\n", f.name, f.wgsl)).collect();
+    format!("struct {} {{\n{members}}}\n", P::NAME)
+}
+
 /// A Rust type with a WGSL counterpart of the same layout.
 pub(crate) trait Shared {
     const WGSL: &'static str;

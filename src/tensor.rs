@@ -4,18 +4,12 @@ use crate::device::DeviceFacts;
 pub use crate::dtype::DType;
 use crate::error::Error;
 
-/// The names of a tensor's four axes, as error messages call them.
+/// The names of a tensor's four axes, as error messages call them; tensors of masks have theirs in `mask/rules.rs`.
 pub(crate) fn axes(tensor: &str) -> [&'static str; 4] {
     match tensor {
-        "weights" | "attn_mask" | "key_padding_mask" | "bias" | "dropout" => {
-            ["batch", "heads", "q_len", "kv_len"]
-        }
+        "weights" | "dropout" => ["batch", "heads", "q_len", "kv_len"],
         "cos" | "sin" => ["batch", "heads", "length", "pairs"],
-        "tree" => ["batch", "heads", "q_len", "q_len"],
-        "lengths" | "prefix" | "query_documents" | "lse" => ["batch", "heads", "q_len", "dim"],
-        "key_documents" | "globals" => ["batch", "heads", "length", "kv_len"],
-        "query_starts" | "key_starts" => ["batch", "heads", "length", "sequences + 1"],
-        "blocks" => ["batch", "heads", "q_len / size[0]", "kv_len / size[1]"],
+        "lse" => ["batch", "heads", "q_len", "dim"],
         t if t == "linear.weight" || t.starts_with("weights.") => {
             ["batch", "heads", "out (rows)", "in (columns)"]
         }
@@ -397,7 +391,7 @@ fn expect_any(tensor: &'static str, shape: [usize; 4], axis: usize, expected: &[
     let mut expected: Vec<_> = expected.iter().map(usize::to_string).collect();
     expected.dedup();
     let expected = expected.join(" or ");
-    Err(Error::Shape { tensor, axis: axes(tensor)[axis], expected, got: shape[axis], shape })
+    Err(Error::Shape { tensor, axis: axes(tensor)[axis], expected, got: shape[axis], shape, wanted: None })
 }
 
 /// A broadcast view's strides: an axis of one element repeats it.

@@ -16,7 +16,7 @@ use crate::cache::Cache;
 use crate::device::DeviceFacts;
 use crate::dropout::Dropout;
 use crate::error::Error;
-use crate::mask::DeviceMask;
+use crate::mask::{DeviceMask, check_whole_map};
 use crate::path::{self, Extras, Keys, Problem};
 use crate::pipelines::Pipelines;
 use crate::problem::Shape;
@@ -181,8 +181,7 @@ impl Attention {
         // A map is checked as part of a mask is, but for axes of 1 that would repeat.
         let mapped = DeviceMask::none().blocks(*blocks);
         mapped.check(&shape, device)?;
-        let of_blocks = [q_len.div_ceil(blocks.size[0]), kv_len.div_ceil(blocks.size[1])];
-        (0..2).try_for_each(|n| expect("blocks", blocks.map.shape(), n + 2, of_blocks[n]))?;
+        check_whole_map(blocks.map.shape(), &shape, blocks.size)?;
         blocks.map.check("blocks", Access::Write, device)?;
         check_aliasing(&[("blocks", blocks.map)], &mask.tensors())?;
         let call = path::classify::call(mask, &shape, blocks, device);
@@ -314,10 +313,7 @@ impl Attention {
         for (tensor, view, wanted) in [("q", q, shape.q()), ("out", out, shape.out())] {
             (0..4).try_for_each(|axis| expect(tensor, view.shape(), axis, wanted[axis]))?;
         }
-        if mask.blocks.is_some() || mask.packed.is_some() {
-            let why = "a cache has sequences of its own and grows; use other rules, or tensors";
-            return Err(Error::Unsupported { what: "block maps and packed sequences with a cache", why });
-        }
+        mask.check_for_cache()?;
         if weights.is_some() || dropout.is_some() {
             let why = "generation needs neither; give keys and values as tensors";
             return Err(Error::Unsupported { what: "attention weights and dropout with a cache", why });

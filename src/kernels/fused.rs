@@ -5,6 +5,7 @@ use super::dropout::DropoutKind;
 use super::{mask, shader};
 use crate::device::Fragment;
 use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
+use crate::mask::Id;
 use crate::plan::{FusedMatrix, FusedTiles};
 use crate::storage::{LayoutKind, StorageKind};
 use crate::tensor::DType;
@@ -105,7 +106,7 @@ impl Fused {
             Constant::U32("VECTORS", self.storage_kind().map_or(1, |storage| storage.per_word() as u32)),
             Constant::Bool("PER_PAIR_MASK", self.mask.is_per_pair()),
             Constant::Bool("HAS_DROPOUT", self.drop != DropoutKind::None),
-            Constant::Bool("HAS_BLOCKS", self.mask.blocks),
+            Constant::Bool("HAS_BLOCKS", self.mask.has(Id::Blocks)),
             // Appended keys lie past the interval that a full block keeps.
             Constant::Bool("FULL_IS_PLAIN", !self.mask.mods_full_blocks() && !self.mask.appended),
         ];
@@ -207,7 +208,7 @@ impl Fused {
             }
             None => ["", shader!("keys/tensors"), "", ""],
         };
-        let blocks = if self.mask.blocks { shader!("fused/tile_state") } else { NO_BLOCKS };
+        let blocks = if self.mask.has(Id::Blocks) { shader!("fused/tile_state") } else { NO_BLOCKS };
         let parts = [
             shader!("tensor/view"),
             shader!("softmax/online"),
@@ -281,7 +282,7 @@ impl Fused {
                 all.extend(DropoutKind::ALL.map(|drop| Fused { drop, lse: true, ..halves }));
                 all.push(Fused { splits: true, ..halves });
                 for cache in CacheVariant::all() {
-                    let mask = mask::MaskVariant { causal: true, ..mask::MaskVariant::default() };
+                    let mask = mask::MaskVariant::with_rules([Id::Causal]);
                     all.push(Fused { cache: Some(cache), mask: mask.in_cache(&cache), ..halves });
                 }
             }
@@ -293,15 +294,14 @@ impl Fused {
         for tiles in FusedTiles::MASKED {
             all.push(Fused { splits: true, ..plain(tiles) });
             for cache in CacheVariant::all() {
-                let mask = mask::MaskVariant { causal: true, ..mask::MaskVariant::default() };
+                let mask = mask::MaskVariant::with_rules([Id::Causal]);
                 let narrow = Fused { cache: Some(cache), mask: mask.in_cache(&cache), ..plain(tiles) };
                 all.push(narrow);
                 all.extend(narrow.widened());
             }
             let cache =
                 CacheVariant { storage: StorageKind::Q8, layout_kind: LayoutKind::Ring, groups: [32, 32] };
-            for mask in mask::MaskVariant::all().into_iter().filter(|m| !m.blocks && !m.packed && !m.appended)
-            {
+            for mask in mask::MaskVariant::all().into_iter().filter(mask::MaskVariant::fits_caches) {
                 all.push(Fused {
                     cache: Some(cache),
                     splits: true,
@@ -326,12 +326,7 @@ impl Fused {
                 };
                 let mut narrow = vec![
                     Fused { splits: false, lse: true, ..masked(mask::MaskVariant::default()) },
-                    masked(mask::MaskVariant {
-                        causal: true,
-                        softcap: true,
-                        tree: true,
-                        ..Default::default()
-                    }),
+                    masked(mask::MaskVariant::with_rules([Id::Causal, Id::Tree]).softcapped()),
                 ];
                 if storage == Some(StorageKind::F16) {
                     let halves = Fused { cache: None, halves: true, dtype: DType::F16, ..plain(tiles) };

@@ -36,7 +36,7 @@ params! {
 impl MergeSplits {
     /// The mask, as far as it matters here.
     pub fn mask(&self) -> mask::MaskVariant {
-        mask::MaskVariant { sink_logits: self.sink_logits, ..mask::MaskVariant::default() }
+        mask::MaskVariant::with_sink_logits(self.sink_logits)
     }
 
     pub fn describe(&self) -> Kernel {

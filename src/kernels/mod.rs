@@ -33,7 +33,7 @@ use crate::tensor::DType;
 /// A shader's text and its twin's name, by stem.
 macro_rules! shader {
     ($path:literal) => {
-        include_str!(concat!("../../shaders/", $path, ".wgsl"))
+        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/shaders/", $path, ".wgsl"))
     };
 }
 pub(crate) use shader;

@@ -184,8 +184,7 @@ rules! {
     }
 }
 
-const STARTS: [Axis; 4] =
-    [Axis::Batch, Axis::One("heads"), Axis::One("length"), Axis::Free("sequences + 1")];
+const STARTS: [Axis; 4] = [Axis::Batch, Axis::One("heads"), Axis::One("length"), Axis::Free("sequences + 1")];
 
 const NO_SEQUENCES_IN_CACHES: [&str; 2] = [
     "block maps and packed sequences with a cache",

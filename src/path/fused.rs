@@ -114,7 +114,7 @@ pub(crate) fn dispatches<'a>(
         out: out.dtype,
         store: Width::of(out.layout.in_fours(3)),
         lse: lse.is_some(),
-        sink_logits: variant.mask.sink_logits,
+        sink_logits: variant.mask.sink_logits(),
     };
     let mut tensors = vec![partial];
     tensors.extend(results());

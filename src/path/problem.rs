@@ -2,7 +2,7 @@
 
 use super::cache::CacheLayer;
 use crate::dropout::Dropout;
-use crate::mask::DeviceMask;
+use crate::mask::{DeviceMask, Id};
 use crate::plan::{KeyLayout, Outline, Reach, Tuning, WeightsOutput};
 use crate::problem::Shape;
 use crate::storage::LayoutKind;
@@ -60,7 +60,7 @@ impl Extras<'_> {
             dtype,
             keys,
             reach,
-            simple: self.mask.blocks.is_none() && self.dropout.is_none(),
+            simple: !self.mask.has(Id::Blocks) && self.dropout.is_none(),
             weights: self.weights.map(|w| WeightsOutput::of(w.dtype, w.shape(), &shape)),
             // q, k, v and out. With splits there are no more.
             bindings: 4 + self.lse.iter().count() + self.mask.tensors().len() + given.iter().count(),

@@ -2,7 +2,7 @@
 
 use super::decode::KeySource;
 use super::tuning::Tuning;
-use crate::mask::{Alignment, Mask};
+use crate::mask::{Alignment, Id, Mask};
 use crate::problem::Shape;
 use crate::storage::{LayoutKind, StorageKind};
 use crate::tensor::{DType, Layout};
@@ -60,23 +60,23 @@ pub(crate) struct Reach {
 impl Reach {
     /// Of the intervals that kernels go through for `mask`, whose masked keys are `kv_len` at most.
     pub fn of<L, K, B>(mask: &Mask<L, K, B>, q_len: usize, kv_len: usize, ring: bool) -> Self {
-        let lifted = mask.prefix.is_some() || mask.globals.is_some() || mask.blocks.is_some() || ring;
+        let lifted = ring || mask.rules().any(|rule| rule.lifts);
         // Neighbours in different sequences stand far apart.
-        if lifted || mask.packed.is_some() {
+        if lifted || mask.has(Id::Packed) {
             return Reach { most: kv_len, window: None };
         }
-        let band = mask.band;
-        let last = match band.alignment {
+        let settings = mask.settings();
+        let last = match settings.alignment {
             // The first query has the others' own keys after it.
             Alignment::BottomRight => q_len.saturating_sub(1),
             Alignment::TopLeft => usize::MAX,
         };
-        let right = if band.causal { 0 } else { band.right.unwrap_or(usize::MAX).min(last) };
-        let most = match band.alignment {
+        let right = if mask.has(Id::Causal) { 0 } else { settings.right.unwrap_or(usize::MAX).min(last) };
+        let most = match settings.alignment {
             Alignment::BottomRight => kv_len,
             Alignment::TopLeft => kv_len.min(q_len.saturating_add(right)),
         };
-        Reach { most, window: band.left.map(|left| left.saturating_add(right)) }
+        Reach { most, window: settings.left.map(|left| left.saturating_add(right)) }
     }
 
     /// Most keys that `queries` beside each other see.

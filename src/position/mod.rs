@@ -240,6 +240,7 @@ pub(crate) fn check_rows<T>(
             expected: format!("at least {}, start + length", past(*start, length)),
             got: shape[2],
             shape,
+            wanted: None,
         }),
         _ => Ok(()),
     }
@@ -292,7 +293,7 @@ fn check_rotation(
     check_rows(at, length, "cos", shape)?;
     if pairs > dim / 2 {
         let expected = format!("at most {}, half of x's {dim} channels", dim / 2);
-        return Err(Error::Shape { tensor: "cos", axis: axes("cos")[3], expected, got: pairs, shape });
+        return Err(Error::Shape { tensor: "cos", axis: axes("cos")[3], expected, got: pairs, shape, wanted: None });
     }
     sin.check_as("sin", cos.dtype(), Access::Read, device)?;
     (0..4).try_for_each(|axis| expect("sin", sin.shape(), axis, shape[axis]))?;

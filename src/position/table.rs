@@ -82,7 +82,14 @@ impl Rope {
         let rotary_dim = self.config.rotary_dim;
         if rotary_dim > shape[3] {
             let expected = format!("at least {rotary_dim}, the rope's rotary_dim");
-            return Err(Error::Shape { tensor, axis: axes(tensor)[3], expected, got: shape[3], shape });
+            return Err(Error::Shape {
+                tensor,
+                axis: axes(tensor)[3],
+                expected,
+                got: shape[3],
+                shape,
+                wanted: None,
+            });
         }
         Ok(())
     }

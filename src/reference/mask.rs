@@ -3,9 +3,9 @@
 use super::{Options, Real};
 use crate::block_map::state;
 use crate::error::Error;
-use crate::mask::{HostMask, HostTensor};
+use crate::mask::{HostMask, HostTensor, Id, check_map};
 use crate::problem::Shape;
-use crate::tensor::{count, expect_broadcast};
+use crate::tensor::count;
 
 /// Where a query stands among the keys.
 #[derive(Clone, Copy, Debug)]
@@ -17,18 +17,19 @@ struct Place {
 }
 
 impl HostMask<'_> {
+    /// `aligned`, `packed`.
     fn place(&self, shape: &Shape, [b, h, i, _]: [usize; 4]) -> Option<Place> {
-        let alignment = self.band.alignment;
-        let Some(packed) = &self.packed else {
+        let alignment = self.settings().alignment;
+        let (Some(queries), Some(keys)) = (self.numbers(Id::Packed, 0), self.numbers(Id::Packed, 1)) else {
             let position = i as i64 + alignment.diagonal(shape.q_len, shape.kv_len);
             return Some(Place { keys: [0, shape.kv_len], position });
         };
-        let count = packed.queries.shape[3];
+        let count = queries.shape[3];
         let starts = |s: usize| {
             let at = |t: &HostTensor<u32>, most: usize| {
                 t.at([b, h, 0, s]).map_or(most, |n| (n as usize).min(most))
             };
-            [at(&packed.queries, shape.q_len), at(&packed.keys, shape.kv_len)]
+            [at(queries, shape.q_len), at(keys, shape.kv_len)]
         };
         let s = (0..count - 1).rfind(|s| starts(*s)[0] <= i)?;
         let ([q0, k0], [q1, k1]) = (starts(s), starts(s + 1));
@@ -42,63 +43,76 @@ impl HostMask<'_> {
         let [b, h, i, j] = index;
         let Some(place) = self.place(shape, index) else { return false };
         let [first, end] = place.keys;
+        let distance = j as i64 - place.position;
+        let settings = self.settings();
         let counted =
             |t: &HostTensor<u32>| t.at([b, h, i, 0]).is_some_and(|n| j < first.saturating_add(n as usize));
-        if !(first..end).contains(&j) || !self.lengths.as_ref().is_none_or(counted) {
+
+        let lengths = self.numbers(Id::Lengths, 0).is_none_or(counted);
+        if !(first..end).contains(&j) || !lengths {
             return false;
         }
-        let before_prefix = self.prefix.as_ref().is_some_and(counted);
-        let band = &self.band;
-        let distance = j as i64 - place.position;
-        let past = !band.causal || distance <= 0;
+        let prefix = self.numbers(Id::Prefix, 0).is_some_and(counted);
+        let causal = !self.has(Id::Causal) || distance <= 0;
         match self.block(index) {
             Some(state::HIDDEN) => return false,
-            Some(state::FULL) => return past || before_prefix,
+            Some(state::FULL) => return causal || prefix,
             _ => {}
         }
-        let global_at = |j: i64| {
-            let j = usize::try_from(j).ok();
-            self.globals.is_some_and(|t| j.is_some_and(|j| t.at([b, h, 0, j]) == Some(true)))
-        };
+
         // A bound past every key bounds nothing, however large it is.
         let reach = |bound: usize| i64::try_from(bound).unwrap_or(i64::MAX);
-        let near = band.left.is_none_or(|left| -distance <= reach(left))
-            && band.right.is_none_or(|right| distance <= reach(right))
-            && band.pattern.is_none_or(|p| p.mask_mod(place.position - first as i64, (j - first) as i64, h));
-        // Only a query that stands at a key of its own sequence can be a global token.
-        let standing = (first as i64..end as i64).contains(&place.position) && global_at(place.position);
-        let in_band = past && (near || global_at(j as i64) || standing);
-        let same_document = self.documents.is_none_or(|d| {
-            d.queries.at([b, h, i, 0]) == d.keys.at([b, h, 0, j]) && d.keys.at([b, h, 0, j]).is_some()
+        let window = settings.left.is_none_or(|left| -distance <= reach(left))
+            && settings.right.is_none_or(|right| distance <= reach(right));
+        let pattern =
+            settings.pattern.is_none_or(|p| p.mask_mod(place.position - first as i64, (j - first) as i64, h));
+        let globals = self.bools(Id::Globals).is_some_and(|t| {
+            // Only a query that stands at a key of its own sequence can be a global token.
+            let standing = usize::try_from(place.position).ok().filter(|p| (first..end).contains(p));
+            [Some(j), standing].into_iter().flatten().any(|j| t.at([b, h, 0, j]) == Some(true))
         });
-        (before_prefix || in_band)
-            && !(band.exclude_self && distance == 0)
-            && same_document
-            && self.attn_mask.is_none_or(|t| t.at(index) == Some(true))
-            && self.key_padding_mask.is_none_or(|t| t.at(index) == Some(true))
-            && self.tree.is_none_or(|t| match usize::try_from(distance + i as i64) {
-                Ok(own) if own < shape.q_len => t.at([b, h, i, own]) == Some(true),
-                _ => true,
-            })
+        let exclude_self = !self.has(Id::ExcludeSelf) || distance != 0;
+        let documents = self.numbers(Id::Documents, 0).zip(self.numbers(Id::Documents, 1));
+        let documents = documents.is_none_or(|(queries, keys)| {
+            let key = keys.at([b, h, 0, j]);
+            key.is_some() && key == queries.at([b, h, i, 0])
+        });
+        let holds = |id: Id| self.bools(id).is_none_or(|t| t.at(index) == Some(true));
+        let tree = self.bools(Id::Tree).is_none_or(|t| match usize::try_from(distance + i as i64) {
+            Ok(own) if own < shape.q_len => t.at([b, h, i, own]) == Some(true),
+            _ => true,
+        });
+        (prefix || causal && (window && pattern || globals))
+            && exclude_self
+            && documents
+            && tree
+            && holds(Id::AttnMask)
+            && holds(Id::KeyPaddingMask)
     }
 
     fn block(&self, [b, h, i, j]: [usize; 4]) -> Option<u32> {
-        self.blocks.and_then(|blocks| blocks.map.at([b, h, i / blocks.size[0], j / blocks.size[1]]))
+        let [rows, cols] = self.settings().block_size;
+        self.numbers(Id::Blocks, 0).and_then(|map| map.at([b, h, i / rows, j / cols]))
+    }
+
+    /// `bias` of the pair, which full blocks do not have.
+    fn pair_bias(&self, index: [usize; 4]) -> f32 {
+        let full = self.block(index) == Some(state::FULL);
+        self.floats(Id::Bias).filter(|_| !full).and_then(|t| t.at(index)).unwrap_or(0.0)
     }
 
     /// Bias, ALiBi and relative bias of the pair.
     fn added<R: Real>(&self, shape: &Shape, index: [usize; 4]) -> R {
         let [b, h, ..] = index;
         let of = |x: f32| R::of(f64::from(x));
-        let full = self.block(index) == Some(state::FULL);
-        let bias = self.bias.filter(|_| !full).and_then(|t| t.at(index)).map_or(R::zero(), of);
+        let bias = of(self.pair_bias(index));
         let Some(place) = self.place(shape, index) else { return bias };
         let distance = index[3] as i64 - place.position;
-        let alibi = self.alibi.map_or(R::zero(), |alibi| {
-            let slope = of(alibi.slopes.at([b, h, 0, 0]).unwrap_or(0.0));
-            slope * R::of(if alibi.symmetric { -distance.abs() } else { distance } as f64)
+        let alibi = self.floats(Id::Alibi).map_or(R::zero(), |slopes| {
+            let slope = of(slopes.at([b, h, 0, 0]).unwrap_or(0.0));
+            slope * R::of(if self.settings().symmetric { -distance.abs() } else { distance } as f64)
         });
-        let relative = self.relative.map_or(R::zero(), |table| {
+        let relative = self.floats(Id::Relative).map_or(R::zero(), |table| {
             let most = table.shape[3] as i64 / 2;
             of(table.at([b, h, 0, (distance.clamp(-most, most) + most) as usize]).unwrap_or(0.0))
         });
@@ -128,7 +142,7 @@ pub fn classify(
     let [batch, heads, q_len, kv_len] = pairs;
     let [map_batch, map_heads] = map_heads;
     let counts = [map_batch, map_heads, q_len.div_ceil(size[0]), kv_len.div_ceil(size[1])];
-    expect_broadcast("blocks", counts, [batch, heads, counts[2], counts[3]])?;
+    check_map(counts, shape, size)?;
     let blocks = count(counts);
     if blocks as u64 > u64::from(u32::MAX) {
         return Err(Error::Option { option: "blocks", value: blocks as f64, expected: "below 2^32" });
@@ -145,8 +159,7 @@ pub fn classify(
                 for i in range(2) {
                     for j in range(3) {
                         let index = [b, h, i, j];
-                        let full = mask.block(index) == Some(state::FULL);
-                        let bias = mask.bias.filter(|_| !full).and_then(|t| t.at(index)).unwrap_or(0.0);
+                        let bias = mask.pair_bias(index);
                         let sees = mask.mask_mod(shape, index) && bias != f32::NEG_INFINITY;
                         seen |= sees;
                         unseen |= !sees;
@@ -178,6 +191,6 @@ impl Options<'_> {
 
     /// The logit that a head's attention sink adds to the sum.
     pub(super) fn sink<R: Real>(&self, b: usize, h: usize) -> Option<R> {
-        self.mask.sink_logits.and_then(|t| t.at([b, h, 0, 0])).map(|s| R::of(f64::from(s)))
+        self.mask.floats(Id::SinkLogits).and_then(|t| t.at([b, h, 0, 0])).map(|s| R::of(f64::from(s)))
     }
 }

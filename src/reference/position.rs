@@ -80,7 +80,14 @@ pub fn rotate_by<R: Real>(
     expect_length("sin", sin, rows * pairs)?;
     if 2 * pairs > dim {
         let expected = format!("at least {}, the rope's rotary_dim", 2 * pairs);
-        return Err(Error::Shape { tensor: "x", axis: axes("x")[3], expected, got: dim, shape });
+        return Err(Error::Shape {
+            tensor: "x",
+            axis: axes("x")[3],
+            expected,
+            got: dim,
+            shape,
+            wanted: None,
+        });
     }
     let mut out = x.to_vec();
     for (n, row) in out.chunks_exact_mut(dim).enumerate() {

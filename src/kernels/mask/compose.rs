@@ -1,0 +1,195 @@
+//! The functions of `mask/query.wgsl`, composed of the rules that a call has.
+
+use std::fmt::Write as _;
+
+use super::{MaskParams, MaskVariant};
+use crate::kernel::declaration;
+use crate::kernels::shader;
+use crate::mask::{Adds, Ask, Id, RULES, Turn};
+
+/// The members of the WGSL `Query` that every mask has; those of rules follow.
+const QUERY: &str = "
+struct Query {
+    b: u32,
+    h: u32,
+    i: u32,
+    first: u32,          // it sees keys of first .. end only
+    end: u32,
+    stop: u32,           // end, before keys were appended
+    origin: u32,         // first key of its sequence
+    position: i32,       // the key at which it stands
+    shift: u32,          // positions of its cache that have been overwritten
+";
+
+impl MaskVariant {
+    /// The WGSL of these rules and of the functions composed of them.
+    pub fn wgsl(&self) -> String {
+        let mut text = format!("{}\n{}{QUERY}", shader!("mask/query"), declaration::<MaskParams>());
+        for row in RULES.iter().filter_map(|rule| rule.row) {
+            let _ = writeln!(text, "    {}: {},", row.name, row.ty);
+        }
+        text.push_str("}\n");
+        let softcap = if self.softcap { shader!("mask/softcap") } else { "" };
+        let of_rules = self.rules.iter().map(|id| id.rule().wgsl);
+        for source in of_rules.chain([softcap]).filter(|source| !source.is_empty()) {
+            let _ = write!(text, "\n{source}");
+        }
+        for function in [self.query_in(), self.mask_mod(), self.bias_of(), self.score_mod()] {
+            let _ = write!(text, "\n{function}");
+        }
+        if !self.rules.any(|rule| rule.joins_sum) {
+            text.push_str(
+                "\nfn with_sink(total: vec2<f32>, b: u32, h: u32) -> vec2<f32> {\n    return total;\n}\n",
+            );
+        }
+        text
+    }
+
+    fn query_in(&self) -> String {
+        let lifts = self.lifts_band();
+        let mut f = Function::new("query_in(b: u32, h: u32, i: u32, alone: bool) -> Query");
+        f.line(true, "var keys = vec2<i32>(0, i32(p.mask.masked_len));");
+        f.line(true, "var position = i32(i) + p.mask.diagonal;");
+        f.line(self.cached, "let queries = cached_queries(b, p.mask.q_len);");
+        f.line(self.cached, "keys.y = i32(cached_len(b));");
+        f.line(
+            self.cached,
+            "position = i32(i) + select(0, keys.y - i32(queries), p.mask.bottom_right != 0u);",
+        );
+        // Beyond the queries of a sequence that has fewer.
+        f.line(self.cached, "if alone && i >= queries {\n        keys.y = 0;\n    }");
+        for id in self.rules.iter() {
+            f.line(!id.rule().place.is_empty(), id.rule().place);
+        }
+        f.line(true, "var r = keys;");
+        for bounds in self.rules.iter().map(|id| id.rule().bounds) {
+            f.line(!bounds.wgsl.is_empty() && !(bounds.lifted && lifts), bounds.wgsl);
+        }
+        // Within the sequence, so that bounds do not fall from one sequence to the next.
+        f.line(true, "let stop = u32(clamp(r.y, keys.x, keys.y));");
+        f.line(true, "let first = min(u32(clamp(r.x, keys.x, keys.y)), stop);");
+        let mut query = "Query(b, h, i, first, stop, stop, u32(keys.x), position, 0u".to_string();
+        for row in RULES.iter().filter_map(|rule| rule.row) {
+            let _ = write!(query, ", {}", zero(row.ty));
+        }
+        f.line(true, &format!("var q = {query});"));
+        for row in self.rules.iter().filter_map(|id| id.rule().row) {
+            f.line(true, row.wgsl);
+        }
+        f.line(self.appended, "q.first = min(q.first, p.mask.masked_len);");
+        f.line(self.appended, "q.end = p.mask.kv_len;");
+        f.line(self.cached, "q.shift = cached_shift(b);");
+        f.line(self.cached, "q.first = cached_index(q.first, q.shift);");
+        f.line(self.cached, "q.end = cached_index(q.end, q.shift);");
+        f.end("q")
+    }
+
+    /// A function of a query and a key. Of a cache it is given which of the keys left; rules speak of positions.
+    fn by_key(&self, signature: &str) -> Function {
+        if !self.cached {
+            return Function::new(signature);
+        }
+        let mut f = Function::new(&signature.replace("j: u32", "t: u32"));
+        f.line(true, "let j = cached_key(t, q.shift);");
+        f
+    }
+
+    /// What a rule asks at `turn`, if it is asked.
+    fn asks(&self, id: Id, turn: Turn) -> impl Iterator<Item = &'static Ask> {
+        let bounds = id.rule().bounds;
+        let lifts = self.lifts_band();
+        let asked = match turn {
+            Turn::Block | Turn::Pair => true,
+            // The interval reaches as far as the prefix does.
+            Turn::Causal => self.asks_band() && self.has(Id::Prefix),
+            Turn::Prefix | Turn::Global => self.asks_band(),
+            Turn::Band => lifts || !bounds.exact,
+        };
+        id.rule().asks.iter().filter(move |ask| asked && ask.turn == turn)
+    }
+
+    /// Whether window or pattern is asked pair by pair.
+    fn asks_band(&self) -> bool {
+        let lifts = self.lifts_band();
+        self.rules.any(|rule| rule.bounds.lifted && (lifts || !rule.bounds.exact))
+    }
+
+    fn mask_mod(&self) -> String {
+        let mut f = self.by_key("mask_mod(q: Query, j: u32) -> bool");
+        // The interval of a query goes on to the keys that were appended.
+        f.answer(self.appended, "j >= p.mask.masked_len", true);
+        f.answer(self.appended, "j >= q.stop", false);
+        for turn in [Turn::Block, Turn::Pair, Turn::Prefix, Turn::Causal, Turn::Global, Turn::Band] {
+            // In a ring, the first tokens are seen like global ones.
+            f.answer(turn == Turn::Band && self.ring && self.asks_band(), "j < p.cache.sinks", true);
+            for id in self.rules.iter() {
+                for (n, ask) in self.asks(id, turn).enumerate() {
+                    f.line(n == 0 && !id.rule().before.is_empty(), id.rule().before);
+                    f.answer(true, ask.wgsl, ask.sees);
+                }
+            }
+        }
+        f.end("true")
+    }
+
+    /// What the rules add to scores, in full blocks or outside of them.
+    fn adds(&self, in_full_blocks: bool) -> impl Iterator<Item = Adds> {
+        let adds = self.rules.iter().filter_map(|id| id.rule().adds);
+        adds.filter(move |adds| adds.in_full_blocks == in_full_blocks)
+    }
+
+    fn bias_of(&self) -> String {
+        let mut f = self.by_key("bias_of(q: Query, j: u32) -> f32");
+        let terms: Vec<_> = self.adds(false).map(|adds| adds.wgsl).collect();
+        let full = "if block_at(q, j) == FULL {\n        return 0.0;\n    }";
+        f.line(!terms.is_empty() && self.has(Id::Blocks), full);
+        f.end(if terms.is_empty() { "0.0".to_string() } else { terms.join(" + ") }.as_str())
+    }
+
+    fn score_mod(&self) -> String {
+        let mut f = self.by_key("score_mod(score: f32, q: Query, j: u32) -> f32");
+        f.line(true, "var x = score;");
+        f.line(self.softcap, "x = softcap(x);");
+        let adds = self.rules.any(|rule| rule.adds.is_some());
+        f.line(self.appended && adds, "if j >= p.mask.masked_len {\n        return x;\n    }");
+        let bias = if self.cached { "x += bias_of(q, t);" } else { "x += bias_of(q, j);" };
+        f.line(self.adds(false).next().is_some(), bias);
+        for adds in self.adds(true) {
+            f.line(true, &format!("x += {};", adds.wgsl));
+        }
+        f.end("x")
+    }
+}
+
+/// What a member of `Query` is without its rule.
+fn zero(ty: &str) -> &'static str {
+    match ty {
+        "bool" => "false",
+        "f32" => "0.0",
+        _ => "0u",
+    }
+}
+
+/// A WGSL function, line by line.
+struct Function(String);
+
+impl Function {
+    fn new(signature: &str) -> Self {
+        Function(format!("fn {signature} {{\n"))
+    }
+
+    fn line(&mut self, used: bool, line: &str) {
+        if used {
+            let _ = writeln!(self.0, "    {line}");
+        }
+    }
+
+    fn answer(&mut self, used: bool, condition: &str, answer: bool) {
+        self.line(used, &format!("if {condition} {{\n        return {answer};\n    }}"));
+    }
+
+    fn end(mut self, result: &str) -> String {
+        let _ = writeln!(self.0, "    return {result};\n}}");
+        self.0
+    }
+}

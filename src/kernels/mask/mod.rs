@@ -1,0 +1,186 @@
+//! Masks as WGSL: which rules a call has, and what its kernels bind for them.
+
+mod compose;
+mod params;
+
+use std::fmt;
+
+use super::cache::CacheVariant;
+use crate::device::DeviceFacts;
+use crate::kernel::{Binding, Width};
+use crate::mask::{DeviceMask, Id, Kind, RuleSet, Turn, slot};
+use crate::storage::LayoutKind;
+use crate::tensor::{DType, Window};
+pub(crate) use params::MaskParams;
+
+/// Which rules a call's mask has. Those that are absent leave no trace in the shader.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub(crate) struct MaskVariant {
+    rules: RuleSet,
+    /// Rules of floats whose tensor is F16.
+    halves: RuleSet,
+    softcap: bool,
+    pub appended: bool,
+    /// Keys are in a cache, whose lengths count.
+    cached: bool,
+    /// That cache is a ring, whose first tokens stay.
+    ring: bool,
+}
+
+impl MaskVariant {
+    pub fn of(mask: &DeviceMask, softcap: bool, appended: bool) -> Self {
+        let is_half = |id: &Id| mask.floats(*id).is_some_and(|t| t.dtype == DType::F16);
+        let rules = mask.rules();
+        let halves = rules.iter().filter(is_half).collect();
+        MaskVariant { rules, halves, softcap, appended, ..Self::default() }
+    }
+
+    /// These rules alone; their floats are F32.
+    pub fn with_rules(rules: impl IntoIterator<Item = Id>) -> Self {
+        MaskVariant { rules: rules.into_iter().collect(), ..Self::default() }
+    }
+
+    /// A head's sink logit alone, if it has one.
+    pub fn with_sink_logits(dtype: Option<DType>) -> Self {
+        let only = |used: bool| used.then_some(Id::SinkLogits).into_iter().collect();
+        let (rules, halves) = (only(dtype.is_some()), only(dtype == Some(DType::F16)));
+        MaskVariant { rules, halves, ..Self::default() }
+    }
+
+    pub fn softcapped(self) -> Self {
+        MaskVariant { softcap: true, ..self }
+    }
+
+    /// The same rules for keys in a cache.
+    pub fn in_cache(self, cache: &CacheVariant) -> Self {
+        MaskVariant { cached: true, ring: cache.layout_kind == LayoutKind::Ring, ..self }
+    }
+
+    /// Only what bounds the range of keys: all that the tiled products look at.
+    pub fn range_only(self) -> Self {
+        let lifts = self.lifts_band();
+        let bounds = |id: &Id| {
+            let rule = id.rule();
+            !rule.place.is_empty() || rule.bounds.exact && !(rule.bounds.lifted && lifts)
+        };
+        let rules = self.rules.iter().filter(bounds).collect();
+        MaskVariant { rules, appended: self.appended, ..Self::default() }
+    }
+
+    /// Only what a block map stands for: which pairs are seen, and whether they have a bias.
+    pub fn blocks_only(self) -> Self {
+        let rules =
+            self.rules.only(|rule| !rule.joins_sum && rule.adds.is_none_or(|adds| !adds.in_full_blocks));
+        let halves = self.halves.iter().filter(|id| rules.has(*id)).collect();
+        MaskVariant { rules, halves, softcap: false, appended: false, ..self }
+    }
+
+    pub fn has(&self, id: Id) -> bool {
+        self.rules.has(id)
+    }
+
+    /// The dtype of the sink logits, if there are any.
+    pub fn sink_logits(&self) -> Option<DType> {
+        self.has(Id::SinkLogits).then(|| self.dtype(Id::SinkLogits, Kind::Float))
+    }
+
+    /// Whether a cache can have these rules.
+    pub fn fits_caches(&self) -> bool {
+        !self.appended && !self.rules.any(|rule| rule.not_cached.is_some())
+    }
+
+    /// Whether something lifts window and pattern for some keys: what a query sees is then no interval, and they are
+    /// asked pair by pair.
+    fn lifts_band(&self) -> bool {
+        self.ring || self.rules.any(|rule| rule.lifts)
+    }
+
+    /// Whether anything depends on single pairs: what only bounds the range of a query's keys does not.
+    /// Appended keys lie outside of that range, so with them every pair is asked for.
+    pub fn is_per_pair(&self) -> bool {
+        let lifts = self.lifts_band();
+        let asks = |id: Id| {
+            let rule = id.rule();
+            let (bounds, always) = (rule.bounds, rule.asks.iter().any(|ask| ask.turn <= Turn::Pair));
+            always || rule.adds.is_some() || bounds.lifted && (lifts || !bounds.exact)
+        };
+        self.softcap || self.appended || self.rules.iter().any(asks)
+    }
+
+    /// Whether scores change in a block that is full too.
+    pub fn mods_full_blocks(&self) -> bool {
+        self.softcap || self.rules.any(|rule| rule.adds.is_some_and(|adds| adds.in_full_blocks))
+    }
+
+    fn dtype(&self, id: Id, kind: Kind) -> DType {
+        match kind {
+            Kind::Number => DType::U32,
+            Kind::Bool => DType::Bool,
+            Kind::Float if self.halves.has(id) => DType::F16,
+            Kind::Float => DType::F32,
+        }
+    }
+
+    /// None, each alone, and sets that work together; with q, k, v and out no more than eight buffers.
+    pub fn all() -> Vec<Self> {
+        use Id::*;
+        let mut all = vec![Self::default()];
+        for id in RuleSet::all() {
+            let alone = Self::with_rules(id.rule().listed_with.iter().copied().chain([id]));
+            all.push(alone);
+            if id.rule().tensors.iter().any(|t| t.kind == Kind::Float) {
+                all.push(MaskVariant { halves: RuleSet::NONE.with(id), ..alone });
+            }
+        }
+        let with = |rules: &[Id]| Self::with_rules(rules.iter().copied());
+        let by_position = |rules: &[Id]| {
+            Self::with_rules([Causal, Window, Pattern, ExcludeSelf].iter().chain(rules).copied())
+        };
+        all.extend([
+            MaskVariant { softcap: true, ..Self::default() },
+            MaskVariant { appended: true, ..Self::default() },
+            with(&[Causal, Window, Prefix]),
+            MaskVariant { softcap: true, appended: true, ..by_position(&[Lengths, Prefix, AttnMask, Bias]) },
+            MaskVariant { appended: true, ..by_position(&[Packed, Documents]) },
+            MaskVariant { appended: true, ..by_position(&[Blocks, KeyPaddingMask, Globals, Alibi]) },
+            MaskVariant { softcap: true, ..with(&[Blocks, Bias, Relative, SinkLogits]) },
+            with(&[Packed, Prefix, Lengths, Causal, Window]),
+        ]);
+        all
+    }
+
+    /// The storage buffers of these rules.
+    pub fn bindings(&self) -> Vec<Binding> {
+        let of_rule = |id: Id| {
+            let tensors = id.rule().tensors.iter();
+            tensors.map(move |t| Binding::read(t.name, self.dtype(id, t.kind), Width::One))
+        };
+        self.rules.iter().flat_map(of_rule).collect()
+    }
+
+    /// The windows of `mask` that [`bindings`](Self::bindings) names.
+    pub fn windows<'a>(&self, mask: &DeviceMask<'a>, device: &DeviceFacts) -> Vec<Window<'a>> {
+        let slots = self.rules.iter().flat_map(|id| (0..id.rule().tensors.len()).map(move |n| slot(id, n)));
+        slots.filter_map(|slot| Some(mask.tensor(slot)?.window(device))).collect()
+    }
+}
+
+/// By name, as if every rule were a field: names of kernels are made of it.
+impl fmt::Debug for MaskVariant {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let mut fields = f.debug_struct("MaskVariant");
+        for id in self.rules.iter() {
+            let rule = id.rule();
+            match rule.tensors {
+                [t] if t.kind == Kind::Float => fields.field(rule.name, &self.dtype(id, t.kind)),
+                _ => fields.field(rule.name, &true),
+            };
+        }
+        let MaskVariant { softcap, appended, cached, ring, .. } = *self;
+        for (name, used) in [("softcap", softcap), ("appended", appended), ("cached", cached), ("ring", ring)]
+        {
+            fields.field(name, &used);
+        }
+        fields.finish()
+    }
+}

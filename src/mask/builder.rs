@@ -1,0 +1,171 @@
+//! The methods that build a mask: what its rules mean, and the shapes of their tensors.
+
+use super::rules::slot;
+use super::{Alignment, Id, Mask, Part, Settings};
+use crate::block_map::Blocks;
+use crate::pattern::Pattern;
+
+impl<L, K, B> Mask<L, K, B> {
+    fn with<const N: usize>(mut self, id: Id, tensors: [Part<L, K, B>; N]) -> Self {
+        self.rules = self.rules.with(id);
+        for (n, tensor) in tensors.into_iter().enumerate() {
+            self.tensors[slot(id, n)] = Some(tensor);
+        }
+        self
+    }
+
+    /// Causal, aligned bottom-right: query `i` sees keys `j ≤ i + kv_len − q_len`.
+    pub fn causal() -> Self {
+        Self::none().and_causal()
+    }
+
+    /// Causal, aligned top-left: query `i` sees keys `j ≤ i`.
+    pub fn causal_top_left() -> Self {
+        Self::causal().aligned(Alignment::TopLeft)
+    }
+
+    /// Adds the causal rule.
+    pub fn and_causal(mut self) -> Self {
+        self.rules = self.rules.with(Id::Causal);
+        self
+    }
+
+    /// Chooses where the query's own position lies, for everything that speaks of it: the causal rule, `window`,
+    /// `pattern`, `globals`, `exclude_self`, `alibi`, `relative`. It follows from the shapes of q and k alone, or
+    /// of every packed sequence; [`lengths`](Self::lengths) does not move it. For a cache filled to n
+    /// keys, [`slice`](crate::TensorView::slice) k and v to n.
+    pub fn aligned(mut self, alignment: Alignment) -> Self {
+        self.settings.alignment = alignment;
+        self
+    }
+
+    /// At most `left` keys before the query's own position and `right` after it are seen, and the one at it:
+    /// a window of W tokens that ends with the query's own is `window(W - 1, 0)`. `usize::MAX` is no bound.
+    /// With a causal mask or another window, the narrower bounds hold.
+    pub fn window(mut self, left: usize, right: usize) -> Self {
+        let Settings { left: l, right: r, .. } = &mut self.settings;
+        *l = Some(l.map_or(left, |l| l.min(left)));
+        *r = Some(r.map_or(right, |r| r.min(right)));
+        self.rules = self.rules.with(Id::Window);
+        self
+    }
+
+    /// Only keys of a regular sparse pattern are seen: dilated, strided, fixed or local blocks. The last one set
+    /// counts.
+    pub fn pattern(mut self, pattern: Pattern) -> Self {
+        self.settings.pattern = Some(pattern);
+        self.rules = self.rules.with(Id::Pattern);
+        self
+    }
+
+    /// A query does not see the key at its own position (`j ≠ i`).
+    pub fn exclude_self(mut self) -> Self {
+        self.rules = self.rules.with(Id::ExcludeSelf);
+        self
+    }
+
+    /// Only the first `lengths[b, h, i]` keys are seen, of the query's own sequence if they are packed. Shape
+    /// `[batch, heads, q_len, 1]`, any of the first three may be 1: `[batch, 1, 1, 1]` is one length per
+    /// sequence. A length beyond `kv_len` means all keys. On a device the dtype is U32.
+    pub fn lengths(self, lengths: L) -> Self {
+        self.with(Id::Lengths, [Part::Number(lengths)])
+    }
+
+    /// Prefix-LM: the first `prefix[b, h, i]` keys are seen whatever the causal rule, `window` and `pattern` say
+    /// (Raffel et al. 2020, "Exploring the limits of transfer learning", 3.2.1). Shaped and counted as
+    /// [`lengths`](Self::lengths). On a device the dtype is U32.
+    pub fn prefix(self, prefix: L) -> Self {
+        self.with(Id::Prefix, [Part::Number(prefix)])
+    }
+
+    /// Sequences of different lengths side by side in one batch entry, without padding: sequence `s` has queries
+    /// `query_starts[s] .. query_starts[s + 1]` and keys `key_starts[s] .. key_starts[s + 1]` (`cu_seqlens`
+    /// elsewhere). A query sees keys of its own sequence only, and stands where `aligned` says within it;
+    /// queries before the first sequence or past the last see none. Both `[batch, 1, 1, sequences + 1]`,
+    /// ascending, batch may be 1; a start past the end of the tensor is its end. On a device the dtype is U32.
+    ///
+    /// ```
+    /// use wgpu_attention::{HostMask, HostTensor, Mask};
+    /// let starts = [0, 5, 12]; // sequences of 5 and of 7 tokens, in tensors of length 12
+    /// let starts = HostTensor::new(&starts, [1, 1, 1, 3]);
+    /// let mask: HostMask = Mask::causal().packed(starts, starts);
+    /// ```
+    pub fn packed(self, query_starts: L, key_starts: L) -> Self {
+        self.with(Id::Packed, [Part::Number(query_starts), Part::Number(key_starts)])
+    }
+
+    /// Only keys of the query's own document are seen: those with the same number. `queries` is
+    /// `[batch, heads, q_len, 1]`, `keys` `[batch, heads, 1, kv_len]`, any but the last length may be 1.
+    /// Unlike `packed` it moves no position, and documents need not be contiguous. On a device the dtype is U32.
+    pub fn documents(self, queries: L, keys: L) -> Self {
+        self.with(Id::Documents, [Part::Number(queries), Part::Number(keys)])
+    }
+
+    /// Whole blocks of pairs that are hidden, or full; see [`Blocks`].
+    pub fn blocks(mut self, blocks: Blocks<L>) -> Self {
+        self.settings.block_size = blocks.size;
+        self.with(Id::Blocks, [Part::Number(blocks.map)])
+    }
+
+    /// Only pairs that hold `true` are seen, as in PyTorch's `scaled_dot_product_attention`; the masks of
+    /// `nn.MultiheadAttention` say the opposite. Shape `[batch, heads, q_len, kv_len]`, any may be 1.
+    pub fn attn_mask(self, attn_mask: K) -> Self {
+        self.with(Id::AttnMask, [Part::Bool(attn_mask)])
+    }
+
+    /// Tree of drafts, for speculative decoding (Miao et al. 2024, "SpecInfer"): of the queries' own keys, those from
+    /// query 0's position on, query `i` sees key `j` only where `tree[b, h, i, j − position of query 0]` holds
+    /// `true`; older keys are not asked. Shape `[batch, heads, q_len, q_len]`, batch and heads may be 1. Distances still
+    /// follow the order of the rows, not the depth in the tree. Not with packed sequences.
+    pub fn tree(self, tree: K) -> Self {
+        self.with(Id::Tree, [Part::Bool(tree)])
+    }
+
+    /// Only keys that hold `true` are seen: a second boolean mask beside [`attn_mask`](Self::attn_mask), usually
+    /// `[batch, 1, 1, kv_len]` for padding.
+    pub fn key_padding_mask(self, key_padding_mask: K) -> Self {
+        self.with(Id::KeyPaddingMask, [Part::Bool(key_padding_mask)])
+    }
+
+    /// Global tokens: keys that hold `true` are seen by every query, and queries that stand at such a key see
+    /// every key, whatever `window` and `pattern` say (Beltagy et al. 2020, "Longformer"). The causal rule holds
+    /// for them too: with it and a window the first few tokens are StreamingLLM's (Xiao et al. 2023). Shape
+    /// `[batch, heads, 1, kv_len]`, any may be 1.
+    pub fn globals(self, globals: K) -> Self {
+        self.with(Id::Globals, [Part::Bool(globals)])
+    }
+
+    /// Added to the scaled and softcapped scores; may hold −∞. Shape `[batch, heads, q_len, kv_len]`,
+    /// any may be 1. On a device the dtype is F32 or F16.
+    pub fn bias(self, bias: B) -> Self {
+        self.with(Id::Bias, [Part::Float(bias)])
+    }
+
+    /// ALiBi: adds `slope · (j − position)` to the score of key `j`, which falls with the distance behind the query
+    /// for positive slopes (Press et al. 2022, "Train short, test long"). Shape `[batch, heads, 1, 1]`, any
+    /// may be 1. On a device the dtype is F32 or F16.
+    pub fn alibi(mut self, slopes: B) -> Self {
+        self.settings.symmetric = false;
+        self.with(Id::Alibi, [Part::Float(slopes)])
+    }
+
+    /// ALiBi for queries that see both sides: adds `−slope · |j − position|`. Shaped as [`alibi`](Self::alibi).
+    pub fn alibi_symmetric(mut self, slopes: B) -> Self {
+        self.settings.symmetric = true;
+        self.with(Id::Alibi, [Part::Float(slopes)])
+    }
+
+    /// Adds `table[b, h, 0, clamp(j − position, −r, r) + r]`: a learned bias per distance, the outermost for all
+    /// that are further (Shaw et al. 2018, "Self-attention with relative position representations", as a
+    /// bias). Shape `[batch, heads, 1, 2·r + 1]`, batch and heads may be 1. On a device the dtype is F32 or F16.
+    pub fn relative(self, table: B) -> Self {
+        self.with(Id::Relative, [Part::Float(table)])
+    }
+
+    /// Attention sinks: one more logit per head that takes its share of the softmax and has no value, so that a
+    /// query's weights add up to less than 1 (gpt-oss 2025). It counts in lse: weights are
+    /// `exp(score − lse)`. Shape `[batch, heads, 1, 1]`, any may be 1. On a device the dtype is F32 or F16.
+    pub fn sink_logits(self, sink_logits: B) -> Self {
+        self.with(Id::SinkLogits, [Part::Float(sink_logits)])
+    }
+}

@@ -1,0 +1,183 @@
+//! What a mask is refused for.
+
+use super::rule::{Axis, Kind, Tensor};
+use super::rules::{BY_SLOT, Id, RuleSet, TENSORS, slot};
+use super::{DeviceMask, HostMask, HostTensor, Mask, Settings};
+use crate::device::DeviceFacts;
+use crate::error::Error;
+use crate::problem::Shape;
+use crate::tensor::{Access, DType, TensorView, count};
+
+/// A mask without its memory.
+pub(crate) struct Given<'a> {
+    pub rules: RuleSet,
+    pub settings: &'a Settings,
+    shapes: [Option<[usize; 4]>; TENSORS],
+}
+
+impl Given<'_> {
+    /// The shape of the `n`-th tensor of a rule that the mask has.
+    pub fn shape(&self, id: Id, n: usize) -> [usize; 4] {
+        self.shapes[slot(id, n)].unwrap_or([1; 4])
+    }
+
+    /// What concerns more than one tensor, or more than dtypes and axes.
+    fn check(&self) -> Result<(), Error> {
+        self.rules.iter().try_for_each(|id| (id.rule().check)(self))
+    }
+}
+
+/// `shape[axis]` is not what `tensor` needs there.
+pub(super) fn mismatch(tensor: &Tensor, axis: usize, expected: String, shape: [usize; 4]) -> Error {
+    let wanted = tensor.axes.map(|axis| match axis {
+        Axis::One(_) => "1".to_string(),
+        Axis::Free(name) => name.to_string(),
+        other => format!("{} or 1", other.name()),
+    });
+    let wanted = Some(format!("[{}]", wanted.join(", ")));
+    Error::Shape {
+        tensor: tensor.name,
+        axis: tensor.axes[axis].name(),
+        expected,
+        got: shape[axis],
+        shape,
+        wanted,
+    }
+}
+
+impl Axis {
+    /// As errors call it.
+    fn name(self) -> &'static str {
+        match self {
+            Axis::Batch => "batch",
+            Axis::Heads => "heads",
+            Axis::QLen => "q_len",
+            Axis::KvLen => "kv_len",
+            Axis::BlockRows => "q_len / size[0]",
+            Axis::BlockCols => "kv_len / size[1]",
+            Axis::One(name) | Axis::Free(name) => name,
+        }
+    }
+
+    /// Its length, unless any will do.
+    fn len(self, shape: &Shape, block_size: [usize; 2]) -> Option<usize> {
+        let [rows, cols] = block_size.map(|n| n.max(1));
+        Some(match self {
+            Axis::Batch => shape.batch,
+            Axis::Heads => shape.heads,
+            Axis::QLen => shape.q_len,
+            Axis::KvLen => shape.kv_len,
+            Axis::BlockRows => shape.q_len.div_ceil(rows),
+            Axis::BlockCols => shape.kv_len.div_ceil(cols),
+            Axis::One(_) => 1,
+            Axis::Free(_) => return None,
+        })
+    }
+}
+
+impl Tensor {
+    /// Requires `got` to repeat to what `shape` needs.
+    fn check_shape(&self, got: [usize; 4], shape: &Shape, block_size: [usize; 2]) -> Result<(), Error> {
+        for (axis, n) in got.into_iter().enumerate() {
+            let Some(needed) = self.axes[axis].len(shape, block_size) else { continue };
+            if n != needed && n != 1 {
+                let expected = if needed == 1 { "1".to_string() } else { format!("{needed} or 1") };
+                return Err(mismatch(self, axis, expected, got));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_zero(&self, shape: [usize; 4]) -> Result<(), Error> {
+        match shape.iter().position(|n| *n == 0) {
+            Some(axis) => Err(Error::ZeroSize { tensor: self.name, axis: self.axes[axis].name() }),
+            None => Ok(()),
+        }
+    }
+
+    fn check_dtype(&self, got: DType) -> Result<(), Error> {
+        let (right, expected) = match self.kind {
+            Kind::Number => (got == DType::U32, "U32"),
+            Kind::Bool => (got == DType::Bool, "Bool"),
+            Kind::Float => (got.is_float(), "F32 or F16"),
+        };
+        if right { Ok(()) } else { Err(Error::Type { tensor: self.name, expected: expected.into(), got }) }
+    }
+}
+
+/// Requires a block map to repeat to `shape`.
+pub(crate) fn check_map(map: [usize; 4], shape: &Shape, size: [usize; 2]) -> Result<(), Error> {
+    BLOCKS.check_shape(map, shape, size)
+}
+
+/// Requires a map that is written to have every block.
+pub(crate) fn check_whole_map(map: [usize; 4], shape: &Shape, size: [usize; 2]) -> Result<(), Error> {
+    for axis in 2..4 {
+        let needed = BLOCKS.axes[axis].len(shape, size).unwrap_or(1);
+        if map[axis] != needed {
+            return Err(mismatch(BLOCKS, axis, needed.to_string(), map));
+        }
+    }
+    Ok(())
+}
+
+const BLOCKS: &Tensor = BY_SLOT[slot(Id::Blocks, 0)];
+
+impl<L, K, B> Mask<L, K, B> {
+    fn given(&self, shapes: [Option<[usize; 4]>; TENSORS]) -> Given<'_> {
+        Given { rules: self.rules, settings: &self.settings, shapes }
+    }
+
+    /// Refuses rules that caches cannot have.
+    pub(crate) fn check_for_cache(&self) -> Result<(), Error> {
+        match self.rules.iter().find_map(|id| id.rule().not_cached) {
+            Some([what, why]) => Err(Error::Unsupported { what, why }),
+            None => Ok(()),
+        }
+    }
+}
+
+impl HostMask<'_> {
+    /// Refuses parts that do not broadcast to what their methods say, and patterns and blocks of no size.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::Length`], [`Error::ZeroSize`], [`Error::Option`], [`Error::Unsupported`].
+    pub fn check(&self, shape: &Shape) -> Result<(), Error> {
+        fn size<T>(part: &HostTensor<T>) -> ([usize; 4], usize) {
+            (part.shape, part.data.len())
+        }
+        let sizes = self.tensors.each_ref().map(|part| {
+            part.as_ref().map(|part| match part {
+                super::Part::Number(t) => size(t),
+                super::Part::Bool(t) => size(t),
+                super::Part::Float(t) => size(t),
+            })
+        });
+        self.given(sizes.map(|size| size.map(|size| size.0))).check()?;
+        for (tensor, size) in BY_SLOT.iter().zip(sizes) {
+            let Some((part_shape, got)) = size else { continue };
+            tensor.check_shape(part_shape, shape, self.settings.block_size)?;
+            let expected = count(part_shape);
+            if got != expected {
+                return Err(Error::Length { tensor: tensor.name, expected, got });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<'a> DeviceMask<'a> {
+    /// Checks shapes, dtypes and memory of every part.
+    pub(crate) fn check(&self, shape: &Shape, device: &DeviceFacts) -> Result<(), Error> {
+        let views: [Option<TensorView<'a>>; TENSORS] = std::array::from_fn(|slot| self.tensor(slot));
+        self.given(views.map(|view| view.map(|view| view.shape()))).check()?;
+        for (tensor, view) in BY_SLOT.iter().zip(views) {
+            let Some(view) = view else { continue };
+            tensor.check_dtype(view.dtype())?;
+            tensor.check_zero(view.shape())?;
+            view.check(tensor.name, Access::Read, device)?;
+            tensor.check_shape(view.shape(), shape, self.settings.block_size)?;
+        }
+        Ok(())
+    }
+}
