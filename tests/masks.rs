@@ -23,7 +23,7 @@ fn band_rules(shape: &Shape) -> Vec<(String, Rules, Sees)> {
     for alignment in [Alignment::TopLeft, Alignment::BottomRight] {
         let d = match alignment {
             Alignment::TopLeft => 0,
-            Alignment::BottomRight => shape.kv_len as i64 - shape.q_len as i64,
+            _ => shape.kv_len as i64 - shape.q_len as i64,
         };
         let rules = Rules { alignment, ..Default::default() };
         let causal = Rules { causal: true, ..rules.clone() };

@@ -27,6 +27,7 @@ fn position(rules: &Rules, [queries, keys]: &[Range<usize>; 2], i: usize) -> i64
     let first = match rules.alignment {
         Alignment::TopLeft => 0,
         Alignment::BottomRight => keys.len() as i64 - queries.len() as i64,
+        other => panic!("no meaning is written down for {other:?}"),
     };
     first + (i - queries.start) as i64
 }
