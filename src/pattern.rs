@@ -6,6 +6,7 @@ use crate::tensor::LONGEST_AXIS;
 /// Which half of a two-part sparse pattern a query sees (Child et al. 2019, "Generating long sequences with
 /// sparse transformers", section 4.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum PatternPart {
     /// The keys near the query.
     Near,
@@ -21,6 +22,7 @@ pub enum PatternPart {
 /// count from the first key of the query's sequence. Patterns do not look at what is past or future: the
 /// autoregressive ones are meant with [`Mask::causal`](crate::Mask::causal).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Pattern {
     /// Keys whose distance is a multiple of `dilation`; with `window` this is dilated sliding attention
     /// (Longformer).

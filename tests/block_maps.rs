@@ -26,6 +26,15 @@ fn masks() -> Vec<(&'static str, Rules)> {
         ("causal", Rules { causal: true, ..none() }),
         ("window", Rules { window: Some([20, 3]), ..none() }),
         (
+            "query offsets",
+            Rules {
+                causal: true,
+                window: Some([30, 0]),
+                query_offsets: Some(HostData::new(vec![3, 40], [b, 1, 1, 1])),
+                ..none()
+            },
+        ),
+        (
             "keep",
             Rules {
                 attn_mask: Some(HostData::of([1, 1, i, j], |[_, _, i, j]| i / 16 != j / 16 && j != 3)),

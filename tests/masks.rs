@@ -1,7 +1,10 @@
 //! Every part of a mask, alone and in combination, against definitions written down here a second time.
 
-use wgpu_attention::{Alignment, Attention, Config, DType, Forward, Mask, Path, Shape, Tuning};
+use wgpu_attention::{
+    Alignment, Attention, Config, DType, Forward, Mask, Path, Pattern, PatternPart, Shape, Tuning,
+};
 
+use crate::harness::meaning::follows;
 use crate::harness::run::{Placed, PlacedRules};
 use crate::harness::{
     Case, FORMS, HostData, Layout, Place, Report, Rng, Rules, Setup, Weights, defaults, profiles,
@@ -20,9 +23,10 @@ type Sees = Box<dyn Fn(i64, i64) -> bool>;
 /// Rules that need no tensor, and what they mean. `d` is the key at which query 0 stands.
 fn band_rules(shape: &Shape) -> Vec<(String, Rules, Sees)> {
     let mut all: Vec<(String, Rules, Sees)> = Vec::new();
-    for alignment in [Alignment::TopLeft, Alignment::BottomRight] {
+    for alignment in [Alignment::TopLeft, Alignment::BottomRight, Alignment::Offset(4)] {
         let d = match alignment {
             Alignment::TopLeft => 0,
+            Alignment::Offset(n) => n,
             _ => shape.kv_len as i64 - shape.q_len as i64,
         };
         let rules = Rules { alignment, ..Default::default() };
@@ -162,6 +166,85 @@ fn tensors_repeat_along_any_axes() {
         }
     }
     report.finish();
+}
+
+/// Every rule that speaks of positions, with queries that stand elsewhere in every batch entry; and past every key.
+fn offset_rules(shape: &Shape) -> Vec<(String, Rules)> {
+    let [b, h, i, j] = shape.weights();
+    let none = Rules::default;
+    let causal = || Rules { causal: true, ..none() };
+    let slopes = || Some(HostData::of([1, h, 1, 1], |[_, h, ..]| 0.25 - 0.125 * h as f32));
+    let strided = Pattern::Strided { stride: 3, part: PatternPart::ByHead };
+    let globals = Some(HostData::of([1, 1, 1, j], |[.., j]| j % 7 == 3));
+    let prefix = Some(HostData::of([b, 1, 1, 1], |[b, ..]| 2 + 3 * b as u32));
+    let keep = HostData::of([1, 1, i, i], |[.., i, j]| j == i || j < i && (i + j) % 2 == 1);
+    let table = HostData::of([1, h, 1, 9], |[_, h, _, n]| (n as f32 - 2.0 * h as f32) * 0.25);
+    let all = vec![
+        ("causal", causal()),
+        ("window", Rules { window: Some([4, 2]), ..none() }),
+        ("causal window", Rules { window: Some([5, 0]), ..causal() }),
+        ("no bound", Rules { window: Some([usize::MAX, usize::MAX]), ..none() }),
+        ("exclude self", Rules { exclude_self: true, ..causal() }),
+        ("strided", Rules { pattern: Some(strided), ..causal() }),
+        ("local", Rules { pattern: Some(Pattern::Local { block: 5 }), ..none() }),
+        ("alibi", Rules { slopes: slopes(), ..causal() }),
+        ("symmetric alibi", Rules { slopes: slopes(), symmetric: true, ..none() }),
+        ("relative", Rules { relative: Some(table), ..none() }),
+        ("globals", Rules { window: Some([2, 1]), globals, ..none() }),
+        ("prefix", Rules { window: Some([3, 0]), prefix, ..causal() }),
+        ("tree", Rules { tree: Some(keep), ..causal() }),
+        ("lengths", Rules { lengths: Some(HostData::new(vec![5, 0], [b, 1, 1, 1])), ..causal() }),
+    ];
+    let offsets = [vec![0, 3], vec![j as u32 - 2, 1], vec![6], vec![j as u32 + 9, u32::MAX]];
+    let mut rules = Vec::new();
+    for (n, (name, of)) in all.into_iter().enumerate() {
+        for offsets in [&offsets[n % 3], &offsets[3]] {
+            // Far from every key, what slopes add is not exact in f32.
+            let exact = of.slopes.is_none() || !offsets.contains(&u32::MAX);
+            let offsets: Vec<_> = offsets.iter().map(|n| if exact { *n } else { (*n).min(1000) }).collect();
+            let name = format!("{name}, offsets {offsets:?}");
+            let offsets = HostData { shape: [offsets.len(), 1, 1, 1], data: offsets };
+            rules.push((name, Rules { query_offsets: Some(offsets), ..of.clone() }));
+        }
+        let alignment = [Alignment::Offset(-3), Alignment::Offset(5)][n % 2];
+        rules.push((format!("{name}, {alignment:?}"), Rules { alignment, ..of }));
+    }
+    rules
+}
+
+#[test]
+fn queries_stand_at_their_offsets() {
+    let mut report = Report::new("masks, query offsets");
+    for lengths in LENGTHS {
+        let shape = shape(lengths);
+        for (name, rules) in offset_rules(&shape) {
+            let case = Case::random(format!("{name}, {lengths:?}"), shape).with(|c| c.rules = rules);
+            follows(&case);
+            check(&mut report, &case);
+        }
+    }
+    report.finish();
+}
+
+/// Offsets that say what an alignment says are that alignment, to the bit; they replace it.
+#[test]
+fn an_offset_can_say_what_an_alignment_says() {
+    for (q_len, kv_len) in [(7, 19), (17, 17)] {
+        let shape = shape((q_len, kv_len));
+        for (alignment, offset) in [(Alignment::BottomRight, kv_len - q_len), (Alignment::TopLeft, 0)] {
+            let slopes = HostData::of([1, 4, 1, 1], |[_, h, ..]| 0.5 - 0.25 * h as f32);
+            let rules =
+                Rules { causal: true, window: Some([5, 0]), slopes: Some(slopes), ..Default::default() };
+            let of = |rules| Case::random("alignments", shape).with(|c| c.rules = rules).reference::<f64>();
+            let want = of(Rules { alignment, ..rules.clone() });
+            let constant = of(Rules { alignment: Alignment::Offset(offset as i64), ..rules.clone() });
+            let offsets = HostData::new(vec![offset as u32], [1; 4]);
+            let other = if offset == 0 { Alignment::BottomRight } else { Alignment::TopLeft };
+            let each = of(Rules { alignment: other, query_offsets: Some(offsets), ..rules });
+            assert!(want.weights == constant.weights && want.lse == constant.lse, "{alignment:?}, constant");
+            assert!(want.weights == each.weights && want.lse == each.lse, "{alignment:?}, per batch entry");
+        }
+    }
 }
 
 #[test]

@@ -25,6 +25,10 @@ pub struct MaskDraw {
     pub lengths: Repeats,
     pub prefix: Repeats,
     /// Only of the batch.
+    pub query_offsets: Repeats,
+    /// The same of all batch entries, if those are not.
+    pub offset: Option<i64>,
+    /// Only of the batch.
     pub packed: Repeats,
     pub documents: Option<[[bool; 4]; 2]>,
     pub blocks: Option<([bool; 4], [usize; 2])>,
@@ -101,9 +105,17 @@ impl MaskDraw {
                 _ => draw.sinks = Some(repeats),
             }
         }
-        // A tree of drafts belongs to one sequence.
+        // Where queries stand is drawn beside what depends on it; packed sequences say it themselves, as trees do.
+        let speaks = draw.causal || draw.window.is_some() || draw.pattern.is_some() || draw.exclude_self;
+        if speaks || draw.slopes.is_some() || draw.relative.is_some() || draw.tree.is_some() {
+            match rng.below(6) {
+                0 | 1 => draw.query_offsets = Some([rng.chance(0.4), false, false, false]),
+                2 => draw.offset = Some(rng.between(0, kv_len + 3) as i64 - 3),
+                _ => {}
+            }
+        }
         if draw.packed.is_some() {
-            draw.tree = None;
+            (draw.tree, draw.query_offsets, draw.offset) = (None, None, None);
         }
         draw
     }
@@ -161,12 +173,24 @@ impl MaskDraw {
         let per_head = |repeats| of(repeats, [batch, heads, 1, 1]);
         Rules {
             causal: self.causal,
-            alignment: if self.top_left { Alignment::TopLeft } else { Alignment::BottomRight },
+            alignment: match self.offset {
+                Some(offset) => Alignment::Offset(offset),
+                None if self.top_left => Alignment::TopLeft,
+                None => Alignment::BottomRight,
+            },
             window: self.window,
             pattern: self.pattern,
             exclude_self: self.exclude_self,
             lengths: lengths(rng, self.lengths),
             prefix: lengths(rng, self.prefix),
+            query_offsets: self.query_offsets.map(|repeats| {
+                part(of(repeats, [batch, 1, 1, 1]), || match rng.below(10) {
+                    0 => 0,
+                    // Past every key; what it adds stays exact in f32.
+                    1 => len as u32 + 500,
+                    _ => rng.between(0, len) as u32,
+                })
+            }),
             packed,
             documents,
             blocks,
@@ -200,7 +224,7 @@ impl MaskDraw {
 
     /// The same mask with one part less, or a plainer one.
     pub fn simpler(&self) -> Vec<Self> {
-        let without: [fn(&mut Self); 25] = [
+        let without: [fn(&mut Self); 28] = [
             |m| m.causal = false,
             |m| m.top_left = false,
             |m| m.window = None,
@@ -208,6 +232,9 @@ impl MaskDraw {
             |m| m.exclude_self = false,
             |m| m.lengths = None,
             |m| m.prefix = None,
+            |m| m.query_offsets = None,
+            |m| m.offset = None,
+            |m| m.query_offsets = m.query_offsets.map(|_| [true, false, false, false]),
             |m| m.packed = None,
             |m| m.documents = None,
             |m| m.blocks = None,

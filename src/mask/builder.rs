@@ -19,7 +19,9 @@ impl<L, K, B> Mask<L, K, B> {
         Self::none().and_causal()
     }
 
-    /// Causal, aligned top-left: query `i` sees keys `j ≤ i`.
+    /// Causal, aligned top-left: query `i` sees keys `j ≤ i`. PyTorch's `scaled_dot_product_attention(is_causal=True)` is
+    /// this one, and FlexAttention's `q_idx >= kv_idx`; FlashAttention (from 2.1 on) is [`causal`](Self::causal). With as
+    /// many keys as queries both are the same.
     pub fn causal_top_left() -> Self {
         Self::causal().aligned(Alignment::TopLeft)
     }
@@ -31,12 +33,33 @@ impl<L, K, B> Mask<L, K, B> {
     }
 
     /// Chooses where the query's own position lies, for everything that speaks of it: the causal rule, `window`,
-    /// `pattern`, `globals`, `exclude_self`, `alibi`, `relative`. It follows from the shapes of q and k alone, or
-    /// of every packed sequence; [`lengths`](Self::lengths) does not move it. For a cache filled to n
-    /// keys, [`slice`](crate::TensorView::slice) k and v to n.
+    /// `pattern`, `globals`, `exclude_self`, `alibi`, `relative`, `tree`. But for [`Alignment::Offset`] it follows from the
+    /// shapes of q and k alone, or of every packed sequence; [`lengths`](Self::lengths) does not move it. For a cache
+    /// filled to n keys, [`slice`](crate::TensorView::slice) k and v to n, or say where the queries stand:
+    /// [`query_offsets`](Self::query_offsets).
+    ///
+    /// The default is bottom-right; indices in PyTorch's SDPA and FlexAttention (`q_idx`, `kv_idx`) both count from 0, which
+    /// is [`Alignment::TopLeft`].
     pub fn aligned(mut self, alignment: Alignment) -> Self {
         self.settings.alignment = alignment;
         self
+    }
+
+    /// Query `i` of batch entry `b` stands at key `query_offsets[b] + i`, whatever [`aligned`](Self::aligned) says: where
+    /// that many keys of each sequence are past (the lengths of `past_key` in ONNX's Attention, or `nonpad_kv_seqlen − q_len`
+    /// where keys and values are in place already; `cache_seqlens` of FlashAttention). Keys past the end of a sequence are for
+    /// the causal rule or [`lengths`](Self::lengths) to hide. Shape `[batch, 1, 1, 1]`, batch may be 1; offsets from 2^29 − 1
+    /// on count as that. Not with packed sequences or caches, which have positions of their own. On a device the dtype is
+    /// U32.
+    ///
+    /// ```
+    /// use wgpu_attention::{HostMask, HostTensor, Mask};
+    /// // Keys in tensors of a fixed length, of which two sequences have filled 40 and 7 before this step.
+    /// let past = [40, 7];
+    /// let mask: HostMask = Mask::causal().window(15, 0).query_offsets(HostTensor::new(&past, [2, 1, 1, 1]));
+    /// ```
+    pub fn query_offsets(self, query_offsets: L) -> Self {
+        self.with(Id::QueryOffsets, [Part::Number(query_offsets)])
     }
 
     /// At most `left` keys before the query's own position and `right` after it are seen, and the one at it:
@@ -121,6 +144,9 @@ impl<L, K, B> Mask<L, K, B> {
         self.with(Id::Tree, [Part::Bool(tree)])
     }
 
+    /// **`true` is a key that is seen**, as everywhere here and in PyTorch's SDPA; in `nn.MultiheadAttention`'s
+    /// `key_padding_mask` `true` is a key that is *ignored*: invert that one.
+    ///
     /// Only keys that hold `true` are seen: a second boolean mask beside [`attn_mask`](Self::attn_mask), usually
     /// `[batch, 1, 1, kv_len]` for padding.
     pub fn key_padding_mask(self, key_padding_mask: K) -> Self {
@@ -157,7 +183,8 @@ impl<L, K, B> Mask<L, K, B> {
 
     /// Adds `table[b, h, 0, clamp(j − position, −r, r) + r]`: a learned bias per distance, the outermost for all
     /// that are further (Shaw et al. 2018, "Self-attention with relative position representations", as a
-    /// bias). Shape `[batch, heads, 1, 2·r + 1]`, batch and heads may be 1. On a device the dtype is F32 or F16.
+    /// bias). Distances are key − query, as in `alibi`: later keys are further right. Tables that count query − key (T5's
+    /// decoder, Swin, `score + bias[q_idx - kv_idx]` in FlexAttention) are this one reversed. Shape `[batch, heads, 1, 2·r + 1]`, batch and heads may be 1. On a device the dtype is F32 or F16.
     pub fn relative(self, table: B) -> Self {
         self.with(Id::Relative, [Part::Float(table)])
     }

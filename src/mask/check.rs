@@ -1,8 +1,8 @@
 //! What a mask is refused for.
 
 use super::rule::{Axis, Kind, Tensor};
-use super::rules::{BY_SLOT, Id, RuleSet, TENSORS, slot};
-use super::{DeviceMask, HostMask, HostTensor, Mask, Settings};
+use super::rules::{BY_SLOT, Id, NO_POSITIONS_IN_CACHES, RuleSet, TENSORS, slot};
+use super::{Alignment, DeviceMask, HostMask, HostTensor, Mask, Settings};
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::problem::Shape;
@@ -23,6 +23,7 @@ impl Given<'_> {
 
     /// What concerns more than one tensor, or more than dtypes and axes.
     fn check(&self) -> Result<(), Error> {
+        self.settings.check()?;
         self.rules.iter().try_for_each(|id| (id.rule().check)(self))
     }
 }
@@ -130,7 +131,11 @@ impl<L, K, B> Mask<L, K, B> {
 
     /// Refuses rules that caches cannot have.
     pub(crate) fn check_for_cache(&self) -> Result<(), Error> {
-        match self.rules.iter().find_map(|id| id.rule().not_cached) {
+        let of_alignment = match self.settings.alignment {
+            Alignment::Offset(_) => Some(["an alignment by offset with a cache", NO_POSITIONS_IN_CACHES]),
+            _ => None,
+        };
+        match self.rules.iter().find_map(|id| id.rule().not_cached).or(of_alignment) {
             Some([what, why]) => Err(Error::Unsupported { what, why }),
             None => Ok(()),
         }

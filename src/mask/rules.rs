@@ -3,6 +3,7 @@
 //! A new rule is an entry here, a method of [`Mask`](super::Mask) in `builder.rs`, and its meaning in
 //! `reference/mask.rs`; what checks, kernels and their parameters know of it comes from the entry.
 
+use super::Alignment;
 use super::check::{self, Given};
 use super::rule::{Adds, Ask, Bounds, PER_HEAD, PER_KEY, PER_PAIR, PER_QUERY, PerRow, Rule, Tensor, Turn};
 use super::rule::{Axis, Kind};
@@ -68,6 +69,18 @@ rules! {
         tensors: &[Tensor { name: "lengths", kind: Kind::Number, axes: PER_QUERY }],
         wgsl: wgsl!("lengths"),
         bounds: Bounds::exact("r = lengths_key_range(r, keys, b, h, i, alone);"),
+    }
+    QueryOffsets {
+        name: "query_offsets",
+        tensors: &[Tensor {
+            name: "query_offsets",
+            kind: Kind::Number,
+            axes: [Axis::Batch, Axis::One("heads"), Axis::One("length"), Axis::One("dim")],
+        }],
+        wgsl: wgsl!("query_offsets"),
+        place: "position = offset_position(b, i);",
+        not_cached: Some(["query offsets with a cache", NO_POSITIONS_IN_CACHES]),
+        listed_with: &[Id::Causal],
     }
     Packed {
         name: "packed",
@@ -191,7 +204,13 @@ const NO_SEQUENCES_IN_CACHES: [&str; 2] = [
     "a cache has sequences of its own and grows; use other rules, or tensors",
 ];
 
+pub(super) const NO_POSITIONS_IN_CACHES: &str = "its queries stand at the positions of their tokens";
+
 fn packed(given: &Given) -> Result<(), Error> {
+    if given.rules.has(Id::QueryOffsets) || matches!(given.settings.alignment, Alignment::Offset(_)) {
+        let why = "every sequence begins at a position of its own; align them bottom-right or top-left";
+        return Err(Error::Unsupported { what: "query offsets in packed sequences", why });
+    }
     let [queries, keys] = [0, 1].map(|n| given.shape(Id::Packed, n));
     if queries[3] < 2 {
         return Err(check::mismatch(tensor(Id::Packed, 0), 3, "at least 2".to_string(), queries));

@@ -1,6 +1,8 @@
 //! What the rules of a mask have beside tensors.
 
+use crate::error::Error;
 use crate::pattern::Pattern;
+use crate::tensor::LONGEST_AXIS;
 
 /// Where the diagonal of a mask lies when there are more keys than queries, or fewer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -12,6 +14,9 @@ pub enum Alignment {
     BottomRight,
     /// The first query stands at the first key: query `i` is at key `i`.
     TopLeft,
+    /// Query `i` is at key `i + n`, n ≥ 0 where n keys are past; less than 2^29 either way. Not with packed sequences or
+    /// caches, which have positions of their own. [`Mask::query_offsets`](crate::Mask::query_offsets) has one per batch entry.
+    Offset(i64),
 }
 
 impl Alignment {
@@ -20,10 +25,12 @@ impl Alignment {
         match self {
             Alignment::BottomRight => kv_len as i64 - q_len as i64,
             Alignment::TopLeft => 0,
+            Alignment::Offset(n) => n,
         }
     }
 }
 
+/// What the rules of a mask have beside tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Settings {
     pub alignment: Alignment,
@@ -36,4 +43,16 @@ pub(crate) struct Settings {
     pub block_size: [usize; 2],
     /// ALiBi by how far the key is, before or after, instead of by how far it is after.
     pub symmetric: bool,
+}
+
+impl Settings {
+    pub fn check(&self) -> Result<(), Error> {
+        match self.alignment {
+            Alignment::Offset(n) if n.unsigned_abs() > LONGEST_AXIS as u64 => {
+                let expected = "above −2^29 and below 2^29";
+                Err(Error::Option { option: "alignment offset", value: n as f64, expected })
+            }
+            _ => Ok(()),
+        }
+    }
 }

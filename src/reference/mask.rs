@@ -5,7 +5,7 @@ use crate::block_map::state;
 use crate::error::Error;
 use crate::mask::{HostMask, HostTensor, Id, check_map};
 use crate::problem::Shape;
-use crate::tensor::count;
+use crate::tensor::{LONGEST_AXIS, count};
 
 /// Where a query stands among the keys.
 #[derive(Clone, Copy, Debug)]
@@ -17,11 +17,13 @@ struct Place {
 }
 
 impl HostMask<'_> {
-    /// `aligned`, `packed`.
+    /// `aligned`, `query_offsets`, `packed`.
     fn place(&self, shape: &Shape, [b, h, i, _]: [usize; 4]) -> Option<Place> {
         let alignment = self.settings().alignment;
         let (Some(queries), Some(keys)) = (self.numbers(Id::Packed, 0), self.numbers(Id::Packed, 1)) else {
-            let position = i as i64 + alignment.diagonal(shape.q_len, shape.kv_len);
+            let offset = self.numbers(Id::QueryOffsets, 0).and_then(|t| t.at([b, 0, 0, 0]));
+            let diagonal = || alignment.diagonal(shape.q_len, shape.kv_len);
+            let position = i as i64 + offset.map_or_else(diagonal, |n| i64::from(n).min(LONGEST_AXIS as i64));
             return Some(Place { keys: [0, shape.kv_len], position });
         };
         let count = queries.shape[3];

@@ -1,8 +1,8 @@
 //! What caches are refused for, and attention to them.
 
 use wgpu_attention::{
-    Append, Blocks, Cache, CacheConfig, CacheLayout, CacheStorage, Forward, Pipelines, ScaleGroup, Tokens,
-    Tuning,
+    Alignment, Append, Blocks, Cache, CacheConfig, CacheLayout, CacheStorage, Forward, Pipelines, ScaleGroup,
+    Tokens, Tuning,
 };
 
 use super::*;
@@ -377,6 +377,10 @@ pub(super) fn attention_to_caches() -> Seen {
     let words = ["block maps and packed sequences with a cache", "other rules"];
     refuses(&words, &attention, &with(Mask::none().blocks(Blocks::new(numbers([1; 4]), [8, 8]))));
     refuses(&words, &attention, &with(Mask::none().packed(numbers([2, 1, 1, 2]), numbers([2, 1, 1, 2]))));
+    let offsets = with(Mask::causal().query_offsets(numbers([2, 1, 1, 1])));
+    refuses(&["query offsets with a cache", "positions of their tokens"], &attention, &offsets);
+    let words = ["an alignment by offset with a cache", "positions of their tokens"];
+    refuses(&words, &attention, &with(Mask::causal().aligned(Alignment::Offset(0))));
     let [b, h, i, _] = SHAPE.weights();
     for n in [CAPACITY - 1, CAPACITY + 1, 3] {
         let words = [format!("`attn_mask`: kv_len must be {CAPACITY} or 1"), format!("got {n}")];

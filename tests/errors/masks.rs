@@ -1,6 +1,6 @@
 //! What the parts of a mask are refused for.
 
-use wgpu_attention::{Blocks, DeviceMask, Pattern, PatternPart};
+use wgpu_attention::{Alignment, Blocks, DeviceMask, Pattern, PatternPart};
 
 use super::*;
 
@@ -30,6 +30,8 @@ fn tensors() -> Vec<Tensor> {
     let packed = ["length", "sequences + 1"];
     let blocks = ["q_len / size[0]", "kv_len / size[1]"];
     vec![
+        of("lengths", "U32", rows, per_query, |t, _| Mask::none().lengths(t)),
+        of("query_offsets", "U32", [b, 1, 1, 1], ["length", "dim"], |t, _| Mask::causal().query_offsets(t)),
         of("prefix", "U32", rows, per_query, |t, _| Mask::none().prefix(t)),
         Tensor {
             partner: starts,
@@ -105,6 +107,12 @@ pub(super) fn tensors_of_masks() -> Seen {
     let tree = TensorView::new(&other, DType::Bool, [1; 4]);
     let starts = view([1, 1, 1, 2]);
     refuses(&["a tree in packed sequences"], Mask::none().packed(starts, starts).tree(tree));
+    let offsets = Mask::causal().packed(starts, starts);
+    refuses(&["query offsets in packed sequences"], offsets.query_offsets(view([1; 4])));
+    refuses(&["query offsets in packed sequences"], offsets.aligned(Alignment::Offset(3)));
+    for n in [1 << 29, -(1 << 29), i64::MAX, i64::MIN] {
+        refuses(&["alignment offset", "below 2^29"], Mask::causal().aligned(Alignment::Offset(n)));
+    }
     let floats = |shape| TensorView::new(&other, DType::F32, shape);
     refuses(&["`relative`: distances", "odd", "got 2"], Mask::none().relative(floats([1, 1, 1, 2])));
     for size in [[0, 2], [2, 0], [0, 0]] {
@@ -207,6 +215,18 @@ pub(super) fn slices_of_masks() -> Seen {
     let f = |len: usize, shape| HostTensor::new(&floats[..len], shape);
     let g = |len: usize, shape| HostTensor::new(&bools[..len], shape);
     refused(&["`prefix`", "24 elements expected, got 23"], Mask::none().prefix(n(23, [2, 4, 3, 1])));
+    let shape = [
+        "`lengths`: q_len must be 3 or 1, got 2 (shape [2, 4, 2, 1]; expected",
+        "[batch or 1, heads or 1, q_len or 1, 1])",
+    ];
+    refused(&shape, Mask::none().lengths(n(16, [2, 4, 2, 1])));
+    let shape = ["`slopes`: heads must be 4 or 1, got 2", "expected [batch or 1, heads or 1, 1, 1])"];
+    refused(&shape, Mask::none().alibi(f(2, [1, 2, 1, 1])));
+    let shape = ["`query_offsets`: heads must be 1, got 4", "expected [batch or 1, 1, 1, 1])"];
+    refused(&shape, Mask::none().query_offsets(n(4, [1, 4, 1, 1])));
+    let shape =
+        ["`relative`: heads must be 4 or 1, got 3", "expected [batch or 1, heads or 1, 1, distances])"];
+    refused(&shape, Mask::none().relative(f(15, [1, 3, 1, 5])));
     refused(&["`prefix`: dim must be 1", "got 5"], Mask::none().prefix(n(5, [1, 1, 1, 5])));
     let starts = [2, 1, 1, 3];
     refused(

@@ -10,19 +10,20 @@ use crate::choices::Choices;
 /// The tensors of a mask, in the order of [`MaskSpec::views`].
 const LENGTHS: usize = 0;
 const PREFIX: usize = 1;
-const QUERY_STARTS: usize = 2;
-const KEY_STARTS: usize = 3;
-const QUERY_DOCUMENTS: usize = 4;
-const KEY_DOCUMENTS: usize = 5;
-const BLOCKS: usize = 6;
-const ATTN_MASK: usize = 7;
-const TREE: usize = 8;
-const KEY_PADDING_MASK: usize = 9;
-const GLOBALS: usize = 10;
-const BIAS: usize = 11;
-const SLOPES: usize = 12;
-const RELATIVE: usize = 13;
-const SINKS: usize = 14;
+const QUERY_OFFSETS: usize = 2;
+const QUERY_STARTS: usize = 3;
+const KEY_STARTS: usize = 4;
+const QUERY_DOCUMENTS: usize = 5;
+const KEY_DOCUMENTS: usize = 6;
+const BLOCKS: usize = 7;
+const ATTN_MASK: usize = 8;
+const TREE: usize = 9;
+const KEY_PADDING_MASK: usize = 10;
+const GLOBALS: usize = 11;
+const BIAS: usize = 12;
+const SLOPES: usize = 13;
+const RELATIVE: usize = 14;
+const SINKS: usize = 15;
 
 #[derive(Clone, Debug, Default)]
 pub struct MaskSpec {
@@ -33,7 +34,7 @@ pub struct MaskSpec {
     pub exclude_self: bool,
     pub symmetric: bool,
     pub size: [usize; 2],
-    pub views: [Option<Window>; 15],
+    pub views: [Option<Window>; 16],
 }
 
 fn pattern(c: &mut Choices, n: usize) -> Pattern {
@@ -61,7 +62,7 @@ impl MaskSpec {
             let rows = [batch, heads, q_len, 1];
             let pairs = shape.weights();
             let any = &[0, 1, 2, 3];
-            match f.below(18) {
+            match f.below(19) {
                 0 | 1 => mask.causal = true,
                 2 => mask.window = Some([c.below(kv_len + 3), c.below(kv_len + 3)]),
                 3 => mask.exclude_self = true,
@@ -109,11 +110,15 @@ impl MaskSpec {
                     let shape = [batch, heads, 1, 2 * c.below(9) + 1];
                     set(c, RELATIVE, float, shape, &[0, 1]);
                 }
+                17 => {
+                    set(c, QUERY_OFFSETS, DType::U32, [batch, 1, 1, 1], &[0]);
+                    mask.causal = true;
+                }
                 _ => set(c, SINKS, float, [batch, heads, 1, 1], any),
             }
         }
         if mask.views[QUERY_STARTS].is_some() {
-            mask.views[TREE] = None;
+            (mask.views[TREE], mask.views[QUERY_OFFSETS]) = (None, None);
         }
         mask
     }
@@ -129,7 +134,7 @@ impl MaskSpec {
             2 => self.size[c.below(2)] = c.size(),
             3 => self.top_left = !self.top_left,
             _ => {
-                let (n, other) = (c.below(15), c.below(15));
+                let (n, other) = (c.below(16), c.below(16));
                 self.views.swap(n, other);
             }
         }
@@ -173,6 +178,7 @@ impl MaskSpec {
         let pair = |n: usize, m: usize| Some((of(n)?, of(m)?));
         mask = of(LENGTHS).map_or(mask, |t| mask.lengths(t));
         mask = of(PREFIX).map_or(mask, |t| mask.prefix(t));
+        mask = of(QUERY_OFFSETS).map_or(mask, |t| mask.query_offsets(t));
         mask = pair(QUERY_STARTS, KEY_STARTS).map_or(mask, |(q, k)| mask.packed(q, k));
         mask = pair(QUERY_DOCUMENTS, KEY_DOCUMENTS).map_or(mask, |(q, k)| mask.documents(q, k));
         mask = of(BLOCKS).map_or(mask, |t| mask.blocks(Blocks::new(t, self.size)));
@@ -201,6 +207,7 @@ impl MaskSpec {
             exclude_self: self.exclude_self,
             lengths: numbers(LENGTHS),
             prefix: numbers(PREFIX),
+            query_offsets: numbers(QUERY_OFFSETS),
             packed: pair(QUERY_STARTS, KEY_STARTS),
             documents: pair(QUERY_DOCUMENTS, KEY_DOCUMENTS),
             blocks: numbers(BLOCKS).map(|part| (part, self.size)),

@@ -45,6 +45,7 @@ pub struct Rules {
     pub exclude_self: bool,
     pub lengths: Option<HostData<u32>>,
     pub prefix: Option<HostData<u32>>,
+    pub query_offsets: Option<HostData<u32>>,
     /// Starts of queries and of keys.
     pub packed: Option<[HostData<u32>; 2]>,
     /// Of queries and of keys.
@@ -87,6 +88,9 @@ impl Rules {
         }
         if let Some(prefix) = &self.prefix {
             mask = mask.prefix(prefix);
+        }
+        if let Some(offsets) = &self.query_offsets {
+            mask = mask.query_offsets(offsets);
         }
         if let Some([queries, keys]) = &self.packed {
             mask = mask.packed(queries, keys);
@@ -148,6 +152,7 @@ impl Rules {
         let Rules {
             lengths,
             prefix,
+            query_offsets,
             packed,
             documents,
             blocks,
@@ -159,7 +164,8 @@ impl Rules {
         } = self;
         let bools = [attn_mask, tree, key_padding_mask, globals].into_iter().flatten().count();
         let pairs = [packed, documents].into_iter().flatten().count();
-        let counts = [lengths, prefix].into_iter().flatten().count() + usize::from(blocks.is_some());
+        let counts =
+            [lengths, prefix, query_offsets].into_iter().flatten().count() + usize::from(blocks.is_some());
         counts + bools + 2 * pairs + self.floats().count()
     }
 
@@ -287,7 +293,11 @@ impl Case {
             largest(all.filter(|b| b.abs() < HIDES))
         };
         let Rules { bias, slopes, relative, sinks, .. } = &self.rules;
-        let furthest = (self.shape.q_len + self.shape.kv_len) as f64;
+        let offsets = self.rules.query_offsets.iter().flat_map(|part| &part.data);
+        let constant =
+            if let Alignment::Offset(n) = self.rules.alignment { n.unsigned_abs() as f64 } else { 0.0 };
+        let offset = offsets.fold(constant, |most, n| most.max(f64::from((*n).min(1 << 29))));
+        let furthest = (self.shape.q_len + self.shape.kv_len) as f64 + offset;
         largest(scores) + part(bias) + part(slopes) * furthest + part(relative) + part(sinks)
     }
 

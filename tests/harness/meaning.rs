@@ -23,8 +23,13 @@ fn sequence(rules: &Rules, shape: &Shape, b: usize, i: usize) -> Option<[Range<u
 }
 
 /// Where query `i` of a sequence stands.
-fn position(rules: &Rules, [queries, keys]: &[Range<usize>; 2], i: usize) -> i64 {
+fn position(rules: &Rules, [queries, keys]: &[Range<usize>; 2], b: usize, i: usize) -> i64 {
+    if let Some(past) = &rules.query_offsets {
+        // Its documentation ends there.
+        return (at(past, [b, 0, 0, 0]) as usize).min((1 << 29) - 1) as i64 + i as i64;
+    }
     let first = match rules.alignment {
+        Alignment::Offset(past) => past,
         Alignment::TopLeft => 0,
         Alignment::BottomRight => keys.len() as i64 - queries.len() as i64,
         other => panic!("no meaning is written down for {other:?}"),
@@ -42,6 +47,7 @@ fn in_pattern(pattern: Pattern, h: usize, position: i64, j: i64) -> bool {
         PatternPart::Far => far,
         PatternPart::Both => near | far,
         PatternPart::ByHead => [near, far][h % 2],
+        other => panic!("no meaning is written down for {other:?}"),
     };
     match pattern {
         Pattern::Dilated { dilation } => multiple(dilation),
@@ -53,13 +59,14 @@ fn in_pattern(pattern: Pattern, h: usize, position: i64, j: i64) -> bool {
             let last = (stride - summary..stride).contains(&(j as usize % stride));
             parts(part, same_block(stride), last)
         }
+        other => panic!("no meaning is written down for {other:?}"),
     }
 }
 
 /// Whether query `i` sees key `j`.
 pub fn sees(rules: &Rules, shape: &Shape, [b, h, i, j]: [usize; 4]) -> bool {
     let Some(own) = sequence(rules, shape, b, i) else { return false };
-    let (keys, position) = (own[1].clone(), position(rules, &own, i));
+    let (keys, position) = (own[1].clone(), position(rules, &own, b, i));
     if !keys.contains(&j) {
         return false;
     }
@@ -79,7 +86,7 @@ pub fn sees(rules: &Rules, shape: &Shape, [b, h, i, j]: [usize; 4]) -> bool {
     let global = |j: usize| rules.globals.as_ref().is_some_and(|part| at(part, [b, h, 0, j]));
     let stands_global = (0..keys.len() as i64).contains(&position) && global(keys.start + position as usize);
     let in_window = rules.window.is_none_or(|[left, right]| {
-        let (left, right) = (left.min(1 << 30) as i64, right.min(1 << 30) as i64);
+        let (left, right) = (left.min(1 << 40) as i64, right.min(1 << 40) as i64);
         (position - left..=position + right).contains(&key)
     });
     let in_band = in_window && rules.pattern.is_none_or(|p| in_pattern(p, h, position, key));
@@ -104,7 +111,7 @@ pub fn sees(rules: &Rules, shape: &Shape, [b, h, i, j]: [usize; 4]) -> bool {
 /// What is added to the score of a pair.
 pub fn adds(rules: &Rules, shape: &Shape, [b, h, i, j]: [usize; 4]) -> f32 {
     let Some(own) = sequence(rules, shape, b, i) else { return 0.0 };
-    let distance = j as i64 - own[1].start as i64 - position(rules, &own, i);
+    let distance = j as i64 - own[1].start as i64 - position(rules, &own, b, i);
     let full =
         rules.blocks.as_ref().is_some_and(|(map, [m, n])| at(map, [b, h, i / m, j / n]) == state::FULL);
     let bias = rules.bias.as_ref().filter(|_| !full).map_or(0.0, |part| at(part, [b, h, i, j]));

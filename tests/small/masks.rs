@@ -43,6 +43,7 @@ fn single() -> Vec<(&'static str, Rules)> {
         ),
         ("lengths", Rules { lengths: numbers(&[0, 41], [b, 1, 1, 1]), ..none() }),
         ("prefix", Rules { prefix: numbers(&[45, 3], [b, 1, 1, 1]), ..causal.clone() }),
+        ("query offsets", Rules { query_offsets: numbers(&[2, 31], [b, 1, 1, 1]), ..causal.clone() }),
         (
             "packed",
             Rules {

@@ -5,7 +5,7 @@ use crate::kernel::{Field, Shared as _, Table, View, params, shared};
 use crate::mask::{Alignment, BY_SLOT, DeviceMask, Id, TENSORS};
 use crate::pattern::{PatternParams, PatternPart};
 use crate::problem::Shape;
-use crate::tensor::{TensorView, broadcast};
+use crate::tensor::{LONGEST_AXIS, TensorView, broadcast};
 
 /// The WGSL `MaskParams`: a view of every rule's tensors, by their names, then [`Numbers`].
 #[repr(C)]
@@ -75,8 +75,8 @@ impl MaskParams {
     ) -> Self {
         let view = |t: TensorView| View::from(broadcast(t.window(device).layout));
         let masked_len = shape.kv_len - appended;
-        // A bound beyond every key bounds nothing; the sum of two lengths fits where both tensors did.
-        let reach = |bound: Option<usize>| bound.unwrap_or(usize::MAX).min(shape.q_len + masked_len) as i32;
+        // No key is further from a query: both are four times nearer to 0 than i32 reaches, and an offset too.
+        let reach = |bound: Option<usize>| bound.unwrap_or(usize::MAX).min(2 * LONGEST_AXIS + 1) as i32;
         let last = |t: Option<&TensorView>| t.map_or(1, |t| t.shape()[3]);
         let settings = mask.settings();
         let numbers = Numbers {
