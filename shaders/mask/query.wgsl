@@ -1,12 +1,12 @@
-// What every mask needs. The host adds the functions of the rules that a call has (mask/*.wgsl, mask/rules.rs) and composes
-// from them (kernels/mask/compose.rs), so that what a call does not use costs nothing:
-//   MaskParams                   a view of every rule's tensors, and numbers (kernels/mask/params.rs)
-//   Query                        a query: where it stands, the interval of keys it may see, what rules keep of it
-//   query_in(b, h, i, alone) -> Query     with an interval that holds every key it may see; unless alone, the interval
-//                                only bounds those of its neighbours
-//   mask_mod(q, j) -> bool       whether a query sees a key of its interval; keys of a cache are those left
-//   score_mod(score, q, j) -> f32    the score after softcap and bias
-//   bias_of(q, j) -> f32         the bias alone
+// What every mask needs. The host adds the functions of the rules that a call has (mask/*.wgsl, mask/rules.rs) and
+// composes from them (kernels/mask/compose.rs), so that what a call does not use costs nothing:
+//   MaskParams       a view of every rule's tensors, and numbers (kernels/mask/params.rs)
+//   Query            a query: where it stands, the interval of keys it may see, what rules keep of it
+//   query_in(b, h, i, alone) -> Query    with an interval that holds every key it may see; unless alone, the interval
+//                                        only bounds those of its neighbours
+//   mask_mod(q, j) -> bool               whether a query sees a key of its interval; keys of a cache are those left
+//   score_mod(score, q, j) -> f32        the score after softcap and bias
+//   bias_of(q, j) -> f32                 the bias alone
 //
 // Needs: Query; query_in.
 // Gives: distance, key_range, query_of.

@@ -1,3 +1,8 @@
+// Where queries stand, by batch entry.
+//
+// Needs: p.mask; query_offsets_at, view_at.
+// Gives: offset_position.
+
 const FURTHEST_OFFSET: u32 = 0x1fffffffu; // LONGEST_AXIS (tensor.rs): positions are signed
 
 fn offset_position(b: u32, i: u32) -> i32 {

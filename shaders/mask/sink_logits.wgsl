@@ -1,6 +1,6 @@
 // Attention sinks: a score a head that takes weight and has no value.
 //
-// Needs: p.mask; any_nan, merged, sinks_at, view_at.
+// Needs: p.mask; any_nan, merged, sink_logits_at, view_at.
 // Gives: with_sink.
 
 // A key without a value that every query sees. A NaN shows in the sum: max and exp may lose it.

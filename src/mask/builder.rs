@@ -19,9 +19,9 @@ impl<L, K, B> Mask<L, K, B> {
         Self::none().and_causal()
     }
 
-    /// Causal, aligned top-left: query `i` sees keys `j ≤ i`. PyTorch's `scaled_dot_product_attention(is_causal=True)` is
-    /// this one, and FlexAttention's `q_idx >= kv_idx`; FlashAttention (from 2.1 on) is [`causal`](Self::causal). With as
-    /// many keys as queries both are the same.
+    /// Causal, aligned top-left: query `i` sees keys `j ≤ i`. PyTorch's
+    /// `scaled_dot_product_attention(is_causal=True)` is this one, and FlexAttention's `q_idx >= kv_idx`;
+    /// FlashAttention (from 2.1 on) is [`causal`](Self::causal). With as many keys as queries both are the same.
     pub fn causal_top_left() -> Self {
         Self::causal().aligned(Alignment::TopLeft)
     }
@@ -33,24 +33,24 @@ impl<L, K, B> Mask<L, K, B> {
     }
 
     /// Chooses where the query's own position lies, for everything that speaks of it: the causal rule, `window`,
-    /// `pattern`, `globals`, `exclude_self`, `alibi`, `relative`, `tree`. But for [`Alignment::Offset`] it follows from the
-    /// shapes of q and k alone, or of every packed sequence; [`lengths`](Self::lengths) does not move it. For a cache
-    /// filled to n keys, [`slice`](crate::TensorView::slice) k and v to n, or say where the queries stand:
-    /// [`query_offsets`](Self::query_offsets).
+    /// `pattern`, `globals`, `exclude_self`, `alibi`, `relative`, `tree`. But for [`Alignment::Offset`] it follows
+    /// from the shapes of q and k alone, or of every packed sequence; [`lengths`](Self::lengths) does not move it.
+    /// For a cache filled to n keys, [`slice`](crate::TensorView::slice) k and v to n, or say where the queries
+    /// stand: [`query_offsets`](Self::query_offsets).
     ///
-    /// The default is bottom-right; indices in PyTorch's SDPA and FlexAttention (`q_idx`, `kv_idx`) both count from 0, which
-    /// is [`Alignment::TopLeft`].
+    /// The default is bottom-right. PyTorch's `is_causal` and FlexAttention's `q_idx` and `kv_idx` count queries and
+    /// keys from 0, which is [`Alignment::TopLeft`].
     pub fn aligned(mut self, alignment: Alignment) -> Self {
         self.settings.alignment = alignment;
         self
     }
 
-    /// Query `i` of batch entry `b` stands at key `query_offsets[b] + i`, whatever [`aligned`](Self::aligned) says: where
-    /// that many keys of each sequence are past (the lengths of `past_key` in ONNX's Attention, or `nonpad_kv_seqlen − q_len`
-    /// where keys and values are in place already; `cache_seqlens` of FlashAttention). Keys past the end of a sequence are for
-    /// the causal rule or [`lengths`](Self::lengths) to hide. Shape `[batch, 1, 1, 1]`, batch may be 1; offsets from 2^29 − 1
-    /// on count as that. Not with packed sequences or caches, which have positions of their own. On a device the dtype is
-    /// U32.
+    /// Query `i` of batch entry `b` stands at key `query_offsets[b] + i`, whatever [`aligned`](Self::aligned) says:
+    /// so many of its keys are past (in ONNX's Attention the length of `past_key`, or `nonpad_kv_seqlen − q_len`
+    /// where keys and values are in place; `cache_seqlens` in FlashAttention's `flash_attn_with_kvcache`). Keys past
+    /// the end of a sequence are for the causal rule or [`lengths`](Self::lengths) to hide. Shape
+    /// `[batch, 1, 1, 1]`, batch may be 1. An offset beyond 2^29 − 1 counts as that. Not with packed sequences or a
+    /// cache, which have positions of their own. On a device the dtype is U32.
     ///
     /// ```
     /// use wgpu_attention::{HostMask, HostTensor, Mask};
@@ -138,8 +138,8 @@ impl<L, K, B> Mask<L, K, B> {
 
     /// Tree of drafts, for speculative decoding (Miao et al. 2024, "SpecInfer"): of the queries' own keys, those from
     /// query 0's position on, query `i` sees key `j` only where `tree[b, h, i, j − position of query 0]` holds
-    /// `true`; older keys are not asked. Shape `[batch, heads, q_len, q_len]`, batch and heads may be 1. Distances still
-    /// follow the order of the rows, not the depth in the tree. Not with packed sequences.
+    /// `true`; older keys are not asked. Shape `[batch, heads, q_len, q_len]`, batch and heads may be 1. Distances
+    /// still follow the order of the rows, not the depth in the tree. Not with packed sequences.
     pub fn tree(self, tree: K) -> Self {
         self.with(Id::Tree, [Part::Bool(tree)])
     }
@@ -183,8 +183,10 @@ impl<L, K, B> Mask<L, K, B> {
 
     /// Adds `table[b, h, 0, clamp(j − position, −r, r) + r]`: a learned bias per distance, the outermost for all
     /// that are further (Shaw et al. 2018, "Self-attention with relative position representations", as a
-    /// bias). Distances are key − query, as in `alibi`: later keys are further right. Tables that count query − key (T5's
-    /// decoder, Swin, `score + bias[q_idx - kv_idx]` in FlexAttention) are this one reversed. Shape `[batch, heads, 1, 2·r + 1]`, batch and heads may be 1. On a device the dtype is F32 or F16.
+    /// bias). Shape `[batch, heads, 1, 2·r + 1]`, batch and heads may be 1. On a device the dtype is F32 or F16.
+    ///
+    /// Distances are key − query, as for [`alibi`](Self::alibi): the last entry is of later keys. Reverse tables that
+    /// count query − key, as T5's decoder, Swin and FlexAttention's example (`q_idx - kv_idx`) do.
     pub fn relative(self, table: B) -> Self {
         self.with(Id::Relative, [Part::Float(table)])
     }

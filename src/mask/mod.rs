@@ -23,10 +23,10 @@ use crate::tensor::TensorView;
 /// `scale · q·k`, then softcap, then bias, ALiBi and relative bias, then permission. A query that may see no
 /// key has output 0 and lse −∞.
 ///
-/// A pair must be permitted by all of `lengths`, `attn_mask`, `key_padding_mask`, `tree`, `documents`, `packed` and `exclude_self`, and
-/// stand before `prefix` or be permitted by the causal rule and by `window` and `pattern`; `globals` lifts the
-/// latter two. `blocks` goes before: what it calls hidden is hidden, what it calls full is asked only
-/// for `lengths`, `packed`, the causal rule and `prefix`.
+/// A pair must be permitted by all of `lengths`, `attn_mask`, `key_padding_mask`, `tree`, `documents`, `packed` and
+/// `exclude_self`, and stand before `prefix` or be permitted by the causal rule and by `window` and `pattern`;
+/// `globals` lifts the latter two. `blocks` goes before: what it calls hidden is hidden, what it calls full is asked
+/// only for `lengths`, `packed`, the causal rule and `prefix`.
 ///
 /// On a device the parts are [`TensorView`]s ([`DeviceMask`]), on the host slices ([`HostMask`]); a mask that
 /// is made apart from its call may need one of these as its type.

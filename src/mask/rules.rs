@@ -38,7 +38,10 @@ rules! {
     }
     Window {
         name: "window",
-        bounds: Bounds::exact("r.y = min(r.y, position + p.mask.right + 1);\n    r.x = max(r.x, position - p.mask.left);").lifted(),
+        bounds: Bounds::exact(
+            "r.y = min(r.y, position + p.mask.right + 1);\n    r.x = max(r.x, position - p.mask.left);",
+        )
+        .lifted(),
         asks: &[
             Ask::hides(Turn::Band, "distance(q, j) < -p.mask.left"),
             Ask::hides(Turn::Band, "distance(q, j) > p.mask.right"),

@@ -14,8 +14,9 @@ pub enum Alignment {
     BottomRight,
     /// The first query stands at the first key: query `i` is at key `i`.
     TopLeft,
-    /// Query `i` is at key `i + n`, n ≥ 0 where n keys are past; less than 2^29 either way. Not with packed sequences or
-    /// caches, which have positions of their own. [`Mask::query_offsets`](crate::Mask::query_offsets) has one per batch entry.
+    /// Query `i` is at key `i + n`, for the `n` keys that are past; below 2^29 and above −2^29. Not with packed
+    /// sequences or a cache, which have positions of their own.
+    /// [`Mask::query_offsets`](crate::Mask::query_offsets) has one per batch entry.
     Offset(i64),
 }
 
