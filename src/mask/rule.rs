@@ -48,6 +48,10 @@ impl Rule {
         joins_sum: false,
         listed_with: &[],
     };
+
+    pub fn asks_at(&self, turn: Turn) -> bool {
+        self.asks.iter().any(|ask| ask.turn == turn)
+    }
 }
 
 /// A tensor of a rule, and of the kernels that have the rule.
@@ -149,7 +153,7 @@ impl Ask {
 }
 
 /// When a condition is asked. From `Prefix` on only where the interval does not say it all.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
     /// The map of blocks: what it calls full or hidden is asked no further.
     Block,

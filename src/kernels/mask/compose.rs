@@ -101,7 +101,7 @@ impl MaskVariant {
         let asked = match turn {
             Turn::Block | Turn::Pair => true,
             // The interval reaches as far as the prefix does.
-            Turn::Causal => self.asks_band() && self.has(Id::Prefix),
+            Turn::Causal => self.asks_band() && self.rules.any(|rule| rule.asks_at(Turn::Prefix)),
             Turn::Prefix | Turn::Global => self.asks_band(),
             Turn::Band => lifts || !bounds.exact,
         };

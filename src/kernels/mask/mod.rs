@@ -101,7 +101,7 @@ impl MaskVariant {
         let lifts = self.lifts_band();
         let asks = |id: Id| {
             let rule = id.rule();
-            let (bounds, always) = (rule.bounds, rule.asks.iter().any(|ask| ask.turn <= Turn::Pair));
+            let (bounds, always) = (rule.bounds, rule.asks_at(Turn::Block) || rule.asks_at(Turn::Pair));
             always || rule.adds.is_some() || bounds.lifted && (lifts || !bounds.exact)
         };
         self.softcap || self.appended || self.rules.iter().any(asks)
