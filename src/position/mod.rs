@@ -293,7 +293,14 @@ fn check_rotation(
     check_rows(at, length, "cos", shape)?;
     if pairs > dim / 2 {
         let expected = format!("at most {}, half of x's {dim} channels", dim / 2);
-        return Err(Error::Shape { tensor: "cos", axis: axes("cos")[3], expected, got: pairs, shape, wanted: None });
+        return Err(Error::Shape {
+            tensor: "cos",
+            axis: axes("cos")[3],
+            expected,
+            got: pairs,
+            shape,
+            wanted: None,
+        });
     }
     sin.check_as("sin", cos.dtype(), Access::Read, device)?;
     (0..4).try_for_each(|axis| expect("sin", sin.shape(), axis, shape[axis]))?;
