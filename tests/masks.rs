@@ -220,7 +220,10 @@ fn queries_stand_at_their_offsets() {
         for (name, rules) in offset_rules(&shape) {
             let case = Case::random(format!("{name}, {lengths:?}"), shape).with(|c| c.rules = rules);
             follows(&case);
-            check(&mut report, &case);
+            // Few queries and many; kernels take what else differs as parameters.
+            if [LENGTHS[0], LENGTHS[3]].contains(&lengths) {
+                check(&mut report, &case);
+            }
         }
     }
     report.finish();

@@ -171,13 +171,13 @@ impl HostMask<'_> {
     }
 }
 
-impl<'a> DeviceMask<'a> {
+impl DeviceMask<'_> {
     /// Checks shapes, dtypes and memory of every part.
     pub(crate) fn check(&self, shape: &Shape, device: &DeviceFacts) -> Result<(), Error> {
-        let views: [Option<TensorView<'a>>; TENSORS] = std::array::from_fn(|slot| self.tensor(slot));
-        self.given(views.map(|view| view.map(|view| view.shape()))).check()?;
-        for (tensor, view) in BY_SLOT.iter().zip(views) {
-            let Some(view) = view else { continue };
+        let shape_of = |slot| self.tensor(slot).map(TensorView::shape);
+        self.given(std::array::from_fn(shape_of)).check()?;
+        for (slot, tensor) in BY_SLOT.iter().enumerate() {
+            let Some(view) = self.tensor(slot) else { continue };
             tensor.check_dtype(view.dtype())?;
             tensor.check_zero(view.shape())?;
             view.check(tensor.name, Access::Read, device)?;

@@ -142,12 +142,12 @@ impl<L, K, B> Mask<L, K, B> {
 
 impl<'a> DeviceMask<'a> {
     /// The tensor in a slot, whatever its elements are.
-    pub(crate) fn tensor(&self, slot: usize) -> Option<TensorView<'a>> {
-        self.tensors[slot].map(|(Part::Number(t) | Part::Bool(t) | Part::Float(t))| t)
+    pub(crate) fn tensor(&self, slot: usize) -> Option<&TensorView<'a>> {
+        self.tensors[slot].as_ref().map(|(Part::Number(t) | Part::Bool(t) | Part::Float(t))| t)
     }
 
     /// Every tensor of the mask, with its name.
     pub(crate) fn tensors(&self) -> Vec<(&'static str, TensorView<'a>)> {
-        (0..TENSORS).filter_map(|n| Some((BY_SLOT[n].name, self.tensor(n)?))).collect()
+        (0..TENSORS).filter_map(|n| Some((BY_SLOT[n].name, *self.tensor(n)?))).collect()
     }
 }

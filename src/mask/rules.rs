@@ -249,6 +249,16 @@ impl Id {
 /// Tensors that a mask may have.
 pub(crate) const TENSORS: usize = first_slot(RULES.len());
 
+const FIRST_SLOTS: &[usize; RULES.len()] = &{
+    let mut first = [0; RULES.len()];
+    let mut n = 0;
+    while n < first.len() {
+        first[n] = first_slot(n);
+        n += 1;
+    }
+    first
+};
+
 /// Where the tensors of rule `n` begin among those of all rules.
 const fn first_slot(n: usize) -> usize {
     let (mut slots, mut rule) = (0, 0);
@@ -261,7 +271,7 @@ const fn first_slot(n: usize) -> usize {
 
 /// Where a mask keeps the `n`-th tensor of a rule.
 pub(crate) const fn slot(id: Id, n: usize) -> usize {
-    first_slot(id as usize) + n
+    FIRST_SLOTS[id as usize] + n
 }
 
 /// The `n`-th tensor of a rule.
@@ -270,7 +280,7 @@ pub(crate) const fn tensor(id: Id, n: usize) -> &'static Tensor {
 }
 
 /// All tensors, by slot.
-pub(crate) const BY_SLOT: [&Tensor; TENSORS] = {
+pub(crate) const BY_SLOT: &[&Tensor; TENSORS] = &{
     let mut all = [tensor(Id::Prefix, 0); TENSORS];
     let mut rule = 0;
     while rule < RULES.len() {
@@ -312,7 +322,12 @@ impl RuleSet {
 
     /// In the table's order.
     pub fn iter(self) -> impl Iterator<Item = Id> {
-        IDS.iter().copied().filter(move |id| self.has(*id))
+        let mut left = self.0;
+        std::iter::from_fn(move || {
+            let first = (left != 0).then(|| IDS[left.trailing_zeros() as usize]);
+            left &= left.wrapping_sub(1);
+            first
+        })
     }
 
     /// All rules there are.

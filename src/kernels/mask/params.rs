@@ -73,7 +73,7 @@ impl MaskParams {
         softcap: Option<f32>,
         device: &DeviceFacts,
     ) -> Self {
-        let view = |t: TensorView| View::from(broadcast(t.window(device).layout));
+        let view = |t: &TensorView| View::from(broadcast(t.window(device).layout));
         let masked_len = shape.kv_len - appended;
         // No key is further from a query: both are four times nearer to 0 than i32 reaches, and an offset too.
         let reach = |bound: Option<usize>| bound.unwrap_or(usize::MAX).min(2 * LONGEST_AXIS + 1) as i32;
