@@ -68,7 +68,7 @@ fn score_bytes(outline: &Outline, device: &DeviceFacts) -> Result<u64, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mask::DeviceMask;
+    use crate::mask::{Alignment, DeviceMask};
     use crate::plan::outline::{KeyLayout, Reach};
     use crate::plan::tuning::Tuning;
     use crate::tensor::DType;
@@ -108,6 +108,10 @@ mod tests {
         assert_eq!(splits(shape, &DeviceMask::none().window(usize::MAX, 0), &gpu), 128);
         // Top-left, a single query sees a single key.
         assert_eq!(splits(shape, &DeviceMask::causal_top_left(), &gpu), 1);
+        // By an offset it may stand at any key; keys on both sides count.
+        let offset = |mask: DeviceMask<'static>| mask.aligned(Alignment::Offset(9));
+        assert_eq!(splits(shape, &offset(DeviceMask::causal()), &gpu), 128);
+        assert_eq!(splits(shape, &offset(DeviceMask::none().window(255, 256)), &gpu), 4);
         // The last of four queries sees three keys further than the first.
         let four = Shape { q_len: 4, ..shape };
         assert_eq!(splits(four, &window(), &gpu), 2);

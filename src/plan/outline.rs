@@ -66,15 +66,16 @@ impl Reach {
             return Reach { most: kv_len, window: None };
         }
         let settings = mask.settings();
-        let last = match settings.alignment {
+        let alignment = (!mask.has(Id::QueryOffsets)).then_some(settings.alignment);
+        let last = match alignment {
             // The first query has the others' own keys after it.
-            Alignment::BottomRight => q_len.saturating_sub(1),
-            Alignment::TopLeft => usize::MAX,
+            Some(Alignment::BottomRight) => q_len.saturating_sub(1),
+            _ => usize::MAX,
         };
         let right = if mask.has(Id::Causal) { 0 } else { settings.right.unwrap_or(usize::MAX).min(last) };
-        let most = match settings.alignment {
-            Alignment::BottomRight => kv_len,
-            Alignment::TopLeft => kv_len.min(q_len.saturating_add(right)),
+        let most = match alignment {
+            Some(Alignment::TopLeft) => kv_len.min(q_len.saturating_add(right)),
+            _ => kv_len,
         };
         Reach { most, window: settings.left.map(|left| left.saturating_add(right)) }
     }
