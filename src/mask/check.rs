@@ -1,65 +1,14 @@
 //! What a mask is refused for.
 
-use super::rule::{Axis, Kind, Tensor};
-use super::rules::{BY_SLOT, Id, NO_POSITIONS_IN_CACHES, RuleSet, TENSORS, slot};
-use super::{Alignment, DeviceMask, HostMask, HostTensor, Mask, Settings};
+use super::rule::{Axis, Given, Kind, Tensor, mismatch};
+use super::rules::{BY_SLOT, Id, NO_POSITIONS_IN_CACHES, TENSORS, slot};
+use super::{Alignment, DeviceMask, HostMask, HostTensor, Mask};
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::problem::Shape;
 use crate::tensor::{Access, DType, TensorView, count};
 
-/// A mask without its memory.
-pub(crate) struct Given<'a> {
-    pub rules: RuleSet,
-    pub settings: &'a Settings,
-    shapes: [Option<[usize; 4]>; TENSORS],
-}
-
-impl Given<'_> {
-    /// The shape of the `n`-th tensor of a rule that the mask has.
-    pub fn shape(&self, id: Id, n: usize) -> [usize; 4] {
-        self.shapes[slot(id, n)].unwrap_or([1; 4])
-    }
-
-    /// What concerns more than one tensor, or more than dtypes and axes.
-    fn check(&self) -> Result<(), Error> {
-        self.settings.check()?;
-        self.rules.iter().try_for_each(|id| (id.rule().check)(self))
-    }
-}
-
-/// `shape[axis]` is not what `tensor` needs there.
-pub(super) fn mismatch(tensor: &Tensor, axis: usize, expected: String, shape: [usize; 4]) -> Error {
-    let wanted = tensor.axes.map(|axis| match axis {
-        Axis::One(_) => "1".to_string(),
-        Axis::Free(name) => name.to_string(),
-        other => format!("{} or 1", other.name()),
-    });
-    let wanted = Some(format!("[{}]", wanted.join(", ")));
-    Error::Shape {
-        tensor: tensor.name,
-        axis: tensor.axes[axis].name(),
-        expected,
-        got: shape[axis],
-        shape,
-        wanted,
-    }
-}
-
 impl Axis {
-    /// As errors call it.
-    fn name(self) -> &'static str {
-        match self {
-            Axis::Batch => "batch",
-            Axis::Heads => "heads",
-            Axis::QLen => "q_len",
-            Axis::KvLen => "kv_len",
-            Axis::BlockRows => "q_len / size[0]",
-            Axis::BlockCols => "kv_len / size[1]",
-            Axis::One(name) | Axis::Free(name) => name,
-        }
-    }
-
     /// Its length, unless any will do.
     fn len(self, shape: &Shape, block_size: [usize; 2]) -> Option<usize> {
         let [rows, cols] = block_size.map(|n| n.max(1));

@@ -1,6 +1,6 @@
 //! What there is to say of a rule.
 
-use super::check::Given;
+use super::{Id, RuleSet, Settings, TENSORS, slot};
 use crate::error::Error;
 
 /// A rule of a mask. WGSL texts speak of what `kernels/mask/compose.rs` has around them.
@@ -28,7 +28,7 @@ pub(crate) struct Rule {
     /// Whether it defines `with_sink`, which adds to the sum of a query's weights.
     pub joins_sum: bool,
     /// Rules without which it does nothing, where kernels are listed for tools and tests.
-    pub listed_with: &'static [super::Id],
+    pub listed_with: &'static [Id],
 }
 
 impl Rule {
@@ -184,5 +184,58 @@ impl Adds {
 
     pub const fn outside_full_blocks(wgsl: &'static str) -> Option<Self> {
         Some(Adds { wgsl, in_full_blocks: false })
+    }
+}
+
+/// A mask without its memory.
+pub(crate) struct Given<'a> {
+    pub rules: RuleSet,
+    pub settings: &'a Settings,
+    pub shapes: [Option<[usize; 4]>; TENSORS],
+}
+
+impl Given<'_> {
+    /// The shape of the `n`-th tensor of a rule that the mask has.
+    pub fn shape(&self, id: Id, n: usize) -> [usize; 4] {
+        self.shapes[slot(id, n)].unwrap_or([1; 4])
+    }
+
+    /// What concerns more than one tensor, or more than dtypes and axes.
+    pub fn check(&self) -> Result<(), Error> {
+        self.settings.check()?;
+        self.rules.iter().try_for_each(|id| (id.rule().check)(self))
+    }
+}
+
+/// `shape[axis]` is not what `tensor` needs there.
+pub(super) fn mismatch(tensor: &Tensor, axis: usize, expected: String, shape: [usize; 4]) -> Error {
+    let wanted = tensor.axes.map(|axis| match axis {
+        Axis::One(_) => "1".to_string(),
+        Axis::Free(name) => name.to_string(),
+        other => format!("{} or 1", other.name()),
+    });
+    let wanted = Some(format!("[{}]", wanted.join(", ")));
+    Error::Shape {
+        tensor: tensor.name,
+        axis: tensor.axes[axis].name(),
+        expected,
+        got: shape[axis],
+        shape,
+        wanted,
+    }
+}
+
+impl Axis {
+    /// As errors call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Axis::Batch => "batch",
+            Axis::Heads => "heads",
+            Axis::QLen => "q_len",
+            Axis::KvLen => "kv_len",
+            Axis::BlockRows => "q_len / size[0]",
+            Axis::BlockCols => "kv_len / size[1]",
+            Axis::One(name) | Axis::Free(name) => name,
+        }
     }
 }

@@ -4,9 +4,8 @@
 //! `reference/mask.rs`; what checks, kernels and their parameters know of it comes from the entry.
 
 use super::Alignment;
-use super::check::{self, Given};
 use super::rule::{Adds, Ask, Bounds, PER_HEAD, PER_KEY, PER_PAIR, PER_QUERY, PerRow, Rule, Tensor, Turn};
-use super::rule::{Axis, Kind};
+use super::rule::{Axis, Given, Kind, mismatch};
 use crate::error::Error;
 
 /// The text of a rule's functions, by stem.
@@ -216,10 +215,10 @@ fn packed(given: &Given) -> Result<(), Error> {
     }
     let [queries, keys] = [0, 1].map(|n| given.shape(Id::Packed, n));
     if queries[3] < 2 {
-        return Err(check::mismatch(tensor(Id::Packed, 0), 3, "at least 2".to_string(), queries));
+        return Err(mismatch(tensor(Id::Packed, 0), 3, "at least 2".to_string(), queries));
     }
     if keys[3] != queries[3] {
-        return Err(check::mismatch(tensor(Id::Packed, 1), 3, queries[3].to_string(), keys));
+        return Err(mismatch(tensor(Id::Packed, 1), 3, queries[3].to_string(), keys));
     }
     Ok(())
 }
@@ -235,7 +234,7 @@ fn tree(given: &Given) -> Result<(), Error> {
 fn relative(given: &Given) -> Result<(), Error> {
     let table = given.shape(Id::Relative, 0);
     if table[3].is_multiple_of(2) {
-        return Err(check::mismatch(tensor(Id::Relative, 0), 3, "2·r + 1, odd".to_string(), table));
+        return Err(mismatch(tensor(Id::Relative, 0), 3, "2·r + 1, odd".to_string(), table));
     }
     Ok(())
 }
