@@ -1,6 +1,8 @@
 //! The Rust twin of every shader: parameters, bindings, variants, grid.
 
 pub(crate) mod add_positions;
+#[cfg(test)]
+mod agreement;
 pub(crate) mod append_keys;
 pub(crate) mod average_weights;
 pub(crate) mod cache;

@@ -18,6 +18,9 @@ shared! { RotationParams = "RotationParams" }
 pub(crate) const LEVELS: usize = 3;
 pub(crate) const DIGITS: usize = 256;
 
+/// `RotationParams::order` where the channels of a pair lie half the rotated ones apart, else one.
+pub(crate) const ORDER_HALF: u32 = 0;
+
 pub(crate) const SHADER: &str = shader!("position/rotation_table");
 /// In place of the binding where nothing is rotated.
 pub(crate) const NONE: &str = "fn rotation_table_at(o: u32) -> f32 { return 0.0; }\n";

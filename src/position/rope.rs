@@ -3,6 +3,7 @@
 use std::f64::consts::TAU;
 
 use crate::error::Error;
+use crate::kernels::rotation_table::ORDER_HALF;
 
 /// Most channels that carry positions.
 pub(super) const MOST_CHANNELS: usize = 1 << 16;
@@ -16,6 +17,9 @@ pub enum RopeOrder {
     /// Channels `2n` and `2n + 1` (RoFormer, GPT-J).
     Interleaved,
 }
+
+// Kernels take it as a number.
+const _: () = assert!(RopeOrder::Half as u32 == ORDER_HALF);
 
 impl RopeOrder {
     /// The channels of pair `n` of `pairs`.

@@ -3,7 +3,7 @@
 use super::rope::{RopeConfig, check_base, check_channels, sinusoid_frequencies};
 use crate::error::Error;
 use crate::guard::guarded;
-use crate::kernels::rotation_table::{DIGITS, LEVELS, RotationParams};
+use crate::kernels::rotation_table::{DIGITS, LEVELS, ORDER_HALF, RotationParams};
 use crate::tensor::{DType, TensorView, axes};
 
 /// `[3, 256, pairs, 2]`: cos and sin of digit · 256^level · frequency, as `position/rotation_table.wgsl` reads them.
@@ -152,7 +152,7 @@ impl Sinusoid {
             pairs: self.table.pairs as u32,
             amplitude: 1.0,
             rotary_dim: self.dim as u32,
-            order: 0,
+            order: ORDER_HALF,
         }
     }
 }

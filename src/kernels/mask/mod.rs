@@ -12,6 +12,8 @@ use crate::mask::{DeviceMask, Id, Kind, RuleSet, Turn, slot};
 use crate::storage::LayoutKind;
 use crate::tensor::{DType, Window};
 pub(crate) use params::MaskParams;
+#[cfg(test)]
+pub(super) use params::pattern;
 
 /// Which rules a call's mask has. Those that are absent leave no trace in the shader.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]

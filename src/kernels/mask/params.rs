@@ -107,7 +107,7 @@ impl MaskParams {
 }
 
 /// `Numbers::pattern`.
-fn pattern(p: PatternParams) -> [u32; 4] {
+pub(in crate::kernels) fn pattern(p: PatternParams) -> [u32; 4] {
     let part = match p.part {
         PatternPart::Near => 0,
         PatternPart::Far => 1,
