@@ -71,7 +71,7 @@ impl Data {
     ) {
         let rows = |x: &[f32]| x.chunks(DIM).flat_map(&stored).collect::<Vec<_>>();
         let (q, k, v) = (rounded(self.q.clone(), queries), rows(&self.k), rows(&self.v));
-        compare_attention(got, [&q, &k, &v], &self.shape(), &Options::default(), result)
+        compare_attention(got, [&q, &k, &v], self.shape(), &Options::default(), result)
             .unwrap_or_else(|wrong| panic!("{what} computes something else: {wrong}"));
     }
 }
@@ -174,7 +174,7 @@ fn print(gpu: &Gpu, title: &str, subjects: &[Subject], times: &[f64], copy: f64)
             floor_ms: Some(floor),
             bound: Some("memory".into()),
             share: Some(floor / ms),
-            ..of_attention(row(gpu, "decode", name), shape, "none", *dtype)
+            ..of_attention(row(gpu, "decode", name), *shape, "none", *dtype)
         });
     }
 }
@@ -218,7 +218,7 @@ fn main() {
         subjects.push(cached(&bed, &data, config(length).storage(storage), name, storage));
     }
     for layout in [
-        CacheLayout::Ring { sinks: 4 },
+        CacheLayout::Ring { sink_tokens: 4 },
         CacheLayout::Paged { page: 16, pages: length / 16 },
         CacheLayout::Paged { page: 256, pages: length / 256 },
     ] {

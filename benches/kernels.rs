@@ -100,7 +100,7 @@ fn attend(c: &mut Criterion, bed: &Bed) {
 fn attend_one(bed: &Bed, group: &mut BenchmarkGroup<WallTime>, case: Case, way: Way) {
     let Case { shape, rule, dtype } = case;
     let kind = if way == Way::Matrix { Kind::Matrix } else { Kind::Plain };
-    let row = of_attention(row(&bed.gpu, "kernels", way.name()), &shape, &rule.name(), dtype);
+    let row = of_attention(row(&bed.gpu, "kernels", way.name()), shape, &rule.name(), dtype);
     let problem = OnceCell::new();
     bench(bed, group, &case.id(), case.work(), kind, row, || {
         let problem = problem.get_or_init(|| Problem::new(&bed.gpu, case).expect("room for the problem"));
@@ -172,7 +172,7 @@ fn layer(c: &mut Criterion, bed: &Bed) {
         bytes: 4.0 * (2 * length * embed + 4 * embed * embed) as f64,
     };
     let mut group = c.benchmark_group("kernels/layer");
-    let row = of_attention(row(&bed.gpu, "kernels", "layer"), &shape, "none", DType::F32);
+    let row = of_attention(row(&bed.gpu, "kernels", "layer"), shape, "none", DType::F32);
     bench(bed, &mut group, &format!("{length}x{embed}x{heads} f32"), work, Kind::Plain, row, || {
         let size = operator.scratch_size(&call).expect("size");
         let mut scratch = Scratch::new(bed.gpu.device(), size).expect("scratch");

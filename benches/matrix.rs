@@ -20,7 +20,7 @@ fn time(bed: &Bed, case: Case, way: Way) -> Share {
     let kind = if way == Way::Matrix { Kind::Matrix } else { Kind::Plain };
     let share = bed.ceilings().share(kind, case.work(), median(times).expect("a run")).expect("matrix units");
     let row = row(&bed.gpu, "matrix", way.name());
-    append(&of_share(of_attention(row, &case.shape, &case.rule.name(), case.dtype), &share));
+    append(&of_share(of_attention(row, case.shape, &case.rule.name(), case.dtype), &share));
     share
 }
 

@@ -162,12 +162,11 @@ fn matmul(gpu: &Gpu, work: &Workload) {
     let (a, b) = (gpu.upload(&work.f32("a")).expect("a"), gpu.upload(&work.f32("b")).expect("b"));
     let out = gpu.buffer(m * n * 4).expect("out");
     let weight = TensorView::matrix(&b, DType::F32, [k, n]).transposed(2, 3);
-    let product = ProjectionForward {
-        x: TensorView::sequence(&a, DType::F32, [1, m, k]),
-        linear: Linear { weight, bias: None },
-        out: TensorView::sequence(&out, DType::F32, [1, m, n]),
-        narrow: false,
-    };
+    let product = ProjectionForward::new(
+        TensorView::sequence(&a, DType::F32, [1, m, k]),
+        Linear { weight, bias: None },
+        TensorView::sequence(&out, DType::F32, [1, m, n]),
+    );
     let projection = Projection::with_pipelines(gpu.pipelines());
     report(gpu, work, "project", &out, m * n, |encoder| {
         projection.forward(encoder, &[product]).expect("forward");

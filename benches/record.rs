@@ -305,7 +305,7 @@ impl Call for Step {
         let Shape { heads, head_dim, .. } = self.shape;
         let got = read(gpu, &self.buffers[3], heads * head_dim, DType::F32);
         let [q, k, v] = &self.data;
-        compare_attention(&got, [q, k, v], &self.shape, &Options::default(), DType::F32)
+        compare_attention(&got, [q, k, v], self.shape, &Options::default(), DType::F32)
     }
 }
 
@@ -319,7 +319,7 @@ fn all(c: &mut Criterion) {
     let shape = Shape::new(1, 8, 512, 64);
     let case = Case { shape, rule: Rule::Causal, dtype: DType::F32 };
     for way in [Way::Fused, Way::Staged] {
-        let row = of_attention(row(way.name()), &shape, "causal", DType::F32);
+        let row = of_attention(row(way.name()), shape, "causal", DType::F32);
         bench(&bed, &mut group, &mut bare, &format!("{} {}", way.name(), case.id()), 1, row, || {
             let problem = Problem::new(gpu, case).expect("room");
             let attention = problem.operator(gpu, way).expect("an operator");
@@ -328,7 +328,7 @@ fn all(c: &mut Criterion) {
         });
     }
     let shape = Shape { kv_heads: 8, q_len: 1, ..Shape::new(1, 32, 1024, 128) };
-    let of_step = of_attention(row("decode step"), &shape, "causal", DType::F32);
+    let of_step = of_attention(row("decode step"), shape, "causal", DType::F32);
     let id = "decode step, 32 heads on 8, 1024 keys";
     bench(&bed, &mut group, &mut bare, id, 3, of_step, || Step::new(gpu, shape));
 
@@ -342,7 +342,7 @@ fn all(c: &mut Criterion) {
         Project { product, projection }
     });
 
-    let of_layer = of_attention(row("layer"), &Shape::new(1, 8, 128, 64), "none", DType::F32);
+    let of_layer = of_attention(row("layer"), Shape::new(1, 8, 128, 64), "none", DType::F32);
     bench(&bed, &mut group, &mut bare, "layer 128x512x8", 1, of_layer, || {
         let layer = Layer::random(gpu, 128, 512, 8);
         let operator = layer.operator(gpu);

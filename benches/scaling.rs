@@ -127,7 +127,7 @@ impl Series {
         append(&Row {
             ms: Some(ms),
             bytes: Some((bytes + outputs) as f64),
-            ..of_attention(row, &case.shape, &self.rule.name(), self.dtype)
+            ..of_attention(row, case.shape, &self.rule.name(), self.dtype)
         });
         Some(Point { length, ms, scratch: bytes, outputs, allocated })
     }

@@ -16,8 +16,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let out = gpu.attend(&q, &k, &v, shape, Mask::causal())?;
 
-    let causal = Options { mask: Mask::causal(), ..Default::default() };
-    let truth = reference::attention::<f64>(&widen(&q), &widen(&k), &widen(&v), &shape, &causal)?;
+    let causal = Options::new().mask(Mask::causal());
+    let truth = reference::attention::<f64>(&widen(&q), &widen(&k), &widen(&v), shape, &causal)?;
     let got: Vec<f64> = widen(&out);
     println!("largest error against f64: {:.1e}", reference::compare::max_error(&got, &truth.out));
     Ok(())

@@ -96,8 +96,7 @@ impl Model {
             weight: TensorView::matrix(&self.weights[n], DType::F32, shape),
             bias: None,
         };
-        let product =
-            |x, n, shape, out| ProjectionForward { x, linear: linear(n, shape), out, narrow: false };
+        let product = |x, n, shape, out| ProjectionForward::new(x, linear(n, shape), out);
         let (x, q, k, v) = (
             sequence(&step.x, WIDTH),
             heads(&step.q, HEADS),
@@ -114,8 +113,7 @@ impl Model {
         ];
         self.projection.forward(encoder, &products)?;
         let at = RowPositions::Tensor(cache.starts());
-        self.positions
-            .rotate(encoder, &Rotate { x: q, out: None, rotation: Rotation::Rope(&self.rope), at })?;
+        self.positions.rotate(encoder, &Rotate::new(q, Rotation::Rope(&self.rope), at))?;
         cache.append(encoder, 0, &Append::new(k, v).rope(&self.rope))?;
         // The heads of a token side by side, as the next product reads them.
         let joined = TensorView::blhd(&step.attended, DType::F32, [BATCH, HEADS, step.rows, DIM]);
@@ -269,18 +267,13 @@ fn check(
             let out = TensorView::new(&buffer, DType::F32, [1, heads, rows, DIM]);
             let weight = TensorView::matrix(&model.weights[n], DType::F32, [heads * DIM, WIDTH]);
             let x = TensorView::sequence(&x, DType::F32, [1, rows, WIDTH]);
-            let product = ProjectionForward { x, linear: Linear { weight, bias: None }, out, narrow: false };
+            let product = ProjectionForward::new(x, Linear { weight, bias: None }, out);
             model.gpu.submit(|encoder| {
                 model.projection.forward(encoder, &[product])?;
                 if n == 2 {
                     return Ok(());
                 }
-                let rotate = Rotate {
-                    x: out,
-                    out: None,
-                    rotation: Rotation::Rope(&model.rope),
-                    at: RowPositions::Start(0),
-                };
+                let rotate = Rotate::new(out, Rotation::Rope(&model.rope), RowPositions::Start(0));
                 model.positions.rotate(encoder, &rotate)
             })?;
             rotated.push(model.gpu.download::<f32>(&buffer, heads * rows * DIM)?);
@@ -289,11 +282,11 @@ fn check(
             x.chunks(DIM).flat_map(|row| widen::<f64>(&reference::cache::stored(STORAGE, row))).collect()
         };
         let shape = Shape { kv_heads: KV_HEADS, ..Shape::new(1, HEADS, rows, DIM) };
-        let options = reference::Options { mask: Mask::causal(), ..Default::default() };
+        let options = reference::Options::new().mask(Mask::causal());
         let (q, k, v) = (widen::<f64>(&rotated[0]), kept(&rotated[1]), kept(&rotated[2]));
-        let want = reference::attention::<f64>(&q, &k, &v, &shape, &options)?.out;
+        let want = reference::attention::<f64>(&q, &k, &v, shape, &options)?.out;
         let exact =
-            reference::attention::<f64>(&q, &widen(&rotated[1]), &widen(&rotated[2]), &shape, &options)?.out;
+            reference::attention::<f64>(&q, &widen(&rotated[1]), &widen(&rotated[2]), shape, &options)?.out;
         let (mut error, mut cost) = (0.0f64, 0.0f64);
         for (step, out) in outputs.iter().enumerate() {
             let position = PROMPTS[s] + step;

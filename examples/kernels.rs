@@ -1,6 +1,6 @@
 //! Writes every kernel variant as a `.wgsl` file, for other WGSL compilers and tools.
 //!
-//! `cargo run --release --example kernels -- FOLDER`
+//! `cargo run --release --features inspect --example kernels -- FOLDER`
 
 use std::path::PathBuf;
 

@@ -63,8 +63,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 .collect()
         };
         let alone = Shape { q_len: length, kv_len: length, ..shape };
-        let causal = Options { mask: Mask::causal(), ..Default::default() };
-        let want = reference::attention(&tokens_of(&q), &tokens_of(&k), &tokens_of(&v), &alone, &causal)?;
+        let causal = Options::new().mask(Mask::causal());
+        let want = reference::attention(&tokens_of(&q), &tokens_of(&k), &tokens_of(&v), alone, &causal)?;
         let error = max_error(&tokens_of(&got), &want.out);
         println!("{length:4} tokens: off by {error:.1e} from the reference of the sequence alone");
         if error.is_nan() || error > 1e-5 {

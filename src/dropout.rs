@@ -2,29 +2,30 @@
 
 use crate::error::Error;
 
-/// Which weights are set to zero; the others are multiplied by `1 / (1 − p)`.
+/// Which weights are set to zero; the others are multiplied by `1 / (1 − p)`, which a device rounds to f32.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub enum Dropout<Keep> {
     /// Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) keyed by
     /// `seed`, counter `[j / 4, i, b · heads + h, 0]`, word `j mod 4`. Weight `[b, h, i, j]` is kept when
     /// the word is at least `p · 2³²`. The same on every device and on the CPU.
     Seeded {
         /// Probability that a weight is dropped, in `[0, 1)`.
-        p: f32,
+        p: f64,
         /// Key of the generator.
         seed: u64,
     },
     /// The weights to keep, chosen by the caller: Bool, broadcast to `[batch, heads, q_len, kv_len]`.
     Given {
         /// Probability that a weight was dropped, in `[0, 1)`; only scales the rest.
-        p: f32,
+        p: f64,
         /// `true` where the weight stays.
         keep: Keep,
     },
 }
 
 impl<Keep> Dropout<Keep> {
-    pub(crate) fn p(&self) -> f32 {
+    pub(crate) fn p(&self) -> f64 {
         match self {
             Dropout::Seeded { p, .. } | Dropout::Given { p, .. } => *p,
         }
@@ -46,8 +47,8 @@ impl<Keep> Dropout<Keep> {
 
     /// Smallest generator word that keeps a weight.
     pub(crate) fn threshold(&self) -> u32 {
-        // p < 1 is at most 1 − 2⁻²⁴, so the product is below 2³².
-        (f64::from(self.p()) * 4_294_967_296.0) as u32
+        // p < 1 is at most 1 − 2⁻⁵³, so the product is below 2³².
+        (self.p() * 4_294_967_296.0) as u32
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {
@@ -55,6 +56,6 @@ impl<Keep> Dropout<Keep> {
         if (0.0..1.0).contains(&p) {
             return Ok(());
         }
-        Err(Error::Option { option: "dropout p", value: f64::from(p), expected: "at least 0 and below 1" })
+        Err(Error::Option { option: "dropout p", value: p, expected: "at least 0 and below 1" })
     }
 }

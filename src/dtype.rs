@@ -2,6 +2,7 @@
 
 /// Element type of a tensor in device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum DType {
     /// 32-bit float.
     F32,

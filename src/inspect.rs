@@ -1,7 +1,7 @@
-//! The WGSL this crate compiles, for tools and tests: every kernel variant's text, with what the host
-//! believes of it.
+//! The WGSL this crate compiles, for tools and tests, with the feature `inspect`: every kernel variant's text, with what
+//! the host believes of it. No application needs it.
 //!
-//! `cargo run --example kernels -- FOLDER` writes them as files for other WGSL compilers.
+//! `cargo run --features inspect --example kernels -- FOLDER` writes them as files for other WGSL compilers.
 
 use crate::device::{DeviceFacts, Fragment};
 use std::collections::HashSet;

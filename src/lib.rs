@@ -35,6 +35,8 @@
 //! meet many keys, as in generation, the fused path splits the keys among workgroups and merges what they found.
 
 #![warn(missing_docs)]
+// Lists of variants and structs are for `inspect` alone; with it, what is dead is told.
+#![cfg_attr(not(feature = "inspect"), allow(dead_code))]
 
 mod attention;
 mod bindings;
@@ -46,6 +48,7 @@ mod dtype;
 mod error;
 mod gpu;
 mod guard;
+#[cfg(feature = "inspect")]
 pub mod inspect;
 mod kernel;
 mod kernels;
@@ -70,7 +73,7 @@ pub use block_map::Blocks;
 pub use cache::{Append, Cache, CacheConfig, CacheLayout, CacheStorage, ScaleGroup, Tokens};
 pub use dropout::Dropout;
 pub use error::Error;
-pub use gpu::Gpu;
+pub use gpu::{Gpu, UploadedMask};
 pub use mask::{Alignment, DeviceMask, HostMask, HostTensor, Mask};
 pub use merge::{Merge, Partial};
 pub use multi_head::{LayerForward, LayerWeights, MultiHeadAttention};

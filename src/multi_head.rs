@@ -52,21 +52,21 @@ impl OwnedLinear {
 #[must_use]
 pub struct LayerForward<'a> {
     /// `[batch, 1, q_len, query_features]`.
-    pub query: TensorView<'a>,
+    pub(crate) query: TensorView<'a>,
     /// `[batch, 1, kv_len, key_features]`.
-    pub key: TensorView<'a>,
+    pub(crate) key: TensorView<'a>,
     /// `[batch, 1, kv_len, value_features]`.
-    pub value: TensorView<'a>,
+    pub(crate) value: TensorView<'a>,
     /// `[batch, 1, q_len, out_features]`.
-    pub out: TensorView<'a>,
+    pub(crate) out: TensorView<'a>,
     /// Which keys a query may see, and the bias; shaped for the keys given, not for appended ones.
-    pub mask: DeviceMask<'a>,
+    pub(crate) mask: DeviceMask<'a>,
     /// `[batch, heads, q_len, 1]`, F32: `ln Σ exp(score)` over every query's permitted keys.
-    pub lse: Option<TensorView<'a>>,
+    pub(crate) lse: Option<TensorView<'a>>,
     /// `[batch, heads or 1, q_len, kv_len + appended]`: the weights of every head, or their mean.
-    pub weights: Option<TensorView<'a>>,
+    pub(crate) weights: Option<TensorView<'a>>,
     /// Dropout on the weights.
-    pub dropout: Option<Dropout<TensorView<'a>>>,
+    pub(crate) dropout: Option<Dropout<TensorView<'a>>>,
 }
 
 impl<'a> LayerForward<'a> {
@@ -77,10 +77,22 @@ impl<'a> LayerForward<'a> {
 
     /// Queries from `x`, keys and values from `context`.
     pub fn cross_attention(x: TensorView<'a>, context: TensorView<'a>, out: TensorView<'a>) -> Self {
+        Self::new(x, context, context, out)
+    }
+
+    /// Queries, keys and values each from an input of their own (`forward(query, key, value)` of `nn.MultiheadAttention`):
+    /// `[batch, 1, q_len, query_features]`, `[batch, 1, kv_len, key_features]`, `[batch, 1, kv_len, value_features]`, to
+    /// `[batch, 1, q_len, out_features]`.
+    pub fn new(
+        query: TensorView<'a>,
+        key: TensorView<'a>,
+        value: TensorView<'a>,
+        out: TensorView<'a>,
+    ) -> Self {
         LayerForward {
-            query: x,
-            key: context,
-            value: context,
+            query,
+            key,
+            value,
             out,
             mask: DeviceMask::none(),
             lse: None,
@@ -95,27 +107,28 @@ impl<'a> LayerForward<'a> {
         Extras { out, mask, appended, lse, weights, dropout }
     }
 
-    /// With a mask.
+    /// Which keys a query may see, and the bias; shaped for the keys given, not for appended ones.
     pub fn mask(mut self, mask: DeviceMask<'a>) -> Self {
         self.mask = mask;
         self
     }
 
-    /// Writes the log-sum-exp of every query's masked scores there.
-    pub fn lse(mut self, lse: TensorView<'a>) -> Self {
-        self.lse = Some(lse);
+    /// Writes the log-sum-exp of every query's masked scores there: `[batch, heads, q_len, 1]`, F32.
+    pub fn lse(mut self, lse: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.lse = lse.into();
         self
     }
 
-    /// Writes the attention weights there: of every head, or their mean if the tensor has one.
-    pub fn weights(mut self, weights: TensorView<'a>) -> Self {
-        self.weights = Some(weights);
+    /// Writes the attention weights there, `[batch, heads or 1, q_len, kv_len + appended]`: of every head, or their mean if
+    /// the tensor has one (`need_weights` and `average_attn_weights` of `nn.MultiheadAttention`).
+    pub fn weights(mut self, weights: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.weights = weights.into();
         self
     }
 
     /// With dropout on the weights.
-    pub fn dropout(mut self, dropout: Dropout<TensorView<'a>>) -> Self {
-        self.dropout = Some(dropout);
+    pub fn dropout(mut self, dropout: impl Into<Option<Dropout<TensorView<'a>>>>) -> Self {
+        self.dropout = dropout.into();
         self
     }
 }

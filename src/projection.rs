@@ -24,15 +24,16 @@ pub struct Linear<'a> {
 
 /// One product of a projection: from `[batch, 1, length, features]` straight into heads.
 #[derive(Clone, Copy, Debug)]
+#[must_use]
 pub struct ProjectionForward<'a> {
     /// `[batch, 1, length, features]`, see [`TensorView::sequence`].
-    pub x: TensorView<'a>,
+    pub(crate) x: TensorView<'a>,
     /// `[heads · dim, features]`; of a narrow projection `[1, heads or 1, dim, features / heads]`.
-    pub linear: Linear<'a>,
+    pub(crate) linear: Linear<'a>,
     /// `[batch, heads, length, dim]` in any strides; one head is a plain linear layer.
-    pub out: TensorView<'a>,
+    pub(crate) out: TensorView<'a>,
     /// Each head reads only its own slice of `x`.
-    pub narrow: bool,
+    pub(crate) narrow: bool,
 }
 
 /// Linear layers whose outputs are attention heads: up to three products in one dispatch where their
@@ -139,7 +140,19 @@ impl Projection {
     }
 }
 
-impl ProjectionForward<'_> {
+impl<'a> ProjectionForward<'a> {
+    /// `x` is `[batch, 1, length, features]` (see [`TensorView::sequence`]), `out` `[batch, heads, length, dim]` in any strides;
+    /// one head is a plain linear layer. The weight is `[heads · dim, features]`.
+    pub fn new(x: TensorView<'a>, linear: Linear<'a>, out: TensorView<'a>) -> Self {
+        ProjectionForward { x, linear, out, narrow: false }
+    }
+
+    /// Each head reads only its own slice of `x`: the weight is `[1, heads or 1, dim, features / heads]`.
+    pub fn narrow(mut self, narrow: bool) -> Self {
+        self.narrow = narrow;
+        self
+    }
+
     fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
         let [batch, _, length, features] = self.x.shape();
         let [_, heads, _, dim] = self.out.shape();

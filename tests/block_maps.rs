@@ -73,7 +73,7 @@ fn devices_make_the_map_that_the_reference_makes() {
     for (name, rules) in masks() {
         for size in [[16, 16], [7, 33], [1, 90], [1000, 1000]] {
             for heads in [[1, 1], [2, 1], [1, 4], [2, 4]] {
-                let want = classify(&rules.host(), &SHAPE, size, heads).expect("a map");
+                let want = classify(&rules.host(), SHAPE, size, heads).expect("a map");
                 want.iter().for_each(|s| states[*s as usize] += 1);
                 for profile in profiles() {
                     let got =
@@ -91,7 +91,7 @@ fn a_map_beside_its_mask_changes_nothing() {
     let mut report = Report::new("block maps");
     for (name, rules) in masks() {
         for size in [[16, 16], [64, 64], [33, 20]] {
-            let map = classify(&rules.host(), &SHAPE, size, [2, 4]).expect("a map");
+            let map = classify(&rules.host(), SHAPE, size, [2, 4]).expect("a map");
             let shape = [2, 4, SHAPE.q_len.div_ceil(size[0]), SHAPE.kv_len.div_ceil(size[1])];
             let plain = Case::random(format!("{name}, {size:?}"), SHAPE).with(|c| c.rules = rules.clone());
             let mapped = plain.clone().with(|c| c.rules.blocks = Some((HostData::new(map, shape), size)));

@@ -1,10 +1,14 @@
 //! The one-call helpers take and give what the reference does.
 
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
-use wgpu_attention::reference::{self, HostLinear, HostWeights, LayerShape, Options, Real, widen};
-use wgpu_attention::{HostTensor, LayerConfig, Mask, Pattern, PatternPart, Shape};
+use wgpu_attention::reference::{self, Attended, HostLinear, HostWeights, LayerShape, Options, Real, widen};
+use wgpu_attention::{
+    Attention, Config, DType, Forward, HostTensor, LayerConfig, Mask, Pattern, PatternPart, Scratch, Shape,
+    TensorView, UploadedMask, inspect,
+};
 
-use crate::harness::{Case, HostData, Rules, profiles};
+use crate::harness::device::device;
+use crate::harness::{Case, HostData, Rules, full, profiles};
 
 fn noise(n: usize, seed: f32) -> Vec<f32> {
     (0..n).map(|i| (i as f32 * 12.9898 + seed).sin()).collect()
@@ -18,6 +22,68 @@ fn check(what: &str, got: &[f32], want: &[f64], naive: &[f32], magnitude: f64) {
     }
 }
 
+/// Where weights were asked for.
+fn check_weights(got: &Attended<f32>, want: &Attended<f64>, naive: &Attended<f32>) {
+    if let Some(weights) = &got.weights {
+        let (want, naive) = (want.weights.as_ref().expect("asked"), naive.weights.as_ref().expect("asked"));
+        check("weights", weights, want, naive, 1.0);
+    }
+}
+
+#[test]
+fn attention_runs_what_the_operator_would() {
+    let shape = Shape::new(1, 2, 40, 8);
+    let x = noise(shape.q().iter().product(), 0.5);
+    for (asked, wanted) in [(false, "attention.fused"), (true, "attention.scores")] {
+        let gpu = device(|_| ());
+        let options = Options::new().scale(0.3).softcap(2.0).weights(asked);
+        gpu.attention(&x, &x, &x, shape, &options).expect("a result");
+        let compiled = inspect::compiled(gpu.pipelines());
+        assert!(compiled.iter().any(|name| name.starts_with(wanted)), "{compiled:?}");
+        assert_eq!(compiled.iter().any(|name| name.starts_with("attention.scores")), asked, "{compiled:?}");
+    }
+}
+
+/// A mask that was uploaded apart is the mask that the one call uploads.
+#[test]
+fn an_uploaded_mask_is_the_mask() {
+    let case = Case::random("gpu, uploaded mask", Shape { kv_len: 9, ..Shape::new(2, 3, 7, 4) });
+    let keep: Vec<bool> = (0..9).map(|j| j % 4 != 2).collect();
+    let bias = noise(7 * 9, 0.5);
+    let mask = Mask::causal()
+        .lengths(HostTensor::new(&[9, 6], [2, 1, 1, 1]))
+        .key_padding_mask(HostTensor::new(&keep, [1, 1, 1, 9]))
+        .bias(HostTensor::new(&bias, [1, 1, 7, 9]));
+    let gpu = &full().gpu;
+    let want = gpu.attend(&case.q, &case.k, &case.v, case.shape, mask).expect("a result");
+    let Shape { heads, head_dim, .. } = case.shape;
+    let attention =
+        Attention::with_pipelines(gpu.pipelines(), Config::new(heads, head_dim)).expect("a config");
+    let upload = |x: &[f32]| gpu.upload(x).expect("an upload");
+    let [q, k, v] = [&case.q, &case.k, &case.v].map(|x| upload(x));
+    let out = gpu.buffer(want.len() * 4).expect("a buffer");
+    let view = |buffer, shape| TensorView::new(buffer, DType::F32, shape);
+    for uploaded in [gpu.upload_mask(&mask), UploadedMask::new(gpu.device(), gpu.queue(), &mask)] {
+        let uploaded = uploaded.expect("an upload");
+        gpu.queue().write_buffer(&out, 0, bytemuck::cast_slice(&vec![f32::NAN; want.len()]));
+        let shape = case.shape;
+        let call = Forward::new(
+            view(&q, shape.q()),
+            view(&k, shape.k()),
+            view(&v, shape.v()),
+            view(&out, shape.out()),
+        )
+        .mask(uploaded.view());
+        let mut scratch =
+            Scratch::new(gpu.device(), attention.scratch_size(&call).expect("a size")).expect("scratch");
+        gpu.submit(|encoder| attention.forward(encoder, &call, &mut scratch)).expect("a recording");
+        assert_eq!(gpu.download::<f32>(&out, want.len()).expect("a read-back"), want);
+    }
+    let short = Mask::none().bias(HostTensor::new(&bias[1..], [1, 1, 7, 9]));
+    let error = gpu.upload_mask(&short).expect_err("too short").to_string();
+    assert!(error.contains("`bias`") && error.contains("63") && error.contains("62"), "{error}");
+}
+
 #[test]
 fn attention_with_every_option() {
     let shape = Shape { kv_heads: 2, kv_len: 9, value_dim: 5, ..Shape::new(2, 4, 7, 6) };
@@ -28,21 +94,26 @@ fn attention_with_every_option() {
         .lengths(HostTensor::new(&[9, 6], [2, 1, 1, 1]))
         .key_padding_mask(HostTensor::new(&keep, [1, 1, 1, 9]))
         .bias(HostTensor::new(&bias, [1, 1, 7, 9]));
-    let options = Options { scale: Some(0.3), softcap: Some(2.0), mask, ..Default::default() };
-    fn run<R: Real>(x: [&[f32]; 3], shape: &Shape, options: &Options) -> reference::Attended<R> {
+    let options = Options::new().scale(0.3).softcap(2.0).mask(mask);
+    fn run<R: Real>(x: [&[f32]; 3], shape: Shape, options: &Options) -> reference::Attended<R> {
         let [q, k, v] = x.map(widen::<R>);
         reference::attention(&q, &k, &v, shape, options).expect("a problem")
     }
     let inputs = [&q[..], &k, &v];
-    let (want, naive) = (run::<f64>(inputs, &shape, &options), run::<f32>(inputs, &shape, &options));
+    let all = options.weights(true);
+    let (want, naive) = (run::<f64>(inputs, shape, &all), run::<f32>(inputs, shape, &all));
     for profile in profiles() {
-        let got = profile.gpu.attention(&q, &k, &v, &shape, &options).expect("a result");
-        check("out", &got.out, &want.out, &naive.out, 1.0);
-        check("weights", &got.weights, &want.weights, &naive.weights, 1.0);
-        check("lse", &got.lse, &want.lse, &naive.lse, 4.0);
-        let plain = Options { mask, ..Default::default() };
+        for asked in [false, true] {
+            let options = options.weights(asked);
+            let got = profile.gpu.attention(&q, &k, &v, shape, &options).expect("a result");
+            check("out", &got.out, &want.out, &naive.out, 1.0);
+            check("lse", &got.lse, &want.lse, &naive.lse, 4.0);
+            assert_eq!(got.weights.is_some(), asked, "{}", profile.name);
+            check_weights(&got, &want, &naive);
+        }
+        let plain = Options::new().mask(mask);
         let attended = profile.gpu.attend(&q, &k, &v, shape, mask).expect("a result");
-        let (want, naive) = (run::<f64>(inputs, &shape, &plain), run::<f32>(inputs, &shape, &plain));
+        let (want, naive) = (run::<f64>(inputs, shape, &plain), run::<f32>(inputs, shape, &plain));
         check("attend", &attended, &want.out, &naive.out, 1.0);
     }
 }
@@ -76,14 +147,8 @@ fn attention_with_every_part_of_a_mask() {
         for profile in profiles() {
             let got = profile.gpu.attend(&case.q, &case.k, &case.v, case.shape, case.rules.host());
             check(&format!("{:?}", case.rules), &got.expect("a result"), &want.out, &naive.out, 1.0);
-            let got = profile.gpu.attention(&case.q, &case.k, &case.v, &case.shape, &case.options());
-            check(
-                &format!("{:?}", case.rules),
-                &got.expect("a result").weights,
-                &want.weights,
-                &naive.weights,
-                1.0,
-            );
+            let got = profile.gpu.attention(&case.q, &case.k, &case.v, case.shape, &case.options());
+            check_weights(&got.expect("a result"), &want, &naive);
         }
     }
 }
@@ -102,7 +167,7 @@ fn a_layer_with_appended_keys() {
     let w = [noise(12 * 12, 4.0), noise(6 * 10, 5.0), noise(6 * 7, 6.0), noise(12 * 12, 7.0)];
     let b = [noise(12, 8.0), noise(6, 9.0), noise(6, 10.0), noise(12, 11.0)];
     let appended = [noise(6, 12.0), noise(6, 13.0)];
-    let options = Options { mask: Mask::causal(), ..Default::default() };
+    let options = Options::new().mask(Mask::causal()).weights(true);
 
     fn weights<'a, R>(
         w: &'a [Vec<R>; 4],
@@ -132,7 +197,7 @@ fn a_layer_with_appended_keys() {
         let got = profile.gpu.multi_head(inputs, shape, &config, &weights(&w, &b, &appended), &options);
         let got = got.expect("a result");
         check("out", &got.out, &want.out, &naive.out, magnitude);
-        check("weights", &got.weights, &want.weights, &naive.weights, 1.0);
+        check_weights(&got, &want, &naive);
         check("lse", &got.lse, &want.lse, &naive.lse, magnitude);
     }
 }

@@ -224,7 +224,7 @@ fn a_cache_that_differs_from_its_model_is_noticed() {
         (CacheStorage::Q8(ScaleGroup::Row), Data::Random, 0.5),
         (CacheStorage::Q4(ScaleGroup::Row), Data::Lossless, 1e-2),
     ] {
-        let kind = Kind { batch: 1, ..Kind::new(storage, CacheLayout::Ring { sinks: 1 }, 6) };
+        let kind = Kind { batch: 1, ..Kind::new(storage, CacheLayout::Ring { sink_tokens: 1 }, 6) };
         let mut bed = Bed::new(full(), kind, data, 3);
         bed.grow(&Count::All(5)).expect("room");
         let ask = Ask { rows: Some(1), ..Ask::new(KernelForm::Cpu, &rules) };

@@ -340,9 +340,12 @@ fn a_window_narrows_causal_and_causal_narrows_a_window() {
     let masks: [wgpu_attention::HostMask; 2] =
         [Mask::causal().window(4, 2), Mask::none().window(4, 2).and_causal()];
     let [a, b] = masks.map(|mask| {
-        let options = wgpu_attention::reference::Options { mask, ..case.options() };
+        let options = case.options().mask(mask);
         let [q, k, v] = [&case.q, &case.k, &case.v].map(|x| wgpu_attention::reference::widen::<f64>(x));
-        wgpu_attention::reference::attention(&q, &k, &v, &shape, &options).expect("fits").weights
+        wgpu_attention::reference::attention(&q, &k, &v, shape, &options)
+            .expect("fits")
+            .weights
+            .expect("asked for")
     });
     assert_eq!(a, b);
     assert!(a.iter().enumerate().all(|(n, w)| (*w > 0.0) == (n % 9 <= n / 9 % 9 && n % 9 + 4 >= n / 9 % 9)));

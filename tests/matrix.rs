@@ -270,7 +270,7 @@ fn caches() {
     let storages = [
         (CacheStorage::F16, CacheLayout::Contiguous),
         (CacheStorage::Q8(ScaleGroup::Row), CacheLayout::Paged { page: 16, pages: 4 }),
-        (CacheStorage::F32, CacheLayout::Ring { sinks: 2 }),
+        (CacheStorage::F32, CacheLayout::Ring { sink_tokens: 2 }),
     ];
     for (profile, (storage, layout)) in matrices().flat_map(|p| storages.map(|s| (p, s))) {
         let gpu = &profile.gpu;

@@ -29,8 +29,8 @@ fn works(gpu: &Gpu) {
     let x: Vec<f32> = (0..40).map(|n| (n as f32).sin()).collect();
     let got = gpu.attend(&x, &x, &x, SHAPE, Mask::causal()).expect("room for forty numbers");
     let wide = widen::<f64>(&x);
-    let options = Options { mask: Mask::causal(), ..Default::default() };
-    let want = reference::attention(&wide, &wide, &wide, &SHAPE, &options).expect("a truth").out;
+    let options = Options::new().mask(Mask::causal());
+    let want = reference::attention(&wide, &wide, &wide, SHAPE, &options).expect("a truth").out;
     assert!(got.iter().zip(want).all(|(g, w)| (f64::from(*g) - w).abs() < 1e-5), "{got:?}");
 }
 
@@ -67,8 +67,7 @@ fn memory_that_runs_out() {
     let mut cache = Cache::with_pipelines(pipelines, cached).expect("a cache");
     gpu.submit(|e| cache.advance(e, Tokens::All(5))).expect("room");
     let rope = Rope::new(device, RopeConfig::new(4)).expect("a rope");
-    let rotation =
-        Rotate { x: q, out: Some(out), rotation: Rotation::Rope(&rope), at: RowPositions::Start(0) };
+    let rotation = Rotate::new(q, Rotation::Rope(&rope), RowPositions::Start(0)).out(out);
 
     let ballast = std::hint::black_box(vec![1u8; 2800 * MIB]);
     let mut encoder = device.create_command_encoder(&Default::default());

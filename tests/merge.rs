@@ -61,8 +61,7 @@ fn the_reference_merges_exactly() {
                 x.chunks_exact(9 * 3).flat_map(|head| widen::<f64>(&head[from * 3..to * 3])).collect()
             };
             let options = case.options();
-            reference::attention(&widen(&case.q), &cut(&case.k), &cut(&case.v), &part, &options)
-                .expect("fits")
+            reference::attention(&widen(&case.q), &cut(&case.k), &cut(&case.v), part, &options).expect("fits")
         };
         let (a, b) = (piece(0, at), piece(at, 9));
         let (out, lse) = reference::merge(&[(&a.out, &a.lse), (&b.out, &b.lse)], 3).expect("equal rows");

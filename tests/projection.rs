@@ -168,11 +168,13 @@ impl Case {
             .iter()
             .zip(&outs)
             .zip(&buffers)
-            .map(|(((x, weight, bias), out), buffer)| ProjectionForward {
-                x: x.view(),
-                linear: Linear { weight: weight.view(), bias: bias.as_ref().map(Placed::view) },
-                out: image(out).view(buffer, out),
-                narrow,
+            .map(|(((x, weight, bias), out), buffer)| {
+                ProjectionForward::new(
+                    x.view(),
+                    Linear { weight: weight.view(), bias: bias.as_ref().map(Placed::view) },
+                    image(out).view(buffer, out),
+                )
+                .narrow(narrow)
             })
             .collect();
         profile.tidy();
@@ -385,7 +387,7 @@ fn matrix_units_are_refused_by_name() {
         let buffers = [(); 3].map(|()| profile.gpu.buffer(1 << 12).expect("a buffer"));
         let view = |n: usize| TensorView::matrix(&buffers[n], dtype, [8, 8]);
         let linear = Linear { weight: view(1), bias: None };
-        let product = ProjectionForward { x: view(0), linear, out: view(2), narrow: false };
+        let product = ProjectionForward::new(view(0), linear, view(2));
         let record = |units| {
             let operator = Projection::with_pipelines(profile.gpu.pipelines());
             let operator = operator.tuning(Tuning::new().matrix_units(units).f16_operands(operands));

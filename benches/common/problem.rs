@@ -83,7 +83,7 @@ pub struct Case {
 impl Case {
     /// As criterion's filters see it.
     pub fn id(&self) -> String {
-        let (shape, dtype) = (shape_name(&self.shape, "x"), dtype_name(self.dtype));
+        let (shape, dtype) = (shape_name(self.shape, "x"), dtype_name(self.dtype));
         if self.rule == Rule::None {
             return format!("{shape} {dtype}");
         }
@@ -167,9 +167,9 @@ impl Problem {
             let q = cut(q, q_len, head_dim, first, rows);
             let (k, v) = (cut(k, kv_len, head_dim, 0, keys), cut(v, kv_len, value_dim, 0, keys));
             let shape = Shape { q_len: rows, kv_len: keys, ..shape };
-            let options = Options { mask: rule.mask(), ..Default::default() };
+            let options = Options::new().mask(rule.mask());
             let got = cut(&got, q_len, value_dim, first, rows);
-            let difference = compare_attention(&got, [&q, &k, &v], &shape, &options, dtype)?;
+            let difference = compare_attention(&got, [&q, &k, &v], shape, &options, dtype)?;
             worst.absolute = worst.absolute.max(difference.absolute);
             worst.relative = worst.relative.max(difference.relative);
         }
@@ -234,7 +234,7 @@ pub fn read(gpu: &Gpu, buffer: &wgpu::Buffer, n: usize, dtype: DType) -> Vec<f32
 pub fn compare_attention(
     got: &[f32],
     [q, k, v]: [&[f32]; 3],
-    shape: &Shape,
+    shape: Shape,
     options: &Options,
     dtype: DType,
 ) -> Result<Difference, Mismatch> {

@@ -38,12 +38,11 @@ impl Product {
         let [x, w] = &self.buffers;
         let matrix = TensorView::matrix(w, dtype, [n, n]);
         let weight = if transposed { matrix.transposed(2, 3) } else { matrix };
-        ProjectionForward {
-            x: TensorView::sequence(x, dtype, [1, n, n]),
-            linear: Linear { weight, bias: None },
-            out: TensorView::sequence(&self.out, dtype, [1, n, n]),
-            narrow: false,
-        }
+        ProjectionForward::new(
+            TensorView::sequence(x, dtype, [1, n, n]),
+            Linear { weight, bias: None },
+            TensorView::sequence(&self.out, dtype, [1, n, n]),
+        )
     }
 
     /// Compares rows of the result, of as many rows of x.

@@ -27,8 +27,8 @@ pub fn of_adapter(info: &wgpu::AdapterInfo, bench: &str) -> Row {
 
 /// Of an attention call.
 #[must_use]
-pub fn of_attention(row: Row, shape: &Shape, mask: &str, dtype: DType) -> Row {
-    let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim } = *shape;
+pub fn of_attention(row: Row, shape: Shape, mask: &str, dtype: DType) -> Row {
+    let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim } = shape;
     Row {
         shape: shape_name(shape, "×"),
         batch: Some(batch),
@@ -64,8 +64,8 @@ pub fn append(row: &Row) {
 
 /// `batch × heads × length × head_dim`; with the heads of keys and values, the number of keys and the width of values where
 /// those differ: `1×32(8)×1×4096×128` is one query against 4096 keys.
-pub fn shape_name(shape: &Shape, times: &str) -> String {
-    let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim } = *shape;
+pub fn shape_name(shape: Shape, times: &str) -> String {
+    let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim } = shape;
     let heads = if heads == kv_heads { heads.to_string() } else { format!("{heads}({kv_heads})") };
     let length = if q_len == kv_len { q_len.to_string() } else { format!("{q_len}{times}{kv_len}") };
     let dim = if head_dim == value_dim { head_dim.to_string() } else { format!("{head_dim}/{value_dim}") };

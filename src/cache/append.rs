@@ -13,12 +13,12 @@ use crate::tensor::{Access, TensorView, check_float, expect};
 #[must_use]
 pub struct Append<'a> {
     /// `[batch, kv_heads, rows, head_dim]`, F32 or F16, whatever the cache stores.
-    pub k: TensorView<'a>,
+    pub(crate) k: TensorView<'a>,
     /// `[batch, kv_heads, rows, value_dim]`, of the same type.
-    pub v: TensorView<'a>,
+    pub(crate) v: TensorView<'a>,
     /// Rotates keys by their positions in the cache, on the way. From 2²⁴ on, which only rings reach, as by the last
     /// position before.
-    pub rope: Option<&'a Rope>,
+    pub(crate) rope: Option<&'a Rope>,
 }
 
 impl<'a> Append<'a> {
@@ -28,8 +28,8 @@ impl<'a> Append<'a> {
     }
 
     /// With keys rotated.
-    pub fn rope(mut self, rope: &'a Rope) -> Self {
-        self.rope = Some(rope);
+    pub fn rope(mut self, rope: impl Into<Option<&'a Rope>>) -> Self {
+        self.rope = rope.into();
         self
     }
 }
@@ -39,7 +39,8 @@ impl Cache {
     /// the most that one advanced by. Rows past a sequence's own number are not read.
     ///
     /// # Errors
-    /// Everything that [`Error`] lists for tensors; then nothing has been recorded.
+    /// [`Error::Unsupported`] before the first advance and after a rewind, everything that [`Error`] lists for tensors;
+    /// then nothing has been recorded.
     pub fn append(
         &self,
         encoder: &mut wgpu::CommandEncoder,
@@ -78,6 +79,10 @@ impl Cache {
     fn check_append(&self, source: &CacheLayer, append: &Append) -> Result<(), Error> {
         let CacheConfig { batch, kv_heads, head_dim, value_dim, capacity, layout, .. } = self.config;
         let Append { k, v, rope } = *append;
+        if self.advanced == 0 {
+            let why = "nothing was advanced since it was made or rewound: record `Cache::advance` first";
+            return Err(Error::Unsupported { what: "an append of no tokens", why });
+        }
         check_float("k", &k)?;
         for (tensor, view, dim) in [("k", k, head_dim), ("v", v, value_dim)] {
             if view.dtype() != k.dtype() {

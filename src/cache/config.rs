@@ -8,6 +8,7 @@ use crate::tensor::LONGEST_AXIS;
 
 /// How a cache stores the channels of keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum CacheStorage {
     /// 32-bit floats.
     F32,
@@ -21,6 +22,7 @@ pub enum CacheStorage {
 
 /// Channels of a row that share a scale. A group with a value that is not finite reads as NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum ScaleGroup {
     /// All of them.
     Row,
@@ -69,16 +71,17 @@ impl CacheStorage {
 
 /// How a cache lays out the tokens of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum CacheLayout {
     /// Every sequence has room for the whole capacity.
     Contiguous,
-    /// A sliding window: of a longer sequence the first `sinks` tokens and the last `capacity − sinks` are left
+    /// A sliding window: of a longer sequence the first `sink_tokens` and the last `capacity − sink_tokens` are left
     /// (Xiao et al. 2023, "Efficient streaming language models with attention sinks"). A mask's `window` and `pattern`
     /// do not hide the sinks. Rows that come in one step may overwrite what its earlier ones would still see: for the
     /// same results in steps of any length, keep a window in the mask and the longest step besides.
     Ring {
         /// Tokens at the front that stay.
-        sinks: usize,
+        sink_tokens: usize,
     },
     /// Pages that sequences take as they grow and can share (Kwon et al. 2023, "PagedAttention").
     Paged {
@@ -218,7 +221,7 @@ impl CacheConfig {
         let (_, page_len) = self.pages();
         let CacheConfig { batch, kv_heads, head_dim, value_dim, capacity, layout, .. } = *self;
         let [k, v] = [head_dim, value_dim].map(|dim| self.side(dim));
-        let sinks = if let CacheLayout::Ring { sinks } = layout { sinks } else { 0 };
+        let sinks = if let CacheLayout::Ring { sink_tokens } = layout { sink_tokens } else { 0 };
         CacheParams {
             batch: batch as u32,
             kv_heads: kv_heads as u32,
@@ -271,10 +274,10 @@ impl CacheConfig {
             return Err(Error::Option { option: "group", value: n as f64, expected: "a multiple of 32" });
         }
         match self.layout {
-            CacheLayout::Ring { sinks } if sinks >= self.capacity => {
+            CacheLayout::Ring { sink_tokens } if sink_tokens >= self.capacity => {
                 return Err(Error::Option {
-                    option: "sinks",
-                    value: sinks as f64,
+                    option: "sink_tokens",
+                    value: sink_tokens as f64,
                     expected: "below the capacity",
                 });
             }

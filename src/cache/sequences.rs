@@ -82,7 +82,7 @@ impl Sequences {
             _ => (None, 0),
         };
         let ring = match config.layout {
-            CacheLayout::Ring { sinks } => Some([sinks, config.capacity]),
+            CacheLayout::Ring { sink_tokens } => Some([sink_tokens, config.capacity]),
             _ => None,
         };
         let longest = config.longest();

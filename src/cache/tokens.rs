@@ -10,6 +10,7 @@ use crate::tensor::{Access, DType, TensorView, check_aliasing, expect, same_dtyp
 
 /// By how many tokens each sequence moves.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub enum Tokens<'a> {
     /// All by as many.
     All(usize),

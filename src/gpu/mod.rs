@@ -2,7 +2,8 @@
 
 mod upload;
 
-use self::upload::{Extras, LinearBuffers, Outputs, Uploaded};
+pub use self::upload::UploadedMask;
+use self::upload::{LinearBuffers, Outputs, Uploaded, UploadedDropout, storage_buffer, upload_bytes};
 use crate::attention::{Attention, Config, Forward};
 use crate::error::Error;
 use crate::guard::{Watch, guarded};
@@ -40,6 +41,10 @@ impl Gpu {
     /// those of another instance's devices, which wgpu cannot tell apart. If you have a device, use
     /// [`with_device`](Self::with_device). `WGPU_BACKEND` and wgpu's other variables are honoured.
     ///
+    /// The device has what helps, as far as the adapter has it: what [`Config::required`] lists for F16, and timestamp
+    /// queries. It has no experimental features, hence no matrix units: these take your consent (see
+    /// [`Pipelines::with_adapter`] and [`with_pipelines`](Self::with_pipelines)).
+    ///
     /// # Errors
     /// [`Error::NoAdapter`].
     #[cfg(not(target_arch = "wasm32"))]
@@ -59,19 +64,19 @@ impl Gpu {
         };
         let adapter =
             instance.request_adapter(&options).await.map_err(|e| Error::NoAdapter(e.to_string()))?;
-        let (_, limits) = Config::new(1, 1).required(&adapter);
-        let useful = wgpu::Features::SHADER_F16 | wgpu::Features::TIMESTAMP_QUERY;
+        let (features, limits) = Config::new(1, 1).dtype(DType::F16).required(&adapter);
+        let features = features | wgpu::Features::TIMESTAMP_QUERY & adapter.features();
         let (device, queue) = adapter
             .request_device(&wgpu::DeviceDescriptor {
                 label: Some("attention"),
-                required_features: useful & adapter.features(),
+                required_features: features,
                 // Old adapters may have less than the defaults; a call that needs them is then refused.
                 required_limits: limits.or_worse_values_from(&adapter.limits()),
                 ..Default::default()
             })
             .await
             .map_err(|e| Error::NoAdapter(e.to_string()))?;
-        Ok(Self::with_device(device, queue))
+        Ok(Self::with_pipelines(queue, Pipelines::with_adapter(&device, &adapter)))
     }
 
     /// On a device that exists already.
@@ -128,12 +133,13 @@ impl Gpu {
         shape: Shape,
         mask: HostMask<'_>,
     ) -> Result<Vec<f32>, Error> {
-        let options = Options { mask, ..Default::default() };
-        self.run([q, k, v], &shape, &options, false).await.map(|attended| attended.out)
+        let options = Options::new().mask(mask);
+        self.run([q, k, v], shape, &options, false).await.map(|attended| attended.out)
     }
 
     /// Attention with all its options and outputs, taking and giving what
-    /// [`reference::attention`](crate::reference::attention) does: the two compare one to one.
+    /// [`reference::attention`](crate::reference::attention) does: the two compare one to one. It runs the kernels that
+    /// [`Attention`] would: the fused ones, unless [`Options::weights`] asks for the weights.
     ///
     /// # Errors
     /// As [`attend`](Self::attend), and `options.appended`, which only layers have.
@@ -143,7 +149,7 @@ impl Gpu {
         q: &[f32],
         k: &[f32],
         v: &[f32],
-        shape: &Shape,
+        shape: Shape,
         options: &Options,
     ) -> Result<Attended<f32>, Error> {
         pollster::block_on(self.attention_async(q, k, v, shape, options))
@@ -158,7 +164,7 @@ impl Gpu {
         q: &[f32],
         k: &[f32],
         v: &[f32],
-        shape: &Shape,
+        shape: Shape,
         options: &Options<'_>,
     ) -> Result<Attended<f32>, Error> {
         self.run([q, k, v], shape, options, true).await
@@ -167,9 +173,9 @@ impl Gpu {
     async fn run(
         &self,
         [q, k, v]: [&[f32]; 3],
-        shape: &Shape,
+        shape: Shape,
         options: &Options<'_>,
-        everything: bool,
+        with_lse: bool,
     ) -> Result<Attended<f32>, Error> {
         shape.check()?;
         if options.appended > 0 {
@@ -181,18 +187,20 @@ impl Gpu {
         let q = self.upload_shaped("q", q, shape.q())?;
         let k = self.upload_shaped("k", k, shape.k())?;
         let v = self.upload_shaped("v", v, shape.v())?;
-        let extras = Extras::new(self, options)?;
-        let out = Outputs::new(self, shape.out(), shape, everything)?;
+        let mask = self.upload_mask(&options.mask)?;
+        let dropout = UploadedDropout::new(self, options)?;
+        let weights = options.weights.then_some(shape);
+        let out = Outputs::new(self, shape.out(), with_lse.then_some(shape), weights)?;
 
         let mut config =
             Config::new(shape.heads, shape.head_dim).kv_heads(shape.kv_heads).value_dim(shape.value_dim);
         config.scale = options.scale.map(|s| s as f32);
         config.softcap = options.softcap.map(|c| c as f32);
-        let mut call = Forward::new(q.view(), k.view(), v.view(), out.out.view()).mask(extras.mask());
-        call.lse = out.lse.as_ref().map(Uploaded::view);
-        // They serve as the score matrix too.
-        call.weights = out.weights.as_ref().map(Uploaded::view);
-        call.dropout = extras.dropout(options);
+        let call = Forward::new(q.view(), k.view(), v.view(), out.out.view())
+            .mask(mask.view())
+            .lse(out.lse.as_ref().map(Uploaded::view))
+            .weights(out.weights.as_ref().map(Uploaded::view))
+            .dropout(dropout.view(options));
         let attention = Attention::with_pipelines(&self.pipelines, config)?;
         let mut scratch = Scratch::new(&self.device, attention.scratch_size(&call)?)?;
         self.submit(|encoder| attention.forward(encoder, &call, &mut scratch))?;
@@ -267,19 +275,16 @@ impl Gpu {
         let appended = layer.appended_keys();
         let inner = config.shape(batch, q_len, kv_len, appended);
         inner.check()?;
-        Options { appended, ..*options }.check(&inner)?;
-        let extras = Extras::new(self, options)?;
-        let out = Outputs::new(self, [batch, 1, q_len, config.out_features], &inner, true)?;
-        let call = LayerForward {
-            query: xs[0].view(),
-            key: xs[1].view(),
-            value: xs[2].view(),
-            out: out.out.view(),
-            mask: extras.mask(),
-            lse: out.lse.as_ref().map(Uploaded::view),
-            weights: out.weights.as_ref().map(Uploaded::view),
-            dropout: extras.dropout(options),
-        };
+        options.appended(appended).check(inner)?;
+        let mask = self.upload_mask(&options.mask)?;
+        let dropout = UploadedDropout::new(self, options)?;
+        let weights = options.weights.then_some(inner);
+        let out = Outputs::new(self, [batch, 1, q_len, config.out_features], Some(inner), weights)?;
+        let call = LayerForward::new(xs[0].view(), xs[1].view(), xs[2].view(), out.out.view())
+            .mask(mask.view())
+            .lse(out.lse.as_ref().map(Uploaded::view))
+            .weights(out.weights.as_ref().map(Uploaded::view))
+            .dropout(dropout.view(options));
         let mut scratch = Scratch::new(&self.device, layer.scratch_size(&call)?)?;
         self.submit(|encoder| layer.forward(encoder, &call, &mut scratch))?;
         watch.end("the layer").await?;
@@ -305,16 +310,15 @@ impl Gpu {
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::Refused`] if it is larger than the device allows.
     pub fn buffer(&self, bytes: usize) -> Result<wgpu::Buffer, Error> {
-        guarded(&self.device, "a buffer", || {
-            self.device.create_buffer(&wgpu::BufferDescriptor {
-                label: None,
-                size: (bytes as u64).max(4).checked_next_multiple_of(4).unwrap_or(u64::MAX - 3),
-                usage: wgpu::BufferUsages::STORAGE
-                    | wgpu::BufferUsages::COPY_SRC
-                    | wgpu::BufferUsages::COPY_DST,
-                mapped_at_creation: false,
-            })
-        })
+        storage_buffer(&self.device, bytes)
+    }
+
+    /// The tensors of a mask in device memory, for [`Forward::mask`] with [`UploadedMask::view`].
+    ///
+    /// # Errors
+    /// As [`UploadedMask::new`].
+    pub fn upload_mask(&self, mask: &HostMask) -> Result<UploadedMask, Error> {
+        UploadedMask::new(&self.device, &self.queue, mask)
     }
 
     /// A storage buffer that holds `data`.
@@ -322,7 +326,7 @@ impl Gpu {
     /// # Errors
     /// As [`buffer`](Self::buffer).
     pub fn upload<T: bytemuck::NoUninit>(&self, data: &[T]) -> Result<wgpu::Buffer, Error> {
-        self.upload_bytes(bytemuck::cast_slice(data).to_vec())
+        upload_bytes(&self.device, &self.queue, bytemuck::cast_slice(data).to_vec())
     }
 
     /// A storage buffer that holds `data`, one byte each, for [`DType::Bool`].
@@ -330,7 +334,7 @@ impl Gpu {
     /// # Errors
     /// As [`buffer`](Self::buffer).
     pub fn upload_bools(&self, data: &[bool]) -> Result<wgpu::Buffer, Error> {
-        self.upload_bytes(data.iter().map(|b| u8::from(*b)).collect())
+        upload_bytes(&self.device, &self.queue, data.iter().map(|b| u8::from(*b)).collect())
     }
 
     fn upload_shaped(
@@ -344,13 +348,6 @@ impl Gpu {
             return Err(Error::Length { tensor, expected, got: data.len() });
         }
         Ok(Uploaded { buffer: self.upload(data)?, dtype: DType::F32, shape })
-    }
-
-    fn upload_bytes(&self, mut bytes: Vec<u8>) -> Result<wgpu::Buffer, Error> {
-        bytes.resize(bytes.len().next_multiple_of(4), 0);
-        let buffer = self.buffer(bytes.len())?;
-        guarded(&self.device, "an upload", || self.queue.write_buffer(&buffer, 0, &bytes))?;
-        Ok(buffer)
     }
 
     /// The first `n` elements of a buffer with usage `COPY_SRC`, after everything submitted before.

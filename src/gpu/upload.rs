@@ -5,13 +5,15 @@ use std::convert::Infallible;
 use super::Gpu;
 use crate::dropout::Dropout;
 use crate::error::Error;
-use crate::mask::{DeviceMask, HostTensor, Mask};
+use crate::guard::guarded;
+use crate::mask::{DeviceMask, HostMask, HostTensor, Mask};
 use crate::problem::Shape;
 use crate::projection::Linear;
 use crate::reference::{Attended, HostLinear, Options};
 use crate::tensor::{DType, TensorView, count};
 
 /// A dense tensor in a buffer of its own.
+#[derive(Clone, Debug)]
 pub(super) struct Uploaded {
     pub buffer: wgpu::Buffer,
     pub dtype: DType,
@@ -60,67 +62,134 @@ pub(super) struct Outputs {
 }
 
 impl Outputs {
-    pub fn new(gpu: &Gpu, out: [usize; 4], shape: &Shape, everything: bool) -> Result<Self, Error> {
-        let wanted = |shape| everything.then(|| Uploaded::zeros(gpu, shape)).transpose();
+    pub fn new(
+        gpu: &Gpu,
+        out: [usize; 4],
+        lse: Option<Shape>,
+        weights: Option<Shape>,
+    ) -> Result<Self, Error> {
+        let wanted = |shape: Option<[usize; 4]>| shape.map(|shape| Uploaded::zeros(gpu, shape)).transpose();
         Ok(Outputs {
             out: Uploaded::zeros(gpu, out)?,
-            lse: wanted(shape.lse())?,
-            weights: wanted(shape.weights())?,
+            lse: wanted(lse.map(|shape| shape.lse()))?,
+            weights: wanted(weights.map(|shape| shape.weights()))?,
         })
     }
 
     pub async fn read(&self, gpu: &Gpu) -> Result<Attended<f32>, Error> {
-        let read = async |t: &Option<Uploaded>| match t {
-            Some(t) => t.read(gpu).await,
-            None => Ok(Vec::new()),
-        };
         Ok(Attended {
             out: self.out.read(gpu).await?,
-            weights: read(&self.weights).await?,
-            lse: read(&self.lse).await?,
+            lse: match &self.lse {
+                Some(lse) => lse.read(gpu).await?,
+                None => Vec::new(),
+            },
+            weights: match &self.weights {
+                Some(weights) => Some(weights.read(gpu).await?),
+                None => None,
+            },
         })
     }
 }
 
-/// The tensors of a mask and of dropout.
-pub(super) struct Extras {
+/// A mask whose tensors were slices, in device memory: what [`Gpu::upload_mask`] makes. It keeps its buffers.
+///
+/// ```no_run
+/// # fn f(device: &wgpu::Device, queue: &wgpu::Queue, call: wgpu_attention::Forward)
+/// # -> Result<(), wgpu_attention::Error> {
+/// use wgpu_attention::{HostMask, HostTensor, Mask, UploadedMask};
+///
+/// let lengths = [512, 300]; // of two sequences
+/// let mask: HostMask = Mask::causal().lengths(HostTensor::new(&lengths, [2, 1, 1, 1]));
+/// let mask = UploadedMask::new(device, queue, &mask)?;
+/// let call = call.mask(mask.view());
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct UploadedMask {
     mask: Mask<Uploaded, Uploaded, Uploaded>,
-    dropout: Option<Uploaded>,
 }
 
-impl Extras {
-    pub fn new(gpu: &Gpu, options: &Options) -> Result<Self, Error> {
-        let bools = |t: HostTensor<bool>| {
-            Ok(Uploaded { buffer: gpu.upload_bools(t.data)?, dtype: DType::Bool, shape: t.shape })
+impl UploadedMask {
+    /// Uploads the tensors of `mask`, each to a buffer of its own.
+    ///
+    /// # Errors
+    /// [`Error::Length`] for a slice that is not as long as its shape says, [`Error::OutOfMemory`]. Whether shapes fit is
+    /// for the call that uses the mask.
+    pub fn new(device: &wgpu::Device, queue: &wgpu::Queue, mask: &HostMask) -> Result<Self, Error> {
+        fn dense<T: Copy>(tensor: &'static str, t: &HostTensor<T>) -> Result<(), Error> {
+            let (expected, got) = (count(t.shape), t.data.len());
+            if got == expected { Ok(()) } else { Err(Error::Length { tensor, expected, got }) }
+        }
+        let upload = |bytes: &[u8], dtype, shape| {
+            Ok(Uploaded { buffer: upload_bytes(device, queue, bytes.to_vec())?, dtype, shape })
         };
-        let numbers = |_, t: HostTensor<u32>| {
-            Ok(Uploaded { buffer: gpu.upload(t.data)?, dtype: DType::U32, shape: t.shape })
-        };
-        let dropout = options.dropout.as_ref().and_then(Dropout::given).copied();
-        Ok(Extras {
-            mask: options.mask.try_map(
-                numbers,
-                |_, t| bools(t),
-                |name, t| gpu.upload_shaped(name, t.data, t.shape),
-            )?,
-            dropout: dropout.map(bools).transpose()?,
-        })
+        let mask = mask.try_map(
+            |name, t: HostTensor<u32>| {
+                dense(name, &t)?;
+                upload(bytemuck::cast_slice(t.data), DType::U32, t.shape)
+            },
+            |name, t: HostTensor<bool>| {
+                dense(name, &t)?;
+                upload(bytemuck::cast_slice(t.data), DType::Bool, t.shape)
+            },
+            |name, t: HostTensor<f32>| {
+                dense(name, &t)?;
+                upload(bytemuck::cast_slice(t.data), DType::F32, t.shape)
+            },
+        )?;
+        Ok(UploadedMask { mask })
     }
 
-    pub fn mask(&self) -> DeviceMask<'_> {
+    /// The mask, for a call.
+    pub fn view(&self) -> DeviceMask<'_> {
         fn view<'a>(_: &'static str, t: &'a Uploaded) -> Result<TensorView<'a>, Infallible> {
             Ok(t.view())
         }
         let Ok(mask) = self.mask.as_ref().try_map(view, view, view);
         mask
     }
+}
 
-    pub fn dropout(&self, options: &Options) -> Option<Dropout<TensorView<'_>>> {
+/// The weights that dropout keeps, where the caller chose them.
+pub(super) struct UploadedDropout(Option<Uploaded>);
+
+impl UploadedDropout {
+    pub fn new(gpu: &Gpu, options: &Options) -> Result<Self, Error> {
+        let keep = options.dropout.as_ref().and_then(Dropout::given);
+        let upload = |t: &HostTensor<bool>| {
+            Ok(Uploaded { buffer: gpu.upload_bools(t.data)?, dtype: DType::Bool, shape: t.shape })
+        };
+        Ok(UploadedDropout(keep.map(upload).transpose()?))
+    }
+
+    pub fn view(&self, options: &Options) -> Option<Dropout<TensorView<'_>>> {
         match options.dropout? {
             Dropout::Seeded { p, seed } => Some(Dropout::Seeded { p, seed }),
-            Dropout::Given { p, .. } => {
-                self.dropout.as_ref().map(|keep| Dropout::Given { p, keep: keep.view() })
-            }
+            Dropout::Given { p, .. } => self.0.as_ref().map(|keep| Dropout::Given { p, keep: keep.view() }),
         }
     }
+}
+
+/// A storage buffer of `bytes`, whole words of them.
+pub(super) fn upload_bytes(
+    device: &wgpu::Device,
+    queue: &wgpu::Queue,
+    mut bytes: Vec<u8>,
+) -> Result<wgpu::Buffer, Error> {
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    let buffer = storage_buffer(device, bytes.len())?;
+    guarded(device, "an upload", || queue.write_buffer(&buffer, 0, &bytes))?;
+    Ok(buffer)
+}
+
+/// A storage buffer of at least `bytes`, which can be copied from and to.
+pub(super) fn storage_buffer(device: &wgpu::Device, bytes: usize) -> Result<wgpu::Buffer, Error> {
+    guarded(device, "a buffer", || {
+        device.create_buffer(&wgpu::BufferDescriptor {
+            label: None,
+            size: (bytes as u64).max(4).checked_next_multiple_of(4).unwrap_or(u64::MAX - 3),
+            usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST,
+            mapped_at_creation: false,
+        })
+    })
 }

@@ -96,7 +96,8 @@ impl HostMask<'_> {
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::Length`], [`Error::ZeroSize`], [`Error::Option`], [`Error::Unsupported`].
-    pub fn check(&self, shape: &Shape) -> Result<(), Error> {
+    pub fn check(&self, shape: Shape) -> Result<(), Error> {
+        let shape = &shape;
         fn size<T>(part: &HostTensor<T>) -> ([usize; 4], usize) {
             (part.shape, part.data.len())
         }

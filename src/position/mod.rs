@@ -29,6 +29,7 @@ pub const MAX_POSITION: u32 = (DIGITS.pow(LEVELS as u32) - 1) as u32;
 /// Which position each row has. On a device `T` is a [`TensorView`], for the reference a
 /// [`HostTensor`](crate::HostTensor).
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub enum RowPositions<T> {
     /// Row `i` of every sequence stands at `start + i`.
     Start(u32),
@@ -60,6 +61,7 @@ pub enum Rotation<'a> {
 
 /// What [`Positions::add`] adds. On a device `S` is a [`&Sinusoid`](Sinusoid) and `T` a [`TensorView`].
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub enum PositionTable<S, T> {
     /// The sinusoidal encoding (Vaswani et al. 2017), as wide as `x`.
     Sinusoid(S),
@@ -69,30 +71,80 @@ pub enum PositionTable<S, T> {
 
 /// One rotation of queries or keys by their positions.
 #[derive(Clone, Copy, Debug)]
+#[must_use]
 pub struct Rotate<'a> {
     /// `[batch, heads, length, dim]`, F32 or F16. The first `rotary_dim`, or `2 · pairs`, channels are rotated.
-    pub x: TensorView<'a>,
+    pub(crate) x: TensorView<'a>,
     /// Shaped as `x`, F32 or F16; channels that are not rotated are copied. `None` rotates `x` in place.
-    pub out: Option<TensorView<'a>>,
+    pub(crate) out: Option<TensorView<'a>>,
     /// Which channels are rotated, and by how much.
-    pub rotation: Rotation<'a>,
+    pub(crate) rotation: Rotation<'a>,
     /// Where the rows stand.
-    pub at: RowPositions<TensorView<'a>>,
+    pub(crate) at: RowPositions<TensorView<'a>>,
 }
 
 /// One sum of activations and their positions' encoding: `scale · x + table[position]`.
 #[derive(Clone, Copy, Debug)]
+#[must_use]
 pub struct AddPositions<'a> {
     /// `[batch, heads, length, dim]`, F32 or F16; activations are `[batch, 1, length, features]`.
-    pub x: TensorView<'a>,
+    pub(crate) x: TensorView<'a>,
     /// Shaped as `x`, F32 or F16. `None` adds to `x` in place.
-    pub out: Option<TensorView<'a>>,
+    pub(crate) out: Option<TensorView<'a>>,
     /// What is added.
-    pub table: PositionTable<&'a Sinusoid, TensorView<'a>>,
+    pub(crate) table: PositionTable<&'a Sinusoid, TensorView<'a>>,
     /// Where the rows stand.
-    pub at: RowPositions<TensorView<'a>>,
+    pub(crate) at: RowPositions<TensorView<'a>>,
     /// Factor of `x`: `√dim` for the embeddings of Vaswani et al., else 1.
-    pub scale: f32,
+    pub(crate) scale: f32,
+}
+
+impl<'a> From<&'a Rope> for Rotation<'a> {
+    fn from(rope: &'a Rope) -> Self {
+        Rotation::Rope(rope)
+    }
+}
+
+impl<'a> Rotate<'a> {
+    /// Rotates `x`, `[batch, heads, length, dim]`, F32 or F16, in place; its first `rotary_dim`, or `2 · pairs`, channels.
+    /// `rotation` may be a [`&Rope`](Rope).
+    pub fn new(
+        x: TensorView<'a>,
+        rotation: impl Into<Rotation<'a>>,
+        at: RowPositions<TensorView<'a>>,
+    ) -> Self {
+        Rotate { x, out: None, rotation: rotation.into(), at }
+    }
+
+    /// Writes there, shaped as `x`, F32 or F16, and leaves `x`; channels that are not rotated are copied.
+    pub fn out(mut self, out: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.out = out.into();
+        self
+    }
+}
+
+impl<'a> AddPositions<'a> {
+    /// Adds `table` to `x`, `[batch, heads, length, dim]`, F32 or F16, in place; activations are
+    /// `[batch, 1, length, features]`.
+    pub fn new(
+        x: TensorView<'a>,
+        table: PositionTable<&'a Sinusoid, TensorView<'a>>,
+        at: RowPositions<TensorView<'a>>,
+    ) -> Self {
+        AddPositions { x, out: None, table, at, scale: 1.0 }
+    }
+
+    /// Writes there, shaped as `x`, F32 or F16, and leaves `x`.
+    pub fn out(mut self, out: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.out = out.into();
+        self
+    }
+
+    /// Factor of `x`: `√dim` for the embeddings of Vaswani et al.; 1 unless set.
+    pub fn scale(mut self, scale: f32) -> Self {
+        self.scale = scale;
+        self
+    }
 }
 
 /// Gives queries and keys, or the activations before them, their positions: rotary embedding of any kind that
@@ -104,7 +156,7 @@ pub struct AddPositions<'a> {
 /// use wgpu_attention::{RowPositions, Positions, Rope, RopeConfig, Rotate, Rotation};
 ///
 /// let rope = Rope::new(device, RopeConfig::new(64).base(500_000.0))?;
-/// let call = Rotate { x: q, out: None, rotation: Rotation::Rope(&rope), at: RowPositions::Start(0) };
+/// let call = Rotate::new(q, Rotation::Rope(&rope), RowPositions::Start(0));
 /// Positions::new(device).rotate(encoder, &call)?;
 /// # Ok(()) }
 /// ```

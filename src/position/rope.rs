@@ -10,6 +10,7 @@ pub(super) const MOST_CHANNELS: usize = 1 << 16;
 
 /// Which two channels a rotation turns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum RopeOrder {
     /// Channel `n` and channel `n + rotary_dim / 2` (GPT-NeoX, Llama as `transformers` stores it).
     #[default]

@@ -8,25 +8,71 @@ use crate::mask::{HostMask, HostTensor};
 use crate::problem::{Shape, check_options};
 use crate::tensor::count;
 
-/// Everything about one attention call that is not a dimension or a tensor.
+/// Everything about one attention call that is not a dimension or a tensor. Numbers are f64; a device rounds them to f32.
+///
+/// ```
+/// use wgpu_attention::{Mask, reference::Options};
+/// let options = Options::new().mask(Mask::causal()).scale(0.125).weights(true);
+/// ```
 #[derive(Clone, Copy, Debug, Default)]
+#[must_use]
 pub struct Options<'a> {
-    /// Factor of `q·k`; `None` is `1 / √head_dim`.
-    pub scale: Option<f64>,
-    /// Bound on the scores: `softcap · tanh(score / softcap)`.
-    pub softcap: Option<f64>,
+    pub(crate) scale: Option<f64>,
+    pub(crate) softcap: Option<f64>,
+    pub(crate) mask: HostMask<'a>,
+    pub(crate) dropout: Option<Dropout<HostTensor<'a, bool>>>,
+    pub(crate) appended: usize,
+    pub(crate) weights: bool,
+}
+
+impl<'a> Options<'a> {
+    /// Scale `1 / √head_dim`; no softcap, mask, dropout or weights.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Factor of `q·k` instead of `1 / √head_dim`.
+    pub fn scale(mut self, scale: impl Into<Option<f64>>) -> Self {
+        self.scale = scale.into();
+        self
+    }
+
+    /// Bounds the scores: `softcap · tanh(score / softcap)`.
+    pub fn softcap(mut self, softcap: impl Into<Option<f64>>) -> Self {
+        self.softcap = softcap.into();
+        self
+    }
+
     /// Which keys a query may see, and the bias.
-    pub mask: HostMask<'a>,
+    pub fn mask(mut self, mask: HostMask<'a>) -> Self {
+        self.mask = mask;
+        self
+    }
+
     /// Dropout on the weights.
-    pub dropout: Option<Dropout<HostTensor<'a, bool>>>,
-    /// How many of the last keys every query sees, whatever the mask says. The mask covers, and is
-    /// shaped for, the keys before them.
-    pub appended: usize,
+    pub fn dropout(mut self, dropout: impl Into<Option<Dropout<HostTensor<'a, bool>>>>) -> Self {
+        self.dropout = dropout.into();
+        self
+    }
+
+    /// Gives the attention weights too (`need_weights` of `nn.MultiheadAttention`). A device then takes the staged path,
+    /// which has them in memory.
+    pub fn weights(mut self, wanted: bool) -> Self {
+        self.weights = wanted;
+        self
+    }
+
+    /// How many of the last keys every query sees, whatever the mask says; the mask covers, and is shaped for, the keys
+    /// before them. A layer sets this itself.
+    pub fn appended(mut self, keys: usize) -> Self {
+        self.appended = keys;
+        self
+    }
 }
 
 impl Options<'_> {
     /// The factor of `q·k`.
-    pub fn scale(&self, head_dim: usize) -> f64 {
+    pub(crate) fn scale_value(&self, head_dim: usize) -> f64 {
         self.scale.unwrap_or(1.0 / (head_dim as f64).sqrt())
     }
 
@@ -34,26 +80,28 @@ impl Options<'_> {
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::Length`], [`Error::Option`].
-    pub fn check(&self, shape: &Shape) -> Result<(), Error> {
+    pub fn check(&self, shape: Shape) -> Result<(), Error> {
         check_options(self.scale, self.softcap)?;
         let Some(kv_len) = shape.kv_len.checked_sub(self.appended) else {
             let value = self.appended as f64;
             return Err(Error::Option { option: "appended", value, expected: "at most kv_len" });
         };
-        self.mask.check(&Shape { kv_len, ..*shape })?;
-        self.dropout.as_ref().map_or(Ok(()), |dropout| check_dropout(dropout, shape))
+        self.mask.check(Shape { kv_len, ..shape })?;
+        self.dropout.as_ref().map_or(Ok(()), |dropout| check_dropout(dropout, &shape))
     }
 }
 
-/// What [`attention`] gives.
+/// What attention gives, or a layer.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Attended<R> {
-    /// `[batch, heads, q_len, value_dim]`.
+    /// `[batch, heads, q_len, value_dim]`; of a layer `[batch, q_len, out_features]`.
     pub out: Vec<R>,
-    /// `[batch, heads, q_len, kv_len]`, after dropout.
-    pub weights: Vec<R>,
     /// `[batch, heads, q_len]`, before dropout.
     pub lse: Vec<R>,
+    /// `[batch, heads, q_len, kv_len]`, after dropout, where [`Options::weights`] asks for them; of a layer with the keys
+    /// it appends. [`average_heads`](super::average_heads) makes `[batch, q_len, ..]` of them.
+    pub weights: Option<Vec<R>>,
 }
 
 /// `softmax(scale · q kᵀ, masked) · v` over dense row-major slices shaped as [`Shape`] says.
@@ -64,7 +112,7 @@ pub fn attention<R: Real>(
     q: &[R],
     k: &[R],
     v: &[R],
-    shape: &Shape,
+    shape: Shape,
     options: &Options,
 ) -> Result<Attended<R>, Error> {
     shape.check()?;
@@ -73,11 +121,11 @@ pub fn attention<R: Real>(
     expect_length("v", v, count(shape.v()))?;
     options.check(shape)?;
 
-    let scores = scores(q, k, shape, options.scale(shape.head_dim))?;
+    let scores = scores(q, k, shape, options.scale_value(shape.head_dim))?;
     let mut normalised = softmax(&scores, shape, options)?;
     if let Some(d) = &options.dropout {
         dropout(&mut normalised.weights, shape, d)?;
     }
     let out = weighted_sum(&normalised.weights, v, shape)?;
-    Ok(Attended { out, weights: normalised.weights, lse: normalised.lse })
+    Ok(Attended { out, lse: normalised.lse, weights: options.weights.then_some(normalised.weights) })
 }

@@ -32,6 +32,7 @@ pub const EPSILON_F16: f64 = 1.0 / 1024.0;
 
 /// Where a result is wrong.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Mismatch {
     /// Another number of elements.
     #[error("{got} elements, expected {expected}")]
@@ -57,6 +58,7 @@ pub enum Mismatch {
 
 /// How far a passing result is off.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct Difference {
     /// Largest absolute error.
     pub absolute: f64,

@@ -37,13 +37,13 @@ pub(super) fn check_dropout(dropout: &Dropout<HostTensor<bool>>, shape: &Shape) 
 /// broadcast.
 pub fn dropout<R: Real>(
     weights: &mut [R],
-    shape: &Shape,
+    shape: Shape,
     dropout: &Dropout<HostTensor<bool>>,
 ) -> Result<(), Error> {
     shape.check()?;
     expect_length("weights", weights, count(shape.weights()))?;
-    check_dropout(dropout, shape)?;
-    let scale = R::one() / (R::one() - R::of(f64::from(dropout.p())));
+    check_dropout(dropout, &shape)?;
+    let scale = R::one() / (R::one() - R::of(dropout.p()));
     let [_, heads, q_len, kv_len] = shape.weights();
     for (flat, weight) in weights.iter_mut().enumerate() {
         let (j, i, bh) = (flat % kv_len, flat / kv_len % q_len, flat / kv_len / q_len);

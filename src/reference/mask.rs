@@ -130,7 +130,7 @@ impl HostMask<'_> {
 /// As [`HostMask::check`], maps of other shapes, and more pairs or blocks than tensors can have.
 pub fn classify(
     mask: &HostMask,
-    shape: &Shape,
+    shape: Shape,
     size: [usize; 2],
     map_heads: [usize; 2],
 ) -> Result<Vec<u32>, Error> {
@@ -144,7 +144,7 @@ pub fn classify(
     let [batch, heads, q_len, kv_len] = pairs;
     let [map_batch, map_heads] = map_heads;
     let counts = [map_batch, map_heads, q_len.div_ceil(size[0]), kv_len.div_ceil(size[1])];
-    check_map(counts, shape, size)?;
+    check_map(counts, &shape, size)?;
     let blocks = count(counts);
     if blocks as u64 > u64::from(u32::MAX) {
         return Err(Error::Option { option: "blocks", value: blocks as f64, expected: "below 2^32" });
@@ -162,7 +162,7 @@ pub fn classify(
                     for j in range(3) {
                         let index = [b, h, i, j];
                         let bias = mask.pair_bias(index);
-                        let sees = mask.mask_mod(shape, index) && bias != f32::NEG_INFINITY;
+                        let sees = mask.mask_mod(&shape, index) && bias != f32::NEG_INFINITY;
                         seen |= sees;
                         unseen |= !sees;
                         biased |= sees && bias != 0.0;

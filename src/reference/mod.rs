@@ -8,8 +8,8 @@
 //! use wgpu_attention::{Mask, Shape, reference};
 //! let shape = Shape::new(1, 1, 2, 2); // batch, heads, length, head_dim
 //! let (q, k, v) = ([1.0, 0.0, 0.0, 1.0], [1.0, 0.0, 0.0, 1.0], [1.0, 2.0, 3.0, 4.0]);
-//! let causal = reference::Options { mask: Mask::causal(), ..Default::default() };
-//! let got = reference::attention::<f64>(&q, &k, &v, &shape, &causal)?;
+//! let causal = reference::Options::new().mask(Mask::causal());
+//! let got = reference::attention::<f64>(&q, &k, &v, shape, &causal)?;
 //! assert_eq!(got.out[..2], [1.0, 2.0]); // the first query sees the first key only
 //! # Ok::<(), wgpu_attention::Error>(())
 //! ```
@@ -32,7 +32,7 @@ pub use dropout::{dropout, philox};
 pub use mask::classify;
 pub use merge::merge;
 pub use multi_head::{
-    Heads, HostLinear, HostWeights, LayerShape, average_heads, join_heads, multi_head, split_heads,
+    HostLinear, HostWeights, LayerShape, average_heads, join_heads, multi_head, split_heads,
 };
 pub use position::{add_positions, rotate, rotate_by, sinusoid};
 pub use project::project;

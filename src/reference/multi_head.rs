@@ -1,6 +1,6 @@
 //! A whole layer: project → attend → project.
 
-use super::{Options, Real, attention, expect_length, project};
+use super::{Attended, Options, Real, attention, expect_length, project};
 use crate::error::Error;
 use crate::problem::{LayerConfig, Side, SideShape};
 use crate::tensor::check_sizes;
@@ -42,19 +42,6 @@ pub struct LayerShape {
     pub kv_len: usize,
 }
 
-/// What [`multi_head`] gives.
-#[derive(Clone, Debug)]
-pub struct Heads<R> {
-    /// `[batch, q_len, out_features]`.
-    pub out: Vec<R>,
-    /// `[batch, heads, q_len, kv_len + appended]`; [`average_heads`] makes `[batch, q_len, ..]` of it.
-    pub weights: Vec<R>,
-    /// `[batch, heads, q_len]`.
-    pub lse: Vec<R>,
-    /// The heads' outputs side by side, before the output projection: `[batch, q_len, heads · value_dim]`.
-    pub context: Vec<R>,
-}
-
 /// A multi-head attention layer over dense `[batch, length, features]` inputs. `options.appended` is
 /// set here, its scale and softcap come from `config`.
 ///
@@ -66,7 +53,7 @@ pub fn multi_head<R: Real>(
     config: &LayerConfig,
     weights: &HostWeights<R>,
     options: &Options,
-) -> Result<Heads<R>, Error> {
+) -> Result<Attended<R>, Error> {
     config.check()?;
     let LayerShape { batch, q_len, kv_len } = shape;
     config.shape(batch, q_len, kv_len, 0).check()?;
@@ -96,7 +83,7 @@ pub fn multi_head<R: Real>(
         &split_heads(&q, q_len, config.heads, config.head_dim)?,
         &split_heads(&k, kv_len + appended, config.kv_heads, config.head_dim)?,
         &split_heads(&v, kv_len + appended, config.kv_heads, config.value_dim)?,
-        &config.shape(batch, q_len, kv_len, appended),
+        config.shape(batch, q_len, kv_len, appended),
         &options,
     )?;
     let context = join_heads(&attended.out, q_len, config.heads, config.value_dim)?;
@@ -104,7 +91,7 @@ pub fn multi_head<R: Real>(
     expect_length("weights.out", weights.out.weight, config.out_features * width)?;
     weights.out.bias.map_or(Ok(()), |b| expect_length("bias.out", b, config.out_features))?;
     let out = project(&context, weights.out.weight, weights.out.bias, width, config.out_features)?;
-    Ok(Heads { out, weights: attended.weights, lse: attended.lse, context })
+    Ok(Attended { out, ..attended })
 }
 
 /// One side's projection, wide or narrow: `[rows, features]` → `[rows, heads · dim]`.

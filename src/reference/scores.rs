@@ -10,11 +10,11 @@ use crate::tensor::count;
 ///
 /// # Errors
 /// What [`Shape::check`] refuses, slices of another length.
-pub fn scores<R: Real>(q: &[R], k: &[R], shape: &Shape, scale: f64) -> Result<Vec<R>, Error> {
+pub fn scores<R: Real>(q: &[R], k: &[R], shape: Shape, scale: f64) -> Result<Vec<R>, Error> {
     shape.check()?;
     expect_length("q", q, count(shape.q()))?;
     expect_length("k", k, count(shape.k()))?;
-    let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, .. } = *shape;
+    let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, .. } = shape;
     let mut scores = Vec::with_capacity(batch * heads * q_len * kv_len);
     for b in 0..batch {
         for h in 0..heads {

@@ -7,6 +7,7 @@ use crate::tensor::count;
 
 /// What [`softmax`] gives.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Normalised<R> {
     /// `[batch, heads, q_len, kv_len]`; every row sums to 1, to less beside a sink, or is all zero when no key is
     /// permitted.
@@ -23,7 +24,7 @@ pub struct Normalised<R> {
 ///
 /// # Errors
 /// What [`Shape::check`] and [`Options::check`] refuse, a slice of another length.
-pub fn softmax<R: Real>(scores: &[R], shape: &Shape, options: &Options) -> Result<Normalised<R>, Error> {
+pub fn softmax<R: Real>(scores: &[R], shape: Shape, options: &Options) -> Result<Normalised<R>, Error> {
     shape.check()?;
     expect_length("scores", scores, count(shape.weights()))?;
     options.check(shape)?;
@@ -38,7 +39,7 @@ pub fn softmax<R: Real>(scores: &[R], shape: &Shape, options: &Options) -> Resul
                 let changed: Vec<Option<R>> = scores[range.clone()]
                     .iter()
                     .enumerate()
-                    .map(|(j, s)| options.changed(*s, shape, [b, h, i, j]))
+                    .map(|(j, s)| options.changed(*s, &shape, [b, h, i, j]))
                     .collect();
                 lse[row] = normalise(&changed, options.sink(b, h), &mut weights[range]);
                 row += 1;

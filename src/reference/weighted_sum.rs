@@ -11,11 +11,11 @@ use crate::tensor::count;
 ///
 /// # Errors
 /// What [`Shape::check`] refuses, slices of another length.
-pub fn weighted_sum<R: Real>(weights: &[R], v: &[R], shape: &Shape) -> Result<Vec<R>, Error> {
+pub fn weighted_sum<R: Real>(weights: &[R], v: &[R], shape: Shape) -> Result<Vec<R>, Error> {
     shape.check()?;
     expect_length("weights", weights, count(shape.weights()))?;
     expect_length("v", v, count(shape.v()))?;
-    let Shape { batch, heads, kv_heads, q_len, kv_len, value_dim, .. } = *shape;
+    let Shape { batch, heads, kv_heads, q_len, kv_len, value_dim, .. } = shape;
     let mut out = vec![R::zero(); batch * heads * q_len * value_dim];
     for (row, sum) in out.chunks_exact_mut(value_dim).enumerate() {
         let (b, h) = (row / q_len / heads, row / q_len % heads);

@@ -79,7 +79,7 @@ fn the_device_refuses_what_the_host_cannot() {
     ask(&mut bed, "known again");
 
     // A ring cannot go back to what it has overwritten.
-    let kind = Kind { batch: 2, ..Kind::new(CacheStorage::F32, CacheLayout::Ring { sinks: 2 }, 8) };
+    let kind = Kind { batch: 2, ..Kind::new(CacheStorage::F32, CacheLayout::Ring { sink_tokens: 2 }, 8) };
     let mut bed = Bed::new(full(), kind, Data::Lossless, 64);
     bed.grow(&Count::Each(vec![7, 7])).expect("room");
     bed.grow(&Count::Device { counts: vec![8, 1], most: 8 }).expect("room");
@@ -102,7 +102,7 @@ fn the_device_refuses_what_the_host_cannot() {
 /// A ring whose length only the device knew: the host's bound on its history hides nothing.
 #[test]
 fn truncating_a_ring_hides_no_more_than_it_must() {
-    let kind = Kind { batch: 1, ..Kind::new(CacheStorage::F32, CacheLayout::Ring { sinks: 1 }, 12) };
+    let kind = Kind { batch: 1, ..Kind::new(CacheStorage::F32, CacheLayout::Ring { sink_tokens: 1 }, 12) };
     let mut bed = Bed::new(full(), kind, Data::Lossless, 65);
     bed.grow(&Count::All(9)).expect("room");
     bed.grow(&Count::Device { counts: vec![1], most: 6 }).expect("room");

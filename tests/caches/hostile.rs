@@ -58,7 +58,7 @@ impl Full {
 #[test]
 fn a_dropped_advance_and_a_truncation_read_nothing_else() {
     for tiling in FORMS {
-        let mut ring = Full::new(CacheLayout::Ring { sinks: 0 });
+        let mut ring = Full::new(CacheLayout::Ring { sink_tokens: 0 });
         let mut dropped = ring.gpu.device().create_command_encoder(&Default::default());
         ring.cache.advance(&mut dropped, Tokens::All(41)).expect("a ring has room");
         drop(dropped);
@@ -70,7 +70,7 @@ fn a_dropped_advance_and_a_truncation_read_nothing_else() {
 #[test]
 fn a_wrong_length_learnt_reads_nothing_else() {
     for tiling in FORMS {
-        let mut ring = Full::new(CacheLayout::Ring { sinks: 0 });
+        let mut ring = Full::new(CacheLayout::Ring { sink_tokens: 0 });
         let none = ring.gpu.upload(&[0u32; BATCH]).expect("upload");
         let counts = TensorView::new(&none, DType::U32, [BATCH, 1, 1, 1]);
         let rows = Tokens::Device { counts, most: 41 };
@@ -83,8 +83,11 @@ fn a_wrong_length_learnt_reads_nothing_else() {
 
 #[test]
 fn a_book_that_was_written_reads_nothing_else() {
-    let layouts =
-        [CacheLayout::Contiguous, CacheLayout::Ring { sinks: 3 }, CacheLayout::Paged { page: 16, pages: 2 }];
+    let layouts = [
+        CacheLayout::Contiguous,
+        CacheLayout::Ring { sink_tokens: 3 },
+        CacheLayout::Paged { page: 16, pages: 2 },
+    ];
     for (tiling, layout) in FORMS.into_iter().flat_map(|t| layouts.map(|l| (t, l))) {
         let mut other = Full::new(layout);
         let lengths = other.cache.lengths();

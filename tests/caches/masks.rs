@@ -85,7 +85,7 @@ fn every_mask_over_every_layout() {
         .collect();
     for (layout, storage, capacity) in [
         (CacheLayout::Contiguous, CacheStorage::F32, 40),
-        (CacheLayout::Ring { sinks: 3 }, CacheStorage::Q8(ScaleGroup::Of(32)), 12),
+        (CacheLayout::Ring { sink_tokens: 3 }, CacheStorage::Q8(ScaleGroup::Of(32)), 12),
         (CacheLayout::Paged { page: 16, pages: 6 }, CacheStorage::F16, 41),
     ] {
         let kind = Kind::new(storage, layout, capacity);

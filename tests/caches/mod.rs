@@ -21,6 +21,6 @@ pub const STORAGES: [CacheStorage; 6] = [
 /// Layouts with a capacity: the ring's is soon too little.
 pub const LAYOUTS: [(CacheLayout, usize); 3] = [
     (CacheLayout::Contiguous, 80),
-    (CacheLayout::Ring { sinks: 3 }, 24),
+    (CacheLayout::Ring { sink_tokens: 3 }, 24),
     (CacheLayout::Paged { page: 16, pages: 12 }, 80),
 ];

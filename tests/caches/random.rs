@@ -386,7 +386,7 @@ fn random_lives_follow_the_model() {
     let mut report = Report::new("caches, random");
     let q8 = CacheStorage::Q8(ScaleGroup::Of(32));
     let paged = |page, pages| CacheLayout::Paged { page, pages };
-    let ring = |sinks| CacheLayout::Ring { sinks };
+    let ring = |sinks| CacheLayout::Ring { sink_tokens: sinks };
     let [full, defaults] = [full(), defaults()];
     let kinds = [
         (full, Kind::new(CacheStorage::F32, CacheLayout::Contiguous, 26), KernelForm::Cpu, None),

@@ -52,8 +52,8 @@ fn every_layout_keeps_every_storage() {
 fn chunks_of_every_length() {
     let mut report = Report::new("caches, chunks");
     for (layout, capacity) in [
-        (CacheLayout::Ring { sinks: 2 }, 13),
-        (CacheLayout::Ring { sinks: 0 }, 7),
+        (CacheLayout::Ring { sink_tokens: 2 }, 13),
+        (CacheLayout::Ring { sink_tokens: 0 }, 7),
         (CacheLayout::Paged { page: 32, pages: 14 }, 212),
     ] {
         let kind = Kind { heads: 2, ..Kind::new(CacheStorage::Q8(ScaleGroup::Row), layout, capacity) };
@@ -229,7 +229,7 @@ fn long_caches_split_by_themselves() {
     let mut report = Report::new("caches, long");
     for (layout, storage) in [
         (CacheLayout::Contiguous, CacheStorage::F32),
-        (CacheLayout::Ring { sinks: 5 }, CacheStorage::Q8(ScaleGroup::Row)),
+        (CacheLayout::Ring { sink_tokens: 5 }, CacheStorage::Q8(ScaleGroup::Row)),
         (CacheLayout::Paged { page: 256, pages: 9 }, CacheStorage::F16),
     ] {
         for tiling in FORMS {
@@ -310,7 +310,7 @@ fn rings_go_on_for_long() {
         let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
         // The second has gone through most of the positions there are, not a multiple of its window.
         let outs = [0, (1 << 29) - 1000].map(|before| {
-            let config = CacheConfig::new(1, 8, 7).layout(CacheLayout::Ring { sinks: 0 });
+            let config = CacheConfig::new(1, 8, 7).layout(CacheLayout::Ring { sink_tokens: 0 });
             let mut cache = Cache::with_pipelines(gpu.pipelines(), config).expect("a cache");
             let mut scratch = Scratch::new(gpu.device(), Default::default()).expect("scratch");
             let out = gpu.upload(&[f32::NAN; 8]).expect("an upload");

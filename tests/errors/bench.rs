@@ -23,7 +23,7 @@ impl Bench {
         let data = [(SHAPE.q(), 0.37), (SHAPE.k(), 0.73), (SHAPE.v(), 1.19)]
             .map(|(shape, seed)| noise(count(shape), seed));
         let [q, k, v] = [0, 1, 2].map(|n| widen(&data[n]));
-        let want = reference::attention::<f64>(&q, &k, &v, &SHAPE, &Options::default()).expect("a truth").out;
+        let want = reference::attention::<f64>(&q, &k, &v, SHAPE, &Options::default()).expect("a truth").out;
         let upload =
             |data: &[f32]| gpu.upload(&[data, &[POISON; RESCALE_THRESHOLD]].concat()).expect("an upload");
         let tensors = [0, 1, 2].map(|n| upload(&data[n]));

@@ -78,7 +78,10 @@ pub(super) fn caches_made() -> Seen {
         }
     }
     for sinks in [CAPACITY, CAPACITY + 1, usize::MAX] {
-        refused(&["sinks", "below the capacity"], config().layout(CacheLayout::Ring { sinks }));
+        refused(
+            &["sink_tokens", "below the capacity"],
+            config().layout(CacheLayout::Ring { sink_tokens: sinks }),
+        );
     }
     for page in [0, 1, 8, 15, 17, 48, 257, 512, usize::MAX] {
         let layout = CacheLayout::Paged { page, pages: 4 };
@@ -182,7 +185,7 @@ pub(super) fn moves_of_caches() -> Seen {
     said(&["only the device knows", "set_known_len"], paged.cache.fork(0, 1));
     said(&["needs 1", "0"], paged.cache.reserve(0, 17));
     bench.refuses_with("pages", &["1", "0", "page"], |e| paged.cache.advance(e, Tokens::Each(&[14, 0])));
-    let mut ring = Step::new(&gpu, config().layout(CacheLayout::Ring { sinks: 1 }));
+    let mut ring = Step::new(&gpu, config().layout(CacheLayout::Ring { sink_tokens: 1 }));
     gpu.submit(|e| ring.cache.advance(e, Tokens::All(20))).expect("a ring");
     let mut said = |words: &[&str], result: Result<(), Error>| {
         bench.seen.insert(read(words[0], &result.expect_err(words[0]), words));
@@ -260,6 +263,11 @@ pub(super) fn appends() -> Seen {
     let plain = Step::new(&gpu, config());
     let halves = [plain.k(), plain.v()].map(|t| TensorView::new(t.buffer(), DType::F16, t.shape()));
     refuses(&plain, &["SHADER_F16"], 0, Append::new(halves[0], halves[1]));
+    // Before anything was advanced.
+    let new = Cache::with_pipelines(gpu.pipelines(), config()).expect("a cache");
+    let words = ["an append of no tokens", "`Cache::advance` first"];
+    let append = Append::new(step.k(), step.v());
+    bench.refuses_with("no advance", &words, |e| new.append(e, 0, &append));
     bench.seen
 }
 
@@ -397,7 +405,7 @@ pub(super) fn attention_to_caches() -> Seen {
     refuses(&["`out`", "`tree`"], &attention, &with(Mask::none().tree(onto)));
 
     // A ring has no last key that a tensor could reach.
-    let ring = Step::new(&gpu, config().layout(CacheLayout::Ring { sinks: 1 }));
+    let ring = Step::new(&gpu, config().layout(CacheLayout::Ring { sink_tokens: 1 }));
     let call = Forward::with_cache(ring.q(), &ring.cache, out);
     refuses(
         &["`attn_mask`: kv_len must be", "got 20"],

@@ -339,8 +339,8 @@ pub(super) fn shapes_of_masks_and_further_outputs() -> Seen {
 
 pub(super) fn dropout_probabilities() -> Seen {
     let mut bench = Bench::new();
-    for p in [1.0, 1.5, -0.1, f32::NAN, f32::INFINITY] {
-        let words = ["dropout p", &f64::from(p).to_string(), "at least 0 and below 1"];
+    for p in [1.0, 1.5, -0.1, f64::NAN, f64::INFINITY] {
+        let words = ["dropout p", &p.to_string(), "at least 0 and below 1"];
         bench.refuses("dropout", &words, |call, _| call.dropout = Some(Dropout::Seeded { p, seed: 1 }));
     }
     bench.seen

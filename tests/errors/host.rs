@@ -40,10 +40,10 @@ pub(super) fn slices() -> Seen {
     let mut both = |words: &[&str], cut: [usize; 3], shape: Shape, options: Options| {
         let part = |x: &[f32], n: usize| x[..x.len() - n].to_vec();
         let [q, k, v] = [part(&q, cut[0]), part(&k, cut[1]), part(&v, cut[2])];
-        let error = gpu.attention(&q, &k, &v, &shape, &options).expect_err("refused by Gpu");
+        let error = gpu.attention(&q, &k, &v, shape, &options).expect_err("refused by Gpu");
         seen.insert(read("Gpu", &error, words));
         let [q, k, v] = [0, 1, 2].map(|n| wide[n][..wide[n].len() - cut[n]].to_vec());
-        let error = reference::attention::<f64>(&q, &k, &v, &shape, &options);
+        let error = reference::attention::<f64>(&q, &k, &v, shape, &options);
         seen.insert(read("reference", &error.expect_err("refused by the reference"), words));
     };
     let plain = Options::default();
@@ -57,7 +57,7 @@ pub(super) fn slices() -> Seen {
     both(&["heads 4", "kv_heads 3"], [0; 3], Shape { kv_heads: 3, ..SHAPE }, plain);
 
     let (lengths, bools, floats) = ([1; 24], [true; 120], [0.5; 120]);
-    let mut masked = |words: &[&str], mask: HostMask| both(words, [0; 3], SHAPE, Options { mask, ..plain });
+    let mut masked = |words: &[&str], mask: HostMask| both(words, [0; 3], SHAPE, plain.mask(mask));
     let rows = [2, 4, 3, 1];
     masked(&["`lengths`", "24", "got 23"], Mask::none().lengths(HostTensor::new(&lengths[..23], rows)));
     masked(
@@ -80,25 +80,20 @@ pub(super) fn slices() -> Seen {
 
     let mut dropped = |words: &[&str], keep, shape| {
         let dropout = Some(Dropout::Given { p: 0.5, keep: HostTensor::new(keep, shape) });
-        both(words, [0; 3], SHAPE, Options { dropout, ..plain });
+        both(words, [0; 3], SHAPE, plain.dropout(dropout));
     };
     dropped(&["`dropout`", "kv_len must be 5 or 1", "got 4"], &bools[..4], [1, 1, 1, 4]);
     dropped(&["`dropout`", "15 elements", "got 14"], &bools[..14], [1, 1, 3, 5]);
     dropped(&["`dropout`", "15 elements", "got 120"], &bools, [1, 1, 3, 5]);
-    both(
-        &["dropout p", "1.5"],
-        [0; 3],
-        SHAPE,
-        Options { dropout: Some(Dropout::Seeded { p: 1.5, seed: 0 }), ..plain },
-    );
-    both(&["scale", "NaN", "finite"], [0; 3], SHAPE, Options { scale: Some(f64::NAN), ..plain });
-    both(&["softcap", "is 0", "above 0"], [0; 3], SHAPE, Options { softcap: Some(0.0), ..plain });
+    both(&["dropout p", "1.5"], [0; 3], SHAPE, plain.dropout(Dropout::Seeded { p: 1.5, seed: 0 }));
+    both(&["scale", "NaN", "finite"], [0; 3], SHAPE, plain.scale(f64::NAN));
+    both(&["softcap", "is 0", "above 0"], [0; 3], SHAPE, plain.softcap(0.0));
 
-    let appended = Options { appended: 1, ..plain };
-    let error = gpu.attention(&q, &k, &v, &SHAPE, &appended).expect_err("for layers only");
+    let appended = plain.appended(1);
+    let error = gpu.attention(&q, &k, &v, SHAPE, &appended).expect_err("for layers only");
     seen.insert(read("appended", &error, &["options.appended", "MultiHeadAttention", "`k`"]));
-    let appended = Options { appended: SHAPE.kv_len + 1, ..plain };
-    let error = reference::attention::<f64>(&wide[0], &wide[1], &wide[2], &SHAPE, &appended);
+    let appended = plain.appended(SHAPE.kv_len + 1);
+    let error = reference::attention::<f64>(&wide[0], &wide[1], &wide[2], SHAPE, &appended);
     seen.insert(read("appended", &error.expect_err("refused"), &["appended", "6"]));
 
     let out = gpu.attend(&q, &k, &v, SHAPE, Mask::none()).expect("a correct call");

@@ -106,32 +106,25 @@ pub(super) fn projections() -> Seen {
     let buffers = [(); 3].map(|()| gpu.buffer(1 << 12).expect("a buffer"));
     let view = |n: usize, shape| TensorView::new(&buffers[n], DType::F32, shape);
     let linear = Linear { weight: view(1, [1, 1, 8, 6]), bias: None };
-    let good =
-        ProjectionForward { x: view(0, [2, 1, 5, 6]), linear, out: view(2, [2, 4, 5, 2]), narrow: false };
+    let good = Product { x: view(0, [2, 1, 5, 6]), linear, out: view(2, [2, 4, 5, 2]), narrow: false };
     let aside = |n| Some(view(1, [1, 1, 1, n]).with_offset(512));
-    let cases: [(&[&str], &[ProjectionForward]); 9] = [
-        (&["`x`", "heads must be 1", "got 2"], &[ProjectionForward { x: view(0, [2, 2, 5, 6]), ..good }]),
-        (&["`out`", "batch must be 2", "got 3"], &[ProjectionForward { out: view(2, [3, 4, 5, 2]), ..good }]),
-        (
-            &["`out`", "length must be 5", "got 4"],
-            &[ProjectionForward { out: view(2, [2, 4, 4, 2]), ..good }],
-        ),
+    let cases: [(&[&str], &[Product]); 9] = [
+        (&["`x`", "heads must be 1", "got 2"], &[Product { x: view(0, [2, 2, 5, 6]), ..good }]),
+        (&["`out`", "batch must be 2", "got 3"], &[Product { out: view(2, [3, 4, 5, 2]), ..good }]),
+        (&["`out`", "length must be 5", "got 4"], &[Product { out: view(2, [2, 4, 4, 2]), ..good }]),
         (
             &["`linear.weight`", "in (columns) must be 6", "got 7"],
-            &[
-                good,
-                ProjectionForward { linear: Linear { weight: view(1, [1, 1, 8, 7]), bias: None }, ..good },
-            ],
+            &[good, Product { linear: Linear { weight: view(1, [1, 1, 8, 7]), bias: None }, ..good }],
         ),
         (
             &["`linear.bias`", "dim must be 8", "got 9"],
-            &[ProjectionForward { linear: Linear { bias: aside(9), ..linear }, ..good }],
+            &[Product { linear: Linear { bias: aside(9), ..linear }, ..good }],
         ),
         (
             &["narrow", "apart"],
             &[
                 good,
-                ProjectionForward {
+                Product {
                     linear: Linear { weight: view(1, [1, 2, 2, 3]), bias: None },
                     out: view(2, [2, 2, 5, 2]).with_offset(512),
                     narrow: true,
@@ -139,17 +132,52 @@ pub(super) fn projections() -> Seen {
                 },
             ],
         ),
-        (&["`out`", "`linear.weight`"], &[ProjectionForward { out: view(1, [2, 4, 5, 2]), ..good }]),
+        (&["`out`", "`linear.weight`"], &[Product { out: view(1, [2, 4, 5, 2]), ..good }]),
         (&["`out`"], &[good, good]),
         (
             &["`x`", "F32 or F16", "Bool"],
-            &[ProjectionForward { x: TensorView::new(&buffers[0], DType::Bool, [2, 1, 5, 6]), ..good }],
+            &[Product { x: TensorView::new(&buffers[0], DType::Bool, [2, 1, 5, 6]), ..good }],
         ),
     ];
     for (words, products) in cases {
-        bench.refuses_with(words[0], words, |e| projection.forward(e, products));
+        let calls: Vec<_> = products.iter().map(Product::call).collect();
+        bench.refuses_with(words[0], words, |e| projection.forward(e, &calls));
     }
     bench.seen
+}
+
+/// What a product is made of, to be spoilt part by part.
+#[derive(Clone, Copy)]
+struct Product<'a> {
+    x: TensorView<'a>,
+    linear: Linear<'a>,
+    out: TensorView<'a>,
+    narrow: bool,
+}
+
+impl<'a> Product<'a> {
+    fn call(&self) -> ProjectionForward<'a> {
+        ProjectionForward::new(self.x, self.linear, self.out).narrow(self.narrow)
+    }
+}
+
+/// What a layer's call is made of, to be spoilt part by part.
+#[derive(Clone, Copy)]
+struct LayerParts<'a> {
+    query: TensorView<'a>,
+    key: TensorView<'a>,
+    value: TensorView<'a>,
+    out: TensorView<'a>,
+    mask: DeviceMask<'a>,
+    lse: Option<TensorView<'a>>,
+    dropout: Option<Dropout<TensorView<'a>>>,
+}
+
+impl<'a> LayerParts<'a> {
+    fn call(&self) -> LayerForward<'a> {
+        let LayerParts { query, key, value, out, mask, lse, dropout } = *self;
+        LayerForward::new(query, key, value, out).mask(mask).lse(lse).dropout(dropout)
+    }
 }
 
 /// A small layer on a device.
@@ -193,11 +221,16 @@ impl Layer {
         let keys = gpu.upload(&[&context[..], &[POISON; RESCALE_THRESHOLD]].concat()).expect("an upload");
         let out = gpu.upload(&vec![POISON; 2 * 5 * 12 + RESCALE_THRESHOLD]).expect("an upload");
         let sequence = |buffer, shape| TensorView::sequence(buffer, DType::F32, shape);
-        let good = LayerForward::cross_attention(
-            sequence(&input, [2, 5, 12]),
-            sequence(&keys, [2, 7, 12]),
-            sequence(&out, [2, 5, 12]),
-        );
+        let keys_view = sequence(&keys, [2, 7, 12]);
+        let good = LayerParts {
+            query: sequence(&input, [2, 5, 12]),
+            key: keys_view,
+            value: keys_view,
+            out: sequence(&out, [2, 5, 12]),
+            mask: Mask::none(),
+            lse: None,
+            dropout: None,
+        };
         let part = |offset, n| HostLinear {
             weight: &widen::<f64>(&self.data)[offset..][..n].to_vec().leak()[..],
             bias: None,
@@ -223,63 +256,57 @@ impl Layer {
         let bad = [
             (
                 &["`query`", "dim must be 12", "got 11"][..],
-                LayerForward { query: sequence(&input, [2, 5, 11]), ..good },
+                LayerParts { query: sequence(&input, [2, 5, 11]), ..good },
             ),
             (
                 &["`query`", "heads must be 1", "got 2"],
-                LayerForward { query: TensorView::new(&input, DType::F32, [2, 2, 5, 6]), ..good },
+                LayerParts { query: TensorView::new(&input, DType::F32, [2, 2, 5, 6]), ..good },
             ),
-            (
-                &["`key`", "batch must be 2", "got 1"],
-                LayerForward { key: sequence(&keys, [1, 7, 12]), ..good },
-            ),
-            (
-                &["`key`", "dim must be 12", "got 13"],
-                LayerForward { key: sequence(&keys, [2, 7, 13]), ..good },
-            ),
+            (&["`key`", "batch must be 2", "got 1"], LayerParts { key: sequence(&keys, [1, 7, 12]), ..good }),
+            (&["`key`", "dim must be 12", "got 13"], LayerParts { key: sequence(&keys, [2, 7, 13]), ..good }),
             (
                 &["`value`", "length must be 7", "got 6"],
-                LayerForward { value: sequence(&keys, [2, 6, 12]), ..good },
+                LayerParts { value: sequence(&keys, [2, 6, 12]), ..good },
             ),
-            (
-                &["`out`", "length must be 5", "got 7"],
-                LayerForward { out: sequence(&out, [2, 7, 12]), ..good },
-            ),
-            (&["`out`", "dim must be 12", "got 6"], LayerForward { out: sequence(&out, [2, 5, 6]), ..good }),
-            (&["`out`", "`query`"], LayerForward { out: sequence(&input, [2, 5, 12]), ..good }),
-            (&["`out`", "weights."], LayerForward { out: sequence(&self.buffer, [2, 5, 12]), ..good }),
-            (&["`out`", "share memory"], LayerForward { out: good.out.with_strides([60, 60, 0, 1]), ..good }),
+            (&["`out`", "length must be 5", "got 7"], LayerParts { out: sequence(&out, [2, 7, 12]), ..good }),
+            (&["`out`", "dim must be 12", "got 6"], LayerParts { out: sequence(&out, [2, 5, 6]), ..good }),
+            (&["`out`", "`query`"], LayerParts { out: sequence(&input, [2, 5, 12]), ..good }),
+            (&["`out`", "weights."], LayerParts { out: sequence(&self.buffer, [2, 5, 12]), ..good }),
+            (&["`out`", "share memory"], LayerParts { out: good.out.with_strides([60, 60, 0, 1]), ..good }),
             (
                 &["`key`", "F32", "U32"],
-                LayerForward { key: TensorView::sequence(&keys, DType::U32, [2, 7, 12]), ..good },
+                LayerParts { key: TensorView::sequence(&keys, DType::U32, [2, 7, 12]), ..good },
             ),
-            (&["`query`", "length is 0"], LayerForward { query: sequence(&input, [2, 0, 12]), ..good }),
+            (&["`query`", "length is 0"], LayerParts { query: sequence(&input, [2, 0, 12]), ..good }),
             (
                 &["`value`", "byte"],
-                LayerForward { value: good.value.with_offset(RESCALE_THRESHOLD + 1), ..good },
+                LayerParts { value: good.value.with_offset(RESCALE_THRESHOLD + 1), ..good },
             ),
             (
                 &["`key_padding_mask`", "kv_len must be 7 or 1", "got 5"],
-                good.mask(Mask::none().key_padding_mask(TensorView::new(&input, DType::Bool, [2, 1, 1, 5]))),
+                LayerParts {
+                    mask: Mask::none().key_padding_mask(TensorView::new(&input, DType::Bool, [2, 1, 1, 5])),
+                    ..good
+                },
             ),
             (
                 &["`lse`", "q_len must be 5", "got 4"],
-                LayerForward { lse: Some(TensorView::new(&keys, DType::F32, [2, 4, 4, 1])), ..good },
+                LayerParts { lse: Some(TensorView::new(&keys, DType::F32, [2, 4, 4, 1])), ..good },
             ),
             (
                 &["dropout p", "-1"],
-                LayerForward { dropout: Some(Dropout::Seeded { p: -1.0, seed: 0 }), ..good },
+                LayerParts { dropout: Some(Dropout::Seeded { p: -1.0, seed: 0 }), ..good },
             ),
             (
                 &["2^32"],
-                LayerForward {
+                LayerParts {
                     key: sequence(&keys, [2, usize::MAX, 12]).with_strides([0, 0, 0, 1]),
                     value: sequence(&keys, [2, usize::MAX, 12]).with_strides([0, 0, 0, 1]),
                     ..good
                 },
             ),
         ];
-        let size = layer.scratch_size(&good).expect("a size");
+        let size = layer.scratch_size(&good.call()).expect("a size");
         let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
         let mut check =
             |words: &[&str], encoder: wgpu::CommandEncoder, error: Error, scratch: &mut Scratch| {
@@ -288,7 +315,7 @@ impl Layer {
                 let after = gpu.download::<f32>(&out, 2 * 5 * 12).expect("a read-back");
                 assert!(after.iter().all(|x| *x == POISON), "{words:?}: something was recorded");
                 let mut encoder = gpu.device().create_command_encoder(&Default::default());
-                layer.forward(&mut encoder, &good, scratch).expect("the correct call");
+                layer.forward(&mut encoder, &good.call(), scratch).expect("the correct call");
                 gpu.queue().submit([encoder.finish()]);
                 let after = gpu.download::<f32>(&out, 2 * 5 * 12).expect("a read-back");
                 let error = max_error(&widen(&after), &want.out);
@@ -297,12 +324,12 @@ impl Layer {
             };
         for (words, call) in bad {
             let mut encoder = gpu.device().create_command_encoder(&Default::default());
-            let error = layer.forward(&mut encoder, &call, &mut scratch).expect_err(words[0]);
+            let error = layer.forward(&mut encoder, &call.call(), &mut scratch).expect_err(words[0]);
             check(words, encoder, error, &mut scratch);
         }
         let mut none = Scratch::new(gpu.device(), ScratchSize::default()).expect("no memory");
         let mut encoder = gpu.device().create_command_encoder(&Default::default());
-        let error = layer.forward(&mut encoder, &good, &mut none).expect_err("no scratch");
+        let error = layer.forward(&mut encoder, &good.call(), &mut none).expect_err("no scratch");
         check(&["0 bytes", "scratch_size"], encoder, error, &mut scratch);
         seen
     }

@@ -114,27 +114,20 @@ fn every_call_on_a_lost_device_is_refused() {
     says("classify", attention.classify(&mut encoder, &Mask::causal(), [2, 3, 5], &blocks));
 
     let heads = |n: usize| TensorView::new(&buffers[n], DType::F32, [1, 2, 3, 8]);
-    let product = wgpu_attention::ProjectionForward {
-        x: TensorView::sequence(&buffers[0], DType::F32, [1, 3, 8]),
-        linear: Linear { weight: TensorView::matrix(&buffers[1], DType::F32, [16, 8]), bias: None },
-        out: heads(3),
-        narrow: false,
-    };
+    let product = wgpu_attention::ProjectionForward::new(
+        TensorView::sequence(&buffers[0], DType::F32, [1, 3, 8]),
+        Linear { weight: TensorView::matrix(&buffers[1], DType::F32, [16, 8]), bias: None },
+        heads(3),
+    );
     says("projection", Projection::with_pipelines(&pipelines).forward(&mut encoder, &[product]));
     let lse = |n: usize| TensorView::new(&buffers[n], DType::F32, [1, 2, 3, 1]);
     let (part, whole) = (Partial { out: heads(0), lse: lse(1) }, Partial { out: heads(3), lse: lse(2) });
     says("merge", Merge::with_pipelines(&pipelines).forward(&mut encoder, &[part], &whole));
     let positions = Positions::with_pipelines(&pipelines);
-    let rotation = Rotate {
-        x: heads(0),
-        out: Some(heads(3)),
-        rotation: Rotation::Rope(&rope),
-        at: RowPositions::Start(0),
-    };
+    let rotation = Rotate::new(heads(0), Rotation::Rope(&rope), RowPositions::Start(0)).out(heads(3));
     says("rotate", positions.rotate(&mut encoder, &rotation));
     let table = PositionTable::Sinusoid(&sinusoid);
-    let sum =
-        AddPositions { x: heads(0), out: Some(heads(3)), table, at: RowPositions::Start(0), scale: 1.0 };
+    let sum = AddPositions::new(heads(0), table, RowPositions::Start(0)).out(heads(3));
     says("add", positions.add(&mut encoder, &sum));
     says("a rope", Rope::new(&device, RopeConfig::new(4)));
     says("a sinusoid", Sinusoid::new(&device, 8, 10000.0));
@@ -164,7 +157,7 @@ fn every_call_on_a_lost_device_is_refused() {
     says("download", gpu.download::<f32>(&buffers[0], 4));
     let [q, k, v] = [SHAPE.q(), SHAPE.k(), SHAPE.v()].map(|s| noise(count(s), 0.3));
     says("attend", gpu.attend(&q, &k, &v, SHAPE, Mask::none()));
-    says::<Attended<f32>>("attention", gpu.attention(&q, &k, &v, &SHAPE, &Options::default()));
+    says::<Attended<f32>>("attention", gpu.attention(&q, &k, &v, SHAPE, &Options::default()));
     let x = noise(64, 0.3);
     let host = HostLinear { weight: &x[..], bias: None };
     let host = HostWeights { query: host, key: host, value: host, out: host, appended: None };

@@ -204,10 +204,10 @@ pub(super) fn slices_of_masks() -> Seen {
     let [q, k, v] = [SHAPE.q(), SHAPE.k(), SHAPE.v()].map(|s| noise(count(s), 0.3));
     let [wq, wk, wv] = [&q, &k, &v].map(|x| widen::<f64>(x));
     let mut refused = |words: &[&str], mask: HostMask| {
-        let options = Options { mask, ..Default::default() };
-        let error = gpu.attention(&q, &k, &v, &SHAPE, &options).expect_err("refused by Gpu");
+        let options = Options::new().mask(mask);
+        let error = gpu.attention(&q, &k, &v, SHAPE, &options).expect_err("refused by Gpu");
         seen.insert(read("Gpu", &error, words));
-        let error = reference::attention::<f64>(&wq, &wk, &wv, &SHAPE, &options).expect_err("refused");
+        let error = reference::attention::<f64>(&wq, &wk, &wv, SHAPE, &options).expect_err("refused");
         seen.insert(read("reference", &error, words));
     };
     let (numbers, bools, floats) = ([0u32; 30], [true; 30], [0.5f32; 30]);

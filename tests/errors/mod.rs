@@ -135,10 +135,10 @@ fn the_stages_of_the_reference_refuse_what_does_not_fit() {
     let dropout = Dropout::Seeded { p: 0.5, seed: 1 };
     for (shape, words) in [(far, "elements expected"), (none, "kv_heads is 0")] {
         let errors = [
-            reference::scores(q, k, &shape, 1.0).map(drop),
-            reference::softmax(w, &shape, &options).map(drop),
-            reference::weighted_sum(w, v, &shape).map(drop),
-            reference::dropout(&mut w.to_vec(), &shape, &dropout),
+            reference::scores(q, k, shape, 1.0).map(drop),
+            reference::softmax(w, shape, &options).map(drop),
+            reference::weighted_sum(w, v, shape).map(drop),
+            reference::dropout(&mut w.to_vec(), shape, &dropout),
         ];
         for e in errors {
             read("a stage", &e.expect_err("refused"), &[words]);
@@ -146,13 +146,13 @@ fn the_stages_of_the_reference_refuse_what_does_not_fit() {
     }
     let certain: Dropout<HostTensor<bool>> = Dropout::Seeded { p: 1.0, seed: 1 };
     let misfits = [
-        reference::scores(&q[1..], k, &SHAPE, 1.0).map(drop),
-        reference::scores(q, &k[1..], &SHAPE, 1.0).map(drop),
-        reference::softmax(&w[1..], &SHAPE, &options).map(drop),
-        reference::weighted_sum(&w[1..], v, &SHAPE).map(drop),
-        reference::weighted_sum(w, &v[1..], &SHAPE).map(drop),
-        reference::dropout(&mut w[1..].to_vec(), &SHAPE, &dropout),
-        reference::dropout(&mut w.to_vec(), &SHAPE, &certain),
+        reference::scores(&q[1..], k, SHAPE, 1.0).map(drop),
+        reference::scores(q, &k[1..], SHAPE, 1.0).map(drop),
+        reference::softmax(&w[1..], SHAPE, &options).map(drop),
+        reference::weighted_sum(&w[1..], v, SHAPE).map(drop),
+        reference::weighted_sum(w, &v[1..], SHAPE).map(drop),
+        reference::dropout(&mut w[1..].to_vec(), SHAPE, &dropout),
+        reference::dropout(&mut w.to_vec(), SHAPE, &certain),
         project(&x[..7], &x[..8], None, 4, 2).map(drop),
         project(&x[..8], &x[..7], None, 4, 2).map(drop),
         project(&x[..8], &x[..8], Some(&x[..1]), 4, 2).map(drop),
@@ -166,7 +166,7 @@ fn the_stages_of_the_reference_refuse_what_does_not_fit() {
         reference::average_heads(&x[..8], 3, 1).map(drop),
         reference::average_heads(&x[..8], usize::MAX, 2).map(drop),
         wgpu_attention::block_map::big_bird(usize::MAX, 0, &[], &[]).map(drop),
-        reference::classify(&Mask::none(), &Shape { q_len: usize::MAX, ..SHAPE }, [1, 1], [1, 1]).map(drop),
+        reference::classify(&Mask::none(), Shape { q_len: usize::MAX, ..SHAPE }, [1, 1], [1, 1]).map(drop),
     ];
     for (n, result) in misfits.into_iter().enumerate() {
         assert!(result.is_err(), "case {n}");
@@ -198,7 +198,7 @@ fn bad_numbers_show() {
             data[at][1] = bad;
             let [q, k, v] = data.each_ref().map(|x| widen::<f64>(x));
             let want =
-                reference::attention::<f64>(&q, &k, &v, &SHAPE, &Options::default()).expect("a truth").out;
+                reference::attention::<f64>(&q, &k, &v, SHAPE, &Options::default()).expect("a truth").out;
             let buffers = data.each_ref().map(|x| gpu.upload(x).expect("an upload"));
             let out = gpu.upload(&vec![POISON; count(SHAPE.out())]).expect("an upload");
             let [bq, bk, bv] = &buffers;

@@ -132,6 +132,7 @@ impl Window {
             DType::F16 => Buf::Halves,
             DType::U32 => Buf::Numbers,
             DType::Bool => Buf::Bools,
+            _ => unreachable!("{dtype:?} is new"),
         };
         let mut window = Self::new(c, buf, dtype, shape, aligned);
         if c.one_in(12) {

@@ -114,7 +114,7 @@ impl ConfigSpec {
 /// Dropout, if any.
 #[derive(Clone, Copy, Debug)]
 pub struct DropSpec {
-    p: f32,
+    p: f64,
     seed: u64,
     keep: Option<Window>,
 }
@@ -131,7 +131,7 @@ impl DropSpec {
     }
 
     pub fn spoil(&mut self, c: &mut Choices) {
-        self.p = c.float();
+        self.p = f64::from(c.float());
     }
 
     pub fn window(&mut self) -> Option<&mut Window> {
@@ -430,7 +430,7 @@ pub fn classify(
     let outcome = settle(world, result, encoder, &mut scratch, &all, &[map], [pairs <= 1e6, tame])?;
     if matches!(outcome, Outcome::Judged) {
         let rules = mask.rules(&world.arena.before);
-        let want = reference::classify(&rules.host(), &shape, size, [map.shape[0], map.shape[1]]);
+        let want = reference::classify(&rules.host(), shape, size, [map.shape[0], map.shape[1]]);
         let want = want.map_err(|e| format!("the reference refuses it: {e}"))?;
         let got = map.numbers(&world.arena.after);
         if got != want {

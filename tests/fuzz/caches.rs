@@ -45,7 +45,7 @@ impl Kind {
             ]),
             layout: match f.below(3) {
                 0 => CacheLayout::Contiguous,
-                1 => CacheLayout::Ring { sinks: 0 },
+                1 => CacheLayout::Ring { sink_tokens: 0 },
                 _ => CacheLayout::Paged { page: c.pick(&[16, 32]), pages: c.between(1, 8) },
             },
         }
@@ -62,8 +62,9 @@ impl Kind {
             6 => self.storage = CacheStorage::Q8(ScaleGroup::Of(c.size())),
             _ => match &mut self.layout {
                 CacheLayout::Contiguous => self.capacity = c.size(),
-                CacheLayout::Ring { sinks } => *sinks = c.size(),
+                CacheLayout::Ring { sink_tokens: sinks } => *sinks = c.size(),
                 CacheLayout::Paged { page, pages } => *[page, pages][c.below(2)] = c.size(),
+                layout => unreachable!("{layout:?} is new"),
             },
         }
     }
@@ -112,7 +113,7 @@ pub fn cache(
     said: &mut String,
 ) -> Result<Outcome, String> {
     let mut kind = Kind::new(f, c);
-    if let CacheLayout::Ring { sinks } = &mut kind.layout {
+    if let CacheLayout::Ring { sink_tokens: sinks } = &mut kind.layout {
         *sinks = c.below(kind.capacity.min(4));
     }
     for _ in 0..c.pick(&[0, 0, 0, 0, 0, 1, 2]) {
@@ -196,6 +197,7 @@ pub fn cache(
                         _ if back => 0,
                         Tokens::All(n) | Tokens::Device { most: n, .. } => n,
                         Tokens::Each(each) => each.iter().copied().max().unwrap_or(0),
+                        _ => unreachable!("{rows:?} is new"),
                     };
                 }
                 done
@@ -210,7 +212,7 @@ pub fn cache(
                     fails |= pair.iter().any(|w| w.buf.fails());
                 }
                 let [k, v] = pair.each_ref().map(|w| view(&buffers, w));
-                let append = Append { k, v, rope: rotates.then_some(&rope) };
+                let append = Append::new(k, v).rope(rotates.then_some(&rope));
                 let layer = if c.one_in(12) { c.size() } else { c.below(kind.layers) };
                 if c.one_in(3) {
                     let mut pass = encoder.begin_compute_pass(&Default::default());

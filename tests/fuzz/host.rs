@@ -102,7 +102,7 @@ pub fn attend(
             2 => appended = c.size(),
             3 => spoil_shape(&mut shape, c),
             4 => wrong[c.below(3)] = true,
-            5 => p = c.float(),
+            5 => p = f64::from(c.float()),
             6 => spoil(&mut keep, c),
             _ => spoil_rules(&mut rules, c),
         }
@@ -115,22 +115,21 @@ pub fn attend(
     let [q, k, v] = [shape.q(), shape.k(), shape.v()];
     let data =
         [(q, wrong[0]), (k, wrong[1]), (v, wrong[2])].map(|(shape, wrong)| slice(c, count(&shape), wrong));
-    let options = Options {
-        scale: scale.map(f64::from),
-        softcap: softcap.map(f64::from),
-        mask: rules.host(),
-        dropout: drop.as_ref().map(DropoutData::host),
-        appended,
-    };
+    let options = Options::new()
+        .scale(scale.map(f64::from))
+        .softcap(softcap.map(f64::from))
+        .mask(rules.host())
+        .dropout(drop.as_ref().map(DropoutData::host))
+        .appended(appended)
+        .weights(c.one_in(2));
     let [q, k, v] = &data;
     let got = if appended == 0 && c.one_in(4) && drop.is_none() && scale.is_none() && softcap.is_none() {
-        let out = world.gpu.attend(q, k, v, shape, rules.host());
-        out.map(|out| reference::Attended { out, weights: Vec::new(), lse: Vec::new() })
+        world.gpu.attend(q, k, v, shape, rules.host()).map(|out| (out, None))
     } else {
-        world.gpu.attention(q, k, v, &shape, &options)
+        world.gpu.attention(q, k, v, shape, &options).map(|got| (got.out, Some((got.lse, got.weights))))
     };
     let wide = data.each_ref().map(|x| widen::<f64>(x));
-    let want = reference::attention(&wide[0], &wide[1], &wide[2], &shape, &options);
+    let want = reference::attention(&wide[0], &wide[1], &wide[2], shape, &options);
     world.works(&mut world.scratch())?;
     let (got, want) = match (got, want) {
         (Err(got), Err(_)) => return Ok(refused(&got)),
@@ -141,8 +140,9 @@ pub fn attend(
         (Ok(_), Err(want)) => return Err(format!("the reference refuses ({want}), Gpu does not")),
         (Ok(got), Ok(want)) => (got, want),
     };
-    if got.out.len() != want.out.len() {
-        return Err(format!("{} elements, expected {}", got.out.len(), want.out.len()));
+    let (out, others) = got;
+    if out.len() != want.out.len() {
+        return Err(format!("{} elements, expected {}", out.len(), want.out.len()));
     }
     let tame = scale.is_none_or(|s| s.abs() < 2.0) && softcap.is_none_or(|s| s > 0.1 && s < 1e3) && p <= 0.9;
     if !tame || shape.flops() > 1e6 {
@@ -161,11 +161,16 @@ pub fn attend(
         expected: Expected::default(),
     };
     let truth = case.truth(DType::F32, Weights::PerHead(DType::F32));
-    truth.out.judge(&widen(&got.out)).map_err(|e| format!("out: {e}"))?;
-    if !got.lse.is_empty() {
-        truth.lse.judge(&widen(&got.lse)).map_err(|e| format!("lse: {e}"))?;
-        let weights = truth.weights.ok_or("no weights")?;
-        weights.judge(&widen(&got.weights)).map_err(|e| format!("weights: {e}"))?;
+    truth.out.judge(&widen(&out)).map_err(|e| format!("out: {e}"))?;
+    if let Some((lse, weights)) = others {
+        truth.lse.judge(&widen(&lse)).map_err(|e| format!("lse: {e}"))?;
+        if weights.is_some() != want.weights.is_some() {
+            return Err("weights without being asked for, or none where they were".into());
+        }
+        if let Some(got) = weights {
+            let weights = truth.weights.ok_or("no weights")?;
+            weights.judge(&widen(&got)).map_err(|e| format!("weights: {e}"))?;
+        }
     }
     Ok(Outcome::Judged)
 }
@@ -245,7 +250,7 @@ pub fn layer(
         let appended = appends.then(|| (&data[11][..], &data[12][..]));
         HostWeights { query: linear(0), key: linear(1), value: linear(2), out: linear(3), appended }
     }
-    let options = Options::default();
+    let options = Options::new().weights(c.one_in(2));
     let got = world.gpu.multi_head(
         [&data[0], &data[1], &data[2]],
         shape,
@@ -334,26 +339,21 @@ pub fn stages(_: &mut World, _: &mut Choices, c: &mut Choices, said: &mut String
         Shape { batch, heads: kv_heads.saturating_mul(group), kv_heads, q_len, kv_len, head_dim, value_dim };
     *said += &format!(", {shape:?}");
     let done: Result<(), Error> = match which {
-        0 => {
-            reference::scores(&of(c, &shape.q()), &of(c, &shape.k()), &shape, f64::from(c.float())).map(drop)
-        }
-        1 => reference::weighted_sum(&of(c, &shape.weights()), &of(c, &shape.v()), &shape).map(drop),
+        0 => reference::scores(&of(c, &shape.q()), &of(c, &shape.k()), shape, f64::from(c.float())).map(drop),
+        1 => reference::weighted_sum(&of(c, &shape.weights()), &of(c, &shape.v()), shape).map(drop),
         2 => {
-            let options = Options {
-                softcap: c.one_in(3).then(|| f64::from(c.float())),
-                appended: c.below(4),
-                ..Default::default()
-            };
-            reference::softmax(&of(c, &shape.weights()), &shape, &options).map(drop)
+            let options =
+                Options::new().softcap(c.one_in(3).then(|| f64::from(c.float()))).appended(c.below(4));
+            reference::softmax(&of(c, &shape.weights()), shape, &options).map(drop)
         }
         3 => {
             let keep = vec![true; c.below(64)];
             let dropout = if c.one_in(2) {
-                Dropout::Seeded { p: c.float(), seed: c.word() }
+                Dropout::Seeded { p: f64::from(c.float()), seed: c.word() }
             } else {
                 Dropout::Given { p: 0.5, keep: HostTensor::new(&keep, [b, h, l, d]) }
             };
-            reference::dropout(&mut of(c, &shape.weights()), &shape, &dropout)
+            reference::dropout(&mut of(c, &shape.weights()), shape, &dropout)
         }
         4 => {
             let bias = of(c, &[l]);
@@ -411,7 +411,7 @@ pub fn stages(_: &mut World, _: &mut Choices, c: &mut Choices, said: &mut String
             let mask = wgpu_attention::Mask::causal().lengths(HostTensor::new(&lengths[..1], [1; 4]));
             reference::classify(
                 &mask,
-                &shape,
+                shape,
                 [c.size(), c.size()],
                 [c.pick(&[1, batch, 0]), c.pick(&[1, shape.heads, 3])],
             )

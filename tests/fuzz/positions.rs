@@ -129,12 +129,8 @@ pub fn rotate(
         }
     };
     let buffers = world.arena.buffers.clone();
-    let call = Rotate {
-        x: view(&buffers, &x),
-        out: out.as_ref().map(|w| view(&buffers, w)),
-        rotation: Rotation::Rope(&rope),
-        at: at(&places, &buffers),
-    };
+    let call = Rotate::new(view(&buffers, &x), Rotation::Rope(&rope), at(&places, &buffers))
+        .out(out.as_ref().map(|w| view(&buffers, w)));
     let (mut scratch, mut encoder) = (world.scratch(), world.encoder());
     let operator = Positions::with_pipelines(world.gpu.pipelines());
     let result = if pass {
@@ -205,13 +201,9 @@ pub fn add(
     } else {
         PositionTable::Sinusoid(&sinusoid)
     };
-    let call = AddPositions {
-        x: view(&buffers, &x),
-        out: out.as_ref().map(|w| view(&buffers, w)),
-        table: of_table,
-        at: at(&places, &buffers),
-        scale,
-    };
+    let call = AddPositions::new(view(&buffers, &x), of_table, at(&places, &buffers))
+        .out(out.as_ref().map(|w| view(&buffers, w)))
+        .scale(scale);
     let (mut scratch, mut encoder) = (world.scratch(), world.encoder());
     let operator = Positions::with_pipelines(world.gpu.pipelines());
     let result = if pass {

@@ -76,14 +76,16 @@ pub fn project(
     let buffers = world.arena.buffers.clone();
     let calls: Vec<_> = products
         .iter()
-        .map(|p| ProjectionForward {
-            x: view(&buffers, &p.x),
-            linear: Linear {
-                weight: view(&buffers, &p.weight),
-                bias: p.bias.as_ref().map(|b| view(&buffers, b)),
-            },
-            out: view(&buffers, &p.out),
-            narrow: p.narrow,
+        .map(|p| {
+            ProjectionForward::new(
+                view(&buffers, &p.x),
+                Linear {
+                    weight: view(&buffers, &p.weight),
+                    bias: p.bias.as_ref().map(|b| view(&buffers, b)),
+                },
+                view(&buffers, &p.out),
+            )
+            .narrow(p.narrow)
         })
         .collect();
     let mut scratch = memory.scratch(world, Default::default()).map_err(|e| e.to_string())?;
@@ -333,7 +335,7 @@ impl LayerSpec {
         let inputs = [query, key, value].map(|w| w.wide::<R>(bytes));
         let shape = LayerShape { batch: query.shape[0], q_len: query.shape[2], kv_len: key.shape[2] };
         let rules = self.mask.rules(bytes);
-        let options = Options { mask: rules.host(), ..Default::default() };
+        let options = Options::new().mask(rules.host());
         reference::multi_head(inputs.each_ref().map(|x| &x[..]), shape, &self.config, &host, &options)
             .map(|heads| heads.out)
     }
@@ -368,16 +370,11 @@ pub fn layer(
         Err(e) => return world.works(&mut world.scratch()).map(|()| refused(&e)),
     };
     let [query, key, value, out] = spec.tensors.each_ref().map(|w| view(&buffers, w));
-    let call = LayerForward {
-        query,
-        key,
-        value,
-        out,
-        mask: spec.mask.device(&buffers),
-        lse: spec.lse.as_ref().map(|w| view(&buffers, w)),
-        weights: spec.map.as_ref().map(|w| view(&buffers, w)),
-        dropout: spec.dropout.as_ref().map(|d| d.device(&buffers)),
-    };
+    let call = LayerForward::new(query, key, value, out)
+        .mask(spec.mask.device(&buffers))
+        .lse(spec.lse.as_ref().map(|w| view(&buffers, w)))
+        .weights(spec.map.as_ref().map(|w| view(&buffers, w)))
+        .dropout(spec.dropout.as_ref().map(|d| d.device(&buffers)));
     let size = layer.scratch_size(&call);
     let fits = size.as_ref().is_ok_and(|size| size.total() < 1 << 24);
     let memory = if fits { memory } else { Memory::None };

@@ -156,7 +156,7 @@ impl Good {
         gpu.submit(|encoder| good.record(encoder, &mut scratch)).expect("the good call");
         good.bits = good.read(gpu).expect("the good call");
         let [q, k, v] = data.each_ref().map(|x| widen::<f64>(x));
-        let want = reference::attention(&q, &k, &v, &SHAPE, &Options::default()).expect("the good call").out;
+        let want = reference::attention(&q, &k, &v, SHAPE, &Options::default()).expect("the good call").out;
         for (got, want) in good.bits.iter().zip(want) {
             assert!((f64::from(f32::from_bits(*got)) - want).abs() < 1e-5, "the good call is not good");
         }

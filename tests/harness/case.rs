@@ -178,8 +178,8 @@ impl Rules {
 /// Dropout as data.
 #[derive(Clone, Debug)]
 pub enum DropoutData {
-    Seeded { p: f32, seed: u64 },
-    Given { p: f32, keep: HostData<bool> },
+    Seeded { p: f64, seed: u64 },
+    Given { p: f64, keep: HostData<bool> },
 }
 
 impl DropoutData {
@@ -193,7 +193,7 @@ impl DropoutData {
     /// What kept weights are multiplied by.
     pub fn factor(&self) -> f64 {
         let (DropoutData::Seeded { p, .. } | DropoutData::Given { p, .. }) = self;
-        1.0 / (1.0 - f64::from(*p))
+        1.0 / (1.0 - *p)
     }
 }
 
@@ -269,25 +269,29 @@ impl Case {
     }
 
     pub fn options(&self) -> Options<'_> {
-        Options {
-            scale: self.scale.map(f64::from),
-            softcap: self.softcap.map(f64::from),
-            mask: self.rules.host(),
-            dropout: self.dropout.as_ref().map(DropoutData::host),
-            appended: 0,
-        }
+        Options::new()
+            .scale(self.scale.map(f64::from))
+            .softcap(self.softcap.map(f64::from))
+            .mask(self.rules.host())
+            .dropout(self.dropout.as_ref().map(DropoutData::host))
+            .weights(true)
+    }
+
+    /// The factor of `q·k`.
+    pub fn scale_value(&self) -> f64 {
+        self.scale.map_or(1.0 / (self.shape.head_dim as f64).sqrt(), f64::from)
     }
 
     pub fn reference<R: Real>(&self) -> Attended<R> {
         let [q, k, v] = [&self.q, &self.k, &self.v].map(|x| widen::<R>(x));
-        reference::attention(&q, &k, &v, &self.shape, &self.options()).expect("the case fits the reference")
+        reference::attention(&q, &k, &v, self.shape, &self.options()).expect("the case fits the reference")
     }
 
     /// Largest finite score before the softmax.
     fn largest_score(&self) -> f64 {
-        let scale = self.options().scale(self.shape.head_dim);
+        let scale = self.scale_value();
         let scores =
-            reference::scores::<f64>(&widen(&self.q), &widen(&self.k), &self.shape, scale).expect("it fits");
+            reference::scores::<f64>(&widen(&self.q), &widen(&self.k), self.shape, scale).expect("it fits");
         let part = |part: &Option<HostData<f32>>| {
             let all = part.iter().flat_map(|b| &b.data).map(|b| f64::from(*b));
             largest(all.filter(|b| b.abs() < HIDES))
@@ -310,11 +314,12 @@ impl Case {
     pub fn truth_of_halves(&self, dtype: DType, weights: Weights) -> Truth {
         let halves = Case { rules: self.rules.clone(), ..self.stored(DType::F16, DType::F32) };
         let mut naive = halves.reference::<f32>();
+        let probabilities = naive.weights.clone().expect("asked for");
         let Shape { heads, kv_heads, q_len, kv_len, value_dim, .. } = self.shape;
         for (row, out) in naive.out.chunks_exact_mut(value_dim).enumerate() {
             let head = row / q_len;
             let kv_head = head / heads * kv_heads + head % heads / (heads / kv_heads);
-            let weights = &naive.weights[row * kv_len..][..kv_len];
+            let weights = &probabilities[row * kv_len..][..kv_len];
             out.fill(0.0);
             for (j, weight) in weights.iter().enumerate().filter(|(_, w)| **w != 0.0) {
                 let weight = f16::from_f32(*weight).to_f32();
@@ -338,12 +343,14 @@ impl Case {
         let lse = in_f32(exact.lse);
         let lse = Judged::new(&widened(&naive.lse, DType::F32), lse, self.largest_score() + 1.0);
         let Shape { batch, heads, .. } = self.shape;
+        let per_head = naive.weights.expect("asked for");
+        let exact_weights = exact.weights.expect("asked for");
         let weights = match weights {
             Weights::None => None,
-            Weights::PerHead(d) => Some(Judged::new(&widened(&naive.weights, d), exact.weights, factor)),
+            Weights::PerHead(d) => Some(Judged::new(&widened(&per_head, d), exact_weights, factor)),
             Weights::Mean(d) => Some(Judged::new(
-                &widened(&average_heads(&naive.weights, batch, heads).expect("it fits"), d),
-                average_heads(&exact.weights, batch, heads).expect("it fits"),
+                &widened(&average_heads(&per_head, batch, heads).expect("it fits"), d),
+                average_heads(&exact_weights, batch, heads).expect("it fits"),
                 factor,
             )),
         };

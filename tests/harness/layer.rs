@@ -5,7 +5,7 @@ use std::fmt;
 
 use wgpu_attention::reference::compare::{EPSILON_F16, EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{
-    self, Heads, HostLinear, HostWeights, LayerShape, Options, average_heads, join_heads, project,
+    self, Attended, HostLinear, HostWeights, LayerShape, Options, average_heads, join_heads, project,
     split_heads, widen,
 };
 use wgpu_attention::{
@@ -129,11 +129,10 @@ impl LayerCase {
     }
 
     fn options(&self) -> Options<'_> {
-        Options {
-            mask: self.rules.host(),
-            dropout: self.dropout.as_ref().map(DropoutData::host),
-            ..Default::default()
-        }
+        Options::new()
+            .mask(self.rules.host())
+            .dropout(self.dropout.as_ref().map(DropoutData::host))
+            .weights(true)
     }
 
     /// The weight with every head's own matrix, where one serves all.
@@ -147,7 +146,7 @@ impl LayerCase {
     }
 
     /// The truth.
-    pub fn exact(&self) -> Heads<f64> {
+    pub fn exact(&self) -> Attended<f64> {
         let inputs = self.inputs.each_ref().map(|x| widen::<f64>(x));
         let weights: [Vec<f64>; 4] = std::array::from_fn(|n| widen(&self.per_head(n)));
         let biases: [Option<Vec<f64>>; 4] =
@@ -189,20 +188,24 @@ impl LayerCase {
             stored(&split_heads(&full, length, heads, dim).expect("it fits"), dtype)
         });
         let [q, k, v] = &heads;
-        let options = Options {
-            appended: self.appended_len(),
-            scale: c.scale.map(f64::from),
-            softcap: c.softcap.map(f64::from),
-            ..self.options()
-        };
-        let attended = reference::attention(q, k, v, &shape, &options).expect("the case fits the reference");
+        let options = self
+            .options()
+            .appended(self.appended_len())
+            .scale(c.scale.map(f64::from))
+            .softcap(c.softcap.map(f64::from));
+        let attended = reference::attention(q, k, v, shape, &options).expect("the case fits the reference");
         let context =
             stored(&join_heads(&attended.out, q_len, c.heads, c.value_dim).expect("it fits"), dtype);
         let width = c.heads * c.value_dim;
         let out = &self.linears[3];
         let y = project(&context, &out.weight, out.bias.as_deref(), width, c.out_features).expect("it fits");
-        let scores = reference::scores::<f64>(&widen(q), &widen(k), &shape, options.scale(shape.head_dim))
-            .expect("it fits");
+        let scores = reference::scores::<f64>(
+            &widen(q),
+            &widen(k),
+            shape,
+            c.scale.map_or(1.0 / (shape.head_dim as f64).sqrt(), f64::from),
+        )
+        .expect("it fits");
         let bias = self.rules.bias.iter().flat_map(|b| &b.data).map(|b| f64::from(*b));
         let bias = bias.filter(|b| b.abs() < HIDES);
         let most = |x: &[f32]| largest(x.iter().map(|x| f64::from(*x)));
@@ -211,7 +214,7 @@ impl LayerCase {
             lse: widened(&attended.lse, DType::F32),
             term: most(&context) * most(&out.weight) + out.bias.as_deref().map_or(0.0, most),
             score: largest(scores) + largest(bias) + 1.0,
-            weights: attended.weights,
+            weights: attended.weights.expect("asked for"),
             batch,
         }
     }
@@ -234,6 +237,7 @@ impl LayerCase {
     /// What a run with `setup` must give. Call it on what [`LayerCase::stored`] made for it.
     pub fn truth(&self, setup: &LayerSetup) -> Truth {
         let exact = self.exact();
+        let exact_weights = exact.weights.expect("asked for");
         let naive = self.naive(setup.dtype);
         // Intermediates are rounded too: an f16 layer may be off by some of their spacings.
         let epsilon = if setup.dtype == DType::F16 { EPSILON_F16 } else { EPSILON_F32 };
@@ -245,10 +249,10 @@ impl LayerCase {
         let heads = self.config.heads;
         let weights = match setup.weights {
             Weights::None => None,
-            Weights::PerHead(d) => Some(judged(&widened(&naive.weights, d), exact.weights, factor)),
+            Weights::PerHead(d) => Some(judged(&widened(&naive.weights, d), exact_weights, factor)),
             Weights::Mean(d) => Some(judged(
                 &widened(&average_heads(&naive.weights, naive.batch, heads).expect("it fits"), d),
-                average_heads(&exact.weights, naive.batch, heads).expect("it fits"),
+                average_heads(&exact_weights, naive.batch, heads).expect("it fits"),
                 factor,
             )),
         };
@@ -486,16 +490,11 @@ pub async fn run_layer_async(
         .map(|(dtype, shape)| Placed::output(profile, dtype, outputs.places([[1; 4], shape])[1]));
     let rules = PlacedRules::new(profile, &case.rules, setup.bias, outputs);
     let keep = place_dropout(profile, case.dropout.as_ref(), outputs);
-    let call = LayerForward {
-        query: view(0),
-        key: view(1),
-        value: view(2),
-        out: out.view(),
-        mask: rules.mask(),
-        lse: lse.as_ref().map(Placed::view),
-        weights: matrix.as_ref().map(Placed::view),
-        dropout: device_dropout(case.dropout.as_ref(), keep.as_ref()),
-    };
+    let call = LayerForward::new(view(0), view(1), view(2), out.view())
+        .mask(rules.mask())
+        .lse(lse.as_ref().map(Placed::view))
+        .weights(matrix.as_ref().map(Placed::view))
+        .dropout(device_dropout(case.dropout.as_ref(), keep.as_ref()));
 
     let refused = |e: wgpu_attention::Error| format!("refused: {e}");
     let device = profile.gpu.device();

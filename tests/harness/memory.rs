@@ -103,6 +103,7 @@ impl Image {
             (DType::F16, false) => INPUT_F16.to_le_bytes().to_vec(),
             (DType::U32, _) => u32::MAX.to_le_bytes().to_vec(),
             (DType::Bool, _) => vec![0xa5],
+            _ => unreachable!("{dtype:?} is new"),
         };
         let mut bytes = element.repeat(len);
         bytes.resize(bytes.len().next_multiple_of(4), 0x5a);

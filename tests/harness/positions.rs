@@ -98,6 +98,7 @@ impl Setup {
                 let place = window(t.shape, &mut Rng::named("positions"), 1);
                 Some(Placed::input(profile, Values::Numbers(&t.data), DType::U32, place))
             }
+            _ => unreachable!("new"),
         };
         let at = match (at, &tensor) {
             (RowPositions::Start(start), _) => RowPositions::Start(*start),
@@ -155,7 +156,7 @@ impl Setup {
         };
         let rope = Rope::new(self.profile.gpu.device(), config).map_err(|e| e.to_string())?;
         self.judge(&x, at, &want, error, |positions, encoder, (x, out, at)| {
-            positions.rotate(encoder, &Rotate { x, out, rotation: Rotation::Rope(&rope), at })
+            positions.rotate(encoder, &Rotate::new(x, Rotation::Rope(&rope), at).out(out))
         })
         .await
     }
@@ -192,6 +193,7 @@ impl Setup {
                     let first = t.data[b % n * l + i % l] as usize;
                     if l == length { first } else { first + i }
                 }
+                _ => unreachable!("new"),
             };
             b % of * rows + position.min(rows - 1)
         };
@@ -213,6 +215,7 @@ impl Setup {
             let (pair, other) = match order {
                 RopeOrder::Half => (d % pairs, (d + pairs) % (2 * pairs)),
                 RopeOrder::Interleaved => (d / 2, d ^ 1),
+                _ => unreachable!("{order:?} is new"),
             };
             let at = (row / length / heads * length + row % length) * pairs + pair;
             let sum = x_magnitude[n] * c[at] + x_magnitude[row * dim + other] * s[at];
@@ -224,7 +227,7 @@ impl Setup {
         let [cos, sin] = placed.each_ref().map(Placed::view);
         self.judge(&x, at, &want, error, |positions, encoder, (x, out, at)| {
             let rotation = Rotation::CosSin { cos, sin, order };
-            positions.rotate(encoder, &Rotate { x, out, rotation, at })
+            positions.rotate(encoder, &Rotate::new(x, rotation, at).out(out))
         })
         .await
     }
@@ -259,7 +262,7 @@ impl Setup {
             Sinusoid::new(self.profile.gpu.device(), x.shape[3], base).map_err(|e| e.to_string())?;
         self.judge(&x, at, &want, error, |positions, encoder, (x, out, at)| {
             let table = PositionTable::Sinusoid(&sinusoid);
-            positions.add(encoder, &AddPositions { x, out, table, at, scale })
+            positions.add(encoder, &AddPositions::new(x, table, at).out(out).scale(scale))
         })
         .await
     }
@@ -294,7 +297,7 @@ impl Setup {
         let placed = Placed::input(self.profile, Values::Floats(&rows), dtype, place);
         self.judge(&x, at, &want, error, |positions, encoder, (x, out, at)| {
             let table = PositionTable::Learned(placed.view());
-            positions.add(encoder, &AddPositions { x, out, table, at, scale })
+            positions.add(encoder, &AddPositions::new(x, table, at).out(out).scale(scale))
         })
         .await
     }
@@ -304,6 +307,7 @@ fn host(at: &RowPositions<HostData<u32>>) -> RowPositions<HostTensor<'_, u32>> {
     match at {
         RowPositions::Start(start) => RowPositions::Start(*start),
         RowPositions::Tensor(part) => RowPositions::Tensor(part.host()),
+        _ => unreachable!("new"),
     }
 }
 

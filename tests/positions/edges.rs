@@ -41,12 +41,11 @@ fn few_workgroups_do_the_work_of_many() {
     let rope = Rope::new(gpu.device(), config).expect("a rope");
     let positions = Positions::with_pipelines(gpu.pipelines());
     let got = || {
-        let call =
-            Rotate { x: x_view, out: Some(out), rotation: Rotation::Rope(&rope), at: RowPositions::Start(9) };
+        let call = Rotate::new(x_view, Rotation::Rope(&rope), RowPositions::Start(9)).out(out);
         gpu.submit(|e| positions.rotate(e, &call)).expect("a rotation");
         let rotated: Vec<f32> = gpu.download(&buffers[1], x.data.len()).expect("out");
         let table = PositionTable::Learned(TensorView::new(&buffers[0], DType::F32, [1, 1, 388, 10]));
-        let call = AddPositions { x: out, out: None, table, at: RowPositions::Start(5), scale: 1.0 };
+        let call = AddPositions::new(out, table, RowPositions::Start(5));
         gpu.submit(|e| positions.add(e, &call)).expect("a sum");
         (rotated, gpu.download::<f32>(&buffers[1], x.data.len()).expect("out"))
     };

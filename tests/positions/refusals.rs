@@ -69,6 +69,35 @@ fn bad_configurations_are_refused() {
     says(Sinusoid::new(small, 65_536, 1e4).expect_err("refused"), &["`sinusoid`", "201326592"]);
 }
 
+/// What a rotation is made of, to be spoilt part by part.
+struct Turn<'a> {
+    x: TensorView<'a>,
+    out: Option<TensorView<'a>>,
+    rotation: Rotation<'a>,
+    at: RowPositions<TensorView<'a>>,
+}
+
+impl<'a> Turn<'a> {
+    fn call(&self) -> Rotate<'a> {
+        Rotate::new(self.x, self.rotation, self.at).out(self.out)
+    }
+}
+
+/// What a sum is made of.
+struct Sum<'a> {
+    x: TensorView<'a>,
+    out: Option<TensorView<'a>>,
+    table: PositionTable<&'a Sinusoid, TensorView<'a>>,
+    at: RowPositions<TensorView<'a>>,
+    scale: f32,
+}
+
+impl<'a> Sum<'a> {
+    fn call(&self) -> AddPositions<'a> {
+        AddPositions::new(self.x, self.table, self.at).out(self.out).scale(self.scale)
+    }
+}
+
 /// The tensors of a rotation and of a sum, ready to be spoiled.
 struct Bench {
     gpu: Gpu,
@@ -98,9 +127,9 @@ impl Bench {
         }
     }
 
-    fn rotate(&self) -> Rotate<'_> {
+    fn rotate(&self) -> Turn<'_> {
         let [x, out] = [&self.x, &self.out].map(|b| TensorView::new(b, DType::F32, SHAPE));
-        Rotate {
+        Turn {
             x,
             out: Some(out),
             rotation: Rotation::Rope(&self.rope),
@@ -108,10 +137,10 @@ impl Bench {
         }
     }
 
-    fn add(&self) -> AddPositions<'_> {
+    fn add(&self) -> Sum<'_> {
         let [x, out] = [&self.x, &self.out].map(|b| TensorView::new(b, DType::F32, SHAPE));
         let table = PositionTable::Learned(TensorView::new(&self.table, DType::F32, [1, 1, 9, 8]));
-        AddPositions { x, out: Some(out), table, at: RowPositions::Start(4), scale: 1.0 }
+        Sum { x, out: Some(out), table, at: RowPositions::Start(4), scale: 1.0 }
     }
 
     fn at(&self, shape: [usize; 4]) -> TensorView<'_> {
@@ -135,9 +164,10 @@ impl Bench {
         }
     }
 
-    fn refuses_rotation<'a>(&'a self, words: &[&str], change: impl Fn(&mut Rotate<'a>)) {
+    fn refuses_rotation<'a>(&'a self, words: &[&str], change: impl Fn(&mut Turn<'a>)) {
         let mut call = self.rotate();
         change(&mut call);
+        let call = call.call();
         self.refuses(words, |positions, encoder| positions.rotate(encoder, &call));
         self.refuses(words, |positions, encoder| {
             let mut pass = encoder.begin_compute_pass(&Default::default());
@@ -145,9 +175,10 @@ impl Bench {
         });
     }
 
-    fn refuses_sum<'a>(&'a self, words: &[&str], change: impl Fn(&mut AddPositions<'a>)) {
+    fn refuses_sum<'a>(&'a self, words: &[&str], change: impl Fn(&mut Sum<'a>)) {
         let mut call = self.add();
         change(&mut call);
+        let call = call.call();
         self.refuses(words, |positions, encoder| positions.add(encoder, &call));
         self.refuses(words, |positions, encoder| {
             let mut pass = encoder.begin_compute_pass(&Default::default());
@@ -218,7 +249,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     let wide = Rope::new(bench.gpu.device(), RopeConfig::new(10)).expect("a rope");
     let mut call = bench.rotate();
     call.rotation = Rotation::Rope(&wide);
-    bench.refuses(&["`x`", "dim must be at least 10", "got 8"], |p, e| p.rotate(e, &call));
+    bench.refuses(&["`x`", "dim must be at least 10", "got 8"], |p, e| p.rotate(e, &call.call()));
     bench.refuses_sum(&["`x`", "dim must be 8", "got 6"], |c| {
         (c.x, c.out) = (view(x, f32, [2, 3, 5, 6]), None);
         c.table = PositionTable::Sinusoid(&bench.sinusoid);
@@ -285,7 +316,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     let plain = bench.gpu.device().create_buffer(&plain);
     let mut call = bench.rotate();
     call.x = view(&plain, f32, SHAPE);
-    bench.refuses(&["`x`", "STORAGE"], |p, e| p.rotate(e, &call));
+    bench.refuses(&["`x`", "STORAGE"], |p, e| p.rotate(e, &call.call()));
 
     let bench = Bench::new(&defaults().gpu);
     bench.refuses_rotation(&["SHADER_F16"], |c| c.x = view(&bench.x, DType::F16, SHAPE));
@@ -308,16 +339,16 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     });
     let mut call = bench.rotate();
     call.rotation = Rotation::Rope(&stranger.rope);
-    bench.refuses(&["wgpu refused"], |p, e| p.rotate(e, &call));
+    bench.refuses(&["wgpu refused"], |p, e| p.rotate(e, &call.call()));
     let big = one.buffer(2 << 20).expect("a buffer");
     let mut call = bench.rotate();
     call.x = view(&big, f32, SHAPE).with_strides([300_000, 8, 24, 1]);
-    bench.refuses(&["`x`", "allows 1048576"], |p, e| p.rotate(e, &call));
+    bench.refuses(&["`x`", "allows 1048576"], |p, e| p.rotate(e, &call.call()));
 
     // What all of them spoiled is right.
     let positions = Positions::with_pipelines(one.pipelines());
-    one.submit(|e| positions.rotate(e, &bench.rotate())).expect("a rotation");
-    one.submit(|e| positions.add(e, &bench.add())).expect("a sum");
+    one.submit(|e| positions.rotate(e, &bench.rotate().call())).expect("a rotation");
+    one.submit(|e| positions.add(e, &bench.add().call())).expect("a sum");
 }
 
 #[test]

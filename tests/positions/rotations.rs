@@ -88,7 +88,7 @@ fn given_cosines_and_sines_are_not_exchanged() {
             |_| 1e-5,
             |positions, encoder, (x, out, at)| {
                 let rotation = Rotation::CosSin { cos, sin, order };
-                positions.rotate(encoder, &Rotate { x, out, rotation, at })
+                positions.rotate(encoder, &Rotate::new(x, rotation, at).out(out))
             },
         ))
     };
@@ -106,20 +106,15 @@ fn the_first_position_leaves_every_bit() {
     let x_view = TensorView::new(&buffer, DType::F32, [1, 1, 1, 64]);
     let out = gpu.upload(&[f32::NAN; 64]).expect("an upload");
     let out_view = TensorView::new(&out, DType::F32, [1, 1, 1, 64]);
-    let call = Rotate {
-        x: x_view,
-        out: Some(out_view),
-        rotation: Rotation::Rope(&rope),
-        at: RowPositions::Start(0),
-    };
+    let call = Rotate::new(x_view, Rotation::Rope(&rope), RowPositions::Start(0)).out(out_view);
     let positions = Positions::new(gpu.device());
     gpu.submit(|e| positions.rotate(e, &call)).expect("a rotation");
     assert_eq!(gpu.download::<f32>(&out, 64).expect("out"), x);
-    let in_place = Rotate { out: None, ..call };
+    let in_place = call.out(None);
     gpu.submit(|e| positions.rotate(e, &in_place)).expect("a rotation");
     assert_eq!(gpu.download::<f32>(&buffer, 64).expect("x"), x);
     // The second position does not.
-    let second = Rotate { at: RowPositions::Start(1), ..in_place };
+    let second = Rotate::new(x_view, &rope, RowPositions::Start(1));
     gpu.submit(|e| positions.rotate(e, &second)).expect("a rotation");
     assert_ne!(gpu.download::<f32>(&buffer, 64).expect("x"), x);
 }
@@ -141,7 +136,7 @@ fn the_other_order_is_not_this_one() {
         &want,
         |_| 1e-3,
         |positions, encoder, (x, out, at)| {
-            positions.rotate(encoder, &Rotate { x, out, rotation: Rotation::Rope(&rope), at })
+            positions.rotate(encoder, &Rotate::new(x, Rotation::Rope(&rope), at).out(out))
         },
     ));
     assert!(judged.is_err_and(|e| e.contains("element")));

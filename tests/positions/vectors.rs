@@ -70,8 +70,7 @@ fn attended(
     gpu.submit(|encoder| {
         let mut pass = encoder.begin_compute_pass(&Default::default());
         for x in [q, k] {
-            let call =
-                Rotate { x, out: None, rotation: Rotation::Rope(&rope), at: RowPositions::Start(start) };
+            let call = Rotate::new(x, Rotation::Rope(&rope), RowPositions::Start(start));
             positions.rotate_in_pass(&mut pass, &call)?;
         }
         attention.forward_in_pass(&mut pass, &call, &mut scratch)

@@ -90,9 +90,9 @@ impl Generation {
             })
             .collect();
         let keep = wgpu_attention::HostTensor::new(&keep, [1, 1, STEPS, STEPS]);
-        let options = Options { mask: Mask::causal().attn_mask(keep), ..Default::default() };
+        let options = Options::new().mask(Mask::causal().attn_mask(keep));
         let [k, v] = [1, 2].map(|n: usize| widen::<R>(&self.data[n]));
-        let out = reference::attention::<R>(&q, &k, &v, &shape, &options).expect("a truth").out;
+        let out = reference::attention::<R>(&q, &k, &v, shape, &options).expect("a truth").out;
         (0..STEPS * HEADS * DIM)
             .map(|n| {
                 let (i, h, d) = (n / (HEADS * DIM), n / DIM % HEADS, n % DIM);
@@ -108,7 +108,7 @@ fn a_thousand_steps_are_recorded_ahead() {
     let paged = CacheLayout::Paged { page: 64, pages: 16 };
     for (layout, storage, capacity, tiling) in [
         (CacheLayout::Contiguous, CacheStorage::F32, STEPS, KernelForm::Cpu),
-        (CacheLayout::Ring { sinks: 4 }, CacheStorage::Q8(ScaleGroup::Row), 50, KernelForm::Gpu),
+        (CacheLayout::Ring { sink_tokens: 4 }, CacheStorage::Q8(ScaleGroup::Row), 50, KernelForm::Gpu),
         (paged, CacheStorage::F16, STEPS, KernelForm::Cpu),
     ] {
         let mut generation = Generation::new(layout, storage, capacity, tiling);
@@ -140,7 +140,11 @@ fn a_thousand_steps_are_recorded_ahead() {
         assert_eq!(generation.cache.len(0), Some(STEPS));
         let got: Vec<f64> =
             widen(&gpu.download::<f32>(&generation.all[3], STEPS * HEADS * DIM).expect("a read-back"));
-        let ring = if let CacheLayout::Ring { sinks } = layout { Some([sinks, capacity]) } else { None };
+        let ring = if let CacheLayout::Ring { sink_tokens: sinks } = layout {
+            Some([sinks, capacity])
+        } else {
+            None
+        };
         let want = generation.truth::<f64>(ring);
         // No value is beyond 127 / 16.
         let tolerance = Tolerance::from_naive(&generation.truth::<f32>(ring), &want, 8.0, EPSILON_F32);

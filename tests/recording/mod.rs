@@ -139,8 +139,8 @@ impl Problem {
 
     fn truth(&self, [q, k, v]: [&[f64]; 3]) -> Vec<f64> {
         let mask: HostMask = if self.causal { Mask::causal() } else { Mask::none() };
-        let options = Options { mask, scale: Some(f64::from(self.scale)), ..Default::default() };
-        reference::attention::<f64>(q, k, v, &self.shape, &options).expect("a truth").out
+        let options = Options::new().mask(mask).scale(f64::from(self.scale));
+        reference::attention::<f64>(q, k, v, self.shape, &options).expect("a truth").out
     }
 
     fn judge(&self, gpu: &Gpu, context: &str) {

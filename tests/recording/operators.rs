@@ -46,17 +46,15 @@ impl Operators {
         let x = TensorView::sequence(&self.buffers[0], DType::F32, [1, 3, 8]);
         let weight = TensorView::matrix(&self.buffers[1], DType::F32, [16, 8]);
         let linear = Linear { weight, bias: None };
-        self.projection.forward(encoder, &[ProjectionForward { x, linear, out: heads(3), narrow: false }])?;
+        self.projection.forward(encoder, &[ProjectionForward::new(x, linear, heads(3))])?;
         let lse = |n: usize| TensorView::new(&self.buffers[n], DType::F32, [1, 2, 3, 1]);
         let part = Partial { out: heads(0), lse: lse(1) };
         self.merge.forward(encoder, &[part], &Partial { out: heads(3), lse: lse(2) })?;
         let at = RowPositions::Start(0);
-        self.positions.rotate(
-            encoder,
-            &Rotate { x: heads(0), out: Some(heads(3)), rotation: Rotation::Rope(&self.rope), at },
-        )?;
+        self.positions
+            .rotate(encoder, &Rotate::new(heads(0), Rotation::Rope(&self.rope), at).out(heads(3)))?;
         let table = PositionTable::Sinusoid(&self.sinusoid);
-        let sum = AddPositions { x: heads(0), out: Some(heads(3)), table, at, scale: 1.0 };
+        let sum = AddPositions::new(heads(0), table, at).out(heads(3));
         self.positions.add(encoder, &sum)?;
         self.cache.advance(encoder, Tokens::All(3))?;
         self.cache.append(encoder, 0, &Append::new(heads(0), heads(1)))?;

@@ -80,7 +80,7 @@ pub fn cases(_: &'static Profile) -> Vec<(String, Work)> {
         steps,
     };
     let wide = |kind| Kind { head_dim: 40, value_dim: 24, ..kind };
-    let (contiguous, ring) = (CacheLayout::Contiguous, CacheLayout::Ring { sinks: 3 });
+    let (contiguous, ring) = (CacheLayout::Contiguous, CacheLayout::Ring { sink_tokens: 3 });
     let paged = CacheLayout::Paged { page: 16, pages: 12 };
     let on_device = |counts: &[u32]| Count::Device { counts: counts.to_vec(), most: 4 };
     let slopes = HostData::of([1, 4, 1, 1], |[_, h, ..]| 0.5 - 0.25 * h as f32);

@@ -74,7 +74,7 @@ impl Other {
             }
             Other::Classify(rules) => {
                 let (size, heads) = ([16, 16], [2, 4]);
-                let want = classify(&rules.host(), &SHAPE, size, heads).map_err(|e| e.to_string())?;
+                let want = classify(&rules.host(), SHAPE, size, heads).map_err(|e| e.to_string())?;
                 let got = classified(profile, rules, &SHAPE, size, heads).await.map_err(|e| e.to_string())?;
                 if got == want { Ok(0.0) } else { Err(format!("{got:?}, not {want:?}")) }
             }

@@ -112,7 +112,7 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
         TensorView::sequence(&out_buffer, DType::F32, activations),
     )
     .mask(Mask::none().key_padding_mask(TensorView::new(&real_buffer, DType::Bool, padding)));
-    call.weights = Some(TensorView::new(&maps_buffer, DType::F32, maps));
+    call = call.weights(TensorView::new(&maps_buffer, DType::F32, maps));
 
     let mut scratch = Scratch::new(gpu.device(), layer.scratch_size(&call)?)?;
     let mut encoder = gpu.device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
@@ -139,13 +139,13 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let shape = LayerShape { batch: batch.sentences, q_len: batch.length, kv_len: batch.length };
     let mask = Mask::none().key_padding_mask(HostTensor::new(&batch.real, padding));
     let wide = widen(&x);
-    let options = Options { mask, ..Default::default() };
+    let options = Options::new().mask(mask).weights(true);
     let started = Instant::now();
     let truth = reference::multi_head([&wide, &wide, &wide], shape, &config, &weights, &options)?;
     let cpu_time = started.elapsed();
 
     println!("\nGPU against the CPU reference in f64      max abs   relative to the largest");
-    report("weights of the heads", &maps, &truth.weights)?;
+    report("weights of the heads", &maps, truth.weights.as_deref().unwrap_or_default())?;
     report("output projection", &out, &truth.out)?;
 
     if arguments.default_sentences {

@@ -409,8 +409,8 @@ impl Bed {
             x.chunks(dim).flat_map(|row| self.data.off(self.kind.storage, row)).collect()
         };
         let (off_k, off_v) = (off(&case.k, head_dim), off(&case.v, value_dim));
-        let weights = case.reference::<f64>().weights;
-        let scale = case.options().scale(head_dim).abs();
+        let weights = case.reference::<f64>().weights.expect("asked for");
+        let scale = case.scale_value().abs();
         let row = |n: usize| {
             let (h, _) = (n / q_len, n % q_len);
             let q = &case.q[n * head_dim..][..head_dim];

@@ -52,7 +52,7 @@ impl Kind {
     /// The first tokens that a ring keeps, and how many of the last.
     pub fn ring(&self) -> Option<[usize; 2]> {
         match self.layout {
-            CacheLayout::Ring { sinks } => Some([sinks, self.capacity - sinks]),
+            CacheLayout::Ring { sink_tokens: sinks } => Some([sinks, self.capacity - sinks]),
             _ => None,
         }
     }
@@ -81,6 +81,7 @@ impl Data {
         let size = match group {
             ScaleGroup::Row => dim,
             ScaleGroup::Of(n) => n,
+            _ => unreachable!("{group:?} is new"),
         };
         let mut row = Vec::new();
         while row.len() < dim {
@@ -113,6 +114,7 @@ impl Data {
                 let width = match group {
                     ScaleGroup::Row => row.len(),
                     ScaleGroup::Of(n) => n,
+                    _ => unreachable!("{group:?} is new"),
                 };
                 let half = if self == Data::Random { 0.5 } else { 0.0 };
                 let off = |(n, x): (usize, &f32)| {
@@ -120,6 +122,7 @@ impl Data {
                 };
                 row.iter().enumerate().map(off).collect()
             }
+            _ => unreachable!("{storage:?} is new"),
         }
     }
 }

@@ -23,9 +23,9 @@ fn truth<R: Real>(q: &[f32], k: &[f32], v: &[f32], len: usize, config: &RopeConf
             .expect("a rotation")
     };
     let shape = Shape { kv_heads: KV_HEADS, ..Shape::new(1, HEADS, len, DIM) };
-    let options = Options { mask: Mask::causal(), ..Default::default() };
+    let options = Options::new().mask(Mask::causal());
     let (q, k) = (rotated(q, HEADS), rotated(k, KV_HEADS));
-    let out = reference::attention::<R>(&q, &k, &widen::<R>(v), &shape, &options).expect("a shape").out;
+    let out = reference::attention::<R>(&q, &k, &widen::<R>(v), shape, &options).expect("a shape").out;
     out.into_iter().map(Real::f64).collect()
 }
 
@@ -65,8 +65,7 @@ pub async fn rotated_steps(
             let append = Append::new(view(&k, KV_HEADS), view(&v, KV_HEADS)).rope(&rope);
             cache.append(encoder, 0, &append)?;
             let at = RowPositions::Tensor(cache.starts());
-            positions
-                .rotate(encoder, &Rotate { x: queries, out: None, rotation: Rotation::Rope(&rope), at })?;
+            positions.rotate(encoder, &Rotate::new(queries, Rotation::Rope(&rope), at))?;
             let call = Forward::with_cache(queries, &cache, view(&out, HEADS)).mask(Mask::causal());
             attention.forward(encoder, &call, &mut scratch)
         })
