@@ -1,4 +1,5 @@
-// Writes new keys and values into a cache, in the cache's format, at the positions that it was last advanced by.
+// Writes keys and values into a cache, in the cache's format: at the positions that it was last advanced by, or
+// over those at positions that are there (OVERWRITES). Rows for other positions are then dropped, which counts as refused.
 //
 // k [batch, kv_heads, rows, head_dim]   v [batch, kv_heads, rows, value_dim]
 //
@@ -6,21 +7,23 @@
 // two invocations that wrote parts of one would race.
 // Floor: k and v are read once (scaled: twice, the second time from a cache), every word is written once.
 //
-// Bindings (declared by the host): k, v, cache_k, cache_v, sequence_table; rotation_table where keys are rotated.
+// Bindings (declared by the host): k, v, cache_k, cache_v, sequence_table; rotation_table where keys are rotated;
+// positions if POSITIONS.
 
 struct Params {
     k: View,
     v: View,
     cache: CacheParams,
     rotation: RotationParams,
+    at: PositionParams,
     head_dim: u32,
     value_dim: u32,
     k_units: u32,    // of a row
     v_units: u32,
     first: u32,      // rows before this dispatch's
+    rows: u32,       // of all dispatches
     pad0: u32,
     pad1: u32,
-    pad2: u32,
 }
 
 @group(0) @binding(0) var<uniform> p: Params;
@@ -125,23 +128,49 @@ fn write_unit(r: Row, row: u32, unit: u32, size: u32, words: u32, groups: u32, s
     }
 }
 
+// One more refusal of a sequence if a row is for a position that is not there. One invocation does this.
+fn count_refused(b: u32) {
+    var i = 0u;
+    while i < p.rows && is_kept(b, position_of(p.at, b, i)) {
+        i++;
+    }
+    if i < p.rows {
+        let o = b * WORDS + REFUSED;
+        sequence_table_store(o, sequence_table_at(o) + 1u);
+    }
+}
+
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let b = group.z;
     let i = group.y + p.first;
-    let start = cached_start(b);
-    let length = cached_len(b);
     let units = p.k_units + p.v_units;
     let n = group.x * 64u + lane;
     let h = n / units;
-    if h >= p.cache.kv_heads || i >= length - start {
+    if h >= p.cache.kv_heads {
         return;
     }
-    let position = start + i;
-    if LAYOUT_KIND == RING {
-        // A later row of the same call has the slot.
-        if position >= p.cache.sinks && position + p.cache.window < length {
+    var position: u32;
+    if OVERWRITES {
+        if n == 0u && i == 0u {
+            count_refused(b);
+        }
+        position = position_of(p.at, b, i);
+        if !is_kept(b, position) {
             return;
+        }
+    } else {
+        let start = cached_start(b);
+        let length = cached_len(b);
+        if i >= length - start {
+            return;
+        }
+        position = start + i;
+        if LAYOUT_KIND == RING {
+            // A later row of the same call has the slot.
+            if position >= p.cache.sinks && position + p.cache.window < length {
+                return;
+            }
         }
     }
     let row = row_of_position(rows_of(b, h), position);

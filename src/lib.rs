@@ -70,7 +70,7 @@ mod tensor;
 
 pub use attention::{Attention, Config, Forward};
 pub use block_map::Blocks;
-pub use cache::{Append, Cache, CacheConfig, CacheLayout, CacheStorage, ScaleGroup, Tokens};
+pub use cache::{Append, Cache, CacheConfig, CacheLayout, CacheRead, CacheStorage, ScaleGroup, Tokens};
 pub use dropout::Dropout;
 pub use error::Error;
 pub use gpu::{Gpu, UploadedMask};
@@ -84,7 +84,7 @@ pub use position::{
     AddPositions, MAX_POSITION, PositionTable, Positions, Rope, RopeConfig, RopeOrder, RopeScaling, Rotate,
     Rotation, RowPositions, Sinusoid,
 };
-pub use problem::{LayerConfig, Shape};
+pub use problem::{LayerConfig, ScoreStage, Shape};
 pub use projection::{Linear, Projection, ProjectionForward};
 pub use scratch::{Scratch, ScratchSize};
 pub use tensor::{DType, TensorView};

@@ -104,7 +104,7 @@ impl<'a> LayerForward<'a> {
     /// What the attention inside the layer has besides queries, keys and values; its result goes to `out`.
     fn extras(&self, out: TensorView<'a>, appended: usize) -> Extras<'a> {
         let LayerForward { mask, lse, weights, dropout, .. } = *self;
-        Extras { out, mask, appended, lse, weights, dropout }
+        Extras { out, mask, appended, lse, weights, scores: None, dropout }
     }
 
     /// Which keys a query may see, and the bias; shaped for the keys given, not for appended ones.

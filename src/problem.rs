@@ -128,6 +128,18 @@ impl Shape {
     }
 }
 
+/// How far scores have come on their way to the softmax.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ScoreStage {
+    /// `scale · q·k`, of every pair. Mode 0 of `qk_matmul_output_mode` in ONNX's Attention, whose mode 3 are the weights.
+    Scaled,
+    /// After the softcap, of every pair. As before where there is none.
+    Softcapped,
+    /// What goes into the softmax: after softcap, bias and mask, −∞ where a query does not see the key.
+    Biased,
+}
+
 /// Refuses numbers that no score survives.
 pub(crate) fn check_options(scale: Option<f64>, softcap: Option<f64>) -> Result<(), Error> {
     if let Some(value) = scale.filter(|s| !s.is_finite()) {

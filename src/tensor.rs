@@ -7,7 +7,7 @@ use crate::error::Error;
 /// The names of a tensor's four axes, as error messages call them; tensors of masks have theirs in `mask/rules.rs`.
 pub(crate) fn axes(tensor: &str) -> [&'static str; 4] {
     match tensor {
-        "weights" | "dropout" => ["batch", "heads", "q_len", "kv_len"],
+        "weights" | "scores" | "dropout" => ["batch", "heads", "q_len", "kv_len"],
         "cos" | "sin" => ["batch", "heads", "length", "pairs"],
         "lse" => ["batch", "heads", "q_len", "dim"],
         t if t == "linear.weight" || t.starts_with("weights.") => {

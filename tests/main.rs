@@ -30,6 +30,7 @@ mod projection;
 mod property;
 mod property_layers;
 mod recording;
+mod scores;
 mod sdpa;
 mod small;
 mod stages;

@@ -3,6 +3,7 @@
 use crate::cache::Cache;
 use crate::dropout::Dropout;
 use crate::mask::DeviceMask;
+use crate::problem::ScoreStage;
 use crate::tensor::TensorView;
 
 /// Where keys and values are.
@@ -23,9 +24,10 @@ pub(crate) enum KeyInput<'a> {
 /// | `out` | `[batch, heads, q_len, value_dim]` | the configured |
 /// | `lse` | `[batch, heads, q_len, 1]` | F32 |
 /// | `weights` | `[batch, heads, q_len, kv_len]`, or one head for their mean | F32 or F16 |
+/// | `scores` | `[batch, heads, q_len, kv_len]` | F32 or F16 |
 ///
-/// Where the staged path computes it (weights, see [`Path`](crate::Path)), `batch · heads` may reach wgpu's limit of
-/// workgroups, 65535 by default, and so may `q_len` on GPUs; the fused path has no such limit.
+/// Where the staged path computes it (weights or scores, see [`Path`](crate::Path)), `batch · heads` may reach wgpu's
+/// limit of workgroups, 65535 by default, and so may `q_len` on GPUs and with scores; the fused path has no such limit.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct Forward<'a> {
@@ -35,6 +37,7 @@ pub struct Forward<'a> {
     pub(crate) mask: DeviceMask<'a>,
     pub(crate) lse: Option<TensorView<'a>>,
     pub(crate) weights: Option<TensorView<'a>>,
+    pub(crate) scores: Option<(TensorView<'a>, ScoreStage)>,
     pub(crate) dropout: Option<Dropout<TensorView<'a>>>,
     pub(crate) layer: Option<usize>,
     pub(crate) at_end: bool,
@@ -54,7 +57,7 @@ impl<'a> Forward<'a> {
     ///
     /// A query stands at the position of its token: with n queries in a sequence of length L, query `i` at L − n + i.
     /// `kv_len`, for a mask's tensors, is the cache's capacity; of a ring they can only repeat along it. Such a call has no
-    /// weights, dropout, block maps or packed sequences. The same call serves every later length.
+    /// weights, scores, dropout, block maps or packed sequences. The same call serves every later length.
     pub fn with_cache(q: TensorView<'a>, cache: &'a Cache, out: TensorView<'a>) -> Self {
         Self::of(q, KeyInput::Cache(cache), out)
     }
@@ -67,6 +70,7 @@ impl<'a> Forward<'a> {
             mask: DeviceMask::none(),
             lse: None,
             weights: None,
+            scores: None,
             dropout: None,
             layer: None,
             at_end: false,
@@ -103,6 +107,13 @@ impl<'a> Forward<'a> {
     /// (`need_weights` and `average_attn_weights` of `nn.MultiheadAttention`).
     pub fn weights(mut self, weights: impl Into<Option<TensorView<'a>>>) -> Self {
         self.weights = weights.into();
+        self
+    }
+
+    /// Writes the scores there, as they are at a stage on their way to the softmax. [`Path::Staged`](crate::Path::Staged)
+    /// then computes the call.
+    pub fn scores(mut self, scores: TensorView<'a>, stage: ScoreStage) -> Self {
+        self.scores = Some((scores, stage));
         self
     }
 

@@ -217,7 +217,7 @@ impl Attention {
     /// Everything that can be said of a call before its pipelines.
     fn check<'a>(&self, call: &Forward<'a>) -> Result<Problem<'a>, Error> {
         let device = self.pipelines.facts();
-        let Forward { q, keys, out, mask, lse, weights, dropout, layer, at_end } = *call;
+        let Forward { q, keys, out, mask, lse, weights, scores, dropout, layer, at_end } = *call;
         let (shape, keys, inputs) = match keys {
             KeyInput::Tensors { k, v } => {
                 if layer.is_some() || at_end {
@@ -243,7 +243,7 @@ impl Attention {
             shape,
             q,
             keys,
-            extras: Extras { out, mask, appended: 0, lse, weights, dropout },
+            extras: Extras { out, mask, appended: 0, lse, weights, scores, dropout },
             scale: self.config.scale_value(),
             softcap: self.config.softcap,
             tuning: self.config.tuning,
@@ -276,7 +276,7 @@ impl Attention {
     }
 
     fn check_cache(&self, call: &Forward, cache: &Cache) -> Result<Shape, Error> {
-        let Forward { q, out, mask, weights, dropout, at_end, .. } = *call;
+        let Forward { q, out, mask, weights, scores, dropout, at_end, .. } = *call;
         let config = &self.config;
         if cache.device() != self.pipelines.device() {
             let why = "make it with `Cache::with_pipelines(attention.pipelines(), ..)`";
@@ -318,6 +318,11 @@ impl Attention {
             let why = "generation needs neither; give keys and values as tensors";
             return Err(Error::Unsupported { what: "attention weights and dropout with a cache", why });
         }
+        if scores.is_some() {
+            let why =
+                "only the staged path has them in memory, and only the fused one reads a cache; give tensors";
+            return Err(Error::Unsupported { what: "scores with a cache", why });
+        }
         Ok(shape)
     }
 }
@@ -340,6 +345,15 @@ pub(crate) fn check_extras(extras: &Extras, shape: &Shape, device: &DeviceFacts)
             if view.is_some_and(|view| view.buffer() == weights.buffer()) {
                 return Err(Error::Alias { tensor: "weights", other });
             }
+        }
+    }
+    if let Some((scores, _)) = &extras.scores {
+        check_float("scores", scores)?;
+        scores.check("scores", Access::Write, device)?;
+        (0..4).try_for_each(|axis| expect("scores", scores.shape(), axis, shape.weights()[axis]))?;
+        // One dispatch reads the score matrix, which the weights may be, and writes them.
+        if extras.weights.is_some_and(|weights| weights.buffer() == scores.buffer()) {
+            return Err(Error::Alias { tensor: "scores", other: "weights" });
         }
     }
     if let Some(dropout) = &extras.dropout {
@@ -365,6 +379,7 @@ pub(crate) fn outputs<'a>(extras: &Extras<'a>) -> Vec<(&'static str, TensorView<
     let mut outputs = vec![("out", extras.out)];
     outputs.extend(extras.lse.map(|t| ("lse", t)));
     outputs.extend(extras.weights.map(|t| ("weights", t)));
+    outputs.extend(extras.scores.map(|(t, _)| ("scores", t)));
     outputs
 }
 

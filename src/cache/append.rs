@@ -1,14 +1,16 @@
 //! New keys and values, into a layer.
 
-use super::{Cache, CacheConfig, CacheLayout};
+use super::sequences::Change;
+use super::{Cache, CacheConfig, CacheLayout, sequence_table};
 use crate::bindings::BoundDispatch;
 use crate::error::Error;
+use crate::kernels::rotation_table::RotationParams;
 use crate::path::{self, cache::CacheLayer};
-use crate::position::{MAX_POSITION, Rope};
+use crate::position::{MAX_POSITION, Rope, RowPositions};
 use crate::record::{dispatch, pass};
-use crate::tensor::{Access, TensorView, check_float, expect};
+use crate::tensor::{Access, LONGEST_AXIS, TensorView, check_aliasing, check_float, expect};
 
-/// New keys and values of one layer.
+/// Keys and values for one layer.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct Append<'a> {
@@ -31,6 +33,10 @@ impl<'a> Append<'a> {
     pub fn rope(mut self, rope: impl Into<Option<&'a Rope>>) -> Self {
         self.rope = rope.into();
         self
+    }
+
+    fn rotation(&self) -> Option<(TensorView<'a>, RotationParams)> {
+        self.rope.map(|rope| (rope.view(), rope.rotation_params()))
     }
 }
 
@@ -70,13 +76,62 @@ impl Cache {
     fn bind_append(&self, layer: usize, append: &Append) -> Result<Vec<(BoundDispatch, [u32; 3])>, Error> {
         self.check_recorded()?;
         let source = self.source(layer, false)?;
-        self.check_append(&source, append)?;
-        let rotation = append.rope.map(|rope| (rope.view(), rope.rotation_params()));
-        let dispatches = path::cache::append(&source, [append.k, append.v], rotation, self.pipelines.facts());
+        self.check_append(&source, append, self.advanced)?;
+        let tensors = [append.k, append.v];
+        let dispatches =
+            path::cache::append(&source, tensors, append.rotation(), None, self.pipelines.facts());
         self.pipelines.bind(&dispatches, &self.bindings)
     }
 
-    fn check_append(&self, source: &CacheLayer, append: &Append) -> Result<(), Error> {
+    /// Records what writes keys and values over those at positions that are there already, and whatever was said since
+    /// the last recording. `append` has as many rows as are wanted. Rows for positions that a sequence does not have,
+    /// or that a ring has overwritten, are dropped; of a sequence where that happens one refusal is counted
+    /// ([`refusals`](Self::refusals)). Of a page that sequences share, the one that is overwritten first gets a copy.
+    ///
+    /// Positions in a tensor must differ within a sequence: of rows for one position anything may be left.
+    ///
+    /// # Errors
+    /// * [`Error::Option`] for a start from which rows reach past the end of a sequence whose length the host knows, and
+    ///   for a layer that is none.
+    /// * [`Error::OutOfPages`] where a shared page must be copied.
+    /// * [`Error::Unsupported`] for positions in a tensor where sequences share pages: only the device knows then which
+    ///   to copy.
+    /// * Everything that [`Error`] lists for tensors.
+    ///
+    /// Then nothing has been recorded and the cache is as it was.
+    pub fn overwrite(
+        &mut self,
+        encoder: &mut wgpu::CommandEncoder,
+        layer: usize,
+        append: &Append,
+        at: RowPositions<TensorView>,
+    ) -> Result<(), Error> {
+        let source = self.source(layer, false)?;
+        let rows = append.k.shape()[2];
+        self.check_append(&source, append, rows)?;
+        let device = self.pipelines.facts();
+        at.check(append.k.shape(), device)?;
+        let written = self.tensors(layer).chain([("cache", self.lengths())]).collect::<Vec<_>>();
+        let read: Vec<_> = at.tensor().map(|t| ("positions", t)).into_iter().collect();
+        check_aliasing(&written, &read)?;
+        let Change { after, edits, copies } = match at {
+            RowPositions::Start(start) => self.sequences.overwrite(start as usize, rows)?,
+            RowPositions::Tensor(_) => self.sequences.overwrite_anywhere()?,
+        };
+        // No sequence is as long: rows past that are dropped.
+        let positions = (at.params(rows, LONGEST_AXIS as u32, device), at.tensor());
+        let mut dispatches = self.copies(&copies);
+        let tensors = [append.k, append.v];
+        dispatches.extend(path::cache::append(&source, tensors, append.rotation(), Some(positions), device));
+        let bound = self.pipelines.bind(&dispatches, &self.bindings)?;
+        let upload = sequence_table::upload(self.pipelines.device(), &edits)?;
+        // Nothing can fail from here on.
+        self.sequences.commit(after);
+        self.record(encoder, upload, &edits, &bound);
+        Ok(())
+    }
+
+    fn check_append(&self, source: &CacheLayer, append: &Append, rows: usize) -> Result<(), Error> {
         let CacheConfig { batch, kv_heads, head_dim, value_dim, capacity, layout, .. } = self.config;
         let Append { k, v, rope } = *append;
         if self.advanced == 0 {
@@ -89,7 +144,7 @@ impl Cache {
                 let expected = format!("{:?}, as k", k.dtype());
                 return Err(Error::Type { tensor, expected, got: view.dtype() });
             }
-            let wanted = [batch, kv_heads, self.advanced, dim];
+            let wanted = [batch, kv_heads, rows, dim];
             (0..4).try_for_each(|axis| expect(tensor, view.shape(), axis, wanted[axis]))?;
             view.check(tensor, Access::Read, self.pipelines.facts())?;
             if [source.k, source.v, source.sequence_table]

@@ -3,12 +3,14 @@
 mod append;
 mod config;
 mod pages;
+mod read;
 mod sequence_table;
 mod sequences;
 mod tokens;
 
 pub use append::Append;
 pub use config::{CacheConfig, CacheLayout, CacheStorage, ScaleGroup};
+pub use read::CacheRead;
 pub use tokens::Tokens;
 
 use crate::bindings::{BindingCache, BoundDispatch};
@@ -147,8 +149,8 @@ impl Cache {
         self.word(START)
     }
 
-    /// How often the device has refused to move a sequence, for want of room or because a ring could not go back: U32
-    /// `[batch, 1, 1, 1]`. Only lengths that the host does not know are refused there. Not to be written.
+    /// How often the device has refused to move a sequence, for want of room or because a ring could not go back, or to
+    /// [`overwrite`](Self::overwrite) positions that are not there: U32 `[batch, 1, 1, 1]`. Not to be written.
     pub fn refusals(&self) -> TensorView<'_> {
         self.word(REFUSED)
     }

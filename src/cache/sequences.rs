@@ -292,7 +292,8 @@ impl Sequences {
         let edits = self.edits.clone();
         let mut taken = Change { after: After { lengths, pages: None }, edits, copies: Vec::new() };
         if needs_pages {
-            self.take_pages(&mut taken)?;
+            let ends: Vec<_> = taken.after.lengths.iter().map(|[_, end, _]| *end).collect();
+            self.take_pages(&mut taken, |s| self.entries(&self.all[s], ends[s]))?;
         }
         Ok(taken)
     }
@@ -310,16 +311,59 @@ impl Sequences {
         entry.is_none_or(|page| pages.is_shared(*page))
     }
 
-    fn take_pages(&self, taken: &mut Change) -> Result<(), Error> {
+    /// What it takes to write rows over those from `start` on, of every sequence; nothing changes yet.
+    pub fn overwrite(&self, start: usize, rows: usize) -> Result<Change, Error> {
+        let end = start.saturating_add(rows);
+        if self.all.iter().any(|of| end > of.most) {
+            let expected = "small enough that start + rows is at most the length of every sequence";
+            return Err(Error::Option { option: "start", value: start as f64, expected });
+        }
+        let mut change = self.no_move();
+        if let Some(page) = self.page {
+            let entries = start / page..end.div_ceil(page);
+            let shared = |of: &Sequence| {
+                let table = of.pages.get(entries.clone());
+                table.is_some_and(|table| table.iter().any(|page| self.pages.is_shared(*page)))
+            };
+            if self.all.iter().any(shared) {
+                self.take_pages(&mut change, |_| entries.clone())?;
+            }
+        }
+        Ok(change)
+    }
+
+    /// The same for rows of which only the device knows where they go.
+    pub fn overwrite_anywhere(&self) -> Result<Change, Error> {
+        if self.all.iter().flat_map(|of| &of.pages).any(|page| self.pages.is_shared(*page)) {
+            let why = "sequences share pages, and the host cannot tell which to copy: give a start, or overwrite before the fork";
+            return Err(Error::Unsupported {
+                what: "an overwrite at positions that only the device knows",
+                why,
+            });
+        }
+        Ok(self.no_move())
+    }
+
+    /// What was said, with lengths as they are.
+    fn no_move(&self) -> Change {
+        let lengths = self.all.iter().map(|of| [of.least, of.most, of.high]).collect();
+        Change { after: After { lengths, pages: None }, edits: self.edits.clone(), copies: Vec::new() }
+    }
+
+    /// Gives sequences pages of their own where `entries` of their page tables have none. Those are to be written.
+    fn take_pages(
+        &self,
+        taken: &mut Change,
+        entries: impl Fn(usize) -> std::ops::Range<usize>,
+    ) -> Result<(), Error> {
         let page_len = self.page.unwrap_or(1);
         let mut pages = self.pages.clone();
         let mut tables: Vec<_> = self.all.iter().map(|s| s.pages.clone()).collect();
         let mut needed = 0;
         for (s, of) in self.all.iter().enumerate() {
-            let [_, end, _] = taken.after.lengths[s];
             let table = &mut tables[s];
             let before = table.len();
-            for k in self.entries(of, end) {
+            for k in entries(s) {
                 if !self.must_take(&pages, table.get(k)) {
                     continue;
                 }

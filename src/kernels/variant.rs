@@ -1,8 +1,8 @@
 //! Any of the kernels.
 
 use super::{
-    add_positions, append_keys, average_weights, cache_advance, cache_append, cache_copy, classify, fused,
-    merge, merge_splits, project, rotate, scores, softmax, weighted_sum,
+    add_positions, append_keys, average_weights, cache_advance, cache_append, cache_copy, cache_read,
+    classify, fused, merge, merge_splits, project, rotate, score_stage, scores, softmax, weighted_sum,
 };
 use crate::kernel::{Kernel, Variant};
 
@@ -11,6 +11,7 @@ use crate::kernel::{Kernel, Variant};
 pub(crate) enum KernelVariant {
     Project(project::Project),
     Scores(scores::Scores),
+    ScoreStage(score_stage::ScoreStage),
     Softmax(softmax::Softmax),
     WeightedSum(weighted_sum::WeightedSum),
     AverageWeights(average_weights::AverageWeights),
@@ -22,6 +23,7 @@ pub(crate) enum KernelVariant {
     CacheAdvance(cache_advance::CacheAdvance),
     CacheAppend(cache_append::CacheAppend),
     CacheCopy(cache_copy::CacheCopy),
+    CacheRead(cache_read::CacheRead),
     Rotate(rotate::Rotate),
     AddPositions(add_positions::AddPositions),
 }
@@ -31,6 +33,7 @@ impl Variant for KernelVariant {
         match self {
             KernelVariant::Project(_) => "attention.project",
             KernelVariant::Scores(_) => "attention.scores",
+            KernelVariant::ScoreStage(_) => "attention.score_stage",
             KernelVariant::Softmax(_) => "attention.softmax",
             KernelVariant::WeightedSum(_) => "attention.weighted_sum",
             KernelVariant::AverageWeights(_) => "attention.average_weights",
@@ -42,6 +45,7 @@ impl Variant for KernelVariant {
             KernelVariant::CacheAdvance(_) => "attention.cache_advance",
             KernelVariant::CacheAppend(_) => "attention.cache_append",
             KernelVariant::CacheCopy(_) => "attention.cache_copy",
+            KernelVariant::CacheRead(_) => "attention.cache_read",
             KernelVariant::Rotate(_) => "attention.rotate",
             KernelVariant::AddPositions(_) => "attention.add_positions",
         }
@@ -51,6 +55,7 @@ impl Variant for KernelVariant {
         match self {
             KernelVariant::Project(v) => v.describe(),
             KernelVariant::Scores(v) => v.describe(),
+            KernelVariant::ScoreStage(v) => v.describe(),
             KernelVariant::Softmax(v) => v.describe(),
             KernelVariant::WeightedSum(v) => v.describe(),
             KernelVariant::AverageWeights(v) => v.describe(),
@@ -62,6 +67,7 @@ impl Variant for KernelVariant {
             KernelVariant::CacheAdvance(v) => v.describe(),
             KernelVariant::CacheAppend(v) => v.describe(),
             KernelVariant::CacheCopy(v) => v.describe(),
+            KernelVariant::CacheRead(v) => v.describe(),
             KernelVariant::Rotate(v) => v.describe(),
             KernelVariant::AddPositions(v) => v.describe(),
         }
@@ -73,6 +79,7 @@ pub(crate) fn all() -> Vec<KernelVariant> {
     let mut all = Vec::new();
     all.extend(project::Project::all().map(KernelVariant::Project));
     all.extend(scores::Scores::all().map(KernelVariant::Scores));
+    all.extend(score_stage::ScoreStage::all().map(KernelVariant::ScoreStage));
     all.extend(softmax::Softmax::all().map(KernelVariant::Softmax));
     all.extend(weighted_sum::WeightedSum::all().map(KernelVariant::WeightedSum));
     all.extend(average_weights::AverageWeights::all().map(KernelVariant::AverageWeights));
@@ -84,6 +91,7 @@ pub(crate) fn all() -> Vec<KernelVariant> {
     all.extend(cache_advance::CacheAdvance::all().map(KernelVariant::CacheAdvance));
     all.extend(cache_append::CacheAppend::all().map(KernelVariant::CacheAppend));
     all.push(KernelVariant::CacheCopy(cache_copy::CacheCopy));
+    all.extend(cache_read::CacheRead::all().map(KernelVariant::CacheRead));
     all.extend(rotate::Rotate::all().map(KernelVariant::Rotate));
     all.extend(add_positions::AddPositions::all().map(KernelVariant::AddPositions));
     all

@@ -6,9 +6,11 @@ use crate::kernel::{Dispatch, View};
 use crate::kernels::KernelVariant;
 use crate::kernels::cache::{CacheParams, CacheVariant};
 use crate::kernels::cache_advance::{self, CacheAdvance, Counts};
-use crate::kernels::cache_append::{self, CacheAppend};
+use crate::kernels::cache_append::{self, CacheAppend, RowsAt};
 use crate::kernels::cache_copy::{self, CacheCopy};
+use crate::kernels::cache_read::{self, CacheRead};
 use crate::kernels::rotation_table::RotationParams;
+use crate::kernels::row_positions::PositionParams;
 use crate::storage::LayoutKind;
 use crate::tensor::{TensorView, Window};
 
@@ -60,12 +62,17 @@ pub(crate) fn advance<'a>(
     }
 }
 
+/// Positions of rows, and the tensor that says them.
+pub(crate) type PositionsOf<'a> = (PositionParams, Option<TensorView<'a>>);
+
 /// The dispatches that write k `[batch, kv_heads, rows, head_dim]` and v `[batch, kv_heads, rows, value_dim]` into a
-/// layer, as the rows of the last advance. `rotation` is the table that keys are rotated with.
+/// layer: as the rows of the last advance, or `at` positions that are there. `rotation` is the table that keys are
+/// rotated with.
 pub(crate) fn append<'a>(
     layer: &CacheLayer<'a>,
     [k, v]: [TensorView<'a>; 2],
     rotation: Option<(TensorView<'a>, RotationParams)>,
+    at: Option<PositionsOf<'a>>,
     device: &DeviceFacts,
 ) -> Dispatches<'a> {
     let ([batch, kv_heads, rows, head_dim], value_dim) = (k.shape(), v.shape()[3]);
@@ -78,6 +85,56 @@ pub(crate) fn append<'a>(
         v: View::from(windows[1].layout),
         cache: layer.params,
         rotation: rotation.map_or(bytemuck::Zeroable::zeroed(), |(_, rotation)| rotation),
+        at: at.map_or(bytemuck::Zeroable::zeroed(), |(at, _)| at),
+        head_dim: head_dim as u32,
+        value_dim: value_dim as u32,
+        k_units: k_units as u32,
+        v_units: v_units as u32,
+        first: 0,
+        rows: rows as u32,
+        pad0: 0,
+        pad1: 0,
+    };
+    let positions = at.and_then(|(_, tensor)| tensor);
+    let mut tensors = windows.to_vec();
+    tensors.extend([layer.k, layer.v, layer.sequence_table]);
+    tensors.extend(rotation.map(|(table, _)| table.window(device)));
+    tensors.extend(positions.map(|tensor| tensor.window(device)));
+    let groups = (kv_heads * (k_units + v_units)).div_ceil(cache_append::WORKGROUP);
+    let most = device.max_workgroups as usize;
+    let rows_at = match (at, positions) {
+        (None, _) => RowsAt::LastAdvance,
+        (Some(_), None) => RowsAt::Start,
+        (Some(_), Some(_)) => RowsAt::Positions,
+    };
+    let variant = CacheAppend { cache: layer.cached, kv: k.dtype(), rotates: rotation.is_some(), rows_at };
+    let call = |first: usize| {
+        params.first = first as u32;
+        Dispatch {
+            variant: KernelVariant::CacheAppend(variant),
+            params: bytemuck::bytes_of(&params).to_vec(),
+            tensors: tensors.clone(),
+            grid: grid([groups, most.min(rows - first), batch]),
+        }
+    };
+    (0..rows).step_by(most).map(call).collect()
+}
+
+/// The dispatches that read k and v, shaped as for [`append`], out of a layer.
+pub(crate) fn read<'a>(
+    layer: &CacheLayer<'a>,
+    [k, v]: [TensorView<'a>; 2],
+    (at, positions): PositionsOf<'a>,
+    device: &DeviceFacts,
+) -> Dispatches<'a> {
+    let ([batch, kv_heads, rows, head_dim], value_dim) = (k.shape(), v.shape()[3]);
+    let [k_units, v_units] = [head_dim, value_dim].map(|dim| dim.div_ceil(cache_read::UNIT));
+    let windows = [k, v].map(|t| t.window(device));
+    let mut params = cache_read::Params {
+        k: View::from(windows[0].layout),
+        v: View::from(windows[1].layout),
+        cache: layer.params,
+        at,
         head_dim: head_dim as u32,
         value_dim: value_dim as u32,
         k_units: k_units as u32,
@@ -89,14 +146,14 @@ pub(crate) fn append<'a>(
     };
     let mut tensors = windows.to_vec();
     tensors.extend([layer.k, layer.v, layer.sequence_table]);
-    tensors.extend(rotation.map(|(table, _)| table.window(device)));
-    let groups = (kv_heads * (k_units + v_units)).div_ceil(cache_append::WORKGROUP);
+    tensors.extend(positions.map(|tensor| tensor.window(device)));
+    let groups = (kv_heads * (k_units + v_units)).div_ceil(cache_read::WORKGROUP);
     let most = device.max_workgroups as usize;
-    let variant = CacheAppend { cache: layer.cached, kv: k.dtype(), rotates: rotation.is_some() };
+    let variant = CacheRead { cache: layer.cached, kv: k.dtype(), positions: positions.is_some() };
     let call = |first: usize| {
         params.first = first as u32;
         Dispatch {
-            variant: KernelVariant::CacheAppend(variant),
+            variant: KernelVariant::CacheRead(variant),
             params: bytemuck::bytes_of(&params).to_vec(),
             tensors: tensors.clone(),
             grid: grid([groups, most.min(rows - first), batch]),

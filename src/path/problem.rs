@@ -4,7 +4,7 @@ use super::cache::CacheLayer;
 use crate::dropout::Dropout;
 use crate::mask::{DeviceMask, Id};
 use crate::plan::{KeyLayout, Outline, Reach, Tuning, WeightsOutput};
-use crate::problem::Shape;
+use crate::problem::{ScoreStage, Shape};
 use crate::storage::LayoutKind;
 use crate::tensor::{DType, TensorView};
 
@@ -38,6 +38,7 @@ pub(crate) struct Extras<'a> {
     pub appended: usize,
     pub lse: Option<TensorView<'a>>,
     pub weights: Option<TensorView<'a>>,
+    pub scores: Option<(TensorView<'a>, ScoreStage)>,
     pub dropout: Option<Dropout<TensorView<'a>>>,
 }
 
@@ -62,6 +63,7 @@ impl Extras<'_> {
             reach,
             simple: !self.mask.has(Id::Blocks) && self.dropout.is_none(),
             weights: self.weights.map(|w| WeightsOutput::of(w.dtype, w.shape(), &shape)),
+            scores: self.scores.is_some(),
             // q, k, v and out. With splits there are no more.
             bindings: 4 + self.lse.iter().count() + self.mask.tensors().len() + given.iter().count(),
             tuning,

@@ -5,9 +5,9 @@ use super::problem::{Extras, Keys, Problem};
 use crate::device::DeviceFacts;
 use crate::kernel::{Dispatch, View, Width};
 use crate::kernels::dropout::{DropoutKind, DropoutParams};
-use crate::kernels::{KernelVariant, average_weights, mask, scores, softmax, weighted_sum};
+use crate::kernels::{KernelVariant, average_weights, mask, score_stage, scores, softmax, weighted_sum};
 use crate::plan::{self, MatmulShape, Tiles, WeightsOutput};
-use crate::problem::Shape;
+use crate::problem::{ScoreStage, Shape};
 use crate::tensor::{DType, TensorView, Window};
 
 /// The dispatches of `problem`. `matrix` is the scratch's score buffer, unless the weights serve.
@@ -36,7 +36,9 @@ pub(crate) fn dispatches<'a>(
         mask_params: mask::MaskParams::new(&extras.mask, shape, extras.appended, softcap, device),
         device,
     };
-    let mut dispatches = vec![staged.scores(), staged.softmax(), staged.weighted_sum()];
+    let mut dispatches = vec![staged.scores()];
+    dispatches.extend(extras.scores.map(|(out, stage)| staged.score_stage(out, stage)));
+    dispatches.extend([staged.softmax(), staged.weighted_sum()]);
     if direct.is_none() {
         dispatches.extend(extras.weights.map(|weights| staged.average_weights(weights)));
     }
@@ -81,7 +83,11 @@ impl<'a> Staged<'_, 'a> {
         let Problem { shape, q, scale, .. } = *self.problem;
         let k = self.k;
         let (tiles, product) = self.product(shape.kv_len);
-        let range = self.mask.range_only();
+        let range = match self.problem.extras.scores {
+            // Those of pairs that nobody sees are wanted too.
+            Some((_, ScoreStage::Scaled | ScoreStage::Softcapped)) => mask::MaskVariant::default(),
+            _ => self.mask.range_only(),
+        };
         let params = scores::Params {
             q: self.view(q),
             k: self.view(k),
@@ -103,6 +109,31 @@ impl<'a> Staged<'_, 'a> {
             params: bytemuck::bytes_of(&params).to_vec(),
             tensors: self.windows(&[q, k, self.matrix], range),
             grid: grid(plan::grid(tiles, product)),
+        }
+    }
+
+    /// The scores as the caller wants them, before the softmax overwrites them.
+    fn score_stage(&self, out: TensorView<'a>, stage: ScoreStage) -> Dispatch<'a, KernelVariant> {
+        let Shape { batch, heads, q_len, kv_len, .. } = self.problem.shape;
+        let mask = match stage {
+            ScoreStage::Scaled => mask::MaskVariant::default(),
+            ScoreStage::Softcapped => self.mask.softcap_only(),
+            ScoreStage::Biased => self.mask.scores_only(),
+        };
+        let params = score_stage::Params {
+            scores: self.view(self.matrix),
+            out: self.view(out),
+            mask: self.mask_params,
+            heads: heads as u32,
+            pad0: 0,
+            pad1: 0,
+            pad2: 0,
+        };
+        Dispatch {
+            variant: KernelVariant::ScoreStage(score_stage::ScoreStage { out: out.dtype, mask }),
+            params: bytemuck::bytes_of(&params).to_vec(),
+            tensors: self.windows(&[self.matrix, out], mask),
+            grid: grid([kv_len.div_ceil(score_stage::WORKGROUP), q_len, batch * heads]),
         }
     }
 

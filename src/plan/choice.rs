@@ -31,12 +31,17 @@ pub(crate) fn choose(outline: &Outline, device: &DeviceFacts) -> Result<Choice, 
             let why = "only the staged path has them in memory; leave the path to Auto";
             return Err(Error::Unsupported { what: "attention weights on the fused path", why });
         }
+        Path::Fused if outline.scores => {
+            let why = "only the staged path has them in memory; leave the path to Auto";
+            return Err(Error::Unsupported { what: "scores on the fused path", why });
+        }
         Path::Staged if outline.keys.is_cache() => {
             let why = "only the fused path reads a cache; leave the path to Auto";
             return Err(Error::Unsupported { what: "a cache on the staged path", why });
         }
         Path::Fused => true,
         Path::Auto if outline.keys.is_cache() => true,
+        Path::Auto if outline.scores => false,
         Path::Auto => outline.weights.is_none() && outline.bindings <= device.max_storage_buffers as usize,
         Path::Staged => false,
     };
@@ -44,8 +49,7 @@ pub(crate) fn choose(outline: &Outline, device: &DeviceFacts) -> Result<Choice, 
         return Ok(Choice::Fused(fused(outline, device)?));
     }
     if outline.tuning.matrix_units == MatrixUnits::Always {
-        let why =
-            "only the fused path uses them, which writes no weights and has room for fewer mask tensors";
+        let why = "only the fused path uses them, which writes no weights or scores and has room for fewer mask tensors";
         return Err(Error::Unsupported { what: "matrix units for this call", why });
     }
     Ok(Choice::Staged { score_bytes: score_bytes(outline, device)? })
@@ -82,6 +86,7 @@ mod tests {
             reach: Reach::of(mask, shape.q_len, shape.kv_len, false),
             simple: true,
             weights: None,
+            scores: false,
             bindings: 4,
             tuning: Tuning::default(),
         }

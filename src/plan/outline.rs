@@ -113,6 +113,8 @@ pub(crate) struct Outline {
     /// Whether the kernels for few rows can take the call: they neither skip tiles by a block map nor drop weights.
     pub simple: bool,
     pub weights: Option<WeightsOutput>,
+    /// Whether scores are wanted.
+    pub scores: bool,
     /// Storage buffers that the fused kernel binds.
     pub bindings: usize,
     pub tuning: Tuning,

@@ -21,7 +21,7 @@ pub enum KernelForm {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Path {
-    /// `Fused`, unless attention weights are asked for, or the mask and the dropout have more tensors than the
+    /// `Fused`, unless attention weights or scores are asked for, or the mask and the dropout have more tensors than the
     /// device binds beside q, k, v, out and lse; then `Staged`.
     #[default]
     Auto,

@@ -5,7 +5,7 @@ use super::{Real, dropout, expect_length, scores, softmax, weighted_sum};
 use crate::dropout::Dropout;
 use crate::error::Error;
 use crate::mask::{HostMask, HostTensor};
-use crate::problem::{Shape, check_options};
+use crate::problem::{ScoreStage, Shape, check_options};
 use crate::tensor::count;
 
 /// Everything about one attention call that is not a dimension or a tensor. Numbers are f64; a device rounds them to f32.
@@ -102,6 +102,33 @@ pub struct Attended<R> {
     /// `[batch, heads, q_len, kv_len]`, after dropout, where [`Options::weights`] asks for them; of a layer with the keys
     /// it appends. [`average_heads`](super::average_heads) makes `[batch, q_len, ..]` of them.
     pub weights: Option<Vec<R>>,
+}
+
+/// The scores at a stage on their way to the softmax, `[batch, heads, q_len, kv_len]`.
+///
+/// # Errors
+/// As [`attention`].
+pub fn scores_at<R: Real>(
+    q: &[R],
+    k: &[R],
+    shape: Shape,
+    options: &Options,
+    stage: ScoreStage,
+) -> Result<Vec<R>, Error> {
+    shape.check()?;
+    options.check(shape)?;
+    let mut scores = scores(q, k, shape, options.scale_value(shape.head_dim))?;
+    let [_, heads, q_len, kv_len] = shape.weights();
+    for (n, score) in scores.iter_mut().enumerate() {
+        let (row, j) = (n / kv_len, n % kv_len);
+        let index = [row / q_len / heads, row / q_len % heads, row % q_len, j];
+        *score = match stage {
+            ScoreStage::Scaled => *score,
+            ScoreStage::Softcapped => options.capped(*score),
+            ScoreStage::Biased => options.changed(*score, &shape, index).unwrap_or(R::neg_infinity()),
+        };
+    }
+    Ok(scores)
 }
 
 /// `softmax(scale · q kᵀ, masked) · v` over dense row-major slices shaped as [`Shape`] says.

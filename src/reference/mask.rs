@@ -180,9 +180,14 @@ pub fn classify(
 }
 
 impl Options<'_> {
+    /// The score after the softcap.
+    pub(super) fn capped<R: Real>(&self, score: R) -> R {
+        self.softcap.map_or(score, |cap| R::of(cap) * (score / R::of(cap)).tanh())
+    }
+
     /// The score after softcap and bias, or `None` where the mask forbids the pair.
     pub(super) fn changed<R: Real>(&self, score: R, shape: &Shape, index: [usize; 4]) -> Option<R> {
-        let capped = self.softcap.map_or(score, |cap| R::of(cap) * (score / R::of(cap)).tanh());
+        let capped = self.capped(score);
         // Appended keys stand outside of every mask.
         let masked = Shape { kv_len: shape.kv_len - self.appended.min(shape.kv_len), ..*shape };
         if index[3] >= masked.kv_len {

@@ -27,7 +27,7 @@ mod scores;
 mod softmax;
 mod weighted_sum;
 
-pub use attention::{Attended, Options, attention};
+pub use attention::{Attended, Options, attention, scores_at};
 pub use dropout::{dropout, philox};
 pub use mask::classify;
 pub use merge::merge;

@@ -5,6 +5,7 @@ mod hostile;
 mod masks;
 mod random;
 mod rotation;
+mod rows;
 mod steps;
 
 use wgpu_attention::{CacheLayout, CacheStorage, ScaleGroup};

@@ -1,8 +1,8 @@
 //! What caches are refused for, and attention to them.
 
 use wgpu_attention::{
-    Alignment, Append, Blocks, Cache, CacheConfig, CacheLayout, CacheStorage, Forward, Pipelines, ScaleGroup,
-    Tokens, Tuning,
+    Alignment, Append, Blocks, Cache, CacheConfig, CacheLayout, CacheRead, CacheStorage, Forward, Pipelines,
+    RowPositions, ScaleGroup, Tokens, Tuning,
 };
 
 use super::*;
@@ -271,6 +271,119 @@ pub(super) fn appends() -> Seen {
     bench.seen
 }
 
+/// Rows read back and written over.
+pub(super) fn rows_of_caches() -> Seen {
+    let mut bench = Bench::on(&full().gpu, Config::new(SHAPE.heads, SHAPE.head_dim));
+    let gpu = bench.gpu.clone();
+    let mut step = Step::new(&gpu, config());
+    let positions = gpu.upload(&[0u32; 64]).expect("an upload");
+    let tensor = |shape| RowPositions::Tensor(TensorView::new(&positions, DType::U32, shape));
+    let table = step.cache.lengths().buffer().clone();
+    let [k_buffer, v_buffer] = [&step.k, &step.v].map(Clone::clone);
+    let view = |buffer, dtype, dim| TensorView::new(buffer, dtype, [SHAPE.batch, SHAPE.kv_heads, ROWS, dim]);
+    let k = view(&k_buffer, DType::F32, SHAPE.head_dim);
+    let v = view(&v_buffer, DType::F32, SHAPE.value_dim);
+    let mut refuses =
+        |words: &[&str], layer: usize, [k, v]: [TensorView; 2], at: RowPositions<TensorView>| {
+            let read = CacheRead::new(k, v).at(at);
+            bench.refuses_with(words[0], words, |e| step.cache.read(e, layer, &read));
+            bench.refuses_with(words[0], words, |e| {
+                let mut pass = e.begin_compute_pass(&Default::default());
+                step.cache.read_in_pass(&mut pass, layer, &read)
+            });
+            let append = Append::new(k, v);
+            bench.refuses_with(words[0], words, |e| step.cache.overwrite(e, layer, &append, at));
+            assert_eq!(step.cache.len(0), Some(ROWS));
+        };
+    let start = RowPositions::Start(0);
+    for layer in [2, usize::MAX] {
+        refuses(&["layer", "one of the cache's"], layer, [k, v], start);
+    }
+    refuses(&["`k`", "F32 or F16", "U32"], 0, [view(&k_buffer, DType::U32, SHAPE.head_dim), v], start);
+    refuses(&["`v`", "F32", "F16"], 0, [k, view(&v_buffer, DType::F16, SHAPE.value_dim)], start);
+    for (n, name) in ["k", "v"].into_iter().enumerate() {
+        let good = [k, v][n];
+        let of = |view| if n == 0 { [view, v] } else { [k, view] };
+        for (axis, axis_name) in AXES.into_iter().enumerate() {
+            // Rows are as many as k has.
+            if n == 0 && axis == 2 {
+                continue;
+            }
+            for more in [1isize, -1] {
+                let mut shape = good.shape();
+                shape[axis] = shape[axis].strict_add_signed(more);
+                let words = [
+                    format!("`{name}`: {axis_name} must be {}", good.shape()[axis]),
+                    format!("got {}", shape[axis]),
+                ];
+                refuses(&words.each_ref().map(String::as_str), 0, of(reshaped(&good, shape)), start);
+            }
+        }
+        let quoted = format!("`{name}`");
+        refuses(&[&quoted, "ends at byte", "4096"], 0, of(good.with_offset(1 << 10)), start);
+        refuses(&[&quoted, "past 2^32"], 0, of(good.with_offset(usize::MAX)), start);
+    }
+    let none = [k, v].map(|t| t.slice(2, 0, 0));
+    refuses(&["`k`", "length is 0"], 0, none, start);
+    for (shape, words) in [
+        ([3, 1, ROWS, 1], "batch must be 2 or 1, got 3"),
+        ([2, 2, ROWS, 1], "heads must be 1, got 2"),
+        ([2, 1, ROWS - 1, 1], "length must be 3 or 1, got 2"),
+        ([2, 1, ROWS, 2], "dim must be 1, got 2"),
+    ] {
+        refuses(&["`positions`", words], 0, [k, v], tensor(shape));
+    }
+    let floats = RowPositions::Tensor(TensorView::new(&positions, DType::F32, [2, 1, ROWS, 1]));
+    refuses(&["`positions`", "U32", "F32"], 0, [k, v], floats);
+
+    // What is read is written to buffers of its own, what is written over is not read from the cache's.
+    let shape = |dim| [SHAPE.batch, SHAPE.kv_heads, ROWS, dim];
+    refuses_read(&mut bench, &step, &["`k`", "share memory"], [k.with_strides([0, 0, 0, 1]), v], start);
+    let over_k = TensorView::new(&k_buffer, DType::F32, shape(SHAPE.value_dim));
+    refuses_read(&mut bench, &step, &["`k`", "`v`", "overlap"], [k, over_k], start);
+    let at = RowPositions::Tensor(TensorView::new(&k_buffer, DType::U32, [1, 1, 1, 1]).with_offset(1000));
+    refuses_read(&mut bench, &step, &["`k`", "shares its buffer with `positions`"], [k, v], at);
+    for first in [1, ROWS as u32, u32::MAX] {
+        let said = format!("start is {first},");
+        let words = [said.as_str(), "at most the length of every sequence"];
+        refuses_overwrite(&mut bench, &mut step, &words, [k, v], RowPositions::Start(first));
+    }
+    let lengths = RowPositions::Tensor(TensorView::new(&table, DType::U32, [1, 1, 1, 1]));
+    refuses_overwrite(&mut bench, &mut step, &["`cache`", "`positions`"], [k, v], lengths);
+
+    // What was said is recorded with rows that are written, and before others are read.
+    step.cache.truncate(0, 2).expect("shorter");
+    refuses_read(&mut bench, &step, &["not recorded", "flush"], [k, v], start);
+    let two = [k, v].map(|t| t.slice(2, 0, 2));
+    gpu.submit(|e| step.cache.overwrite(e, 0, &Append::new(two[0], two[1]), start)).expect("two rows");
+    let out = gpu.buffer(4096).expect("a buffer");
+    let read = CacheRead::new(TensorView::new(&out, DType::F32, shape(SHAPE.head_dim)), v);
+    gpu.submit(|e| step.cache.read(e, 1, &read)).expect("a reading");
+    bench.seen
+}
+
+fn refuses_read(
+    bench: &mut Bench,
+    step: &Step,
+    words: &[&str],
+    [k, v]: [TensorView; 2],
+    at: RowPositions<TensorView>,
+) {
+    let read = CacheRead::new(k, v).at(at);
+    bench.refuses_with(words[0], words, |e| step.cache.read(e, 0, &read));
+}
+
+fn refuses_overwrite(
+    bench: &mut Bench,
+    step: &mut Step,
+    words: &[&str],
+    [k, v]: [TensorView; 2],
+    at: RowPositions<TensorView>,
+) {
+    let append = Append::new(k, v);
+    bench.refuses_with(words[0], words, |e| step.cache.overwrite(e, 0, &append, at));
+}
+
 pub(super) fn attention_to_caches() -> Seen {
     let [own, other] = devices(|_| ());
     let plain = Config::new(SHAPE.heads, SHAPE.head_dim);
@@ -377,6 +490,8 @@ pub(super) fn attention_to_caches() -> Seen {
     let weights = TensorView::new(&extra, DType::F32, [2, 4, SHAPE.q_len, CAPACITY]);
     refuses(&words, &attention, &good.weights(weights));
     refuses(&words, &attention, &good.dropout(Dropout::Seeded { p: 0.5, seed: 0 }));
+    let words = ["scores with a cache", "give tensors"];
+    refuses(&words, &attention, &good.scores(weights, ScoreStage::Scaled));
     let tensors = Forward::new(step.q(), step.q(), step.q(), out);
     for call in [tensors.layer(0), tensors.at_end()] {
         refuses(&["`layer` and `at_end` without a cache", "with_cache"], &attention, &call);

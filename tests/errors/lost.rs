@@ -3,8 +3,8 @@
 
 use wgpu_attention::reference::Attended;
 use wgpu_attention::{
-    AddPositions, Append, Blocks, Cache, CacheConfig, Forward, Merge, Partial, PositionTable, Positions,
-    Rope, RopeConfig, Rotate, Rotation, RowPositions, Sinusoid, Tokens, Tuning,
+    AddPositions, Append, Blocks, Cache, CacheConfig, CacheRead, Forward, Merge, Partial, PositionTable,
+    Positions, Rope, RopeConfig, Rotate, Rotation, RowPositions, Sinusoid, Tokens, Tuning,
 };
 
 use super::*;
@@ -137,6 +137,9 @@ fn every_call_on_a_lost_device_is_refused() {
     let k = TensorView::new(&buffers[0], DType::F32, rows.k());
     let v = TensorView::new(&buffers[1], DType::F32, rows.v());
     says("append", cache.append(&mut encoder, 0, &Append::new(k, v)));
+    says("read", cache.read(&mut encoder, 0, &CacheRead::new(k, v)));
+    let at = RowPositions::Start(0);
+    says("overwrite", cache.overwrite(&mut encoder, 0, &Append::new(k, v), at));
     let cached = Forward::with_cache(good.q, &cache, good.out);
     says("cached", fused.forward(&mut encoder, &cached, scratch));
     says("prepare", fused.prepare(&cached, scratch));

@@ -264,6 +264,52 @@ pub(super) fn slices_of_masks() -> Seen {
     seen
 }
 
+/// Scores, which only the staged path has in memory.
+pub(super) fn scores_as_an_output() -> Seen {
+    let gpu = &full().gpu;
+    let scores = gpu.buffer(8192).expect("a buffer");
+    let good = TensorView::new(&scores, DType::F32, SHAPE.weights());
+    let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
+    let mut bench =
+        Bench::on(gpu, Config::new(SHAPE.heads, SHAPE.head_dim).tuning(Tuning::new().path(Path::Fused)));
+    let (buffers, attention) = (bench.buffers(), bench.attention.clone());
+    let call = parts(buffers.each_ref()).forward().scores(good, ScoreStage::Scaled);
+    let words = ["scores", "fused path", "Auto"];
+    bench.refuses_with("scores", &words, |e| attention.forward(e, &call, &mut scratch));
+    bench.refuses_with("prepare", &words, |_| attention.prepare(&call, &mut scratch));
+    let error = attention.scratch_size(&call).expect_err("refused");
+    bench.seen.insert(read("scratch_size", &error, &words));
+    let fused = bench.seen;
+
+    let mut bench = Bench::on(gpu, Config::new(SHAPE.heads, SHAPE.head_dim));
+    bench.seen.extend(fused);
+    let (buffers, attention) = (bench.buffers(), bench.attention.clone());
+    let mut refuses = |words: &[&str], call: &Forward| {
+        bench.refuses_with(words[0], words, |e| attention.forward(e, call, &mut scratch));
+    };
+    let with = |view, stage| parts(buffers.each_ref()).forward().scores(view, stage);
+    for stage in [ScoreStage::Scaled, ScoreStage::Softcapped, ScoreStage::Biased] {
+        for (axis, name) in ["batch", "heads", "q_len", "kv_len"].into_iter().enumerate() {
+            for more in [1isize, -1] {
+                let mut shape = SHAPE.weights();
+                let wanted = format!("`scores`: {name} must be {}", shape[axis]);
+                shape[axis] = shape[axis].strict_add_signed(more);
+                let got = format!("got {}", shape[axis]);
+                refuses(&[&wanted, &got], &with(TensorView::new(&scores, DType::F32, shape), stage));
+            }
+        }
+        let numbers = TensorView::new(&scores, DType::U32, SHAPE.weights());
+        refuses(&["`scores`", "F32 or F16", "U32"], &with(numbers, stage));
+        refuses(&["`scores`", "ends at byte", "8192"], &with(good.with_offset(2000), stage));
+        refuses(&["`scores`", "share memory"], &with(good.with_strides([0, 0, 0, 1]), stage));
+    }
+    let of_q = TensorView::new(&buffers[0], DType::F32, SHAPE.weights());
+    refuses(&["`scores`", "shares its buffer with `q`"], &with(of_q, ScoreStage::Scaled));
+    let both = with(good, ScoreStage::Biased).weights(good.with_offset(1000));
+    refuses(&["`scores`", "shares its buffer with `weights`"], &both);
+    bench.seen
+}
+
 /// Weights are in memory on the staged path only.
 pub(super) fn weights_on_the_fused_path() -> Seen {
     let gpu = &full().gpu;

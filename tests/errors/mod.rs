@@ -10,7 +10,7 @@ use wgpu_attention::reference::{
 use wgpu_attention::{
     Attention, Config, DType, DeviceMask, Dropout, Error, Forward, Gpu, HostMask, HostTensor, KernelForm,
     LayerConfig, LayerForward, LayerWeights, Linear, Mask, MultiHeadAttention, Path, Projection,
-    ProjectionForward, Scratch, ScratchSize, Shape, TensorView, Tuning,
+    ProjectionForward, ScoreStage, Scratch, ScratchSize, Shape, TensorView, Tuning,
 };
 
 use crate::harness::device::{device, devices};
@@ -93,7 +93,7 @@ macro_rules! subjects {
 }
 
 subjects! {
-    configurations, zero_sizes, shapes_that_disagree, strides_and_offsets, memory_shared_with_an_output, buffers_that_do_not_serve, dtypes, shapes_of_masks_and_further_outputs, tensors_of_masks, block_maps, slices_of_masks, weights_on_the_fused_path, dropout_probabilities, missing_features, limits, scratch, slices, layers, projections, caches_made, moves_of_caches, appends, attention_to_caches, reading_back, what_cannot_be_provoked,
+    configurations, zero_sizes, shapes_that_disagree, strides_and_offsets, memory_shared_with_an_output, buffers_that_do_not_serve, dtypes, shapes_of_masks_and_further_outputs, tensors_of_masks, block_maps, slices_of_masks, weights_on_the_fused_path, scores_as_an_output, dropout_probabilities, missing_features, limits, scratch, slices, layers, projections, caches_made, moves_of_caches, appends, rows_of_caches, attention_to_caches, reading_back, what_cannot_be_provoked,
 }
 
 /// The reference refuses what does not fit it, too.

@@ -1,8 +1,8 @@
 //! Caches: any operations in any order.
 
 use wgpu_attention::{
-    Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, Config, DType, Error, Forward,
-    KernelForm, Rope, RopeConfig, ScaleGroup, Shape, Tokens, Tuning,
+    Append, Attention, Cache, CacheConfig, CacheLayout, CacheRead, CacheStorage, Config, DType, Error,
+    Forward, KernelForm, Rope, RopeConfig, RowPositions, ScaleGroup, Shape, Tokens, Tuning,
 };
 
 use crate::arena::{Buf, Window, view};
@@ -170,7 +170,7 @@ pub fn cache(
         let sequence = if c.one_in(12) { c.size() } else { c.below(kind.batch) };
         let amount = if c.one_in(8) { c.size() } else { c.below(most + 1) };
         let encoder = encoders.last_mut().ok_or("no encoder")?;
-        let operation = c.below(20);
+        let operation = c.below(24);
         use std::fmt::Write;
         let _ = write!(said, "; {operation} {sequence} {amount}");
         let result: Result<(), Error> = match operation {
@@ -285,6 +285,57 @@ pub fn cache(
             16 => cache.clear(sequence),
             17 => cache.fork(sequence, c.below(kind.batch)),
             18 => cache.reserve(sequence, amount),
+            20..24 => {
+                let is_read = operation < 22;
+                let rows = amount.clamp(usize::from(!c.one_in(12)), 1 << 20);
+                let mut pair = [kind.head_dim, kind.value_dim].map(|dim| {
+                    let shape = [kind.batch, kind.kv_heads, rows, dim];
+                    match is_read {
+                        true => Window::new(c, Buf::OutA, of_rows, shape, false),
+                        false => Window::input(c, of_rows, shape, false),
+                    }
+                });
+                if is_read {
+                    pair[1].buf = Buf::OutB;
+                }
+                let mut shape = [kind.batch, 1, rows, 1];
+                [0, 2].iter().filter(|_| c.one_in(2)).for_each(|axis| shape[*axis] = 1);
+                let mut tensor = Window::input(c, DType::U32, shape, false);
+                if c.one_in(8) {
+                    pair[c.below(2)].spoil(c);
+                }
+                if c.one_in(12) {
+                    tensor.spoil(c);
+                }
+                let start = if c.one_in(8) { c.size() as u32 } else { c.below(most) as u32 };
+                // The kernels are the family's.
+                let at = match with_lse {
+                    true => RowPositions::Tensor(view(&buffers, &tensor)),
+                    false => RowPositions::Start(start),
+                };
+                let _ = write!(said, " {pair:?} at {start} or {tensor:?}");
+                let [k, v] = pair.each_ref().map(|w| view(&buffers, w));
+                let layer = if c.one_in(12) { c.size() } else { c.below(kind.layers) };
+                let done = if !is_read {
+                    let append = Append::new(k, v).rope(rotates.then_some(&rope));
+                    cache.overwrite(encoder, layer, &append, at)
+                } else {
+                    let read = CacheRead::new(k, v).at(at);
+                    match c.below(3) {
+                        0 => cache.read_in_pass(
+                            &mut encoder.begin_compute_pass(&Default::default()),
+                            layer,
+                            &read,
+                        ),
+                        _ => cache.read(encoder, layer, &read),
+                    }
+                };
+                if done.is_ok() {
+                    fails |= pair.iter().any(|w| w.buf.fails()) || with_lse && tensor.buf.fails();
+                    writes.extend(pair.into_iter().filter(|_| is_read));
+                }
+                done
+            }
             _ => match c.below(4) {
                 0 => cache.set_known_len(sequence, amount),
                 1 => {

@@ -288,7 +288,7 @@ impl Case {
     }
 
     /// Largest finite score before the softmax.
-    fn largest_score(&self) -> f64 {
+    pub fn largest_score(&self) -> f64 {
         let scale = self.scale_value();
         let scores =
             reference::scores::<f64>(&widen(&self.q), &widen(&self.k), self.shape, scale).expect("it fits");

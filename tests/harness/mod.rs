@@ -23,6 +23,8 @@ pub mod validation;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod vectors;
 
+#[cfg(not(target_arch = "wasm32"))]
+pub use cached::Places;
 pub use cached::{Ask, Bed, Count, Data, Kind};
 pub use case::{Case, DropoutData, Expected, HostData, Judged, Rules, Weights};
 pub use device::{Profile, defaults, full, matrices, profiles};

@@ -92,19 +92,8 @@ impl Setup {
         let [x_at, out_at] = layout.places([x.shape; 2]);
         let placed = Placed::input(profile, Values::Floats(&x.data), self.x, x_at);
         let out = self.out.map(|dtype| Placed::output(profile, dtype, out_at));
-        let tensor = match at {
-            RowPositions::Start(_) => None,
-            RowPositions::Tensor(t) => {
-                let place = window(t.shape, &mut Rng::named("positions"), 1);
-                Some(Placed::input(profile, Values::Numbers(&t.data), DType::U32, place))
-            }
-            _ => unreachable!("new"),
-        };
-        let at = match (at, &tensor) {
-            (RowPositions::Start(start), _) => RowPositions::Start(*start),
-            (_, Some(t)) => RowPositions::Tensor(t.view()),
-            _ => unreachable!("placed just now"),
-        };
+        let tensor = place_positions(profile, at);
+        let at = placed_positions(at, tensor.as_ref());
         let positions = Positions::with_pipelines(profile.gpu.pipelines());
         let call = (placed.view(), out.as_ref().map(Placed::view), at);
         profile.gpu.submit(|e| record(&positions, e, call)).map_err(|e| e.to_string())?;
@@ -185,18 +174,8 @@ impl Setup {
         let [of, _, rows, pairs] = tables[0].shape;
         let given = tables.map(|t| stored(&t.data, dtype));
         // The reference takes a row of them for each row of x.
-        let row = |b: usize, i: usize| {
-            let position = match at {
-                RowPositions::Start(start) => *start as usize + i,
-                RowPositions::Tensor(t) => {
-                    let [n, _, l, _] = t.shape;
-                    let first = t.data[b % n * l + i % l] as usize;
-                    if l == length { first } else { first + i }
-                }
-                _ => unreachable!("new"),
-            };
-            b % of * rows + position.min(rows - 1)
-        };
+        let row =
+            |b: usize, i: usize| b % of * rows + position_of(at, b, i, length).min(rows as u64 - 1) as usize;
         let each = (0..batch).flat_map(|b| (0..length).map(move |i| (b, i)));
         let starts: Vec<usize> = each.map(|(b, i)| row(b, i) * pairs).collect();
         let [cos, sin] = given
@@ -300,6 +279,38 @@ impl Setup {
             positions.add(encoder, &AddPositions::new(x, table, at).out(out).scale(scale))
         })
         .await
+    }
+}
+
+/// The position of row `i` of `length` rows.
+pub fn position_of(at: &RowPositions<HostData<u32>>, b: usize, i: usize, length: usize) -> u64 {
+    match at {
+        RowPositions::Start(start) => u64::from(*start) + i as u64,
+        RowPositions::Tensor(t) => {
+            let [n, _, l, _] = t.shape;
+            let first = u64::from(t.data[b % n * l + i % l]);
+            if l == length { first } else { first + i as u64 }
+        }
+        _ => unreachable!("new"),
+    }
+}
+
+/// The tensor of positions, if there is one.
+pub fn place_positions(profile: &Profile, at: &RowPositions<HostData<u32>>) -> Option<Placed> {
+    let RowPositions::Tensor(t) = at else { return None };
+    let place = window(t.shape, &mut Rng::named("positions"), 1);
+    Some(Placed::input(profile, Values::Numbers(&t.data), DType::U32, place))
+}
+
+/// Positions on the device, of which `tensor` holds those that are in one.
+pub fn placed_positions<'a>(
+    at: &RowPositions<HostData<u32>>,
+    tensor: Option<&'a Placed>,
+) -> RowPositions<TensorView<'a>> {
+    match (at, tensor) {
+        (RowPositions::Start(start), _) => RowPositions::Start(*start),
+        (_, Some(t)) => RowPositions::Tensor(t.view()),
+        _ => unreachable!("no tensor was placed"),
     }
 }
 

@@ -77,6 +77,18 @@ impl MaskVariant {
         MaskVariant { rules, halves, softcap: false, appended: false, ..self }
     }
 
+    /// Only the softcap, if there is one.
+    pub fn softcap_only(self) -> Self {
+        MaskVariant { softcap: self.softcap, ..Self::default() }
+    }
+
+    /// Only what hides keys and changes their scores.
+    pub fn scores_only(self) -> Self {
+        let rules = self.rules.only(|rule| !rule.joins_sum);
+        let halves = self.halves.iter().filter(|id| rules.has(*id)).collect();
+        MaskVariant { rules, halves, ..self }
+    }
+
     pub fn has(&self, id: Id) -> bool {
         self.rules.has(id)
     }

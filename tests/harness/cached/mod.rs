@@ -3,6 +3,10 @@
 mod bed;
 mod model;
 pub mod rotation;
+#[cfg(not(target_arch = "wasm32"))]
+mod rows;
 
 pub use bed::{Ask, Bed};
 pub use model::{Count, Data, Kind, Sequence};
+#[cfg(not(target_arch = "wasm32"))]
+pub use rows::Places;

@@ -1,0 +1,76 @@
+// Keys and values of a range of positions, out of a cache: what cache_append.wgsl wrote.
+//
+// k [batch, kv_heads, rows, head_dim]   v [batch, kv_heads, rows, value_dim]
+//
+// Rows of positions that a sequence does not have, or that a ring has overwritten, are zeros. An invocation has four
+// channels of a row.
+// Floor: every word is read once, every channel written once.
+//
+// Bindings (declared by the host): k, v, cache_k, cache_v, sequence_table; positions if POSITIONS.
+
+struct Params {
+    k: View,
+    v: View,
+    cache: CacheParams,
+    at: PositionParams,
+    head_dim: u32,
+    value_dim: u32,
+    k_units: u32,    // fours of a row
+    v_units: u32,
+    first: u32,      // rows before this dispatch's
+    pad0: u32,
+    pad1: u32,
+    pad2: u32,
+}
+
+@group(0) @binding(0) var<uniform> p: Params;
+
+// From channel d on. Floats keep their bits.
+fn k_channels(s: Source, row: u32, d: u32) -> vec4<f32> {
+    if SCALED {
+        return k_four(s, row, d);
+    }
+    return unpacked(k_word(s, row, d / CHANNELS), d / 4u % VECTORS);
+}
+
+fn v_channels(s: Source, row: u32, d: u32) -> vec4<f32> {
+    if SCALED {
+        return v_four(s, row, d);
+    }
+    return unpacked(v_word(s, row, d / CHANNELS), d / 4u % VECTORS);
+}
+
+@compute @workgroup_size(64)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let b = group.z;
+    let i = group.y + p.first;
+    let units = p.k_units + p.v_units;
+    let n = group.x * 64u + lane;
+    let h = n / units;
+    if h >= p.cache.kv_heads {
+        return;
+    }
+    let j = position_of(p.at, b, i);
+    let kept = is_kept(b, j);
+    let unit = n % units;
+    var x = vec4<f32>();
+    if unit < p.k_units {
+        let d = unit * 4u;
+        if kept {
+            let s = k_source(b, h);
+            x = k_channels(s, row_of_position(s.rows, j), d);
+        }
+        for (var c = 0u; c < min(4u, p.head_dim - d); c++) {
+            k_store(view_at(p.k, b, h, i, d + c), x[c]);
+        }
+    } else {
+        let d = (unit - p.k_units) * 4u;
+        if kept {
+            let s = v_source(b, h, 0u);
+            x = v_channels(s, row_of_position(s.rows, j), d);
+        }
+        for (var c = 0u; c < min(4u, p.value_dim - d); c++) {
+            v_store(view_at(p.v, b, h, i, d + c), x[c]);
+        }
+    }
+}

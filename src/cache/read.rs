@@ -1,0 +1,99 @@
+//! Keys and values, back out of a layer.
+
+use super::{Cache, CacheConfig};
+use crate::bindings::BoundDispatch;
+use crate::error::Error;
+use crate::path;
+use crate::position::RowPositions;
+use crate::record::{dispatch, pass};
+use crate::tensor::{
+    Access, LONGEST_AXIS, TensorView, check_aliasing, check_apart, check_float, expect, same_dtype,
+};
+
+/// Keys and values of a layer, read back: from position 0 on, unless [`at`](Self::at) says otherwise.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct CacheRead<'a> {
+    k: TensorView<'a>,
+    v: TensorView<'a>,
+    at: RowPositions<TensorView<'a>>,
+}
+
+impl<'a> CacheRead<'a> {
+    /// Into `k`, `[batch, kv_heads, rows, head_dim]`, and `v`, `[batch, kv_heads, rows, value_dim]`: F32 or F16,
+    /// whatever the cache stores, both of one type.
+    pub fn new(k: TensorView<'a>, v: TensorView<'a>) -> Self {
+        CacheRead { k, v, at: RowPositions::Start(0) }
+    }
+
+    /// From other positions: a number for all sequences, or a tensor of theirs.
+    pub fn at(mut self, at: RowPositions<TensorView<'a>>) -> Self {
+        self.at = at;
+        self
+    }
+}
+
+impl Cache {
+    /// Records what writes keys and values of a layer into tensors, as attention sees them: rotated where they were
+    /// appended so, and with the rounding of the storage ([`reference::cache::stored`](crate::reference::cache::stored)).
+    /// Rows of positions that a sequence does not have, or that a ring has overwritten, are zeros.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] with changes that are not recorded ([`flush`](Self::flush)), [`Error::Option`] for a
+    /// layer that is none, and everything that [`Error`] lists for tensors; then nothing has been recorded.
+    pub fn read(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        layer: usize,
+        read: &CacheRead,
+    ) -> Result<(), Error> {
+        let bound = self.bind_read(layer, read)?;
+        dispatch(&mut pass(encoder, "cache read"), &bound);
+        Ok(())
+    }
+
+    /// [`read`](Self::read) into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn read_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        layer: usize,
+        read: &CacheRead,
+    ) -> Result<(), Error> {
+        dispatch(pass, &self.bind_read(layer, read)?);
+        Ok(())
+    }
+
+    fn bind_read(&self, layer: usize, read: &CacheRead) -> Result<Vec<(BoundDispatch, [u32; 3])>, Error> {
+        self.check_recorded()?;
+        let source = self.source(layer, false)?;
+        let device = self.pipelines.facts();
+        let CacheConfig { batch, kv_heads, head_dim, value_dim, .. } = self.config;
+        let CacheRead { k, v, at } = *read;
+        check_float("k", &k)?;
+        same_dtype("v", &v, k.dtype())?;
+        let rows = k.shape()[2];
+        for (tensor, view, dim) in [("k", k, head_dim), ("v", v, value_dim)] {
+            let wanted = [batch, kv_heads, rows, dim];
+            (0..4).try_for_each(|axis| expect(tensor, view.shape(), axis, wanted[axis]))?;
+            view.check(tensor, Access::Write, device)?;
+        }
+        at.check(k.shape(), device)?;
+        let written = [("k", k), ("v", v)];
+        let others = self.tensors(layer).chain([("cache", self.lengths())]);
+        let others: Vec<_> = others.chain(at.tensor().map(|t| ("positions", t))).collect();
+        check_aliasing(&written, &others)?;
+        check_apart(&written, device)?;
+        // No sequence is as long: what lies beyond is zeros.
+        let last = LONGEST_AXIS as u32;
+        let at = match at {
+            RowPositions::Start(start) => RowPositions::Start(start.min(last)),
+            tensor => tensor,
+        };
+        let dispatches =
+            path::cache::read(&source, [k, v], (at.params(rows, last, device), at.tensor()), device);
+        self.pipelines.bind(&dispatches, &self.bindings)
+    }
+}

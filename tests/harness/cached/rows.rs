@@ -1,0 +1,125 @@
+//! Rows of a cache that are read back, or written over.
+
+use wgpu_attention::{Append, CacheRead, DType, Error, RowPositions};
+
+use super::bed::Bed;
+use super::model::{Kind, Token};
+use crate::harness::case::HostData;
+use crate::harness::memory::{Values, stored};
+use crate::harness::positions::{place_positions, placed_positions, position_of};
+use crate::harness::run::{Layout, Placed};
+
+/// As a store to f16, and below its normal numbers.
+const ROUNDING_F16: [f64; 2] = [1.0 / 1024.0, 1.0 / (1 << 24) as f64];
+
+/// Positions of rows of a cache.
+pub type Places = RowPositions<HostData<u32>>;
+
+impl Bed {
+    /// What a call of `rows` at `at` finds of sequence `s` at row `i`: the position, if the cache has it.
+    fn found(&self, at: &Places, s: usize, i: usize, rows: usize) -> Option<usize> {
+        let position = position_of(at, s, i, rows);
+        let position = usize::try_from(position).ok().filter(|p| *p < self.sequences[s].len())?;
+        self.sequences[s].keeps(&self.kind, position).then_some(position)
+    }
+
+    /// Reads rows of a layer and compares them with the model: no value is further off than the storage's own rounding
+    /// explains, what is not there is zero.
+    pub fn read(
+        &self,
+        layer: usize,
+        at: &Places,
+        rows: usize,
+        dtype: DType,
+        layout: Layout,
+    ) -> Result<f64, String> {
+        let Kind { batch, kv_heads, head_dim, value_dim, storage, .. } = self.kind;
+        let shapes = [head_dim, value_dim].map(|dim| [batch, kv_heads, rows, dim]);
+        let outputs = layout.places(shapes).map(|place| Placed::output(self.profile, dtype, place));
+        let tensor = place_positions(self.profile, at);
+        let call = CacheRead::new(outputs[0].view(), outputs[1].view());
+        let call = call.at(placed_positions(at, tensor.as_ref()));
+        let mut encoder = self.encoder();
+        self.cache.read(&mut encoder, layer, &call).map_err(|e| format!("refused: {e}"))?;
+        self.submit(encoder);
+        let mut worst = 0f64;
+        for (side, name) in ["k", "v"].into_iter().enumerate() {
+            let got = pollster::block_on(outputs[side].download_async(name, self.profile))?;
+            let dim = shapes[side][3];
+            for (n, got) in got.chunks(dim).enumerate() {
+                let (s, h, i) = (n / rows / kv_heads, n / rows % kv_heads, n % rows);
+                let Some(position) = self.found(at, s, i, rows) else {
+                    if got.iter().any(|x| *x != 0.0) {
+                        return Err(format!(
+                            "{name}, sequence {s}, head {h}: row {i} is not there and not zeros"
+                        ));
+                    }
+                    continue;
+                };
+                let token = &self.sequences[s].tokens[position][layer];
+                let want = &[&token.k, &token.v][side][h * dim..][..dim];
+                let off = self.data.off(storage, want);
+                for (d, ((got, want), off)) in got.iter().zip(want).zip(off).enumerate() {
+                    let want = f64::from(*want);
+                    let [relative, least] = if dtype == DType::F16 { ROUNDING_F16 } else { [0.0; 2] };
+                    let allowed = off + (want.abs() + off) * relative + least;
+                    let apart = (got - want).abs();
+                    // NaN is further than anything.
+                    if apart > allowed || apart.is_nan() {
+                        return Err(format!(
+                            "{name}, sequence {s}, head {h}, position {position}, channel {d} is {got}, not {want}"
+                        ));
+                    }
+                    worst = worst.max(apart / allowed.max(f64::MIN_POSITIVE));
+                }
+            }
+        }
+        Ok(worst)
+    }
+
+    /// Writes new rows over those of a layer, in the cache and in the model.
+    pub fn overwrite(&mut self, layer: usize, at: &Places, rows: usize) -> Result<(), Error> {
+        let Kind { batch, kv_heads, head_dim, value_dim, .. } = self.kind;
+        let new: Vec<Vec<Token>> = (0..batch)
+            .map(|_| {
+                (0..rows)
+                    .map(|_| {
+                        let mut side = |dim| -> Vec<f32> {
+                            let row = |_| self.data.row(&mut self.rng, self.kind.storage, dim);
+                            stored(&(0..kv_heads).flat_map(row).collect::<Vec<_>>(), self.dtype)
+                        };
+                        Token { k: side(head_dim), v: side(value_dim) }
+                    })
+                    .collect()
+            })
+            .collect();
+        let shapes = [head_dim, value_dim].map(|dim| [batch, kv_heads, rows, dim]);
+        let places = self.layout.places(shapes);
+        let placed = [0, 1].map(|side| {
+            let dim = shapes[side][3];
+            let part = HostData::of(shapes[side], |[s, h, i, d]| {
+                let Token { k, v } = &new[s][i];
+                // What is dropped must not be read.
+                if self.found(at, s, i, rows).is_some() { [k, v][side][h * dim + d] } else { f32::NAN }
+            });
+            Placed::input(self.profile, Values::Floats(&part.data), self.dtype, places[side])
+        });
+        let tensor = place_positions(self.profile, at);
+        let mut encoder = self.encoder();
+        let append = Append::new(placed[0].view(), placed[1].view());
+        let positions = placed_positions(at, tensor.as_ref());
+        self.cache.overwrite(&mut encoder, layer, &append, positions)?;
+        self.submit(encoder);
+        for (s, new) in new.into_iter().enumerate() {
+            let mut dropped = false;
+            for (i, token) in new.into_iter().enumerate() {
+                match self.found(at, s, i, rows) {
+                    Some(position) => self.sequences[s].tokens[position][layer] = token,
+                    None => dropped = true,
+                }
+            }
+            self.sequences[s].refused += u32::from(dropped);
+        }
+        Ok(())
+    }
+}
