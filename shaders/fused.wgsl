@@ -148,25 +148,6 @@ fn row_repaired(z: u32, row: u32, col: u32, x: vec4<f32>, end: vec3<f32>, keys: 
     return x;
 }
 
-const LOG2_E: f32 = 1.4426950408889634;
-const LN_2: f32 = 0.6931471805599453;
-// Where scores are in units of log2, weights are exp2 of them, unless `score_mod` must see them.
-const UNIT: f32 = select(LOG2_E, 1.0, PER_PAIR_MASK);
-// How far, in their units, a score may be above the maximum in use before that moves and the sums are scaled.
-const RESCALE_THRESHOLD: f32 = 8.0;
-// The lowest finite number: below it is only −∞.
-const LOWEST: f32 = -0x1.fffffep+127f;
-
-// exp of a difference of scores.
-fn weight_of(x: f32) -> f32 {
-    return exp2(x * (LOG2_E / UNIT));
-}
-
-// A row's maximum and the sum of its weights, from one in the units of scores; none where it has seen nothing.
-fn row_state(row_max: f32, row_sum: f32) -> vec2<f32> {
-    return vec2<f32>(select(row_max * select(LN_2, 1.0, PER_PAIR_MASK), p.mask.neg_inf, row_sum == 0.0), row_sum);
-}
-
 // The queries of some rows see keys of all.x .. all.y, and every query sees those in each.x .. each.y,
 // as far as intervals go.
 struct KeyRange {

@@ -6,7 +6,7 @@
 // no key becomes zeros, its lse −∞.
 //
 // Bindings (declared by the host): scores; lse, the mask's, dropout where used.
-// Two reads and one write per score; two exp.
+// Two reads and one write per score; two exp2. Scores are natural: NATURAL_SCORES.
 
 struct Params {
     scores: View,
@@ -71,23 +71,23 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let q = query_of(b, h, i);
     let r = Row(view_at(p.scores, b, h, i, 0u), p.scores.strides.w, kv_len, neg_inf, q);
 
-    var row_max = neg_inf;
+    var row_max = LOWEST;
     var sums = vec4<f32>();
-    // A NaN is carried by addition: max, exp and log lose it on some drivers.
     var nan_carry = 0.0;
     // A lane has the same keys here and below: it overwrites only what it has read itself.
     for (var j = q.first / (ROW_LANES * 4u) * (ROW_LANES * 4u) + lane * 4u; j < q.end; j += ROW_LANES * 4u) {
         let x = seen_scores(r, j);
-        let highest = max(max(max(x.x, x.y), max(x.z, x.w)), row_max);
-        // As long as no key was seen there is nothing to be relative to.
-        let origin = select(highest, 0.0, highest == neg_inf);
-        sums = sums * exp_of(vec4<f32>(row_max - origin), neg_inf) + exp_of(x - origin, neg_inf);
-        row_max = highest;
+        let highest = max(max(x.x, x.y), max(x.z, x.w));
+        if highest - row_max > RESCALE_THRESHOLD {
+            sums *= rescale_of(row_max, highest);
+            row_max = highest;
+        }
+        sums += weights_of(x, row_max, neg_inf);
         if any_nan(x) {
             nan_carry += x.x + x.y + x.z + x.w;
         }
     }
-    let seen_total = reduce_row(vec2<f32>(row_max, sums.x + sums.y + sums.z + sums.w + nan_carry), lane);
+    let seen_total = reduce_row(row_state(row_max, sums.x + sums.y + sums.z + sums.w + nan_carry, neg_inf), lane);
     let total = with_sink(seen_total, b, h);
     let seen = is_seen(total, neg_inf);
     let scale = select(0.0, 1.0 / total.y, seen);
@@ -100,7 +100,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         var w = vec4<f32>();
         if seen && j < q.end && j + 4u > q.first {
             let x = seen_scores(r, j);
-            w = select(exp(x - total.x) * scale, vec4<f32>(), x == vec4<f32>(neg_inf));
+            w = weights_of(x, total.x, neg_inf) * scale;
             if HAS_DROPOUT {
                 for (var c = 0u; c < 4u; c++) {
                     if j + c < kv_len {

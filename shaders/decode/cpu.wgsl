@@ -16,12 +16,8 @@
 // Floor, per query, key and channel of each kind: a multiplication and an addition (software drivers have no
 // fused one). Loads: five instructions for each u32, once per ROWS packed rows.
 //
-// Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim; CHUNK, KEYS,
-// K_BLOCKS, LANES, LOWEST, PER_PAIR_MASK, RESCALE_THRESHOLD, ROWS, SCALED, SPLITS, STEP, UNIT, VECTORS, V_BLOCKS;
-// Query; any_nan, finish_row, is_run, k_scale, k_source, k_word, key_row, mask_mod, q_at4, query_of_row, repaired,
-// row_state, rows_key_range, run_step, score_mod, split_keys, store_row, unpacked_all, v_scale, v_source, v_word,
-// view_at, weight_of.
-// Gives: main.
+// Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim.
+// Gives: nothing.
 
 const LANE_KEYS: u32 = KEYS / LANES;
 // Keys side by side in the lanes, for rows of few words, and words of a lane.
@@ -231,9 +227,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                 for (var c = 0u; c < LANE_KEYS; c++) {
                     let t = c * LANES + my_lane;
                     chunk_max[r] = max(chunk_max[r], s[r][c]);
-                    // A NaN is carried by addition: max, exp and log lose it on some drivers.
                     chunk_nan[r] += select(0.0, s[r][c], any_nan(vec4<f32>(s[r][c])));
-                    // exp2(−∞) is 0, which WGSL does not promise.
                     var x = select(weight_of(s[r][c] - limit[r]), 0.0, s[r][c] == neg_inf);
                     chunk_sum[r] += x;
                     weights[((t0 - j + t) * ROWS + r) & SMALL] = x;
@@ -259,7 +253,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                 for (var l = 0u; l < LANES; l++) {
                     m = max(m, lane_values[r * LANES + l]);
                 }
-                let rescale = select(weight_of(row_max[r] - m), 0.0, row_max[r] == LOWEST && m != LOWEST);
+                let rescale = rescale_of(row_max[r], m);
                 row_max[r] = m;
                 row_sum[r] *= rescale;
                 for (var w = 0u; w < LANE_WORDS; w++) {
@@ -394,7 +388,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
             for (var l = 0u; l < LANES; l++) {
                 sum += lane_values[r * LANES + l] + lane_values[(ROWS + r) * LANES + l];
             }
-            let end = finish_row(row_state(row_max[r], sum), z, row, split, lane == 0u);
+            let end = finish_row(row_state(row_max[r], sum, neg_inf), z, row, split, lane == 0u);
             var broken = 0u;
             for (var w = 0u; w < LANE_WORDS; w++) {
                 let n = w * LANES + lane;

@@ -41,12 +41,8 @@
 // 12 words a lane. All go through variables of the loops: what a loop only uses later in the same turn, past
 // branches, some drivers load later too.
 //
-// Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim; BIAS, KEY_FOURS,
-// KEY_LANES, K_BLOCKS, LANE_ROWS, LOG2_E, LOWEST, PER_PAIR_MASK, REDUCE_SIZE, RESCALE_THRESHOLD, ROWS, SCALED,
-// SHARED, SPLITS, UNIT, VECTORS, V_BLOCKS, V_SPLIT, WORKGROUP; are_nan, finish_row, k_scale, k_source, k_word,
-// key_row, mask_mod, owned_first, owned_group, q_at4, query_of_row, reduce, row_repaired, row_state,
-// rows_key_range, score_mod, split_keys, store_row, unpacked, v_scale, v_source, v_word, view_at.
-// Gives: ALL_GROUPS, OWN, SCORES; decode, tile.
+// Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim.
+// Gives: nothing.
 
 const ROW_GROUPS: u32 = ROWS / LANE_ROWS;
 const GROUP_LANES: u32 = WORKGROUP / ROW_GROUPS;
@@ -105,11 +101,6 @@ var<workgroup> row_sum: array<f32, ROWS>;
 var<workgroup> row_keys: array<vec2<u32>, ROWS>;
 // Whether a score of the tile is further above its row's top than RESCALE_THRESHOLD, or is NaN.
 var<workgroup> any_above: atomic<u32>;
-
-// exp of differences of scores; exp2(−∞) is 0, which WGSL does not promise.
-fn weights_of(s: vec4<f32>, top: f32, neg_inf: f32) -> vec4<f32> {
-    return select(exp2((s - top) * (LOG2_E / UNIT)), vec4<f32>(), s == vec4<f32>(neg_inf));
-}
 
 // The part of a word of v that a lane adds, moved to its front.
 fn piece_of(word: vec4<u32>, piece: u32) -> vec4<u32> {
@@ -393,7 +384,7 @@ fn decode(id: vec3<u32>, lane: u32) {
             let j = (n * KEY_LANES + own_first) % SCORES;
             let row = own_row + j % LANE_ROWS;
             let top = row_max[row];
-            // A NaN is not calm.
+            // A NaN is not.
             in_reach = in_reach && all(own_scores[n] <= vec4<f32>(top + RESCALE_THRESHOLD));
             weights[n] = weights_of(own_scores[n], top, neg_inf);
             if owns {
@@ -421,8 +412,7 @@ fn decode(id: vec3<u32>, lane: u32) {
             if lane < ROWS {
                 let top = row_max[lane];
                 let high = max(top, most);
-                let first = top == LOWEST && high != LOWEST;
-                row_rescale[lane] = select(exp2((top - high) * (LOG2_E / UNIT)), 0.0, first);
+                row_rescale[lane] = rescale_of(top, high);
                 row_max[lane] = high;
             }
             if lane == 0u {
@@ -432,7 +422,6 @@ fn decode(id: vec3<u32>, lane: u32) {
             for (var n = 0u; n < OWN; n++) {
                 let j = (n * KEY_LANES + own_first) % SCORES;
                 let row = own_row + j % LANE_ROWS;
-                // A NaN is carried by addition: max, exp and log lose it on some drivers.
                 own_sums[n] = own_sums[n] * row_rescale[row] + select(vec4<f32>(), own_scores[n], are_nan(own_scores[n]));
                 weights[n] = weights_of(own_scores[n], row_max[row], neg_inf);
                 if owns {
@@ -524,7 +513,7 @@ fn decode(id: vec3<u32>, lane: u32) {
     if lane < ROWS {
         let row = min(row0 + lane, rows - 1u);
         let first_slice = id.y + p.first.y == 0u;
-        let finish = finish_row(row_state(row_max[lane], total), z, row, split, row0 + lane < rows && first_slice);
+        let finish = finish_row(row_state(row_max[lane], total, neg_inf), z, row, split, row0 + lane < rows && first_slice);
         row_rescale[lane] = finish.x;
         row_max[lane] = finish.y;
         row_sum[lane] = finish.z;

@@ -17,12 +17,8 @@
 // Floor, per query, key and channel of each kind: a multiplication and an addition (software drivers have no
 // fused one). Bytes: k and v once per ROWS packed rows.
 //
-// Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim; FULL,
-// FULL_IS_PLAIN, HAS_BLOCKS, HAS_DROPOUT, HEAD_VECTORS, HIDDEN, KEYS, LANES, LOWEST, PER_PAIR_MASK,
-// RESCALE_THRESHOLD, ROWS, SPLITS, UNIT, VALUE_VECTORS; Query; any_nan, apply_dropout, finish_row, k_four,
-// k_source, key_row, mask_mod, q_at4, query_of_row, repaired, row_state, rows_key_range, score_mod, split_keys,
-// store_row, tile_state, v_four, v_source, view_at, weight_of.
-// Gives: main.
+// Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim.
+// Gives: nothing.
 
 const LANE_ROWS: u32 = ROWS / LANES;
 // Sums per score, added at the end: a chain of additions that depend on each other waits for each.
@@ -173,7 +169,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                 }
             }
         }
-        // A NaN is not calm. Counted, because compilers turn "not at most" into "above".
+        // A NaN is not below. Counted, because compilers turn "not at most" into "above".
         var below_limit = 0u;
         for (var r = 0u; r < LANE_ROWS; r++) {
             let limit = row_max[r] + RESCALE_THRESHOLD;
@@ -187,10 +183,9 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                     var new_max = row_max[r];
                     for (var c = 0u; c < KEYS; c++) {
                         new_max = max(new_max, s[r][c]);
-                        // A NaN is carried by addition: max, exp and log lose it on some drivers.
                         nan_carry[r] += select(0.0, s[r][c], any_nan(vec4<f32>(s[r][c])));
                     }
-                    let rescale = select(weight_of(row_max[r] - new_max), 0.0, row_max[r] == LOWEST && new_max != LOWEST);
+                    let rescale = rescale_of(row_max[r], new_max);
                     row_max[r] = new_max;
                     row_sum[r] *= rescale;
                     for (var outer = 0u; outer < VALUE_OUTER; outer++) {
@@ -207,7 +202,6 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         for (var r = 0u; r < LANE_ROWS; r++) {
             var t = 0.0;
             for (var c = 0u; c < KEYS; c++) {
-                // exp2(−∞) is 0, which WGSL does not promise.
                 s[r][c] = select(weight_of(s[r][c] - row_max[r]), 0.0, s[r][c] == neg_inf);
                 t += s[r][c];
                 if HAS_DROPOUT {
@@ -239,7 +233,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     for (var r = 0u; r < LANE_ROWS; r++) {
         let row = row0 + r * LANES + lane;
         if row < packed {
-            let end = finish_row(row_state(row_max[r], row_sum[r] + nan_carry[r]), z, row, split, slice_col == 0u);
+            let end = finish_row(row_state(row_max[r], row_sum[r] + nan_carry[r], neg_inf), z, row, split, slice_col == 0u);
             for (var outer = 0u; outer < VALUE_OUTER; outer++) {
                 let outer_col = col0 + outer * VALUE_INNER * 4u;
                 var broken = 0u;

@@ -6,8 +6,8 @@
 // V_KEYS (rows of v per staging), P_KEYS (weights in workgroup memory at once). Head and value dimension are
 // not compiled in.
 //
-// Floor of the arithmetic, per row and key: head_dim (in every slice) + value_dim multiply-adds, one exp, and
-// scale, difference, maximum, two additions, store: about 8 other instructions.
+// Floor of the arithmetic, per row and key: head_dim (in every slice) + value_dim multiply-adds, one exp2 (scale and
+// difference are one fma before it), and maximum, two additions, store: about 6 other instructions.
 // Floor in workgroup memory, per invocation and channel or key: in q · kᵀ LANE_ROWS · LANE_KEYS multiply-adds
 // against (LANE_ROWS + LANE_KEYS) / 4 vector loads, 32 against 3 for 8 × 4; in p · v LANE_ROWS · SLICE / 16
 // against (LANE_ROWS + SLICE / 16) / 4, for 8 rows 32 against 3 of a slice of 64, 64 against 4 of one of 128.
@@ -22,9 +22,10 @@
 // unrolled: loads of read-only buffers are moved down past a loop that is not.
 //
 // Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim; CHUNK, HAS_BLOCKS,
-// HAS_DROPOUT, KEYS, PER_PAIR_MASK, P_KEYS, ROWS, SLICE, SPLITS, V_KEYS, WORKGROUP; Query; any_nan, apply_dropout,
-// are_nan, exp_of, finish_row, head_query_of, is_finite, k_source, key_row, keys_of_rows, load_k, load_q, mask_mod,
-// next_tile, query_of, repaired, row_keys, score_mod, store_row, v_four, v_source, view_at, zero_past.
+// HAS_DROPOUT, KEYS, LOG2_E, LOWEST, PER_PAIR_MASK, P_KEYS, RESCALE_THRESHOLD, ROWS, SLICE, SPLITS, V_KEYS,
+// WORKGROUP; Query; any_nan, apply_dropout, are_nan, finish_row, head_query_of, is_finite, k_source, key_row,
+// keys_of_rows, load_k, load_q, mask_mod, next_tile, query_of, repaired, rescale_of, row_keys, row_state,
+// score_mod, store_row, v_four, v_source, view_at, zero_past.
 // Gives: main.
 
 const LANES_X: u32 = 16u;
@@ -64,13 +65,18 @@ const STATS_SIZE: u32 = LANES_X * STATS_STEP;
 const TILE_SIZE: u32 = max(max(Q_SIZE + K_SIZE, P_SIZE + V_SIZE), STATS_SIZE);
 
 var<workgroup> tile: array<vec4<f32>, TILE_SIZE>;
-// Of the rows, four a vector: the highest score so far; what scores are relative to (in the end: the sum of the
-// weights); what older sums are to be multiplied by.
+// Of the rows, four a vector: what scores are relative to; the sum of the weights, in the end; what older sums are to be
+// multiplied by.
 var<workgroup> row_max: array<vec4<f32>, ROWS / 4u>;
-var<workgroup> row_origin: array<vec4<f32>, ROWS / 4u>;
+var<workgroup> row_sum: array<vec4<f32>, ROWS / 4u>;
 var<workgroup> row_rescale: array<vec4<f32>, ROWS / 4u>;
 // Head and query of each row.
 var<workgroup> row_head_query: array<vec2<u32>, ROWS>;
+
+// Of a product of q and k, its sign apart. Not kept through the loop, which would take a register.
+fn score_scale() -> f32 {
+    return abs(p.scale) * LOG2_E;
+}
 
 // A lane's c-th key, from its first on.
 fn key_of(c: u32) -> u32 {
@@ -110,7 +116,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
         row_head_query[lane] = head_query_of(kv_head, min(row0 + lane, last_row));
     }
     if lane < ROWS / 4u {
-        row_max[lane] = vec4<f32>(neg_inf);
+        row_max[lane] = vec4<f32>(LOWEST);
     }
     let keys = keys_of_rows(b, kv_head, row0, last_row, split, lane);
 
@@ -234,8 +240,15 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
             workgroupBarrier();
         }
         k_from = next_k_from;
-        for (var n = 0u; n < SCORES; n++) {
-            s[n] *= p.scale;
+        if PER_PAIR_MASK {
+            for (var n = 0u; n < SCORES; n++) {
+                s[n] *= p.scale;
+            }
+        } else if p.scale < 0.0 {
+            // The highest score is to be the highest product.
+            for (var n = 0u; n < SCORES; n++) {
+                s[n] = -s[n];
+            }
         }
         if PER_PAIR_MASK && state == 1u {
             // The vectors take turns in s[0]: one copy of the text, and no indices into registers.
@@ -286,19 +299,24 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
         }
         workgroupBarrier();
         if lane < ROWS / 4u {
-            let top = row_max[lane];
-            var most = top;
+            var most = vec4<f32>(neg_inf);
             // Four at a time: all at once would be what the kernel needs most registers for.
             for (var n = 0u; n < min((end - j0 + 3u) / 4u, LANES_X); n += 4u) {
                 let o = n * STATS_STEP + lane;
                 most = max(most, max(max(tile[o], tile[o + STATS_STEP]),
                     max(tile[o + 2u * STATS_STEP], tile[o + 3u * STATS_STEP])));
             }
-            // As long as no key was seen there is nothing to be relative to.
-            let origin = select(most, vec4<f32>(), most == vec4<f32>(neg_inf));
-            row_origin[lane] = origin;
-            row_rescale[lane] = exp_of(top - origin, neg_inf);
-            row_max[lane] = most;
+            if !PER_PAIR_MASK {
+                // Not of −∞, which a scale of 0 would make NaN.
+                most = select(most * score_scale(), most, most == vec4<f32>(neg_inf));
+            }
+            let old = row_max[lane];
+            // The difference is exact where the sum, of large numbers, would be rounded up.
+            let moves = most - old > vec4<f32>(RESCALE_THRESHOLD);
+            let rescale = vec4<f32>(rescale_of(old.x, most.x), rescale_of(old.y, most.y), rescale_of(old.z, most.z),
+                rescale_of(old.w, most.w));
+            row_rescale[lane] = select(vec4<f32>(1.0), rescale, moves);
+            row_max[lane] = select(old, most, moves);
         }
         workgroupBarrier();
 
@@ -308,16 +326,35 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
             check += s[n];
         }
         let all_finite = is_finite(check.x + check.y + check.z + check.w);
+        var rescales = false;
         for (var m = 0u; m < ROW_VECTORS; m++) {
-            lane_sums[m] *= row_rescale[my_rows + m];
+            rescales = rescales || any(row_rescale[my_rows + m] != vec4<f32>(1.0));
+        }
+        if rescales {
+            for (var m = 0u; m < ROW_VECTORS; m++) {
+                let rescale = row_rescale[my_rows + m];
+                lane_sums[m] *= rescale;
+                for (var n = 0u; n < OUT_VECTORS; n++) {
+                    let o = m * 4u * OUT_VECTORS + n;
+                    acc[o] *= rescale.x;
+                    acc[o + OUT_VECTORS] *= rescale.y;
+                    acc[o + 2u * OUT_VECTORS] *= rescale.z;
+                    acc[o + 3u * OUT_VECTORS] *= rescale.w;
+                }
+            }
         }
         for (var n = 0u; n < SCORES; n++) {
             let t = s[n];
-            var w = exp(t - row_origin[my_rows + n / LANE_KEYS]);
+            let high = row_max[my_rows + n / LANE_KEYS];
+            var w: vec4<f32>;
+            if PER_PAIR_MASK {
+                w = exp2((t - high) * LOG2_E);
+            } else {
+                w = exp2(fma(t, vec4<f32>(score_scale()), -high));
+            }
             var w_sum = w;
             if !all_finite {
                 w = select(w, vec4<f32>(), t == vec4<f32>(neg_inf));
-                // A NaN is carried by addition: max, exp and log lose it on some drivers.
                 w_sum = select(w, t, are_nan(t));
             }
             s[n] = w;
@@ -332,16 +369,6 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
                         s[n][r] = apply_dropout(s[n][r], b, place.x, place.y, j0 + x * 4u + key_of(c));
                     }
                 }
-            }
-        }
-        for (var m = 0u; m < ROW_VECTORS; m++) {
-            let factor = row_rescale[my_rows + m];
-            for (var n = 0u; n < OUT_VECTORS; n++) {
-                let o = m * 4u * OUT_VECTORS + n;
-                acc[o] *= factor.x;
-                acc[o + OUT_VECTORS] *= factor.y;
-                acc[o + 2u * OUT_VECTORS] *= factor.z;
-                acc[o + 3u * OUT_VECTORS] *= factor.w;
             }
         }
 
@@ -415,15 +442,15 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
         let top = row_max[lane];
         let row = row0 + lane * 4u;
         let ends = mat4x3<f32>(
-            finish_row(vec2<f32>(top.x, total.x), z, min(row, last_row), split, row <= last_row && col0 == 0u),
-            finish_row(vec2<f32>(top.y, total.y), z, min(row + 1u, last_row), split, row + 1u <= last_row && col0 == 0u),
-            finish_row(vec2<f32>(top.z, total.z), z, min(row + 2u, last_row), split, row + 2u <= last_row && col0 == 0u),
-            finish_row(vec2<f32>(top.w, total.w), z, min(row + 3u, last_row), split, row + 3u <= last_row && col0 == 0u),
+            finish_row(row_state(top.x, total.x, neg_inf), z, min(row, last_row), split, row <= last_row && col0 == 0u),
+            finish_row(row_state(top.y, total.y, neg_inf), z, min(row + 1u, last_row), split, row + 1u <= last_row && col0 == 0u),
+            finish_row(row_state(top.z, total.z, neg_inf), z, min(row + 2u, last_row), split, row + 2u <= last_row && col0 == 0u),
+            finish_row(row_state(top.w, total.w, neg_inf), z, min(row + 3u, last_row), split, row + 3u <= last_row && col0 == 0u),
         );
         let rows_ends = transpose(ends);
         row_rescale[lane] = rows_ends[0];
         row_max[lane] = rows_ends[1];
-        row_origin[lane] = rows_ends[2];
+        row_sum[lane] = rows_ends[2];
     }
     workgroupBarrier();
     var broken = 0u;
@@ -445,7 +472,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
         let row = y * LANE_ROWS + n / OUT_VECTORS;
         let col = col0 + (n % OUT_VECTORS * LANES_X + x) * 4u;
         let q = query_of(b, row_head_query[row].x, row_head_query[row].y);
-        let total = vec2<f32>(row_max[row / 4u][row % 4u], row_origin[row / 4u][row % 4u]);
+        let total = vec2<f32>(row_max[row / 4u][row % 4u], row_sum[row / 4u][row % 4u]);
         store_row(z, row0 + row, split, col, repaired(q, col, total, keys.xy));
     }
 }

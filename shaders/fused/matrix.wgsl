@@ -401,7 +401,6 @@ fn attend(id: vec3<u32>, lane: u32, first: u32, subgroup: u32, subgroups: u32) {
                 var w_sum = w;
                 if !all_finite {
                     w = select(w, vec4<f32>(), s[n] == vec4<f32>(neg_inf));
-                    // A NaN is carried by addition: max and exp lose it on some drivers.
                     w_sum = select(w, s[n], are_nan(s[n]));
                 }
                 sum += w_sum;
@@ -446,7 +445,7 @@ fn attend(id: vec3<u32>, lane: u32, first: u32, subgroup: u32, subgroups: u32) {
         let packed = min(row0 + row, last_row);
         let sum = reduce_sum(row_sum[r]);
         let stores = row_lane == 0u && row0 + row <= last_row && row_in_pass(row, first, subgroups);
-        var ended = finish_row(row_state(origin[r], sum), z, packed, split, stores);
+        var ended = finish_row(row_state(origin[r], sum, neg_inf), z, packed, split, stores);
         if HAS_DROPOUT {
             ended.x *= p.dropout_scale;
         }

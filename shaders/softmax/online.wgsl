@@ -1,11 +1,45 @@
-// The running softmax of a row: x the maximum, y the sum of exp(score − maximum).
+// The online softmax (Milakov and Gimelshein 2018), one contract for all kernels.
 //
-// Needs: any_nan.
-// Gives: exp_of, is_seen, lse_of, merged, share_of.
+// A weight is exp(score − row_max), as one exp2. row_max is not always the maximum: it follows when a score is more than
+// RESCALE_THRESHOLD above it, and only then are older sums rescaled (as in FlashAttention-4). Weights are at most
+// 2^8, or e^8 where scores are natural. It begins at LOWEST, so that no difference is ∞ − ∞.
+//   A score of −∞ weighs 0: exp2(−∞) is 0 on every GPU, but WGSL does not promise it.
+//   NaN is carried by addition, to where the weights are added up: max, exp and log lose it on some drivers.
+//   Loops over keys hold scores in units of UNIT: LOG2_E, folded into the scale of q · k, so that exp2 takes differences as
+//   they are; 1 where score_mod must see the score (1e4 and a bias are exact in it), and differences are multiplied.
+//   What leaves a loop is a state (row_max, row_sum) in natural units, (−∞, 0) if it has seen no key: what splits, sinks, merged
+//   parts and lse share. A row without keys has output 0 and lse −∞.
+//
+// Needs: nothing.
+// Gives: nothing.
 
-// exp, and 0 at −∞, which WGSL does not promise.
-fn exp_of(x: vec4<f32>, neg_inf: f32) -> vec4<f32> {
-    return select(exp(x), vec4<f32>(), x == vec4<f32>(neg_inf));
+const LOG2_E: f32 = 1.4426950408889634;
+const LN_2: f32 = 0.6931471805599453;
+const RESCALE_THRESHOLD: f32 = 8.0;
+// The lowest finite number: below it is only −∞.
+const LOWEST: f32 = -0x1.fffffep+127f;
+
+// LOG2_E is part of the scale unless scores are natural.
+const UNIT: f32 = select(LOG2_E, 1.0, NATURAL_SCORES);
+
+// exp of a difference of a loop's scores.
+fn weight_of(x: f32) -> f32 {
+    return exp2(x * (LOG2_E / UNIT));
+}
+
+// The same of four scores.
+fn weights_of(s: vec4<f32>, row_max: f32, neg_inf: f32) -> vec4<f32> {
+    return select(exp2((s - row_max) * (LOG2_E / UNIT)), vec4<f32>(), s == vec4<f32>(neg_inf));
+}
+
+// What older sums are multiplied by when row_max becomes new_max. Up to LOWEST nothing was summed.
+fn rescale_of(row_max: f32, new_max: f32) -> f32 {
+    return select(weight_of(row_max - new_max), 0.0, row_max == LOWEST && new_max != LOWEST);
+}
+
+// The state that a loop leaves.
+fn row_state(row_max: f32, row_sum: f32, neg_inf: f32) -> vec2<f32> {
+    return vec2<f32>(select(row_max * select(LN_2, 1.0, NATURAL_SCORES), neg_inf, row_sum == 0.0), row_sum);
 }
 
 // Of two disjoint sets of keys. A sum that is NaN stays so.
@@ -17,7 +51,7 @@ fn merged(a: vec2<f32>, b: vec2<f32>, neg_inf: f32) -> vec2<f32> {
         return vec2<f32>(b.x, a.y + b.y);
     }
     let m = max(a.x, b.x);
-    return vec2<f32>(m, a.y * exp(a.x - m) + b.y * exp(b.x - m));
+    return vec2<f32>(m, a.y * exp2((a.x - m) * LOG2_E) + b.y * exp2((b.x - m) * LOG2_E));
 }
 
 // Whether any key was seen.
@@ -25,9 +59,9 @@ fn is_seen(total: vec2<f32>, neg_inf: f32) -> bool {
     return !(total.x == neg_inf && total.y == 0.0);
 }
 
-// What sums relative to one of two sets are multiplied by to be relative to both, and normalised.
-fn share_of(own: f32, total: vec2<f32>, neg_inf: f32) -> f32 {
-    return exp_of(vec4<f32>(own - total.x), neg_inf).x / total.y;
+// What sums relative to row_max, of a part of the keys, are multiplied by to be relative to all of them, and normalised.
+fn share_of(row_max: f32, total: vec2<f32>, neg_inf: f32) -> f32 {
+    return select(exp2((row_max - total.x) * LOG2_E), 0.0, row_max == neg_inf) / total.y;
 }
 
 // ln Σ exp(score). By the bits: some drivers' log loses NaN.

@@ -105,6 +105,7 @@ impl Fused {
             Constant::U32("SPLIT_STEP", self.tiles.split_step()),
             Constant::U32("VECTORS", self.storage_kind().map_or(1, |storage| storage.per_word() as u32)),
             Constant::Bool("PER_PAIR_MASK", self.mask.is_per_pair()),
+            Constant::Bool("NATURAL_SCORES", self.mask.is_per_pair()),
             Constant::Bool("HAS_DROPOUT", self.drop != DropoutKind::None),
             Constant::Bool("HAS_BLOCKS", self.mask.has(Id::Blocks)),
             // Appended keys lie past the interval that a full block keeps.

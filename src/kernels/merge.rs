@@ -49,8 +49,11 @@ impl Merge {
         let of = |dtype| Slots { count: self.parts, dtype };
         of(self.part).declare("part_out", Width::One, &mut bindings, &mut slots);
         of(DType::F32).declare("part_lse", Width::One, &mut bindings, &mut slots);
-        let constants =
-            [Constant::U32("PARTS", self.parts as u32), Constant::Bool("ACCUMULATES", self.accumulates)];
+        let constants = [
+            Constant::U32("PARTS", self.parts as u32),
+            Constant::Bool("ACCUMULATES", self.accumulates),
+            Constant::Bool("NATURAL_SCORES", true),
+        ];
         let parts = [shader!("tensor/view"), shader!("softmax/online"), shader!("merge"), &slots];
         Kernel::new::<Params>(&constants, bindings, &parts, 64)
     }

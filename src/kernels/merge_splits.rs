@@ -48,8 +48,11 @@ impl MergeSplits {
             bindings.push(Binding::write("lse", DType::F32, Width::One));
         }
         bindings.extend(self.mask().bindings());
-        let constants =
-            [Constant::Bool("OUT_IN_FOURS", self.store == Width::Four), Constant::Bool("HAS_LSE", self.lse)];
+        let constants = [
+            Constant::Bool("OUT_IN_FOURS", self.store == Width::Four),
+            Constant::Bool("HAS_LSE", self.lse),
+            Constant::Bool("NATURAL_SCORES", true),
+        ];
         let lse = if self.lse { "" } else { "fn lse_store(o: u32, x: f32) {}\n" };
         let parts = [
             shader!("tensor/view"),

@@ -52,6 +52,7 @@ impl Softmax {
             Constant::Bool("HAS_LSE", self.lse),
             Constant::Bool("IN_FOURS", self.width == Width::Four),
             Constant::Bool("PER_PAIR_MASK", self.mask.is_per_pair()),
+            Constant::Bool("NATURAL_SCORES", true),
             Constant::Bool("HAS_DROPOUT", self.drop != DropoutKind::None),
         ];
         let lse = if self.lse { "" } else { "fn lse_store(o: u32, x: f32) {}\n" };
