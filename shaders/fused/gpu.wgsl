@@ -94,6 +94,40 @@ fn p_row(n: u32) -> u32 {
     return n * (ROWS / 4u) + n / 4u;
 }
 
+// row_max and row_rescale of the tile: maxima of this lane's keys, then over the lanes, four rows by one invocation.
+fn move_row_max(s: ptr<function, array<vec4<f32>, SCORES>>, x: u32, my_rows: u32, lane: u32, keys_left: u32) {
+    let neg_inf = p.mask.neg_inf;
+    for (var m = 0u; m < ROW_VECTORS; m++) {
+        var most = (*s)[m * LANE_KEYS];
+        for (var c = 1u; c < LANE_KEYS; c++) {
+            most = max(most, (*s)[m * LANE_KEYS + c]);
+        }
+        tile[x * STATS_STEP + my_rows + m] = most;
+    }
+    workgroupBarrier();
+    if lane < ROWS / 4u {
+        var most = vec4<f32>(neg_inf);
+        // Four at a time: all at once would be what the kernel needs most registers for.
+        for (var n = 0u; n < min((keys_left + 3u) / 4u, LANES_X); n += 4u) {
+            let o = n * STATS_STEP + lane;
+            most = max(most, max(max(tile[o], tile[o + STATS_STEP]),
+                max(tile[o + 2u * STATS_STEP], tile[o + 3u * STATS_STEP])));
+        }
+        if !PER_PAIR_MASK {
+            // Not of −∞, which a scale of 0 would make NaN.
+            most = select(most * score_scale(), most, most == vec4<f32>(neg_inf));
+        }
+        let old = row_max[lane];
+        // The difference is exact where the sum, of large numbers, would be rounded up.
+        let moves = most - old > vec4<f32>(RESCALE_THRESHOLD);
+        let rescale = vec4<f32>(rescale_of(old.x, most.x), rescale_of(old.y, most.y), rescale_of(old.z, most.z),
+            rescale_of(old.w, most.w));
+        row_rescale[lane] = select(vec4<f32>(1.0), rescale, moves);
+        row_max[lane] = select(old, most, moves);
+    }
+    workgroupBarrier();
+}
+
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let rows = p.mask.q_len * p.group;
@@ -289,38 +323,8 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
             }
         }
 
-        // Row maxima: of this lane's keys, then over the lanes, four rows by one invocation.
-        for (var m = 0u; m < ROW_VECTORS; m++) {
-            var most = s[m * LANE_KEYS];
-            for (var c = 1u; c < LANE_KEYS; c++) {
-                most = max(most, s[m * LANE_KEYS + c]);
-            }
-            tile[x * STATS_STEP + my_rows + m] = most;
-        }
-        workgroupBarrier();
-        if lane < ROWS / 4u {
-            var most = vec4<f32>(neg_inf);
-            // Four at a time: all at once would be what the kernel needs most registers for.
-            for (var n = 0u; n < min((end - j0 + 3u) / 4u, LANES_X); n += 4u) {
-                let o = n * STATS_STEP + lane;
-                most = max(most, max(max(tile[o], tile[o + STATS_STEP]),
-                    max(tile[o + 2u * STATS_STEP], tile[o + 3u * STATS_STEP])));
-            }
-            if !PER_PAIR_MASK {
-                // Not of −∞, which a scale of 0 would make NaN.
-                most = select(most * score_scale(), most, most == vec4<f32>(neg_inf));
-            }
-            let old = row_max[lane];
-            // The difference is exact where the sum, of large numbers, would be rounded up.
-            let moves = most - old > vec4<f32>(RESCALE_THRESHOLD);
-            let rescale = vec4<f32>(rescale_of(old.x, most.x), rescale_of(old.y, most.y), rescale_of(old.z, most.z),
-                rescale_of(old.w, most.w));
-            row_rescale[lane] = select(vec4<f32>(1.0), rescale, moves);
-            row_max[lane] = select(old, most, moves);
-        }
-        workgroupBarrier();
-
         // Weights. The sum of all scores of a lane shows at once whether any is −∞ or NaN.
+        move_row_max(&s, x, my_rows, lane, end - j0);
         var check = vec4<f32>();
         for (var n = 0u; n < SCORES; n++) {
             check += s[n];
