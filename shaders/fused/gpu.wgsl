@@ -6,8 +6,8 @@
 // V_KEYS (rows of v per staging), P_KEYS (weights in workgroup memory at once). Head and value dimension are
 // not compiled in.
 //
-// Floor of the arithmetic, per row and key: head_dim (in every slice) + value_dim multiply-adds, one exp2 (scale and
-// difference are one fma before it), and maximum, two additions, store: about 6 other instructions.
+// Floor of the arithmetic, per row and key: head_dim (in every slice) + value_dim multiply-adds, one exp2, and
+// difference, maximum, two additions, store: about 6 other instructions. The scale is multiplied into q as it is staged.
 // Floor in workgroup memory, per invocation and channel or key: in q · kᵀ LANE_ROWS · LANE_KEYS multiply-adds
 // against (LANE_ROWS + LANE_KEYS) / 4 vector loads, 32 against 3 for 8 × 4; in p · v LANE_ROWS · SLICE / 16
 // against (LANE_ROWS + SLICE / 16) / 4, for 8 rows 32 against 3 of a slice of 64, 64 against 4 of one of 128.
@@ -22,7 +22,7 @@
 // unrolled: loads of read-only buffers are moved down past a loop that is not.
 //
 // Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim; CHUNK, HAS_BLOCKS,
-// HAS_DROPOUT, KEYS, LOG2_E, LOWEST, PER_PAIR_MASK, P_KEYS, RESCALE_THRESHOLD, ROWS, SLICE, SPLITS, V_KEYS,
+// HAS_DROPOUT, KEYS, LOG2_E, LOWEST, PER_PAIR_MASK, P_KEYS, RESCALE_THRESHOLD, ROWS, SLICE, SPLITS, UNIT, V_KEYS,
 // WORKGROUP; Query; any_nan, apply_dropout, are_nan, finish_row, head_query_of, is_finite, k_source, key_row,
 // keys_of_rows, load_k, load_q, mask_mod, next_tile, query_of, repaired, rescale_of, row_keys, row_state,
 // score_mod, store_row, v_four, v_source, view_at, zero_past.
@@ -73,11 +73,6 @@ var<workgroup> row_rescale: array<vec4<f32>, ROWS / 4u>;
 // Head and query of each row.
 var<workgroup> row_head_query: array<vec2<u32>, ROWS>;
 
-// Of a product of q and k, its sign apart. Not kept through the loop, which would take a register.
-fn score_scale() -> f32 {
-    return abs(p.scale) * LOG2_E;
-}
-
 // A lane's c-th key, from its first on.
 fn key_of(c: u32) -> u32 {
     return c / 4u * (LANES_X * 4u) + c % 4u;
@@ -112,10 +107,6 @@ fn move_row_max(s: ptr<function, array<vec4<f32>, SCORES>>, x: u32, my_rows: u32
             let o = n * STATS_STEP + lane;
             most = max(most, max(max(tile[o], tile[o + STATS_STEP]),
                 max(tile[o + 2u * STATS_STEP], tile[o + 3u * STATS_STEP])));
-        }
-        if !PER_PAIR_MASK {
-            // Not of −∞, which a scale of 0 would make NaN.
-            most = select(most * score_scale(), most, most == vec4<f32>(neg_inf));
         }
         let old = row_max[lane];
         // The difference is exact where the sum, of large numbers, would be rounded up.
@@ -232,7 +223,8 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
                 }
             }
             for (var n = 0u; n < Q_LOADS; n++) {
-                tile[stage_to + n * tile_row(STAGE_ROWS)] = next_q[n];
+                // The scale in q, not in the exponent's fma: a row of one key is then exactly its value.
+                tile[stage_to + n * tile_row(STAGE_ROWS)] = next_q[n] * (p.scale * UNIT);
             }
             for (var n = 0u; n < K_LOADS; n++) {
                 tile[Q_SIZE + stage_to + n * tile_row(STAGE_ROWS)] = next_k[n];
@@ -274,16 +266,6 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
             workgroupBarrier();
         }
         k_from = next_k_from;
-        if PER_PAIR_MASK {
-            for (var n = 0u; n < SCORES; n++) {
-                s[n] *= p.scale;
-            }
-        } else if p.scale < 0.0 {
-            // The highest score is to be the highest product.
-            for (var n = 0u; n < SCORES; n++) {
-                s[n] = -s[n];
-            }
-        }
         if PER_PAIR_MASK && state == 1u {
             // The vectors take turns in s[0]: one copy of the text, and no indices into registers.
             for (var m = 0u; m < ROW_VECTORS; m++) {
@@ -350,12 +332,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
         for (var n = 0u; n < SCORES; n++) {
             let t = s[n];
             let high = row_max[my_rows + n / LANE_KEYS];
-            var w: vec4<f32>;
-            if PER_PAIR_MASK {
-                w = exp2((t - high) * LOG2_E);
-            } else {
-                w = exp2(fma(t, vec4<f32>(score_scale()), -high));
-            }
+            var w = exp2((t - high) * (LOG2_E / UNIT));
             var w_sum = w;
             if !all_finite {
                 w = select(w, vec4<f32>(), t == vec4<f32>(neg_inf));
