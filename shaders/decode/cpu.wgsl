@@ -16,8 +16,12 @@
 // Floor, per query, key and channel of each kind: a multiplication and an addition (software drivers have no
 // fused one). Loads: five instructions for each u32, once per ROWS packed rows.
 //
-// Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim.
-// Gives: nothing.
+// Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim; CHUNK, KEYS,
+// K_BLOCKS, LANES, LOWEST, PER_PAIR_MASK, RESCALE_THRESHOLD, ROWS, SCALED, SPLITS, STEP, UNIT, VECTORS, V_BLOCKS;
+// Query; any_nan, finish_row, is_run, k_scale, k_source, k_word, key_row, mask_mod, q_at4, query_of_row, repaired,
+// rescale_of, row_state, rows_key_range, run_step, score_mod, split_keys, store_row, unpacked_all, v_scale,
+// v_source, v_word, view_at, weight_of.
+// Gives: main.
 
 const LANE_KEYS: u32 = KEYS / LANES;
 // Keys side by side in the lanes, for rows of few words, and words of a lane.

@@ -41,8 +41,12 @@
 // 12 words a lane. All go through variables of the loops: what a loop only uses later in the same turn, past
 // branches, some drivers load later too.
 //
-// Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim.
-// Gives: nothing.
+// Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim; BIAS, KEY_FOURS,
+// KEY_LANES, K_BLOCKS, LANE_ROWS, LOWEST, PER_PAIR_MASK, REDUCE_SIZE, RESCALE_THRESHOLD, ROWS, SCALED, SHARED,
+// SPLITS, UNIT, VECTORS, V_BLOCKS, V_SPLIT, WORKGROUP; are_nan, finish_row, k_scale, k_source, k_word, key_row,
+// mask_mod, owned_first, owned_group, q_at4, query_of_row, reduce, rescale_of, row_repaired, row_state,
+// rows_key_range, score_mod, split_keys, store_row, unpacked, v_scale, v_source, v_word, view_at, weights_of.
+// Gives: ALL_GROUPS, OWN, SCORES; decode, tile.
 
 const ROW_GROUPS: u32 = ROWS / LANE_ROWS;
 const GROUP_LANES: u32 = WORKGROUP / ROW_GROUPS;

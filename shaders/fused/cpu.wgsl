@@ -17,8 +17,12 @@
 // Floor, per query, key and channel of each kind: a multiplication and an addition (software drivers have no
 // fused one). Bytes: k and v once per ROWS packed rows.
 //
-// Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim.
-// Gives: nothing.
+// Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim; FULL,
+// FULL_IS_PLAIN, HAS_BLOCKS, HAS_DROPOUT, HEAD_VECTORS, HIDDEN, KEYS, LANES, LOWEST, PER_PAIR_MASK,
+// RESCALE_THRESHOLD, ROWS, SPLITS, UNIT, VALUE_VECTORS; Query; any_nan, apply_dropout, finish_row, k_four,
+// k_source, key_row, mask_mod, q_at4, query_of_row, repaired, rescale_of, row_state, rows_key_range, score_mod,
+// split_keys, store_row, tile_state, v_four, v_source, view_at, weight_of.
+// Gives: main.
 
 const LANE_ROWS: u32 = ROWS / LANES;
 // Sums per score, added at the end: a chain of additions that depend on each other waits for each.

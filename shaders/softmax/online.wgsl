@@ -10,8 +10,9 @@
 //   What leaves a loop is a state (row_max, row_sum) in natural units, (−∞, 0) if it has seen no key: what splits, sinks, merged
 //   parts and lse share. A row without keys has output 0 and lse −∞.
 //
-// Needs: nothing.
-// Gives: nothing.
+// Needs: NATURAL_SCORES; any_nan.
+// Gives: LOWEST, RESCALE_THRESHOLD, UNIT; is_seen, lse_of, merged, rescale_of, row_state, share_of, weight_of,
+// weights_of.
 
 const LOG2_E: f32 = 1.4426950408889634;
 const LN_2: f32 = 0.6931471805599453;
