@@ -6,7 +6,7 @@ use wgpu_attention::{DType, LayerConfig, Path, Pattern, Shape};
 
 use crate::harness::classify::classified;
 use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, Storage};
-use crate::harness::{Case, FORMS, HostData, Layout, Report, Rules, Setup, Weights, profiles};
+use crate::harness::{Case, FORMS, HostData, Layout, Report, Rules, Setup, Weights, profiles, rest};
 
 const SHAPE: Shape =
     Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 70, kv_len: 90, head_dim: 8, value_dim: 12 };
@@ -89,7 +89,7 @@ fn devices_make_the_map_that_the_reference_makes() {
 #[test]
 fn a_map_beside_its_mask_changes_nothing() {
     let mut report = Report::new("block maps");
-    for (name, rules) in masks() {
+    for (mask, (name, rules)) in masks().into_iter().enumerate() {
         for size in [[16, 16], [64, 64], [33, 20]] {
             let map = classify(&rules.host(), SHAPE, size, [2, 4]).expect("a map");
             let shape = [2, 4, SHAPE.q_len.div_ceil(size[0]), SHAPE.kv_len.div_ceil(size[1])];
@@ -98,7 +98,10 @@ fn a_map_beside_its_mask_changes_nothing() {
             let (want, got) = (plain.reference::<f64>(), mapped.reference::<f64>());
             assert_eq!(want.out, got.out, "{name}, {size:?}");
             for (n, tiling) in FORMS.into_iter().enumerate() {
-                for path in [Path::Staged, Path::Fused] {
+                for (m, path) in [Path::Staged, Path::Fused].into_iter().enumerate() {
+                    if (mask + n + m) % 2 == 1 && !rest(&format!("{}, {tiling:?}", mapped.name)) {
+                        continue;
+                    }
                     let setup = Setup {
                         profile: profiles()[n],
                         tiling,

@@ -2,14 +2,16 @@
 
 use std::sync::OnceLock;
 
-use wgpu_attention::{CacheLayout, CacheStorage, DType, KernelForm, ScaleGroup, Shape};
+use wgpu_attention::{CacheLayout, CacheStorage, DType, KernelForm, Path, ScaleGroup, Shape};
 
 use crate::harness::cached::Sequence;
 use crate::harness::report::judge_outputs;
-use crate::harness::run::Got;
+use crate::harness::rest::Share;
+use crate::harness::run::{Got, setups};
 use crate::harness::{
-    Ask, Bed, Case, Count, Data, Image, Judged, Kind, Place, Rng, Rules, Values, Weights, full,
+    Ask, Bed, Case, Count, Data, FORMS, Image, Judged, Kind, Place, Rng, Rules, Setup, Values, Weights, full,
 };
+use crate::small;
 
 /// A problem with its right answer, in f32 from the truth itself.
 fn right() -> &'static (Case, crate::harness::case::Truth, Got) {
@@ -247,5 +249,36 @@ fn a_cache_that_differs_from_its_model_is_noticed() {
         bed.sequences[0].refused -= 1;
         bed.sequences[0].tokens.pop();
         assert!(bed.check_sequence_table().expect_err("a token").contains("lengths"));
+    }
+}
+
+#[test]
+fn shares_of_the_rest_are_the_rest() {
+    for text in ["", "0", "2", "all", "0/8", "9/8", "1/0", "-1/8", "3/8/2", "3/"] {
+        assert!(Share::of(Some(text)).is_err_and(|e| e.contains("3/8")), "`{text}` is no share");
+    }
+    let names: Vec<_> = (0..800).map(|n| format!("case {n}")).collect();
+    let held = |share: Share| names.iter().filter(|name| share.holds(name)).count();
+    assert_eq!([Share::of(None), Share::of(Some("1"))].map(|s| held(s.expect("it is one"))), [0, 800]);
+    let shares: Vec<_> =
+        (1..=8).map(|n| held(Share::of(Some(&format!("{n}/8"))).expect("a share"))).collect();
+    assert!(
+        shares.iter().sum::<usize>() == 800 && shares.iter().all(|n| (50..200).contains(n)),
+        "{shares:?}"
+    );
+}
+
+/// Whatever its rules are, a case runs by itself in both forms on both paths, in f32 and with its weights at least once.
+#[test]
+fn every_case_meets_both_forms_on_both_paths() {
+    for (name, rules) in small::single_masks() {
+        let case = Case::random(name, Shape::new(1, 1, 2, 4)).with(|c| c.rules = rules);
+        let setups = setups(&case);
+        for (path, form) in [Path::Staged, Path::Fused].into_iter().flat_map(|p| FORMS.map(|f| (p, f))) {
+            assert!(setups.iter().any(|s| s.path == path && s.tiling == form), "{name}: {path:?}, {form:?}");
+        }
+        let f32 = |s: &&Setup| s.dtype == DType::F32 && s.path == Path::Fused;
+        assert!(setups.iter().any(|s| f32(&s)), "{name}");
+        assert!(setups.iter().any(|s| matches!(s.weights, Weights::PerHead(_))), "{name}");
     }
 }

@@ -1,5 +1,6 @@
 //! The fused kernel on matrix units, in fragments of 8 × 8 and of 16 × 16: edges, scores that move a row's origin, what
-//! each setting takes and refuses. Every other case of the fused path runs on them too (see `run::setups`).
+//! each setting takes and refuses; every rule of a mask. All other cases of the fused path are of the rest that may run on
+//! them (see `run::setups`), as are most in fragments of 16 × 16, which take three times as long to compile.
 
 use wgpu_attention::{
     Alignment, Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, Config, DType, Forward,
@@ -8,15 +9,21 @@ use wgpu_attention::{
 
 use crate::harness::device::believing;
 use crate::harness::report::judge_outputs;
-use crate::harness::run::{run_with, takes_long};
+use crate::harness::run::run_with;
 use crate::harness::{
-    Case, DropoutData, HostData, Layout, Profile, Report, Rng, Setup, Weights, full, matrices, run,
+    Case, DropoutData, HostData, Layout, Profile, Report, Rng, Setup, Weights, full, matrices, rest, run,
 };
+use crate::small;
 
 fn check(report: &mut Report, case: &Case, setup: &Setup) {
     let skips = report.skips();
     report.check_in(case, setup, &mut Default::default());
     assert_eq!(report.skips(), skips, "{} is for matrix units", case.name);
+}
+
+/// Whether what takes a kernel of its own runs on `profile`.
+fn runs(profile: &Profile, name: &str) -> bool {
+    profile.compiles_fast() || rest(&format!("matrix, {name}, {}", profile.name))
 }
 
 fn finish(mut report: Report) {
@@ -46,56 +53,60 @@ fn lengths() {
     finish(report);
 }
 
-fn of_channels(report: &mut Report, dims: &[(usize, usize)]) {
-    for profile in matrices() {
-        for (n, (head_dim, value_dim)) in dims.iter().enumerate() {
-            let shape = shape(21, 37, *head_dim, *value_dim);
-            let case = Case::random(format!("matrix channels {head_dim} {value_dim}"), shape);
-            let layout = if n % 2 == 0 { Layout::Dense } else { Layout::Window(n as u64) };
-            check(report, &case, &Setup::matrix(profile, layout));
-        }
-    }
-}
-
 #[test]
 fn channels() {
     let mut report = Report::new("matrix, channels");
-    of_channels(&mut report, &[(1, 1), (2, 5), (7, 33), (13, 7), (16, 48), (33, 17), (64, 63)]);
-    finish(report);
-}
-
-#[test]
-fn many_channels() {
-    let mut report = Report::new("matrix, many channels");
-    let dims = [(80, 96), (130, 3), (3, 200), (128, 128), (192, 128), (255, 256)];
-    if takes_long() {
-        report.skip(
-            "unless WGPU_ATTENTION_TEST_ALL is set: a software driver compiles each for minutes".into(),
-            "all",
-        );
-    } else {
-        of_channels(&mut report, &dims);
+    let few = [(1, 1), (2, 5), (13, 7), (16, 48), (7, 33), (33, 17), (64, 63)];
+    // Each takes a software driver minutes.
+    let many = [(80, 96), (130, 3), (3, 200), (128, 128), (192, 128), (255, 256)];
+    for profile in matrices() {
+        for (n, (head_dim, value_dim)) in few.into_iter().chain(many).enumerate() {
+            let case = Case::random(
+                format!("matrix channels {head_dim} {value_dim}"),
+                shape(21, 37, head_dim, value_dim),
+            );
+            let layout = if n % 2 == 0 { Layout::Dense } else { Layout::Window(n as u64) };
+            // The first three are one kernel, the fourth is one more.
+            if n < 3
+                || n == 3 && runs(profile, &case.name)
+                || rest(&format!("{}, {}", case.name, profile.name))
+            {
+                check(&mut report, &case, &Setup::matrix(profile, layout));
+            }
+        }
     }
     finish(report);
 }
 
-/// The tiles that GPUs get, of which lavapipe takes long to compile each.
+/// The tiles that GPUs get, each a kernel that takes long to compile.
 #[test]
 fn tiles_of_gpus() {
     let mut report = Report::new("matrix, tiles of GPUs");
     for profile in matrices() {
         let large = Setup { tiling: KernelForm::Gpu, ..Setup::matrix(profile, Layout::Dense) };
-        for (q_len, dim) in [(20, 32), (130, 64), (300, 128)] {
-            if dim > 32 && takes_long() {
-                report.skip(
-                    "unless WGPU_ATTENTION_TEST_ALL is set: they take minutes to compile".into(),
-                    "large",
-                );
-                continue;
-            }
+        for (q_len, dim) in [(40, 16), (20, 32), (130, 64), (300, 128)] {
+            // The kernel of the first compiles another test too.
             let case = Case::random(format!("matrix large {q_len} {dim}"), shape(q_len, 150, dim, dim))
-                .with(|c| c.rules.causal = true);
-            check(&mut report, &case, &large);
+                .with(|c| c.rules.causal = dim > 16);
+            if dim == 16 && profile.compiles_fast() || rest(&format!("{}, {}", case.name, profile.name)) {
+                check(&mut report, &case, &large);
+            }
+        }
+    }
+    finish(report);
+}
+
+/// Every rule of a mask, alone, in a tile of each fragment's or, where they take long to compile, in some.
+#[test]
+fn masks() {
+    let mut report = Report::new("matrix, masks");
+    let shape = Shape { head_dim: 16, value_dim: 16, ..small::SHAPE };
+    for profile in matrices() {
+        for (name, rules) in small::single_masks() {
+            let case = Case::random(format!("matrix, {name}"), shape).with(|c| c.rules = rules);
+            if ["documents", "blocks"].contains(&name) || runs(profile, &case.name) {
+                check(&mut report, &case, &Setup::matrix(profile, Layout::Dense));
+            }
         }
     }
     finish(report);
@@ -107,14 +118,14 @@ fn rising_scores() {
     let mut report = Report::new("matrix, rising scores");
     for profile in matrices() {
         for (n, rise) in [0.05, 0.4, 0.5, 0.6, 3.0, 20.0, -0.5].into_iter().enumerate() {
-            let case = Case::random(format!("matrix rising {rise}"), shape(33, 90, 8, 24)).with(|c| {
+            let case = Case::random(format!("matrix rising {rise}"), shape(33, 90, 16, 16)).with(|c| {
                 c.scale = Some(1.0);
                 // q · k is `rise` times the key's number, on top of a little noise; every third row sees it fall.
-                for (row, q) in c.q.chunks_exact_mut(8).enumerate() {
+                for (row, q) in c.q.chunks_exact_mut(16).enumerate() {
                     q.iter_mut().for_each(|x| *x *= 0.25);
                     q[0] = if row % 3 == 0 { -1.0 } else { 1.0 };
                 }
-                for (j, k) in c.k.chunks_exact_mut(8).enumerate() {
+                for (j, k) in c.k.chunks_exact_mut(16).enumerate() {
                     k[0] = rise * j as f32;
                 }
                 // Half of them also by a bias, which takes the other unit of scores.
@@ -224,7 +235,7 @@ fn splits_and_dropout() {
     let mut report = Report::new("matrix, splits and dropout");
     for profile in matrices() {
         let setup = Setup::matrix(profile, Layout::Dense);
-        let case = Case::random("matrix split", shape(20, 600, 16, 24));
+        let case = Case::random("matrix split", shape(20, 600, 16, 16));
         let stored = case.stored(DType::F16, DType::F32);
         let truth = stored.truth_of_halves(DType::F16, Weights::None);
         for n in [2, 3] {
@@ -235,7 +246,9 @@ fn splits_and_dropout() {
         // Nine weights of ten are dropped: the factor of the rest would take some of them past what f16 holds.
         let dropped = Case::random("matrix dropout", shape(20, 50, 16, 16))
             .with(|c| c.dropout = Some(DropoutData::Seeded { p: 0.9, seed: 7 }));
-        check(&mut report, &dropped, &setup);
+        if runs(profile, "dropout") {
+            check(&mut report, &dropped, &setup);
+        }
     }
     finish(report);
 }
@@ -246,6 +259,13 @@ fn subgroups_of_other_sizes() {
     let mut report = Report::new("matrix, subgroups of other sizes");
     for profile in matrices() {
         for width in [4, 16, 32, 64] {
+            // Two sizes, smaller and larger than a software driver's own.
+            let name = format!("width {width}");
+            if !([4, 32].contains(&width) && runs(profile, &name))
+                && !rest(&format!("{name}, {}", profile.name))
+            {
+                continue;
+            }
             let case = Case::random(format!("matrix width {width}"), shape(70, 40, 16, 16))
                 .with(|c| c.rules.causal = true);
             check(&mut report, &case, &Setup::matrix(believing(profile, width), Layout::Dense));
@@ -273,6 +293,11 @@ fn caches() {
         (CacheStorage::F32, CacheLayout::Ring { sink_tokens: 2 }),
     ];
     for (profile, (storage, layout)) in matrices().flat_map(|p| storages.map(|s| (p, s))) {
+        // Pages and groups of 8 bits in both sizes of fragments.
+        let paged = matches!(layout, CacheLayout::Paged { .. });
+        if !paged && !runs(profile, &format!("{storage:?}")) {
+            continue;
+        }
         let gpu = &profile.gpu;
         let config = CacheConfig::new(1, dim, 64).storage(storage).layout(layout);
         let mut cache = Cache::with_pipelines(gpu.pipelines(), config).expect("a cache");
@@ -321,7 +346,9 @@ fn f32_tensors_rounded() {
             let case = Case::random(format!("matrix f32 {q_len}"), shape(q_len, 41, head_dim, 16))
                 .with(|c| c.rules.causal = true);
             let setup = Setup { dtype: DType::F32, ..Setup::matrix(profile, Layout::Blhd) };
-            check(&mut report, &case, &setup);
+            if runs(profile, &case.name) {
+                check(&mut report, &case, &setup);
+            }
         }
     }
     finish(report);
@@ -340,7 +367,7 @@ fn nobody_gets_other_numbers_unasked() {
         let got = run_with(&case, &setup, |t| t.matrix_units(units).f16_operands(rounded)).expect("a run");
         (run(&case, &plain).expect("a run").bits(), got.bits())
     };
-    for profile in matrices() {
+    for profile in matrices().filter(|profile| runs(profile, "unasked")) {
         // F32 stays F32, on a device that is no software driver as far as its tiles go.
         let (plain, got) = bits(profile, DType::F32, KernelForm::Gpu, MatrixUnits::Auto, false);
         assert_eq!(plain, got);

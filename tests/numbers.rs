@@ -15,7 +15,7 @@ pub fn everywhere(case: &Case, check: impl Fn(&Got, &Setup) -> Result<(), String
 
 /// Only `check`: for cases that no tolerance fits.
 fn exactly(case: &Case, report: &mut Report, check: impl Fn(&Got, &Setup) -> Result<(), String>) {
-    for setup in setups(&case.name) {
+    for setup in setups(case) {
         if setup.dtype == DType::F16 && !setup.profile.f16 {
             report.skip_f16(setup.profile, &case.name);
             continue;
@@ -399,7 +399,7 @@ fn two_runs_give_the_same_bits() {
 #[test]
 fn optional_outputs_do_not_change_the_result() {
     let case = Case::random("outputs", Shape { q_len: 17, kv_len: 30, ..SHAPE });
-    for setup in setups(&case.name).into_iter().filter(|s| s.dtype == DType::F32) {
+    for setup in setups(&case).into_iter().filter(|s| s.dtype == DType::F32) {
         let with = |lse, weights| run(&case, &Setup { lse, weights, ..setup }).expect("a run").out;
         let plain = with(false, Weights::None);
         assert_eq!(plain, with(true, Weights::None), "{setup}");

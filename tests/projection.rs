@@ -10,8 +10,10 @@ use wgpu_attention::{
 use crate::harness::case::{largest, widened};
 use crate::harness::device::{believing, matrices};
 use crate::harness::run::{Placed, window};
-use crate::harness::{FORMS, Image, Judged, Place, Profile, Report, Rng, Values, defaults, full, stored};
-use crate::property::{draws, float};
+use crate::harness::{
+    FORMS, Image, Judged, Place, Profile, Report, Rng, Values, defaults, full, rest, stored,
+};
+use crate::property::{Draws, float, seed};
 
 /// One product with its data: `x` `[batch, length, features]`, narrow weights `[heads or 1, dim, read]`.
 #[derive(Clone, Debug)]
@@ -242,9 +244,9 @@ impl Side {
 
 #[test]
 fn random_products_match_the_reference() {
-    let (seed, count) = draws(40);
+    let seed = seed();
     let mut report = Report::new("projection");
-    for n in 0..count {
+    for n in (Draws { name: "projection", always: 20, most: 40, group: 1 }).numbers() {
         let case = Case::random(seed.wrapping_add(n as u64));
         report.record(&format!("draw {n}"), &case, case.outcome());
     }
@@ -294,13 +296,17 @@ fn product(
 /// All pairs of rows, columns and features. Every kernel takes seconds to compile: few kinds of layout.
 #[test]
 fn matrix_units_take_every_size() {
-    let (seed, _) = draws(0);
+    let seed = seed();
     Report::on_matrix_units("projection on matrix units", |report, profile| {
         for n in 0..SIZES.len() * SIZES.len() {
             let (i, j) = (n / SIZES.len(), n % SIZES.len());
             let size = [SIZES[i], SIZES[j], SIZES[(i + 2 * j) % SIZES.len()]];
             let in_fours = size[1..].iter().all(|n| n.is_multiple_of(4));
             let lie = [Lie::Window, if in_fours { Lie::Transposed } else { Lie::Dense }, Lie::Dense][n % 3];
+            let few = profile.compiles_fast() || lie == Lie::Window;
+            if !few && !rest(&format!("projection, sizes, {lie:?}")) {
+                continue;
+            }
             let case = product(profile, DType::F16, size, lie, seed.wrapping_add(n as u64));
             report.record(&format!("{size:?}"), &case, case.outcome());
         }
@@ -309,8 +315,11 @@ fn matrix_units_take_every_size() {
 
 #[test]
 fn matrix_units_round_what_they_may() {
-    let (seed, _) = draws(0);
+    let seed = seed();
     Report::on_matrix_units("rounded projection on matrix units", |report, profile| {
+        if !profile.compiles_fast() && !rest("rounded projection") {
+            return;
+        }
         for (n, size) in SIZES.into_iter().enumerate() {
             let size = [size, SIZES[(n + 5) % SIZES.len()], size];
             let case = product(profile, DType::F32, size, Lie::Window, seed.wrapping_add(n as u64));
@@ -328,6 +337,10 @@ fn matrix_units_round_what_they_may() {
 fn matrix_units_in_subgroups_of_other_sizes() {
     Report::on_matrix_units("projection in subgroups of other sizes", |report, profile| {
         for width in [4, 16, 32] {
+            let few = profile.compiles_fast() && width != 16;
+            if !few && !rest(&format!("projection, width {width}, {}", profile.name)) {
+                continue;
+            }
             let case = product(believing(profile, width), DType::F16, [70, 68, 40], Lie::Dense, 1);
             report.record(&format!("width {width}"), &case, case.outcome());
         }
@@ -337,9 +350,15 @@ fn matrix_units_in_subgroups_of_other_sizes() {
 /// Several products, narrow ones, mixed types.
 #[test]
 fn matrix_units_take_every_product() {
-    let (seed, count) = draws(4);
+    let seed = seed();
+    let draws = Draws { name: "products on matrix units", always: 4, most: 4, group: 1 }.numbers();
     Report::on_matrix_units("products on matrix units", |report, profile| {
-        for n in 0..count {
+        for (place, n) in draws.iter().copied().enumerate() {
+            // In fragments that compile fast two of four.
+            let few = profile.compiles_fast() && place % 2 == 0;
+            if !few && !rest(&format!("product {n}, {}", profile.name)) {
+                continue;
+            }
             let case = Case::random_on(profile, MatrixUnits::Always, seed.wrapping_add(n as u64));
             report.record(&format!("draw {n}"), &case, case.outcome());
         }
@@ -351,6 +370,10 @@ fn matrix_units_take_every_product() {
 fn matrix_units_take_large_tiles() {
     Report::on_matrix_units("large tiles on matrix units", |report, profile| {
         for lie in [Lie::Dense, Lie::Transposed] {
+            let few = profile.compiles_fast() && lie == Lie::Dense;
+            if !few && !rest(&format!("large tiles, {lie:?}, {}", profile.name)) {
+                continue;
+            }
             let case = product(profile, DType::F16, [1411, 1412, 36], lie, 1);
             report.record("large", &case, case.outcome());
         }
@@ -361,6 +384,9 @@ fn matrix_units_take_large_tiles() {
 #[test]
 fn matrix_units_let_nan_and_infinity_through() {
     Report::on_matrix_units("NaN and infinity on matrix units", |report, profile| {
+        if !profile.compiles_fast() && !rest("projection, NaN") {
+            return;
+        }
         for (n, value) in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY].into_iter().enumerate() {
             for units in [MatrixUnits::Never, MatrixUnits::Always] {
                 let [rows, columns, features] = [67, 70, 45];

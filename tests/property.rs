@@ -8,7 +8,7 @@ use wgpu_attention::{Alignment, DType, KernelForm, Path, Pattern, PatternPart, S
 use crate::harness::report::judge_outputs;
 use crate::harness::{
     Case, DropoutData, FORMS, HostData, Layout, Profile, Report, Rng, Rules, Setup, Weights, defaults, full,
-    run,
+    rest, run,
 };
 
 /// Which axes of a tensor of the mask are 1 and repeat; `None` is no such tensor.
@@ -518,21 +518,46 @@ pub fn judged<D: Copy + std::fmt::Debug>(
     })
 }
 
-/// Seed and number of draws.
-pub fn draws(default: usize) -> (u64, usize) {
-    let number = |name: &str| std::env::var(name).ok().map(|x| x.parse().expect("a number"));
-    let seed = number("WGPU_ATTENTION_TEST_SEED").unwrap_or(1);
-    let count = number("WGPU_ATTENTION_TEST_DRAWS").map_or(default, |n: u64| n as usize);
-    crate::harness::say(&format!("WGPU_ATTENTION_TEST_SEED={seed}, {count} draws"));
-    (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15), count)
+/// The draws of a test: those before `always`, and of the rest before `most` groups of `group`, which share kernels.
+pub struct Draws {
+    pub name: &'static str,
+    pub always: usize,
+    pub most: usize,
+    pub group: usize,
+}
+
+impl Draws {
+    /// The numbers of those that run.
+    pub fn numbers(&self) -> Vec<usize> {
+        let Draws { name, always, most, group } = *self;
+        let numbers: Vec<usize> = match variable("WGPU_ATTENTION_TEST_DRAWS") {
+            Some(count) => (0..count as usize).collect(),
+            None => {
+                let runs = |n: &usize| *n < always || rest(&format!("{name}, draws {}", n / group));
+                (0..most).filter(runs).collect()
+            }
+        };
+        crate::harness::say(&format!("{name}: {} draws", numbers.len()));
+        numbers
+    }
+}
+
+/// What draws start from.
+pub fn seed() -> u64 {
+    variable("WGPU_ATTENTION_TEST_SEED").unwrap_or(1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+fn variable(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|x| x.parse().unwrap_or_else(|_| panic!("{name} is {x}, no number")))
 }
 
 #[test]
 fn random_problems_match_the_reference() {
-    let (seed, count) = draws(400);
+    let seed = seed();
     let mut report = Report::new("property");
     let mut seen = HashMap::new();
-    for n in 0..count {
+    let draws = Draws { name: "property", always: 150, most: 400, group: 5 }.numbers();
+    for n in draws.iter().copied() {
         let draw = (0..n % 5).fold(Draw::random(seed.wrapping_add(n as u64 / 5)), |draw, _| draw.again());
         *seen.entry((draw.profile, format!("{:?} {:?}", draw.path, draw.tiling), draw.dtype)).or_insert(0) +=
             1;
@@ -542,5 +567,5 @@ fn random_problems_match_the_reference() {
     report.finish();
     // Every combination of device, tiling and type has had its share; of one in ten other seeds not every one has.
     let others = std::env::var_os("WGPU_ATTENTION_TEST_SEED").is_some();
-    assert!(others || count < 100 || seen.len() >= 8 + 4 * usize::from(full().f16), "{seen:?}");
+    assert!(others || draws.len() < 100 || seen.len() >= 8 + 4 * usize::from(full().f16), "{seen:?}");
 }

@@ -6,7 +6,7 @@ use wgpu_attention::{DType, KernelForm, LayerConfig, Path};
 use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, LinearData, Storage, run_layer_with};
 use crate::harness::report::judge_outputs;
 use crate::harness::{Expected, FORMS, Report, Rng, Weights, defaults, full};
-use crate::property::{DropDraw, MaskDraw, draws, float, judged, profile, same_tile, weights};
+use crate::property::{Draws, DropDraw, MaskDraw, float, judged, profile, same_tile, seed, weights};
 
 /// Everything random about a layer and its run.
 #[derive(Clone, Copy, Debug)]
@@ -215,9 +215,9 @@ impl Draw {
 
 #[test]
 fn random_layers_match_the_reference() {
-    let (seed, count) = draws(120);
+    let seed = seed();
     let mut report = Report::new("property of layers");
-    for n in 0..count {
+    for n in (Draws { name: "property of layers", always: 40, most: 120, group: 4 }).numbers() {
         let draw = (0..n % 4).fold(Draw::random(seed.wrapping_add(n as u64 / 4)), |draw, _| draw.again());
         let outcome = judged(&report, draw, Draw::simpler, Draw::outcome);
         report.record(&format!("layer {n}"), &draw.setup(), outcome);

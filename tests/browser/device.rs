@@ -36,3 +36,7 @@ pub fn defaults() -> &'static Profile {
 pub fn matrices() -> impl Iterator<Item = &'static Profile> {
     std::iter::empty()
 }
+
+pub fn is_software() -> bool {
+    false
+}

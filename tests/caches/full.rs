@@ -2,7 +2,7 @@
 
 use wgpu_attention::{Cache, CacheLayout, CacheStorage, Error, ScaleGroup};
 
-use super::{LAYOUTS, STORAGES};
+use super::{DIMS, LAYOUTS, STORAGES, usual};
 use wgpu_attention::KernelForm;
 
 use crate::harness::{Ask, Bed, Count, Data, FORMS, Kind, Rules, full};
@@ -196,9 +196,9 @@ fn copies_on_write_at_every_alignment() {
 fn given_up_tokens_leave_nothing() {
     for (s, storage) in STORAGES.into_iter().enumerate() {
         for (l, (layout, capacity)) in LAYOUTS.into_iter().enumerate() {
-            // Each pair of the three; every storage in every layout in both tilings takes minutes to compile.
-            let (tiling, splits) = (FORMS[(s + l) % 2], [None, Some(3)][capacity / 8 % 2]);
-            let kind = Kind::new(storage, layout, capacity);
+            let (tiling, splits) = usual(s, l);
+            let [head_dim, value_dim] = DIMS;
+            let kind = Kind { head_dim, value_dim, ..Kind::new(storage, layout, capacity) };
             let mut bed = Bed::new(full(), kind, Data::Lossless, 73);
             let rules = Rules { causal: true, ..Default::default() };
             let ask = Ask { splits, ..Ask::new(tiling, &rules) };

@@ -8,7 +8,9 @@ mod rotation;
 mod rows;
 mod steps;
 
-use wgpu_attention::{CacheLayout, CacheStorage, ScaleGroup};
+use wgpu_attention::{CacheLayout, CacheStorage, KernelForm, ScaleGroup};
+
+use crate::harness::FORMS;
 
 pub const STORAGES: [CacheStorage; 6] = [
     CacheStorage::F32,
@@ -18,6 +20,14 @@ pub const STORAGES: [CacheStorage; 6] = [
     CacheStorage::Q4(ScaleGroup::Of(32)),
     CacheStorage::Q4(ScaleGroup::Row),
 ];
+
+/// How a storage in a layout is asked by tests that share kernels so: form and splits; the other form is of the rest.
+pub fn usual(storage: usize, layout: usize) -> (KernelForm, Option<usize>) {
+    (FORMS[(storage + layout) % 2], [None, Some(3)][(storage / 2 + layout) % 2])
+}
+
+/// Channels of these: neither is a group of 32, nor a whole number of them.
+pub const DIMS: [usize; 2] = [40, 24];
 
 /// Layouts with a capacity: the ring's is soon too little.
 pub const LAYOUTS: [(CacheLayout, usize); 3] = [

@@ -1,12 +1,12 @@
 //! Random lives of caches beside their model. The draws are the same in every run; `WGPU_ATTENTION_TEST_SEED` draws
-//! others, `WGPU_ATTENTION_TEST_DRAWS` more or fewer steps.
+//! others, `WGPU_ATTENTION_TEST_DRAWS` more or fewer lives.
 
 use std::collections::HashSet;
 
 use wgpu_attention::{CacheLayout, CacheStorage, Error, KernelForm, ScaleGroup};
 
 use crate::harness::{Ask, Bed, Count, Data, Kind, Profile, Report, Rng, Rules, defaults, full};
-use crate::property::draws;
+use crate::property::{Draws, seed};
 
 /// The pages of a cache: which each sequence has, by names that are never used again.
 struct Pages {
@@ -382,7 +382,7 @@ impl Play {
 
 #[test]
 fn random_lives_follow_the_model() {
-    let (seed, count) = draws(12_000);
+    let seed = seed();
     let mut report = Report::new("caches, random");
     let q8 = CacheStorage::Q8(ScaleGroup::Of(32));
     let paged = |page, pages| CacheLayout::Paged { page, pages };
@@ -407,12 +407,12 @@ fn random_lives_follow_the_model() {
         (full, Kind { batch: 4, heads: 2, ..Kind::new(q8, paged(32, 11), 100) }, KernelForm::Cpu, None),
     ];
     let (mut refused, mut shared) = (0, 0);
-    let lives = count.div_ceil(100).max(kinds.len());
-    for n in 0..lives {
+    let draws = Draws { name: "caches, lives", always: 36, most: 120, group: 1 }.numbers();
+    for n in draws.iter().copied() {
         let (profile, kind, tiling, splits) = kinds[n % kinds.len()];
         let rng = &mut Rng::new(seed.wrapping_add(n as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let mut play = Play::new(profile, kind, tiling, splits, rng.word());
-        for step in 0..count / lives {
+        for step in 0..100 {
             let outcome = play.step(rng).map_err(|what| {
                 let last = &play.trail[play.trail.len().saturating_sub(12)..];
                 format!("{what}\n    after {last:?}\n    of {kind:?}")
@@ -427,5 +427,5 @@ fn random_lives_follow_the_model() {
     }
     report.finish();
     // Lives that meet no end of their room, or share nothing, are none.
-    assert!(count < 1000 || (refused > 20 && shared > 20), "{refused} refusals, {shared} forks");
+    assert!(draws.len() < 36 || (refused > 20 && shared > 20), "{refused} refusals, {shared} forks");
 }

@@ -128,6 +128,33 @@ impl Rules {
         mask
     }
 
+    /// What a kernel's text has of them.
+    pub fn names(&self) -> Vec<&'static str> {
+        let Rules { lengths, prefix, packed, documents, blocks, attn_mask, tree, key_padding_mask, .. } =
+            self;
+        let Rules { globals, bias, slopes, relative, sinks, .. } = self;
+        let all = [
+            ("causal", self.causal),
+            ("window", self.window.is_some()),
+            ("pattern", self.pattern.is_some()),
+            ("exclude_self", self.exclude_self),
+            ("lengths", lengths.is_some()),
+            ("prefix", prefix.is_some()),
+            ("packed", packed.is_some()),
+            ("documents", documents.is_some()),
+            ("blocks", blocks.is_some()),
+            ("attn_mask", attn_mask.is_some()),
+            ("tree", tree.is_some()),
+            ("key_padding_mask", key_padding_mask.is_some()),
+            ("globals", globals.is_some()),
+            ("bias", bias.is_some()),
+            ("slopes", slopes.is_some()),
+            ("relative", relative.is_some()),
+            ("sinks", sinks.is_some()),
+        ];
+        all.into_iter().filter_map(|(name, given)| given.then_some(name)).collect()
+    }
+
     pub fn host(&self) -> HostMask<'_> {
         fn host<'a, T: Copy>(
             _: &'static str,

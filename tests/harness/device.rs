@@ -58,6 +58,7 @@ struct Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
+        super::listed::write(self.profile.gpu.pipelines());
         IDLE[self.kind].lock().expect("no test panics here").push(self.profile);
     }
 }
@@ -76,6 +77,13 @@ fn lent(kind: usize, make: impl FnOnce() -> Profile) -> &'static Profile {
         };
         lent[kind].get_or_init(lend).profile
     })
+}
+
+/// Whether the adapter is a program.
+pub fn is_software() -> bool {
+    static SOFTWARE: LazyLock<bool> =
+        LazyLock::new(|| adapter().get_info().device_type == wgpu::DeviceType::Cpu);
+    *SOFTWARE
 }
 
 pub fn profiles() -> [&'static Profile; 2] {

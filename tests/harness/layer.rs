@@ -18,6 +18,7 @@ use super::device::{Profile, defaults, full};
 use super::memory::{Image, Place, Values, stored};
 use super::random::Rng;
 use super::report::{Report, judge_outputs};
+use super::rest::rest;
 use super::run::{
     FORMS, Got, Layout, Placed, PlacedRules, device_dropout, place_dropout, weights_wanted, window,
 };
@@ -328,10 +329,11 @@ impl fmt::Display for LayerSetup {
     }
 }
 
-/// Every device, tiling and type; both tilings together have every layout and storage, three each in f32; one of them
-/// has a run in f16 and the other one on the plain device, in turn from layer to layer.
-pub fn layer_setups(name: &str) -> Vec<LayerSetup> {
-    let seed = Rng::named(name).word() | 1;
+/// Every device, form and type; both forms together have every layout and storage, three each in f32; one of them
+/// has a run in f16 and the other one on the plain device. One of the three always runs, and one of the others; which,
+/// decide the rules of the mask, so that layers with the same share kernels.
+pub fn layer_setups(case: &LayerCase) -> Vec<LayerSetup> {
+    let seed = Rng::named(&case.rules.names().join(" ")).word() | 1;
     let mut all = Vec::new();
     for (n, tiling) in FORMS.into_iter().enumerate() {
         let other = [(full(), DType::F16, 3, 1), (defaults(), DType::F32, 4, 1)];
@@ -345,10 +347,11 @@ pub fn layer_setups(name: &str) -> Vec<LayerSetup> {
                 (LayerLayout::Dense, Storage::OneBuffer { gap: 3 }, true, Weights::PerHead(dtype)),
             ];
             let first = (seed >> 32) as usize % kinds.len() + 3 * n + from;
-            for (layout, storage, lse, weights) in (first..first + count).map(|at| kinds[at % kinds.len()]) {
+            for at in first..first + count {
+                let (layout, storage, lse, weights) = kinds[at % kinds.len()];
                 let mixed = storage == Storage::Transposed;
                 let other = if mixed { DType::F32 } else { dtype };
-                all.push(LayerSetup {
+                let setup = LayerSetup {
                     profile,
                     tiling,
                     path: Path::Auto,
@@ -359,7 +362,11 @@ pub fn layer_setups(name: &str) -> Vec<LayerSetup> {
                     storage,
                     lse,
                     weights,
-                });
+                };
+                let always = at == first && (from == 0 || n == (seed >> 41) as usize % 2);
+                if always || rest(&format!("{}, {setup}", case.name)) {
+                    all.push(setup);
+                }
             }
         }
     }
@@ -516,7 +523,7 @@ impl Report {
     #[cfg(not(target_arch = "wasm32"))]
     pub fn check_layer(&mut self, case: &LayerCase) {
         let mut truths = HashMap::new();
-        for setup in layer_setups(&case.name) {
+        for setup in layer_setups(case) {
             self.check_layer_in(case, &setup, &mut truths);
         }
     }

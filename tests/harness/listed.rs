@@ -1,6 +1,7 @@
-//! Whether `inspect::kernels`, which compilers are shown, has what plans choose.
+//! What was compiled: whether `inspect::kernels`, which compilers are shown, has it, and their names.
 
 use std::collections::HashSet;
+use std::io::Write;
 use std::sync::LazyLock;
 
 use wgpu_attention::Pipelines;
@@ -23,6 +24,17 @@ pub fn unlisted(name: &str) -> Vec<Axis> {
     static LISTED: LazyLock<HashSet<Axis>> =
         LazyLock::new(|| kernels().iter().flat_map(|kernel| axes(&kernel.name)).collect());
     axes(name).filter(|axis| !LISTED.contains(axis)).collect()
+}
+
+/// Writes what `pipelines` has compiled to the end of the file `WGPU_ATTENTION_TEST_KERNELS`, a line for each kernel,
+/// which may be there already; nothing where no file is named.
+pub fn write(pipelines: &Pipelines) {
+    let Some(path) = std::env::var_os("WGPU_ATTENTION_TEST_KERNELS") else { return };
+    let lines: String = compiled(pipelines).iter().map(|name| format!("{name}\n")).collect();
+    let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
+    if let Err(e) = file.and_then(|mut file| file.write_all(lines.as_bytes())) {
+        super::say(&format!("WGPU_ATTENTION_TEST_KERNELS: {e}"));
+    }
 }
 
 /// Panics if a kernel was compiled that has a value of an axis which no listed one has.

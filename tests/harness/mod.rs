@@ -17,6 +17,7 @@ pub mod positions;
 pub mod profile;
 pub mod random;
 pub mod report;
+pub mod rest;
 pub mod run;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod validation;
@@ -31,6 +32,7 @@ pub use device::{Profile, defaults, full, matrices, profiles};
 pub use memory::{Image, Place, Values, stored};
 pub use random::Rng;
 pub use report::Report;
+pub use rest::rest;
 #[cfg(not(target_arch = "wasm32"))]
 pub use run::run;
 pub use run::{FORMS, Layout, Setup};

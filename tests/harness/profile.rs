@@ -47,12 +47,19 @@ impl Profile {
         Profile { name, gpu: Gpu::with_device(device, queue), f16, matrix: false }
     }
 
+    /// Whether its matrix units, if it has any, are not those that take longest to compile for.
+    pub fn compiles_fast(&self) -> bool {
+        self.name != "matrix 16"
+    }
+
     /// Compiled shaders take gigabytes when those of all tests are kept.
     pub fn tidy(&self) {
         #[cfg(not(target_arch = "wasm32"))]
         super::listed::check(self.gpu.pipelines());
         // Those for matrix units are the largest.
         if self.gpu.pipelines().compiled() > if self.matrix { 20 } else { 60 } {
+            #[cfg(not(target_arch = "wasm32"))]
+            super::listed::write(self.gpu.pipelines());
             self.gpu.pipelines().clear();
             let _ = self.gpu.device().poll(wgpu::PollType::Poll);
         }

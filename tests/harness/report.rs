@@ -2,13 +2,16 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use web_time::Instant;
 use wgpu_attention::{DType, Path, Shape};
 
 use super::case::{Case, Expected, Truth, Weights};
 use super::device::{Profile, matrices};
-use super::run::{Got, Setup, run_async, setups, takes_long};
+use super::rest::left;
+use super::run::{Got, Setup, run_async, setups};
 
 /// [`Report::finish`] fails the test.
 #[derive(Debug)]
@@ -27,6 +30,7 @@ pub type Truths = HashMap<(bool, DType, DType, Weights), (Case, Truth)>;
 
 impl Report {
     pub fn new(name: &'static str) -> Self {
+        LazyLock::force(&STARTED);
         let worst = (0.0, String::new());
         let started = Instant::now();
         Report { name, runs: 0, skipped: BTreeMap::new(), failures: Vec::new(), worst, started }
@@ -61,13 +65,7 @@ impl Report {
     #[cfg(not(target_arch = "wasm32"))]
     pub fn check(&mut self, case: &Case) {
         let mut truths = HashMap::new();
-        let channels = case.shape.head_dim.max(case.shape.value_dim);
-        for setup in setups(&case.name) {
-            if setup.profile.matrix && channels > 32 && takes_long() {
-                let why = "on matrix units, unless WGPU_ATTENTION_TEST_ALL is set: a software driver takes long to compile";
-                self.skip(why.into(), &case.name);
-                continue;
-            }
+        for setup in setups(case) {
             self.check_in(case, &setup, &mut truths);
         }
     }
@@ -165,14 +163,30 @@ impl Report {
             return super::say(&format!("{name}: skipped, nothing of it runs on this adapter"));
         }
         let seconds = started.elapsed().as_secs();
+        let left = match left() {
+            0 => String::new(),
+            n => format!(", {n} left to WGPU_ATTENTION_TEST_ALL"),
+        };
         super::say(&format!(
-            "{name}: {runs} runs in {seconds} s, worst error {:.2} of the tolerance {}",
-            worst.0, worst.1
+            "{} {name}: {runs} runs in {seconds} s{left}, worst error {:.2} of the tolerance {}",
+            so_far(),
+            worst.0,
+            worst.1
         ));
         assert!(runs > 0, "{name}: nothing was run");
         let shown = failures.iter().take(12).map(|f| format!("\n  {f}")).collect::<String>();
         assert!(failures.is_empty(), "{name}: {} of {runs} runs failed{shown}", failures.len());
     }
+}
+
+/// When the first test that reports began.
+static STARTED: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+/// How long the suite has run, and which report this is that finishes: there is one or more to most tests.
+fn so_far() -> String {
+    static FINISHED: AtomicUsize = AtomicUsize::new(0);
+    let seconds = STARTED.elapsed().as_secs();
+    format!("[{}:{:02}, {}]", seconds / 60, seconds % 60, FINISHED.fetch_add(1, Relaxed) + 1)
 }
 
 /// The largest error over tolerance of all outputs, against the truth and, where the run's inputs are

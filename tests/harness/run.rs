@@ -13,6 +13,7 @@ use super::case::{Case, DropoutData, Rules, Weights};
 use super::device::{Profile, defaults, full, matrices};
 use super::memory::{GUARD, Image, Place, Values};
 use super::random::Rng;
+use super::rest::rest;
 
 pub const FORMS: [KernelForm; 2] = [KernelForm::Gpu, KernelForm::Cpu];
 
@@ -105,57 +106,47 @@ impl Setup {
     }
 }
 
-/// Whether to run what takes software drivers minutes to compile, too: `WGPU_ATTENTION_TEST_ALL` is set.
-pub fn test_all() -> bool {
-    std::env::var_os("WGPU_ATTENTION_TEST_ALL").is_some()
-}
-
-/// Whether large kernels for matrix units are not to be compiled.
-pub fn takes_long() -> bool {
-    full().gpu.device().adapter_info().device_type == wgpu::DeviceType::Cpu && !test_all()
-}
-
-/// Every device, path, tiling and type, not all crossed: every shader takes a second to compile. One tiling has dense
-/// layouts, the other windows, by the case's name. What is added to scores is F32, so that f16 runs share their
-/// softmax; `property` and `biases` have it in F16.
-pub fn setups(name: &str) -> Vec<Setup> {
+/// Both forms of every path, in f32 and in f16, with features and without, in every layout, not all crossed. One form has
+/// dense layouts, the other windows. What decides a kernel, the rules of its mask, decides which of them always run, so
+/// that cases with the same rules share kernels: each form once on the staged and once on the fused path. What is added
+/// to scores is F32, so that f16 runs share their softmax; `property` and `biases` have it in F16.
+pub fn setups(case: &Case) -> Vec<Setup> {
     // Odd: the dense layouts are the aligned ones, and every kind of alignment is a shader more to compile.
-    let seed = Rng::named(name).word() | 1;
-    let window = Layout::Window(seed);
+    let window = Layout::Window(Rng::named(&case.name).word() | 1);
+    let rng = &mut Rng::named(&case.rules.names().join(" "));
     let [f32, f16] = [DType::F32, DType::F16];
     let dense = [
         (full(), f32, Path::Staged, Layout::Dense, Weights::PerHead(f32)),
         (full(), f32, Path::Staged, Layout::Packed, Weights::Mean(f32)),
         (full(), f32, Path::Fused, Layout::Blhd, Weights::None),
-        (full(), f16, Path::Staged, Layout::Blhd, Weights::None),
         // Without features there is no f16.
         (defaults(), f32, Path::Fused, Layout::Packed, Weights::None),
+        (full(), f16, Path::Staged, Layout::Blhd, Weights::None),
     ];
     let windows = [
-        (full(), f32, Path::Staged, window, Weights::PerHead(f32)),
-        (full(), f32, Path::Fused, window, Weights::None),
         (full(), f16, Path::Staged, window, Weights::PerHead(f16)),
-        (full(), f16, Path::Fused, Layout::Blhd, Weights::None),
         (defaults(), f32, Path::Staged, window, Weights::PerHead(f32)),
+        (full(), f32, Path::Fused, window, Weights::None),
+        (full(), f16, Path::Fused, Layout::Blhd, Weights::None),
+        (full(), f32, Path::Staged, window, Weights::PerHead(f32)),
     ];
-    let first = (seed >> 32) as usize % 2;
-    let of = |tiling, runs: [(&'static Profile, DType, Path, Layout, Weights); 5]| {
-        runs.map(|(profile, dtype, path, layout, weights)| Setup {
-            profile,
-            tiling,
-            path,
-            dtype,
-            bias: f32,
-            layout,
-            lse: true,
-            weights,
-        })
+    let mut all = Vec::new();
+    let mut add = |always: bool, setup: Setup| {
+        if always || rest(&format!("{}, {setup}", case.name)) {
+            all.push(setup);
+        }
     };
-    let mut all = [of(FORMS[first], dense), of(FORMS[1 - first], windows)].concat();
-    // One size of fragments or the other, or both.
-    let own = (seed >> 33) as usize % 2;
-    let sizes = matrices().zip([Layout::Blhd, window]).enumerate().filter(|(n, _)| test_all() || *n == own);
-    all.extend(sizes.map(|(_, (profile, layout))| Setup::matrix(profile, layout)));
+    let first = rng.below(2);
+    for (form, runs) in [(FORMS[first], dense), (FORMS[1 - first], windows)] {
+        let always = [rng.below(2), 2 + rng.below(2)];
+        for (n, (profile, dtype, path, layout, weights)) in runs.into_iter().enumerate() {
+            let setup = Setup { profile, tiling: form, path, dtype, bias: f32, layout, lse: true, weights };
+            add(always.contains(&n), setup);
+        }
+    }
+    for (profile, layout) in matrices().zip([Layout::Blhd, window]) {
+        add(false, Setup::matrix(profile, layout));
+    }
     all
 }
 

@@ -8,7 +8,7 @@ use super::attention::{SHAPE, setup};
 use crate::harness::{Case, DropoutData, FORMS, HostData, Layout, Profile, Rules, Setup, Weights};
 
 /// Every part by itself; with queries that see nothing, where a part can hide all.
-fn single() -> Vec<(&'static str, Rules)> {
+pub fn single() -> Vec<(&'static str, Rules)> {
     let [b, h, i, j] = SHAPE.weights();
     let none = Rules::default;
     let causal = Rules { causal: true, ..none() };

@@ -8,8 +8,10 @@ mod others;
 #[cfg(not(target_arch = "wasm32"))]
 mod tests;
 
+pub use self::attention::SHAPE;
 use self::caches::CacheCase;
 use self::layers::SmallLayer;
+pub use self::masks::single as single_masks;
 use self::others::Other;
 use crate::harness::{Case, Profile, Report, Setup};
 

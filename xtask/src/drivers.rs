@@ -199,6 +199,10 @@ fn run_on(repo: &Repo, run: &Run) -> Result<Ran> {
     if run.validation {
         cargo.env("WGPU_VALIDATION", "1");
     }
+    if env::var_os("WGPU_ATTENTION_TEST_ALL").is_none() {
+        // Few tests, but all of each.
+        cargo.env("WGPU_ATTENTION_TEST_ALL", "1");
+    }
     if env::var_os("GALLIVM_PERF").is_none() {
         // Less optimized shaders: they are compiled more than they are run.
         cargo.env("GALLIVM_PERF", "nopt");
