@@ -90,7 +90,21 @@ pub use scratch::{Scratch, ScratchSize};
 pub use tensor::{DType, TensorView};
 pub use wgpu;
 
-/// The README's code is compiled with the documentation tests.
+/// Code in the README and in docs/ is compiled with the documentation tests.
 #[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
+mod pages {
+    #[doc = include_str!("../README.md")]
+    struct Readme;
+    #[doc = include_str!("../docs/architecture.md")]
+    struct Architecture;
+    #[doc = include_str!("../docs/benchmarks.md")]
+    struct Benchmarks;
+    #[doc = include_str!("../docs/coming-from.md")]
+    struct ComingFrom;
+    #[doc = include_str!("../docs/kernels.md")]
+    struct Kernels;
+    #[doc = include_str!("../docs/testing.md")]
+    struct Testing;
+    #[doc = include_str!("../CONTRIBUTING.md")]
+    struct Contributing;
+}

@@ -28,7 +28,9 @@ pub(crate) mod softmax;
 mod variant;
 pub(crate) mod weighted_sum;
 
-pub(crate) use variant::{KernelVariant, all};
+pub(crate) use variant::KernelVariant;
+#[cfg(feature = "inspect")]
+pub(crate) use variant::all;
 
 use crate::device::Fragment;
 use crate::kernel::Width;
