@@ -556,7 +556,7 @@ fn random_problems_match_the_reference() {
     let seed = seed();
     let mut report = Report::new("property");
     let mut seen = HashMap::new();
-    let draws = Draws { name: "property", always: 150, most: 400, group: 5 }.numbers();
+    let draws = Draws { name: "property", always: 200, most: 400, group: 5 }.numbers();
     for n in draws.iter().copied() {
         let draw = (0..n % 5).fold(Draw::random(seed.wrapping_add(n as u64 / 5)), |draw, _| draw.again());
         *seen.entry((draw.profile, format!("{:?} {:?}", draw.path, draw.tiling), draw.dtype)).or_insert(0) +=

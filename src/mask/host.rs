@@ -8,7 +8,7 @@ use crate::tensor::{count, expect_broadcast};
 pub struct HostTensor<'a, T> {
     /// The elements.
     pub data: &'a [T],
-    /// As the method of [`Mask`] says that takes it.
+    /// As the method of [`Mask`](crate::Mask) says that takes it.
     pub shape: [usize; 4],
 }
 

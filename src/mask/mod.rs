@@ -94,12 +94,13 @@ impl<L, K, B> Mask<L, K, B> {
 
     /// The same mask by reference.
     pub fn as_ref(&self) -> Mask<&L, &K, &B> {
-        let part = |part| match part {
-            &Part::Number(ref t) => Part::Number(t),
-            Part::Bool(t) => Part::Bool(t),
-            Part::Float(t) => Part::Float(t),
-        };
-        let tensors = self.tensors.each_ref().map(|t| t.as_ref().map(part));
+        let tensors = self.tensors.each_ref().map(|part| {
+            part.as_ref().map(|part| match part {
+                Part::Number(t) => Part::Number(t),
+                Part::Bool(t) => Part::Bool(t),
+                Part::Float(t) => Part::Float(t),
+            })
+        });
         Mask { rules: self.rules, settings: self.settings, tensors }
     }
 

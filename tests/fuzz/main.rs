@@ -114,7 +114,7 @@ fn run(
 /// Whether the cases of a family run where nobody says how many: one in three, and all that compile nothing.
 fn runs(family: u64) -> bool {
     let n = family % FAMILIES;
-    n % 3 == 0 || n >= FAMILIES - 3 || rest::rest(&format!("family {n}"))
+    n.is_multiple_of(3) || n >= FAMILIES - 3 || rest::rest(&format!("family {n}"))
 }
 
 /// The family of a seed.

@@ -63,7 +63,7 @@ impl MaskVariant {
         }
         f.line(true, "var r = keys;");
         for bounds in self.rules.iter().map(|id| id.rule().bounds) {
-            f.line(!bounds.wgsl.is_empty() && !(bounds.lifted && lifts), bounds.wgsl);
+            f.line(!(bounds.wgsl.is_empty() || bounds.lifted && lifts), bounds.wgsl);
         }
         // Within the sequence, so that bounds do not fall from one sequence to the next.
         f.line(true, "let stop = u32(clamp(r.y, keys.x, keys.y));");
