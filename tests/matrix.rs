@@ -102,8 +102,7 @@ fn masks() {
     let mut report = Report::new("matrix, masks");
     let shape = Shape { head_dim: 16, value_dim: 16, ..small::SHAPE };
     for profile in matrices() {
-        // A row of one key beside a sink has one weight, which f16 may hold better in a naive computation; `biases` has sinks.
-        for (name, rules) in small::single_masks().into_iter().filter(|(name, _)| *name != "sinks") {
+        for (name, rules) in small::single_masks() {
             let case = Case::random(format!("matrix, {name}"), shape).with(|c| c.rules = rules);
             if ["documents", "blocks"].contains(&name) || runs(profile, &case.name) {
                 check(&mut report, &case, &Setup::matrix(profile, Layout::Dense));

@@ -82,7 +82,7 @@ pub fn single() -> Vec<(&'static str, Rules)> {
             Rules { slopes: Some(HostData::of([1, h, 1, 1], quarter)), symmetric: true, ..none() },
         ),
         ("relative", Rules { relative: Some(HostData::of([1, h, 1, 31], quarter)), ..none() }),
-        ("sinks", Rules { sinks: Some(HostData::of([1, h, 1, 1], quarter)), ..causal }),
+        ("sink_logits", Rules { sinks: Some(HostData::of([1, h, 1, 1], quarter)), ..causal }),
         (
             "blocks",
             Rules {
@@ -113,7 +113,7 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
     }
     let staged = |n: usize| setup(profile, Path::Staged, FORMS[n % 2], DType::F32);
     let weights = Weights::PerHead(DType::F32);
-    let sums = Rules { bias: part("bias").bias, sinks: part("sinks").sinks, ..part("causal, window") };
+    let sums = Rules { bias: part("bias").bias, sinks: part("sink_logits").sinks, ..part("causal, window") };
     add("causal, window, bias, sinks", Setup { weights, ..staged(0) }, sums, None);
     let rules = Rules { slopes: part("alibi").slopes, ..part("packed") };
     let mean = Setup { weights: Weights::Mean(DType::F32), layout: Layout::Blhd, ..staged(1) };
