@@ -86,7 +86,7 @@ pub fn sees(rules: &Rules, shape: &Shape, [b, h, i, j]: [usize; 4]) -> bool {
     let global = |j: usize| rules.globals.as_ref().is_some_and(|part| at(part, [b, h, 0, j]));
     let stands_global = (0..keys.len() as i64).contains(&position) && global(keys.start + position as usize);
     let in_window = rules.window.is_none_or(|[left, right]| {
-        let (left, right) = (left.min(1 << 40) as i64, right.min(1 << 40) as i64);
+        let (left, right) = (left.min(1 << 30) as i64, right.min(1 << 30) as i64);
         (position - left..=position + right).contains(&key)
     });
     let in_band = in_window && rules.pattern.is_none_or(|p| in_pattern(p, h, position, key));

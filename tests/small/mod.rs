@@ -8,9 +8,11 @@ mod others;
 #[cfg(not(target_arch = "wasm32"))]
 mod tests;
 
+#[cfg(not(target_arch = "wasm32"))]
 pub use self::attention::SHAPE;
 use self::caches::CacheCase;
 use self::layers::SmallLayer;
+#[cfg(not(target_arch = "wasm32"))]
 pub use self::masks::single as single_masks;
 use self::others::Other;
 use crate::harness::{Case, Profile, Report, Setup};
