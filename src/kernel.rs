@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::hash::Hash;
 
 use crate::tensor::{Access, DType, Layout, Window};
+use crate::unroll::unrolled;
 
 /// A kernel variant: everything that changes its text. Hashing one finds its pipeline.
 pub(crate) trait Variant: Copy + Eq + Hash {
@@ -156,8 +157,8 @@ pub(crate) enum Constant {
     Fragments(Fragment),
 }
 
-/// Puts a kernel's text together: `enable` lines, constants, bindings, then the parts. WGSL does not
-/// depend on order beyond that.
+/// Puts a kernel's text together: `enable` lines, constants, bindings, then the parts, with their marked loops written
+/// out. WGSL does not depend on order beyond that.
 fn compose(constants: &[Constant], bindings: &[Binding], parts: &[&str]) -> String {
     let mut text = String::new();
     let matrix = constants.iter().any(|c| matches!(c, Constant::Fragments(_)));
@@ -190,7 +191,7 @@ fn compose(constants: &[Constant], bindings: &[Binding], parts: &[&str]) -> Stri
         text.push('\n');
         text.push_str(part);
     }
-    text
+    unrolled(&text)
 }
 
 /// A member of a parameter struct, for the test that compares it with the WGSL.

@@ -67,6 +67,7 @@ pub mod reference;
 mod scratch;
 mod storage;
 mod tensor;
+mod unroll;
 
 pub use attention::{Attention, Config, Forward};
 pub use block_map::Blocks;

@@ -36,6 +36,7 @@ const FLOORS: &[&str] = &[
     "storage",
     "guard",
     "kernel",
+    "unroll",
     "tensor",
     "error",
     "dtype",

@@ -48,22 +48,53 @@ pub(crate) fn dispatches<'a>(
     partials: Option<&'a wgpu::Buffer>,
     device: &DeviceFacts,
 ) -> Dispatches<'a> {
-    let Problem { shape, q, keys, extras, .. } = *problem;
-    let Extras { out, lse, appended, .. } = extras;
+    let Extras { out, lse, .. } = problem.extras;
+    let partials = partials.map(|buffer| Window {
+        buffer,
+        start: 0,
+        size: plan.partial_bytes(),
+        layout: Layout::dense([1; 4]),
+    });
+    let results = [Some(out), lse].into_iter().flatten().map(|t| t.window(device)).collect();
     let variant = variant(problem, plan);
-    let view = |t: TensorView| View::from(t.window(device).layout);
+    let mask = mask::MaskParams::new(
+        &problem.extras.mask,
+        &problem.shape,
+        problem.extras.appended,
+        problem.softcap,
+        device,
+    );
+    let params = params(problem, plan, mask, device);
+    let Some(partials) = partials else {
+        return attend(problem, plan, variant, params, results, device);
+    };
+    let mut dispatches = attend(problem, plan, variant, params, vec![partials], device);
+    dispatches.extend(merge(problem, plan, variant, params, partials, results, device));
+    dispatches
+}
+
+fn view(tensor: TensorView, device: &DeviceFacts) -> View {
+    View::from(tensor.window(device).layout)
+}
+
+fn params(
+    problem: &Problem,
+    plan: &FusedPlan,
+    mask: mask::MaskParams,
+    device: &DeviceFacts,
+) -> fused::Params {
+    let Problem { shape, q, keys, extras, .. } = problem;
     let drop = DropoutParams::new(extras.dropout.as_ref(), device);
-    let mask = mask::MaskParams::new(&extras.mask, &shape, appended, problem.softcap, device);
-    let (k, v, cache) = match keys {
-        Keys::Tensors { k, v } => (view(k), view(v), CacheParams::default()),
+    let (k, v, cache) = match *keys {
+        Keys::Tensors { k, v } => (view(k, device), view(v, device), CacheParams::default()),
         Keys::Cache(layer) => (View::default(), View::default(), layer.params),
     };
-    let mut params = fused::Params {
-        q: view(q),
+    fused::Params {
+        q: view(*q, device),
         k,
         v,
-        out: view(out),
-        lse: lse.map_or(View::default(), view),
+        out: view(extras.out, device),
+        lse: extras.lse.map_or(View::default(), |lse| view(lse, device)),
         dropout: drop.view,
         mask,
         first: [0; 4],
@@ -79,26 +110,27 @@ pub(crate) fn dispatches<'a>(
         splits: plan.splits as u32,
         stats: plan.stats() as u32,
         cache,
-    };
-    let partial = partials.map(|buffer| Window {
-        buffer,
-        start: 0,
-        size: plan.partial_bytes(),
-        layout: Layout::dense([1; 4]),
-    });
-    let mut tensors = vec![q.window(device)];
-    match keys {
+    }
+}
+
+/// The attention itself, in the plan's pieces; it writes `outputs`.
+fn attend<'a>(
+    problem: &Problem<'a>,
+    plan: &FusedPlan,
+    variant: fused::Fused,
+    mut params: fused::Params,
+    outputs: Vec<Window<'a>>,
+    device: &DeviceFacts,
+) -> Dispatches<'a> {
+    let mut tensors = vec![problem.q.window(device)];
+    match problem.keys {
         Keys::Tensors { k, v } => tensors.extend([k, v].map(|t| t.window(device))),
         Keys::Cache(layer) => tensors.extend([layer.k, layer.v, layer.sequence_table]),
     }
-    let results = || [Some(out), lse].into_iter().flatten().map(|t| t.window(device));
-    match partial {
-        Some(partial) => tensors.push(partial),
-        None => tensors.extend(results()),
-    }
-    tensors.extend(variant.mask.windows(&extras.mask, device));
-    tensors.extend(drop.keep);
-    let call = |piece: Piece| {
+    tensors.extend(outputs);
+    tensors.extend(variant.mask.windows(&problem.extras.mask, device));
+    tensors.extend(DropoutParams::new(problem.extras.dropout.as_ref(), device).keep);
+    let dispatch = |piece: Piece| {
         params.first = [piece.first[0], piece.first[1], piece.first[2], 0];
         Dispatch {
             variant: KernelVariant::Fused(variant),
@@ -107,32 +139,44 @@ pub(crate) fn dispatches<'a>(
             grid: piece.grid,
         }
     };
-    let mut dispatches: Dispatches = plan.pieces().map(call).collect();
-    let Some(partial) = partial else { return dispatches };
+    plan.pieces().map(dispatch).collect()
+}
 
+/// What merges the splits' sums into `results`.
+fn merge<'a>(
+    problem: &Problem<'a>,
+    plan: &FusedPlan,
+    fused: fused::Fused,
+    params: fused::Params,
+    partials: Window<'a>,
+    results: Vec<Window<'a>>,
+    device: &DeviceFacts,
+) -> impl Iterator<Item = Dispatch<'a, KernelVariant>> {
+    let Extras { out, lse, .. } = problem.extras;
     let variant = MergeSplits {
         out: out.dtype,
         store: Width::of(out.layout.in_fours(3)),
         lse: lse.is_some(),
-        sink_logits: variant.mask.sink_logits(),
+        sink_logits: fused.mask.sink_logits(),
     };
-    let mut tensors = vec![partial];
-    tensors.extend(results());
-    tensors.extend(variant.mask().windows(&extras.mask, device));
-    let groups = plan.rows().div_ceil(merge_splits::ROWS);
+    let mut tensors = vec![partials];
+    tensors.extend(results);
+    tensors.extend(variant.mask().windows(&problem.extras.mask, device));
+    let rows = plan.rows();
+    let groups = rows.div_ceil(merge_splits::ROWS);
     let most = device.max_workgroups as usize;
-    dispatches.extend((0..groups).step_by(most).map(|first| {
+    (0..groups).step_by(most).map(move |first| {
         let params = merge_splits::Params {
-            out: view(out),
-            lse: lse.map_or(View::default(), view),
-            mask,
-            heads: shape.heads as u32,
-            kv_heads: shape.kv_heads as u32,
-            group: shape.group() as u32,
-            value_dim: shape.value_dim as u32,
-            rows: plan.rows() as u32,
-            splits: plan.splits as u32,
-            stats: plan.stats() as u32,
+            out: params.out,
+            lse: params.lse,
+            mask: params.mask,
+            heads: params.heads,
+            kv_heads: params.kv_heads,
+            group: params.group,
+            value_dim: params.value_dim,
+            rows: rows as u32,
+            splits: params.splits,
+            stats: params.stats,
             first: first as u32,
         };
         Dispatch {
@@ -141,6 +185,5 @@ pub(crate) fn dispatches<'a>(
             tensors: tensors.clone(),
             grid: [(groups - first).min(most) as u32, 1, 1],
         }
-    }));
-    dispatches
+    })
 }

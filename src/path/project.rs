@@ -100,86 +100,112 @@ fn together<'a>(
     device: &DeviceFacts,
 ) -> Result<Dispatches<'a>, Error> {
     let Some((first, rest)) = products.split_first() else { return Ok(Vec::new()) };
-    let xs = bind(&products.iter().map(|p| p.x).collect::<Vec<_>>(), device);
-    let ws = bind(&products.iter().map(|p| p.w).collect::<Vec<_>>(), device);
-    // Parts without a bias point at another's and do not read it.
-    let some_bias = products.iter().find_map(|p| p.bias);
-    let biases =
-        some_bias.map(|b| bind(&products.iter().map(|p| p.bias.unwrap_or(b)).collect::<Vec<_>>(), device));
-    let ys = bind(&products.iter().map(|p| p.y).collect::<Vec<_>>(), device);
-    let count = |b: &SharedWindows| b.windows.len();
-    let bindings = count(&xs) + count(&ws) + biases.as_ref().map_or(0, count) + count(&ys);
+    let bound = Bound::new(products, device);
     // One dispatch has one batch count.
     let one_batch = rest.iter().all(|p| p.x.shape()[0] == first.x.shape()[0]);
-    let fits = one_batch && bindings <= device.max_storage_buffers as usize && count(&ys) == 1;
-    if !fits && !rest.is_empty() {
+    if !rest.is_empty() && !(one_batch && bound.fits(device)) {
         let mut split = together(&[*first], tuning, device)?;
         split.extend(together(rest, tuning, device)?);
         return Ok(split);
     }
+    Ok(vec![dispatch(products, bound, tuning, device)?])
+}
 
+/// The buffers of all parts of a dispatch.
+struct Bound<'a> {
+    xs: SharedWindows<'a>,
+    ws: SharedWindows<'a>,
+    biases: Option<(SharedWindows<'a>, DType)>,
+    ys: SharedWindows<'a>,
+}
+
+impl<'a> Bound<'a> {
+    fn new(products: &[LinearOp<'a>], device: &DeviceFacts) -> Self {
+        let all = |view: &dyn Fn(&LinearOp<'a>) -> TensorView<'a>| {
+            bind(&products.iter().map(view).collect::<Vec<_>>(), device)
+        };
+        // Parts without a bias point at another's and do not read it.
+        let some_bias = products.iter().find_map(|p| p.bias);
+        Bound {
+            xs: all(&|p| p.x),
+            ws: all(&|p| p.w),
+            biases: some_bias.map(|some| (all(&|p| p.bias.unwrap_or(some)), some.dtype)),
+            ys: all(&|p| p.y),
+        }
+    }
+
+    /// Whether one kernel can bind them; its output is one buffer.
+    fn fits(&self, device: &DeviceFacts) -> bool {
+        let count = |b: &SharedWindows| b.windows.len();
+        let biases = self.biases.as_ref().map_or(0, |(b, _)| count(b));
+        let bindings = count(&self.xs) + count(&self.ws) + biases + count(&self.ys);
+        bindings <= device.max_storage_buffers as usize && count(&self.ys) == 1
+    }
+
+    /// What the kernel is told of the `n`-th product.
+    fn part(&self, n: usize, product: &LinearOp, rows: usize) -> ProjectPart {
+        let [_, heads, length, dim] = product.y.shape();
+        let (x, w, y) = (product.x_layout(), product.w.layout, product.y.layout);
+        // A narrow weight of one head serves all.
+        let w_head = if w.shape[1] == 1 { 0 } else { w.strides[1] };
+        let (x_slot, x_offset) = self.xs.places[n];
+        let (w_slot, w_offset) = self.ws.places[n];
+        let (bias_slot, bias_offset) = self.biases.as_ref().map_or((0, 0), |(b, _)| b.places[n]);
+        ProjectPart {
+            x: x.strides.map(|s| s as u32),
+            w: [w_head, w.strides[2], w.strides[3], w_offset].map(|s| s as u32),
+            y: y.strides.map(|s| s as u32),
+            x_offset: x_offset as u32,
+            y_offset: self.ys.places[n].1 as u32,
+            bias_offset: bias_offset as u32,
+            bias_stride: product.bias.map_or(0, |b| b.strides()[3]) as u32,
+            features: x.shape[3] as u32,
+            dim: dim as u32,
+            heads: heads as u32,
+            has_bias: u32::from(product.bias.is_some()),
+            x_slot: x_slot as u32,
+            w_slot: w_slot as u32,
+            bias_slot: bias_slot as u32,
+            rows: rows as u32,
+            length: length as u32,
+            pad0: 0,
+            pad1: 0,
+            pad2: 0,
+        }
+    }
+
+    fn into_windows(self) -> Vec<Window<'a>> {
+        let mut windows = self.xs.windows;
+        windows.extend(self.ws.windows);
+        windows.extend(self.biases.map(|(b, _)| b.windows).unwrap_or_default());
+        windows.extend(self.ys.windows);
+        windows
+    }
+}
+
+/// `products` as one dispatch.
+fn dispatch<'a>(
+    products: &[LinearOp<'a>],
+    bound: Bound<'a>,
+    tuning: &Tuning,
+    device: &DeviceFacts,
+) -> Result<Dispatch<'a, KernelVariant>, Error> {
+    let first = products[0];
     let one_matrix = products.iter().all(LinearOp::is_one_matrix);
     let [batch, ..] = first.x.shape();
     let batches = if one_matrix { 1 } else { batch };
     let z_heads = if first.narrow { products.iter().map(|p| p.y.shape()[1]).max().unwrap_or(1) } else { 1 };
     let mut parts = [bytemuck::Zeroable::zeroed(); PARTS];
     let (mut rows, mut cols) = (0, 0);
-    for (n, given) in products.iter().enumerate() {
-        let [_, heads, length, dim] = given.y.shape();
-        let x = given.x_layout();
-        let w = given.w.layout;
-        let y = given.y.layout;
-        // A narrow weight of one head serves all.
-        let w_head = if w.shape[1] == 1 { 0 } else { w.strides[1] };
-        let bias = given.bias.map_or(0, |b| b.strides()[3]);
-        let (bias_slot, bias_offset) = biases.as_ref().map_or((0, 0), |b| b.places[n]);
+    for (n, product) in products.iter().enumerate() {
+        let [_, heads, length, dim] = product.y.shape();
         let part_rows = if one_matrix { batch * length } else { length };
+        parts[n] = bound.part(n, product, part_rows);
         rows = rows.max(part_rows);
-        cols = cols.max(if given.narrow { dim } else { heads * dim });
-        parts[n] = ProjectPart {
-            x: x.strides.map(|s| s as u32),
-            w: [w_head, w.strides[2], w.strides[3], ws.places[n].1].map(|s| s as u32),
-            y: y.strides.map(|s| s as u32),
-            x_offset: xs.places[n].1 as u32,
-            y_offset: ys.places[n].1 as u32,
-            bias_offset: bias_offset as u32,
-            bias_stride: bias as u32,
-            features: x.shape[3] as u32,
-            dim: dim as u32,
-            heads: heads as u32,
-            has_bias: u32::from(given.bias.is_some()),
-            x_slot: xs.places[n].0 as u32,
-            w_slot: ws.places[n].0 as u32,
-            bias_slot: bias_slot as u32,
-            rows: part_rows as u32,
-            length: length as u32,
-            pad0: 0,
-            pad1: 0,
-            pad2: 0,
-        };
+        cols = cols.max(if product.narrow { dim } else { heads * dim });
     }
-
-    let x_fours = products.iter().all(|p| p.x_layout().in_fours(3));
-    let w_fours = |axis| products.iter().all(|p| p.w.layout.in_fours(axis));
-    let w_along_columns = !w_fours(3) && w_fours(2);
     let product = plan::MatmulShape { batch: products.len() * batches * z_heads, rows, cols };
-    let in_fours = x_fours && (w_fours(3) || w_along_columns);
-    let halves = [first.x.dtype, first.w.dtype] == [DType::F16; 2];
-    let dtype = if halves { DType::F16 } else { DType::F32 };
-    let found = tuning.settle(plan::matrix_tiles(product, dtype, in_fours, tuning, device))?;
-    let tiles = found.map_or_else(|| plan::tiles(product, tuning.form, device), Tiles::Matrix);
-    let slots = |b: &SharedWindows, dtype: DType| Slots { count: b.windows.len(), dtype };
-    let variant = Project {
-        tiles,
-        x: slots(&xs, first.x.dtype),
-        w: slots(&ws, first.w.dtype),
-        bias: biases.as_ref().zip(some_bias).map(|(b, bias)| slots(b, bias.dtype)),
-        y: first.y.dtype,
-        width: Width::of(in_fours),
-        w_along_columns,
-        // Four output columns at once lie in one head.
-        store: Width::of(products.iter().all(|p| p.y.layout.in_fours(3))),
-    };
+    let variant = variant(products, &bound, product, tuning, device)?;
     let params = Params {
         parts,
         batches: batches as u32,
@@ -187,14 +213,40 @@ fn together<'a>(
         z_heads: z_heads as u32,
         pad: 0,
     };
-    let mut tensors = xs.windows;
-    tensors.extend(ws.windows);
-    tensors.extend(biases.map(|b| b.windows).unwrap_or_default());
-    tensors.extend(ys.windows);
-    Ok(vec![Dispatch {
+    Ok(Dispatch {
         variant: KernelVariant::Project(variant),
         params: bytemuck::bytes_of(&params).to_vec(),
-        tensors,
-        grid: grid(plan::grid(tiles, product)),
-    }])
+        tensors: bound.into_windows(),
+        grid: grid(plan::grid(variant.tiles, product)),
+    })
+}
+
+/// The kernel that computes `products`, together of shape `product`.
+fn variant(
+    products: &[LinearOp],
+    bound: &Bound,
+    product: plan::MatmulShape,
+    tuning: &Tuning,
+    device: &DeviceFacts,
+) -> Result<Project, Error> {
+    let first = products[0];
+    let x_fours = products.iter().all(|p| p.x_layout().in_fours(3));
+    let w_fours = |axis| products.iter().all(|p| p.w.layout.in_fours(axis));
+    let w_along_columns = !w_fours(3) && w_fours(2);
+    let in_fours = x_fours && (w_fours(3) || w_along_columns);
+    let halves = [first.x.dtype, first.w.dtype] == [DType::F16; 2];
+    let dtype = if halves { DType::F16 } else { DType::F32 };
+    let found = tuning.settle(plan::matrix_tiles(product, dtype, in_fours, tuning, device))?;
+    let slots = |b: &SharedWindows, dtype: DType| Slots { count: b.windows.len(), dtype };
+    Ok(Project {
+        tiles: found.map_or_else(|| plan::tiles(product, tuning.form, device), Tiles::Matrix),
+        x: slots(&bound.xs, first.x.dtype),
+        w: slots(&bound.ws, first.w.dtype),
+        bias: bound.biases.as_ref().map(|(b, dtype)| slots(b, *dtype)),
+        y: first.y.dtype,
+        width: Width::of(in_fours),
+        w_along_columns,
+        // Four output columns at once lie in one head.
+        store: Width::of(products.iter().all(|p| p.y.layout.in_fours(3))),
+    })
 }

@@ -10,6 +10,7 @@ mod softmax;
 mod tuning;
 
 pub(crate) use choice::{Choice, choose, score_matrix};
+pub(crate) use decode::{DecodeCpu, DecodeGpu};
 pub(crate) use fused::{FusedPlan, FusedTiles, Piece};
 pub(crate) use matmul::{MatmulShape, MatrixTiles, Tiles, grid, matrix_tiles, tiles};
 pub(crate) use matrix::FusedMatrix;

@@ -273,8 +273,9 @@ fn unpack(apt: &Apt, bundle: &Bundle, cpu: &'static Cpu) -> Result<Unpacked> {
             }
         }
     }
-    for driver in bundle.drivers() {
-        new.check(driver)?;
+    // The others may be missing from the packages of some processors.
+    if let Some(main) = bundle.drivers().next() {
+        new.check(main)?;
     }
     new.mark(bundle, &apt.folder.parent().unwrap_or(Path::new("")).join(bundle.name))?;
     Ok(new)

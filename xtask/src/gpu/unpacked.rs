@@ -96,9 +96,14 @@ impl Unpacked {
 
     /// What `driver` is, its library or program.
     fn file(&self, driver: &Driver) -> Result<PathBuf> {
+        self.find(driver.file)
+    }
+
+    /// A library or program of the packages.
+    fn find(&self, name: &str) -> Result<PathBuf> {
         let folders = ["usr/lib/chromium", "usr/bin"].map(|folder| self.root().join(folder));
-        let mut paths = self.libraries().into_iter().chain(folders).map(|folder| folder.join(driver.file));
-        paths.find(|path| path.exists()).ok_or_else(|| failed(format!("no {} in the packages", driver.file)))
+        let mut paths = self.libraries().into_iter().chain(folders).map(|folder| folder.join(name));
+        paths.find(|path| path.exists()).ok_or_else(|| failed(format!("no {name} in the packages")))
     }
 
     /// That the driver is here and finds all its libraries.
@@ -142,7 +147,7 @@ impl Unpacked {
             files::replace(&self.folder.join(driver.icd()), &format!("{icd}\n"), false)?;
         }
         let wrapper = self.folder.join(driver.wrapper());
-        files::replace(&wrapper, &self.wrapper(driver), true)?;
+        files::replace(&wrapper, &self.wrapper(driver)?, true)?;
         Ok(wrapper)
     }
 
@@ -158,19 +163,22 @@ impl Unpacked {
         version.unwrap_or_else(|| "1.3.0".into())
     }
 
-    fn wrapper(&self, driver: &Driver) -> String {
+    fn wrapper(&self, driver: &Driver) -> Result<String> {
         let mut text =
             format!("#!/bin/sh\n# PROGRAM [ARGS...] with {} (made by scripts/gpu)\n", driver.title);
         for (name, value) in self.variables(driver) {
             let _ = writeln!(text, "export {name}={}", shell::quote(&value));
         }
+        let _ = write!(text, "exec {}", shell::quote(&self.loader().display().to_string()));
+        if let Some(library) = driver.preload {
+            let _ = write!(text, " --preload {}", shell::quote(&self.find(library)?.display().to_string()));
+        }
         let _ = writeln!(
             text,
-            "exec {} --library-path \"{}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}\" \"$@\"",
-            shell::quote(&self.loader().display().to_string()),
+            " --library-path \"{}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}\" \"$@\"",
             self.library_path()
         );
-        text
+        Ok(text)
     }
 }
 
@@ -202,8 +210,11 @@ mod tests {
 
     #[test]
     fn a_wrapper_for_a_driver_that_is_not_the_bundle_s_main_one() {
-        let names =
-            ["usr/lib/x86_64-linux-gnu/libvulkan_radeon.so", "lib/x86_64-linux-gnu/ld-linux-x86-64.so.2"];
+        let names = [
+            "usr/lib/x86_64-linux-gnu/libvulkan_radeon.so",
+            "usr/lib/x86_64-linux-gnu/libamdgpu_noop_drm_shim.so",
+            "lib/x86_64-linux-gnu/ld-linux-x86-64.so.2",
+        ];
         let (_temporary, unpacked) = unpacked(&names);
         let radv = drivers::find("radv").unwrap();
         let json = r#"{"ICD": {"api_version": "1.4.1", "library_path": "/usr/lib/libvulkan_radeon.so"}}"#;
@@ -216,9 +227,10 @@ mod tests {
         let (at, root) = (unpacked.folder.display(), unpacked.root());
         let root = root.display();
         let expected = format!(
-            "#!/bin/sh\n# PROGRAM [ARGS...] with RADV 25.0 (made by scripts/gpu)\n\
+            "#!/bin/sh\n# PROGRAM [ARGS...] with RADV 26 (made by scripts/gpu)\n\
              export WGPU_BACKEND=vulkan\nexport VK_DRIVER_FILES={at}/radv.json\n\
-             exec {root}/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2 --library-path \
+             exec {root}/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2 --preload \
+             {root}/usr/lib/x86_64-linux-gnu/libamdgpu_noop_drm_shim.so --library-path \
              \"{root}/usr/lib/x86_64-linux-gnu:{root}/lib/x86_64-linux-gnu\
              ${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}\" \"$@\"\n"
         );

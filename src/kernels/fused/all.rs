@@ -1,0 +1,135 @@
+//! Every variant of the fused kernel that is compiled ahead: each value of each axis, not their whole product.
+
+use super::Fused;
+use crate::device::Fragment;
+use crate::kernel::Width;
+use crate::kernels::cache::CacheVariant;
+use crate::kernels::dropout::DropoutKind;
+use crate::kernels::mask::MaskVariant;
+use crate::kernels::{FLOATS, WIDTHS};
+use crate::mask::Id;
+use crate::plan::{FusedMatrix, FusedTiles};
+use crate::storage::{LayoutKind, StorageKind};
+use crate::tensor::DType;
+
+impl Fused {
+    pub fn all() -> Vec<Self> {
+        let mut all: Vec<_> = FusedTiles::MASKED.into_iter().flat_map(masked).collect();
+        all.extend(FusedTiles::all().into_iter().flat_map(typed));
+        for fragment in [Fragment::Eight, Fragment::Sixteen] {
+            let tiles = || FusedMatrix::all(fragment).into_iter().map(FusedTiles::Matrix);
+            all.extend(tiles().flat_map(matrix_typed));
+            // Of subgroups of 32 and of 64: masks and caches take registers from what the fragments are to fit in.
+            all.extend(tiles().take(4).flat_map(matrix_masked));
+        }
+        all.extend(FLOATS.into_iter().flat_map(far));
+        all.extend(FusedTiles::MASKED.into_iter().flat_map(cached));
+        for storage in std::iter::once(None).chain(StorageKind::ALL.map(Some)) {
+            all.extend(FusedTiles::decode(storage).into_iter().flat_map(|tiles| decode(tiles, storage)));
+        }
+        all
+    }
+}
+
+/// Tensors of f32 in fours, and nothing else.
+fn plain(tiles: FusedTiles) -> Fused {
+    Fused {
+        tiles,
+        cache: None,
+        halves: false,
+        splits: false,
+        dtype: DType::F32,
+        width: Width::Four,
+        store: Width::Four,
+        wide: false,
+        lse: false,
+        drop: DropoutKind::None,
+        mask: MaskVariant::default(),
+    }
+}
+
+/// `base` with every mask, and with every kind of dropout beside an lse.
+fn with_masks(base: Fused) -> impl Iterator<Item = Fused> {
+    let masks = MaskVariant::all().into_iter().map(move |mask| Fused { mask, ..base });
+    masks.chain(DropoutKind::ALL.into_iter().map(move |drop| Fused { drop, lse: true, ..base }))
+}
+
+fn masked(tiles: FusedTiles) -> impl Iterator<Item = Fused> {
+    with_masks(plain(tiles))
+}
+
+/// Every dtype and width, loaded and stored.
+fn typed(tiles: FusedTiles) -> Vec<Fused> {
+    let mut all = Vec::new();
+    for dtype in FLOATS {
+        for width in WIDTHS {
+            all.extend(WIDTHS.map(|store| Fused { dtype, width, store, ..plain(tiles) }));
+        }
+    }
+    all
+}
+
+fn matrix_typed(tiles: FusedTiles) -> impl Iterator<Item = Fused> {
+    let of = move |dtype| WIDTHS.map(|width| Fused { dtype, width, store: width, ..plain(tiles) });
+    FLOATS.into_iter().flat_map(of)
+}
+
+fn matrix_masked(tiles: FusedTiles) -> Vec<Fused> {
+    let halves = Fused { dtype: DType::F16, ..plain(tiles) };
+    let mut all: Vec<_> = with_masks(halves).collect();
+    all.push(Fused { splits: true, ..halves });
+    all.extend(CacheVariant::all().into_iter().map(|cache| causal_in(cache, halves)));
+    all
+}
+
+/// Tensors whose far elements change the text.
+fn far(dtype: DType) -> impl Iterator<Item = Fused> {
+    let of = move |tiles| WIDTHS.map(|width| Fused { dtype, width, ..plain(tiles) });
+    FusedTiles::MASKED.into_iter().flat_map(of).filter_map(|narrow| narrow.widened())
+}
+
+fn causal_in(cache: CacheVariant, base: Fused) -> Fused {
+    let mask = MaskVariant::with_rules([Id::Causal]);
+    Fused { cache: Some(cache), mask: mask.in_cache(&cache), ..base }
+}
+
+/// Keys split, every cache, and in one cache every mask.
+fn cached(tiles: FusedTiles) -> Vec<Fused> {
+    let splits = Fused { splits: true, ..plain(tiles) };
+    let mut all = vec![splits];
+    for cache in CacheVariant::all() {
+        let narrow = causal_in(cache, plain(tiles));
+        all.push(narrow);
+        all.extend(narrow.widened());
+    }
+    let cache = CacheVariant { storage: StorageKind::Q8, layout_kind: LayoutKind::Ring, groups: [32, 32] };
+    let masks = MaskVariant::all().into_iter().filter(MaskVariant::fits_caches);
+    all.extend(masks.map(|mask| Fused { cache: Some(cache), mask: mask.in_cache(&cache), ..splits }));
+    all
+}
+
+/// Decoding from tensors, or from pages of `storage`.
+fn decode(tiles: FusedTiles, storage: Option<StorageKind>) -> Vec<Fused> {
+    let cache = storage.map(|storage| CacheVariant {
+        storage,
+        layout_kind: LayoutKind::Paged,
+        groups: if storage.is_scaled() { [32, 64] } else { [1; 2] },
+    });
+    let masked = |mask: MaskVariant| Fused {
+        cache,
+        splits: true,
+        mask: cache.map_or(mask, |cache| mask.in_cache(&cache)),
+        ..plain(tiles)
+    };
+    let mut narrow = vec![
+        Fused { splits: false, lse: true, ..masked(MaskVariant::default()) },
+        masked(MaskVariant::with_rules([Id::Causal, Id::Tree]).softcapped()),
+    ];
+    if storage == Some(StorageKind::F16) {
+        let halves = Fused { cache: None, halves: true, dtype: DType::F16, ..plain(tiles) };
+        narrow.extend([halves, Fused { splits: true, ..halves }]);
+    }
+    let mut all: Vec<_> = narrow.iter().filter_map(Fused::widened).collect();
+    all.extend(narrow);
+    all
+}

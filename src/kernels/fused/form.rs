@@ -1,0 +1,104 @@
+//! What each form of the fused kernel adds: its text and the constants of its tiles.
+
+use crate::kernel::Constant;
+use crate::kernels::{memory_of, shader};
+use crate::plan::{DecodeCpu, DecodeGpu, FusedMatrix, FusedTiles};
+
+/// One form's part of a kernel.
+pub(super) struct Form {
+    pub constants: Vec<Constant>,
+    pub text: Vec<&'static str>,
+    pub invocations: u32,
+}
+
+impl Form {
+    pub fn of(tiles: &FusedTiles) -> Self {
+        match *tiles {
+            FusedTiles::Gpu { rows, workgroup, slice, v_keys } => Form {
+                constants: vec![
+                    Constant::U32("ROWS", rows),
+                    Constant::U32("KEYS", FusedTiles::KEYS),
+                    Constant::U32("CHUNK", FusedTiles::CHUNK),
+                    Constant::U32("WORKGROUP", workgroup),
+                    Constant::U32("SLICE", slice),
+                    Constant::U32("V_KEYS", v_keys),
+                    Constant::U32("P_KEYS", FusedTiles::P_KEYS),
+                    Constant::Bool("AHEAD", true),
+                ],
+                text: vec![shader!("fused/gpu"), shader!("fused/tiles")],
+                invocations: workgroup,
+            },
+            FusedTiles::Cpu { rows, keys, head_vectors, value_vectors } => Form {
+                constants: vec![
+                    Constant::U32("ROWS", rows),
+                    Constant::U32("LANES", FusedTiles::LANES),
+                    Constant::U32("KEYS", keys),
+                    Constant::U32("HEAD_VECTORS", head_vectors),
+                    Constant::U32("VALUE_VECTORS", value_vectors),
+                ],
+                text: vec![shader!("fused/cpu")],
+                invocations: FusedTiles::LANES,
+            },
+            FusedTiles::DecodeGpu(decode) => Form::decode_gpu(&decode),
+            FusedTiles::DecodeCpu(decode) => Form::decode_cpu(&decode),
+            FusedTiles::Matrix(tiles) => Form::matrix(&tiles),
+        }
+    }
+
+    fn decode_gpu(decode: &DecodeGpu) -> Self {
+        let reduce = if decode.subgroups {
+            shader!("decode/reduce_subgroup")
+        } else {
+            shader!("decode/reduce_workgroup")
+        };
+        Form {
+            constants: vec![
+                Constant::U32("ROWS", decode.rows),
+                Constant::U32("LANE_ROWS", decode.lane_rows),
+                Constant::U32("WORKGROUP", decode.workgroup),
+                Constant::U32("KEY_LANES", decode.key_lanes),
+                Constant::U32("KEY_FOURS", decode.key_fours),
+                Constant::U32("V_SPLIT", decode.v_split),
+                Constant::U32("ROUND", decode.round),
+                Constant::Bool("SHARED", decode.shared),
+                Constant::U32("K_BLOCKS", decode.loads.k),
+                Constant::U32("V_BLOCKS", decode.loads.v),
+            ],
+            text: vec![shader!("decode/gpu"), reduce],
+            invocations: decode.workgroup,
+        }
+    }
+
+    fn decode_cpu(decode: &DecodeCpu) -> Self {
+        Form {
+            constants: vec![
+                Constant::U32("ROWS", decode.rows),
+                Constant::U32("LANES", FusedTiles::LANES),
+                Constant::U32("KEYS", decode.keys),
+                Constant::U32("STEP", decode.step),
+                Constant::U32("CHUNK", decode.chunk),
+                Constant::U32("K_BLOCKS", decode.loads.k),
+                Constant::U32("V_BLOCKS", decode.loads.v),
+            ],
+            text: vec![shader!("decode/cpu")],
+            invocations: FusedTiles::LANES,
+        }
+    }
+
+    fn matrix(tiles: &FusedMatrix) -> Self {
+        Form {
+            constants: vec![
+                Constant::Fragments(tiles.fragment),
+                Constant::U32("SUB_ROWS", tiles.sub_rows),
+                Constant::U32("SUBGROUPS", tiles.subgroups),
+                Constant::U32("KEYS", tiles.keys),
+                Constant::U32("WORKGROUP", tiles.workgroup()),
+                Constant::U32("HEAD", tiles.head),
+                Constant::U32("VALUE", tiles.value),
+                Constant::Bool("EXACT", tiles.exact),
+            ],
+            text: vec![shader!("fused/matrix"), shader!("fused/tiles"), memory_of(tiles.fragment)],
+            invocations: tiles.workgroup(),
+        }
+    }
+}
