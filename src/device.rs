@@ -88,11 +88,11 @@ impl DeviceFacts {
         }
     }
 
-    /// How many invocations to plan for a subgroup of a kernel for matrix units: what drivers with a choice take (RADV 64 of 32
-    /// to 64, Metal 32 of 4 to 64). Kernels must be right with any.
+    /// How many invocations a kernel for matrix units takes as one subgroup. None may be wider; where they are narrower, several
+    /// do the same work. (Metal says 4 to 64, and means 32.)
     pub fn planned_subgroup(&self) -> u32 {
-        let narrow = if self.subgroup_min < 32 { 32 } else { 64 };
-        self.subgroup_max.min(narrow).max(4)
+        let most = if self.matrix == Some(Fragment::Eight) { 32 } else { 128 };
+        self.subgroup_max.clamp(4, most)
     }
 
     /// With what `adapter`, which the device is of, says of its matrix units.

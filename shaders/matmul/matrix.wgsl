@@ -67,116 +67,124 @@ fn b_fragment(k: u32, col: u32) -> Right {
     return right_transposed_at(B_FROM + col * STEP_K + k, STEP_K);
 }
 
+// What an invocation stages: vectors `lane`, `lane + WORKGROUP`, … of the tiles.
+var<private> next_a: array<vec4<A_ELEMENT>, LOADS>;
+var<private> next_b: array<vec4<B_ELEMENT>, LOADS>;
+// What a subgroup holds of its block.
+var<private> acc: array<Sums, BLOCK_FRAGMENTS * BLOCK_FRAGMENTS>;
+
+// Row of the tile of A and channel of the n-th vector; of the tile of B, along its memory.
+fn place_a(lane: u32, n: u32) -> vec2<u32> {
+    return vec2<u32>(lane / VECTORS_K + n * (WORKGROUP / VECTORS_K), lane % VECTORS_K * 4u);
+}
+
+fn place_b(lane: u32, n: u32) -> vec2<u32> {
+    const VECTORS: u32 = select(VECTORS_K, VECTORS_N, B_ALONG_N);
+    return vec2<u32>(lane / VECTORS + n * (WORKGROUP / VECTORS), lane % VECTORS * 4u);
+}
+
+fn load_tiles(t: Tile, row0: u32, col0: u32, k0: u32, lane: u32) {
+    let last = t.inner - 1u;
+    /* unrolled */ for (var n = 0u; n < LOADS; n++) {
+        let a = place_a(lane, n);
+        let b = place_b(lane, n);
+        next_a[n] = load_a(t, row0 + a.x, k0 + a.y, last);
+        if B_ALONG_N {
+            next_b[n] = load_b(t, k0 + b.x, col0 + b.y, last);
+        } else {
+            next_b[n] = load_b(t, k0 + b.y, col0 + b.x, last);
+        }
+    }
+}
+
+// What lies past the inner axis becomes zero.
+fn zero_past_inner(t: Tile, k0: u32, lane: u32) {
+    /* unrolled */ for (var n = 0u; n < LOADS; n++) {
+        let b = place_b(lane, n);
+        next_a[n] = select(vec4<A_ELEMENT>(), next_a[n], k_inside(k0 + place_a(lane, n).y, t.inner));
+        if B_ALONG_N {
+            next_b[n] = select(vec4<B_ELEMENT>(), next_b[n], k0 + b.x < t.inner);
+        } else {
+            next_b[n] = select(vec4<B_ELEMENT>(), next_b[n], k_inside(k0 + b.y, t.inner));
+        }
+    }
+}
+
+fn store_tiles(lane: u32) {
+    const STEP: u32 = select(STEP_K, STEP_N, B_ALONG_N);
+    /* unrolled */ for (var n = 0u; n < LOADS; n++) {
+        let a = place_a(lane, n);
+        let b = place_b(lane, n);
+        f16_store4(a.x * STEP_K + a.y, vec4<f16>(next_a[n]));
+        f16_store4(B_FROM + b.x * STEP + b.y, vec4<f16>(next_b[n]));
+    }
+}
+
+// acc += the staged tiles' product.
+fn multiply(block_row: u32, block_col: u32) {
+    for (var k = 0u; k < TILE_K; k += FRAGMENT) {
+        var a: array<Left, BLOCK_FRAGMENTS>;
+        /* unrolled */ for (var m = 0u; m < BLOCK_FRAGMENTS; m++) {
+            a[m] = left_at((block_row + m * FRAGMENT) * STEP_K + k, STEP_K);
+        }
+        /* unrolled */ for (var n = 0u; n < BLOCK_FRAGMENTS; n++) {
+            let b = b_fragment(k, block_col + n * FRAGMENT);
+            /* unrolled */ for (var m = 0u; m < BLOCK_FRAGMENTS; m++) {
+                acc[m * BLOCK_FRAGMENTS + n] = coopMultiplyAdd(a[m], b, acc[m * BLOCK_FRAGMENTS + n]);
+            }
+        }
+    }
+}
+
+// LEAVING fragments of every block, into memory and on to C.
+fn store_results(t: Tile, row0: u32, col0: u32, block: u32, lane: u32) {
+    for (var pass_index = 0u; pass_index < BLOCK_FRAGMENTS * BLOCK_FRAGMENTS / LEAVING; pass_index++) {
+        /* unrolled */ for (var s = 0u; s < BLOCK_FRAGMENTS * BLOCK_FRAGMENTS; s++) {
+            if s / LEAVING == pass_index {
+                acc_store(block * FRAGMENT * RESULT_ROW + s % LEAVING * FRAGMENT, RESULT_ROW, acc[s]);
+            }
+        }
+        workgroupBarrier();
+        let pass_row = row0 + pass_index * LEAVING / BLOCK_FRAGMENTS * FRAGMENT;
+        let pass_col = col0 + pass_index * LEAVING % BLOCK_FRAGMENTS * FRAGMENT;
+        for (var v = lane; v < BLOCKS * RESULT_VECTORS; v += WORKGROUP) {
+            let region = v / RESULT_VECTORS;
+            let r = v % RESULT_VECTORS / (RESULT_COLS / 4u);
+            let c = v % (RESULT_COLS / 4u) * 4u;
+            let row = pass_row + region / 2u * BLOCK + r;
+            let col = pass_col + region % 2u * BLOCK + c;
+            if row < t.rows && col < t.cols {
+                tile_store4(t, row, col, f32_at4((region * FRAGMENT + r) * RESULT_ROW + c));
+            }
+        }
+        workgroupBarrier();
+    }
+}
+
 @compute @workgroup_size(WORKGROUP)
-fn main(
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(local_invocation_index) lane: u32,
-    @builtin(subgroup_id) subgroup: u32,
-    @builtin(num_subgroups) subgroups: u32,
-) {
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let t = tile_of(group.z);
     let row0 = group.x * TILE;
     let col0 = group.y * TILE;
     if row0 >= t.rows || col0 >= t.cols {
         return;
     }
-    let last = t.inner - 1u;
-
-    // What this invocation stages: vectors `lane`, `lane + WORKGROUP`, … of the tiles.
-    let a_row = lane / VECTORS_K;
-    let a_k = lane % VECTORS_K * 4u;
-    let b_row = lane / select(VECTORS_K, VECTORS_N, B_ALONG_N);
-    let b_at = lane % select(VECTORS_K, VECTORS_N, B_ALONG_N) * 4u;
-
-    // Subgroups as wide as planned go through this once. Were they wider, fewer would take turns; were they narrower, those
-    // too many repeat the last block and do not store it.
-    for (var first = 0u; first < BLOCKS; first += subgroups) {
-        let block = min(first + subgroup, BLOCKS - 1u);
-        let block_row = block / 2u * BLOCK;
-        let block_col = block % 2u * BLOCK;
-        var acc: array<Sums, BLOCK_FRAGMENTS * BLOCK_FRAGMENTS>;
-        for (var s = 0u; s < BLOCK_FRAGMENTS * BLOCK_FRAGMENTS; s++) {
-            acc[s] = Sums();
-        }
-
-        var next_a: array<vec4<A_ELEMENT>, LOADS>;
-        var next_b: array<vec4<B_ELEMENT>, LOADS>;
-        for (var n = 0u; n < LOADS; n++) {
-            next_a[n] = load_a(t, row0 + a_row + n * (WORKGROUP / VECTORS_K), a_k, last);
-            if B_ALONG_N {
-                next_b[n] = load_b(t, b_row + n * (WORKGROUP / VECTORS_N), col0 + b_at, last);
-            } else {
-                next_b[n] = load_b(t, b_at, col0 + b_row + n * (WORKGROUP / VECTORS_K), last);
-            }
-        }
-        for (var k0 = 0u; k0 < t.inner; k0 += TILE_K) {
-            if k0 + TILE_K > t.inner {
-                let a_inside = k_inside(k0 + a_k, t.inner);
-                for (var n = 0u; n < LOADS; n++) {
-                    next_a[n] = select(vec4<A_ELEMENT>(), next_a[n], a_inside);
-                    if B_ALONG_N {
-                        let k = k0 + b_row + n * (WORKGROUP / VECTORS_N);
-                        next_b[n] = select(vec4<B_ELEMENT>(), next_b[n], k < t.inner);
-                    } else {
-                        next_b[n] = select(vec4<B_ELEMENT>(), next_b[n], k_inside(k0 + b_at, t.inner));
-                    }
-                }
-            }
-            for (var n = 0u; n < LOADS; n++) {
-                f16_store4((a_row + n * (WORKGROUP / VECTORS_K)) * STEP_K + a_k, vec4<f16>(next_a[n]));
-                if B_ALONG_N {
-                    f16_store4(B_FROM + (b_row + n * (WORKGROUP / VECTORS_N)) * STEP_N + b_at, vec4<f16>(next_b[n]));
-                } else {
-                    f16_store4(B_FROM + (b_row + n * (WORKGROUP / VECTORS_K)) * STEP_K + b_at, vec4<f16>(next_b[n]));
-                }
-            }
-            workgroupBarrier();
-            // The next step's loads travel while this one computes. After the last step they repeat its end.
-            let k1 = k0 + TILE_K;
-            for (var n = 0u; n < LOADS; n++) {
-                next_a[n] = load_a(t, row0 + a_row + n * (WORKGROUP / VECTORS_K), k1 + a_k, last);
-                if B_ALONG_N {
-                    next_b[n] = load_b(t, k1 + b_row + n * (WORKGROUP / VECTORS_N), col0 + b_at, last);
-                } else {
-                    next_b[n] = load_b(t, k1 + b_at, col0 + b_row + n * (WORKGROUP / VECTORS_K), last);
-                }
-            }
-            for (var k = 0u; k < TILE_K; k += FRAGMENT) {
-                var a: array<Left, BLOCK_FRAGMENTS>;
-                for (var m = 0u; m < BLOCK_FRAGMENTS; m++) {
-                    a[m] = left_at((block_row + m * FRAGMENT) * STEP_K + k, STEP_K);
-                }
-                for (var n = 0u; n < BLOCK_FRAGMENTS; n++) {
-                    let b = b_fragment(k, block_col + n * FRAGMENT);
-                    for (var m = 0u; m < BLOCK_FRAGMENTS; m++) {
-                        acc[m * BLOCK_FRAGMENTS + n] = coopMultiplyAdd(a[m], b, acc[m * BLOCK_FRAGMENTS + n]);
-                    }
-                }
-            }
-            workgroupBarrier();
-        }
-
-        for (var pass_index = 0u; pass_index < BLOCK_FRAGMENTS * BLOCK_FRAGMENTS / LEAVING; pass_index++) {
-            for (var s = 0u; s < BLOCK_FRAGMENTS * BLOCK_FRAGMENTS; s++) {
-                // Which sum it is must be known to the compiler: registers have no indices.
-                if s / LEAVING == pass_index && first + subgroup < BLOCKS {
-                    acc_store(block * FRAGMENT * RESULT_ROW + s % LEAVING * FRAGMENT, RESULT_ROW, acc[s]);
-                }
-            }
-            workgroupBarrier();
-            let pass_row = row0 + pass_index * LEAVING / BLOCK_FRAGMENTS * FRAGMENT;
-            let pass_col = col0 + pass_index * LEAVING % BLOCK_FRAGMENTS * FRAGMENT;
-            for (var v = lane; v < BLOCKS * RESULT_VECTORS; v += WORKGROUP) {
-                let region = v / RESULT_VECTORS;
-                let r = v % RESULT_VECTORS / (RESULT_COLS / 4u);
-                let c = v % (RESULT_COLS / 4u) * 4u;
-                let row = pass_row + region / 2u * BLOCK + r;
-                let col = pass_col + region % 2u * BLOCK + c;
-                if region >= first && region - first < subgroups && row < t.rows && col < t.cols {
-                    tile_store4(t, row, col, f32_at4((region * FRAGMENT + r) * RESULT_ROW + c));
-                }
-            }
-            workgroupBarrier();
-        }
+    // Of a quarter of the invocations (see fused/matrix.wgsl).
+    let block = lane / (WORKGROUP / BLOCKS);
+    /* unrolled */ for (var s = 0u; s < BLOCK_FRAGMENTS * BLOCK_FRAGMENTS; s++) {
+        acc[s] = Sums();
     }
+    load_tiles(t, row0, col0, 0u, lane);
+    for (var k0 = 0u; k0 < t.inner; k0 += TILE_K) {
+        if k0 + TILE_K > t.inner {
+            zero_past_inner(t, k0, lane);
+        }
+        store_tiles(lane);
+        workgroupBarrier();
+        // The next step's loads travel while this one computes. After the last step they repeat its end.
+        load_tiles(t, row0, col0, k0 + TILE_K, lane);
+        multiply(block / 2u * BLOCK, block % 2u * BLOCK);
+        workgroupBarrier();
+    }
+    store_results(t, row0, col0, block, lane);
 }

@@ -3,7 +3,7 @@
 // Constants: F16_LEN, F32_LEN (elements).
 //
 // Needs: F16_LEN, F32_LEN; Left, Right, Sums.
-// Gives: acc_at, acc_store, f16_store4, f32_at4, f32_store4, left_at, right_at, right_transposed_at.
+// Gives: acc_at, acc_store, f16_store4, f32_at4, f32_store, f32_store4, left_at, right_at, right_transposed_at.
 
 var<workgroup> tile_f16: array<f16, F16_LEN>;
 var<workgroup> tile_f32: array<f32, F32_LEN>;
@@ -13,6 +13,10 @@ fn f16_store4(o: u32, x: vec4<f16>) {
     tile_f16[o + 1u] = x.y;
     tile_f16[o + 2u] = x.z;
     tile_f16[o + 3u] = x.w;
+}
+
+fn f32_store(o: u32, x: f32) {
+    tile_f32[o] = x;
 }
 
 fn f32_store4(o: u32, x: vec4<f32>) {

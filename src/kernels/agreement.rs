@@ -57,6 +57,8 @@ fn meant() -> BTreeMap<(&'static str, &'static str), Option<u32>> {
         ("decode/cpu", "SMALL"),
         ("decode/reduce_subgroup", "REDUCE_SIZE"),
         ("fused/gpu", "LANES_X"),
+        ("fused/matrix", "ABOVE"),
+        ("fused/matrix", "RESCALED"),
         ("matmul/matrix", "BLOCKS"),
         ("merge", "ROW_LANES"),
         ("merge_splits", "ROW_LANES"),

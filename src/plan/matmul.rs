@@ -102,7 +102,7 @@ pub(crate) fn matrix_tiles(
     let fills = large.saturating_mul(batch) >= ENOUGH_WORKGROUPS / 2 && large * 16 <= small * 5;
     // Beside the sums of a large tile, 128 invocations have registers for the next step's halves, not for its floats or for
     // the addresses of single elements.
-    let room = device.planned_subgroup() == 64 || in_fours && dtype == DType::F16;
+    let room = device.planned_subgroup() >= 64 || in_fours && dtype == DType::F16;
     let wanted = if fills && room && fragment == Fragment::Sixteen { [128, 64] } else { [64, 64] };
     wanted.map(tiles).into_iter().find(fits).ok_or("the device's limits allow too small workgroups")
 }
@@ -160,7 +160,9 @@ mod tests {
     #[test]
     fn matrix_tiles_fit_the_device_and_the_shader() {
         for (fragment, side) in [(Fragment::Eight, 64), (Fragment::Sixteen, 64), (Fragment::Sixteen, 128)] {
-            for (min, max, lanes) in [(8, 8, 32), (8, 32, 128), (32, 32, 128), (4, 64, 128), (32, 64, 256)] {
+            for (min, max, lanes) in [(8, 8, 32), (8, 32, 128), (32, 32, 128), (4, 64, 256), (32, 64, 256)] {
+                // Metal's 4 to 64 are 32.
+                let lanes = if fragment == Fragment::Eight { lanes.min(128) } else { lanes };
                 let device =
                     DeviceFacts { matrix: Some(fragment), subgroup_min: min, subgroup_max: max, ..DEVICE };
                 let product = MatmulShape { batch: 128, rows: side, cols: side };

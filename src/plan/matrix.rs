@@ -21,24 +21,23 @@ pub(crate) struct FusedMatrix {
     pub value: u32,
     /// Whether queries and keys have `head` channels, not fewer.
     pub exact: bool,
+    /// Whether queries stay in workgroup memory, not in fragments.
+    pub q_in_memory: bool,
 }
 
 /// With more channels than this, 16 rows no longer fit in registers.
 const MOST_CHANNELS: usize = 256;
 
-/// As many rows of a subgroup as registers hold: keys and values are loaded once for all of them. Counted in registers of
-/// each of 32 invocations, of which GPUs with fragments of 8 × 8 (Apple's) have about 128, others 255: scores, addresses and
-/// what is staged next take the rest. Where subgroups come in several sizes (AMD, Intel) matrix units are slower beside
-/// workgroup memory, which fewer rows suit, and queries may take twice the registers.
-fn sub_rows(head: u32, value: u32, device: &DeviceFacts) -> u32 {
-    let room = match device.matrix {
-        Some(Fragment::Sixteen) if device.subgroup_min == device.subgroup_max => 192,
-        Some(Fragment::Sixteen) => 128,
-        _ => 96,
-    };
+/// As many rows of a subgroup as registers hold: keys and values are loaded once for all of them. And whether their queries
+/// stay in workgroup memory, because even the fewest rows do not fit otherwise. Counted in registers of each of 32
+/// invocations, of which GPUs with fragments of 8 × 8 (Apple's) have about 128, others 255: scores, addresses and what is
+/// staged next take the rest. FlashAttention-2 takes 16 rows.
+fn sub_rows(head: u32, value: u32, device: &DeviceFacts) -> (u32, bool) {
+    const ROOM: u32 = 96;
     let registers = |rows: u32| rows * (head / 2 + value) / 32;
     let least = device.matrix.map_or(8, Fragment::side);
-    [64, 32, 16, 8].into_iter().find(|rows| registers(*rows) <= room).unwrap_or(least).max(least)
+    let rows = [32, 16, 8].into_iter().filter(|rows| *rows >= least).find(|rows| registers(*rows) <= ROOM);
+    (rows.unwrap_or(least), rows.is_none())
 }
 
 impl FusedMatrix {
@@ -54,8 +53,9 @@ impl FusedMatrix {
     pub fn memory(&self) -> u32 {
         let FusedMatrix { keys, head, value, .. } = *self;
         let halves = keys * (head + value + 16);
-        let of_rows = 2 * (keys + 8) + 4 * (keys + 4) + 8;
-        // Eight partial intervals and the whole, two flags of 16 bytes.
+        let queries = if self.q_in_memory { 2 * (head + 8) } else { 0 };
+        let of_rows = 2 * (keys + 8) + queries + 4 * (keys + 4) + 8;
+        // Eight partial intervals and the whole, flags of 16 bytes.
         2 * halves + self.rows() * of_rows + 16 * 10
     }
 
@@ -71,7 +71,7 @@ impl FusedMatrix {
         };
         // Queries pass in four parts at most.
         let halves = self.keys * (self.head + self.value + 16) + rows * (self.keys + 8);
-        let passes = 4 * ((halves / rows - 8) / side) >= self.head / side;
+        let passes = self.q_in_memory || 4 * ((halves / rows - 8) / side) >= self.head / side;
         shares
             && passes
             && workgroup >= 8
@@ -91,7 +91,7 @@ impl FusedMatrix {
         let exact = head as usize == shape.head_dim;
         // Software drivers, which have fragments to test with, take a while to compile large tiles.
         let small = [(2 * fragment.side(), 2, 16)];
-        let rows = sub_rows(head, value, device);
+        let (rows, q_in_memory) = sub_rows(head, value, device);
         // What is staged of more keys would take the registers that wide heads have left.
         let most_keys = if head + value > 256 { 16 } else { 64 };
         let large = [(4, 32), (2, 64), (2, 32), (4, 16), (2, 16), (1, 32), (1, 16)]
@@ -108,12 +108,13 @@ impl FusedMatrix {
             head,
             value,
             exact,
+            q_in_memory,
         })
     }
 
     /// Every kind of tiles there is, for `fragment`.
     pub fn all(fragment: Fragment) -> Vec<FusedMatrix> {
-        let of = |head, value, sub_rows, subgroups, width, keys, exact| FusedMatrix {
+        let of = |head, value, sub_rows, subgroups, width, keys| FusedMatrix {
             fragment,
             sub_rows,
             subgroups,
@@ -121,17 +122,18 @@ impl FusedMatrix {
             keys,
             head,
             value,
-            exact,
+            exact: true,
+            q_in_memory: false,
         };
         vec![
-            of(64, 64, 64, 2, 32, 32, true),
-            of(64, 64, 32, 4, 64, 32, true),
-            of(128, 128, 32, 4, 32, 32, true),
-            of(128, 128, 16, 4, 64, 32, true),
-            of(128, 128, 16, 2, 64, 64, false),
-            of(256, 256, 16, 4, 32, 16, true),
-            of(256, 256, 16, 4, 64, 16, true),
-            of(16, 48, 32, 2, 8, 64, false),
+            of(64, 64, 32, 4, 32, 32),
+            of(64, 64, 32, 4, 64, 32),
+            of(128, 128, 16, 4, 32, 32),
+            of(128, 128, 16, 4, 64, 32),
+            FusedMatrix { exact: false, ..of(128, 128, 16, 2, 64, 64) },
+            FusedMatrix { q_in_memory: true, ..of(256, 256, 16, 2, 32, 16) },
+            FusedMatrix { q_in_memory: true, ..of(256, 256, 16, 2, 64, 16) },
+            FusedMatrix { exact: false, ..of(16, 48, 32, 2, 8, 64) },
         ]
     }
 }
@@ -205,12 +207,13 @@ mod tests {
             assert!(tiles.fits(device), "{tiles:?}");
             (tiles.sub_rows, tiles.subgroups, tiles.keys)
         };
-        assert_eq!(of(16, 16384, 128, &DEVICE), (32, 4, 32));
-        assert_eq!(of(32, 16384, 64, &DEVICE), (64, 2, 32));
+        assert_eq!(of(16, 16384, 128, &DEVICE), (16, 4, 32));
+        assert_eq!(of(32, 16384, 64, &DEVICE), (32, 4, 32));
         let varying = DeviceFacts { subgroup_max: 64, ..DEVICE };
         assert_eq!(of(32, 16384, 64, &varying), (32, 4, 32));
         assert_eq!(of(16, 16384, 128, &varying), (16, 4, 32));
-        assert_eq!(of(8, 16384, 256, &DEVICE), (16, 4, 16));
+        // Queries of wider heads take workgroup memory.
+        assert_eq!(of(8, 16384, 256, &DEVICE), (16, 2, 16));
         // Too few for the device: half as many rows each.
         assert_eq!(of(8, 1024, 64, &varying), (32, 2, 64));
         let apple = DeviceFacts { workgroup_memory: 32768, matrix: Some(Fragment::Eight), ..DEVICE };
@@ -261,7 +264,8 @@ mod tests {
                                 let parts = (workgroup / rows).max(1);
                                 assert!([1, 2, 4].contains(&parts) && keys % (4 * parts) == 0, "{tiles:?}");
                                 let halves = keys * (head + value + 16) + rows * (keys + 8);
-                                assert!(4 * ((halves / rows - 8) / side) >= head / side, "{tiles:?}");
+                                let passes = 4 * ((halves / rows - 8) / side) >= head / side;
+                                assert!(tiles.q_in_memory || passes, "{tiles:?}");
                                 assert!(head as usize >= head_dim && value as usize >= value_dim);
                                 assert!(tiles.memory() <= workgroup_memory && workgroup <= max_invocations);
                             }

@@ -7,7 +7,7 @@ use wgpu_attention::Gpu;
 
 pub use super::profile::Profile;
 
-/// `profile` with a plan that believes in subgroups of `width`.
+/// `profile` with a plan that believes in subgroups of `width`, which must not be less than they have.
 pub fn believing(profile: &Profile, width: u32) -> &'static Profile {
     let side = if profile.name == "matrix 8" { 8 } else { 16 };
     let pipelines = wgpu_attention::inspect::with_fragments(profile.gpu.device(), side, Some(width));

@@ -52,6 +52,11 @@ impl Profile {
         self.name != "matrix 16"
     }
 
+    /// Invocations of the widest subgroups that its driver may choose.
+    pub fn widest_subgroup(&self) -> u32 {
+        self.gpu.device().adapter_info().subgroup_max_size
+    }
+
     /// Compiled shaders take gigabytes when those of all tests are kept.
     pub fn tidy(&self) {
         #[cfg(not(target_arch = "wasm32"))]

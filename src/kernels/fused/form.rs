@@ -96,6 +96,7 @@ impl Form {
                 Constant::U32("HEAD", tiles.head),
                 Constant::U32("VALUE", tiles.value),
                 Constant::Bool("EXACT", tiles.exact),
+                Constant::Bool("Q_IN_MEMORY", tiles.q_in_memory),
             ],
             text: vec![shader!("fused/matrix"), shader!("fused/tiles"), memory_of(tiles.fragment)],
             invocations: tiles.workgroup(),
