@@ -97,14 +97,14 @@ fn a_map_beside_its_mask_changes_nothing() {
             let mapped = plain.clone().with(|c| c.rules.blocks = Some((HostData::new(map, shape), size)));
             let (want, got) = (plain.reference::<f64>(), mapped.reference::<f64>());
             assert_eq!(want.out, got.out, "{name}, {size:?}");
-            for (n, tiling) in FORMS.into_iter().enumerate() {
+            for (n, form) in FORMS.into_iter().enumerate() {
                 for (m, path) in [Path::Staged, Path::Fused].into_iter().enumerate() {
-                    if (mask + n + m) % 2 == 1 && !rest(&format!("{}, {tiling:?}", mapped.name)) {
+                    if (mask + n + m) % 2 == 1 && !rest(&format!("{}, {form:?}", mapped.name)) {
                         continue;
                     }
                     let setup = Setup {
                         profile: profiles()[n],
-                        tiling,
+                        form,
                         path,
                         dtype: DType::F32,
                         bias: DType::F32,
@@ -139,11 +139,11 @@ fn appended_keys_lie_beside_full_blocks() {
         case.rules = Rules { blocks: Some((full, [64, 64])), ..rules.clone() };
         let without = LayerCase { rules, ..case.clone() };
         assert_eq!(case.exact().out, without.exact().out, "{name}");
-        for tiling in FORMS {
+        for form in FORMS {
             for path in [Path::Fused, Path::Staged] {
                 let setup = LayerSetup {
                     profile: profiles()[0],
-                    tiling,
+                    form,
                     path,
                     dtype: DType::F32,
                     weight: DType::F32,

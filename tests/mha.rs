@@ -140,7 +140,7 @@ fn matrix_units_give_the_vectors() {
         }
         let setup = LayerSetup {
             profile,
-            tiling: KernelForm::Auto,
+            form: KernelForm::Auto,
             path: Path::Auto,
             dtype: DType::F16,
             weight: DType::F16,

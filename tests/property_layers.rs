@@ -21,7 +21,7 @@ struct Draw {
     mask: MaskDraw,
     drop: DropDraw,
     profile: &'static str,
-    tiling: KernelForm,
+    form: KernelForm,
     path: Path,
     weight: DType,
     bias: DType,
@@ -81,7 +81,7 @@ impl Draw {
             mask: MaskDraw::random(rng, shape.kv_len),
             drop: DropDraw::random(rng),
             profile: profile.name,
-            tiling: rng.pick(&FORMS),
+            form: rng.pick(&FORMS),
             path: rng.pick(&[Path::Auto, Path::Staged]),
             weight: float(rng, profile),
             bias: float(rng, profile),
@@ -163,10 +163,10 @@ impl Draw {
     }
 
     fn setup(&self) -> LayerSetup {
-        let Draw { tiling, path, weight, bias, layout, storage, lse, weights, .. } = *self;
+        let Draw { form, path, weight, bias, layout, storage, lse, weights, .. } = *self;
         let profile = if self.profile == "full" { full() } else { defaults() };
         let dtype = self.config.dtype;
-        LayerSetup { profile, tiling, path, dtype, weight, bias, layout, storage, lse, weights }
+        LayerSetup { profile, form, path, dtype, weight, bias, layout, storage, lse, weights }
     }
 
     fn outcome(&self) -> Result<f64, String> {

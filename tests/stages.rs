@@ -9,15 +9,15 @@ use wgpu_attention::{DType, KernelForm, LayerConfig, Path, Shape};
 use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, Storage};
 use crate::harness::{Case, FORMS, Layout, Report, Setup, Weights, defaults, full, profiles, rest};
 
-/// Runs `case` on every device, tiling and type, in a dense layout and a window.
+/// Runs `case` on every device, form and type, in a dense layout and a window.
 fn check(report: &mut Report, case: &Case, weights: Weights) {
     for (n, profile) in profiles().into_iter().enumerate() {
-        for tiling in FORMS {
+        for form in FORMS {
             for dtype in [DType::F32, DType::F16] {
                 let layout = if n == 0 { Layout::Dense } else { Layout::Window(case.shape.q_len as u64 | 1) };
                 let path = Path::Staged;
                 let setup =
-                    Setup { profile, tiling, path, dtype, bias: DType::F32, layout, lse: true, weights };
+                    Setup { profile, form, path, dtype, bias: DType::F32, layout, lse: true, weights };
                 report.check_in(case, &setup, &mut Default::default());
             }
         }
@@ -103,7 +103,7 @@ fn large_tiles() {
         let case = Case::random("large tiles", shape).with(|c| c.rules.causal = true);
         let setup = Setup {
             profile: full(),
-            tiling: KernelForm::Gpu,
+            form: KernelForm::Gpu,
             path: Path::Staged,
             dtype,
             bias: DType::F32,
@@ -121,15 +121,15 @@ fn check_layer(report: &mut Report, case: &LayerCase, n: usize) {
     let other =
         [(full(), DType::F16, Storage::Separate), (defaults(), DType::F32, Storage::OneBuffer { gap: 0 })];
     for (profile, dtype, storage) in [(full(), DType::F32, Storage::Separate), other[n % 2]] {
-        for (f, tiling) in FORMS.into_iter().enumerate() {
+        for (f, form) in FORMS.into_iter().enumerate() {
             if f != (n + usize::from(profile.f16 && dtype == DType::F32)) % 2
-                && !rest(&format!("{}, {tiling:?}", case.name))
+                && !rest(&format!("{}, {form:?}", case.name))
             {
                 continue;
             }
             let setup = LayerSetup {
                 profile,
-                tiling,
+                form,
                 path: Path::Staged,
                 dtype,
                 weight: dtype,
@@ -199,7 +199,7 @@ fn project_with_large_tiles() {
     let case = LayerCase::random("project large".into(), config, shape, false);
     let setup = LayerSetup {
         profile: full(),
-        tiling: KernelForm::Gpu,
+        form: KernelForm::Gpu,
         path: Path::Auto,
         dtype: DType::F32,
         weight: DType::F32,

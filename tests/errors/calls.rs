@@ -415,7 +415,7 @@ pub(super) fn limits() -> Seen {
     let error = Scratch::new(small.device(), size).expect_err("a limit");
     seen.insert(read("scratch", &error, &["`scratch`", "1152 bytes", "allows 768"]));
 
-    let limited = |path, tiling, change: fn(&mut wgpu::Limits), words: &[&str], call: fn(&mut Parts)| {
+    let limited = |path, form, change: fn(&mut wgpu::Limits), words: &[&str], call: fn(&mut Parts)| {
         let gpu = device(change);
         let [q, k, v, out] = [SHAPE.q(), SHAPE.k(), SHAPE.v(), SHAPE.out()];
         let buffers = [q, k, v, out].map(|s| gpu.buffer(count(s) * 4).expect("a buffer"));
@@ -425,7 +425,7 @@ pub(super) fn limits() -> Seen {
         let config = plain
             .kv_heads(SHAPE.kv_heads)
             .value_dim(SHAPE.value_dim)
-            .tuning(Tuning::new().form(tiling).path(path));
+            .tuning(Tuning::new().form(form).path(path));
         let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
         let size = attention.scratch_size(&call_).expect("a size");
         let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");

@@ -181,7 +181,7 @@ fn the_stages_of_the_reference_refuse_what_does_not_fit() {
 #[test]
 fn bad_numbers_show() {
     let gpu = &full().gpu;
-    for (path, tiling) in [
+    for (path, form) in [
         (Path::Staged, KernelForm::Cpu),
         (Path::Staged, KernelForm::Gpu),
         (Path::Fused, KernelForm::Cpu),
@@ -204,7 +204,7 @@ fn bad_numbers_show() {
             let [bq, bk, bv] = &buffers;
             let call = parts([bq, bk, bv, &out]).forward();
             let config =
-                Config::new(4, 8).kv_heads(2).value_dim(6).tuning(Tuning::new().form(tiling).path(path));
+                Config::new(4, 8).kv_heads(2).value_dim(6).tuning(Tuning::new().form(form).path(path));
             let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
             let mut scratch =
                 Scratch::new(gpu.device(), attention.scratch_size(&call).expect("a size")).expect("scratch");
@@ -215,7 +215,7 @@ fn bad_numbers_show() {
             assert!(want.iter().any(|x| !x.is_finite()), "the case has no effect");
             for (n, (got, want)) in got.iter().zip(&want).enumerate() {
                 let same = if want.is_finite() { (got - want).abs() < 1e-5 } else { !got.is_finite() };
-                assert!(same, "{path:?}, {tiling:?}, {bad} in {name}: element {n} is {got}, not {want}");
+                assert!(same, "{path:?}, {form:?}, {bad} in {name}: element {n} is {got}, not {want}");
             }
         }
     }

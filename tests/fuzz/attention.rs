@@ -22,7 +22,7 @@ pub struct ConfigSpec {
     dtype: DType,
     scale: Option<f32>,
     softcap: Option<f32>,
-    tiling: KernelForm,
+    form: KernelForm,
     path: Path,
     units: MatrixUnits,
     f16_operands: bool,
@@ -42,7 +42,7 @@ impl ConfigSpec {
             dtype: float(f, f16),
             scale: c.one_in(3).then(|| c.pick(&[0.0, 0.5, 1.0, -0.25])),
             softcap: f.one_in(4).then(|| c.pick(&[0.5, 5.0, 50.0])),
-            tiling: f.pick(&[KernelForm::Cpu, KernelForm::Gpu, KernelForm::Auto]),
+            form: f.pick(&[KernelForm::Cpu, KernelForm::Gpu, KernelForm::Auto]),
             path: f.pick(&[Path::Auto, Path::Fused, Path::Staged]),
             units: MatrixUnits::Auto,
             f16_operands: c.one_in(6),
@@ -81,7 +81,7 @@ impl ConfigSpec {
 
     pub fn config(&self) -> Config {
         let mut tuning = Tuning::new()
-            .form(self.tiling)
+            .form(self.form)
             .path(self.path)
             .matrix_units(self.units)
             .f16_operands(self.f16_operands);

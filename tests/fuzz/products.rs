@@ -31,7 +31,7 @@ pub fn project(
     let types = [0; 4].map(|_| float(f, world.f16));
     let (heads, narrow, biased, aligned) = (f.between(1, 3), f.one_in(3), f.one_in(2), f.one_in(2));
     let (dim, read, shared) = (f.pick(&[4, 5]), f.pick(&[4, 8, 3]), f.one_in(2));
-    let tiling = f.pick(&[KernelForm::Cpu, KernelForm::Gpu]);
+    let form = f.pick(&[KernelForm::Cpu, KernelForm::Gpu]);
     let mut units = MatrixUnits::Auto;
     let (batch, length) = (c.between(1, 2), c.between(1, 9));
     let features = if narrow { heads * read } else { read };
@@ -70,9 +70,9 @@ pub fn project(
     if c.one_in(40) {
         products.clear();
     }
-    *said = format!("{products:?}, {tiling:?}, {units:?}");
+    *said = format!("{products:?}, {form:?}, {units:?}");
     let operator = Projection::with_pipelines(world.gpu.pipelines())
-        .tuning(Tuning::new().form(tiling).matrix_units(units));
+        .tuning(Tuning::new().form(form).matrix_units(units));
     let buffers = world.arena.buffers.clone();
     let calls: Vec<_> = products
         .iter()
@@ -348,13 +348,13 @@ pub fn layer(
     said: &mut String,
 ) -> Result<Outcome, String> {
     let mut spec = LayerSpec::new(f, c, world.f16);
-    let tiling = f.pick(&[KernelForm::Cpu, KernelForm::Gpu]);
+    let form = f.pick(&[KernelForm::Cpu, KernelForm::Gpu]);
     let path = if f.one_in(3) { Path::Staged } else { Path::Auto };
     let (how, memory) = (How::new(c), Memory::new(c));
     for _ in 0..faults(c) {
         spec.spoil(c);
     }
-    *said = format!("{spec:?}, {tiling:?}, {path:?}, {how:?}, {memory:?}");
+    *said = format!("{spec:?}, {form:?}, {path:?}, {how:?}, {memory:?}");
     let all: Vec<Window> = spec.clone().windows().into_iter().map(|w| *w).collect();
     let buffers = world.arena.buffers.clone();
     let linear = |n: usize| Linear {
@@ -366,7 +366,7 @@ pub fn layer(
         LayerWeights { query: linear(0), key: linear(1), value: linear(2), out: linear(3), appended };
     let made = MultiHeadAttention::with_pipelines(world.gpu.pipelines(), spec.config, &weights);
     let layer = match made {
-        Ok(layer) => layer.tuning(Tuning::new().form(tiling).path(path)),
+        Ok(layer) => layer.tuning(Tuning::new().form(form).path(path)),
         Err(e) => return world.works(&mut world.scratch()).map(|()| refused(&e)),
     };
     let [query, key, value, out] = spec.tensors.each_ref().map(|w| view(&buffers, w));

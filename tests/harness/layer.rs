@@ -293,7 +293,7 @@ pub enum Storage {
 #[derive(Clone, Copy, Debug)]
 pub struct LayerSetup {
     pub profile: &'static Profile,
-    pub tiling: KernelForm,
+    pub form: KernelForm,
     pub path: Path,
     /// Of the layer: inputs, intermediates, output.
     pub dtype: DType,
@@ -319,10 +319,10 @@ pub enum LayerLayout {
 
 impl fmt::Display for LayerSetup {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let LayerSetup { profile, tiling, path, dtype, weight, bias, layout, storage, lse, weights } = self;
+        let LayerSetup { profile, form, path, dtype, weight, bias, layout, storage, lse, weights } = self;
         write!(
             f,
-            "{}, {path:?}, {tiling:?}, {dtype:?}, weights {weight:?}, biases {bias:?}, {layout:?}, {storage:?}, lse {lse}, \
+            "{}, {path:?}, {form:?}, {dtype:?}, weights {weight:?}, biases {bias:?}, {layout:?}, {storage:?}, lse {lse}, \
              weights {weights:?}",
             profile.name
         )
@@ -335,7 +335,7 @@ impl fmt::Display for LayerSetup {
 pub fn layer_setups(case: &LayerCase) -> Vec<LayerSetup> {
     let seed = Rng::named(&case.rules.names().join(" ")).word() | 1;
     let mut all = Vec::new();
-    for (n, tiling) in FORMS.into_iter().enumerate() {
+    for (n, form) in FORMS.into_iter().enumerate() {
         let other = [(full(), DType::F16, 3, 1), (defaults(), DType::F32, 4, 1)];
         let runs = [(full(), DType::F32, 0, 3), other[(n + (seed >> 40) as usize) % 2]];
         for (profile, dtype, from, count) in runs {
@@ -353,7 +353,7 @@ pub fn layer_setups(case: &LayerCase) -> Vec<LayerSetup> {
                 let other = if mixed { DType::F32 } else { dtype };
                 let setup = LayerSetup {
                     profile,
-                    tiling,
+                    form,
                     path: Path::Auto,
                     dtype,
                     weight: other,
@@ -432,7 +432,7 @@ pub async fn run_layer_async(
     setup: &LayerSetup,
     change: impl FnOnce(Tuning) -> Tuning,
 ) -> Result<Got, String> {
-    let LayerSetup { profile, tiling, path, dtype, storage, .. } = *setup;
+    let LayerSetup { profile, form, path, dtype, storage, .. } = *setup;
     profile.tidy();
     let LayerShape { batch, q_len, kv_len } = case.shape;
     let config = LayerConfig { dtype, ..case.config };
@@ -507,7 +507,7 @@ pub async fn run_layer_async(
     let device = profile.gpu.device();
     let layer = MultiHeadAttention::with_pipelines(profile.gpu.pipelines(), config, &on_device)
         .map_err(refused)?
-        .tuning(change(Tuning::new().form(tiling).path(path)));
+        .tuning(change(Tuning::new().form(form).path(path)));
     let mut scratch = Scratch::new(device, layer.scratch_size(&call).map_err(refused)?).map_err(refused)?;
     let mut encoder = device.create_command_encoder(&Default::default());
     layer.forward(&mut encoder, &call, &mut scratch).map_err(refused)?;

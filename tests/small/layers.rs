@@ -45,10 +45,10 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
             let name = format!("layer: {what}");
             let mut case = LayerCase::random(name.clone(), config, shape, config.zero_attention);
             case.rules = Rules { causal: n % 2 == 0, ..Default::default() };
-            let tiling = FORMS[n % 2];
+            let form = FORMS[n % 2];
             let (weight, bias, path, lse) = (dtype, dtype, Path::Auto, n % 2 == 1);
             let setup =
-                LayerSetup { profile, tiling, path, dtype, weight, bias, layout, storage, lse, weights };
+                LayerSetup { profile, form, path, dtype, weight, bias, layout, storage, lse, weights };
             (name, Work::Layer(Box::new(SmallLayer { case, setup })))
         };
     kinds.into_iter().enumerate().map(of).collect()

@@ -32,7 +32,7 @@ impl Count {
 #[derive(Clone, Copy, Debug)]
 pub struct Ask<'a> {
     pub layer: usize,
-    pub tiling: KernelForm,
+    pub form: KernelForm,
     pub dtype: DType,
     /// Of what is added to scores.
     pub bias: DType,
@@ -46,10 +46,10 @@ pub struct Ask<'a> {
 }
 
 impl<'a> Ask<'a> {
-    pub fn new(tiling: KernelForm, rules: &'a Rules) -> Self {
+    pub fn new(form: KernelForm, rules: &'a Rules) -> Self {
         Ask {
             layer: 0,
-            tiling,
+            form,
             dtype: DType::F32,
             bias: DType::F32,
             splits: None,
@@ -318,7 +318,7 @@ impl Bed {
             .kv_heads(kv_heads)
             .value_dim(value_dim)
             .dtype(ask.dtype)
-            .tuning(ask.splits.into_iter().fold(Tuning::new().form(ask.tiling), Tuning::splits));
+            .tuning(ask.splits.into_iter().fold(Tuning::new().form(ask.form), Tuning::splits));
         if let Some(softcap) = ask.softcap {
             config = config.softcap(softcap);
         }
