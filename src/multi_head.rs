@@ -7,12 +7,13 @@ use crate::dropout::Dropout;
 use crate::error::Error;
 use crate::kernel::{Dispatch, View};
 use crate::kernels::{KernelVariant, append_keys};
+use crate::layer_config::{LayerConfig, Side};
 use crate::mask::DeviceMask;
 use crate::path::project::{self, LinearOp};
 use crate::path::{self, Chosen, Dispatches, Extras, Keys, Problem, grid, in_scratch};
 use crate::pipelines::Pipelines;
 use crate::plan::{KeyLayout, Tuning};
-use crate::problem::{LayerConfig, Shape, Side};
+use crate::problem::{Shape, scale_in_f32};
 use crate::projection::{Linear, check_vector, check_weight};
 use crate::record::{dispatch, pass};
 use crate::scratch::{Scratch, ScratchSize, Slot};
@@ -31,7 +32,7 @@ pub struct LayerWeights<'a> {
     pub out: Linear<'a>,
     /// One more key `[kv_heads · head_dim]` and value `[kv_heads · value_dim]`, appended after projection and
     /// seen by every query (`bias_k`, `bias_v`).
-    pub appended: Option<[TensorView<'a>; 2]>,
+    pub bias_kv: Option<[TensorView<'a>; 2]>,
 }
 
 #[derive(Clone, Debug)]
@@ -155,7 +156,7 @@ impl<'a> LayerForward<'a> {
 ///     weight: TensorView::matrix(out_proj_weight, DType::F32, [e, e]),
 ///     bias: Some(TensorView::vector(out_proj_bias, DType::F32, e)),
 /// };
-/// let weights = LayerWeights { query: part(0), key: part(1), value: part(2), out, appended: None };
+/// let weights = LayerWeights { query: part(0), key: part(1), value: part(2), out, bias_kv: None };
 /// let layer = MultiHeadAttention::new(device, LayerConfig::new(e, heads), &weights)?;
 ///
 /// let sequence = |buffer| TensorView::sequence(buffer, DType::F32, [1, 128, e]); // batch, length, features
@@ -222,10 +223,10 @@ impl MultiHeadAttention {
                 check_vector(bias, tensor, shape[1] * shape[2], device)?;
             }
         }
-        if let Some([k, v]) = &weights.appended {
-            check_vector("appended.key", k, config.kv_heads * config.head_dim, device)?;
-            check_vector("appended.value", v, config.kv_heads * config.value_dim, device)?;
-            same_dtype("appended.value", v, k.dtype())?;
+        if let Some([k, v]) = &weights.bias_kv {
+            check_vector("bias_k", k, config.kv_heads * config.head_dim, device)?;
+            check_vector("bias_v", v, config.kv_heads * config.value_dim, device)?;
+            same_dtype("bias_v", v, k.dtype())?;
         }
         for (tensor, linear) in [("weights.key", &weights.key), ("weights.value", &weights.value)] {
             same_dtype(tensor, &linear.weight, weights.query.weight.dtype())?;
@@ -246,7 +247,7 @@ impl MultiHeadAttention {
             key: owned(&weights.key),
             value: owned(&weights.value),
             out: owned(&weights.out),
-            appended: weights.appended.map(|pair| pair.map(TensorView::to_owned)),
+            appended: weights.bias_kv.map(|pair| pair.map(TensorView::to_owned)),
         })
     }
 
@@ -268,7 +269,7 @@ impl MultiHeadAttention {
 
     /// Keys that the layer appends to every sequence.
     pub fn appended_keys(&self) -> usize {
-        usize::from(self.appended.is_some()) + usize::from(self.config.zero_attention)
+        usize::from(self.appended.is_some()) + usize::from(self.config.add_zero_attn)
     }
 
     /// The temporary memory that `call` needs: as [`Attention::scratch_size`](crate::Attention::scratch_size),
@@ -365,8 +366,8 @@ impl MultiHeadAttention {
                 q,
                 keys: Keys::Tensors { k, v },
                 extras: call.extras(attended, appended),
-                scale: inner(&self.config).scale_value(),
-                softcap: self.config.softcap,
+                scale: scale_in_f32(self.config.scale, shape.head_dim),
+                softcap: self.config.softcap.map(|c| c as f32),
                 tuning: self.tuning,
             },
             chosen,
@@ -478,7 +479,12 @@ impl MultiHeadAttention {
             .into_iter()
             .chain(linears.iter().map(|(name, _, linear)| (*name, linear.weight.view())))
             .chain(linears.iter().filter_map(|(_, name, linear)| Some((*name, linear.bias.as_ref()?.view()))))
-            .chain(self.appended.iter().flatten().map(|t| ("appended", t.view())))
+            .chain(
+                ["bias_k", "bias_v"]
+                    .into_iter()
+                    .zip(self.appended.iter().flatten())
+                    .map(|(n, t)| (n, t.view())),
+            )
             .chain(extra_inputs(extras))
             .collect()
     }
@@ -504,13 +510,12 @@ impl MultiHeadAttention {
 
 /// The attention inside a layer.
 fn inner(config: &LayerConfig) -> Config {
-    let mut attention = Config::new(config.heads, config.head_dim)
+    Config::new(config.heads, config.head_dim)
         .kv_heads(config.kv_heads)
         .value_dim(config.value_dim)
-        .dtype(config.dtype);
-    attention.scale = config.scale;
-    attention.softcap = config.softcap;
-    attention
+        .dtype(config.dtype)
+        .scale(config.scale)
+        .softcap(config.softcap)
 }
 
 /// Where q, k and v lie in the scratch: `[batch, heads, length, dim]` each, one after the other.

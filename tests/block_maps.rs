@@ -2,10 +2,11 @@
 
 use wgpu_attention::block_map::{big_bird, state};
 use wgpu_attention::reference::{LayerShape, classify};
-use wgpu_attention::{DType, LayerConfig, Path, Pattern, Shape};
+use wgpu_attention::{DType, Path, Pattern, Shape};
 
 use crate::harness::classify::classified;
 use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, Storage};
+use crate::harness::layer_options::LayerOptions;
 use crate::harness::{Case, FORMS, HostData, Layout, Report, Rules, Setup, Weights, profiles, rest};
 
 const SHAPE: Shape =
@@ -131,8 +132,8 @@ fn appended_keys_lie_beside_full_blocks() {
         ("lengths", Rules { lengths: Some(lengths), ..Default::default() }),
     ];
     for (name, rules) in all {
-        let mut config = LayerConfig::new(8, 2);
-        config.zero_attention = true;
+        let mut config = LayerOptions::new(8, 2);
+        config.add_zero_attn = true;
         let mut case = LayerCase::random(format!("appended beside blocks, {name}"), config, shape, true);
         // Full blocks keep what causal and lengths say, so the map may say it of all.
         let full = HostData::new(vec![state::FULL; 16], [1, 1, 4, 4]);

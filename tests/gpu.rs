@@ -3,11 +3,12 @@
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
 use wgpu_attention::reference::{self, Attended, HostLinear, HostWeights, LayerShape, Options, Real, widen};
 use wgpu_attention::{
-    Attention, Config, DType, Forward, HostTensor, LayerConfig, Mask, Pattern, PatternPart, Scratch, Shape,
-    TensorView, UploadedMask, inspect,
+    Attention, Config, DType, Forward, HostTensor, Mask, Pattern, PatternPart, Scratch, Shape, TensorView,
+    UploadedMask, inspect,
 };
 
 use crate::harness::device::device;
+use crate::harness::layer_options::LayerOptions;
 use crate::harness::{Case, HostData, Rules, full, profiles};
 
 fn noise(n: usize, seed: f32) -> Vec<f32> {
@@ -155,13 +156,14 @@ fn attention_with_every_part_of_a_mask() {
 
 #[test]
 fn a_layer_with_appended_keys() {
-    let config = LayerConfig {
+    let config = LayerOptions {
         key_features: 10,
         value_features: 7,
         kv_heads: 2,
-        zero_attention: true,
-        ..LayerConfig::new(12, 4)
-    };
+        add_zero_attn: true,
+        ..LayerOptions::new(12, 4)
+    }
+    .config();
     let shape = LayerShape { batch: 2, q_len: 5, kv_len: 6 };
     let x = [noise(2 * 5 * 12, 1.0), noise(2 * 6 * 10, 2.0), noise(2 * 6 * 7, 3.0)];
     let w = [noise(12 * 12, 4.0), noise(6 * 10, 5.0), noise(6 * 7, 6.0), noise(12 * 12, 7.0)];
@@ -172,7 +174,7 @@ fn a_layer_with_appended_keys() {
     fn weights<'a, R>(
         w: &'a [Vec<R>; 4],
         b: &'a [Vec<R>; 4],
-        appended: &'a [Vec<R>; 2],
+        bias_kv: &'a [Vec<R>; 2],
     ) -> HostWeights<'a, R> {
         let linear = |n: usize| HostLinear { weight: &w[n], bias: Some(&b[n]) };
         HostWeights {
@@ -180,7 +182,7 @@ fn a_layer_with_appended_keys() {
             key: linear(1),
             value: linear(2),
             out: linear(3),
-            appended: Some((&appended[0], &appended[1])),
+            bias_kv: Some(bias_kv.each_ref().map(|x| &x[..])),
         }
     }
     fn wide<R: Real, const N: usize>(x: &[Vec<f32>; N]) -> [Vec<R>; N] {

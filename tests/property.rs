@@ -330,8 +330,8 @@ struct Draw {
     shape: Shape,
     mask: MaskDraw,
     drop: DropDraw,
-    scale: Option<f32>,
-    softcap: Option<f32>,
+    scale: Option<f64>,
+    softcap: Option<f64>,
     /// Standard deviation of queries.
     spread: f32,
     profile: &'static str,

@@ -45,17 +45,13 @@ fn run(profile: &Profile, case: &Case, asked: &Asked) -> Result<f64, String> {
     let scores_out = Placed::output(profile, of_scores, scores_at);
     let weights_out = Placed::output(profile, DType::F32, weights_at);
     let rules = PlacedRules::new(profile, &case.rules, DType::F32, layout);
-    let mut config = Config::new(shape.heads, shape.head_dim)
+    let config = Config::new(shape.heads, shape.head_dim)
         .kv_heads(shape.kv_heads)
         .value_dim(shape.value_dim)
         .dtype(dtype)
+        .scale(case.scale)
+        .softcap(case.softcap)
         .tuning(Tuning::new().form(form));
-    if let Some(scale) = case.scale {
-        config = config.scale(scale);
-    }
-    if let Some(softcap) = case.softcap {
-        config = config.softcap(softcap);
-    }
     let mut call = Forward::new(q.view(), k.view(), v.view(), out.view())
         .mask(rules.mask())
         .scores(scores_out.view(), stage);

@@ -4,9 +4,10 @@
 //! the weights, weighted_sum through out, project and append_keys through layers.
 
 use wgpu_attention::reference::LayerShape;
-use wgpu_attention::{DType, KernelForm, LayerConfig, Path, Shape};
+use wgpu_attention::{DType, KernelForm, Path, Shape};
 
 use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, Storage};
+use crate::harness::layer_options::LayerOptions;
 use crate::harness::{Case, FORMS, Layout, Report, Setup, Weights, defaults, full, profiles, rest};
 
 /// Runs `case` on every device, form and type, in a dense layout and a window.
@@ -158,7 +159,7 @@ fn project() {
     for (n, (length, features, heads, dim)) in sizes.into_iter().enumerate() {
         for narrow in [false, true] {
             let features = if narrow { heads * features.div_ceil(heads) } else { features };
-            let mut config = LayerConfig::new(heads * dim, heads);
+            let mut config = LayerOptions::new(heads * dim, heads);
             config.narrow = narrow;
             (config.query_features, config.key_features, config.value_features) =
                 (features, features, features);
@@ -176,9 +177,9 @@ fn append_keys() {
     let mut report = Report::new("stages, append_keys");
     for (heads, dim, value_dim) in [(1, 1, 3), (2, 64, 65), (3, 5, 4), (2, 130, 1)] {
         for (n, (learned, zero)) in [(true, false), (false, true), (true, true)].into_iter().enumerate() {
-            let mut config = LayerConfig::new(heads * dim, heads);
+            let mut config = LayerOptions::new(heads * dim, heads);
             config.value_dim = value_dim;
-            config.zero_attention = zero;
+            config.add_zero_attn = zero;
             let name = format!("append_keys {heads} {dim} {value_dim} {learned} {zero}");
             let shape = LayerShape { batch: 2, q_len: 3, kv_len: 5 };
             check_layer(&mut report, &LayerCase::random(name, config, shape, learned), n + heads);
@@ -191,7 +192,7 @@ fn append_keys() {
 fn project_with_large_tiles() {
     // 86 narrow heads of 65 columns over 66 rows: enough workgroups for tiles of 128 × 128.
     let mut report = Report::new("stages, project with large tiles");
-    let mut config = LayerConfig::new(86 * 65, 86);
+    let mut config = LayerOptions::new(86 * 65, 86);
     config.narrow = true;
     (config.query_features, config.key_features, config.value_features) = (86 * 3, 86, 172);
     config.out_features = 5;

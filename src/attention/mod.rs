@@ -19,7 +19,7 @@ use crate::error::Error;
 use crate::mask::{DeviceMask, check_whole_map};
 use crate::path::{self, Extras, Keys, Problem};
 use crate::pipelines::Pipelines;
-use crate::problem::Shape;
+use crate::problem::{Shape, scale_in_f32};
 use crate::record::{dispatch, pass};
 use crate::scratch::{Scratch, ScratchSize};
 use crate::tensor::{
@@ -244,8 +244,8 @@ impl Attention {
             q,
             keys,
             extras: Extras { out, mask, appended: 0, lse, weights, scores, dropout },
-            scale: self.config.scale_value(),
-            softcap: self.config.softcap,
+            scale: scale_in_f32(self.config.scale, shape.head_dim),
+            softcap: self.config.softcap.map(|c| c as f32),
             tuning: self.config.tuning,
         };
         let extras = &problem.extras;

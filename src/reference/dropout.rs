@@ -43,7 +43,7 @@ pub fn dropout<R: Real>(
     shape.check()?;
     expect_length("weights", weights, count(shape.weights()))?;
     check_dropout(dropout, &shape)?;
-    let scale = R::one() / (R::one() - R::of(dropout.p()));
+    let scale = R::of(f64::from(dropout.factor()));
     let [_, heads, q_len, kv_len] = shape.weights();
     for (flat, weight) in weights.iter_mut().enumerate() {
         let (j, i, bh) = (flat % kv_len, flat / kv_len % q_len, flat / kv_len / q_len);

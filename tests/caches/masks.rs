@@ -7,7 +7,7 @@ use crate::harness::{
 };
 
 /// Name, rules and softcap, for so many queries; `keys` is the capacity, or 1 where the cache is a ring.
-fn masks(kind: &Kind, rows: usize, keys: usize) -> Vec<(&'static str, Rules, Option<f32>)> {
+fn masks(kind: &Kind, rows: usize, keys: usize) -> Vec<(&'static str, Rules, Option<f64>)> {
     let (batch, heads) = (kind.batch, kind.heads);
     let none = Rules::default;
     let causal = || Rules { causal: true, ..none() };

@@ -16,10 +16,10 @@ pub(super) fn configurations() -> Seen {
     refused(&["heads 6", "divisible", "kv_heads 4"], Config::new(6, 8).kv_heads(4));
     refused(&["`config`", "F32 or F16", "U32"], Config::new(4, 8).dtype(DType::U32));
     refused(&["`config`", "F32 or F16", "Bool"], Config::new(4, 8).dtype(DType::Bool));
-    for scale in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+    for scale in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 1e39] {
         refused(&["scale is", &scale.to_string(), "finite"], Config::new(4, 8).scale(scale));
     }
-    for cap in [0.0, -0.0, -1.0, f32::NAN, f32::INFINITY] {
+    for cap in [0.0, -0.0, -1.0, f64::NAN, f64::INFINITY, 1e39, 1e-39] {
         refused(&["softcap is", &cap.to_string(), "above 0"], Config::new(4, 8).softcap(cap));
     }
     seen
@@ -354,8 +354,8 @@ pub(super) fn missing_features() -> Seen {
     let error = Attention::with_pipelines(gpu.pipelines(), half).expect_err("no f16");
     seen.insert(read("a configuration", &error, &words));
     let layer = Layer::new(gpu);
-    let half = LayerConfig { dtype: DType::F16, ..layer.config };
-    let error = MultiHeadAttention::with_pipelines(gpu.pipelines(), half, &layer.weights());
+    let half = LayerOptions { dtype: DType::F16, ..layer.config };
+    let error = MultiHeadAttention::with_pipelines(gpu.pipelines(), half.config(), &layer.weights());
     seen.insert(read("a layer", &error.expect_err("no f16"), &words));
     // As a part of a call that is f32 otherwise.
     let mut bench = Bench::on(gpu, Config::new(SHAPE.heads, SHAPE.head_dim));

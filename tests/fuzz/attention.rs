@@ -20,8 +20,8 @@ pub struct ConfigSpec {
     head_dim: usize,
     value_dim: usize,
     dtype: DType,
-    scale: Option<f32>,
-    softcap: Option<f32>,
+    scale: Option<f64>,
+    softcap: Option<f64>,
     form: KernelForm,
     path: Path,
     units: MatrixUnits,
@@ -69,8 +69,8 @@ impl ConfigSpec {
             2 => self.head_dim = c.size(),
             3 => self.value_dim = c.size(),
             4 => self.dtype = c.pick(&[DType::F32, DType::F16, DType::U32, DType::Bool]),
-            5 => self.scale = Some(c.float()),
-            6 => self.softcap = Some(c.float()),
+            5 => self.scale = Some(c.float().into()),
+            6 => self.softcap = Some(c.float().into()),
             7 => self.path = c.pick(&[Path::Fused, Path::Staged]),
             8 => self.units = c.pick(&[MatrixUnits::Always, MatrixUnits::Never]),
             9 => self.work = Some(c.size() as u64),
@@ -91,22 +91,17 @@ impl ConfigSpec {
         if let Some(splits) = self.splits {
             tuning = tuning.splits(splits);
         }
-        let mut config = Config::new(self.heads, self.head_dim)
+        Config::new(self.heads, self.head_dim)
             .kv_heads(self.kv_heads)
             .value_dim(self.value_dim)
             .dtype(self.dtype)
-            .tuning(tuning);
-        if let Some(scale) = self.scale {
-            config = config.scale(scale);
-        }
-        if let Some(softcap) = self.softcap {
-            config = config.softcap(softcap);
-        }
-        config
+            .scale(self.scale)
+            .softcap(self.softcap)
+            .tuning(tuning)
     }
 
     fn is_tame(&self) -> bool {
-        let within = |x: Option<f32>, least: f32, most: f32| x.is_none_or(|x| (least..=most).contains(&x));
+        let within = |x: Option<f64>, least: f64, most: f64| x.is_none_or(|x| (least..=most).contains(&x));
         within(self.scale, -2.0, 2.0) && within(self.softcap, 0.1, 100.0)
     }
 }

@@ -325,17 +325,13 @@ pub async fn run_async(
     if profile.matrix {
         tuning = tuning.matrix_units(MatrixUnits::Always).f16_operands(true);
     }
-    let mut config = Config::new(shape.heads, shape.head_dim)
+    let config = Config::new(shape.heads, shape.head_dim)
         .kv_heads(shape.kv_heads)
         .value_dim(shape.value_dim)
         .dtype(dtype)
+        .scale(case.scale)
+        .softcap(case.softcap)
         .tuning(change(tuning));
-    if let Some(scale) = case.scale {
-        config = config.scale(scale);
-    }
-    if let Some(softcap) = case.softcap {
-        config = config.softcap(softcap);
-    }
     let call = Forward::new(q, k, v, out.view())
         .mask(rules.mask())
         .lse(lse.as_ref().map(Placed::view))

@@ -40,7 +40,7 @@ pub struct Ask<'a> {
     /// Queries of every sequence; `None`: those of the last advance.
     pub rows: Option<usize>,
     pub rules: &'a Rules,
-    pub softcap: Option<f32>,
+    pub softcap: Option<f64>,
     pub layout: Layout,
     pub lse: bool,
 }
@@ -314,14 +314,12 @@ impl Bed {
         let lse = ask.lse.then(|| Placed::output(profile, DType::F32, lse_at));
         let rules = PlacedRules::new(profile, ask.rules, ask.bias, ask.layout);
 
-        let mut config = Config::new(heads, head_dim)
+        let config = Config::new(heads, head_dim)
             .kv_heads(kv_heads)
             .value_dim(value_dim)
             .dtype(ask.dtype)
+            .softcap(ask.softcap)
             .tuning(ask.splits.into_iter().fold(Tuning::new().form(ask.form), Tuning::splits));
-        if let Some(softcap) = ask.softcap {
-            config = config.softcap(softcap);
-        }
         let refused = |e: Error| format!("refused: {e}");
         let attention = Attention::with_pipelines(profile.gpu.pipelines(), config).map_err(refused)?;
         let mut call = Forward::with_cache(placed.view(), &self.cache, out.view())
