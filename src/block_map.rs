@@ -24,9 +24,9 @@ pub mod state {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Blocks<L> {
     /// The states.
-    pub map: L,
+    pub(crate) map: L,
     /// Queries and keys of a block.
-    pub size: [usize; 2],
+    pub(crate) size: [usize; 2],
 }
 
 impl<L> Blocks<L> {
@@ -38,7 +38,7 @@ impl<L> Blocks<L> {
 
 /// BigBird's map (Zaheer et al. 2020, "Big Bird: transformers for longer sequences") of `n × n` blocks: each sees its
 /// neighbours up to `window` blocks away, the blocks listed in `globals` and, in row `i`, those listed in
-/// `random[i]`; blocks in `globals` see all. Dense `[n, n]`, for [`Blocks::map`] with shape `[1, 1, n, n]`.
+/// `random[i]`; blocks in `globals` see all. Dense `[n, n]`, for [`Blocks::new`] with shape `[1, 1, n, n]`.
 ///
 /// # Errors
 /// More blocks than a tensor can have.

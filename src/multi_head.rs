@@ -73,12 +73,7 @@ pub struct LayerForward<'a> {
 impl<'a> LayerForward<'a> {
     /// Queries, keys and values from one input.
     pub fn self_attention(x: TensorView<'a>, out: TensorView<'a>) -> Self {
-        Self::cross_attention(x, x, out)
-    }
-
-    /// Queries from `x`, keys and values from `context`.
-    pub fn cross_attention(x: TensorView<'a>, context: TensorView<'a>, out: TensorView<'a>) -> Self {
-        Self::new(x, context, context, out)
+        Self::new(x, x, x, out)
     }
 
     /// Queries, keys and values each from an input of their own (`forward(query, key, value)` of `nn.MultiheadAttention`):
@@ -257,18 +252,13 @@ impl MultiHeadAttention {
         self
     }
 
-    /// The configuration.
-    pub fn config(&self) -> &LayerConfig {
-        &self.config
-    }
-
     /// The pipelines, to share.
     pub fn pipelines(&self) -> &Pipelines {
         &self.pipelines
     }
 
     /// Keys that the layer appends to every sequence.
-    pub fn appended_keys(&self) -> usize {
+    pub(crate) fn appended_keys(&self) -> usize {
         usize::from(self.appended.is_some()) + usize::from(self.config.add_zero_attn)
     }
 

@@ -74,10 +74,7 @@ impl Shape {
     }
 
     /// Refuses zero dimensions and head counts that do not divide.
-    ///
-    /// # Errors
-    /// [`Error::ZeroSize`], [`Error::NotDivisible`].
-    pub fn check(&self) -> Result<(), Error> {
+    pub(crate) fn check(&self) -> Result<(), Error> {
         let sizes = [
             ("batch", self.batch),
             ("heads", self.heads),

@@ -64,24 +64,18 @@ fn an_uploaded_mask_is_the_mask() {
     let [q, k, v] = [&case.q, &case.k, &case.v].map(|x| upload(x));
     let out = gpu.buffer(want.len() * 4).expect("a buffer");
     let view = |buffer, shape| TensorView::new(buffer, DType::F32, shape);
-    for uploaded in [gpu.upload_mask(&mask), UploadedMask::new(gpu.device(), gpu.queue(), &mask)] {
-        let uploaded = uploaded.expect("an upload");
-        gpu.queue().write_buffer(&out, 0, bytemuck::cast_slice(&vec![f32::NAN; want.len()]));
-        let shape = case.shape;
-        let call = Forward::new(
-            view(&q, shape.q()),
-            view(&k, shape.k()),
-            view(&v, shape.v()),
-            view(&out, shape.out()),
-        )
-        .mask(uploaded.view());
-        let mut scratch =
-            Scratch::new(gpu.device(), attention.scratch_size(&call).expect("a size")).expect("scratch");
-        gpu.submit(|encoder| attention.forward(encoder, &call, &mut scratch)).expect("a recording");
-        assert_eq!(gpu.download::<f32>(&out, want.len()).expect("a read-back"), want);
-    }
+    let uploaded = UploadedMask::new(gpu.device(), gpu.queue(), &mask).expect("an upload");
+    gpu.queue().write_buffer(&out, 0, bytemuck::cast_slice(&vec![f32::NAN; want.len()]));
+    let shape = case.shape;
+    let call =
+        Forward::new(view(&q, shape.q()), view(&k, shape.k()), view(&v, shape.v()), view(&out, shape.out()))
+            .mask(uploaded.view());
+    let mut scratch =
+        Scratch::new(gpu.device(), attention.scratch_size(&call).expect("a size")).expect("scratch");
+    gpu.submit(|encoder| attention.forward(encoder, &call, &mut scratch)).expect("a recording");
+    assert_eq!(gpu.download::<f32>(&out, want.len()).expect("a read-back"), want);
     let short = Mask::none().bias(HostTensor::new(&bias[1..], [1, 1, 7, 9]));
-    let error = gpu.upload_mask(&short).expect_err("too short").to_string();
+    let error = UploadedMask::new(gpu.device(), gpu.queue(), &short).expect_err("too short").to_string();
     assert!(error.contains("`bias`") && error.contains("63") && error.contains("62"), "{error}");
 }
 

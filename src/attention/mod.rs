@@ -69,11 +69,6 @@ impl Attention {
         Ok(Attention { pipelines: pipelines.clone(), config, bindings: Arc::default() })
     }
 
-    /// The configuration.
-    pub fn config(&self) -> &Config {
-        &self.config
-    }
-
     /// The pipelines, to share.
     pub fn pipelines(&self) -> &Pipelines {
         &self.pipelines

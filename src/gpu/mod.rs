@@ -315,11 +315,7 @@ impl Gpu {
         storage_buffer(&self.device, bytes)
     }
 
-    /// The tensors of a mask in device memory, for [`Forward::mask`] with [`UploadedMask::view`].
-    ///
-    /// # Errors
-    /// As [`UploadedMask::new`].
-    pub fn upload_mask(&self, mask: &HostMask) -> Result<UploadedMask, Error> {
+    fn upload_mask(&self, mask: &HostMask) -> Result<UploadedMask, Error> {
         UploadedMask::new(&self.device, &self.queue, mask)
     }
 

@@ -78,10 +78,7 @@ impl Options<'_> {
     }
 
     /// Refuses masks and dropout that do not fit `shape`, and numbers out of their range.
-    ///
-    /// # Errors
-    /// [`Error::Shape`], [`Error::Length`], [`Error::Option`].
-    pub fn check(&self, shape: Shape) -> Result<(), Error> {
+    pub(crate) fn check(&self, shape: Shape) -> Result<(), Error> {
         check_options(self.scale, self.softcap)?;
         let Some(kv_len) = shape.kv_len.checked_sub(self.appended) else {
             let value = self.appended as f64;

@@ -127,7 +127,7 @@ impl HostMask<'_> {
 /// those of `shape`, or 1 for what all have in common.
 ///
 /// # Errors
-/// As [`HostMask::check`], maps of other shapes, and more pairs or blocks than tensors can have.
+/// Masks that do not broadcast, maps of other shapes, and more pairs or blocks than tensors can have.
 pub fn classify(
     mask: &HostMask,
     shape: Shape,

@@ -10,7 +10,7 @@ use crate::tensor::count;
 /// is rounded to f32, as for a device.
 ///
 /// # Errors
-/// What [`Shape::check`] refuses, slices of another length.
+/// Dimensions that are zero or do not divide, slices of another length.
 pub fn scores<R: Real>(q: &[R], k: &[R], shape: Shape, scale: f64) -> Result<Vec<R>, Error> {
     shape.check()?;
     expect_length("q", q, count(shape.q()))?;

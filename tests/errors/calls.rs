@@ -409,8 +409,11 @@ pub(super) fn limits() -> Seen {
     let fused = Attention::with_pipelines(small.pipelines(), fused).expect("an operator");
     assert_eq!(fused.scratch_size(&long).expect("a size"), ScratchSize::default());
     // A size that a larger device gave.
-    let large =
-        Attention::with_pipelines(full().gpu.pipelines(), *bench.attention.config()).expect("an operator");
+    let large = Attention::with_pipelines(
+        full().gpu.pipelines(),
+        heads.kv_heads(SHAPE.kv_heads).value_dim(SHAPE.value_dim),
+    )
+    .expect("an operator");
     let size = large.scratch_size(&long).expect("a size");
     let error = Scratch::new(small.device(), size).expect_err("a limit");
     seen.insert(read("scratch", &error, &["`scratch`", "1152 bytes", "allows 768"]));

@@ -442,7 +442,7 @@ pub fn stages(_: &mut World, _: &mut Choices, c: &mut Choices, said: &mut String
         _ => Ok(()),
     };
     // What only says, and what only names.
-    let _ = (shape.flops(), shape.group(), shape.check());
+    let _ = (shape.flops(), shape.group());
     let element =
         HostTensor::new(&[1u32, 2, 3][..], [b, h, l, d]).at([c.size(), c.size(), c.size(), c.size()]);
     let _ = element;
