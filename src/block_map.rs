@@ -21,6 +21,8 @@ pub mod state {
 /// [`Attention::classify`](crate::Attention::classify) make one of any other mask and reuse it.
 ///
 /// Blocks of at least 64 × 64 fit the kernels' tiles. On a device the dtype is U32.
+#[doc(alias = "create_block_mask")]
+#[doc(alias = "BlockMask")]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Blocks<L> {
     /// The states.

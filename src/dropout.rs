@@ -11,6 +11,7 @@ pub enum Dropout<Keep> {
     /// the word is at least `p · 2³²`. The same on every device and on the CPU.
     Seeded {
         /// Probability that a weight is dropped, in `[0, 1)`.
+        #[doc(alias = "dropout_p")]
         p: f64,
         /// Key of the generator.
         seed: u64,

@@ -29,6 +29,7 @@ pub struct LayerConfig {
 impl LayerConfig {
     /// A layer whose inputs and output are `embed_dim` wide, split evenly into `heads`; f32, scale `1 / √head_dim`, as
     /// many key/value heads. Where it cannot be split evenly, `head_dim` and `value_dim` must be set.
+    #[doc(alias = "num_heads")]
     pub fn new(embed_dim: usize, heads: usize) -> Self {
         let divides = heads > 0 && embed_dim.is_multiple_of(heads);
         let head_dim = if divides { embed_dim / heads } else { 0 };
@@ -49,7 +50,8 @@ impl LayerConfig {
         }
     }
 
-    /// Key/value heads, a divisor of `heads`: query head `h` uses `h / (heads / kv_heads)`.
+    /// Key/value heads, a divisor of `heads`: query head `h` uses `h / (heads / kv_heads)`. `nn.MultiheadAttention` has as
+    /// many as query heads.
     #[doc(alias = "enable_gqa")]
     pub fn kv_heads(mut self, kv_heads: usize) -> Self {
         self.kv_heads = kv_heads;

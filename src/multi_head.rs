@@ -20,6 +20,8 @@ use crate::scratch::{Scratch, ScratchSize, Slot};
 use crate::tensor::{Access, DType, Layout, Tensor, TensorView, check_aliasing, expect, same_dtype};
 
 /// The weights of a layer, on the device.
+#[doc(alias = "in_proj_weight")]
+#[doc(alias = "out_proj")]
 #[derive(Clone, Copy, Debug)]
 pub struct LayerWeights<'a> {
     /// `[heads · head_dim, query_features]`.
@@ -32,6 +34,9 @@ pub struct LayerWeights<'a> {
     pub out: Linear<'a>,
     /// One more key `[kv_heads · head_dim]` and value `[kv_heads · value_dim]`, appended after projection and
     /// seen by every query (`bias_k`, `bias_v`).
+    #[doc(alias = "bias_k")]
+    #[doc(alias = "bias_v")]
+    #[doc(alias = "add_bias_kv")]
     pub bias_kv: Option<[TensorView<'a>; 2]>,
 }
 
@@ -116,13 +121,17 @@ impl<'a> LayerForward<'a> {
     }
 
     /// Writes the attention weights there, `[batch, heads or 1, q_len, kv_len + appended]`: of every head, or their mean if
-    /// the tensor has one (`need_weights` and `average_attn_weights` of `nn.MultiheadAttention`).
+    /// the tensor has one (`need_weights` and `average_attn_weights` of `nn.MultiheadAttention`, where the mean is the
+    /// default). None are written unless they are asked for.
+    #[doc(alias = "need_weights")]
+    #[doc(alias = "average_attn_weights")]
     pub fn weights(mut self, weights: impl Into<Option<TensorView<'a>>>) -> Self {
         self.weights = weights.into();
         self
     }
 
-    /// With dropout on the weights.
+    /// With dropout on the weights, which `nn.MultiheadAttention` has in training only.
+    #[doc(alias = "dropout_p")]
     pub fn dropout(mut self, dropout: impl Into<Option<Dropout<TensorView<'a>>>>) -> Self {
         self.dropout = dropout.into();
         self

@@ -15,6 +15,7 @@ pub struct Shape {
     /// Query heads.
     pub heads: usize,
     /// Key/value heads; a divisor of `heads` (grouped-query attention; 1 is multi-query).
+    #[doc(alias = "enable_gqa")]
     pub kv_heads: usize,
     /// Queries per sequence.
     pub q_len: usize,

@@ -43,6 +43,9 @@ use crate::tensor::{
 /// queue.submit([encoder.finish()]);
 /// # Ok(()) }
 /// ```
+#[doc(alias = "scaled_dot_product_attention")]
+#[doc(alias = "sdpa")]
+#[doc(alias = "flex_attention")]
 #[derive(Clone, Debug)]
 pub struct Attention {
     pipelines: Pipelines,

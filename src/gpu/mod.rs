@@ -110,6 +110,8 @@ impl Gpu {
     ///
     /// # Errors
     /// Slices or masks that do not fit `shape`, a device without enough memory, a lost device.
+    #[doc(alias = "scaled_dot_product_attention")]
+    #[doc(alias = "sdpa")]
     #[cfg(not(target_arch = "wasm32"))]
     pub fn attend(
         &self,

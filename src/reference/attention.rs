@@ -51,6 +51,7 @@ impl<'a> Options<'a> {
     }
 
     /// Dropout on the weights.
+    #[doc(alias = "dropout_p")]
     pub fn dropout(mut self, dropout: impl Into<Option<Dropout<HostTensor<'a, bool>>>>) -> Self {
         self.dropout = dropout.into();
         self
@@ -58,6 +59,7 @@ impl<'a> Options<'a> {
 
     /// Gives the attention weights too (`need_weights` of `nn.MultiheadAttention`). A device then takes the staged path,
     /// which has them in memory.
+    #[doc(alias = "need_weights")]
     pub fn weights(mut self, wanted: bool) -> Self {
         self.weights = wanted;
         self

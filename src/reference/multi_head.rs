@@ -28,6 +28,9 @@ pub struct HostWeights<'a, R> {
     pub out: HostLinear<'a, R>,
     /// One more key `[kv_heads · head_dim]` and value `[kv_heads · value_dim]`, appended after projection
     /// (`bias_k`, `bias_v` of `nn.MultiheadAttention`).
+    #[doc(alias = "bias_k")]
+    #[doc(alias = "bias_v")]
+    #[doc(alias = "add_bias_kv")]
     pub bias_kv: Option<[&'a [R]; 2]>,
 }
 
