@@ -165,7 +165,7 @@ fn layer(c: &mut Criterion, bed: &Bed) {
     let operator = layer.operator(&bed.gpu);
     let call = layer.call();
 
-    let shape = layer.config.shape(1, length, length, 0);
+    let shape = Shape::new(1, heads, length, embed / heads);
     let case = Case { shape, rule: Rule::None, dtype: DType::F32 };
     let work = Work {
         flops: 8.0 * (length * embed * embed) as f64 + case.work().flops,

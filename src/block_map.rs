@@ -21,12 +21,14 @@ pub mod state {
 /// [`Attention::classify`](crate::Attention::classify) make one of any other mask and reuse it.
 ///
 /// Blocks of at least 64 × 64 fit the kernels' tiles. On a device the dtype is U32.
+#[doc(alias = "create_block_mask")]
+#[doc(alias = "BlockMask")]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Blocks<L> {
     /// The states.
-    pub map: L,
+    pub(crate) map: L,
     /// Queries and keys of a block.
-    pub size: [usize; 2],
+    pub(crate) size: [usize; 2],
 }
 
 impl<L> Blocks<L> {
@@ -38,7 +40,7 @@ impl<L> Blocks<L> {
 
 /// BigBird's map (Zaheer et al. 2020, "Big Bird: transformers for longer sequences") of `n × n` blocks: each sees its
 /// neighbours up to `window` blocks away, the blocks listed in `globals` and, in row `i`, those listed in
-/// `random[i]`; blocks in `globals` see all. Dense `[n, n]`, for [`Blocks::map`] with shape `[1, 1, n, n]`.
+/// `random[i]`; blocks in `globals` see all. Dense `[n, n]`, for [`Blocks::new`] with shape `[1, 1, n, n]`.
 ///
 /// # Errors
 /// More blocks than a tensor can have.

@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 
-/// Which weights are set to zero; the others are multiplied by `1 / (1 − p)`, which a device rounds to f32.
+/// Which weights are set to zero; the others are multiplied by `1 / (1 − p)`, rounded to f32.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Dropout<Keep> {
@@ -11,6 +11,7 @@ pub enum Dropout<Keep> {
     /// the word is at least `p · 2³²`. The same on every device and on the CPU.
     Seeded {
         /// Probability that a weight is dropped, in `[0, 1)`.
+        #[doc(alias = "dropout_p")]
         p: f64,
         /// Key of the generator.
         seed: u64,
@@ -29,6 +30,11 @@ impl<Keep> Dropout<Keep> {
         match self {
             Dropout::Seeded { p, .. } | Dropout::Given { p, .. } => *p,
         }
+    }
+
+    /// What kept weights are multiplied by.
+    pub(crate) fn factor(&self) -> f32 {
+        (1.0 / (1.0 - self.p())) as f32
     }
 
     pub(crate) fn given(&self) -> Option<&Keep> {

@@ -34,7 +34,7 @@ impl DType {
     }
 
     /// Whether this is one of the float types.
-    pub const fn is_float(self) -> bool {
+    pub(crate) const fn is_float(self) -> bool {
         matches!(self, DType::F32 | DType::F16)
     }
 }

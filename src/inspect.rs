@@ -14,6 +14,7 @@ use crate::tensor::Access;
 
 /// One kernel variant: its text, and the Rust side's idea of its interface.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct KernelText {
     /// Unique and readable: the kernel, then whatever distinguishes the variant.
     pub name: String,
@@ -33,6 +34,7 @@ pub struct KernelText {
 
 /// A Rust struct that a WGSL struct of the same name must match.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct StructTable {
     /// The WGSL name.
     pub name: &'static str,

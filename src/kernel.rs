@@ -196,6 +196,7 @@ fn compose(constants: &[Constant], bindings: &[Binding], parts: &[&str]) -> Stri
 
 /// A member of a parameter struct, for the test that compares it with the WGSL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Field {
     /// The member's name, the same in both languages.
     pub name: &'static str,

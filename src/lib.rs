@@ -52,6 +52,7 @@ mod guard;
 pub mod inspect;
 mod kernel;
 mod kernels;
+mod layer_config;
 mod mask;
 mod merge;
 mod multi_head;
@@ -75,6 +76,7 @@ pub use cache::{Append, Cache, CacheConfig, CacheLayout, CacheRead, CacheStorage
 pub use dropout::Dropout;
 pub use error::Error;
 pub use gpu::{Gpu, UploadedMask};
+pub use layer_config::LayerConfig;
 pub use mask::{Alignment, DeviceMask, HostMask, HostTensor, Mask};
 pub use merge::{Merge, Partial};
 pub use multi_head::{LayerForward, LayerWeights, MultiHeadAttention};
@@ -85,7 +87,7 @@ pub use position::{
     AddPositions, MAX_POSITION, PositionTable, Positions, Rope, RopeConfig, RopeOrder, RopeScaling, Rotate,
     Rotation, RowPositions, Sinusoid,
 };
-pub use problem::{LayerConfig, ScoreStage, Shape};
+pub use problem::{ScoreStage, Shape};
 pub use projection::{Linear, Projection, ProjectionForward};
 pub use scratch::{Scratch, ScratchSize};
 pub use tensor::{DType, TensorView};

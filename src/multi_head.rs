@@ -7,18 +7,21 @@ use crate::dropout::Dropout;
 use crate::error::Error;
 use crate::kernel::{Dispatch, View};
 use crate::kernels::{KernelVariant, append_keys};
+use crate::layer_config::{LayerConfig, Side};
 use crate::mask::DeviceMask;
 use crate::path::project::{self, LinearOp};
 use crate::path::{self, Chosen, Dispatches, Extras, Keys, Problem, grid, in_scratch};
 use crate::pipelines::Pipelines;
 use crate::plan::{KeyLayout, Tuning};
-use crate::problem::{LayerConfig, Shape, Side};
+use crate::problem::{Shape, scale_in_f32};
 use crate::projection::{Linear, check_vector, check_weight};
 use crate::record::{dispatch, pass};
 use crate::scratch::{Scratch, ScratchSize, Slot};
 use crate::tensor::{Access, DType, Layout, Tensor, TensorView, check_aliasing, expect, same_dtype};
 
 /// The weights of a layer, on the device.
+#[doc(alias = "in_proj_weight")]
+#[doc(alias = "out_proj")]
 #[derive(Clone, Copy, Debug)]
 pub struct LayerWeights<'a> {
     /// `[heads · head_dim, query_features]`.
@@ -31,7 +34,10 @@ pub struct LayerWeights<'a> {
     pub out: Linear<'a>,
     /// One more key `[kv_heads · head_dim]` and value `[kv_heads · value_dim]`, appended after projection and
     /// seen by every query (`bias_k`, `bias_v`).
-    pub appended: Option<[TensorView<'a>; 2]>,
+    #[doc(alias = "bias_k")]
+    #[doc(alias = "bias_v")]
+    #[doc(alias = "add_bias_kv")]
+    pub bias_kv: Option<[TensorView<'a>; 2]>,
 }
 
 #[derive(Clone, Debug)]
@@ -72,12 +78,7 @@ pub struct LayerForward<'a> {
 impl<'a> LayerForward<'a> {
     /// Queries, keys and values from one input.
     pub fn self_attention(x: TensorView<'a>, out: TensorView<'a>) -> Self {
-        Self::cross_attention(x, x, out)
-    }
-
-    /// Queries from `x`, keys and values from `context`.
-    pub fn cross_attention(x: TensorView<'a>, context: TensorView<'a>, out: TensorView<'a>) -> Self {
-        Self::new(x, context, context, out)
+        Self::new(x, x, x, out)
     }
 
     /// Queries, keys and values each from an input of their own (`forward(query, key, value)` of `nn.MultiheadAttention`):
@@ -120,13 +121,17 @@ impl<'a> LayerForward<'a> {
     }
 
     /// Writes the attention weights there, `[batch, heads or 1, q_len, kv_len + appended]`: of every head, or their mean if
-    /// the tensor has one (`need_weights` and `average_attn_weights` of `nn.MultiheadAttention`).
+    /// the tensor has one (`need_weights` and `average_attn_weights` of `nn.MultiheadAttention`, where the mean is the
+    /// default). None are written unless they are asked for.
+    #[doc(alias = "need_weights")]
+    #[doc(alias = "average_attn_weights")]
     pub fn weights(mut self, weights: impl Into<Option<TensorView<'a>>>) -> Self {
         self.weights = weights.into();
         self
     }
 
-    /// With dropout on the weights.
+    /// With dropout on the weights, which `nn.MultiheadAttention` has in training only.
+    #[doc(alias = "dropout_p")]
     pub fn dropout(mut self, dropout: impl Into<Option<Dropout<TensorView<'a>>>>) -> Self {
         self.dropout = dropout.into();
         self
@@ -155,7 +160,7 @@ impl<'a> LayerForward<'a> {
 ///     weight: TensorView::matrix(out_proj_weight, DType::F32, [e, e]),
 ///     bias: Some(TensorView::vector(out_proj_bias, DType::F32, e)),
 /// };
-/// let weights = LayerWeights { query: part(0), key: part(1), value: part(2), out, appended: None };
+/// let weights = LayerWeights { query: part(0), key: part(1), value: part(2), out, bias_kv: None };
 /// let layer = MultiHeadAttention::new(device, LayerConfig::new(e, heads), &weights)?;
 ///
 /// let sequence = |buffer| TensorView::sequence(buffer, DType::F32, [1, 128, e]); // batch, length, features
@@ -222,10 +227,10 @@ impl MultiHeadAttention {
                 check_vector(bias, tensor, shape[1] * shape[2], device)?;
             }
         }
-        if let Some([k, v]) = &weights.appended {
-            check_vector("appended.key", k, config.kv_heads * config.head_dim, device)?;
-            check_vector("appended.value", v, config.kv_heads * config.value_dim, device)?;
-            same_dtype("appended.value", v, k.dtype())?;
+        if let Some([k, v]) = &weights.bias_kv {
+            check_vector("bias_k", k, config.kv_heads * config.head_dim, device)?;
+            check_vector("bias_v", v, config.kv_heads * config.value_dim, device)?;
+            same_dtype("bias_v", v, k.dtype())?;
         }
         for (tensor, linear) in [("weights.key", &weights.key), ("weights.value", &weights.value)] {
             same_dtype(tensor, &linear.weight, weights.query.weight.dtype())?;
@@ -246,7 +251,7 @@ impl MultiHeadAttention {
             key: owned(&weights.key),
             value: owned(&weights.value),
             out: owned(&weights.out),
-            appended: weights.appended.map(|pair| pair.map(TensorView::to_owned)),
+            appended: weights.bias_kv.map(|pair| pair.map(TensorView::to_owned)),
         })
     }
 
@@ -256,19 +261,14 @@ impl MultiHeadAttention {
         self
     }
 
-    /// The configuration.
-    pub fn config(&self) -> &LayerConfig {
-        &self.config
-    }
-
     /// The pipelines, to share.
     pub fn pipelines(&self) -> &Pipelines {
         &self.pipelines
     }
 
     /// Keys that the layer appends to every sequence.
-    pub fn appended_keys(&self) -> usize {
-        usize::from(self.appended.is_some()) + usize::from(self.config.zero_attention)
+    pub(crate) fn appended_keys(&self) -> usize {
+        usize::from(self.appended.is_some()) + usize::from(self.config.add_zero_attn)
     }
 
     /// The temporary memory that `call` needs: as [`Attention::scratch_size`](crate::Attention::scratch_size),
@@ -365,8 +365,8 @@ impl MultiHeadAttention {
                 q,
                 keys: Keys::Tensors { k, v },
                 extras: call.extras(attended, appended),
-                scale: inner(&self.config).scale_value(),
-                softcap: self.config.softcap,
+                scale: scale_in_f32(self.config.scale, shape.head_dim),
+                softcap: self.config.softcap.map(|c| c as f32),
                 tuning: self.tuning,
             },
             chosen,
@@ -478,7 +478,12 @@ impl MultiHeadAttention {
             .into_iter()
             .chain(linears.iter().map(|(name, _, linear)| (*name, linear.weight.view())))
             .chain(linears.iter().filter_map(|(_, name, linear)| Some((*name, linear.bias.as_ref()?.view()))))
-            .chain(self.appended.iter().flatten().map(|t| ("appended", t.view())))
+            .chain(
+                ["bias_k", "bias_v"]
+                    .into_iter()
+                    .zip(self.appended.iter().flatten())
+                    .map(|(n, t)| (n, t.view())),
+            )
             .chain(extra_inputs(extras))
             .collect()
     }
@@ -504,13 +509,12 @@ impl MultiHeadAttention {
 
 /// The attention inside a layer.
 fn inner(config: &LayerConfig) -> Config {
-    let mut attention = Config::new(config.heads, config.head_dim)
+    Config::new(config.heads, config.head_dim)
         .kv_heads(config.kv_heads)
         .value_dim(config.value_dim)
-        .dtype(config.dtype);
-    attention.scale = config.scale;
-    attention.softcap = config.softcap;
-    attention
+        .dtype(config.dtype)
+        .scale(config.scale)
+        .softcap(config.softcap)
 }
 
 /// Where q, k and v lie in the scratch: `[batch, heads, length, dim]` each, one after the other.

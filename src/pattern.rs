@@ -102,6 +102,14 @@ impl Pattern {
         }
     }
 
+    /// How far from a query its keys lie at most; `None` where far keys may lie anywhere. As `pattern_key_range` in
+    /// `mask/pattern.wgsl`.
+    pub(crate) fn reach(self) -> Option<usize> {
+        let PatternParams { reach, stride, part, .. } = self.params();
+        // By head, every other one sees far keys.
+        (part == PatternPart::Near).then(|| reach.unwrap_or(stride.saturating_sub(1)))
+    }
+
     /// Whether a query at `position` sees the key at `key`, both from the sequence's start, in head `h`.
     pub(crate) fn mask_mod(self, position: i64, key: i64, h: usize) -> bool {
         let PatternParams { reach, stride, summary, part } = self.params();

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use crate::bindings::{BindingCache, BoundDispatch};
 use crate::device::DeviceFacts;
 use crate::error::Error;
+use crate::layer_config::SideShape;
 use crate::path::project::{self, LinearOp};
 use crate::pipelines::Pipelines;
 use crate::plan::Tuning;
-use crate::problem::SideShape;
 use crate::record::{dispatch, pass};
 use crate::tensor::{Access, TensorView, check_aliasing, check_float, expect, same_dtype};
 

@@ -130,6 +130,9 @@ impl<'a> TensorView<'a> {
 
     /// Activations `[batch, length, features]`, as a layer takes them: `[batch, 1, length, features]`. Memory
     /// laid out as `[length, batch, features]` is `sequence(.., [length, batch, features]).transposed(0, 2)`.
+    ///
+    /// `batch_first=False` of `nn.MultiheadAttention` is the latter: there is no option, strides say which axis is where.
+    #[doc(alias = "batch_first")]
     pub fn sequence(buffer: &'a wgpu::Buffer, dtype: DType, [b, l, e]: [usize; 3]) -> Self {
         Self::new(buffer, dtype, [b, 1, l, e])
     }

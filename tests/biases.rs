@@ -1,5 +1,5 @@
 //! What is added to scores by distance, and attention sinks: the reference against their meaning, every path and
-//! tiling against the reference.
+//! form against the reference.
 
 use wgpu_attention::reference::compare::{Tolerance, compare};
 use wgpu_attention::{Alignment, DType, Path, Shape};
@@ -73,11 +73,11 @@ fn what_is_added_may_be_f16() {
     };
     for (n, rules) in [bias, together].into_iter().enumerate() {
         let case = Case::random(format!("added in f16, {n}"), shape).with(|c| c.rules = rules);
-        for tiling in FORMS {
+        for form in FORMS {
             for (path, dtype) in [(Path::Staged, DType::F32), (Path::Fused, [DType::F16, DType::F32][n])] {
                 let (profile, layout) = (full(), Layout::Window(n as u64 | 1));
                 let (lse, weights, bias) = (true, Weights::None, DType::F16);
-                let setup = Setup { profile, tiling, path, dtype, bias, layout, lse, weights };
+                let setup = Setup { profile, form, path, dtype, bias, layout, lse, weights };
                 report.check_in(&case, &setup, &mut Default::default());
             }
         }

@@ -2,10 +2,11 @@
 
 use wgpu_attention::block_map::{big_bird, state};
 use wgpu_attention::reference::{LayerShape, classify};
-use wgpu_attention::{DType, LayerConfig, Path, Pattern, Shape};
+use wgpu_attention::{DType, Path, Pattern, Shape};
 
 use crate::harness::classify::classified;
 use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, Storage};
+use crate::harness::layer_options::LayerOptions;
 use crate::harness::{Case, FORMS, HostData, Layout, Report, Rules, Setup, Weights, profiles, rest};
 
 const SHAPE: Shape =
@@ -97,14 +98,14 @@ fn a_map_beside_its_mask_changes_nothing() {
             let mapped = plain.clone().with(|c| c.rules.blocks = Some((HostData::new(map, shape), size)));
             let (want, got) = (plain.reference::<f64>(), mapped.reference::<f64>());
             assert_eq!(want.out, got.out, "{name}, {size:?}");
-            for (n, tiling) in FORMS.into_iter().enumerate() {
+            for (n, form) in FORMS.into_iter().enumerate() {
                 for (m, path) in [Path::Staged, Path::Fused].into_iter().enumerate() {
-                    if (mask + n + m) % 2 == 1 && !rest(&format!("{}, {tiling:?}", mapped.name)) {
+                    if (mask + n + m) % 2 == 1 && !rest(&format!("{}, {form:?}", mapped.name)) {
                         continue;
                     }
                     let setup = Setup {
                         profile: profiles()[n],
-                        tiling,
+                        form,
                         path,
                         dtype: DType::F32,
                         bias: DType::F32,
@@ -131,19 +132,19 @@ fn appended_keys_lie_beside_full_blocks() {
         ("lengths", Rules { lengths: Some(lengths), ..Default::default() }),
     ];
     for (name, rules) in all {
-        let mut config = LayerConfig::new(8, 2);
-        config.zero_attention = true;
+        let mut config = LayerOptions::new(8, 2);
+        config.add_zero_attn = true;
         let mut case = LayerCase::random(format!("appended beside blocks, {name}"), config, shape, true);
         // Full blocks keep what causal and lengths say, so the map may say it of all.
         let full = HostData::new(vec![state::FULL; 16], [1, 1, 4, 4]);
         case.rules = Rules { blocks: Some((full, [64, 64])), ..rules.clone() };
         let without = LayerCase { rules, ..case.clone() };
         assert_eq!(case.exact().out, without.exact().out, "{name}");
-        for tiling in FORMS {
+        for form in FORMS {
             for path in [Path::Fused, Path::Staged] {
                 let setup = LayerSetup {
                     profile: profiles()[0],
-                    tiling,
+                    form,
                     path,
                     dtype: DType::F32,
                     weight: DType::F32,

@@ -4,11 +4,12 @@
 //! Here that is a bias of −10⁶ on scores of 0: queries without a key are zeros. The crate's own lengths
 //! must give the same where the length is not 0, and zeros where it is.
 
+use wgpu_attention::Shape;
 use wgpu_attention::reference::LayerShape;
 use wgpu_attention::reference::compare::{Tolerance, compare};
-use wgpu_attention::{LayerConfig, Shape};
 
 use crate::harness::layer::{LayerCase, LinearData};
+use crate::harness::layer_options::LayerOptions;
 use crate::harness::{Case, Expected, HostData, Report, Rules, Vector};
 use crate::sdpa::check_reference;
 
@@ -94,7 +95,7 @@ fn multihead(name: &str, by: By) -> LayerCase {
     let inputs = ["q", "k", "v"].map(|t| vector.f32(t));
     LayerCase {
         name: format!("{name}{}", if by == By::Lengths { ", by lengths" } else { "" }),
-        config: LayerConfig::new(vector.size("num_hiddens"), vector.size("num_heads")),
+        config: LayerOptions::new(vector.size("num_hiddens"), vector.size("num_heads")),
         shape: LayerShape { batch, q_len, kv_len },
         one_input: inputs[0] == inputs[1] && inputs[0] == inputs[2],
         inputs,

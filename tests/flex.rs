@@ -37,7 +37,7 @@ fn case(name: &str) -> Case {
     };
     match kind.trim_end_matches("_causal") {
         "noop" | "causal" => {}
-        "softcap" => case.softcap = Some(vector.number("cap").expect("cap") as f32),
+        "softcap" => case.softcap = vector.number("cap"),
         "sliding" => rules.window = Some([vector.size("window"), kv_len]),
         "alibi" => {
             let slopes = vector.f32("slopes");

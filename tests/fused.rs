@@ -8,10 +8,10 @@ use crate::harness::{
     run,
 };
 
-fn setup(tiling: KernelForm) -> Setup {
+fn setup(form: KernelForm) -> Setup {
     Setup {
         profile: full(),
-        tiling,
+        form,
         path: Path::Fused,
         dtype: DType::F32,
         bias: DType::F32,
@@ -82,19 +82,19 @@ fn channels() {
     for (n, (head_dim, value_dim)) in dims.into_iter().enumerate() {
         let shape = Shape { batch: 1, heads: 2, kv_heads: 1, q_len: 37, kv_len: 41, head_dim, value_dim };
         let case = Case::random(format!("fused channels {head_dim} {value_dim}"), shape);
-        for tiling in FORMS {
+        for form in FORMS {
             // The form for software drivers is another kernel for each, those of many channels long ones.
-            let own = tiling == KernelForm::Gpu || head_dim + value_dim < 150;
+            let own = form == KernelForm::Gpu || head_dim + value_dim < 150;
             if !own && !rest(&case.name) {
                 continue;
             }
             // f16 and unaligned windows in turn.
-            let dense = setup(tiling);
+            let dense = setup(form);
             let window = Setup { profile: defaults(), layout: Layout::Window(n as u64 | 1), ..dense };
             let other = if n % 2 == 0 { Setup { dtype: DType::F16, ..dense } } else { window };
             report.check_in(&case, &dense, &mut Default::default());
-            let also = (n % 4 < 2) == (tiling == KernelForm::Gpu);
-            if head_dim <= 128 && (also || rest(&format!("{}, {tiling:?}", case.name))) {
+            let also = (n % 4 < 2) == (form == KernelForm::Gpu);
+            if head_dim <= 128 && (also || rest(&format!("{}, {form:?}", case.name))) {
                 report.check_in(&case, &other, &mut Default::default());
             }
         }
@@ -210,8 +210,8 @@ fn dropout_far_from_key_to_key() {
             let keep = HostData::of(shape.weights(), |[b, h, i, j]| (b + 2 * h + 3 * i + 5 * j) % 7 < 4);
             c.dropout = Some(DropoutData::Given { p: 0.4, keep });
         });
-        for tiling in FORMS {
-            let transposed = Setup { layout: Layout::Blhd, ..setup(tiling) };
+        for form in FORMS {
+            let transposed = Setup { layout: Layout::Blhd, ..setup(form) };
             report.check_in(&case, &transposed, &mut Default::default());
         }
     }
@@ -230,8 +230,8 @@ fn large_scores_of_either_sign() {
                 c.q.iter_mut().enumerate().for_each(|(n, x)| *x = if n % 4 == 0 { size } else { *x });
                 c.k.iter_mut().enumerate().for_each(|(n, x)| *x = if n % 4 == 0 { sign } else { *x });
             });
-            for tiling in FORMS {
-                report.check_in(&case, &setup(tiling), &mut Default::default());
+            for form in FORMS {
+                report.check_in(&case, &setup(form), &mut Default::default());
             }
         }
     }
@@ -242,13 +242,13 @@ fn large_scores_of_either_sign() {
 fn tiles_without_a_key_are_zero() {
     // Whole tiles of queries see nothing: bottom-right with more queries than keys, and lengths of 0.
     for profile in profiles() {
-        for tiling in FORMS {
+        for form in FORMS {
             let shape = Shape { kv_len: 5, ..Shape::new(2, 2, 200, 8) };
             let case = Case::random("fused, nothing seen", shape).with(|c| {
                 (c.rules.causal, c.rules.alignment) = (true, Alignment::BottomRight);
                 c.rules.lengths = Some(HostData::new(vec![0, 5], [2, 1, 1, 1]));
             });
-            let got = run(&case, &Setup { profile, ..setup(tiling) }).expect("a run");
+            let got = run(&case, &Setup { profile, ..setup(form) }).expect("a run");
             let lse = got.lse.expect("lse");
             let dead = |row: usize| row < 400 || row % 200 < 195;
             for (row, lse) in lse.iter().enumerate() {

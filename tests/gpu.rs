@@ -3,11 +3,12 @@
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
 use wgpu_attention::reference::{self, Attended, HostLinear, HostWeights, LayerShape, Options, Real, widen};
 use wgpu_attention::{
-    Attention, Config, DType, Forward, HostTensor, LayerConfig, Mask, Pattern, PatternPart, Scratch, Shape,
-    TensorView, UploadedMask, inspect,
+    Attention, Config, DType, Forward, HostTensor, Mask, Pattern, PatternPart, Scratch, Shape, TensorView,
+    UploadedMask, inspect,
 };
 
 use crate::harness::device::device;
+use crate::harness::layer_options::LayerOptions;
 use crate::harness::{Case, HostData, Rules, full, profiles};
 
 fn noise(n: usize, seed: f32) -> Vec<f32> {
@@ -63,24 +64,18 @@ fn an_uploaded_mask_is_the_mask() {
     let [q, k, v] = [&case.q, &case.k, &case.v].map(|x| upload(x));
     let out = gpu.buffer(want.len() * 4).expect("a buffer");
     let view = |buffer, shape| TensorView::new(buffer, DType::F32, shape);
-    for uploaded in [gpu.upload_mask(&mask), UploadedMask::new(gpu.device(), gpu.queue(), &mask)] {
-        let uploaded = uploaded.expect("an upload");
-        gpu.queue().write_buffer(&out, 0, bytemuck::cast_slice(&vec![f32::NAN; want.len()]));
-        let shape = case.shape;
-        let call = Forward::new(
-            view(&q, shape.q()),
-            view(&k, shape.k()),
-            view(&v, shape.v()),
-            view(&out, shape.out()),
-        )
-        .mask(uploaded.view());
-        let mut scratch =
-            Scratch::new(gpu.device(), attention.scratch_size(&call).expect("a size")).expect("scratch");
-        gpu.submit(|encoder| attention.forward(encoder, &call, &mut scratch)).expect("a recording");
-        assert_eq!(gpu.download::<f32>(&out, want.len()).expect("a read-back"), want);
-    }
+    let uploaded = UploadedMask::new(gpu.device(), gpu.queue(), &mask).expect("an upload");
+    gpu.queue().write_buffer(&out, 0, bytemuck::cast_slice(&vec![f32::NAN; want.len()]));
+    let shape = case.shape;
+    let call =
+        Forward::new(view(&q, shape.q()), view(&k, shape.k()), view(&v, shape.v()), view(&out, shape.out()))
+            .mask(uploaded.view());
+    let mut scratch =
+        Scratch::new(gpu.device(), attention.scratch_size(&call).expect("a size")).expect("scratch");
+    gpu.submit(|encoder| attention.forward(encoder, &call, &mut scratch)).expect("a recording");
+    assert_eq!(gpu.download::<f32>(&out, want.len()).expect("a read-back"), want);
     let short = Mask::none().bias(HostTensor::new(&bias[1..], [1, 1, 7, 9]));
-    let error = gpu.upload_mask(&short).expect_err("too short").to_string();
+    let error = UploadedMask::new(gpu.device(), gpu.queue(), &short).expect_err("too short").to_string();
     assert!(error.contains("`bias`") && error.contains("63") && error.contains("62"), "{error}");
 }
 
@@ -155,13 +150,14 @@ fn attention_with_every_part_of_a_mask() {
 
 #[test]
 fn a_layer_with_appended_keys() {
-    let config = LayerConfig {
+    let config = LayerOptions {
         key_features: 10,
         value_features: 7,
         kv_heads: 2,
-        zero_attention: true,
-        ..LayerConfig::new(12, 4)
-    };
+        add_zero_attn: true,
+        ..LayerOptions::new(12, 4)
+    }
+    .config();
     let shape = LayerShape { batch: 2, q_len: 5, kv_len: 6 };
     let x = [noise(2 * 5 * 12, 1.0), noise(2 * 6 * 10, 2.0), noise(2 * 6 * 7, 3.0)];
     let w = [noise(12 * 12, 4.0), noise(6 * 10, 5.0), noise(6 * 7, 6.0), noise(12 * 12, 7.0)];
@@ -172,7 +168,7 @@ fn a_layer_with_appended_keys() {
     fn weights<'a, R>(
         w: &'a [Vec<R>; 4],
         b: &'a [Vec<R>; 4],
-        appended: &'a [Vec<R>; 2],
+        bias_kv: &'a [Vec<R>; 2],
     ) -> HostWeights<'a, R> {
         let linear = |n: usize| HostLinear { weight: &w[n], bias: Some(&b[n]) };
         HostWeights {
@@ -180,7 +176,7 @@ fn a_layer_with_appended_keys() {
             key: linear(1),
             value: linear(2),
             out: linear(3),
-            appended: Some((&appended[0], &appended[1])),
+            bias_kv: Some(bias_kv.each_ref().map(|x| &x[..])),
         }
     }
     fn wide<R: Real, const N: usize>(x: &[Vec<f32>; N]) -> [Vec<R>; N] {

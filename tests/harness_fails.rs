@@ -275,7 +275,7 @@ fn every_case_meets_both_forms_on_both_paths() {
         let case = Case::random(name, Shape::new(1, 1, 2, 4)).with(|c| c.rules = rules);
         let setups = setups(&case);
         for (path, form) in [Path::Staged, Path::Fused].into_iter().flat_map(|p| FORMS.map(|f| (p, f))) {
-            assert!(setups.iter().any(|s| s.path == path && s.tiling == form), "{name}: {path:?}, {form:?}");
+            assert!(setups.iter().any(|s| s.path == path && s.form == form), "{name}: {path:?}, {form:?}");
         }
         let f32 = |s: &&Setup| s.dtype == DType::F32 && s.path == Path::Fused;
         assert!(setups.iter().any(|s| f32(&s)), "{name}");

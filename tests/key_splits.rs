@@ -11,10 +11,10 @@ use crate::harness::{
 /// More than there are keys, too.
 const SPLITS: [usize; 5] = [1, 2, 3, 7, 128];
 
-fn setup(n: usize, tiling: wgpu_attention::KernelForm, dtype: DType) -> Setup {
+fn setup(n: usize, form: wgpu_attention::KernelForm, dtype: DType) -> Setup {
     Setup {
         profile: if n.is_multiple_of(2) || dtype == DType::F16 { full() } else { defaults() },
-        tiling,
+        form,
         path: Path::Fused,
         dtype,
         bias: DType::F32,
@@ -24,7 +24,7 @@ fn setup(n: usize, tiling: wgpu_attention::KernelForm, dtype: DType) -> Setup {
     }
 }
 
-/// `case` in both tilings at every number of splits.
+/// `case` in both forms at every number of splits.
 fn holds(report: &mut Report, case: &Case, dtype: DType, splits: &[usize]) {
     holds_where(report, case, dtype, splits, |_, _| true);
 }
@@ -42,12 +42,12 @@ fn holds_where(
     }
     let stored = case.stored(dtype, DType::F32);
     let truth = stored.truth(dtype, Weights::None);
-    for (f, tiling) in FORMS.into_iter().enumerate() {
+    for (f, form) in FORMS.into_iter().enumerate() {
         for (s, n) in splits.iter().enumerate() {
-            if !always(f, s) && !rest(&format!("{}, {tiling:?}", case.name)) {
+            if !always(f, s) && !rest(&format!("{}, {form:?}", case.name)) {
                 continue;
             }
-            let setup = setup(*n, tiling, dtype);
+            let setup = setup(*n, form, dtype);
             let judged = run_with(&stored, &setup, |tuning| tuning.splits(*n))
                 .and_then(|got| judge_outputs(&case.expected, case.shape, &truth, &got, false));
             report.record(&format!("{}, {n} splits", case.name), &setup, judged);
@@ -146,8 +146,8 @@ fn a_short_window_over_a_long_past() {
         let case = Case::random(format!("one in {window}, {q_len} queries"), shape)
             .with(|c| (c.rules.causal, c.rules.window) = (true, Some([window, 0])));
         let truth = case.truth(DType::F32, Weights::None);
-        for tiling in FORMS {
-            let setup = Setup { lse: true, ..setup(1, tiling, DType::F32) };
+        for form in FORMS {
+            let setup = Setup { lse: true, ..setup(1, form, DType::F32) };
             let judged = run_with(&case, &setup, |config| config)
                 .and_then(|got| judge_outputs(&case.expected, shape, &truth, &got, false));
             report.record(&case.name, &setup, judged);
@@ -166,8 +166,8 @@ fn slices_groups_and_pieces() {
         let shape = Shape { batch: 1, heads, kv_heads, q_len, kv_len: 300, head_dim, value_dim };
         let case = Case::random(format!("splits, {shape:?}"), shape).with(|c| c.rules.causal = true);
         holds(&mut report, &case, DType::F32, &[2, 5]);
-        for tiling in FORMS {
-            let setup = setup(3, tiling, DType::F32);
+        for form in FORMS {
+            let setup = setup(3, form, DType::F32);
             let whole = run_with(&case, &setup, |tuning| tuning.splits(5)).expect("a run");
             for limit in [1, 100_000] {
                 let pieces = run_with(&case, &setup, |tuning| tuning.splits(5).work_limit(limit));
@@ -220,12 +220,12 @@ fn bad_numbers() {
                 }
             });
             let truth = clean.truth(DType::F32, Weights::None);
-            for (f, tiling) in FORMS.into_iter().enumerate() {
+            for (f, form) in FORMS.into_iter().enumerate() {
                 for n in [2, 5] {
-                    if n % 2 != f && !rest(&format!("{}, {tiling:?}", case.name)) {
+                    if n % 2 != f && !rest(&format!("{}, {form:?}", case.name)) {
                         continue;
                     }
-                    let setup = setup(n, tiling, DType::F32);
+                    let setup = setup(n, form, DType::F32);
                     let judged = run_with(&case, &Setup { lse: true, ..setup }, |tuning| tuning.splits(n))
                         .and_then(|got| judge_outputs(&case.expected, shape, &truth, &got, false));
                     report.record(&format!("{}, {n} splits", case.name), &setup, judged);
@@ -241,12 +241,12 @@ fn bad_numbers() {
             });
             let want = case.reference::<f64>();
             assert!(want.out.iter().any(|x| !x.is_finite()), "the case has no effect");
-            for (f, tiling) in FORMS.into_iter().enumerate() {
+            for (f, form) in FORMS.into_iter().enumerate() {
                 for n in [2, 5] {
-                    if n % 2 == f && !rest(&format!("{}, {tiling:?}", case.name)) {
+                    if n % 2 == f && !rest(&format!("{}, {form:?}", case.name)) {
                         continue;
                     }
-                    let setup = Setup { lse: true, ..setup(n, tiling, DType::F32) };
+                    let setup = Setup { lse: true, ..setup(n, form, DType::F32) };
                     let got = run_with(&case, &setup, |tuning| tuning.splits(n));
                     let shows = got.and_then(|got| {
                         let same = |got: &f64, want: &f64| {

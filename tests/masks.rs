@@ -99,13 +99,13 @@ pub fn check_paths(report: &mut Report, case: &Case, staged_too: bool) {
     // What has the same rules shares its kernels: those for many rows in one form, those for few in the other.
     let few = case.shape.q_len * case.shape.group() <= 16;
     let own = Rng::named(&case.rules.names().join(" ")).below(2) ^ usize::from(few);
-    for (n, tiling) in FORMS.into_iter().enumerate() {
-        if n != own && !rest(&format!("{}, {tiling:?}", case.name)) {
+    for (n, form) in FORMS.into_iter().enumerate() {
+        if n != own && !rest(&format!("{}, {form:?}", case.name)) {
             continue;
         }
         let staged = Setup {
             profile: profiles()[n],
-            tiling,
+            form,
             path: Path::Staged,
             dtype: DType::F32,
             bias: DType::F32,
@@ -292,7 +292,7 @@ fn more_tensors_than_the_device_binds_take_the_staged_path() {
     });
     let auto = Setup {
         profile: defaults(),
-        tiling: FORMS[1],
+        form: FORMS[1],
         path: Path::Auto,
         dtype: DType::F32,
         bias: DType::F32,

@@ -1,5 +1,5 @@
 //! Patterns, prefixes, global tokens, documents and block maps, alone and with what they work with: the reference
-//! against their meaning, every path and tiling against the reference.
+//! against their meaning, every path and form against the reference.
 
 use wgpu_attention::block_map::{big_bird, state};
 use wgpu_attention::{Alignment, Pattern, PatternPart, Shape};

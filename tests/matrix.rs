@@ -83,7 +83,7 @@ fn channels() {
 fn tiles_of_gpus() {
     let mut report = Report::new("matrix, tiles of GPUs");
     for profile in matrices() {
-        let large = Setup { tiling: KernelForm::Gpu, ..Setup::matrix(profile, Layout::Dense) };
+        let large = Setup { form: KernelForm::Gpu, ..Setup::matrix(profile, Layout::Dense) };
         for (q_len, dim) in [(40, 16), (20, 32), (130, 64), (300, 128)] {
             // The kernel of the first compiles another test too.
             let case = Case::random(format!("matrix large {q_len} {dim}"), shape(q_len, 150, dim, dim))
@@ -359,9 +359,9 @@ fn nobody_gets_other_numbers_unasked() {
     if matrices().next().is_none() {
         return finish(Report::new("matrix, unasked"));
     }
-    let bits = |profile: &'static Profile, dtype, tiling, units: MatrixUnits, rounded: bool| {
+    let bits = |profile: &'static Profile, dtype, form, units: MatrixUnits, rounded: bool| {
         let case = Case::random("matrix unasked", shape(40, 50, 16, 16)).stored(dtype, DType::F32);
-        let plain = Setup { profile: full(), tiling, dtype, ..Setup::matrix(full(), Layout::Dense) };
+        let plain = Setup { profile: full(), form, dtype, ..Setup::matrix(full(), Layout::Dense) };
         let setup = Setup { profile, ..plain };
         let got = run_with(&case, &setup, |t| t.matrix_units(units).f16_operands(rounded)).expect("a run");
         (run(&case, &plain).expect("a run").bits(), got.bits())

@@ -3,11 +3,12 @@
 use wgpu_attention::reference::LayerShape;
 use wgpu_attention::reference::average_heads;
 use wgpu_attention::reference::compare::compare;
-use wgpu_attention::{DType, KernelForm, LayerConfig, MatrixUnits, Path};
+use wgpu_attention::{DType, KernelForm, MatrixUnits, Path};
 
 use crate::harness::layer::{
     LayerCase, LayerLayout, LayerSetup, LinearData, Storage, layer_setups, run_layer_with,
 };
+use crate::harness::layer_options::LayerOptions;
 use crate::harness::{Expected, HostData, Report, Rules, Vector, Weights, full, rest};
 
 pub const FAMILY: &str = "mha";
@@ -45,10 +46,10 @@ fn swapped<T: Copy>(x: &[T], [a, b, features]: [usize; 3]) -> Vec<T> {
 fn case(name: &str) -> LayerCase {
     let vector = Vector::load(FAMILY, name);
     let heads = vector.size("num_heads");
-    let mut config = LayerConfig::new(vector.size("embed_dim"), heads);
+    let mut config = LayerOptions::new(vector.size("embed_dim"), heads);
     config.key_features = vector.size("kdim");
     config.value_features = vector.size("vdim");
-    config.zero_attention = vector.attrs["add_zero_attn"] == true;
+    config.add_zero_attn = vector.attrs["add_zero_attn"] == true;
     let length_first = vector.attrs["layout"] == "lbe";
     // Cases are [batch, length, features]; the layout `SeqFirst` lays them out length first.
     let sequence = |tensor: &str| {
@@ -140,7 +141,7 @@ fn matrix_units_give_the_vectors() {
         }
         let setup = LayerSetup {
             profile,
-            tiling: KernelForm::Auto,
+            form: KernelForm::Auto,
             path: Path::Auto,
             dtype: DType::F16,
             weight: DType::F16,

@@ -87,7 +87,7 @@ fn a_cache_takes_past_and_new_and_gives_the_vector() {
     let truth = case.truth(DType::F32, Weights::None);
     let (want, tolerance) = vector.expected("out").expect("an output");
     for profile in profiles() {
-        for tiling in FORMS {
+        for form in FORMS {
             for layout in [CacheLayout::Contiguous, CacheLayout::Paged { page: 16, pages: 4 }] {
                 let gpu = &profile.gpu;
                 let config = CacheConfig::new(shape.kv_heads, shape.head_dim, shape.kv_len)
@@ -98,7 +98,7 @@ fn a_cache_takes_past_and_new_and_gives_the_vector() {
                 let config = Config::new(shape.heads, shape.head_dim)
                     .kv_heads(shape.kv_heads)
                     .value_dim(shape.value_dim)
-                    .tuning(Tuning::new().form(tiling));
+                    .tuning(Tuning::new().form(form));
                 let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
                 let place = |x: &[f32], shape| {
                     Placed::input(profile, Values::Floats(x), DType::F32, Place::dense(shape))
@@ -120,7 +120,7 @@ fn a_cache_takes_past_and_new_and_gives_the_vector() {
                 })
                 .expect("two steps");
                 let got = pollster::block_on(out.download_async("out", profile)).expect("an output");
-                let context = format!("{}, {tiling:?}, {layout:?}", profile.name);
+                let context = format!("{}, {form:?}, {layout:?}", profile.name);
                 truth.out.judge(&got).unwrap_or_else(|e| panic!("{context}: {e}"));
                 compare(&got, &want, tolerance).unwrap_or_else(|e| panic!("{context}, the vector: {e}"));
             }

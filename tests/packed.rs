@@ -1,5 +1,5 @@
 //! Packed sequences: the reference against their meaning and against every sequence run alone, every path and
-//! tiling against the reference.
+//! form against the reference.
 
 use wgpu_attention::{Alignment, Pattern, Shape};
 

@@ -44,7 +44,7 @@ enum Lie {
 #[derive(Clone, Debug)]
 struct Case {
     profile: &'static Profile,
-    tiling: KernelForm,
+    form: KernelForm,
     units: MatrixUnits,
     narrow: bool,
     one_buffer: bool,
@@ -57,11 +57,11 @@ struct Case {
 
 impl std::fmt::Display for Case {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        let Case { profile, tiling, units, narrow, one_buffer, dtypes, sides, lie, .. } = self;
+        let Case { profile, form, units, narrow, one_buffer, dtypes, sides, lie, .. } = self;
         let sizes: Vec<_> = sides.iter().map(|s| [s.batch, s.length, s.heads, s.dim, s.features]).collect();
         write!(
             f,
-            "{}, {tiling:?}, {units:?}, narrow {narrow}, one buffer {one_buffer}, {dtypes:?}, {lie:?}, ",
+            "{}, {form:?}, {units:?}, narrow {narrow}, one buffer {one_buffer}, {dtypes:?}, {lie:?}, ",
             profile.name
         )?;
         write!(f, "[batch, length, heads, dim, features]: {sizes:?}")
@@ -106,10 +106,10 @@ impl Case {
                 }
             })
             .collect();
-        let tiling = rng.pick(&FORMS);
+        let form = rng.pick(&FORMS);
         Case {
             profile,
-            tiling,
+            form,
             units,
             narrow,
             one_buffer: rng.chance(0.6),
@@ -181,7 +181,7 @@ impl Case {
             .collect();
         profile.tidy();
         let operator = Projection::with_pipelines(profile.gpu.pipelines())
-            .tuning(Tuning::new().form(self.tiling).matrix_units(self.units).f16_operands(self.rounds()));
+            .tuning(Tuning::new().form(self.form).matrix_units(self.units).f16_operands(self.rounds()));
         profile
             .gpu
             .submit(|encoder| operator.forward(encoder, &products))
@@ -282,7 +282,7 @@ fn product(
     };
     Case {
         profile,
-        tiling: KernelForm::Auto,
+        form: KernelForm::Auto,
         units: MatrixUnits::Always,
         narrow: false,
         one_buffer: false,

@@ -330,12 +330,12 @@ struct Draw {
     shape: Shape,
     mask: MaskDraw,
     drop: DropDraw,
-    scale: Option<f32>,
-    softcap: Option<f32>,
+    scale: Option<f64>,
+    softcap: Option<f64>,
     /// Standard deviation of queries.
     spread: f32,
     profile: &'static str,
-    tiling: KernelForm,
+    form: KernelForm,
     path: Path,
     dtype: DType,
     bias: DType,
@@ -379,7 +379,7 @@ impl Draw {
             softcap: rng.chance(0.2).then(|| rng.pick(&[0.5, 5.0, 50.0])),
             spread: rng.pick(&[0.1, 1.0, 1.0, 8.0]),
             profile: profile.name,
-            tiling: rng.pick(&FORMS),
+            form: rng.pick(&FORMS),
             path,
             dtype: float(rng, profile),
             bias: float(rng, profile),
@@ -431,9 +431,9 @@ impl Draw {
     }
 
     fn setup(&self, case: &Case) -> Setup {
-        let Draw { tiling, path, dtype, bias, layout, lse, weights, .. } = *self;
+        let Draw { form, path, dtype, bias, layout, lse, weights, .. } = *self;
         let profile = if self.profile == "full" { full() } else { defaults() };
-        let setup = Setup { profile, tiling, path, dtype, bias, layout, lse, weights };
+        let setup = Setup { profile, form, path, dtype, bias, layout, lse, weights };
         let path = if setup.too_many_buffers(case) { Path::Auto } else { path };
         Setup { path, ..setup }
     }
@@ -559,8 +559,7 @@ fn random_problems_match_the_reference() {
     let draws = Draws { name: "property", always: 150, most: 400, group: 5 }.numbers();
     for n in draws.iter().copied() {
         let draw = (0..n % 5).fold(Draw::random(seed.wrapping_add(n as u64 / 5)), |draw, _| draw.again());
-        *seen.entry((draw.profile, format!("{:?} {:?}", draw.path, draw.tiling), draw.dtype)).or_insert(0) +=
-            1;
+        *seen.entry((draw.profile, format!("{:?} {:?}", draw.path, draw.form), draw.dtype)).or_insert(0) += 1;
         let outcome = judged(&report, draw, Draw::simpler, Draw::outcome);
         report.record(&format!("draw {n}"), &draw.setup(&draw.case()), outcome);
     }

@@ -1,9 +1,10 @@
 //! Random layers against the reference; see `property.rs`.
 
 use wgpu_attention::reference::LayerShape;
-use wgpu_attention::{DType, KernelForm, LayerConfig, Path};
+use wgpu_attention::{DType, KernelForm, Path};
 
 use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, LinearData, Storage, run_layer_with};
+use crate::harness::layer_options::LayerOptions;
 use crate::harness::report::judge_outputs;
 use crate::harness::{Expected, FORMS, Report, Rng, Weights, defaults, full};
 use crate::property::{Draws, DropDraw, MaskDraw, float, judged, profile, same_tile, seed, weights};
@@ -12,7 +13,7 @@ use crate::property::{Draws, DropDraw, MaskDraw, float, judged, profile, same_ti
 #[derive(Clone, Copy, Debug)]
 struct Draw {
     seed: u64,
-    config: LayerConfig,
+    config: LayerOptions,
     shape: LayerShape,
     one_input: bool,
     shared: bool,
@@ -21,7 +22,7 @@ struct Draw {
     mask: MaskDraw,
     drop: DropDraw,
     profile: &'static str,
-    tiling: KernelForm,
+    form: KernelForm,
     path: Path,
     weight: DType,
     bias: DType,
@@ -42,7 +43,7 @@ impl Draw {
         };
         let dim = |rng: &mut Rng| rng.pick(&[1, 3, 4, 5, 8, 12, 17, 32]);
         let profile = profile(rng);
-        let mut config = LayerConfig {
+        let mut config = LayerOptions {
             heads,
             kv_heads,
             head_dim: dim(rng),
@@ -52,7 +53,7 @@ impl Draw {
             value_features: features(rng, kv_heads),
             out_features: rng.pick(&[1, 4, 5, 16, 33]),
             narrow,
-            zero_attention: rng.chance(0.25),
+            add_zero_attn: rng.chance(0.25),
             scale: rng.chance(0.2).then_some(0.5),
             softcap: rng.chance(0.15).then_some(3.0),
             dtype: float(rng, profile),
@@ -81,7 +82,7 @@ impl Draw {
             mask: MaskDraw::random(rng, shape.kv_len),
             drop: DropDraw::random(rng),
             profile: profile.name,
-            tiling: rng.pick(&FORMS),
+            form: rng.pick(&FORMS),
             path: rng.pick(&[Path::Auto, Path::Staged]),
             weight: float(rng, profile),
             bias: float(rng, profile),
@@ -163,10 +164,10 @@ impl Draw {
     }
 
     fn setup(&self) -> LayerSetup {
-        let Draw { tiling, path, weight, bias, layout, storage, lse, weights, .. } = *self;
+        let Draw { form, path, weight, bias, layout, storage, lse, weights, .. } = *self;
         let profile = if self.profile == "full" { full() } else { defaults() };
         let dtype = self.config.dtype;
-        LayerSetup { profile, tiling, path, dtype, weight, bias, layout, storage, lse, weights }
+        LayerSetup { profile, form, path, dtype, weight, bias, layout, storage, lse, weights }
     }
 
     fn outcome(&self) -> Result<f64, String> {
@@ -189,7 +190,7 @@ impl Draw {
             |d| d.config.head_dim = 1,
             |d| d.config.value_dim = 1,
             |d| d.config.out_features = 1,
-            |d| d.config.zero_attention = false,
+            |d| d.config.add_zero_attn = false,
             |d| (d.config.scale, d.config.softcap) = (None, None),
             |d| d.config.dtype = DType::F32,
             |d| d.one_input = false,

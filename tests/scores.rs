@@ -1,4 +1,4 @@
-//! Scores as an output: at every stage, on every device, in every tiling, beside what the call computes anyway.
+//! Scores as an output: at every stage, on every device, in every form, beside what the call computes anyway.
 
 use wgpu_attention::reference::{self, Real, widen};
 use wgpu_attention::{
@@ -17,7 +17,7 @@ const STAGES: [ScoreStage; 3] = [ScoreStage::Scaled, ScoreStage::Softcapped, Sco
 /// How scores are asked for.
 #[derive(Clone, Copy, Debug)]
 struct Asked {
-    tiling: KernelForm,
+    form: KernelForm,
     /// Of q, k and v, and of the scores.
     dtypes: [DType; 2],
     layout: Layout,
@@ -34,7 +34,7 @@ fn scores<R: Real>(case: &Case, stage: ScoreStage) -> Vec<R> {
 /// The largest error over tolerance, of the scores and of the output.
 fn run(profile: &Profile, case: &Case, asked: &Asked) -> Result<f64, String> {
     profile.tidy();
-    let Asked { tiling, dtypes: [dtype, of_scores], layout, stage, weights } = *asked;
+    let Asked { form, dtypes: [dtype, of_scores], layout, stage, weights } = *asked;
     let case = case.stored(dtype, DType::F32);
     let shape = case.shape;
     let [q_at, k_at, v_at, out_at, scores_at, weights_at] =
@@ -45,17 +45,13 @@ fn run(profile: &Profile, case: &Case, asked: &Asked) -> Result<f64, String> {
     let scores_out = Placed::output(profile, of_scores, scores_at);
     let weights_out = Placed::output(profile, DType::F32, weights_at);
     let rules = PlacedRules::new(profile, &case.rules, DType::F32, layout);
-    let mut config = Config::new(shape.heads, shape.head_dim)
+    let config = Config::new(shape.heads, shape.head_dim)
         .kv_heads(shape.kv_heads)
         .value_dim(shape.value_dim)
         .dtype(dtype)
-        .tuning(Tuning::new().form(tiling));
-    if let Some(scale) = case.scale {
-        config = config.scale(scale);
-    }
-    if let Some(softcap) = case.softcap {
-        config = config.softcap(softcap);
-    }
+        .scale(case.scale)
+        .softcap(case.softcap)
+        .tuning(Tuning::new().form(form));
     let mut call = Forward::new(q.view(), k.view(), v.view(), out.view())
         .mask(rules.mask())
         .scores(scores_out.view(), stage);
@@ -134,13 +130,13 @@ fn scores_are_those_of_the_reference() {
     let mut report = Report::new("scores");
     for (n, case) in cases().iter().enumerate() {
         for profile in profiles() {
-            for (t, tiling) in FORMS.into_iter().enumerate() {
+            for (t, form) in FORMS.into_iter().enumerate() {
                 for (s, stage) in STAGES.into_iter().enumerate() {
                     let halves = profile.f16 && (n + s) % 2 == 1;
                     let of_scores = if profile.f16 && (n + t) % 2 == 1 { DType::F16 } else { DType::F32 };
                     let dtypes = [if halves { DType::F16 } else { DType::F32 }, of_scores];
                     let layout = [Layout::Dense, Layout::Window(n as u64 + 1), Layout::Blhd][(n + s + t) % 3];
-                    let asked = Asked { tiling, dtypes, layout, stage, weights: (n + s + t) % 2 == 0 };
+                    let asked = Asked { form, dtypes, layout, stage, weights: (n + s + t) % 2 == 0 };
                     let setup = format!("{}, {asked:?}", profile.name);
                     report.record(&case.name, &setup, run(profile, case, &asked));
                 }
@@ -176,7 +172,7 @@ fn a_stage_is_not_the_next() {
     let case = &cases()[4];
     let profile = profiles()[0];
     let asked = |stage| Asked {
-        tiling: KernelForm::Cpu,
+        form: KernelForm::Cpu,
         dtypes: [DType::F32; 2],
         layout: Layout::Dense,
         stage,

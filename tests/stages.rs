@@ -4,20 +4,21 @@
 //! the weights, weighted_sum through out, project and append_keys through layers.
 
 use wgpu_attention::reference::LayerShape;
-use wgpu_attention::{DType, KernelForm, LayerConfig, Path, Shape};
+use wgpu_attention::{DType, KernelForm, Path, Shape};
 
 use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, Storage};
+use crate::harness::layer_options::LayerOptions;
 use crate::harness::{Case, FORMS, Layout, Report, Setup, Weights, defaults, full, profiles, rest};
 
-/// Runs `case` on every device, tiling and type, in a dense layout and a window.
+/// Runs `case` on every device, form and type, in a dense layout and a window.
 fn check(report: &mut Report, case: &Case, weights: Weights) {
     for (n, profile) in profiles().into_iter().enumerate() {
-        for tiling in FORMS {
+        for form in FORMS {
             for dtype in [DType::F32, DType::F16] {
                 let layout = if n == 0 { Layout::Dense } else { Layout::Window(case.shape.q_len as u64 | 1) };
                 let path = Path::Staged;
                 let setup =
-                    Setup { profile, tiling, path, dtype, bias: DType::F32, layout, lse: true, weights };
+                    Setup { profile, form, path, dtype, bias: DType::F32, layout, lse: true, weights };
                 report.check_in(case, &setup, &mut Default::default());
             }
         }
@@ -103,7 +104,7 @@ fn large_tiles() {
         let case = Case::random("large tiles", shape).with(|c| c.rules.causal = true);
         let setup = Setup {
             profile: full(),
-            tiling: KernelForm::Gpu,
+            form: KernelForm::Gpu,
             path: Path::Staged,
             dtype,
             bias: DType::F32,
@@ -121,15 +122,15 @@ fn check_layer(report: &mut Report, case: &LayerCase, n: usize) {
     let other =
         [(full(), DType::F16, Storage::Separate), (defaults(), DType::F32, Storage::OneBuffer { gap: 0 })];
     for (profile, dtype, storage) in [(full(), DType::F32, Storage::Separate), other[n % 2]] {
-        for (f, tiling) in FORMS.into_iter().enumerate() {
+        for (f, form) in FORMS.into_iter().enumerate() {
             if f != (n + usize::from(profile.f16 && dtype == DType::F32)) % 2
-                && !rest(&format!("{}, {tiling:?}", case.name))
+                && !rest(&format!("{}, {form:?}", case.name))
             {
                 continue;
             }
             let setup = LayerSetup {
                 profile,
-                tiling,
+                form,
                 path: Path::Staged,
                 dtype,
                 weight: dtype,
@@ -158,7 +159,7 @@ fn project() {
     for (n, (length, features, heads, dim)) in sizes.into_iter().enumerate() {
         for narrow in [false, true] {
             let features = if narrow { heads * features.div_ceil(heads) } else { features };
-            let mut config = LayerConfig::new(heads * dim, heads);
+            let mut config = LayerOptions::new(heads * dim, heads);
             config.narrow = narrow;
             (config.query_features, config.key_features, config.value_features) =
                 (features, features, features);
@@ -176,9 +177,9 @@ fn append_keys() {
     let mut report = Report::new("stages, append_keys");
     for (heads, dim, value_dim) in [(1, 1, 3), (2, 64, 65), (3, 5, 4), (2, 130, 1)] {
         for (n, (learned, zero)) in [(true, false), (false, true), (true, true)].into_iter().enumerate() {
-            let mut config = LayerConfig::new(heads * dim, heads);
+            let mut config = LayerOptions::new(heads * dim, heads);
             config.value_dim = value_dim;
-            config.zero_attention = zero;
+            config.add_zero_attn = zero;
             let name = format!("append_keys {heads} {dim} {value_dim} {learned} {zero}");
             let shape = LayerShape { batch: 2, q_len: 3, kv_len: 5 };
             check_layer(&mut report, &LayerCase::random(name, config, shape, learned), n + heads);
@@ -191,7 +192,7 @@ fn append_keys() {
 fn project_with_large_tiles() {
     // 86 narrow heads of 65 columns over 66 rows: enough workgroups for tiles of 128 × 128.
     let mut report = Report::new("stages, project with large tiles");
-    let mut config = LayerConfig::new(86 * 65, 86);
+    let mut config = LayerOptions::new(86 * 65, 86);
     config.narrow = true;
     (config.query_features, config.key_features, config.value_features) = (86 * 3, 86, 172);
     config.out_features = 5;
@@ -199,7 +200,7 @@ fn project_with_large_tiles() {
     let case = LayerCase::random("project large".into(), config, shape, false);
     let setup = LayerSetup {
         profile: full(),
-        tiling: KernelForm::Gpu,
+        form: KernelForm::Gpu,
         path: Path::Auto,
         dtype: DType::F32,
         weight: DType::F32,

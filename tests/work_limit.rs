@@ -37,11 +37,10 @@ fn cases() -> Vec<Case> {
 fn pieces_give_the_bits_of_the_whole() {
     let mut report = Report::new("splitting");
     for (n, case) in cases().iter().enumerate() {
-        for (profile, tiling) in profiles().into_iter().flat_map(|p| FORMS.map(|t| (p, t))) {
+        for (profile, form) in profiles().into_iter().flat_map(|p| FORMS.map(|t| (p, t))) {
             let layout = if n % 2 == 0 { Layout::Blhd } else { Layout::Window(n as u64) };
             let (dtype, lse, weights) = (DType::F32, true, Weights::None);
-            let setup =
-                Setup { profile, tiling, path: Path::Fused, dtype, bias: dtype, layout, lse, weights };
+            let setup = Setup { profile, form, path: Path::Fused, dtype, bias: dtype, layout, lse, weights };
             report.check_in(case, &setup, &mut Default::default());
             let whole = run_with(case, &setup, |tuning| tuning).expect("a run");
             for limit in LIMITS {

@@ -11,7 +11,8 @@ use super::timer::noise;
 
 /// The buffers of a self-attention layer, `[in, out]` weights (`transposed`) or `[out, in]`.
 pub struct Layer {
-    pub config: LayerConfig,
+    config: LayerConfig,
+    embed: usize,
     length: usize,
     transposed: bool,
     /// x and both weights.
@@ -29,6 +30,7 @@ impl Layer {
         let embed = x.len() / length;
         Layer {
             config: LayerConfig::new(embed, heads),
+            embed,
             length,
             transposed,
             x: gpu.upload(x).expect("x"),
@@ -51,7 +53,7 @@ impl Layer {
     }
 
     fn matrix<'a>(&self, buffer: &'a wgpu::Buffer, rows: usize) -> TensorView<'a> {
-        let embed = self.config.query_features;
+        let embed = self.embed;
         if self.transposed {
             return TensorView::matrix(buffer, DType::F32, [embed, rows]).transposed(2, 3);
         }
@@ -59,17 +61,16 @@ impl Layer {
     }
 
     pub fn operator(&self, gpu: &Gpu) -> MultiHeadAttention {
-        let embed = self.config.query_features;
+        let embed = self.embed;
         let in_proj = self.matrix(&self.in_proj, 3 * embed);
         let part = |n| Linear { weight: in_proj.slice(2, n * embed, embed), bias: None };
         let out = Linear { weight: self.matrix(&self.out_proj, embed), bias: None };
-        let weights = LayerWeights { query: part(0), key: part(1), value: part(2), out, appended: None };
+        let weights = LayerWeights { query: part(0), key: part(1), value: part(2), out, bias_kv: None };
         MultiHeadAttention::with_pipelines(gpu.pipelines(), self.config, &weights).expect("layer")
     }
 
     pub fn call(&self) -> LayerForward<'_> {
-        let sequence =
-            |buffer| TensorView::sequence(buffer, DType::F32, [1, self.length, self.config.query_features]);
+        let sequence = |buffer| TensorView::sequence(buffer, DType::F32, [1, self.length, self.embed]);
         LayerForward::self_attention(sequence(&self.x), sequence(&self.y))
     }
 
@@ -83,11 +84,11 @@ impl Layer {
     fn truth<R: Real>(&self) -> Vec<R> {
         assert!(!self.transposed, "the reference has weights [out, in]");
         let [x, in_proj, out_proj] = self.data.each_ref().map(|x| widen::<R>(x));
-        let embed = self.config.query_features;
+        let embed = self.embed;
         let part =
             |n: usize| HostLinear { weight: &in_proj[n * embed * embed..][..embed * embed], bias: None };
         let out = HostLinear { weight: &out_proj, bias: None };
-        let weights = HostWeights { query: part(0), key: part(1), value: part(2), out, appended: None };
+        let weights = HostWeights { query: part(0), key: part(1), value: part(2), out, bias_kv: None };
         let shape = reference::LayerShape { batch: 1, q_len: self.length, kv_len: self.length };
         reference::multi_head([&x[..]; 3], shape, &self.config, &weights, &Options::default())
             .expect("the reference knows the layer")

@@ -98,13 +98,17 @@ impl<'a> Forward<'a> {
     }
 
     /// Writes `ln Σ exp(score)` over every query's permitted keys there: after scale, softcap and bias, before dropout.
+    #[doc(alias = "return_lse")]
+    #[doc(alias = "softmax_lse")]
     pub fn lse(mut self, lse: impl Into<Option<TensorView<'a>>>) -> Self {
         self.lse = lse.into();
         self
     }
 
     /// Writes the attention weights there, after dropout: of every head, or their mean if the tensor has one
-    /// (`need_weights` and `average_attn_weights` of `nn.MultiheadAttention`).
+    /// (`need_weights` and `average_attn_weights` of `nn.MultiheadAttention`). None are written unless they are asked for.
+    #[doc(alias = "need_weights")]
+    #[doc(alias = "average_attn_weights")]
     pub fn weights(mut self, weights: impl Into<Option<TensorView<'a>>>) -> Self {
         self.weights = weights.into();
         self
@@ -112,12 +116,14 @@ impl<'a> Forward<'a> {
 
     /// Writes the scores there, as they are at a stage on their way to the softmax. [`Path::Staged`](crate::Path::Staged)
     /// then computes the call.
+    #[doc(alias = "qk_matmul_output")]
     pub fn scores(mut self, scores: TensorView<'a>, stage: ScoreStage) -> Self {
         self.scores = Some((scores, stage));
         self
     }
 
-    /// With dropout on the weights.
+    /// With dropout on the weights (`dropout_p`); by position, so that a seed drops the same pairs in any kernel.
+    #[doc(alias = "dropout_p")]
     pub fn dropout(mut self, dropout: impl Into<Option<Dropout<TensorView<'a>>>>) -> Self {
         self.dropout = dropout.into();
         self

@@ -15,8 +15,8 @@ pub struct Config {
     pub(crate) head_dim: usize,
     pub(crate) value_dim: usize,
     pub(crate) dtype: DType,
-    pub(crate) scale: Option<f32>,
-    pub(crate) softcap: Option<f32>,
+    pub(crate) scale: Option<f64>,
+    pub(crate) softcap: Option<f64>,
     pub(crate) tuning: Tuning,
 }
 
@@ -37,6 +37,9 @@ impl Config {
 
     /// Key/value heads, a divisor of `heads`: query head `h` uses `h / (heads / kv_heads)`. One is multi-query
     /// (Shazeer 2019, "Fast transformer decoding"), several are grouped-query attention (Ainslie et al. 2023).
+    ///
+    /// There is no `enable_gqa` to set: k and v simply have fewer heads than q.
+    #[doc(alias = "enable_gqa")]
     pub fn kv_heads(mut self, kv_heads: usize) -> Self {
         self.kv_heads = kv_heads;
         self
@@ -54,15 +57,15 @@ impl Config {
         self
     }
 
-    /// Factor of `q·k` instead of `1 / √head_dim`.
-    pub fn scale(mut self, scale: f32) -> Self {
-        self.scale = Some(scale);
+    /// Factor of `q·k` instead of `1 / √head_dim`, rounded to f32.
+    pub fn scale(mut self, scale: impl Into<Option<f64>>) -> Self {
+        self.scale = scale.into();
         self
     }
 
-    /// Bounds the scores: `softcap · tanh(score / softcap)` (Gemma 2, 2024).
-    pub fn softcap(mut self, softcap: f32) -> Self {
-        self.softcap = Some(softcap);
+    /// Bounds the scores: `softcap · tanh(score / softcap)` (Gemma 2, 2024), rounded to f32.
+    pub fn softcap(mut self, softcap: impl Into<Option<f64>>) -> Self {
+        self.softcap = softcap.into();
         self
     }
 
@@ -93,15 +96,11 @@ impl Config {
         ((wanted | wgpu::Features::SUBGROUP) & adapter.features(), limits)
     }
 
-    pub(crate) fn scale_value(&self) -> f32 {
-        self.scale.unwrap_or(1.0 / (self.head_dim as f32).sqrt())
-    }
-
     pub(crate) fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
         let Config { heads, kv_heads, head_dim, value_dim, .. } = *self;
         Shape { batch: 1, heads, kv_heads, q_len: 1, kv_len: 1, head_dim, value_dim }.check()?;
         check_dtype(self.dtype, device)?;
-        check_options(self.scale.map(f64::from), self.softcap.map(f64::from))
+        check_options(self.scale, self.softcap)
     }
 }
 

@@ -19,7 +19,7 @@ use crate::error::Error;
 use crate::mask::{DeviceMask, check_whole_map};
 use crate::path::{self, Extras, Keys, Problem};
 use crate::pipelines::Pipelines;
-use crate::problem::Shape;
+use crate::problem::{Shape, scale_in_f32};
 use crate::record::{dispatch, pass};
 use crate::scratch::{Scratch, ScratchSize};
 use crate::tensor::{
@@ -43,6 +43,9 @@ use crate::tensor::{
 /// queue.submit([encoder.finish()]);
 /// # Ok(()) }
 /// ```
+#[doc(alias = "scaled_dot_product_attention")]
+#[doc(alias = "sdpa")]
+#[doc(alias = "flex_attention")]
 #[derive(Clone, Debug)]
 pub struct Attention {
     pipelines: Pipelines,
@@ -67,11 +70,6 @@ impl Attention {
     pub fn with_pipelines(pipelines: &Pipelines, config: Config) -> Result<Self, Error> {
         config.check(pipelines.facts())?;
         Ok(Attention { pipelines: pipelines.clone(), config, bindings: Arc::default() })
-    }
-
-    /// The configuration.
-    pub fn config(&self) -> &Config {
-        &self.config
     }
 
     /// The pipelines, to share.
@@ -244,8 +242,8 @@ impl Attention {
             q,
             keys,
             extras: Extras { out, mask, appended: 0, lse, weights, scores, dropout },
-            scale: self.config.scale_value(),
-            softcap: self.config.softcap,
+            scale: scale_in_f32(self.config.scale, shape.head_dim),
+            softcap: self.config.softcap.map(|c| c as f32),
             tuning: self.config.tuning,
         };
         let extras = &problem.extras;

@@ -84,6 +84,7 @@ pub enum CacheLayout {
         sink_tokens: usize,
     },
     /// Pages that sequences take as they grow and can share (Kwon et al. 2023, "PagedAttention").
+    #[doc(alias = "block_table")]
     Paged {
         /// Tokens of a page: a power of two from 16 to 256.
         page: usize,

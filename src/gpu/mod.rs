@@ -7,10 +7,11 @@ use self::upload::{LinearBuffers, Outputs, Uploaded, UploadedDropout, storage_bu
 use crate::attention::{Attention, Config, Forward};
 use crate::error::Error;
 use crate::guard::{Watch, guarded};
+use crate::layer_config::{LayerConfig, Side};
 use crate::mask::HostMask;
 use crate::multi_head::{LayerForward, LayerWeights, MultiHeadAttention};
 use crate::pipelines::Pipelines;
-use crate::problem::{LayerConfig, Shape, Side};
+use crate::problem::Shape;
 use crate::reference::{Attended, HostWeights, LayerShape, Options};
 use crate::scratch::Scratch;
 use crate::tensor::{DType, count};
@@ -109,6 +110,8 @@ impl Gpu {
     ///
     /// # Errors
     /// Slices or masks that do not fit `shape`, a device without enough memory, a lost device.
+    #[doc(alias = "scaled_dot_product_attention")]
+    #[doc(alias = "sdpa")]
     #[cfg(not(target_arch = "wasm32"))]
     pub fn attend(
         &self,
@@ -192,10 +195,11 @@ impl Gpu {
         let weights = options.weights.then_some(shape);
         let out = Outputs::new(self, shape.out(), with_lse.then_some(shape), weights)?;
 
-        let mut config =
-            Config::new(shape.heads, shape.head_dim).kv_heads(shape.kv_heads).value_dim(shape.value_dim);
-        config.scale = options.scale.map(|s| s as f32);
-        config.softcap = options.softcap.map(|c| c as f32);
+        let config = Config::new(shape.heads, shape.head_dim)
+            .kv_heads(shape.kv_heads)
+            .value_dim(shape.value_dim)
+            .scale(options.scale)
+            .softcap(options.softcap);
         let call = Forward::new(q.view(), k.view(), v.view(), out.out.view())
             .mask(mask.view())
             .lse(out.lse.as_ref().map(Uploaded::view))
@@ -255,12 +259,12 @@ impl Gpu {
         }
         let width = config.heads * config.value_dim;
         linears.push(LinearBuffers::new(self, &weights.out, [1, 1, config.out_features, width])?);
-        let appended = match weights.appended {
-            Some((k, v)) => {
+        let appended = match weights.bias_kv {
+            Some([k, v]) => {
                 let [key, value] =
                     [config.head_dim, config.value_dim].map(|d| [1, 1, 1, config.kv_heads * d]);
-                let k = self.upload_shaped("appended.key", k, key)?;
-                Some([k, self.upload_shaped("appended.value", v, value)?])
+                let k = self.upload_shaped("bias_k", k, key)?;
+                Some([k, self.upload_shaped("bias_v", v, value)?])
             }
             None => None,
         };
@@ -269,7 +273,7 @@ impl Gpu {
             key: linears[1].view(),
             value: linears[2].view(),
             out: linears[3].view(),
-            appended: appended.as_ref().map(|[k, v]| [k.view(), v.view()]),
+            bias_kv: appended.as_ref().map(|[k, v]| [k.view(), v.view()]),
         };
         let layer = MultiHeadAttention::with_pipelines(&self.pipelines, *config, &views)?;
         let appended = layer.appended_keys();
@@ -313,11 +317,7 @@ impl Gpu {
         storage_buffer(&self.device, bytes)
     }
 
-    /// The tensors of a mask in device memory, for [`Forward::mask`] with [`UploadedMask::view`].
-    ///
-    /// # Errors
-    /// As [`UploadedMask::new`].
-    pub fn upload_mask(&self, mask: &HostMask) -> Result<UploadedMask, Error> {
+    fn upload_mask(&self, mask: &HostMask) -> Result<UploadedMask, Error> {
         UploadedMask::new(&self.device, &self.queue, mask)
     }
 

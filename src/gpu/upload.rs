@@ -91,7 +91,7 @@ impl Outputs {
     }
 }
 
-/// A mask whose tensors were slices, in device memory: what [`Gpu::upload_mask`] makes. It keeps its buffers.
+/// A mask whose tensors were slices, in device memory. It keeps its buffers.
 ///
 /// ```no_run
 /// # fn f(device: &wgpu::Device, queue: &wgpu::Queue, call: wgpu_attention::Forward)

@@ -56,7 +56,7 @@ impl<'a> DropoutParams<'a> {
             view: keep.map_or(View::default(), |w| View::from(broadcast(w.layout))),
             seed: [seed as u32, (seed >> 32) as u32],
             threshold: dropout.map_or(0, Dropout::threshold),
-            scale: dropout.map_or(1.0, |d| (1.0 / (1.0 - d.p())) as f32),
+            scale: dropout.map_or(1.0, Dropout::factor),
         }
     }
 }

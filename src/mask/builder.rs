@@ -15,6 +15,9 @@ impl<L, K, B> Mask<L, K, B> {
     }
 
     /// Causal, aligned bottom-right: query `i` sees keys `j ≤ i + kv_len − q_len`.
+    ///
+    /// `is_causal=True` of PyTorch is aligned top-left instead: [`causal_top_left`](Self::causal_top_left).
+    #[doc(alias = "is_causal")]
     pub fn causal() -> Self {
         Self::none().and_causal()
     }
@@ -22,6 +25,7 @@ impl<L, K, B> Mask<L, K, B> {
     /// Causal, aligned top-left: query `i` sees keys `j ≤ i`. PyTorch's
     /// `scaled_dot_product_attention(is_causal=True)` is this one, and FlexAttention's `q_idx >= kv_idx`;
     /// FlashAttention (from 2.1 on) is [`causal`](Self::causal). With as many keys as queries both are the same.
+    #[doc(alias = "is_causal")]
     pub fn causal_top_left() -> Self {
         Self::causal().aligned(Alignment::TopLeft)
     }
@@ -65,6 +69,8 @@ impl<L, K, B> Mask<L, K, B> {
     /// At most `left` keys before the query's own position and `right` after it are seen, and the one at it:
     /// a window of W tokens that ends with the query's own is `window(W - 1, 0)`. `usize::MAX` is no bound.
     /// With a causal mask or another window, the narrower bounds hold.
+    #[doc(alias = "window_size")]
+    #[doc(alias = "sliding_window")]
     pub fn window(mut self, left: usize, right: usize) -> Self {
         let Settings { left: l, right: r, .. } = &mut self.settings;
         *l = Some(l.map_or(left, |l| l.min(left)));
@@ -90,6 +96,8 @@ impl<L, K, B> Mask<L, K, B> {
     /// Only the first `lengths[b, h, i]` keys are seen, of the query's own sequence if they are packed. Shape
     /// `[batch, heads, q_len, 1]`, any of the first three may be 1: `[batch, 1, 1, 1]` is one length per
     /// sequence. A length beyond `kv_len` means all keys. On a device the dtype is U32.
+    #[doc(alias = "nonpad_kv_seqlen")]
+    #[doc(alias = "key_padding_mask")]
     pub fn lengths(self, lengths: L) -> Self {
         self.with(Id::Lengths, [Part::Number(lengths)])
     }
@@ -113,6 +121,8 @@ impl<L, K, B> Mask<L, K, B> {
     /// let starts = HostTensor::new(&starts, [1, 1, 1, 3]);
     /// let mask: HostMask = Mask::causal().packed(starts, starts);
     /// ```
+    #[doc(alias = "cu_seqlens_q")]
+    #[doc(alias = "cu_seqlens_k")]
     pub fn packed(self, query_starts: L, key_starts: L) -> Self {
         self.with(Id::Packed, [Part::Number(query_starts), Part::Number(key_starts)])
     }
@@ -125,6 +135,8 @@ impl<L, K, B> Mask<L, K, B> {
     }
 
     /// Whole blocks of pairs that are hidden, or full; see [`Blocks`].
+    #[doc(alias = "BlockMask")]
+    #[doc(alias = "block_mask")]
     pub fn blocks(mut self, blocks: Blocks<L>) -> Self {
         self.settings.block_size = blocks.size;
         self.with(Id::Blocks, [Part::Number(blocks.map)])
@@ -149,6 +161,7 @@ impl<L, K, B> Mask<L, K, B> {
     ///
     /// Only keys that hold `true` are seen: a second boolean mask beside [`attn_mask`](Self::attn_mask), usually
     /// `[batch, 1, 1, kv_len]` for padding.
+    #[doc(alias = "src_key_padding_mask")]
     pub fn key_padding_mask(self, key_padding_mask: K) -> Self {
         self.with(Id::KeyPaddingMask, [Part::Bool(key_padding_mask)])
     }
@@ -163,6 +176,9 @@ impl<L, K, B> Mask<L, K, B> {
 
     /// Added to the scaled and softcapped scores; may hold −∞. Shape `[batch, heads, q_len, kv_len]`,
     /// any may be 1. On a device the dtype is F32 or F16.
+    ///
+    /// A float `attn_mask` of PyTorch is this one; a boolean one is [`attn_mask`](Self::attn_mask).
+    #[doc(alias = "attn_mask")]
     pub fn bias(self, bias: B) -> Self {
         self.with(Id::Bias, [Part::Float(bias)])
     }

@@ -93,10 +93,7 @@ impl<L, K, B> Mask<L, K, B> {
 
 impl HostMask<'_> {
     /// Refuses parts that do not broadcast to what their methods say, and patterns and blocks of no size.
-    ///
-    /// # Errors
-    /// [`Error::Shape`], [`Error::Length`], [`Error::ZeroSize`], [`Error::Option`], [`Error::Unsupported`].
-    pub fn check(&self, shape: Shape) -> Result<(), Error> {
+    pub(crate) fn check(&self, shape: Shape) -> Result<(), Error> {
         let shape = &shape;
         fn size<T>(part: &HostTensor<T>) -> ([usize; 4], usize) {
             (part.shape, part.data.len())

@@ -7,9 +7,9 @@ use crate::tensor::{count, expect_broadcast};
 #[derive(Clone, Copy, Debug)]
 pub struct HostTensor<'a, T> {
     /// The elements.
-    pub data: &'a [T],
+    pub(crate) data: &'a [T],
     /// As the method of [`Mask`](crate::Mask) says that takes it.
-    pub shape: [usize; 4],
+    pub(crate) shape: [usize; 4],
 }
 
 impl<'a, T: Copy> HostTensor<'a, T> {

@@ -35,6 +35,10 @@ use crate::tensor::TensorView;
 /// use wgpu_attention::{HostMask, Mask};
 /// let mask: HostMask = Mask::causal().window(128, 0);
 /// ```
+///
+/// A function of your own, as FlexAttention takes (`mask_mod`, `score_mod`), cannot be given.
+#[doc(alias = "mask_mod")]
+#[doc(alias = "score_mod")]
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct Mask<Lengths, Keep, Bias> {

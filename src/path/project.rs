@@ -103,7 +103,8 @@ fn together<'a>(
     let bound = Bound::new(products, device);
     // One dispatch has one batch count.
     let one_batch = rest.iter().all(|p| p.x.shape()[0] == first.x.shape()[0]);
-    if !rest.is_empty() && !(one_batch && bound.fits(device)) {
+    let one_dispatch = rest.is_empty() || one_batch && bound.fits(device);
+    if !one_dispatch {
         let mut split = together(&[*first], tuning, device)?;
         split.extend(together(rest, tuning, device)?);
         return Ok(split);

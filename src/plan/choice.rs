@@ -76,6 +76,7 @@ mod tests {
     use crate::plan::outline::{KeyLayout, Reach};
     use crate::plan::tuning::Tuning;
     use crate::tensor::DType;
+    use crate::{Pattern, PatternPart};
 
     fn outline(shape: Shape, mask: &DeviceMask) -> Outline {
         let dtype = DType::F32;
@@ -117,6 +118,16 @@ mod tests {
         let offset = |mask: DeviceMask<'static>| mask.aligned(Alignment::Offset(9));
         assert_eq!(splits(shape, &offset(DeviceMask::causal()), &gpu), 128);
         assert_eq!(splits(shape, &offset(DeviceMask::none().window(255, 256)), &gpu), 4);
+        // A pattern of near keys is a window; one that has far keys too is none.
+        let pattern = |pattern| DeviceMask::none().pattern(pattern);
+        let strided = |part| pattern(Pattern::Strided { stride: 255, part });
+        assert_eq!(splits(shape, &pattern(Pattern::Local { block: 256 }), &gpu), 2);
+        assert_eq!(splits(shape, &strided(PatternPart::Near), &gpu), 2);
+        assert_eq!(splits(shape, &strided(PatternPart::Near).window(127, 0), &gpu), 1);
+        for part in [PatternPart::Far, PatternPart::Both, PatternPart::ByHead] {
+            assert_eq!(splits(shape, &strided(part), &gpu), 128);
+        }
+        assert_eq!(splits(shape, &pattern(Pattern::Dilated { dilation: 2 }).window(255, 0), &gpu), 2);
         // The last of four queries sees three keys further than the first.
         let four = Shape { q_len: 4, ..shape };
         assert_eq!(splits(four, &window(), &gpu), 2);

@@ -3,6 +3,7 @@
 use super::decode::KeySource;
 use super::tuning::Tuning;
 use crate::mask::{Alignment, Id, Mask};
+use crate::pattern::Pattern;
 use crate::problem::Shape;
 use crate::storage::{LayoutKind, StorageKind};
 use crate::tensor::{DType, Layout};
@@ -61,23 +62,28 @@ impl Reach {
     /// Of the intervals that kernels go through for `mask`, whose masked keys are `kv_len` at most.
     pub fn of<L, K, B>(mask: &Mask<L, K, B>, q_len: usize, kv_len: usize, ring: bool) -> Self {
         let lifted = ring || mask.rules().any(|rule| rule.lifts);
-        // Neighbours in different sequences stand far apart.
+        // Neighbours in different sequences stand far apart. A block map (BigBird's too) and global columns show keys
+        // anywhere; which, is on the device.
         if lifted || mask.has(Id::Packed) {
             return Reach { most: kv_len, window: None };
         }
         let settings = mask.settings();
+        // Of a pattern with far keys, kernels go through all that the other rules leave.
+        let near = settings.pattern.and_then(Pattern::reach).unwrap_or(usize::MAX);
         let alignment = (!mask.has(Id::QueryOffsets)).then_some(settings.alignment);
         let last = match alignment {
             // The first query has the others' own keys after it.
             Some(Alignment::BottomRight) => q_len.saturating_sub(1),
             _ => usize::MAX,
         };
-        let right = if mask.has(Id::Causal) { 0 } else { settings.right.unwrap_or(usize::MAX).min(last) };
+        let right =
+            if mask.has(Id::Causal) { 0 } else { settings.right.unwrap_or(usize::MAX).min(last).min(near) };
+        let left = settings.left.unwrap_or(usize::MAX).min(near);
         let most = match alignment {
             Some(Alignment::TopLeft) => kv_len.min(q_len.saturating_add(right)),
             _ => kv_len,
         };
-        Reach { most, window: settings.left.map(|left| left.saturating_add(right)) }
+        Reach { most, window: (left < usize::MAX).then(|| left.saturating_add(right)) }
     }
 
     /// Most keys that `queries` beside each other see.

@@ -58,7 +58,6 @@ pub enum MatrixUnits {
 /// let config = Config::new(8, 64).tuning(Tuning::new().path(Path::Staged));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
-#[non_exhaustive]
 #[must_use]
 pub struct Tuning {
     pub(crate) form: KernelForm,

@@ -96,7 +96,7 @@ pub struct AddPositions<'a> {
     /// Where the rows stand.
     pub(crate) at: RowPositions<TensorView<'a>>,
     /// Factor of `x`: `√dim` for the embeddings of Vaswani et al., else 1.
-    pub(crate) scale: f32,
+    pub(crate) scale: f64,
 }
 
 impl<'a> From<&'a Rope> for Rotation<'a> {
@@ -140,8 +140,8 @@ impl<'a> AddPositions<'a> {
         self
     }
 
-    /// Factor of `x`: `√dim` for the embeddings of Vaswani et al.; 1 unless set.
-    pub fn scale(mut self, scale: f32) -> Self {
+    /// Factor of `x`: `√dim` for the embeddings of Vaswani et al.; 1 unless set. Rounded to f32.
+    pub fn scale(mut self, scale: f64) -> Self {
         self.scale = scale;
         self
     }
@@ -425,8 +425,9 @@ fn sum<'a>(call: &AddPositions<'a>, device: &DeviceFacts) -> Result<Dispatch<'a,
     };
     check_tensors(x, out.as_ref(), &[("table", learned), ("positions", at.tensor())], device)?;
     at.check(x.shape(), device)?;
-    if !scale.is_finite() {
-        return Err(Error::Option { option: "scale", value: f64::from(*scale), expected: "finite" });
+    let factor = *scale as f32;
+    if !factor.is_finite() {
+        return Err(Error::Option { option: "scale", value: *scale, expected: "finite in f32" });
     }
     let (rotation, last, bound) = match table {
         PositionTable::Sinusoid(sinusoid) => {
@@ -456,7 +457,7 @@ fn sum<'a>(call: &AddPositions<'a>, device: &DeviceFacts) -> Result<Dispatch<'a,
         dim: dim as u32,
         work: work as u32,
         step,
-        scale: *scale,
+        scale: factor,
     };
     let variant = add_positions::AddPositions {
         x: x.dtype(),

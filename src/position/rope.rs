@@ -60,9 +60,9 @@ pub enum RopeScaling {
         factor: f64,
         /// Positions the model was trained with.
         original_len: usize,
-        /// RotationParams from which on a pair stays; 32 in the paper.
+        /// Turns from which on a pair stays; 32 in the paper.
         beta_fast: f64,
-        /// RotationParams up to which a pair is interpolated; 1 in the paper.
+        /// Turns up to which a pair is interpolated; 1 in the paper.
         beta_slow: f64,
         /// What cos and sin are multiplied by; `None` is `0.1 · ln(factor) + 1`.
         attention_factor: Option<f64>,
@@ -72,9 +72,9 @@ pub enum RopeScaling {
     Llama3 {
         /// How many times longer; 8 in Llama 3.1.
         factor: f64,
-        /// RotationParams up to which a pair is interpolated; 1 in Llama 3.1.
+        /// Turns up to which a pair is interpolated; 1 in Llama 3.1.
         low_freq_factor: f64,
-        /// RotationParams from which on a pair stays; 4 in Llama 3.1.
+        /// Turns from which on a pair stays; 4 in Llama 3.1.
         high_freq_factor: f64,
         /// Positions the model was trained with; 8192 in Llama 3.1.
         original_len: usize,

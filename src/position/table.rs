@@ -73,7 +73,7 @@ impl Rope {
     }
 
     /// What it was made of.
-    pub fn config(&self) -> &RopeConfig {
+    pub(crate) fn config(&self) -> &RopeConfig {
         &self.config
     }
 
@@ -116,7 +116,6 @@ impl Rope {
 #[derive(Clone, Debug)]
 pub struct Sinusoid {
     dim: usize,
-    base: f64,
     table: Table,
 }
 
@@ -130,17 +129,12 @@ impl Sinusoid {
         check_channels("sinusoid dim", dim)?;
         check_base("sinusoid base", base)?;
         let frequencies: Vec<f64> = sinusoid_frequencies(dim, base).collect();
-        Ok(Sinusoid { dim, base, table: Table::new(device, "sinusoid", &frequencies)? })
+        Ok(Sinusoid { dim, table: Table::new(device, "sinusoid", &frequencies)? })
     }
 
     /// Channels.
-    pub fn dim(&self) -> usize {
+    pub(crate) fn dim(&self) -> usize {
         self.dim
-    }
-
-    /// Base of the frequencies.
-    pub fn base(&self) -> f64 {
-        self.base
     }
 
     pub(crate) fn view(&self) -> TensorView<'_> {

@@ -5,10 +5,11 @@ use super::{Real, dropout, expect_length, scores, softmax, weighted_sum};
 use crate::dropout::Dropout;
 use crate::error::Error;
 use crate::mask::{HostMask, HostTensor};
-use crate::problem::{ScoreStage, Shape, check_options};
+use crate::problem::{ScoreStage, Shape, check_options, scale_in_f32};
 use crate::tensor::count;
 
-/// Everything about one attention call that is not a dimension or a tensor. Numbers are f64; a device rounds them to f32.
+/// Everything about one attention call that is not a dimension or a tensor. Numbers are rounded to
+/// f32, as for a device, whatever the arithmetic.
 ///
 /// ```
 /// use wgpu_attention::{Mask, reference::Options};
@@ -31,13 +32,13 @@ impl<'a> Options<'a> {
         Self::default()
     }
 
-    /// Factor of `q·k` instead of `1 / √head_dim`.
+    /// Factor of `q·k` instead of `1 / √head_dim`, rounded to f32.
     pub fn scale(mut self, scale: impl Into<Option<f64>>) -> Self {
         self.scale = scale.into();
         self
     }
 
-    /// Bounds the scores: `softcap · tanh(score / softcap)`.
+    /// Bounds the scores: `softcap · tanh(score / softcap)`, rounded to f32.
     pub fn softcap(mut self, softcap: impl Into<Option<f64>>) -> Self {
         self.softcap = softcap.into();
         self
@@ -50,6 +51,7 @@ impl<'a> Options<'a> {
     }
 
     /// Dropout on the weights.
+    #[doc(alias = "dropout_p")]
     pub fn dropout(mut self, dropout: impl Into<Option<Dropout<HostTensor<'a, bool>>>>) -> Self {
         self.dropout = dropout.into();
         self
@@ -57,6 +59,7 @@ impl<'a> Options<'a> {
 
     /// Gives the attention weights too (`need_weights` of `nn.MultiheadAttention`). A device then takes the staged path,
     /// which has them in memory.
+    #[doc(alias = "need_weights")]
     pub fn weights(mut self, wanted: bool) -> Self {
         self.weights = wanted;
         self
@@ -72,15 +75,12 @@ impl<'a> Options<'a> {
 
 impl Options<'_> {
     /// The factor of `q·k`.
-    pub(crate) fn scale_value(&self, head_dim: usize) -> f64 {
-        self.scale.unwrap_or(1.0 / (head_dim as f64).sqrt())
+    fn scale_value(&self, head_dim: usize) -> f64 {
+        f64::from(scale_in_f32(self.scale, head_dim))
     }
 
     /// Refuses masks and dropout that do not fit `shape`, and numbers out of their range.
-    ///
-    /// # Errors
-    /// [`Error::Shape`], [`Error::Length`], [`Error::Option`].
-    pub fn check(&self, shape: Shape) -> Result<(), Error> {
+    pub(crate) fn check(&self, shape: Shape) -> Result<(), Error> {
         check_options(self.scale, self.softcap)?;
         let Some(kv_len) = shape.kv_len.checked_sub(self.appended) else {
             let value = self.appended as f64;
@@ -155,4 +155,30 @@ pub fn attention<R: Real>(
     }
     let out = weighted_sum(&normalised.weights, v, shape)?;
     Ok(Attended { out, lse: normalised.lse, weights: options.weights.then_some(normalised.weights) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reference::add_positions;
+    use crate::{PositionTable, RowPositions};
+
+    /// What is off is then the arithmetic, never the number.
+    #[test]
+    fn options_are_the_numbers_that_a_device_has() {
+        let shape = Shape::new(1, 1, 1, 3);
+        let (q, k) = ([1.0f64, 0.0, 0.0], [1.0, 0.0, 0.0]);
+        let scaled =
+            |options| scores_at(&q, &k, shape, &options, ScoreStage::Softcapped).expect("a score")[0];
+        assert_eq!(scaled(Options::new().scale(0.1)), f64::from(0.1f32));
+        assert_eq!(scaled(Options::new()), f64::from((1.0 / 3f64.sqrt()) as f32));
+        assert_eq!(scaled(Options::new().scale(1e6).softcap(0.1)), f64::from(0.1f32));
+        let mut weights = [1.0f64];
+        let kept = Dropout::Seeded { p: 0.1, seed: 0 };
+        dropout(&mut weights, Shape::new(1, 1, 1, 1), &kept).expect("it fits");
+        assert!([0.0, f64::from((1.0 / 0.9) as f32)].contains(&weights[0]));
+        let table = PositionTable::Learned(&[0.0][..]);
+        let sum = add_positions(&[1.0f64], [1; 4], table, RowPositions::Start(0), 0.1).expect("a sum");
+        assert_eq!(sum, [f64::from(0.1f32)]);
+    }
 }

@@ -8,7 +8,7 @@ use crate::problem::Shape;
 use crate::tensor::count;
 
 /// Philox 4x32-10: four random words from a counter and a key (Salmon et al. 2011, section 3.3).
-pub fn philox(mut counter: [u32; 4], seed: u64) -> [u32; 4] {
+pub(crate) fn philox(mut counter: [u32; 4], seed: u64) -> [u32; 4] {
     let mut key = [seed as u32, (seed >> 32) as u32];
     for _ in 0..10 {
         let a = u64::from(counter[0]) * 0xD251_1F53;
@@ -33,7 +33,7 @@ pub(super) fn check_dropout(dropout: &Dropout<HostTensor<bool>>, shape: &Shape) 
 /// Zeroes the dropped weights of `[batch, heads, q_len, kv_len]` and scales the others by `1 / (1 − p)`.
 ///
 /// # Errors
-/// What [`Shape::check`] refuses, slices of another length, a probability outside of `[0, 1)`, a choice that does not
+/// Dimensions that are zero or do not divide, slices of another length, a probability outside of `[0, 1)`, a choice that does not
 /// broadcast.
 pub fn dropout<R: Real>(
     weights: &mut [R],
@@ -43,7 +43,7 @@ pub fn dropout<R: Real>(
     shape.check()?;
     expect_length("weights", weights, count(shape.weights()))?;
     check_dropout(dropout, &shape)?;
-    let scale = R::one() / (R::one() - R::of(dropout.p()));
+    let scale = R::of(f64::from(dropout.factor()));
     let [_, heads, q_len, kv_len] = shape.weights();
     for (flat, weight) in weights.iter_mut().enumerate() {
         let (j, i, bh) = (flat % kv_len, flat / kv_len % q_len, flat / kv_len / q_len);

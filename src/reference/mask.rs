@@ -127,7 +127,7 @@ impl HostMask<'_> {
 /// those of `shape`, or 1 for what all have in common.
 ///
 /// # Errors
-/// As [`HostMask::check`], maps of other shapes, and more pairs or blocks than tensors can have.
+/// Masks that do not broadcast, maps of other shapes, and more pairs or blocks than tensors can have.
 pub fn classify(
     mask: &HostMask,
     shape: Shape,
@@ -182,7 +182,8 @@ pub fn classify(
 impl Options<'_> {
     /// The score after the softcap.
     pub(super) fn capped<R: Real>(&self, score: R) -> R {
-        self.softcap.map_or(score, |cap| R::of(cap) * (score / R::of(cap)).tanh())
+        let cap = self.softcap.map(|cap| R::of(f64::from(cap as f32)));
+        cap.map_or(score, |cap| cap * (score / cap).tanh())
     }
 
     /// The score after softcap and bias, or `None` where the mask forbids the pair.

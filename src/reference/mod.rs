@@ -28,7 +28,7 @@ mod softmax;
 mod weighted_sum;
 
 pub use attention::{Attended, Options, attention, scores_at};
-pub use dropout::{dropout, philox};
+pub use dropout::dropout;
 pub use mask::classify;
 pub use merge::merge;
 pub use multi_head::{

@@ -2,7 +2,7 @@
 
 use super::{Attended, Options, Real, attention, expect_length, project};
 use crate::error::Error;
-use crate::problem::{LayerConfig, Side, SideShape};
+use crate::layer_config::{LayerConfig, Side, SideShape};
 use crate::tensor::check_sizes;
 
 /// Weight `[out, in]` and bias `[out]` of one projection. Narrow projections have one `[dim, in / heads]`
@@ -28,7 +28,10 @@ pub struct HostWeights<'a, R> {
     pub out: HostLinear<'a, R>,
     /// One more key `[kv_heads · head_dim]` and value `[kv_heads · value_dim]`, appended after projection
     /// (`bias_k`, `bias_v` of `nn.MultiheadAttention`).
-    pub appended: Option<(&'a [R], &'a [R])>,
+    #[doc(alias = "bias_k")]
+    #[doc(alias = "bias_v")]
+    #[doc(alias = "add_bias_kv")]
+    pub bias_kv: Option<[&'a [R]; 2]>,
 }
 
 /// Lengths of one call of a layer.
@@ -61,24 +64,19 @@ pub fn multi_head<R: Real>(
     let mut k = side(key, batch.saturating_mul(kv_len), config.side(Side::Key), &weights.key)?;
     let mut v = side(value, batch.saturating_mul(kv_len), config.side(Side::Value), &weights.value)?;
     let mut appended = 0;
-    if let Some((bias_k, bias_v)) = weights.appended {
-        expect_length("appended.key", bias_k, config.kv_heads * config.head_dim)?;
-        expect_length("appended.value", bias_v, config.kv_heads * config.value_dim)?;
+    if let Some([bias_k, bias_v]) = weights.bias_kv {
+        expect_length("bias_k", bias_k, config.kv_heads * config.head_dim)?;
+        expect_length("bias_v", bias_v, config.kv_heads * config.value_dim)?;
         k = append(&k, batch, bias_k);
         v = append(&v, batch, bias_v);
         appended += 1;
     }
-    if config.zero_attention {
+    if config.add_zero_attn {
         k = append(&k, batch, &vec![R::zero(); config.kv_heads * config.head_dim]);
         v = append(&v, batch, &vec![R::zero(); config.kv_heads * config.value_dim]);
         appended += 1;
     }
-    let options = Options {
-        appended,
-        scale: config.scale.map(f64::from),
-        softcap: config.softcap.map(f64::from),
-        ..*options
-    };
+    let options = Options { appended, scale: config.scale, softcap: config.softcap, ..*options };
     let attended = attention(
         &split_heads(&q, q_len, config.heads, config.head_dim)?,
         &split_heads(&k, kv_len + appended, config.kv_heads, config.head_dim)?,

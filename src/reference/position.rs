@@ -54,7 +54,7 @@ pub fn rotate<R: Real>(
             frequencies.iter().map(move |frequency| position * frequency)
         })
         .collect();
-    let amplitude = R::of(rope.amplitude());
+    let amplitude = R::of(f64::from(rope.amplitude() as f32));
     let cos: Vec<R> = angles.iter().map(|a| amplitude * R::of(a.cos())).collect();
     let sin: Vec<R> = angles.iter().map(|a| amplitude * R::of(a.sin())).collect();
     rotate_by(x, shape, rope.order, &cos, &sin)
@@ -124,7 +124,7 @@ fn encoding<R: Real>(dim: usize, base: f64, position: usize) -> Vec<R> {
     row
 }
 
-/// `scale · x + table[position]` for `x` `[batch, heads, length, dim]`. The table is the base of the sinusoidal
+/// `scale · x + table[position]` for `x` `[batch, heads, length, dim]`, the scale rounded to f32 as for a device. The table is the base of the sinusoidal
 /// encoding, or learned, `[rows, dim]`.
 ///
 /// # Errors
@@ -135,7 +135,7 @@ pub fn add_positions<R: Real>(
     shape: [usize; 4],
     table: PositionTable<f64, &[R]>,
     at: RowPositions<HostTensor<u32>>,
-    scale: R,
+    scale: f64,
 ) -> Result<Vec<R>, Error> {
     check(x, shape, &at)?;
     let [_, heads, length, dim] = shape;
@@ -153,6 +153,7 @@ pub fn add_positions<R: Real>(
             u32::try_from(rows - 1).unwrap_or(u32::MAX)
         }
     };
+    let scale = R::of(f64::from(scale as f32));
     let mut out = x.to_vec();
     for (n, row) in out.chunks_exact_mut(dim).enumerate() {
         let position = position(&at, n / length / heads, n % length, length, last);

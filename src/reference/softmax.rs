@@ -23,7 +23,7 @@ pub struct Normalised<R> {
 /// sees no key, or only scores of −∞, has weights 0 and lse −∞.
 ///
 /// # Errors
-/// What [`Shape::check`] and [`Options::check`] refuse, a slice of another length.
+/// Dimensions that are zero or do not divide, a slice of another length, masks that do not broadcast.
 pub fn softmax<R: Real>(scores: &[R], shape: Shape, options: &Options) -> Result<Normalised<R>, Error> {
     shape.check()?;
     expect_length("scores", scores, count(shape.weights()))?;

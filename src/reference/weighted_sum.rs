@@ -10,7 +10,7 @@ use crate::tensor::count;
 /// A weight of zero contributes nothing, whatever the value holds.
 ///
 /// # Errors
-/// What [`Shape::check`] refuses, slices of another length.
+/// Dimensions that are zero or do not divide, slices of another length.
 pub fn weighted_sum<R: Real>(weights: &[R], v: &[R], shape: Shape) -> Result<Vec<R>, Error> {
     shape.check()?;
     expect_length("weights", weights, count(shape.weights()))?;

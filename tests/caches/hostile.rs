@@ -40,8 +40,8 @@ impl Full {
     }
 
     /// What sequence 0 gives.
-    fn ask(&mut self, tiling: KernelForm) -> f32 {
-        let config = Config::new(1, DIM).tuning(Tuning::new().splits(1).form(tiling));
+    fn ask(&mut self, form: KernelForm) -> f32 {
+        let config = Config::new(1, DIM).tuning(Tuning::new().splits(1).form(form));
         let attention = Attention::with_pipelines(self.gpu.pipelines(), config).expect("a config");
         let view = |buffer| TensorView::new(buffer, DType::F32, [BATCH, 1, 1, DIM]);
         self.gpu
@@ -57,19 +57,19 @@ impl Full {
 
 #[test]
 fn a_dropped_advance_and_a_truncation_read_nothing_else() {
-    for tiling in FORMS {
+    for form in FORMS {
         let mut ring = Full::new(CacheLayout::Ring { sink_tokens: 0 });
         let mut dropped = ring.gpu.device().create_command_encoder(&Default::default());
         ring.cache.advance(&mut dropped, Tokens::All(41)).expect("a ring has room");
         drop(dropped);
         ring.cache.truncate(0, 56).expect("as long as the host thinks");
-        assert_eq!(ring.ask(tiling), 1.0, "{tiling:?}");
+        assert_eq!(ring.ask(form), 1.0, "{form:?}");
     }
 }
 
 #[test]
 fn a_wrong_length_learnt_reads_nothing_else() {
-    for tiling in FORMS {
+    for form in FORMS {
         let mut ring = Full::new(CacheLayout::Ring { sink_tokens: 0 });
         let none = ring.gpu.upload(&[0u32; BATCH]).expect("upload");
         let counts = TensorView::new(&none, DType::U32, [BATCH, 1, 1, 1]);
@@ -77,7 +77,7 @@ fn a_wrong_length_learnt_reads_nothing_else() {
         ring.gpu.submit(|e| ring.cache.advance(e, rows)).expect("an advance");
         ring.cache.set_known_len(0, 56).expect("within the bounds");
         ring.cache.truncate(0, 56).expect("as long as that");
-        assert_eq!(ring.ask(tiling), 1.0, "{tiling:?}");
+        assert_eq!(ring.ask(form), 1.0, "{form:?}");
     }
 }
 
@@ -88,7 +88,7 @@ fn a_book_that_was_written_reads_nothing_else() {
         CacheLayout::Ring { sink_tokens: 3 },
         CacheLayout::Paged { page: 16, pages: 2 },
     ];
-    for (tiling, layout) in FORMS.into_iter().flat_map(|t| layouts.map(|l| (t, l))) {
+    for (form, layout) in FORMS.into_iter().flat_map(|t| layouts.map(|l| (t, l))) {
         let mut other = Full::new(layout);
         let lengths = other.cache.lengths();
         other.gpu.queue().write_buffer(
@@ -96,9 +96,9 @@ fn a_book_that_was_written_reads_nothing_else() {
             4 * lengths.offset() as u64,
             bytemuck::bytes_of(&u32::MAX),
         );
-        let got = other.ask(tiling);
+        let got = other.ask(form);
         // A ring of 2²⁹ tokens keeps as many as ever.
-        assert_eq!(got, 1.0, "{tiling:?}, {layout:?}");
+        assert_eq!(got, 1.0, "{form:?}, {layout:?}");
     }
 }
 

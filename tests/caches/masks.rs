@@ -7,7 +7,7 @@ use crate::harness::{
 };
 
 /// Name, rules and softcap, for so many queries; `keys` is the capacity, or 1 where the cache is a ring.
-fn masks(kind: &Kind, rows: usize, keys: usize) -> Vec<(&'static str, Rules, Option<f32>)> {
+fn masks(kind: &Kind, rows: usize, keys: usize) -> Vec<(&'static str, Rules, Option<f64>)> {
     let (batch, heads) = (kind.batch, kind.heads);
     let none = Rules::default;
     let causal = || Rules { causal: true, ..none() };
@@ -75,7 +75,7 @@ fn masks(kind: &Kind, rows: usize, keys: usize) -> Vec<(&'static str, Rules, Opt
     ]
 }
 
-/// Few rows, so that every mask is one shader per tiling.
+/// Few rows, so that every mask is one shader per form.
 #[test]
 fn every_mask_over_every_layout() {
     let mut report = Report::new("caches, masks");
@@ -93,13 +93,13 @@ fn every_mask_over_every_layout() {
     {
         let kind = Kind::new(storage, layout, capacity);
         let keys = if kind.ring().is_some() { 1 } else { capacity };
-        for (n, tiling) in FORMS.into_iter().enumerate() {
+        for (n, form) in FORMS.into_iter().enumerate() {
             let mut bed = Bed::new(profiles()[n], kind, Data::Lossless, 51);
             let mut ask = |bed: &mut Bed, rows: Option<usize>| {
                 for mask in 0..names.len() {
                     // In each form over one layout, in the two forms over two.
                     let name = names[mask];
-                    if (mask + n) % 3 != l && !rest(&format!("caches, {name}, {layout:?}, {tiling:?}")) {
+                    if (mask + n) % 3 != l && !rest(&format!("caches, {name}, {layout:?}, {form:?}")) {
                         continue;
                     }
                     let (_, rules, softcap) =
@@ -109,9 +109,9 @@ fn every_mask_over_every_layout() {
                     let layout = [Layout::Dense, Layout::Window(2 * mask as u64 + 1)][n];
                     // Queries, the cache's three, out, lse and three tensors would be more than the plain device binds.
                     let lse = name != "everything";
-                    let ask = Ask { rows, softcap, splits, layout, lse, ..Ask::new(tiling, &rules) };
+                    let ask = Ask { rows, softcap, splits, layout, lse, ..Ask::new(form, &rules) };
                     let outcome = bed.ask(&ask);
-                    report.record(name, &format!("{layout:?}, {tiling:?}, {:?}", bed.kind.layout), outcome);
+                    report.record(name, &format!("{layout:?}, {form:?}, {:?}", bed.kind.layout), outcome);
                 }
             };
             let grow = |bed: &mut Bed, counts: [usize; 2]| {
@@ -140,18 +140,18 @@ fn half_floats_of_masks() {
         report.skip_f16(profile, "half floats");
         return report.finish();
     }
-    for tiling in FORMS {
+    for form in FORMS {
         let kind = Kind::new(CacheStorage::F32, CacheLayout::Contiguous, 20);
         let mut bed = Bed::new(profile, kind, Data::Lossless, 53);
         bed.grow(&Count::Each(vec![13, 2])).expect("room");
         let added = masks(&kind, 2, 20).into_iter().filter(|(_, rules, _)| rules.floats().count() > 0);
         for (n, (name, rules, softcap)) in added.enumerate() {
-            if FORMS[n % 2] != tiling && !rest(&format!("caches, {name} in f16")) {
+            if FORMS[n % 2] != form && !rest(&format!("caches, {name} in f16")) {
                 continue;
             }
             let bias = DType::F16;
-            let outcome = bed.ask(&Ask { rows: Some(2), softcap, bias, ..Ask::new(tiling, &rules) });
-            report.record(name, &format!("{tiling:?}"), outcome);
+            let outcome = bed.ask(&Ask { rows: Some(2), softcap, bias, ..Ask::new(form, &rules) });
+            report.record(name, &format!("{form:?}"), outcome);
         }
     }
     report.finish();

@@ -60,7 +60,7 @@ struct Play {
     high: Vec<usize>,
     /// Whether something was said that is not recorded.
     pending: bool,
-    tiling: KernelForm,
+    form: KernelForm,
     splits: Option<usize>,
     trail: Vec<String>,
     refused: usize,
@@ -71,7 +71,7 @@ impl Play {
     fn new(
         profile: &'static Profile,
         kind: Kind,
-        tiling: KernelForm,
+        form: KernelForm,
         splits: Option<usize>,
         seed: u64,
     ) -> Self {
@@ -87,7 +87,7 @@ impl Play {
             known: vec![true; kind.batch],
             high: vec![0; kind.batch],
             pending: false,
-            tiling,
+            form,
             splits,
             trail: Vec::new(),
             refused: 0,
@@ -368,7 +368,7 @@ impl Play {
             Some(rng.between(1, 4))
         };
         let layer = rng.below(self.bed.kind.layers);
-        let ask = Ask { layer, rows, splits: self.splits, ..Ask::new(self.tiling, &rules) };
+        let ask = Ask { layer, rows, splits: self.splits, ..Ask::new(self.form, &rules) };
         if self.pending {
             return match self.bed.ask(&ask) {
                 Err(e) if e.contains("not recorded") => Ok(0.0),
@@ -409,16 +409,16 @@ fn random_lives_follow_the_model() {
     let (mut refused, mut shared) = (0, 0);
     let draws = Draws { name: "caches, lives", always: 36, most: 120, group: 1 }.numbers();
     for n in draws.iter().copied() {
-        let (profile, kind, tiling, splits) = kinds[n % kinds.len()];
+        let (profile, kind, form, splits) = kinds[n % kinds.len()];
         let rng = &mut Rng::new(seed.wrapping_add(n as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let mut play = Play::new(profile, kind, tiling, splits, rng.word());
+        let mut play = Play::new(profile, kind, form, splits, rng.word());
         for step in 0..100 {
             let outcome = play.step(rng).map_err(|what| {
                 let last = &play.trail[play.trail.len().saturating_sub(12)..];
                 format!("{what}\n    after {last:?}\n    of {kind:?}")
             });
             let failed = outcome.is_err();
-            report.record(&format!("life {n}, step {step}"), &format!("{tiling:?}"), outcome);
+            report.record(&format!("life {n}, step {step}"), &format!("{form:?}"), outcome);
             if failed {
                 break;
             }

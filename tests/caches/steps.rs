@@ -1,4 +1,4 @@
-//! Generation token by token, and in chunks: every layout, storage and tiling gives what one causal call over the
+//! Generation token by token, and in chunks: every layout, storage and form gives what one causal call over the
 //! same tokens gives.
 
 use wgpu_attention::{CacheLayout, CacheStorage, DType, KernelForm, ScaleGroup};
@@ -17,7 +17,7 @@ fn runs(report: &mut Report, bed: &mut Bed, ask: &Ask, chunks: &[usize]) {
     for n in chunks {
         let name = format!("{:?}, {n} rows", bed.kind);
         let profile = bed.profile.name;
-        let setup = format!("{profile}, {:?}, {:?}, splits {:?}", ask.tiling, ask.dtype, ask.splits);
+        let setup = format!("{profile}, {:?}, {:?}, splits {:?}", ask.form, ask.dtype, ask.splits);
         let outcome = match bed.grow(&Count::All(*n)) {
             Ok(()) => bed.ask(ask).and_then(|worst| bed.check_sequence_table().map(|()| worst)),
             Err(e) => Err(format!("refused: {e}")),
@@ -114,9 +114,9 @@ fn channels() {
             // Strides and offsets of their own, of which none is aligned.
             bed.layout = if s % 2 == 0 { Layout::Window(2 * n as u64 + 1) } else { Layout::Blhd };
             let rules = causal();
-            let tiling = FORMS[(n + s / 2) % 2];
+            let form = FORMS[(n + s / 2) % 2];
             let splits = [None, Some(2)][s / 2 % 2];
-            let ask = Ask { splits, layout: bed.layout, ..Ask::new(tiling, &rules) };
+            let ask = Ask { splits, layout: bed.layout, ..Ask::new(form, &rules) };
             runs(&mut report, &mut bed, &ask, &[3, 1, 2, 1]);
         }
     }
@@ -134,7 +134,7 @@ fn half_floats() {
     }
     for (s, storage) in STORAGES.into_iter().enumerate() {
         let (layout, capacity) = LAYOUTS[s % 3];
-        for (t, tiling) in FORMS.into_iter().enumerate() {
+        for (t, form) in FORMS.into_iter().enumerate() {
             if t != s % 2 && !rest(&format!("f16, {storage:?}")) {
                 continue;
             }
@@ -145,7 +145,7 @@ fn half_floats() {
             bed.layout = [Layout::Dense, Layout::Window(5)][t];
             let rules = causal();
             let splits = [None, Some(3)][s / 2 % 2];
-            let ask = Ask { dtype: DType::F16, splits, layout: bed.layout, ..Ask::new(tiling, &rules) };
+            let ask = Ask { dtype: DType::F16, splits, layout: bed.layout, ..Ask::new(form, &rules) };
             runs(&mut report, &mut bed, &ask, &CHUNKS[..5]);
         }
     }
@@ -158,7 +158,7 @@ fn ragged_batches() {
     let mut report = Report::new("caches, ragged");
     let steps = [[6, 0, 2], [0, 3, 1], [1, 1, 0], [4, 2, 4], [0, 0, 1], [1, 4, 3]];
     for (l, (layout, capacity)) in LAYOUTS.into_iter().enumerate() {
-        for (t, tiling) in FORMS.into_iter().enumerate() {
+        for (t, form) in FORMS.into_iter().enumerate() {
             for (n, splits) in [None, Some(4)].into_iter().enumerate() {
                 if n != (l + t) % 2 && !rest(&format!("ragged, {layout:?}")) {
                     continue;
@@ -167,7 +167,7 @@ fn ragged_batches() {
                 let mut bed = Bed::new(defaults(), kind, Data::Lossless, 43);
                 for (n, step) in steps.iter().enumerate() {
                     let rules = [causal(), Rules::default()][n % 2].clone();
-                    let ask = Ask { splits, ..Ask::new(tiling, &rules) };
+                    let ask = Ask { splits, ..Ask::new(form, &rules) };
                     let outcome = match bed.grow(&Count::Each(step.to_vec())) {
                         Ok(()) => bed.ask(&ask).and_then(|own| {
                             // And as many queries of each, whatever came last.
@@ -178,7 +178,7 @@ fn ragged_batches() {
                     };
                     report.record(
                         &format!("{step:?} of {layout:?}"),
-                        &format!("{tiling:?}, {splits:?}"),
+                        &format!("{form:?}, {splits:?}"),
                         outcome,
                     );
                 }
@@ -196,7 +196,7 @@ fn bad_numbers_show_in_their_rows() {
     };
     let gpu = &full().gpu;
     for (s, storage) in STORAGES.into_iter().enumerate() {
-        for (t, tiling) in FORMS.into_iter().enumerate() {
+        for (t, form) in FORMS.into_iter().enumerate() {
             if t != s % 2 && !rest(&format!("bad numbers, {storage:?}")) {
                 continue;
             }
@@ -210,7 +210,7 @@ fn bad_numbers_show_in_their_rows() {
             let view = |b, rows| TensorView::new(b, DType::F32, [1, 1, rows, 64]);
             let q = gpu.upload(&vec![0.0f32; 4 * 64]).expect("an upload");
             let out = gpu.buffer(4 * 4 * 64).expect("a buffer");
-            let config = Config::new(1, 64).tuning(wgpu_attention::Tuning::new().form(tiling));
+            let config = Config::new(1, 64).tuning(wgpu_attention::Tuning::new().form(form));
             let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
             let mut scratch = Scratch::new(gpu.device(), Default::default()).expect("scratch");
             gpu.submit(|e| {
@@ -222,7 +222,7 @@ fn bad_numbers_show_in_their_rows() {
             .expect("a step");
             let out: Vec<f32> = gpu.download(&out, 4 * 64).expect("a read-back");
             let at = |row: usize, d: usize| out[row * 64 + d];
-            let name = format!("{storage:?}, {tiling:?}");
+            let name = format!("{storage:?}, {form:?}");
             assert!(out[..64].iter().all(|x| *x == 0.0), "{name}: the first row sees zeros only");
             let grouped = matches!(storage, CacheStorage::Q8(_) | CacheStorage::Q4(_));
             let whole =
@@ -257,7 +257,7 @@ fn long_caches_split_by_themselves() {
         (CacheLayout::Ring { sink_tokens: 5 }, CacheStorage::Q8(ScaleGroup::Row)),
         (CacheLayout::Paged { page: 256, pages: 9 }, CacheStorage::F16),
     ] {
-        for tiling in FORMS {
+        for form in FORMS {
             let kind = Kind { batch: 1, kv_heads: 1, ..Kind::new(storage, layout, 2100) };
             let mut bed = Bed::new(full(), kind, Data::Lossless, 71);
             let rules = causal();
@@ -265,11 +265,11 @@ fn long_caches_split_by_themselves() {
             let chunks = [3, 290, 700, 1105, 90];
             for chunk in &chunks[..if kind.ring().is_some() { 5 } else { 4 }] {
                 bed.grow(&Count::All(*chunk)).expect("room");
-                let outcome = bed.ask(&Ask { rows: Some(1), ..Ask::new(tiling, &rules) });
-                report.record(&format!("{layout:?}, {chunk} more"), &format!("{tiling:?}"), outcome);
+                let outcome = bed.ask(&Ask { rows: Some(1), ..Ask::new(form, &rules) });
+                report.record(&format!("{layout:?}, {chunk} more"), &format!("{form:?}"), outcome);
                 let window = Rules { window: Some([600, 0]), ..causal() };
-                let outcome = bed.ask(&Ask { rows: Some(3), ..Ask::new(tiling, &window) });
-                report.record(&format!("{layout:?}, window, {chunk} more"), &format!("{tiling:?}"), outcome);
+                let outcome = bed.ask(&Ask { rows: Some(3), ..Ask::new(form, &window) });
+                report.record(&format!("{layout:?}, window, {chunk} more"), &format!("{form:?}"), outcome);
             }
         }
     }
@@ -330,8 +330,8 @@ fn rings_go_on_for_long() {
     let x: Vec<f32> = (0..9 * 8).map(|n| ((n as f32 + 1.0) * 0.37).sin()).collect();
     let x = gpu.upload(&x).expect("an upload");
     let slope = gpu.upload(&[0.25f32]).expect("an upload");
-    for tiling in FORMS {
-        let config = Config::new(1, 8).tuning(wgpu_attention::Tuning::new().form(tiling));
+    for form in FORMS {
+        let config = Config::new(1, 8).tuning(wgpu_attention::Tuning::new().form(form));
         let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
         // The second has gone through most of the positions there are, not a multiple of its window.
         let outs = [0, (1 << 29) - 1000].map(|before| {
@@ -356,7 +356,7 @@ fn rings_go_on_for_long() {
             .expect("steps");
             gpu.download::<f32>(&out, 8).expect("a read-back")
         });
-        assert!(outs[0].iter().all(|x| x.is_finite()), "{tiling:?}: {outs:?}");
-        assert_eq!(outs[0], outs[1], "{tiling:?}");
+        assert!(outs[0].iter().all(|x| x.is_finite()), "{form:?}: {outs:?}");
+        assert_eq!(outs[0], outs[1], "{form:?}");
     }
 }

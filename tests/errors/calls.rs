@@ -16,10 +16,10 @@ pub(super) fn configurations() -> Seen {
     refused(&["heads 6", "divisible", "kv_heads 4"], Config::new(6, 8).kv_heads(4));
     refused(&["`config`", "F32 or F16", "U32"], Config::new(4, 8).dtype(DType::U32));
     refused(&["`config`", "F32 or F16", "Bool"], Config::new(4, 8).dtype(DType::Bool));
-    for scale in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+    for scale in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 1e39] {
         refused(&["scale is", &scale.to_string(), "finite"], Config::new(4, 8).scale(scale));
     }
-    for cap in [0.0, -0.0, -1.0, f32::NAN, f32::INFINITY] {
+    for cap in [0.0, -0.0, -1.0, f64::NAN, f64::INFINITY, 1e39, 1e-39] {
         refused(&["softcap is", &cap.to_string(), "above 0"], Config::new(4, 8).softcap(cap));
     }
     seen
@@ -354,8 +354,8 @@ pub(super) fn missing_features() -> Seen {
     let error = Attention::with_pipelines(gpu.pipelines(), half).expect_err("no f16");
     seen.insert(read("a configuration", &error, &words));
     let layer = Layer::new(gpu);
-    let half = LayerConfig { dtype: DType::F16, ..layer.config };
-    let error = MultiHeadAttention::with_pipelines(gpu.pipelines(), half, &layer.weights());
+    let half = LayerOptions { dtype: DType::F16, ..layer.config };
+    let error = MultiHeadAttention::with_pipelines(gpu.pipelines(), half.config(), &layer.weights());
     seen.insert(read("a layer", &error.expect_err("no f16"), &words));
     // As a part of a call that is f32 otherwise.
     let mut bench = Bench::on(gpu, Config::new(SHAPE.heads, SHAPE.head_dim));
@@ -409,13 +409,16 @@ pub(super) fn limits() -> Seen {
     let fused = Attention::with_pipelines(small.pipelines(), fused).expect("an operator");
     assert_eq!(fused.scratch_size(&long).expect("a size"), ScratchSize::default());
     // A size that a larger device gave.
-    let large =
-        Attention::with_pipelines(full().gpu.pipelines(), *bench.attention.config()).expect("an operator");
+    let large = Attention::with_pipelines(
+        full().gpu.pipelines(),
+        heads.kv_heads(SHAPE.kv_heads).value_dim(SHAPE.value_dim),
+    )
+    .expect("an operator");
     let size = large.scratch_size(&long).expect("a size");
     let error = Scratch::new(small.device(), size).expect_err("a limit");
     seen.insert(read("scratch", &error, &["`scratch`", "1152 bytes", "allows 768"]));
 
-    let limited = |path, tiling, change: fn(&mut wgpu::Limits), words: &[&str], call: fn(&mut Parts)| {
+    let limited = |path, form, change: fn(&mut wgpu::Limits), words: &[&str], call: fn(&mut Parts)| {
         let gpu = device(change);
         let [q, k, v, out] = [SHAPE.q(), SHAPE.k(), SHAPE.v(), SHAPE.out()];
         let buffers = [q, k, v, out].map(|s| gpu.buffer(count(s) * 4).expect("a buffer"));
@@ -425,7 +428,7 @@ pub(super) fn limits() -> Seen {
         let config = plain
             .kv_heads(SHAPE.kv_heads)
             .value_dim(SHAPE.value_dim)
-            .tuning(Tuning::new().form(tiling).path(path));
+            .tuning(Tuning::new().form(form).path(path));
         let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
         let size = attention.scratch_size(&call_).expect("a size");
         let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");

@@ -10,8 +10,8 @@ pub(super) fn layers() -> Seen {
     let other = gpu.buffer(1 << 12).expect("a buffer");
     let matrix = |rows, columns| TensorView::matrix(&other, DType::F32, [rows, columns]);
     let vector = |n| TensorView::vector(&other, DType::F32, n);
-    let mut refused = |words: &[&str], config: LayerConfig, weights: LayerWeights| {
-        let error = MultiHeadAttention::with_pipelines(gpu.pipelines(), config, &weights);
+    let mut refused = |words: &[&str], config: LayerOptions, weights: LayerWeights| {
+        let error = MultiHeadAttention::with_pipelines(gpu.pipelines(), config.config(), &weights);
         seen.insert(read("a layer", &error.expect_err("refused"), words));
     };
     let c = layer.config;
@@ -64,14 +64,14 @@ pub(super) fn layers() -> Seen {
         LayerWeights { out: Linear { bias: biased(1), ..good.out }, ..good },
     );
     refused(
-        &["`appended.key`", "dim must be 6", "got 3"],
+        &["`bias_k`", "dim must be 6", "got 3"],
         c,
-        LayerWeights { appended: Some([vector(3), vector(6)]), ..good },
+        LayerWeights { bias_kv: Some([vector(3), vector(6)]), ..good },
     );
     refused(
-        &["`appended.value`", "dim must be 6", "got 7"],
+        &["`bias_v`", "dim must be 6", "got 7"],
         c,
-        LayerWeights { appended: Some([vector(6), vector(7)]), ..good },
+        LayerWeights { bias_kv: Some([vector(6), vector(7)]), ..good },
     );
     let whole = TensorView::matrix(&other, DType::U32, [12, 12]);
     refused(&["`weights.query`", "F32 or F16", "U32"], c, LayerWeights { query: weight(whole), ..good });
@@ -82,18 +82,18 @@ pub(super) fn layers() -> Seen {
     let small = gpu.buffer(16).expect("a buffer");
     let short = TensorView::matrix(&small, DType::F32, [12, 12]);
     refused(&["`weights.out`", "byte 576", "has 16"], c, LayerWeights { out: weight(short), ..good });
-    refused(&["`layer`", "heads is 0"], LayerConfig { heads: 0, ..c }, good);
-    refused(&["`layer`", "out_features is 0"], LayerConfig { out_features: 0, ..c }, good);
-    refused(&["heads 4", "kv_heads 3"], LayerConfig { kv_heads: 3, ..c }, good);
-    let narrow = LayerConfig { narrow: true, kv_heads: 4, value_features: 10, ..c };
+    refused(&["`layer`", "heads is 0"], LayerOptions { heads: 0, ..c }, good);
+    refused(&["`layer`", "out_features is 0"], LayerOptions { out_features: 0, ..c }, good);
+    refused(&["heads 4", "kv_heads 3"], LayerOptions { kv_heads: 3, ..c }, good);
+    let narrow = LayerOptions { narrow: true, kv_heads: 4, value_features: 10, ..c };
     refused(&["value_features 10", "divisible", "heads 4"], narrow, good);
-    refused(&["softcap is -1", "above 0"], LayerConfig { softcap: Some(-1.0), ..c }, good);
-    refused(&["scale is inf", "finite"], LayerConfig { scale: Some(f32::INFINITY), ..c }, good);
+    refused(&["softcap is -1", "above 0"], LayerOptions { softcap: Some(-1.0), ..c }, good);
+    refused(&["scale is 1000000", "finite"], LayerOptions { scale: Some(1e300), ..c }, good);
     for far in [usize::MAX, 1 << 63] {
-        refused(&["heads · head_dim", "below 2^32"], LayerConfig { head_dim: far, ..c }, good);
-        refused(&["heads · head_dim", "below 2^32"], LayerConfig { heads: far, kv_heads: 1, ..c }, good);
-        refused(&["heads · value_dim", "below 2^32"], LayerConfig { value_dim: far, ..c }, good);
-        refused(&["key_features", "below 2^32"], LayerConfig { key_features: far, ..c }, good);
+        refused(&["heads · head_dim", "below 2^32"], LayerOptions { head_dim: far, ..c }, good);
+        refused(&["heads · head_dim", "below 2^32"], LayerOptions { heads: far, kv_heads: 1, ..c }, good);
+        refused(&["heads · value_dim", "below 2^32"], LayerOptions { value_dim: far, ..c }, good);
+        refused(&["key_features", "below 2^32"], LayerOptions { key_features: far, ..c }, good);
     }
     seen.extend(layer.calls());
     seen
@@ -183,7 +183,7 @@ impl<'a> LayerParts<'a> {
 /// A small layer on a device.
 pub(super) struct Layer {
     pub(super) gpu: Gpu,
-    pub(super) config: LayerConfig,
+    pub(super) config: LayerOptions,
     pub(super) buffer: wgpu::Buffer,
     pub(super) data: Vec<f32>,
 }
@@ -191,7 +191,7 @@ pub(super) struct Layer {
 impl Layer {
     pub(super) fn new(gpu: &Gpu) -> Self {
         let data = noise(12 * 12 * 4, 0.7);
-        let config = LayerConfig { kv_heads: 2, ..LayerConfig::new(12, 4) };
+        let config = LayerOptions { kv_heads: 2, ..LayerOptions::new(12, 4) };
         Layer { gpu: gpu.clone(), config, buffer: gpu.upload(&data).expect("an upload"), data }
     }
 
@@ -205,7 +205,7 @@ impl Layer {
             key: linear(6, 144),
             value: linear(6, 288),
             out: linear(12, 432),
-            appended: None,
+            bias_kv: None,
         }
     }
 
@@ -213,8 +213,9 @@ impl Layer {
     fn calls(&self) -> Seen {
         let gpu = &self.gpu;
         let mut seen = Seen::new();
-        let layer = MultiHeadAttention::with_pipelines(gpu.pipelines(), self.config, &self.weights())
-            .expect("a layer");
+        let layer =
+            MultiHeadAttention::with_pipelines(gpu.pipelines(), self.config.config(), &self.weights())
+                .expect("a layer");
         let x = noise(2 * 5 * 12, 0.9);
         let context = noise(2 * 7 * 12, 1.3);
         let input = gpu.upload(&[&x[..], &[POISON; RESCALE_THRESHOLD]].concat()).expect("an upload");
@@ -240,14 +241,14 @@ impl Layer {
             key: part(144, 72),
             value: part(288, 72),
             out: part(432, 144),
-            appended: None,
+            bias_kv: None,
         };
         let inputs = [widen(&x), widen(&context), widen(&context)];
         let shape = LayerShape { batch: 2, q_len: 5, kv_len: 7 };
         let want = multi_head::<f64>(
             inputs.each_ref().map(|i| &i[..]),
             shape,
-            &self.config,
+            &self.config.config(),
             &weights,
             &Options::default(),
         )

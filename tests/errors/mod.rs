@@ -14,6 +14,7 @@ use wgpu_attention::{
 };
 
 use crate::harness::device::{device, devices};
+use crate::harness::layer_options::LayerOptions;
 use crate::harness::random::noise;
 use crate::harness::{defaults, full};
 
@@ -103,7 +104,7 @@ fn the_reference_of_a_layer_refuses_wrong_lengths() {
     let (x, w) = (vec![0.5f64; 12], vec![0.25f64; 16]);
     let shape = LayerShape { batch: 1, q_len: 3, kv_len: 3 };
     let linear = HostLinear { weight: &w[..], bias: None };
-    let good = HostWeights { query: linear, key: linear, value: linear, out: linear, appended: None };
+    let good = HostWeights { query: linear, key: linear, value: linear, out: linear, bias_kv: None };
     let run = |inputs, shape, weights: &HostWeights<f64>| {
         multi_head::<f64>(inputs, shape, &config, weights, &Options::default()).map(|heads| heads.out)
     };
@@ -117,7 +118,7 @@ fn the_reference_of_a_layer_refuses_wrong_lengths() {
     let biased = HostLinear { weight: &w, bias: Some(&x[..3]) };
     assert!(error(run([&x, &x, &x], shape, &HostWeights { value: biased, ..good })).contains("4 elements"));
     assert!(error(run([&x, &x, &x], shape, &HostWeights { out: biased, ..good })).contains("4 elements"));
-    let appended = HostWeights { appended: Some((&x[..4], &x[..3])), ..good };
+    let appended = HostWeights { bias_kv: Some([&x[..4], &x[..3]]), ..good };
     assert!(error(run([&x, &x, &x], shape, &appended)).contains("4 elements"));
     let far = LayerShape { batch: usize::MAX, ..shape };
     assert!(error(run([&x, &x, &x], far, &good)).contains("got 12"));
@@ -181,7 +182,7 @@ fn the_stages_of_the_reference_refuse_what_does_not_fit() {
 #[test]
 fn bad_numbers_show() {
     let gpu = &full().gpu;
-    for (path, tiling) in [
+    for (path, form) in [
         (Path::Staged, KernelForm::Cpu),
         (Path::Staged, KernelForm::Gpu),
         (Path::Fused, KernelForm::Cpu),
@@ -204,7 +205,7 @@ fn bad_numbers_show() {
             let [bq, bk, bv] = &buffers;
             let call = parts([bq, bk, bv, &out]).forward();
             let config =
-                Config::new(4, 8).kv_heads(2).value_dim(6).tuning(Tuning::new().form(tiling).path(path));
+                Config::new(4, 8).kv_heads(2).value_dim(6).tuning(Tuning::new().form(form).path(path));
             let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
             let mut scratch =
                 Scratch::new(gpu.device(), attention.scratch_size(&call).expect("a size")).expect("scratch");
@@ -215,7 +216,7 @@ fn bad_numbers_show() {
             assert!(want.iter().any(|x| !x.is_finite()), "the case has no effect");
             for (n, (got, want)) in got.iter().zip(&want).enumerate() {
                 let same = if want.is_finite() { (got - want).abs() < 1e-5 } else { !got.is_finite() };
-                assert!(same, "{path:?}, {tiling:?}, {bad} in {name}: element {n} is {got}, not {want}");
+                assert!(same, "{path:?}, {form:?}, {bad} in {name}: element {n} is {got}, not {want}");
             }
         }
     }

@@ -20,9 +20,9 @@ pub struct ConfigSpec {
     head_dim: usize,
     value_dim: usize,
     dtype: DType,
-    scale: Option<f32>,
-    softcap: Option<f32>,
-    tiling: KernelForm,
+    scale: Option<f64>,
+    softcap: Option<f64>,
+    form: KernelForm,
     path: Path,
     units: MatrixUnits,
     f16_operands: bool,
@@ -42,7 +42,7 @@ impl ConfigSpec {
             dtype: float(f, f16),
             scale: c.one_in(3).then(|| c.pick(&[0.0, 0.5, 1.0, -0.25])),
             softcap: f.one_in(4).then(|| c.pick(&[0.5, 5.0, 50.0])),
-            tiling: f.pick(&[KernelForm::Cpu, KernelForm::Gpu, KernelForm::Auto]),
+            form: f.pick(&[KernelForm::Cpu, KernelForm::Gpu, KernelForm::Auto]),
             path: f.pick(&[Path::Auto, Path::Fused, Path::Staged]),
             units: MatrixUnits::Auto,
             f16_operands: c.one_in(6),
@@ -69,8 +69,8 @@ impl ConfigSpec {
             2 => self.head_dim = c.size(),
             3 => self.value_dim = c.size(),
             4 => self.dtype = c.pick(&[DType::F32, DType::F16, DType::U32, DType::Bool]),
-            5 => self.scale = Some(c.float()),
-            6 => self.softcap = Some(c.float()),
+            5 => self.scale = Some(c.float().into()),
+            6 => self.softcap = Some(c.float().into()),
             7 => self.path = c.pick(&[Path::Fused, Path::Staged]),
             8 => self.units = c.pick(&[MatrixUnits::Always, MatrixUnits::Never]),
             9 => self.work = Some(c.size() as u64),
@@ -81,7 +81,7 @@ impl ConfigSpec {
 
     pub fn config(&self) -> Config {
         let mut tuning = Tuning::new()
-            .form(self.tiling)
+            .form(self.form)
             .path(self.path)
             .matrix_units(self.units)
             .f16_operands(self.f16_operands);
@@ -91,22 +91,17 @@ impl ConfigSpec {
         if let Some(splits) = self.splits {
             tuning = tuning.splits(splits);
         }
-        let mut config = Config::new(self.heads, self.head_dim)
+        Config::new(self.heads, self.head_dim)
             .kv_heads(self.kv_heads)
             .value_dim(self.value_dim)
             .dtype(self.dtype)
-            .tuning(tuning);
-        if let Some(scale) = self.scale {
-            config = config.scale(scale);
-        }
-        if let Some(softcap) = self.softcap {
-            config = config.softcap(softcap);
-        }
-        config
+            .scale(self.scale)
+            .softcap(self.softcap)
+            .tuning(tuning)
     }
 
     fn is_tame(&self) -> bool {
-        let within = |x: Option<f32>, least: f32, most: f32| x.is_none_or(|x| (least..=most).contains(&x));
+        let within = |x: Option<f64>, least: f64, most: f64| x.is_none_or(|x| (least..=most).contains(&x));
         within(self.scale, -2.0, 2.0) && within(self.softcap, 0.1, 100.0)
     }
 }

@@ -127,7 +127,7 @@ pub fn cache(
         Ok(cache) => cache,
         Err(e) => return world.works(&mut world.scratch()).map(|()| refused(&e)),
     };
-    let tiling = f.pick(&[KernelForm::Cpu, KernelForm::Gpu]);
+    let form = f.pick(&[KernelForm::Cpu, KernelForm::Gpu]);
     let group = f.between(1, 2);
     let dtype = float(f, world.f16);
     let of_rows = float(f, world.f16);
@@ -137,7 +137,7 @@ pub fn cache(
         .kv_heads(kind.kv_heads)
         .value_dim(kind.value_dim)
         .dtype(dtype)
-        .tuning(Tuning::new().form(tiling));
+        .tuning(Tuning::new().form(form));
     let attention = Attention::with_pipelines(world.gpu.pipelines(), config).map_err(|e| e.to_string())?;
     let rope =
         Rope::new(world.device(), RopeConfig::new(if c.one_in(9) { width(c).clamp(2, 20) & !1 } else { 2 }))

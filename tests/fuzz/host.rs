@@ -2,13 +2,14 @@
 
 use wgpu_attention::reference::{self, HostLinear, HostWeights, LayerShape, Options, Real, widen};
 use wgpu_attention::{
-    CacheStorage, DType, Dropout, Error, HostTensor, LayerConfig, PositionTable, RopeConfig, RopeOrder,
-    RowPositions, ScaleGroup, Shape, TensorView, block_map,
+    CacheStorage, DType, Dropout, Error, HostTensor, PositionTable, RopeConfig, RopeOrder, RowPositions,
+    ScaleGroup, Shape, TensorView, block_map,
 };
 
 use crate::arena::Buf;
 use crate::case::{Case, DropoutData, Expected, HostData, Rules, Weights};
 use crate::choices::Choices;
+use crate::layer_options::LayerOptions;
 use crate::masks::MaskSpec;
 use crate::positions::{strange, width};
 use crate::random::noise;
@@ -97,8 +98,8 @@ pub fn attend(
     let seed = c.word();
     for _ in 0..c.pick(&[0, 0, 0, 1, 1, 2]) {
         match c.below(9) {
-            0 => scale = Some(c.float()),
-            1 => softcap = Some(c.float()),
+            0 => scale = Some(f64::from(c.float())),
+            1 => softcap = Some(f64::from(c.float())),
             2 => appended = c.size(),
             3 => spoil_shape(&mut shape, c),
             4 => wrong[c.below(3)] = true,
@@ -116,8 +117,8 @@ pub fn attend(
     let data =
         [(q, wrong[0]), (k, wrong[1]), (v, wrong[2])].map(|(shape, wrong)| slice(c, count(&shape), wrong));
     let options = Options::new()
-        .scale(scale.map(f64::from))
-        .softcap(softcap.map(f64::from))
+        .scale(scale)
+        .softcap(softcap)
         .mask(rules.host())
         .dropout(drop.as_ref().map(DropoutData::host))
         .appended(appended)
@@ -186,9 +187,9 @@ pub fn layer(
         return transfers(world, c, said);
     }
     let kv_heads = f.between(1, 2);
-    let mut config = LayerConfig::new(8, kv_heads * f.between(1, 2));
+    let mut config = LayerOptions::new(8, kv_heads * f.between(1, 2));
     config.kv_heads = kv_heads;
-    (config.zero_attention, config.narrow) = (f.one_in(3), f.one_in(4) && config.heads == kv_heads);
+    (config.add_zero_attn, config.narrow) = (f.one_in(3), f.one_in(4) && config.heads == kv_heads);
     let mut shape = LayerShape { batch: c.between(1, 2), q_len: c.between(1, 4), kv_len: c.between(1, 6) };
     let (biased, appends) = (f.one_in(2), f.one_in(3));
     let faults = c.pick(&[0, 0, 0, 1, 1, 2]);
@@ -209,13 +210,13 @@ pub fn layer(
                     &mut config.out_features,
                 ][c.below(8)] = n;
             }
-            2 => config.scale = Some(c.float()),
+            2 => config.scale = Some(c.float().into()),
             _ => wrong[c.below(16)] = true,
         }
     }
     *said = format!("{config:?}, {shape:?}, biased {biased}, appends {appends}, wrong {wrong:?}");
     let LayerShape { batch, q_len, kv_len } = shape;
-    let LayerConfig {
+    let LayerOptions {
         heads,
         kv_heads,
         head_dim,
@@ -247,14 +248,14 @@ pub fn layer(
     fn weights<R: Real>(data: &[Vec<R>], biased: bool, appends: bool) -> HostWeights<'_, R> {
         let linear =
             |n: usize| HostLinear { weight: &data[3 + n][..], bias: biased.then(|| &data[7 + n][..]) };
-        let appended = appends.then(|| (&data[11][..], &data[12][..]));
-        HostWeights { query: linear(0), key: linear(1), value: linear(2), out: linear(3), appended }
+        let bias_kv = appends.then(|| [&data[11][..], &data[12][..]]);
+        HostWeights { query: linear(0), key: linear(1), value: linear(2), out: linear(3), bias_kv }
     }
     let options = Options::new().weights(c.one_in(2));
     let got = world.gpu.multi_head(
         [&data[0], &data[1], &data[2]],
         shape,
-        &config,
+        &config.config(),
         &weights(&data, biased, appends),
         &options,
     );
@@ -262,7 +263,7 @@ pub fn layer(
     let want = reference::multi_head(
         [&wide[0], &wide[1], &wide[2]],
         shape,
-        &config,
+        &config.config(),
         &weights(&wide, biased, appends),
         &options,
     );
@@ -441,9 +442,7 @@ pub fn stages(_: &mut World, _: &mut Choices, c: &mut Choices, said: &mut String
         _ => Ok(()),
     };
     // What only says, and what only names.
-    let _ = (shape.flops(), shape.group(), shape.check());
-    let config = LayerConfig::new(c.size(), c.size());
-    let _ = (config.check(), config.shape(b, h, l, d));
+    let _ = (shape.flops(), shape.group());
     let element =
         HostTensor::new(&[1u32, 2, 3][..], [b, h, l, d]).at([c.size(), c.size(), c.size(), c.size()]);
     let _ = element;

@@ -27,6 +27,8 @@ mod world;
 #[path = "../harness/case.rs"]
 #[allow(dead_code)]
 mod case;
+#[path = "../harness/layer_options.rs"]
+mod layer_options;
 #[path = "../harness/memory.rs"]
 #[allow(dead_code)]
 mod memory;

@@ -182,7 +182,7 @@ pub fn add(
         match c.below(9) {
             0 => dim = width(c),
             1 => base = number(c),
-            2 => scale = c.float(),
+            2 => scale = c.float().into(),
             3 => places.1 = c.size() as u32,
             4 => places.0.iter_mut().for_each(|w| w.spoil(c)),
             5 => out.iter_mut().for_each(|w| w.spoil(c)),
@@ -225,13 +225,12 @@ pub fn add(
             learned: bool,
             base: f64,
             at: RowPositions<HostTensor<u32>>,
-            scale: f32,
+            scale: f64,
             bytes: &[Vec<u8>],
         ) -> Result<Vec<R>, String> {
             let rows = table.wide::<R>(bytes);
             let of = if learned { PositionTable::Learned(&rows[..]) } else { PositionTable::Sinusoid(base) };
-            let done =
-                reference::add_positions(&x.wide::<R>(bytes), x.shape, of, at, R::of(f64::from(scale)));
+            let done = reference::add_positions(&x.wide::<R>(bytes), x.shape, of, at, scale);
             done.map_err(|e| format!("the reference refuses it: {e}"))
         }
         let table = if learned { table } else { x };

@@ -2,14 +2,15 @@
 
 use wgpu_attention::reference::{self, HostLinear, HostWeights, LayerShape, Options, Real};
 use wgpu_attention::{
-    DType, KernelForm, LayerConfig, LayerForward, LayerWeights, Linear, MatrixUnits, Merge,
-    MultiHeadAttention, Partial, Path, Projection, ProjectionForward, Tuning,
+    DType, KernelForm, LayerForward, LayerWeights, Linear, MatrixUnits, Merge, MultiHeadAttention, Partial,
+    Path, Projection, ProjectionForward, Tuning,
 };
 
 use crate::arena::{Buf, Window, view};
 use crate::attention::DropSpec;
 use crate::call::{How, MOST_WORK, Memory, faults, float, judge, largest, outputs, settle};
 use crate::choices::Choices;
+use crate::layer_options::LayerOptions;
 use crate::masks::MaskSpec;
 use crate::world::{Outcome, World, refused};
 
@@ -31,7 +32,7 @@ pub fn project(
     let types = [0; 4].map(|_| float(f, world.f16));
     let (heads, narrow, biased, aligned) = (f.between(1, 3), f.one_in(3), f.one_in(2), f.one_in(2));
     let (dim, read, shared) = (f.pick(&[4, 5]), f.pick(&[4, 8, 3]), f.one_in(2));
-    let tiling = f.pick(&[KernelForm::Cpu, KernelForm::Gpu]);
+    let form = f.pick(&[KernelForm::Cpu, KernelForm::Gpu]);
     let mut units = MatrixUnits::Auto;
     let (batch, length) = (c.between(1, 2), c.between(1, 9));
     let features = if narrow { heads * read } else { read };
@@ -70,9 +71,9 @@ pub fn project(
     if c.one_in(40) {
         products.clear();
     }
-    *said = format!("{products:?}, {tiling:?}, {units:?}");
+    *said = format!("{products:?}, {form:?}, {units:?}");
     let operator = Projection::with_pipelines(world.gpu.pipelines())
-        .tuning(Tuning::new().form(tiling).matrix_units(units));
+        .tuning(Tuning::new().form(form).matrix_units(units));
     let buffers = world.arena.buffers.clone();
     let calls: Vec<_> = products
         .iter()
@@ -204,7 +205,7 @@ fn merged<R: Real>(parts: &[[Window; 2]], bytes: &[Vec<u8>]) -> Result<(Vec<R>, 
 /// A layer's weights and biases: query, key, value, out.
 #[derive(Clone, Debug)]
 struct LayerSpec {
-    config: LayerConfig,
+    config: LayerOptions,
     weights: [Window; 4],
     biases: [Option<Window>; 4],
     appended: Option<[Window; 2]>,
@@ -220,7 +221,7 @@ impl LayerSpec {
     fn new(f: &mut Choices, c: &mut Choices, f16: bool) -> Self {
         let types = [0; 3].map(|_| float(f, f16));
         let kv_heads = f.between(1, 2);
-        let mut config = LayerConfig::new(8, kv_heads * f.between(1, 2));
+        let mut config = LayerOptions::new(8, kv_heads * f.between(1, 2));
         config.kv_heads = kv_heads;
         config.head_dim = f.pick(&[4, 3]);
         config.value_dim = f.pick(&[4, 5]);
@@ -229,7 +230,7 @@ impl LayerSpec {
         config.key_features = f.pick(&[8, 4]);
         config.value_features = f.pick(&[8, 4]);
         config.narrow = f.one_in(4) && heads == kv_heads;
-        config.zero_attention = f.one_in(4);
+        config.add_zero_attn = f.one_in(4);
         config.dtype = types[0];
         config.softcap = f.one_in(6).then_some(5.0);
         let (batch, q_len, kv_len) = (c.between(1, 2), c.between(1, 9), c.between(1, 9));
@@ -253,7 +254,7 @@ impl LayerSpec {
             [config.head_dim, config.value_dim]
                 .map(|d| Window::input(c, types[1], [1, 1, 1, kv_heads * d], false))
         });
-        let keys = kv_len + usize::from(appended.is_some()) + usize::from(config.zero_attention);
+        let keys = kv_len + usize::from(appended.is_some()) + usize::from(config.add_zero_attn);
         let pairs = [batch, if f.one_in(2) { 1 } else { heads }, q_len, keys];
         let outs = [
             (config.dtype, [batch, 1, q_len, config.out_features]),
@@ -292,9 +293,9 @@ impl LayerSpec {
             }
             4 => config.out_features = c.size(),
             5 => config.narrow = !config.narrow,
-            6 => config.zero_attention = !config.zero_attention,
-            7 => config.scale = Some(c.float()),
-            8 => config.softcap = Some(c.float()),
+            6 => config.add_zero_attn = !config.add_zero_attn,
+            7 => config.scale = Some(c.float().into()),
+            8 => config.softcap = Some(c.float().into()),
             9 => config.dtype = c.pick(&[DType::F32, DType::F16, DType::U32, DType::Bool]),
             10 => self.mask.spoil(c),
             _ => {
@@ -329,15 +330,21 @@ impl LayerSpec {
             key: linear(1),
             value: linear(2),
             out: linear(3),
-            appended: appended.as_ref().map(|[k, v]| (&k[..], &v[..])),
+            bias_kv: appended.as_ref().map(|pair| pair.each_ref().map(|x| &x[..])),
         };
         let [query, key, value, _] = self.tensors;
         let inputs = [query, key, value].map(|w| w.wide::<R>(bytes));
         let shape = LayerShape { batch: query.shape[0], q_len: query.shape[2], kv_len: key.shape[2] };
         let rules = self.mask.rules(bytes);
         let options = Options::new().mask(rules.host());
-        reference::multi_head(inputs.each_ref().map(|x| &x[..]), shape, &self.config, &host, &options)
-            .map(|heads| heads.out)
+        reference::multi_head(
+            inputs.each_ref().map(|x| &x[..]),
+            shape,
+            &self.config.config(),
+            &host,
+            &options,
+        )
+        .map(|heads| heads.out)
     }
 }
 
@@ -348,25 +355,25 @@ pub fn layer(
     said: &mut String,
 ) -> Result<Outcome, String> {
     let mut spec = LayerSpec::new(f, c, world.f16);
-    let tiling = f.pick(&[KernelForm::Cpu, KernelForm::Gpu]);
+    let form = f.pick(&[KernelForm::Cpu, KernelForm::Gpu]);
     let path = if f.one_in(3) { Path::Staged } else { Path::Auto };
     let (how, memory) = (How::new(c), Memory::new(c));
     for _ in 0..faults(c) {
         spec.spoil(c);
     }
-    *said = format!("{spec:?}, {tiling:?}, {path:?}, {how:?}, {memory:?}");
+    *said = format!("{spec:?}, {form:?}, {path:?}, {how:?}, {memory:?}");
     let all: Vec<Window> = spec.clone().windows().into_iter().map(|w| *w).collect();
     let buffers = world.arena.buffers.clone();
     let linear = |n: usize| Linear {
         weight: view(&buffers, &spec.weights[n]),
         bias: spec.biases[n].as_ref().map(|b| view(&buffers, b)),
     };
-    let appended = spec.appended.as_ref().map(|pair| pair.each_ref().map(|w| view(&buffers, w)));
+    let bias_kv = spec.appended.as_ref().map(|pair| pair.each_ref().map(|w| view(&buffers, w)));
     let weights =
-        LayerWeights { query: linear(0), key: linear(1), value: linear(2), out: linear(3), appended };
-    let made = MultiHeadAttention::with_pipelines(world.gpu.pipelines(), spec.config, &weights);
+        LayerWeights { query: linear(0), key: linear(1), value: linear(2), out: linear(3), bias_kv };
+    let made = MultiHeadAttention::with_pipelines(world.gpu.pipelines(), spec.config.config(), &weights);
     let layer = match made {
-        Ok(layer) => layer.tuning(Tuning::new().form(tiling).path(path)),
+        Ok(layer) => layer.tuning(Tuning::new().form(form).path(path)),
         Err(e) => return world.works(&mut world.scratch()).map(|()| refused(&e)),
     };
     let [query, key, value, out] = spec.tensors.each_ref().map(|w| view(&buffers, w));

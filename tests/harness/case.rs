@@ -251,8 +251,8 @@ pub struct Case {
     pub q: Vec<f32>,
     pub k: Vec<f32>,
     pub v: Vec<f32>,
-    pub scale: Option<f32>,
-    pub softcap: Option<f32>,
+    pub scale: Option<f64>,
+    pub softcap: Option<f64>,
     pub rules: Rules,
     pub dropout: Option<DropoutData>,
     pub expected: Expected,
@@ -297,8 +297,8 @@ impl Case {
 
     pub fn options(&self) -> Options<'_> {
         Options::new()
-            .scale(self.scale.map(f64::from))
-            .softcap(self.softcap.map(f64::from))
+            .scale(self.scale)
+            .softcap(self.softcap)
             .mask(self.rules.host())
             .dropout(self.dropout.as_ref().map(DropoutData::host))
             .weights(true)
@@ -306,7 +306,7 @@ impl Case {
 
     /// The factor of `q·k`.
     pub fn scale_value(&self) -> f64 {
-        self.scale.map_or(1.0 / (self.shape.head_dim as f64).sqrt(), f64::from)
+        self.scale.unwrap_or(1.0 / (self.shape.head_dim as f64).sqrt())
     }
 
     pub fn reference<R: Real>(&self) -> Attended<R> {

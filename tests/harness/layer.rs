@@ -9,12 +9,13 @@ use wgpu_attention::reference::{
     split_heads, widen,
 };
 use wgpu_attention::{
-    DType, KernelForm, LayerConfig, LayerForward, LayerWeights, Linear, MultiHeadAttention, Path, Scratch,
-    TensorView, Tuning,
+    DType, KernelForm, LayerForward, LayerWeights, Linear, MultiHeadAttention, Path, Scratch, TensorView,
+    Tuning,
 };
 
 use super::case::{DropoutData, Expected, HIDES, Judged, Rules, Truth, Weights, in_f32, largest, widened};
 use super::device::{Profile, defaults, full};
+use super::layer_options::LayerOptions;
 use super::memory::{Image, Place, Values, stored};
 use super::random::Rng;
 use super::report::{Report, judge_outputs};
@@ -35,7 +36,7 @@ pub struct LinearData {
 pub struct LayerCase {
     pub name: String,
     /// Its dtype is the setup's.
-    pub config: LayerConfig,
+    pub config: LayerOptions,
     pub shape: LayerShape,
     /// Queries, keys, values.
     pub inputs: [Vec<f32>; 3],
@@ -53,7 +54,7 @@ pub struct LayerCase {
 
 impl LayerCase {
     /// A layer with random data, the same for the same name.
-    pub fn random(name: String, config: LayerConfig, shape: LayerShape, appended: bool) -> Self {
+    pub fn random(name: String, config: LayerOptions, shape: LayerShape, appended: bool) -> Self {
         let mut rng = Rng::named(&name);
         let LayerShape { batch, q_len, kv_len } = shape;
         let inputs = [
@@ -84,7 +85,7 @@ impl LayerCase {
     }
 
     pub fn appended_len(&self) -> usize {
-        usize::from(self.appended.is_some()) + usize::from(self.config.zero_attention)
+        usize::from(self.appended.is_some()) + usize::from(self.config.add_zero_attn)
     }
 
     /// The attention inside.
@@ -159,10 +160,10 @@ impl LayerCase {
             key: linear(1),
             value: linear(2),
             out: linear(3),
-            appended: appended.as_ref().map(|[k, v]| (&k[..], &v[..])),
+            bias_kv: appended.as_ref().map(|pair| pair.each_ref().map(|x| &x[..])),
         };
         let inputs = [&inputs[0][..], &inputs[1], &inputs[2]];
-        reference::multi_head(inputs, self.shape, &self.config, &weights, &self.options())
+        reference::multi_head(inputs, self.shape, &self.config.config(), &weights, &self.options())
             .expect("the case fits the reference")
     }
 
@@ -182,18 +183,14 @@ impl LayerCase {
                 full.extend_from_slice(sequence);
                 if n > 0 {
                     full.extend(self.appended.iter().flat_map(|pair| pair[n - 1].iter().copied()));
-                    full.extend(vec![0.0; usize::from(c.zero_attention) * heads * dim]);
+                    full.extend(vec![0.0; usize::from(c.add_zero_attn) * heads * dim]);
                 }
             }
             let length = if n == 0 { q_len } else { shape.kv_len };
             stored(&split_heads(&full, length, heads, dim).expect("it fits"), dtype)
         });
         let [q, k, v] = &heads;
-        let options = self
-            .options()
-            .appended(self.appended_len())
-            .scale(c.scale.map(f64::from))
-            .softcap(c.softcap.map(f64::from));
+        let options = self.options().appended(self.appended_len()).scale(c.scale).softcap(c.softcap);
         let attended = reference::attention(q, k, v, shape, &options).expect("the case fits the reference");
         let context =
             stored(&join_heads(&attended.out, q_len, c.heads, c.value_dim).expect("it fits"), dtype);
@@ -204,7 +201,7 @@ impl LayerCase {
             &widen(q),
             &widen(k),
             shape,
-            c.scale.map_or(1.0 / (shape.head_dim as f64).sqrt(), f64::from),
+            c.scale.unwrap_or(1.0 / (shape.head_dim as f64).sqrt()),
         )
         .expect("it fits");
         let bias = self.rules.bias.iter().flat_map(|b| &b.data).map(|b| f64::from(*b));
@@ -293,7 +290,7 @@ pub enum Storage {
 #[derive(Clone, Copy, Debug)]
 pub struct LayerSetup {
     pub profile: &'static Profile,
-    pub tiling: KernelForm,
+    pub form: KernelForm,
     pub path: Path,
     /// Of the layer: inputs, intermediates, output.
     pub dtype: DType,
@@ -319,10 +316,10 @@ pub enum LayerLayout {
 
 impl fmt::Display for LayerSetup {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let LayerSetup { profile, tiling, path, dtype, weight, bias, layout, storage, lse, weights } = self;
+        let LayerSetup { profile, form, path, dtype, weight, bias, layout, storage, lse, weights } = self;
         write!(
             f,
-            "{}, {path:?}, {tiling:?}, {dtype:?}, weights {weight:?}, biases {bias:?}, {layout:?}, {storage:?}, lse {lse}, \
+            "{}, {path:?}, {form:?}, {dtype:?}, weights {weight:?}, biases {bias:?}, {layout:?}, {storage:?}, lse {lse}, \
              weights {weights:?}",
             profile.name
         )
@@ -335,7 +332,7 @@ impl fmt::Display for LayerSetup {
 pub fn layer_setups(case: &LayerCase) -> Vec<LayerSetup> {
     let seed = Rng::named(&case.rules.names().join(" ")).word() | 1;
     let mut all = Vec::new();
-    for (n, tiling) in FORMS.into_iter().enumerate() {
+    for (n, form) in FORMS.into_iter().enumerate() {
         let other = [(full(), DType::F16, 3, 1), (defaults(), DType::F32, 4, 1)];
         let runs = [(full(), DType::F32, 0, 3), other[(n + (seed >> 40) as usize) % 2]];
         for (profile, dtype, from, count) in runs {
@@ -353,7 +350,7 @@ pub fn layer_setups(case: &LayerCase) -> Vec<LayerSetup> {
                 let other = if mixed { DType::F32 } else { dtype };
                 let setup = LayerSetup {
                     profile,
-                    tiling,
+                    form,
                     path: Path::Auto,
                     dtype,
                     weight: other,
@@ -432,10 +429,10 @@ pub async fn run_layer_async(
     setup: &LayerSetup,
     change: impl FnOnce(Tuning) -> Tuning,
 ) -> Result<Got, String> {
-    let LayerSetup { profile, tiling, path, dtype, storage, .. } = *setup;
+    let LayerSetup { profile, form, path, dtype, storage, .. } = *setup;
     profile.tidy();
     let LayerShape { batch, q_len, kv_len } = case.shape;
-    let config = LayerConfig { dtype, ..case.config };
+    let config = LayerOptions { dtype, ..case.config };
     let seed = if let LayerLayout::Window(seed) = setup.layout { seed } else { 0 };
     let mut rng = Rng::new(seed);
     let mut place = |length, features| {
@@ -482,7 +479,7 @@ pub async fn run_layer_async(
         key: linear(1),
         value: linear(2),
         out: linear(3),
-        appended: case.appended.as_ref().map(|_| [placed(&extra[0]), placed(&extra[1])]),
+        bias_kv: case.appended.as_ref().map(|_| [placed(&extra[0]), placed(&extra[1])]),
     };
 
     let shape = case.attention();
@@ -505,9 +502,9 @@ pub async fn run_layer_async(
 
     let refused = |e: wgpu_attention::Error| format!("refused: {e}");
     let device = profile.gpu.device();
-    let layer = MultiHeadAttention::with_pipelines(profile.gpu.pipelines(), config, &on_device)
+    let layer = MultiHeadAttention::with_pipelines(profile.gpu.pipelines(), config.config(), &on_device)
         .map_err(refused)?
-        .tuning(change(Tuning::new().form(tiling).path(path)));
+        .tuning(change(Tuning::new().form(form).path(path)));
     let mut scratch = Scratch::new(device, layer.scratch_size(&call).map_err(refused)?).map_err(refused)?;
     let mut encoder = device.create_command_encoder(&Default::default());
     layer.forward(&mut encoder, &call, &mut scratch).map_err(refused)?;

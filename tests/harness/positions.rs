@@ -217,7 +217,7 @@ impl Setup {
         x: &HostData<f32>,
         base: f64,
         at: &RowPositions<HostData<u32>>,
-        scale: f32,
+        scale: f64,
     ) -> Result<f64, String> {
         pollster::block_on(self.add_sinusoid_async(x, base, at, scale))
     }
@@ -227,16 +227,15 @@ impl Setup {
         x: &HostData<f32>,
         base: f64,
         at: &RowPositions<HostData<u32>>,
-        scale: f32,
+        scale: f64,
     ) -> Result<f64, String> {
         let x = HostData::new(stored(&x.data, self.x), x.shape);
         let wide = widen::<f64>(&x.data);
         let table = PositionTable::Sinusoid(base);
-        let want = reference::add_positions(&wide, x.shape, table, host(at), f64::from(scale))
-            .map_err(|e| e.to_string())?;
+        let want =
+            reference::add_positions(&wide, x.shape, table, host(at), scale).map_err(|e| e.to_string())?;
         // The rotation, the product and the sum.
-        let error =
-            |n: usize| ROUNDING * (TURN + (wide[n] * f64::from(scale)).abs() + want[n].abs().max(1.0));
+        let error = |n: usize| ROUNDING * (TURN + (wide[n] * scale).abs() + want[n].abs().max(1.0));
         let sinusoid =
             Sinusoid::new(self.profile.gpu.device(), x.shape[3], base).map_err(|e| e.to_string())?;
         self.judge(&x, at, &want, error, |positions, encoder, (x, out, at)| {
@@ -252,7 +251,7 @@ impl Setup {
         x: &HostData<f32>,
         table: (&HostData<f32>, DType),
         at: &RowPositions<HostData<u32>>,
-        scale: f32,
+        scale: f64,
     ) -> Result<f64, String> {
         pollster::block_on(self.add_learned_async(x, table, at, scale))
     }
@@ -262,16 +261,16 @@ impl Setup {
         x: &HostData<f32>,
         table: (&HostData<f32>, DType),
         at: &RowPositions<HostData<u32>>,
-        scale: f32,
+        scale: f64,
     ) -> Result<f64, String> {
         let x = HostData::new(stored(&x.data, self.x), x.shape);
         let (table, dtype) = table;
         let rows = stored(&table.data, dtype);
         let (wide, wide_rows) = (widen::<f64>(&x.data), widen::<f64>(&rows));
         let host_table = PositionTable::Learned(&wide_rows[..]);
-        let want = reference::add_positions(&wide, x.shape, host_table, host(at), f64::from(scale))
+        let want = reference::add_positions(&wide, x.shape, host_table, host(at), scale)
             .map_err(|e| e.to_string())?;
-        let error = |n: usize| ROUNDING * ((wide[n] * f64::from(scale)).abs() + want[n].abs());
+        let error = |n: usize| ROUNDING * ((wide[n] * scale).abs() + want[n].abs());
         let place = self.layout.places([[1; 4], table.shape])[1];
         let placed = Placed::input(self.profile, Values::Floats(&rows), dtype, place);
         self.judge(&x, at, &want, error, |positions, encoder, (x, out, at)| {

@@ -62,7 +62,7 @@ pub fn window(shape: [usize; 4], rng: &mut Rng, seed: u64) -> Place {
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     pub profile: &'static Profile,
-    pub tiling: KernelForm,
+    pub form: KernelForm,
     pub path: Path,
     pub dtype: DType,
     pub bias: DType,
@@ -73,10 +73,10 @@ pub struct Setup {
 
 impl fmt::Display for Setup {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let Setup { profile, tiling, path, dtype, bias, layout, lse, weights } = self;
+        let Setup { profile, form, path, dtype, bias, layout, lse, weights } = self;
         write!(
             f,
-            "{}, {path:?}, {tiling:?}, {dtype:?}, bias {bias:?}, {layout:?}, lse {lse}, weights {weights:?}",
+            "{}, {path:?}, {form:?}, {dtype:?}, bias {bias:?}, {layout:?}, lse {lse}, weights {weights:?}",
             profile.name
         )
     }
@@ -87,7 +87,7 @@ impl Setup {
     pub fn matrix(profile: &'static Profile, layout: Layout) -> Self {
         Setup {
             profile,
-            tiling: KernelForm::Cpu,
+            form: KernelForm::Cpu,
             path: Path::Fused,
             dtype: DType::F16,
             bias: DType::F32,
@@ -140,7 +140,7 @@ pub fn setups(case: &Case) -> Vec<Setup> {
     for (form, runs) in [(FORMS[first], dense), (FORMS[1 - first], windows)] {
         let always = [rng.below(2), 2 + rng.below(2)];
         for (n, (profile, dtype, path, layout, weights)) in runs.into_iter().enumerate() {
-            let setup = Setup { profile, tiling: form, path, dtype, bias: f32, layout, lse: true, weights };
+            let setup = Setup { profile, form, path, dtype, bias: f32, layout, lse: true, weights };
             add(always.contains(&n), setup);
         }
     }
@@ -295,7 +295,7 @@ pub async fn run_async(
     setup: &Setup,
     change: impl FnOnce(Tuning) -> Tuning,
 ) -> Result<Got, String> {
-    let Setup { profile, tiling, path, dtype, layout, .. } = *setup;
+    let Setup { profile, form, path, dtype, layout, .. } = *setup;
     profile.tidy();
     let shape = case.shape;
     let [q_at, k_at, v_at, out_at, lse_at] =
@@ -321,21 +321,17 @@ pub async fn run_async(
     let rules = PlacedRules::new(profile, &case.rules, setup.bias, layout);
     let keep = place_dropout(profile, case.dropout.as_ref(), layout);
 
-    let mut tuning = Tuning::new().form(tiling).path(path);
+    let mut tuning = Tuning::new().form(form).path(path);
     if profile.matrix {
         tuning = tuning.matrix_units(MatrixUnits::Always).f16_operands(true);
     }
-    let mut config = Config::new(shape.heads, shape.head_dim)
+    let config = Config::new(shape.heads, shape.head_dim)
         .kv_heads(shape.kv_heads)
         .value_dim(shape.value_dim)
         .dtype(dtype)
+        .scale(case.scale)
+        .softcap(case.softcap)
         .tuning(change(tuning));
-    if let Some(scale) = case.scale {
-        config = config.scale(scale);
-    }
-    if let Some(softcap) = case.softcap {
-        config = config.softcap(softcap);
-    }
     let call = Forward::new(q, k, v, out.view())
         .mask(rules.mask())
         .lse(lse.as_ref().map(Placed::view))

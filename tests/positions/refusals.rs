@@ -89,7 +89,7 @@ struct Sum<'a> {
     out: Option<TensorView<'a>>,
     table: PositionTable<&'a Sinusoid, TensorView<'a>>,
     at: RowPositions<TensorView<'a>>,
-    scale: f32,
+    scale: f64,
 }
 
 impl<'a> Sum<'a> {
@@ -265,7 +265,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     bench.refuses_sum(&["`table`", "F32 or F16", "U32"], |c| {
         c.table = PositionTable::Learned(view(table, u32, [1, 1, 9, 8]));
     });
-    for scale in [f32::NAN, f32::INFINITY] {
+    for scale in [f64::NAN, f64::INFINITY, 1e39] {
         bench.refuses_sum(&["scale is", "finite"], |c| c.scale = scale);
     }
 

@@ -24,12 +24,12 @@ struct Generation {
 }
 
 impl Generation {
-    fn new(layout: CacheLayout, storage: CacheStorage, capacity: usize, tiling: KernelForm) -> Self {
+    fn new(layout: CacheLayout, storage: CacheStorage, capacity: usize, form: KernelForm) -> Self {
         let own = Own::new();
         let gpu = &own.gpu;
         let config = CacheConfig::new(1, DIM, capacity).storage(storage).layout(layout);
         let cache = Cache::with_pipelines(gpu.pipelines(), config).expect("a cache");
-        let config = Config::new(HEADS, DIM).kv_heads(1).tuning(Tuning::new().form(tiling).splits(3));
+        let config = Config::new(HEADS, DIM).kv_heads(1).tuning(Tuning::new().form(form).splits(3));
         let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
         // Whole levels of 1/16, the largest of each row among them: what every storage keeps.
         let level =
@@ -106,12 +106,12 @@ impl Generation {
 #[test]
 fn a_thousand_steps_are_recorded_ahead() {
     let paged = CacheLayout::Paged { page: 64, pages: 16 };
-    for (layout, storage, capacity, tiling) in [
+    for (layout, storage, capacity, form) in [
         (CacheLayout::Contiguous, CacheStorage::F32, STEPS, KernelForm::Cpu),
         (CacheLayout::Ring { sink_tokens: 4 }, CacheStorage::Q8(ScaleGroup::Row), 50, KernelForm::Gpu),
         (paged, CacheStorage::F16, STEPS, KernelForm::Cpu),
     ] {
-        let mut generation = Generation::new(layout, storage, capacity, tiling);
+        let mut generation = Generation::new(layout, storage, capacity, form);
         let gpu = generation.own.gpu.clone();
         let mut scratch = generation.scratch();
         if let CacheLayout::Paged { .. } = layout {
@@ -213,10 +213,10 @@ fn a_step_costs_the_same_at_any_length() {
 fn scratch_does_not_grow_with_capacity() {
     let own = Own::new();
     let gpu = &own.gpu;
-    for tiling in [KernelForm::Gpu, KernelForm::Cpu] {
+    for form in [KernelForm::Gpu, KernelForm::Cpu] {
         let attention = Attention::with_pipelines(
             gpu.pipelines(),
-            Config::new(8, 64).kv_heads(2).tuning(Tuning::new().form(tiling)),
+            Config::new(8, 64).kv_heads(2).tuning(Tuning::new().form(form)),
         )
         .expect("an operator");
         let [q, out] = [0, 1].map(|_| gpu.buffer(4 * 8 * 64).expect("a buffer"));
@@ -231,12 +231,12 @@ fn scratch_does_not_grow_with_capacity() {
             };
             let empty = size(&cache);
             gpu.submit(|e| cache.advance(e, Tokens::All(capacity))).expect("room");
-            assert_eq!(size(&cache), empty, "{tiling:?}: a full cache of {capacity}");
+            assert_eq!(size(&cache), empty, "{form:?}: a full cache of {capacity}");
             sizes.push(empty);
         }
         // 128 splits of 8 rows, each 64 sums and a vector of totals.
-        assert!(sizes.is_sorted() && sizes[0] == 0, "{tiling:?}: {sizes:?}");
-        assert!(sizes.iter().all(|size| *size <= 128 * 8 * 4 * (64 + 4)), "{tiling:?}: {sizes:?}");
-        assert!(sizes[4] == sizes[5] && sizes[4] > 0, "{tiling:?}: {sizes:?}");
+        assert!(sizes.is_sorted() && sizes[0] == 0, "{form:?}: {sizes:?}");
+        assert!(sizes.iter().all(|size| *size <= 128 * 8 * 4 * (64 + 4)), "{form:?}: {sizes:?}");
+        assert!(sizes[4] == sizes[5] && sizes[4] > 0, "{form:?}: {sizes:?}");
     }
 }

@@ -82,7 +82,7 @@ struct Problem {
     shape: Shape,
     path: Path,
     causal: bool,
-    scale: f32,
+    scale: f64,
     data: [Vec<f32>; 3],
     buffers: [wgpu::Buffer; 4],
 }
@@ -139,7 +139,7 @@ impl Problem {
 
     fn truth(&self, [q, k, v]: [&[f64]; 3]) -> Vec<f64> {
         let mask: HostMask = if self.causal { Mask::causal() } else { Mask::none() };
-        let options = Options::new().mask(mask).scale(f64::from(self.scale));
+        let options = Options::new().mask(mask).scale(self.scale);
         reference::attention::<f64>(q, k, v, self.shape, &options).expect("a truth").out
     }
 
@@ -173,7 +173,7 @@ fn various(gpu: &Gpu, path: Path) -> Vec<Problem> {
     ];
     let problems = shapes.into_iter().enumerate().flat_map(|(n, shape)| {
         [false, true].map(|causal| {
-            let scale = 0.2 + 0.1 * n as f32;
+            let scale = 0.2 + 0.1 * n as f64;
             Problem { causal, scale, ..Problem::new(gpu, path, shape, 0.17 + 0.05 * n as f32) }
         })
     });
@@ -203,7 +203,7 @@ impl Layer {
             key: linear(1),
             value: linear(2),
             out: linear(3),
-            appended: None,
+            bias_kv: None,
         };
         let layer = MultiHeadAttention::with_pipelines(gpu.pipelines(), LayerConfig::new(e, heads), &weights)
             .expect("a layer")

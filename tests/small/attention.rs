@@ -1,4 +1,4 @@
-//! Every path in every tiling and type, splits of keys, and what scores can be changed by.
+//! Every path in every form and type, splits of keys, and what scores can be changed by.
 
 use wgpu_attention::{DType, KernelForm, Path, Shape};
 
@@ -9,10 +9,10 @@ use crate::harness::{Case, DropoutData, FORMS, HostData, Layout, Profile, Setup,
 pub const SHAPE: Shape =
     Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 37, kv_len: 70, head_dim: 8, value_dim: 12 };
 
-pub fn setup(profile: &'static Profile, path: Path, tiling: KernelForm, dtype: DType) -> Setup {
+pub fn setup(profile: &'static Profile, path: Path, form: KernelForm, dtype: DType) -> Setup {
     Setup {
         profile,
-        tiling,
+        form,
         path,
         dtype,
         bias: DType::F32,
@@ -25,8 +25,8 @@ pub fn setup(profile: &'static Profile, path: Path, tiling: KernelForm, dtype: D
 pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
     let mut all = Vec::new();
     let mut add = |what: &str, shape: Shape, setup: Setup, splits, change: &dyn Fn(&mut Case)| {
-        let Setup { path, tiling, dtype, layout, .. } = setup;
-        let name = format!("{what}, {path:?}, {tiling:?}, {dtype:?}, {layout:?}");
+        let Setup { path, form, dtype, layout, .. } = setup;
+        let name = format!("{what}, {path:?}, {form:?}, {dtype:?}, {layout:?}");
         let case = Case::random(name.clone(), shape).with(change);
         all.push((name, Work::Attention(Box::new(case), setup, splits)));
     };
@@ -34,9 +34,9 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
     let [f32, f16] = [DType::F32, DType::F16];
     let own = Shape::new(2, 3, 37, 20);
     let odd = Shape { head_dim: 13, value_dim: 7, ..SHAPE };
-    for (n, tiling) in FORMS.into_iter().enumerate() {
-        let staged = |dtype| setup(profile, Path::Staged, tiling, dtype);
-        let fused = |dtype| setup(profile, Path::Fused, tiling, dtype);
+    for (n, form) in FORMS.into_iter().enumerate() {
+        let staged = |dtype| setup(profile, Path::Staged, form, dtype);
+        let fused = |dtype| setup(profile, Path::Fused, form, dtype);
         let heads = Setup { weights: Weights::PerHead(f32), ..staged(f32) };
         let mean = Setup { weights: Weights::Mean(f16), layout: Layout::Blhd, ..staged(f16) };
         add("self-attention", own, Setup { layout: Layout::Packed, ..heads }, None, &same);
@@ -53,7 +53,7 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
             c.rules.causal = true;
         });
 
-        // These need one tiling or the other.
+        // These need one form or the other.
         if n == 0 {
             add("softcap and scale", SHAPE, fused(f32), None, &|c| {
                 (c.scale, c.softcap) = (Some(1.5), Some(2.0))

@@ -9,7 +9,7 @@ use crate::harness::{Ask, Bed, Count, Data, HostData, Kind, Profile, Rules};
 pub struct CacheCase {
     kind: Kind,
     data: Data,
-    tiling: KernelForm,
+    form: KernelForm,
     dtype: DType,
     splits: Option<usize>,
     rules: Rules,
@@ -42,7 +42,7 @@ impl CacheCase {
                     dtype: self.dtype,
                     splits: self.splits,
                     rows: (bed.advanced == 0).then_some(2),
-                    ..Ask::new(self.tiling, &self.rules)
+                    ..Ask::new(self.form, &self.rules)
                 };
                 worst = worst.max(bed.ask_async(&ask).await.map_err(at)?);
             }
@@ -70,10 +70,10 @@ pub fn cases(_: &'static Profile) -> Vec<(String, Work)> {
     let causal = Rules { causal: true, ..Default::default() };
     let grow = |counts: &[usize]| Step::Grow(Count::Each(counts.to_vec()));
     let all = |n| Step::Grow(Count::All(n));
-    let plain = |kind, tiling, steps| CacheCase {
+    let plain = |kind, form, steps| CacheCase {
         kind,
         data: Data::Lossless,
-        tiling,
+        form,
         dtype: DType::F32,
         splits: None,
         rules: causal.clone(),

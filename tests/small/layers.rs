@@ -1,10 +1,11 @@
 //! Whole layers: projections, attention, projection.
 
 use wgpu_attention::reference::LayerShape;
-use wgpu_attention::{DType, LayerConfig, Path};
+use wgpu_attention::{DType, Path};
 
 use super::Work;
 use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, Storage};
+use crate::harness::layer_options::LayerOptions;
 use crate::harness::{FORMS, Profile, Rules, Weights};
 
 pub struct SmallLayer {
@@ -14,16 +15,16 @@ pub struct SmallLayer {
 
 pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
     let shape = LayerShape { batch: 2, q_len: 19, kv_len: 33 };
-    let plain = LayerConfig::new(24, 3);
-    let cross = LayerConfig {
+    let plain = LayerOptions::new(24, 3);
+    let cross = LayerOptions {
         value_dim: 5,
         key_features: 17,
         value_features: 10,
         out_features: 21,
-        zero_attention: true,
+        add_zero_attn: true,
         ..plain
     };
-    let narrow = LayerConfig { narrow: true, ..plain };
+    let narrow = LayerOptions { narrow: true, ..plain };
     let [f32, f16] = [DType::F32, DType::F16];
     let kinds = [
         ("plain", plain, f32, Storage::Separate, LayerLayout::Dense, Weights::None),
@@ -41,14 +42,14 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
         ("half floats, cross", cross, f16, Storage::Separate, LayerLayout::Dense, Weights::None),
     ];
     let of =
-        |(n, (what, config, dtype, storage, layout, weights)): (usize, (&str, LayerConfig, _, _, _, _))| {
+        |(n, (what, config, dtype, storage, layout, weights)): (usize, (&str, LayerOptions, _, _, _, _))| {
             let name = format!("layer: {what}");
-            let mut case = LayerCase::random(name.clone(), config, shape, config.zero_attention);
+            let mut case = LayerCase::random(name.clone(), config, shape, config.add_zero_attn);
             case.rules = Rules { causal: n % 2 == 0, ..Default::default() };
-            let tiling = FORMS[n % 2];
+            let form = FORMS[n % 2];
             let (weight, bias, path, lse) = (dtype, dtype, Path::Auto, n % 2 == 1);
             let setup =
-                LayerSetup { profile, tiling, path, dtype, weight, bias, layout, storage, lse, weights };
+                LayerSetup { profile, form, path, dtype, weight, bias, layout, storage, lse, weights };
             (name, Work::Layer(Box::new(SmallLayer { case, setup })))
         };
     kinds.into_iter().enumerate().map(of).collect()

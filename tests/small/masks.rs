@@ -99,8 +99,8 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
     let part = |name: &str| single.iter().find(|(n, _)| *n == name).expect("a mask of that name").1.clone();
     let mut all = Vec::new();
     let mut add = |what: &str, setup: Setup, rules: Rules, dropout: Option<DropoutData>| {
-        let Setup { path, tiling, dtype, .. } = setup;
-        let name = format!("{what}, {path:?}, {tiling:?}, {dtype:?}");
+        let Setup { path, form, dtype, .. } = setup;
+        let name = format!("{what}, {path:?}, {form:?}, {dtype:?}");
         let case = Case::random(name.clone(), SHAPE).with(|c| (c.rules, c.dropout) = (rules, dropout));
         all.push((name, Work::Attention(Box::new(case), setup, None)));
     };

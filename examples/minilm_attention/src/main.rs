@@ -95,7 +95,7 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
         key: linear(&key),
         value: linear(&value),
         out: linear(&out),
-        appended: None,
+        bias_kv: None,
     };
     let layer = MultiHeadAttention::with_pipelines(gpu.pipelines(), config, &weights)?;
 
@@ -134,7 +134,7 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
         key: host_linear(&key),
         value: host_linear(&value),
         out: host_linear(&output),
-        appended: None,
+        bias_kv: None,
     };
     let shape = LayerShape { batch: batch.sentences, q_len: batch.length, kv_len: batch.length };
     let mask = Mask::none().key_padding_mask(HostTensor::new(&batch.real, padding));

@@ -78,7 +78,7 @@ fn matrix_masked(tiles: FusedTiles) -> Vec<Fused> {
     let halves = Fused { dtype: DType::F16, ..plain(tiles) };
     let mut all: Vec<_> = with_masks(halves).collect();
     all.push(Fused { splits: true, ..halves });
-    all.extend(CacheVariant::all().into_iter().map(|cache| causal_in(cache, halves)));
+    all.extend(CacheVariant::all().map(|cache| causal_in(cache, halves)));
     all
 }
 

@@ -32,7 +32,7 @@ impl Count {
 #[derive(Clone, Copy, Debug)]
 pub struct Ask<'a> {
     pub layer: usize,
-    pub tiling: KernelForm,
+    pub form: KernelForm,
     pub dtype: DType,
     /// Of what is added to scores.
     pub bias: DType,
@@ -40,16 +40,16 @@ pub struct Ask<'a> {
     /// Queries of every sequence; `None`: those of the last advance.
     pub rows: Option<usize>,
     pub rules: &'a Rules,
-    pub softcap: Option<f32>,
+    pub softcap: Option<f64>,
     pub layout: Layout,
     pub lse: bool,
 }
 
 impl<'a> Ask<'a> {
-    pub fn new(tiling: KernelForm, rules: &'a Rules) -> Self {
+    pub fn new(form: KernelForm, rules: &'a Rules) -> Self {
         Ask {
             layer: 0,
-            tiling,
+            form,
             dtype: DType::F32,
             bias: DType::F32,
             splits: None,
@@ -314,14 +314,12 @@ impl Bed {
         let lse = ask.lse.then(|| Placed::output(profile, DType::F32, lse_at));
         let rules = PlacedRules::new(profile, ask.rules, ask.bias, ask.layout);
 
-        let mut config = Config::new(heads, head_dim)
+        let config = Config::new(heads, head_dim)
             .kv_heads(kv_heads)
             .value_dim(value_dim)
             .dtype(ask.dtype)
-            .tuning(ask.splits.into_iter().fold(Tuning::new().form(ask.tiling), Tuning::splits));
-        if let Some(softcap) = ask.softcap {
-            config = config.softcap(softcap);
-        }
+            .softcap(ask.softcap)
+            .tuning(ask.splits.into_iter().fold(Tuning::new().form(ask.form), Tuning::splits));
         let refused = |e: Error| format!("refused: {e}");
         let attention = Attention::with_pipelines(profile.gpu.pipelines(), config).map_err(refused)?;
         let mut call = Forward::with_cache(placed.view(), &self.cache, out.view())
