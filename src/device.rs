@@ -31,6 +31,40 @@ impl Fragment {
     }
 }
 
+/// How many registers of 32 bits an invocation has before drivers put values into memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Registers {
+    /// About 128.
+    Middle,
+    /// About 255.
+    Wide,
+}
+
+/// By PCI vendor, as `AdapterInfo` gives it; what it does not name, browsers for one, is [`Registers::Middle`].
+const REGISTERS: &[(u32, Registers)] = &[
+    // NVIDIA: 255 of an invocation since Kepler.
+    (0x10de, Registers::Wide),
+    // AMD: 256 vector registers, of GCN as of RDNA.
+    (0x1002, Registers::Wide),
+    // Apple: 256 of 16 bits.
+    (0x106b, Registers::Middle),
+    // Qualcomm: 48 vectors of four with half of the invocations at once, fewer with all.
+    (0x5143, Registers::Middle),
+    // Intel: 128 registers of 32 bytes, for 8 or 16 invocations.
+    (0x8086, Registers::Middle),
+];
+
+impl Registers {
+    fn of(info: &wgpu::AdapterInfo) -> Self {
+        let listed = REGISTERS.iter().find(|(vendor, _)| *vendor == info.vendor);
+        match info.device_type {
+            // Memory is where they have theirs anyway.
+            wgpu::DeviceType::Cpu => Registers::Wide,
+            _ => listed.map_or(Registers::Middle, |(_, registers)| *registers),
+        }
+    }
+}
+
 /// What plans and checks need to know of a device, read once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceFacts {
@@ -43,6 +77,7 @@ pub(crate) struct DeviceFacts {
     pub max_workgroups: u32,
     pub max_invocations: u32,
     pub workgroup_memory: u32,
+    pub registers: Registers,
     /// Fewest invocations of a subgroup, 0 where kernels may not use subgroups.
     pub subgroup_min: u32,
     /// Most of them.
@@ -62,6 +97,7 @@ impl DeviceFacts {
         max_workgroups: 65535,
         max_invocations: 256,
         workgroup_memory: 16384,
+        registers: Registers::Middle,
         subgroup_min: 0,
         subgroup_max: 0,
         matrix: None,
@@ -82,6 +118,7 @@ impl DeviceFacts {
                 .max_compute_invocations_per_workgroup
                 .min(limits.max_compute_workgroup_size_x),
             workgroup_memory: limits.max_compute_workgroup_storage_size,
+            registers: Registers::of(&info),
             subgroup_min: if subgroups { info.subgroup_min_size } else { 0 },
             subgroup_max: if subgroups { info.subgroup_max_size } else { 0 },
             matrix: None,

@@ -3,7 +3,7 @@
 //!
 //! `cargo run --features inspect --example kernels -- FOLDER` writes them as files for other WGSL compilers.
 
-use crate::device::{DeviceFacts, Fragment};
+use crate::device::{DeviceFacts, Fragment, Registers};
 use std::collections::HashSet;
 
 pub use crate::kernel::Field;
@@ -108,6 +108,11 @@ pub fn with_fragments(device: &wgpu::Device, side: u32, subgroup: Option<u32>) -
         (facts.subgroup_min, facts.subgroup_max) = (width, width);
     }
     Pipelines::with_facts(device, facts)
+}
+
+/// Pipelines that plan for a GPU with few registers, about 128 for each invocation (Apple's, Qualcomm's, unknown ones).
+pub fn with_few_registers(device: &wgpu::Device) -> Pipelines {
+    Pipelines::with_facts(device, DeviceFacts { registers: Registers::Middle, ..DeviceFacts::of(device) })
 }
 
 fn table<T: Table>() -> StructTable {

@@ -5,7 +5,7 @@ use super::matmul::ENOUGH_WORKGROUPS;
 use super::matrix::{FusedMatrix, fused_matrix};
 use super::outline::Outline;
 use super::tuning::{MatrixUnits, Tuning};
-use crate::device::DeviceFacts;
+use crate::device::{DeviceFacts, Registers};
 use crate::error::Error;
 use crate::problem::Shape;
 use crate::storage::StorageKind;
@@ -14,8 +14,9 @@ use crate::tensor::DType;
 /// The tiles of the fused kernel, fixed when its shader is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum FusedTiles {
-    /// `rows` packed rows per workgroup of `workgroup`; `slice` channels of out, `v_keys` rows of v staged at a time.
-    Gpu { rows: u32, workgroup: u32, slice: u32, v_keys: u32 },
+    /// `rows` packed rows per workgroup of `workgroup`; `slice` channels of out, `v_keys` rows of v staged at a time; whether
+    /// what is staged next is loaded `ahead`, into registers.
+    Gpu { rows: u32, workgroup: u32, slice: u32, v_keys: u32, ahead: bool },
     /// `rows` packed rows per workgroup of [`LANES`](Self::LANES), blocks of `keys` keys, all of a row in variables.
     Cpu { rows: u32, keys: u32, head_vectors: u32, value_vectors: u32 },
     /// Few packed rows, on GPUs.
@@ -41,7 +42,8 @@ impl FusedTiles {
     /// Every kind of tiles there is.
     pub fn all() -> Vec<FusedTiles> {
         let named = [SMALL_64, SMALL_128, SMALL_256, LARGE_64, LARGE_128, CPU, DECODE_CPU];
-        SHORT_16.into_iter().chain(SHORT_32).chain(named).collect()
+        let middle = MIDDLE_16.into_iter().chain(MIDDLE_32).chain(MIDDLE_64);
+        SHORT_16.into_iter().chain(SHORT_32).chain(named).chain(middle).collect()
     }
 
     /// Tiles for few rows of every kind, worth checking with keys of `storage` in a cache, or with tensors.
@@ -163,23 +165,33 @@ impl FusedTiles {
     }
 }
 
-const fn workgroup(rows: u32, workgroup: u32, slice: u32, v_keys: u32) -> FusedTiles {
-    FusedTiles::Gpu { rows, workgroup, slice, v_keys }
+/// Each invocation has 8 × 4 scores and as many rows of sums, and loads ahead: for [`Registers::Wide`].
+const fn wide(rows: u32, workgroup: u32, slice: u32, v_keys: u32) -> FusedTiles {
+    FusedTiles::Gpu { rows, workgroup, slice, v_keys, ahead: true }
 }
 
-/// 64 packed rows: within the WebGPU default limits. Each invocation has 8 × 4 scores and as many rows of sums.
-const SMALL_64: FusedTiles = workgroup(64, 128, 64, 16);
-const SMALL_128: FusedTiles = workgroup(64, 128, 128, 8);
+/// Half as many scores and sums, and nothing ahead: for [`Registers::Middle`].
+const fn middle(rows: u32, workgroup: u32, slice: u32, v_keys: u32) -> FusedTiles {
+    FusedTiles::Gpu { rows, workgroup, slice, v_keys, ahead: false }
+}
+
+/// 64 packed rows: within the WebGPU default limits.
+const SMALL_64: FusedTiles = wide(64, 128, 64, 16);
+const SMALL_128: FusedTiles = wide(64, 128, 128, 8);
 /// Twice the invocations, so that the sums of 256 channels fit in registers.
-const SMALL_256: FusedTiles = workgroup(64, 256, 256, 4);
+const SMALL_256: FusedTiles = wide(64, 256, 256, 4);
 /// 128 packed rows in 24 KiB: half as many loads of keys and values from global memory per multiply-add.
-const LARGE_64: FusedTiles = workgroup(128, 256, 64, 16);
-const LARGE_128: FusedTiles = workgroup(128, 256, 128, 8);
+const LARGE_64: FusedTiles = wide(128, 256, 64, 16);
+const LARGE_128: FusedTiles = wide(128, 256, 128, 8);
 /// Few queries: more workgroups, and less computed beyond them. By slices, as wide as registers allow: every slice
 /// scores all keys again.
-const SHORT_32: [FusedTiles; 2] = [workgroup(32, 64, 64, 8), workgroup(32, 64, 128, 8)];
-const SHORT_16: [FusedTiles; 3] =
-    [workgroup(16, 64, 64, 8), workgroup(16, 64, 128, 8), workgroup(16, 64, 256, 4)];
+const SHORT_32: [FusedTiles; 2] = [wide(32, 64, 64, 8), wide(32, 64, 128, 8)];
+const SHORT_16: [FusedTiles; 3] = [wide(16, 64, 64, 8), wide(16, 64, 128, 8), wide(16, 64, 256, 4)];
+
+/// For fewer registers: 16, 32 and 64 packed rows, slices of 64 and of 128 channels.
+const MIDDLE_16: [FusedTiles; 2] = [middle(16, 64, 64, 8), middle(16, 64, 128, 8)];
+const MIDDLE_32: [FusedTiles; 2] = [middle(32, 128, 64, 8), middle(32, 128, 128, 8)];
+const MIDDLE_64: [FusedTiles; 2] = [middle(64, 256, 64, 16), middle(64, 256, 128, 8)];
 
 const CPU: FusedTiles = FusedTiles::Cpu { rows: 24, keys: 2, head_vectors: 4, value_vectors: 4 };
 const DECODE_CPU: FusedTiles = FusedTiles::Cpu { rows: 8, keys: 1, head_vectors: 5, value_vectors: 3 };
@@ -286,10 +298,13 @@ fn fused_gpu(rows: usize, value_dim: usize, heads: usize, device: &DeviceFacts) 
         let fits = tiles.iter().find(|t| t.slice() >= value_dim);
         fits.or(tiles.last()).copied()
     };
-    let short = match rows {
-        0..=16 => widest(&SHORT_16),
-        17..=32 => widest(&SHORT_32),
-        _ => None,
+    let short = match (device.registers, rows) {
+        (Registers::Wide, 0..=16) => widest(&SHORT_16),
+        (Registers::Wide, 17..=32) => widest(&SHORT_32),
+        (Registers::Wide, _) => None,
+        (Registers::Middle, 0..=16) => widest(&MIDDLE_16),
+        (Registers::Middle, 17..=32) => widest(&MIDDLE_32),
+        (Registers::Middle, _) => widest(&MIDDLE_64),
     };
     if let Some(short) = short {
         return short;
@@ -450,17 +465,24 @@ mod tests {
 
     #[test]
     fn workgroup_tiles_fit_the_device_and_fill_it() {
-        let large = DeviceFacts { workgroup_memory: 32768, ..DEVICE };
+        let wide = DeviceFacts { registers: Registers::Wide, ..DEVICE };
+        let large = DeviceFacts { workgroup_memory: 32768, ..wide };
         let of = |rows, value_dim, heads, device| fused_gpu(rows, value_dim, heads, device);
         for value_dim in [1, 64, 65, 128, 129, 512] {
             for rows in [1, 16, 17, 32, 33, 4096] {
-                let tiles = of(rows, value_dim, 64, &DEVICE);
-                assert!(tiles.workgroup_memory() <= DEVICE.workgroup_memory, "{tiles:?}");
+                for device in [&DEVICE, &wide] {
+                    let tiles = of(rows, value_dim, 64, device);
+                    assert!(tiles.workgroup_memory() <= DEVICE.workgroup_memory, "{tiles:?}");
+                }
             }
         }
+        assert_eq!(of(4096, 64, 32, &DEVICE), MIDDLE_64[0]);
+        assert_eq!(of(4096, 200, 32, &DEVICE), MIDDLE_64[1]);
+        assert_eq!(of(17, 128, 32, &DEVICE), MIDDLE_32[1]);
+        assert_eq!(of(1, 1, 32, &DEVICE), MIDDLE_16[0]);
         assert_eq!(of(4096, 64, 32, &large), LARGE_64);
         assert_eq!(of(4096, 128, 32, &large), LARGE_128);
-        assert_eq!(of(4096, 64, 32, &DEVICE), SMALL_64);
+        assert_eq!(of(4096, 64, 32, &wide), SMALL_64);
         // Four times 128 rows by 8 heads are 32 workgroups: twice as many keep more of a GPU busy.
         assert_eq!(of(512, 64, 8, &large), SMALL_64);
         assert_eq!(of(4096, 200, 32, &large), SMALL_256);

@@ -14,7 +14,7 @@ pub(super) struct Form {
 impl Form {
     pub fn of(tiles: &FusedTiles) -> Self {
         match *tiles {
-            FusedTiles::Gpu { rows, workgroup, slice, v_keys } => Form {
+            FusedTiles::Gpu { rows, workgroup, slice, v_keys, ahead } => Form {
                 constants: vec![
                     Constant::U32("ROWS", rows),
                     Constant::U32("KEYS", FusedTiles::KEYS),
@@ -23,7 +23,7 @@ impl Form {
                     Constant::U32("SLICE", slice),
                     Constant::U32("V_KEYS", v_keys),
                     Constant::U32("P_KEYS", FusedTiles::P_KEYS),
-                    Constant::Bool("AHEAD", true),
+                    Constant::Bool("AHEAD", ahead),
                 ],
                 text: vec![shader!("fused/gpu"), shader!("fused/tiles")],
                 invocations: workgroup,
