@@ -1,7 +1,9 @@
-// Runs the cases of the program whose names have one of `words`, or all, in turn, in a page or in Node; `say` gets an
-// object for each. A panic or a case without end ends the program: those after it are not run.
+// Runs the cases of the program whose names have one of `words`, or all, in turn, in a page or in Node; a word like 1/2
+// leaves every second of them. `say` gets an object for each. A panic or a case without end ends the program: those after it are not run.
 
 const SECONDS = 150;
+
+export const SHARE = /^[1-9]\d*\/[1-9]\d*$/;
 
 export async function cases({ begin, run }, words, say) {
   let fail = () => {};
@@ -17,7 +19,10 @@ export async function cases({ begin, run }, words, say) {
     const adapter = info && `${info.vendor} ${info.architecture} ${info.description}`.trim();
     const [f16, ...names] = await within(begin());
     const all = names.map((name, n) => ({ name, n }));
-    const chosen = all.filter(({ name }) => words.length === 0 || words.some((word) => name.includes(word)));
+    const [share, shares] = words.find((word) => SHARE.test(word))?.split('/').map(Number) ?? [1, 1];
+    const parts = words.filter((word) => !SHARE.test(word));
+    const chosen = all.filter(({ name }) => parts.length === 0 || parts.some((word) => name.includes(word)))
+      .filter((_, place) => place % shares === share - 1);
     await say({ adapter, f16: f16 === 'true', names: chosen.map(({ name }) => name) });
     for (const [at, { n }] of chosen.entries()) {
       const [outcome, why] = await within(run(n));

@@ -1,5 +1,5 @@
 // node run.mjs FOLDER RUNTIME=COMMAND... [WORD...]: the program in FOLDER/program in each runtime, and a table of what
-// came of it; with words only the cases with one of them in their names.
+// came of it; with words only the cases with one of them in their names. Of a share, as 1/2, each runtime has another.
 //
 //   chromium=PROGRAM   Chromium, headless, on SwiftShader
 //   node=RUNNER        Node on Dawn, started through RUNNER (which brings a Vulkan driver) if it is not empty
@@ -11,12 +11,22 @@ import { createServer } from 'node:http';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
+import { SHARE } from './cases.mjs';
 
 const [folder, ...rest] = process.argv.slice(2);
 const runtimes = rest.filter((word) => /^(chromium|node)=/.test(word));
 const words = rest.filter((word) => !runtimes.includes(word));
 const here = (file) => fileURLToPath(new URL(file, import.meta.url));
 const LIMIT = 900; // seconds for all cases of a runtime
+
+/** `words` for the n-th runtime. */
+function wordsOf(n) {
+  return words.map((word) => {
+    if (!SHARE.test(word)) return word;
+    const [share, shares] = word.split('/').map(Number);
+    return `${(share - 1 + n) % shares + 1}/${shares}`;
+  });
+}
 
 const FLAGS = ['--headless', '--no-sandbox', '--enable-unsafe-webgpu', '--use-webgpu-adapter=swiftshader',
   '--disable-gpu-watchdog', '--disable-background-networking', '--disable-component-update', '--disable-sync',
@@ -77,7 +87,7 @@ async function chromium(run, program) {
   });
   await new Promise((done) => server.listen(0, '127.0.0.1', done));
   const data = mkdtempSync(join(tmpdir(), 'browser-'));
-  const url = `http://127.0.0.1:${server.address().port}/#${encodeURIComponent(JSON.stringify(words))}`;
+  const url = `http://127.0.0.1:${server.address().port}/#${encodeURIComponent(JSON.stringify(wordsOf(0)))}`;
   // Another driver's settings are not for its SwiftShader.
   const { VK_DRIVER_FILES, VK_ICD_FILENAMES, ...env } = process.env;
   const child = spawn(program, [...FLAGS, `--user-data-dir=${data}`, '--remote-debugging-port=0', url],
@@ -89,7 +99,7 @@ async function chromium(run, program) {
 }
 
 async function node(run, runner) {
-  const [program, ...args] = [runner, process.execPath, here('dawn.mjs'), folder, ...words].filter(Boolean);
+  const [program, ...args] = [runner, process.execPath, here('dawn.mjs'), folder, ...wordsOf(1)].filter(Boolean);
   const child = spawn(program, args, { detached: true, stdio: ['ignore', 'pipe', 'pipe'] });
   let rest = '';
   child.stdout.on('data', (text) => {

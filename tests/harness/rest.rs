@@ -6,7 +6,7 @@
 //!
 //! - unset: no more; on a GPU, whose driver compiles fast, all;
 //! - `1`: all;
-//! - `3/8`: of the rest the third of eight shares. CI takes one by the commit's hash.
+//! - `3/8`: of the rest the third of eight shares. CI takes one of sixteen by the commit's hash.
 //!
 //! What always runs: every rule of a mask alone on every form of the fused kernel (`cpu`, `gpu`, those for few queries of
 //! tensors and of caches, matrix units in fragments of 8 × 8) and on the staged path; every set of rules that the tests of

@@ -13,7 +13,7 @@ use crate::{dawn, files, process};
 
 const USAGE: &str = "\
 scripts/browser [WORD...]: the small cases of the tests (tests/small) as a WebAssembly program, all or those with one
-of the words in their names, in two runtimes:
+of the words in their names, in two runtimes; with a word as 1/2 every second case, each in one of the two:
 
   chromium   headless, on SwiftShader (no f16)
   node       on Dawn, Chromium's WebGPU, over the Vulkan driver of scripts/gpu (f16)
