@@ -1,12 +1,13 @@
-//! A part of many kernels that has every three values of their axes that occur together.
+//! A part of many kernels that has every one, two or three values of their axes that occur together.
 
 use std::collections::{BinaryHeap, HashMap, HashSet};
 
 /// Which of `kernels`, each given by the values of its axes, are in that part: greedily, those first that have most
-/// which none before has.
-pub fn cover(kernels: &[Vec<&str>]) -> Vec<bool> {
+/// which none before has. `values`: 1 to 3.
+pub fn cover(kernels: &[Vec<&str>], values: usize) -> Vec<bool> {
     let mut numbers = HashMap::new();
-    let triples: Vec<HashSet<[u16; 3]>> = kernels.iter().map(|axes| triples(axes, &mut numbers)).collect();
+    let triples: Vec<HashSet<[u16; 3]>> =
+        kernels.iter().map(|axes| triples(axes, values, &mut numbers)).collect();
     let mut taken = vec![false; kernels.len()];
     let mut seen = HashSet::new();
     // What a kernel adds only shrinks: the first whose number is still true is the best.
@@ -24,20 +25,44 @@ pub fn cover(kernels: &[Vec<&str>]) -> Vec<bool> {
     taken
 }
 
-/// With blanks, so that one or two values are three as well.
-fn triples<'a>(axes: &[&'a str], numbers: &mut HashMap<&'a str, u16>) -> HashSet<[u16; 3]> {
+/// With blanks, so that fewer values are three as well: if two are asked for all have the first blank, if one both.
+fn triples<'a>(axes: &[&'a str], values: usize, numbers: &mut HashMap<&'a str, u16>) -> HashSet<[u16; 3]> {
     let mut number = |axis| {
         let next = numbers.len() as u16;
         *numbers.entry(axis).or_insert(next)
     };
-    let mut values: Vec<u16> = ["", " "].into_iter().chain(axes.iter().copied()).map(&mut number).collect();
-    values.sort_unstable();
-    values.dedup();
+    let mut all: Vec<u16> = ["", " "].into_iter().chain(axes.iter().copied()).map(&mut number).collect();
+    all.sort_unstable();
+    all.dedup();
+    let [firsts, seconds] = [if values < 3 { 1 } else { all.len() }, if values < 2 { 2 } else { all.len() }];
     let mut triples = HashSet::new();
-    for (i, a) in values.iter().enumerate() {
-        for (j, b) in values.iter().enumerate().skip(i + 1) {
-            triples.extend(values[j + 1..].iter().map(|c| [*a, *b, *c]));
+    for (i, a) in all.iter().enumerate().take(firsts) {
+        for (j, b) in all.iter().enumerate().take(seconds).skip(i + 1) {
+            triples.extend(all[j + 1..].iter().map(|c| [*a, *b, *c]));
         }
     }
     triples
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_take_fewer_than_triples() {
+        // Three axes of three values.
+        let values = [["a0", "a1", "a2"], ["b0", "b1", "b2"], ["c0", "c1", "c2"]];
+        let kernels: Vec<Vec<&str>> =
+            (0..27).map(|n| vec![values[0][n % 3], values[1][n / 3 % 3], values[2][n / 9]]).collect();
+        assert_eq!(cover(&kernels, 3), [true; 27]);
+        assert_eq!(cover(&kernels, 1).iter().filter(|taken| **taken).count(), 3);
+        let taken = cover(&kernels, 2);
+        let taken: Vec<_> = kernels.iter().zip(taken).filter_map(|(k, taken)| taken.then_some(k)).collect();
+        assert!(taken.len() < 18, "{}", taken.len());
+        for kernel in &kernels {
+            for (i, j) in [(0, 1), (0, 2), (1, 2)] {
+                assert!(taken.iter().any(|k| k.contains(&kernel[i]) && k.contains(&kernel[j])));
+            }
+        }
+    }
 }

@@ -3,20 +3,23 @@
 
 mod cover;
 mod dxc;
+mod gpus;
+mod mad_share;
+mod mesa;
 mod permitted;
-mod radv;
 mod spirv_val;
 mod table;
 mod tint;
 mod translate;
 mod verdict;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use gpus::{Covering, Driver, GPUS, Gpu};
 use support::wgsl;
 use translate::Translated;
 use verdict::{Compiler, Verdict};
@@ -41,10 +44,13 @@ const FORMS: [&str; 10] = [
     "softmax/row_per_workgroup",
 ];
 
+/// Those of them that plans give to software drivers alone.
+const OF_SOFTWARE: [&str; 4] = ["fused_cpu", "decode_cpu", "matmul_cpu", "softmax_row_per_invocation"];
+
 /// A kernel and what was said of it.
 struct Row {
     kernel: KernelText,
-    /// The shader that its loop is in, of [`FORMS`].
+    /// The shader that its loop is in, of [`FORMS`], with `_` for `/`.
     form: String,
     verdicts: BTreeMap<Compiler, Verdict>,
 }
@@ -69,12 +75,37 @@ impl Row {
         axes
     }
 
-    /// Whether plans for RADV may choose it: it has fragments of 16 × 16 alone, and subgroups as wide as it likes best.
-    fn is_for(&self, family: radv::Family) -> bool {
+    /// Whether plans for the GPU may choose it: its matrix units have fragments of 16 × 16 alone.
+    fn is_for(&self, gpu: Gpu) -> bool {
+        if OF_SOFTWARE.contains(&self.form.as_str()) {
+            return false;
+        }
+        if !self.matrix_units() {
+            return true;
+        }
+        let Some(subgroup) = gpu.matrix_subgroup else { return false };
         let axes = self.axes();
         // Projections say how many invocations four subgroups have.
-        let wide = axes.contains(&"width=64") || axes.contains(&"lanes=256");
-        !self.matrix_units() || family.matrix_units && axes.contains(&"fragment=Sixteen") && wide
+        let [width, lanes] = [format!("width={subgroup}"), format!("lanes={}", 4 * subgroup)];
+        axes.contains(&"fragment=Sixteen")
+            && (axes.contains(&width.as_str()) || axes.contains(&lanes.as_str()))
+    }
+
+    /// What variants of the same tile share: the stage, the form and the words that are numbers. Kernels without a loop
+    /// have none.
+    fn tile(&self) -> Option<String> {
+        let numbers = |word: &&str| {
+            word.split_once('=').is_some_and(|(_, value)| value.starts_with(|c: char| c.is_ascii_digit()))
+        };
+        let words: Vec<&str> = self.name().split(' ').filter(numbers).collect();
+        (!self.form.is_empty()).then(|| format!("{} {} {}", self.stage(), self.form, words.join(" ")))
+    }
+
+    /// How far it is from the plainest variant of its tile: f32, in vectors of four, without a mask.
+    fn frills(&self) -> (usize, usize) {
+        let words = || self.name().split(' ');
+        let slow = words().filter(|word| word.ends_with("=One") || word.ends_with("=F16")).count();
+        (slow, words().count())
     }
 }
 
@@ -116,47 +147,58 @@ struct Tools {
     spirv_val: Option<Vec<String>>,
     dawn: Option<PathBuf>,
     dxc: Option<PathBuf>,
-    radv: Option<PathBuf>,
+    /// What starts programs with the driver.
+    mesa: Vec<(Driver, PathBuf)>,
 }
 
 impl Tools {
     fn of_environment() -> Self {
-        let path = |name| std::env::var_os(name).map(PathBuf::from);
+        let path = |name: &str| std::env::var_os(name).map(PathBuf::from);
+        let mesa = Driver::ALL.into_iter().filter_map(|driver| {
+            let name = format!("SHADERS_{}", driver.name().to_uppercase());
+            Some((driver, path(&name)?))
+        });
         let words = |text: String| text.split(' ').map(String::from).collect();
         Tools {
             spirv_val: std::env::var("SHADERS_SPIRV_VAL").ok().map(words),
             dawn: path("SHADERS_DAWN"),
             dxc: path("SHADERS_DXC"),
-            radv: path("SHADERS_RADV"),
+            mesa: mesa.collect(),
         }
     }
 }
 
 type Said = Vec<(usize, Compiler, Verdict)>;
-type Job<'a> = Box<dyn FnOnce() -> Said + Send + 'a>;
+/// Part of the work of a compiler.
+type Job<'a> = (Compiler, Box<dyn FnOnce() -> Said + Send + 'a>);
+/// How long a compiler took, all cores together.
+type Times = BTreeMap<Compiler, Duration>;
 
 /// Runs `jobs` on all cores, the first ones first.
-fn run(jobs: VecDeque<Job>) -> Said {
+fn run(jobs: VecDeque<Job>) -> (Said, Times) {
     let jobs = Mutex::new(jobs);
-    let said = Mutex::new(Vec::new());
+    let done = Mutex::new((Vec::new(), Times::new()));
     let next = || jobs.lock().expect("nobody panics with it").pop_front();
     std::thread::scope(|scope| {
         for _ in 0..std::thread::available_parallelism().map_or(2, usize::from) {
             scope.spawn(|| {
-                while let Some(job) = next() {
+                while let Some((compiler, job)) = next() {
+                    let start = Instant::now();
                     let more = job();
-                    said.lock().expect("nobody panics with it").extend(more);
+                    let mut done = done.lock().expect("nobody panics with it");
+                    done.0.extend(more);
+                    *done.1.entry(compiler).or_default() += start.elapsed();
                 }
             });
         }
     });
-    said.into_inner().expect("nobody panicked with it")
+    done.into_inner().expect("nobody panicked with it")
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    if std::env::args().nth(1).as_deref() == Some("radv") {
+    if let (Some("mesa"), Some(gpu)) = (std::env::args().nth(1).as_deref(), std::env::args().nth(2)) {
         // As an answer: nobody listens to standard error.
-        return radv::serve().inspect_err(|error| println!("{error}"));
+        return mesa::serve(&gpu).inspect_err(|error| println!("{error}"));
     }
     // What naga panics at is told with the kernel it panicked at.
     std::panic::set_hook(Box::new(|_| {}));
@@ -179,30 +221,22 @@ fn main() -> Result<(), Box<dyn Error>> {
     let start = Instant::now();
     let translated = translate_all(&mut rows, &modules);
     println!("naga: {:.0} s", start.elapsed().as_secs_f64());
-    let taken = if options.all {
-        vec![true; rows.len()]
-    } else {
-        // Those for matrix units all: nothing else comes as near to what registers hold.
-        let near = rows.iter().map(|row| row.matrix_units() && radv::FAMILIES.iter().any(|f| row.is_for(*f)));
-        let covering = cover::cover(&rows.iter().map(Row::axes).collect::<Vec<_>>());
-        covering.into_iter().zip(near).map(|(covers, near)| covers || near).collect()
-    };
-    let count = taken.iter().filter(|taken| **taken).count();
-    if count < rows.len() {
-        println!(
-            "dxc and radv: {count} of them, which have every three values of axes that occur together (--all: all of them)"
-        );
-    }
+    let tasks = tasks(&rows, &tools, options.all);
     let start = Instant::now();
-    let said = run(jobs(&rows, &translated, &taken, &tools, &modules));
+    let (said, times) = run(jobs(&rows, &translated, &tasks, &tools, &modules));
     said.into_iter().for_each(|(n, compiler, verdict)| _ = rows[n].verdicts.insert(compiler, verdict));
-    println!("the others: {:.0} s", start.elapsed().as_secs_f64());
+    println!("the others: {:.0} s, of which, all cores together,", start.elapsed().as_secs_f64());
+    for (compiler, time) in times {
+        let asked = |row: &&Row| row.verdicts.get(&compiler).is_some_and(Verdict::is_asked);
+        let count = rows.iter().filter(asked).count();
+        println!("  {compiler}: {:.1} s for {count} variants", time.as_secs_f64());
+    }
 
     std::fs::write(out.join("variants.csv"), table::variants(&rows))?;
-    let (compilers, stages) = (table::compilers(&rows), table::stages(&rows));
-    println!("\n{stages}\n{compilers}\nevery variant: {}\n", out.join("variants.csv").display());
+    let (compilers, loops, small) = (table::compilers(&rows), table::loops(&rows), table::small(&rows));
+    println!("\n{loops}\n{small}\n{compilers}\nevery variant: {}\n", out.join("variants.csv").display());
     if let Some(path) = &options.write {
-        std::fs::write(path, table::page(&stages, &compilers))?;
+        std::fs::write(path, table::page(&loops, &small, &compilers))?;
     }
     let bad = judge(&rows, &mut permitted, options.words.is_empty());
     for line in &bad {
@@ -217,20 +251,26 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 fn rows(options: &Options) -> Result<Vec<Row>, Box<dyn Error>> {
     let mut forms = Vec::new();
-    let root = root().join("shaders");
     for form in FORMS {
-        forms
-            .push((form.replace('/', "_"), std::fs::read_to_string(root.join(form).with_extension("wgsl"))?));
+        let text = std::fs::read_to_string(root().join("shaders").join(form).with_extension("wgsl"))?;
+        // The host rewrites what follows.
+        forms.push((form.replace('/', "_"), text.lines().next().ok_or("an empty shader")?.to_owned()));
     }
     let form = |kernel: &KernelText| {
-        let found = forms.iter().find(|(_, text)| kernel.wgsl.contains(text));
+        let found = forms.iter().find(|(_, start)| kernel.wgsl.contains(start));
         found.map_or_else(String::new, |(stem, _)| stem.clone())
     };
     let wanted = |kernel: &KernelText| {
         options.words.iter().all(|word| kernel.name.split(' ').any(|part| part == word))
     };
     let rows = kernels().into_iter().filter(wanted);
-    Ok(rows.map(|kernel| Row { form: form(&kernel), kernel, verdicts: BTreeMap::new() }).collect())
+    let rows: Vec<Row> =
+        rows.map(|kernel| Row { form: form(&kernel), kernel, verdicts: BTreeMap::new() }).collect();
+    let absent = forms.iter().find(|(form, _)| rows.iter().all(|row| row.form != *form));
+    match absent {
+        Some((form, _)) if options.words.is_empty() => Err(format!("no kernel has the form {form}").into()),
+        _ => Ok(rows),
+    }
 }
 
 /// naga's part, with a file for each module.
@@ -255,9 +295,10 @@ fn translate_all(rows: &mut [Row], modules: &Path) -> Vec<Translated> {
             }
             said
         };
-        Box::new(job) as Job
+        let job: Job = (Compiler::Naga, Box::new(job));
+        job
     });
-    let said = run(jobs.collect());
+    let (said, _) = run(jobs.collect());
     let translated = all.into_inner().expect("nobody panicked with it");
     said.into_iter().for_each(|(n, compiler, verdict)| _ = rows[n].verdicts.insert(compiler, verdict));
     translated
@@ -272,90 +313,155 @@ fn chunks(all: impl IntoIterator<Item = usize>, size: usize) -> impl Iterator<It
     all.chunks(size).map(<[usize]>::to_vec).collect::<Vec<_>>().into_iter()
 }
 
+/// What a compiler that sees a part of the variants is asked of.
+struct Task {
+    compiler: Compiler,
+    /// By row.
+    suits: Vec<bool>,
+    taken: Vec<bool>,
+    /// For Mesa's drivers.
+    mesa: Option<Mesa>,
+}
+
+struct Mesa {
+    gpu: Gpu,
+    runner: PathBuf,
+    /// Whose text is read: one variant of a tile.
+    texts: HashSet<usize>,
+}
+
+impl Task {
+    fn new(compiler: Compiler, rows: &[Row], suits: Vec<bool>, covering: Covering) -> Self {
+        let mut taken = suits.clone();
+        for (matrix_units, values) in [(false, covering.values), (true, covering.matrix)] {
+            if values == gpus::ALL {
+                continue;
+            }
+            let these: Vec<usize> =
+                (0..rows.len()).filter(|n| suits[*n] && rows[*n].matrix_units() == matrix_units).collect();
+            let axes: Vec<_> = these.iter().map(|n| rows[*n].axes()).collect();
+            for (n, covers) in these.into_iter().zip(cover::cover(&axes, values)) {
+                taken[n] = covers;
+            }
+        }
+        Task { compiler, suits, taken, mesa: None }
+    }
+}
+
+/// Those of the compilers that can be had, the slowest first.
+fn tasks(rows: &[Row], tools: &Tools, all: bool) -> Vec<Task> {
+    let mut tasks = Vec::new();
+    let covering = |part| if all { Covering { values: gpus::ALL, matrix: gpus::ALL } } else { part };
+    for (number, gpu) in GPUS.into_iter().enumerate() {
+        let Some((_, runner)) = tools.mesa.iter().find(|(driver, _)| *driver == gpu.driver) else { continue };
+        if let Err(why) = mesa::opens(runner, gpu) {
+            println!("skipped: {}: {why}", gpu.name);
+            continue;
+        }
+        let suits = rows.iter().map(|row| row.is_for(gpu)).collect();
+        let task = Task::new(Compiler::Mesa(number), rows, suits, covering(gpu.covering));
+        let texts = plainest(rows, &task.taken);
+        tasks.push(Task { mesa: Some(Mesa { gpu, runner: runner.clone(), texts }), ..task });
+    }
+    tasks.sort_by_key(|task| std::cmp::Reverse(task.taken.iter().filter(|taken| **taken).count()));
+    if tools.dxc.is_some() {
+        let suits = rows.iter().map(|row| !row.matrix_units()).collect();
+        tasks.push(Task::new(Compiler::Dxc, rows, suits, covering(Covering { values: 3, matrix: 3 })));
+    }
+    tasks
+}
+
+/// Of each tile the plainest variant that is taken.
+fn plainest(rows: &[Row], taken: &[bool]) -> HashSet<usize> {
+    let mut best: HashMap<String, usize> = HashMap::new();
+    for (n, row) in rows.iter().enumerate().filter(|(n, _)| taken[*n]) {
+        let Some(tile) = row.tile() else { continue };
+        let known = best.entry(tile).or_insert(n);
+        if row.frills() < rows[*known].frills() {
+            *known = n;
+        }
+    }
+    best.into_values().collect()
+}
+
 /// Everything that is not naga, the slowest first.
 fn jobs<'a>(
     rows: &'a [Row],
     translated: &'a [Translated],
-    taken: &'a [bool],
+    tasks: &'a [Task],
     tools: &'a Tools,
     modules: &'a Path,
 ) -> VecDeque<Job<'a>> {
     let mut jobs: VecDeque<Job> = VecDeque::new();
     let compiled = || (0..rows.len()).filter(|n| translated[*n].module);
-    if let Some(runner) = &tools.radv {
-        for (number, family) in radv::FAMILIES.into_iter().enumerate() {
-            let compiler = Compiler::Radv(number);
-            jobs.push_back(passed_over(compiler, rows, taken, move |row| row.is_for(family)));
-            let asked = compiled().filter(|n| taken[*n] && rows[*n].is_for(family));
-            for chunk in chunks(asked, 250) {
-                jobs.push_back(Box::new(move || radv_job(runner, family, compiler, &chunk, rows, modules)));
+    for task in tasks {
+        let compiler = task.compiler;
+        jobs.push_back((compiler, Box::new(move || passed_over(task))));
+        if let Some(mesa) = &task.mesa {
+            for chunk in chunks(compiled().filter(|n| task.taken[*n]), 100) {
+                let job = move || mesa_job(mesa, compiler, &chunk, rows, modules);
+                jobs.push_back((compiler, Box::new(job)));
+            }
+        } else if let Some(library) = &tools.dxc {
+            let asked = (0..rows.len()).filter(|n| task.taken[*n] && translated[*n].hlsl.is_some());
+            for chunk in chunks(asked, 100) {
+                jobs.push_back((compiler, Box::new(move || dxc_job(library, &chunk, rows, translated))));
             }
         }
     }
-    if let Some(library) = &tools.dxc {
-        jobs.push_back(passed_over(Compiler::Dxc, rows, taken, |row| !row.matrix_units()));
-        let asked = (0..rows.len()).filter(|n| taken[*n] && translated[*n].hlsl.is_some());
-        for chunk in chunks(asked, 100) {
-            jobs.push_back(Box::new(move || dxc_job(library, &chunk, rows, translated)));
-        }
-    }
     if let Some(dawn) = &tools.dawn {
-        jobs.push_back(passed_over(Compiler::Tint, rows, &[], |row| !row.matrix_units()));
+        let compiler = Compiler::Tint;
+        let unsuited = move || {
+            let matrix = (0..rows.len()).filter(|n| rows[*n].matrix_units());
+            matrix.map(|n| (n, compiler, Verdict::Unsuited)).collect()
+        };
+        jobs.push_back((compiler, Box::new(unsuited)));
         let asked = (0..rows.len()).filter(|n| !rows[*n].matrix_units());
         for chunk in chunks(asked, 600) {
-            jobs.push_back(Box::new(move || {
+            let job = move || {
                 let texts = chunk.iter().map(|n| rows[*n].kernel.wgsl.as_str()).collect::<Vec<_>>();
                 let said = tint::check(dawn, &texts, &modules.join(format!("{}.json", chunk[0])));
-                chunk.into_iter().zip(said).map(|(n, verdict)| (n, Compiler::Tint, verdict)).collect()
-            }));
+                chunk.into_iter().zip(said).map(|(n, verdict)| (n, compiler, verdict)).collect()
+            };
+            jobs.push_back((compiler, Box::new(job)));
         }
     }
     if let Some(command) = &tools.spirv_val {
+        let compiler = Compiler::SpirvVal;
         for chunk in chunks(compiled(), 100) {
-            jobs.push_back(Box::new(move || {
-                let check = |n| (n, Compiler::SpirvVal, spirv_val::check(command, &module(modules, n)));
-                chunk.into_iter().map(check).collect()
-            }));
+            let check = move |n| (n, compiler, spirv_val::check(command, &module(modules, n)));
+            jobs.push_back((compiler, Box::new(move || chunk.into_iter().map(check).collect())));
         }
     }
     jobs
 }
 
-/// What `compiler` is not asked of: what does not suit it, and what is not taken (of an empty `taken` everything is).
-fn passed_over<'a>(
-    compiler: Compiler,
-    rows: &'a [Row],
-    taken: &'a [bool],
-    suits: impl Fn(&Row) -> bool + Send + 'a,
-) -> Job<'a> {
-    Box::new(move || {
-        let verdict = |(n, row): (usize, &Row)| match (suits(row), taken.get(n)) {
-            (false, _) => Some((n, compiler, Verdict::Unsuited)),
-            (true, Some(false)) => Some((n, compiler, Verdict::Covered)),
-            (true, _) => None,
-        };
-        rows.iter().enumerate().filter_map(verdict).collect()
-    })
+/// What a compiler is not asked of: what does not suit it, and what is not taken.
+fn passed_over(task: &Task) -> Said {
+    let verdict = |(n, (suits, taken)): (usize, (&bool, &bool))| match (suits, taken) {
+        (false, _) => Some((n, task.compiler, Verdict::Unsuited)),
+        (true, false) => Some((n, task.compiler, Verdict::Covered)),
+        (true, true) => None,
+    };
+    task.suits.iter().zip(&task.taken).enumerate().filter_map(verdict).collect()
 }
 
-fn radv_job(
-    runner: &Path,
-    family: radv::Family,
-    compiler: Compiler,
-    chunk: &[usize],
-    rows: &[Row],
-    modules: &Path,
-) -> Said {
-    let job = |n: &usize| radv::Job { module: module(modules, *n), buffers: rows[*n].kernel.bindings.len() };
+fn mesa_job(mesa: &Mesa, compiler: Compiler, chunk: &[usize], rows: &[Row], modules: &Path) -> Said {
+    let job = |n: &usize| mesa::Job {
+        module: module(modules, *n),
+        buffers: rows[*n].kernel.bindings.len(),
+        text: mesa.texts.contains(n),
+    };
     let jobs: Vec<_> = chunk.iter().map(job).collect();
-    let compiled = radv::check(runner, family, &jobs).into_iter().zip(chunk);
-    let verdict = |(result, n): (Result<radv::Statistics, String>, &usize)| {
-        let verdict = match result {
-            Ok(s) if rows[*n].matrix_units() && s.subgroup != radv::SUBGROUP => {
-                Verdict::Rejected(format!("subgroups of {}, not {}", s.subgroup, radv::SUBGROUP))
+    let compiled = mesa::check(&mesa.runner, mesa.gpu, &jobs).into_iter().zip(chunk);
+    let verdict = |(result, n): (Result<mesa::Statistics, String>, &usize)| {
+        let planned = mesa.gpu.matrix_subgroup.filter(|_| rows[*n].matrix_units());
+        let verdict = match (result, planned) {
+            (Ok(s), Some(planned)) if s.subgroup != u64::from(planned) => {
+                Verdict::Rejected(format!("subgroups of {}, not {planned}", s.subgroup))
             }
-            Ok(statistics) => Verdict::Compiled(statistics),
-            Err(why) => Verdict::Rejected(why),
+            (Ok(statistics), _) => Verdict::Compiled(statistics),
+            (Err(why), _) => Verdict::Rejected(why),
         };
         (*n, compiler, verdict)
     };

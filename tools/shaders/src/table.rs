@@ -4,36 +4,38 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use crate::Row;
-use crate::radv::{FAMILIES, Statistics};
+use crate::gpus::{Driver, GPUS};
+use crate::mesa::Statistics;
 use crate::verdict::{Compiler, Verdict};
 
 /// A number's name, and where it is.
-type Column = (&'static str, fn(&Statistics) -> u64);
+type Column = (&'static str, fn(&Statistics) -> Option<u64>);
 
-/// RADV's numbers, as `variants` names them.
+/// The drivers' numbers, as `variants` names them, beside the share of multiply-adds.
 const COLUMNS: [Column; 9] = [
-    ("vgprs", |s| s.vgprs),
-    ("spills", |s| s.spills),
+    ("registers", |s| Some(s.registers)),
+    ("spills", |s| Some(s.spills)),
+    ("memory", |s| s.memory),
+    ("occupancy", |s| Some(s.occupancy)),
+    ("instructions", |s| Some(s.instructions)),
+    ("cycles", |s| s.cycles),
     ("scalar_spills", |s| s.scalar_spills),
-    ("scratch", |s| s.scratch),
-    ("occupancy", |s| s.occupancy),
     ("lds", |s| s.lds),
     ("code", |s| s.code),
-    ("latency", |s| s.latency),
-    ("inverse_throughput", |s| s.inverse_throughput),
 ];
 
-/// Every variant a line: what each compiler said, and RADV's numbers by family.
+/// Every variant a line: what each compiler said, and the drivers' numbers by GPU.
 pub fn variants(rows: &[Row]) -> String {
     let compilers = Compiler::all();
     let mut text = "variant,form".to_string();
     for compiler in &compilers {
         let _ = write!(text, ",{compiler}");
     }
-    for family in FAMILIES {
+    for gpu in GPUS {
         for (column, _) in COLUMNS {
-            let _ = write!(text, ",{} {column}", family.name);
+            let _ = write!(text, ",{} {column}", gpu.name);
         }
+        let _ = write!(text, ",{} mad_share", gpu.name);
     }
     text.push('\n');
     for row in rows {
@@ -47,11 +49,14 @@ pub fn variants(rows: &[Row]) -> String {
                 Some(Verdict::Rejected(_)) => ",NO",
             });
         }
-        for family in 0..FAMILIES.len() {
-            match row.verdicts.get(&Compiler::Radv(family)).and_then(Verdict::statistics) {
-                Some(s) => COLUMNS.iter().for_each(|(_, number)| _ = write!(text, ",{}", number(s))),
-                None => text.push_str(&",".repeat(COLUMNS.len())),
+        for gpu in 0..GPUS.len() {
+            let statistics = row.verdicts.get(&Compiler::Mesa(gpu)).and_then(Verdict::statistics);
+            for (_, number) in COLUMNS {
+                let number = statistics.and_then(number).map(|n| n.to_string());
+                let _ = write!(text, ",{}", number.unwrap_or_default());
             }
+            let share = statistics.and_then(|s| s.mad_share).map(|share| format!("{share:.0}"));
+            let _ = write!(text, ",{}", share.unwrap_or_default());
         }
         text.push('\n');
     }
@@ -79,46 +84,114 @@ pub fn compilers(rows: &[Row]) -> String {
     text
 }
 
-/// By stage, form and family: the worst of each number.
-pub fn stages(rows: &[Row]) -> String {
-    let mut worst: BTreeMap<(&str, &str, usize), Vec<&Statistics>> = BTreeMap::new();
-    for row in rows {
-        for family in 0..FAMILIES.len() {
-            if let Some(s) = row.verdicts.get(&Compiler::Radv(family)).and_then(Verdict::statistics) {
-                worst.entry((row.stage(), &row.form, family)).or_default().push(s);
+/// The worst of each number of several variants.
+struct Worst<'a>(Vec<&'a Statistics>);
+
+impl Worst<'_> {
+    fn most(&self, number: impl Fn(&Statistics) -> Option<u64>) -> String {
+        let most = self.0.iter().filter_map(|s| number(s)).max();
+        most.map(|n| n.to_string()).unwrap_or_default()
+    }
+
+    fn fewest(&self) -> u64 {
+        self.0.iter().map(|s| s.occupancy).min().unwrap_or_default()
+    }
+
+    /// Of those whose text was read, the least and the most.
+    fn mad_share(&self) -> String {
+        let shares = || self.0.iter().filter_map(|s| s.mad_share.map(|share| share.round() as u64));
+        match (shares().min(), shares().max()) {
+            (Some(least), Some(most)) if least < most => format!("{least}–{most}"),
+            (least, _) => least.map(|n| n.to_string()).unwrap_or_default(),
+        }
+    }
+
+    fn cells(&self) -> String {
+        let (registers, spills) = (self.most(|s| Some(s.registers)), self.most(|s| Some(s.spills)));
+        let (memory, instructions) = (self.most(|s| s.memory), self.most(|s| Some(s.instructions)));
+        let (count, fewest) = (self.0.len(), self.fewest());
+        format!("{count} | {registers} | {spills} | {memory} | {fewest} | {instructions}")
+    }
+}
+
+/// What was compiled, by stage, form and what `by` makes of the number of a GPU.
+fn grouped<K: Ord>(
+    rows: &[Row],
+    takes: impl Fn(&Row) -> bool,
+    by: impl Fn(usize) -> K,
+) -> BTreeMap<(&str, &str, K), Worst<'_>> {
+    let mut worst = BTreeMap::new();
+    for row in rows.iter().filter(|row| takes(row)) {
+        for gpu in 0..GPUS.len() {
+            if let Some(s) = row.verdicts.get(&Compiler::Mesa(gpu)).and_then(Verdict::statistics) {
+                let key = (row.stage(), row.form.as_str(), by(gpu));
+                worst.entry(key).or_insert_with(|| Worst(Vec::new())).0.push(s);
             }
         }
     }
-    let mut text =
-        "| stage | form | GPU | variants | VGPRs | spills | scratch | subgroups per SIMD | LDS | latency |\n\
+    worst
+}
+
+/// Kernels with loops, by stage, form and GPU.
+pub fn loops(rows: &[Row]) -> String {
+    let mut text = "| stage | form | GPU | variants | registers | spills | memory | occupancy | instructions | mad share |\n\
                     |---|---|---|--:|--:|--:|--:|--:|--:|--:|\n"
-            .to_string();
-    for ((stage, form, family), all) in worst {
-        let most = |number: fn(&Statistics) -> u64| all.iter().map(|s| number(s)).max().unwrap_or_default();
-        let (vgprs, spills, scratch) = (most(|s| s.vgprs), most(|s| s.spills), most(|s| s.scratch));
-        let fewest = all.iter().map(|s| s.occupancy).min().unwrap_or_default();
-        let (lds, latency) = (most(|s| s.lds), most(|s| s.latency));
-        let (family, count) = (FAMILIES[family].name, all.len());
-        let _ = writeln!(
-            text,
-            "| {stage} | {form} | {family} | {count} | {vgprs} | {spills} | {scratch} | {fewest} | {lds} | {latency} |"
-        );
+        .to_string();
+    for ((stage, form, gpu), worst) in grouped(rows, |row| !row.form.is_empty(), |gpu| gpu) {
+        let (gpu, cells, share) = (GPUS[gpu].name, worst.cells(), worst.mad_share());
+        let _ = writeln!(text, "| {stage} | {form} | {gpu} | {cells} | {share} |");
     }
     text
 }
 
+/// The others, by stage and driver.
+pub fn small(rows: &[Row]) -> String {
+    let number = |gpu: usize| Driver::ALL.iter().position(|driver| *driver == GPUS[gpu].driver);
+    let mut text =
+        "| stage | driver | variants × GPUs | registers | spills | memory | occupancy | instructions |\n\
+                    |---|---|--:|--:|--:|--:|--:|--:|\n"
+            .to_string();
+    for ((stage, _, driver), worst) in grouped(rows, |row| row.form.is_empty(), number) {
+        let driver = driver.map_or("", |n| Driver::ALL[n].name());
+        let _ = writeln!(text, "| {stage} | {driver} | {} |", worst.cells());
+    }
+    text
+}
+
+/// What the columns are, by driver.
+const LEGEND: &str = "\
+| | NVK | RADV | Honeykrisp | Turnip |
+|---|---|---|---|---|
+| registers | 32 bits, of 255 | vector registers, 32 bits, of 256 | 16 bits, of 255 | vectors of four, of 48 |
+| spills | stores to memory | registers | values | stores to memory |
+| memory | bytes of an invocation: spills, and arrays that are indexed | bytes of a subgroup: the same | bytes of an invocation | not told |
+| occupancy, the fewest | subgroups that a multiprocessor holds | subgroups that a SIMD holds | invocations that a core holds, of 1024 | subgroups that a core holds |
+| mad share | by `NAK assembly` | by `Assembly` | no text | by `IR3 Assembly` |
+";
+
 /// The committed page.
-pub fn page(stages: &str, compilers: &str) -> String {
+pub fn page(loops: &str, small: &str, compilers: &str) -> String {
+    let every_three: Vec<&str> =
+        GPUS.iter().filter(|gpu| gpu.covering.values == 3).map(|gpu| gpu.name).collect();
+    let every_three = every_three.join(" and ");
     format!(
         "# What compilers make of the kernels\n\n\
-         Written by `scripts/shaders --write`, which has RADV and DXC compile a part of the variants: one that has every three values\n\
-         of axes that occur together, RADV all for its matrix units too. By stage, form (the shader in `shaders`\n\
-         that its loop is in) and GPU, the worst of all variants,\n\
-         as Mesa 25.0's RADV reports them: vector registers, those that go to memory, bytes of memory of a subgroup's own,\n\
-         subgroups that a SIMD holds at once (the fewest), bytes of workgroup memory, and the compiler's estimate of cycles, which\n\
-         compares variants of one kernel and nothing else. Forms that end in `cpu` or `invocation` are for software drivers.\n\n\
-         {stages}\n\
-         What each compiler said, `naga` being its validator and `naga-…` its writers:\n\n\
+         Written by `scripts/shaders --write`. Mesa 26's drivers compile for GPUs that are not there: NVK for NVIDIA's, RADV for AMD's,\n\
+         Honeykrisp for Apple's, Turnip for Qualcomm's. They, and DXC, see a part of the variants: one that has every two\n\
+         values of axes that occur together, every three for {every_three} (for matrix units all) and DXC.\n\n\
+         The tables have the worst of all variants, in the drivers' own numbers, which compare variants on one GPU and nothing else:\n\n\
+         {LEGEND}\n\
+         Mad share: of a hundred instructions of the inner loops (basic blocks with 32 multiply-adds or more) those that\n\
+         multiply and add, or are matrix instructions; the least and the most of one variant of each tile. Where it is\n\
+         empty there is no such block.\n\n\
+         Forms for software drivers are not asked of GPUs. What spills, or keeps arrays in memory, is\n\
+         listed with its reason in `tools/shaders/permitted.txt`. Another vendor's compiler may do better or worse; a register file\n\
+         is the chip's, so that what cannot fit here will not fit there.\n\n\
+         ## Kernels with a loop, by form (the shader in `shaders` that the loop is in) and GPU\n\n\
+         {loops}\n\
+         ## The others, by driver\n\n\
+         {small}\n\
+         ## What each compiler said, `naga` being its validator and `naga-…` its writers\n\n\
          {compilers}"
     )
 }

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use crate::radv::{FAMILIES, Statistics};
+use crate::gpus::GPUS;
+use crate::mesa::Statistics;
 
 /// What a kernel is put through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -15,15 +16,15 @@ pub enum Compiler {
     SpirvVal,
     Tint,
     Dxc,
-    /// RADV, by its number among [`FAMILIES`].
-    Radv(usize),
+    /// Mesa's driver of a GPU, by its number among [`GPUS`].
+    Mesa(usize),
 }
 
 impl Compiler {
     pub fn all() -> Vec<Self> {
         use Compiler::*;
         let first = [Naga, NagaSpirv, NagaMsl, NagaHlsl, SpirvVal, Tint, Dxc];
-        first.into_iter().chain((0..FAMILIES.len()).map(Radv)).collect()
+        first.into_iter().chain((0..GPUS.len()).map(Mesa)).collect()
     }
 }
 
@@ -37,7 +38,7 @@ impl fmt::Display for Compiler {
             Compiler::SpirvVal => f.write_str("spirv-val"),
             Compiler::Tint => f.write_str("tint"),
             Compiler::Dxc => f.write_str("dxc"),
-            Compiler::Radv(n) => write!(f, "radv-{}", FAMILIES[*n].name),
+            Compiler::Mesa(n) => f.write_str(GPUS[*n].name),
         }
     }
 }
@@ -49,7 +50,7 @@ pub enum Verdict {
     Compiled(Statistics),
     /// Not asked: the kernel is not for what it compiles for.
     Unsuited,
-    /// Not asked: others that were have the same values of any three axes between them.
+    /// Not asked: others that were have the same values of any two or three axes between them.
     Covered,
     Rejected(String),
 }
@@ -68,7 +69,9 @@ impl Verdict {
         match self {
             Verdict::Rejected(_) => vec![("rejected", 1)],
             Verdict::Compiled(s) => {
-                let all = [("spills", s.spills), ("scalar_spills", s.scalar_spills), ("scratch", s.scratch)];
+                let scalar_spills = s.scalar_spills.unwrap_or(0);
+                let memory = s.memory.unwrap_or(0);
+                let all = [("spills", s.spills), ("scalar_spills", scalar_spills), ("memory", memory)];
                 all.into_iter().filter(|(_, n)| *n > 0).collect()
             }
             _ => Vec::new(),
