@@ -28,25 +28,23 @@
 // C = 4 and V_SPLIT = VECTORS, the most rows: a vector of workgroup memory per 16 multiply-adds, which is
 // what GPUs have of both (128 bytes and 128 multiply-adds a cycle). 8 rows of f16, 128 channels each: 512
 // bytes of global memory, 2048 multiply-adds, 2048 + 512 bytes of workgroup memory.
-// Instructions of a lane (navi31) per word of k or v and group of V_SPLIT lanes, 128 channels, 1 / 4 / 8 / 16
-// rows: f32 17 / 36 / 56 / 122, f16 26 / 65 / 112 / 245, q8 74 / 170 / 283 / 606, q4 125 / 292 / 545 / 1086,
-// of which multiply-adds are a quarter to a half; with subgroups 3 to 15 % fewer. While a word comes from
-// memory an H100 issues about 140, most others 250: below that it waits for memory.
 //
 // A tile: words of k in registers, each against q in workgroup memory (the same for all keys: few addresses)
 // → sums of KEY_LANES lanes added → scores with their owners → weights in workgroup memory → p · v, each lane
 // some channels and some fours of keys. A vector of scores or weights is always four consecutive keys of one
-// row. Words are loaded a step ahead, the next tile's with this one's last: 4 · KEY_FOURS of k while a word
-// of each key is multiplied, 4 of v while a four of keys is added, and the others' first wait meanwhile: 8 to
-// 12 words a lane. All go through variables of the loops: what a loop only uses later in the same turn, past
-// branches, some drivers load later too.
+// row.
+//
+// Registers are short: 127 of an invocation on Apple, 128 for as many waves as hide memory's latency elsewhere. Sums take
+// up to 64. So what is loaded ahead is little: the next words of k while some are multiplied, or, if a lane has one word of
+// a key, while weights are computed and used; the first four words of v while weights are computed, the next while a four of
+// keys is added. The last load in p · v is of the next tile's first: into a cache.
 //
 // Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim; BIAS, KEY_FOURS,
 // KEY_LANES, K_BLOCKS, LANE_ROWS, LOWEST, PER_PAIR_MASK, REDUCE_SIZE, RESCALE_THRESHOLD, ROWS, SCALED, SHARED,
-// SPLITS, UNIT, VECTORS, V_BLOCKS, V_SPLIT, WORKGROUP; are_nan, finish_row, k_scale, k_source, k_word, key_row,
+// SPLITS, UNIT, VECTORS, V_BLOCKS, V_SPLIT, WORKGROUP; Query, Source; are_nan, finish_row, k_scale, k_source, k_word, key_row,
 // mask_mod, owned_first, owned_group, q_at4, query_of_row, reduce, rescale_of, row_repaired, row_state,
 // rows_key_range, score_mod, split_keys, store_row, unpacked, v_scale, v_source, v_word, view_at, weights_of.
-// Gives: ALL_GROUPS, OWN, SCORES; decode, tile.
+// Gives: ALL_GROUPS, OWN, SCORES; decode, own_scores, scores, tile.
 
 const ROW_GROUPS: u32 = ROWS / LANE_ROWS;
 const GROUP_LANES: u32 = WORKGROUP / ROW_GROUPS;
@@ -54,8 +52,8 @@ const GROUP_LANES: u32 = WORKGROUP / ROW_GROUPS;
 const K_WORDS: u32 = (K_BLOCKS + KEY_LANES - 1u) / KEY_LANES;
 const K_RAGGED: bool = K_BLOCKS % KEY_LANES != 0u;
 const LANE_KEYS: u32 = KEY_FOURS * 4u;
-// A word of 8 vectors is taken a number at a time, which then stands in front: drivers may not unroll a loop
-// of 8.
+// A word of 8 vectors is taken a number at a time, which then stands in front: written out at once, drivers would unpack
+// ahead, into 50 registers more.
 const WORD_STEPS: u32 = select(1u, 4u, VECTORS == 8u);
 const STEP_VECTORS: u32 = VECTORS / WORD_STEPS;
 // Groups of lanes that share a key, in a half and in all; units of four keys, keys of a tile.
@@ -66,6 +64,8 @@ const KEYS: u32 = UNITS * 4u;
 // Vectors of sums of a lane, number f * LANE_ROWS + r, and those it owns after the reduction.
 const SCORES: u32 = LANE_ROWS * KEY_FOURS;
 const OWN: u32 = max(1u, SCORES / KEY_LANES);
+// Turns of the loop over words that are written out: all, if these are at most 512 multiply-adds.
+const K_WRITTEN: u32 = select(0u, K_WORDS, K_WORDS * VECTORS * SCORES <= 32u);
 
 // Columns are pieces of words of v.
 const PIECE: u32 = VECTORS / V_SPLIT;
@@ -106,6 +106,89 @@ var<workgroup> row_keys: array<vec2<u32>, ROWS>;
 // Whether a score of the tile is further above its row's top than RESCALE_THRESHOLD, or is NaN.
 var<workgroup> any_above: atomic<u32>;
 
+// What an invocation holds, in arrays that only constants index (src/unroll.rs): its sums of q · kᵀ; of these, added up over
+// KEY_LANES, the ones that it owns, their weights, the sums of the weights.
+var<private> scores: array<vec4<f32>, SCORES>;
+var<private> own_scores: array<vec4<f32>, OWN>;
+var<private> weights: array<vec4<f32>, OWN>;
+var<private> own_sums: array<f32, OWN>;
+// Its sums of p · v, and of what it has multiplied numbers of v by: so often is BIAS to be taken from them.
+var<private> acc: array<vec4<f32>, LANE_ROWS * PIECE>;
+var<private> biases: array<f32, LANE_ROWS>;
+// Where the rows of its keys are; words that are multiplied, and those on their way.
+var<private> k_rows: array<u32, LANE_KEYS>;
+var<private> k_words: array<vec4<u32>, LANE_KEYS>;
+var<private> k_scales: array<f32, LANE_KEYS>;
+var<private> next_k_words: array<vec4<u32>, LANE_KEYS>;
+var<private> next_k_scales: array<f32, LANE_KEYS>;
+var<private> next_v_words: array<vec4<u32>, 4>;
+var<private> next_v_scales: vec4<f32>;
+
+// What a workgroup works on: packed rows row0 .. of key/value head z; slice: which columns of out.
+struct Work {
+    z: u32,
+    b: u32,
+    kv_head: u32,
+    rows: u32,
+    row0: u32,
+    split: u32,
+    slice: u32,
+}
+
+// What an invocation computes. Of q · kᵀ: a word of KEY_LANES neighbouring ones, of units group, + GROUPS, ...
+// Then it owns vectors own_first, + KEY_LANES, ... of sums, which come from all over the workgroup. Of p · v: a
+// column, units subset, + SUBSETS, ...
+struct Lane {
+    n: u32,
+    word: u32,
+    group: u32,
+    row_group: u32,
+    own_first: u32,
+    own_group: u32,
+    own_row: u32,
+    column: u32,
+    subset: u32,
+}
+
+fn lane_of(n: u32, slice: u32) -> Lane {
+    let in_group = n % GROUP_LANES;
+    let column = slice * COLUMNS + in_group % COLUMNS;
+    let own_group = owned_group(n);
+    return Lane(n, n % KEY_LANES, n / KEY_LANES % GROUPS, n / GROUP_LANES, owned_first(n), own_group % GROUPS,
+        own_group / GROUPS * LANE_ROWS, column, min(in_group / COLUMNS, SUBSETS - 1u));
+}
+
+fn total_of(x: vec4<f32>) -> f32 {
+    return (x.x + x.y) + (x.z + x.w);
+}
+
+fn owns(lane: Lane) -> bool {
+    return lane.own_first < SCORES;
+}
+
+// Which sums of a group the n-th vector that it owns are; of which row; of which unit of keys.
+fn own_vector(n: u32, lane: Lane) -> u32 {
+    return (n * KEY_LANES + lane.own_first) % SCORES;
+}
+
+fn own_row(n: u32, lane: Lane) -> u32 {
+    return lane.own_row + own_vector(n, lane) % LANE_ROWS;
+}
+
+fn own_unit(n: u32, lane: Lane) -> u32 {
+    return own_vector(n, lane) / LANE_ROWS * GROUPS + lane.own_group;
+}
+
+fn own_place(n: u32, lane: Lane) -> u32 {
+    return P_AT + own_unit(n, lane) * P_STEP + own_row(n, lane);
+}
+
+// Where it folds a number of the n-th: vectors of the same row go to the same place.
+fn fold_at(n: u32, lane: Lane) -> u32 {
+    let each = FOLD / GROUPS;
+    return own_row(n, lane) * FOLD + lane.own_group * each + lane.own_first / LANE_ROWS % each;
+}
+
 // The part of a word of v that a lane adds, moved to its front.
 fn piece_of(word: vec4<u32>, piece: u32) -> vec4<u32> {
     if V_SPLIT == 1u {
@@ -144,32 +227,12 @@ fn folded(lane: u32, adds: bool) -> f32 {
     return x;
 }
 
-fn decode(id: vec3<u32>, lane: u32) {
-    let rows = p.mask.q_len * p.group;
-    let tile_x = id.x + p.first.x;
-    let row0 = select(tile_x, tile_x / p.splits, SPLITS) * ROWS;
-    let split = select(0u, tile_x % p.splits, SPLITS);
-    let z = id.z + p.first.z;
-    let b = z / p.kv_heads;
-    let kv_head = z % p.kv_heads;
-    let neg_inf = p.mask.neg_inf;
-    if row0 >= rows {
-        return;
-    }
-
-    let range = rows_key_range(b, kv_head, row0, min(ROWS, rows - row0));
-    let keys = split_keys(range.any_row, split);
-    let start = keys.x;
-    let end = keys.y;
-    let last = max(end, 1u) - 1u;
-    let k = k_source(b, kv_head);
-    let v = v_source(b, kv_head, 0u);
-
-    // q [row, word, vector, lane], zero past head_dim.
+// q [row, word, vector, lane], zero past head_dim.
+fn stage_queries(work: Work, lane: u32) {
     for (var n = lane; n < Q_SIZE; n += WORKGROUP) {
         let word = n / VECTORS / KEY_LANES % K_WORDS * KEY_LANES + n % KEY_LANES;
         let d = (word * VECTORS + n / KEY_LANES % VECTORS) * 4u;
-        let query = query_of_row(b, kv_head, min(row0 + n / (K_WORDS * KEY_LANES * VECTORS), rows - 1u));
+        let query = query_at(work, n / (K_WORDS * KEY_LANES * VECTORS));
         var x = vec4<f32>();
         if d < p.head_dim {
             let at = view_at(p.q, query.b, query.h, query.i, d);
@@ -177,384 +240,417 @@ fn decode(id: vec3<u32>, lane: u32) {
         }
         q_tile[n] = x;
     }
-    // Named second: naga declares variables in the order of their first use, some drivers lay them out in
-    // that order, and load vectors whole only where they are aligned.
+}
+
+fn query_at(work: Work, row: u32) -> Query {
+    return query_of_row(work.b, work.kv_head, min(work.row0 + row, work.rows - 1u));
+}
+
+fn prepare_rows(work: Work, lane: u32) {
     if UNITS % SUBSETS != 0u && lane < ROWS {
         tile[ZEROS_AT + lane] = vec4<f32>();
     }
     if lane < ROWS {
-        let query = query_of_row(b, kv_head, min(row0 + lane, rows - 1u));
+        let query = query_at(work, lane);
         row_keys[lane] = vec2<u32>(query.first, query.end);
         row_max[lane] = LOWEST;
     }
     if lane == 0u {
         atomicStore(&any_above, 0u);
     }
-    // What this lane computes of q · kᵀ: a word of KEY_LANES neighbouring ones, of units my_group, + GROUPS,
-    // ...
-    let my_word = lane % KEY_LANES;
-    let my_group = lane / KEY_LANES % GROUPS;
-    let my_row_group = lane / GROUP_LANES;
-    // The scores that it owns: vectors own_first, + KEY_LANES, ... of groups all over the workgroup.
-    let own_first = owned_first(lane);
-    let own_group = owned_group(lane) % GROUPS;
-    let own_row = owned_group(lane) / GROUPS * LANE_ROWS;
-    let owns = own_first < SCORES;
-    // And of p · v: a column, units my_subset, + SUBSETS, ...
-    let my_column = lane % GROUP_LANES % COLUMNS;
-    let my_subset = min(lane % GROUP_LANES / COLUMNS, SUBSETS - 1u);
-    let column = (id.y + p.first.y) * COLUMNS + my_column;
-    let v_word_at = min(column / V_SPLIT, V_BLOCKS - 1u);
+}
 
-    var acc: array<vec4<f32>, LANE_ROWS * PIECE>;
-    for (var n = 0u; n < LANE_ROWS * PIECE; n++) {
-        acc[n] = vec4<f32>();
+fn sum_queries(lane: u32) {
+    for (var n = lane; n < ROWS * K_WORDS * KEY_LANES; n += WORKGROUP) {
+        var sum = vec4<f32>();
+        for (var i = 0u; i < VECTORS; i++) {
+            sum += q_tile[(n / KEY_LANES * VECTORS + i) * KEY_LANES + n % KEY_LANES];
+        }
+        q_bias[n] = -BIAS * total_of(sum);
     }
-    // The sums of what it has multiplied numbers by: so often is BIAS to be taken from its sums.
-    var biases: array<f32, LANE_ROWS>;
-    for (var r = 0u; r < LANE_ROWS; r++) {
-        biases[r] = 0.0;
-    }
-    // Of the weights that it owns.
-    var own_sums: array<vec4<f32>, OWN>;
-    for (var n = 0u; n < OWN; n++) {
-        own_sums[n] = vec4<f32>();
-    }
+}
 
-    var k_rows: array<u32, LANE_KEYS>;
-    var k_words: array<vec4<u32>, LANE_KEYS>;
-    var k_scales: array<f32, LANE_KEYS>;
-    var v_words: array<vec4<u32>, 4>;
-    var v_scales = vec4<f32>(1.0);
-    for (var c = 0u; c < LANE_KEYS; c++) {
-        k_scales[c] = 1.0;
+// Where the rows of a tile's keys are.
+fn find_keys(k: Source, t0: u32, last: u32, lane: Lane) {
+    /* unrolled */ for (var c = 0u; c < LANE_KEYS; c++) {
+        k_rows[c] = key_row(k, min(t0 + (c / 4u * GROUPS + lane.group) * 4u + c % 4u, last));
     }
-    if SCALED {
-        workgroupBarrier();
-        for (var n = lane; n < ROWS * K_WORDS * KEY_LANES; n += WORKGROUP) {
-            var sum = vec4<f32>();
-            for (var i = 0u; i < VECTORS; i++) {
-                sum += q_tile[(n / KEY_LANES * VECTORS + i) * KEY_LANES + n % KEY_LANES];
-            }
-            q_bias[n] = -BIAS * (sum.x + sum.y + sum.z + sum.w);
+}
+
+// The n-th words of its keys, on their way.
+fn load_keys(k: Source, n: u32, lane: Lane) {
+    let word = min(n * KEY_LANES + lane.word, K_BLOCKS - 1u);
+    /* unrolled */ for (var c = 0u; c < LANE_KEYS; c++) {
+        next_k_words[c] = k_word(k, k_rows[c], word);
+        if SCALED {
+            next_k_scales[c] = k_scale(k, k_rows[c], word);
         }
     }
-    if start < end {
-        for (var c = 0u; c < LANE_KEYS; c++) {
-            let t = start + (c / 4u * GROUPS + my_group) * 4u + c % 4u;
-            k_rows[c] = key_row(k, min(t, last));
-            let word = min(my_word, K_BLOCKS - 1u);
-            k_words[c] = k_word(k, k_rows[c], word);
+}
+
+// They have come.
+fn use_loaded_keys(n: u32, lane: Lane) {
+    /* unrolled */ for (var c = 0u; c < LANE_KEYS; c++) {
+        k_words[c] = next_k_words[c];
+        if K_RAGGED {
+            // Nothing, even of what is NaN there.
+            k_words[c] = select(vec4<u32>(), k_words[c], n * KEY_LANES + lane.word < K_BLOCKS);
+        }
+        if SCALED {
+            k_scales[c] = next_k_scales[c];
+        }
+    }
+}
+
+// Of the four keys from t on.
+fn load_values(v: Source, t: u32, last: u32, lane: Lane) {
+    let word = min(lane.column / V_SPLIT, V_BLOCKS - 1u);
+    /* unrolled */ for (var c = 0u; c < 4u; c++) {
+        let row = key_row(v, min(t + c, last));
+        next_v_words[c] = v_word(v, row, word);
+        if SCALED {
+            next_v_scales[c] = v_scale(v, row, word);
+        }
+    }
+}
+
+// scores += the n-th words' part of q · kᵀ
+fn multiply_keys(n: u32, lane: Lane) {
+    var sums: array<vec4<f32>, SCORES>;
+    /* unrolled */ for (var i = 0u; i < SCORES; i++) {
+        sums[i] = scores[i];
+        if SCALED {
+            // Σ q · (number − BIAS) = Σ q · number − BIAS · Σ q
+            let row = lane.row_group * LANE_ROWS + i % LANE_ROWS;
+            sums[i] = vec4<f32>(q_bias[(row * K_WORDS + n) * KEY_LANES + lane.word]);
+        }
+    }
+    let from_q = (lane.row_group * LANE_ROWS * K_WORDS + n) * (VECTORS * KEY_LANES) + lane.word;
+    for (var step = 0u; step < WORD_STEPS; step++) {
+        /* unrolled */ for (var i = 0u; i < STEP_VECTORS; i++) {
+            /* unrolled */ for (var f = 0u; f < KEY_FOURS; f++) {
+                let k0 = unpacked(k_words[f * 4u], i);
+                let k1 = unpacked(k_words[f * 4u + 1u], i);
+                let k2 = unpacked(k_words[f * 4u + 2u], i);
+                let k3 = unpacked(k_words[f * 4u + 3u], i);
+                /* unrolled */ for (var r = 0u; r < LANE_ROWS; r++) {
+                    let vector = r * K_WORDS * VECTORS + step * STEP_VECTORS + i;
+                    let q = q_tile[from_q + vector * KEY_LANES];
+                    var t = sums[f * LANE_ROWS + r];
+                    t = fma(vec4<f32>(q.x), vec4<f32>(k0.x, k1.x, k2.x, k3.x), t);
+                    t = fma(vec4<f32>(q.y), vec4<f32>(k0.y, k1.y, k2.y, k3.y), t);
+                    t = fma(vec4<f32>(q.z), vec4<f32>(k0.z, k1.z, k2.z, k3.z), t);
+                    t = fma(vec4<f32>(q.w), vec4<f32>(k0.w, k1.w, k2.w, k3.w), t);
+                    sums[f * LANE_ROWS + r] = t;
+                }
+            }
+        }
+        if WORD_STEPS > 1u {
+            /* unrolled */ for (var c = 0u; c < LANE_KEYS; c++) {
+                k_words[c] = k_words[c].yzwx;
+            }
+        }
+    }
+    /* unrolled */ for (var f = 0u; f < KEY_FOURS; f++) {
+        let scale = vec4<f32>(k_scales[f * 4u], k_scales[f * 4u + 1u], k_scales[f * 4u + 2u], k_scales[f * 4u + 3u]);
+        /* unrolled */ for (var r = 0u; r < LANE_ROWS; r++) {
+            let i = f * LANE_ROWS + r;
             if SCALED {
-                k_scales[c] = k_scale(k, k_rows[c], word);
-            }
-        }
-        for (var c = 0u; c < 4u; c++) {
-            let row = key_row(v, min(start + my_subset * 4u + c, last));
-            v_words[c] = v_word(v, row, v_word_at);
-            if SCALED {
-                v_scales[c] = v_scale(v, row, v_word_at);
-            }
-        }
-    }
-    workgroupBarrier();
-
-    for (var t0 = start; t0 < end; t0 += KEYS) {
-        var next_rows: array<u32, LANE_KEYS>;
-        for (var c = 0u; c < LANE_KEYS; c++) {
-            let t = t0 + KEYS + (c / 4u * GROUPS + my_group) * 4u + c % 4u;
-            next_rows[c] = key_row(k, min(t, last));
-        }
-
-        // q · kᵀ
-        var s: array<vec4<f32>, SCORES>;
-        for (var n = 0u; n < SCORES; n++) {
-            s[n] = vec4<f32>();
-        }
-        for (var n = 0u; n < K_WORDS; n++) {
-            var words = k_words;
-            let scales = k_scales;
-            let is_last = n + 1u == K_WORDS;
-            let word = min(select((n + 1u) * KEY_LANES, 0u, is_last) + my_word, K_BLOCKS - 1u);
-            for (var c = 0u; c < LANE_KEYS; c++) {
-                let row = select(k_rows[c], next_rows[c], is_last);
-                k_words[c] = k_word(k, row, word);
-                if SCALED {
-                    k_scales[c] = k_scale(k, row, word);
-                }
-            }
-            if K_RAGGED {
-                // Nothing, even of what is NaN there.
-                for (var c = 0u; c < LANE_KEYS; c++) {
-                    words[c] = select(vec4<u32>(), words[c], n * KEY_LANES + my_word < K_BLOCKS);
-                }
-            }
-            var word_sums: array<vec4<f32>, SCORES>;
-            for (var i = 0u; i < SCORES; i++) {
-                word_sums[i] = vec4<f32>();
-                if SCALED {
-                    // Σ q · (number − BIAS) = Σ q · number − BIAS · Σ q
-                    let row = my_row_group * LANE_ROWS + i % LANE_ROWS;
-                    word_sums[i] = vec4<f32>(q_bias[(row * K_WORDS + n) * KEY_LANES + my_word]);
-                }
-            }
-            let from_q = (my_row_group * LANE_ROWS * K_WORDS + n) * (VECTORS * KEY_LANES) + my_word;
-            for (var word_step = 0u; word_step < WORD_STEPS; word_step++) {
-                for (var i = 0u; i < STEP_VECTORS; i++) {
-                    for (var f = 0u; f < KEY_FOURS; f++) {
-                        let k0 = unpacked(words[f * 4u], i);
-                        let k1 = unpacked(words[f * 4u + 1u], i);
-                        let k2 = unpacked(words[f * 4u + 2u], i);
-                        let k3 = unpacked(words[f * 4u + 3u], i);
-                        for (var r = 0u; r < LANE_ROWS; r++) {
-                            let vector = r * K_WORDS * VECTORS + word_step * STEP_VECTORS + i;
-                            let q = q_tile[from_q + vector * KEY_LANES];
-                            var t = word_sums[f * LANE_ROWS + r];
-                            if !SCALED {
-                                t = s[f * LANE_ROWS + r];
-                            }
-                            t = fma(vec4<f32>(q.x), vec4<f32>(k0.x, k1.x, k2.x, k3.x), t);
-                            t = fma(vec4<f32>(q.y), vec4<f32>(k0.y, k1.y, k2.y, k3.y), t);
-                            t = fma(vec4<f32>(q.z), vec4<f32>(k0.z, k1.z, k2.z, k3.z), t);
-                            t = fma(vec4<f32>(q.w), vec4<f32>(k0.w, k1.w, k2.w, k3.w), t);
-                            if SCALED {
-                                word_sums[f * LANE_ROWS + r] = t;
-                            } else {
-                                s[f * LANE_ROWS + r] = t;
-                            }
-                        }
-                    }
-                }
-                if WORD_STEPS > 1u {
-                    for (var c = 0u; c < LANE_KEYS; c++) {
-                        words[c] = words[c].yzwx;
-                    }
-                }
-            }
-            if SCALED {
-                for (var i = 0u; i < SCORES; i++) {
-                    let f = i / LANE_ROWS * 4u;
-                    let scale = vec4<f32>(scales[f], scales[f + 1u], scales[f + 2u], scales[f + 3u]);
-                    if K_WORDS == 1u {
-                        s[i] = word_sums[i] * scale;
-                    } else {
-                        s[i] = fma(word_sums[i], scale, s[i]);
-                    }
-                }
-            }
-        }
-        k_rows = next_rows;
-
-        var own_scores: array<vec4<f32>, OWN>;
-        // Last tile's weights are done with.
-        if SHARED || REDUCE_SIZE == 0u {
-            workgroupBarrier();
-        }
-        reduce(lane, &s, &own_scores);
-        if SHARED && REDUCE_SIZE != 0u {
-            workgroupBarrier();
-        }
-
-        // Masks
-        let edge = t0 < range.every_row.x || t0 + KEYS > min(range.every_row.y, end);
-        if PER_PAIR_MASK || edge {
-            for (var n = 0u; n < OWN; n++) {
-                let j = (n * KEY_LANES + own_first) % SCORES;
-                let row = own_row + j % LANE_ROWS;
-                let t = t0 + (j / LANE_ROWS * GROUPS + own_group) * 4u + vec4<u32>(0u, 1u, 2u, 3u);
-                let bounds = row_keys[row];
-                let seen = (t >= vec4<u32>(bounds.x)) & (t < vec4<u32>(min(bounds.y, end)));
-                if PER_PAIR_MASK {
-                    let query = query_of_row(b, kv_head, min(row0 + row, rows - 1u));
-                    for (var e = 0u; e < 4u; e++) {
-                        var x = neg_inf;
-                        if seen[e] {
-                            if mask_mod(query, t[e]) {
-                                x = score_mod(own_scores[n][e], query, t[e]);
-                            }
-                        }
-                        own_scores[n][e] = x;
-                    }
-                } else {
-                    own_scores[n] = select(vec4<f32>(neg_inf), own_scores[n], seen);
-                }
-            }
-        }
-
-        // Weights, as if no top had to move.
-        var in_reach = true;
-        var weights: array<vec4<f32>, OWN>;
-        for (var n = 0u; n < OWN; n++) {
-            let j = (n * KEY_LANES + own_first) % SCORES;
-            let row = own_row + j % LANE_ROWS;
-            let top = row_max[row];
-            // A NaN is not.
-            in_reach = in_reach && all(own_scores[n] <= vec4<f32>(top + RESCALE_THRESHOLD));
-            weights[n] = weights_of(own_scores[n], top, neg_inf);
-            if owns {
-                tile[P_AT + (j / LANE_ROWS * GROUPS + own_group) * P_STEP + row] = weights[n];
-            }
-        }
-        if owns && !in_reach {
-            atomicOr(&any_above, 1u);
-        }
-        let must_rescale = workgroupUniformLoad(&any_above) != 0u;
-        if must_rescale {
-            for (var n = 0u; n < OWN; n++) {
-                let j = (n * KEY_LANES + own_first) % SCORES;
-                let m = max(max(own_scores[n].x, own_scores[n].y), max(own_scores[n].z, own_scores[n].w));
-                let at = fold_at(n, own_first, own_group, own_row + j % LANE_ROWS);
-                if owns {
-                    if n < OWN_ROWS {
-                        fold[at] = m;
-                    } else {
-                        fold[at] = max(fold[at], m);
-                    }
-                }
-            }
-            let most = folded(lane, false);
-            if lane < ROWS {
-                let top = row_max[lane];
-                let high = max(top, most);
-                row_rescale[lane] = rescale_of(top, high);
-                row_max[lane] = high;
-            }
-            if lane == 0u {
-                atomicStore(&any_above, 0u);
-            }
-            workgroupBarrier();
-            for (var n = 0u; n < OWN; n++) {
-                let j = (n * KEY_LANES + own_first) % SCORES;
-                let row = own_row + j % LANE_ROWS;
-                own_sums[n] = own_sums[n] * row_rescale[row] + select(vec4<f32>(), own_scores[n], are_nan(own_scores[n]));
-                weights[n] = weights_of(own_scores[n], row_max[row], neg_inf);
-                if owns {
-                    tile[P_AT + (j / LANE_ROWS * GROUPS + own_group) * P_STEP + row] = weights[n];
-                }
-            }
-            for (var r = 0u; r < LANE_ROWS; r++) {
-                let factor = row_rescale[my_row_group * LANE_ROWS + r];
-                biases[r] *= factor;
-                for (var i = 0u; i < PIECE; i++) {
-                    acc[r * PIECE + i] *= factor;
-                }
-            }
-            workgroupBarrier();
-        }
-        for (var n = 0u; n < OWN; n++) {
-            own_sums[n] += weights[n];
-        }
-
-        // p · v
-        // Not a minimum, by which some drivers would unroll the loop, and move its loads down to where they
-        // are used.
-        let whole = end - t0 >= KEYS;
-        let steps = select((end - t0 + SUBSETS * 4u - 1u) / (SUBSETS * 4u), V_STEPS, whole);
-        for (var n = 0u; n < steps; n++) {
-            // Taken before more is loaded, which may then take their place.
-            let w0 = piece_of(v_words[0], column % V_SPLIT);
-            let w1 = piece_of(v_words[1], column % V_SPLIT);
-            let w2 = piece_of(v_words[2], column % V_SPLIT);
-            let w3 = piece_of(v_words[3], column % V_SPLIT);
-            let scales = v_scales;
-            let t = select(t0 + (n + 1u) * (SUBSETS * 4u), t0 + KEYS, n + 1u == steps) + my_subset * 4u;
-            for (var c = 0u; c < 4u; c++) {
-                let row = key_row(v, min(t + c, last));
-                v_words[c] = v_word(v, row, v_word_at);
-                if SCALED {
-                    v_scales[c] = v_scale(v, row, v_word_at);
-                }
-            }
-            let unit = n * SUBSETS + my_subset;
-            var from_p = P_AT + unit * P_STEP + my_row_group * LANE_ROWS;
-            if UNITS % SUBSETS != 0u {
-                from_p = select(from_p, ZEROS_AT + my_row_group * LANE_ROWS, unit >= UNITS);
-            }
-            for (var i = 0u; i < PIECE; i++) {
-                var x0 = unpacked(w0, i);
-                var x1 = unpacked(w1, i);
-                var x2 = unpacked(w2, i);
-                var x3 = unpacked(w3, i);
-                if SCALES_VALUES {
-                    x0 = fma(x0, vec4<f32>(scales.x), vec4<f32>(-BIAS * scales.x));
-                    x1 = fma(x1, vec4<f32>(scales.y), vec4<f32>(-BIAS * scales.y));
-                    x2 = fma(x2, vec4<f32>(scales.z), vec4<f32>(-BIAS * scales.z));
-                    x3 = fma(x3, vec4<f32>(scales.w), vec4<f32>(-BIAS * scales.w));
-                }
-                for (var r = 0u; r < LANE_ROWS; r++) {
-                    var w = tile[from_p + r];
-                    if SCALED && !SCALES_VALUES {
-                        w *= scales;
-                        if i == 0u {
-                            biases[r] += (w.x + w.y) + (w.z + w.w);
-                        }
-                    }
-                    var t = acc[r * PIECE + i];
-                    t = fma(vec4<f32>(w.x), x0, t);
-                    t = fma(vec4<f32>(w.y), x1, t);
-                    t = fma(vec4<f32>(w.z), x2, t);
-                    t = fma(vec4<f32>(w.w), x3, t);
-                    acc[r * PIECE + i] = t;
-                }
-            }
-        }
-    }
-
-    // The sums of the weights.
-    for (var n = 0u; n < OWN; n++) {
-        let j = (n * KEY_LANES + own_first) % SCORES;
-        let at = fold_at(n, own_first, own_group, own_row + j % LANE_ROWS);
-        let total = own_sums[n].x + own_sums[n].y + own_sums[n].z + own_sums[n].w;
-        if owns {
-            if n < OWN_ROWS {
-                fold[at] = total;
+                scores[i] = fma(sums[i], scale, scores[i]);
             } else {
-                fold[at] += total;
-            }
-        }
-    }
-    let total = folded(lane, true);
-    if lane < ROWS {
-        let row = min(row0 + lane, rows - 1u);
-        let first_slice = id.y + p.first.y == 0u;
-        let finish = finish_row(row_state(row_max[lane], total, neg_inf), z, row, split, row0 + lane < rows && first_slice);
-        row_rescale[lane] = finish.x;
-        row_max[lane] = finish.y;
-        row_sum[lane] = finish.z;
-    }
-
-    if SCALED && !SCALES_VALUES {
-        for (var n = 0u; n < LANE_ROWS * PIECE; n++) {
-            acc[n] -= BIAS * biases[n / PIECE];
-        }
-    }
-    // The sums of a column's subsets.
-    for (var n = 0u; n < LANE_ROWS * PIECE; n++) {
-        workgroupBarrier();
-        tile[lane] = acc[0];
-        // They take turns in sums[0]: one copy of the text, and no indices into registers.
-        for (var m = 0u; m + 1u < LANE_ROWS * PIECE; m++) {
-            acc[m] = acc[m + 1u];
-        }
-        workgroupBarrier();
-        if lane % GROUP_LANES < COLUMNS {
-            var sum = tile[lane];
-            for (var m = 1u; m < SUBSETS; m++) {
-                sum += tile[lane + m * COLUMNS];
-            }
-            let row = my_row_group * LANE_ROWS + n / PIECE;
-            let channel = (column * PIECE + n % PIECE) * 4u;
-            if row0 + row < rows && column < V_BLOCKS * V_SPLIT && channel < p.value_dim {
-                let ends = vec3<f32>(row_rescale[row], row_max[row], row_sum[row]);
-                let x = row_repaired(z, row0 + row, channel, sum * ends.x, ends, keys);
-                store_row(z, row0 + row, split, channel, x);
+                scores[i] = sums[i];
             }
         }
     }
 }
 
-// Where a lane folds the n-th vector that it owns: vectors of the same row go to the same place.
-fn fold_at(n: u32, own_first: u32, own_group: u32, row: u32) -> u32 {
-    let each = FOLD / GROUPS;
-    return row * FOLD + own_group * each + own_first / LANE_ROWS % each;
+// The same, of words that have come; the next are loaded, after the last ones the first of the tile from next_t on.
+fn add_words(n: u32, k: Source, next_t: u32, last: u32, lane: Lane) {
+    use_loaded_keys(n, lane);
+    // A lane's only words of a tile are not worth registers for two: the next come while weights are computed.
+    if K_WORDS == 1u {
+        multiply_keys(n, lane);
+    }
+    let is_last = n + 1u == K_WORDS;
+    if is_last {
+        find_keys(k, next_t, last, lane);
+    }
+    load_keys(k, select(n + 1u, 0u, is_last), lane);
+    if K_WORDS > 1u {
+        multiply_keys(n, lane);
+    }
+}
+
+// −∞ where a query does not see a key; what bias and softcap make of the other scores, where they are asked pair by pair.
+fn mask_scores(work: Work, t0: u32, end: u32, lane: Lane) {
+    let neg_inf = p.mask.neg_inf;
+    // The vectors take turns in own_scores[0].
+    for (var n = 0u; n < OWN; n++) {
+        let row = own_row(n, lane);
+        let t = t0 + own_unit(n, lane) * 4u + vec4<u32>(0u, 1u, 2u, 3u);
+        let bounds = row_keys[row];
+        let seen = (t >= vec4<u32>(bounds.x)) & (t < vec4<u32>(min(bounds.y, end)));
+        var x = own_scores[0];
+        if PER_PAIR_MASK {
+            let query = query_at(work, row);
+            /* unrolled */ for (var e = 0u; e < 4u; e++) {
+                var y = neg_inf;
+                if seen[e] {
+                    if mask_mod(query, t[e]) {
+                        y = score_mod(x[e], query, t[e]);
+                    }
+                }
+                x[e] = y;
+            }
+        } else {
+            x = select(vec4<f32>(neg_inf), x, seen);
+        }
+        /* unrolled */ for (var m = 0u; m < OWN - 1u; m++) {
+            own_scores[m] = own_scores[m + 1u];
+        }
+        own_scores[OWN - 1u] = x;
+    }
+}
+
+// Weights, as if no top had to move; any_above says whether one has to.
+fn weigh(lane: Lane) {
+    var in_reach = true;
+    /* unrolled */ for (var n = 0u; n < OWN; n++) {
+        let top = row_max[own_row(n, lane)];
+        // A NaN is not.
+        in_reach = in_reach && all(own_scores[n] <= vec4<f32>(top + RESCALE_THRESHOLD));
+        weights[n] = weights_of(own_scores[n], top, p.mask.neg_inf);
+        if owns(lane) {
+            tile[own_place(n, lane)] = weights[n];
+        }
+    }
+    if owns(lane) && !in_reach {
+        atomicOr(&any_above, 1u);
+    }
+}
+
+// row_max and row_rescale of the tile.
+fn move_row_max(lane: Lane) {
+    /* unrolled */ for (var n = 0u; n < OWN; n++) {
+        let most = max(max(own_scores[n].x, own_scores[n].y), max(own_scores[n].z, own_scores[n].w));
+        let at = fold_at(n, lane);
+        if owns(lane) {
+            if n < OWN_ROWS {
+                fold[at] = most;
+            } else {
+                fold[at] = max(fold[at], most);
+            }
+        }
+    }
+    let most = folded(lane.n, false);
+    if lane.n < ROWS {
+        let top = row_max[lane.n];
+        let high = max(top, most);
+        row_rescale[lane.n] = rescale_of(top, high);
+        row_max[lane.n] = high;
+    }
+    if lane.n == 0u {
+        atomicStore(&any_above, 0u);
+    }
+    workgroupBarrier();
+}
+
+// What was summed so far is made relative to new maxima, and so are the tile's weights.
+fn weigh_anew(lane: Lane) {
+    /* unrolled */ for (var n = 0u; n < OWN; n++) {
+        let row = own_row(n, lane);
+        let nan = select(vec4<f32>(), own_scores[n], are_nan(own_scores[n]));
+        own_sums[n] = own_sums[n] * row_rescale[row] + total_of(nan);
+        weights[n] = weights_of(own_scores[n], row_max[row], p.mask.neg_inf);
+        if owns(lane) {
+            tile[own_place(n, lane)] = weights[n];
+        }
+    }
+    /* unrolled */ for (var r = 0u; r < LANE_ROWS; r++) {
+        let factor = row_rescale[lane.row_group * LANE_ROWS + r];
+        biases[r] *= factor;
+        /* unrolled */ for (var i = 0u; i < PIECE; i++) {
+            acc[r * PIECE + i] *= factor;
+        }
+    }
+    workgroupBarrier();
+}
+
+// acc += p · v of the n-th fours of keys; those from t on are loaded meanwhile.
+fn add_values(n: u32, v: Source, t: u32, last: u32, lane: Lane) {
+    // Taken before more is loaded, which may then take their place.
+    let piece = lane.column % V_SPLIT;
+    let w0 = piece_of(next_v_words[0], piece);
+    let w1 = piece_of(next_v_words[1], piece);
+    let w2 = piece_of(next_v_words[2], piece);
+    let w3 = piece_of(next_v_words[3], piece);
+    let scales = next_v_scales;
+    load_values(v, t + (SUBSETS + lane.subset) * 4u, last, lane);
+
+    let unit = n * SUBSETS + lane.subset;
+    var from_p = P_AT + unit * P_STEP + lane.row_group * LANE_ROWS;
+    if UNITS % SUBSETS != 0u {
+        from_p = select(from_p, ZEROS_AT + lane.row_group * LANE_ROWS, unit >= UNITS);
+    }
+    /* unrolled */ for (var i = 0u; i < PIECE; i++) {
+        var x0 = unpacked(w0, i);
+        var x1 = unpacked(w1, i);
+        var x2 = unpacked(w2, i);
+        var x3 = unpacked(w3, i);
+        if SCALES_VALUES {
+            x0 = fma(x0, vec4<f32>(scales.x), vec4<f32>(-BIAS * scales.x));
+            x1 = fma(x1, vec4<f32>(scales.y), vec4<f32>(-BIAS * scales.y));
+            x2 = fma(x2, vec4<f32>(scales.z), vec4<f32>(-BIAS * scales.z));
+            x3 = fma(x3, vec4<f32>(scales.w), vec4<f32>(-BIAS * scales.w));
+        }
+        /* unrolled */ for (var r = 0u; r < LANE_ROWS; r++) {
+            var w = tile[from_p + r];
+            if SCALED && !SCALES_VALUES {
+                w *= scales;
+                if i == 0u {
+                    biases[r] += total_of(w);
+                }
+            }
+            var t = acc[r * PIECE + i];
+            t = fma(vec4<f32>(w.x), x0, t);
+            t = fma(vec4<f32>(w.y), x1, t);
+            t = fma(vec4<f32>(w.z), x2, t);
+            t = fma(vec4<f32>(w.w), x3, t);
+            acc[r * PIECE + i] = t;
+        }
+    }
+}
+
+// The sums of the weights, and the ends of the rows: in row_rescale, row_max, row_sum.
+fn finish_rows(work: Work, lane: Lane) {
+    /* unrolled */ for (var n = 0u; n < OWN; n++) {
+        let at = fold_at(n, lane);
+        if owns(lane) {
+            if n < OWN_ROWS {
+                fold[at] = own_sums[n];
+            } else {
+                fold[at] += own_sums[n];
+            }
+        }
+    }
+    let total = folded(lane.n, true);
+    if lane.n < ROWS {
+        let row = work.row0 + lane.n;
+        let state = row_state(row_max[lane.n], total, p.mask.neg_inf);
+        let stores = row < work.rows && work.slice == 0u;
+        let ends = finish_row(state, work.z, min(row, work.rows - 1u), work.split, stores);
+        row_rescale[lane.n] = ends.x;
+        row_max[lane.n] = ends.y;
+        row_sum[lane.n] = ends.z;
+    }
+}
+
+// The sums of the columns' subsets.
+fn store_columns(work: Work, keys: vec2<u32>, lane: Lane) {
+    if SCALED && !SCALES_VALUES {
+        /* unrolled */ for (var n = 0u; n < LANE_ROWS * PIECE; n++) {
+            acc[n] -= BIAS * biases[n / PIECE];
+        }
+    }
+    for (var n = 0u; n < LANE_ROWS * PIECE; n++) {
+        workgroupBarrier();
+        tile[lane.n] = acc[0];
+        // They take turns in acc[0]: one copy of the text.
+        /* unrolled */ for (var m = 0u; m < LANE_ROWS * PIECE - 1u; m++) {
+            acc[m] = acc[m + 1u];
+        }
+        workgroupBarrier();
+        if lane.n % GROUP_LANES < COLUMNS {
+            var sum = tile[lane.n];
+            for (var m = 1u; m < SUBSETS; m++) {
+                sum += tile[lane.n + m * COLUMNS];
+            }
+            let row = lane.row_group * LANE_ROWS + n / PIECE;
+            let channel = (lane.column * PIECE + n % PIECE) * 4u;
+            if work.row0 + row < work.rows && lane.column < V_BLOCKS * V_SPLIT && channel < p.value_dim {
+                let ends = vec3<f32>(row_rescale[row], row_max[row], row_sum[row]);
+                let x = row_repaired(work.z, work.row0 + row, channel, sum * ends.x, ends, keys);
+                store_row(work.z, work.row0 + row, work.split, channel, x);
+            }
+        }
+    }
+}
+
+fn decode(id: vec3<u32>, index: u32) {
+    let rows = p.mask.q_len * p.group;
+    let tile_x = id.x + p.first.x;
+    let row0 = select(tile_x, tile_x / p.splits, SPLITS) * ROWS;
+    if row0 >= rows {
+        return;
+    }
+    let z = id.z + p.first.z;
+    let split = select(0u, tile_x % p.splits, SPLITS);
+    let work = Work(z, z / p.kv_heads, z % p.kv_heads, rows, row0, split, id.y + p.first.y);
+    let lane = lane_of(index, work.slice);
+    let range = rows_key_range(work.b, work.kv_head, row0, min(ROWS, rows - row0));
+    let keys = split_keys(range.any_row, split);
+    let start = keys.x;
+    let end = keys.y;
+    let last = max(end, 1u) - 1u;
+    let k = k_source(work.b, work.kv_head);
+    let v = v_source(work.b, work.kv_head, 0u);
+
+    // q_tile is named before tile: naga declares variables in the order of their first use, some drivers lay them out in
+    // that order, and load vectors whole only where they are aligned.
+    stage_queries(work, index);
+    prepare_rows(work, index);
+    if SCALED {
+        workgroupBarrier();
+        sum_queries(index);
+    }
+    if start < end {
+        find_keys(k, start, last, lane);
+        load_keys(k, 0u, lane);
+    }
+    workgroupBarrier();
+
+    for (var t0 = start; t0 < end; t0 += KEYS) {
+        /* unrolled */ for (var n = 0u; n < SCORES; n++) {
+            scores[n] = vec4<f32>();
+        }
+        /* unrolled */ for (var n = 0u; n < K_WRITTEN; n++) {
+            add_words(n, k, t0 + KEYS, last, lane);
+        }
+        if K_WRITTEN < K_WORDS {
+            for (var n = K_WRITTEN; n < K_WORDS; n++) {
+                add_words(n, k, t0 + KEYS, last, lane);
+            }
+        }
+        load_values(v, t0 + lane.subset * 4u, last, lane);
+        // Last tile's weights are done with.
+        if SHARED || REDUCE_SIZE == 0u {
+            workgroupBarrier();
+        }
+        reduce(index);
+        if SHARED && REDUCE_SIZE != 0u {
+            workgroupBarrier();
+        }
+        if PER_PAIR_MASK || t0 < range.every_row.x || t0 + KEYS > min(range.every_row.y, end) {
+            mask_scores(work, t0, end, lane);
+        }
+        weigh(lane);
+        if workgroupUniformLoad(&any_above) != 0u {
+            move_row_max(lane);
+            weigh_anew(lane);
+        }
+        /* unrolled */ for (var n = 0u; n < OWN; n++) {
+            own_sums[n] += total_of(weights[n]);
+        }
+
+        // Not a minimum, by which some drivers would unroll the loop, and move its loads down to where they
+        // are used.
+        let whole = end - t0 >= KEYS;
+        let steps = select((end - t0 + SUBSETS * 4u - 1u) / (SUBSETS * 4u), V_STEPS, whole);
+        for (var n = 0u; n < steps; n++) {
+            add_values(n, v, t0 + n * SUBSETS * 4u, last, lane);
+        }
+    }
+
+    finish_rows(work, lane);
+    store_columns(work, keys, lane);
 }

@@ -2,10 +2,14 @@
 // lane keeps half of its vectors and gives the other half away; who has one left adds it up with the others
 // who have it. Vector j of group g becomes lane g * KEY_LANES + j % KEY_LANES's.
 //
-// Needs: KEY_LANES, OWN, SCORES, WORKGROUP; decode.
+// Needs: KEY_LANES, OWN, SCORES, WORKGROUP; decode, own_scores, scores.
 // Gives: REDUCE_SIZE; main, owned_first, owned_group, reduce.
 
 const REDUCE_SIZE: u32 = 0u;
+// KEY_LANES = 2 to the power of LEVELS.
+const LEVELS: u32 = select(0u, select(1u, select(2u, select(3u, 4u, KEY_LANES > 8u), KEY_LANES > 4u), KEY_LANES > 2u), KEY_LANES > 1u);
+
+const_assert KEY_LANES == 1u << LEVELS;
 
 fn owned_first(lane: u32) -> u32 {
     return lane % KEY_LANES;
@@ -15,25 +19,21 @@ fn owned_group(lane: u32) -> u32 {
     return lane / KEY_LANES;
 }
 
-fn reduce(lane: u32, scores: ptr<function, array<vec4<f32>, SCORES>>, own_scores: ptr<function, array<vec4<f32>, OWN>>) {
-    var left = SCORES;
-    for (var step = 1u; step < KEY_LANES; step *= 2u) {
-        let odd = (lane & step) != 0u;
-        if left > 1u {
-            left /= 2u;
-            for (var n = 0u; n < SCORES / 2u; n++) {
-                if n < left {
-                    let a = (*scores)[2u * n];
-                    let c = (*scores)[2u * n + 1u];
-                    (*scores)[n] = select(a, c, odd) + subgroupShuffleXor(select(c, a, odd), step);
-                }
+fn reduce(lane: u32) {
+    /* unrolled */ for (var level = 0u; level < LEVELS; level++) {
+        let odd = (lane & (1u << level)) != 0u;
+        if (SCORES >> level) > 1u {
+            /* unrolled */ for (var n = 0u; n < (SCORES >> (level + 1u)); n++) {
+                let a = scores[2u * n];
+                let c = scores[2u * n + 1u];
+                scores[n] = select(a, c, odd) + subgroupShuffleXor(select(c, a, odd), 1u << level);
             }
         } else {
-            (*scores)[0] += subgroupShuffleXor((*scores)[0], step);
+            scores[0] += subgroupShuffleXor(scores[0], 1u << level);
         }
     }
-    for (var n = 0u; n < OWN; n++) {
-        (*own_scores)[n] = (*scores)[n];
+    /* unrolled */ for (var n = 0u; n < OWN; n++) {
+        own_scores[n] = scores[n];
     }
 }
 

@@ -1,7 +1,7 @@
 // The sums of KEY_LANES lanes, through workgroup memory. Vector j of group g becomes lane j % KEY_LANES *
 // ALL_GROUPS + g's.
 //
-// Needs: ALL_GROUPS, KEY_LANES, OWN, ROUND, SCORES, WORKGROUP; decode, tile.
+// Needs: ALL_GROUPS, KEY_LANES, OWN, ROUND, SCORES, WORKGROUP; decode, own_scores, scores, tile.
 // Gives: REDUCE_SIZE; main, owned_first, owned_group, reduce.
 
 const ROUNDS: u32 = (SCORES + ROUND - 1u) / ROUND;
@@ -20,27 +20,28 @@ fn owned_group(lane: u32) -> u32 {
     return lane % ALL_GROUPS;
 }
 
-fn reduce(lane: u32, scores: ptr<function, array<vec4<f32>, SCORES>>, own_scores: ptr<function, array<vec4<f32>, OWN>>) {
+fn reduce(lane: u32) {
     if KEY_LANES == 1u {
-        for (var n = 0u; n < OWN; n++) {
-            (*own_scores)[n] = (*scores)[n];
+        /* unrolled */ for (var n = 0u; n < OWN; n++) {
+            own_scores[n] = scores[n];
         }
         return;
     }
     let to = lane % KEY_LANES * REDUCE_LANE + lane / KEY_LANES;
     let first = owned_first(lane);
-    for (var n = 0u; n < OWN; n++) {
-        (*own_scores)[n] = vec4<f32>();
+    // Or the last tile's would be kept till here, for lanes that own none.
+    /* unrolled */ for (var n = 0u; n < OWN; n++) {
+        own_scores[n] = vec4<f32>();
     }
-    for (var round = 0u; round < ROUNDS; round++) {
+    /* unrolled */ for (var round = 0u; round < ROUNDS; round++) {
         if round != 0u {
             workgroupBarrier();
         }
-        for (var n = 0u; n < ROUND; n++) {
-            tile[n * REDUCE_STEP + to] = (*scores)[round * ROUND + n];
+        /* unrolled */ for (var n = 0u; n < ROUND; n++) {
+            tile[n * REDUCE_STEP + to] = scores[round * ROUND + n];
         }
         workgroupBarrier();
-        for (var n = 0u; n < OWN; n++) {
+        /* unrolled */ for (var n = 0u; n < OWN; n++) {
             let j = n * KEY_LANES + first;
             if j / ROUND == round {
                 let at = j % ROUND * REDUCE_STEP + owned_group(lane);
@@ -48,7 +49,7 @@ fn reduce(lane: u32, scores: ptr<function, array<vec4<f32>, SCORES>>, own_scores
                 for (var m = 1u; m < KEY_LANES; m++) {
                     sum += tile[at + m * REDUCE_LANE];
                 }
-                (*own_scores)[n] = sum;
+                own_scores[n] = sum;
             }
         }
     }
