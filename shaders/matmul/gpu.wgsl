@@ -64,6 +64,37 @@ fn zero_outside(v: vec4<f32>, k: u32, range: vec2<u32>) -> vec4<f32> {
     return select(vec4<f32>(), v, (ks >= vec4<u32>(range.x)) & (ks < vec4<u32>(range.y)));
 }
 
+// What an invocation computes, in an array that only constants index: its loops are marked to be written out (src/unroll.rs)
+// where drivers need that.
+var<private> acc: array<vec4<f32>, ACC_VECTORS>;
+
+// x, y: the first of the vectors of C that the invocation has, across and down.
+fn store_sums(t: Tile, row0: u32, col0: u32, x: u32, y: u32) {
+    var broken = false;
+    /* unrolled */ for (var m = 0u; m < LANE_TILE / 4u; m++) {
+        /* unrolled */ for (var n = 0u; n < LANE_TILE / 4u; n++) {
+            let col = col0 + (n * 16u + x) * 4u;
+            /* unrolled */ for (var c = 0u; c < 4u; c++) {
+                let row = row0 + (m * 16u + y) * 4u + c;
+                let sum = acc[m * LANE_TILE + n * 4u + c];
+                if row < t.rows && col < t.cols {
+                    tile_store4(t, row, col, sum);
+                    broken = broken || any_nan(sum);
+                }
+            }
+        }
+    }
+    if REPAIRS && broken {
+        /* unrolled */ for (var s = 0u; s < ACC_VECTORS; s++) {
+            let row = row0 + (s / LANE_TILE * 16u + y) * 4u + s % 4u;
+            let col = col0 + (s % LANE_TILE / 4u * 16u + x) * 4u;
+            if row < t.rows && col < t.cols {
+                tile_repair(t, row, col);
+            }
+        }
+    }
+}
+
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let t = tile_of(group.z);
@@ -95,8 +126,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     // What it computes: 32 neighbours have 4 × 8 vectors of C, so that what they load differs least.
     let x = lane % 8u + lane / 32u % 2u * 8u;
     let y = lane / 8u % 4u + lane / 64u * 4u;
-    var acc: array<vec4<f32>, ACC_VECTORS>;
-    for (var s = 0u; s < ACC_VECTORS; s++) {
+    /* unrolled */ for (var s = 0u; s < ACC_VECTORS; s++) {
         acc[s] = vec4<f32>();
     }
 
@@ -129,12 +159,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         // The next step's loads travel while this one computes. After the last step they repeat its end.
         next_a = load_a(t, row0 + across, k0 + TILE_K + across_k, last);
         next_b = load_b(t, k0 + TILE_K + b_k, b_col, last);
+        // Inner loops only: with those over k and m written out too, drivers load ahead, into more registers; with these steps in
+        // a function of their own too (RADV).
         for (var k4 = 0u; k4 < VECTORS_K; k4++) {
             for (var k = 0u; k < 4u; k++) {
                 let o = k4 * (4u * VECTORS + SHIFT) + k * VECTORS;
                 for (var m = 0u; m < LANE_TILE / 4u; m++) {
                     let a = a_four(o + m * 16u + y);
-                    for (var n = 0u; n < LANE_TILE / 4u; n++) {
+                    /* unrolled */ for (var n = 0u; n < LANE_TILE / 4u; n++) {
                         let b = b_four(o + n * 16u + x);
                         let s = m * LANE_TILE + n * 4u;
                         acc[s] = fma(vec4<f32>(a.x), b, acc[s]);
@@ -147,27 +179,5 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         }
         workgroupBarrier();
     }
-    var broken = false;
-    for (var m = 0u; m < LANE_TILE / 4u; m++) {
-        for (var n = 0u; n < LANE_TILE / 4u; n++) {
-            let col = col0 + (n * 16u + x) * 4u;
-            for (var c = 0u; c < 4u; c++) {
-                let row = row0 + (m * 16u + y) * 4u + c;
-                let sum = acc[m * LANE_TILE + n * 4u + c];
-                if row < t.rows && col < t.cols {
-                    tile_store4(t, row, col, sum);
-                    broken = broken || any_nan(sum);
-                }
-            }
-        }
-    }
-    if REPAIRS && broken {
-        for (var s = 0u; s < ACC_VECTORS; s++) {
-            let row = row0 + (s / LANE_TILE * 16u + y) * 4u + s % 4u;
-            let col = col0 + (s % LANE_TILE / 4u * 16u + x) * 4u;
-            if row < t.rows && col < t.cols {
-                tile_repair(t, row, col);
-            }
-        }
-    }
+    store_sums(t, row0, col0, x, y);
 }
