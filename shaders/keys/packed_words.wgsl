@@ -27,7 +27,7 @@ fn unpacked(word: vec4<u32>, i: u32) -> vec4<f32> {
 // All channels of a vector of words.
 fn unpacked_all(word: vec4<u32>) -> array<vec4<f32>, VECTORS> {
     var x: array<vec4<f32>, VECTORS>;
-    for (var i = 0u; i < VECTORS; i++) {
+    /* unrolled */ for (var i = 0u; i < VECTORS; i++) {
         if SCALED {
             // Shifted up and down with their signs.
             let n = select(word[i % 4u], word[i / 2u % 4u] ^ 0x88888888u, STORAGE_KIND == Q4);

@@ -64,8 +64,8 @@ fn zero_outside(v: vec4<f32>, k: u32, range: vec2<u32>) -> vec4<f32> {
     return select(vec4<f32>(), v, (ks >= vec4<u32>(range.x)) & (ks < vec4<u32>(range.y)));
 }
 
-// What an invocation computes, in an array that only constants index: its loops are marked to be written out (src/unroll.rs)
-// where drivers need that.
+// What an invocation computes, in an array that only constants index: loops over it are marked to be written out
+// (src/unroll.rs).
 var<private> acc: array<vec4<f32>, ACC_VECTORS>;
 
 // x, y: the first of the vectors of C that the invocation has, across and down.
@@ -143,15 +143,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
                 b = zero_outside(b, k0 + b_k, inner);
             }
         }
-        for (var c = 0u; c < 4u; c++) {
+        /* unrolled */ for (var c = 0u; c < 4u; c++) {
             tile_a[(to_across + c * VECTORS) * 4u + across_c] = a[c];
         }
         if B_ALONG_N {
-            for (var c = 0u; c < 4u; c++) {
+            /* unrolled */ for (var c = 0u; c < 4u; c++) {
                 tile_b[to_along * 4u + c] = b[c];
             }
         } else {
-            for (var c = 0u; c < 4u; c++) {
+            /* unrolled */ for (var c = 0u; c < 4u; c++) {
                 tile_b[(to_across + c * VECTORS) * 4u + across_c] = b[c];
             }
         }
@@ -159,12 +159,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         // The next step's loads travel while this one computes. After the last step they repeat its end.
         next_a = load_a(t, row0 + across, k0 + TILE_K + across_k, last);
         next_b = load_b(t, k0 + TILE_K + b_k, b_col, last);
-        // Inner loops only: with those over k and m written out too, drivers load ahead, into more registers; with these steps in
-        // a function of their own too (RADV).
+        // Not those over k: drivers would load ahead, into more registers; with these steps in a function of their own too (RADV).
         for (var k4 = 0u; k4 < VECTORS_K; k4++) {
             for (var k = 0u; k < 4u; k++) {
                 let o = k4 * (4u * VECTORS + SHIFT) + k * VECTORS;
-                for (var m = 0u; m < LANE_TILE / 4u; m++) {
+                /* unrolled */ for (var m = 0u; m < LANE_TILE / 4u; m++) {
                     let a = a_four(o + m * 16u + y);
                     /* unrolled */ for (var n = 0u; n < LANE_TILE / 4u; n++) {
                         let b = b_four(o + n * 16u + x);

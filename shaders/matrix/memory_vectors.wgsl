@@ -13,6 +13,8 @@ fn f16_store4(o: u32, x: vec4<f16>) {
     tile_f16[o / 4u] = x;
 }
 
+// Neighbours may store to other parts of the same vector: Vulkan's compilers store one part alone, others (Metal's, Direct3D's)
+// the whole, which is why only Vulkan has these.
 fn f32_store(o: u32, x: f32) {
     tile_f32[o / 4u][o % 4u] = x;
 }

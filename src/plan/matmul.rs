@@ -1,7 +1,7 @@
 //! Tiles of products: projections, scores, the weighted sum.
 
 use super::tuning::{KernelForm, MatrixUnits, Tuning};
-use crate::device::{DeviceFacts, Fragment};
+use crate::device::{DeviceFacts, Fragment, Registers};
 use crate::tensor::DType;
 
 /// The tile of a product, fixed when its shader is compiled.
@@ -69,8 +69,11 @@ pub(crate) fn tiles(product: MatmulShape, form: KernelForm, device: &DeviceFacts
     }
     let count = |side: usize| rows.div_ceil(side).saturating_mul(cols.div_ceil(side));
     let (small, large) = (count(64), count(128));
+    let fills = large.saturating_mul(batch) >= ENOUGH_WORKGROUPS;
     // Reuse pays for a quarter more work beyond the edges, not for a third (192 columns) or twice.
-    if large.saturating_mul(batch) >= ENOUGH_WORKGROUPS && large * 16 <= small * 5 { LARGE } else { SMALL }
+    let pays = large * 16 <= small * 5;
+    // 8 × 8 sums for each invocation, and what is staged next.
+    if fills && pays && device.registers == Registers::Wide { LARGE } else { SMALL }
 }
 
 /// Fewer rows or columns than half a small tile's are mostly padding.

@@ -93,6 +93,13 @@ pub enum Driver {
     Turnip,
 }
 
+impl Driver {
+    /// Whether plans take an invocation to have about 255 registers, not 128 (`src/device.rs`).
+    pub fn has_many_registers(self) -> bool {
+        matches!(self, Driver::Nvk | Driver::Radv)
+    }
+}
+
 /// What a driver calls the numbers of [`crate::mesa::Statistics`].
 pub struct Names {
     pub registers: &'static str,

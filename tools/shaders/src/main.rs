@@ -75,10 +75,16 @@ impl Row {
         axes
     }
 
-    /// Whether plans for the GPU may choose it: its matrix units have fragments of 16 × 16 alone.
+    /// Whether plans for the GPU may choose it: tiles of its registers; its matrix units have fragments of 16 × 16 alone.
     fn is_for(&self, gpu: Gpu) -> bool {
         if OF_SOFTWARE.contains(&self.form.as_str()) {
             return false;
+        }
+        if self.form == "fused_gpu" {
+            return self.axes().contains(&"ahead") == gpu.driver.has_many_registers();
+        }
+        if self.form == "matmul_gpu" && self.axes().contains(&"side=128") {
+            return gpu.driver.has_many_registers();
         }
         if !self.matrix_units() {
             return true;
@@ -366,7 +372,7 @@ fn tasks(rows: &[Row], tools: &Tools, all: bool) -> Vec<Task> {
     tasks.sort_by_key(|task| std::cmp::Reverse(task.taken.iter().filter(|taken| **taken).count()));
     if tools.dxc.is_some() {
         let suits = rows.iter().map(|row| !row.matrix_units()).collect();
-        tasks.push(Task::new(Compiler::Dxc, rows, suits, covering(Covering { values: 3, matrix: 3 })));
+        tasks.push(Task::new(Compiler::Dxc, rows, suits, covering(Covering { values: 2, matrix: 2 })));
     }
     tasks
 }
