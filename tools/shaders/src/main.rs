@@ -345,7 +345,14 @@ impl Task {
             }
             let these: Vec<usize> =
                 (0..rows.len()).filter(|n| suits[*n] && rows[*n].matrix_units() == matrix_units).collect();
-            let axes: Vec<_> = these.iter().map(|n| rows[*n].axes()).collect();
+            // Tiles are what registers have to hold: each with each value of an axis.
+            let tiles: Vec<Option<String>> =
+                these.iter().map(|n| rows[*n].tile().filter(|_| compiler != Compiler::Dxc)).collect();
+            let axes: Vec<Vec<&str>> = these
+                .iter()
+                .zip(&tiles)
+                .map(|(n, tile)| rows[*n].axes().into_iter().chain(tile.as_deref()).collect())
+                .collect();
             for (n, covers) in these.into_iter().zip(cover::cover(&axes, values)) {
                 taken[n] = covers;
             }

@@ -171,18 +171,21 @@ const LEGEND: &str = "\
 
 /// The committed page.
 pub fn page(loops: &str, small: &str, compilers: &str) -> String {
-    let every_three: Vec<&str> =
-        GPUS.iter().filter(|gpu| gpu.covering.values == 3).map(|gpu| gpu.name).collect();
-    let every_three = every_three.join(" and ");
+    let covering = |values: usize| {
+        let these = GPUS.iter().filter(|gpu| gpu.covering.values == values);
+        these.map(|gpu| gpu.name).collect::<Vec<_>>().join(", ")
+    };
+    let (each, every_three) = (covering(1), covering(3));
     format!(
         "# What compilers make of the kernels\n\n\
          Written by `scripts/shaders --write`. Mesa 26's drivers compile for GPUs that are not there: NVK for NVIDIA's, RADV for AMD's,\n\
          Honeykrisp for Apple's, Turnip for Qualcomm's. They, and DXC, see a part of the variants: one that has every two\n\
-         values of axes that occur together, every three for {every_three} (for matrix units all) and DXC.\n\n\
+         values of axes that occur together, where a tile is a value too; every three for DXC and {every_three}, every one for\n\
+         {each}.\n\n\
          The tables have the worst of all variants, in the drivers' own numbers, which compare variants on one GPU and nothing else:\n\n\
          {LEGEND}\n\
-         Mad share: of a hundred instructions of the inner loops (basic blocks with 32 multiply-adds or more) those that\n\
-         multiply and add, or are matrix instructions; the least and the most of one variant of each tile. Where it is\n\
+         Mad share: of a hundred instructions of the inner loops (basic blocks with 32 multiply-adds or 8 matrix\n\
+         instructions) those that multiply and add, or are matrix instructions; the least and the most of one variant of each tile. Where it is\n\
          empty there is no such block.\n\n\
          Forms for software drivers are not asked of GPUs. What spills, or keeps arrays in memory, is\n\
          listed with its reason in `tools/shaders/permitted.txt`. Another vendor's compiler may do better or worse; a register file\n\
