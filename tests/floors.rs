@@ -9,6 +9,7 @@ const FLOORS: &[&str] = &[
     "gpu",
     // Operators.
     "multi_head",
+    "layer_config",
     "attention",
     "reference",
     "cache",

@@ -93,12 +93,8 @@ impl FusedMatrix {
         let small = [(2 * fragment.side(), 2, 16)];
         let (rows, q_in_memory) = sub_rows(head, value, device);
         // What is staged of more keys would take the registers that wide heads have left.
-        let most_keys = match head + value {
-            ..=128 => 64,
-            ..=256 => 32,
-            _ => 16,
-        };
-        let large = [(4, 32), (2, 64), (2, 32), (4, 16), (2, 16), (1, 32), (1, 16)]
+        let most_keys = if head + value > 256 { 16 } else { 32 };
+        let large = [(4, 32), (2, 32), (4, 16), (2, 16), (1, 32), (1, 16)]
             .map(|(subgroups, keys)| (rows, subgroups, keys));
         let tiles = if tuning.form.is_cpu(device) { small.to_vec() } else { large.to_vec() };
         let width = device.planned_subgroup();
@@ -135,10 +131,9 @@ impl FusedMatrix {
             of(128, 128, 16, 4, 32, 32),
             of(128, 128, 16, 4, 64, 32),
             FusedMatrix { exact: false, ..of(128, 128, 16, 2, 64, 32) },
-            of(64, 64, 32, 2, 64, 64),
             FusedMatrix { q_in_memory: true, ..of(256, 256, 16, 2, 32, 16) },
             FusedMatrix { q_in_memory: true, ..of(256, 256, 16, 2, 64, 16) },
-            FusedMatrix { exact: false, ..of(16, 48, 32, 2, 8, 64) },
+            FusedMatrix { exact: false, ..of(16, 48, 32, 2, 8, 32) },
         ]
     }
 }
@@ -220,7 +215,7 @@ mod tests {
         // Queries of wider heads take workgroup memory.
         assert_eq!(of(8, 16384, 256, &DEVICE), (16, 2, 16));
         // Too few for the device: half as many rows each.
-        assert_eq!(of(8, 1024, 64, &varying), (32, 2, 64));
+        assert_eq!(of(8, 1024, 64, &varying), (32, 2, 32));
         let apple = DeviceFacts { workgroup_memory: 32768, matrix: Some(Fragment::Eight), ..DEVICE };
         assert_eq!(of(16, 16384, 128, &apple), (16, 4, 32));
         assert_eq!(of(32, 16384, 64, &apple), (32, 2, 32));

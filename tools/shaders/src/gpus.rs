@@ -16,7 +16,7 @@ pub const GPUS: [Gpu; 11] = [
         variable: Some(("NOUVEAU_CHIPSET", "172")),
         sign: Sign::Uuid(0x72),
         matrix_subgroup: Some(32),
-        // NVK takes five times as long as RADV, more where it spills.
+        // NVK takes five times as long as RADV.
         covering: Covering { values: 2, matrix: 1 },
     },
     radv("radv-vega10", "vega10", None, EACH),
