@@ -180,7 +180,7 @@ pub fn page(loops: &str, small: &str, compilers: &str) -> String {
         "# What compilers make of the kernels\n\n\
          Written by `scripts/shaders --write`. Mesa 26's drivers compile for GPUs that are not there: NVK for NVIDIA's, RADV for AMD's,\n\
          Honeykrisp for Apple's, Turnip for Qualcomm's. They, and DXC, see a part of the variants: one that has every two\n\
-         values of axes that occur together, where a tile is a value too; every three for DXC and {every_three}, every one for\n\
+         values of axes that occur together, where a tile is a value too; every three for {every_three}, every one for\n\
          {each}.\n\n\
          The tables have the worst of all variants, in the drivers' own numbers, which compare variants on one GPU and nothing else:\n\n\
          {LEGEND}\n\
