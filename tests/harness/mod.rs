@@ -29,7 +29,9 @@ pub mod vectors;
 pub use cached::Places;
 pub use cached::{Ask, Bed, Count, Data, Kind};
 pub use case::{Case, DropoutData, Expected, HostData, Judged, Rules, Weights};
-pub use device::{Profile, defaults, full, matrices, profiles, with_few_registers};
+#[cfg(not(target_arch = "wasm32"))]
+pub use device::with_few_registers;
+pub use device::{Profile, defaults, full, matrices, profiles};
 pub use memory::{Image, Place, Values, stored};
 pub use random::Rng;
 pub use report::Report;
