@@ -9,7 +9,6 @@ const FLOORS: &[&str] = &[
     "gpu",
     // Operators.
     "multi_head",
-    "layer_config",
     "attention",
     "reference",
     "cache",
@@ -33,6 +32,7 @@ const FLOORS: &[&str] = &[
     "pattern",
     "block_map",
     "dropout",
+    "layer_config",
     "problem",
     "storage",
     "guard",
