@@ -42,13 +42,13 @@ pub(crate) enum Registers {
 
 /// By PCI vendor, as `AdapterInfo` gives it; what it does not name, browsers for one, is [`Registers::Middle`].
 const REGISTERS: &[(u32, Registers)] = &[
-    // NVIDIA: 255 of an invocation since Kepler.
+    // NVIDIA: 255 of an invocation.
     (0x10de, Registers::Wide),
     // AMD: 256 vector registers, of GCN as of RDNA.
     (0x1002, Registers::Wide),
     // Apple: 256 of 16 bits.
     (0x106b, Registers::Middle),
-    // Qualcomm: 48 vectors of four with half of the invocations at once, fewer with all.
+    // Qualcomm: at most 48 vectors of four, 32 where an Adreno 660 holds four waves.
     (0x5143, Registers::Middle),
     // Intel: 128 registers of 32 bytes, for 8 or 16 invocations.
     (0x8086, Registers::Middle),

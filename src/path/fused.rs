@@ -57,18 +57,12 @@ pub(crate) fn dispatches<'a>(
     });
     let results = [Some(out), lse].into_iter().flatten().map(|t| t.window(device)).collect();
     let variant = variant(problem, plan);
-    let mask = mask::MaskParams::new(
-        &problem.extras.mask,
-        &problem.shape,
-        problem.extras.appended,
-        problem.softcap,
-        device,
-    );
-    let params = params(problem, plan, mask, device);
+    let drop = DropoutParams::new(problem.extras.dropout.as_ref(), device);
+    let params = params(problem, plan, &drop, device);
     let Some(partials) = partials else {
-        return attend(problem, plan, variant, params, results, device);
+        return attend(problem, plan, variant, params, results, drop.keep, device);
     };
-    let mut dispatches = attend(problem, plan, variant, params, vec![partials], device);
+    let mut dispatches = attend(problem, plan, variant, params, vec![partials], drop.keep, device);
     dispatches.extend(merge(problem, plan, variant, params, partials, results, device));
     dispatches
 }
@@ -77,14 +71,8 @@ fn view(tensor: TensorView, device: &DeviceFacts) -> View {
     View::from(tensor.window(device).layout)
 }
 
-fn params(
-    problem: &Problem,
-    plan: &FusedPlan,
-    mask: mask::MaskParams,
-    device: &DeviceFacts,
-) -> fused::Params {
+fn params(problem: &Problem, plan: &FusedPlan, drop: &DropoutParams, device: &DeviceFacts) -> fused::Params {
     let Problem { shape, q, keys, extras, .. } = problem;
-    let drop = DropoutParams::new(extras.dropout.as_ref(), device);
     let (k, v, cache) = match *keys {
         Keys::Tensors { k, v } => (view(k, device), view(v, device), CacheParams::default()),
         Keys::Cache(layer) => (View::default(), View::default(), layer.params),
@@ -96,7 +84,7 @@ fn params(
         out: view(extras.out, device),
         lse: extras.lse.map_or(View::default(), |lse| view(lse, device)),
         dropout: drop.view,
-        mask,
+        mask: mask::MaskParams::new(&extras.mask, shape, extras.appended, problem.softcap, device),
         first: [0; 4],
         seed: drop.seed,
         heads: shape.heads as u32,
@@ -120,6 +108,7 @@ fn attend<'a>(
     variant: fused::Fused,
     mut params: fused::Params,
     outputs: Vec<Window<'a>>,
+    keep: Option<Window<'a>>,
     device: &DeviceFacts,
 ) -> Dispatches<'a> {
     let mut tensors = vec![problem.q.window(device)];
@@ -129,7 +118,7 @@ fn attend<'a>(
     }
     tensors.extend(outputs);
     tensors.extend(variant.mask.windows(&problem.extras.mask, device));
-    tensors.extend(DropoutParams::new(problem.extras.dropout.as_ref(), device).keep);
+    tensors.extend(keep);
     let dispatch = |piece: Piece| {
         params.first = [piece.first[0], piece.first[1], piece.first[2], 0];
         Dispatch {

@@ -273,9 +273,11 @@ fn unpack(apt: &Apt, bundle: &Bundle, cpu: &'static Cpu) -> Result<Unpacked> {
             }
         }
     }
-    // The others may be missing from the packages of some processors.
-    if let Some(main) = bundle.drivers().next() {
-        new.check(main)?;
+    for (n, driver) in bundle.drivers().enumerate() {
+        // The bundle's main driver must be there.
+        if n == 0 || new.has(driver) {
+            new.check(driver)?;
+        }
     }
     new.mark(bundle, &apt.folder.parent().unwrap_or(Path::new("")).join(bundle.name))?;
     Ok(new)

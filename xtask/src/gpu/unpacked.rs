@@ -94,11 +94,6 @@ impl Unpacked {
         folders.join(":")
     }
 
-    /// What `driver` is, its library or program.
-    fn file(&self, driver: &Driver) -> Result<PathBuf> {
-        self.find(driver.file)
-    }
-
     /// A library or program of the packages.
     fn find(&self, name: &str) -> Result<PathBuf> {
         let folders = ["usr/lib/chromium", "usr/bin"].map(|folder| self.root().join(folder));
@@ -106,10 +101,18 @@ impl Unpacked {
         paths.find(|path| path.exists()).ok_or_else(|| failed(format!("no {name} in the packages")))
     }
 
+    /// Whether the packages, which are not the same for every processor, have the driver.
+    pub fn has(&self, driver: &Driver) -> bool {
+        self.find(driver.file).is_ok()
+    }
+
     /// That the driver is here and finds all its libraries.
     pub fn check(&self, driver: &Driver) -> Result {
+        if let Some(library) = driver.preload {
+            self.find(library)?;
+        }
         let mut list = Command::new(self.loader());
-        list.arg("--library-path").arg(self.library_path()).arg("--list").arg(self.file(driver)?);
+        list.arg("--library-path").arg(self.library_path()).arg("--list").arg(self.find(driver.file)?);
         let output = list.output()?;
         let text = [output.stdout, output.stderr].concat();
         let text = String::from_utf8_lossy(&text);
@@ -139,7 +142,8 @@ impl Unpacked {
     /// Writes what `driver` needs beside its packages.
     pub fn install(&self, driver: &Driver) -> Result<PathBuf> {
         if driver.interface == Interface::Vulkan {
-            let (version, library) = (self.api_version(driver), self.file(driver)?.display().to_string());
+            let (version, library) =
+                (self.api_version(driver), self.find(driver.file)?.display().to_string());
             let icd = serde_json::json!({
                 "file_format_version": "1.0.1",
                 "ICD": {"api_version": version, "library_path": library},
@@ -248,8 +252,8 @@ mod tests {
     fn without_the_packages_libc_the_machine_s_loader_is_used() {
         let (_temporary, unpacked) = unpacked(&["usr/lib/x86_64-linux-gnu/libvulkan_lvp.so"]);
         assert_eq!(unpacked.loader(), Path::new("/lib64/ld-linux-x86-64.so.2"));
-        assert!(unpacked.file(drivers::find("lavapipe").unwrap()).is_ok());
-        let error = unpacked.file(drivers::find("swiftshader").unwrap()).unwrap_err();
+        assert!(unpacked.has(drivers::find("lavapipe").unwrap()));
+        let error = unpacked.check(drivers::find("swiftshader").unwrap()).unwrap_err();
         assert_eq!(error.text, "no libvk_swiftshader.so in the packages");
     }
 
