@@ -39,6 +39,26 @@ struct Params {
 
 @group(0) @binding(0) var<uniform> p: Params;
 
+// What a workgroup works on: packed rows row0 .. last_row of key/value head z, a split of their keys, a slice of out's
+// channels. There are no such rows where row0 > last_row.
+struct WorkTile {
+    z: u32,
+    b: u32,
+    kv_head: u32,
+    row0: u32,
+    last_row: u32,
+    split: u32,
+    slice: u32,
+}
+
+fn work_tile(id: vec3<u32>) -> WorkTile {
+    let x = id.x + p.first.x;
+    let z = id.z + p.first.z;
+    let row0 = select(x, x / p.splits, SPLITS) * ROWS;
+    let last_row = min(row0 + ROWS, p.mask.q_len * p.group) - 1u;
+    return WorkTile(z, z / p.kv_heads, z % p.kv_heads, row0, last_row, select(0u, x % p.splits, SPLITS), id.y + p.first.y);
+}
+
 // Head and query of a packed row.
 fn head_query_of(kv_head: u32, row: u32) -> vec2<u32> {
     return vec2<u32>(kv_head * p.group + row % p.group, row / p.group);

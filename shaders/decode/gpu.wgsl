@@ -39,11 +39,11 @@
 // a key, while weights are computed and used; the first four words of v while weights are computed, the next while a four of
 // keys is added. The last load in p · v is of the next tile's first: into a cache.
 //
-// Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim; BIAS, KEY_FOURS,
-// KEY_LANES, K_BLOCKS, LANE_ROWS, LOWEST, PER_PAIR_MASK, REDUCE_SIZE, RESCALE_THRESHOLD, ROWS, SCALED, SHARED,
-// SPLITS, UNIT, VECTORS, V_BLOCKS, V_SPLIT, WORKGROUP; Query, Source; are_nan, finish_row, k_scale, k_source, k_word, key_row,
-// mask_mod, owned_first, owned_group, q_at4, query_of_row, reduce, rescale_of, row_repaired, row_state,
-// rows_key_range, score_mod, split_keys, store_row, unpacked, v_scale, v_source, v_word, view_at, weights_of.
+// Needs: p.head_dim, p.mask, p.q, p.scale, p.value_dim; BIAS, KEY_FOURS, KEY_LANES, K_BLOCKS, LANE_ROWS, LOWEST,
+// PER_PAIR_MASK, REDUCE_SIZE, RESCALE_THRESHOLD, ROWS, SCALED, SHARED, UNIT, VECTORS, V_BLOCKS, V_SPLIT,
+// WORKGROUP; Query, Source, WorkTile; are_nan, finish_row, k_scale, k_source, k_word, key_row, mask_mod,
+// owned_first, owned_group, q_at4, query_of_row, reduce, rescale_of, row_repaired, row_state, rows_key_range,
+// score_mod, split_keys, store_row, unpacked, v_scale, v_source, v_word, view_at, weights_of, work_tile.
 // Gives: ALL_GROUPS, OWN, SCORES; decode, own_scores, scores, tile.
 
 const ROW_GROUPS: u32 = ROWS / LANE_ROWS;
@@ -123,17 +123,6 @@ var<private> next_k_words: array<vec4<u32>, LANE_KEYS>;
 var<private> next_k_scales: array<f32, LANE_KEYS>;
 var<private> next_v_words: array<vec4<u32>, 4>;
 var<private> next_v_scales: vec4<f32>;
-
-// What a workgroup works on: packed rows row0 .. of key/value head z; slice: which columns of out.
-struct Work {
-    z: u32,
-    b: u32,
-    kv_head: u32,
-    rows: u32,
-    row0: u32,
-    split: u32,
-    slice: u32,
-}
 
 // What an invocation computes. Of q · kᵀ: a word of KEY_LANES neighbouring ones, of units group, + GROUPS, ...
 // Then it owns vectors own_first, + KEY_LANES, ... of sums, which come from all over the workgroup. Of p · v: a
@@ -228,7 +217,7 @@ fn folded(lane: u32, adds: bool) -> f32 {
 }
 
 // q [row, word, vector, lane], zero past head_dim.
-fn stage_queries(work: Work, lane: u32) {
+fn stage_queries(work: WorkTile, lane: u32) {
     for (var n = lane; n < Q_SIZE; n += WORKGROUP) {
         let word = n / VECTORS / KEY_LANES % K_WORDS * KEY_LANES + n % KEY_LANES;
         let d = (word * VECTORS + n / KEY_LANES % VECTORS) * 4u;
@@ -242,11 +231,11 @@ fn stage_queries(work: Work, lane: u32) {
     }
 }
 
-fn query_at(work: Work, row: u32) -> Query {
-    return query_of_row(work.b, work.kv_head, min(work.row0 + row, work.rows - 1u));
+fn query_at(work: WorkTile, row: u32) -> Query {
+    return query_of_row(work.b, work.kv_head, min(work.row0 + row, work.last_row));
 }
 
-fn prepare_rows(work: Work, lane: u32) {
+fn prepare_rows(work: WorkTile, lane: u32) {
     if UNITS % SUBSETS != 0u && lane < ROWS {
         tile[ZEROS_AT + lane] = vec4<f32>();
     }
@@ -382,7 +371,7 @@ fn add_words(n: u32, k: Source, next_t: u32, last: u32, lane: Lane) {
 }
 
 // −∞ where a query does not see a key; what bias and softcap make of the other scores, where they are asked pair by pair.
-fn mask_scores(work: Work, t0: u32, end: u32, lane: Lane) {
+fn mask_scores(work: WorkTile, t0: u32, end: u32, lane: Lane) {
     let neg_inf = p.mask.neg_inf;
     // The vectors take turns in own_scores[0].
     for (var n = 0u; n < OWN; n++) {
@@ -522,7 +511,7 @@ fn add_values(n: u32, v: Source, t: u32, last: u32, lane: Lane) {
 }
 
 // The sums of the weights, and the ends of the rows: in row_rescale, row_max, row_sum.
-fn finish_rows(work: Work, lane: Lane) {
+fn finish_rows(work: WorkTile, lane: Lane) {
     /* unrolled */ for (var n = 0u; n < OWN; n++) {
         let at = fold_at(n, lane);
         if owns(lane) {
@@ -537,8 +526,8 @@ fn finish_rows(work: Work, lane: Lane) {
     if lane.n < ROWS {
         let row = work.row0 + lane.n;
         let state = row_state(row_max[lane.n], total, p.mask.neg_inf);
-        let stores = row < work.rows && work.slice == 0u;
-        let ends = finish_row(state, work.z, min(row, work.rows - 1u), work.split, stores);
+        let stores = row <= work.last_row && work.slice == 0u;
+        let ends = finish_row(state, work.z, min(row, work.last_row), work.split, stores);
         row_rescale[lane.n] = ends.x;
         row_max[lane.n] = ends.y;
         row_sum[lane.n] = ends.z;
@@ -546,7 +535,7 @@ fn finish_rows(work: Work, lane: Lane) {
 }
 
 // The sums of the columns' subsets.
-fn store_columns(work: Work, keys: vec2<u32>, lane: Lane) {
+fn store_columns(work: WorkTile, keys: vec2<u32>, lane: Lane) {
     if SCALED && !SCALES_VALUES {
         /* unrolled */ for (var n = 0u; n < LANE_ROWS * PIECE; n++) {
             acc[n] -= BIAS * biases[n / PIECE];
@@ -567,7 +556,7 @@ fn store_columns(work: Work, keys: vec2<u32>, lane: Lane) {
             }
             let row = lane.row_group * LANE_ROWS + n / PIECE;
             let channel = (lane.column * PIECE + n % PIECE) * 4u;
-            if work.row0 + row < work.rows && lane.column < V_BLOCKS * V_SPLIT && channel < p.value_dim {
+            if work.row0 + row <= work.last_row && lane.column < V_BLOCKS * V_SPLIT && channel < p.value_dim {
                 let ends = vec3<f32>(row_rescale[row], row_max[row], row_sum[row]);
                 let x = row_repaired(work.z, work.row0 + row, channel, sum * ends.x, ends, keys);
                 store_row(work.z, work.row0 + row, work.split, channel, x);
@@ -577,18 +566,13 @@ fn store_columns(work: Work, keys: vec2<u32>, lane: Lane) {
 }
 
 fn decode(id: vec3<u32>, index: u32) {
-    let rows = p.mask.q_len * p.group;
-    let tile_x = id.x + p.first.x;
-    let row0 = select(tile_x, tile_x / p.splits, SPLITS) * ROWS;
-    if row0 >= rows {
+    let work = work_tile(id);
+    if work.row0 > work.last_row {
         return;
     }
-    let z = id.z + p.first.z;
-    let split = select(0u, tile_x % p.splits, SPLITS);
-    let work = Work(z, z / p.kv_heads, z % p.kv_heads, rows, row0, split, id.y + p.first.y);
     let lane = lane_of(index, work.slice);
-    let range = rows_key_range(work.b, work.kv_head, row0, min(ROWS, rows - row0));
-    let keys = split_keys(range.any_row, split);
+    let range = rows_key_range(work.b, work.kv_head, work.row0, work.last_row - work.row0 + 1u);
+    let keys = split_keys(range.any_row, work.split);
     let start = keys.x;
     let end = keys.y;
     let last = max(end, 1u) - 1u;

@@ -23,11 +23,11 @@
 // Arrays of an invocation are in registers if only constants index them: loops over them are marked to be written out
 // (src/unroll.rs), and where one copy of a loop's text is enough, vectors take turns in the array's first place.
 //
-// Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim; AHEAD, CHUNK, HAS_BLOCKS,
-// HAS_DROPOUT, KEYS, LOG2_E, LOWEST, PER_PAIR_MASK, P_KEYS, RESCALE_THRESHOLD, ROWS, SLICE, SPLITS, UNIT, V_KEYS,
-// WORKGROUP; Query, Source; any_nan, apply_dropout, are_nan, finish_row, head_query_of, is_finite, k_source, key_row,
-// keys_of_rows, load_k, load_q, mask_mod, next_tile, query_of, repaired, rescale_of, row_keys, row_state,
-// score_mod, store_row, v_four, v_source, view_at, zero_past.
+// Needs: p.head_dim, p.mask, p.q, p.scale, p.value_dim; AHEAD, CHUNK, HAS_BLOCKS, HAS_DROPOUT, KEYS, LOG2_E,
+// LOWEST, PER_PAIR_MASK, P_KEYS, RESCALE_THRESHOLD, ROWS, SLICE, UNIT, V_KEYS, WORKGROUP; Query, Source, WorkTile;
+// any_nan, apply_dropout, are_nan, finish_row, head_query_of, is_finite, k_source, key_row, keys_of_rows, load_k,
+// load_q, mask_mod, next_tile, query_of, repaired, rescale_of, row_keys, row_state, score_mod, store_row, v_four,
+// v_source, view_at, work_tile, zero_past.
 // Gives: main.
 
 const LANES_X: u32 = 16u;
@@ -101,17 +101,6 @@ var<private> next_k_from: array<u32, K_LOADS>;
 var<private> next_q: array<vec4<f32>, Q_LOADS>;
 var<private> next_k: array<vec4<f32>, K_LOADS>;
 var<private> next_v: array<vec4<f32>, V_LOADS>;
-
-// What a workgroup works on: packed rows row0 .. last_row of key/value head z, channels of out from col0 on.
-struct Work {
-    z: u32,
-    b: u32,
-    kv_head: u32,
-    row0: u32,
-    last_row: u32,
-    col0: u32,
-    split: u32,
-}
 
 // An invocation: its number, and which block of LANE_ROWS × LANE_KEYS it computes.
 struct Lane {
@@ -231,7 +220,7 @@ fn multiply_keys(lane: Lane) {
 }
 
 // −∞ where a query does not see a key; what bias and softcap make of the other scores, where they are asked pair by pair.
-fn mask_pairs(work: Work, j0: u32, keys: vec4<u32>, lane: Lane) {
+fn mask_pairs(work: WorkTile, j0: u32, keys: vec4<u32>, lane: Lane) {
     for (var m = 0u; m < ROW_VECTORS; m++) {
         var queries: array<Query, 4>;
         /* unrolled */ for (var r = 0u; r < 4u; r++) {
@@ -392,7 +381,7 @@ fn add_values(first: u32, lane: Lane) {
 }
 
 // The sums of the weights over the lanes of a row, and the ends of the rows: in row_rescale, row_max, row_sum.
-fn finish_rows(work: Work, lane: Lane) {
+fn finish_rows(work: WorkTile, lane: Lane) {
     /* unrolled */ for (var m = 0u; m < ROW_VECTORS; m++) {
         tile[lane.x * STATS_STEP + my_rows(lane) + m] = lane_sums[m];
     }
@@ -417,18 +406,18 @@ fn finish_rows(work: Work, lane: Lane) {
     workgroupBarrier();
 }
 
-fn end_of(work: Work, row: u32, top: f32, total: f32) -> vec3<f32> {
-    let stores = row <= work.last_row && work.col0 == 0u;
+fn end_of(work: WorkTile, row: u32, top: f32, total: f32) -> vec3<f32> {
+    let stores = row <= work.last_row && work.slice == 0u;
     return finish_row(row_state(top, total, p.mask.neg_inf), work.z, min(row, work.last_row), work.split, stores);
 }
 
-fn store_rows(work: Work, keys: vec2<u32>, lane: Lane) {
+fn store_rows(work: WorkTile, keys: vec2<u32>, lane: Lane) {
     var broken = 0u;
     /* unrolled */ for (var r = 0u; r < LANE_ROWS; r++) {
         let row = work.row0 + lane.y * LANE_ROWS + r;
         let scale = row_rescale[my_rows(lane) + r / 4u][r % 4u];
         /* unrolled */ for (var n = 0u; n < OUT_VECTORS; n++) {
-            let col = work.col0 + (n * LANES_X + lane.x) * 4u;
+            let col = work.slice * SLICE + (n * LANES_X + lane.x) * 4u;
             let sum = acc[r * OUT_VECTORS + n] * scale;
             if row <= work.last_row && col < p.value_dim {
                 store_row(work.z, row, work.split, col, sum);
@@ -440,7 +429,7 @@ fn store_rows(work: Work, keys: vec2<u32>, lane: Lane) {
         let n = firstTrailingBit(broken);
         broken &= broken - 1u;
         let row = lane.y * LANE_ROWS + n / OUT_VECTORS;
-        let col = work.col0 + (n % OUT_VECTORS * LANES_X + lane.x) * 4u;
+        let col = work.slice * SLICE + (n % OUT_VECTORS * LANES_X + lane.x) * 4u;
         let q = query_of(work.b, row_head_query[row].x, row_head_query[row].y);
         let total = vec2<f32>(row_max[row / 4u][row % 4u], row_sum[row / 4u][row % 4u]);
         store_row(work.z, work.row0 + row, work.split, col, repaired(q, col, total, keys));
@@ -449,24 +438,19 @@ fn store_rows(work: Work, keys: vec2<u32>, lane: Lane) {
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) index: u32) {
-    let rows = p.mask.q_len * p.group;
-    let tile_x = id.x + p.first.x;
-    let row0 = select(tile_x, tile_x / p.splits, SPLITS) * ROWS;
-    let col0 = (id.y + p.first.y) * SLICE;
-    if row0 >= rows || col0 >= p.value_dim {
+    let work = work_tile(id);
+    let col0 = work.slice * SLICE;
+    if work.row0 > work.last_row || col0 >= p.value_dim {
         return;
     }
-    let z = id.z + p.first.z;
-    let split = select(0u, tile_x % p.splits, SPLITS);
-    let work = Work(z, z / p.kv_heads, z % p.kv_heads, row0, min(row0 + ROWS, rows) - 1u, col0, split);
     let lane = lane_of(index);
     if index < ROWS {
-        row_head_query[index] = head_query_of(work.kv_head, min(row0 + index, work.last_row));
+        row_head_query[index] = head_query_of(work.kv_head, min(work.row0 + index, work.last_row));
     }
     if index < ROWS / 4u {
         row_max[index] = vec4<f32>(LOWEST);
     }
-    let keys = keys_of_rows(work.b, work.kv_head, row0, work.last_row, split, index);
+    let keys = keys_of_rows(work.b, work.kv_head, work.row0, work.last_row, work.split, index);
     let end = keys.y;
     let last_key = max(end, 1u) - 1u;
     /* unrolled */ for (var n = 0u; n < Q_LOADS; n++) {
@@ -478,7 +462,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) i
     let v_col = stage_col(lane, col0);
 
     let align = select(4u, KEYS, HAS_BLOCKS);
-    var at = next_tile(work.b, work.kv_head, row0, work.last_row, min(keys.x, end) / align * align, end);
+    var at = next_tile(work.b, work.kv_head, work.row0, work.last_row, min(keys.x, end) / align * align, end);
     if AHEAD && at.y != 0u {
         find_keys(k, at.x, last_key, lane);
         use_found_keys();
@@ -488,7 +472,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) i
     while at.y != 0u {
         let j0 = at.x;
         let asks_pairs = PER_PAIR_MASK && at.y == 1u;
-        at = next_tile(work.b, work.kv_head, row0, work.last_row, j0 + KEYS, end);
+        at = next_tile(work.b, work.kv_head, work.row0, work.last_row, j0 + KEYS, end);
 
         find_keys(k, select(j0, at.x, AHEAD), last_key, lane);
         if !AHEAD {

@@ -26,12 +26,12 @@
 // 2 · D / KEYS of queries; one exp2; 2 barriers per ROWS · KEYS scores. With D = 128 and R = 32 that is 28 bytes, and 4
 // (ROWS = 128); with R = 16 it is 44.
 //
-// Needs: p.dropout_scale, p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim;
-// EXACT, FRAGMENT, HAS_BLOCKS, HAS_DROPOUT, HEAD, KEYS, NEXT, PER_PAIR_MASK, Q_IN_MEMORY, RESCALE_THRESHOLD, SPLITS,
-// SUBGROUPS, SUB_ROWS, UNIT, VALUE, WORKGROUP; Left, Source, Sums; acc_at, acc_store, apply_dropout, are_nan, f16_store4,
-// f32_at4, f32_store, f32_store4, finish_row, head_query_of, is_finite, k_source, key_row, keys_of_rows, left_at, load_k,
-// load_q, mask_mod, next_tile, query_of_row, right_at, right_transposed_at, row_keys, row_repaired, row_state, score_mod,
-// store_row, v_four, v_source, view_at, weight_of.
+// Needs: p.dropout_scale, p.head_dim, p.mask, p.q, p.scale, p.value_dim; EXACT, FRAGMENT, HAS_BLOCKS, HAS_DROPOUT,
+// HEAD, KEYS, NEXT, PER_PAIR_MASK, Q_IN_MEMORY, RESCALE_THRESHOLD, SUBGROUPS, SUB_ROWS, UNIT, VALUE, WORKGROUP;
+// Left, Source, Sums, WorkTile; acc_at, acc_store, apply_dropout, are_nan, f16_store4, f32_at4, f32_store,
+// f32_store4, finish_row, head_query_of, is_finite, k_source, key_row, keys_of_rows, left_at, load_k, load_q,
+// mask_mod, next_tile, query_of_row, right_at, right_transposed_at, row_keys, row_repaired, row_state, score_mod,
+// store_row, v_four, v_source, view_at, weight_of, work_tile.
 // Gives: F16_LEN, F32_LEN, ROWS; main.
 
 const ROWS: u32 = SUBGROUPS * SUB_ROWS;
@@ -103,18 +103,6 @@ var<private> scores: array<vec4<f32>, LANE_ROWS * LANE_VECTORS>;
 var<private> next_k: array<vec4<f16>, K_LOADS>;
 var<private> next_v: array<vec4<f16>, V_LOADS>;
 
-// What a workgroup works on: packed rows row0 .. last_row of key/value head z.
-struct Work {
-    z: u32,
-    b: u32,
-    kv_head: u32,
-    row0: u32,
-    last_row: u32,
-    split: u32,
-    // As keys_of_rows gives them.
-    keys: vec4<u32>,
-}
-
 // x = [d..d+4] of a query or key, with zeros from head_dim on.
 fn of_head(x: vec4<f16>, d: u32) -> vec4<f16> {
     if EXACT {
@@ -142,12 +130,8 @@ fn my_key(lane: u32, n: u32) -> u32 {
     return (n * ROW_LANES + lane % ROW_LANES) * 4u;
 }
 
-fn last_key(work: Work) -> u32 {
-    return max(work.keys.y, 1u) - 1u;
-}
-
 // Channels of all rows' queries from fragment h0 on, where fragments can be loaded from.
-fn stage_queries(work: Work, h0: u32, lane: u32) {
+fn stage_queries(work: WorkTile, h0: u32, lane: u32) {
     for (var n = 0u; n < Q_LOADS; n++) {
         let e = staged_four(lane, n, Q_CHANNELS);
         if e.x < ROWS {
@@ -164,7 +148,7 @@ fn staged_query(sub_row: u32, m: u32, h: u32) -> Left {
     return left_at(Q_FROM + (sub_row + m * FRAGMENT) * Q_STEP + h * FRAGMENT, Q_STEP);
 }
 
-fn load_queries(work: Work, sub_row: u32, lane: u32) {
+fn load_queries(work: WorkTile, sub_row: u32, lane: u32) {
     if Q_IN_MEMORY {
         stage_queries(work, 0u, lane);
         return;
@@ -182,10 +166,10 @@ fn load_queries(work: Work, sub_row: u32, lane: u32) {
     workgroupBarrier();
 }
 
-fn load_keys(k: Source, j0: u32, most: u32, lane: u32) {
+fn load_keys(k: Source, j0: u32, last_key: u32, lane: u32) {
     /* unrolled */ for (var n = 0u; n < K_LOADS; n++) {
         let e = staged_four(lane, n, HEAD);
-        next_k[n] = vec4<f16>(load_k(k, key_row(k, min(j0 + e.x, most)), e.y, p.head_dim));
+        next_k[n] = vec4<f16>(load_k(k, key_row(k, min(j0 + e.x, last_key)), e.y, p.head_dim));
     }
 }
 
@@ -198,10 +182,10 @@ fn store_keys(lane: u32) {
     }
 }
 
-fn load_values(v: Source, j0: u32, most: u32, lane: u32) {
+fn load_values(v: Source, j0: u32, last_key: u32, lane: u32) {
     /* unrolled */ for (var n = 0u; n < V_LOADS; n++) {
         let e = staged_four(lane, n, VALUE);
-        next_v[n] = vec4<f16>(v_four(v, key_row(v, min(j0 + e.x, most)), min(e.y, (p.value_dim - 1u) & ~3u)));
+        next_v[n] = vec4<f16>(v_four(v, key_row(v, min(j0 + e.x, last_key)), min(e.y, (p.value_dim - 1u) & ~3u)));
     }
 }
 
@@ -279,7 +263,7 @@ fn add_values(sub_row: u32) {
 }
 
 // An invocation's scores, masked, in registers.
-fn read_scores(work: Work, j0: u32, asks_pairs: bool, lane: u32) {
+fn read_scores(work: WorkTile, keys: vec4<u32>, j0: u32, asks_pairs: bool, lane: u32) {
     /* unrolled */ for (var r = 0u; r < LANE_ROWS; r++) {
         let row = my_row(lane, r);
         /* unrolled */ for (var n = 0u; n < LANE_VECTORS; n++) {
@@ -287,16 +271,16 @@ fn read_scores(work: Work, j0: u32, asks_pairs: bool, lane: u32) {
         }
     }
     if asks_pairs {
-        mask_pairs(work, j0, lane);
-    } else if j0 < work.keys.z || j0 + KEYS > work.keys.w {
-        mask_edges(work, j0, lane);
+        mask_pairs(work, keys, j0, lane);
+    } else if j0 < keys.z || j0 + KEYS > keys.w {
+        mask_edges(keys, j0, lane);
     }
 }
 
-fn mask_pairs(work: Work, j0: u32, lane: u32) {
+fn mask_pairs(work: WorkTile, keys: vec4<u32>, j0: u32, lane: u32) {
     for (var r = 0u; r < LANE_ROWS; r++) {
         let query = query_of_row(work.b, work.kv_head, min(work.row0 + my_row(lane, r), work.last_row));
-        let seen = vec2<u32>(max(query.first, work.keys.x), min(query.end, work.keys.y));
+        let seen = vec2<u32>(max(query.first, keys.x), min(query.end, keys.y));
         // The vectors take turns in scores[0]: one copy of the text, and no indices into registers.
         for (var n = 0u; n < LANE_VECTORS; n++) {
             let j = j0 + my_key(lane, n);
@@ -316,10 +300,10 @@ fn mask_pairs(work: Work, j0: u32, lane: u32) {
     }
 }
 
-fn mask_edges(work: Work, j0: u32, lane: u32) {
+fn mask_edges(keys: vec4<u32>, j0: u32, lane: u32) {
     /* unrolled */ for (var r = 0u; r < LANE_ROWS; r++) {
         let bounds = row_keys[my_row(lane, r)];
-        let seen = vec2<u32>(max(bounds.x, work.keys.x), min(bounds.y, work.keys.y));
+        let seen = vec2<u32>(max(bounds.x, keys.x), min(bounds.y, keys.y));
         /* unrolled */ for (var n = 0u; n < LANE_VECTORS; n++) {
             let j = vec4<u32>(j0 + my_key(lane, n)) + NEXT;
             let x = scores[r * LANE_VECTORS + n];
@@ -360,7 +344,7 @@ fn move_origins(parity: u32, lane: u32) {
 }
 
 // Weights of an invocation's scores, into workgroup memory; their sums. Whether a score is too far above its origin.
-fn weigh(work: Work, j0: u32, lane: u32) -> bool {
+fn weigh(work: WorkTile, j0: u32, lane: u32) -> bool {
     var is_above = false;
     /* unrolled */ for (var r = 0u; r < LANE_ROWS; r++) {
         var most = scores[r * LANE_VECTORS];
@@ -386,7 +370,7 @@ fn weigh(work: Work, j0: u32, lane: u32) -> bool {
             }
             sum += w_sum;
             if HAS_DROPOUT {
-                w = kept(work, w, my_row(lane, r), j0 + my_key(lane, n));
+                w = with_dropout(work, w, my_row(lane, r), j0 + my_key(lane, n));
             }
             f16_store4(P_FROM + my_row(lane, r) * P_STEP + my_key(lane, n), vec4<f16>(w));
         }
@@ -396,7 +380,7 @@ fn weigh(work: Work, j0: u32, lane: u32) -> bool {
 }
 
 // Weights without those that dropout takes. Its factor, which f16 might not hold, comes in the end.
-fn kept(work: Work, w: vec4<f32>, row: u32, j: u32) -> vec4<f32> {
+fn with_dropout(work: WorkTile, w: vec4<f32>, row: u32, j: u32) -> vec4<f32> {
     let place = head_query_of(work.kv_head, min(work.row0 + row, work.last_row));
     var x = w;
     /* unrolled */ for (var c = 0u; c < 4u; c++) {
@@ -443,7 +427,7 @@ fn rescale_sums(sub_row: u32, lane: u32) {
 }
 
 // The ends of the rows, where their scores leave room.
-fn finish_rows(work: Work, lane: u32) {
+fn finish_rows(work: WorkTile, lane: u32) {
     /* unrolled */ for (var r = 0u; r < LANE_ROWS; r++) {
         f32_store(my_row(lane, r) * S_STEP + KEYS + lane % ROW_LANES, row_sum[r]);
     }
@@ -471,7 +455,7 @@ fn finish_rows(work: Work, lane: u32) {
     }
 }
 
-fn store_rows(work: Work, sub_row: u32, lane: u32) {
+fn store_rows(work: WorkTile, keys: vec2<u32>, sub_row: u32, lane: u32) {
     for (var pass_index = 0u; pass_index < VALUE_PASSES; pass_index++) {
         workgroupBarrier();
         store_sums(sub_row, pass_index);
@@ -483,7 +467,7 @@ fn store_rows(work: Work, sub_row: u32, lane: u32) {
             if work.row0 + row <= work.last_row && col < p.value_dim {
                 let end = f32_at4(row * S_STEP + KEYS).xyz;
                 let sum = f32_at4(row * S_STEP + start) * end.x;
-                let x = row_repaired(work.z, work.row0 + row, col, sum, end, work.keys.xy);
+                let x = row_repaired(work.z, work.row0 + row, col, sum, end, keys);
                 store_row(work.z, work.row0 + row, work.split, col, x);
             }
         }
@@ -492,26 +476,19 @@ fn store_rows(work: Work, sub_row: u32, lane: u32) {
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    let rows = p.mask.q_len * p.group;
-    let tile_x = id.x + p.first.x;
-    let row0 = select(tile_x, tile_x / p.splits, SPLITS) * ROWS;
-    if row0 >= rows {
+    let work = work_tile(id);
+    if work.row0 > work.last_row {
         return;
     }
-    let split = select(0u, tile_x % p.splits, SPLITS);
-    let z = id.z + p.first.z;
-    let b = z / p.kv_heads;
-    let kv_head = z % p.kv_heads;
-    let last_row = min(row0 + ROWS, rows) - 1u;
     let sub_row = lane / WIDTH * SUB_ROWS;
     if lane < 4u {
         flags[lane] = 0u;
     }
-    let work = Work(z, b, kv_head, row0, last_row, split, keys_of_rows(b, kv_head, row0, last_row, split, lane));
-    let end = work.keys.y;
-    let most = last_key(work);
+    let keys = keys_of_rows(work.b, work.kv_head, work.row0, work.last_row, work.split, lane);
+    let end = keys.y;
+    let last_key = max(end, 1u) - 1u;
     let align = select(4u, KEYS, HAS_BLOCKS);
-    var at = next_tile(b, kv_head, row0, last_row, min(work.keys.x, end) / align * align, end);
+    var at = next_tile(work.b, work.kv_head, work.row0, work.last_row, min(keys.x, end) / align * align, end);
     load_queries(work, sub_row, lane);
     /* unrolled */ for (var n = 0u; n < ROW_FRAGMENTS * VALUE_FRAGMENTS; n++) {
         acc[n] = Sums();
@@ -520,10 +497,10 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
         origin[r] = p.mask.neg_inf;
     }
 
-    let k = k_source(b, kv_head);
-    let v = v_source(b, kv_head, 0u);
+    let k = k_source(work.b, work.kv_head);
+    let v = v_source(work.b, work.kv_head, 0u);
     if at.y != 0u {
-        load_keys(k, at.x, most, lane);
+        load_keys(k, at.x, last_key, lane);
         store_keys(lane);
     }
     workgroupBarrier();
@@ -533,15 +510,15 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
         let j0 = at.x;
         let asks_pairs = PER_PAIR_MASK && at.y == 1u;
         multiply_keys(sub_row);
-        at = next_tile(b, kv_head, row0, last_row, j0 + KEYS, end);
+        at = next_tile(work.b, work.kv_head, work.row0, work.last_row, j0 + KEYS, end);
         workgroupBarrier();
 
         // What is staged travels while weights are computed, as far as registers hold it.
         if V_EARLY {
-            load_values(v, j0, most, lane);
+            load_values(v, j0, last_key, lane);
         }
         if K_EARLY {
-            load_keys(k, at.x, most, lane);
+            load_keys(k, at.x, last_key, lane);
         }
         if lane == 0u {
             // Of the tile before, which nobody reads any more.
@@ -555,7 +532,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
         var moves = is_first;
         var staged = false;
         loop {
-            read_scores(work, j0, asks_pairs, lane);
+            read_scores(work, keys, j0, asks_pairs, lane);
             if moves {
                 move_origins(parity, lane);
             }
@@ -564,14 +541,11 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
             }
             if !staged {
                 if !V_EARLY {
-                    load_values(v, j0, most, lane);
-                }
-                if V_EARLY && !K_EARLY {
-                    load_keys(k, at.x, most, lane);
+                    load_values(v, j0, last_key, lane);
                 }
                 store_values(j0, end, lane);
-                if !V_EARLY {
-                    load_keys(k, at.x, most, lane);
+                if !K_EARLY {
+                    load_keys(k, at.x, last_key, lane);
                 }
                 store_keys(lane);
                 staged = true;
@@ -594,5 +568,5 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
     }
 
     finish_rows(work, lane);
-    store_rows(work, sub_row, lane);
+    store_rows(work, keys.xy, sub_row, lane);
 }
