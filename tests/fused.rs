@@ -266,7 +266,7 @@ fn few_registers() {
     let mut report = Report::new("fused, few registers");
     let setup = Setup { profile: with_few_registers(full()), ..setup(KernelForm::Gpu) };
     for (n, (q_len, value_dim)) in
-        [(5, 64), (16, 100), (20, 64), (32, 130), (70, 40), (130, 128)].into_iter().enumerate()
+        [(1, 64), (5, 64), (16, 100), (20, 64), (32, 130), (70, 40), (130, 128)].into_iter().enumerate()
     {
         let shape = Shape { batch: 2, heads: 2, kv_heads: 1, q_len, kv_len: 150, head_dim: 36, value_dim };
         let case = Case::random(format!("few registers {q_len} {value_dim}"), shape);

@@ -10,6 +10,7 @@
 //            KEY_FOURS   keys of an invocation, in fours
 //            V_SPLIT     invocations that share a word of v, each with VECTORS / V_SPLIT vectors of it
 //            ROUND       vectors of an invocation that the reduction over KEY_LANES takes at once
+//            AHEAD       whether keys and values are loaded ahead, into registers
 //            SHARED      weights and reduction use the same workgroup memory: a barrier or two more per tile
 // K_BLOCKS, V_BLOCKS, VECTORS are compiled in: what is loaded, and where it is used, has constant bounds.
 // All but V_BLOCKS, K_BLOCKS are powers of two.
@@ -34,12 +35,12 @@
 // some channels and some fours of keys. A vector of scores or weights is always four consecutive keys of one
 // row.
 //
-// Registers are short: 127 of an invocation on Apple, 128 for as many waves as hide memory's latency elsewhere. Sums take
-// up to 64. So what is loaded ahead is little: the next words of k while some are multiplied, or, if a lane has one word of
-// a key, while weights are computed and used; the first four words of v while weights are computed, the next while a four of
-// keys is added. The last load in p · v is of the next tile's first: into a cache.
+// Registers are short: 128 for as many waves as hide memory's latency. Sums take up to 64. So what is loaded AHEAD is
+// little: the next words of k while some are multiplied, or, if a lane has one word of a key, while weights are computed and
+// used; the first four words of v while weights are computed, the next while a four of keys is added. The last load in p · v
+// is of the next tile's first: into a cache. Where an invocation has no more than 128 (Apple, Qualcomm), nothing is.
 //
-// Needs: p.head_dim, p.mask, p.q, p.scale, p.value_dim; BIAS, KEY_FOURS, KEY_LANES, K_BLOCKS, LANE_ROWS, LOWEST,
+// Needs: p.head_dim, p.mask, p.q, p.scale, p.value_dim; AHEAD, BIAS, KEY_FOURS, KEY_LANES, K_BLOCKS, LANE_ROWS, LOWEST,
 // PER_PAIR_MASK, REDUCE_SIZE, RESCALE_THRESHOLD, ROWS, SCALED, SHARED, UNIT, VECTORS, V_BLOCKS, V_SPLIT,
 // WORKGROUP; Query, Source, WorkTile; are_nan, finish_row, k_scale, k_source, k_word, key_row, mask_mod,
 // owned_first, owned_group, q_at4, query_of_row, reduce, rescale_of, row_repaired, row_state, rows_key_range,
@@ -64,8 +65,9 @@ const KEYS: u32 = UNITS * 4u;
 // Vectors of sums of a lane, number f * LANE_ROWS + r, and those it owns after the reduction.
 const SCORES: u32 = LANE_ROWS * KEY_FOURS;
 const OWN: u32 = max(1u, SCORES / KEY_LANES);
-// Turns of the loop over words that are written out: all, if these are at most 512 multiply-adds.
-const K_WRITTEN: u32 = select(0u, K_WORDS, K_WORDS * VECTORS * SCORES <= 32u);
+// Turns of the loop over words that are written out: all, if these are at most 512 multiply-adds, or half as many where
+// registers are few.
+const K_WRITTEN: u32 = select(0u, K_WORDS, K_WORDS * VECTORS * SCORES <= select(16u, 32u, AHEAD));
 
 // Columns are pieces of words of v.
 const PIECE: u32 = VECTORS / V_SPLIT;
@@ -355,6 +357,12 @@ fn multiply_keys(n: u32, lane: Lane) {
 
 // The same, of words that have come; the next are loaded, after the last ones the first of the tile from next_t on.
 fn add_words(n: u32, k: Source, next_t: u32, last: u32, lane: Lane) {
+    if !AHEAD {
+        load_keys(k, n, lane);
+        use_loaded_keys(n, lane);
+        multiply_keys(n, lane);
+        return;
+    }
     use_loaded_keys(n, lane);
     // A lane's only words of a tile are not worth registers for two: the next come while weights are computed.
     if K_WORDS == 1u {
@@ -465,8 +473,11 @@ fn weigh_anew(lane: Lane) {
     workgroupBarrier();
 }
 
-// acc += p · v of the n-th fours of keys; those from t on are loaded meanwhile.
+// acc += p · v of the n-th fours of keys, from t on; those after them are loaded meanwhile.
 fn add_values(n: u32, v: Source, t: u32, last: u32, lane: Lane) {
+    if !AHEAD {
+        load_values(v, t + lane.subset * 4u, last, lane);
+    }
     // Taken before more is loaded, which may then take their place.
     let piece = lane.column % V_SPLIT;
     let w0 = piece_of(next_v_words[0], piece);
@@ -474,7 +485,9 @@ fn add_values(n: u32, v: Source, t: u32, last: u32, lane: Lane) {
     let w2 = piece_of(next_v_words[2], piece);
     let w3 = piece_of(next_v_words[3], piece);
     let scales = next_v_scales;
-    load_values(v, t + (SUBSETS + lane.subset) * 4u, last, lane);
+    if AHEAD {
+        load_values(v, t + (SUBSETS + lane.subset) * 4u, last, lane);
+    }
 
     let unit = n * SUBSETS + lane.subset;
     var from_p = P_AT + unit * P_STEP + lane.row_group * LANE_ROWS;
@@ -587,7 +600,7 @@ fn decode(id: vec3<u32>, index: u32) {
         workgroupBarrier();
         sum_queries(index);
     }
-    if start < end {
+    if AHEAD && start < end {
         find_keys(k, start, last, lane);
         load_keys(k, 0u, lane);
     }
@@ -597,6 +610,9 @@ fn decode(id: vec3<u32>, index: u32) {
         /* unrolled */ for (var n = 0u; n < SCORES; n++) {
             scores[n] = vec4<f32>();
         }
+        if !AHEAD {
+            find_keys(k, t0, last, lane);
+        }
         /* unrolled */ for (var n = 0u; n < K_WRITTEN; n++) {
             add_words(n, k, t0 + KEYS, last, lane);
         }
@@ -605,7 +621,9 @@ fn decode(id: vec3<u32>, index: u32) {
                 add_words(n, k, t0 + KEYS, last, lane);
             }
         }
-        load_values(v, t0 + lane.subset * 4u, last, lane);
+        if AHEAD {
+            load_values(v, t0 + lane.subset * 4u, last, lane);
+        }
         // Last tile's weights are done with.
         if SHARED || REDUCE_SIZE == 0u {
             workgroupBarrier();

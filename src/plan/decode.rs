@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::device::DeviceFacts;
+use crate::device::{DeviceFacts, Registers};
 use crate::problem::Shape;
 use crate::storage::StorageKind;
 use crate::tensor::DType;
@@ -32,6 +32,7 @@ pub(crate) struct DecodeGpu {
     pub round: u32,
     pub shared: bool,
     pub subgroups: bool,
+    pub ahead: bool,
 }
 
 impl DecodeGpu {
@@ -95,9 +96,10 @@ impl fmt::Debug for DecodeGpu {
         )?;
         write!(
             f,
-            "{}{}",
+            "{}{}{}",
             if self.shared { " shared" } else { "" },
-            if self.subgroups { " subgroups" } else { "" }
+            if self.subgroups { " subgroups" } else { "" },
+            if self.ahead { " ahead" } else { "" }
         )
     }
 }
@@ -173,8 +175,15 @@ pub(super) fn decode_gpu(
     }
     let loads = keys.loads(shape);
     let rows = rows.next_power_of_two() as u32;
-    // Sums of more rows, or more of a word's channels, take more registers than most GPUs give without loss.
-    let lane_rows = rows.min(if loads.scaled { 4 } else { 8 });
+    // Sums of more rows, or more of a word's channels, take more registers than GPUs give without loss.
+    let ahead = device.registers == Registers::Wide;
+    let [most_rows, most_sums] = match (ahead, loads.scaled) {
+        (true, false) => [8, 8],
+        (true, true) => [4, 8],
+        (false, false) => [4, 8],
+        (false, true) => [2, 4],
+    };
+    let lane_rows = rows.min(most_rows);
     // Lanes of a key: as few idle as can be, then as many as can be.
     let waste = |lanes: u32| loads.k.div_ceil(lanes) * lanes;
     let allowed = |lanes: u32| device.subgroup_min == 0 || lanes <= device.subgroup_min;
@@ -184,13 +193,15 @@ pub(super) fn decode_gpu(
         key_lanes = 16;
     }
     let mut v_split = 1;
-    while v_split < loads.vectors && (loads.vectors / v_split * lane_rows > 8 || loads.v * v_split < 8) {
+    while v_split < loads.vectors
+        && (loads.vectors / v_split * lane_rows > most_sums || loads.v * v_split < 8)
+    {
         v_split *= 2;
     }
     let halves = rows / lane_rows;
-    let fours: &[u32] = if lane_rows <= 2 { &[2, 1] } else { &[1] };
+    let fours: &[u32] = if ahead && lane_rows <= 2 { &[2, 1] } else { &[1] };
     let limit = device.workgroup_memory.min(16384);
-    for workgroup in [128 * halves, 64 * halves].into_iter().filter(|n| *n <= 256) {
+    for workgroup in [128 * halves, 64 * halves, 32 * halves].into_iter().filter(|n| *n <= 256) {
         // Subgroups that are not full may number their invocations otherwise.
         let full = device.subgroup_max > 0 && workgroup.is_multiple_of(device.subgroup_max);
         let subgroups = full && device.subgroup_min >= key_lanes;
@@ -208,6 +219,7 @@ pub(super) fn decode_gpu(
                         round,
                         shared,
                         subgroups,
+                        ahead,
                     };
                     if decode.memory() <= limit {
                         return Some(decode);
@@ -265,9 +277,14 @@ mod tests {
             let keys = KeySource { storage, words, simple: true, operands: DType::F32 };
             for (head_dim, value_dim) in dims.into_iter().flat_map(|d| dims.map(|v| (d, v))) {
                 let shape = Shape { value_dim, ..Shape::new(1, 1, 1, head_dim) };
-                for (rows, subgroup_min) in (1..=17).flat_map(|r| [0, 4, 8, 16, 32, 64].map(|s| (r, s))) {
-                    let device =
-                        DeviceFacts { subgroup_min, subgroup_max: 2 * subgroup_min, ..DeviceFacts::LEAST };
+                let subgroups = [0, 4, 8, 16, 32, 64];
+                let devices =
+                    subgroups.into_iter().flat_map(|s| [(s, Registers::Middle), (s, Registers::Wide)]);
+                for (rows, (subgroup_min, registers)) in
+                    (1..=17).flat_map(|r| devices.clone().map(move |d| (r, d)))
+                {
+                    let subgroup_max = 2 * subgroup_min;
+                    let device = DeviceFacts { subgroup_min, subgroup_max, registers, ..DeviceFacts::LEAST };
                     let decode = decode_gpu(rows, &shape, &keys, &device);
                     assert!(
                         decode.is_some() || rows > 1 || head_dim > 512,

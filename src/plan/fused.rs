@@ -66,8 +66,11 @@ impl FusedTiles {
             (4, 512, 512),
         ] {
             let shape = Shape { q_len: rows, value_dim, ..Shape::new(1, 1, 1, head_dim) };
-            for subgroup_min in [0, 8, 32] {
-                let device = DeviceFacts { subgroup_min, subgroup_max: subgroup_min, ..DeviceFacts::LEAST };
+            for (subgroup_min, registers) in
+                [0, 8, 32].into_iter().flat_map(|s| [(s, Registers::Wide), (s, Registers::Middle)])
+            {
+                let subgroup_max = subgroup_min;
+                let device = DeviceFacts { subgroup_min, subgroup_max, registers, ..DeviceFacts::LEAST };
                 all.extend(decode_gpu(rows, &shape, &keys, &device).map(FusedTiles::DecodeGpu));
             }
             all.extend(decode_cpu(rows, &shape, &keys).map(FusedTiles::DecodeCpu));

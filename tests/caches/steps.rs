@@ -6,6 +6,7 @@ use wgpu_attention::{CacheLayout, CacheStorage, DType, KernelForm, ScaleGroup};
 use super::{DIMS, LAYOUTS, STORAGES, usual};
 use crate::harness::{
     Ask, Bed, Count, Data, FORMS, Kind, Layout, Profile, Report, Rules, defaults, full, profiles, rest,
+    with_few_registers,
 };
 
 fn causal() -> Rules {
@@ -86,6 +87,28 @@ fn rounding_is_the_storages_own() {
             let mut bed = Bed::new(full(), kind, Data::Random, 23 + s as u64);
             let rules = causal();
             runs(&mut report, &mut bed, &Ask { splits, ..Ask::new(form, &rules) }, &CHUNKS);
+        }
+    }
+    report.finish();
+}
+
+/// Tiles of fewer rows and channels an invocation, which load nothing ahead: 1 to 16 packed rows.
+#[test]
+fn few_registers() {
+    let mut report = Report::new("caches, few registers");
+    let dims = [(64, 130), (128, 24), (40, 64)];
+    for (s, storage) in STORAGES.into_iter().enumerate() {
+        for (n, (head_dim, value_dim)) in dims.into_iter().enumerate() {
+            if n != s % 3 && !rest(&format!("few registers, {storage:?}, {head_dim}")) {
+                continue;
+            }
+            let layout = CacheLayout::Paged { page: 16, pages: 12 };
+            let kind = Kind { heads: 2, kv_heads: 1, head_dim, value_dim, ..Kind::new(storage, layout, 80) };
+            let profile = with_few_registers(profiles()[(s + n) % 2]);
+            let mut bed = Bed::new(profile, kind, Data::Lossless, 43 + s as u64);
+            let rules = causal();
+            let ask = Ask { splits: [None, Some(2)][s % 2], ..Ask::new(KernelForm::Gpu, &rules) };
+            runs(&mut report, &mut bed, &ask, &[30, 1, 2, 4, 8]);
         }
     }
     report.finish();

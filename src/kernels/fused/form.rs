@@ -61,6 +61,7 @@ impl Form {
                 Constant::U32("V_SPLIT", decode.v_split),
                 Constant::U32("ROUND", decode.round),
                 Constant::Bool("SHARED", decode.shared),
+                Constant::Bool("AHEAD", decode.ahead),
                 Constant::U32("K_BLOCKS", decode.loads.k),
                 Constant::U32("V_BLOCKS", decode.loads.v),
             ],

@@ -80,7 +80,7 @@ impl Row {
         if OF_SOFTWARE.contains(&self.form.as_str()) {
             return false;
         }
-        if self.form == "fused_gpu" {
+        if ["fused_gpu", "decode_gpu"].contains(&self.form.as_str()) {
             return self.axes().contains(&"ahead") == gpu.driver.has_many_registers();
         }
         if self.form == "matmul_gpu" && self.axes().contains(&"side=128") {
