@@ -32,8 +32,10 @@ impl Fragment {
 }
 
 /// How many registers of 32 bits an invocation has before drivers put values into memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Registers {
+    /// About 64.
+    Narrow,
     /// About 128.
     Middle,
     /// About 255.
@@ -52,9 +54,20 @@ const REGISTERS: &[(u32, Registers)] = &[
     (0x5143, Registers::Middle),
     // Intel: 128 registers of 32 bytes, for 8 or 16 invocations.
     (0x8086, Registers::Middle),
+    // Arm: "every thread has 64 32-bit working registers" (OpenCL developer guide for Mali, on Bifrost and Valhall).
+    (0x13b5, Registers::Narrow),
+    // Broadcom's V3D: 64, shared by two threads or more (Mesa's compiler for it).
+    (0x14e4, Registers::Narrow),
 ];
 
 impl Registers {
+    pub const ALL: [Registers; 3] = [Registers::Narrow, Registers::Middle, Registers::Wide];
+
+    /// Whether kernels keep in registers what they stage next.
+    pub fn load_ahead(self) -> bool {
+        self == Registers::Wide
+    }
+
     fn of(info: &wgpu::AdapterInfo) -> Self {
         let listed = REGISTERS.iter().find(|(vendor, _)| *vendor == info.vendor);
         match info.device_type {

@@ -110,9 +110,15 @@ pub fn with_fragments(device: &wgpu::Device, side: u32, subgroup: Option<u32>) -
     Pipelines::with_facts(device, facts)
 }
 
-/// Pipelines that plan for a GPU with few registers, about 128 for each invocation (Apple's, Qualcomm's, unknown ones).
-pub fn with_few_registers(device: &wgpu::Device) -> Pipelines {
-    Pipelines::with_facts(device, DeviceFacts { registers: Registers::Middle, ..DeviceFacts::of(device) })
+/// Pipelines that plan for a GPU that has about so many registers of 32 bits for an invocation: 64 (Arm's), 128 (Apple's,
+/// Qualcomm's, unknown ones) or 255.
+pub fn with_registers(device: &wgpu::Device, count: u32) -> Pipelines {
+    let registers = match count {
+        0..96 => Registers::Narrow,
+        96..192 => Registers::Middle,
+        192.. => Registers::Wide,
+    };
+    Pipelines::with_facts(device, DeviceFacts { registers, ..DeviceFacts::of(device) })
 }
 
 fn table<T: Table>() -> StructTable {

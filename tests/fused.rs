@@ -5,7 +5,7 @@ use wgpu_attention::{Alignment, DType, KernelForm, Path, Shape};
 
 use crate::harness::{
     Case, DropoutData, FORMS, HostData, Layout, Report, Rng, Setup, Weights, defaults, full, profiles, rest,
-    run, with_few_registers,
+    run, with_registers,
 };
 
 fn setup(form: KernelForm) -> Setup {
@@ -260,26 +260,29 @@ fn tiles_without_a_key_are_zero() {
     }
 }
 
-/// Tiles of half the scores, which load nothing ahead: every number of rows and both slices, with every step of the kernel.
+/// Tiles for 128 and for 64 registers, which load nothing ahead: every number of rows and every slice, with every step of the kernel.
 #[test]
 fn few_registers() {
     let mut report = Report::new("fused, few registers");
-    let setup = Setup { profile: with_few_registers(full()), ..setup(KernelForm::Gpu) };
-    for (n, (q_len, value_dim)) in
-        [(1, 64), (5, 64), (16, 100), (20, 64), (32, 130), (70, 40), (130, 128)].into_iter().enumerate()
-    {
-        let shape = Shape { batch: 2, heads: 2, kv_heads: 1, q_len, kv_len: 150, head_dim: 36, value_dim };
-        let case = Case::random(format!("few registers {q_len} {value_dim}"), shape);
-        report.check_in(&case, &setup, &mut Default::default());
-        let causal = case.clone().with(|c| c.rules.causal = true);
-        report.check_in(&causal, &setup, &mut Default::default());
-        let pairs = causal.clone().with(|c| c.softcap = Some(2.0));
-        let keep = HostData::of([2, 2, q_len, 150], |[b, h, i, j]| (b + h + i * j) % 3 != 0);
-        let dropped = causal.with(|c| c.dropout = Some(DropoutData::Given { p: 0.4, keep }));
-        let all = [pairs, dropped];
-        for (m, case) in all.iter().enumerate() {
-            if m == n % 2 || rest(&format!("{}, {m}", case.name)) {
-                report.check_in(case, &setup, &mut Default::default());
+    for count in [128, 64] {
+        let setup = Setup { profile: with_registers(full(), count), ..setup(KernelForm::Gpu) };
+        for (n, (q_len, value_dim)) in
+            [(1, 64), (5, 64), (16, 100), (20, 64), (32, 130), (70, 40), (130, 128)].into_iter().enumerate()
+        {
+            let shape =
+                Shape { batch: 2, heads: 2, kv_heads: 1, q_len, kv_len: 150, head_dim: 36, value_dim };
+            let case = Case::random(format!("{count} registers {q_len} {value_dim}"), shape);
+            report.check_in(&case, &setup, &mut Default::default());
+            let causal = case.clone().with(|c| c.rules.causal = true);
+            report.check_in(&causal, &setup, &mut Default::default());
+            let pairs = causal.clone().with(|c| c.softcap = Some(2.0));
+            let keep = HostData::of([2, 2, q_len, 150], |[b, h, i, j]| (b + h + i * j) % 3 != 0);
+            let dropped = causal.with(|c| c.dropout = Some(DropoutData::Given { p: 0.4, keep }));
+            let all = [pairs, dropped];
+            for (m, case) in all.iter().enumerate() {
+                if m == n % 2 || rest(&format!("{}, {m}", case.name)) {
+                    report.check_in(case, &setup, &mut Default::default());
+                }
             }
         }
     }

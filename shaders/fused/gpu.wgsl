@@ -34,6 +34,8 @@ const LANES_X: u32 = 16u;
 const LANES_Y: u32 = WORKGROUP / LANES_X;
 const LANE_ROWS: u32 = ROWS / LANES_Y;
 const LANE_KEYS: u32 = KEYS / LANES_X;
+// Neighbouring ones of these.
+const KEY_RUN: u32 = min(LANE_KEYS, 4u);
 const ROW_VECTORS: u32 = LANE_ROWS / 4u;
 const OUT_VECTORS: u32 = SLICE / LANES_X / 4u;
 const SCORES: u32 = ROW_VECTORS * LANE_KEYS;
@@ -47,7 +49,7 @@ const Q_LOADS: u32 = ROWS * CHUNK_VECTORS / WORKGROUP;
 const K_LOADS: u32 = KEYS * CHUNK_VECTORS / WORKGROUP;
 const V_LOADS: u32 = V_KEYS * V_VECTORS / WORKGROUP;
 
-const_assert ROWS % (LANES_Y * 4u) == 0u && KEYS % (LANES_X * 4u) == 0u && SLICE % (LANES_X * 4u) == 0u;
+const_assert ROWS % (LANES_Y * 4u) == 0u && KEYS % (LANES_X * KEY_RUN) == 0u && SLICE % (LANES_X * 4u) == 0u;
 const_assert CHUNK % 4u == 0u && STAGE_ROWS % 4u == 0u && WORKGROUP % 64u == 0u && WORKGROUP >= ROWS;
 const_assert ROWS * CHUNK_VECTORS % WORKGROUP == 0u && KEYS * CHUNK_VECTORS % WORKGROUP == 0u;
 const_assert V_KEYS * V_VECTORS % WORKGROUP == 0u && V_KEYS % 4u == 0u;
@@ -75,7 +77,7 @@ var<workgroup> row_head_query: array<vec2<u32>, ROWS>;
 
 // A lane's c-th key, from its first on.
 fn key_of(c: u32) -> u32 {
-    return c / 4u * (LANES_X * 4u) + c % 4u;
+    return c / KEY_RUN * (LANES_X * KEY_RUN) + c % KEY_RUN;
 }
 
 // Where row n of staged q or k begins: every fourth row is shifted by a vector, which spreads what
@@ -198,7 +200,7 @@ fn store_values(j0: u32, end: u32, lane: Lane) {
 // scores += the staged chunk of q · kᵀ
 fn multiply_keys(lane: Lane) {
     let from_q = tile_row(lane.y * LANE_ROWS);
-    let from_k = Q_SIZE + tile_row(lane.x * 4u);
+    let from_k = Q_SIZE + tile_row(lane.x * KEY_RUN);
     /* unrolled */ for (var d = 0u; d < CHUNK_VECTORS; d++) {
         /* unrolled */ for (var m = 0u; m < ROW_VECTORS; m++) {
             let o = from_q + d + tile_row(m * 4u);
@@ -229,7 +231,7 @@ fn mask_pairs(work: WorkTile, j0: u32, keys: vec4<u32>, lane: Lane) {
         }
         // The vectors take turns in scores[0].
         for (var c = 0u; c < LANE_KEYS; c++) {
-            let j = j0 + lane.x * 4u + key_of(c);
+            let j = j0 + lane.x * KEY_RUN + key_of(c);
             var t = vec4<f32>(p.mask.neg_inf);
             /* unrolled */ for (var r = 0u; r < 4u; r++) {
                 if j >= max(queries[r].first, keys.x) && j < min(queries[r].end, keys.y) {
@@ -254,7 +256,7 @@ fn mask_edges(j0: u32, keys: vec4<u32>, lane: Lane) {
         let first = max(vec4<u32>(front.xz, back.xz), vec4<u32>(keys.x));
         let past = min(vec4<u32>(front.yw, back.yw), vec4<u32>(keys.y));
         /* unrolled */ for (var c = 0u; c < LANE_KEYS; c++) {
-            let j = vec4<u32>(j0 + lane.x * 4u + key_of(c));
+            let j = vec4<u32>(j0 + lane.x * KEY_RUN + key_of(c));
             let x = scores[m * LANE_KEYS + c];
             scores[m * LANE_KEYS + c] = select(vec4<f32>(p.mask.neg_inf), x, (j >= first) & (j < past));
         }
@@ -274,7 +276,7 @@ fn move_row_max(keys_left: u32, lane: Lane) {
     if lane.n < ROWS / 4u {
         var most = vec4<f32>(p.mask.neg_inf);
         // Four at a time: all at once would be what the kernel needs most registers for.
-        for (var n = 0u; n < min((keys_left + 3u) / 4u, LANES_X); n += 4u) {
+        for (var n = 0u; n < min((keys_left + KEY_RUN - 1u) / KEY_RUN, LANES_X); n += 4u) {
             let o = n * STATS_STEP + lane.n;
             most = max(most, max(max(tile[o], tile[o + STATS_STEP]),
                 max(tile[o + 2u * STATS_STEP], tile[o + 3u * STATS_STEP])));
@@ -339,21 +341,21 @@ fn drop_weights(b: u32, j0: u32, lane: Lane) {
         /* unrolled */ for (var r = 0u; r < 4u; r++) {
             let place = row_head_query[(my_rows(lane) + m) * 4u + r];
             /* unrolled */ for (var c = 0u; c < LANE_KEYS; c++) {
-                let j = j0 + lane.x * 4u + key_of(c);
+                let j = j0 + lane.x * KEY_RUN + key_of(c);
                 scores[m * LANE_KEYS + c][r] = apply_dropout(scores[m * LANE_KEYS + c][r], b, place.x, place.y, j);
             }
         }
     }
 }
 
-// The weights of keys from the first-th four of the tile on, P_KEYS of them, into workgroup memory.
+// The weights of keys from the first-th run of the tile on, P_KEYS of them, into workgroup memory.
 fn store_weights(first: u32, lane: Lane) {
-    /* unrolled */ for (var c = 0u; c < LANE_KEYS; c += 4u) {
+    /* unrolled */ for (var c = 0u; c < LANE_KEYS; c += KEY_RUN) {
         // Whose keys are not of this part wraps around to a large number.
-        let four = c * (LANES_X / 4u) + lane.x - first;
-        if four < P_VECTORS {
-            let to = p_row(four * 4u) + my_rows(lane);
-            /* unrolled */ for (var n = 0u; n < 4u; n++) {
+        let run = c / KEY_RUN * LANES_X + lane.x - first;
+        if run < P_KEYS / KEY_RUN {
+            let to = p_row(run * KEY_RUN) + my_rows(lane);
+            /* unrolled */ for (var n = 0u; n < KEY_RUN; n++) {
                 /* unrolled */ for (var m = 0u; m < ROW_VECTORS; m++) {
                     tile[to + n * (ROWS / 4u) + m] = scores[m * LANE_KEYS + c + n];
                 }
@@ -518,7 +520,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) i
                 load_values(v, j1, v_col, last_key, lane);
             }
             if step % (P_KEYS / V_KEYS) == 0u {
-                store_weights(step / (P_KEYS / V_KEYS) * P_VECTORS, lane);
+                store_weights(step / (P_KEYS / V_KEYS) * (P_KEYS / KEY_RUN), lane);
             }
             store_values(j1, end, lane);
             workgroupBarrier();

@@ -32,7 +32,7 @@ pub(crate) struct DecodeGpu {
     pub round: u32,
     pub shared: bool,
     pub subgroups: bool,
-    pub ahead: bool,
+    pub registers: Registers,
 }
 
 impl DecodeGpu {
@@ -96,10 +96,10 @@ impl fmt::Debug for DecodeGpu {
         )?;
         write!(
             f,
-            "{}{}{}",
+            "{}{} registers={:?}",
             if self.shared { " shared" } else { "" },
             if self.subgroups { " subgroups" } else { "" },
-            if self.ahead { " ahead" } else { "" }
+            self.registers
         )
     }
 }
@@ -176,12 +176,13 @@ pub(super) fn decode_gpu(
     let loads = keys.loads(shape);
     let rows = rows.next_power_of_two() as u32;
     // Sums of more rows, or more of a word's channels, take more registers than GPUs give without loss.
-    let ahead = device.registers == Registers::Wide;
-    let [most_rows, most_sums] = match (ahead, loads.scaled) {
-        (true, false) => [8, 8],
-        (true, true) => [4, 8],
-        (false, false) => [4, 8],
-        (false, true) => [2, 4],
+    let [most_rows, most_sums] = match (device.registers, loads.scaled) {
+        (Registers::Wide, false) => [8, 8],
+        (Registers::Wide, true) => [4, 8],
+        (Registers::Middle, false) => [4, 8],
+        (Registers::Middle, true) => [2, 4],
+        (Registers::Narrow, false) => [2, 4],
+        (Registers::Narrow, true) => [1, 2],
     };
     let lane_rows = rows.min(most_rows);
     // Lanes of a key: as few idle as can be, then as many as can be.
@@ -199,7 +200,7 @@ pub(super) fn decode_gpu(
         v_split *= 2;
     }
     let halves = rows / lane_rows;
-    let fours: &[u32] = if ahead && lane_rows <= 2 { &[2, 1] } else { &[1] };
+    let fours: &[u32] = if device.registers == Registers::Wide && lane_rows <= 2 { &[2, 1] } else { &[1] };
     let limit = device.workgroup_memory.min(16384);
     for workgroup in [128 * halves, 64 * halves, 32 * halves].into_iter().filter(|n| *n <= 256) {
         // Subgroups that are not full may number their invocations otherwise.
@@ -219,7 +220,7 @@ pub(super) fn decode_gpu(
                         round,
                         shared,
                         subgroups,
-                        ahead,
+                        registers: device.registers,
                     };
                     if decode.memory() <= limit {
                         return Some(decode);
@@ -278,8 +279,7 @@ mod tests {
             for (head_dim, value_dim) in dims.into_iter().flat_map(|d| dims.map(|v| (d, v))) {
                 let shape = Shape { value_dim, ..Shape::new(1, 1, 1, head_dim) };
                 let subgroups = [0, 4, 8, 16, 32, 64];
-                let devices =
-                    subgroups.into_iter().flat_map(|s| [(s, Registers::Middle), (s, Registers::Wide)]);
+                let devices = subgroups.into_iter().flat_map(|s| Registers::ALL.map(|r| (s, r)));
                 for (rows, (subgroup_min, registers)) in
                     (1..=17).flat_map(|r| devices.clone().map(move |d| (r, d)))
                 {

@@ -14,9 +14,9 @@ use crate::tensor::DType;
 /// The tiles of the fused kernel, fixed when its shader is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum FusedTiles {
-    /// `rows` packed rows per workgroup of `workgroup`; `slice` channels of out, `v_keys` rows of v staged at a time; whether
-    /// what is staged next is loaded `ahead`, into registers.
-    Gpu { rows: u32, workgroup: u32, slice: u32, v_keys: u32, ahead: bool },
+    /// `rows` packed rows per workgroup of `workgroup`; `slice` channels of out; `keys` of a tile, of which `v_keys` rows of v are
+    /// staged at a time; what `registers` have to hold.
+    Gpu { rows: u32, workgroup: u32, slice: u32, keys: u32, v_keys: u32, registers: Registers },
     /// `rows` packed rows per workgroup of [`LANES`](Self::LANES), blocks of `keys` keys, all of a row in variables.
     Cpu { rows: u32, keys: u32, head_vectors: u32, value_vectors: u32 },
     /// Few packed rows, on GPUs.
@@ -28,8 +28,7 @@ pub(crate) enum FusedTiles {
 }
 
 impl FusedTiles {
-    /// Of the form for GPUs: keys of a tile, channels of q and k staged at a time, keys whose weights are.
-    pub const KEYS: u32 = 64;
+    /// Of the form for GPUs: channels of q and k staged at a time, keys whose weights are.
     pub const CHUNK: u32 = 16;
     pub const P_KEYS: u32 = 32;
 
@@ -43,7 +42,8 @@ impl FusedTiles {
     pub fn all() -> Vec<FusedTiles> {
         let named = [SMALL_64, SMALL_128, SMALL_256, LARGE_64, LARGE_128, CPU, DECODE_CPU];
         let middle = MIDDLE_16.into_iter().chain(MIDDLE_32).chain(MIDDLE_64);
-        SHORT_16.into_iter().chain(SHORT_32).chain(named).chain(middle).collect()
+        let narrow = [NARROW_16, NARROW_32];
+        SHORT_16.into_iter().chain(SHORT_32).chain(named).chain(middle).chain(narrow).collect()
     }
 
     /// Tiles for few rows of every kind, worth checking with keys of `storage` in a cache, or with tensors.
@@ -67,7 +67,7 @@ impl FusedTiles {
         ] {
             let shape = Shape { q_len: rows, value_dim, ..Shape::new(1, 1, 1, head_dim) };
             for (subgroup_min, registers) in
-                [0, 8, 32].into_iter().flat_map(|s| [(s, Registers::Wide), (s, Registers::Middle)])
+                [0, 8, 32].into_iter().flat_map(|s| Registers::ALL.map(|registers| (s, registers)))
             {
                 let subgroup_max = subgroup_min;
                 let device = DeviceFacts { subgroup_min, subgroup_max, registers, ..DeviceFacts::LEAST };
@@ -150,14 +150,14 @@ impl FusedTiles {
 
     /// Bytes of workgroup memory, as the shader declares it.
     pub fn workgroup_memory(self) -> u32 {
-        let (rows, slice, v_keys) = match self {
-            FusedTiles::Gpu { rows, slice, v_keys, .. } => (rows, slice, v_keys),
+        let (rows, slice, keys, v_keys) = match self {
+            FusedTiles::Gpu { rows, slice, keys, v_keys, .. } => (rows, slice, keys, v_keys),
             FusedTiles::Cpu { .. } => return 0,
             FusedTiles::DecodeGpu(decode) => return decode.memory(),
             FusedTiles::DecodeCpu(decode) => return decode.memory(),
             FusedTiles::Matrix(tiles) => return tiles.memory(),
         };
-        let (keys, chunk, p_keys) = (Self::KEYS, Self::CHUNK, Self::P_KEYS);
+        let (chunk, p_keys) = (Self::CHUNK, Self::P_KEYS);
         // In vectors: q and k, each fourth row shifted by one; or weights and v; or maxima by lane.
         let qk = (rows + keys) * chunk / 4 + (rows + keys) / 4;
         let pv = p_keys * rows / 4 + p_keys / 4 + v_keys * slice / 4;
@@ -170,12 +170,17 @@ impl FusedTiles {
 
 /// Each invocation has 8 × 4 scores and as many rows of sums, and loads ahead: for [`Registers::Wide`].
 const fn wide(rows: u32, workgroup: u32, slice: u32, v_keys: u32) -> FusedTiles {
-    FusedTiles::Gpu { rows, workgroup, slice, v_keys, ahead: true }
+    FusedTiles::Gpu { rows, workgroup, slice, keys: 64, v_keys, registers: Registers::Wide }
 }
 
 /// Half as many scores and sums, and nothing ahead: for [`Registers::Middle`].
 const fn middle(rows: u32, workgroup: u32, slice: u32, v_keys: u32) -> FusedTiles {
-    FusedTiles::Gpu { rows, workgroup, slice, v_keys, ahead: false }
+    FusedTiles::Gpu { rows, workgroup, slice, keys: 64, v_keys, registers: Registers::Middle }
+}
+
+/// Half as many scores again: for [`Registers::Narrow`].
+const fn narrow(rows: u32, workgroup: u32) -> FusedTiles {
+    FusedTiles::Gpu { rows, workgroup, slice: 64, keys: 32, v_keys: 8, registers: Registers::Narrow }
 }
 
 /// 64 packed rows: within the WebGPU default limits.
@@ -195,6 +200,10 @@ const SHORT_16: [FusedTiles; 3] = [wide(16, 64, 64, 8), wide(16, 64, 128, 8), wi
 const MIDDLE_16: [FusedTiles; 2] = [middle(16, 64, 64, 8), middle(16, 64, 128, 8)];
 const MIDDLE_32: [FusedTiles; 2] = [middle(32, 128, 64, 8), middle(32, 128, 128, 8)];
 const MIDDLE_64: [FusedTiles; 2] = [middle(64, 256, 64, 16), middle(64, 256, 128, 8)];
+
+/// For the fewest: every slice of 64 channels scores all keys again.
+const NARROW_16: FusedTiles = narrow(16, 64);
+const NARROW_32: FusedTiles = narrow(32, 128);
 
 const CPU: FusedTiles = FusedTiles::Cpu { rows: 24, keys: 2, head_vectors: 4, value_vectors: 4 };
 const DECODE_CPU: FusedTiles = FusedTiles::Cpu { rows: 8, keys: 1, head_vectors: 5, value_vectors: 3 };
@@ -308,6 +317,8 @@ fn fused_gpu(rows: usize, value_dim: usize, heads: usize, device: &DeviceFacts) 
         (Registers::Middle, 0..=16) => widest(&MIDDLE_16),
         (Registers::Middle, 17..=32) => widest(&MIDDLE_32),
         (Registers::Middle, _) => widest(&MIDDLE_64),
+        (Registers::Narrow, 0..=16) => Some(NARROW_16),
+        (Registers::Narrow, _) => Some(NARROW_32),
     };
     if let Some(short) = short {
         return short;

@@ -6,7 +6,7 @@ use wgpu_attention::{CacheLayout, CacheStorage, DType, KernelForm, ScaleGroup};
 use super::{DIMS, LAYOUTS, STORAGES, usual};
 use crate::harness::{
     Ask, Bed, Count, Data, FORMS, Kind, Layout, Profile, Report, Rules, defaults, full, profiles, rest,
-    with_few_registers,
+    with_registers,
 };
 
 fn causal() -> Rules {
@@ -92,7 +92,7 @@ fn rounding_is_the_storages_own() {
     report.finish();
 }
 
-/// Tiles of fewer rows and channels an invocation, which load nothing ahead: 1 to 16 packed rows.
+/// Tiles of fewer rows and channels an invocation, which load nothing ahead: 2 to 16 packed rows.
 #[test]
 fn few_registers() {
     let mut report = Report::new("caches, few registers");
@@ -104,7 +104,7 @@ fn few_registers() {
             }
             let layout = CacheLayout::Paged { page: 16, pages: 12 };
             let kind = Kind { heads: 2, kv_heads: 1, head_dim, value_dim, ..Kind::new(storage, layout, 80) };
-            let profile = with_few_registers(profiles()[(s + n) % 2]);
+            let profile = with_registers(profiles()[(s + n) % 2], [128, 64][(s + n) / 2 % 2]);
             let mut bed = Bed::new(profile, kind, Data::Lossless, 43 + s as u64);
             let rules = causal();
             let ask = Ask { splits: [None, Some(2)][s % 2], ..Ask::new(KernelForm::Gpu, &rules) };

@@ -15,9 +15,9 @@ pub fn believing(profile: &Profile, width: u32) -> &'static Profile {
     Box::leak(Box::new(Profile { name: profile.name, gpu, f16: true, matrix: true }))
 }
 
-/// `profile` with plans for a GPU with few registers.
-pub fn with_few_registers(profile: &Profile) -> &'static Profile {
-    let pipelines = wgpu_attention::inspect::with_few_registers(profile.gpu.device());
+/// `profile` with plans for a GPU that has about so many registers for an invocation.
+pub fn with_registers(profile: &Profile, count: u32) -> &'static Profile {
+    let pipelines = wgpu_attention::inspect::with_registers(profile.gpu.device(), count);
     let gpu = Gpu::with_pipelines(profile.gpu.queue().clone(), pipelines);
     Box::leak(Box::new(Profile { name: "few registers", gpu, f16: profile.f16, matrix: false }))
 }

@@ -14,16 +14,16 @@ pub(super) struct Form {
 impl Form {
     pub fn of(tiles: &FusedTiles) -> Self {
         match *tiles {
-            FusedTiles::Gpu { rows, workgroup, slice, v_keys, ahead } => Form {
+            FusedTiles::Gpu { rows, workgroup, slice, keys, v_keys, registers } => Form {
                 constants: vec![
                     Constant::U32("ROWS", rows),
-                    Constant::U32("KEYS", FusedTiles::KEYS),
+                    Constant::U32("KEYS", keys),
                     Constant::U32("CHUNK", FusedTiles::CHUNK),
                     Constant::U32("WORKGROUP", workgroup),
                     Constant::U32("SLICE", slice),
                     Constant::U32("V_KEYS", v_keys),
                     Constant::U32("P_KEYS", FusedTiles::P_KEYS),
-                    Constant::Bool("AHEAD", ahead),
+                    Constant::Bool("AHEAD", registers.load_ahead()),
                 ],
                 text: vec![shader!("fused/gpu"), shader!("fused/tiles")],
                 invocations: workgroup,
@@ -61,7 +61,7 @@ impl Form {
                 Constant::U32("V_SPLIT", decode.v_split),
                 Constant::U32("ROUND", decode.round),
                 Constant::Bool("SHARED", decode.shared),
-                Constant::Bool("AHEAD", decode.ahead),
+                Constant::Bool("AHEAD", decode.registers.load_ahead()),
                 Constant::U32("K_BLOCKS", decode.loads.k),
                 Constant::U32("V_BLOCKS", decode.loads.v),
             ],

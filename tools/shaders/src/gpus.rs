@@ -94,9 +94,14 @@ pub enum Driver {
 }
 
 impl Driver {
-    /// Whether plans take an invocation to have about 255 registers, not 128 (`src/device.rs`).
-    pub fn has_many_registers(self) -> bool {
-        matches!(self, Driver::Nvk | Driver::Radv)
+    /// The word of tiles that plans choose for its registers (`src/device.rs`). Those for 64, which none of these GPUs is held
+    /// to, Honeykrisp compiles as well.
+    pub fn registers(self) -> &'static [&'static str] {
+        match self {
+            Driver::Nvk | Driver::Radv => &["registers=Wide"],
+            Driver::Honeykrisp => &["registers=Middle", "registers=Narrow"],
+            Driver::Turnip => &["registers=Middle"],
+        }
     }
 }
 

@@ -80,11 +80,12 @@ impl Row {
         if OF_SOFTWARE.contains(&self.form.as_str()) {
             return false;
         }
+        let registers = gpu.driver.registers();
         if ["fused_gpu", "decode_gpu"].contains(&self.form.as_str()) {
-            return self.axes().contains(&"ahead") == gpu.driver.has_many_registers();
+            return registers.iter().any(|word| self.axes().contains(word));
         }
         if self.form == "matmul_gpu" && self.axes().contains(&"side=128") {
-            return gpu.driver.has_many_registers();
+            return registers.contains(&"registers=Wide");
         }
         if !self.matrix_units() {
             return true;
