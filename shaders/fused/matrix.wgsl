@@ -65,6 +65,10 @@ const VALUE_PASSES: u32 = (VALUE_FRAGMENTS + KEY_FRAGMENTS - 1u) / KEY_FRAGMENTS
 
 const K_LOADS: u32 = (KEYS * (HEAD / 4u) + WORKGROUP - 1u) / WORKGROUP;
 const V_LOADS: u32 = (KEYS * (VALUE / 4u) + WORKGROUP - 1u) / WORKGROUP;
+// Of these, at once.
+const MOST_LOADS: u32 = 16u;
+const K_AT_ONCE: u32 = min(K_LOADS, MOST_LOADS);
+const V_AT_ONCE: u32 = min(V_LOADS, MOST_LOADS);
 
 // An invocation turns KEYS / ROW_LANES scores of each of LANE_ROWS rows into weights; ROW_LANES neighbours share a row.
 const ROW_LANES: u32 = max(WORKGROUP / ROWS, 1u);
@@ -82,7 +86,7 @@ const HEADROOM: f32 = select(6.0, 2.0, PER_PAIR_MASK);
 
 // Beside these sums and queries registers hold the scores of a row, and keys and values that come next only if few.
 const K_EARLY: bool = HEAD + VALUE <= 128u;
-const V_EARLY: bool = HEAD + VALUE <= 256u;
+const V_EARLY: bool = HEAD + VALUE <= 256u && V_LOADS <= MOST_LOADS;
 
 // Of this tile and the last: whether a score is too far above its origin; whether an origin moved that sums are relative to.
 // All four in one variable: what fragments are loaded from must begin at 16 bytes, wherever a compiler puts it after this.
@@ -100,8 +104,8 @@ var<private> tile_sum: array<f32, LANE_ROWS>;
 var<private> factor: array<f32, LANE_ROWS>;
 var<private> scores: array<vec4<f32>, LANE_ROWS * LANE_VECTORS>;
 // What it stages next.
-var<private> next_k: array<vec4<f16>, K_LOADS>;
-var<private> next_v: array<vec4<f16>, V_LOADS>;
+var<private> next_k: array<vec4<f16>, K_AT_ONCE>;
+var<private> next_v: array<vec4<f16>, V_AT_ONCE>;
 
 // x = [d..d+4] of a query or key, with zeros from head_dim on.
 fn of_head(x: vec4<f16>, d: u32) -> vec4<f16> {
@@ -166,36 +170,51 @@ fn load_queries(work: WorkTile, sub_row: u32, lane: u32) {
     workgroupBarrier();
 }
 
-fn load_keys(k: Source, j0: u32, last_key: u32, lane: u32) {
-    /* unrolled */ for (var n = 0u; n < K_LOADS; n++) {
-        let e = staged_four(lane, n, HEAD);
+// The first-th load of an invocation and those after it.
+fn load_keys(k: Source, j0: u32, last_key: u32, first: u32, lane: u32) {
+    /* unrolled */ for (var n = 0u; n < K_AT_ONCE; n++) {
+        let e = staged_four(lane, first + n, HEAD);
         next_k[n] = vec4<f16>(load_k(k, key_row(k, min(j0 + e.x, last_key)), e.y, p.head_dim));
     }
 }
 
-fn store_keys(lane: u32) {
-    /* unrolled */ for (var n = 0u; n < K_LOADS; n++) {
-        let e = staged_four(lane, n, HEAD);
+fn store_keys(first: u32, lane: u32) {
+    /* unrolled */ for (var n = 0u; n < K_AT_ONCE; n++) {
+        let e = staged_four(lane, first + n, HEAD);
         if e.x < KEYS {
             f16_store4(e.x * K_STEP + e.y, of_head(next_k[n], e.y));
         }
     }
 }
 
-fn load_values(v: Source, j0: u32, last_key: u32, lane: u32) {
-    /* unrolled */ for (var n = 0u; n < V_LOADS; n++) {
-        let e = staged_four(lane, n, VALUE);
+fn stage_keys(k: Source, j0: u32, last_key: u32, lane: u32) {
+    for (var first = 0u; first < K_LOADS; first += K_AT_ONCE) {
+        load_keys(k, j0, last_key, first, lane);
+        store_keys(first, lane);
+    }
+}
+
+fn load_values(v: Source, j0: u32, last_key: u32, first: u32, lane: u32) {
+    /* unrolled */ for (var n = 0u; n < V_AT_ONCE; n++) {
+        let e = staged_four(lane, first + n, VALUE);
         next_v[n] = vec4<f16>(v_four(v, key_row(v, min(j0 + e.x, last_key)), min(e.y, (p.value_dim - 1u) & ~3u)));
     }
 }
 
-fn store_values(j0: u32, end: u32, lane: u32) {
-    /* unrolled */ for (var n = 0u; n < V_LOADS; n++) {
-        let e = staged_four(lane, n, VALUE);
+fn store_values(j0: u32, end: u32, first: u32, lane: u32) {
+    /* unrolled */ for (var n = 0u; n < V_AT_ONCE; n++) {
+        let e = staged_four(lane, first + n, VALUE);
         if e.x < KEYS {
             // What is not of a key may be anything, which a weight of zero would not hide.
             f16_store4(V_FROM + e.x * V_STEP + e.y, select(vec4<f16>(), next_v[n], j0 + e.x < end));
         }
+    }
+}
+
+fn stage_values(v: Source, j0: u32, end: u32, last_key: u32, lane: u32) {
+    for (var first = 0u; first < V_LOADS; first += V_AT_ONCE) {
+        load_values(v, j0, last_key, first, lane);
+        store_values(j0, end, first, lane);
     }
 }
 
@@ -500,8 +519,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
     let k = k_source(work.b, work.kv_head);
     let v = v_source(work.b, work.kv_head, 0u);
     if at.y != 0u {
-        load_keys(k, at.x, last_key, lane);
-        store_keys(lane);
+        stage_keys(k, at.x, last_key, lane);
     }
     workgroupBarrier();
     var is_first = true;
@@ -515,10 +533,10 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
 
         // What is staged travels while weights are computed, as far as registers hold it.
         if V_EARLY {
-            load_values(v, j0, last_key, lane);
+            load_values(v, j0, last_key, 0u, lane);
         }
         if K_EARLY {
-            load_keys(k, at.x, last_key, lane);
+            load_keys(k, at.x, last_key, 0u, lane);
         }
         if lane == 0u {
             // Of the tile before, which nobody reads any more.
@@ -540,14 +558,16 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
                 flags[ABOVE + parity] = 1u;
             }
             if !staged {
-                if !V_EARLY {
-                    load_values(v, j0, last_key, lane);
+                if V_EARLY {
+                    store_values(j0, end, 0u, lane);
+                } else {
+                    stage_values(v, j0, end, last_key, lane);
                 }
-                store_values(j0, end, lane);
-                if !K_EARLY {
-                    load_keys(k, at.x, last_key, lane);
+                if K_EARLY {
+                    store_keys(0u, lane);
+                } else {
+                    stage_keys(k, at.x, last_key, lane);
                 }
-                store_keys(lane);
                 staged = true;
             }
             workgroupBarrier();

@@ -58,12 +58,12 @@ impl FusedTiles {
         for (rows, head_dim, value_dim) in [
             (1, 13, 65),
             (1, 64, 64),
-            (2, 128, 128),
+            (2, 192, 128),
             (4, 128, 128),
-            (8, 128, 64),
+            (8, 80, 80),
             (8, 256, 256),
-            (16, 128, 128),
-            (4, 512, 512),
+            (16, 96, 96),
+            (4, 576, 512),
         ] {
             let shape = Shape { q_len: rows, value_dim, ..Shape::new(1, 1, 1, head_dim) };
             for (subgroup_min, registers) in

@@ -138,6 +138,30 @@ impl FusedMatrix {
     }
 }
 
+impl FusedMatrix {
+    /// What plans choose for many rows of the usual channels, on subgroups of 32 and of 64 and with 32 and 48 KiB.
+    pub fn planned(fragment: Fragment) -> Vec<FusedMatrix> {
+        let mut all: Vec<FusedMatrix> = Vec::new();
+        for (width, workgroup_memory) in [(32, 32768), (32, 49152), (64, 32768), (64, 49152)] {
+            let device = DeviceFacts {
+                subgroup_min: width,
+                subgroup_max: width,
+                workgroup_memory,
+                max_invocations: 1024,
+                matrix: Some(fragment),
+                ..DeviceFacts::LEAST
+            };
+            for channels in [32, 64, 80, 96, 128, 192, 256] {
+                let shape = Shape::new(1, 1, 1, channels);
+                let mut candidates = FusedMatrix::candidates(fragment, &shape, &Tuning::default(), &device);
+                let first = candidates.find(|tiles| tiles.fits(&device));
+                all.extend(first.filter(|tiles| !all.contains(tiles)));
+            }
+        }
+        all
+    }
+}
+
 /// The tiles for `shape`, or why there are none.
 pub(super) fn fused_matrix(
     rows: usize,

@@ -21,6 +21,8 @@ impl Fused {
             all.extend(tiles().flat_map(matrix_typed));
             // Of subgroups of 32 and of 64: masks and caches take registers from what the fragments are to fit in.
             all.extend(tiles().take(4).flat_map(matrix_masked));
+            let planned = FusedMatrix::planned(fragment).into_iter().map(FusedTiles::Matrix);
+            all.extend(planned.map(|tiles| Fused { dtype: DType::F16, ..plain(tiles) }));
         }
         all.extend(FLOATS.into_iter().flat_map(far));
         all.extend(FusedTiles::MASKED.into_iter().flat_map(cached));
