@@ -1,6 +1,7 @@
 //! A Vulkan layer: of every compute pipeline that a program makes, what the driver says of it goes into a file of
 //! JSON in the folder that `CAPTURE_OUT` names, and its module beside it. So a program's kernels are seen as they are on its own
-//! device, with its features, specialisation constants and subgroups. `scripts/compiled` uses it.
+//! device, with its features, specialisation constants and subgroups. With `CAPTURE_UNCHECKED` the device gets no robust
+//! access to buffers. `scripts/compiled` uses it.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -235,6 +236,16 @@ unsafe extern "system" fn create_device(
         }
         asked.enabled_extension_count = names.len() as u32;
         asked.pp_enabled_extension_names = names.as_ptr();
+        let mut features = asked.p_enabled_features.as_ref().copied();
+        if let (Some(features), Some(_)) = (&mut features, std::env::var_os("CAPTURE_UNCHECKED")) {
+            features.robust_buffer_access = vk::FALSE;
+            asked.p_enabled_features = features;
+            let ty = vk::StructureType::PHYSICAL_DEVICE_ROBUSTNESS_2_FEATURES_EXT;
+            let any = |_: &vk::PhysicalDeviceRobustness2FeaturesEXT| true;
+            if let Some(more) = chained(asked.p_next, ty, any) {
+                (*more).robust_buffer_access2 = vk::FALSE;
+            }
+        }
         let result = create(physical, &asked, allocator, device);
         if result == vk::Result::SUCCESS {
             let own = ash::InstanceFnV1_0 { get_device_proc_addr: next, ..instance.fp_v1_0().clone() };

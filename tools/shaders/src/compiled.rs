@@ -126,18 +126,21 @@ fn each(kernel: &Kernel, what: fn(&Counts) -> u64) -> Option<f64> {
     per(what(&blocks), blocks.products)
 }
 
-const QUANTITIES: [Quantity; 11] = [
+const QUANTITIES: [Quantity; 10] = [
     least("registers", |k, _| Some(k.registers as f64), 0),
     least("spills", |k, _| Some(k.spills as f64), 0),
     least("memory", |k, _| k.memory.map(|bytes| bytes as f64), 0),
     most("occupancy", |k, gpu| Some(k.held(gpu.driver) as f64), 0),
     least("instructions in all", |k, _| Some(k.instructions as f64), 0),
     least("instructions per multiply-add", |k, _| each(k, |c| c.all), 2),
-    least("the same with the loops around", loops_each, 2),
-    least("bytes per multiply-add from workgroup memory", |k, _| each(k, |c| c.shared), 2),
-    least("bytes per multiply-add from buffers", |k, _| each(k, |c| c.buffers), 2),
+    least("bytes loaded per multiply-add", |k, _| each(k, |c| c.shared + c.buffers), 2),
+    least("instructions per multiply-add, whole loops", loops_each, 2),
     least("instructions per matrix instruction", |k, _| k.inner.and_then(|(c, _)| per(c.all, c.matrix)), 2),
-    least("the same with the loops around", |k, _| k.inner.and_then(|(_, c)| per(c.all, c.matrix)), 2),
+    least(
+        "instructions per matrix instruction, whole loops",
+        |k, _| k.inner.and_then(|(_, c)| per(c.all, c.matrix)),
+        2,
+    ),
 ];
 
 fn loops_each(kernel: &Kernel, _: Gpu) -> Option<f64> {
@@ -145,9 +148,10 @@ fn loops_each(kernel: &Kernel, _: Gpu) -> Option<f64> {
     per(loops.all, loops.products)
 }
 
-/// The programs, by their folders: ours first.
-const COLUMNS: [(&str, &str); 8] = [
+/// The programs, by their folders: ours first, then what is compared with nothing.
+const COLUMNS: [(&str, &str); 9] = [
     ("ours", "ours"),
+    ("ours-unchecked", "(unchecked)"),
     ("burn-wgsl", "Burn, WGSL"),
     ("burn-spirv", "Burn, SPIR-V"),
     ("burn-spirv-2", "Burn, 2 subgroups"),
@@ -156,6 +160,9 @@ const COLUMNS: [(&str, &str); 8] = [
     ("ort", "ONNX Runtime"),
     ("ggml", "ggml"),
 ];
+
+/// Ours on a device without robust access to buffers, which wgpu always asks for.
+const UNCHECKED: usize = 1;
 
 /// What programs compiled for a GPU and a workload, in a table's columns.
 struct Case {
@@ -169,6 +176,14 @@ struct Line<'a> {
     quantity: &'a Quantity,
     cells: Vec<Option<String>>,
     best: Vec<bool>,
+}
+
+impl Line<'_> {
+    /// Whether there is something beside ours.
+    fn is_comparison(&self) -> bool {
+        let others = self.cells.iter().enumerate().filter(|(column, _)| *column > UNCHECKED);
+        self.cells[0].is_some() && others.flat_map(|(_, cell)| cell).next().is_some()
+    }
 }
 
 impl Case {
@@ -195,13 +210,16 @@ impl Case {
         let cells: Vec<Option<String>> = self.kernels.iter().map(|k| k.as_ref().and_then(cell)).collect();
         // What the page shows decides.
         let number = |cell: &String| cell.parse::<f64>().unwrap_or_default();
-        let all = || cells.iter().flatten().map(number);
+        let all = || {
+            let compared = cells.iter().enumerate().filter(|(column, _)| *column != UNCHECKED);
+            compared.filter_map(|(_, cell)| cell.as_ref()).map(number)
+        };
         let best = if quantity.most { all().reduce(f64::max) } else { all().reduce(f64::min) }?;
         if all().all(|value| value == 0.0) {
             return None;
         }
         let is_best = |cell: &Option<String>| cell.as_ref().is_some_and(|cell| number(cell) == best);
-        let best = cells.iter().map(is_best).collect();
+        let best = cells.iter().enumerate().map(|(n, cell)| n != UNCHECKED && is_best(cell)).collect();
         Some(Line { quantity, cells, best })
     }
 }
@@ -214,18 +232,20 @@ fn table(title: &str, cases: &[Case]) -> String {
     let mut table = format!("| GPU | head_dim | | {} |\n|---|--:|---|", titles.join(" | "));
     table += &"--:|".repeat(columns.len());
     table.push('\n');
-    let mut worse: Vec<String> = Vec::new();
+    let (mut best, mut worse) = (Vec::new(), Vec::new());
     for quantity in &QUANTITIES {
         let lines = cases.iter().filter_map(|case| Some((case, case.line(quantity)?)));
-        let lines: Vec<_> = lines.filter(|(_, line)| line.cells[0].is_some()).collect();
+        let lines: Vec<_> = lines.filter(|(_, line)| line.is_comparison()).collect();
         let not = lines.iter().filter(|(_, line)| !line.best[0]);
         let not: Vec<String> = not.map(|(case, _)| format!("{} {}", case.gpu.name, case.head_dim)).collect();
-        if !not.is_empty() {
-            let best = lines.len() - not.len();
+        if not.is_empty() {
+            best.extend((!lines.is_empty()).then_some(quantity.name));
+        } else {
+            let all = lines.len();
             worse.push(format!(
-                "* {}: best in {best} of {}; not on {}",
+                "* {}: in {} of {all}; not {}",
                 quantity.name,
-                lines.len(),
+                all - not.len(),
                 not.join(", ")
             ));
         }
@@ -233,7 +253,7 @@ fn table(title: &str, cases: &[Case]) -> String {
     for case in cases {
         for line in QUANTITIES.iter().filter_map(|quantity| case.line(quantity)) {
             let cell = |column: &usize| match &line.cells[*column] {
-                Some(cell) if line.best[*column] => format!("**{cell}**"),
+                Some(cell) if line.best[*column] && line.is_comparison() => format!("**{cell}**"),
                 cell => cell.clone().unwrap_or_default(),
             };
             let cells = columns.iter().map(cell).collect::<Vec<_>>().join(" | ");
@@ -244,11 +264,15 @@ fn table(title: &str, cases: &[Case]) -> String {
             );
         }
     }
-    format!("## {title}\n\nOurs is not the best column in:\n\n{}\n\n{table}", worse.join("\n"))
+    let best = if best.is_empty() { "nothing" } else { &best.join(", ") };
+    let worse = worse.join("\n");
+    format!(
+        "## {title}\n\nOurs is the best, or among the best, everywhere in {best}; elsewhere:\n\n{worse}\n\n{table}"
+    )
 }
 
 /// `folder`: what `scripts/compiled` has gathered. `page`: what to write, which begins with `notes`.
-pub fn run(folder: &str, notes: &str, page: &str) -> Result<(), Box<dyn Error>> {
+pub fn run(folder: &str, notes: &str, date: &str, page: &str) -> Result<(), Box<dyn Error>> {
     let mut text = std::fs::read_to_string(notes)?;
     let mut drivers = BTreeSet::new();
     let mut tables = String::new();
@@ -259,7 +283,7 @@ pub fn run(folder: &str, notes: &str, page: &str) -> Result<(), Box<dyn Error>> 
         tables += &format!("\n{}", table(title, &cases));
     }
     let drivers = drivers.into_iter().collect::<Vec<_>>().join(", ");
-    text += &format!("\nDrivers: {drivers}.\n{tables}");
+    text += &format!("\nDrivers: {drivers}. Made on {date}.\n{tables}");
     std::fs::write(page, text)?;
     Ok(())
 }

@@ -209,7 +209,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         // As an answer: nobody listens to standard error.
         ["mesa", gpu] => return mesa::serve(gpu).inspect_err(|error| println!("{error}")),
         ["call", ..] => return call::run(&arguments[1..]),
-        ["compiled", folder, notes, page] => return compiled::run(folder, notes, page),
+        ["compiled", folder, notes, date, page] => return compiled::run(folder, notes, date, page),
         _ => {}
     }
     // What naga panics at is told with the kernel it panicked at.
