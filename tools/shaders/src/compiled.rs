@@ -264,11 +264,11 @@ fn table(title: &str, cases: &[Case]) -> String {
             );
         }
     }
-    let best = if best.is_empty() { "nothing" } else { &best.join(", ") };
-    let worse = worse.join("\n");
-    format!(
-        "## {title}\n\nOurs is the best, or among the best, everywhere in {best}; elsewhere:\n\n{worse}\n\n{table}"
-    )
+    let best = match best.join(", ") {
+        none if none.is_empty() => "In no quantity is ours the best everywhere:".into(),
+        some => format!("Ours is the best, or among the best, everywhere in {some}; elsewhere:"),
+    };
+    format!("## {title}\n\n{best}\n\n{}\n\n{table}", worse.join("\n"))
 }
 
 /// `folder`: what `scripts/compiled` has gathered. `page`: what to write, which begins with `notes`.
