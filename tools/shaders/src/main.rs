@@ -1,6 +1,8 @@
 //! Every kernel variant, put through every compiler that can be had without a GPU. `scripts/shaders` runs it, and says what
 //! the tables are.
 
+mod call;
+mod compiled;
 mod cover;
 mod dxc;
 mod gpus;
@@ -203,9 +205,13 @@ fn run(jobs: VecDeque<Job>) -> (Said, Times) {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    if let (Some("mesa"), Some(gpu)) = (std::env::args().nth(1).as_deref(), std::env::args().nth(2)) {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         // As an answer: nobody listens to standard error.
-        return mesa::serve(&gpu).inspect_err(|error| println!("{error}"));
+        ["mesa", gpu] => return mesa::serve(gpu).inspect_err(|error| println!("{error}")),
+        ["call", ..] => return call::run(&arguments[1..]),
+        ["compiled", folder, notes, date, page] => return compiled::run(folder, notes, date, page),
+        _ => {}
     }
     // What naga panics at is told with the kernel it panicked at.
     std::panic::set_hook(Box::new(|_| {}));

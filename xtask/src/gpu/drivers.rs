@@ -106,6 +106,15 @@ const SPIRV_TOOLS: Bundle = Bundle {
     part: None,
 };
 
+const GLSLC: Bundle = Bundle {
+    name: "glslc",
+    title: "glslc",
+    size: "20 MB",
+    suites: &["trixie"],
+    packages: &["glslc", "libvulkan-dev", "spirv-headers", "libc6", "libstdc++6", "libgcc-s1"],
+    part: None,
+};
+
 /// The first of a bundle is its main one.
 pub const DRIVERS: &[Driver] = &[
     Driver {
@@ -217,6 +226,17 @@ NOUVEAU_CHIPSET names (162: Turing, 172: Ampere), which need not be there, and r
         title: "SPIRV-Tools",
         bundle: &SPIRV_TOOLS,
         file: "spirv-val",
+        interface: Interface::Tools,
+        preload: None,
+        variables: &[],
+        llvm: false,
+    },
+    Driver {
+        name: "glslc",
+        about: "no driver either: the compiler of GLSL and Vulkan's headers, from Debian trixie",
+        title: "glslc",
+        bundle: &GLSLC,
+        file: "glslc",
         interface: Interface::Tools,
         preload: None,
         variables: &[],
