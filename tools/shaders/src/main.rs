@@ -143,7 +143,7 @@ impl Row {
         let words: Vec<&str> = self.name().split(' ').collect();
         let matrix = self.form == "fused_matrix";
         let dtype = if matrix { "dtype=F16" } else { "dtype=F32" };
-        if !words.ends_with(&[dtype, "width=Four", "store=Four", "mask"]) {
+        if !words.ends_with(&[dtype, "width=Four", "store=Four", "mask"]) || words.contains(&"splits") {
             return None;
         }
         if matrix {

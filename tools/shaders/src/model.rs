@@ -23,7 +23,6 @@ struct Rates {
     /// Other vector instructions.
     others: f64,
     units: Units,
-    /// Where it is published.
     exp2: Option<f64>,
     /// Bytes of workgroup memory, as invocations get them: what neighbours share counts for each.
     workgroup_bytes: f64,
@@ -221,16 +220,16 @@ fn rates() -> String {
         .to_string();
     for rates in &RATES {
         let Rates { name, counts, floats, others, workgroup_bytes, source, .. } = rates;
-        let known = |rate: Option<f64>| rate.map_or("not published".into(), |rate| rate.to_string());
+        let known = |rate: Option<f64>| rate.map_or("–".into(), |rate| rate.to_string());
         let issue = match rates.units {
             Units::Apart { issue } => issue.to_string(),
             Units::One => String::new(),
         };
-        let matrix = if rates.counts == "radv-navi21" { String::new() } else { known(rates.matrix) };
         let _ = writeln!(
             text,
-            "| {name} | {counts} | {floats} | {others} | {issue} | {} | {workgroup_bytes} | {matrix} | {source} |",
-            known(rates.exp2)
+            "| {name} | {counts} | {floats} | {others} | {issue} | {} | {workgroup_bytes} | {} | {source} |",
+            known(rates.exp2),
+            known(rates.matrix)
         );
     }
     text
@@ -275,12 +274,13 @@ pub fn section(rows: &[Row]) -> String {
         "Predicted on {DATE}, before any GPU had run the kernels. Counts are of a full tile of keys, as \
          [SHADERS.md](SHADERS.md) has them;\nf32 for fused_gpu, f16 for fused_matrix.\n\n\
          ### Rates\n\n\
-         Per clock and core: a multiprocessor of NVIDIA's, a work-group processor (two compute units) of AMD's.\n\n\
+         Per clock and core: a multiprocessor of NVIDIA's, a work-group processor (two compute units) of AMD's.\n\
+         – is what a GPU does not have or nobody publishes, and not in the model.\n\n\
          {}\n\
          Not in the model: Apple's GPUs, whose driver gives no text to count in; Qualcomm's, of whose rates too few are \
          published.\n\n\
          ### Model\n\n\
-         The floor of a subgroup's part of a tile is the clocks that its multiply-adds in the two products take alone. Beside it: \n\
+         The floor of a subgroup's part of a tile is the clocks that its multiply-adds in the two products take alone. Beside it:\n\n\
          * vectors: on NVIDIA's the largest of floats, other vector instructions, matrix instructions, and issuing all instructions,\n  \
            which have units apart; on AMD's the sum of vector and matrix instructions, beside which all others are issued;\n\
          * exp2; bytes of workgroup memory as invocations get them: a broadcast takes no bank twice, but its words have to reach\n  \

@@ -95,6 +95,9 @@ struct Graph<'a> {
 
 /// None: the text is not of the form that the module's words say.
 pub fn count(blocks: &[Block], facts: &Facts, subgroup: u64) -> Option<Tile> {
+    if blocks.is_empty() {
+        return None;
+    }
     let mut graph = Graph { blocks, facts: *facts, loops: loops(blocks), turns: HashMap::new() };
     let inner: Vec<usize> = (0..blocks.len()).filter(|n| graph.work_of(*n) > 0).collect();
     let holds = |l: &Loop| inner.iter().all(|n| l.body.contains(n));
@@ -346,6 +349,7 @@ mod tests {
         let blocks = blocks(Driver::Radv, &text(5));
         assert_eq!(count(&blocks, &Facts { scores: 65, ..FACTS }, 32), None);
         assert_eq!(count(&blocks, &Facts { each: 2, ..FACTS }, 32), None);
+        assert_eq!(count(&[], &FACTS, 32), None);
     }
 
     #[test]
