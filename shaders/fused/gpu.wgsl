@@ -13,8 +13,8 @@
 // against (LANE_ROWS + SLICE / 16) / 4, for 8 rows 32 against 3 of a slice of 64, 64 against 4 of one of 128.
 // Floor in global memory, elements per multiply-add: 1 / ROWS + 1 / KEYS in q · kᵀ (q is staged again for
 // every tile of keys: only the first time from beyond a cache), 1 / ROWS in p · v.
-// On navi31, navi21 and vega10 (RADV) 90 to 93 % of the vector instructions of q · kᵀ are multiply-adds, ragged
-// ends of head_dim counted, and 92 to 96 % of p · v; the rest is addresses and staging. No spills.
+// Of the instructions of a tile that no mask cuts, scalar ones and waits among them, 65 to 73 % are multiply-adds on NVIDIA's and
+// AMD's GPUs (NVK, RADV; 128 rows), 61 to 66 % on Qualcomm's (Turnip): benches/SHADERS.md says what the rest is. No spills.
 //
 // A tile of keys: q and k are staged by chunks → scores in registers → maxima of the rows, through workgroup
 // memory → weights in registers → P_KEYS of them at a time in workgroup memory, with V_KEYS rows of v. If AHEAD, what is
@@ -319,19 +319,25 @@ fn weigh(lane: Lane) {
     /* unrolled */ for (var n = 0u; n < SCORES; n++) {
         check += scores[n];
     }
-    let all_finite = is_finite(check.x + check.y + check.z + check.w);
-    /* unrolled */ for (var m = 0u; m < ROW_VECTORS; m++) {
-        let high = row_max[my_rows(lane) + m];
-        /* unrolled */ for (var c = 0u; c < LANE_KEYS; c++) {
-            let t = scores[m * LANE_KEYS + c];
-            var w = exp2((t - high) * (LOG2_E / UNIT));
-            var w_sum = w;
-            if !all_finite {
-                w = select(w, vec4<f32>(), t == vec4<f32>(p.mask.neg_inf));
-                w_sum = select(w, t, are_nan(t));
+    // One branch for all: with one for each vector, drivers move what both of its sides have between registers.
+    if is_finite(check.x + check.y + check.z + check.w) {
+        /* unrolled */ for (var m = 0u; m < ROW_VECTORS; m++) {
+            let high = row_max[my_rows(lane) + m];
+            /* unrolled */ for (var c = 0u; c < LANE_KEYS; c++) {
+                let w = exp2((scores[m * LANE_KEYS + c] - high) * (LOG2_E / UNIT));
+                scores[m * LANE_KEYS + c] = w;
+                lane_sums[m] += w;
             }
-            scores[m * LANE_KEYS + c] = w;
-            lane_sums[m] += w_sum;
+        }
+    } else {
+        /* unrolled */ for (var m = 0u; m < ROW_VECTORS; m++) {
+            let high = row_max[my_rows(lane) + m];
+            /* unrolled */ for (var c = 0u; c < LANE_KEYS; c++) {
+                let t = scores[m * LANE_KEYS + c];
+                let w = select(exp2((t - high) * (LOG2_E / UNIT)), vec4<f32>(), t == vec4<f32>(p.mask.neg_inf));
+                scores[m * LANE_KEYS + c] = w;
+                lane_sums[m] += select(w, t, are_nan(t));
+            }
         }
     }
 }

@@ -23,8 +23,8 @@
 //
 // Counted per score, for head_dim = value_dim = D and R = SUB_ROWS: 4 · D operations of the matrix units; in workgroup memory
 // 2 · D / R bytes of keys and as many of values, 8 of scores, 4 of weights, and 4 · D / ROWS to stage; if Q_IN_MEMORY
-// 2 · D / KEYS of queries; one exp2; 2 barriers per ROWS · KEYS scores. With D = 128 and R = 32 that is 28 bytes, and 4
-// (ROWS = 128); with R = 16 it is 44.
+// 2 · D / KEYS of queries; one exp2; 2 barriers per ROWS · KEYS scores. With D = 64 and R = 32 that is 20 bytes, and 2
+// to stage (ROWS = 128); with D = 128 and R = 16 it is 44, and 8 (ROWS = 64).
 //
 // Needs: p.dropout_scale, p.head_dim, p.mask, p.q, p.scale, p.value_dim; EXACT, FRAGMENT, HAS_BLOCKS, HAS_DROPOUT,
 // HEAD, KEYS, NEXT, PER_PAIR_MASK, Q_IN_MEMORY, RESCALE_THRESHOLD, SUBGROUPS, SUB_ROWS, UNIT, VALUE, WORKGROUP;
@@ -362,6 +362,11 @@ fn move_origins(parity: u32, lane: u32) {
     }
 }
 
+fn weights_from(t: vec4<f32>, relative: f32) -> vec4<f32> {
+    return vec4<f32>(weight_of(t.x - relative), weight_of(t.y - relative), weight_of(t.z - relative),
+        weight_of(t.w - relative));
+}
+
 // Weights of an invocation's scores, into workgroup memory; their sums. Whether a score is too far above its origin.
 fn weigh(work: WorkTile, j0: u32, lane: u32) -> bool {
     var is_above = false;
@@ -377,21 +382,26 @@ fn weigh(work: WorkTile, j0: u32, lane: u32) -> bool {
         // The sum of all scores shows at once whether any is −∞ or NaN.
         let all_finite = is_finite(check.x + check.y + check.z + check.w);
         let relative = select(origin[r], 0.0, origin[r] == p.mask.neg_inf);
+        // One branch for all, as in fused/gpu.wgsl.
+        var w: array<vec4<f32>, LANE_VECTORS>;
         var sum = vec4<f32>();
+        if all_finite {
+            /* unrolled */ for (var n = 0u; n < LANE_VECTORS; n++) {
+                w[n] = weights_from(scores[r * LANE_VECTORS + n], relative);
+                sum += w[n];
+            }
+        } else {
+            /* unrolled */ for (var n = 0u; n < LANE_VECTORS; n++) {
+                let t = scores[r * LANE_VECTORS + n];
+                w[n] = select(weights_from(t, relative), vec4<f32>(), t == vec4<f32>(p.mask.neg_inf));
+                sum += select(w[n], t, are_nan(t));
+            }
+        }
         /* unrolled */ for (var n = 0u; n < LANE_VECTORS; n++) {
-            let t = scores[r * LANE_VECTORS + n];
-            var w = vec4<f32>(weight_of(t.x - relative), weight_of(t.y - relative), weight_of(t.z - relative),
-                weight_of(t.w - relative));
-            var w_sum = w;
-            if !all_finite {
-                w = select(w, vec4<f32>(), t == vec4<f32>(p.mask.neg_inf));
-                w_sum = select(w, t, are_nan(t));
-            }
-            sum += w_sum;
             if HAS_DROPOUT {
-                w = with_dropout(work, w, my_row(lane, r), j0 + my_key(lane, n));
+                w[n] = with_dropout(work, w[n], my_row(lane, r), j0 + my_key(lane, n));
             }
-            f16_store4(P_FROM + my_row(lane, r) * P_STEP + my_key(lane, n), vec4<f16>(w));
+            f16_store4(P_FROM + my_row(lane, r) * P_STEP + my_key(lane, n), vec4<f16>(w[n]));
         }
         tile_sum[r] = sum.x + sum.y + sum.z + sum.w;
     }

@@ -6,8 +6,9 @@ use std::error::Error;
 use std::fmt::Write as _;
 use std::path::Path;
 
+use crate::assembly::{self, Counts, Kind};
 use crate::gpus::{self, Driver, Gpu};
-use crate::mad_share::{self, Counts};
+use crate::mad_share;
 
 /// What was compiled for: folders of a GPU's folder, and what the page calls them.
 const WORKLOADS: [(&str, &str); 3] = [
@@ -56,7 +57,7 @@ impl Kernel {
             occupancy: value(names.occupancy)?,
             subgroup: *captured.subgroups.first()?,
             instructions: value(names.instructions)?,
-            inner: text.and_then(|text| mad_share::inner_loops(gpu.driver, text)),
+            inner: text.and_then(|text| mad_share::inner_loops(&assembly::blocks(gpu.driver, text))),
         })
     }
 
@@ -122,7 +123,7 @@ fn per(what: u64, each: u64) -> Option<f64> {
 
 /// In the blocks that multiply `what` for each multiply-add, unless matrix units multiply.
 fn each(kernel: &Kernel, what: fn(&Counts) -> u64) -> Option<f64> {
-    let (blocks, _) = kernel.inner.filter(|(blocks, _)| blocks.matrix == 0)?;
+    let (blocks, _) = kernel.inner.filter(|(blocks, _)| blocks.of(Kind::Matrix) == 0)?;
     per(what(&blocks), blocks.products)
 }
 
@@ -132,20 +133,24 @@ const QUANTITIES: [Quantity; 10] = [
     least("memory", |k, _| k.memory.map(|bytes| bytes as f64), 0),
     most("occupancy", |k, gpu| Some(k.held(gpu.driver) as f64), 0),
     least("instructions in all", |k, _| Some(k.instructions as f64), 0),
-    least("instructions per multiply-add", |k, _| each(k, |c| c.all), 2),
-    least("bytes loaded per multiply-add", |k, _| each(k, |c| c.shared + c.buffers), 2),
+    least("instructions per multiply-add", |k, _| each(k, Counts::all), 2),
+    least("bytes loaded per multiply-add", |k, _| each(k, |c| c.loaded), 2),
     least("instructions per multiply-add, whole loops", loops_each, 2),
-    least("instructions per matrix instruction", |k, _| k.inner.and_then(|(c, _)| per(c.all, c.matrix)), 2),
+    least(
+        "instructions per matrix instruction",
+        |k, _| k.inner.and_then(|(c, _)| per(c.all(), c.of(Kind::Matrix))),
+        2,
+    ),
     least(
         "instructions per matrix instruction, whole loops",
-        |k, _| k.inner.and_then(|(_, c)| per(c.all, c.matrix)),
+        |k, _| k.inner.and_then(|(_, c)| per(c.all(), c.of(Kind::Matrix))),
         2,
     ),
 ];
 
 fn loops_each(kernel: &Kernel, _: Gpu) -> Option<f64> {
-    let (_, loops) = kernel.inner.filter(|(_, loops)| loops.matrix == 0)?;
-    per(loops.all, loops.products)
+    let (_, loops) = kernel.inner.filter(|(_, loops)| loops.of(Kind::Matrix) == 0)?;
+    per(loops.all(), loops.products)
 }
 
 /// The programs, by their folders: ours first, then what is compared with nothing.

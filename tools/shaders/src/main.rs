@@ -1,6 +1,7 @@
 //! Every kernel variant, put through every compiler that can be had without a GPU. `scripts/shaders` runs it, and says what
 //! the tables are.
 
+mod assembly;
 mod call;
 mod compiled;
 mod cover;
@@ -8,9 +9,11 @@ mod dxc;
 mod gpus;
 mod mad_share;
 mod mesa;
+mod model;
 mod permitted;
 mod spirv_val;
 mod table;
+mod tile;
 mod tint;
 mod translate;
 mod verdict;
@@ -110,11 +113,64 @@ impl Row {
         (!self.form.is_empty()).then(|| format!("{} {} {}", self.stage(), self.form, words.join(" ")))
     }
 
-    /// How far it is from the plainest variant of its tile: f32, in vectors of four, without a mask.
-    fn frills(&self) -> (usize, usize) {
+    /// How far it is from the plainest variant of its tile: f32 (f16 on matrix units), in vectors of four, without a mask.
+    fn frills(&self) -> (bool, usize, usize) {
         let words = || self.name().split(' ');
         let slow = words().filter(|word| word.ends_with("=One") || word.ends_with("=F16")).count();
-        (slow, words().count())
+        (self.facts().is_none(), slow, words().count())
+    }
+
+    /// The number that a word of its name gives.
+    fn number(&self, name: &str) -> Option<u64> {
+        self.name().split(' ').find_map(|word| word.strip_prefix(name)?.strip_prefix('=')?.parse().ok())
+    }
+
+    /// Channels of out that a workgroup of a fused form computes.
+    fn channels(&self) -> Option<u64> {
+        self.number("slice").or(self.number("value"))
+    }
+
+    /// Of the fused forms' plainest variants those that plans choose for many rows, by their rows and channels.
+    fn large_tile(&self) -> Option<String> {
+        self.facts()?;
+        let subgroups =
+            self.number("sub_rows").zip(self.number("subgroups")).map(|(rows, count)| rows * count);
+        let large = self.number("rows").filter(|rows| *rows >= 64).or(subgroups)?;
+        let is_exact = self.form != "fused_matrix" || self.axes().contains(&"exact");
+        is_exact.then_some(format!("{large} × {}", self.channels()?))
+    }
+
+    /// What a tile of keys takes of the plainest variants of the forms that have such, for as many channels of queries and
+    /// keys as of values.
+    fn facts(&self) -> Option<tile::Facts> {
+        let words: Vec<&str> = self.name().split(' ').collect();
+        let matrix = self.form == "fused_matrix";
+        let dtype = if matrix { "dtype=F16" } else { "dtype=F32" };
+        if !words.ends_with(&[dtype, "width=Four", "store=Four", "mask"]) || words.contains(&"splits") {
+            return None;
+        }
+        if matrix {
+            let [rows, keys, head] = [self.number("sub_rows")?, self.number("keys")?, self.number("head")?];
+            let (value, width) = (self.number("value")?, self.number("width")?);
+            let pairs = rows * keys;
+            let (scores, sums) = (pairs * head, pairs * value);
+            return Some(tile::Facts {
+                scores,
+                sums,
+                matrix,
+                each: pairs / width,
+                parts: 1,
+                same_part: width,
+            });
+        }
+        if self.form != "fused_gpu" {
+            return None;
+        }
+        // As the shader has it: 16 invocations side by side have the keys, of which 32 are stored at a time; 8 store them.
+        let (rows, slice) = (self.number("rows")? * 16 / self.number("workgroup")?, self.number("slice")?);
+        let keys = self.number("keys")?;
+        let (scores, sums) = (rows * (keys / 16) * slice, rows * (slice / 16) * keys);
+        Some(tile::Facts { scores, sums, matrix, each: rows * keys / 16, parts: keys / 32, same_part: 32 })
     }
 }
 
@@ -122,7 +178,7 @@ impl Row {
 struct Options {
     /// Every variant through every compiler.
     all: bool,
-    /// Where the committed table goes, if it is to be written.
+    /// Where the committed tables go, if they are to be written.
     write: Option<PathBuf>,
     /// Only kernels that have these words in their names.
     words: Vec<String>,
@@ -137,7 +193,7 @@ impl Options {
             match argument {
                 Long("all") => options.all = true,
                 Long("write") => {
-                    options.write = Some(root().join("benches/SHADERS.md"));
+                    options.write = Some(root().join("benches"));
                 }
                 Value(word) => options.words.push(word.string()?),
                 other => return Err(other.unexpected()),
@@ -247,9 +303,17 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     std::fs::write(out.join("variants.csv"), table::variants(&rows))?;
     let (compilers, loops, small) = (table::compilers(&rows), table::loops(&rows), table::small(&rows));
-    println!("\n{loops}\n{small}\n{compilers}\nevery variant: {}\n", out.join("variants.csv").display());
-    if let Some(path) = &options.write {
-        std::fs::write(path, table::page(&loops, &small, &compilers))?;
+    let (tiles, predicted) = (table::tiles(&rows), model::section(&rows));
+    println!(
+        "\n{loops}\n{tiles}\n{predicted}\n{small}\n{compilers}\nevery variant: {}\n",
+        out.join("variants.csv").display()
+    );
+    if let Some(folder) = &options.write {
+        std::fs::write(folder.join("SHADERS.md"), table::page(&loops, &tiles, &small, &compilers))?;
+        let path = folder.join("PREDICTIONS.md");
+        let page = model::written(&std::fs::read_to_string(&path)?, &predicted)
+            .ok_or("PREDICTIONS.md lacks the marks")?;
+        std::fs::write(path, page)?;
     }
     let bad = judge(&rows, &mut permitted, options.words.is_empty());
     for line in &bad {
@@ -379,7 +443,10 @@ fn tasks(rows: &[Row], tools: &Tools, all: bool) -> Vec<Task> {
             continue;
         }
         let suits = rows.iter().map(|row| row.is_for(gpu)).collect();
-        let task = Task::new(Compiler::Mesa(number), rows, suits, covering(gpu.covering));
+        let mut task = Task::new(Compiler::Mesa(number), rows, suits, covering(gpu.covering));
+        for (n, row) in rows.iter().enumerate() {
+            task.taken[n] |= task.suits[n] && row.facts().is_some();
+        }
         let texts = plainest(rows, &task.taken);
         tasks.push(Task { mesa: Some(Mesa { gpu, runner: runner.clone(), texts }), ..task });
     }
@@ -471,6 +538,7 @@ fn mesa_job(mesa: &Mesa, compiler: Compiler, chunk: &[usize], rows: &[Row], modu
         module: module(modules, *n),
         buffers: rows[*n].kernel.bindings.len(),
         text: mesa.texts.contains(n),
+        tile: rows[*n].facts(),
     };
     let jobs: Vec<_> = chunk.iter().map(job).collect();
     let compiled = mesa::check(&mesa.runner, mesa.gpu, &jobs).into_iter().zip(chunk);
@@ -480,7 +548,7 @@ fn mesa_job(mesa: &Mesa, compiler: Compiler, chunk: &[usize], rows: &[Row], modu
             (Ok(s), Some(planned)) if s.subgroup != u64::from(planned) => {
                 Verdict::Rejected(format!("subgroups of {}, not {planned}", s.subgroup))
             }
-            (Ok(statistics), _) => Verdict::Compiled(statistics),
+            (Ok(statistics), _) => Verdict::Compiled(Box::new(statistics)),
             (Err(why), _) => Verdict::Rejected(why),
         };
         (*n, compiler, verdict)

@@ -8,7 +8,8 @@ use std::process::{Command, Stdio};
 use ash::vk;
 
 use crate::gpus::{self, Gpu, Names, Sign};
-use crate::mad_share;
+use crate::tile::{self, Facts, Tile};
+use crate::{assembly, mad_share};
 
 type Error = Box<dyn std::error::Error>;
 
@@ -34,6 +35,8 @@ pub struct Statistics {
     pub code: Option<u64>,
     /// Of a hundred instructions of inner loops, where it was asked for.
     pub mad_share: Option<f64>,
+    /// What a full tile of keys takes, where it was asked for and found.
+    pub tile: Option<Tile>,
 }
 
 /// A module to compile, and the storage buffers it has beside the uniform.
@@ -43,6 +46,8 @@ pub struct Job {
     pub buffers: usize,
     /// Whether to read what it was compiled to, which takes longer.
     pub text: bool,
+    /// What a tile is to compute, if that is to be found in the text.
+    pub tile: Option<Facts>,
 }
 
 /// The program that compiles for a GPU, to be fed with jobs.
@@ -81,7 +86,8 @@ impl Child {
 
     /// None: it has ended.
     fn ask(&mut self, job: &Job) -> Option<Result<Statistics, String>> {
-        writeln!(self.list, "{} {} {}", job.buffers, job.text, job.module.display()).ok()?;
+        let tile = serde_json::to_string(&job.tile).ok()?;
+        writeln!(self.list, "{} {} {tile} {}", job.buffers, job.text, job.module.display()).ok()?;
         let answer = self.answers.next()?.ok()?;
         // What is no JSON is why it ends.
         Some(serde_json::from_str(&answer).unwrap_or(Err(answer)))
@@ -125,11 +131,12 @@ pub fn serve(gpu: &str) -> Result<(), Error> {
     out.flush()?;
     for line in std::io::stdin().lines() {
         let line = line?;
-        let mut parts = line.splitn(3, ' ');
-        let mut part = || parts.next().ok_or("a number, whether text, and a path");
-        let (buffers, text, path) = (part()?.parse()?, part()?.parse()?, part()?);
+        let mut parts = line.splitn(4, ' ');
+        let mut part = || parts.next().ok_or("a number, whether text, a tile, and a path");
+        let (buffers, text) = (part()?.parse()?, part()?.parse()?);
+        let (tile, path) = (serde_json::from_str(part()?)?, part()?);
         let words = ash::util::read_spv(&mut std::fs::File::open(path)?)?;
-        let answer = compiler.compile(&words, buffers, text).map_err(|error| error.to_string());
+        let answer = compiler.compile(&words, buffers, text, tile).map_err(|error| error.to_string());
         writeln!(out, "{}", serde_json::to_string(&answer)?)?;
         out.flush()?;
     }
@@ -201,7 +208,13 @@ impl Compiler {
         }
     }
 
-    fn compile(&self, spirv: &[u32], buffers: usize, text: bool) -> Result<Statistics, Error> {
+    fn compile(
+        &self,
+        spirv: &[u32],
+        buffers: usize,
+        text: bool,
+        tile: Option<Facts>,
+    ) -> Result<Statistics, Error> {
         let device = &self.device;
         let binding = |n: usize| {
             let ty =
@@ -234,7 +247,7 @@ impl Compiler {
             let made = device.create_compute_pipelines(vk::PipelineCache::null(), &[about], None);
             let statistics = match made {
                 Ok(pipelines) => {
-                    let statistics = self.read(pipelines[0], text);
+                    let statistics = self.read(pipelines[0], text, tile);
                     device.destroy_pipeline(pipelines[0], None);
                     statistics
                 }
@@ -249,7 +262,12 @@ impl Compiler {
 
     /// # Safety
     /// `pipeline` is one of this device, made with its internal representations if `text`.
-    unsafe fn read(&self, pipeline: vk::Pipeline, text: bool) -> Result<Statistics, Error> {
+    unsafe fn read(
+        &self,
+        pipeline: vk::Pipeline,
+        text: bool,
+        tile: Option<Facts>,
+    ) -> Result<Statistics, Error> {
         // SAFETY: as promised.
         let (executables, read) = unsafe {
             let about = vk::PipelineInfoKHR::default().pipeline(pipeline);
@@ -272,13 +290,14 @@ impl Compiler {
         let if_any = |name: Option<&str>| name.map(value).transpose();
         let [executable] = executables.as_slice() else { return Err("one executable expected".into()) };
         let names: Names = self.gpu.driver.names();
-        let mad_share = match names.text {
+        let blocks = match names.text {
             // SAFETY: as promised.
-            Some(name) if text => mad_share::of(self.gpu.driver, &unsafe { self.text(pipeline, name) }?),
-            _ => None,
+            Some(name) if text => assembly::blocks(self.gpu.driver, &unsafe { self.text(pipeline, name) }?),
+            _ => Vec::new(),
         };
+        let subgroup = u64::from(executable.subgroup_size);
         Ok(Statistics {
-            subgroup: u64::from(executable.subgroup_size),
+            subgroup,
             registers: value(names.registers)?,
             spills: value(names.spills)?,
             memory: if_any(names.memory)?,
@@ -288,7 +307,8 @@ impl Compiler {
             scalar_spills: if_any(names.scalar_spills)?,
             lds: if_any(names.lds)?,
             code: if_any(names.code)?,
-            mad_share,
+            mad_share: mad_share::of(&blocks),
+            tile: tile.and_then(|facts| tile::count(&blocks, &facts, subgroup)),
         })
     }
 

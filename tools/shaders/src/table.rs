@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use crate::Row;
+use crate::assembly::Kind;
 use crate::gpus::{Driver, GPUS};
 use crate::mesa::Statistics;
 use crate::verdict::{Compiler, Verdict};
@@ -158,6 +159,59 @@ pub fn small(rows: &[Row]) -> String {
     text
 }
 
+/// What a full tile of the fused kernel takes, by its size and GPU.
+pub fn tiles(rows: &[Row]) -> String {
+    use Kind::*;
+    let parts: [(&str, &[Kind]); 9] = [
+        ("exp2", &[Exp2]),
+        ("floats", &[MultiplyAdd, Float]),
+        ("max", &[Max]),
+        ("compare, select", &[Compare, Select]),
+        ("convert", &[Convert]),
+        ("whole numbers", &[Integer, Scalar]),
+        ("move", &[Move]),
+        ("memory", &[WorkgroupLoad, WorkgroupStore, Buffer]),
+        ("control", &[Control]),
+    ];
+    let mut text = "| form | tile | GPU | instructions | multiply-adds or matrix | workgroup memory | exp2 | the rest | outside \
+                    the products, per score |"
+        .to_string();
+    parts.iter().for_each(|(name, _)| _ = write!(text, " {name} |"));
+    text.push_str("\n|---|---|---|");
+    text.push_str(&"--:|".repeat(6 + parts.len()));
+    text.push('\n');
+    let mut lines = Vec::new();
+    for row in rows {
+        let Some(name) = row.large_tile() else { continue };
+        for (gpu, about) in GPUS.iter().enumerate() {
+            let statistics = row.verdicts.get(&Compiler::Mesa(gpu)).and_then(Verdict::statistics);
+            let Some(tile) = statistics.and_then(|s| s.tile) else { continue };
+            let all = tile.all();
+            let work = tile.products.sum(&[MultiplyAdd, Matrix]);
+            let memory = all.sum(&[WorkgroupLoad, WorkgroupStore]);
+            let rest = all.all() - work - memory - all.of(Exp2);
+            let per_score = |n: u64| n as f64 / tile.each as f64;
+            let mut line = format!(
+                "| {} | {name} | {} | {} | {work} | {memory} | {} | {rest} | **{:.1}** |",
+                row.form,
+                about.name,
+                all.all(),
+                all.of(Exp2),
+                per_score(tile.outside.all())
+            );
+            for (_, kinds) in &parts {
+                let _ = write!(line, " {:.1} |", per_score(tile.outside.sum(kinds)));
+            }
+            lines.push((row.form.as_str(), row.channels(), row.number("rows"), gpu, line));
+        }
+    }
+    lines.sort();
+    for (.., line) in lines {
+        let _ = writeln!(text, "{line}");
+    }
+    text
+}
+
 /// What the columns are, by driver.
 const LEGEND: &str = "\
 | | NVK | RADV | Honeykrisp | Turnip |
@@ -170,7 +224,7 @@ const LEGEND: &str = "\
 ";
 
 /// The committed page.
-pub fn page(loops: &str, small: &str, compilers: &str) -> String {
+pub fn page(loops: &str, tiles: &str, small: &str, compilers: &str) -> String {
     let covering = |values: usize| {
         let these = GPUS.iter().filter(|gpu| gpu.covering.values == values);
         these.map(|gpu| gpu.name).collect::<Vec<_>>().join(", ")
@@ -192,6 +246,13 @@ pub fn page(loops: &str, small: &str, compilers: &str) -> String {
          is the chip's, so that what cannot fit here will not fit there.\n\n\
          ## Kernels with a loop, by form (the shader in `shaders` that the loop is in) and GPU\n\n\
          {loops}\n\
+         ## A full tile of the fused kernel, by its rows and channels\n\n\
+         What an invocation does for a tile of keys that every row sees whole, where no maximum moves and no score is −∞ or NaN: f32\n\
+         (f16 on matrix units), no mask, as many channels of queries and keys as of values. `tools/shaders/src/tile.rs` says how\n\
+         these blocks are found. What is outside the loops of the two products is the softmax, the stores of its weights, and on\n\
+         matrix units staging; it is divided by the scores of an invocation, and then by what it does. Whole numbers are\n\
+         addresses, those of a whole subgroup (RADV's scalar instructions) among them; control is branches, barriers and waits.\n\n\
+         {tiles}\n\
          ## The others, by driver\n\n\
          {small}\n\
          ## What each compiler said, `naga` being its validator and `naga-…` its writers\n\n\

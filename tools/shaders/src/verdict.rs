@@ -47,7 +47,7 @@ impl fmt::Display for Compiler {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
     Accepted,
-    Compiled(Statistics),
+    Compiled(Box<Statistics>),
     /// Not asked: the kernel is not for what it compiles for.
     Unsuited,
     /// Not asked: others that were have the same values of any two or three axes between them.

@@ -1,0 +1,362 @@
+//! What a subgroup does for a tile of keys that every row sees whole: no edge of a mask, no maximum that moves, no NaN.
+//!
+//! The blocks on that path are found without running anything. Blocks that have many multiply-adds, or matrix instructions, are
+//! the products. The smallest loop that holds all of them is that over tiles; loops in it that hold some are those over
+//! channels (q · kᵀ, the first) and over keys (p · v, the last), and they turn as often as the tile's multiply-adds need. Through
+//! everything else goes the shortest way that meets all products: compilers put what is for some tiles alone (edges,
+//! moved maxima, −∞ and NaN) beside it, and loops without products are passed once, or not at all where they can be.
+//!
+//! What is staged for every tile may be under a condition, too, of the invocation. It is told by what it does, which what is
+//! rare does not: it stores vectors to workgroup memory, and loads none. The shortest way meets these blocks, but for the stores of
+//! weights in the loop over keys: an invocation makes them in the part that its keys are of, and not in every turn.
+//! What one subgroup does for the others, between two barriers (the maxima of the rows), is not counted.
+//!
+//! Ways have as many multiply-adds and `exp2` as a tile needs; where none has, these rules are wrong, and nothing is reported.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, HashMap, VecDeque};
+
+use crate::assembly::{Block, Counts, Kind};
+use crate::mad_share;
+
+/// What a tile is to compute.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Deserialize, serde::Serialize)]
+pub struct Facts {
+    /// Multiply-adds of q · kᵀ and of p · v: of an invocation, or with matrix instructions of a subgroup.
+    pub scores: u64,
+    pub sums: u64,
+    /// Whether by matrix instructions.
+    pub matrix: bool,
+    /// Scores of an invocation.
+    pub each: u64,
+    /// How often the tile's weights are stored in parts; invocations of a subgroup that have the same part.
+    pub parts: u64,
+    pub same_part: u64,
+}
+
+/// Instructions of an invocation for a tile.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Deserialize, serde::Serialize)]
+pub struct Tile {
+    /// In the loops of the products, or their blocks.
+    pub products: Counts,
+    /// Elsewhere: the softmax, and what comes next.
+    pub outside: Counts,
+    /// Scores of an invocation.
+    pub each: u64,
+}
+
+impl Tile {
+    pub fn all(&self) -> Counts {
+        self.products.plus(&self.outside)
+    }
+}
+
+/// A way through some blocks. The shortest of those that do the most is the best.
+#[derive(Clone, Debug, Default)]
+struct Way {
+    products: Counts,
+    outside: Counts,
+    /// What multiplies and adds on it; bytes that it only stages.
+    work: u64,
+    staged: u64,
+}
+
+impl Way {
+    fn exp2(&self) -> u64 {
+        self.products.of(Kind::Exp2) + self.outside.of(Kind::Exp2)
+    }
+
+    fn cost(&self) -> (Reverse<(u64, u64)>, u64) {
+        (Reverse((self.work, self.staged)), self.products.all() + self.outside.all())
+    }
+
+    fn plus(&self, other: &Way, times: u64) -> Way {
+        Way {
+            products: self.products.plus(&other.products.times(times)),
+            outside: self.outside.plus(&other.outside.times(times)),
+            work: self.work + other.work * times,
+            staged: self.staged + other.staged * times,
+        }
+    }
+}
+
+struct Loop {
+    header: usize,
+    body: BTreeSet<usize>,
+}
+
+struct Graph<'a> {
+    blocks: &'a [Block],
+    facts: Facts,
+    loops: Vec<Loop>,
+    /// Of each loop that has products how often it turns.
+    turns: HashMap<usize, u64>,
+}
+
+/// None: the text is not of the form that the module's words say.
+pub fn count(blocks: &[Block], facts: &Facts, subgroup: u64) -> Option<Tile> {
+    if blocks.is_empty() {
+        return None;
+    }
+    let mut graph = Graph { blocks, facts: *facts, loops: loops(blocks), turns: HashMap::new() };
+    let inner: Vec<usize> = (0..blocks.len()).filter(|n| graph.work_of(*n) > 0).collect();
+    let holds = |l: &Loop| inner.iter().all(|n| l.body.contains(n));
+    let smallest = |l: &&usize| graph.loops[**l].body.len();
+    let all: Vec<usize> = (0..graph.loops.len()).filter(|l| holds(&graph.loops[*l])).collect();
+    let outer = *all.iter().min_by_key(smallest)?;
+    // Its loops with products, in the order of what is done.
+    let mut found: Vec<usize> = (0..graph.loops.len())
+        .filter(|l| *l != outer && graph.is_in(*l, outer))
+        .filter(|l| inner.iter().any(|n| graph.loops[*l].body.contains(n)))
+        .collect();
+    if let [first, second] = found[..]
+        && !graph.leads(first, second, outer)
+    {
+        found.reverse();
+    }
+    let wholes = match (found.len(), facts.matrix) {
+        (0, _) => vec![],
+        (1, true) => vec![facts.sums],
+        (2, _) => vec![facts.scores, facts.sums],
+        _ => return None,
+    };
+    for (l, whole) in found.iter().zip(wholes) {
+        let lap = graph.lap(*l, None)?.work;
+        if lap == 0 || whole % lap != 0 {
+            return None;
+        }
+        graph.turns.insert(*l, whole / lap);
+    }
+    let mut way = graph.lap(outer, Some(facts.each)).filter(|way| way.work == facts.scores + facts.sums)?;
+    // The stores of weights, once a part by a subgroup that has invocations of all parts.
+    if let Some(last) = found.last() {
+        let times = if subgroup > facts.same_part { facts.parts } else { 1 };
+        let beside = graph.loops[*last].body.iter().filter(|n| graph.is_beside(**n, *last));
+        let staging = beside.filter(|n| staged(&blocks[**n]) > 0);
+        way.outside = staging.fold(way.outside, |sum, n| sum.plus(&blocks[*n].counts.times(times)));
+    }
+    Some(Tile { products: way.products, outside: way.outside, each: facts.each })
+}
+
+impl Graph<'_> {
+    /// What multiplies and adds for the products in a block.
+    fn work_of(&self, n: usize) -> u64 {
+        let block = &self.blocks[n];
+        match self.facts.matrix {
+            true => block.counts.matrix_multiply_adds,
+            false if mad_share::is_inner(block) => block.counts.of(Kind::MultiplyAdd),
+            false => 0,
+        }
+    }
+
+    fn is_in(&self, inner: usize, outer: usize) -> bool {
+        let [inner, outer] = [inner, outer].map(|l| &self.loops[l]);
+        inner.header != outer.header && inner.body.is_subset(&outer.body)
+    }
+
+    /// The largest loops in a loop.
+    fn children(&self, l: usize) -> Vec<usize> {
+        let within: Vec<usize> = (0..self.loops.len()).filter(|c| self.is_in(*c, l)).collect();
+        within.iter().copied().filter(|c| within.iter().all(|d| !self.is_in(*c, *d))).collect()
+    }
+
+    /// Whether what follows a loop leads to another, in the same turn of one around both.
+    fn leads(&self, from: usize, to: usize, outer: usize) -> bool {
+        let (around, to) = (&self.loops[outer], self.loops[to].header);
+        let mut seen = BTreeSet::from([around.header]);
+        let mut open = vec![self.loops[from].header];
+        while let Some(n) = open.pop() {
+            if around.body.contains(&n) && seen.insert(n) {
+                open.extend(&self.blocks[n].next);
+            }
+        }
+        seen.contains(&to)
+    }
+
+    /// The best turn of a loop, of those with so many `exp2`.
+    fn lap(&self, l: usize, exp2: Option<u64>) -> Option<Way> {
+        let header = self.loops[l].header;
+        let is_end = |n: usize| self.blocks[n].next.contains(&header);
+        let turns =
+            self.reach(l).into_iter().filter(|((n, e), _)| is_end(*n) && exp2.is_none_or(|exp2| exp2 == *e));
+        turns.map(|(_, way)| way).min_by_key(Way::cost)
+    }
+
+    /// The best ways from a loop's first block through each of its blocks, by that and how many `exp2` they have.
+    fn reach(&self, l: usize) -> HashMap<(usize, u64), Way> {
+        let Loop { header, body } = &self.loops[l];
+        let children = self.children(l);
+        let child_of = |n: usize| children.iter().copied().find(|c| self.loops[*c].body.contains(&n));
+        let passes: HashMap<usize, Vec<(usize, Way)>> =
+            children.iter().map(|child| (*child, self.passes(*child))).collect();
+        let mut best: HashMap<(usize, u64), Way> = HashMap::new();
+        // A way that is found again is followed again only if it is better now.
+        let mut open = VecDeque::from([(*header, Way::default())]);
+        while let Some((n, before)) = open.pop_front() {
+            let child = child_of(n);
+            let ends = match child {
+                Some(child) => passes[&child].clone(),
+                None => vec![(n, self.block(n))],
+            };
+            for (end, part) in ends {
+                let way = before.plus(&part, 1);
+                let place = (end, way.exp2());
+                if best.get(&place).is_some_and(|known| known.cost() <= way.cost()) {
+                    continue;
+                }
+                let leaves = |next: &&usize| {
+                    *next != header && body.contains(next) && (child.is_none() || child_of(**next) != child)
+                };
+                open.extend(self.blocks[end].next.iter().filter(leaves).map(|next| (*next, way.clone())));
+                best.insert(place, way);
+            }
+        }
+        best
+    }
+
+    fn block(&self, n: usize) -> Way {
+        let (counts, none, work) = (self.blocks[n].counts, Counts::default(), self.work_of(n));
+        let (products, outside) = if work > 0 { (counts, none) } else { (none, counts) };
+        let in_products = self.turns.keys().any(|l| self.loops[*l].body.contains(&n));
+        Way { products, outside, work, staged: if in_products { 0 } else { staged(&self.blocks[n]) } }
+    }
+
+    /// All turns of a loop, up to each block that it may be left after.
+    fn passes(&self, l: usize) -> Vec<(usize, Way)> {
+        let lap = self.lap(l, None).unwrap_or_default();
+        let turns = self.turns.get(&l).copied();
+        let pass = |((end, _), last): ((usize, u64), Way)| {
+            let Some(turns) = turns else { return (end, last) };
+            // Where the test is at the end of a turn, the last turn is the way out.
+            let way = last.plus(&lap, turns - u64::from(last.work > 0));
+            (end, Way { products: way.products.plus(&way.outside), outside: Counts::default(), ..way })
+        };
+        self.reach(l).into_iter().map(pass).collect()
+    }
+
+    /// Whether a turn of a loop can go around a block.
+    fn is_beside(&self, block: usize, l: usize) -> bool {
+        let Loop { header, body } = &self.loops[l];
+        let mut seen = BTreeSet::from([*header]);
+        let mut open = vec![*header];
+        while let Some(n) = open.pop().filter(|n| *n != block) {
+            for next in &self.blocks[n].next {
+                if next == header {
+                    return true;
+                }
+                if *next != block && body.contains(next) && seen.insert(*next) {
+                    open.push(*next);
+                }
+            }
+        }
+        false
+    }
+}
+
+/// Bytes that a block stores to workgroup memory, if in vectors, and if it loads nothing from there.
+fn staged(block: &Block) -> u64 {
+    let [stores, loads] = [Kind::WorkgroupStore, Kind::WorkgroupLoad].map(|kind| block.counts.of(kind));
+    let bytes = block.counts.workgroup_bytes;
+    if loads == 0 && stores > 0 && bytes >= 8 * stores { bytes } else { 0 }
+}
+
+/// The natural loops: a back edge goes to a block without which where it comes from cannot be reached.
+fn loops(blocks: &[Block]) -> Vec<Loop> {
+    let mut before = vec![Vec::new(); blocks.len()];
+    for (n, block) in blocks.iter().enumerate() {
+        block.next.iter().for_each(|next| before[*next].push(n));
+    }
+    let reached = |without: Option<usize>| {
+        let mut seen = vec![false; blocks.len()];
+        let mut open: Vec<usize> = (0..1).filter(|n| Some(*n) != without).collect();
+        while let Some(n) = open.pop() {
+            if !std::mem::replace(&mut seen[n], true) {
+                open.extend(blocks[n].next.iter().filter(|next| Some(**next) != without));
+            }
+        }
+        seen
+    };
+    let always = reached(None);
+    let mut loops = Vec::new();
+    for header in 0..blocks.len() {
+        let candidates: Vec<usize> = before[header].iter().copied().filter(|n| always[*n]).collect();
+        if candidates.is_empty() || !always[header] {
+            continue;
+        }
+        let around = reached(Some(header));
+        let mut body = BTreeSet::from([header]);
+        let mut open: Vec<usize> = candidates.into_iter().filter(|n| *n == header || !around[*n]).collect();
+        let is_loop = !open.is_empty();
+        while let Some(n) = open.pop() {
+            if body.insert(n) {
+                open.extend(before[n].iter().filter(|n| always[**n]));
+            }
+        }
+        if is_loop {
+            loops.push(Loop { header, body });
+        }
+    }
+    loops
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::assembly::blocks;
+    use crate::gpus::Driver;
+
+    const FACTS: Facts = Facts { scores: 64, sums: 128, matrix: false, each: 1, parts: 2, same_part: 32 };
+
+    /// A loop over tiles with an edge, two products and stores of weights, in RADV's words.
+    fn text(edge: usize) -> String {
+        let mads = "\tv_fma_f32 v0, v1, v2, v3\n".repeat(32);
+        let edge = "\tv_cndmask_b32 v0, v1, v2\n".repeat(edge);
+        format!(
+            "BB0:\n\tv_mov_b32 v0, 0\n\
+             BB1:\n\ts_cbranch_scc1 BB9\n\
+             BB2:\n\tds_load_b64 v0, v1\n{mads}\ts_cbranch_scc0 BB2\n\
+             \ts_cbranch_scc0 BB4\n\
+             BB3:\n{edge}\
+             BB4:\n\tv_exp_f32 v0, v1\n\
+             BB5:\n\ts_cbranch_scc1 BB8\n\
+             \ts_cbranch_execz BB7\n\
+             BB6:\n\tds_store_b128 v0, v[1:4]\n\
+             BB7:\n{mads}\ts_branch BB5\n\
+             BB8:\n\ts_branch BB1\n\
+             BB9:\n\ts_endpgm\n"
+        )
+    }
+
+    #[test]
+    fn a_full_tile_goes_the_shortest_way_with_all_products() {
+        let of = |subgroup| count(&blocks(Driver::Radv, &text(5)), &FACTS, subgroup).expect("a tile");
+        let tile = of(32);
+        let product = |kind| tile.products.of(kind);
+        // Two turns of the first loop, whose test is at the end, four of the second, and its test once more.
+        assert_eq!((product(Kind::MultiplyAdd), product(Kind::WorkgroupLoad)), (64 + 128, 2));
+        assert_eq!(product(Kind::Control), 2 + 4 * 3 + 1);
+        let outside = |kind| tile.outside.of(kind);
+        // Not the edge.
+        assert_eq!((outside(Kind::Select), outside(Kind::Exp2)), (0, 1));
+        assert_eq!(outside(Kind::Control), 3);
+        // A subgroup of one part stores once, one of both twice.
+        assert_eq!((outside(Kind::WorkgroupStore), of(64).outside.of(Kind::WorkgroupStore)), (1, 2));
+        assert_eq!((tile.outside.workgroup_bytes, tile.products.workgroup_bytes), (16, 16));
+    }
+
+    #[test]
+    fn what_does_not_add_up_is_not_counted() {
+        let blocks = blocks(Driver::Radv, &text(5));
+        assert_eq!(count(&blocks, &Facts { scores: 65, ..FACTS }, 32), None);
+        assert_eq!(count(&blocks, &Facts { each: 2, ..FACTS }, 32), None);
+        assert_eq!(count(&[], &FACTS, 32), None);
+    }
+
+    #[test]
+    fn loops_of_a_text() {
+        let found = loops(&blocks(Driver::Radv, &text(5)));
+        // The blocks before and between labels count.
+        let headers: Vec<_> = found.iter().map(|l| (l.header, l.body.len())).collect();
+        assert_eq!(headers, [(2, 10), (3, 1), (7, 4)]);
+    }
+}
