@@ -66,7 +66,7 @@ const VALUE_PASSES: u32 = (VALUE_FRAGMENTS + KEY_FRAGMENTS - 1u) / KEY_FRAGMENTS
 const K_LOADS: u32 = (KEYS * (HEAD / 4u) + WORKGROUP - 1u) / WORKGROUP;
 const V_LOADS: u32 = (KEYS * (VALUE / 4u) + WORKGROUP - 1u) / WORKGROUP;
 // Of these, at once.
-const MOST_LOADS: u32 = 16u;
+const MOST_LOADS: u32 = 8u;
 const K_AT_ONCE: u32 = min(K_LOADS, MOST_LOADS);
 const V_AT_ONCE: u32 = min(V_LOADS, MOST_LOADS);
 
@@ -85,7 +85,7 @@ const_assert KEYS % (4u * ROW_LANES) == 0u;
 const HEADROOM: f32 = select(6.0, 2.0, PER_PAIR_MASK);
 
 // Beside these sums and queries registers hold the scores of a row, and keys and values that come next only if few.
-const K_EARLY: bool = HEAD + VALUE <= 128u;
+const K_EARLY: bool = HEAD + VALUE <= 128u && K_LOADS + V_LOADS <= MOST_LOADS;
 const V_EARLY: bool = HEAD + VALUE <= 256u && V_LOADS <= MOST_LOADS;
 
 // Of this tile and the last: whether a score is too far above its origin; whether an origin moved that sums are relative to.
@@ -382,26 +382,28 @@ fn weigh(work: WorkTile, j0: u32, lane: u32) -> bool {
         // The sum of all scores shows at once whether any is −∞ or NaN.
         let all_finite = is_finite(check.x + check.y + check.z + check.w);
         let relative = select(origin[r], 0.0, origin[r] == p.mask.neg_inf);
-        // One branch for all, as in fused/gpu.wgsl.
-        var w: array<vec4<f32>, LANE_VECTORS>;
+        // One branch for all, as in fused/gpu.wgsl. Weights take their scores' registers.
         var sum = vec4<f32>();
         if all_finite {
             /* unrolled */ for (var n = 0u; n < LANE_VECTORS; n++) {
-                w[n] = weights_from(scores[r * LANE_VECTORS + n], relative);
-                sum += w[n];
+                let w = weights_from(scores[r * LANE_VECTORS + n], relative);
+                scores[r * LANE_VECTORS + n] = w;
+                sum += w;
             }
         } else {
             /* unrolled */ for (var n = 0u; n < LANE_VECTORS; n++) {
                 let t = scores[r * LANE_VECTORS + n];
-                w[n] = select(weights_from(t, relative), vec4<f32>(), t == vec4<f32>(p.mask.neg_inf));
-                sum += select(w[n], t, are_nan(t));
+                let w = select(weights_from(t, relative), vec4<f32>(), t == vec4<f32>(p.mask.neg_inf));
+                scores[r * LANE_VECTORS + n] = w;
+                sum += select(w, t, are_nan(t));
             }
         }
         /* unrolled */ for (var n = 0u; n < LANE_VECTORS; n++) {
+            var w = scores[r * LANE_VECTORS + n];
             if HAS_DROPOUT {
-                w[n] = with_dropout(work, w[n], my_row(lane, r), j0 + my_key(lane, n));
+                w = with_dropout(work, w, my_row(lane, r), j0 + my_key(lane, n));
             }
-            f16_store4(P_FROM + my_row(lane, r) * P_STEP + my_key(lane, n), vec4<f16>(w[n]));
+            f16_store4(P_FROM + my_row(lane, r) * P_STEP + my_key(lane, n), vec4<f16>(w));
         }
         tile_sum[r] = sum.x + sum.y + sum.z + sum.w;
     }

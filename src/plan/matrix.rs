@@ -98,7 +98,11 @@ impl FusedMatrix {
             .map(|(subgroups, keys)| (rows, subgroups, keys));
         let tiles = if tuning.form.is_cpu(device) { small.to_vec() } else { large.to_vec() };
         let width = device.planned_subgroup();
-        let tiles = tiles.into_iter().filter(move |(.., keys)| *keys <= most_keys);
+        // A subgroup of 32 alone would stage more of wide heads than NVIDIA's registers hold.
+        let most_alone = if fragment == Fragment::Sixteen && width == 32 { 384 } else { u32::MAX };
+        let tiles = tiles.into_iter().filter(move |(_, subgroups, keys)| {
+            *keys <= most_keys && (*subgroups > 1 || head + value <= most_alone)
+        });
         tiles.map(move |(sub_rows, subgroups, keys)| FusedMatrix {
             fragment,
             sub_rows,
