@@ -1,23 +1,94 @@
-//! This crate in the line-up of other attention libraries: reads the same workload files, prints the same
-//! JSON lines. `--data DIR` holds `index.txt` and one folder per workload with raw f32 inputs and an f64
-//! reference; `--only`, `--variants`, `--budget` select. `--table FILE` prints such lines, this crate's and others', as
-//! a table of medians. Prints nothing without either.
+//! This crate in a line-up of attention libraries: reads the same workload files, prints the same JSON lines.
+//!
+//! ```text
+//! scripts/gpu PEER --data DIR [--only NAME,…] [--variants fused,staged,project] [--dtype f32|f16]
+//!                  [--budget SECONDS] [--adapter TEXT]
+//! PEER --table FILE
+//! ```
+//!
+//! `DIR` holds `index.txt` and a folder for each workload, with raw f32 inputs and an f64 reference; `--adapter` is a part of
+//! the name of the adapter that is meant, without which none of OpenGL is taken. `--table` prints such lines, this crate's and
+//! others', as a table of medians. Without either nothing happens.
 //!
 //! Times wall time from the call to the device being idle, as for the other libraries.
 
 use std::collections::BTreeMap;
+use std::error::Error;
 use std::fs;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use common::bed::median;
-use common::settings::argument;
+use common::problem::{blank, read, upload};
 use common::{device, layer};
+use serde_json::json;
 use wgpu_attention::Path::{Fused, Staged};
 use wgpu_attention::{
     Attention, Config, DType, DeviceMask, Forward, Gpu, Linear, Mask, Projection, ProjectionForward, Scratch,
-    Shape, TensorView, Tuning,
+    Shape, TensorView, Tuning, wgpu,
 };
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+const VARIANTS: [&str; 3] = ["fused", "staged", "project"];
+
+/// What the command line says.
+struct Options {
+    data: Option<PathBuf>,
+    table: Option<PathBuf>,
+    /// Workloads, and variants; empty: all.
+    only: Vec<String>,
+    variants: Vec<String>,
+    dtype: DType,
+    budget: f64,
+    adapter: Option<String>,
+}
+
+impl Options {
+    fn read() -> Result<Self> {
+        use lexopt::prelude::*;
+        let mut options = Options {
+            data: None,
+            table: None,
+            only: Vec::new(),
+            variants: Vec::new(),
+            dtype: DType::F32,
+            budget: 1.0,
+            adapter: None,
+        };
+        let list = |text: String| text.split(',').map(String::from).collect::<Vec<_>>();
+        let mut parser = lexopt::Parser::from_env();
+        while let Some(argument) = parser.next()? {
+            match argument {
+                Long("data") => options.data = Some(parser.value()?.into()),
+                Long("table") => options.table = Some(parser.value()?.into()),
+                Long("only") => options.only = list(parser.value()?.string()?),
+                Long("variants") => options.variants = list(parser.value()?.string()?),
+                Long("budget") => options.budget = parser.value()?.parse()?,
+                Long("adapter") => options.adapter = Some(parser.value()?.string()?),
+                Long("dtype") => {
+                    options.dtype = match parser.value()?.string()?.as_str() {
+                        "f32" => DType::F32,
+                        "f16" => DType::F16,
+                        other => return Err(format!("--dtype {other}: f32 or f16").into()),
+                    }
+                }
+                // What cargo and the other benches' callers say.
+                Long("bench" | "quick") => {}
+                other => return Err(other.unexpected().into()),
+            }
+        }
+        if let Some(name) = options.variants.iter().find(|name| !VARIANTS.contains(&name.as_str())) {
+            return Err(format!("--variants {name}: of {}", VARIANTS.join(", ")).into());
+        }
+        Ok(options)
+    }
+
+    fn has_variant(&self, name: &str) -> bool {
+        self.variants.is_empty() || self.variants.iter().any(|variant| variant == name)
+    }
+}
 
 struct Workload {
     name: String,
@@ -28,90 +99,251 @@ struct Workload {
     folder: PathBuf,
 }
 
-fn wanted(key: &str, name: &str) -> bool {
-    argument(key).is_none_or(|list| list.split(',').any(|x| x == name))
-}
-
-fn workloads(folder: &Path) -> Vec<Workload> {
-    let index = fs::read_to_string(folder.join("index.txt")).expect("index.txt");
-    let parse = |line: &str| {
-        let f: Vec<&str> = line.split_whitespace().collect();
-        let n = |i: usize| f[i].parse::<usize>().expect("a number");
-        let shape = Shape {
-            batch: n(2),
-            heads: n(3),
-            kv_heads: n(4),
-            q_len: n(5),
-            kv_len: n(6),
-            head_dim: n(7),
-            value_dim: n(7),
-        };
-        Workload {
-            name: f[0].into(),
-            kind: f[1].into(),
-            shape,
-            causal: n(8) == 1,
-            flops: f[9].parse().expect("flops"),
-            folder: folder.join(f[0]),
-        }
-    };
-    index.lines().map(parse).filter(|w| wanted("--only", &w.name)).collect()
-}
-
 impl Workload {
-    fn f32(&self, name: &str) -> Vec<f32> {
-        let bytes = fs::read(self.folder.join(format!("{name}.f32"))).expect("an input");
-        bytes.chunks_exact(4).map(|c| f32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect()
+    /// A line of `index.txt`: name, kind, the seven sizes with one channel count for keys and values, causal, operations.
+    fn parse(line: &str, folder: &Path) -> Option<Self> {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let n = |i: usize| fields.get(i)?.parse::<usize>().ok();
+        let shape = Shape {
+            batch: n(2)?,
+            heads: n(3)?,
+            kv_heads: n(4)?,
+            q_len: n(5)?,
+            kv_len: n(6)?,
+            head_dim: n(7)?,
+            value_dim: n(7)?,
+        };
+        let name = fields[0].to_owned();
+        Some(Workload {
+            kind: fields[1].into(),
+            shape,
+            causal: n(8)? == 1,
+            flops: fields.get(9)?.parse().ok()?,
+            folder: folder.join(&name),
+            name,
+        })
     }
 
-    fn error(&self, got: &[f32]) -> f64 {
-        let bytes = fs::read(self.folder.join("ref.f64")).expect("the reference");
-        let want: Vec<f64> =
-            bytes.chunks_exact(8).map(|c| f64::from_le_bytes(c.try_into().expect("8 bytes"))).collect();
+    /// Those of `folder` that are wanted.
+    fn all(folder: &Path, only: &[String]) -> Result<Vec<Self>> {
+        let index = folder.join("index.txt");
+        let text = fs::read_to_string(&index).map_err(|e| format!("{}: {e}", index.display()))?;
+        let mut all = Vec::new();
+        for line in text.lines() {
+            let parsed = Workload::parse(line, folder);
+            all.push(parsed.ok_or_else(|| format!("{}: not understood: {line}", index.display()))?);
+        }
+        if let Some(name) = only.iter().find(|name| all.iter().all(|work| work.name != **name)) {
+            let names: Vec<&str> = all.iter().map(|work| work.name.as_str()).collect();
+            return Err(format!("--only {name}: of {}", names.join(", ")).into());
+        }
+        all.retain(|work| only.is_empty() || only.contains(&work.name));
+        Ok(all)
+    }
+
+    fn file(&self, name: &str) -> Result<Vec<u8>> {
+        let path = self.folder.join(name);
+        Ok(fs::read(&path).map_err(|e| format!("{}: {e}", path.display()))?)
+    }
+
+    fn f32(&self, name: &str) -> Result<Vec<f32>> {
+        Ok(bytemuck::pod_collect_to_vec(&self.file(&format!("{name}.f32"))?))
+    }
+
+    /// The largest error, and the largest number that should come out.
+    fn error(&self, got: &[f32]) -> Result<(f64, f64)> {
+        let want: Vec<f64> = bytemuck::pod_collect_to_vec(&self.file("ref.f64")?);
         let got: Vec<f64> = got.iter().map(|x| f64::from(*x)).collect();
-        wgpu_attention::reference::compare::max_error(&got, &want)
+        let largest = want.iter().fold(0f64, |most, x| most.max(x.abs()));
+        Ok((wgpu_attention::reference::compare::max_error(&got, &want), largest))
     }
 }
 
-/// Repeats `run` for the budget and prints one line.
-fn report(
-    gpu: &Gpu,
-    work: &Workload,
-    variant: &str,
-    out: &wgpu::Buffer,
-    n: usize,
-    mut run: impl FnMut(&mut wgpu::CommandEncoder),
-) {
-    let mut once = || {
-        let mut encoder = gpu.device().create_command_encoder(&Default::default());
-        run(&mut encoder);
-        gpu.queue().submit([encoder.finish()]);
-        gpu.device().poll(wgpu::PollType::wait_indefinitely()).expect("idle");
-    };
-    once();
-    once();
-    let error = work.error(&gpu.download(out, n).expect("the result"));
-    assert!(error < 1e-3, "{} is wrong by {error}", work.name);
-    let budget: f64 = argument("--budget").and_then(|s| s.parse().ok()).unwrap_or(1.0);
-    let (start, cpu) = (Instant::now(), cpu_seconds());
-    let mut times = Vec::new();
-    while times.len() < 5 || (times.len() < 60 && start.elapsed().as_secs_f64() < budget) {
-        let t = Instant::now();
-        once();
-        times.push(t.elapsed().as_secs_f64() * 1e3);
+/// The device, and what stands in every line.
+struct Bench {
+    gpu: Gpu,
+    options: Options,
+    adapter: serde_json::Value,
+}
+
+impl Bench {
+    fn open(options: Options) -> Result<Self> {
+        let gpu = device::open().gpu;
+        let info = gpu.device().adapter_info();
+        let found = format!("{} ({:?})", info.name, info.backend);
+        let is_meant = match &options.adapter {
+            Some(text) => info.name.to_lowercase().contains(&text.to_lowercase()),
+            None => info.backend != wgpu::Backend::Gl,
+        };
+        if !is_meant {
+            let wanted = options.adapter.as_deref().unwrap_or("any but OpenGL's");
+            return Err(format!("the adapter is {found}, not {wanted}: is scripts/gpu missing?").into());
+        }
+        if options.dtype == DType::F16 && !gpu.device().features().contains(wgpu::Features::SHADER_F16) {
+            return Err(format!("--dtype f16: {found} has none").into());
+        }
+        let adapter = json!({
+            "name": info.name,
+            "driver": format!("{} {}", info.driver, info.driver_info).trim(),
+            "backend": format!("{:?}", info.backend),
+            "subgroup": [info.subgroup_min_size, info.subgroup_max_size],
+        });
+        Ok(Bench { gpu, options, adapter })
     }
-    let cpu = (cpu_seconds() - cpu) * 1e3 / times.len() as f64;
-    let (runs, least) = (times.len(), times.iter().copied().fold(f64::INFINITY, f64::min));
-    let ms = median(times).expect("a run");
-    println!(
-        "{{\"peer\": \"wgpu-attention\", \"variant\": \"{variant}\", \"workload\": \"{}\", \"dtype\": \"f32\", \
-         \"ms\": {ms:.4}, \"ms_min\": {:.4}, \"cpu_ms\": {cpu:.4}, \"n\": {}, \"gflops\": {:.2}, \"err\": {error:.3e}, \
-         \"note\": \"\"}}",
-        work.name,
-        least,
-        runs,
-        work.flops / ms / 1e6,
-    );
+
+    fn dtype(&self) -> DType {
+        self.options.dtype
+    }
+
+    fn upload(&self, x: &[f32]) -> Result<wgpu::Buffer> {
+        Ok(upload(&self.gpu, x, self.dtype())?)
+    }
+
+    fn blank(&self, n: usize) -> Result<wgpu::Buffer> {
+        Ok(blank(&self.gpu, n, self.dtype())?)
+    }
+
+    /// Checks what `run` computes, repeats it for the budget and prints a line.
+    fn report(
+        &self,
+        work: &Workload,
+        variant: &str,
+        (out, n): (&wgpu::Buffer, usize),
+        mut run: impl FnMut(&mut wgpu::CommandEncoder),
+    ) -> Result<()> {
+        let gpu = &self.gpu;
+        let mut once = || {
+            let start = Instant::now();
+            let mut encoder = gpu.device().create_command_encoder(&Default::default());
+            run(&mut encoder);
+            gpu.queue().submit([encoder.finish()]);
+            gpu.device()
+                .poll(wgpu::PollType::wait_indefinitely())
+                .map(|_| start.elapsed().as_secs_f64() * 1e3)
+        };
+        once()?;
+        let (error, largest) = work.error(&read(gpu, out, n, self.dtype()))?;
+        // Of the largest result: four roundings of f16, or what a sum of thousands leaves of f32.
+        if error >= largest.max(1.0) * if self.dtype() == DType::F16 { 2e-3 } else { 1e-5 } {
+            return Err(format!("{} {variant} is wrong by {error}", work.name).into());
+        }
+        let warm_up = settle(&mut once)?;
+        let (start, cpu) = (Instant::now(), cpu_seconds());
+        let mut times = Vec::new();
+        while times.len() < 5 || (times.len() < 60 && start.elapsed().as_secs_f64() < self.options.budget) {
+            times.push(once()?);
+        }
+        let cpu = (cpu_seconds() - cpu) * 1e3 / times.len() as f64;
+        let (runs, least) = (times.len(), times.iter().copied().fold(f64::INFINITY, f64::min));
+        let ms = median(times).expect("a run");
+        let digits = |x: f64, digits: i32| (x * 10f64.powi(digits)).round() / 10f64.powi(digits);
+        let line = json!({
+            "peer": "wgpu-attention",
+            "variant": variant,
+            "workload": work.name,
+            "dtype": if self.dtype() == DType::F16 { "f16" } else { "f32" },
+            "ms": digits(ms, 4),
+            "ms_min": digits(least, 4),
+            "cpu_ms": digits(cpu, 4),
+            "n": runs,
+            "warm_up": warm_up,
+            "gflops": digits(work.flops / ms / 1e6, 2),
+            "err": error,
+            "note": "",
+            "adapter": self.adapter,
+        });
+        writeln!(io::stdout(), "{line}")?;
+        Ok(())
+    }
+
+    fn attend(&self, work: &Workload, variant: &str, path: wgpu_attention::Path) -> Result<()> {
+        let shape = work.shape;
+        let [q, k, v] =
+            [self.upload(&work.f32("q")?)?, self.upload(&work.f32("k")?)?, self.upload(&work.f32("v")?)?];
+        let n: usize = shape.out().iter().product();
+        let out = self.blank(n)?;
+        let config = Config::new(shape.heads, shape.head_dim)
+            .dtype(self.dtype())
+            .kv_heads(shape.kv_heads)
+            .tuning(Tuning::new().path(path));
+        let attention = Attention::with_pipelines(self.gpu.pipelines(), config)?;
+        let view = |buffer, shape| TensorView::new(buffer, self.dtype(), shape);
+        let mask = if work.causal { Mask::causal() } else { DeviceMask::none() };
+        let call = Forward::new(
+            view(&q, shape.q()),
+            view(&k, shape.k()),
+            view(&v, shape.v()),
+            view(&out, shape.out()),
+        )
+        .mask(mask);
+        let mut scratch = Scratch::new(self.gpu.device(), attention.scratch_size(&call)?)?;
+        self.report(work, variant, (&out, n), |encoder| {
+            attention.forward(encoder, &call, &mut scratch).expect("forward")
+        })
+    }
+
+    fn layer(&self, work: &Workload) -> Result<()> {
+        let inputs = [work.f32("x")?, work.f32("wqkv")?, work.f32("wo")?];
+        let n = inputs[0].len();
+        let layer =
+            layer::Layer::new(&self.gpu, work.shape.heads, inputs, work.shape.q_len, self.dtype(), true);
+        let operator = layer.operator(&self.gpu);
+        let call = layer.call();
+        let mut scratch = Scratch::new(self.gpu.device(), operator.scratch_size(&call)?)?;
+        self.report(work, "fused", (&layer.y, n), |encoder| {
+            operator.forward(encoder, &call, &mut scratch).expect("forward");
+        })
+    }
+
+    fn matmul(&self, work: &Workload) -> Result<()> {
+        let [m, n, k] = [work.shape.q_len, work.shape.kv_len, work.shape.head_dim];
+        let [a, b] = [self.upload(&work.f32("a")?)?, self.upload(&work.f32("b")?)?];
+        let out = self.blank(m * n)?;
+        let weight = TensorView::matrix(&b, self.dtype(), [k, n]).transposed(2, 3);
+        let product = ProjectionForward::new(
+            TensorView::sequence(&a, self.dtype(), [1, m, k]),
+            Linear { weight, bias: None },
+            TensorView::sequence(&out, self.dtype(), [1, m, n]),
+        );
+        let projection = Projection::with_pipelines(self.gpu.pipelines());
+        self.report(work, "project", (&out, m * n), |encoder| {
+            projection.forward(encoder, &[product]).expect("forward");
+        })
+    }
+
+    fn run(&self, work: &Workload) -> Result<()> {
+        let wants = |name| self.options.has_variant(name);
+        match work.kind.as_str() {
+            "attn" => {
+                for (variant, path) in [("staged", Staged), ("fused", Fused)] {
+                    if wants(variant) {
+                        self.attend(work, variant, path)?;
+                    }
+                }
+                Ok(())
+            }
+            "layer" if wants("fused") => self.layer(work),
+            "gemm" if wants("project") => self.matmul(work),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Runs until times settle: three one after the other within a tenth, or 2 s. How many runs that took.
+///
+/// A processor's clock rises, and the driver's threads find their cores, in a process's first half second.
+fn settle<E>(once: &mut impl FnMut() -> std::result::Result<f64, E>) -> std::result::Result<usize, E> {
+    let start = Instant::now();
+    let mut last = Vec::new();
+    loop {
+        last.push(once()?);
+        let elapsed = start.elapsed().as_secs_f64();
+        let three = &last[last.len().saturating_sub(3)..];
+        let (least, most) = three.iter().fold((f64::INFINITY, 0f64), |(l, m), x| (l.min(*x), m.max(*x)));
+        if (three.len() == 3 && elapsed > 0.5 && most <= 1.1 * least) || elapsed > 2.0 {
+            return Ok(last.len());
+        }
+    }
 }
 
 /// Seconds of processor time this process has used, where the system tells.
@@ -123,97 +355,52 @@ fn cpu_seconds() -> f64 {
     ticks / 100.0
 }
 
-fn attend(gpu: &Gpu, work: &Workload, variant: &str, path: wgpu_attention::Path) {
-    let shape = work.shape;
-    let upload = |name| gpu.upload(&work.f32(name)).expect("upload");
-    let (q, k, v) = (upload("q"), upload("k"), upload("v"));
-    let n: usize = shape.out().iter().product();
-    let out = gpu.buffer(n * 4).expect("out");
-    let config =
-        Config::new(shape.heads, shape.head_dim).kv_heads(shape.kv_heads).tuning(Tuning::new().path(path));
-    let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("config");
-    let view = |buffer, shape| TensorView::new(buffer, DType::F32, shape);
-    let mask = if work.causal { Mask::causal() } else { DeviceMask::none() };
-    let call =
-        Forward::new(view(&q, shape.q()), view(&k, shape.k()), view(&v, shape.v()), view(&out, shape.out()))
-            .mask(mask);
-    let mut scratch =
-        Scratch::new(gpu.device(), attention.scratch_size(&call).expect("size")).expect("scratch");
-    report(gpu, work, variant, &out, n, |encoder| {
-        attention.forward(encoder, &call, &mut scratch).expect("forward")
-    });
-}
-
-fn layer(gpu: &Gpu, work: &Workload) {
-    let inputs = [work.f32("x"), work.f32("wqkv"), work.f32("wo")];
-    let n = inputs[0].len();
-    let layer = layer::Layer::new(gpu, work.shape.heads, inputs, work.shape.q_len, true);
-    let operator = layer.operator(gpu);
-    let call = layer.call();
-    let mut scratch =
-        Scratch::new(gpu.device(), operator.scratch_size(&call).expect("size")).expect("scratch");
-    report(gpu, work, "fused", &layer.y, n, |encoder| {
-        operator.forward(encoder, &call, &mut scratch).expect("forward");
-    });
-}
-
-fn matmul(gpu: &Gpu, work: &Workload) {
-    let [m, n, k] = [work.shape.q_len, work.shape.kv_len, work.shape.head_dim];
-    let (a, b) = (gpu.upload(&work.f32("a")).expect("a"), gpu.upload(&work.f32("b")).expect("b"));
-    let out = gpu.buffer(m * n * 4).expect("out");
-    let weight = TensorView::matrix(&b, DType::F32, [k, n]).transposed(2, 3);
-    let product = ProjectionForward::new(
-        TensorView::sequence(&a, DType::F32, [1, m, k]),
-        Linear { weight, bias: None },
-        TensorView::sequence(&out, DType::F32, [1, m, n]),
-    );
-    let projection = Projection::with_pipelines(gpu.pipelines());
-    report(gpu, work, "project", &out, m * n, |encoder| {
-        projection.forward(encoder, &[product]).expect("forward");
-    });
-}
-
 /// Milliseconds by workload and program: medians over the rounds of a file of JSON lines.
-fn table(file: &str) {
-    let text = fs::read_to_string(file).expect("a file of JSON lines");
+fn table(file: &Path) -> Result<()> {
+    let text = fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
     let mut cells: BTreeMap<(String, String), Vec<f64>> = BTreeMap::new();
     for line in text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok()) {
         let text = |key: &str| line[key].as_str().unwrap_or_default().to_string();
         if let Some(ms) = line["ms"].as_f64() {
+            let workload = format!("{} {}", text("workload"), text("dtype"));
             let program = format!("{} {}", text("peer"), text("variant"));
-            cells.entry((text("workload"), program)).or_default().push(ms);
+            cells.entry((workload, program)).or_default().push(ms);
         }
     }
     let mut workload = String::new();
     for ((name, program), times) in cells {
         if workload != name {
-            println!("{name}");
+            writeln!(io::stdout(), "{name}")?;
             workload = name;
         }
         let rounds = times.len();
         let ms = median(times).expect("a round");
-        println!("    {ms:10.2} ms  {program} ({rounds} rounds)");
+        writeln!(io::stdout(), "    {ms:10.2} ms  {program} ({rounds} rounds)")?;
     }
+    Ok(())
 }
 
-fn main() {
-    if let Some(file) = argument("--table") {
-        return table(&file);
+fn run() -> Result<()> {
+    let options = Options::read()?;
+    if let Some(file) = &options.table {
+        return table(file);
     }
-    let Some(data) = argument("--data") else { return };
-    let gpu = device::open().gpu;
-    for work in workloads(Path::new(&data)) {
-        match work.kind.as_str() {
-            "attn" => {
-                for (variant, path) in [("staged", Staged), ("fused", Fused)] {
-                    if wanted("--variants", variant) {
-                        attend(&gpu, &work, variant, path);
-                    }
-                }
-            }
-            "layer" if wanted("--variants", "fused") => layer(&gpu, &work),
-            "gemm" if wanted("--variants", "project") => matmul(&gpu, &work),
-            _ => {}
+    let Some(data) = options.data.clone() else { return Ok(()) };
+    let works = Workload::all(&data, &options.only)?;
+    let bench = Bench::open(options)?;
+    works.iter().try_for_each(|work| bench.run(work))
+}
+
+fn main() -> std::process::ExitCode {
+    match run() {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        // Who reads has enough: `| head`.
+        Err(e) if e.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe) => {
+            std::process::ExitCode::SUCCESS
+        }
+        Err(e) => {
+            eprintln!("peer: {e}");
+            std::process::ExitCode::FAILURE
         }
     }
 }

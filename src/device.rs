@@ -56,7 +56,7 @@ const REGISTERS: &[(u32, Registers)] = &[
     (0x8086, Registers::Middle),
     // Arm: "every thread has 64 32-bit working registers" (OpenCL developer guide for Mali, on Bifrost and Valhall).
     (0x13b5, Registers::Narrow),
-    // Broadcom's V3D: 64, shared by two threads or more (Mesa's compiler for it).
+    // Broadcom's V3D: 64 with two threads on a core, 32 with four (Mesa's compiler for it).
     (0x14e4, Registers::Narrow),
 ];
 

@@ -285,6 +285,9 @@ fn few_registers() {
                 }
             }
         }
+        let kernels = wgpu_attention::inspect::compiled(setup.profile.gpu.pipelines());
+        let word = if count == 64 { "registers=Narrow" } else { "registers=Middle" };
+        assert!(kernels.iter().any(|name| name.contains(word)), "{kernels:?}");
     }
     report.finish();
 }

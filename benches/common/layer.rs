@@ -6,7 +6,7 @@ use wgpu_attention::{
     DType, Gpu, LayerConfig, LayerForward, LayerWeights, Linear, MultiHeadAttention, TensorView, wgpu,
 };
 
-use super::problem::{blank, read, tolerance};
+use super::problem::{blank, read, rounded, tolerance, upload};
 use super::timer::noise;
 
 /// The buffers of a self-attention layer, `[in, out]` weights (`transposed`) or `[out, in]`.
@@ -14,8 +14,9 @@ pub struct Layer {
     config: LayerConfig,
     embed: usize,
     length: usize,
+    dtype: DType,
     transposed: bool,
-    /// x and both weights.
+    /// x and both weights, as `dtype` keeps them.
     data: [Vec<f32>; 3],
     x: wgpu::Buffer,
     in_proj: wgpu::Buffer,
@@ -25,18 +26,27 @@ pub struct Layer {
 
 impl Layer {
     /// A layer `embed` wide over `x` `[1, length, embed]`, weights `[3 · embed, embed]` and `[embed, embed]`.
-    pub fn new(gpu: &Gpu, heads: usize, data: [Vec<f32>; 3], length: usize, transposed: bool) -> Self {
+    pub fn new(
+        gpu: &Gpu,
+        heads: usize,
+        data: [Vec<f32>; 3],
+        length: usize,
+        dtype: DType,
+        transposed: bool,
+    ) -> Self {
+        let data = data.map(|x| rounded(x, dtype));
         let [x, in_proj, out_proj] = &data;
         let embed = x.len() / length;
         Layer {
-            config: LayerConfig::new(embed, heads),
+            config: LayerConfig::new(embed, heads).dtype(dtype),
             embed,
             length,
+            dtype,
             transposed,
-            x: gpu.upload(x).expect("x"),
-            in_proj: gpu.upload(in_proj).expect("in_proj"),
-            out_proj: gpu.upload(out_proj).expect("out_proj"),
-            y: blank(gpu, x.len(), DType::F32).expect("y"),
+            x: upload(gpu, x, dtype).expect("x"),
+            in_proj: upload(gpu, in_proj, dtype).expect("in_proj"),
+            out_proj: upload(gpu, out_proj, dtype).expect("out_proj"),
+            y: blank(gpu, x.len(), dtype).expect("y"),
             data,
         }
     }
@@ -49,15 +59,22 @@ impl Layer {
                 .map(|x| x / (embed as f32).sqrt())
                 .collect::<Vec<f32>>()
         };
-        Layer::new(gpu, heads, [noise(length * embed, 1), weights(3, 2), weights(1, 3)], length, false)
+        Layer::new(
+            gpu,
+            heads,
+            [noise(length * embed, 1), weights(3, 2), weights(1, 3)],
+            length,
+            DType::F32,
+            false,
+        )
     }
 
     fn matrix<'a>(&self, buffer: &'a wgpu::Buffer, rows: usize) -> TensorView<'a> {
         let embed = self.embed;
         if self.transposed {
-            return TensorView::matrix(buffer, DType::F32, [embed, rows]).transposed(2, 3);
+            return TensorView::matrix(buffer, self.dtype, [embed, rows]).transposed(2, 3);
         }
-        TensorView::matrix(buffer, DType::F32, [rows, embed])
+        TensorView::matrix(buffer, self.dtype, [rows, embed])
     }
 
     pub fn operator(&self, gpu: &Gpu) -> MultiHeadAttention {
@@ -70,15 +87,15 @@ impl Layer {
     }
 
     pub fn call(&self) -> LayerForward<'_> {
-        let sequence = |buffer| TensorView::sequence(buffer, DType::F32, [1, self.length, self.embed]);
+        let sequence = |buffer| TensorView::sequence(buffer, self.dtype, [1, self.length, self.embed]);
         LayerForward::self_attention(sequence(&self.x), sequence(&self.y))
     }
 
     /// Compares all of the result; of weights `[out, in]`.
     pub fn judge(&self, gpu: &Gpu) -> Result<Difference, Mismatch> {
         let (want, naive) = (self.truth::<f64>(), self.truth::<f32>());
-        let got = read(gpu, &self.y, want.len(), DType::F32);
-        compare(&got, &want, tolerance(&naive, &want, DType::F32))
+        let got = read(gpu, &self.y, want.len(), self.dtype);
+        compare(&got, &want, tolerance(&naive, &want, self.dtype))
     }
 
     fn truth<R: Real>(&self) -> Vec<R> {

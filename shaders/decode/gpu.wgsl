@@ -2,8 +2,8 @@
 // A workgroup has ROWS packed rows and one part of the keys that they see, and walks it a tile at a time.
 //
 // Constants: ROWS        packed rows of a workgroup
-//            LANE_ROWS   of these, rows of an invocation: ROWS, or ROWS / 2 (each half of the workgroup then
-//                        takes half of the rows, and loads for itself what the other half has in its cache)
+//            LANE_ROWS   of these, rows of an invocation: ROWS, or ROWS / n (each n-th of the workgroup then
+//                        takes an n-th of the rows, and loads for itself what the others have in their cache)
 //            WORKGROUP   invocations
 //            KEY_LANES   invocations that share a key: consecutive 16-byte words of its row are loaded side
 //                        by side
@@ -21,8 +21,8 @@
 // else itself. finish_row and store_row take what comes out: of a split of several, or the end.
 //
 // Floors per key, for all rows of the workgroup, C = 4 · KEY_FOURS:
-//   global memory     16 · (K_BLOCKS + V_BLOCKS) bytes and the scales, once; if LANE_ROWS < ROWS twice, and a
-//                     word of v V_SPLIT times, but then from a cache or as the same address
+//   global memory     16 · (K_BLOCKS + V_BLOCKS) bytes and the scales, once; each part of the workgroup, and for a word
+//                     of v V_SPLIT invocations, load them again, from a cache or as the same address
 //   multiply-adds     ROWS · (head_dim + value_dim)
 //   workgroup memory  bytes: q 4 · ROWS · head_dim / C; weights ROWS · value_dim · V_SPLIT / VECTORS;
 //                     reduction 8 · ROWS · KEY_LANES, with subgroups 0

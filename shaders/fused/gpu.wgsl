@@ -34,7 +34,7 @@ const LANES_X: u32 = 16u;
 const LANES_Y: u32 = WORKGROUP / LANES_X;
 const LANE_ROWS: u32 = ROWS / LANES_Y;
 const LANE_KEYS: u32 = KEYS / LANES_X;
-// Neighbouring ones of these.
+// Of these, keys that stand side by side.
 const KEY_RUN: u32 = min(LANE_KEYS, 4u);
 const ROW_VECTORS: u32 = LANE_ROWS / 4u;
 const OUT_VECTORS: u32 = SLICE / LANES_X / 4u;
@@ -50,7 +50,7 @@ const K_LOADS: u32 = KEYS * CHUNK_VECTORS / WORKGROUP;
 const V_LOADS: u32 = V_KEYS * V_VECTORS / WORKGROUP;
 
 const_assert ROWS % (LANES_Y * 4u) == 0u && KEYS % (LANES_X * KEY_RUN) == 0u && SLICE % (LANES_X * 4u) == 0u;
-const_assert CHUNK % 4u == 0u && STAGE_ROWS % 4u == 0u && WORKGROUP % 64u == 0u && WORKGROUP >= ROWS;
+const_assert 4u % KEY_RUN == 0u && CHUNK % 4u == 0u && STAGE_ROWS % 4u == 0u && WORKGROUP % 64u == 0u && WORKGROUP >= ROWS;
 const_assert ROWS * CHUNK_VECTORS % WORKGROUP == 0u && KEYS * CHUNK_VECTORS % WORKGROUP == 0u;
 const_assert V_KEYS * V_VECTORS % WORKGROUP == 0u && V_KEYS % 4u == 0u;
 const_assert KEYS % P_KEYS == 0u && P_KEYS % V_KEYS == 0u && P_KEYS % 4u == 0u;
@@ -81,7 +81,7 @@ fn key_of(c: u32) -> u32 {
 }
 
 // Where row n of staged q or k begins: every fourth row is shifted by a vector, which spreads what
-// neighbours read (rows 4 or 8 apart) over all banks.
+// neighbours read (rows 2, 4 or 8 apart) over all banks.
 fn tile_row(n: u32) -> u32 {
     return n * CHUNK_VECTORS + n / 4u;
 }

@@ -163,7 +163,8 @@ impl KeySource {
     }
 }
 
-/// Few rows on GPUs, where q, weights and sums of lanes fit in workgroup memory.
+/// Few rows on GPUs, where q, weights and sums of lanes fit in workgroup memory, and 32 invocations have each row of an
+/// invocation (not so more than 8 rows of packed numbers on [`Registers::Narrow`]).
 pub(super) fn decode_gpu(
     rows: usize,
     shape: &Shape,
@@ -286,8 +287,11 @@ mod tests {
                     let subgroup_max = 2 * subgroup_min;
                     let device = DeviceFacts { subgroup_min, subgroup_max, registers, ..DeviceFacts::LEAST };
                     let decode = decode_gpu(rows, &shape, &keys, &device);
+                    let many =
+                        rows > 16 || (rows > 8 && keys.storage.is_scaled() && registers == Registers::Narrow);
+                    let wide = head_dim.max(value_dim) > 128;
                     assert!(
-                        decode.is_some() || rows > 1 || head_dim > 512,
+                        decode.is_some() || many || (wide && rows > 1) || head_dim > 512,
                         "{storage:?} {head_dim} {value_dim}"
                     );
                     if let Some(decode) = decode {

@@ -15,7 +15,7 @@ use crate::tensor::DType;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum FusedTiles {
     /// `rows` packed rows per workgroup of `workgroup`; `slice` channels of out; `keys` of a tile, of which `v_keys` rows of v are
-    /// staged at a time; what `registers` have to hold.
+    /// staged at a time; for GPUs with `registers`.
     Gpu { rows: u32, workgroup: u32, slice: u32, keys: u32, v_keys: u32, registers: Registers },
     /// `rows` packed rows per workgroup of [`LANES`](Self::LANES), blocks of `keys` keys, all of a row in variables.
     Cpu { rows: u32, keys: u32, head_vectors: u32, value_vectors: u32 },
@@ -178,7 +178,7 @@ const fn middle(rows: u32, workgroup: u32, slice: u32, v_keys: u32) -> FusedTile
     FusedTiles::Gpu { rows, workgroup, slice, keys: 64, v_keys, registers: Registers::Middle }
 }
 
-/// Half as many scores again: for [`Registers::Narrow`].
+/// A quarter of the scores, of half as many keys, and nothing ahead: for [`Registers::Narrow`].
 const fn narrow(rows: u32, workgroup: u32) -> FusedTiles {
     FusedTiles::Gpu { rows, workgroup, slice: 64, keys: 32, v_keys: 8, registers: Registers::Narrow }
 }

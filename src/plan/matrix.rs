@@ -98,7 +98,7 @@ impl FusedMatrix {
             .map(|(subgroups, keys)| (rows, subgroups, keys));
         let tiles = if tuning.form.is_cpu(device) { small.to_vec() } else { large.to_vec() };
         let width = device.planned_subgroup();
-        // A subgroup of 32 alone would stage more of wide heads than NVIDIA's registers hold.
+        // With the sums of wide heads a subgroup of 32 that stages all alone takes more than 255 registers.
         let most_alone = if fragment == Fragment::Sixteen && width == 32 { 384 } else { u32::MAX };
         let tiles = tiles.into_iter().filter(move |(_, subgroups, keys)| {
             *keys <= most_keys && (*subgroups > 1 || head + value <= most_alone)
@@ -114,6 +114,28 @@ impl FusedMatrix {
             exact,
             q_in_memory,
         })
+    }
+
+    /// What plans choose for many rows of the usual channels, on subgroups of 32 and of 64 and with 32 and 48 KiB.
+    pub fn planned(fragment: Fragment) -> Vec<FusedMatrix> {
+        let mut all: Vec<FusedMatrix> = Vec::new();
+        for (width, workgroup_memory) in [(32, 32768), (32, 49152), (64, 32768), (64, 49152)] {
+            let device = DeviceFacts {
+                f16: true,
+                subgroup_min: width,
+                subgroup_max: width,
+                workgroup_memory,
+                max_invocations: 1024,
+                matrix: Some(fragment),
+                ..DeviceFacts::LEAST
+            };
+            for channels in [32, 64, 80, 96, 128, 192, 256] {
+                let (shape, tuning) = (Shape::new(1, 64, 4096, channels), Tuning::default());
+                let found = fused_matrix(shape.q_len, shape.heads, &shape, DType::F16, &tuning, &device);
+                all.extend(found.ok().filter(|tiles| !all.contains(tiles)));
+            }
+        }
+        all
     }
 
     /// Every kind of tiles there is, for `fragment`.
@@ -142,30 +164,6 @@ impl FusedMatrix {
     }
 }
 
-impl FusedMatrix {
-    /// What plans choose for many rows of the usual channels, on subgroups of 32 and of 64 and with 32 and 48 KiB.
-    pub fn planned(fragment: Fragment) -> Vec<FusedMatrix> {
-        let mut all: Vec<FusedMatrix> = Vec::new();
-        for (width, workgroup_memory) in [(32, 32768), (32, 49152), (64, 32768), (64, 49152)] {
-            let device = DeviceFacts {
-                subgroup_min: width,
-                subgroup_max: width,
-                workgroup_memory,
-                max_invocations: 1024,
-                matrix: Some(fragment),
-                ..DeviceFacts::LEAST
-            };
-            for channels in [32, 64, 80, 96, 128, 192, 256] {
-                let shape = Shape::new(1, 1, 1, channels);
-                let mut candidates = FusedMatrix::candidates(fragment, &shape, &Tuning::default(), &device);
-                let first = candidates.find(|tiles| tiles.fits(&device));
-                all.extend(first.filter(|tiles| !all.contains(tiles)));
-            }
-        }
-        all
-    }
-}
-
 /// The tiles for `shape`, or why there are none.
 pub(super) fn fused_matrix(
     rows: usize,
@@ -188,7 +186,7 @@ pub(super) fn fused_matrix(
         .find(fills)
         .or_else(|| fitting().find(is_small))
         .or_else(|| fitting().last())
-        .ok_or("their tiles take more workgroup memory or invocations than the device allows")
+        .ok_or("their tiles take more workgroup memory, invocations or registers than the device allows")
 }
 
 #[cfg(test)]
@@ -242,6 +240,9 @@ mod tests {
         assert_eq!(of(16, 16384, 128, &varying), (16, 4, 32));
         // Queries of wider heads take workgroup memory.
         assert_eq!(of(8, 16384, 256, &DEVICE), (16, 2, 16));
+        let small = DeviceFacts { workgroup_memory: 32768, ..DEVICE };
+        assert_eq!(of(8, 16384, 192, &small), (16, 2, 16));
+        assert!(plan(shape(8, 16384, 256), &small).is_err());
         // Too few for the device: half as many rows each.
         assert_eq!(of(8, 1024, 64, &varying), (32, 2, 32));
         let apple = DeviceFacts { workgroup_memory: 32768, matrix: Some(Fragment::Eight), ..DEVICE };

@@ -237,9 +237,15 @@ unsafe extern "system" fn create_device(
         asked.enabled_extension_count = names.len() as u32;
         asked.pp_enabled_extension_names = names.as_ptr();
         let mut features = asked.p_enabled_features.as_ref().copied();
-        if let (Some(features), Some(_)) = (&mut features, std::env::var_os("CAPTURE_UNCHECKED")) {
-            features.robust_buffer_access = vk::FALSE;
-            asked.p_enabled_features = features;
+        if std::env::var_os("CAPTURE_UNCHECKED").is_some() {
+            if let Some(features) = &mut features {
+                features.robust_buffer_access = vk::FALSE;
+                asked.p_enabled_features = features;
+            }
+            let any = |_: &vk::PhysicalDeviceFeatures2| true;
+            if let Some(all) = chained(asked.p_next, vk::StructureType::PHYSICAL_DEVICE_FEATURES_2, any) {
+                (*all).features.robust_buffer_access = vk::FALSE;
+            }
             let ty = vk::StructureType::PHYSICAL_DEVICE_ROBUSTNESS_2_FEATURES_EXT;
             let any = |_: &vk::PhysicalDeviceRobustness2FeaturesEXT| true;
             if let Some(more) = chained(asked.p_next, ty, any) {

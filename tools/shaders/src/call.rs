@@ -11,7 +11,11 @@ pub fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
     };
     let (queries, keys, head_dim): (usize, usize, usize) =
         (queries.parse()?, keys.parse()?, head_dim.parse()?);
-    let (dtype, bytes) = if kind == "f32" { (DType::F32, 4) } else { (DType::F16, 2) };
+    let (dtype, bytes) = match kind.as_str() {
+        "f32" => (DType::F32, 4),
+        "f16" | "matrix" => (DType::F16, 2),
+        other => return Err(format!("{other}: f32, f16 or matrix").into()),
+    };
     let gpu = pollster::block_on(open(kind == "matrix"))?;
     let tensor = |rows: usize| gpu.buffer(8 * rows * head_dim * bytes);
     let (q, k, v, out) = (tensor(queries)?, tensor(keys)?, tensor(keys)?, tensor(queries)?);
@@ -33,7 +37,7 @@ async fn open(matrix_units: bool) -> Result<Gpu, Box<dyn Error>> {
         return Err("no matrix units".into());
     }
     let mut useful = wgpu::Features::SHADER_F16 | wgpu::Features::SUBGROUP;
-    // SAFETY: nothing runs.
+    // SAFETY: a tool, for drivers of GPUs that are not there; nobody reads what a GPU would compute.
     let experimental = unsafe { wgpu::ExperimentalFeatures::enabled() };
     let experimental = if matrix_units { experimental } else { wgpu::ExperimentalFeatures::disabled() };
     useful.set(matrix, matrix_units);

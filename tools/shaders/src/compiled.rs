@@ -80,8 +80,7 @@ impl Kernel {
 
     /// Invocations that the GPU's unit holds.
     fn held(&self, driver: Driver) -> u64 {
-        // Honeykrisp's number is of invocations.
-        if driver == Driver::Honeykrisp { self.occupancy } else { self.occupancy * self.subgroup }
+        driver.held(self.occupancy, self.subgroup)
     }
 }
 

@@ -94,6 +94,16 @@ pub enum Driver {
 }
 
 impl Driver {
+    /// Invocations that the GPU's unit holds, of subgroups of `subgroup`, by the driver's number of them.
+    pub fn held(self, occupancy: u64, subgroup: u64) -> u64 {
+        match self {
+            Driver::Honeykrisp => occupancy,
+            // RADV counts subgroups of 32 on RDNA, whatever their size.
+            Driver::Radv => 32 * occupancy,
+            Driver::Nvk | Driver::Turnip => occupancy * subgroup,
+        }
+    }
+
     /// The word of tiles that plans choose for its registers (`src/device.rs`). Those for 64, which none of these GPUs is held
     /// to, Honeykrisp compiles as well.
     pub fn registers(self) -> &'static [&'static str] {

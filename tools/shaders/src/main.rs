@@ -303,7 +303,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     std::fs::write(out.join("variants.csv"), table::variants(&rows))?;
     let (compilers, loops, small) = (table::compilers(&rows), table::loops(&rows), table::small(&rows));
-    let (tiles, predicted) = (table::tiles(&rows), model::section(&rows));
+    let (tiles, predicted) =
+        (table::tiles(&rows), model::section(&rows, &std::env::var("SHADERS_DATE").unwrap_or_default()));
     println!(
         "\n{loops}\n{tiles}\n{predicted}\n{small}\n{compilers}\nevery variant: {}\n",
         out.join("variants.csv").display()
@@ -586,6 +587,11 @@ fn judge(rows: &[Row], permitted: &mut [permitted::Permitted], complete: bool) -
                     format!(" {amount}")
                 };
                 bad.push(format!("{compiler}: {}: {kind}{why}", row.name()));
+            }
+            // Its text was read.
+            let read = verdict.statistics().filter(|s| s.mad_share.is_some() && row.facts().is_some());
+            if read.is_some_and(|s| s.tile.is_none()) {
+                bad.push(format!("{compiler}: {}: no full tile found in its text", row.name()));
             }
         }
     }

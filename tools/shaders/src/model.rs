@@ -10,9 +10,6 @@ use crate::mesa::Statistics;
 use crate::tile::Tile;
 use crate::verdict::{Compiler, Verdict};
 
-/// When the predictions were made: of these kernels, rates and counts, before any GPU had run them.
-const DATE: &str = "2026-11-22";
-
 /// What a core does per clock: a multiprocessor of NVIDIA's, a work-group processor of AMD's. Rates are of invocations.
 struct Rates {
     name: &'static str,
@@ -30,7 +27,7 @@ struct Rates {
     matrix: Option<f64>,
     /// KiB of workgroup memory.
     memory: u64,
-    /// What the driver's occupancy is of, how many a core has.
+    /// How many a core has of what the driver's occupancy is of.
     parts: u64,
     source: &'static str,
 }
@@ -191,6 +188,7 @@ impl Prediction {
         rates: &Rates,
         tile: &Tile,
         statistics: &Statistics,
+        held: u64,
         invocations: u64,
         memory: u64,
         matrix: bool,
@@ -199,8 +197,7 @@ impl Prediction {
         let whole = clocks(&tile.all());
         let together = whole.least();
         let apart = clocks(&tile.products).least() + clocks(&tile.outside).least();
-        // The driver counts subgroups of 32, whatever their size.
-        let by_registers = statistics.occupancy * 32 * rates.parts / invocations;
+        let by_registers = held * rates.parts / invocations;
         let workgroups = by_registers.min(rates.memory * 1024 / memory.max(1)).max(1);
         let clocks = together + (apart - together) / workgroups as f64;
         Prediction {
@@ -251,7 +248,8 @@ fn predictions(rows: &[Row]) -> String {
             let Some((statistics, tile)) = statistics.and_then(|s| Some((s, s.tile?))) else { continue };
             let (invocations, memory) =
                 (u64::from(row.kernel.invocations), u64::from(row.kernel.workgroup_memory));
-            let found = Prediction::of(rates, &tile, statistics, invocations, memory, facts.matrix);
+            let held = GPUS[gpu].driver.held(statistics.occupancy, statistics.subgroup);
+            let found = Prediction::of(rates, &tile, statistics, held, invocations, memory, facts.matrix);
             let Clocks { floor, vector, exp2, workgroup } = found.whole;
             let exp2 = if rates.exp2.is_some() { format!("{exp2:.0}") } else { String::new() };
             let line = format!(
@@ -269,10 +267,10 @@ fn predictions(rows: &[Row]) -> String {
 }
 
 /// What stands between the marks in `benches/PREDICTIONS.md`.
-pub fn section(rows: &[Row]) -> String {
+pub fn section(rows: &[Row], date: &str) -> String {
     format!(
-        "Predicted on {DATE}, before any GPU had run the kernels. Counts are of a full tile of keys, as \
-         [SHADERS.md](SHADERS.md) has them;\nf32 for fused_gpu, f16 for fused_matrix.\n\n\
+        "Of {date}. Counts are of a full tile of keys, as [SHADERS.md](SHADERS.md) has them; f32 for fused_gpu, f16 for \
+         fused_matrix.\n\n\
          ### Rates\n\n\
          Per clock and core: a multiprocessor of NVIDIA's, a work-group processor (two compute units) of AMD's.\n\
          – is what a GPU does not have or nobody publishes, and not in the model.\n\n\
@@ -282,7 +280,8 @@ pub fn section(rows: &[Row]) -> String {
          ### Model\n\n\
          The floor of a subgroup's part of a tile is the clocks that its multiply-adds in the two products take alone. Beside it:\n\n\
          * vectors: on NVIDIA's the largest of floats, other vector instructions, matrix instructions, and issuing all instructions,\n  \
-           which have units apart; on AMD's the sum of vector and matrix instructions, beside which all others are issued;\n\
+           which have units apart, moves and conversions counted as issued alone; on AMD's the sum of vector and matrix\n  \
+           instructions, beside which all others are issued;\n\
          * exp2; bytes of workgroup memory as invocations get them: a broadcast takes no bank twice, but its words have to reach\n  \
            each invocation.\n\n\
          If everything overlaps a tile takes the largest of them. If products and the rest (the softmax, stores of weights) follow\n\
@@ -343,12 +342,12 @@ mod tests {
         let products = counts(&"\tv_fma_f32 v0, v1, v2, v3\n".repeat(64));
         let outside = counts(&"\tv_exp_f32 v0, v1\n".repeat(8));
         let tile = Tile { products, outside, each: 8 };
-        let statistics = |occupancy| Statistics {
+        let statistics = Statistics {
             subgroup: 32,
             registers: 0,
             spills: 0,
             memory: None,
-            occupancy,
+            occupancy: 0,
             instructions: 0,
             cycles: None,
             scalar_spills: None,
@@ -357,7 +356,9 @@ mod tests {
             mad_share: None,
             tile: None,
         };
-        let of = |occupancy, memory| Prediction::of(rates, &tile, &statistics(occupancy), 128, memory, false);
+        let of = |occupancy: u64, memory| {
+            Prediction::of(rates, &tile, &statistics, 32 * occupancy, 128, memory, false)
+        };
         // 32 clocks of products, 16 of exp2.
         let alone = of(4, 1024);
         assert_eq!((alone.workgroups, alone.most, alone.least), (1, 1.0, 32.0 / 48.0));

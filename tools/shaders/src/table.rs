@@ -219,7 +219,7 @@ const LEGEND: &str = "\
 | registers | 32 bits, of 255 | vector registers, 32 bits, of 256 | 16 bits, of 255 | vectors of four, of 48 |
 | spills | stores to memory | registers | values | stores to memory |
 | memory | bytes of an invocation: spills, and arrays that are indexed | bytes of a subgroup: the same | bytes of an invocation | not told |
-| occupancy, the fewest | subgroups that a multiprocessor holds | subgroups that a SIMD holds | invocations that a core holds, of 1024 | subgroups that a core holds |
+| occupancy, the fewest | subgroups that a multiprocessor holds | subgroups that a SIMD holds, as if of 32 on RDNA | invocations that a core holds, of 1024 | subgroups that a core holds |
 | mad share | by `NAK assembly` | by `Assembly` | no text | by `IR3 Assembly` |
 ";
 
