@@ -59,6 +59,7 @@ fn meant() -> BTreeMap<(&'static str, &'static str), Option<u32>> {
         ("fused/gpu", "LANES_X"),
         ("fused/matrix", "ABOVE"),
         ("fused/matrix", "RESCALED"),
+        ("fused/matrix", "MOST_LOADS"),
         ("matmul/matrix", "BLOCKS"),
         ("merge", "ROW_LANES"),
         ("merge_splits", "ROW_LANES"),
