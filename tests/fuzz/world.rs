@@ -51,7 +51,7 @@ const SHAPE: Shape = Shape::new(1, 2, 5, 4);
 impl World {
     pub fn new(adapter: &wgpu::Adapter, full: bool) -> Self {
         let errors = Arc::<Mutex<Vec<String>>>::default();
-        let make = |features, limits| {
+        let make = |features, limits, registers| {
             let descriptor = wgpu::DeviceDescriptor {
                 required_features: features,
                 required_limits: limits,
@@ -62,15 +62,17 @@ impl World {
             device.on_uncaptured_error(Arc::new(move |e| {
                 errors.lock().expect("no panic here").push(e.to_string())
             }));
-            Gpu::with_device(device, queue)
+            let pipelines = wgpu_attention::inspect::with_registers(&device, registers);
+            Gpu::with_pipelines(queue, pipelines)
         };
         let (features, limits) = if full {
             (adapter.features() - wgpu::Features::all_experimental_mask(), adapter.limits())
         } else {
             (wgpu::Features::empty(), wgpu::Limits::default())
         };
-        let gpu = make(features, limits);
-        let foreign = make(wgpu::Features::empty(), wgpu::Limits::default());
+        // A device of little is planned for as one of few registers.
+        let gpu = make(features, limits, if full { 255 } else { 64 });
+        let foreign = make(wgpu::Features::empty(), wgpu::Limits::default(), 128);
         let arena = Arena::new(&gpu, &foreign);
         let good = Good::new(&gpu);
         World { f16: features.contains(wgpu::Features::SHADER_F16), gpu, foreign, arena, errors, good }

@@ -27,6 +27,21 @@ pub fn full() -> &'static Profile {
     lent(0, || pollster::block_on(Profile::full(&adapter())))
 }
 
+/// As [`full`], with plans for a GPU that has 64 or 128 registers for an invocation: by its name, which says so.
+pub fn few_registers(name: &str) -> Option<&'static Profile> {
+    let (kind, name, count) = match name {
+        "64 registers" => (4, "64 registers", 64),
+        "128 registers" => (5, "128 registers", 128),
+        _ => return None,
+    };
+    Some(lent(kind, || {
+        let made = pollster::block_on(Profile::full(&adapter()));
+        let pipelines = wgpu_attention::inspect::with_registers(made.gpu.device(), count);
+        let gpu = Gpu::with_pipelines(made.gpu.queue().clone(), pipelines);
+        Profile { name, gpu, ..made }
+    }))
+}
+
 /// What every WebGPU device has: no features, the default limits.
 pub fn defaults() -> &'static Profile {
     lent(1, || pollster::block_on(Profile::defaults(&adapter())))
@@ -53,7 +68,7 @@ pub fn matrices() -> impl Iterator<Item = &'static Profile> {
 /// Devices that no test uses at the moment, by kind.
 static IDLE: [Mutex<Vec<&Profile>>; KINDS] = [const { Mutex::new(Vec::new()) }; KINDS];
 
-const KINDS: usize = 4;
+const KINDS: usize = 6;
 
 /// A device for as long as a test's thread lives, with the kernels that earlier tests have compiled: who counts them
 /// clears them first, or has a device of its own. Tests that run at once have devices of their own: a software
