@@ -17,9 +17,13 @@ pub fn believing(profile: &Profile, width: u32) -> &'static Profile {
 
 /// `profile` with plans for a GPU that has about so many registers for an invocation.
 pub fn with_registers(profile: &Profile, count: u32) -> &'static Profile {
-    let pipelines = wgpu_attention::inspect::with_registers(profile.gpu.device(), count);
+    Box::leak(Box::new(planned_for("few registers", profile, count)))
+}
+
+fn planned_for(name: &'static str, profile: &Profile, registers: u32) -> Profile {
+    let pipelines = wgpu_attention::inspect::with_registers(profile.gpu.device(), registers);
     let gpu = Gpu::with_pipelines(profile.gpu.queue().clone(), pipelines);
-    Box::leak(Box::new(Profile { name: "few registers", gpu, f16: profile.f16, matrix: false }))
+    Profile { name, gpu, f16: profile.f16, matrix: false }
 }
 
 /// Everything the adapter gives that is not experimental.
@@ -34,12 +38,7 @@ pub fn few_registers(name: &str) -> Option<&'static Profile> {
         "128 registers" => (5, "128 registers", 128),
         _ => return None,
     };
-    Some(lent(kind, || {
-        let made = pollster::block_on(Profile::full(&adapter()));
-        let pipelines = wgpu_attention::inspect::with_registers(made.gpu.device(), count);
-        let gpu = Gpu::with_pipelines(made.gpu.queue().clone(), pipelines);
-        Profile { name, gpu, ..made }
-    }))
+    Some(lent(kind, || planned_for(name, &pollster::block_on(Profile::full(&adapter())), count)))
 }
 
 /// What every WebGPU device has: no features, the default limits.

@@ -351,13 +351,6 @@ unsafe fn write(
     };
     // Browsers' engines and scripts may have more than one process.
     let stem = folder.join(format!("{}-{number:03}", std::process::id()));
-    // SAFETY: as promised; what is read is what the caller passed.
-    let (entry, constants, required) = unsafe {
-        let any = |_: &vk::PipelineShaderStageRequiredSubgroupSizeCreateInfo| true;
-        let ty = vk::StructureType::PIPELINE_SHADER_STAGE_REQUIRED_SUBGROUP_SIZE_CREATE_INFO;
-        let required = chained(info.stage.p_next, ty, any).map(|size| (*size).required_subgroup_size);
-        (CStr::from_ptr(info.stage.p_name).to_string_lossy(), constants(&info.stage), required)
-    };
     // SAFETY: as promised.
     let (numbers, texts) = unsafe { (numbers(statistics, pipeline)?, texts(statistics, pipeline)?) };
     let about = vk::PipelineInfoKHR::default().pipeline(pipeline);
@@ -365,9 +358,6 @@ unsafe fn write(
     let executables = unsafe { statistics.get_pipeline_executable_properties(&about)? };
     let all = json!({
         "driver": driver,
-        "entry": entry,
-        "constants": constants,
-        "required_subgroup": required,
         "subgroups": executables.iter().map(|one| one.subgroup_size).collect::<Vec<_>>(),
         "statistics": numbers,
         "texts": texts,
@@ -377,28 +367,6 @@ unsafe fn write(
         std::fs::write(stem.with_extension("spv"), code)?;
     }
     Ok(())
-}
-
-/// Specialisation constants, each as its number and its first four bytes.
-///
-/// # Safety
-/// `stage` is valid.
-unsafe fn constants(stage: &vk::PipelineShaderStageCreateInfo) -> Vec<[u32; 2]> {
-    // SAFETY: as promised: entries lie within the data.
-    unsafe {
-        let Some(info) = stage.p_specialization_info.as_ref() else { return Vec::new() };
-        let entries = match info.map_entry_count {
-            0 => &[],
-            count => std::slice::from_raw_parts(info.p_map_entries, count as usize),
-        };
-        let value = |entry: &vk::SpecializationMapEntry| {
-            let mut bytes = [0; 4];
-            let from = info.p_data.cast::<u8>().add(entry.offset as usize);
-            std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), entry.size.min(4));
-            [entry.constant_id, u32::from_ne_bytes(bytes)]
-        };
-        entries.iter().map(value).collect()
-    }
 }
 
 /// The statistics of a pipeline's first executable, as far as they are counts.

@@ -1,6 +1,6 @@
 //! The drivers' text of what the GPU runs, as basic blocks with counts of what their instructions do.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use crate::gpus::Driver;
 
@@ -181,6 +181,51 @@ pub fn blocks(driver: Driver, text: &str) -> Vec<Block> {
         }
     }
     blocks
+}
+
+/// A loop: the block that it begins with, and all of its blocks.
+pub struct Loop {
+    pub header: usize,
+    pub body: BTreeSet<usize>,
+}
+
+/// The natural loops: a back edge goes to a block without which where it comes from cannot be reached.
+pub fn loops(blocks: &[Block]) -> Vec<Loop> {
+    let mut before = vec![Vec::new(); blocks.len()];
+    for (n, block) in blocks.iter().enumerate() {
+        block.next.iter().for_each(|next| before[*next].push(n));
+    }
+    let reached = |without: Option<usize>| {
+        let mut seen = vec![false; blocks.len()];
+        let mut open: Vec<usize> = (0..1).filter(|n| Some(*n) != without).collect();
+        while let Some(n) = open.pop() {
+            if !std::mem::replace(&mut seen[n], true) {
+                open.extend(blocks[n].next.iter().filter(|next| Some(**next) != without));
+            }
+        }
+        seen
+    };
+    let always = reached(None);
+    let mut loops = Vec::new();
+    for header in 0..blocks.len() {
+        let candidates: Vec<usize> = before[header].iter().copied().filter(|n| always[*n]).collect();
+        if candidates.is_empty() || !always[header] {
+            continue;
+        }
+        let around = reached(Some(header));
+        let mut body = BTreeSet::from([header]);
+        let mut open: Vec<usize> = candidates.into_iter().filter(|n| *n == header || !around[*n]).collect();
+        let is_loop = !open.is_empty();
+        while let Some(n) = open.pop() {
+            if body.insert(n) {
+                open.extend(before[n].iter().filter(|n| always[**n]));
+            }
+        }
+        if is_loop {
+            loops.push(Loop { header, body });
+        }
+    }
+    loops
 }
 
 fn starts(name: &str, with: &[&str]) -> bool {

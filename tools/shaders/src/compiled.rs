@@ -67,8 +67,9 @@ impl Kernel {
         let Ok(files) = std::fs::read_dir(folder) else { return Ok(None) };
         for file in files {
             let path = file?.path();
-            if path.extension().is_some_and(|end| end == "json") && exponentials(&path.with_extension("spv"))?
-            {
+            let module = path.with_extension("spv");
+            let is_pipeline = path.extension().is_some_and(|end| end == "json") && module.exists();
+            if is_pipeline && exponentials(&module)? {
                 let captured = serde_json::from_str(&std::fs::read_to_string(&path)?)?;
                 let kernel = Kernel::new(gpu, &captured);
                 let more = |k: &Kernel| best.as_ref().is_none_or(|b| k.instructions > b.instructions);

@@ -1,6 +1,6 @@
 //! How much of a kernel's inner loops multiplies and adds.
 
-use crate::assembly::{Block, Counts, Kind};
+use crate::assembly::{Block, Counts, Kind, loops};
 
 /// A basic block is an inner loop if it has so many multiply-adds, or matrix instructions.
 const MULTIPLY_ADDS: u64 = 32;
@@ -25,11 +25,7 @@ pub fn of(blocks: &[Block]) -> Option<f64> {
 /// The basic blocks with a fourth or more of the multiply-adds, or matrix instructions, of the block that has most of
 /// them; and all of the innermost loops around them, or the blocks themselves where they are in none.
 pub fn inner_loops(blocks: &[Block]) -> Option<(Counts, Counts)> {
-    // Loops as blocks are laid out: from where a branch leads back to, to the branch.
-    let back = |(from, block): (usize, &Block)| {
-        block.next.iter().filter(|to| **to <= from).map(|to| *to..=from).collect::<Vec<_>>()
-    };
-    let loops: Vec<_> = blocks.iter().enumerate().flat_map(back).collect();
+    let loops = loops(blocks);
     let matrix = |block: &Block| block.counts.of(Kind::Matrix);
     let most = blocks.iter().map(|block| (matrix(block), block.counts.products)).max()?;
     let heavy = |block: &Block| match most {
@@ -38,9 +34,9 @@ pub fn inner_loops(blocks: &[Block]) -> Option<(Counts, Counts)> {
     };
     let (mut these, mut inside) = (Counts::default(), vec![false; blocks.len()]);
     for n in (0..blocks.len()).filter(|n| heavy(&blocks[*n])) {
-        let around = loops.iter().filter(|range| range.contains(&n));
-        let range = around.min_by_key(|range| range.end() - range.start()).cloned().unwrap_or(n..=n);
-        inside[range].fill(true);
+        let around = loops.iter().filter(|l| l.body.contains(&n)).min_by_key(|l| l.body.len());
+        inside[n] = true;
+        around.into_iter().flat_map(|l| &l.body).for_each(|n| inside[*n] = true);
         these = these.plus(&blocks[n].counts);
     }
     let inside = blocks.iter().zip(inside).filter(|(_, inside)| *inside);

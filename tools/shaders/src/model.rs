@@ -42,6 +42,21 @@ enum Units {
     One,
 }
 
+const AMPERE: Rates = Rates {
+    name: "NVIDIA Ampere (GA102, sm_86)",
+    counts: "nvk-ampere",
+    floats: 128.0,
+    others: 64.0,
+    units: Units::Apart { issue: 128.0 },
+    exp2: Some(16.0),
+    workgroup_bytes: 128.0,
+    matrix: Some(256.0),
+    memory: 100,
+    parts: 1,
+    source: "CUDA C++ Programming Guide; NVIDIA Ampere GA102 GPU Architecture (GeForce RTX 3080: tensor rate with f32 \
+             sums)",
+};
+
 const RATES: [Rates; 6] = [
     Rates {
         name: "NVIDIA Turing (TU102, sm_75)",
@@ -57,33 +72,15 @@ const RATES: [Rates; 6] = [
         source: "CUDA C++ Programming Guide, table of arithmetic throughput; NVIDIA Turing GPU Architecture \
                  (GeForce RTX 2080 Ti: tensor rate with f32 sums); NVIDIA Ampere GA102 GPU Architecture (bytes)",
     },
-    Rates {
-        name: "NVIDIA Ampere (GA102, sm_86)",
-        counts: "nvk-ampere",
-        floats: 128.0,
-        others: 64.0,
-        units: Units::Apart { issue: 128.0 },
-        exp2: Some(16.0),
-        workgroup_bytes: 128.0,
-        matrix: Some(256.0),
-        memory: 100,
-        parts: 1,
-        source: "CUDA C++ Programming Guide; NVIDIA Ampere GA102 GPU Architecture (GeForce RTX 3080: tensor rate with f32 \
-                 sums)",
-    },
+    AMPERE,
+    // Of the same instructions.
     Rates {
         name: "NVIDIA Hopper (GH100, sm_90)",
-        counts: "nvk-ampere",
-        floats: 128.0,
-        others: 64.0,
-        units: Units::Apart { issue: 128.0 },
-        exp2: Some(16.0),
-        workgroup_bytes: 128.0,
         matrix: None,
         memory: 228,
-        parts: 1,
         source: "CUDA C++ Programming Guide. The tensor rate that NVIDIA publishes is of instructions of four subgroups at \
                  once; what those of one subgroup reach is not published",
+        ..AMPERE
     },
     Rates {
         name: "AMD RDNA 2 (navi21)",

@@ -16,7 +16,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
-use crate::assembly::{Block, Counts, Kind};
+use crate::assembly::{Block, Counts, Kind, Loop, loops};
 use crate::mad_share;
 
 /// What a tile is to compute.
@@ -78,11 +78,6 @@ impl Way {
             staged: self.staged + other.staged * times,
         }
     }
-}
-
-struct Loop {
-    header: usize,
-    body: BTreeSet<usize>,
 }
 
 struct Graph<'a> {
@@ -258,45 +253,6 @@ fn staged(block: &Block) -> u64 {
     let [stores, loads] = [Kind::WorkgroupStore, Kind::WorkgroupLoad].map(|kind| block.counts.of(kind));
     let bytes = block.counts.workgroup_bytes;
     if loads == 0 && stores > 0 && bytes >= 8 * stores { bytes } else { 0 }
-}
-
-/// The natural loops: a back edge goes to a block without which where it comes from cannot be reached.
-fn loops(blocks: &[Block]) -> Vec<Loop> {
-    let mut before = vec![Vec::new(); blocks.len()];
-    for (n, block) in blocks.iter().enumerate() {
-        block.next.iter().for_each(|next| before[*next].push(n));
-    }
-    let reached = |without: Option<usize>| {
-        let mut seen = vec![false; blocks.len()];
-        let mut open: Vec<usize> = (0..1).filter(|n| Some(*n) != without).collect();
-        while let Some(n) = open.pop() {
-            if !std::mem::replace(&mut seen[n], true) {
-                open.extend(blocks[n].next.iter().filter(|next| Some(**next) != without));
-            }
-        }
-        seen
-    };
-    let always = reached(None);
-    let mut loops = Vec::new();
-    for header in 0..blocks.len() {
-        let candidates: Vec<usize> = before[header].iter().copied().filter(|n| always[*n]).collect();
-        if candidates.is_empty() || !always[header] {
-            continue;
-        }
-        let around = reached(Some(header));
-        let mut body = BTreeSet::from([header]);
-        let mut open: Vec<usize> = candidates.into_iter().filter(|n| *n == header || !around[*n]).collect();
-        let is_loop = !open.is_empty();
-        while let Some(n) = open.pop() {
-            if body.insert(n) {
-                open.extend(before[n].iter().filter(|n| always[**n]));
-            }
-        }
-        if is_loop {
-            loops.push(Loop { header, body });
-        }
-    }
-    loops
 }
 
 #[cfg(test)]
