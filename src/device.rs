@@ -78,6 +78,14 @@ impl Registers {
     }
 }
 
+/// As wide as subgroups are, whether or not kernels may use those; where no software driver's are so wide, 8.
+fn lanes_of(info: &wgpu::AdapterInfo) -> u32 {
+    match info.subgroup_max_size {
+        lanes @ (4 | 8 | 16) => lanes,
+        _ => 8,
+    }
+}
+
 /// What plans and checks need to know of a device, read once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceFacts {
@@ -91,6 +99,8 @@ pub(crate) struct DeviceFacts {
     pub max_invocations: u32,
     pub workgroup_memory: u32,
     pub registers: Registers,
+    /// Invocations that a software driver computes at once, one in each lane of a vector: 4, 8 or 16.
+    pub lanes: u32,
     /// Fewest invocations of a subgroup, 0 where kernels may not use subgroups.
     pub subgroup_min: u32,
     /// Most of them.
@@ -111,6 +121,7 @@ impl DeviceFacts {
         max_invocations: 256,
         workgroup_memory: 16384,
         registers: Registers::Middle,
+        lanes: 8,
         subgroup_min: 0,
         subgroup_max: 0,
         matrix: None,
@@ -132,6 +143,7 @@ impl DeviceFacts {
                 .min(limits.max_compute_workgroup_size_x),
             workgroup_memory: limits.max_compute_workgroup_storage_size,
             registers: Registers::of(&info),
+            lanes: lanes_of(&info),
             subgroup_min: if subgroups { info.subgroup_min_size } else { 0 },
             subgroup_max: if subgroups { info.subgroup_max_size } else { 0 },
             matrix: None,

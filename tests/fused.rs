@@ -4,8 +4,8 @@ use wgpu_attention::inspect::kernels;
 use wgpu_attention::{Alignment, DType, KernelForm, Path, Shape};
 
 use crate::harness::{
-    Case, DropoutData, FORMS, HostData, Layout, Report, Rng, Setup, Weights, defaults, full, profiles, rest,
-    run, with_registers,
+    Case, DropoutData, FORMS, HostData, Layout, Report, Rng, Setup, Weights, defaults, full, planned_by_name,
+    profiles, rest, run, with_registers,
 };
 
 fn setup(form: KernelForm) -> Setup {
@@ -288,6 +288,36 @@ fn few_registers() {
         let kernels = wgpu_attention::inspect::compiled(setup.profile.gpu.pipelines());
         let word = if count == 64 { "registers=Narrow" } else { "registers=Middle" };
         assert!(kernels.iter().any(|name| name.contains(word)), "{kernels:?}");
+    }
+    report.finish();
+}
+
+/// Vectors of 4 and of 16 lanes: rows that fill them and that do not, blocks of every number of queries and keys.
+#[test]
+fn lanes() {
+    let mut report = Report::new("fused, lanes");
+    let profile = |lanes| planned_by_name(&format!("{lanes} lanes")).expect("there is one");
+    for lanes in [4, 16] {
+        let setup = Setup { profile: profile(lanes), ..setup(KernelForm::Cpu) };
+        for (n, (q_len, dim)) in
+            [(1, 64), (5, 64), (17, 30), (40, 64), (70, 128), (33, 200), (130, 40)].into_iter().enumerate()
+        {
+            let shape =
+                Shape { batch: 2, heads: 2, kv_heads: 1, q_len, kv_len: 75, head_dim: dim, value_dim: dim };
+            let case = Case::random(format!("{lanes} lanes {q_len} {dim}"), shape);
+            let causal = case.clone().with(|c| c.rules.causal = true);
+            let keep = HostData::of([2, 2, q_len, 75], |[b, h, i, j]| (b + h + i * j) % 3 != 0);
+            let dropped = causal.clone().with(|c| c.dropout = Some(DropoutData::Given { p: 0.4, keep }));
+            let pairs = causal.clone().with(|c| c.softcap = Some(2.0));
+            for (m, case) in [case, causal, pairs, dropped].iter().enumerate() {
+                if m % 2 == n % 2 || rest(&format!("{}, {m}", case.name)) {
+                    report.check_in(case, &setup, &mut Default::default());
+                }
+            }
+        }
+        let kernels = wgpu_attention::inspect::compiled(setup.profile.gpu.pipelines());
+        let word = format!("lanes={lanes}");
+        assert!(kernels.iter().any(|name| name.contains(&word)), "{kernels:?}");
     }
     report.finish();
 }

@@ -7,8 +7,8 @@ use wgpu_attention::{Alignment, DType, KernelForm, Path, Pattern, PatternPart, S
 
 use crate::harness::report::judge_outputs;
 use crate::harness::{
-    Case, DropoutData, FORMS, HostData, Layout, Profile, Report, Rng, Rules, Setup, Weights, defaults,
-    few_registers, full, rest, run,
+    Case, DropoutData, FORMS, HostData, Layout, Profile, Report, Rng, Rules, Setup, Weights, defaults, full,
+    planned_by_name, rest, run,
 };
 
 /// Which axes of a tensor of the mask are 1 and repeat; `None` is no such tensor.
@@ -367,7 +367,9 @@ impl Draw {
         // Its own draws, beside which the others stay what they are.
         let few = &mut Rng::new(seed ^ 0x4e6);
         if profile.name == "full" && few.chance(0.3) {
-            profile = few_registers(few.pick(&["64 registers", "128 registers"])).expect("there is one");
+            profile = planned_by_name(few.pick(&["64 registers", "128 registers"])).expect("there is one");
+        } else if profile.name == "full" && few.chance(0.3) {
+            profile = planned_by_name(few.pick(&["4 lanes", "16 lanes"])).expect("there is one");
         }
         let weights = weights(rng, profile.f16);
         let path = if weights == Weights::None {
@@ -438,7 +440,7 @@ impl Draw {
     fn setup(&self, case: &Case) -> Setup {
         let Draw { form, path, dtype, bias, layout, lse, weights, .. } = *self;
         let whole = || if self.profile == "full" { full() } else { defaults() };
-        let profile = few_registers(self.profile).unwrap_or_else(whole);
+        let profile = planned_by_name(self.profile).unwrap_or_else(whole);
         let setup = Setup { profile, form, path, dtype, bias, layout, lse, weights };
         let path = if setup.too_many_buffers(case) { Path::Auto } else { path };
         Setup { path, ..setup }

@@ -1,12 +1,12 @@
 // The loop of fused.wgsl for drivers that run on a CPU, for few rows and packed keys and values, as caches have.
 //
 // Every load has an index uniform over the workgroup: a scalar load. (Where lanes differ in it, each lane costs
-// a branch.) Eight such words are put together to a vector, one in each lane, and unpacked as one. For scores
+// a branch.) LANES such words are put together to a vector, one in each lane, and unpacked as one. For scores
 // a lane has the word of its own key, for sums its own word of the key. Weights go from the one to the other
 // through workgroup memory, a chunk at a time. Where rows fill the lanes, fused/cpu.wgsl is faster.
 //
 // Constants: ROWS     packed rows of a workgroup
-//            LANES    invocations of a workgroup, 8
+//            LANES    invocations of a workgroup, as many as the driver computes at once
 //            K_BLOCKS, V_BLOCKS   vectors of words of a row
 //            KEYS     keys of a block, a multiple of LANES and of STEP (powers of two)
 //            CHUNK    keys between barriers, a multiple of KEYS; each chunk costs as much as some ten keys

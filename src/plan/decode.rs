@@ -106,8 +106,8 @@ impl fmt::Debug for DecodeGpu {
 
 impl fmt::Debug for DecodeCpu {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let DecodeCpu { loads, rows, keys, step, chunk } = self;
-        write!(f, "{loads:?} rows={rows} keys={keys}x{step}x{chunk}")
+        let DecodeCpu { loads, lanes, rows, keys, step, chunk } = self;
+        write!(f, "{loads:?} rows={rows}x{lanes} keys={keys}x{step}x{chunk}")
     }
 }
 
@@ -120,6 +120,8 @@ fn words_in_vectors(words: u32) -> u32 {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct DecodeCpu {
     pub loads: Loads,
+    /// Invocations of a workgroup.
+    pub lanes: u32,
     pub rows: u32,
     pub keys: u32,
     pub step: u32,
@@ -127,13 +129,9 @@ pub(crate) struct DecodeCpu {
 }
 
 impl DecodeCpu {
-    /// Invocations of a workgroup: as many as subgroups of software drivers have.
-    pub const LANES: u32 = 8;
-
     /// Bytes of workgroup memory, as the shader declares it.
     pub fn memory(&self) -> u32 {
-        let DecodeCpu { loads, rows, chunk, .. } = *self;
-        let lanes = Self::LANES;
+        let DecodeCpu { loads, lanes, rows, chunk, .. } = *self;
         let spread = if lanes / loads.v > 1 { lanes * loads.vectors } else { 1 };
         16 * (loads.k * loads.vectors * rows + spread)
             + [chunk * rows, 2 * rows * lanes, 1].map(words_in_vectors).iter().sum::<u32>()
@@ -235,7 +233,7 @@ pub(super) fn decode_gpu(
 
 /// Few rows of packed keys on software drivers. Keys of a block, keys added at a time and keys between barriers as
 /// measured with lavapipe 26; where others are not faster than `fused_cpu`, none.
-pub(super) fn decode_cpu(rows: usize, shape: &Shape, keys: &KeySource) -> Option<DecodeCpu> {
+pub(super) fn decode_cpu(lanes: u32, rows: usize, shape: &Shape, keys: &KeySource) -> Option<DecodeCpu> {
     let narrow = shape.head_dim <= 64;
     let (keys_each, step, chunk) = match (keys.storage, rows) {
         _ if !keys.words || !keys.simple || shape.head_dim.max(shape.value_dim) > 256 => return None,
@@ -250,6 +248,7 @@ pub(super) fn decode_cpu(rows: usize, shape: &Shape, keys: &KeySource) -> Option
     };
     let decode = DecodeCpu {
         loads: keys.loads(shape),
+        lanes,
         rows: rows.next_power_of_two() as u32,
         keys: keys_each,
         step,
@@ -298,10 +297,11 @@ mod tests {
                         asserted(&decode, rows, subgroup_min);
                         planned += 1;
                     }
-                    if let Some(decode) = decode_cpu(rows, &shape, &keys) {
-                        let DecodeCpu { keys, step, chunk, rows: packed, .. } = decode;
+                    let all = [4, 8, 16].map(|lanes| decode_cpu(lanes, rows, &shape, &keys));
+                    for decode in all.into_iter().flatten() {
+                        let DecodeCpu { lanes, keys, step, chunk, rows: packed, .. } = decode;
                         assert!(
-                            packed as usize >= rows && decode.memory() <= 16384 && keys.is_multiple_of(8)
+                            packed as usize >= rows && decode.memory() <= 16384 && keys.is_multiple_of(lanes)
                         );
                         assert!(
                             keys.is_multiple_of(step) && chunk.is_multiple_of(keys) && chunk * packed <= 2048

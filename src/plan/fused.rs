@@ -17,8 +17,8 @@ pub(crate) enum FusedTiles {
     /// `rows` packed rows per workgroup of `workgroup`; `slice` channels of out; `keys` of a tile, of which `v_keys` rows of v are
     /// staged at a time; for GPUs with `registers`.
     Gpu { rows: u32, workgroup: u32, slice: u32, keys: u32, v_keys: u32, registers: Registers },
-    /// `rows` packed rows per workgroup of [`LANES`](Self::LANES), blocks of `keys` keys, all of a row in variables.
-    Cpu { rows: u32, keys: u32, head_vectors: u32, value_vectors: u32 },
+    /// `rows` packed rows per workgroup of `lanes`, blocks of `keys` keys, all of a row in variables.
+    Cpu { lanes: u32, rows: u32, keys: u32, head_vectors: u32, value_vectors: u32 },
     /// Few packed rows, on GPUs.
     DecodeGpu(DecodeGpu),
     /// Few packed rows and packed keys, on software drivers.
@@ -32,15 +32,12 @@ impl FusedTiles {
     pub const CHUNK: u32 = 16;
     pub const P_KEYS: u32 = 32;
 
-    /// Invocations of a workgroup of the forms for software drivers.
-    pub const LANES: u32 = DecodeCpu::LANES;
-
     /// The tiles worth checking every mask with.
     pub const MASKED: [FusedTiles; 4] = [SMALL_64, SHORT_16[0], CPU, DECODE_CPU];
 
     /// Every kind of tiles there is.
     pub fn all() -> Vec<FusedTiles> {
-        let named = [SMALL_64, SMALL_128, SMALL_256, LARGE_64, LARGE_128, CPU, DECODE_CPU];
+        let named = [SMALL_64, SMALL_128, SMALL_256, LARGE_64, LARGE_128, CPU, CPU_16, DECODE_CPU];
         let middle = MIDDLE_16.into_iter().chain(MIDDLE_32).chain(MIDDLE_64);
         let narrow = [NARROW_16, NARROW_32];
         SHORT_16.into_iter().chain(SHORT_32).chain(named).chain(middle).chain(narrow).collect()
@@ -73,7 +70,10 @@ impl FusedTiles {
                 let device = DeviceFacts { subgroup_min, subgroup_max, registers, ..DeviceFacts::LEAST };
                 all.extend(decode_gpu(rows, &shape, &keys, &device).map(FusedTiles::DecodeGpu));
             }
-            all.extend(decode_cpu(rows, &shape, &keys).map(FusedTiles::DecodeCpu));
+            let lanes: &[u32] = if head_dim == value_dim { &[4, 8, 16] } else { &[8] };
+            for lanes in lanes {
+                all.extend(decode_cpu(*lanes, rows, &shape, &keys).map(FusedTiles::DecodeCpu));
+            }
         }
         let mut seen = std::collections::HashSet::new();
         all.retain(|tiles| seen.insert(*tiles));
@@ -205,8 +205,12 @@ const MIDDLE_64: [FusedTiles; 2] = [middle(64, 256, 64, 16), middle(64, 256, 128
 const NARROW_16: FusedTiles = narrow(16, 64);
 const NARROW_32: FusedTiles = narrow(32, 128);
 
-const CPU: FusedTiles = FusedTiles::Cpu { rows: 24, keys: 2, head_vectors: 4, value_vectors: 4 };
-const DECODE_CPU: FusedTiles = FusedTiles::Cpu { rows: 8, keys: 1, head_vectors: 5, value_vectors: 3 };
+/// Of vectors as wide as any.
+const CPU_16: FusedTiles =
+    FusedTiles::Cpu { lanes: 16, rows: 32, keys: 2, head_vectors: 8, value_vectors: 8 };
+const CPU: FusedTiles = FusedTiles::Cpu { lanes: 8, rows: 24, keys: 2, head_vectors: 4, value_vectors: 4 };
+const DECODE_CPU: FusedTiles =
+    FusedTiles::Cpu { lanes: 8, rows: 8, keys: 1, head_vectors: 5, value_vectors: 3 };
 
 /// How a problem is computed by the fused kernel.
 #[derive(Clone, Copy, Debug)]
@@ -275,8 +279,8 @@ fn fused_tiles(
         return Ok(FusedTiles::Matrix(tiles));
     }
     if tuning.form.is_cpu(device) {
-        let decode = decode_cpu(rows, shape, &keys).map(FusedTiles::DecodeCpu);
-        let whole = || fused_cpu(rows, shape.head_dim.div_ceil(4), shape.value_dim.div_ceil(4));
+        let decode = decode_cpu(device.lanes, rows, shape, &keys).map(FusedTiles::DecodeCpu);
+        let whole = || fused_cpu(device.lanes, rows, shape.head_dim.div_ceil(4), shape.value_dim.div_ceil(4));
         return Ok(decode.unwrap_or_else(whole));
     }
     let decode = decode_gpu(rows, shape, &keys, device).map(FusedTiles::DecodeGpu);
@@ -340,28 +344,48 @@ fn cpu_code_bytes(queries: u32, keys: u32, head_vectors: usize, value_vectors: u
     4 * keys * (head_vectors + value_vectors) * (27 + 12 * queries) + 84 * queries * value_vectors
 }
 
-/// The uniform form with as many queries per invocation as its code leaves room for in a cache of instructions of
-/// 32 KiB: beyond about 25 KB it runs at half the speed. Vectors of four.
-fn fused_cpu(rows: usize, head_vectors: usize, value_vectors: usize) -> FusedTiles {
-    // Queries per invocation and keys per block, by how often they use what they load; the room is less for the
-    // first two, which now and then run slow at a size that others run well at.
-    let all =
-        [(4, 4, 22_000), (4, 2, 22_000), (3, 2, 25_000), (2, 2, 25_000), (3, 1, 25_000), (2, 1, 25_000)];
-    let decode = [(1, 2, 20_000), (1, 1, 25_000)];
+/// Queries of an invocation, keys of a block, and how many bytes of code they may take.
+type CpuBlock = (u32, u32, usize);
+
+/// Blocks of the uniform form for vectors of so many lanes, the best first: by how often they use what they load, as long
+/// as their code leaves room in a cache of instructions of 32 KiB. Then those of one query, for which rows fill no
+/// more than the lanes.
+fn cpu_blocks(lanes: u32) -> (&'static [CpuBlock], &'static [CpuBlock]) {
+    match lanes {
+        // Twice the work for as much code, on twice as many registers: two keys of a block are worth the room.
+        16 => (
+            &[(4, 2, 22_000), (3, 2, 34_000), (2, 2, 50_000), (2, 1, 40_000)],
+            &[(1, 2, 25_000), (1, 1, 34_000)],
+        ),
+        // Beyond about 25 KB it runs at half the speed; the first two now and then run slow at a size that others
+        // run well at.
+        _ => (
+            &[(4, 4, 22_000), (4, 2, 22_000), (3, 2, 25_000), (2, 2, 25_000), (3, 1, 25_000), (2, 1, 25_000)],
+            &[(1, 2, 20_000), (1, 1, 25_000)],
+        ),
+    }
+}
+
+/// The uniform form with as many queries per invocation as its code leaves room for. Vectors of four.
+fn fused_cpu(lanes: u32, rows: usize, head_vectors: usize, value_vectors: usize) -> FusedTiles {
+    let (many, one) = cpu_blocks(lanes);
+    let full = lanes as usize;
     let fitting = |slice: usize| {
-        let wanted = all.into_iter().filter(|(queries, ..)| rows > 8 * (*queries as usize - 1)).chain(decode);
-        wanted.clone().find(|(queries, keys, room)| {
-            cpu_code_bytes(*queries, *keys, head_vectors, slice) <= *room && (*queries > 1 || rows <= 8)
-        })
+        let fits =
+            |(queries, keys, room): &CpuBlock| cpu_code_bytes(*queries, *keys, head_vectors, slice) <= *room;
+        // No query of an invocation is past the last row of the call.
+        let mut wanted = many.iter().filter(|(queries, ..)| rows > full * (*queries as usize - 1));
+        if rows > full { wanted.find(|block| fits(block)) } else { one.iter().find(|block| fits(block)) }
     };
     // Every slice scores all keys again: two at most, else all at once at whatever speed.
     let halves = value_vectors.div_ceil(2);
-    let (slice, (queries, keys, _)) = fitting(value_vectors)
-        .map(|t| (value_vectors, t))
-        .or_else(|| fitting(halves).map(|t| (halves, t)))
-        .unwrap_or((value_vectors, (1, 1, 0)));
+    let (slice, &(queries, keys, _)) = fitting(value_vectors)
+        .map(|block| (value_vectors, block))
+        .or_else(|| fitting(halves).map(|block| (halves, block)))
+        .unwrap_or((value_vectors, &(1, 1, 0)));
     FusedTiles::Cpu {
-        rows: queries * FusedTiles::LANES,
+        lanes,
+        rows: queries * lanes,
         keys,
         head_vectors: head_vectors as u32,
         value_vectors: slice as u32,
@@ -440,38 +464,48 @@ mod tests {
 
     #[test]
     fn uniform_tiles_leave_room_for_their_code() {
-        let of = |rows, dim: usize| fused_cpu(rows, dim.div_ceil(4), dim.div_ceil(4));
-        let tiles = |rows, keys, head_vectors, value_vectors| FusedTiles::Cpu {
-            rows,
+        let of = |lanes, rows, dim: usize| fused_cpu(lanes, rows, dim.div_ceil(4), dim.div_ceil(4));
+        let tiles = |lanes, queries, keys, head_vectors, value_vectors| FusedTiles::Cpu {
+            lanes,
+            rows: queries * lanes,
             keys,
             head_vectors,
             value_vectors,
         };
-        assert_eq!(of(512, 32), tiles(32, 4, 8, 8));
-        assert_eq!(of(512, 48), tiles(32, 2, 12, 12));
-        assert_eq!(of(512, 64), tiles(24, 2, 16, 16));
-        assert_eq!(of(512, 128), tiles(24, 1, 32, 32));
-        assert_eq!(of(512, 256), tiles(16, 1, 64, 32));
+        for lanes in [4, 8] {
+            assert_eq!(of(lanes, 512, 32), tiles(lanes, 4, 4, 8, 8));
+            assert_eq!(of(lanes, 512, 48), tiles(lanes, 4, 2, 12, 12));
+            assert_eq!(of(lanes, 512, 64), tiles(lanes, 3, 2, 16, 16));
+            assert_eq!(of(lanes, 512, 128), tiles(lanes, 3, 1, 32, 32));
+            assert_eq!(of(lanes, 512, 256), tiles(lanes, 2, 1, 64, 32));
+        }
+        assert_eq!(of(16, 512, 32), tiles(16, 4, 2, 8, 8));
+        assert_eq!(of(16, 512, 64), tiles(16, 3, 2, 16, 16));
+        assert_eq!(of(16, 512, 128), tiles(16, 2, 2, 32, 32));
+        assert_eq!(of(16, 512, 192), tiles(16, 2, 2, 48, 48));
+        assert_eq!(of(16, 512, 256), tiles(16, 2, 1, 64, 64));
         // Few rows: no lane idles that need not.
-        assert_eq!(of(1, 64), tiles(8, 2, 16, 16));
-        assert_eq!(of(4, 128), tiles(8, 1, 32, 32));
-        assert_eq!(of(9, 64), tiles(16, 2, 16, 16));
-        assert_eq!(of(1, 1), tiles(8, 2, 1, 1));
-        for rows in [1, 8, 9, 100] {
+        assert_eq!(of(8, 1, 64), tiles(8, 1, 2, 16, 16));
+        assert_eq!(of(8, 4, 128), tiles(8, 1, 1, 32, 32));
+        assert_eq!(of(16, 4, 128), tiles(16, 1, 2, 32, 32));
+        assert_eq!(of(4, 4, 128), tiles(4, 1, 1, 32, 32));
+        assert_eq!(of(8, 9, 64), tiles(8, 2, 2, 16, 16));
+        assert_eq!(of(16, 9, 64), tiles(16, 1, 2, 16, 16));
+        assert_eq!(of(4, 9, 64), tiles(4, 3, 2, 16, 16));
+        assert_eq!(of(8, 1, 1), tiles(8, 1, 2, 1, 1));
+        for (lanes, rows) in [4, 8, 16].into_iter().flat_map(|l| [1, 4, 5, 8, 9, 16, 17, 100].map(|r| (l, r)))
+        {
             for head in 1..160 {
                 for value in 1..160 {
-                    let found = fused_cpu(rows, head, value);
-                    let fits = match found {
-                        FusedTiles::Cpu { rows: tile, keys, value_vectors: slice, .. } => {
-                            let slice = slice as usize;
-                            (tile as usize - 8) < rows
-                                && (slice == value || slice == value.div_ceil(2))
-                                && (cpu_code_bytes(tile / 8, keys, head, slice) <= 25_000
-                                    || (tile, keys) == (8, 1))
-                        }
-                        _ => false,
+                    let found = fused_cpu(lanes, rows, head, value);
+                    let FusedTiles::Cpu { rows: tile, keys, value_vectors: slice, .. } = found else {
+                        panic!("{found:?}");
                     };
-                    assert!(fits, "{rows} {head} {value}: {found:?}");
+                    let (queries, slice) = (tile / lanes, slice as usize);
+                    let bytes = cpu_code_bytes(queries, keys, head, slice);
+                    assert!((tile - lanes) < rows as u32, "{rows} {found:?}");
+                    assert!(slice == value || slice == value.div_ceil(2), "{value} {found:?}");
+                    assert!(bytes <= 50_000 || (queries, keys) == (1, 1), "{rows} {bytes} {found:?}");
                 }
             }
         }

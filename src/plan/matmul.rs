@@ -63,7 +63,7 @@ pub(super) const ENOUGH_WORKGROUPS: usize = 256;
 pub(crate) fn tiles(product: MatmulShape, form: KernelForm, device: &DeviceFacts) -> Tiles {
     let MatmulShape { batch, rows, cols } = product;
     if form.is_cpu(device) {
-        let lanes = cols.div_ceil(4).next_power_of_two().clamp(8, 32) as u32;
+        let lanes = (cols.div_ceil(4).next_power_of_two() as u32).clamp(device.lanes, 32);
         let rows = rows.next_power_of_two().min(32) as u32;
         return Tiles::Cpu { rows, lanes };
     }

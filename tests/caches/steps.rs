@@ -5,8 +5,8 @@ use wgpu_attention::{CacheLayout, CacheStorage, DType, KernelForm, ScaleGroup};
 
 use super::{DIMS, LAYOUTS, STORAGES, usual};
 use crate::harness::{
-    Ask, Bed, Count, Data, FORMS, Kind, Layout, Profile, Report, Rules, defaults, full, profiles, rest,
-    with_registers,
+    Ask, Bed, Count, Data, FORMS, Kind, Layout, Profile, Report, Rules, defaults, full, planned_by_name,
+    profiles, rest, with_registers,
 };
 
 fn causal() -> Rules {
@@ -109,6 +109,28 @@ fn few_registers() {
             let rules = causal();
             let ask = Ask { splits: [None, Some(2)][s % 2], ..Ask::new(KernelForm::Gpu, &rules) };
             runs(&mut report, &mut bed, &ask, &[30, 1, 2, 4, 8]);
+        }
+    }
+    report.finish();
+}
+
+/// Vectors of 4 and of 16 lanes: 1 to 8 packed rows.
+#[test]
+fn lanes() {
+    let mut report = Report::new("caches, lanes");
+    let dims = [(64, 130), (128, 24), (40, 64)];
+    for (s, storage) in STORAGES.into_iter().enumerate() {
+        for (n, (head_dim, value_dim)) in dims.into_iter().enumerate() {
+            if n != s % 3 && !rest(&format!("lanes, {storage:?}, {head_dim}")) {
+                continue;
+            }
+            let layout = CacheLayout::Paged { page: 16, pages: 12 };
+            let kind = Kind { heads: 2, kv_heads: 1, head_dim, value_dim, ..Kind::new(storage, layout, 80) };
+            let profile = planned_by_name(["16 lanes", "4 lanes"][(s + n) % 3 / 2]).expect("there is one");
+            let mut bed = Bed::new(profile, kind, Data::Lossless, 53 + s as u64);
+            let rules = causal();
+            let ask = Ask { splits: [None, Some(2)][s % 2], ..Ask::new(KernelForm::Cpu, &rules) };
+            runs(&mut report, &mut bed, &ask, &[30, 1, 2, 4]);
         }
     }
     report.finish();

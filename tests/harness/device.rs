@@ -3,25 +3,28 @@
 use std::cell::OnceCell;
 use std::sync::{LazyLock, Mutex};
 
-use wgpu_attention::Gpu;
+use wgpu_attention::{Gpu, Pipelines, inspect};
 
 pub use super::profile::Profile;
 
 /// `profile` with a plan that believes in subgroups of `width`, which must not be less than they have.
 pub fn believing(profile: &Profile, width: u32) -> &'static Profile {
     let side = if profile.name == "matrix 8" { 8 } else { 16 };
-    let pipelines = wgpu_attention::inspect::with_fragments(profile.gpu.device(), side, Some(width));
+    let pipelines = inspect::with_fragments(profile.gpu.device(), side, Some(width));
     let gpu = Gpu::with_pipelines(profile.gpu.queue().clone(), pipelines);
     Box::leak(Box::new(Profile { name: profile.name, gpu, f16: true, matrix: true }))
 }
 
 /// `profile` with plans for a GPU that has about so many registers for an invocation.
 pub fn with_registers(profile: &Profile, count: u32) -> &'static Profile {
-    Box::leak(Box::new(planned_for("few registers", profile, count)))
+    Box::leak(Box::new(planned_for("few registers", profile, inspect::with_registers, count)))
 }
 
-fn planned_for(name: &'static str, profile: &Profile, registers: u32) -> Profile {
-    let pipelines = wgpu_attention::inspect::with_registers(profile.gpu.device(), registers);
+/// Makes pipelines of a device that is planned for as if it had so many of something.
+type Plan = fn(&wgpu::Device, u32) -> Pipelines;
+
+fn planned_for(name: &'static str, profile: &Profile, plan: Plan, count: u32) -> Profile {
+    let pipelines = plan(profile.gpu.device(), count);
     let gpu = Gpu::with_pipelines(profile.gpu.queue().clone(), pipelines);
     Profile { name, gpu, f16: profile.f16, matrix: false }
 }
@@ -31,14 +34,17 @@ pub fn full() -> &'static Profile {
     lent(0, || pollster::block_on(Profile::full(&adapter())))
 }
 
-/// As [`full`], with plans for a GPU that has 64 or 128 registers for an invocation: by its name, which says so.
-pub fn few_registers(name: &str) -> Option<&'static Profile> {
-    let (kind, name, count) = match name {
-        "64 registers" => (4, "64 registers", 64),
-        "128 registers" => (5, "128 registers", 128),
+/// As [`full`], with plans for a GPU that has 64 or 128 registers for an invocation, or for a software driver of 4 or 16
+/// lanes: by its name, which says so.
+pub fn planned_by_name(name: &str) -> Option<&'static Profile> {
+    let (kind, name, plan, count): (_, _, Plan, _) = match name {
+        "64 registers" => (4, "64 registers", inspect::with_registers, 64),
+        "128 registers" => (5, "128 registers", inspect::with_registers, 128),
+        "4 lanes" => (6, "4 lanes", inspect::with_lanes, 4),
+        "16 lanes" => (7, "16 lanes", inspect::with_lanes, 16),
         _ => return None,
     };
-    Some(lent(kind, || planned_for(name, &pollster::block_on(Profile::full(&adapter())), count)))
+    Some(lent(kind, || planned_for(name, &pollster::block_on(Profile::full(&adapter())), plan, count)))
 }
 
 /// What every WebGPU device has: no features, the default limits.
@@ -57,7 +63,7 @@ pub fn matrices() -> impl Iterator<Item = &'static Profile> {
                 wgpu::Features::all_experimental_mask() - wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX;
             let features = adapter.features() - others;
             let made = pollster::block_on(Profile::make(name, &adapter, features, adapter.limits()));
-            let pipelines = wgpu_attention::inspect::with_fragments(made.gpu.device(), *side, None);
+            let pipelines = inspect::with_fragments(made.gpu.device(), *side, None);
             let gpu = Gpu::with_pipelines(made.gpu.queue().clone(), pipelines);
             Profile { gpu, matrix: true, ..made }
         })
@@ -67,7 +73,7 @@ pub fn matrices() -> impl Iterator<Item = &'static Profile> {
 /// Devices that no test uses at the moment, by kind.
 static IDLE: [Mutex<Vec<&Profile>>; KINDS] = [const { Mutex::new(Vec::new()) }; KINDS];
 
-const KINDS: usize = 6;
+const KINDS: usize = 8;
 
 /// A device for as long as a test's thread lives, with the kernels that earlier tests have compiled: who counts them
 /// clears them first, or has a device of its own. Tests that run at once have devices of their own: a software

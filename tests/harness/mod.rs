@@ -31,7 +31,7 @@ pub use cached::{Ask, Bed, Count, Data, Kind};
 pub use case::{Case, DropoutData, Expected, HostData, Judged, Rules, Weights};
 pub use device::{Profile, defaults, full, matrices, profiles};
 #[cfg(not(target_arch = "wasm32"))]
-pub use device::{few_registers, with_registers};
+pub use device::{planned_by_name, with_registers};
 pub use memory::{Image, Place, Values, stored};
 pub use random::Rng;
 pub use report::Report;

@@ -28,16 +28,16 @@ impl Form {
                 text: vec![shader!("fused/gpu"), shader!("fused/tiles")],
                 invocations: workgroup,
             },
-            FusedTiles::Cpu { rows, keys, head_vectors, value_vectors } => Form {
+            FusedTiles::Cpu { lanes, rows, keys, head_vectors, value_vectors } => Form {
                 constants: vec![
                     Constant::U32("ROWS", rows),
-                    Constant::U32("LANES", FusedTiles::LANES),
+                    Constant::U32("LANES", lanes),
                     Constant::U32("KEYS", keys),
                     Constant::U32("HEAD_VECTORS", head_vectors),
                     Constant::U32("VALUE_VECTORS", value_vectors),
                 ],
                 text: vec![shader!("fused/cpu")],
-                invocations: FusedTiles::LANES,
+                invocations: lanes,
             },
             FusedTiles::DecodeGpu(decode) => Form::decode_gpu(&decode),
             FusedTiles::DecodeCpu(decode) => Form::decode_cpu(&decode),
@@ -74,7 +74,7 @@ impl Form {
         Form {
             constants: vec![
                 Constant::U32("ROWS", decode.rows),
-                Constant::U32("LANES", FusedTiles::LANES),
+                Constant::U32("LANES", decode.lanes),
                 Constant::U32("KEYS", decode.keys),
                 Constant::U32("STEP", decode.step),
                 Constant::U32("CHUNK", decode.chunk),
@@ -82,7 +82,7 @@ impl Form {
                 Constant::U32("V_BLOCKS", decode.loads.v),
             ],
             text: vec![shader!("decode/cpu")],
-            invocations: FusedTiles::LANES,
+            invocations: decode.lanes,
         }
     }
 
