@@ -7,15 +7,18 @@
 // is read and written once per block.
 //
 // Constants: ROWS     packed rows of a workgroup, a multiple of LANES
-//            LANES    invocations of a workgroup
+//            LANES    invocations of a workgroup, as many as the driver computes at once
 //            KEYS     keys of a block
 //            HEAD_VECTORS    vectors of four that hold head_dim
 //            VALUE_VECTORS   vectors of four of value_dim that a workgroup computes (workgroup_id.y is the slice);
 //                            not more than hold value_dim
-// The loop must stay in the first-level cache of instructions; plan.rs counts its code.
+// The loop must stay in the first-level cache of instructions; plan/fused.rs counts its code.
 //
 // Floor, per query, key and channel of each kind: a multiplication and an addition (software drivers have no
-// fused one). Bytes: k and v once per ROWS packed rows.
+// fused one). Bytes: k and v once per ROWS packed rows. lavapipe takes some 5.5 instructions instead of two
+// (docs/kernels.md): five for each element of k and v that it loads, once per query of an invocation, to check and broadcast it;
+// and per block, query and channel of v three, because a sum that a loop changes is read, chosen by the mask of lanes
+// and written.
 //
 // Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim; FULL,
 // FULL_IS_PLAIN, HAS_BLOCKS, HAS_DROPOUT, HEAD_VECTORS, HIDDEN, KEYS, LANES, LOWEST, PER_PAIR_MASK,

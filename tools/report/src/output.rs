@@ -43,7 +43,8 @@ impl Wanted {
                 ("peers", peers::plot(visit)?),
             ];
             for (name, plot) in plots {
-                let stem = if name == visit.name { name.into() } else { format!("{name}-{}", visit.name) };
+                let own = visit.name.starts_with(name);
+                let stem = if own { visit.name.clone() } else { format!("{name}-{}", visit.name) };
                 files.extend(plot.map(|svg| (folder.join(stem).with_extension("svg"), svg)));
             }
         }
