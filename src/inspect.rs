@@ -121,9 +121,9 @@ pub fn with_registers(device: &wgpu::Device, count: u32) -> Pipelines {
     Pipelines::with_facts(device, DeviceFacts { registers, ..DeviceFacts::of(device) })
 }
 
-/// Pipelines that plan for a software driver whose vectors have 4, 8 or 16 lanes, whatever those of `device` have.
-pub fn with_lanes(device: &wgpu::Device, lanes: u32) -> Pipelines {
-    assert!([4, 8, 16].contains(&lanes), "4, 8 or 16");
+/// Pipelines that plan for a software driver whose vectors have so many lanes, 4, 8 or 16, whatever those of `device` have.
+pub fn with_lanes(device: &wgpu::Device, count: u32) -> Pipelines {
+    let lanes = count.clamp(4, 16).next_power_of_two();
     Pipelines::with_facts(device, DeviceFacts { lanes, ..DeviceFacts::of(device) })
 }
 

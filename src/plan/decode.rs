@@ -232,7 +232,7 @@ pub(super) fn decode_gpu(
 }
 
 /// Few rows of packed keys on software drivers. Keys of a block, keys added at a time and keys between barriers as
-/// measured with lavapipe 26; where others are not faster than `fused_cpu`, none.
+/// measured with lavapipe 26 and 8 lanes; where others are not faster than `fused_cpu`, none.
 pub(super) fn decode_cpu(lanes: u32, rows: usize, shape: &Shape, keys: &KeySource) -> Option<DecodeCpu> {
     let narrow = shape.head_dim <= 64;
     let (keys_each, step, chunk) = match (keys.storage, rows) {

@@ -1,6 +1,7 @@
 //! How the fused kernel is shared out: tiles, workgroups, splits of the keys, dispatches of bounded work.
 
 use super::decode::{DecodeCpu, DecodeGpu, KeySource, decode_cpu, decode_gpu};
+use super::fused_cpu::fused_cpu;
 use super::matmul::ENOUGH_WORKGROUPS;
 use super::matrix::{FusedMatrix, fused_matrix};
 use super::outline::Outline;
@@ -337,61 +338,6 @@ fn fused_gpu(rows: usize, value_dim: usize, heads: usize, device: &DeviceFacts) 
     large.filter(fits).filter(fills).unwrap_or(small)
 }
 
-/// Bytes of code of the uniform form's loop, counted in what a driver made of it for AVX2: per vector of four
-/// of k and v 27 to load it and 12 per query to use it, per query and vector of out 84 to scale it.
-fn cpu_code_bytes(queries: u32, keys: u32, head_vectors: usize, value_vectors: usize) -> usize {
-    let (queries, keys) = (queries as usize, keys as usize);
-    4 * keys * (head_vectors + value_vectors) * (27 + 12 * queries) + 84 * queries * value_vectors
-}
-
-/// Queries of an invocation, keys of a block, and how many bytes of code they may take.
-type CpuBlock = (u32, u32, usize);
-
-/// Blocks of the uniform form for vectors of so many lanes, the best first: by how often they use what they load, as long
-/// as their code leaves room in a cache of instructions of 32 KiB. Then those of one query, for which rows fill no
-/// more than the lanes.
-fn cpu_blocks(lanes: u32) -> (&'static [CpuBlock], &'static [CpuBlock]) {
-    match lanes {
-        // Twice the work for as much code, on twice as many registers: two keys of a block are worth the room.
-        16 => (
-            &[(4, 2, 22_000), (3, 2, 34_000), (2, 2, 50_000), (2, 1, 40_000)],
-            &[(1, 2, 25_000), (1, 1, 34_000)],
-        ),
-        // Beyond about 25 KB it runs at half the speed; the first two now and then run slow at a size that others
-        // run well at.
-        _ => (
-            &[(4, 4, 22_000), (4, 2, 22_000), (3, 2, 25_000), (2, 2, 25_000), (3, 1, 25_000), (2, 1, 25_000)],
-            &[(1, 2, 20_000), (1, 1, 25_000)],
-        ),
-    }
-}
-
-/// The uniform form with as many queries per invocation as its code leaves room for. Vectors of four.
-fn fused_cpu(lanes: u32, rows: usize, head_vectors: usize, value_vectors: usize) -> FusedTiles {
-    let (many, one) = cpu_blocks(lanes);
-    let full = lanes as usize;
-    let fitting = |slice: usize| {
-        let fits =
-            |(queries, keys, room): &CpuBlock| cpu_code_bytes(*queries, *keys, head_vectors, slice) <= *room;
-        // No query of an invocation is past the last row of the call.
-        let mut wanted = many.iter().filter(|(queries, ..)| rows > full * (*queries as usize - 1));
-        if rows > full { wanted.find(|block| fits(block)) } else { one.iter().find(|block| fits(block)) }
-    };
-    // Every slice scores all keys again: two at most, else all at once at whatever speed.
-    let halves = value_vectors.div_ceil(2);
-    let (slice, &(queries, keys, _)) = fitting(value_vectors)
-        .map(|block| (value_vectors, block))
-        .or_else(|| fitting(halves).map(|block| (halves, block)))
-        .unwrap_or((value_vectors, &(1, 1, 0)));
-    FusedTiles::Cpu {
-        lanes,
-        rows: queries * lanes,
-        keys,
-        head_vectors: head_vectors as u32,
-        value_vectors: slice as u32,
-    }
-}
-
 /// A part of a grid: its first workgroup and how many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
@@ -461,55 +407,6 @@ mod tests {
     use super::*;
 
     const DEVICE: DeviceFacts = DeviceFacts { f16: true, max_binding_bytes: 1 << 30, ..DeviceFacts::LEAST };
-
-    #[test]
-    fn uniform_tiles_leave_room_for_their_code() {
-        let of = |lanes, rows, dim: usize| fused_cpu(lanes, rows, dim.div_ceil(4), dim.div_ceil(4));
-        let tiles = |lanes, queries, keys, head_vectors, value_vectors| FusedTiles::Cpu {
-            lanes,
-            rows: queries * lanes,
-            keys,
-            head_vectors,
-            value_vectors,
-        };
-        for lanes in [4, 8] {
-            assert_eq!(of(lanes, 512, 32), tiles(lanes, 4, 4, 8, 8));
-            assert_eq!(of(lanes, 512, 48), tiles(lanes, 4, 2, 12, 12));
-            assert_eq!(of(lanes, 512, 64), tiles(lanes, 3, 2, 16, 16));
-            assert_eq!(of(lanes, 512, 128), tiles(lanes, 3, 1, 32, 32));
-            assert_eq!(of(lanes, 512, 256), tiles(lanes, 2, 1, 64, 32));
-        }
-        assert_eq!(of(16, 512, 32), tiles(16, 4, 2, 8, 8));
-        assert_eq!(of(16, 512, 64), tiles(16, 3, 2, 16, 16));
-        assert_eq!(of(16, 512, 128), tiles(16, 2, 2, 32, 32));
-        assert_eq!(of(16, 512, 192), tiles(16, 2, 2, 48, 48));
-        assert_eq!(of(16, 512, 256), tiles(16, 2, 1, 64, 64));
-        // Few rows: no lane idles that need not.
-        assert_eq!(of(8, 1, 64), tiles(8, 1, 2, 16, 16));
-        assert_eq!(of(8, 4, 128), tiles(8, 1, 1, 32, 32));
-        assert_eq!(of(16, 4, 128), tiles(16, 1, 2, 32, 32));
-        assert_eq!(of(4, 4, 128), tiles(4, 1, 1, 32, 32));
-        assert_eq!(of(8, 9, 64), tiles(8, 2, 2, 16, 16));
-        assert_eq!(of(16, 9, 64), tiles(16, 1, 2, 16, 16));
-        assert_eq!(of(4, 9, 64), tiles(4, 3, 2, 16, 16));
-        assert_eq!(of(8, 1, 1), tiles(8, 1, 2, 1, 1));
-        for (lanes, rows) in [4, 8, 16].into_iter().flat_map(|l| [1, 4, 5, 8, 9, 16, 17, 100].map(|r| (l, r)))
-        {
-            for head in 1..160 {
-                for value in 1..160 {
-                    let found = fused_cpu(lanes, rows, head, value);
-                    let FusedTiles::Cpu { rows: tile, keys, value_vectors: slice, .. } = found else {
-                        panic!("{found:?}");
-                    };
-                    let (queries, slice) = (tile / lanes, slice as usize);
-                    let bytes = cpu_code_bytes(queries, keys, head, slice);
-                    assert!((tile - lanes) < rows as u32, "{rows} {found:?}");
-                    assert!(slice == value || slice == value.div_ceil(2), "{value} {found:?}");
-                    assert!(bytes <= 50_000 || (queries, keys) == (1, 1), "{rows} {bytes} {found:?}");
-                }
-            }
-        }
-    }
 
     #[test]
     fn workgroup_tiles_fit_the_device_and_fill_it() {

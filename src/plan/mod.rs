@@ -3,6 +3,7 @@
 mod choice;
 mod decode;
 mod fused;
+mod fused_cpu;
 mod matmul;
 mod matrix;
 mod outline;

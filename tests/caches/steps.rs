@@ -95,42 +95,40 @@ fn rounding_is_the_storages_own() {
 /// Tiles of fewer rows and channels an invocation, which load nothing ahead: 2 to 16 packed rows.
 #[test]
 fn few_registers() {
-    let mut report = Report::new("caches, few registers");
-    let dims = [(64, 130), (128, 24), (40, 64)];
-    for (s, storage) in STORAGES.into_iter().enumerate() {
-        for (n, (head_dim, value_dim)) in dims.into_iter().enumerate() {
-            if n != s % 3 && !rest(&format!("few registers, {storage:?}, {head_dim}")) {
-                continue;
-            }
-            let layout = CacheLayout::Paged { page: 16, pages: 12 };
-            let kind = Kind { heads: 2, kv_heads: 1, head_dim, value_dim, ..Kind::new(storage, layout, 80) };
-            let profile = with_registers(profiles()[(s + n) % 2], [128, 64][(s + n) / 2 % 2]);
-            let mut bed = Bed::new(profile, kind, Data::Lossless, 43 + s as u64);
-            let rules = causal();
-            let ask = Ask { splits: [None, Some(2)][s % 2], ..Ask::new(KernelForm::Gpu, &rules) };
-            runs(&mut report, &mut bed, &ask, &[30, 1, 2, 4, 8]);
-        }
-    }
-    report.finish();
+    planned_otherwise("caches, few registers", KernelForm::Gpu, 43, &[30, 1, 2, 4, 8], |n| {
+        with_registers(profiles()[n % 2], [128, 64][n / 2 % 2])
+    });
 }
 
-/// Vectors of 4 and of 16 lanes: 1 to 8 packed rows.
+/// Vectors of 4 and of 16 lanes: 2 to 8 packed rows.
 #[test]
 fn lanes() {
-    let mut report = Report::new("caches, lanes");
+    planned_otherwise("caches, lanes", KernelForm::Cpu, 53, &[30, 1, 2, 4], |n| {
+        planned_by_name(["16 lanes", "4 lanes"][n % 3 / 2]).expect("there is one")
+    });
+}
+
+/// Every storage in pages, with plans that are not for this device.
+fn planned_otherwise(
+    name: &'static str,
+    form: KernelForm,
+    seed: u64,
+    chunks: &[usize],
+    profile: impl Fn(usize) -> &'static Profile,
+) {
+    let mut report = Report::new(name);
     let dims = [(64, 130), (128, 24), (40, 64)];
     for (s, storage) in STORAGES.into_iter().enumerate() {
         for (n, (head_dim, value_dim)) in dims.into_iter().enumerate() {
-            if n != s % 3 && !rest(&format!("lanes, {storage:?}, {head_dim}")) {
+            if n != s % 3 && !rest(&format!("{name}, {storage:?}, {head_dim}")) {
                 continue;
             }
             let layout = CacheLayout::Paged { page: 16, pages: 12 };
             let kind = Kind { heads: 2, kv_heads: 1, head_dim, value_dim, ..Kind::new(storage, layout, 80) };
-            let profile = planned_by_name(["16 lanes", "4 lanes"][(s + n) % 3 / 2]).expect("there is one");
-            let mut bed = Bed::new(profile, kind, Data::Lossless, 53 + s as u64);
+            let mut bed = Bed::new(profile(s + n), kind, Data::Lossless, seed + s as u64);
             let rules = causal();
-            let ask = Ask { splits: [None, Some(2)][s % 2], ..Ask::new(KernelForm::Cpu, &rules) };
-            runs(&mut report, &mut bed, &ask, &[30, 1, 2, 4]);
+            let ask = Ask { splits: [None, Some(2)][s % 2], ..Ask::new(form, &rules) };
+            runs(&mut report, &mut bed, &ask, chunks);
         }
     }
     report.finish();

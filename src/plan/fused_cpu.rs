@@ -1,0 +1,118 @@
+//! Tiles of the fused kernel's form for software drivers.
+
+use super::fused::FusedTiles;
+
+/// Bytes of code of the uniform form's loop, counted in what a driver made of it for AVX2: per vector of four
+/// of k and v 27 to load it and 12 per query to use it, per query and vector of out 84 to scale it.
+fn cpu_code_bytes(queries: u32, keys: u32, head_vectors: usize, value_vectors: usize) -> usize {
+    let (queries, keys) = (queries as usize, keys as usize);
+    4 * keys * (head_vectors + value_vectors) * (27 + 12 * queries) + 84 * queries * value_vectors
+}
+
+/// Queries of an invocation, keys of a block, and how many bytes of code they may take.
+type CpuBlock = (u32, u32, usize);
+
+/// Blocks of the uniform form for vectors of so many lanes, the best first: by how often they use what they load, as long
+/// as their code leaves room in a cache of instructions of 32 KiB. Then those of one query, for which rows fill no
+/// more than the lanes.
+fn cpu_blocks(lanes: u32) -> (&'static [CpuBlock], &'static [CpuBlock]) {
+    match lanes {
+        // Twice the work for as much code, on twice as many registers: two keys of a block are worth the room.
+        16 => (
+            &[(4, 2, 22_000), (3, 2, 34_000), (2, 2, 50_000), (2, 1, 40_000)],
+            &[(1, 2, 25_000), (1, 1, 34_000)],
+        ),
+        // Measured for 8 lanes. Beyond about 25 KB it runs at half the speed; the first two now and then run slow at a
+        // size that others run well at.
+        _ => (
+            &[(4, 4, 22_000), (4, 2, 22_000), (3, 2, 25_000), (2, 2, 25_000), (3, 1, 25_000), (2, 1, 25_000)],
+            &[(1, 2, 20_000), (1, 1, 25_000)],
+        ),
+    }
+}
+
+/// The uniform form with as many queries per invocation as its code leaves room for. Vectors of four.
+pub(super) fn fused_cpu(lanes: u32, rows: usize, head_vectors: usize, value_vectors: usize) -> FusedTiles {
+    let (many, one) = cpu_blocks(lanes);
+    let full = lanes as usize;
+    let fitting = |slice: usize| {
+        let fits =
+            |(queries, keys, room): &CpuBlock| cpu_code_bytes(*queries, *keys, head_vectors, slice) <= *room;
+        // No query of an invocation is past the last row of the call.
+        let mut wanted = many.iter().filter(|(queries, ..)| rows > full * (*queries as usize - 1));
+        if rows > full { wanted.find(|block| fits(block)) } else { one.iter().find(|block| fits(block)) }
+    };
+    // Every slice scores all keys again: two at most, else all at once at whatever speed.
+    let halves = value_vectors.div_ceil(2);
+    let (slice, &(queries, keys, _)) = fitting(value_vectors)
+        .map(|block| (value_vectors, block))
+        .or_else(|| fitting(halves).map(|block| (halves, block)))
+        .unwrap_or((value_vectors, &(1, 1, 0)));
+    FusedTiles::Cpu {
+        lanes,
+        rows: queries * lanes,
+        keys,
+        head_vectors: head_vectors as u32,
+        value_vectors: slice as u32,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_leave_room_for_their_code() {
+        // Lanes, rows, channels; queries, keys, vectors of out.
+        let expected = [
+            ([4, 512, 64], [3, 2, 16]),
+            ([8, 512, 32], [4, 4, 8]),
+            ([8, 512, 48], [4, 2, 12]),
+            ([8, 512, 64], [3, 2, 16]),
+            ([8, 512, 128], [3, 1, 32]),
+            ([8, 512, 256], [2, 1, 32]),
+            ([16, 512, 32], [4, 2, 8]),
+            ([16, 512, 64], [3, 2, 16]),
+            ([16, 512, 128], [2, 2, 32]),
+            ([16, 512, 192], [2, 2, 48]),
+            ([16, 512, 256], [2, 1, 64]),
+            // Few rows: no lane idles that need not.
+            ([8, 1, 1], [1, 2, 1]),
+            ([8, 1, 64], [1, 2, 16]),
+            ([4, 4, 128], [1, 1, 32]),
+            ([8, 4, 128], [1, 1, 32]),
+            ([16, 4, 128], [1, 2, 32]),
+            ([4, 9, 64], [3, 2, 16]),
+            ([8, 9, 64], [2, 2, 16]),
+            ([16, 9, 64], [1, 2, 16]),
+        ];
+        for ([lanes, rows, channels], [queries, keys, value_vectors]) in expected {
+            let head_vectors = channels / 4 + u32::from(channels % 4 > 0);
+            let wanted = FusedTiles::Cpu { lanes, rows: queries * lanes, keys, head_vectors, value_vectors };
+            let vectors = head_vectors as usize;
+            assert_eq!(fused_cpu(lanes, rows as usize, vectors, vectors), wanted);
+        }
+    }
+
+    #[test]
+    fn no_tile_is_larger_than_its_room_or_its_call() {
+        for (lanes, most) in [(4, 25_000), (8, 25_000), (16, 50_000)] {
+            for rows in [1, 4, 5, 8, 9, 16, 17, 100] {
+                for (head, value) in (1..160).flat_map(|head| (1..160).map(move |value| (head, value))) {
+                    let found = fused_cpu(lanes, rows, head, value);
+                    let fits = match found {
+                        FusedTiles::Cpu { rows: tile, keys, value_vectors: slice, .. } => {
+                            let (queries, slice) = (tile / lanes, slice as usize);
+                            ((tile - lanes) as usize) < rows
+                                && (slice == value || slice == value.div_ceil(2))
+                                && (cpu_code_bytes(queries, keys, head, slice) <= most
+                                    || (queries, keys) == (1, 1))
+                        }
+                        _ => false,
+                    };
+                    assert!(fits, "{rows} {head} {value}: {found:?}");
+                }
+            }
+        }
+    }
+}
