@@ -1,7 +1,7 @@
 //! How the fused kernel is shared out: tiles, workgroups, splits of the keys, dispatches of bounded work.
 
 use super::decode::{DecodeCpu, DecodeGpu, KeySource, decode_cpu, decode_gpu};
-use super::fused_cpu::fused_cpu;
+use super::fused_cpu::cpu_block;
 use super::matmul::ENOUGH_WORKGROUPS;
 use super::matrix::{FusedMatrix, fused_matrix};
 use super::outline::Outline;
@@ -281,11 +281,24 @@ fn fused_tiles(
     }
     if tuning.form.is_cpu(device) {
         let decode = decode_cpu(device.lanes, rows, shape, &keys).map(FusedTiles::DecodeCpu);
-        let whole = || fused_cpu(device.lanes, rows, shape.head_dim.div_ceil(4), shape.value_dim.div_ceil(4));
+        let whole = || fused_cpu(rows, shape, device.lanes);
         return Ok(decode.unwrap_or_else(whole));
     }
     let decode = decode_gpu(rows, shape, &keys, device).map(FusedTiles::DecodeGpu);
     Ok(decode.unwrap_or_else(|| fused_gpu(rows, shape.value_dim, heads, device)))
+}
+
+/// The form for software drivers, all channels of q in variables.
+fn fused_cpu(rows: usize, shape: &Shape, lanes: u32) -> FusedTiles {
+    let head_vectors = shape.head_dim.div_ceil(4);
+    let block = cpu_block(lanes, rows, head_vectors, shape.value_dim.div_ceil(4));
+    FusedTiles::Cpu {
+        lanes,
+        rows: block.queries * lanes,
+        keys: block.keys,
+        head_vectors: head_vectors as u32,
+        value_vectors: block.value_vectors,
+    }
 }
 
 /// Splits of the keys of `workgroups` tiles, so that the device is busy and none has too few. By the most keys that a

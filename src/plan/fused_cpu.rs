@@ -1,7 +1,5 @@
 //! Tiles of the fused kernel's form for software drivers.
 
-use super::fused::FusedTiles;
-
 /// Bytes of code of the uniform form's loop, counted in what a driver made of it for AVX2: per vector of four
 /// of k and v 27 to load it and 12 per query to use it, per query and vector of out 84 to scale it.
 fn cpu_code_bytes(queries: u32, keys: u32, head_vectors: usize, value_vectors: usize) -> usize {
@@ -9,13 +7,21 @@ fn cpu_code_bytes(queries: u32, keys: u32, head_vectors: usize, value_vectors: u
     4 * keys * (head_vectors + value_vectors) * (27 + 12 * queries) + 84 * queries * value_vectors
 }
 
-/// Queries of an invocation, keys of a block, and how many bytes of code they may take.
-type CpuBlock = (u32, u32, usize);
+/// What an invocation of the uniform form computes at a time: `queries` against `keys`, and `value_vectors` of out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CpuBlock {
+    pub queries: u32,
+    pub keys: u32,
+    pub value_vectors: u32,
+}
+
+/// Queries and keys of a block, and how many bytes of code they may take.
+type Choice = (u32, u32, usize);
 
 /// Blocks of the uniform form for vectors of so many lanes, the best first: by how often they use what they load, as long
 /// as their code leaves room in a cache of instructions of 32 KiB. Then those of one query, for which rows fill no
 /// more than the lanes.
-fn cpu_blocks(lanes: u32) -> (&'static [CpuBlock], &'static [CpuBlock]) {
+fn choices(lanes: u32) -> (&'static [Choice], &'static [Choice]) {
     match lanes {
         // Twice the work for as much code, on twice as many registers: two keys of a block are worth the room.
         16 => (
@@ -31,30 +37,24 @@ fn cpu_blocks(lanes: u32) -> (&'static [CpuBlock], &'static [CpuBlock]) {
     }
 }
 
-/// The uniform form with as many queries per invocation as its code leaves room for. Vectors of four.
-pub(super) fn fused_cpu(lanes: u32, rows: usize, head_vectors: usize, value_vectors: usize) -> FusedTiles {
-    let (many, one) = cpu_blocks(lanes);
+/// The block of the uniform form with as many queries per invocation as its code leaves room for.
+pub(super) fn cpu_block(lanes: u32, rows: usize, head_vectors: usize, value_vectors: usize) -> CpuBlock {
+    let (many, one) = choices(lanes);
     let full = lanes as usize;
     let fitting = |slice: usize| {
         let fits =
-            |(queries, keys, room): &CpuBlock| cpu_code_bytes(*queries, *keys, head_vectors, slice) <= *room;
+            |(queries, keys, room): &Choice| cpu_code_bytes(*queries, *keys, head_vectors, slice) <= *room;
         // No query of an invocation is past the last row of the call.
         let mut wanted = many.iter().filter(|(queries, ..)| rows > full * (*queries as usize - 1));
-        if rows > full { wanted.find(|block| fits(block)) } else { one.iter().find(|block| fits(block)) }
+        if rows > full { wanted.find(|choice| fits(choice)) } else { one.iter().find(|choice| fits(choice)) }
     };
     // Every slice scores all keys again: two at most, else all at once at whatever speed.
     let halves = value_vectors.div_ceil(2);
     let (slice, &(queries, keys, _)) = fitting(value_vectors)
-        .map(|block| (value_vectors, block))
-        .or_else(|| fitting(halves).map(|block| (halves, block)))
+        .map(|choice| (value_vectors, choice))
+        .or_else(|| fitting(halves).map(|choice| (halves, choice)))
         .unwrap_or((value_vectors, &(1, 1, 0)));
-    FusedTiles::Cpu {
-        lanes,
-        rows: queries * lanes,
-        keys,
-        head_vectors: head_vectors as u32,
-        value_vectors: slice as u32,
-    }
+    CpuBlock { queries, keys, value_vectors: slice as u32 }
 }
 
 #[cfg(test)]
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tiles_leave_room_for_their_code() {
+    fn blocks_leave_room_for_their_code() {
         // Lanes, rows, channels; queries, keys, vectors of out.
         let expected = [
             ([4, 512, 64], [3, 2, 16]),
@@ -87,30 +87,24 @@ mod tests {
             ([16, 9, 64], [1, 2, 16]),
         ];
         for ([lanes, rows, channels], [queries, keys, value_vectors]) in expected {
-            let head_vectors = channels / 4 + u32::from(channels % 4 > 0);
-            let wanted = FusedTiles::Cpu { lanes, rows: queries * lanes, keys, head_vectors, value_vectors };
-            let vectors = head_vectors as usize;
-            assert_eq!(fused_cpu(lanes, rows as usize, vectors, vectors), wanted);
+            let vectors = (channels as usize).div_ceil(4);
+            let found = cpu_block(lanes, rows as usize, vectors, vectors);
+            assert_eq!(found, CpuBlock { queries, keys, value_vectors }, "{lanes} {rows} {channels}");
         }
     }
 
     #[test]
-    fn no_tile_is_larger_than_its_room_or_its_call() {
+    fn no_block_is_larger_than_its_room_or_its_call() {
         for (lanes, most) in [(4, 25_000), (8, 25_000), (16, 50_000)] {
             for rows in [1, 4, 5, 8, 9, 16, 17, 100] {
                 for (head, value) in (1..160).flat_map(|head| (1..160).map(move |value| (head, value))) {
-                    let found = fused_cpu(lanes, rows, head, value);
-                    let fits = match found {
-                        FusedTiles::Cpu { rows: tile, keys, value_vectors: slice, .. } => {
-                            let (queries, slice) = (tile / lanes, slice as usize);
-                            ((tile - lanes) as usize) < rows
-                                && (slice == value || slice == value.div_ceil(2))
-                                && (cpu_code_bytes(queries, keys, head, slice) <= most
-                                    || (queries, keys) == (1, 1))
-                        }
-                        _ => false,
-                    };
-                    assert!(fits, "{rows} {head} {value}: {found:?}");
+                    let block = cpu_block(lanes, rows, head, value);
+                    let CpuBlock { queries, keys, value_vectors } = block;
+                    let slice = value_vectors as usize;
+                    assert!(((queries - 1) * lanes) < rows as u32, "{rows} {block:?}");
+                    assert!(slice == value || slice == value.div_ceil(2), "{value} {block:?}");
+                    let bytes = cpu_code_bytes(queries, keys, head, slice);
+                    assert!(bytes <= most || (queries, keys) == (1, 1), "{head} {value} {bytes} {block:?}");
                 }
             }
         }
