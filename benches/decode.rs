@@ -1,8 +1,9 @@
-//! `scripts/gpu cargo bench --bench decode [-- [--rounds N] [--quick]]`
+//! `scripts/gpu cargo bench --bench decode [-- [--rounds N] [--quick] [--only NAME]]`
 //!
 //! One query of 32 heads on 8 against 4096 keys, 128 wide, from tensors and from caches of every storage and layout: time on the
 //! device, medians of rounds that take turns, beside a kernel that only copies as many bytes. Then how the time
-//! grows with the length, and what an append costs. Every result is compared with the reference first.
+//! grows with the length, and what an append costs. Every result is compared with the reference first. `--only` leaves out the calls whose
+//! name does not contain it.
 
 use common::bed::{Bed, median};
 use common::copy::{Copy, CopyForm};
@@ -185,6 +186,8 @@ fn main() {
     let Some(bed) = Bed::open() else { return };
     let (gpu, timer) = (&bed.gpu, &bed.timer);
     println!("medians of {rounds} rounds");
+    let only = argument("--only").unwrap_or_default();
+    let wanted = |name: &str| name.contains(&only);
     let config = |capacity| CacheConfig::new(KV_HEADS, DIM, capacity);
 
     // As many bytes as keys and values in f32.
@@ -199,9 +202,10 @@ fn main() {
     };
     let mut subjects: Vec<Subject> = CopyForm::ALL.map(copy).into();
     let data = Data::new(length);
-    subjects.push(tensors(&bed, &data, DType::F32));
-    if bed.f16() {
-        subjects.push(tensors(&bed, &data, DType::F16));
+    for dtype in [DType::F32, DType::F16] {
+        if (dtype == DType::F32 || bed.f16()) && wanted(&format!("tensors {dtype:?}")) {
+            subjects.push(tensors(&bed, &data, dtype));
+        }
     }
     let group = ScaleGroup::Of(32);
     for storage in [
@@ -215,6 +219,9 @@ fn main() {
             continue;
         }
         let name = format!("cache {storage:?}");
+        if !wanted(&name) {
+            continue;
+        }
         subjects.push(cached(&bed, &data, config(length).storage(storage), name, storage));
     }
     for layout in [
@@ -227,7 +234,10 @@ fn main() {
         }
         let storage = CacheStorage::Q8(group);
         let config = config(length).storage(storage).layout(layout);
-        subjects.push(cached(&bed, &data, config, format!("cache {storage:?} {layout:?}"), storage));
+        let name = format!("cache {storage:?} {layout:?}");
+        if wanted(&name) {
+            subjects.push(cached(&bed, &data, config, name, storage));
+        }
     }
     let times = medians(timer, &mut subjects, rounds);
     let copied = (0..CopyForm::ALL.len()).map(|n| subjects[n].bytes / times[n] / 1e6).fold(0.0, f64::max);
@@ -244,6 +254,9 @@ fn main() {
             continue;
         }
         let name = format!("{length} keys, capacity {capacity}");
+        if !wanted(&name) {
+            continue;
+        }
         subjects.push(cached(&bed, &Data::new(length), config(capacity).storage(storage), name, storage));
     }
     let times = medians(timer, &mut subjects, rounds);
