@@ -1,5 +1,8 @@
 //! What plans and checks need to know of a device.
 
+use crate::bars::bars;
+use crate::family::{Families, Family, TwoForms};
+
 /// The side of the square fragments that a device's matrix units multiply: f16 · f16, summed in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Fragment {
@@ -107,6 +110,8 @@ pub(crate) struct DeviceFacts {
     pub subgroup_max: u32,
     /// What its matrix units multiply, where kernels may use them.
     pub matrix: Option<Fragment>,
+    /// Kernels that plans do without.
+    pub aside: Families,
 }
 
 impl DeviceFacts {
@@ -125,6 +130,7 @@ impl DeviceFacts {
         subgroup_min: 0,
         subgroup_max: 0,
         matrix: None,
+        aside: Families::NONE,
     };
 
     pub fn of(device: &wgpu::Device) -> Self {
@@ -147,7 +153,23 @@ impl DeviceFacts {
             subgroup_min: if subgroups { info.subgroup_min_size } else { 0 },
             subgroup_max: if subgroups { info.subgroup_max_size } else { 0 },
             matrix: None,
+            aside: bars(&info).flat_map(|bar| bar.families.iter().copied()).collect(),
         }
+    }
+
+    /// Whether plans do without these kernels.
+    pub fn lacks(&self, family: Family) -> bool {
+        self.aside.contains(family)
+    }
+
+    /// Whether plans do without both forms.
+    pub fn lacks_both(&self, forms: TwoForms) -> bool {
+        self.lacks(forms.gpu) && self.lacks(forms.cpu)
+    }
+
+    /// Fewest and most invocations of a subgroup for reductions by shuffles, 0 where there may be none.
+    pub fn reducing_subgroups(&self) -> [u32; 2] {
+        if self.lacks(Family::SubgroupReductions) { [0, 0] } else { [self.subgroup_min, self.subgroup_max] }
     }
 
     /// How many invocations a kernel for matrix units takes as one subgroup. None may be wider; where they are narrower, several

@@ -1,6 +1,7 @@
 //! Everything that can be refused, each with what was wrong and what to do about it.
 
 use crate::dtype::DType;
+use crate::family::Family;
 
 /// Why a call was refused. Every check runs before anything is recorded: after an `Err` the
 /// encoder is as it was and later calls are unaffected.
@@ -174,6 +175,12 @@ pub enum Error {
         what: &'static str,
         /// Why not, and what to do.
         why: &'static str,
+    },
+    /// The kernels that this call takes were put aside on this device, and nothing replaces them.
+    #[error("{family}: put aside on this device; `Pipelines::report` says why")]
+    PutAside {
+        /// Which kernels.
+        family: Family,
     },
     /// The scratch memory is smaller than the call needs.
     #[error(

@@ -4,6 +4,7 @@
 //! `cargo run --features inspect --example kernels -- FOLDER` writes them as files for other WGSL compilers.
 
 use crate::device::{DeviceFacts, Fragment, Registers};
+use crate::family::{Families, Family};
 use std::collections::HashSet;
 
 pub use crate::kernel::Field;
@@ -125,6 +126,23 @@ pub fn with_registers(device: &wgpu::Device, count: u32) -> Pipelines {
 pub fn with_lanes(device: &wgpu::Device, count: u32) -> Pipelines {
     let lanes = count.clamp(4, 16).next_power_of_two();
     Pipelines::with_facts(device, DeviceFacts { lanes, ..DeviceFacts::of(device) })
+}
+
+/// Pipelines that plan for a GPU, though `device` is a program, with matrix units for fragments of that side, if any.
+pub fn as_gpu(device: &wgpu::Device, side: Option<u32>) -> Pipelines {
+    let fragment = [Fragment::Eight, Fragment::Sixteen].into_iter().find(|f| Some(f.side()) == side);
+    let facts = DeviceFacts::of(device).with_fragment(device, fragment);
+    Pipelines::with_facts(device, DeviceFacts { software: false, ..facts })
+}
+
+/// Pipelines of a driver that compiles something else than it is given: `rewrite` gets the families of a kernel and its text, and
+/// gives the text to compile. For tests of [`Pipelines::check`].
+pub fn rewritten(
+    pipelines: &Pipelines,
+    rewrite: impl Fn(&[Family], &str) -> String + Send + Sync + 'static,
+) -> Pipelines {
+    let rewrite = move |families: Families, text: &str| rewrite(&families.iter().collect::<Vec<_>>(), text);
+    pipelines.rewritten(std::sync::Arc::new(rewrite))
 }
 
 fn table<T: Table>() -> StructTable {

@@ -39,13 +39,16 @@
 #![cfg_attr(not(feature = "inspect"), allow(dead_code))]
 
 mod attention;
+mod bars;
 mod bindings;
 pub mod block_map;
 mod cache;
+mod check;
 mod device;
 mod dropout;
 mod dtype;
 mod error;
+mod family;
 mod gpu;
 mod guard;
 #[cfg(feature = "inspect")]
@@ -65,6 +68,7 @@ mod problem;
 mod projection;
 mod record;
 pub mod reference;
+mod report;
 mod scratch;
 mod storage;
 mod tensor;
@@ -75,6 +79,7 @@ pub use block_map::Blocks;
 pub use cache::{Append, Cache, CacheConfig, CacheLayout, CacheRead, CacheStorage, ScaleGroup, Tokens};
 pub use dropout::Dropout;
 pub use error::Error;
+pub use family::Family;
 pub use gpu::{Gpu, UploadedMask};
 pub use layer_config::LayerConfig;
 pub use mask::{Alignment, DeviceMask, HostMask, HostTensor, Mask};
@@ -89,6 +94,7 @@ pub use position::{
 };
 pub use problem::{ScoreStage, Shape};
 pub use projection::{Linear, Projection, ProjectionForward};
+pub use report::{Report, Verdict};
 pub use scratch::{Scratch, ScratchSize};
 pub use tensor::{DType, TensorView};
 pub use wgpu;

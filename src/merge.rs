@@ -83,7 +83,7 @@ impl Merge {
         into: &Partial,
         emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
     ) -> Result<(), Error> {
-        let device = self.pipelines.facts();
+        let device = &self.pipelines.facts();
         check(parts, into, device)?;
         let bound = self.pipelines.bind(&dispatches(parts, into, device), &self.bindings)?;
         emit(&bound);

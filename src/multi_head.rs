@@ -209,7 +209,7 @@ impl MultiHeadAttention {
         config: LayerConfig,
         weights: &LayerWeights,
     ) -> Result<Self, Error> {
-        let device = pipelines.facts();
+        let device = &pipelines.facts();
         config.check()?;
         inner(&config).check(device)?;
         check_dtype(config.dtype, device)?;
@@ -339,7 +339,7 @@ impl MultiHeadAttention {
         context: &'a wgpu::Buffer,
         memory: Option<&'a wgpu::Buffer>,
     ) -> Result<Dispatches<'a>, Error> {
-        let device = self.pipelines.facts();
+        let device = &self.pipelines.facts();
         let LayerConfig { narrow, dtype, .. } = self.config;
         let Plan { shape, appended, chosen, .. } = *plan;
         let [q, k, v] =
@@ -429,7 +429,7 @@ impl MultiHeadAttention {
     }
 
     fn check(&self, call: &LayerForward) -> Result<Plan, Error> {
-        let device = self.pipelines.facts();
+        let device = &self.pipelines.facts();
         let [batch, _, q_len, _] = call.query.shape();
         let kv_len = call.key.shape()[2];
         self.check_tensors(call, [batch, q_len, kv_len])?;
@@ -457,7 +457,7 @@ impl MultiHeadAttention {
             ("out", call.out, [batch, 1, q_len, config.out_features], Access::Write),
         ];
         tensors.into_iter().try_for_each(|(tensor, view, wanted, access)| {
-            view.check_as(tensor, config.dtype, access, self.pipelines.facts())?;
+            view.check_as(tensor, config.dtype, access, &self.pipelines.facts())?;
             (0..4).try_for_each(|axis| expect(tensor, view.shape(), axis, wanted[axis]))
         })
     }

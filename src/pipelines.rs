@@ -1,13 +1,18 @@
 //! Kernel variants → compiled pipelines, each once.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use crate::bars::bars;
 use crate::device::DeviceFacts;
 use crate::error::Error;
+use crate::family::{Families, Family};
 use crate::guard::guarded;
 use crate::kernel::{Kernel, Variant as _};
 use crate::kernels::KernelVariant;
+use crate::report::{Report, Verdict};
 use crate::tensor::Access;
 
 /// A pipeline and the layout its bind groups follow.
@@ -25,12 +30,34 @@ struct Place {
     compiling: Mutex<()>,
 }
 
+/// Locked to find a place, never while something compiles.
+type Places = Mutex<HashMap<KernelVariant, Arc<Place>>>;
+
+/// Another text for a kernel of such families: a driver that compiles something else than it is given.
+pub(crate) type Rewrite = Arc<dyn Fn(Families, &str) -> String + Send + Sync>;
+
+#[derive(Clone)]
+struct Compiler {
+    device: wgpu::Device,
+    rewrite: Option<Rewrite>,
+}
+
+impl fmt::Debug for Compiler {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.debug_struct("Compiler").field("device", &self.device).finish_non_exhaustive()
+    }
+}
+
 #[derive(Debug)]
 struct Inner {
-    device: wgpu::Device,
-    facts: DeviceFacts,
-    /// Locked to find a place, never while something compiles.
-    places: Mutex<HashMap<KernelVariant, Arc<Place>>>,
+    compiler: Compiler,
+    places: Arc<Places>,
+    /// What may change of them is which kernels plans do without.
+    facts: Mutex<DeviceFacts>,
+    /// The families of every pipeline that was asked for.
+    used: AtomicU32,
+    /// What a check found.
+    verdicts: Mutex<BTreeMap<Family, Verdict>>,
 }
 
 /// What a lock holds, whether or not another thread panicked with it: nothing is left half done under ours.
@@ -79,12 +106,68 @@ impl Pipelines {
     }
 
     pub(crate) fn with_facts(device: &wgpu::Device, facts: DeviceFacts) -> Self {
-        Pipelines(Arc::new(Inner { device: device.clone(), facts, places: Mutex::default() }))
+        Self::with_compiler(Compiler { device: device.clone(), rewrite: None }, Arc::default(), facts)
+    }
+
+    fn with_compiler(compiler: Compiler, places: Arc<Places>, facts: DeviceFacts) -> Self {
+        Pipelines(Arc::new(Inner {
+            compiler,
+            places,
+            facts: Mutex::new(facts),
+            used: AtomicU32::default(),
+            verdicts: Mutex::default(),
+        }))
+    }
+
+    /// None yet, for the same device, from texts that `rewrite` changed.
+    pub(crate) fn rewritten(&self, rewrite: Rewrite) -> Self {
+        let compiler = Compiler { device: self.device().clone(), rewrite: Some(rewrite) };
+        Self::with_compiler(compiler, Arc::default(), self.facts())
+    }
+
+    /// The same pipelines for plans that do without `aside`.
+    pub(crate) fn without(&self, aside: Families) -> Self {
+        let facts = DeviceFacts { aside, ..self.facts() };
+        Self::with_compiler(self.0.compiler.clone(), self.0.places.clone(), facts)
+    }
+
+    /// The families of every pipeline that calls took from these.
+    pub(crate) fn used(&self) -> Families {
+        Families::from_bits(self.0.used.load(Ordering::Relaxed))
+    }
+
+    /// What a check found takes the place of what earlier ones did; plans do without what it put aside.
+    pub(crate) fn settle(&self, verdicts: BTreeMap<Family, Verdict>) {
+        let aside = verdicts.iter().filter(|(_, verdict)| verdict.is_aside()).map(|(family, _)| *family);
+        lock(&self.0.facts).aside = aside.collect();
+        *lock(&self.0.verdicts) = verdicts;
+    }
+
+    /// What is known of each family of kernels on this device: barred by a list of drivers that they would crash, checked by
+    /// [`check`](Self::check), or neither.
+    pub fn report(&self) -> Report {
+        let info = self.device().adapter_info();
+        let aside = self.facts().aside;
+        let found = lock(&self.0.verdicts);
+        let verdict = |family: &Family| {
+            let barred = || bars(&info).find(|bar| aside.contains(*family) && bar.families.contains(family));
+            let known = || barred().map(|bar| Verdict::Barred { what: bar.what, source: bar.source });
+            found.get(family).cloned().or_else(known).unwrap_or(Verdict::Unchecked)
+        };
+        Report { findings: Family::ALL.iter().map(|family| (*family, verdict(family))).collect() }
+    }
+
+    /// Lets plans use `family` although it is barred or was found wrong: for measurements, and for drivers that the list does
+    /// not know to be mended. What is barred can end the process. A later [`check`](Self::check) checks it.
+    pub fn allow(&self, family: Family) {
+        let mut facts = lock(&self.0.facts);
+        facts.aside = facts.aside.without(family);
+        lock(&self.0.verdicts).insert(family, Verdict::Unchecked);
     }
 
     /// The device these belong to.
     pub fn device(&self) -> &wgpu::Device {
-        &self.0.device
+        &self.0.compiler.device
     }
 
     /// Pipelines compiled so far.
@@ -104,12 +187,13 @@ impl Pipelines {
         lock(&self.0.places).clear();
     }
 
-    pub(crate) fn facts(&self) -> &DeviceFacts {
-        &self.0.facts
+    pub(crate) fn facts(&self) -> DeviceFacts {
+        *lock(&self.0.facts)
     }
 
     /// The pipeline of `variant`, compiled now if this is its first use. After an error the next use tries again.
     pub(crate) fn get(&self, variant: KernelVariant) -> Result<Compiled, Error> {
+        self.0.used.fetch_or(variant.families().bits(), Ordering::Relaxed);
         let place = lock(&self.0.places).entry(variant).or_default().clone();
         if let Some(compiled) = place.compiled.get() {
             return Ok(compiled.clone());
@@ -118,31 +202,32 @@ impl Pipelines {
         if let Some(compiled) = place.compiled.get() {
             return Ok(compiled.clone());
         }
-        let compiled = self.0.compile(variant.label(), &variant.describe())?;
+        let compiled = self.0.compiler.compile(&variant, &self.facts())?;
         Ok(place.compiled.get_or_init(|| compiled).clone())
     }
 }
 
-impl Inner {
-    fn compile(&self, label: &'static str, kernel: &Kernel) -> Result<Compiled, Error> {
+impl Compiler {
+    fn compile(&self, variant: &KernelVariant, facts: &DeviceFacts) -> Result<Compiled, Error> {
+        let (label, kernel) = (variant.label(), &variant.describe());
         // wgpu checks neither of these against the limits.
         let limits = [
             (
                 "invocations per workgroup",
                 kernel.invocations,
-                self.facts.max_invocations,
+                facts.max_invocations,
                 "max_compute_invocations_per_workgroup",
             ),
             (
                 "workgroup memory",
                 kernel.workgroup_memory,
-                self.facts.workgroup_memory,
+                facts.workgroup_memory,
                 "max_compute_workgroup_storage_size",
             ),
             (
                 "storage buffers of a kernel",
                 kernel.bindings.len() as u32,
-                self.facts.max_storage_buffers,
+                facts.max_storage_buffers,
                 "max_storage_buffers_per_shader_stage",
             ),
         ];
@@ -151,6 +236,8 @@ impl Inner {
                 return Err(Error::Limit { what, needed: needed.into(), limit: limit.into(), name });
             }
         }
+        let rewritten = self.rewrite.as_ref().map(|rewrite| rewrite(variant.families(), &kernel.wgsl));
+        let text = rewritten.as_ref().unwrap_or(&kernel.wgsl);
         guarded(&self.device, label, || {
             let layout = self.layout(label, kernel);
             // SAFETY: the text is the crate's own. Its loops count to bounds that the host passes, or that are
@@ -160,7 +247,7 @@ impl Inner {
                 self.device.create_shader_module_trusted(
                     wgpu::ShaderModuleDescriptor {
                         label: Some(label),
-                        source: wgpu::ShaderSource::Wgsl(kernel.wgsl.as_str().into()),
+                        source: wgpu::ShaderSource::Wgsl(text.as_str().into()),
                     },
                     wgpu::ShaderRuntimeChecks::unchecked(),
                 )

@@ -100,7 +100,7 @@ impl Projection {
         products: &[ProjectionForward],
         emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
     ) -> Result<(), Error> {
-        let device = self.pipelines.facts();
+        let device = &self.pipelines.facts();
         let Some(first) = products.first() else { return Ok(()) };
         let mut bias_dtype = None;
         for product in products {

@@ -1,5 +1,7 @@
 //! How keys and values are stored, and how the rows of a sequence lie.
 
+use crate::family::Family;
+
 /// How the elements of keys and values are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum StorageKind {
@@ -19,6 +21,16 @@ impl StorageKind {
             StorageKind::F16 => 2,
             StorageKind::Q8 => 4,
             StorageKind::Q4 => 8,
+        }
+    }
+
+    /// The kernels of caches that store so.
+    pub fn family(self) -> Family {
+        match self {
+            StorageKind::F32 => Family::CacheF32,
+            StorageKind::F16 => Family::CacheF16,
+            StorageKind::Q8 => Family::CacheQ8,
+            StorageKind::Q4 => Family::CacheQ4,
         }
     }
 

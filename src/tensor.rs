@@ -3,6 +3,7 @@
 use crate::device::DeviceFacts;
 pub use crate::dtype::DType;
 use crate::error::Error;
+use crate::family::Family;
 
 /// The names of a tensor's four axes, as error messages call them; tensors of masks have theirs in `mask/rules.rs`.
 pub(crate) fn axes(tensor: &str) -> [&'static str; 4] {
@@ -243,6 +244,9 @@ impl<'a> TensorView<'a> {
                 feature: wgpu::Features::SHADER_F16,
                 needed_for: "tensors of dtype F16",
             });
+        }
+        if self.dtype == DType::F16 && device.lacks(Family::F16Tensors) {
+            return Err(Error::PutAside { family: Family::F16Tensors });
         }
         let window = self.window(device);
         if window.size > device.max_binding_bytes {

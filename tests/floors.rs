@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 /// From the top floor down. A new module goes below all that import it and above all that it imports.
 const FLOORS: &[&str] = &[
+    // Whether the kernels are right here.
+    "check",
     // Slices in, a Vec out.
     "gpu",
     // Operators.
@@ -23,6 +25,7 @@ const FLOORS: &[&str] = &[
     "scratch",
     "bindings",
     "pipelines",
+    "report",
     // The Rust twins of the shaders.
     "kernels",
     // Numbers only: tiles, splits, which path.
@@ -42,6 +45,8 @@ const FLOORS: &[&str] = &[
     "error",
     "dtype",
     "device",
+    "bars",
+    "family",
 ];
 
 /// What `plan` never sees, besides what stands above it.

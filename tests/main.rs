@@ -5,6 +5,7 @@ mod harness;
 mod biases;
 mod block_maps;
 mod caches;
+mod checks;
 mod contract;
 mod d2l;
 mod errors;

@@ -2,6 +2,7 @@
 
 use crate::device::DeviceFacts;
 use crate::error::Error;
+use crate::family::Family;
 use crate::plan::Tuning;
 use crate::problem::{Shape, check_options};
 use crate::tensor::DType;
@@ -107,6 +108,7 @@ impl Config {
 pub(crate) fn check_dtype(dtype: DType, device: &DeviceFacts) -> Result<(), Error> {
     match dtype {
         DType::F32 => Ok(()),
+        DType::F16 if device.lacks(Family::F16Tensors) => Err(Error::PutAside { family: Family::F16Tensors }),
         DType::F16 if device.f16 => Ok(()),
         DType::F16 => Err(Error::MissingFeature {
             feature: wgpu::Features::SHADER_F16,

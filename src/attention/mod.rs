@@ -68,7 +68,7 @@ impl Attention {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn with_pipelines(pipelines: &Pipelines, config: Config) -> Result<Self, Error> {
-        config.check(pipelines.facts())?;
+        config.check(&pipelines.facts())?;
         Ok(Attention { pipelines: pipelines.clone(), config, bindings: Arc::default() })
     }
 
@@ -87,7 +87,7 @@ impl Attention {
     /// As [`forward`](Self::forward).
     pub fn scratch_size(&self, call: &Forward) -> Result<ScratchSize, Error> {
         let problem = self.check(call)?;
-        Ok(path::choose(&problem.outline(), self.pipelines.facts())?.scratch_size())
+        Ok(path::choose(&problem.outline(), &self.pipelines.facts())?.scratch_size())
     }
 
     /// Records `call` into `encoder`, in a compute pass of its own. Nothing is submitted, copied or read back.
@@ -170,7 +170,7 @@ impl Attention {
         blocks: &Blocks<TensorView>,
         emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
     ) -> Result<(), Error> {
-        let device = self.pipelines.facts();
+        let device = &self.pipelines.facts();
         let Config { heads, kv_heads, head_dim, value_dim, .. } = self.config;
         let shape = Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim };
         shape.check()?;
@@ -194,7 +194,7 @@ impl Attention {
         scratch: &mut Scratch,
         emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
     ) -> Result<(), Error> {
-        let device = self.pipelines.facts();
+        let device = &self.pipelines.facts();
         let chosen = path::choose(&problem.outline(), device)?;
         scratch.check(chosen.scratch_size())?;
         let memory = chosen.memory(scratch)?;
@@ -214,7 +214,7 @@ impl Attention {
 
     /// Everything that can be said of a call before its pipelines.
     fn check<'a>(&self, call: &Forward<'a>) -> Result<Problem<'a>, Error> {
-        let device = self.pipelines.facts();
+        let device = &self.pipelines.facts();
         let Forward { q, keys, out, mask, lse, weights, scores, dropout, layer, at_end } = *call;
         let (shape, keys, inputs) = match keys {
             KeyInput::Tensors { k, v } => {
@@ -264,7 +264,7 @@ impl Attention {
             ("v", v, Access::Read),
             ("out", out, Access::Write),
         ] {
-            view.check_as(tensor, config.dtype, access, self.pipelines.facts())?;
+            view.check_as(tensor, config.dtype, access, &self.pipelines.facts())?;
         }
         expect("q", q.shape(), 1, config.heads)?;
         expect("q", q.shape(), 3, config.head_dim)?;
@@ -293,7 +293,7 @@ impl Attention {
             }
         }
         for (tensor, view, access) in [("q", q, Access::Read), ("out", out, Access::Write)] {
-            view.check_as(tensor, config.dtype, access, self.pipelines.facts())?;
+            view.check_as(tensor, config.dtype, access, &self.pipelines.facts())?;
         }
         if !at_end && cache.advanced() == 0 {
             let why = "nothing was advanced since it was made or rewound: advance first, or say `at_end`";

@@ -79,7 +79,7 @@ impl Cache {
         self.check_append(&source, append, self.advanced)?;
         let tensors = [append.k, append.v];
         let dispatches =
-            path::cache::append(&source, tensors, append.rotation(), None, self.pipelines.facts());
+            path::cache::append(&source, tensors, append.rotation(), None, &self.pipelines.facts());
         self.pipelines.bind(&dispatches, &self.bindings)
     }
 
@@ -109,7 +109,7 @@ impl Cache {
         let source = self.source(layer, false)?;
         let rows = append.k.shape()[2];
         self.check_append(&source, append, rows)?;
-        let device = self.pipelines.facts();
+        let device = &self.pipelines.facts();
         at.check(append.k.shape(), device)?;
         let written = self.tensors(layer).chain([("cache", self.lengths())]).collect::<Vec<_>>();
         let read: Vec<_> = at.tensor().map(|t| ("positions", t)).into_iter().collect();
@@ -146,7 +146,7 @@ impl Cache {
             }
             let wanted = [batch, kv_heads, rows, dim];
             (0..4).try_for_each(|axis| expect(tensor, view.shape(), axis, wanted[axis]))?;
-            view.check(tensor, Access::Read, self.pipelines.facts())?;
+            view.check(tensor, Access::Read, &self.pipelines.facts())?;
             if [source.k, source.v, source.sequence_table]
                 .iter()
                 .any(|written| written.buffer == view.buffer())

@@ -253,6 +253,10 @@ impl CacheConfig {
 
     /// Refuses sizes of zero, groups and pages that are none, and what no binding holds.
     pub(crate) fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
+        let family = self.storage.storage_kind().family();
+        if device.lacks(family) {
+            return Err(Error::PutAside { family });
+        }
         let sizes = [
             ("batch", self.batch),
             ("kv_heads", self.kv_heads),

@@ -86,7 +86,7 @@ impl Cache {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn with_pipelines(pipelines: &Pipelines, config: CacheConfig) -> Result<Self, Error> {
-        config.check(pipelines.facts())?;
+        config.check(&pipelines.facts())?;
         let device = pipelines.device();
         let side = |label, dim| {
             guarded(device, "a cache", || {
@@ -214,7 +214,7 @@ impl Cache {
     /// [`Error::CacheFull`], [`Error::OutOfPages`], and what [`Error`] lists for tensors; then nothing has been
     /// recorded and the cache is as it was.
     pub fn advance(&mut self, encoder: &mut wgpu::CommandEncoder, rows: Tokens) -> Result<(), Error> {
-        rows.check(&self.config, self.lengths(), self.pipelines.facts())?;
+        rows.check(&self.config, self.lengths(), &self.pipelines.facts())?;
         let change = self.sequences.take(|s| rows.of(s))?;
         self.move_lengths(encoder, &rows, change, false)
     }
@@ -226,7 +226,7 @@ impl Cache {
     /// [`Error::Option`] if a sequence is shorter than that, and what [`Error`] lists for tensors; then nothing has
     /// been recorded and the cache is as it was.
     pub fn rewind(&mut self, encoder: &mut wgpu::CommandEncoder, rows: Tokens) -> Result<(), Error> {
-        rows.check(&self.config, self.lengths(), self.pipelines.facts())?;
+        rows.check(&self.config, self.lengths(), &self.pipelines.facts())?;
         let change = self.sequences.give_back(|s| rows.of(s))?;
         self.move_lengths(encoder, &rows, change, true)
     }
@@ -241,7 +241,7 @@ impl Cache {
     ) -> Result<(), Error> {
         let Change { after, mut edits, copies } = change;
         let (layout_kind, params) = (self.config.layout_kind(), self.config.params(false));
-        let device = self.pipelines.facts();
+        let device = &self.pipelines.facts();
         let mut dispatches = self.copies(&copies);
         dispatches.push(path::cache::advance(
             whole(&self.sequence_table),

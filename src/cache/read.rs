@@ -69,7 +69,7 @@ impl Cache {
     fn bind_read(&self, layer: usize, read: &CacheRead) -> Result<Vec<(BoundDispatch, [u32; 3])>, Error> {
         self.check_recorded()?;
         let source = self.source(layer, false)?;
-        let device = self.pipelines.facts();
+        let device = &self.pipelines.facts();
         let CacheConfig { batch, kv_heads, head_dim, value_dim, .. } = self.config;
         let CacheRead { k, v, at } = *read;
         check_float("k", &k)?;

@@ -13,6 +13,7 @@ use crate::multi_head::{LayerForward, LayerWeights, MultiHeadAttention};
 use crate::pipelines::Pipelines;
 use crate::problem::Shape;
 use crate::reference::{Attended, HostWeights, LayerShape, Options};
+use crate::report::Report;
 use crate::scratch::Scratch;
 use crate::tensor::{DType, count};
 
@@ -104,6 +105,15 @@ impl Gpu {
     /// The pipelines, to make operators with.
     pub fn pipelines(&self) -> &Pipelines {
         &self.pipelines
+    }
+
+    /// Checks each family of kernels on this device and puts aside what is wrong: see [`Pipelines::check`].
+    ///
+    /// # Errors
+    /// As [`Pipelines::check`].
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn check(&self) -> Result<Report, Error> {
+        self.pipelines.check(&self.queue)
     }
 
     /// `softmax(q kᵀ / √head_dim, masked) · v` over dense f32 slices shaped as [`Shape`] says.

@@ -4,7 +4,10 @@ use super::{
     add_positions, append_keys, average_weights, cache_advance, cache_append, cache_copy, cache_read,
     classify, fused, merge, merge_splits, project, rotate, score_stage, scores, softmax, weighted_sum,
 };
+use crate::family::{Families, Family, PRODUCTS, STAGED};
 use crate::kernel::{Kernel, Variant};
+use crate::plan::{FusedTiles, Tiles};
+use crate::tensor::DType;
 
 /// Every kernel variant of the crate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,6 +29,48 @@ pub(crate) enum KernelVariant {
     CacheRead(cache_read::CacheRead),
     Rotate(rotate::Rotate),
     AddPositions(add_positions::AddPositions),
+}
+
+impl KernelVariant {
+    /// The families that it is of.
+    pub fn families(&self) -> Families {
+        let of = |families: &[Option<Family>]| families.iter().flatten().copied().collect();
+        let halves = |dtypes: &[DType]| dtypes.contains(&DType::F16).then_some(Family::F16Tensors);
+        let staged = |tiles: Tiles| Some(STAGED.of(matches!(tiles, Tiles::Cpu { .. })));
+        match self {
+            KernelVariant::Project(v) => {
+                let family = match v.tiles {
+                    Tiles::Matrix(_) => Family::MatrixProducts,
+                    tiles => PRODUCTS.of(matches!(tiles, Tiles::Cpu { .. })),
+                };
+                of(&[Some(family), halves(&[v.x.dtype, v.w.dtype, v.y])])
+            }
+            KernelVariant::Scores(v) => of(&[staged(v.tiles), halves(&[v.dtype])]),
+            KernelVariant::Softmax(v) => of(&[Some(STAGED.of(v.rows.lanes == 1))]),
+            KernelVariant::WeightedSum(v) => of(&[staged(v.tiles), halves(&[v.v, v.out])]),
+            KernelVariant::Fused(v) => {
+                let family = match v.tiles {
+                    FusedTiles::Gpu { .. } => Family::FusedGpu,
+                    FusedTiles::Cpu { .. } => Family::FusedCpu,
+                    FusedTiles::DecodeGpu(_) => Family::DecodeGpu,
+                    FusedTiles::DecodeCpu(_) => Family::DecodeCpu,
+                    FusedTiles::Matrix(_) => Family::MatrixAttention,
+                };
+                let shuffles = matches!(v.tiles, FusedTiles::DecodeGpu(decode) if decode.subgroups);
+                of(&[
+                    Some(family),
+                    shuffles.then_some(Family::SubgroupReductions),
+                    v.splits.then_some(Family::SplitKeys),
+                    v.cache.map(|cache| cache.storage.family()),
+                    halves(&[v.dtype]),
+                ])
+            }
+            KernelVariant::MergeSplits(_) => of(&[Some(Family::SplitKeys)]),
+            KernelVariant::CacheAppend(v) => of(&[Some(v.cache.storage.family())]),
+            KernelVariant::CacheRead(v) => of(&[Some(v.cache.storage.family())]),
+            _ => Families::NONE,
+        }
+    }
 }
 
 impl Variant for KernelVariant {

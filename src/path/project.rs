@@ -3,6 +3,7 @@
 use super::dispatches::{Dispatches, grid};
 use crate::device::DeviceFacts;
 use crate::error::Error;
+use crate::family::PRODUCTS;
 use crate::kernel::{Dispatch, Width};
 use crate::kernels::KernelVariant;
 use crate::kernels::project::{PARTS, Params, Project, ProjectPart};
@@ -238,9 +239,13 @@ fn variant(
     let halves = [first.x.dtype, first.w.dtype] == [DType::F16; 2];
     let dtype = if halves { DType::F16 } else { DType::F32 };
     let found = tuning.settle(plan::matrix_tiles(product, dtype, in_fours, tuning, device))?;
+    if found.is_none() && device.lacks_both(PRODUCTS) {
+        return Err(Error::PutAside { family: PRODUCTS.of(device.software) });
+    }
     let slots = |b: &SharedWindows, dtype: DType| Slots { count: b.windows.len(), dtype };
+    let tiles = || plan::tiles(product, tuning.form.choose(PRODUCTS, device), device);
     Ok(Project {
-        tiles: found.map_or_else(|| plan::tiles(product, tuning.form, device), Tiles::Matrix),
+        tiles: found.map_or_else(tiles, Tiles::Matrix),
         x: slots(&bound.xs, first.x.dtype),
         w: slots(&bound.ws, first.w.dtype),
         bias: bound.biases.as_ref().map(|(b, dtype)| slots(b, *dtype)),

@@ -3,6 +3,7 @@
 use super::dispatches::{Dispatches, grid};
 use super::problem::{Extras, Keys, Problem};
 use crate::device::DeviceFacts;
+use crate::family::STAGED;
 use crate::kernel::{Dispatch, View, Width};
 use crate::kernels::dropout::{DropoutKind, DropoutParams};
 use crate::kernels::{KernelVariant, average_weights, mask, score_stage, scores, softmax, weighted_sum};
@@ -72,11 +73,15 @@ impl<'a> Staged<'_, 'a> {
         windows
     }
 
+    fn is_cpu(&self) -> bool {
+        self.problem.tuning.form.choose(STAGED, self.device)
+    }
+
     /// One product per batch and head, and its tiles.
     fn product(&self, cols: usize) -> (Tiles, MatmulShape) {
         let Shape { batch, heads, q_len, .. } = self.problem.shape;
         let product = MatmulShape { batch: batch * heads, rows: q_len, cols };
-        (plan::tiles(product, self.problem.tuning.form, self.device), product)
+        (plan::tiles(product, self.is_cpu(), self.device), product)
     }
 
     fn scores(&self) -> Dispatch<'a, KernelVariant> {
@@ -138,8 +143,8 @@ impl<'a> Staged<'_, 'a> {
     }
 
     fn softmax(&self) -> Dispatch<'a, KernelVariant> {
-        let Problem { shape, extras: Extras { lse, .. }, tuning, .. } = *self.problem;
-        let rows = plan::rows(shape.kv_len, tuning.form, self.device);
+        let Problem { shape, extras: Extras { lse, .. }, .. } = *self.problem;
+        let rows = plan::rows(shape.kv_len, self.is_cpu());
         let dropout = self.problem.extras.dropout.as_ref();
         let drop = DropoutParams::new(dropout, self.device);
         let params = softmax::Params {

@@ -5,6 +5,7 @@ use super::outline::{Outline, WeightsOutput};
 use super::tuning::{MatrixUnits, Path};
 use crate::device::DeviceFacts;
 use crate::error::Error;
+use crate::family::{FUSED, STAGED};
 use crate::problem::Shape;
 use crate::tensor::Layout;
 
@@ -42,9 +43,20 @@ pub(crate) fn choose(outline: &Outline, device: &DeviceFacts) -> Result<Choice, 
         Path::Fused => true,
         Path::Auto if outline.keys.is_cache() => true,
         Path::Auto if outline.scores => false,
-        Path::Auto => outline.weights.is_none() && outline.bindings <= device.max_storage_buffers as usize,
+        Path::Auto => {
+            let fits = outline.weights.is_none() && outline.bindings <= device.max_storage_buffers as usize;
+            fits && !device.lacks_both(FUSED)
+        }
         Path::Staged => false,
     };
+    let storage = outline.keys.storage().family();
+    if outline.keys.is_cache() && device.lacks(storage) {
+        return Err(Error::PutAside { family: storage });
+    }
+    let forms = if fused_path { FUSED } else { STAGED };
+    if device.lacks_both(forms) {
+        return Err(Error::PutAside { family: forms.of(device.software) });
+    }
     if fused_path {
         return Ok(Choice::Fused(fused(outline, device)?));
     }

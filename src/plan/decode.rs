@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::device::{DeviceFacts, Registers};
+use crate::family::Family;
 use crate::problem::Shape;
 use crate::storage::StorageKind;
 use crate::tensor::DType;
@@ -169,7 +170,7 @@ pub(super) fn decode_gpu(
     keys: &KeySource,
     device: &DeviceFacts,
 ) -> Option<DecodeGpu> {
-    if rows > 16 || !keys.simple {
+    if rows > 16 || !keys.simple || device.lacks(Family::DecodeGpu) {
         return None;
     }
     let loads = keys.loads(shape);
@@ -186,7 +187,8 @@ pub(super) fn decode_gpu(
     let lane_rows = rows.min(most_rows);
     // Lanes of a key: as few idle as can be, then as many as can be.
     let waste = |lanes: u32| loads.k.div_ceil(lanes) * lanes;
-    let allowed = |lanes: u32| device.subgroup_min == 0 || lanes <= device.subgroup_min;
+    let [narrowest, widest] = device.reducing_subgroups();
+    let allowed = |lanes: u32| narrowest == 0 || lanes <= narrowest;
     let mut key_lanes =
         [8, 4, 2, 1].into_iter().filter(|n| *n >= loads.k.min(4)).min_by_key(|n| waste(*n)).unwrap_or(8);
     if loads.scaled && loads.k.is_multiple_of(16) && allowed(16) {
@@ -203,8 +205,8 @@ pub(super) fn decode_gpu(
     let limit = device.workgroup_memory.min(16384);
     for workgroup in [128 * halves, 64 * halves, 32 * halves].into_iter().filter(|n| *n <= 256) {
         // Subgroups that are not full may number their invocations otherwise.
-        let full = device.subgroup_max > 0 && workgroup.is_multiple_of(device.subgroup_max);
-        let subgroups = full && device.subgroup_min >= key_lanes;
+        let full = widest > 0 && workgroup.is_multiple_of(widest);
+        let subgroups = full && narrowest >= key_lanes;
         for key_fours in fours {
             for round in [2, 1].into_iter().filter(|n| *n <= lane_rows * key_fours) {
                 for shared in [false, true] {

@@ -8,6 +8,7 @@ use super::outline::Outline;
 use super::tuning::{MatrixUnits, Tuning};
 use crate::device::{DeviceFacts, Registers};
 use crate::error::Error;
+use crate::family::{FUSED, Family};
 use crate::problem::Shape;
 use crate::storage::StorageKind;
 use crate::tensor::DType;
@@ -242,7 +243,7 @@ pub(super) fn fused(outline: &Outline, device: &DeviceFacts) -> Result<FusedPlan
     // Rows of a tile are of so many queries at most.
     let queries = ((tiles.rows() + shape.group() - 2) / shape.group() + 1).min(shape.q_len);
     let workgroups = row_tiles.saturating_mul(slices).saturating_mul(heads);
-    let splits = splits(tiles, workgroups, reach.of_queries(queries), tuning)?;
+    let splits = splits(tiles, workgroups, reach.of_queries(queries), tuning, device)?;
     let grid = [row_tiles.saturating_mul(splits), slices, heads];
     // What masks hide counts.
     let pairs = tiles.rows() as f64 * outline.most_keys().div_ceil(splits) as f64;
@@ -279,8 +280,10 @@ fn fused_tiles(
     if let Some(tiles) = tuning.settle(matrix)? {
         return Ok(FusedTiles::Matrix(tiles));
     }
-    if tuning.form.is_cpu(device) {
-        let decode = decode_cpu(device.lanes, rows, shape, &keys).map(FusedTiles::DecodeCpu);
+    if tuning.form.choose(FUSED, device) {
+        let decode =
+            if device.lacks(Family::DecodeCpu) { None } else { decode_cpu(device.lanes, rows, shape, &keys) };
+        let decode = decode.map(FusedTiles::DecodeCpu);
         let whole = || fused_cpu(rows, shape, device.lanes);
         return Ok(decode.unwrap_or_else(whole));
     }
@@ -305,13 +308,20 @@ fn fused_cpu(rows: usize, shape: &Shape, lanes: u32) -> FusedTiles {
 /// tile may have in its `reach`: how many there are, only the device may know. Workgroups that find none of theirs
 /// end at once (0.05 µs each with lavapipe); an indirect dispatch of just enough costs more, because wgpu checks it
 /// with a dispatch of its own (60 µs there).
-fn splits(tiles: FusedTiles, workgroups: usize, reach: usize, tuning: &Tuning) -> Result<usize, Error> {
+fn splits(
+    tiles: FusedTiles,
+    workgroups: usize,
+    reach: usize,
+    tuning: &Tuning,
+    device: &DeviceFacts,
+) -> Result<usize, Error> {
     match tuning.splits {
         Some(n) if (1..=MOST_SPLITS).contains(&n) => Ok(n),
         Some(n) => {
             let expected = "at least 1 and at most 128";
             Err(Error::Option { option: "splits", value: n as f64, expected })
         }
+        None if device.lacks(Family::SplitKeys) => Ok(1),
         None => {
             let wanted = tiles.enough() / workgroups.max(1);
             // Kernels give each split whole steps: more splits than steps would find none.

@@ -1,7 +1,8 @@
 //! Tiles of products: projections, scores, the weighted sum.
 
-use super::tuning::{KernelForm, MatrixUnits, Tuning};
+use super::tuning::{MatrixUnits, Tuning};
 use crate::device::{DeviceFacts, Fragment, Registers};
+use crate::family::Family;
 use crate::tensor::DType;
 
 /// The tile of a product, fixed when its shader is compiled.
@@ -58,11 +59,11 @@ const LARGE: Tiles = Tiles::Gpu { side: 128, k: 8 };
 /// cores. With fewer, four times as many small ones do more than reuse does.
 pub(super) const ENOUGH_WORKGROUPS: usize = 256;
 
-/// Tiles of a product. Large tiles reuse what they load more often; small ones give more workgroups, and
+/// Tiles of a product, in the form for software drivers if `cpu`. Large tiles reuse what they load more often; small ones give more workgroups, and
 /// compute less beyond the edges.
-pub(crate) fn tiles(product: MatmulShape, form: KernelForm, device: &DeviceFacts) -> Tiles {
+pub(crate) fn tiles(product: MatmulShape, cpu: bool, device: &DeviceFacts) -> Tiles {
     let MatmulShape { batch, rows, cols } = product;
-    if form.is_cpu(device) {
+    if cpu {
         let lanes = (cols.div_ceil(4).next_power_of_two() as u32).clamp(device.lanes, 32);
         let rows = rows.next_power_of_two().min(32) as u32;
         return Tiles::Cpu { rows, lanes };
@@ -88,7 +89,7 @@ pub(crate) fn matrix_tiles(
     device: &DeviceFacts,
 ) -> Result<MatrixTiles, &'static str> {
     let MatmulShape { batch, rows, cols } = product;
-    let fragment = tuning.fragment(dtype, device)?;
+    let fragment = tuning.fragment(dtype, Family::MatrixProducts, device)?;
     if tuning.matrix_units == MatrixUnits::Auto && rows.min(cols) < LEAST_ROWS {
         return Err("too few rows or columns");
     }
@@ -123,6 +124,7 @@ pub(crate) fn grid(tiles: Tiles, product: MatmulShape) -> [usize; 3] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::KernelForm;
 
     const DEVICE: DeviceFacts = DeviceFacts {
         workgroup_memory: 32768,

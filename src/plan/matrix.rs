@@ -3,6 +3,7 @@
 use super::matmul::ENOUGH_WORKGROUPS;
 use super::tuning::Tuning;
 use crate::device::{DeviceFacts, Fragment};
+use crate::family::Family;
 use crate::problem::Shape;
 use crate::tensor::DType;
 
@@ -173,7 +174,7 @@ pub(super) fn fused_matrix(
     tuning: &Tuning,
     device: &DeviceFacts,
 ) -> Result<FusedMatrix, &'static str> {
-    let fragment = tuning.fragment(dtype, device)?;
+    let fragment = tuning.fragment(dtype, Family::MatrixAttention, device)?;
     if shape.head_dim.max(shape.value_dim) > MOST_CHANNELS {
         return Err("head_dim and value_dim may be at most 256");
     }

@@ -1,8 +1,5 @@
 //! How the rows of a softmax are shared out.
 
-use super::tuning::KernelForm;
-use crate::device::DeviceFacts;
-
 /// Workgroups and rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Rows {
@@ -12,9 +9,9 @@ pub(crate) struct Rows {
     pub lanes: u32,
 }
 
-/// Software drivers get one row per invocation; GPUs one per workgroup.
-pub(crate) fn rows(kv_len: usize, form: KernelForm, device: &DeviceFacts) -> Rows {
-    if form.is_cpu(device) {
+/// The form for software drivers (`cpu`) has one row per invocation, that for GPUs one per workgroup.
+pub(crate) fn rows(kv_len: usize, cpu: bool) -> Rows {
+    if cpu {
         return Rows { workgroup: 8, lanes: 1 };
     }
     let lanes = kv_len.div_ceil(4).next_power_of_two().clamp(32, 256) as u32;

@@ -2,13 +2,15 @@
 
 use crate::device::{DeviceFacts, Fragment};
 use crate::error::Error;
+use crate::family::{Family, TwoForms};
 use crate::tensor::DType;
 
 /// Which class of kernels to use. Both stay inside the WebGPU default limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum KernelForm {
-    /// By the device: `Cpu` where wgpu reports `DeviceType::Cpu`, `Gpu` elsewhere.
+    /// By the device: `Cpu` where wgpu reports `DeviceType::Cpu`, `Gpu` elsewhere; the other where
+    /// [`Pipelines::check`](crate::Pipelines::check) put that one aside.
     #[default]
     Auto,
     /// Tiles staged in workgroup memory, sums in registers: for GPUs.
@@ -128,12 +130,18 @@ impl Tuning {
         self
     }
 
-    /// The fragments to use for operands of `dtype`, or why none.
-    pub(crate) fn fragment(&self, dtype: DType, device: &DeviceFacts) -> Result<Fragment, &'static str> {
+    /// The fragments that the kernels of `family` use for operands of `dtype`, or why none.
+    pub(crate) fn fragment(
+        &self,
+        dtype: DType,
+        family: Family,
+        device: &DeviceFacts,
+    ) -> Result<Fragment, &'static str> {
         let fragment = device.matrix.ok_or(
             "the device's features or its adapter's list lack them, or Pipelines::with_adapter was not used",
         )?;
         match self.matrix_units {
+            _ if device.lacks(family) => Err("put aside on this device; Pipelines::report says why"),
             MatrixUnits::Never => Err("the configuration forbids them"),
             _ if dtype != DType::F16 && !self.f16_operands => {
                 Err("F32 operands are not rounded unless f16_operands is set")
@@ -162,5 +170,12 @@ impl KernelForm {
             KernelForm::Gpu => false,
             KernelForm::Cpu => true,
         }
+    }
+
+    /// Which of two forms to use: the one that suits the device unless it is put aside and the other is not.
+    pub(crate) fn choose(self, forms: TwoForms, device: &DeviceFacts) -> bool {
+        let cpu = self.is_cpu(device);
+        let replaced = device.lacks(forms.of(cpu)) && !device.lacks(forms.of(!cpu));
+        cpu != (self == KernelForm::Auto && replaced)
     }
 }

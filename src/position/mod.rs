@@ -190,7 +190,7 @@ impl Positions {
     /// or past the rows of `cos`, a written tensor that shares a buffer, and everything else that [`Error`] lists for tensors; then
     /// nothing has been recorded.
     pub fn rotate(&self, encoder: &mut wgpu::CommandEncoder, call: &Rotate) -> Result<(), Error> {
-        let call = rotation(call, self.pipelines.facts())?;
+        let call = rotation(call, &self.pipelines.facts())?;
         self.record(call, |bound| dispatch(&mut pass(encoder, "rotate"), bound))
     }
 
@@ -199,7 +199,7 @@ impl Positions {
     /// # Errors
     /// As [`rotate`](Self::rotate).
     pub fn rotate_in_pass(&self, pass: &mut wgpu::ComputePass, call: &Rotate) -> Result<(), Error> {
-        let call = rotation(call, self.pipelines.facts())?;
+        let call = rotation(call, &self.pipelines.facts())?;
         self.record(call, |bound| dispatch(pass, bound))
     }
 
@@ -210,7 +210,7 @@ impl Positions {
     /// [`MAX_POSITION`], a written tensor that shares a buffer, and everything else that [`Error`] lists for tensors;
     /// then nothing has been recorded.
     pub fn add(&self, encoder: &mut wgpu::CommandEncoder, call: &AddPositions) -> Result<(), Error> {
-        let call = sum(call, self.pipelines.facts())?;
+        let call = sum(call, &self.pipelines.facts())?;
         self.record(call, |bound| dispatch(&mut pass(encoder, "add positions"), bound))
     }
 
@@ -219,7 +219,7 @@ impl Positions {
     /// # Errors
     /// As [`add`](Self::add).
     pub fn add_in_pass(&self, pass: &mut wgpu::ComputePass, call: &AddPositions) -> Result<(), Error> {
-        let call = sum(call, self.pipelines.facts())?;
+        let call = sum(call, &self.pipelines.facts())?;
         self.record(call, |bound| dispatch(pass, bound))
     }
 

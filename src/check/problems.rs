@@ -1,0 +1,257 @@
+//! The problems of a check: small, with ragged edges, each computed by the plan that a call like it would get.
+
+use half::f16;
+
+use crate::attention::{Attention, Config, Forward};
+use crate::cache::{Append, Cache, CacheConfig, CacheRead, CacheStorage, ScaleGroup, Tokens};
+use crate::device::DeviceFacts;
+use crate::error::Error;
+use crate::gpu::Gpu;
+use crate::guard::Watch;
+use crate::mask::{DeviceMask, HostMask};
+use crate::plan::{MatrixUnits, Tuning};
+use crate::problem::Shape;
+use crate::projection::{Linear, Projection, ProjectionForward};
+use crate::reference::compare::{EPSILON_F16, EPSILON_F32, Mismatch, Tolerance, compare};
+use crate::reference::{self, Options, cache::stored, widen};
+use crate::scratch::Scratch;
+use crate::tensor::{DType, TensorView, count};
+
+/// How much of the permitted error there is, or what is wrong.
+pub(super) type Outcome = Result<f64, Mismatch>;
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Problem {
+    /// Many queries.
+    Prefill,
+    /// Few queries and their weights, which only the staged path gives.
+    Weights,
+    /// One query, keys enough to split.
+    Decode,
+    /// Tensors of F16, many queries or few; where there are matrix units, with or without.
+    Halves { q_len: usize, units: MatrixUnits },
+    /// One query and a cache.
+    Cached(CacheStorage),
+    /// `x Wᵀ + b`, of so many rows.
+    Product { rows: usize, dtype: DType },
+}
+
+impl Problem {
+    /// What others build on first.
+    pub const ALL: [Problem; 13] = [
+        Problem::Product { rows: FEW, dtype: DType::F32 },
+        Problem::Prefill,
+        Problem::Weights,
+        Problem::Decode,
+        Problem::Halves { q_len: FEW, units: MatrixUnits::Never },
+        Problem::Halves { q_len: PREFILL.q_len, units: MatrixUnits::Never },
+        Problem::Halves { q_len: PREFILL.q_len, units: MatrixUnits::Auto },
+        Problem::Product { rows: FEW, dtype: DType::F16 },
+        Problem::Product { rows: PREFILL.q_len, dtype: DType::F16 },
+        Problem::Cached(CacheStorage::F32),
+        Problem::Cached(CacheStorage::F16),
+        Problem::Cached(CacheStorage::Q8(ScaleGroup::Row)),
+        Problem::Cached(CacheStorage::Q4(ScaleGroup::Row)),
+    ];
+
+    /// Whether `device` could compute it, and in a way that none of the others has.
+    pub fn concerns(self, device: &DeviceFacts) -> bool {
+        match self {
+            Problem::Halves { units: MatrixUnits::Auto, .. } => device.matrix.is_some(),
+            // Software drivers have one kernel for both lengths.
+            Problem::Halves { q_len, .. } if q_len > FEW => device.f16 && !device.software,
+            Problem::Product { rows, dtype: DType::F16 } if rows > FEW => device.matrix.is_some(),
+            Problem::Halves { .. } | Problem::Product { dtype: DType::F16, .. } => device.f16,
+            _ => true,
+        }
+    }
+
+    /// # Errors
+    /// What refuses the call, and a device that does not answer.
+    pub async fn run(self, gpu: &Gpu) -> Result<Outcome, Error> {
+        match self {
+            Problem::Prefill => attention(gpu, PREFILL, false).await,
+            Problem::Weights => attention(gpu, Shape { q_len: FEW, ..PREFILL }, true).await,
+            Problem::Decode => attention(gpu, DECODE, false).await,
+            Problem::Halves { q_len, units } => halves(gpu, Shape { q_len, ..PREFILL }, units).await,
+            Problem::Cached(storage) => cached(gpu, storage).await,
+            Problem::Product { rows, dtype } => product(gpu, rows, dtype).await,
+        }
+    }
+}
+
+/// Neither lengths nor channels fill a tile, two heads share keys and values.
+const PREFILL: Shape =
+    Shape { batch: 1, heads: 4, kv_heads: 2, q_len: 37, kv_len: 53, head_dim: 12, value_dim: 20 };
+/// Software drivers compile products of many rows for seconds.
+const FEW: usize = 3;
+/// Keys for two splits on software drivers.
+const DECODE: Shape = Shape { q_len: 1, kv_len: 600, ..PREFILL };
+/// Of a cache: longer than a block of keys of any kernel.
+const CACHED: Shape =
+    Shape { heads: PREFILL.kv_heads, q_len: 1, kv_len: 77, value_dim: PREFILL.head_dim, ..PREFILL };
+
+/// Numbers in [−1, 1), the same every time.
+fn noise(n: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
+    let next = || {
+        // xorshift32 (Marsaglia 2003).
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+    };
+    std::iter::repeat_with(next).take(n).collect()
+}
+
+/// q, k and v.
+fn inputs(shape: &Shape) -> [Vec<f32>; 3] {
+    [(shape.q(), 1), (shape.k(), 2), (shape.v(), 3)].map(|(shape, seed)| noise(count(shape), seed))
+}
+
+/// Compares `got` with `want` and gives the share of the permitted error. `naive` is what plain loops in f32 compute.
+fn judge(got: &[f32], want: &[f64], naive: &[f32], epsilon: f64) -> Outcome {
+    let magnitude = want.iter().fold(1.0, |m: f64, x| m.max(x.abs()));
+    let tolerance = Tolerance::from_naive(&widen::<f64>(naive), want, magnitude, epsilon);
+    compare(got, want, tolerance).map(|difference| difference.absolute / tolerance.absolute)
+}
+
+/// Compares a result of attention on `q`, `k` and `v`.
+fn judge_attention(
+    got: &[f32],
+    [q, k, v]: [&[f32]; 3],
+    shape: Shape,
+    options: &Options,
+    epsilon: f64,
+) -> Result<Outcome, Error> {
+    let want = reference::attention::<f64>(&widen(q), &widen(k), &widen(v), shape, options)?;
+    let naive = reference::attention::<f32>(q, k, v, shape, options)?;
+    Ok(judge(got, &want.out, &naive.out, epsilon))
+}
+
+async fn attention(gpu: &Gpu, shape: Shape, weights: bool) -> Result<Outcome, Error> {
+    let [q, k, v] = inputs(&shape);
+    let options = Options::new().mask(HostMask::causal()).weights(weights);
+    let got = gpu.attention_async(&q, &k, &v, shape, &options).await?;
+    let want = reference::attention::<f64>(&widen(&q), &widen(&k), &widen(&v), shape, &options)?;
+    let naive = reference::attention::<f32>(&q, &k, &v, shape, &options)?;
+    let mut pairs = vec![(got.out, want.out, naive.out), (got.lse, want.lse, naive.lse)];
+    if let (Some(got), Some(want), Some(naive)) = (got.weights, want.weights, naive.weights) {
+        pairs.push((got, want, naive));
+    }
+    let shares = pairs.iter().map(|(got, want, naive)| judge(got, want, naive, EPSILON_F32));
+    Ok(shares.collect::<Result<Vec<_>, _>>().map(|shares| shares.into_iter().fold(0.0, f64::max)))
+}
+
+fn to_halves(x: &[f32]) -> Vec<f16> {
+    x.iter().map(|x| f16::from_f32(*x)).collect()
+}
+
+fn from_halves(x: &[f16]) -> Vec<f32> {
+    x.iter().map(|x| x.to_f32()).collect()
+}
+
+/// f16 in u16, as buffers have it.
+fn bits(x: &[f16]) -> Vec<u16> {
+    x.iter().map(|x| x.to_bits()).collect()
+}
+
+async fn halves(gpu: &Gpu, shape: Shape, units: MatrixUnits) -> Result<Outcome, Error> {
+    let dtype = DType::F16;
+    let data = inputs(&shape).map(|x| to_halves(&x));
+    let watch = Watch::begin(gpu.device());
+    let [q, k, v] = [&data[0], &data[1], &data[2]].map(|x| gpu.upload(&bits(x)));
+    let (q, k, v, out) = (q?, k?, v?, gpu.buffer(2 * count(shape.out()))?);
+    let config = Config::new(shape.heads, shape.head_dim).kv_heads(shape.kv_heads).value_dim(shape.value_dim);
+    let config = config.dtype(dtype).tuning(Tuning::new().matrix_units(units));
+    let attention = Attention::with_pipelines(gpu.pipelines(), config)?;
+    let call = Forward::new(
+        TensorView::new(&q, dtype, shape.q()),
+        TensorView::new(&k, dtype, shape.k()),
+        TensorView::new(&v, dtype, shape.v()),
+        TensorView::new(&out, dtype, shape.out()),
+    )
+    .mask(DeviceMask::causal());
+    let mut scratch = Scratch::new(gpu.device(), attention.scratch_size(&call)?)?;
+    gpu.submit(|encoder| attention.forward(encoder, &call, &mut scratch))?;
+    watch.end("attention").await?;
+    let got = halves_of(gpu, &out, count(shape.out())).await?;
+    let [q, k, v] = data.map(|x| from_halves(&x));
+    judge_attention(&got, [&q, &k, &v], shape, &Options::new().mask(HostMask::causal()), EPSILON_F16)
+}
+
+async fn halves_of(gpu: &Gpu, buffer: &wgpu::Buffer, n: usize) -> Result<Vec<f32>, Error> {
+    let got: Vec<u16> = gpu.download_async(buffer, n).await?;
+    Ok(got.into_iter().map(|x| f16::from_bits(x).to_f32()).collect())
+}
+
+async fn cached(gpu: &Gpu, storage: CacheStorage) -> Result<Outcome, Error> {
+    let shape = CACHED;
+    let dtype = DType::F32;
+    let data = inputs(&shape);
+    let watch = Watch::begin(gpu.device());
+    let [q, k, v] = [&data[0], &data[1], &data[2]].map(|x| gpu.upload(x));
+    let (q, k, v, out) = (q?, k?, v?, gpu.buffer(4 * count(shape.out()))?);
+    let (kept_k, kept_v) = (gpu.buffer(4 * count(shape.k()))?, gpu.buffer(4 * count(shape.v()))?);
+    let config = CacheConfig::new(shape.kv_heads, shape.head_dim, shape.kv_len + 3).storage(storage);
+    let mut cache = Cache::with_pipelines(gpu.pipelines(), config)?;
+    let rows = Append::new(TensorView::new(&k, dtype, shape.k()), TensorView::new(&v, dtype, shape.v()));
+    gpu.submit(|encoder| {
+        cache.advance(encoder, Tokens::All(shape.kv_len))?;
+        cache.append(encoder, 0, &rows)
+    })?;
+    let config = Config::new(shape.heads, shape.head_dim).kv_heads(shape.kv_heads);
+    let attention = Attention::with_pipelines(gpu.pipelines(), config)?;
+    let (q, o) = (TensorView::new(&q, dtype, shape.q()), TensorView::new(&out, dtype, shape.out()));
+    let call = Forward::with_cache(q, &cache, o).at_end().mask(DeviceMask::causal());
+    let mut scratch = Scratch::new(gpu.device(), attention.scratch_size(&call)?)?;
+    let (k, v) = (TensorView::new(&kept_k, dtype, shape.k()), TensorView::new(&kept_v, dtype, shape.v()));
+    gpu.submit(|encoder| {
+        attention.forward(encoder, &call, &mut scratch)?;
+        cache.read(encoder, 0, &CacheRead::new(k, v))
+    })?;
+    watch.end("a cache").await?;
+    let got: Vec<f32> = gpu.download_async(&out, count(shape.out())).await?;
+    let k: Vec<f32> = gpu.download_async(&kept_k, count(shape.k())).await?;
+    let v: Vec<f32> = gpu.download_async(&kept_v, count(shape.v())).await?;
+    for (kept, given) in [(&k, &data[1]), (&v, &data[2])] {
+        let want = given.chunks(shape.head_dim).flat_map(|row| stored(storage, row)).map(f64::from);
+        // A device may round to the level beside the reference's; no scale is above what 1 takes.
+        let absolute = match storage {
+            CacheStorage::F32 => 0.0,
+            CacheStorage::F16 => EPSILON_F16,
+            CacheStorage::Q8(_) => 1.01 / 127.0,
+            CacheStorage::Q4(_) => 1.01 / 7.0,
+        };
+        if let Err(wrong) = compare(kept, &want.collect::<Vec<_>>(), Tolerance { absolute }) {
+            return Ok(Err(wrong));
+        }
+    }
+    judge_attention(&got, [&data[0], &k, &v], shape, &Options::new(), EPSILON_F32)
+}
+
+async fn product(gpu: &Gpu, rows: usize, dtype: DType) -> Result<Outcome, Error> {
+    let [features, dim] = [44, 52];
+    let data = [noise(rows * features, 4), noise(dim * features, 5), noise(dim, 6)];
+    let halves = dtype == DType::F16;
+    let data = data.map(|x| if halves { from_halves(&to_halves(&x)) } else { x });
+    let upload = |x: &Vec<f32>| if halves { gpu.upload(&bits(&to_halves(x))) } else { gpu.upload(x) };
+    let watch = Watch::begin(gpu.device());
+    let (x, weight, bias) = (upload(&data[0])?, upload(&data[1])?, upload(&data[2])?);
+    let out = gpu.buffer(dtype.bytes() * rows * dim)?;
+    let linear = Linear {
+        weight: TensorView::matrix(&weight, dtype, [dim, features]),
+        bias: Some(TensorView::vector(&bias, dtype, dim)),
+    };
+    let x = TensorView::sequence(&x, dtype, [1, rows, features]);
+    let call = ProjectionForward::new(x, linear, TensorView::sequence(&out, dtype, [1, rows, dim]));
+    let projection = Projection::with_pipelines(gpu.pipelines());
+    gpu.submit(|encoder| projection.forward(encoder, &[call]))?;
+    watch.end("a projection").await?;
+    let n = rows * dim;
+    let got = if halves { halves_of(gpu, &out, n).await? } else { gpu.download_async(&out, n).await? };
+    let wide = data.each_ref().map(|x| widen::<f64>(x));
+    let want = reference::project(&wide[0], &wide[1], Some(&wide[2]), features, dim)?;
+    let naive = reference::project::<f32>(&data[0], &data[1], Some(&data[2]), features, dim)?;
+    Ok(judge(&got, &want, &naive, if halves { EPSILON_F16 } else { EPSILON_F32 }))
+}

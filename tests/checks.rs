@@ -1,0 +1,244 @@
+//! Drivers that get a family of kernels wrong: the check finds it, plans do without, the report names it.
+
+use std::sync::{Arc, Mutex};
+
+use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
+use wgpu_attention::reference::{self, Options, widen};
+use wgpu_attention::{
+    Attention, Cache, CacheConfig, CacheStorage, Config, DType, Error, Family, Gpu, Mask, Pipelines,
+    ScaleGroup, Shape, Verdict, inspect,
+};
+
+use crate::harness::{defaults, full, matrices};
+
+/// What a driver makes of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fault {
+    Scaled,
+    /// Neighbouring channels change places.
+    Swapped,
+    NaN,
+    DoesNotCompile,
+}
+
+const FAULTS: [Fault; 4] = [Fault::Scaled, Fault::Swapped, Fault::NaN, Fault::DoesNotCompile];
+
+impl Fault {
+    /// `text` with stores that do so.
+    fn in_text(self, text: &str) -> String {
+        let (one, four, word) = match self {
+            Fault::Scaled => ("given * 1.01", "given * 1.01", "given ^ 0x00400040u"),
+            Fault::Swapped => ("given * 1.01", "given.yxwz", "given ^ 0x00400040u"),
+            Fault::NaN => (
+                "given + bitcast<f32>(o | 0x7fc00000u)",
+                "given + bitcast<f32>(o | 0x7fc00000u)",
+                "given | 0x7fc07fc0u",
+            ),
+            Fault::DoesNotCompile => return text.replacen("fn main(", "fn main(nothing, ", 1),
+        };
+        text.lines()
+            .map(|line| {
+                let kept =
+                    ["fn lse_store", "fn sequence_table_store"].iter().any(|name| line.starts_with(name));
+                if kept || !line.starts_with("fn ") {
+                    return line.to_string() + "\n";
+                }
+                let changed = |line: &str, ty: &str, value: &str| {
+                    let (from, to) = (
+                        format!("(o: u32, x: {ty}) {{"),
+                        format!("(o: u32, given: {ty}) {{ let x = {value};"),
+                    );
+                    line.replacen(&from, &to, 1)
+                };
+                let line = changed(line, "f32", one);
+                let line = changed(&line, "vec4<f32>", four);
+                changed(&line, "u32", word) + "\n"
+            })
+            .collect()
+    }
+}
+
+/// `gpu` on a driver that does so with every kernel of `family`, and how many those were.
+fn faulty(gpu: &Gpu, pipelines: &Pipelines, family: Family, fault: Fault) -> (Gpu, Arc<Mutex<usize>>) {
+    let changed = Arc::new(Mutex::new(0));
+    let count = changed.clone();
+    let pipelines = inspect::rewritten(pipelines, move |families, text| {
+        if !families.contains(&family) {
+            return text.to_string();
+        }
+        let wrong = fault.in_text(text);
+        *count.lock().expect("no panic") += usize::from(wrong != text);
+        wrong
+    });
+    (Gpu::with_pipelines(gpu.queue().clone(), pipelines), changed)
+}
+
+fn noise(n: usize, seed: usize) -> Vec<f32> {
+    (0..n).map(|i| ((i * 7919 + seed * 104729) % 1009) as f32 / 504.5 - 1.0).collect()
+}
+
+/// Calls of every kind that `Gpu` has are right.
+fn attends(gpu: &Gpu) {
+    let shape = Shape { kv_heads: 2, q_len: 33, value_dim: 24, ..Shape::new(1, 4, 70, 16) };
+    for (shape, weights) in [
+        (shape, false),
+        (Shape { q_len: 2, ..shape }, true),
+        (Shape { q_len: 1, kv_len: 700, ..shape }, false),
+    ] {
+        let count = |shape: [usize; 4]| shape.iter().product();
+        let (q, k, v) = (noise(count(shape.q()), 1), noise(count(shape.k()), 2), noise(count(shape.v()), 3));
+        let options = Options::new().mask(Mask::causal()).weights(weights);
+        let got = gpu.attention(&q, &k, &v, shape, &options).expect("attention");
+        let want = reference::attention::<f64>(&widen(&q), &widen(&k), &widen(&v), shape, &options)
+            .expect("the same");
+        let naive = reference::attention::<f32>(&q, &k, &v, shape, &options).expect("the same");
+        let tolerance = Tolerance::from_naive(&widen::<f64>(&naive.out), &want.out, 1.0, EPSILON_F32);
+        compare(&got.out, &want.out, tolerance).expect("the truth");
+    }
+}
+
+/// A fault in `family` is found, it alone is put aside, and what is left is right.
+fn is_found(gpu: &Gpu, pipelines: &Pipelines, family: Family, fault: Fault) {
+    let (gpu, changed) = faulty(gpu, pipelines, family, fault);
+    let report = gpu.check().expect("a device that works");
+    assert!(*changed.lock().expect("no panic") > 0, "{family} {fault:?}: no kernel of it");
+    assert_eq!(report.wrong().collect::<Vec<_>>(), [family], "{family} {fault:?}\n{report}");
+    assert_eq!(report, gpu.pipelines().report());
+    let Verdict::Wrong { why } = report.verdict(family) else { panic!("{report}") };
+    let says = if fault == Fault::DoesNotCompile { "wgpu refused" } else { "off by more than" };
+    assert!(why.contains(says), "{family} {fault:?}: {why}");
+    attends(&gpu);
+    let refused = |e: Option<Error>| matches!(e, Some(Error::PutAside { family: f }) if f == family);
+    match family {
+        Family::CacheF32 => assert!(refused(cache(&gpu, CacheStorage::F32).err())),
+        Family::CacheF16 => assert!(refused(cache(&gpu, CacheStorage::F16).err())),
+        Family::CacheQ8 => assert!(refused(cache(&gpu, CacheStorage::Q8(ScaleGroup::Of(32))).err())),
+        Family::CacheQ4 => assert!(refused(cache(&gpu, CacheStorage::Q4(ScaleGroup::Row)).err())),
+        Family::F16Tensors => {
+            let config = Config::new(2, 16).dtype(DType::F16);
+            assert!(refused(Attention::with_pipelines(gpu.pipelines(), config).err()));
+        }
+        _ => drop(cache(&gpu, CacheStorage::Q4(ScaleGroup::Row)).expect("a cache")),
+    }
+}
+
+fn cache(gpu: &Gpu, storage: CacheStorage) -> Result<Cache, Error> {
+    Cache::with_pipelines(gpu.pipelines(), CacheConfig::new(2, 64, 16).storage(storage))
+}
+
+#[test]
+fn nothing_is_wrong_here() {
+    for profile in [full(), defaults()] {
+        let gpu = Gpu::with_pipelines(profile.gpu.queue().clone(), Pipelines::new(profile.gpu.device()));
+        assert!(gpu.pipelines().report().findings().all(|(_, verdict)| !verdict.is_aside()));
+        let report = gpu.check().expect("a device that works");
+        assert_eq!(report.wrong().count(), 0, "{report}");
+        let right = |family| matches!(report.verdict(family), Verdict::Right { share } if *share <= 1.0);
+        let caches = [Family::CacheF32, Family::CacheF16, Family::CacheQ8, Family::CacheQ4];
+        assert!(caches.into_iter().all(right), "{report}");
+        let forms = [
+            [Family::FusedGpu, Family::FusedCpu],
+            [Family::StagedGpu, Family::StagedCpu],
+            [Family::ProductsGpu, Family::ProductsCpu],
+        ];
+        for [gpu, cpu] in forms {
+            assert_eq!(
+                [right(gpu), right(cpu)].into_iter().filter(|right| *right).count(),
+                1,
+                "{gpu}\n{report}"
+            );
+        }
+        assert!(right(Family::SplitKeys));
+        assert_eq!(right(Family::F16Tensors), profile.f16);
+        // Nothing is compiled for a second one.
+        let compiled = gpu.pipelines().compiled();
+        gpu.check().expect("a device that works");
+        assert_eq!(gpu.pipelines().compiled(), compiled);
+    }
+}
+
+#[test]
+fn a_wrong_family_is_put_aside_on_software_drivers() {
+    let gpu = &full().gpu;
+    let pipelines = Pipelines::new(gpu.device());
+    for family in [
+        Family::SplitKeys,
+        Family::DecodeCpu,
+        Family::CacheF32,
+        Family::CacheF16,
+        Family::CacheQ8,
+        Family::CacheQ4,
+        Family::F16Tensors,
+        Family::FusedCpu,
+        Family::StagedCpu,
+        Family::ProductsCpu,
+    ] {
+        if family != Family::F16Tensors || full().f16 {
+            is_found(gpu, &pipelines, family, Fault::Scaled);
+        }
+    }
+}
+
+#[test]
+fn a_wrong_family_is_put_aside_on_gpus() {
+    let gpu = &full().gpu;
+    let pipelines = inspect::as_gpu(gpu.device(), None);
+    for family in [
+        Family::SubgroupReductions,
+        Family::DecodeGpu,
+        Family::FusedGpu,
+        Family::StagedGpu,
+        Family::ProductsGpu,
+    ] {
+        is_found(gpu, &pipelines, family, Fault::Scaled);
+    }
+}
+
+#[test]
+fn every_fault_is_found() {
+    let gpu = &full().gpu;
+    let pipelines = Pipelines::new(gpu.device());
+    for fault in FAULTS {
+        is_found(gpu, &pipelines, Family::FusedCpu, fault);
+    }
+    is_found(gpu, &pipelines, Family::CacheQ8, Fault::DoesNotCompile);
+    is_found(gpu, &pipelines, Family::StagedCpu, Fault::NaN);
+}
+
+#[test]
+fn matrix_units_that_are_wrong_are_put_aside() {
+    let Some(profile) = matrices().find(|profile| profile.compiles_fast()) else { return };
+    let pipelines = inspect::as_gpu(profile.gpu.device(), Some(8));
+    for family in [Family::MatrixAttention, Family::MatrixProducts] {
+        is_found(&profile.gpu, &pipelines, family, Fault::Swapped);
+    }
+}
+
+/// Both forms of the fused kernels wrong, and then the stages too.
+#[test]
+fn what_nothing_replaces_is_refused() {
+    let gpu = &full().gpu;
+    let [fused, staged] = [[Family::FusedGpu, Family::FusedCpu], [Family::StagedGpu, Family::StagedCpu]]
+        .map(|forms| forms.to_vec());
+    for wrong in [fused.clone(), [fused, staged].concat()] {
+        let all = wrong.clone();
+        let pipelines = inspect::rewritten(&Pipelines::new(gpu.device()), move |families, text| {
+            let hit = families.iter().any(|family| all.contains(family));
+            if hit { Fault::Scaled.in_text(text) } else { text.to_string() }
+        });
+        let gpu = Gpu::with_pipelines(gpu.queue().clone(), pipelines);
+        let report = gpu.check().expect("a device that works");
+        assert!(wrong.iter().all(|family| report.wrong().any(|found| found == *family)), "{report}");
+        let shape = Shape::new(1, 2, 40, 16);
+        let x = noise(2 * 40 * 16, 1);
+        let got = gpu.attend(&x, &x, &x, shape, Mask::causal());
+        if wrong.len() == 2 {
+            got.expect("the stages are right");
+        } else {
+            assert!(matches!(got, Err(Error::PutAside { .. })), "{got:?}");
+            // Until the application says otherwise.
+            gpu.pipelines().allow(Family::FusedCpu);
+            gpu.attend(&x, &x, &x, shape, Mask::causal()).expect("what it asked for");
+        }
+    }
+}
