@@ -24,7 +24,11 @@ const SUBGROUPS: &[Family] = &[Family::SubgroupReductions];
 const BARS: &[Bar] = &[
     Bar {
         families: MATRIX,
-        applies: |info| info.name.starts_with("llvmpipe") && info.subgroup_max_size != 8,
+        applies: |info| {
+            info.name.starts_with("llvmpipe")
+                && info.backend == wgpu::Backend::Vulkan
+                && info.subgroup_max_size != 8
+        },
         what: "lavapipe's compiler crashes on cooperative matrices where subgroups are not 8 wide",
         source: "seen with Mesa 25 and 26",
     },
@@ -91,6 +95,7 @@ mod tests {
             (0x10005, vulkan, "llvmpipe (LLVM 19.1.7, 256 bits)", "llvmpipe", 8, Families::NONE),
             (0x10005, vulkan, "llvmpipe (LLVM 19.1.7, 512 bits)", "llvmpipe", 16, matrix),
             (0x10005, vulkan, "llvmpipe (LLVM 19.1.7, 128 bits)", "llvmpipe", 4, matrix),
+            (0x10005, wgpu::Backend::Gl, "llvmpipe (LLVM 19.1.7, 256 bits)", "4.6", 128, Families::NONE),
             (0x10de, vulkan, "NVIDIA H100", "NVIDIA", 32, Families::NONE),
             (0x8086, vulkan, "Arc B60", "Intel Corporation", 16, matrix),
             (0x8086, vulkan, "Arc B60", "Intel open-source Mesa driver", 16, Families::NONE),

@@ -13,6 +13,9 @@ use crate::kernels::{self, KernelVariant, cache, mask, merge, project, rotation_
 use crate::pipelines::Pipelines;
 use crate::tensor::Access;
 
+/// The crate's version.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
 /// One kernel variant: its text, and the Rust side's idea of its interface.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -133,6 +136,11 @@ pub fn as_gpu(device: &wgpu::Device, side: Option<u32>) -> Pipelines {
     let fragment = [Fragment::Eight, Fragment::Sixteen].into_iter().find(|f| Some(f.side()) == side);
     let facts = DeviceFacts::of(device).with_fragment(device, fragment);
     Pipelines::with_facts(device, DeviceFacts { software: false, ..facts })
+}
+
+/// Pipelines as `pipelines`, with nothing compiled: what a check put aside stays there.
+pub fn emptied(pipelines: &Pipelines) -> Pipelines {
+    pipelines.emptied()
 }
 
 /// Pipelines of a driver that compiles something else than it is given: `rewrite` gets the families of a kernel and its text, and

@@ -110,6 +110,8 @@ mod pages {
     struct Benchmarks;
     #[doc = include_str!("../docs/coming-from.md")]
     struct ComingFrom;
+    #[doc = include_str!("../docs/devices.md")]
+    struct Devices;
     #[doc = include_str!("../docs/kernels.md")]
     struct Kernels;
     #[doc = include_str!("../docs/testing.md")]

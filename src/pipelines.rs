@@ -125,6 +125,11 @@ impl Pipelines {
         Self::with_compiler(compiler, Arc::default(), self.facts())
     }
 
+    /// None yet, for the same plans.
+    pub(crate) fn emptied(&self) -> Self {
+        Self::with_compiler(self.0.compiler.clone(), Arc::default(), self.facts())
+    }
+
     /// The same pipelines for plans that do without `aside`.
     pub(crate) fn without(&self, aside: Families) -> Self {
         let facts = DeviceFacts { aside, ..self.facts() };
@@ -139,8 +144,9 @@ impl Pipelines {
     /// What a check found takes the place of what earlier ones did; plans do without what it put aside.
     pub(crate) fn settle(&self, verdicts: BTreeMap<Family, Verdict>) {
         let aside = verdicts.iter().filter(|(_, verdict)| verdict.is_aside()).map(|(family, _)| *family);
+        let mut known = lock(&self.0.verdicts);
         lock(&self.0.facts).aside = aside.collect();
-        *lock(&self.0.verdicts) = verdicts;
+        *known = verdicts;
     }
 
     /// What is known of each family of kernels on this device: barred by a list of drivers that they would crash, checked by
@@ -160,9 +166,19 @@ impl Pipelines {
     /// Lets plans use `family` although it is barred or was found wrong: for measurements, and for drivers that the list does
     /// not know to be mended. What is barred can end the process. A later [`check`](Self::check) checks it.
     pub fn allow(&self, family: Family) {
+        self.say(family, Verdict::Unchecked);
+    }
+
+    /// Lets plans do without `family`, whatever a [`check`](Self::check) says.
+    pub fn avoid(&self, family: Family) {
+        self.say(family, Verdict::Avoided);
+    }
+
+    fn say(&self, family: Family, verdict: Verdict) {
+        let mut verdicts = lock(&self.0.verdicts);
         let mut facts = lock(&self.0.facts);
-        facts.aside = facts.aside.without(family);
-        lock(&self.0.verdicts).insert(family, Verdict::Unchecked);
+        facts.aside = if verdict.is_aside() { facts.aside.with(family) } else { facts.aside.without(family) };
+        verdicts.insert(family, verdict);
     }
 
     /// The device these belong to.

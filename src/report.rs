@@ -22,6 +22,8 @@ pub enum Verdict {
         /// What came instead, or what wgpu said.
         why: String,
     },
+    /// Plans do without, because the application said so: [`Pipelines::avoid`](crate::Pipelines::avoid).
+    Avoided,
     /// Known to crash this driver or to lose its device, and so neither tried nor used. [`Pipelines::allow`] lifts it.
     ///
     /// [`Pipelines::allow`]: crate::Pipelines::allow
@@ -36,7 +38,7 @@ pub enum Verdict {
 impl Verdict {
     /// Whether plans do without.
     pub fn is_aside(&self) -> bool {
-        matches!(self, Verdict::Wrong { .. } | Verdict::Barred { .. })
+        matches!(self, Verdict::Wrong { .. } | Verdict::Avoided | Verdict::Barred { .. })
     }
 }
 
@@ -47,6 +49,7 @@ impl fmt::Display for Verdict {
             Verdict::Unused => write!(f, "not used on this device"),
             Verdict::Right { share } => write!(f, "right, error {share:.2} of what is permitted"),
             Verdict::Wrong { why } => write!(f, "put aside: {why}"),
+            Verdict::Avoided => write!(f, "put aside by the application"),
             Verdict::Barred { what, source } => write!(f, "barred: {what} ({source})"),
         }
     }

@@ -4,6 +4,7 @@ pub mod bed;
 pub mod ceilings;
 pub mod copy;
 pub mod device;
+pub mod doctor;
 pub mod kernel;
 pub mod layer;
 pub mod problem;

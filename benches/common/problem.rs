@@ -60,6 +60,8 @@ pub enum Way {
     Fused,
     /// Fused, on matrix units.
     Matrix,
+    /// As a call without any tuning.
+    Auto,
 }
 
 impl Way {
@@ -68,6 +70,7 @@ impl Way {
             Way::Staged => "staged",
             Way::Fused => "fused",
             Way::Matrix => "matrix",
+            Way::Auto => "auto",
         }
     }
 }
@@ -136,6 +139,7 @@ impl Problem {
             Way::Staged => (Path::Staged, MatrixUnits::Never),
             Way::Fused => (Path::Fused, MatrixUnits::Never),
             Way::Matrix => (Path::Fused, MatrixUnits::Always),
+            Way::Auto => (Path::Auto, MatrixUnits::Auto),
         };
         let config = Config::new(heads, head_dim).kv_heads(kv_heads).value_dim(value_dim);
         Attention::with_pipelines(

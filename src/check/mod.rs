@@ -17,8 +17,9 @@ impl Pipelines {
     /// with these pipelines do without it, as [`Family`] says, and [`report`](Self::report) says why. Calls that nothing is left
     /// for are refused with [`Error::PutAside`].
     ///
-    /// `queue` is the device's. Blocks, for about a second on software drivers, where nothing has been compiled; a
-    /// [`Scratch`](crate::Scratch) whose size was asked before may be too small afterwards, if something was put aside.
+    /// `queue` is the device's. Blocks, mostly while kernels are compiled: a second or two on Mesa 26's software driver, fifty on
+    /// that of Mesa 25. A [`Scratch`](crate::Scratch) whose size was asked before may be too small afterwards, if something was
+    /// put aside.
     ///
     /// The problems are small: tiles for large ones have other sizes, in the same text. What crashes a driver cannot be found
     /// out so; the families that are known to are [barred](Verdict::Barred), and not tried.
@@ -35,8 +36,9 @@ impl Pipelines {
     /// # Errors
     /// As `check`.
     pub async fn check_async(&self, queue: &wgpu::Queue) -> Result<Report, Error> {
-        let barred = self.report().findings.into_iter().filter(|(_, v)| matches!(v, Verdict::Barred { .. }));
-        let mut check = Check { pipelines: self, queue, verdicts: barred.collect() };
+        let said = |verdict: &Verdict| matches!(verdict, Verdict::Barred { .. } | Verdict::Avoided);
+        let aside = self.report().findings.into_iter().filter(|(_, verdict)| said(verdict));
+        let mut check = Check { pipelines: self, queue, verdicts: aside.collect() };
         for problem in Problem::ALL {
             if problem.concerns(&self.facts()) {
                 check.judge(problem).await?;

@@ -56,11 +56,13 @@ impl Problem {
 
     /// Whether `device` could compute it, and in a way that none of the others has.
     pub fn concerns(self, device: &DeviceFacts) -> bool {
+        // Plans for software drivers leave theirs alone.
+        let matrix = device.matrix.is_some() && !device.software;
         match self {
-            Problem::Halves { units: MatrixUnits::Auto, .. } => device.matrix.is_some(),
+            Problem::Halves { units: MatrixUnits::Auto, .. } => matrix,
             // Software drivers have one kernel for both lengths.
             Problem::Halves { q_len, .. } if q_len > FEW => device.f16 && !device.software,
-            Problem::Product { rows, dtype: DType::F16 } if rows > FEW => device.matrix.is_some(),
+            Problem::Product { rows, dtype: DType::F16 } if rows > FEW => matrix,
             Problem::Halves { .. } | Problem::Product { dtype: DType::F16, .. } => device.f16,
             _ => true,
         }

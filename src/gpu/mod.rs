@@ -107,13 +107,21 @@ impl Gpu {
         &self.pipelines
     }
 
-    /// Checks each family of kernels on this device and puts aside what is wrong: see [`Pipelines::check`].
+    /// Checks each family of kernels on this device and puts aside what is wrong: see [`Pipelines::check_async`].
     ///
     /// # Errors
-    /// As [`Pipelines::check`].
+    /// As [`Pipelines::check_async`].
     #[cfg(not(target_arch = "wasm32"))]
     pub fn check(&self) -> Result<Report, Error> {
-        self.pipelines.check(&self.queue)
+        pollster::block_on(self.check_async())
+    }
+
+    /// `check`, not blocking.
+    ///
+    /// # Errors
+    /// As [`Pipelines::check_async`].
+    pub async fn check_async(&self) -> Result<Report, Error> {
+        self.pipelines.check_async(&self.queue).await
     }
 
     /// `softmax(q kᵀ / √head_dim, masked) · v` over dense f32 slices shaped as [`Shape`] says.

@@ -369,6 +369,62 @@ pub(super) fn missing_features() -> Seen {
     seen
 }
 
+/// Kernels that plans are told to do without.
+pub(super) fn kernels_put_aside() -> Seen {
+    use Family::{CacheQ4, F16Tensors, FusedCpu, FusedGpu, ProductsCpu, ProductsGpu, StagedCpu, StagedGpu};
+
+    let mut seen = Seen::new();
+    let full = full();
+    let without = |families: &[Family]| {
+        let pipelines = Pipelines::new(full.gpu.device());
+        families.iter().for_each(|family| pipelines.avoid(*family));
+        assert!(families.iter().all(|family| *pipelines.report().verdict(*family) == Verdict::Avoided));
+        Gpu::with_pipelines(full.gpu.queue().clone(), pipelines)
+    };
+    let says =
+        |context: &str, family: &str, error: Error| read(context, &error, &[family, "Pipelines::report"]);
+    let gpu = without(&[F16Tensors, CacheQ4]);
+    let half = Config::new(4, 8).dtype(DType::F16);
+    seen.insert(says("F16", "F16", Attention::with_pipelines(gpu.pipelines(), half).expect_err("put aside")));
+    let config = CacheConfig::new(2, 8, 16);
+    let of_four_bits = config.storage(CacheStorage::Q4(ScaleGroup::Row));
+    let error = Cache::with_pipelines(gpu.pipelines(), of_four_bits).expect_err("put aside");
+    seen.insert(says("a cache", "caches of Q4", error));
+    Cache::with_pipelines(gpu.pipelines(), config).expect("another storage");
+
+    let x = noise(4 * 5 * 8, 0.7);
+    let shape = Shape::new(1, 4, 5, 8);
+    let attention = |gpu: &Gpu, weights| gpu.attention(&x, &x, &x, shape, &Options::new().weights(weights));
+    let gpu = without(&[FusedGpu, FusedCpu]);
+    attention(&gpu, false).expect("by stages");
+    gpu.pipelines().avoid(StagedGpu);
+    attention(&gpu, true).expect("by the other form");
+    gpu.pipelines().avoid(StagedCpu);
+    for weights in [false, true] {
+        let error = attention(&gpu, weights).expect_err("nothing is left");
+        seen.insert(says("attention", "staged", error));
+    }
+    gpu.pipelines().allow(FusedCpu);
+    attention(&gpu, false).expect("allowed");
+    seen.insert(says("weights", "staged", attention(&gpu, true).expect_err("nothing is left")));
+
+    let gpu = without(&[ProductsGpu, ProductsCpu]);
+    let buffers = [(); 3].map(|()| gpu.upload(&x).expect("an upload"));
+    let [rows, weight, out] = &buffers;
+    let weight = TensorView::matrix(weight, DType::F32, [8, 8]);
+    let call = ProjectionForward::new(
+        TensorView::sequence(rows, DType::F32, [1, 20, 8]),
+        Linear { weight, bias: None },
+        TensorView::sequence(out, DType::F32, [1, 20, 8]),
+    );
+    let projection = Projection::with_pipelines(gpu.pipelines());
+    let error = gpu.submit(|encoder| projection.forward(encoder, &[call])).expect_err("nothing is left");
+    seen.insert(says("a projection", "projections", error));
+    gpu.pipelines().allow(ProductsGpu);
+    gpu.submit(|encoder| projection.forward(encoder, &[call])).expect("allowed");
+    seen
+}
+
 /// On devices made with less than the defaults.
 pub(super) fn limits() -> Seen {
     let mut seen = Seen::new();

@@ -2,13 +2,15 @@
 
 use wgpu_attention::reference::classify;
 use wgpu_attention::{
-    CacheLayout, DType, MAX_POSITION, Path, Pattern, RopeConfig, RopeOrder, RopeScaling, RowPositions,
+    CacheLayout, DType, Family, Gpu, MAX_POSITION, Path, Pattern, Pipelines, RopeConfig, RopeOrder,
+    RopeScaling, RowPositions, Verdict,
 };
 
 use super::Work;
 use super::attention::SHAPE;
 use crate::harness::cached::rotation::{DIM, rotated_steps};
 use crate::harness::classify::classified;
+use crate::harness::faults::{Fault, faulty};
 use crate::harness::merge::{Cut, merged};
 use crate::harness::positions::{Setup, normals};
 use crate::harness::{Case, HostData, Layout, Profile, Rules};
@@ -28,6 +30,8 @@ pub enum Other {
     Merge([DType; 2], Path),
     /// A device's block map.
     Classify(Box<Rules>),
+    /// The device's check, of its own kernels and of faulty ones.
+    Check,
 }
 
 impl Other {
@@ -72,6 +76,7 @@ impl Other {
                 let case = Case::random(name, SHAPE).stored(dtypes[0], DType::F32);
                 merged(&case, &Cut { profile, path: *path, dtypes: *dtypes, at: &[1, 33] }).await
             }
+            Other::Check => checked(&profile.gpu).await,
             Other::Classify(rules) => {
                 let (size, heads) = ([16, 16], [2, 4]);
                 let want = classify(&rules.host(), SHAPE, size, heads).map_err(|e| e.to_string())?;
@@ -82,7 +87,37 @@ impl Other {
     }
 }
 
-pub fn cases(_: &'static Profile) -> Vec<(String, Work)> {
+/// The driver's own kernels are right; one that scales a result, or that refuses one, is found out.
+async fn checked(gpu: &Gpu) -> Result<f64, String> {
+    let own = Pipelines::new(gpu.device());
+    let check = async |pipelines: &Pipelines| {
+        pipelines.check_async(gpu.queue()).await.map_err(|e| format!("no report: {e}"))
+    };
+    let report = check(&own).await?;
+    if report.wrong().next().is_some() {
+        return Err(report.to_string());
+    }
+    let share = |family| match report.verdict(family) {
+        Verdict::Right { share } => Some(*share),
+        _ => None,
+    };
+    let used = |families: [Family; 2]| families.into_iter().find(|family| share(*family).is_some());
+    let faults = [
+        (used([Family::StagedGpu, Family::StagedCpu]), Fault::Scaled),
+        (used([Family::ProductsGpu, Family::ProductsCpu]), Fault::DoesNotCompile),
+    ];
+    for (family, fault) in faults {
+        let family = family.ok_or_else(|| report.to_string())?;
+        let (faulty, _) = faulty(gpu, &own, family, fault);
+        let found = check(faulty.pipelines()).await?;
+        if found.wrong().ne([family]) {
+            return Err(format!("{fault:?} in {family}:\n{found}"));
+        }
+    }
+    Ok(report.findings().filter_map(|(family, _)| share(family)).fold(0.0, f64::max))
+}
+
+pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
     let [f32, f16] = [DType::F32, DType::F16];
     let [_, h, i, j] = SHAPE.weights();
     let scaling = RopeScaling::Yarn {
@@ -101,7 +136,7 @@ pub fn cases(_: &'static Profile) -> Vec<(String, Work)> {
         pattern: Some(Pattern::Local { block: 32 }),
         ..Default::default()
     };
-    let cases = [
+    let mut cases = vec![
         ("rotation by halves", Other::Rotate(RopeOrder::Half, f32, false)),
         ("rotation of neighbours in place, f16", Other::Rotate(RopeOrder::Interleaved, f16, true)),
         ("rotation by given cosines and sines", Other::RotateBy(RopeOrder::Half, f32)),
@@ -119,5 +154,9 @@ pub fn cases(_: &'static Profile) -> Vec<(String, Work)> {
         ("block map of a mask", Other::Classify(Box::new(masked))),
         ("block map of a bias", Other::Classify(Box::new(added))),
     ];
-    cases.map(|(name, other)| (name.to_string(), Work::Other(other))).into()
+    // Its kernels take a slow compiler half a minute: once per driver.
+    if profile.name != "defaults" {
+        cases.push(("check of the kernels", Other::Check));
+    }
+    cases.into_iter().map(|(name, other)| (name.to_string(), Work::Other(other))).collect()
 }

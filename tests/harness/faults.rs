@@ -1,0 +1,67 @@
+//! Drivers that compile something else than they are given.
+
+use std::sync::{Arc, Mutex};
+
+use wgpu_attention::{Family, Gpu, Pipelines, inspect};
+
+/// What a driver makes of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Fault {
+    Scaled,
+    /// Neighbouring channels change places.
+    Swapped,
+    NaN,
+    DoesNotCompile,
+}
+
+pub const FAULTS: [Fault; 4] = [Fault::Scaled, Fault::Swapped, Fault::NaN, Fault::DoesNotCompile];
+
+impl Fault {
+    /// `text` with stores that do so.
+    pub fn in_text(self, text: &str) -> String {
+        let (one, four, word) = match self {
+            Fault::Scaled => ("given * 1.01", "given * 1.01", "given ^ 0x00400040u"),
+            Fault::Swapped => ("given * 1.01", "given.yxwz", "given ^ 0x00400040u"),
+            Fault::NaN => (
+                "given + bitcast<f32>(o | 0x7fc00000u)",
+                "given + bitcast<f32>(o | 0x7fc00000u)",
+                "given | 0x7fc07fc0u",
+            ),
+            Fault::DoesNotCompile => return text.replacen("fn main(", "fn main(nothing, ", 1),
+        };
+        text.lines()
+            .map(|line| {
+                let kept =
+                    ["fn lse_store", "fn sequence_table_store"].iter().any(|name| line.starts_with(name));
+                if kept || !line.starts_with("fn ") {
+                    return line.to_string() + "\n";
+                }
+                let changed = |line: &str, ty: &str, value: &str| {
+                    let (from, to) = (
+                        format!("(o: u32, x: {ty}) {{"),
+                        format!("(o: u32, given: {ty}) {{ let x = {value};"),
+                    );
+                    line.replacen(&from, &to, 1)
+                };
+                let line = changed(line, "f32", one);
+                let line = changed(&line, "vec4<f32>", four);
+                changed(&line, "u32", word) + "\n"
+            })
+            .collect()
+    }
+}
+
+/// `gpu` on a driver that does so with every kernel of `family`, and how many those were.
+pub fn faulty(gpu: &Gpu, pipelines: &Pipelines, family: Family, fault: Fault) -> (Gpu, Arc<Mutex<usize>>) {
+    let changed = Arc::new(Mutex::new(0));
+    let count = changed.clone();
+    let pipelines = inspect::rewritten(pipelines, move |families, text| {
+        if !families.contains(&family) {
+            return text.to_string();
+        }
+        let wrong = fault.in_text(text);
+        *count.lock().expect("no panic") += usize::from(wrong != text);
+        wrong
+    });
+    (Gpu::with_pipelines(gpu.queue().clone(), pipelines), changed)
+}
