@@ -45,29 +45,39 @@ fn attend(c: &mut Criterion, bed: &Bed) {
     let (none, causal) = (Rule::None, Rule::Causal);
     let mut cases = if settings::quick() {
         let decode = Shape { kv_heads: 2, q_len: 1, ..Shape::new(1, 4, 512, 64) };
-        vec![(Shape::new(1, 2, 128, 64), causal), (decode, none)]
+        vec![
+            (Shape::new(1, 2, 128, 64), causal, 0),
+            (decode, none, 0),
+            (Shape::new(1, 2, 64, 63), Rule::Bias, 1),
+        ]
     } else {
         vec![
-            (Shape::new(1, 8, 512, 64), none),
-            (Shape::new(1, 8, 512, 64), causal),
-            (Shape::new(1, 8, 1024, 64), none),
-            (Shape::new(1, 8, 1024, 64), causal),
-            (Shape::new(1, 8, 1024, 128), none),
-            (Shape::new(1, 8, 1024, 128), causal),
-            (Shape::new(8, 12, 128, 64), none),
-            (decode(1, 4096), none),
-            (decode(16, 4096), causal),
-            (Shape { q_len: 64, ..Shape::new(1, 1, 65536, 64) }, causal),
+            (Shape::new(1, 8, 512, 64), none, 0),
+            (Shape::new(1, 8, 512, 64), causal, 0),
+            (Shape::new(1, 8, 512, 64), Rule::Alibi, 0),
+            (Shape::new(1, 8, 512, 64), Rule::Softcap, 0),
+            (Shape::new(1, 8, 512, 64), Rule::Bias, 0),
+            (Shape::new(1, 8, 512, 64), Rule::Keep, 0),
+            (Shape::new(1, 8, 512, 64), none, 1),
+            (Shape::new(1, 8, 512, 63), none, 0),
+            (Shape::new(1, 8, 1024, 64), none, 0),
+            (Shape::new(1, 8, 1024, 64), causal, 0),
+            (Shape::new(1, 8, 1024, 128), none, 0),
+            (Shape::new(1, 8, 1024, 128), causal, 0),
+            (Shape::new(8, 12, 128, 64), none, 0),
+            (decode(1, 4096), none, 0),
+            (decode(16, 4096), causal, 0),
+            (Shape { q_len: 64, ..Shape::new(1, 1, 65536, 64) }, causal, 0),
         ]
     };
     if !settings::quick() && !bed.software() {
         cases.extend([
-            (Shape::new(1, 16, 4096, 64), none),
-            (Shape::new(1, 16, 4096, 64), causal),
-            (Shape::new(1, 16, 4096, 128), none),
-            (Shape::new(1, 16, 4096, 128), causal),
-            (Shape::new(1, 16, 16384, 128), causal),
-            (decode(1, 65536), none),
+            (Shape::new(1, 16, 4096, 64), none, 0),
+            (Shape::new(1, 16, 4096, 64), causal, 0),
+            (Shape::new(1, 16, 4096, 128), none, 0),
+            (Shape::new(1, 16, 4096, 128), causal, 0),
+            (Shape::new(1, 16, 16384, 128), causal, 0),
+            (decode(1, 65536), none, 0),
         ]);
     }
     if bed.fragments.is_empty() {
@@ -80,8 +90,8 @@ fn attend(c: &mut Criterion, bed: &Bed) {
     for way in [Way::Fused, Way::Staged, Way::Matrix] {
         let mut group = c.benchmark_group(format!("kernels/{}", way.name()));
         for dtype in [DType::F32, DType::F16] {
-            for (shape, rule) in &cases {
-                let case = Case { shape: *shape, rule: *rule, dtype };
+            for &(shape, rule, first) in &cases {
+                let case = Case { shape, rule, dtype, first };
                 // Matrix units multiply f16, and fill their fragments with queries.
                 let unfit = way == Way::Matrix && (dtype == DType::F32 || shape.q_len == 1);
                 if unfit || (dtype == DType::F16 && !bed.f16()) {
@@ -98,9 +108,10 @@ fn attend(c: &mut Criterion, bed: &Bed) {
 }
 
 fn attend_one(bed: &Bed, group: &mut BenchmarkGroup<WallTime>, case: Case, way: Way) {
-    let Case { shape, rule, dtype } = case;
+    let Case { shape, rule, dtype, first } = case;
     let kind = if way == Way::Matrix { Kind::Matrix } else { Kind::Plain };
-    let row = of_attention(row(&bed.gpu, "kernels", way.name()), shape, &rule.name(), dtype);
+    let what = if first == 0 { way.name().into() } else { format!("{} from {first}", way.name()) };
+    let row = of_attention(row(&bed.gpu, "kernels", &what), shape, &rule.name(), dtype);
     let problem = OnceCell::new();
     bench(bed, group, &case.id(), case.work(), kind, row, || {
         let problem = problem.get_or_init(|| Problem::new(&bed.gpu, case).expect("room for the problem"));
@@ -166,7 +177,7 @@ fn layer(c: &mut Criterion, bed: &Bed) {
     let call = layer.call();
 
     let shape = Shape::new(1, heads, length, embed / heads);
-    let case = Case { shape, rule: Rule::None, dtype: DType::F32 };
+    let case = Case::new(shape, Rule::None, DType::F32);
     let work = Work {
         flops: 8.0 * (length * embed * embed) as f64 + case.work().flops,
         bytes: 4.0 * (2 * length * embed + 4 * embed * embed) as f64,

@@ -50,7 +50,7 @@ fn main() {
     let cases = [(64, Rule::Causal), (64, Rule::None), (128, Rule::Causal), (128, Rule::None)];
     for (head_dim, rule) in cases.into_iter().take(if quick() { 1 } else { 4 }) {
         let shape = Shape::new(1, channels / head_dim, length, head_dim);
-        let case = Case { shape, rule, dtype: DType::F16 };
+        let case = Case::new(shape, rule, DType::F16);
         let share = time(&bed, case, Way::Matrix);
         let without = time(&bed, case, Way::Fused);
         let flops = case.work().flops;

@@ -317,7 +317,7 @@ fn all(c: &mut Criterion) {
     let row = |what| row(gpu, "record", what);
 
     let shape = Shape::new(1, 8, 512, 64);
-    let case = Case { shape, rule: Rule::Causal, dtype: DType::F32 };
+    let case = Case::new(shape, Rule::Causal, DType::F32);
     for way in [Way::Fused, Way::Staged] {
         let row = of_attention(row(way.name()), shape, "causal", DType::F32);
         bench(&bed, &mut group, &mut bare, &format!("{} {}", way.name(), case.id()), 1, row, || {

@@ -71,7 +71,7 @@ impl Series {
                     break;
                 }
             }
-            let case = Case { shape: Shape::new(1, 1, length, 64), rule: self.rule, dtype: self.dtype };
+            let case = Case::new(Shape::new(1, 1, length, 64), self.rule, self.dtype);
             group.throughput(Throughput::Elements(length as u64));
             let made = Problem::new(&bed.gpu, case).and_then(|problem| {
                 let before = in_use(&bed.gpu);

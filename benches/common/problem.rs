@@ -6,8 +6,8 @@ use wgpu_attention::reference::compare::{
 };
 use wgpu_attention::reference::{self, Options, widen};
 use wgpu_attention::{
-    Attention, Config, DType, Error, Forward, Gpu, Mask, MatrixUnits, Path, Scratch, Shape, TensorView,
-    Tuning, wgpu,
+    Alignment, Attention, Config, DType, Error, Forward, Gpu, HostMask, HostTensor, Mask, MatrixUnits, Path,
+    Scratch, Shape, TensorView, Tuning, UploadedMask, wgpu,
 };
 
 use super::bed::{Bed, Checked};
@@ -15,33 +15,42 @@ use super::rows::{dtype_name, shape_name};
 use super::share::Work;
 use super::timer::noise;
 
-/// Which keys a query sees, aligned bottom-right.
+/// Which keys a query sees, aligned bottom-right, and what its scores become.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     None,
     Causal,
     /// So many: the last is its own.
     Window(usize),
+    /// A slope a head, on all keys.
+    Alibi,
+    Softcap,
+    /// A number for every score of every head.
+    Bias,
+    /// A boolean for every pair, of which half are seen.
+    Keep,
 }
 
 impl Rule {
+    const SOFTCAP: f64 = 20.0;
+
     pub fn name(self) -> String {
         match self {
             Rule::None => "none".into(),
             Rule::Causal => "causal".into(),
             Rule::Window(keys) => format!("window {keys}"),
+            Rule::Alibi => "alibi".into(),
+            Rule::Softcap => "softcap".into(),
+            Rule::Bias => "bias".into(),
+            Rule::Keep => "keep".into(),
         }
     }
 
-    fn mask<L, K, B>(self) -> Mask<L, K, B> {
-        match self {
-            Rule::None => Mask::none(),
-            Rule::Causal => Mask::causal(),
-            Rule::Window(keys) => Mask::causal().window(keys - 1, 0),
-        }
+    fn softcap(self) -> Option<f64> {
+        (self == Rule::Softcap).then_some(Self::SOFTCAP)
     }
 
-    /// Pairs of a query and a key that it sees, in one head.
+    /// Pairs of a query and a key that it sees, in one head, as far as intervals go.
     fn pairs(self, q_len: usize, kv_len: usize) -> f64 {
         let window = if let Rule::Window(keys) = self { keys } else { kv_len };
         (1..=q_len).map(|n| self.keys(q_len, kv_len, n).min(window) as f64).sum()
@@ -49,7 +58,58 @@ impl Rule {
 
     /// Keys up to the last one that the first `n` queries see.
     fn keys(self, q_len: usize, kv_len: usize, n: usize) -> usize {
-        if self == Rule::None { kv_len } else { kv_len - q_len + n }
+        match self {
+            Rule::Causal | Rule::Window(_) => kv_len - q_len + n,
+            _ => kv_len,
+        }
+    }
+}
+
+/// What a rule keeps in tensors.
+#[derive(Default)]
+struct RuleData {
+    numbers: Vec<f32>,
+    bools: Vec<bool>,
+}
+
+impl RuleData {
+    fn new(rule: Rule, shape: Shape) -> Self {
+        let Shape { heads, q_len, kv_len, .. } = shape;
+        match rule {
+            Rule::Alibi => {
+                let slopes = (1..=heads).map(|n| (-8.0 * n as f32 / heads as f32).exp2());
+                RuleData { numbers: slopes.collect(), ..Self::default() }
+            }
+            Rule::Bias => RuleData { numbers: noise(heads * q_len * kv_len, 4), ..Self::default() },
+            Rule::Keep => {
+                let bools = noise(q_len * kv_len, 4).into_iter().map(|x| x > 0.0);
+                RuleData { bools: bools.collect(), ..Self::default() }
+            }
+            _ => Self::default(),
+        }
+    }
+
+    /// Of `rows` queries from `first` on.
+    fn cut(&self, rule: Rule, shape: Shape, first: usize, rows: usize) -> Self {
+        let Shape { q_len, kv_len, .. } = shape;
+        let numbers = match rule {
+            Rule::Bias => cut(&self.numbers, q_len, kv_len, first, rows),
+            _ => self.numbers.clone(),
+        };
+        RuleData { numbers, bools: cut(&self.bools, q_len, kv_len, first, rows) }
+    }
+
+    /// The mask of as many queries as there is data of.
+    fn mask(&self, rule: Rule, shape: Shape) -> HostMask<'_> {
+        let Shape { heads, q_len, kv_len, .. } = shape;
+        match rule {
+            Rule::None | Rule::Softcap => Mask::none(),
+            Rule::Causal => Mask::causal(),
+            Rule::Window(keys) => Mask::causal().window(keys - 1, 0),
+            Rule::Alibi => Mask::none().alibi(HostTensor::new(&self.numbers, [1, heads, 1, 1])),
+            Rule::Bias => Mask::none().bias(HostTensor::new(&self.numbers, [1, heads, q_len, kv_len])),
+            Rule::Keep => Mask::none().attn_mask(HostTensor::new(&self.bools, [1, 1, q_len, kv_len])),
+        }
     }
 }
 
@@ -81,16 +141,21 @@ pub struct Case {
     pub shape: Shape,
     pub rule: Rule,
     pub dtype: DType,
+    /// Where q, k and v begin in their buffers: unless it is a multiple of four, no load is in fours.
+    pub first: usize,
 }
 
 impl Case {
+    pub fn new(shape: Shape, rule: Rule, dtype: DType) -> Self {
+        Case { shape, rule, dtype, first: 0 }
+    }
+
     /// As criterion's filters see it.
     pub fn id(&self) -> String {
         let (shape, dtype) = (shape_name(self.shape, "x"), dtype_name(self.dtype));
-        if self.rule == Rule::None {
-            return format!("{shape} {dtype}");
-        }
-        format!("{shape} {} {dtype}", self.rule.name())
+        let rule = if self.rule == Rule::None { String::new() } else { format!("{} ", self.rule.name()) };
+        let first = if self.first == 0 { String::new() } else { format!("from {} ", self.first) };
+        format!("{shape} {rule}{first}{dtype}")
     }
 
     /// Arithmetic of the pairs that the mask shows; q, k, v and out.
@@ -117,23 +182,27 @@ pub struct Problem {
     inputs: [Vec<f32>; 3],
     buffers: [wgpu::Buffer; 3],
     out: wgpu::Buffer,
+    rule_data: RuleData,
+    mask: UploadedMask,
 }
 
 impl Problem {
     /// # Errors
     /// A device without the memory.
     pub fn new(gpu: &Gpu, case: Case) -> Result<Self, Error> {
-        let Case { shape, dtype, .. } = case;
+        let Case { shape, rule, dtype, first } = case;
         let data = |shape: [usize; 4], seed| rounded(noise(count(&shape), seed), dtype);
         let inputs = [data(shape.q(), 1), data(shape.k(), 2), data(shape.v(), 3)];
-        let upload = |n: usize| upload(gpu, &inputs[n], dtype);
+        let upload = |n: usize| upload(gpu, &[&vec![0.0; first], inputs[n].as_slice()].concat(), dtype);
         let buffers = [upload(0)?, upload(1)?, upload(2)?];
         let out = blank(gpu, count(&shape.out()), dtype)?;
-        Ok(Problem { case, inputs, buffers, out })
+        let rule_data = RuleData::new(rule, shape);
+        let mask = UploadedMask::new(gpu.device(), gpu.queue(), &rule_data.mask(rule, shape))?;
+        Ok(Problem { case, inputs, buffers, out, rule_data, mask })
     }
 
     pub fn operator(&self, gpu: &Gpu, way: Way) -> Result<Attention, Error> {
-        let Case { shape, dtype, .. } = self.case;
+        let Case { shape, rule, dtype, .. } = self.case;
         let Shape { heads, kv_heads, head_dim, value_dim, .. } = shape;
         let (path, units) = match way {
             Way::Staged => (Path::Staged, MatrixUnits::Never),
@@ -141,7 +210,8 @@ impl Problem {
             Way::Matrix => (Path::Fused, MatrixUnits::Always),
             Way::Auto => (Path::Auto, MatrixUnits::Auto),
         };
-        let config = Config::new(heads, head_dim).kv_heads(kv_heads).value_dim(value_dim);
+        let config =
+            Config::new(heads, head_dim).kv_heads(kv_heads).value_dim(value_dim).softcap(rule.softcap());
         Attention::with_pipelines(
             gpu.pipelines(),
             config.dtype(dtype).tuning(Tuning::new().path(path).matrix_units(units)),
@@ -149,17 +219,18 @@ impl Problem {
     }
 
     pub fn call(&self) -> Forward<'_> {
-        let Case { shape, rule, dtype } = self.case;
-        let view = |buffer, shape| TensorView::new(buffer, dtype, shape);
+        let Case { shape, dtype, first, .. } = self.case;
+        let view = |buffer, shape| TensorView::new(buffer, dtype, shape).with_offset(first);
         let [q, k, v] = &self.buffers;
         let (q, k, v) = (view(q, shape.q()), view(k, shape.k()), view(v, shape.v()));
-        Forward::new(q, k, v, view(&self.out, shape.out())).mask(rule.mask())
+        let out = TensorView::new(&self.out, dtype, shape.out());
+        Forward::new(q, k, v, out).mask(self.mask.view())
     }
 
-    /// Compares rows at the beginning, at the end and between, of all heads, with the reference of those rows alone: the
-    /// last queries of shorter ones, aligned bottom-right, see what they see among all.
+    /// Compares rows at the beginning, at the end and between, of all heads, with the reference of those rows alone, which
+    /// stand where they do among all.
     pub fn judge(&self, gpu: &Gpu) -> Result<Difference, Mismatch> {
-        let Case { shape, rule, dtype } = self.case;
+        let Case { shape, rule, dtype, .. } = self.case;
         let Shape { q_len, kv_len, head_dim, value_dim, .. } = shape;
         let got = read(gpu, &self.out, count(&shape.out()), dtype);
         let [q, k, v] = &self.inputs;
@@ -170,8 +241,11 @@ impl Problem {
             let keys = rule.keys(q_len, kv_len, first + rows);
             let q = cut(q, q_len, head_dim, first, rows);
             let (k, v) = (cut(k, kv_len, head_dim, 0, keys), cut(v, kv_len, value_dim, 0, keys));
+            let rule_data = self.rule_data.cut(rule, shape, first, rows);
+            let stands = Alignment::Offset((kv_len + first) as i64 - q_len as i64);
             let shape = Shape { q_len: rows, kv_len: keys, ..shape };
-            let options = Options::new().mask(rule.mask());
+            let mask = rule_data.mask(rule, shape).aligned(stands);
+            let options = Options::new().mask(mask).softcap(rule.softcap());
             let got = cut(&got, q_len, value_dim, first, rows);
             let difference = compare_attention(&got, [&q, &k, &v], shape, &options, dtype)?;
             worst.absolute = worst.absolute.max(difference.absolute);
@@ -199,7 +273,7 @@ impl Problem {
 }
 
 /// `rows` rows of `dim` from `first` on, of every `length` of them.
-fn cut(x: &[f32], length: usize, dim: usize, first: usize, rows: usize) -> Vec<f32> {
+fn cut<T: Copy>(x: &[T], length: usize, dim: usize, first: usize, rows: usize) -> Vec<T> {
     x.chunks_exact(length * dim).flat_map(|head| &head[first * dim..][..rows * dim]).copied().collect()
 }
 
