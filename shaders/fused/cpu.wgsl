@@ -161,18 +161,14 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         if asks || j < range.every_row.x || j + KEYS > min(range.every_row.y, stop) {
             for (var r = 0u; r < LANE_ROWS; r++) {
                 for (var c = 0u; c < KEYS; c++) {
-                    var x = neg_inf;
-                    if j + c >= queries[r].first && j + c < min(queries[r].end, stop) {
-                        x = s[r][c];
-                        if PER_PAIR_MASK {
-                            if mask_mod(queries[r], j + c) {
-                                x = score_mod(x, queries[r], j + c);
-                            } else {
-                                x = neg_inf;
-                            }
-                        }
+                    let key = min(j + c, last);
+                    var seen = (j + c >= queries[r].first) & (j + c < min(queries[r].end, stop));
+                    var x = s[r][c];
+                    if PER_PAIR_MASK {
+                        seen &= mask_mod(queries[r], key);
+                        x = score_mod(x, queries[r], key);
                     }
-                    s[r][c] = x;
+                    s[r][c] = select(neg_inf, x, seen);
                 }
             }
         }
