@@ -22,14 +22,14 @@
 //
 // Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim; FULL,
 // FULL_IS_PLAIN, HAS_BLOCKS, HAS_DROPOUT, HEAD_VECTORS, HIDDEN, KEYS, LANES, LOWEST, PER_PAIR_MASK,
-// RESCALE_THRESHOLD, ROWS, SPLITS, UNIT, VALUE_VECTORS; Query; any_nan, apply_dropout, finish_row, k_four,
-// k_source, key_row, mask_mod, q_at4, query_of_row, repaired, rescale_of, row_state, rows_key_range, score_mod,
-// split_keys, store_row, tile_state, v_four, v_source, view_at, weight_of.
+// RESCALE_THRESHOLD, ROWS, SPLITS, UNIT, VALUE_VECTORS; Query; any_nan, apply_dropout, finish_row, k_last,
+// k_source, k_whole, key_row, mask_mod, q_at4, query_of_row, repaired, rescale_of, row_state, rows_key_range, score_mod,
+// split_keys, store_row, tile_state, v_last, v_source, v_whole, view_at, weight_of.
 // Gives: main.
 
 const LANE_ROWS: u32 = ROWS / LANES;
 // Sums per score, added at the end: a chain of additions that depend on each other waits for each.
-const CHAINS: u32 = select(1u, 4u, LANE_ROWS * KEYS <= 3u);
+const CHAINS: u32 = select(select(1u, 2u, LANE_ROWS * KEYS == 4u), 4u, LANE_ROWS * KEYS <= 3u);
 
 // Arrays of vectors are nested: Mesa unrolls a loop of up to 32 turns, and any that has as many turns as
 // the array that it walks has elements.
@@ -68,6 +68,9 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
 
     let k = k_source(b, kv_head);
     let v = v_source(b, kv_head, col0);
+    // Channels in the last vector of k and of v.
+    let k_rest = p.head_dim - (HEAD_VECTORS - 1u) * 4u;
+    let v_rest = p.value_dim - col0 - (VALUE_VECTORS - 1u) * 4u;
 
     var queries: array<Query, LANE_ROWS>;
     var q: array<array<array<vec4<f32>, HEAD_INNER>, HEAD_OUTER>, LANE_ROWS>;
@@ -100,6 +103,11 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         row_sum[r] = 0.0;
         nan_carry[r] = 0.0;
     }
+
+    // Which of them exist, said of each lane: LLVM makes a branch of a scalar choice of a load, and moves code into it.
+    let zero = queries[0].i >> 31u;
+    let k_exist = vec4<u32>(0u, 1u, 2u, 3u) + zero < vec4<u32>(k_rest);
+    let v_exist = vec4<u32>(0u, 1u, 2u, 3u) + zero < vec4<u32>(v_rest);
 
     var range = rows_key_range(b, kv_head, row0, min(ROWS, packed - row0));
     range.any_row = split_keys(range.any_row, split);
@@ -138,7 +146,12 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                 if d < HEAD_VECTORS {
                     var x: array<vec4<f32>, KEYS>;
                     for (var c = 0u; c < KEYS; c++) {
-                        x[c] = k_four(k, key_row(k, min(j + c, last)), d * 4u);
+                        let row = key_row(k, min(j + c, last));
+                        if d + 1u < HEAD_VECTORS {
+                            x[c] = k_whole(k, row, d * 4u);
+                        } else {
+                            x[c] = k_last(k, row, d * 4u, k_rest, k_exist);
+                        }
                     }
                     for (var e = 0u; e < 4u; e++) {
                         for (var r = 0u; r < LANE_ROWS; r++) {
@@ -158,13 +171,15 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                 }
             }
         }
+        // Without branches: the compiler would move each score into the one that uses it, and keep all of k for them.
         if asks || j < range.every_row.x || j + KEYS > min(range.every_row.y, stop) {
             for (var r = 0u; r < LANE_ROWS; r++) {
                 for (var c = 0u; c < KEYS; c++) {
-                    let key = min(j + c, last);
                     var seen = (j + c >= queries[r].first) & (j + c < min(queries[r].end, stop));
                     var x = s[r][c];
                     if PER_PAIR_MASK {
+                        // Past the range, any other key: rules read tensors at it.
+                        let key = select(j, j + c, seen);
                         seen &= mask_mod(queries[r], key);
                         x = score_mod(x, queries[r], key);
                     }
@@ -219,7 +234,12 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                 if d < VALUE_VECTORS {
                     var x: array<vec4<f32>, KEYS>;
                     for (var c = 0u; c < KEYS; c++) {
-                        x[c] = v_four(v, key_row(v, min(j + c, last)), d * 4u);
+                        let row = key_row(v, min(j + c, last));
+                        if d + 1u < VALUE_VECTORS {
+                            x[c] = v_whole(v, row, d * 4u);
+                        } else {
+                            x[c] = v_last(v, row, d * 4u, v_rest, v_exist);
+                        }
                     }
                     for (var r = 0u; r < LANE_ROWS; r++) {
                         var t = x[0] * s[r][0];

@@ -31,6 +31,9 @@ pub(crate) struct Fused {
     /// Whether element indices of k or v reach 2^28, or a side of the cache 2^30 bytes, which the forms for software
     /// drivers must know.
     pub wide: bool,
+    /// Whether the channels of k and v are next to each other, which the form for software drivers must know where
+    /// they do not load in fours.
+    pub side_by_side: bool,
     pub lse: bool,
     pub drop: DropoutKind,
     pub mask: mask::MaskVariant,
@@ -69,6 +72,21 @@ fn tile_state(b: u32, kv_head: u32, first: u32, last: u32, from_key: u32, to_key
 }
 ";
 
+/// What `keys/by_channel.wgsl` declares, where keys and values load in vectors.
+const IN_VECTORS: &str = "fn k_whole(s: Source, row: u32, d: u32) -> vec4<f32> {
+    return k_four(s, row, d);
+}
+fn v_whole(s: Source, row: u32, d: u32) -> vec4<f32> {
+    return v_four(s, row, d);
+}
+fn k_last(s: Source, row: u32, d: u32, n: u32, exist: vec4<bool>) -> vec4<f32> {
+    return k_four(s, row, d);
+}
+fn v_last(s: Source, row: u32, d: u32, n: u32, exist: vec4<bool>) -> vec4<f32> {
+    return v_four(s, row, d);
+}
+";
+
 impl Fused {
     fn bindings(&self) -> Vec<Binding> {
         let mut bindings = vec![Binding::read("q", self.dtype, self.width)];
@@ -97,6 +115,12 @@ impl Fused {
         self.cache.map(|cache| cache.storage).or(self.halves.then_some(StorageKind::F16))
     }
 
+    /// Whether the form for software drivers loads keys and values one channel at a time.
+    pub fn loads_by_channel(&self) -> bool {
+        let in_tensors = self.cache.is_none() && !self.halves;
+        matches!(self.tiles, FusedTiles::Cpu { .. }) && in_tensors && self.width == Width::One
+    }
+
     pub fn describe(&self) -> Kernel {
         let form = Form::of(&self.tiles);
         let mut constants = self.constants();
@@ -109,6 +133,12 @@ impl Fused {
         parts.extend(form.text);
         parts.push(shader!("cache/params"));
         parts.extend(self.keys_text());
+        if self.loads_by_channel() {
+            constants.push(Constant::Bool("SIDE_BY_SIDE", self.side_by_side));
+            parts.push(shader!("keys/by_channel"));
+        } else if matches!(self.tiles, FusedTiles::Cpu { .. }) {
+            parts.push(IN_VECTORS);
+        }
         parts.extend(self.unused_stores());
         parts.push(if self.mask.has(Id::Blocks) { shader!("fused/tile_state") } else { NO_BLOCKS });
         parts.push(self.drop.wgsl());
