@@ -101,7 +101,7 @@ fn of_calls(gpu: &Gpu, timer: Option<&Timer>, ceilings: Option<&Ceilings>) {
     );
     println!("| call | ms | floor, ms | share | bound | kernels |\n|---|---|---|---|---|---|");
     for (shape, rule, dtype) in cases {
-        let case = Case { shape, rule, dtype };
+        let case = Case::new(shape, rule, dtype);
         let (time, kernels) = match time(gpu, timer, case) {
             Ok(found) => found,
             Err(why) => {
