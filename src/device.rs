@@ -1,7 +1,11 @@
 //! What plans and checks need to know of a device.
 
+use std::sync::Arc;
+
 use crate::bars::bars;
 use crate::family::{Families, Family, TwoForms};
+use crate::registers::Registers;
+use crate::tuned::{Class, Pick, Picks};
 
 /// The side of the square fragments that a device's matrix units multiply: f16 · f16, summed in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -34,53 +38,6 @@ impl Fragment {
     }
 }
 
-/// How many registers of 32 bits an invocation has before drivers put values into memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Registers {
-    /// About 64.
-    Narrow,
-    /// About 128.
-    Middle,
-    /// About 255.
-    Wide,
-}
-
-/// By PCI vendor, as `AdapterInfo` gives it; what it does not name, browsers for one, is [`Registers::Middle`].
-const REGISTERS: &[(u32, Registers)] = &[
-    // NVIDIA: 255 of an invocation.
-    (0x10de, Registers::Wide),
-    // AMD: 256 vector registers, of GCN as of RDNA.
-    (0x1002, Registers::Wide),
-    // Apple: 256 of 16 bits.
-    (0x106b, Registers::Middle),
-    // Qualcomm: at most 48 vectors of four, 32 where an Adreno 660 holds four waves.
-    (0x5143, Registers::Middle),
-    // Intel: 128 registers of 32 bytes, for 8 or 16 invocations.
-    (0x8086, Registers::Middle),
-    // Arm: "every thread has 64 32-bit working registers" (OpenCL developer guide for Mali, on Bifrost and Valhall).
-    (0x13b5, Registers::Narrow),
-    // Broadcom's V3D: 64 with two threads on a core, 32 with four (Mesa's compiler for it).
-    (0x14e4, Registers::Narrow),
-];
-
-impl Registers {
-    pub const ALL: [Registers; 3] = [Registers::Narrow, Registers::Middle, Registers::Wide];
-
-    /// Whether kernels keep in registers what they stage next.
-    pub fn load_ahead(self) -> bool {
-        self == Registers::Wide
-    }
-
-    fn of(info: &wgpu::AdapterInfo) -> Self {
-        let listed = REGISTERS.iter().find(|(vendor, _)| *vendor == info.vendor);
-        match info.device_type {
-            // Memory is where they have theirs anyway.
-            wgpu::DeviceType::Cpu => Registers::Wide,
-            _ => listed.map_or(Registers::Middle, |(_, registers)| *registers),
-        }
-    }
-}
-
 /// As wide as subgroups are, whether or not kernels may use those; where no software driver's are so wide, 8.
 fn lanes_of(info: &wgpu::AdapterInfo) -> u32 {
     match info.subgroup_max_size {
@@ -90,7 +47,7 @@ fn lanes_of(info: &wgpu::AdapterInfo) -> u32 {
 }
 
 /// What plans and checks need to know of a device, read once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceFacts {
     pub f16: bool,
     /// The device is a CPU pretending: wide loops and no barriers suit it.
@@ -112,6 +69,8 @@ pub(crate) struct DeviceFacts {
     pub matrix: Option<Fragment>,
     /// Kernels that plans do without.
     pub aside: Families,
+    /// What was measured to be faster than what plans choose by their rules.
+    pub tuned: Option<Arc<Picks>>,
 }
 
 impl DeviceFacts {
@@ -131,6 +90,7 @@ impl DeviceFacts {
         subgroup_max: 0,
         matrix: None,
         aside: Families::NONE,
+        tuned: None,
     };
 
     pub fn of(device: &wgpu::Device) -> Self {
@@ -154,12 +114,38 @@ impl DeviceFacts {
             subgroup_max: if subgroups { info.subgroup_max_size } else { 0 },
             matrix: None,
             aside: bars(&info).flat_map(|bar| bar.families.iter().copied()).collect(),
+            tuned: None,
         }
     }
 
     /// Whether plans do without these kernels.
     pub fn lacks(&self, family: Family) -> bool {
         self.aside.contains(family)
+    }
+
+    /// What was measured to be faster than the rules' plan for calls of `class`.
+    pub fn pick(&self, class: Class) -> Option<Pick> {
+        self.tuned.as_ref()?.get(&class).copied()
+    }
+
+    /// As `pick` wants the rules to see it.
+    pub fn told(&self, pick: &Pick) -> Self {
+        let forbidden = [
+            (pick.no_matrix, [Family::MatrixAttention, Family::MatrixProducts].as_slice()),
+            (pick.no_decode, &[Family::DecodeGpu, Family::DecodeCpu]),
+            (pick.no_subgroups, &[Family::SubgroupReductions]),
+        ];
+        let families = forbidden.into_iter().filter(|(forbidden, _)| *forbidden).flat_map(|(_, f)| f);
+        DeviceFacts {
+            aside: families.fold(self.aside, |aside, family| aside.with(*family)),
+            registers: pick.registers.unwrap_or(self.registers),
+            ..self.clone()
+        }
+    }
+
+    /// As if nothing had been measured.
+    pub fn by_rules(&self) -> Self {
+        DeviceFacts { tuned: None, ..self.clone() }
     }
 
     /// Whether plans do without both forms.

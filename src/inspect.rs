@@ -3,8 +3,9 @@
 //!
 //! `cargo run --features inspect --example kernels -- FOLDER` writes them as files for other WGSL compilers.
 
-use crate::device::{DeviceFacts, Fragment, Registers};
+use crate::device::{DeviceFacts, Fragment};
 use crate::family::{Families, Family};
+use crate::registers::Registers;
 use std::collections::HashSet;
 
 pub use crate::kernel::Field;

@@ -68,10 +68,13 @@ mod problem;
 mod projection;
 mod record;
 pub mod reference;
+mod registers;
 mod report;
 mod scratch;
 mod storage;
 mod tensor;
+mod tune;
+mod tuned;
 mod unroll;
 
 pub use attention::{Attention, Config, Forward};
@@ -97,6 +100,8 @@ pub use projection::{Linear, Projection, ProjectionForward};
 pub use report::{Report, Verdict};
 pub use scratch::{Scratch, ScratchSize};
 pub use tensor::{DType, TensorView};
+pub use tune::{Measured, TuneLimits, Workload};
+pub use tuned::Tuned;
 pub use wgpu;
 
 /// Code in the README and in docs/ is compiled with the documentation tests.

@@ -277,7 +277,7 @@ impl MultiHeadAttention {
     /// # Errors
     /// As [`forward`](Self::forward).
     pub fn scratch_size(&self, call: &LayerForward) -> Result<ScratchSize, Error> {
-        Ok(self.check(call)?.size)
+        Ok(self.check(call, &self.pipelines.facts())?.size)
     }
 
     /// Records `call` into `encoder`, in a compute pass of its own. Nothing is submitted or copied.
@@ -320,7 +320,11 @@ impl MultiHeadAttention {
         scratch: &mut Scratch,
         emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
     ) -> Result<(), Error> {
-        let plan = self.check(call)?;
+        let device = self.pipelines.facts();
+        let mut plan = self.check(call, &device)?;
+        if device.tuned.is_some() && scratch.check(plan.size).is_err() {
+            plan = self.check(call, &device.by_rules())?;
+        }
         scratch.check(plan.size)?;
         let projected = scratch.buffer(Slot::Projected)?;
         let context = scratch.buffer(Slot::Context)?;
@@ -428,8 +432,7 @@ impl MultiHeadAttention {
         }
     }
 
-    fn check(&self, call: &LayerForward) -> Result<Plan, Error> {
-        let device = &self.pipelines.facts();
+    fn check(&self, call: &LayerForward, device: &DeviceFacts) -> Result<Plan, Error> {
         let [batch, _, q_len, _] = call.query.shape();
         let kv_len = call.key.shape()[2];
         self.check_tensors(call, [batch, q_len, kv_len])?;

@@ -11,9 +11,10 @@ use crate::error::Error;
 use crate::family::{Families, Family};
 use crate::guard::guarded;
 use crate::kernel::{Kernel, Variant as _};
-use crate::kernels::KernelVariant;
+use crate::kernels::{KernelVariant, TEXTS};
 use crate::report::{Report, Verdict};
 use crate::tensor::Access;
+use crate::tuned::{Class, Pick, Tuned, hash};
 
 /// A pipeline and the layout its bind groups follow.
 #[derive(Clone, Debug)]
@@ -136,6 +137,56 @@ impl Pipelines {
         Self::with_compiler(self.0.compiler.clone(), self.0.places.clone(), facts)
     }
 
+    /// For plans that follow `pick` for calls of `class`: none yet, or the same pipelines if `shared`.
+    pub(crate) fn with_pick(&self, class: Class, pick: Pick, shared: bool) -> Self {
+        let facts = self.facts();
+        let mut picks = facts.tuned.as_deref().cloned().unwrap_or_default();
+        picks.insert(class, pick);
+        let facts = DeviceFacts { tuned: Some(Arc::new(picks)), ..facts };
+        let places = if shared { self.0.places.clone() } else { Arc::default() };
+        Self::with_compiler(self.0.compiler.clone(), places, facts)
+    }
+
+    /// Keeps `pick` for calls of `class`, and what `compiled` has compiled for it.
+    pub(crate) fn adopt(&self, class: Class, pick: Pick, compiled: &Pipelines) {
+        let theirs: Vec<_> = lock(&compiled.0.places).iter().map(|(v, place)| (*v, place.clone())).collect();
+        for (variant, place) in theirs {
+            lock(&self.0.places).entry(variant).or_insert(place);
+        }
+        let mut facts = lock(&self.0.facts);
+        let mut picks = facts.tuned.as_deref().cloned().unwrap_or_default();
+        picks.insert(class, pick);
+        facts.tuned = Some(Arc::new(picks));
+    }
+
+    /// What was measured on this device, by [`tune`](Self::tune) or where [`use_tuned`](Self::use_tuned) had it from: to keep, and
+    /// to use the next time.
+    pub fn tuned(&self) -> Tuned {
+        Tuned::of(self.tuned_key(), self.facts().tuned.as_deref())
+    }
+
+    /// Lets plans follow what was measured before, instead of what they followed until now; returns for how many classes of
+    /// calls `tuned` has an entry that holds for this device, its driver and this version of the kernels. [`Tuned::new`] takes back all
+    /// that was measured.
+    ///
+    /// A call whose [`Scratch`](crate::Scratch) has no room for what was measured is computed by the rules.
+    pub fn use_tuned(&self, tuned: &Tuned) -> usize {
+        let picks = tuned.picks(self.tuned_key());
+        let count = picks.len();
+        lock(&self.0.facts).tuned = (count > 0).then(|| Arc::new(picks));
+        count
+    }
+
+    /// What a measurement holds for: the device, its driver, the backend, and the kernels.
+    fn tuned_key(&self) -> u64 {
+        let info = self.device().adapter_info();
+        let numbers = [info.vendor, info.device, info.subgroup_min_size, info.subgroup_max_size];
+        let backend = format!("{:?}", info.backend);
+        let texts = [&info.name, &info.driver, &info.driver_info, &backend, env!("CARGO_PKG_VERSION")];
+        let device = texts.iter().map(|text| text.as_bytes()).chain([bytemuck::cast_slice(&numbers)]);
+        hash(device.chain(TEXTS.iter().map(|text| text.as_bytes())))
+    }
+
     /// The families of every pipeline that calls took from these.
     pub(crate) fn used(&self) -> Families {
         Families::from_bits(self.0.used.load(Ordering::Relaxed))
@@ -204,7 +255,7 @@ impl Pipelines {
     }
 
     pub(crate) fn facts(&self) -> DeviceFacts {
-        *lock(&self.0.facts)
+        lock(&self.0.facts).clone()
     }
 
     /// The pipeline of `variant`, compiled now if this is its first use. After an error the next use tries again.

@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::layer_config::SideShape;
 use crate::path::project::{self, LinearOp};
 use crate::pipelines::Pipelines;
-use crate::plan::Tuning;
+use crate::plan::{ProductOutline, Tuning};
 use crate::record::{dispatch, pass};
 use crate::tensor::{Access, TensorView, check_aliasing, check_float, expect, same_dtype};
 
@@ -95,6 +95,12 @@ impl Projection {
         self.record(products, |bound| dispatch(pass, bound))
     }
 
+    /// What plans know of products that are computed together, unchecked.
+    pub(crate) fn outline(&self, products: &[ProjectionForward]) -> ProductOutline {
+        let products: Vec<_> = products.iter().map(ProjectionForward::op).collect();
+        project::outline_of(&products, &self.tuning)
+    }
+
     fn record(
         &self,
         products: &[ProjectionForward],
@@ -129,10 +135,7 @@ impl Projection {
             .collect();
         let written: Vec<_> = products.iter().map(|p| ("out", p.out)).collect();
         check_aliasing(&written, &read)?;
-        let products: Vec<_> = products
-            .iter()
-            .map(|p| LinearOp { x: p.x, w: p.linear.weight, bias: p.linear.bias, y: p.out, narrow: p.narrow })
-            .collect();
+        let products: Vec<_> = products.iter().map(ProjectionForward::op).collect();
         let dispatches = project::dispatches(&products, &self.tuning, device)?;
         let bound = self.pipelines.bind(&dispatches, &self.bindings)?;
         emit(&bound);
@@ -151,6 +154,11 @@ impl<'a> ProjectionForward<'a> {
     pub fn narrow(mut self, narrow: bool) -> Self {
         self.narrow = narrow;
         self
+    }
+
+    fn op(&self) -> LinearOp<'a> {
+        let Self { x, linear, out, narrow } = *self;
+        LinearOp { x, w: linear.weight, bias: linear.bias, y: out, narrow }
     }
 
     fn check(&self, device: &DeviceFacts) -> Result<(), Error> {

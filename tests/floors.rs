@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 /// From the top floor down. A new module goes below all that import it and above all that it imports.
 const FLOORS: &[&str] = &[
+    // Which plans are fastest here.
+    "tune",
     // Whether the kernels are right here.
     "check",
     // Slices in, a Vec out.
@@ -45,6 +47,8 @@ const FLOORS: &[&str] = &[
     "error",
     "dtype",
     "device",
+    "tuned",
+    "registers",
     "bars",
     "family",
 ];

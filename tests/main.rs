@@ -35,6 +35,7 @@ mod scores;
 mod sdpa;
 mod small;
 mod stages;
+mod tuning;
 mod validation;
 mod vectors_used;
 mod work_limit;

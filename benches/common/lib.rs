@@ -13,3 +13,4 @@ pub mod rows;
 pub mod settings;
 pub mod share;
 pub mod timer;
+pub mod tuning;

@@ -122,6 +122,8 @@ pub enum Way {
     Matrix,
     /// As a call without any tuning.
     Auto,
+    /// As one whose tuning is fixed.
+    Ruled,
 }
 
 impl Way {
@@ -131,6 +133,7 @@ impl Way {
             Way::Fused => "fused",
             Way::Matrix => "matrix",
             Way::Auto => "auto",
+            Way::Ruled => "by the rules",
         }
     }
 }
@@ -208,13 +211,14 @@ impl Problem {
             Way::Staged => (Path::Staged, MatrixUnits::Never),
             Way::Fused => (Path::Fused, MatrixUnits::Never),
             Way::Matrix => (Path::Fused, MatrixUnits::Always),
-            Way::Auto => (Path::Auto, MatrixUnits::Auto),
+            Way::Auto | Way::Ruled => (Path::Auto, MatrixUnits::Auto),
         };
+        let tuning = if way == Way::Ruled { Tuning::fixed() } else { Tuning::new() };
         let config =
             Config::new(heads, head_dim).kv_heads(kv_heads).value_dim(value_dim).softcap(rule.softcap());
         Attention::with_pipelines(
             gpu.pipelines(),
-            config.dtype(dtype).tuning(Tuning::new().path(path).matrix_units(units)),
+            config.dtype(dtype).tuning(tuning.path(path).matrix_units(units)),
         )
     }
 

@@ -19,6 +19,7 @@ use crate::error::Error;
 use crate::mask::{DeviceMask, check_whole_map};
 use crate::path::{self, Extras, Keys, Problem};
 use crate::pipelines::Pipelines;
+use crate::plan::Outline;
 use crate::problem::{Shape, scale_in_f32};
 use crate::record::{dispatch, pass};
 use crate::scratch::{Scratch, ScratchSize};
@@ -88,6 +89,11 @@ impl Attention {
     pub fn scratch_size(&self, call: &Forward) -> Result<ScratchSize, Error> {
         let problem = self.check(call)?;
         Ok(path::choose(&problem.outline(), &self.pipelines.facts())?.scratch_size())
+    }
+
+    /// What plans know of `call`.
+    pub(crate) fn outline(&self, call: &Forward) -> Result<Outline, Error> {
+        Ok(self.check(call)?.outline())
     }
 
     /// Records `call` into `encoder`, in a compute pass of its own. Nothing is submitted, copied or read back.
@@ -195,8 +201,7 @@ impl Attention {
         emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
     ) -> Result<(), Error> {
         let device = &self.pipelines.facts();
-        let chosen = path::choose(&problem.outline(), device)?;
-        scratch.check(chosen.scratch_size())?;
+        let chosen = path::choose_within(&problem.outline(), device, scratch)?;
         let memory = chosen.memory(scratch)?;
         let dispatches = path::dispatches(problem, chosen, memory.as_ref(), device);
         let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;

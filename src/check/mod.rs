@@ -1,5 +1,6 @@
 //! Whether this device computes what it should: small problems, compared with the reference.
 
+pub(crate) mod data;
 mod problems;
 
 use std::collections::BTreeMap;

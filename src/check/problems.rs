@@ -1,7 +1,6 @@
 //! The problems of a check: small, with ragged edges, each computed by the plan that a call like it would get.
 
-use half::f16;
-
+use super::data::{Outcome, bits, from_halves, halves_of, inputs, judge, noise, to_halves};
 use crate::attention::{Attention, Config, Forward};
 use crate::cache::{Append, Cache, CacheConfig, CacheRead, CacheStorage, ScaleGroup, Tokens};
 use crate::device::DeviceFacts;
@@ -12,13 +11,10 @@ use crate::mask::{DeviceMask, HostMask};
 use crate::plan::{MatrixUnits, Tuning};
 use crate::problem::Shape;
 use crate::projection::{Linear, Projection, ProjectionForward};
-use crate::reference::compare::{EPSILON_F16, EPSILON_F32, Mismatch, Tolerance, compare};
+use crate::reference::compare::{EPSILON_F16, EPSILON_F32, Tolerance, compare};
 use crate::reference::{self, Options, cache::stored, widen};
 use crate::scratch::Scratch;
 use crate::tensor::{DType, TensorView, count};
-
-/// How much of the permitted error there is, or what is wrong.
-pub(super) type Outcome = Result<f64, Mismatch>;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Problem {
@@ -93,31 +89,6 @@ const DECODE: Shape = Shape { q_len: 1, kv_len: 600, ..PREFILL };
 const CACHED: Shape =
     Shape { heads: PREFILL.kv_heads, q_len: 1, kv_len: 77, value_dim: PREFILL.head_dim, ..PREFILL };
 
-/// Numbers in [−1, 1), the same every time.
-fn noise(n: usize, seed: u32) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
-    let next = || {
-        // xorshift32 (Marsaglia 2003).
-        state ^= state << 13;
-        state ^= state >> 17;
-        state ^= state << 5;
-        (state >> 8) as f32 / (1 << 23) as f32 - 1.0
-    };
-    std::iter::repeat_with(next).take(n).collect()
-}
-
-/// q, k and v.
-fn inputs(shape: &Shape) -> [Vec<f32>; 3] {
-    [(shape.q(), 1), (shape.k(), 2), (shape.v(), 3)].map(|(shape, seed)| noise(count(shape), seed))
-}
-
-/// Compares `got` with `want` and gives the share of the permitted error. `naive` is what plain loops in f32 compute.
-fn judge(got: &[f32], want: &[f64], naive: &[f32], epsilon: f64) -> Outcome {
-    let magnitude = want.iter().fold(1.0, |m: f64, x| m.max(x.abs()));
-    let tolerance = Tolerance::from_naive(&widen::<f64>(naive), want, magnitude, epsilon);
-    compare(got, want, tolerance).map(|difference| difference.absolute / tolerance.absolute)
-}
-
 /// Compares a result of attention on `q`, `k` and `v`.
 fn judge_attention(
     got: &[f32],
@@ -145,19 +116,6 @@ async fn attention(gpu: &Gpu, shape: Shape, weights: bool) -> Result<Outcome, Er
     Ok(shares.collect::<Result<Vec<_>, _>>().map(|shares| shares.into_iter().fold(0.0, f64::max)))
 }
 
-fn to_halves(x: &[f32]) -> Vec<f16> {
-    x.iter().map(|x| f16::from_f32(*x)).collect()
-}
-
-fn from_halves(x: &[f16]) -> Vec<f32> {
-    x.iter().map(|x| x.to_f32()).collect()
-}
-
-/// f16 in u16, as buffers have it.
-fn bits(x: &[f16]) -> Vec<u16> {
-    x.iter().map(|x| x.to_bits()).collect()
-}
-
 async fn halves(gpu: &Gpu, shape: Shape, units: MatrixUnits) -> Result<Outcome, Error> {
     let dtype = DType::F16;
     let data = inputs(&shape).map(|x| to_halves(&x));
@@ -180,11 +138,6 @@ async fn halves(gpu: &Gpu, shape: Shape, units: MatrixUnits) -> Result<Outcome, 
     let got = halves_of(gpu, &out, count(shape.out())).await?;
     let [q, k, v] = data.map(|x| from_halves(&x));
     judge_attention(&got, [&q, &k, &v], shape, &Options::new().mask(HostMask::causal()), EPSILON_F16)
-}
-
-async fn halves_of(gpu: &Gpu, buffer: &wgpu::Buffer, n: usize) -> Result<Vec<f32>, Error> {
-    let got: Vec<u16> = gpu.download_async(buffer, n).await?;
-    Ok(got.into_iter().map(|x| f16::from_bits(x).to_f32()).collect())
 }
 
 async fn cached(gpu: &Gpu, storage: CacheStorage) -> Result<Outcome, Error> {

@@ -25,9 +25,11 @@ pub(crate) mod score_stage;
 pub(crate) mod scores;
 pub(crate) mod slots;
 pub(crate) mod softmax;
+mod texts;
 mod variant;
 pub(crate) mod weighted_sum;
 
+pub(crate) use texts::TEXTS;
 pub(crate) use variant::KernelVariant;
 #[cfg(feature = "inspect")]
 pub(crate) use variant::all;

@@ -112,6 +112,11 @@ impl<L, K, B> Mask<L, K, B> {
         self.rules
     }
 
+    /// Whether it says nothing.
+    pub(crate) fn is_none(&self) -> bool {
+        self.rules == RuleSet::NONE
+    }
+
     pub(crate) fn has(&self, id: Id) -> bool {
         self.rules.has(id)
     }

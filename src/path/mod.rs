@@ -25,6 +25,27 @@ pub(crate) fn choose(outline: &Outline, device: &DeviceFacts) -> Result<Chosen, 
     plan::choose(outline, device).map(Chosen)
 }
 
+/// Chooses the path of a problem: as it was measured where `scratch` has room for that, else by the rules.
+///
+/// # Errors
+/// A scratch that is too small.
+pub(crate) fn choose_within(
+    outline: &Outline,
+    device: &DeviceFacts,
+    scratch: &Scratch,
+) -> Result<Chosen, Error> {
+    let chosen = choose(outline, device)?;
+    match scratch.check(chosen.scratch_size()) {
+        Ok(()) => Ok(chosen),
+        Err(_) if device.tuned.is_some() => {
+            let ruled = choose(outline, &device.by_rules())?;
+            scratch.check(ruled.scratch_size())?;
+            Ok(ruled)
+        }
+        Err(e) => Err(e),
+    }
+}
+
 impl Chosen {
     /// The part of the scratch that it takes, of those that hold scores or partial sums.
     pub fn memory(&self, scratch: &Scratch) -> Result<Option<wgpu::Buffer>, Error> {

@@ -61,6 +61,7 @@ impl Extras<'_> {
             dtype,
             keys,
             reach,
+            masked: !self.mask.is_none(),
             simple: !self.mask.has(Id::Blocks) && self.dropout.is_none(),
             weights: self.weights.map(|w| WeightsOutput::of(w.dtype, w.shape(), &shape)),
             scores: self.scores.is_some(),

@@ -3,12 +3,11 @@
 use super::dispatches::{Dispatches, grid};
 use crate::device::DeviceFacts;
 use crate::error::Error;
-use crate::family::PRODUCTS;
 use crate::kernel::{Dispatch, Width};
 use crate::kernels::KernelVariant;
 use crate::kernels::project::{PARTS, Params, Project, ProjectPart};
 use crate::kernels::slots::Slots;
-use crate::plan::{self, Tiles, Tuning};
+use crate::plan::{self, ProductOutline, Tuning};
 use crate::tensor::{DType, Layout, TensorView, Window};
 
 /// `y = x Wᵀ + b` over checked tensors.
@@ -185,6 +184,37 @@ impl<'a> Bound<'a> {
     }
 }
 
+/// How the products of a dispatch share it.
+struct Together {
+    /// The rows of all sequences are one matrix.
+    one_matrix: bool,
+    batches: usize,
+    z_heads: usize,
+}
+
+impl Together {
+    fn of(products: &[LinearOp]) -> Self {
+        let one_matrix = products.iter().all(LinearOp::is_one_matrix);
+        let batch = products.first().map_or(1, |p| p.x.shape()[0]);
+        let heads = products.iter().filter(|p| p.narrow).map(|p| p.y.shape()[1]).max();
+        Together { one_matrix, batches: if one_matrix { 1 } else { batch }, z_heads: heads.unwrap_or(1) }
+    }
+
+    fn rows(&self, product: &LinearOp) -> usize {
+        let [batch, _, length, _] = product.y.shape();
+        if self.one_matrix { batch * length } else { length }
+    }
+
+    fn shape(&self, products: &[LinearOp]) -> plan::MatmulShape {
+        let cols = |p: &LinearOp| if p.narrow { p.y.shape()[3] } else { p.y.shape()[1] * p.y.shape()[3] };
+        plan::MatmulShape {
+            batch: products.len() * self.batches * self.z_heads,
+            rows: products.iter().map(|p| self.rows(p)).max().unwrap_or(0),
+            cols: products.iter().map(cols).max().unwrap_or(0),
+        }
+    }
+}
+
 /// `products` as one dispatch.
 fn dispatch<'a>(
     products: &[LinearOp<'a>],
@@ -193,20 +223,13 @@ fn dispatch<'a>(
     device: &DeviceFacts,
 ) -> Result<Dispatch<'a, KernelVariant>, Error> {
     let first = products[0];
-    let one_matrix = products.iter().all(LinearOp::is_one_matrix);
-    let [batch, ..] = first.x.shape();
-    let batches = if one_matrix { 1 } else { batch };
-    let z_heads = if first.narrow { products.iter().map(|p| p.y.shape()[1]).max().unwrap_or(1) } else { 1 };
+    let together = Together::of(products);
     let mut parts = [bytemuck::Zeroable::zeroed(); PARTS];
-    let (mut rows, mut cols) = (0, 0);
     for (n, product) in products.iter().enumerate() {
-        let [_, heads, length, dim] = product.y.shape();
-        let part_rows = if one_matrix { batch * length } else { length };
-        parts[n] = bound.part(n, product, part_rows);
-        rows = rows.max(part_rows);
-        cols = cols.max(if product.narrow { dim } else { heads * dim });
+        parts[n] = bound.part(n, product, together.rows(product));
     }
-    let product = plan::MatmulShape { batch: products.len() * batches * z_heads, rows, cols };
+    let Together { batches, z_heads, .. } = together;
+    let product = together.shape(products);
     let variant = variant(products, &bound, product, tuning, device)?;
     let params = Params {
         parts,
@@ -223,6 +246,27 @@ fn dispatch<'a>(
     })
 }
 
+/// What a plan must know of `products`, in one dispatch.
+pub(crate) fn outline_of(products: &[LinearOp], tuning: &Tuning) -> ProductOutline {
+    outline(products, Together::of(products).shape(products), tuning)
+}
+
+/// What a plan must know of `products`, together of shape `product`.
+fn outline(products: &[LinearOp], product: plan::MatmulShape, tuning: &Tuning) -> ProductOutline {
+    let x_fours = products.iter().all(|p| p.x_layout().in_fours(3));
+    let w_fours = |axis| products.iter().all(|p| p.w.layout.in_fours(axis));
+    let w_along_columns = !w_fours(3) && w_fours(2);
+    let halves = products.iter().all(|p| [p.x.dtype, p.w.dtype] == [DType::F16; 2]);
+    ProductOutline {
+        shape: product,
+        inner: products.iter().map(|p| p.x_layout().shape[3]).max().unwrap_or(1),
+        dtype: if halves { DType::F16 } else { DType::F32 },
+        in_fours: x_fours && (w_fours(3) || w_along_columns),
+        w_along_columns,
+        tuning: *tuning,
+    }
+}
+
 /// The kernel that computes `products`, together of shape `product`.
 fn variant(
     products: &[LinearOp],
@@ -232,26 +276,17 @@ fn variant(
     device: &DeviceFacts,
 ) -> Result<Project, Error> {
     let first = products[0];
-    let x_fours = products.iter().all(|p| p.x_layout().in_fours(3));
-    let w_fours = |axis| products.iter().all(|p| p.w.layout.in_fours(axis));
-    let w_along_columns = !w_fours(3) && w_fours(2);
-    let in_fours = x_fours && (w_fours(3) || w_along_columns);
-    let halves = [first.x.dtype, first.w.dtype] == [DType::F16; 2];
-    let dtype = if halves { DType::F16 } else { DType::F32 };
-    let found = tuning.settle(plan::matrix_tiles(product, dtype, in_fours, tuning, device))?;
-    if found.is_none() && device.lacks_both(PRODUCTS) {
-        return Err(Error::PutAside { family: PRODUCTS.of(device.software) });
-    }
+    let outline = outline(products, product, tuning);
+    let tiles = plan::choose_product(&outline, device)?;
     let slots = |b: &SharedWindows, dtype: DType| Slots { count: b.windows.len(), dtype };
-    let tiles = || plan::tiles(product, tuning.form.choose(PRODUCTS, device), device);
     Ok(Project {
-        tiles: found.map_or_else(tiles, Tiles::Matrix),
+        tiles,
         x: slots(&bound.xs, first.x.dtype),
         w: slots(&bound.ws, first.w.dtype),
         bias: bound.biases.as_ref().map(|(b, dtype)| slots(b, *dtype)),
         y: first.y.dtype,
-        width: Width::of(in_fours),
-        w_along_columns,
+        width: Width::of(outline.in_fours),
+        w_along_columns: outline.w_along_columns,
         // Four output columns at once lie in one head.
         store: Width::of(products.iter().all(|p| p.y.layout.in_fours(3))),
     })

@@ -8,9 +8,10 @@ use crate::error::Error;
 use crate::family::{FUSED, STAGED};
 use crate::problem::Shape;
 use crate::tensor::Layout;
+use crate::tuned::Pick;
 
 /// The path that computes a call, and what it takes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Choice {
     Fused(FusedPlan),
     Staged {
@@ -25,8 +26,17 @@ pub(crate) fn score_matrix(shape: &Shape) -> Layout {
     Layout::dense([b, h, i, j.next_multiple_of(4)])
 }
 
-/// Chooses the path of a call.
+/// Chooses the path of a call: what was measured for such calls, else what the rules say.
 pub(crate) fn choose(outline: &Outline, device: &DeviceFacts) -> Result<Choice, Error> {
+    let measured = device.tuned.is_some().then(|| outline.class()).flatten();
+    let pick = measured.and_then(|class| device.pick(class));
+    // A call of its class may be too large for it.
+    let picked = pick.and_then(|pick| choose_as(outline, &pick, &device.told(&pick)).ok());
+    picked.map_or_else(|| choose_as(outline, &Pick::default(), device), Ok)
+}
+
+/// Chooses the path of a call as `pick` says, for a device as it has been told of.
+pub(super) fn choose_as(outline: &Outline, pick: &Pick, device: &DeviceFacts) -> Result<Choice, Error> {
     let fused_path = match outline.tuning.path {
         Path::Fused if outline.weights.is_some() => {
             let why = "only the staged path has them in memory; leave the path to Auto";
@@ -45,7 +55,7 @@ pub(crate) fn choose(outline: &Outline, device: &DeviceFacts) -> Result<Choice, 
         Path::Auto if outline.scores => false,
         Path::Auto => {
             let fits = outline.weights.is_none() && outline.bindings <= device.max_storage_buffers as usize;
-            fits && !device.lacks_both(FUSED)
+            fits && !device.lacks_both(FUSED) && !pick.staged
         }
         Path::Staged => false,
     };
@@ -58,7 +68,7 @@ pub(crate) fn choose(outline: &Outline, device: &DeviceFacts) -> Result<Choice, 
         return Err(Error::PutAside { family: forms.of(device.software) });
     }
     if fused_path {
-        return Ok(Choice::Fused(fused(outline, device)?));
+        return Ok(Choice::Fused(fused(outline, pick, device)?));
     }
     if outline.tuning.matrix_units == MatrixUnits::Always {
         let why = "only the fused path uses them, which writes no weights or scores and has room for fewer mask tensors";
@@ -97,6 +107,7 @@ mod tests {
             dtype,
             keys: KeyLayout::Tensors { dtype, k: Layout::dense(shape.k()), v: Layout::dense(shape.v()) },
             reach: Reach::of(mask, shape.q_len, shape.kv_len, false),
+            masked: true,
             simple: true,
             weights: None,
             scores: false,
@@ -116,7 +127,7 @@ mod tests {
     #[test]
     fn splits_are_for_the_keys_in_reach() {
         let gpu = DeviceFacts::LEAST;
-        let cpu = DeviceFacts { software: true, ..gpu };
+        let cpu = DeviceFacts { software: true, ..gpu.clone() };
         let shape = Shape { q_len: 1, kv_len: 65536, ..Shape::new(1, 1, 1, 64) };
         let window = || DeviceMask::none().window(255, 0);
         assert_eq!((splits(shape, &DeviceMask::causal(), &gpu), splits(shape, &window(), &gpu)), (128, 2));

@@ -2,9 +2,10 @@
 
 use std::fmt;
 
-use crate::device::{DeviceFacts, Registers};
+use crate::device::DeviceFacts;
 use crate::family::Family;
 use crate::problem::Shape;
+use crate::registers::Registers;
 use crate::storage::StorageKind;
 use crate::tensor::DType;
 

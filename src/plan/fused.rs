@@ -1,17 +1,19 @@
 //! How the fused kernel is shared out: tiles, workgroups, splits of the keys, dispatches of bounded work.
 
 use super::decode::{DecodeCpu, DecodeGpu, KeySource, decode_cpu, decode_gpu};
-use super::fused_cpu::cpu_block;
+use super::fused_cpu::{cpu_block, picked_cpu_block};
 use super::matmul::ENOUGH_WORKGROUPS;
 use super::matrix::{FusedMatrix, fused_matrix};
 use super::outline::Outline;
 use super::tuning::{MatrixUnits, Tuning};
-use crate::device::{DeviceFacts, Registers};
+use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::family::{FUSED, Family};
 use crate::problem::Shape;
+use crate::registers::Registers;
 use crate::storage::StorageKind;
 use crate::tensor::DType;
+use crate::tuned::Pick;
 
 /// The tiles of the fused kernel, fixed when its shader is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -215,7 +217,7 @@ const DECODE_CPU: FusedTiles =
     FusedTiles::Cpu { lanes: 8, rows: 8, keys: 1, head_vectors: 5, value_vectors: 3 };
 
 /// How a problem is computed by the fused kernel.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct FusedPlan {
     pub tiles: FusedTiles,
     /// Workgroups that share the keys of a tile of rows.
@@ -233,17 +235,17 @@ pub(crate) struct FusedPlan {
 const MOST_SPLITS: usize = 128;
 
 /// Tiles, workgroups and dispatches of the fused kernel.
-pub(super) fn fused(outline: &Outline, device: &DeviceFacts) -> Result<FusedPlan, Error> {
+pub(super) fn fused(outline: &Outline, pick: &Pick, device: &DeviceFacts) -> Result<FusedPlan, Error> {
     let Outline { shape, tuning, reach, .. } = outline;
     let rows = shape.q_len * shape.group();
     let heads = shape.batch * shape.kv_heads;
-    let tiles = fused_tiles(rows, heads, outline, device)?;
+    let tiles = fused_tiles(rows, heads, outline, pick, device)?;
     let row_tiles = rows.div_ceil(tiles.rows());
     let slices = tiles.slices(shape.value_dim);
     // Rows of a tile are of so many queries at most.
     let queries = ((tiles.rows() + shape.group() - 2) / shape.group() + 1).min(shape.q_len);
     let workgroups = row_tiles.saturating_mul(slices).saturating_mul(heads);
-    let splits = splits(tiles, workgroups, reach.of_queries(queries), tuning, device)?;
+    let splits = splits(tiles, workgroups, reach.of_queries(queries), tuning, pick, device)?;
     let grid = [row_tiles.saturating_mul(splits), slices, heads];
     // What masks hide counts.
     let pairs = tiles.rows() as f64 * outline.most_keys().div_ceil(splits) as f64;
@@ -268,12 +270,13 @@ fn fused_tiles(
     rows: usize,
     heads: usize,
     outline: &Outline,
+    pick: &Pick,
     device: &DeviceFacts,
 ) -> Result<FusedTiles, Error> {
     let Outline { shape, tuning, .. } = outline;
     let keys = outline.source();
     let matrix = if rows > 16 || tuning.matrix_units == MatrixUnits::Always {
-        fused_matrix(rows, heads, shape, keys.operands, tuning, device)
+        fused_matrix(rows, heads, shape, keys.operands, tuning, pick, device)
     } else {
         Err("few rows wait for memory, not for arithmetic")
     };
@@ -284,17 +287,19 @@ fn fused_tiles(
         let decode =
             if device.lacks(Family::DecodeCpu) { None } else { decode_cpu(device.lanes, rows, shape, &keys) };
         let decode = decode.map(FusedTiles::DecodeCpu);
-        let whole = || fused_cpu(rows, shape, device.lanes);
+        let whole = || fused_cpu(rows, shape, pick, device.lanes);
         return Ok(decode.unwrap_or_else(whole));
     }
     let decode = decode_gpu(rows, shape, &keys, device).map(FusedTiles::DecodeGpu);
-    Ok(decode.unwrap_or_else(|| fused_gpu(rows, shape.value_dim, heads, device)))
+    Ok(decode.unwrap_or_else(|| fused_gpu(rows, shape.value_dim, heads, pick, device)))
 }
 
 /// The form for software drivers, all channels of q in variables.
-fn fused_cpu(rows: usize, shape: &Shape, lanes: u32) -> FusedTiles {
+fn fused_cpu(rows: usize, shape: &Shape, pick: &Pick, lanes: u32) -> FusedTiles {
     let head_vectors = shape.head_dim.div_ceil(4);
-    let block = cpu_block(lanes, rows, head_vectors, shape.value_dim.div_ceil(4));
+    let value_vectors = shape.value_dim.div_ceil(4);
+    let picked = picked_cpu_block(pick, lanes, rows, head_vectors, value_vectors);
+    let block = picked.unwrap_or_else(|| cpu_block(lanes, rows, head_vectors, value_vectors));
     FusedTiles::Cpu {
         lanes,
         rows: block.queries * lanes,
@@ -313,6 +318,7 @@ fn splits(
     workgroups: usize,
     reach: usize,
     tuning: &Tuning,
+    pick: &Pick,
     device: &DeviceFacts,
 ) -> Result<usize, Error> {
     match tuning.splits {
@@ -327,13 +333,21 @@ fn splits(
             // Kernels give each split whole steps: more splits than steps would find none.
             let worth = reach / tiles.split_least() as usize;
             let steps = reach.div_ceil(tiles.split_step() as usize);
-            Ok(wanted.min(worth).min(steps).clamp(1, MOST_SPLITS))
+            let ruled = wanted.min(worth).clamp(1, MOST_SPLITS);
+            let asked = match pick.splits {
+                0.. => ruled << pick.splits,
+                _ => ruled >> -pick.splits,
+            };
+            Ok(asked.min(steps).clamp(1, MOST_SPLITS))
         }
     }
 }
 
 /// The form for GPUs: as many rows as there are, as long as enough workgroups remain.
-fn fused_gpu(rows: usize, value_dim: usize, heads: usize, device: &DeviceFacts) -> FusedTiles {
+fn fused_gpu(rows: usize, value_dim: usize, heads: usize, pick: &Pick, device: &DeviceFacts) -> FusedTiles {
+    if let Some(picked) = picked_gpu(pick.rows, value_dim, device) {
+        return picked;
+    }
     let widest = |tiles: &[FusedTiles]| {
         let fits = tiles.iter().find(|t| t.slice() >= value_dim);
         fits.or(tiles.last()).copied()
@@ -359,6 +373,43 @@ fn fused_gpu(rows: usize, value_dim: usize, heads: usize, device: &DeviceFacts) 
     let fits = |tiles: &FusedTiles| tiles.workgroup_memory() <= device.workgroup_memory;
     let fills = |tiles: &FusedTiles| rows.div_ceil(tiles.rows()).saturating_mul(heads) >= ENOUGH_WORKGROUPS;
     large.filter(fits).filter(fills).unwrap_or(small)
+}
+
+/// Every tile of the form for GPUs, narrow slices first.
+const GPU: [FusedTiles; 18] = [
+    NARROW_16,
+    NARROW_32,
+    SMALL_64,
+    LARGE_64,
+    SHORT_32[0],
+    SHORT_16[0],
+    MIDDLE_16[0],
+    MIDDLE_32[0],
+    MIDDLE_64[0],
+    SMALL_128,
+    LARGE_128,
+    SHORT_32[1],
+    SHORT_16[1],
+    MIDDLE_16[1],
+    MIDDLE_32[1],
+    MIDDLE_64[1],
+    SMALL_256,
+    SHORT_16[2],
+];
+
+/// Those of exactly so many rows, if there are any and they fit.
+fn picked_gpu(picked: u32, value_dim: usize, device: &DeviceFacts) -> Option<FusedTiles> {
+    let fits = |tiles: &&FusedTiles| match tiles {
+        FusedTiles::Gpu { rows, registers, .. } => {
+            *rows == picked
+                && *registers == device.registers
+                && tiles.workgroup_memory() <= device.workgroup_memory
+        }
+        _ => false,
+    };
+    let mut fitting = GPU.iter().filter(fits);
+    let enough = fitting.clone().find(|tiles| tiles.slice() >= value_dim);
+    enough.or_else(|| fitting.next_back()).copied()
 }
 
 /// A part of a grid: its first workgroup and how many.
@@ -434,8 +485,8 @@ mod tests {
     #[test]
     fn workgroup_tiles_fit_the_device_and_fill_it() {
         let wide = DeviceFacts { registers: Registers::Wide, ..DEVICE };
-        let large = DeviceFacts { workgroup_memory: 32768, ..wide };
-        let of = |rows, value_dim, heads, device| fused_gpu(rows, value_dim, heads, device);
+        let large = DeviceFacts { workgroup_memory: 32768, ..wide.clone() };
+        let of = |rows, value_dim, heads, device| fused_gpu(rows, value_dim, heads, &Pick::default(), device);
         for value_dim in [1, 64, 65, 128, 129, 512] {
             for rows in [1, 16, 17, 32, 33, 4096] {
                 for device in [&DEVICE, &wide] {

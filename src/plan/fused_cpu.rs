@@ -1,5 +1,7 @@
 //! Tiles of the fused kernel's form for software drivers.
 
+use crate::tuned::Pick;
+
 /// Bytes of code of the uniform form's loop, counted in what a driver made of it for AVX2: per vector of four
 /// of k and v 27 to load it and 12 per query to use it, per query and vector of out 84 to scale it.
 fn cpu_code_bytes(queries: u32, keys: u32, head_vectors: usize, value_vectors: usize) -> usize {
@@ -55,6 +57,31 @@ pub(super) fn cpu_block(lanes: u32, rows: usize, head_vectors: usize, value_vect
         .or_else(|| fitting(halves).map(|choice| (halves, choice)))
         .unwrap_or((value_vectors, &(1, 1, 0)));
     CpuBlock { queries, keys, value_vectors: slice as u32 }
+}
+
+/// Bytes of code beyond which no block is worth measuring: it would run at half the speed, and compile for seconds.
+fn most_code(lanes: u32) -> usize {
+    if lanes == 16 { 60_000 } else { 30_000 }
+}
+
+/// The block that `pick` asks for, if it names one that a call of so many rows can have.
+pub(super) fn picked_cpu_block(
+    pick: &Pick,
+    lanes: u32,
+    rows: usize,
+    head_vectors: usize,
+    value_vectors: usize,
+) -> Option<CpuBlock> {
+    let Pick { rows: picked, keys, .. } = *pick;
+    let queries = picked / lanes;
+    let named = picked.is_multiple_of(lanes) && (1..=4).contains(&queries) && [1, 2, 4].contains(&keys);
+    // No query of an invocation is past the last row of the call.
+    if !named || (queries - 1) as usize * lanes as usize >= rows {
+        return None;
+    }
+    let fits = |slice: &usize| cpu_code_bytes(queries, keys, head_vectors, *slice) <= most_code(lanes);
+    let slice = [value_vectors, value_vectors.div_ceil(2)].into_iter().find(fits)?;
+    Some(CpuBlock { queries, keys, value_vectors: slice as u32 })
 }
 
 #[cfg(test)]

@@ -1,9 +1,12 @@
 //! Tiles of products: projections, scores, the weighted sum.
 
 use super::tuning::{MatrixUnits, Tuning};
-use crate::device::{DeviceFacts, Fragment, Registers};
-use crate::family::Family;
+use crate::device::{DeviceFacts, Fragment};
+use crate::error::Error;
+use crate::family::{Family, PRODUCTS};
+use crate::registers::Registers;
 use crate::tensor::DType;
+use crate::tuned::{Class, Pick};
 
 /// The tile of a product, fixed when its shader is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -49,6 +52,70 @@ pub(crate) struct MatmulShape {
     pub cols: usize,
 }
 
+/// All that a plan must know of projections that are computed together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ProductOutline {
+    pub shape: MatmulShape,
+    pub inner: usize,
+    /// F16 if inputs and weights are.
+    pub dtype: DType,
+    /// Whether inputs and weights load in fours, and the weights along columns.
+    pub in_fours: bool,
+    pub w_along_columns: bool,
+    pub tuning: Tuning,
+}
+
+impl ProductOutline {
+    /// Calls that a measurement of this one stands for, if any is followed.
+    pub fn class(&self) -> Option<Class> {
+        let ProductOutline { shape, inner, dtype, in_fours, w_along_columns, tuning } = *self;
+        let flags = [dtype == DType::F16, in_fours, w_along_columns, tuning.f16_operands];
+        let flags = flags.into_iter().enumerate().fold(0, |bits, (n, flag)| bits | u32::from(flag) << n);
+        let lengths = [shape.batch, shape.rows, shape.cols, inner];
+        tuning.is_open().then(|| Class::new(1, [flags, 0, 0, 0], lengths))
+    }
+}
+
+/// Tiles of projections: what was measured for such products, else what the rules say.
+///
+/// # Errors
+/// A tuning that insists on what these products cannot have.
+pub(crate) fn choose_product(outline: &ProductOutline, device: &DeviceFacts) -> Result<Tiles, Error> {
+    let measured = device.tuned.is_some().then(|| outline.class()).flatten();
+    let pick = measured.and_then(|class| device.pick(class));
+    let picked = pick.and_then(|pick| choose_product_as(outline, &pick, &device.told(&pick)).ok());
+    picked.map_or_else(|| choose_product_as(outline, &Pick::default(), device), Ok)
+}
+
+/// Tiles of projections as `pick` says, for a device as it has been told of.
+pub(super) fn choose_product_as(
+    outline: &ProductOutline,
+    pick: &Pick,
+    device: &DeviceFacts,
+) -> Result<Tiles, Error> {
+    let ProductOutline { shape, dtype, in_fours, tuning, .. } = *outline;
+    if let Some(tiles) = tuning.settle(matrix_tiles(shape, dtype, in_fours, &tuning, pick, device))? {
+        return Ok(Tiles::Matrix(tiles));
+    }
+    if device.lacks_both(PRODUCTS) {
+        return Err(Error::PutAside { family: PRODUCTS.of(device.software) });
+    }
+    let cpu = tuning.form.choose(PRODUCTS, device);
+    Ok(picked_tiles(shape, cpu, pick).unwrap_or_else(|| tiles(shape, cpu, device)))
+}
+
+/// The tiles that `pick` asks for, if it names some that such a product can have.
+fn picked_tiles(MatmulShape { rows, .. }: MatmulShape, cpu: bool, pick: &Pick) -> Option<Tiles> {
+    let [power, lanes] = [pick.rows, pick.keys];
+    if !cpu {
+        return [SMALL, LARGE]
+            .into_iter()
+            .find(|tiles| matches!(tiles, Tiles::Gpu { side, .. } if *side == power));
+    }
+    let named = power.is_power_of_two() && power <= 32 && [4, 8, 16, 32].contains(&lanes);
+    (named && power as usize <= rows.next_power_of_two()).then_some(Tiles::Cpu { rows: power, lanes })
+}
+
 /// Tiles by sums per invocation: 4 × 4 in 48 to 60 registers on AMD, 8 × 8 in 96 to 120. Per k the first
 /// loads two vectors from workgroup memory for 16 multiply-adds, all that memory can do where it does not
 /// broadcast; the second four for 64, and half as many bytes from global memory.
@@ -81,11 +148,12 @@ pub(crate) fn tiles(product: MatmulShape, cpu: bool, device: &DeviceFacts) -> Ti
 const LEAST_ROWS: usize = 32;
 
 /// Tiles of a product of `dtype` on matrix units, or why none; whether its operands load `in_fours`.
-pub(crate) fn matrix_tiles(
+fn matrix_tiles(
     product: MatmulShape,
     dtype: DType,
     in_fours: bool,
     tuning: &Tuning,
+    pick: &Pick,
     device: &DeviceFacts,
 ) -> Result<MatrixTiles, &'static str> {
     let MatmulShape { batch, rows, cols } = product;
@@ -107,7 +175,9 @@ pub(crate) fn matrix_tiles(
     // Beside the sums of a large tile, 128 invocations have registers for the next step's halves, not for its floats or for
     // the addresses of single elements.
     let room = device.planned_subgroup() >= 64 || in_fours && dtype == DType::F16;
-    let wanted = if fills && room && fragment == Fragment::Sixteen { [128, 64] } else { [64, 64] };
+    let large =
+        if pick.rows == 0 { fills && room && fragment == Fragment::Sixteen } else { pick.rows == 128 };
+    let wanted = if large { [128, 64] } else { [64, 64] };
     wanted.map(tiles).into_iter().find(fits).ok_or("the device's limits allow too small workgroups")
 }
 
@@ -136,7 +206,14 @@ mod tests {
 
     fn side(product: [usize; 3], tuning: &Tuning, device: &DeviceFacts) -> Result<u32, &'static str> {
         let [batch, rows, cols] = product;
-        let found = matrix_tiles(MatmulShape { batch, rows, cols }, DType::F16, true, tuning, device);
+        let found = matrix_tiles(
+            MatmulShape { batch, rows, cols },
+            DType::F16,
+            true,
+            tuning,
+            &Pick::default(),
+            device,
+        );
         found.map(|tiles| tiles.side)
     }
 
@@ -153,7 +230,7 @@ mod tests {
             [(DType::F32, true, 32, 64), (DType::F16, false, 32, 64), (DType::F32, false, 64, 128)]
         {
             let device = DeviceFacts { subgroup_max: widest, ..DEVICE };
-            let found = matrix_tiles(one, dtype, in_fours, &rounded, &device);
+            let found = matrix_tiles(one, dtype, in_fours, &rounded, &Pick::default(), &device);
             assert_eq!(found.map(|tiles| tiles.side), Ok(wanted), "{dtype:?}, {in_fours}, {widest}");
         }
         let least = DeviceFacts { workgroup_memory: 16384, ..DEVICE };
@@ -172,7 +249,7 @@ mod tests {
                     DeviceFacts { matrix: Some(fragment), subgroup_min: min, subgroup_max: max, ..DEVICE };
                 let product = MatmulShape { batch: 128, rows: side, cols: side };
                 let tuning = Tuning::new().form(KernelForm::Gpu);
-                let tiles = matrix_tiles(product, DType::F16, true, &tuning, &device);
+                let tiles = matrix_tiles(product, DType::F16, true, &tuning, &Pick::default(), &device);
                 let tiles = tiles.expect("within these limits");
                 assert_eq!((tiles.side, tiles.lanes), (side as u32, lanes));
                 // What the shader asserts.

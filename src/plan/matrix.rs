@@ -6,6 +6,7 @@ use crate::device::{DeviceFacts, Fragment};
 use crate::family::Family;
 use crate::problem::Shape;
 use crate::tensor::DType;
+use crate::tuned::Pick;
 
 /// Tiles of `fused/matrix.wgsl`, which says what they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -132,7 +133,15 @@ impl FusedMatrix {
             };
             for channels in [32, 64, 80, 96, 128, 192, 256] {
                 let (shape, tuning) = (Shape::new(1, 64, 4096, channels), Tuning::default());
-                let found = fused_matrix(shape.q_len, shape.heads, &shape, DType::F16, &tuning, &device);
+                let found = fused_matrix(
+                    shape.q_len,
+                    shape.heads,
+                    &shape,
+                    DType::F16,
+                    &tuning,
+                    &Pick::default(),
+                    &device,
+                );
                 all.extend(found.ok().filter(|tiles| !all.contains(tiles)));
             }
         }
@@ -172,6 +181,7 @@ pub(super) fn fused_matrix(
     shape: &Shape,
     dtype: DType,
     tuning: &Tuning,
+    pick: &Pick,
     device: &DeviceFacts,
 ) -> Result<FusedMatrix, &'static str> {
     let fragment = tuning.fragment(dtype, Family::MatrixAttention, device)?;
@@ -183,8 +193,10 @@ pub(super) fn fused_matrix(
     let fills =
         |t: &FusedMatrix| rows.div_ceil(t.rows() as usize).saturating_mul(heads) >= ENOUGH_WORKGROUPS / 2;
     let is_small = |t: &FusedMatrix| t.subgroups <= 2 && (t.rows() as usize) < 2 * rows;
+    let picked = |t: &FusedMatrix| (t.rows(), t.keys) == (pick.rows, pick.keys);
     fitting()
-        .find(fills)
+        .find(picked)
+        .or_else(|| fitting().find(fills))
         .or_else(|| fitting().find(is_small))
         .or_else(|| fitting().last())
         .ok_or("their tiles take more workgroup memory, invocations or registers than the device allows")
@@ -212,7 +224,7 @@ mod tests {
     fn tuned(shape: Shape, tuning: &Tuning, device: &DeviceFacts) -> Result<FusedMatrix, &'static str> {
         let rows = shape.q_len * shape.group();
         let heads = shape.batch * shape.kv_heads;
-        fused_matrix(rows, heads, &shape, DType::F16, tuning, device)
+        fused_matrix(rows, heads, &shape, DType::F16, tuning, &Pick::default(), device)
     }
 
     fn shape(heads: usize, length: usize, dim: usize) -> Shape {
@@ -317,7 +329,15 @@ mod tests {
         assert!(refused(shape(8, 512, 64), &software).contains("software"));
         let small = DeviceFacts { workgroup_memory: 4096, ..DEVICE };
         assert!(refused(shape(8, 512, 64), &small).contains("workgroup memory"));
-        let f32 = fused_matrix(512, 8, &shape(8, 512, 64), DType::F32, &Tuning::default(), &DEVICE);
+        let f32 = fused_matrix(
+            512,
+            8,
+            &shape(8, 512, 64),
+            DType::F32,
+            &Tuning::default(),
+            &Pick::default(),
+            &DEVICE,
+        );
         assert!(f32.expect_err("refused").contains("F32"));
     }
 }

@@ -1,5 +1,6 @@
 //! How work is shared out: tiles, workgroups, splits. Pure functions of sizes and the device.
 
+mod candidates;
 mod choice;
 mod decode;
 mod fused;
@@ -10,10 +11,11 @@ mod outline;
 mod softmax;
 mod tuning;
 
+pub(crate) use candidates::{candidates, product_candidates, with_other_splits};
 pub(crate) use choice::{Choice, choose, score_matrix};
 pub(crate) use decode::{DecodeCpu, DecodeGpu};
 pub(crate) use fused::{FusedPlan, FusedTiles, Piece};
-pub(crate) use matmul::{MatmulShape, MatrixTiles, Tiles, grid, matrix_tiles, tiles};
+pub(crate) use matmul::{MatmulShape, MatrixTiles, ProductOutline, Tiles, choose_product, grid, tiles};
 pub(crate) use matrix::FusedMatrix;
 pub(crate) use outline::{KeyLayout, Outline, Reach, WeightsOutput};
 pub(crate) use softmax::{Rows, rows};

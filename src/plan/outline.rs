@@ -7,6 +7,7 @@ use crate::pattern::Pattern;
 use crate::problem::Shape;
 use crate::storage::{LayoutKind, StorageKind};
 use crate::tensor::{DType, Layout};
+use crate::tuned::Class;
 
 /// Where keys and values lie.
 #[derive(Clone, Copy, Debug)]
@@ -116,6 +117,8 @@ pub(crate) struct Outline {
     pub dtype: DType,
     pub keys: KeyLayout,
     pub reach: Reach,
+    /// Whether a mask hides keys, biases scores or replaces them.
+    pub masked: bool,
     /// Whether the kernels for few rows can take the call: they neither skip tiles by a block map nor drop weights.
     pub simple: bool,
     pub weights: Option<WeightsOutput>,
@@ -137,6 +140,19 @@ impl Outline {
             simple: self.simple,
             operands: if halves { DType::F16 } else { DType::F32 },
         }
+    }
+
+    /// Calls that a measurement of this one stands for, if any is followed.
+    pub fn class(&self) -> Option<Class> {
+        let Outline { shape, dtype, keys, masked, simple, weights, scores, tuning, .. } = *self;
+        if !simple || scores || weights.is_some() || !tuning.is_open() {
+            return None;
+        }
+        let flags = [dtype == DType::F16, keys.is_cache(), keys.in_words(), tuning.f16_operands, masked];
+        let flags = flags.into_iter().enumerate().fold(0, |bits, (n, flag)| bits | u32::from(flag) << n);
+        let exact = [keys.storage() as u32, flags, shape.head_dim as u32, shape.value_dim as u32];
+        let rows = shape.q_len.saturating_mul(shape.group());
+        Some(Class::new(0, exact, [rows, shape.batch.saturating_mul(shape.kv_heads), shape.kv_len, 1]))
     }
 
     /// Most keys of a sequence.

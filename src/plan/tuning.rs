@@ -68,6 +68,7 @@ pub struct Tuning {
     pub(crate) f16_operands: bool,
     pub(crate) work_limit: u64,
     pub(crate) splits: Option<usize>,
+    pub(crate) fixed: bool,
 }
 
 impl Default for Tuning {
@@ -87,7 +88,14 @@ impl Tuning {
             // 137 GFLOP: a quarter of a second where attention runs at half a TFLOP/s; watchdogs wait for two or more.
             work_limit: 1 << 37,
             splits: None,
+            fixed: false,
         }
+    }
+
+    /// What the rules say suits the device, whatever [`Pipelines::tune`](crate::Pipelines::tune) measured: for bits that are the same on
+    /// every run and every machine with such a device.
+    pub const fn fixed() -> Self {
+        Tuning { fixed: true, ..Self::new() }
     }
 
     /// Which class of kernels to use.
@@ -128,6 +136,13 @@ impl Tuning {
     pub const fn splits(mut self, splits: usize) -> Self {
         self.splits = Some(splits);
         self
+    }
+
+    /// Whether plans are free to follow what was measured: what a caller says comes first.
+    pub(crate) fn is_open(&self) -> bool {
+        let Tuning { form, path, matrix_units, splits, fixed, .. } = *self;
+        let auto = (form, path, matrix_units) == (KernelForm::Auto, Path::Auto, MatrixUnits::Auto);
+        auto && splits.is_none() && !fixed
     }
 
     /// The fragments that the kernels of `family` use for operands of `dtype`, or why none.

@@ -12,8 +12,11 @@ pub enum Fault {
     Swapped,
     NaN,
     DoesNotCompile,
+    /// Right, but not before it has counted for a while.
+    Slow,
 }
 
+/// Those with which nothing is right.
 pub const FAULTS: [Fault; 4] = [Fault::Scaled, Fault::Swapped, Fault::NaN, Fault::DoesNotCompile];
 
 impl Fault {
@@ -28,6 +31,7 @@ impl Fault {
                 "given | 0x7fc07fc0u",
             ),
             Fault::DoesNotCompile => return text.replacen("fn main(", "fn main(nothing, ", 1),
+            Fault::Slow => return slow(text),
         };
         text.lines()
             .map(|line| {
@@ -49,6 +53,16 @@ impl Fault {
             })
             .collect()
     }
+}
+
+/// `text` with a loop before all else.
+fn slow(text: &str) -> String {
+    let wait = "{\n    var counted = 0u;\n    for (var n = 0u; n < 200000u; n++) { counted = (counted ^ n) * 1664525u; }\n    \
+                if counted == 1u { return; }\n";
+    let Some(body) = text.find("fn main(").and_then(|main| Some(main + text[main..].find('{')?)) else {
+        return text.to_string();
+    };
+    [&text[..body], wait, &text[body + 1..]].concat()
 }
 
 /// `gpu` on a driver that does so with every kernel of `family`, and how many those were.

@@ -1,9 +1,11 @@
 //! Positions, keys rotated into caches, merges, block maps made by a device.
 
+use std::time::Duration;
+
 use wgpu_attention::reference::classify;
 use wgpu_attention::{
-    CacheLayout, DType, Family, Gpu, MAX_POSITION, Path, Pattern, Pipelines, RopeConfig, RopeOrder,
-    RopeScaling, RowPositions, Verdict,
+    CacheLayout, DType, Family, Gpu, MAX_POSITION, Measured, Path, Pattern, Pipelines, RopeConfig, RopeOrder,
+    RopeScaling, RowPositions, Shape, TuneLimits, Tuned, Verdict, Workload,
 };
 
 use super::Work;
@@ -32,6 +34,8 @@ pub enum Other {
     Classify(Box<Rules>),
     /// The device's check, of its own kernels and of faulty ones.
     Check,
+    /// A measurement of small calls, which the rules' plan wins because there is no time for others.
+    Tune,
 }
 
 impl Other {
@@ -77,6 +81,7 @@ impl Other {
                 merged(&case, &Cut { profile, path: *path, dtypes: *dtypes, at: &[1, 33] }).await
             }
             Other::Check => checked(&profile.gpu).await,
+            Other::Tune => tuned(&profile.gpu).await,
             Other::Classify(rules) => {
                 let (size, heads) = ([16, 16], [2, 4]);
                 let want = classify(&rules.host(), SHAPE, size, heads).map_err(|e| e.to_string())?;
@@ -115,6 +120,27 @@ async fn checked(gpu: &Gpu) -> Result<f64, String> {
         }
     }
     Ok(report.findings().filter_map(|(family, _)| share(family)).fold(0.0, f64::max))
+}
+
+/// Calls are timed, found right and remembered.
+async fn tuned(gpu: &Gpu) -> Result<f64, String> {
+    let pipelines = Pipelines::new(gpu.device());
+    let workloads = [
+        Workload::attention(Shape::new(1, 2, 33, 20), DType::F32).masked(),
+        Workload::product([33, 20, 24], DType::F32),
+    ];
+    let tune = async || {
+        let found = pipelines.tune_async(gpu.queue(), &workloads, TuneLimits::new().time(Duration::ZERO));
+        found.await.map_err(|e| e.to_string())
+    };
+    let measured = tune().await?;
+    let as_expected = |m: &Measured| !m.changed && m.timed == 1 && m.failed.is_empty() && !m.tuned.is_zero();
+    let again = tune().await?.len();
+    let kept = Tuned::from_bytes(&pipelines.tuned().to_bytes()).len();
+    if measured.len() == 2 && measured.iter().all(as_expected) && (again, kept) == (0, 2) {
+        return Ok(0.0);
+    }
+    Err(format!("{measured:?}, then {again}, {kept} kept"))
 }
 
 pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
@@ -157,6 +183,7 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
     // Its kernels take a slow compiler half a minute: once per driver.
     if profile.name != "defaults" {
         cases.push(("check of the kernels", Other::Check));
+        cases.push(("measured plans", Other::Tune));
     }
     cases.into_iter().map(|(name, other)| (name.to_string(), Work::Other(other))).collect()
 }

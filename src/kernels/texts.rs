@@ -1,0 +1,93 @@
+//! The text of every shader file.
+
+use super::shader;
+
+/// All of them, by path: what measurements of kernels hold for.
+pub(crate) const TEXTS: &[&str] = &[
+    shader!("add_positions"),
+    shader!("append_keys"),
+    shader!("average_weights"),
+    shader!("cache/is_kept"),
+    shader!("cache/params"),
+    shader!("cache/sequence_table"),
+    shader!("cache_advance"),
+    shader!("cache_append"),
+    shader!("cache_copy"),
+    shader!("cache_read"),
+    shader!("classify"),
+    shader!("decode/cpu"),
+    shader!("decode/gpu"),
+    shader!("decode/reduce_subgroup"),
+    shader!("decode/reduce_workgroup"),
+    shader!("dropout/given"),
+    shader!("dropout/none"),
+    shader!("dropout/seeded"),
+    shader!("fused"),
+    shader!("fused/cpu"),
+    shader!("fused/gpu"),
+    shader!("fused/matrix"),
+    shader!("fused/tile_state"),
+    shader!("fused/tiles"),
+    shader!("keys/by_channel"),
+    shader!("keys/cache"),
+    shader!("keys/f16_words"),
+    shader!("keys/packed_words"),
+    shader!("keys/storage"),
+    shader!("keys/tensors"),
+    shader!("mask/blocks"),
+    shader!("mask/lengths"),
+    shader!("mask/packed"),
+    shader!("mask/pattern"),
+    shader!("mask/prefix"),
+    shader!("mask/query"),
+    shader!("mask/query_offsets"),
+    shader!("mask/relative"),
+    shader!("mask/sink_logits"),
+    shader!("mask/softcap"),
+    shader!("mask/tree"),
+    shader!("matmul/cpu"),
+    shader!("matmul/gpu"),
+    shader!("matmul/matrix"),
+    shader!("matrix/memory_scalars"),
+    shader!("matrix/memory_vectors"),
+    shader!("merge"),
+    shader!("merge_splits"),
+    shader!("position/cos_sin"),
+    shader!("position/rotation_table"),
+    shader!("position/row_positions"),
+    shader!("project"),
+    shader!("rotate"),
+    shader!("score_stage"),
+    shader!("scores"),
+    shader!("softmax"),
+    shader!("softmax/online"),
+    shader!("softmax/row_per_invocation"),
+    shader!("softmax/row_per_workgroup"),
+    shader!("tensor/out"),
+    shader!("tensor/view"),
+    shader!("weighted_sum"),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn texts(folder: &Path) -> Vec<String> {
+        let entries =
+            std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path());
+        let of = |path: std::path::PathBuf| {
+            if path.is_dir() { texts(&path) } else { vec![std::fs::read_to_string(path).expect("text")] }
+        };
+        entries.flat_map(of).collect()
+    }
+
+    #[test]
+    fn no_file_is_missing() {
+        let mut files = texts(&Path::new(env!("CARGO_MANIFEST_DIR")).join("shaders"));
+        let mut listed: Vec<String> = TEXTS.iter().map(|text| text.to_string()).collect();
+        files.sort();
+        listed.sort();
+        assert!(files == listed, "{} files, {} listed", files.len(), listed.len());
+    }
+}

@@ -1,0 +1,278 @@
+//! Which plans are the fastest on this device, by trying.
+
+mod clock;
+mod compete;
+mod trial;
+mod workload;
+
+pub use workload::Workload;
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::time::Duration;
+
+use self::clock::Clock;
+use self::compete::{Standing, compete};
+use self::trial::{Runner, Trial};
+use crate::error::Error;
+use crate::gpu::Gpu;
+use crate::guard::Watch;
+use crate::pipelines::Pipelines;
+use crate::tuned::{Class, Pick};
+use web_time::Instant;
+
+/// How much tuning may take.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[must_use]
+pub struct TuneLimits {
+    time: Duration,
+    bytes: u64,
+}
+
+impl Default for TuneLimits {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl TuneLimits {
+    /// Half a second for a workload, and 256 MiB.
+    pub const fn new() -> Self {
+        TuneLimits { time: Duration::from_millis(500), bytes: 256 << 20 }
+    }
+
+    /// Time for each workload, once its tensors are there and the rules' own plan has run. What has begun is finished: a
+    /// driver that compiles for seconds takes as much longer.
+    pub const fn time(mut self, time: Duration) -> Self {
+        self.time = time;
+        self
+    }
+
+    /// Bytes for a workload's tensors, and as many for its temporary memory.
+    pub const fn memory(mut self, bytes: u64) -> Self {
+        self.bytes = bytes;
+        self
+    }
+}
+
+/// What [`Pipelines::tune`] found for a workload.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Measured {
+    /// For what.
+    pub workload: Workload,
+    /// How long a call took by the rules' own plan; nothing if that failed.
+    pub by_rules: Option<Duration>,
+    /// How long a call took by the plan that is followed from now on.
+    pub tuned: Duration,
+    /// Whether that is another plan than the rules'.
+    pub changed: bool,
+    /// Plans that were timed.
+    pub timed: usize,
+    /// Plans that were wrong or refused, and why. They are not followed.
+    pub failed: Vec<String>,
+    /// What the plan does otherwise than by the rules.
+    plan: String,
+}
+
+impl fmt::Display for Measured {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let ms = |time: Duration| time.as_secs_f64() * 1e3;
+        write!(f, "{}: {:.3} ms, ", self.workload, ms(self.tuned))?;
+        match self.by_rules {
+            _ if !self.changed => write!(f, "by the rules")?,
+            Some(ruled) => write!(f, "{}, instead of {:.3} ms by the rules", self.plan, ms(ruled))?,
+            None => write!(f, "{}, because the rules' plan failed", self.plan)?,
+        }
+        write!(f, "; {} plans timed, {} failed", self.timed, self.failed.len())
+    }
+}
+
+impl Pipelines {
+    /// Tries several plans for each of `workloads` (other tiles, other kernels, other splits of the keys), and lets every
+    /// operator that is made with these pipelines, before or after, follow the fastest for calls like it. The plan that the rules choose is always among
+    /// them, and stays unless another is clearly faster; one with a wrong result is dropped. What was
+    /// measured before, or came from [`use_tuned`](Self::use_tuned), is not measured again. [`Tuning::fixed`](crate::Tuning::fixed) does
+    /// not follow, nor does a [`Tuning`](crate::Tuning) that says itself how to compute.
+    ///
+    /// `queue` is the device's. Blocks, submits and compiles: for an application's start, or a thread of its own, while the device has
+    /// nothing else to do. A device without timestamp queries is timed by the host's clock. Keep the result:
+    ///
+    /// ```no_run
+    /// # fn f(pipelines: &wgpu_attention::Pipelines, queue: &wgpu::Queue) -> Result<(), Box<dyn std::error::Error>> {
+    /// use wgpu_attention::{DType, Shape, TuneLimits, Tuned, Workload};
+    ///
+    /// pipelines.use_tuned(&Tuned::read("attention.tuned"));
+    /// let prompt = Workload::attention(Shape::new(1, 8, 512, 64), DType::F32).masked();
+    /// for measured in pipelines.tune(queue, &[prompt], TuneLimits::new())? {
+    ///     println!("{measured}"); // nothing the second time
+    /// }
+    /// pipelines.tuned().write("attention.tuned")?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// A workload that is larger than `limits` or that the device cannot compute; what was found for those before it
+    /// is followed. A device that is lost.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn tune(
+        &self,
+        queue: &wgpu::Queue,
+        workloads: &[Workload],
+        limits: TuneLimits,
+    ) -> Result<Vec<Measured>, Error> {
+        pollster::block_on(self.tune_async(queue, workloads, limits))
+    }
+
+    /// `tune`, not blocking.
+    ///
+    /// # Errors
+    /// As `tune`.
+    pub async fn tune_async(
+        &self,
+        queue: &wgpu::Queue,
+        workloads: &[Workload],
+        limits: TuneLimits,
+    ) -> Result<Vec<Measured>, Error> {
+        let gpu = Gpu::with_pipelines(queue.clone(), self.clone());
+        let mut all = Vec::new();
+        for workload in workloads {
+            all.extend(tune_one(&gpu, *workload, limits).await?);
+        }
+        Ok(all)
+    }
+}
+
+/// Tunes for one workload, unless that has been done.
+async fn tune_one(gpu: &Gpu, workload: Workload, limits: TuneLimits) -> Result<Option<Measured>, Error> {
+    let needed = workload.bytes();
+    if needed > limits.bytes {
+        let (what, limit) = ("bytes of a workload", limits.bytes);
+        return Err(Error::Limit { what, needed, limit, name: "TuneLimits::memory" });
+    }
+    let trial = Trial::new(gpu, workload).await?;
+    let planned = trial.planned(gpu.pipelines())?;
+    let Some(class) = planned.class() else { return Ok(None) };
+    let device = gpu.pipelines().facts();
+    if device.pick(class).is_some() {
+        return Ok(None);
+    }
+    let contest = Contest::new(gpu, &trial, class, limits);
+    let Some(first) = contest.among(gpu.pipelines(), &planned.candidates(&device)?).await? else {
+        let description = contest.failed.take().pop().map(|(_, why)| why).unwrap_or_default();
+        return Err(Error::Refused { what: "every plan of a workload", description });
+    };
+    // The winner with other splits of the keys; it stays unless one of them is clearly faster.
+    let refined = planned.refined(first.pick, &device)?;
+    let second = if refined.len() > 1 { contest.among(&first.pipelines, &refined).await? } else { None };
+    let winner = second.as_ref().unwrap_or(&first);
+    // Times of one competition are not those of another.
+    let gain = second.as_ref().map_or(1.0, |second| second.standing.best / second.standing.first);
+    gpu.pipelines().adopt(class, winner.pick, &winner.pipelines);
+    let failed = contest.failed.take();
+    let rules_failed = failed.iter().any(|(pick, _)| *pick == Pick::default());
+    Ok(Some(Measured {
+        workload,
+        by_rules: (!rules_failed).then(|| Duration::from_secs_f64(first.standing.first)),
+        tuned: Duration::from_secs_f64(first.standing.best * gain),
+        changed: winner.pick != Pick::default(),
+        timed: first.standing.timed + second.as_ref().map_or(0, |second| second.standing.timed - 1),
+        failed: failed.into_iter().map(|(pick, why)| format!("{pick}: {why}")).collect(),
+        plan: winner.pick.to_string(),
+    }))
+}
+
+/// How long a sample lasts at least: shorter ones drown in what a submission costs, and browsers round times to 0.1 ms.
+const SAMPLE: f64 = 0.002;
+const MOST_REPEATS: f64 = 64.0;
+
+/// Plans for one workload, timed against each other.
+struct Contest<'a> {
+    gpu: &'a Gpu,
+    trial: &'a Trial<'a>,
+    class: Class,
+    limits: TuneLimits,
+    clock: Clock<'a>,
+    /// Calls of a sample, once a call has been timed.
+    repeats: Cell<Option<usize>>,
+    /// Since when time counts.
+    start: Cell<Option<Instant>>,
+    failed: RefCell<Vec<(Pick, String)>>,
+}
+
+/// A plan that won, with what it has compiled.
+struct Winner {
+    pick: Pick,
+    pipelines: Pipelines,
+    standing: Standing,
+}
+
+impl<'a> Contest<'a> {
+    fn new(gpu: &'a Gpu, trial: &'a Trial<'a>, class: Class, limits: TuneLimits) -> Self {
+        let clock = Clock::new(gpu);
+        let (repeats, start, failed) = (Cell::default(), Cell::default(), RefCell::default());
+        Contest { gpu, trial, class, limits, clock, repeats, start, failed }
+    }
+
+    /// The fastest of `picks`, the first of which shares what `base` has compiled, as do those that split keys otherwise.
+    async fn among(&self, base: &Pipelines, picks: &[Pick]) -> Result<Option<Winner>, Error> {
+        let shares = |pick: &Pick| Pick { splits: 0, ..*pick } == Pick { splits: 0, ..picks[0] };
+        let pipelines: Vec<_> =
+            picks.iter().map(|pick| base.with_pick(self.class, *pick, shares(pick))).collect();
+        let mut runners: Vec<Option<Runner>> = picks.iter().map(|_| None).collect();
+        let mut lost = None;
+        let late = || self.start.get().is_some_and(|start| start.elapsed() > self.limits.time);
+        let standing = compete(picks.len(), late, async |n| {
+            let timed = match &mut runners[n] {
+                Some(runner) => self.sample(runner).await,
+                none => self.begin(&pipelines[n], none).await,
+            };
+            match timed {
+                Ok(seconds) => return Some(seconds),
+                Err(e @ Error::DeviceLost(_)) => lost = Some(e),
+                Err(e) => self.failed.borrow_mut().push((picks[n], e.to_string())),
+            }
+            None
+        });
+        let standing = standing.await;
+        if let Some(lost) = lost {
+            return Err(lost);
+        }
+        Ok(standing.map(|standing| Winner {
+            pick: picks[standing.winner],
+            pipelines: pipelines[standing.winner].clone(),
+            standing,
+        }))
+    }
+
+    /// The first call of a plan: compiled, run, compared with the reference.
+    async fn begin<'r>(
+        &'r self,
+        pipelines: &Pipelines,
+        runner: &mut Option<Runner<'r>>,
+    ) -> Result<f64, Error> {
+        let watch = Watch::begin(self.gpu.device());
+        self.trial.forget_output()?;
+        let mut begun = self.trial.runner(pipelines, self.limits.bytes)?;
+        let seconds = self.clock.time(|pass| begun.record(pass, 1)).await?;
+        watch.end("a plan that was tried").await?;
+        if let Err(wrong) = self.trial.judge().await? {
+            return Err(Error::Refused { what: "a plan's result", description: wrong.to_string() });
+        }
+        if self.start.get().is_none() {
+            self.start.set(Some(Instant::now()));
+        }
+        *runner = Some(begun);
+        Ok(seconds)
+    }
+
+    /// Seconds of a call.
+    async fn sample(&self, runner: &mut Runner<'_>) -> Result<f64, Error> {
+        let repeats = self.repeats.get().unwrap_or(1);
+        let seconds = self.clock.time(|pass| runner.record(pass, repeats)).await? / repeats as f64;
+        if self.repeats.get().is_none() {
+            self.repeats.set(Some((SAMPLE / seconds).ceil().clamp(1.0, MOST_REPEATS) as usize));
+        }
+        Ok(seconds)
+    }
+}

@@ -1,0 +1,358 @@
+//! A workload with its tensors: how it is recorded, and whether a result is right.
+
+use super::workload::{Kind, Workload};
+use crate::attention::{Attention, Config, Forward, check_dtype};
+use crate::cache::{Append, Cache, CacheConfig, CacheRead, CacheStorage, Tokens};
+use crate::check::data::{Outcome, bits, from_halves, inputs, judge, noise, to_halves};
+use crate::device::DeviceFacts;
+use crate::error::Error;
+use crate::gpu::Gpu;
+use crate::mask::DeviceMask;
+use crate::pipelines::Pipelines;
+use crate::plan::{Tuning, candidates, product_candidates, with_other_splits};
+use crate::problem::Shape;
+use crate::projection::{Linear, Projection, ProjectionForward};
+use crate::reference::compare::{EPSILON_F16, EPSILON_F32};
+use crate::reference::{self, Options, widen};
+use crate::scratch::Scratch;
+use crate::tensor::{DType, TensorView, check_sizes, count};
+use crate::tuned::{Class, Pick};
+
+/// A workload's inputs and its output, on the device.
+pub(super) struct Trial<'a> {
+    gpu: &'a Gpu,
+    workload: Workload,
+    inputs: Inputs,
+    out: wgpu::Buffer,
+}
+
+enum Inputs {
+    Attention {
+        buffers: [wgpu::Buffer; 3],
+        /// Boxed: much larger than the others.
+        cache: Option<Box<Cache>>,
+        /// As kernels see them.
+        values: [Vec<f32>; 3],
+    },
+    Products {
+        x: wgpu::Buffer,
+        weight: wgpu::Buffer,
+        values: [Vec<f32>; 2],
+    },
+}
+
+/// A workload as plans see it.
+pub(super) enum Planned {
+    Attention(Box<crate::plan::Outline>),
+    Products(crate::plan::ProductOutline),
+}
+
+impl Planned {
+    pub fn class(&self) -> Option<Class> {
+        match self {
+            Planned::Attention(outline) => outline.class(),
+            Planned::Products(outline) => outline.class(),
+        }
+    }
+
+    /// What to try first.
+    pub fn candidates(&self, device: &DeviceFacts) -> Result<Vec<Pick>, Error> {
+        match self {
+            Planned::Attention(outline) => candidates(outline, device),
+            Planned::Products(outline) => product_candidates(outline, device),
+        }
+    }
+
+    /// What to try beside the best of those; that itself first.
+    pub fn refined(&self, winner: Pick, device: &DeviceFacts) -> Result<Vec<Pick>, Error> {
+        match self {
+            Planned::Attention(outline) => with_other_splits(outline, winner, device),
+            Planned::Products(_) => Ok(vec![winner]),
+        }
+    }
+}
+
+/// Numbers as `dtype` holds them, and the buffer that does.
+fn upload(gpu: &Gpu, x: Vec<f32>, dtype: DType) -> Result<(Vec<f32>, wgpu::Buffer), Error> {
+    if dtype == DType::F16 {
+        let halves = to_halves(&x);
+        return Ok((from_halves(&halves), gpu.upload(&bits(&halves))?));
+    }
+    let buffer = gpu.upload(&x)?;
+    Ok((x, buffer))
+}
+
+impl<'a> Trial<'a> {
+    /// # Errors
+    /// Sizes that no call may have, [`Error::OutOfMemory`].
+    pub async fn new(gpu: &'a Gpu, workload: Workload) -> Result<Self, Error> {
+        let dtype = workload.dtype;
+        check_dtype(dtype, &gpu.pipelines().facts())?;
+        let (inputs, elements) = match workload.kind {
+            Kind::Attention { shape, cache, .. } => {
+                shape.check()?;
+                let [q, k, v] = inputs(&shape);
+                let (q, q_buffer) = upload(gpu, q, dtype)?;
+                let (mut k, k_buffer) = upload(gpu, k, dtype)?;
+                let (mut v, v_buffer) = upload(gpu, v, dtype)?;
+                let buffers = [q_buffer, k_buffer, v_buffer];
+                let cache = match cache {
+                    Some(storage) => {
+                        let (cache, kept) = filled(gpu, &shape, storage, dtype, &buffers).await?;
+                        [k, v] = kept;
+                        Some(Box::new(cache))
+                    }
+                    None => None,
+                };
+                (Inputs::Attention { buffers, cache, values: [q, k, v] }, count(shape.out()))
+            }
+            Kind::Products { count, rows, features, dim } => {
+                check_sizes("x", &[("rows", rows), ("features", features), ("dim", dim)])?;
+                let (x, x_buffer) = upload(gpu, noise(rows * features, 4), dtype)?;
+                let (w, weight) = upload(gpu, noise(count * dim * features, 5), dtype)?;
+                (Inputs::Products { x: x_buffer, weight, values: [x, w] }, count * rows * dim)
+            }
+        };
+        let out = gpu.buffer(elements * dtype.bytes())?;
+        Ok(Trial { gpu, workload, inputs, out })
+    }
+
+    fn tuning(&self) -> Tuning {
+        Tuning::new().f16_operands(self.workload.f16_operands)
+    }
+
+    /// As plans see it, whatever was measured.
+    pub fn planned(&self, pipelines: &Pipelines) -> Result<Planned, Error> {
+        match &self.inputs {
+            Inputs::Attention { .. } => {
+                let attention = self.attention(pipelines)?;
+                self.forward(|call| attention.outline(call))
+                    .map(|outline| Planned::Attention(Box::new(outline)))
+            }
+            Inputs::Products { .. } => {
+                let projection = Projection::with_pipelines(pipelines).tuning(self.tuning());
+                Ok(Planned::Products(projection.outline(&self.products())))
+            }
+        }
+    }
+
+    fn attention(&self, pipelines: &Pipelines) -> Result<Attention, Error> {
+        let Kind::Attention { shape, .. } = self.workload.kind else {
+            return Err(Error::Unsupported { what: "this workload", why: "it is none of attention" });
+        };
+        let config =
+            Config::new(shape.heads, shape.head_dim).kv_heads(shape.kv_heads).value_dim(shape.value_dim);
+        Attention::with_pipelines(pipelines, config.dtype(self.workload.dtype).tuning(self.tuning()))
+    }
+
+    /// Does something with the call of attention.
+    fn forward<T>(&self, with: impl FnOnce(&Forward) -> Result<T, Error>) -> Result<T, Error> {
+        let (Kind::Attention { shape, masked, .. }, Inputs::Attention { buffers, cache, .. }) =
+            (self.workload.kind, &self.inputs)
+        else {
+            return Err(Error::Unsupported { what: "this workload", why: "it is none of attention" });
+        };
+        let view = |buffer, shape| TensorView::new(buffer, self.workload.dtype, shape);
+        let [q, k, v] = buffers;
+        let (q, out) = (view(q, shape.q()), view(&self.out, shape.out()));
+        let call = match cache {
+            Some(cache) => Forward::with_cache(q, cache, out).at_end(),
+            None => Forward::new(q, view(k, shape.k()), view(v, shape.v()), out),
+        };
+        with(&if masked { call.mask(DeviceMask::causal()) } else { call })
+    }
+
+    fn products(&self) -> Vec<ProjectionForward<'_>> {
+        let (Kind::Products { count, rows, features, dim }, Inputs::Products { x, weight, .. }) =
+            (self.workload.kind, &self.inputs)
+        else {
+            return Vec::new();
+        };
+        let dtype = self.workload.dtype;
+        let product = |n| {
+            let weights = TensorView::matrix(weight, dtype, [count * dim, features]);
+            let linear = Linear { weight: weights.slice(2, n * dim, dim), bias: None };
+            let out = TensorView::sequence(&self.out, dtype, [1, rows, dim]).with_offset(n * rows * dim);
+            ProjectionForward::new(TensorView::sequence(x, dtype, [1, rows, features]), linear, out)
+        };
+        (0..count).map(product).collect()
+    }
+
+    /// What records it with the plans of `pipelines`, compiled. Temporary memory beyond `bytes` is refused.
+    ///
+    /// # Errors
+    /// A plan that the device refuses.
+    pub fn runner(&self, pipelines: &Pipelines, bytes: u64) -> Result<Runner<'_>, Error> {
+        if let Inputs::Products { .. } = self.inputs {
+            let projection = Projection::with_pipelines(pipelines).tuning(self.tuning());
+            return Ok(Runner { trial: self, operator: Operator::Projection(projection) });
+        }
+        let attention = self.attention(pipelines)?;
+        let size = self.forward(|call| attention.scratch_size(call))?;
+        if size.total() > bytes {
+            return Err(Error::OutOfMemory {
+                what: "scratch",
+                description: "more than tuning may take".into(),
+            });
+        }
+        let mut scratch = Scratch::new(self.gpu.device(), size)?;
+        self.forward(|call| attention.prepare(call, &mut scratch))?;
+        Ok(Runner { trial: self, operator: Operator::Attention(Box::new((attention, scratch))) })
+    }
+
+    /// Empties the output, so that no result is taken for another's.
+    pub fn forget_output(&self) -> Result<(), Error> {
+        self.gpu.submit(|encoder| {
+            encoder.clear_buffer(&self.out, 0, None);
+            Ok(())
+        })
+    }
+
+    /// Compares some rows of the output with the reference.
+    pub async fn judge(&self) -> Result<Outcome, Error> {
+        let mut worst = 0.0f64;
+        for row in self.rows() {
+            let want = self.want(&row)?;
+            let got = self.row(row.start, want.0.len()).await?;
+            let rounded = self.workload.dtype == DType::F16 || self.workload.f16_operands;
+            match judge(&got, &want.0, &want.1, if rounded { EPSILON_F16 } else { EPSILON_F32 }) {
+                Ok(share) => worst = worst.max(share),
+                Err(wrong) => return Ok(Err(wrong)),
+            }
+        }
+        Ok(Ok(worst))
+    }
+
+    /// The first and the last row of the first and the last head or product.
+    fn rows(&self) -> Vec<Row> {
+        let (parts, rows, width) = match self.workload.kind {
+            Kind::Attention { shape, .. } => (shape.batch * shape.heads, shape.q_len, shape.value_dim),
+            Kind::Products { count, rows, dim, .. } => (count, rows, dim),
+        };
+        let mut found: Vec<Row> = Vec::new();
+        for part in [0, parts - 1] {
+            for n in [0, rows - 1] {
+                let start = (part * rows + n) * width;
+                if found.iter().all(|row| row.start != start) {
+                    found.push(Row { part, n, start });
+                }
+            }
+        }
+        found
+    }
+
+    /// The truth of a row, and what plain loops in f32 make of it.
+    fn want(&self, row: &Row) -> Result<(Vec<f64>, Vec<f32>), Error> {
+        match (&self.inputs, self.workload.kind) {
+            (Inputs::Attention { values: [q, k, v], .. }, Kind::Attention { shape, masked, .. }) => {
+                let heads = row.part / shape.heads * shape.kv_heads + row.part % shape.heads / shape.group();
+                // The last query stands at the last key.
+                let hidden = if masked { shape.q_len - 1 - row.n } else { 0 };
+                let seen = shape.kv_len.saturating_sub(hidden);
+                if seen == 0 {
+                    return Ok((vec![0.0; shape.value_dim], vec![0.0; shape.value_dim]));
+                }
+                let of =
+                    |x: &[f32], row: usize, dim: usize, rows: usize| x[row * dim..][..rows * dim].to_vec();
+                let q = of(q, row.part * shape.q_len + row.n, shape.head_dim, 1);
+                let k = of(k, heads * shape.kv_len, shape.head_dim, seen);
+                let v = of(v, heads * shape.kv_len, shape.value_dim, seen);
+                let one = Shape { batch: 1, heads: 1, kv_heads: 1, q_len: 1, kv_len: seen, ..shape };
+                let options = Options::new();
+                let want = reference::attention::<f64>(&widen(&q), &widen(&k), &widen(&v), one, &options)?;
+                Ok((want.out, reference::attention::<f32>(&q, &k, &v, one, &options)?.out))
+            }
+            (Inputs::Products { values: [x, w], .. }, Kind::Products { features, dim, .. }) => {
+                let x = &x[row.n * features..][..features];
+                let w = &w[row.part * dim * features..][..dim * features];
+                let want = reference::project::<f64>(&widen(x), &widen(w), None, features, dim)?;
+                Ok((want, reference::project::<f32>(x, w, None, features, dim)?))
+            }
+            _ => Ok((Vec::new(), Vec::new())),
+        }
+    }
+
+    /// `n` elements of the output from `start` on.
+    async fn row(&self, start: usize, n: usize) -> Result<Vec<f32>, Error> {
+        let bytes = self.workload.dtype.bytes();
+        // Copies begin and end at words.
+        let from = start * bytes / 4 * 4;
+        let size = ((start + n) * bytes).next_multiple_of(4) - from;
+        let copy = self.gpu.buffer(size)?;
+        self.gpu.submit(|encoder| {
+            encoder.copy_buffer_to_buffer(&self.out, from as u64, &copy, 0, size as u64);
+            Ok(())
+        })?;
+        let skipped = start - from / bytes;
+        if self.workload.dtype == DType::F16 {
+            let halves: Vec<u16> = self.gpu.download_async(&copy, skipped + n).await?;
+            return Ok(halves[skipped..].iter().map(|x| half::f16::from_bits(*x).to_f32()).collect());
+        }
+        self.gpu.download_async(&copy, n).await
+    }
+}
+
+/// The `n`-th row of a head or product, which begins at element `start` of the output.
+struct Row {
+    part: usize,
+    n: usize,
+    start: usize,
+}
+
+/// A cache that is full, and what it has kept of keys and values.
+async fn filled(
+    gpu: &Gpu,
+    shape: &Shape,
+    storage: CacheStorage,
+    dtype: DType,
+    [_, k, v]: &[wgpu::Buffer; 3],
+) -> Result<(Cache, [Vec<f32>; 2]), Error> {
+    let config = CacheConfig::new(shape.kv_heads, shape.head_dim, shape.kv_len);
+    let config = config.value_dim(shape.value_dim).batch(shape.batch).storage(storage);
+    let mut cache = Cache::with_pipelines(gpu.pipelines(), config)?;
+    let [kept_k, kept_v] = [shape.k(), shape.v()].map(|shape| gpu.buffer(4 * count(shape)));
+    let (kept_k, kept_v) = (kept_k?, kept_v?);
+    let rows = Append::new(TensorView::new(k, dtype, shape.k()), TensorView::new(v, dtype, shape.v()));
+    let kept = CacheRead::new(
+        TensorView::new(&kept_k, DType::F32, shape.k()),
+        TensorView::new(&kept_v, DType::F32, shape.v()),
+    );
+    gpu.submit(|encoder| {
+        cache.advance(encoder, Tokens::All(shape.kv_len))?;
+        cache.append(encoder, 0, &rows)?;
+        cache.read(encoder, 0, &kept)
+    })?;
+    let k = gpu.download_async(&kept_k, count(shape.k())).await?;
+    let v = gpu.download_async(&kept_v, count(shape.v())).await?;
+    Ok((cache, [k, v]))
+}
+
+enum Operator {
+    Attention(Box<(Attention, Scratch)>),
+    Projection(Projection),
+}
+
+/// A workload as one plan computes it.
+pub(super) struct Runner<'a> {
+    trial: &'a Trial<'a>,
+    operator: Operator,
+}
+
+impl Runner<'_> {
+    /// Records the workload so often.
+    pub fn record(&mut self, pass: &mut wgpu::ComputePass, times: usize) -> Result<(), Error> {
+        let Runner { trial, operator } = self;
+        match operator {
+            Operator::Attention(operator) => {
+                let (attention, scratch) = &mut **operator;
+                trial.forward(|call| {
+                    (0..times).try_for_each(|_| attention.forward_in_pass(pass, call, scratch))
+                })
+            }
+            Operator::Projection(projection) => {
+                let products = trial.products();
+                (0..times).try_for_each(|_| projection.forward_in_pass(pass, &products))
+            }
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! What to tune for.
+
+use std::fmt;
+
+use crate::cache::CacheStorage;
+use crate::layer_config::{LayerConfig, Side};
+use crate::problem::Shape;
+use crate::tensor::DType;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Kind {
+    Attention { shape: Shape, cache: Option<CacheStorage>, masked: bool },
+    Products { count: usize, rows: usize, features: usize, dim: usize },
+}
+
+/// Calls of one kind, for [`Pipelines::tune`](crate::Pipelines::tune): with these numbers of channels, and lengths and numbers of heads
+/// that round up to the same powers of two.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Workload {
+    pub(super) kind: Kind,
+    pub(super) dtype: DType,
+    pub(super) f16_operands: bool,
+}
+
+impl Workload {
+    fn new(kind: Kind, dtype: DType) -> Self {
+        Workload { kind, dtype, f16_operands: false }
+    }
+
+    /// Attention over dense tensors of `dtype` that lie as [`Shape`] says, without a mask.
+    pub fn attention(shape: Shape, dtype: DType) -> Self {
+        Self::new(Kind::Attention { shape, cache: None, masked: false }, dtype)
+    }
+
+    /// Attention of `shape.q_len` queries of `dtype` over a cache of so many sequences with room for `shape.kv_len` tokens, all taken.
+    pub fn cached(shape: Shape, dtype: DType, storage: CacheStorage) -> Self {
+        Self::new(Kind::Attention { shape, cache: Some(storage), masked: false }, dtype)
+    }
+
+    /// A linear layer: `rows` of `features` by a weight of `[dim, features]`, all of `dtype`.
+    pub fn product([rows, features, dim]: [usize; 3], dtype: DType) -> Self {
+        Self::new(Kind::Products { count: 1, rows, features, dim }, dtype)
+    }
+
+    /// All that self-attention of a layer takes over `batch` sequences of `length`: the projections to queries, keys and values, the
+    /// attention, the projection of its result.
+    pub fn layer(config: &LayerConfig, batch: usize, length: usize) -> [Self; 3] {
+        let rows = batch.saturating_mul(length);
+        let [query, key, value] = [Side::Query, Side::Key, Side::Value].map(|side| config.side(side));
+        // Together they take as long as the widest.
+        let dim = [&query, &key, &value].map(|side| side.heads * side.dim).into_iter().max().unwrap_or(1);
+        let together = Kind::Products { count: 3, rows, features: query.features, dim };
+        let width = config.heads.saturating_mul(config.value_dim);
+        [
+            Self::new(together, config.dtype),
+            Self::attention(config.shape(batch, length, length, 0), config.dtype),
+            Self::product([rows, width, config.out_features], config.dtype),
+        ]
+    }
+
+    /// Attention with a mask: measured as causal, and followed whatever the mask is.
+    pub fn masked(mut self) -> Self {
+        if let Kind::Attention { masked, .. } = &mut self.kind {
+            *masked = true;
+        }
+        self
+    }
+
+    /// Where operands may be rounded to f16: see [`Tuning::f16_operands`](crate::Tuning::f16_operands).
+    pub fn f16_operands(mut self, allowed: bool) -> Self {
+        self.f16_operands = allowed;
+        self
+    }
+
+    /// Bytes of its tensors.
+    pub(super) fn bytes(&self) -> u64 {
+        let product = |numbers: &[usize]| numbers.iter().fold(1u64, |n, m| n.saturating_mul(*m as u64));
+        let elements: Vec<u64> = match self.kind {
+            Kind::Attention { shape, cache, .. } => {
+                let all = [shape.q(), shape.k(), shape.v(), shape.out()].map(|shape| product(&shape));
+                // What is appended, and what is read back.
+                let again = if cache.is_some() { vec![all[1], all[2]] } else { Vec::new() };
+                all.into_iter().chain(again).collect()
+            }
+            Kind::Products { count, rows, features, dim } => {
+                vec![
+                    product(&[rows, features]),
+                    product(&[count, dim, features]),
+                    product(&[count, rows, dim]),
+                ]
+            }
+        };
+        elements.iter().fold(0u64, |n, m| n.saturating_add(*m)).saturating_mul(self.dtype.bytes() as u64)
+    }
+}
+
+impl fmt::Display for Workload {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self.kind {
+            Kind::Attention { shape, cache, masked } => {
+                let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim } = shape;
+                write!(f, "attention {batch}x{heads}({kv_heads})x{q_len}x{kv_len}x{head_dim}({value_dim})")?;
+                write!(f, "{}", if masked { " masked" } else { "" })?;
+                cache.map_or(Ok(()), |storage| write!(f, " cache {storage:?}"))?;
+            }
+            Kind::Products { count, rows, features, dim } => {
+                write!(f, "{count} of {rows}x{features} by {features}x{dim}")?;
+            }
+        }
+        write!(f, " {:?}{}", self.dtype, if self.f16_operands { " f16 operands" } else { "" })
+    }
+}

@@ -1,0 +1,247 @@
+//! Measured plans: the fastest of the right ones is followed, kept, and given up where it does not fit.
+
+use std::time::Duration;
+
+use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
+use wgpu_attention::reference::{self, Options, widen};
+use wgpu_attention::{
+    Attention, CacheStorage, Config, DType, Error, Family, Forward, Gpu, LayerConfig, Measured, Pipelines,
+    ScaleGroup, Scratch, Shape, TensorView, TuneLimits, Tuned, Tuning, Workload, inspect,
+};
+
+use crate::harness::faults::Fault;
+use crate::harness::full;
+
+const FUSED: [Family; 2] = [Family::FusedGpu, Family::FusedCpu];
+const STAGED: [Family; 2] = [Family::StagedGpu, Family::StagedCpu];
+const SHAPE: Shape = Shape::new(1, 2, 96, 32);
+
+/// Pipelines of a driver with such faults.
+fn driver(faults: &'static [([Family; 2], Fault)]) -> Pipelines {
+    inspect::rewritten(&Pipelines::new(full().gpu.device()), move |families, text| {
+        let hit = faults.iter().find(|(wrong, _)| families.iter().any(|family| wrong.contains(family)));
+        hit.map_or_else(|| text.to_string(), |(_, fault)| fault.in_text(text))
+    })
+}
+
+fn tune(pipelines: &Pipelines, workloads: &[Workload]) -> Result<Vec<Measured>, Error> {
+    pipelines.tune(full().gpu.queue(), workloads, TuneLimits::new().time(Duration::from_secs(30)))
+}
+
+fn one(pipelines: &Pipelines, workload: Workload) -> Measured {
+    let mut all = tune(pipelines, &[workload]).expect("a plan");
+    assert_eq!(all.len(), 1);
+    all.remove(0)
+}
+
+/// q, k, v and a place for out on the device.
+struct Call {
+    buffers: [wgpu::Buffer; 3],
+    out: wgpu::Buffer,
+    x: Vec<f32>,
+}
+
+impl Call {
+    fn new() -> Self {
+        let gpu = &full().gpu;
+        let x: Vec<f32> = (0..2 * 96 * 32).map(|i| (i * 7919 % 1009) as f32 / 504.5 - 1.0).collect();
+        let buffers = [(); 3].map(|()| gpu.upload(&x).expect("a buffer"));
+        Call { buffers, out: gpu.buffer(4 * x.len()).expect("a buffer"), x }
+    }
+
+    fn forward(&self) -> Forward<'_> {
+        let view = |buffer| TensorView::new(buffer, DType::F32, SHAPE.q());
+        let [q, k, v] = &self.buffers;
+        Forward::new(view(q), view(k), view(v), view(&self.out))
+    }
+
+    /// The result with temporary memory as `attention` asks for, or as `other` does.
+    fn run(&self, attention: &Attention, other: Option<&Attention>) -> Vec<f32> {
+        let gpu = &full().gpu;
+        let size = other.unwrap_or(attention).scratch_size(&self.forward()).expect("a size");
+        let mut scratch = Scratch::new(gpu.device(), size).expect("memory");
+        gpu.submit(|encoder| {
+            encoder.clear_buffer(&self.out, 0, None);
+            attention.forward(encoder, &self.forward(), &mut scratch)
+        })
+        .expect("a call");
+        gpu.download(&self.out, self.x.len()).expect("a result")
+    }
+
+    fn judge(&self, got: &[f32]) {
+        let options = Options::new();
+        let x = &self.x;
+        let wide = widen::<f64>(x);
+        let want = reference::attention::<f64>(&wide, &wide, &wide, SHAPE, &options).expect("the truth").out;
+        let naive = reference::attention::<f32>(x, x, x, SHAPE, &options).expect("the same").out;
+        let tolerance = Tolerance::from_naive(&widen::<f64>(&naive), &want, 1.0, EPSILON_F32);
+        compare(got, &want, tolerance).expect("the truth");
+    }
+}
+
+fn operator(pipelines: &Pipelines, tuning: Tuning) -> Attention {
+    Attention::with_pipelines(pipelines, Config::new(2, 32).tuning(tuning)).expect("an operator")
+}
+
+/// Where the fused kernels are slow, calls are staged, as their temporary memory shows.
+#[test]
+fn the_fastest_is_followed_and_kept() {
+    let slow = || driver(&[(FUSED, Fault::Slow)]);
+    let pipelines = slow();
+    let call = Call::new();
+    let [open, fixed] = [Tuning::new(), Tuning::fixed()].map(|tuning| operator(&pipelines, tuning));
+    let bytes = |attention: &Attention| attention.scratch_size(&call.forward()).expect("a size").total();
+    let before = call.run(&open, None);
+    assert_eq!([bytes(&open), bytes(&fixed)], [0, 0]);
+
+    let workload = Workload::attention(SHAPE, DType::F32);
+    let measured = one(&pipelines, workload);
+    assert!(measured.changed && measured.to_string().contains("staged"), "{measured}");
+    assert!(measured.by_rules.is_some_and(|ruled| ruled > measured.tuned), "{measured}");
+    assert_eq!(measured.failed, [""; 0]);
+    let matrix = 4 * 2 * 96 * 96;
+    assert_eq!([bytes(&open), bytes(&fixed)], [matrix, 0]);
+    call.judge(&call.run(&open, None));
+    assert_eq!(call.run(&fixed, None), before);
+    // Memory that was made before has no room for it: the rules' plan, bit by bit.
+    assert_eq!(call.run(&open, Some(&fixed)), before);
+
+    // Known, here and where the file is read.
+    assert_eq!(tune(&pipelines, &[workload, workload]).expect("nothing"), []);
+    let kept = Tuned::from_bytes(&pipelines.tuned().to_bytes());
+    assert_eq!((&kept, kept.len()), (&pipelines.tuned(), 1));
+    let other = slow();
+    assert_eq!(other.use_tuned(&kept), 1);
+    assert_eq!(bytes(&operator(&other, Tuning::new())), matrix);
+    assert_eq!(tune(&other, &[workload]).expect("nothing"), []);
+    // Until it is taken back.
+    assert_eq!(other.use_tuned(&Tuned::new()), 0);
+    assert_eq!(bytes(&operator(&other, Tuning::new())), 0);
+    assert!(other.tuned().is_empty());
+}
+
+/// A layer follows what was measured for its attention, and its own scratch may be the older one too.
+#[test]
+fn layers_follow() {
+    use wgpu_attention::{LayerForward, LayerWeights, Linear, MultiHeadAttention};
+    let gpu = &full().gpu;
+    let pipelines = driver(&[(FUSED, Fault::Slow)]);
+    let config = LayerConfig::new(64, 2);
+    let weight = gpu.upload(&vec![0.125f32; 64 * 64]).expect("a buffer");
+    let x =
+        gpu.upload(&(0..96 * 64).map(|i| (i % 13) as f32 / 6.0 - 1.0).collect::<Vec<_>>()).expect("a buffer");
+    let y = gpu.buffer(4 * 96 * 64).expect("a buffer");
+    let part = || Linear { weight: TensorView::matrix(&weight, DType::F32, [64, 64]), bias: None };
+    let weights = LayerWeights { query: part(), key: part(), value: part(), out: part(), bias_kv: None };
+    let layer = MultiHeadAttention::with_pipelines(&pipelines, config, &weights).expect("a layer");
+    let sequence = |buffer| TensorView::sequence(buffer, DType::F32, [1, 96, 64]);
+    let call = LayerForward::self_attention(sequence(&x), sequence(&y));
+    let run = |scratch: &mut Scratch| {
+        gpu.submit(|encoder| layer.forward(encoder, &call, scratch)).expect("a call");
+        gpu.download::<f32>(&y, 96 * 64).expect("a result")
+    };
+    let ruled = layer.scratch_size(&call).expect("a size");
+    let mut small = Scratch::new(gpu.device(), ruled).expect("memory");
+    let before = run(&mut small);
+    let measured = tune(&pipelines, &Workload::layer(&config, 1, 96)).expect("plans");
+    assert_eq!(measured.len(), 3);
+    assert!(measured[1].to_string().contains("staged"), "{}", measured[1]);
+    let tuned = layer.scratch_size(&call).expect("a size");
+    assert_eq!(tuned.total() - ruled.total(), 4 * 2 * 96 * 96);
+    let mut large = Scratch::new(gpu.device(), tuned).expect("memory");
+    let [after, again] = [run(&mut large), run(&mut small)];
+    // The projections may be tuned, which changes nothing but the order of sums.
+    for got in [after, again] {
+        let worst = got.iter().zip(&before).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        let largest = before.iter().fold(1.0f32, |m, x| m.max(x.abs()));
+        // 64 products of a row, twice, in another order.
+        assert!(worst <= 128.0 * f32::EPSILON * largest, "{worst} of {largest}");
+    }
+}
+
+#[test]
+fn what_is_wrong_is_not_followed() {
+    for fault in [Fault::Scaled, Fault::NaN, Fault::DoesNotCompile] {
+        let pipelines = match fault {
+            Fault::Scaled => driver(&[(FUSED, Fault::Slow), (STAGED, Fault::Scaled)]),
+            Fault::NaN => driver(&[(FUSED, Fault::Slow), (STAGED, Fault::NaN)]),
+            _ => driver(&[(FUSED, Fault::Slow), (STAGED, Fault::DoesNotCompile)]),
+        };
+        let measured = one(&pipelines, Workload::attention(SHAPE, DType::F32));
+        let [failed] = &measured.failed[..] else { panic!("{measured:?}") };
+        let says = if fault == Fault::DoesNotCompile { "refused" } else { "off by more than" };
+        assert!(failed.starts_with("staged: ") && failed.contains(says), "{failed}");
+        assert!(measured.by_rules.is_some());
+        let call = Call::new();
+        call.judge(&call.run(&operator(&pipelines, Tuning::new()), None));
+    }
+}
+
+#[test]
+fn a_wrong_plan_of_the_rules_is_replaced() {
+    let pipelines = driver(&[(FUSED, Fault::Scaled)]);
+    let measured = one(&pipelines, Workload::attention(SHAPE, DType::F32));
+    assert!(measured.changed && measured.by_rules.is_none(), "{measured}");
+    assert!(measured.to_string().contains("staged, because the rules' plan failed"), "{measured}");
+    let call = Call::new();
+    call.judge(&call.run(&operator(&pipelines, Tuning::new()), None));
+
+    let nothing = driver(&[(FUSED, Fault::Scaled), (STAGED, Fault::Scaled)]);
+    let refused = tune(&nothing, &[Workload::attention(SHAPE, DType::F32)]);
+    assert!(matches!(refused, Err(Error::Refused { .. })), "{refused:?}");
+    assert!(nothing.tuned().is_empty());
+}
+
+/// Every kind of workload runs, and its class is that of no other.
+#[test]
+fn every_kind_of_workload() {
+    let gpu: &Gpu = &full().gpu;
+    let pipelines = Pipelines::new(gpu.device());
+    let decode = Shape { q_len: 1, kv_heads: 1, ..SHAPE };
+    let mut workloads = vec![
+        Workload::attention(SHAPE, DType::F32),
+        Workload::attention(SHAPE, DType::F32).masked(),
+        Workload::attention(decode, DType::F32),
+        Workload::cached(decode, DType::F32, CacheStorage::F32),
+        Workload::cached(decode, DType::F32, CacheStorage::Q8(ScaleGroup::Row)).masked(),
+        Workload::cached(Shape { batch: 3, q_len: 5, ..decode }, DType::F32, CacheStorage::F16),
+        Workload::product([40, 36, 100], DType::F32),
+        Workload::product([1, 36, 52], DType::F32),
+        Workload::product([40, 35, 52], DType::F32).f16_operands(true),
+    ];
+    workloads.extend(Workload::layer(&LayerConfig::new(48, 3).kv_heads(1), 2, 20));
+    if full().f16 {
+        workloads.push(Workload::attention(Shape { head_dim: 13, ..SHAPE }, DType::F16).masked());
+        workloads.push(Workload::product([40, 36, 52], DType::F16));
+        workloads.push(Workload::cached(decode, DType::F16, CacheStorage::F16));
+    }
+    let at_once = TuneLimits::new().time(Duration::ZERO);
+    let measured = pipelines.tune(gpu.queue(), &workloads, at_once).expect("plans");
+    assert_eq!(measured.len(), workloads.len());
+    for (measured, workload) in measured.iter().zip(&workloads) {
+        assert_eq!(measured.workload, *workload);
+        assert_eq!((measured.timed, measured.changed, measured.failed.len()), (1, false, 0), "{measured}");
+        assert!(measured.to_string().contains("by the rules"));
+    }
+    assert_eq!(pipelines.tuned().len(), workloads.len());
+}
+
+#[test]
+fn what_no_call_may_be_is_refused() {
+    let pipelines = Pipelines::new(full().gpu.device());
+    let queue = full().gpu.queue();
+    let small = TuneLimits::new().memory(1 << 16);
+    let large = pipelines.tune(queue, &[Workload::attention(SHAPE, DType::F32)], small);
+    assert!(matches!(large, Err(Error::Limit { name: "TuneLimits::memory", .. })), "{large:?}");
+    for workload in [
+        Workload::attention(Shape { heads: 3, kv_heads: 2, ..SHAPE }, DType::F32),
+        Workload::attention(Shape { q_len: 0, ..SHAPE }, DType::F32),
+        Workload::attention(Shape { head_dim: usize::MAX, ..SHAPE }, DType::F32),
+        Workload::attention(SHAPE, DType::Bool),
+        Workload::product([0, 4, 4], DType::F32),
+        Workload::product([usize::MAX, 4, 4], DType::F32),
+        Workload::product([4; 3], DType::U32),
+    ] {
+        assert!(tune(&pipelines, &[workload]).is_err(), "{workload}");
+    }
+}
