@@ -12,6 +12,7 @@
 //! | attention over parts of the keys, to be combined | [`Merge`] |
 //! | sequences of different lengths in one call | [`Mask::packed`] |
 //! | a block-sparse pattern, or a mask that leaves whole blocks out | [`Mask::blocks`], [`Attention::classify`] |
+//! | hardware that nobody has tried | [`Pipelines::check`], [`Pipelines::tune`] |
 //! | a test of your own to write | [`mod@reference`] and [`reference::compare`] |
 //!
 //! # From data to result
@@ -28,7 +29,7 @@
 //! `score = scale · q·k`, then softcap, then bias, ALiBi and relative bias, then the mask; weights are the
 //! softmax of a query's permitted scores; the output is their weighted sum of values. Sums are f32, f16 is a
 //! storage type. A query that sees no key has output 0 and lse −∞, never NaN. The same call on the same device
-//! gives the same bits.
+//! gives the same bits, by the same plan ([`Tuning::fixed`]).
 //!
 //! Two paths compute it ([`Path`]): the fused one in a single pass, without a score matrix, and the staged one, which
 //! has that matrix in memory and takes over where the attention weights themselves are asked for. Where few queries

@@ -20,7 +20,7 @@ use crate::gpu::machine;
 use crate::process::{self, Outcome};
 
 /// Benches that come first; the others follow by name.
-const FIRST: [&str; 6] = ["doctor", "kernels", "matrix", "scaling", "record", "decode"];
+const FIRST: [&str; 7] = ["doctor", "tune", "kernels", "matrix", "scaling", "record", "decode"];
 
 /// Programs that are parts of their own.
 const NO_BENCHES: [&str; 4] = ["facts", "ceilings", "report", "tests"];
