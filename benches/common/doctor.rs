@@ -2,12 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use rows::Row;
 use wgpu_attention::{DType, Family, Gpu, Report, Shape, Verdict, inspect, wgpu};
 
 use super::bed::median;
 use super::ceilings::Ceilings;
 use super::device;
 use super::problem::{Case, Problem, Rule, Way};
+use super::rows::{append, row};
 use super::settings::quick;
 use super::share::Kind;
 use super::timer::Timer;
@@ -25,7 +27,7 @@ pub fn print() {
     let report = gpu.check();
     let took = start.elapsed();
     match report {
-        Ok(report) => of_kernels(&report, took),
+        Ok(report) => of_kernels(&gpu, &report, took),
         Err(e) => println!("## Kernels\n\nThe check did not end: {e}\n"),
     }
     let ceilings = timer.as_ref().filter(|_| !quick()).map(|timer| {
@@ -67,12 +69,14 @@ fn of_device(gpu: &Gpu, offered: &wgpu::Features) {
 }
 
 /// What the check found.
-fn of_kernels(report: &Report, took: Duration) {
+fn of_kernels(gpu: &Gpu, report: &Report, took: Duration) {
     println!("## Kernels\n\nChecked in {:.2} s.\n\n| family | |\n|---|---|", took.as_secs_f64());
     let used = |verdict: &Verdict| !matches!(verdict, Verdict::Unused);
     for (family, verdict) in report.findings().filter(|(_, verdict)| used(verdict)) {
         // A table has one line a row.
-        println!("| {family} | {} |", verdict.to_string().split_whitespace().collect::<Vec<_>>().join(" "));
+        let verdict = verdict.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+        println!("| {family} | {verdict} |");
+        append(&Row { detail: Some(verdict), ..row(gpu, "check", &family.to_string()) });
     }
     let unused: Vec<_> = report
         .findings()

@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
+use rows::Row;
 use wgpu_attention::{DType, Gpu, LayerConfig, Measured, Shape, TuneLimits, Workload};
 
 use super::bed::median;
 use super::device;
 use super::problem::{Case, Problem, Rule, Way};
+use super::rows::{append, row};
 use super::settings::quick;
 use super::timer::Timer;
 
@@ -57,7 +59,7 @@ pub fn print() {
     let workloads: Vec<Workload> = cases.iter().map(workload).chain(layer).chain([product]).collect();
     for workload in workloads {
         match gpu.pipelines().tune(gpu.queue(), &[workload], limits(&gpu)) {
-            Ok(measured) => measured.iter().for_each(print_one),
+            Ok(measured) => measured.iter().for_each(|measured| print_one(&gpu, measured)),
             Err(why) => println!("{workload}: {why}"),
         }
     }
@@ -71,7 +73,14 @@ pub fn print() {
     }
 }
 
-fn print_one(measured: &Measured) {
+fn print_one(gpu: &Gpu, measured: &Measured) {
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    append(&Row {
+        ms: Some(ms(measured.tuned)),
+        value: measured.by_rules.map(|ruled| ms(ruled) / ms(measured.tuned)),
+        detail: Some(measured.plan.clone()),
+        ..row(gpu, "tune", &measured.workload.to_string())
+    });
     println!("{measured}");
     measured.failed.iter().for_each(|why| println!("    failed: {why}"));
 }

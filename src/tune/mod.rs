@@ -71,8 +71,8 @@ pub struct Measured {
     pub timed: usize,
     /// Plans that were wrong or refused, and why. They are not followed.
     pub failed: Vec<String>,
-    /// What the plan does otherwise than by the rules.
-    plan: String,
+    /// What the plan does otherwise than by the rules, in words.
+    pub plan: String,
 }
 
 impl fmt::Display for Measured {

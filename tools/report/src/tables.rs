@@ -56,6 +56,8 @@ fn section(visit: &Visit) -> String {
         );
     }
     tests(visit, &mut text);
+    checked(visit, &mut text);
+    tuned(visit, &mut text);
     ceilings(visit, &mut text);
     kernels(visit, &mut text);
     recording(visit, &mut text);
@@ -88,6 +90,28 @@ fn table(text: &mut String, title: &str, columns: &[&str], rows: &[Vec<String>])
     for row in rows {
         let _ = writeln!(text, "| {} |", row.join(" | "));
     }
+}
+
+/// What the check said of families that plans use.
+fn checked(visit: &Visit, text: &mut String) {
+    let line = |row: &Row| vec![row.what.clone(), row.detail.clone().unwrap_or_default()];
+    let rows: Vec<_> = visit.of("check").map(line).collect();
+    table(text, "Families of kernels", &["", "check"], &rows);
+}
+
+/// What tuning found.
+fn tuned(visit: &Visit, text: &mut String) {
+    let line = |row: &Row| {
+        let gain = row.value.map(digits);
+        vec![
+            row.what.clone(),
+            or_dash(row.ms.map(digits)),
+            or_dash(gain),
+            row.detail.clone().unwrap_or_default(),
+        ]
+    };
+    let rows: Vec<_> = visit.of("tune").map(line).collect();
+    table(text, "Tuning", &["", "ms", "× the rules", "plan"], &rows);
 }
 
 fn ceilings(visit: &Visit, text: &mut String) {

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Row {
-    /// The bench: `ceilings`, `kernels`, `record`, `scaling`, `decode`, `matrix`, `torch`, `peer`; of a visit `visit`,
+    /// The bench: `check`, `tune`, `ceilings`, `kernels`, `record`, `scaling`, `decode`, `matrix`, `torch`, `peer`; of a visit `visit`,
     /// `facts`, `part`, `tests`.
     pub bench: String,
     /// What was measured: `fused`, `copy`, `sdpa flash`.
