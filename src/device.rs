@@ -143,9 +143,12 @@ impl DeviceFacts {
         }
     }
 
-    /// As if nothing had been measured.
-    pub fn by_rules(&self) -> Self {
-        DeviceFacts { tuned: None, ..self.clone() }
+    /// As if nothing had been measured; then as if keys could not be split either, which takes the least memory. For calls whose scratch has no
+    /// room for what was measured: that of a longer call may need less.
+    pub fn without_tuning(&self) -> [Self; 2] {
+        let ruled = DeviceFacts { tuned: None, ..self.clone() };
+        let whole = DeviceFacts { aside: ruled.aside.with(Family::SplitKeys), ..ruled.clone() };
+        [ruled, whole]
     }
 
     /// Whether plans do without both forms.

@@ -320,12 +320,10 @@ impl MultiHeadAttention {
         scratch: &mut Scratch,
         emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
     ) -> Result<(), Error> {
-        let device = self.pipelines.facts();
-        let mut plan = self.check(call, &device)?;
-        if device.tuned.is_some() && scratch.check(plan.size).is_err() {
-            plan = self.check(call, &device.by_rules())?;
-        }
-        scratch.check(plan.size)?;
+        let plan = path::within(&self.pipelines.facts(), |device| {
+            let plan = self.check(call, device)?;
+            scratch.check(plan.size).map(|()| plan)
+        })?;
         let projected = scratch.buffer(Slot::Projected)?;
         let context = scratch.buffer(Slot::Context)?;
         let memory = plan.chosen.memory(scratch)?;

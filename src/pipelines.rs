@@ -169,7 +169,7 @@ impl Pipelines {
     /// calls `tuned` has an entry that holds for this device, its driver and this version of the kernels. [`Tuned::new`] takes back all
     /// that was measured.
     ///
-    /// A call whose [`Scratch`](crate::Scratch) has no room for what was measured is computed by the rules.
+    /// A call whose [`Scratch`](crate::Scratch) has no room for what was measured is computed by the rules, without splitting keys if need be.
     pub fn use_tuned(&self, tuned: &Tuned) -> usize {
         let picks = tuned.picks(self.tuned_key());
         let count = picks.len();

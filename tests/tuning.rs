@@ -83,6 +83,21 @@ fn operator(pipelines: &Pipelines, tuning: Tuning) -> Attention {
     Attention::with_pipelines(pipelines, Config::new(2, 32).tuning(tuning)).expect("an operator")
 }
 
+/// The only line of `tuned` with other words: the device, nine of the class, five of the plan, the last of which is how often splits are
+/// doubled, plus 8.
+fn edited(tuned: &Tuned, edit: impl FnOnce(&mut Vec<String>)) -> Tuned {
+    let text = String::from_utf8(tuned.to_bytes()).expect("text");
+    let (head, line) = text.trim_end().split_once('\n').expect("two lines");
+    let (line, _) = line.rsplit_once(' ').expect("a hash");
+    let mut words: Vec<String> = line.split(' ').map(str::to_string).collect();
+    edit(&mut words);
+    let line = words.join(" ");
+    // FNV-1a, of the length first.
+    let bytes = (line.len() as u64).to_le_bytes().into_iter().chain(line.bytes());
+    let hash = bytes.fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
+    Tuned::from_bytes(format!("{head}\n{line} {hash:016x}\n").as_bytes())
+}
+
 /// Where the fused kernels are slow, calls are staged, as their temporary memory shows.
 #[test]
 fn the_fastest_is_followed_and_kept() {
@@ -114,7 +129,9 @@ fn the_fastest_is_followed_and_kept() {
     assert_eq!(other.use_tuned(&kept), 1);
     assert_eq!(bytes(&operator(&other, Tuning::new())), matrix);
     assert_eq!(tune(&other, &[workload]).expect("nothing"), []);
-    // Until it is taken back.
+    // What is another device's is kept and not used; until it is taken back.
+    let foreign = edited(&kept, |words| words[0] = "0123456789abcdef".into());
+    assert_eq!((foreign.len(), slow().use_tuned(&foreign)), (1, 0));
     assert_eq!(other.use_tuned(&Tuned::new()), 0);
     assert_eq!(bytes(&operator(&other, Tuning::new())), 0);
     assert!(other.tuned().is_empty());
@@ -157,6 +174,47 @@ fn layers_follow() {
         // 64 products of a row, twice, in another order.
         assert!(worst <= 128.0 * f32::EPSILON * largest, "{worst} of {largest}");
     }
+}
+
+/// Memory for a long call whose keys are split less often is too small for what the rules want for a shorter one: that goes without.
+#[test]
+fn scratch_of_longer_calls_serves_shorter_ones() {
+    let gpu = &full().gpu;
+    let pipelines = Pipelines::new(gpu.device());
+    let attention = Attention::with_pipelines(&pipelines, Config::new(1, 32)).expect("an operator");
+    let shape = |kv_len| Shape { q_len: 1, kv_len, ..Shape::new(1, 1, 1, 32) };
+    let at_once = TuneLimits::new().time(Duration::ZERO);
+    let workload = Workload::attention(shape(8192), DType::F32);
+    pipelines.tune(gpu.queue(), &[workload], at_once).expect("the rules' plan");
+    // Halved twice.
+    let fewer = edited(&pipelines.tuned(), |words| words[14] = "6".into());
+    assert_eq!(pipelines.use_tuned(&fewer), 1);
+
+    let x: Vec<f32> = (0..8192 * 32).map(|i| (i * 7919 % 1009) as f32 / 504.5 - 1.0).collect();
+    let [q, k, v] = [(); 3].map(|()| gpu.upload(&x).expect("a buffer"));
+    let out = gpu.buffer(4 * 32).expect("a buffer");
+    let call = |kv_len| {
+        let shape: Shape = shape(kv_len);
+        let view = |buffer, shape| TensorView::new(buffer, DType::F32, shape);
+        Forward::new(view(&q, shape.q()), view(&k, shape.k()), view(&v, shape.v()), view(&out, shape.out()))
+    };
+    let [long, short] = [8192, 4096].map(|n| attention.scratch_size(&call(n)).expect("a size"));
+    assert!(long.total() < short.total(), "{long:?} {short:?}");
+    let mut scratch = Scratch::new(gpu.device(), long).expect("memory");
+    gpu.submit(|encoder| attention.forward(encoder, &call(4096), &mut scratch)).expect("a call");
+    let got: Vec<f32> = gpu.download(&out, 32).expect("a result");
+    let wide = widen::<f64>(&x[..4096 * 32]);
+    let options = Options::new();
+    let want =
+        reference::attention::<f64>(&wide[..32], &wide, &wide, shape(4096), &options).expect("the truth");
+    let naive =
+        reference::attention::<f32>(&x[..32], &x[..4096 * 32], &x[..4096 * 32], shape(4096), &options);
+    let naive = widen::<f64>(&naive.expect("the same").out);
+    compare(&got, &want.out, Tolerance::from_naive(&naive, &want.out, 1.0, EPSILON_F32)).expect("the truth");
+    // Without tuning it is the caller's to make it large enough.
+    assert_eq!(pipelines.use_tuned(&Tuned::new()), 0);
+    let refused = gpu.submit(|encoder| attention.forward(encoder, &call(4096), &mut scratch));
+    assert!(matches!(refused, Err(Error::ScratchTooSmall { slot: "partials", .. })), "{refused:?}");
 }
 
 #[test]

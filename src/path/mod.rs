@@ -34,15 +34,27 @@ pub(crate) fn choose_within(
     device: &DeviceFacts,
     scratch: &Scratch,
 ) -> Result<Chosen, Error> {
-    let chosen = choose(outline, device)?;
-    match scratch.check(chosen.scratch_size()) {
-        Ok(()) => Ok(chosen),
-        Err(_) if device.tuned.is_some() => {
-            let ruled = choose(outline, &device.by_rules())?;
-            scratch.check(ruled.scratch_size())?;
-            Ok(ruled)
+    let chosen = |device: &DeviceFacts| {
+        let chosen = choose(outline, device)?;
+        scratch.check(chosen.scratch_size()).map(|()| chosen)
+    };
+    within(device, chosen)
+}
+
+/// What `plan` makes of the device, or of the device without tuning where the scratch is too small for that.
+///
+/// # Errors
+/// Those of `plan`, by the rules.
+pub(crate) fn within<T>(
+    device: &DeviceFacts,
+    plan: impl Fn(&DeviceFacts) -> Result<T, Error>,
+) -> Result<T, Error> {
+    match plan(device) {
+        Err(Error::ScratchTooSmall { .. }) if device.tuned.is_some() => {
+            let [ruled, whole] = device.without_tuning();
+            plan(&ruled).or_else(|error| plan(&whole).map_err(|_| error))
         }
-        Err(e) => Err(e),
+        planned => planned,
     }
 }
 

@@ -24,6 +24,7 @@ pub(super) struct Trial<'a> {
     workload: Workload,
     inputs: Inputs,
     out: wgpu::Buffer,
+    wanted: Vec<Piece>,
 }
 
 enum Inputs {
@@ -31,14 +32,18 @@ enum Inputs {
         buffers: [wgpu::Buffer; 3],
         /// Boxed: much larger than the others.
         cache: Option<Box<Cache>>,
-        /// As kernels see them.
-        values: [Vec<f32>; 3],
     },
     Products {
         x: wgpu::Buffer,
         weight: wgpu::Buffer,
-        values: [Vec<f32>; 2],
     },
+}
+
+/// A piece of the output, from element `start` on: the truth, and what plain loops in f32 make of it.
+struct Piece {
+    start: usize,
+    want: Vec<f64>,
+    naive: Vec<f32>,
 }
 
 /// A workload as plans see it.
@@ -88,8 +93,8 @@ impl<'a> Trial<'a> {
     pub async fn new(gpu: &'a Gpu, workload: Workload) -> Result<Self, Error> {
         let dtype = workload.dtype;
         check_dtype(dtype, &gpu.pipelines().facts())?;
-        let (inputs, elements) = match workload.kind {
-            Kind::Attention { shape, cache, .. } => {
+        let (inputs, wanted, elements) = match workload.kind {
+            Kind::Attention { shape, cache, masked } => {
                 shape.check()?;
                 let [q, k, v] = inputs(&shape);
                 let (q, q_buffer) = upload(gpu, q, dtype)?;
@@ -104,17 +109,19 @@ impl<'a> Trial<'a> {
                     }
                     None => None,
                 };
-                (Inputs::Attention { buffers, cache, values: [q, k, v] }, count(shape.out()))
+                let wanted = rows_of_attention(&shape, masked, [&q, &k, &v])?;
+                (Inputs::Attention { buffers, cache }, wanted, count(shape.out()))
             }
             Kind::Products { count, rows, features, dim } => {
                 check_sizes("x", &[("rows", rows), ("features", features), ("dim", dim)])?;
                 let (x, x_buffer) = upload(gpu, noise(rows * features, 4), dtype)?;
                 let (w, weight) = upload(gpu, noise(count * dim * features, 5), dtype)?;
-                (Inputs::Products { x: x_buffer, weight, values: [x, w] }, count * rows * dim)
+                let wanted = rows_of_products([count, rows, features, dim], &x, &w)?;
+                (Inputs::Products { x: x_buffer, weight }, wanted, count * rows * dim)
             }
         };
         let out = gpu.buffer(elements * dtype.bytes())?;
-        Ok(Trial { gpu, workload, inputs, out })
+        Ok(Trial { gpu, workload, inputs, out, wanted })
     }
 
     fn tuning(&self) -> Tuning {
@@ -147,7 +154,7 @@ impl<'a> Trial<'a> {
 
     /// Does something with the call of attention.
     fn forward<T>(&self, with: impl FnOnce(&Forward) -> Result<T, Error>) -> Result<T, Error> {
-        let (Kind::Attention { shape, masked, .. }, Inputs::Attention { buffers, cache, .. }) =
+        let (Kind::Attention { shape, masked, .. }, Inputs::Attention { buffers, cache }) =
             (self.workload.kind, &self.inputs)
         else {
             return Err(Error::Unsupported { what: "this workload", why: "it is none of attention" });
@@ -163,7 +170,7 @@ impl<'a> Trial<'a> {
     }
 
     fn products(&self) -> Vec<ProjectionForward<'_>> {
-        let (Kind::Products { count, rows, features, dim }, Inputs::Products { x, weight, .. }) =
+        let (Kind::Products { count, rows, features, dim }, Inputs::Products { x, weight }) =
             (self.workload.kind, &self.inputs)
         else {
             return Vec::new();
@@ -210,12 +217,12 @@ impl<'a> Trial<'a> {
 
     /// Compares some rows of the output with the reference.
     pub async fn judge(&self) -> Result<Outcome, Error> {
+        let rounded = self.workload.dtype == DType::F16 || self.workload.f16_operands;
+        let epsilon = if rounded { EPSILON_F16 } else { EPSILON_F32 };
         let mut worst = 0.0f64;
-        for row in self.rows() {
-            let want = self.want(&row)?;
-            let got = self.row(row.start, want.0.len()).await?;
-            let rounded = self.workload.dtype == DType::F16 || self.workload.f16_operands;
-            match judge(&got, &want.0, &want.1, if rounded { EPSILON_F16 } else { EPSILON_F32 }) {
+        for Piece { start, want, naive } in &self.wanted {
+            let got = self.piece(*start, want.len()).await?;
+            match judge(&got, want, naive, epsilon) {
                 Ok(share) => worst = worst.max(share),
                 Err(wrong) => return Ok(Err(wrong)),
             }
@@ -223,57 +230,8 @@ impl<'a> Trial<'a> {
         Ok(Ok(worst))
     }
 
-    /// The first and the last row of the first and the last head or product.
-    fn rows(&self) -> Vec<Row> {
-        let (parts, rows, width) = match self.workload.kind {
-            Kind::Attention { shape, .. } => (shape.batch * shape.heads, shape.q_len, shape.value_dim),
-            Kind::Products { count, rows, dim, .. } => (count, rows, dim),
-        };
-        let mut found: Vec<Row> = Vec::new();
-        for part in [0, parts - 1] {
-            for n in [0, rows - 1] {
-                let start = (part * rows + n) * width;
-                if found.iter().all(|row| row.start != start) {
-                    found.push(Row { part, n, start });
-                }
-            }
-        }
-        found
-    }
-
-    /// The truth of a row, and what plain loops in f32 make of it.
-    fn want(&self, row: &Row) -> Result<(Vec<f64>, Vec<f32>), Error> {
-        match (&self.inputs, self.workload.kind) {
-            (Inputs::Attention { values: [q, k, v], .. }, Kind::Attention { shape, masked, .. }) => {
-                let heads = row.part / shape.heads * shape.kv_heads + row.part % shape.heads / shape.group();
-                // The last query stands at the last key.
-                let hidden = if masked { shape.q_len - 1 - row.n } else { 0 };
-                let seen = shape.kv_len.saturating_sub(hidden);
-                if seen == 0 {
-                    return Ok((vec![0.0; shape.value_dim], vec![0.0; shape.value_dim]));
-                }
-                let of =
-                    |x: &[f32], row: usize, dim: usize, rows: usize| x[row * dim..][..rows * dim].to_vec();
-                let q = of(q, row.part * shape.q_len + row.n, shape.head_dim, 1);
-                let k = of(k, heads * shape.kv_len, shape.head_dim, seen);
-                let v = of(v, heads * shape.kv_len, shape.value_dim, seen);
-                let one = Shape { batch: 1, heads: 1, kv_heads: 1, q_len: 1, kv_len: seen, ..shape };
-                let options = Options::new();
-                let want = reference::attention::<f64>(&widen(&q), &widen(&k), &widen(&v), one, &options)?;
-                Ok((want.out, reference::attention::<f32>(&q, &k, &v, one, &options)?.out))
-            }
-            (Inputs::Products { values: [x, w], .. }, Kind::Products { features, dim, .. }) => {
-                let x = &x[row.n * features..][..features];
-                let w = &w[row.part * dim * features..][..dim * features];
-                let want = reference::project::<f64>(&widen(x), &widen(w), None, features, dim)?;
-                Ok((want, reference::project::<f32>(x, w, None, features, dim)?))
-            }
-            _ => Ok((Vec::new(), Vec::new())),
-        }
-    }
-
     /// `n` elements of the output from `start` on.
-    async fn row(&self, start: usize, n: usize) -> Result<Vec<f32>, Error> {
+    async fn piece(&self, start: usize, n: usize) -> Result<Vec<f32>, Error> {
         let bytes = self.workload.dtype.bytes();
         // Copies begin and end at words.
         let from = start * bytes / 4 * 4;
@@ -292,11 +250,59 @@ impl<'a> Trial<'a> {
     }
 }
 
-/// The `n`-th row of a head or product, which begins at element `start` of the output.
-struct Row {
-    part: usize,
-    n: usize,
-    start: usize,
+/// The first and the last of so many.
+fn ends(n: usize) -> impl Iterator<Item = usize> + Clone {
+    [0, n - 1].into_iter().take(n)
+}
+
+/// The first and the last query of the first and the last head.
+fn rows_of_attention(shape: &Shape, masked: bool, [q, k, v]: [&[f32]; 3]) -> Result<Vec<Piece>, Error> {
+    let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim } = *shape;
+    let rows = |x: &[f32], first: usize, dim: usize, n: usize| x[first * dim..][..n * dim].to_vec();
+    let mut found = Vec::new();
+    for (head, i) in ends(batch * heads).flat_map(|head| ends(q_len).map(move |i| (head, i))) {
+        // The last query stands at the last key.
+        let seen = kv_len.saturating_sub(if masked { q_len - 1 - i } else { 0 });
+        let start = (head * q_len + i) * value_dim;
+        if seen == 0 {
+            found.push(Piece { start, want: vec![0.0; value_dim], naive: vec![0.0; value_dim] });
+            continue;
+        }
+        let kv_head = head / heads * kv_heads + head % heads / shape.group();
+        let q = rows(q, head * q_len + i, head_dim, 1);
+        let k = rows(k, kv_head * kv_len, head_dim, seen);
+        let v = rows(v, kv_head * kv_len, value_dim, seen);
+        let one = Shape { batch: 1, heads: 1, kv_heads: 1, q_len: 1, kv_len: seen, ..*shape };
+        let options = Options::new();
+        let want = reference::attention::<f64>(&widen(&q), &widen(&k), &widen(&v), one, &options)?.out;
+        found.push(Piece { start, want, naive: reference::attention::<f32>(&q, &k, &v, one, &options)?.out });
+    }
+    Ok(found)
+}
+
+/// Most columns at either end of a row that are compared: the reference of a whole large weight takes seconds.
+const COLUMNS: usize = 64;
+
+/// Of the first and the last row of the first and the last product, the first and the last columns.
+fn rows_of_products(
+    [count, rows, features, dim]: [usize; 4],
+    x: &[f32],
+    w: &[f32],
+) -> Result<Vec<Piece>, Error> {
+    let columns = dim.min(COLUMNS);
+    let firsts = ends(dim.div_ceil(columns)).map(|n| if n == 0 { 0 } else { dim - columns });
+    let places = ends(count).flat_map(|part| ends(rows).map(move |row| (part, row)));
+    let mut found = Vec::new();
+    for ((part, row), first) in places.flat_map(|place| firsts.clone().map(move |first| (place, first))) {
+        let x = &x[row * features..][..features];
+        let w = &w[(part * dim + first) * features..][..columns * features];
+        found.push(Piece {
+            start: (part * rows + row) * dim + first,
+            want: reference::project::<f64>(&widen(x), &widen(w), None, features, columns)?,
+            naive: reference::project::<f32>(x, w, None, features, columns)?,
+        });
+    }
+    Ok(found)
 }
 
 /// A cache that is full, and what it has kept of keys and values.
