@@ -222,6 +222,7 @@ async fn cached(gpu: &Gpu, storage: CacheStorage) -> Result<Outcome, Error> {
         let absolute = match storage {
             CacheStorage::F32 => 0.0,
             CacheStorage::F16 => EPSILON_F16,
+            CacheStorage::BF16 => 0.0,
             CacheStorage::Q8(_) => 1.01 / 127.0,
             CacheStorage::Q4(_) => 1.01 / 7.0,
         };

@@ -28,8 +28,7 @@ impl KeyLayout {
     /// How they are stored.
     pub fn storage(&self) -> StorageKind {
         match self {
-            KeyLayout::Tensors { dtype: DType::F16, .. } => StorageKind::F16,
-            KeyLayout::Tensors { .. } => StorageKind::F32,
+            KeyLayout::Tensors { dtype, .. } => StorageKind::of(*dtype),
             KeyLayout::Cache { storage, .. } => *storage,
         }
     }
@@ -38,7 +37,7 @@ impl KeyLayout {
     pub fn in_words(&self) -> bool {
         match self {
             KeyLayout::Tensors { dtype, k, v } => {
-                *dtype == DType::F16 && [k, v].iter().all(|layout| layout.in_groups(3, 8))
+                dtype.bytes() == 2 && [k, v].iter().all(|layout| layout.in_groups(3, 8))
             }
             KeyLayout::Cache { .. } => true,
         }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use wgpu_attention::reference::compare::{EPSILON_F16, EPSILON_F32, Tolerance};
+use wgpu_attention::reference::compare::{EPSILON_BF16, EPSILON_F16, EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{
     self, Attended, HostLinear, HostWeights, LayerShape, Options, average_heads, join_heads, project,
     split_heads, widen,
@@ -238,7 +238,11 @@ impl LayerCase {
         let exact_weights = exact.weights.expect("asked for");
         let naive = self.naive(setup.dtype);
         // Intermediates are rounded too: an f16 layer may be off by some of their spacings.
-        let epsilon = if setup.dtype == DType::F16 { EPSILON_F16 } else { EPSILON_F32 };
+        let epsilon = match setup.dtype {
+            DType::F16 => EPSILON_F16,
+            DType::BF16 => EPSILON_BF16,
+            _ => EPSILON_F32,
+        };
         let judged = |naive: &[f64], want: Vec<f64>, magnitude| {
             let tolerance = Tolerance::from_naive(naive, &want, magnitude, epsilon);
             Judged { want, tolerance }
