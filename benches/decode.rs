@@ -153,7 +153,8 @@ fn cached<'a>(
         }
     };
     bed.timer.time(&mut record);
-    let result = if storage == CacheStorage::F32 { DType::F32 } else { DType::F16 };
+    let exact = matches!(storage, CacheStorage::F32 | CacheStorage::BF16);
+    let result = if exact { DType::F32 } else { DType::F16 };
     data.validate(
         &name,
         |row| reference::cache::stored(storage, row),
@@ -202,8 +203,8 @@ fn main() {
     };
     let mut subjects: Vec<Subject> = CopyForm::ALL.map(copy).into();
     let data = Data::new(length);
-    for dtype in [DType::F32, DType::F16] {
-        if (dtype == DType::F32 || bed.f16()) && wanted(&format!("tensors {dtype:?}")) {
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        if (dtype != DType::F16 || bed.f16()) && wanted(&format!("tensors {dtype:?}")) {
             subjects.push(tensors(&bed, &data, dtype));
         }
     }
@@ -211,6 +212,7 @@ fn main() {
     for storage in [
         CacheStorage::F32,
         CacheStorage::F16,
+        CacheStorage::BF16,
         CacheStorage::Q8(group),
         CacheStorage::Q8(ScaleGroup::Row),
         CacheStorage::Q4(group),

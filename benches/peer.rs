@@ -1,7 +1,7 @@
 //! This crate in a line-up of attention libraries: reads the same workload files, prints the same JSON lines.
 //!
 //! ```text
-//! scripts/gpu PEER --data DIR [--only NAME,…] [--variants fused,staged,project] [--dtype f32|f16]
+//! scripts/gpu PEER --data DIR [--only NAME,…] [--variants fused,staged,project] [--dtype f32|f16|bf16]
 //!                  [--budget SECONDS] [--adapter TEXT]
 //! PEER --table FILE
 //! ```
@@ -21,6 +21,7 @@ use std::time::Instant;
 
 use common::bed::median;
 use common::problem::{blank, read, upload};
+use common::rows::dtype_name;
 use common::{device, layer};
 use serde_json::json;
 use wgpu_attention::Path::{Fused, Staged};
@@ -71,7 +72,8 @@ impl Options {
                     options.dtype = match parser.value()?.string()?.as_str() {
                         "f32" => DType::F32,
                         "f16" => DType::F16,
-                        other => return Err(format!("--dtype {other}: f32 or f16").into()),
+                        "bf16" => DType::BF16,
+                        other => return Err(format!("--dtype {other}: f32, f16 or bf16").into()),
                     }
                 }
                 // What cargo and the other benches' callers say.
@@ -223,8 +225,13 @@ impl Bench {
         };
         once()?;
         let (error, largest) = work.error(&read(gpu, out, n, self.dtype()))?;
-        // Of the largest result: four roundings of f16, or what a sum of thousands leaves of f32.
-        if error >= largest.max(1.0) * if self.dtype() == DType::F16 { 2e-3 } else { 1e-5 } {
+        // Of the largest result: four roundings of f16 or bf16, or what a sum of thousands leaves of f32.
+        let permitted = match self.dtype() {
+            DType::F16 => 2e-3,
+            DType::BF16 => 16e-3,
+            _ => 1e-5,
+        };
+        if error >= largest.max(1.0) * permitted {
             return Err(format!("{} {variant} is wrong by {error}", work.name).into());
         }
         let warm_up = settle(&mut once)?;
@@ -241,7 +248,7 @@ impl Bench {
             "peer": "wgpu-attention",
             "variant": variant,
             "workload": work.name,
-            "dtype": if self.dtype() == DType::F16 { "f16" } else { "f32" },
+            "dtype": dtype_name(self.dtype()),
             "ms": digits(ms, 4),
             "ms_min": digits(least, 4),
             "cpu_ms": digits(cpu, 4),

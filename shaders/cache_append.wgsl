@@ -91,6 +91,9 @@ fn word_of(r: Row, d: u32, scale: f32) -> u32 {
     if STORAGE_KIND == F16 {
         return half_of(channel(r, d)) | (half_of(channel(r, d + 1u)) << 16u);
     }
+    if STORAGE_KIND == BF16 {
+        return bf16_pair(vec2<f32>(channel(r, d), channel(r, d + 1u)));
+    }
     var word = 0u;
     for (var c = 0u; c < PER_WORD; c++) {
         let n = level(channel(r, d + c), scale);

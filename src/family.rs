@@ -20,16 +20,20 @@ pub enum Family {
     DecodeGpu,
     /// Attention of few queries over packed keys, in the form for software drivers. Without it: the fused kernels.
     DecodeCpu,
-    /// Caches of F32. Without it: refused, as are the other three.
+    /// Caches of F32. Without it: refused, as are the other four.
     CacheF32,
     /// Caches of F16.
     CacheF16,
+    /// Caches of BF16.
+    CacheBF16,
     /// Caches of 8 bits.
     CacheQ8,
     /// Caches of 4 bits.
     CacheQ4,
     /// Tensors of F16. Without it: refused.
     F16Tensors,
+    /// Tensors of BF16. Without it: refused.
+    BF16Tensors,
     /// Attention in one pass, in the form for GPUs. Without it: the other form, then the stages.
     FusedGpu,
     /// Attention in one pass, in the form for software drivers. Without it: the other form, then the stages.
@@ -46,7 +50,7 @@ pub enum Family {
 
 impl Family {
     /// All of them, those that build on others first.
-    pub const ALL: [Family; 17] = [
+    pub const ALL: [Family; 19] = [
         Family::MatrixAttention,
         Family::MatrixProducts,
         Family::SubgroupReductions,
@@ -55,9 +59,11 @@ impl Family {
         Family::DecodeCpu,
         Family::CacheF32,
         Family::CacheF16,
+        Family::CacheBF16,
         Family::CacheQ8,
         Family::CacheQ4,
         Family::F16Tensors,
+        Family::BF16Tensors,
         Family::FusedGpu,
         Family::FusedCpu,
         Family::StagedGpu,
@@ -76,9 +82,11 @@ impl Family {
             Family::DecodeCpu => "decode, CPU form",
             Family::CacheF32 => "caches of F32",
             Family::CacheF16 => "caches of F16",
+            Family::CacheBF16 => "caches of BF16",
             Family::CacheQ8 => "caches of Q8",
             Family::CacheQ4 => "caches of Q4",
             Family::F16Tensors => "tensors of F16",
+            Family::BF16Tensors => "tensors of BF16",
             Family::FusedGpu => "fused, GPU form",
             Family::FusedCpu => "fused, CPU form",
             Family::StagedGpu => "staged, GPU form",

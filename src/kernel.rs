@@ -38,7 +38,7 @@ pub(crate) struct Binding {
     pub dtype: DType,
     pub width: Width,
     pub access: Access,
-    /// Whether `NAME_at4` gives the type in memory, not f32.
+    /// Whether `NAME_at4` gives f16 as it is, not as f32.
     pub native: bool,
 }
 
@@ -57,20 +57,22 @@ impl Binding {
 
     /// What `NAME_at4` loads as.
     pub fn loaded(&self) -> &'static str {
-        if self.native { self.scalar() } else { "f32" }
+        if self.native { self.dtype.operand() } else { "f32" }
     }
 
-    /// The WGSL type of the array's elements.
+    /// The WGSL type of the array's elements. Two invocations may write halves of one word.
     pub fn element(&self) -> String {
-        match self.width {
-            Width::One => self.scalar().to_string(),
-            Width::Four => format!("vec4<{}>", self.scalar()),
+        match (self.dtype, self.width, self.access) {
+            (DType::BF16, Width::One, Access::Write) => "atomic<u32>".to_string(),
+            (DType::BF16, Width::Four, _) => "vec2<u32>".to_string(),
+            (_, Width::One, _) => self.scalar().to_string(),
+            (_, Width::Four, _) => format!("vec4<{}>", self.scalar()),
         }
     }
 
     /// The declaration, and accessors that take element indices and speak f32 (bool, u32):
     /// `NAME_at(o)`, `NAME_at4(o, stride, n)` (of width one: zero from the n-th on), `NAME_store(o, x)`, `NAME_store4(o, x)`
-    /// (contiguous).
+    /// (contiguous). Of width four, only who stores a four stores its elements.
     fn declare(&self, binding: usize, text: &mut String) {
         let Binding { name, dtype, width, access, .. } = self;
         let mode = if *access == Access::Write { "read_write" } else { "read" };
@@ -87,6 +89,7 @@ impl Binding {
             (DType::U32, Width::One) => format!("fn {name}_at(o: u32) -> u32 {{ return {name}[o]; }}\n"),
             // Its kernels unpack the vectors themselves.
             (DType::U32, Width::Four) => String::new(),
+            (DType::BF16, _) => self.bf16_loads(),
             (_, Width::One) => format!(
                 "fn {name}_at(o: u32) -> {load} {{ return {load}({name}[o]); }}\n\
                  fn {name}_at4(o: u32, stride: u32, n: u32) -> vec4<{four}> {{\n    \
@@ -102,6 +105,7 @@ impl Binding {
         text.push_str(&body);
         if *access == Access::Write {
             let put = match width {
+                _ if *dtype == DType::BF16 => self.bf16_stores(),
                 _ if !dtype.is_float() => format!("fn {name}_store(o: u32, x: u32) {{ {name}[o] = x; }}\n"),
                 Width::One => format!(
                     "fn {name}_store(o: u32, x: f32) {{ {name}[o] = {scalar}(x); }}\n\
@@ -116,7 +120,55 @@ impl Binding {
             text.push_str(&put);
         }
     }
+
+    /// The loads of a tensor of [`BF16`].
+    fn bf16_loads(&self) -> String {
+        let Binding { name, width, access, .. } = self;
+        match width {
+            Width::One => {
+                let word = if *access == Access::Write {
+                    format!("atomicLoad(&{name}[o / 2u])")
+                } else {
+                    format!("{name}[o / 2u]")
+                };
+                format!(
+                    "fn {name}_at(o: u32) -> f32 {{ return bf16_at({word}, o); }}\n\
+                     fn {name}_at4(o: u32, stride: u32, n: u32) -> vec4<f32> {{\n    \
+                         let c = min(vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(n - 1u)) * stride + o;\n    \
+                         let v = vec4<f32>({name}_at(c.x), {name}_at(c.y), {name}_at(c.z), {name}_at(c.w));\n    \
+                         return select(vec4<f32>(), v, vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(n));\n}}\n"
+                )
+            }
+            Width::Four => format!(
+                "fn {name}_at(o: u32) -> f32 {{ return bf16_at({name}[o / 4u][o / 2u % 2u], o); }}\n\
+                 fn {name}_at4(o: u32, stride: u32, n: u32) -> vec4<f32> {{ return bf16_at4({name}[o / 4u]); }}\n"
+            ),
+        }
+    }
+
+    /// Its stores. Those of single elements leave the other half of the word as it is, whoever else writes that meanwhile.
+    fn bf16_stores(&self) -> String {
+        let name = &self.name;
+        match self.width {
+            Width::One => format!(
+                "fn {name}_store(o: u32, x: f32) {{\n    \
+                     atomicAnd(&{name}[o / 2u], bf16_others(o));\n    \
+                     atomicOr(&{name}[o / 2u], bf16_half(o, x));\n}}\n\
+                 fn {name}_store4(o: u32, x: vec4<f32>) {{\n    \
+                     for (var c = 0u; c < 4u; c++) {{ {name}_store(o + c, x[c]); }}\n}}\n"
+            ),
+            Width::Four => format!(
+                "fn {name}_store(o: u32, x: f32) {{\n    \
+                     let word = {name}[o / 4u][o / 2u % 2u];\n    \
+                     {name}[o / 4u][o / 2u % 2u] = (word & bf16_others(o)) | bf16_half(o, x);\n}}\n\
+                 fn {name}_store4(o: u32, x: vec4<f32>) {{ {name}[o / 4u] = vec2<u32>(bf16_pair(x.xy), bf16_pair(x.zw)); }}\n"
+            ),
+        }
+    }
 }
+
+/// What packs and unpacks bf16. Kernels with bindings of it have it; others name it where they need it.
+pub(crate) const BF16: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/shaders/tensor/bf16.wgsl"));
 
 /// One compiled thing: text, bindings, limits it needs.
 #[derive(Clone, Debug)]
@@ -187,7 +239,8 @@ fn compose(constants: &[Constant], bindings: &[Binding], parts: &[&str]) -> Stri
     for (n, binding) in bindings.iter().enumerate() {
         binding.declare(n + 1, &mut text);
     }
-    for part in parts {
+    let has_bf16 = bindings.iter().any(|b| b.dtype == DType::BF16) && !parts.contains(&BF16);
+    for part in parts.iter().chain(has_bf16.then_some(&BF16)) {
         text.push('\n');
         text.push_str(part);
     }

@@ -122,7 +122,7 @@ impl LayerConfig {
         self
     }
 
-    /// Element type of inputs, weights, intermediate and output tensors: F32 or F16. Sums are f32 either way.
+    /// Element type of inputs, weights, intermediate and output tensors: F32, F16 or BF16. Sums are always f32.
     pub fn dtype(mut self, dtype: DType) -> Self {
         self.dtype = dtype;
         self

@@ -27,8 +27,8 @@
 //!
 //! Scaled dot-product attention (Vaswani et al. 2017, "Attention is all you need"):
 //! `score = scale · q·k`, then softcap, then bias, ALiBi and relative bias, then the mask; weights are the
-//! softmax of a query's permitted scores; the output is their weighted sum of values. Sums are f32, f16 is a
-//! storage type. A query that sees no key has output 0 and lse −∞, never NaN. The same call on the same device
+//! softmax of a query's permitted scores; the output is their weighted sum of values. Sums are f32, f16 and
+//! bf16 are storage types. A query that sees no key has output 0 and lse −∞, never NaN. The same call on the same device
 //! gives the same bits, by the same plan ([`Tuning::fixed`]).
 //!
 //! Two paths compute it ([`Path`]): the fused one in a single pass, without a score matrix, and the staged one, which

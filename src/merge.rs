@@ -15,7 +15,7 @@ use crate::tensor::{Access, DType, TensorView, check_aliasing, check_apart, chec
 /// Attention over some of the keys: an output, and the log-sum-exp that says what it weighs.
 #[derive(Clone, Copy, Debug)]
 pub struct Partial<'a> {
-    /// `[batch, heads, q_len, value_dim]`, F32 or F16.
+    /// `[batch, heads, q_len, value_dim]`, F32, F16 or BF16.
     pub out: TensorView<'a>,
     /// `[batch, heads, q_len, 1]`, F32: what [`Forward::lse`](crate::Forward::lse) gives.
     pub lse: TensorView<'a>,

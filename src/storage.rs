@@ -1,5 +1,6 @@
 //! How keys and values are stored, and how the rows of a sequence lie.
 
+use crate::dtype::DType;
 use crate::family::Family;
 
 /// How the elements of keys and values are stored.
@@ -7,18 +8,29 @@ use crate::family::Family;
 pub(crate) enum StorageKind {
     F32,
     F16,
+    BF16,
     Q8,
     Q4,
 }
 
 impl StorageKind {
-    pub const ALL: [StorageKind; 4] = [StorageKind::F32, StorageKind::F16, StorageKind::Q8, StorageKind::Q4];
+    pub const ALL: [StorageKind; 5] =
+        [StorageKind::F32, StorageKind::F16, StorageKind::BF16, StorageKind::Q8, StorageKind::Q4];
+
+    /// Of tensors of a float type.
+    pub fn of(dtype: DType) -> Self {
+        match dtype {
+            DType::F16 => StorageKind::F16,
+            DType::BF16 => StorageKind::BF16,
+            _ => StorageKind::F32,
+        }
+    }
 
     /// Channels of one word.
     pub fn per_word(self) -> usize {
         match self {
             StorageKind::F32 => 1,
-            StorageKind::F16 => 2,
+            StorageKind::F16 | StorageKind::BF16 => 2,
             StorageKind::Q8 => 4,
             StorageKind::Q4 => 8,
         }
@@ -29,6 +41,7 @@ impl StorageKind {
         match self {
             StorageKind::F32 => Family::CacheF32,
             StorageKind::F16 => Family::CacheF16,
+            StorageKind::BF16 => Family::CacheBF16,
             StorageKind::Q8 => Family::CacheQ8,
             StorageKind::Q4 => Family::CacheQ4,
         }

@@ -2,6 +2,7 @@
 
 use crate::device::DeviceFacts;
 pub use crate::dtype::DType;
+use crate::dtype::FLOAT;
 use crate::error::Error;
 use crate::family::Family;
 
@@ -96,8 +97,8 @@ impl Layout {
 /// a packed `[B, L, 3, H, D]` buffer or part of a cache are all views, never copies. Inputs may
 /// repeat elements (stride 0); a tensor that is written may not.
 ///
-/// Buffers need usage `STORAGE`. Views of [`DType::F16`] and [`DType::Bool`] are bound in whole words: make
-/// their buffers a multiple of 4 bytes long. The view is checked when a call uses it, not when it is made.
+/// Buffers need usage `STORAGE`. Views of [`DType::F16`], [`DType::BF16`] and [`DType::Bool`] are bound in whole words:
+/// make their buffers a multiple of 4 bytes long. The view is checked when a call uses it, not when it is made.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorView<'a> {
     pub(crate) buffer: &'a wgpu::Buffer,
@@ -248,6 +249,9 @@ impl<'a> TensorView<'a> {
         if self.dtype == DType::F16 && device.lacks(Family::F16Tensors) {
             return Err(Error::PutAside { family: Family::F16Tensors });
         }
+        if self.dtype == DType::BF16 && device.lacks(Family::BF16Tensors) {
+            return Err(Error::PutAside { family: Family::BF16Tensors });
+        }
         let window = self.window(device);
         if window.size > device.max_binding_bytes {
             return Err(Error::BindingLimit { tensor, bytes: window.size, limit: device.max_binding_bytes });
@@ -326,7 +330,7 @@ pub(crate) fn check_float(tensor: &'static str, view: &TensorView) -> Result<(),
     if view.dtype().is_float() {
         return Ok(());
     }
-    Err(Error::Type { tensor, expected: "F32 or F16".into(), got: view.dtype() })
+    Err(Error::Type { tensor, expected: FLOAT.into(), got: view.dtype() })
 }
 
 /// Refuses a written tensor that shares memory with another tensor of the call.

@@ -5,7 +5,7 @@ use wgpu_attention::reference::compare::{Tolerance, compare};
 use wgpu_attention::{Alignment, DType, Path, Shape};
 
 use crate::harness::meaning::{dense, follows};
-use crate::harness::{Case, FORMS, HostData, Layout, Report, Rules, Setup, Weights, full};
+use crate::harness::{Case, FORMS, HostData, Layout, Report, Rules, Setup, Weights, defaults, full};
 use crate::masks::{LENGTHS, check, shape};
 use crate::numbers::{everywhere, expect};
 
@@ -58,10 +58,10 @@ fn distances_add_what_they_mean() {
     report.finish();
 }
 
-/// Added in f16 to problems of either type; elsewhere what is added is f32.
+/// Added in f16 or bf16 to problems of any type; elsewhere what is added is f32.
 #[test]
-fn what_is_added_may_be_f16() {
-    let mut report = Report::new("biases in f16");
+fn what_is_added_may_be_shorter() {
+    let mut report = Report::new("biases in f16 and bf16");
     let shape = shape((21, 35));
     let bias =
         Rules { bias: Some(HostData::of([1, 4, 21, 35], eighths)), causal: true, ..Default::default() };
@@ -72,11 +72,16 @@ fn what_is_added_may_be_f16() {
         ..bias.clone()
     };
     for (n, rules) in [bias, together].into_iter().enumerate() {
-        let case = Case::random(format!("added in f16, {n}"), shape).with(|c| c.rules = rules);
+        let case = Case::random(format!("added in f16 and bf16, {n}"), shape).with(|c| c.rules = rules);
         for form in FORMS {
-            for (path, dtype) in [(Path::Staged, DType::F32), (Path::Fused, [DType::F16, DType::F32][n])] {
-                let (profile, layout) = (full(), Layout::Window(n as u64 | 1));
-                let (lse, weights, bias) = (true, Weights::None, DType::F16);
+            for (profile, path, dtype, bias) in [
+                (full(), Path::Staged, DType::F32, DType::F16),
+                (full(), Path::Fused, [DType::F16, DType::F32][n], DType::F16),
+                (defaults(), [Path::Staged, Path::Fused][n], DType::F32, DType::BF16),
+                (defaults(), [Path::Fused, Path::Staged][n], DType::BF16, DType::BF16),
+            ] {
+                let layout = Layout::Window(n as u64 | 1);
+                let (lse, weights) = (true, Weights::None);
                 let setup = Setup { profile, form, path, dtype, bias, layout, lse, weights };
                 report.check_in(&case, &setup, &mut Default::default());
             }

@@ -49,10 +49,12 @@ fn is_found(gpu: &Gpu, pipelines: &Pipelines, family: Family, fault: Fault) {
     match family {
         Family::CacheF32 => assert!(refused(cache(&gpu, CacheStorage::F32).err())),
         Family::CacheF16 => assert!(refused(cache(&gpu, CacheStorage::F16).err())),
+        Family::CacheBF16 => assert!(refused(cache(&gpu, CacheStorage::BF16).err())),
         Family::CacheQ8 => assert!(refused(cache(&gpu, CacheStorage::Q8(ScaleGroup::Of(32))).err())),
         Family::CacheQ4 => assert!(refused(cache(&gpu, CacheStorage::Q4(ScaleGroup::Row)).err())),
-        Family::F16Tensors => {
-            let config = Config::new(2, 16).dtype(DType::F16);
+        Family::F16Tensors | Family::BF16Tensors => {
+            let dtype = if family == Family::F16Tensors { DType::F16 } else { DType::BF16 };
+            let config = Config::new(2, 16).dtype(dtype);
             assert!(refused(Attention::with_pipelines(gpu.pipelines(), config).err()));
         }
         _ => drop(cache(&gpu, CacheStorage::Q4(ScaleGroup::Row)).expect("a cache")),
@@ -71,7 +73,8 @@ fn nothing_is_wrong_here() {
         let report = gpu.check().expect("a device that works");
         assert_eq!(report.wrong().count(), 0, "{report}");
         let right = |family| matches!(report.verdict(family), Verdict::Right { share } if *share <= 1.0);
-        let caches = [Family::CacheF32, Family::CacheF16, Family::CacheQ8, Family::CacheQ4];
+        let caches =
+            [Family::CacheF32, Family::CacheF16, Family::CacheBF16, Family::CacheQ8, Family::CacheQ4];
         assert!(caches.into_iter().all(right), "{report}");
         let forms = [
             [Family::FusedGpu, Family::FusedCpu],
@@ -87,6 +90,7 @@ fn nothing_is_wrong_here() {
         }
         assert!(right(Family::SplitKeys));
         assert_eq!(right(Family::F16Tensors), profile.f16);
+        assert!(right(Family::BF16Tensors));
         // Nothing is compiled for a second one.
         let compiled = gpu.pipelines().compiled();
         gpu.check().expect("a device that works");
@@ -103,9 +107,11 @@ fn a_wrong_family_is_put_aside_on_software_drivers() {
         Family::DecodeCpu,
         Family::CacheF32,
         Family::CacheF16,
+        Family::CacheBF16,
         Family::CacheQ8,
         Family::CacheQ4,
         Family::F16Tensors,
+        Family::BF16Tensors,
         Family::FusedCpu,
         Family::StagedCpu,
         Family::ProductsCpu,

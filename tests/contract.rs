@@ -52,6 +52,7 @@ impl Parsed {
         };
         match &ty.inner {
             TypeInner::Scalar(s) => scalar(*s),
+            TypeInner::Atomic(s) => format!("atomic<{}>", scalar(*s)),
             TypeInner::Vector { size, scalar: s } => format!("vec{}<{}>", *size as u8, scalar(*s)),
             TypeInner::Array { base, size: ArraySize::Constant(n), .. } => {
                 format!("array<{}, {n}>", self.spelled(*base))

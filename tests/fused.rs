@@ -21,11 +21,12 @@ fn setup(form: KernelForm) -> Setup {
     }
 }
 
-/// In `form` dense, in f16, and through a window where nothing is aligned.
+/// In `form` dense, in f16, and through a window where nothing is aligned, in f32 or bf16 by the rules.
 fn ways(case: &Case, form: KernelForm) -> [Setup; 3] {
     let dense = setup(form);
     let layout = Layout::Window(case.shape.q_len as u64 | 1);
-    [dense, Setup { dtype: DType::F16, ..dense }, Setup { profile: defaults(), layout, ..dense }]
+    let dtype = [DType::F32, DType::BF16][Rng::named(&case.rules.names().join(" + ")).below(2)];
+    [dense, Setup { dtype: DType::F16, ..dense }, Setup { profile: defaults(), layout, dtype, ..dense }]
 }
 
 /// Runs `case` in both forms in every way, each of which is another kernel.
@@ -88,10 +89,14 @@ fn channels() {
             if !own && !rest(&case.name) {
                 continue;
             }
-            // f16 and unaligned windows in turn.
+            // f16, unaligned windows and bf16 in turn.
             let dense = setup(form);
-            let window = Setup { profile: defaults(), layout: Layout::Window(n as u64 | 1), ..dense };
-            let other = if n % 2 == 0 { Setup { dtype: DType::F16, ..dense } } else { window };
+            let plain = Setup { profile: defaults(), ..dense };
+            let other = match n % 3 {
+                0 => Setup { dtype: DType::F16, ..dense },
+                1 => Setup { layout: Layout::Window(n as u64 | 1), ..plain },
+                _ => Setup { dtype: DType::BF16, ..plain },
+            };
             report.check_in(&case, &dense, &mut Default::default());
             let also = (n % 4 < 2) == (form == KernelForm::Gpu);
             if head_dim <= 128 && (also || rest(&format!("{}, {form:?}", case.name))) {

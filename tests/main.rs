@@ -2,6 +2,7 @@
 
 mod harness;
 
+mod bf16;
 mod biases;
 mod block_maps;
 mod caches;

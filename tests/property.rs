@@ -309,8 +309,8 @@ fn same_vectors(dim: usize, rng: &mut Rng) -> usize {
 pub const LENGTHS: &[usize] = &[1, 1, 2, 3, 4, 5, 8, 11, 16, 17, 31, 32, 63, 64, 65, 67, 127, 129];
 pub const DIMS: &[usize] = &[1, 2, 3, 4, 5, 7, 8, 12, 13, 16, 17, 31, 32, 33, 64, 65];
 
-pub fn weights(rng: &mut Rng, f16: bool) -> Weights {
-    let dtype = if f16 && rng.chance(0.4) { DType::F16 } else { DType::F32 };
+pub fn weights(rng: &mut Rng, profile: &Profile) -> Weights {
+    let dtype = float(rng, profile);
     rng.pick(&[Weights::None, Weights::None, Weights::PerHead(dtype), Weights::Mean(dtype)])
 }
 
@@ -318,9 +318,10 @@ pub fn profile(rng: &mut Rng) -> &'static Profile {
     if rng.chance(0.3) { defaults() } else { full() }
 }
 
-/// F16 or F32, where the device has both.
+/// F32, or one of the shorter types that the device has.
 pub fn float(rng: &mut Rng, profile: &Profile) -> DType {
-    if profile.f16 && rng.chance(0.4) { DType::F16 } else { DType::F32 }
+    let half = if profile.f16 { DType::F16 } else { DType::BF16 };
+    rng.pick(&[DType::F32, DType::F32, half, DType::BF16])
 }
 
 /// Everything random about a problem and its run.
@@ -371,7 +372,7 @@ impl Draw {
         } else if profile.name == "full" && few.chance(0.3) {
             profile = planned_by_name(few.pick(&["4 lanes", "16 lanes"])).expect("there is one");
         }
-        let weights = weights(rng, profile.f16);
+        let weights = weights(rng, profile);
         let path = if weights == Weights::None {
             rng.pick(&[Path::Fused, Path::Fused, Path::Staged])
         } else {
@@ -574,5 +575,5 @@ fn random_problems_match_the_reference() {
     report.finish();
     // Of all draws every combination of device, form and type has had its share; of one in ten other seeds not every one has.
     let others = std::env::var_os("WGPU_ATTENTION_TEST_SEED").is_some();
-    assert!(others || draws.len() < 400 || seen.len() >= 8 + 4 * usize::from(full().f16), "{seen:?}");
+    assert!(others || draws.len() < 400 || seen.len() >= 16 + 4 * usize::from(full().f16), "{seen:?}");
 }

@@ -99,7 +99,7 @@ impl Draw {
                 _ => Storage::Window(rng.word()),
             },
             lse: rng.chance(0.5),
-            weights: weights(rng, profile.f16),
+            weights: weights(rng, profile),
         }
     }
 

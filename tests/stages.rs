@@ -14,7 +14,7 @@ use crate::harness::{Case, FORMS, Layout, Report, Setup, Weights, defaults, full
 fn check(report: &mut Report, case: &Case, weights: Weights) {
     for (n, profile) in profiles().into_iter().enumerate() {
         for form in FORMS {
-            for dtype in [DType::F32, DType::F16] {
+            for dtype in [DType::F32, [DType::F16, DType::BF16][n]] {
                 let layout = if n == 0 { Layout::Dense } else { Layout::Window(case.shape.q_len as u64 | 1) };
                 let path = Path::Staged;
                 let setup =
@@ -98,9 +98,12 @@ fn large_tiles() {
     let mut report = Report::new("stages, large tiles");
     let shape =
         Shape { batch: 16, heads: 16, kv_heads: 8, q_len: 65, kv_len: 66, head_dim: 5, value_dim: 68 };
-    for (dtype, layout) in
-        [(DType::F32, Layout::Dense), (DType::F32, Layout::Window(3)), (DType::F16, Layout::Blhd)]
-    {
+    for (dtype, layout) in [
+        (DType::F32, Layout::Dense),
+        (DType::F32, Layout::Window(3)),
+        (DType::F16, Layout::Blhd),
+        (DType::BF16, Layout::Dense),
+    ] {
         let case = Case::random("large tiles", shape).with(|c| c.rules.causal = true);
         let setup = Setup {
             profile: full(),
@@ -117,10 +120,12 @@ fn large_tiles() {
     report.finish();
 }
 
-/// On the staged path, whose shaders are the same for all channels; the `n`th also in f16 or on the plain device.
+/// On the staged path, whose shaders are the same for all channels; the `n`th also in f16, or on the plain device in f32 or bf16.
 fn check_layer(report: &mut Report, case: &LayerCase, n: usize) {
-    let other =
-        [(full(), DType::F16, Storage::Separate), (defaults(), DType::F32, Storage::OneBuffer { gap: 0 })];
+    let other = [
+        (full(), DType::F16, Storage::Separate),
+        (defaults(), [DType::F32, DType::BF16][n / 2 % 2], Storage::OneBuffer { gap: 0 }),
+    ];
     for (profile, dtype, storage) in [(full(), DType::F32, Storage::Separate), other[n % 2]] {
         for (f, form) in FORMS.into_iter().enumerate() {
             if f != (n + usize::from(profile.f16 && dtype == DType::F32)) % 2

@@ -266,6 +266,10 @@ fn every_kind_of_workload() {
         Workload::product([40, 36, 100], DType::F32),
         Workload::product([1, 36, 52], DType::F32),
         Workload::product([40, 35, 52], DType::F32).f16_operands(true),
+        Workload::attention(Shape { head_dim: 13, value_dim: 7, ..SHAPE }, DType::BF16).masked(),
+        Workload::attention(decode, DType::BF16),
+        Workload::cached(decode, DType::BF16, CacheStorage::BF16),
+        Workload::product([40, 36, 100], DType::BF16),
     ];
     workloads.extend(Workload::layer(&LayerConfig::new(48, 3).kv_heads(1), 2, 20));
     if full().f16 {

@@ -1,8 +1,8 @@
 //! An attention call with its buffers, and rows of its result against the reference.
 
-use half::f16;
+use half::{bf16, f16};
 use wgpu_attention::reference::compare::{
-    Difference, EPSILON_F16, EPSILON_F32, Mismatch, Tolerance, compare,
+    Difference, EPSILON_BF16, EPSILON_F16, EPSILON_F32, Mismatch, Tolerance, compare,
 };
 use wgpu_attention::reference::{self, Options, widen};
 use wgpu_attention::{
@@ -283,16 +283,21 @@ fn cut<T: Copy>(x: &[T], length: usize, dim: usize, first: usize, rows: usize) -
 
 /// As `dtype` keeps it.
 pub fn rounded(x: Vec<f32>, dtype: DType) -> Vec<f32> {
-    if dtype == DType::F16 { x.into_iter().map(|x| f16::from_f32(x).to_f32()).collect() } else { x }
+    match dtype {
+        DType::F16 => x.into_iter().map(|x| f16::from_f32(x).to_f32()).collect(),
+        DType::BF16 => x.into_iter().map(|x| bf16::from_f32(x).to_f32()).collect(),
+        _ => x,
+    }
 }
 
 /// # Errors
 /// A device without the memory.
 pub fn upload(gpu: &Gpu, x: &[f32], dtype: DType) -> Result<wgpu::Buffer, Error> {
-    if dtype == DType::F16 {
-        return gpu.upload(&x.iter().map(|x| f16::from_f32(*x).to_bits()).collect::<Vec<u16>>());
+    match dtype {
+        DType::F16 => gpu.upload(&x.iter().map(|x| f16::from_f32(*x).to_bits()).collect::<Vec<u16>>()),
+        DType::BF16 => gpu.upload(&x.iter().map(|x| bf16::from_f32(*x).to_bits()).collect::<Vec<u16>>()),
+        _ => gpu.upload(x),
     }
-    gpu.upload(x)
 }
 
 /// A buffer for `n` elements of a result, NaN until they are written.
@@ -305,11 +310,12 @@ pub fn blank(gpu: &Gpu, n: usize, dtype: DType) -> Result<wgpu::Buffer, Error> {
 
 /// `n` elements of a result.
 pub fn read(gpu: &Gpu, buffer: &wgpu::Buffer, n: usize, dtype: DType) -> Vec<f32> {
-    if dtype == DType::F16 {
-        let bits: Vec<u16> = gpu.download(buffer, n).expect("a result");
-        return bits.into_iter().map(|x| f16::from_bits(x).to_f32()).collect();
+    let bits = || gpu.download::<u16>(buffer, n).expect("a result").into_iter();
+    match dtype {
+        DType::F16 => bits().map(|x| f16::from_bits(x).to_f32()).collect(),
+        DType::BF16 => bits().map(|x| bf16::from_bits(x).to_f32()).collect(),
+        _ => gpu.download(buffer, n).expect("a result"),
     }
-    gpu.download(buffer, n).expect("a result")
 }
 
 /// Compares a result of attention with the reference, and holds it to what `dtype` keeps.
@@ -328,11 +334,14 @@ pub fn compare_attention(
     compare(got, &want, tolerance(&rounded(naive, dtype), &want, dtype))
 }
 
-/// What tests permit of numbers in (−1, 1), and of f16 in terms of the largest result instead of the largest value: of
+/// What tests permit of numbers in (−1, 1), and of shorter floats in terms of the largest result instead of the largest value: of
 /// thousands of keys, whose mean is small, nothing else would be left.
 pub fn tolerance(naive: &[f32], want: &[f64], dtype: DType) -> Tolerance {
     let largest = want.iter().fold(0.0, |m: f64, x| m.max(x.abs()));
-    let (magnitude, epsilon) =
-        if dtype == DType::F16 { (largest, EPSILON_F16) } else { (largest.max(1.0), EPSILON_F32) };
+    let (magnitude, epsilon) = match dtype {
+        DType::F16 => (largest, EPSILON_F16),
+        DType::BF16 => (largest, EPSILON_BF16),
+        _ => (largest.max(1.0), EPSILON_F32),
+    };
     Tolerance::from_naive(&widen::<f64>(naive), want, magnitude, epsilon)
 }

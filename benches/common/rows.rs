@@ -73,5 +73,9 @@ pub fn shape_name(shape: Shape, times: &str) -> String {
 }
 
 pub fn dtype_name(dtype: DType) -> &'static str {
-    if dtype == DType::F16 { "f16" } else { "f32" }
+    match dtype {
+        DType::F16 => "f16",
+        DType::BF16 => "bf16",
+        _ => "f32",
+    }
 }

@@ -1,9 +1,9 @@
-// Words that hold several channels, as caches and tensors of halves have them.
+// Words that hold several channels, as caches and tensors of F16 and BF16 have them.
 //
-// STORAGE_KIND: F32, F16, Q8 or Q4; a vector of four words has VECTORS vectors of four channels. Eight channels of Q4 are a
+// STORAGE_KIND: F32, F16, BF16, Q8 or Q4; a vector of four words has VECTORS vectors of four channels. Eight channels of Q4 are a
 // word: its byte n holds channel n below and channel n + 4 above, each plus 8.
 //
-// Needs: F16, F32, Q4, Q8, SCALED, STORAGE_KIND, VECTORS; Source; k_scale, k_word, v_scale, v_word.
+// Needs: BF16, F16, F32, Q4, Q8, SCALED, STORAGE_KIND, VECTORS; Source; k_scale, k_word, v_scale, v_word.
 // Gives: BIAS, CHANNELS; k_four, unpacked, unpacked_all, v_four.
 
 const CHANNELS: u32 = VECTORS * 4u;
@@ -17,6 +17,10 @@ fn unpacked(word: vec4<u32>, i: u32) -> vec4<f32> {
     }
     if STORAGE_KIND == F16 {
         return vec4<f32>(unpack2x16float(word[2u * i % 4u]), unpack2x16float(word[2u * i % 4u + 1u]));
+    }
+    if STORAGE_KIND == BF16 {
+        let pairs = vec2<u32>(word[2u * i % 4u], word[2u * i % 4u + 1u]);
+        return bitcast<vec4<f32>>((pairs.xxyy << vec4<u32>(16u, 0u, 16u, 0u)) & vec4<u32>(0xffff0000u));
     }
     if STORAGE_KIND == Q8 {
         return vec4<f32>(unpack4xU8(word[i % 4u] ^ 0x80808080u));

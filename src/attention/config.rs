@@ -1,6 +1,7 @@
 //! The configuration of attention.
 
 use crate::device::DeviceFacts;
+use crate::dtype::FLOAT;
 use crate::error::Error;
 use crate::family::Family;
 use crate::plan::Tuning;
@@ -52,7 +53,7 @@ impl Config {
         self
     }
 
-    /// Element type of q, k, v and out: F32 or F16. Sums are f32 either way.
+    /// Element type of q, k, v and out: F32, F16 or BF16. Sums are always f32.
     pub fn dtype(mut self, dtype: DType) -> Self {
         self.dtype = dtype;
         self
@@ -108,12 +109,16 @@ impl Config {
 pub(crate) fn check_dtype(dtype: DType, device: &DeviceFacts) -> Result<(), Error> {
     match dtype {
         DType::F32 => Ok(()),
+        DType::BF16 if device.lacks(Family::BF16Tensors) => {
+            Err(Error::PutAside { family: Family::BF16Tensors })
+        }
+        DType::BF16 => Ok(()),
         DType::F16 if device.lacks(Family::F16Tensors) => Err(Error::PutAside { family: Family::F16Tensors }),
         DType::F16 if device.f16 => Ok(()),
         DType::F16 => Err(Error::MissingFeature {
             feature: wgpu::Features::SHADER_F16,
             needed_for: "tensors of dtype F16",
         }),
-        got => Err(Error::Type { tensor: "config", expected: "F32 or F16".into(), got }),
+        got => Err(Error::Type { tensor: "config", expected: FLOAT.into(), got }),
     }
 }

@@ -14,7 +14,7 @@ use crate::tensor::{Access, LONGEST_AXIS, TensorView, check_aliasing, check_floa
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct Append<'a> {
-    /// `[batch, kv_heads, rows, head_dim]`, F32 or F16, whatever the cache stores.
+    /// `[batch, kv_heads, rows, head_dim]`, F32, F16 or BF16, whatever the cache stores.
     pub(crate) k: TensorView<'a>,
     /// `[batch, kv_heads, rows, value_dim]`, of the same type.
     pub(crate) v: TensorView<'a>,

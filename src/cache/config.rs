@@ -14,6 +14,8 @@ pub enum CacheStorage {
     F32,
     /// 16-bit floats; needs no device feature. Finite values beyond ±65504 become ±65504.
     F16,
+    /// The upper halves of 32-bit floats, rounded to the nearest, ties to even; needs no device feature.
+    BF16,
     /// Signed bytes and an f32 scale per group: `scale = max|x| / 127`, and each value is off by at most half a scale.
     Q8(ScaleGroup),
     /// Four bits, −7 to 7, and an f32 scale per group: `scale = max|x| / 7`.
@@ -35,6 +37,7 @@ impl CacheStorage {
         match self {
             CacheStorage::F32 => StorageKind::F32,
             CacheStorage::F16 => StorageKind::F16,
+            CacheStorage::BF16 => StorageKind::BF16,
             CacheStorage::Q8(_) => StorageKind::Q8,
             CacheStorage::Q4(_) => StorageKind::Q4,
         }
@@ -44,7 +47,7 @@ impl CacheStorage {
     pub(crate) fn group(self, dim: usize) -> usize {
         let padded = self.words(dim).saturating_mul(self.storage_kind().per_word());
         match self {
-            CacheStorage::F32 | CacheStorage::F16 => 1,
+            CacheStorage::F32 | CacheStorage::F16 | CacheStorage::BF16 => 1,
             // Never none, of a row without channels either.
             CacheStorage::Q8(ScaleGroup::Row) | CacheStorage::Q4(ScaleGroup::Row) => padded.max(1),
             CacheStorage::Q8(ScaleGroup::Of(n)) | CacheStorage::Q4(ScaleGroup::Of(n)) => {

@@ -20,7 +20,7 @@ pub struct CacheRead<'a> {
 }
 
 impl<'a> CacheRead<'a> {
-    /// Into `k`, `[batch, kv_heads, rows, head_dim]`, and `v`, `[batch, kv_heads, rows, value_dim]`: F32 or F16,
+    /// Into `k`, `[batch, kv_heads, rows, head_dim]`, and `v`, `[batch, kv_heads, rows, value_dim]`: F32, F16 or BF16,
     /// whatever the cache stores, both of one type.
     pub fn new(k: TensorView<'a>, v: TensorView<'a>) -> Self {
         CacheRead { k, v, at: RowPositions::Start(0) }

@@ -1,13 +1,13 @@
 //! Numbers to compute with, and what is said of the results.
 
-use half::f16;
+use half::{bf16, f16};
 
 use crate::error::Error;
 use crate::gpu::Gpu;
 use crate::problem::Shape;
-use crate::reference::compare::{Mismatch, Tolerance, compare};
+use crate::reference::compare::{EPSILON_F16, EPSILON_F32, Mismatch, Tolerance, compare};
 use crate::reference::widen;
-use crate::tensor::count;
+use crate::tensor::{DType, count};
 
 /// How much of the permitted error there is, or what is wrong.
 pub(crate) type Outcome = Result<f64, Mismatch>;
@@ -31,26 +31,41 @@ pub(crate) fn inputs(shape: &Shape) -> [Vec<f32>; 3] {
 }
 
 /// Compares `got` with `want` and gives the share of the permitted error. `naive` is what plain loops in f32 compute.
-pub(crate) fn judge(got: &[f32], want: &[f64], naive: &[f32], epsilon: f64) -> Outcome {
+pub(crate) fn judge(got: &[f32], want: &[f64], naive: &[f32], dtype: DType) -> Outcome {
+    let (naive, epsilon) = match dtype {
+        // Matrix units round more than the result.
+        DType::F16 => (naive.to_vec(), EPSILON_F16),
+        DType::BF16 => (from_bits(&to_bits(naive, dtype), dtype), EPSILON_F32),
+        _ => (naive.to_vec(), EPSILON_F32),
+    };
     let magnitude = want.iter().fold(1.0, |m: f64, x| m.max(x.abs()));
-    let tolerance = Tolerance::from_naive(&widen::<f64>(naive), want, magnitude, epsilon);
+    let tolerance = Tolerance::from_naive(&widen::<f64>(&naive), want, magnitude, epsilon);
     compare(got, want, tolerance).map(|difference| difference.absolute / tolerance.absolute)
 }
 
-pub(crate) fn to_halves(x: &[f32]) -> Vec<f16> {
-    x.iter().map(|x| f16::from_f32(*x)).collect()
+/// As buffers of F16 or BF16 have it.
+pub(crate) fn to_bits(x: &[f32], dtype: DType) -> Vec<u16> {
+    let bits = |x: &f32| match dtype {
+        DType::BF16 => bf16::from_f32(*x).to_bits(),
+        _ => f16::from_f32(*x).to_bits(),
+    };
+    x.iter().map(bits).collect()
 }
 
-pub(crate) fn from_halves(x: &[f16]) -> Vec<f32> {
-    x.iter().map(|x| x.to_f32()).collect()
+pub(crate) fn from_bits(x: &[u16], dtype: DType) -> Vec<f32> {
+    let value = |x: &u16| match dtype {
+        DType::BF16 => bf16::from_bits(*x).to_f32(),
+        _ => f16::from_bits(*x).to_f32(),
+    };
+    x.iter().map(value).collect()
 }
 
-/// f16 in u16, as buffers have it.
-pub(crate) fn bits(x: &[f16]) -> Vec<u16> {
-    x.iter().map(|x| x.to_bits()).collect()
-}
-
-pub(crate) async fn halves_of(gpu: &Gpu, buffer: &wgpu::Buffer, n: usize) -> Result<Vec<f32>, Error> {
+pub(crate) async fn halves_of(
+    gpu: &Gpu,
+    dtype: DType,
+    buffer: &wgpu::Buffer,
+    n: usize,
+) -> Result<Vec<f32>, Error> {
     let got: Vec<u16> = gpu.download_async(buffer, n).await?;
-    Ok(got.into_iter().map(|x| f16::from_bits(x).to_f32()).collect())
+    Ok(from_bits(&got, dtype))
 }

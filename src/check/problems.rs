@@ -1,6 +1,6 @@
 //! The problems of a check: small, with ragged edges, each computed by the plan that a call like it would get.
 
-use super::data::{Outcome, bits, from_halves, halves_of, inputs, judge, noise, to_halves};
+use super::data::{Outcome, from_bits, halves_of, inputs, judge, noise, to_bits};
 use crate::attention::{Attention, Config, Forward};
 use crate::cache::{Append, Cache, CacheConfig, CacheRead, CacheStorage, ScaleGroup, Tokens};
 use crate::device::DeviceFacts;
@@ -11,7 +11,7 @@ use crate::mask::{DeviceMask, HostMask};
 use crate::plan::{MatrixUnits, Tuning};
 use crate::problem::Shape;
 use crate::projection::{Linear, Projection, ProjectionForward};
-use crate::reference::compare::{EPSILON_F16, EPSILON_F32, Tolerance, compare};
+use crate::reference::compare::{EPSILON_F16, Tolerance, compare};
 use crate::reference::{self, Options, cache::stored, widen};
 use crate::scratch::Scratch;
 use crate::tensor::{DType, TensorView, count};
@@ -24,8 +24,8 @@ pub(super) enum Problem {
     Weights,
     /// One query, keys enough to split.
     Decode,
-    /// Tensors of F16, many queries or few; where there are matrix units, with or without.
-    Halves { q_len: usize, units: MatrixUnits },
+    /// Tensors of F16 or BF16, many queries or few; where there are matrix units, with or without.
+    Halves { dtype: DType, q_len: usize, units: MatrixUnits },
     /// One query and a cache.
     Cached(CacheStorage),
     /// `x Wᵀ + b`, of so many rows.
@@ -34,18 +34,22 @@ pub(super) enum Problem {
 
 impl Problem {
     /// What others build on first.
-    pub const ALL: [Problem; 13] = [
+    pub const ALL: [Problem; 17] = [
         Problem::Product { rows: FEW, dtype: DType::F32 },
         Problem::Prefill,
         Problem::Weights,
         Problem::Decode,
-        Problem::Halves { q_len: FEW, units: MatrixUnits::Never },
-        Problem::Halves { q_len: PREFILL.q_len, units: MatrixUnits::Never },
-        Problem::Halves { q_len: PREFILL.q_len, units: MatrixUnits::Auto },
+        Problem::Halves { dtype: DType::F16, q_len: FEW, units: MatrixUnits::Never },
+        Problem::Halves { dtype: DType::F16, q_len: PREFILL.q_len, units: MatrixUnits::Never },
+        Problem::Halves { dtype: DType::F16, q_len: PREFILL.q_len, units: MatrixUnits::Auto },
+        Problem::Halves { dtype: DType::BF16, q_len: FEW, units: MatrixUnits::Never },
+        Problem::Halves { dtype: DType::BF16, q_len: PREFILL.q_len, units: MatrixUnits::Never },
         Problem::Product { rows: FEW, dtype: DType::F16 },
         Problem::Product { rows: PREFILL.q_len, dtype: DType::F16 },
+        Problem::Product { rows: FEW, dtype: DType::BF16 },
         Problem::Cached(CacheStorage::F32),
         Problem::Cached(CacheStorage::F16),
+        Problem::Cached(CacheStorage::BF16),
         Problem::Cached(CacheStorage::Q8(ScaleGroup::Row)),
         Problem::Cached(CacheStorage::Q4(ScaleGroup::Row)),
     ];
@@ -57,9 +61,11 @@ impl Problem {
         match self {
             Problem::Halves { units: MatrixUnits::Auto, .. } => matrix,
             // Software drivers have one kernel for both lengths.
-            Problem::Halves { q_len, .. } if q_len > FEW => device.f16 && !device.software,
+            Problem::Halves { q_len, .. } if q_len > FEW && device.software => false,
             Problem::Product { rows, dtype: DType::F16 } if rows > FEW => matrix,
-            Problem::Halves { .. } | Problem::Product { dtype: DType::F16, .. } => device.f16,
+            Problem::Halves { dtype, .. } | Problem::Product { dtype, .. } => {
+                dtype != DType::F16 || device.f16
+            }
             _ => true,
         }
     }
@@ -71,7 +77,9 @@ impl Problem {
             Problem::Prefill => attention(gpu, PREFILL, false).await,
             Problem::Weights => attention(gpu, Shape { q_len: FEW, ..PREFILL }, true).await,
             Problem::Decode => attention(gpu, DECODE, false).await,
-            Problem::Halves { q_len, units } => halves(gpu, Shape { q_len, ..PREFILL }, units).await,
+            Problem::Halves { dtype, q_len, units } => {
+                halves(gpu, dtype, Shape { q_len, ..PREFILL }, units).await
+            }
             Problem::Cached(storage) => cached(gpu, storage).await,
             Problem::Product { rows, dtype } => product(gpu, rows, dtype).await,
         }
@@ -95,11 +103,11 @@ fn judge_attention(
     [q, k, v]: [&[f32]; 3],
     shape: Shape,
     options: &Options,
-    epsilon: f64,
+    dtype: DType,
 ) -> Result<Outcome, Error> {
     let want = reference::attention::<f64>(&widen(q), &widen(k), &widen(v), shape, options)?;
     let naive = reference::attention::<f32>(q, k, v, shape, options)?;
-    Ok(judge(got, &want.out, &naive.out, epsilon))
+    Ok(judge(got, &want.out, &naive.out, dtype))
 }
 
 async fn attention(gpu: &Gpu, shape: Shape, weights: bool) -> Result<Outcome, Error> {
@@ -112,15 +120,14 @@ async fn attention(gpu: &Gpu, shape: Shape, weights: bool) -> Result<Outcome, Er
     if let (Some(got), Some(want), Some(naive)) = (got.weights, want.weights, naive.weights) {
         pairs.push((got, want, naive));
     }
-    let shares = pairs.iter().map(|(got, want, naive)| judge(got, want, naive, EPSILON_F32));
+    let shares = pairs.iter().map(|(got, want, naive)| judge(got, want, naive, DType::F32));
     Ok(shares.collect::<Result<Vec<_>, _>>().map(|shares| shares.into_iter().fold(0.0, f64::max)))
 }
 
-async fn halves(gpu: &Gpu, shape: Shape, units: MatrixUnits) -> Result<Outcome, Error> {
-    let dtype = DType::F16;
-    let data = inputs(&shape).map(|x| to_halves(&x));
+async fn halves(gpu: &Gpu, dtype: DType, shape: Shape, units: MatrixUnits) -> Result<Outcome, Error> {
+    let data = inputs(&shape).map(|x| to_bits(&x, dtype));
     let watch = Watch::begin(gpu.device());
-    let [q, k, v] = [&data[0], &data[1], &data[2]].map(|x| gpu.upload(&bits(x)));
+    let [q, k, v] = [&data[0], &data[1], &data[2]].map(|x| gpu.upload(x));
     let (q, k, v, out) = (q?, k?, v?, gpu.buffer(2 * count(shape.out()))?);
     let config = Config::new(shape.heads, shape.head_dim).kv_heads(shape.kv_heads).value_dim(shape.value_dim);
     let config = config.dtype(dtype).tuning(Tuning::new().matrix_units(units));
@@ -135,9 +142,9 @@ async fn halves(gpu: &Gpu, shape: Shape, units: MatrixUnits) -> Result<Outcome, 
     let mut scratch = Scratch::new(gpu.device(), attention.scratch_size(&call)?)?;
     gpu.submit(|encoder| attention.forward(encoder, &call, &mut scratch))?;
     watch.end("attention").await?;
-    let got = halves_of(gpu, &out, count(shape.out())).await?;
-    let [q, k, v] = data.map(|x| from_halves(&x));
-    judge_attention(&got, [&q, &k, &v], shape, &Options::new().mask(HostMask::causal()), EPSILON_F16)
+    let got = halves_of(gpu, dtype, &out, count(shape.out())).await?;
+    let [q, k, v] = data.map(|x| from_bits(&x, dtype));
+    judge_attention(&got, [&q, &k, &v], shape, &Options::new().mask(HostMask::causal()), dtype)
 }
 
 async fn cached(gpu: &Gpu, storage: CacheStorage) -> Result<Outcome, Error> {
@@ -175,6 +182,8 @@ async fn cached(gpu: &Gpu, storage: CacheStorage) -> Result<Outcome, Error> {
         let absolute = match storage {
             CacheStorage::F32 => 0.0,
             CacheStorage::F16 => EPSILON_F16,
+            // By bits, the same everywhere.
+            CacheStorage::BF16 => 0.0,
             CacheStorage::Q8(_) => 1.01 / 127.0,
             CacheStorage::Q4(_) => 1.01 / 7.0,
         };
@@ -182,15 +191,15 @@ async fn cached(gpu: &Gpu, storage: CacheStorage) -> Result<Outcome, Error> {
             return Ok(Err(wrong));
         }
     }
-    judge_attention(&got, [&data[0], &k, &v], shape, &Options::new(), EPSILON_F32)
+    judge_attention(&got, [&data[0], &k, &v], shape, &Options::new(), dtype)
 }
 
 async fn product(gpu: &Gpu, rows: usize, dtype: DType) -> Result<Outcome, Error> {
     let [features, dim] = [44, 52];
     let data = [noise(rows * features, 4), noise(dim * features, 5), noise(dim, 6)];
-    let halves = dtype == DType::F16;
-    let data = data.map(|x| if halves { from_halves(&to_halves(&x)) } else { x });
-    let upload = |x: &Vec<f32>| if halves { gpu.upload(&bits(&to_halves(x))) } else { gpu.upload(x) };
+    let halves = dtype != DType::F32;
+    let data = data.map(|x| if halves { from_bits(&to_bits(&x, dtype), dtype) } else { x });
+    let upload = |x: &Vec<f32>| if halves { gpu.upload(&to_bits(x, dtype)) } else { gpu.upload(x) };
     let watch = Watch::begin(gpu.device());
     let (x, weight, bias) = (upload(&data[0])?, upload(&data[1])?, upload(&data[2])?);
     let out = gpu.buffer(dtype.bytes() * rows * dim)?;
@@ -204,9 +213,10 @@ async fn product(gpu: &Gpu, rows: usize, dtype: DType) -> Result<Outcome, Error>
     gpu.submit(|encoder| projection.forward(encoder, &[call]))?;
     watch.end("a projection").await?;
     let n = rows * dim;
-    let got = if halves { halves_of(gpu, &out, n).await? } else { gpu.download_async(&out, n).await? };
+    let got =
+        if halves { halves_of(gpu, dtype, &out, n).await? } else { gpu.download_async(&out, n).await? };
     let wide = data.each_ref().map(|x| widen::<f64>(x));
     let want = reference::project(&wide[0], &wide[1], Some(&wide[2]), features, dim)?;
     let naive = reference::project::<f32>(&data[0], &data[1], Some(&data[2]), features, dim)?;
-    Ok(judge(&got, &want, &naive, if halves { EPSILON_F16 } else { EPSILON_F32 }))
+    Ok(judge(&got, &want, &naive, dtype))
 }

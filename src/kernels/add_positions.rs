@@ -62,10 +62,9 @@ impl AddPositions {
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
-        const TYPES: [Option<DType>; 3] = [None, Some(DType::F32), Some(DType::F16)];
         super::FLOATS.into_iter().flat_map(|x| {
-            TYPES.into_iter().flat_map(move |out| {
-                TYPES.into_iter().flat_map(move |learned| {
+            super::FLOATS_OR_NONE.into_iter().flat_map(move |out| {
+                super::FLOATS_OR_NONE.into_iter().flat_map(move |learned| {
                     [false, true].into_iter().map(move |positions| AddPositions {
                         x,
                         out,

@@ -31,6 +31,7 @@ fn meant() -> BTreeMap<(&'static str, &'static str), Option<u32>> {
         ("cache_advance", "DEVICE", Counts::Device as u32),
         ("keys/storage", "F32", StorageKind::F32 as u32),
         ("keys/storage", "F16", StorageKind::F16 as u32),
+        ("keys/storage", "BF16", StorageKind::BF16 as u32),
         ("keys/storage", "Q8", StorageKind::Q8 as u32),
         ("keys/storage", "Q4", StorageKind::Q4 as u32),
         ("mask/blocks", "HIDDEN", state::HIDDEN),

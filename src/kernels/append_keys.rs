@@ -51,10 +51,8 @@ impl AppendKeys {
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
-        super::FLOATS.into_iter().flat_map(|kv| {
-            [None, Some(DType::F32), Some(DType::F16)]
-                .into_iter()
-                .map(move |learned| AppendKeys { kv, learned })
-        })
+        super::FLOATS
+            .into_iter()
+            .flat_map(|kv| super::FLOATS_OR_NONE.into_iter().map(move |learned| AppendKeys { kv, learned }))
     }
 }

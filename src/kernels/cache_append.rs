@@ -3,7 +3,7 @@
 use super::cache::{CacheParams, CacheVariant};
 use super::row_positions::{self, PositionParams};
 use super::{rotation_table, shader};
-use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
+use crate::kernel::{BF16, Binding, Constant, Kernel, View, Width, params};
 use crate::tensor::{Access, DType};
 
 /// Where the rows go.
@@ -88,6 +88,7 @@ impl CacheAppend {
             shader!("cache/sequence_table"),
             shader!("cache/is_kept"),
             shader!("keys/storage"),
+            BF16,
             row_positions::SHADER,
             rotation_table::SHADER,
             shader!("cache_append"),

@@ -68,8 +68,12 @@ impl MergeSplits {
     pub fn all() -> impl Iterator<Item = Self> {
         super::FLOATS.into_iter().flat_map(|out| {
             super::WIDTHS.into_iter().flat_map(move |store| {
-                [(false, None), (true, Some(DType::F32)), (true, Some(DType::F16))]
-                    .map(|(lse, sink_logits)| MergeSplits { out, store, lse, sink_logits })
+                super::FLOATS_OR_NONE.map(|sink_logits| MergeSplits {
+                    out,
+                    store,
+                    lse: sink_logits.is_some(),
+                    sink_logits,
+                })
             })
         })
     }

@@ -55,5 +55,13 @@ pub(crate) fn memory_of(fragment: Fragment) -> &'static str {
 }
 
 /// Values of a variant's axes.
-pub(crate) const FLOATS: [DType; 2] = [DType::F32, DType::F16];
+pub(crate) const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+pub(crate) const FLOATS_OR_NONE: [Option<DType>; 4] =
+    [None, Some(DType::F32), Some(DType::F16), Some(DType::BF16)];
 pub(crate) const WIDTHS: [Width; 2] = [Width::One, Width::Four];
+
+/// The float types that a kernel is listed with beside `mask`: not every one beside BF16, whose loads and stores
+/// no mask changes.
+pub(crate) fn floats_beside(mask: &mask::MaskVariant) -> &'static [DType] {
+    if *mask == mask::MaskVariant::default() { &FLOATS } else { &FLOATS[..2] }
+}

@@ -70,7 +70,7 @@ impl Project {
         let native = matches!(self.tiles, Tiles::Matrix { .. });
         for (slots_of, name, alias) in [(self.x, "x", "A_ELEMENT"), (self.w, "w", "B_ELEMENT")] {
             slots_of.declare_as(name, self.width, native, &mut bindings, &mut slots);
-            let element = if native { slots_of.dtype.wgsl() } else { "f32" };
+            let element = if native { slots_of.dtype.operand() } else { "f32" };
             let _ = writeln!(slots, "alias {alias} = {element};");
         }
         match self.bias {
@@ -111,13 +111,14 @@ impl Project {
                 })
             })
         };
-        let [f32, f16] = super::FLOATS;
+        let [f32, f16, bf16] = super::FLOATS;
         let plain = matmul::ALL
             .into_iter()
             .flat_map(move |tiles| super::FLOATS.into_iter().flat_map(move |d| of(tiles, [d, d, f32, d])));
         let matrix = matmul::MATRIX.into_iter().flat_map(move |tiles| of(tiles, [f16; 4]));
         let rounded =
             [[f32; 4], [f16, f32, f16, f32]].into_iter().flat_map(move |d| of(matmul::MATRIX[2], d));
-        plain.chain(matrix).chain(rounded)
+        let bf16 = of(matmul::ALL[0], [bf16; 4]);
+        plain.chain(matrix).chain(rounded).chain(bf16)
     }
 }

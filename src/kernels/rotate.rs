@@ -70,8 +70,8 @@ impl Rotate {
 
     pub fn all() -> impl Iterator<Item = Self> {
         super::FLOATS.into_iter().flat_map(|x| {
-            [None, Some(DType::F32), Some(DType::F16)].into_iter().flat_map(move |out| {
-                [None, Some(DType::F32), Some(DType::F16)].into_iter().flat_map(move |cos_sin| {
+            super::FLOATS_OR_NONE.into_iter().flat_map(move |out| {
+                super::FLOATS_OR_NONE.into_iter().flat_map(move |cos_sin| {
                     [false, true].into_iter().map(move |positions| Rotate { x, out, cos_sin, positions })
                 })
             })

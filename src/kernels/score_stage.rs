@@ -42,6 +42,7 @@ impl ScoreStage {
     pub fn all() -> impl Iterator<Item = Self> {
         mask::MaskVariant::all()
             .into_iter()
-            .flat_map(|mask| super::FLOATS.map(|out| ScoreStage { out, mask: mask.scores_only() }))
+            .map(mask::MaskVariant::scores_only)
+            .flat_map(|mask| super::floats_beside(&mask).iter().map(move |&out| ScoreStage { out, mask }))
     }
 }

@@ -56,7 +56,7 @@ impl Scores {
         let ranges = mask::MaskVariant::all().into_iter().map(mask::MaskVariant::range_only);
         ranges.flat_map(|range| {
             matmul::ALL.into_iter().flat_map(move |tiles| {
-                super::FLOATS.into_iter().flat_map(move |dtype| {
+                super::floats_beside(&range).iter().flat_map(move |&dtype| {
                     super::WIDTHS.into_iter().flat_map(move |width| {
                         super::WIDTHS.into_iter().map(move |store| Scores {
                             tiles,

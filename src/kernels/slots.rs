@@ -18,7 +18,7 @@ impl Slots {
         self.declare_as(name, width, false, bindings, text);
     }
 
-    /// As [`declare`](Self::declare); `NAME_at4` gives the type in memory if `native`, else f32.
+    /// As [`declare`](Self::declare); `NAME_at4` gives f16 as it is if `native`, else f32.
     pub fn declare_as(
         self,
         name: &str,
@@ -31,7 +31,7 @@ impl Slots {
             let binding = Binding::read(format!("{name}{slot}"), self.dtype, width);
             bindings.push(Binding { native, ..binding });
         }
-        let four = format!("vec4<{}>", if native { self.dtype.wgsl() } else { "f32" });
+        let four = format!("vec4<{}>", if native { self.dtype.operand() } else { "f32" });
         let functions = [
             ("at4", "o: u32, stride: u32, n: u32", "o, stride, n", four.as_str()),
             ("at", "o: u32", "o", "f32"),

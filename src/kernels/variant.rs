@@ -35,7 +35,11 @@ impl KernelVariant {
     /// The families that it is of.
     pub fn families(&self) -> Families {
         let of = |families: &[Option<Family>]| families.iter().flatten().copied().collect();
-        let halves = |dtypes: &[DType]| dtypes.contains(&DType::F16).then_some(Family::F16Tensors);
+        let with_tensors = |families: &[Option<Family>], dtypes: &[DType]| {
+            let tensors = [(DType::F16, Family::F16Tensors), (DType::BF16, Family::BF16Tensors)];
+            let used = tensors.map(|(dtype, family)| dtypes.contains(&dtype).then_some(family));
+            families.iter().chain(&used).flatten().copied().collect()
+        };
         let staged = |tiles: Tiles| Some(STAGED.of(matches!(tiles, Tiles::Cpu { .. })));
         match self {
             KernelVariant::Project(v) => {
@@ -43,11 +47,11 @@ impl KernelVariant {
                     Tiles::Matrix(_) => Family::MatrixProducts,
                     tiles => PRODUCTS.of(matches!(tiles, Tiles::Cpu { .. })),
                 };
-                of(&[Some(family), halves(&[v.x.dtype, v.w.dtype, v.y])])
+                with_tensors(&[Some(family)], &[v.x.dtype, v.w.dtype, v.y])
             }
-            KernelVariant::Scores(v) => of(&[staged(v.tiles), halves(&[v.dtype])]),
+            KernelVariant::Scores(v) => with_tensors(&[staged(v.tiles)], &[v.dtype]),
             KernelVariant::Softmax(v) => of(&[Some(STAGED.of(v.rows.lanes == 1))]),
-            KernelVariant::WeightedSum(v) => of(&[staged(v.tiles), halves(&[v.v, v.out])]),
+            KernelVariant::WeightedSum(v) => with_tensors(&[staged(v.tiles)], &[v.v, v.out]),
             KernelVariant::Fused(v) => {
                 let family = match v.tiles {
                     FusedTiles::Gpu { .. } => Family::FusedGpu,
@@ -57,13 +61,13 @@ impl KernelVariant {
                     FusedTiles::Matrix(_) => Family::MatrixAttention,
                 };
                 let shuffles = matches!(v.tiles, FusedTiles::DecodeGpu(decode) if decode.subgroups);
-                of(&[
+                let families = [
                     Some(family),
                     shuffles.then_some(Family::SubgroupReductions),
                     v.splits.then_some(Family::SplitKeys),
                     v.cache.map(|cache| cache.storage.family()),
-                    halves(&[v.dtype]),
-                ])
+                ];
+                with_tensors(&families, &[v.dtype])
             }
             KernelVariant::MergeSplits(_) => of(&[Some(Family::SplitKeys)]),
             KernelVariant::CacheAppend(v) => of(&[Some(v.cache.storage.family())]),

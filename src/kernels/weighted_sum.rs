@@ -55,7 +55,7 @@ impl WeightedSum {
         let ranges = mask::MaskVariant::all().into_iter().map(mask::MaskVariant::range_only);
         ranges.flat_map(|range| {
             matmul::ALL.into_iter().flat_map(move |tiles| {
-                super::FLOATS.into_iter().flat_map(move |v| {
+                super::floats_beside(&range).iter().flat_map(move |&v| {
                     super::WIDTHS.into_iter().flat_map(move |width| {
                         super::WIDTHS.into_iter().map(move |store| WeightedSum {
                             tiles,

@@ -175,7 +175,7 @@ impl<L, K, B> Mask<L, K, B> {
     }
 
     /// Added to the scaled and softcapped scores; may hold −∞. Shape `[batch, heads, q_len, kv_len]`,
-    /// any may be 1. On a device the dtype is F32 or F16.
+    /// any may be 1. On a device the dtype is F32, F16 or BF16.
     ///
     /// A float `attn_mask` of PyTorch is this one; a boolean one is [`attn_mask`](Self::attn_mask).
     #[doc(alias = "attn_mask")]
@@ -185,7 +185,7 @@ impl<L, K, B> Mask<L, K, B> {
 
     /// ALiBi: adds `slope · (j − position)` to the score of key `j`, which falls with the distance behind the query
     /// for positive slopes (Press et al. 2022, "Train short, test long"). Shape `[batch, heads, 1, 1]`, any
-    /// may be 1. On a device the dtype is F32 or F16.
+    /// may be 1. On a device the dtype is F32, F16 or BF16.
     pub fn alibi(mut self, slopes: B) -> Self {
         self.settings.symmetric = false;
         self.with(Id::Alibi, [Part::Float(slopes)])
@@ -199,7 +199,7 @@ impl<L, K, B> Mask<L, K, B> {
 
     /// Adds `table[b, h, 0, clamp(j − position, −r, r) + r]`: a learned bias per distance, the outermost for all
     /// that are further (Shaw et al. 2018, "Self-attention with relative position representations", as a
-    /// bias). Shape `[batch, heads, 1, 2·r + 1]`, batch and heads may be 1. On a device the dtype is F32 or F16.
+    /// bias). Shape `[batch, heads, 1, 2·r + 1]`, batch and heads may be 1. On a device the dtype is F32, F16 or BF16.
     ///
     /// Distances are key − query, as for [`alibi`](Self::alibi): the last entry is of later keys. Reverse tables that
     /// count query − key, as T5's decoder, Swin and FlexAttention's example (`q_idx - kv_idx`) do.
@@ -209,7 +209,7 @@ impl<L, K, B> Mask<L, K, B> {
 
     /// Attention sinks: one more logit per head that takes its share of the softmax and has no value, so that a
     /// query's weights add up to less than 1 (gpt-oss 2025). It counts in lse: weights are
-    /// `exp(score − lse)`. Shape `[batch, heads, 1, 1]`, any may be 1. On a device the dtype is F32 or F16.
+    /// `exp(score − lse)`. Shape `[batch, heads, 1, 1]`, any may be 1. On a device the dtype is F32, F16 or BF16.
     pub fn sink_logits(self, sink_logits: B) -> Self {
         self.with(Id::SinkLogits, [Part::Float(sink_logits)])
     }

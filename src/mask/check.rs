@@ -4,6 +4,7 @@ use super::rule::{Axis, Given, Kind, Tensor, mismatch};
 use super::rules::{BY_SLOT, Id, NO_POSITIONS_IN_CACHES, TENSORS, slot};
 use super::{Alignment, DeviceMask, HostMask, HostTensor, Mask};
 use crate::device::DeviceFacts;
+use crate::dtype::FLOAT;
 use crate::error::Error;
 use crate::problem::Shape;
 use crate::tensor::{Access, DType, TensorView, count};
@@ -49,7 +50,7 @@ impl Tensor {
         let (right, expected) = match self.kind {
             Kind::Number => (got == DType::U32, "U32"),
             Kind::Bool => (got == DType::Bool, "Bool"),
-            Kind::Float => (got.is_float(), "F32 or F16"),
+            Kind::Float => (got.is_float(), FLOAT),
         };
         if right { Ok(()) } else { Err(Error::Type { tensor: self.name, expected: expected.into(), got }) }
     }

@@ -239,8 +239,14 @@ mod tests {
                     let shape = MatmulShape { batch, rows, cols };
                     let (in_fours, w_along_columns) = (true, false);
                     let tuning = Tuning::default();
-                    let outline =
-                        ProductOutline { shape, inner: 512, dtype, in_fours, w_along_columns, tuning };
+                    let outline = ProductOutline {
+                        shape,
+                        inner: 512,
+                        stored: [dtype; 2],
+                        in_fours,
+                        w_along_columns,
+                        tuning,
+                    };
                     let picks = product_candidates(&outline, &device).expect("plans");
                     assert_eq!(picks[0], Pick::default());
                     assert!(picks.len() > 1);

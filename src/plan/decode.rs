@@ -144,7 +144,8 @@ impl DecodeCpu {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KeySource {
     pub storage: StorageKind,
-    /// Whether they load as vectors of words, several channels each: in a cache, or in aligned halves.
+    /// Whether they load as vectors of words, several channels each: in a cache, or in aligned
+    /// tensors of F16 or BF16.
     pub words: bool,
     /// Whether the kernels for few rows can take the call: they neither skip tiles by a block map nor drop weights.
     pub simple: bool,
@@ -240,7 +241,9 @@ pub(super) fn decode_cpu(lanes: u32, rows: usize, shape: &Shape, keys: &KeySourc
     let narrow = shape.head_dim <= 64;
     let (keys_each, step, chunk) = match (keys.storage, rows) {
         _ if !keys.words || !keys.simple || shape.head_dim.max(shape.value_dim) > 256 => return None,
-        (StorageKind::F16, 1..=4) if !narrow => (16, if shape.value_dim <= 128 { 4 } else { 2 }, 512),
+        (StorageKind::F16 | StorageKind::BF16, 1..=4) if !narrow => {
+            (16, if shape.value_dim <= 128 { 4 } else { 2 }, 512)
+        }
         (StorageKind::Q8, 1) => (32, 4, 1024),
         (StorageKind::Q8, 2..=4) if shape.head_dim > 128 => (16, 2, 512),
         (StorageKind::Q8, 2..=4) => (32, if narrow { 4 } else { 2 }, 512),
@@ -275,6 +278,7 @@ mod tests {
             (false, StorageKind::F32),
             (true, StorageKind::F32),
             (true, StorageKind::F16),
+            (true, StorageKind::BF16),
             (true, StorageKind::Q8),
             (true, StorageKind::Q4),
         ] {

@@ -57,8 +57,8 @@ pub(crate) struct MatmulShape {
 pub(crate) struct ProductOutline {
     pub shape: MatmulShape,
     pub inner: usize,
-    /// F16 if inputs and weights are.
-    pub dtype: DType,
+    /// Of inputs and of weights.
+    pub stored: [DType; 2],
     /// Whether inputs and weights load in fours, and the weights along columns.
     pub in_fours: bool,
     pub w_along_columns: bool,
@@ -68,11 +68,12 @@ pub(crate) struct ProductOutline {
 impl ProductOutline {
     /// Calls that a measurement of this one stands for, if any is followed.
     pub fn class(&self) -> Option<Class> {
-        let ProductOutline { shape, inner, dtype, in_fours, w_along_columns, tuning } = *self;
-        let flags = [dtype == DType::F16, in_fours, w_along_columns, tuning.f16_operands];
+        let ProductOutline { shape, inner, stored, in_fours, w_along_columns, tuning } = *self;
+        let flags = [in_fours, w_along_columns, tuning.f16_operands];
         let flags = flags.into_iter().enumerate().fold(0, |bits, (n, flag)| bits | u32::from(flag) << n);
         let lengths = [shape.batch, shape.rows, shape.cols, inner];
-        tuning.is_open().then(|| Class::new(1, [flags, 0, 0, 0], lengths))
+        let [x, w] = stored.map(|dtype| dtype as u32);
+        tuning.is_open().then(|| Class::new(1, [flags, x, w, 0], lengths))
     }
 }
 
@@ -93,7 +94,8 @@ pub(super) fn choose_product_as(
     pick: &Pick,
     device: &DeviceFacts,
 ) -> Result<Tiles, Error> {
-    let ProductOutline { shape, dtype, in_fours, tuning, .. } = *outline;
+    let ProductOutline { shape, stored, in_fours, tuning, .. } = *outline;
+    let dtype = if stored == [DType::F16; 2] { DType::F16 } else { DType::F32 };
     if let Some(tiles) = tuning.settle(matrix_tiles(shape, dtype, in_fours, &tuning, pick, device))? {
         return Ok(Tiles::Matrix(tiles));
     }

@@ -29,8 +29,7 @@ impl KeyLayout {
     /// How they are stored.
     pub fn storage(&self) -> StorageKind {
         match self {
-            KeyLayout::Tensors { dtype: DType::F16, .. } => StorageKind::F16,
-            KeyLayout::Tensors { .. } => StorageKind::F32,
+            KeyLayout::Tensors { dtype, .. } => StorageKind::of(*dtype),
             KeyLayout::Cache { storage, .. } => *storage,
         }
     }
@@ -39,7 +38,7 @@ impl KeyLayout {
     pub fn in_words(&self) -> bool {
         match self {
             KeyLayout::Tensors { dtype, k, v } => {
-                *dtype == DType::F16 && [k, v].iter().all(|layout| layout.in_groups(3, 8))
+                dtype.bytes() == 2 && [k, v].iter().all(|layout| layout.in_groups(3, 8))
             }
             KeyLayout::Cache { .. } => true,
         }
@@ -148,9 +147,14 @@ impl Outline {
         if !simple || scores || weights.is_some() || !tuning.is_open() {
             return None;
         }
-        let flags = [dtype == DType::F16, keys.is_cache(), keys.in_words(), tuning.f16_operands, masked];
+        let flags = [keys.is_cache(), keys.in_words(), tuning.f16_operands, masked];
         let flags = flags.into_iter().enumerate().fold(0, |bits, (n, flag)| bits | u32::from(flag) << n);
-        let exact = [keys.storage() as u32, flags, shape.head_dim as u32, shape.value_dim as u32];
+        let exact = [
+            (dtype as u32) << 8 | keys.storage() as u32,
+            flags,
+            shape.head_dim as u32,
+            shape.value_dim as u32,
+        ];
         let rows = shape.q_len.saturating_mul(shape.group());
         Some(Class::new(0, exact, [rows, shape.batch.saturating_mul(shape.kv_heads), shape.kv_len, 1]))
     }

@@ -116,7 +116,7 @@ impl Tuning {
         self
     }
 
-    /// Lets matrix units round F32 operands (queries, keys, values; inputs and weights of projections) to f16, which kernels
+    /// Lets matrix units round F32 and BF16 operands (queries, keys, values; inputs and weights of projections) to f16, which kernels
     /// without them do not: an error of 2⁻¹¹ of each, and infinity above 65504. Not set: F32 tensors are computed in f32.
     pub const fn f16_operands(mut self, allowed: bool) -> Self {
         self.f16_operands = allowed;
@@ -159,7 +159,7 @@ impl Tuning {
             _ if device.lacks(family) => Err("put aside on this device; Pipelines::report says why"),
             MatrixUnits::Never => Err("the configuration forbids them"),
             _ if dtype != DType::F16 && !self.f16_operands => {
-                Err("F32 operands are not rounded unless f16_operands is set")
+                Err("F32 and BF16 operands are not rounded to f16 unless f16_operands is set")
             }
             MatrixUnits::Auto if self.form.is_cpu(device) => Err("software drivers have none"),
             _ => Ok(fragment),

@@ -49,7 +49,7 @@ pub enum Rotation<'a> {
     /// of scaling that [`RopeScaling`] does not have. Row `p` is for position `p`; tables with a row for each row of `x`
     /// are taken with [`RowPositions::Start`]`(0)`. Of pair `(a, b)` come `a cos − b sin` and `a sin + b cos`.
     CosSin {
-        /// `[batch or 1, 1, rows, pairs]`, F32 or F16. The first `2 · pairs` channels are rotated: of tables that hold
+        /// `[batch or 1, 1, rows, pairs]`, F32, F16 or BF16. The first `2 · pairs` channels are rotated: of tables that hold
         /// each angle twice, as in `transformers`, give one half ([`TensorView::slice`]).
         cos: TensorView<'a>,
         /// Shaped as `cos`, of its dtype.
@@ -65,7 +65,7 @@ pub enum Rotation<'a> {
 pub enum PositionTable<S, T> {
     /// The sinusoidal encoding (Vaswani et al. 2017), as wide as `x`.
     Sinusoid(S),
-    /// A learned table, `[1, 1, rows, dim]`, F32 or F16: a row for each position.
+    /// A learned table, `[1, 1, rows, dim]`, F32, F16 or BF16: a row for each position.
     Learned(T),
 }
 
@@ -73,9 +73,9 @@ pub enum PositionTable<S, T> {
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct Rotate<'a> {
-    /// `[batch, heads, length, dim]`, F32 or F16. The first `rotary_dim`, or `2 · pairs`, channels are rotated.
+    /// `[batch, heads, length, dim]`, F32, F16 or BF16. The first `rotary_dim`, or `2 · pairs`, channels are rotated.
     pub(crate) x: TensorView<'a>,
-    /// Shaped as `x`, F32 or F16; channels that are not rotated are copied. `None` rotates `x` in place.
+    /// Shaped as `x`, F32, F16 or BF16; channels that are not rotated are copied. `None` rotates `x` in place.
     pub(crate) out: Option<TensorView<'a>>,
     /// Which channels are rotated, and by how much.
     pub(crate) rotation: Rotation<'a>,
@@ -87,9 +87,9 @@ pub struct Rotate<'a> {
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct AddPositions<'a> {
-    /// `[batch, heads, length, dim]`, F32 or F16; activations are `[batch, 1, length, features]`.
+    /// `[batch, heads, length, dim]`, F32, F16 or BF16; activations are `[batch, 1, length, features]`.
     pub(crate) x: TensorView<'a>,
-    /// Shaped as `x`, F32 or F16. `None` adds to `x` in place.
+    /// Shaped as `x`, F32, F16 or BF16. `None` adds to `x` in place.
     pub(crate) out: Option<TensorView<'a>>,
     /// What is added.
     pub(crate) table: PositionTable<&'a Sinusoid, TensorView<'a>>,
@@ -106,7 +106,7 @@ impl<'a> From<&'a Rope> for Rotation<'a> {
 }
 
 impl<'a> Rotate<'a> {
-    /// Rotates `x`, `[batch, heads, length, dim]`, F32 or F16, in place; its first `rotary_dim`, or `2 · pairs`, channels.
+    /// Rotates `x`, `[batch, heads, length, dim]`, F32, F16 or BF16, in place; its first `rotary_dim`, or `2 · pairs`, channels.
     /// `rotation` may be a [`&Rope`](Rope).
     pub fn new(
         x: TensorView<'a>,
@@ -116,7 +116,7 @@ impl<'a> Rotate<'a> {
         Rotate { x, out: None, rotation: rotation.into(), at }
     }
 
-    /// Writes there, shaped as `x`, F32 or F16, and leaves `x`; channels that are not rotated are copied.
+    /// Writes there, shaped as `x`, F32, F16 or BF16, and leaves `x`; channels that are not rotated are copied.
     pub fn out(mut self, out: impl Into<Option<TensorView<'a>>>) -> Self {
         self.out = out.into();
         self
@@ -124,7 +124,7 @@ impl<'a> Rotate<'a> {
 }
 
 impl<'a> AddPositions<'a> {
-    /// Adds `table` to `x`, `[batch, heads, length, dim]`, F32 or F16, in place; activations are
+    /// Adds `table` to `x`, `[batch, heads, length, dim]`, F32, F16 or BF16, in place; activations are
     /// `[batch, 1, length, features]`.
     pub fn new(
         x: TensorView<'a>,
@@ -134,7 +134,7 @@ impl<'a> AddPositions<'a> {
         AddPositions { x, out: None, table, at, scale: 1.0 }
     }
 
-    /// Writes there, shaped as `x`, F32 or F16, and leaves `x`.
+    /// Writes there, shaped as `x`, F32, F16 or BF16, and leaves `x`.
     pub fn out(mut self, out: impl Into<Option<TensorView<'a>>>) -> Self {
         self.out = out.into();
         self

@@ -5,13 +5,13 @@ use crate::cache::CacheStorage;
 /// The levels of a scaled storage on either side of 0; `None` for floats.
 fn levels(storage: CacheStorage) -> Option<f32> {
     match storage {
-        CacheStorage::F32 | CacheStorage::F16 => None,
+        CacheStorage::F32 | CacheStorage::F16 | CacheStorage::BF16 => None,
         CacheStorage::Q8(_) => Some(127.0),
         CacheStorage::Q4(_) => Some(7.0),
     }
 }
 
-/// The scale of each group of a row: `max|x| / 127` or `/ 7`, NaN where a value is not finite. None for F32 and F16.
+/// The scale of each group of a row: `max|x| / 127` or `/ 7`, NaN where a value is not finite. None for floats.
 pub fn scales(storage: CacheStorage, row: &[f32]) -> Vec<f32> {
     let Some(most) = levels(storage) else { return Vec::new() };
     let scale = |group: &[f32]| {
@@ -25,11 +25,13 @@ pub fn scales(storage: CacheStorage, row: &[f32]) -> Vec<f32> {
 }
 
 /// A row of keys or values of one head, as `storage` keeps it. Where a value lies halfway between two levels, a device
-/// may choose the other; F16 rounds to the nearest, of which WebGPU lets a device choose either neighbour.
+/// may choose the other; F16 rounds to the nearest, of which WebGPU lets a device choose either neighbour; BF16 rounds to
+/// the nearest, ties to even, everywhere.
 pub fn stored(storage: CacheStorage, row: &[f32]) -> Vec<f32> {
     let Some(most) = levels(storage) else {
         return match storage {
             CacheStorage::F16 => row.iter().map(|x| half(*x)).collect(),
+            CacheStorage::BF16 => row.iter().map(|x| half::bf16::from_f32(*x).to_f32()).collect(),
             _ => row.to_vec(),
         };
     };

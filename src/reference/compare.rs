@@ -18,7 +18,7 @@ const FLOOR_ULP: f64 = 8.0;
 impl Tolerance {
     /// `2 × |naive − want| + floor`: `naive` is the same computation in the kernel's precision on the CPU,
     /// `magnitude` the largest absolute value among the terms that are summed (for an attention output, of
-    /// the values; for weights 1; for lse, of the scores; for a layer, of its output), `epsilon` the spacing of the output's type at 1 ([`EPSILON_F32`], [`EPSILON_F16`]).
+    /// the values; for weights 1; for lse, of the scores; for a layer, of its output), `epsilon` the spacing of the output's type at 1 ([`EPSILON_F32`], [`EPSILON_F16`], [`EPSILON_BF16`]).
     pub fn from_naive(naive: &[f64], want: &[f64], magnitude: f64, epsilon: f64) -> Self {
         let error = max_error(naive, want);
         Tolerance { absolute: 2.0 * error + FLOOR_ULP * epsilon / 2.0 * magnitude }
@@ -29,6 +29,8 @@ impl Tolerance {
 pub const EPSILON_F32: f64 = f32::EPSILON as f64;
 /// Spacing of f16 at 1.
 pub const EPSILON_F16: f64 = 1.0 / 1024.0;
+/// Spacing of bf16 at 1.
+pub const EPSILON_BF16: f64 = 1.0 / 128.0;
 
 /// Where a result is wrong.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]

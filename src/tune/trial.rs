@@ -3,7 +3,7 @@
 use super::workload::{Kind, Workload};
 use crate::attention::{Attention, Config, Forward, check_dtype};
 use crate::cache::{Append, Cache, CacheConfig, CacheRead, CacheStorage, Tokens};
-use crate::check::data::{Outcome, bits, from_halves, inputs, judge, noise, to_halves};
+use crate::check::data::{Outcome, from_bits, halves_of, inputs, judge, noise, to_bits};
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::gpu::Gpu;
@@ -12,7 +12,6 @@ use crate::pipelines::Pipelines;
 use crate::plan::{Tuning, candidates, product_candidates, with_other_splits};
 use crate::problem::Shape;
 use crate::projection::{Linear, Projection, ProjectionForward};
-use crate::reference::compare::{EPSILON_F16, EPSILON_F32};
 use crate::reference::{self, Options, widen};
 use crate::scratch::Scratch;
 use crate::tensor::{DType, TensorView, check_sizes, count};
@@ -79,9 +78,9 @@ impl Planned {
 
 /// Numbers as `dtype` holds them, and the buffer that does.
 fn upload(gpu: &Gpu, x: Vec<f32>, dtype: DType) -> Result<(Vec<f32>, wgpu::Buffer), Error> {
-    if dtype == DType::F16 {
-        let halves = to_halves(&x);
-        return Ok((from_halves(&halves), gpu.upload(&bits(&halves))?));
+    if dtype.bytes() == 2 {
+        let halves = to_bits(&x, dtype);
+        return Ok((from_bits(&halves, dtype), gpu.upload(&halves)?));
     }
     let buffer = gpu.upload(&x)?;
     Ok((x, buffer))
@@ -217,12 +216,13 @@ impl<'a> Trial<'a> {
 
     /// Compares some rows of the output with the reference.
     pub async fn judge(&self) -> Result<Outcome, Error> {
-        let rounded = self.workload.dtype == DType::F16 || self.workload.f16_operands;
-        let epsilon = if rounded { EPSILON_F16 } else { EPSILON_F32 };
+        let Workload { dtype, f16_operands, .. } = self.workload;
+        // Operands that are rounded are so first of all.
+        let rounded = if f16_operands && dtype == DType::F32 { DType::F16 } else { dtype };
         let mut worst = 0.0f64;
         for Piece { start, want, naive } in &self.wanted {
             let got = self.piece(*start, want.len()).await?;
-            match judge(&got, want, naive, epsilon) {
+            match judge(&got, want, naive, rounded) {
                 Ok(share) => worst = worst.max(share),
                 Err(wrong) => return Ok(Err(wrong)),
             }
@@ -242,9 +242,10 @@ impl<'a> Trial<'a> {
             Ok(())
         })?;
         let skipped = start - from / bytes;
-        if self.workload.dtype == DType::F16 {
-            let halves: Vec<u16> = self.gpu.download_async(&copy, skipped + n).await?;
-            return Ok(halves[skipped..].iter().map(|x| half::f16::from_bits(*x).to_f32()).collect());
+        if bytes == 2 {
+            return Ok(halves_of(self.gpu, self.workload.dtype, &copy, skipped + n)
+                .await?
+                .split_off(skipped));
         }
         self.gpu.download_async(&copy, n).await
     }

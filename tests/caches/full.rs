@@ -245,6 +245,7 @@ fn a_new_cache_is_empty() {
     for (storage, bytes) in [
         (CacheStorage::F32, 2 * (32 + 32)),
         (CacheStorage::F16, 2 * (16 + 16)),
+        (CacheStorage::BF16, 2 * (16 + 16)),
         (CacheStorage::Q8(ScaleGroup::Row), 2 * (16 + 4 + 16 + 4)),
         (CacheStorage::Q4(ScaleGroup::Of(32)), 2 * (16 + 4 + 16 + 4)),
     ] {

@@ -12,13 +12,14 @@ use wgpu_attention::{CacheLayout, CacheStorage, KernelForm, ScaleGroup};
 
 use crate::harness::FORMS;
 
-pub const STORAGES: [CacheStorage; 6] = [
+pub const STORAGES: [CacheStorage; 7] = [
     CacheStorage::F32,
     CacheStorage::F16,
     CacheStorage::Q8(ScaleGroup::Of(32)),
     CacheStorage::Q8(ScaleGroup::Row),
     CacheStorage::Q4(ScaleGroup::Of(32)),
     CacheStorage::Q4(ScaleGroup::Row),
+    CacheStorage::BF16,
 ];
 
 /// How a storage in a layout is asked by tests that share kernels so: form and splits; the other form is of the rest.

@@ -45,7 +45,11 @@ fn what_was_appended_is_read_back() {
             let mut bed = Bed::new(profile, kind, data, 71 + s as u64);
             grown(&mut bed);
             for (n, (at, rows)) in places().iter().enumerate() {
-                let dtype = if profile.f16 && n % 2 == 1 { DType::F16 } else { DType::F32 };
+                let dtype = match (n + s) % 3 {
+                    1 if profile.f16 => DType::F16,
+                    0 => DType::F32,
+                    _ => DType::BF16,
+                };
                 let layout = [Layout::Window(n as u64 + 1), Layout::Dense, Layout::Blhd][n % 3];
                 let outcome = bed.read((n + s) % 2, at, *rows, dtype, layout);
                 report.record(&format!("{kind:?}, {dtype:?} at {n}"), &profile.name, outcome);

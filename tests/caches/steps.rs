@@ -166,29 +166,30 @@ fn channels() {
     report.finish();
 }
 
-/// Queries, outputs and new keys and values in f16.
+/// Queries, outputs and new keys and values in f16 and in bf16.
 #[test]
 fn half_floats() {
-    let mut report = Report::new("caches, f16");
-    let profile: &Profile = full();
-    if !profile.f16 {
-        report.skip_f16(profile, "half floats");
-        return report.finish();
-    }
+    let mut report = Report::new("caches, half floats");
+    let types: [(&Profile, DType); 2] = [(full(), DType::F16), (defaults(), DType::BF16)];
     for (s, storage) in STORAGES.into_iter().enumerate() {
         let (layout, capacity) = LAYOUTS[s % 3];
+        let (profile, dtype) = types[usize::from(s % 4 > 1)];
+        if dtype == DType::F16 && !profile.f16 {
+            report.skip_f16(profile, &format!("{storage:?}"));
+            continue;
+        }
         for (t, form) in FORMS.into_iter().enumerate() {
-            if t != s % 2 && !rest(&format!("f16, {storage:?}")) {
+            if t != s % 2 && !rest(&format!("{dtype:?}, {storage:?}")) {
                 continue;
             }
             let [head_dim, value_dim] = DIMS;
             let kind = Kind { head_dim, value_dim, ..Kind::new(storage, layout, capacity) };
             let mut bed = Bed::new(profile, kind, Data::Lossless, 41);
-            bed.dtype = DType::F16;
+            bed.dtype = dtype;
             bed.layout = [Layout::Dense, Layout::Window(5)][t];
             let rules = causal();
             let splits = [None, Some(3)][s / 2 % 2];
-            let ask = Ask { dtype: DType::F16, splits, layout: bed.layout, ..Ask::new(form, &rules) };
+            let ask = Ask { dtype, splits, layout: bed.layout, ..Ask::new(form, &rules) };
             runs(&mut report, &mut bed, &ask, &CHUNKS[..5]);
         }
     }
@@ -284,6 +285,9 @@ fn bad_numbers_show_in_their_rows() {
             if storage == CacheStorage::F16 {
                 assert!((at(3, 50) - (65504.0 + 3.0) / 4.0).abs() < 1.0, "{name}: {}", at(3, 50));
             }
+            if storage == CacheStorage::BF16 {
+                assert!((at(3, 50) / 2.5e29 - 1.0).abs() < 1e-2, "{name}: {}", at(3, 50));
+            }
             if storage == CacheStorage::F32 {
                 assert!((at(3, 50) / 2.5e29 - 1.0).abs() < 1e-5, "{name}: {}", at(3, 50));
             }
@@ -299,6 +303,7 @@ fn long_caches_split_by_themselves() {
         (CacheLayout::Contiguous, CacheStorage::F32),
         (CacheLayout::Ring { sink_tokens: 5 }, CacheStorage::Q8(ScaleGroup::Row)),
         (CacheLayout::Paged { page: 256, pages: 9 }, CacheStorage::F16),
+        (CacheLayout::Contiguous, CacheStorage::BF16),
     ] {
         for form in FORMS {
             let kind = Kind { batch: 1, kv_heads: 1, ..Kind::new(storage, layout, 2100) };

@@ -222,7 +222,7 @@ pub(super) fn appends() -> Seen {
     }
     for dtype in [DType::U32, DType::Bool] {
         let wrong = TensorView::new(k.buffer(), dtype, k.shape());
-        refuses(&step, &["`k`", "F32 or F16", &format!("{dtype:?}")], 0, Append::new(wrong, v));
+        refuses(&step, &["`k`", "F32, F16 or BF16", &format!("{dtype:?}")], 0, Append::new(wrong, v));
     }
     let half = TensorView::new(v.buffer(), DType::F16, v.shape());
     refuses(&step, &["`v`", "F32, as k", "F16"], 0, Append::new(k, half));
@@ -299,7 +299,7 @@ pub(super) fn rows_of_caches() -> Seen {
     for layer in [2, usize::MAX] {
         refuses(&["layer", "one of the cache's"], layer, [k, v], start);
     }
-    refuses(&["`k`", "F32 or F16", "U32"], 0, [view(&k_buffer, DType::U32, SHAPE.head_dim), v], start);
+    refuses(&["`k`", "F32, F16 or BF16", "U32"], 0, [view(&k_buffer, DType::U32, SHAPE.head_dim), v], start);
     refuses(&["`v`", "F32", "F16"], 0, [k, view(&v_buffer, DType::F16, SHAPE.value_dim)], start);
     for (n, name) in ["k", "v"].into_iter().enumerate() {
         let good = [k, v][n];

@@ -14,8 +14,8 @@ pub(super) fn configurations() -> Seen {
     refused(&["`shape`", "head_dim is 0"], Config::new(4, 0));
     refused(&["`shape`", "value_dim is 0"], Config::new(4, 8).value_dim(0));
     refused(&["heads 6", "divisible", "kv_heads 4"], Config::new(6, 8).kv_heads(4));
-    refused(&["`config`", "F32 or F16", "U32"], Config::new(4, 8).dtype(DType::U32));
-    refused(&["`config`", "F32 or F16", "Bool"], Config::new(4, 8).dtype(DType::Bool));
+    refused(&["`config`", "F32, F16 or BF16", "U32"], Config::new(4, 8).dtype(DType::U32));
+    refused(&["`config`", "F32, F16 or BF16", "Bool"], Config::new(4, 8).dtype(DType::Bool));
     for scale in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 1e39] {
         refused(&["scale is", &scale.to_string(), "finite"], Config::new(4, 8).scale(scale));
     }
@@ -237,7 +237,7 @@ pub(super) fn dtypes() -> Seen {
     let mut bench = Bench::new();
     for (n, name) in TENSORS.iter().enumerate() {
         let name = format!("`{name}`");
-        for dtype in [DType::F16, DType::U32, DType::Bool] {
+        for dtype in [DType::F16, DType::BF16, DType::U32, DType::Bool] {
             let words = [&name, "must be F32", &format!("{dtype:?}")[..]];
             bench.refuses("a dtype", &words, |call, _| {
                 let view = tensor(call, n);
@@ -261,9 +261,9 @@ pub(super) fn dtypes() -> Seen {
             "F32",
             good.mask(Mask::none().key_padding_mask(view(DType::F32, pairs))),
         ),
-        ("`bias`", "F32 or F16", "Bool", good.mask(Mask::none().bias(view(DType::Bool, pairs)))),
+        ("`bias`", "F32, F16 or BF16", "Bool", good.mask(Mask::none().bias(view(DType::Bool, pairs)))),
         ("`lse`", "F32", "F16", Parts { lse: Some(view(DType::F16, SHAPE.lse())), ..good }),
-        ("`weights`", "F32 or F16", "U32", Parts { weights: Some(view(DType::U32, pairs)), ..good }),
+        ("`weights`", "F32, F16 or BF16", "U32", Parts { weights: Some(view(DType::U32, pairs)), ..good }),
         (
             "`dropout`",
             "Bool",
@@ -371,7 +371,9 @@ pub(super) fn missing_features() -> Seen {
 
 /// Kernels that plans are told to do without.
 pub(super) fn kernels_put_aside() -> Seen {
-    use Family::{CacheQ4, F16Tensors, FusedCpu, FusedGpu, ProductsCpu, ProductsGpu, StagedCpu, StagedGpu};
+    use Family::{
+        BF16Tensors, CacheQ4, F16Tensors, FusedCpu, FusedGpu, ProductsCpu, ProductsGpu, StagedCpu, StagedGpu,
+    };
 
     let mut seen = Seen::new();
     let full = full();
@@ -386,6 +388,11 @@ pub(super) fn kernels_put_aside() -> Seen {
     let gpu = without(&[F16Tensors, CacheQ4]);
     let half = Config::new(4, 8).dtype(DType::F16);
     seen.insert(says("F16", "F16", Attention::with_pipelines(gpu.pipelines(), half).expect_err("put aside")));
+    let bf16 = Config::new(4, 8).dtype(DType::BF16);
+    Attention::with_pipelines(gpu.pipelines(), bf16).expect("another type");
+    let without_bf16 = without(&[BF16Tensors]);
+    let error = Attention::with_pipelines(without_bf16.pipelines(), bf16).expect_err("put aside");
+    seen.insert(says("BF16", "tensors of BF16", error));
     let config = CacheConfig::new(2, 8, 16);
     let of_four_bits = config.storage(CacheStorage::Q4(ScaleGroup::Row));
     let error = Cache::with_pipelines(gpu.pipelines(), of_four_bits).expect_err("put aside");

@@ -74,7 +74,11 @@ pub(super) fn layers() -> Seen {
         LayerWeights { bias_kv: Some([vector(6), vector(7)]), ..good },
     );
     let whole = TensorView::matrix(&other, DType::U32, [12, 12]);
-    refused(&["`weights.query`", "F32 or F16", "U32"], c, LayerWeights { query: weight(whole), ..good });
+    refused(
+        &["`weights.query`", "F32, F16 or BF16", "U32"],
+        c,
+        LayerWeights { query: weight(whole), ..good },
+    );
     if full().f16 {
         let half = TensorView::matrix(&other, DType::F16, [6, 12]);
         refused(&["`weights.key`", "F32", "F16"], c, LayerWeights { key: weight(half), ..good });
@@ -135,7 +139,7 @@ pub(super) fn projections() -> Seen {
         (&["`out`", "`linear.weight`"], &[Product { out: view(1, [2, 4, 5, 2]), ..good }]),
         (&["`out`"], &[good, good]),
         (
-            &["`x`", "F32 or F16", "Bool"],
+            &["`x`", "F32, F16 or BF16", "Bool"],
             &[Product { x: TensorView::new(&buffers[0], DType::Bool, [2, 1, 5, 6]), ..good }],
         ),
     ];

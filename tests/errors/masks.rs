@@ -5,7 +5,7 @@ use wgpu_attention::{Alignment, Blocks, DeviceMask, Pattern, PatternPart};
 use super::*;
 
 const SIZE: [usize; 2] = [2, 2];
-const FLOAT: &str = "F32 or F16";
+const FLOAT: &str = "F32, F16 or BF16";
 
 /// A tensor of a mask: name, dtype, right shape, the names of its axes, and a mask with it; a partner that it may
 /// need has the last shape.
@@ -72,8 +72,9 @@ pub(super) fn tensors_of_masks() -> Seen {
         };
         let quoted = format!("`{name}`");
         let partner = TensorView::new(&other, DType::U32, partner);
-        for wrong in [DType::F32, DType::F16, DType::U32, DType::Bool] {
-            if wrong != right && !(dtype == FLOAT && [DType::F32, DType::F16].contains(&wrong)) {
+        let floats = [DType::F32, DType::F16, DType::BF16];
+        for wrong in floats.into_iter().chain([DType::U32, DType::Bool]) {
+            if wrong != right && !(dtype == FLOAT && floats.contains(&wrong)) {
                 let words = [&quoted, &format!("must be {dtype}")[..], &format!("{wrong:?}")];
                 refuses(&words, mask(TensorView::new(&other, wrong, shape), partner));
             }
@@ -299,7 +300,7 @@ pub(super) fn scores_as_an_output() -> Seen {
             }
         }
         let numbers = TensorView::new(&scores, DType::U32, SHAPE.weights());
-        refuses(&["`scores`", "F32 or F16", "U32"], &with(numbers, stage));
+        refuses(&["`scores`", "F32, F16 or BF16", "U32"], &with(numbers, stage));
         refuses(&["`scores`", "ends at byte", "8192"], &with(good.with_offset(2000), stage));
         refuses(&["`scores`", "share memory"], &with(good.with_strides([0, 0, 0, 1]), stage));
     }

@@ -1,6 +1,6 @@
 //! The buffers of a case: what they hold, windows of them, and what must be left of them.
 
-use half::f16;
+use half::{bf16, f16};
 use wgpu_attention::reference::{Real, widen};
 use wgpu_attention::{DType, Gpu, TensorView};
 
@@ -14,6 +14,7 @@ pub enum Buf {
     FloatsA,
     FloatsB,
     Halves,
+    BFloats,
     /// Lengths and small numbers.
     Numbers,
     /// Ascending numbers.
@@ -38,10 +39,11 @@ pub enum Buf {
 }
 
 impl Buf {
-    pub const ALL: [Buf; 17] = [
+    pub const ALL: [Buf; 18] = [
         Buf::FloatsA,
         Buf::FloatsB,
         Buf::Halves,
+        Buf::BFloats,
         Buf::Numbers,
         Buf::Starts,
         Buf::Bools,
@@ -59,13 +61,14 @@ impl Buf {
     ];
     pub const OUTS: [Buf; 3] = [Buf::OutA, Buf::OutB, Buf::OutC];
     /// So many of the first are read back after every case.
-    pub const WATCHED: usize = 12;
+    pub const WATCHED: usize = 13;
 
     /// Whether elements of `dtype` in it are numbers that results can be judged with.
     pub fn holds(self, dtype: DType) -> bool {
         match self {
             Buf::FloatsA | Buf::FloatsB => dtype == DType::F32,
             Buf::Halves => dtype == DType::F16,
+            Buf::BFloats => dtype == DType::BF16,
             Buf::Numbers | Buf::Starts => dtype == DType::U32,
             Buf::Bools => dtype == DType::Bool,
             _ => false,
@@ -130,6 +133,7 @@ impl Window {
         let buf = match dtype {
             DType::F32 => c.pick(&[Buf::FloatsA, Buf::FloatsB]),
             DType::F16 => Buf::Halves,
+            DType::BF16 => Buf::BFloats,
             DType::U32 => Buf::Numbers,
             DType::Bool => Buf::Bools,
             _ => unreachable!("{dtype:?} is new"),
@@ -158,7 +162,7 @@ impl Window {
                 let len = BYTES / self.dtype.bytes();
                 self.offset = len.saturating_sub(reach).saturating_sub(1) + c.below(2);
             }
-            6 => self.dtype = c.pick(&[DType::F32, DType::F16, DType::U32, DType::Bool]),
+            6 => self.dtype = c.pick(&[DType::F32, DType::F16, DType::BF16, DType::U32, DType::Bool]),
             7 | 8 => self.buf = c.pick(&Buf::ALL),
             _ => {
                 let other = c.below(4);
@@ -193,6 +197,7 @@ impl Window {
         let bytes = &bytes[self.buf as usize];
         let read = |n: usize| match self.dtype {
             DType::F16 => f16::from_le_bytes([bytes[2 * n], bytes[2 * n + 1]]).to_f32(),
+            DType::BF16 => bf16::from_le_bytes([bytes[2 * n], bytes[2 * n + 1]]).to_f32(),
             _ => f32::from_le_bytes(std::array::from_fn(|b| bytes[4 * n + b])),
         };
         self.indices().map(read).collect()
@@ -320,6 +325,7 @@ fn content(buf: Buf, rng: &mut Rng) -> Vec<u8> {
     match buf {
         Buf::FloatsA | Buf::FloatsB => words(n, &mut |_| rng.normal().to_bits()),
         Buf::Halves => (0..2 * n).flat_map(|_| f16::from_f32(rng.normal()).to_le_bytes()).collect(),
+        Buf::BFloats => (0..2 * n).flat_map(|_| bf16::from_f32(rng.normal()).to_le_bytes()).collect(),
         Buf::Numbers => words(n, &mut |_| match rng.below(12) {
             0 => u32::MAX,
             1 => 1000,

@@ -68,7 +68,7 @@ impl ConfigSpec {
             1 => self.kv_heads = c.size(),
             2 => self.head_dim = c.size(),
             3 => self.value_dim = c.size(),
-            4 => self.dtype = c.pick(&[DType::F32, DType::F16, DType::U32, DType::Bool]),
+            4 => self.dtype = c.pick(&[DType::F32, DType::F16, DType::BF16, DType::U32, DType::Bool]),
             5 => self.scale = Some(c.float().into()),
             6 => self.softcap = Some(c.float().into()),
             7 => self.path = c.pick(&[Path::Fused, Path::Staged]),

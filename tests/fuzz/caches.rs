@@ -40,6 +40,7 @@ impl Kind {
             storage: f.pick(&[
                 CacheStorage::F32,
                 CacheStorage::F16,
+                CacheStorage::BF16,
                 CacheStorage::Q8(group),
                 CacheStorage::Q4(group),
             ]),

@@ -12,7 +12,10 @@ pub const MOST_WORK: f64 = 2e7;
 
 /// A float that the device has, of the family.
 pub fn float(f: &mut Choices, f16: bool) -> DType {
-    if f16 && f.one_in(3) { DType::F16 } else { DType::F32 }
+    if !f.one_in(3) {
+        return DType::F32;
+    }
+    if f16 && f.one_in(2) { DType::F16 } else { DType::BF16 }
 }
 
 /// Three windows for outputs: each in a buffer of its own, or all in one.
@@ -124,6 +127,7 @@ pub fn judge(
 ) -> Result<(), String> {
     let naive: Vec<f64> = match window.dtype {
         DType::F16 => naive.iter().map(|x| half::f16::from_f32(*x).to_f64()).collect(),
+        DType::BF16 => naive.iter().map(|x| half::bf16::from_f32(*x).to_f64()).collect(),
         _ => naive.iter().map(|x| f64::from(*x)).collect(),
     };
     let tolerance = Tolerance::from_naive(&naive, want, magnitude, EPSILON_F32);

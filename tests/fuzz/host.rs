@@ -419,10 +419,11 @@ pub fn stages(_: &mut World, _: &mut Choices, c: &mut Choices, said: &mut String
             .map(drop)
         }
         14 => {
-            let storage = match c.below(4) {
+            let storage = match c.below(5) {
                 0 => CacheStorage::Q8(ScaleGroup::Of(c.size())),
                 1 => CacheStorage::Q4(ScaleGroup::Of(c.size())),
                 2 => CacheStorage::F16,
+                3 => CacheStorage::BF16,
                 _ => CacheStorage::Q4(ScaleGroup::Row),
             };
             let row: Vec<f32> = (0..c.below(70)).map(|_| c.float()).collect();

@@ -296,7 +296,7 @@ impl LayerSpec {
             6 => config.add_zero_attn = !config.add_zero_attn,
             7 => config.scale = Some(c.float().into()),
             8 => config.softcap = Some(c.float().into()),
-            9 => config.dtype = c.pick(&[DType::F32, DType::F16, DType::U32, DType::Bool]),
+            9 => config.dtype = c.pick(&[DType::F32, DType::F16, DType::BF16, DType::U32, DType::Bool]),
             10 => self.mask.spoil(c),
             _ => {
                 let mut all = self.windows();

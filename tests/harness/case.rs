@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 
-use half::f16;
+use half::{bf16, f16};
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
 use wgpu_attention::reference::{self, Attended, Options, Real, average_heads, widen};
 use wgpu_attention::{Alignment, Blocks, DType, Dropout, HostMask, HostTensor, Mask, Pattern, Shape};
@@ -397,6 +397,7 @@ pub fn in_f32(lse: Vec<f64>) -> Vec<f64> {
 pub fn widened(x: &[f32], dtype: DType) -> Vec<f64> {
     match dtype {
         DType::F16 => x.iter().map(|x| f16::from_f32(*x).to_f64()).collect(),
+        DType::BF16 => x.iter().map(|x| bf16::from_f32(*x).to_f64()).collect(),
         _ => x.iter().map(|x| f64::from(*x)).collect(),
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use wgpu_attention::reference::compare::{EPSILON_F16, EPSILON_F32, Tolerance};
+use wgpu_attention::reference::compare::{EPSILON_BF16, EPSILON_F16, EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{
     self, Attended, HostLinear, HostWeights, LayerShape, Options, average_heads, join_heads, project,
     split_heads, widen,
@@ -238,7 +238,11 @@ impl LayerCase {
         let exact_weights = exact.weights.expect("asked for");
         let naive = self.naive(setup.dtype);
         // Intermediates are rounded too: an f16 layer may be off by some of their spacings.
-        let epsilon = if setup.dtype == DType::F16 { EPSILON_F16 } else { EPSILON_F32 };
+        let epsilon = match setup.dtype {
+            DType::F16 => EPSILON_F16,
+            DType::BF16 => EPSILON_BF16,
+            _ => EPSILON_F32,
+        };
         let judged = |naive: &[f64], want: Vec<f64>, magnitude| {
             let tolerance = Tolerance::from_naive(naive, &want, magnitude, epsilon);
             Judged { want, tolerance }
@@ -327,13 +331,14 @@ impl fmt::Display for LayerSetup {
 }
 
 /// Every device, form and type; both forms together have every layout and storage, three each in f32; one of them
-/// has a run in f16 and the other one on the plain device. One of the three always runs, and one of the others; which,
+/// has a run in f16 and the other one on the plain device, in f32 or bf16. One of the three always runs, and one of the others; which,
 /// decide the rules of the mask, so that layers with the same share kernels.
 pub fn layer_setups(case: &LayerCase) -> Vec<LayerSetup> {
     let seed = Rng::named(&case.rules.names().join(" ")).word() | 1;
     let mut all = Vec::new();
     for (n, form) in FORMS.into_iter().enumerate() {
-        let other = [(full(), DType::F16, 3, 1), (defaults(), DType::F32, 4, 1)];
+        let plain = [DType::F32, DType::BF16][(seed >> 42) as usize % 2];
+        let other = [(full(), DType::F16, 3, 1), (defaults(), plain, 4, 1)];
         let runs = [(full(), DType::F32, 0, 3), other[(n + (seed >> 40) as usize) % 2]];
         for (profile, dtype, from, count) in runs {
             let kinds = [

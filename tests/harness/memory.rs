@@ -1,13 +1,15 @@
 //! Host images of device buffers: where a tensor lies, what surrounds it, and what must be left of that.
 
-use half::f16;
+use half::{bf16, f16};
 use wgpu_attention::{DType, Gpu, TensorView};
 
 /// NaNs with payloads that no arithmetic makes: what fills outputs before a run, and what surrounds inputs.
 const OUTPUT_F32: u32 = 0x7fc5_a5a5;
 const OUTPUT_F16: u16 = 0x7e5a;
+const OUTPUT_BF16: u16 = 0x7fd5;
 const INPUT_F32: u32 = 0x7fca_5a5b;
 const INPUT_F16: u16 = 0x7eb5;
+const INPUT_BF16: u16 = 0x7fda;
 
 /// Guard elements after an output, and before it where its layout allows an offset.
 pub const GUARD: usize = 64;
@@ -101,6 +103,8 @@ impl Image {
             (DType::F32, false) => INPUT_F32.to_le_bytes().to_vec(),
             (DType::F16, true) => OUTPUT_F16.to_le_bytes().to_vec(),
             (DType::F16, false) => INPUT_F16.to_le_bytes().to_vec(),
+            (DType::BF16, true) => OUTPUT_BF16.to_le_bytes().to_vec(),
+            (DType::BF16, false) => INPUT_BF16.to_le_bytes().to_vec(),
             (DType::U32, _) => u32::MAX.to_le_bytes().to_vec(),
             (DType::Bool, _) => vec![0xa5],
             _ => unreachable!("{dtype:?} is new"),
@@ -139,6 +143,7 @@ impl Image {
                 for (x, n) in x.iter().zip(place.indices()) {
                     match self.dtype {
                         DType::F16 => put(n, &f16::from_f32(*x).to_le_bytes()),
+                        DType::BF16 => put(n, &bf16::from_f32(*x).to_le_bytes()),
                         _ => put(n, &x.to_le_bytes()),
                     }
                 }
@@ -193,6 +198,10 @@ impl Image {
                     let bits = u16::from_le_bytes([after[n * 2], after[n * 2 + 1]]);
                     (f16::from_bits(bits).to_f64(), bits == OUTPUT_F16)
                 }
+                DType::BF16 => {
+                    let bits = u16::from_le_bytes([after[n * 2], after[n * 2 + 1]]);
+                    (bf16::from_bits(bits).to_f64(), bits == OUTPUT_BF16)
+                }
                 _ => {
                     let bits = u32::from_le_bytes(std::array::from_fn(|c| after[n * 4 + c]));
                     (f64::from(f32::from_bits(bits)), bits == OUTPUT_F32)
@@ -215,6 +224,7 @@ impl Image {
 pub fn stored(x: &[f32], dtype: DType) -> Vec<f32> {
     match dtype {
         DType::F16 => x.iter().map(|x| f16::from_f32(*x).to_f32()).collect(),
+        DType::BF16 => x.iter().map(|x| bf16::from_f32(*x).to_f32()).collect(),
         _ => x.to_vec(),
     }
 }

@@ -73,7 +73,7 @@ pub async fn merged(case: &Case, cut: &Cut<'_>) -> Result<f64, String> {
     profile.gpu.submit(|e| merge.forward(e, &parts, &target)).map_err(|e| e.to_string())?;
 
     // Every part is rounded once, and so is what it is merged into.
-    let truth = case.truth(if part == DType::F16 { part } else { into }, Weights::None);
+    let truth = case.truth(if part == DType::F32 { into } else { part }, Weights::None);
     let lse =
         truth.lse.judge(&all[1].download_async("lse", profile).await?).map_err(|e| format!("lse: {e}"))?;
     let out =

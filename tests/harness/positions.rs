@@ -15,8 +15,14 @@ use super::run::{Layout, Placed, window};
 
 /// WGSL lets a sum or a product be either neighbour of the exact value.
 const ROUNDING: f64 = 1.0 / (1 << 23) as f64;
-/// As a store to f16, and below its normal numbers.
-const ROUNDING_F16: (f64, f64) = (1.0 / 1024.0, 1.0 / (1 << 24) as f64);
+/// As a store to f16 or to bf16, of which f16 may be either neighbour, and below its normal numbers.
+pub fn rounding(dtype: DType) -> [f64; 2] {
+    match dtype {
+        DType::F16 => [1.0 / 1024.0, 1.0 / (1 << 24) as f64],
+        DType::BF16 => [1.0 / 256.0, f64::from(f32::MIN_POSITIVE)],
+        _ => [0.0; 2],
+    }
+}
 
 /// Roundings in the rotation at a position, relative to its length: the three entries of the table have one each; the
 /// two products, as of complex numbers, √8 each (Higham 2002, "Accuracy and stability of numerical algorithms", lemma
@@ -26,7 +32,8 @@ const TURN: f64 = 3.0 + 2.0 * 2.8285 + 0.1;
 const ROTATION: f64 = TURN + 2.0 + 2.8285;
 
 fn stored_error(want: f64, dtype: DType) -> f64 {
-    if dtype == DType::F16 { want.abs() * ROUNDING_F16.0 + ROUNDING_F16.1 } else { 0.0 }
+    let [relative, least] = rounding(dtype);
+    want.abs() * relative + least
 }
 
 /// A run on the device: where everything lies, and of what type it is.
@@ -40,7 +47,7 @@ pub struct Setup {
 
 impl Setup {
     pub fn all() -> Vec<Self> {
-        let [f32, f16] = [DType::F32, DType::F16];
+        let [f32, f16, bf16] = [DType::F32, DType::F16, DType::BF16];
         let types = [
             (f32, Some(f32)),
             (f32, None),
@@ -48,11 +55,14 @@ impl Setup {
             (f16, None),
             (f16, Some(f32)),
             (f32, Some(f16)),
+            (bf16, Some(bf16)),
+            (bf16, None),
+            (f32, Some(bf16)),
         ];
         let mut all = Vec::new();
         for profile in profiles() {
             for (x, out) in types {
-                if profile.f16 || (x, out.unwrap_or(x)) == (f32, f32) {
+                if profile.f16 || ![x, out.unwrap_or(x)].contains(&f16) {
                     for layout in [Layout::Dense, Layout::Blhd, Layout::Window(7)] {
                         all.push(Setup { profile, layout, x, out });
                     }

@@ -106,7 +106,7 @@ impl Setup {
     }
 }
 
-/// Both forms of every path, in f32 and in f16, with features and without, in every layout, not all crossed. One form has
+/// Both forms of every path, in f32, f16 and bf16, with features and without, in every layout, not all crossed. One form has
 /// dense layouts, the other windows. What decides a kernel, the rules of its mask, decides which of them always run, so
 /// that cases with the same rules share kernels: each form once on the staged and once on the fused path. What is added
 /// to scores is F32, so that f16 runs share their softmax; `property` and `biases` have it in F16.
@@ -114,18 +114,20 @@ pub fn setups(case: &Case) -> Vec<Setup> {
     // Odd: the dense layouts are the aligned ones, and every kind of alignment is a shader more to compile.
     let window = Layout::Window(Rng::named(&case.name).word() | 1);
     let rng = &mut Rng::named(&case.rules.names().join(" "));
-    let [f32, f16] = [DType::F32, DType::F16];
+    let [f32, f16, bf16] = [DType::F32, DType::F16, DType::BF16];
+    // What a device without features has: one type on the fused path, the other on the staged one.
+    let plain = if rng.below(2) == 0 { [f32, bf16] } else { [bf16, f32] };
     let dense = [
         (full(), f32, Path::Staged, Layout::Dense, Weights::PerHead(f32)),
         (full(), f32, Path::Staged, Layout::Packed, Weights::Mean(f32)),
         (full(), f32, Path::Fused, Layout::Blhd, Weights::None),
         // Without features there is no f16.
-        (defaults(), f32, Path::Fused, Layout::Packed, Weights::None),
+        (defaults(), plain[0], Path::Fused, Layout::Packed, Weights::None),
         (full(), f16, Path::Staged, Layout::Blhd, Weights::None),
     ];
     let windows = [
         (full(), f16, Path::Staged, window, Weights::PerHead(f16)),
-        (defaults(), f32, Path::Staged, window, Weights::PerHead(f32)),
+        (defaults(), plain[1], Path::Staged, window, Weights::PerHead(plain[1])),
         (full(), f32, Path::Fused, window, Weights::None),
         (full(), f16, Path::Fused, Layout::Blhd, Weights::None),
         (full(), f32, Path::Staged, window, Weights::PerHead(f32)),
@@ -137,8 +139,10 @@ pub fn setups(case: &Case) -> Vec<Setup> {
         }
     };
     let first = rng.below(2);
-    for (form, runs) in [(FORMS[first], dense), (FORMS[1 - first], windows)] {
-        let always = [rng.below(2), 2 + rng.below(2)];
+    // One of them in f32.
+    let fused = rng.pick(&[[2, 2], [2, 3], [3, 2]]);
+    for (f, (form, runs)) in [(FORMS[first], dense), (FORMS[1 - first], windows)].into_iter().enumerate() {
+        let always = [rng.below(2), fused[f]];
         for (n, (profile, dtype, path, layout, weights)) in runs.into_iter().enumerate() {
             let setup = Setup { profile, form, path, dtype, bias: f32, layout, lse: true, weights };
             add(always.contains(&n), setup);

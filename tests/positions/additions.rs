@@ -16,7 +16,7 @@ fn sums_equal_the_reference() {
             let judged = setup.add_sinusoid(&x, 10_000.0, at, 2.5);
             report.record(&format!("sinusoid at {n}"), &setup.named(), judged);
         }
-        for dtype in [DType::F32, DType::F16] {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
             if dtype == DType::F16 && !setup.profile.f16 {
                 report.skip_f16(setup.profile, "a learned table");
                 continue;

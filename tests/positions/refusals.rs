@@ -197,10 +197,12 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
 
     // Tensors of either call.
     bench.refuses_rotation(&["`x`", "heads is 0"], |c| c.x = view(x, f32, [2, 0, 5, 8]));
-    bench.refuses_rotation(&["`x`", "F32 or F16", "U32"], |c| c.x = view(x, u32, SHAPE));
+    bench.refuses_rotation(&["`x`", "F32, F16 or BF16", "U32"], |c| c.x = view(x, u32, SHAPE));
     bench.refuses_rotation(&["`x`", "ends at byte", "4096"], |c| c.x = c.x.with_offset(900));
     bench.refuses_rotation(&["`x`", "2^32"], |c| c.x = c.x.with_offset(usize::MAX));
-    bench.refuses_rotation(&["`out`", "F32 or F16", "Bool"], |c| c.out = Some(view(out, DType::Bool, SHAPE)));
+    bench.refuses_rotation(&["`out`", "F32, F16 or BF16", "Bool"], |c| {
+        c.out = Some(view(out, DType::Bool, SHAPE))
+    });
     bench.refuses_rotation(&["`out`", "heads must be 3", "got 2"], |c| {
         c.out = Some(view(out, f32, [2, 2, 5, 8]))
     });
@@ -262,7 +264,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     ] {
         bench.refuses_sum(&["`table`", words], |c| c.table = learned(shape));
     }
-    bench.refuses_sum(&["`table`", "F32 or F16", "U32"], |c| {
+    bench.refuses_sum(&["`table`", "F32, F16 or BF16", "U32"], |c| {
         c.table = PositionTable::Learned(view(table, u32, [1, 1, 9, 8]));
     });
     for scale in [f64::NAN, f64::INFINITY, 1e39] {
@@ -272,7 +274,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     // Cosines and sines.
     let tables = |cos, sin| Rotation::CosSin { cos, sin, order: RopeOrder::Half };
     let shaped = |shape| view(table, f32, shape);
-    bench.refuses_rotation(&["`cos`", "F32 or F16", "U32"], |c| {
+    bench.refuses_rotation(&["`cos`", "F32, F16 or BF16", "U32"], |c| {
         c.rotation = tables(view(table, u32, [2, 1, 5, 3]), shaped([2, 1, 5, 3]));
     });
     bench.refuses_rotation(&["`sin`", "F32", "U32"], |c| {

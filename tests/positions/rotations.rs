@@ -44,7 +44,7 @@ fn given_cosines_and_sines_equal_the_reference() {
     let mut report = Report::new("positions, cos and sin");
     let x = normals("given", [2, 3, 5, 14]);
     for setup in Setup::all() {
-        for dtype in [DType::F32, DType::F16] {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
             if dtype == DType::F16 && !setup.profile.f16 {
                 report.skip_f16(setup.profile, "cosines and sines");
                 continue;

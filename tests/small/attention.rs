@@ -31,7 +31,7 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
         all.push((name, Work::Attention(Box::new(case), setup, splits)));
     };
     let same = |_: &mut Case| {};
-    let [f32, f16] = [DType::F32, DType::F16];
+    let [f32, f16, bf16] = [DType::F32, DType::F16, DType::BF16];
     let own = Shape::new(2, 3, 37, 20);
     let odd = Shape { head_dim: 13, value_dim: 7, ..SHAPE };
     for (n, form) in FORMS.into_iter().enumerate() {
@@ -45,6 +45,8 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
         add("grouped heads", SHAPE, Setup { layout: Layout::Blhd, ..fused(f16) }, None, &same);
         let window = Layout::Window(2 * n as u64 + 1);
         add("odd channels", odd, Setup { layout: window, ..fused([f32, f16][n]) }, None, &same);
+
+        add("bf16", odd, Setup { layout: window, ..[fused(bf16), staged(bf16)][n] }, None, &same);
 
         let few = Shape { q_len: 3, kv_len: 150, ..SHAPE };
         add("few queries", few, fused(f32), Some(3), &same);

@@ -98,6 +98,13 @@ pub fn cases(_: &'static Profile) -> Vec<(String, Work)> {
             plain(Kind::new(CacheStorage::F16, ring, 24), KernelForm::Cpu, vec![all(20), all(1), all(7)]),
         ),
         (
+            "contiguous, BF16, bf16 tensors",
+            CacheCase {
+                dtype: DType::BF16,
+                ..plain(Kind::new(CacheStorage::BF16, contiguous, 80), KernelForm::Gpu, vec![all(5), all(1)])
+            },
+        ),
+        (
             "pages, Q8 in groups, splits, forked",
             CacheCase {
                 splits: Some(3),

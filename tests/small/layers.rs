@@ -25,7 +25,7 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
         ..plain
     };
     let narrow = LayerOptions { narrow: true, ..plain };
-    let [f32, f16] = [DType::F32, DType::F16];
+    let [f32, f16, bf16] = [DType::F32, DType::F16, DType::BF16];
     let kinds = [
         ("plain", plain, f32, Storage::Separate, LayerLayout::Dense, Weights::None),
         (
@@ -39,6 +39,7 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
         ("cross, appended keys", cross, f32, Storage::Transposed, LayerLayout::SeqFirst, Weights::None),
         ("narrow", narrow, f32, Storage::Separate, LayerLayout::Dense, Weights::PerHead(f32)),
         ("half floats", plain, f16, Storage::OneBuffer { gap: 0 }, LayerLayout::Dense, Weights::None),
+        ("bf16, cross", cross, bf16, Storage::OneBuffer { gap: 3 }, LayerLayout::Window(3), Weights::None),
         ("half floats, cross", cross, f16, Storage::Separate, LayerLayout::Dense, Weights::None),
     ];
     let of =

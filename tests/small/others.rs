@@ -144,7 +144,7 @@ async fn tuned(gpu: &Gpu) -> Result<f64, String> {
 }
 
 pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
-    let [f32, f16] = [DType::F32, DType::F16];
+    let [f32, f16, bf16] = [DType::F32, DType::F16, DType::BF16];
     let [_, h, i, j] = SHAPE.weights();
     let scaling = RopeScaling::Yarn {
         factor: 8.0,
@@ -165,6 +165,7 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
     let mut cases = vec![
         ("rotation by halves", Other::Rotate(RopeOrder::Half, f32, false)),
         ("rotation of neighbours in place, f16", Other::Rotate(RopeOrder::Interleaved, f16, true)),
+        ("rotation of neighbours in place, bf16", Other::Rotate(RopeOrder::Interleaved, bf16, true)),
         ("rotation by given cosines and sines", Other::RotateBy(RopeOrder::Half, f32)),
         ("rotation by given cosines and sines, f16", Other::RotateBy(RopeOrder::Interleaved, f16)),
         ("sinusoids added", Other::Sinusoid),

@@ -75,7 +75,7 @@ const SMALL: [Case; 22] = [
     cheap("gpu::attention_with_every_option"),
     dear("gpu::attention_with_every_part"),
     cheap("gpu::a_layer"),
-    dear("biases::what_is_added_may_be_f16"),
+    dear("biases::what_is_added_may_be_shorter"),
     cheap("block_maps::devices"),
     dear("key_splits::bad_numbers"),
     dear("merge::splitting"),

@@ -130,8 +130,10 @@ fn decode(tiles: FusedTiles, storage: Option<StorageKind>) -> Vec<Fused> {
         Fused { splits: false, lse: true, ..masked(MaskVariant::default()) },
         masked(MaskVariant::with_rules([Id::Causal, Id::Tree]).softcapped()),
     ];
-    if storage == Some(StorageKind::F16) {
-        let halves = Fused { cache: None, halves: true, dtype: DType::F16, ..plain(tiles) };
+    for dtype in
+        [DType::F16, DType::BF16].into_iter().filter(|dtype| storage == Some(StorageKind::of(*dtype)))
+    {
+        let halves = Fused { cache: None, halves: true, dtype, ..plain(tiles) };
         narrow.extend([halves, Fused { splits: true, ..halves }]);
     }
     let mut all: Vec<_> = narrow.iter().filter_map(Fused::widened).collect();

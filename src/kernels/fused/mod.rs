@@ -19,7 +19,7 @@ pub(crate) struct Fused {
     pub tiles: FusedTiles,
     /// Where keys and values are, if not in tensors.
     pub cache: Option<CacheVariant>,
-    /// Whether tensors of halves are loaded as vectors of words.
+    /// Whether tensors of F16 or BF16 are loaded as vectors of words.
     pub halves: bool,
     /// Whether keys are split among workgroups.
     pub splits: bool,
@@ -112,7 +112,7 @@ impl Fused {
 
     /// How words hold channels, where they hold several.
     fn storage_kind(&self) -> Option<StorageKind> {
-        self.cache.map(|cache| cache.storage).or(self.halves.then_some(StorageKind::F16))
+        self.cache.map(|cache| cache.storage).or(self.halves.then_some(StorageKind::of(self.dtype)))
     }
 
     /// Whether the form for software drivers loads keys and values one channel at a time.
@@ -173,7 +173,7 @@ impl Fused {
     fn keys_constants(&self) -> Vec<Constant> {
         match self.cache {
             Some(cache) => cache.constants().into(),
-            None if self.halves => vec![Constant::U32("STORAGE_KIND", StorageKind::F16 as u32)],
+            None if self.halves => vec![Constant::U32("STORAGE_KIND", StorageKind::of(self.dtype) as u32)],
             None => Vec::new(),
         }
     }
@@ -188,7 +188,7 @@ impl Fused {
                 shader!("keys/storage"),
             ],
             None if self.halves => {
-                vec![shader!("keys/f16_words"), shader!("keys/packed_words"), shader!("keys/storage")]
+                vec![shader!("keys/tensor_words"), shader!("keys/packed_words"), shader!("keys/storage")]
             }
             None => vec![shader!("keys/tensors")],
         }

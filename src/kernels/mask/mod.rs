@@ -21,6 +21,8 @@ pub(crate) struct MaskVariant {
     rules: RuleSet,
     /// Rules of floats whose tensor is F16.
     halves: RuleSet,
+    /// Those whose tensor is BF16.
+    bfloats: RuleSet,
     softcap: bool,
     pub appended: bool,
     /// Keys are in a cache, whose lengths count.
@@ -31,10 +33,13 @@ pub(crate) struct MaskVariant {
 
 impl MaskVariant {
     pub fn of(mask: &DeviceMask, softcap: bool, appended: bool) -> Self {
-        let is_half = |id: &Id| mask.floats(*id).is_some_and(|t| t.dtype == DType::F16);
         let rules = mask.rules();
-        let halves = rules.iter().filter(is_half).collect();
-        MaskVariant { rules, halves, softcap, appended, ..Self::default() }
+        let of = |dtype| {
+            let is_one = |id: &Id| mask.floats(*id).is_some_and(|t| t.dtype == dtype);
+            rules.iter().filter(is_one).collect()
+        };
+        let (halves, bfloats) = (of(DType::F16), of(DType::BF16));
+        MaskVariant { rules, halves, bfloats, softcap, appended, ..Self::default() }
     }
 
     /// These rules alone; their floats are F32.
@@ -45,8 +50,9 @@ impl MaskVariant {
     /// A head's sink logit alone, if it has one.
     pub fn with_sink_logits(dtype: Option<DType>) -> Self {
         let only = |used: bool| used.then_some(Id::SinkLogits).into_iter().collect();
-        let (rules, halves) = (only(dtype.is_some()), only(dtype == Some(DType::F16)));
-        MaskVariant { rules, halves, ..Self::default() }
+        let of = |wanted| only(dtype == Some(wanted));
+        let (rules, halves, bfloats) = (only(dtype.is_some()), of(DType::F16), of(DType::BF16));
+        MaskVariant { rules, halves, bfloats, ..Self::default() }
     }
 
     pub fn softcapped(self) -> Self {
@@ -73,8 +79,7 @@ impl MaskVariant {
     pub fn blocks_only(self) -> Self {
         let rules =
             self.rules.only(|rule| !rule.joins_sum && rule.adds.is_none_or(|adds| !adds.in_full_blocks));
-        let halves = self.halves.iter().filter(|id| rules.has(*id)).collect();
-        MaskVariant { rules, halves, softcap: false, appended: false, ..self }
+        MaskVariant { softcap: false, appended: false, ..self.with_only(rules) }
     }
 
     /// Only the softcap, if there is one.
@@ -85,8 +90,13 @@ impl MaskVariant {
     /// Only what hides keys and changes their scores.
     pub fn scores_only(self) -> Self {
         let rules = self.rules.only(|rule| !rule.joins_sum);
-        let halves = self.halves.iter().filter(|id| rules.has(*id)).collect();
-        MaskVariant { rules, halves, ..self }
+        self.with_only(rules)
+    }
+
+    /// Of its rules, these.
+    fn with_only(self, rules: RuleSet) -> Self {
+        let of = |typed: RuleSet| typed.iter().filter(|id| rules.has(*id)).collect();
+        MaskVariant { rules, halves: of(self.halves), bfloats: of(self.bfloats), ..self }
     }
 
     pub fn has(&self, id: Id) -> bool {
@@ -131,6 +141,7 @@ impl MaskVariant {
             Kind::Number => DType::U32,
             Kind::Bool => DType::Bool,
             Kind::Float if self.halves.has(id) => DType::F16,
+            Kind::Float if self.bfloats.has(id) => DType::BF16,
             Kind::Float => DType::F32,
         }
     }
@@ -144,6 +155,7 @@ impl MaskVariant {
             all.push(alone);
             if id.rule().tensors.iter().any(|t| t.kind == Kind::Float) {
                 all.push(MaskVariant { halves: RuleSet::NONE.with(id), ..alone });
+                all.push(MaskVariant { bfloats: RuleSet::NONE.with(id), ..alone });
             }
         }
         let with = |rules: &[Id]| Self::with_rules(rules.iter().copied());

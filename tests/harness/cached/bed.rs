@@ -398,7 +398,8 @@ impl Bed {
     /// No score moves by more than Δ = |scale| Σ |q_d| off(k_d), so lse does not, and weights stay within e^{±2Δ}.
     fn rounding(&self, case: &Case) -> Option<Vec<[f64; 2]>> {
         let exact = matches!(self.kind.storage, CacheStorage::F32)
-            || (self.kind.storage == CacheStorage::F16 && self.data == Data::Lossless);
+            || (matches!(self.kind.storage, CacheStorage::F16 | CacheStorage::BF16)
+                && self.data == Data::Lossless);
         if exact {
             return None;
         }

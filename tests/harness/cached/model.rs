@@ -109,6 +109,9 @@ impl Data {
                 row.iter().map(|x| (size(x) / 1024.0).max(1.0 / 16384.0)).collect()
             }
             CacheStorage::F16 => vec![0.0; row.len()],
+            // The nearest, half a spacing off at most.
+            CacheStorage::BF16 if self == Data::Random => row.iter().map(|x| size(x) / 256.0).collect(),
+            CacheStorage::BF16 => vec![0.0; row.len()],
             CacheStorage::Q8(group) | CacheStorage::Q4(group) => {
                 let scales = scales(storage, row);
                 let width = match group {

@@ -6,11 +6,8 @@ use super::bed::Bed;
 use super::model::{Kind, Token};
 use crate::harness::case::HostData;
 use crate::harness::memory::{Values, stored};
-use crate::harness::positions::{place_positions, placed_positions, position_of};
+use crate::harness::positions::{place_positions, placed_positions, position_of, rounding};
 use crate::harness::run::{Layout, Placed};
-
-/// As a store to f16, and below its normal numbers.
-const ROUNDING_F16: [f64; 2] = [1.0 / 1024.0, 1.0 / (1 << 24) as f64];
 
 /// Positions of rows of a cache.
 pub type Places = RowPositions<HostData<u32>>;
@@ -61,7 +58,7 @@ impl Bed {
                 let off = self.data.off(storage, want);
                 for (d, ((got, want), off)) in got.iter().zip(want).zip(off).enumerate() {
                     let want = f64::from(*want);
-                    let [relative, least] = if dtype == DType::F16 { ROUNDING_F16 } else { [0.0; 2] };
+                    let [relative, least] = rounding(dtype);
                     let allowed = off + (want.abs() + off) * relative + least;
                     let apart = (got - want).abs();
                     // NaN is further than anything.

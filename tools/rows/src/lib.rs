@@ -44,7 +44,7 @@ pub struct Row {
     /// `none`, `causal`, `window 256`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mask: Option<String>,
-    /// `f32` or `f16`.
+    /// `f32`, `f16` or `bf16`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dtype: Option<String>,
     /// Median time on the device.

@@ -116,7 +116,8 @@ impl Row {
     /// How far it is from the plainest variant of its tile: f32 (f16 on matrix units), in vectors of four, without a mask.
     fn frills(&self) -> (bool, usize, usize) {
         let words = || self.name().split(' ');
-        let slow = words().filter(|word| word.ends_with("=One") || word.ends_with("=F16")).count();
+        let slow =
+            words().filter(|word| ["=One", "=F16", "=BF16"].iter().any(|end| word.ends_with(end))).count();
         (self.facts().is_none(), slow, words().count())
     }
 

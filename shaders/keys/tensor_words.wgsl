@@ -1,4 +1,4 @@
-// Keys and values in tensors of halves that load in eights: where a row of them begins, and its words
+// Keys and values in tensors of F16 or BF16 that load in eights: where a row of them begins, and its words
 // (keys/packed_words.wgsl).
 //
 // Needs: p.k, p.v; WIDE; View; k, view_at.

@@ -1,0 +1,33 @@
+// bf16, the upper half of an f32, two in a word: all by bits, so that no driver flushes or rounds in its own way.
+//
+// Needs: nothing.
+// Gives: bf16_at, bf16_at4, bf16_half, bf16_of, bf16_others, bf16_pair.
+
+// Element o, of the word that it is in.
+fn bf16_at(word: u32, o: u32) -> f32 {
+    return bitcast<f32>(select(word << 16u, word & 0xffff0000u, o % 2u == 1u));
+}
+
+fn bf16_at4(words: vec2<u32>) -> vec4<f32> {
+    return bitcast<vec4<f32>>((words.xxyy << vec4<u32>(16u, 0u, 16u, 0u)) & vec4<u32>(0xffff0000u));
+}
+
+// Rounded to the nearest, ties to even; what is too large becomes infinite, and a NaN stays one.
+fn bf16_of(x: f32) -> u32 {
+    let bits = bitcast<u32>(x);
+    let rounded = (bits + 0x7fffu + ((bits >> 16u) & 1u)) >> 16u;
+    return select(rounded, (bits >> 16u) | 0x40u, (bits & 0x7fffffffu) > 0x7f800000u);
+}
+
+fn bf16_pair(x: vec2<f32>) -> u32 {
+    return bf16_of(x.x) | (bf16_of(x.y) << 16u);
+}
+
+// Of the word of element o: the bits that are not its own, and its own.
+fn bf16_others(o: u32) -> u32 {
+    return 0xffff0000u >> (o % 2u * 16u);
+}
+
+fn bf16_half(o: u32, x: f32) -> u32 {
+    return bf16_of(x) << (o % 2u * 16u);
+}
