@@ -346,7 +346,8 @@ mod tests {
         }
         let path = path("processes");
         let spawn = |device: u64| {
-            std::process::Command::new(std::env::current_exe().expect("a path"))
+            // Not `current_exe`, which may be a loader that was given this program.
+            std::process::Command::new(std::env::args_os().next().expect("a program"))
                 .args(["--exact", "tuned::tests::two_processes_write_at_once"])
                 .env(WRITER, format!("{device} {}", path.display()))
                 .stdout(std::process::Stdio::null())
