@@ -1,12 +1,16 @@
-//! bf16 bit by bit: what is loaded, stored and rounded is what `half` says, on both widths of loads and stores.
+//! bf16 bit by bit: what is loaded, stored and rounded is what `half` says, on both widths of loads and stores. And
+//! attention to the vectors of another library, and by the kernels of its own: elsewhere it is drawn beside f16.
 
 use half::bf16;
+use wgpu_attention::inspect::compiled;
 use wgpu_attention::{
-    Append, Cache, CacheConfig, CacheRead, CacheStorage, DType, Gpu, KernelForm, Linear, Projection,
-    ProjectionForward, TensorView, Tokens, Tuning,
+    Append, Cache, CacheConfig, CacheRead, CacheStorage, DType, Gpu, KernelForm, Linear, Path, Pipelines,
+    Projection, ProjectionForward, Shape, TensorView, Tokens, Tuning,
 };
 
-use crate::harness::{FORMS, Profile, profiles};
+use crate::harness::report::judge_outputs;
+use crate::harness::{Case, FORMS, Layout, Profile, Report, Setup, Weights, defaults, profiles, run};
+use crate::sdpa;
 
 /// Every upper half beside lower halves around the middle: exact numbers, ties, and their neighbours; of every exponent,
 /// subnormal numbers, infinities, NaNs and what rounds to them among them.
@@ -113,7 +117,7 @@ fn products_are_rounded_to_the_nearest_even() {
         let gpu = &profile.gpu;
         let weight = upload(gpu, &unit, DType::BF16);
         let x = upload(gpu, given, DType::F32);
-        for (offset, form) in [(0, FORMS[0]), (1, FORMS[1])] {
+        for offset in [0, 1] {
             let out = gpu.buffer(2 * (given.len() + 2)).expect("a buffer");
             let linear = Linear { weight: TensorView::matrix(&weight, DType::BF16, [4, 4]), bias: None };
             let call = ProjectionForward::new(
@@ -121,15 +125,16 @@ fn products_are_rounded_to_the_nearest_even() {
                 linear,
                 TensorView::sequence(&out, DType::BF16, [1, rows, 4]).with_offset(offset),
             );
-            project(gpu, form, call);
+            project(gpu, call);
             let got = bits(gpu, &out, offset, given.len(), DType::BF16);
-            check(&format!("{}, {form:?}, from {offset}", profile.name), given, &got, DType::BF16, rounded);
+            check(&format!("{}, from {offset}", profile.name), given, &got, DType::BF16, rounded);
         }
     }
 }
 
-fn project(gpu: &Gpu, form: KernelForm, call: ProjectionForward) {
-    let projection = Projection::with_pipelines(gpu.pipelines()).tuning(Tuning::new().form(form));
+fn project(gpu: &Gpu, call: ProjectionForward) {
+    let tuning = Tuning::new().form(KernelForm::Cpu);
+    let projection = Projection::with_pipelines(gpu.pipelines()).tuning(tuning);
     gpu.submit(|e| projection.forward(e, &[call])).expect("a product");
 }
 
@@ -144,24 +149,72 @@ fn other_halves_stay() {
         let unit = upload(gpu, &[1.0], DType::F32);
         let poison: Vec<u16> = (0..2 * n as u16 + 2).map(|n| 0x4000 | (n % 0x3fff)).collect();
         for odd in [0, 1] {
-            for form in FORMS {
-                let out = gpu.upload(&poison).expect("an upload");
-                let linear = Linear { weight: TensorView::matrix(&unit, DType::F32, [1, 1]), bias: None };
-                let y = TensorView::sequence(&out, DType::BF16, [1, n, 1])
-                    .with_strides([0, 0, 2, 1])
-                    .with_offset(odd);
-                project(
-                    gpu,
-                    form,
-                    ProjectionForward::new(TensorView::sequence(&x, DType::F32, [1, n, 1]), linear, y),
-                );
-                let got: Vec<u16> = gpu.download(&out, poison.len()).expect("a read-back");
-                for (at, got) in got.iter().enumerate() {
-                    let inside = at % 2 == odd && at / 2 < n;
-                    let want = if inside { bf16::from_f32(given[at / 2]).to_bits() } else { poison[at] };
-                    assert_eq!(*got, want, "{}, {form:?}, from {odd}, element {at}", profile.name);
-                }
+            let out = gpu.upload(&poison).expect("an upload");
+            let linear = Linear { weight: TensorView::matrix(&unit, DType::F32, [1, 1]), bias: None };
+            let y = TensorView::sequence(&out, DType::BF16, [1, n, 1])
+                .with_strides([0, 0, 2, 1])
+                .with_offset(odd);
+            project(gpu, ProjectionForward::new(TensorView::sequence(&x, DType::F32, [1, n, 1]), linear, y));
+            let got: Vec<u16> = gpu.download(&out, poison.len()).expect("a read-back");
+            for (at, got) in got.iter().enumerate() {
+                let inside = at % 2 == odd && at / 2 < n;
+                let want = if inside { bf16::from_f32(given[at / 2]).to_bits() } else { poison[at] };
+                assert_eq!(*got, want, "{}, from {odd}, element {at}", profile.name);
             }
         }
     }
+}
+
+fn setup(path: Path, form: KernelForm, layout: Layout) -> Setup {
+    let (dtype, bias, weights) = (DType::BF16, DType::BF16, Weights::None);
+    Setup { profile: defaults(), form, path, dtype, bias, layout, lse: true, weights }
+}
+
+/// On a device without features; which path and form, by the vector.
+#[test]
+fn every_vector_of_sdpa() {
+    let mut report = Report::new("bf16, sdpa");
+    for (n, name) in sdpa::NAMES.iter().enumerate() {
+        let path = if n % 3 == 0 { Path::Staged } else { Path::Fused };
+        let layout = [Layout::Dense, Layout::Window(n as u64 | 1)][n % 2];
+        let setup = setup(path, FORMS[n % 4 / 2], layout);
+        report.check_in(&sdpa::case(name), &setup, &mut Default::default());
+    }
+    report.finish();
+}
+
+/// Few queries of aligned keys, by the kernels that load words of both halves; of others, by those that do not.
+#[test]
+fn decoding_loads_words() {
+    let mut report = Report::new("bf16, decode");
+    for (dim, words) in [(128, true), (132, false)] {
+        let shape =
+            Shape { batch: 1, heads: 4, kv_heads: 2, q_len: 1, kv_len: 530, ..Shape::new(1, 4, 1, dim) };
+        let case = Case::random(format!("bf16 decode {dim}"), shape).with(|c| c.rules.causal = true);
+        for form in FORMS {
+            let setup = Setup { profile: alone(), ..setup(Path::Fused, form, Layout::Dense) };
+            let outcome = attended(&case, &setup, words);
+            report.record(&case.name, &setup, outcome);
+        }
+    }
+    report.finish();
+}
+
+/// The device without features, with pipelines that no other test compiles.
+fn alone() -> &'static Profile {
+    let Profile { gpu, f16, matrix, .. } = defaults();
+    let gpu = Gpu::with_pipelines(gpu.queue().clone(), Pipelines::new(gpu.device()));
+    Box::leak(Box::new(Profile { name: "alone", gpu, f16: *f16, matrix: *matrix }))
+}
+
+/// The error over tolerance, by a kernel that takes words or not.
+fn attended(case: &Case, setup: &Setup, words: bool) -> Result<f64, String> {
+    let (stored, pipelines) = (case.stored(setup.dtype, setup.bias), setup.profile.gpu.pipelines());
+    let got = run(&stored, setup)?;
+    let names = compiled(pipelines);
+    let takes = |name: &&String| name.starts_with("attention.fused") && name.contains("halves");
+    if words != names.iter().any(|name| takes(&name)) {
+        return Err(format!("words {words}: {names:?}"));
+    }
+    judge_outputs(&case.expected, case.shape, &stored.truth(setup.dtype, Weights::None), &got, false)
 }

@@ -137,10 +137,10 @@ fn places() -> Vec<Place> {
 #[test]
 fn an_output_that_was_written_where_it_lies_is_collected() {
     for place in places() {
-        for dtype in [DType::F32, DType::F16] {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
             let image = Image::output(dtype, &place);
             let mut after = image.clone();
-            // Halves are exact in both types.
+            // Halves are exact in all of them.
             let values: Vec<f32> = (0..120).map(|n| n as f32 / 2.0).collect();
             after.write(Values::Floats(&values), &place);
             let got = image.collect(&after.bytes, &place).expect("nothing wrong");
@@ -152,7 +152,7 @@ fn an_output_that_was_written_where_it_lies_is_collected() {
 #[test]
 fn stale_elements_are_refused() {
     for place in places() {
-        for dtype in [DType::F32, DType::F16] {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
             let image = Image::output(dtype, &place);
             let mut after = image.clone();
             objects(image.collect(&after.bytes, &place).map(|_| 0.0), "never written");
@@ -169,7 +169,7 @@ fn stale_elements_are_refused() {
 fn every_byte_outside_of_the_window_is_guarded() {
     let mut rng = Rng::new(5);
     for place in places() {
-        for dtype in [DType::F32, DType::F16] {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
             let image = Image::output(dtype, &place);
             let mut right = image.clone();
             right.write(Values::Floats(&[1.0; 120]), &place);
@@ -199,13 +199,14 @@ fn a_short_read_back_is_refused() {
 #[test]
 fn inputs_are_surrounded_by_nan() {
     for place in places() {
-        for dtype in [DType::F32, DType::F16] {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
             let image = Image::input(Values::Floats(&[1.0; 120]), dtype, &place);
             let inside: Vec<usize> = place.indices().collect();
             for n in 0..place.len {
                 let bytes = &image.bytes[n * dtype.bytes()..][..dtype.bytes()];
                 let value = match dtype {
                     DType::F16 => half::f16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
+                    DType::BF16 => half::bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
                     _ => f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
                 };
                 assert_eq!(value.is_nan(), !inside.contains(&n), "element {n} of {place:?}");

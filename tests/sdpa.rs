@@ -84,7 +84,7 @@ pub fn masked(vector: &Vector, rules: Rules) -> Rules {
     }
 }
 
-fn case(name: &str) -> Case {
+pub fn case(name: &str) -> Case {
     let vector = Vector::load(FAMILY, name);
     let mut case = plain(&vector);
     match vector.attrs["causal"].as_str() {
