@@ -256,7 +256,7 @@ fn outline(products: &[LinearOp], product: plan::MatmulShape, tuning: &Tuning) -
     let x_fours = products.iter().all(|p| p.x_layout().in_fours(3));
     let w_fours = |axis| products.iter().all(|p| p.w.layout.in_fours(axis));
     let w_along_columns = !w_fours(3) && w_fours(2);
-    let stored = products.first().map_or([DType::F32; 2], |p| [p.x.dtype, p.w.dtype]);
+    let stored = products.first().map_or([DType::F32; 3], |p| [p.x.dtype, p.w.dtype, p.y.dtype]);
     ProductOutline {
         shape: product,
         inner: products.iter().map(|p| p.x_layout().shape[3]).max().unwrap_or(1),

@@ -242,7 +242,7 @@ mod tests {
                     let outline = ProductOutline {
                         shape,
                         inner: 512,
-                        stored: [dtype; 2],
+                        stored: [dtype; 3],
                         in_fours,
                         w_along_columns,
                         tuning,

@@ -149,7 +149,7 @@ pub(crate) struct KeySource {
     pub words: bool,
     /// Whether the kernels for few rows can take the call: they neither skip tiles by a block map nor drop weights.
     pub simple: bool,
-    /// F16 if queries, keys and values all are.
+    /// F16 if queries, keys and values all are; BF16 if queries are.
     pub operands: DType,
 }
 

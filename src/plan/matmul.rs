@@ -57,8 +57,8 @@ pub(crate) struct MatmulShape {
 pub(crate) struct ProductOutline {
     pub shape: MatmulShape,
     pub inner: usize,
-    /// Of inputs and of weights.
-    pub stored: [DType; 2],
+    /// Of inputs, weights and outputs.
+    pub stored: [DType; 3],
     /// Whether inputs and weights load in fours, and the weights along columns.
     pub in_fours: bool,
     pub w_along_columns: bool,
@@ -72,8 +72,8 @@ impl ProductOutline {
         let flags = [in_fours, w_along_columns, tuning.f16_operands];
         let flags = flags.into_iter().enumerate().fold(0, |bits, (n, flag)| bits | u32::from(flag) << n);
         let lengths = [shape.batch, shape.rows, shape.cols, inner];
-        let [x, w] = stored.map(|dtype| dtype as u32);
-        tuning.is_open().then(|| Class::new(1, [flags, x, w, 0], lengths))
+        let [x, w, y] = stored.map(|dtype| dtype as u32);
+        tuning.is_open().then(|| Class::new(1, [flags, x, w, y], lengths))
     }
 }
 
@@ -95,7 +95,11 @@ pub(super) fn choose_product_as(
     device: &DeviceFacts,
 ) -> Result<Tiles, Error> {
     let ProductOutline { shape, stored, in_fours, tuning, .. } = *outline;
-    let dtype = if stored == [DType::F16; 2] { DType::F16 } else { DType::F32 };
+    let dtype = match stored {
+        _ if stored.contains(&DType::BF16) => DType::BF16,
+        [DType::F16, DType::F16, _] => DType::F16,
+        _ => DType::F32,
+    };
     if let Some(tiles) = tuning.settle(matrix_tiles(shape, dtype, in_fours, &tuning, pick, device))? {
         return Ok(Tiles::Matrix(tiles));
     }

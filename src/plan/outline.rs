@@ -137,7 +137,11 @@ impl Outline {
             storage,
             words: self.keys.in_words(),
             simple: self.simple,
-            operands: if halves { DType::F16 } else { DType::F32 },
+            operands: match self.dtype {
+                DType::BF16 => DType::BF16,
+                _ if halves => DType::F16,
+                _ => DType::F32,
+            },
         }
     }
 

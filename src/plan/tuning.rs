@@ -116,8 +116,9 @@ impl Tuning {
         self
     }
 
-    /// Lets matrix units round F32 and BF16 operands (queries, keys, values; inputs and weights of projections) to f16, which kernels
-    /// without them do not: an error of 2⁻¹¹ of each, and infinity above 65504. Not set: F32 tensors are computed in f32.
+    /// Lets matrix units round F32 operands (queries, keys, values; inputs and weights of projections) to f16, which kernels
+    /// without them do not: an error of 2⁻¹¹ of each, and infinity above 65504. Not set: F32 tensors are computed in f32. BF16 ones are so
+    /// in any case.
     pub const fn f16_operands(mut self, allowed: bool) -> Self {
         self.f16_operands = allowed;
         self
@@ -158,8 +159,9 @@ impl Tuning {
         match self.matrix_units {
             _ if device.lacks(family) => Err("put aside on this device; Pipelines::report says why"),
             MatrixUnits::Never => Err("the configuration forbids them"),
+            _ if dtype == DType::BF16 => Err("they do not multiply BF16, and it is not rounded to f16"),
             _ if dtype != DType::F16 && !self.f16_operands => {
-                Err("F32 and BF16 operands are not rounded to f16 unless f16_operands is set")
+                Err("F32 operands are not rounded unless f16_operands is set")
             }
             MatrixUnits::Auto if self.form.is_cpu(device) => Err("software drivers have none"),
             _ => Ok(fragment),
