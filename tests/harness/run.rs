@@ -115,8 +115,10 @@ pub fn setups(case: &Case) -> Vec<Setup> {
     let window = Layout::Window(Rng::named(&case.name).word() | 1);
     let rng = &mut Rng::named(&case.rules.names().join(" "));
     let [f32, f16, bf16] = [DType::F32, DType::F16, DType::BF16];
-    // What a device without features has: one type on the fused path, the other on the staged one.
-    let plain = if rng.below(2) == 0 { [f32, bf16] } else { [bf16, f32] };
+    let first = rng.below(2);
+    let always = [0, 1].map(|_| [rng.below(2), 2 + rng.below(2)]);
+    // What a device without features has, on the fused path and on the staged one. In one form the fused path has f32.
+    let plain = if always[1][1] == 2 && rng.below(2) == 0 { [bf16, f32] } else { [f32, bf16] };
     let dense = [
         (full(), f32, Path::Staged, Layout::Dense, Weights::PerHead(f32)),
         (full(), f32, Path::Staged, Layout::Packed, Weights::Mean(f32)),
@@ -138,11 +140,8 @@ pub fn setups(case: &Case) -> Vec<Setup> {
             all.push(setup);
         }
     };
-    let first = rng.below(2);
-    // One of them in f32.
-    let fused = rng.pick(&[[2, 2], [2, 3], [3, 2]]);
-    for (f, (form, runs)) in [(FORMS[first], dense), (FORMS[1 - first], windows)].into_iter().enumerate() {
-        let always = [rng.below(2), fused[f]];
+    let forms = [(FORMS[first], dense), (FORMS[1 - first], windows)];
+    for ((form, runs), always) in forms.into_iter().zip(always) {
         for (n, (profile, dtype, path, layout, weights)) in runs.into_iter().enumerate() {
             let setup = Setup { profile, form, path, dtype, bias: f32, layout, lse: true, weights };
             add(always.contains(&n), setup);
