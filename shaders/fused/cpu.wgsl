@@ -29,7 +29,7 @@
 
 const LANE_ROWS: u32 = ROWS / LANES;
 // Sums per score, added at the end: a chain of additions that depend on each other waits for each.
-const CHAINS: u32 = select(select(1u, 2u, LANE_ROWS * KEYS == 4u), 4u, LANE_ROWS * KEYS <= 3u);
+const CHAINS: u32 = select(1u, 4u, LANE_ROWS * KEYS <= 4u);
 
 // Arrays of vectors are nested: Mesa unrolls a loop of up to 32 turns, and any that has as many turns as
 // the array that it walks has elements.
