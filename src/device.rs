@@ -128,8 +128,8 @@ impl DeviceFacts {
         self.tuned.as_ref()?.get(&class).copied()
     }
 
-    /// As `pick` wants the rules to see it.
-    pub fn told(&self, pick: &Pick) -> Self {
+    /// With what `pick` has plans believe instead.
+    pub fn overridden(&self, pick: &Pick) -> Self {
         let forbidden = [
             (pick.no_matrix, [Family::MatrixAttention, Family::MatrixProducts].as_slice()),
             (pick.no_decode, &[Family::DecodeGpu, Family::DecodeCpu]),

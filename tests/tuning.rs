@@ -112,8 +112,8 @@ fn the_fastest_is_followed_and_kept() {
     let workload = Workload::attention(SHAPE, DType::F32);
     let measured = one(&pipelines, workload);
     assert!(measured.changed && measured.to_string().contains("staged"), "{measured}");
-    assert!(measured.by_rules.is_some_and(|ruled| ruled > measured.tuned), "{measured}");
     assert_eq!(measured.failed, [""; 0]);
+    assert!(measured.by_rules.is_some_and(|ruled| ruled > measured.tuned), "{measured}");
     let matrix = 4 * 2 * 96 * 96;
     assert_eq!([bytes(&open), bytes(&fixed)], [matrix, 0]);
     call.judge(&call.run(&open, None));
@@ -295,6 +295,15 @@ fn what_no_call_may_be_is_refused() {
     let small = TuneLimits::new().memory(1 << 16);
     let large = pipelines.tune(queue, &[Workload::attention(SHAPE, DType::F32)], small);
     assert!(matches!(large, Err(Error::Limit { name: "TuneLimits::memory", .. })), "{large:?}");
+    let unbounded = TuneLimits::new().memory(u64::MAX);
+    for huge in [
+        Workload::attention(Shape { kv_len: 1 << 40, ..SHAPE }, DType::F32),
+        Workload::cached(Shape { kv_len: 1 << 40, ..SHAPE }, DType::F32, CacheStorage::Q8(ScaleGroup::Row)),
+        Workload::product([1 << 40, 64, 64], DType::F32),
+    ] {
+        let refused = pipelines.tune(queue, &[huge], unbounded);
+        assert!(matches!(refused, Err(Error::BindingLimit { .. })), "{refused:?}");
+    }
     for workload in [
         Workload::attention(Shape { heads: 3, kv_heads: 2, ..SHAPE }, DType::F32),
         Workload::attention(Shape { q_len: 0, ..SHAPE }, DType::F32),

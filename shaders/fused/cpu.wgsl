@@ -12,7 +12,7 @@
 //            HEAD_VECTORS    vectors of four that hold head_dim
 //            VALUE_VECTORS   vectors of four of value_dim that a workgroup computes (workgroup_id.y is the slice);
 //                            not more than hold value_dim
-// The loop must stay in the first-level cache of instructions; plan/fused.rs counts its code.
+// The loop must stay in the first-level cache of instructions; plan/fused_cpu.rs counts its code.
 //
 // Floor, per query, key and channel of each kind: a multiplication and an addition (software drivers have no
 // fused one). Bytes: k and v once per ROWS packed rows. lavapipe takes some 5.5 instructions instead of two

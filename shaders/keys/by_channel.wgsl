@@ -1,15 +1,15 @@
 // Keys and values in tensors for software drivers: where four channels do not load as one vector, by indices that
 // need no check whether they are negative.
 //
-// Constants: SIDE_BY_SIDE  whether the channels of k and of v are next to each other
+// Constants: CONTIGUOUS  whether k and v are so along their channels
 //
-// Needs: INDEX, SIDE_BY_SIDE; Source; k_at, v_at.
+// Needs: INDEX, CONTIGUOUS; Source; k_at, v_at.
 // Gives: k_last, k_whole, v_last, v_whole.
 
 // Indices of four channels from d on, the n-th and further ones that of the last.
 fn channels(s: Source, row: u32, d: u32, n: u32) -> vec4<u32> {
     let c = d + min(vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(n - 1u));
-    if SIDE_BY_SIDE {
+    if CONTIGUOUS {
         return row + c;
     }
     return (row + c * s.unit) & vec4<u32>(INDEX);

@@ -21,7 +21,7 @@ fn variant(problem: &Problem, plan: &FusedPlan) -> fused::Fused {
         Keys::Cache(layer) => (None, Some(layer.cached)),
     };
     let splits = plan.splits > 1;
-    let side_by_side = |kv: [TensorView; 2]| kv.iter().all(|t| t.strides()[3] == 1);
+    let contiguous = |kv: [TensorView; 2]| kv.iter().all(|t| t.strides()[3] == 1);
     let variant = fused::Fused {
         tiles: plan.tiles,
         cache,
@@ -36,12 +36,12 @@ fn variant(problem: &Problem, plan: &FusedPlan) -> fused::Fused {
                 Keys::Tensors { k, v } => [k, v].iter().any(reaches_far),
                 Keys::Cache(layer) => layer.k.size.max(layer.v.size) > 1 << 30,
             },
-        side_by_side: false,
+        contiguous: false,
         lse: extras.lse.is_some() && !splits,
         drop: DropoutKind::of(extras.dropout.as_ref()),
         mask: cache.map_or(mask, |cache| mask.in_cache(&cache)),
     };
-    fused::Fused { side_by_side: variant.loads_by_channel() && kv.is_some_and(side_by_side), ..variant }
+    fused::Fused { contiguous: variant.loads_by_channel() && kv.is_some_and(contiguous), ..variant }
 }
 
 /// The dispatches of `problem`. `partials` is the scratch's memory for splits, if there are any.

@@ -15,7 +15,7 @@ use crate::tuned::Pick;
 /// A call that the rules have no plan for.
 pub(crate) fn candidates(outline: &Outline, device: &DeviceFacts) -> Result<Vec<Pick>, Error> {
     let asked = if outline.tuning.form.is_cpu(device) { for_software(device) } else { for_gpus() };
-    apart(Pick::default(), asked, |pick| choose_as(outline, pick, &device.told(pick)))
+    apart(Pick::default(), asked, |pick| choose_as(outline, pick, &device.overridden(pick)))
 }
 
 /// As `winner`, with the keys split otherwise; `winner` itself first.
@@ -28,7 +28,7 @@ pub(crate) fn with_other_splits(
     device: &DeviceFacts,
 ) -> Result<Vec<Pick>, Error> {
     let asked = [1, -1, 2, -2].map(|splits| Pick { splits, ..winner });
-    apart(winner, asked, |pick| choose_as(outline, pick, &device.told(pick)))
+    apart(winner, asked, |pick| choose_as(outline, pick, &device.overridden(pick)))
 }
 
 /// Picks for projections, the rules' own first, no two of which lead to the same tiles.
@@ -45,7 +45,7 @@ pub(crate) fn product_candidates(outline: &ProductOutline, device: &DeviceFacts)
         let sides = [64, 128].map(|rows| Pick { rows, ..Pick::default() });
         sides.into_iter().chain(sides.map(|pick| Pick { no_matrix: true, ..pick })).collect()
     };
-    apart(Pick::default(), asked, |pick| choose_product_as(outline, pick, &device.told(pick)))
+    apart(Pick::default(), asked, |pick| choose_product_as(outline, pick, &device.overridden(pick)))
 }
 
 /// `first`, and those of `asked` that lead to another plan than each before.
@@ -183,7 +183,7 @@ mod tests {
     fn few_queries_are_split_otherwise() {
         let decode = outline(Shape { q_len: 1, ..Shape::new(1, 1, 8192, 128) }, DType::F32, None);
         for device in devices() {
-            let splits = |pick| match choose_as(&decode, &pick, &device.told(&pick)) {
+            let splits = |pick| match choose_as(&decode, &pick, &device.overridden(&pick)) {
                 Ok(Choice::Fused(plan)) => (plan.splits, 8192 / plan.tiles.split_step() as usize),
                 other => panic!("{other:?}"),
             };

@@ -31,7 +31,7 @@ pub(crate) fn choose(outline: &Outline, device: &DeviceFacts) -> Result<Choice, 
     let measured = device.tuned.is_some().then(|| outline.class()).flatten();
     let pick = measured.and_then(|class| device.pick(class));
     // A call of its class may be too large for it.
-    let picked = pick.and_then(|pick| choose_as(outline, &pick, &device.told(&pick)).ok());
+    let picked = pick.and_then(|pick| choose_as(outline, &pick, &device.overridden(&pick)).ok());
     picked.map_or_else(|| choose_as(outline, &Pick::default(), device), Ok)
 }
 

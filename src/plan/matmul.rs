@@ -84,7 +84,7 @@ impl ProductOutline {
 pub(crate) fn choose_product(outline: &ProductOutline, device: &DeviceFacts) -> Result<Tiles, Error> {
     let measured = device.tuned.is_some().then(|| outline.class()).flatten();
     let pick = measured.and_then(|class| device.pick(class));
-    let picked = pick.and_then(|pick| choose_product_as(outline, &pick, &device.told(&pick)).ok());
+    let picked = pick.and_then(|pick| choose_product_as(outline, &pick, &device.overridden(&pick)).ok());
     picked.map_or_else(|| choose_product_as(outline, &Pick::default(), device), Ok)
 }
 

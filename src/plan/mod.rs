@@ -8,15 +8,17 @@ mod fused_cpu;
 mod matmul;
 mod matrix;
 mod outline;
+mod pieces;
 mod softmax;
 mod tuning;
 
 pub(crate) use candidates::{candidates, product_candidates, with_other_splits};
 pub(crate) use choice::{Choice, choose, score_matrix};
 pub(crate) use decode::{DecodeCpu, DecodeGpu};
-pub(crate) use fused::{FusedPlan, FusedTiles, Piece};
+pub(crate) use fused::{FusedPlan, FusedTiles};
 pub(crate) use matmul::{MatmulShape, MatrixTiles, ProductOutline, Tiles, choose_product, grid, tiles};
 pub(crate) use matrix::FusedMatrix;
 pub(crate) use outline::{KeyLayout, Outline, Reach, WeightsOutput};
+pub(crate) use pieces::Piece;
 pub(crate) use softmax::{Rows, rows};
 pub use tuning::{KernelForm, MatrixUnits, Path, Tuning};

@@ -93,7 +93,7 @@ impl Tuning {
     }
 
     /// What the rules say suits the device, whatever [`Pipelines::tune`](crate::Pipelines::tune) measured: for bits that are the same on
-    /// every run and every machine with such a device.
+    /// every run and every machine with such a device, unless a check has put kernels aside there.
     pub const fn fixed() -> Self {
         Tuning { fixed: true, ..Self::new() }
     }

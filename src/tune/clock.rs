@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use crate::gpu::Gpu;
+use crate::guard::guarded;
 use web_time::Instant;
 
 /// Timestamps of the device where it has them, else the host's clock.
@@ -12,23 +13,27 @@ pub(super) struct Clock<'a> {
 }
 
 impl<'a> Clock<'a> {
-    pub fn new(gpu: &'a Gpu) -> Self {
+    /// # Errors
+    /// [`Error::OutOfMemory`], a device that is lost.
+    pub fn new(gpu: &'a Gpu) -> Result<Self, Error> {
         let device = gpu.device();
         let has = device.features().contains(wgpu::Features::TIMESTAMP_QUERY);
-        let queries = has.then(|| {
-            device.create_query_set(&wgpu::QuerySetDescriptor {
+        guarded(device, "a clock", || {
+            let queries = has.then(|| {
+                device.create_query_set(&wgpu::QuerySetDescriptor {
+                    label: Some("attention.tune"),
+                    ty: wgpu::QueryType::Timestamp,
+                    count: 2,
+                })
+            });
+            let resolved = device.create_buffer(&wgpu::BufferDescriptor {
                 label: Some("attention.tune"),
-                ty: wgpu::QueryType::Timestamp,
-                count: 2,
-            })
-        });
-        let resolved = device.create_buffer(&wgpu::BufferDescriptor {
-            label: Some("attention.tune"),
-            size: 16,
-            usage: wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC,
-            mapped_at_creation: false,
-        });
-        Clock { gpu, queries, resolved }
+                size: 16,
+                usage: wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC,
+                mapped_at_creation: false,
+            });
+            Clock { gpu, queries, resolved }
+        })
     }
 
     /// Seconds that a pass takes that `record` fills.

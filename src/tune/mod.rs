@@ -145,19 +145,25 @@ impl Pipelines {
 
 /// Tunes for one workload, unless that has been done.
 async fn tune_one(gpu: &Gpu, workload: Workload, limits: TuneLimits) -> Result<Option<Measured>, Error> {
-    let needed = workload.bytes();
+    let device = gpu.pipelines().facts();
+    let bytes = workload.bytes();
+    let needed = bytes.iter().fold(0u64, |sum, n| sum.saturating_add(*n));
     if needed > limits.bytes {
         let (what, limit) = ("bytes of a workload", limits.bytes);
         return Err(Error::Limit { what, needed, limit, name: "TuneLimits::memory" });
     }
-    let trial = Trial::new(gpu, workload).await?;
+    let (largest, limit) = (bytes.into_iter().max().unwrap_or(0), device.max_binding_bytes);
+    if largest > limit {
+        return Err(Error::BindingLimit { tensor: "a workload's", bytes: largest, limit });
+    }
+    let mut trial = Trial::new(gpu, workload)?;
     let planned = trial.planned(gpu.pipelines())?;
     let Some(class) = planned.class() else { return Ok(None) };
-    let device = gpu.pipelines().facts();
     if device.pick(class).is_some() {
         return Ok(None);
     }
-    let contest = Contest::new(gpu, &trial, class, limits);
+    trial.fill().await?;
+    let contest = Contest::new(gpu, &trial, class, limits)?;
     let Some(first) = contest.among(gpu.pipelines(), &planned.candidates(&device)?).await? else {
         let description = contest.failed.take().pop().map(|(_, why)| why).unwrap_or_default();
         return Err(Error::Refused { what: "every plan of a workload", description });
@@ -208,10 +214,10 @@ struct Winner {
 }
 
 impl<'a> Contest<'a> {
-    fn new(gpu: &'a Gpu, trial: &'a Trial<'a>, class: Class, limits: TuneLimits) -> Self {
-        let clock = Clock::new(gpu);
+    fn new(gpu: &'a Gpu, trial: &'a Trial<'a>, class: Class, limits: TuneLimits) -> Result<Self, Error> {
+        let clock = Clock::new(gpu)?;
         let (repeats, start, failed) = (Cell::default(), Cell::default(), RefCell::default());
-        Contest { gpu, trial, class, limits, clock, repeats, start, failed }
+        Ok(Contest { gpu, trial, class, limits, clock, repeats, start, failed })
     }
 
     /// The fastest of `picks`, the first of which shares what `base` has compiled, as do those that split keys otherwise.

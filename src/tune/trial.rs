@@ -2,39 +2,46 @@
 
 use super::workload::{Kind, Workload};
 use crate::attention::{Attention, Config, Forward, check_dtype};
-use crate::cache::{Append, Cache, CacheConfig, CacheRead, CacheStorage, Tokens};
+use crate::cache::{Append, Cache, CacheConfig, CacheRead, Tokens};
 use crate::check::data::{Outcome, from_bits, halves_of, inputs, judge, noise, to_bits};
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::gpu::Gpu;
+use crate::guard::guarded;
 use crate::mask::DeviceMask;
 use crate::pipelines::Pipelines;
 use crate::plan::{Tuning, candidates, product_candidates, with_other_splits};
 use crate::problem::Shape;
 use crate::projection::{Linear, Projection, ProjectionForward};
 use crate::reference::{self, Options, widen};
-use crate::scratch::Scratch;
+use crate::scratch::{Scratch, ScratchSize};
 use crate::tensor::{DType, TensorView, check_sizes, count};
 use crate::tuned::{Class, Pick};
 
-/// A workload's inputs and its output, on the device.
+/// A workload with its tensors on the device.
 pub(super) struct Trial<'a> {
     gpu: &'a Gpu,
-    workload: Workload,
-    inputs: Inputs,
+    dtype: DType,
+    f16_operands: bool,
+    call: Call,
     out: wgpu::Buffer,
     wanted: Vec<Piece>,
 }
 
-enum Inputs {
+enum Call {
     Attention {
+        shape: Shape,
+        masked: bool,
         buffers: [wgpu::Buffer; 3],
         /// Boxed: much larger than the others.
         cache: Option<Box<Cache>>,
     },
     Products {
-        x: wgpu::Buffer,
-        weight: wgpu::Buffer,
+        count: usize,
+        rows: usize,
+        features: usize,
+        dim: usize,
+        buffers: [wgpu::Buffer; 2],
     },
 }
 
@@ -76,134 +83,129 @@ impl Planned {
     }
 }
 
-/// Numbers as `dtype` holds them, and the buffer that does.
-fn upload(gpu: &Gpu, x: Vec<f32>, dtype: DType) -> Result<(Vec<f32>, wgpu::Buffer), Error> {
-    if dtype.bytes() == 2 {
-        let halves = to_bits(&x, dtype);
-        return Ok((from_bits(&halves, dtype), gpu.upload(&halves)?));
-    }
-    let buffer = gpu.upload(&x)?;
-    Ok((x, buffer))
-}
-
 impl<'a> Trial<'a> {
+    /// Its tensors, with nothing in them yet: enough to plan.
+    ///
     /// # Errors
     /// Sizes that no call may have, [`Error::OutOfMemory`].
-    pub async fn new(gpu: &'a Gpu, workload: Workload) -> Result<Self, Error> {
-        let dtype = workload.dtype;
+    pub fn new(gpu: &'a Gpu, workload: Workload) -> Result<Self, Error> {
+        let Workload { kind, dtype, f16_operands } = workload;
         check_dtype(dtype, &gpu.pipelines().facts())?;
-        let (inputs, wanted, elements) = match workload.kind {
+        let buffer = |elements: usize| gpu.buffer(elements * dtype.bytes());
+        let (call, elements) = match kind {
             Kind::Attention { shape, cache, masked } => {
                 shape.check()?;
-                let [q, k, v] = inputs(&shape);
-                let (q, q_buffer) = upload(gpu, q, dtype)?;
-                let (mut k, k_buffer) = upload(gpu, k, dtype)?;
-                let (mut v, v_buffer) = upload(gpu, v, dtype)?;
-                let buffers = [q_buffer, k_buffer, v_buffer];
-                let cache = match cache {
-                    Some(storage) => {
-                        let (cache, kept) = filled(gpu, &shape, storage, dtype, &buffers).await?;
-                        [k, v] = kept;
-                        Some(Box::new(cache))
-                    }
-                    None => None,
-                };
-                let wanted = rows_of_attention(&shape, masked, [&q, &k, &v])?;
-                (Inputs::Attention { buffers, cache }, wanted, count(shape.out()))
+                let buffers =
+                    [buffer(count(shape.q()))?, buffer(count(shape.k()))?, buffer(count(shape.v()))?];
+                let cache = cache.map(|storage| {
+                    let config = CacheConfig::new(shape.kv_heads, shape.head_dim, shape.kv_len)
+                        .value_dim(shape.value_dim)
+                        .batch(shape.batch)
+                        .storage(storage);
+                    Cache::with_pipelines(gpu.pipelines(), config).map(Box::new)
+                });
+                (Call::Attention { shape, masked, buffers, cache: cache.transpose()? }, count(shape.out()))
             }
             Kind::Products { count, rows, features, dim } => {
                 check_sizes("x", &[("rows", rows), ("features", features), ("dim", dim)])?;
-                let (x, x_buffer) = upload(gpu, noise(rows * features, 4), dtype)?;
-                let (w, weight) = upload(gpu, noise(count * dim * features, 5), dtype)?;
-                let wanted = rows_of_products([count, rows, features, dim], &x, &w)?;
-                (Inputs::Products { x: x_buffer, weight }, wanted, count * rows * dim)
+                let buffers = [buffer(rows * features)?, buffer(count * dim * features)?];
+                (Call::Products { count, rows, features, dim, buffers }, count * rows * dim)
             }
         };
-        let out = gpu.buffer(elements * dtype.bytes())?;
-        Ok(Trial { gpu, workload, inputs, out, wanted })
+        Ok(Trial { gpu, dtype, f16_operands, call, out: buffer(elements)?, wanted: Vec::new() })
+    }
+
+    /// Puts numbers into the tensors, and computes what must come of them.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], a device that is lost.
+    pub async fn fill(&mut self) -> Result<(), Error> {
+        let (gpu, dtype) = (self.gpu, self.dtype);
+        self.wanted = match &mut self.call {
+            Call::Attention { shape, masked, buffers, cache } => {
+                let [q, k, v] = inputs(shape);
+                let q = write(gpu, &buffers[0], q, dtype)?;
+                let mut k = write(gpu, &buffers[1], k, dtype)?;
+                let mut v = write(gpu, &buffers[2], v, dtype)?;
+                if let Some(cache) = cache {
+                    [k, v] = fill_cache(gpu, cache, shape, dtype, buffers).await?;
+                }
+                rows_of_attention(shape, *masked, [&q, &k, &v])?
+            }
+            Call::Products { count, rows, features, dim, buffers: [x_buffer, weight] } => {
+                let x = write(gpu, x_buffer, noise(*rows * *features, 4), dtype)?;
+                let w = write(gpu, weight, noise(*count * *dim * *features, 5), dtype)?;
+                rows_of_products([*count, *rows, *features, *dim], &x, &w)?
+            }
+        };
+        Ok(())
     }
 
     fn tuning(&self) -> Tuning {
-        Tuning::new().f16_operands(self.workload.f16_operands)
+        Tuning::new().f16_operands(self.f16_operands)
     }
 
     /// As plans see it, whatever was measured.
     pub fn planned(&self, pipelines: &Pipelines) -> Result<Planned, Error> {
-        match &self.inputs {
-            Inputs::Attention { .. } => {
-                let attention = self.attention(pipelines)?;
-                self.forward(|call| attention.outline(call))
-                    .map(|outline| Planned::Attention(Box::new(outline)))
+        match self.operator(pipelines)? {
+            Operator::Attention(attention, call) => {
+                attention.outline(&call).map(|outline| Planned::Attention(Box::new(outline)))
             }
-            Inputs::Products { .. } => {
+            Operator::Products(projection, products) => Ok(Planned::Products(projection.outline(&products))),
+        }
+    }
+
+    /// What records it with the plans of `pipelines`.
+    fn operator(&self, pipelines: &Pipelines) -> Result<Operator<'_>, Error> {
+        let dtype = self.dtype;
+        match &self.call {
+            Call::Attention { shape, masked, buffers: [q, k, v], cache } => {
+                let config = Config::new(shape.heads, shape.head_dim)
+                    .kv_heads(shape.kv_heads)
+                    .value_dim(shape.value_dim)
+                    .dtype(dtype)
+                    .tuning(self.tuning());
+                let view = |buffer, shape| TensorView::new(buffer, dtype, shape);
+                let (q, out) = (view(q, shape.q()), view(&self.out, shape.out()));
+                let call = match cache {
+                    Some(cache) => Forward::with_cache(q, cache, out).at_end(),
+                    None => Forward::new(q, view(k, shape.k()), view(v, shape.v()), out),
+                };
+                let call = if *masked { call.mask(DeviceMask::causal()) } else { call };
+                let attention = Attention::with_pipelines(pipelines, config)?;
+                Ok(Operator::Attention(Box::new(attention), Box::new(call)))
+            }
+            Call::Products { count, rows, features, dim, buffers: [x, weight] } => {
+                let product = |n| {
+                    let weights = TensorView::matrix(weight, dtype, [count * dim, *features]);
+                    let linear = Linear { weight: weights.slice(2, n * dim, *dim), bias: None };
+                    let out =
+                        TensorView::sequence(&self.out, dtype, [1, *rows, *dim]).with_offset(n * rows * dim);
+                    ProjectionForward::new(TensorView::sequence(x, dtype, [1, *rows, *features]), linear, out)
+                };
                 let projection = Projection::with_pipelines(pipelines).tuning(self.tuning());
-                Ok(Planned::Products(projection.outline(&self.products())))
+                Ok(Operator::Products(projection, (0..*count).map(product).collect()))
             }
         }
     }
 
-    fn attention(&self, pipelines: &Pipelines) -> Result<Attention, Error> {
-        let Kind::Attention { shape, .. } = self.workload.kind else {
-            return Err(Error::Unsupported { what: "this workload", why: "it is none of attention" });
-        };
-        let config =
-            Config::new(shape.heads, shape.head_dim).kv_heads(shape.kv_heads).value_dim(shape.value_dim);
-        Attention::with_pipelines(pipelines, config.dtype(self.workload.dtype).tuning(self.tuning()))
-    }
-
-    /// Does something with the call of attention.
-    fn forward<T>(&self, with: impl FnOnce(&Forward) -> Result<T, Error>) -> Result<T, Error> {
-        let (Kind::Attention { shape, masked, .. }, Inputs::Attention { buffers, cache }) =
-            (self.workload.kind, &self.inputs)
-        else {
-            return Err(Error::Unsupported { what: "this workload", why: "it is none of attention" });
-        };
-        let view = |buffer, shape| TensorView::new(buffer, self.workload.dtype, shape);
-        let [q, k, v] = buffers;
-        let (q, out) = (view(q, shape.q()), view(&self.out, shape.out()));
-        let call = match cache {
-            Some(cache) => Forward::with_cache(q, cache, out).at_end(),
-            None => Forward::new(q, view(k, shape.k()), view(v, shape.v()), out),
-        };
-        with(&if masked { call.mask(DeviceMask::causal()) } else { call })
-    }
-
-    fn products(&self) -> Vec<ProjectionForward<'_>> {
-        let (Kind::Products { count, rows, features, dim }, Inputs::Products { x, weight }) =
-            (self.workload.kind, &self.inputs)
-        else {
-            return Vec::new();
-        };
-        let dtype = self.workload.dtype;
-        let product = |n| {
-            let weights = TensorView::matrix(weight, dtype, [count * dim, features]);
-            let linear = Linear { weight: weights.slice(2, n * dim, dim), bias: None };
-            let out = TensorView::sequence(&self.out, dtype, [1, rows, dim]).with_offset(n * rows * dim);
-            ProjectionForward::new(TensorView::sequence(x, dtype, [1, rows, features]), linear, out)
-        };
-        (0..count).map(product).collect()
-    }
-
-    /// What records it with the plans of `pipelines`, compiled. Temporary memory beyond `bytes` is refused.
+    /// The same, compiled, with its temporary memory, of which more than `bytes` is refused.
     ///
     /// # Errors
     /// A plan that the device refuses.
     pub fn runner(&self, pipelines: &Pipelines, bytes: u64) -> Result<Runner<'_>, Error> {
-        if let Inputs::Products { .. } = self.inputs {
-            let projection = Projection::with_pipelines(pipelines).tuning(self.tuning());
-            return Ok(Runner { trial: self, operator: Operator::Projection(projection) });
+        let operator = self.operator(pipelines)?;
+        let mut scratch = Scratch::new(self.gpu.device(), ScratchSize::default())?;
+        if let Operator::Attention(attention, call) = &operator {
+            let size = attention.scratch_size(call)?;
+            if size.total() > bytes {
+                let description = "more than tuning may take".into();
+                return Err(Error::OutOfMemory { what: "scratch", description });
+            }
+            scratch = Scratch::new(self.gpu.device(), size)?;
+            attention.prepare(call, &mut scratch)?;
         }
-        let attention = self.attention(pipelines)?;
-        let size = self.forward(|call| attention.scratch_size(call))?;
-        if size.total() > bytes {
-            return Err(Error::OutOfMemory {
-                what: "scratch",
-                description: "more than tuning may take".into(),
-            });
-        }
-        let mut scratch = Scratch::new(self.gpu.device(), size)?;
-        self.forward(|call| attention.prepare(call, &mut scratch))?;
-        Ok(Runner { trial: self, operator: Operator::Attention(Box::new((attention, scratch))) })
+        Ok(Runner { operator, scratch })
     }
 
     /// Empties the output, so that no result is taken for another's.
@@ -216,9 +218,8 @@ impl<'a> Trial<'a> {
 
     /// Compares some rows of the output with the reference.
     pub async fn judge(&self) -> Result<Outcome, Error> {
-        let Workload { dtype, f16_operands, .. } = self.workload;
         // Operands that are rounded are so first of all.
-        let rounded = if f16_operands && dtype == DType::F32 { DType::F16 } else { dtype };
+        let rounded = if self.f16_operands && self.dtype == DType::F32 { DType::F16 } else { self.dtype };
         let mut worst = 0.0f64;
         for Piece { start, want, naive } in &self.wanted {
             let got = self.piece(*start, want.len()).await?;
@@ -232,7 +233,7 @@ impl<'a> Trial<'a> {
 
     /// `n` elements of the output from `start` on.
     async fn piece(&self, start: usize, n: usize) -> Result<Vec<f32>, Error> {
-        let bytes = self.workload.dtype.bytes();
+        let bytes = self.dtype.bytes();
         // Copies begin and end at words.
         let from = start * bytes / 4 * 4;
         let size = ((start + n) * bytes).next_multiple_of(4) - from;
@@ -243,9 +244,7 @@ impl<'a> Trial<'a> {
         })?;
         let skipped = start - from / bytes;
         if bytes == 2 {
-            return Ok(halves_of(self.gpu, self.workload.dtype, &copy, skipped + n)
-                .await?
-                .split_off(skipped));
+            return Ok(halves_of(self.gpu, self.dtype, &copy, skipped + n).await?.split_off(skipped));
         }
         self.gpu.download_async(&copy, n).await
     }
@@ -306,17 +305,30 @@ fn rows_of_products(
     Ok(found)
 }
 
-/// A cache that is full, and what it has kept of keys and values.
-async fn filled(
+/// Writes numbers as `dtype` holds them, and gives them as rounded.
+fn write(gpu: &Gpu, buffer: &wgpu::Buffer, x: Vec<f32>, dtype: DType) -> Result<Vec<f32>, Error> {
+    let write =
+        |bytes: &[u8]| guarded(gpu.device(), "an upload", || gpu.queue().write_buffer(buffer, 0, bytes));
+    if dtype.bytes() == 4 {
+        write(bytemuck::cast_slice(&x))?;
+        return Ok(x);
+    }
+    let mut halves = to_bits(&x, dtype);
+    let rounded = from_bits(&halves, dtype);
+    // Writes end at words.
+    halves.resize(halves.len().next_multiple_of(2), 0);
+    write(bytemuck::cast_slice(&halves))?;
+    Ok(rounded)
+}
+
+/// Fills a cache and gives what it has kept of keys and values.
+async fn fill_cache(
     gpu: &Gpu,
+    cache: &mut Cache,
     shape: &Shape,
-    storage: CacheStorage,
     dtype: DType,
     [_, k, v]: &[wgpu::Buffer; 3],
-) -> Result<(Cache, [Vec<f32>; 2]), Error> {
-    let config = CacheConfig::new(shape.kv_heads, shape.head_dim, shape.kv_len);
-    let config = config.value_dim(shape.value_dim).batch(shape.batch).storage(storage);
-    let mut cache = Cache::with_pipelines(gpu.pipelines(), config)?;
+) -> Result<[Vec<f32>; 2], Error> {
     let [kept_k, kept_v] = [shape.k(), shape.v()].map(|shape| gpu.buffer(4 * count(shape)));
     let (kept_k, kept_v) = (kept_k?, kept_v?);
     let rows = Append::new(TensorView::new(k, dtype, shape.k()), TensorView::new(v, dtype, shape.v()));
@@ -331,35 +343,27 @@ async fn filled(
     })?;
     let k = gpu.download_async(&kept_k, count(shape.k())).await?;
     let v = gpu.download_async(&kept_v, count(shape.v())).await?;
-    Ok((cache, [k, v]))
+    Ok([k, v])
 }
 
-enum Operator {
-    Attention(Box<(Attention, Scratch)>),
-    Projection(Projection),
+enum Operator<'a> {
+    Attention(Box<Attention>, Box<Forward<'a>>),
+    Products(Projection, Vec<ProjectionForward<'a>>),
 }
 
 /// A workload as one plan computes it.
 pub(super) struct Runner<'a> {
-    trial: &'a Trial<'a>,
-    operator: Operator,
+    operator: Operator<'a>,
+    scratch: Scratch,
 }
 
 impl Runner<'_> {
     /// Records the workload so often.
     pub fn record(&mut self, pass: &mut wgpu::ComputePass, times: usize) -> Result<(), Error> {
-        let Runner { trial, operator } = self;
-        match operator {
-            Operator::Attention(operator) => {
-                let (attention, scratch) = &mut **operator;
-                trial.forward(|call| {
-                    (0..times).try_for_each(|_| attention.forward_in_pass(pass, call, scratch))
-                })
-            }
-            Operator::Projection(projection) => {
-                let products = trial.products();
-                (0..times).try_for_each(|_| projection.forward_in_pass(pass, &products))
-            }
-        }
+        let Runner { operator, scratch } = self;
+        (0..times).try_for_each(|_| match operator {
+            Operator::Attention(attention, call) => attention.forward_in_pass(pass, call, scratch),
+            Operator::Products(projection, products) => projection.forward_in_pass(pass, products),
+        })
     }
 }

@@ -72,25 +72,27 @@ impl Workload {
         self
     }
 
-    /// Bytes of its tensors.
-    pub(super) fn bytes(&self) -> u64 {
+    /// Bytes of each of its tensors.
+    pub(super) fn bytes(&self) -> Vec<u64> {
         let product = |numbers: &[usize]| numbers.iter().fold(1u64, |n, m| n.saturating_mul(*m as u64));
-        let elements: Vec<u64> = match self.kind {
+        let of = |elements: u64| elements.saturating_mul(self.dtype.bytes() as u64);
+        match self.kind {
             Kind::Attention { shape, cache, .. } => {
-                let all = [shape.q(), shape.k(), shape.v(), shape.out()].map(|shape| product(&shape));
-                // What is appended, and what is read back.
-                let again = if cache.is_some() { vec![all[1], all[2]] } else { Vec::new() };
-                all.into_iter().chain(again).collect()
+                let [q, k, v, out] =
+                    [shape.q(), shape.k(), shape.v(), shape.out()].map(|shape| product(&shape));
+                let mut all = vec![of(q), of(k), of(v), of(out)];
+                if cache.is_some() {
+                    // The cache, as if of f32, and what is read back.
+                    all.extend([k, v, k, v].map(|n| n.saturating_mul(4)));
+                }
+                all
             }
             Kind::Products { count, rows, features, dim } => {
-                vec![
-                    product(&[rows, features]),
-                    product(&[count, dim, features]),
-                    product(&[count, rows, dim]),
-                ]
+                [&[rows, features][..], &[count, dim, features], &[count, rows, dim]]
+                    .map(|shape| of(product(shape)))
+                    .to_vec()
             }
-        };
-        elements.iter().fold(0u64, |n, m| n.saturating_add(*m)).saturating_mul(self.dtype.bytes() as u64)
+        }
     }
 }
 

@@ -44,7 +44,7 @@ fn plain(tiles: FusedTiles) -> Fused {
         width: Width::Four,
         store: Width::Four,
         wide: false,
-        side_by_side: false,
+        contiguous: false,
         lse: false,
         drop: DropoutKind::None,
         mask: MaskVariant::default(),
@@ -68,7 +68,7 @@ fn typed(tiles: FusedTiles) -> Vec<Fused> {
         for width in WIDTHS {
             all.extend(WIDTHS.map(|store| Fused { dtype, width, store, ..plain(tiles) }));
         }
-        let one = Fused { dtype, width: Width::One, side_by_side: true, ..plain(tiles) };
+        let one = Fused { dtype, width: Width::One, contiguous: true, ..plain(tiles) };
         all.extend(one.loads_by_channel().then_some(one));
     }
     all

@@ -31,9 +31,9 @@ pub(crate) struct Fused {
     /// Whether element indices of k or v reach 2^28, or a side of the cache 2^30 bytes, which the forms for software
     /// drivers must know.
     pub wide: bool,
-    /// Whether the channels of k and v are next to each other, which the form for software drivers must know where
-    /// they do not load in fours.
-    pub side_by_side: bool,
+    /// Whether k and v are contiguous along their channels, which the form for software drivers must know where they do
+    /// not load in fours.
+    pub contiguous: bool,
     pub lse: bool,
     pub drop: DropoutKind,
     pub mask: mask::MaskVariant,
@@ -134,7 +134,7 @@ impl Fused {
         parts.push(shader!("cache/params"));
         parts.extend(self.keys_text());
         if self.loads_by_channel() {
-            constants.push(Constant::Bool("SIDE_BY_SIDE", self.side_by_side));
+            constants.push(Constant::Bool("CONTIGUOUS", self.contiguous));
             parts.push(shader!("keys/by_channel"));
         } else if matches!(self.tiles, FusedTiles::Cpu { .. }) {
             parts.push(IN_VECTORS);
