@@ -15,6 +15,7 @@
 //! ```
 
 mod attention;
+mod backward;
 pub mod cache;
 pub mod compare;
 mod dropout;
@@ -28,6 +29,7 @@ mod softmax;
 mod weighted_sum;
 
 pub use attention::{Attended, Options, attention, scores_at};
+pub use backward::{Gradients, attention_backward};
 pub use dropout::dropout;
 pub use mask::classify;
 pub use merge::merge;
