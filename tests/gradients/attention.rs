@@ -50,18 +50,6 @@ impl Draw {
         }
     }
 
-    /// One of which differences can be taken.
-    fn smooth(&self, name: &str) -> Problem {
-        self.problem_of(name, |rules| {
-            // A step must not be rounded away.
-            let sinks = rules.sinks.iter_mut().flat_map(|part| &mut part.data);
-            sinks.for_each(|x| *x = (*x * 64.0).round() / 64.0);
-            // Nor a score beside what is added to it.
-            let bias = rules.bias.iter_mut().flat_map(|part| &mut part.data);
-            bias.filter(|x| **x == f32::MIN).for_each(|x| *x = -30.0);
-        })
-    }
-
     pub fn problem(&self, name: &str) -> Problem {
         self.problem_of(name, |_| ())
     }
@@ -72,19 +60,32 @@ impl Draw {
             c.rules = self.mask.rules(rng, &self.shape, self.appended);
             change(&mut c.rules);
             (c.scale, c.softcap) = (self.scale, self.softcap);
-            c.dropout = self.dropout.map(|seeded| {
-                let (p, pairs) = (0.375, self.shape.weights());
-                let keep = HostData::of([pairs[0], 1, pairs[2], pairs[3]], |_| false);
-                let kept = rng.bools(keep.data.len(), 0.6);
-                if seeded {
-                    DropoutData::Seeded { p, seed: rng.word() }
-                } else {
-                    DropoutData::Given { p, keep: HostData { data: kept, ..keep } }
-                }
-            });
+            c.dropout = self.dropout.map(|seeded| dropout(rng, seeded, self.shape.weights()));
         });
         Problem::new(case, self.appended, self.d_lse)
     }
+
+    /// One of which differences can be taken.
+    fn smooth(&self, name: &str) -> Problem {
+        self.problem_of(name, smooth)
+    }
+}
+
+/// A step must not be rounded away, nor a score beside what is added to it.
+pub fn smooth(rules: &mut Rules) {
+    let sinks = rules.sinks.iter_mut().flat_map(|part| &mut part.data);
+    sinks.for_each(|x| *x = (*x * 64.0).round() / 64.0);
+    let bias = rules.bias.iter_mut().flat_map(|part| &mut part.data);
+    bias.filter(|x| **x == f32::MIN).for_each(|x| *x = -30.0);
+}
+
+pub fn dropout(rng: &mut Rng, seeded: bool, [batch, _, q_len, kv_len]: [usize; 4]) -> DropoutData {
+    let p = 0.375;
+    if seeded {
+        return DropoutData::Seeded { p, seed: rng.word() };
+    }
+    let keep = HostData::new(rng.bools(batch * q_len * kv_len, 0.6), [batch, 1, q_len, kv_len]);
+    DropoutData::Given { p, keep }
 }
 
 /// One option, set.

@@ -2,4 +2,6 @@
 
 mod attention;
 mod edges;
+mod layers;
+mod stages;
 mod vectors;

@@ -2,8 +2,9 @@
 
 use wgpu_attention::reference::{self, compare::compare, widen};
 
+use crate::harness::gradients::LayerProblem;
 use crate::harness::{Case, Vector};
-use crate::{flex, patterns, sdpa};
+use crate::{flex, mha, patterns, sdpa};
 
 /// The reference in f64 must give what the vector says, by the vectors' own rule.
 fn check(vector: &Vector, case: &Case) {
@@ -49,5 +50,22 @@ fn the_reference_gives_the_gradients_of_a_pattern() {
     for (_, vector) in &vectors {
         check(vector, &patterns::dense(vector));
         check(vector, &patterns::ruled(vector));
+    }
+}
+
+#[test]
+fn the_reference_gives_the_gradients_of_layers() {
+    let vectors = with_gradients(mha::FAMILY, mha::NAMES);
+    assert_eq!(vectors.len(), 2);
+    for (name, vector) in &vectors {
+        let problem = LayerProblem { case: mha::case(name), d_out: vector.f64("dout"), d_lse: None };
+        let names = [("query", "q"), ("key", "k"), ("value", "v")];
+        let inputs = problem.inputs();
+        assert_eq!(inputs.len(), 11);
+        for input in inputs {
+            let tensor = names.iter().find(|(name, _)| *name == input.name).map_or(input.name, |(_, t)| t);
+            let (want, tolerance) = vector.expected(&format!("d{tensor}")).expect("a gradient");
+            compare(&input.gradient, &want, tolerance).unwrap_or_else(|e| panic!("{name}: {tensor}: {e}"));
+        }
     }
 }
