@@ -65,6 +65,43 @@ pub fn attention_backward<R: Real>(
     shape: Shape,
     options: &Options,
 ) -> Result<Gradients<R>, Error> {
+    gradients(&Results { q, k, v, d_out, d_lse }, shape, options, false)
+}
+
+/// Sums of the absolute values of the terms that [`attention_backward`] sums, in the same shapes. The largest of a
+/// gradient is its `magnitude` for [`Tolerance::gradient`](super::compare::Tolerance::gradient).
+///
+/// # Errors
+/// As [`attention`](super::attention).
+pub fn attention_backward_magnitudes<R: Real>(
+    q: &[R],
+    k: &[R],
+    v: &[R],
+    d_out: &[R],
+    d_lse: Option<&[R]>,
+    shape: Shape,
+    options: &Options,
+) -> Result<Gradients<R>, Error> {
+    gradients(&Results { q, k, v, d_out, d_lse }, shape, options, true)
+}
+
+/// Inputs of attention and the gradients of its results.
+struct Results<'a, R> {
+    q: &'a [R],
+    k: &'a [R],
+    v: &'a [R],
+    d_out: &'a [R],
+    d_lse: Option<&'a [R]>,
+}
+
+/// The gradients, or the `magnitudes` of their terms: then no sum has a difference.
+fn gradients<R: Real>(
+    given: &Results<R>,
+    shape: Shape,
+    options: &Options,
+    magnitudes: bool,
+) -> Result<Gradients<R>, Error> {
+    let Results { q, k, v, d_out, d_lse } = *given;
     shape.check()?;
     expect_length("q", q, count(shape.q()))?;
     expect_length("k", k, count(shape.k()))?;
@@ -73,16 +110,20 @@ pub fn attention_backward<R: Real>(
     d_lse.map_or(Ok(()), |d_lse| expect_length("d_lse", d_lse, count(shape.lse())))?;
     options.check(shape)?;
 
+    let term = |x: R| if magnitudes { x.abs() } else { x };
+    let terms = |x: &[R]| x.iter().map(|x| term(*x)).collect::<Vec<R>>();
+    let minus = if magnitudes { R::one() } else { -R::one() };
     let scale = options.scale_value(shape.head_dim);
     let scores = scores(q, k, shape, scale)?;
     let normalised = softmax(&scores, shape, options)?;
+    let (q, k, v, d_out) = (terms(q), terms(k), terms(v), terms(d_out));
     let mut dropped = normalised.weights.clone();
-    let mut d_weights = weights_gradient(&normalised.weights, v, d_out, shape);
+    let mut d_weights = weights_gradient(&normalised.weights, &v, &d_out, shape);
     if let Some(d) = &options.dropout {
         dropout(&mut dropped, shape, d)?;
         dropout(&mut d_weights, shape, d)?;
     }
-    let d_v = values_gradient(&dropped, d_out, shape);
+    let d_v = values_gradient(&dropped, &d_out, shape);
 
     let tensor = |id| options.mask.floats(id);
     let zeros = |id| tensor(id).map(|t| vec![R::zero(); t.data.len()]);
@@ -97,27 +138,27 @@ pub fn attention_backward<R: Real>(
         let pairs = row * kv_len..(row + 1) * kv_len;
         let seen = pairs.clone().filter(|n| normalised.weights[*n] != R::zero());
         let sum = seen.clone().fold(R::zero(), |sum, n| sum + normalised.weights[n] * d_weights[n]);
-        let mean = d_lse.map_or(sum, |d_lse| sum - d_lse[row]);
+        let mean = d_lse.map_or(sum, |d_lse| sum + minus * term(d_lse[row]));
         for n in seen {
             let index = [b, h, i, n - pairs.start];
-            let d_added = normalised.weights[n] * (d_weights[n] - mean);
-            for term in options.terms(&shape, index) {
-                let sums = match term.id {
+            let d_added = normalised.weights[n] * (d_weights[n] + minus * mean);
+            for added in options.terms(&shape, index) {
+                let sums = match added.id {
                     Id::Bias => &mut d_bias,
                     Id::Alibi => &mut d_slopes,
                     _ => &mut d_relative,
                 };
-                add(sums, tensor(term.id), term.at, R::of(term.factor as f64) * d_added);
+                add(sums, tensor(added.id), added.at, term(R::of(added.factor as f64)) * d_added);
             }
             d_scores[n] = d_added * options.capped_slope(scores[n]);
         }
         // A row of nothing has no share to give, not even to the sink.
         let share = options.sink::<R>(b, h).filter(|_| *lse != R::neg_infinity()).map(|s| (s - *lse).exp());
         if let Some(share) = share.filter(|share| *share != R::zero()) {
-            add(&mut d_sinks, tensor(Id::SinkLogits), [b, h, 0, 0], -share * mean);
+            add(&mut d_sinks, tensor(Id::SinkLogits), [b, h, 0, 0], minus * share * mean);
         }
     }
-    let [d_q, d_k] = scores_gradient(&d_scores, &normalised.weights, q, k, shape, scale);
+    let [d_q, d_k] = scores_gradient(&d_scores, &normalised.weights, &q, &k, shape, term(R::of(scale)));
     Ok(Gradients { d_q, d_k, d_v, d_bias, d_slopes, d_relative, d_sinks })
 }
 
@@ -169,10 +210,9 @@ fn scores_gradient<R: Real>(
     q: &[R],
     k: &[R],
     shape: Shape,
-    scale: f64,
+    scale: R,
 ) -> [Vec<R>; 2] {
     let Shape { kv_len, head_dim, .. } = shape;
-    let scale = R::of(scale);
     let (mut d_q, mut d_k) = (vec![R::zero(); q.len()], vec![R::zero(); k.len()]);
     for (n, _) in weights.iter().enumerate().filter(|(_, weight)| **weight != R::zero()) {
         let (row, key) = (n / kv_len, keys_of(n / kv_len, &shape) + n % kv_len);

@@ -30,7 +30,7 @@ mod softmax;
 mod weighted_sum;
 
 pub use attention::{Attended, Options, attention, scores_at};
-pub use backward::{Gradients, attention_backward};
+pub use backward::{Gradients, attention_backward, attention_backward_magnitudes};
 pub use dropout::dropout;
 pub use mask::classify;
 pub use merge::{PartGradients, merge, merge_backward};

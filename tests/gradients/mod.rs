@@ -4,4 +4,5 @@ mod attention;
 mod edges;
 mod layers;
 mod stages;
+mod tolerance;
 mod vectors;
