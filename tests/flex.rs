@@ -23,7 +23,7 @@ pub const NAMES: &[&str] = &[
     "flex_softcap_causal",
 ];
 
-fn case(name: &str) -> Case {
+pub fn case(name: &str) -> Case {
     let vector = Vector::load(FAMILY, name);
     let mut case = plain(&vector);
     let Shape { batch, heads, q_len, kv_len, .. } = case.shape;

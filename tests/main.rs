@@ -14,6 +14,7 @@ mod flex;
 mod floors;
 mod fused;
 mod gpu;
+mod gradients;
 mod harness_fails;
 mod key_splits;
 mod masks;

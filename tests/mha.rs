@@ -43,7 +43,7 @@ fn swapped<T: Copy>(x: &[T], [a, b, features]: [usize; 3]) -> Vec<T> {
         .collect()
 }
 
-fn case(name: &str) -> LayerCase {
+pub fn case(name: &str) -> LayerCase {
     let vector = Vector::load(FAMILY, name);
     let heads = vector.size("num_heads");
     let mut config = LayerOptions::new(vector.size("embed_dim"), heads);

@@ -21,7 +21,7 @@ pub const NAMES: &[&str] = &[
 ];
 
 /// The pattern as the dense mask that the vector holds.
-fn dense(vector: &Vector) -> Case {
+pub fn dense(vector: &Vector) -> Case {
     plain(vector).with(|case| case.rules.attn_mask = Some(vector.bools("mask")))
 }
 
@@ -32,7 +32,7 @@ fn list(value: &serde_json::Value) -> Vec<usize> {
 }
 
 /// The pattern as the builder's rules.
-fn ruled(vector: &Vector) -> Case {
+pub fn ruled(vector: &Vector) -> Case {
     let mut case = plain(vector);
     case.name += ", by rules";
     let kv_len = case.shape.kv_len;

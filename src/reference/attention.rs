@@ -75,7 +75,7 @@ impl<'a> Options<'a> {
 
 impl Options<'_> {
     /// The factor of `q·k`.
-    fn scale_value(&self, head_dim: usize) -> f64 {
+    pub(super) fn scale_value(&self, head_dim: usize) -> f64 {
         f64::from(scale_in_f32(self.scale, head_dim))
     }
 

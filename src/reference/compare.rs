@@ -20,8 +20,19 @@ impl Tolerance {
     /// `magnitude` the largest absolute value among the terms that are summed (for an attention output, of
     /// the values; for weights 1; for lse, of the scores; for a layer, of its output), `epsilon` the spacing of the output's type at 1 ([`EPSILON_F32`], [`EPSILON_F16`], [`EPSILON_BF16`]).
     pub fn from_naive(naive: &[f64], want: &[f64], magnitude: f64, epsilon: f64) -> Self {
+        Self::times(2.0, naive, want, magnitude, epsilon)
+    }
+
+    /// `3 × |naive − want| + floor` for a gradient. In one, large terms may cancel: `magnitude` is the largest sum of their
+    /// absolute values, which [`attention_backward_magnitudes`](super::attention_backward_magnitudes) gives; the rest as
+    /// of [`from_naive`](Self::from_naive).
+    pub fn gradient(naive: &[f64], want: &[f64], magnitude: f64, epsilon: f64) -> Self {
+        Self::times(3.0, naive, want, magnitude, epsilon)
+    }
+
+    fn times(factor: f64, naive: &[f64], want: &[f64], magnitude: f64, epsilon: f64) -> Self {
         let error = max_error(naive, want);
-        Tolerance { absolute: 2.0 * error + FLOOR_ULP * epsilon / 2.0 * magnitude }
+        Tolerance { absolute: factor * error + FLOOR_ULP * epsilon / 2.0 * magnitude }
     }
 }
 

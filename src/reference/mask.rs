@@ -16,6 +16,16 @@ struct Place {
     position: i64,
 }
 
+/// An element of a tensor of the mask, times a factor: a part of what is added to a score. The factor is the score's
+/// derivative by the element.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Term {
+    pub id: Id,
+    /// Where in the tensor; axes of 1 repeat.
+    pub at: [usize; 4],
+    pub factor: i64,
+}
+
 impl HostMask<'_> {
     /// `aligned`, `query_offsets`, `packed`.
     fn place(&self, shape: &Shape, [b, h, i, _]: [usize; 4]) -> Option<Place> {
@@ -99,26 +109,38 @@ impl HostMask<'_> {
 
     /// `bias` of the pair, which full blocks do not have.
     fn pair_bias(&self, index: [usize; 4]) -> f32 {
-        let full = self.block(index) == Some(state::FULL);
-        self.floats(Id::Bias).filter(|_| !full).and_then(|t| t.at(index)).unwrap_or(0.0)
+        self.floats(Id::Bias).filter(|_| self.has_bias(index)).and_then(|t| t.at(index)).unwrap_or(0.0)
     }
 
-    /// Bias, ALiBi and relative bias of the pair.
-    fn added<R: Real>(&self, shape: &Shape, index: [usize; 4]) -> R {
+    fn has_bias(&self, index: [usize; 4]) -> bool {
+        self.has(Id::Bias) && self.block(index) != Some(state::FULL)
+    }
+
+    /// What is added to the pair's score: bias, ALiBi and relative bias.
+    fn terms(&self, shape: &Shape, index: [usize; 4]) -> [Option<Term>; 3] {
         let [b, h, ..] = index;
-        let of = |x: f32| R::of(f64::from(x));
-        let bias = of(self.pair_bias(index));
-        let Some(place) = self.place(shape, index) else { return bias };
+        let bias = self.has_bias(index).then_some(Term { id: Id::Bias, at: index, factor: 1 });
+        let Some(place) = self.place(shape, index) else { return [bias, None, None] };
         let distance = index[3] as i64 - place.position;
-        let alibi = self.floats(Id::Alibi).map_or(R::zero(), |slopes| {
-            let slope = of(slopes.at([b, h, 0, 0]).unwrap_or(0.0));
-            slope * R::of(if self.settings().symmetric { -distance.abs() } else { distance } as f64)
+        let alibi = self.has(Id::Alibi).then(|| {
+            let factor = if self.settings().symmetric { -distance.abs() } else { distance };
+            Term { id: Id::Alibi, at: [b, h, 0, 0], factor }
         });
-        let relative = self.floats(Id::Relative).map_or(R::zero(), |table| {
+        let relative = self.floats(Id::Relative).map(|table| {
             let most = table.shape[3] as i64 / 2;
-            of(table.at([b, h, 0, (distance.clamp(-most, most) + most) as usize]).unwrap_or(0.0))
+            let at = [b, h, 0, (distance.clamp(-most, most) + most) as usize];
+            Term { id: Id::Relative, at, factor: 1 }
         });
-        bias + alibi + relative
+        [bias, alibi, relative]
+    }
+
+    /// The sum of the pair's terms.
+    fn added<R: Real>(&self, shape: &Shape, index: [usize; 4]) -> R {
+        let value = |term: Term| {
+            let element = self.floats(term.id).and_then(|t| t.at(term.at)).unwrap_or(0.0);
+            R::of(term.factor as f64) * R::of(f64::from(element))
+        };
+        self.terms(shape, index).into_iter().flatten().fold(R::zero(), |sum, term| sum + value(term))
     }
 }
 
@@ -180,21 +202,44 @@ pub fn classify(
 }
 
 impl Options<'_> {
+    /// The softcap in the arithmetic of the reference.
+    fn cap<R: Real>(&self) -> Option<R> {
+        self.softcap.map(|cap| R::of(f64::from(cap as f32)))
+    }
+
     /// The score after the softcap.
     pub(super) fn capped<R: Real>(&self, score: R) -> R {
-        let cap = self.softcap.map(|cap| R::of(f64::from(cap as f32)));
-        cap.map_or(score, |cap| cap * (score / cap).tanh())
+        self.cap().map_or(score, |cap| cap * (score / cap).tanh())
+    }
+
+    /// The derivative of [`capped`](Self::capped) at `score`.
+    pub(super) fn capped_slope<R: Real>(&self, score: R) -> R {
+        self.cap().map_or(R::one(), |cap| {
+            let tanh = (score / cap).tanh();
+            R::one() - tanh * tanh
+        })
+    }
+
+    /// The part of `shape` that the mask covers: appended keys stand outside of every mask.
+    fn masked(&self, shape: &Shape) -> Shape {
+        Shape { kv_len: shape.kv_len - self.appended.min(shape.kv_len), ..*shape }
     }
 
     /// The score after softcap and bias, or `None` where the mask forbids the pair.
     pub(super) fn changed<R: Real>(&self, score: R, shape: &Shape, index: [usize; 4]) -> Option<R> {
         let capped = self.capped(score);
-        // Appended keys stand outside of every mask.
-        let masked = Shape { kv_len: shape.kv_len - self.appended.min(shape.kv_len), ..*shape };
+        let masked = self.masked(shape);
         if index[3] >= masked.kv_len {
             return Some(capped);
         }
         self.mask.mask_mod(&masked, index).then(|| capped + self.mask.added(&masked, index))
+    }
+
+    /// What [`changed`](Self::changed) adds to the score of a pair.
+    pub(super) fn terms(&self, shape: &Shape, index: [usize; 4]) -> impl Iterator<Item = Term> {
+        let masked = self.masked(shape);
+        let terms = if index[3] < masked.kv_len { self.mask.terms(&masked, index) } else { [None; 3] };
+        terms.into_iter().flatten()
     }
 
     /// The logit that a head's attention sink adds to the sum.

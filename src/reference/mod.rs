@@ -15,12 +15,14 @@
 //! ```
 
 mod attention;
+mod backward;
 pub mod cache;
 pub mod compare;
 mod dropout;
 mod mask;
 mod merge;
 mod multi_head;
+mod multi_head_backward;
 mod position;
 mod project;
 mod scores;
@@ -28,14 +30,19 @@ mod softmax;
 mod weighted_sum;
 
 pub use attention::{Attended, Options, attention, scores_at};
+pub use backward::{Gradients, attention_backward, attention_backward_magnitudes};
 pub use dropout::dropout;
 pub use mask::classify;
-pub use merge::merge;
+pub use merge::{PartGradients, merge, merge_backward};
 pub use multi_head::{
     HostLinear, HostWeights, LayerShape, average_heads, join_heads, multi_head, split_heads,
 };
-pub use position::{add_positions, rotate, rotate_by, sinusoid};
-pub use project::project;
+pub use multi_head_backward::{LayerGradients, LinearGradients, multi_head_backward};
+pub use position::{
+    PositionGradients, add_positions, add_positions_backward, rotate, rotate_backward, rotate_by,
+    rotate_by_backward, sinusoid,
+};
+pub use project::{ProjectGradients, project, project_backward};
 pub use scores::scores;
 pub use softmax::{Normalised, softmax};
 pub use weighted_sum::weighted_sum;

@@ -3,6 +3,7 @@
 use super::{Attended, Options, Real, attention, expect_length, project};
 use crate::error::Error;
 use crate::layer_config::{LayerConfig, Side, SideShape};
+use crate::problem::Shape;
 use crate::tensor::check_sizes;
 
 /// Weight `[out, in]` and bias `[out]` of one projection. Narrow projections have one `[dim, in / heads]`
@@ -51,12 +52,40 @@ pub struct LayerShape {
 /// # Errors
 /// As [`attention`], and slices that do not have the length their shape says.
 pub fn multi_head<R: Real>(
-    [query, key, value]: [&[R]; 3],
+    inputs: [&[R]; 3],
     shape: LayerShape,
     config: &LayerConfig,
     weights: &HostWeights<R>,
     options: &Options,
 ) -> Result<Attended<R>, Error> {
+    let Projected { q, k, v, shape, options } = project_inputs(inputs, shape, config, weights, options)?;
+    let attended = attention(&q, &k, &v, shape, &options)?;
+    let context = join_heads(&attended.out, shape.q_len, config.heads, config.value_dim)?;
+    let width = config.heads * config.value_dim;
+    expect_length("weights.out", weights.out.weight, config.out_features * width)?;
+    weights.out.bias.map_or(Ok(()), |b| expect_length("bias.out", b, config.out_features))?;
+    let out = project(&context, weights.out.weight, weights.out.bias, width, config.out_features)?;
+    Ok(Attended { out, ..attended })
+}
+
+/// The attention inside of a layer.
+pub(super) struct Projected<'a, R> {
+    /// Shaped as `shape` says, with appended keys.
+    pub q: Vec<R>,
+    pub k: Vec<R>,
+    pub v: Vec<R>,
+    pub shape: Shape,
+    pub options: Options<'a>,
+}
+
+/// What a layer does before it attends.
+pub(super) fn project_inputs<'a, R: Real>(
+    [query, key, value]: [&[R]; 3],
+    shape: LayerShape,
+    config: &LayerConfig,
+    weights: &HostWeights<R>,
+    options: &Options<'a>,
+) -> Result<Projected<'a, R>, Error> {
     config.check()?;
     let LayerShape { batch, q_len, kv_len } = shape;
     config.shape(batch, q_len, kv_len, 0).check()?;
@@ -76,20 +105,13 @@ pub fn multi_head<R: Real>(
         v = append(&v, batch, &vec![R::zero(); config.kv_heads * config.value_dim]);
         appended += 1;
     }
-    let options = Options { appended, scale: config.scale, softcap: config.softcap, ..*options };
-    let attended = attention(
-        &split_heads(&q, q_len, config.heads, config.head_dim)?,
-        &split_heads(&k, kv_len + appended, config.kv_heads, config.head_dim)?,
-        &split_heads(&v, kv_len + appended, config.kv_heads, config.value_dim)?,
-        config.shape(batch, q_len, kv_len, appended),
-        &options,
-    )?;
-    let context = join_heads(&attended.out, q_len, config.heads, config.value_dim)?;
-    let width = config.heads * config.value_dim;
-    expect_length("weights.out", weights.out.weight, config.out_features * width)?;
-    weights.out.bias.map_or(Ok(()), |b| expect_length("bias.out", b, config.out_features))?;
-    let out = project(&context, weights.out.weight, weights.out.bias, width, config.out_features)?;
-    Ok(Attended { out, ..attended })
+    Ok(Projected {
+        q: split_heads(&q, q_len, config.heads, config.head_dim)?,
+        k: split_heads(&k, kv_len + appended, config.kv_heads, config.head_dim)?,
+        v: split_heads(&v, kv_len + appended, config.kv_heads, config.value_dim)?,
+        shape: config.shape(batch, q_len, kv_len, appended),
+        options: Options { appended, scale: config.scale, softcap: config.softcap, ..*options },
+    })
 }
 
 /// One side's projection, wide or narrow: `[rows, features]` → `[rows, heads · dim]`.
@@ -103,11 +125,7 @@ fn side<R: Real>(x: &[R], rows: usize, shape: SideShape, linear: &HostLinear<R>)
     }
     let mut y = vec![R::zero(); rows * heads * dim];
     for h in 0..heads {
-        let slice: Vec<R> = x
-            .chunks_exact(features)
-            .flat_map(|row| &row[h * shape.read()..][..shape.read()])
-            .copied()
-            .collect();
+        let slice = columns(x, features, h * shape.read(), shape.read());
         let weight = &linear.weight[h * dim * shape.read()..][..dim * shape.read()];
         let head = project(&slice, weight, linear.bias.map(|b| &b[h * dim..][..dim]), shape.read(), dim)?;
         for (row, part) in y.chunks_exact_mut(heads * dim).zip(head.chunks_exact(dim)) {
@@ -115,6 +133,11 @@ fn side<R: Real>(x: &[R], rows: usize, shape: SideShape, linear: &HostLinear<R>)
         }
     }
     Ok(y)
+}
+
+/// `count` columns from `first` on of rows of `width`.
+pub(super) fn columns<R: Real>(x: &[R], width: usize, first: usize, count: usize) -> Vec<R> {
+    x.chunks_exact(width).flat_map(|row| &row[first..][..count]).copied().collect()
 }
 
 /// Appends `row` to each of `batch` sequences.

@@ -7,7 +7,7 @@ use crate::position::{
     MAX_POSITION, PositionTable, RopeConfig, RopeOrder, RowPositions, check_base, check_channels, check_rows,
     check_start, sinusoid_frequencies,
 };
-use crate::tensor::{axes, count};
+use crate::tensor::{axes, check_sizes, count};
 
 /// The position of row `i` of sequence `b`, where those past `last` are taken for it.
 fn position(at: &RowPositions<HostTensor<u32>>, b: usize, i: usize, length: usize, last: u32) -> usize {
@@ -42,22 +42,61 @@ pub fn rotate<R: Real>(
     rope: &RopeConfig,
     at: RowPositions<HostTensor<u32>>,
 ) -> Result<Vec<R>, Error> {
+    let [cos, sin] = turns(x, shape, rope, &at)?;
+    rotate_by(x, shape, rope.order, &cos, &sin)
+}
+
+/// Cosines and sines of the rows' angles, `[batch, length, pairs]`, times the amplitude.
+fn turns<R: Real>(
+    x: &[R],
+    shape: [usize; 4],
+    rope: &RopeConfig,
+    at: &RowPositions<HostTensor<u32>>,
+) -> Result<[Vec<R>; 2], Error> {
     rope.check()?;
-    check(x, shape, &at)?;
-    check_start(&at, shape[2])?;
+    check(x, shape, at)?;
+    check_start(at, shape[2])?;
     let [batch, _, length, _] = shape;
     let frequencies = rope.frequencies();
     let rows = (0..batch).flat_map(|b| (0..length).map(move |i| (b, i)));
     let angles: Vec<f64> = rows
         .flat_map(|(b, i)| {
-            let position = position(&at, b, i, length, MAX_POSITION) as f64;
+            let position = position(at, b, i, length, MAX_POSITION) as f64;
             frequencies.iter().map(move |frequency| position * frequency)
         })
         .collect();
     let amplitude = R::of(f64::from(rope.amplitude() as f32));
-    let cos: Vec<R> = angles.iter().map(|a| amplitude * R::of(a.cos())).collect();
-    let sin: Vec<R> = angles.iter().map(|a| amplitude * R::of(a.sin())).collect();
-    rotate_by(x, shape, rope.order, &cos, &sin)
+    Ok([f64::cos, f64::sin].map(|f| angles.iter().map(|a| amplitude * R::of(f(*a))).collect()))
+}
+
+/// The gradient of `Σ out · d_out` with respect to the `x` of [`rotate`]: `d_out` rotated back, times the amplitude.
+///
+/// # Errors
+/// As [`rotate`].
+pub fn rotate_backward<R: Real>(
+    d_out: &[R],
+    shape: [usize; 4],
+    rope: &RopeConfig,
+    at: RowPositions<HostTensor<u32>>,
+) -> Result<Vec<R>, Error> {
+    let [cos, sin] = turns(d_out, shape, rope, &at)?;
+    rotate_by_backward(d_out, shape, rope.order, &cos, &sin)
+}
+
+/// The gradient of `Σ out · d_out` with respect to the `x` of [`rotate_by`]: for pair `(a, b)` of channels
+/// `d_a = d_a′ cos + d_b′ sin`, `d_b = d_b′ cos − d_a′ sin`.
+///
+/// # Errors
+/// As [`rotate_by`].
+pub fn rotate_by_backward<R: Real>(
+    d_out: &[R],
+    shape: [usize; 4],
+    order: RopeOrder,
+    cos: &[R],
+    sin: &[R],
+) -> Result<Vec<R>, Error> {
+    let back: Vec<R> = sin.iter().map(|s| -*s).collect();
+    rotate_by(d_out, shape, order, cos, &back)
 }
 
 /// [`rotate`] with the cosines and sines themselves, `[batch, length, pairs]`: for pair `(a, b)` of channels
@@ -149,8 +188,7 @@ pub fn add_positions<R: Real>(
         PositionTable::Learned(table) => {
             let rows = table.len() / dim;
             expect_length("table", table, rows.max(1) * dim)?;
-            check_rows(&at, length, "table", [1, 1, rows, dim])?;
-            u32::try_from(rows - 1).unwrap_or(u32::MAX)
+            last_row(&at, shape, rows)?
         }
     };
     let scale = R::of(f64::from(scale as f32));
@@ -164,4 +202,48 @@ pub fn add_positions<R: Real>(
         row.iter_mut().zip(added).for_each(|(x, t)| *x = scale * *x + t);
     }
     Ok(out)
+}
+
+/// The last position of a learned table; later ones are taken for it.
+fn last_row(at: &RowPositions<HostTensor<u32>>, shape: [usize; 4], rows: usize) -> Result<u32, Error> {
+    check_rows(at, shape[2], "table", [1, 1, rows, shape[3]])?;
+    Ok(u32::try_from(rows - 1).unwrap_or(u32::MAX))
+}
+
+/// What [`add_positions_backward`] gives.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct PositionGradients<R> {
+    /// `[batch, heads, length, dim]`.
+    pub d_x: Vec<R>,
+    /// `[rows, dim]`.
+    pub d_table: Vec<R>,
+}
+
+/// The gradients of `Σ out · d_out` with respect to the inputs of [`add_positions`] with a learned table of `rows`:
+/// `d_x = scale · d_out`, and of the table, `[rows, dim]`, the sum of the `d_out` of all rows at its position, batch entry by
+/// batch entry, head by head, row by row. Of the sinusoidal encoding there is `d_x` alone.
+///
+/// # Errors
+/// As [`add_positions`], and no rows.
+pub fn add_positions_backward<R: Real>(
+    d_out: &[R],
+    shape: [usize; 4],
+    rows: usize,
+    at: RowPositions<HostTensor<u32>>,
+    scale: f64,
+) -> Result<PositionGradients<R>, Error> {
+    check(d_out, shape, &at)?;
+    check_sizes("table", &[("rows", rows)])?;
+    let [_, heads, length, dim] = shape;
+    let last = last_row(&at, shape, rows)?;
+    let scale = R::of(f64::from(scale as f32));
+    let d_x = d_out.iter().map(|d| scale * *d).collect();
+    let mut d_table = vec![R::zero(); rows * dim];
+    for (n, row) in d_out.chunks_exact(dim).enumerate() {
+        let position = position(&at, n / length / heads, n % length, length, last);
+        let sums = &mut d_table[position * dim..][..dim];
+        sums.iter_mut().zip(row).for_each(|(sum, d)| *sum = *sum + *d);
+    }
+    Ok(PositionGradients { d_x, d_table })
 }

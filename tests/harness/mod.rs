@@ -8,6 +8,7 @@ pub mod classify;
 #[cfg_attr(target_arch = "wasm32", path = "../browser/device.rs")]
 pub mod device;
 pub mod faults;
+pub mod gradients;
 pub mod layer;
 pub mod layer_options;
 #[cfg(not(target_arch = "wasm32"))]

@@ -1,0 +1,227 @@
+//! The gradients of attention, stage by stage from the output back to the inputs.
+
+use super::{Options, Real, dropout, expect_length, scores, softmax};
+use crate::error::Error;
+use crate::mask::{HostTensor, Id};
+use crate::problem::Shape;
+use crate::tensor::count;
+
+/// What [`attention_backward`] gives: the gradient of every input, shaped as the input.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Gradients<R> {
+    /// `[batch, heads, q_len, head_dim]`.
+    pub d_q: Vec<R>,
+    /// `[batch, kv_heads, kv_len, head_dim]`, summed over the query heads of a key head.
+    pub d_k: Vec<R>,
+    /// `[batch, kv_heads, kv_len, value_dim]`, summed likewise.
+    pub d_v: Vec<R>,
+    /// Of [`Mask::bias`](crate::Mask::bias), if there is one. Where an axis of 1 repeats, its gradients are summed; so
+    /// too below.
+    pub d_bias: Option<Vec<R>>,
+    /// Of the slopes of [`Mask::alibi`](crate::Mask::alibi), or of the symmetric ones.
+    pub d_slopes: Option<Vec<R>>,
+    /// Of the table of [`Mask::relative`](crate::Mask::relative).
+    pub d_relative: Option<Vec<R>>,
+    /// Of [`Mask::sink_logits`](crate::Mask::sink_logits).
+    pub d_sinks: Option<Vec<R>>,
+}
+
+/// The gradients of `Σ out · d_out + Σ lse · d_lse` with respect to the inputs of [`attention`](super::attention);
+/// `d_out` is `[batch, heads, q_len, value_dim]`, `d_lse` `[batch, heads, q_len]`, or zero.
+///
+/// With `P` the weights before dropout and `W` those after it:
+///
+/// ```text
+/// d_v[j] = Σᵢ W[i, j] · d_out[i]                     dP[i, j] = dropout(d_out[i] · v[j])
+/// D[i]   = Σⱼ P[i, j] · dP[i, j] − d_lse[i]          dA[i, j] = P[i, j] · (dP[i, j] − D[i])
+/// dS     = dA · (1 − tanh²(score / softcap))         d_sink   = −Σᵢ exp(sink − lse[i]) · D[i]
+/// d_q[i] = scale · Σⱼ dS[i, j] · k[j]                d_k[j]   = scale · Σᵢ dS[i, j] · q[i]
+/// ```
+///
+/// `dA` is the gradient of a score to which bias, ALiBi and relative bias have been added, so theirs too.
+///
+/// A weight of zero gives and receives nothing, whatever its query, key, value, `d_out` and `d_lse` hold. So a query
+/// that sees no key has zero gradients; its `d_lse` is the sink's, if its head has one.
+///
+/// ```
+/// use wgpu_attention::{Shape, reference::{Options, attention_backward}};
+/// let shape = Shape::new(1, 1, 1, 2); // batch, heads, length, head_dim
+/// let (q, k, v) = ([1.0, 2.0], [3.0, 4.0], [5.0, 6.0]);
+/// let got = attention_backward::<f64>(&q, &k, &v, &[0.5, 0.25], None, shape, &Options::new())?;
+/// assert_eq!(got.d_v, [0.5, 0.25]); // one key has all of the weight …
+/// assert_eq!(got.d_q, [0.0, 0.0]); // … whatever the score
+/// # Ok::<(), wgpu_attention::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`attention`](super::attention).
+pub fn attention_backward<R: Real>(
+    q: &[R],
+    k: &[R],
+    v: &[R],
+    d_out: &[R],
+    d_lse: Option<&[R]>,
+    shape: Shape,
+    options: &Options,
+) -> Result<Gradients<R>, Error> {
+    gradients(&Results { q, k, v, d_out, d_lse }, shape, options, false)
+}
+
+/// Sums of the absolute values of the terms that [`attention_backward`] sums, in the same shapes. The largest of a
+/// gradient is its `magnitude` for [`Tolerance::gradient`](super::compare::Tolerance::gradient).
+///
+/// # Errors
+/// As [`attention`](super::attention).
+pub fn attention_backward_magnitudes<R: Real>(
+    q: &[R],
+    k: &[R],
+    v: &[R],
+    d_out: &[R],
+    d_lse: Option<&[R]>,
+    shape: Shape,
+    options: &Options,
+) -> Result<Gradients<R>, Error> {
+    gradients(&Results { q, k, v, d_out, d_lse }, shape, options, true)
+}
+
+/// Inputs of attention and the gradients of its results.
+struct Results<'a, R> {
+    q: &'a [R],
+    k: &'a [R],
+    v: &'a [R],
+    d_out: &'a [R],
+    d_lse: Option<&'a [R]>,
+}
+
+/// The gradients, or the `magnitudes` of their terms: then no sum has a difference.
+fn gradients<R: Real>(
+    given: &Results<R>,
+    shape: Shape,
+    options: &Options,
+    magnitudes: bool,
+) -> Result<Gradients<R>, Error> {
+    let Results { q, k, v, d_out, d_lse } = *given;
+    shape.check()?;
+    expect_length("q", q, count(shape.q()))?;
+    expect_length("k", k, count(shape.k()))?;
+    expect_length("v", v, count(shape.v()))?;
+    expect_length("d_out", d_out, count(shape.out()))?;
+    d_lse.map_or(Ok(()), |d_lse| expect_length("d_lse", d_lse, count(shape.lse())))?;
+    options.check(shape)?;
+
+    let term = |x: R| if magnitudes { x.abs() } else { x };
+    let terms = |x: &[R]| x.iter().map(|x| term(*x)).collect::<Vec<R>>();
+    let minus = if magnitudes { R::one() } else { -R::one() };
+    let scale = options.scale_value(shape.head_dim);
+    let scores = scores(q, k, shape, scale)?;
+    let normalised = softmax(&scores, shape, options)?;
+    let (q, k, v, d_out) = (terms(q), terms(k), terms(v), terms(d_out));
+    let mut dropped = normalised.weights.clone();
+    let mut d_weights = weights_gradient(&normalised.weights, &v, &d_out, shape);
+    if let Some(d) = &options.dropout {
+        dropout(&mut dropped, shape, d)?;
+        dropout(&mut d_weights, shape, d)?;
+    }
+    let d_v = values_gradient(&dropped, &d_out, shape);
+
+    let tensor = |id| options.mask.floats(id);
+    let zeros = |id| tensor(id).map(|t| vec![R::zero(); t.data.len()]);
+    let mut d_bias = zeros(Id::Bias);
+    let mut d_slopes = zeros(Id::Alibi);
+    let mut d_relative = zeros(Id::Relative);
+    let mut d_sinks = zeros(Id::SinkLogits);
+    let mut d_scores = vec![R::zero(); scores.len()];
+    let Shape { heads, q_len, kv_len, .. } = shape;
+    for (row, lse) in normalised.lse.iter().enumerate() {
+        let [b, h, i] = [row / q_len / heads, row / q_len % heads, row % q_len];
+        let pairs = row * kv_len..(row + 1) * kv_len;
+        let seen = pairs.clone().filter(|n| normalised.weights[*n] != R::zero());
+        let sum = seen.clone().fold(R::zero(), |sum, n| sum + normalised.weights[n] * d_weights[n]);
+        let mean = d_lse.map_or(sum, |d_lse| sum + minus * term(d_lse[row]));
+        for n in seen {
+            let index = [b, h, i, n - pairs.start];
+            let d_added = normalised.weights[n] * (d_weights[n] + minus * mean);
+            for added in options.terms(&shape, index) {
+                let sums = match added.id {
+                    Id::Bias => &mut d_bias,
+                    Id::Alibi => &mut d_slopes,
+                    _ => &mut d_relative,
+                };
+                add(sums, tensor(added.id), added.at, term(R::of(added.factor as f64)) * d_added);
+            }
+            d_scores[n] = d_added * options.capped_slope(scores[n]);
+        }
+        // A row of nothing has no share to give, not even to the sink.
+        let share = options.sink::<R>(b, h).filter(|_| *lse != R::neg_infinity()).map(|s| (s - *lse).exp());
+        if let Some(share) = share.filter(|share| *share != R::zero()) {
+            add(&mut d_sinks, tensor(Id::SinkLogits), [b, h, 0, 0], minus * share * mean);
+        }
+    }
+    let [d_q, d_k] = scores_gradient(&d_scores, &normalised.weights, &q, &k, shape, term(R::of(scale)));
+    Ok(Gradients { d_q, d_k, d_v, d_bias, d_slopes, d_relative, d_sinks })
+}
+
+/// Adds `x` to the gradient of the element at `index`, repeating axes of 1.
+fn add<R: Real>(sums: &mut Option<Vec<R>>, of: Option<&HostTensor<f32>>, index: [usize; 4], x: R) {
+    if let (Some(sums), Some(of)) = (sums, of) {
+        let place = |a: usize| if of.shape[a] == 1 { 0 } else { index[a] };
+        let flat = (0..4).fold(0, |flat, a| flat * of.shape[a] + place(a));
+        sums[flat] = sums[flat] + x;
+    }
+}
+
+/// First row of the keys of a query head, by the row of `[batch, heads, q_len]`.
+fn keys_of(row: usize, shape: &Shape) -> usize {
+    let [b, h] = [row / shape.q_len / shape.heads, row / shape.q_len % shape.heads];
+    (b * shape.kv_heads + h / shape.group()) * shape.kv_len
+}
+
+/// `d_out[i] · v[j]` where the weight is not zero.
+fn weights_gradient<R: Real>(weights: &[R], v: &[R], d_out: &[R], shape: Shape) -> Vec<R> {
+    let Shape { kv_len, value_dim, .. } = shape;
+    let dot = |n: usize| {
+        let (row, j) = (n / kv_len, n % kv_len);
+        let value = &v[(keys_of(row, &shape) + j) * value_dim..][..value_dim];
+        let d_out = &d_out[row * value_dim..][..value_dim];
+        value.iter().zip(d_out).fold(R::zero(), |sum, (v, d)| sum + *v * *d)
+    };
+    let all = weights.iter().enumerate();
+    all.map(|(n, weight)| if *weight == R::zero() { R::zero() } else { dot(n) }).collect()
+}
+
+/// `Σᵢ weights[i, j] · d_out[i]`.
+fn values_gradient<R: Real>(weights: &[R], d_out: &[R], shape: Shape) -> Vec<R> {
+    let Shape { kv_len, value_dim, .. } = shape;
+    let mut d_v = vec![R::zero(); count(shape.v())];
+    for (n, weight) in weights.iter().enumerate().filter(|(_, weight)| **weight != R::zero()) {
+        let (row, j) = (n / kv_len, n % kv_len);
+        let sums = &mut d_v[(keys_of(row, &shape) + j) * value_dim..][..value_dim];
+        let d_out = &d_out[row * value_dim..][..value_dim];
+        sums.iter_mut().zip(d_out).for_each(|(sum, d)| *sum = *sum + *weight * *d);
+    }
+    d_v
+}
+
+/// `scale · Σⱼ d_scores[i, j] · k[j]` and `scale · Σᵢ d_scores[i, j] · q[i]` over the pairs whose weight is not zero.
+fn scores_gradient<R: Real>(
+    d_scores: &[R],
+    weights: &[R],
+    q: &[R],
+    k: &[R],
+    shape: Shape,
+    scale: R,
+) -> [Vec<R>; 2] {
+    let Shape { kv_len, head_dim, .. } = shape;
+    let (mut d_q, mut d_k) = (vec![R::zero(); q.len()], vec![R::zero(); k.len()]);
+    for (n, _) in weights.iter().enumerate().filter(|(_, weight)| **weight != R::zero()) {
+        let (row, key) = (n / kv_len, keys_of(n / kv_len, &shape) + n % kv_len);
+        let d_score = scale * d_scores[n];
+        for d in 0..head_dim {
+            let (i, j) = (row * head_dim + d, key * head_dim + d);
+            d_q[i] = d_q[i] + d_score * k[j];
+            d_k[j] = d_k[j] + d_score * q[i];
+        }
+    }
+    [d_q, d_k]
+}

@@ -1,0 +1,156 @@
+//! The gradients of a whole layer.
+
+use super::multi_head::{Projected, columns, project_inputs};
+use super::{
+    Gradients, HostLinear, HostWeights, LayerShape, Options, ProjectGradients, Real, attention,
+    attention_backward, expect_length, join_heads, project_backward, split_heads,
+};
+use crate::error::Error;
+use crate::layer_config::{LayerConfig, Side, SideShape};
+use crate::problem::Shape;
+
+/// The gradients of a [`HostLinear`], shaped as it.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct LinearGradients<R> {
+    /// `[out, in]`, or `[heads, dim, in / heads]` of a narrow one.
+    pub d_weight: Vec<R>,
+    /// `[out]`, if there is a bias.
+    pub d_bias: Option<Vec<R>>,
+}
+
+/// What [`multi_head_backward`] gives: the gradient of every input, shaped as the input.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct LayerGradients<R> {
+    /// `[batch, q_len, query_features]`. Of a layer whose three inputs are one tensor, that tensor's gradient is the sum
+    /// of this and the two below.
+    pub d_query: Vec<R>,
+    /// `[batch, kv_len, key_features]`.
+    pub d_key: Vec<R>,
+    /// `[batch, kv_len, value_features]`.
+    pub d_value: Vec<R>,
+    /// Of [`HostWeights::query`].
+    pub query: LinearGradients<R>,
+    /// Of [`HostWeights::key`].
+    pub key: LinearGradients<R>,
+    /// Of [`HostWeights::value`].
+    pub value: LinearGradients<R>,
+    /// Of [`HostWeights::out`].
+    pub out: LinearGradients<R>,
+    /// Of [`HostWeights::bias_kv`], if it is given.
+    pub d_bias_kv: Option<[Vec<R>; 2]>,
+    /// Of the mask's bias, as in [`Gradients::d_bias`]; the next three likewise.
+    pub d_bias: Option<Vec<R>>,
+    /// [`Gradients::d_slopes`].
+    pub d_slopes: Option<Vec<R>>,
+    /// [`Gradients::d_relative`].
+    pub d_relative: Option<Vec<R>>,
+    /// [`Gradients::d_sinks`].
+    pub d_sinks: Option<Vec<R>>,
+}
+
+/// The gradients of `Σ out · d_out + Σ lse · d_lse` with respect to the inputs of
+/// [`multi_head`](super::multi_head); `d_out` is `[batch, q_len, out_features]`, `d_lse` `[batch, heads, q_len]`, or zero.
+///
+/// What [`project_backward`] says of NaN holds for the layer's inputs: a hidden key's shows in the gradient of
+/// a weight, and there only.
+///
+/// # Errors
+/// As [`multi_head`](super::multi_head).
+pub fn multi_head_backward<R: Real>(
+    inputs: [&[R]; 3],
+    shape: LayerShape,
+    config: &LayerConfig,
+    weights: &HostWeights<R>,
+    options: &Options,
+    d_out: &[R],
+    d_lse: Option<&[R]>,
+) -> Result<LayerGradients<R>, Error> {
+    let LayerShape { batch, q_len, .. } = shape;
+    let Projected { q, k, v, shape, options } = project_inputs(inputs, shape, config, weights, options)?;
+    let attended = attention(&q, &k, &v, shape, &options)?;
+    let context = join_heads(&attended.out, q_len, config.heads, config.value_dim)?;
+    let (width, out_features) = (config.heads * config.value_dim, config.out_features);
+    expect_length("weights.out", weights.out.weight, out_features * width)?;
+    weights.out.bias.map_or(Ok(()), |b| expect_length("bias.out", b, out_features))?;
+    expect_length("d_out", d_out, batch * q_len * out_features)?;
+    let ProjectGradients { d_x, d_weight, d_bias } =
+        project_backward(&context, weights.out.weight, d_out, width, out_features)?;
+    let out = LinearGradients { d_weight, d_bias: weights.out.bias.map(|_| d_bias) };
+
+    let d_context = split_heads(&d_x, q_len, config.heads, config.value_dim)?;
+    let Gradients { d_q, d_k, d_v, d_bias, d_slopes, d_relative, d_sinks } =
+        attention_backward(&q, &k, &v, &d_context, d_lse, shape, &options)?;
+    let joined = |x: &[R], length: usize, side: Side| {
+        let SideShape { heads, dim, .. } = config.side(side);
+        join_heads(x, length, heads, dim)
+    };
+    let d_q = joined(&d_q, q_len, Side::Query)?;
+    let (d_k, mut more_keys) =
+        without_appended(&joined(&d_k, shape.kv_len, Side::Key)?, batch, &options, &shape);
+    let (d_v, mut more_values) =
+        without_appended(&joined(&d_v, shape.kv_len, Side::Value)?, batch, &options, &shape);
+    let [query, key, value] = inputs;
+    let (d_query, query) = side_backward(query, &d_q, config.side(Side::Query), &weights.query)?;
+    let (d_key, key) = side_backward(key, &d_k, config.side(Side::Key), &weights.key)?;
+    let (d_value, value) = side_backward(value, &d_v, config.side(Side::Value), &weights.value)?;
+    // The first of the appended; a zero key and value have no gradient.
+    let d_bias_kv = weights.bias_kv.map(|[bias_k, bias_v]| {
+        more_keys.truncate(bias_k.len());
+        more_values.truncate(bias_v.len());
+        [more_keys, more_values]
+    });
+    Ok(LayerGradients {
+        d_query,
+        d_key,
+        d_value,
+        query,
+        key,
+        value,
+        out,
+        d_bias_kv,
+        d_bias,
+        d_slopes,
+        d_relative,
+        d_sinks,
+    })
+}
+
+/// The rows of every sequence but for the appended ones, and these, summed over the batch.
+fn without_appended<R: Real>(x: &[R], batch: usize, options: &Options, shape: &Shape) -> (Vec<R>, Vec<R>) {
+    let sequence = x.len() / batch;
+    let more = sequence / shape.kv_len * options.appended;
+    let (mut given, mut appended) = (Vec::with_capacity(x.len()), vec![R::zero(); more]);
+    for sequence in x.chunks_exact(sequence) {
+        let (own, last) = sequence.split_at(sequence.len() - more);
+        given.extend_from_slice(own);
+        appended.iter_mut().zip(last).for_each(|(sum, d)| *sum = *sum + *d);
+    }
+    (given, appended)
+}
+
+/// The gradients of one side's projection: of its input, and of weight and bias.
+fn side_backward<R: Real>(
+    x: &[R],
+    d_y: &[R],
+    shape: SideShape,
+    linear: &HostLinear<R>,
+) -> Result<(Vec<R>, LinearGradients<R>), Error> {
+    let SideShape { heads, dim, features, narrow } = shape;
+    let read = shape.read();
+    let (mut d_x, mut d_weight, mut d_bias) = (vec![R::zero(); x.len()], Vec::new(), Vec::new());
+    // A wide projection is one part, a narrow one a part for each head.
+    let (parts, dim) = if narrow { (heads, dim) } else { (1, heads * dim) };
+    for part in 0..parts {
+        let weight = &linear.weight[part * dim * read..][..dim * read];
+        let (x, d_y) = (columns(x, features, part * read, read), columns(d_y, parts * dim, part * dim, dim));
+        let got = project_backward(&x, weight, &d_y, read, dim)?;
+        for (row, d) in d_x.chunks_exact_mut(features).zip(got.d_x.chunks_exact(read)) {
+            row[part * read..][..read].copy_from_slice(d);
+        }
+        d_weight.extend(got.d_weight);
+        d_bias.extend(got.d_bias);
+    }
+    Ok((d_x, LinearGradients { d_weight, d_bias: linear.bias.map(|_| d_bias) }))
+}
