@@ -118,7 +118,7 @@ fn gradients<R: Real>(
     let normalised = softmax(&scores, shape, options)?;
     let (q, k, v, d_out) = (terms(q), terms(k), terms(v), terms(d_out));
     let mut dropped = normalised.weights.clone();
-    let mut d_weights = weights_gradient(&normalised.weights, &v, &d_out, shape);
+    let mut d_weights = weights_gradient(&v, &d_out, shape);
     if let Some(d) = &options.dropout {
         dropout(&mut dropped, shape, d)?;
         dropout(&mut d_weights, shape, d)?;
@@ -177,8 +177,8 @@ fn keys_of(row: usize, shape: &Shape) -> usize {
     (b * shape.kv_heads + h / shape.group()) * shape.kv_len
 }
 
-/// `d_out[i] · v[j]` where the weight is not zero.
-fn weights_gradient<R: Real>(weights: &[R], v: &[R], d_out: &[R], shape: Shape) -> Vec<R> {
+/// `d_out[i] · v[j]`, of hidden pairs too, where it may be anything.
+fn weights_gradient<R: Real>(v: &[R], d_out: &[R], shape: Shape) -> Vec<R> {
     let Shape { kv_len, value_dim, .. } = shape;
     let dot = |n: usize| {
         let (row, j) = (n / kv_len, n % kv_len);
@@ -186,8 +186,7 @@ fn weights_gradient<R: Real>(weights: &[R], v: &[R], d_out: &[R], shape: Shape) 
         let d_out = &d_out[row * value_dim..][..value_dim];
         value.iter().zip(d_out).fold(R::zero(), |sum, (v, d)| sum + *v * *d)
     };
-    let all = weights.iter().enumerate();
-    all.map(|(n, weight)| if *weight == R::zero() { R::zero() } else { dot(n) }).collect()
+    (0..count(shape.weights())).map(dot).collect()
 }
 
 /// `Σᵢ weights[i, j] · d_out[i]`.
