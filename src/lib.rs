@@ -78,7 +78,7 @@ mod tune;
 mod tuned;
 mod unroll;
 
-pub use attention::{Attention, Config, Forward};
+pub use attention::{Attention, Backward, Config, Forward};
 pub use block_map::Blocks;
 pub use cache::{Append, Cache, CacheConfig, CacheLayout, CacheRead, CacheStorage, ScaleGroup, Tokens};
 pub use dropout::Dropout;

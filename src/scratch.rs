@@ -16,10 +16,12 @@ pub(crate) enum Slot {
     Context,
     /// Sums over parts of the keys.
     Partials,
+    /// What the backward pass keeps of each query.
+    RowStats,
 }
 
-const SLOTS: usize = 4;
-const NAMES: [&str; SLOTS] = ["projected", "scores", "context", "partials"];
+const SLOTS: usize = 5;
+const NAMES: [&str; SLOTS] = ["projected", "scores", "context", "partials", "row_stats"];
 
 /// How much temporary memory a call needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,7 +50,7 @@ impl ScratchSize {
     }
 }
 
-/// Temporary memory for forward passes, owned by the caller and used by one recording at a time.
+/// Temporary memory for calls, owned by the caller and used by one recording at a time.
 ///
 /// One that is large enough for the longest call serves shorter ones, and [`ScratchSize::max`] makes one size
 /// of several. Calls recorded after each other may share it, in one encoder or several, as long as they are

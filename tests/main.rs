@@ -2,6 +2,7 @@
 
 mod harness;
 
+mod backward;
 mod bf16;
 mod biases;
 mod block_maps;

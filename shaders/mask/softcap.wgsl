@@ -1,7 +1,7 @@
 // Softcap: softcap · tanh(score / softcap).
 //
 // Needs: p.mask; any_nan.
-// Gives: softcap.
+// Gives: softcap, softcap_slope.
 
 // Drivers make tanh of exp: of a small x that leaves few correct digits, which softcap magnifies, and of a large
 // one NaN. So: a polynomial near 0 (Cephes, tanhf), ±1 from where f32 has nothing between. NaN stays NaN.
@@ -26,4 +26,13 @@ fn softcap(score: f32) -> f32 {
         return score;
     }
     return p.mask.softcap * tanh_exact(score / p.mask.softcap);
+}
+
+// The derivative of softcap: 1 − tanh².
+fn softcap_slope(score: f32) -> f32 {
+    if abs(score) <= p.mask.softcap * 2e-4 || any_nan(vec4<f32>(score)) {
+        return 1.0;
+    }
+    let t = tanh_exact(score / p.mask.softcap);
+    return (1.0 - t) * (1.0 + t);
 }

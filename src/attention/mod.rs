@@ -1,8 +1,10 @@
 //! The operator: `softmax(scale · q kᵀ, masked) · v`.
 
+mod backward;
 mod call;
 mod config;
 
+pub use backward::Backward;
 pub use call::Forward;
 pub(crate) use call::KeyInput;
 pub use config::Config;

@@ -2,7 +2,8 @@
 
 use super::{
     add_positions, append_keys, average_weights, cache_advance, cache_append, cache_copy, cache_read,
-    classify, fused, merge, merge_splits, project, rotate, score_stage, scores, softmax, weighted_sum,
+    classify, fused, fused_backward, merge, merge_splits, project, rotate, row_stats, row_totals,
+    score_stage, scores, softmax, weighted_sum,
 };
 use crate::family::{Families, Family, PRODUCTS, STAGED};
 use crate::kernel::{Kernel, Variant};
@@ -20,6 +21,9 @@ pub(crate) enum KernelVariant {
     AverageWeights(average_weights::AverageWeights),
     AppendKeys(append_keys::AppendKeys),
     Fused(fused::Fused),
+    RowStats(row_stats::RowStats),
+    RowTotals(row_totals::RowTotals),
+    FusedBackward(fused_backward::FusedBackward),
     Merge(merge::Merge),
     MergeSplits(merge_splits::MergeSplits),
     Classify(classify::Classify),
@@ -88,6 +92,9 @@ impl Variant for KernelVariant {
             KernelVariant::AverageWeights(_) => "attention.average_weights",
             KernelVariant::AppendKeys(_) => "attention.append_keys",
             KernelVariant::Fused(_) => "attention.fused",
+            KernelVariant::RowStats(_) => "attention.row_stats",
+            KernelVariant::RowTotals(_) => "attention.row_totals",
+            KernelVariant::FusedBackward(_) => "attention.fused_backward",
             KernelVariant::Merge(_) => "attention.merge",
             KernelVariant::MergeSplits(_) => "attention.merge_splits",
             KernelVariant::Classify(_) => "attention.classify",
@@ -110,6 +117,9 @@ impl Variant for KernelVariant {
             KernelVariant::AverageWeights(v) => v.describe(),
             KernelVariant::AppendKeys(v) => v.describe(),
             KernelVariant::Fused(v) => v.describe(),
+            KernelVariant::RowStats(v) => v.describe(),
+            KernelVariant::RowTotals(v) => v.describe(),
+            KernelVariant::FusedBackward(v) => v.describe(),
             KernelVariant::Merge(v) => v.describe(),
             KernelVariant::MergeSplits(v) => v.describe(),
             KernelVariant::Classify(v) => v.describe(),
@@ -134,6 +144,9 @@ pub(crate) fn all() -> Vec<KernelVariant> {
     all.extend(average_weights::AverageWeights::all().map(KernelVariant::AverageWeights));
     all.extend(append_keys::AppendKeys::all().map(KernelVariant::AppendKeys));
     all.extend(fused::Fused::all().into_iter().map(KernelVariant::Fused));
+    all.extend(row_stats::RowStats::all().map(KernelVariant::RowStats));
+    all.extend(row_totals::RowTotals::all().map(KernelVariant::RowTotals));
+    all.extend(fused_backward::FusedBackward::all().into_iter().map(KernelVariant::FusedBackward));
     all.extend(merge::Merge::all().map(KernelVariant::Merge));
     all.extend(merge_splits::MergeSplits::all().map(KernelVariant::MergeSplits));
     all.extend(classify::Classify::all().map(KernelVariant::Classify));

@@ -1,5 +1,6 @@
 //! Sequences of kernels: from checked tensors to calls.
 
+pub(crate) mod backward;
 pub(crate) mod cache;
 pub(crate) mod classify;
 mod dispatches;

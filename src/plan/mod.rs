@@ -1,5 +1,6 @@
 //! How work is shared out: tiles, workgroups, splits. Pure functions of sizes and the device.
 
+mod backward;
 mod candidates;
 mod choice;
 mod decode;
@@ -12,6 +13,7 @@ mod pieces;
 mod softmax;
 mod tuning;
 
+pub(crate) use backward::{BackwardPlan, BackwardTiles, GradientsOf};
 pub(crate) use candidates::{candidates, product_candidates, with_other_splits};
 pub(crate) use choice::{Choice, choose, score_matrix};
 pub(crate) use decode::{DecodeCpu, DecodeGpu};

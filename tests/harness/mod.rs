@@ -2,6 +2,7 @@
 #![allow(dead_code)]
 #![cfg_attr(target_arch = "wasm32", allow(unused_imports))]
 
+pub mod backward;
 pub mod cached;
 pub mod case;
 pub mod classify;

@@ -45,6 +45,15 @@ impl MaskVariant {
         text
     }
 
+    /// `score_slope(score)`: by what a score changes as `scale · q·k` does, which bias and mask leave as it is.
+    pub fn score_slope(&self) -> &'static str {
+        if self.softcap {
+            "fn score_slope(score: f32) -> f32 {\n    return softcap_slope(score);\n}\n"
+        } else {
+            "fn score_slope(score: f32) -> f32 {\n    return 1.0;\n}\n"
+        }
+    }
+
     fn query_in(&self) -> String {
         let lifts = self.lifts_band();
         let mut f = Function::new("query_in(b: u32, h: u32, i: u32, alone: bool) -> Query");

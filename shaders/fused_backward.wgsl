@@ -1,0 +1,310 @@
+// The gradients of q, or those of k and v, in one pass, without a score matrix. (Dao 2023, "FlashAttention-2", section 3.1.)
+//
+// q, d_q [batch, heads, q_len, head_dim]         d_out [batch, heads, q_len, value_dim]
+// k, d_k [batch, kv_heads, kv_len, head_dim]     v, d_v [batch, kv_heads, kv_len, value_dim]
+// row_stats [batch, heads, q_len, 3]: lse, dot = d_out · out − d_lse, total (row_stats.wgsl, row_totals.wgsl)
+//
+//   weight  = total · exp(score − lse)
+//   d_score = weight · (dropout(d_out · v) − dot), times the derivative of the softcap
+//   d_q[i]  = scale · Σⱼ d_score[i, j] · k[j]
+//   d_k[j]  = scale · Σᵢ d_score[i, j] · q[i]      over the queries of all heads of the group
+//   d_v[j]  = Σᵢ dropout(weight)[i, j] · d_out[i]
+//
+// A workgroup has OWNS queries of a head or, OF_KEYS, keys of a key/value head, and walks the others: keys, or the queries of
+// each head of the group in turn. Sums are in the order of the others: the same bits on every run, without atomics.
+// A pair that is not seen gives nothing and takes nothing, whatever its tensors hold.
+//
+// Constants: OF_KEYS   whose gradients these are
+//            OWNS      queries or keys of a workgroup
+//            OF_SCORES, OF_VALUES   whether d_q or d_k, and d_v are wanted
+// The loop is in fused_backward/*.wgsl; here is what its forms have in common.
+//
+// Bindings (declared by the host): q, k, v, d_out, row_stats; d_q, or d_k and d_v; the mask's, dropout where used.
+
+struct Params {
+    q: View,
+    k: View,
+    v: View,
+    d_out: View,
+    d_q: View,
+    d_k: View,
+    d_v: View,
+    dropout: View,
+    mask: MaskParams,
+    first: vec4<u32>,  // workgroups before this dispatch's: long work is cut into several
+    seed: vec2<u32>,
+    heads: u32,
+    kv_heads: u32,
+    group: u32,
+    head_dim: u32,
+    value_dim: u32,
+    accumulates: u32,  // whether gradients are added to what is there
+    dropout_threshold: u32,
+    dropout_scale: f32,
+    scale: f32,
+    pad: u32,
+}
+
+@group(0) @binding(0) var<uniform> p: Params;
+
+const LOG2_E: f32 = 1.4426950408889634;
+
+// Says to the compiler that an index is not negative as an i32 (and, in fours, aligned), which saves a
+// check per load. WIDE: indices reach 2^28.
+const INDEX: u32 = select(0xffffffffu, select(0x0fffffffu, 0x0ffffffcu, IN_FOURS), !WIDE);
+
+// What a workgroup works on: own0 ..= last_own of head (of queries, or of keys and values), channels from col0 on.
+struct WorkTile {
+    b: u32,
+    head: u32,
+    kv_head: u32,
+    own0: u32,
+    last_own: u32,
+    col0: u32,
+}
+
+fn work_tile(id: vec3<u32>) -> WorkTile {
+    let at = id + p.first.xyz;
+    let heads = select(p.heads, p.kv_heads, OF_KEYS);
+    let head = at.z % heads;
+    let own0 = at.x * OWNS;
+    let own_len = select(p.mask.q_len, p.mask.kv_len, OF_KEYS);
+    return WorkTile(at.z / heads, head, select(head / p.group, head, OF_KEYS), own0, min(own0 + OWNS, own_len) - 1u, at.y * SLICE);
+}
+
+// Query heads that it goes through.
+fn head_count() -> u32 {
+    return select(1u, p.group, OF_KEYS);
+}
+
+fn query_head(work: WorkTile, n: u32) -> u32 {
+    return select(work.head, work.kv_head * p.group + n, OF_KEYS);
+}
+
+// Rows of the tensors, from their first channel on.
+
+fn q_row(b: u32, h: u32, i: u32) -> u32 {
+    return view_at(p.q, b, h, i, 0u) & INDEX;
+}
+
+fn d_out_row(b: u32, h: u32, i: u32) -> u32 {
+    return view_at(p.d_out, b, h, i, 0u) & INDEX;
+}
+
+fn k_row(b: u32, kv_head: u32, j: u32) -> u32 {
+    return view_at(p.k, b, kv_head, j, 0u) & INDEX;
+}
+
+fn v_row(b: u32, kv_head: u32, j: u32) -> u32 {
+    return view_at(p.v, b, kv_head, j, 0u) & INDEX;
+}
+
+// Channels d .. d + 4 of a row, zeros past the last.
+
+fn q_vector(row: u32, d: u32) -> vec4<f32> {
+    let unit = select(p.q.strides.w, 1u, IN_FOURS);
+    return q_at4(row + d * unit, unit, p.head_dim - d);
+}
+
+fn k_vector(row: u32, d: u32) -> vec4<f32> {
+    let unit = select(p.k.strides.w, 1u, IN_FOURS);
+    return k_at4(row + d * unit, unit, p.head_dim - d);
+}
+
+fn v_vector(row: u32, d: u32) -> vec4<f32> {
+    let unit = select(p.v.strides.w, 1u, IN_FOURS);
+    return v_at4(row + d * unit, unit, p.value_dim - d);
+}
+
+fn d_out_vector(row: u32, d: u32) -> vec4<f32> {
+    let unit = select(p.d_out.strides.w, 1u, IN_FOURS);
+    return d_out_at4(row + d * unit, unit, p.value_dim - d);
+}
+
+// The same by side: what scores are made of, then what gradients of weights are made of.
+
+fn own_rows(work: WorkTile, own: u32) -> vec2<u32> {
+    if OF_KEYS {
+        return vec2<u32>(k_row(work.b, work.kv_head, own), v_row(work.b, work.kv_head, own));
+    }
+    return vec2<u32>(q_row(work.b, work.head, own), d_out_row(work.b, work.head, own));
+}
+
+fn other_rows(work: WorkTile, h: u32, other: u32) -> vec2<u32> {
+    if OF_KEYS {
+        return vec2<u32>(q_row(work.b, h, other), d_out_row(work.b, h, other));
+    }
+    return vec2<u32>(k_row(work.b, work.kv_head, other), v_row(work.b, work.kv_head, other));
+}
+
+fn own_score_vector(row: u32, d: u32) -> vec4<f32> {
+    if OF_KEYS {
+        return k_vector(row, d);
+    }
+    return q_vector(row, d);
+}
+
+fn other_score_vector(row: u32, d: u32) -> vec4<f32> {
+    if OF_KEYS {
+        return q_vector(row, d);
+    }
+    return k_vector(row, d);
+}
+
+fn own_value_vector(row: u32, d: u32) -> vec4<f32> {
+    if OF_KEYS {
+        return v_vector(row, d);
+    }
+    return d_out_vector(row, d);
+}
+
+fn other_value_vector(row: u32, d: u32) -> vec4<f32> {
+    if OF_KEYS {
+        return d_out_vector(row, d);
+    }
+    return v_vector(row, d);
+}
+
+fn stats_of(b: u32, h: u32, i: u32) -> vec3<f32> {
+    let o = ((b * p.heads + h) * p.mask.q_len + i) * 3u;
+    return vec3<f32>(row_stats_at(o), row_stats_at(o + 1u), row_stats_at(o + 2u));
+}
+
+// Queries in a step of the search for those that see a tile's keys.
+const SEARCH: u32 = 64u;
+
+// Whether queries of SEARCH · n .. may see a key of the tile.
+fn search_finds(work: WorkTile, h: u32, n: u32) -> bool {
+    let first = n * SEARCH;
+    let keys = key_range(work.b, h, first, min(first + SEARCH, p.mask.q_len) - 1u);
+    return keys.x <= work.last_own && keys.y > work.own0;
+}
+
+// What a pair gives: what d_out is multiplied by for d_v, and the gradient of scale · q · k.
+struct Pair {
+    weight: f32,
+    d_score: f32,
+}
+
+fn pair_of(q: Query, j: u32, dot: f32, d_weight: f32, stats: vec3<f32>) -> Pair {
+    var seen = (j >= q.first) & (j < q.end);
+    let scaled = dot * p.scale;
+    var score = scaled;
+    if PER_PAIR_MASK {
+        // Past the range, any key: rules read tensors at it.
+        let key = min(j, p.mask.kv_len - 1u);
+        seen &= mask_mod(q, key);
+        score = score_mod(scaled, q, key);
+    }
+    let weight = select(exp2((score - stats.x) * LOG2_E) * stats.z, 0.0, !seen | (score == p.mask.neg_inf));
+    let nothing = (bitcast<u32>(weight) & 0x7fffffffu) == 0u;
+    if !HAS_DROPOUT {
+        return Pair(weight, select(weight * (d_weight - stats.y) * score_slope(scaled), 0.0, nothing));
+    }
+    let keep = apply_dropout(1.0, q.b, q.h, q.i, j);
+    let d_kept = select(d_weight * keep, 0.0, keep == 0.0);
+    let d_score = weight * (d_kept - stats.y) * score_slope(scaled);
+    return Pair(select(weight * keep, 0.0, keep == 0.0), select(d_score, 0.0, nothing));
+}
+
+// Four channels of a gradient of an own row once more, where a NaN came out: a pair that is not seen gives nothing, but
+// 0 · NaN and 0 · ∞ are NaN. Slow, and costs nothing where no NaN is.
+fn repaired(work: WorkTile, own: u32, col: u32, of_values: bool) -> vec4<f32> {
+    var sum = vec4<f32>();
+    let mine = own_rows(work, own);
+    for (var n = 0u; n < head_count(); n++) {
+        let h = query_head(work, n);
+        let others = select(key_range(work.b, h, own, own), vec2<u32>(0u, p.mask.q_len), OF_KEYS);
+        for (var other = others.x; other < others.y; other++) {
+            let i = select(own, other, OF_KEYS);
+            let j = select(other, own, OF_KEYS);
+            let q = query_of(work.b, h, i);
+            if j < q.first || j >= q.end {
+                continue;
+            }
+            let theirs = other_rows(work, h, other);
+            var dot = 0.0;
+            for (var d = 0u; d < p.head_dim; d += 4u) {
+                let x = own_score_vector(mine.x, d) * other_score_vector(theirs.x, d);
+                dot += (x.x + x.y) + (x.z + x.w);
+            }
+            var d_weight = 0.0;
+            for (var d = 0u; d < p.value_dim; d += 4u) {
+                let x = own_value_vector(mine.y, d) * other_value_vector(theirs.y, d);
+                d_weight += (x.x + x.y) + (x.z + x.w);
+            }
+            let pair = pair_of(q, j, dot, d_weight, stats_of(work.b, h, i));
+            let factor = select(pair.d_score, pair.weight, of_values);
+            if (bitcast<u32>(factor) & 0x7fffffffu) == 0u {
+                continue;
+            }
+            if of_values {
+                sum += factor * other_value_vector(theirs.y, col);
+            } else {
+                sum += factor * other_score_vector(theirs.x, col);
+            }
+        }
+    }
+    return sum;
+}
+
+// Stores four channels of d_q or d_k, from the sum before it is scaled.
+fn store_of_scores(work: WorkTile, own: u32, col: u32, sum: vec4<f32>) {
+    var x = sum * p.scale;
+    let of_q = view_at(p.d_q, work.b, work.head, own, col);
+    let of_k = view_at(p.d_k, work.b, work.head, own, col);
+    let o = select(of_q, of_k, OF_KEYS);
+    if STORE_IN_FOURS {
+        if p.accumulates != 0u {
+            x += d_scored_at4(o, 1u, 4u);
+        }
+        d_scored_store4(o, x);
+    } else {
+        let unit = select(p.d_q.strides.w, p.d_k.strides.w, OF_KEYS);
+        for (var c = 0u; c < min(4u, p.head_dim - col); c++) {
+            var y = x[c];
+            if p.accumulates != 0u {
+                y += d_scored_at(o + c * unit);
+            }
+            d_scored_store(o + c * unit, y);
+        }
+    }
+}
+
+// Stores four channels of d_v.
+fn store_of_values(work: WorkTile, own: u32, col: u32, sum: vec4<f32>) {
+    var x = sum;
+    let o = view_at(p.d_v, work.b, work.head, own, col);
+    if STORE_IN_FOURS {
+        if p.accumulates != 0u {
+            x += d_v_at4(o, 1u, 4u);
+        }
+        d_v_store4(o, x);
+    } else {
+        for (var c = 0u; c < min(4u, p.value_dim - col); c++) {
+            var y = x[c];
+            if p.accumulates != 0u {
+                y += d_v_at(o + c * p.d_v.strides.w);
+            }
+            d_v_store(o + c * p.d_v.strides.w, y);
+        }
+    }
+}
+
+// Stores channels first, first + step .. before end of an own row, computed once more.
+fn store_repaired(work: WorkTile, own: u32, first: u32, step: u32, end: u32) {
+    for (var kind = 0u; kind < 2u; kind++) {
+        let of_values = kind == 1u;
+        if (of_values && !OF_VALUES) || (!of_values && !OF_SCORES) {
+            continue;
+        }
+        for (var col = first; col < min(end, select(p.head_dim, p.value_dim, of_values)); col += step) {
+            let x = repaired(work, own, col, of_values);
+            if of_values {
+                store_of_values(work, own, col, x);
+            } else {
+                store_of_scores(work, own, col, x);
+            }
+        }
+    }
+}

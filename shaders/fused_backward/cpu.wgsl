@@ -1,0 +1,265 @@
+// The loop of fused_backward.wgsl for drivers that run on a CPU.
+//
+// An invocation has OWNS / LANES own rows, with all of their channels and of their sums in variables: every loop over them
+// has constant bounds, so that the driver unrolls it. What it loads of the others comes from workgroup_id and the loop's
+// counter alone: uniform loads, which the compiler broadcasts, with no workgroup memory. OTHERS of them are scored,
+// weighed and added before the next.
+//
+// Constants: LANES    invocations of a workgroup, as many as the driver computes at once
+//            OTHERS   others of a step
+//            HEAD_VECTORS, VALUE_VECTORS   vectors of four that hold head_dim, value_dim
+//
+// Floor, per pair and channel, a multiplication and an addition each: two of head_dim and one of value_dim for d_q, two and two
+// for d_k and d_v. Bytes: the others once per OWNS. As in fused/cpu.wgsl, each element that it loads costs five
+// instructions for all own rows of the invocation.
+//
+// Needs: p.mask, p.heads; HAS_BLOCKS, HEAD_VECTORS, HIDDEN, LANES, OF_KEYS, OF_SCORES, OF_VALUES, OTHERS, OWNS, SEARCH,
+// VALUE_VECTORS; Pair, Query, WorkTile; any_nan, blocks_state, head_count, key_range, other_rows, other_score_vector,
+// other_value_vector, own_rows, own_score_vector, own_value_vector, pair_of, query_head, query_of, search_finds, stats_of,
+// store_of_scores, store_of_values, store_repaired, work_tile.
+// Gives: main.
+
+const LANE_OWNS: u32 = OWNS / LANES;
+// Sums per score, added at the end: a chain of additions that depend on each other waits for each.
+const CHAINS: u32 = select(1u, 4u, LANE_OWNS * OTHERS <= 4u);
+
+// Arrays of vectors are nested: Mesa unrolls a loop of up to 32 turns, and any that has as many turns as
+// the array that it walks has elements.
+const HEAD_INNER: u32 = min(HEAD_VECTORS, 16u);
+const HEAD_OUTER: u32 = (HEAD_VECTORS + HEAD_INNER - 1u) / HEAD_INNER;
+const VALUE_INNER: u32 = min(VALUE_VECTORS, 16u);
+const VALUE_OUTER: u32 = (VALUE_VECTORS + VALUE_INNER - 1u) / VALUE_INNER;
+
+// Always true. The loop in it makes the loop around it not an innermost one: LLVM turns the bounds checks
+// of an innermost loop's loads from conditional moves into branches, which is slower.
+fn opaque_true() -> bool {
+    var limit = 0u;
+    for (var i = 0u; i < p.kv_heads; i++) {
+        limit = max(limit, i);
+    }
+    return limit < p.kv_heads;
+}
+
+// The others of a query head that may be seen with an own row.
+fn others_of(work: WorkTile, h: u32) -> vec2<u32> {
+    if !OF_KEYS {
+        return key_range(work.b, h, work.own0, work.last_own);
+    }
+    var range = vec2<u32>(p.mask.q_len, 0u);
+    for (var n = 0u; n * SEARCH < p.mask.q_len; n++) {
+        if search_finds(work, h, n) {
+            range = vec2<u32>(min(range.x, n * SEARCH), min((n + 1u) * SEARCH, p.mask.q_len));
+        }
+    }
+    return range;
+}
+
+@compute @workgroup_size(LANES)
+fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    // Shares nothing. With a barrier llvmpipe makes a coroutine of the function, where a bounds check is a
+    // choice of pointers and not a branch around the load.
+    workgroupBarrier();
+    let work = work_tile(workgroup);
+
+    var own: array<u32, LANE_OWNS>;
+    var own_queries: array<Query, LANE_OWNS>;
+    var own_stats: array<vec3<f32>, LANE_OWNS>;
+    var own_scored: array<array<array<vec4<f32>, HEAD_INNER>, HEAD_OUTER>, LANE_OWNS>;
+    var own_valued: array<array<array<vec4<f32>, VALUE_INNER>, VALUE_OUTER>, LANE_OWNS>;
+    var scored: array<array<array<vec4<f32>, HEAD_INNER>, HEAD_OUTER>, LANE_OWNS>;
+    var valued: array<array<array<vec4<f32>, VALUE_INNER>, VALUE_OUTER>, LANE_OWNS>;
+    for (var r = 0u; r < LANE_OWNS; r++) {
+        own[r] = min(work.own0 + r * LANES + lane, work.last_own);
+        if !OF_KEYS {
+            own_queries[r] = query_of(work.b, work.head, own[r]);
+            own_stats[r] = stats_of(work.b, work.head, own[r]);
+        }
+        let mine = own_rows(work, own[r]);
+        for (var outer = 0u; outer < HEAD_OUTER; outer++) {
+            for (var n = 0u; n < HEAD_INNER; n++) {
+                let d = outer * HEAD_INNER + n;
+                if d < HEAD_VECTORS {
+                    own_scored[r][outer][n] = own_score_vector(mine.x, d * 4u);
+                    scored[r][outer][n] = vec4<f32>();
+                }
+            }
+        }
+        for (var outer = 0u; outer < VALUE_OUTER; outer++) {
+            for (var n = 0u; n < VALUE_INNER; n++) {
+                let d = outer * VALUE_INNER + n;
+                if d < VALUE_VECTORS {
+                    own_valued[r][outer][n] = own_value_vector(mine.y, d * 4u);
+                    valued[r][outer][n] = vec4<f32>();
+                }
+            }
+        }
+    }
+
+    for (var head = 0u; head < head_count(); head++) {
+        let h = query_head(work, head);
+        let range = others_of(work, h);
+        for (var other = range.x; other < range.y; other += OTHERS) {
+            var other_queries: array<Query, OTHERS>;
+            var other_stats: array<vec3<f32>, OTHERS>;
+            var rows: array<vec2<u32>, OTHERS>;
+            var sees = !OF_KEYS;
+            for (var c = 0u; c < OTHERS; c++) {
+                let at = min(other + c, range.y - 1u);
+                rows[c] = other_rows(work, h, at);
+                if OF_KEYS {
+                    other_queries[c] = query_of(work.b, h, at);
+                    other_stats[c] = stats_of(work.b, h, at);
+                    if other + c > at {
+                        other_queries[c].end = 0u;
+                    }
+                    sees = sees || (other_queries[c].first <= work.last_own && other_queries[c].end > work.own0);
+                }
+            }
+            if HAS_BLOCKS {
+                let last = min(other + OTHERS, range.y) - 1u;
+                // Appended keys are not in the map.
+                if select(last, work.last_own, OF_KEYS) < p.mask.masked_len {
+                    let queries = select(vec2<u32>(work.own0, work.last_own), vec2<u32>(other, last), OF_KEYS);
+                    let keys = select(vec2<u32>(other, last), vec2<u32>(work.own0, work.last_own), OF_KEYS);
+                    sees = sees && blocks_state(work.b, h, queries.x, queries.y, keys.x, keys.y) != HIDDEN;
+                }
+            }
+            if !sees {
+                if opaque_true() {
+                    continue;
+                }
+            }
+            var s: array<array<array<f32, CHAINS>, OTHERS>, LANE_OWNS>;
+            var w: array<array<array<f32, CHAINS>, OTHERS>, LANE_OWNS>;
+            for (var r = 0u; r < LANE_OWNS; r++) {
+                for (var c = 0u; c < OTHERS; c++) {
+                    for (var e = 0u; e < CHAINS; e++) {
+                        s[r][c][e] = 0.0;
+                        w[r][c][e] = 0.0;
+                    }
+                }
+            }
+            for (var outer = 0u; outer < HEAD_OUTER; outer++) {
+                for (var n = 0u; n < HEAD_INNER; n++) {
+                    let d = outer * HEAD_INNER + n;
+                    if d < HEAD_VECTORS {
+                        for (var c = 0u; c < OTHERS; c++) {
+                            let x = other_score_vector(rows[c].x, d * 4u);
+                            for (var e = 0u; e < 4u; e++) {
+                                for (var r = 0u; r < LANE_OWNS; r++) {
+                                    s[r][c][e % CHAINS] += x[e] * own_scored[r][outer][n][e];
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+            if OF_SCORES {
+                for (var outer = 0u; outer < VALUE_OUTER; outer++) {
+                    for (var n = 0u; n < VALUE_INNER; n++) {
+                        let d = outer * VALUE_INNER + n;
+                        if d < VALUE_VECTORS {
+                            for (var c = 0u; c < OTHERS; c++) {
+                                let x = other_value_vector(rows[c].y, d * 4u);
+                                for (var e = 0u; e < 4u; e++) {
+                                    for (var r = 0u; r < LANE_OWNS; r++) {
+                                        w[r][c][e % CHAINS] += x[e] * own_valued[r][outer][n][e];
+                                    }
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+            var pairs: array<array<Pair, OTHERS>, LANE_OWNS>;
+            for (var r = 0u; r < LANE_OWNS; r++) {
+                for (var c = 0u; c < OTHERS; c++) {
+                    for (var e = 1u; e < CHAINS; e++) {
+                        s[r][c][0] += s[r][c][e];
+                        w[r][c][0] += w[r][c][e];
+                    }
+                    if OF_KEYS {
+                        pairs[r][c] = pair_of(other_queries[c], own[r], s[r][c][0], w[r][c][0], other_stats[c]);
+                    } else {
+                        pairs[r][c] = pair_of(own_queries[r], other + c, s[r][c][0], w[r][c][0], own_stats[r]);
+                    }
+                }
+            }
+            if OF_SCORES {
+                for (var outer = 0u; outer < HEAD_OUTER; outer++) {
+                    for (var n = 0u; n < HEAD_INNER; n++) {
+                        let d = outer * HEAD_INNER + n;
+                        if d < HEAD_VECTORS {
+                            for (var c = 0u; c < OTHERS; c++) {
+                                let x = other_score_vector(rows[c].x, d * 4u);
+                                for (var r = 0u; r < LANE_OWNS; r++) {
+                                    scored[r][outer][n] += x * pairs[r][c].d_score;
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+            if OF_VALUES {
+                for (var outer = 0u; outer < VALUE_OUTER; outer++) {
+                    for (var n = 0u; n < VALUE_INNER; n++) {
+                        let d = outer * VALUE_INNER + n;
+                        if d < VALUE_VECTORS {
+                            for (var c = 0u; c < OTHERS; c++) {
+                                let x = other_value_vector(rows[c].y, d * 4u);
+                                for (var r = 0u; r < LANE_OWNS; r++) {
+                                    valued[r][outer][n] += x * pairs[r][c].weight;
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    // One copy of the repair's text for all that the invocation has.
+    var check = vec4<f32>();
+    for (var r = 0u; r < LANE_OWNS; r++) {
+        for (var outer = 0u; outer < HEAD_OUTER; outer++) {
+            for (var n = 0u; n < HEAD_INNER; n++) {
+                check += scored[r][outer][n];
+            }
+        }
+        for (var outer = 0u; outer < VALUE_OUTER; outer++) {
+            for (var n = 0u; n < VALUE_INNER; n++) {
+                check += valued[r][outer][n];
+            }
+        }
+    }
+    if any_nan(check) {
+        for (var own_row = work.own0 + lane; own_row <= work.last_own; own_row += LANES) {
+            store_repaired(work, own_row, 0u, 4u, 0xffffffffu);
+        }
+        return;
+    }
+    for (var r = 0u; r < LANE_OWNS; r++) {
+        if work.own0 + r * LANES + lane <= work.last_own {
+            if OF_SCORES {
+                for (var outer = 0u; outer < HEAD_OUTER; outer++) {
+                    for (var n = 0u; n < HEAD_INNER; n++) {
+                        let d = outer * HEAD_INNER + n;
+                        if d < HEAD_VECTORS {
+                            store_of_scores(work, own[r], d * 4u, scored[r][outer][n]);
+                        }
+                    }
+                }
+            }
+            if OF_VALUES {
+                for (var outer = 0u; outer < VALUE_OUTER; outer++) {
+                    for (var n = 0u; n < VALUE_INNER; n++) {
+                        let d = outer * VALUE_INNER + n;
+                        if d < VALUE_VECTORS {
+                            store_of_values(work, own[r], d * 4u, valued[r][outer][n]);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

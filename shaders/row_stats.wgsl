@@ -1,0 +1,51 @@
+// What the backward pass needs of each query: lse, and dot = Σ_c d_out[c] · out[c] − d_lse, which is Σⱼ weight[j] · d_weight[j]
+// (Dao et al. 2022, "FlashAttention", appendix B). An invocation has a query.
+//
+// out, d_out [batch, heads, q_len, value_dim]   lse, d_lse [batch, heads, q_len, 1]
+// row_stats [batch, heads, q_len, 3], dense: lse, dot, 1, which row_totals.wgsl may replace
+//
+// A query that saw no key has dot 0, whatever its tensors hold.
+//
+// Constants: WORKGROUP; HAS_D_LSE whether there is a gradient of lse
+
+struct Params {
+    out: View,
+    d_out: View,
+    lse: View,
+    d_lse: View,
+    heads: u32,
+    q_len: u32,
+    value_dim: u32,
+    first: u32,       // workgroups before this dispatch's
+    rows: u32,
+    neg_inf: f32,     // −∞; WGSL has no literal for it
+    pad: vec2<u32>,
+}
+
+@group(0) @binding(0) var<uniform> p: Params;
+
+@compute @workgroup_size(WORKGROUP)
+fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let row = (workgroup.x + p.first) * WORKGROUP + lane;
+    if row >= p.rows {
+        return;
+    }
+    let i = row % p.q_len;
+    let h = row / p.q_len % p.heads;
+    let b = row / p.q_len / p.heads;
+    let lse = lse_at(view_at(p.lse, b, h, i, 0u));
+    let o = view_at(p.out, b, h, i, 0u);
+    let d_o = view_at(p.d_out, b, h, i, 0u);
+    var sums = vec4<f32>();
+    for (var d = 0u; d < p.value_dim; d += 4u) {
+        sums += out_at4(o + d * p.out.strides.w, p.out.strides.w, p.value_dim - d)
+            * d_out_at4(d_o + d * p.d_out.strides.w, p.d_out.strides.w, p.value_dim - d);
+    }
+    var dot = (sums.x + sums.y) + (sums.z + sums.w);
+    if HAS_D_LSE {
+        dot -= d_lse_at(view_at(p.d_lse, b, h, i, 0u));
+    }
+    row_stats_store(row * 3u, lse);
+    row_stats_store(row * 3u + 1u, select(dot, 0.0, lse == p.neg_inf));
+    row_stats_store(row * 3u + 2u, 1.0);
+}

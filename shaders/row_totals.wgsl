@@ -1,0 +1,65 @@
+// The weights of queries whose lse is too large to say them: f32 has nothing between 4096 and 4096.0005, and exp(score − lse) is
+// off by as much. Of those, lse is replaced by the largest score, and the weights' sum relative to that is kept beside it. An
+// invocation has a query; most have nothing to do.
+//
+// q [batch, heads, q_len, head_dim]   k [batch, kv_heads, kv_len, head_dim]
+// row_stats [batch, heads, q_len, 3]: lse, dot, 1 (row_stats.wgsl); then the largest score, dot, 1 / Σⱼ exp(score − largest)
+//
+// Constants: WORKGROUP
+//
+// Bindings (declared by the host): q, k, row_stats; the mask's.
+
+struct Params {
+    q: View,
+    k: View,
+    mask: MaskParams,
+    heads: u32,
+    group: u32,
+    head_dim: u32,
+    first: u32,       // workgroups before this dispatch's
+    rows: u32,
+    scale: f32,
+    pad: vec2<u32>,
+}
+
+@group(0) @binding(0) var<uniform> p: Params;
+
+const LARGEST_EXACT: f32 = 4096.0;
+
+@compute @workgroup_size(WORKGROUP)
+fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let row = (workgroup.x + p.first) * WORKGROUP + lane;
+    if row >= p.rows {
+        return;
+    }
+    let neg_inf = p.mask.neg_inf;
+    let lse = row_stats_at(row * 3u);
+    if !(abs(lse) > LARGEST_EXACT) || lse == neg_inf {
+        return;
+    }
+    let b = row / p.mask.q_len / p.heads;
+    let q = query_of(b, row / p.mask.q_len % p.heads, row % p.mask.q_len);
+    let a = view_at(p.q, b, q.h, q.i, 0u);
+    var total = vec2<f32>(neg_inf, 0.0);
+    for (var j = q.first; j < q.end; j++) {
+        if PER_PAIR_MASK {
+            if !mask_mod(q, j) {
+                continue;
+            }
+        }
+        let c = view_at(p.k, b, q.h / p.group, j, 0u);
+        var sums = vec4<f32>();
+        for (var d = 0u; d < p.head_dim; d += 4u) {
+            sums += q_at4(a + d * p.q.strides.w, p.q.strides.w, p.head_dim - d)
+                * k_at4(c + d * p.k.strides.w, p.k.strides.w, p.head_dim - d);
+        }
+        var score = ((sums.x + sums.y) + (sums.z + sums.w)) * p.scale;
+        if PER_PAIR_MASK {
+            score = score_mod(score, q, j);
+        }
+        total = merged(total, vec2<f32>(score, select(1.0, 0.0, score == neg_inf)), neg_inf);
+    }
+    total = with_sink(total, b, q.h);
+    row_stats_store(row * 3u, total.x);
+    row_stats_store(row * 3u + 2u, 1.0 / total.y);
+}

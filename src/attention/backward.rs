@@ -1,0 +1,281 @@
+//! The backward pass: gradients of queries, keys and values.
+
+use super::Attention;
+use crate::bindings::BoundDispatch;
+use crate::dropout::Dropout;
+use crate::error::Error;
+use crate::mask::DeviceMask;
+use crate::path::backward::{self, BackwardProblem};
+use crate::problem::{Shape, scale_in_f32};
+use crate::record::{dispatch, pass};
+use crate::scratch::{Scratch, ScratchSize};
+use crate::tensor::{Access, DType, TensorView, check_aliasing, check_apart, expect, expect_broadcast};
+
+/// One backward call: what [`Forward`](crate::Forward) was given and wrote, the gradient of its result, and where the gradients go.
+///
+/// | tensor | shape | dtype |
+/// |---|---|---|
+/// | `q`, `d_q` | `[batch, heads, q_len, head_dim]` | the configured; of the gradient F32 too |
+/// | `k`, `d_k` | `[batch, kv_heads, kv_len, head_dim]` | the configured; of the gradient F32 too |
+/// | `v`, `d_v` | `[batch, kv_heads, kv_len, value_dim]` | the configured; of the gradient F32 too |
+/// | `out`, `d_out` | `[batch, heads, q_len, value_dim]` | the configured |
+/// | `lse`, `d_lse` | `[batch, heads, q_len, 1]` | F32 |
+///
+/// Mask, dropout and the configuration must be the forward call's: scores are computed again from q and k, and dropout from
+/// seed and position. What the forward pass must keep is therefore `out` and `lse`, no score matrix. A query that sees no key
+/// has a gradient of zero and gives none to others; so has a key that no query sees.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct Backward<'a> {
+    q: TensorView<'a>,
+    k: TensorView<'a>,
+    v: TensorView<'a>,
+    out: TensorView<'a>,
+    lse: TensorView<'a>,
+    d_out: TensorView<'a>,
+    d_lse: Option<TensorView<'a>>,
+    d_q: Option<TensorView<'a>>,
+    d_k: Option<TensorView<'a>>,
+    d_v: Option<TensorView<'a>>,
+    accumulates: bool,
+    mask: DeviceMask<'a>,
+    dropout: Option<Dropout<TensorView<'a>>>,
+}
+
+impl<'a> Backward<'a> {
+    /// The inputs `[q, k, v]` of a forward call, the `out` and [`lse`](crate::Forward::lse) that it wrote, and the gradient of
+    /// `out`. No gradient is written until it is asked for.
+    pub fn new(
+        [q, k, v]: [TensorView<'a>; 3],
+        out: TensorView<'a>,
+        lse: TensorView<'a>,
+        d_out: TensorView<'a>,
+    ) -> Self {
+        Backward {
+            q,
+            k,
+            v,
+            out,
+            lse,
+            d_out,
+            d_lse: None,
+            d_q: None,
+            d_k: None,
+            d_v: None,
+            accumulates: false,
+            mask: DeviceMask::none(),
+            dropout: None,
+        }
+    }
+
+    /// The gradient of `lse`, where the loss depends on that too.
+    pub fn d_lse(mut self, d_lse: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_lse = d_lse.into();
+        self
+    }
+
+    /// Writes the gradient of the queries there.
+    pub fn d_q(mut self, d_q: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_q = d_q.into();
+        self
+    }
+
+    /// Writes the gradient of the keys there: summed over the query heads that share them.
+    pub fn d_k(mut self, d_k: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_k = d_k.into();
+        self
+    }
+
+    /// Writes the gradient of the values there: summed over the query heads that share them.
+    pub fn d_v(mut self, d_v: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_v = d_v.into();
+        self
+    }
+
+    /// Adds the gradients to what is there instead, rounding once to their type.
+    pub fn accumulate(mut self, accumulates: bool) -> Self {
+        self.accumulates = accumulates;
+        self
+    }
+
+    /// The forward call's mask.
+    pub fn mask(mut self, mask: DeviceMask<'a>) -> Self {
+        self.mask = mask;
+        self
+    }
+
+    /// The forward call's dropout.
+    pub fn dropout(mut self, dropout: impl Into<Option<Dropout<TensorView<'a>>>>) -> Self {
+        self.dropout = dropout.into();
+        self
+    }
+
+    fn inputs(&self) -> [(&'static str, TensorView<'a>); 6] {
+        let Backward { q, k, v, out, lse, d_out, .. } = *self;
+        [("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse), ("d_out", d_out)]
+    }
+
+    fn gradients(&self) -> impl Iterator<Item = (&'static str, TensorView<'a>)> {
+        let all = [("d_q", self.d_q), ("d_k", self.d_k), ("d_v", self.d_v)];
+        all.into_iter().filter_map(|(name, view)| Some((name, view?)))
+    }
+}
+
+/// Gradients of tensors, without a score matrix and without atomics: the same inputs on the same device by the same plan give
+/// the same bits.
+impl Attention {
+    /// The temporary memory that `call` needs: 12 bytes for each query of each head.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    pub fn backward_scratch_size(&self, call: &Backward) -> Result<ScratchSize, Error> {
+        let problem = self.check_backward(call)?;
+        Ok(backward::plan(&problem, &self.pipelines.facts())?.scratch_size())
+    }
+
+    /// Records the gradients of a forward call into `encoder`, in a compute pass of its own (Dao 2023, "FlashAttention-2").
+    ///
+    /// ```no_run
+    /// # fn f(attention: &wgpu_attention::Attention, encoder: &mut wgpu::CommandEncoder,
+    /// #      tensors: [wgpu_attention::TensorView; 9]) -> Result<(), wgpu_attention::Error> {
+    /// # let [q, k, v, out, lse, d_out, d_q, d_k, d_v] = tensors;
+    /// # let device = attention.pipelines().device();
+    /// use wgpu_attention::{Backward, Forward, Mask, Scratch};
+    ///
+    /// let forward = Forward::new(q, k, v, out).lse(lse).mask(Mask::causal());
+    /// let backward = Backward::new([q, k, v], out, lse, d_out).mask(Mask::causal());
+    /// let backward = backward.d_q(d_q).d_k(d_k).d_v(d_v);
+    /// let size = attention.scratch_size(&forward)?.max(attention.backward_scratch_size(&backward)?);
+    /// let mut scratch = Scratch::new(device, size)?;
+    /// attention.forward(encoder, &forward, &mut scratch)?;
+    /// // … what gives d_out …
+    /// attention.backward(encoder, &backward, &mut scratch)?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Everything that [`Error`] lists for tensors, masks, options and scratch; [`Error::Unsupported`] if no gradient is asked
+    /// for; [`Error::Limit`] if the device cannot bind so many tensors of a mask beside the others. Then nothing has been recorded.
+    pub fn backward(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        call: &Backward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record_backward(call, scratch, |bound| dispatch(&mut pass(encoder, "attention.backward"), bound))
+    }
+
+    /// [`backward`](Self::backward) into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    pub fn backward_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        call: &Backward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record_backward(call, scratch, |bound| dispatch(pass, bound))
+    }
+
+    /// Compiles and binds what `call` needs, so that its first recording does neither.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    pub fn prepare_backward(&self, call: &Backward, scratch: &mut Scratch) -> Result<(), Error> {
+        self.record_backward(call, scratch, |_| ())
+    }
+
+    fn record_backward(
+        &self,
+        call: &Backward,
+        scratch: &mut Scratch,
+        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
+    ) -> Result<(), Error> {
+        let device = &self.pipelines.facts();
+        let problem = self.check_backward(call)?;
+        let plans = backward::plan(&problem, device)?;
+        let memory = plans.memory(scratch)?;
+        let dispatches = backward::dispatches(&problem, &plans, &memory, device);
+        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
+        emit(&bound);
+        Ok(())
+    }
+
+    /// Everything that can be said of a call before its pipelines.
+    fn check_backward<'a>(&self, call: &Backward<'a>) -> Result<BackwardProblem<'a>, Error> {
+        let device = &self.pipelines.facts();
+        let config = &self.config;
+        let Backward { q, k, v, out, lse, d_out, d_lse, d_q, d_k, d_v, accumulates, mask, dropout } = *call;
+        for (tensor, view) in call.inputs() {
+            let dtype = if tensor == "lse" { DType::F32 } else { config.dtype };
+            view.check_as(tensor, dtype, Access::Read, device)?;
+        }
+        expect("q", q.shape(), 1, config.heads)?;
+        expect("q", q.shape(), 3, config.head_dim)?;
+        expect("k", k.shape(), 1, config.kv_heads)?;
+        expect("v", v.shape(), 3, config.value_dim)?;
+        let shape = Shape::of(&q, &k, &v, &out)?;
+        let like = |tensor, view: TensorView, wanted: [usize; 4]| {
+            (0..4).try_for_each(|axis| expect(tensor, view.shape(), axis, wanted[axis]))
+        };
+        like("lse", lse, shape.lse())?;
+        like("d_out", d_out, shape.out())?;
+        if let Some(d_lse) = d_lse {
+            d_lse.check_as("d_lse", DType::F32, Access::Read, device)?;
+            like("d_lse", d_lse, shape.lse())?;
+        }
+        for (tensor, view) in call.gradients() {
+            let dtype = if view.dtype == DType::F32 { DType::F32 } else { config.dtype };
+            view.check_as(tensor, dtype, Access::Write, device)?;
+            let wanted = match tensor {
+                "d_q" => shape.q(),
+                "d_k" => shape.k(),
+                _ => shape.v(),
+            };
+            like(tensor, view, wanted)?;
+        }
+        let gradients: Vec<_> = call.gradients().collect();
+        if gradients.is_empty() {
+            let why = "nothing is asked for: give `d_q`, `d_k` or `d_v`";
+            return Err(Error::Unsupported { what: "a backward pass without gradients", why });
+        }
+        mask.check(&shape, device)?;
+        let keep = dropout.as_ref().and_then(Dropout::given).copied();
+        if let Some(dropout) = &dropout {
+            dropout.check()?;
+        }
+        if let Some(keep) = keep {
+            keep.check_as("dropout", DType::Bool, Access::Read, device)?;
+            expect_broadcast("dropout", keep.shape(), shape.weights())?;
+        }
+        let mut read = Vec::from(call.inputs());
+        read.extend(d_lse.map(|t| ("d_lse", t)));
+        read.extend(mask.tensors());
+        read.extend(keep.map(|t| ("dropout", t)));
+        check_aliasing(&gradients, &read)?;
+        check_apart(&gradients, device)?;
+        let scale = scale_in_f32(config.scale, shape.head_dim);
+        let softcap = config.softcap.map(|c| c as f32);
+        let tuning = config.tuning;
+        Ok(BackwardProblem {
+            shape,
+            q,
+            k,
+            v,
+            out,
+            lse,
+            d_out,
+            d_lse,
+            d_q,
+            d_k,
+            d_v,
+            accumulates,
+            mask,
+            dropout,
+            scale,
+            softcap,
+            tuning,
+        })
+    }
+}

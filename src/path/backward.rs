@@ -1,0 +1,269 @@
+//! The gradients: what queries keep of the forward pass, then those of q, then those of k and v.
+
+use super::dispatches::{Dispatches, in_scratch};
+use crate::device::DeviceFacts;
+use crate::dropout::Dropout;
+use crate::error::Error;
+use crate::kernel::{Dispatch, View, Width};
+use crate::kernels::dropout::{DropoutKind, DropoutParams};
+use crate::kernels::fused_backward::{self, FusedBackward};
+use crate::kernels::row_stats::{self, RowStats};
+use crate::kernels::row_totals::{self, RowTotals};
+use crate::kernels::{KernelVariant, mask};
+use crate::mask::{DeviceMask, Id};
+use crate::plan::{BackwardPlan, GradientsOf, Tuning};
+use crate::problem::Shape;
+use crate::scratch::{Scratch, ScratchSize, Slot};
+use crate::tensor::{DType, TensorView, Window};
+
+/// Checked tensors of a backward call.
+#[derive(Clone, Copy)]
+pub(crate) struct BackwardProblem<'a> {
+    pub shape: Shape,
+    pub q: TensorView<'a>,
+    pub k: TensorView<'a>,
+    pub v: TensorView<'a>,
+    pub out: TensorView<'a>,
+    pub lse: TensorView<'a>,
+    pub d_out: TensorView<'a>,
+    pub d_lse: Option<TensorView<'a>>,
+    pub d_q: Option<TensorView<'a>>,
+    pub d_k: Option<TensorView<'a>>,
+    pub d_v: Option<TensorView<'a>>,
+    pub accumulates: bool,
+    pub mask: DeviceMask<'a>,
+    pub dropout: Option<Dropout<TensorView<'a>>>,
+    pub scale: f32,
+    pub softcap: Option<f32>,
+    pub tuning: Tuning,
+}
+
+/// What is kept of a query: three numbers.
+const STATS_BYTES: u64 = 12;
+
+/// The dispatches of a backward call, before they are cut.
+pub(crate) struct BackwardPlans {
+    plans: Vec<BackwardPlan>,
+    rows: usize,
+}
+
+/// # Errors
+/// More mask tensors than the device binds beside the others; more dispatches than there may be; scratch that is larger
+/// than the device binds.
+pub(crate) fn plan(problem: &BackwardProblem, device: &DeviceFacts) -> Result<BackwardPlans, Error> {
+    let Shape { batch, heads, q_len, .. } = problem.shape;
+    let rows = batch.saturating_mul(heads).saturating_mul(q_len);
+    let bytes = STATS_BYTES * rows as u64;
+    let limit = device.max_binding_bytes.min(4 * u64::from(u32::MAX));
+    if bytes > limit {
+        return Err(Error::BindingLimit { tensor: "row_stats (scratch)", bytes, limit });
+    }
+    let keep = problem.dropout.as_ref().and_then(Dropout::given);
+    let sinks = problem.mask.has(Id::SinkLogits);
+    let of_rules = problem.mask.tensors().len() - usize::from(sinks) + usize::from(keep.is_some());
+    // q, k, v, d_out, what queries keep, and a gradient.
+    let (needed, limit) = (6 + of_rules as u64, u64::from(device.max_storage_buffers));
+    if needed > limit {
+        let what = "storage buffers of a backward pass with such a mask";
+        return Err(Error::Limit { what, needed, limit, name: "max_storage_buffers_per_shader_stage" });
+    }
+    let mut wanted = Vec::new();
+    wanted.extend(problem.d_q.map(|_| GradientsOf::Queries));
+    match (problem.d_k, problem.d_v) {
+        (Some(_), Some(_)) if needed < limit => wanted.push(GradientsOf::KeysAndValues),
+        (d_k, d_v) => {
+            wanted.extend(d_k.map(|_| GradientsOf::Keys));
+            wanted.extend(d_v.map(|_| GradientsOf::Values));
+        }
+    }
+    let plans = wanted.into_iter().map(|of| BackwardPlan::new(of, &problem.shape, &problem.tuning, device));
+    Ok(BackwardPlans { plans: plans.collect::<Result<_, _>>()?, rows })
+}
+
+impl BackwardPlans {
+    /// The temporary memory they take.
+    pub fn scratch_size(&self) -> ScratchSize {
+        ScratchSize::default().with(Slot::RowStats, STATS_BYTES * self.rows as u64)
+    }
+
+    /// The part of the scratch that they take.
+    ///
+    /// # Errors
+    /// A scratch that is too small.
+    pub fn memory(&self, scratch: &Scratch) -> Result<wgpu::Buffer, Error> {
+        scratch.check(self.scratch_size())?;
+        scratch.buffer(Slot::RowStats)
+    }
+}
+
+/// The dispatches of `problem`, whose scratch is `memory`.
+pub(crate) fn dispatches<'a>(
+    problem: &BackwardProblem<'a>,
+    plans: &BackwardPlans,
+    memory: &'a wgpu::Buffer,
+    device: &DeviceFacts,
+) -> Dispatches<'a> {
+    let stats = in_scratch(memory, DType::F32, [1, 1, plans.rows, 3], 0).window(device);
+    let mut dispatches: Dispatches = row_stats(problem, plans.rows, stats, device).collect();
+    dispatches.extend(row_totals(problem, plans.rows, stats, device));
+    for plan in &plans.plans {
+        dispatches.extend(gradients(problem, plan, stats, device));
+    }
+    dispatches
+}
+
+fn in_fours(t: TensorView) -> bool {
+    t.layout.in_fours(3)
+}
+
+fn view(t: TensorView, device: &DeviceFacts) -> View {
+    View::from(t.window(device).layout)
+}
+
+fn row_stats<'a>(
+    problem: &BackwardProblem<'a>,
+    rows: usize,
+    stats: Window<'a>,
+    device: &DeviceFacts,
+) -> impl Iterator<Item = Dispatch<'a, KernelVariant>> {
+    let BackwardProblem { shape, out, d_out, lse, d_lse, .. } = *problem;
+    let variant = RowStats {
+        dtype: out.dtype,
+        width: Width::of(in_fours(out) && in_fours(d_out)),
+        d_lse: d_lse.is_some(),
+    };
+    let mut tensors: Vec<_> =
+        [Some(out), Some(d_out), Some(lse), d_lse].into_iter().flatten().map(|t| t.window(device)).collect();
+    tensors.push(stats);
+    let params = row_stats::Params {
+        out: view(out, device),
+        d_out: view(d_out, device),
+        lse: view(lse, device),
+        d_lse: d_lse.map_or(View::default(), |t| view(t, device)),
+        heads: shape.heads as u32,
+        q_len: shape.q_len as u32,
+        value_dim: shape.value_dim as u32,
+        first: 0,
+        rows: rows as u32,
+        neg_inf: f32::NEG_INFINITY,
+        pad: [0; 2],
+    };
+    runs(rows.div_ceil(row_stats::WORKGROUP), device).map(move |(first, grid)| Dispatch {
+        variant: KernelVariant::RowStats(variant),
+        params: bytemuck::bytes_of(&row_stats::Params { first, ..params }).to_vec(),
+        tensors: tensors.clone(),
+        grid,
+    })
+}
+
+fn row_totals<'a>(
+    problem: &BackwardProblem<'a>,
+    rows: usize,
+    stats: Window<'a>,
+    device: &DeviceFacts,
+) -> impl Iterator<Item = Dispatch<'a, KernelVariant>> {
+    let BackwardProblem { shape, q, k, .. } = *problem;
+    let variant = RowTotals {
+        dtype: q.dtype,
+        width: Width::of(in_fours(q) && in_fours(k)),
+        mask: mask::MaskVariant::of(&problem.mask, problem.softcap.is_some(), false),
+    };
+    let mut tensors: Vec<_> = [q, k].map(|t| t.window(device)).into();
+    tensors.push(stats);
+    tensors.extend(variant.mask.windows(&problem.mask, device));
+    let params = row_totals::Params {
+        q: view(q, device),
+        k: view(k, device),
+        mask: mask::MaskParams::new(&problem.mask, &shape, 0, problem.softcap, device),
+        heads: shape.heads as u32,
+        group: shape.group() as u32,
+        head_dim: shape.head_dim as u32,
+        first: 0,
+        rows: rows as u32,
+        scale: problem.scale,
+        pad: [0; 2],
+    };
+    runs(rows.div_ceil(row_totals::WORKGROUP), device).map(move |(first, grid)| Dispatch {
+        variant: KernelVariant::RowTotals(variant),
+        params: bytemuck::bytes_of(&row_totals::Params { first, ..params }).to_vec(),
+        tensors: tensors.clone(),
+        grid,
+    })
+}
+
+/// So many workgroups in dispatches that the device takes: the first of each, and its grid.
+fn runs(workgroups: usize, device: &DeviceFacts) -> impl Iterator<Item = (u32, [u32; 3])> + use<> {
+    let most = device.max_workgroups as usize;
+    (0..workgroups)
+        .step_by(most)
+        .map(move |first| (first as u32, [(workgroups - first).min(most) as u32, 1, 1]))
+}
+
+fn gradients<'a>(
+    problem: &BackwardProblem<'a>,
+    plan: &BackwardPlan,
+    stats: Window<'a>,
+    device: &DeviceFacts,
+) -> impl Iterator<Item = Dispatch<'a, KernelVariant>> {
+    let BackwardProblem { shape, q, k, v, d_out, d_q, d_k, d_v, .. } = *problem;
+    let scored = match plan.of {
+        GradientsOf::Queries => d_q,
+        GradientsOf::Values => None,
+        GradientsOf::Keys | GradientsOf::KeysAndValues => d_k,
+    };
+    let valued = if plan.of.values() { d_v } else { None };
+    let reaches_far = |t: &TensorView| t.extent().1 / t.dtype.bytes() as u64 >= 1 << 28;
+    let inputs = [q, k, v, d_out];
+    let dtype = |t: Option<TensorView>| t.map_or(DType::F32, |t| t.dtype);
+    let variant = FusedBackward {
+        tiles: plan.tiles,
+        of: plan.of,
+        dtype: q.dtype,
+        width: Width::of(inputs.into_iter().all(in_fours)),
+        scored: dtype(scored),
+        valued: dtype(valued),
+        store: Width::of([scored, valued].into_iter().flatten().all(in_fours)),
+        wide: plan.tiles.is_cpu() && inputs.iter().any(reaches_far),
+        drop: DropoutKind::of(problem.dropout.as_ref()),
+        mask: mask::MaskVariant::of(&problem.mask, problem.softcap.is_some(), false).scores_only(),
+    };
+    let drop = DropoutParams::new(problem.dropout.as_ref(), device);
+    let mut tensors: Vec<_> = inputs.map(|t| t.window(device)).into();
+    tensors.push(stats);
+    tensors.extend([scored, valued].into_iter().flatten().map(|t| t.window(device)));
+    tensors.extend(variant.mask.windows(&problem.mask, device));
+    tensors.extend(drop.keep);
+    let view_of = |t: Option<TensorView>| t.map_or(View::default(), |t| view(t, device));
+    let params = fused_backward::Params {
+        q: view(q, device),
+        k: view(k, device),
+        v: view(v, device),
+        d_out: view(d_out, device),
+        d_q: view_of(d_q),
+        d_k: view_of(d_k),
+        d_v: view_of(d_v),
+        dropout: drop.view,
+        mask: mask::MaskParams::new(&problem.mask, &shape, 0, problem.softcap, device),
+        first: [0; 4],
+        seed: drop.seed,
+        heads: shape.heads as u32,
+        kv_heads: shape.kv_heads as u32,
+        group: shape.group() as u32,
+        head_dim: shape.head_dim as u32,
+        value_dim: shape.value_dim as u32,
+        accumulates: u32::from(problem.accumulates),
+        dropout_threshold: drop.threshold,
+        dropout_scale: drop.scale,
+        scale: problem.scale,
+        pad: 0,
+    };
+    plan.pieces().map(move |piece| {
+        let first = [piece.first[0], piece.first[1], piece.first[2], 0];
+        Dispatch {
+            variant: KernelVariant::FusedBackward(variant),
+            params: bytemuck::bytes_of(&fused_backward::Params { first, ..params }).to_vec(),
+            tensors: tensors.clone(),
+            grid: piece.grid,
+        }
+    })
+}

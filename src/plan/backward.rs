@@ -1,0 +1,166 @@
+//! How the kernel of the gradients is shared out: tiles, workgroups, dispatches of bounded work.
+
+use super::pieces::{Piece, pieces, steps};
+use super::tuning::Tuning;
+use crate::device::DeviceFacts;
+use crate::error::Error;
+use crate::family::FUSED;
+use crate::problem::Shape;
+
+/// What a dispatch of the kernel computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum GradientsOf {
+    Queries,
+    Keys,
+    Values,
+    KeysAndValues,
+}
+
+impl GradientsOf {
+    pub const ALL: [Self; 4] =
+        [GradientsOf::Queries, GradientsOf::Keys, GradientsOf::Values, GradientsOf::KeysAndValues];
+
+    /// Whether it has those of what scores are made of.
+    pub fn scores(self) -> bool {
+        self != GradientsOf::Values
+    }
+
+    pub fn values(self) -> bool {
+        matches!(self, GradientsOf::Values | GradientsOf::KeysAndValues)
+    }
+
+    /// Multiply-adds for a pair.
+    fn operations(self, shape: &Shape) -> usize {
+        let (head, value) = (shape.head_dim, shape.value_dim);
+        match self {
+            GradientsOf::Queries | GradientsOf::Keys => 2 * head + value,
+            GradientsOf::Values => head + value,
+            GradientsOf::KeysAndValues => 2 * (head + value),
+        }
+    }
+}
+
+/// A tile of the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum BackwardTiles {
+    /// 32 × 32 pairs; `slice` channels of the gradients, as many invocations.
+    Gpu { slice: u32 },
+    /// `owns` queries or keys, `others` of the other side at a time, all channels.
+    Cpu { lanes: u32, owns: u32, others: u32, head_vectors: u32, value_vectors: u32 },
+}
+
+/// Bytes of code of the software form's loop: per vector of four of the others 27 to load it and 12 per own row to use it, as of
+/// the fused kernel.
+fn cpu_code_bytes(of: GradientsOf, owns: u32, others: u32, head: u32, value: u32) -> u32 {
+    let scores = if of.scores() { 2 * head + value } else { head };
+    let vectors = scores + if of.values() { value } else { 0 };
+    4 * others * vectors * (27 + 12 * owns)
+}
+
+/// Vectors of both sides beyond which the software form has no place for what an invocation holds, and compiles for seconds.
+const MOST_CPU_VECTORS: u32 = 96;
+
+impl BackwardTiles {
+    /// Channels of a staging.
+    pub const CHUNK: u32 = 32;
+
+    pub fn is_cpu(self) -> bool {
+        matches!(self, BackwardTiles::Cpu { .. })
+    }
+
+    /// Queries or keys of a workgroup.
+    pub fn owns(self) -> u32 {
+        match self {
+            BackwardTiles::Gpu { .. } => 32,
+            BackwardTiles::Cpu { lanes, owns, .. } => lanes * owns,
+        }
+    }
+
+    /// Channels of the gradients that a workgroup has.
+    pub fn slice(self) -> u32 {
+        match self {
+            BackwardTiles::Gpu { slice } => slice,
+            BackwardTiles::Cpu { head_vectors, value_vectors, .. } => 4 * head_vectors.max(value_vectors),
+        }
+    }
+
+    pub fn invocations(self) -> u32 {
+        match self {
+            BackwardTiles::Gpu { slice } => slice,
+            BackwardTiles::Cpu { lanes, .. } => lanes,
+        }
+    }
+
+    pub fn workgroup_memory(self) -> u32 {
+        let BackwardTiles::Gpu { slice } = self else { return 0 };
+        let staged = (64 * (Self::CHUNK / 4 + 1)).max(16 * slice / 4);
+        // What pairs give; where 64 rows begin; a range of each invocation and of all.
+        16 * staged + 16 * 32 * 8 + 8 * 64 + 8 * slice + 8
+    }
+
+    fn of(of: GradientsOf, shape: &Shape, cpu: bool, device: &DeviceFacts) -> Self {
+        let [head, value] = [shape.head_dim, shape.value_dim].map(|dim| dim.div_ceil(4) as u32);
+        if cpu && head + value <= MOST_CPU_VECTORS {
+            return Self::cpu(of, shape, device.lanes, [head, value]);
+        }
+        let most = shape.head_dim.max(shape.value_dim);
+        BackwardTiles::Gpu { slice: if most > 64 { 128 } else { 64 } }
+    }
+
+    fn cpu(of: GradientsOf, shape: &Shape, lanes: u32, [head_vectors, value_vectors]: [u32; 2]) -> Self {
+        let len = if of == GradientsOf::Queries { shape.q_len } else { shape.kv_len };
+        let room = if lanes == 16 { 50_000 } else { 25_000 };
+        let blocks = [(3, 2), (2, 2), (3, 1), (2, 1), (1, 2)];
+        let fits = |(owns, others): &(u32, u32)| {
+            len > (lanes * (owns - 1)) as usize
+                && cpu_code_bytes(of, *owns, *others, head_vectors, value_vectors) <= room
+        };
+        let (owns, others) = blocks.into_iter().find(fits).unwrap_or((1, 1));
+        BackwardTiles::Cpu { lanes, owns, others, head_vectors, value_vectors }
+    }
+
+    /// What kernels are listed with for tools and tests.
+    pub fn listed(of: GradientsOf) -> impl Iterator<Item = Self> {
+        let cpu = [8, 16].into_iter().flat_map(move |lanes| {
+            [32, 64, 128].map(|dim| Self::cpu(of, &Shape::new(1, 1, 512, dim), lanes, [dim as u32 / 4; 2]))
+        });
+        [64, 128].map(|slice| BackwardTiles::Gpu { slice }).into_iter().chain(cpu)
+    }
+}
+
+/// One dispatch of the kernel, before it is cut.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct BackwardPlan {
+    pub of: GradientsOf,
+    pub tiles: BackwardTiles,
+    /// Workgroups: tiles, slices of channels, batch times heads.
+    grid: [usize; 3],
+    steps: [usize; 3],
+}
+
+impl BackwardPlan {
+    /// # Errors
+    /// More dispatches than there may be.
+    pub fn new(of: GradientsOf, shape: &Shape, tuning: &Tuning, device: &DeviceFacts) -> Result<Self, Error> {
+        let cpu = tuning.form.choose(FUSED, device);
+        let tiles = BackwardTiles::of(of, shape, cpu, device);
+        let queries = of == GradientsOf::Queries;
+        let (len, heads) = if queries { (shape.q_len, shape.heads) } else { (shape.kv_len, shape.kv_heads) };
+        let others = if queries { shape.kv_len } else { shape.q_len * shape.group() };
+        let channels = match of {
+            GradientsOf::Queries | GradientsOf::Keys => shape.head_dim,
+            GradientsOf::Values => shape.value_dim,
+            GradientsOf::KeysAndValues => shape.head_dim.max(shape.value_dim),
+        };
+        let slices = channels.div_ceil(tiles.slice() as usize);
+        let grid = [len.div_ceil(tiles.owns() as usize), slices, shape.batch * heads];
+        // What masks hide counts.
+        let work = 2.0 * f64::from(tiles.owns()) * others as f64 * of.operations(shape) as f64;
+        Ok(BackwardPlan { of, tiles, grid, steps: steps(grid, work, tuning.work_limit, device)? })
+    }
+
+    /// The dispatches: the grid, cut.
+    pub fn pieces(&self) -> impl Iterator<Item = Piece> + use<> {
+        pieces(self.grid, self.steps)
+    }
+}

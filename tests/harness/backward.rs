@@ -1,0 +1,284 @@
+//! Gradients on a device, in a layout, against the reference.
+
+use std::fmt;
+
+use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
+use wgpu_attention::reference::{self, Gradients, Real, widen};
+use wgpu_attention::{
+    Attention, Backward, Config, DType, Forward, KernelForm, Scratch, ScratchSize, TensorView, Tuning,
+};
+
+use super::case::{Judged, in_f32, largest, widened};
+use super::device::Profile;
+use super::gradients::Problem;
+use super::memory::{Place, Values, stored};
+use super::random::Rng;
+use super::run::{Layout, Placed, PlacedRules, device_dropout, place_dropout};
+
+/// Of what gradients are asked for.
+pub const NAMES: [&str; 3] = ["d_q", "d_k", "d_v"];
+
+/// Where and how a problem runs.
+#[derive(Clone, Copy, Debug)]
+pub struct BackwardSetup {
+    pub profile: &'static Profile,
+    pub form: KernelForm,
+    pub dtype: DType,
+    /// Of the gradients.
+    pub gradient: DType,
+    pub bias: DType,
+    pub layout: Layout,
+    /// Whether there is something that they are added to.
+    pub accumulates: bool,
+    /// Of q, k and v.
+    pub wanted: [bool; 3],
+}
+
+impl fmt::Display for BackwardSetup {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let BackwardSetup { profile, form, dtype, gradient, bias, layout, accumulates, wanted } = self;
+        write!(
+            f,
+            "{}, {form:?}, {dtype:?}, gradients {gradient:?}, bias {bias:?}, {layout:?}, adds {accumulates}, {wanted:?}",
+            profile.name
+        )
+    }
+}
+
+impl BackwardSetup {
+    /// All three gradients in f32 of dense f32 tensors.
+    pub fn plain(profile: &'static Profile, form: KernelForm) -> Self {
+        BackwardSetup {
+            profile,
+            form,
+            dtype: DType::F32,
+            gradient: DType::F32,
+            bias: DType::F32,
+            layout: Layout::Dense,
+            accumulates: false,
+            wanted: [true; 3],
+        }
+    }
+
+    pub fn random(rng: &mut Rng, profile: &'static Profile, forms: [KernelForm; 2]) -> Self {
+        let mut float = |p| {
+            let half = if profile.f16 { DType::F16 } else { DType::BF16 };
+            if rng.chance(p) { rng.pick(&[half, DType::BF16]) } else { DType::F32 }
+        };
+        let (dtype, bias) = (float(0.4), float(0.2));
+        let window = Layout::Window(rng.word());
+        BackwardSetup {
+            profile,
+            form: rng.pick(&forms),
+            dtype,
+            gradient: if rng.chance(0.5) { dtype } else { DType::F32 },
+            bias,
+            layout: rng.pick(&[Layout::Dense, Layout::Blhd, window]),
+            accumulates: rng.chance(0.3),
+            wanted: rng.pick(&[
+                [true; 3],
+                [true; 3],
+                [true, false, false],
+                [false, true, false],
+                [false, false, true],
+            ]),
+        }
+    }
+}
+
+/// What gradients are added to: the same for the same problem.
+fn before(problem: &Problem, n: usize, len: usize, gradient: DType) -> Vec<f32> {
+    let x = Rng::named(&format!("{} before {n}", problem.case.name)).normals(len);
+    stored(&x, gradient)
+}
+
+fn of_tensors<R>(gradients: Gradients<R>) -> [Vec<R>; 3] {
+    [gradients.d_q, gradients.d_k, gradients.d_v]
+}
+
+/// `problem` with inputs as the setup stores them.
+pub fn stored_problem(problem: &Problem, setup: &BackwardSetup) -> Problem {
+    let round = |x: &[f64]| {
+        let x: Vec<f32> = x.iter().map(|x| *x as f32).collect();
+        widen::<f64>(&stored(&x, setup.dtype))
+    };
+    Problem {
+        case: problem.case.stored(setup.dtype, setup.bias),
+        d_out: round(&problem.d_out),
+        d_lse: problem.d_lse.as_ref().map(|x| x.iter().map(|x| f64::from(*x as f32)).collect()),
+        ..problem.clone()
+    }
+}
+
+/// What a run of a [`stored_problem`] must give. The naive computation has `out` as it is stored, from which Σⱼ weight · d_weight
+/// is taken: which is to it as if `d_lse` were other.
+pub fn truth(problem: &Problem, setup: &BackwardSetup) -> [Judged; 3] {
+    let shape = problem.case.shape;
+    let exact = of_tensors(problem.gradients());
+    let out = problem.case.reference::<f64>().out;
+    let as_stored = widen::<f64>(&stored(&out.iter().map(|x| *x as f32).collect::<Vec<_>>(), setup.dtype));
+    let rows = problem.d_out.chunks_exact(shape.value_dim).zip(out.chunks_exact(shape.value_dim));
+    let mut d_lse = problem.d_lse.clone().unwrap_or_else(|| vec![0.0; shape.lse().iter().product()]);
+    for ((d_lse, stored), (d_out, out)) in
+        d_lse.iter_mut().zip(as_stored.chunks_exact(shape.value_dim)).zip(rows)
+    {
+        let terms = d_out.iter().zip(stored.iter().zip(out));
+        *d_lse -= terms.map(|(d, (stored, out))| d * (stored - out)).sum::<f64>();
+    }
+    let [naive, magnitudes] = [false, true].map(|magnitudes| {
+        let narrow = |x: &[f64]| x.iter().map(|x| *x as f32).collect::<Vec<f32>>();
+        let options = problem.case.options();
+        let gradients = if magnitudes {
+            reference::attention_backward_magnitudes::<f32>
+        } else {
+            reference::attention_backward::<f32>
+        };
+        let case = &problem.case;
+        let got = gradients(
+            &case.q,
+            &case.k,
+            &case.v,
+            &narrow(&problem.d_out),
+            Some(&narrow(&d_lse)),
+            shape,
+            &options,
+        );
+        of_tensors(got.expect("the problem fits the reference"))
+    });
+    // A weight is off by as much as its score and lse are, half a unit in the last place each.
+    let of_scores = 1.0 + problem.case.largest_score() / 4.0;
+    let mut n = 0;
+    let all: Vec<Judged> = exact
+        .into_iter()
+        .zip(naive.into_iter().zip(magnitudes))
+        .map(|(mut want, (mut naive, magnitude))| {
+            let mut magnitude = largest(magnitude.iter().map(|x| x.f64()));
+            if setup.accumulates {
+                let before = before(problem, n, want.len(), setup.gradient);
+                want.iter_mut().zip(&before).for_each(|(x, before)| *x += f64::from(*before));
+                naive.iter_mut().zip(&before).for_each(|(x, before)| *x += before);
+                magnitude += largest(before.iter().map(|x| f64::from(*x)));
+            }
+            n += 1;
+            let naive = widened(&naive, setup.gradient);
+            let tolerance = Tolerance::gradient(&naive, &want, magnitude * of_scores, EPSILON_F32);
+            Judged { want, tolerance }
+        })
+        .collect();
+    all.try_into().expect("three")
+}
+
+/// Runs the forward pass and the backward pass of a [`stored_problem`], checks everything around the gradients and gives them.
+pub async fn run_backward_async(
+    problem: &Problem,
+    setup: &BackwardSetup,
+    change: impl FnOnce(Tuning) -> Tuning,
+) -> Result<[Option<Vec<f64>>; 3], String> {
+    let BackwardSetup { profile, form, dtype, gradient, layout, .. } = *setup;
+    profile.tidy();
+    let case = &problem.case;
+    let shape = case.shape;
+    let [q_at, k_at, v_at, out_at, lse_at, d_out_at, d_lse_at] =
+        layout.places([shape.q(), shape.k(), shape.v(), shape.out(), shape.lse(), shape.out(), shape.lse()]);
+    let floats = |x: &[f32], dtype, place| Placed::input(profile, Values::Floats(x), dtype, place);
+    let narrow = |x: &[f64]| x.iter().map(|x| *x as f32).collect::<Vec<f32>>();
+    let inputs = [(&case.q, q_at), (&case.k, k_at), (&case.v, v_at)].map(|(x, at)| floats(x, dtype, at));
+    let qkv = [inputs[0].view(), inputs[1].view(), inputs[2].view()];
+    let d_out = floats(&narrow(&problem.d_out), dtype, d_out_at);
+    let d_lse = problem.d_lse.as_ref().map(|x| floats(&narrow(x), DType::F32, d_lse_at));
+    let out = Placed::output(profile, dtype, out_at);
+    let lse = Placed::output(profile, DType::F32, lse_at);
+    let rules = PlacedRules::new(profile, &case.rules, setup.bias, layout);
+    let keep = place_dropout(profile, case.dropout.as_ref(), layout);
+    // As the inputs lie, but apart.
+    let places = match layout {
+        Layout::Window(seed) => Layout::Window(seed ^ 0x5a).places([shape.q(), shape.k(), shape.v()]),
+        layout => layout.places([shape.q(), shape.k(), shape.v()]),
+    };
+    let place = |n: usize, at: Place| {
+        setup.wanted[n].then(|| {
+            if setup.accumulates {
+                floats(&before(problem, n, at.shape.iter().product(), gradient), gradient, at)
+            } else {
+                Placed::output(profile, gradient, at)
+            }
+        })
+    };
+    let [d_q, d_k, d_v] = [place(0, places[0]), place(1, places[1]), place(2, places[2])];
+
+    let config = Config::new(shape.heads, shape.head_dim)
+        .kv_heads(shape.kv_heads)
+        .value_dim(shape.value_dim)
+        .dtype(dtype)
+        .scale(case.scale)
+        .softcap(case.softcap)
+        .tuning(change(Tuning::new().form(form)));
+    let dropout = device_dropout(case.dropout.as_ref(), keep.as_ref());
+    let [q, k, v] = qkv;
+    let forward = Forward::new(q, k, v, out.view()).mask(rules.mask()).lse(lse.view()).dropout(dropout);
+    fn view(placed: &Option<Placed>) -> Option<TensorView<'_>> {
+        placed.as_ref().map(Placed::view)
+    }
+    let call = Backward::new(qkv, out.view(), lse.view(), d_out.view())
+        .d_lse(view(&d_lse))
+        .d_q(view(&d_q))
+        .d_k(view(&d_k))
+        .d_v(view(&d_v))
+        .accumulate(setup.accumulates)
+        .mask(rules.mask())
+        .dropout(dropout);
+
+    let refused = |e: wgpu_attention::Error| format!("refused: {e}");
+    let device = profile.gpu.device();
+    let attention = Attention::with_pipelines(profile.gpu.pipelines(), config).map_err(refused)?;
+    let size: ScratchSize = attention.scratch_size(&forward).map_err(refused)?;
+    let size = size.max(attention.backward_scratch_size(&call).map_err(refused)?);
+    let mut scratch = Scratch::new(device, size).map_err(refused)?;
+    let mut encoder = device.create_command_encoder(&Default::default());
+    attention.forward(&mut encoder, &forward, &mut scratch).map_err(refused)?;
+    attention.backward(&mut encoder, &call, &mut scratch).map_err(refused)?;
+    profile.gpu.queue().submit([encoder.finish()]);
+    let mut got = [None, None, None];
+    for ((got, placed), name) in got.iter_mut().zip([&d_q, &d_k, &d_v]).zip(NAMES) {
+        if let Some(placed) = placed {
+            *got = Some(placed.download_async(name, profile).await?);
+        }
+    }
+    // What the forward pass gave is as exact as it must be, or the gradients say nothing.
+    let lse = lse.download_async("lse", profile).await?;
+    let exact = in_f32(case.reference::<f64>().lse);
+    let naive = widened(&case.reference::<f32>().lse, DType::F32);
+    Judged::new(&naive, exact, case.largest_score() + 1.0).judge(&lse).map_err(|e| format!("lse: {e}"))?;
+    Ok(got)
+}
+
+/// The largest error over tolerance of what was wanted.
+pub fn judge(truth: &[Judged; 3], got: &[Option<Vec<f64>>; 3]) -> Result<f64, String> {
+    let mut worst = 0.0f64;
+    for ((truth, got), name) in truth.iter().zip(got).zip(NAMES) {
+        if let Some(got) = got {
+            worst = worst.max(truth.judge(got).map_err(|e| format!("{name}: {e}"))?);
+        }
+    }
+    Ok(worst)
+}
+
+#[cfg(not(target_arch = "wasm32"))]
+impl super::report::Report {
+    /// Runs `problem` in one setup.
+    pub fn check_backward(&mut self, problem: &Problem, setup: &BackwardSetup) {
+        let f16 = [setup.dtype, setup.bias, setup.gradient].contains(&DType::F16);
+        if f16 && !setup.profile.f16 {
+            return self.skip_f16(setup.profile, &problem.case.name);
+        }
+        let problem = &stored_problem(problem, setup);
+        let got = pollster::block_on(run_backward_async(problem, setup, |tuning| tuning));
+        let judged = match got {
+            Err(e) if e.contains("max_storage_buffers_per_shader_stage") => {
+                return self.skip(format!("on `{}`: {e}", setup.profile.name), &problem.case.name);
+            }
+            got => got.and_then(|got| judge(&truth(problem, setup), &got)),
+        };
+        self.record(&problem.case.name, setup, judged);
+    }
+}
