@@ -17,7 +17,7 @@
 // Constants: OF_KEYS   whose gradients these are
 //            OWNS      queries or keys of a workgroup
 //            OF_SCORES, OF_VALUES   whether d_q or d_k, and d_v are wanted
-// The loop is in fused_backward/*.wgsl; here is what its forms have in common.
+// The loop is in fused_backward/*.wgsl; here is what its forms have in common, what pairs give is in backward/pair.wgsl.
 //
 // Bindings (declared by the host): q, k, v, d_out, row_stats; d_q, or d_k and d_v; the mask's, dropout where used.
 
@@ -47,12 +47,6 @@ struct Params {
 
 @group(0) @binding(0) var<uniform> p: Params;
 
-const LOG2_E: f32 = 1.4426950408889634;
-
-// Says to the compiler that an index is not negative as an i32 (and, in fours, aligned), which saves a
-// check per load. WIDE: indices reach 2^28.
-const INDEX: u32 = select(0xffffffffu, select(0x0fffffffu, 0x0ffffffcu, IN_FOURS), !WIDE);
-
 // What a workgroup works on: own0 ..= last_own of head (of queries, or of keys and values), channels from col0 on.
 struct WorkTile {
     b: u32,
@@ -81,47 +75,7 @@ fn query_head(work: WorkTile, n: u32) -> u32 {
     return select(work.head, work.kv_head * p.group + n, OF_KEYS);
 }
 
-// Rows of the tensors, from their first channel on.
-
-fn q_row(b: u32, h: u32, i: u32) -> u32 {
-    return view_at(p.q, b, h, i, 0u) & INDEX;
-}
-
-fn d_out_row(b: u32, h: u32, i: u32) -> u32 {
-    return view_at(p.d_out, b, h, i, 0u) & INDEX;
-}
-
-fn k_row(b: u32, kv_head: u32, j: u32) -> u32 {
-    return view_at(p.k, b, kv_head, j, 0u) & INDEX;
-}
-
-fn v_row(b: u32, kv_head: u32, j: u32) -> u32 {
-    return view_at(p.v, b, kv_head, j, 0u) & INDEX;
-}
-
-// Channels d .. d + 4 of a row, zeros past the last.
-
-fn q_vector(row: u32, d: u32) -> vec4<f32> {
-    let unit = select(p.q.strides.w, 1u, IN_FOURS);
-    return q_at4(row + d * unit, unit, p.head_dim - d);
-}
-
-fn k_vector(row: u32, d: u32) -> vec4<f32> {
-    let unit = select(p.k.strides.w, 1u, IN_FOURS);
-    return k_at4(row + d * unit, unit, p.head_dim - d);
-}
-
-fn v_vector(row: u32, d: u32) -> vec4<f32> {
-    let unit = select(p.v.strides.w, 1u, IN_FOURS);
-    return v_at4(row + d * unit, unit, p.value_dim - d);
-}
-
-fn d_out_vector(row: u32, d: u32) -> vec4<f32> {
-    let unit = select(p.d_out.strides.w, 1u, IN_FOURS);
-    return d_out_at4(row + d * unit, unit, p.value_dim - d);
-}
-
-// The same by side: what scores are made of, then what gradients of weights are made of.
+// Rows and vectors by side: what scores are made of, then what gradients of weights are made of.
 
 fn own_rows(work: WorkTile, own: u32) -> vec2<u32> {
     if OF_KEYS {
@@ -165,11 +119,6 @@ fn other_value_vector(row: u32, d: u32) -> vec4<f32> {
     return v_vector(row, d);
 }
 
-fn stats_of(b: u32, h: u32, i: u32) -> vec3<f32> {
-    let o = ((b * p.heads + h) * p.mask.q_len + i) * 3u;
-    return vec3<f32>(row_stats_at(o), row_stats_at(o + 1u), row_stats_at(o + 2u));
-}
-
 // Queries in a step of the search for those that see a tile's keys.
 const SEARCH: u32 = 64u;
 
@@ -180,38 +129,10 @@ fn search_finds(work: WorkTile, h: u32, n: u32) -> bool {
     return keys.x <= work.last_own && keys.y > work.own0;
 }
 
-// What a pair gives: what d_out is multiplied by for d_v, and the gradient of scale · q · k.
-struct Pair {
-    weight: f32,
-    d_score: f32,
-}
-
-fn pair_of(q: Query, j: u32, dot: f32, d_weight: f32, stats: vec3<f32>) -> Pair {
-    var seen = (j >= q.first) & (j < q.end);
-    let scaled = dot * p.scale;
-    var score = scaled;
-    if PER_PAIR_MASK {
-        // Past the range, any key: rules read tensors at it.
-        let key = min(j, p.mask.kv_len - 1u);
-        seen &= mask_mod(q, key);
-        score = score_mod(scaled, q, key);
-    }
-    let weight = select(exp2((score - stats.x) * LOG2_E) * stats.z, 0.0, !seen | (score == p.mask.neg_inf));
-    let nothing = (bitcast<u32>(weight) & 0x7fffffffu) == 0u;
-    if !HAS_DROPOUT {
-        return Pair(weight, select(weight * (d_weight - stats.y) * score_slope(scaled), 0.0, nothing));
-    }
-    let keep = apply_dropout(1.0, q.b, q.h, q.i, j);
-    let d_kept = select(d_weight * keep, 0.0, keep == 0.0);
-    let d_score = weight * (d_kept - stats.y) * score_slope(scaled);
-    return Pair(select(weight * keep, 0.0, keep == 0.0), select(d_score, 0.0, nothing));
-}
-
 // Four channels of a gradient of an own row once more, where a NaN came out: a pair that is not seen gives nothing, but
 // 0 · NaN and 0 · ∞ are NaN. Slow, and costs nothing where no NaN is.
 fn repaired(work: WorkTile, own: u32, col: u32, of_values: bool) -> vec4<f32> {
     var sum = vec4<f32>();
-    let mine = own_rows(work, own);
     for (var n = 0u; n < head_count(); n++) {
         let h = query_head(work, n);
         let others = select(key_range(work.b, h, own, own), vec2<u32>(0u, p.mask.q_len), OF_KEYS);
@@ -223,17 +144,7 @@ fn repaired(work: WorkTile, own: u32, col: u32, of_values: bool) -> vec4<f32> {
                 continue;
             }
             let theirs = other_rows(work, h, other);
-            var dot = 0.0;
-            for (var d = 0u; d < p.head_dim; d += 4u) {
-                let x = own_score_vector(mine.x, d) * other_score_vector(theirs.x, d);
-                dot += (x.x + x.y) + (x.z + x.w);
-            }
-            var d_weight = 0.0;
-            for (var d = 0u; d < p.value_dim; d += 4u) {
-                let x = own_value_vector(mine.y, d) * other_value_vector(theirs.y, d);
-                d_weight += (x.x + x.y) + (x.z + x.w);
-            }
-            let pair = pair_of(q, j, dot, d_weight, stats_of(work.b, h, i));
+            let pair = pair_at(q, j, stats_of(work.b, h, i));
             let factor = select(pair.d_score, pair.weight, of_values);
             if (bitcast<u32>(factor) & 0x7fffffffu) == 0u {
                 continue;

@@ -4,7 +4,7 @@
 // out, d_out [batch, heads, q_len, value_dim]   lse, d_lse [batch, heads, q_len, 1]
 // row_stats [batch, heads, q_len, 3], dense: lse, dot, 1, which row_totals.wgsl may replace
 //
-// A query that saw no key has dot 0, whatever its tensors hold.
+// A query that saw no key has dot 0, whatever its tensors hold; where its head has a sink, which is its lse, −d_lse.
 //
 // Constants: WORKGROUP; HAS_D_LSE whether there is a gradient of lse
 
@@ -37,11 +37,14 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     let o = view_at(p.out, b, h, i, 0u);
     let d_o = view_at(p.d_out, b, h, i, 0u);
     var sums = vec4<f32>();
+    var nothing = true;
     for (var d = 0u; d < p.value_dim; d += 4u) {
-        sums += out_at4(o + d * p.out.strides.w, p.out.strides.w, p.value_dim - d)
-            * d_out_at4(d_o + d * p.d_out.strides.w, p.d_out.strides.w, p.value_dim - d);
+        let x = out_at4(o + d * p.out.strides.w, p.out.strides.w, p.value_dim - d);
+        nothing &= all(x == vec4<f32>());
+        sums += x * d_out_at4(d_o + d * p.d_out.strides.w, p.d_out.strides.w, p.value_dim - d);
     }
-    var dot = (sums.x + sums.y) + (sums.z + sums.w);
+    // Of nothing, d_out may be NaN.
+    var dot = select((sums.x + sums.y) + (sums.z + sums.w), 0.0, nothing);
     if HAS_D_LSE {
         dot -= d_lse_at(view_at(p.d_lse, b, h, i, 0u));
     }

@@ -1,4 +1,4 @@
-//! The backward pass: gradients of queries, keys and values.
+//! The backward pass: gradients of queries, keys, values and of what their scores are changed by.
 
 use super::Attention;
 use crate::bindings::BoundDispatch;
@@ -6,6 +6,7 @@ use crate::dropout::Dropout;
 use crate::error::Error;
 use crate::mask::DeviceMask;
 use crate::path::backward::{self, BackwardProblem};
+use crate::plan::Added;
 use crate::problem::{Shape, scale_in_f32};
 use crate::record::{dispatch, pass};
 use crate::scratch::{Scratch, ScratchSize};
@@ -20,6 +21,7 @@ use crate::tensor::{Access, DType, TensorView, check_aliasing, check_apart, expe
 /// | `v`, `d_v` | `[batch, kv_heads, kv_len, value_dim]` | the configured; of the gradient F32 too |
 /// | `out`, `d_out` | `[batch, heads, q_len, value_dim]` | the configured |
 /// | `lse`, `d_lse` | `[batch, heads, q_len, 1]` | F32 |
+/// | `d_bias`, `d_slopes`, `d_relative`, `d_sinks` | as the mask's own tensor, whose axes of 1 are summed over | the mask's tensor's, or F32 |
 ///
 /// Mask, dropout and the configuration must be the forward call's: scores are computed again from q and k, and dropout from
 /// seed and position. What the forward pass must keep is therefore `out` and `lse`, no score matrix. A query that sees no key
@@ -37,6 +39,8 @@ pub struct Backward<'a> {
     d_q: Option<TensorView<'a>>,
     d_k: Option<TensorView<'a>>,
     d_v: Option<TensorView<'a>>,
+    /// By [`Added`].
+    d_added: [Option<TensorView<'a>>; Added::ALL.len()],
     accumulates: bool,
     mask: DeviceMask<'a>,
     dropout: Option<Dropout<TensorView<'a>>>,
@@ -62,6 +66,7 @@ impl<'a> Backward<'a> {
             d_q: None,
             d_k: None,
             d_v: None,
+            d_added: [None; Added::ALL.len()],
             accumulates: false,
             mask: DeviceMask::none(),
             dropout: None,
@@ -92,6 +97,35 @@ impl<'a> Backward<'a> {
         self
     }
 
+    /// Writes the gradient of [`Mask::bias`](crate::Mask::bias) there, shaped as the bias: where an axis of 1 repeats, its
+    /// gradients are summed. A pair in a full block of a [block map](crate::Mask::blocks) has no bias and gives it nothing.
+    pub fn d_bias(self, d_bias: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_added(Added::Bias, d_bias.into())
+    }
+
+    /// Writes the gradient of the slopes of [`Mask::alibi`](crate::Mask::alibi) or of
+    /// [`Mask::alibi_symmetric`](crate::Mask::alibi_symmetric) there, shaped and summed as the slopes are.
+    pub fn d_slopes(self, d_slopes: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_added(Added::Slopes, d_slopes.into())
+    }
+
+    /// Writes the gradient of the table of [`Mask::relative`](crate::Mask::relative) there, shaped and summed as the table is.
+    /// The outermost entries have the gradients of all that are further.
+    pub fn d_relative(self, d_relative: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_added(Added::Relative, d_relative.into())
+    }
+
+    /// Writes the gradient of [`Mask::sink_logits`](crate::Mask::sink_logits) there, shaped and summed as they are. A query
+    /// that sees no key but has a sink gives it what its `d_lse` says, and its `d_out` nothing.
+    pub fn d_sinks(self, d_sinks: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_added(Added::Sinks, d_sinks.into())
+    }
+
+    fn d_added(mut self, of: Added, gradient: Option<TensorView<'a>>) -> Self {
+        self.d_added[of as usize] = gradient;
+        self
+    }
+
     /// Adds the gradients to what is there instead, rounding once to their type.
     pub fn accumulate(mut self, accumulates: bool) -> Self {
         self.accumulates = accumulates;
@@ -118,6 +152,12 @@ impl<'a> Backward<'a> {
     fn gradients(&self) -> impl Iterator<Item = (&'static str, TensorView<'a>)> {
         let all = [("d_q", self.d_q), ("d_k", self.d_k), ("d_v", self.d_v)];
         all.into_iter().filter_map(|(name, view)| Some((name, view?)))
+    }
+
+    /// Those of the mask's tensors.
+    fn added(&self) -> impl Iterator<Item = (Added, TensorView<'a>)> {
+        let all = Added::ALL.into_iter().zip(self.d_added);
+        all.filter_map(|(of, view)| Some((of, view?)))
     }
 }
 
@@ -155,7 +195,7 @@ impl Attention {
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors, masks, options and scratch; [`Error::Unsupported`] if no gradient is asked
-    /// for; [`Error::Limit`] if the device cannot bind so many tensors of a mask beside the others. Then nothing has been recorded.
+    /// for, or that of a tensor which the mask has not; [`Error::Limit`] if the device cannot bind so many tensors of a mask beside the others. Then nothing has been recorded.
     pub fn backward(
         &self,
         encoder: &mut wgpu::CommandEncoder,
@@ -206,7 +246,23 @@ impl Attention {
     fn check_backward<'a>(&self, call: &Backward<'a>) -> Result<BackwardProblem<'a>, Error> {
         let device = &self.pipelines.facts();
         let config = &self.config;
-        let Backward { q, k, v, out, lse, d_out, d_lse, d_q, d_k, d_v, accumulates, mask, dropout } = *call;
+        let Backward {
+            q,
+            k,
+            v,
+            out,
+            lse,
+            d_out,
+            d_lse,
+            d_q,
+            d_k,
+            d_v,
+            d_added,
+            accumulates,
+            mask,
+            dropout,
+            ..
+        } = *call;
         for (tensor, view) in call.inputs() {
             let dtype = if tensor == "lse" { DType::F32 } else { config.dtype };
             view.check_as(tensor, dtype, Access::Read, device)?;
@@ -235,12 +291,20 @@ impl Attention {
             };
             like(tensor, view, wanted)?;
         }
-        let gradients: Vec<_> = call.gradients().collect();
+        let mut gradients: Vec<_> = call.gradients().collect();
+        check_apart(&gradients, device)?;
+        gradients.extend(call.added().map(|(of, view)| (of.name(), view)));
         if gradients.is_empty() {
-            let why = "nothing is asked for: give `d_q`, `d_k` or `d_v`";
+            let why = "nothing is asked for: give `d_q`, `d_k`, `d_v` or a gradient of the mask's";
             return Err(Error::Unsupported { what: "a backward pass without gradients", why });
         }
         mask.check(&shape, device)?;
+        for (of, view) in call.added() {
+            let Some(own) = mask.floats(of.id()) else { return Err(missing(of)) };
+            let dtype = if view.dtype == DType::F32 { DType::F32 } else { own.dtype };
+            view.check_as(of.name(), dtype, Access::Write, device)?;
+            like(of.name(), view, own.shape())?;
+        }
         let keep = dropout.as_ref().and_then(Dropout::given).copied();
         if let Some(dropout) = &dropout {
             dropout.check()?;
@@ -254,7 +318,6 @@ impl Attention {
         read.extend(mask.tensors());
         read.extend(keep.map(|t| ("dropout", t)));
         check_aliasing(&gradients, &read)?;
-        check_apart(&gradients, device)?;
         let scale = scale_in_f32(config.scale, shape.head_dim);
         let softcap = config.softcap.map(|c| c as f32);
         let tuning = config.tuning;
@@ -270,6 +333,7 @@ impl Attention {
             d_q,
             d_k,
             d_v,
+            d_added,
             accumulates,
             mask,
             dropout,
@@ -278,4 +342,17 @@ impl Attention {
             tuning,
         })
     }
+}
+
+/// The gradient of a tensor that the mask has not.
+fn missing(of: Added) -> Error {
+    let why = match of {
+        Added::Bias => "the mask has no bias; leave it out, or give the forward call's mask",
+        Added::Slopes => "the mask has no slopes of ALiBi; leave it out, or give the forward call's mask",
+        Added::Relative => {
+            "the mask has no table of relative biases; leave it out, or give the forward call's mask"
+        }
+        Added::Sinks => "the mask has no sink logits; leave it out, or give the forward call's mask",
+    };
+    Error::Unsupported { what: of.name(), why }
 }

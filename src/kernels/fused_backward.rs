@@ -108,7 +108,13 @@ impl FusedBackward {
                 shader!("fused_backward/cpu")
             }
         };
-        let mut parts = vec![shader!("tensor/view"), shader!("fused_backward"), form];
+        let mut parts = vec![
+            shader!("tensor/view"),
+            shader!("backward/stats"),
+            shader!("backward/pair"),
+            shader!("fused_backward"),
+            form,
+        ];
         parts.extend(self.unused_stores());
         if !self.mask.has(Id::Blocks) {
             parts.push(NO_BLOCKS);

@@ -24,6 +24,7 @@ pub(crate) mod rotation_table;
 pub(crate) mod row_positions;
 pub(crate) mod row_stats;
 pub(crate) mod row_totals;
+pub(crate) mod score_gradients;
 pub(crate) mod score_stage;
 pub(crate) mod scores;
 pub(crate) mod slots;

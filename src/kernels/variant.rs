@@ -3,7 +3,7 @@
 use super::{
     add_positions, append_keys, average_weights, cache_advance, cache_append, cache_copy, cache_read,
     classify, fused, fused_backward, merge, merge_splits, project, rotate, row_stats, row_totals,
-    score_stage, scores, softmax, weighted_sum,
+    score_gradients, score_stage, scores, softmax, weighted_sum,
 };
 use crate::family::{Families, Family, PRODUCTS, STAGED};
 use crate::kernel::{Kernel, Variant};
@@ -24,6 +24,7 @@ pub(crate) enum KernelVariant {
     RowStats(row_stats::RowStats),
     RowTotals(row_totals::RowTotals),
     FusedBackward(fused_backward::FusedBackward),
+    ScoreGradients(score_gradients::ScoreGradients),
     Merge(merge::Merge),
     MergeSplits(merge_splits::MergeSplits),
     Classify(classify::Classify),
@@ -95,6 +96,7 @@ impl Variant for KernelVariant {
             KernelVariant::RowStats(_) => "attention.row_stats",
             KernelVariant::RowTotals(_) => "attention.row_totals",
             KernelVariant::FusedBackward(_) => "attention.fused_backward",
+            KernelVariant::ScoreGradients(_) => "attention.score_gradients",
             KernelVariant::Merge(_) => "attention.merge",
             KernelVariant::MergeSplits(_) => "attention.merge_splits",
             KernelVariant::Classify(_) => "attention.classify",
@@ -120,6 +122,7 @@ impl Variant for KernelVariant {
             KernelVariant::RowStats(v) => v.describe(),
             KernelVariant::RowTotals(v) => v.describe(),
             KernelVariant::FusedBackward(v) => v.describe(),
+            KernelVariant::ScoreGradients(v) => v.describe(),
             KernelVariant::Merge(v) => v.describe(),
             KernelVariant::MergeSplits(v) => v.describe(),
             KernelVariant::Classify(v) => v.describe(),
@@ -147,6 +150,7 @@ pub(crate) fn all() -> Vec<KernelVariant> {
     all.extend(row_stats::RowStats::all().map(KernelVariant::RowStats));
     all.extend(row_totals::RowTotals::all().map(KernelVariant::RowTotals));
     all.extend(fused_backward::FusedBackward::all().into_iter().map(KernelVariant::FusedBackward));
+    all.extend(score_gradients::ScoreGradients::all().into_iter().map(KernelVariant::ScoreGradients));
     all.extend(merge::Merge::all().map(KernelVariant::Merge));
     all.extend(merge_splits::MergeSplits::all().map(KernelVariant::MergeSplits));
     all.extend(classify::Classify::all().map(KernelVariant::Classify));

@@ -176,9 +176,8 @@ rules! {
         name: "alibi",
         tensors: &[Tensor { name: "slopes", kind: Kind::Float, axes: PER_HEAD }],
         row: PerRow::of("slope", "f32", "q.slope = slopes_at(view_at(p.mask.slopes, b, h, 0u, 0u));"),
-        adds: Adds::everywhere(
-            "q.slope * f32(select(distance(q, j), -abs(distance(q, j)), p.mask.symmetric != 0u))",
-        ),
+        wgsl: wgsl!("alibi"),
+        adds: Adds::everywhere("q.slope * alibi_distance(q, j)"),
     }
     Relative {
         name: "relative",

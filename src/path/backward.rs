@@ -1,6 +1,7 @@
-//! The gradients: what queries keep of the forward pass, then those of q, then those of k and v.
+//! The gradients: what queries keep of the forward pass, then those of q, then those of k and v, then those of the mask's tensors.
 
 use super::dispatches::{Dispatches, in_scratch};
+use super::score_gradients;
 use crate::device::DeviceFacts;
 use crate::dropout::Dropout;
 use crate::error::Error;
@@ -11,7 +12,7 @@ use crate::kernels::row_stats::{self, RowStats};
 use crate::kernels::row_totals::{self, RowTotals};
 use crate::kernels::{KernelVariant, mask};
 use crate::mask::{DeviceMask, Id};
-use crate::plan::{BackwardPlan, GradientsOf, Tuning};
+use crate::plan::{Added, BackwardPlan, GradientsOf, ScoreGradientsPlan, Tuning};
 use crate::problem::Shape;
 use crate::scratch::{Scratch, ScratchSize, Slot};
 use crate::tensor::{DType, TensorView, Window};
@@ -30,6 +31,8 @@ pub(crate) struct BackwardProblem<'a> {
     pub d_q: Option<TensorView<'a>>,
     pub d_k: Option<TensorView<'a>>,
     pub d_v: Option<TensorView<'a>>,
+    /// By [`Added`].
+    pub d_added: [Option<TensorView<'a>>; Added::ALL.len()],
     pub accumulates: bool,
     pub mask: DeviceMask<'a>,
     pub dropout: Option<Dropout<TensorView<'a>>>,
@@ -44,6 +47,7 @@ const STATS_BYTES: u64 = 12;
 /// The dispatches of a backward call, before they are cut.
 pub(crate) struct BackwardPlans {
     plans: Vec<BackwardPlan>,
+    added: Vec<ScoreGradientsPlan>,
     rows: usize,
 }
 
@@ -61,8 +65,11 @@ pub(crate) fn plan(problem: &BackwardProblem, device: &DeviceFacts) -> Result<Ba
     let keep = problem.dropout.as_ref().and_then(Dropout::given);
     let sinks = problem.mask.has(Id::SinkLogits);
     let of_rules = problem.mask.tensors().len() - usize::from(sinks) + usize::from(keep.is_some());
-    // q, k, v, d_out, what queries keep, and a gradient.
-    let (needed, limit) = (6 + of_rules as u64, u64::from(device.max_storage_buffers));
+    let only_sinks = [problem.d_q, problem.d_k, problem.d_v].iter().all(Option::is_none)
+        && Added::ALL.iter().all(|of| *of == Added::Sinks || problem.d_added[*of as usize].is_none());
+    // q, k, v, d_out, what queries keep, and a gradient. Of sinks alone q, k and what queries keep of all rules.
+    let needed = if only_sinks { 3 + problem.mask.tensors().len() } else { 6 + of_rules };
+    let (needed, limit) = (needed as u64, u64::from(device.max_storage_buffers));
     if needed > limit {
         let what = "storage buffers of a backward pass with such a mask";
         return Err(Error::Limit { what, needed, limit, name: "max_storage_buffers_per_shader_stage" });
@@ -77,7 +84,12 @@ pub(crate) fn plan(problem: &BackwardProblem, device: &DeviceFacts) -> Result<Ba
         }
     }
     let plans = wanted.into_iter().map(|of| BackwardPlan::new(of, &problem.shape, &problem.tuning, device));
-    Ok(BackwardPlans { plans: plans.collect::<Result<_, _>>()?, rows })
+    let added = Added::ALL.into_iter().filter_map(|of| {
+        let gradient = problem.d_added[of as usize]?.shape();
+        Some(ScoreGradientsPlan::new(of, gradient, &problem.shape, &problem.tuning, device))
+    });
+    let added = added.collect::<Result<_, _>>()?;
+    Ok(BackwardPlans { plans: plans.collect::<Result<_, _>>()?, added, rows })
 }
 
 impl BackwardPlans {
@@ -109,14 +121,19 @@ pub(crate) fn dispatches<'a>(
     for plan in &plans.plans {
         dispatches.extend(gradients(problem, plan, stats, device));
     }
+    for plan in &plans.added {
+        if let Some(gradient) = problem.d_added[plan.of as usize] {
+            dispatches.extend(score_gradients::dispatches(problem, plan, gradient, stats, device));
+        }
+    }
     dispatches
 }
 
-fn in_fours(t: TensorView) -> bool {
+pub(super) fn in_fours(t: TensorView) -> bool {
     t.layout.in_fours(3)
 }
 
-fn view(t: TensorView, device: &DeviceFacts) -> View {
+pub(super) fn view(t: TensorView, device: &DeviceFacts) -> View {
     View::from(t.window(device).layout)
 }
 

@@ -7,6 +7,7 @@ mod dispatches;
 pub(crate) mod fused;
 mod problem;
 pub(crate) mod project;
+mod score_gradients;
 pub(crate) mod staged;
 
 pub(crate) use dispatches::{Dispatches, grid, in_scratch};

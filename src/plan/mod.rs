@@ -10,6 +10,7 @@ mod matmul;
 mod matrix;
 mod outline;
 mod pieces;
+mod score_gradients;
 mod softmax;
 mod tuning;
 
@@ -22,5 +23,6 @@ pub(crate) use matmul::{MatmulShape, MatrixTiles, ProductOutline, Tiles, choose_
 pub(crate) use matrix::FusedMatrix;
 pub(crate) use outline::{KeyLayout, Outline, Reach, WeightsOutput};
 pub(crate) use pieces::Piece;
+pub(crate) use score_gradients::{Added, ScoreGradientsPlan};
 pub(crate) use softmax::{Rows, rows};
 pub use tuning::{KernelForm, MatrixUnits, Path, Tuning};

@@ -1,0 +1,88 @@
+// The gradient of a tensor that scores are changed by: bias, ALiBi's slopes, the table of relative biases, sinks.
+//
+//   d_bias[b, h, i, j]         = d_added[i, j]                                         (backward/pair.wgsl)
+//   d_slopes[b, h]             = Σ d_added[i, j] · distance(i, j)
+//   d_relative[b, h, 0, place] = Σ d_added[i, j]   of the pairs whose distance has that place
+//   d_sinks[b, h]              = −Σᵢ exp(sink − lse[i]) · dot[i]
+//
+// summed further over each axis that is 1 and repeats.
+//
+// row_stats [batch, heads, q_len, 3] (row_stats.wgsl, row_totals.wgsl)
+// gradient [shape], any of it 1
+//
+// A workgroup has one element, whose queries and keys its lanes share (SHARED), or an invocation has one. Each lane adds up
+// queries and keys in order, and lanes are added as a tree: the same bits on every run, without atomics.
+//
+// Constants: WORKGROUP; SHARED
+// Which gradient it is, score_gradients/pairs.wgsl and score_gradients/sinks.wgsl say; how lanes are added, score_gradients/lanes.wgsl.
+//
+// Bindings (declared by the host): q, k, v, d_out but for sinks; row_stats, gradient; the mask's, dropout where used.
+
+struct Params {
+    q: View,
+    k: View,
+    v: View,
+    d_out: View,
+    gradient: View,
+    dropout: View,
+    mask: MaskParams,
+    shape: vec4<u32>,  // of the gradient
+    first: vec4<u32>,  // workgroups before this dispatch's: long work is cut into several
+    seed: vec2<u32>,
+    batch: u32,
+    heads: u32,
+    group: u32,
+    head_dim: u32,
+    value_dim: u32,
+    accumulates: u32,  // whether the gradient is added to what is there
+    dropout_threshold: u32,
+    dropout_scale: f32,
+    scale: f32,
+    key_lanes: u32,    // lanes that share a query's keys
+}
+
+@group(0) @binding(0) var<uniform> p: Params;
+
+// What element `at` of an axis stands for, of length `len`.
+fn stands_for(at: u32, size: u32, len: u32) -> vec2<u32> {
+    return select(vec2<u32>(at, at + 1u), vec2<u32>(0u, len), size == 1u);
+}
+
+// The sum that a lane has of an element.
+fn lane_sum(element: vec4<u32>, lane: u32) -> f32 {
+    let batches = stands_for(element.x, p.shape.x, p.batch);
+    let heads = stands_for(element.y, p.shape.y, p.heads);
+    let queries = stands_for(element.z, p.shape.z, p.mask.q_len);
+    let head_count = heads.y - heads.x;
+    let query_count = queries.y - queries.x;
+    let rows = (batches.y - batches.x) * head_count * query_count;
+    let step = select(1u, WORKGROUP / p.key_lanes, SHARED);
+    var sum = 0.0;
+    for (var row = lane / p.key_lanes; row < rows; row += step) {
+        let i = queries.x + row % query_count;
+        let h = heads.x + row / query_count % head_count;
+        let b = batches.x + row / query_count / head_count;
+        sum += row_sum(b, h, i, element.w, lane % p.key_lanes);
+    }
+    return sum;
+}
+
+@compute @workgroup_size(WORKGROUP)
+fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) index: u32) {
+    let at = workgroup + p.first.xyz;
+    let lane = select(0u, index, SHARED);
+    let element = vec4<u32>(at.z / p.shape.y, at.z % p.shape.y, at.y, select(at.x * WORKGROUP + index, at.x, SHARED));
+    var sum = 0.0;
+    if element.w < p.shape.w {
+        sum = lane_sum(element, lane);
+    }
+    // No lane has left: there may be barriers in it.
+    sum = sum_of_lanes(sum, lane);
+    if element.w < p.shape.w && lane == 0u {
+        let o = view_at(p.gradient, element.x, element.y, element.z, element.w);
+        if p.accumulates != 0u {
+            sum += gradient_at(o);
+        }
+        gradient_store(o, sum);
+    }
+}

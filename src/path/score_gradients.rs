@@ -1,0 +1,79 @@
+//! The gradients of what scores are changed by, each a dispatch of its own.
+
+use super::backward::{BackwardProblem, in_fours, view};
+use crate::device::DeviceFacts;
+use crate::kernel::{Dispatch, View, Width};
+use crate::kernels::dropout::{DropoutKind, DropoutParams};
+use crate::kernels::score_gradients::{Params, ScoreGradients};
+use crate::kernels::{KernelVariant, mask};
+use crate::plan::{Added, ScoreGradientsPlan};
+use crate::tensor::{DType, TensorView, Window};
+
+/// The dispatches of `plan`, which write `gradient`.
+pub(super) fn dispatches<'a>(
+    problem: &BackwardProblem<'a>,
+    plan: &ScoreGradientsPlan,
+    gradient: TensorView<'a>,
+    stats: Window<'a>,
+    device: &DeviceFacts,
+) -> impl Iterator<Item = Dispatch<'a, KernelVariant>> {
+    let BackwardProblem { shape, q, k, v, d_out, .. } = *problem;
+    let of = plan.of;
+    // Sinks need no pairs.
+    let inputs = if of == Added::Sinks { Vec::new() } else { vec![q, k, v, d_out] };
+    let dropout = problem.dropout.as_ref().filter(|_| of != Added::Sinks);
+    let variant = ScoreGradients {
+        of,
+        shared: plan.shared,
+        gradient: gradient.dtype,
+        dtype: inputs.first().map_or(DType::F32, |t| t.dtype),
+        width: Width::of(inputs.iter().copied().all(in_fours)),
+        drop: DropoutKind::of(dropout),
+        mask: match of {
+            Added::Sinks => {
+                mask::MaskVariant::with_sink_logits(problem.mask.floats(of.id()).map(|t| t.dtype))
+            }
+            _ => mask::MaskVariant::of(&problem.mask, problem.softcap.is_some(), false).scores_only(),
+        },
+    };
+    let drop = DropoutParams::new(dropout, device);
+    let mut tensors: Vec<_> = inputs.iter().map(|t| t.window(device)).collect();
+    tensors.extend([stats, gradient.window(device)]);
+    tensors.extend(variant.mask.windows(&problem.mask, device));
+    tensors.extend(drop.keep);
+    let [q, k, v, d_out] = match inputs[..] {
+        [q, k, v, d_out] => [q, k, v, d_out].map(|t| view(t, device)),
+        _ => [View::default(); 4],
+    };
+    let params = Params {
+        q,
+        k,
+        v,
+        d_out,
+        gradient: view(gradient, device),
+        dropout: drop.view,
+        mask: mask::MaskParams::new(&problem.mask, &shape, 0, problem.softcap, device),
+        shape: gradient.shape().map(|n| n as u32),
+        first: [0; 4],
+        seed: drop.seed,
+        batch: shape.batch as u32,
+        heads: shape.heads as u32,
+        group: shape.group() as u32,
+        head_dim: shape.head_dim as u32,
+        value_dim: shape.value_dim as u32,
+        accumulates: u32::from(problem.accumulates),
+        dropout_threshold: drop.threshold,
+        dropout_scale: drop.scale,
+        scale: problem.scale,
+        key_lanes: plan.key_lanes,
+    };
+    plan.pieces().map(move |piece| {
+        let first = [piece.first[0], piece.first[1], piece.first[2], 0];
+        Dispatch {
+            variant: KernelVariant::ScoreGradients(variant),
+            params: bytemuck::bytes_of(&Params { first, ..params }).to_vec(),
+            tensors: tensors.clone(),
+            grid: piece.grid,
+        }
+    })
+}
