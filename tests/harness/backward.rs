@@ -8,7 +8,7 @@ use wgpu_attention::{
     Attention, Backward, Config, DType, Forward, KernelForm, Scratch, ScratchSize, TensorView, Tuning,
 };
 
-use super::case::{Judged, in_f32, largest, widened};
+use super::case::{HostData, Judged, Rules, in_f32, largest, widened};
 use super::device::Profile;
 use super::gradients::Problem;
 use super::memory::{Place, Values, stored};
@@ -16,7 +16,7 @@ use super::random::Rng;
 use super::run::{Layout, Placed, PlacedRules, device_dropout, place_dropout};
 
 /// Of what gradients are asked for.
-pub const NAMES: [&str; 3] = ["d_q", "d_k", "d_v"];
+pub const NAMES: [&str; 7] = ["d_q", "d_k", "d_v", "d_bias", "d_slopes", "d_relative", "d_sinks"];
 
 /// Where and how a problem runs.
 #[derive(Clone, Copy, Debug)]
@@ -32,21 +32,26 @@ pub struct BackwardSetup {
     pub accumulates: bool,
     /// Of q, k and v.
     pub wanted: [bool; 3],
+    /// Of what scores are changed by, where the mask has it.
+    pub added: [bool; 4],
+    /// Of those gradients: `bias` or F32.
+    pub added_dtype: DType,
 }
 
 impl fmt::Display for BackwardSetup {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let BackwardSetup { profile, form, dtype, gradient, bias, layout, accumulates, wanted } = self;
+        let BackwardSetup { profile, form, dtype, gradient, bias, layout, accumulates, wanted, .. } = self;
+        let (name, BackwardSetup { added, added_dtype, .. }) = (profile.name, self);
         write!(
             f,
-            "{}, {form:?}, {dtype:?}, gradients {gradient:?}, bias {bias:?}, {layout:?}, adds {accumulates}, {wanted:?}",
-            profile.name
+            "{name}, {form:?}, {dtype:?}, gradients {gradient:?}, bias {bias:?}, {layout:?}, adds {accumulates}, {wanted:?}, \
+             of added {added:?} {added_dtype:?}",
         )
     }
 }
 
 impl BackwardSetup {
-    /// All three gradients in f32 of dense f32 tensors.
+    /// All gradients in f32 of dense f32 tensors.
     pub fn plain(profile: &'static Profile, form: KernelForm) -> Self {
         BackwardSetup {
             profile,
@@ -57,6 +62,8 @@ impl BackwardSetup {
             layout: Layout::Dense,
             accumulates: false,
             wanted: [true; 3],
+            added: [true; 4],
+            added_dtype: DType::F32,
         }
     }
 
@@ -82,7 +89,23 @@ impl BackwardSetup {
                 [false, true, false],
                 [false, false, true],
             ]),
+            added: rng.pick(&[[true; 4], [false; 4]]),
+            added_dtype: if rng.chance(0.5) { bias } else { DType::F32 },
         }
+    }
+}
+
+impl BackwardSetup {
+    /// Of what gradients are wanted of `problem`, by [`NAMES`].
+    pub fn wanted(&self, problem: &Problem) -> [bool; 7] {
+        let Rules { bias, slopes, relative, sinks, .. } = &problem.case.rules;
+        let has = [bias, slopes, relative, sinks].map(Option::is_some);
+        std::array::from_fn(|n| if n < 3 { self.wanted[n] } else { self.added[n - 3] && has[n - 3] })
+    }
+
+    /// The type of a gradient, by [`NAMES`].
+    fn dtype_of(&self, n: usize) -> DType {
+        if n < 3 { self.gradient } else { self.added_dtype }
     }
 }
 
@@ -92,8 +115,12 @@ fn before(problem: &Problem, n: usize, len: usize, gradient: DType) -> Vec<f32> 
     stored(&x, gradient)
 }
 
-fn of_tensors<R>(gradients: Gradients<R>) -> [Vec<R>; 3] {
-    [gradients.d_q, gradients.d_k, gradients.d_v]
+/// By [`NAMES`]; empty of what the mask has not.
+fn of_tensors<R>(gradients: Gradients<R>) -> [Vec<R>; 7] {
+    let Gradients { d_q, d_k, d_v, d_bias, d_slopes, d_relative, d_sinks, .. } = gradients;
+    let [d_bias, d_slopes, d_relative, d_sinks] =
+        [d_bias, d_slopes, d_relative, d_sinks].map(Option::unwrap_or_default);
+    [d_q, d_k, d_v, d_bias, d_slopes, d_relative, d_sinks]
 }
 
 /// `problem` with inputs as the setup stores them.
@@ -112,7 +139,7 @@ pub fn stored_problem(problem: &Problem, setup: &BackwardSetup) -> Problem {
 
 /// What a run of a [`stored_problem`] must give. The naive computation has `out` as it is stored, from which Σⱼ weight · d_weight
 /// is taken: which is to it as if `d_lse` were other.
-pub fn truth(problem: &Problem, setup: &BackwardSetup) -> [Judged; 3] {
+pub fn truth(problem: &Problem, setup: &BackwardSetup) -> [Judged; 7] {
     let shape = problem.case.shape;
     let exact = of_tensors(problem.gradients());
     let out = problem.case.reference::<f64>().out;
@@ -122,7 +149,8 @@ pub fn truth(problem: &Problem, setup: &BackwardSetup) -> [Judged; 3] {
     for ((d_lse, stored), (d_out, out)) in
         d_lse.iter_mut().zip(as_stored.chunks_exact(shape.value_dim)).zip(rows)
     {
-        let terms = d_out.iter().zip(stored.iter().zip(out));
+        // Where no key is seen d_out may be NaN.
+        let terms = d_out.iter().zip(stored.iter().zip(out)).filter(|(_, (stored, out))| stored != out);
         *d_lse -= terms.map(|(d, (stored, out))| d * (stored - out)).sum::<f64>();
     }
     let [naive, magnitudes] = [false, true].map(|magnitudes| {
@@ -152,20 +180,21 @@ pub fn truth(problem: &Problem, setup: &BackwardSetup) -> [Judged; 3] {
         .into_iter()
         .zip(naive.into_iter().zip(magnitudes))
         .map(|(mut want, (mut naive, magnitude))| {
+            let dtype = setup.dtype_of(n);
             let mut magnitude = largest(magnitude.iter().map(|x| x.f64()));
             if setup.accumulates {
-                let before = before(problem, n, want.len(), setup.gradient);
+                let before = before(problem, n, want.len(), dtype);
                 want.iter_mut().zip(&before).for_each(|(x, before)| *x += f64::from(*before));
                 naive.iter_mut().zip(&before).for_each(|(x, before)| *x += before);
                 magnitude += largest(before.iter().map(|x| f64::from(*x)));
             }
             n += 1;
-            let naive = widened(&naive, setup.gradient);
+            let naive = widened(&naive, dtype);
             let tolerance = Tolerance::gradient(&naive, &want, magnitude * of_scores, EPSILON_F32);
             Judged { want, tolerance }
         })
         .collect();
-    all.try_into().expect("three")
+    all.try_into().expect("seven")
 }
 
 /// Runs the forward pass and the backward pass of a [`stored_problem`], checks everything around the gradients and gives them.
@@ -173,8 +202,8 @@ pub async fn run_backward_async(
     problem: &Problem,
     setup: &BackwardSetup,
     change: impl FnOnce(Tuning) -> Tuning,
-) -> Result<[Option<Vec<f64>>; 3], String> {
-    let BackwardSetup { profile, form, dtype, gradient, layout, .. } = *setup;
+) -> Result<[Option<Vec<f64>>; 7], String> {
+    let BackwardSetup { profile, form, dtype, layout, .. } = *setup;
     profile.tidy();
     let case = &problem.case;
     let shape = case.shape;
@@ -191,20 +220,27 @@ pub async fn run_backward_async(
     let rules = PlacedRules::new(profile, &case.rules, setup.bias, layout);
     let keep = place_dropout(profile, case.dropout.as_ref(), layout);
     // As the inputs lie, but apart.
+    let Rules { bias, slopes, relative, sinks, .. } = &case.rules;
+    let of_mask = |part: &Option<HostData<f32>>| part.as_ref().map_or([1; 4], |part| part.shape);
+    let [d_bias, d_slopes, d_relative, d_sinks] = [bias, slopes, relative, sinks].map(of_mask);
+    let shapes = [shape.q(), shape.k(), shape.v(), d_bias, d_slopes, d_relative, d_sinks];
     let places = match layout {
-        Layout::Window(seed) => Layout::Window(seed ^ 0x5a).places([shape.q(), shape.k(), shape.v()]),
-        layout => layout.places([shape.q(), shape.k(), shape.v()]),
+        Layout::Window(seed) => Layout::Window(seed ^ 0x5a).places(shapes),
+        layout => layout.places(shapes),
     };
+    let wanted = setup.wanted(problem);
     let place = |n: usize, at: Place| {
-        setup.wanted[n].then(|| {
+        let dtype = setup.dtype_of(n);
+        wanted[n].then(|| {
             if setup.accumulates {
-                floats(&before(problem, n, at.shape.iter().product(), gradient), gradient, at)
+                floats(&before(problem, n, at.shape.iter().product(), dtype), dtype, at)
             } else {
-                Placed::output(profile, gradient, at)
+                Placed::output(profile, dtype, at)
             }
         })
     };
-    let [d_q, d_k, d_v] = [place(0, places[0]), place(1, places[1]), place(2, places[2])];
+    let placed: [Option<Placed>; 7] = std::array::from_fn(|n| place(n, places[n]));
+    let [d_q, d_k, d_v, d_bias, d_slopes, d_relative, d_sinks] = &placed;
 
     let config = Config::new(shape.heads, shape.head_dim)
         .kv_heads(shape.kv_heads)
@@ -221,9 +257,13 @@ pub async fn run_backward_async(
     }
     let call = Backward::new(qkv, out.view(), lse.view(), d_out.view())
         .d_lse(view(&d_lse))
-        .d_q(view(&d_q))
-        .d_k(view(&d_k))
-        .d_v(view(&d_v))
+        .d_q(view(d_q))
+        .d_k(view(d_k))
+        .d_v(view(d_v))
+        .d_bias(view(d_bias))
+        .d_slopes(view(d_slopes))
+        .d_relative(view(d_relative))
+        .d_sinks(view(d_sinks))
         .accumulate(setup.accumulates)
         .mask(rules.mask())
         .dropout(dropout);
@@ -238,8 +278,8 @@ pub async fn run_backward_async(
     attention.forward(&mut encoder, &forward, &mut scratch).map_err(refused)?;
     attention.backward(&mut encoder, &call, &mut scratch).map_err(refused)?;
     profile.gpu.queue().submit([encoder.finish()]);
-    let mut got = [None, None, None];
-    for ((got, placed), name) in got.iter_mut().zip([&d_q, &d_k, &d_v]).zip(NAMES) {
+    let mut got = [const { None }; 7];
+    for ((got, placed), name) in got.iter_mut().zip(&placed).zip(NAMES) {
         if let Some(placed) = placed {
             *got = Some(placed.download_async(name, profile).await?);
         }
@@ -253,7 +293,7 @@ pub async fn run_backward_async(
 }
 
 /// The largest error over tolerance of what was wanted.
-pub fn judge(truth: &[Judged; 3], got: &[Option<Vec<f64>>; 3]) -> Result<f64, String> {
+pub fn judge(truth: &[Judged; 7], got: &[Option<Vec<f64>>; 7]) -> Result<f64, String> {
     let mut worst = 0.0f64;
     for ((truth, got), name) in truth.iter().zip(got).zip(NAMES) {
         if let Some(got) = got {
@@ -267,7 +307,7 @@ pub fn judge(truth: &[Judged; 3], got: &[Option<Vec<f64>>; 3]) -> Result<f64, St
 impl super::report::Report {
     /// Runs `problem` in one setup.
     pub fn check_backward(&mut self, problem: &Problem, setup: &BackwardSetup) {
-        let f16 = [setup.dtype, setup.bias, setup.gradient].contains(&DType::F16);
+        let f16 = [setup.dtype, setup.bias, setup.gradient, setup.added_dtype].contains(&DType::F16);
         if f16 && !setup.profile.f16 {
             return self.skip_f16(setup.profile, &problem.case.name);
         }

@@ -1,0 +1,255 @@
+//! Gradients of biases, slopes, relative tables and sinks on a device against the reference.
+
+use wgpu_attention::reference::compare::compare;
+use wgpu_attention::{Alignment, DType, Shape};
+
+use crate::harness::backward::{BackwardSetup, run_backward_async, stored_problem};
+use crate::harness::gradients::Problem;
+use crate::harness::{Case, DropoutData, FORMS, HostData, Layout, Report, Rng, Rules, Vector, full};
+use crate::property::{DIMS, DropDraw, LENGTHS, MaskDraw, profile};
+use crate::sdpa;
+
+const SHAPE: Shape =
+    Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 19, kv_len: 37, head_dim: 12, value_dim: 8 };
+
+/// What scores are changed by, and the axes of it that are as long as the problem.
+const ADDED: [(&str, [bool; 4]); 5] = [
+    ("bias", [true, true, true, true]),
+    ("slopes", [true, true, false, false]),
+    ("symmetric slopes", [true, true, false, false]),
+    ("relative", [true, true, false, false]),
+    ("sinks", [true, true, false, false]),
+];
+
+fn normals(rng: &mut Rng, shape: [usize; 4]) -> Option<HostData<f32>> {
+    Some(HostData::new(rng.normals(shape.iter().product()), shape))
+}
+
+/// Rules with one tensor, of which the axes in `repeats` are 1.
+fn rules(of: &str, repeats: [bool; 4], rng: &mut Rng) -> Rules {
+    let [batch, heads, q_len, kv_len] = SHAPE.weights();
+    let to = |mut shape: [usize; 4]| {
+        (0..4).filter(|axis| repeats[*axis]).for_each(|axis| shape[axis] = 1);
+        shape
+    };
+    let per_head = to([batch, heads, 1, 1]);
+    let mut rules = Rules::default();
+    match of {
+        "bias" => rules.bias = normals(rng, to([batch, heads, q_len, kv_len])),
+        // The places in between have a key of a query, the outermost many.
+        "relative" => rules.relative = normals(rng, [per_head[0], per_head[1], 1, 11]),
+        "sinks" => rules.sinks = normals(rng, per_head),
+        _ => {
+            rules.slopes = normals(rng, per_head);
+            rules.symmetric = of == "symmetric slopes";
+        }
+    }
+    rules
+}
+
+/// That gradient alone.
+fn alone(of: &str, setup: BackwardSetup) -> BackwardSetup {
+    let n = ["bias", "slopes", "relative", "sinks"]
+        .iter()
+        .position(|name| of.ends_with(name))
+        .expect("one of four");
+    BackwardSetup { wanted: [false; 3], added: std::array::from_fn(|m| m == n), ..setup }
+}
+
+/// Each alone, in every shape that repeats to the problem's; what else there may be takes turns.
+#[test]
+fn every_shape_of_every_tensor() {
+    let mut report = Report::new("gradients of what scores are changed by");
+    let mut n = 0;
+    for (of, long) in ADDED {
+        for bits in 0..16usize {
+            let repeats = [0, 1, 2, 3].map(|axis| bits >> axis & 1 == 1);
+            if (0..4).any(|axis| repeats[axis] && !long[axis]) {
+                continue;
+            }
+            n += 1;
+            let name = format!("{of}, repeats {repeats:?}");
+            let rng = &mut Rng::named(&name);
+            let case = Case::random(&name, SHAPE).with(|c| {
+                c.rules = Rules { causal: n % 2 == 0, ..rules(of, repeats, rng) };
+                c.softcap = (n % 3 == 0).then_some(1.5);
+                c.dropout = (n % 4 == 1).then_some(DropoutData::Seeded { p: 0.3, seed: 5 });
+            });
+            let problem = Problem::new(case, 0, n % 5 != 0);
+            let plain = alone(of, BackwardSetup::plain(full(), FORMS[n % 2]));
+            report.check_backward(&problem, &plain);
+            let dtype = [DType::F16, DType::BF16, DType::F32][n % 3];
+            let setup = BackwardSetup {
+                dtype: [DType::F32, DType::F16][n % 2],
+                bias: dtype,
+                added_dtype: if n % 4 == 0 { DType::F32 } else { dtype },
+                layout: Layout::Window(rng.word()),
+                accumulates: n % 2 == 0,
+                ..plain
+            };
+            report.check_backward(&problem, &setup);
+        }
+    }
+    report.finish();
+}
+
+/// A pair in a full block has no bias, but the rest.
+#[test]
+fn full_blocks() {
+    let mut report = Report::new("gradients and full blocks");
+    for (of, _) in ADDED {
+        for shape in [SHAPE.weights(), [1; 4]] {
+            let name = format!("blocks, {of}, {shape:?}");
+            let rng = &mut Rng::named(&name);
+            let repeats = shape.map(|n| n == 1);
+            let map = HostData::new((0..50).map(|_| rng.below(3) as u32).collect(), [2, 1, 5, 5]);
+            let mut rules = rules(of, repeats, rng);
+            rules.blocks = Some((map, [4, 8]));
+            rules.attn_mask =
+                Some(HostData::new(rng.bools(SHAPE.weights().iter().product(), 0.7), SHAPE.weights()));
+            let problem = Problem::new(Case::random(name, SHAPE).with(|c| c.rules = rules), 0, true);
+            report.check_backward(&problem, &alone(of, BackwardSetup::plain(full(), FORMS[0])));
+        }
+    }
+    report.finish();
+}
+
+/// A query that sees no key but has a sink gives it its `d_lse`, whatever its `d_out` holds; hidden keys hold NaN.
+#[test]
+fn queries_without_keys_and_keys_without_queries() {
+    let mut report = Report::new("gradients of sinks alone");
+    for (of, _) in ADDED {
+        for d_lse in [false, true] {
+            let name = format!("no keys, {of}, d_lse {d_lse}");
+            let rng = &mut Rng::named(&name);
+            let mut rules = rules(of, [false; 4], rng);
+            // The last queries of a head see nothing, and no query the last keys.
+            let lengths = |[_, h, i, _]: [usize; 4]| if i > 12 + h { 0 } else { 30 };
+            rules.lengths = Some(HostData::of([1, SHAPE.heads, SHAPE.q_len, 1], lengths));
+            if of != "sinks" {
+                // One without sinks, to which no row has anything to give.
+                rules.sinks = Some(HostData::new(vec![0.5, f32::NEG_INFINITY, -1.0, 60.0], [1, 4, 1, 1]));
+            }
+            let case = Case::random(name, SHAPE).with(|c| {
+                c.rules = rules;
+                let Shape { kv_len, head_dim, value_dim, .. } = SHAPE;
+                let hidden = |n: usize, dim: usize| n / dim % kv_len >= 30;
+                let spoil = |x: &mut Vec<f32>, dim, with| {
+                    x.iter_mut().enumerate().filter(|(n, _)| hidden(*n, dim)).for_each(|(_, x)| *x = with);
+                };
+                spoil(&mut c.k, head_dim, f32::NAN);
+                spoil(&mut c.v, value_dim, f32::INFINITY);
+            });
+            let problem = Problem::new(case, 0, d_lse);
+            report.check_backward(&problem, &BackwardSetup::plain(full(), FORMS[1]));
+            report.check_backward(&problem, &alone(of, BackwardSetup::plain(full(), FORMS[0])));
+        }
+    }
+    report.finish();
+}
+
+/// Where queries stand decides about distances.
+#[test]
+fn queries_elsewhere() {
+    let mut report = Report::new("gradients of distances");
+    for (n, of) in ["slopes", "symmetric slopes", "relative"].into_iter().enumerate() {
+        for reach in [0, 3, 200] {
+            let name = format!("elsewhere, {of}, reach {reach}");
+            let rng = &mut Rng::named(&name);
+            let mut rules = rules(of, [true, false, true, true], rng);
+            if of == "relative" {
+                rules.relative = normals(rng, [1, SHAPE.heads, 1, 2 * reach + 1]);
+            }
+            match (n + reach) % 3 {
+                0 => rules.query_offsets = Some(HostData::new(vec![3, 90], [2, 1, 1, 1])),
+                1 => rules.alignment = Alignment::Offset(-4),
+                _ => {
+                    let starts = |x: [u32; 4]| HostData::new(x.to_vec(), [1, 1, 1, 4]);
+                    rules.packed = Some([starts([0, 4, 11, 19]), starts([1, 20, 21, 37])]);
+                }
+            }
+            let problem = Problem::new(Case::random(name, SHAPE).with(|c| c.rules = rules), 0, true);
+            report.check_backward(&problem, &alone(of, BackwardSetup::plain(full(), FORMS[0])));
+        }
+    }
+    report.finish();
+}
+
+/// A random problem with something that changes scores.
+fn draw(name: String) -> (Problem, BackwardSetup) {
+    let rng = &mut Rng::named(&name);
+    let kv_heads = rng.between(1, 2);
+    let shape = Shape {
+        batch: rng.between(1, 2),
+        heads: kv_heads * rng.between(1, 3),
+        kv_heads,
+        q_len: rng.pick(LENGTHS),
+        kv_len: rng.pick(LENGTHS),
+        head_dim: rng.pick(DIMS),
+        value_dim: rng.pick(DIMS),
+    };
+    let profile = profile(rng);
+    let setup = BackwardSetup::random(rng, profile, FORMS);
+    let setup = BackwardSetup { added: [true; 4], ..setup };
+    let rules = loop {
+        let mask = MaskDraw::random(rng, shape.kv_len);
+        let rules = mask.rules(rng, &shape, 0);
+        if rules.floats().next().is_some() {
+            break rules;
+        }
+    };
+    let case = Case::random(name, shape).with(|c| {
+        c.rules = rules;
+        c.scale = rng.chance(0.2).then_some(-0.75);
+        c.softcap = rng.chance(0.25).then_some(1.5);
+        c.dropout = DropDraw::random(rng).dropout(rng, shape.weights());
+    });
+    (Problem::new(case, 0, rng.chance(0.5)), setup)
+}
+
+const DRAWS: usize = 40;
+
+#[test]
+fn random_problems() {
+    let mut report = Report::new("gradients of random masks");
+    for n in 0..DRAWS {
+        let (problem, setup) = draw(format!("gradients of masks {n}"));
+        report.check_backward(&problem, &setup);
+    }
+    report.finish();
+}
+
+/// What PyTorch says of a bias.
+#[test]
+fn the_vector_of_a_bias() {
+    let name = "sdpa_bwd_bias";
+    let vector = Vector::load(sdpa::FAMILY, name);
+    let problem = Problem { case: sdpa::case(name), appended: 0, d_out: vector.f64("dout"), d_lse: None };
+    let (want, tolerance) = vector.expected("dbias").expect("a gradient");
+    let setup = BackwardSetup::plain(full(), FORMS[0]);
+    let got = pollster::block_on(run_backward_async(&problem, &setup, |tuning| tuning)).expect("a run");
+    let got = got[3].as_ref().expect("asked for");
+    compare(got, &want, tolerance).unwrap_or_else(|e| panic!("dbias: {e}"));
+}
+
+/// Cut into dispatches of less work, and again: the same bits.
+#[test]
+fn pieces_give_the_bits_of_the_whole() {
+    for (of, _) in ADDED {
+        let name = format!("pieces, {of}");
+        let case =
+            Case::random(&name, SHAPE).with(|c| c.rules = rules(of, [false; 4], &mut Rng::named(&name)));
+        let setup = alone(of, BackwardSetup::plain(full(), FORMS[0]));
+        let problem = stored_problem(&Problem::new(case, 0, true), &setup);
+        let run = |limit: Option<u64>| {
+            let limited =
+                |tuning: wgpu_attention::Tuning| limit.map_or(tuning, |limit| tuning.work_limit(limit));
+            let got = pollster::block_on(run_backward_async(&problem, &setup, limited)).expect("a run");
+            got.into_iter().flatten().flatten().map(f64::to_bits).collect::<Vec<_>>()
+        };
+        let whole = run(None);
+        for limit in [None, Some(1), Some(20_000), Some(1_000_000)] {
+            assert_eq!(run(limit), whole, "{name}, {limit:?}");
+        }
+    }
+}
