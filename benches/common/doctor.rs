@@ -125,7 +125,7 @@ async fn of_calls(gpu: &Gpu, timer: Option<Timer>, ceilings: Option<&Ceilings>, 
         (decode, Rule::None, half),
     ];
     say(
-        "## Typical calls\n\nBatch x heads x queries x keys x channels. The floor is what the device's own rates set to what a call must compute and move.\n\n",
+        "## Typical calls\n\nBatch x heads (of keys and values) x queries x keys, where there are others than queries, x channels. The floor is what the device's own rates set to what a call must compute and move.\n\n",
     );
     say("| call | ms | floor, ms | share | bound | kernels |\n|---|---|---|---|---|---|\n");
     let by_host = timer.is_none();

@@ -6,6 +6,8 @@ pub mod ceilings;
 pub mod copy;
 pub mod device;
 pub mod doctor;
+#[cfg(not(target_arch = "wasm32"))]
+pub mod gradients;
 pub mod kernel;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod layer;

@@ -352,10 +352,15 @@ pub fn compare_attention(
 /// thousands of keys, whose mean is small, nothing else would be left.
 pub fn tolerance(naive: &[f32], want: &[f64], dtype: DType) -> Tolerance {
     let largest = want.iter().fold(0.0, |m: f64, x| m.max(x.abs()));
-    let (magnitude, epsilon) = match dtype {
-        DType::F16 => (largest, EPSILON_F16),
-        DType::BF16 => (largest, EPSILON_BF16),
-        _ => (largest.max(1.0), EPSILON_F32),
-    };
-    Tolerance::from_naive(&widen::<f64>(naive), want, magnitude, epsilon)
+    let magnitude = if dtype == DType::F32 { largest.max(1.0) } else { largest };
+    Tolerance::from_naive(&widen::<f64>(naive), want, magnitude, epsilon(dtype))
+}
+
+/// The spacing of a type at 1.
+pub fn epsilon(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => EPSILON_F16,
+        DType::BF16 => EPSILON_BF16,
+        _ => EPSILON_F32,
+    }
 }
