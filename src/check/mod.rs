@@ -18,7 +18,7 @@ impl Pipelines {
     /// with these pipelines do without it, as [`Family`] says, and [`report`](Self::report) says why. Calls that nothing is left
     /// for are refused with [`Error::PutAside`].
     ///
-    /// `queue` is the device's. Blocks, mostly while kernels are compiled: a second or two on Mesa 26's software driver, fifty on
+    /// `queue` is the device's. Blocks, mostly while kernels are compiled: a second or two on Mesa 26's software driver, ten on
     /// that of Mesa 25. A [`Scratch`](crate::Scratch) whose size was asked before may be too small afterwards, if something was
     /// put aside.
     ///
