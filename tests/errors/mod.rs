@@ -22,6 +22,7 @@ use crate::harness::{defaults, full};
 mod bench;
 mod caches;
 mod calls;
+mod gradients;
 mod host;
 mod layers;
 mod lost;
@@ -30,6 +31,7 @@ mod masks;
 use self::bench::*;
 use self::caches::*;
 use self::calls::*;
+use self::gradients::*;
 use self::host::*;
 use self::layers::*;
 use self::masks::*;
@@ -95,7 +97,7 @@ macro_rules! subjects {
 }
 
 subjects! {
-    configurations, zero_sizes, shapes_that_disagree, strides_and_offsets, memory_shared_with_an_output, buffers_that_do_not_serve, dtypes, shapes_of_masks_and_further_outputs, tensors_of_masks, block_maps, slices_of_masks, weights_on_the_fused_path, scores_as_an_output, dropout_probabilities, missing_features, kernels_put_aside, limits, scratch, slices, layers, projections, caches_made, moves_of_caches, appends, rows_of_caches, attention_to_caches, reading_back, what_cannot_be_provoked,
+    configurations, zero_sizes, shapes_that_disagree, strides_and_offsets, memory_shared_with_an_output, buffers_that_do_not_serve, dtypes, shapes_of_masks_and_further_outputs, tensors_of_masks, block_maps, slices_of_masks, weights_on_the_fused_path, scores_as_an_output, dropout_probabilities, gradients, missing_features, kernels_put_aside, limits, scratch, slices, layers, projections, caches_made, moves_of_caches, appends, rows_of_caches, attention_to_caches, reading_back, what_cannot_be_provoked,
 }
 
 /// The reference refuses what does not fit it, too.
