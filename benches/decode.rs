@@ -197,7 +197,7 @@ fn main() {
     let copy = |form: CopyForm| {
         let copy = Copy::new(gpu, form, words);
         timer.time(|pass| copy.record(pass));
-        copy.validate(gpu);
+        pollster::block_on(copy.validate(gpu));
         let (name, bytes) = (format!("copy, {form}"), copy.bytes());
         Subject { name, call: None, bytes, record: Box::new(move |pass| copy.record(pass)) }
     };

@@ -6,6 +6,7 @@
 use std::cell::OnceCell;
 
 use common::bed::{Bed, Checked};
+use common::gradients::{Gradients, Wanted};
 use common::layer::Layer;
 use common::problem::{Case, Problem, Rule, Way};
 use common::product::Product;
@@ -119,6 +120,49 @@ fn attend_one(bed: &Bed, group: &mut BenchmarkGroup<WallTime>, case: Case, way: 
     });
 }
 
+fn backward(c: &mut Criterion, bed: &Bed) {
+    let mut shapes = if settings::quick() {
+        vec![(Shape::new(1, 2, 128, 64), true)]
+    } else {
+        vec![
+            (Shape::new(1, 8, 512, 64), false),
+            (Shape::new(1, 8, 512, 64), true),
+            (Shape::new(1, 8, 1024, 64), true),
+            (Shape::new(1, 8, 512, 128), true),
+            (Shape::new(8, 12, 128, 64), false),
+        ]
+    };
+    if !settings::quick() && !bed.software() {
+        shapes.extend([(Shape::new(1, 16, 4096, 64), true), (Shape::new(1, 16, 4096, 128), true)]);
+    }
+    let mut group = c.benchmark_group("kernels/backward");
+    for dtype in [DType::F32, DType::F16] {
+        for &(shape, causal) in &shapes {
+            if dtype == DType::F16 && !bed.f16() {
+                continue;
+            }
+            let rule = if causal { Rule::Causal } else { Rule::None };
+            let gradients = OnceCell::new();
+            for wanted in [Wanted::All, Wanted::Queries, Wanted::KeysAndValues] {
+                let row = of_attention(row(&bed.gpu, "kernels", wanted.name()), shape, &rule.name(), dtype);
+                let id = format!("{} {}", wanted.name(), Case::new(shape, rule, dtype).id());
+                let new = || Gradients::new(&bed.gpu, shape, causal, dtype);
+                let work = Gradients::least(shape, causal, dtype, wanted);
+                bench(bed, &mut group, &id, work, Kind::Plain, row, || {
+                    let gradients = gradients.get_or_init(new);
+                    let (operator, call) = (gradients.operator(&bed.gpu), gradients.call(wanted));
+                    let size = operator.backward_scratch_size(&call).expect("a size");
+                    let mut scratch = Scratch::new(bed.gpu.device(), size).expect("room");
+                    let record = move |pass: &mut wgpu::ComputePass| {
+                        operator.backward_in_pass(pass, &call, &mut scratch).expect("a call");
+                    };
+                    bed.check(&id, record, || gradients.judge(&bed.gpu, wanted))
+                });
+            }
+        }
+    }
+}
+
 fn project(c: &mut Criterion, bed: &Bed) {
     let mut group = c.benchmark_group("kernels/project");
     let sizes = if settings::quick() {
@@ -201,6 +245,7 @@ fn all(c: &mut Criterion) {
         println!("f16: skipped, the device has none");
     }
     attend(c, &bed);
+    backward(c, &bed);
     project(c, &bed);
     layer(c, &bed);
 }

@@ -46,6 +46,15 @@ fn lanes_of(info: &wgpu::AdapterInfo) -> u32 {
     }
 }
 
+/// Whether `info`'s driver is Mesa's for processors before 26, which loads for each lane even where the index is the same in all:
+/// a dozen blocks of code a lane, whose number LLVM 15 takes more than linear time for. (Seen with 25.0; 26.1 loads once.)
+fn gathers(info: &wgpu::AdapterInfo) -> bool {
+    let driver = [info.name.as_str(), &info.driver, &info.driver_info].join(" ");
+    let version =
+        driver.split_once("Mesa ").and_then(|(_, rest)| rest.split('.').next()?.parse::<u32>().ok());
+    info.name.starts_with("llvmpipe") && version.is_some_and(|version| version < 26)
+}
+
 /// What plans and checks need to know of a device, read once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceFacts {
@@ -61,6 +70,8 @@ pub(crate) struct DeviceFacts {
     pub registers: Registers,
     /// Invocations that a software driver computes at once, one in each lane of a vector: 4, 8 or 16.
     pub lanes: u32,
+    /// Such a driver loads for each lane what all lanes load.
+    pub gathers: bool,
     /// Fewest invocations of a subgroup, 0 where kernels may not use subgroups.
     pub subgroup_min: u32,
     /// Most of them.
@@ -86,6 +97,7 @@ impl DeviceFacts {
         workgroup_memory: 16384,
         registers: Registers::Middle,
         lanes: 8,
+        gathers: false,
         subgroup_min: 0,
         subgroup_max: 0,
         matrix: None,
@@ -110,6 +122,7 @@ impl DeviceFacts {
             workgroup_memory: limits.max_compute_workgroup_storage_size,
             registers: Registers::of(&info),
             lanes: lanes_of(&info),
+            gathers: gathers(&info),
             subgroup_min: if subgroups { info.subgroup_min_size } else { 0 },
             subgroup_max: if subgroups { info.subgroup_max_size } else { 0 },
             matrix: None,
@@ -180,5 +193,27 @@ impl DeviceFacts {
             | wgpu::Features::SUBGROUP;
         let has = device.features().contains(needed) && self.subgroup_min > 0;
         DeviceFacts { matrix: fragment.filter(|_| has), ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drivers_that_load_for_each_lane() {
+        for (name, driver, driver_info, expected) in [
+            ("llvmpipe (LLVM 15.0.6, 256 bits)", "llvmpipe", "Mesa 25.0.7-2~bpo12+1 (LLVM 15.0.6)", true),
+            ("llvmpipe (LLVM 19.1.7, 256 bits)", "llvmpipe", "Mesa 26.1.6-1~bpo13+1 (LLVM 19.1.7)", false),
+            ("llvmpipe (LLVM 19.1.7, 256 bits)", "4.6 (Core Profile) Mesa 25.0.7", "", true),
+            ("llvmpipe: Mesa 26.1.6 (LLVM 19.1.7)", "", "", false),
+            ("llvmpipe", "", "", false),
+            ("AMD Radeon RX 6800 (RADV NAVI21)", "radv", "Mesa 24.2.8", false),
+        ] {
+            let mut info = wgpu::AdapterInfo::new(wgpu::DeviceType::Cpu, wgpu::Backend::Vulkan);
+            (info.name, info.driver) = (name.into(), driver.into());
+            info.driver_info = driver_info.into();
+            assert_eq!(gathers(&info), expected, "{name}, {driver}, {driver_info}");
+        }
     }
 }

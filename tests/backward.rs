@@ -1,11 +1,14 @@
-//! Gradients on a device against the reference: shapes, masks, types, layouts, random problems.
+//! Gradients on a device against the reference: shapes, masks, types, layouts, random problems, bits.
 
-use wgpu_attention::Shape;
+use wgpu_attention::reference::compare::compare;
+use wgpu_attention::{DType, KernelForm, Shape, Tuning};
 
-use crate::harness::backward::BackwardSetup;
+use crate::harness::backward::{BackwardSetup, NAMES, run_backward_async, stored_problem};
 use crate::harness::gradients::Problem;
-use crate::harness::{Case, FORMS, Report, Rng, full};
+use crate::harness::{Case, DropoutData, FORMS, Layout, Report, Rng, Vector, full, rest};
 use crate::property::{DIMS, DropDraw, LENGTHS, MaskDraw, profile};
+use crate::small::single_masks;
+use crate::{flex, patterns, sdpa};
 
 /// Queries, keys, channels of keys and of values, about the sizes of tiles.
 const SIZES: [[usize; 4]; 10] = [
@@ -21,6 +24,14 @@ const SIZES: [[usize; 4]; 10] = [
     [9, 33, 256, 200],
 ];
 
+fn run(
+    problem: &Problem,
+    setup: &BackwardSetup,
+    change: impl FnOnce(Tuning) -> Tuning,
+) -> Result<[Option<Vec<f64>>; 7], String> {
+    pollster::block_on(run_backward_async(&stored_problem(problem, setup), setup, change))
+}
+
 #[test]
 fn shapes() {
     let mut report = Report::new("gradients of shapes");
@@ -33,6 +44,146 @@ fn shapes() {
         }
     }
     report.finish();
+}
+
+/// The gradients that others have computed.
+fn vectors() -> Vec<(Vector, Case)> {
+    let load = |family: &'static str, names: &[&str]| {
+        let all = names.iter().map(move |name| Vector::load(family, name));
+        all.filter(|vector| vector.has("dout")).collect::<Vec<_>>()
+    };
+    let mut all = Vec::new();
+    all.extend(load(sdpa::FAMILY, sdpa::NAMES).into_iter().map(|v| (sdpa::case(&v.name), v)));
+    all.extend(load(flex::FAMILY, flex::NAMES).into_iter().map(|v| (flex::case(&v.name), v)));
+    all.extend(load(patterns::FAMILY, patterns::NAMES).into_iter().map(|v| (patterns::ruled(&v), v)));
+    all.into_iter().map(|(case, vector)| (vector, case)).collect()
+}
+
+#[test]
+fn vectors_of_others() {
+    let mut report = Report::new("gradients of vectors");
+    let all = vectors();
+    assert_eq!(all.len(), 10);
+    for (vector, case) in all {
+        let problem = Problem { case, appended: 0, d_out: vector.f64("dout"), d_lse: None };
+        for form in FORMS {
+            let setup = BackwardSetup::plain(full(), form);
+            report.check_backward(&problem, &setup);
+            let got = run(&problem, &setup, |tuning| tuning).expect("it ran for the report");
+            for ((got, name), of) in got.iter().zip(NAMES).zip(["dq", "dk", "dv"]) {
+                let (want, tolerance) = vector.expected(of).expect("a gradient");
+                let got = got.as_ref().expect("it was wanted");
+                compare(got, &want, tolerance).unwrap_or_else(|e| panic!("{}: {name}: {e}", vector.name));
+            }
+        }
+    }
+    report.finish();
+}
+
+const SHAPE: Shape =
+    Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 37, kv_len: 70, head_dim: 8, value_dim: 12 };
+
+/// Every part of a mask in one of the forms, and of the rest in the other.
+#[test]
+fn masks() {
+    let mut report = Report::new("gradients of masks");
+    for (n, (name, rules)) in single_masks().into_iter().enumerate() {
+        let problem = Problem::new(Case::random(name, SHAPE).with(|c| c.rules = rules.clone()), 0, true);
+        for (m, form) in FORMS.into_iter().enumerate() {
+            if n % 2 == m || rest(&format!("gradients of {name} {form:?}")) {
+                report.check_backward(&problem, &BackwardSetup::plain(full(), form));
+            }
+        }
+    }
+    report.finish();
+}
+
+/// What nobody sees may hold anything, and queries that see nothing too; a NaN that is seen shows.
+#[test]
+fn hidden_numbers_do_no_harm() {
+    let mut report = Report::new("gradients beside NaN");
+    for (n, poison) in [f32::NAN, f32::INFINITY].into_iter().enumerate() {
+        let case = Case::random(format!("hidden {poison}"), SHAPE).with(|c| {
+            c.rules.causal = true;
+            c.rules.window = Some([9, 0]);
+            // The first queries stand before all keys, the last keys after all queries.
+            c.rules.alignment = wgpu_attention::Alignment::Offset(-3);
+            let [heads, q_len, kv_len] = [SHAPE.heads, SHAPE.q_len, SHAPE.kv_len];
+            for row in (0..SHAPE.batch * heads).flat_map(|h| (0..3).map(move |i| h * q_len + i)) {
+                c.q[row * SHAPE.head_dim..][..SHAPE.head_dim].fill(poison);
+            }
+            for row in (0..SHAPE.batch * SHAPE.kv_heads).flat_map(|h| (34..70).map(move |j| h * kv_len + j)) {
+                c.k[row * SHAPE.head_dim..][..SHAPE.head_dim].fill(poison);
+                c.v[row * SHAPE.value_dim..][..SHAPE.value_dim].fill(poison);
+            }
+        });
+        let problem = Problem::new(case, 0, n == 0);
+        for form in FORMS {
+            report.check_backward(&problem, &BackwardSetup::plain(full(), form));
+        }
+        // A hidden one in the midst of those that others see.
+        let case = Case::random(format!("between {poison}"), SHAPE).with(|c| {
+            c.rules.exclude_self = true;
+            c.rules.causal = true;
+            let row = 40 * SHAPE.value_dim;
+            c.v[row..][..SHAPE.value_dim].fill(poison);
+        });
+        let problem = Problem::new(case, 0, true);
+        for form in FORMS {
+            let setup = BackwardSetup::plain(full(), form);
+            let got = run(&problem, &setup, |tuning| tuning).expect("it runs");
+            let d_q = got[0].as_ref().expect("it was wanted");
+            // Queries before key 41 of its heads, which stand at 33 later, do not see it.
+            let row = |h: usize, i: usize| &d_q[(h * SHAPE.q_len + i) * SHAPE.head_dim..][..SHAPE.head_dim];
+            for h in 0..2 {
+                assert!((0..8).all(|i| row(h, i).iter().all(|x| x.is_finite())), "{form:?} {poison}");
+                assert!((8..37).all(|i| row(h, i).iter().any(|x| x.is_nan())), "{form:?} {poison}");
+            }
+        }
+    }
+    report.finish();
+}
+
+#[test]
+fn large_scores() {
+    let mut report = Report::new("gradients of large scores");
+    for factor in [100.0, 3000.0, 1e6] {
+        let shape = Shape { kv_heads: 4, q_len: 20, kv_len: 33, head_dim: 16, ..SHAPE };
+        let case = Case::random(format!("scores times {factor}"), shape);
+        let problem = Problem::new(case.with(|c| c.q.iter_mut().for_each(|x| *x *= factor)), 0, true);
+        for form in FORMS {
+            report.check_backward(&problem, &BackwardSetup::plain(full(), form));
+        }
+    }
+    report.finish();
+}
+
+fn bits(got: &[Option<Vec<f64>>; 7]) -> Vec<u64> {
+    got.iter().flatten().flatten().map(|x| x.to_bits()).collect()
+}
+
+/// Run after run, and however the work is cut.
+#[test]
+fn bits_are_the_same() {
+    let shape = Shape { q_len: 150, kv_len: 130, ..SHAPE };
+    let case = Case::random("the same bits", shape).with(|c| {
+        c.rules.causal = true;
+        c.dropout = Some(DropoutData::Seeded { p: 0.1, seed: 5 });
+    });
+    let problem = Problem::new(case, 0, true);
+    for form in FORMS {
+        let setup =
+            BackwardSetup { dtype: DType::F32, layout: Layout::Blhd, ..BackwardSetup::plain(full(), form) };
+        let first = bits(&run(&problem, &setup, |tuning| tuning).expect("it runs"));
+        for n in 0..20 {
+            let again = run(&problem, &setup, |tuning| tuning).expect("it runs");
+            assert!(bits(&again) == first, "{form:?}: other bits in run {n}");
+        }
+        for limit in [1, 100_000, 3_000_000] {
+            let cut = run(&problem, &setup, |tuning| tuning.work_limit(limit)).expect("it runs");
+            assert!(bits(&cut) == first, "{form:?}: other bits with dispatches of {limit} operations");
+        }
+    }
 }
 
 /// A random problem.
@@ -62,14 +213,26 @@ fn draw(name: String) -> (Problem, BackwardSetup) {
     (Problem::new(case, 0, rng.chance(0.5)), setup)
 }
 
-const DRAWS: usize = 60;
+/// Random problems that always run, and all there are.
+const DRAWS: [usize; 2] = [40, 400];
 
 #[test]
 fn random_problems() {
     let mut report = Report::new("gradients of random problems");
-    for n in 0..DRAWS {
-        let (problem, setup) = draw(format!("gradients {n}"));
-        report.check_backward(&problem, &setup);
+    for n in 0..DRAWS[1] {
+        let name = format!("gradients {n}");
+        if n < DRAWS[0] || rest(&name) {
+            let (problem, setup) = draw(name);
+            report.check_backward(&problem, &setup);
+        }
     }
     report.finish();
+}
+
+/// Both forms are what runs: a plan that took one for both would make half of these tests vain.
+#[test]
+fn forms_differ() {
+    let problem = Problem::new(Case::random("forms", SHAPE), 0, false);
+    let of = |form| bits(&run(&problem, &BackwardSetup::plain(full(), form), |t| t).expect("it runs"));
+    assert!(of(KernelForm::Gpu) != of(KernelForm::Cpu));
 }

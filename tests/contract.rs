@@ -203,12 +203,14 @@ fn faults(kernel: &KernelText, structs: &[StructTable]) -> Vec<String> {
 
 /// Whether no plan for a GPU chooses the kernel, by the shader that its loop is in.
 fn is_for_software(kernel: &KernelText) -> bool {
-    static LOOPS: LazyLock<[String; 4]> = LazyLock::new(|| {
-        ["fused/cpu", "decode/cpu", "matmul/cpu", "softmax/row_per_invocation"].map(|loop_of| {
-            let path = crate::harness::root().join("shaders").join(loop_of).with_extension("wgsl");
-            let text = std::fs::read_to_string(path).expect("a readable shader");
-            text.lines().next().expect("a first line").to_string()
-        })
+    static LOOPS: LazyLock<[String; 5]> = LazyLock::new(|| {
+        ["fused/cpu", "fused_backward/cpu", "decode/cpu", "matmul/cpu", "softmax/row_per_invocation"].map(
+            |loop_of| {
+                let path = crate::harness::root().join("shaders").join(loop_of).with_extension("wgsl");
+                let text = std::fs::read_to_string(path).expect("a readable shader");
+                text.lines().next().expect("a first line").to_string()
+            },
+        )
     });
     LOOPS.iter().any(|line| kernel.wgsl.contains(line.as_str()))
 }

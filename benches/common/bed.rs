@@ -12,6 +12,7 @@ use super::ceilings::Ceilings;
 use super::device::{self, Opened};
 use super::settings::quick;
 use super::timer::Timer;
+pub use super::timer::median;
 
 pub struct Bed {
     pub instance: wgpu::Instance,
@@ -30,7 +31,7 @@ pub struct Checked<'a> {
 impl Bed {
     /// `None`, and a word about it, on a device without a clock.
     pub fn open() -> Option<Self> {
-        let Opened { instance, gpu, fragments } = device::open();
+        let Opened { instance, gpu, fragments, .. } = device::open();
         let name = gpu.device().adapter_info().name;
         let Some(timer) = Timer::new(&gpu) else {
             println!("device: {name}: skipped, it has no timestamp queries");
@@ -56,7 +57,7 @@ impl Bed {
     /// Measured once, when first asked for.
     pub fn ceilings(&self) -> &Ceilings {
         self.ceilings.get_or_init(|| {
-            let ceilings = Ceilings::measure(&self.gpu, &self.fragments, &self.timer);
+            let ceilings = pollster::block_on(Ceilings::measure(&self.gpu, &self.fragments, &self.timer));
             println!("\n{ceilings}");
             ceilings
         })
@@ -104,11 +105,4 @@ impl Bed {
         });
         median(times)
     }
-}
-
-/// `None` of nothing.
-pub fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    let (low, high) = (values.get(values.len().checked_sub(1)? / 2)?, values.get(values.len() / 2)?);
-    Some((low + high) / 2.0)
 }

@@ -114,23 +114,23 @@ impl Ceilings {
     }
 
     /// `fragments`: the sides of those that the device's matrix units multiply.
-    pub fn measure(gpu: &Gpu, fragments: &[u32], timer: &Timer) -> Self {
+    pub async fn measure(gpu: &Gpu, fragments: &[u32], timer: &Timer) -> Self {
         let bench = Bench::new(gpu, timer);
-        Ceilings {
-            device: gpu.device().adapter_info().name,
-            copy_gbs: bench.copy(),
-            fma_gflops: best(forms(&[4, 3, 2]).map(|chains| bench.fma(*chains))),
-            exp2_gps: best(forms(&[2, 4, 1]).map(|chains| bench.exp2(*chains))),
-            workgroup_gbs: bench.workgroup(),
-            matrix: forms(fragments)
-                .map(|&side| MatrixCeilings {
-                    side,
-                    gflops: best(forms(&[[2, 2], [2, 4]]).map(|grid| bench.multiply(side, *grid))),
-                    rows_gbs: bench.load(side, "rows"),
-                    columns_gbs: bench.load(side, "columns"),
-                })
-                .collect(),
+        let copy_gbs = bench.copy().await;
+        let fma_gflops = best(forms(&[4, 3, 2]), async |chains| bench.fma(*chains).await).await;
+        let exp2_gps = best(forms(&[2, 4, 1]), async |chains| bench.exp2(*chains).await).await;
+        let workgroup_gbs = bench.workgroup().await;
+        let mut matrix = Vec::new();
+        for &side in forms(fragments) {
+            matrix.push(MatrixCeilings {
+                side,
+                gflops: best(forms(&[[2, 2], [2, 4]]), async |grid| bench.multiply(side, *grid).await).await,
+                rows_gbs: bench.load(side, "rows").await,
+                columns_gbs: bench.load(side, "columns").await,
+            });
         }
+        let device = gpu.device().adapter_info().name;
+        Ceilings { device, copy_gbs, fma_gflops, exp2_gps, workgroup_gbs, matrix }
     }
 }
 
@@ -139,7 +139,11 @@ fn forms<T>(all: &[T]) -> impl Iterator<Item = &T> {
     all.iter().take(if quick() { 1 } else { usize::MAX })
 }
 
-fn best(rates: impl IntoIterator<Item = Rate>) -> Rate {
+async fn best<T>(forms: impl Iterator<Item = T>, measure: impl AsyncFn(T) -> Rate) -> Rate {
+    let mut rates = Vec::new();
+    for form in forms {
+        rates.push(measure(form).await);
+    }
     rates.into_iter().max_by(|x, y| x.giga.total_cmp(&y.giga)).expect("at least one form")
 }
 
@@ -189,22 +193,22 @@ impl<'a> Bench<'a> {
     }
 
     /// The rate of something that does `work` a turn: the fastest of several runs, long enough for the clock.
-    fn rate(&self, form: String, work: f64, mut run: impl FnMut(u32) -> Duration) -> Rate {
+    async fn rate(&self, form: String, work: f64, mut run: impl AsyncFnMut(u32) -> Duration) -> Rate {
         let (least, rounds) = match (quick(), self.software) {
             (true, _) => (Duration::from_millis(1), 3..=3),
             (false, true) => (Duration::from_millis(5), 40..=90),
             (false, false) => (Duration::from_millis(10), 10..=90),
         };
         let mut turns = 1;
-        while run(turns) < least {
+        while run(turns).await < least {
             assert!(turns < 1 << 28, "{form}: {turns} turns take no time");
             turns *= 2;
         }
         let [mut once, mut twice] = [f64::MAX; 2];
         let trusted = 1.8..=2.2;
         for round in 1..=*rounds.end() {
-            once = once.min(run(turns).as_secs_f64());
-            twice = twice.min(run(2 * turns).as_secs_f64());
+            once = once.min(run(turns).await.as_secs_f64());
+            twice = twice.min(run(2 * turns).await.as_secs_f64());
             // Other programs may take the processor that a software driver runs on.
             if round >= *rounds.start() && trusted.contains(&(twice / once)) {
                 break;
@@ -218,19 +222,21 @@ impl<'a> Bench<'a> {
         Rate { giga, ratio, form }
     }
 
-    fn copy(&self) -> Rate {
+    async fn copy(&self) -> Rate {
         let limits = self.gpu.device().limits();
         let most = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size);
         let most = most.min(if self.software { 1 << if quick() { 22 } else { 26 } } else { 1 << 28 });
         let worth = &CopyForm::ALL[..if self.software { 3 } else { 2 }];
-        best(forms(worth).map(|form| {
+        best(forms(worth), async |form| {
             let copy = Copy::new(self.gpu, *form, (1 << most.ilog2()) / 4);
-            self.timer.time(|pass| copy.record(pass));
-            copy.validate(self.gpu);
-            self.rate(form.to_string(), copy.bytes(), |turns| {
-                self.timer.time(|pass| (0..turns).for_each(|_| copy.record(pass)))
+            self.timer.time_async(|pass| copy.record(pass)).await;
+            copy.validate(self.gpu).await;
+            self.rate(form.to_string(), copy.bytes(), async |turns| {
+                self.timer.time_async(|pass| (0..turns).for_each(|_| copy.record(pass))).await
             })
-        }))
+            .await
+        })
+        .await
     }
 
     /// `text` has a function `main` and binds `data` to 2, and `out` has room for `results`.
@@ -249,17 +255,17 @@ impl<'a> Bench<'a> {
         Loop { kernel, params, constants: [step as u32, a.to_bits(), b.to_bits()], out }
     }
 
-    fn run(&self, kernel: &Loop, turns: u32) -> Duration {
+    async fn run(&self, kernel: &Loop, turns: u32) -> Duration {
         let [step, a, b] = kernel.constants;
         self.gpu.queue().write_buffer(&kernel.params, 0, bytemuck::bytes_of(&[turns, step, a, b]));
-        self.timer.time(|pass| kernel.kernel.dispatch(pass, [self.groups as u32, 1]))
+        self.timer.time_async(|pass| kernel.kernel.dispatch(pass, [self.groups as u32, 1])).await
     }
 
     /// Whether the first `results` after a few turns are what `want` repeats.
-    fn validate(&self, what: &str, kernel: &Loop, results: usize, want: impl Fn(usize) -> Vec<f64>) {
+    async fn validate(&self, what: &str, kernel: &Loop, results: usize, want: impl Fn(usize) -> Vec<f64>) {
         for turns in [1, 2, 5] {
-            self.run(kernel, turns as u32);
-            let got: Vec<f32> = self.gpu.download(&kernel.out, results).expect("results");
+            self.run(kernel, turns as u32).await;
+            let got: Vec<f32> = self.gpu.download_async(&kernel.out, results).await.expect("results");
             let want = want(turns);
             for (n, (got, want)) in got.iter().zip(want.iter().cycle()).enumerate() {
                 let error = (f64::from(*got) - want).abs();
@@ -310,26 +316,28 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(local_invocation_
         sums
     }
 
-    fn fma(&self, chains: usize) -> Rate {
+    async fn fma(&self, chains: usize) -> Rate {
         let (kernel, form, data) = self.chains("sums", "fma(x, a, b)", [A, B], chains);
         self.validate(&form, &kernel, self.groups * LANES, |turns| {
             Self::chained(&data, turns, |x| x * f64::from(A) + f64::from(B))
-        });
+        })
+        .await;
         let work = (self.groups * LANES * STEPS * 4 * chains * 2) as f64;
-        self.rate(form, work, |turns| self.run(&kernel, turns))
+        self.rate(form, work, async |turns| self.run(&kernel, turns).await).await
     }
 
-    fn exp2(&self, chains: usize) -> Rate {
+    async fn exp2(&self, chains: usize) -> Rate {
         let (kernel, form, data) = self.chains("powers", "exp2(a - x)", [C, 0.0], chains);
         self.validate(&form, &kernel, self.groups * LANES, |turns| {
             Self::chained(&data, turns, |x| (f64::from(C) - x).exp2())
-        });
+        })
+        .await;
         let work = (self.groups * LANES * STEPS * 4 * chains) as f64;
-        self.rate(form, work, |turns| self.run(&kernel, turns))
+        self.rate(form, work, async |turns| self.run(&kernel, turns).await).await
     }
 
     /// Neighbours load neighbouring vectors, at offsets known to the compiler from a place that is not.
-    fn workgroup(&self) -> Rate {
+    async fn workgroup(&self) -> Rate {
         const LOADS: usize = 8;
         let each = |line: &dyn Fn(usize) -> String| (0..LOADS).map(line).collect::<Vec<_>>().join("\n");
         let start = each(&|n| format!("var x{n} = vec4<f32>();"));
@@ -361,9 +369,10 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(local_invocation_
             let load = |at: usize| data[4 * at..][..4].iter().map(|x| f64::from(*x)).sum::<f64>();
             let loads = |lane, turn| (0..LOADS).map(move |n| load((lane + turn * LANES) % 512 + n * 64));
             (0..LANES).map(|lane| (0..turns).flat_map(|turn| loads(lane, turn)).sum()).collect()
-        });
+        })
+        .await;
         let work = (self.groups * LANES * LOADS * 16) as f64;
-        self.rate(form, work, |turns| self.run(&kernel, turns))
+        self.rate(form, work, async |turns| self.run(&kernel, turns).await).await
     }
 
     /// Invocations of a workgroup of at least four subgroups, and the most subgroups it may have.
@@ -409,7 +418,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
     }
 
     /// The number of subgroups that `kernel` found, once its results are found to be what `want` gives subgroups.
-    fn validate_fragments(
+    async fn validate_fragments(
         &self,
         what: &str,
         kernel: &Loop,
@@ -417,18 +426,20 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
         want: impl Fn(usize, usize) -> Vec<f64>,
     ) -> usize {
         let (_, most) = self.subgroups();
-        self.run(kernel, 1);
-        let all: Vec<f32> = self.gpu.download(&kernel.out, SLOTS * most * sums + 1).expect("results");
+        self.run(kernel, 1).await;
+        let all: Vec<f32> =
+            self.gpu.download_async(&kernel.out, SLOTS * most * sums + 1).await.expect("results");
         let subgroups = all[SLOTS * most * sums] as usize;
         assert!((1..=most).contains(&subgroups), "{what}: {subgroups} subgroups");
         self.validate(what, kernel, SLOTS * subgroups * sums, |turns| {
             (0..subgroups).flat_map(|subgroup| want(subgroup, turns)).collect()
-        });
+        })
+        .await;
         subgroups
     }
 
     /// Products of `rows` fragments with `columns`, in registers.
-    fn multiply(&self, side: u32, [rows, columns]: [usize; 2]) -> Rate {
+    async fn multiply(&self, side: u32, [rows, columns]: [usize; 2]) -> Rate {
         let (_, most) = self.subgroups();
         let n = side as usize;
         let square = n * n;
@@ -449,20 +460,22 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
         let sums = rows * columns * square;
         let kernel = self.compile(&text, &bits(&data), SLOTS * most * sums + 1, [0.0; 2], 0);
         let form = format!("{rows} by {columns} fragments a subgroup");
-        let subgroups = self.validate_fragments(&form, &kernel, sums, |subgroup, turns| {
-            let fragment = |m: usize| &data[subgroup * own + m * square..][..square];
-            let sum = |c: usize| {
-                let (a, b) = (fragment(c / columns), fragment(rows + c % columns));
-                product(n, turns as f64, |i, k| a[i * n + k], |k, j| b[k * n + j])
-            };
-            (0..rows * columns).flat_map(sum).collect()
-        });
+        let subgroups = self
+            .validate_fragments(&form, &kernel, sums, |subgroup, turns| {
+                let fragment = |m: usize| &data[subgroup * own + m * square..][..square];
+                let sum = |c: usize| {
+                    let (a, b) = (fragment(c / columns), fragment(rows + c % columns));
+                    product(n, turns as f64, |i, k| a[i * n + k], |k, j| b[k * n + j])
+                };
+                (0..rows * columns).flat_map(sum).collect()
+            })
+            .await;
         let work = (self.groups * subgroups * sums * n * 2) as f64;
-        self.rate(form, work, |turns| self.run(&kernel, turns))
+        self.rate(form, work, async |turns| self.run(&kernel, turns).await).await
     }
 
     /// Products of one fragment with those of a row of the tile, loaded `rows` by rows or columns by columns.
-    fn load(&self, side: u32, order: &str) -> Rate {
+    async fn load(&self, side: u32, order: &str) -> Rate {
         let (lanes, _) = self.subgroups();
         let n = side as usize;
         let square = n * n;
@@ -495,22 +508,24 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
         let sums = count * square;
         let kernel = self.compile(&text, &bits(&data), SLOTS * most * sums + 1, [0.0; 2], n);
         let form = format!("{count} a turn, by {order}");
-        let subgroups = self.validate_fragments(&form, &kernel, sums, |subgroup, turns| {
-            let (tile, a) = data.split_at(words);
-            let sum = |c: usize| {
-                let mut sum = vec![0.0; square];
-                for turn in 0..turns {
-                    let corner = (subgroup + turn) * n % height * stride + c * n;
-                    let b = |k, j| tile[corner + if rows { k * stride + j } else { j * stride + k }];
-                    let one = product(n, 1.0, |i, k| a[i * n + k], b);
-                    sum.iter_mut().zip(one).for_each(|(sum, x)| *sum += x);
-                }
-                sum
-            };
-            (0..count).flat_map(sum).collect()
-        });
+        let subgroups = self
+            .validate_fragments(&form, &kernel, sums, |subgroup, turns| {
+                let (tile, a) = data.split_at(words);
+                let sum = |c: usize| {
+                    let mut sum = vec![0.0; square];
+                    for turn in 0..turns {
+                        let corner = (subgroup + turn) * n % height * stride + c * n;
+                        let b = |k, j| tile[corner + if rows { k * stride + j } else { j * stride + k }];
+                        let one = product(n, 1.0, |i, k| a[i * n + k], b);
+                        sum.iter_mut().zip(one).for_each(|(sum, x)| *sum += x);
+                    }
+                    sum
+                };
+                (0..count).flat_map(sum).collect()
+            })
+            .await;
         let work = (self.groups * subgroups * sums * 2) as f64;
-        self.rate(form, work, |turns| self.run(&kernel, turns))
+        self.rate(form, work, async |turns| self.run(&kernel, turns).await).await
     }
 }
 

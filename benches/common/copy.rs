@@ -82,8 +82,8 @@ impl Copy {
     }
 
     /// A wrong kernel has no time.
-    pub fn validate(&self, gpu: &Gpu) {
-        let got: Vec<f32> = gpu.download(&self.to, self.from.len()).expect("the copy");
+    pub async fn validate(&self, gpu: &Gpu) {
+        let got: Vec<f32> = gpu.download_async(&self.to, self.from.len()).await.expect("the copy");
         assert!(got == self.from, "a copy that is none");
     }
 }

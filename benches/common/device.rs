@@ -4,6 +4,8 @@ use wgpu_attention::{Gpu, Pipelines, inspect, wgpu};
 
 pub struct Opened {
     pub instance: wgpu::Instance,
+    /// What its adapter has, whether or not the device was asked to have it.
+    pub offered: wgpu::Features,
     pub gpu: Gpu,
     /// The sides of the fragments that its matrix units multiply, f16 · f16 summed in f32.
     pub fragments: Vec<u32>,
@@ -15,40 +17,55 @@ pub fn instance() -> wgpu::Instance {
 }
 
 /// The fastest.
+#[cfg(not(target_arch = "wasm32"))]
 pub fn adapter(instance: &wgpu::Instance) -> wgpu::Adapter {
-    pollster::block_on(instance.request_adapter(&wgpu::RequestAdapterOptions {
+    pollster::block_on(adapter_async(instance))
+}
+
+async fn adapter_async(instance: &wgpu::Instance) -> wgpu::Adapter {
+    let options = wgpu::RequestAdapterOptions {
         power_preference: wgpu::PowerPreference::HighPerformance,
         ..Default::default()
-    }))
-    .expect("an adapter")
+    };
+    instance.request_adapter(&options).await.expect("an adapter")
 }
 
 /// The fastest adapter's device with what that has of use here.
+#[cfg(not(target_arch = "wasm32"))]
 pub fn open() -> Opened {
+    pollster::block_on(open_async())
+}
+
+/// `open`, not blocking.
+pub async fn open_async() -> Opened {
     let instance = instance();
-    let adapter = adapter(&instance);
+    let adapter = adapter_async(&instance).await;
+    let offered = adapter.features();
     let matrix = wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX;
     let useful =
         wgpu::Features::TIMESTAMP_QUERY | wgpu::Features::SHADER_F16 | wgpu::Features::SUBGROUP | matrix;
-    let features = useful & adapter.features();
+    let features = useful & offered;
     let experimental_features = if features.contains(matrix) {
         // SAFETY: benches may run what may be wrong, and look at results before times.
         unsafe { wgpu::ExperimentalFeatures::enabled() }
     } else {
         wgpu::ExperimentalFeatures::disabled()
     };
-    let (device, queue) = pollster::block_on(adapter.request_device(&wgpu::DeviceDescriptor {
+    let descriptor = wgpu::DeviceDescriptor {
         label: Some("bench"),
         required_features: features,
         required_limits: adapter.limits(),
         experimental_features,
         ..Default::default()
-    }))
-    .expect("the adapter gives a device with its own features and limits");
+    };
+    let (device, queue) = adapter
+        .request_device(&descriptor)
+        .await
+        .expect("the adapter gives a device with its own features and limits");
     let needed = matrix | wgpu::Features::SHADER_F16 | wgpu::Features::SUBGROUP;
     let fragments = if features.contains(needed) { inspect::fragments(&adapter) } else { Vec::new() };
     let pipelines = Pipelines::with_adapter(&device, &adapter);
-    Opened { instance, gpu: Gpu::with_pipelines(queue, pipelines), fragments }
+    Opened { instance, offered, gpu: Gpu::with_pipelines(queue, pipelines), fragments }
 }
 
 /// Whether a processor does the device's work.

@@ -1,41 +1,60 @@
 //! A page about a device: what it is, what is right on it, how fast it is.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rows::Row;
+use web_time::Instant;
 use wgpu_attention::{DType, Family, Gpu, Report, Shape, Verdict, inspect, wgpu};
 
-use super::bed::median;
 use super::ceilings::Ceilings;
 use super::device;
 use super::problem::{Case, Problem, Rule, Way};
 use super::rows::{append, row};
 use super::settings::quick;
 use super::share::Kind;
-use super::timer::Timer;
+use super::timer::{Timer, median};
+
+/// What a page calls the device, where wgpu has no name for it: browsers tell it little.
+#[derive(Clone, Debug, Default)]
+pub struct Names {
+    pub device: String,
+    pub driver: String,
+}
 
 /// Prints the page, in Markdown.
 ///
 /// # Panics
 /// Without an adapter or a device.
+#[cfg(not(target_arch = "wasm32"))]
 pub fn print() {
-    let device::Opened { gpu, fragments, instance } = device::open();
-    let adapter = device::adapter(&instance);
+    pollster::block_on(page(&Names::default(), |text| print!("{text}")));
+}
+
+/// Gives the page to `say`, part by part as they are known: a driver may crash at the next.
+///
+/// # Panics
+/// As `print`.
+pub async fn page(names: &Names, say: impl Fn(&str)) {
+    let device::Opened { gpu, fragments, offered, .. } = device::open_async().await;
     let timer = Timer::new(&gpu);
-    of_device(&gpu, &adapter.features());
+    let info = gpu.device().adapter_info();
+    let name = if info.name.is_empty() { names.device.clone() } else { info.name };
+    let driver = [info.driver, info.driver_info, names.driver.clone()].join(" ");
+    say(&of_device(&gpu, &name, driver.trim(), offered));
     let start = Instant::now();
-    let report = gpu.check();
+    let report = gpu.check_async().await;
     let took = start.elapsed();
-    match report {
+    say(&match report {
         Ok(report) => of_kernels(&gpu, &report, took),
-        Err(e) => println!("## Kernels\n\nThe check did not end: {e}\n"),
-    }
-    let ceilings = timer.as_ref().filter(|_| !quick()).map(|timer| {
-        let ceilings = Ceilings::measure(&gpu, &fragments, timer);
-        println!("## The device at its best\n\n```text\n{ceilings}```\n");
-        ceilings
+        Err(e) => format!("## Kernels\n\nThe check did not end: {e}\n\n"),
     });
-    of_calls(&gpu, timer.as_ref(), ceilings.as_ref());
+    let mut ceilings = None;
+    if let Some(timer) = timer.as_ref().filter(|_| !quick()) {
+        let measured = Ceilings { device: name, ..Ceilings::measure(&gpu, &fragments, timer).await };
+        say(&format!("## The device at its best\n\n```text\n{measured}```\n\n"));
+        ceilings = Some(measured);
+    }
+    of_calls(&gpu, timer, ceilings.as_ref(), say).await;
 }
 
 fn yes(has: bool) -> &'static str {
@@ -43,15 +62,19 @@ fn yes(has: bool) -> &'static str {
 }
 
 /// Name, driver, and what of its features and limits decides which kernels it gets.
-fn of_device(gpu: &Gpu, offered: &wgpu::Features) {
+fn of_device(gpu: &Gpu, name: &str, driver: &str, offered: wgpu::Features) -> String {
     let info = gpu.device().adapter_info();
     let (features, limits) = (gpu.device().features(), gpu.device().limits());
-    println!("# wgpu-attention {} on {}\n", inspect::VERSION, info.name);
-    println!("| | |\n|---|---|");
-    let driver = [info.driver.as_str(), info.driver_info.as_str()].join(" ");
-    println!("| backend, driver | {:?}, {} |", info.backend, driver.trim());
-    println!("| device | {:?}, vendor {:#06x}, device {:#06x} |", info.device_type, info.vendor, info.device);
-    println!("| subgroups | {} to {} invocations |", info.subgroup_min_size, info.subgroup_max_size);
+    let mut page = format!("# wgpu-attention {} on {name}\n\n| | |\n|---|---|\n", inspect::VERSION);
+    let mut row = |what: &str, is: String| page += &format!("| {what} | {is} |\n");
+    row("backend, driver", format!("{:?}, {driver}", info.backend));
+    let numbers = match info.vendor {
+        // As in browsers.
+        0 => String::new(),
+        vendor => format!(", vendor {vendor:#06x}, device {:#06x}", info.device),
+    };
+    row("device", format!("{:?}{numbers}", info.device_type));
+    row("subgroups", format!("{} to {} invocations", info.subgroup_min_size, info.subgroup_max_size));
     for (what, feature) in [
         ("f16 in shaders", wgpu::Features::SHADER_F16),
         ("subgroup operations", wgpu::Features::SUBGROUP),
@@ -60,22 +83,24 @@ fn of_device(gpu: &Gpu, offered: &wgpu::Features) {
     ] {
         let lost =
             if offered.contains(feature) && !features.contains(feature) { ", not asked for" } else { "" };
-        println!("| {what} | {}{lost} |", yes(features.contains(feature)));
+        row(what, format!("{}{lost}", yes(features.contains(feature))));
     }
-    println!("| workgroup memory | {} KiB |", limits.max_compute_workgroup_storage_size / 1024);
-    println!("| invocations of a workgroup | {} |", limits.max_compute_invocations_per_workgroup);
-    println!("| storage buffers of a kernel | {} |", limits.max_storage_buffers_per_shader_stage);
-    println!("| largest binding | {} MiB |\n", limits.max_storage_buffer_binding_size >> 20);
+    row("workgroup memory", format!("{} KiB", limits.max_compute_workgroup_storage_size / 1024));
+    row("invocations of a workgroup", limits.max_compute_invocations_per_workgroup.to_string());
+    row("storage buffers of a kernel", limits.max_storage_buffers_per_shader_stage.to_string());
+    row("largest binding", format!("{} MiB", limits.max_storage_buffer_binding_size >> 20));
+    page + "\n"
 }
 
 /// What the check found.
-fn of_kernels(gpu: &Gpu, report: &Report, took: Duration) {
-    println!("## Kernels\n\nChecked in {:.2} s.\n\n| family | |\n|---|---|", took.as_secs_f64());
+fn of_kernels(gpu: &Gpu, report: &Report, took: Duration) -> String {
+    let took = took.as_secs_f64();
+    let mut page = format!("## Kernels\n\nChecked in {took:.2} s.\n\n| family | |\n|---|---|\n");
     let used = |verdict: &Verdict| !matches!(verdict, Verdict::Unused);
     for (family, verdict) in report.findings().filter(|(_, verdict)| used(verdict)) {
         // A table has one line a row.
         let verdict = verdict.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
-        println!("| {family} | {verdict} |");
+        page += &format!("| {family} | {verdict} |\n");
         append(&Row { detail: Some(verdict), ..row(gpu, "check", &family.to_string()) });
     }
     let unused: Vec<_> = report
@@ -83,11 +108,11 @@ fn of_kernels(gpu: &Gpu, report: &Report, took: Duration) {
         .filter(|(_, verdict)| !used(verdict))
         .map(|(family, _): (Family, _)| family.to_string())
         .collect();
-    println!("\nNot used on this device: {}.\n", unused.join("; "));
+    page + &format!("\nNot used on this device: {}.\n\n", unused.join("; "))
 }
 
 /// Which kernels typical calls get, and how long they take.
-fn of_calls(gpu: &Gpu, timer: Option<&Timer>, ceilings: Option<&Ceilings>) {
+async fn of_calls(gpu: &Gpu, timer: Option<Timer>, ceilings: Option<&Ceilings>, say: impl Fn(&str)) {
     let f16 = gpu.device().features().contains(wgpu::Features::SHADER_F16);
     let decode = Shape { kv_heads: 8, q_len: 1, ..Shape::new(1, 32, 4096, 128) };
     let (f32, half) = (DType::F32, if f16 { DType::F16 } else { DType::F32 });
@@ -99,17 +124,18 @@ fn of_calls(gpu: &Gpu, timer: Option<&Timer>, ceilings: Option<&Ceilings>) {
         (decode, Rule::None, f32),
         (decode, Rule::None, half),
     ];
-    println!("## Typical calls\n");
-    println!(
-        "Batch x heads x queries x keys x channels. The floor is what the device's own rates set to what a call must compute and move.\n"
+    say(
+        "## Typical calls\n\nBatch x heads (of keys and values) x queries x keys, where there are others than queries, x channels. The floor is what the device's own rates set to what a call must compute and move.\n\n",
     );
-    println!("| call | ms | floor, ms | share | bound | kernels |\n|---|---|---|---|---|---|");
+    say("| call | ms | floor, ms | share | bound | kernels |\n|---|---|---|---|---|---|\n");
+    let by_host = timer.is_none();
+    let timer = timer.unwrap_or_else(|| Timer::of_host(gpu));
     for (shape, rule, dtype) in cases {
         let case = Case::new(shape, rule, dtype);
-        let (time, kernels) = match time(gpu, timer, case) {
+        let (time, kernels) = match time(gpu, &timer, case).await {
             Ok(found) => found,
             Err(why) => {
-                println!("| {} | {why} | | | | |", case.id());
+                say(&format!("| {} | {why} | | | | |\n", case.id()));
                 continue;
             }
         };
@@ -121,17 +147,15 @@ fn of_calls(gpu: &Gpu, timer: Option<&Timer>, ceilings: Option<&Ceilings>) {
             (Some(share), _) => format!("{ms:.3} | {:.3} | {:.2}", share.floor(), share.floor() / ms),
         };
         let bound = share.map_or("", |share| share.bound());
-        println!("| {} | {columns} | {bound} | {} |", case.id(), kernels.join("; "));
+        say(&format!("| {} | {columns} | {bound} | {} |\n", case.id(), kernels.join("; ")));
     }
-    if timer.is_none() {
-        println!(
-            "\nWithout timestamp queries: times are of the host's clock, submission and waiting included."
-        );
+    if by_host {
+        say("\nWithout timestamp queries: times are of the host's clock, submission and waiting included.\n");
     }
 }
 
 /// The median of several runs, once the result was compared, and the kernels.
-fn time(gpu: &Gpu, timer: Option<&Timer>, case: Case) -> Result<(Duration, Vec<String>), String> {
+async fn time(gpu: &Gpu, timer: &Timer, case: Case) -> Result<(Duration, Vec<String>), String> {
     // What it compiles is this call's alone; what the check put aside stays there.
     let gpu = Gpu::with_pipelines(gpu.queue().clone(), inspect::emptied(gpu.pipelines()));
     let refused = |e: wgpu_attention::Error| e.to_string();
@@ -139,33 +163,28 @@ fn time(gpu: &Gpu, timer: Option<&Timer>, case: Case) -> Result<(Duration, Vec<S
     let mut scratch = problem.scratch(&gpu, Way::Auto).map_err(refused)?;
     let attention = problem.operator(&gpu, Way::Auto).map_err(refused)?;
     let mut refusal = None;
-    let mut run = || {
+    let rounds = if quick() { 0 } else { 15 };
+    let start = Instant::now();
+    let mut times = Vec::new();
+    for round in 0..=rounds {
+        // SwiftShader has been seen to take seconds for one.
+        if round > 1 && start.elapsed() > Duration::from_secs(10) {
+            break;
+        }
         let record = |pass: &mut wgpu::ComputePass| {
             refusal = attention.forward_in_pass(pass, &problem.call(), &mut scratch).err();
         };
-        match timer {
-            Some(timer) => timer.time(record),
-            None => by_the_hosts_clock(&gpu, record),
+        let time = timer.time_async(record).await;
+        // The first compiles.
+        if round > 0 {
+            times.push(time.as_secs_f64());
         }
-    };
-    run();
-    let rounds = if quick() { 0 } else { 15 };
-    let times: Vec<f64> = (0..rounds).map(|_| run().as_secs_f64()).collect();
+    }
     if let Some(refusal) = refusal {
         return Err(refused(refusal));
     }
-    problem.judge(&gpu).map_err(|wrong| format!("wrong: {wrong}"))?;
+    problem.judge_async(&gpu).await.map_err(|wrong| format!("wrong: {wrong}"))?;
     let mut kernels = inspect::compiled(gpu.pipelines());
     kernels.sort();
     Ok((Duration::from_secs_f64(median(times).unwrap_or_default()), kernels))
-}
-
-fn by_the_hosts_clock(gpu: &Gpu, record: impl FnOnce(&mut wgpu::ComputePass)) -> Duration {
-    let mut encoder = gpu.device().create_command_encoder(&Default::default());
-    record(&mut encoder.begin_compute_pass(&Default::default()));
-    let start = Instant::now();
-    gpu.queue().submit([encoder.finish()]);
-    // An error would be a lost device, which the next call reports.
-    let _ = gpu.device().poll(wgpu::PollType::wait_indefinitely());
-    start.elapsed()
 }

@@ -10,6 +10,7 @@ use wgpu_attention::{
     Scratch, Shape, TensorView, Tuning, UploadedMask, wgpu,
 };
 
+#[cfg(not(target_arch = "wasm32"))]
 use super::bed::{Bed, Checked};
 use super::rows::{dtype_name, shape_name};
 use super::share::Work;
@@ -233,10 +234,16 @@ impl Problem {
 
     /// Compares rows at the beginning, at the end and between, of all heads, with the reference of those rows alone, which
     /// stand where they do among all.
+    #[cfg(not(target_arch = "wasm32"))]
     pub fn judge(&self, gpu: &Gpu) -> Result<Difference, Mismatch> {
+        pollster::block_on(self.judge_async(gpu))
+    }
+
+    /// `judge`, not blocking.
+    pub async fn judge_async(&self, gpu: &Gpu) -> Result<Difference, Mismatch> {
         let Case { shape, rule, dtype, .. } = self.case;
         let Shape { q_len, kv_len, head_dim, value_dim, .. } = shape;
-        let got = read(gpu, &self.out, count(&shape.out()), dtype);
+        let got = read_async(gpu, &self.out, count(&shape.out()), dtype).await;
         let [q, k, v] = &self.inputs;
         let rows = q_len.min(2);
         let mut worst = Difference::default();
@@ -259,6 +266,7 @@ impl Problem {
     }
 
     /// A pass that computes this in that way, with its temporary memory, its result compared.
+    #[cfg(not(target_arch = "wasm32"))]
     pub fn check<'a>(&'a self, bed: &Bed, way: Way, mut scratch: Scratch) -> Checked<'a> {
         let attention = self.operator(&bed.gpu, way).expect("an operator");
         let record = move |pass: &mut wgpu::ComputePass| {
@@ -309,12 +317,18 @@ pub fn blank(gpu: &Gpu, n: usize, dtype: DType) -> Result<wgpu::Buffer, Error> {
 }
 
 /// `n` elements of a result.
+#[cfg(not(target_arch = "wasm32"))]
 pub fn read(gpu: &Gpu, buffer: &wgpu::Buffer, n: usize, dtype: DType) -> Vec<f32> {
-    let bits = || gpu.download::<u16>(buffer, n).expect("a result").into_iter();
+    pollster::block_on(read_async(gpu, buffer, n, dtype))
+}
+
+/// `read`, not blocking.
+pub async fn read_async(gpu: &Gpu, buffer: &wgpu::Buffer, n: usize, dtype: DType) -> Vec<f32> {
+    let bits = async || gpu.download_async::<u16>(buffer, n).await.expect("a result").into_iter();
     match dtype {
-        DType::F16 => bits().map(|x| f16::from_bits(x).to_f32()).collect(),
-        DType::BF16 => bits().map(|x| bf16::from_bits(x).to_f32()).collect(),
-        _ => gpu.download(buffer, n).expect("a result"),
+        DType::F16 => bits().await.map(|x| f16::from_bits(x).to_f32()).collect(),
+        DType::BF16 => bits().await.map(|x| bf16::from_bits(x).to_f32()).collect(),
+        _ => gpu.download_async(buffer, n).await.expect("a result"),
     }
 }
 
@@ -338,10 +352,15 @@ pub fn compare_attention(
 /// thousands of keys, whose mean is small, nothing else would be left.
 pub fn tolerance(naive: &[f32], want: &[f64], dtype: DType) -> Tolerance {
     let largest = want.iter().fold(0.0, |m: f64, x| m.max(x.abs()));
-    let (magnitude, epsilon) = match dtype {
-        DType::F16 => (largest, EPSILON_F16),
-        DType::BF16 => (largest, EPSILON_BF16),
-        _ => (largest.max(1.0), EPSILON_F32),
-    };
-    Tolerance::from_naive(&widen::<f64>(naive), want, magnitude, epsilon)
+    let magnitude = if dtype == DType::F32 { largest.max(1.0) } else { largest };
+    Tolerance::from_naive(&widen::<f64>(naive), want, magnitude, epsilon(dtype))
+}
+
+/// The spacing of a type at 1.
+pub fn epsilon(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => EPSILON_F16,
+        DType::BF16 => EPSILON_BF16,
+        _ => EPSILON_F32,
+    }
 }

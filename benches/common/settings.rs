@@ -1,12 +1,23 @@
 //! How a bench is to run.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+#[cfg(not(target_arch = "wasm32"))]
 use std::time::Duration;
 
+#[cfg(not(target_arch = "wasm32"))]
 use criterion::Criterion;
+
+static QUICK: AtomicBool = AtomicBool::new(false);
+
+/// As `--quick`, where there is no command line.
+pub fn be_quick() {
+    QUICK.store(true, Ordering::Relaxed);
+}
 
 /// Whether to do as little as shows that a bench works: `--quick`, or `WGPU_ATTENTION_BENCH_QUICK`.
 pub fn quick() -> bool {
-    std::env::args().any(|argument| argument == "--quick")
+    QUICK.load(Ordering::Relaxed)
+        || std::env::args().any(|argument| argument == "--quick")
         || std::env::var_os("WGPU_ATTENTION_BENCH_QUICK").is_some_and(|value| value != "0")
 }
 
@@ -16,6 +27,7 @@ pub fn argument(key: &str) -> Option<String> {
 }
 
 /// Criterion, set for passes that take milliseconds.
+#[cfg(not(target_arch = "wasm32"))]
 pub fn criterion() -> Criterion {
     let (samples, warm_up, measurement) = if quick() { (10, 1, 50) } else { (20, 500, 2000) };
     let criterion = Criterion::default()

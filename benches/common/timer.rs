@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use web_time::Instant;
 use wgpu_attention::Gpu;
 
 /// Numbers in (−1, 1) that look random and are the same every time.
@@ -16,10 +17,17 @@ pub fn noise(n: usize, seed: u32) -> Vec<f32> {
     (0..n).map(|_| next()).collect()
 }
 
-/// Time between the first and the last dispatch of a pass, by timestamp queries.
+/// `None` of nothing.
+pub fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let (low, high) = (values.get(values.len().checked_sub(1)? / 2)?, values.get(values.len() / 2)?);
+    Some((low + high) / 2.0)
+}
+
+/// Time between the first and the last dispatch of a pass, by timestamp queries; or of the host's clock.
 pub struct Timer {
     gpu: Gpu,
-    queries: wgpu::QuerySet,
+    queries: Option<wgpu::QuerySet>,
     resolved: wgpu::Buffer,
 }
 
@@ -35,30 +43,49 @@ impl Timer {
             ty: wgpu::QueryType::Timestamp,
             count: 2,
         });
-        let resolved = device.create_buffer(&wgpu::BufferDescriptor {
+        Some(Timer { queries: Some(queries), ..Self::of_host(gpu) })
+    }
+
+    /// The host's clock, for devices without a better one: submission and waiting are included.
+    pub fn of_host(gpu: &Gpu) -> Self {
+        let resolved = gpu.device().create_buffer(&wgpu::BufferDescriptor {
             label: None,
             size: 16,
             usage: wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC,
             mapped_at_creation: false,
         });
-        Some(Timer { gpu: gpu.clone(), queries, resolved })
+        Timer { gpu: gpu.clone(), queries: None, resolved }
     }
 
     /// Runs a pass that `record` fills and returns how long the device took.
+    #[cfg(not(target_arch = "wasm32"))]
     pub fn time(&self, record: impl FnOnce(&mut wgpu::ComputePass)) -> Duration {
+        pollster::block_on(self.time_async(record))
+    }
+
+    /// `time`, not blocking.
+    pub async fn time_async(&self, record: impl FnOnce(&mut wgpu::ComputePass)) -> Duration {
         let mut encoder = self.gpu.device().create_command_encoder(&Default::default());
-        let timestamp_writes = Some(wgpu::ComputePassTimestampWrites {
-            query_set: &self.queries,
+        let timestamp_writes = self.queries.as_ref().map(|query_set| wgpu::ComputePassTimestampWrites {
+            query_set,
             beginning_of_pass_write_index: Some(0),
             end_of_pass_write_index: Some(1),
         });
         record(
             &mut encoder.begin_compute_pass(&wgpu::ComputePassDescriptor { label: None, timestamp_writes }),
         );
-        encoder.resolve_query_set(&self.queries, 0..2, &self.resolved, 0);
-        self.gpu.queue().submit([encoder.finish()]);
-        let ticks: Vec<u64> = self.gpu.download(&self.resolved, 2).expect("timestamps");
-        let ns = (ticks[1] - ticks[0]) as f64 * f64::from(self.gpu.queue().get_timestamp_period());
+        if let Some(queries) = &self.queries {
+            encoder.resolve_query_set(queries, 0..2, &self.resolved, 0);
+        }
+        let commands = encoder.finish();
+        let start = Instant::now();
+        self.gpu.queue().submit([commands]);
+        let ticks: Vec<u64> = self.gpu.download_async(&self.resolved, 2).await.expect("timestamps");
+        if self.queries.is_none() {
+            return start.elapsed();
+        }
+        let ns =
+            ticks[1].saturating_sub(ticks[0]) as f64 * f64::from(self.gpu.queue().get_timestamp_period());
         Duration::from_nanos(ns as u64)
     }
 }

@@ -5,19 +5,23 @@
 // a lane has the word of its own key, for sums its own word of the key. Weights go from the one to the other
 // through workgroup memory, a chunk at a time. Where rows fill the lanes, fused/cpu.wgsl is faster.
 //
+// GATHER: for drivers that load for each lane whether or not the index is uniform, a dozen blocks of code a lane. There
+// each lane loads its own word, to the same result.
+//
 // Constants: ROWS     packed rows of a workgroup
 //            LANES    invocations of a workgroup, as many as the driver computes at once
 //            K_BLOCKS, V_BLOCKS   vectors of words of a row
 //            KEYS     keys of a block, a multiple of LANES and of STEP (powers of two)
 //            CHUNK    keys between barriers, a multiple of KEYS; each chunk costs as much as some ten keys
 //            STEP     keys that are added to the sums at a time
+//            GATHER   whether lanes load their own words
 // The loops must stay in the first-level cache of instructions.
 //
 // Floor, per query, key and channel of each kind: a multiplication and an addition (software drivers have no
 // fused one). Loads: five instructions for each u32, once per ROWS packed rows.
 //
-// Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim; CHUNK, KEYS,
-// K_BLOCKS, LANES, LOWEST, PER_PAIR_MASK, RESCALE_THRESHOLD, ROWS, SCALED, SPLITS, STEP, UNIT, VECTORS, V_BLOCKS;
+// Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim; CHUNK, GATHER,
+// KEYS, K_BLOCKS, LANES, LOWEST, PER_PAIR_MASK, RESCALE_THRESHOLD, ROWS, SCALED, SPLITS, STEP, UNIT, VECTORS, V_BLOCKS;
 // Query; any_nan, finish_row, is_run, k_scale, k_source, k_word, key_row, mask_mod, q_at4, query_of_row, repaired,
 // rescale_of, row_state, rows_key_range, run_step, score_mod, split_keys, store_row, unpacked_all, v_scale,
 // v_source, v_word, view_at, weight_of.
@@ -55,6 +59,15 @@ fn opaque_false() -> bool {
         return opaque(1u) == 1u;
     }
     return false;
+}
+
+// n, as the bound of a loop over values of other lanes. Where each load is much code, the loop is not to be unrolled: the bound
+// is not constant.
+fn bound(n: u32) -> u32 {
+    if GATHER {
+        return select(n, 0u, p.kv_heads == 0u);
+    }
+    return n;
 }
 
 // All ones for lane l, else zero. From bits, not from a comparison: that would become masked loads, which
@@ -145,8 +158,14 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                     s[r][c] = 0.0;
                 }
             }
+            // Of the lane's own keys.
+            var own: array<u32, LANE_KEYS>;
             let most = min(t0 + KEYS, stop) - 1u;
-            if is_run(k, t0, most) {
+            if GATHER {
+                for (var c = 0u; c < LANE_KEYS; c++) {
+                    own[c] = key_row(k, min(t0 + c * LANES + my_lane, most));
+                }
+            } else if is_run(k, t0, most) {
                 let first = key_row(k, t0);
                 for (var c = 0u; c < LANE_KEYS; c++) {
                     for (var l = 0u; l < LANES; l++) {
@@ -170,9 +189,14 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                 var x: array<array<vec4<f32>, VECTORS>, LANE_KEYS>;
                 var word_dot: array<array<f32, LANE_KEYS>, ROWS>;
                 for (var c = 0u; c < LANE_KEYS; c++) {
-                    var word = k_word(k, rows[c][0], n) & vec4<u32>(lane_mask[0]);
-                    for (var l = 1u; l < LANES; l++) {
-                        word |= k_word(k, rows[c][l], n) & vec4<u32>(lane_mask[l]);
+                    var word: vec4<u32>;
+                    if GATHER {
+                        word = k_word(k, own[c], n);
+                    } else {
+                        word = k_word(k, rows[c][0], n) & vec4<u32>(lane_mask[0]);
+                        for (var l = 1u; l < LANES; l++) {
+                            word |= k_word(k, rows[c][l], n) & vec4<u32>(lane_mask[l]);
+                        }
                     }
                     x[c] = unpacked_all(word);
                     for (var r = 0u; r < ROWS; r++) {
@@ -194,7 +218,9 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                 }
                 for (var c = 0u; c < LANE_KEYS; c++) {
                     var bits = 0u;
-                    if SCALED {
+                    if SCALED && GATHER {
+                        bits = bitcast<u32>(k_scale(k, own[c], n));
+                    } else if SCALED {
                         for (var l = 0u; l < LANES; l++) {
                             bits |= bitcast<u32>(k_scale(k, rows[c][l], n)) & lane_mask[l];
                         }
@@ -254,7 +280,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
             tries += 1u;
             for (var r = 0u; r < ROWS; r++) {
                 var m = row_max[r];
-                for (var l = 0u; l < LANES; l++) {
+                for (var l = 0u; l < bound(LANES); l++) {
                     m = max(m, lane_values[r * LANES + l]);
                 }
                 let rescale = rescale_of(row_max[r], m);
@@ -272,7 +298,8 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         tries = 0u;
 
         // Values. A chunk has sums of its own: what lives across barriers lies in memory.
-        let key_slot = opaque(lane) / V_BLOCKS;
+        let own_lane = opaque(lane);
+        let key_slot = own_lane / V_BLOCKS;
         let bit_here = opaque(1u << lane);
         for (var l = 0u; l < LANES; l++) {
             lane_mask[l] = mask_of(bit_here, l);
@@ -292,14 +319,23 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                 t0 += 1u;
             }
             var rows: array<array<u32, SPREAD>, STEP>;
+            var own: array<u32, STEP>;
             var by_row: array<array<f32, STEP>, ROWS>;
             let most = min(t0 + STEP * SPREAD, stop) - 1u;
-            let is_near = is_run(v, t0, most);
+            let is_near = !GATHER && is_run(v, t0, most);
             var first = 0u;
             if is_near {
                 first = key_row(v, t0);
             }
-            for (var u = 0u; u < STEP; u++) {
+            for (var u = 0u; u < STEP && GATHER; u++) {
+                // Lanes past the last word load what another does, and nothing takes it from them.
+                let t = t0 + u * SPREAD + min(key_slot, SPREAD - 1u);
+                own[u] = key_row(v, min(t, most));
+                for (var r = 0u; r < ROWS; r++) {
+                    by_row[r][u] = weights[((t - j) * ROWS + r) & SMALL];
+                }
+            }
+            for (var u = 0u; u < STEP && !GATHER; u++) {
                 let t = t0 + u * SPREAD;
                 for (var g = 0u; g < SPREAD; g++) {
                     rows[u][g] = first + min(u * SPREAD + g, most - t0) * run_step(v);
@@ -315,7 +351,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                     by_row[r][u] = x;
                 }
             }
-            if !is_near {
+            if !is_near && !GATHER {
                 for (var u = 0u; u < STEP; u++) {
                     for (var g = 0u; g < SPREAD; g++) {
                         rows[u][g] = key_row(v, min(t0 + u * SPREAD + g, most));
@@ -328,7 +364,14 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                 for (var u = 0u; u < STEP; u++) {
                     var word = vec4<u32>();
                     var bits = 0u;
-                    for (var l = 0u; l < LANES; l++) {
+                    if GATHER {
+                        let n = min(select(own_lane % V_BLOCKS, w * LANES + own_lane, SPREAD == 1u), V_BLOCKS - 1u);
+                        word = v_word(v, own[u], n);
+                        if SCALED {
+                            bits = bitcast<u32>(v_scale(v, own[u], n));
+                        }
+                    }
+                    for (var l = 0u; l < LANES && !GATHER; l++) {
                         let n = select(l % V_BLOCKS, w * LANES + l, SPREAD == 1u);
                         if n < V_BLOCKS && l < SPREAD * V_BLOCKS {
                             let row = rows[u][min(l / V_BLOCKS, SPREAD - 1u)];
@@ -379,7 +422,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                 spread[lane * VECTORS + e] = acc[r][0][e];
             }
             workgroupBarrier();
-            for (var g = 1u; g < SPREAD; g++) {
+            for (var g = 1u; g < bound(SPREAD); g++) {
                 for (var e = 0u; e < VECTORS; e++) {
                     acc[r][0][e] += spread[(lane % V_BLOCKS + g * V_BLOCKS) * VECTORS + e];
                 }
@@ -389,7 +432,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         let row = row0 + r;
         if row < packed {
             var sum = 0.0;
-            for (var l = 0u; l < LANES; l++) {
+            for (var l = 0u; l < bound(LANES); l++) {
                 sum += lane_values[r * LANES + l] + lane_values[(ROWS + r) * LANES + l];
             }
             let end = finish_row(row_state(row_max[r], sum, neg_inf), z, row, split, lane == 0u);

@@ -13,7 +13,7 @@
 // for d_k and d_v. Bytes: the others once per OWNS. As in fused/cpu.wgsl, each element that it loads costs five
 // instructions for all own rows of the invocation.
 //
-// Needs: p.mask, p.heads; HAS_BLOCKS, HEAD_VECTORS, HIDDEN, LANES, OF_KEYS, OF_SCORES, OF_VALUES, OTHERS, OWNS, SEARCH,
+// Needs: p.kv_heads, p.mask; HAS_BLOCKS, HEAD_VECTORS, HIDDEN, LANES, OF_KEYS, OF_SCORES, OF_VALUES, OTHERS, OWNS, SEARCH,
 // VALUE_VECTORS; Pair, Query, WorkTile; any_nan, blocks_state, head_count, key_range, other_rows, other_score_vector,
 // other_value_vector, own_rows, own_score_vector, own_value_vector, pair_of, query_head, query_of, search_finds, stats_of,
 // store_of_scores, store_of_values, store_repaired, work_tile.

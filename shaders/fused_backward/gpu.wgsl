@@ -14,7 +14,7 @@
 // registers, then in workgroup memory, with V_OTHERS rows of the others at a time → sums.
 //
 // Needs: p.head_dim, p.mask, p.value_dim; CHUNK, HAS_BLOCKS, HIDDEN, OF_KEYS, OF_SCORES, OF_VALUES, SEARCH, SLICE, WORKGROUP;
-// Pair, Query, WorkTile; any_nan, blocks_state, head_count, key_range, other_rows, other_score_vector, other_value_vector, own_rows,
+// Query, WorkTile; any_nan, blocks_state, head_count, key_range, other_rows, other_score_vector, other_value_vector, own_rows,
 // own_score_vector, own_value_vector, pair_of, query_head, query_of, search_finds, stats_of, store_of_scores, store_of_values,
 // store_repaired, work_tile.
 // Gives: main.

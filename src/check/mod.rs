@@ -19,7 +19,8 @@ impl Pipelines {
     /// for are refused with [`Error::PutAside`].
     ///
     /// `queue` is the device's. Blocks, mostly while kernels are compiled: on Mesa 26's software driver for some three seconds, and half a
-    /// second once it has them in its cache; on that of Mesa 25 for fifty. A [`Scratch`](crate::Scratch) whose size was asked before may be too small afterwards, if something was
+    /// second once it has them in its cache; on that of Mesa 25 for twenty. A [`Scratch`](crate::Scratch) whose size was asked before may
+    /// be too small afterwards, if something was
     /// put aside.
     ///
     /// The problems are small: tiles for large ones have other sizes, in the same text. What crashes a driver cannot be found

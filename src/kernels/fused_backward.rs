@@ -177,6 +177,8 @@ impl FusedBackward {
                 all.push(FusedBackward { wide: true, ..plain });
             }
         }
+        // With more tensors than every device binds.
+        all.retain(|kernel| kernel.bindings().len() <= 8);
         all.dedup();
         all
     }

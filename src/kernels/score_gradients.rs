@@ -126,10 +126,9 @@ impl ScoreGradients {
                 all.extend(WIDTHS.map(|width| ScoreGradients { dtype, width, ..plain }));
             }
             all.extend(DropoutKind::ALL.map(|drop| ScoreGradients { drop, ..plain }));
+            // Of slopes, the distance is their rule's.
             let masks = mask::MaskVariant::all().into_iter().map(mask::MaskVariant::scores_only);
-            // Beside six tensors, two.
-            let masks =
-                masks.filter(|mask| mask.has(of.id()) && !mask.appended && mask.bindings().len() <= 2);
+            let masks = masks.filter(|mask| of != Added::Slopes || mask.has(of.id()));
             all.extend(masks.map(|mask| ScoreGradients { mask, ..plain }));
             let softcapped = plain.mask.softcapped();
             all.push(ScoreGradients { mask: softcapped, ..plain });
@@ -139,6 +138,8 @@ impl ScoreGradients {
                 all.extend(FLOATS.map(|gradient| ScoreGradients { shared: false, gradient, ..plain }));
             }
         }
+        // With more tensors than every device binds.
+        all.retain(|kernel| kernel.bindings().len() <= 8);
         all
     }
 }

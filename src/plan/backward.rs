@@ -95,7 +95,7 @@ impl BackwardTiles {
         let BackwardTiles::Gpu { slice } = self else { return 0 };
         let staged = (64 * (Self::CHUNK / 4 + 1)).max(16 * slice / 4);
         // What pairs give; where 64 rows begin; a range of each invocation and of all.
-        16 * staged + 16 * 32 * 8 + 8 * 64 + 8 * slice + 8
+        16 * staged + 16 * 32 * 8 + 8 * 64 + 8 * slice + 16
     }
 
     fn of(of: GradientsOf, shape: &Shape, cpu: bool, device: &DeviceFacts) -> Self {

@@ -108,8 +108,9 @@ impl fmt::Debug for DecodeGpu {
 
 impl fmt::Debug for DecodeCpu {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let DecodeCpu { loads, lanes, rows, keys, step, chunk } = self;
-        write!(f, "{loads:?} rows={rows}x{lanes} keys={keys}x{step}x{chunk}")
+        let DecodeCpu { loads, lanes, rows, keys, step, chunk, gather } = self;
+        write!(f, "{loads:?} rows={rows}x{lanes} keys={keys}x{step}x{chunk}")?;
+        f.write_str(if *gather { " gather" } else { "" })
     }
 }
 
@@ -128,6 +129,8 @@ pub(crate) struct DecodeCpu {
     pub keys: u32,
     pub step: u32,
     pub chunk: u32,
+    /// Whether lanes load their own words.
+    pub gather: bool,
 }
 
 impl DecodeCpu {
@@ -236,8 +239,15 @@ pub(super) fn decode_gpu(
 }
 
 /// Few rows of packed keys on software drivers. Keys of a block, keys added at a time and keys between barriers as
-/// measured with lavapipe 26 and 8 lanes; where others are not faster than `fused_cpu`, none.
-pub(super) fn decode_cpu(lanes: u32, rows: usize, shape: &Shape, keys: &KeySource) -> Option<DecodeCpu> {
+/// measured with lavapipe 26 and 8 lanes; where others are not faster than `fused_cpu`, none. Where lanes load their own words,
+/// smaller blocks: half the code to compile, as fast (lavapipe 25).
+pub(super) fn decode_cpu(
+    lanes: u32,
+    gather: bool,
+    rows: usize,
+    shape: &Shape,
+    keys: &KeySource,
+) -> Option<DecodeCpu> {
     let narrow = shape.head_dim <= 64;
     let (keys_each, step, chunk) = match (keys.storage, rows) {
         _ if !keys.words || !keys.simple || shape.head_dim.max(shape.value_dim) > 256 => return None,
@@ -252,6 +262,7 @@ pub(super) fn decode_cpu(lanes: u32, rows: usize, shape: &Shape, keys: &KeySourc
         (StorageKind::Q4, 5..=8) => (16, 2, 256),
         _ => return None,
     };
+    let (keys_each, step) = if gather { (keys_each.min(16), step.min(2)) } else { (keys_each, step) };
     let decode = DecodeCpu {
         loads: keys.loads(shape),
         lanes,
@@ -259,6 +270,7 @@ pub(super) fn decode_cpu(lanes: u32, rows: usize, shape: &Shape, keys: &KeySourc
         keys: keys_each,
         step,
         chunk,
+        gather,
     };
     // Eight rows of 256 channels do not fit.
     (decode.memory() <= 16384).then_some(decode)
@@ -304,7 +316,8 @@ mod tests {
                         asserted(&decode, rows, subgroup_min);
                         planned += 1;
                     }
-                    let all = [4, 8, 16].map(|lanes| decode_cpu(lanes, rows, &shape, &keys));
+                    let all = [(4, false), (8, false), (8, true), (16, false), (16, true)]
+                        .map(|(lanes, gather)| decode_cpu(lanes, gather, rows, &shape, &keys));
                     for decode in all.into_iter().flatten() {
                         let DecodeCpu { lanes, keys, step, chunk, rows: packed, .. } = decode;
                         assert!(
@@ -318,6 +331,27 @@ mod tests {
             }
         }
         assert!(planned > 10_000);
+    }
+
+    /// Blocks of a driver that loads once for all lanes, and of one that loads for each.
+    #[test]
+    fn blocks_are_smaller_where_lanes_load_their_own() {
+        let shape = Shape::new(1, 1, 1, 128);
+        let blocks = |storage, gather| {
+            let keys = KeySource { storage, words: true, simple: true, operands: DType::F32 };
+            decode_cpu(8, gather, 1, &shape, &keys).map(|d| (d.keys, d.step, d.chunk, d.gather))
+        };
+        for (storage, once, each) in [
+            (StorageKind::F16, (16, 4, 512, false), (16, 2, 512, true)),
+            (StorageKind::Q8, (32, 4, 1024, false), (16, 2, 1024, true)),
+            (StorageKind::Q4, (16, 4, 1024, false), (16, 2, 1024, true)),
+        ] {
+            assert_eq!(
+                [blocks(storage, false), blocks(storage, true)],
+                [Some(once), Some(each)],
+                "{storage:?}"
+            );
+        }
     }
 
     fn asserted(decode: &DecodeGpu, wanted: usize, subgroup_min: u32) {

@@ -77,7 +77,10 @@ impl FusedTiles {
             }
             let lanes: &[u32] = if head_dim == value_dim { &[4, 8, 16] } else { &[8] };
             for lanes in lanes {
-                all.extend(decode_cpu(*lanes, rows, &shape, &keys).map(FusedTiles::DecodeCpu));
+                all.extend(decode_cpu(*lanes, false, rows, &shape, &keys).map(FusedTiles::DecodeCpu));
+            }
+            if rows == 4 {
+                all.extend(decode_cpu(8, true, rows, &shape, &keys).map(FusedTiles::DecodeCpu));
             }
         }
         let mut seen = std::collections::HashSet::new();
@@ -285,8 +288,8 @@ fn fused_tiles(
         return Ok(FusedTiles::Matrix(tiles));
     }
     if tuning.form.choose(FUSED, device) {
-        let decode =
-            if device.lacks(Family::DecodeCpu) { None } else { decode_cpu(device.lanes, rows, shape, &keys) };
+        let decode = || decode_cpu(device.lanes, device.gathers, rows, shape, &keys);
+        let decode = if device.lacks(Family::DecodeCpu) { None } else { decode() };
         let decode = decode.map(FusedTiles::DecodeCpu);
         let whole = || fused_cpu(rows, shape, pick, device.lanes);
         return Ok(decode.unwrap_or_else(whole));

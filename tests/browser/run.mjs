@@ -4,7 +4,10 @@
 //   chromium=PROGRAM   Chromium, headless, on SwiftShader
 //   node=RUNNER        Node on Dawn, started through RUNNER (which brings a Vulkan driver) if it is not empty
 //
-// Exit status 1 unless every case passed or was skipped in every runtime.
+// With --doctor as the first word, the doctor in FOLDER/doctor instead: the page of each runtime, and --quick for one
+// without times.
+//
+// Exit status 1 unless every case passed or was skipped in every runtime, or every page has its end.
 import { spawn } from 'node:child_process';
 import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { createServer } from 'node:http';
@@ -18,6 +21,7 @@ const runtimes = rest.filter((word) => /^(chromium|node)=/.test(word));
 const words = rest.filter((word) => !runtimes.includes(word));
 const here = (file) => fileURLToPath(new URL(file, import.meta.url));
 const LIMIT = 900; // seconds for all cases of a runtime
+const asked = words[0] === '--doctor';
 
 /** `words` for the n-th runtime. */
 function wordsOf(n) {
@@ -35,12 +39,13 @@ const FLAGS = ['--headless', '--no-sandbox', '--enable-unsafe-webgpu', '--use-we
 /** What a runtime has said so far. */
 class Run {
   constructor(runtime) {
-    Object.assign(this, { runtime, adapter: '', f16: false, names: [], outcomes: [], log: '' });
+    Object.assign(this, { runtime, adapter: '', f16: false, names: [], outcomes: [], page: '', log: '' });
     this.over = new Promise((done) => { this.end = done; });
   }
 
   hear(line) {
     if (line.names) Object.assign(this, line);
+    if (line.text) this.page += line.text;
     if (line.at !== undefined) this.outcomes[line.at] = line;
     if (line.broken && !this.broken) this.broken = line.broken;
     if (line.broken || line.end) this.end();
@@ -71,9 +76,9 @@ async function within(run, child) {
 
 async function chromium(run, program) {
   const types = { html: 'text/html', mjs: 'text/javascript', js: 'text/javascript', wasm: 'application/wasm' };
-  const files = new Map([['/', here('page.html')], ['/cases.mjs', here('cases.mjs')],
-    ['/program/browser.js', join(folder, 'program/browser.js')],
-    ['/program/browser_bg.wasm', join(folder, 'program/browser_bg.wasm')]]);
+  const files = new Map([['/', here('page.html')], ['/cases.mjs', here('cases.mjs')], ['/doctor.mjs', here('doctor.mjs')],
+    ...['program', 'doctor'].flatMap((name) => [`/${name}/browser.js`, `/${name}/browser_bg.wasm`])
+      .map((path) => [path, join(folder, path)])]);
   const server = createServer(async (request, response) => {
     if (request.method === 'POST') {
       let body = '';
@@ -111,14 +116,26 @@ async function node(run, runner) {
 }
 
 const kinds = { chromium, node };
-const runs = await Promise.all(runtimes.map(async (argument) => {
+const start = async (argument) => {
   const at = argument.indexOf('=');
   const run = new Run(argument.slice(0, at));
   const started = Date.now();
   await kinds[run.runtime](run, argument.slice(at + 1));
   run.seconds = Math.round((Date.now() - started) / 1000);
   return run;
-}));
+};
+if (asked) {
+  let ended = runtimes.length > 0;
+  // In turn: each is timed.
+  for (const [n, argument] of runtimes.entries()) {
+    const { runtime, page, broken, log } = await start(argument);
+    process.stdout.write((n > 0 ? '\n' : '') + page);
+    if (broken) console.error(`${runtime}: failed: ${broken}\n${log}`);
+    ended &&= !broken;
+  }
+  process.exit(ended ? 0 : 1);
+}
+const runs = await Promise.all(runtimes.map(start));
 const table = [['runtime', 'adapter', 'f16', 'cases', 'passed', 'skipped', 'failed', 'seconds']];
 let good = runs.length > 0;
 for (const run of runs) {

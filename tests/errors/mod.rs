@@ -8,8 +8,8 @@ use wgpu_attention::reference::{
     self, HostLinear, HostWeights, LayerShape, Options, multi_head, project, widen,
 };
 use wgpu_attention::{
-    Attention, Backward, Cache, CacheConfig, CacheStorage, Config, DType, DeviceMask, Dropout, Error, Family,
-    Forward, Gpu, HostMask, HostTensor, KernelForm, LayerConfig, LayerForward, LayerWeights, Linear, Mask,
+    Attention, Cache, CacheConfig, CacheStorage, Config, DType, DeviceMask, Dropout, Error, Family, Forward,
+    Gpu, HostMask, HostTensor, KernelForm, LayerConfig, LayerForward, LayerWeights, Linear, Mask,
     MultiHeadAttention, Path, Pipelines, Projection, ProjectionForward, ScaleGroup, ScoreStage, Scratch,
     ScratchSize, Shape, TensorView, Tuning, Verdict,
 };
@@ -19,21 +19,23 @@ use crate::harness::layer_options::LayerOptions;
 use crate::harness::random::noise;
 use crate::harness::{defaults, full};
 
-mod backward;
 mod bench;
 mod caches;
 mod calls;
+mod gradients;
 mod host;
 mod layers;
 mod lost;
+mod mask_gradients;
 mod masks;
 
-use self::backward::*;
 use self::bench::*;
 use self::caches::*;
 use self::calls::*;
+use self::gradients::*;
 use self::host::*;
 use self::layers::*;
+use self::mask_gradients::*;
 use self::masks::*;
 
 /// Every dimension is another number, so that no axis can be mistaken for the next.
@@ -97,7 +99,7 @@ macro_rules! subjects {
 }
 
 subjects! {
-    configurations, zero_sizes, shapes_that_disagree, strides_and_offsets, memory_shared_with_an_output, buffers_that_do_not_serve, dtypes, shapes_of_masks_and_further_outputs, tensors_of_masks, block_maps, slices_of_masks, weights_on_the_fused_path, scores_as_an_output, gradients_of_masks, dropout_probabilities, missing_features, kernels_put_aside, limits, scratch, slices, layers, projections, caches_made, moves_of_caches, appends, rows_of_caches, attention_to_caches, reading_back, what_cannot_be_provoked,
+    configurations, zero_sizes, shapes_that_disagree, strides_and_offsets, memory_shared_with_an_output, buffers_that_do_not_serve, dtypes, shapes_of_masks_and_further_outputs, tensors_of_masks, block_maps, slices_of_masks, weights_on_the_fused_path, scores_as_an_output, dropout_probabilities, gradients, gradients_of_masks, missing_features, kernels_put_aside, limits, scratch, slices, layers, projections, caches_made, moves_of_caches, appends, rows_of_caches, attention_to_caches, reading_back, what_cannot_be_provoked,
 }
 
 /// The reference refuses what does not fit it, too.

@@ -303,16 +303,21 @@ pub fn judge(truth: &[Judged; 7], got: &[Option<Vec<f64>>; 7]) -> Result<f64, St
     Ok(worst)
 }
 
-#[cfg(not(target_arch = "wasm32"))]
 impl super::report::Report {
     /// Runs `problem` in one setup.
+    #[cfg(not(target_arch = "wasm32"))]
     pub fn check_backward(&mut self, problem: &Problem, setup: &BackwardSetup) {
+        pollster::block_on(self.check_backward_async(problem, setup));
+    }
+
+    /// As [`check_backward`](Self::check_backward), not blocking.
+    pub async fn check_backward_async(&mut self, problem: &Problem, setup: &BackwardSetup) {
         let f16 = [setup.dtype, setup.bias, setup.gradient, setup.added_dtype].contains(&DType::F16);
         if f16 && !setup.profile.f16 {
             return self.skip_f16(setup.profile, &problem.case.name);
         }
         let problem = &stored_problem(problem, setup);
-        let got = pollster::block_on(run_backward_async(problem, setup, |tuning| tuning));
+        let got = run_backward_async(problem, setup, |tuning| tuning).await;
         let judged = match got {
             Err(e) if e.contains("max_storage_buffers_per_shader_stage") => {
                 return self.skip(format!("on `{}`: {e}", setup.profile.name), &problem.case.name);

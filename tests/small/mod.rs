@@ -2,6 +2,7 @@
 
 mod attention;
 mod caches;
+mod gradients;
 mod layers;
 mod masks;
 mod others;
@@ -15,6 +16,8 @@ use self::layers::SmallLayer;
 #[cfg(not(target_arch = "wasm32"))]
 pub use self::masks::single as single_masks;
 use self::others::Other;
+use crate::harness::backward::BackwardSetup;
+use crate::harness::gradients::Problem;
 use crate::harness::{Case, Profile, Report, Setup};
 
 /// A case with a name of its own.
@@ -30,13 +33,15 @@ enum Work {
     Layer(Box<SmallLayer>),
     Cache(Box<CacheCase>),
     Other(Other),
+    Gradients(Box<Problem>, BackwardSetup),
 }
 
 type Cases = fn(&'static Profile) -> Vec<(String, Work)>;
 
 /// All of them, on the device of `profile`.
 pub fn table(profile: &'static Profile) -> Vec<Small> {
-    let kinds: [Cases; 5] = [attention::cases, masks::cases, caches::cases, layers::cases, others::cases];
+    let kinds: [Cases; 6] =
+        [attention::cases, masks::cases, caches::cases, layers::cases, others::cases, gradients::cases];
     let named = |(name, work)| Small { name, profile, work };
     kinds.into_iter().flat_map(|cases| cases(profile)).map(named).collect()
 }
@@ -53,6 +58,7 @@ impl Small {
                 };
                 report.check_async(case, setup, &mut Default::default(), change).await;
             }
+            Work::Gradients(problem, setup) => report.check_backward_async(problem, setup).await,
             Work::Layer(layer) => {
                 report.check_layer_async(&layer.case, &layer.setup, &mut Default::default()).await;
             }

@@ -24,6 +24,11 @@ fn attention_by_defaults() {
 }
 
 #[test]
+fn gradients() {
+    all("small, gradients", full(), |work| matches!(work, Work::Gradients(..)));
+}
+
+#[test]
 fn caches() {
     all("small, caches", full(), |work| matches!(work, Work::Cache(..)));
 }

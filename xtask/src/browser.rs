@@ -1,12 +1,13 @@
-//! `scripts/browser`: the small cases as a program for browsers, in two runtimes.
+//! `scripts/browser`: the small cases, or the doctor, as a program for browsers, in two runtimes.
 
+use std::env;
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::{env, thread};
+use std::thread::{self, ScopedJoinHandle};
 
-use crate::error::{At, Result, failed};
+use crate::error::{At, Result, failed, refused};
 use crate::gpu::{self, Setup};
 use crate::repo::{Repo, executables};
 use crate::{dawn, files, process};
@@ -17,6 +18,9 @@ of the words in their names, in two runtimes; with a word as 1/2 every second ca
 
   chromium   headless, on SwiftShader (no f16)
   node       on Dawn, Chromium's WebGPU, over the Vulkan driver of scripts/gpu (f16)
+
+scripts/browser --doctor [chromium|node] [--quick] [> PAGE.md]: what `cargo run --example doctor` prints about a
+device, of the one that such a runtime gives, or both; --quick leaves out times and rates.
 
 Prints what was skipped and what failed by name, then a table. Fails if the program does not build, or a case
 fails, panics or does not end. What is needed and cannot be had is skipped, in a line that begins with \"skipped:\".
@@ -38,6 +42,7 @@ pub fn main(repo: &Repo, words: Vec<OsString>) -> Result {
         print!("{USAGE}");
         return Ok(());
     }
+    let job = Job::of(words)?;
     let folder = repo.folder("browser")?;
     let log = Log::new(folder.join("log"))?;
     if !process::have(&["node"]) {
@@ -50,42 +55,71 @@ pub fn main(repo: &Repo, words: Vec<OsString>) -> Result {
     let [log_chromium, log_dawn] = ["log.chromium", "log.dawn"].map(|name| Log::new(folder.join(name)));
     let (log_chromium, log_dawn) = (log_chromium?, log_dawn?);
     let (program, chromium, dawn) = thread::scope(|scope| {
-        let chromium = scope.spawn(|| get_chromium(&folder, &log_chromium));
-        let dawn = scope.spawn(|| get_dawn(repo, &folder, &log_dawn));
-        let program = build(repo, &folder, &toolchain);
-        (program, chromium.join(), dawn.join())
+        let chromium = job.chromium.then(|| scope.spawn(|| get_chromium(&folder, &log_chromium)));
+        let dawn = job.node.then(|| scope.spawn(|| get_dawn(repo, &folder, &log_dawn)));
+        let program = build(repo, &folder, &toolchain, job.doctor);
+        (program, chromium.map(ScopedJoinHandle::join), dawn.map(ScopedJoinHandle::join))
     });
     program?;
 
     let mut node = Command::new("node");
     node.current_dir(&repo.root).arg("tests/browser/run.mjs").arg(&folder);
     let mut runtimes = 0;
-    if let Ok(Ok(())) = chromium {
-        node.arg(joined("chromium=", &folder.join("chromium")));
-        runtimes += 1;
-    } else {
-        log_chromium.skip("chromium: neither here nor from apt-get");
+    match chromium {
+        None => {}
+        Some(Ok(Ok(()))) => {
+            node.arg(joined("chromium=", &folder.join("chromium")));
+            runtimes += 1;
+        }
+        Some(_) => log_chromium.skip("chromium: neither here nor from apt-get"),
     }
-    if !matches!(dawn, Ok(Ok(()))) {
-        log_dawn.skip("node: npm cannot fetch Dawn");
-    } else {
-        match gpu::setup(repo) {
+    match dawn {
+        None => {}
+        Some(Ok(Ok(()))) => match gpu::setup(repo) {
             Ok(setup) => {
-                use_driver(&setup, &mut node);
+                use_driver(&setup, &mut node, job.doctor);
                 runtimes += 1;
             }
             Err(error) => {
                 log.note(&format!("scripts/gpu: {error}"));
                 log.skip("node: no Vulkan driver");
             }
-        }
+        },
+        Some(_) => log_dawn.skip("node: npm cannot fetch Dawn"),
     }
-    if runtimes == 0 { Ok(()) } else { process::run(node.args(words)) }
+    if runtimes == 0 { Ok(()) } else { process::run(node.args(job.words)) }
 }
 
-fn use_driver(setup: &Setup, node: &mut Command) {
+/// What is to be run, and where.
+#[derive(Debug, PartialEq)]
+struct Job {
+    /// The doctor, not the cases.
+    doctor: bool,
+    chromium: bool,
+    node: bool,
+    /// For run.mjs.
+    words: Vec<OsString>,
+}
+
+impl Job {
+    fn of(mut words: Vec<OsString>) -> Result<Self> {
+        if words.first().is_none_or(|word| word != "--doctor") {
+            return Ok(Job { doctor: false, chromium: true, node: true, words });
+        }
+        let [chromium, node] = ["chromium", "node"].map(|name| words.iter().any(|word| word == name));
+        words.retain(|word| word != "chromium" && word != "node");
+        match words.iter().find(|word| *word != "--doctor" && *word != "--quick") {
+            Some(word) => {
+                Err(refused(format!("--doctor knows no {}; --help says what it knows", word.display())))
+            }
+            None => Ok(Job { doctor: true, chromium: chromium || !node, node: node || !chromium, words }),
+        }
+    }
+}
+
+fn use_driver(setup: &Setup, node: &mut Command, timed: bool) {
     setup.apply(node);
-    if env::var_os("GALLIVM_PERF").is_none() {
+    if !timed && env::var_os("GALLIVM_PERF").is_none() {
         // lavapipe: compile in half the time
         node.env("GALLIVM_PERF", "nopt");
     }
@@ -179,7 +213,9 @@ impl Toolchain {
 }
 
 /// The program, and wasm-bindgen's part of it by a tool of the same version.
-fn build(repo: &Repo, folder: &Path, toolchain: &Toolchain) -> Result {
+fn build(repo: &Repo, folder: &Path, toolchain: &Toolchain, doctor: bool) -> Result {
+    let (kind, name, place) =
+        if doctor { ("--example", "doctor", "doctor") } else { ("--test", "browser", "program") };
     let tool = folder.join("bindgen");
     fs::create_dir_all(&tool).at(&tool)?;
     let manifest = tool.join("Cargo.toml");
@@ -192,16 +228,17 @@ fn build(repo: &Repo, folder: &Path, toolchain: &Toolchain) -> Result {
     let mut bindgen = cargo.spawn()?;
 
     let mut cargo = toolchain.cargo(repo);
-    cargo.args(["--locked", "--target", TRIPLE, "--test", "browser", "--config", "profile.dev.opt-level=1"]);
+    cargo.args(["--locked", "--target", TRIPLE, kind, name, "--config", "profile.dev.opt-level=1"]);
     let built = process::output(cargo.args(["--message-format", "json-render-diagnostics"]));
     let status = bindgen.wait()?;
     let messages = built?;
     if !status.success() {
         return Err(crate::error::ended(status));
     }
-    let (_, program) =
-        executables(&messages).pop().ok_or_else(|| failed("cargo made no program of --test browser"))?;
-    process::run(Command::new(tool.join("debug/bindgen")).arg(program).arg(folder.join("program")))
+    let (_, program) = executables(&messages)
+        .pop()
+        .ok_or_else(|| failed(format!("cargo made no program of {kind} {name}")))?;
+    process::run(Command::new(tool.join("debug/bindgen")).arg(program).arg(folder.join(place)))
 }
 
 fn bindgen_manifest(version: &str, root: &Path) -> String {
@@ -332,6 +369,22 @@ mod tests {
             [[package]]\nname = \"wasm-bindgen\"\nversion = \"0.2.105\"\nsource = \"x\"\n";
         assert_eq!(version_of("wasm-bindgen", lock).as_deref(), Some("0.2.105"));
         assert_eq!(version_of("wgpu", lock), None);
+    }
+
+    #[test]
+    fn jobs() {
+        let job = |words: &[&str]| Job::of(words.iter().map(OsString::from).collect());
+        let of = |doctor, chromium, node, words: &[&str]| Job {
+            doctor,
+            chromium,
+            node,
+            words: words.iter().map(OsString::from).collect(),
+        };
+        assert_eq!(job(&["node", "1/2"]).unwrap(), of(false, true, true, &["node", "1/2"]));
+        assert_eq!(job(&["--doctor"]).unwrap(), of(true, true, true, &["--doctor"]));
+        let one = job(&["--doctor", "node", "--quick"]).unwrap();
+        assert_eq!(one, of(true, false, true, &["--doctor", "--quick"]));
+        assert!(job(&["--doctor", "masks"]).is_err());
     }
 
     #[test]

@@ -78,6 +78,7 @@ impl Form {
                 Constant::U32("KEYS", decode.keys),
                 Constant::U32("STEP", decode.step),
                 Constant::U32("CHUNK", decode.chunk),
+                Constant::Bool("GATHER", decode.gather),
                 Constant::U32("K_BLOCKS", decode.loads.k),
                 Constant::U32("V_BLOCKS", decode.loads.v),
             ],

@@ -1,5 +1,7 @@
 //! What gradients of a mask's tensors are refused for.
 
+use wgpu_attention::Backward;
+
 use super::*;
 
 /// The mask that has the tensor, and the call that asks for its gradient.

@@ -1,0 +1,45 @@
+//! Gradients in every form and type, and of every part of a mask.
+
+use wgpu_attention::{DType, KernelForm, Shape};
+
+use super::Work;
+use super::attention::SHAPE;
+use super::masks::single;
+use crate::harness::backward::BackwardSetup;
+use crate::harness::gradients::Problem;
+use crate::harness::{Case, DropoutData, FORMS, Layout, Profile};
+
+pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
+    let mut all = Vec::new();
+    let mut add = |what: &str, shape: Shape, setup: BackwardSetup, change: &dyn Fn(&mut Case)| {
+        let BackwardSetup { form, dtype, layout, .. } = setup;
+        let name = format!("gradients: {what}, {form:?}, {dtype:?}, {layout:?}");
+        let problem = Problem::new(Case::random(name.clone(), shape).with(change), 0, true);
+        all.push((name, Work::Gradients(Box::new(problem), setup)));
+    };
+    for (n, form) in FORMS.into_iter().enumerate() {
+        let plain = BackwardSetup::plain(profile, form);
+        let in_window = BackwardSetup { layout: Layout::Window(2 * n as u64 + 1), ..plain };
+        let [f16, bf16] = [DType::F16, DType::BF16];
+        add("grouped heads", SHAPE, plain, &|_| ());
+        let added = BackwardSetup { layout: Layout::Blhd, dtype: f16, accumulates: true, ..plain };
+        add("added to f32", SHAPE, added, &|_| ());
+        let halves = BackwardSetup { dtype: [f16, bf16][n], gradient: [f16, bf16][n], ..in_window };
+        add("halves", Shape { head_dim: 13, value_dim: 7, ..SHAPE }, halves, &|_| ());
+        let keys = BackwardSetup { wanted: [false, true, false], ..plain };
+        add("of keys alone, seeded dropout, softcap", SHAPE, keys, &|c| {
+            c.softcap = Some(1.5);
+            c.dropout = Some(DropoutData::Seeded { p: 0.25, seed: 11 });
+        });
+        let values = BackwardSetup { wanted: [false, false, true], ..plain };
+        add("of values alone, causal", SHAPE, values, &|c| c.rules.causal = true);
+        // lse cannot say these weights.
+        let large = Shape { q_len: 9, ..SHAPE };
+        add("large scores", large, plain, &|c| c.q.iter_mut().for_each(|x| *x *= 3000.0));
+    }
+    for (n, (what, rules)) in single().into_iter().enumerate() {
+        let form = [KernelForm::Gpu, KernelForm::Cpu][n % 2];
+        add(what, SHAPE, BackwardSetup::plain(profile, form), &|c| c.rules = rules.clone());
+    }
+    all
+}
