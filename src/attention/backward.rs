@@ -5,7 +5,7 @@ use crate::bindings::BoundDispatch;
 use crate::dropout::Dropout;
 use crate::error::Error;
 use crate::mask::DeviceMask;
-use crate::path::backward::{self, BackwardProblem};
+use crate::path::{BackwardProblem, backward};
 use crate::plan::Added;
 use crate::problem::{Shape, scale_in_f32};
 use crate::record::{dispatch, pass};

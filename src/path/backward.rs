@@ -1,5 +1,6 @@
 //! The gradients: what queries keep of the forward pass, then those of q, then those of k and v, then those of the mask's tensors.
 
+use super::backward_problem::{BackwardProblem, in_fours, view};
 use super::dispatches::{Dispatches, in_scratch};
 use super::score_gradients;
 use crate::device::DeviceFacts;
@@ -11,35 +12,11 @@ use crate::kernels::fused_backward::{self, FusedBackward};
 use crate::kernels::row_stats::{self, RowStats};
 use crate::kernels::row_totals::{self, RowTotals};
 use crate::kernels::{KernelVariant, mask};
-use crate::mask::{DeviceMask, Id};
-use crate::plan::{Added, BackwardPlan, GradientsOf, ScoreGradientsPlan, Tuning};
+use crate::mask::Id;
+use crate::plan::{Added, BackwardPlan, GradientsOf, ScoreGradientsPlan};
 use crate::problem::Shape;
 use crate::scratch::{Scratch, ScratchSize, Slot};
 use crate::tensor::{DType, TensorView, Window};
-
-/// Checked tensors of a backward call.
-#[derive(Clone, Copy)]
-pub(crate) struct BackwardProblem<'a> {
-    pub shape: Shape,
-    pub q: TensorView<'a>,
-    pub k: TensorView<'a>,
-    pub v: TensorView<'a>,
-    pub out: TensorView<'a>,
-    pub lse: TensorView<'a>,
-    pub d_out: TensorView<'a>,
-    pub d_lse: Option<TensorView<'a>>,
-    pub d_q: Option<TensorView<'a>>,
-    pub d_k: Option<TensorView<'a>>,
-    pub d_v: Option<TensorView<'a>>,
-    /// By [`Added`].
-    pub d_added: [Option<TensorView<'a>>; Added::ALL.len()],
-    pub accumulates: bool,
-    pub mask: DeviceMask<'a>,
-    pub dropout: Option<Dropout<TensorView<'a>>>,
-    pub scale: f32,
-    pub softcap: Option<f32>,
-    pub tuning: Tuning,
-}
 
 /// What is kept of a query: three numbers.
 const STATS_BYTES: u64 = 12;
@@ -127,14 +104,6 @@ pub(crate) fn dispatches<'a>(
         }
     }
     dispatches
-}
-
-pub(super) fn in_fours(t: TensorView) -> bool {
-    t.layout.in_fours(3)
-}
-
-pub(super) fn view(t: TensorView, device: &DeviceFacts) -> View {
-    View::from(t.window(device).layout)
 }
 
 fn row_stats<'a>(

@@ -1,6 +1,7 @@
 //! Sequences of kernels: from checked tensors to calls.
 
 pub(crate) mod backward;
+mod backward_problem;
 pub(crate) mod cache;
 pub(crate) mod classify;
 mod dispatches;
@@ -10,6 +11,7 @@ pub(crate) mod project;
 mod score_gradients;
 pub(crate) mod staged;
 
+pub(crate) use backward_problem::BackwardProblem;
 pub(crate) use dispatches::{Dispatches, grid, in_scratch};
 pub(crate) use problem::{Extras, Keys, Problem};
 

@@ -1,6 +1,6 @@
 //! The gradients of what scores are changed by, each a dispatch of its own.
 
-use super::backward::{BackwardProblem, in_fours, view};
+use super::backward_problem::{BackwardProblem, in_fours, view};
 use crate::device::DeviceFacts;
 use crate::kernel::{Dispatch, View, Width};
 use crate::kernels::dropout::{DropoutKind, DropoutParams};

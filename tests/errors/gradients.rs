@@ -70,7 +70,7 @@ pub(super) fn gradients() -> Seen {
         let mut empty = t.shape();
         empty[0] = 0;
         refused_with(&mut refused, "batch is 0", reshaped(&t, empty));
-        refused_with(&mut refused, "bytes", t.with_offset(1 << 20));
+        refused_with(&mut refused, "byte", t.with_offset(1 << 20));
         // An output among the inputs.
         let own = TensorView::new(&buffers[8], DType::F32, t.shape());
         refused_with(&mut refused, "`d_k`", own);
