@@ -95,6 +95,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         }
     }
 
+    var repairs = false;
     for (var head = 0u; head < head_count(); head++) {
         let h = query_head(work, head);
         let range = others_of(work, h);
@@ -125,9 +126,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                 }
             }
             if !sees {
-                if opaque_true() {
-                    continue;
-                }
+                continue;
             }
             var s: array<array<array<f32, CHAINS>, OTHERS>, LANE_OWNS>;
             var w: array<array<array<f32, CHAINS>, OTHERS>, LANE_OWNS>;
@@ -172,6 +171,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                 }
             }
             var pairs: array<array<Pair, OTHERS>, LANE_OWNS>;
+            var nan_found = false;
             for (var r = 0u; r < LANE_OWNS; r++) {
                 for (var c = 0u; c < OTHERS; c++) {
                     for (var e = 1u; e < CHAINS; e++) {
@@ -183,18 +183,27 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                     } else {
                         pairs[r][c] = pair_of(own_queries[r], other + c, s[r][c][0], w[r][c][0], own_stats[r]);
                     }
+                    nan_found = nan_found || any_nan(vec4<f32>(pairs[r][c].weight));
                 }
+            }
+            if nan_found {
+                repairs = repairs || opaque_true();
             }
             if OF_SCORES {
                 for (var outer = 0u; outer < HEAD_OUTER; outer++) {
                     for (var n = 0u; n < HEAD_INNER; n++) {
                         let d = outer * HEAD_INNER + n;
                         if d < HEAD_VECTORS {
+                            var x: array<vec4<f32>, OTHERS>;
                             for (var c = 0u; c < OTHERS; c++) {
-                                let x = other_score_vector(rows[c].x, d * 4u);
-                                for (var r = 0u; r < LANE_OWNS; r++) {
-                                    scored[r][outer][n] += x * pairs[r][c].d_score;
+                                x[c] = other_score_vector(rows[c].x, d * 4u);
+                            }
+                            for (var r = 0u; r < LANE_OWNS; r++) {
+                                var t = x[0] * pairs[r][0].d_score;
+                                for (var c = 1u; c < OTHERS; c++) {
+                                    t += x[c] * pairs[r][c].d_score;
                                 }
+                                scored[r][outer][n] += t;
                             }
                         }
                     }
@@ -205,11 +214,16 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                     for (var n = 0u; n < VALUE_INNER; n++) {
                         let d = outer * VALUE_INNER + n;
                         if d < VALUE_VECTORS {
+                            var x: array<vec4<f32>, OTHERS>;
                             for (var c = 0u; c < OTHERS; c++) {
-                                let x = other_value_vector(rows[c].y, d * 4u);
-                                for (var r = 0u; r < LANE_OWNS; r++) {
-                                    valued[r][outer][n] += x * pairs[r][c].weight;
+                                x[c] = other_value_vector(rows[c].y, d * 4u);
+                            }
+                            for (var r = 0u; r < LANE_OWNS; r++) {
+                                var t = x[0] * pairs[r][0].weight;
+                                for (var c = 1u; c < OTHERS; c++) {
+                                    t += x[c] * pairs[r][c].weight;
                                 }
+                                valued[r][outer][n] += t;
                             }
                         }
                     }
@@ -232,7 +246,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
             }
         }
     }
-    if any_nan(check) {
+    if repairs || any_nan(check) {
         for (var own_row = work.own0 + lane; own_row <= work.last_own; own_row += LANES) {
             store_repaired(work, own_row, 0u, 4u, 0xffffffffu);
         }

@@ -154,32 +154,41 @@ impl FusedBackward {
         let mut all = Vec::new();
         for of in GradientsOf::ALL {
             for tiles in BackwardTiles::listed(of) {
-                let plain = FusedBackward {
-                    tiles,
-                    of,
-                    dtype: DType::F32,
-                    width: Width::Four,
-                    scored: DType::F32,
-                    valued: DType::F32,
-                    store: Width::Four,
-                    wide: false,
-                    drop: DropoutKind::None,
-                    mask: mask::MaskVariant::default(),
-                };
+                let plain = Self::plain(of, tiles);
                 for dtype in FLOATS {
                     let typed = FusedBackward { dtype, scored: dtype, valued: dtype, ..plain };
                     all.extend(WIDTHS.map(|width| FusedBackward { width, store: width, ..typed }));
-                    all.push(FusedBackward { scored: DType::F32, valued: DType::F32, ..typed });
                 }
+                all.push(FusedBackward { dtype: DType::F16, ..plain });
+                all.extend(tiles.is_cpu().then_some(FusedBackward { wide: true, ..plain }));
+            }
+        }
+        for of in [GradientsOf::Queries, GradientsOf::KeysAndValues] {
+            for tiles in BackwardTiles::masked(of) {
+                let plain = Self::plain(of, tiles);
                 let masks = mask::MaskVariant::all().into_iter().map(mask::MaskVariant::scores_only);
                 all.extend(masks.map(|mask| FusedBackward { mask, ..plain }));
                 all.extend(DropoutKind::ALL.map(|drop| FusedBackward { drop, ..plain }));
-                all.push(FusedBackward { wide: true, ..plain });
             }
         }
         // With more tensors than every device binds.
         all.retain(|kernel| kernel.bindings().len() <= 8);
-        all.dedup();
         all
+    }
+
+    /// Tensors of f32 in fours, and nothing else.
+    fn plain(of: GradientsOf, tiles: BackwardTiles) -> Self {
+        FusedBackward {
+            tiles,
+            of,
+            dtype: DType::F32,
+            width: Width::Four,
+            scored: DType::F32,
+            valued: DType::F32,
+            store: Width::Four,
+            wide: false,
+            drop: DropoutKind::None,
+            mask: mask::MaskVariant::default(),
+        }
     }
 }

@@ -49,13 +49,16 @@ pub(crate) enum BackwardTiles {
     Cpu { lanes: u32, owns: u32, others: u32, head_vectors: u32, value_vectors: u32 },
 }
 
-/// Bytes of code of the software form's loop: per vector of four of the others 27 to load it and 12 per own row to use it, as of
-/// the fused kernel.
+/// Bytes of code of the software form's loop, counted in what a driver made of it for AVX2: per vector of four of the others 48 to
+/// load it and 15 per own row to use it.
 fn cpu_code_bytes(of: GradientsOf, owns: u32, others: u32, head: u32, value: u32) -> u32 {
     let scores = if of.scores() { 2 * head + value } else { head };
     let vectors = scores + if of.values() { value } else { 0 };
-    4 * others * vectors * (27 + 12 * owns)
+    4 * others * vectors * (48 + 15 * owns)
 }
+
+/// Bytes of code up to which others are taken two at a time.
+const TWO_AT_A_TIME: u32 = 16_000;
 
 /// Vectors of both sides beyond which the software form has no place for what an invocation holds, and compiles for seconds.
 const MOST_CPU_VECTORS: u32 = 96;
@@ -109,22 +112,27 @@ impl BackwardTiles {
 
     fn cpu(of: GradientsOf, shape: &Shape, lanes: u32, [head_vectors, value_vectors]: [u32; 2]) -> Self {
         let len = if of == GradientsOf::Queries { shape.q_len } else { shape.kv_len };
-        let room = if lanes == 16 { 50_000 } else { 25_000 };
-        let blocks = [(3, 2), (2, 2), (3, 1), (2, 1), (1, 2)];
-        let fits = |(owns, others): &(u32, u32)| {
-            len > (lanes * (owns - 1)) as usize
-                && cpu_code_bytes(of, *owns, *others, head_vectors, value_vectors) <= room
-        };
-        let (owns, others) = blocks.into_iter().find(fits).unwrap_or((1, 1));
+        // Measured for 64 and 128 channels, with 8 lanes and with 16: three own rows are slower, two others at a time no faster, and
+        // one own row is slower for k and v.
+        let owns = if len > lanes as usize { 2 } else { 1 };
+        let two = cpu_code_bytes(of, owns, 2, head_vectors, value_vectors) <= TWO_AT_A_TIME;
+        let others = if two { 2 } else { 1 };
         BackwardTiles::Cpu { lanes, owns, others, head_vectors, value_vectors }
     }
 
     /// What kernels are listed with for tools and tests.
     pub fn listed(of: GradientsOf) -> impl Iterator<Item = Self> {
-        let cpu = [8, 16].into_iter().flat_map(move |lanes| {
-            [32, 64, 128].map(|dim| Self::cpu(of, &Shape::new(1, 1, 512, dim), lanes, [dim as u32 / 4; 2]))
-        });
+        let cpu = [(8, 32), (8, 64), (8, 128), (16, 64)].map(|(lanes, dim)| Self::cpu_listed(of, lanes, dim));
         [64, 128].map(|slice| BackwardTiles::Gpu { slice }).into_iter().chain(cpu)
+    }
+
+    /// What every mask is listed with.
+    pub fn masked(of: GradientsOf) -> [Self; 2] {
+        [BackwardTiles::Gpu { slice: 64 }, Self::cpu_listed(of, 8, 32)]
+    }
+
+    fn cpu_listed(of: GradientsOf, lanes: u32, dim: u32) -> Self {
+        Self::cpu(of, &Shape::new(1, 1, 512, dim as usize), lanes, [dim / 4; 2])
     }
 }
 
@@ -162,5 +170,56 @@ impl BackwardPlan {
     /// The dispatches: the grid, cut.
     pub fn pieces(&self) -> impl Iterator<Item = Piece> + use<> {
         pieces(self.grid, self.steps)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEVICE: DeviceFacts = DeviceFacts { workgroup_memory: 16384, ..DeviceFacts::LEAST };
+
+    fn plan(of: GradientsOf, shape: Shape, device: &DeviceFacts) -> BackwardPlan {
+        BackwardPlan::new(of, &shape, &Tuning::new(), device).expect("within the limits")
+    }
+
+    #[test]
+    fn tiles_fit_every_device() {
+        for of in GradientsOf::ALL {
+            for tiles in BackwardTiles::listed(of) {
+                assert!(tiles.workgroup_memory() <= DEVICE.workgroup_memory, "{tiles:?}");
+                assert!(tiles.invocations() <= DEVICE.max_invocations, "{tiles:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_row_and_channel_has_a_workgroup() {
+        let software = DeviceFacts { software: true, ..DEVICE };
+        let shape =
+            Shape { batch: 2, heads: 6, kv_heads: 3, q_len: 100, kv_len: 65, head_dim: 64, value_dim: 300 };
+        assert_eq!(plan(GradientsOf::Queries, shape, &DEVICE).grid, [4, 1, 12]);
+        assert_eq!(plan(GradientsOf::KeysAndValues, shape, &DEVICE).grid, [3, 3, 6]);
+        assert_eq!(plan(GradientsOf::Values, shape, &DEVICE).grid, [3, 3, 6]);
+        // Too many channels for variables.
+        assert!(!plan(GradientsOf::Queries, Shape { value_dim: 600, ..shape }, &software).tiles.is_cpu());
+        let small = Shape { value_dim: 64, ..shape };
+        let BackwardPlan { tiles, grid, .. } = plan(GradientsOf::Queries, small, &software);
+        assert_eq!((tiles.owns(), grid), (16, [7, 1, 12]));
+        let few = Shape { q_len: 8, ..small };
+        assert_eq!(plan(GradientsOf::Queries, few, &software).tiles.owns(), 8);
+    }
+
+    /// Pieces are the grid, whatever the limit.
+    #[test]
+    fn pieces_cover_the_grid() {
+        let shape = Shape::new(2, 3, 500, 32);
+        for limit in [1, 1 << 20, 1 << 37] {
+            let tuning = Tuning::new().work_limit(limit);
+            let plan = BackwardPlan::new(GradientsOf::Queries, &shape, &tuning, &DEVICE).expect("a plan");
+            let workgroups = |grid: [u32; 3]| grid.iter().map(|n| *n as usize).product::<usize>();
+            assert_eq!(plan.pieces().map(|piece| workgroups(piece.grid)).sum::<usize>(), 16 * 6);
+            assert_eq!(plan.pieces().count() == 1, limit == 1 << 37);
+        }
     }
 }
