@@ -97,7 +97,7 @@ pub use position::{
     Rotation, RowPositions, Sinusoid,
 };
 pub use problem::{ScoreStage, Shape};
-pub use projection::{Linear, Projection, ProjectionForward};
+pub use projection::{Linear, Projection, ProjectionBackward, ProjectionForward};
 pub use report::{Report, Verdict};
 pub use scratch::{Scratch, ScratchSize};
 pub use tensor::{DType, TensorView};

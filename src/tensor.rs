@@ -12,7 +12,7 @@ pub(crate) fn axes(tensor: &str) -> [&'static str; 4] {
         "weights" | "scores" | "dropout" => ["batch", "heads", "q_len", "kv_len"],
         "cos" | "sin" => ["batch", "heads", "length", "pairs"],
         "lse" => ["batch", "heads", "q_len", "dim"],
-        t if t == "linear.weight" || t.starts_with("weights.") => {
+        t if t == "linear.weight" || t == "d_weight" || t.starts_with("weights.") => {
             ["batch", "heads", "out (rows)", "in (columns)"]
         }
         _ => ["batch", "heads", "length", "dim"],

@@ -30,6 +30,7 @@ mod packed;
 mod patterns;
 mod positions;
 mod projection;
+mod projection_backward;
 mod property;
 mod property_layers;
 mod recording;

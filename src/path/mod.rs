@@ -6,6 +6,7 @@ mod dispatches;
 pub(crate) mod fused;
 mod problem;
 pub(crate) mod project;
+pub(crate) mod project_backward;
 pub(crate) mod staged;
 
 pub(crate) use dispatches::{Dispatches, grid, in_scratch};
