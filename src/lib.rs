@@ -94,7 +94,7 @@ pub use pipelines::Pipelines;
 pub use plan::{KernelForm, MatrixUnits, Path, Tuning};
 pub use position::{
     AddPositions, MAX_POSITION, PositionTable, Positions, Rope, RopeConfig, RopeOrder, RopeScaling, Rotate,
-    Rotation, RowPositions, Sinusoid,
+    Rotation, RowPositions, Sinusoid, TableBackward,
 };
 pub use problem::{ScoreStage, Shape};
 pub use projection::{Linear, Projection, ProjectionBackward, ProjectionForward};

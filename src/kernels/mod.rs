@@ -27,6 +27,7 @@ pub(crate) mod score_stage;
 pub(crate) mod scores;
 pub(crate) mod slots;
 pub(crate) mod softmax;
+pub(crate) mod table_backward;
 mod texts;
 mod variant;
 pub(crate) mod weighted_sum;

@@ -65,6 +65,7 @@ pub(crate) const TEXTS: &[&str] = &[
     shader!("softmax/online"),
     shader!("softmax/row_per_invocation"),
     shader!("softmax/row_per_workgroup"),
+    shader!("table_backward"),
     shader!("tensor/bf16"),
     shader!("tensor/out"),
     shader!("tensor/view"),

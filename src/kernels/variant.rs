@@ -2,8 +2,8 @@
 
 use super::{
     add_positions, append_keys, average_weights, cache_advance, cache_append, cache_copy, cache_read,
-    classify, column_sums, fused, merge, merge_splits, project, project_backward, rotate, score_stage,
-    scores, softmax, weighted_sum,
+    classify, column_sums, fused, merge, merge_splits, project, project_backward, rotate,
+    score_stage, scores, softmax, table_backward, weighted_sum,
 };
 use crate::family::{Families, Family, PRODUCTS, STAGED};
 use crate::kernel::{Kernel, Variant};
@@ -32,6 +32,7 @@ pub(crate) enum KernelVariant {
     AddPositions(add_positions::AddPositions),
     ProjectBackward(project_backward::ProjectBackward),
     ColumnSums(column_sums::ColumnSums),
+    TableBackward(table_backward::TableBackward),
 }
 
 impl KernelVariant {
@@ -106,6 +107,7 @@ impl Variant for KernelVariant {
             KernelVariant::AddPositions(_) => "attention.add_positions",
             KernelVariant::ProjectBackward(_) => "attention.project_backward",
             KernelVariant::ColumnSums(_) => "attention.column_sums",
+            KernelVariant::TableBackward(_) => "attention.table_backward",
         }
     }
 
@@ -130,6 +132,7 @@ impl Variant for KernelVariant {
             KernelVariant::AddPositions(v) => v.describe(),
             KernelVariant::ProjectBackward(v) => v.describe(),
             KernelVariant::ColumnSums(v) => v.describe(),
+            KernelVariant::TableBackward(v) => v.describe(),
         }
     }
 }
@@ -156,5 +159,6 @@ pub(crate) fn all() -> Vec<KernelVariant> {
     all.extend(add_positions::AddPositions::all().map(KernelVariant::AddPositions));
     all.extend(project_backward::ProjectBackward::all().map(KernelVariant::ProjectBackward));
     all.extend(column_sums::ColumnSums::all().map(KernelVariant::ColumnSums));
+    all.extend(table_backward::TableBackward::all().map(KernelVariant::TableBackward));
     all
 }
