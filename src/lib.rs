@@ -87,7 +87,7 @@ pub use family::Family;
 pub use gpu::{Gpu, UploadedMask};
 pub use layer_config::LayerConfig;
 pub use mask::{Alignment, DeviceMask, HostMask, HostTensor, Mask};
-pub use merge::{Merge, Partial};
+pub use merge::{Merge, MergeBackward, PartGradients, Partial};
 pub use multi_head::{LayerForward, LayerWeights, MultiHeadAttention};
 pub use pattern::{Pattern, PatternPart};
 pub use pipelines::Pipelines;

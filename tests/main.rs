@@ -22,6 +22,7 @@ mod masks_sparse;
 mod matrix;
 mod meaning;
 mod merge;
+mod merge_backward;
 mod mha;
 mod minilm;
 mod numbers;

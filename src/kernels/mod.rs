@@ -17,6 +17,7 @@ pub(crate) mod fused;
 pub(crate) mod mask;
 pub(crate) mod matmul;
 pub(crate) mod merge;
+pub(crate) mod merge_backward;
 pub(crate) mod merge_splits;
 pub(crate) mod project;
 pub(crate) mod project_backward;

@@ -52,6 +52,7 @@ pub(crate) const TEXTS: &[&str] = &[
     shader!("matrix/memory_scalars"),
     shader!("matrix/memory_vectors"),
     shader!("merge"),
+    shader!("merge_backward"),
     shader!("merge_splits"),
     shader!("position/cos_sin"),
     shader!("position/rotation_table"),

@@ -2,7 +2,7 @@
 
 use super::{
     add_positions, append_keys, average_weights, cache_advance, cache_append, cache_copy, cache_read,
-    classify, column_sums, fused, merge, merge_splits, project, project_backward, rotate,
+    classify, column_sums, fused, merge, merge_backward, merge_splits, project, project_backward, rotate,
     score_stage, scores, softmax, table_backward, weighted_sum,
 };
 use crate::family::{Families, Family, PRODUCTS, STAGED};
@@ -33,6 +33,7 @@ pub(crate) enum KernelVariant {
     ProjectBackward(project_backward::ProjectBackward),
     ColumnSums(column_sums::ColumnSums),
     TableBackward(table_backward::TableBackward),
+    MergeBackward(merge_backward::MergeBackward),
 }
 
 impl KernelVariant {
@@ -108,6 +109,7 @@ impl Variant for KernelVariant {
             KernelVariant::ProjectBackward(_) => "attention.project_backward",
             KernelVariant::ColumnSums(_) => "attention.column_sums",
             KernelVariant::TableBackward(_) => "attention.table_backward",
+            KernelVariant::MergeBackward(_) => "attention.merge_backward",
         }
     }
 
@@ -133,6 +135,7 @@ impl Variant for KernelVariant {
             KernelVariant::ProjectBackward(v) => v.describe(),
             KernelVariant::ColumnSums(v) => v.describe(),
             KernelVariant::TableBackward(v) => v.describe(),
+            KernelVariant::MergeBackward(v) => v.describe(),
         }
     }
 }
@@ -160,5 +163,6 @@ pub(crate) fn all() -> Vec<KernelVariant> {
     all.extend(project_backward::ProjectBackward::all().map(KernelVariant::ProjectBackward));
     all.extend(column_sums::ColumnSums::all().map(KernelVariant::ColumnSums));
     all.extend(table_backward::TableBackward::all().map(KernelVariant::TableBackward));
+    all.extend(merge_backward::MergeBackward::all().map(KernelVariant::MergeBackward));
     all
 }
