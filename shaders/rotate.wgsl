@@ -1,5 +1,5 @@
 // Rotary position embedding: pairs of channels rotated by position · frequency (Su et al. 2021), or by the cosines and
-// sines that tensors give.
+// sines that tensors give; for gradients, by as much the other way.
 //
 // x, out [batch, heads, length, dim]; the channels from rotary_dim on are copied.
 // Bindings (declared by the host): x, out; only out if x is that too; rotation_table, or cos_table and sin_table;
@@ -18,7 +18,7 @@ struct Params {
     items: u32,        // of a row: pairs, then copied channels
     work: u32,         // items of a head's rows
     step: u32,         // invocations that share them
-    pad: u32,
+    turn: f32,         // 1, or −1 for the other way
 }
 
 @group(0) @binding(0) var<uniform> p: Params;
@@ -33,7 +33,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         if item < p.rotation.pairs {
             let c = pair_channels(p.rotation, item);
             let x = vec2<f32>(x_at(view_at(p.x, b, h, i, c.x)), x_at(view_at(p.x, b, h, i, c.y)));
-            let y = rotated(x, rotation_of(b, item, position_of(p.at, b, i)));
+            let t = rotation_of(b, item, position_of(p.at, b, i));
+            let y = rotated(x, vec2<f32>(t.x, t.y * p.turn));
             out_store(view_at(p.out, b, h, i, c.x), y.x);
             out_store(view_at(p.out, b, h, i, c.y), y.y);
         } else {

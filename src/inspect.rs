@@ -10,7 +10,9 @@ use std::collections::HashSet;
 
 pub use crate::kernel::Field;
 use crate::kernel::{Table, Variant as _, View};
-use crate::kernels::{self, KernelVariant, cache, mask, merge, project, rotation_table, row_positions};
+use crate::kernels::{
+    self, KernelVariant, cache, mask, merge, project, project_backward, rotation_table, row_positions,
+};
 use crate::pipelines::Pipelines;
 use crate::tensor::Access;
 
@@ -86,6 +88,7 @@ pub fn shared_structs() -> Vec<StructTable> {
         table::<cache::CacheParams>(),
         table::<merge::MergePart>(),
         table::<project::ProjectPart>(),
+        table::<project_backward::ProductAxis>(),
         table::<row_positions::PositionParams>(),
         table::<rotation_table::RotationParams>(),
     ]

@@ -87,17 +87,17 @@ pub use family::Family;
 pub use gpu::{Gpu, UploadedMask};
 pub use layer_config::LayerConfig;
 pub use mask::{Alignment, DeviceMask, HostMask, HostTensor, Mask};
-pub use merge::{Merge, Partial};
+pub use merge::{Merge, MergeBackward, PartGradients, Partial};
 pub use multi_head::{LayerForward, LayerWeights, MultiHeadAttention};
 pub use pattern::{Pattern, PatternPart};
 pub use pipelines::Pipelines;
 pub use plan::{KernelForm, MatrixUnits, Path, Tuning};
 pub use position::{
     AddPositions, MAX_POSITION, PositionTable, Positions, Rope, RopeConfig, RopeOrder, RopeScaling, Rotate,
-    Rotation, RowPositions, Sinusoid,
+    Rotation, RowPositions, Sinusoid, TableBackward,
 };
 pub use problem::{ScoreStage, Shape};
-pub use projection::{Linear, Projection, ProjectionForward};
+pub use projection::{Linear, Projection, ProjectionBackward, ProjectionForward};
 pub use report::{Report, Verdict};
 pub use scratch::{Scratch, ScratchSize};
 pub use tensor::{DType, TensorView};

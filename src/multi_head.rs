@@ -222,14 +222,14 @@ impl MultiHeadAttention {
             ("weights.out", "bias.out", &weights.out, [1, 1, config.out_features, width]),
         ];
         for (weight, bias, linear, shape) in linears {
-            check_weight(weight, &linear.weight, shape, device)?;
+            check_weight(weight, &linear.weight, shape, Access::Read, device)?;
             if let Some(tensor) = &linear.bias {
-                check_vector(bias, tensor, shape[1] * shape[2], device)?;
+                check_vector(bias, tensor, shape[1] * shape[2], Access::Read, device)?;
             }
         }
         if let Some([k, v]) = &weights.bias_kv {
-            check_vector("bias_k", k, config.kv_heads * config.head_dim, device)?;
-            check_vector("bias_v", v, config.kv_heads * config.value_dim, device)?;
+            check_vector("bias_k", k, config.kv_heads * config.head_dim, Access::Read, device)?;
+            check_vector("bias_v", v, config.kv_heads * config.value_dim, Access::Read, device)?;
             same_dtype("bias_v", v, k.dtype())?;
         }
         for (tensor, linear) in [("weights.key", &weights.key), ("weights.value", &weights.value)] {

@@ -14,7 +14,7 @@ pub(crate) fn axes(tensor: &str) -> [&'static str; 4] {
         "lse" => ["batch", "heads", "q_len", "dim"],
         "d_bias" => ["batch", "heads", "q_len", "kv_len"],
         "d_relative" => ["batch", "heads", "length", "distances"],
-        t if t == "linear.weight" || t.starts_with("weights.") => {
+        t if t == "linear.weight" || t == "d_weight" || t.starts_with("weights.") => {
             ["batch", "heads", "out (rows)", "in (columns)"]
         }
         _ => ["batch", "heads", "length", "dim"],

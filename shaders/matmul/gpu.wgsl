@@ -1,17 +1,17 @@
 // C = A · B by tiles, for GPUs: a workgroup of 16 × 16 invocations computes TILE × TILE of C, its tiles of
 // A and B staged in workgroup memory, each invocation holding LANE_TILE × LANE_TILE sums.
 //
-// Constants: TILE (a multiple of 64), TILE_K, B_ALONG_N, REPAIRS. TILE · TILE_K = 1024, so that every
+// Constants: TILE (a multiple of 64), TILE_K, A_ALONG_M, B_ALONG_N, REPAIRS. TILE · TILE_K = 1024, so that every
 // invocation stages one vector of A and one of B per step.
 // The stage gives: tile_of, tile_needed, tile_inner, tile_a4, tile_b4, tile_store4,
-// tile_repair (see matmul/cpu.wgsl).
+// tile_repair (see matmul/cpu.wgsl); tile_a4 gives A[row..row+4, k] if A_ALONG_M.
 //
 // Floor in workgroup memory, per k and invocation: LANE_TILE² multiply-adds against LANE_TILE / 2 vector loads:
 // 16 against 2 for a tile of 64, 64 against 4 for one of 128.
 // Floor in global memory: 2 / TILE elements per multiply-add. In f32 that is 1/8 byte for a tile of 64,
 // 1/16 for one of 128; half of it in f16.
 //
-// Needs: B_ALONG_N, REPAIRS, TILE, TILE_K; Tile; any_nan, tile_a4, tile_b4, tile_inner, tile_needed, tile_of,
+// Needs: A_ALONG_M, B_ALONG_N, REPAIRS, TILE, TILE_K; Tile; any_nan, tile_a4, tile_b4, tile_inner, tile_needed, tile_of,
 // tile_repair, tile_store4.
 // Gives: main.
 
@@ -48,6 +48,9 @@ fn tile_row(k: u32) -> u32 {
 // anything, they are not stored.
 
 fn load_a(t: Tile, row: u32, k: u32, last: u32) -> vec4<f32> {
+    if A_ALONG_M {
+        return tile_a4(t, min(row, (t.rows - 1u) & ~3u), min(k, last));
+    }
     return tile_a4(t, min(row, t.rows - 1u), min(k, last & ~3u));
 }
 
@@ -112,7 +115,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let last = max(inner.y, 1u) - 1u;
 
     // What this invocation stages: across the inner axis four k of one row of A, or of one column of B;
-    // along it four columns of B.
+    // along it four rows of A, or four columns of B.
     let across = lane / VECTORS_K;
     let across_k = lane % VECTORS_K * 4u;
     let to_across = tile_row(across_k) + across / 4u;
@@ -120,6 +123,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let along = lane % VECTORS * 4u;
     let along_k = lane / VECTORS;
     let to_along = tile_row(along_k) + lane % VECTORS;
+    let a_row = row0 + select(across, along, A_ALONG_M);
+    let a_k = select(across_k, along_k, A_ALONG_M);
     let b_col = col0 + select(across, along, B_ALONG_N);
     let b_k = select(across_k, along_k, B_ALONG_N);
 
@@ -130,21 +135,31 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         acc[s] = vec4<f32>();
     }
 
-    var next_a = load_a(t, row0 + across, first + across_k, last);
+    var next_a = load_a(t, a_row, first + a_k, last);
     var next_b = load_b(t, first + b_k, b_col, last);
     for (var k0 = first; k0 < inner.y; k0 += TILE_K) {
         var a = next_a;
         var b = next_b;
         if k0 < inner.x || k0 + TILE_K > inner.y {
-            a = zero_outside(a, k0 + across_k, inner);
+            if A_ALONG_M {
+                a = select(vec4<f32>(), a, k0 + a_k >= inner.x && k0 + a_k < inner.y);
+            } else {
+                a = zero_outside(a, k0 + a_k, inner);
+            }
             if B_ALONG_N {
                 b = select(vec4<f32>(), b, k0 + b_k >= inner.x && k0 + b_k < inner.y);
             } else {
                 b = zero_outside(b, k0 + b_k, inner);
             }
         }
-        /* unrolled */ for (var c = 0u; c < 4u; c++) {
-            tile_a[(to_across + c * VECTORS) * 4u + across_c] = a[c];
+        if A_ALONG_M {
+            /* unrolled */ for (var c = 0u; c < 4u; c++) {
+                tile_a[to_along * 4u + c] = a[c];
+            }
+        } else {
+            /* unrolled */ for (var c = 0u; c < 4u; c++) {
+                tile_a[(to_across + c * VECTORS) * 4u + across_c] = a[c];
+            }
         }
         if B_ALONG_N {
             /* unrolled */ for (var c = 0u; c < 4u; c++) {
@@ -157,7 +172,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         }
         workgroupBarrier();
         // The next step's loads travel while this one computes. After the last step they repeat its end.
-        next_a = load_a(t, row0 + across, k0 + TILE_K + across_k, last);
+        next_a = load_a(t, a_row, k0 + TILE_K + a_k, last);
         next_b = load_b(t, k0 + TILE_K + b_k, b_col, last);
         // Not those over k: drivers would load ahead, into more registers; with these steps in a function of their own too (RADV).
         for (var k4 = 0u; k4 < VECTORS_K; k4++) {

@@ -8,6 +8,8 @@ use crate::plan::{MatrixTiles, Tiles};
 /// A tiled kernel's own half: the loop is the same for all.
 pub(crate) struct MatmulStage<'a> {
     pub tiles: Tiles,
+    /// Whether `tile_a4` loads along the rows of A, or along the inner axis; software drivers do the latter.
+    pub a_along_m: bool,
     /// Whether `tile_b4` loads along the columns of B, or along its rows.
     pub b_along_n: bool,
     /// Whether sums that came out NaN are taken again by the stage's `tile_repair`.
@@ -19,7 +21,8 @@ pub(crate) struct MatmulStage<'a> {
 
 /// The kernel of a stage with parameters `P`.
 pub(crate) fn describe<P: Table>(stage: MatmulStage) -> Kernel {
-    let MatmulStage { tiles, b_along_n, repairs, mut constants, bindings, parts } = stage;
+    let MatmulStage { tiles, a_along_m, b_along_n, repairs, mut constants, bindings, parts } = stage;
+    constants.push(Constant::Bool("A_ALONG_M", a_along_m));
     constants.push(Constant::Bool("B_ALONG_N", b_along_n));
     constants.push(Constant::Bool("REPAIRS", repairs));
     let (core, invocations, workgroup_memory) = match tiles {

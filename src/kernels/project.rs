@@ -80,6 +80,7 @@ impl Project {
         bindings.push(Binding::write("y", self.y, self.store));
         matmul::describe::<Params>(matmul::MatmulStage {
             tiles: self.tiles,
+            a_along_m: false,
             b_along_n: self.w_along_columns,
             repairs: false,
             constants: vec![

@@ -35,7 +35,7 @@ params! {
         items: u32,
         work: u32,
         step: u32,
-        pad: u32,
+        turn: f32,
     }
 }
 

@@ -41,6 +41,7 @@ impl Scores {
         bindings.extend(self.range.bindings());
         matmul::describe::<Params>(matmul::MatmulStage {
             tiles: self.tiles,
+            a_along_m: false,
             b_along_n: false,
             repairs: false,
             constants: vec![

@@ -2,8 +2,9 @@
 
 use super::{
     add_positions, append_keys, average_weights, cache_advance, cache_append, cache_copy, cache_read,
-    classify, fused, fused_backward, merge, merge_splits, project, rotate, row_stats, row_totals,
-    score_gradients, score_stage, scores, softmax, weighted_sum,
+    classify, column_sums, fused, fused_backward, merge, merge_backward, merge_splits, project,
+    project_backward, rotate, row_stats, row_totals, score_gradients, score_stage, scores, softmax,
+    table_backward, weighted_sum,
 };
 use crate::family::{Families, Family, PRODUCTS, STAGED};
 use crate::kernel::{Kernel, Variant};
@@ -34,6 +35,10 @@ pub(crate) enum KernelVariant {
     CacheRead(cache_read::CacheRead),
     Rotate(rotate::Rotate),
     AddPositions(add_positions::AddPositions),
+    ProjectBackward(project_backward::ProjectBackward),
+    ColumnSums(column_sums::ColumnSums),
+    TableBackward(table_backward::TableBackward),
+    MergeBackward(merge_backward::MergeBackward),
 }
 
 impl KernelVariant {
@@ -53,6 +58,10 @@ impl KernelVariant {
                     tiles => PRODUCTS.of(matches!(tiles, Tiles::Cpu { .. })),
                 };
                 with_tensors(&[Some(family)], &[v.x.dtype, v.w.dtype, v.y])
+            }
+            KernelVariant::ProjectBackward(v) => {
+                let family = PRODUCTS.of(matches!(v.tiles, Tiles::Cpu { .. }));
+                with_tensors(&[Some(family)], &[v.a, v.b, v.c])
             }
             KernelVariant::Scores(v) => with_tensors(&[staged(v.tiles)], &[v.dtype]),
             KernelVariant::Softmax(v) => of(&[Some(STAGED.of(v.rows.lanes == 1))]),
@@ -106,6 +115,10 @@ impl Variant for KernelVariant {
             KernelVariant::CacheRead(_) => "attention.cache_read",
             KernelVariant::Rotate(_) => "attention.rotate",
             KernelVariant::AddPositions(_) => "attention.add_positions",
+            KernelVariant::ProjectBackward(_) => "attention.project_backward",
+            KernelVariant::ColumnSums(_) => "attention.column_sums",
+            KernelVariant::TableBackward(_) => "attention.table_backward",
+            KernelVariant::MergeBackward(_) => "attention.merge_backward",
         }
     }
 
@@ -132,6 +145,10 @@ impl Variant for KernelVariant {
             KernelVariant::CacheRead(v) => v.describe(),
             KernelVariant::Rotate(v) => v.describe(),
             KernelVariant::AddPositions(v) => v.describe(),
+            KernelVariant::ProjectBackward(v) => v.describe(),
+            KernelVariant::ColumnSums(v) => v.describe(),
+            KernelVariant::TableBackward(v) => v.describe(),
+            KernelVariant::MergeBackward(v) => v.describe(),
         }
     }
 }
@@ -160,5 +177,9 @@ pub(crate) fn all() -> Vec<KernelVariant> {
     all.extend(cache_read::CacheRead::all().map(KernelVariant::CacheRead));
     all.extend(rotate::Rotate::all().map(KernelVariant::Rotate));
     all.extend(add_positions::AddPositions::all().map(KernelVariant::AddPositions));
+    all.extend(project_backward::ProjectBackward::all().map(KernelVariant::ProjectBackward));
+    all.extend(column_sums::ColumnSums::all().map(KernelVariant::ColumnSums));
+    all.extend(table_backward::TableBackward::all().map(KernelVariant::TableBackward));
+    all.extend(merge_backward::MergeBackward::all().map(KernelVariant::MergeBackward));
     all
 }

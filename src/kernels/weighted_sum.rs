@@ -40,6 +40,7 @@ impl WeightedSum {
         bindings.extend(self.range.bindings());
         matmul::describe::<Params>(matmul::MatmulStage {
             tiles: self.tiles,
+            a_along_m: false,
             b_along_n: true,
             repairs: true,
             constants: vec![

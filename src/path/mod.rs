@@ -8,6 +8,7 @@ mod dispatches;
 pub(crate) mod fused;
 mod problem;
 pub(crate) mod project;
+pub(crate) mod project_backward;
 mod score_gradients;
 pub(crate) mod staged;
 

@@ -103,7 +103,8 @@ impl BackwardTiles {
 
     fn of(of: GradientsOf, shape: &Shape, cpu: bool, device: &DeviceFacts) -> Self {
         let [head, value] = [shape.head_dim, shape.value_dim].map(|dim| dim.div_ceil(4) as u32);
-        if cpu && head + value <= MOST_CPU_VECTORS {
+        // Unrolled, loads of every lane compile for minutes.
+        if cpu && !device.gathers && head + value <= MOST_CPU_VECTORS {
             return Self::cpu(of, shape, device.lanes, [head, value]);
         }
         let most = shape.head_dim.max(shape.value_dim);

@@ -110,6 +110,22 @@ pub(super) fn choose_product_as(
     Ok(picked_tiles(shape, cpu, pick).unwrap_or_else(|| tiles(shape, cpu, device)))
 }
 
+/// Tiles of a product that is a gradient of a projection: by the rules, without matrix units.
+///
+/// # Errors
+/// A tuning that insists on those.
+pub(crate) fn choose_gradient(
+    shape: MatmulShape,
+    tuning: &Tuning,
+    device: &DeviceFacts,
+) -> Result<Tiles, Error> {
+    tuning.settle::<()>(Err("gradients of projections do not use them"))?;
+    if device.lacks_both(PRODUCTS) {
+        return Err(Error::PutAside { family: PRODUCTS.of(device.software) });
+    }
+    Ok(tiles(shape, tuning.form.choose(PRODUCTS, device), device))
+}
+
 /// The tiles that `pick` asks for, if it names some that such a product can have.
 fn picked_tiles(MatmulShape { rows, .. }: MatmulShape, cpu: bool, pick: &Pick) -> Option<Tiles> {
     let [power, lanes] = [pick.rows, pick.keys];

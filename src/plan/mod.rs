@@ -19,7 +19,9 @@ pub(crate) use candidates::{candidates, product_candidates, with_other_splits};
 pub(crate) use choice::{Choice, choose, score_matrix};
 pub(crate) use decode::{DecodeCpu, DecodeGpu};
 pub(crate) use fused::{FusedPlan, FusedTiles};
-pub(crate) use matmul::{MatmulShape, MatrixTiles, ProductOutline, Tiles, choose_product, grid, tiles};
+pub(crate) use matmul::{
+    MatmulShape, MatrixTiles, ProductOutline, Tiles, choose_gradient, choose_product, grid, tiles,
+};
 pub(crate) use matrix::FusedMatrix;
 pub(crate) use outline::{KeyLayout, Outline, Reach, WeightsOutput};
 pub(crate) use pieces::Piece;

@@ -1,8 +1,10 @@
 //! The operator: rotary, sinusoidal and learned positions.
 
+mod backward;
 mod rope;
 mod table;
 
+pub use backward::TableBackward;
 pub use rope::{RopeConfig, RopeOrder, RopeScaling};
 pub(crate) use rope::{check_base, check_channels, sinusoid_frequencies};
 pub use table::{Rope, Sinusoid};
@@ -190,7 +192,7 @@ impl Positions {
     /// or past the rows of `cos`, a written tensor that shares a buffer, and everything else that [`Error`] lists for tensors; then
     /// nothing has been recorded.
     pub fn rotate(&self, encoder: &mut wgpu::CommandEncoder, call: &Rotate) -> Result<(), Error> {
-        let call = rotation(call, &self.pipelines.facts())?;
+        let call = rotation(call, 1.0, &self.pipelines.facts())?;
         self.record(call, |bound| dispatch(&mut pass(encoder, "rotate"), bound))
     }
 
@@ -199,7 +201,7 @@ impl Positions {
     /// # Errors
     /// As [`rotate`](Self::rotate).
     pub fn rotate_in_pass(&self, pass: &mut wgpu::ComputePass, call: &Rotate) -> Result<(), Error> {
-        let call = rotation(call, &self.pipelines.facts())?;
+        let call = rotation(call, 1.0, &self.pipelines.facts())?;
         self.record(call, |bound| dispatch(pass, bound))
     }
 
@@ -360,7 +362,12 @@ fn check_rotation(
     Ok((rows - 1) as u32)
 }
 
-fn rotation<'a>(call: &Rotate<'a>, device: &DeviceFacts) -> Result<Dispatch<'a, KernelVariant>, Error> {
+/// The dispatch of a rotation, by the angles times `turn`, which is 1 or −1.
+fn rotation<'a>(
+    call: &Rotate<'a>,
+    turn: f32,
+    device: &DeviceFacts,
+) -> Result<Dispatch<'a, KernelVariant>, Error> {
     let Rotate { x, out, rotation, at } = call;
     let [batch, heads, length, dim] = x.shape();
     let (rope, cos_sin, order) = match rotation {
@@ -399,7 +406,7 @@ fn rotation<'a>(call: &Rotate<'a>, device: &DeviceFacts) -> Result<Dispatch<'a, 
         items: items as u32,
         work: work as u32,
         step,
-        pad: 0,
+        turn,
     };
     let variant = rotate::Rotate {
         x: x.dtype(),

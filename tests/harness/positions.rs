@@ -43,6 +43,8 @@ pub struct Setup {
     pub x: DType,
     /// In place without.
     pub out: Option<DType>,
+    /// Rotations are those of gradients.
+    pub back: bool,
 }
 
 impl Setup {
@@ -64,7 +66,7 @@ impl Setup {
             for (x, out) in types {
                 if profile.f16 || ![x, out.unwrap_or(x)].contains(&f16) {
                     for layout in [Layout::Dense, Layout::Blhd, Layout::Window(7)] {
-                        all.push(Setup { profile, layout, x, out });
+                        all.push(Setup { profile, layout, x, out, back: false });
                     }
                 }
             }
@@ -73,7 +75,7 @@ impl Setup {
     }
 
     pub fn plain(profile: &'static Profile) -> Self {
-        Setup { profile, layout: Layout::Dense, x: DType::F32, out: Some(DType::F32) }
+        Setup { profile, layout: Layout::Dense, x: DType::F32, out: Some(DType::F32), back: false }
     }
 
     pub fn named(&self) -> String {
@@ -82,6 +84,15 @@ impl Setup {
 
     fn out(&self) -> DType {
         self.out.unwrap_or(self.x)
+    }
+
+    fn record_rotation(
+        &self,
+        positions: &Positions,
+        encoder: &mut wgpu::CommandEncoder,
+        call: &Rotate,
+    ) -> Result<(), Error> {
+        if self.back { positions.rotate_backward(encoder, call) } else { positions.rotate(encoder, call) }
     }
 
     /// Runs what `record` records on x, out and positions; what must come, and how far each element may be off.
@@ -139,7 +150,8 @@ impl Setup {
     ) -> Result<f64, String> {
         let x = HostData::new(stored(&x.data, self.x), x.shape);
         let wide = widen::<f64>(&x.data);
-        let want = reference::rotate(&wide, x.shape, &config, host(at)).map_err(|e| e.to_string())?;
+        let truth = if self.back { reference::rotate_backward } else { reference::rotate };
+        let want = truth(&wide, x.shape, &config, host(at)).map_err(|e| e.to_string())?;
         let dim = x.shape[3];
         let pairs = config.frequencies().len();
         let amplitude = config.amplitude();
@@ -155,7 +167,7 @@ impl Setup {
         };
         let rope = Rope::new(self.profile.gpu.device(), config).map_err(|e| e.to_string())?;
         self.judge(&x, at, &want, error, |positions, encoder, (x, out, at)| {
-            positions.rotate(encoder, &Rotate::new(x, Rotation::Rope(&rope), at).out(out))
+            self.record_rotation(positions, encoder, &Rotate::new(x, Rotation::Rope(&rope), at).out(out))
         })
         .await
     }
@@ -192,7 +204,8 @@ impl Setup {
             .each_ref()
             .map(|t| starts.iter().flat_map(|n| widen::<f64>(&t[*n..][..pairs])).collect::<Vec<_>>());
         let wide = widen::<f64>(&x.data);
-        let want = reference::rotate_by(&wide, x.shape, order, &cos, &sin).map_err(|e| e.to_string())?;
+        let truth = if self.back { reference::rotate_by_backward } else { reference::rotate_by };
+        let want = truth(&wide, x.shape, order, &cos, &sin).map_err(|e| e.to_string())?;
         let magnitude = |t: &[f64]| t.iter().map(|x| x.abs()).collect::<Vec<_>>();
         let [x_magnitude, c, s] = [&wide, &cos, &sin].map(|t| magnitude(t));
         // Two products and their sum.
@@ -216,7 +229,7 @@ impl Setup {
         let [cos, sin] = placed.each_ref().map(Placed::view);
         self.judge(&x, at, &want, error, |positions, encoder, (x, out, at)| {
             let rotation = Rotation::CosSin { cos, sin, order };
-            positions.rotate(encoder, &Rotate::new(x, rotation, at).out(out))
+            self.record_rotation(positions, encoder, &Rotate::new(x, rotation, at).out(out))
         })
         .await
     }
@@ -323,7 +336,7 @@ pub fn placed_positions<'a>(
     }
 }
 
-fn host(at: &RowPositions<HostData<u32>>) -> RowPositions<HostTensor<'_, u32>> {
+pub fn host(at: &RowPositions<HostData<u32>>) -> RowPositions<HostTensor<'_, u32>> {
     match at {
         RowPositions::Start(start) => RowPositions::Start(*start),
         RowPositions::Tensor(part) => RowPositions::Tensor(part.host()),

@@ -204,6 +204,13 @@ impl Placed {
         Placed { buffer: image.upload(&profile.gpu), image, place }
     }
 
+    /// An output that holds `values` before the run.
+    pub fn holding(profile: &Profile, values: &[f32], dtype: DType, place: Place) -> Self {
+        let mut image = Image::output(dtype, &place);
+        image.write(Values::Floats(values), &place);
+        Placed { buffer: image.upload(&profile.gpu), image, place }
+    }
+
     pub fn view(&self) -> TensorView<'_> {
         self.image.view(&self.buffer, &self.place)
     }

@@ -1,6 +1,7 @@
 //! Rotary, sinusoidal and learned positions: against other people's numbers, and the GPU against the reference.
 
 mod additions;
+mod backward;
 mod edges;
 mod refusals;
 mod rotations;

@@ -169,6 +169,7 @@ impl Bench {
         change(&mut call);
         let call = call.call();
         self.refuses(words, |positions, encoder| positions.rotate(encoder, &call));
+        self.refuses(words, |positions, encoder| positions.rotate_backward(encoder, &call));
         self.refuses(words, |positions, encoder| {
             let mut pass = encoder.begin_compute_pass(&Default::default());
             positions.rotate_in_pass(&mut pass, &call)

@@ -51,7 +51,7 @@ impl Other {
 
     /// The largest error over tolerance.
     pub async fn run(&self, profile: &'static Profile, name: &str) -> Result<f64, String> {
-        let setup = |layout, x, out| Setup { profile, layout, x, out };
+        let setup = |layout, x, out| Setup { profile, layout, x, out, back: false };
         let x = normals(name, [2, 3, 5, 14]);
         let places = HostData::new(vec![3, 0, 300, 65_536, 70_000, 16_777_215, 256, 1, 9, 511], [2, 1, 5, 1]);
         match self {

@@ -1,5 +1,9 @@
 //! The operator: attention over disjoint sets of keys → attention over all of them.
 
+mod backward;
+
+pub use backward::{MergeBackward, PartGradients};
+
 use std::sync::Arc;
 
 use crate::bindings::{BindingCache, BoundDispatch};

@@ -1,5 +1,9 @@
 //! The operator: `y = x Wᵀ + b`, for queries, keys and values at once.
 
+mod backward;
+
+pub use backward::ProjectionBackward;
+
 use std::sync::Arc;
 
 use crate::bindings::{BindingCache, BoundDispatch};
@@ -173,8 +177,10 @@ impl<'a> ProjectionForward<'a> {
         expect("out", self.out.shape(), 2, length)?;
         let shape = SideShape { heads, dim, features, narrow: self.narrow };
         shape.check("features")?;
-        check_weight("linear.weight", &self.linear.weight, shape.weight(), device)?;
-        self.linear.bias.map_or(Ok(()), |bias| check_vector("linear.bias", &bias, heads * dim, device))
+        check_weight("linear.weight", &self.linear.weight, shape.weight(), Access::Read, device)?;
+        self.linear
+            .bias
+            .map_or(Ok(()), |bias| check_vector("linear.bias", &bias, heads * dim, Access::Read, device))
     }
 }
 
@@ -182,10 +188,11 @@ pub(crate) fn check_weight(
     tensor: &'static str,
     view: &TensorView,
     shape: [usize; 4],
+    access: Access,
     device: &DeviceFacts,
 ) -> Result<(), Error> {
     check_float(tensor, view)?;
-    view.check(tensor, Access::Read, device)?;
+    view.check(tensor, access, device)?;
     [0, 2, 3].into_iter().try_for_each(|axis| expect(tensor, view.shape(), axis, shape[axis]))?;
     // One narrow matrix may serve all heads.
     let heads = if view.shape()[1] == 1 { 1 } else { shape[1] };
@@ -196,9 +203,10 @@ pub(crate) fn check_vector(
     tensor: &'static str,
     view: &TensorView,
     n: usize,
+    access: Access,
     device: &DeviceFacts,
 ) -> Result<(), Error> {
     check_float(tensor, view)?;
-    view.check(tensor, Access::Read, device)?;
+    view.check(tensor, access, device)?;
     (0..4).try_for_each(|axis| expect(tensor, view.shape(), axis, [1, 1, 1, n][axis]))
 }

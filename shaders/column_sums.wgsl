@@ -1,0 +1,57 @@
+// d_b = Σ over rows of d_y: the gradient of a projection's bias, one element for each output column.
+//
+// d_y [batch, heads, length, dim]   sums [heads · dim]
+//
+// A workgroup has COLUMNS columns; STRIPS invocations share a column's rows, one by turns, and the first of them adds
+// what they found, in their order: the same bits on every run.
+//
+// Bindings (declared by the host): d_y, sums. ACCUMULATES: sums holds what is added to.
+// Reads everything once, COLUMNS neighbours at a time.
+
+struct Params {
+    d_y: View,
+    first: u32,        // element of sums
+    stride: u32,       // from one to the next
+    columns: u32,
+    dim: u32,
+    rows: u32,         // of all sequences
+    length: u32,       // of one
+    pad0: u32,
+    pad1: u32,
+}
+
+@group(0) @binding(0) var<uniform> p: Params;
+
+var<workgroup> strips: array<f32, COLUMNS * STRIPS>;
+
+@compute @workgroup_size(COLUMNS * STRIPS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let column = group.x * COLUMNS + lane % COLUMNS;
+    let within = min(column, p.columns - 1u);
+    let h = within / p.dim;
+    let d = within - h * p.dim;
+    // Four sums that do not wait for each other.
+    var sums4 = vec4<f32>();
+    for (var r = lane / COLUMNS; r < p.rows; r += 4u * STRIPS) {
+        for (var c = 0u; c < 4u; c++) {
+            let row = r + c * STRIPS;
+            if row < p.rows {
+                let b = row / p.length;
+                sums4[c] += d_y_at(view_at(p.d_y, b, h, row - b * p.length, d));
+            }
+        }
+    }
+    strips[lane] = (sums4.x + sums4.y) + (sums4.z + sums4.w);
+    workgroupBarrier();
+    if lane < COLUMNS && column < p.columns {
+        var sum = 0.0;
+        for (var s = 0u; s < STRIPS; s++) {
+            sum += strips[s * COLUMNS + lane];
+        }
+        let o = p.first + column * p.stride;
+        if ACCUMULATES {
+            sum += sums_at(o);
+        }
+        sums_store(o, sum);
+    }
+}

@@ -1,0 +1,153 @@
+//! The gradients of positions.
+
+use super::{MOST_GROUPS, Positions, Rotate, RowPositions, check_rows, rotation};
+use crate::device::DeviceFacts;
+use crate::error::Error;
+use crate::kernel::{Dispatch, View};
+use crate::kernels::{KernelVariant, table_backward};
+use crate::path::grid;
+use crate::record::{dispatch, pass};
+use crate::tensor::{Access, TensorView, check_aliasing, check_float, expect};
+
+/// The gradient of a learned table of positions, of one sum that [`Positions::add`] has computed.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct TableBackward<'a> {
+    pub(crate) d_out: TensorView<'a>,
+    pub(crate) at: RowPositions<TensorView<'a>>,
+    pub(crate) d_table: TensorView<'a>,
+    pub(crate) accumulate: bool,
+}
+
+impl<'a> TableBackward<'a> {
+    /// `d_out`, `[batch, heads, length, dim]`, is the gradient with respect to the sum, whose rows stood `at`; `d_table`,
+    /// `[1, 1, rows, dim]`, is written, in every row. Each is F32, F16 or BF16.
+    pub fn new(d_out: TensorView<'a>, at: RowPositions<TensorView<'a>>, d_table: TensorView<'a>) -> Self {
+        TableBackward { d_out, at, d_table, accumulate: false }
+    }
+
+    /// Adds the gradient to what is there instead of writing over it. The sum is rounded to the table's type: choose F32 for
+    /// many.
+    pub fn accumulate(mut self, accumulate: bool) -> Self {
+        self.accumulate = accumulate;
+        self
+    }
+
+    fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
+        let TableBackward { d_out, at, d_table, .. } = self;
+        check_float("d_out", d_out)?;
+        d_out.check("d_out", Access::Read, device)?;
+        at.check(d_out.shape(), device)?;
+        check_float("d_table", d_table)?;
+        d_table.check("d_table", Access::Write, device)?;
+        for (axis, expected) in [(0, 1), (1, 1), (3, d_out.shape()[3])] {
+            expect("d_table", d_table.shape(), axis, expected)?;
+        }
+        check_rows(at, d_out.shape()[2], "d_table", d_table.shape())?;
+        let mut read = vec![("d_out", *d_out)];
+        read.extend(at.tensor().map(|t| ("positions", t)));
+        check_aliasing(&[("d_table", *d_table)], &read)
+    }
+
+    /// Dispatch after `check`.
+    fn dispatch(&self, device: &DeviceFacts) -> Dispatch<'a, KernelVariant> {
+        let TableBackward { d_out, at, d_table, accumulate } = self;
+        let [batch, heads, length, dim] = d_out.shape();
+        let rows = d_table.shape()[2];
+        let view = |t: &TensorView| View::from(t.window(device).layout);
+        let blocks = dim.div_ceil(table_backward::LANES);
+        let work = rows * blocks;
+        let groups = work.min(MOST_GROUPS).min(device.max_workgroups as usize);
+        let params = table_backward::Params {
+            d_out: view(d_out),
+            d_table: view(d_table),
+            // A checked tensor's rows are fewer than 2³².
+            at: at.params(length, (rows - 1) as u32, device),
+            batch: batch as u32,
+            heads: heads as u32,
+            length: length as u32,
+            dim: dim as u32,
+            blocks: blocks as u32,
+            work: work as u32,
+            step: groups as u32,
+            pad: 0,
+        };
+        let variant = table_backward::TableBackward {
+            d_out: d_out.dtype(),
+            d_table: d_table.dtype(),
+            positions: at.tensor().is_some(),
+            accumulates: *accumulate,
+        };
+        let tensors = [Some(*d_out), Some(*d_table), at.tensor()];
+        Dispatch {
+            variant: KernelVariant::TableBackward(variant),
+            params: bytemuck::bytes_of(&params).to_vec(),
+            tensors: tensors.into_iter().flatten().map(|t| t.window(device)).collect(),
+            grid: grid([groups, 1, 1]),
+        }
+    }
+}
+
+impl Positions {
+    /// Records the gradient of a rotation, in a compute pass of its own: `x` of the call is the gradient with respect to what
+    /// was rotated, and what is written, in its place or to `out`, the gradient with respect to what it was rotated from. That is the
+    /// rotation by the opposite angles, with the same amplitude; of given cosines and sines, `a cos + b sin` and
+    /// `b cos − a sin` of pair `(a, b)`.
+    ///
+    /// ```no_run
+    /// # use wgpu_attention::{Error, Positions, Rope, Rotate, RowPositions, TensorView, wgpu};
+    /// # fn f(positions: &Positions, encoder: &mut wgpu::CommandEncoder, rope: &Rope, d_q: TensorView) -> Result<(), Error> {
+    /// // In place: from the gradient of the rotated queries to that of the queries.
+    /// positions.rotate_backward(encoder, &Rotate::new(d_q, rope, RowPositions::Start(0)))
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`rotate`](Self::rotate).
+    pub fn rotate_backward(&self, encoder: &mut wgpu::CommandEncoder, call: &Rotate) -> Result<(), Error> {
+        let call = rotation(call, -1.0, &self.pipelines.facts())?;
+        self.record(call, |bound| dispatch(&mut pass(encoder, "rotate backward"), bound))
+    }
+
+    /// Records the gradient of a rotation into a compute pass of the caller's, which is left with another pipeline and bind
+    /// group 0.
+    ///
+    /// # Errors
+    /// As [`rotate`](Self::rotate).
+    pub fn rotate_backward_in_pass(&self, pass: &mut wgpu::ComputePass, call: &Rotate) -> Result<(), Error> {
+        let call = rotation(call, -1.0, &self.pipelines.facts())?;
+        self.record(call, |bound| dispatch(pass, bound))
+    }
+
+    /// Records the gradient of a learned table, in a compute pass of its own: for each of its rows the sum, in f32 and in a fixed
+    /// order, of the `d_out` of all rows that stand there, in all heads of all sequences. Rows past the last stand at the last,
+    /// as in [`add`](Self::add). The gradient with respect to `x` is `scale · d_out`, which nothing here computes.
+    ///
+    /// # Errors
+    /// Shapes that differ, a start from which the rows reach past the table, a gradient that shares a buffer with an input,
+    /// and everything else that [`Error`] lists for tensors; then nothing has been recorded.
+    pub fn table_backward(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        call: &TableBackward,
+    ) -> Result<(), Error> {
+        let device = &self.pipelines.facts();
+        call.check(device)?;
+        self.record(call.dispatch(device), |bound| dispatch(&mut pass(encoder, "table backward"), bound))
+    }
+
+    /// Records the gradient of a learned table into a compute pass of the caller's, which is left with another pipeline and
+    /// bind group 0.
+    ///
+    /// # Errors
+    /// As [`table_backward`](Self::table_backward).
+    pub fn table_backward_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        call: &TableBackward,
+    ) -> Result<(), Error> {
+        let device = &self.pipelines.facts();
+        call.check(device)?;
+        self.record(call.dispatch(device), |bound| dispatch(pass, bound))
+    }
+}
