@@ -326,6 +326,28 @@ fn random_products_match_the_reference() {
     report.finish();
 }
 
+/// Sums over batch entries, rows and heads, of which none continues another in memory.
+#[test]
+fn a_matrix_that_heads_share_gets_the_sum_over_them() {
+    let mut report = Report::new("projection backward, shared");
+    for form in FORMS {
+        for (batch, length, heads, read) in [(3, 5, 4, 8), (2, 21, 3, 5)] {
+            let case = Case {
+                narrow: true,
+                shared: true,
+                batch,
+                length,
+                heads,
+                dim: 12,
+                features: heads * read,
+                ..Case::of([1, 1, 1], form, Layout::Window(11), 5)
+            };
+            report.record("shared", &case, case.outcome(1));
+        }
+    }
+    report.finish();
+}
+
 /// Every gradient adds to what is there where it is told to, in every type and in vectors too.
 #[test]
 fn gradients_accumulate() {
