@@ -103,7 +103,7 @@ pub(super) fn gradients() -> Seen {
         }
         let bf16 = TensorView::new(t.buffer(), DType::BF16, t.shape());
         refused(name, &[&format!("`{name}`"), "F32", "BF16"], with(bf16));
-        refused(name, &[&format!("`{name}`"), "overlap"], with(t.with_strides([0, 8, 8, 1])));
+        refused(name, &[&format!("`{name}`"), "share memory"], with(t.with_strides([0, 8, 8, 1])));
         // Two of them in one place.
         let other = good.gradients[(n + 1) % 3].expect("a view");
         let same = TensorView::new(other.buffer(), DType::F32, t.shape());
