@@ -331,7 +331,9 @@ fn random_products_match_the_reference() {
 fn a_matrix_that_heads_share_gets_the_sum_over_them() {
     let mut report = Report::new("projection backward, shared");
     for form in FORMS {
-        for (batch, length, heads, read) in [(3, 5, 4, 8), (2, 21, 3, 5)] {
+        for (batch, length, heads, read, layout) in
+            [(3, 5, 4, 8, Layout::Dense), (2, 21, 3, 5, Layout::Dense), (3, 9, 2, 7, Layout::Window(11))]
+        {
             let case = Case {
                 narrow: true,
                 shared: true,
@@ -340,7 +342,7 @@ fn a_matrix_that_heads_share_gets_the_sum_over_them() {
                 heads,
                 dim: 12,
                 features: heads * read,
-                ..Case::of([1, 1, 1], form, Layout::Window(11), 5)
+                ..Case::of([1, 1, 1], form, layout, 5)
             };
             report.record("shared", &case, case.outcome(1));
         }
