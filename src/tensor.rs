@@ -12,7 +12,6 @@ pub(crate) fn axes(tensor: &str) -> [&'static str; 4] {
         "weights" | "scores" | "dropout" => ["batch", "heads", "q_len", "kv_len"],
         "cos" | "sin" => ["batch", "heads", "length", "pairs"],
         "lse" => ["batch", "heads", "q_len", "dim"],
-        "d_bias" => ["batch", "heads", "q_len", "kv_len"],
         "d_relative" => ["batch", "heads", "length", "distances"],
         t if t == "linear.weight" || t == "d_weight" || t.starts_with("weights.") => {
             ["batch", "heads", "out (rows)", "in (columns)"]

@@ -35,12 +35,14 @@ fn run(
 #[test]
 fn shapes() {
     let mut report = Report::new("gradients of shapes");
-    for [q_len, kv_len, head_dim, value_dim] in SIZES {
+    for (n, [q_len, kv_len, head_dim, value_dim]) in SIZES.into_iter().enumerate() {
         let shape = Shape { batch: 2, heads: 4, kv_heads: 2, q_len, kv_len, head_dim, value_dim };
         let name = format!("{q_len}x{kv_len}x{head_dim}x{value_dim}");
-        let problem = Problem::new(Case::random(name, shape), 0, true);
-        for form in FORMS {
-            report.check_backward(&problem, &BackwardSetup::plain(full(), form));
+        let problem = Problem::new(Case::random(&name, shape), 0, true);
+        for (m, form) in FORMS.into_iter().enumerate() {
+            if n % 2 == m || rest(&format!("gradients of {name} {form:?}")) {
+                report.check_backward(&problem, &BackwardSetup::plain(full(), form));
+            }
         }
     }
     report.finish();
@@ -214,7 +216,7 @@ fn draw(name: String) -> (Problem, BackwardSetup) {
 }
 
 /// Random problems that always run, and all there are.
-const DRAWS: [usize; 2] = [40, 400];
+const DRAWS: [usize; 2] = [16, 400];
 
 #[test]
 fn random_problems() {

@@ -68,6 +68,11 @@ fn every_shape_of_every_tensor() {
             }
             let name = format!("{of}, repeats {repeats:?}");
             let rng = &mut Rng::named(&name);
+            // Every axis of every tensor repeats and does not.
+            let few = bits == 0 || bits.count_ones() == 1 || repeats == long;
+            if !few && !rest(&name) {
+                continue;
+            }
             let case = Case::random(&name, SHAPE).with(|c| {
                 c.rules = Rules { causal: rng.chance(0.5), ..rules(of, repeats, rng) };
                 c.softcap = rng.chance(0.3).then_some(1.5);
@@ -206,7 +211,7 @@ fn draw(name: String) -> (Problem, BackwardSetup) {
 }
 
 /// Random problems that always run, and all there are.
-const DRAWS: [usize; 2] = [25, 200];
+const DRAWS: [usize; 2] = [8, 200];
 
 #[test]
 fn random_problems() {

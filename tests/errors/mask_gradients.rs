@@ -22,7 +22,7 @@ fn all() -> [Gradient; 4] {
             name: "d_bias",
             missing: "the mask has no bias",
             shape: [b, 1, i, j],
-            axes: ["batch", "heads", "q_len", "kv_len"],
+            axes: per_head,
             mask: |t| Mask::none().bias(t),
             ask: |call, t| call.d_bias(t),
         },
