@@ -10,6 +10,7 @@
 //! | queries and keys to rotate, activations to give positions | [`Positions`] |
 //! | tokens that come one by one, and a cache of keys and values | [`Cache`], [`Forward::with_cache`] |
 //! | attention over parts of the keys, to be combined | [`Merge`] |
+//! | a loss to train by | [`Attention::backward`], [`Projection::backward`], [`Positions::rotate_backward`], [`Merge::backward`] |
 //! | sequences of different lengths in one call | [`Mask::packed`] |
 //! | a block-sparse pattern, or a mask that leaves whole blocks out | [`Mask::blocks`], [`Attention::classify`] |
 //! | hardware that nobody has tried | [`Pipelines::check`], [`Pipelines::tune`] |
