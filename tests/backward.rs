@@ -5,7 +5,7 @@ use wgpu_attention::{DType, KernelForm, Shape, Tuning};
 
 use crate::harness::backward::{BackwardSetup, NAMES, run_backward_async, stored_problem};
 use crate::harness::gradients::Problem;
-use crate::harness::{Case, DropoutData, FORMS, Layout, Report, Rng, Vector, full, rest};
+use crate::harness::{Case, DropoutData, FORMS, Layout, Report, Rng, Vector, full, rest, with_registers};
 use crate::property::{DIMS, DropDraw, LENGTHS, MaskDraw, profile};
 use crate::small::single_masks;
 use crate::{flex, patterns, sdpa};
@@ -44,6 +44,20 @@ fn shapes() {
                 report.check_backward(&problem, &BackwardSetup::plain(full(), form));
             }
         }
+    }
+    report.finish();
+}
+
+/// Where an invocation has registers for both, d_k and d_v are one dispatch in the form for GPUs too.
+#[test]
+fn keys_and_values_at_once() {
+    let mut report = Report::new("gradients of keys and values at once");
+    let wide = with_registers(full(), 255);
+    for [q_len, kv_len, head_dim, value_dim] in [SIZES[1], SIZES[3], SIZES[5], SIZES[8]] {
+        let shape = Shape { batch: 2, heads: 4, kv_heads: 2, q_len, kv_len, head_dim, value_dim };
+        let name = format!("at once {q_len}x{kv_len}x{head_dim}x{value_dim}");
+        let case = Case::random(name, shape).with(|c| c.rules.causal = q_len > 32);
+        report.check_backward(&Problem::new(case, 0, true), &BackwardSetup::plain(wide, KernelForm::Gpu));
     }
     report.finish();
 }

@@ -163,7 +163,7 @@ impl FusedBackward {
                 all.extend(tiles.is_cpu().then_some(FusedBackward { wide: true, ..plain }));
             }
         }
-        for of in [GradientsOf::Queries, GradientsOf::KeysAndValues] {
+        for of in [GradientsOf::Queries, GradientsOf::Keys, GradientsOf::KeysAndValues] {
             for tiles in BackwardTiles::masked(of) {
                 let plain = Self::plain(of, tiles);
                 let masks = mask::MaskVariant::all().into_iter().map(mask::MaskVariant::scores_only);

@@ -54,7 +54,11 @@ pub(crate) fn plan(problem: &BackwardProblem, device: &DeviceFacts) -> Result<Ba
     let mut wanted = Vec::new();
     wanted.extend(problem.d_q.map(|_| GradientsOf::Queries));
     match (problem.d_k, problem.d_v) {
-        (Some(_), Some(_)) if needed < limit => wanted.push(GradientsOf::KeysAndValues),
+        (Some(_), Some(_))
+            if needed < limit && BackwardPlan::has_room_for_both(&problem.shape, &problem.tuning, device) =>
+        {
+            wanted.push(GradientsOf::KeysAndValues);
+        }
         (d_k, d_v) => {
             wanted.extend(d_k.map(|_| GradientsOf::Keys));
             wanted.extend(d_v.map(|_| GradientsOf::Values));

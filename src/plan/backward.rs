@@ -6,6 +6,7 @@ use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::family::FUSED;
 use crate::problem::Shape;
+use crate::registers::Registers;
 
 /// What a dispatch of the kernel computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -166,6 +167,13 @@ impl BackwardPlan {
         // What masks hide counts.
         let work = 2.0 * f64::from(tiles.owns()) * others as f64 * of.operations(shape) as f64;
         Ok(BackwardPlan { of, tiles, grid, steps: steps(grid, work, tuning.work_limit, device)? })
+    }
+
+    /// Whether an invocation can hold the gradients of keys and of values together. Where it has some 128 registers it spills.
+    pub fn has_room_for_both(shape: &Shape, tuning: &Tuning, device: &DeviceFacts) -> bool {
+        let cpu = tuning.form.choose(FUSED, device);
+        let tiles = BackwardTiles::of(GradientsOf::KeysAndValues, shape, cpu, device);
+        tiles.is_cpu() || device.registers == Registers::Wide
     }
 
     /// The dispatches: the grid, cut.

@@ -36,9 +36,11 @@ fn root() -> PathBuf {
 }
 
 /// The shaders that hold a kernel's loop: a kernel has at most one of them.
-const FORMS: [&str; 10] = [
+const FORMS: [&str; 12] = [
     "fused/cpu",
     "fused/gpu",
+    "fused_backward/cpu",
+    "fused_backward/gpu",
     "fused/matrix",
     "decode/cpu",
     "decode/gpu",
@@ -50,7 +52,8 @@ const FORMS: [&str; 10] = [
 ];
 
 /// Those of them that plans give to software drivers alone.
-const OF_SOFTWARE: [&str; 4] = ["fused_cpu", "decode_cpu", "matmul_cpu", "softmax_row_per_invocation"];
+const OF_SOFTWARE: [&str; 5] =
+    ["fused_cpu", "fused_backward_cpu", "decode_cpu", "matmul_cpu", "softmax_row_per_invocation"];
 
 /// A kernel and what was said of it.
 struct Row {
@@ -89,7 +92,12 @@ impl Row {
         if ["fused_gpu", "decode_gpu"].contains(&self.form.as_str()) {
             return registers.iter().any(|word| self.axes().contains(word));
         }
-        if self.form == "matmul_gpu" && self.axes().contains(&"side=128") {
+        let wide = match self.form.as_str() {
+            "matmul_gpu" => self.axes().contains(&"side=128"),
+            "fused_backward_gpu" => self.axes().contains(&"of=KeysAndValues"),
+            _ => false,
+        };
+        if wide {
             return registers.contains(&"registers=Wide");
         }
         if !self.matrix_units() {
