@@ -10,7 +10,7 @@
 //! | queries and keys to rotate, activations to give positions | [`Positions`] |
 //! | tokens that come one by one, and a cache of keys and values | [`Cache`], [`Forward::with_cache`] |
 //! | attention over parts of the keys, to be combined | [`Merge`] |
-//! | a loss to train by | [`Attention::backward`], [`Projection::backward`], [`Positions::rotate_backward`], [`Merge::backward`] |
+//! | a loss to train by | [`MultiHeadAttention::backward`], [`Attention::backward`], [`Projection::backward`], [`Positions::rotate_backward`], [`Merge::backward`] |
 //! | sequences of different lengths in one call | [`Mask::packed`] |
 //! | a block-sparse pattern, or a mask that leaves whole blocks out | [`Mask::blocks`], [`Attention::classify`] |
 //! | hardware that nobody has tried | [`Pipelines::check`], [`Pipelines::tune`] |
@@ -89,7 +89,9 @@ pub use gpu::{Gpu, UploadedMask};
 pub use layer_config::LayerConfig;
 pub use mask::{Alignment, DeviceMask, HostMask, HostTensor, Mask};
 pub use merge::{Merge, MergeBackward, PartGradients, Partial};
-pub use multi_head::{LayerForward, LayerWeights, MultiHeadAttention};
+pub use multi_head::{
+    LayerBackward, LayerForward, LayerGradients, LayerWeights, LinearGradients, MultiHeadAttention,
+};
 pub use pattern::{Pattern, PatternPart};
 pub use pipelines::Pipelines;
 pub use plan::{KernelForm, MatrixUnits, Path, Tuning};

@@ -18,10 +18,17 @@ pub(crate) enum Slot {
     Partials,
     /// What the backward pass keeps of each query.
     RowStats,
+    /// The log-sum-exp of a layer's queries, in its backward pass.
+    Lse,
+    /// The gradient of a layer's heads' outputs.
+    ContextGradient,
+    /// The gradients of a layer's projected queries, keys and values.
+    ProjectedGradients,
 }
 
-const SLOTS: usize = 5;
-const NAMES: [&str; SLOTS] = ["projected", "scores", "context", "partials", "row_stats"];
+const SLOTS: usize = 8;
+const NAMES: [&str; SLOTS] =
+    ["projected", "scores", "context", "partials", "row_stats", "lse", "d_context", "d_projected"];
 
 /// How much temporary memory a call needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -110,9 +117,9 @@ impl Scratch {
         })
     }
 
-    pub(crate) fn buffer(&self, slot: Slot) -> Result<wgpu::Buffer, Error> {
+    pub(crate) fn buffer(&self, slot: Slot) -> Result<&wgpu::Buffer, Error> {
         let missing = Error::ScratchTooSmall { slot: NAMES[slot as usize], needed: 1, got: 0 };
-        self.buffers[slot as usize].clone().ok_or(missing)
+        self.buffers[slot as usize].as_ref().ok_or(missing)
     }
 
     /// The bindings of the calls that use it.

@@ -13,7 +13,10 @@ pub(crate) fn axes(tensor: &str) -> [&'static str; 4] {
         "cos" | "sin" => ["batch", "heads", "length", "pairs"],
         "lse" => ["batch", "heads", "q_len", "dim"],
         "d_relative" => ["batch", "heads", "length", "distances"],
-        t if t == "linear.weight" || t == "d_weight" || t.starts_with("weights.") => {
+        t if t == "linear.weight"
+            || t == "d_weight"
+            || t.trim_start_matches("d_").starts_with("weights.") =>
+        {
             ["batch", "heads", "out (rows)", "in (columns)"]
         }
         _ => ["batch", "heads", "length", "dim"],

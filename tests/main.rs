@@ -19,6 +19,7 @@ mod gpu;
 mod gradients;
 mod harness_fails;
 mod key_splits;
+mod layer_backward;
 mod masks;
 mod masks_sparse;
 mod matrix;

@@ -11,7 +11,7 @@ use crate::property::{Draws, DropDraw, MaskDraw, float, judged, profile, same_ti
 
 /// Everything random about a layer and its run.
 #[derive(Clone, Copy, Debug)]
-struct Draw {
+pub struct Draw {
     seed: u64,
     config: LayerOptions,
     shape: LayerShape,
@@ -33,7 +33,7 @@ struct Draw {
 }
 
 impl Draw {
-    fn random(seed: u64) -> Self {
+    pub fn random(seed: u64) -> Self {
         let rng = &mut Rng::new(seed ^ 0x1a7e2);
         let kv_heads = rng.pick(&[1, 1, 2, 3]);
         let heads = kv_heads * rng.pick(&[1, 1, 2]);
@@ -104,7 +104,7 @@ impl Draw {
     }
 
     /// Other lengths and data for the same shaders.
-    fn again(mut self) -> Self {
+    pub fn again(mut self) -> Self {
         let rng = &mut Rng::new(self.seed ^ 0xa6a12);
         self.seed = rng.word();
         let shape = &mut self.shape;
@@ -115,7 +115,7 @@ impl Draw {
         self
     }
 
-    fn case(&self) -> LayerCase {
+    pub fn case(&self) -> LayerCase {
         let rng = &mut Rng::new(self.seed ^ 0x5eed);
         let config = self.config;
         let LayerShape { batch, q_len, kv_len } = self.shape;
@@ -163,7 +163,7 @@ impl Draw {
         case
     }
 
-    fn setup(&self) -> LayerSetup {
+    pub fn setup(&self) -> LayerSetup {
         let Draw { form, path, weight, bias, layout, storage, lse, weights, .. } = *self;
         let profile = if self.profile == "full" { full() } else { defaults() };
         let dtype = self.config.dtype;

@@ -5,16 +5,16 @@
 // Needs: p.key_lanes, p.mask, p.shape; OF_PLACES, PER_PAIR_MASK; Query; factor_of, mask_mod, pair_at, query_of, stands_for, stats_of.
 // Gives: row_sum.
 
-// The keys of q's interval that the n-th element of the last axis is of.
+// The keys of q's interval that the n-th element of the last axis is of; nothing is added to the scores of appended ones.
 fn keys_of(q: Query, n: u32) -> vec2<u32> {
     if !OF_PLACES {
         let keys = stands_for(n, p.shape.w, p.mask.kv_len);
-        return vec2<u32>(max(keys.x, q.first), min(keys.y, q.end));
+        return vec2<u32>(max(keys.x, q.first), min(keys.y, q.stop));
     }
     // The outermost places are of all keys that are further.
     let key = q.position + i32(n) - p.mask.reach;
     let first = select(max(key, i32(q.first)), i32(q.first), n == 0u);
-    let end = select(min(key + 1, i32(q.end)), i32(q.end), n + 1u == p.shape.w);
+    let end = select(min(key + 1, i32(q.stop)), i32(q.stop), n + 1u == p.shape.w);
     return vec2<u32>(u32(first), u32(max(end, 0)));
 }
 

@@ -2,6 +2,7 @@
 
 use super::Attention;
 use crate::bindings::BoundDispatch;
+use crate::device::DeviceFacts;
 use crate::dropout::Dropout;
 use crate::error::Error;
 use crate::mask::DeviceMask;
@@ -156,8 +157,7 @@ impl<'a> Backward<'a> {
 
     /// Those of the mask's tensors.
     fn added(&self) -> impl Iterator<Item = (Added, TensorView<'a>)> {
-        let all = Added::ALL.into_iter().zip(self.d_added);
-        all.filter_map(|(of, view)| Some((of, view?)))
+        wanted_of(self.d_added)
     }
 }
 
@@ -236,7 +236,7 @@ impl Attention {
         let problem = self.check_backward(call)?;
         let plans = backward::plan(&problem, device)?;
         let memory = plans.memory(scratch)?;
-        let dispatches = backward::dispatches(&problem, &plans, &memory, device);
+        let dispatches = backward::dispatches(&problem, &plans, memory, device);
         let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
         emit(&bound);
         Ok(())
@@ -272,9 +272,6 @@ impl Attention {
         expect("k", k.shape(), 1, config.kv_heads)?;
         expect("v", v.shape(), 3, config.value_dim)?;
         let shape = Shape::of(&q, &k, &v, &out)?;
-        let like = |tensor, view: TensorView, wanted: [usize; 4]| {
-            (0..4).try_for_each(|axis| expect(tensor, view.shape(), axis, wanted[axis]))
-        };
         like("lse", lse, shape.lse())?;
         like("d_out", d_out, shape.out())?;
         if let Some(d_lse) = d_lse {
@@ -299,12 +296,7 @@ impl Attention {
             return Err(Error::Unsupported { what: "a backward pass without gradients", why });
         }
         mask.check(&shape, device)?;
-        for (of, view) in call.added() {
-            let Some(own) = mask.floats(of.id()) else { return Err(missing(of)) };
-            let dtype = if view.dtype == DType::F32 { DType::F32 } else { own.dtype };
-            view.check_as(of.name(), dtype, Access::Write, device)?;
-            like(of.name(), view, own.shape())?;
-        }
+        check_added(call.added(), &mask, device)?;
         let keep = dropout.as_ref().and_then(Dropout::given).copied();
         if let Some(dropout) = &dropout {
             dropout.check()?;
@@ -323,6 +315,7 @@ impl Attention {
         let tuning = config.tuning;
         Ok(BackwardProblem {
             shape,
+            appended: 0,
             q,
             k,
             v,
@@ -335,6 +328,7 @@ impl Attention {
             d_v,
             d_added,
             accumulates,
+            adds_to_added: accumulates,
             mask,
             dropout,
             scale,
@@ -342,6 +336,33 @@ impl Attention {
             tuning,
         })
     }
+}
+
+/// The gradients that are wanted of a mask's tensors.
+pub(crate) fn wanted_of<'a>(
+    d_added: [Option<TensorView<'a>>; Added::ALL.len()],
+) -> impl Iterator<Item = (Added, TensorView<'a>)> {
+    Added::ALL.into_iter().zip(d_added).filter_map(|(of, view)| Some((of, view?)))
+}
+
+/// Checks gradients of a checked mask's tensors.
+pub(crate) fn check_added<'a>(
+    gradients: impl Iterator<Item = (Added, TensorView<'a>)>,
+    mask: &DeviceMask,
+    device: &DeviceFacts,
+) -> Result<(), Error> {
+    for (of, view) in gradients {
+        let Some(own) = mask.floats(of.id()) else { return Err(missing(of)) };
+        let dtype = if view.dtype == DType::F32 { DType::F32 } else { own.dtype };
+        view.check_as(of.name(), dtype, Access::Write, device)?;
+        like(of.name(), view, own.shape())?;
+    }
+    Ok(())
+}
+
+/// Requires a shape.
+pub(crate) fn like(tensor: &'static str, view: TensorView, wanted: [usize; 4]) -> Result<(), Error> {
+    (0..4).try_for_each(|axis| expect(tensor, view.shape(), axis, wanted[axis]))
 }
 
 /// The gradient of a tensor that the mask has not.

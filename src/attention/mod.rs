@@ -5,6 +5,7 @@ mod call;
 mod config;
 
 pub use backward::Backward;
+pub(crate) use backward::{check_added, like, wanted_of};
 pub use call::Forward;
 pub(crate) use call::KeyInput;
 pub use config::Config;
@@ -205,7 +206,7 @@ impl Attention {
         let device = &self.pipelines.facts();
         let chosen = path::choose_within(&problem.outline(), device, scratch)?;
         let memory = chosen.memory(scratch)?;
-        let dispatches = path::dispatches(problem, chosen, memory.as_ref(), device);
+        let dispatches = path::dispatches(problem, chosen, memory, device);
         let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
         emit(&bound);
         Ok(())

@@ -83,7 +83,7 @@ impl BackwardPlans {
     ///
     /// # Errors
     /// A scratch that is too small.
-    pub fn memory(&self, scratch: &Scratch) -> Result<wgpu::Buffer, Error> {
+    pub fn memory<'a>(&self, scratch: &'a Scratch) -> Result<&'a wgpu::Buffer, Error> {
         scratch.check(self.scratch_size())?;
         scratch.buffer(Slot::RowStats)
     }
@@ -156,7 +156,7 @@ fn row_totals<'a>(
     let variant = RowTotals {
         dtype: q.dtype,
         width: Width::of(in_fours(q) && in_fours(k)),
-        mask: mask::MaskVariant::of(&problem.mask, problem.softcap.is_some(), false),
+        mask: mask::MaskVariant::of(&problem.mask, problem.softcap.is_some(), problem.appended > 0),
     };
     let mut tensors: Vec<_> = [q, k].map(|t| t.window(device)).into();
     tensors.push(stats);
@@ -164,7 +164,7 @@ fn row_totals<'a>(
     let params = row_totals::Params {
         q: view(q, device),
         k: view(k, device),
-        mask: mask::MaskParams::new(&problem.mask, &shape, 0, problem.softcap, device),
+        mask: mask::MaskParams::new(&problem.mask, &shape, problem.appended, problem.softcap, device),
         heads: shape.heads as u32,
         group: shape.group() as u32,
         head_dim: shape.head_dim as u32,
@@ -215,7 +215,8 @@ fn gradients<'a>(
         store: Width::of([scored, valued].into_iter().flatten().all(in_fours)),
         wide: plan.tiles.is_cpu() && inputs.iter().any(reaches_far),
         drop: DropoutKind::of(problem.dropout.as_ref()),
-        mask: mask::MaskVariant::of(&problem.mask, problem.softcap.is_some(), false).scores_only(),
+        mask: mask::MaskVariant::of(&problem.mask, problem.softcap.is_some(), problem.appended > 0)
+            .scores_only(),
     };
     let drop = DropoutParams::new(problem.dropout.as_ref(), device);
     let mut tensors: Vec<_> = inputs.map(|t| t.window(device)).into();
@@ -233,7 +234,7 @@ fn gradients<'a>(
         d_k: view_of(d_k),
         d_v: view_of(d_v),
         dropout: drop.view,
-        mask: mask::MaskParams::new(&problem.mask, &shape, 0, problem.softcap, device),
+        mask: mask::MaskParams::new(&problem.mask, &shape, problem.appended, problem.softcap, device),
         first: [0; 4],
         seed: drop.seed,
         heads: shape.heads as u32,

@@ -12,6 +12,8 @@ use crate::tensor::TensorView;
 #[derive(Clone, Copy)]
 pub(crate) struct BackwardProblem<'a> {
     pub shape: Shape,
+    /// How many of the last keys stand outside of the mask.
+    pub appended: usize,
     pub q: TensorView<'a>,
     pub k: TensorView<'a>,
     pub v: TensorView<'a>,
@@ -24,7 +26,10 @@ pub(crate) struct BackwardProblem<'a> {
     pub d_v: Option<TensorView<'a>>,
     /// By [`Added`].
     pub d_added: [Option<TensorView<'a>>; Added::ALL.len()],
+    /// Whether d_q, d_k and d_v are added to what is there.
     pub accumulates: bool,
+    /// Whether `d_added` are.
+    pub adds_to_added: bool,
     pub mask: DeviceMask<'a>,
     pub dropout: Option<Dropout<TensorView<'a>>>,
     pub scale: f32,

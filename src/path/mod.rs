@@ -65,7 +65,7 @@ pub(crate) fn within<T>(
 
 impl Chosen {
     /// The part of the scratch that it takes, of those that hold scores or partial sums.
-    pub fn memory(&self, scratch: &Scratch) -> Result<Option<wgpu::Buffer>, Error> {
+    pub fn memory<'a>(&self, scratch: &'a Scratch) -> Result<Option<&'a wgpu::Buffer>, Error> {
         let needed = self.scratch_size();
         let used = [Slot::Scores, Slot::Partials].into_iter().find(|slot| needed.has(*slot));
         used.map(|slot| scratch.buffer(slot)).transpose()

@@ -20,16 +20,14 @@ pub(crate) struct Gradient<'a> {
 /// The gradients of one projection that are wanted, of checked tensors.
 #[derive(Clone, Copy)]
 pub(crate) struct LinearBackward<'a> {
-    /// `[batch, 1, length, features]`.
-    pub x: TensorView<'a>,
     /// `[1, 1, heads · dim, features]`, or `[1, heads or 1, dim, features / heads]` if narrow.
     pub w: TensorView<'a>,
     /// `[batch, heads, length, dim]`.
     pub d_y: TensorView<'a>,
-    /// As `x`.
+    /// `[batch, 1, length, features]`.
     pub d_x: Option<Gradient<'a>>,
-    /// As `w`.
-    pub d_w: Option<Gradient<'a>>,
+    /// x, which is as `d_x`; and where its gradient goes, as `w`.
+    pub d_w: Option<(TensorView<'a>, Gradient<'a>)>,
     /// `[1, 1, 1, heads · dim]`.
     pub d_b: Option<Gradient<'a>>,
     pub narrow: bool,
@@ -138,8 +136,8 @@ impl<'a> LinearBackward<'a> {
     }
 
     /// `d_W = d_yᵀ x`
-    fn d_w(&self, c: Gradient<'a>) -> Product<'a> {
-        let (x, d_w) = (self.split(self.x.layout), c.view.layout);
+    fn d_w(&self, b: TensorView<'a>, c: Gradient<'a>) -> Product<'a> {
+        let (x, d_w) = (self.split(b.layout), c.view.layout);
         let mut inner = self.row_axes(&x).to_vec();
         let mut count = 1;
         if self.narrow && d_w.shape[1] > 1 {
@@ -150,7 +148,7 @@ impl<'a> LinearBackward<'a> {
         }
         Product {
             a: self.d_y,
-            b: self.x,
+            b,
             c,
             rows: self.channel_axes(&d_w),
             cols: Axis { n: d_w.shape[3], left: x.strides[3], right: d_w.strides[3] },
@@ -162,29 +160,34 @@ impl<'a> LinearBackward<'a> {
             step: [self.d_y.strides()[1], x.strides[1], d_w.strides[1]],
         }
     }
+}
 
-    fn d_b(&self, c: Gradient<'a>, device: &DeviceFacts) -> Dispatch<'a, KernelVariant> {
-        let [batch, heads, length, dim] = self.d_y.shape();
-        let (d_y, sums) = (self.d_y.window(device), c.view.window(device));
-        let columns = heads.saturating_mul(dim);
-        let params = column_sums::Params {
-            d_y: View::from(d_y.layout),
-            first: sums.layout.offset as u32,
-            stride: sums.layout.strides[3] as u32,
-            columns: columns as u32,
-            dim: dim as u32,
-            rows: (batch * length) as u32,
-            length: length as u32,
-            pad0: 0,
-            pad1: 0,
-        };
-        let variant = ColumnSums { d_y: self.d_y.dtype(), sums: c.view.dtype(), accumulates: c.accumulates };
-        Dispatch {
-            variant: KernelVariant::ColumnSums(variant),
-            params: bytemuck::bytes_of(&params).to_vec(),
-            tensors: vec![d_y, sums],
-            grid: grid([columns.div_ceil(COLUMNS), 1, 1]),
-        }
+/// What sums `d_y`, `[batch, heads, length, dim]`, over all rows of all sequences into `c`, `[1, 1, 1, heads · dim]`.
+pub(crate) fn column_sums<'a>(
+    d_y: TensorView<'a>,
+    c: Gradient<'a>,
+    device: &DeviceFacts,
+) -> Dispatch<'a, KernelVariant> {
+    let [batch, heads, length, dim] = d_y.shape();
+    let variant = ColumnSums { d_y: d_y.dtype(), sums: c.view.dtype(), accumulates: c.accumulates };
+    let (d_y, sums) = (d_y.window(device), c.view.window(device));
+    let columns = heads.saturating_mul(dim);
+    let params = column_sums::Params {
+        d_y: View::from(d_y.layout),
+        first: sums.layout.offset as u32,
+        stride: sums.layout.strides[3] as u32,
+        columns: columns as u32,
+        dim: dim as u32,
+        rows: (batch * length) as u32,
+        length: length as u32,
+        pad0: 0,
+        pad1: 0,
+    };
+    Dispatch {
+        variant: KernelVariant::ColumnSums(variant),
+        params: bytemuck::bytes_of(&params).to_vec(),
+        tensors: vec![d_y, sums],
+        grid: grid([columns.div_ceil(COLUMNS), 1, 1]),
     }
 }
 
@@ -248,11 +251,11 @@ pub(crate) fn dispatches<'a>(
         if let Some(d_x) = call.d_x {
             dispatches.push(call.d_x(d_x).dispatch(tuning, device)?);
         }
-        if let Some(d_w) = call.d_w {
-            dispatches.push(call.d_w(d_w).dispatch(tuning, device)?);
+        if let Some((x, d_w)) = call.d_w {
+            dispatches.push(call.d_w(x, d_w).dispatch(tuning, device)?);
         }
         if let Some(d_b) = call.d_b {
-            dispatches.push(call.d_b(d_b, device));
+            dispatches.push(column_sums(call.d_y, d_b, device));
         }
     }
     Ok(dispatches)

@@ -33,7 +33,8 @@ pub(super) fn dispatches<'a>(
             Added::Sinks => {
                 mask::MaskVariant::with_sink_logits(problem.mask.floats(of.id()).map(|t| t.dtype))
             }
-            _ => mask::MaskVariant::of(&problem.mask, problem.softcap.is_some(), false).scores_only(),
+            _ => mask::MaskVariant::of(&problem.mask, problem.softcap.is_some(), problem.appended > 0)
+                .scores_only(),
         },
     };
     let drop = DropoutParams::new(dropout, device);
@@ -52,7 +53,7 @@ pub(super) fn dispatches<'a>(
         d_out,
         gradient: view(gradient, device),
         dropout: drop.view,
-        mask: mask::MaskParams::new(&problem.mask, &shape, 0, problem.softcap, device),
+        mask: mask::MaskParams::new(&problem.mask, &shape, problem.appended, problem.softcap, device),
         shape: gradient.shape().map(|n| n as u32),
         first: [0; 4],
         seed: drop.seed,
@@ -61,7 +62,7 @@ pub(super) fn dispatches<'a>(
         group: shape.group() as u32,
         head_dim: shape.head_dim as u32,
         value_dim: shape.value_dim as u32,
-        accumulates: u32::from(problem.accumulates),
+        accumulates: u32::from(problem.adds_to_added),
         dropout_threshold: drop.threshold,
         dropout_scale: drop.scale,
         scale: problem.scale,

@@ -78,23 +78,17 @@ impl<'a> ProjectionBackward<'a> {
         all.into_iter().filter_map(|(name, view)| Some((name, view?)))
     }
 
-    /// What is to be computed. A gradient that is among those `written` is added to; one that is not becomes so.
-    fn op(&self, written: &mut Vec<(&'static str, TensorView<'a>)>) -> LinearBackward<'a> {
-        let mut gradient = |name: &'static str, view: Option<TensorView<'a>>| {
-            let view = view?;
-            let again = written.iter().any(|(other, before)| *other == name && same_view(before, &view));
-            if !again {
-                written.push((name, view));
-            }
-            Some(Gradient { view, accumulates: self.accumulate || again })
+    /// What is to be computed.
+    fn op(&self, written: &mut Written<'a>) -> LinearBackward<'a> {
+        let mut gradient = |of, name: &'static str, view: Option<TensorView<'a>>| {
+            Some(written.add(of, name, view?, self.accumulate))
         };
         LinearBackward {
-            x: self.x,
             w: self.weight,
             d_y: self.d_y,
-            d_x: gradient("d_x", self.d_x),
-            d_w: gradient("d_weight", self.d_weight),
-            d_b: gradient("d_bias", self.d_bias),
+            d_x: gradient(GradientOf::Input, "d_x", self.d_x),
+            d_w: gradient(GradientOf::Weight, "d_weight", self.d_weight).map(|d_w| (self.x, d_w)),
+            d_b: gradient(GradientOf::Bias, "d_bias", self.d_bias),
             narrow: self.narrow,
         }
     }
@@ -124,13 +118,53 @@ impl<'a> ProjectionBackward<'a> {
         if let Some(d_bias) = &self.d_bias {
             check_vector("d_bias", d_bias, heads.saturating_mul(dim), Access::Write, device)?;
         }
-        // Of repeated rows there may be more than indices count.
-        let rows = count([batch, if self.narrow { heads } else { 1 }, length, 1]);
-        if rows > LONGEST_AXIS {
-            let (shape, strides, offset) = (self.x.shape(), self.x.strides(), self.x.offset());
-            return Err(Error::Overflow { tensor: "x", shape, strides, offset });
+        check_summed_rows("x", &self.x, if self.narrow { heads } else { 1 })
+    }
+}
+
+/// Refuses more rows of `x`, `[batch, 1, length, features]`, or of its parts for `heads`, than indices count: repeated ones take
+/// no memory.
+pub(crate) fn check_summed_rows(tensor: &'static str, x: &TensorView, heads: usize) -> Result<(), Error> {
+    let [batch, _, length, _] = x.shape();
+    if count([batch, heads, length, 1]) <= LONGEST_AXIS {
+        return Ok(());
+    }
+    let (shape, strides, offset) = (x.shape(), x.strides(), x.offset());
+    Err(Error::Overflow { tensor, shape, strides, offset })
+}
+
+/// Of what a gradient is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum GradientOf {
+    Input,
+    Weight,
+    Bias,
+    Appended,
+}
+
+/// The gradients that a call writes. The same view, named again for as much, has the sum.
+#[derive(Default)]
+pub(crate) struct Written<'a>(Vec<(GradientOf, &'static str, TensorView<'a>)>);
+
+impl<'a> Written<'a> {
+    /// A gradient, in the order in which they are computed.
+    pub fn add(
+        &mut self,
+        of: GradientOf,
+        name: &'static str,
+        view: TensorView<'a>,
+        accumulates: bool,
+    ) -> Gradient<'a> {
+        let again = self.0.iter().any(|(other, _, before)| *other == of && same_view(before, &view));
+        if !again {
+            self.0.push((of, name, view));
         }
-        Ok(())
+        Gradient { view, accumulates: accumulates || again }
+    }
+
+    /// Each view once, with the name it had first.
+    pub fn views(&self) -> Vec<(&'static str, TensorView<'a>)> {
+        self.0.iter().map(|(_, name, view)| (*name, *view)).collect()
     }
 }
 
@@ -189,14 +223,14 @@ impl Projection {
         products.iter().try_for_each(|product| product.check(device))?;
         let read: Vec<_> =
             products.iter().flat_map(|p| [("x", p.x), ("linear.weight", p.weight), ("d_y", p.d_y)]).collect();
-        let mut written = Vec::new();
+        let mut written = Written::default();
         let mut calls = Vec::with_capacity(products.len());
         for product in products {
             // Those of one product are no sum.
             check_aliasing(&product.gradients().collect::<Vec<_>>(), &[])?;
             calls.push(product.op(&mut written));
         }
-        check_aliasing(&written, &read)?;
+        check_aliasing(&written.views(), &read)?;
         let dispatches = project_backward::dispatches(&calls, &self.tuning, device)?;
         if dispatches.is_empty() {
             return Ok(());

@@ -3,6 +3,7 @@
 mod backward;
 
 pub use backward::ProjectionBackward;
+pub(crate) use backward::{GradientOf, Written, check_summed_rows};
 
 use std::sync::Arc;
 

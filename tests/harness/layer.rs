@@ -95,7 +95,7 @@ impl LayerCase {
     }
 
     /// Heads, channels of a head and features of the sides: queries, keys, values.
-    fn sides(&self) -> [(usize, usize, usize); 3] {
+    pub fn sides(&self) -> [(usize, usize, usize); 3] {
         let c = &self.config;
         [
             (c.heads, c.head_dim, c.query_features),
@@ -130,7 +130,7 @@ impl LayerCase {
         }
     }
 
-    fn options(&self) -> Options<'_> {
+    pub fn options(&self) -> Options<'_> {
         Options::new()
             .mask(self.rules.host())
             .dropout(self.dropout.as_ref().map(DropoutData::host))
@@ -138,7 +138,7 @@ impl LayerCase {
     }
 
     /// The weight with every head's own matrix, where one serves all.
-    fn per_head(&self, side: usize) -> Vec<f32> {
+    pub fn per_head(&self, side: usize) -> Vec<f32> {
         let weight = &self.linears[side].weight;
         if self.config.narrow && self.shared && side < 3 {
             weight.repeat(self.sides()[side].0)
@@ -167,12 +167,10 @@ impl LayerCase {
             .expect("the case fits the reference")
     }
 
-    /// The naive computation in f32, whose intermediate tensors are stored as `dtype`.
-    fn naive(&self, dtype: DType) -> Naive {
-        let c = &self.config;
-        let shape = self.attention();
-        let LayerShape { batch, q_len, kv_len } = self.shape;
-        let heads: [Vec<f32>; 3] = std::array::from_fn(|n| {
+    /// Projected queries, keys and values, with appended ones: naive sums, stored as `dtype`.
+    pub fn naive_heads(&self, dtype: DType) -> [Vec<f32>; 3] {
+        let LayerShape { q_len, kv_len, .. } = self.shape;
+        std::array::from_fn(|n| {
             let (heads, dim, features) = self.sides()[n];
             let weight = self.wide(n);
             let bias = self.linears[n].bias.as_deref();
@@ -183,15 +181,29 @@ impl LayerCase {
                 full.extend_from_slice(sequence);
                 if n > 0 {
                     full.extend(self.appended.iter().flat_map(|pair| pair[n - 1].iter().copied()));
-                    full.extend(vec![0.0; usize::from(c.add_zero_attn) * heads * dim]);
+                    full.extend(vec![0.0; usize::from(self.config.add_zero_attn) * heads * dim]);
                 }
             }
-            let length = if n == 0 { q_len } else { shape.kv_len };
+            let length = if n == 0 { q_len } else { kv_len + self.appended_len() };
             stored(&split_heads(&full, length, heads, dim).expect("it fits"), dtype)
-        });
+        })
+    }
+
+    /// Options of the attention inside.
+    pub fn attention_options(&self) -> Options<'_> {
+        let LayerOptions { scale, softcap, .. } = self.config;
+        self.options().appended(self.appended_len()).scale(scale).softcap(softcap)
+    }
+
+    /// The naive computation in f32, whose intermediate tensors are stored as `dtype`.
+    fn naive(&self, dtype: DType) -> Naive {
+        let c = &self.config;
+        let shape = self.attention();
+        let LayerShape { batch, q_len, .. } = self.shape;
+        let heads = self.naive_heads(dtype);
         let [q, k, v] = &heads;
-        let options = self.options().appended(self.appended_len()).scale(c.scale).softcap(c.softcap);
-        let attended = reference::attention(q, k, v, shape, &options).expect("the case fits the reference");
+        let attended = reference::attention(q, k, v, shape, &self.attention_options())
+            .expect("the case fits the reference");
         let context =
             stored(&join_heads(&attended.out, q_len, c.heads, c.value_dim).expect("it fits"), dtype);
         let width = c.heads * c.value_dim;
@@ -218,7 +230,7 @@ impl LayerCase {
     }
 
     /// The weight `[heads · dim, features]` that does what a narrow one does.
-    fn wide(&self, side: usize) -> Vec<f32> {
+    pub fn wide(&self, side: usize) -> Vec<f32> {
         let weight = self.per_head(side);
         if !self.config.narrow {
             return weight;
@@ -434,87 +446,134 @@ pub async fn run_layer_async(
     setup: &LayerSetup,
     change: impl FnOnce(Tuning) -> Tuning,
 ) -> Result<Got, String> {
-    let LayerSetup { profile, form, path, dtype, storage, .. } = *setup;
+    let LayerSetup { profile, dtype, .. } = *setup;
     profile.tidy();
-    let LayerShape { batch, q_len, kv_len } = case.shape;
-    let config = LayerOptions { dtype, ..case.config };
-    let seed = if let LayerLayout::Window(seed) = setup.layout { seed } else { 0 };
-    let mut rng = Rng::new(seed);
-    let mut place = |length, features| {
-        let shape = [batch, 1, length, features];
-        match setup.layout {
-            LayerLayout::Dense => Place::dense(shape),
-            LayerLayout::SeqFirst => Place::lbhd(shape),
-            LayerLayout::Window(_) => window(shape, &mut rng, seed),
-        }
-    };
-    let places = [
-        place(q_len, config.query_features),
-        place(kv_len, config.key_features),
-        place(kv_len, config.value_features),
-    ];
-    let out_at = place(q_len, config.out_features);
-    let inputs: Vec<Placed> = (0..3)
-        .take(if case.one_input { 1 } else { 3 })
-        .map(|n| Placed::input(profile, Values::Floats(&case.inputs[n]), dtype, places[n]))
-        .collect();
-    let view = |n: usize| if case.one_input { inputs[0].view() } else { inputs[n].view() };
-
-    let shapes = case.weight_shapes();
-    let tensors: Vec<_> = (0..4).map(|n| (&case.linears[n].weight[..], shapes[n])).collect();
-    let weights = place_all(profile, &tensors, setup.weight, storage);
-    let with_bias: Vec<_> = (0..4).filter(|n| case.linears[*n].bias.is_some()).collect();
-    let vectors: Vec<_> = with_bias
-        .iter()
-        .filter_map(|n| case.linears[*n].bias.as_deref())
-        .map(|b| (b, [1, 1, 1, b.len()]))
-        .collect();
-    let biases = place_all(profile, &vectors, setup.bias, storage);
-    let extra: Vec<_> = case.appended.iter().flatten().map(|x| (&x[..], [1, 1, 1, x.len()])).collect();
-    let extra = place_all(profile, &extra, setup.weight, storage);
-    fn placed((image, place, buffer): &(Image, Place, wgpu::Buffer)) -> TensorView<'_> {
-        image.view(buffer, place)
-    }
-    let linear = |n: usize| Linear {
-        weight: placed(&weights[n]),
-        bias: with_bias.iter().position(|with| *with == n).map(|at| placed(&biases[at])),
-    };
-    let on_device = LayerWeights {
-        query: linear(0),
-        key: linear(1),
-        value: linear(2),
-        out: linear(3),
-        bias_kv: case.appended.as_ref().map(|_| [placed(&extra[0]), placed(&extra[1])]),
-    };
-
+    let mut placed = PlacedLayer::new(case, setup);
+    let out_at = placed.place(case.shape.q_len, case.config.out_features);
     let shape = case.attention();
-    let outputs = match setup.layout {
-        LayerLayout::Window(seed) => Layout::Window(seed ^ 6),
-        LayerLayout::SeqFirst => Layout::Blhd,
-        LayerLayout::Dense => Layout::Dense,
-    };
+    let outputs = setup.layout.outputs();
     let out = Placed::output(profile, dtype, out_at);
     let lse = setup.lse.then(|| Placed::output(profile, DType::F32, outputs.places([shape.lse()])[0]));
     let matrix = weights_wanted(setup.weights, shape.weights())
         .map(|(dtype, shape)| Placed::output(profile, dtype, outputs.places([[1; 4], shape])[1]));
-    let rules = PlacedRules::new(profile, &case.rules, setup.bias, outputs);
-    let keep = place_dropout(profile, case.dropout.as_ref(), outputs);
-    let call = LayerForward::new(view(0), view(1), view(2), out.view())
-        .mask(rules.mask())
+    let call = placed
+        .call(out.view())
         .lse(lse.as_ref().map(Placed::view))
-        .weights(matrix.as_ref().map(Placed::view))
-        .dropout(device_dropout(case.dropout.as_ref(), keep.as_ref()));
+        .weights(matrix.as_ref().map(Placed::view));
 
     let refused = |e: wgpu_attention::Error| format!("refused: {e}");
     let device = profile.gpu.device();
-    let layer = MultiHeadAttention::with_pipelines(profile.gpu.pipelines(), config.config(), &on_device)
-        .map_err(refused)?
-        .tuning(change(Tuning::new().form(form).path(path)));
+    let layer = placed.layer(change).map_err(refused)?;
     let mut scratch = Scratch::new(device, layer.scratch_size(&call).map_err(refused)?).map_err(refused)?;
     let mut encoder = device.create_command_encoder(&Default::default());
     layer.forward(&mut encoder, &call, &mut scratch).map_err(refused)?;
     profile.gpu.queue().submit([encoder.finish()]);
     Got::read(profile, &out, lse.as_ref(), matrix.as_ref()).await
+}
+
+impl LayerLayout {
+    /// How the attention's outputs lie.
+    pub fn outputs(self) -> Layout {
+        match self {
+            LayerLayout::Window(seed) => Layout::Window(seed ^ 6),
+            LayerLayout::SeqFirst => Layout::Blhd,
+            LayerLayout::Dense => Layout::Dense,
+        }
+    }
+}
+
+/// What a layer reads, on the device.
+pub struct PlacedLayer<'c> {
+    case: &'c LayerCase,
+    setup: LayerSetup,
+    /// Of places.
+    rng: Rng,
+    inputs: Vec<Placed>,
+    weights: Vec<(Image, Place, wgpu::Buffer)>,
+    biases: Vec<(Image, Place, wgpu::Buffer)>,
+    /// Which linears have one.
+    with_bias: Vec<usize>,
+    extra: Vec<(Image, Place, wgpu::Buffer)>,
+    rules: PlacedRules,
+    keep: Option<Placed>,
+}
+
+impl<'c> PlacedLayer<'c> {
+    pub fn new(case: &'c LayerCase, setup: &LayerSetup) -> Self {
+        let LayerSetup { profile, dtype, layout, storage, .. } = *setup;
+        let LayerShape { q_len, kv_len, .. } = case.shape;
+        let config = case.config;
+        let shapes = case.weight_shapes();
+        let tensors: Vec<_> = (0..4).map(|n| (&case.linears[n].weight[..], shapes[n])).collect();
+        let with_bias: Vec<_> = (0..4).filter(|n| case.linears[*n].bias.is_some()).collect();
+        let vector = |x: &'c [f32]| (x, [1, 1, 1, x.len()]);
+        let biases = with_bias.iter().filter_map(|n| case.linears[*n].bias.as_deref());
+        let biases: Vec<_> = biases.map(vector).collect();
+        let extra: Vec<_> = case.appended.iter().flatten().map(|x| vector(x)).collect();
+        let mut placed = PlacedLayer {
+            case,
+            setup: *setup,
+            rng: Rng::new(if let LayerLayout::Window(seed) = layout { seed } else { 0 }),
+            inputs: Vec::new(),
+            weights: place_all(profile, &tensors, setup.weight, storage),
+            biases: place_all(profile, &biases, setup.bias, storage),
+            with_bias,
+            extra: place_all(profile, &extra, setup.weight, storage),
+            rules: PlacedRules::new(profile, &case.rules, setup.bias, layout.outputs()),
+            keep: place_dropout(profile, case.dropout.as_ref(), layout.outputs()),
+        };
+        let sides =
+            [(q_len, config.query_features), (kv_len, config.key_features), (kv_len, config.value_features)];
+        let places = sides.map(|(length, features)| placed.place(length, features));
+        let inputs = (0..3).take(if case.one_input { 1 } else { 3 });
+        placed.inputs = inputs
+            .map(|n| Placed::input(profile, Values::Floats(&case.inputs[n]), dtype, places[n]))
+            .collect();
+        placed
+    }
+
+    /// A place for a tensor `[batch, 1, length, features]`.
+    pub fn place(&mut self, length: usize, features: usize) -> Place {
+        let shape = [self.case.shape.batch, 1, length, features];
+        match self.setup.layout {
+            LayerLayout::Dense => Place::dense(shape),
+            LayerLayout::SeqFirst => Place::lbhd(shape),
+            LayerLayout::Window(seed) => window(shape, &mut self.rng, seed),
+        }
+    }
+
+    pub fn layer(
+        &self,
+        change: impl FnOnce(Tuning) -> Tuning,
+    ) -> Result<MultiHeadAttention, wgpu_attention::Error> {
+        fn view((image, place, buffer): &(Image, Place, wgpu::Buffer)) -> TensorView<'_> {
+            image.view(buffer, place)
+        }
+        let LayerSetup { profile, form, path, dtype, .. } = self.setup;
+        let linear = |n: usize| Linear {
+            weight: view(&self.weights[n]),
+            bias: self.with_bias.iter().position(|with| *with == n).map(|at| view(&self.biases[at])),
+        };
+        let weights = LayerWeights {
+            query: linear(0),
+            key: linear(1),
+            value: linear(2),
+            out: linear(3),
+            bias_kv: self.case.appended.as_ref().map(|_| [view(&self.extra[0]), view(&self.extra[1])]),
+        };
+        let config = LayerOptions { dtype, ..self.case.config };
+        let layer = MultiHeadAttention::with_pipelines(profile.gpu.pipelines(), config.config(), &weights)?;
+        Ok(layer.tuning(change(Tuning::new().form(form).path(path))))
+    }
+
+    /// The call, without further outputs.
+    pub fn call<'a>(&'a self, out: TensorView<'a>) -> LayerForward<'a> {
+        let input =
+            |n: usize| if self.case.one_input { self.inputs[0].view() } else { self.inputs[n].view() };
+        LayerForward::new(input(0), input(1), input(2), out)
+            .mask(self.rules.mask())
+            .dropout(device_dropout(self.case.dropout.as_ref(), self.keep.as_ref()))
+    }
 }
 
 /// What layers must give, by types of tensors, weights and biases, and by attention weights.

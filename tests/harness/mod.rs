@@ -11,6 +11,7 @@ pub mod device;
 pub mod faults;
 pub mod gradients;
 pub mod layer;
+pub mod layer_backward;
 pub mod layer_options;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod listed;

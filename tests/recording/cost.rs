@@ -40,6 +40,33 @@ fn second_recording(path: Path, kernels: usize, dispatches: usize) {
     assert!(alive.bind_groups >= dispatches && alive.pipelines == first.0, "{path:?}: {alive:?}");
 }
 
+/// A layer's gradients: all kernels of the forward pass but one projection, and their own.
+#[test]
+fn the_second_backward_creates_nothing() {
+    let own = Own::new();
+    let gpu = &own.gpu;
+    let layer = Layer::new(gpu, Path::Auto, 16);
+    let call = layer.backward();
+    let size = layer.layer.backward_scratch_size(&call).expect("a size");
+    let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
+    layer.layer.prepare_backward(&call, &mut scratch).expect("a preparation");
+    let prepared = (gpu.pipelines().compiled(), own.alive().expect("wgpu counts resources on this backend"));
+    assert!(prepared.0 >= 6 && prepared.1.bind_groups >= 8, "{prepared:?}");
+    let mut record = || {
+        layer.poison(gpu);
+        let mut encoder = encoder(gpu);
+        layer.layer.backward(&mut encoder, &call, &mut scratch).expect("a recording");
+        gpu.queue().submit([encoder.finish()]);
+        gpu.device().poll(wgpu::PollType::wait_indefinitely()).expect("an answer");
+        (layer.bits(gpu), gpu.pipelines().compiled(), own.alive())
+    };
+    let first = record();
+    assert_eq!((first.1, first.2), (prepared.0, Some(prepared.1)));
+    for n in 0..2 {
+        assert!(record() == first, "recording {n} after the first");
+    }
+}
+
 #[test]
 fn preparing_compiles_and_records_nothing() {
     for (path, kernels) in [(Path::Staged, 3), (Path::Fused, 1)] {

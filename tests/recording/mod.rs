@@ -12,8 +12,9 @@ use support::allocations::{Counting, allocations};
 use wgpu_attention::reference::compare::max_error;
 use wgpu_attention::reference::{self, Options, widen};
 use wgpu_attention::{
-    Attention, Config, DType, DeviceMask, Forward, Gpu, HostMask, LayerConfig, LayerForward, LayerWeights,
-    Linear, Mask, MultiHeadAttention, Path, Pipelines, Scratch, ScratchSize, Shape, TensorView, Tuning,
+    Attention, Config, DType, DeviceMask, Forward, Gpu, HostMask, LayerBackward, LayerConfig, LayerForward,
+    LayerWeights, Linear, Mask, MultiHeadAttention, Path, Pipelines, Scratch, ScratchSize, Shape, TensorView,
+    Tuning,
 };
 
 use crate::harness::random::noise;
@@ -215,6 +216,12 @@ impl Layer {
     fn call(&self) -> LayerForward<'_> {
         let [x, out] = [&self.x, &self.out].map(|b| TensorView::sequence(b, DType::F32, self.shape));
         LayerForward::self_attention(x, out).mask(Mask::causal())
+    }
+
+    /// The gradient of x, as that of the output were x.
+    fn backward(&self) -> LayerBackward<'_> {
+        let [x, d_x] = [&self.x, &self.out].map(|b| TensorView::sequence(b, DType::F32, self.shape));
+        LayerBackward::new(self.call(), x).d_query(d_x).d_key(d_x).d_value(d_x)
     }
 
     fn poison(&self, gpu: &Gpu) {

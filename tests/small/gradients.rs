@@ -1,13 +1,17 @@
 //! Gradients in every form and type, and of some parts of a mask.
 
+use wgpu_attention::reference::LayerShape;
 use wgpu_attention::{DType, KernelForm, Shape};
 
 use super::Work;
 use super::attention::SHAPE;
 use super::masks::single;
 use crate::harness::backward::BackwardSetup;
-use crate::harness::gradients::Problem;
-use crate::harness::{Case, DropoutData, FORMS, Layout, Profile};
+use crate::harness::gradients::{LayerProblem, Problem};
+use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup};
+use crate::harness::layer_backward::LayerBackwardSetup;
+use crate::harness::layer_options::LayerOptions;
+use crate::harness::{Case, DropoutData, FORMS, HostData, Layout, Profile};
 
 pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
     let mut all = Vec::new();
@@ -42,5 +46,38 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
         let form = [KernelForm::Gpu, KernelForm::Cpu][n % 2];
         add(what, SHAPE, BackwardSetup::plain(profile, form), &|c| c.rules = rules.clone());
     }
+    all.extend(layers(profile));
     all
+}
+
+/// All that a layer has, in f32 and in halves, kept and not.
+fn layers(profile: &'static Profile) -> Vec<(String, Work)> {
+    let shape = LayerShape { batch: 2, q_len: 9, kv_len: 14 };
+    let cross = LayerOptions {
+        kv_heads: 1,
+        value_dim: 5,
+        key_features: 17,
+        value_features: 10,
+        out_features: 7,
+        add_zero_attn: true,
+        ..LayerOptions::new(16, 2)
+    };
+    let narrow = LayerOptions { narrow: true, ..LayerOptions::new(16, 2) };
+    let kinds = [
+        ("cross, appended keys", cross, DType::F32, LayerLayout::SeqFirst, true),
+        ("narrow, added to", narrow, DType::F32, LayerLayout::Window(3), false),
+        ("half floats", cross, DType::F16, LayerLayout::Dense, false),
+        ("bf16", narrow, DType::BF16, LayerLayout::Dense, true),
+    ];
+    let of = |(n, (what, config, dtype, layout, keeps)): (usize, (&str, LayerOptions, _, _, bool))| {
+        let name = format!("gradients of a layer: {what}");
+        let mut case = LayerCase::random(name.clone(), config, shape, config.add_zero_attn);
+        case.rules.causal = true;
+        case.rules.slopes = Some(HostData::new(vec![0.5, 0.25], [1, 2, 1, 1]));
+        let plain = LayerBackwardSetup::plain(profile, FORMS[n % 2]);
+        let layer = LayerSetup { dtype, weight: dtype, layout, ..plain.layer };
+        let setup = LayerBackwardSetup { layer, accumulates: !keeps, keeps, ..plain };
+        (name, Work::LayerGradients(Box::new(LayerProblem::new(case, keeps)), setup))
+    };
+    kinds.into_iter().enumerate().map(of).collect()
 }

@@ -17,7 +17,8 @@ use self::layers::SmallLayer;
 pub use self::masks::single as single_masks;
 use self::others::Other;
 use crate::harness::backward::BackwardSetup;
-use crate::harness::gradients::Problem;
+use crate::harness::gradients::{LayerProblem, Problem};
+use crate::harness::layer_backward::LayerBackwardSetup;
 use crate::harness::{Case, Profile, Report, Setup};
 
 /// A case with a name of its own.
@@ -34,6 +35,7 @@ enum Work {
     Cache(Box<CacheCase>),
     Other(Other),
     Gradients(Box<Problem>, BackwardSetup),
+    LayerGradients(Box<LayerProblem>, LayerBackwardSetup),
 }
 
 type Cases = fn(&'static Profile) -> Vec<(String, Work)>;
@@ -59,6 +61,7 @@ impl Small {
                 report.check_async(case, setup, &mut Default::default(), change).await;
             }
             Work::Gradients(problem, setup) => report.check_backward_async(problem, setup).await,
+            Work::LayerGradients(problem, setup) => report.check_layer_backward_async(problem, setup).await,
             Work::Layer(layer) => {
                 report.check_layer_async(&layer.case, &layer.setup, &mut Default::default()).await;
             }

@@ -25,7 +25,7 @@ fn attention_by_defaults() {
 
 #[test]
 fn gradients() {
-    all("small, gradients", full(), |work| matches!(work, Work::Gradients(..)));
+    all("small, gradients", full(), |work| matches!(work, Work::Gradients(..) | Work::LayerGradients(..)));
 }
 
 #[test]

@@ -1,6 +1,10 @@
 //! A multi-head attention layer: project → attend → project.
 
-use crate::attention::{Config, check_dtype, check_extras, extra_inputs, outputs};
+mod backward;
+
+pub use backward::{LayerBackward, LayerGradients, LinearGradients};
+
+use crate::attention::{Config, check_dtype, check_extras, extra_inputs, like, outputs};
 use crate::bindings::BoundDispatch;
 use crate::device::DeviceFacts;
 use crate::dropout::Dropout;
@@ -12,12 +16,14 @@ use crate::mask::DeviceMask;
 use crate::path::project::{self, LinearOp};
 use crate::path::{self, Chosen, Dispatches, Extras, Keys, Problem, grid, in_scratch};
 use crate::pipelines::Pipelines;
-use crate::plan::{KeyLayout, Tuning};
+use crate::plan::{KeyLayout, Outline, Tuning};
 use crate::problem::{Shape, scale_in_f32};
 use crate::projection::{Linear, check_vector, check_weight};
 use crate::record::{dispatch, pass};
 use crate::scratch::{Scratch, ScratchSize, Slot};
-use crate::tensor::{Access, DType, Layout, Tensor, TensorView, check_aliasing, expect, same_dtype};
+use crate::tensor::{
+    Access, DType, Layout, Tensor, TensorView, check_aliasing, check_apart, count, same_dtype,
+};
 
 /// The weights of a layer, on the device.
 #[doc(alias = "in_proj_weight")]
@@ -67,6 +73,8 @@ pub struct LayerForward<'a> {
     pub(crate) out: TensorView<'a>,
     /// Which keys a query may see, and the bias; shaped for the keys given, not for appended ones.
     pub(crate) mask: DeviceMask<'a>,
+    /// `[batch, 1, q_len, heads · value_dim]`: the heads' outputs, joined.
+    pub(crate) context: Option<TensorView<'a>>,
     /// `[batch, heads, q_len, 1]`, F32: `ln Σ exp(score)` over every query's permitted keys.
     pub(crate) lse: Option<TensorView<'a>>,
     /// `[batch, heads or 1, q_len, kv_len + appended]`: the weights of every head, or their mean.
@@ -96,6 +104,7 @@ impl<'a> LayerForward<'a> {
             value,
             out,
             mask: DeviceMask::none(),
+            context: None,
             lse: None,
             weights: None,
             dropout: None,
@@ -111,6 +120,13 @@ impl<'a> LayerForward<'a> {
     /// Which keys a query may see, and the bias; shaped for the keys given, not for appended ones.
     pub fn mask(mut self, mask: DeviceMask<'a>) -> Self {
         self.mask = mask;
+        self
+    }
+
+    /// Keeps what the output projection reads there, the heads' outputs one after the other: `[batch, 1, q_len, heads · value_dim]`,
+    /// of the layer's dtype. With [`lse`](Self::lse) beside it a [backward call](LayerBackward) does not attend again.
+    pub fn context(mut self, context: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.context = context.into();
         self
     }
 
@@ -138,7 +154,8 @@ impl<'a> LayerForward<'a> {
     }
 }
 
-/// A multi-head attention layer on one device: everything `nn.MultiheadAttention` has at inference.
+/// A multi-head attention layer on one device: everything `nn.MultiheadAttention` has, and its gradients
+/// ([`backward`](Self::backward)).
 ///
 /// It keeps its weights' buffers alive, and reads them where they are. Vaswani et al. 2017, "Attention is all
 /// you need", section 3.2.2.
@@ -272,7 +289,7 @@ impl MultiHeadAttention {
     }
 
     /// The temporary memory that `call` needs: as [`Attention::scratch_size`](crate::Attention::scratch_size),
-    /// and the projected queries, keys, values and the heads' outputs.
+    /// and the projected queries, keys, values and, unless `call` keeps them, the heads' outputs.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -324,28 +341,40 @@ impl MultiHeadAttention {
             let plan = self.check(call, device)?;
             scratch.check(plan.size).map(|()| plan)
         })?;
-        let projected = scratch.buffer(Slot::Projected)?;
-        let context = scratch.buffer(Slot::Context)?;
-        let memory = plan.chosen.memory(scratch)?;
-        let dispatches = self.dispatches(call, &plan, &projected, &context, memory.as_ref())?;
+        let Plan { shape, appended, chosen, .. } = plan;
+        let device = &self.pipelines.facts();
+        let dtype = self.config.dtype;
+        let buffer = scratch.buffer(Slot::Projected)?;
+        let projected =
+            projected_layouts(&shape, [true; 3], dtype).map(|layout| TensorView { buffer, dtype, layout });
+        let context = match call.context {
+            Some(context) => context,
+            None => in_scratch(scratch.buffer(Slot::Context)?, dtype, joined_heads(&shape), 0),
+        };
+        let memory = chosen.memory(scratch)?;
+        let mut dispatches = self.project(call, &shape, appended, projected, device)?;
+        let extras = call.extras(heads_of(context, &shape), appended);
+        dispatches.extend(path::dispatches(&self.problem(shape, projected, extras), chosen, memory, device));
+        dispatches.extend(project::dispatches(
+            &[self.out.product(context, call.out, false)],
+            &self.tuning,
+            device,
+        )?);
         let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
         emit(&bound);
         Ok(())
     }
 
-    fn dispatches<'a>(
+    /// Projects queries, keys and values, and appends keys and values.
+    fn project<'a>(
         &'a self,
         call: &LayerForward<'a>,
-        plan: &Plan,
-        projected: &'a wgpu::Buffer,
-        context: &'a wgpu::Buffer,
-        memory: Option<&'a wgpu::Buffer>,
+        shape: &Shape,
+        appended: usize,
+        [q, k, v]: [TensorView<'a>; 3],
+        device: &DeviceFacts,
     ) -> Result<Dispatches<'a>, Error> {
-        let device = &self.pipelines.facts();
-        let LayerConfig { narrow, dtype, .. } = self.config;
-        let Plan { shape, appended, chosen, .. } = *plan;
-        let [q, k, v] =
-            projected_layouts(&shape, dtype).map(|l| TensorView { buffer: projected, dtype, layout: l });
+        let narrow = self.config.narrow;
         let given = |t: TensorView<'a>| t.slice(2, 0, shape.kv_len - appended);
         let mut dispatches = project::dispatches(
             &[
@@ -357,46 +386,35 @@ impl MultiHeadAttention {
             device,
         )?;
         if appended > 0 {
-            dispatches.push(self.append(&shape, appended, projected, device));
+            dispatches.push(self.append(shape, appended, [k, v], device));
         }
-        let heads_joined = [shape.batch, shape.q_len, shape.heads, shape.value_dim];
-        let attended = in_scratch(context, dtype, heads_joined, 0).transposed(1, 2);
-        dispatches.extend(path::dispatches(
-            &Problem {
-                shape,
-                q,
-                keys: Keys::Tensors { k, v },
-                extras: call.extras(attended, appended),
-                scale: scale_in_f32(self.config.scale, shape.head_dim),
-                softcap: self.config.softcap.map(|c| c as f32),
-                tuning: self.tuning,
-            },
-            chosen,
-            memory,
-            device,
-        ));
-        let width = shape.heads * shape.value_dim;
-        let joined = in_scratch(context, dtype, [shape.batch, 1, shape.q_len, width], 0);
-        dispatches.extend(project::dispatches(
-            &[self.out.product(joined, call.out, false)],
-            &self.tuning,
-            device,
-        )?);
         Ok(dispatches)
+    }
+
+    /// The attention inside.
+    fn problem<'a>(&self, shape: Shape, [q, k, v]: [TensorView<'a>; 3], extras: Extras<'a>) -> Problem<'a> {
+        Problem {
+            shape,
+            q,
+            keys: Keys::Tensors { k, v },
+            extras,
+            scale: scale_in_f32(self.config.scale, shape.head_dim),
+            softcap: self.config.softcap.map(|c| c as f32),
+            tuning: self.tuning,
+        }
     }
 
     fn append<'a>(
         &'a self,
         shape: &Shape,
         appended: usize,
-        projected: &'a wgpu::Buffer,
+        [k, v]: [TensorView<'a>; 2],
         device: &DeviceFacts,
     ) -> Dispatch<'a, KernelVariant> {
         let dtype = self.config.dtype;
-        let [_, k, v] = projected_layouts(shape, dtype);
         // Both lie in one buffer, bound whole.
-        let end = v.offset + v.shape.iter().product::<usize>();
-        let whole = in_scratch(projected, dtype, [1, 1, 1, end], 0);
+        let end = v.offset() + count(v.shape());
+        let whole = in_scratch(v.buffer, dtype, [1, 1, 1, end], 0);
         let mut tensors = vec![whole.window(device)];
         let learned = self.appended.as_ref().map(|pair| [pair[0].view(), pair[1].view()]);
         let mut places = [[0; 2]; 2];
@@ -411,8 +429,8 @@ impl MultiHeadAttention {
                 learned: learned.map(|pair| pair[0].dtype()),
             }),
             params: bytemuck::bytes_of(&append_keys::Params {
-                k: View::from(k),
-                v: View::from(v),
+                k: View::from(k.layout),
+                v: View::from(v.layout),
                 kv_heads: shape.kv_heads as u32,
                 head_dim: shape.head_dim as u32,
                 value_dim: shape.value_dim as u32,
@@ -431,36 +449,71 @@ impl MultiHeadAttention {
     }
 
     fn check(&self, call: &LayerForward, device: &DeviceFacts) -> Result<Plan, Error> {
-        let [batch, _, q_len, _] = call.query.shape();
-        let kv_len = call.key.shape()[2];
-        self.check_tensors(call, [batch, q_len, kv_len])?;
+        let shape = self.check_tensors(call, ("out", call.out, Access::Write), device)?;
         let appended = self.appended_keys();
-        let shape = self.config.shape(batch, q_len, kv_len, appended);
         let extras = call.extras(call.out, appended);
         check_extras(&extras, &shape, device)?;
-        check_aliasing(&outputs(&extras), &self.inputs(call, &extras))?;
-        let size = self.own_size(&shape)?;
-        // How keys and values will lie decides how they load.
-        let dtype = self.config.dtype;
-        let [_, k, v] = projected_layouts(&shape, dtype);
-        let keys = KeyLayout::Tensors { dtype, k, v };
-        let chosen = path::choose(&extras.outline(shape, dtype, keys, self.tuning), device)?;
+        let mut written = outputs(&extras);
+        if let Some(context) = call.context {
+            self.check_context(context, &shape, Access::Write, device)?;
+            written.push(("context", context));
+            // It is read beside `out`, after it was written beside `lse` and while `weights` are read.
+            for (other, view) in [("out", Some(call.out)), ("weights", call.weights)] {
+                if view.is_some_and(|view| view.buffer == context.buffer) {
+                    return Err(Error::Alias { tensor: "context", other });
+                }
+            }
+            let together = [Some(("context", context)), call.lse.map(|lse| ("lse", lse))];
+            check_apart(&together.into_iter().flatten().collect::<Vec<_>>(), device)?;
+        }
+        check_aliasing(&written, &self.inputs(call, &extras))?;
+        let mut size = self.projected_size(&shape, [true; 3], self.config.dtype, Slot::Projected)?;
+        if call.context.is_none() {
+            size = size.with(Slot::Context, self.context_bytes(&shape));
+        }
+        let chosen = path::choose(&self.outline(&shape, &extras), device)?;
         Ok(Plan { shape, appended, chosen, size: size.max(chosen.scratch_size()) })
     }
 
-    /// Checks the inputs and the output of `[batch, q_len, kv_len]`.
-    fn check_tensors(&self, call: &LayerForward, [batch, q_len, kv_len]: [usize; 3]) -> Result<(), Error> {
+    /// What a plan must know of the attention inside. How keys and values will lie decides how they load.
+    fn outline(&self, shape: &Shape, extras: &Extras) -> Outline {
+        let dtype = self.config.dtype;
+        let [_, k, v] = projected_layouts(shape, [true; 3], dtype);
+        extras.outline(*shape, dtype, KeyLayout::Tensors { dtype, k, v }, self.tuning)
+    }
+
+    /// Checks the inputs, and a tensor shaped as the output. Gives the shape of the attention inside.
+    fn check_tensors(
+        &self,
+        call: &LayerForward,
+        (out, view, access): (&'static str, TensorView, Access),
+        device: &DeviceFacts,
+    ) -> Result<Shape, Error> {
         let config = &self.config;
+        let [batch, _, q_len, _] = call.query.shape();
+        let kv_len = call.key.shape()[2];
         let tensors = [
             ("query", call.query, [batch, 1, q_len, config.query_features], Access::Read),
             ("key", call.key, [batch, 1, kv_len, config.key_features], Access::Read),
             ("value", call.value, [batch, 1, kv_len, config.value_features], Access::Read),
-            ("out", call.out, [batch, 1, q_len, config.out_features], Access::Write),
+            (out, view, [batch, 1, q_len, config.out_features], access),
         ];
         tensors.into_iter().try_for_each(|(tensor, view, wanted, access)| {
-            view.check_as(tensor, config.dtype, access, &self.pipelines.facts())?;
-            (0..4).try_for_each(|axis| expect(tensor, view.shape(), axis, wanted[axis]))
-        })
+            view.check_as(tensor, config.dtype, access, device)?;
+            like(tensor, view, wanted)
+        })?;
+        Ok(config.shape(batch, q_len, kv_len, self.appended_keys()))
+    }
+
+    fn check_context(
+        &self,
+        context: TensorView,
+        shape: &Shape,
+        access: Access,
+        device: &DeviceFacts,
+    ) -> Result<(), Error> {
+        context.check_as("context", self.config.dtype, access, device)?;
+        like("context", context, joined_heads(shape))
     }
 
     /// All that a call reads.
@@ -489,22 +542,31 @@ impl MultiHeadAttention {
             .collect()
     }
 
-    /// The temporary memory of the layer itself: projected queries, keys and values, the heads' outputs.
-    fn own_size(&self, shape: &Shape) -> Result<ScratchSize, Error> {
-        let bytes = self.config.dtype.bytes() as u64;
-        let elements = |shape: [usize; 4]| shape.iter().fold(1u64, |n, d| n.saturating_mul(*d as u64));
-        let parts = [shape.q(), shape.k(), shape.v(), shape.out()].map(elements);
-        let total = parts.iter().fold(0u64, |a, b| a.saturating_add(*b));
+    /// The temporary memory for those of projected queries, keys and values that are wanted.
+    fn projected_size(
+        &self,
+        shape: &Shape,
+        wanted: [bool; 3],
+        dtype: DType,
+        slot: Slot,
+    ) -> Result<ScratchSize, Error> {
+        let parts = [shape.q(), shape.k(), shape.v(), shape.out()];
+        let total = parts.iter().fold(0u64, |sum, part| sum.saturating_add(count(*part) as u64));
         // Kernels count elements in 32 bits.
         if total > u64::from(u32::MAX / 2) {
+            let bytes = total.saturating_mul(dtype.bytes() as u64);
             let limit = self.pipelines.facts().max_binding_bytes;
-            return Err(Error::BindingLimit { tensor: "scratch", bytes: total.saturating_mul(bytes), limit });
+            return Err(Error::BindingLimit { tensor: "scratch", bytes, limit });
         }
-        let [_, _, v] = projected_layouts(shape, self.config.dtype);
-        let end = v.offset as u64 + elements(v.shape);
-        Ok(ScratchSize::default()
-            .with(Slot::Projected, (end * bytes).next_multiple_of(4))
-            .with(Slot::Context, (elements(shape.out()) * bytes).next_multiple_of(4)))
+        let ends =
+            projected_layouts(shape, wanted, dtype).into_iter().zip(wanted).filter(|(_, wanted)| *wanted);
+        let end = ends.map(|(layout, _)| layout.offset + count(layout.shape)).max().unwrap_or(0);
+        Ok(ScratchSize::default().with(slot, (end as u64 * dtype.bytes() as u64).next_multiple_of(4)))
+    }
+
+    /// Bytes of the heads' outputs, or of their gradient, of a shape that fits.
+    fn context_bytes(&self, shape: &Shape) -> u64 {
+        (count(shape.out()) as u64 * self.config.dtype.bytes() as u64).next_multiple_of(4)
     }
 }
 
@@ -518,14 +580,29 @@ fn inner(config: &LayerConfig) -> Config {
         .softcap(config.softcap)
 }
 
-/// Where q, k and v lie in the scratch: `[batch, heads, length, dim]` each, one after the other.
-fn projected_layouts(shape: &Shape, dtype: DType) -> [Layout; 3] {
+/// Where those of q, k and v that are wanted lie in the scratch: `[batch, heads, length, dim]` each, one after the other.
+fn projected_layouts(shape: &Shape, wanted: [bool; 3], dtype: DType) -> [Layout; 3] {
     // Starts that every device can bind at, so that windows begin where tensors do.
     let align = 256 / dtype.bytes();
     let mut offset = 0usize;
+    let mut wanted = wanted.into_iter();
     [shape.q(), shape.k(), shape.v()].map(|shape| {
         let layout = Layout { offset, ..Layout::dense(shape) };
-        offset = (offset + shape.iter().product::<usize>()).next_multiple_of(align);
+        if wanted.next() == Some(true) {
+            offset = (offset + count(shape)).next_multiple_of(align);
+        }
         layout
     })
+}
+
+/// The heads' outputs side by side, as the output projection reads them.
+fn joined_heads(shape: &Shape) -> [usize; 4] {
+    [shape.batch, 1, shape.q_len, shape.heads.saturating_mul(shape.value_dim)]
+}
+
+/// Each head's part of them: `[batch, heads, q_len, value_dim]`.
+fn heads_of<'a>(joined: TensorView<'a>, shape: &Shape) -> TensorView<'a> {
+    let [batch, _, length, unit] = joined.strides();
+    let strides = [batch, shape.value_dim.saturating_mul(unit), length, unit];
+    TensorView { layout: Layout { shape: shape.out(), strides, ..joined.layout }, ..joined }
 }

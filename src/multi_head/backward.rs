@@ -1,0 +1,563 @@
+//! The gradients of a layer: its projections once more, its attention too where it was not kept, then backwards through each.
+
+use super::{LayerForward, MultiHeadAttention, heads_of, joined_heads, projected_layouts};
+use crate::attention::{check_added, check_extras, like, wanted_of};
+use crate::bindings::BoundDispatch;
+use crate::device::DeviceFacts;
+use crate::error::Error;
+use crate::layer_config::Side;
+use crate::path::backward::{self, BackwardPlans};
+use crate::path::project_backward::{self, Gradient, LinearBackward, column_sums};
+use crate::path::{self, BackwardProblem, Chosen, Dispatches, Extras, in_scratch};
+use crate::plan::Added;
+use crate::problem::{Shape, scale_in_f32};
+use crate::projection::{GradientOf, Written, check_summed_rows};
+use crate::record::{dispatch, pass};
+use crate::scratch::{Scratch, ScratchSize, Slot};
+use crate::tensor::{Access, DType, TensorView, check_aliasing, check_float, count};
+
+/// Where the gradients of a [`Linear`](crate::Linear) go, each shaped as what it is the gradient of: F32, F16 or BF16.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LinearGradients<'a> {
+    /// Of the weight, as [`TensorView::matrix`]; of a narrow one `[1, heads, dim, in / heads]`, or one head, which has the sum over
+    /// them, where one matrix serves all.
+    pub weight: Option<TensorView<'a>>,
+    /// Of the bias, as [`TensorView::vector`].
+    pub bias: Option<TensorView<'a>>,
+}
+
+/// Where the gradients of [`LayerWeights`](crate::LayerWeights) go: nowhere by default.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LayerGradients<'a> {
+    /// Of the queries' projection.
+    pub query: LinearGradients<'a>,
+    /// Of the keys' projection.
+    pub key: LinearGradients<'a>,
+    /// Of the values' projection.
+    pub value: LinearGradients<'a>,
+    /// Of the output projection.
+    pub out: LinearGradients<'a>,
+    /// Of the appended key `[kv_heads · head_dim]` and value `[kv_heads · value_dim]`, summed over the batch: F32, F16 or BF16.
+    pub bias_kv: Option<[TensorView<'a>; 2]>,
+}
+
+/// One backward call of a layer: the forward call as it was made, the gradient of its output, and where gradients go. Inputs and
+/// their gradients are `[batch, 1, length, features]`, see [`TensorView::sequence`].
+///
+/// | tensor | shape | dtype |
+/// |---|---|---|
+/// | `d_out` | `[batch, 1, q_len, out_features]` | the layer's |
+/// | `d_lse` | `[batch, heads, q_len, 1]` | F32 |
+/// | `d_query` | `[batch, 1, q_len, query_features]` | F32, F16 or BF16 |
+/// | `d_key` | `[batch, 1, kv_len, key_features]` | F32, F16 or BF16 |
+/// | `d_value` | `[batch, 1, kv_len, value_features]` | F32, F16 or BF16 |
+/// | those of weights and biases | as the layer's own tensor | F32, F16 or BF16 |
+/// | `d_bias`, `d_slopes`, `d_relative`, `d_sinks` | as the mask's own tensor, whose axes of 1 are summed over | the mask's tensor's, or F32 |
+///
+/// # What is kept
+///
+/// Of the forward call its inputs, and as much more as the application likes. With `s` the bytes of an element of the layer's dtype:
+///
+/// | | bytes | without it, the backward call |
+/// |---|---|---|
+/// | [`LayerForward::context`] and [`LayerForward::lse`], both | `batch · q_len · heads · (value_dim · s + 4)` | attends once more, with so much more scratch |
+/// | projected queries, keys and values | nothing is kept | projects once more, as the forward call does |
+/// | attention weights | nothing is kept | takes them from scores and lse, pair by pair |
+///
+/// One of `context` and `lse` alone is not read, nor are `out` and `weights` of the forward call: what uses those weights gives
+/// no gradient here. Whatever is kept is read by the backward call and must hold what the forward call wrote.
+///
+/// # How it is rounded
+///
+/// Sums are f32, and so are the gradients of projected queries, keys and values on their way to the projections: of f16, many would be
+/// below its smallest number. The gradient of the heads' outputs is of the layer's dtype, as these are.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct LayerBackward<'a> {
+    forward: LayerForward<'a>,
+    d_out: TensorView<'a>,
+    d_lse: Option<TensorView<'a>>,
+    /// Of queries, keys, values.
+    d_inputs: [Option<TensorView<'a>>; 3],
+    d_weights: LayerGradients<'a>,
+    /// By [`Added`].
+    d_added: [Option<TensorView<'a>>; Added::ALL.len()],
+    accumulates: bool,
+}
+
+/// The names of the inputs' gradients, of queries, keys, values.
+const INPUTS: [&str; 3] = ["d_query", "d_key", "d_value"];
+/// Those of the gradients of weights and biases, of queries, keys, values, out.
+const WEIGHTS: [&str; 4] = ["d_weights.query", "d_weights.key", "d_weights.value", "d_weights.out"];
+const BIASES: [&str; 4] = ["d_bias.query", "d_bias.key", "d_bias.value", "d_bias.out"];
+const APPENDED: [&str; 2] = ["d_bias_k", "d_bias_v"];
+
+impl<'a> LayerBackward<'a> {
+    /// `forward` as it was made, and the gradient of its `out`, `[batch, 1, q_len, out_features]`. No gradient is written until it is
+    /// asked for.
+    pub fn new(forward: LayerForward<'a>, d_out: TensorView<'a>) -> Self {
+        LayerBackward {
+            forward,
+            d_out,
+            d_lse: None,
+            d_inputs: [None; 3],
+            d_weights: LayerGradients::default(),
+            d_added: [None; Added::ALL.len()],
+            accumulates: false,
+        }
+    }
+
+    /// The gradient of `lse`, where the loss depends on that too.
+    pub fn d_lse(mut self, d_lse: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_lse = d_lse.into();
+        self
+    }
+
+    /// Writes the gradient of the queries' input there. The same view given for several inputs, as for the one of
+    /// self-attention, has their sum: queries, then keys, then values, rounded to the view's type after each.
+    pub fn d_query(mut self, d_query: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_inputs[0] = d_query.into();
+        self
+    }
+
+    /// Writes the gradient of the keys' input there; see [`d_query`](Self::d_query).
+    pub fn d_key(mut self, d_key: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_inputs[1] = d_key.into();
+        self
+    }
+
+    /// Writes the gradient of the values' input there; see [`d_query`](Self::d_query).
+    pub fn d_value(mut self, d_value: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_inputs[2] = d_value.into();
+        self
+    }
+
+    /// Writes the gradients of the layer's weights there, of those [`LayerWeights`](crate::LayerWeights) that the layer has. The same
+    /// view given for several weights, or for several biases, has their sum.
+    pub fn d_weights(mut self, d_weights: LayerGradients<'a>) -> Self {
+        self.d_weights = d_weights;
+        self
+    }
+
+    /// Writes the gradient of [`Mask::bias`](crate::Mask::bias) there, as [`Backward::d_bias`](crate::Backward::d_bias) says; so too
+    /// the next three. Appended keys have no part in it.
+    pub fn d_bias(self, d_bias: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_added(Added::Bias, d_bias.into())
+    }
+
+    /// Writes the gradient of the slopes of [`Mask::alibi`](crate::Mask::alibi) or of
+    /// [`Mask::alibi_symmetric`](crate::Mask::alibi_symmetric) there.
+    pub fn d_slopes(self, d_slopes: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_added(Added::Slopes, d_slopes.into())
+    }
+
+    /// Writes the gradient of the table of [`Mask::relative`](crate::Mask::relative) there.
+    pub fn d_relative(self, d_relative: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_added(Added::Relative, d_relative.into())
+    }
+
+    /// Writes the gradient of [`Mask::sink_logits`](crate::Mask::sink_logits) there.
+    pub fn d_sinks(self, d_sinks: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_added(Added::Sinks, d_sinks.into())
+    }
+
+    fn d_added(mut self, of: Added, gradient: Option<TensorView<'a>>) -> Self {
+        self.d_added[of as usize] = gradient;
+        self
+    }
+
+    /// Adds the gradients to what is there instead of writing over it, each rounded to its type: choose F32 for many.
+    pub fn accumulate(mut self, accumulate: bool) -> Self {
+        self.accumulates = accumulate;
+        self
+    }
+
+    /// Of queries, keys, values, out.
+    fn linears(&self) -> [LinearGradients<'a>; 4] {
+        let LayerGradients { query, key, value, out, .. } = self.d_weights;
+        [query, key, value, out]
+    }
+
+    /// Whether gradients of projected queries, keys and values are needed.
+    fn through_sides(&self) -> [bool; 3] {
+        let linears = self.linears();
+        std::array::from_fn(|n| {
+            let LinearGradients { weight, bias } = linears[n];
+            let appended = n > 0 && self.d_weights.bias_kv.is_some();
+            self.d_inputs[n].is_some() || weight.is_some() || bias.is_some() || appended
+        })
+    }
+
+    /// Whether gradients go through the attention.
+    fn through_attention(&self) -> bool {
+        self.through_sides().contains(&true) || wanted_of(self.d_added).next().is_some()
+    }
+
+    fn reads_context(&self) -> bool {
+        self.through_attention() || self.d_weights.out.weight.is_some()
+    }
+
+    /// What the forward call has kept of its attention, if it is enough: the context and the lse.
+    fn kept(&self) -> Option<(TensorView<'a>, TensorView<'a>)> {
+        self.forward.context.zip(self.forward.lse)
+    }
+
+    fn attends_again(&self) -> bool {
+        self.reads_context() && self.kept().is_none()
+    }
+}
+
+/// A checked backward call.
+struct Plan {
+    shape: Shape,
+    appended: usize,
+    /// What computes the attention once more, if it must be.
+    again: Option<Chosen>,
+    /// What computes its gradients, if any go through it.
+    gradients: Option<BackwardPlans>,
+    size: ScratchSize,
+}
+
+/// The tensors between the stages of a call.
+#[derive(Clone, Copy)]
+struct Between<'a> {
+    /// Queries, keys and values.
+    projected: [TensorView<'a>; 3],
+    /// `[batch, 1, q_len, heads · value_dim]`.
+    context: TensorView<'a>,
+    lse: TensorView<'a>,
+    /// As `context`.
+    d_context: TensorView<'a>,
+    /// As `projected`, in F32; those that are not needed have no place of their own.
+    d_projected: [TensorView<'a>; 3],
+}
+
+/// The gradients of the projections, in the order in which they are computed.
+struct Products<'a> {
+    out: LinearBackward<'a>,
+    sides: [LinearBackward<'a>; 3],
+    /// Of the appended key and value: rows to sum, and where to.
+    appended_rows: Vec<(TensorView<'a>, Gradient<'a>)>,
+    written: Written<'a>,
+}
+
+/// Gradients of everything that `nn.MultiheadAttention` has, without a score matrix and without atomics: the same inputs on the
+/// same device by the same plan give the same bits.
+impl MultiHeadAttention {
+    /// The temporary memory that `call` needs, which grows with the lengths and not with their product. With `s` the bytes of an
+    /// element of the layer's dtype, for every sequence of the batch:
+    ///
+    /// | | bytes |
+    /// |---|---|
+    /// | projected queries, keys, values | `(q_len · heads · head_dim + (kv_len + appended) · kv_heads · (head_dim + value_dim)) · s` |
+    /// | their gradients, in F32: of those that are needed | as many elements, 4 bytes each |
+    /// | the gradient of the heads' outputs | `q_len · heads · value_dim · s` |
+    /// | what the backward pass keeps of each query | `12 · q_len · heads` |
+    /// | the heads' outputs and lse, if the forward call has not kept both | `q_len · heads · (value_dim · s + 4)`, and what [`Attention::scratch_size`](crate::Attention::scratch_size) says |
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    pub fn backward_scratch_size(&self, call: &LayerBackward) -> Result<ScratchSize, Error> {
+        Ok(self.check_backward(call, &self.pipelines.facts())?.size)
+    }
+
+    /// Records the gradients of a forward call into `encoder`, in a compute pass of their own.
+    ///
+    /// A step of training by self-attention, whose three inputs are one `x`:
+    ///
+    /// ```no_run
+    /// # use wgpu_attention::{Error, MultiHeadAttention, TensorView, wgpu};
+    /// # fn f(layer: &MultiHeadAttention, encoder: &mut wgpu::CommandEncoder, tensors: [TensorView; 6], d_weights: [TensorView; 4])
+    /// # -> Result<(), Error> {
+    /// # let [x, y, context, lse, d_y, d_x] = tensors;
+    /// # let device = layer.pipelines().device();
+    /// use wgpu_attention::{LayerBackward, LayerForward, LayerGradients, LinearGradients, Mask, Scratch};
+    ///
+    /// let forward = LayerForward::self_attention(x, y).mask(Mask::causal()).context(context).lse(lse);
+    /// let [query, key, value, out] =
+    ///     d_weights.map(|weight| LinearGradients { weight: Some(weight), bias: None });
+    /// let backward = LayerBackward::new(forward, d_y)
+    ///     .d_query(d_x) // one view: the sum over queries, keys and values
+    ///     .d_key(d_x)
+    ///     .d_value(d_x)
+    ///     .d_weights(LayerGradients { query, key, value, out, bias_kv: None });
+    /// let size = layer.scratch_size(&forward)?.max(layer.backward_scratch_size(&backward)?);
+    /// let mut scratch = Scratch::new(device, size)?;
+    /// layer.forward(encoder, &forward, &mut scratch)?;
+    /// // … what gives d_y …
+    /// layer.backward(encoder, &backward, &mut scratch)?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Everything that [`Error`] lists for tensors, masks, options and scratch; gradients that share a buffer with an input, or
+    /// overlap and are not the same view; [`Error::Unsupported`] if no gradient is asked for, or that of a tensor which the layer or
+    /// the mask has not; [`Error::Limit`] if the device cannot bind so many tensors of a mask beside the others. Then
+    /// nothing has been recorded.
+    pub fn backward(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        call: &LayerBackward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        let label = "multi-head attention backward";
+        self.record_backward(call, scratch, |bound| dispatch(&mut pass(encoder, label), bound))
+    }
+
+    /// [`backward`](Self::backward) into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    pub fn backward_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        call: &LayerBackward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record_backward(call, scratch, |bound| dispatch(pass, bound))
+    }
+
+    /// Compiles and binds what `call` needs, so that its first recording does neither.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    pub fn prepare_backward(&self, call: &LayerBackward, scratch: &mut Scratch) -> Result<(), Error> {
+        self.record_backward(call, scratch, |_| ())
+    }
+
+    fn record_backward(
+        &self,
+        call: &LayerBackward,
+        scratch: &mut Scratch,
+        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
+    ) -> Result<(), Error> {
+        let device = &self.pipelines.facts();
+        let scratch: &Scratch = scratch;
+        let Plan { shape, appended, again, gradients, .. } = path::within(device, |device| {
+            let plan = self.check_backward(call, device)?;
+            scratch.check(plan.size).map(|()| plan)
+        })?;
+        // A part that is missing is not used.
+        let between = self.between(call, &shape, |slot| scratch.buffer(slot).unwrap_or(call.d_out.buffer));
+        let mut dispatches = Dispatches::new();
+        if again.is_some() || gradients.is_some() {
+            dispatches = self.project(&call.forward, &shape, appended, between.projected, device)?;
+        }
+        if let Some(chosen) = again {
+            let problem = self.problem(shape, between.projected, attended(call, &between, &shape, appended));
+            dispatches.extend(path::dispatches(&problem, chosen, chosen.memory(scratch)?, device));
+        }
+        let Products { out, sides, appended_rows, .. } = self.products(call, &between, &shape, appended);
+        dispatches.extend(project_backward::dispatches(&[out], &self.tuning, device)?);
+        if let Some(plans) = gradients {
+            let problem = self.attention_backward(call, &between, shape, appended);
+            dispatches.extend(backward::dispatches(&problem, &plans, plans.memory(scratch)?, device));
+        }
+        dispatches.extend(project_backward::dispatches(&sides, &self.tuning, device)?);
+        dispatches.extend(appended_rows.into_iter().map(|(rows, sum)| column_sums(rows, sum, device)));
+        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
+        emit(&bound);
+        Ok(())
+    }
+
+    /// The tensors between the stages, each in a `part` of the scratch or where the forward call has kept it.
+    fn between<'a>(
+        &self,
+        call: &LayerBackward<'a>,
+        shape: &Shape,
+        part: impl Fn(Slot) -> &'a wgpu::Buffer,
+    ) -> Between<'a> {
+        let dtype = self.config.dtype;
+        let sides = |slot, dtype, wanted| {
+            let buffer = part(slot);
+            projected_layouts(shape, wanted, dtype).map(|layout| TensorView { buffer, dtype, layout })
+        };
+        let (context, lse) = call.kept().unwrap_or_else(|| {
+            let context = in_scratch(part(Slot::Context), dtype, joined_heads(shape), 0);
+            (context, in_scratch(part(Slot::Lse), DType::F32, shape.lse(), 0))
+        });
+        Between {
+            projected: sides(Slot::Projected, dtype, [true; 3]),
+            context,
+            lse,
+            d_context: in_scratch(part(Slot::ContextGradient), dtype, joined_heads(shape), 0),
+            d_projected: sides(Slot::ProjectedGradients, DType::F32, call.through_sides()),
+        }
+    }
+
+    /// The attention's own backward call.
+    fn attention_backward<'a>(
+        &self,
+        call: &LayerBackward<'a>,
+        between: &Between<'a>,
+        shape: Shape,
+        appended: usize,
+    ) -> BackwardProblem<'a> {
+        let [q, k, v] = between.projected;
+        let wanted = call.through_sides();
+        let gradient = |n: usize| wanted[n].then_some(between.d_projected[n]);
+        BackwardProblem {
+            shape,
+            appended,
+            q,
+            k,
+            v,
+            out: heads_of(between.context, &shape),
+            lse: between.lse,
+            d_out: heads_of(between.d_context, &shape),
+            d_lse: call.d_lse,
+            d_q: gradient(0),
+            d_k: gradient(1),
+            d_v: gradient(2),
+            d_added: call.d_added,
+            accumulates: false,
+            adds_to_added: call.accumulates,
+            mask: call.forward.mask,
+            dropout: call.forward.dropout,
+            scale: scale_in_f32(self.config.scale, shape.head_dim),
+            softcap: self.config.softcap.map(|c| c as f32),
+            tuning: self.tuning,
+        }
+    }
+
+    /// The gradients of the projections: of the output's from `d_out`, of the inputs' from `between.d_projected`.
+    fn products<'a>(
+        &'a self,
+        call: &LayerBackward<'a>,
+        between: &Between<'a>,
+        shape: &Shape,
+        appended: usize,
+    ) -> Products<'a> {
+        let LayerBackward { forward, d_out, d_inputs, accumulates, .. } = *call;
+        let linears = call.linears();
+        let mut written = Written::default();
+        let mut add = |of, name: &'static str, view: Option<TensorView<'a>>| {
+            Some(written.add(of, name, view?, accumulates))
+        };
+        let d_context = Gradient { view: between.d_context, accumulates: false };
+        let out = LinearBackward {
+            w: self.out.weight.view(),
+            d_y: d_out,
+            d_x: call.through_attention().then_some(d_context),
+            d_w: add(GradientOf::Weight, WEIGHTS[3], linears[3].weight).map(|d_w| (between.context, d_w)),
+            d_b: add(GradientOf::Bias, BIASES[3], linears[3].bias),
+            narrow: false,
+        };
+        let given = shape.kv_len - appended;
+        let inputs = [forward.query, forward.key, forward.value];
+        let own = [&self.query, &self.key, &self.value];
+        let sides = std::array::from_fn(|n| {
+            let d_y = between.d_projected[n];
+            LinearBackward {
+                w: own[n].weight.view(),
+                d_y: if n == 0 { d_y } else { d_y.slice(2, 0, given) },
+                d_x: add(GradientOf::Input, INPUTS[n], d_inputs[n]),
+                d_w: add(GradientOf::Weight, WEIGHTS[n], linears[n].weight).map(|d_w| (inputs[n], d_w)),
+                d_b: add(GradientOf::Bias, BIASES[n], linears[n].bias),
+                narrow: self.config.narrow,
+            }
+        });
+        // The first of the appended; one of zeros has no gradient.
+        let mut appended_rows = Vec::new();
+        for (n, view) in call.d_weights.bias_kv.into_iter().flatten().enumerate() {
+            let rows = between.d_projected[n + 1].slice(2, given, 1);
+            let sum = add(GradientOf::Appended, APPENDED[n], Some(view));
+            appended_rows.extend(sum.map(|sum| (rows, sum)));
+        }
+        Products { out, sides, appended_rows, written }
+    }
+
+    /// Everything that can be said of a call before its pipelines.
+    fn check_backward(&self, call: &LayerBackward, device: &DeviceFacts) -> Result<Plan, Error> {
+        let LayerBackward { forward, d_out, d_lse, .. } = *call;
+        let shape = self.check_tensors(&forward, ("d_out", d_out, Access::Read), device)?;
+        let appended = self.appended_keys();
+        let unread = Extras { lse: None, weights: None, ..forward.extras(d_out, appended) };
+        check_extras(&unread, &shape, device)?;
+        let mut read = self.inputs(&forward, &unread);
+        read.push(("d_out", d_out));
+        if let Some((context, lse)) = call.kept() {
+            self.check_context(context, &shape, Access::Read, device)?;
+            read.extend([("context", context), ("lse", lse)]);
+        }
+        let of_lse = [("lse", call.kept().map(|(_, lse)| lse)), ("d_lse", d_lse)];
+        for (tensor, view) in of_lse.into_iter().filter_map(|(tensor, view)| Some((tensor, view?))) {
+            view.check_as(tensor, DType::F32, Access::Read, device)?;
+            like(tensor, view, shape.lse())?;
+        }
+        read.extend(d_lse.map(|t| ("d_lse", t)));
+        self.check_gradients(call, device)?;
+
+        // First of all that layouts are made of: it refuses lengths that are too large for them.
+        let projected = self.projected_size(&shape, [true; 3], self.config.dtype, Slot::Projected)?;
+        // Where there is no scratch yet, any buffer stands for it: plans look at layouts.
+        let between = self.between(call, &shape, |_| d_out.buffer);
+        let mut written = self.products(call, &between, &shape, appended).written.views();
+        written.extend(wanted_of(call.d_added).map(|(of, view)| (of.name(), view)));
+        if written.is_empty() {
+            let why = "nothing is asked for: give `d_query`, `d_key`, `d_value`, `d_weights` or a gradient of the mask's";
+            return Err(Error::Unsupported { what: "a backward pass without gradients", why });
+        }
+        check_aliasing(&written, &read)?;
+        let mut plan = Plan { shape, appended, again: None, gradients: None, size: ScratchSize::default() };
+        if call.attends_again() {
+            let extras = attended(call, &between, &shape, appended);
+            let chosen = path::choose(&self.outline(&shape, &extras), device)?;
+            let lse = 4 * count(shape.lse()) as u64;
+            let results = projected.with(Slot::Context, self.context_bytes(&shape)).with(Slot::Lse, lse);
+            plan.size = results.max(chosen.scratch_size());
+            plan.again = Some(chosen);
+        }
+        if call.through_attention() {
+            let of_sides = call.through_sides();
+            let of_sides = self.projected_size(&shape, of_sides, DType::F32, Slot::ProjectedGradients)?;
+            let plans = backward::plan(&self.attention_backward(call, &between, shape, appended), device)?;
+            let gradients = of_sides.with(Slot::ContextGradient, self.context_bytes(&shape));
+            plan.size = plan.size.max(projected).max(gradients).max(plans.scratch_size());
+            plan.gradients = Some(plans);
+        }
+        Ok(plan)
+    }
+
+    fn check_gradients(&self, call: &LayerBackward, device: &DeviceFacts) -> Result<(), Error> {
+        let LayerForward { query, key, value, mask, .. } = call.forward;
+        let check = |name: &'static str, view: Option<TensorView>, own: Option<[usize; 4]>| {
+            let Some(view) = view else { return Ok(()) };
+            let Some(own) = own else { return Err(without(name)) };
+            check_float(name, &view)?;
+            view.check(name, Access::Write, device)?;
+            like(name, view, own)
+        };
+        let inputs = [("query", query, Side::Query), ("key", key, Side::Key), ("value", value, Side::Value)];
+        for (n, (tensor, x, side)) in inputs.into_iter().enumerate() {
+            check_summed_rows(tensor, &x, if self.config.narrow { self.config.side(side).heads } else { 1 })?;
+            check(INPUTS[n], call.d_inputs[n], Some(x.shape()))?;
+        }
+        let own = [&self.query, &self.key, &self.value, &self.out];
+        for (n, (own, LinearGradients { weight, bias })) in own.into_iter().zip(call.linears()).enumerate() {
+            check(WEIGHTS[n], weight, Some(own.weight.layout.shape))?;
+            check(BIASES[n], bias, own.bias.as_ref().map(|own| own.layout.shape))?;
+        }
+        for (n, name) in APPENDED.into_iter().enumerate() {
+            let own = self.appended.as_ref().map(|own| own[n].layout.shape);
+            check(name, call.d_weights.bias_kv.map(|pair| pair[n]), own)?;
+        }
+        check_added(wanted_of(call.d_added), &mask, device)
+    }
+}
+
+/// What the attention of the forward call has; its results go to `between`.
+fn attended<'a>(
+    call: &LayerBackward<'a>,
+    between: &Between<'a>,
+    shape: &Shape,
+    appended: usize,
+) -> Extras<'a> {
+    let extras = call.forward.extras(heads_of(between.context, shape), appended);
+    Extras { lse: Some(between.lse), weights: None, ..extras }
+}
+
+/// The gradient of a tensor that the layer has not.
+fn without(what: &'static str) -> Error {
+    Error::Unsupported { what, why: "the layer was made without it: leave its gradient out" }
+}

@@ -1,0 +1,537 @@
+//! A layer's gradients on a device against the reference.
+
+use std::fmt;
+
+use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
+use wgpu_attention::reference::{
+    self, HostLinear, HostWeights, ProjectGradients, join_heads, multi_head_backward, project_backward,
+    split_heads, widen,
+};
+use wgpu_attention::{
+    DType, KernelForm, LayerBackward, LayerGradients, LinearGradients, Path, Scratch, Tuning,
+};
+
+use super::case::{Case, HostData, Judged, Rules, Weights, largest, widened};
+use super::device::Profile;
+use super::gradients::LayerProblem;
+use super::layer::{LayerCase, LayerLayout, LayerSetup, PlacedLayer, Storage};
+use super::layer_options::LayerOptions;
+use super::memory::{Place, Values, stored};
+use super::random::Rng;
+use super::run::{Placed, window};
+
+/// Of what gradients are asked for: inputs, weights, biases, the appended key and value, the mask's tensors.
+pub const NAMES: [&str; 17] = [
+    "d_query",
+    "d_key",
+    "d_value",
+    "d_w_q",
+    "d_w_k",
+    "d_w_v",
+    "d_w_o",
+    "d_b_q",
+    "d_b_k",
+    "d_b_v",
+    "d_b_o",
+    "d_bias_k",
+    "d_bias_v",
+    "d_bias",
+    "d_slopes",
+    "d_relative",
+    "d_sinks",
+];
+const WEIGHTS: usize = 3;
+const BIASES: usize = 7;
+const APPENDED: usize = 11;
+const ADDED: usize = 13;
+
+/// Something of each gradient, by [`NAMES`].
+pub type Each<T> = [Option<T>; 17];
+
+/// Where and how a layer's gradients are computed.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerBackwardSetup {
+    /// Its further outputs are not written.
+    pub layer: LayerSetup,
+    /// Of the gradients of inputs, weights and biases.
+    pub gradient: DType,
+    /// Of the mask's: that of biases or F32.
+    pub added: DType,
+    pub accumulates: bool,
+    /// Whether a forward call keeps what the backward call then reads; else there is none.
+    pub keeps: bool,
+    /// By [`NAMES`], where the layer has the tensor.
+    pub wanted: [bool; 17],
+}
+
+impl fmt::Display for LayerBackwardSetup {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let LayerBackwardSetup { layer, gradient, added, accumulates, keeps, wanted } = self;
+        let left_out: Vec<_> = NAMES.into_iter().zip(wanted).filter(|(_, w)| !**w).map(|(n, _)| n).collect();
+        write!(
+            f,
+            "{layer}, gradients {gradient:?}, of added {added:?}, adds {accumulates}, kept {keeps}, without {left_out:?}"
+        )
+    }
+}
+
+impl LayerBackwardSetup {
+    /// All gradients in f32 of dense f32 tensors.
+    pub fn plain(profile: &'static Profile, form: KernelForm) -> Self {
+        let f32 = DType::F32;
+        let layer = LayerSetup {
+            profile,
+            form,
+            path: Path::Auto,
+            dtype: f32,
+            weight: f32,
+            bias: f32,
+            layout: LayerLayout::Dense,
+            storage: Storage::Separate,
+            lse: true,
+            weights: Weights::None,
+        };
+        let wanted = [true; 17];
+        LayerBackwardSetup { layer, gradient: f32, added: f32, accumulates: false, keeps: true, wanted }
+    }
+
+    pub fn random(rng: &mut Rng, layer: LayerSetup) -> Self {
+        let half = if layer.profile.f16 { DType::F16 } else { DType::BF16 };
+        let short = rng.pick(&[half, DType::BF16, layer.dtype]);
+        // All, or each with an even chance: then not even the attention may be needed.
+        let wanted = if rng.chance(0.6) { [true; 17] } else { [(); 17].map(|()| rng.chance(0.5)) };
+        LayerBackwardSetup {
+            layer,
+            gradient: if rng.chance(0.3) { short } else { DType::F32 },
+            added: if rng.chance(0.5) { layer.bias } else { DType::F32 },
+            accumulates: rng.chance(0.3),
+            keeps: rng.chance(0.5),
+            wanted: if wanted.contains(&true) { wanted } else { [true; 17] },
+        }
+    }
+
+    fn dtype_of(&self, n: usize) -> DType {
+        if n < ADDED { self.gradient } else { self.added }
+    }
+
+    fn f16(&self) -> bool {
+        let LayerSetup { dtype, weight, bias, .. } = self.layer;
+        [dtype, weight, bias, self.gradient, self.added].contains(&DType::F16)
+    }
+}
+
+/// The shapes of what `case` has.
+fn shapes(case: &LayerCase) -> Each<[usize; 4]> {
+    let mut shapes = [None; 17];
+    let wgpu_attention::reference::LayerShape { batch, q_len, kv_len } = case.shape;
+    let c = &case.config;
+    let sides = [(q_len, c.query_features), (kv_len, c.key_features), (kv_len, c.value_features)];
+    for (n, (length, features)) in sides.into_iter().enumerate() {
+        shapes[n] = Some([batch, 1, length, features]);
+    }
+    for (n, shape) in case.weight_shapes().into_iter().enumerate() {
+        shapes[WEIGHTS + n] = Some(shape);
+        shapes[BIASES + n] = case.linears[n].bias.as_ref().map(|b| [1, 1, 1, b.len()]);
+    }
+    for (n, x) in case.appended.iter().flatten().enumerate() {
+        shapes[APPENDED + n] = Some([1, 1, 1, x.len()]);
+    }
+    let Rules { bias, slopes, relative, sinks, .. } = &case.rules;
+    for (n, part) in [bias, slopes, relative, sinks].into_iter().enumerate() {
+        shapes[ADDED + n] = part.as_ref().map(|part: &HostData<f32>| part.shape);
+    }
+    shapes
+}
+
+impl LayerProblem {
+    /// With tensors as the setup stores them.
+    fn stored(&self, setup: &LayerBackwardSetup) -> Self {
+        let in_f32 = |x: &[f64]| x.iter().map(|x| *x as f32).collect::<Vec<f32>>();
+        LayerProblem {
+            case: self.case.stored(&setup.layer),
+            d_out: widen(&stored(&in_f32(&self.d_out), setup.layer.dtype)),
+            d_lse: self.d_lse.as_ref().map(|x| widen(&in_f32(x))),
+        }
+    }
+
+    /// What gradients a run gives: of inputs that are one tensor the first of those wanted, which has the sum.
+    fn given(&self, setup: &LayerBackwardSetup) -> [bool; 17] {
+        let shapes = shapes(&self.case);
+        let mut given: [bool; 17] = std::array::from_fn(|n| setup.wanted[n] && shapes[n].is_some());
+        // They are asked for together.
+        given[APPENDED + 1] = given[APPENDED];
+        if self.case.one_input {
+            let first = given[..3].iter().position(|given| *given);
+            (0..3).for_each(|n| given[n] = first == Some(n));
+        }
+        given
+    }
+
+    /// The gradients of inputs that are one tensor, added up by `add` in the first that is wanted.
+    fn summed<T>(&self, mut all: Each<Vec<T>>, wanted: [bool; 17], add: impl Fn(&mut T, T)) -> Each<Vec<T>> {
+        if !self.case.one_input {
+            return all;
+        }
+        let mut sum: Option<(usize, Vec<T>)> = None;
+        for n in (0..3).filter(|n| wanted[*n]) {
+            let Some(one) = all[n].take() else { continue };
+            match &mut sum {
+                None => sum = Some((n, one)),
+                Some((_, sum)) => sum.iter_mut().zip(one).for_each(|(sum, x)| add(sum, x)),
+            }
+        }
+        if let Some((n, sum)) = sum {
+            all[n] = Some(sum);
+        }
+        all
+    }
+
+    /// The gradients, in f64.
+    pub fn exact(&self) -> Each<Vec<f64>> {
+        let LayerCase { inputs, linears, appended, config, shape, .. } = &self.case;
+        let inputs = inputs.each_ref().map(|x| widen::<f64>(x));
+        let weights: [Vec<f64>; 4] = std::array::from_fn(|n| widen(&self.case.per_head(n)));
+        let biases = linears.each_ref().map(|l| l.bias.as_ref().map(|b| widen::<f64>(b)));
+        let appended = appended.as_ref().map(|pair| pair.each_ref().map(|x| widen::<f64>(x)));
+        let linear = |n: usize| HostLinear { weight: &weights[n][..], bias: biases[n].as_deref() };
+        let host = HostWeights {
+            query: linear(0),
+            key: linear(1),
+            value: linear(2),
+            out: linear(3),
+            bias_kv: appended.as_ref().map(|pair| pair.each_ref().map(|x| &x[..])),
+        };
+        let got = multi_head_backward(
+            inputs.each_ref().map(|x| &x[..]),
+            *shape,
+            &config.config(),
+            &host,
+            &self.case.options(),
+            &self.d_out,
+            self.d_lse.as_deref(),
+        )
+        .expect("the layer fits the reference");
+        let mut all = [const { None }; 17];
+        for (n, d) in [got.d_query, got.d_key, got.d_value].into_iter().enumerate() {
+            all[n] = Some(d);
+        }
+        for (n, linear) in [got.query, got.key, got.value, got.out].into_iter().enumerate() {
+            all[WEIGHTS + n] = Some(self.shared(n, linear.d_weight));
+            all[BIASES + n] = linear.d_bias;
+        }
+        for (n, d) in got.d_bias_kv.into_iter().flatten().enumerate() {
+            all[APPENDED + n] = Some(d);
+        }
+        for (n, d) in [got.d_bias, got.d_slopes, got.d_relative, got.d_sinks].into_iter().enumerate() {
+            all[ADDED + n] = d;
+        }
+        all
+    }
+
+    /// Of one matrix that all heads of a side share, the sum of each head's gradient.
+    fn shared<T: Copy + std::ops::Add<Output = T>>(&self, side: usize, d_weight: Vec<T>) -> Vec<T> {
+        if !(self.case.config.narrow && self.case.shared && side < 3) {
+            return d_weight;
+        }
+        let size = self.case.linears[side].weight.len();
+        let (first, rest) = d_weight.split_at(size);
+        rest.chunks_exact(size)
+            .fold(first.to_vec(), |sum, head| sum.iter().zip(head).map(|(sum, x)| *sum + *x).collect())
+    }
+
+    /// The naive computation in f32, stage by stage as a device does it, whose intermediate tensors are stored as `dtype`; or
+    /// the magnitudes of its terms.
+    fn naive(&self, dtype: DType, magnitudes: bool) -> Each<Vec<f32>> {
+        let case = &self.case;
+        let LayerOptions { heads, value_dim, out_features, .. } = case.config;
+        let (q_len, width) = (case.shape.q_len, heads * value_dim);
+        let (shape, options) = (case.attention(), case.attention_options());
+        let narrow = |x: &[f64]| x.iter().map(|x| *x as f32).collect::<Vec<f32>>();
+        let term = |x: Vec<f32>| if magnitudes { x.iter().map(|x| x.abs()).collect() } else { x };
+        let backward = |x: &[f32], w: &[f32], d_y: &[f32], d_in: usize, d_out: usize| {
+            let [x, w, d_y] = [x, w, d_y].map(|x| term(x.to_vec()));
+            project_backward(&x, &w, &d_y, d_in, d_out).expect("it fits")
+        };
+
+        let [q, k, v] = case.naive_heads(dtype);
+        let exact = reference::attention::<f64>(&widen(&q), &widen(&k), &widen(&v), shape, &options);
+        let out = exact.expect("the case fits the reference").out;
+        let out_stored = stored(&narrow(&out), dtype);
+        let context = join_heads(&out_stored, q_len, heads, value_dim).expect("it fits");
+        let of_out = backward(&context, &case.linears[3].weight, &narrow(&self.d_out), width, out_features);
+        let d_context = if magnitudes { of_out.d_x } else { stored(&of_out.d_x, dtype) };
+        let d_context = split_heads(&d_context, q_len, heads, value_dim).expect("it fits");
+
+        // Σⱼ weight · d_weight is taken from the stored context: as if `d_lse` were other.
+        let mut d_lse = self.d_lse.clone().unwrap_or_else(|| vec![0.0; shape.lse().iter().product()]);
+        for (n, d) in d_context.iter().enumerate() {
+            d_lse[n / value_dim] -= f64::from(*d) * (f64::from(out_stored[n]) - out[n]);
+        }
+        let gradients = if magnitudes {
+            reference::attention_backward_magnitudes::<f32>
+        } else {
+            reference::attention_backward::<f32>
+        };
+        let got = gradients(&q, &k, &v, &d_context, Some(&narrow(&d_lse)), shape, &options)
+            .expect("the case fits the reference");
+
+        let mut all = [const { None }; 17];
+        all[WEIGHTS + 3] = Some(of_out.d_weight);
+        all[BIASES + 3] = case.linears[3].bias.as_ref().map(|_| of_out.d_bias);
+        for (n, d) in [got.d_q, got.d_k, got.d_v].into_iter().enumerate() {
+            let (heads, dim, features) = case.sides()[n];
+            let (length, more) = if n == 0 { (q_len, 0) } else { (shape.kv_len, case.appended_len()) };
+            let joined = join_heads(&d, length, heads, dim).expect("it fits");
+            let mut own = Vec::new();
+            let mut appended = vec![0.0; heads * dim];
+            for sequence in joined.chunks_exact(length * heads * dim) {
+                let (given, rest) = sequence.split_at((length - more) * heads * dim);
+                own.extend_from_slice(given);
+                appended.iter_mut().zip(rest).for_each(|(sum, d)| *sum += d);
+            }
+            let ProjectGradients { d_x, d_weight, d_bias, .. } =
+                backward(&case.inputs[n], &case.wide(n), &own, features, heads * dim);
+            all[n] = Some(d_x);
+            let read = if case.config.narrow { features / heads } else { features };
+            let rows = d_weight.chunks_exact(features).enumerate();
+            let parts = rows.flat_map(|(row, d)| {
+                let first = if case.config.narrow { row / dim * read } else { 0 };
+                d[first..first + read].to_vec()
+            });
+            all[WEIGHTS + n] = Some(self.shared(n, parts.collect()));
+            all[BIASES + n] = case.linears[n].bias.as_ref().map(|_| d_bias);
+            if n > 0 && case.appended.is_some() {
+                all[APPENDED + n - 1] = Some(appended);
+            }
+        }
+        for (n, d) in [got.d_bias, got.d_slopes, got.d_relative, got.d_sinks].into_iter().enumerate() {
+            all[ADDED + n] = d;
+        }
+        all
+    }
+
+    /// What gradients are added to: the same for the same problem.
+    fn before(&self, n: usize, len: usize, dtype: DType) -> Vec<f32> {
+        stored(&Rng::named(&format!("{} before {n}", self.case.name)).normals(len), dtype)
+    }
+
+    /// The largest score of the attention inside, with what is added to it.
+    fn largest_score(&self, dtype: DType) -> f64 {
+        let [q, k, v] = self.case.naive_heads(dtype);
+        let LayerOptions { scale, softcap, .. } = self.case.config;
+        let case = Case {
+            scale,
+            softcap,
+            q,
+            k,
+            v,
+            rules: self.case.rules.clone(),
+            ..Case::random("a layer's", wgpu_attention::Shape::new(1, 1, 1, 1))
+        };
+        Case { shape: self.case.attention(), ..case }.largest_score()
+    }
+
+    /// What a run of a stored problem must give.
+    fn truth(&self, setup: &LayerBackwardSetup) -> Each<Judged> {
+        let dtype = setup.layer.dtype;
+        let given = self.given(setup);
+        let mut exact = self.summed(self.exact(), setup.wanted, |sum, x| *sum += x);
+        let mut magnitudes = self.summed(self.naive(dtype, true), setup.wanted, |sum, x| *sum += x);
+        let before: Each<Vec<f32>> = std::array::from_fn(|n| {
+            let len = exact[n].as_ref().filter(|_| setup.accumulates && given[n])?.len();
+            Some(self.before(n, len, setup.dtype_of(n)))
+        });
+        let mut naive = self.added_to(self.naive(dtype, false), &before, setup);
+        // A weight is off by as much as its score and lse are, half a unit in the last place each.
+        let of_scores = 1.0 + self.largest_score(dtype) / 4.0;
+        std::array::from_fn(|n| {
+            let mut want = exact[n].take().filter(|_| given[n])?;
+            let mut magnitude = largest(magnitudes[n].take()?.into_iter().map(f64::from));
+            if let Some(before) = &before[n] {
+                want.iter_mut().zip(before).for_each(|(x, before)| *x += f64::from(*before));
+                magnitude += largest(before.iter().map(|x| f64::from(*x)));
+            }
+            let naive = widened(&naive[n].take()?, DType::F32);
+            let mut tolerance = Tolerance::gradient(&naive, &want, magnitude * of_scores, EPSILON_F32);
+            // Where a sink has all of a row's weight the rest may be below f32's normal numbers, which devices may flush.
+            tolerance.absolute += 1024.0 * f64::from(f32::MIN_POSITIVE);
+            Some(Judged { want, tolerance })
+        })
+    }
+
+    /// `naive` as it is written: added to what was there, or to the gradient of another input that is the same tensor, and rounded to
+    /// the gradient's type each time.
+    fn added_to(
+        &self,
+        mut naive: Each<Vec<f32>>,
+        before: &Each<Vec<f32>>,
+        setup: &LayerBackwardSetup,
+    ) -> Each<Vec<f32>> {
+        let inputs: Vec<usize> = (0..3).filter(|n| setup.wanted[*n]).collect();
+        let mut written: Each<Vec<f32>> = [const { None }; 17];
+        for n in 0..17 {
+            let Some(d) = naive[n].take() else { continue };
+            let to = if self.case.one_input && n < 3 { inputs.first().copied().unwrap_or(n) } else { n };
+            if n < 3 && !setup.wanted[n] {
+                continue;
+            }
+            let there = written[to].take().or_else(|| before[to].clone());
+            let sum = match there {
+                Some(there) => there.iter().zip(&d).map(|(a, b)| a + b).collect(),
+                None => d,
+            };
+            written[to] = Some(stored(&sum, setup.dtype_of(n)));
+        }
+        written
+    }
+}
+
+/// Runs the backward pass of a stored problem, after a forward call if it keeps anything, checks everything around the gradients and
+/// gives them.
+async fn run_async(
+    problem: &LayerProblem,
+    setup: &LayerBackwardSetup,
+    change: impl FnOnce(Tuning) -> Tuning,
+) -> Result<Each<Vec<f64>>, String> {
+    let LayerBackwardSetup { layer: LayerSetup { profile, dtype, layout, storage, .. }, keeps, .. } = *setup;
+    profile.tidy();
+    let case = &problem.case;
+    let shape = case.attention();
+    let mut placed = PlacedLayer::new(case, &setup.layer);
+    let narrow = |x: &[f64]| x.iter().map(|x| *x as f32).collect::<Vec<f32>>();
+    let floats = |x: &[f64], dtype, at| Placed::input(profile, Values::Floats(&narrow(x)), dtype, at);
+    let sequence = |placed: &mut PlacedLayer, features| placed.place(case.shape.q_len, features);
+    let out = Placed::output(profile, dtype, sequence(&mut placed, case.config.out_features));
+    let d_out = floats(&problem.d_out, dtype, sequence(&mut placed, case.config.out_features));
+    let context = Placed::output(profile, dtype, sequence(&mut placed, shape.heads * shape.value_dim));
+    let [lse_at, d_lse_at] = layout.outputs().places([shape.lse(); 2]);
+    let lse = Placed::output(profile, DType::F32, lse_at);
+    let d_lse = problem.d_lse.as_ref().map(|x| floats(x, DType::F32, d_lse_at));
+
+    let given = problem.given(setup);
+    let shapes = shapes(case);
+    let seed = if let LayerLayout::Window(seed) = layout { seed ^ 0x5a } else { 0 };
+    let mut rng = Rng::new(seed);
+    let mut place = |n: usize, shape: [usize; 4]| match (layout, storage) {
+        (LayerLayout::SeqFirst, _) if n < WEIGHTS => Place::lbhd(shape),
+        (_, Storage::Transposed) if (WEIGHTS..BIASES).contains(&n) => Place::transposed(shape),
+        (LayerLayout::Window(_), _) => window(shape, &mut rng, seed),
+        _ => Place::dense(shape),
+    };
+    let mut gradients: Each<Placed> = [const { None }; 17];
+    for n in (0..17).filter(|n| given[*n]) {
+        let Some(shape) = shapes[n] else { continue };
+        let (at, dtype) = (place(n, shape), setup.dtype_of(n));
+        gradients[n] = Some(if setup.accumulates {
+            Placed::holding(profile, &problem.before(n, shape.iter().product(), dtype), dtype, at)
+        } else {
+            Placed::output(profile, dtype, at)
+        });
+    }
+    let view = |n: usize| gradients[n].as_ref().map(Placed::view);
+    // Of one tensor, the first has the place for all that are wanted.
+    let input = |n: usize| {
+        let wanted = |n: &usize| setup.wanted[*n];
+        let to = if case.one_input { (0..3).find(wanted).unwrap_or(n) } else { n };
+        view(to).filter(|_| setup.wanted[n])
+    };
+    let linear = |n: usize| LinearGradients { weight: view(WEIGHTS + n), bias: view(BIASES + n) };
+    // A pair, or none.
+    let bias_kv = view(APPENDED).zip(view(APPENDED + 1)).map(|(k, v)| [k, v]);
+    let mut forward = placed.call(out.view());
+    if keeps {
+        forward = forward.context(context.view()).lse(lse.view());
+    }
+    let call = LayerBackward::new(forward, d_out.view())
+        .d_lse(d_lse.as_ref().map(Placed::view))
+        .d_query(input(0))
+        .d_key(input(1))
+        .d_value(input(2))
+        .d_weights(LayerGradients {
+            query: linear(0),
+            key: linear(1),
+            value: linear(2),
+            out: linear(3),
+            bias_kv,
+        })
+        .d_bias(view(ADDED))
+        .d_slopes(view(ADDED + 1))
+        .d_relative(view(ADDED + 2))
+        .d_sinks(view(ADDED + 3))
+        .accumulate(setup.accumulates);
+
+    let refused = |e: wgpu_attention::Error| format!("refused: {e}");
+    let device = profile.gpu.device();
+    let layer = placed.layer(change).map_err(refused)?;
+    let mut size = layer.backward_scratch_size(&call).map_err(refused)?;
+    if keeps {
+        size = size.max(layer.scratch_size(&forward).map_err(refused)?);
+    }
+    let mut scratch = Scratch::new(device, size).map_err(refused)?;
+    let mut encoder = device.create_command_encoder(&Default::default());
+    if keeps {
+        layer.forward(&mut encoder, &forward, &mut scratch).map_err(refused)?;
+    }
+    layer.backward(&mut encoder, &call, &mut scratch).map_err(refused)?;
+    profile.gpu.queue().submit([encoder.finish()]);
+    if keeps {
+        for (what, placed) in [("out", &out), ("context", &context), ("lse", &lse)] {
+            placed.download_async(what, profile).await?;
+        }
+    }
+    let mut got = [const { None }; 17];
+    for ((got, placed), name) in got.iter_mut().zip(&gradients).zip(NAMES) {
+        if let Some(placed) = placed {
+            *got = Some(placed.download_async(name, profile).await?);
+        }
+    }
+    Ok(got)
+}
+
+/// The gradients that a run of `problem` gives.
+pub async fn run_layer_backward_async(
+    problem: &LayerProblem,
+    setup: &LayerBackwardSetup,
+    change: impl FnOnce(Tuning) -> Tuning,
+) -> Result<Each<Vec<f64>>, String> {
+    run_async(&problem.stored(setup), setup, change).await
+}
+
+/// The largest error over tolerance of what was wanted.
+fn judge(truth: &Each<Judged>, got: &Each<Vec<f64>>) -> Result<f64, String> {
+    let mut worst = 0.0f64;
+    for ((truth, got), name) in truth.iter().zip(got).zip(NAMES) {
+        match (truth, got) {
+            (Some(truth), Some(got)) => {
+                worst = worst.max(truth.judge(got).map_err(|e| format!("{name}: {e}"))?);
+            }
+            (None, None) => {}
+            _ => return Err(format!("{name} is not what was asked for")),
+        }
+    }
+    Ok(worst)
+}
+
+impl super::report::Report {
+    /// Runs `problem` in one setup.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn check_layer_backward(&mut self, problem: &LayerProblem, setup: &LayerBackwardSetup) {
+        pollster::block_on(self.check_layer_backward_async(problem, setup));
+    }
+
+    /// As [`check_layer_backward`](Self::check_layer_backward), not blocking.
+    pub async fn check_layer_backward_async(&mut self, problem: &LayerProblem, setup: &LayerBackwardSetup) {
+        let LayerSetup { profile, .. } = setup.layer;
+        if setup.f16() && !profile.f16 {
+            return self.skip_f16(profile, &problem.case.name);
+        }
+        let stored = &problem.stored(setup);
+        let judged = match run_async(stored, setup, |tuning| tuning).await {
+            Err(e) if e.contains("max_storage_buffers_per_shader_stage") => {
+                return self.skip(format!("on `{}`: {e}", profile.name), &problem.case.name);
+            }
+            got => got.and_then(|got| judge(&stored.truth(setup), &got)),
+        };
+        self.record(&problem.case.name, setup, judged);
+    }
+}
