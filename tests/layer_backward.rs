@@ -122,7 +122,7 @@ fn draw(n: usize) -> (LayerProblem, LayerBackwardSetup) {
 }
 
 /// Random layers that always run, and all there are.
-const DRAWS: [usize; 2] = [24, 400];
+const DRAWS: [usize; 2] = [16, 400];
 
 #[test]
 fn random_layers() {
