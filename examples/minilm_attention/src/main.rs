@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use canvas::shortened;
 use model::{Batch, HEADS, WIDTH};
 use safetensors::SafeTensors;
 use wgpu_attention::reference::compare::{Tolerance, compare};
@@ -291,7 +292,7 @@ fn milliseconds(time: Duration) -> f64 {
 /// For every head and query token the key token with the largest weight.
 fn print_strongest(sentence: &str, tokens: &[String], maps: &[f32]) {
     const TOGETHER: usize = 6;
-    println!("\nWhat each head attends to most in \"{}\"", picture::shortened(sentence, 80));
+    println!("\nWhat each head attends to most in \"{}\"", shortened(sentence, 80));
     let n = tokens.len();
     for first in (0..HEADS).step_by(TOGETHER) {
         let heads = first..HEADS.min(first + TOGETHER);
@@ -299,12 +300,12 @@ fn print_strongest(sentence: &str, tokens: &[String], maps: &[f32]) {
         heads.clone().for_each(|head| print!("  {:<14}", format!("head {head}")));
         println!();
         for (i, token) in tokens.iter().enumerate() {
-            print!("  {:<12}", picture::shortened(token, 12));
+            print!("  {:<12}", shortened(token, 12));
             for head in heads.clone() {
                 let row = &maps[(head * n + i) * n..][..n];
                 let strongest = row.iter().zip(tokens).max_by(|a, b| a.0.total_cmp(b.0));
                 if let Some((weight, key)) = strongest {
-                    print!("  {:<9} {weight:.2}", picture::shortened(key, 9));
+                    print!("  {:<9} {weight:.2}", shortened(key, 9));
                 }
             }
             println!();
