@@ -1,0 +1,133 @@
+//! Induction: letters in random order, then the same again and again. What follows a letter that has been there
+//! is what followed it the last time.
+
+pub const VOCABULARY: usize = 26;
+pub const LENGTH: usize = 20;
+/// Sequences of a batch.
+pub const BATCH: usize = 64;
+/// Letters before the first repetition, all different. How many, each sequence chooses: no fixed distance tells the answer.
+const PERIODS: std::ops::RangeInclusive<usize> = 5..=12;
+/// The target of a letter whose successor cannot be known.
+pub const NONE: u32 = u32::MAX;
+
+/// Numbers from a seed: Steele et al. 2014, "Fast splittable pseudorandom number generators".
+pub struct Random(u64);
+
+impl Random {
+    /// One of the series of a seed.
+    pub fn new(seed: u64, series: Series) -> Self {
+        let mut seeds = Random(seed);
+        let start = (0..=series as usize).fold(0, |_, _| seeds.next());
+        Random(start)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// Less than `n`.
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    /// Between −1 and 1.
+    pub fn signed(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1 << 23) as f32 - 1.0
+    }
+}
+
+/// What numbers are for.
+#[derive(Clone, Copy)]
+pub enum Series {
+    Weights,
+    Training,
+    HeldOut,
+}
+
+/// Sequences, and what is to be said after each of their letters.
+#[derive(Clone)]
+pub struct Batch {
+    /// `[BATCH, LENGTH]`, from 0 to `VOCABULARY` − 1.
+    pub tokens: Vec<u32>,
+    /// `[BATCH, LENGTH]`: the next token, or [`NONE`].
+    pub targets: Vec<u32>,
+    /// Of each sequence, the letters before the first repetition.
+    pub periods: Vec<usize>,
+}
+
+impl Batch {
+    pub fn new(random: &mut Random) -> Self {
+        let mut batch = Batch { tokens: Vec::new(), targets: Vec::new(), periods: Vec::new() };
+        for _ in 0..BATCH {
+            let period = PERIODS.start() + random.below(PERIODS.end() - PERIODS.start() + 1);
+            let mut letters: [u32; VOCABULARY] = std::array::from_fn(|n| n as u32);
+            for n in 0..period {
+                letters.swap(n, n + random.below(VOCABULARY - n));
+            }
+            let token = |i: usize| letters[i % period];
+            batch.tokens.extend((0..LENGTH).map(token));
+            let target = |i: usize| if is_known(i, period) { token(i + 1) } else { NONE };
+            batch.targets.extend((0..LENGTH).map(target));
+            batch.periods.push(period);
+        }
+        batch
+    }
+
+    /// How many targets there are.
+    pub fn known(&self) -> usize {
+        self.targets.iter().filter(|target| **target != NONE).count()
+    }
+
+    /// The batch with the targets of one sequence only.
+    pub fn only(&self, sequence: usize) -> Self {
+        let mut batch = self.clone();
+        for (n, target) in batch.targets.iter_mut().enumerate() {
+            if n / LENGTH != sequence {
+                *target = NONE;
+            }
+        }
+        batch
+    }
+
+    /// The letters of a sequence.
+    pub fn text(&self, sequence: usize) -> String {
+        let tokens = &self.tokens[sequence * LENGTH..][..LENGTH];
+        tokens.iter().map(|token| char::from(b'a' + *token as u8)).collect()
+    }
+}
+
+/// Whether what follows token `i` was seen: the token was there before, and another comes.
+pub fn is_known(i: usize, period: usize) -> bool {
+    i >= period && i + 1 < LENGTH
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_are_what_followed_the_last_time() {
+        let batch = Batch::new(&mut Random::new(7, Series::Training));
+        let (mut known, mut lengths) = (0, std::collections::BTreeSet::new());
+        for sequence in 0..BATCH {
+            let tokens = &batch.tokens[sequence * LENGTH..][..LENGTH];
+            let targets = &batch.targets[sequence * LENGTH..][..LENGTH];
+            for (i, target) in targets.iter().enumerate() {
+                let before = tokens[..i].iter().rposition(|token| *token == tokens[i]);
+                let want = before.filter(|_| i + 1 < LENGTH).map_or(NONE, |before| tokens[before + 1]);
+                assert_eq!(*target, want, "token {i} of {tokens:?}");
+                if i + 1 < LENGTH && *target != NONE {
+                    assert_eq!(*target, tokens[i + 1]);
+                    known += 1;
+                }
+            }
+            lengths.insert(batch.periods[sequence]);
+        }
+        assert_eq!(batch.known(), known);
+        assert_eq!(lengths.len(), PERIODS.count());
+    }
+}
