@@ -94,42 +94,40 @@ impl ProjectBackward {
             };
             // Software drivers load A along the inner axis.
             let along = [false, true].into_iter().filter(move |m| !m || matches!(tiles, Tiles::Gpu { .. }));
-            let layouts = along.flat_map(move |a_along_m| {
-                [false, true].into_iter().flat_map(move |b_along_n| {
-                    [[four; 3], [one; 3], [four, one, one], [one, four, one]].into_iter().flat_map(
-                        move |[a_width, b_width, c_width]| {
-                            [[1, 1], [2, 1], [1, 2], [2, 2], [1, 3]].into_iter().map(
-                                move |[row_levels, inner_levels]| ProjectBackward {
-                                    a_along_m,
-                                    b_along_n,
-                                    a_width,
-                                    b_width,
-                                    c_width,
-                                    row_levels,
-                                    inner_levels,
-                                    accumulates: b_along_n,
-                                    ..plain
-                                },
-                            )
-                        },
-                    )
-                })
+            let along = along.flat_map(|a| [[a, false], [a, true]]);
+            let layouts = along.flat_map(move |[a_along_m, b_along_n]| {
+                let of = move |[a_width, b_width, c_width]: [Width; 3],
+                               [row_levels, inner_levels]: [u32; 2]| {
+                    ProjectBackward {
+                        a_along_m,
+                        b_along_n,
+                        a_width,
+                        b_width,
+                        c_width,
+                        row_levels,
+                        inner_levels,
+                        accumulates: b_along_n,
+                        ..plain
+                    }
+                };
+                let widths = [[four; 3], [one; 3], [four, one, one], [one, four, one]];
+                let levels = [[2, 1], [1, 2], [2, 2], [1, 3]];
+                let widths = widths.into_iter().map(move |widths| of(widths, [1, 1]));
+                widths.chain(levels.into_iter().map(move |levels| of([four; 3], levels)))
             });
             let dtypes = super::FLOATS.into_iter().flat_map(move |dtype| {
-                super::FLOATS.into_iter().flat_map(move |c| {
-                    super::WIDTHS.into_iter().flat_map(move |width| {
-                        [false, true].into_iter().map(move |accumulates| ProjectBackward {
-                            a: dtype,
-                            b: dtype,
-                            c,
-                            a_width: width,
-                            b_width: width,
-                            c_width: width,
-                            accumulates,
-                            ..plain
-                        })
-                    })
-                })
+                let of = move |c, width, accumulates| ProjectBackward {
+                    a: dtype,
+                    b: dtype,
+                    c,
+                    a_width: width,
+                    b_width: width,
+                    c_width: width,
+                    accumulates,
+                    ..plain
+                };
+                let fours = super::FLOATS.into_iter().map(move |c| of(c, four, false));
+                fours.chain(super::WIDTHS.into_iter().map(move |width| of(dtype, width, true)))
             });
             layouts.chain(dtypes)
         })

@@ -177,6 +177,18 @@ impl Window {
         self.shape.into_iter().fold(1, usize::saturating_mul)
     }
 
+    /// Whether an element of each may be at the same place.
+    pub fn overlaps(&self, other: &Window) -> bool {
+        let range = |w: &Window| {
+            let size = w.dtype.bytes();
+            let reach = |axis: usize| w.shape[axis].saturating_sub(1).saturating_mul(w.strides[axis]);
+            let last = (0..4).map(reach).fold(w.offset, usize::saturating_add);
+            w.offset.saturating_mul(size)..last.saturating_add(1).saturating_mul(size)
+        };
+        let (own, others) = (range(self), range(other));
+        self.buf == other.buf && own.start < others.end && others.start < own.end
+    }
+
     /// Whether its elements are numbers to judge with.
     pub fn is_tame(&self) -> bool {
         self.buf.holds(self.dtype)

@@ -19,11 +19,11 @@ pub struct ConfigSpec {
     kv_heads: usize,
     head_dim: usize,
     value_dim: usize,
-    dtype: DType,
-    scale: Option<f64>,
-    softcap: Option<f64>,
+    pub dtype: DType,
+    pub scale: Option<f64>,
+    pub softcap: Option<f64>,
     form: KernelForm,
-    path: Path,
+    pub path: Path,
     units: MatrixUnits,
     f16_operands: bool,
     work: Option<u64>,
@@ -100,7 +100,7 @@ impl ConfigSpec {
             .tuning(tuning)
     }
 
-    fn is_tame(&self) -> bool {
+    pub fn is_tame(&self) -> bool {
         let within = |x: Option<f64>, least: f64, most: f64| x.is_none_or(|x| (least..=most).contains(&x));
         within(self.scale, -2.0, 2.0) && within(self.softcap, 0.1, 100.0)
     }
@@ -141,11 +141,11 @@ impl DropSpec {
         }
     }
 
-    fn is_tame(&self) -> bool {
+    pub fn is_tame(&self) -> bool {
         (0.0..=0.9).contains(&self.p) && self.keep.is_none_or(|w| w.is_tame())
     }
 
-    fn host(&self, bytes: &[Vec<u8>]) -> DropoutData {
+    pub fn host(&self, bytes: &[Vec<u8>]) -> DropoutData {
         let DropSpec { p, seed, keep } = *self;
         match keep {
             Some(keep) => DropoutData::Given { p, keep: HostData::new(keep.bools(bytes), keep.shape) },

@@ -18,6 +18,7 @@ mod attention;
 mod caches;
 mod call;
 mod choices;
+mod gradients;
 mod host;
 mod masks;
 mod positions;
@@ -58,7 +59,7 @@ use std::time::{Duration, Instant};
 use choices::Choices;
 use world::{Outcome, World};
 
-const FAMILIES: u64 = 64;
+const FAMILIES: u64 = 80;
 const BLOCK: u64 = 20_000;
 /// Failures after which there is nothing more to learn.
 const ENOUGH: usize = 10;
@@ -68,7 +69,7 @@ const STUCK: Duration = Duration::from_secs(240);
 type Subject = fn(&mut World, &mut Choices, &mut Choices, &mut String) -> Result<Outcome, String>;
 
 /// What is called, and in how many families.
-const SUBJECTS: [(&str, u64, Subject); 12] = [
+const SUBJECTS: [(&str, u64, Subject); 16] = [
     ("forward", 24, attention::forward),
     ("classify", 4, attention::classify),
     ("project", 4, products::project),
@@ -77,6 +78,10 @@ const SUBJECTS: [(&str, u64, Subject); 12] = [
     ("cache", 9, caches::cache),
     ("rotate", 3, positions::rotate),
     ("add", 3, positions::add),
+    ("backward", 10, gradients::attention),
+    ("project backward", 3, gradients::project),
+    ("merge backward", 2, gradients::merge),
+    ("table backward", 1, positions::table),
     ("attend", 3, host::attend),
     ("multi_head", 2, host::layer),
     ("reference", 2, host::stages),

@@ -144,6 +144,11 @@ impl MaskSpec {
         self.views.iter_mut().flatten()
     }
 
+    /// Its bias, slopes, relative table and sinks.
+    pub fn added(&self) -> [Option<Window>; 4] {
+        [BIAS, SLOPES, RELATIVE, SINKS].map(|n| self.views[n])
+    }
+
     /// Whether results with it can be judged.
     pub fn is_tame(&self, bytes: &[Vec<u8>]) -> bool {
         // Half a pair reaches no device, so nobody has checked where it lies.

@@ -3,7 +3,7 @@
 use wgpu_attention::reference::{self, Real};
 use wgpu_attention::{
     AddPositions, DType, HostTensor, PositionTable, Positions, Rope, RopeConfig, RopeOrder, RopeScaling,
-    Rotate, Rotation, RowPositions, Sinusoid, TensorView,
+    Rotate, Rotation, RowPositions, Sinusoid, TableBackward, TensorView,
 };
 
 use crate::arena::{Buf, Window, view};
@@ -106,7 +106,7 @@ pub fn rotate(
     }
     let mut out = (!in_place).then(|| Window::new(c, Buf::OutA, to, shape, false));
     let mut places = places(f, c, shape);
-    let pass = c.one_in(3);
+    let (pass, backward) = (c.one_in(3), c.one_in(3));
     for _ in 0..faults(c) {
         match c.below(8) {
             0 => config = RopeConfig::new(width(c)),
@@ -118,7 +118,7 @@ pub fn rotate(
             _ => x.spoil(c),
         }
     }
-    *said = format!("{config:?}, {x:?} to {out:?}, at {places:?}");
+    *said = format!("{config:?}, {x:?} to {out:?}, at {places:?}, backward {backward}");
     let rope = match Rope::new(world.device(), config) {
         Ok(rope) => rope,
         Err(e) => {
@@ -133,10 +133,17 @@ pub fn rotate(
         .out(out.as_ref().map(|w| view(&buffers, w)));
     let (mut scratch, mut encoder) = (world.scratch(), world.encoder());
     let operator = Positions::with_pipelines(world.gpu.pipelines());
-    let result = if pass {
-        operator.rotate_in_pass(&mut encoder.begin_compute_pass(&Default::default()), &call)
-    } else {
-        operator.rotate(&mut encoder, &call)
+    let result = match (pass, backward) {
+        (false, false) => operator.rotate(&mut encoder, &call),
+        (false, true) => operator.rotate_backward(&mut encoder, &call),
+        (true, _) => {
+            let mut pass = encoder.begin_compute_pass(&Default::default());
+            if backward {
+                operator.rotate_backward_in_pass(&mut pass, &call)
+            } else {
+                operator.rotate_in_pass(&mut pass, &call)
+            }
+        }
     };
     let all: Vec<_> = [Some(x), out, places.0].into_iter().flatten().collect();
     let write = out.unwrap_or(x);
@@ -146,11 +153,19 @@ pub fn rotate(
     if matches!(outcome, Outcome::Judged) {
         let bytes = &world.arena.before;
         let numbers = places.0.map_or(Vec::new(), |w| w.numbers(bytes));
-        let fails = |e: wgpu_attention::Error| format!("the reference refuses it: {e}");
-        let naive = reference::rotate(&x.wide::<f32>(bytes), x.shape, &config, host(&places, &numbers))
-            .map_err(fails)?;
-        let want = reference::rotate(&x.wide::<f64>(bytes), x.shape, &config, host(&places, &numbers))
-            .map_err(fails)?;
+        fn rotated<R: Real>(
+            x: &Window,
+            config: &RopeConfig,
+            at: RowPositions<HostTensor<u32>>,
+            backward: bool,
+            bytes: &[Vec<u8>],
+        ) -> Result<Vec<R>, String> {
+            let rotate = if backward { reference::rotate_backward::<R> } else { reference::rotate::<R> };
+            let done = rotate(&x.wide::<R>(bytes), x.shape, config, at);
+            done.map_err(|e| format!("the reference refuses it: {e}"))
+        }
+        let naive = rotated::<f32>(&x, &config, host(&places, &numbers), backward, bytes)?;
+        let want = rotated::<f64>(&x, &config, host(&places, &numbers), backward, bytes)?;
         judge("out", world, &write, &naive, &want, largest(&want) + config.amplitude())?;
     }
     Ok(outcome)
@@ -237,6 +252,62 @@ pub fn add(
         let naive = sum::<f32>([&x, &table], learned, base, host(&places, &numbers), scale, bytes)?;
         let want = sum::<f64>([&x, &table], learned, base, host(&places, &numbers), scale, bytes)?;
         judge("out", world, &write, &naive, &want, largest(&want) + 1.0)?;
+    }
+    Ok(outcome)
+}
+
+/// The gradient of a learned table.
+pub fn table(
+    world: &mut World,
+    f: &mut Choices,
+    c: &mut Choices,
+    said: &mut String,
+) -> Result<Outcome, String> {
+    let [from, to] = [0; 2].map(|_| float(f, world.f16));
+    let shape = [c.between(1, 2), c.between(1, 3), c.between(1, 12), c.between(1, 8)];
+    let mut d_out = Window::input(c, from, shape, false);
+    let mut places = places(f, c, shape);
+    places.1 = places.1.min(1);
+    let rows = if c.one_in(2) { 40 } else { shape[2] + 1 };
+    let mut d_table = Window::new(c, Buf::OutA, to, [1, 1, rows, shape[3]], false);
+    let (pass, accumulates) = (c.one_in(3), f.one_in(4));
+    for _ in 0..faults(c) {
+        match c.below(6) {
+            0 => places.1 = c.size() as u32,
+            1 => places.0.iter_mut().for_each(|w| w.spoil(c)),
+            2 | 3 => d_out.spoil(c),
+            _ => d_table.spoil(c),
+        }
+    }
+    *said = format!("{d_out:?} to {d_table:?}, at {places:?}, accumulates {accumulates}");
+    let buffers = world.arena.buffers.clone();
+    let call = TableBackward::new(view(&buffers, &d_out), at(&places, &buffers), view(&buffers, &d_table))
+        .accumulate(accumulates);
+    let (mut scratch, mut encoder) = (world.scratch(), world.encoder());
+    let operator = Positions::with_pipelines(world.gpu.pipelines());
+    let result = if pass {
+        operator.table_backward_in_pass(&mut encoder.begin_compute_pass(&Default::default()), &call)
+    } else {
+        operator.table_backward(&mut encoder, &call)
+    };
+    let all: Vec<_> = [Some(d_out), Some(d_table), places.0].into_iter().flatten().collect();
+    // Every row looks for those that stand there.
+    let work = d_table.count().saturating_mul(d_out.count());
+    let tame =
+        !accumulates && d_out.is_tame() && d_table.is_watched() && places.0.is_none_or(|w| w.is_tame());
+    let outcome = settle(world, result, encoder, &mut scratch, &all, &[d_table], [work < 1 << 24, tame])?;
+    if matches!(outcome, Outcome::Judged) {
+        let bytes = &world.arena.before;
+        let numbers = places.0.map_or(Vec::new(), |w| w.numbers(bytes));
+        let rows = d_table.shape[2];
+        let of = |e: wgpu_attention::Error| format!("the reference refuses it: {e}");
+        let (x, wide) = (d_out.wide::<f32>(bytes), d_out.wide::<f64>(bytes));
+        let at = || host(&places, &numbers);
+        let naive = reference::add_positions_backward(&x, d_out.shape, rows, at(), 1.0).map_err(of)?;
+        let want = reference::add_positions_backward(&wide, d_out.shape, rows, at(), 1.0).map_err(of)?;
+        let terms: Vec<f64> = wide.iter().map(|x| x.abs()).collect();
+        let terms = reference::add_positions_backward(&terms, d_out.shape, rows, at(), 1.0).map_err(of)?;
+        judge("d_table", world, &d_table, &naive.d_table, &want.d_table, largest(&terms.d_table))?;
     }
     Ok(outcome)
 }

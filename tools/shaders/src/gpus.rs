@@ -38,8 +38,8 @@ pub const GPUS: [Gpu; 11] = [
 ];
 
 /// Of each driver one GPU gets more.
-const EACH: Covering = Covering { values: 1, matrix: 1 };
-const PAIRS: Covering = Covering { values: 2, matrix: 2 };
+pub const EACH: Covering = Covering { values: 1, matrix: 1 };
+pub const PAIRS: Covering = Covering { values: 2, matrix: 2 };
 
 const fn radv(name: &'static str, id: &'static str, matrix_subgroup: Option<u32>, covering: Covering) -> Gpu {
     let variable = Some(("AMDGPU_GPU_ID", id));

@@ -189,18 +189,48 @@ struct Options {
     all: bool,
     /// Where the committed tables go, if they are to be written.
     write: Option<PathBuf>,
+    /// Of what compilers that see a part of the variants would see, only a share.
+    share: Option<Share>,
     /// Only kernels that have these words in their names.
     words: Vec<String>,
+}
+
+/// This one, counted from 1, of so many.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Share {
+    number: u64,
+    of: u64,
+}
+
+impl Share {
+    fn parse(text: &str) -> Option<Self> {
+        let (number, of) = text.split_once('/')?;
+        let (number, of) = (number.parse().ok()?, of.parse().ok()?);
+        (1..=of).contains(&number).then_some(Share { number, of })
+    }
+
+    /// FNV-1a of the name decides.
+    fn holds(self, name: &str) -> bool {
+        let hash = name
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325u64, |hash, b| (hash ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
+        (hash >> 32) % self.of == self.number - 1
+    }
 }
 
 impl Options {
     fn read() -> Result<Self, lexopt::Error> {
         use lexopt::prelude::*;
-        let mut options = Options { all: false, write: None, words: Vec::new() };
+        let mut options = Options { all: false, write: None, share: None, words: Vec::new() };
         let mut parser = lexopt::Parser::from_env();
         while let Some(argument) = parser.next()? {
             match argument {
                 Long("all") => options.all = true,
+                Long("share") => {
+                    let text = parser.value()?.string()?;
+                    let share = Share::parse(&text).ok_or_else(|| format!("{text} is no share, as 3/8"))?;
+                    options.share = Some(share);
+                }
                 Long("write") => {
                     options.write = Some(root().join("benches"));
                 }
@@ -209,8 +239,11 @@ impl Options {
             }
         }
         options.all |= !options.words.is_empty();
-        if options.write.is_some() && options.all {
-            return Err("--write is for what a run without words and --all compiles".into());
+        if options.write.is_some() && (options.all || options.share.is_some()) {
+            return Err("--write is for what a run without words, --all and --share compiles".into());
+        }
+        if options.all && options.share.is_some() {
+            return Err("--share is for what a run without words and --all compiles".into());
         }
         Ok(options)
     }
@@ -299,9 +332,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let start = Instant::now();
     let translated = translate_all(&mut rows, &modules);
     println!("naga: {:.0} s", start.elapsed().as_secs_f64());
-    let tasks = tasks(&rows, &tools, options.all);
     let start = Instant::now();
-    let (said, times) = run(jobs(&rows, &translated, &tasks, &tools, &modules));
+    let tasks = tasks(&rows, &tools, &options);
+    println!("which compiler gets which: {:.0} s", start.elapsed().as_secs_f64());
+    let start = Instant::now();
+    let (said, times) = run(jobs(&rows, &translated, &tasks, &modules));
     said.into_iter().for_each(|(n, compiler, verdict)| _ = rows[n].verdicts.insert(compiler, verdict));
     println!("the others: {:.0} s, of which, all cores together,", start.elapsed().as_secs_f64());
     for (compiler, time) in times {
@@ -325,7 +360,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             .ok_or("PREDICTIONS.md lacks the marks")?;
         std::fs::write(path, page)?;
     }
-    let bad = judge(&rows, &mut permitted, options.words.is_empty());
+    let complete = options.words.is_empty() && options.share.is_none();
+    let bad = judge(&rows, &mut permitted, complete);
     for line in &bad {
         println!("{line}");
     }
@@ -400,14 +436,23 @@ fn chunks(all: impl IntoIterator<Item = usize>, size: usize) -> impl Iterator<It
     all.chunks(size).map(<[usize]>::to_vec).collect::<Vec<_>>().into_iter()
 }
 
-/// What a compiler that sees a part of the variants is asked of.
+/// What a compiler is asked of.
 struct Task {
     compiler: Compiler,
+    tool: Tool,
     /// By row.
     suits: Vec<bool>,
     taken: Vec<bool>,
-    /// For Mesa's drivers.
-    mesa: Option<Mesa>,
+}
+
+enum Tool {
+    /// In the folder where Dawn is.
+    Tint(PathBuf),
+    /// The program, after the loader it runs through, if any.
+    SpirvVal(Vec<String>),
+    /// Its library.
+    Dxc(PathBuf),
+    Mesa(Mesa),
 }
 
 struct Mesa {
@@ -417,35 +462,71 @@ struct Mesa {
     texts: HashSet<usize>,
 }
 
-impl Task {
-    fn new(compiler: Compiler, rows: &[Row], suits: Vec<bool>, covering: Covering) -> Self {
-        let mut taken = suits.clone();
-        for (matrix_units, values) in [(false, covering.values), (true, covering.matrix)] {
-            if values == gpus::ALL {
-                continue;
-            }
-            let these: Vec<usize> =
-                (0..rows.len()).filter(|n| suits[*n] && rows[*n].matrix_units() == matrix_units).collect();
-            // Tiles are what registers have to hold: each with each value of an axis.
-            let tiles: Vec<Option<String>> =
-                these.iter().map(|n| rows[*n].tile().filter(|_| compiler != Compiler::Dxc)).collect();
-            let axes: Vec<Vec<&str>> = these
-                .iter()
-                .zip(&tiles)
-                .map(|(n, tile)| rows[*n].axes().into_iter().chain(tile.as_deref()).collect())
-                .collect();
-            for (n, covers) in these.into_iter().zip(cover::cover(&axes, values)) {
-                taken[n] = covers;
-            }
-        }
-        Task { compiler, suits, taken, mesa: None }
+impl Tool {
+    fn mesa(&self) -> Option<&Mesa> {
+        if let Tool::Mesa(mesa) = self { Some(mesa) } else { None }
     }
 }
 
+/// Which of the rows that suit a compiler have every so many values of axes between them.
+fn covered(rows: &[Row], suits: &[bool], with_tiles: bool, covering: Covering) -> Vec<bool> {
+    let mut taken = suits.to_vec();
+    for (matrix_units, values) in [(false, covering.values), (true, covering.matrix)] {
+        if values == gpus::ALL {
+            continue;
+        }
+        let these: Vec<usize> =
+            (0..rows.len()).filter(|n| suits[*n] && rows[*n].matrix_units() == matrix_units).collect();
+        // Tiles are what registers have to hold: each with each value of an axis.
+        let tiles: Vec<Option<String>> =
+            these.iter().map(|n| rows[*n].tile().filter(|_| with_tiles)).collect();
+        let axes: Vec<Vec<&str>> = these
+            .iter()
+            .zip(&tiles)
+            .map(|(n, tile)| rows[*n].axes().into_iter().chain(tile.as_deref()).collect())
+            .collect();
+        for (n, covers) in these.into_iter().zip(cover::cover(&axes, values)) {
+            taken[n] = covers;
+        }
+    }
+    taken
+}
+
+/// Of the rows that are `taken` a share, and, unless that is all that is taken, every value of an axis.
+fn thinned(
+    rows: &[Row],
+    suits: &[bool],
+    with_tiles: bool,
+    covering: Covering,
+    taken: &[bool],
+    share: Share,
+) -> Vec<bool> {
+    let few = covering.values == 1;
+    let each = if few { vec![false; rows.len()] } else { covered(rows, suits, with_tiles, gpus::EACH) };
+    let kept = |n: usize| each[n] || taken[n] && share.holds(rows[n].name());
+    (0..rows.len()).map(kept).collect()
+}
+
 /// Those of the compilers that can be had, the slowest first.
-fn tasks(rows: &[Row], tools: &Tools, all: bool) -> Vec<Task> {
+fn tasks(rows: &[Row], tools: &Tools, options: &Options) -> Vec<Task> {
     let mut tasks = Vec::new();
-    let covering = |part| if all { Covering { values: gpus::ALL, matrix: gpus::ALL } } else { part };
+    let every = Covering { values: gpus::ALL, matrix: gpus::ALL };
+    let task = |compiler, tool: Tool, suits: Vec<bool>, covering| {
+        let mesa = tool.mesa().is_some();
+        let covering = if options.all { every } else { covering };
+        let mut taken = covered(rows, &suits, mesa, covering);
+        for (n, row) in rows.iter().enumerate().filter(|_| mesa) {
+            taken[n] |= suits[n] && row.facts().is_some();
+        }
+        if let Some(share) = options.share {
+            taken = thinned(rows, &suits, mesa, covering, &taken, share);
+        }
+        let tool = match tool {
+            Tool::Mesa(mesa) => Tool::Mesa(Mesa { texts: plainest(rows, &taken), ..mesa }),
+            tool => tool,
+        };
+        Task { compiler, tool, suits, taken }
+    };
     for (number, gpu) in GPUS.into_iter().enumerate() {
         let Some((_, runner)) = tools.mesa.iter().find(|(driver, _)| *driver == gpu.driver) else { continue };
         if let Err(why) = mesa::opens(runner, gpu) {
@@ -453,17 +534,20 @@ fn tasks(rows: &[Row], tools: &Tools, all: bool) -> Vec<Task> {
             continue;
         }
         let suits = rows.iter().map(|row| row.is_for(gpu)).collect();
-        let mut task = Task::new(Compiler::Mesa(number), rows, suits, covering(gpu.covering));
-        for (n, row) in rows.iter().enumerate() {
-            task.taken[n] |= task.suits[n] && row.facts().is_some();
-        }
-        let texts = plainest(rows, &task.taken);
-        tasks.push(Task { mesa: Some(Mesa { gpu, runner: runner.clone(), texts }), ..task });
+        let mesa = Mesa { gpu, runner: runner.clone(), texts: HashSet::new() };
+        tasks.push(task(Compiler::Mesa(number), Tool::Mesa(mesa), suits, gpu.covering));
     }
     tasks.sort_by_key(|task| std::cmp::Reverse(task.taken.iter().filter(|taken| **taken).count()));
-    if tools.dxc.is_some() {
-        let suits = rows.iter().map(|row| !row.matrix_units()).collect();
-        tasks.push(Task::new(Compiler::Dxc, rows, suits, covering(Covering { values: 2, matrix: 2 })));
+    let plain = || rows.iter().map(|row| !row.matrix_units()).collect();
+    if let Some(library) = &tools.dxc {
+        tasks.push(task(Compiler::Dxc, Tool::Dxc(library.clone()), plain(), gpus::PAIRS));
+    }
+    if let Some(dawn) = &tools.dawn {
+        tasks.push(task(Compiler::Tint, Tool::Tint(dawn.clone()), plain(), every));
+    }
+    if let Some(command) = &tools.spirv_val {
+        let all = vec![true; rows.len()];
+        tasks.push(task(Compiler::SpirvVal, Tool::SpirvVal(command.clone()), all, every));
     }
     tasks
 }
@@ -486,48 +570,31 @@ fn jobs<'a>(
     rows: &'a [Row],
     translated: &'a [Translated],
     tasks: &'a [Task],
-    tools: &'a Tools,
     modules: &'a Path,
 ) -> VecDeque<Job<'a>> {
     let mut jobs: VecDeque<Job> = VecDeque::new();
-    let compiled = || (0..rows.len()).filter(|n| translated[*n].module);
     for task in tasks {
         let compiler = task.compiler;
         jobs.push_back((compiler, Box::new(move || passed_over(task))));
-        if let Some(mesa) = &task.mesa {
-            for chunk in chunks(compiled().filter(|n| task.taken[*n]), 100) {
-                let job = move || mesa_job(mesa, compiler, &chunk, rows, modules);
-                jobs.push_back((compiler, Box::new(job)));
-            }
-        } else if let Some(library) = &tools.dxc {
-            let asked = (0..rows.len()).filter(|n| task.taken[*n] && translated[*n].hlsl.is_some());
-            for chunk in chunks(asked, 100) {
-                jobs.push_back((compiler, Box::new(move || dxc_job(library, &chunk, rows, translated))));
-            }
-        }
-    }
-    if let Some(dawn) = &tools.dawn {
-        let compiler = Compiler::Tint;
-        let unsuited = move || {
-            let matrix = (0..rows.len()).filter(|n| rows[*n].matrix_units());
-            matrix.map(|n| (n, compiler, Verdict::Unsuited)).collect()
+        let has_input = |n: &usize| match task.tool {
+            Tool::Tint(_) => true,
+            Tool::Dxc(_) => translated[*n].hlsl.is_some(),
+            Tool::SpirvVal(_) | Tool::Mesa(_) => translated[*n].module,
         };
-        jobs.push_back((compiler, Box::new(unsuited)));
-        let asked = (0..rows.len()).filter(|n| !rows[*n].matrix_units());
-        for chunk in chunks(asked, 600) {
-            let job = move || {
-                let texts = chunk.iter().map(|n| rows[*n].kernel.wgsl.as_str()).collect::<Vec<_>>();
-                let said = tint::check(dawn, &texts, &modules.join(format!("{}.json", chunk[0])));
-                chunk.into_iter().zip(said).map(|(n, verdict)| (n, compiler, verdict)).collect()
+        // A program that starts once for a chunk takes long to start.
+        let size = if let Tool::Tint(_) = task.tool { 600 } else { 100 };
+        let asked: Vec<usize> = (0..rows.len()).filter(|n| task.taken[*n]).filter(has_input).collect();
+        for chunk in chunks(asked, size) {
+            let job: Box<dyn FnOnce() -> Said + Send> = match &task.tool {
+                Tool::Mesa(mesa) => Box::new(move || mesa_job(mesa, compiler, &chunk, rows, modules)),
+                Tool::Dxc(library) => Box::new(move || dxc_job(library, &chunk, rows, translated)),
+                Tool::Tint(dawn) => Box::new(move || tint_job(dawn, &chunk, rows, modules)),
+                Tool::SpirvVal(command) => {
+                    let check = move |n| (n, compiler, spirv_val::check(command, &module(modules, n)));
+                    Box::new(move || chunk.into_iter().map(check).collect())
+                }
             };
-            jobs.push_back((compiler, Box::new(job)));
-        }
-    }
-    if let Some(command) = &tools.spirv_val {
-        let compiler = Compiler::SpirvVal;
-        for chunk in chunks(compiled(), 100) {
-            let check = move |n| (n, compiler, spirv_val::check(command, &module(modules, n)));
-            jobs.push_back((compiler, Box::new(move || chunk.into_iter().map(check).collect())));
+            jobs.push_back((compiler, job));
         }
     }
     jobs
@@ -564,6 +631,13 @@ fn mesa_job(mesa: &Mesa, compiler: Compiler, chunk: &[usize], rows: &[Row], modu
         (*n, compiler, verdict)
     };
     compiled.map(verdict).collect()
+}
+
+fn tint_job(dawn: &Path, chunk: &[usize], rows: &[Row], modules: &Path) -> Said {
+    let texts = chunk.iter().map(|n| rows[*n].kernel.wgsl.as_str()).collect::<Vec<_>>();
+    let first = chunk.first().copied().unwrap_or_default();
+    let said = tint::check(dawn, &texts, &modules.join(format!("{first}.json")));
+    chunk.iter().zip(said).map(|(n, verdict)| (*n, Compiler::Tint, verdict)).collect()
 }
 
 fn dxc_job(library: &Path, chunk: &[usize], rows: &[Row], translated: &[Translated]) -> Said {
@@ -609,4 +683,24 @@ fn judge(rows: &[Row], permitted: &mut [permitted::Permitted], complete: bool) -
         bad.extend(stale.map(|line| format!("permitted.txt: nothing needs the line: {}", line.line)));
     }
     bad
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_is_of_one_share() {
+        let shares: Vec<Share> = (1..=8).filter_map(|n| Share::parse(&format!("{n}/8"))).collect();
+        assert_eq!(shares.len(), 8);
+        let mut sizes = [0; 8];
+        for n in 0..4000 {
+            let name = format!("fused tiles={n} dtype=F16");
+            let of: Vec<usize> = (0..8).filter(|share| shares[*share].holds(&name)).collect();
+            assert_eq!(of.len(), 1, "{name}");
+            sizes[of[0]] += 1;
+        }
+        assert!(sizes.iter().all(|size| (400..600).contains(size)), "{sizes:?}");
+        assert!(["0/8", "9/8", "8", "1/0", "a/b", "-1/2"].iter().all(|text| Share::parse(text).is_none()));
+    }
 }

@@ -50,7 +50,7 @@ pub enum Verdict {
     Compiled(Box<Statistics>),
     /// Not asked: the kernel is not for what it compiles for.
     Unsuited,
-    /// Not asked: others that were have the same values of any two or three axes between them.
+    /// Not asked: others that were have the same values of any two or three axes between them, or it is of another share.
     Covered,
     Rejected(String),
 }
