@@ -1,7 +1,7 @@
 //! This crate in a line-up of attention libraries: reads the same workload files, prints the same JSON lines.
 //!
 //! ```text
-//! scripts/gpu PEER --data DIR [--only NAME,…] [--variants fused,staged,project] [--dtype f32|f16|bf16]
+//! scripts/gpu PEER --data DIR [--only NAME,…] [--variants fused,staged,backward,project] [--dtype f32|f16|bf16]
 //!                  [--budget SECONDS] [--adapter TEXT]
 //! PEER --table FILE
 //! ```
@@ -10,7 +10,9 @@
 //! the name of the adapter that is meant, without which none of OpenGL is taken. `--table` prints such lines, this crate's and
 //! others', as a table of medians. Without either nothing happens.
 //!
-//! Times wall time from the call to the device being idle, as for the other libraries.
+//! Times wall time from the call to the device being idle, as for the other libraries. `backward` is d_q, d_k and d_v of an
+//! attention workload after a forward call, which is not timed; of folders that have `d_out.f32`, and `d_q.f64`, `d_k.f64`,
+//! `d_v.f64` to compare with.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -20,6 +22,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use common::bed::median;
+use common::gradients::{Gradients, Wanted};
 use common::problem::{blank, read, upload};
 use common::rows::dtype_name;
 use common::{device, layer};
@@ -32,7 +35,7 @@ use wgpu_attention::{
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-const VARIANTS: [&str; 3] = ["fused", "staged", "project"];
+const VARIANTS: [&str; 4] = ["fused", "staged", "backward", "project"];
 
 /// What the command line says.
 struct Options {
@@ -152,13 +155,27 @@ impl Workload {
         Ok(bytemuck::pod_collect_to_vec(&self.file(&format!("{name}.f32"))?))
     }
 
-    /// The largest error, and the largest number that should come out.
-    fn error(&self, got: &[f32]) -> Result<(f64, f64)> {
-        let want: Vec<f64> = bytemuck::pod_collect_to_vec(&self.file("ref.f64")?);
+    /// Whether there is something to compare gradients with.
+    fn has_gradients(&self) -> bool {
+        self.folder.join("d_out.f32").exists()
+    }
+
+    /// The largest error, and the largest number that should come out, by the reference in `file`.
+    fn error(&self, got: &[f32], file: &str) -> Result<(f64, f64)> {
+        let want: Vec<f64> = bytemuck::pod_collect_to_vec(&self.file(file)?);
         let got: Vec<f64> = got.iter().map(|x| f64::from(*x)).collect();
         let largest = want.iter().fold(0f64, |most, x| most.max(x.abs()));
         Ok((wgpu_attention::reference::compare::max_error(&got, &want), largest))
     }
+}
+
+/// What a run writes.
+struct Output<'a> {
+    buffer: &'a wgpu::Buffer,
+    len: usize,
+    dtype: DType,
+    /// Its reference.
+    file: &'static str,
 }
 
 /// The device, and what stands in every line.
@@ -205,12 +222,16 @@ impl Bench {
         Ok(blank(&self.gpu, n, self.dtype())?)
     }
 
+    fn out<'a>(&self, buffer: &'a wgpu::Buffer, len: usize) -> Output<'a> {
+        Output { buffer, len, dtype: self.dtype(), file: "ref.f64" }
+    }
+
     /// Checks what `run` computes, repeats it for the budget and prints a line.
     fn report(
         &self,
         work: &Workload,
         variant: &str,
-        (out, n): (&wgpu::Buffer, usize),
+        outputs: &[Output],
         mut run: impl FnMut(&mut wgpu::CommandEncoder),
     ) -> Result<()> {
         let gpu = &self.gpu;
@@ -224,15 +245,21 @@ impl Bench {
                 .map(|_| start.elapsed().as_secs_f64() * 1e3)
         };
         once()?;
-        let (error, largest) = work.error(&read(gpu, out, n, self.dtype()))?;
         // Of the largest result: four roundings of f16 or bf16, or what a sum of thousands leaves of f32.
         let permitted = match self.dtype() {
             DType::F16 => 2e-3,
             DType::BF16 => 16e-3,
             _ => 1e-5,
         };
-        if error >= largest.max(1.0) * permitted {
-            return Err(format!("{} {variant} is wrong by {error}", work.name).into());
+        let mut worst = 0f64;
+        for output in outputs {
+            let got = read(gpu, output.buffer, output.len, output.dtype);
+            let (error, largest) = work.error(&got, output.file)?;
+            if error >= largest.max(1.0) * permitted {
+                let file = output.file;
+                return Err(format!("{} {variant} is wrong by {error} beside {file}", work.name).into());
+            }
+            worst = worst.max(error);
         }
         let warm_up = settle(&mut once)?;
         let (start, cpu) = (Instant::now(), cpu_seconds());
@@ -243,6 +270,8 @@ impl Bench {
         let cpu = (cpu_seconds() - cpu) * 1e3 / times.len() as f64;
         let (runs, least) = (times.len(), times.iter().copied().fold(f64::INFINITY, f64::min));
         let ms = median(times).expect("a run");
+        // Five products where a forward call has two.
+        let flops = if variant == "backward" { 2.5 * work.flops } else { work.flops };
         let digits = |x: f64, digits: i32| (x * 10f64.powi(digits)).round() / 10f64.powi(digits);
         let line = json!({
             "peer": "wgpu-attention",
@@ -254,8 +283,8 @@ impl Bench {
             "cpu_ms": digits(cpu, 4),
             "n": runs,
             "warm_up": warm_up,
-            "gflops": digits(work.flops / ms / 1e6, 2),
-            "err": error,
+            "gflops": digits(flops / ms / 1e6, 2),
+            "err": worst,
             "note": "",
             "adapter": self.adapter,
         });
@@ -284,8 +313,24 @@ impl Bench {
         )
         .mask(mask);
         let mut scratch = Scratch::new(self.gpu.device(), attention.scratch_size(&call)?)?;
-        self.report(work, variant, (&out, n), |encoder| {
+        self.report(work, variant, &[self.out(&out, n)], |encoder| {
             attention.forward(encoder, &call, &mut scratch).expect("forward")
+        })
+    }
+
+    fn backward(&self, work: &Workload) -> Result<()> {
+        let data = [work.f32("q")?, work.f32("k")?, work.f32("v")?, work.f32("d_out")?];
+        let gradients = Gradients::of(&self.gpu, work.shape, work.causal, data, self.dtype());
+        let attention = gradients.operator(&self.gpu);
+        let call = gradients.call(Wanted::All);
+        let mut scratch = Scratch::new(self.gpu.device(), attention.backward_scratch_size(&call)?)?;
+        let files = ["d_q.f64", "d_k.f64", "d_v.f64"];
+        let outputs = [0, 1, 2].map(|n| {
+            let (buffer, len) = gradients.result(n);
+            Output { buffer, len, dtype: DType::F32, file: files[n] }
+        });
+        self.report(work, "backward", &outputs, |encoder| {
+            attention.backward(encoder, &call, &mut scratch).expect("backward");
         })
     }
 
@@ -297,7 +342,7 @@ impl Bench {
         let operator = layer.operator(&self.gpu);
         let call = layer.call();
         let mut scratch = Scratch::new(self.gpu.device(), operator.scratch_size(&call)?)?;
-        self.report(work, "fused", (&layer.y, n), |encoder| {
+        self.report(work, "fused", &[self.out(&layer.y, n)], |encoder| {
             operator.forward(encoder, &call, &mut scratch).expect("forward");
         })
     }
@@ -313,7 +358,7 @@ impl Bench {
             TensorView::sequence(&out, self.dtype(), [1, m, n]),
         );
         let projection = Projection::with_pipelines(self.gpu.pipelines());
-        self.report(work, "project", (&out, m * n), |encoder| {
+        self.report(work, "project", &[self.out(&out, m * n)], |encoder| {
             projection.forward(encoder, &[product]).expect("forward");
         })
     }
@@ -326,6 +371,11 @@ impl Bench {
                     if wants(variant) {
                         self.attend(work, variant, path)?;
                     }
+                }
+                // Asked for by name, it says what is missing.
+                let named = self.options.variants.iter().any(|name| name == "backward");
+                if named || (wants("backward") && work.has_gradients()) {
+                    self.backward(work)?;
                 }
                 Ok(())
             }

@@ -48,10 +48,16 @@ fn count(shape: [usize; 4]) -> usize {
 }
 
 impl Gradients {
-    /// As many heads of keys as of queries.
+    /// Of numbers that look random.
     pub fn new(gpu: &Gpu, shape: Shape, causal: bool, dtype: DType) -> Self {
         let shapes = [shape.q(), shape.k(), shape.v(), shape.out()];
-        let data = [0, 1, 2, 3].map(|n| rounded(noise(count(shapes[n]), n as u32 + 1), dtype));
+        let data = [0, 1, 2, 3].map(|n| noise(count(shapes[n]), n as u32 + 1));
+        Gradients::of(gpu, shape, causal, data, dtype)
+    }
+
+    /// Of q, k, v and d_out.
+    pub fn of(gpu: &Gpu, shape: Shape, causal: bool, data: [Vec<f32>; 4], dtype: DType) -> Self {
+        let data = data.map(|x| rounded(x, dtype));
         let inputs = data.each_ref().map(|x| upload(gpu, x, dtype).expect("room"));
         let blank = |shape, dtype| blank(gpu, count(shape), dtype).expect("room");
         let of = Gradients {
@@ -115,6 +121,12 @@ impl Gradients {
         call.d_k(place(d_k, shape.k())).d_v(place(d_v, shape.v()))
     }
 
+    /// d_q, d_k or d_v, by number: f32, and how many.
+    pub fn result(&self, n: usize) -> (&wgpu::Buffer, usize) {
+        let shape = [self.shape.q(), self.shape.k(), self.shape.v()][n];
+        (&self.gradients[n], count(shape))
+    }
+
     /// Least work: the products of each pair that is seen, once; each tensor once.
     pub fn least(shape: Shape, causal: bool, dtype: DType, wanted: Wanted) -> Work {
         let Shape { batch, heads, q_len, kv_len, head_dim, value_dim, .. } = shape;
@@ -132,7 +144,7 @@ impl Gradients {
         }
     }
 
-    /// Compares the first head's gradients.
+    /// Compares the first head's gradients, of as many heads of keys as of queries.
     pub fn judge(&self, gpu: &Gpu, wanted: Wanted) -> Result<Difference, Mismatch> {
         let one = Shape { batch: 1, heads: 1, kv_heads: 1, ..self.shape };
         let shapes = [one.q(), one.k(), one.v(), one.out()];
