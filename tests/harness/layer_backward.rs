@@ -363,14 +363,14 @@ impl LayerProblem {
     /// the gradient's type each time.
     fn added_to(
         &self,
-        mut naive: Each<Vec<f32>>,
+        naive: Each<Vec<f32>>,
         before: &Each<Vec<f32>>,
         setup: &LayerBackwardSetup,
     ) -> Each<Vec<f32>> {
         let inputs: Vec<usize> = (0..3).filter(|n| setup.wanted[*n]).collect();
         let mut written: Each<Vec<f32>> = [const { None }; 17];
-        for n in 0..17 {
-            let Some(d) = naive[n].take() else { continue };
+        for (n, d) in naive.into_iter().enumerate() {
+            let Some(d) = d else { continue };
             let to = if self.case.one_input && n < 3 { inputs.first().copied().unwrap_or(n) } else { n };
             if n < 3 && !setup.wanted[n] {
                 continue;
