@@ -46,11 +46,27 @@ pub enum Family {
     ProductsGpu,
     /// Projections, in the form for software drivers. Without it: the other form.
     ProductsCpu,
+    /// Gradients of keys and of values in one dispatch. Without it: a dispatch each.
+    JointGradients,
+    /// Gradients of queries, keys and values, in the form for GPUs. Without it: the other form.
+    GradientsGpu,
+    /// Gradients of queries, keys and values, in the form for software drivers. Without it: the other form.
+    GradientsCpu,
+    /// Gradients of biases, slopes, relative tables and sinks. Without it: refused.
+    ScoreGradients,
+    /// What all gradients of attention take of each query. Without it: refused, as is all that is made of it.
+    RowStats,
+    /// Gradients of projections' inputs and weights, in the form for GPUs. Without it: the other form.
+    ProductGradientsGpu,
+    /// Gradients of projections' inputs and weights, in the form for software drivers. Without it: the other form.
+    ProductGradientsCpu,
+    /// Gradients that are sums over rows: of projections' biases and of learned positions. Without it: refused.
+    RowSums,
 }
 
 impl Family {
     /// All of them, those that build on others first.
-    pub const ALL: [Family; 19] = [
+    pub const ALL: [Family; 27] = [
         Family::MatrixAttention,
         Family::MatrixProducts,
         Family::SubgroupReductions,
@@ -70,6 +86,14 @@ impl Family {
         Family::StagedCpu,
         Family::ProductsGpu,
         Family::ProductsCpu,
+        Family::JointGradients,
+        Family::GradientsGpu,
+        Family::GradientsCpu,
+        Family::ScoreGradients,
+        Family::RowStats,
+        Family::ProductGradientsGpu,
+        Family::ProductGradientsCpu,
+        Family::RowSums,
     ];
 
     fn name(self) -> &'static str {
@@ -93,6 +117,14 @@ impl Family {
             Family::StagedCpu => "staged, CPU form",
             Family::ProductsGpu => "projections, GPU form",
             Family::ProductsCpu => "projections, CPU form",
+            Family::JointGradients => "gradients of keys and values at once",
+            Family::GradientsGpu => "gradients, GPU form",
+            Family::GradientsCpu => "gradients, CPU form",
+            Family::ScoreGradients => "gradients of masks",
+            Family::RowStats => "gradients, totals of queries",
+            Family::ProductGradientsGpu => "gradients of projections, GPU form",
+            Family::ProductGradientsCpu => "gradients of projections, CPU form",
+            Family::RowSums => "gradients, sums over rows",
         }
     }
 }
@@ -113,6 +145,9 @@ pub(crate) struct TwoForms {
 pub(crate) const FUSED: TwoForms = TwoForms { gpu: Family::FusedGpu, cpu: Family::FusedCpu };
 pub(crate) const STAGED: TwoForms = TwoForms { gpu: Family::StagedGpu, cpu: Family::StagedCpu };
 pub(crate) const PRODUCTS: TwoForms = TwoForms { gpu: Family::ProductsGpu, cpu: Family::ProductsCpu };
+pub(crate) const GRADIENTS: TwoForms = TwoForms { gpu: Family::GradientsGpu, cpu: Family::GradientsCpu };
+pub(crate) const PRODUCT_GRADIENTS: TwoForms =
+    TwoForms { gpu: Family::ProductGradientsGpu, cpu: Family::ProductGradientsCpu };
 
 impl TwoForms {
     pub fn of(self, cpu: bool) -> Family {

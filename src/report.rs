@@ -86,6 +86,6 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        self.findings().try_for_each(|(family, verdict)| writeln!(f, "{family:28} {verdict}"))
+        self.findings().try_for_each(|(family, verdict)| writeln!(f, "{family:36} {verdict}"))
     }
 }

@@ -3,10 +3,11 @@
 use wgpu_attention::reference::compare::compare;
 use wgpu_attention::{Alignment, DType, Shape};
 
+use crate::backward::{Draw, check_draws};
 use crate::harness::backward::{BackwardSetup, run_backward_async, stored_problem};
 use crate::harness::gradients::Problem;
 use crate::harness::{Case, DropoutData, FORMS, HostData, Layout, Report, Rng, Rules, Vector, full, rest};
-use crate::property::{DIMS, DropDraw, LENGTHS, MaskDraw, profile};
+use crate::property::{Draws, MaskDraw};
 use crate::sdpa;
 
 const SHAPE: Shape =
@@ -178,52 +179,24 @@ fn queries_elsewhere() {
 }
 
 /// A random problem with something that changes scores.
-fn draw(name: String) -> (Problem, BackwardSetup) {
-    let rng = &mut Rng::named(&name);
-    let kv_heads = rng.between(1, 2);
-    let shape = Shape {
-        batch: rng.between(1, 2),
-        heads: kv_heads * rng.between(1, 3),
-        kv_heads,
-        q_len: rng.pick(LENGTHS),
-        kv_len: rng.pick(LENGTHS),
-        head_dim: rng.pick(DIMS),
-        value_dim: rng.pick(DIMS),
+fn draw(rng: &mut Rng) -> Draw {
+    let mut draw = Draw::random(rng);
+    let changes = |mask: &MaskDraw| {
+        mask.bias.is_some() || mask.slopes.is_some() || mask.relative.is_some() || mask.sinks.is_some()
     };
-    let profile = profile(rng);
-    let setup = BackwardSetup::random(rng, profile, FORMS);
+    while !changes(&draw.mask) {
+        draw.mask = MaskDraw::random(rng, draw.shape.kv_len);
+    }
     // Those of q, k and v are `backward`'s matter.
-    let setup = BackwardSetup { added: [true; 4], wanted: [rng.chance(0.2), false, false], ..setup };
-    let rules = loop {
-        let mask = MaskDraw::random(rng, shape.kv_len);
-        let rules = mask.rules(rng, &shape, 0);
-        if rules.floats().next().is_some() {
-            break rules;
-        }
-    };
-    let case = Case::random(name, shape).with(|c| {
-        c.rules = rules;
-        c.scale = rng.chance(0.2).then_some(-0.75);
-        c.softcap = rng.chance(0.25).then_some(1.5);
-        c.dropout = DropDraw::random(rng).dropout(rng, shape.weights());
-    });
-    (Problem::new(case, 0, rng.chance(0.5)), setup)
+    let wanted = [rng.chance(0.2), false, false];
+    draw.setup = BackwardSetup { added: [true; 4], wanted, ..draw.setup };
+    draw
 }
-
-/// Random problems that always run, and all there are.
-const DRAWS: [usize; 2] = [8, 200];
 
 #[test]
 fn random_problems() {
-    let mut report = Report::new("gradients of random masks");
-    for n in 0..DRAWS[1] {
-        let name = format!("gradients of masks {n}");
-        if n < DRAWS[0] || rest(&name) {
-            let (problem, setup) = draw(name);
-            report.check_backward(&problem, &setup);
-        }
-    }
-    report.finish();
+    let draws = Draws { name: "gradients of random masks", always: 120, most: 240, group: 20 };
+    check_draws(&draws, draw);
 }
 
 /// What PyTorch says of a bias.

@@ -3,12 +3,15 @@
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
 use wgpu_attention::reference::{self, Options, widen};
 use wgpu_attention::{
-    Attention, Cache, CacheConfig, CacheStorage, Config, DType, Error, Family, Gpu, Mask, Pipelines,
-    ScaleGroup, Shape, Verdict, inspect,
+    Attention, Cache, CacheConfig, CacheStorage, Config, DType, Error, Family, Gpu, KernelForm, Mask,
+    Pipelines, ScaleGroup, Shape, Verdict, inspect,
 };
 
+use crate::harness::backward::{BackwardSetup, judge, run_backward_async, truth};
 use crate::harness::faults::{FAULTS, Fault, faulty};
-use crate::harness::{defaults, full, matrices, rest};
+use crate::harness::gradients::Problem;
+use crate::harness::{Case, HostData, Profile, defaults, full, matrices, rest};
+use crate::projection_backward;
 
 fn noise(n: usize, seed: usize) -> Vec<f32> {
     (0..n).map(|i| ((i * 7919 + seed * 104729) % 1009) as f32 / 504.5 - 1.0).collect()
@@ -34,8 +37,53 @@ fn attends(gpu: &Gpu) {
     }
 }
 
+/// Families of gradients, and of which [`gradients`] each is refused without it.
+const OF_GRADIENTS: [(Family, [bool; 3]); 8] = [
+    (Family::JointGradients, [false; 3]),
+    (Family::GradientsGpu, [false; 3]),
+    (Family::GradientsCpu, [false; 3]),
+    (Family::ScoreGradients, [false, true, false]),
+    (Family::RowStats, [true, true, false]),
+    (Family::ProductGradientsGpu, [false; 3]),
+    (Family::ProductGradientsCpu, [false; 3]),
+    (Family::RowSums, [false, false, true]),
+];
+
+/// Largest errors over tolerance of gradients of q, k and v, of a bias and sinks, and of a projection.
+fn gradients(gpu: &Gpu) -> [Result<f64, String>; 3] {
+    let profile = Profile { name: "checked", gpu: gpu.clone(), f16: false, matrix: false };
+    let profile = Box::leak(Box::new(profile));
+    let shape = Shape { kv_heads: 2, q_len: 33, value_dim: 24, ..Shape::new(1, 4, 40, 16) };
+    let of_attention = |added: bool| {
+        let case = Case::random(format!("checks, gradients, {added}"), shape).with(|c| {
+            c.rules.causal = true;
+            if added {
+                c.rules.bias = Some(HostData::new(noise(33 * 40, 4), [1, 1, 33, 40]));
+                c.rules.sinks = Some(HostData::new(noise(4, 5), [1, 4, 1, 1]));
+            }
+        });
+        let problem = Problem::new(case, 0, true);
+        let setup = BackwardSetup {
+            wanted: [!added; 3],
+            added: [added; 4],
+            ..BackwardSetup::plain(profile, KernelForm::Auto)
+        };
+        let got = pollster::block_on(run_backward_async(&problem, &setup, |tuning| tuning))?;
+        judge(&truth(&problem, &setup), &got)
+    };
+    [of_attention(false), of_attention(true), projection_backward::plain(profile)]
+}
+
 /// A fault in `family` is found, it alone is put aside, and what is left is right.
 fn is_found(gpu: &Gpu, pipelines: &Pipelines, family: Family, fault: Fault) {
+    let begun = std::time::Instant::now();
+    struct T(std::time::Instant, String);
+    impl Drop for T {
+        fn drop(&mut self) {
+            eprintln!("TIMED {} {:?}", self.1, self.0.elapsed());
+        }
+    }
+    let _t = T(begun, format!("{family} {fault:?}"));
     let (gpu, changed) = faulty(gpu, pipelines, family, fault);
     let report = gpu.check().expect("a device that works");
     assert!(*changed.lock().expect("no panic") > 0, "{family} {fault:?}: no kernel of it");
@@ -44,7 +92,17 @@ fn is_found(gpu: &Gpu, pipelines: &Pipelines, family: Family, fault: Fault) {
     let Verdict::Wrong { why } = report.verdict(family) else { panic!("{report}") };
     let says = if fault == Fault::DoesNotCompile { "wgpu refused" } else { "off by more than" };
     assert!(why.contains(says), "{family} {fault:?}: {why}");
+    eprintln!("TIMED  check {family} {:?}", begun.elapsed());
     attends(&gpu);
+    eprintln!("TIMED  attends {family} {:?}", begun.elapsed());
+    if let Some((_, refused)) = OF_GRADIENTS.iter().find(|(of, _)| *of == family) {
+        for (got, refused) in gradients(&gpu).into_iter().zip(refused) {
+            match got {
+                Ok(_) => assert!(!refused, "{family}"),
+                Err(e) => assert!(*refused && e.contains(&format!("refused: {family}: put aside")), "{e}"),
+            }
+        }
+    }
     let refused = |e: Option<Error>| matches!(e, Some(Error::PutAside { family: f }) if f == family);
     match family {
         Family::CacheF32 => assert!(refused(cache(&gpu, CacheStorage::F32).err())),
@@ -70,7 +128,10 @@ fn nothing_is_wrong_here() {
     for profile in [full(), defaults()] {
         let gpu = Gpu::with_pipelines(profile.gpu.queue().clone(), Pipelines::new(profile.gpu.device()));
         assert!(gpu.pipelines().report().findings().all(|(_, verdict)| !verdict.is_aside()));
+        let begun = std::time::Instant::now();
         let report = gpu.check().expect("a device that works");
+        eprintln!("TIMED {:?}", begun.elapsed());
+        eprintln!("{report}");
         assert_eq!(report.wrong().count(), 0, "{report}");
         let right = |family| matches!(report.verdict(family), Verdict::Right { share } if *share <= 1.0);
         let caches =
@@ -80,6 +141,8 @@ fn nothing_is_wrong_here() {
             [Family::FusedGpu, Family::FusedCpu],
             [Family::StagedGpu, Family::StagedCpu],
             [Family::ProductsGpu, Family::ProductsCpu],
+            [Family::GradientsGpu, Family::GradientsCpu],
+            [Family::ProductGradientsGpu, Family::ProductGradientsCpu],
         ];
         for [gpu, cpu] in forms {
             assert_eq!(
@@ -89,6 +152,7 @@ fn nothing_is_wrong_here() {
             );
         }
         assert!(right(Family::SplitKeys));
+        assert!([Family::ScoreGradients, Family::RowStats, Family::RowSums].into_iter().all(right));
         assert_eq!(right(Family::F16Tensors), profile.f16);
         assert!(right(Family::BF16Tensors));
         // Nothing is compiled for a second one.
@@ -115,6 +179,12 @@ fn a_wrong_family_is_put_aside_on_software_drivers() {
         Family::FusedCpu,
         Family::StagedCpu,
         Family::ProductsCpu,
+        Family::JointGradients,
+        Family::GradientsCpu,
+        Family::ScoreGradients,
+        Family::RowStats,
+        Family::ProductGradientsCpu,
+        Family::RowSums,
     ] {
         if family != Family::F16Tensors || full().f16 {
             is_found(gpu, &pipelines, family, Fault::Scaled);
@@ -132,6 +202,8 @@ fn a_wrong_family_is_put_aside_on_gpus() {
         Family::FusedGpu,
         Family::StagedGpu,
         Family::ProductsGpu,
+        Family::GradientsGpu,
+        Family::ProductGradientsGpu,
     ] {
         is_found(gpu, &pipelines, family, Fault::Scaled);
     }
@@ -146,6 +218,31 @@ fn every_fault_is_found() {
     }
     is_found(gpu, &pipelines, Family::CacheQ8, Fault::DoesNotCompile);
     is_found(gpu, &pipelines, Family::StagedCpu, Fault::NaN);
+    is_found(gpu, &pipelines, Family::GradientsCpu, Fault::Swapped);
+    is_found(gpu, &pipelines, Family::JointGradients, Fault::DoesNotCompile);
+    is_found(gpu, &pipelines, Family::ScoreGradients, Fault::NaN);
+    is_found(gpu, &pipelines, Family::RowSums, Fault::NaN);
+}
+
+/// Gradients without either form are refused, until the application allows one.
+#[test]
+fn gradients_that_nothing_computes_are_refused() {
+    let gpu = &full().gpu;
+    let gpu = Gpu::with_pipelines(gpu.queue().clone(), Pipelines::new(gpu.device()));
+    let refused = |of: [bool; 3], family: &str| {
+        for (got, refused) in gradients(&gpu).into_iter().zip(of) {
+            let says = format!("refused: {family}, CPU form: put aside");
+            assert_eq!(got.is_err_and(|e| e.contains(&says)), refused, "{family}");
+        }
+    };
+    let avoid = |families: [Family; 2]| families.into_iter().for_each(|f| gpu.pipelines().avoid(f));
+    avoid([Family::GradientsGpu, Family::GradientsCpu]);
+    refused([true, false, false], "gradients");
+    gpu.pipelines().allow(Family::GradientsGpu);
+    avoid([Family::ProductGradientsGpu, Family::ProductGradientsCpu]);
+    refused([false, false, true], "gradients of projections");
+    gpu.pipelines().allow(Family::ProductGradientsCpu);
+    assert!(gradients(&gpu).iter().all(Result::is_ok));
 }
 
 #[test]

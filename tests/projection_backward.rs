@@ -282,6 +282,12 @@ impl Case {
     }
 }
 
+/// The error over tolerance of a small product with plans of the device's own.
+pub fn plain(profile: &'static Profile) -> Result<f64, String> {
+    let case = Case::of([33, 20, 12], KernelForm::Auto, Layout::Dense, 1);
+    Case { profile, ..case }.outcome(1)
+}
+
 const SIZES: [usize; 6] = [1, 3, 63, 64, 65, 130];
 
 #[test]

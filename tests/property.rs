@@ -306,6 +306,33 @@ fn same_vectors(dim: usize, rng: &mut Rng) -> usize {
     if dim.is_multiple_of(4) { dim } else { dim / 4 * 4 + rng.between(1, 3) }
 }
 
+/// Other sizes for the kernels of `shape`.
+pub fn other_sizes(shape: Shape, rng: &mut Rng) -> Shape {
+    let mut other = shape;
+    // Fused kernels are made for few rows, counted in eights, or for many.
+    let tiles = |shape: &Shape| (shape.q_len * shape.group()).div_ceil(8).min(5);
+    for _ in 0..8 {
+        (other.q_len, other.heads) = (same_tile(shape.q_len, rng), shape.kv_heads * rng.pick(&[1, 2, 3]));
+        if tiles(&other) == tiles(&shape) {
+            break;
+        }
+        (other.q_len, other.heads) = (shape.q_len, shape.heads);
+    }
+    (other.batch, other.kv_len) = (rng.pick(&[1, 2, 3]), same_tile(shape.kv_len, rng));
+    (other.head_dim, other.value_dim) =
+        (same_vectors(shape.head_dim, rng), same_vectors(shape.value_dim, rng));
+    other
+}
+
+/// Other strides for the same kernels.
+pub fn other_strides(layout: Layout, rng: &mut Rng) -> Layout {
+    match layout {
+        // An even seed decides which tensors are aligned.
+        Layout::Window(seed) if !seed.is_multiple_of(2) => Layout::Window(rng.word() | 1),
+        layout => layout,
+    }
+}
+
 pub const LENGTHS: &[usize] = &[1, 1, 2, 3, 4, 5, 8, 11, 16, 17, 31, 32, 63, 64, 65, 67, 127, 129];
 pub const DIMS: &[usize] = &[1, 2, 3, 4, 5, 7, 8, 12, 13, 16, 17, 31, 32, 33, 64, 65];
 
@@ -406,25 +433,8 @@ impl Draw {
     fn again(mut self) -> Self {
         let rng = &mut Rng::new(self.seed ^ 0xa6a12);
         self.seed = rng.word();
-        let before = self.shape;
-        let shape = &mut self.shape;
-        // Fused kernels are made for few rows, counted in eights, or for many.
-        let tiles = |shape: &Shape| (shape.q_len * shape.group()).div_ceil(8).min(5);
-        for _ in 0..8 {
-            (shape.q_len, shape.heads) =
-                (same_tile(before.q_len, rng), shape.kv_heads * rng.pick(&[1, 2, 3]));
-            if tiles(shape) == tiles(&before) {
-                break;
-            }
-            (shape.q_len, shape.heads) = (before.q_len, before.heads);
-        }
-        (shape.batch, shape.kv_len) = (rng.pick(&[1, 2, 3]), same_tile(shape.kv_len, rng));
-        (shape.head_dim, shape.value_dim) =
-            (same_vectors(shape.head_dim, rng), same_vectors(shape.value_dim, rng));
-        if let Layout::Window(seed) = &mut self.layout {
-            // An even seed decides which tensors are aligned.
-            *seed = if seed.is_multiple_of(2) { *seed } else { rng.word() | 1 };
-        }
+        self.shape = other_sizes(self.shape, rng);
+        self.layout = other_strides(self.layout, rng);
         self
     }
 

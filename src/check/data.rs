@@ -43,6 +43,13 @@ pub(crate) fn judge(got: &[f32], want: &[f64], naive: &[f32], dtype: DType) -> O
     compare(got, want, tolerance).map(|difference| difference.absolute / tolerance.absolute)
 }
 
+/// As [`judge`] for a gradient of F32; `terms`: what plain loops sum up, without signs.
+pub(crate) fn judge_gradient(got: &[f32], want: &[f64], naive: &[f32], terms: &[f32]) -> Outcome {
+    let magnitude = terms.iter().fold(0.0, |m: f64, x| m.max(f64::from(*x)));
+    let tolerance = Tolerance::gradient(&widen::<f64>(naive), want, magnitude, EPSILON_F32);
+    compare(got, want, tolerance).map(|difference| difference.absolute / tolerance.absolute)
+}
+
 /// As buffers of F16 or BF16 have it.
 pub(crate) fn to_bits(x: &[f32], dtype: DType) -> Vec<u16> {
     let bits = |x: &f32| match dtype {

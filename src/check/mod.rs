@@ -1,6 +1,7 @@
 //! Whether this device computes what it should: small problems, compared with the reference.
 
 pub(crate) mod data;
+mod gradients;
 mod problems;
 
 use std::collections::BTreeMap;

@@ -1,6 +1,7 @@
 //! The problems of a check: small, with ragged edges, each computed by the plan that a call like it would get.
 
 use super::data::{Outcome, from_bits, halves_of, inputs, judge, noise, to_bits};
+use super::gradients;
 use crate::attention::{Attention, Config, Forward};
 use crate::cache::{Append, Cache, CacheConfig, CacheRead, CacheStorage, ScaleGroup, Tokens};
 use crate::device::DeviceFacts;
@@ -30,11 +31,19 @@ pub(super) enum Problem {
     Cached(CacheStorage),
     /// `x Wᵀ + b`, of so many rows.
     Product { rows: usize, dtype: DType },
+    /// Of q, k and v.
+    Gradients,
+    /// Of what is added to scores, and of sinks.
+    ScoreGradients,
+    /// Of a product's input and weight.
+    ProductGradients,
+    /// Sums over rows.
+    RowSums,
 }
 
 impl Problem {
     /// What others build on first.
-    pub const ALL: [Problem; 17] = [
+    pub const ALL: [Problem; 21] = [
         Problem::Product { rows: FEW, dtype: DType::F32 },
         Problem::Prefill,
         Problem::Weights,
@@ -52,6 +61,10 @@ impl Problem {
         Problem::Cached(CacheStorage::BF16),
         Problem::Cached(CacheStorage::Q8(ScaleGroup::Row)),
         Problem::Cached(CacheStorage::Q4(ScaleGroup::Row)),
+        Problem::Gradients,
+        Problem::ScoreGradients,
+        Problem::ProductGradients,
+        Problem::RowSums,
     ];
 
     /// Whether `device` could compute it, and in a way that none of the others has.
@@ -82,15 +95,19 @@ impl Problem {
             }
             Problem::Cached(storage) => cached(gpu, storage).await,
             Problem::Product { rows, dtype } => product(gpu, rows, dtype).await,
+            Problem::Gradients => gradients::attention(gpu, false).await,
+            Problem::ScoreGradients => gradients::attention(gpu, true).await,
+            Problem::ProductGradients => gradients::product(gpu).await,
+            Problem::RowSums => gradients::row_sums(gpu).await,
         }
     }
 }
 
 /// Neither lengths nor channels fill a tile, two heads share keys and values.
-const PREFILL: Shape =
+pub(super) const PREFILL: Shape =
     Shape { batch: 1, heads: 4, kv_heads: 2, q_len: 37, kv_len: 53, head_dim: 12, value_dim: 20 };
 /// Software drivers compile products of many rows for seconds.
-const FEW: usize = 3;
+pub(super) const FEW: usize = 3;
 /// Keys for two splits on software drivers.
 const DECODE: Shape = Shape { q_len: 1, kv_len: 600, ..PREFILL };
 /// Of a cache: longer than a block of keys of any kernel.

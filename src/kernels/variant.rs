@@ -6,9 +6,9 @@ use super::{
     project_backward, rotate, row_stats, row_totals, score_gradients, score_stage, scores, softmax,
     table_backward, weighted_sum,
 };
-use crate::family::{Families, Family, PRODUCTS, STAGED};
+use crate::family::{Families, Family, GRADIENTS, PRODUCT_GRADIENTS, PRODUCTS, STAGED};
 use crate::kernel::{Kernel, Variant};
-use crate::plan::{FusedTiles, Tiles};
+use crate::plan::{FusedTiles, GradientsOf, Tiles};
 use crate::tensor::DType;
 
 /// Every kernel variant of the crate.
@@ -60,7 +60,7 @@ impl KernelVariant {
                 with_tensors(&[Some(family)], &[v.x.dtype, v.w.dtype, v.y])
             }
             KernelVariant::ProjectBackward(v) => {
-                let family = PRODUCTS.of(matches!(v.tiles, Tiles::Cpu { .. }));
+                let family = PRODUCT_GRADIENTS.of(matches!(v.tiles, Tiles::Cpu { .. }));
                 with_tensors(&[Some(family)], &[v.a, v.b, v.c])
             }
             KernelVariant::Scores(v) => with_tensors(&[staged(v.tiles)], &[v.dtype]),
@@ -83,6 +83,19 @@ impl KernelVariant {
                 ];
                 with_tensors(&families, &[v.dtype])
             }
+            KernelVariant::RowStats(v) => with_tensors(&[Some(Family::RowStats)], &[v.dtype]),
+            KernelVariant::RowTotals(v) => with_tensors(&[Some(Family::RowStats)], &[v.dtype]),
+            KernelVariant::FusedBackward(v) => {
+                let joint = v.of == GradientsOf::KeysAndValues;
+                let families =
+                    [Some(GRADIENTS.of(v.tiles.is_cpu())), joint.then_some(Family::JointGradients)];
+                with_tensors(&families, &[v.dtype, v.scored, v.valued])
+            }
+            KernelVariant::ScoreGradients(v) => {
+                with_tensors(&[Some(Family::ScoreGradients)], &[v.dtype, v.gradient])
+            }
+            KernelVariant::ColumnSums(v) => with_tensors(&[Some(Family::RowSums)], &[v.d_y, v.sums]),
+            KernelVariant::TableBackward(v) => with_tensors(&[Some(Family::RowSums)], &[v.d_out, v.d_table]),
             KernelVariant::MergeSplits(_) => of(&[Some(Family::SplitKeys)]),
             KernelVariant::CacheAppend(v) => of(&[Some(v.cache.storage.family())]),
             KernelVariant::CacheRead(v) => of(&[Some(v.cache.storage.family())]),

@@ -354,7 +354,9 @@ impl MultiHeadAttention {
             dispatches.extend(backward::dispatches(&problem, &plans, plans.memory(scratch)?, device));
         }
         dispatches.extend(project_backward::dispatches(&sides, &self.tuning, device)?);
-        dispatches.extend(appended_rows.into_iter().map(|(rows, sum)| column_sums(rows, sum, device)));
+        for (rows, sum) in appended_rows {
+            dispatches.push(column_sums(rows, sum, device)?);
+        }
         let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
         emit(&bound);
         Ok(())

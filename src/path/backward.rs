@@ -6,6 +6,7 @@ use super::score_gradients;
 use crate::device::DeviceFacts;
 use crate::dropout::Dropout;
 use crate::error::Error;
+use crate::family::Family;
 use crate::kernel::{Dispatch, View, Width};
 use crate::kernels::dropout::{DropoutKind, DropoutParams};
 use crate::kernels::fused_backward::{self, FusedBackward};
@@ -30,8 +31,11 @@ pub(crate) struct BackwardPlans {
 
 /// # Errors
 /// More mask tensors than the device binds beside the others; more dispatches than there may be; scratch that is larger
-/// than the device binds.
+/// than the device binds; kernels that are put aside and that nothing replaces.
 pub(crate) fn plan(problem: &BackwardProblem, device: &DeviceFacts) -> Result<BackwardPlans, Error> {
+    if let Some(family) = put_aside(problem, device) {
+        return Err(Error::PutAside { family });
+    }
     let Shape { batch, heads, q_len, .. } = problem.shape;
     let rows = batch.saturating_mul(heads).saturating_mul(q_len);
     let bytes = STATS_BYTES * rows as u64;
@@ -71,6 +75,13 @@ pub(crate) fn plan(problem: &BackwardProblem, device: &DeviceFacts) -> Result<Ba
     });
     let added = added.collect::<Result<_, _>>()?;
     Ok(BackwardPlans { plans: plans.collect::<Result<_, _>>()?, added, rows })
+}
+
+/// What of the kernels that there are in one form is put aside and needed.
+fn put_aside(problem: &BackwardProblem, device: &DeviceFacts) -> Option<Family> {
+    let added = problem.d_added.iter().any(Option::is_some);
+    let needed = [Some(Family::RowStats), added.then_some(Family::ScoreGradients)];
+    needed.into_iter().flatten().find(|family| device.lacks(*family))
 }
 
 impl BackwardPlans {

@@ -3,6 +3,7 @@
 use super::dispatches::{Dispatches, grid};
 use crate::device::DeviceFacts;
 use crate::error::Error;
+use crate::family::Family;
 use crate::kernel::{Dispatch, View, Width};
 use crate::kernels::column_sums::{self, ColumnSums};
 use crate::kernels::project_backward::{LEVELS, Params, ProductAxis, ProjectBackward};
@@ -163,11 +164,17 @@ impl<'a> LinearBackward<'a> {
 }
 
 /// What sums `d_y`, `[batch, heads, length, dim]`, over all rows of all sequences into `c`, `[1, 1, 1, heads · dim]`.
+///
+/// # Errors
+/// The kernel is put aside.
 pub(crate) fn column_sums<'a>(
     d_y: TensorView<'a>,
     c: Gradient<'a>,
     device: &DeviceFacts,
-) -> Dispatch<'a, KernelVariant> {
+) -> Result<Dispatch<'a, KernelVariant>, Error> {
+    if device.lacks(Family::RowSums) {
+        return Err(Error::PutAside { family: Family::RowSums });
+    }
     let [batch, heads, length, dim] = d_y.shape();
     let variant = ColumnSums { d_y: d_y.dtype(), sums: c.view.dtype(), accumulates: c.accumulates };
     let (d_y, sums) = (d_y.window(device), c.view.window(device));
@@ -183,12 +190,12 @@ pub(crate) fn column_sums<'a>(
         pad0: 0,
         pad1: 0,
     };
-    Dispatch {
+    Ok(Dispatch {
         variant: KernelVariant::ColumnSums(variant),
         params: bytemuck::bytes_of(&params).to_vec(),
         tensors: vec![d_y, sums],
         grid: grid([columns.div_ceil(COLUMNS), 1, 1]),
-    }
+    })
 }
 
 impl<'a> Product<'a> {
@@ -240,7 +247,7 @@ impl<'a> Product<'a> {
 /// The dispatches of all gradients that `calls` want, in order: what adds to a gradient comes after it.
 ///
 /// # Errors
-/// A `tuning` that insists on what these products cannot have, too many terms.
+/// A `tuning` that insists on what these products cannot have; kernels that are put aside and that nothing replaces.
 pub(crate) fn dispatches<'a>(
     calls: &[LinearBackward<'a>],
     tuning: &Tuning,
@@ -255,7 +262,7 @@ pub(crate) fn dispatches<'a>(
             dispatches.push(call.d_w(x, d_w).dispatch(tuning, device)?);
         }
         if let Some(d_b) = call.d_b {
-            dispatches.push(column_sums(call.d_y, d_b, device));
+            dispatches.push(column_sums(call.d_y, d_b, device)?);
         }
     }
     Ok(dispatches)

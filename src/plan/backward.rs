@@ -1,10 +1,10 @@
 //! How the kernel of the gradients is shared out: tiles, workgroups, dispatches of bounded work.
 
 use super::pieces::{Piece, pieces, steps};
-use super::tuning::Tuning;
+use super::tuning::{KernelForm, Tuning};
 use crate::device::DeviceFacts;
 use crate::error::Error;
-use crate::family::FUSED;
+use crate::family::{Family, GRADIENTS};
 use crate::problem::Shape;
 use crate::registers::Registers;
 
@@ -150,10 +150,15 @@ pub(crate) struct BackwardPlan {
 
 impl BackwardPlan {
     /// # Errors
-    /// More dispatches than there may be.
+    /// More dispatches than there may be; kernels that are put aside and that nothing replaces.
     pub fn new(of: GradientsOf, shape: &Shape, tuning: &Tuning, device: &DeviceFacts) -> Result<Self, Error> {
-        let cpu = tuning.form.choose(FUSED, device);
+        let cpu = tuning.form.choose(GRADIENTS, device);
         let tiles = BackwardTiles::of(of, shape, cpu, device);
+        // Not every shape and device has the form for software drivers.
+        let family = GRADIENTS.of(tiles.is_cpu());
+        if device.lacks_both(GRADIENTS) || tuning.form == KernelForm::Auto && device.lacks(family) {
+            return Err(Error::PutAside { family });
+        }
         let queries = of == GradientsOf::Queries;
         let (len, heads) = if queries { (shape.q_len, shape.heads) } else { (shape.kv_len, shape.kv_heads) };
         let others = if queries { shape.kv_len } else { shape.q_len * shape.group() };
@@ -171,9 +176,9 @@ impl BackwardPlan {
 
     /// Whether an invocation can hold the gradients of keys and of values together. Where it has some 128 registers it spills.
     pub fn has_room_for_both(shape: &Shape, tuning: &Tuning, device: &DeviceFacts) -> bool {
-        let cpu = tuning.form.choose(FUSED, device);
+        let cpu = tuning.form.choose(GRADIENTS, device);
         let tiles = BackwardTiles::of(GradientsOf::KeysAndValues, shape, cpu, device);
-        tiles.is_cpu() || device.registers == Registers::Wide
+        (tiles.is_cpu() || device.registers == Registers::Wide) && !device.lacks(Family::JointGradients)
     }
 
     /// The dispatches: the grid, cut.

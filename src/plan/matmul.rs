@@ -3,7 +3,7 @@
 use super::tuning::{MatrixUnits, Tuning};
 use crate::device::{DeviceFacts, Fragment};
 use crate::error::Error;
-use crate::family::{Family, PRODUCTS};
+use crate::family::{Family, PRODUCT_GRADIENTS, PRODUCTS};
 use crate::registers::Registers;
 use crate::tensor::DType;
 use crate::tuned::{Class, Pick};
@@ -120,10 +120,10 @@ pub(crate) fn choose_gradient(
     device: &DeviceFacts,
 ) -> Result<Tiles, Error> {
     tuning.settle::<()>(Err("gradients of projections do not use them"))?;
-    if device.lacks_both(PRODUCTS) {
-        return Err(Error::PutAside { family: PRODUCTS.of(device.software) });
+    if device.lacks_both(PRODUCT_GRADIENTS) {
+        return Err(Error::PutAside { family: PRODUCT_GRADIENTS.of(device.software) });
     }
-    Ok(tiles(shape, tuning.form.choose(PRODUCTS, device), device))
+    Ok(tiles(shape, tuning.form.choose(PRODUCT_GRADIENTS, device), device))
 }
 
 /// The tiles that `pick` asks for, if it names some that such a product can have.

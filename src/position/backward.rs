@@ -3,6 +3,7 @@
 use super::{MOST_GROUPS, Positions, Rotate, RowPositions, check_rows, rotation};
 use crate::device::DeviceFacts;
 use crate::error::Error;
+use crate::family::Family;
 use crate::kernel::{Dispatch, View};
 use crate::kernels::{KernelVariant, table_backward};
 use crate::path::grid;
@@ -35,6 +36,9 @@ impl<'a> TableBackward<'a> {
 
     fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
         let TableBackward { d_out, at, d_table, .. } = self;
+        if device.lacks(Family::RowSums) {
+            return Err(Error::PutAside { family: Family::RowSums });
+        }
         check_float("d_out", d_out)?;
         d_out.check("d_out", Access::Read, device)?;
         at.check(d_out.shape(), device)?;
