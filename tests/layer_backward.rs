@@ -114,21 +114,23 @@ fn appended_keys() {
 
 /// A random layer and its run. Four in a row have the same kernels.
 fn draw(n: usize) -> (LayerProblem, LayerBackwardSetup) {
-    let group = n as u64 / 4;
+    let group = (n / GROUP) as u64;
     let first = property_layers::Draw::random(0x6ad1 ^ group);
-    let drawn = (0..n % 4).fold(first, |draw, _| draw.again());
+    let drawn = (0..n % GROUP).fold(first, |draw, _| draw.again());
     let rng = &mut Rng::new(0xbac ^ group);
     (LayerProblem::new(drawn.case(), rng.chance(0.5)), LayerBackwardSetup::random(rng, drawn.setup()))
 }
 
 /// Random layers that always run, and all there are.
-const DRAWS: [usize; 2] = [16, 400];
+const DRAWS: [usize; 2] = [16, 200];
+/// Of so many each has the kernels of the first.
+const GROUP: usize = 8;
 
 #[test]
 fn random_layers() {
     let mut report = Report::new("gradients of random layers");
     for n in 0..DRAWS[1] {
-        if n < DRAWS[0] || rest(&format!("gradients of random layers {}", n / 4)) {
+        if n < DRAWS[0] || rest(&format!("gradients of random layers {}", n / GROUP)) {
             let (problem, setup) = draw(n);
             report.check_layer_backward(&problem, &setup);
         }
@@ -305,7 +307,11 @@ fn packed_gradients_of_self_attention() {
     case.rules.causal = true;
     let d_out = d_y.iter().map(|x| f64::from(*x)).collect();
     let problem = LayerProblem { case, d_out, d_lse: None };
-    let want = run(&problem, &LayerBackwardSetup::plain(full(), KernelForm::Auto), |t| t).expect("it runs");
+    let setup = LayerBackwardSetup::plain(full(), KernelForm::Auto);
+    let mut report = Report::new("gradients of packed weights");
+    report.check_layer_backward(&problem, &setup);
+    report.finish();
+    let want = run(&problem, &setup, |t| t).expect("it runs");
     let want = |n: usize| want[n].clone().expect("it was wanted").into_iter().map(|x| x as f32);
     let join = |n: [usize; 3]| n.into_iter().flat_map(want).collect::<Vec<f32>>();
     let want = [
