@@ -76,14 +76,6 @@ fn gradients(gpu: &Gpu) -> [Result<f64, String>; 3] {
 
 /// A fault in `family` is found, it alone is put aside, and what is left is right.
 fn is_found(gpu: &Gpu, pipelines: &Pipelines, family: Family, fault: Fault) {
-    let begun = std::time::Instant::now();
-    struct T(std::time::Instant, String);
-    impl Drop for T {
-        fn drop(&mut self) {
-            eprintln!("TIMED {} {:?}", self.1, self.0.elapsed());
-        }
-    }
-    let _t = T(begun, format!("{family} {fault:?}"));
     let (gpu, changed) = faulty(gpu, pipelines, family, fault);
     let report = gpu.check().expect("a device that works");
     assert!(*changed.lock().expect("no panic") > 0, "{family} {fault:?}: no kernel of it");
@@ -92,9 +84,7 @@ fn is_found(gpu: &Gpu, pipelines: &Pipelines, family: Family, fault: Fault) {
     let Verdict::Wrong { why } = report.verdict(family) else { panic!("{report}") };
     let says = if fault == Fault::DoesNotCompile { "wgpu refused" } else { "off by more than" };
     assert!(why.contains(says), "{family} {fault:?}: {why}");
-    eprintln!("TIMED  check {family} {:?}", begun.elapsed());
     attends(&gpu);
-    eprintln!("TIMED  attends {family} {:?}", begun.elapsed());
     if let Some((_, refused)) = OF_GRADIENTS.iter().find(|(of, _)| *of == family) {
         for (got, refused) in gradients(&gpu).into_iter().zip(refused) {
             match got {
@@ -128,10 +118,7 @@ fn nothing_is_wrong_here() {
     for profile in [full(), defaults()] {
         let gpu = Gpu::with_pipelines(profile.gpu.queue().clone(), Pipelines::new(profile.gpu.device()));
         assert!(gpu.pipelines().report().findings().all(|(_, verdict)| !verdict.is_aside()));
-        let begun = std::time::Instant::now();
         let report = gpu.check().expect("a device that works");
-        eprintln!("TIMED {:?}", begun.elapsed());
-        eprintln!("{report}");
         assert_eq!(report.wrong().count(), 0, "{report}");
         let right = |family| matches!(report.verdict(family), Verdict::Right { share } if *share <= 1.0);
         let caches =

@@ -19,7 +19,7 @@ impl Pipelines {
     /// with these pipelines do without it, as [`Family`] says, and [`report`](Self::report) says why. Calls that nothing is left
     /// for are refused with [`Error::PutAside`].
     ///
-    /// `queue` is the device's. Blocks, mostly while kernels are compiled: on Mesa 26's software driver for some three seconds, and half a
+    /// `queue` is the device's. Blocks, mostly while kernels are compiled: on Mesa 26's software driver for some ten seconds, and one
     /// second once it has them in its cache; on that of Mesa 25 for twenty. A [`Scratch`](crate::Scratch) whose size was asked before may
     /// be too small afterwards, if something was
     /// put aside.

@@ -319,17 +319,7 @@ impl super::report::Report {
             return self.skip_f16(setup.profile, &problem.case.name);
         }
         let problem = &stored_problem(problem, setup);
-        let begun = std::time::Instant::now();
         let got = run_backward_async(problem, setup, |tuning| tuning).await;
-        eprintln!("RAN {:?} {setup} {}", begun.elapsed(), problem.case.name);
-        let begun = std::time::Instant::now();
-        struct T(std::time::Instant);
-        impl Drop for T {
-            fn drop(&mut self) {
-                eprintln!("JUDGED {:?}", self.0.elapsed());
-            }
-        }
-        let _t = T(begun);
         let judged = match got {
             Err(e) if e.contains("max_storage_buffers_per_shader_stage") => {
                 return self.skip(format!("on `{}`: {e}", setup.profile.name), &problem.case.name);
