@@ -101,14 +101,14 @@ fn vectors_of_others() {
 const SHAPE: Shape =
     Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 37, kv_len: 70, head_dim: 8, value_dim: 12 };
 
-/// Every part of a mask in one of the forms, and of the rest in the other.
+/// Every third part of a mask in one of the forms, and of the rest the others in both.
 #[test]
 fn masks() {
     let mut report = Report::new("gradients of masks");
     for (n, (name, rules)) in single_masks().into_iter().enumerate() {
         let problem = Problem::new(Case::random(name, SHAPE).with(|c| c.rules = rules.clone()), 0, true);
         for (m, form) in FORMS.into_iter().enumerate() {
-            if n % 2 == m || rest(&format!("gradients of {name} {form:?}")) {
+            if (n % 3 == 0 && n / 3 % 2 == m) || rest(&format!("gradients of {name} {form:?}")) {
                 report.check_backward(&problem, &BackwardSetup::plain(full(), form));
             }
         }
