@@ -9,6 +9,12 @@ use crate::reference::compare::{EPSILON_F16, EPSILON_F32, Mismatch, Tolerance, c
 use crate::reference::widen;
 use crate::tensor::{DType, count};
 
+/// Neither lengths nor channels fill a tile, two heads share keys and values.
+pub(super) const PREFILL: Shape =
+    Shape { batch: 1, heads: 4, kv_heads: 2, q_len: 37, kv_len: 53, head_dim: 12, value_dim: 20 };
+/// Software drivers compile products of many rows for seconds.
+pub(super) const FEW: usize = 3;
+
 /// How much of the permitted error there is, or what is wrong.
 pub(crate) type Outcome = Result<f64, Mismatch>;
 

@@ -1,7 +1,6 @@
 //! The problems of a check that are gradients. What the forward pass has computed comes from the reference.
 
-use super::data::{Outcome, inputs, judge, judge_gradient, noise};
-use super::problems::{FEW, PREFILL};
+use super::data::{FEW, Outcome, PREFILL, inputs, judge, judge_gradient, noise};
 use crate::attention::{Attention, Backward, Config};
 use crate::error::Error;
 use crate::gpu::Gpu;

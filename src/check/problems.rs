@@ -1,6 +1,6 @@
 //! The problems of a check: small, with ragged edges, each computed by the plan that a call like it would get.
 
-use super::data::{Outcome, from_bits, halves_of, inputs, judge, noise, to_bits};
+use super::data::{FEW, Outcome, PREFILL, from_bits, halves_of, inputs, judge, noise, to_bits};
 use super::gradients;
 use crate::attention::{Attention, Config, Forward};
 use crate::cache::{Append, Cache, CacheConfig, CacheRead, CacheStorage, ScaleGroup, Tokens};
@@ -103,11 +103,6 @@ impl Problem {
     }
 }
 
-/// Neither lengths nor channels fill a tile, two heads share keys and values.
-pub(super) const PREFILL: Shape =
-    Shape { batch: 1, heads: 4, kv_heads: 2, q_len: 37, kv_len: 53, head_dim: 12, value_dim: 20 };
-/// Software drivers compile products of many rows for seconds.
-pub(super) const FEW: usize = 3;
 /// Keys for two splits on software drivers.
 const DECODE: Shape = Shape { q_len: 1, kv_len: 600, ..PREFILL };
 /// Of a cache: longer than a block of keys of any kernel.
