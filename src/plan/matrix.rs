@@ -91,14 +91,15 @@ impl FusedMatrix {
         let whole = |n: usize| (n as u32).next_multiple_of(16);
         let (head, value) = (whole(shape.head_dim), whole(shape.value_dim));
         let exact = head as usize == shape.head_dim;
-        // Software drivers, which have fragments to test with, take a while to compile large tiles.
-        let small = [(2 * fragment.side(), 2, 16)];
         let (rows, q_in_memory) = sub_rows(head, value, device);
+        // Software drivers, which have fragments to test with, take a while to compile large tiles.
+        let side = fragment.side();
+        let small = if q_in_memory { vec![(side, 2, 16), (side, 1, 16)] } else { vec![(2 * side, 2, 16)] };
         // What is staged of more keys would take the registers that wide heads have left.
         let most_keys = if head + value > 256 { 16 } else { 32 };
         let large = [(4, 32), (2, 32), (4, 16), (2, 16), (1, 32), (1, 16)]
             .map(|(subgroups, keys)| (rows, subgroups, keys));
-        let tiles = if tuning.form.is_cpu(device) { small.to_vec() } else { large.to_vec() };
+        let tiles = if tuning.form.is_cpu(device) { small } else { large.to_vec() };
         let width = device.planned_subgroup();
         // With the sums of wide heads a subgroup of 32 that stages all alone takes more than 255 registers.
         let most_alone = if fragment == Fragment::Sixteen && width == 32 { 384 } else { u32::MAX };
@@ -317,6 +318,24 @@ mod tests {
             }
         }
         assert!(found > 800, "{found}");
+    }
+
+    #[test]
+    fn small_tiles_take_every_width() {
+        let tuning = Tuning::new().form(KernelForm::Cpu).matrix_units(MatrixUnits::Always);
+        for fragment in [Fragment::Eight, Fragment::Sixteen] {
+            let device = DeviceFacts {
+                matrix: Some(fragment),
+                subgroup_min: 8,
+                subgroup_max: 8,
+                workgroup_memory: 32768,
+                ..DEVICE
+            };
+            for (head_dim, value_dim) in [(16, 16), (80, 96), (3, 200), (192, 128), (128, 192), (255, 256)] {
+                let shape = Shape { head_dim, value_dim, ..shape(2, 21, 1) };
+                tuned(shape, &tuning, &device).unwrap_or_else(|why| panic!("{fragment:?} {shape:?}: {why}"));
+            }
+        }
     }
 
     #[test]
