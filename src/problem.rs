@@ -1,7 +1,7 @@
 //! The dimensions of one attention call, unified from its tensors and checked once.
 
 use crate::error::Error;
-use crate::tensor::{LONGEST_AXIS, TensorView, check_sizes, expect};
+use crate::tensor::{LONGEST_AXIS, TensorView, check_sizes, expect_shape};
 
 /// The seven dimensions of attention.
 ///
@@ -120,7 +120,7 @@ impl Shape {
         shape.check()?;
         let tensors = [("k", k, shape.k()), ("v", v, shape.v()), ("out", out, shape.out())];
         for (name, tensor, wanted) in tensors {
-            (0..4).try_for_each(|axis| expect(name, tensor.shape(), axis, wanted[axis]))?;
+            expect_shape(name, tensor.shape(), wanted)?;
         }
         Ok(shape)
     }

@@ -394,6 +394,15 @@ pub(crate) fn expect(
     expect_any(tensor, shape, axis, &[expected])
 }
 
+/// Requires `shape` to be what the call needs.
+pub(crate) fn expect_shape(
+    tensor: &'static str,
+    shape: [usize; 4],
+    expected: [usize; 4],
+) -> Result<(), Error> {
+    (0..4).try_for_each(|axis| expect(tensor, shape, axis, expected[axis]))
+}
+
 /// Requires `shape[axis]` to be `size`, or 1 to be repeated.
 pub(crate) fn expect_broadcast(tensor: &'static str, shape: [usize; 4], to: [usize; 4]) -> Result<(), Error> {
     (0..4).try_for_each(|axis| expect_any(tensor, shape, axis, &[to[axis], 1]))

@@ -2,16 +2,17 @@
 
 use super::Attention;
 use crate::bindings::BoundDispatch;
-use crate::device::DeviceFacts;
 use crate::dropout::Dropout;
 use crate::error::Error;
 use crate::mask::DeviceMask;
-use crate::path::{BackwardProblem, backward};
+use crate::path::{AddedGradients, BackwardProblem, backward};
 use crate::plan::Added;
 use crate::problem::{Shape, scale_in_f32};
 use crate::record::{dispatch, pass};
 use crate::scratch::{Scratch, ScratchSize};
-use crate::tensor::{Access, DType, TensorView, check_aliasing, check_apart, expect, expect_broadcast};
+use crate::tensor::{
+    Access, DType, TensorView, check_aliasing, check_apart, expect, expect_broadcast, expect_shape,
+};
 
 /// One backward call: what [`Forward`](crate::Forward) was given and wrote, the gradient of its result, and where the gradients go.
 ///
@@ -40,8 +41,7 @@ pub struct Backward<'a> {
     d_q: Option<TensorView<'a>>,
     d_k: Option<TensorView<'a>>,
     d_v: Option<TensorView<'a>>,
-    /// By [`Added`].
-    d_added: [Option<TensorView<'a>>; Added::ALL.len()],
+    d_added: AddedGradients<'a>,
     accumulates: bool,
     mask: DeviceMask<'a>,
     dropout: Option<Dropout<TensorView<'a>>>,
@@ -67,7 +67,7 @@ impl<'a> Backward<'a> {
             d_q: None,
             d_k: None,
             d_v: None,
-            d_added: [None; Added::ALL.len()],
+            d_added: AddedGradients::default(),
             accumulates: false,
             mask: DeviceMask::none(),
             dropout: None,
@@ -123,7 +123,7 @@ impl<'a> Backward<'a> {
     }
 
     fn d_added(mut self, of: Added, gradient: Option<TensorView<'a>>) -> Self {
-        self.d_added[of as usize] = gradient;
+        self.d_added.set(of, gradient);
         self
     }
 
@@ -153,11 +153,6 @@ impl<'a> Backward<'a> {
     fn gradients(&self) -> impl Iterator<Item = (&'static str, TensorView<'a>)> {
         let all = [("d_q", self.d_q), ("d_k", self.d_k), ("d_v", self.d_v)];
         all.into_iter().filter_map(|(name, view)| Some((name, view?)))
-    }
-
-    /// Those of the mask's tensors.
-    fn added(&self) -> impl Iterator<Item = (Added, TensorView<'a>)> {
-        wanted_of(self.d_added)
     }
 }
 
@@ -272,11 +267,11 @@ impl Attention {
         expect("k", k.shape(), 1, config.kv_heads)?;
         expect("v", v.shape(), 3, config.value_dim)?;
         let shape = Shape::of(&q, &k, &v, &out)?;
-        like("lse", lse, shape.lse())?;
-        like("d_out", d_out, shape.out())?;
+        expect_shape("lse", lse.shape(), shape.lse())?;
+        expect_shape("d_out", d_out.shape(), shape.out())?;
         if let Some(d_lse) = d_lse {
             d_lse.check_as("d_lse", DType::F32, Access::Read, device)?;
-            like("d_lse", d_lse, shape.lse())?;
+            expect_shape("d_lse", d_lse.shape(), shape.lse())?;
         }
         for (tensor, view) in call.gradients() {
             let dtype = if view.dtype == DType::F32 { DType::F32 } else { config.dtype };
@@ -286,17 +281,17 @@ impl Attention {
                 "d_k" => shape.k(),
                 _ => shape.v(),
             };
-            like(tensor, view, wanted)?;
+            expect_shape(tensor, view.shape(), wanted)?;
         }
         let mut gradients: Vec<_> = call.gradients().collect();
         check_apart(&gradients, device)?;
-        gradients.extend(call.added().map(|(of, view)| (of.name(), view)));
+        gradients.extend(d_added.wanted().map(|(of, view)| (of.name(), view)));
         if gradients.is_empty() {
             let why = "nothing is asked for: give `d_q`, `d_k`, `d_v` or a gradient of the mask's";
             return Err(Error::Unsupported { what: "a backward pass without gradients", why });
         }
         mask.check(&shape, device)?;
-        check_added(call.added(), &mask, device)?;
+        d_added.check(&mask, device)?;
         let keep = dropout.as_ref().and_then(Dropout::given).copied();
         if let Some(dropout) = &dropout {
             dropout.check()?;
@@ -336,44 +331,4 @@ impl Attention {
             tuning,
         })
     }
-}
-
-/// The gradients that are wanted of a mask's tensors.
-pub(crate) fn wanted_of<'a>(
-    d_added: [Option<TensorView<'a>>; Added::ALL.len()],
-) -> impl Iterator<Item = (Added, TensorView<'a>)> {
-    Added::ALL.into_iter().zip(d_added).filter_map(|(of, view)| Some((of, view?)))
-}
-
-/// Checks gradients of a checked mask's tensors.
-pub(crate) fn check_added<'a>(
-    gradients: impl Iterator<Item = (Added, TensorView<'a>)>,
-    mask: &DeviceMask,
-    device: &DeviceFacts,
-) -> Result<(), Error> {
-    for (of, view) in gradients {
-        let Some(own) = mask.floats(of.id()) else { return Err(missing(of)) };
-        let dtype = if view.dtype == DType::F32 { DType::F32 } else { own.dtype };
-        view.check_as(of.name(), dtype, Access::Write, device)?;
-        like(of.name(), view, own.shape())?;
-    }
-    Ok(())
-}
-
-/// Requires a shape.
-pub(crate) fn like(tensor: &'static str, view: TensorView, wanted: [usize; 4]) -> Result<(), Error> {
-    (0..4).try_for_each(|axis| expect(tensor, view.shape(), axis, wanted[axis]))
-}
-
-/// The gradient of a tensor that the mask has not.
-fn missing(of: Added) -> Error {
-    let why = match of {
-        Added::Bias => "the mask has no bias; leave it out, or give the forward call's mask",
-        Added::Slopes => "the mask has no slopes of ALiBi; leave it out, or give the forward call's mask",
-        Added::Relative => {
-            "the mask has no table of relative biases; leave it out, or give the forward call's mask"
-        }
-        Added::Sinks => "the mask has no sink logits; leave it out, or give the forward call's mask",
-    };
-    Error::Unsupported { what: of.name(), why }
 }

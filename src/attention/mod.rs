@@ -5,7 +5,6 @@ mod call;
 mod config;
 
 pub use backward::Backward;
-pub(crate) use backward::{check_added, like, wanted_of};
 pub use call::Forward;
 pub(crate) use call::KeyInput;
 pub use config::Config;
@@ -28,6 +27,7 @@ use crate::record::{dispatch, pass};
 use crate::scratch::{Scratch, ScratchSize};
 use crate::tensor::{
     Access, DType, TensorView, check_aliasing, check_apart, check_float, expect, expect_broadcast,
+    expect_shape,
 };
 
 /// Attention on one device: pipelines, shared and compiled once, and the checks before them.
@@ -317,7 +317,7 @@ impl Attention {
             value_dim: config.value_dim,
         };
         for (tensor, view, wanted) in [("q", q, shape.q()), ("out", out, shape.out())] {
-            (0..4).try_for_each(|axis| expect(tensor, view.shape(), axis, wanted[axis]))?;
+            expect_shape(tensor, view.shape(), wanted)?;
         }
         mask.check_for_cache()?;
         if weights.is_some() || dropout.is_some() {
@@ -339,7 +339,7 @@ pub(crate) fn check_extras(extras: &Extras, shape: &Shape, device: &DeviceFacts)
     extras.mask.check(&masked, device)?;
     if let Some(lse) = &extras.lse {
         lse.check_as("lse", DType::F32, Access::Write, device)?;
-        (0..4).try_for_each(|axis| expect("lse", lse.shape(), axis, shape.lse()[axis]))?;
+        expect_shape("lse", lse.shape(), shape.lse())?;
     }
     if let Some(weights) = &extras.weights {
         check_float("weights", weights)?;
@@ -356,7 +356,7 @@ pub(crate) fn check_extras(extras: &Extras, shape: &Shape, device: &DeviceFacts)
     if let Some((scores, _)) = &extras.scores {
         check_float("scores", scores)?;
         scores.check("scores", Access::Write, device)?;
-        (0..4).try_for_each(|axis| expect("scores", scores.shape(), axis, shape.weights()[axis]))?;
+        expect_shape("scores", scores.shape(), shape.weights())?;
         // One dispatch reads the score matrix, which the weights may be, and writes them.
         if extras.weights.is_some_and(|weights| weights.buffer() == scores.buffer()) {
             return Err(Error::Alias { tensor: "scores", other: "weights" });

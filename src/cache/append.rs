@@ -8,7 +8,7 @@ use crate::kernels::rotation_table::RotationParams;
 use crate::path::{self, cache::CacheLayer};
 use crate::position::{MAX_POSITION, Rope, RowPositions};
 use crate::record::{dispatch, pass};
-use crate::tensor::{Access, LONGEST_AXIS, TensorView, check_aliasing, check_float, expect};
+use crate::tensor::{Access, LONGEST_AXIS, TensorView, check_aliasing, check_float, expect_shape};
 
 /// Keys and values for one layer.
 #[derive(Clone, Copy, Debug)]
@@ -145,7 +145,7 @@ impl Cache {
                 return Err(Error::Type { tensor, expected, got: view.dtype() });
             }
             let wanted = [batch, kv_heads, rows, dim];
-            (0..4).try_for_each(|axis| expect(tensor, view.shape(), axis, wanted[axis]))?;
+            expect_shape(tensor, view.shape(), wanted)?;
             view.check(tensor, Access::Read, &self.pipelines.facts())?;
             if [source.k, source.v, source.sequence_table]
                 .iter()

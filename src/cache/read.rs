@@ -7,7 +7,7 @@ use crate::path;
 use crate::position::RowPositions;
 use crate::record::{dispatch, pass};
 use crate::tensor::{
-    Access, LONGEST_AXIS, TensorView, check_aliasing, check_apart, check_float, expect, same_dtype,
+    Access, LONGEST_AXIS, TensorView, check_aliasing, check_apart, check_float, expect_shape, same_dtype,
 };
 
 /// Keys and values of a layer, read back: from position 0 on, unless [`at`](Self::at) says otherwise.
@@ -77,7 +77,7 @@ impl Cache {
         let rows = k.shape()[2];
         for (tensor, view, dim) in [("k", k, head_dim), ("v", v, value_dim)] {
             let wanted = [batch, kv_heads, rows, dim];
-            (0..4).try_for_each(|axis| expect(tensor, view.shape(), axis, wanted[axis]))?;
+            expect_shape(tensor, view.shape(), wanted)?;
             view.check(tensor, Access::Write, device)?;
         }
         at.check(k.shape(), device)?;

@@ -6,7 +6,7 @@ use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernels::cache_advance::Counts;
 use crate::path::cache::Moves;
-use crate::tensor::{Access, DType, TensorView, check_aliasing, expect, same_dtype};
+use crate::tensor::{Access, DType, TensorView, check_aliasing, expect_shape, same_dtype};
 
 /// By how many tokens each sequence moves.
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +72,7 @@ impl<'a> Tokens<'a> {
             Tokens::Device { counts, .. } => {
                 same_dtype("counts", counts, DType::U32)?;
                 let wanted = [config.batch, 1, 1, 1];
-                (0..4).try_for_each(|axis| expect("counts", counts.shape(), axis, wanted[axis]))?;
+                expect_shape("counts", counts.shape(), wanted)?;
                 counts.check("counts", Access::Read, device)?;
                 check_aliasing(&[("cache", lengths)], &[("counts", *counts)])
             }

@@ -46,6 +46,10 @@ pub(crate) fn judge(got: &[f32], want: &[f64], naive: &[f32], dtype: DType) -> O
     };
     let magnitude = want.iter().fold(1.0, |m: f64, x| m.max(x.abs()));
     let tolerance = Tolerance::from_naive(&widen::<f64>(&naive), want, magnitude, epsilon);
+    share_of(got, want, tolerance)
+}
+
+fn share_of(got: &[f32], want: &[f64], tolerance: Tolerance) -> Outcome {
     compare(got, want, tolerance).map(|difference| difference.absolute / tolerance.absolute)
 }
 
@@ -53,7 +57,7 @@ pub(crate) fn judge(got: &[f32], want: &[f64], naive: &[f32], dtype: DType) -> O
 pub(crate) fn judge_gradient(got: &[f32], want: &[f64], naive: &[f32], terms: &[f32]) -> Outcome {
     let magnitude = terms.iter().fold(0.0, |m: f64, x| m.max(f64::from(*x)));
     let tolerance = Tolerance::gradient(&widen::<f64>(naive), want, magnitude, EPSILON_F32);
-    compare(got, want, tolerance).map(|difference| difference.absolute / tolerance.absolute)
+    share_of(got, want, tolerance)
 }
 
 /// As buffers of F16 or BF16 have it.

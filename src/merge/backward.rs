@@ -8,7 +8,7 @@ use crate::kernel::{Dispatch, View};
 use crate::kernels::{KernelVariant, merge_backward};
 use crate::path::{Dispatches, grid};
 use crate::record::{dispatch, pass};
-use crate::tensor::{Access, DType, TensorView, check_aliasing, check_apart, check_float, expect};
+use crate::tensor::{Access, DType, TensorView, check_aliasing, check_apart, check_float, expect_shape};
 
 /// Where the gradients of a part go.
 #[derive(Clone, Copy, Debug)]
@@ -74,7 +74,7 @@ impl<'a> MergeBackward<'a> {
                 view.check(name, access, device)?;
                 wide
             };
-            (0..4).try_for_each(|axis| expect(name, view.shape(), axis, shape[axis]))?;
+            expect_shape(name, view.shape(), shape)?;
         }
         check_aliasing(&written, &read)?;
         gradients.iter().try_for_each(|part| check_apart(&of(part), device))

@@ -14,7 +14,7 @@ use crate::kernels::{KernelVariant, merge};
 use crate::path::{Dispatches, grid};
 use crate::pipelines::Pipelines;
 use crate::record::{dispatch, pass};
-use crate::tensor::{Access, DType, TensorView, check_aliasing, check_apart, check_float, expect};
+use crate::tensor::{Access, DType, TensorView, check_aliasing, check_apart, check_float, expect_shape};
 
 /// Attention over some of the keys: an output, and the log-sum-exp that says what it weighs.
 #[derive(Clone, Copy, Debug)]
@@ -109,7 +109,7 @@ fn check(parts: &[Partial], into: &Partial, device: &DeviceFacts) -> Result<(), 
             [(out, part.out, typed.dtype(), into.out.shape()), (lse, part.lse, DType::F32, lse_shape)]
         {
             view.check_as(name, dtype, access, device)?;
-            (0..4).try_for_each(|axis| expect(name, view.shape(), axis, shape[axis]))?;
+            expect_shape(name, view.shape(), shape)?;
         }
     }
     let read: Vec<_> =

@@ -1,20 +1,20 @@
 //! The gradients of a layer: its projections once more, its attention too where it was not kept, then backwards through each.
 
 use super::{LayerForward, MultiHeadAttention, heads_of, joined_heads, projected_layouts};
-use crate::attention::{check_added, check_extras, like, wanted_of};
+use crate::attention::check_extras;
 use crate::bindings::BoundDispatch;
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::layer_config::Side;
 use crate::path::backward::{self, BackwardPlans};
 use crate::path::project_backward::{self, Gradient, LinearBackward, column_sums};
-use crate::path::{self, BackwardProblem, Chosen, Dispatches, Extras, in_scratch};
+use crate::path::{self, AddedGradients, BackwardProblem, Chosen, Dispatches, Extras, in_scratch};
 use crate::plan::Added;
 use crate::problem::{Shape, scale_in_f32};
 use crate::projection::{GradientOf, Written, check_summed_rows};
 use crate::record::{dispatch, pass};
 use crate::scratch::{Scratch, ScratchSize, Slot};
-use crate::tensor::{Access, DType, TensorView, check_aliasing, check_float, count};
+use crate::tensor::{Access, DType, TensorView, check_aliasing, check_float, count, expect_shape};
 
 /// Where the gradients of a [`Linear`](crate::Linear) go, each shaped as what it is the gradient of: F32, F16 or BF16.
 #[derive(Clone, Copy, Debug, Default)]
@@ -80,8 +80,7 @@ pub struct LayerBackward<'a> {
     /// Of queries, keys, values.
     d_inputs: [Option<TensorView<'a>>; 3],
     d_weights: LayerGradients<'a>,
-    /// By [`Added`].
-    d_added: [Option<TensorView<'a>>; Added::ALL.len()],
+    d_added: AddedGradients<'a>,
     accumulates: bool,
 }
 
@@ -102,7 +101,7 @@ impl<'a> LayerBackward<'a> {
             d_lse: None,
             d_inputs: [None; 3],
             d_weights: LayerGradients::default(),
-            d_added: [None; Added::ALL.len()],
+            d_added: AddedGradients::default(),
             accumulates: false,
         }
     }
@@ -162,7 +161,7 @@ impl<'a> LayerBackward<'a> {
     }
 
     fn d_added(mut self, of: Added, gradient: Option<TensorView<'a>>) -> Self {
-        self.d_added[of as usize] = gradient;
+        self.d_added.set(of, gradient);
         self
     }
 
@@ -190,7 +189,7 @@ impl<'a> LayerBackward<'a> {
 
     /// Whether gradients go through the attention.
     fn through_attention(&self) -> bool {
-        self.through_sides().contains(&true) || wanted_of(self.d_added).next().is_some()
+        self.through_sides().contains(&true) || !self.d_added.is_empty()
     }
 
     fn reads_context(&self) -> bool {
@@ -485,7 +484,7 @@ impl MultiHeadAttention {
         let of_lse = [("lse", call.kept().map(|(_, lse)| lse)), ("d_lse", d_lse)];
         for (tensor, view) in of_lse.into_iter().filter_map(|(tensor, view)| Some((tensor, view?))) {
             view.check_as(tensor, DType::F32, Access::Read, device)?;
-            like(tensor, view, shape.lse())?;
+            expect_shape(tensor, view.shape(), shape.lse())?;
         }
         read.extend(d_lse.map(|t| ("d_lse", t)));
         self.check_gradients(call, device)?;
@@ -495,7 +494,7 @@ impl MultiHeadAttention {
         // Where there is no scratch yet, any buffer stands for it: plans look at layouts.
         let between = self.between(call, &shape, |_| d_out.buffer);
         let mut written = self.products(call, &between, &shape, appended).written.views();
-        written.extend(wanted_of(call.d_added).map(|(of, view)| (of.name(), view)));
+        written.extend(call.d_added.wanted().map(|(of, view)| (of.name(), view)));
         if written.is_empty() {
             let why = "nothing is asked for: give `d_query`, `d_key`, `d_value`, `d_weights` or a gradient of the mask's";
             return Err(Error::Unsupported { what: "a backward pass without gradients", why });
@@ -528,7 +527,7 @@ impl MultiHeadAttention {
             let Some(own) = own else { return Err(without(name)) };
             check_float(name, &view)?;
             view.check(name, Access::Write, device)?;
-            like(name, view, own)
+            expect_shape(name, view.shape(), own)
         };
         let inputs = [("query", query, Side::Query), ("key", key, Side::Key), ("value", value, Side::Value)];
         for (n, (tensor, x, side)) in inputs.into_iter().enumerate() {
@@ -544,7 +543,7 @@ impl MultiHeadAttention {
             let own = self.appended.as_ref().map(|own| own[n].layout.shape);
             check(name, call.d_weights.bias_kv.map(|pair| pair[n]), own)?;
         }
-        check_added(wanted_of(call.d_added), &mask, device)
+        call.d_added.check(&mask, device)
     }
 }
 

@@ -4,7 +4,7 @@ mod backward;
 
 pub use backward::{LayerBackward, LayerGradients, LinearGradients};
 
-use crate::attention::{Config, check_dtype, check_extras, extra_inputs, like, outputs};
+use crate::attention::{Config, check_dtype, check_extras, extra_inputs, outputs};
 use crate::bindings::BoundDispatch;
 use crate::device::DeviceFacts;
 use crate::dropout::Dropout;
@@ -22,7 +22,7 @@ use crate::projection::{Linear, check_vector, check_weight};
 use crate::record::{dispatch, pass};
 use crate::scratch::{Scratch, ScratchSize, Slot};
 use crate::tensor::{
-    Access, DType, Layout, Tensor, TensorView, check_aliasing, check_apart, count, same_dtype,
+    Access, DType, Layout, Tensor, TensorView, check_aliasing, check_apart, count, expect_shape, same_dtype,
 };
 
 /// The weights of a layer, on the device.
@@ -63,23 +63,14 @@ impl OwnedLinear {
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct LayerForward<'a> {
-    /// `[batch, 1, q_len, query_features]`.
     pub(crate) query: TensorView<'a>,
-    /// `[batch, 1, kv_len, key_features]`.
     pub(crate) key: TensorView<'a>,
-    /// `[batch, 1, kv_len, value_features]`.
     pub(crate) value: TensorView<'a>,
-    /// `[batch, 1, q_len, out_features]`.
     pub(crate) out: TensorView<'a>,
-    /// Which keys a query may see, and the bias; shaped for the keys given, not for appended ones.
     pub(crate) mask: DeviceMask<'a>,
-    /// `[batch, 1, q_len, heads · value_dim]`: the heads' outputs, joined.
     pub(crate) context: Option<TensorView<'a>>,
-    /// `[batch, heads, q_len, 1]`, F32: `ln Σ exp(score)` over every query's permitted keys.
     pub(crate) lse: Option<TensorView<'a>>,
-    /// `[batch, heads or 1, q_len, kv_len + appended]`: the weights of every head, or their mean.
     pub(crate) weights: Option<TensorView<'a>>,
-    /// Dropout on the weights.
     pub(crate) dropout: Option<Dropout<TensorView<'a>>>,
 }
 
@@ -500,7 +491,7 @@ impl MultiHeadAttention {
         ];
         tensors.into_iter().try_for_each(|(tensor, view, wanted, access)| {
             view.check_as(tensor, config.dtype, access, device)?;
-            like(tensor, view, wanted)
+            expect_shape(tensor, view.shape(), wanted)
         })?;
         Ok(config.shape(batch, q_len, kv_len, self.appended_keys()))
     }
@@ -513,7 +504,7 @@ impl MultiHeadAttention {
         device: &DeviceFacts,
     ) -> Result<(), Error> {
         context.check_as("context", self.config.dtype, access, device)?;
-        like("context", context, joined_heads(shape))
+        expect_shape("context", context.shape(), joined_heads(shape))
     }
 
     /// All that a call reads.

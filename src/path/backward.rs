@@ -47,7 +47,7 @@ pub(crate) fn plan(problem: &BackwardProblem, device: &DeviceFacts) -> Result<Ba
     let sinks = problem.mask.has(Id::SinkLogits);
     let of_rules = problem.mask.tensors().len() - usize::from(sinks) + usize::from(keep.is_some());
     let only_sinks = [problem.d_q, problem.d_k, problem.d_v].iter().all(Option::is_none)
-        && Added::ALL.iter().all(|of| *of == Added::Sinks || problem.d_added[*of as usize].is_none());
+        && problem.d_added.wanted().all(|(of, _)| of == Added::Sinks);
     // q, k, v, d_out, what queries keep, and a gradient. Of sinks alone q, k and what queries keep of all rules.
     let needed = if only_sinks { 3 + problem.mask.tensors().len() } else { 6 + of_rules };
     let (needed, limit) = (needed as u64, u64::from(device.max_storage_buffers));
@@ -69,9 +69,8 @@ pub(crate) fn plan(problem: &BackwardProblem, device: &DeviceFacts) -> Result<Ba
         }
     }
     let plans = wanted.into_iter().map(|of| BackwardPlan::new(of, &problem.shape, &problem.tuning, device));
-    let added = Added::ALL.into_iter().filter_map(|of| {
-        let gradient = problem.d_added[of as usize]?.shape();
-        Some(ScoreGradientsPlan::new(of, gradient, &problem.shape, &problem.tuning, device))
+    let added = problem.d_added.wanted().map(|(of, gradient)| {
+        ScoreGradientsPlan::new(of, gradient.shape(), &problem.shape, &problem.tuning, device)
     });
     let added = added.collect::<Result<_, _>>()?;
     Ok(BackwardPlans { plans: plans.collect::<Result<_, _>>()?, added, rows })
@@ -79,9 +78,8 @@ pub(crate) fn plan(problem: &BackwardProblem, device: &DeviceFacts) -> Result<Ba
 
 /// What of the kernels that there are in one form is put aside and needed.
 fn put_aside(problem: &BackwardProblem, device: &DeviceFacts) -> Option<Family> {
-    let added = problem.d_added.iter().any(Option::is_some);
-    let needed = [Some(Family::RowStats), added.then_some(Family::ScoreGradients)];
-    needed.into_iter().flatten().find(|family| device.lacks(*family))
+    let of_scores = (!problem.d_added.is_empty()).then_some(Family::ScoreGradients);
+    [Some(Family::RowStats), of_scores].into_iter().flatten().find(|family| device.lacks(*family))
 }
 
 impl BackwardPlans {
@@ -114,7 +112,7 @@ pub(crate) fn dispatches<'a>(
         dispatches.extend(gradients(problem, plan, stats, device));
     }
     for plan in &plans.added {
-        if let Some(gradient) = problem.d_added[plan.of as usize] {
+        if let Some(gradient) = problem.d_added.get(plan.of) {
             dispatches.extend(score_gradients::dispatches(problem, plan, gradient, stats, device));
         }
     }

@@ -12,7 +12,7 @@ pub(crate) mod project_backward;
 mod score_gradients;
 pub(crate) mod staged;
 
-pub(crate) use backward_problem::BackwardProblem;
+pub(crate) use backward_problem::{AddedGradients, BackwardProblem};
 pub(crate) use dispatches::{Dispatches, grid, in_scratch};
 pub(crate) use problem::{Extras, Keys, Problem};
 

@@ -23,6 +23,7 @@ use crate::pipelines::Pipelines;
 use crate::record::{dispatch, pass};
 use crate::tensor::{
     Access, DType, TensorView, axes, broadcast, check_aliasing, check_float, expect, expect_broadcast,
+    expect_shape,
 };
 
 /// Last position of rotary and sinusoidal encodings, 2²⁴ − 1.
@@ -313,7 +314,7 @@ fn check_tensors<'a>(
     let Some(out) = out else { return check_aliasing(&[("x", *x)], &read) };
     check_float("out", out)?;
     out.check("out", Access::Write, device)?;
-    (0..4).try_for_each(|axis| expect("out", out.shape(), axis, x.shape()[axis]))?;
+    expect_shape("out", out.shape(), x.shape())?;
     read.push(("x", *x));
     check_aliasing(&[("out", *out)], &read)
 }
@@ -357,7 +358,7 @@ fn check_rotation(
         });
     }
     sin.check_as("sin", cos.dtype(), Access::Read, device)?;
-    (0..4).try_for_each(|axis| expect("sin", sin.shape(), axis, shape[axis]))?;
+    expect_shape("sin", sin.shape(), shape)?;
     // A checked tensor's rows are fewer than 2³².
     Ok((rows - 1) as u32)
 }

@@ -7,7 +7,9 @@ use crate::error::Error;
 use crate::layer_config::SideShape;
 use crate::path::project_backward::{self, Gradient, LinearBackward};
 use crate::record::{dispatch, pass};
-use crate::tensor::{Access, LONGEST_AXIS, TensorView, check_aliasing, check_float, count, expect};
+use crate::tensor::{
+    Access, LONGEST_AXIS, TensorView, check_aliasing, check_float, count, expect, expect_shape,
+};
 
 /// The gradients of one product of a projection, `y = x Wᵀ + b`, each written where it is asked for.
 #[derive(Clone, Copy, Debug)]
@@ -109,7 +111,7 @@ impl<'a> ProjectionBackward<'a> {
         if let Some(d_x) = &self.d_x {
             check_float("d_x", d_x)?;
             d_x.check("d_x", Access::Write, device)?;
-            (0..4).try_for_each(|axis| expect("d_x", d_x.shape(), axis, self.x.shape()[axis]))?;
+            expect_shape("d_x", d_x.shape(), self.x.shape())?;
         }
         if let Some(d_weight) = &self.d_weight {
             check_weight("d_weight", d_weight, self.weight.shape(), Access::Write, device)?;

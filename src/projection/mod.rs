@@ -15,7 +15,7 @@ use crate::path::project::{self, LinearOp};
 use crate::pipelines::Pipelines;
 use crate::plan::{ProductOutline, Tuning};
 use crate::record::{dispatch, pass};
-use crate::tensor::{Access, TensorView, check_aliasing, check_float, expect, same_dtype};
+use crate::tensor::{Access, TensorView, check_aliasing, check_float, expect, expect_shape, same_dtype};
 
 /// Weight and bias of one projection, on the device.
 #[derive(Clone, Copy, Debug)]
@@ -209,5 +209,5 @@ pub(crate) fn check_vector(
 ) -> Result<(), Error> {
     check_float(tensor, view)?;
     view.check(tensor, access, device)?;
-    (0..4).try_for_each(|axis| expect(tensor, view.shape(), axis, [1, 1, 1, n][axis]))
+    expect_shape(tensor, view.shape(), [1, 1, 1, n])
 }

@@ -13,6 +13,19 @@ use crate::choices::Choices;
 use crate::masks::MaskSpec;
 use crate::world::{Outcome, World, refused};
 
+/// Of an attention call.
+pub fn shape_of([q, k, v]: [Window; 3]) -> Shape {
+    Shape {
+        batch: q.shape[0],
+        heads: q.shape[1],
+        kv_heads: k.shape[1],
+        q_len: q.shape[2],
+        kv_len: k.shape[2],
+        head_dim: q.shape[3],
+        value_dim: v.shape[3],
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 pub struct ConfigSpec {
     heads: usize,
@@ -234,15 +247,7 @@ impl ForwardSpec {
     /// Unmasked.
     fn shape(&self) -> Shape {
         let [q, k, v, _] = self.tensors;
-        Shape {
-            batch: q.shape[0],
-            heads: q.shape[1],
-            kv_heads: k.shape[1],
-            q_len: q.shape[2],
-            kv_len: k.shape[2],
-            head_dim: q.shape[3],
-            value_dim: v.shape[3],
-        }
+        shape_of([q, k, v])
     }
 
     fn is_tame(&self, bytes: &[Vec<u8>]) -> bool {

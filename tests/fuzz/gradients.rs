@@ -8,11 +8,12 @@ use wgpu_attention::{
 };
 
 use crate::arena::{Buf, Window, view};
-use crate::attention::{ConfigSpec, DropSpec};
+use crate::attention::{ConfigSpec, DropSpec, shape_of};
 use crate::call::{How, MOST_WORK, Memory, faults, float, judge, largest, settle};
 use crate::case::{Case, Expected, widened};
 use crate::choices::Choices;
 use crate::masks::MaskSpec;
+use crate::products::weight_shape;
 use crate::world::{Outcome, World, refused};
 
 /// A window of an output, about `first` bytes from its beginning.
@@ -107,15 +108,7 @@ impl BackwardSpec {
 
     fn shape(&self) -> Shape {
         let [q, k, v, ..] = self.tensors;
-        Shape {
-            batch: q.shape[0],
-            heads: q.shape[1],
-            kv_heads: k.shape[1],
-            q_len: q.shape[2],
-            kv_len: k.shape[2],
-            head_dim: q.shape[3],
-            value_dim: v.shape[3],
-        }
+        shape_of([q, k, v])
     }
 
     /// Whether gradients can be judged, where the forward pass has run.
@@ -337,11 +330,7 @@ pub fn project(
     let count = f.between(1, 2);
     let mut products: Vec<_> = (0..count)
         .map(|n| {
-            let weight = match (narrow, shared) {
-                (true, true) => [1, 1, dim, read],
-                (true, false) => [1, heads, dim, read],
-                (false, _) => [1, 1, heads * dim, features],
-            };
+            let weight = weight_shape(narrow, shared, heads, dim, read);
             let (x, d_y) = ([batch, 1, length, features], [batch, heads, length, dim]);
             let shapes = [x, weight, [1, 1, 1, heads * dim]];
             let of =

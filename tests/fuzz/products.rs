@@ -23,6 +23,15 @@ struct Product {
     narrow: bool,
 }
 
+/// Of a projection to `heads` heads of `dim` features, of which a narrow one reads `read` each.
+pub fn weight_shape(narrow: bool, shared: bool, heads: usize, dim: usize, read: usize) -> [usize; 4] {
+    match (narrow, shared) {
+        (true, true) => [1, 1, dim, read],
+        (true, false) => [1, heads, dim, read],
+        (false, _) => [1, 1, heads * dim, read],
+    }
+}
+
 pub fn project(
     world: &mut World,
     f: &mut Choices,
@@ -39,11 +48,7 @@ pub fn project(
     let count = f.between(1, 3);
     let mut products: Vec<_> = (0..count)
         .map(|n| {
-            let weight = match (narrow, shared) {
-                (true, true) => [1, 1, dim, read],
-                (true, false) => [1, heads, dim, read],
-                (false, _) => [1, 1, heads * dim, features],
-            };
+            let weight = weight_shape(narrow, shared, heads, dim, read);
             let mut out = Window::new(c, Buf::OutA, types[3], [batch, heads, length, dim], aligned);
             out.offset = out.offset % 64 + n * (5120 / types[3].bytes());
             Product {
