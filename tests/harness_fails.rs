@@ -7,7 +7,7 @@ use wgpu_attention::{CacheLayout, CacheStorage, DType, KernelForm, Path, ScaleGr
 use crate::harness::cached::Sequence;
 use crate::harness::report::judge_outputs;
 use crate::harness::rest::Share;
-use crate::harness::run::{Got, setups};
+use crate::harness::run::{Got, setups_where};
 use crate::harness::{
     Ask, Bed, Case, Count, Data, FORMS, Image, Judged, Kind, Place, Rng, Rules, Setup, Values, Weights, full,
 };
@@ -274,7 +274,7 @@ fn shares_of_the_rest_are_the_rest() {
 fn every_case_meets_both_forms_on_both_paths() {
     for (name, rules) in small::single_masks() {
         let case = Case::random(name, Shape::new(1, 1, 2, 4)).with(|c| c.rules = rules);
-        let setups = setups(&case);
+        let setups = setups_where(&case, true);
         for (path, form) in [Path::Staged, Path::Fused].into_iter().flat_map(|p| FORMS.map(|f| (p, f))) {
             assert!(setups.iter().any(|s| s.path == path && s.form == form), "{name}: {path:?}, {form:?}");
         }

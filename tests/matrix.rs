@@ -11,7 +11,7 @@ use crate::harness::device::believing;
 use crate::harness::report::judge_outputs;
 use crate::harness::run::run_with;
 use crate::harness::{
-    Case, DropoutData, HostData, Layout, Profile, Report, Rng, Setup, Weights, full, matrices, rest, run,
+    Case, DropoutData, HostData, Layout, Profile, Report, Rng, Setup, Weights, due, full, matrices, rest, run,
 };
 use crate::small;
 
@@ -23,7 +23,8 @@ fn check(report: &mut Report, case: &Case, setup: &Setup) {
 
 /// Whether what takes a kernel of its own runs on `profile`.
 fn runs(profile: &Profile, name: &str) -> bool {
-    profile.compiles_fast() || rest(&format!("matrix, {name}, {}", profile.name))
+    let key = format!("matrix, {name}, {}", profile.name);
+    profile.compiles_fast() && due(&key) || rest(&key)
 }
 
 fn finish(mut report: Report) {
@@ -88,7 +89,8 @@ fn tiles_of_gpus() {
             // The kernel of the first compiles another test too.
             let case = Case::random(format!("matrix large {q_len} {dim}"), shape(q_len, 150, dim, dim))
                 .with(|c| c.rules.causal = dim > 16);
-            if dim == 16 && profile.compiles_fast() || rest(&format!("{}, {}", case.name, profile.name)) {
+            let key = format!("{}, {}", case.name, profile.name);
+            if dim == 16 && profile.compiles_fast() && due(&key) || rest(&key) {
                 check(&mut report, &case, &large);
             }
         }
@@ -104,7 +106,8 @@ fn masks() {
     for profile in matrices() {
         for (name, rules) in small::single_masks() {
             let case = Case::random(format!("matrix, {name}"), shape).with(|c| c.rules = rules);
-            if ["documents", "blocks"].contains(&name) || runs(profile, &case.name) {
+            let key = format!("matrix, {name}");
+            if ["documents", "blocks"].contains(&name) && due(&key) || runs(profile, &case.name) {
                 check(&mut report, &case, &Setup::matrix(profile, Layout::Dense));
             }
         }
@@ -116,7 +119,7 @@ fn masks() {
 #[test]
 fn rising_scores() {
     let mut report = Report::new("matrix, rising scores");
-    for profile in matrices() {
+    for profile in matrices().filter(|p| due(&format!("matrix, rising scores, {}", p.name))) {
         for (n, rise) in [0.05, 0.4, 0.5, 0.6, 3.0, 20.0, -0.5].into_iter().enumerate() {
             let case = Case::random(format!("matrix rising {rise}"), shape(33, 90, 16, 16)).with(|c| {
                 c.scale = Some(1.0);
@@ -143,7 +146,7 @@ fn rising_scores() {
 #[test]
 fn small_weights_count() {
     let mut report = Report::new("matrix, small weights");
-    for profile in matrices() {
+    for profile in matrices().filter(|p| due(&format!("matrix, small weights count, {}", p.name))) {
         for above in [6.0, 9.0, 12.0] {
             let case =
                 Case::random(format!("matrix small weights {above}"), shape(20, 400, 16, 16)).with(|c| {
@@ -165,7 +168,7 @@ fn small_weights_count() {
 #[test]
 fn large_scores_and_hidden_rows() {
     let mut report = Report::new("matrix, large scores");
-    for profile in matrices() {
+    for profile in matrices().filter(|p| due(&format!("matrix, large scores and hidden rows, {}", p.name))) {
         let setup = Setup::matrix(profile, Layout::Blhd);
         for size in [1e2, 1e3, -1e3] {
             let case = Case::random(format!("matrix scores {size}"), shape(40, 50, 16, 16)).with(|c| {
@@ -202,7 +205,7 @@ fn large_scores_and_hidden_rows() {
 #[test]
 fn infinite_values() {
     let mut report = Report::new("matrix, infinite values");
-    for profile in matrices() {
+    for profile in matrices().filter(|p| due(&format!("matrix, infinite values, {}", p.name))) {
         let case = Case::random("matrix, infinite values", shape(20, 40, 16, 16)).with(|c| {
             c.rules.causal = true;
             c.v[39 * 16 + 3] = f32::INFINITY;
@@ -233,7 +236,7 @@ fn infinite_values() {
 #[test]
 fn splits_and_dropout() {
     let mut report = Report::new("matrix, splits and dropout");
-    for profile in matrices() {
+    for profile in matrices().filter(|p| due(&format!("matrix, splits and dropout, {}", p.name))) {
         let setup = Setup::matrix(profile, Layout::Dense);
         let case = Case::random("matrix split", shape(20, 600, 16, 16));
         let stored = case.stored(DType::F16, DType::F32);

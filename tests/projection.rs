@@ -11,7 +11,7 @@ use crate::harness::case::{largest, widened};
 use crate::harness::device::{believing, matrices};
 use crate::harness::run::{Placed, window};
 use crate::harness::{
-    FORMS, Image, Judged, Place, Profile, Report, Rng, Values, defaults, full, rest, stored,
+    FORMS, Image, Judged, Place, Profile, Report, Rng, Values, defaults, due, full, rest, stored,
 };
 use crate::property::{Draws, float, seed};
 
@@ -310,7 +310,8 @@ fn matrix_units_take_every_size() {
             let in_fours = size[1..].iter().all(|n| n.is_multiple_of(4));
             let lie = [Lie::Window, if in_fours { Lie::Transposed } else { Lie::Dense }, Lie::Dense][n % 3];
             let few = profile.compiles_fast() || lie == Lie::Window;
-            if !few && !rest(&format!("projection, sizes, {lie:?}")) {
+            let key = format!("projection, sizes, {lie:?}");
+            if !(few && due(&key) || rest(&key)) {
                 continue;
             }
             let case = product(profile, DType::F16, size, lie, seed.wrapping_add(n as u64));
@@ -345,7 +346,8 @@ fn matrix_units_in_subgroups_of_other_sizes() {
         for times in [2, 4] {
             let width = times * profile.widest_subgroup();
             let few = profile.compiles_fast() && times == 4;
-            if !few && !rest(&format!("projection, width {times} times, {}", profile.name)) {
+            let key = format!("projection, width {times} times, {}", profile.name);
+            if !(few && due(&key) || rest(&key)) {
                 continue;
             }
             let case = product(believing(profile, width), DType::F16, [70, 68, 40], Lie::Dense, 1);
@@ -363,7 +365,8 @@ fn matrix_units_take_every_product() {
         for (place, n) in draws.iter().copied().enumerate() {
             // In fragments that compile fast two of four.
             let few = profile.compiles_fast() && place % 2 == 0;
-            if !few && !rest(&format!("product {n}, {}", profile.name)) {
+            let key = format!("product {n}, {}", profile.name);
+            if !(few && due(&key) || rest(&key)) {
                 continue;
             }
             let case = Case::random_on(profile, MatrixUnits::Always, seed.wrapping_add(n as u64));
@@ -378,7 +381,8 @@ fn matrix_units_take_large_tiles() {
     Report::on_matrix_units("large tiles on matrix units", |report, profile| {
         for lie in [Lie::Dense, Lie::Transposed] {
             let few = profile.compiles_fast() && lie == Lie::Dense;
-            if !few && !rest(&format!("large tiles, {lie:?}, {}", profile.name)) {
+            let key = format!("large tiles, {lie:?}, {}", profile.name);
+            if !(few && due(&key) || rest(&key)) {
                 continue;
             }
             let case = product(profile, DType::F16, [1411, 1412, 36], lie, 1);

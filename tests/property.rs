@@ -7,8 +7,8 @@ use wgpu_attention::{Alignment, DType, KernelForm, Path, Pattern, PatternPart, S
 
 use crate::harness::report::judge_outputs;
 use crate::harness::{
-    Case, DropoutData, FORMS, HostData, Layout, Profile, Report, Rng, Rules, Setup, Weights, defaults, full,
-    planned_by_name, rest, run,
+    Case, DropoutData, FORMS, HostData, Layout, Profile, Report, Rng, Rules, Setup, Weights, defaults, due,
+    full, planned_by_name, rest, run,
 };
 
 /// Which axes of a tensor of the mask are 1 and repeat; `None` is no such tensor.
@@ -552,7 +552,10 @@ impl Draws {
         let numbers: Vec<usize> = match variable("WGPU_ATTENTION_TEST_DRAWS") {
             Some(count) => (0..count as usize).collect(),
             None => {
-                let runs = |n: &usize| *n < always || rest(&format!("{name}, draws {}", n / group));
+                let runs = |n: &usize| {
+                    let key = format!("{name}, draws {}", n / group);
+                    *n < always && due(&key) || rest(&key)
+                };
                 (0..most).filter(runs).collect()
             }
         };

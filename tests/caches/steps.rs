@@ -5,7 +5,7 @@ use wgpu_attention::{CacheLayout, CacheStorage, DType, KernelForm, ScaleGroup};
 
 use super::{DIMS, LAYOUTS, STORAGES, usual};
 use crate::harness::{
-    Ask, Bed, Count, Data, FORMS, Kind, Layout, Profile, Report, Rules, defaults, full, planned_by_name,
+    Ask, Bed, Count, Data, FORMS, Kind, Layout, Profile, Report, Rules, defaults, due, full, planned_by_name,
     profiles, rest, with_registers,
 };
 
@@ -38,7 +38,8 @@ fn every_layout_keeps_every_storage() {
         for (l, (layout, capacity)) in LAYOUTS.into_iter().enumerate() {
             let (usual, splits) = usual(s, l);
             for form in FORMS {
-                if form != usual && !rest(&format!("steps, {storage:?}, {layout:?}")) {
+                let key = format!("steps, {storage:?}, {layout:?}");
+                if !(form == usual && due(&key) || rest(&key)) {
                     continue;
                 }
                 // Most on the device whose subgroups kernels use.
@@ -80,7 +81,8 @@ fn rounding_is_the_storages_own() {
         let (layout, capacity) = LAYOUTS[s % 3];
         let (usual, splits) = usual(s, s % 3);
         for form in FORMS {
-            if form != usual && !rest(&format!("rounding, {storage:?}")) {
+            let key = format!("rounding, {storage:?}");
+            if !(form == usual && due(&key) || rest(&key)) {
                 continue;
             }
             let kind = Kind { head_dim, value_dim, ..Kind::new(storage, layout, capacity) };
@@ -120,7 +122,8 @@ fn planned_otherwise(
     let dims = [(64, 130), (128, 24), (40, 64)];
     for (s, storage) in STORAGES.into_iter().enumerate() {
         for (n, (head_dim, value_dim)) in dims.into_iter().enumerate() {
-            if n != s % 3 && !rest(&format!("{name}, {storage:?}, {head_dim}")) {
+            let key = format!("{name}, {storage:?}, {head_dim}");
+            if !(n == s % 3 && due(&key) || rest(&key)) {
                 continue;
             }
             let layout = CacheLayout::Paged { page: 16, pages: 12 };
@@ -144,7 +147,8 @@ fn channels() {
         for (s, storage) in STORAGES.into_iter().chain([CacheStorage::Q8(ScaleGroup::Of(96))]).enumerate() {
             // Twice with each storage.
             let always = s == n % 7 || s == (n + 2) % 7;
-            if !always && !rest(&format!("channels, {head_dim}, {value_dim}, {storage:?}")) {
+            let key = format!("channels, {head_dim}, {value_dim}, {storage:?}");
+            if !(always && due(&key) || rest(&key)) {
                 continue;
             }
             let (layout, capacity) = LAYOUTS[(n + s) % 3];
@@ -179,7 +183,8 @@ fn half_floats() {
             continue;
         }
         for (t, form) in FORMS.into_iter().enumerate() {
-            if t != s % 2 && !rest(&format!("{dtype:?}, {storage:?}")) {
+            let key = format!("{dtype:?}, {storage:?}");
+            if !(t == s % 2 && due(&key) || rest(&key)) {
                 continue;
             }
             let [head_dim, value_dim] = DIMS;

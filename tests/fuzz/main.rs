@@ -121,7 +121,8 @@ fn run(
 /// Whether the cases of a family run where nobody says how many: one in three, and all that compile nothing.
 fn runs(family: u64) -> bool {
     let n = family % FAMILIES;
-    n.is_multiple_of(3) || n >= FAMILIES - 3 || rest::rest(&format!("family {n}"))
+    let name = format!("family {n}");
+    n >= FAMILIES - 3 || n.is_multiple_of(3) && rest::due(&name) || rest::rest(&name)
 }
 
 /// The family of a seed.

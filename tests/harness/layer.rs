@@ -19,7 +19,7 @@ use super::layer_options::LayerOptions;
 use super::memory::{Image, Place, Values, stored};
 use super::random::Rng;
 use super::report::{Report, judge_outputs};
-use super::rest::rest;
+use super::rest::{due, rest};
 use super::run::{
     FORMS, Got, Layout, Placed, PlacedRules, device_dropout, place_dropout, weights_wanted, window,
 };
@@ -346,7 +346,8 @@ impl fmt::Display for LayerSetup {
 /// has a run in f16 and the other one on the plain device, in f32 or bf16. One of the three always runs, and one of the others; which,
 /// decide the rules of the mask, so that layers with the same share kernels.
 pub fn layer_setups(case: &LayerCase) -> Vec<LayerSetup> {
-    let seed = Rng::named(&case.rules.names().join(" ")).word() | 1;
+    let rules = case.rules.names().join(" ");
+    let (seed, due) = (Rng::named(&rules).word() | 1, due(&rules));
     let mut all = Vec::new();
     for (n, form) in FORMS.into_iter().enumerate() {
         let plain = [DType::F32, DType::BF16][(seed >> 42) as usize % 2];
@@ -378,7 +379,7 @@ pub fn layer_setups(case: &LayerCase) -> Vec<LayerSetup> {
                     weights,
                 };
                 let always = at == first && (from == 0 || n == (seed >> 41) as usize % 2);
-                if always || rest(&format!("{}, {setup}", case.name)) {
+                if always && due || rest(&format!("{}, {setup}", case.name)) {
                     all.push(setup);
                 }
             }

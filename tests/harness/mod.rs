@@ -39,7 +39,7 @@ pub use device::{planned_by_name, with_registers};
 pub use memory::{Image, Place, Values, stored};
 pub use random::Rng;
 pub use report::Report;
-pub use rest::rest;
+pub use rest::{due, rest};
 #[cfg(not(target_arch = "wasm32"))]
 pub use run::run;
 pub use run::{FORMS, Layout, Setup};

@@ -6,9 +6,10 @@
 //!
 //! - unset: no more; on a GPU, whose driver compiles fast, all;
 //! - `1`: all;
-//! - `3/8`: of the rest the third of eight shares. CI takes one of sixteen by the commit's hash.
+//! - `3/8`: of the rest the third of eight shares; and of what is usual, where it takes long, a quarter, by
+//!   the share's remainder of four. CI takes one of sixteen by the commit's hash.
 //!
-//! What always runs: every rule of a mask alone on every form of the fused kernel (`cpu`, `gpu`, those for few queries of
+//! What is usual: every rule of a mask alone on every form of the fused kernel (`cpu`, `gpu`, those for few queries of
 //! tensors and of caches, matrix units in fragments of 8 × 8) and on the staged path; every set of rules that the tests of
 //! masks have in one form with many queries and in the other with few; every vector of another library on both paths in
 //! both forms; every storage of a cache in every layout, in one of the forms each; every size of everything. What the rest
@@ -43,11 +44,20 @@ impl Share {
         }
     }
 
+    /// Whether a part of the rest is of it.
     pub fn holds(self, name: &str) -> bool {
         match self {
             Share::None => false,
             Share::All => true,
             Share::One(share, of) => Rng::named(name).word() % of == share - 1,
+        }
+    }
+
+    /// Whether a part of what is usual is.
+    pub fn holds_usual(self, name: &str) -> bool {
+        match self {
+            Share::None | Share::All => true,
+            Share::One(share, _) => (Rng::named(name).word() >> 32) % 4 == share % 4,
         }
     }
 }
@@ -56,17 +66,32 @@ thread_local! {
     static LEFT: Cell<usize> = const { Cell::new(0) };
 }
 
+static SHARE: LazyLock<Share> = LazyLock::new(|| {
+    let text = std::env::var("WGPU_ATTENTION_TEST_ALL").ok();
+    Share::of(text.as_deref()).unwrap_or_else(|why| panic!("{why}"))
+});
+
 /// Whether a part of the rest runs this time; what has the same name does so together.
 pub fn rest(name: &str) -> bool {
-    static SHARE: LazyLock<Share> = LazyLock::new(|| {
-        let text = std::env::var("WGPU_ATTENTION_TEST_ALL").ok();
-        Share::of(text.as_deref()).unwrap_or_else(|why| panic!("{why}"))
-    });
-    let runs = SHARE.holds(name) || !super::device::is_software();
+    counted(SHARE.holds(name))
+}
+
+/// Whether a part of what is usual runs this time; what shares kernels should have the same name.
+pub fn due(name: &str) -> bool {
+    counted(SHARE.holds_usual(name))
+}
+
+fn counted(held: bool) -> bool {
+    let runs = held || !super::device::is_software();
     if !runs {
         LEFT.set(LEFT.get() + 1);
     }
     runs
+}
+
+/// Whether what is usual does not all run.
+pub fn is_share() -> bool {
+    matches!(*SHARE, Share::One(..))
 }
 
 /// How many parts this thread has left out since it last asked.
