@@ -14,7 +14,7 @@ pub(crate) struct Bar {
     pub source: &'static str,
 }
 
-const MATRIX: &[Family] = &[Family::MatrixAttention, Family::MatrixProducts];
+const MATRIX: &[Family] = &[Family::MatrixAttention, Family::MatrixProducts, Family::MatrixGradients];
 const SUBGROUPS: &[Family] = &[Family::SubgroupReductions];
 
 /// PCI vendors, and Vulkan's ids of drivers' names as `AdapterInfo::driver` gives them.
@@ -47,7 +47,12 @@ const BARS: &[Bar] = &[
         source: "llama.cpp 18763, AMDVLK 422",
     },
     Bar {
-        families: &[Family::MatrixAttention, Family::MatrixProducts, Family::SubgroupReductions],
+        families: &[
+            Family::MatrixAttention,
+            Family::MatrixProducts,
+            Family::MatrixGradients,
+            Family::SubgroupReductions,
+        ],
         applies: |info| {
             info.vendor == 0x5143 && info.backend == wgpu::Backend::Vulkan && !info.driver.contains("Mesa")
         },

@@ -12,6 +12,8 @@ pub enum Family {
     MatrixAttention,
     /// Projections on matrix units. Without it: the products.
     MatrixProducts,
+    /// Gradients of attention on matrix units. Without it: the other forms.
+    MatrixGradients,
     /// Sums by subgroup shuffles, where few queries meet many keys. Without it: sums through workgroup memory.
     SubgroupReductions,
     /// Keys shared out among workgroups, and the merge of what those found. Without it: one workgroup for all keys of a tile.
@@ -66,9 +68,10 @@ pub enum Family {
 
 impl Family {
     /// All of them, those that build on others first.
-    pub const ALL: [Family; 27] = [
+    pub const ALL: [Family; 28] = [
         Family::MatrixAttention,
         Family::MatrixProducts,
+        Family::MatrixGradients,
         Family::SubgroupReductions,
         Family::SplitKeys,
         Family::DecodeGpu,
@@ -100,6 +103,7 @@ impl Family {
         match self {
             Family::MatrixAttention => "attention on matrix units",
             Family::MatrixProducts => "projections on matrix units",
+            Family::MatrixGradients => "gradients on matrix units",
             Family::SubgroupReductions => "subgroup reductions",
             Family::SplitKeys => "split keys",
             Family::DecodeGpu => "decode, GPU form",

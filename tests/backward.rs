@@ -26,7 +26,7 @@ const SIZES: [[usize; 4]; 10] = [
     [9, 33, 256, 200],
 ];
 
-fn run(
+pub fn run(
     problem: &Problem,
     setup: &BackwardSetup,
     change: impl FnOnce(Tuning) -> Tuning,
@@ -181,7 +181,7 @@ fn large_scores() {
     report.finish();
 }
 
-fn bits(got: &[Option<Vec<f64>>; 7]) -> Vec<u64> {
+pub fn bits(got: &[Option<Vec<f64>>; 7]) -> Vec<u64> {
     got.iter().flatten().flatten().map(|x| x.to_bits()).collect()
 }
 

@@ -239,7 +239,7 @@ fn matrix_units_that_are_wrong_are_put_aside() {
     let Some(profile) = matrices().find(|profile| profile.compiles_fast()) else { return };
     let pipelines = inspect::as_gpu(profile.gpu.device(), Some(8));
     // A program compiles these for half a minute.
-    for family in [Family::MatrixAttention, Family::MatrixProducts] {
+    for family in [Family::MatrixAttention, Family::MatrixProducts, Family::MatrixGradients] {
         if rest(&format!("checks, {family}")) {
             is_found(&profile.gpu, &pipelines, family, Fault::Swapped);
         }

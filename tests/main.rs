@@ -3,6 +3,7 @@
 mod harness;
 
 mod backward;
+mod backward_matrix;
 mod backward_scores;
 mod bf16;
 mod biases;

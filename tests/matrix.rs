@@ -22,12 +22,12 @@ fn check(report: &mut Report, case: &Case, setup: &Setup) {
 }
 
 /// Whether what takes a kernel of its own runs on `profile`.
-fn runs(profile: &Profile, name: &str) -> bool {
+pub fn runs(profile: &Profile, name: &str) -> bool {
     let key = format!("matrix, {name}, {}", profile.name);
     profile.compiles_fast() && due(&key) || rest(&key)
 }
 
-fn finish(mut report: Report) {
+pub fn finish(mut report: Report) {
     if matrices().next().is_none() {
         report.skip("the adapter has no matrix units, or the device cannot use them".into(), "all");
     }

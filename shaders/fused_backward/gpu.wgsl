@@ -13,10 +13,9 @@
 // A tile of others: both sides are staged by chunks → scores and gradients of weights in registers → what pairs give, in
 // registers, then in workgroup memory, with V_OTHERS rows of the others at a time → sums.
 //
-// Needs: p.head_dim, p.mask, p.value_dim; CHUNK, HAS_BLOCKS, HIDDEN, OF_KEYS, OF_SCORES, OF_VALUES, SEARCH, SLICE, WORKGROUP;
-// Query, WorkTile; any_nan, blocks_state, head_count, key_range, other_rows, other_score_vector, other_value_vector, own_rows,
-// own_score_vector, own_value_vector, pair_of, query_head, query_of, search_finds, stats_of, store_of_scores, store_of_values,
-// store_repaired, work_tile.
+// Needs: p.head_dim, p.value_dim; CHUNK, OF_KEYS, OF_SCORES, OF_VALUES, OWNS, SLICE, WORKGROUP; Query, WorkTile; any_nan, head_count,
+// other_rows, other_score_vector, other_value_vector, others_of, own_rows, own_score_vector, own_value_vector, pair_of,
+// query_head, query_of, stats_of, store_of_scores, store_of_values, store_repaired, tile_seen, work_tile.
 // Gives: main.
 
 const OTHERS: u32 = 32u;
@@ -41,8 +40,6 @@ var<workgroup> given: array<vec4<f32>, OTHERS * OWN_VECTORS>;
 // Where rows begin, in tensors of scores and of values.
 var<workgroup> own_from: array<vec2<u32>, OWNS>;
 var<workgroup> other_from: array<vec2<u32>, OTHERS>;
-var<workgroup> found: array<vec2<u32>, WORKGROUP>;
-var<workgroup> found_all: vec2<u32>;
 
 // Of own rows 4y .. 4y + 4 and other x + c · LANES_X: what is summed; scores, then weights; gradients of those, then of scores.
 var<private> sums: array<vec4<f32>, LANE_OTHERS>;
@@ -51,28 +48,6 @@ var<private> d_scores: array<vec4<f32>, LANE_OTHERS>;
 // Channels 4x .. and 4 (x + LANES_X) .. of the slice, of each own row.
 var<private> scored: array<vec4<f32>, 8>;
 var<private> valued: array<vec4<f32>, 8>;
-
-// The others of a query head that may be seen with an own row.
-fn others_of(work: WorkTile, h: u32, lane: u32) -> vec2<u32> {
-    if !OF_KEYS {
-        return key_range(work.b, h, work.own0, work.last_own);
-    }
-    var range = vec2<u32>(p.mask.q_len, 0u);
-    for (var n = lane; n * SEARCH < p.mask.q_len; n += WORKGROUP) {
-        if search_finds(work, h, n) {
-            range = vec2<u32>(min(range.x, n * SEARCH), min((n + 1u) * SEARCH, p.mask.q_len));
-        }
-    }
-    found[lane] = range;
-    workgroupBarrier();
-    if lane == 0u {
-        for (var n = 1u; n < WORKGROUP; n++) {
-            range = vec2<u32>(min(range.x, found[n].x), max(range.y, found[n].y));
-        }
-        found_all = range;
-    }
-    return workgroupUniformLoad(&found_all);
-}
 
 // Channels d0 .. d0 + CHUNK of both sides.
 fn stage_chunk(d0: u32, of_values: bool, lane: u32) {
@@ -242,23 +217,6 @@ fn add_tile(work: WorkTile, lane: u32) {
             workgroupBarrier();
         }
     }
-}
-
-// Whether a pair of the tile may be seen.
-fn tile_seen(work: WorkTile, h: u32, first: u32, last: u32) -> bool {
-    if OF_KEYS {
-        let keys = key_range(work.b, h, first, last);
-        if keys.x > work.last_own || keys.y <= work.own0 {
-            return false;
-        }
-    }
-    // Appended keys are not in the map.
-    if HAS_BLOCKS && select(last, work.last_own, OF_KEYS) < p.mask.masked_len {
-        let queries = select(vec2<u32>(work.own0, work.last_own), vec2<u32>(first, last), OF_KEYS);
-        let keys = select(vec2<u32>(first, last), vec2<u32>(work.own0, work.last_own), OF_KEYS);
-        return blocks_state(work.b, h, queries.x, queries.y, keys.x, keys.y) != HIDDEN;
-    }
-    return true;
 }
 
 @compute @workgroup_size(WORKGROUP)

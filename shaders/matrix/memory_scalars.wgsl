@@ -3,7 +3,8 @@
 // Constants: F16_LEN, F32_LEN (elements).
 //
 // Needs: F16_LEN, F32_LEN; Left, Right, Sums.
-// Gives: acc_at, acc_store, f16_store4, f32_at4, f32_store, f32_store4, left_at, right_at, right_transposed_at.
+// Gives: acc_at, acc_store, acc_store_transposed, f16_store4, f32_at4, f32_store, f32_store4, left_at, left_transposed_at, right_at,
+// right_transposed_at.
 
 var<workgroup> tile_f16: array<f16, F16_LEN>;
 var<workgroup> tile_f32: array<f32, F32_LEN>;
@@ -35,6 +36,10 @@ fn left_at(o: u32, step: u32) -> Left {
     return coopLoadT<Left>(&tile_f16[o], step);
 }
 
+fn left_transposed_at(o: u32, step: u32) -> Left {
+    return coopLoad<Left>(&tile_f16[o], step);
+}
+
 fn right_at(o: u32, step: u32) -> Right {
     return coopLoadT<Right>(&tile_f16[o], step);
 }
@@ -49,4 +54,8 @@ fn acc_at(o: u32, step: u32) -> Sums {
 
 fn acc_store(o: u32, step: u32, x: Sums) {
     coopStoreT(x, &tile_f32[o], step);
+}
+
+fn acc_store_transposed(o: u32, step: u32, x: Sums) {
+    coopStore(x, &tile_f32[o], step);
 }

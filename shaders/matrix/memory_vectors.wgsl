@@ -4,7 +4,8 @@
 // Constants: F16_LEN, F32_LEN (elements).
 //
 // Needs: F16_LEN, F32_LEN; Left, Right, Sums.
-// Gives: acc_at, acc_store, f16_store4, f32_at4, f32_store, f32_store4, left_at, right_at, right_transposed_at.
+// Gives: acc_at, acc_store, acc_store_transposed, f16_store4, f32_at4, f32_store, f32_store4, left_at, left_transposed_at, right_at,
+// right_transposed_at.
 
 var<workgroup> tile_f16: array<vec4<f16>, F16_LEN / 4u>;
 var<workgroup> tile_f32: array<vec4<f32>, F32_LEN / 4u>;
@@ -34,6 +35,12 @@ fn left_at(o: u32, step: u32) -> Left {
     return coopLoadT<Left>(&tile_f16[at], vectors);
 }
 
+fn left_transposed_at(o: u32, step: u32) -> Left {
+    let at = o / 4u;
+    let vectors = step / 4u;
+    return coopLoad<Left>(&tile_f16[at], vectors);
+}
+
 fn right_at(o: u32, step: u32) -> Right {
     let at = o / 4u;
     let vectors = step / 4u;
@@ -56,4 +63,10 @@ fn acc_store(o: u32, step: u32, x: Sums) {
     let at = o / 4u;
     let vectors = step / 4u;
     coopStoreT(x, &tile_f32[at], vectors);
+}
+
+fn acc_store_transposed(o: u32, step: u32, x: Sums) {
+    let at = o / 4u;
+    let vectors = step / 4u;
+    coopStore(x, &tile_f32[at], vectors);
 }

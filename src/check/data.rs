@@ -53,10 +53,18 @@ fn share_of(got: &[f32], want: &[f64], tolerance: Tolerance) -> Outcome {
     compare(got, want, tolerance).map(|difference| difference.absolute / tolerance.absolute)
 }
 
-/// As [`judge`] for a gradient of F32; `terms`: what plain loops sum up, without signs.
-pub(crate) fn judge_gradient(got: &[f32], want: &[f64], naive: &[f32], terms: &[f32]) -> Outcome {
+/// As [`judge`] for a gradient of F32 of tensors of `dtype`; `terms`: what plain loops sum up, without signs.
+pub(crate) fn judge_gradient(
+    got: &[f32],
+    want: &[f64],
+    naive: &[f32],
+    terms: &[f32],
+    dtype: DType,
+) -> Outcome {
     let magnitude = terms.iter().fold(0.0, |m: f64, x| m.max(f64::from(*x)));
-    let tolerance = Tolerance::gradient(&widen::<f64>(naive), want, magnitude, EPSILON_F32);
+    // Matrix units multiply f16.
+    let epsilon = if dtype == DType::F16 { EPSILON_F16 } else { EPSILON_F32 };
+    let tolerance = Tolerance::gradient(&widen::<f64>(naive), want, magnitude, epsilon);
     share_of(got, want, tolerance)
 }
 

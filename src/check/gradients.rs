@@ -1,6 +1,6 @@
 //! The problems of a check that are gradients. What the forward pass has computed comes from the reference.
 
-use super::data::{FEW, Outcome, PREFILL, inputs, judge, judge_gradient, noise};
+use super::data::{FEW, Outcome, PREFILL, from_bits, inputs, judge, judge_gradient, noise, to_bits};
 use crate::attention::{Attention, Backward, Config};
 use crate::error::Error;
 use crate::gpu::Gpu;
@@ -17,11 +17,13 @@ const F32: DType = DType::F32;
 /// A bias beside which f32 cannot say a weight by its lse.
 const LARGE: f32 = 5000.0;
 
-/// Of q, k and v; or, of a call whose scores have something added to them, of that.
-pub(super) async fn attention(gpu: &Gpu, added: bool) -> Result<Outcome, Error> {
+/// Of q, k and v, which are tensors of `dtype`; or, of a call whose scores have something added to them, of that.
+pub(super) async fn attention(gpu: &Gpu, dtype: DType, added: bool) -> Result<Outcome, Error> {
     let shape = PREFILL;
-    let [q, k, v] = inputs(&shape);
-    let [d_out, d_lse] = [(shape.out(), 4), (shape.lse(), 5)].map(|(shape, seed)| noise(count(shape), seed));
+    let halves = dtype != F32;
+    let stored = |x: Vec<f32>| if halves { from_bits(&to_bits(&x, dtype), dtype) } else { x };
+    let [q, k, v] = inputs(&shape).map(stored);
+    let (d_out, d_lse) = (stored(noise(count(shape.out()), 4)), noise(count(shape.lse()), 5));
     let bias_shape = [1, 1, shape.q_len, shape.kv_len];
     let sinks_shape = [1, shape.heads, 1, 1];
     let (mut bias, sinks) = (noise(count(bias_shape), 6), noise(shape.heads, 7));
@@ -47,25 +49,28 @@ pub(super) async fn attention(gpu: &Gpu, added: bool) -> Result<Outcome, Error> 
     let naive = reference::attention_backward(&q, &k, &v, &d_out, Some(&d_lse), shape, &options)?;
     let terms = reference::attention_backward_magnitudes(&q, &k, &v, &d_out, Some(&d_lse), shape, &options)?;
     let [out, lse] = [forward.out, forward.lse].map(|x| x.iter().map(|x| *x as f32).collect::<Vec<_>>());
+    let out = stored(out);
 
     let watch = Watch::begin(gpu.device());
     let read = [
-        (&q, shape.q()),
-        (&k, shape.k()),
-        (&v, shape.v()),
-        (&out, shape.out()),
-        (&lse, shape.lse()),
-        (&d_out, shape.out()),
-        (&d_lse, shape.lse()),
-        (&bias, bias_shape),
-        (&sinks, sinks_shape),
+        (&q, shape.q(), dtype),
+        (&k, shape.k(), dtype),
+        (&v, shape.v(), dtype),
+        (&out, shape.out(), dtype),
+        (&lse, shape.lse(), F32),
+        (&d_out, shape.out(), dtype),
+        (&d_lse, shape.lse(), F32),
+        (&bias, bias_shape, F32),
+        (&sinks, sinks_shape, F32),
     ];
-    let read = read.map(|(x, shape)| gpu.upload(x).map(|buffer| (buffer, shape)));
+    let upload =
+        |x: &Vec<f32>, dtype| if dtype == F32 { gpu.upload(x) } else { gpu.upload(&to_bits(x, dtype)) };
+    let read = read.map(|(x, shape, dtype)| upload(x, dtype).map(|buffer| (buffer, shape, dtype)));
     let read = read.into_iter().collect::<Result<Vec<_>, _>>()?;
     let shapes = if added { vec![bias_shape, sinks_shape] } else { vec![shape.q(), shape.k(), shape.v()] };
     let written = shapes.iter().map(|shape| gpu.buffer(4 * count(*shape)));
     let written = written.collect::<Result<Vec<_>, _>>()?;
-    let view = |n: usize| TensorView::new(&read[n].0, F32, read[n].1);
+    let view = |n: usize| TensorView::new(&read[n].0, read[n].2, read[n].1);
     let gradient = |n: usize| TensorView::new(&written[n], F32, shapes[n]);
     let call = Backward::new([view(0), view(1), view(2)], view(3), view(4), view(5)).d_lse(view(6));
     let call = if added {
@@ -74,7 +79,10 @@ pub(super) async fn attention(gpu: &Gpu, added: bool) -> Result<Outcome, Error> 
     } else {
         call.mask(DeviceMask::causal()).d_q(gradient(0)).d_k(gradient(1)).d_v(gradient(2))
     };
-    let config = Config::new(shape.heads, shape.head_dim).kv_heads(shape.kv_heads).value_dim(shape.value_dim);
+    let config = Config::new(shape.heads, shape.head_dim)
+        .kv_heads(shape.kv_heads)
+        .value_dim(shape.value_dim)
+        .dtype(dtype);
     let attention = Attention::with_pipelines(gpu.pipelines(), config)?;
     let mut scratch = Scratch::new(gpu.device(), attention.backward_scratch_size(&call)?)?;
     gpu.submit(|encoder| attention.backward(encoder, &call, &mut scratch))?;
@@ -84,7 +92,7 @@ pub(super) async fn attention(gpu: &Gpu, added: bool) -> Result<Outcome, Error> 
     let mut worst = 0.0f64;
     for (n, name) in (if added { 3..5 } else { 0..3 }).enumerate() {
         let got: Vec<f32> = gpu.download_async(&written[n], count(shapes[n])).await?;
-        match judge_gradient(&got, &want[name], &naive[name], &terms[name]) {
+        match judge_gradient(&got, &want[name], &naive[name], &terms[name], dtype) {
             Ok(share) => worst = worst.max(share),
             wrong => return Ok(wrong),
         }

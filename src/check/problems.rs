@@ -31,8 +31,8 @@ pub(super) enum Problem {
     Cached(CacheStorage),
     /// `x Wᵀ + b`, of so many rows.
     Product { rows: usize, dtype: DType },
-    /// Of q, k and v.
-    Gradients,
+    /// Of q, k and v, which are tensors of that type.
+    Gradients(DType),
     /// Of what is added to scores, and of sinks.
     ScoreGradients,
     /// Of a product's input and weight.
@@ -43,7 +43,7 @@ pub(super) enum Problem {
 
 impl Problem {
     /// What others build on first.
-    pub const ALL: [Problem; 21] = [
+    pub const ALL: [Problem; 22] = [
         Problem::Product { rows: FEW, dtype: DType::F32 },
         Problem::Prefill,
         Problem::Weights,
@@ -61,7 +61,8 @@ impl Problem {
         Problem::Cached(CacheStorage::BF16),
         Problem::Cached(CacheStorage::Q8(ScaleGroup::Row)),
         Problem::Cached(CacheStorage::Q4(ScaleGroup::Row)),
-        Problem::Gradients,
+        Problem::Gradients(DType::F32),
+        Problem::Gradients(DType::F16),
         Problem::ScoreGradients,
         Problem::ProductGradients,
         Problem::RowSums,
@@ -76,6 +77,7 @@ impl Problem {
             // Software drivers have one kernel for both lengths.
             Problem::Halves { q_len, .. } if q_len > FEW && device.software => false,
             Problem::Product { rows, dtype: DType::F16 } if rows > FEW => matrix,
+            Problem::Gradients(DType::F16) => matrix,
             Problem::Halves { dtype, .. } | Problem::Product { dtype, .. } => {
                 dtype != DType::F16 || device.f16
             }
@@ -95,8 +97,8 @@ impl Problem {
             }
             Problem::Cached(storage) => cached(gpu, storage).await,
             Problem::Product { rows, dtype } => product(gpu, rows, dtype).await,
-            Problem::Gradients => gradients::attention(gpu, false).await,
-            Problem::ScoreGradients => gradients::attention(gpu, true).await,
+            Problem::Gradients(dtype) => gradients::attention(gpu, dtype, false).await,
+            Problem::ScoreGradients => gradients::attention(gpu, DType::F32, true).await,
             Problem::ProductGradients => gradients::product(gpu).await,
             Problem::RowSums => gradients::row_sums(gpu).await,
         }

@@ -1,10 +1,11 @@
 //! Twin of `fused_backward.wgsl`.
 
 use super::dropout::DropoutKind;
-use super::{FLOATS, WIDTHS, mask, shader};
+use super::{FLOATS, WIDTHS, mask, memory_of, shader};
+use crate::device::Fragment;
 use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
 use crate::mask::Id;
-use crate::plan::{BackwardTiles, GradientsOf};
+use crate::plan::{BackwardMatrix, BackwardTiles, GradientsOf};
 use crate::tensor::DType;
 
 /// What changes the text of the kernel.
@@ -92,11 +93,12 @@ impl FusedBackward {
             Constant::U32("OWNS", self.tiles.owns()),
             Constant::U32("SLICE", self.tiles.slice()),
         ];
-        let form = match self.tiles {
+        let mut form = vec![shader!("fused_backward/tiles")];
+        match self.tiles {
             BackwardTiles::Gpu { .. } => {
                 constants.push(Constant::U32("CHUNK", BackwardTiles::CHUNK));
                 constants.push(Constant::U32("WORKGROUP", self.tiles.invocations()));
-                shader!("fused_backward/gpu")
+                form.push(shader!("fused_backward/gpu"));
             }
             BackwardTiles::Cpu { lanes, others, head_vectors, value_vectors, .. } => {
                 constants.extend([
@@ -105,16 +107,29 @@ impl FusedBackward {
                     Constant::U32("HEAD_VECTORS", head_vectors),
                     Constant::U32("VALUE_VECTORS", value_vectors),
                 ]);
-                shader!("fused_backward/cpu")
+                form = vec![shader!("fused_backward/cpu")];
             }
-        };
+            BackwardTiles::Matrix(tiles) => {
+                constants.extend([
+                    Constant::Fragments(tiles.fragment),
+                    Constant::U32("SUB_ROWS", tiles.sub_rows),
+                    Constant::U32("SUBGROUPS", tiles.subgroups),
+                    Constant::U32("OTHERS", tiles.others),
+                    Constant::U32("WORKGROUP", tiles.workgroup()),
+                    Constant::U32("HEAD", tiles.head),
+                    Constant::U32("VALUE", tiles.value),
+                    Constant::Bool("HELD", tiles.held),
+                ]);
+                form.extend([shader!("fused_backward/matrix"), memory_of(tiles.fragment)]);
+            }
+        }
         let mut parts = vec![
             shader!("tensor/view"),
             shader!("backward/stats"),
             shader!("backward/pair"),
             shader!("fused_backward"),
-            form,
         ];
+        parts.extend(form);
         parts.extend(self.unused_stores());
         if !self.mask.has(Id::Blocks) {
             parts.push(NO_BLOCKS);
@@ -124,7 +139,7 @@ impl FusedBackward {
         let slope = self.mask.score_slope();
         parts.extend([mask.as_str(), slope]);
         Kernel {
-            workgroup_memory: self.tiles.workgroup_memory(),
+            workgroup_memory: self.tiles.workgroup_memory(self.of),
             ..Kernel::new::<Params>(&constants, self.bindings(), &parts, self.tiles.invocations())
         }
     }
@@ -162,6 +177,17 @@ impl FusedBackward {
                 all.push(FusedBackward { dtype: DType::F16, ..plain });
                 all.extend(tiles.is_cpu().then_some(FusedBackward { wide: true, ..plain }));
             }
+            for fragment in [Fragment::Eight, Fragment::Sixteen] {
+                let tiles = BackwardMatrix::listed(of, fragment);
+                all.extend(tiles.iter().map(|tiles| Self::halves(of, *tiles)));
+                let first = Self::halves(of, tiles[0]);
+                all.push(FusedBackward { width: Width::One, store: Width::One, ..first });
+                // Rounded, as a configuration may permit.
+                all.push(FusedBackward { dtype: DType::F32, ..first });
+                let masks = mask::MaskVariant::all().into_iter().map(mask::MaskVariant::scores_only);
+                all.extend(masks.map(|mask| FusedBackward { mask, ..first }));
+                all.extend(DropoutKind::ALL.map(|drop| FusedBackward { drop, ..first }));
+            }
         }
         for of in [GradientsOf::Queries, GradientsOf::Keys, GradientsOf::KeysAndValues] {
             for tiles in BackwardTiles::masked(of) {
@@ -174,6 +200,10 @@ impl FusedBackward {
         // With more tensors than every device binds.
         all.retain(|kernel| kernel.bindings().len() <= 8);
         all
+    }
+
+    fn halves(of: GradientsOf, tiles: BackwardMatrix) -> Self {
+        FusedBackward { dtype: DType::F16, ..Self::plain(of, BackwardTiles::Matrix(tiles)) }
     }
 
     /// Tensors of f32 in fours, and nothing else.

@@ -34,6 +34,8 @@ pub(crate) const TEXTS: &[&str] = &[
     shader!("fused_backward"),
     shader!("fused_backward/cpu"),
     shader!("fused_backward/gpu"),
+    shader!("fused_backward/matrix"),
+    shader!("fused_backward/tiles"),
     shader!("keys/by_channel"),
     shader!("keys/cache"),
     shader!("keys/tensor_words"),

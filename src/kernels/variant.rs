@@ -8,7 +8,7 @@ use super::{
 };
 use crate::family::{Families, Family, GRADIENTS, PRODUCT_GRADIENTS, PRODUCTS, STAGED};
 use crate::kernel::{Kernel, Variant};
-use crate::plan::{FusedTiles, GradientsOf, Tiles};
+use crate::plan::{BackwardTiles, FusedTiles, GradientsOf, Tiles};
 use crate::tensor::DType;
 
 /// Every kernel variant of the crate.
@@ -87,8 +87,11 @@ impl KernelVariant {
             KernelVariant::RowTotals(v) => with_tensors(&[Some(Family::RowStats)], &[v.dtype]),
             KernelVariant::FusedBackward(v) => {
                 let joint = v.of == GradientsOf::KeysAndValues;
-                let families =
-                    [Some(GRADIENTS.of(v.tiles.is_cpu())), joint.then_some(Family::JointGradients)];
+                let family = match v.tiles {
+                    BackwardTiles::Matrix(_) => Family::MatrixGradients,
+                    tiles => GRADIENTS.of(tiles.is_cpu()),
+                };
+                let families = [Some(family), joint.then_some(Family::JointGradients)];
                 with_tensors(&families, &[v.dtype, v.scored, v.valued])
             }
             KernelVariant::ScoreGradients(v) => {

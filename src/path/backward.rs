@@ -59,7 +59,13 @@ pub(crate) fn plan(problem: &BackwardProblem, device: &DeviceFacts) -> Result<Ba
     wanted.extend(problem.d_q.map(|_| GradientsOf::Queries));
     match (problem.d_k, problem.d_v) {
         (Some(_), Some(_))
-            if needed < limit && BackwardPlan::has_room_for_both(&problem.shape, &problem.tuning, device) =>
+            if needed < limit
+                && BackwardPlan::has_room_for_both(
+                    &problem.shape,
+                    problem.q.dtype,
+                    &problem.tuning,
+                    device,
+                ) =>
         {
             wanted.push(GradientsOf::KeysAndValues);
         }
@@ -68,7 +74,9 @@ pub(crate) fn plan(problem: &BackwardProblem, device: &DeviceFacts) -> Result<Ba
             wanted.extend(d_v.map(|_| GradientsOf::Values));
         }
     }
-    let plans = wanted.into_iter().map(|of| BackwardPlan::new(of, &problem.shape, &problem.tuning, device));
+    let plans = wanted
+        .into_iter()
+        .map(|of| BackwardPlan::new(of, &problem.shape, problem.q.dtype, &problem.tuning, device));
     let added = problem.d_added.wanted().map(|(of, gradient)| {
         ScoreGradientsPlan::new(of, gradient.shape(), &problem.shape, &problem.tuning, device)
     });

@@ -1,5 +1,7 @@
 //! How the kernel of the gradients is shared out: tiles, workgroups, dispatches of bounded work.
 
+use super::backward_matrix::BackwardMatrix;
+use super::gradients_of::GradientsOf;
 use super::pieces::{Piece, pieces, steps};
 use super::tuning::{KernelForm, Tuning};
 use crate::device::DeviceFacts;
@@ -7,39 +9,7 @@ use crate::error::Error;
 use crate::family::{Family, GRADIENTS};
 use crate::problem::Shape;
 use crate::registers::Registers;
-
-/// What a dispatch of the kernel computes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum GradientsOf {
-    Queries,
-    Keys,
-    Values,
-    KeysAndValues,
-}
-
-impl GradientsOf {
-    pub const ALL: [Self; 4] =
-        [GradientsOf::Queries, GradientsOf::Keys, GradientsOf::Values, GradientsOf::KeysAndValues];
-
-    /// Whether it has those of what scores are made of.
-    pub fn scores(self) -> bool {
-        self != GradientsOf::Values
-    }
-
-    pub fn values(self) -> bool {
-        matches!(self, GradientsOf::Values | GradientsOf::KeysAndValues)
-    }
-
-    /// Multiply-adds for a pair.
-    fn operations(self, shape: &Shape) -> usize {
-        let (head, value) = (shape.head_dim, shape.value_dim);
-        match self {
-            GradientsOf::Queries | GradientsOf::Keys => 2 * head + value,
-            GradientsOf::Values => head + value,
-            GradientsOf::KeysAndValues => 2 * (head + value),
-        }
-    }
-}
+use crate::tensor::DType;
 
 /// A tile of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -48,6 +18,8 @@ pub(crate) enum BackwardTiles {
     Gpu { slice: u32 },
     /// `owns` queries or keys, `others` of the other side at a time, all channels.
     Cpu { lanes: u32, owns: u32, others: u32, head_vectors: u32, value_vectors: u32 },
+    /// On matrix units.
+    Matrix(BackwardMatrix),
 }
 
 /// Bytes of code of the software form's loop, counted in what a driver made of it for AVX2: per vector of four of the others 48 to
@@ -77,6 +49,7 @@ impl BackwardTiles {
         match self {
             BackwardTiles::Gpu { .. } => 32,
             BackwardTiles::Cpu { lanes, owns, .. } => lanes * owns,
+            BackwardTiles::Matrix(tiles) => tiles.owns(),
         }
     }
 
@@ -85,6 +58,7 @@ impl BackwardTiles {
         match self {
             BackwardTiles::Gpu { slice } => slice,
             BackwardTiles::Cpu { head_vectors, value_vectors, .. } => 4 * head_vectors.max(value_vectors),
+            BackwardTiles::Matrix(tiles) => tiles.head.max(tiles.value),
         }
     }
 
@@ -92,17 +66,36 @@ impl BackwardTiles {
         match self {
             BackwardTiles::Gpu { slice } => slice,
             BackwardTiles::Cpu { lanes, .. } => lanes,
+            BackwardTiles::Matrix(tiles) => tiles.workgroup(),
         }
     }
 
-    pub fn workgroup_memory(self) -> u32 {
-        let BackwardTiles::Gpu { slice } = self else { return 0 };
+    pub fn workgroup_memory(self, of: GradientsOf) -> u32 {
+        let slice = match self {
+            BackwardTiles::Gpu { slice } => slice,
+            BackwardTiles::Cpu { .. } => return 0,
+            BackwardTiles::Matrix(tiles) => return tiles.memory(of),
+        };
         let staged = (64 * (Self::CHUNK / 4 + 1)).max(16 * slice / 4);
         // What pairs give; where 64 rows begin; a range of each invocation and of all.
         16 * staged + 16 * 32 * 8 + 8 * 64 + 8 * slice + 16
     }
 
-    fn of(of: GradientsOf, shape: &Shape, cpu: bool, device: &DeviceFacts) -> Self {
+    /// # Errors
+    /// Matrix units that must be used and cannot be.
+    fn of(
+        of: GradientsOf,
+        shape: &Shape,
+        dtype: DType,
+        tuning: &Tuning,
+        device: &DeviceFacts,
+    ) -> Result<Self, Error> {
+        let matrix = tuning.settle(BackwardMatrix::of(of, shape, dtype, tuning, device))?;
+        let cpu = tuning.form.choose(GRADIENTS, device);
+        Ok(matrix.map_or_else(|| Self::without_matrix_units(of, shape, cpu, device), BackwardTiles::Matrix))
+    }
+
+    fn without_matrix_units(of: GradientsOf, shape: &Shape, cpu: bool, device: &DeviceFacts) -> Self {
         let [head, value] = [shape.head_dim, shape.value_dim].map(|dim| dim.div_ceil(4) as u32);
         // Unrolled, loads of every lane compile for minutes.
         if cpu && !device.gathers && head + value <= MOST_CPU_VECTORS {
@@ -150,18 +143,25 @@ pub(crate) struct BackwardPlan {
 
 impl BackwardPlan {
     /// # Errors
-    /// More dispatches than there may be; kernels that are put aside and that nothing replaces.
-    pub fn new(of: GradientsOf, shape: &Shape, tuning: &Tuning, device: &DeviceFacts) -> Result<Self, Error> {
-        let cpu = tuning.form.choose(GRADIENTS, device);
-        let tiles = BackwardTiles::of(of, shape, cpu, device);
+    /// More dispatches than there may be; kernels that are put aside and that nothing replaces; matrix units that must be used and
+    /// cannot be.
+    pub fn new(
+        of: GradientsOf,
+        shape: &Shape,
+        dtype: DType,
+        tuning: &Tuning,
+        device: &DeviceFacts,
+    ) -> Result<Self, Error> {
+        let tiles = BackwardTiles::of(of, shape, dtype, tuning, device)?;
         // Not every shape and device has the form for software drivers.
-        let family = GRADIENTS.of(tiles.is_cpu());
-        if device.lacks_both(GRADIENTS) || tuning.form == KernelForm::Auto && device.lacks(family) {
-            return Err(Error::PutAside { family });
+        if let BackwardTiles::Gpu { .. } | BackwardTiles::Cpu { .. } = tiles {
+            let family = GRADIENTS.of(tiles.is_cpu());
+            if device.lacks_both(GRADIENTS) || tuning.form == KernelForm::Auto && device.lacks(family) {
+                return Err(Error::PutAside { family });
+            }
         }
-        let queries = of == GradientsOf::Queries;
-        let (len, heads) = if queries { (shape.q_len, shape.heads) } else { (shape.kv_len, shape.kv_heads) };
-        let others = if queries { shape.kv_len } else { shape.q_len * shape.group() };
+        let (len, heads) = of.own_side(shape);
+        let others = if of == GradientsOf::Queries { shape.kv_len } else { shape.q_len * shape.group() };
         let channels = match of {
             GradientsOf::Queries | GradientsOf::Keys => shape.head_dim,
             GradientsOf::Values => shape.value_dim,
@@ -175,10 +175,15 @@ impl BackwardPlan {
     }
 
     /// Whether an invocation can hold the gradients of keys and of values together. Where it has some 128 registers it spills.
-    pub fn has_room_for_both(shape: &Shape, tuning: &Tuning, device: &DeviceFacts) -> bool {
-        let cpu = tuning.form.choose(GRADIENTS, device);
-        let tiles = BackwardTiles::of(GradientsOf::KeysAndValues, shape, cpu, device);
-        (tiles.is_cpu() || device.registers == Registers::Wide) && !device.lacks(Family::JointGradients)
+    pub fn has_room_for_both(shape: &Shape, dtype: DType, tuning: &Tuning, device: &DeviceFacts) -> bool {
+        let room = match BackwardTiles::of(GradientsOf::KeysAndValues, shape, dtype, tuning, device) {
+            Ok(BackwardTiles::Gpu { .. }) => device.registers == Registers::Wide,
+            Ok(BackwardTiles::Cpu { .. }) => true,
+            Ok(BackwardTiles::Matrix(tiles)) => tiles.has_room_for_both(),
+            // Each alone may fit.
+            Err(_) => false,
+        };
+        room && !device.lacks(Family::JointGradients)
     }
 
     /// The dispatches: the grid, cut.
@@ -194,14 +199,14 @@ mod tests {
     const DEVICE: DeviceFacts = DeviceFacts { workgroup_memory: 16384, ..DeviceFacts::LEAST };
 
     fn plan(of: GradientsOf, shape: Shape, device: &DeviceFacts) -> BackwardPlan {
-        BackwardPlan::new(of, &shape, &Tuning::new(), device).expect("within the limits")
+        BackwardPlan::new(of, &shape, DType::F32, &Tuning::new(), device).expect("within the limits")
     }
 
     #[test]
     fn tiles_fit_every_device() {
         for of in GradientsOf::ALL {
             for tiles in BackwardTiles::listed(of) {
-                assert!(tiles.workgroup_memory() <= DEVICE.workgroup_memory, "{tiles:?}");
+                assert!(tiles.workgroup_memory(of) <= DEVICE.workgroup_memory, "{tiles:?}");
                 assert!(tiles.invocations() <= DEVICE.max_invocations, "{tiles:?}");
             }
         }
@@ -230,7 +235,8 @@ mod tests {
         let shape = Shape::new(2, 3, 500, 32);
         for limit in [1, 1 << 20, 1 << 37] {
             let tuning = Tuning::new().work_limit(limit);
-            let plan = BackwardPlan::new(GradientsOf::Queries, &shape, &tuning, &DEVICE).expect("a plan");
+            let plan = BackwardPlan::new(GradientsOf::Queries, &shape, DType::F32, &tuning, &DEVICE)
+                .expect("a plan");
             let workgroups = |grid: [u32; 3]| grid.iter().map(|n| *n as usize).product::<usize>();
             assert_eq!(plan.pieces().map(|piece| workgroups(piece.grid)).sum::<usize>(), 16 * 6);
             assert_eq!(plan.pieces().count() == 1, limit == 1 << 37);

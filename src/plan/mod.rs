@@ -1,11 +1,13 @@
 //! How work is shared out: tiles, workgroups, splits. Pure functions of sizes and the device.
 
 mod backward;
+mod backward_matrix;
 mod candidates;
 mod choice;
 mod decode;
 mod fused;
 mod fused_cpu;
+mod gradients_of;
 mod matmul;
 mod matrix;
 mod outline;
@@ -14,11 +16,13 @@ mod score_gradients;
 mod softmax;
 mod tuning;
 
-pub(crate) use backward::{BackwardPlan, BackwardTiles, GradientsOf};
+pub(crate) use backward::{BackwardPlan, BackwardTiles};
+pub(crate) use backward_matrix::BackwardMatrix;
 pub(crate) use candidates::{candidates, product_candidates, with_other_splits};
 pub(crate) use choice::{Choice, choose, score_matrix};
 pub(crate) use decode::{DecodeCpu, DecodeGpu};
 pub(crate) use fused::{FusedPlan, FusedTiles};
+pub(crate) use gradients_of::GradientsOf;
 pub(crate) use matmul::{
     MatmulShape, MatrixTiles, ProductOutline, Tiles, choose_gradient, choose_product, grid, tiles,
 };

@@ -17,7 +17,13 @@ use crate::products::weight_shape;
 use crate::world::{Outcome, World, refused};
 
 /// A window of an output, about `first` bytes from its beginning.
-fn at(c: &mut Choices, (buf, first): (Buf, usize), dtype: DType, shape: [usize; 4], aligned: bool) -> Window {
+pub fn at(
+    c: &mut Choices,
+    (buf, first): (Buf, usize),
+    dtype: DType,
+    shape: [usize; 4],
+    aligned: bool,
+) -> Window {
     let mut window = Window::new(c, buf, dtype, shape, aligned);
     window.offset = window.offset % 64 + first / dtype.bytes();
     window

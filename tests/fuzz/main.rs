@@ -20,6 +20,7 @@ mod call;
 mod choices;
 mod gradients;
 mod host;
+mod layers;
 mod masks;
 mod positions;
 mod products;
@@ -59,7 +60,7 @@ use std::time::{Duration, Instant};
 use choices::Choices;
 use world::{Outcome, World};
 
-const FAMILIES: u64 = 80;
+const FAMILIES: u64 = 84;
 const BLOCK: u64 = 20_000;
 /// Failures after which there is nothing more to learn.
 const ENOUGH: usize = 10;
@@ -69,16 +70,17 @@ const STUCK: Duration = Duration::from_secs(240);
 type Subject = fn(&mut World, &mut Choices, &mut Choices, &mut String) -> Result<Outcome, String>;
 
 /// What is called, and in how many families.
-const SUBJECTS: [(&str, u64, Subject); 16] = [
+const SUBJECTS: [(&str, u64, Subject); 17] = [
     ("forward", 24, attention::forward),
     ("classify", 4, attention::classify),
     ("project", 4, products::project),
     ("merge", 4, products::merge),
-    ("layer", 5, products::layer),
+    ("layer", 5, layers::layer),
     ("cache", 9, caches::cache),
     ("rotate", 3, positions::rotate),
     ("add", 3, positions::add),
     ("backward", 10, gradients::attention),
+    ("layer backward", 4, layers::backward),
     ("project backward", 3, gradients::project),
     ("merge backward", 2, gradients::merge),
     ("table backward", 1, positions::table),

@@ -2,10 +2,11 @@
 
 use std::fmt;
 
-use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
+use wgpu_attention::reference::compare::{EPSILON_F16, EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{self, Gradients, Real, widen};
 use wgpu_attention::{
-    Attention, Backward, Config, DType, Forward, KernelForm, Scratch, ScratchSize, TensorView, Tuning,
+    Attention, Backward, Config, DType, Forward, KernelForm, MatrixUnits, Scratch, ScratchSize, TensorView,
+    Tuning,
 };
 
 use super::case::{HostData, Judged, Rules, in_f32, largest, widened};
@@ -65,6 +66,11 @@ impl BackwardSetup {
             added: [true; 4],
             added_dtype: DType::F32,
         }
+    }
+
+    /// On the matrix units of `profile`, of F16 tensors, with tiles that software drivers compile in seconds.
+    pub fn matrix(profile: &'static Profile) -> Self {
+        BackwardSetup { dtype: DType::F16, ..Self::plain(profile, KernelForm::Cpu) }
     }
 
     pub fn random(rng: &mut Rng, profile: &'static Profile, forms: [KernelForm; 2]) -> Self {
@@ -180,7 +186,7 @@ pub fn truth(problem: &Problem, setup: &BackwardSetup) -> [Judged; 7] {
         .into_iter()
         .zip(naive.into_iter().zip(magnitudes))
         .map(|(mut want, (mut naive, magnitude))| {
-            let dtype = setup.dtype_of(n);
+            let (dtype, of_v) = (setup.dtype_of(n), n == 2);
             let mut magnitude = largest(magnitude.iter().map(|x| x.f64()));
             if setup.accumulates {
                 let before = before(problem, n, want.len(), dtype);
@@ -191,6 +197,16 @@ pub fn truth(problem: &Problem, setup: &BackwardSetup) -> [Judged; 7] {
             n += 1;
             let naive = widened(&naive, dtype);
             let mut tolerance = Tolerance::gradient(&naive, &want, magnitude * of_scores, EPSILON_F32);
+            if setup.profile.matrix {
+                // Matrix units multiply f16. Of each term the weight or the gradient of the score is rounded to it, and the weights
+                // were of which out is a sum, and thereby what that gradient is made of: half a unit in the last place each.
+                tolerance.absolute += EPSILON_F16 * magnitude;
+                // A weight of less than half of 2⁻³⁸, f16's smallest number over what weights are multiplied by, is nothing.
+                if of_v {
+                    let terms = (shape.q_len * shape.heads / shape.kv_heads) as f64;
+                    tolerance.absolute += 2f64.powi(-39) * terms * largest(problem.d_out.iter().copied());
+                }
+            }
             // Where a sink has all of a row's weight the rest may be below f32's normal numbers, which devices may flush.
             tolerance.absolute += 1024.0 * f64::from(f32::MIN_POSITIVE);
             Judged { want, tolerance }
@@ -207,6 +223,9 @@ pub async fn run_backward_async(
 ) -> Result<[Option<Vec<f64>>; 7], String> {
     let BackwardSetup { profile, form, dtype, layout, .. } = *setup;
     profile.tidy();
+    let tuning = Tuning::new().form(form);
+    let tuning =
+        if profile.matrix { tuning.matrix_units(MatrixUnits::Always).f16_operands(true) } else { tuning };
     let case = &problem.case;
     let shape = case.shape;
     let [q_at, k_at, v_at, out_at, lse_at, d_out_at, d_lse_at] =
@@ -250,7 +269,7 @@ pub async fn run_backward_async(
         .dtype(dtype)
         .scale(case.scale)
         .softcap(case.softcap)
-        .tuning(change(Tuning::new().form(form)));
+        .tuning(change(tuning));
     let dropout = device_dropout(case.dropout.as_ref(), keep.as_ref());
     let [q, k, v] = qkv;
     let forward = Forward::new(q, k, v, out.view()).mask(rules.mask()).lse(lse.view()).dropout(dropout);

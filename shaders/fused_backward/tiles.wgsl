@@ -1,0 +1,49 @@
+// What the forms of fused_backward.wgsl for GPUs have in common: which of the others a workgroup walks.
+//
+// Constants: WORKGROUP.
+//
+// Needs: p.mask; HAS_BLOCKS, HIDDEN, OF_KEYS, SEARCH, WORKGROUP; WorkTile; blocks_state, key_range, search_finds.
+// Gives: found, found_all, others_of, tile_seen.
+
+// A number or two of each invocation, and what they come to. (Whole sixteens of bytes: see fused/matrix.wgsl.)
+var<workgroup> found: array<vec2<u32>, WORKGROUP>;
+var<workgroup> found_all: vec4<u32>;
+
+// The others of a query head that may be seen with an own row.
+fn others_of(work: WorkTile, h: u32, lane: u32) -> vec2<u32> {
+    if !OF_KEYS {
+        return key_range(work.b, h, work.own0, work.last_own);
+    }
+    var range = vec2<u32>(p.mask.q_len, 0u);
+    for (var n = lane; n * SEARCH < p.mask.q_len; n += WORKGROUP) {
+        if search_finds(work, h, n) {
+            range = vec2<u32>(min(range.x, n * SEARCH), min((n + 1u) * SEARCH, p.mask.q_len));
+        }
+    }
+    found[lane] = range;
+    workgroupBarrier();
+    if lane == 0u {
+        for (var n = 1u; n < WORKGROUP; n++) {
+            range = vec2<u32>(min(range.x, found[n].x), max(range.y, found[n].y));
+        }
+        found_all = vec4<u32>(range, 0u, 0u);
+    }
+    return workgroupUniformLoad(&found_all).xy;
+}
+
+// Whether a pair of the tile may be seen.
+fn tile_seen(work: WorkTile, h: u32, first: u32, last: u32) -> bool {
+    if OF_KEYS {
+        let keys = key_range(work.b, h, first, last);
+        if keys.x > work.last_own || keys.y <= work.own0 {
+            return false;
+        }
+    }
+    // Appended keys are not in the map.
+    if HAS_BLOCKS && select(last, work.last_own, OF_KEYS) < p.mask.masked_len {
+        let queries = select(vec2<u32>(work.own0, work.last_own), vec2<u32>(first, last), OF_KEYS);
+        let keys = select(vec2<u32>(first, last), vec2<u32>(work.own0, work.last_own), OF_KEYS);
+        return blocks_state(work.b, h, queries.x, queries.y, keys.x, keys.y) != HIDDEN;
+    }
+    return true;
+}

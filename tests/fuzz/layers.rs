@@ -1,0 +1,458 @@
+//! Layers and their gradients.
+
+use wgpu_attention::reference::{self, HostLinear, HostWeights, LayerShape, Options, Real};
+use wgpu_attention::{
+    DType, KernelForm, LayerBackward, LayerForward, LayerGradients, LayerWeights, Linear, LinearGradients,
+    MultiHeadAttention, Path, Scratch, TensorView, Tuning,
+};
+
+use crate::arena::{Buf, Window, view};
+use crate::attention::DropSpec;
+use crate::call::{How, MOST_WORK, Memory, faults, float, judge, largest, outputs, settle};
+use crate::choices::Choices;
+use crate::gradients::at;
+use crate::layer_options::LayerOptions;
+use crate::masks::MaskSpec;
+use crate::world::{Outcome, World, refused};
+
+/// A layer's weights and biases: query, key, value, out.
+#[derive(Clone, Debug)]
+struct LayerSpec {
+    config: LayerOptions,
+    weights: [Window; 4],
+    biases: [Option<Window>; 4],
+    appended: Option<[Window; 2]>,
+    /// query, key, value, out.
+    tensors: [Window; 4],
+    lse: Option<Window>,
+    map: Option<Window>,
+    mask: MaskSpec,
+    dropout: Option<DropSpec>,
+}
+
+impl LayerSpec {
+    fn new(f: &mut Choices, c: &mut Choices, f16: bool) -> Self {
+        let types = [0; 3].map(|_| float(f, f16));
+        let kv_heads = f.between(1, 2);
+        let mut config = LayerOptions::new(8, kv_heads * f.between(1, 2));
+        config.kv_heads = kv_heads;
+        config.head_dim = f.pick(&[4, 3]);
+        config.value_dim = f.pick(&[4, 5]);
+        let heads = config.heads;
+        [config.query_features, config.out_features] = [8, c.between(1, 12)];
+        config.key_features = f.pick(&[8, 4]);
+        config.value_features = f.pick(&[8, 4]);
+        config.narrow = f.one_in(4) && heads == kv_heads;
+        config.add_zero_attn = f.one_in(4);
+        config.dtype = types[0];
+        config.softcap = f.one_in(6).then_some(5.0);
+        let (batch, q_len, kv_len) = (c.between(1, 2), c.between(1, 9), c.between(1, 9));
+        let sides = [
+            (heads, config.head_dim, config.query_features),
+            (kv_heads, config.head_dim, config.key_features),
+            (kv_heads, config.value_dim, config.value_features),
+        ];
+        let weight = |(heads, dim, features): (usize, usize, usize)| match config.narrow {
+            true => [1, heads, dim, features / heads],
+            false => [1, 1, heads * dim, features],
+        };
+        let [q, k, v] = sides.map(weight);
+        let width = heads * config.value_dim;
+        let shapes = [q, k, v, [1, 1, config.out_features, width]];
+        let weights = shapes.map(|s| Window::input(c, types[1], s, false));
+        let biased = f.one_in(2);
+        let biases =
+            shapes.map(|s| biased.then(|| Window::input(c, types[2], [1, 1, 1, s[1] * s[2]], false)));
+        let appended = f.one_in(3).then(|| {
+            [config.head_dim, config.value_dim]
+                .map(|d| Window::input(c, types[1], [1, 1, 1, kv_heads * d], false))
+        });
+        let keys = kv_len + usize::from(appended.is_some()) + usize::from(config.add_zero_attn);
+        let pairs = [batch, if f.one_in(2) { 1 } else { heads }, q_len, keys];
+        let outs = [
+            (config.dtype, [batch, 1, q_len, config.out_features]),
+            (DType::F32, [batch, heads, q_len, 1]),
+            (DType::F32, pairs),
+        ];
+        let [out, lse, mut map] = outputs(c, outs, false);
+        map.buf = Buf::OutC;
+        let inputs =
+            [(q_len, config.query_features), (kv_len, config.key_features), (kv_len, config.value_features)];
+        let [query, key, value] =
+            inputs.map(|(l, e)| Window::input(c, config.dtype, [batch, 1, l, e], false));
+        let shape = config.shape(batch, q_len, kv_len, 0);
+        LayerSpec {
+            config,
+            weights,
+            biases,
+            appended,
+            tensors: [query, key, value, out],
+            lse: f.one_in(2).then_some(lse),
+            map: f.one_in(4).then_some(map),
+            mask: if f.one_in(2) { MaskSpec::new(f, c, &shape, f16) } else { MaskSpec::default() },
+            dropout: DropSpec::new(f, c, [batch, heads, q_len, keys]),
+        }
+    }
+
+    fn spoil(&mut self, c: &mut Choices) {
+        let config = &mut self.config;
+        match c.below(16) {
+            0 => config.heads = c.size(),
+            1 => config.kv_heads = c.size(),
+            2 => *[&mut config.head_dim, &mut config.value_dim][c.below(2)] = c.size(),
+            3 => {
+                *[&mut config.query_features, &mut config.key_features, &mut config.value_features]
+                    [c.below(3)] = c.size()
+            }
+            4 => config.out_features = c.size(),
+            5 => config.narrow = !config.narrow,
+            6 => config.add_zero_attn = !config.add_zero_attn,
+            7 => config.scale = Some(c.float().into()),
+            8 => config.softcap = Some(c.float().into()),
+            9 => config.dtype = c.pick(&[DType::F32, DType::F16, DType::BF16, DType::U32, DType::Bool]),
+            10 => self.mask.spoil(c),
+            _ => {
+                let mut all = self.windows();
+                let n = c.below(all.len());
+                all[n].spoil(c);
+            }
+        }
+    }
+
+    fn windows(&mut self) -> Vec<&mut Window> {
+        let biases = self.biases.iter_mut().flatten();
+        let dropout = self.dropout.as_mut().and_then(DropSpec::window);
+        let owned = self.weights.iter_mut().chain(biases).chain(self.appended.iter_mut().flatten());
+        owned
+            .chain(&mut self.tensors)
+            .chain(&mut self.lse)
+            .chain(&mut self.map)
+            .chain(self.mask.windows())
+            .chain(dropout)
+            .collect()
+    }
+
+    /// # Errors
+    /// As `MultiHeadAttention::with_pipelines`.
+    fn made(
+        &self,
+        world: &World,
+        buffers: &[wgpu::Buffer],
+    ) -> Result<MultiHeadAttention, wgpu_attention::Error> {
+        let linear = |n: usize| Linear {
+            weight: view(buffers, &self.weights[n]),
+            bias: self.biases[n].as_ref().map(|b| view(buffers, b)),
+        };
+        let bias_kv = self.appended.as_ref().map(|pair| pair.each_ref().map(|w| view(buffers, w)));
+        let weights =
+            LayerWeights { query: linear(0), key: linear(1), value: linear(2), out: linear(3), bias_kv };
+        MultiHeadAttention::with_pipelines(world.gpu.pipelines(), self.config.config(), &weights)
+    }
+
+    fn call<'a>(&'a self, buffers: &'a [wgpu::Buffer]) -> LayerForward<'a> {
+        let [query, key, value, out] = self.tensors.each_ref().map(|w| view(buffers, w));
+        LayerForward::new(query, key, value, out)
+            .mask(self.mask.device(buffers))
+            .lse(self.lse.as_ref().map(|w| view(buffers, w)))
+            .weights(self.map.as_ref().map(|w| view(buffers, w)))
+            .dropout(self.dropout.as_ref().map(|d| d.device(buffers)))
+    }
+
+    /// Multiply-adds of a call whose tensors are `all`.
+    fn work(&self, all: &[Window]) -> f64 {
+        let [query, key, ..] = self.tensors;
+        let shape = self.config.shape(query.shape[0], query.shape[2], key.shape[2], 2);
+        let rows = query.shape[0] as f64 * query.shape[2].max(key.shape[2]) as f64;
+        shape.flops()
+            + rows * (self.config.heads * 9) as f64 * all.iter().map(|w| w.shape[3] as f64).sum::<f64>()
+    }
+
+    fn heads<R: Real>(&self, world: &World) -> Result<Vec<R>, wgpu_attention::Error> {
+        let bytes = &world.arena.before;
+        let weights = self.weights.map(|w| w.wide::<R>(bytes));
+        let biases = self.biases.map(|b| b.map(|b| b.wide::<R>(bytes)));
+        let appended = self.appended.map(|pair| pair.map(|w| w.wide::<R>(bytes)));
+        let linear = |n: usize| HostLinear { weight: &weights[n][..], bias: biases[n].as_deref() };
+        let host = HostWeights {
+            query: linear(0),
+            key: linear(1),
+            value: linear(2),
+            out: linear(3),
+            bias_kv: appended.as_ref().map(|pair| pair.each_ref().map(|x| &x[..])),
+        };
+        let [query, key, value, _] = self.tensors;
+        let inputs = [query, key, value].map(|w| w.wide::<R>(bytes));
+        let shape = LayerShape { batch: query.shape[0], q_len: query.shape[2], kv_len: key.shape[2] };
+        let rules = self.mask.rules(bytes);
+        let options = Options::new().mask(rules.host());
+        reference::multi_head(
+            inputs.each_ref().map(|x| &x[..]),
+            shape,
+            &self.config.config(),
+            &host,
+            &options,
+        )
+        .map(|heads| heads.out)
+    }
+}
+
+pub fn layer(
+    world: &mut World,
+    f: &mut Choices,
+    c: &mut Choices,
+    said: &mut String,
+) -> Result<Outcome, String> {
+    let mut spec = LayerSpec::new(f, c, world.f16);
+    let form = f.pick(&[KernelForm::Cpu, KernelForm::Gpu]);
+    let path = if f.one_in(3) { Path::Staged } else { Path::Auto };
+    let (how, memory) = (How::new(c), Memory::new(c));
+    for _ in 0..faults(c) {
+        spec.spoil(c);
+    }
+    *said = format!("{spec:?}, {form:?}, {path:?}, {how:?}, {memory:?}");
+    let all: Vec<Window> = spec.windows().into_iter().map(|w| *w).collect();
+    let buffers = world.arena.buffers.clone();
+    let layer = match spec.made(world, &buffers) {
+        Ok(layer) => layer.tuning(Tuning::new().form(form).path(path)),
+        Err(e) => return world.works(&mut world.scratch()).map(|()| refused(&e)),
+    };
+    let call = spec.call(&buffers);
+    let size = layer.scratch_size(&call);
+    let fits = size.as_ref().is_ok_and(|size| size.total() < 1 << 24);
+    let memory = if fits { memory } else { Memory::None };
+    let mut scratch =
+        memory.scratch(world, size.as_ref().copied().unwrap_or_default()).map_err(|e| e.to_string())?;
+    let mut encoder = world.encoder();
+    let result = match how {
+        How::Prepare => layer.prepare(&call, &mut scratch),
+        How::Pass => {
+            layer.forward_in_pass(&mut encoder.begin_compute_pass(&Default::default()), &call, &mut scratch)
+        }
+        _ => layer.forward(&mut encoder, &call, &mut scratch),
+    };
+    if memory == Memory::Foreign && result.is_err() {
+        scratch = world.scratch();
+    }
+    let work = spec.work(&all);
+    let writes: Vec<_> = [Some(spec.tensors[3]), spec.lse, spec.map].into_iter().flatten().collect();
+    let read: Vec<_> = spec
+        .weights
+        .iter()
+        .chain(spec.biases.iter().flatten())
+        .chain(spec.appended.iter().flatten())
+        .chain(&spec.tensors[..3])
+        .collect();
+    let tame = result.is_ok()
+        && read.into_iter().all(Window::is_tame)
+        && writes.iter().all(Window::is_watched)
+        && spec.mask.is_tame(&world.arena.before)
+        && spec.config.softcap.is_none_or(|s| s == 5.0)
+        && spec.config.scale.is_none();
+    let run = work < MOST_WORK && !matches!(how, How::Prepare | How::Dropped);
+    let outcome = settle(world, result, encoder, &mut scratch, &all, &writes, [run, tame])?;
+    // Projected in f16, its naive error is another.
+    if matches!(outcome, Outcome::Judged) && spec.config.dtype == DType::F32 && spec.dropout.is_none() {
+        let naive = spec.heads::<f32>(world).map_err(|e| format!("the reference refuses it: {e}"))?;
+        let want = spec.heads::<f64>(world).map_err(|e| format!("the reference refuses it: {e}"))?;
+        judge("out", world, &spec.tensors[3], &naive, &want, largest(&want))?;
+    }
+    Ok(outcome)
+}
+
+/// A layer's gradients: of queries, keys and values; of their and the output's weights and biases; of the appended key and value; of
+/// what the mask adds.
+#[derive(Clone, Debug)]
+struct BackwardSpec {
+    layer: LayerSpec,
+    /// `context` and `lse`, as the forward call keeps them.
+    kept: [Option<Window>; 2],
+    d_out: Window,
+    d_lse: Option<Window>,
+    inputs: [Option<Window>; 3],
+    weights: [Option<Window>; 4],
+    biases: [Option<Window>; 4],
+    appended: Option<[Window; 2]>,
+    added: [Option<Window>; 4],
+    accumulates: bool,
+}
+
+/// Where gradients go, each with room for its kind.
+const INPUT_PLACES: [(Buf, usize); 3] = [(Buf::OutB, 0), (Buf::OutB, 2048), (Buf::OutB, 4096)];
+const WEIGHT_PLACES: [(Buf, usize); 4] =
+    [(Buf::OutC, 0), (Buf::OutC, 2048), (Buf::OutC, 4096), (Buf::OutC, 6144)];
+const BIAS_PLACES: [(Buf, usize); 4] =
+    [(Buf::OutC, 8192), (Buf::OutC, 8704), (Buf::OutC, 9216), (Buf::OutC, 9728)];
+const APPENDED_PLACES: [(Buf, usize); 2] = [(Buf::OutC, 10240), (Buf::OutC, 10752)];
+const ADDED_PLACES: [(Buf, usize); 4] =
+    [(Buf::OutB, 6144), (Buf::OutC, 12288), (Buf::OutC, 13312), (Buf::OutC, 15360)];
+
+impl BackwardSpec {
+    fn new(f: &mut Choices, c: &mut Choices, f16: bool) -> Self {
+        let mut layer = LayerSpec::new(f, c, f16);
+        (layer.lse, layer.map) = (None, None);
+        let LayerSpec { config, tensors, .. } = &layer;
+        let (dtype, [batch, _, q_len, _]) = (config.dtype, tensors[0].shape);
+        let rows = [batch, config.heads, q_len, 1];
+        let kept = if f.one_in(2) {
+            let context = [batch, 1, q_len, config.heads * config.value_dim];
+            [
+                Some(at(c, (Buf::OutA, 4096), dtype, context, false)),
+                Some(at(c, (Buf::OutA, 12288), DType::F32, rows, false)),
+            ]
+        } else {
+            [None; 2]
+        };
+        layer.lse = kept[1];
+        layer.tensors[3] = at(c, (Buf::OutA, 0), dtype, layer.tensors[3].shape, false);
+        let of = float(f, f16);
+        let mut gradient = |place, window: Option<&Window>, wanted: bool| {
+            window.filter(|_| wanted).map(|window| at(c, place, of, window.shape, false))
+        };
+        let wanted = f.pick(&[[true; 3], [true; 3], [true, false, false], [false, true, true], [false; 3]]);
+        let [of_weights, of_mask] = [f.one_in(2) || wanted == [false; 3], f.one_in(2)];
+        let inputs = [0, 1, 2].map(|n| gradient(INPUT_PLACES[n], Some(&layer.tensors[n]), wanted[n]));
+        let weights = [0, 1, 2, 3].map(|n| gradient(WEIGHT_PLACES[n], Some(&layer.weights[n]), of_weights));
+        let biases = [0, 1, 2, 3].map(|n| gradient(BIAS_PLACES[n], layer.biases[n].as_ref(), of_weights));
+        let appended = layer.appended.filter(|_| of_weights);
+        let appended =
+            appended.map(|pair| [0, 1].map(|n| at(c, APPENDED_PLACES[n], of, pair[n].shape, false)));
+        let own = layer.mask.added();
+        let added = [0, 1, 2, 3].map(|n| {
+            let own = own[n].filter(|_| of_mask)?;
+            Some(at(c, ADDED_PLACES[n], DType::F32, own.shape, false))
+        });
+        BackwardSpec {
+            kept,
+            d_out: Window::input(c, dtype, layer.tensors[3].shape, false),
+            d_lse: f.one_in(2).then(|| Window::input(c, DType::F32, rows, false)),
+            inputs,
+            weights,
+            biases,
+            appended,
+            added,
+            accumulates: c.one_in(6),
+            layer,
+        }
+    }
+
+    fn gradients(&mut self) -> impl Iterator<Item = &mut Window> {
+        let BackwardSpec { inputs, weights, biases, appended, added, .. } = self;
+        let optional = inputs.iter_mut().chain(weights).chain(biases).chain(added).flatten();
+        optional.chain(appended.iter_mut().flatten())
+    }
+
+    fn spoil(&mut self, c: &mut Choices) {
+        match c.below(10) {
+            0..3 => self.layer.spoil(c),
+            3 => self.d_out.spoil(c),
+            4 => self.d_lse.iter_mut().for_each(|w| w.spoil(c)),
+            5 => {
+                // One more, in the place of another, or less.
+                let (n, m) = (c.below(4), c.below(3));
+                self.added[n] = self.inputs[m].take();
+            }
+            6 => {
+                let n = c.below(2);
+                self.kept[n] = None;
+                self.layer.lse = self.kept[1];
+            }
+            _ => {
+                let mut all: Vec<_> = self.gradients().collect();
+                if !all.is_empty() {
+                    let n = c.below(all.len());
+                    all[n].spoil(c);
+                }
+            }
+        }
+    }
+}
+
+/// Gradients of a layer, whose forward call is made before them where it keeps something.
+pub fn backward(
+    world: &mut World,
+    f: &mut Choices,
+    c: &mut Choices,
+    said: &mut String,
+) -> Result<Outcome, String> {
+    let mut spec = BackwardSpec::new(f, c, world.f16);
+    let form = f.pick(&[KernelForm::Cpu, KernelForm::Gpu]);
+    let (how, memory) = (How::new(c), Memory::new(c));
+    for _ in 0..faults(c) {
+        spec.spoil(c);
+    }
+    *said = format!("{spec:?}, {form:?}, {how:?}, {memory:?}");
+    let mut writes: Vec<Window> = spec.gradients().map(|w| *w).collect();
+    let mut all: Vec<Window> = spec.layer.windows().into_iter().map(|w| *w).collect();
+    all.extend(writes.iter().chain([&spec.d_out]).chain(&spec.d_lse).chain(spec.kept.iter().flatten()));
+    let buffers = world.arena.buffers.clone();
+    let layer = match spec.layer.made(world, &buffers) {
+        Ok(layer) => layer.tuning(Tuning::new().form(form)),
+        Err(e) => return world.works(&mut world.scratch()).map(|()| refused(&e)),
+    };
+    let viewed = |w: &Option<Window>| w.as_ref().map(|w| view(&buffers, w));
+    let forward = spec.layer.call(&buffers).context(viewed(&spec.kept[0]));
+    let linear =
+        |n: usize| LinearGradients { weight: viewed(&spec.weights[n]), bias: viewed(&spec.biases[n]) };
+    let weights = LayerGradients {
+        query: linear(0),
+        key: linear(1),
+        value: linear(2),
+        out: linear(3),
+        bias_kv: spec.appended.as_ref().map(|pair| pair.each_ref().map(|w| view(&buffers, w))),
+    };
+    let [d_query, d_key, d_value] = spec.inputs.each_ref().map(viewed);
+    let [d_bias, d_slopes, d_relative, d_sinks]: [Option<TensorView>; 4] = spec.added.each_ref().map(viewed);
+    let call = LayerBackward::new(forward, view(&buffers, &spec.d_out))
+        .d_lse(viewed(&spec.d_lse))
+        .d_query(d_query)
+        .d_key(d_key)
+        .d_value(d_value)
+        .d_weights(weights)
+        .d_bias(d_bias)
+        .d_slopes(d_slopes)
+        .d_relative(d_relative)
+        .d_sinks(d_sinks)
+        .accumulate(spec.accumulates);
+
+    let size = layer.backward_scratch_size(&call);
+    let fits = size.as_ref().is_ok_and(|size| size.total() < 1 << 24);
+    let memory = if fits { memory } else { Memory::None };
+    let mut scratch =
+        memory.scratch(world, size.as_ref().copied().unwrap_or_default()).map_err(|e| e.to_string())?;
+    let small = 4.0 * spec.layer.work(&all) < MOST_WORK;
+    let mut encoder = world.encoder();
+    let result = match how {
+        // Longer calls have many dispatches to bind.
+        _ if !small => layer.backward_scratch_size(&call).map(drop),
+        How::Prepare => layer.prepare_backward(&call, &mut scratch),
+        How::Pass => {
+            let mut pass = encoder.begin_compute_pass(&Default::default());
+            layer.backward_in_pass(&mut pass, &call, &mut scratch)
+        }
+        _ => layer.backward(&mut encoder, &call, &mut scratch),
+    };
+    match (&size, &result) {
+        (Err(size), Err(call)) if size.to_string() != call.to_string() => {
+            return Err(format!("backward_scratch_size says {size}, the call {call}"));
+        }
+        (Err(size), Ok(())) => {
+            return Err(format!("backward_scratch_size says {size}, the call is accepted"));
+        }
+        _ => {}
+    }
+    if memory == Memory::Foreign && result.is_err() {
+        scratch = world.scratch();
+    }
+    let run = small && !matches!(how, How::Prepare | How::Dropped);
+    if run && result.is_ok() && !all.iter().any(|w| w.buf.fails()) {
+        let mut first = world.encoder();
+        let size = layer.scratch_size(&forward).ok().filter(|size| size.total() < 1 << 24);
+        let mut scratch =
+            Scratch::new(world.device(), size.unwrap_or_default()).map_err(|e| e.to_string())?;
+        if layer.forward(&mut first, &forward, &mut scratch).is_ok() {
+            writes.extend(spec.kept.iter().flatten().chain([&spec.layer.tensors[3]]));
+        }
+        world.gpu.queue().submit([first.finish()]);
+    }
+    settle(world, result, encoder, &mut scratch, &all, &writes, [run, false])
+}
