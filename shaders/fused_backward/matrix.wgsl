@@ -13,14 +13,15 @@
 //
 // Weights are at most one, so they are multiplied by WEIGHT_SCALE, and keep f16's eleven bits down to 2⁻²⁸. Gradients of scores
 // may have any size: they are multiplied by a power of two that is the workgroup's, which moves when a gradient would be too
-// large; eleven bits reach to 2⁻²⁶ of the largest so far. The first tile that has a gradient sets it, others rarely move it.
-// Gradients that are not finite do not count: they, and sums they spoil, are found in the end and computed once more.
+// large; eleven bits reach to 2⁻²⁶ of the largest so far, and the last one to 2⁻³⁶. The first tile that has a gradient sets it,
+// others rarely move it. Gradients that are not finite do not count: they, and sums they spoil, are found in the end and computed
+// once more.
 //
 // Subgroups are as in fused/matrix.wgsl: their invocations by index, WIDTH of them taken as one.
 //
 // Counted per pair, for head_dim = value_dim = D, R = SUB_ROWS, B = OTHERS: 6 · D operations of the matrix units for d_q or d_k, 4 · D for d_v,
-// 8 · D for d_k and d_v; in workgroup memory 8 · D / R bytes of others (if HELD; else as well 4 · D / B of own rows), 8 of each of scores
-// and gradients of weights, 4 of each that is given; one exp2; 6 barriers per OWNS · B pairs.
+// 8 · D for d_k and d_v; in workgroup memory as many bytes of others over R (and unless HELD 4 · D / B of own rows), 4 · D / OWNS to
+// stage, 8 of each of scores and gradients of weights, 4 of each that is given; one exp2; 6 barriers per OWNS · B pairs.
 //
 // Needs: p.dropout_scale, p.head_dim, p.value_dim; FRAGMENT, HAS_DROPOUT, HEAD, HELD, OF_KEYS, OF_SCORES, OF_VALUES, OTHERS, OWNS,
 // SUBGROUPS, SUB_ROWS, VALUE, WORKGROUP; Left, Sums, WorkTile; acc_at, acc_store, acc_store_transposed, f16_store4, f32_at4, f32_store4,

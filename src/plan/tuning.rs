@@ -39,6 +39,9 @@ pub enum Path {
 /// kernels do not are the attention weights, to f16 before they meet the values: an error of at most 2⁻¹¹ of
 /// `Σ weight · |value|`, where kernels without them have 2⁻²⁴, and of 2⁻²⁷ of the row's largest weight for every key, since f16
 /// ends there (2⁻¹⁶ on hardware that takes its subnormal numbers for zero).
+///
+/// Of gradients they round the weights and the gradients of scores, likewise by at most 2⁻¹¹ of what is summed: weights below 2⁻³⁸ are
+/// nothing, and gradients of scores below 2⁻³⁶ of the largest that a workgroup has met.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MatrixUnits {
@@ -110,7 +113,7 @@ impl Tuning {
         self
     }
 
-    /// Whether to use the device's matrix units, for attention and for projections.
+    /// Whether to use the device's matrix units, for attention, its gradients of q, k and v, and projections.
     pub const fn matrix_units(mut self, units: MatrixUnits) -> Self {
         self.matrix_units = units;
         self
