@@ -5,9 +5,7 @@ use wgpu_attention::reference::average_heads;
 use wgpu_attention::reference::compare::compare;
 use wgpu_attention::{DType, KernelForm, MatrixUnits, Path};
 
-use crate::harness::layer::{
-    LayerCase, LayerLayout, LayerSetup, LinearData, Storage, layer_setups, run_layer_with,
-};
+use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, LinearData, Storage, run_layer_with};
 use crate::harness::layer_options::LayerOptions;
 use crate::harness::{Expected, HostData, Report, Rules, Vector, Weights, full, rest};
 
@@ -135,28 +133,29 @@ fn every_device_gives_the_vectors() {
 #[test]
 fn matrix_units_give_the_vectors() {
     let case = case("mha_self");
+    let on = |profile| LayerSetup {
+        profile,
+        form: KernelForm::Auto,
+        path: Path::Auto,
+        dtype: DType::F16,
+        weight: DType::F16,
+        bias: DType::F16,
+        layout: LayerLayout::Dense,
+        storage: Storage::Separate,
+        lse: true,
+        weights: Weights::None,
+    };
     Report::on_matrix_units("mha on matrix units", |report, profile| {
         if !profile.compiles_fast() && !rest("mha on matrix units") {
             return;
         }
-        let setup = LayerSetup {
-            profile,
-            form: KernelForm::Auto,
-            path: Path::Auto,
-            dtype: DType::F16,
-            weight: DType::F16,
-            bias: DType::F16,
-            layout: LayerLayout::Dense,
-            storage: Storage::Separate,
-            lse: true,
-            weights: Weights::None,
-        };
+        let setup = on(profile);
         let stored = case.stored(&setup);
         let got = run_layer_with(&stored, &setup, |tuning| tuning.matrix_units(MatrixUnits::Always));
         report.record(&case.name, &setup, got.and_then(|got| stored.truth(&setup).out.judge(&got.out)));
     });
     // On a device without any, insisting is refused.
-    let setup = LayerSetup { profile: full(), ..layer_setups(&case)[0] };
+    let setup = on(full());
     let refused = run_layer_with(&case, &setup, |tuning| tuning.matrix_units(MatrixUnits::Always));
     assert!(refused.is_err_and(|why| why.contains("matrix units")), "refused by name");
 }
