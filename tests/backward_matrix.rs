@@ -14,7 +14,6 @@ use crate::small::{self, single_masks};
 const SHAPE: Shape =
     Shape { batch: 1, heads: 4, kv_heads: 2, q_len: 37, kv_len: 41, head_dim: 16, value_dim: 16 };
 
-/// Lengths about a tile, which are one set of kernels.
 /// Profiles for cases that have the same kernels, those of a causal mask.
 fn profiles() -> impl Iterator<Item = &'static Profile> {
     matrices().filter(|p| p.compiles_fast() || due("gradients on matrix units of 16 by 16"))
@@ -24,6 +23,7 @@ fn causal(name: impl Into<String>, shape: Shape) -> Case {
     Case::random(name, shape).with(|c| c.rules.causal = true)
 }
 
+/// About those of tiles.
 #[test]
 fn lengths() {
     let mut report = Report::new("gradients on matrix units, lengths");
@@ -67,8 +67,7 @@ fn tiles_of_gpus() {
         for (q_len, dim) in [(70, 16), (90, 64), (130, 128)] {
             let shape =
                 Shape { heads: 2, kv_heads: 1, q_len, kv_len: 150, head_dim: dim, value_dim: dim, ..SHAPE };
-            let case =
-                Case::random(format!("tiles of GPUs {q_len} {dim}"), shape).with(|c| c.rules.causal = true);
+            let case = causal(format!("tiles of GPUs {q_len} {dim}"), shape);
             let key = format!("gradients, {}, {}", case.name, profile.name);
             if dim == 16 && profile.compiles_fast() && due(&key) || rest(&key) {
                 let setup = BackwardSetup { form: KernelForm::Gpu, ..BackwardSetup::matrix(profile) };
@@ -138,7 +137,7 @@ fn masks() {
     finish(report);
 }
 
-/// Gradients of scores that grow from tile to tile by more than f16 holds, and that shrink; with none in the first tiles.
+/// Gradients of scores that grow over the tiles by more than f16 holds, and that shrink; with none in the first tiles.
 #[test]
 fn scales_move() {
     let mut report = Report::new("gradients on matrix units, scales");
@@ -147,7 +146,7 @@ fn scales_move() {
         for (n, by) in [0.25, -0.25, 0.03].into_iter().enumerate() {
             let case = causal(format!("values grow by {by}"), shape).with(|c| {
                 for (row, v) in c.v.chunks_exact_mut(16).enumerate() {
-                    // By key, from 2⁻¹² to 2¹² at most.
+                    // By key, from 2⁻¹² to 2¹³ at most.
                     let exponent = (row % shape.kv_len) as f32 * by;
                     let factor = if n == 2 && row % shape.kv_len < 40 {
                         0.0
@@ -271,7 +270,7 @@ fn random_problems() {
                 value_dim: dims[1],
             };
             let case = Case::random(name, shape).with(|c| c.rules = mask.rules(rng, &shape, 0));
-            // Not with more tensors than the device binds: that is refused, and shown so.
+            // One with more tensors than the device binds is skipped, and said to be.
             report.check_backward(&Problem::new(case, 0, rng.chance(0.5)), &BackwardSetup::matrix(profile));
         }
     }

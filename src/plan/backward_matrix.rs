@@ -1,7 +1,7 @@
 //! Tiles of the gradients' kernel on matrix units.
 
 use super::gradients_of::GradientsOf;
-use super::matmul::ENOUGH_WORKGROUPS;
+use super::matrix::{ROOM, check_channels, most_rows, tiles_for, usual};
 use super::tuning::Tuning;
 use crate::device::{DeviceFacts, Fragment};
 use crate::family::Family;
@@ -25,12 +25,6 @@ pub(crate) struct BackwardMatrix {
     pub held: bool,
 }
 
-/// With more channels than this, 16 own rows no longer fit in registers.
-const MOST_CHANNELS: usize = 256;
-
-/// Registers of each of 32 invocations that own rows and sums may take: see `plan/matrix.rs`.
-const ROOM: u32 = 96;
-
 /// Channels that the own rows have, and those of the gradients that are wanted.
 fn channels(of: GradientsOf, head: u32, value: u32) -> (u32, u32) {
     let part = |wanted, channels| if wanted { channels } else { 0 };
@@ -40,9 +34,7 @@ fn channels(of: GradientsOf, head: u32, value: u32) -> (u32, u32) {
 /// As many own rows of a subgroup as registers hold, and whether the rows themselves are held beside their sums.
 fn sub_rows(of: GradientsOf, head: u32, value: u32, least: u32) -> (u32, bool) {
     let (own, sums) = channels(of, head, value);
-    let fitting = |of_row: u32| {
-        [32, 16, 8].into_iter().filter(|rows| *rows >= least).find(|rows| rows * of_row / 32 <= ROOM)
-    };
+    let fitting = |of_row: u32| most_rows(least, |rows| rows * of_row / 32);
     let held = fitting(own / 2 + sums).map(|rows| (rows, true));
     held.unwrap_or_else(|| (fitting(sums).unwrap_or(least), false))
 }
@@ -146,44 +138,22 @@ impl BackwardMatrix {
         device: &DeviceFacts,
     ) -> Result<Self, &'static str> {
         let fragment = tuning.fragment(dtype, Family::MatrixGradients, device)?;
-        if shape.head_dim.max(shape.value_dim) > MOST_CHANNELS {
-            return Err("head_dim and value_dim may be at most 256");
-        }
+        check_channels(shape)?;
         let (len, heads) = of.own_side(shape);
-        let fitting = || Self::candidates(of, fragment, shape, tuning, device).filter(|t| t.fits(of, device));
-        // Large tiles as long as every core of a large GPU gets one.
-        let fills = |t: &Self| {
-            len.div_ceil(t.owns() as usize).saturating_mul(shape.batch * heads) >= ENOUGH_WORKGROUPS / 2
-        };
-        let is_small = |t: &Self| t.subgroups <= 2 && (t.owns() as usize) < 2 * len;
-        fitting()
-            .find(fills)
-            .or_else(|| fitting().find(is_small))
-            .or_else(|| fitting().last())
-            .ok_or("their tiles take more workgroup memory, invocations or registers than the device allows")
+        let fitting: Vec<_> =
+            Self::candidates(of, fragment, shape, tuning, device).filter(|t| t.fits(of, device)).collect();
+        tiles_for(&fitting, len, shape.batch * heads, |t| (t.owns(), t.subgroups))
     }
 
-    /// What kernels are listed with for tools and tests: what plans choose for many rows of the usual channels, on subgroups of 32
-    /// and of 64, with 32 and 48 KiB; and what tests compile.
+    /// What kernels are listed with for tools and tests: what plans choose for many rows of the usual channels.
     pub fn listed(of: GradientsOf, fragment: Fragment) -> Vec<Self> {
         let mut all: Vec<Self> = Vec::new();
-        for (width, workgroup_memory) in [(32, 32768), (32, 49152), (64, 32768), (64, 49152)] {
-            let device = DeviceFacts {
-                f16: true,
-                subgroup_min: width,
-                subgroup_max: width,
-                workgroup_memory,
-                max_invocations: 1024,
-                matrix: Some(fragment),
-                ..DeviceFacts::LEAST
-            };
-            for channels in [32, 64, 80, 96, 128, 192, 256] {
-                let shape = Shape::new(1, 64, 4096, channels);
-                let found = Self::of(of, &shape, DType::F16, &Tuning::default(), &device);
-                let found =
-                    found.ok().filter(|tiles| of != GradientsOf::KeysAndValues || tiles.has_room_for_both());
-                all.extend(found.filter(|tiles| !all.contains(tiles)));
-            }
+        for (device, channels) in usual(fragment) {
+            let shape = Shape::new(1, 64, 4096, channels);
+            let found = Self::of(of, &shape, DType::F16, &Tuning::default(), &device);
+            let found =
+                found.ok().filter(|tiles| of != GradientsOf::KeysAndValues || tiles.has_room_for_both());
+            all.extend(found.filter(|tiles| !all.contains(tiles)));
         }
         all
     }

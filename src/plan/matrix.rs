@@ -30,15 +30,64 @@ pub(crate) struct FusedMatrix {
 /// With more channels than this, 16 rows no longer fit in registers.
 const MOST_CHANNELS: usize = 256;
 
+/// Registers of each of 32 invocations that the rows of a subgroup and their sums may take. GPUs with fragments of 8 × 8 (Apple's)
+/// have about 128, others 255: scores, addresses and what is staged next take the rest.
+pub(super) const ROOM: u32 = 96;
+
+/// The most rows of a subgroup, at least `least`, of which `registers` says that they have room.
+pub(super) fn most_rows(least: u32, registers: impl Fn(u32) -> u32) -> Option<u32> {
+    [32, 16, 8].into_iter().filter(|rows| *rows >= least).find(|rows| registers(*rows) <= ROOM)
+}
+
+/// # Errors
+/// Why there are no tiles for so many channels.
+pub(super) fn check_channels(shape: &Shape) -> Result<(), &'static str> {
+    if shape.head_dim.max(shape.value_dim) > MOST_CHANNELS {
+        return Err("head_dim and value_dim may be at most 256");
+    }
+    Ok(())
+}
+
+/// Of tiles that fit, best first: large ones as long as every core of a large GPU gets one (a second one each is for splits of the
+/// keys to find), then those that `rows` of a head do not leave half empty. `size`: a tile's rows and subgroups.
+pub(super) fn tiles_for<T: Copy>(
+    fitting: &[T],
+    rows: usize,
+    heads: usize,
+    size: impl Fn(&T) -> (u32, u32),
+) -> Result<T, &'static str> {
+    let fills = |t: &&T| rows.div_ceil(size(t).0 as usize).saturating_mul(heads) >= ENOUGH_WORKGROUPS / 2;
+    let is_small = |t: &&T| {
+        let (of_tile, subgroups) = size(t);
+        subgroups <= 2 && (of_tile as usize) < 2 * rows
+    };
+    let found = fitting.iter().find(fills).or_else(|| fitting.iter().find(is_small)).or(fitting.last());
+    found
+        .copied()
+        .ok_or("their tiles take more workgroup memory, invocations or registers than the device allows")
+}
+
+/// Devices with `fragment` and channels that lists of kernels ask plans for: subgroups of 32 and of 64, 32 and 48 KiB.
+pub(super) fn usual(fragment: Fragment) -> impl Iterator<Item = (DeviceFacts, usize)> {
+    let devices =
+        [(32, 32768), (32, 49152), (64, 32768), (64, 49152)].map(|(width, workgroup_memory)| DeviceFacts {
+            f16: true,
+            subgroup_min: width,
+            subgroup_max: width,
+            workgroup_memory,
+            max_invocations: 1024,
+            matrix: Some(fragment),
+            ..DeviceFacts::LEAST
+        });
+    let channels = [32, 64, 80, 96, 128, 192, 256];
+    devices.into_iter().flat_map(move |device| channels.map(|channels| (device.clone(), channels)))
+}
+
 /// As many rows of a subgroup as registers hold: keys and values are loaded once for all of them. And whether their queries
-/// stay in workgroup memory, because even the fewest rows do not fit otherwise. Counted in registers of each of 32
-/// invocations, of which GPUs with fragments of 8 × 8 (Apple's) have about 128, others 255: scores, addresses and what is
-/// staged next take the rest. FlashAttention-2 takes 16 rows.
+/// stay in workgroup memory, because even the fewest rows do not fit otherwise. FlashAttention-2 takes 16 rows.
 fn sub_rows(head: u32, value: u32, device: &DeviceFacts) -> (u32, bool) {
-    const ROOM: u32 = 96;
-    let registers = |rows: u32| rows * (head / 2 + value) / 32;
     let least = device.matrix.map_or(8, Fragment::side);
-    let rows = [32, 16, 8].into_iter().filter(|rows| *rows >= least).find(|rows| registers(*rows) <= ROOM);
+    let rows = most_rows(least, |rows| rows * (head / 2 + value) / 32);
     (rows.unwrap_or(least), rows.is_none())
 }
 
@@ -122,29 +171,11 @@ impl FusedMatrix {
     /// What plans choose for many rows of the usual channels, on subgroups of 32 and of 64 and with 32 and 48 KiB.
     pub fn planned(fragment: Fragment) -> Vec<FusedMatrix> {
         let mut all: Vec<FusedMatrix> = Vec::new();
-        for (width, workgroup_memory) in [(32, 32768), (32, 49152), (64, 32768), (64, 49152)] {
-            let device = DeviceFacts {
-                f16: true,
-                subgroup_min: width,
-                subgroup_max: width,
-                workgroup_memory,
-                max_invocations: 1024,
-                matrix: Some(fragment),
-                ..DeviceFacts::LEAST
-            };
-            for channels in [32, 64, 80, 96, 128, 192, 256] {
-                let (shape, tuning) = (Shape::new(1, 64, 4096, channels), Tuning::default());
-                let found = fused_matrix(
-                    shape.q_len,
-                    shape.heads,
-                    &shape,
-                    DType::F16,
-                    &tuning,
-                    &Pick::default(),
-                    &device,
-                );
-                all.extend(found.ok().filter(|tiles| !all.contains(tiles)));
-            }
+        for (device, channels) in usual(fragment) {
+            let (shape, tuning) = (Shape::new(1, 64, 4096, channels), Tuning::default());
+            let pick = Pick::default();
+            let found = fused_matrix(shape.q_len, shape.heads, &shape, DType::F16, &tuning, &pick, &device);
+            all.extend(found.ok().filter(|tiles| !all.contains(tiles)));
         }
         all
     }
@@ -186,21 +217,11 @@ pub(super) fn fused_matrix(
     device: &DeviceFacts,
 ) -> Result<FusedMatrix, &'static str> {
     let fragment = tuning.fragment(dtype, Family::MatrixAttention, device)?;
-    if shape.head_dim.max(shape.value_dim) > MOST_CHANNELS {
-        return Err("head_dim and value_dim may be at most 256");
-    }
-    let fitting = || FusedMatrix::candidates(fragment, shape, tuning, device).filter(|t| t.fits(device));
-    // Large tiles as long as every core of a large GPU gets one: a second one each is for splits of the keys to find.
-    let fills =
-        |t: &FusedMatrix| rows.div_ceil(t.rows() as usize).saturating_mul(heads) >= ENOUGH_WORKGROUPS / 2;
-    let is_small = |t: &FusedMatrix| t.subgroups <= 2 && (t.rows() as usize) < 2 * rows;
-    let picked = |t: &FusedMatrix| (t.rows(), t.keys) == (pick.rows, pick.keys);
-    fitting()
-        .find(picked)
-        .or_else(|| fitting().find(fills))
-        .or_else(|| fitting().find(is_small))
-        .or_else(|| fitting().last())
-        .ok_or("their tiles take more workgroup memory, invocations or registers than the device allows")
+    check_channels(shape)?;
+    let fitting: Vec<_> =
+        FusedMatrix::candidates(fragment, shape, tuning, device).filter(|t| t.fits(device)).collect();
+    let picked = fitting.iter().find(|t| (t.rows(), t.keys) == (pick.rows, pick.keys));
+    picked.map_or_else(|| tiles_for(&fitting, rows, heads, |t| (t.rows(), t.subgroups)), |t| Ok(*t))
 }
 
 #[cfg(test)]

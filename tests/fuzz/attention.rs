@@ -2,12 +2,12 @@
 
 use wgpu_attention::reference;
 use wgpu_attention::{
-    Attention, Blocks, Config, DType, Dropout, Forward, KernelForm, MatrixUnits, Path, ScratchSize, Shape,
-    TensorView, Tuning,
+    Attention, Blocks, Config, DType, Dropout, Forward, KernelForm, MatrixUnits, Path, Shape, TensorView,
+    Tuning,
 };
 
 use crate::arena::{Buf, Window, view};
-use crate::call::{How, MOST_WORK, Memory, faults, float, outputs, settle};
+use crate::call::{How, MOST_WORK, Memory, faults, float, outputs, refused_alike, scratch_for, settle};
 use crate::case::{Case, DropoutData, Expected, HostData, Weights};
 use crate::choices::Choices;
 use crate::masks::MaskSpec;
@@ -316,12 +316,7 @@ pub fn forward(
         .dropout(spec.dropout.as_ref().map(|d| d.device(&buffers)));
     let size = attention.scratch_size(&call);
     let small = spec.shape().flops() < MOST_WORK;
-    let memory = match &size {
-        Ok(size) if size.total() < 1 << 24 => spec.memory.scratch(world, *size),
-        // What is refused here the call must refuse in the same way.
-        _ => Memory::None.scratch(world, ScratchSize::default()),
-    };
-    let mut scratch = memory.map_err(|e| format!("scratch: {e}"))?;
+    let (memory, mut scratch) = scratch_for(world, spec.memory, &size)?;
     let mut encoder = match spec.how {
         How::Foreign => world.foreign.device().create_command_encoder(&Default::default()),
         _ => world.encoder(),
@@ -336,13 +331,7 @@ pub fn forward(
         How::Prepare => attention.prepare(&call, &mut scratch),
         _ => attention.forward(&mut encoder, &call, &mut scratch),
     };
-    if let (Err(size), Err(call)) = (&size, &result) {
-        if size.to_string() != call.to_string() {
-            return Err(format!("scratch_size says {size}, the call {call}"));
-        }
-    } else if size.is_err() {
-        return Err(format!("scratch_size says {size:?}, the call is accepted"));
-    }
+    refused_alike(&size, &result)?;
     let own = spec.how != How::Foreign;
     if !own {
         // What was recorded there is for that device to refuse.
@@ -352,7 +341,7 @@ pub fn forward(
         encoder = world.encoder();
     }
     if let Err(e) = result {
-        if spec.memory == Memory::Foreign {
+        if memory == Memory::Foreign {
             scratch = world.scratch();
         }
         world.unharmed(encoder, &mut scratch)?;

@@ -84,6 +84,32 @@ impl Memory {
     }
 }
 
+/// The scratch for a call that needs `size`: none where that is too much, or the call is refused.
+///
+/// # Errors
+/// What memory was refused with.
+pub fn scratch_for(
+    world: &World,
+    memory: Memory,
+    size: &Result<ScratchSize, Error>,
+) -> Result<(Memory, Scratch), String> {
+    let fits = size.as_ref().is_ok_and(|size| size.total() < 1 << 24);
+    let memory = if fits { memory } else { Memory::None };
+    let scratch = memory.scratch(world, size.as_ref().copied().unwrap_or_default());
+    Ok((memory, scratch.map_err(|e| e.to_string())?))
+}
+
+/// A call whose size is refused is refused for the same reason.
+pub fn refused_alike(size: &Result<ScratchSize, Error>, call: &Result<(), Error>) -> Result<(), String> {
+    match (size, call) {
+        (Err(size), Err(call)) if size.to_string() != call.to_string() => {
+            Err(format!("its scratch size says {size}, the call {call}"))
+        }
+        (Err(size), Ok(())) => Err(format!("its scratch size says {size}, the call is accepted")),
+        _ => Ok(()),
+    }
+}
+
 /// How many things are wrong.
 pub fn faults(c: &mut Choices) -> usize {
     c.pick(&[0, 0, 0, 1, 1, 1, 2, 3])

@@ -9,7 +9,9 @@ use wgpu_attention::{
 
 use crate::arena::{Buf, Window, view};
 use crate::attention::{ConfigSpec, DropSpec, shape_of};
-use crate::call::{How, MOST_WORK, Memory, faults, float, judge, largest, settle};
+use crate::call::{
+    How, MOST_WORK, Memory, faults, float, judge, largest, refused_alike, scratch_for, settle,
+};
 use crate::case::{Case, Expected, widened};
 use crate::choices::Choices;
 use crate::masks::MaskSpec;
@@ -226,10 +228,7 @@ pub fn attention(
         .dropout(dropout);
 
     let size = attention.backward_scratch_size(&call);
-    let fits = size.as_ref().is_ok_and(|size| size.total() < 1 << 24);
-    let memory = if fits { memory } else { Memory::None };
-    let mut scratch =
-        memory.scratch(world, size.as_ref().copied().unwrap_or_default()).map_err(|e| e.to_string())?;
+    let (memory, mut scratch) = scratch_for(world, memory, &size)?;
     let small = 4.0 * spec.shape().flops() < MOST_WORK;
     let mut encoder = world.encoder();
     let result = match how {
@@ -242,15 +241,7 @@ pub fn attention(
         }
         _ => attention.backward(&mut encoder, &call, &mut scratch),
     };
-    match (&size, &result) {
-        (Err(size), Err(call)) if size.to_string() != call.to_string() => {
-            return Err(format!("backward_scratch_size says {size}, the call {call}"));
-        }
-        (Err(size), Ok(())) => {
-            return Err(format!("backward_scratch_size says {size}, the call is accepted"));
-        }
-        _ => {}
-    }
+    refused_alike(&size, &result)?;
     if memory == Memory::Foreign && result.is_err() {
         scratch = world.scratch();
     }

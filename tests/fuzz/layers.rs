@@ -8,7 +8,9 @@ use wgpu_attention::{
 
 use crate::arena::{Buf, Window, view};
 use crate::attention::DropSpec;
-use crate::call::{How, MOST_WORK, Memory, faults, float, judge, largest, outputs, settle};
+use crate::call::{
+    How, MOST_WORK, Memory, faults, float, judge, largest, outputs, refused_alike, scratch_for, settle,
+};
 use crate::choices::Choices;
 use crate::gradients::at;
 use crate::layer_options::LayerOptions;
@@ -218,10 +220,7 @@ pub fn layer(
     };
     let call = spec.call(&buffers);
     let size = layer.scratch_size(&call);
-    let fits = size.as_ref().is_ok_and(|size| size.total() < 1 << 24);
-    let memory = if fits { memory } else { Memory::None };
-    let mut scratch =
-        memory.scratch(world, size.as_ref().copied().unwrap_or_default()).map_err(|e| e.to_string())?;
+    let (memory, mut scratch) = scratch_for(world, memory, &size)?;
     let mut encoder = world.encoder();
     let result = match how {
         How::Prepare => layer.prepare(&call, &mut scratch),
@@ -415,10 +414,7 @@ pub fn backward(
         .accumulate(spec.accumulates);
 
     let size = layer.backward_scratch_size(&call);
-    let fits = size.as_ref().is_ok_and(|size| size.total() < 1 << 24);
-    let memory = if fits { memory } else { Memory::None };
-    let mut scratch =
-        memory.scratch(world, size.as_ref().copied().unwrap_or_default()).map_err(|e| e.to_string())?;
+    let (memory, mut scratch) = scratch_for(world, memory, &size)?;
     let small = 4.0 * spec.layer.work(&all) < MOST_WORK;
     let mut encoder = world.encoder();
     let result = match how {
@@ -431,15 +427,7 @@ pub fn backward(
         }
         _ => layer.backward(&mut encoder, &call, &mut scratch),
     };
-    match (&size, &result) {
-        (Err(size), Err(call)) if size.to_string() != call.to_string() => {
-            return Err(format!("backward_scratch_size says {size}, the call {call}"));
-        }
-        (Err(size), Ok(())) => {
-            return Err(format!("backward_scratch_size says {size}, the call is accepted"));
-        }
-        _ => {}
-    }
+    refused_alike(&size, &result)?;
     if memory == Memory::Foreign && result.is_err() {
         scratch = world.scratch();
     }
