@@ -10,8 +10,9 @@
 // row_stats [batch, heads, q_len, 3] (row_stats.wgsl, row_totals.wgsl)
 // gradient [shape], any of it 1
 //
-// A workgroup has one element, whose queries and keys its lanes share (SHARED), or an invocation has one. Each lane adds up
-// queries and keys in order, and lanes are added as a tree: the same bits on every run, without atomics.
+// A workgroup has a part of one element, whose queries and keys its lanes share (SHARED), or an invocation has all of one. Each lane
+// adds up queries and keys in order, and lanes are added as a tree: the same bits on every run, without atomics.
+// Of several parts, gradient is [shape, parts] in scratch, and part_sums.wgsl adds them.
 //
 // Constants: WORKGROUP; SHARED
 // Which gradient it is, score_gradients/pairs.wgsl and score_gradients/sinks.wgsl say; how lanes are added, score_gradients/lanes.wgsl.
@@ -39,6 +40,10 @@ struct Params {
     dropout_scale: f32,
     scale: f32,
     key_lanes: u32,    // lanes that share a query's keys
+    parts: u32,        // of an element
+    part_rows: u32,    // queries of each
+    pad0: u32,
+    pad1: u32,
 }
 
 @group(0) @binding(0) var<uniform> p: Params;
@@ -48,17 +53,19 @@ fn stands_for(at: u32, size: u32, len: u32) -> vec2<u32> {
     return select(vec2<u32>(at, at + 1u), vec2<u32>(0u, len), size == 1u);
 }
 
-// The sum that a lane has of an element.
-fn lane_sum(element: vec4<u32>, lane: u32) -> f32 {
+// The sum that a lane has of a part of an element.
+fn lane_sum(element: vec4<u32>, part: u32, lane: u32) -> f32 {
     let batches = stands_for(element.x, p.shape.x, p.batch);
     let heads = stands_for(element.y, p.shape.y, p.heads);
     let queries = stands_for(element.z, p.shape.z, p.mask.q_len);
     let head_count = heads.y - heads.x;
     let query_count = queries.y - queries.x;
     let rows = (batches.y - batches.x) * head_count * query_count;
+    let first = part * p.part_rows;
+    let end = min(first + p.part_rows, rows);
     let step = select(1u, WORKGROUP / p.key_lanes, SHARED);
     var sum = 0.0;
-    for (var row = lane / p.key_lanes; row < rows; row += step) {
+    for (var row = first + lane / p.key_lanes; row < end; row += step) {
         let i = queries.x + row % query_count;
         let h = heads.x + row / query_count % head_count;
         let b = batches.x + row / query_count / head_count;
@@ -71,15 +78,17 @@ fn lane_sum(element: vec4<u32>, lane: u32) -> f32 {
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) index: u32) {
     let at = workgroup + p.first.xyz;
     let lane = select(0u, index, SHARED);
-    let element = vec4<u32>(at.z / p.shape.y, at.z % p.shape.y, at.y, select(at.x * WORKGROUP + index, at.x, SHARED));
+    let part = select(0u, at.x % p.parts, SHARED);
+    let n = select(at.x * WORKGROUP + index, at.x / p.parts, SHARED);
+    let element = vec4<u32>(at.z / p.shape.y, at.z % p.shape.y, at.y, n);
     var sum = 0.0;
     if element.w < p.shape.w {
-        sum = lane_sum(element, lane);
+        sum = lane_sum(element, part, lane);
     }
     // No lane has left: there may be barriers in it.
     sum = sum_of_lanes(sum, lane);
     if element.w < p.shape.w && lane == 0u {
-        let o = view_at(p.gradient, element.x, element.y, element.z, element.w);
+        let o = view_at(p.gradient, element.x, element.y, element.z, element.w) + part;
         if p.accumulates != 0u {
             sum += gradient_at(o);
         }

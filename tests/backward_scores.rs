@@ -30,7 +30,11 @@ fn normals(rng: &mut Rng, shape: [usize; 4]) -> Option<HostData<f32>> {
 
 /// Rules with one tensor, of which the axes in `repeats` are 1.
 fn rules(of: &str, repeats: [bool; 4], rng: &mut Rng) -> Rules {
-    let [batch, heads, q_len, kv_len] = SHAPE.weights();
+    rules_of(of, SHAPE, repeats, rng)
+}
+
+fn rules_of(of: &str, shape: Shape, repeats: [bool; 4], rng: &mut Rng) -> Rules {
+    let [batch, heads, q_len, kv_len] = shape.weights();
     let to = |mut shape: [usize; 4]| {
         (0..4).filter(|axis| repeats[*axis]).for_each(|axis| shape[axis] = 1);
         shape
@@ -93,6 +97,29 @@ fn every_shape_of_every_tensor() {
                 ..alone(of, BackwardSetup::plain(full(), FORMS[0]))
             };
             report.check_backward(&problem, &setup);
+        }
+    }
+    report.finish();
+}
+
+/// With queries enough for an element to have several parts, more and fewer than a workgroup has lanes.
+#[test]
+fn parts_of_an_element() {
+    let mut report = Report::new("parts of gradients of what scores are changed by");
+    for (n, (of, long)) in ADDED.into_iter().enumerate() {
+        for (q_len, kv_len) in [(701, 5), (530, 70)] {
+            let name = format!("parts, {of}, {q_len} queries");
+            let shape = Shape { q_len, kv_len, head_dim: 4, value_dim: 4, ..SHAPE };
+            let rng = &mut Rng::named(&name);
+            let case = Case::random(&name, shape).with(|c| c.rules = rules_of(of, shape, long, rng));
+            let floats = [DType::F32, DType::F16, DType::BF16];
+            let setup = BackwardSetup {
+                bias: floats[n % 3],
+                added_dtype: floats[n % 3],
+                accumulates: kv_len == 70,
+                ..alone(of, BackwardSetup::plain(full(), FORMS[0]))
+            };
+            report.check_backward(&Problem::new(case, 0, true), &setup);
         }
     }
     report.finish();

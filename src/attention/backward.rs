@@ -159,7 +159,8 @@ impl<'a> Backward<'a> {
 /// Gradients of tensors, without a score matrix and without atomics: the same inputs on the same device by the same plan give
 /// the same bits.
 impl Attention {
-    /// The temporary memory that `call` needs: 12 bytes for each query of each head.
+    /// The temporary memory that `call` needs: 12 bytes for each query of each head, and at most 1 MiB for the gradients of a
+    /// mask's tensors.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).

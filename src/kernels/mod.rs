@@ -20,6 +20,7 @@ pub(crate) mod matmul;
 pub(crate) mod merge;
 pub(crate) mod merge_backward;
 pub(crate) mod merge_splits;
+pub(crate) mod part_sums;
 pub(crate) mod project;
 pub(crate) mod project_backward;
 pub(crate) mod rotate;

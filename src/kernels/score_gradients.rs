@@ -13,7 +13,7 @@ const WORKGROUP: u32 = ScoreGradientsPlan::WORKGROUP;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ScoreGradients {
     pub of: Added,
-    /// Whether a workgroup has an element, and not an invocation.
+    /// Whether a workgroup has an element or a part of one, and not an invocation.
     pub shared: bool,
     pub gradient: DType,
     pub dtype: DType,
@@ -46,6 +46,9 @@ params! {
         dropout_scale: f32,
         scale: f32,
         key_lanes: u32,
+        parts: u32,
+        part_rows: u32,
+        pad: [u32; 2],
     }
 }
 

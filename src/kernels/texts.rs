@@ -62,6 +62,7 @@ pub(crate) const TEXTS: &[&str] = &[
     shader!("merge"),
     shader!("merge_backward"),
     shader!("merge_splits"),
+    shader!("part_sums"),
     shader!("position/cos_sin"),
     shader!("position/rotation_table"),
     shader!("position/row_positions"),

@@ -2,7 +2,7 @@
 
 use super::{
     add_positions, append_keys, average_weights, cache_advance, cache_append, cache_copy, cache_read,
-    classify, column_sums, fused, fused_backward, merge, merge_backward, merge_splits, project,
+    classify, column_sums, fused, fused_backward, merge, merge_backward, merge_splits, part_sums, project,
     project_backward, rotate, row_stats, row_totals, score_gradients, score_stage, scores, softmax,
     table_backward, weighted_sum,
 };
@@ -37,6 +37,7 @@ pub(crate) enum KernelVariant {
     AddPositions(add_positions::AddPositions),
     ProjectBackward(project_backward::ProjectBackward),
     ColumnSums(column_sums::ColumnSums),
+    PartSums(part_sums::PartSums),
     TableBackward(table_backward::TableBackward),
     MergeBackward(merge_backward::MergeBackward),
 }
@@ -98,6 +99,7 @@ impl KernelVariant {
                 with_tensors(&[Some(Family::ScoreGradients)], &[v.dtype, v.gradient])
             }
             KernelVariant::ColumnSums(v) => with_tensors(&[Some(Family::RowSums)], &[v.d_y, v.sums]),
+            KernelVariant::PartSums(v) => with_tensors(&[Some(Family::ScoreGradients)], &[v.sums]),
             KernelVariant::TableBackward(v) => with_tensors(&[Some(Family::RowSums)], &[v.d_out, v.d_table]),
             KernelVariant::MergeSplits(_) => of(&[Some(Family::SplitKeys)]),
             KernelVariant::CacheAppend(v) => of(&[Some(v.cache.storage.family())]),
@@ -133,6 +135,7 @@ impl Variant for KernelVariant {
             KernelVariant::AddPositions(_) => "attention.add_positions",
             KernelVariant::ProjectBackward(_) => "attention.project_backward",
             KernelVariant::ColumnSums(_) => "attention.column_sums",
+            KernelVariant::PartSums(_) => "attention.part_sums",
             KernelVariant::TableBackward(_) => "attention.table_backward",
             KernelVariant::MergeBackward(_) => "attention.merge_backward",
         }
@@ -163,6 +166,7 @@ impl Variant for KernelVariant {
             KernelVariant::AddPositions(v) => v.describe(),
             KernelVariant::ProjectBackward(v) => v.describe(),
             KernelVariant::ColumnSums(v) => v.describe(),
+            KernelVariant::PartSums(v) => v.describe(),
             KernelVariant::TableBackward(v) => v.describe(),
             KernelVariant::MergeBackward(v) => v.describe(),
         }
@@ -195,6 +199,7 @@ pub(crate) fn all() -> Vec<KernelVariant> {
     all.extend(add_positions::AddPositions::all().map(KernelVariant::AddPositions));
     all.extend(project_backward::ProjectBackward::all().map(KernelVariant::ProjectBackward));
     all.extend(column_sums::ColumnSums::all().map(KernelVariant::ColumnSums));
+    all.extend(part_sums::PartSums::all().map(KernelVariant::PartSums));
     all.extend(table_backward::TableBackward::all().map(KernelVariant::TableBackward));
     all.extend(merge_backward::MergeBackward::all().map(KernelVariant::MergeBackward));
     all

@@ -1,7 +1,7 @@
 //! The gradients: what queries keep of the forward pass, then those of q, then those of k and v, then those of the mask's tensors.
 
 use super::backward_problem::{BackwardProblem, in_fours, view};
-use super::dispatches::{Dispatches, in_scratch};
+use super::dispatches::{Dispatches, in_scratch, runs};
 use super::score_gradients;
 use crate::device::DeviceFacts;
 use crate::dropout::Dropout;
@@ -21,6 +21,13 @@ use crate::tensor::{DType, TensorView, Window};
 
 /// What is kept of a query: three numbers.
 const STATS_BYTES: u64 = 12;
+
+/// What of a scratch a backward call takes.
+#[derive(Clone, Copy)]
+pub(crate) struct BackwardMemory<'a> {
+    stats: &'a wgpu::Buffer,
+    parts: Option<&'a wgpu::Buffer>,
+}
 
 /// The dispatches of a backward call, before they are cut.
 pub(crate) struct BackwardPlans {
@@ -93,16 +100,24 @@ fn put_aside(problem: &BackwardProblem, device: &DeviceFacts) -> Option<Family> 
 impl BackwardPlans {
     /// The temporary memory they take.
     pub fn scratch_size(&self) -> ScratchSize {
-        ScratchSize::default().with(Slot::RowStats, STATS_BYTES * self.rows as u64)
+        ScratchSize::default()
+            .with(Slot::RowStats, STATS_BYTES * self.rows as u64)
+            .with(Slot::Partials, self.part_bytes())
     }
 
-    /// The part of the scratch that they take.
+    /// What the parts of a gradient take: those of one after the other.
+    fn part_bytes(&self) -> u64 {
+        self.added.iter().map(ScoreGradientsPlan::part_bytes).max().unwrap_or(0)
+    }
+
+    /// The parts of the scratch that they take.
     ///
     /// # Errors
     /// A scratch that is too small.
-    pub fn memory<'a>(&self, scratch: &'a Scratch) -> Result<&'a wgpu::Buffer, Error> {
+    pub fn memory<'a>(&self, scratch: &'a Scratch) -> Result<BackwardMemory<'a>, Error> {
         scratch.check(self.scratch_size())?;
-        scratch.buffer(Slot::RowStats)
+        let parts = (self.part_bytes() > 0).then(|| scratch.buffer(Slot::Partials)).transpose()?;
+        Ok(BackwardMemory { stats: scratch.buffer(Slot::RowStats)?, parts })
     }
 }
 
@@ -110,10 +125,10 @@ impl BackwardPlans {
 pub(crate) fn dispatches<'a>(
     problem: &BackwardProblem<'a>,
     plans: &BackwardPlans,
-    memory: &'a wgpu::Buffer,
+    memory: BackwardMemory<'a>,
     device: &DeviceFacts,
 ) -> Dispatches<'a> {
-    let stats = in_scratch(memory, DType::F32, [1, 1, plans.rows, 3], 0).window(device);
+    let stats = in_scratch(memory.stats, DType::F32, [1, 1, plans.rows, 3], 0).window(device);
     let mut dispatches: Dispatches = row_stats(problem, plans.rows, stats, device).collect();
     dispatches.extend(row_totals(problem, plans.rows, stats, device));
     for plan in &plans.plans {
@@ -121,7 +136,8 @@ pub(crate) fn dispatches<'a>(
     }
     for plan in &plans.added {
         if let Some(gradient) = problem.d_added.get(plan.of) {
-            dispatches.extend(score_gradients::dispatches(problem, plan, gradient, stats, device));
+            let parts = memory.parts;
+            dispatches.extend(score_gradients::dispatches(problem, plan, gradient, stats, parts, device));
         }
     }
     dispatches
@@ -196,14 +212,6 @@ fn row_totals<'a>(
         tensors: tensors.clone(),
         grid,
     })
-}
-
-/// So many workgroups in dispatches that the device takes: the first of each, and its grid.
-fn runs(workgroups: usize, device: &DeviceFacts) -> impl Iterator<Item = (u32, [u32; 3])> + use<> {
-    let most = device.max_workgroups as usize;
-    (0..workgroups)
-        .step_by(most)
-        .map(move |first| (first as u32, [(workgroups - first).min(most) as u32, 1, 1]))
 }
 
 fn gradients<'a>(

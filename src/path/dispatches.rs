@@ -1,5 +1,6 @@
 //! What paths are made of.
 
+use crate::device::DeviceFacts;
 use crate::kernel::Dispatch;
 use crate::kernels::KernelVariant;
 use crate::tensor::{DType, Layout, TensorView, dense_strides};
@@ -20,4 +21,12 @@ pub(crate) fn in_scratch(
     offset: usize,
 ) -> TensorView<'_> {
     TensorView { buffer, dtype, layout: Layout { shape, strides: dense_strides(shape), offset } }
+}
+
+/// So many workgroups in dispatches that the device takes: the first of each, and its grid.
+pub(super) fn runs(workgroups: usize, device: &DeviceFacts) -> impl Iterator<Item = (u32, [u32; 3])> + use<> {
+    let most = device.max_workgroups as usize;
+    (0..workgroups)
+        .step_by(most)
+        .map(move |first| (first as u32, [(workgroups - first).min(most) as u32, 1, 1]))
 }
