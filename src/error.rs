@@ -176,6 +176,14 @@ pub enum Error {
         /// Why not, and what to do.
         why: &'static str,
     },
+    /// A score function or mask of the caller's own that is not taken.
+    #[error("{function}: {message}")]
+    Mod {
+        /// `score_mod` or `mask_mod`.
+        function: &'static str,
+        /// What is wrong, with line and column of the text where it is the text.
+        message: String,
+    },
     /// The kernels that this call takes were put aside on this device, and nothing replaces them.
     #[error("{family}: put aside on this device; `Pipelines::report` says why")]
     PutAside {

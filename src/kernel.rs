@@ -31,7 +31,7 @@ impl Width {
     }
 }
 
-/// A storage buffer of a kernel. Binding 0 is the uniform `p`; these follow from 1 on.
+/// A buffer of a kernel. Binding 0 is the uniform `p`; storage follows from 1 on, then another uniform if there is one.
 #[derive(Clone, Debug)]
 pub(crate) struct Binding {
     pub name: String,
@@ -40,15 +40,22 @@ pub(crate) struct Binding {
     pub access: Access,
     /// Whether `NAME_at4` gives f16 as it is, not as f32.
     pub native: bool,
+    /// The WGSL type of a uniform.
+    pub uniform: Option<&'static str>,
 }
 
 impl Binding {
     pub fn read(name: impl Into<String>, dtype: DType, width: Width) -> Self {
-        Binding { name: name.into(), dtype, width, access: Access::Read, native: false }
+        Binding { name: name.into(), dtype, width, access: Access::Read, native: false, uniform: None }
     }
 
     pub fn write(name: impl Into<String>, dtype: DType, width: Width) -> Self {
-        Binding { name: name.into(), dtype, width, access: Access::Write, native: false }
+        Binding { name: name.into(), dtype, width, access: Access::Write, native: false, uniform: None }
+    }
+
+    /// What follows the parameters in a dispatch's bytes.
+    pub fn uniform(name: impl Into<String>, ty: &'static str) -> Self {
+        Binding { uniform: Some(ty), ..Binding::read(name, DType::U32, Width::One) }
     }
 
     fn scalar(&self) -> &'static str {
@@ -75,6 +82,10 @@ impl Binding {
     /// (contiguous). Of width four, only who stores a four stores its elements.
     fn declare(&self, binding: usize, text: &mut String) {
         let Binding { name, dtype, width, access, .. } = self;
+        if let Some(ty) = self.uniform {
+            let _ = writeln!(text, "@group(0) @binding({binding}) var<uniform> {name}: {ty};");
+            return;
+        }
         let mode = if *access == Access::Write { "read_write" } else { "read" };
         let (scalar, load) = (self.scalar(), if dtype.is_float() { "f32" } else { "u32" });
         let (element, four) = (self.element(), self.loaded());
@@ -186,10 +197,11 @@ impl Kernel {
     /// The text of a kernel with parameters `P` and no workgroup memory.
     pub fn new<P: Table>(
         constants: &[Constant],
-        bindings: Vec<Binding>,
+        mut bindings: Vec<Binding>,
         parts: &[&str],
         invocations: u32,
     ) -> Self {
+        bindings.sort_by_key(|binding| binding.uniform.is_some());
         Kernel {
             wgsl: compose(constants, &bindings, parts),
             bindings,
@@ -198,6 +210,11 @@ impl Kernel {
             invocations,
             workgroup_memory: 0,
         }
+    }
+
+    /// How many storage buffers it binds.
+    pub fn storage_buffers(&self) -> u32 {
+        self.bindings.iter().filter(|binding| binding.uniform.is_none()).count() as u32
     }
 }
 
@@ -320,7 +337,7 @@ impl From<Layout> for View {
     }
 }
 
-/// One dispatch, ready to be bound: parameters, tensors in binding order, workgroups.
+/// One dispatch, ready to be bound: parameters, what a second uniform has behind them, tensors in binding order, workgroups.
 pub(crate) struct Dispatch<'a, V> {
     pub variant: V,
     pub params: Vec<u8>,

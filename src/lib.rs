@@ -60,6 +60,7 @@ mod kernels;
 mod layer_config;
 mod mask;
 mod merge;
+mod mods;
 mod multi_head;
 mod path;
 mod pattern;
@@ -89,6 +90,7 @@ pub use gpu::{Gpu, UploadedMask};
 pub use layer_config::LayerConfig;
 pub use mask::{Alignment, DeviceMask, HostMask, HostTensor, Mask};
 pub use merge::{Merge, MergeBackward, PartGradients, Partial};
+pub use mods::{At, BoundMaskMod, BoundScoreMod, Captured, DeviceMods, HostMods, MaskMod, ScoreMod};
 pub use multi_head::{
     LayerBackward, LayerForward, LayerGradients, LayerWeights, LinearGradients, MultiHeadAttention,
 };

@@ -21,6 +21,8 @@ use crate::tuned::{Class, Pick, Tuned, hash};
 pub(crate) struct Compiled {
     pub pipeline: wgpu::ComputePipeline,
     pub layout: wgpu::BindGroupLayout,
+    /// Of a dispatch's bytes, those of the parameters; what is left is of the second uniform.
+    pub params_bytes: usize,
 }
 
 /// The place of one variant's pipeline.
@@ -293,7 +295,7 @@ impl Compiler {
             ),
             (
                 "storage buffers of a kernel",
-                kernel.bindings.len() as u32,
+                kernel.storage_buffers(),
                 facts.max_storage_buffers,
                 "max_storage_buffers_per_shader_stage",
             ),
@@ -336,7 +338,7 @@ impl Compiler {
                 },
                 cache: None,
             });
-            Compiled { pipeline, layout }
+            Compiled { pipeline, layout, params_bytes: kernel.params_bytes }
         })
     }
 
@@ -349,8 +351,11 @@ impl Compiler {
         };
         let mut entries = vec![entry(0, wgpu::BufferBindingType::Uniform)];
         for (n, binding) in kernel.bindings.iter().enumerate() {
-            let read_only = binding.access == Access::Read;
-            entries.push(entry(n + 1, wgpu::BufferBindingType::Storage { read_only }));
+            let ty = match binding.uniform {
+                Some(_) => wgpu::BufferBindingType::Uniform,
+                None => wgpu::BufferBindingType::Storage { read_only: binding.access == Access::Read },
+            };
+            entries.push(entry(n + 1, ty));
         }
         self.device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
             label: Some(label),

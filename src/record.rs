@@ -40,17 +40,9 @@ impl Pipelines {
         let compiled = self.get(call.variant)?;
         let device = self.device();
         let bind_group = guarded(device, "a tensor's buffer", || {
-            // Never rewritten: a recorded call keeps its parameters, whatever is recorded after it.
-            let params = device.create_buffer(&wgpu::BufferDescriptor {
-                label: Some("attention.params"),
-                size: key.params.len() as u64,
-                usage: wgpu::BufferUsages::UNIFORM,
-                mapped_at_creation: true,
-            });
-            if let Ok(mut mapped) = params.slice(..).get_mapped_range_mut() {
-                mapped.slice(..).copy_from_slice(&key.params);
-            }
-            params.unmap();
+            let (params, rest) = key.params.split_at(compiled.params_bytes.min(key.params.len()));
+            let params = uniform(device, params);
+            let rest = (!rest.is_empty()).then(|| uniform(device, rest));
             let mut entries = vec![wgpu::BindGroupEntry { binding: 0, resource: params.as_entire_binding() }];
             for (n, window) in call.tensors.iter().enumerate() {
                 let resource = wgpu::BindingResource::Buffer(wgpu::BufferBinding {
@@ -59,6 +51,10 @@ impl Pipelines {
                     size: wgpu::BufferSize::new(window.size),
                 });
                 entries.push(wgpu::BindGroupEntry { binding: n as u32 + 1, resource });
+            }
+            if let Some(rest) = &rest {
+                let binding = entries.len() as u32;
+                entries.push(wgpu::BindGroupEntry { binding, resource: rest.as_entire_binding() });
             }
             device.create_bind_group(&wgpu::BindGroupDescriptor {
                 label: Some(call.variant.label()),
@@ -70,6 +66,21 @@ impl Pipelines {
         bindings.keep(key, bound.clone());
         Ok(bound)
     }
+}
+
+/// A uniform, never rewritten: a recorded call keeps its parameters, whatever is recorded after it.
+fn uniform(device: &wgpu::Device, bytes: &[u8]) -> wgpu::Buffer {
+    let buffer = device.create_buffer(&wgpu::BufferDescriptor {
+        label: Some("attention.params"),
+        size: bytes.len() as u64,
+        usage: wgpu::BufferUsages::UNIFORM,
+        mapped_at_creation: true,
+    });
+    if let Ok(mut mapped) = buffer.slice(..).get_mapped_range_mut() {
+        mapped.slice(..).copy_from_slice(bytes);
+    }
+    buffer.unmap();
+    buffer
 }
 
 /// Records dispatches that [`Pipelines::bind`] has prepared.

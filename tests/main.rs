@@ -29,6 +29,7 @@ mod merge;
 mod merge_backward;
 mod mha;
 mod minilm;
+mod mods;
 mod numbers;
 mod onnx;
 mod packed;

@@ -172,6 +172,8 @@ impl MaskDraw {
         };
         let per_head = |repeats| of(repeats, [batch, heads, 1, 1]);
         Rules {
+            score_mod: None,
+            mask_mod: None,
             causal: self.causal,
             alignment: match self.offset {
                 Some(offset) => Alignment::Offset(offset),

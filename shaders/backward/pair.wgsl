@@ -85,7 +85,8 @@ fn pair_of(q: Query, j: u32, dot: f32, d_weight: f32, stats: vec3<f32>) -> Pair 
         d_kept = select(d_weight * keep, 0.0, keep == 0.0);
     }
     let d_added = weight * (d_kept - stats.y);
-    return Pair(kept, select(d_added, 0.0, nothing), select(d_added * score_slope(scaled), 0.0, nothing));
+    let slope = score_slope(scaled, q, min(j, p.mask.kv_len - 1u));
+    return Pair(kept, select(d_added, 0.0, nothing), select(d_added * slope, 0.0, nothing));
 }
 
 // The same from memory, of a key of q's interval.

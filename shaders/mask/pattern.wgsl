@@ -1,6 +1,6 @@
 // Regular sparse patterns (pattern.rs): near keys, far ones, both, or by head.
 //
-// Needs: p.mask; Query; distance.
+// Needs: p.mask; Query; key_distance.
 // Gives: pattern_key_range, pattern_mask_mod.
 
 const SAME_BLOCK: u32 = 0xffffffffu;
@@ -31,7 +31,7 @@ fn pattern_mask_mod(q: Query, j: u32) -> bool {
     let stride = p.mask.pattern.x;
     let key = j - q.origin;
     let position = q.position - i32(q.origin);
-    let apart = u32(abs(distance(q, j)));
+    let apart = u32(abs(key_distance(q, j)));
     var near = apart <= p.mask.pattern.y;
     if p.mask.pattern.y == SAME_BLOCK {
         near = position >= 0 && u32(position) / stride == key / stride;

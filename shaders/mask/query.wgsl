@@ -9,7 +9,7 @@
 //   bias_of(q, j) -> f32                 the bias alone
 //
 // Needs: Query; query_in.
-// Gives: distance, key_range, query_of.
+// Gives: key_distance, key_range, query_of.
 
 fn query_of(b: u32, h: u32, i: u32) -> Query {
     return query_in(b, h, i, true);
@@ -22,6 +22,6 @@ fn key_range(b: u32, h: u32, first: u32, last: u32) -> vec2<u32> {
 }
 
 // How far the key lies after the query's own position.
-fn distance(q: Query, j: u32) -> i32 {
+fn key_distance(q: Query, j: u32) -> i32 {
     return i32(j) - q.position;
 }

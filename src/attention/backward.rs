@@ -292,6 +292,7 @@ impl Attention {
             return Err(Error::Unsupported { what: "a backward pass without gradients", why });
         }
         mask.check(&shape, device)?;
+        mask.mods().check_slope()?;
         d_added.check(&mask, device)?;
         let keep = dropout.as_ref().and_then(Dropout::given).copied();
         if let Some(dropout) = &dropout {

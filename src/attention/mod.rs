@@ -18,11 +18,11 @@ use crate::cache::Cache;
 use crate::device::DeviceFacts;
 use crate::dropout::Dropout;
 use crate::error::Error;
-use crate::mask::{DeviceMask, check_whole_map};
+use crate::mask::{DeviceMask, Id, check_whole_map};
 use crate::path::{self, Extras, Keys, Problem};
 use crate::pipelines::Pipelines;
 use crate::plan::Outline;
-use crate::problem::{Shape, scale_in_f32};
+use crate::problem::{ScoreStage, Shape, scale_in_f32};
 use crate::record::{dispatch, pass};
 use crate::scratch::{Scratch, ScratchSize};
 use crate::tensor::{
@@ -353,7 +353,15 @@ pub(crate) fn check_extras(extras: &Extras, shape: &Shape, device: &DeviceFacts)
             }
         }
     }
-    if let Some((scores, _)) = &extras.scores {
+    if let Some((scores, stage)) = &extras.scores {
+        let moved = extras.mask.has(Id::Packed) || extras.mask.has(Id::Documents);
+        if *stage == ScoreStage::Softcapped && extras.mask.mods().score.is_some() && moved {
+            let why = "a score_mod may ask which; take the scores after bias and mask";
+            return Err(Error::Unsupported {
+                what: "softcapped scores of packed sequences or documents",
+                why,
+            });
+        }
         check_float("scores", scores)?;
         scores.check("scores", Access::Write, device)?;
         expect_shape("scores", scores.shape(), shape.weights())?;

@@ -120,6 +120,13 @@ impl UploadedMask {
             let (expected, got) = (count(t.shape), t.data.len());
             if got == expected { Ok(()) } else { Err(Error::Length { tensor, expected, got }) }
         }
+        if mask.mods().is_any() {
+            let what = "a function of the host's on a device";
+            return Err(Error::Unsupported {
+                what,
+                why: "give `ScoreMod` and `MaskMod` to the mask of the device",
+            });
+        }
         let upload = |bytes: &[u8], dtype, shape| {
             Ok(Uploaded { buffer: upload_bytes(device, queue, bytes.to_vec())?, dtype, shape })
         };

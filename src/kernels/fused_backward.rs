@@ -135,9 +135,8 @@ impl FusedBackward {
             parts.push(NO_BLOCKS);
         }
         parts.push(self.drop.wgsl());
-        let mask = self.mask.wgsl();
-        let slope = self.mask.score_slope();
-        parts.extend([mask.as_str(), slope]);
+        let mask = self.mask.wgsl_with_slope();
+        parts.push(&mask);
         Kernel {
             workgroup_memory: self.tiles.workgroup_memory(self.of),
             ..Kernel::new::<Params>(&constants, self.bindings(), &parts, self.tiles.invocations())

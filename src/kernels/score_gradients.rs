@@ -82,7 +82,7 @@ impl ScoreGradients {
     pub fn describe(&self) -> Kernel {
         let mut constants =
             vec![Constant::U32("WORKGROUP", WORKGROUP), Constant::Bool("SHARED", self.shared)];
-        let mask = self.mask.wgsl();
+        let mask = if self.of == Added::Sinks { self.mask.wgsl() } else { self.mask.wgsl_with_slope() };
         let factor = self.factor();
         let mut parts = vec![shader!("tensor/view"), shader!("backward/stats"), shader!("score_gradients")];
         let (lanes, workgroup_memory) =
@@ -100,7 +100,7 @@ impl ScoreGradients {
                 Constant::Bool("HAS_DROPOUT", self.drop != DropoutKind::None),
             ]);
             parts.extend([shader!("backward/pair"), shader!("score_gradients/pairs"), self.drop.wgsl()]);
-            parts.extend([factor.as_str(), self.mask.score_slope()]);
+            parts.push(&factor);
         }
         parts.push(&mask);
         Kernel { workgroup_memory, ..Kernel::new::<Params>(&constants, self.bindings(), &parts, WORKGROUP) }

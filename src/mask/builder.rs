@@ -5,7 +5,7 @@ use super::{Alignment, Id, Mask, Part, Settings};
 use crate::block_map::Blocks;
 use crate::pattern::Pattern;
 
-impl<L, K, B> Mask<L, K, B> {
+impl<L, K, B, M: Default> Mask<L, K, B, M> {
     fn with<const N: usize>(mut self, id: Id, tensors: [Part<L, K, B>; N]) -> Self {
         self.rules = self.rules.with(id);
         for (n, tensor) in tensors.into_iter().enumerate() {

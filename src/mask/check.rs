@@ -74,7 +74,7 @@ pub(crate) fn check_whole_map(map: [usize; 4], shape: &Shape, size: [usize; 2]) 
 
 const BLOCKS: &Tensor = BY_SLOT[slot(Id::Blocks, 0)];
 
-impl<L, K, B> Mask<L, K, B> {
+impl<L, K, B, M> Mask<L, K, B, M> {
     fn given(&self, shapes: [Option<[usize; 4]>; TENSORS]) -> Given<'_> {
         Given { rules: self.rules, settings: &self.settings, shapes }
     }
@@ -131,6 +131,6 @@ impl DeviceMask<'_> {
             view.check(tensor.name, Access::Read, device)?;
             tensor.check_shape(view.shape(), shape, self.settings.block_size)?;
         }
-        Ok(())
+        self.mods().check(device)
     }
 }

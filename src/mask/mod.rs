@@ -15,16 +15,18 @@ pub(crate) use rules::{BY_SLOT, Id, RULES, RuleSet, TENSORS, slot};
 pub use settings::Alignment;
 pub(crate) use settings::Settings;
 
+use crate::mods::At;
+use crate::mods::{BoundMaskMod, BoundScoreMod, DeviceMods, HostMods};
 use crate::tensor::TensorView;
 
 /// A mask: a set of rules that must all permit a pair, and what is added to the scores.
 ///
 /// Every tensor broadcasts to the shape its method names where its own size is 1. The order is
-/// `scale · q·k`, then softcap, then bias, ALiBi and relative bias, then permission. A query that may see no
+/// `scale · q·k`, then [`score_mod`](Mask::score_mod), softcap, bias, ALiBi and relative bias, then permission. A query that may see no
 /// key has output 0 and lse −∞.
 ///
-/// A pair must be permitted by all of `lengths`, `attn_mask`, `key_padding_mask`, `tree`, `documents`, `packed` and
-/// `exclude_self`, and stand before `prefix` or be permitted by the causal rule and by `window` and `pattern`;
+/// A pair must be permitted by all of `lengths`, `attn_mask`, `key_padding_mask`, `tree`, `documents`, `packed`,
+/// `exclude_self` and [`mask_mod`](Mask::mask_mod), and stand before `prefix` or be permitted by the causal rule and by `window` and `pattern`;
 /// `globals` lifts the latter two. `blocks` goes before: what it calls hidden is hidden, what it calls full is asked
 /// only for `lengths`, `packed`, the causal rule and `prefix`.
 ///
@@ -36,16 +38,18 @@ use crate::tensor::TensorView;
 /// let mask: HostMask = Mask::causal().window(128, 0);
 /// ```
 ///
-/// A function of your own, as FlexAttention takes (`mask_mod`, `score_mod`), cannot be given.
+/// Functions of your own, as FlexAttention takes: [`ScoreMod`](crate::ScoreMod) and [`MaskMod`](crate::MaskMod).
 #[doc(alias = "mask_mod")]
 #[doc(alias = "score_mod")]
 #[derive(Clone, Copy, Debug)]
 #[must_use]
-pub struct Mask<Lengths, Keep, Bias> {
+pub struct Mask<Lengths, Keep, Bias, Mods = ()> {
     rules: RuleSet,
     settings: Settings,
     /// The tensors of the rules, by slot.
     tensors: [Option<Part<Lengths, Keep, Bias>>; TENSORS],
+    /// The caller's own functions.
+    mods: Mods,
 }
 
 /// A tensor of a mask, by what its elements are.
@@ -57,33 +61,41 @@ enum Part<L, K, B> {
 }
 
 /// A mask whose parts are in device memory.
-pub type DeviceMask<'a> = Mask<TensorView<'a>, TensorView<'a>, TensorView<'a>>;
+pub type DeviceMask<'a> = Mask<TensorView<'a>, TensorView<'a>, TensorView<'a>, DeviceMods<'a>>;
 
 /// A mask whose parts are slices.
-pub type HostMask<'a> = Mask<HostTensor<'a, u32>, HostTensor<'a, bool>, HostTensor<'a, f32>>;
+pub type HostMask<'a> = Mask<HostTensor<'a, u32>, HostTensor<'a, bool>, HostTensor<'a, f32>, HostMods<'a>>;
 
-impl<L, K, B> Default for Mask<L, K, B> {
+impl<L, K, B, M: Default> Default for Mask<L, K, B, M> {
     fn default() -> Self {
         Self::none()
     }
 }
 
-impl<L, K, B> Mask<L, K, B> {
+impl<L, K, B, M: Default> Mask<L, K, B, M> {
     /// Every query sees every key.
     pub fn none() -> Self {
-        Mask { rules: RuleSet::NONE, settings: Settings::default(), tensors: [const { None }; TENSORS] }
+        Mask {
+            rules: RuleSet::NONE,
+            settings: Settings::default(),
+            tensors: [const { None }; TENSORS],
+            mods: M::default(),
+        }
     }
+}
 
-    /// The same rules with other tensors: each is given with its name, in a fixed order.
+impl<L, K, B, M> Mask<L, K, B, M> {
+    /// The same rules with other tensors: each is given with its name, in a fixed order. Without the functions of
+    /// [`score_mod`](Mask::score_mod) and [`mask_mod`](Mask::mask_mod), which host and device do not share.
     ///
     /// # Errors
     /// The first that a function returns.
-    pub fn try_map<L2, K2, B2, E>(
+    pub fn try_map<L2, K2, B2, M2: Default, E>(
         self,
         mut lengths: impl FnMut(&'static str, L) -> Result<L2, E>,
         mut bools: impl FnMut(&'static str, K) -> Result<K2, E>,
         mut bias: impl FnMut(&'static str, B) -> Result<B2, E>,
-    ) -> Result<Mask<L2, K2, B2>, E> {
+    ) -> Result<Mask<L2, K2, B2, M2>, E> {
         let mut tensors = [const { None }; TENSORS];
         for ((to, from), Tensor { name, .. }) in tensors.iter_mut().zip(self.tensors).zip(BY_SLOT) {
             *to = match from {
@@ -93,7 +105,7 @@ impl<L, K, B> Mask<L, K, B> {
                 Some(Part::Float(t)) => Some(Part::Float(bias(name, t)?)),
             };
         }
-        Ok(Mask { rules: self.rules, settings: self.settings, tensors })
+        Ok(Mask { rules: self.rules, settings: self.settings, tensors, mods: M2::default() })
     }
 
     /// The same mask by reference.
@@ -105,16 +117,11 @@ impl<L, K, B> Mask<L, K, B> {
                 Part::Float(t) => Part::Float(t),
             })
         });
-        Mask { rules: self.rules, settings: self.settings, tensors }
+        Mask { rules: self.rules, settings: self.settings, tensors, mods: () }
     }
 
     pub(crate) fn rules(&self) -> RuleSet {
         self.rules
-    }
-
-    /// Whether it says nothing.
-    pub(crate) fn is_none(&self) -> bool {
-        self.rules == RuleSet::NONE
     }
 
     pub(crate) fn has(&self, id: Id) -> bool {
@@ -150,7 +157,53 @@ impl<L, K, B> Mask<L, K, B> {
     }
 }
 
+impl<'a> HostMask<'a> {
+    /// A score function of the caller's own: what [`ScoreMod`](crate::ScoreMod) computes, given scale · q·k and its pair.
+    pub fn score_mod(mut self, score_mod: &'a dyn Fn(f64, &At) -> f64) -> Self {
+        self.mods.score = Some(score_mod);
+        self
+    }
+
+    /// The derivative of [`score_mod`](Self::score_mod) by its score, which the backward pass needs; without it the reference takes
+    /// differences.
+    pub fn score_mod_slope(mut self, slope: &'a dyn Fn(f64, &At) -> f64) -> Self {
+        self.mods.slope = Some(slope);
+        self
+    }
+
+    /// A mask of the caller's own: what [`MaskMod`](crate::MaskMod) computes, `true` for pairs that are seen.
+    pub fn mask_mod(mut self, mask_mod: &'a dyn Fn(&At) -> bool) -> Self {
+        self.mods.pairs = Some(mask_mod);
+        self
+    }
+
+    pub(crate) fn mods(&self) -> &HostMods<'a> {
+        &self.mods
+    }
+}
+
 impl<'a> DeviceMask<'a> {
+    /// A score function of the caller's own, and what it captures.
+    pub fn score_mod(mut self, score_mod: impl Into<BoundScoreMod<'a>>) -> Self {
+        self.mods.set_score(score_mod.into());
+        self
+    }
+
+    /// A mask of the caller's own, and what it captures.
+    pub fn mask_mod(mut self, mask_mod: impl Into<BoundMaskMod<'a>>) -> Self {
+        self.mods.set_pairs(mask_mod.into());
+        self
+    }
+
+    pub(crate) fn mods(&self) -> &DeviceMods<'a> {
+        &self.mods
+    }
+
+    /// Whether it says nothing.
+    pub(crate) fn is_none(&self) -> bool {
+        self.rules == RuleSet::NONE && self.mods.all().next().is_none()
+    }
+
     /// The tensor in a slot, whatever its elements are.
     pub(crate) fn tensor(&self, slot: usize) -> Option<&TensorView<'a>> {
         self.tensors[slot].as_ref().map(|(Part::Number(t) | Part::Bool(t) | Part::Float(t))| t)
@@ -158,6 +211,7 @@ impl<'a> DeviceMask<'a> {
 
     /// Every tensor of the mask, with its name.
     pub(crate) fn tensors(&self) -> Vec<(&'static str, TensorView<'a>)> {
-        (0..TENSORS).filter_map(|n| Some((BY_SLOT[n].name, *self.tensor(n)?))).collect()
+        let of_rules = (0..TENSORS).filter_map(|n| Some((BY_SLOT[n].name, *self.tensor(n)?)));
+        of_rules.chain(self.mods.all().flat_map(|bound| bound.tensors())).collect()
     }
 }

@@ -33,7 +33,7 @@ rules! {
     Causal {
         name: "causal",
         bounds: Bounds::exact("r.y = min(r.y, position + 1);"),
-        asks: &[Ask::hides(Turn::Causal, "distance(q, j) > 0")],
+        asks: &[Ask::hides(Turn::Causal, "key_distance(q, j) > 0")],
     }
     Window {
         name: "window",
@@ -42,8 +42,8 @@ rules! {
         )
         .lifted(),
         asks: &[
-            Ask::hides(Turn::Band, "distance(q, j) < -p.mask.left"),
-            Ask::hides(Turn::Band, "distance(q, j) > p.mask.right"),
+            Ask::hides(Turn::Band, "key_distance(q, j) < -p.mask.left"),
+            Ask::hides(Turn::Band, "key_distance(q, j) > p.mask.right"),
         ],
     }
     Pattern {
@@ -55,7 +55,7 @@ rules! {
     }
     ExcludeSelf {
         name: "exclude_self",
-        asks: &[Ask::hides(Turn::Pair, "distance(q, j) == 0")],
+        asks: &[Ask::hides(Turn::Pair, "key_distance(q, j) == 0")],
     }
     Prefix {
         name: "prefix",

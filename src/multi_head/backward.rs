@@ -543,6 +543,7 @@ impl MultiHeadAttention {
             let own = self.appended.as_ref().map(|own| own[n].layout.shape);
             check(name, call.d_weights.bias_kv.map(|pair| pair[n]), own)?;
         }
+        mask.mods().check_slope()?;
         call.d_added.check(&mask, device)
     }
 }

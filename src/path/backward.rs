@@ -208,7 +208,7 @@ fn row_totals<'a>(
     };
     runs(rows.div_ceil(row_totals::WORKGROUP), device).map(move |(first, grid)| Dispatch {
         variant: KernelVariant::RowTotals(variant),
-        params: bytemuck::bytes_of(&row_totals::Params { first, ..params }).to_vec(),
+        params: variant.mask.with_mods(&row_totals::Params { first, ..params }, &problem.mask, device),
         tensors: tensors.clone(),
         grid,
     })
@@ -277,7 +277,11 @@ fn gradients<'a>(
         let first = [piece.first[0], piece.first[1], piece.first[2], 0];
         Dispatch {
             variant: KernelVariant::FusedBackward(variant),
-            params: bytemuck::bytes_of(&fused_backward::Params { first, ..params }).to_vec(),
+            params: variant.mask.with_mods(
+                &fused_backward::Params { first, ..params },
+                &problem.mask,
+                device,
+            ),
             tensors: tensors.clone(),
             grid: piece.grid,
         }

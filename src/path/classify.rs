@@ -35,7 +35,7 @@ pub(crate) fn call<'a>(
     tensors.extend(variant.mask.windows(given, device));
     Dispatch {
         variant: KernelVariant::Classify(variant),
-        params: bytemuck::bytes_of(&params).to_vec(),
+        params: variant.mask.with_mods(&params, given, device),
         tensors,
         grid: grid([cols, rows, batch * heads]),
     }

@@ -126,7 +126,7 @@ fn attend<'a>(
         params.first = [piece.first[0], piece.first[1], piece.first[2], 0];
         Dispatch {
             variant: KernelVariant::Fused(variant),
-            params: bytemuck::bytes_of(&params).to_vec(),
+            params: variant.mask.with_mods(&params, &problem.extras.mask, device),
             tensors: tensors.clone(),
             grid: piece.grid,
         }

@@ -117,7 +117,7 @@ fn sums<'a>(
         let first = [piece.first[0], piece.first[1], piece.first[2], 0];
         Dispatch {
             variant: KernelVariant::ScoreGradients(variant),
-            params: bytemuck::bytes_of(&Params { first, ..params }).to_vec(),
+            params: variant.mask.with_mods(&Params { first, ..params }, &problem.mask, device),
             tensors: tensors.clone(),
             grid: piece.grid,
         }

@@ -136,7 +136,7 @@ impl<'a> Staged<'_, 'a> {
         };
         Dispatch {
             variant: KernelVariant::ScoreStage(score_stage::ScoreStage { out: out.dtype, mask }),
-            params: bytemuck::bytes_of(&params).to_vec(),
+            params: mask.with_mods(&params, &self.problem.extras.mask, self.device),
             tensors: self.windows(&[self.matrix, out], mask),
             grid: grid([kv_len.div_ceil(score_stage::WORKGROUP), q_len, batch * heads]),
         }
@@ -173,7 +173,7 @@ impl<'a> Staged<'_, 'a> {
                 drop: DropoutKind::of(dropout),
                 mask: self.mask,
             }),
-            params: bytemuck::bytes_of(&params).to_vec(),
+            params: self.mask.with_mods(&params, &self.problem.extras.mask, self.device),
             tensors,
             grid: grid([shape.q_len.div_ceil(row_groups), shape.heads, shape.batch]),
         }

@@ -60,7 +60,7 @@ pub(crate) struct Reach {
 
 impl Reach {
     /// Of the intervals that kernels go through for `mask`, whose masked keys are `kv_len` at most.
-    pub fn of<L, K, B>(mask: &Mask<L, K, B>, q_len: usize, kv_len: usize, ring: bool) -> Self {
+    pub fn of<L, K, B, M>(mask: &Mask<L, K, B, M>, q_len: usize, kv_len: usize, ring: bool) -> Self {
         let lifted = ring || mask.rules().any(|rule| rule.lifts);
         // Neighbours in different sequences stand far apart. A block map (BigBird's too) and global columns show keys
         // anywhere; which, is on the device.

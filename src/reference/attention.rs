@@ -124,7 +124,7 @@ pub fn scores_at<R: Real>(
         let index = [row / q_len / heads, row / q_len % heads, row % q_len, j];
         *score = match stage {
             ScoreStage::Scaled => *score,
-            ScoreStage::Softcapped => options.capped(*score),
+            ScoreStage::Softcapped => options.capped(*score, &shape, index),
             ScoreStage::Biased => options.changed(*score, &shape, index).unwrap_or(R::neg_infinity()),
         };
     }

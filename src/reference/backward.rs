@@ -150,7 +150,7 @@ fn gradients<R: Real>(
                 };
                 add(sums, tensor(added.id), added.at, term(R::of(added.factor as f64)) * d_added);
             }
-            d_scores[n] = d_added * options.capped_slope(scores[n]);
+            d_scores[n] = d_added * options.capped_slope(scores[n], &shape, index);
         }
         // A row of nothing has no share to give, not even to the sink.
         let share = options.sink::<R>(b, h).filter(|_| *lse != R::neg_infinity()).map(|s| (s - *lse).exp());

@@ -4,6 +4,7 @@ use super::{Options, Real};
 use crate::block_map::state;
 use crate::error::Error;
 use crate::mask::{HostMask, HostTensor, Id, check_map};
+use crate::mods::At;
 use crate::problem::Shape;
 use crate::tensor::{LONGEST_AXIS, count};
 
@@ -51,7 +52,7 @@ impl HostMask<'_> {
     }
 
     /// Whether the rules permit the pair, which `shape` must hold.
-    pub(super) fn mask_mod(&self, shape: &Shape, index: [usize; 4]) -> bool {
+    pub(super) fn permits(&self, shape: &Shape, index: [usize; 4]) -> bool {
         let [b, h, i, j] = index;
         let Some(place) = self.place(shape, index) else { return false };
         let [first, end] = place.keys;
@@ -98,8 +99,28 @@ impl HostMask<'_> {
             && exclude_self
             && documents
             && tree
+            && self.mods().pairs.is_none_or(|sees| sees(&self.at(shape, index)))
             && holds(Id::AttnMask)
             && holds(Id::KeyPaddingMask)
+    }
+
+    /// The pair, as the caller's own functions are asked for it.
+    fn at(&self, shape: &Shape, [b, h, i, j]: [usize; 4]) -> At {
+        let place = self.place(shape, [b, h, i, j]);
+        let documents = |n: usize, at| self.numbers(Id::Documents, n).and_then(|t| t.at(at)).unwrap_or(0);
+        At {
+            batch: b as u32,
+            head: h as u32,
+            kv_head: (h / shape.group()) as u32,
+            query: i as u32,
+            key: j as u32,
+            position: place.map_or(0, |place| place.position as i32),
+            sequence_start: place.map_or(0, |place| place.keys[0] as u32),
+            q_len: shape.q_len as u32,
+            kv_len: shape.kv_len as u32,
+            query_document: documents(0, [b, h, i, 0]),
+            key_document: documents(1, [b, h, 0, j]),
+        }
     }
 
     fn block(&self, [b, h, i, j]: [usize; 4]) -> Option<u32> {
@@ -184,7 +205,7 @@ pub fn classify(
                     for j in range(3) {
                         let index = [b, h, i, j];
                         let bias = mask.pair_bias(index);
-                        let sees = mask.mask_mod(&shape, index) && bias != f32::NEG_INFINITY;
+                        let sees = mask.permits(&shape, index) && bias != f32::NEG_INFINITY;
                         seen |= sees;
                         unseen |= !sees;
                         biased |= sees && bias != 0.0;
@@ -207,17 +228,33 @@ impl Options<'_> {
         self.softcap.map(|cap| R::of(f64::from(cap as f32)))
     }
 
-    /// The score after the softcap.
-    pub(super) fn capped<R: Real>(&self, score: R) -> R {
+    /// The score after the caller's own function and the softcap.
+    pub(super) fn capped<R: Real>(&self, score: R, shape: &Shape, index: [usize; 4]) -> R {
+        let score = self.modified(score, shape, index);
         self.cap().map_or(score, |cap| cap * (score / cap).tanh())
     }
 
+    /// The score after the caller's own function, which appended keys do not have.
+    fn modified<R: Real>(&self, score: R, shape: &Shape, index: [usize; 4]) -> R {
+        let masked = self.masked(shape);
+        let of_pair = self.mask.mods().score.filter(|_| index[3] < masked.kv_len);
+        of_pair.map_or(score, |score_mod| R::of(score_mod(score.f64(), &self.mask.at(&masked, index))))
+    }
+
     /// The derivative of [`capped`](Self::capped) at `score`.
-    pub(super) fn capped_slope<R: Real>(&self, score: R) -> R {
-        self.cap().map_or(R::one(), |cap| {
-            let tanh = (score / cap).tanh();
+    pub(super) fn capped_slope<R: Real>(&self, score: R, shape: &Shape, index: [usize; 4]) -> R {
+        let of_cap = self.cap().map_or(R::one(), |cap| {
+            let tanh = (self.modified(score, shape, index) / cap).tanh();
             R::one() - tanh * tanh
-        })
+        });
+        let masked = self.masked(shape);
+        let mods = self.mask.mods();
+        let Some(score_mod) = mods.score.filter(|_| index[3] < masked.kv_len) else { return of_cap };
+        let (x, at) = (score.f64(), self.mask.at(&masked, index));
+        // A central difference, where there is no derivative: good to eight digits.
+        let step = 1e-5 * x.abs().max(1.0);
+        let difference = || (score_mod(x + step, &at) - score_mod(x - step, &at)) / (2.0 * step);
+        of_cap * R::of(mods.slope.map_or_else(difference, |slope| slope(x, &at)))
     }
 
     /// The part of `shape` that the mask covers: appended keys stand outside of every mask.
@@ -227,12 +264,12 @@ impl Options<'_> {
 
     /// The score after softcap and bias, or `None` where the mask forbids the pair.
     pub(super) fn changed<R: Real>(&self, score: R, shape: &Shape, index: [usize; 4]) -> Option<R> {
-        let capped = self.capped(score);
+        let capped = self.capped(score, shape, index);
         let masked = self.masked(shape);
         if index[3] >= masked.kv_len {
             return Some(capped);
         }
-        self.mask.mask_mod(&masked, index).then(|| capped + self.mask.added(&masked, index))
+        self.mask.permits(&masked, index).then(|| capped + self.mask.added(&masked, index))
     }
 
     /// What [`changed`](Self::changed) adds to the score of a pair.

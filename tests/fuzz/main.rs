@@ -34,6 +34,9 @@ mod layer_options;
 #[path = "../harness/memory.rs"]
 #[allow(dead_code)]
 mod memory;
+#[path = "../harness/mods.rs"]
+#[allow(dead_code)]
+mod mods;
 #[path = "../harness/random.rs"]
 #[allow(dead_code)]
 mod random;

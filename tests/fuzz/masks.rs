@@ -205,6 +205,8 @@ impl MaskSpec {
         let floats = |n: usize| self.views[n].map(|w| HostData::new(w.floats(bytes), w.shape));
         let pair = |n: usize, m: usize| Some([numbers(n)?, numbers(m)?]);
         Rules {
+            score_mod: None,
+            mask_mod: None,
             causal: self.causal,
             alignment: if self.top_left { Alignment::TopLeft } else { Alignment::BottomRight },
             window: self.window,

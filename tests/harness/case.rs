@@ -8,6 +8,7 @@ use wgpu_attention::reference::{self, Attended, Options, Real, average_heads, wi
 use wgpu_attention::{Alignment, Blocks, DType, Dropout, HostMask, HostTensor, Mask, Pattern, Shape};
 
 use super::memory::stored;
+use super::mods::{OwnMask, OwnScore};
 use super::random::Rng;
 
 /// Dense elements with their shape; an axis of 1 repeats.
@@ -62,6 +63,8 @@ pub struct Rules {
     pub symmetric: bool,
     pub relative: Option<HostData<f32>>,
     pub sinks: Option<HostData<f32>>,
+    pub score_mod: Option<OwnScore>,
+    pub mask_mod: Option<OwnMask>,
 }
 
 /// A mask of parts.
@@ -151,6 +154,8 @@ impl Rules {
             ("slopes", slopes.is_some()),
             ("relative", relative.is_some()),
             ("sinks", sinks.is_some()),
+            ("score_mod", self.score_mod.is_some()),
+            ("mask_mod", self.mask_mod.is_some()),
         ];
         all.into_iter().filter_map(|(name, given)| given.then_some(name)).collect()
     }
@@ -162,7 +167,16 @@ impl Rules {
         ) -> Result<HostTensor<'a, T>, Infallible> {
             Ok(part.host())
         }
-        let Ok(mask) = self.mask().try_map(host, host, host);
+        let Ok(mut mask): Result<HostMask, Infallible> = self.mask().try_map(host, host, host);
+        if let Some(own) = &self.score_mod {
+            mask = mask.score_mod(&*own.host);
+            if let Some(slope) = &own.slope {
+                mask = mask.score_mod_slope(&**slope);
+            }
+        }
+        if let Some(own) = &self.mask_mod {
+            mask = mask.mask_mod(&*own.host);
+        }
         mask
     }
 

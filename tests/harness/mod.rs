@@ -18,6 +18,8 @@ pub mod listed;
 pub mod meaning;
 pub mod memory;
 pub mod merge;
+pub mod mods;
+pub mod placed_mods;
 pub mod positions;
 pub mod profile;
 pub mod random;

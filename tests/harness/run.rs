@@ -12,6 +12,7 @@ use wgpu_attention::{
 use super::case::{Case, DropoutData, Rules, Weights};
 use super::device::{Profile, defaults, full, matrices};
 use super::memory::{GUARD, Image, Place, Values};
+use super::placed_mods::PlacedMods;
 use super::random::Rng;
 use super::rest::{due, rest};
 
@@ -229,7 +230,7 @@ impl Placed {
 }
 
 /// The tensors of a mask on the device.
-pub struct PlacedRules(Mask<Placed, Placed, Placed>);
+pub struct PlacedRules(Mask<Placed, Placed, Placed>, PlacedMods);
 
 impl PlacedRules {
     pub fn new(profile: &Profile, rules: &Rules, bias: DType, layout: Layout) -> Self {
@@ -237,18 +238,15 @@ impl PlacedRules {
         let salt = Cell::new(0);
         let input = |values, dtype, shape| {
             salt.set(salt.get() + 1);
-            let place = match layout {
-                Layout::Window(seed) => window(shape, &mut Rng::new(seed ^ salt.get()), seed),
-                _ => Place::dense(shape),
-            };
-            Ok::<_, Infallible>(Placed::input(profile, values, dtype, place))
+            Ok::<_, Infallible>(place_values(profile, values, dtype, shape, layout, salt.get()))
         };
         let Ok(mask) = rules.mask().try_map(
             |_, part| input(Values::Numbers(&part.data), DType::U32, part.shape),
             |_, part| input(Values::Bools(&part.data), DType::Bool, part.shape),
             |_, part| input(Values::Floats(&part.data), bias, part.shape),
         );
-        PlacedRules(mask)
+        let mods = PlacedMods::new(profile, rules.score_mod.as_ref(), rules.mask_mod.as_ref(), layout);
+        PlacedRules(mask, mods)
     }
 
     pub fn mask(&self) -> DeviceMask<'_> {
@@ -256,8 +254,24 @@ impl PlacedRules {
             Ok(t.view())
         }
         let Ok(mask) = self.0.as_ref().try_map(view, view, view);
-        mask
+        self.1.add(mask)
     }
+}
+
+/// A tensor of a mask, dense or in a window of its own.
+pub fn place_values(
+    profile: &Profile,
+    values: Values,
+    dtype: DType,
+    shape: [usize; 4],
+    layout: Layout,
+    salt: u64,
+) -> Placed {
+    let place = match layout {
+        Layout::Window(seed) => window(shape, &mut Rng::new(seed ^ salt), seed),
+        _ => Place::dense(shape),
+    };
+    Placed::input(profile, values, dtype, place)
 }
 
 /// The dropout's tensor on the device, if it has one.

@@ -24,6 +24,27 @@ struct Query {
 impl MaskVariant {
     /// The WGSL of these rules and of the functions composed of them.
     pub fn wgsl(&self) -> String {
+        self.text(false)
+    }
+
+    /// The same, with `score_slope(score, q, j)`: by what a score changes as `scale · q·k` does, which bias and mask leave as it is.
+    pub fn wgsl_with_slope(&self) -> String {
+        let mut text = self.text(true);
+        let mut f = self.by_key("score_slope(score: f32, q: Query, j: u32) -> f32");
+        f.line(true, "var x = score;");
+        f.line(true, "var slope = 1.0;");
+        if self.score.is_some() {
+            f.line(self.appended, "if j < p.mask.masked_len {");
+            f.line(true, "slope = sm_slope(x, sm_at(q, j));");
+            f.line(true, "x = sm_value(x, sm_at(q, j));");
+            f.line(self.appended, "}");
+        }
+        f.line(self.softcap, "slope *= softcap_slope(x);");
+        let _ = write!(text, "\n{}", f.end("slope"));
+        text
+    }
+
+    fn text(&self, slope: bool) -> String {
         let mut text = format!("{}\n{}{QUERY}", shader!("mask/query"), declaration::<MaskParams>());
         for row in RULES.iter().filter_map(|rule| rule.row) {
             let _ = writeln!(text, "    {}: {},", row.name, row.ty);
@@ -34,6 +55,7 @@ impl MaskVariant {
         for source in of_rules.chain([softcap]).filter(|source| !source.is_empty()) {
             let _ = write!(text, "\n{source}");
         }
+        text.push_str(&self.mods_wgsl(slope));
         for function in [self.query_in(), self.mask_mod(), self.bias_of(), self.score_mod()] {
             let _ = write!(text, "\n{function}");
         }
@@ -43,15 +65,6 @@ impl MaskVariant {
             );
         }
         text
-    }
-
-    /// `score_slope(score)`: by what a score changes as `scale · q·k` does, which bias and mask leave as it is.
-    pub fn score_slope(&self) -> &'static str {
-        if self.softcap {
-            "fn score_slope(score: f32) -> f32 {\n    return softcap_slope(score);\n}\n"
-        } else {
-            "fn score_slope(score: f32) -> f32 {\n    return 1.0;\n}\n"
-        }
     }
 
     fn query_in(&self) -> String {
@@ -137,6 +150,8 @@ impl MaskVariant {
                     f.answer(true, ask.wgsl, ask.sees);
                 }
             }
+            let asked = turn == Turn::Pair && self.pairs.is_some();
+            f.answer(asked, "!mm_value(mm_at(q, j))", false);
         }
         f.end("true")
     }
@@ -158,6 +173,9 @@ impl MaskVariant {
     fn score_mod(&self) -> String {
         let mut f = self.by_key("score_mod(score: f32, q: Query, j: u32) -> f32");
         f.line(true, "var x = score;");
+        let guarded = "if j < p.mask.masked_len {\n        x = sm_value(x, sm_at(q, j));\n    }";
+        f.line(self.score.is_some() && self.appended, guarded);
+        f.line(self.score.is_some() && !self.appended, "x = sm_value(x, sm_at(q, j));");
         f.line(self.softcap, "x = softcap(x);");
         let adds = self.rules.any(|rule| rule.adds.is_some());
         f.line(self.appended && adds, "if j >= p.mask.masked_len {\n        return x;\n    }");

@@ -1,6 +1,7 @@
 //! Masks as WGSL: which rules a call has, and what its kernels bind for them.
 
 mod compose;
+mod mods;
 mod params;
 
 use std::fmt;
@@ -9,8 +10,10 @@ use super::cache::CacheVariant;
 use crate::device::DeviceFacts;
 use crate::kernel::{Binding, Width};
 use crate::mask::{DeviceMask, Id, Kind, RuleSet, Turn, slot};
+use crate::mods::{Dtypes, Interned};
 use crate::storage::LayoutKind;
 use crate::tensor::{DType, Window};
+use mods::captured;
 pub(crate) use params::MaskParams;
 #[cfg(test)]
 pub(super) use params::pattern;
@@ -29,6 +32,10 @@ pub(crate) struct MaskVariant {
     cached: bool,
     /// That cache is a ring, whose first tokens stay.
     ring: bool,
+    /// A score function of the caller's, and the dtypes of what it captures.
+    score: Option<(Interned, Dtypes)>,
+    /// The same of a mask.
+    pairs: Option<(Interned, Dtypes)>,
 }
 
 impl MaskVariant {
@@ -39,7 +46,9 @@ impl MaskVariant {
             rules.iter().filter(is_one).collect()
         };
         let (halves, bfloats) = (of(DType::F16), of(DType::BF16));
-        MaskVariant { rules, halves, bfloats, softcap, appended, ..Self::default() }
+        let [score, pairs] =
+            [mask.mods().score, mask.mods().pairs].map(|m| m.map(|m| (m.interned, m.dtypes())));
+        MaskVariant { rules, halves, bfloats, softcap, appended, score, pairs, ..Self::default() }
     }
 
     /// These rules alone; their floats are F32.
@@ -79,12 +88,15 @@ impl MaskVariant {
     pub fn blocks_only(self) -> Self {
         let rules =
             self.rules.only(|rule| !rule.joins_sum && rule.adds.is_none_or(|adds| !adds.in_full_blocks));
-        MaskVariant { softcap: false, appended: false, ..self.with_only(rules) }
+        MaskVariant { softcap: false, appended: false, score: None, ..self.with_only(rules) }
     }
 
-    /// Only the softcap, if there is one.
+    /// Only the caller's score function and the softcap, if there are any.
     pub fn softcap_only(self) -> Self {
-        MaskVariant { softcap: self.softcap, ..Self::default() }
+        let Self { softcap, score, .. } = self;
+        let places = self.rules.only(|rule| !rule.place.is_empty() && rule.bounds.wgsl.is_empty());
+        let rules = if score.is_some() { places } else { RuleSet::NONE };
+        MaskVariant { softcap, score, appended: self.appended && score.is_some(), rules, ..Self::default() }
     }
 
     /// Only what hides keys and changes their scores.
@@ -128,12 +140,13 @@ impl MaskVariant {
             let (bounds, always) = (rule.bounds, rule.asks_at(Turn::Block) || rule.asks_at(Turn::Pair));
             always || rule.adds.is_some() || bounds.lifted && (lifts || !bounds.exact)
         };
-        self.softcap || self.appended || self.rules.iter().any(asks)
+        self.softcap || self.appended || self.mods().next().is_some() || self.rules.iter().any(asks)
     }
 
     /// Whether scores change in a block that is full too.
     pub fn mods_full_blocks(&self) -> bool {
-        self.softcap || self.rules.any(|rule| rule.adds.is_some_and(|adds| adds.in_full_blocks))
+        let adds = || self.rules.any(|rule| rule.adds.is_some_and(|adds| adds.in_full_blocks));
+        self.softcap || self.score.is_some() || adds()
     }
 
     fn dtype(&self, id: Id, kind: Kind) -> DType {
@@ -181,13 +194,26 @@ impl MaskVariant {
             let tensors = id.rule().tensors.iter();
             tensors.map(move |t| Binding::read(t.name, self.dtype(id, t.kind), Width::One))
         };
-        self.rules.iter().flat_map(of_rule).collect()
+        let captured = self.mods().flat_map(|(interned, dtypes)| {
+            let present = dtypes.into_iter().flatten().enumerate();
+            present.map(move |(n, dtype)| Binding::read(captured(interned, n), dtype, Width::One))
+        });
+        let block = self.has_mods_block().then(|| Binding::uniform("mods", "Mods"));
+        self.rules.iter().flat_map(of_rule).chain(captured).chain(block).collect()
+    }
+
+    /// The caller's own functions.
+    fn mods(&self) -> impl Iterator<Item = (Interned, Dtypes)> + use<> {
+        [self.score, self.pairs].into_iter().flatten()
     }
 
     /// The windows of `mask` that [`bindings`](Self::bindings) names.
     pub fn windows<'a>(&self, mask: &DeviceMask<'a>, device: &DeviceFacts) -> Vec<Window<'a>> {
         let slots = self.rules.iter().flat_map(|id| (0..id.rule().tensors.len()).map(move |n| slot(id, n)));
-        slots.filter_map(|slot| Some(mask.tensor(slot)?.window(device))).collect()
+        let of_rules = slots.filter_map(|slot| Some(mask.tensor(slot)?.window(device)));
+        let captured =
+            self.bound(mask).flat_map(|bound| bound.tensors()).map(|(_, view)| view.window(device));
+        of_rules.chain(captured).collect()
     }
 }
 
@@ -201,6 +227,9 @@ impl fmt::Debug for MaskVariant {
                 [t] if t.kind == Kind::Float => fields.field(rule.name, &self.dtype(id, t.kind)),
                 _ => fields.field(rule.name, &true),
             };
+        }
+        for (interned, dtypes) in self.mods() {
+            fields.field(interned.prefix(), &dtypes);
         }
         let MaskVariant { softcap, appended, cached, ring, .. } = *self;
         for (name, used) in [("softcap", softcap), ("appended", appended), ("cached", cached), ("ring", ring)]

@@ -40,7 +40,9 @@ params! {
         softcap: f32,
         // −∞; WGSL has no literal for it.
         neg_inf: f32,
-        pad: [u32; 2],
+        // Heads of queries of a head of keys and values.
+        group: u32,
+        pad: u32,
     }
 }
 
@@ -99,7 +101,8 @@ impl MaskParams {
             symmetric: u32::from(settings.symmetric),
             softcap: softcap.unwrap_or(0.0),
             neg_inf: f32::NEG_INFINITY,
-            pad: [0; 2],
+            group: shape.group() as u32,
+            pad: 0,
         };
         let views = std::array::from_fn(|slot| mask.tensor(slot).map_or(View::default(), view));
         MaskParams { views, numbers }

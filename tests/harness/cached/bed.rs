@@ -281,7 +281,14 @@ impl Bed {
             v: side(value_dim, |t| &t.v),
             scale: None,
             softcap: ask.softcap,
-            rules: Rules { attn_mask: Some(keep), bias: Some(bias), sinks, ..Default::default() },
+            rules: Rules {
+                attn_mask: Some(keep),
+                bias: Some(bias),
+                sinks,
+                score_mod: rules.score_mod,
+                mask_mod: rules.mask_mod,
+                ..Default::default()
+            },
             dropout: None,
             expected: Default::default(),
         }

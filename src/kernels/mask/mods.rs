@@ -1,0 +1,129 @@
+//! What kernels have of the caller's own functions: their texts, and a uniform of what those capture.
+
+use std::fmt::Write as _;
+
+use super::MaskVariant;
+use crate::device::DeviceFacts;
+use crate::kernel::View;
+use crate::mask::{DeviceMask, Id};
+use crate::mods::{Bound, Interned};
+
+/// The binding of a mod's n-th tensor.
+pub(super) fn captured(interned: Interned, n: usize) -> String {
+    format!("{}_tensor{n}", interned.prefix())
+}
+
+/// Strides, shape and offset of a captured tensor.
+const CAPTURED: &str = "
+struct Captured {
+    strides: vec4<u32>,
+    shape: vec4<u32>,
+    offset: vec4<u32>,
+}
+";
+
+/// Bytes are counted in these.
+const VECTOR: usize = 16;
+
+impl MaskVariant {
+    /// Whether there is a uniform of what mods capture.
+    pub(super) fn has_mods_block(&self) -> bool {
+        self.mods().any(|(interned, dtypes)| interned.uniform_words() > 0 || dtypes[0].is_some())
+    }
+
+    /// The mods of `mask` that these kernels have.
+    pub(super) fn bound<'a>(&self, mask: &DeviceMask<'a>) -> impl Iterator<Item = Bound<'a>> + use<'a> {
+        let mods = mask.mods();
+        let [score, pairs] =
+            [mods.score.filter(|_| self.score.is_some()), mods.pairs.filter(|_| self.pairs.is_some())];
+        [score, pairs].into_iter().flatten()
+    }
+
+    /// The bytes of a kernel's parameters, and behind them of what mods capture.
+    pub fn with_mods<P: bytemuck::Pod>(
+        &self,
+        params: &P,
+        mask: &DeviceMask,
+        device: &DeviceFacts,
+    ) -> Vec<u8> {
+        let mut bytes = bytemuck::bytes_of(params).to_vec();
+        for bound in self.bound(mask).filter(|_| self.has_mods_block()) {
+            let words = bound.words();
+            bytes.extend(bytemuck::cast_slice::<u32, u8>(words));
+            bytes.resize(bytes.len().next_multiple_of(VECTOR), 0);
+            for (_, tensor) in bound.tensors() {
+                let layout = tensor.window(device).layout;
+                let View { strides, offset, .. } = View::from(layout);
+                let block = [strides, layout.shape.map(|n| n as u32), [offset, 0, 0, 0]];
+                bytes.extend(bytemuck::bytes_of(&block));
+            }
+        }
+        bytes
+    }
+
+    /// The mods' texts, `at_of` for each, and the accessors of what they capture.
+    pub(super) fn mods_wgsl(&self, slope: bool) -> String {
+        let mut text = String::new();
+        if self.mods().any(|(_, dtypes)| dtypes[0].is_some()) {
+            text.push_str(CAPTURED);
+        }
+        let mut members = String::new();
+        for (interned, dtypes) in self.mods() {
+            let prefix = interned.prefix();
+            let words = interned.uniform_words();
+            if words > 0 {
+                let _ = writeln!(members, "    {prefix}_words: array<vec4<u32>, {}>,", words.div_ceil(4));
+            }
+            for (n, dtype) in dtypes.into_iter().flatten().enumerate() {
+                let _ = writeln!(members, "    {prefix}_view{n}: Captured,");
+                let ty = match dtype {
+                    d if d.is_float() => "f32",
+                    crate::tensor::DType::Bool => "bool",
+                    _ => "u32",
+                };
+                let tensor = captured(interned, n);
+                // An index past the end reads the last element of its axis, and of one that is 1 its only one.
+                let _ = writeln!(
+                    text,
+                    "fn {prefix}_captured{n}(a: u32, b: u32, c: u32, d: u32) -> {ty} {{\n    \
+                         let at = min(vec4<u32>(a, b, c, d), mods.{prefix}_view{n}.shape - 1u) * mods.{prefix}_view{n}.strides;\n    \
+                         return {tensor}_at(at.x + at.y + at.z + at.w + mods.{prefix}_view{n}.offset.x);\n}}"
+                );
+            }
+            text.push_str(&self.at_of(interned));
+            text.push_str(&interned.source().value);
+            if let (true, Ok(derivative)) =
+                (slope && self.score.is_some_and(|(s, _)| s == interned), &interned.source().slope)
+            {
+                text.push_str(derivative);
+            }
+        }
+        if self.has_mods_block() {
+            let _ = write!(text, "struct Mods {{\n{members}}}\n");
+        }
+        text
+    }
+
+    /// The pair that a mod is asked for: those members of `At` that its text has.
+    fn at_of(&self, interned: Interned) -> String {
+        let prefix = interned.prefix();
+        let (mut members, mut values) = (String::new(), Vec::new());
+        for (name, ty, value) in interned.members() {
+            let _ = writeln!(members, "    {name}: {ty},");
+            values.push(match value {
+                "p.mask.masked_len" if self.cached => "cached_len(q.b)",
+                "QUERY_DOCUMENT" if self.has(Id::Documents) => "q.document",
+                "KEY_DOCUMENT" if self.has(Id::Documents) => {
+                    "key_documents_at(view_at(p.mask.key_documents, q.b, q.h, 0u, j))"
+                }
+                "QUERY_DOCUMENT" | "KEY_DOCUMENT" => "0u",
+                other => other,
+            });
+        }
+        let values = values.join(", ");
+        format!(
+            "struct {prefix}_At {{\n{members}}}\n\
+             fn {prefix}_at(q: Query, j: u32) -> {prefix}_At {{\n    return {prefix}_At({values});\n}}\n"
+        )
+    }
+}

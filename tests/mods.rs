@@ -1,0 +1,348 @@
+//! Functions of the caller's own against the reference, which has them as closures.
+
+use std::sync::Arc;
+
+use wgpu_attention::block_map::state;
+use wgpu_attention::reference::{LayerShape, classify};
+use wgpu_attention::{At, CacheLayout, CacheStorage, DType, KernelForm, Path, Shape};
+
+use crate::harness::backward::BackwardSetup;
+use crate::harness::classify::classified;
+use crate::harness::gradients::{LayerProblem, Problem};
+use crate::harness::layer::LayerCase;
+use crate::harness::layer_backward::LayerBackwardSetup;
+use crate::harness::layer_options::LayerOptions;
+use crate::harness::mods::{Capture, OwnMask, OwnScore, Text};
+use crate::harness::{
+    Ask, Bed, Case, Count, Data, FORMS, HostData, Kind, Layout, Report, Rng, Rules, Setup, Weights, full,
+    matrices,
+};
+
+const SHAPE: Shape =
+    Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 37, kv_len: 53, head_dim: 16, value_dim: 12 };
+
+fn score(text: Text, host: impl Fn(f64, &At) -> f64 + Send + Sync + 'static) -> OwnScore {
+    OwnScore { text, host: Arc::new(host), slope: None }
+}
+
+fn pairs(text: Text, host: impl Fn(&At) -> bool + Send + Sync + 'static) -> OwnMask {
+    OwnMask { text, host: Arc::new(host) }
+}
+
+/// A table by head and distance, clamped.
+fn table(rng: &mut Rng, dtype: DType) -> OwnScore {
+    let table = HostData::new(crate::harness::stored(&rng.normals(4 * 9), dtype), [1, 4, 1, 9]);
+    let text = "
+        // By distance, the outermost for all that are further.
+        fn place(at: At) -> u32 { return u32(clamp(i32(at.key) - at.position, -4, 4) + 4); }
+        fn score_mod(score: f32, at: At) -> f32 { return score + table_at(9u, at.head, 7u, place(at)); }";
+    let capture = Capture::Float(table.clone(), dtype);
+    score(Text::new(text).captures("table", capture), move |x, at| {
+        let place = (at.key as i32 - at.position).clamp(-4, 4) + 4;
+        x + f64::from(table.data[at.head as usize * 9 + place as usize])
+    })
+}
+
+/// What a loop, a branch, an array, a struct and a uniform of a mod can do.
+fn winding() -> OwnScore {
+    let text = "
+        struct Uniforms { bend: f32, rounds: u32, shift: vec2<f32> }
+        struct Pair { low: f32, high: f32 }
+        const HALF = 0.5;
+        fn bent(x: f32, by: f32) -> Pair {
+            if x > 0.0 { return Pair(x * HALF, tanh(x * by)); }
+            return Pair(-x, x);
+        }
+        fn score_mod(score: f32, at: At) -> f32 {
+            var sums = array<f32, 3>();
+            for (var n = 0u; n < uniforms().rounds; n++) {
+                let pair = bent(score + uniforms().shift[n % 2u], uniforms().bend);
+                sums[(n + at.key) % 3u] += pair.low - pair.high * 0.25;
+            }
+            switch at.head {
+                case 0u: { return sums[0] + score; }
+                case 1u, 2u: { return sums[1]; }
+                default: { return max(sums[0], sums[2]); }
+            }
+        }";
+    let (bend, rounds, shift) = (0.75f32, 5u32, [0.5f32, -0.25]);
+    let words = [bend.to_bits(), rounds, shift[0].to_bits(), shift[1].to_bits()];
+    score(Text::new(text).uniforms(&words), move |x, at| {
+        let mut sums = [0.0; 3];
+        for n in 0..rounds {
+            let y = x + f64::from(shift[n as usize % 2]);
+            let [low, high] = if y > 0.0 { [y * 0.5, (y * f64::from(bend)).tanh()] } else { [-y, y] };
+            sums[((n + at.key) % 3) as usize] += low - high * 0.25;
+        }
+        match at.head {
+            0 => sums[0] + x,
+            1 | 2 => sums[1],
+            _ => f64::max(sums[0], sums[2]),
+        }
+    })
+}
+
+/// Neighbours in rows of eight, and what a tensor of booleans shows.
+fn neighbours(rng: &mut Rng) -> OwnMask {
+    let shown = HostData::new((0..2 * 53).map(|_| rng.chance(0.3)).collect(), [2, 1, 1, 53]);
+    let text = "
+        fn mask_mod(at: At) -> bool {
+            let q = vec2<i32>(i32(at.query) / 8, i32(at.query) % 8);
+            let k = vec2<i32>(i32(at.key) / 8, i32(at.key) % 8);
+            return all(abs(q - k) <= vec2<i32>(1, 2)) || shown_at(at.batch, 0u, 0u, at.key);
+        }";
+    let capture = Capture::Bool(shown.clone());
+    pairs(Text::new(text).captures("shown", capture), move |at| {
+        let near = |a: u32, b: u32, most: i32| (a as i32 - b as i32).abs() <= most;
+        near(at.query / 8, at.key / 8, 1) && near(at.query % 8, at.key % 8, 2)
+            || shown.data[(at.batch * 53 + at.key) as usize]
+    })
+}
+
+/// Each alone and together, with what masks have beside them, on every path and form.
+#[test]
+fn every_path() {
+    let mut report = Report::new("mods");
+    let rng = &mut Rng::named("mods");
+    let cases = [
+        Case::random("a table", SHAPE).with(|c| c.rules.score_mod = Some(table(rng, DType::F32))),
+        Case::random("a table of f16, causal", SHAPE).with(|c| {
+            c.rules.score_mod = Some(table(rng, DType::F16));
+            c.rules.causal = true;
+        }),
+        Case::random("loops", SHAPE).with(|c| c.rules.score_mod = Some(winding())),
+        Case::random("a mask", SHAPE).with(|c| c.rules.mask_mod = Some(neighbours(rng))),
+        Case::random("both", SHAPE).with(|c| {
+            c.rules.score_mod = Some(winding());
+            c.rules.mask_mod = Some(neighbours(rng));
+            c.rules.window = Some([20, 9]);
+            c.softcap = Some(3.0);
+        }),
+    ];
+    for case in cases {
+        for form in FORMS {
+            let mut truths = Default::default();
+            for path in [Path::Fused, Path::Staged] {
+                let weights = if path == Path::Staged { Weights::PerHead(DType::F32) } else { Weights::None };
+                let setup = Setup {
+                    profile: full(),
+                    form,
+                    path,
+                    dtype: DType::F32,
+                    bias: DType::F32,
+                    layout: Layout::Window(7),
+                    lse: true,
+                    weights,
+                };
+                report.check_in(&case, &setup, &mut truths);
+            }
+        }
+    }
+    report.finish();
+}
+
+/// Every function that has a derivative, each for keys of its own: in WGSL, of `x`, and what it is.
+fn functions() -> Vec<(&'static str, fn(f64) -> f64)> {
+    vec![
+        ("abs(x - 0.3)", |x| (x - 0.3).abs()),
+        ("min(x, 0.5 * x)", |x| x.min(0.5 * x)),
+        ("max(x * x, x)", |x| (x * x).max(x)),
+        ("clamp(x, -0.7, 0.4 + 0.1 * x)", |x| if x > 0.4 + 0.1 * x { 0.4 + 0.1 * x } else { x.max(-0.7) }),
+        ("saturate(x)", |x| x.clamp(0.0, 1.0)),
+        ("cos(x) + sin(2.0 * x)", |x| x.cos() + (2.0 * x).sin()),
+        ("cosh(0.5 * x) - sinh(0.5 * x)", |x| (0.5 * x).cosh() - (0.5 * x).sinh()),
+        ("tan(0.3 * tanh(x))", |x| (0.3 * x.tanh()).tan()),
+        ("acos(0.5 * tanh(x)) + asin(0.5 * tanh(x)) * 2.0", |x| {
+            let t = 0.5 * x.tanh();
+            t.acos() + t.asin() * 2.0
+        }),
+        ("atan(x) + atan2(x, 2.0 + x * x)", |x| x.atan() + x.atan2(2.0 + x * x)),
+        ("asinh(x) + acosh(2.0 + x * x)", |x| x.asinh() + (2.0 + x * x).acosh()),
+        ("atanh(0.5 * tanh(x))", |x| (0.5 * x.tanh()).atanh()),
+        ("radians(40.0 * x) + degrees(0.01 * x)", |x| (40.0 * x).to_radians() + (0.01 * x).to_degrees()),
+        ("fract(0.25 * x) + floor(x) + ceil(x) + trunc(x) + round(x) + sign(x) + step(0.0, x)", |x| {
+            let fract = 0.25 * x - (0.25 * x).floor();
+            let step = if x >= 0.0 { 1.0 } else { 0.0 };
+            fract + x.floor() + x.ceil() + x.trunc() + x.round_ties_even() + x.signum() + step
+        }),
+        ("exp(0.5 * x) + exp2(0.3 * x)", |x| (0.5 * x).exp() + (0.3 * x).exp2()),
+        ("log(1.0 + x * x) + log2(2.0 + abs(x))", |x| (1.0 + x * x).ln() + (2.0 + x.abs()).log2()),
+        ("pow(1.5 + tanh(x), 0.4 * x)", |x| (1.5 + x.tanh()).powf(0.4 * x)),
+        ("sqrt(1.0 + x * x) + inverseSqrt(1.0 + x * x)", |x| {
+            (1.0 + x * x).sqrt() + 1.0 / (1.0 + x * x).sqrt()
+        }),
+        ("fma(x, x, 0.5 * x)", |x| x * x + 0.5 * x),
+        ("mix(x, 2.0 - x, 0.3 * x)", |x| x * (1.0 - 0.3 * x) + (2.0 - x) * 0.3 * x),
+        ("smoothstep(-1.0, 1.5, x)", |x| {
+            let u = ((x + 1.0) / 2.5).clamp(0.0, 1.0);
+            u * u * (3.0 - 2.0 * u)
+        }),
+        ("x / (2.0 + x * x) - (-x)", |x| x / (2.0 + x * x) + x),
+        ("(3.0 * x) % 1.7", |x| (3.0 * x) % 1.7),
+        ("select(x, -2.0 * x, x > 0.2)", |x| if x > 0.2 { -2.0 * x } else { x }),
+        ("dot(vec3<f32>(x, 1.0, x * x), vec3<f32>(0.5, x, 0.25))", |x| 1.5 * x + 0.25 * x * x),
+        ("length(vec2<f32>(x, 1.0)) + distance(vec2<f32>(x), vec2<f32>(1.0, -1.0))", |x| {
+            x.hypot(1.0) + (x - 1.0).hypot(x + 1.0)
+        }),
+        ("normalize(vec2<f32>(x, 1.0)).x + cross(vec3<f32>(x, 1.0, 0.0), vec3<f32>(0.0, x, 1.0)).z", |x| {
+            x / x.hypot(1.0) + x * x
+        }),
+        ("vec4<f32>(x, 1.0, 2.0, 3.0).wzyx.w * vec2<f32>(x)[1]", |x| x * x),
+        ("(vec2<f32>(x, 2.0) * 3.0 + x).y + (1.0 / vec2<f32>(2.0 + x * x, 1.0)).x", |x| {
+            6.0 + x + 1.0 / (2.0 + x * x)
+        }),
+        ("ldexp(x, vec2<i32>(1, 2).x) + length(x) + f32(i32(4.0 * x)) * 0.1", |x| {
+            2.0 * x + x.abs() + (4.0 * x).trunc() * 0.1
+        }),
+    ]
+}
+
+fn derivatives() -> OwnScore {
+    let functions = functions();
+    let cases: String = functions
+        .iter()
+        .enumerate()
+        .map(|(n, (wgsl, _))| format!("case {n}u: {{ return {wgsl}; }}\n"))
+        .collect();
+    let count = functions.len() as u32;
+    let text = format!(
+        "fn score_mod(x: f32, at: At) -> f32 {{ switch (at.key + at.query) % {count}u {{ {cases} default: {{ return x; }} }} }}"
+    );
+    score(Text::new(text), move |x, at| functions[((at.key + at.query) % count) as usize].1(x))
+}
+
+/// Derivatives from the text, against differences of the closure.
+#[test]
+fn derivatives_come_from_the_text() {
+    let mut report = Report::new("derivatives of mods");
+    let rng = &mut Rng::named("derivatives of mods");
+    let constant =
+        score(Text::new("fn score_mod(score: f32, at: At) -> f32 { return f32(at.key % 3u); }"), |_, at| {
+            f64::from(at.key % 3)
+        });
+    let hook = "
+        fn score_mod(score: f32, at: At) -> f32 { return bitcast<f32>(bitcast<u32>(2.0 * score)); }
+        fn score_mod_slope(score: f32, at: At) -> f32 { return 2.0; }";
+    let cases = [
+        Case::random("functions", SHAPE).with(|c| c.rules.score_mod = Some(derivatives())),
+        Case::random("loops, with softcap and bias", SHAPE).with(|c| {
+            c.rules.score_mod = Some(winding());
+            c.rules.bias = Some(HostData::new(rng.normals(53), [1, 1, 1, 53]));
+            c.softcap = Some(3.0);
+        }),
+        Case::random("a table and a mask", SHAPE).with(|c| {
+            c.rules.score_mod = Some(table(rng, DType::F32));
+            c.rules.mask_mod = Some(neighbours(rng));
+        }),
+        Case::random("what ignores its score", SHAPE).with(|c| c.rules.score_mod = Some(constant)),
+        Case::random("a derivative of one's own", SHAPE)
+            .with(|c| c.rules.score_mod = Some(score(Text::new(hook), |x, _| 2.0 * x))),
+    ];
+    for (n, case) in cases.into_iter().enumerate() {
+        let added = [case.rules.bias.is_some(), false, false, false];
+        for form in FORMS.into_iter().skip(usize::from(n > 2)) {
+            let setup = BackwardSetup { added, ..BackwardSetup::plain(full(), form) };
+            report.check_backward(&Problem::new(case.clone(), 0, n == 0), &setup);
+        }
+    }
+    report.finish();
+}
+
+/// A map made of a mask_mod, which skips what it hides and asks where it must.
+#[test]
+fn block_maps() {
+    let mut report = Report::new("block maps of mods");
+    let rng = &mut Rng::named("block maps of mods");
+    let shape = Shape { q_len: 70, kv_len: 90, ..SHAPE };
+    let band = "fn mask_mod(at: At) -> bool { return at.key / 16u == at.query / 16u || (at.key + at.query + at.head) % 40u == 0u; }";
+    let band =
+        pairs(Text::new(band), |at| at.key / 16 == at.query / 16 || (at.key + at.query + at.head) % 40 == 0);
+    let rules = Rules { mask_mod: Some(band), ..Default::default() };
+    let size = [16, 16];
+    let want = classify(&rules.host(), shape, size, [1, 4]).expect("a map");
+    let got = pollster::block_on(classified(full(), &rules, &shape, size, [1, 4])).expect("a map");
+    assert_eq!(got, want);
+    assert!([state::HIDDEN, state::FULL, state::MIXED].iter().all(|state| want.contains(state)), "{want:?}");
+    let map = HostData::new(want, [1, 4, 5, 6]);
+    let case = Case::random("a map of a mod", shape).with(|c| {
+        c.rules = Rules { blocks: Some((map, size)), score_mod: Some(table(rng, DType::F32)), ..rules };
+    });
+    for form in FORMS {
+        let setup = Setup {
+            profile: full(),
+            form,
+            path: Path::Fused,
+            dtype: DType::F32,
+            bias: DType::F32,
+            layout: Layout::Dense,
+            lse: true,
+            weights: Weights::None,
+        };
+        report.check_in(&case, &setup, &mut Default::default());
+    }
+    report.finish();
+}
+
+/// Keys of a cache, at their places in the sequence.
+#[test]
+fn caches() {
+    let rules = Rules {
+        causal: true,
+        score_mod: Some(winding()),
+        mask_mod: Some(pairs(
+            Text::new(
+                "fn mask_mod(at: At) -> bool { return at.key % 3u != 1u || i32(at.key) + 4 > at.position || at.key + 2u > at.kv_len; }",
+            ),
+            |at| at.key % 3 != 1 || at.key as i32 + 4 > at.position || at.key + 2 > at.kv_len,
+        )),
+        ..Default::default()
+    };
+    for (layout, capacity) in [(CacheLayout::Contiguous, 64), (CacheLayout::Ring { sink_tokens: 2 }, 24)] {
+        for (form, rows) in FORMS.into_iter().zip([1, 5]) {
+            let mut bed =
+                Bed::new(full(), Kind::new(CacheStorage::F32, layout, capacity), Data::Lossless, 31);
+            bed.grow(&Count::All(rows + 20)).expect("room");
+            bed.grow(&Count::All(rows)).expect("room");
+            bed.ask(&Ask { rows: Some(rows), ..Ask::new(form, &rules) })
+                .unwrap_or_else(|e| panic!("{layout:?}, {form:?}: {e}"));
+        }
+    }
+}
+
+/// A layer and its gradients; appended keys stand outside of mods.
+#[test]
+fn layers() {
+    let mut report = Report::new("mods of layers");
+    let rng = &mut Rng::named("mods of layers");
+    let shape = LayerShape { batch: 2, q_len: 37, kv_len: 53 };
+    let mut case = LayerCase::random("mods, appended".into(), LayerOptions::new(24, 4), shape, true);
+    case.rules = Rules {
+        score_mod: Some(table(rng, DType::F32)),
+        mask_mod: Some(neighbours(rng)),
+        ..Default::default()
+    };
+    let problem = LayerProblem {
+        case,
+        d_out: rng.normals(2 * 37 * 24).iter().map(|x| f64::from(*x)).collect(),
+        d_lse: None,
+    };
+    for (form, keeps) in FORMS.into_iter().zip([true, false]) {
+        let setup = LayerBackwardSetup { keeps, ..LayerBackwardSetup::plain(full(), form) };
+        report.check_layer_backward(&problem, &setup);
+    }
+    report.finish();
+}
+
+/// On matrix units, forward and backward.
+#[test]
+fn matrix_units() {
+    let mut report = Report::new("mods on matrix units");
+    let shape = Shape { head_dim: 16, value_dim: 16, ..SHAPE };
+    for profile in matrices().filter(|p| p.compiles_fast()) {
+        let case = Case::random("mods on matrix units", shape).with(|c| c.rules.score_mod = Some(winding()));
+        report.check_in(&case, &Setup::matrix(profile, Layout::Dense), &mut Default::default());
+        let setup = BackwardSetup { form: KernelForm::Gpu, ..BackwardSetup::matrix(profile) };
+        report.check_backward(&Problem::new(case, 0, false), &setup);
+    }
+    report.finish();
+}
