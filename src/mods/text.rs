@@ -72,6 +72,63 @@ fn prelude(text: &str, captured: &[Captured]) -> String {
     prelude
 }
 
+/// How deep brackets may be nested, how many words and signs a statement may have, how often a text may say `else`: naga goes down
+/// the stack with each.
+const DEEPEST: usize = 48;
+const LONGEST_STATEMENT: usize = 400;
+const MOST_ELSES: usize = 100;
+
+/// Refuses what naga might find no stack for.
+fn check_depth(text: &str) -> Result<(), Refusal> {
+    let (mut depth, mut angles, mut words, mut elses) = (0usize, 0usize, 0usize, 0usize);
+    let mut rest = text.char_indices().peekable();
+    let mut comments = 0usize;
+    while let Some((at, c)) = rest.next() {
+        let next = rest.peek().map(|(_, c)| *c);
+        let span = Span::new(at as u32, (at + c.len_utf8()) as u32);
+        match (c, next) {
+            ('/', Some('*')) => {
+                comments += 1;
+                rest.next();
+            }
+            ('*', Some('/')) if comments > 0 => {
+                comments -= 1;
+                rest.next();
+            }
+            _ if comments > 0 => {}
+            ('/', Some('/')) => while rest.next_if(|(_, c)| *c != '\n').is_some() {},
+            ('{' | '}' | ';', _) => {
+                (angles, words) = (0, 0);
+                depth = if c == '{' { depth + 1 } else { depth.saturating_sub(usize::from(c == '}')) };
+            }
+            ('(' | '[', _) => (depth, words) = (depth + 1, words + 1),
+            (')' | ']', _) => (depth, words) = (depth.saturating_sub(1), words + 1),
+            // Of types, or less and greater.
+            ('<', _) => (angles, words) = (angles + 1, words + 1),
+            ('>', _) => (angles, words) = (angles.saturating_sub(1), words + 1),
+            (c, _) if c.is_whitespace() => {}
+            (c, _) if c.is_alphanumeric() || c == '_' => {
+                words += 1;
+                let mut word = String::from(c);
+                while let Some((_, c)) = rest.next_if(|(_, c)| c.is_alphanumeric() || "_.".contains(*c)) {
+                    word.push(c);
+                }
+                elses += usize::from(word == "else");
+            }
+            _ => words += 1,
+        }
+        let refused = [
+            (depth + angles > DEEPEST, "nested too deep; name parts of it"),
+            (words > LONGEST_STATEMENT, "too long a statement; name parts of it"),
+            (elses > MOST_ELSES, "too many branches; take a switch, an array or a tensor"),
+        ];
+        if let Some((_, why)) = refused.into_iter().find(|(holds, _)| *holds) {
+            return refuse(why, span);
+        }
+    }
+    Ok(())
+}
+
 /// Whether the text declares `Uniforms`.
 fn has_uniforms(text: &str) -> bool {
     let words = text.split(|c: char| !(c.is_alphanumeric() || c == '_')).filter(|word| !word.is_empty());
@@ -102,11 +159,32 @@ fn quoted(message: &str, span: Span, text: &str) -> String {
     )
 }
 
+/// The stack that [`read`] has, whoever calls: naga takes a hundred kilobytes for a word, where it is not optimised.
+#[cfg(not(target_arch = "wasm32"))]
+const STACK: usize = 1 << 26;
+
 /// What kernels have of a mod, or what is wrong with its text.
 pub(super) fn read(kind: Kind, text: &str, captured: &[Captured]) -> Result<Source, String> {
+    #[cfg(not(target_arch = "wasm32"))]
+    {
+        let thread = std::thread::Builder::new().stack_size(STACK);
+        std::thread::scope(|scope| {
+            let reader = thread.spawn_scoped(scope, || read_here(kind, text, captured));
+            let read = reader.map_err(|e| format!("there is no thread to read it: {e}"))?;
+            // Where naga fails on a text, that is refused.
+            read.join().unwrap_or_else(|_| Err("naga cannot read it".to_string()))
+        })
+    }
+    #[cfg(target_arch = "wasm32")]
+    read_here(kind, text, captured)
+}
+
+fn read_here(kind: Kind, text: &str, captured: &[Captured]) -> Result<Source, String> {
     if text.len() > LONGEST {
         return Err(format!("a text of {} bytes; at most {LONGEST} are taken", text.len()));
     }
+    let said = |refusal: Refusal| quoted(&refusal.message, refusal.span, text);
+    check_depth(text).map_err(said)?;
     let whole = format!("{text}{}", prelude(text, captured));
     let module = naga::front::wgsl::parse_str(&whole).map_err(|error| {
         let span = error.labels().next().map(|(span, _)| span).unwrap_or_default();
@@ -125,7 +203,6 @@ pub(super) fn read(kind: Kind, text: &str, captured: &[Captured]) -> Result<Sour
         let notes = if notes.is_empty() { String::new() } else { format!(" ({})", notes.join("; ")) };
         quoted(&format!("{message}{notes}"), span, text)
     })?;
-    let said = |refusal: Refusal| quoted(&refusal.message, refusal.span, text);
     check(&module, text.len()).map_err(said)?;
     let mut validator = Validator::new(ValidationFlags::all(), Capabilities::empty());
     let info = validator.validate(&module).map_err(|error| {
@@ -447,7 +524,10 @@ mod tests {
             .filter(|(_, used)| **used)
             .map(|((name, ty, _), _)| format!("{name}: {ty}, "))
             .collect();
-        let mut text = format!("struct {prefix}_At {{ {members} }}\n{}", source.value);
+        let words = format!(
+            "struct Mods {{ {prefix}_words: array<vec4<u32>, 4> }}\n@group(0) @binding(0) var<uniform> mods: Mods;\n"
+        );
+        let mut text = format!("{words}struct {prefix}_At {{ {members} }}\n{}", source.value);
         if slope {
             text += source.slope.as_ref()?;
         }
@@ -555,5 +635,105 @@ mod tests {
         let why = source.slope.as_ref().expect_err("no derivative");
         assert!(why.contains("`reflect` is not differentiable") && why.contains("line 2"), "{why}");
         assert_eq!(reread(&source, false), Ok(()));
+    }
+
+    /// Nested as deep as a text is long: naga and what is here go down with it.
+    #[test]
+    fn depth_is_bounded() {
+        for n in [20, 47, 190, 8000] {
+            bounded(n);
+        }
+    }
+
+    fn bounded(n: usize) {
+        let nested =
+            |open: &str, inner: &str, close: &str| format!("{}{inner}{}", open.repeat(n), close.repeat(n));
+        let of = |x: &str| format!("fn score_mod(score: f32, at: At) -> f32 {{ return {x}; }}");
+        let statement = |x: &str| format!("fn score_mod(score: f32, at: At) -> f32 {{ {x} return score; }}");
+        let texts = [
+            of(&nested("(", "score", ")")),
+            of(&nested("-", "score", "")),
+            of(&nested("score+", "score", "")),
+            of(&nested("score*", "score", "")),
+            of(&nested("abs(", "score", ")")),
+            of(&format!("select(score, 1.0, {})", nested("true&&", "true", ""))),
+            of(&nested("vec2(", "score", ")")),
+            statement(&nested("{", "", "}")),
+            statement(&nested("if true {", "", "}")),
+            statement(&nested("if true {} else ", "{}", "")),
+            statement(&nested("loop {", "", "}")),
+            statement(&nested("switch 1 { default {", "", "}}")),
+            statement(&format!("var x: {};", nested("array<", "f32", ",2>"))),
+        ];
+        for text in texts {
+            match read(Kind::Score, &text, &[]) {
+                Ok(source) => assert_eq!(reread(&source, source.slope.is_ok()), Ok(())),
+                Err(why) => assert!(!why.is_empty()),
+            }
+        }
+    }
+
+    /// Texts that are right, cut up and put together otherwise: read without a panic, and what is taken is WGSL.
+    #[test]
+    fn hostile_texts() {
+        let seeds = [
+            "struct Uniforms { a: f32, b: vec3<u32> } const N = 4; fn f(x: f32) -> vec2<f32> { return vec2(x, 1.0); }",
+            "fn score_mod(score: f32, at: At) -> f32 { var s = array<f32, 4>(); for (var n = 0; n < N; n++) { s[n] += f(score).x; }",
+            "if at.key > at.query && score < 3.0 { return -s[at.head % 4u]; } else { s[1] = uniforms().a; }",
+            "switch at.head { case 1u, 2u: { return s[0]; } default: {} } while score > 0.0 { break; } loop { continuing { break if true; } }",
+            "let v = vec4<f32>(score); return v.wzyx[at.key] + select(s[2], sqrt(score), at.position < 3); }",
+        ];
+        // xorshift64
+        let mut state = 0x9e37_79b9_7f4a_7c15u64;
+        let mut below = |n: usize| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state % n as u64) as usize
+        };
+        let words: Vec<&str> =
+            seeds.iter().flat_map(|seed| seed.split_inclusive([' ', '(', ')', ';', '.', ','])).collect();
+        let odd = [
+            "@compute ",
+            "var<workgroup> ",
+            "ptr<function, f32>",
+            "&",
+            "*",
+            "/*",
+            "*/",
+            "0x",
+            "1e99",
+            "\u{1f980}",
+            "\0",
+            "override ",
+            "discard; ",
+            "mat4x4<f32>",
+            "atomic<u32>",
+            "workgroupBarrier(); ",
+            "uniforms()",
+            "score_mod",
+            "return ",
+            "{",
+            "}",
+        ];
+        let mut taken = 0;
+        for _ in 0..600 {
+            let mut text: Vec<&str> = words.clone();
+            for _ in 0..below(4) {
+                let at = below(text.len());
+                match below(5) {
+                    0 => drop(text.remove(at)),
+                    1 => text.insert(at, words[below(words.len())]),
+                    2 => text.insert(at, odd[below(odd.len())]),
+                    3 => text[at] = words[below(words.len())],
+                    _ => text.truncate(at.max(1)),
+                }
+            }
+            if let Ok(source) = read(Kind::Score, &text.concat(), &[]) {
+                taken += 1;
+                assert_eq!(reread(&source, source.slope.is_ok()), Ok(()), "{}", text.concat());
+            }
+        }
+        assert!((50..550).contains(&taken), "{taken}");
     }
 }
