@@ -42,8 +42,7 @@ struct Params {
     key_lanes: u32,    // lanes that share a query's keys
     parts: u32,        // of an element
     part_rows: u32,    // queries of each
-    pad0: u32,
-    pad1: u32,
+    pad: vec2<u32>,
 }
 
 @group(0) @binding(0) var<uniform> p: Params;

@@ -34,6 +34,7 @@ const FLOORS: &[&str] = &[
     "plan",
     // What a call says.
     "mask",
+    "mods",
     "pattern",
     "block_map",
     "dropout",

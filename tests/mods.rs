@@ -1,10 +1,14 @@
 //! Functions of the caller's own against the reference, which has them as closures.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use wgpu_attention::block_map::state;
 use wgpu_attention::reference::{LayerShape, classify};
-use wgpu_attention::{At, CacheLayout, CacheStorage, DType, KernelForm, Path, Shape};
+use wgpu_attention::{
+    At, CacheLayout, CacheStorage, Captured, DType, HostMask, KernelForm, Mask, Path, ScoreMod, Shape,
+    TensorView,
+};
 
 use crate::harness::backward::BackwardSetup;
 use crate::harness::classify::classified;
@@ -141,8 +145,11 @@ fn every_path() {
     report.finish();
 }
 
-/// Every function that has a derivative, each for keys of its own: in WGSL, of `x`, and what it is.
-fn functions() -> Vec<(&'static str, fn(f64) -> f64)> {
+/// In WGSL, of `x`, and what it is.
+type Function = (&'static str, fn(f64) -> f64);
+
+/// Every function that has a derivative.
+fn functions() -> Vec<Function> {
     vec![
         ("abs(x - 0.3)", |x| (x - 0.3).abs()),
         ("min(x, 0.5 * x)", |x| x.min(0.5 * x)),
@@ -345,4 +352,227 @@ fn matrix_units() {
         report.check_backward(&Problem::new(case, 0, false), &setup);
     }
     report.finish();
+}
+
+/// A function of the score and the pair: in WGSL and as what it computes.
+#[derive(Clone, Debug)]
+enum Tree {
+    Score,
+    Number(f32),
+    Key,
+    Distance,
+    Table(Box<Tree>),
+    Unary(&'static str, Box<Tree>),
+    Binary(char, Box<Tree>, Box<Tree>),
+    /// Where the first is less than the second, the third, else the fourth.
+    Where(Box<[Tree; 4]>),
+    /// So often the second of the sum before, from the first on.
+    Repeat(u32, Box<[Tree; 2]>),
+}
+
+impl Tree {
+    fn random(rng: &mut Rng, depth: usize) -> Tree {
+        let one = |rng: &mut Rng| Box::new(Tree::random(rng, depth - 1));
+        match rng.below(if depth == 0 { 4 } else { 11 }) {
+            0 | 4 => Tree::Score,
+            1 => Tree::Number((rng.below(64) as f32 - 32.0) / 16.0),
+            2 => Tree::Key,
+            3 => Tree::Distance,
+            5 => Tree::Table(one(rng)),
+            6 | 7 => Tree::Unary(rng.pick(&["tanh", "sin", "abs", "atan"]), one(rng)),
+            8 => Tree::Where(Box::new(std::array::from_fn(|_| *one(rng)))),
+            9 => Tree::Repeat(1 + rng.below(3) as u32, Box::new([*one(rng), *one(rng)])),
+            _ => Tree::Binary(rng.pick(&['+', '-', '*', '<', '>']), one(rng), one(rng)),
+        }
+    }
+
+    /// Statements that leave the value in a variable, and its name.
+    fn wgsl(&self, text: &mut String, names: &mut usize) -> String {
+        let own = match self {
+            Tree::Score => "score".to_string(),
+            Tree::Number(x) => format!("({x:?})"),
+            Tree::Key => "(f32(at.key % 7u) * 0.25)".to_string(),
+            Tree::Distance => "(f32(i32(at.key) - at.position) * 0.125)".to_string(),
+            Tree::Table(x) => {
+                let x = x.wgsl(text, names);
+                format!("table_at(0u, at.head, 0u, u32(abs({x}) * 2.0))")
+            }
+            Tree::Unary(name, x) => format!("{name}({})", x.wgsl(text, names)),
+            Tree::Binary(op, a, b) => {
+                let (a, b) = (a.wgsl(text, names), b.wgsl(text, names));
+                match op {
+                    '<' => format!("min({a}, {b})"),
+                    '>' => format!("max({a}, {b})"),
+                    op => format!("({a} {op} {b})"),
+                }
+            }
+            Tree::Where(parts) => {
+                let [a, b] = [&parts[0], &parts[1]].map(|part| part.wgsl(text, names));
+                let out = format!("v{names}");
+                *names += 1;
+                *text += &format!("var {out} = 0.0;\nif {a} < {b} {{\n");
+                let then = parts[2].wgsl(text, names);
+                *text += &format!("{out} = {then};\n}} else {{\n");
+                let other = parts[3].wgsl(text, names);
+                *text += &format!("{out} = {other};\n}}\n");
+                return out;
+            }
+            Tree::Repeat(times, parts) => {
+                let first = parts[0].wgsl(text, names);
+                let (out, n) = (format!("v{names}"), format!("n{names}"));
+                *names += 1;
+                *text += &format!("var {out} = {first};\nfor (var {n} = 0; {n} < {times}; {n}++) {{\n");
+                let step = parts[1].wgsl(text, names);
+                *text += &format!("{out} = sin({out}) + {step};\n}}\n");
+                return out;
+            }
+        };
+        let name = format!("v{names}");
+        *names += 1;
+        *text += &format!("let {name} = {own};\n");
+        name
+    }
+
+    /// The value, and the derivative by the score. `edge` becomes true where it jumps or bends within rounding of f32.
+    fn of(&self, score: f64, at: &At, table: &[f32], edge: &Cell<bool>) -> [f64; 2] {
+        let of = |tree: &Tree| tree.of(score, at, table, edge);
+        let near = |apart: f64| edge.set(edge.get() || apart.abs() < 1e-4);
+        match self {
+            Tree::Score => [score, 1.0],
+            Tree::Number(x) => [f64::from(*x), 0.0],
+            Tree::Key => [f64::from(at.key % 7) * 0.25, 0.0],
+            Tree::Distance => [f64::from(at.key as i32 - at.position) * 0.125, 0.0],
+            Tree::Table(x) => {
+                let place = of(x)[0].abs() * 2.0;
+                near(place - place.round());
+                let place = place as usize;
+                [f64::from(table[at.head as usize * 9 + place.min(8)]), 0.0]
+            }
+            Tree::Unary(name, x) => {
+                let [x, d] = of(x);
+                match *name {
+                    "tanh" => [x.tanh(), d * (1.0 - x.tanh().powi(2))],
+                    "sin" => [x.sin(), d * x.cos()],
+                    "abs" => {
+                        near(x);
+                        [x.abs(), d * x.signum()]
+                    }
+                    _ => [x.atan(), d / (1.0 + x * x)],
+                }
+            }
+            Tree::Binary(op, a, b) => {
+                let ([a, da], [b, db]) = (of(a), of(b));
+                if "<>".contains(*op) {
+                    near(a - b);
+                }
+                match op {
+                    '+' => [a + b, da + db],
+                    '-' => [a - b, da - db],
+                    '*' => [a * b, da * b + a * db],
+                    '<' if a <= b => [a, da],
+                    '>' if a >= b => [a, da],
+                    _ => [b, db],
+                }
+            }
+            Tree::Where(parts) => {
+                let apart = of(&parts[0])[0] - of(&parts[1])[0];
+                near(apart);
+                of(&parts[if apart < 0.0 { 2 } else { 3 }])
+            }
+            Tree::Repeat(times, parts) => {
+                let [mut x, mut d] = of(&parts[0]);
+                let [step, d_step] = of(&parts[1]);
+                for _ in 0..*times {
+                    [x, d] = [x.sin() + step, x.cos() * d + d_step];
+                }
+                [x, d]
+            }
+        }
+    }
+}
+
+/// Functions of a grammar: value and derivative by the text, and by the tree that it was made of.
+#[test]
+fn random_functions() {
+    let gpu = &full().gpu;
+    let rng = &mut Rng::named("random mods");
+    let shape = Shape::new(2, 4, 37, 16);
+    let mut compared = 0;
+    for n in 0..200 {
+        let (mut tree, mut text) = (Tree::random(rng, 4), String::new());
+        while !format!("{tree:?}").contains("Score") {
+            tree = Tree::random(rng, 4);
+        }
+        let out = tree.wgsl(&mut text, &mut 0);
+        let text = format!("fn score_mod(score: f32, at: At) -> f32 {{\n{text}return {out};\n}}");
+        let table = rng.normals(4 * 9);
+        let buffer = gpu.upload(&table).expect("memory");
+        let view = TensorView::new(&buffer, DType::F32, [1, 4, 1, 9]);
+        let own =
+            ScoreMod::capturing(&text, &[Captured::float("table")]).unwrap_or_else(|e| panic!("{e}\n{text}"));
+        let device = Mask::causal().score_mod(own.with(&[view]));
+        // Pairs are compared in order, up to the first that differs.
+        let edge = Cell::new(false);
+        let value = |x: f64, at: &At| {
+            edge.set(false);
+            tree.of(x, at, &table, &edge)[0]
+        };
+        let slope = |x: f64, at: &At| tree.of(x, at, &table, &edge)[1];
+        let host = Mask::causal().score_fn(&value).score_fn_slope(&slope);
+        match gpu.compare_masks(&device, &host, shape, 1e-3) {
+            Ok(_) => compared += 1,
+            Err(_) if edge.get() => {}
+            Err(e) => panic!("{n}: {e}\n{text}"),
+        }
+    }
+    assert!(compared > 120, "{compared}");
+}
+
+/// A pair of text and closure that do not mean the same shows at once.
+#[test]
+fn a_wrong_pair_shows() {
+    let gpu = &full().gpu;
+    let shape = Shape::new(2, 4, 37, 16);
+    let text = "fn score_mod(score: f32, at: At) -> f32 { return score * (1.0 + 0.1 * f32(at.head)); }";
+    let device = || Mask::none().score_mod(ScoreMod::new(text).expect("a mod"));
+    let compared = |host: &HostMask| gpu.compare_masks(&device(), host, shape, 1e-5);
+    let right = |x: f64, at: &At| x * (1.0 + 0.1 * f64::from(at.head));
+    let worst = compared(&Mask::none().score_fn(&right)).expect("the same");
+    assert!(worst > 0.0 && worst < 1e-6, "{worst}");
+    let wrong = |x: f64, at: &At| if at.head == 3 && at.key == 5 { x } else { right(x, at) };
+    let said = compared(&Mask::none().score_fn(&wrong)).expect_err("they differ").to_string();
+    assert!(said.starts_with("score_mod: the score at At { batch: ") && said.contains("head: 3"), "{said}");
+    let said = compared(&Mask::none().score_fn(&right).score_fn_slope(&|_, _| 1.0)).expect_err("they differ");
+    assert!(said.to_string().contains("its derivative"), "{said}");
+    let said = compared(&Mask::none().score_fn(&right).mask_fn(&|at| at.key != 4)).expect_err("they differ");
+    assert!(said.to_string().starts_with("mask_mod: whether the pair is seen at"), "{said}");
+    // Every rule of a mask is compared.
+    let said = compared(&Mask::causal().score_fn(&right)).expect_err("they differ");
+    assert!(said.to_string().starts_with("mask_mod"), "{said}");
+}
+
+/// An endless loop ends, and an index far outside reads what it may.
+#[test]
+fn hostile_mods_end_and_stay_inside() {
+    let gpu = &full().gpu;
+    let shape = Shape::new(1, 2, 9, 8);
+    // Of a buffer of ones, the view has the zeros in the middle.
+    let buffer = gpu.upload(&[[1f32; 8], [0.0; 8], [1.0; 8]].concat()).expect("memory");
+    let view = TensorView::new(&buffer, DType::F32, [1, 1, 1, 8]).with_offset(8);
+    let text = "fn score_mod(score: f32, at: At) -> f32 {
+            var found = array<f32, 2>();
+            var n = at.key * 4000000000u;
+            loop {
+                n = n * 1664525u + 1013904223u;
+                found[n] += table_at(n, n >> 3u, n * 7u, n ^ 77u) + f32(n == n) * 0.0;
+                found[i32(n)] -= 0.0;
+            }
+            return score + found[0] + found[4294967295u - at.query];
+        }";
+    let own = ScoreMod::capturing(text, &[Captured::float("table")]).unwrap_or_else(|e| panic!("{e}"));
+    let device = Mask::none().score_mod(own.with(&[view]));
+    let same = |x: f64, _: &At| x;
+    let worst =
+        gpu.compare_masks(&device, &Mask::none().score_fn(&same).score_fn_slope(&|_, _| 1.0), shape, 0.0);
+    assert_eq!(worst.unwrap_or_else(|e| panic!("{e}")), 0.0);
 }

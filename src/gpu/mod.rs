@@ -1,5 +1,6 @@
 //! A device of one's own, for newcomers and tests: slices in, `Vec` out.
 
+mod compare;
 mod upload;
 
 pub use self::upload::UploadedMask;

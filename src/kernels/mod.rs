@@ -4,6 +4,7 @@ pub(crate) mod add_positions;
 #[cfg(test)]
 mod agreement;
 pub(crate) mod append_keys;
+pub(crate) mod ask_mask;
 pub(crate) mod average_weights;
 pub(crate) mod cache;
 pub(crate) mod cache_advance;

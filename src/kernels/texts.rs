@@ -6,6 +6,7 @@ use super::shader;
 pub(crate) const TEXTS: &[&str] = &[
     shader!("add_positions"),
     shader!("append_keys"),
+    shader!("ask_mask"),
     shader!("average_weights"),
     shader!("backward/pair"),
     shader!("backward/stats"),

@@ -1,9 +1,9 @@
 //! Any of the kernels.
 
 use super::{
-    add_positions, append_keys, average_weights, cache_advance, cache_append, cache_copy, cache_read,
-    classify, column_sums, fused, fused_backward, merge, merge_backward, merge_splits, part_sums, project,
-    project_backward, rotate, row_stats, row_totals, score_gradients, score_stage, scores, softmax,
+    add_positions, append_keys, ask_mask, average_weights, cache_advance, cache_append, cache_copy,
+    cache_read, classify, column_sums, fused, fused_backward, merge, merge_backward, merge_splits, part_sums,
+    project, project_backward, rotate, row_stats, row_totals, score_gradients, score_stage, scores, softmax,
     table_backward, weighted_sum,
 };
 use crate::family::{Families, Family, GRADIENTS, PRODUCT_GRADIENTS, PRODUCTS, STAGED};
@@ -38,6 +38,7 @@ pub(crate) enum KernelVariant {
     ProjectBackward(project_backward::ProjectBackward),
     ColumnSums(column_sums::ColumnSums),
     PartSums(part_sums::PartSums),
+    AskMask(ask_mask::AskMask),
     TableBackward(table_backward::TableBackward),
     MergeBackward(merge_backward::MergeBackward),
 }
@@ -136,6 +137,7 @@ impl Variant for KernelVariant {
             KernelVariant::ProjectBackward(_) => "attention.project_backward",
             KernelVariant::ColumnSums(_) => "attention.column_sums",
             KernelVariant::PartSums(_) => "attention.part_sums",
+            KernelVariant::AskMask(_) => "attention.ask_mask",
             KernelVariant::TableBackward(_) => "attention.table_backward",
             KernelVariant::MergeBackward(_) => "attention.merge_backward",
         }
@@ -167,6 +169,7 @@ impl Variant for KernelVariant {
             KernelVariant::ProjectBackward(v) => v.describe(),
             KernelVariant::ColumnSums(v) => v.describe(),
             KernelVariant::PartSums(v) => v.describe(),
+            KernelVariant::AskMask(v) => v.describe(),
             KernelVariant::TableBackward(v) => v.describe(),
             KernelVariant::MergeBackward(v) => v.describe(),
         }
@@ -200,6 +203,7 @@ pub(crate) fn all() -> Vec<KernelVariant> {
     all.extend(project_backward::ProjectBackward::all().map(KernelVariant::ProjectBackward));
     all.extend(column_sums::ColumnSums::all().map(KernelVariant::ColumnSums));
     all.extend(part_sums::PartSums::all().map(KernelVariant::PartSums));
+    all.extend(ask_mask::AskMask::all().map(KernelVariant::AskMask));
     all.extend(table_backward::TableBackward::all().map(KernelVariant::TableBackward));
     all.extend(merge_backward::MergeBackward::all().map(KernelVariant::MergeBackward));
     all

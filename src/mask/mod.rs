@@ -86,7 +86,8 @@ impl<L, K, B, M: Default> Mask<L, K, B, M> {
 
 impl<L, K, B, M> Mask<L, K, B, M> {
     /// The same rules with other tensors: each is given with its name, in a fixed order. Without the functions of
-    /// [`score_mod`](Mask::score_mod) and [`mask_mod`](Mask::mask_mod), which host and device do not share.
+    /// [`score_mod`](Mask::score_mod) and [`mask_mod`](Mask::mask_mod), [`score_fn`](Mask::score_fn) and [`mask_fn`](Mask::mask_fn), which
+    /// host and device do not share.
     ///
     /// # Errors
     /// The first that a function returns.
@@ -158,22 +159,22 @@ impl<L, K, B, M> Mask<L, K, B, M> {
 }
 
 impl<'a> HostMask<'a> {
-    /// A score function of the caller's own: what [`ScoreMod`](crate::ScoreMod) computes, given scale · q·k and its pair.
-    pub fn score_mod(mut self, score_mod: &'a dyn Fn(f64, &At) -> f64) -> Self {
-        self.mods.score = Some(score_mod);
+    /// A score function of the caller's own: what the [`ScoreMod`](crate::ScoreMod) of the device computes, given scale · q·k and its pair.
+    pub fn score_fn(mut self, score: &'a dyn Fn(f64, &At) -> f64) -> Self {
+        self.mods.score = Some(score);
         self
     }
 
-    /// The derivative of [`score_mod`](Self::score_mod) by its score, which the backward pass needs; without it the reference takes
+    /// The derivative of [`score_fn`](Self::score_fn) by its score, which the backward pass needs; without it the reference takes
     /// differences.
-    pub fn score_mod_slope(mut self, slope: &'a dyn Fn(f64, &At) -> f64) -> Self {
+    pub fn score_fn_slope(mut self, slope: &'a dyn Fn(f64, &At) -> f64) -> Self {
         self.mods.slope = Some(slope);
         self
     }
 
-    /// A mask of the caller's own: what [`MaskMod`](crate::MaskMod) computes, `true` for pairs that are seen.
-    pub fn mask_mod(mut self, mask_mod: &'a dyn Fn(&At) -> bool) -> Self {
-        self.mods.pairs = Some(mask_mod);
+    /// A mask of the caller's own: what the [`MaskMod`](crate::MaskMod) of the device computes, `true` for pairs that are seen.
+    pub fn mask_fn(mut self, sees: &'a dyn Fn(&At) -> bool) -> Self {
+        self.mods.pairs = Some(sees);
         self
     }
 

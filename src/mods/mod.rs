@@ -410,11 +410,14 @@ impl<'a> DeviceMods<'a> {
     }
 }
 
+/// A function of a score and its pair.
+type ScoreFn<'a> = dyn Fn(f64, &At) -> f64 + 'a;
+
 /// The mods of a mask on the host: what the reference computes.
 #[derive(Clone, Copy, Default)]
 pub struct HostMods<'a> {
-    pub(crate) score: Option<&'a dyn Fn(f64, &At) -> f64>,
-    pub(crate) slope: Option<&'a dyn Fn(f64, &At) -> f64>,
+    pub(crate) score: Option<&'a ScoreFn<'a>>,
+    pub(crate) slope: Option<&'a ScoreFn<'a>>,
     pub(crate) pairs: Option<&'a dyn Fn(&At) -> bool>,
 }
 

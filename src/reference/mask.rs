@@ -222,6 +222,19 @@ pub fn classify(
     Ok(map)
 }
 
+/// The pair, and its score and the derivative of that if the mask permits it.
+pub(crate) fn pair_answers(
+    mask: &HostMask,
+    shape: &Shape,
+    index: [usize; 4],
+    score: f64,
+) -> (At, Option<[f64; 2]>) {
+    let options = Options { mask: *mask, ..Options::default() };
+    let changed = options.changed(score, shape, index);
+    let answers = changed.map(|changed| [changed, options.capped_slope(score, shape, index)]);
+    (mask.at(shape, index), answers)
+}
+
 impl Options<'_> {
     /// The softcap in the arithmetic of the reference.
     fn cap<R: Real>(&self) -> Option<R> {

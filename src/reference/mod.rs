@@ -33,6 +33,7 @@ pub use attention::{Attended, Options, attention, scores_at};
 pub use backward::{Gradients, attention_backward, attention_backward_magnitudes};
 pub use dropout::dropout;
 pub use mask::classify;
+pub(crate) use mask::pair_answers;
 pub use merge::{PartGradients, merge, merge_backward};
 pub use multi_head::{
     HostLinear, HostWeights, LayerShape, average_heads, join_heads, multi_head, split_heads,

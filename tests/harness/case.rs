@@ -169,13 +169,13 @@ impl Rules {
         }
         let Ok(mut mask): Result<HostMask, Infallible> = self.mask().try_map(host, host, host);
         if let Some(own) = &self.score_mod {
-            mask = mask.score_mod(&*own.host);
+            mask = mask.score_fn(&*own.host);
             if let Some(slope) = &own.slope {
-                mask = mask.score_mod_slope(&**slope);
+                mask = mask.score_fn_slope(&**slope);
             }
         }
         if let Some(own) = &self.mask_mod {
-            mask = mask.mask_mod(&*own.host);
+            mask = mask.mask_fn(&*own.host);
         }
         mask
     }

@@ -49,12 +49,15 @@ impl Text {
     }
 }
 
+/// Of a score and its pair.
+pub type ScoreFn = dyn Fn(f64, &At) -> f64 + Send + Sync;
+
 /// A score function.
 #[derive(Clone)]
 pub struct OwnScore {
     pub text: Text,
-    pub host: Arc<dyn Fn(f64, &At) -> f64 + Send + Sync>,
-    pub slope: Option<Arc<dyn Fn(f64, &At) -> f64 + Send + Sync>>,
+    pub host: Arc<ScoreFn>,
+    pub slope: Option<Arc<ScoreFn>>,
 }
 
 /// A mask.

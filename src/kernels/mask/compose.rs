@@ -44,6 +44,11 @@ impl MaskVariant {
         text
     }
 
+    /// The same, with a `score_slope` that nothing asks.
+    pub fn wgsl_without_slope(&self) -> String {
+        self.text(false) + "\nfn score_slope(score: f32, q: Query, j: u32) -> f32 {\n    return 0.0;\n}\n"
+    }
+
     fn text(&self, slope: bool) -> String {
         let mut text = format!("{}\n{}{QUERY}", shader!("mask/query"), declaration::<MaskParams>());
         for row in RULES.iter().filter_map(|rule| rule.row) {

@@ -127,3 +127,26 @@ impl MaskVariant {
         )
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::kernels::TEXTS;
+    use crate::mask::RULES;
+
+    /// What the text of a mod calls by its name must not be another's: kernels' functions are declared beside it.
+    #[test]
+    fn kernels_declare_no_builtin() {
+        let math = "abs min max clamp saturate cos cosh sin sinh tan tanh acos asin atan atan2 asinh acosh atanh radians degrees \
+            ceil floor round fract trunc ldexp exp exp2 log log2 pow dot cross distance length normalize faceForward reflect refract \
+            sign fma mix step smoothstep sqrt inverseSqrt quantizeToF16 select all any bitcast vec2 vec3 vec4 array f32 i32 u32 bool";
+        let rules = RULES.iter().map(|rule| rule.wgsl);
+        for text in TEXTS.iter().copied().chain(rules) {
+            for line in text.lines() {
+                let name =
+                    line.strip_prefix("fn ").and_then(|line| line.split('(').next()).unwrap_or_default();
+                assert!(!math.split_whitespace().any(|builtin| builtin == name), "{line}");
+                assert!(!["sm_", "mm_"].iter().any(|prefix| name.starts_with(prefix)), "{line}");
+            }
+        }
+    }
+}

@@ -1,0 +1,36 @@
+// What a mask makes of single pairs, to compare with what the host makes of them.
+//
+// pairs [count, 4]: batch, head, query, key   scores [count]   answers [count, 3]: whether it is seen, the score, its derivative
+//
+// Constants: WORKGROUP
+//            DERIVATIVE  whether the score's derivative is asked for
+//
+// Bindings (declared by the host): pairs, scores, answers, the mask's. An invocation has a pair.
+
+struct Params {
+    mask: MaskParams,
+    count: u32,
+    pad0: u32,
+    pad1: u32,
+    pad2: u32,
+}
+
+@group(0) @binding(0) var<uniform> p: Params;
+
+@compute @workgroup_size(WORKGROUP)
+fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+    let n = id.x;
+    if n >= p.count {
+        return;
+    }
+    let q = query_of(pairs_at(4u * n), pairs_at(4u * n + 1u), pairs_at(4u * n + 2u));
+    let j = pairs_at(4u * n + 3u);
+    var seen = j >= q.first && j < q.end;
+    if seen {
+        seen = mask_mod(q, j);
+    }
+    let score = scores_at(n);
+    answers_store(3u * n, select(0.0, 1.0, seen));
+    answers_store(3u * n + 1u, score_mod(score, q, j));
+    answers_store(3u * n + 2u, select(0.0, score_slope(score, q, j), DERIVATIVE));
+}
