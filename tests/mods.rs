@@ -1,7 +1,6 @@
 //! Functions of the caller's own against the reference, which has them as closures.
 
 use std::cell::Cell;
-use std::sync::Arc;
 
 use wgpu_attention::block_map::state;
 use wgpu_attention::reference::{LayerShape, classify};
@@ -16,22 +15,14 @@ use crate::harness::gradients::{LayerProblem, Problem};
 use crate::harness::layer::LayerCase;
 use crate::harness::layer_backward::LayerBackwardSetup;
 use crate::harness::layer_options::LayerOptions;
-use crate::harness::mods::{Capture, OwnMask, OwnScore, Text};
+use crate::harness::mods::{Capture, OwnMask, OwnScore, Text, pairs, score, winding};
 use crate::harness::{
-    Ask, Bed, Case, Count, Data, FORMS, HostData, Kind, Layout, Report, Rng, Rules, Setup, Weights, full,
-    matrices,
+    Ask, Bed, Case, Count, Data, FORMS, HostData, Kind, Layout, Report, Rng, Rules, Setup, Weights, due,
+    full, matrices, rest,
 };
 
 const SHAPE: Shape =
     Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 37, kv_len: 53, head_dim: 16, value_dim: 12 };
-
-fn score(text: Text, host: impl Fn(f64, &At) -> f64 + Send + Sync + 'static) -> OwnScore {
-    OwnScore { text, host: Arc::new(host), slope: None }
-}
-
-fn pairs(text: Text, host: impl Fn(&At) -> bool + Send + Sync + 'static) -> OwnMask {
-    OwnMask { text, host: Arc::new(host) }
-}
 
 /// A table by head and distance, clamped.
 fn table(rng: &mut Rng, dtype: DType) -> OwnScore {
@@ -44,45 +35,6 @@ fn table(rng: &mut Rng, dtype: DType) -> OwnScore {
     score(Text::new(text).captures("table", capture), move |x, at| {
         let place = (at.key as i32 - at.position).clamp(-4, 4) + 4;
         x + f64::from(table.data[at.head as usize * 9 + place as usize])
-    })
-}
-
-/// What a loop, a branch, an array, a struct and a uniform of a mod can do.
-fn winding() -> OwnScore {
-    let text = "
-        struct Uniforms { bend: f32, rounds: u32, shift: vec2<f32> }
-        struct Pair { low: f32, high: f32 }
-        const HALF = 0.5;
-        fn bent(x: f32, by: f32) -> Pair {
-            if x > 0.0 { return Pair(x * HALF, tanh(x * by)); }
-            return Pair(-x, x);
-        }
-        fn score_mod(score: f32, at: At) -> f32 {
-            var sums = array<f32, 3>();
-            for (var n = 0u; n < uniforms().rounds; n++) {
-                let pair = bent(score + uniforms().shift[n % 2u], uniforms().bend);
-                sums[(n + at.key) % 3u] += pair.low - pair.high * 0.25;
-            }
-            switch at.head {
-                case 0u: { return sums[0] + score; }
-                case 1u, 2u: { return sums[1]; }
-                default: { return max(sums[0], sums[2]); }
-            }
-        }";
-    let (bend, rounds, shift) = (0.75f32, 5u32, [0.5f32, -0.25]);
-    let words = [bend.to_bits(), rounds, shift[0].to_bits(), shift[1].to_bits()];
-    score(Text::new(text).uniforms(&words), move |x, at| {
-        let mut sums = [0.0; 3];
-        for n in 0..rounds {
-            let y = x + f64::from(shift[n as usize % 2]);
-            let [low, high] = if y > 0.0 { [y * 0.5, (y * f64::from(bend)).tanh()] } else { [-y, y] };
-            sums[((n + at.key) % 3) as usize] += low - high * 0.25;
-        }
-        match at.head {
-            0 => sums[0] + x,
-            1 | 2 => sums[1],
-            _ => f64::max(sums[0], sums[2]),
-        }
     })
 }
 
@@ -127,6 +79,10 @@ fn every_path() {
         for form in FORMS {
             let mut truths = Default::default();
             for path in [Path::Fused, Path::Staged] {
+                let key = format!("mods, {}, {form:?}, {path:?}", case.name);
+                if !(due(&key) || rest(&key)) {
+                    continue;
+                }
                 let weights = if path == Path::Staged { Weights::PerHead(DType::F32) } else { Weights::None };
                 let setup = Setup {
                     profile: full(),
@@ -248,6 +204,10 @@ fn derivatives_come_from_the_text() {
     for (n, case) in cases.into_iter().enumerate() {
         let added = [case.rules.bias.is_some(), false, false, false];
         for form in FORMS.into_iter().skip(usize::from(n > 2)) {
+            let key = format!("derivatives of mods, {}, {form:?}", case.name);
+            if !(due(&key) || rest(&key)) {
+                continue;
+            }
             let setup = BackwardSetup { added, ..BackwardSetup::plain(full(), form) };
             report.check_backward(&Problem::new(case.clone(), 0, n == 0), &setup);
         }
@@ -334,6 +294,10 @@ fn layers() {
         d_lse: None,
     };
     for (form, keeps) in FORMS.into_iter().zip([true, false]) {
+        let key = format!("mods of layers, {form:?}");
+        if !(due(&key) || rest(&key)) {
+            continue;
+        }
         let setup = LayerBackwardSetup { keeps, ..LayerBackwardSetup::plain(full(), form) };
         report.check_layer_backward(&problem, &setup);
     }
@@ -347,9 +311,13 @@ fn matrix_units() {
     let shape = Shape { head_dim: 16, value_dim: 16, ..SHAPE };
     for profile in matrices().filter(|p| p.compiles_fast()) {
         let case = Case::random("mods on matrix units", shape).with(|c| c.rules.score_mod = Some(winding()));
-        report.check_in(&case, &Setup::matrix(profile, Layout::Dense), &mut Default::default());
-        let setup = BackwardSetup { form: KernelForm::Gpu, ..BackwardSetup::matrix(profile) };
-        report.check_backward(&Problem::new(case, 0, false), &setup);
+        if due("mods on matrix units") || rest("mods on matrix units") {
+            report.check_in(&case, &Setup::matrix(profile, Layout::Dense), &mut Default::default());
+        }
+        if rest("mods on matrix units, gradients") {
+            let setup = BackwardSetup { form: KernelForm::Gpu, ..BackwardSetup::matrix(profile) };
+            report.check_backward(&Problem::new(case, 0, false), &setup);
+        }
     }
     report.finish();
 }

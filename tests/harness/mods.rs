@@ -78,3 +78,50 @@ impl fmt::Debug for OwnMask {
         self.text.fmt(f)
     }
 }
+
+pub fn score(text: Text, host: impl Fn(f64, &At) -> f64 + Send + Sync + 'static) -> OwnScore {
+    OwnScore { text, host: Arc::new(host), slope: None }
+}
+
+pub fn pairs(text: Text, host: impl Fn(&At) -> bool + Send + Sync + 'static) -> OwnMask {
+    OwnMask { text, host: Arc::new(host) }
+}
+
+/// What a loop, a branch, an array, a struct and a uniform of a mod can do.
+pub fn winding() -> OwnScore {
+    let text = "
+        struct Uniforms { bend: f32, rounds: u32, shift: vec2<f32> }
+        struct Pair { low: f32, high: f32 }
+        const HALF = 0.5;
+        fn bent(x: f32, by: f32) -> Pair {
+            if x > 0.0 { return Pair(x * HALF, tanh(x * by)); }
+            return Pair(-x, x);
+        }
+        fn score_mod(score: f32, at: At) -> f32 {
+            var sums = array<f32, 3>();
+            for (var n = 0u; n < uniforms().rounds; n++) {
+                let pair = bent(score + uniforms().shift[n % 2u], uniforms().bend);
+                sums[(n + at.key) % 3u] += pair.low - pair.high * 0.25;
+            }
+            switch at.head {
+                case 0u: { return sums[0] + score; }
+                case 1u, 2u: { return sums[1]; }
+                default: { return max(sums[0], sums[2]); }
+            }
+        }";
+    let (bend, rounds, shift) = (0.75f32, 5u32, [0.5f32, -0.25]);
+    let words = [bend.to_bits(), rounds, shift[0].to_bits(), shift[1].to_bits()];
+    score(Text::new(text).uniforms(&words), move |x, at| {
+        let mut sums = [0.0; 3];
+        for n in 0..rounds {
+            let y = x + f64::from(shift[n as usize % 2]);
+            let [low, high] = if y > 0.0 { [y * 0.5, (y * f64::from(bend)).tanh()] } else { [-y, y] };
+            sums[((n + at.key) % 3) as usize] += low - high * 0.25;
+        }
+        match at.head {
+            0 => sums[0] + x,
+            1 | 2 => sums[1],
+            _ => f64::max(sums[0], sums[2]),
+        }
+    })
+}

@@ -11,6 +11,7 @@ use crate::harness::gradients::{LayerProblem, Problem};
 use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup};
 use crate::harness::layer_backward::LayerBackwardSetup;
 use crate::harness::layer_options::LayerOptions;
+use crate::harness::mods::{Capture, Text, pairs, winding};
 use crate::harness::{Case, DropoutData, FORMS, HostData, Layout, Profile};
 
 pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
@@ -41,6 +42,17 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
         let large = Shape { q_len: 9, ..SHAPE };
         add("large scores", large, plain, &|c| c.q.iter_mut().for_each(|x| *x *= 3000.0));
     }
+    // Forward and backward.
+    let plain = BackwardSetup::plain(profile, KernelForm::Gpu);
+    add("mods", SHAPE, plain, &|c| {
+        let table = HostData::new(vec![0.5, -1.0, 0.25], [1, 1, 1, 3]);
+        let shows = Text::new(
+            "fn mask_mod(at: At) -> bool { return table_at(0u, 0u, 0u, (at.key + at.query) % 3u) > -0.5; }",
+        );
+        let shows = shows.captures("table", Capture::Float(table, DType::F32));
+        c.rules.mask_mod = Some(pairs(shows, |at| (at.key + at.query) % 3 != 1));
+        c.rules.score_mod = Some(winding());
+    });
     // `backward::masks` has all.
     for (n, (what, rules)) in single().into_iter().step_by(4).enumerate() {
         let form = [KernelForm::Gpu, KernelForm::Cpu][n % 2];
