@@ -309,7 +309,8 @@ impl Compiler {
         let text = rewritten.as_ref().unwrap_or(&kernel.wgsl);
         guarded(&self.device, label, || {
             let layout = self.layout(label, kernel);
-            // SAFETY: the text is the crate's own. Its loops count to bounds that the host passes, or that are
+            // SAFETY: the text is the crate's own, and what it has of a caller's mod was written anew by `mods`: without pointers
+            // or bindings, indices clamped, loops counted. The crate's loops count to bounds that the host passes, or that are
             // clamped to those where they come from a buffer; its indices stay inside the views the host has
             // checked, its divisors are positive.
             let module = unsafe {

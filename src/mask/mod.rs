@@ -109,7 +109,7 @@ impl<L, K, B, M> Mask<L, K, B, M> {
         Ok(Mask { rules: self.rules, settings: self.settings, tensors, mods: M2::default() })
     }
 
-    /// The same mask by reference.
+    /// The same rules by reference, without the functions of [`score_mod`](Mask::score_mod) and [`mask_mod`](Mask::mask_mod).
     pub fn as_ref(&self) -> Mask<&L, &K, &B> {
         let tensors = self.tensors.each_ref().map(|part| {
             part.as_ref().map(|part| match part {

@@ -36,7 +36,7 @@ pub struct At {
     pub position: i32,
     /// The first key of the query's sequence, of packed ones.
     pub sequence_start: u32,
-    /// Queries of a head.
+    /// Queries of a head in the call, also where a sequence of a cache has fewer.
     pub q_len: u32,
     /// Keys of a head, without those that a layer appends; in a cache, those of the sequence.
     pub kv_len: u32,
@@ -334,7 +334,7 @@ mods! {
     /// ```
     ///
     /// where `score` is scale · q·k and [`At`] says which pair it is of. Softcap, bias and the like follow. It may declare functions,
-    /// constants, structs, and a struct `Uniforms` of up to 64 bytes, which `uniforms()` reads. A score of −∞ hides the pair.
+    /// constants, structs, and a struct `Uniforms` of up to 64 bytes, which `uniforms()` reads. A score of −∞, which `neg_inf()` gives, hides the pair.
     ///
     /// A mod computes from its arguments: variables of a module, bindings, pointers as arguments, barriers, entry points
     /// and recursion are refused. Loops end after 4096 rounds of all of them together.
@@ -369,7 +369,8 @@ mods! {
     /// fn mask_mod(at: At) -> bool
     /// ```
     ///
-    /// which is `true` for pairs that are seen. It hides pairs beside the mask's other rules, and is asked for every pair that those leave.
+    /// which is `true` for pairs that are seen. It hides pairs beside the mask's other rules, and is asked for every pair that those leave, but not
+    /// in blocks that a map calls full.
     /// [`Attention::classify`](crate::Attention::classify) makes a block map of it once, by which later calls skip blocks.
     /// What it may say is what a [`ScoreMod`] may.
     MaskMod,

@@ -66,48 +66,67 @@ fn prelude(text: &str, captured: &[Captured]) -> String {
         let ty = of.wgsl();
         prelude += &format!("fn {name}_at(a: u32, b: u32, c: u32, d: u32) -> {ty} {{ return {ty}(); }}\n");
     }
+    prelude += "fn neg_inf() -> f32 { return 0.0; }\n";
     if has_uniforms(text) {
         prelude += "fn uniforms() -> Uniforms { return Uniforms(); }\n";
     }
     prelude
 }
 
-/// How deep brackets may be nested, how many words and signs a statement may have, how often a text may say `else`: naga goes down
-/// the stack with each.
+/// How deep brackets may be nested: naga goes down the stack with each.
 const DEEPEST: usize = 48;
+/// How many words and signs a statement may have, likewise.
 const LONGEST_STATEMENT: usize = 400;
+/// How often a text may say `else`, likewise.
 const MOST_ELSES: usize = 100;
+
+/// Where lines end, for WGSL.
+const LINE_ENDS: [char; 7] = ['\n', '\u{b}', '\u{c}', '\r', '\u{85}', '\u{2028}', '\u{2029}'];
+
+/// The text with spaces for its comments, byte for byte.
+fn without_comments(text: &str) -> String {
+    let mut kept = String::with_capacity(text.len());
+    let mut rest = text.chars().peekable();
+    let mut nested = 0usize;
+    while let Some(c) = rest.next() {
+        let next = rest.peek().copied();
+        match (c, next) {
+            ('/', Some('*')) | ('*', Some('/')) if c == '/' || nested > 0 => {
+                nested = if c == '/' { nested + 1 } else { nested - 1 };
+                rest.next();
+                kept.push_str("  ");
+            }
+            ('/', Some('/')) if nested == 0 => {
+                kept.push(' ');
+                while let Some(c) = rest.next_if(|c| !LINE_ENDS.contains(c)) {
+                    kept.extend(std::iter::repeat_n(' ', c.len_utf8()));
+                }
+            }
+            _ if nested > 0 => kept.extend(std::iter::repeat_n(' ', c.len_utf8())),
+            _ => kept.push(c),
+        }
+    }
+    kept
+}
 
 /// Refuses what naga might find no stack for.
 fn check_depth(text: &str) -> Result<(), Refusal> {
     let (mut depth, mut angles, mut words, mut elses) = (0usize, 0usize, 0usize, 0usize);
     let mut rest = text.char_indices().peekable();
-    let mut comments = 0usize;
     while let Some((at, c)) = rest.next() {
-        let next = rest.peek().map(|(_, c)| *c);
         let span = Span::new(at as u32, (at + c.len_utf8()) as u32);
-        match (c, next) {
-            ('/', Some('*')) => {
-                comments += 1;
-                rest.next();
-            }
-            ('*', Some('/')) if comments > 0 => {
-                comments -= 1;
-                rest.next();
-            }
-            _ if comments > 0 => {}
-            ('/', Some('/')) => while rest.next_if(|(_, c)| *c != '\n').is_some() {},
-            ('{' | '}' | ';', _) => {
+        match c {
+            '{' | '}' | ';' => {
                 (angles, words) = (0, 0);
                 depth = if c == '{' { depth + 1 } else { depth.saturating_sub(usize::from(c == '}')) };
             }
-            ('(' | '[', _) => (depth, words) = (depth + 1, words + 1),
-            (')' | ']', _) => (depth, words) = (depth.saturating_sub(1), words + 1),
+            '(' | '[' => (depth, words) = (depth + 1, words + 1),
+            ')' | ']' => (depth, words) = (depth.saturating_sub(1), words + 1),
             // Of types, or less and greater.
-            ('<', _) => (angles, words) = (angles + 1, words + 1),
-            ('>', _) => (angles, words) = (angles.saturating_sub(1), words + 1),
-            (c, _) if c.is_whitespace() => {}
-            (c, _) if c.is_alphanumeric() || c == '_' => {
+            '<' => (angles, words) = (angles + 1, words + 1),
+            '>' => (angles, words) = (angles.saturating_sub(1), words + 1),
+            c if c.is_whitespace() => {}
+            c if c.is_alphanumeric() || c == '_' => {
                 words += 1;
                 let mut word = String::from(c);
                 while let Some((_, c)) = rest.next_if(|(_, c)| c.is_alphanumeric() || "_.".contains(*c)) {
@@ -119,7 +138,7 @@ fn check_depth(text: &str) -> Result<(), Refusal> {
         }
         let refused = [
             (depth + angles > DEEPEST, "nested too deep; name parts of it"),
-            (words > LONGEST_STATEMENT, "too long a statement; name parts of it"),
+            (words > LONGEST_STATEMENT, "too long a statement; name parts of it, or take a tensor"),
             (elses > MOST_ELSES, "too many branches; take a switch, an array or a tensor"),
         ];
         if let Some((_, why)) = refused.into_iter().find(|(holds, _)| *holds) {
@@ -131,6 +150,7 @@ fn check_depth(text: &str) -> Result<(), Refusal> {
 
 /// Whether the text declares `Uniforms`.
 fn has_uniforms(text: &str) -> bool {
+    let text = without_comments(text);
     let words = text.split(|c: char| !(c.is_alphanumeric() || c == '_')).filter(|word| !word.is_empty());
     words.clone().zip(words.skip(1)).any(|pair| pair == ("struct", "Uniforms"))
 }
@@ -147,15 +167,11 @@ fn quoted(message: &str, span: Span, text: &str) -> String {
     let column = text[line_start..start].chars().count();
     let end = (range.end.min(line_start + line.len())..=text.len()).find(|n| text.is_char_boundary(*n));
     let width = text.get(start..end.unwrap_or(start)).map_or(0, |t| t.chars().count()).max(1);
-    let gutter = number.to_string().len();
+    let gutter = " ".repeat(number.to_string().len());
+    let carets = format!("{}{}", " ".repeat(column), "^".repeat(width));
     format!(
-        "{message}\n{:gutter$}--> line {number}, column {}\n{:gutter$} |\n{number} | {line}\n{:gutter$} | {:column$}{}",
-        "",
-        column + 1,
-        "",
-        "",
-        "",
-        "^".repeat(width)
+        "{message}\n{gutter}--> line {number}, column {}\n{gutter} |\n{number} | {line}\n{gutter} | {carets}",
+        column + 1
     )
 }
 
@@ -184,7 +200,7 @@ fn read_here(kind: Kind, text: &str, captured: &[Captured]) -> Result<Source, St
         return Err(format!("a text of {} bytes; at most {LONGEST} are taken", text.len()));
     }
     let said = |refusal: Refusal| quoted(&refusal.message, refusal.span, text);
-    check_depth(text).map_err(said)?;
+    check_depth(&without_comments(text)).map_err(said)?;
     let whole = format!("{text}{}", prelude(text, captured));
     let module = naga::front::wgsl::parse_str(&whole).map_err(|error| {
         let span = error.labels().next().map(|(span, _)| span).unwrap_or_default();
@@ -385,6 +401,7 @@ fn written(
     for (n, Captured { name, .. }) in captured.iter().enumerate() {
         given.extend(find(&format!("{name}_at")).map(|handle| (handle, format!("{prefix}_captured{n}"))));
     }
+    given.extend(find("neg_inf").map(|handle| (handle, format!("{prefix}_neg_inf"))));
     let uniforms = named("Uniforms").filter(|_| has_uniforms(text));
     given.extend(find("uniforms").filter(|_| uniforms.is_some()).map(|h| (h, format!("{prefix}_uniforms"))));
 
@@ -527,6 +544,7 @@ mod tests {
         let words = format!(
             "struct Mods {{ {prefix}_words: array<vec4<u32>, 4> }}\n@group(0) @binding(0) var<uniform> mods: Mods;\n"
         );
+        let words = format!("{words}fn {prefix}_neg_inf() -> f32 {{ return 0.0; }}\n");
         let mut text = format!("{words}struct {prefix}_At {{ {members} }}\n{}", source.value);
         if slope {
             text += source.slope.as_ref()?;
@@ -611,8 +629,42 @@ mod tests {
         assert_eq!(reread(&source, true), Ok(()));
     }
 
+    /// An index that is made of itself again and again, and named literals that would be no constants.
+    #[test]
+    fn what_is_named_is_written_once() {
+        let steps: String = (1..40).map(|n| format!("let x{n} = x{} + x{};\n", n - 1, n - 1)).collect();
+        let chain =
+            format!("let x0 = at.key; {steps} var a = array<f32, 4>(); a[x39] = score; return a[x39 & 3u];");
+        let texts = [
+            chain.as_str(),
+            "let zero = 0.0; return select(score, -1.0 / zero, at.key > 5u);",
+            "let seed = 2654435769u; return score + f32(seed << 5u);",
+            "let big = 3e38; return score + big * 10.0;",
+            "let m = -1.0; return score + sqrt(m);",
+            "return atan2(score, 1e30) + mix(-3e38, 3e38, score) + smoothstep(-3e38, 3e38, score);",
+            "return select(score, neg_inf(), at.key > 5u);",
+            "// struct Uniforms is not here\n return score;",
+        ];
+        for body in texts {
+            let text = format!("fn score_mod(score: f32, at: At) -> f32 {{ {body} }}");
+            let source = read(Kind::Score, &text, &[]).unwrap_or_else(|e| panic!("{e}"));
+            assert!(source.slope.is_ok(), "{:?}", source.slope);
+            assert_eq!(reread(&source, true), Ok(()));
+        }
+        // A line ends where WGSL says.
+        let long = format!(
+            "fn score_mod(score: f32, at: At) -> f32 {{ return //\r{}score; }}",
+            "score+".repeat(8000)
+        );
+        assert!(refusal(Kind::Score, &long).contains("too long a statement"));
+    }
+
     #[test]
     fn what_has_no_derivative_says_why() {
+        let bits = "fn score_mod(score: f32, at: At) -> f32 { return bitcast<f32>(bitcast<u32>(score)); }";
+        let source = read(Kind::Score, bits, &[]).expect("it is read");
+        let why = source.slope.as_ref().expect_err("no derivative");
+        assert!(why.contains("`bitcast` is not differentiable"), "{why}");
         let text = "fn score_mod(score: f32, at: At) -> f32 {\n    return reflect(vec2<f32>(score), vec2<f32>(1.0, 0.0)).x;\n}";
         let source = read(Kind::Score, text, &[]).expect("it is read");
         let why = source.slope.as_ref().expect_err("no derivative");

@@ -219,6 +219,15 @@ impl<'a> Body<'a> {
 
     fn locals(&mut self) -> Result<(), Refusal> {
         let function = self.function;
+        // By names, as the author's `let` had them: what is made of them is then no constant, which must not overflow.
+        for (h, expression) in function.expressions.iter() {
+            use Expression::{Constant, Literal, ZeroValue};
+            if matches!(expression, Literal(_) | Constant(_) | ZeroValue(_)) {
+                let value = self.compute(h)?;
+                self.line(&format!("let e{} = {value};", h.index()));
+                self.written.insert(h);
+            }
+        }
         for (handle, local) in function.local_variables.iter() {
             let ty = self.writer.ty(local.ty);
             let first = match local.init {
@@ -257,6 +266,9 @@ impl<'a> Body<'a> {
                     let value = self.compute(h)?;
                     self.line(&format!("let e{} = {value};", h.index()));
                     self.written.insert(h);
+                    if let Some(what) = self.bits_of_score(h) {
+                        return self.refuse_derivative(what, h);
+                    }
                     if self.is_active(h) {
                         let derivative = self.derive(h)?;
                         self.line(&format!("let t{} = {derivative};", h.index()));
@@ -336,7 +348,7 @@ impl<'a> Body<'a> {
             Statement::Store { pointer, value } => {
                 let (place, root) = self.place(*pointer, "l")?;
                 let stored = self.value(*value)?;
-                // Before the value is, of which the derivative's place may depend.
+                // Before the value is, on which the derivative's place may depend.
                 if self.active.locals.contains(&root) {
                     let (place, _) = self.place(*pointer, "d")?;
                     let derivative =
@@ -401,6 +413,17 @@ impl<'a> Body<'a> {
                 Ok((format!("{place}[{}]", self.index(*base, *index)?), root))
             }
             _ => refuse("a mod has no pointers but to its own variables", self.span(h)),
+        }
+    }
+
+    /// The variable that a pointer begins at.
+    fn root(&self, mut h: Handle<Expression>) -> Option<Handle<LocalVariable>> {
+        loop {
+            match &self.function.expressions[h] {
+                Expression::LocalVariable(local) => return Some(*local),
+                Expression::AccessIndex { base, .. } | Expression::Access { base, .. } => h = *base,
+                _ => return None,
+            }
         }
     }
 
@@ -547,9 +570,7 @@ impl Body<'_> {
         for statement in block.iter() {
             match statement {
                 Statement::Store { pointer, value } if self.is_active(*value) => {
-                    if let Ok((_, root)) = self.place(*pointer, "l") {
-                        self.active.locals.insert(root);
-                    }
+                    self.active.locals.extend(self.root(*pointer));
                 }
                 Statement::Call { function, arguments, result: Some(result) } => {
                     let own = !self.writer.given.contains_key(function);
@@ -575,6 +596,17 @@ impl Body<'_> {
         }
     }
 
+    /// What reads the bits of something that depends on the score, whose derivative would be lost.
+    fn bits_of_score(&self, h: Handle<Expression>) -> Option<&'static str> {
+        match &self.function.expressions[h] {
+            Expression::As { expr, convert: None, .. } if self.is_active(*expr) => Some("`bitcast`"),
+            Expression::Math { fun, arg, .. } if self.is_active(*arg) => {
+                fun.try_to_wgsl().filter(|name| name.starts_with("pack")).map(|_| "packing")
+            }
+            _ => None,
+        }
+    }
+
     fn is_active(&self, h: Handle<Expression>) -> bool {
         self.active.all.contains(&h)
     }
@@ -588,7 +620,7 @@ impl Body<'_> {
             Expression::FunctionArgument(_) => true,
             Expression::CallResult(_) => self.active.calls.contains(&h),
             Expression::Load { pointer } => {
-                self.place(*pointer, "l").is_ok_and(|(_, root)| self.active.locals.contains(&root))
+                self.root(*pointer).is_some_and(|root| self.active.locals.contains(&root))
             }
             Expression::Compose { components, .. } => components.iter().any(|h| self.is_active(*h)),
             Expression::Splat { value, .. } => self.is_active(*value),
@@ -684,30 +716,32 @@ impl Body<'_> {
                     MathFunction::Sinh => format!("{da} * cosh({a})"),
                     MathFunction::Tan => format!("{da} * (1.0 + {e} * {e})"),
                     MathFunction::Tanh => format!("{da} * (1.0 - {e} * {e})"),
-                    MathFunction::Acos => format!("-{da} * inverseSqrt(1.0 - {a} * {a})"),
-                    MathFunction::Asin => format!("{da} * inverseSqrt(1.0 - {a} * {a})"),
+                    MathFunction::Acos => guarded(&ty, &da, &format!("-{da} * inverseSqrt(1.0 - {a} * {a})")),
+                    MathFunction::Asin => guarded(&ty, &da, &format!("{da} * inverseSqrt(1.0 - {a} * {a})")),
                     MathFunction::Atan => format!("{da} / (1.0 + {a} * {a})"),
                     MathFunction::Atan2 => format!("({b} * {da} - {a} * {db}) / ({a} * {a} + {b} * {b})"),
                     MathFunction::Asinh => format!("{da} * inverseSqrt({a} * {a} + 1.0)"),
-                    MathFunction::Acosh => format!("{da} * inverseSqrt({a} * {a} - 1.0)"),
-                    MathFunction::Atanh => format!("{da} / (1.0 - {a} * {a})"),
+                    MathFunction::Acosh => guarded(&ty, &da, &format!("{da} * inverseSqrt({a} * {a} - 1.0)")),
+                    MathFunction::Atanh => guarded(&ty, &da, &format!("{da} / (1.0 - {a} * {a})")),
                     MathFunction::Radians | MathFunction::Degrees => format!("{name}({da})"),
                     MathFunction::Fract => da,
                     MathFunction::Exp => format!("{da} * {e}"),
                     MathFunction::Exp2 => format!("{da} * {e} * {}", std::f32::consts::LN_2),
-                    MathFunction::Log => format!("{da} / {a}"),
-                    MathFunction::Log2 => format!("{da} / ({a} * {})", std::f32::consts::LN_2),
+                    MathFunction::Log => guarded(&ty, &da, &format!("{da} / {a}")),
+                    MathFunction::Log2 => {
+                        guarded(&ty, &da, &format!("{da} / ({a} * {})", std::f32::consts::LN_2))
+                    }
                     MathFunction::Pow => sum([
-                        of(*arg).map(|d| format!("{d} * {b} * pow({a}, {b} - 1.0)")),
-                        arg1.and_then(of).map(|d| format!("{d} * {e} * log({a})")),
+                        of(*arg).map(|d| guarded(&ty, &d, &format!("{d} * {b} * pow({a}, {b} - 1.0)"))),
+                        arg1.and_then(of).map(|d| guarded(&ty, &e, &format!("{d} * {e} * log({a})"))),
                     ]),
                     MathFunction::Dot => format!("(dot({da}, {b}) + dot({a}, {db}))"),
                     MathFunction::Cross => format!("(cross({da}, {b}) + cross({a}, {db}))"),
                     // At 0, where there is none, 0.
-                    MathFunction::Length if is_vector => format!("dot({a}, {da}) / max({e}, 1e-38)"),
+                    MathFunction::Length if is_vector => format!("dot({a}, {da}) / max({e}, 1.2e-38)"),
                     MathFunction::Length => format!("{da} * sign({a})"),
                     MathFunction::Distance if is_vector => {
-                        format!("dot({a} - {b}, {da} - {db}) / max({e}, 1e-38)")
+                        format!("dot({a} - {b}, {da} - {db}) / max({e}, 1.2e-38)")
                     }
                     MathFunction::Distance => format!("({da} - {db}) * sign({a} - {b})"),
                     MathFunction::Normalize => format!("({da} - {e} * dot({e}, {da})) / length({a})"),
@@ -722,8 +756,8 @@ impl Body<'_> {
                         let u = format!("saturate(({c} - {a}) / ({b} - {a}))");
                         format!("{dc} * 6.0 * {u} * (1.0 - {u}) / ({b} - {a})")
                     }
-                    MathFunction::Sqrt => format!("{da} * 0.5 / {e}"),
-                    MathFunction::InverseSqrt => format!("-0.5 * {da} * {e} * {e} * {e}"),
+                    MathFunction::Sqrt => guarded(&ty, &da, &format!("{da} * 0.5 / {e}")),
+                    MathFunction::InverseSqrt => guarded(&ty, &da, &format!("-0.5 * {da} * {e} * {e} * {e}")),
                     MathFunction::Ldexp => format!("ldexp({da}, {b})"),
                     MathFunction::QuantizeToF16 => da,
                     _ => return self.refuse_derivative(&format!("`{name}`"), h),
@@ -755,6 +789,11 @@ fn gives_structs(fun: MathFunction) -> bool {
 fn is_flat(fun: MathFunction) -> bool {
     use MathFunction::*;
     matches!(fun, Ceil | Floor | Round | Trunc | Sign | Step)
+}
+
+/// What is 0 where a factor is, and not 0 · ∞.
+fn guarded(ty: &str, factor: &str, product: &str) -> String {
+    format!("select({product}, {ty}(), {factor} == {ty}())")
 }
 
 fn sum(terms: [Option<String>; 2]) -> String {

@@ -46,6 +46,7 @@ impl MaskVariant {
         mask: &DeviceMask,
         device: &DeviceFacts,
     ) -> Vec<u8> {
+        const { assert!(size_of::<P>().is_multiple_of(VECTOR), "what follows begins at a vector") };
         let mut bytes = bytemuck::bytes_of(params).to_vec();
         for bound in self.bound(mask).filter(|_| self.has_mods_block()) {
             let words = bound.words();
@@ -121,10 +122,11 @@ impl MaskVariant {
             });
         }
         let values = values.join(", ");
-        format!(
-            "struct {prefix}_At {{\n{members}}}\n\
+        format!("fn {prefix}_neg_inf() -> f32 {{\n    return p.mask.neg_inf;\n}}\n")
+            + &format!(
+                "struct {prefix}_At {{\n{members}}}\n\
              fn {prefix}_at(q: Query, j: u32) -> {prefix}_At {{\n    return {prefix}_At({values});\n}}\n"
-        )
+            )
     }
 }
 
