@@ -3,7 +3,6 @@
 // pairs [count, 4]: batch, head, query, key   scores [count]   answers [count, 3]: whether it is seen, the score, its derivative
 //
 // Constants: WORKGROUP
-//            DERIVATIVE  whether the score's derivative is asked for
 //
 // Bindings (declared by the host): pairs, scores, answers, the mask's. An invocation has a pair.
 
@@ -32,5 +31,5 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     let score = scores_at(n);
     answers_store(3u * n, select(0.0, 1.0, seen));
     answers_store(3u * n + 1u, score_mod(score, q, j));
-    answers_store(3u * n + 2u, select(0.0, score_slope(score, q, j), DERIVATIVE));
+    answers_store(3u * n + 2u, score_slope(score, q, j));
 }

@@ -28,8 +28,8 @@
 // Gives: main.
 
 const LANE_KEYS: u32 = KEYS / LANES;
-// Keys side by side in the lanes, for rows of few words, and words of a lane.
-const SPREAD: u32 = clamp(LANES / V_BLOCKS, 1u, KEYS / STEP);
+// Keys side by side in the lanes, for rows of few words, and words of a lane. A power of two, so that steps end where weights do.
+const SPREAD: u32 = 1u << firstLeadingBit(clamp(LANES / V_BLOCKS, 1u, KEYS / STEP));
 const LANE_WORDS: u32 = (V_BLOCKS + LANES - 1u) / LANES;
 const_assert LANE_WORDS * VECTORS <= 32u;
 // Says to the compiler that an index is not negative as an i32, which saves a check per load.

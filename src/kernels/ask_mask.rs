@@ -33,8 +33,7 @@ impl AskMask {
             Binding::write("answers", DType::F32, Width::One),
         ];
         bindings.extend(self.mask.bindings());
-        let constants =
-            [Constant::U32("WORKGROUP", WORKGROUP as u32), Constant::Bool("DERIVATIVE", self.derivative)];
+        let constants = [Constant::U32("WORKGROUP", WORKGROUP as u32)];
         let mask = if self.derivative { self.mask.wgsl_with_slope() } else { self.mask.wgsl_without_slope() };
         let parts = [shader!("tensor/view"), shader!("ask_mask"), mask.as_str()];
         Kernel::new::<Params>(&constants, bindings, &parts, WORKGROUP as u32)

@@ -15,8 +15,7 @@ pub(crate) use rules::{BY_SLOT, Id, RULES, RuleSet, TENSORS, slot};
 pub use settings::Alignment;
 pub(crate) use settings::Settings;
 
-use crate::mods::At;
-use crate::mods::{BoundMaskMod, BoundScoreMod, DeviceMods, HostMods};
+use crate::mods::{At, BoundMaskMod, BoundScoreMod, DeviceMods, HostMods};
 use crate::tensor::TensorView;
 
 /// A mask: a set of rules that must all permit a pair, and what is added to the scores.

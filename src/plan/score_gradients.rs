@@ -57,7 +57,8 @@ const MOST_SUMS: usize = 1 << 18;
 /// How many parts the elements are added up in, each of queries of its own, and how many queries each has.
 fn parts(of: Added, gradient: [usize; 4], shape: &Shape, key_lanes: usize) -> [usize; 2] {
     let axes = [shape.batch, shape.heads, shape.q_len];
-    let rows = axes.into_iter().zip(gradient).map(|(len, size)| if size == 1 { len } else { 1 }).product();
+    let rows: usize =
+        axes.into_iter().zip(gradient).map(|(len, size)| if size == 1 { len } else { 1 }).product();
     // Queries that keep a lane busy.
     let each = match of {
         Added::Sinks => 16,
@@ -71,7 +72,7 @@ fn parts(of: Added, gradient: [usize; 4], shape: &Shape, key_lanes: usize) -> [u
         _ => count(gradient),
     };
     let most = (ENOUGH / long).min(MOST_SUMS / count(gradient)).min(MOST_PARTS);
-    let part_rows = usize::div_ceil(rows, (rows / least).min(most).max(1));
+    let part_rows = rows.div_ceil((rows / least).min(most).max(1));
     [rows.div_ceil(part_rows), part_rows]
 }
 

@@ -44,7 +44,7 @@ impl MaskVariant {
         text
     }
 
-    /// The same, with a `score_slope` that nothing asks.
+    /// The same, with a `score_slope` of 0.
     pub fn wgsl_without_slope(&self) -> String {
         self.text(false) + "\nfn score_slope(score: f32, q: Query, j: u32) -> f32 {\n    return 0.0;\n}\n"
     }

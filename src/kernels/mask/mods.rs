@@ -7,6 +7,7 @@ use crate::device::DeviceFacts;
 use crate::kernel::View;
 use crate::mask::{DeviceMask, Id};
 use crate::mods::{Bound, Interned};
+use crate::tensor::DType;
 
 /// The binding of a mod's n-th tensor.
 pub(super) fn captured(interned: Interned, n: usize) -> String {
@@ -48,9 +49,8 @@ impl MaskVariant {
     ) -> Vec<u8> {
         const { assert!(size_of::<P>().is_multiple_of(VECTOR), "what follows begins at a vector") };
         let mut bytes = bytemuck::bytes_of(params).to_vec();
-        for bound in self.bound(mask).filter(|_| self.has_mods_block()) {
-            let words = bound.words();
-            bytes.extend(bytemuck::cast_slice::<u32, u8>(words));
+        for bound in self.bound(mask) {
+            bytes.extend(bytemuck::cast_slice::<u32, u8>(bound.words()));
             bytes.resize(bytes.len().next_multiple_of(VECTOR), 0);
             for (_, tensor) in bound.tensors() {
                 let layout = tensor.window(device).layout;
@@ -79,7 +79,7 @@ impl MaskVariant {
                 let _ = writeln!(members, "    {prefix}_view{n}: Captured,");
                 let ty = match dtype {
                     d if d.is_float() => "f32",
-                    crate::tensor::DType::Bool => "bool",
+                    DType::Bool => "bool",
                     _ => "u32",
                 };
                 let tensor = captured(interned, n);
@@ -122,11 +122,11 @@ impl MaskVariant {
             });
         }
         let values = values.join(", ");
-        format!("fn {prefix}_neg_inf() -> f32 {{\n    return p.mask.neg_inf;\n}}\n")
-            + &format!(
-                "struct {prefix}_At {{\n{members}}}\n\
+        format!(
+            "fn {prefix}_neg_inf() -> f32 {{\n    return p.mask.neg_inf;\n}}\n\
+             struct {prefix}_At {{\n{members}}}\n\
              fn {prefix}_at(q: Query, j: u32) -> {prefix}_At {{\n    return {prefix}_At({values});\n}}\n"
-            )
+        )
     }
 }
 
@@ -138,16 +138,22 @@ mod tests {
     /// What the text of a mod calls by its name must not be another's: kernels' functions are declared beside it.
     #[test]
     fn kernels_declare_no_builtin() {
-        let math = "abs min max clamp saturate cos cosh sin sinh tan tanh acos asin atan atan2 asinh acosh atanh radians degrees \
+        let builtins = "abs min max clamp saturate cos cosh sin sinh tan tanh acos asin atan atan2 asinh acosh atanh radians degrees \
             ceil floor round fract trunc ldexp exp exp2 log log2 pow dot cross distance length normalize faceForward reflect refract \
-            sign fma mix step smoothstep sqrt inverseSqrt quantizeToF16 select all any bitcast vec2 vec3 vec4 array f32 i32 u32 bool";
+            sign fma mix step smoothstep sqrt inverseSqrt quantizeToF16 select all any bitcast vec2 vec3 vec4 array f32 i32 u32 bool \
+            countTrailingZeros countLeadingZeros countOneBits reverseBits extractBits insertBits firstTrailingBit firstLeadingBit \
+            pack4x8snorm pack4x8unorm pack2x16snorm pack2x16unorm pack2x16float pack4xI8 pack4xU8 pack4xI8Clamp pack4xU8Clamp \
+            unpack4x8snorm unpack4x8unorm unpack2x16snorm unpack2x16unorm unpack2x16float unpack4xI8 unpack4xU8 dot4I8Packed dot4U8Packed";
+        let names = |line: &'static str| {
+            let declared = ["fn ", "const ", "alias ", "struct ", "var<private> ", "var<workgroup> "];
+            let rest = declared.into_iter().find_map(|word| line.strip_prefix(word));
+            rest.and_then(|rest| rest.split(|c: char| !(c.is_alphanumeric() || c == '_')).next())
+        };
         let rules = RULES.iter().map(|rule| rule.wgsl);
         for text in TEXTS.iter().copied().chain(rules) {
-            for line in text.lines() {
-                let name =
-                    line.strip_prefix("fn ").and_then(|line| line.split('(').next()).unwrap_or_default();
-                assert!(!math.split_whitespace().any(|builtin| builtin == name), "{line}");
-                assert!(!["sm_", "mm_"].iter().any(|prefix| name.starts_with(prefix)), "{line}");
+            for name in text.lines().filter_map(names) {
+                assert!(!builtins.split_whitespace().any(|builtin| builtin == name), "{name}");
+                assert!(!["sm_", "mm_"].iter().any(|prefix| name.starts_with(prefix)), "{name}");
             }
         }
     }
