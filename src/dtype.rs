@@ -49,3 +49,22 @@ impl DType {
 
 /// What messages say where any of the float types would do.
 pub(crate) const FLOAT: &str = "F32, F16 or BF16";
+
+/// What elements stand for, in whichever type they are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Element {
+    Number,
+    Bool,
+    Float,
+}
+
+impl Element {
+    /// What kernels read them as.
+    pub fn wgsl(self) -> &'static str {
+        match self {
+            Element::Number => "u32",
+            Element::Bool => "bool",
+            Element::Float => "f32",
+        }
+    }
+}

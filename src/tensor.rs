@@ -2,7 +2,7 @@
 
 use crate::device::DeviceFacts;
 pub use crate::dtype::DType;
-use crate::dtype::FLOAT;
+use crate::dtype::{Element, FLOAT};
 use crate::error::Error;
 use crate::family::Family;
 
@@ -261,6 +261,17 @@ impl<'a> TensorView<'a> {
             return Err(Error::BindingLimit { tensor, bytes: window.size, limit: device.max_binding_bytes });
         }
         Ok(())
+    }
+
+    /// Requires a dtype that stores such elements.
+    pub(crate) fn check_element(&self, tensor: &'static str, element: Element) -> Result<(), Error> {
+        let got = self.dtype;
+        let (right, expected) = match element {
+            Element::Number => (got == DType::U32, "U32"),
+            Element::Bool => (got == DType::Bool, "Bool"),
+            Element::Float => (got.is_float(), FLOAT),
+        };
+        if right { Ok(()) } else { Err(Error::Type { tensor, expected: expected.into(), got }) }
     }
 
     /// [`check`](Self::check) after the dtype.

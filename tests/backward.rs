@@ -3,7 +3,7 @@
 use wgpu_attention::reference::compare::compare;
 use wgpu_attention::{DType, KernelForm, Shape, Tuning};
 
-use crate::harness::backward::{BackwardSetup, NAMES, run_backward_async, stored_problem};
+use crate::harness::backward::{BackwardSetup, COUNT, NAMES, run_backward_async, stored_problem};
 use crate::harness::gradients::Problem;
 use crate::harness::{
     Case, DropoutData, FORMS, Layout, Report, Rng, Rules, Vector, due, full, rest, with_registers,
@@ -30,7 +30,7 @@ pub fn run(
     problem: &Problem,
     setup: &BackwardSetup,
     change: impl FnOnce(Tuning) -> Tuning,
-) -> Result<[Option<Vec<f64>>; 7], String> {
+) -> Result<[Option<Vec<f64>>; COUNT], String> {
     pollster::block_on(run_backward_async(&stored_problem(problem, setup), setup, change))
 }
 
@@ -181,7 +181,7 @@ fn large_scores() {
     report.finish();
 }
 
-pub fn bits(got: &[Option<Vec<f64>>; 7]) -> Vec<u64> {
+pub fn bits(got: &[Option<Vec<f64>>; COUNT]) -> Vec<u64> {
     got.iter().flatten().flatten().map(|x| x.to_bits()).collect()
 }
 

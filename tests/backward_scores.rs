@@ -227,7 +227,7 @@ fn draw(rng: &mut Rng) -> Draw {
     }
     // Those of q, k and v are `backward`'s matter.
     let wanted = [rng.chance(0.2), false, false];
-    draw.setup = BackwardSetup { added: [true; 4], wanted, ..draw.setup };
+    draw.setup = BackwardSetup { added: [true; 5], wanted, ..draw.setup };
     draw
 }
 

@@ -65,7 +65,7 @@ fn gradients(gpu: &Gpu) -> [Result<f64, String>; 3] {
         let problem = Problem::new(case, 0, true);
         let setup = BackwardSetup {
             wanted: [!added; 3],
-            added: [added; 4],
+            added: [added; 5],
             ..BackwardSetup::plain(profile, KernelForm::Auto)
         };
         let got = pollster::block_on(run_backward_async(&problem, &setup, |tuning| tuning))?;

@@ -5,8 +5,8 @@ use std::cell::Cell;
 use wgpu_attention::block_map::state;
 use wgpu_attention::reference::{LayerShape, classify};
 use wgpu_attention::{
-    At, CacheLayout, CacheStorage, Captured, DType, HostMask, KernelForm, Mask, Path, ScoreMod, Shape,
-    TensorView,
+    At, BoundMaskMod, BoundScoreMod, CacheLayout, CacheStorage, Captured, DType, Error, HostMask, HostTensor,
+    KernelForm, Mask, MaskMod, Path, ScoreMod, Shape, TensorView,
 };
 
 use crate::harness::backward::BackwardSetup;
@@ -18,7 +18,7 @@ use crate::harness::layer_options::LayerOptions;
 use crate::harness::mods::{Capture, OwnMask, OwnScore, Text, pairs, score, winding};
 use crate::harness::{
     Ask, Bed, Case, Count, Data, FORMS, HostData, Kind, Layout, Report, Rng, Rules, Setup, Weights, due,
-    full, matrices, rest,
+    full, matrices, rest, stored,
 };
 
 const SHAPE: Shape =
@@ -26,15 +26,54 @@ const SHAPE: Shape =
 
 /// A table by head and distance, clamped.
 fn table(rng: &mut Rng, dtype: DType) -> OwnScore {
-    let table = HostData::new(crate::harness::stored(&rng.normals(4 * 9), dtype), [1, 4, 1, 9]);
+    let table = HostData::new(stored(&rng.normals(4 * 9), dtype), [1, 4, 1, 9]);
     let text = "
         // By distance, the outermost for all that are further.
         fn place(at: At) -> u32 { return u32(clamp(i32(at.key) - at.position, -4, 4) + 4); }
         fn score_mod(score: f32, at: At) -> f32 { return score + table_at(9u, at.head, 7u, place(at)); }";
     let capture = Capture::Float(table.clone(), dtype);
-    score(Text::new(text).captures("table", capture), move |x, at| {
-        let place = (at.key as i32 - at.position).clamp(-4, 4) + 4;
-        x + f64::from(table.data[at.head as usize * 9 + place as usize])
+    let element = |at: &At| at.head as usize * 9 + ((at.key as i32 - at.position).clamp(-4, 4) + 4) as usize;
+    let own = Text::new(text).captures("table", capture);
+    score(own, move |x, at| x + f64::from(table.data[element(at)]))
+        .reads(move |_, at, read| read(element(at), 1.0))
+}
+
+/// Readings in a loop, in a branch, by a function of a function, and one that is a factor of the score.
+fn readings(rng: &mut Rng) -> OwnScore {
+    let table = HostData::new(rng.normals(4 * 7), [4, 1, 7, 1]);
+    let text = "
+        fn entry(at: At, n: u32) -> f32 { return table_at(at.head, 0u, n % 7u, 0u); }
+        fn bent(at: At, x: f32) -> f32 { return tanh(x * entry(at, at.key)); }
+        fn score_mod(score: f32, at: At) -> f32 {
+            var sum = bent(at, score);
+            for (var n = 0u; n < at.query % 4u; n++) { sum += 0.5 * entry(at, at.key + n) * entry(at, n); }
+            if at.key % 3u == 0u { return sum * table_at(0u, 0u, 6u, 0u); }
+            return sum;
+        }";
+    let own = Text::new(text).captures("table", Capture::Float(table.clone(), DType::F32));
+    let of = move |at: &At, n: u32| {
+        let element = at.head as usize * 7 + (n % 7) as usize;
+        (element, f64::from(table.data[element]))
+    };
+    let last = of(&At::default(), 6);
+    let at_of = of.clone();
+    let sum = move |x: f64, at: &At| {
+        let terms = (0..at.query % 4).map(|n| 0.5 * at_of(at, at.key + n).1 * at_of(at, n).1);
+        (x * at_of(at, at.key).1).tanh() + terms.sum::<f64>()
+    };
+    let sums = sum.clone();
+    let factor = move |at: &At| if at.key.is_multiple_of(3) { last.1 } else { 1.0 };
+    score(own, move |x, at| sum(x, at) * factor(at)).reads(move |x, at, read| {
+        let (element, value) = of(at, at.key);
+        read(element, factor(at) * x * (1.0 - (x * value).tanh().powi(2)));
+        for n in 0..at.query % 4 {
+            let [(a, x), (b, y)] = [of(at, at.key + n), of(at, n)];
+            read(a, factor(at) * 0.5 * y);
+            read(b, factor(at) * 0.5 * x);
+        }
+        if at.key.is_multiple_of(3) {
+            read(last.0, sums(x, at));
+        }
     })
 }
 
@@ -202,7 +241,7 @@ fn derivatives_come_from_the_text() {
             .with(|c| c.rules.score_mod = Some(score(Text::new(hook), |x, _| 2.0 * x))),
     ];
     for (n, case) in cases.into_iter().enumerate() {
-        let added = [case.rules.bias.is_some(), false, false, false];
+        let added = [case.rules.bias.is_some(), false, false, false, false];
         for form in FORMS.into_iter().skip(usize::from(n > 2)) {
             let key = format!("derivatives of mods, {}, {form:?}", case.name);
             if !(due(&key) || rest(&key)) {
@@ -211,6 +250,56 @@ fn derivatives_come_from_the_text() {
             let setup = BackwardSetup { added, ..BackwardSetup::plain(full(), form) };
             report.check_backward(&Problem::new(case.clone(), 0, n == 0), &setup);
         }
+    }
+    report.finish();
+}
+
+/// Gradients of what is captured: of more elements than a workgroup has, of few that all pairs read, added to what is there.
+#[test]
+fn captured_gradients() {
+    let mut report = Report::new("gradients of what mods capture");
+    let rng = &mut Rng::named("gradients of what mods capture");
+    let each = stored(&rng.normals(4 * 37 * 53), DType::BF16);
+    let each = HostData::new(each, [1, 4, 37, 53]);
+    let data = each.data.clone();
+    let text = "fn score_mod(score: f32, at: At) -> f32 { return score * table_at(at.batch, at.head, at.query, at.key); }";
+    let element = |at: &At| ((at.head * 37 + at.query) * 53 + at.key) as usize;
+    let each = Text::new(text).captures("table", Capture::Float(each, DType::BF16));
+    let each = score(each, move |x, at| x * f64::from(data[element(at)]))
+        .reads(move |x, at, read| read(element(at), x));
+    let ignored = Text::new("fn score_mod(score: f32, at: At) -> f32 { return score; }");
+    let ignored =
+        ignored.captures("table", Capture::Float(HostData::new(vec![1.0; 3], [1, 1, 1, 3]), DType::F32));
+    let cases = [
+        Case::random("a table", SHAPE).with(|c| c.rules.score_mod = Some(table(rng, DType::F32))),
+        Case::random("a table of f16, causal, softcap", SHAPE).with(|c| {
+            c.rules.score_mod = Some(table(rng, DType::F16));
+            c.rules.causal = true;
+            c.softcap = Some(2.0);
+        }),
+        Case::random("an element a pair", SHAPE).with(|c| c.rules.score_mod = Some(each)),
+        Case::random("many readings, and a mask", SHAPE).with(|c| {
+            c.rules.score_mod = Some(readings(rng));
+            c.rules.mask_mod = Some(neighbours(rng));
+        }),
+        Case::random("no readings", SHAPE)
+            .with(|c| c.rules.score_mod = Some(score(ignored, |x, _| x).reads(|_, _, _| {}))),
+    ];
+    for (n, case) in cases.into_iter().enumerate() {
+        let key = format!("captured gradients, {}", case.name);
+        if !(due(&key) || rest(&key)) {
+            continue;
+        }
+        let plain = BackwardSetup::plain(full(), FORMS[n % 2]);
+        let added = [false, false, false, false, true];
+        let setup = BackwardSetup {
+            added,
+            wanted: [n == 3; 3],
+            accumulates: n % 2 == 1,
+            layout: Layout::Window(5),
+            ..plain
+        };
+        report.check_backward(&Problem::new(case, 0, n == 0), &setup);
     }
     report.finish();
 }
@@ -494,6 +583,94 @@ fn random_functions() {
         }
     }
     assert!(compared > 120, "{compared}");
+}
+
+/// Mods made of mods, whose names, uniforms and tensors are called the same.
+#[test]
+fn combinations() {
+    let gpu = &full().gpu;
+    let shape = Shape { batch: 3, ..SHAPE };
+    let text = "
+        struct Uniforms { every: u32, lean: vec2<f32> }
+        fn sees(at: At) -> bool {
+            for (var n = 0u; n < 4u; n++) { if at.key == n * 9u { return true; } }
+            return (at.key + at.query) % uniforms().every == 0u;
+        }
+        fn mask_mod(at: At) -> bool { return sees(at) || shown_at(0u, 0u, 0u, at.key) && uniforms().lean.y > 2.5; }";
+    let own = MaskMod::capturing(text, &[Captured::bool("shown")]).unwrap_or_else(|e| panic!("{e}"));
+    let rng = &mut Rng::named("combinations");
+    let shown: [Vec<bool>; 2] = std::array::from_fn(|_| (0..53).map(|_| rng.chance(0.2)).collect());
+    let buffers = shown.each_ref().map(|shown| {
+        let mut words = vec![0u8; 56];
+        words.iter_mut().zip(shown).for_each(|(byte, shown)| *byte = u8::from(*shown));
+        let words: Vec<f32> = bytemuck::pod_collect_to_vec(&words);
+        gpu.upload(&words).expect("memory")
+    });
+    let every = [3u32, 5];
+    let bound = |n: usize| {
+        let view = TensorView::new(&buffers[n], DType::Bool, [1, 1, 1, 53]);
+        let words = [every[n], 0, 2f32.to_bits(), (2.0f32 + n as f32).to_bits()];
+        own.with(&[view]).uniforms(bytemuck::cast_slice(&words))
+    };
+    let sees = |n: usize, at: &At| {
+        at.key.is_multiple_of(9) && at.key < 36
+            || (at.key + at.query).is_multiple_of(every[n])
+            || n == 1 && shown[1][at.key as usize]
+    };
+    let same = |mask: Result<BoundMaskMod, Error>, host: &dyn Fn(&At) -> bool| {
+        let mask = mask.unwrap_or_else(|e| panic!("{e}"));
+        gpu.compare_masks(&Mask::none().mask_mod(mask), &Mask::none().mask_fn(host), shape, 0.0)
+            .unwrap_or_else(|e| panic!("{e}"));
+    };
+    same(Ok(bound(0)), &|at| sees(0, at));
+    same(bound(0).and(bound(1)), &|at| sees(0, at) && sees(1, at));
+    same(bound(0).or(bound(1)), &|at| sees(0, at) || sees(1, at));
+    same(bound(1).inverted(), &|at| !sees(1, at));
+    same(bound(0).or(bound(1)).and_then(|both| both.inverted()?.and(bound(1).inverted()?)), &|at| {
+        !sees(0, at) && !sees(1, at)
+    });
+    same(BoundMaskMod::per_batch(&[bound(1), bound(0)]), &|at| sees(usize::from(at.batch == 0), at));
+    let too_many = BoundMaskMod::per_batch(&[bound(0); 5]).expect_err("80 bytes").to_string();
+    assert!(too_many.contains("together have 80 bytes, at most 64"), "{too_many}");
+    assert!(BoundMaskMod::per_batch(&[]).is_err());
+    // What is not given is missed as in the part alone.
+    let without = own.uniforms(&[0; 16]).and(bound(0)).expect("a text");
+    let said = gpu.compare_masks(&Mask::none().mask_mod(without), &Mask::none(), shape, 0.0);
+    assert!(said.expect_err("a tensor lacks").to_string().contains("1 tensors were given"));
+
+    let double =
+        ScoreMod::new("fn score_mod(score: f32, at: At) -> f32 { return score * score; }").expect("a mod");
+    let further =
+        ScoreMod::new("fn score_mod(score: f32, at: At) -> f32 { return tanh(score) + f32(at.head); }");
+    let both = BoundScoreMod::from(double).then(further.expect("a mod")).unwrap_or_else(|e| panic!("{e}"));
+    let host = |x: f64, at: &At| (x * x).tanh() + f64::from(at.head);
+    let slope = |x: f64, _: &At| 2.0 * x * (1.0 - (x * x).tanh().powi(2));
+    let host = Mask::none().score_fn(&host).score_fn_slope(&slope);
+    gpu.compare_masks(&Mask::none().score_mod(both), &host, shape, 1e-5).unwrap_or_else(|e| panic!("{e}"));
+    let hook = "fn score_mod(score: f32, at: At) -> f32 { return score; } fn score_mod_slope(score: f32, at: At) -> f32 { return 1.0; }";
+    let said = BoundScoreMod::from(double).then(ScoreMod::new(hook).expect("a mod"));
+    assert!(said.expect_err("a derivative of one's own").to_string().contains("cannot be combined"));
+}
+
+/// A mask of one sequence, in each of several that are packed.
+#[test]
+fn per_sequence() {
+    let text = "fn mask_mod(at: At) -> bool { return at.key <= at.query && (at.key / 4u == at.query / 4u || at.key < 2u); }";
+    let own = MaskMod::new(text).expect("a mod");
+    let starts: [u32; 4] = [0, 11, 12, 30];
+    let shape = Shape::new(1, 2, 30, 8);
+    let gpu = &full().gpu;
+    let buffer = gpu.upload(&starts.map(f32::from_bits)).expect("memory");
+    let starts_at = TensorView::new(&buffer, DType::U32, [1, 1, 1, 4]);
+    let device = Mask::none().packed(starts_at, starts_at);
+    let device = device.mask_mod(BoundMaskMod::from(own).per_sequence().expect("a text"));
+    let sees = |at: &At| {
+        let (query, key) = (at.position as u32 - at.sequence_start, at.key - at.sequence_start);
+        key <= query && (key / 4 == query / 4 || key < 2)
+    };
+    let starts = HostTensor::new(&starts, [1, 1, 1, 4]);
+    let host = Mask::none().packed(starts, starts).mask_fn(&sees);
+    gpu.compare_masks(&device, &host, shape, 0.0).unwrap_or_else(|e| panic!("{e}"));
 }
 
 /// A pair of text and closure that do not mean the same shows at once.

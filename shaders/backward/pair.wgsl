@@ -11,7 +11,7 @@
 //
 // Needs: p.d_out, p.group, p.head_dim, p.k, p.mask, p.q, p.scale, p.v, p.value_dim; HAS_DROPOUT, IN_FOURS, PER_PAIR_MASK, WIDE;
 // Query; apply_dropout, d_out_at4, k_at4, mask_mod, q_at4, score_mod, score_slope, v_at4, view_at.
-// Gives: Pair; d_out_row, d_out_vector, k_row, k_vector, pair_at, pair_of, q_row, q_vector, v_row, v_vector.
+// Gives: Pair; d_out_row, d_out_vector, d_weight_at, dot_at, k_row, k_vector, pair_at, pair_of, q_row, q_vector, v_row, v_vector.
 
 const LOG2_E: f32 = 1.4426950408889634;
 
@@ -89,8 +89,8 @@ fn pair_of(q: Query, j: u32, dot: f32, d_weight: f32, stats: vec3<f32>) -> Pair 
     return Pair(kept, select(d_added, 0.0, nothing), select(d_added * slope, 0.0, nothing));
 }
 
-// The same from memory, of a key of q's interval.
-fn pair_at(q: Query, j: u32, stats: vec3<f32>) -> Pair {
+// q · k.
+fn dot_at(q: Query, j: u32) -> f32 {
     let query = q_row(q.b, q.h, q.i);
     let key = k_row(q.b, q.h / p.group, j);
     var dot = 0.0;
@@ -98,6 +98,11 @@ fn pair_at(q: Query, j: u32, stats: vec3<f32>) -> Pair {
         let x = q_vector(query, d) * k_vector(key, d);
         dot += (x.x + x.y) + (x.z + x.w);
     }
+    return dot;
+}
+
+// d_out · v.
+fn d_weight_at(q: Query, j: u32) -> f32 {
     let d_out = d_out_row(q.b, q.h, q.i);
     let value = v_row(q.b, q.h / p.group, j);
     var d_weight = 0.0;
@@ -105,5 +110,10 @@ fn pair_at(q: Query, j: u32, stats: vec3<f32>) -> Pair {
         let x = d_out_vector(d_out, d) * v_vector(value, d);
         d_weight += (x.x + x.y) + (x.z + x.w);
     }
-    return pair_of(q, j, dot, d_weight, stats);
+    return d_weight;
+}
+
+// The same from memory, of a key of q's interval.
+fn pair_at(q: Query, j: u32, stats: vec3<f32>) -> Pair {
+    return pair_of(q, j, dot_at(q, j), d_weight_at(q, j), stats);
 }

@@ -122,6 +122,14 @@ impl<'a> Backward<'a> {
         self.d_added(Added::Sinks, d_sinks.into())
     }
 
+    /// Writes the gradients of the tensors that the mask's [`ScoreMod`](crate::ScoreMod) captures there, in their order, each shaped as
+    /// its tensor: where an axis of 1 repeats, its gradients are summed. `None` for those that are not wanted. They come from the
+    /// text, as the derivative by the score does; each 2048 elements of a tensor cost a pass over all pairs.
+    pub fn d_captured(mut self, d_captured: &[Option<TensorView<'a>>]) -> Self {
+        self.d_added.set_captured(d_captured);
+        self
+    }
+
     fn d_added(mut self, of: Added, gradient: Option<TensorView<'a>>) -> Self {
         self.d_added.set(of, gradient);
         self
@@ -286,7 +294,7 @@ impl Attention {
         }
         let mut gradients: Vec<_> = call.gradients().collect();
         check_apart(&gradients, device)?;
-        gradients.extend(d_added.wanted().map(|(of, view)| (of.name(), view)));
+        gradients.extend(d_added.views(&mask));
         if gradients.is_empty() {
             let why = "nothing is asked for: give `d_q`, `d_k`, `d_v` or a gradient of the mask's";
             return Err(Error::Unsupported { what: "a backward pass without gradients", why });

@@ -17,6 +17,7 @@ pub(crate) const TEXTS: &[&str] = &[
     shader!("cache_append"),
     shader!("cache_copy"),
     shader!("cache_read"),
+    shader!("captured_gradients"),
     shader!("classify"),
     shader!("column_sums"),
     shader!("decode/cpu"),

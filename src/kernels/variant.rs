@@ -2,9 +2,9 @@
 
 use super::{
     add_positions, append_keys, ask_mask, average_weights, cache_advance, cache_append, cache_copy,
-    cache_read, classify, column_sums, fused, fused_backward, merge, merge_backward, merge_splits, part_sums,
-    project, project_backward, rotate, row_stats, row_totals, score_gradients, score_stage, scores, softmax,
-    table_backward, weighted_sum,
+    cache_read, captured_gradients, classify, column_sums, fused, fused_backward, merge, merge_backward,
+    merge_splits, part_sums, project, project_backward, rotate, row_stats, row_totals, score_gradients,
+    score_stage, scores, softmax, table_backward, weighted_sum,
 };
 use crate::family::{Families, Family, GRADIENTS, PRODUCT_GRADIENTS, PRODUCTS, STAGED};
 use crate::kernel::{Kernel, Variant};
@@ -26,6 +26,7 @@ pub(crate) enum KernelVariant {
     RowTotals(row_totals::RowTotals),
     FusedBackward(fused_backward::FusedBackward),
     ScoreGradients(score_gradients::ScoreGradients),
+    CapturedGradients(captured_gradients::CapturedGradients),
     Merge(merge::Merge),
     MergeSplits(merge_splits::MergeSplits),
     Classify(classify::Classify),
@@ -99,6 +100,9 @@ impl KernelVariant {
             KernelVariant::ScoreGradients(v) => {
                 with_tensors(&[Some(Family::ScoreGradients)], &[v.dtype, v.gradient])
             }
+            KernelVariant::CapturedGradients(v) => {
+                with_tensors(&[Some(Family::ScoreGradients)], &[v.dtype, v.gradient])
+            }
             KernelVariant::ColumnSums(v) => with_tensors(&[Some(Family::RowSums)], &[v.d_y, v.sums]),
             KernelVariant::PartSums(v) => with_tensors(&[Some(Family::ScoreGradients)], &[v.sums]),
             KernelVariant::TableBackward(v) => with_tensors(&[Some(Family::RowSums)], &[v.d_out, v.d_table]),
@@ -125,6 +129,7 @@ impl Variant for KernelVariant {
             KernelVariant::RowTotals(_) => "attention.row_totals",
             KernelVariant::FusedBackward(_) => "attention.fused_backward",
             KernelVariant::ScoreGradients(_) => "attention.score_gradients",
+            KernelVariant::CapturedGradients(_) => "attention.captured_gradients",
             KernelVariant::Merge(_) => "attention.merge",
             KernelVariant::MergeSplits(_) => "attention.merge_splits",
             KernelVariant::Classify(_) => "attention.classify",
@@ -157,6 +162,7 @@ impl Variant for KernelVariant {
             KernelVariant::RowTotals(v) => v.describe(),
             KernelVariant::FusedBackward(v) => v.describe(),
             KernelVariant::ScoreGradients(v) => v.describe(),
+            KernelVariant::CapturedGradients(v) => v.describe(),
             KernelVariant::Merge(v) => v.describe(),
             KernelVariant::MergeSplits(v) => v.describe(),
             KernelVariant::Classify(v) => v.describe(),
@@ -191,6 +197,9 @@ pub(crate) fn all() -> Vec<KernelVariant> {
     all.extend(row_totals::RowTotals::all().map(KernelVariant::RowTotals));
     all.extend(fused_backward::FusedBackward::all().into_iter().map(KernelVariant::FusedBackward));
     all.extend(score_gradients::ScoreGradients::all().into_iter().map(KernelVariant::ScoreGradients));
+    all.extend(
+        captured_gradients::CapturedGradients::all().into_iter().map(KernelVariant::CapturedGradients),
+    );
     all.extend(merge::Merge::all().map(KernelVariant::Merge));
     all.extend(merge_splits::MergeSplits::all().map(KernelVariant::MergeSplits));
     all.extend(classify::Classify::all().map(KernelVariant::Classify));

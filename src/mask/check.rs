@@ -1,13 +1,12 @@
 //! What a mask is refused for.
 
-use super::rule::{Axis, Given, Kind, Tensor, mismatch};
+use super::rule::{Axis, Given, Tensor, mismatch};
 use super::rules::{BY_SLOT, Id, NO_POSITIONS_IN_CACHES, TENSORS, slot};
 use super::{Alignment, DeviceMask, HostMask, HostTensor, Mask};
 use crate::device::DeviceFacts;
-use crate::dtype::FLOAT;
 use crate::error::Error;
 use crate::problem::Shape;
-use crate::tensor::{Access, DType, TensorView, count};
+use crate::tensor::{Access, TensorView, count};
 
 impl Axis {
     /// Its length, unless any will do.
@@ -44,15 +43,6 @@ impl Tensor {
             Some(axis) => Err(Error::ZeroSize { tensor: self.name, axis: self.axes[axis].name() }),
             None => Ok(()),
         }
-    }
-
-    fn check_dtype(&self, got: DType) -> Result<(), Error> {
-        let (right, expected) = match self.kind {
-            Kind::Number => (got == DType::U32, "U32"),
-            Kind::Bool => (got == DType::Bool, "Bool"),
-            Kind::Float => (got.is_float(), FLOAT),
-        };
-        if right { Ok(()) } else { Err(Error::Type { tensor: self.name, expected: expected.into(), got }) }
     }
 }
 
@@ -126,7 +116,7 @@ impl DeviceMask<'_> {
         self.given(std::array::from_fn(shape_of)).check()?;
         for (slot, tensor) in BY_SLOT.iter().enumerate() {
             let Some(view) = self.tensor(slot) else { continue };
-            tensor.check_dtype(view.dtype())?;
+            view.check_element(tensor.name, tensor.element)?;
             tensor.check_zero(view.shape())?;
             view.check(tensor.name, Access::Read, device)?;
             tensor.check_shape(view.shape(), shape, self.settings.block_size)?;

@@ -10,7 +10,7 @@ mod settings;
 pub(crate) use check::{check_map, check_whole_map};
 pub use host::HostTensor;
 use rule::Tensor;
-pub(crate) use rule::{Adds, Ask, Kind, Turn};
+pub(crate) use rule::{Adds, Ask, Turn};
 pub(crate) use rules::{BY_SLOT, Id, RULES, RuleSet, TENSORS, slot};
 pub use settings::Alignment;
 pub(crate) use settings::Settings;

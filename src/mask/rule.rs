@@ -1,6 +1,7 @@
 //! What there is to say of a rule.
 
 use super::{Id, RuleSet, Settings, TENSORS, slot};
+use crate::dtype::Element;
 use crate::error::Error;
 
 /// A rule of a mask. WGSL texts speak of what `kernels/mask/compose.rs` has around them.
@@ -58,16 +59,8 @@ impl Rule {
 #[derive(Clone, Copy)]
 pub(crate) struct Tensor {
     pub name: &'static str,
-    pub kind: Kind,
+    pub element: Element,
     pub axes: [Axis; 4],
-}
-
-/// What a tensor's elements are.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Number,
-    Bool,
-    Float,
 }
 
 /// What an axis is as long as; but for the last two it may be 1 and repeat.

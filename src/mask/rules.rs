@@ -5,7 +5,8 @@
 
 use super::Alignment;
 use super::rule::{Adds, Ask, Bounds, PER_HEAD, PER_KEY, PER_PAIR, PER_QUERY, PerRow, Rule, Tensor, Turn};
-use super::rule::{Axis, Given, Kind, mismatch};
+use super::rule::{Axis, Given, mismatch};
+use crate::dtype::Element;
 use crate::error::Error;
 
 /// The text of a rule's functions, by stem.
@@ -59,7 +60,7 @@ rules! {
     }
     Prefix {
         name: "prefix",
-        tensors: &[Tensor { name: "prefix", kind: Kind::Number, axes: PER_QUERY }],
+        tensors: &[Tensor { name: "prefix", element: Element::Number, axes: PER_QUERY }],
         wgsl: wgsl!("prefix"),
         lifts: true,
         bounds: Bounds::exact("r = prefix_key_range(r, keys, b, h, i, alone);"),
@@ -68,7 +69,7 @@ rules! {
     }
     Lengths {
         name: "lengths",
-        tensors: &[Tensor { name: "lengths", kind: Kind::Number, axes: PER_QUERY }],
+        tensors: &[Tensor { name: "lengths", element: Element::Number, axes: PER_QUERY }],
         wgsl: wgsl!("lengths"),
         bounds: Bounds::exact("r = lengths_key_range(r, keys, b, h, i, alone);"),
     }
@@ -76,7 +77,7 @@ rules! {
         name: "query_offsets",
         tensors: &[Tensor {
             name: "query_offsets",
-            kind: Kind::Number,
+            element: Element::Number,
             axes: [Axis::Batch, Axis::One("heads"), Axis::One("length"), Axis::One("dim")],
         }],
         wgsl: wgsl!("query_offsets"),
@@ -87,8 +88,8 @@ rules! {
     Packed {
         name: "packed",
         tensors: &[
-            Tensor { name: "query_starts", kind: Kind::Number, axes: STARTS },
-            Tensor { name: "key_starts", kind: Kind::Number, axes: STARTS },
+            Tensor { name: "query_starts", element: Element::Number, axes: STARTS },
+            Tensor { name: "key_starts", element: Element::Number, axes: STARTS },
         ],
         wgsl: wgsl!("packed"),
         place: "let packed = packed_keys(b, i);\n    keys = packed.xy;\n    position = packed.z;",
@@ -98,8 +99,8 @@ rules! {
     Documents {
         name: "documents",
         tensors: &[
-            Tensor { name: "query_documents", kind: Kind::Number, axes: PER_QUERY },
-            Tensor { name: "key_documents", kind: Kind::Number, axes: PER_KEY },
+            Tensor { name: "query_documents", element: Element::Number, axes: PER_QUERY },
+            Tensor { name: "key_documents", element: Element::Number, axes: PER_KEY },
         ],
         row: PerRow::of(
             "document",
@@ -115,7 +116,7 @@ rules! {
         name: "blocks",
         tensors: &[Tensor {
             name: "blocks",
-            kind: Kind::Number,
+            element: Element::Number,
             axes: [Axis::Batch, Axis::Heads, Axis::BlockRows, Axis::BlockCols],
         }],
         wgsl: wgsl!("blocks"),
@@ -130,14 +131,14 @@ rules! {
     }
     AttnMask {
         name: "attn_mask",
-        tensors: &[Tensor { name: "attn_mask", kind: Kind::Bool, axes: PER_PAIR }],
+        tensors: &[Tensor { name: "attn_mask", element: Element::Bool, axes: PER_PAIR }],
         asks: &[Ask::hides(Turn::Pair, "!attn_mask_at(view_at(p.mask.attn_mask, q.b, q.h, q.i, j))")],
     }
     Tree {
         name: "tree",
         tensors: &[Tensor {
             name: "tree",
-            kind: Kind::Bool,
+            element: Element::Bool,
             axes: [Axis::Batch, Axis::Heads, Axis::QLen, Axis::QLen],
         }],
         wgsl: wgsl!("tree"),
@@ -147,7 +148,7 @@ rules! {
     }
     KeyPaddingMask {
         name: "key_padding_mask",
-        tensors: &[Tensor { name: "key_padding_mask", kind: Kind::Bool, axes: PER_PAIR }],
+        tensors: &[Tensor { name: "key_padding_mask", element: Element::Bool, axes: PER_PAIR }],
         asks: &[Ask::hides(
             Turn::Pair,
             "!key_padding_mask_at(view_at(p.mask.key_padding_mask, q.b, q.h, q.i, j))",
@@ -155,7 +156,7 @@ rules! {
     }
     Globals {
         name: "globals",
-        tensors: &[Tensor { name: "globals", kind: Kind::Bool, axes: PER_KEY }],
+        tensors: &[Tensor { name: "globals", element: Element::Bool, axes: PER_KEY }],
         lifts: true,
         // A query that stands at no key of its own sequence is no global token.
         row: PerRow::of(
@@ -169,12 +170,12 @@ rules! {
     }
     Bias {
         name: "bias",
-        tensors: &[Tensor { name: "bias", kind: Kind::Float, axes: PER_PAIR }],
+        tensors: &[Tensor { name: "bias", element: Element::Float, axes: PER_PAIR }],
         adds: Adds::outside_full_blocks("bias_at(view_at(p.mask.bias, q.b, q.h, q.i, j))"),
     }
     Alibi {
         name: "alibi",
-        tensors: &[Tensor { name: "slopes", kind: Kind::Float, axes: PER_HEAD }],
+        tensors: &[Tensor { name: "slopes", element: Element::Float, axes: PER_HEAD }],
         row: PerRow::of("slope", "f32", "q.slope = slopes_at(view_at(p.mask.slopes, b, h, 0u, 0u));"),
         wgsl: wgsl!("alibi"),
         adds: Adds::everywhere("q.slope * alibi_distance(q, j)"),
@@ -183,7 +184,7 @@ rules! {
         name: "relative",
         tensors: &[Tensor {
             name: "relative",
-            kind: Kind::Float,
+            element: Element::Float,
             axes: [Axis::Batch, Axis::Heads, Axis::One("length"), Axis::Free("distances")],
         }],
         wgsl: wgsl!("relative"),
@@ -192,7 +193,7 @@ rules! {
     }
     SinkLogits {
         name: "sink_logits",
-        tensors: &[Tensor { name: "sink_logits", kind: Kind::Float, axes: PER_HEAD }],
+        tensors: &[Tensor { name: "sink_logits", element: Element::Float, axes: PER_HEAD }],
         wgsl: wgsl!("sink_logits"),
         joins_sum: true,
     }

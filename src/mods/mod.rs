@@ -1,5 +1,9 @@
 //! Score functions and masks of the caller's own, in WGSL.
 
+mod combine;
+mod derive;
+mod lexical;
+mod source;
 mod text;
 mod write;
 
@@ -9,9 +13,11 @@ use std::hash::{Hash, Hasher};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::device::DeviceFacts;
-use crate::dtype::FLOAT;
+use crate::dtype::Element;
 use crate::error::Error;
-use crate::tensor::{Access, DType, TensorView};
+use crate::tensor::{Access, DType, TensorView, expect_shape};
+use combine::{Combination, combined};
+pub(crate) use source::Source;
 use text::UNIFORM_WORDS;
 
 /// Tensors that a mod captures.
@@ -53,24 +59,6 @@ pub(crate) enum Kind {
     Pairs,
 }
 
-/// What the elements of a captured tensor are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Element {
-    Float,
-    Number,
-    Bool,
-}
-
-impl Element {
-    fn wgsl(self) -> &'static str {
-        match self {
-            Element::Float => "f32",
-            Element::Number => "u32",
-            Element::Bool => "bool",
-        }
-    }
-}
-
 /// A tensor that a mod reads: with the name `table`, by `table_at(a, b, c, d)` with an index for each of its four axes. Where an axis
 /// is 1 every index reads its one element, and an index past the end reads the last.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -107,20 +95,6 @@ impl Captured {
         }
         Ok(())
     }
-}
-
-/// What kernels have of a mod's text.
-#[derive(Debug)]
-pub(crate) struct Source {
-    kind: Kind,
-    captured: Vec<Captured>,
-    /// `PREFIX_value`, and what it calls.
-    pub value: String,
-    /// `PREFIX_slope`, the derivative by the score, or why there is none.
-    pub slope: Result<String, String>,
-    /// Which members of `At` there are.
-    members: Vec<bool>,
-    uniform_words: usize,
 }
 
 /// A text that was read, once in a process: kept as long as that runs.
@@ -163,7 +137,7 @@ fn intern(kind: Kind, text: &str, captured: &[Captured]) -> Result<Interned, Err
     for (n, one) in captured.iter().enumerate() {
         one.check(&captured[..n]).map_err(refused)?;
     }
-    let source = text::read(kind, text, captured).map_err(refused)?;
+    let source = source::read(kind, text, captured).map_err(refused)?;
     // Another thread may have read it meanwhile.
     Ok(Interned(known().entry(key).or_insert_with(|| Box::leak(Box::new(source)))))
 }
@@ -187,7 +161,17 @@ impl Interned {
         self.0.uniform_words
     }
 
-    fn refuse<T>(self, message: String) -> Result<T, Error> {
+    /// What the gradient of the n-th captured tensor is called.
+    pub fn gradient_name(self, n: usize) -> Option<&'static str> {
+        self.0.gradients.get(n).map(String::as_str)
+    }
+
+    /// Its derivative by readings of the n-th captured tensor, if there is one.
+    pub fn derivative_by_captured(self, n: usize) -> Option<&'static str> {
+        self.0.captured_slopes.get(n)?.as_deref().ok()
+    }
+
+    pub fn refuse<T>(self, message: String) -> Result<T, Error> {
         Err(Error::Mod { function: self.0.kind.function(), message })
     }
 }
@@ -238,6 +222,29 @@ impl<'a> Bound<'a> {
         &self.words[..self.interned.uniform_words()]
     }
 
+    /// Checks the gradients of its tensors, and that the text gives them.
+    pub fn check_gradients(&self, gradients: &CapturedGradients, device: &DeviceFacts) -> Result<(), Error> {
+        let Source { captured, captured_slopes, .. } = self.interned.0;
+        if gradients.given > captured.len() {
+            let message = format!(
+                "it captures {} tensors; {} gradients are asked for",
+                captured.len(),
+                gradients.given
+            );
+            return self.interned.refuse(message);
+        }
+        for (n, view) in gradients.wanted() {
+            if let Some(Err(why)) = captured_slopes.get(n) {
+                return self.interned.refuse(why.clone());
+            }
+            let (Some(name), Some(own)) = (self.interned.gradient_name(n), self.tensors[n]) else { continue };
+            let dtype = if view.dtype() == DType::F32 { DType::F32 } else { own.dtype() };
+            view.check_as(name, dtype, Access::Write, device)?;
+            expect_shape(name, view.shape(), own.shape())?;
+        }
+        Ok(())
+    }
+
     /// Checks what it is given against what its text captures.
     fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
         let Source { captured, uniform_words, .. } = self.interned.0;
@@ -253,21 +260,34 @@ impl<'a> Bound<'a> {
                 .refuse(format!("its Uniforms have {wanted} bytes, {} were given", self.bytes));
         }
         for (captured, (name, view)) in captured.iter().zip(self.tensors()) {
-            let got = view.dtype();
-            let (right, expected) = match captured.of {
-                Element::Float => (got.is_float(), FLOAT),
-                Element::Number => (got == DType::U32, "U32"),
-                Element::Bool => (got == DType::Bool, "Bool"),
-            };
-            if !right {
-                return Err(Error::Type { tensor: name, expected: expected.into(), got });
-            }
+            view.check_element(name, captured.of)?;
             if view.shape().contains(&0) {
                 return Err(Error::ZeroSize { tensor: name, axis: "an axis" });
             }
             view.check(name, Access::Read, device)?;
         }
         Ok(())
+    }
+}
+
+/// Where the gradients of what a score function captures go, if anywhere.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct CapturedGradients<'a> {
+    tensors: [Option<TensorView<'a>>; MOST_CAPTURED],
+    given: usize,
+}
+
+impl<'a> CapturedGradients<'a> {
+    pub fn new(gradients: &[Option<TensorView<'a>>]) -> Self {
+        CapturedGradients {
+            tensors: std::array::from_fn(|n| gradients.get(n).copied().flatten()),
+            given: gradients.len(),
+        }
+    }
+
+    /// Those that are wanted, by the place of what is captured.
+    pub fn wanted(&self) -> impl Iterator<Item = (usize, TensorView<'a>)> + use<'a> {
+        self.tensors.into_iter().enumerate().filter_map(|(n, view)| Some((n, view?)))
     }
 }
 
@@ -376,6 +396,74 @@ mods! {
     MaskMod,
     /// A [`MaskMod`] and what it captures, for a call.
     BoundMaskMod, Kind::Pairs
+}
+
+impl<'a> BoundMaskMod<'a> {
+    /// Of pairs that both see.
+    ///
+    /// ```
+    /// use wgpu_attention::{Error, MaskMod};
+    ///
+    /// # fn main() -> Result<(), Error> {
+    /// let causal = MaskMod::new("fn mask_mod(at: At) -> bool { return i32(at.key) <= at.position; }")?;
+    /// let near = MaskMod::new(
+    ///     "struct Uniforms { width: u32 }
+    ///     fn mask_mod(at: At) -> bool { return at.key + uniforms().width >= at.query; }",
+    /// )?;
+    /// let both = near.uniforms(&128u32.to_ne_bytes()).and(causal)?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Mod`], here and below, if they capture more together than one mod may. What they capture follows each other; a
+    /// combination is compiled once, whatever they capture.
+    pub fn and(self, other: impl Into<BoundMaskMod<'a>>) -> Result<Self, Error> {
+        combined(Combination::And, &[self.0, other.into().0]).map(Self)
+    }
+
+    /// Of pairs that either sees.
+    ///
+    /// # Errors
+    /// As [`and`](Self::and).
+    pub fn or(self, other: impl Into<BoundMaskMod<'a>>) -> Result<Self, Error> {
+        combined(Combination::Or, &[self.0, other.into().0]).map(Self)
+    }
+
+    /// Of pairs that it does not see.
+    ///
+    /// # Errors
+    /// As [`and`](Self::and).
+    pub fn inverted(self) -> Result<Self, Error> {
+        combined(Combination::Not, &[self.0]).map(Self)
+    }
+
+    /// The n-th of `mods` for the n-th sequence, the last for those that follow.
+    ///
+    /// # Errors
+    /// As [`and`](Self::and); none at all.
+    pub fn per_batch(mods: &[BoundMaskMod<'a>]) -> Result<Self, Error> {
+        let mods: Vec<_> = mods.iter().map(|one| one.0).collect();
+        combined(Combination::PerBatch, &mods).map(Self)
+    }
+
+    /// Of packed sequences ([`Mask::packed`](crate::Mask::packed)): `key` and `position` count from the first key of the query's
+    /// own, and `query` is as `position`.
+    ///
+    /// # Errors
+    /// As [`and`](Self::and).
+    pub fn per_sequence(self) -> Result<Self, Error> {
+        combined(Combination::PerSequence, &[self.0]).map(Self)
+    }
+}
+
+impl<'a> BoundScoreMod<'a> {
+    /// The score function `other` of what this one gives; it has their derivatives.
+    ///
+    /// # Errors
+    /// [`Error::Mod`] if they capture more together than one mod may, or if one has a `score_mod_slope` of its own.
+    pub fn then(self, other: impl Into<BoundScoreMod<'a>>) -> Result<Self, Error> {
+        combined(Combination::Then, &[self.0, other.into().0]).map(Self)
+    }
 }
 
 /// The mods of a mask on a device.

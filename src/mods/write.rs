@@ -32,20 +32,24 @@ pub(super) struct Writer<'a> {
     pub module: &'a Module,
     pub info: &'a ModuleInfo,
     /// In front of every name.
-    pub prefix: &'static str,
-    /// The struct `At`, and which of its members the mod uses.
+    pub prefix: &'a str,
+    /// The struct `At`, its name, and which of its members the mod uses.
     pub at: Handle<Type>,
+    pub at_name: String,
     pub members: &'a [(&'static str, bool)],
-    /// Functions that the kernel has: accessors of what is captured.
-    pub given: HashMap<Handle<Function>, String>,
+    /// Whether loops count their rounds.
+    pub counts_rounds: bool,
+    /// Functions that the kernel has.
+    pub given: HashMap<Handle<Function>, Given>,
+    /// What functions read, and what those do that they call: a bit for each captured tensor.
+    pub readings: HashMap<Handle<Function>, u32>,
 }
 
-/// Which of a function's values depend on the score.
-#[derive(Default)]
-struct Active {
-    locals: HashSet<Handle<LocalVariable>>,
-    calls: HashSet<Handle<Expression>>,
-    all: HashSet<Handle<Expression>>,
+/// A function that the kernel has.
+pub(super) struct Given {
+    pub name: String,
+    /// Of which captured tensor it is the accessor.
+    pub captured: Option<usize>,
 }
 
 impl Writer<'_> {
@@ -55,7 +59,7 @@ impl Writer<'_> {
 
     pub fn ty(&self, ty: Handle<Type>) -> String {
         match &self.module.types[ty].inner {
-            TypeInner::Struct { .. } if ty == self.at => format!("{}_At", self.prefix),
+            TypeInner::Struct { .. } if ty == self.at => self.at_name.clone(),
             TypeInner::Struct { .. } => format!("{}_t{}", self.prefix, ty.index()),
             inner => self.inner(inner),
         }
@@ -74,7 +78,7 @@ impl Writer<'_> {
     }
 
     /// Whether values of the type have numbers that a derivative may have.
-    fn has_floats(&self, inner: &TypeInner) -> bool {
+    pub fn has_floats(&self, inner: &TypeInner) -> bool {
         match inner {
             TypeInner::Scalar(scalar) | TypeInner::Vector { scalar, .. } => scalar.kind == ScalarKind::Float,
             TypeInner::Array { base, .. } => self.has_floats(&self.module.types[*base].inner),
@@ -100,7 +104,13 @@ impl Writer<'_> {
     }
 
     pub fn function(&self, handle: Handle<Function>) -> String {
-        self.given.get(&handle).cloned().unwrap_or_else(|| format!("{}_f{}", self.prefix, handle.index()))
+        let given = self.given.get(&handle).map(|given| given.name.clone());
+        given.unwrap_or_else(|| format!("{}_f{}", self.prefix, handle.index()))
+    }
+
+    /// Whether the function, or what it calls, reads the n-th captured tensor.
+    pub fn reads(&self, handle: Handle<Function>, n: usize) -> bool {
+        self.readings.get(&handle).is_some_and(|bits| bits & 1 << n != 0)
     }
 
     /// A function that gives the derivative beside the value, and the struct of both.
@@ -114,16 +124,16 @@ impl Writer<'_> {
 
     /// The text of a function.
     pub fn value(&self, handle: Handle<Function>) -> Result<String, Refusal> {
-        Ok(self.write(handle, false)?.0)
+        Ok(self.write(handle, None)?.0)
     }
 
     /// The text of a function that gives derivatives too, and of those that it calls.
-    pub fn derivative(&self, handle: Handle<Function>) -> Result<String, Refusal> {
-        let (mut text, mut called) = self.write(handle, true)?;
+    pub fn derivative(&self, handle: Handle<Function>, by: By) -> Result<String, Refusal> {
+        let (mut text, mut called) = self.write(handle, Some(by))?;
         let mut next = 0;
         while let Some(callee) = called.get(next).copied() {
             next += 1;
-            let (more, others) = self.write(callee, true)?;
+            let (more, others) = self.write(callee, Some(by))?;
             text += &more;
             for other in others {
                 if !called.contains(&other) {
@@ -138,20 +148,21 @@ impl Writer<'_> {
     fn write(
         &self,
         handle: Handle<Function>,
-        dual: bool,
+        by: Option<By>,
     ) -> Result<(String, Vec<Handle<Function>>), Refusal> {
         let function = &self.module.functions[handle];
         let mut body = Body {
             writer: self,
             function,
             info: &self.info[handle],
-            dual: dual.then_some(handle),
+            dual: by.map(|by| (handle, by)),
             active: Active::default(),
             written: HashSet::new(),
             text: String::new(),
             depth: 1,
             called: Vec::new(),
         };
+        let dual = by.is_some();
         if dual {
             body.find_active();
         }
@@ -179,12 +190,29 @@ impl Writer<'_> {
     }
 }
 
-struct Body<'a> {
-    writer: &'a Writer<'a>,
-    function: &'a Function,
+/// What derivatives are by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum By {
+    Score,
+    /// A reading of the n-th captured tensor: which of them, the kernel says.
+    Captured(usize),
+}
+
+/// Which of a function's values depend on what its derivative is by.
+#[derive(Default)]
+pub(super) struct Active {
+    pub locals: HashSet<Handle<LocalVariable>>,
+    pub calls: HashSet<Handle<Expression>>,
+    pub all: HashSet<Handle<Expression>>,
+}
+
+pub(super) struct Body<'a> {
+    pub writer: &'a Writer<'a>,
+    pub function: &'a Function,
     info: &'a FunctionInfo,
-    dual: Option<Handle<Function>>,
-    active: Active,
+    /// What it is of and by, where it is a derivative.
+    pub dual: Option<(Handle<Function>, By)>,
+    pub active: Active,
     /// Expressions that have a name.
     written: HashSet<Handle<Expression>>,
     text: String,
@@ -198,15 +226,15 @@ impl<'a> Body<'a> {
         let _ = writeln!(self.text, "{:indent$}{line}", "", indent = 4 * self.depth);
     }
 
-    fn span(&self, h: Handle<Expression>) -> Span {
+    pub(super) fn span(&self, h: Handle<Expression>) -> Span {
         self.function.expressions.get_span(h)
     }
 
-    fn inner(&self, h: Handle<Expression>) -> &'a TypeInner {
+    pub(super) fn inner(&self, h: Handle<Expression>) -> &'a TypeInner {
         self.info[h].ty.inner_with(&self.writer.module.types)
     }
 
-    fn ty(&self, h: Handle<Expression>) -> String {
+    pub(super) fn ty(&self, h: Handle<Expression>) -> String {
         match &self.info[h].ty {
             TypeResolution::Handle(ty) => self.writer.ty(*ty),
             TypeResolution::Value(inner) => self.writer.inner(inner),
@@ -266,7 +294,7 @@ impl<'a> Body<'a> {
                     let value = self.compute(h)?;
                     self.line(&format!("let e{} = {value};", h.index()));
                     self.written.insert(h);
-                    if let Some(what) = self.bits_of_score(h) {
+                    if let Some(what) = self.bits_of_active(h) {
                         return self.refuse_derivative(what, h);
                     }
                     if self.is_active(h) {
@@ -314,10 +342,12 @@ impl<'a> Body<'a> {
                 self.line("}");
             }
             Statement::Loop { body, continuing, break_if } => {
-                let left = format!("{}_rounds", self.writer.prefix);
                 self.line("loop {");
-                self.line(&format!("    if {left} == 0u {{ break; }}"));
-                self.line(&format!("    {left} -= 1u;"));
+                if self.writer.counts_rounds {
+                    let left = format!("{}_rounds", self.writer.prefix);
+                    self.line(&format!("    if {left} == 0u {{ break; }}"));
+                    self.line(&format!("    {left} -= 1u;"));
+                }
                 self.nested(body)?;
                 if !continuing.is_empty() || break_if.is_some() {
                     self.depth += 1;
@@ -338,7 +368,7 @@ impl<'a> Body<'a> {
                 let line = match (value, self.dual) {
                     (None, _) => "return;".to_string(),
                     (Some(h), None) => format!("return {};", self.value(*h)?),
-                    (Some(h), Some(handle)) => {
+                    (Some(h), Some((handle, _))) => {
                         let derivative = self.derivative(*h).unwrap_or_else(|| format!("{}()", self.ty(*h)));
                         format!("return {}({}, {derivative});", self.writer.pair(handle), self.value(*h)?)
                     }
@@ -385,6 +415,11 @@ impl<'a> Body<'a> {
         let given = given.join(", ");
         match result {
             None => self.line(&format!("{}({given});", writer.function(function))),
+            Some(h) if active && writer.given.contains_key(&function) => {
+                let (n, prefix) = (h.index(), writer.prefix);
+                self.line(&format!("let e{n} = {}({given});", writer.function(function)));
+                self.line(&format!("let t{n} = {prefix}_reading({given});"));
+            }
             Some(h) if active => {
                 if !self.called.contains(&function) {
                     self.called.push(function);
@@ -401,7 +436,11 @@ impl<'a> Body<'a> {
     }
 
     /// Where a pointer points, and the variable it begins at; `kind` is l for values, d for derivatives.
-    fn place(&self, h: Handle<Expression>, kind: &str) -> Result<(String, Handle<LocalVariable>), Refusal> {
+    pub(super) fn place(
+        &self,
+        h: Handle<Expression>,
+        kind: &str,
+    ) -> Result<(String, Handle<LocalVariable>), Refusal> {
         match &self.function.expressions[h] {
             Expression::LocalVariable(local) => Ok((format!("{kind}{}", local.index()), *local)),
             Expression::AccessIndex { base, index } => {
@@ -417,7 +456,7 @@ impl<'a> Body<'a> {
     }
 
     /// The variable that a pointer begins at.
-    fn root(&self, mut h: Handle<Expression>) -> Option<Handle<LocalVariable>> {
+    pub(super) fn root(&self, mut h: Handle<Expression>) -> Option<Handle<LocalVariable>> {
         loop {
             match &self.function.expressions[h] {
                 Expression::LocalVariable(local) => return Some(*local),
@@ -436,7 +475,7 @@ impl<'a> Body<'a> {
         }
     }
 
-    fn member(&self, base: Handle<Expression>, index: u32) -> String {
+    pub(super) fn member(&self, base: Handle<Expression>, index: u32) -> String {
         match self.pointee(base) {
             (_, Some(ty)) if ty == self.writer.at => format!(".{}", self.writer.members[index as usize].0),
             (TypeInner::Struct { .. }, _) => format!(".m{index}"),
@@ -445,7 +484,11 @@ impl<'a> Body<'a> {
     }
 
     /// An index, within what it is of.
-    fn index(&self, base: Handle<Expression>, index: Handle<Expression>) -> Result<String, Refusal> {
+    pub(super) fn index(
+        &self,
+        base: Handle<Expression>,
+        index: Handle<Expression>,
+    ) -> Result<String, Refusal> {
         let length = match self.pointee(base).0 {
             TypeInner::Vector { size, .. } | TypeInner::ValuePointer { size: Some(size), .. } => {
                 u32::from(*size as u8)
@@ -457,7 +500,7 @@ impl<'a> Body<'a> {
     }
 
     /// An expression by its name, or written out where it has none.
-    fn value(&self, h: Handle<Expression>) -> Result<String, Refusal> {
+    pub(super) fn value(&self, h: Handle<Expression>) -> Result<String, Refusal> {
         if self.written.contains(&h) { Ok(format!("e{}", h.index())) } else { self.compute(h) }
     }
 
@@ -517,7 +560,7 @@ impl<'a> Body<'a> {
     }
 
     /// Of a struct's members, those that are written: all, but of `At` those that are used.
-    fn kept<T: Copy>(&self, ty: Handle<Type>, components: &[T]) -> Vec<T> {
+    pub(super) fn kept<T: Copy>(&self, ty: Handle<Type>, components: &[T]) -> Vec<T> {
         let is_kept = |n: usize| ty != self.writer.at || self.writer.members[n].1;
         components.iter().enumerate().filter(|(n, _)| is_kept(*n)).map(|(_, h)| *h).collect()
     }
@@ -545,263 +588,9 @@ impl<'a> Body<'a> {
     }
 }
 
-/// Derivatives, forward: each expression that depends on the score has one beside it (Wengert 1964; Griewank and Walther 2008,
-/// "Evaluating derivatives", chapter 3).
-impl Body<'_> {
-    /// Which variables and calls depend on the score: those that are ever given something that does.
-    fn find_active(&mut self) {
-        let function = self.function;
-        loop {
-            let before = self.active.locals.len() + self.active.calls.len();
-            // What an expression is made of comes before it.
-            for (h, _) in function.expressions.iter() {
-                if self.depends(h) {
-                    self.active.all.insert(h);
-                }
-            }
-            self.mark(&function.body);
-            if self.active.locals.len() + self.active.calls.len() == before {
-                return;
-            }
-        }
-    }
-
-    fn mark(&mut self, block: &Block) {
-        for statement in block.iter() {
-            match statement {
-                Statement::Store { pointer, value } if self.is_active(*value) => {
-                    self.active.locals.extend(self.root(*pointer));
-                }
-                Statement::Call { function, arguments, result: Some(result) } => {
-                    let own = !self.writer.given.contains_key(function);
-                    if own
-                        && self.writer.has_floats(self.inner(*result))
-                        && arguments.iter().any(|h| self.is_active(*h))
-                    {
-                        self.active.calls.insert(*result);
-                    }
-                }
-                Statement::Block(block) => self.mark(block),
-                Statement::If { accept, reject, .. } => {
-                    self.mark(accept);
-                    self.mark(reject);
-                }
-                Statement::Switch { cases, .. } => cases.iter().for_each(|case| self.mark(&case.body)),
-                Statement::Loop { body, continuing, .. } => {
-                    self.mark(body);
-                    self.mark(continuing);
-                }
-                _ => {}
-            }
-        }
-    }
-
-    /// What reads the bits of something that depends on the score, whose derivative would be lost.
-    fn bits_of_score(&self, h: Handle<Expression>) -> Option<&'static str> {
-        match &self.function.expressions[h] {
-            Expression::As { expr, convert: None, .. } if self.is_active(*expr) => Some("`bitcast`"),
-            Expression::Math { fun, arg, .. } if self.is_active(*arg) => {
-                fun.try_to_wgsl().filter(|name| name.starts_with("pack")).map(|_| "packing")
-            }
-            _ => None,
-        }
-    }
-
-    fn is_active(&self, h: Handle<Expression>) -> bool {
-        self.active.all.contains(&h)
-    }
-
-    /// Whether an expression depends on the score, by what it is made of.
-    fn depends(&self, h: Handle<Expression>) -> bool {
-        if !self.writer.has_floats(self.inner(h)) {
-            return false;
-        }
-        match &self.function.expressions[h] {
-            Expression::FunctionArgument(_) => true,
-            Expression::CallResult(_) => self.active.calls.contains(&h),
-            Expression::Load { pointer } => {
-                self.root(*pointer).is_some_and(|root| self.active.locals.contains(&root))
-            }
-            Expression::Compose { components, .. } => components.iter().any(|h| self.is_active(*h)),
-            Expression::Splat { value, .. } => self.is_active(*value),
-            Expression::Swizzle { vector, .. } => self.is_active(*vector),
-            Expression::Access { base, .. } | Expression::AccessIndex { base, .. } => self.is_active(*base),
-            Expression::Unary { expr, .. } | Expression::As { expr, .. } => self.is_active(*expr),
-            Expression::Binary { left, right, .. } => self.is_active(*left) || self.is_active(*right),
-            Expression::Select { accept, reject, .. } => self.is_active(*accept) || self.is_active(*reject),
-            Expression::Math { fun, arg, arg1, arg2, .. } => {
-                !is_flat(*fun) && [Some(*arg), *arg1, *arg2].into_iter().flatten().any(|h| self.is_active(h))
-            }
-            _ => false,
-        }
-    }
-
-    /// The derivative of what depends on the score, by its name.
-    fn derivative(&self, h: Handle<Expression>) -> Option<String> {
-        self.is_active(h).then(|| match &self.function.expressions[h] {
-            Expression::FunctionArgument(n) => format!("b{n}"),
-            _ => format!("t{}", h.index()),
-        })
-    }
-
-    fn derive(&self, h: Handle<Expression>) -> Result<String, Refusal> {
-        let zero = |h: Handle<Expression>| format!("{}()", self.ty(h));
-        let of = |h: Handle<Expression>| self.derivative(h);
-        let or_zero = |h: Handle<Expression>| of(h).unwrap_or_else(|| zero(h));
-        let x = |h: Handle<Expression>| self.value(h);
-        Ok(match &self.function.expressions[h] {
-            Expression::Load { pointer } => self.place(*pointer, "d")?.0,
-            Expression::Compose { ty, components } => {
-                let kept: Vec<_> = self.kept(*ty, components).into_iter().map(or_zero).collect();
-                format!("{}({})", self.writer.ty(*ty), kept.join(", "))
-            }
-            Expression::Splat { value, .. } => format!("{}({})", self.ty(h), or_zero(*value)),
-            Expression::Swizzle { size, vector, pattern } => {
-                format!("{}.{}", or_zero(*vector), swizzle(*size, pattern))
-            }
-            Expression::AccessIndex { base, index } => {
-                format!("{}{}", or_zero(*base), self.member(*base, *index))
-            }
-            Expression::Access { base, index } => {
-                format!("{}[{}]", or_zero(*base), self.index(*base, *index)?)
-            }
-            Expression::Unary { expr, .. } => format!("-({})", or_zero(*expr)),
-            Expression::Binary { op, left, right } => {
-                let (l, r) = (x(*left)?, x(*right)?);
-                let terms = match op {
-                    BinaryOperator::Add => [of(*left), of(*right)],
-                    BinaryOperator::Subtract => [of(*left), of(*right).map(|d| format!("(-{d})"))],
-                    BinaryOperator::Multiply => {
-                        [of(*left).map(|d| format!("{d} * {r}")), of(*right).map(|d| format!("{l} * {d}"))]
-                    }
-                    BinaryOperator::Divide => [
-                        of(*left).map(|d| format!("{d} / {r}")),
-                        of(*right).map(|d| format!("(-{} * {d} / {r})", x(h).unwrap_or_default())),
-                    ],
-                    BinaryOperator::Modulo => {
-                        [of(*left), of(*right).map(|d| format!("(-trunc({l} / {r}) * {d})"))]
-                    }
-                    _ => [None, None],
-                };
-                // A vector, where one of both is a number.
-                format!("{}({})", self.ty(h), sum(terms))
-            }
-            Expression::Select { condition, accept, reject } => {
-                format!("select({}, {}, {})", or_zero(*reject), or_zero(*accept), x(*condition)?)
-            }
-            Expression::As { expr, convert: Some(_), .. } => format!("{}({})", self.ty(h), or_zero(*expr)),
-            Expression::Math { fun, arg, arg1, arg2, .. } => {
-                let name = fun.try_to_wgsl().unwrap_or_default();
-                let (ty, e) = (self.ty(h), x(h)?);
-                let (a, da) = (x(*arg)?, or_zero(*arg));
-                let second = || arg1.map_or_else(|| Ok(String::new()), x);
-                let third = || arg2.map_or_else(|| Ok(String::new()), x);
-                let (b, c) = (second()?, third()?);
-                let db = arg1.map(or_zero).unwrap_or_default();
-                let dc = arg2.map(or_zero).unwrap_or_default();
-                let is_vector = matches!(self.inner(*arg), TypeInner::Vector { .. });
-                match fun {
-                    MathFunction::Abs => format!("{da} * sign({a})"),
-                    MathFunction::Min => format!("select({db}, {da}, {a} <= {b})"),
-                    MathFunction::Max => format!("select({db}, {da}, {a} >= {b})"),
-                    MathFunction::Clamp => {
-                        format!("select(select({da}, {db}, {a} < {b}), {dc}, min({a}, {c}) < {a})")
-                    }
-                    MathFunction::Saturate => {
-                        format!("select({ty}(), {da}, {ty}(0.0) <= {a}) * step({a}, {ty}(1.0))")
-                    }
-                    MathFunction::Cos => format!("-{da} * sin({a})"),
-                    MathFunction::Cosh => format!("{da} * sinh({a})"),
-                    MathFunction::Sin => format!("{da} * cos({a})"),
-                    MathFunction::Sinh => format!("{da} * cosh({a})"),
-                    MathFunction::Tan => format!("{da} * (1.0 + {e} * {e})"),
-                    MathFunction::Tanh => format!("{da} * (1.0 - {e} * {e})"),
-                    MathFunction::Acos => guarded(&ty, &da, &format!("-{da} * inverseSqrt(1.0 - {a} * {a})")),
-                    MathFunction::Asin => guarded(&ty, &da, &format!("{da} * inverseSqrt(1.0 - {a} * {a})")),
-                    MathFunction::Atan => format!("{da} / (1.0 + {a} * {a})"),
-                    MathFunction::Atan2 => format!("({b} * {da} - {a} * {db}) / ({a} * {a} + {b} * {b})"),
-                    MathFunction::Asinh => format!("{da} * inverseSqrt({a} * {a} + 1.0)"),
-                    MathFunction::Acosh => guarded(&ty, &da, &format!("{da} * inverseSqrt({a} * {a} - 1.0)")),
-                    MathFunction::Atanh => guarded(&ty, &da, &format!("{da} / (1.0 - {a} * {a})")),
-                    MathFunction::Radians | MathFunction::Degrees => format!("{name}({da})"),
-                    MathFunction::Fract => da,
-                    MathFunction::Exp => format!("{da} * {e}"),
-                    MathFunction::Exp2 => format!("{da} * {e} * {}", std::f32::consts::LN_2),
-                    MathFunction::Log => guarded(&ty, &da, &format!("{da} / {a}")),
-                    MathFunction::Log2 => {
-                        guarded(&ty, &da, &format!("{da} / ({a} * {})", std::f32::consts::LN_2))
-                    }
-                    MathFunction::Pow => sum([
-                        of(*arg).map(|d| guarded(&ty, &d, &format!("{d} * {b} * pow({a}, {b} - 1.0)"))),
-                        arg1.and_then(of).map(|d| guarded(&ty, &e, &format!("{d} * {e} * log({a})"))),
-                    ]),
-                    MathFunction::Dot => format!("(dot({da}, {b}) + dot({a}, {db}))"),
-                    MathFunction::Cross => format!("(cross({da}, {b}) + cross({a}, {db}))"),
-                    // At 0, where there is none, 0.
-                    MathFunction::Length if is_vector => format!("dot({a}, {da}) / max({e}, 1.2e-38)"),
-                    MathFunction::Length => format!("{da} * sign({a})"),
-                    MathFunction::Distance if is_vector => {
-                        format!("dot({a} - {b}, {da} - {db}) / max({e}, 1.2e-38)")
-                    }
-                    MathFunction::Distance => format!("({da} - {db}) * sign({a} - {b})"),
-                    MathFunction::Normalize => format!("({da} - {e} * dot({e}, {da})) / length({a})"),
-                    MathFunction::Fma => format!("({da} * {b} + {a} * {db} + {dc})"),
-                    MathFunction::Mix => {
-                        format!(
-                            "({da} * (1.0 - {c}) + {db} * {c} + ({b} - {a}) * {})",
-                            self.widened(h, *arg2, &dc)
-                        )
-                    }
-                    MathFunction::SmoothStep if of(*arg).is_none() && arg1.and_then(of).is_none() => {
-                        let u = format!("saturate(({c} - {a}) / ({b} - {a}))");
-                        format!("{dc} * 6.0 * {u} * (1.0 - {u}) / ({b} - {a})")
-                    }
-                    MathFunction::Sqrt => guarded(&ty, &da, &format!("{da} * 0.5 / {e}")),
-                    MathFunction::InverseSqrt => guarded(&ty, &da, &format!("-0.5 * {da} * {e} * {e} * {e}")),
-                    MathFunction::Ldexp => format!("ldexp({da}, {b})"),
-                    MathFunction::QuantizeToF16 => da,
-                    _ => return self.refuse_derivative(&format!("`{name}`"), h),
-                }
-            }
-            Expression::As { convert: None, .. } => return self.refuse_derivative("`bitcast`", h),
-            _ => return self.refuse_derivative("this", h),
-        })
-    }
-
-    /// The number by which vectors are mixed, as a vector.
-    fn widened(&self, h: Handle<Expression>, by: Option<Handle<Expression>>, text: &str) -> String {
-        let is_scalar = by.is_some_and(|by| matches!(self.inner(by), TypeInner::Scalar(_)));
-        if is_scalar { format!("{}({text})", self.ty(h)) } else { text.to_string() }
-    }
-
-    fn refuse_derivative<T>(&self, what: &str, h: Handle<Expression>) -> Result<T, Refusal> {
-        let hook = "write `fn score_mod_slope(score: f32, at: At) -> f32` for the derivative by score";
-        refuse(format!("{what} is not differentiable here; {hook}"), self.span(h))
-    }
-}
-
 /// Whether the function gives a struct that only naga can name.
 fn gives_structs(fun: MathFunction) -> bool {
     matches!(fun, MathFunction::Modf | MathFunction::Frexp)
-}
-
-/// Whether its derivative is 0 wherever it has one.
-fn is_flat(fun: MathFunction) -> bool {
-    use MathFunction::*;
-    matches!(fun, Ceil | Floor | Round | Trunc | Sign | Step)
-}
-
-/// What is 0 where a factor is, and not 0 · ∞.
-fn guarded(ty: &str, factor: &str, product: &str) -> String {
-    format!("select({product}, {ty}(), {factor} == {ty}())")
-}
-
-fn sum(terms: [Option<String>; 2]) -> String {
-    match terms {
-        [Some(a), Some(b)] => format!("({a} + {b})"),
-        [Some(one), None] | [None, Some(one)] => format!("({one})"),
-        [None, None] => "0.0".to_string(),
-    }
 }
 
 fn literal(value: Literal) -> String {
@@ -850,6 +639,6 @@ fn binary(op: BinaryOperator) -> &'static str {
     }
 }
 
-fn swizzle(size: VectorSize, pattern: &[SwizzleComponent; 4]) -> String {
+pub(super) fn swizzle(size: VectorSize, pattern: &[SwizzleComponent; 4]) -> String {
     pattern[..size as usize].iter().map(|c| ["x", "y", "z", "w"][*c as usize]).collect()
 }

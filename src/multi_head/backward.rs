@@ -160,6 +160,14 @@ impl<'a> LayerBackward<'a> {
         self.d_added(Added::Sinks, d_sinks.into())
     }
 
+    /// Writes the gradients of the tensors that the mask's [`ScoreMod`](crate::ScoreMod) captures there, in their order, each shaped as
+    /// its tensor: where an axis of 1 repeats, its gradients are summed. `None` for those that are not wanted. They come from the
+    /// text, as the derivative by the score does; each 2048 elements of a tensor cost a pass over all pairs.
+    pub fn d_captured(mut self, d_captured: &[Option<TensorView<'a>>]) -> Self {
+        self.d_added.set_captured(d_captured);
+        self
+    }
+
     fn d_added(mut self, of: Added, gradient: Option<TensorView<'a>>) -> Self {
         self.d_added.set(of, gradient);
         self
@@ -494,7 +502,7 @@ impl MultiHeadAttention {
         // Where there is no scratch yet, any buffer stands for it: plans look at layouts.
         let between = self.between(call, &shape, |_| d_out.buffer);
         let mut written = self.products(call, &between, &shape, appended).written.views();
-        written.extend(call.d_added.wanted().map(|(of, view)| (of.name(), view)));
+        written.extend(call.d_added.views(&call.forward.mask));
         if written.is_empty() {
             let why = "nothing is asked for: give `d_query`, `d_key`, `d_value`, `d_weights` or a gradient of the mask's";
             return Err(Error::Unsupported { what: "a backward pass without gradients", why });

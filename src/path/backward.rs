@@ -14,10 +14,10 @@ use crate::kernels::row_stats::{self, RowStats};
 use crate::kernels::row_totals::{self, RowTotals};
 use crate::kernels::{KernelVariant, mask};
 use crate::mask::Id;
-use crate::plan::{Added, BackwardPlan, GradientsOf, ScoreGradientsPlan};
+use crate::plan::{Added, BackwardPlan, CapturedGradientsPlan, GradientsOf, ScoreGradientsPlan};
 use crate::problem::Shape;
 use crate::scratch::{Scratch, ScratchSize, Slot};
-use crate::tensor::{DType, TensorView, Window};
+use crate::tensor::{DType, TensorView, Window, count};
 
 /// What is kept of a query: three numbers.
 const STATS_BYTES: u64 = 12;
@@ -33,6 +33,7 @@ pub(crate) struct BackwardMemory<'a> {
 pub(crate) struct BackwardPlans {
     plans: Vec<BackwardPlan>,
     added: Vec<ScoreGradientsPlan>,
+    captured: Vec<CapturedGradientsPlan>,
     rows: usize,
 }
 
@@ -54,7 +55,8 @@ pub(crate) fn plan(problem: &BackwardProblem, device: &DeviceFacts) -> Result<Ba
     let sinks = problem.mask.has(Id::SinkLogits);
     let of_rules = problem.mask.tensors().len() - usize::from(sinks) + usize::from(keep.is_some());
     let only_sinks = [problem.d_q, problem.d_k, problem.d_v].iter().all(Option::is_none)
-        && problem.d_added.wanted().all(|(of, _)| of == Added::Sinks);
+        && problem.d_added.wanted().all(|(of, _)| of == Added::Sinks)
+        && problem.d_added.captured().next().is_none();
     // q, k, v, d_out, what queries keep, and a gradient. Of sinks alone q, k and what queries keep of all rules.
     let needed = if only_sinks { 3 + problem.mask.tensors().len() } else { 6 + of_rules };
     let (needed, limit) = (needed as u64, u64::from(device.max_storage_buffers));
@@ -87,8 +89,14 @@ pub(crate) fn plan(problem: &BackwardProblem, device: &DeviceFacts) -> Result<Ba
     let added = problem.d_added.wanted().map(|(of, gradient)| {
         ScoreGradientsPlan::new(of, gradient.shape(), &problem.shape, &problem.tuning, device)
     });
+    // Appended keys stand outside of the mask.
+    let masked = Shape { kv_len: problem.shape.kv_len - problem.appended, ..problem.shape };
+    let captured = problem.d_added.captured().map(|(n, gradient)| {
+        CapturedGradientsPlan::new(n, count(gradient.shape()), &masked, &problem.tuning, device)
+    });
     let added = added.collect::<Result<_, _>>()?;
-    Ok(BackwardPlans { plans: plans.collect::<Result<_, _>>()?, added, rows })
+    let captured = captured.collect::<Result<_, _>>()?;
+    Ok(BackwardPlans { plans: plans.collect::<Result<_, _>>()?, added, captured, rows })
 }
 
 /// What of the kernels that there are in one form is put aside and needed.
@@ -107,7 +115,8 @@ impl BackwardPlans {
 
     /// What the parts of a gradient take: those of one after the other.
     fn part_bytes(&self) -> u64 {
-        self.added.iter().map(ScoreGradientsPlan::part_bytes).max().unwrap_or(0)
+        let of_rules = self.added.iter().map(ScoreGradientsPlan::part_bytes);
+        of_rules.chain(self.captured.iter().map(CapturedGradientsPlan::part_bytes)).max().unwrap_or(0)
     }
 
     /// The parts of the scratch that they take.
@@ -134,11 +143,14 @@ pub(crate) fn dispatches<'a>(
     for plan in &plans.plans {
         dispatches.extend(gradients(problem, plan, stats, device));
     }
+    let parts = memory.parts;
     for plan in &plans.added {
         if let Some(gradient) = problem.d_added.get(plan.of) {
-            let parts = memory.parts;
-            dispatches.extend(score_gradients::dispatches(problem, plan, gradient, stats, parts, device));
+            dispatches.extend(score_gradients::of_rule(problem, plan, gradient, stats, parts, device));
         }
+    }
+    for (plan, (_, gradient)) in plans.captured.iter().zip(problem.d_added.captured()) {
+        dispatches.extend(score_gradients::of_captured(problem, plan, gradient, stats, parts, device));
     }
     dispatches
 }

@@ -5,34 +5,63 @@ use crate::dropout::Dropout;
 use crate::error::Error;
 use crate::kernel::View;
 use crate::mask::DeviceMask;
+use crate::mods::CapturedGradients;
 use crate::plan::{Added, Tuning};
 use crate::problem::Shape;
 use crate::tensor::{Access, DType, TensorView, expect_shape};
 
 /// Where the gradients of a mask's tensors go, if anywhere.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct AddedGradients<'a>([Option<TensorView<'a>>; Added::ALL.len()]);
+pub(crate) struct AddedGradients<'a> {
+    added: [Option<TensorView<'a>>; Added::ALL.len()],
+    captured: CapturedGradients<'a>,
+}
 
 impl<'a> AddedGradients<'a> {
     pub fn get(&self, of: Added) -> Option<TensorView<'a>> {
-        self.0[of as usize]
+        self.added[of as usize]
     }
 
     pub fn set(&mut self, of: Added, gradient: Option<TensorView<'a>>) {
-        self.0[of as usize] = gradient;
+        self.added[of as usize] = gradient;
+    }
+
+    pub fn set_captured(&mut self, gradients: &[Option<TensorView<'a>>]) {
+        self.captured = CapturedGradients::new(gradients);
     }
 
     pub fn is_empty(&self) -> bool {
-        self.0.iter().all(Option::is_none)
+        self.wanted().next().is_none() && self.captured().next().is_none()
     }
 
-    /// Those that are wanted.
+    /// Those of rules that are wanted.
     pub fn wanted(&self) -> impl Iterator<Item = (Added, TensorView<'a>)> + use<'a> {
-        Added::ALL.into_iter().zip(self.0).filter_map(|(of, view)| Some((of, view?)))
+        Added::ALL.into_iter().zip(self.added).filter_map(|(of, view)| Some((of, view?)))
+    }
+
+    /// Those of what a score function captures that are wanted, by their place.
+    pub fn captured(&self) -> impl Iterator<Item = (usize, TensorView<'a>)> + use<'a> {
+        self.captured.wanted()
+    }
+
+    /// All that are wanted, by name.
+    pub fn views(&self, mask: &DeviceMask) -> impl Iterator<Item = (&'static str, TensorView<'a>)> + use<'a> {
+        let of = mask.mods().score.map(|bound| bound.interned);
+        let name = move |n| of.and_then(|of| of.gradient_name(n)).unwrap_or("d_captured");
+        let captured = self.captured().map(move |(n, view)| (name(n), view));
+        self.wanted().map(|(of, view)| (of.name(), view)).chain(captured)
     }
 
     /// Checks them against the tensors of a checked mask.
     pub fn check(&self, mask: &DeviceMask, device: &DeviceFacts) -> Result<(), Error> {
+        match mask.mods().score {
+            Some(bound) => bound.check_gradients(&self.captured, device)?,
+            None if self.captured().next().is_some() => {
+                let why = "the mask has no score_mod; leave it out, or give the forward call's mask";
+                return Err(Error::Unsupported { what: "d_captured", why });
+            }
+            None => {}
+        }
         self.wanted().try_for_each(|(of, view)| {
             let own = mask.floats(of.id()).ok_or_else(|| missing(of))?;
             let dtype = if view.dtype == DType::F32 { DType::F32 } else { own.dtype };

@@ -1,18 +1,28 @@
-//! The gradients of what scores are changed by, each a dispatch of its own, and one for its parts.
+//! The gradients of what scores are changed by, each dispatches of its own, and those that add its parts.
 
 use super::backward_problem::{BackwardProblem, in_fours, view};
 use super::dispatches::{Dispatches, in_scratch, runs};
 use crate::device::DeviceFacts;
 use crate::kernel::{Dispatch, View, Width};
+use crate::kernels::captured_gradients::{self, CapturedGradients};
 use crate::kernels::dropout::{DropoutKind, DropoutParams};
 use crate::kernels::part_sums::{self, PartSums};
 use crate::kernels::score_gradients::{Params, ScoreGradients};
 use crate::kernels::{KernelVariant, mask};
-use crate::plan::{Added, ScoreGradientsPlan};
+use crate::plan::{Added, CapturedGradientsPlan, ScoreGradientsPlan};
 use crate::tensor::{DType, TensorView, Window, count};
 
+/// Where a kernel writes sums, or their parts.
+#[derive(Clone, Copy)]
+struct Sums<'a> {
+    window: Window<'a>,
+    dtype: DType,
+    /// Whether they are added to what is there.
+    accumulates: bool,
+}
+
 /// The dispatches of `plan`, which write `gradient`; with `parts` for those of its elements.
-pub(super) fn dispatches<'a>(
+pub(super) fn of_rule<'a>(
     problem: &BackwardProblem<'a>,
     plan: &ScoreGradientsPlan,
     gradient: TensorView<'a>,
@@ -20,26 +30,50 @@ pub(super) fn dispatches<'a>(
     parts: Option<&'a wgpu::Buffer>,
     device: &DeviceFacts,
 ) -> Dispatches<'a> {
-    let Some(parts) = parts.filter(|_| plan.parts > 1) else {
-        let (window, adds) = (gradient.window(device), problem.adds_to_added);
-        return sums(problem, plan, window, gradient.dtype, stats, adds, device).collect();
+    let parts = parts.filter(|_| plan.parts > 1).map(|parts| (parts, plan.parts));
+    in_parts(problem, gradient, parts, device, |sums| rule_sums(problem, plan, sums, stats, device))
+}
+
+/// The same, of a tensor that a score function captures.
+pub(super) fn of_captured<'a>(
+    problem: &BackwardProblem<'a>,
+    plan: &CapturedGradientsPlan,
+    gradient: TensorView<'a>,
+    stats: Window<'a>,
+    parts: Option<&'a wgpu::Buffer>,
+    device: &DeviceFacts,
+) -> Dispatches<'a> {
+    let parts = parts.filter(|_| plan.parts > 1).map(|parts| (parts, plan.parts));
+    in_parts(problem, gradient, parts, device, |sums| captured_sums(problem, plan, sums, stats, device))
+}
+
+/// The dispatches that `write` gives for the gradient, or for its parts in scratch, as many as it says, and those that add them.
+fn in_parts<'a>(
+    problem: &BackwardProblem<'a>,
+    gradient: TensorView<'a>,
+    parts: Option<(&'a wgpu::Buffer, usize)>,
+    device: &DeviceFacts,
+    write: impl FnOnce(Sums<'a>) -> Dispatches<'a>,
+) -> Dispatches<'a> {
+    let accumulates = problem.adds_to_added;
+    let Some((parts, count_of_parts)) = parts else {
+        return write(Sums { window: gradient.window(device), dtype: gradient.dtype, accumulates });
     };
     let elements = count(gradient.shape());
-    let whole = in_scratch(parts, DType::F32, [1, 1, elements, plan.parts], 0).window(device);
+    let whole = in_scratch(parts, DType::F32, [1, 1, elements, count_of_parts], 0).window(device);
     let mut layout = in_scratch(parts, DType::F32, gradient.shape(), 0).layout;
-    layout.strides = layout.strides.map(|stride| stride * plan.parts);
+    layout.strides = layout.strides.map(|stride| stride * count_of_parts);
     let first_parts = Window { layout, ..whole };
-    let mut dispatches: Dispatches =
-        sums(problem, plan, first_parts, DType::F32, stats, false, device).collect();
+    let mut dispatches = write(Sums { window: first_parts, dtype: DType::F32, accumulates: false });
     let params = part_sums::Params {
         sums: view(gradient, device),
         shape: gradient.shape().map(|n| n as u32),
         elements: elements as u32,
-        count: plan.parts as u32,
+        count: count_of_parts as u32,
         first: 0,
         pad: 0,
     };
-    let variant = PartSums { sums: gradient.dtype, accumulates: problem.adds_to_added };
+    let variant = PartSums { sums: gradient.dtype, accumulates };
     dispatches.extend(runs(elements.div_ceil(part_sums::WORKGROUP), device).map(|(first, grid)| Dispatch {
         variant: KernelVariant::PartSums(variant),
         params: bytemuck::bytes_of(&part_sums::Params { first, ..params }).to_vec(),
@@ -50,15 +84,14 @@ pub(super) fn dispatches<'a>(
 }
 
 /// The dispatches of the kernel of pairs or of sinks.
-fn sums<'a>(
+fn rule_sums<'a>(
     problem: &BackwardProblem<'a>,
     plan: &ScoreGradientsPlan,
-    gradient: Window<'a>,
-    dtype: DType,
+    sums: Sums<'a>,
     stats: Window<'a>,
-    accumulates: bool,
     device: &DeviceFacts,
-) -> impl Iterator<Item = Dispatch<'a, KernelVariant>> {
+) -> Dispatches<'a> {
+    let gradient = sums.window;
     let BackwardProblem { shape, q, k, v, d_out, .. } = *problem;
     let of = plan.of;
     // Sinks need no pairs.
@@ -67,7 +100,7 @@ fn sums<'a>(
     let variant = ScoreGradients {
         of,
         shared: plan.shared,
-        gradient: dtype,
+        gradient: sums.dtype,
         dtype: inputs.first().map_or(DType::F32, |t| t.dtype),
         width: Width::of(inputs.iter().copied().all(in_fours)),
         drop: DropoutKind::of(dropout),
@@ -104,7 +137,7 @@ fn sums<'a>(
         group: shape.group() as u32,
         head_dim: shape.head_dim as u32,
         value_dim: shape.value_dim as u32,
-        accumulates: u32::from(accumulates),
+        accumulates: u32::from(sums.accumulates),
         dropout_threshold: drop.threshold,
         dropout_scale: drop.scale,
         scale: problem.scale,
@@ -113,7 +146,7 @@ fn sums<'a>(
         part_rows: u32::try_from(plan.part_rows).unwrap_or(u32::MAX),
         pad: [0; 2],
     };
-    plan.pieces().map(move |piece| {
+    let dispatches = plan.pieces().map(move |piece| {
         let first = [piece.first[0], piece.first[1], piece.first[2], 0];
         Dispatch {
             variant: KernelVariant::ScoreGradients(variant),
@@ -121,5 +154,69 @@ fn sums<'a>(
             tensors: tensors.clone(),
             grid: piece.grid,
         }
-    })
+    });
+    dispatches.collect()
+}
+
+/// The dispatches of the kernel of readings.
+fn captured_sums<'a>(
+    problem: &BackwardProblem<'a>,
+    plan: &CapturedGradientsPlan,
+    sums: Sums<'a>,
+    stats: Window<'a>,
+    device: &DeviceFacts,
+) -> Dispatches<'a> {
+    let BackwardProblem { shape, q, k, v, d_out, .. } = *problem;
+    let inputs = [q, k, v, d_out];
+    let variant = CapturedGradients {
+        captured: plan.captured,
+        gradient: sums.dtype,
+        dtype: q.dtype,
+        width: Width::of(inputs.into_iter().all(in_fours)),
+        drop: DropoutKind::of(problem.dropout.as_ref()),
+        mask: mask::MaskVariant::of(&problem.mask, problem.softcap.is_some(), problem.appended > 0)
+            .scores_only(),
+    };
+    let drop = DropoutParams::new(problem.dropout.as_ref(), device);
+    let mut tensors: Vec<_> = inputs.map(|t| t.window(device)).into();
+    tensors.extend([stats, sums.window]);
+    tensors.extend(variant.mask.windows(&problem.mask, device));
+    tensors.extend(drop.keep);
+    let [q, k, v, d_out] = inputs.map(|t| view(t, device));
+    let gradient = sums.window.layout;
+    let params = captured_gradients::Params {
+        q,
+        k,
+        v,
+        d_out,
+        gradient: View::from(gradient),
+        dropout: drop.view,
+        mask: mask::MaskParams::new(&problem.mask, &shape, problem.appended, problem.softcap, device),
+        shape: gradient.shape.map(|n| n as u32),
+        seed: drop.seed,
+        heads: shape.heads as u32,
+        group: shape.group() as u32,
+        head_dim: shape.head_dim as u32,
+        value_dim: shape.value_dim as u32,
+        accumulates: u32::from(sums.accumulates),
+        dropout_threshold: drop.threshold,
+        dropout_scale: drop.scale,
+        scale: problem.scale,
+        first: 0,
+        elements: count(gradient.shape) as u32,
+        rows: count(shape.lse()) as u32,
+        parts: plan.parts as u32,
+        part_rows: plan.part_rows as u32,
+        pad: 0,
+    };
+    let dispatches = plan.pieces().map(move |piece| {
+        let params = captured_gradients::Params { first: piece.first[0], ..params };
+        Dispatch {
+            variant: KernelVariant::CapturedGradients(variant),
+            params: variant.mask.with_mods(&params, &problem.mask, device),
+            tensors: tensors.clone(),
+            grid: piece.grid,
+        }
+    });
+    dispatches.collect()
 }

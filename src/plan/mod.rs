@@ -3,6 +3,7 @@
 mod backward;
 mod backward_matrix;
 mod candidates;
+mod captured_gradients;
 mod choice;
 mod decode;
 mod fused;
@@ -19,6 +20,7 @@ mod tuning;
 pub(crate) use backward::{BackwardPlan, BackwardTiles};
 pub(crate) use backward_matrix::BackwardMatrix;
 pub(crate) use candidates::{candidates, product_candidates, with_other_splits};
+pub(crate) use captured_gradients::CapturedGradientsPlan;
 pub(crate) use choice::{Choice, choose, score_matrix};
 pub(crate) use decode::{DecodeCpu, DecodeGpu};
 pub(crate) use fused::{FusedPlan, FusedTiles};

@@ -25,6 +25,9 @@ pub struct Gradients<R> {
     pub d_relative: Option<Vec<R>>,
     /// Of [`Mask::sink_logits`](crate::Mask::sink_logits).
     pub d_sinks: Option<Vec<R>>,
+    /// Of what [`Mask::score_fn`](crate::Mask::score_fn) gives, if there is one: `[batch, heads, q_len, kv_len]`. The gradient of
+    /// something that it reads is `Σ d_score_fn · ∂score_fn`, by the caller's own derivative.
+    pub d_score_fn: Option<Vec<R>>,
 }
 
 /// The gradients of `Σ out · d_out + Σ lse · d_lse` with respect to the inputs of [`attention`](super::attention);
@@ -131,7 +134,9 @@ fn gradients<R: Real>(
     let mut d_slopes = zeros(Id::Alibi);
     let mut d_relative = zeros(Id::Relative);
     let mut d_sinks = zeros(Id::SinkLogits);
+    let mut d_score_fn = options.mask.mods().score.map(|_| vec![R::zero(); scores.len()]);
     let mut d_scores = vec![R::zero(); scores.len()];
+    let masked = options.masked(&shape);
     let Shape { heads, q_len, kv_len, .. } = shape;
     for (row, lse) in normalised.lse.iter().enumerate() {
         let [b, h, i] = [row / q_len / heads, row / q_len % heads, row % q_len];
@@ -151,6 +156,9 @@ fn gradients<R: Real>(
                 add(sums, tensor(added.id), added.at, term(R::of(added.factor as f64)) * d_added);
             }
             d_scores[n] = d_added * options.capped_slope(scores[n], &shape, index);
+            if let Some(d_score_fn) = d_score_fn.as_mut().filter(|_| index[3] < masked.kv_len) {
+                d_score_fn[n] = d_added * options.cap_slope(scores[n], &shape, index);
+            }
         }
         // A row of nothing has no share to give, not even to the sink.
         let share = options.sink::<R>(b, h).filter(|_| *lse != R::neg_infinity()).map(|s| (s - *lse).exp());
@@ -159,7 +167,7 @@ fn gradients<R: Real>(
         }
     }
     let [d_q, d_k] = scores_gradient(&d_scores, &normalised.weights, &q, &k, shape, term(R::of(scale)));
-    Ok(Gradients { d_q, d_k, d_v, d_bias, d_slopes, d_relative, d_sinks })
+    Ok(Gradients { d_q, d_k, d_v, d_bias, d_slopes, d_relative, d_sinks, d_score_fn })
 }
 
 /// Adds `x` to the gradient of the element at `index`, repeating axes of 1.

@@ -254,12 +254,17 @@ impl Options<'_> {
         of_pair.map_or(score, |score_mod| R::of(score_mod(score.f64(), &self.mask.at(&masked, index))))
     }
 
-    /// The derivative of [`capped`](Self::capped) at `score`.
-    pub(super) fn capped_slope<R: Real>(&self, score: R, shape: &Shape, index: [usize; 4]) -> R {
-        let of_cap = self.cap().map_or(R::one(), |cap| {
+    /// The derivative of the softcap at what the caller's own function makes of `score`.
+    pub(super) fn cap_slope<R: Real>(&self, score: R, shape: &Shape, index: [usize; 4]) -> R {
+        self.cap().map_or(R::one(), |cap| {
             let tanh = (self.modified(score, shape, index) / cap).tanh();
             R::one() - tanh * tanh
-        });
+        })
+    }
+
+    /// The derivative of [`capped`](Self::capped) at `score`.
+    pub(super) fn capped_slope<R: Real>(&self, score: R, shape: &Shape, index: [usize; 4]) -> R {
+        let of_cap = self.cap_slope(score, shape, index);
         let masked = self.masked(shape);
         let mods = self.mask.mods();
         let Some(score_mod) = mods.score.filter(|_| index[3] < masked.kv_len) else { return of_cap };
@@ -271,7 +276,7 @@ impl Options<'_> {
     }
 
     /// The part of `shape` that the mask covers: appended keys stand outside of every mask.
-    fn masked(&self, shape: &Shape) -> Shape {
+    pub(super) fn masked(&self, shape: &Shape) -> Shape {
         Shape { kv_len: shape.kv_len - self.appended.min(shape.kv_len), ..*shape }
     }
 

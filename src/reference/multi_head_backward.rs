@@ -48,6 +48,8 @@ pub struct LayerGradients<R> {
     pub d_relative: Option<Vec<R>>,
     /// [`Gradients::d_sinks`].
     pub d_sinks: Option<Vec<R>>,
+    /// [`Gradients::d_score_fn`], zeros for appended keys.
+    pub d_score_fn: Option<Vec<R>>,
 }
 
 /// The gradients of `Σ out · d_out + Σ lse · d_lse` with respect to the inputs of
@@ -80,7 +82,7 @@ pub fn multi_head_backward<R: Real>(
     let out = LinearGradients { d_weight, d_bias: weights.out.bias.map(|_| d_bias) };
 
     let d_context = split_heads(&d_x, q_len, config.heads, config.value_dim)?;
-    let Gradients { d_q, d_k, d_v, d_bias, d_slopes, d_relative, d_sinks } =
+    let Gradients { d_q, d_k, d_v, d_bias, d_slopes, d_relative, d_sinks, d_score_fn } =
         attention_backward(&q, &k, &v, &d_context, d_lse, shape, &options)?;
     let joined = |x: &[R], length: usize, side: Side| {
         let SideShape { heads, dim, .. } = config.side(side);
@@ -114,6 +116,7 @@ pub fn multi_head_backward<R: Real>(
         d_slopes,
         d_relative,
         d_sinks,
+        d_score_fn,
     })
 }
 

@@ -1,6 +1,6 @@
 //! What gradients of a mask's tensors are refused for.
 
-use wgpu_attention::Backward;
+use wgpu_attention::{Backward, Captured, ScoreMod};
 
 use super::*;
 
@@ -14,7 +14,7 @@ struct Gradient {
     ask: for<'a> fn(Backward<'a>, TensorView<'a>) -> Backward<'a>,
 }
 
-fn all() -> [Gradient; 4] {
+fn all() -> [Gradient; 5] {
     let [b, h, i, j] = SHAPE.weights();
     let per_head = ["batch", "heads", "length", "dim"];
     [
@@ -49,6 +49,18 @@ fn all() -> [Gradient; 4] {
             axes: per_head,
             mask: |t| Mask::none().sink_logits(t),
             ask: |call, t| call.d_sinks(t),
+        },
+        Gradient {
+            name: "d_captured",
+            missing: "the mask has no score_mod",
+            shape: [b, h, 3, 2],
+            axes: per_head,
+            mask: |t| {
+                let text = "fn score_mod(score: f32, at: At) -> f32 { return score * captured_at(0u, 0u, 0u, at.key); }";
+                let own = ScoreMod::capturing(text, &[Captured::float("captured")]).expect("a mod");
+                Mask::none().score_mod(own.with(&[t]))
+            },
+            ask: |call, t| call.d_captured(&[Some(t)]),
         },
     ]
 }

@@ -1,6 +1,6 @@
 //! Functions of the caller's own, and what they are given.
 
-use wgpu_attention::{BoundScoreMod, Captured, MaskMod, ScoreMod};
+use wgpu_attention::{Backward, BoundScoreMod, Captured, MaskMod, ScoreMod};
 
 use super::*;
 
@@ -37,6 +37,29 @@ pub(super) fn mods() -> Seen {
     for (words, bound) in cases {
         let call = parts(buffers.each_ref()).mask(Mask::none().score_mod(bound)).forward();
         bench.refuses_with(words, &[words], |encoder| attention.forward(encoder, &call, &mut scratch));
+    }
+
+    // Gradients of what it captures.
+    let shape = [1, 4, 1, 9];
+    let [lse, d_out, d_table] = [0; 3].map(|_| gpu.buffer(1 << 12).expect("a buffer"));
+    let [lse, d_out] =
+        [(&lse, SHAPE.lse()), (&d_out, SHAPE.out())].map(|(t, s)| TensorView::new(t, DType::F32, s));
+    let d_table = Some(TensorView::new(&d_table, DType::F32, shape));
+    let Parts { q, k, v, out, .. } = parts(buffers.each_ref());
+    let bound = own.with(&right).uniforms(&[0; 16]);
+    let bits = "fn score_mod(score: f32, at: At) -> f32 {
+            return score + bitcast<f32>(bitcast<u32>(table_at(0u, 0u, 0u, 0u)));
+        }";
+    let bits = ScoreMod::capturing(bits, &captured[..1]).expect("a mod");
+    let cases: [(&str, BoundScoreMod, &[_]); 3] = [
+        ("score_mod: it captures 2 tensors; 3 gradients are asked for", bound, &[d_table, None, None]),
+        ("score_mod: `ids` is not of floats: it has no gradient", bound, &[None, d_table]),
+        ("score_mod: `bitcast` is not differentiable here\n", bits.with(&right[..1]), &[d_table]),
+    ];
+    for (words, bound, gradients) in cases {
+        let mask = Mask::none().score_mod(bound);
+        let call = Backward::new([q, k, v], out, lse, d_out).mask(mask).d_captured(gradients);
+        bench.refuses_with(words, &[words], |encoder| attention.backward(encoder, &call, &mut scratch));
     }
 
     let plain = "fn score_mod(score: f32, at: At) -> f32 { return score; }";

@@ -13,11 +13,14 @@ use super::case::{HostData, Judged, Rules, in_f32, largest, widened};
 use super::device::Profile;
 use super::gradients::Problem;
 use super::memory::{Place, Values, stored};
+use super::mods::OwnScore;
 use super::random::Rng;
 use super::run::{Layout, Placed, PlacedRules, device_dropout, place_dropout};
 
 /// Of what gradients are asked for.
-pub const NAMES: [&str; 7] = ["d_q", "d_k", "d_v", "d_bias", "d_slopes", "d_relative", "d_sinks"];
+pub const NAMES: [&str; COUNT] =
+    ["d_q", "d_k", "d_v", "d_bias", "d_slopes", "d_relative", "d_sinks", "d_captured"];
+pub const COUNT: usize = 8;
 
 /// Where and how a problem runs.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +37,7 @@ pub struct BackwardSetup {
     /// Of q, k and v.
     pub wanted: [bool; 3],
     /// Of what scores are changed by, where the mask has it.
-    pub added: [bool; 4],
+    pub added: [bool; 5],
     /// Of those gradients: `bias` or F32.
     pub added_dtype: DType,
 }
@@ -63,7 +66,7 @@ impl BackwardSetup {
             layout: Layout::Dense,
             accumulates: false,
             wanted: [true; 3],
-            added: [true; 4],
+            added: [true; 5],
             added_dtype: DType::F32,
         }
     }
@@ -95,7 +98,7 @@ impl BackwardSetup {
                 [false, true, false],
                 [false, false, true],
             ]),
-            added: rng.pick(&[[true; 4], [false; 4]]),
+            added: rng.pick(&[[true; 5], [false; 5]]),
             added_dtype: if rng.chance(0.5) { bias } else { DType::F32 },
         }
     }
@@ -103,9 +106,11 @@ impl BackwardSetup {
 
 impl BackwardSetup {
     /// Of what gradients are wanted of `problem`, by [`NAMES`].
-    pub fn wanted(&self, problem: &Problem) -> [bool; 7] {
-        let Rules { bias, slopes, relative, sinks, .. } = &problem.case.rules;
-        let has = [bias, slopes, relative, sinks].map(Option::is_some);
+    pub fn wanted(&self, problem: &Problem) -> [bool; COUNT] {
+        let Rules { bias, slopes, relative, sinks, score_mod, .. } = &problem.case.rules;
+        let [bias, slopes, relative, sinks] = [bias, slopes, relative, sinks].map(Option::is_some);
+        let captured = score_mod.as_ref().is_some_and(|own| own.reads.is_some());
+        let has = [bias, slopes, relative, sinks, captured];
         std::array::from_fn(|n| if n < 3 { self.wanted[n] } else { self.added[n - 3] && has[n - 3] })
     }
 
@@ -121,12 +126,17 @@ fn before(problem: &Problem, n: usize, len: usize, gradient: DType) -> Vec<f32> 
     stored(&x, gradient)
 }
 
-/// By [`NAMES`]; empty of what the mask has not.
-fn of_tensors<R>(gradients: Gradients<R>) -> [Vec<R>; 7] {
-    let Gradients { d_q, d_k, d_v, d_bias, d_slopes, d_relative, d_sinks, .. } = gradients;
-    let [d_bias, d_slopes, d_relative, d_sinks] =
-        [d_bias, d_slopes, d_relative, d_sinks].map(Option::unwrap_or_default);
-    [d_q, d_k, d_v, d_bias, d_slopes, d_relative, d_sinks]
+/// Of `problem` or magnitudes, by [`NAMES`]; empty of what the mask has not.
+fn of_tensors<R: Real>(problem: &Problem, gradients: Gradients<R>, magnitudes: bool) -> [Vec<R>; COUNT] {
+    let Gradients { d_q, d_k, d_v, d_bias, d_slopes, d_relative, d_sinks, d_score_fn, .. } = gradients;
+    let Problem { case, appended, .. } = problem;
+    let d_captured =
+        case.rules.score_mod.as_ref().zip(d_score_fn).and_then(|(own, d_score)| {
+            own.gradient(case.shape, *appended, &case.scores(), &d_score, magnitudes)
+        });
+    let [d_bias, d_slopes, d_relative, d_sinks, d_captured] =
+        [d_bias, d_slopes, d_relative, d_sinks, d_captured].map(Option::unwrap_or_default);
+    [d_q, d_k, d_v, d_bias, d_slopes, d_relative, d_sinks, d_captured]
 }
 
 /// `problem` with inputs as the setup stores them.
@@ -145,9 +155,9 @@ pub fn stored_problem(problem: &Problem, setup: &BackwardSetup) -> Problem {
 
 /// What a run of a [`stored_problem`] must give. The naive computation has `out` as it is stored, from which Σⱼ weight · d_weight
 /// is taken: which is to it as if `d_lse` were other.
-pub fn truth(problem: &Problem, setup: &BackwardSetup) -> [Judged; 7] {
+pub fn truth(problem: &Problem, setup: &BackwardSetup) -> [Judged; COUNT] {
     let shape = problem.case.shape;
-    let exact = of_tensors(problem.gradients());
+    let exact = of_tensors(problem, problem.gradients(), false);
     let out = problem.case.reference::<f64>().out;
     let as_stored = widen::<f64>(&stored(&out.iter().map(|x| *x as f32).collect::<Vec<_>>(), setup.dtype));
     let rows = problem.d_out.chunks_exact(shape.value_dim).zip(out.chunks_exact(shape.value_dim));
@@ -177,7 +187,7 @@ pub fn truth(problem: &Problem, setup: &BackwardSetup) -> [Judged; 7] {
             shape,
             &options,
         );
-        of_tensors(got.expect("the problem fits the reference"))
+        of_tensors(problem, got.expect("the problem fits the reference"), magnitudes)
     });
     // A weight is off by as much as its score and lse are, half a unit in the last place each.
     let of_scores = 1.0 + problem.case.largest_score() / 4.0;
@@ -212,7 +222,7 @@ pub fn truth(problem: &Problem, setup: &BackwardSetup) -> [Judged; 7] {
             Judged { want, tolerance }
         })
         .collect();
-    all.try_into().expect("seven")
+    all.try_into().expect("one each")
 }
 
 /// Runs the forward pass and the backward pass of a [`stored_problem`], checks everything around the gradients and gives them.
@@ -220,7 +230,7 @@ pub async fn run_backward_async(
     problem: &Problem,
     setup: &BackwardSetup,
     change: impl FnOnce(Tuning) -> Tuning,
-) -> Result<[Option<Vec<f64>>; 7], String> {
+) -> Result<[Option<Vec<f64>>; COUNT], String> {
     let BackwardSetup { profile, form, dtype, layout, .. } = *setup;
     profile.tidy();
     let tuning = Tuning::new().form(form);
@@ -241,10 +251,11 @@ pub async fn run_backward_async(
     let rules = PlacedRules::new(profile, &case.rules, setup.bias, layout);
     let keep = place_dropout(profile, case.dropout.as_ref(), layout);
     // As the inputs lie, but apart.
-    let Rules { bias, slopes, relative, sinks, .. } = &case.rules;
+    let Rules { bias, slopes, relative, sinks, score_mod, .. } = &case.rules;
     let of_mask = |part: &Option<HostData<f32>>| part.as_ref().map_or([1; 4], |part| part.shape);
     let [d_bias, d_slopes, d_relative, d_sinks] = [bias, slopes, relative, sinks].map(of_mask);
-    let shapes = [shape.q(), shape.k(), shape.v(), d_bias, d_slopes, d_relative, d_sinks];
+    let d_captured = score_mod.as_ref().and_then(OwnScore::gradient_shape).unwrap_or([1; 4]);
+    let shapes = [shape.q(), shape.k(), shape.v(), d_bias, d_slopes, d_relative, d_sinks, d_captured];
     let places = match layout {
         Layout::Window(seed) => Layout::Window(seed ^ 0x5a).places(shapes),
         layout => layout.places(shapes),
@@ -260,8 +271,8 @@ pub async fn run_backward_async(
             }
         })
     };
-    let placed: [Option<Placed>; 7] = std::array::from_fn(|n| place(n, places[n]));
-    let [d_q, d_k, d_v, d_bias, d_slopes, d_relative, d_sinks] = &placed;
+    let placed: [Option<Placed>; COUNT] = std::array::from_fn(|n| place(n, places[n]));
+    let [d_q, d_k, d_v, d_bias, d_slopes, d_relative, d_sinks, d_captured] = &placed;
 
     let config = Config::new(shape.heads, shape.head_dim)
         .kv_heads(shape.kv_heads)
@@ -285,6 +296,7 @@ pub async fn run_backward_async(
         .d_slopes(view(d_slopes))
         .d_relative(view(d_relative))
         .d_sinks(view(d_sinks))
+        .d_captured(&d_captured.as_ref().map_or(Vec::new(), |placed| vec![Some(placed.view())]))
         .accumulate(setup.accumulates)
         .mask(rules.mask())
         .dropout(dropout);
@@ -299,7 +311,7 @@ pub async fn run_backward_async(
     attention.forward(&mut encoder, &forward, &mut scratch).map_err(refused)?;
     attention.backward(&mut encoder, &call, &mut scratch).map_err(refused)?;
     profile.gpu.queue().submit([encoder.finish()]);
-    let mut got = [const { None }; 7];
+    let mut got = [const { None }; COUNT];
     for ((got, placed), name) in got.iter_mut().zip(&placed).zip(NAMES) {
         if let Some(placed) = placed {
             *got = Some(placed.download_async(name, profile).await?);
@@ -314,7 +326,7 @@ pub async fn run_backward_async(
 }
 
 /// The largest error over tolerance of what was wanted.
-pub fn judge(truth: &[Judged; 7], got: &[Option<Vec<f64>>; 7]) -> Result<f64, String> {
+pub fn judge(truth: &[Judged; COUNT], got: &[Option<Vec<f64>>; COUNT]) -> Result<f64, String> {
     let mut worst = 0.0f64;
     for ((truth, got), name) in truth.iter().zip(got).zip(NAMES) {
         if let Some(got) = got {

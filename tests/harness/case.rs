@@ -328,11 +328,15 @@ impl Case {
         reference::attention(&q, &k, &v, self.shape, &self.options()).expect("the case fits the reference")
     }
 
+    /// Scaled products of queries and keys.
+    pub fn scores(&self) -> Vec<f64> {
+        let scale = self.scale_value();
+        reference::scores(&widen(&self.q), &widen(&self.k), self.shape, scale).expect("it fits")
+    }
+
     /// Largest finite score before the softmax.
     pub fn largest_score(&self) -> f64 {
-        let scale = self.scale_value();
-        let scores =
-            reference::scores::<f64>(&widen(&self.q), &widen(&self.k), self.shape, scale).expect("it fits");
+        let scores = self.scores();
         let part = |part: &Option<HostData<f32>>| {
             let all = part.iter().flat_map(|b| &b.data).map(|b| f64::from(*b));
             largest(all.filter(|b| b.abs() < HIDES))

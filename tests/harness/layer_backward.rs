@@ -4,7 +4,7 @@ use std::fmt;
 
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{
-    self, HostLinear, HostWeights, ProjectGradients, join_heads, multi_head_backward, project_backward,
+    self, HostLinear, HostWeights, ProjectGradients, Real, join_heads, multi_head_backward, project_backward,
     split_heads, widen,
 };
 use wgpu_attention::{
@@ -17,11 +17,12 @@ use super::gradients::LayerProblem;
 use super::layer::{LayerCase, LayerLayout, LayerSetup, PlacedLayer, Storage};
 use super::layer_options::LayerOptions;
 use super::memory::{Place, Values, stored};
+use super::mods::OwnScore;
 use super::random::Rng;
 use super::run::{Placed, window};
 
 /// Of what gradients are asked for: inputs, weights, biases, the appended key and value, the mask's tensors.
-pub const NAMES: [&str; 17] = [
+pub const NAMES: [&str; COUNT] = [
     "d_query",
     "d_key",
     "d_value",
@@ -39,14 +40,16 @@ pub const NAMES: [&str; 17] = [
     "d_slopes",
     "d_relative",
     "d_sinks",
+    "d_captured",
 ];
+const COUNT: usize = 18;
 const WEIGHTS: usize = 3;
 const BIASES: usize = 7;
 const APPENDED: usize = 11;
 const ADDED: usize = 13;
 
 /// Something of each gradient, by [`NAMES`].
-pub type Each<T> = [Option<T>; 17];
+pub type Each<T> = [Option<T>; COUNT];
 
 /// Where and how a layer's gradients are computed.
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +64,7 @@ pub struct LayerBackwardSetup {
     /// Whether a forward call keeps what the backward call then reads; else there is none.
     pub keeps: bool,
     /// By [`NAMES`], where the layer has the tensor.
-    pub wanted: [bool; 17],
+    pub wanted: [bool; COUNT],
 }
 
 impl fmt::Display for LayerBackwardSetup {
@@ -91,7 +94,7 @@ impl LayerBackwardSetup {
             lse: true,
             weights: Weights::None,
         };
-        let wanted = [true; 17];
+        let wanted = [true; COUNT];
         LayerBackwardSetup { layer, gradient: f32, added: f32, accumulates: false, keeps: true, wanted }
     }
 
@@ -99,14 +102,14 @@ impl LayerBackwardSetup {
         let half = if layer.profile.f16 { DType::F16 } else { DType::BF16 };
         let short = rng.pick(&[half, DType::BF16, layer.dtype]);
         // All, or each with an even chance: then not even the attention may be needed.
-        let wanted = if rng.chance(0.6) { [true; 17] } else { [(); 17].map(|()| rng.chance(0.5)) };
+        let wanted = if rng.chance(0.6) { [true; COUNT] } else { [(); COUNT].map(|()| rng.chance(0.5)) };
         LayerBackwardSetup {
             layer,
             gradient: if rng.chance(0.3) { short } else { DType::F32 },
             added: if rng.chance(0.5) { layer.bias } else { DType::F32 },
             accumulates: rng.chance(0.3),
             keeps: rng.chance(0.5),
-            wanted: if wanted.contains(&true) { wanted } else { [true; 17] },
+            wanted: if wanted.contains(&true) { wanted } else { [true; COUNT] },
         }
     }
 
@@ -122,7 +125,7 @@ impl LayerBackwardSetup {
 
 /// The shapes of what `case` has.
 fn shapes(case: &LayerCase) -> Each<[usize; 4]> {
-    let mut shapes = [None; 17];
+    let mut shapes = [None; COUNT];
     let wgpu_attention::reference::LayerShape { batch, q_len, kv_len } = case.shape;
     let c = &case.config;
     let sides = [(q_len, c.query_features), (kv_len, c.key_features), (kv_len, c.value_features)];
@@ -136,7 +139,8 @@ fn shapes(case: &LayerCase) -> Each<[usize; 4]> {
     for (n, x) in case.appended.iter().flatten().enumerate() {
         shapes[APPENDED + n] = Some([1, 1, 1, x.len()]);
     }
-    let Rules { bias, slopes, relative, sinks, .. } = &case.rules;
+    let Rules { bias, slopes, relative, sinks, score_mod, .. } = &case.rules;
+    shapes[ADDED + 4] = score_mod.as_ref().and_then(OwnScore::gradient_shape);
     for (n, part) in [bias, slopes, relative, sinks].into_iter().enumerate() {
         shapes[ADDED + n] = part.as_ref().map(|part: &HostData<f32>| part.shape);
     }
@@ -155,9 +159,9 @@ impl LayerProblem {
     }
 
     /// What gradients a run gives: of inputs that are one tensor the first of those wanted, which has the sum.
-    fn given(&self, setup: &LayerBackwardSetup) -> [bool; 17] {
+    fn given(&self, setup: &LayerBackwardSetup) -> [bool; COUNT] {
         let shapes = shapes(&self.case);
-        let mut given: [bool; 17] = std::array::from_fn(|n| setup.wanted[n] && shapes[n].is_some());
+        let mut given: [bool; COUNT] = std::array::from_fn(|n| setup.wanted[n] && shapes[n].is_some());
         // They are asked for together.
         given[APPENDED + 1] = given[APPENDED];
         if self.case.one_input {
@@ -168,7 +172,12 @@ impl LayerProblem {
     }
 
     /// The gradients of inputs that are one tensor, added up by `add` in the first that is wanted.
-    fn summed<T>(&self, mut all: Each<Vec<T>>, wanted: [bool; 17], add: impl Fn(&mut T, T)) -> Each<Vec<T>> {
+    fn summed<T>(
+        &self,
+        mut all: Each<Vec<T>>,
+        wanted: [bool; COUNT],
+        add: impl Fn(&mut T, T),
+    ) -> Each<Vec<T>> {
         if !self.case.one_input {
             return all;
         }
@@ -211,7 +220,7 @@ impl LayerProblem {
             self.d_lse.as_deref(),
         )
         .expect("the layer fits the reference");
-        let mut all = [const { None }; 17];
+        let mut all = [const { None }; COUNT];
         for (n, d) in [got.d_query, got.d_key, got.d_value].into_iter().enumerate() {
             all[n] = Some(d);
         }
@@ -222,7 +231,10 @@ impl LayerProblem {
         for (n, d) in got.d_bias_kv.into_iter().flatten().enumerate() {
             all[APPENDED + n] = Some(d);
         }
-        for (n, d) in [got.d_bias, got.d_slopes, got.d_relative, got.d_sinks].into_iter().enumerate() {
+        let d_captured = self.captured_gradient(got.d_score_fn, DType::F32, false);
+        for (n, d) in
+            [got.d_bias, got.d_slopes, got.d_relative, got.d_sinks, d_captured].into_iter().enumerate()
+        {
             all[ADDED + n] = d;
         }
         all
@@ -275,7 +287,7 @@ impl LayerProblem {
         let got = gradients(&q, &k, &v, &d_context, Some(&narrow(&d_lse)), shape, &options)
             .expect("the case fits the reference");
 
-        let mut all = [const { None }; 17];
+        let mut all = [const { None }; COUNT];
         all[WEIGHTS + 3] = Some(of_out.d_weight);
         all[BIASES + 3] = case.linears[3].bias.as_ref().map(|_| of_out.d_bias);
         for (n, d) in [got.d_q, got.d_k, got.d_v].into_iter().enumerate() {
@@ -304,10 +316,28 @@ impl LayerProblem {
                 all[APPENDED + n - 1] = Some(appended);
             }
         }
-        for (n, d) in [got.d_bias, got.d_slopes, got.d_relative, got.d_sinks].into_iter().enumerate() {
+        let d_captured = self.captured_gradient(got.d_score_fn, dtype, magnitudes);
+        for (n, d) in
+            [got.d_bias, got.d_slopes, got.d_relative, got.d_sinks, d_captured].into_iter().enumerate()
+        {
             all[ADDED + n] = d;
         }
         all
+    }
+
+    /// The gradient of what a score function reads.
+    fn captured_gradient<R: Real>(
+        &self,
+        d_score: Option<Vec<R>>,
+        dtype: DType,
+        magnitudes: bool,
+    ) -> Option<Vec<R>> {
+        let own = self.case.rules.score_mod.as_ref().filter(|own| own.reads.is_some())?;
+        let [q, k, _] = self.case.naive_heads(dtype);
+        let shape = self.case.attention();
+        let scale = self.case.config.scale.unwrap_or(1.0 / (shape.head_dim as f64).sqrt());
+        let scores = reference::scores::<f64>(&widen(&q), &widen(&k), shape, scale).expect("it fits");
+        own.gradient(shape, self.case.appended_len(), &scores, &d_score?, magnitudes)
     }
 
     /// What gradients are added to: the same for the same problem.
@@ -368,7 +398,7 @@ impl LayerProblem {
         setup: &LayerBackwardSetup,
     ) -> Each<Vec<f32>> {
         let inputs: Vec<usize> = (0..3).filter(|n| setup.wanted[*n]).collect();
-        let mut written: Each<Vec<f32>> = [const { None }; 17];
+        let mut written: Each<Vec<f32>> = [const { None }; COUNT];
         for (n, d) in naive.into_iter().enumerate() {
             let Some(d) = d else { continue };
             let to = if self.case.one_input && n < 3 { inputs.first().copied().unwrap_or(n) } else { n };
@@ -418,8 +448,8 @@ async fn run_async(
         (LayerLayout::Window(_), _) => window(shape, &mut rng, seed),
         _ => Place::dense(shape),
     };
-    let mut gradients: Each<Placed> = [const { None }; 17];
-    for n in (0..17).filter(|n| given[*n]) {
+    let mut gradients: Each<Placed> = [const { None }; COUNT];
+    for n in (0..COUNT).filter(|n| given[*n]) {
         let Some(shape) = shapes[n] else { continue };
         let (at, dtype) = (place(n, shape), setup.dtype_of(n));
         gradients[n] = Some(if setup.accumulates {
@@ -458,6 +488,7 @@ async fn run_async(
         .d_slopes(view(ADDED + 1))
         .d_relative(view(ADDED + 2))
         .d_sinks(view(ADDED + 3))
+        .d_captured(&view(ADDED + 4).map_or(Vec::new(), |view| vec![Some(view)]))
         .accumulate(setup.accumulates);
 
     let refused = |e: wgpu_attention::Error| format!("refused: {e}");
@@ -479,7 +510,7 @@ async fn run_async(
             placed.download_async(what, profile).await?;
         }
     }
-    let mut got = [const { None }; 17];
+    let mut got = [const { None }; COUNT];
     for ((got, placed), name) in got.iter_mut().zip(&gradients).zip(NAMES) {
         if let Some(placed) = placed {
             *got = Some(placed.download_async(name, profile).await?);

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use wgpu_attention::{At, Captured, DType};
+use wgpu_attention::reference::Real;
+use wgpu_attention::{At, Captured, DType, Shape};
 
 use super::case::HostData;
 
@@ -52,12 +53,65 @@ impl Text {
 /// Of a score and its pair.
 pub type ScoreFn = dyn Fn(f64, &At) -> f64 + Send + Sync;
 
+/// Of a score and its pair, gives the elements that are read of a tensor and the derivatives by them.
+pub type ReadFn = dyn Fn(f64, &At, &mut dyn FnMut(usize, f64)) + Send + Sync;
+
 /// A score function.
 #[derive(Clone)]
 pub struct OwnScore {
     pub text: Text,
     pub host: Arc<ScoreFn>,
     pub slope: Option<Arc<ScoreFn>>,
+    /// What it reads of its first tensor, where that has a gradient.
+    pub reads: Option<Arc<ReadFn>>,
+}
+
+impl OwnScore {
+    pub fn reads(self, of: impl Fn(f64, &At, &mut dyn FnMut(usize, f64)) + Send + Sync + 'static) -> Self {
+        OwnScore { reads: Some(Arc::new(of)), ..self }
+    }
+
+    /// The shape of the tensor that has a gradient.
+    pub fn gradient_shape(&self) -> Option<[usize; 4]> {
+        self.reads.as_ref()?;
+        match self.text.captured.first()? {
+            (_, Capture::Float(t, _)) => Some(t.shape),
+            _ => None,
+        }
+    }
+
+    /// The gradient of that tensor, or the magnitudes of its terms, by that of what the function gives; queries stand at the end of
+    /// the keys but for those appended.
+    pub fn gradient<R: Real>(
+        &self,
+        shape: Shape,
+        appended: usize,
+        scores: &[f64],
+        d_score: &[R],
+        magnitudes: bool,
+    ) -> Option<Vec<R>> {
+        let reads = self.reads.as_ref()?;
+        let mut sums = vec![R::of(0.0); self.gradient_shape()?.iter().product()];
+        let Shape { heads, kv_heads, q_len, kv_len, .. } = shape;
+        let keys = kv_len - appended;
+        for (n, (score, d)) in scores.iter().zip(d_score).enumerate().filter(|(_, (_, d))| d.f64() != 0.0) {
+            let (row, key) = (n / kv_len, n % kv_len);
+            let (head, query) = (row / q_len % heads, row % q_len);
+            let mut at = At::default();
+            at.batch = (row / q_len / heads) as u32;
+            at.head = head as u32;
+            at.kv_head = (head / (heads / kv_heads)) as u32;
+            at.query = query as u32;
+            at.key = key as u32;
+            at.position = (query + keys) as i32 - q_len as i32;
+            (at.q_len, at.kv_len) = (q_len as u32, keys as u32);
+            reads(*score, &at, &mut |element, slope| {
+                let slope = if magnitudes { slope.abs() } else { slope };
+                sums[element] = sums[element] + *d * R::of(slope);
+            });
+        }
+        Some(sums)
+    }
 }
 
 /// A mask.
@@ -80,7 +134,7 @@ impl fmt::Debug for OwnMask {
 }
 
 pub fn score(text: Text, host: impl Fn(f64, &At) -> f64 + Send + Sync + 'static) -> OwnScore {
-    OwnScore { text, host: Arc::new(host), slope: None }
+    OwnScore { text, host: Arc::new(host), slope: None, reads: None }
 }
 
 pub fn pairs(text: Text, host: impl Fn(&At) -> bool + Send + Sync + 'static) -> OwnMask {

@@ -7,6 +7,14 @@ use crate::kernel::declaration;
 use crate::kernels::shader;
 use crate::mask::{Adds, Ask, Id, RULES, Turn};
 
+/// What a score function's derivative is by.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum SlopeBy {
+    Score,
+    /// The readings of a captured tensor.
+    Captured(usize),
+}
+
 /// The members of the WGSL `Query` that every mask has; those of rules follow.
 const QUERY: &str = "
 struct Query {
@@ -24,32 +32,40 @@ struct Query {
 impl MaskVariant {
     /// The WGSL of these rules and of the functions composed of them.
     pub fn wgsl(&self) -> String {
-        self.text(false)
+        self.text(None)
     }
 
     /// The same, with `score_slope(score, q, j)`: by what a score changes as `scale · q·k` does, which bias and mask leave as it is.
     pub fn wgsl_with_slope(&self) -> String {
-        let mut text = self.text(true);
+        self.text(Some(SlopeBy::Score)) + &self.score_slope(true)
+    }
+
+    /// The same, with a `score_slope` by what the score function gives, and the function's own derivatives by readings of the n-th
+    /// tensor that it captures: `captured_slope`.
+    pub fn wgsl_with_captured_slope(&self, n: usize) -> String {
+        self.text(Some(SlopeBy::Captured(n))) + &self.score_slope(false) + &self.captured_slope(n)
+    }
+
+    fn score_slope(&self, through_mod: bool) -> String {
         let mut f = self.by_key("score_slope(score: f32, q: Query, j: u32) -> f32");
         f.line(true, "var x = score;");
         f.line(true, "var slope = 1.0;");
         if self.score.is_some() {
             f.line(self.appended, "if j < p.mask.masked_len {");
-            f.line(true, "slope = sm_slope(x, sm_at(q, j));");
+            f.line(through_mod, "slope = sm_slope(x, sm_at(q, j));");
             f.line(true, "x = sm_value(x, sm_at(q, j));");
             f.line(self.appended, "}");
         }
         f.line(self.softcap, "slope *= softcap_slope(x);");
-        let _ = write!(text, "\n{}", f.end("slope"));
-        text
+        format!("\n{}", f.end("slope"))
     }
 
     /// The same, with a `score_slope` of 0.
     pub fn wgsl_without_slope(&self) -> String {
-        self.text(false) + "\nfn score_slope(score: f32, q: Query, j: u32) -> f32 {\n    return 0.0;\n}\n"
+        self.text(None) + "\nfn score_slope(score: f32, q: Query, j: u32) -> f32 {\n    return 0.0;\n}\n"
     }
 
-    fn text(&self, slope: bool) -> String {
+    fn text(&self, slope: Option<SlopeBy>) -> String {
         let mut text = format!("{}\n{}{QUERY}", shader!("mask/query"), declaration::<MaskParams>());
         for row in RULES.iter().filter_map(|rule| rule.row) {
             let _ = writeln!(text, "    {}: {},", row.name, row.ty);

@@ -8,8 +8,9 @@ use std::fmt;
 
 use super::cache::CacheVariant;
 use crate::device::DeviceFacts;
+use crate::dtype::Element;
 use crate::kernel::{Binding, Width};
-use crate::mask::{DeviceMask, Id, Kind, RuleSet, Turn, slot};
+use crate::mask::{DeviceMask, Id, RuleSet, Turn, slot};
 use crate::mods::{Dtypes, Interned};
 use crate::storage::LayoutKind;
 use crate::tensor::{DType, Window};
@@ -117,7 +118,7 @@ impl MaskVariant {
 
     /// The dtype of the sink logits, if there are any.
     pub fn sink_logits(&self) -> Option<DType> {
-        self.has(Id::SinkLogits).then(|| self.dtype(Id::SinkLogits, Kind::Float))
+        self.has(Id::SinkLogits).then(|| self.dtype(Id::SinkLogits, Element::Float))
     }
 
     /// Whether a cache can have these rules.
@@ -149,13 +150,13 @@ impl MaskVariant {
         self.softcap || self.score.is_some() || adds()
     }
 
-    fn dtype(&self, id: Id, kind: Kind) -> DType {
-        match kind {
-            Kind::Number => DType::U32,
-            Kind::Bool => DType::Bool,
-            Kind::Float if self.halves.has(id) => DType::F16,
-            Kind::Float if self.bfloats.has(id) => DType::BF16,
-            Kind::Float => DType::F32,
+    fn dtype(&self, id: Id, element: Element) -> DType {
+        match element {
+            Element::Number => DType::U32,
+            Element::Bool => DType::Bool,
+            Element::Float if self.halves.has(id) => DType::F16,
+            Element::Float if self.bfloats.has(id) => DType::BF16,
+            Element::Float => DType::F32,
         }
     }
 
@@ -166,7 +167,7 @@ impl MaskVariant {
         for id in RuleSet::all() {
             let alone = Self::with_rules(id.rule().listed_with.iter().copied().chain([id]));
             all.push(alone);
-            if id.rule().tensors.iter().any(|t| t.kind == Kind::Float) {
+            if id.rule().tensors.iter().any(|t| t.element == Element::Float) {
                 all.push(MaskVariant { halves: RuleSet::NONE.with(id), ..alone });
                 all.push(MaskVariant { bfloats: RuleSet::NONE.with(id), ..alone });
             }
@@ -192,7 +193,7 @@ impl MaskVariant {
     pub fn bindings(&self) -> Vec<Binding> {
         let of_rule = |id: Id| {
             let tensors = id.rule().tensors.iter();
-            tensors.map(move |t| Binding::read(t.name, self.dtype(id, t.kind), Width::One))
+            tensors.map(move |t| Binding::read(t.name, self.dtype(id, t.element), Width::One))
         };
         let captured = self.mods().flat_map(|(interned, dtypes)| {
             let present = dtypes.into_iter().flatten().enumerate();
@@ -224,7 +225,7 @@ impl fmt::Debug for MaskVariant {
         for id in self.rules.iter() {
             let rule = id.rule();
             match rule.tensors {
-                [t] if t.kind == Kind::Float => fields.field(rule.name, &self.dtype(id, t.kind)),
+                [t] if t.element == Element::Float => fields.field(rule.name, &self.dtype(id, t.element)),
                 _ => fields.field(rule.name, &true),
             };
         }

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::MaskVariant;
+use super::compose::SlopeBy;
 use crate::device::DeviceFacts;
 use crate::kernel::View;
 use crate::mask::{DeviceMask, Id};
@@ -20,6 +21,44 @@ struct Captured {
     strides: vec4<u32>,
     shape: vec4<u32>,
     offset: vec4<u32>,
+}
+";
+
+/// The derivative's text. `PREFIX_reading` gives the seed of a reading: 1 for the one that is wanted, whose element it notes.
+fn derivative(interned: Interned, by: SlopeBy) -> String {
+    let n = match by {
+        SlopeBy::Score => return interned.source().slope.clone().unwrap_or_default(),
+        SlopeBy::Captured(n) => n,
+    };
+    let Some(slope) = interned.derivative_by_captured(n) else { return READING.to_string() };
+    let prefix = interned.prefix();
+    format!(
+        "{READING}\
+         var<private> {prefix}_wanted: u32;\n\
+         var<private> {prefix}_readings: u32;\n\
+         var<private> {prefix}_place: u32;\n\
+         fn {prefix}_reading(a: u32, b: u32, c: u32, d: u32) -> f32 {{\n    \
+             let shape = mods.{prefix}_view{n}.shape;\n    \
+             let at = min(vec4<u32>(a, b, c, d), shape - 1u);\n    \
+             let wanted = {prefix}_readings == {prefix}_wanted;\n    \
+             {prefix}_readings += 1u;\n    \
+             if wanted {{\n        {prefix}_place = ((at.x * shape.y + at.y) * shape.z + at.z) * shape.w + at.w;\n    }}\n    \
+             return select(0.0, 1.0, wanted);\n}}\n{slope}"
+    )
+}
+
+const READING: &str = "
+struct Reading {
+    place: u32,
+    slope: f32,
+    readings: u32,
+}
+";
+
+/// Where a kernel is described without a mod.
+const NO_READINGS: &str = "
+fn captured_slope(score: f32, q: Query, j: u32, wanted: u32) -> Reading {
+    return Reading(0u, 0.0, 0u);
 }
 ";
 
@@ -63,10 +102,13 @@ impl MaskVariant {
     }
 
     /// The mods' texts, `at_of` for each, and the accessors of what they capture.
-    pub(super) fn mods_wgsl(&self, slope: bool) -> String {
+    pub(super) fn mods_wgsl(&self, slope: Option<SlopeBy>) -> String {
         let mut text = String::new();
         if self.mods().any(|(_, dtypes)| dtypes[0].is_some()) {
             text.push_str(CAPTURED);
+        }
+        if self.score.is_none() && matches!(slope, Some(SlopeBy::Captured(_))) {
+            text.push_str(READING);
         }
         let mut members = String::new();
         for (interned, dtypes) in self.mods() {
@@ -93,16 +135,30 @@ impl MaskVariant {
             }
             text.push_str(&self.at_of(interned));
             text.push_str(&interned.source().value);
-            if let (true, Ok(derivative)) =
-                (slope && self.score.is_some_and(|(s, _)| s == interned), &interned.source().slope)
-            {
-                text.push_str(derivative);
+            if let Some(slope) = slope.filter(|_| self.score.is_some_and(|(score, _)| score == interned)) {
+                text.push_str(&derivative(interned, slope));
             }
         }
         if self.has_mods_block() {
             let _ = write!(text, "struct Mods {{\n{members}}}\n");
         }
         text
+    }
+
+    /// `captured_slope`: the derivative by a reading of the n-th tensor, which element that reads, and how many readings there are.
+    pub(super) fn captured_slope(&self, n: usize) -> String {
+        let Some((interned, _)) = self.score.filter(|(score, _)| score.derivative_by_captured(n).is_some())
+        else {
+            return NO_READINGS.to_string();
+        };
+        let prefix = interned.prefix();
+        format!(
+            "\nfn captured_slope(score: f32, q: Query, j: u32, wanted: u32) -> Reading {{\n    \
+                 {prefix}_wanted = wanted;\n    \
+                 {prefix}_readings = 0u;\n    \
+                 let slope = {prefix}_slope(score, {prefix}_at(q, j));\n    \
+                 return Reading({prefix}_place, slope, {prefix}_readings);\n}}\n"
+        )
     }
 
     /// The pair that a mod is asked for: those members of `At` that its text has.
