@@ -1,11 +1,14 @@
 //! Masks of any parts.
 
-use wgpu_attention::{Alignment, Blocks, DType, DeviceMask, Mask, Pattern, PatternPart, Shape};
+use wgpu_attention::{
+    Alignment, At, Blocks, Captured, DType, DeviceMask, Mask, MaskMod, Pattern, PatternPart, ScoreMod, Shape,
+};
 
 use crate::arena::{Buf, Window, view};
 use crate::call::float;
 use crate::case::{HostData, Rules};
 use crate::choices::Choices;
+use crate::mods::{Text, pairs as own_mask, score};
 
 /// The tensors of a mask, in the order of [`MaskSpec::views`].
 const LENGTHS: usize = 0;
@@ -24,6 +27,22 @@ const BIAS: usize = 12;
 const SLOPES: usize = 13;
 const RELATIVE: usize = 14;
 const SINKS: usize = 15;
+/// What mods capture, who are there where that is.
+const SCORES: usize = 16;
+const SHOWN: usize = 17;
+
+const SCORE_MOD: &str = "fn score_mod(score: f32, at: At) -> f32 {
+    return score + table_at(at.batch, at.head, at.query, at.key);
+}";
+const MASK_MOD: &str = "fn mask_mod(at: At) -> bool {
+    return shown_at(at.batch, at.head, at.query, at.key) || at.key % 3u != 1u;
+}";
+
+/// The element of `t` at a pair, or the last of an axis that is shorter.
+fn element<T: Copy>(t: &HostData<T>, at: &At) -> T {
+    let index = [at.batch, at.head, at.query, at.key];
+    t.data[(0..4).fold(0, |flat, axis| flat * t.shape[axis] + (index[axis] as usize).min(t.shape[axis] - 1))]
+}
 
 #[derive(Clone, Debug, Default)]
 pub struct MaskSpec {
@@ -34,7 +53,7 @@ pub struct MaskSpec {
     pub exclude_self: bool,
     pub symmetric: bool,
     pub size: [usize; 2],
-    pub views: [Option<Window>; 16],
+    pub views: [Option<Window>; 18],
 }
 
 fn pattern(c: &mut Choices, n: usize) -> Pattern {
@@ -62,7 +81,7 @@ impl MaskSpec {
             let rows = [batch, heads, q_len, 1];
             let pairs = shape.weights();
             let any = &[0, 1, 2, 3];
-            match f.below(19) {
+            match f.below(21) {
                 0 | 1 => mask.causal = true,
                 2 => mask.window = Some([c.below(kv_len + 3), c.below(kv_len + 3)]),
                 3 => mask.exclude_self = true,
@@ -114,6 +133,8 @@ impl MaskSpec {
                     set(c, QUERY_OFFSETS, DType::U32, [batch, 1, 1, 1], &[0]);
                     mask.causal = true;
                 }
+                18 => set(c, SCORES, float, pairs, any),
+                19 => set(c, SHOWN, DType::Bool, pairs, any),
                 _ => set(c, SINKS, float, [batch, heads, 1, 1], any),
             }
         }
@@ -134,7 +155,7 @@ impl MaskSpec {
             2 => self.size[c.below(2)] = c.size(),
             3 => self.top_left = !self.top_left,
             _ => {
-                let (n, other) = (c.below(16), c.below(16));
+                let (n, other) = (c.below(18), c.below(18));
                 self.views.swap(n, other);
             }
         }
@@ -195,6 +216,14 @@ impl MaskSpec {
         mask =
             of(SLOPES).map_or(mask, |t| if self.symmetric { mask.alibi_symmetric(t) } else { mask.alibi(t) });
         mask = of(RELATIVE).map_or(mask, |t| mask.relative(t));
+        mask = of(SCORES).map_or(mask, |t| {
+            let own = ScoreMod::capturing(SCORE_MOD, &[Captured::float("table")]).expect("a text");
+            mask.score_mod(own.with(&[t]))
+        });
+        mask = of(SHOWN).map_or(mask, |t| {
+            let own = MaskMod::capturing(MASK_MOD, &[Captured::bool("shown")]).expect("a text");
+            mask.mask_mod(own.with(&[t]))
+        });
         of(SINKS).map_or(mask, |t| mask.sink_logits(t))
     }
 
@@ -205,8 +234,10 @@ impl MaskSpec {
         let floats = |n: usize| self.views[n].map(|w| HostData::new(w.floats(bytes), w.shape));
         let pair = |n: usize, m: usize| Some([numbers(n)?, numbers(m)?]);
         Rules {
-            score_mod: None,
-            mask_mod: None,
+            score_mod: floats(SCORES)
+                .map(|t| score(Text::new(SCORE_MOD), move |x, at| x + f64::from(element(&t, at)))),
+            mask_mod: bools(SHOWN)
+                .map(|t| own_mask(Text::new(MASK_MOD), move |at| element(&t, at) || at.key % 3 != 1)),
             causal: self.causal,
             alignment: if self.top_left { Alignment::TopLeft } else { Alignment::BottomRight },
             window: self.window,
