@@ -67,6 +67,7 @@ mod pattern;
 mod pipelines;
 mod plan;
 mod position;
+pub mod presets;
 mod problem;
 mod projection;
 mod record;

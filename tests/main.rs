@@ -35,6 +35,7 @@ mod onnx;
 mod packed;
 mod patterns;
 mod positions;
+mod presets;
 mod projection;
 mod projection_backward;
 mod property;
