@@ -126,6 +126,8 @@ mod pages {
     struct Devices;
     #[doc = include_str!("../docs/kernels.md")]
     struct Kernels;
+    #[doc = include_str!("../docs/masks.md")]
+    struct Masks;
     #[doc = include_str!("../docs/testing.md")]
     struct Testing;
     #[doc = include_str!("../CONTRIBUTING.md")]

@@ -21,6 +21,7 @@ mod gradients;
 mod harness_fails;
 mod key_splits;
 mod layer_backward;
+mod mask_pages;
 mod masks;
 mod masks_sparse;
 mod matrix;
