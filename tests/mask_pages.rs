@@ -42,7 +42,7 @@ macro_rules! entry {
 
 const TOKENS: usize = 48;
 /// Of pictures in shades of grey.
-const SMALL: usize = 24;
+const SMALL: usize = 20;
 
 /// In the order of the page.
 fn entries() -> Vec<Entry> {
@@ -154,7 +154,9 @@ fn path([rows, columns]: [usize; 2], filled: impl Fn(usize, usize) -> bool) -> S
             let top = open.remove(&(first, end)).expect("it is open");
             let _ = write!(path, "M{first} {top}H{end}V{row}H{first}z");
         }
-        runs.into_iter().for_each(|run| drop(open.entry(run).or_insert(row)));
+        for run in runs {
+            open.entry(run).or_insert(row);
+        }
     }
     path
 }

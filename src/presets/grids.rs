@@ -83,11 +83,14 @@ fn mask_mod(at: At) -> bool {
     if own >= points || other >= points { return false; }
     let q = ordered(own, canvas);
     let k = ordered(other, canvas);
+    let kernel = uniforms().kernel;
     let dilation = uniforms().dilation;
+    // Without the divisions, which cost most.
+    if all(dilation == vec3<u32>(1u)) { return within(k, window(q, canvas, kernel), kernel); }
     // Of every dilation-th point, each axis has this many.
     let len = (canvas - q % dilation + dilation - 1u) / dilation;
     return all(q % dilation == k % dilation)
-        && within(k / dilation, window(q / dilation, len, uniforms().kernel), uniforms().kernel);
+        && within(k / dilation, window(q / dilation, len, kernel), kernel);
 }"
         )
     };
