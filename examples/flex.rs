@@ -79,7 +79,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let axes = MaskMod::new(AXES)?.uniforms(&(SIDE as u32).to_ne_bytes());
     let axes_here = |at: &At| {
-        let of = |n: u32| if at.head % 2 == 0 { n / SIDE as u32 } else { n % SIDE as u32 };
+        let of = |n: u32| if at.head.is_multiple_of(2) { n / SIDE as u32 } else { n % SIDE as u32 };
         of(at.query) == of(at.key)
     };
 
@@ -101,7 +101,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         // In one pass; and by stages, for the picture.
         let call = Forward::new(q, k, v, view(&out, shape.out())).mask(there);
         let mut got = Vec::new();
-        for call in [call.clone(), call.weights(view(&weights, shape.weights()))] {
+        for call in [call, call.weights(view(&weights, shape.weights()))] {
             let mut scratch = Scratch::new(gpu.device(), attention.scratch_size(&call)?)?;
             gpu.submit(|encoder| attention.forward(encoder, &call, &mut scratch))?;
             got.push(widen::<f64>(&gpu.download::<f32>(&out, HEADS * TOKENS * DIM)?));

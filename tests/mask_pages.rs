@@ -74,7 +74,7 @@ fn entries() -> Vec<Entry> {
     let graph: Vec<bool> = (0..SMALL * SMALL)
         .map(|n| {
             let apart = (n / SMALL).abs_diff(n % SMALL);
-            apart == 1 || apart == SMALL - 1 || apart == 9 && (n / SMALL + n % SMALL) % 3 == 0
+            apart == 1 || apart == SMALL - 1 || apart == 9 && (n / SMALL + n % SMALL).is_multiple_of(3)
         })
         .collect();
     let distances = presets::shortest_paths(&graph, SMALL, 7).expect("a graph");

@@ -145,13 +145,15 @@ fn masks() -> Vec<Named> {
     all
 }
 
+type Change = Box<dyn Fn(&mut Case)>;
+
 /// A score function, and what means the same without.
 struct NamedScore {
     name: String,
     /// Of its text.
     first: bool,
     preset: ScorePreset,
-    same: Option<Box<dyn Fn(&mut Case)>>,
+    same: Option<Change>,
 }
 
 fn scores() -> Vec<NamedScore> {

@@ -160,7 +160,7 @@ fn score_mod(score: f32, at: At) -> f32 {
     for (option, value) in [("heads", heads), ("width", width), ("longest", longest)] {
         divisor(option, value)?;
     }
-    if width % 2 != 0 {
+    if !width.is_multiple_of(2) {
         return Err(Error::NotDivisible { what: "width", value: width, by: "a pair", divisor: 2 });
     }
     size("distances of all heads", heads.saturating_mul(longest))?;
