@@ -67,6 +67,7 @@ mod pattern;
 mod pipelines;
 mod plan;
 mod position;
+pub mod presets;
 mod problem;
 mod projection;
 mod record;
@@ -125,6 +126,8 @@ mod pages {
     struct Devices;
     #[doc = include_str!("../docs/kernels.md")]
     struct Kernels;
+    #[doc = include_str!("../docs/masks.md")]
+    struct Masks;
     #[doc = include_str!("../docs/testing.md")]
     struct Testing;
     #[doc = include_str!("../CONTRIBUTING.md")]

@@ -33,6 +33,7 @@ const FLOORS: &[&str] = &[
     // Numbers only: tiles, splits, which path.
     "plan",
     // What a call says.
+    "presets",
     "mask",
     "mods",
     "pattern",

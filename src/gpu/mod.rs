@@ -12,6 +12,7 @@ use crate::layer_config::{LayerConfig, Side};
 use crate::mask::HostMask;
 use crate::multi_head::{LayerForward, LayerWeights, MultiHeadAttention};
 use crate::pipelines::Pipelines;
+use crate::presets::{Table, TableData};
 use crate::problem::Shape;
 use crate::reference::{Attended, HostWeights, LayerShape, Options};
 use crate::report::Report;
@@ -354,6 +355,19 @@ impl Gpu {
     /// As [`buffer`](Self::buffer).
     pub fn upload_bools(&self, data: &[bool]) -> Result<wgpu::Buffer, Error> {
         upload_bytes(&self.device, &self.queue, data.iter().map(|b| u8::from(*b)).collect())
+    }
+
+    /// Storage buffers that hold a preset's tables, in their order.
+    ///
+    /// # Errors
+    /// As [`buffer`](Self::buffer).
+    pub fn upload_tables(&self, tables: &[Table]) -> Result<Vec<wgpu::Buffer>, Error> {
+        let upload = |table: &Table| match table.data() {
+            TableData::Floats(data) => self.upload(data),
+            TableData::Numbers(data) => self.upload(data),
+            TableData::Bools(data) => self.upload_bools(data),
+        };
+        tables.iter().map(upload).collect()
     }
 
     fn upload_shaped(

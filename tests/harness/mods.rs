@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use wgpu_attention::presets::{MaskPreset, ScorePreset, Table, TableData};
 use wgpu_attention::reference::Real;
 use wgpu_attention::{At, Captured, DType, Shape};
 
@@ -139,6 +140,42 @@ pub fn score(text: Text, host: impl Fn(f64, &At) -> f64 + Send + Sync + 'static)
 
 pub fn pairs(text: Text, host: impl Fn(&At) -> bool + Send + Sync + 'static) -> OwnMask {
     OwnMask { text, host: Arc::new(host) }
+}
+
+/// What a preset puts on a device.
+fn preset_text(wgsl: &str, tables: &[Table], uniforms: &[u8]) -> Text {
+    let capture = |table: &Table| {
+        let capture = match table.data() {
+            TableData::Floats(data) => {
+                Capture::Float(HostData::new(data.to_vec(), table.shape()), DType::F32)
+            }
+            TableData::Numbers(data) => Capture::Number(HostData::new(data.to_vec(), table.shape())),
+            TableData::Bools(data) => Capture::Bool(HostData::new(data.to_vec(), table.shape())),
+            other => panic!("no table holds {other:?}"),
+        };
+        (table.name(), capture)
+    };
+    Text {
+        wgsl: wgsl.to_string(),
+        captured: tables.iter().map(capture).collect(),
+        uniforms: bytemuck::pod_collect_to_vec(uniforms),
+    }
+}
+
+impl From<MaskPreset> for OwnMask {
+    fn from(preset: MaskPreset) -> Self {
+        let text = preset_text(preset.wgsl(), preset.tables(), preset.uniforms());
+        pairs(text, move |at| preset.sees(at))
+    }
+}
+
+impl From<ScorePreset> for OwnScore {
+    fn from(preset: ScorePreset) -> Self {
+        let text = preset_text(preset.wgsl(), preset.tables(), preset.uniforms());
+        let slope = preset.clone();
+        let own = score(text, move |score, at| preset.score(score, at));
+        OwnScore { slope: Some(Arc::new(move |score, at| slope.slope(score, at))), ..own }
+    }
 }
 
 /// What a loop, a branch, an array, a struct and a uniform of a mod can do.
