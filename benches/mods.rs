@@ -172,8 +172,11 @@ fn maps(problem: &Problem, name: &'static str, size: usize, rule: Option<DeviceM
     problem.bed.gpu.submit(|encoder| attention.classify(encoder, &own, lengths, &blocks)).expect("a map");
     let own = problem.forward("mask_mod and the map", own.blocks(blocks), None);
     match rule {
-        Some(rule) => problem
-            .compare(name, &mut [problem.forward("the rule and the map", rule.blocks(blocks), None), own]),
+        Some(rule) => {
+            let alone = problem.forward("the rule", rule, None);
+            let beside = problem.forward("the rule and the map", rule.blocks(blocks), None);
+            problem.compare(name, &mut [alone, beside, own]);
+        }
         None => problem.time(name, &mut [problem.forward("nothing", Mask::none(), None), own]),
     }
 }

@@ -44,8 +44,6 @@ struct Params {
 
 @group(0) @binding(0) var<uniform> p: Params;
 
-const NO_PLACE: u32 = 0xffffffffu;
-
 var<workgroup> sums: array<f32, TILE>;
 // What the lanes note.
 var<workgroup> places: array<u32, WORKGROUP>;
@@ -95,7 +93,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         let ask = asked(min(begin + pair / keys, p.rows - 1u), pair % keys, pair < pairs);
         var reading = 0u;
         loop {
-            places[lane] = NO_PLACE;
+            places[lane] = TILE;
             readings[lane] = 0u;
             if ask.seen {
                 let read = captured_slope(ask.score, ask.q, ask.j, reading);

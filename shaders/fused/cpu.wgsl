@@ -20,11 +20,11 @@
 // and per block, query and channel of v three, because a sum that a loop changes is read, chosen by the mask of lanes
 // and written.
 //
-// Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim; FULL,
-// FULL_IS_PLAIN, HAS_BLOCKS, HAS_DROPOUT, HEAD_VECTORS, HIDDEN, KEYS, LANES, LOWEST, PER_PAIR_MASK,
-// RESCALE_THRESHOLD, ROWS, SPLITS, UNIT, VALUE_VECTORS; Query; any_nan, apply_dropout, finish_row, k_last,
-// k_source, k_whole, key_row, mask_mod, q_at4, query_of_row, repaired, rescale_of, row_state, rows_key_range, score_mod,
-// split_keys, store_row, tile_state, v_last, v_source, v_whole, view_at, weight_of.
+// Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim; FULL, FULL_IS_PLAIN,
+// HAS_BLOCKS, HAS_DROPOUT, HEAD_VECTORS, HIDDEN, KEYS, LANES, LOWEST, PER_PAIR_MASK, RESCALE_THRESHOLD, ROWS, SPLITS,
+// UNIT, VALUE_VECTORS; Query; any_nan, apply_dropout, block_of_row, finish_row, k_last, k_source, k_whole, key_row,
+// map_row, mask_mod, q_at4, query_of_row, repaired, rescale_of, row_state, rows_key_range, score_mod, split_keys,
+// store_row, tile_column_state, v_last, v_source, v_whole, view_at, weight_of.
 // Gives: main.
 
 const LANE_ROWS: u32 = ROWS / LANES;
@@ -113,20 +113,37 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     range.any_row = split_keys(range.any_row, split);
     var stop = range.any_row.y;
     var asks = PER_PAIR_MASK;
+    // Rows and column of the map, once: drivers without vectors of them do divisions lane by lane.
+    var map_rows: array<u32, LANE_ROWS>;
+    var rows = vec2<u32>();
+    var col = 0u;
     if HAS_BLOCKS {
         stop = range.any_row.x;
+        rows = vec2<u32>(map_row(row0 / p.group), map_row((min(row0 + ROWS, packed) - 1u) / p.group));
+        col = stop / p.mask.block.y;
+        for (var r = 0u; r < LANE_ROWS; r++) {
+            map_rows[r] = map_row(queries[r].i);
+        }
     }
     for (var j = range.any_row.x; j < range.any_row.y; j = min(j + KEYS, stop)) {
         if HAS_BLOCKS {
-            if j == stop {
+            // A loop of its own: drivers that mask lanes do the rest of a loop they `continue`.
+            while j == stop && j < range.any_row.y {
                 // As far as the map has one column.
-                stop = min((j / p.mask.block.y + 1u) * p.mask.block.y, range.any_row.y);
-                let state = tile_state(b, kv_head, row0, min(row0 + ROWS, packed) - 1u, j, stop - 1u);
+                stop = min((col + 1u) * p.mask.block.y, range.any_row.y);
+                let state = tile_column_state(b, kv_head, rows, col, stop - 1u);
+                asks = !(FULL_IS_PLAIN && state == FULL);
                 if state == HIDDEN {
                     j = stop;
-                    continue;
+                } else {
+                    for (var r = 0u; r < LANE_ROWS; r++) {
+                        queries[r].block = block_of_row(queries[r], map_rows[r], col);
+                    }
                 }
-                asks = !(FULL_IS_PLAIN && state == FULL);
+                col += 1u;
+            }
+            if j >= range.any_row.y {
+                break;
             }
         }
         // Keys past the range may hold anything, NaN too.

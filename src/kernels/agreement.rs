@@ -36,6 +36,8 @@ fn meant() -> BTreeMap<(&'static str, &'static str), Option<u32>> {
         ("keys/storage", "Q4", StorageKind::Q4 as u32),
         ("mask/blocks", "HIDDEN", state::HIDDEN),
         ("mask/blocks", "FULL", state::FULL),
+        // None of the states.
+        ("mask/blocks", "DIFFER", 3),
         ("mask/pattern", "SAME_BLOCK", part(PatternPart::Near)[1]),
         ("mask/pattern", "NEAR", part(PatternPart::Near)[3]),
         ("mask/pattern", "FAR", part(PatternPart::Far)[3]),

@@ -119,6 +119,7 @@ rules! {
             element: Element::Number,
             axes: [Axis::Batch, Axis::Heads, Axis::BlockRows, Axis::BlockCols],
         }],
+        row: PerRow::of("block", "u32", ""),
         wgsl: wgsl!("blocks"),
         lifts: true,
         before: "let block = block_at(q, j);",

@@ -70,6 +70,15 @@ const FULL: u32 = 2u;
 fn tile_state(b: u32, kv_head: u32, first: u32, last: u32, from_key: u32, to_key: u32) -> u32 {
     return 1u;
 }
+fn map_row(i: u32) -> u32 {
+    return 0u;
+}
+fn block_of_row(q: Query, row: u32, col: u32) -> u32 {
+    return 1u;
+}
+fn tile_column_state(b: u32, kv_head: u32, rows: vec2<u32>, col: u32, to_key: u32) -> u32 {
+    return 1u;
+}
 ";
 
 /// What `keys/by_channel.wgsl` declares, where keys and values load in vectors.
@@ -142,7 +151,8 @@ impl Fused {
         parts.extend(self.unused_stores());
         parts.push(if self.mask.has(Id::Blocks) { shader!("fused/tile_state") } else { NO_BLOCKS });
         parts.push(self.drop.wgsl());
-        let mask = self.mask.wgsl();
+        let mask = if self.tiles.is_cpu() { self.mask.knowing_blocks() } else { self.mask };
+        let mask = mask.wgsl();
         parts.push(&mask);
         Kernel {
             workgroup_memory: self.tiles.workgroup_memory(),

@@ -71,6 +71,9 @@ impl MaskVariant {
             let _ = writeln!(text, "    {}: {},", row.name, row.ty);
         }
         text.push_str("}\n");
+        if self.has(Id::Blocks) {
+            let _ = writeln!(text, "const KNOWS_BLOCKS: bool = {};", self.knows_blocks);
+        }
         let softcap = if self.softcap { shader!("mask/softcap") } else { "" };
         let of_rules = self.rules.iter().map(|id| id.rule().wgsl);
         for source in of_rules.chain([softcap]).filter(|source| !source.is_empty()) {

@@ -33,6 +33,8 @@ pub(crate) struct MaskVariant {
     cached: bool,
     /// That cache is a ring, whose first tokens stay.
     ring: bool,
+    /// The kernel keeps the block of a query and the keys it is at in `Query::block`.
+    knows_blocks: bool,
     /// A score function of the caller's, and the dtypes of what it captures.
     score: Option<(Interned, Dtypes)>,
     /// The same of a mask.
@@ -72,6 +74,11 @@ impl MaskVariant {
     /// The same rules for keys in a cache.
     pub fn in_cache(self, cache: &CacheVariant) -> Self {
         MaskVariant { cached: true, ring: cache.layout_kind == LayoutKind::Ring, ..self }
+    }
+
+    /// The same rules in a kernel that goes through the map column by column.
+    pub fn knowing_blocks(self) -> Self {
+        MaskVariant { knows_blocks: true, ..self }
     }
 
     /// Only what bounds the range of keys: all that the tiled products look at.
