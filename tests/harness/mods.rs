@@ -216,3 +216,42 @@ pub fn winding() -> OwnScore {
         }
     })
 }
+
+/// Readings of 28 numbers, for four heads: in a loop, in a branch, by a function of a function, and one that is a factor of the score.
+pub fn readings(table: Vec<f32>) -> OwnScore {
+    let table = HostData::new(table, [4, 1, 7, 1]);
+    let text = "
+        fn entry(at: At, n: u32) -> f32 { return table_at(at.head, 0u, n % 7u, 0u); }
+        fn bent(at: At, x: f32) -> f32 { return tanh(x * entry(at, at.key)); }
+        fn score_mod(score: f32, at: At) -> f32 {
+            var sum = bent(at, score);
+            for (var n = 0u; n < at.query % 4u; n++) { sum += 0.5 * entry(at, at.key + n) * entry(at, n); }
+            if at.key % 3u == 0u { return sum * table_at(0u, 0u, 6u, 0u); }
+            return sum;
+        }";
+    let own = Text::new(text).captures("table", Capture::Float(table.clone(), DType::F32));
+    let of = move |at: &At, n: u32| {
+        let element = at.head as usize * 7 + (n % 7) as usize;
+        (element, f64::from(table.data[element]))
+    };
+    let last = of(&At::default(), 6);
+    let at_of = of.clone();
+    let sum = move |x: f64, at: &At| {
+        let terms = (0..at.query % 4).map(|n| 0.5 * at_of(at, at.key + n).1 * at_of(at, n).1);
+        (x * at_of(at, at.key).1).tanh() + terms.sum::<f64>()
+    };
+    let sums = sum.clone();
+    let factor = move |at: &At| if at.key.is_multiple_of(3) { last.1 } else { 1.0 };
+    score(own, move |x, at| sum(x, at) * factor(at)).reads(move |x, at, read| {
+        let (element, value) = of(at, at.key);
+        read(element, factor(at) * x * (1.0 - (x * value).tanh().powi(2)));
+        for n in 0..at.query % 4 {
+            let [(a, x), (b, y)] = [of(at, at.key + n), of(at, n)];
+            read(a, factor(at) * 0.5 * y);
+            read(b, factor(at) * 0.5 * x);
+        }
+        if at.key.is_multiple_of(3) {
+            read(last.0, sums(x, at));
+        }
+    })
+}

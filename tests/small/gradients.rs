@@ -1,7 +1,7 @@
 //! Gradients in every form and type, and of some parts of a mask.
 
 use wgpu_attention::reference::LayerShape;
-use wgpu_attention::{DType, KernelForm, Shape};
+use wgpu_attention::{DType, HostTensor, KernelForm, Shape, presets};
 
 use super::Work;
 use super::attention::SHAPE;
@@ -11,8 +11,8 @@ use crate::harness::gradients::{LayerProblem, Problem};
 use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup};
 use crate::harness::layer_backward::LayerBackwardSetup;
 use crate::harness::layer_options::LayerOptions;
-use crate::harness::mods::{Capture, Text, pairs, winding};
-use crate::harness::{Case, DropoutData, FORMS, HostData, Layout, Profile};
+use crate::harness::mods::{Capture, Text, pairs, readings, winding};
+use crate::harness::{Case, DropoutData, FORMS, HostData, Layout, Profile, Rng};
 
 pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
     let mut all = Vec::new();
@@ -53,6 +53,20 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
         c.rules.mask_mod = Some(pairs(shows, |at| (at.key + at.query) % 3 != 1));
         c.rules.score_mod = Some(winding());
     });
+    // The image has more pixels than there are keys.
+    let natten = presets::natten([9, 8], [5, 3], [1, 1]).expect("a mask");
+    let table: Vec<f32> = (0..4 * 8).map(|n| (n % 7) as f32 * 0.3 - 1.0).collect();
+    let t5 = presets::t5(HostTensor::new(&table, [1, 4, 1, 8]), 16, true).expect("a score function");
+    for form in FORMS {
+        let plain = BackwardSetup::plain(profile, form);
+        let reads = BackwardSetup { added: [false, false, false, false, true], ..plain };
+        let own = readings(Rng::named("what mods read").normals(28));
+        add("what mods read", SHAPE, reads, &|c| c.rules.score_mod = Some(own.clone()));
+        add("presets", SHAPE, plain, &|c| {
+            c.rules.mask_mod = Some(natten.clone().into());
+            c.rules.score_mod = Some(t5.clone().into());
+        });
+    }
     // `backward::masks` has all.
     for (n, (what, rules)) in single().into_iter().step_by(4).enumerate() {
         let form = [KernelForm::Gpu, KernelForm::Cpu][n % 2];
