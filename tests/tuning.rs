@@ -1,16 +1,17 @@
 //! Measured plans: the fastest of the right ones is followed, kept, and given up where it does not fit.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use support::allocations::allocations;
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
 use wgpu_attention::reference::{self, Options, widen};
 use wgpu_attention::{
-    Attention, CacheStorage, Config, DType, Error, Family, Forward, Gpu, LayerConfig, Measured, Pipelines,
-    ScaleGroup, Scratch, Shape, TensorView, TuneLimits, Tuned, Tuning, Workload, inspect,
+    Attention, CacheStorage, Config, DType, Error, Family, Forward, Gpu, LayerConfig, Measured, Path,
+    Pipelines, ScaleGroup, Scratch, Shape, TensorView, TuneLimits, Tuned, Tuning, Workload, inspect,
 };
 
 use crate::harness::faults::Fault;
-use crate::harness::full;
+use crate::harness::{full, say};
 
 const FUSED: [Family; 2] = [Family::FusedGpu, Family::FusedCpu];
 const STAGED: [Family; 2] = [Family::StagedGpu, Family::StagedCpu];
@@ -98,6 +99,34 @@ fn edited(tuned: &Tuned, edit: impl FnOnce(&mut Vec<String>)) -> Tuned {
     Tuned::from_bytes(format!("{head}\n{line} {hash:016x}\n").as_bytes())
 }
 
+/// Recording a call by a plan that was measured costs what it costs by the same plan, named.
+fn records_as_cheaply(call: &Call, tuned: &Attention, named: &Attention) {
+    let gpu = &full().gpu;
+    let cost = |attention: &Attention| {
+        let forward = call.forward();
+        let size = attention.scratch_size(&forward).expect("a size");
+        let mut scratch = Scratch::new(gpu.device(), size).expect("memory");
+        attention.prepare(&forward, &mut scratch).expect("a preparation");
+        let mut encoder = gpu.device().create_command_encoder(&Default::default());
+        let mut pass = encoder.begin_compute_pass(&Default::default());
+        let mut record = || {
+            let start = Instant::now();
+            attention.forward_in_pass(&mut pass, &forward, &mut scratch).expect("a recording");
+            start.elapsed()
+        };
+        let time = (0..1000).map(|_| record()).min().expect("many");
+        (allocations(|| _ = record()), time)
+    };
+    let [tuned, named] = [tuned, named].map(cost);
+    say(&format!(
+        "recording by a measured plan: {} allocations, {:?}; named: {}, {:?}",
+        tuned.0, tuned.1, named.0, named.1
+    ));
+    assert!(tuned.0 <= named.0 + 2, "{tuned:?}, named {named:?}");
+    // A look into a table: what measured, planned anew or compiled would take many times as long.
+    assert!(tuned.1 < 3 * named.1, "{tuned:?}, named {named:?}");
+}
+
 /// Where the fused kernels are slow, calls are staged, as their temporary memory shows.
 #[test]
 fn the_fastest_is_followed_and_kept() {
@@ -120,6 +149,8 @@ fn the_fastest_is_followed_and_kept() {
     assert_eq!(call.run(&fixed, None), before);
     // Memory that was made before has no room for it: the rules' plan, bit by bit.
     assert_eq!(call.run(&open, Some(&fixed)), before);
+
+    records_as_cheaply(&call, &open, &operator(&pipelines, Tuning::new().path(Path::Staged)));
 
     // Known, here and where the file is read.
     assert_eq!(tune(&pipelines, &[workload, workload]).expect("nothing"), []);
