@@ -6,8 +6,8 @@
 //!
 //! - unset: no more; on a GPU, whose driver compiles fast, all;
 //! - `1`: all;
-//! - `3/8`: of the rest the third of eight shares; and of what is usual, where it takes long, an eighth, by
-//!   the share's remainder of eight. CI takes one of 32 by the commit's hash.
+//! - `3/8`: of the rest the third of eight shares; and of what is usual, where it takes long, a
+//!   sixteenth, by the share's remainder of 16. CI takes one of 64 by the commit's hash.
 //!
 //! What is usual: every rule of a mask alone on every form of the fused kernel (`cpu`, `gpu`, those for few queries of
 //! tensors and of caches, matrix units in fragments of 8 × 8) and on the staged path; every set of rules that the tests of
@@ -57,7 +57,7 @@ impl Share {
     pub fn holds_usual(self, name: &str) -> bool {
         match self {
             Share::None | Share::All => true,
-            Share::One(share, _) => (Rng::named(name).word() >> 32) % 8 == share % 8,
+            Share::One(share, _) => (Rng::named(name).word() >> 32) % 16 == share % 16,
         }
     }
 }
