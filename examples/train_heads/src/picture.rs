@@ -3,7 +3,8 @@
 use std::error::Error;
 use std::path::Path;
 
-use canvas::{Canvas, Colour, GREY, HEADING, LABEL, REMARK, SMALL, SUBHEADING, heat};
+use canvas::plot::Plot;
+use canvas::{Canvas, Colour, HEADING, LABEL, REMARK, SMALL, SUBHEADING, heat};
 
 use crate::heads::{self, Role};
 use crate::parameters::{HEADS, LAYERS};
@@ -22,7 +23,6 @@ const ROW_LABEL: usize = 104;
 const COLUMN: usize = LETTER + MAP + 24;
 const WIDTH: usize = 2 * MARGIN + ROW_LABEL + HEADS * COLUMN;
 const PLOT: [usize; 2] = [(WIDTH - 2 * MARGIN) / 4 - 84, 190];
-const GRID: Colour = [225; 3];
 const BLUE: Colour = [0, 114, 178];
 const ORANGE: Colour = [213, 94, 0];
 
@@ -119,53 +119,10 @@ fn draw_map(canvas: &mut Canvas, [left, top]: [usize; 2], text: &str, map: &[f32
     }
 }
 
-/// A plot's corner and what its axes span.
-struct Plot {
-    left: usize,
-    top: usize,
-    x: [f64; 2],
-    y: [f64; 2],
-}
-
-impl Plot {
-    fn at(&self, [x, y]: [f64; 2]) -> [f32; 2] {
-        let along = |[from, to]: [f64; 2], value: f64| ((value - from) / (to - from)) as f32;
-        let (right, up) = (along(self.x, x), along(self.y, y).clamp(0.0, 1.0));
-        [self.left as f32 + right * PLOT[0] as f32, self.top as f32 + (1.0 - up) * PLOT[1] as f32]
-    }
-
-    /// Title, ticks with lines across, and what the horizontal axis is.
-    fn frame(&self, canvas: &mut Canvas, title: &str, axis: &str, x: &[(f64, String)], y: &[(f64, String)]) {
-        let (left, bottom) = (self.left, self.top + PLOT[1]);
-        canvas.text([left, self.top - SUBHEADING.height() - GAP], title, SUBHEADING);
-        for (value, text) in y {
-            let [_, y] = self.at([self.x[0], *value]).map(|v| v.round() as usize);
-            canvas.fill([left, y], [PLOT[0], 1], GRID);
-            let width = text.chars().count() * SMALL.width();
-            canvas.text([left - 8 - width, y - SMALL.height() / 2], text, SMALL);
-        }
-        for (value, text) in x {
-            let [x, _] = self.at([*value, self.y[0]]).map(|v| v.round() as usize);
-            canvas.fill([x, bottom], [1, 5], GREY);
-            let width = text.chars().count() * SMALL.width();
-            canvas.text([x - width / 2, bottom + 8], text, SMALL);
-        }
-        canvas.fill([left, bottom], [PLOT[0] + 1, 1], GREY);
-        let width = axis.chars().count() * SMALL.width();
-        let y = bottom + 10 + SMALL.height();
-        canvas.text([left + (PLOT[0] - width) / 2, y], axis, SMALL.coloured(GREY));
-    }
-
-    fn line(&self, canvas: &mut Canvas, points: impl Iterator<Item = [f64; 2]>, colour: Colour) {
-        let points: Vec<_> = points.map(|point| self.at(point)).collect();
-        canvas.line(&points, 2.5, colour);
-    }
-}
-
 fn draw_plots(canvas: &mut Canvas, top: usize, findings: &Findings) {
     let top = top + SUBHEADING.height() + GAP;
     let quarter = (WIDTH - 2 * MARGIN) / 4;
-    let plot = |n: usize, x, y| Plot { left: MARGIN + n * quarter + 60, top, x, y };
+    let plot = |n: usize, x, y| Plot { left: MARGIN + n * quarter + 60, top, size: PLOT, x, y };
     let percent: Vec<_> = [0.0, 0.5, 1.0].map(|v| (v, format!("{:.0} %", 100.0 * v))).to_vec();
 
     let steps = findings.scores.len() as f64;

@@ -1,5 +1,7 @@
 //! Rectangles, lines and text on white, saved as a PNG.
 
+pub mod plot;
+
 use std::error::Error;
 use std::fs::File;
 use std::io::BufWriter;
