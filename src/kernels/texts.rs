@@ -5,6 +5,11 @@ use super::shader;
 /// All of them, by path: what measurements of kernels hold for.
 pub(crate) const TEXTS: &[&str] = &[
     shader!("add_positions"),
+    shader!("additive/cpu"),
+    shader!("additive/gpu"),
+    shader!("additive/score"),
+    shader!("additive/tanh"),
+    shader!("additive_scores"),
     shader!("append_keys"),
     shader!("ask_mask"),
     shader!("average_weights"),
@@ -29,6 +34,7 @@ pub(crate) const TEXTS: &[&str] = &[
     shader!("dropout/seeded"),
     shader!("fused"),
     shader!("fused/cpu"),
+    shader!("fused/dot"),
     shader!("fused/gpu"),
     shader!("fused/matrix"),
     shader!("fused/tile_state"),
