@@ -17,6 +17,8 @@ struct Params {
     score_vector: View,
     scores: View,
     mask: MaskParams,
+    first: vec4<u32>,  // batch entry, query and key of the rectangle that this dispatch scores
+    end: vec4<u32>,    // past its last
     heads: u32,
     group: u32,
     hidden: u32,
@@ -33,13 +35,13 @@ var<private> k_rows: array<u32, KEYS>;
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    let b = group.z / p.heads;
+    let b = p.first.x + group.z / p.heads;
     let h = group.z % p.heads;
-    let row0 = group.y * ROWS;
-    let block = group.x * KEYS * KEY_LANES;
-    let keys = key_range(b, h, row0, min(row0 + ROWS, p.mask.q_len) - 1u);
+    let row0 = p.first.y + group.y * ROWS;
+    let block = p.first.z + group.x * KEYS * KEY_LANES;
+    let keys = key_range(b, h, row0, min(row0 + ROWS, p.end.y) - 1u);
     let i = row0 + lane / KEY_LANES;
-    if i >= p.mask.q_len || block >= keys.y || block + KEYS * KEY_LANES <= keys.x {
+    if i >= p.end.y || block >= keys.y || block + KEYS * KEY_LANES <= keys.x {
         return;
     }
     let j0 = block + lane % KEY_LANES;
@@ -47,7 +49,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let v = view_at(p.score_vector, 0u, h, 0u, 0u);
     /* unrolled */ for (var c = 0u; c < KEYS; c++) {
         sums[c] = 0.0;
-        k_rows[c] = view_at(p.k, b, h / p.group, min(j0 + c * KEY_LANES, p.mask.kv_len - 1u), 0u);
+        k_rows[c] = view_at(p.k, b, h / p.group, min(j0 + c * KEY_LANES, p.end.z - 1u), 0u);
     }
     for (var d = 0u; d < p.hidden; d += 4u) {
         let x = q_at4(q + d * p.q.strides.w, p.q.strides.w, p.hidden - d);
@@ -58,7 +60,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     /* unrolled */ for (var c = 0u; c < KEYS; c++) {
         let j = j0 + c * KEY_LANES;
-        if j < p.mask.kv_len {
+        if j < p.end.z {
             scores_store(view_at(p.scores, b, h, i, j), sums[c]);
         }
     }

@@ -83,7 +83,7 @@ mod tune;
 mod tuned;
 mod unroll;
 
-pub use additive::{AdditiveAttention, AdditiveConfig, AdditiveForward};
+pub use additive::{AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward};
 pub use attention::{Attention, Backward, Config, Forward};
 pub use block_map::Blocks;
 pub use cache::{Append, Cache, CacheConfig, CacheLayout, CacheRead, CacheStorage, ScaleGroup, Tokens};

@@ -1,8 +1,10 @@
 //! The operator: `softmax(v · tanh(q + k), masked) · values`.
 
+mod backward;
 mod call;
 mod config;
 
+pub use backward::AdditiveBackward;
 pub use call::AdditiveForward;
 pub use config::AdditiveConfig;
 

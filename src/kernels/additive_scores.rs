@@ -1,6 +1,7 @@
 //! Twin of `additive_scores.wgsl`.
 
 use super::{FLOATS, WIDTHS, mask, shader};
+use crate::device::DeviceFacts;
 use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
 use crate::tensor::DType;
 
@@ -30,11 +31,19 @@ params! {
         score_vector: View,
         scores: View,
         mask: mask::MaskParams,
+        first: [u32; 4],
+        end: [u32; 4],
         heads: u32,
         group: u32,
         hidden: u32,
         pad: u32,
     }
+}
+
+/// `range`, if the device binds its tensors beside so many others; without it more is computed.
+pub(crate) fn fitting(range: mask::MaskVariant, others: usize, device: &DeviceFacts) -> mask::MaskVariant {
+    let fits = others + range.bindings().len() <= device.max_storage_buffers as usize;
+    if fits { range } else { mask::MaskVariant::default() }
 }
 
 impl AdditiveScores {

@@ -136,7 +136,7 @@ impl<'a> Staged<'_, 'a> {
             dtype: q.dtype,
             width: Width::of(in_fours(q) && in_fours(k)),
             score_vector: score_vector.dtype,
-            range: self.scored_range(),
+            range: additive_scores::fitting(self.scored_range(), 4, self.device),
         };
         let params = additive_scores::Params {
             q: self.view(q),
@@ -144,6 +144,8 @@ impl<'a> Staged<'_, 'a> {
             score_vector: View::from(broadcast(score_vector.window(self.device).layout)),
             scores: self.view(self.matrix),
             mask: self.mask_params,
+            first: [0; 4],
+            end: [shape.batch as u32, shape.q_len as u32, shape.kv_len as u32, 0],
             heads: shape.heads as u32,
             group: shape.group() as u32,
             hidden: shape.head_dim as u32,
