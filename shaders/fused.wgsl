@@ -12,7 +12,11 @@
 // split among workgroups: each leaves its sums, relative to its own maximum, in `partial`, and merge_splits.wgsl
 // puts them together (Dao et al. 2023, "Flash-decoding").
 //
-// Bindings (declared by the host): q, what holds k and v, out (and lse) or partial; the mask's, dropout where used.
+// What the score of a pair is made of is in fused/dot.wgsl; of additive attention it is v · tanh(q + k) instead
+// (additive/score.wgsl), and the loops are in additive/*.wgsl.
+//
+// Bindings (declared by the host): q, what holds k and v, score_vector of additive attention, out (and lse) or partial; the
+// mask's, dropout where used.
 
 struct Params {
     q: View,
@@ -21,6 +25,7 @@ struct Params {
     out: View,
     lse: View,
     dropout: View,
+    score_vector: View,
     mask: MaskParams,
     first: vec4<u32>,  // workgroups before this dispatch's: long work is cut into several
     seed: vec2<u32>,
@@ -130,14 +135,7 @@ fn score_of(q: Query, j: u32) -> f32 {
             return p.mask.neg_inf;
         }
     }
-    let a = view_at(p.q, q.b, q.h, q.i, 0u);
-    let k = k_source(q.b, q.h / p.group);
-    let row = key_row(k, j);
-    var sums = vec4<f32>();
-    for (var d = 0u; d < p.head_dim; d += 4u) {
-        sums += q_at4(a + d * p.q.strides.w, p.q.strides.w, p.head_dim - d) * k_four(k, row, d);
-    }
-    let score = (sums.x + sums.y + sums.z + sums.w) * p.scale;
+    let score = pair_score(q, j);
     if PER_PAIR_MASK {
         return score_mod(score, q, j);
     }

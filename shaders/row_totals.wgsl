@@ -7,11 +7,14 @@
 //
 // Constants: WORKGROUP
 //
-// Bindings (declared by the host): q, k, row_stats; the mask's.
+// What a score is before the mask, backward/product.wgsl or backward/additive.wgsl says.
+//
+// Bindings (declared by the host): q, k, score_vector of additive scores, row_stats; the mask's.
 
 struct Params {
     q: View,
     k: View,
+    score_vector: View,
     mask: MaskParams,
     heads: u32,
     group: u32,
@@ -39,7 +42,6 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     }
     let b = row / p.mask.q_len / p.heads;
     let q = query_of(b, row / p.mask.q_len % p.heads, row % p.mask.q_len);
-    let a = view_at(p.q, b, q.h, q.i, 0u);
     var total = vec2<f32>(neg_inf, 0.0);
     for (var j = q.first; j < q.end; j++) {
         if PER_PAIR_MASK {
@@ -47,13 +49,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                 continue;
             }
         }
-        let c = view_at(p.k, b, q.h / p.group, j, 0u);
-        var sums = vec4<f32>();
-        for (var d = 0u; d < p.head_dim; d += 4u) {
-            sums += q_at4(a + d * p.q.strides.w, p.q.strides.w, p.head_dim - d)
-                * k_at4(c + d * p.k.strides.w, p.k.strides.w, p.head_dim - d);
-        }
-        var score = ((sums.x + sums.y) + (sums.z + sums.w)) * p.scale;
+        var score = raw_score(q, j);
         if PER_PAIR_MASK {
             score = score_mod(score, q, j);
         }

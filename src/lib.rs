@@ -10,6 +10,7 @@
 //! | queries and keys to rotate, activations to give positions | [`Positions`] |
 //! | tokens that come one by one, and a cache of keys and values | [`Cache`], [`Forward::with_cache`] |
 //! | attention over parts of the keys, to be combined | [`Merge`] |
+//! | scores that are `v · tanh(W_q q + W_k k)`: Bahdanau's, Luong's concat | [`AdditiveAttention`] |
 //! | a loss to train by | [`MultiHeadAttention::backward`], [`Attention::backward`], [`Projection::backward`], [`Positions::rotate_backward`], [`Merge::backward`] |
 //! | sequences of different lengths in one call | [`Mask::packed`] |
 //! | a block-sparse pattern, or a mask that leaves whole blocks out | [`Mask::blocks`], [`Attention::classify`] |
@@ -40,6 +41,7 @@
 // Lists of variants and structs are for `inspect` alone; with it, what is dead is told.
 #![cfg_attr(not(feature = "inspect"), allow(dead_code))]
 
+mod additive;
 mod attention;
 mod bars;
 mod bindings;
@@ -81,6 +83,7 @@ mod tune;
 mod tuned;
 mod unroll;
 
+pub use additive::{AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward};
 pub use attention::{Attention, Backward, Config, Forward};
 pub use block_map::Blocks;
 pub use cache::{Append, Cache, CacheConfig, CacheLayout, CacheRead, CacheStorage, ScaleGroup, Tokens};

@@ -218,6 +218,8 @@ pub struct Draw {
     scale: Option<f64>,
     softcap: Option<f64>,
     d_lse: bool,
+    /// Whether scores are additive, and of a vector for each head.
+    additive: Option<bool>,
     pub setup: BackwardSetup,
 }
 
@@ -245,8 +247,14 @@ impl Draw {
             scale: rng.chance(0.2).then_some(-0.75),
             softcap: rng.chance(0.25).then_some(1.5),
             d_lse: rng.chance(0.5),
+            additive: None,
             setup: BackwardSetup::random(rng, profile, FORMS),
         }
+    }
+
+    /// The same problem with additive scores.
+    pub fn with_additive_scores(self) -> Self {
+        Draw { additive: Some(self.shape.q_len.is_multiple_of(2)), scale: None, softcap: None, ..self }
     }
 
     /// Other sizes and strides for the same kernels: compiling them is what takes the time.
@@ -265,6 +273,8 @@ impl Draw {
             c.rules = self.mask.rules(rng, &self.shape, 0);
             (c.scale, c.softcap) = (self.scale, self.softcap);
             c.dropout = self.drop.dropout(rng, self.shape.weights());
+            let vectors = self.additive.map(|each| if each { self.shape.heads } else { 1 });
+            c.score_vector = vectors.map(|n| rng.normals(n * self.shape.head_dim));
         });
         Problem::new(case, 0, self.d_lse)
     }

@@ -13,6 +13,7 @@ const FLOORS: &[&str] = &[
     "gpu",
     // Operators.
     "multi_head",
+    "additive",
     "attention",
     "reference",
     "cache",

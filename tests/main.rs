@@ -2,6 +2,7 @@
 
 mod harness;
 
+mod additive;
 mod backward;
 mod backward_matrix;
 mod backward_scores;

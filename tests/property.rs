@@ -355,9 +355,11 @@ pub fn float(rng: &mut Rng, profile: &Profile) -> DType {
 
 /// Everything random about a problem and its run.
 #[derive(Clone, Copy, Debug)]
-struct Draw {
+pub struct Draw {
     seed: u64,
     shape: Shape,
+    /// Whether scores are additive, and of a vector for each head.
+    additive: Option<bool>,
     mask: MaskDraw,
     drop: DropDraw,
     scale: Option<f64>,
@@ -375,7 +377,7 @@ struct Draw {
 }
 
 impl Draw {
-    fn random(seed: u64) -> Self {
+    pub fn random(seed: u64) -> Self {
         let rng = &mut Rng::new(seed);
         let kv_heads = rng.pick(&[1, 1, 2, 3]);
         let mut shape = Shape {
@@ -410,6 +412,7 @@ impl Draw {
         Draw {
             seed,
             shape,
+            additive: None,
             mask: MaskDraw::random(rng, shape.kv_len),
             drop: DropDraw::random(rng),
             scale: rng.chance(0.3).then(|| rng.pick(&[0.0, 0.5, 1.0, -0.25])),
@@ -431,8 +434,13 @@ impl Draw {
         }
     }
 
+    /// The same problem with additive scores.
+    pub fn with_additive_scores(self) -> Self {
+        Draw { additive: Some(self.seed.is_multiple_of(2)), scale: None, softcap: None, ..self }
+    }
+
     /// Other sizes, data and strides for the same shaders: compiling them is what takes the time.
-    fn again(mut self) -> Self {
+    pub fn again(mut self) -> Self {
         let rng = &mut Rng::new(self.seed ^ 0xa6a12);
         self.seed = rng.word();
         self.shape = other_sizes(self.shape, rng);
@@ -440,17 +448,19 @@ impl Draw {
         self
     }
 
-    fn case(&self) -> Case {
+    pub fn case(&self) -> Case {
         let rng = &mut Rng::new(self.seed ^ 0x5eed);
         let mut case = Case::random(format!("draw {:#x}", self.seed), self.shape);
         case.q.iter_mut().for_each(|q| *q *= self.spread);
         case.rules = self.mask.rules(rng, &self.shape, 0);
         case.dropout = self.drop.dropout(rng, self.shape.weights());
         (case.scale, case.softcap) = (self.scale, self.softcap);
+        let vectors = self.additive.map(|each| if each { self.shape.heads } else { 1 });
+        case.score_vector = vectors.map(|n| rng.normals(n * self.shape.head_dim));
         case
     }
 
-    fn setup(&self, case: &Case) -> Setup {
+    pub fn setup(&self, case: &Case) -> Setup {
         let Draw { form, path, dtype, bias, layout, lse, weights, .. } = *self;
         let whole = || if self.profile == "full" { full() } else { defaults() };
         let profile = planned_by_name(self.profile).unwrap_or_else(whole);
@@ -459,7 +469,7 @@ impl Draw {
         Setup { path, ..setup }
     }
 
-    fn outcome(&self) -> Result<f64, String> {
+    pub fn outcome(&self) -> Result<f64, String> {
         let case = self.case();
         let setup = self.setup(&case);
         let stored = case.stored(setup.dtype, setup.bias);
@@ -468,7 +478,7 @@ impl Draw {
     }
 
     /// Draws like this one with something less.
-    fn simpler(&self) -> Vec<Self> {
+    pub fn simpler(&self) -> Vec<Self> {
         let mut all: Vec<Self> = self.mask.simpler().into_iter().map(|mask| Draw { mask, ..*self }).collect();
         let smaller = |n: usize| [1, n / 2, n - 1].into_iter().filter(move |m| (1..n).contains(m));
         let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim } = self.shape;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::harness::vectors::folder;
-use crate::{d2l, flex, mha, minilm, onnx, patterns, positions, sdpa};
+use crate::{additive, d2l, flex, mha, minilm, onnx, patterns, positions, sdpa};
 
 #[test]
 fn every_vector_is_used_by_a_test() {
@@ -20,6 +20,8 @@ fn every_vector_is_used_by_a_test() {
         (positions::FAMILY, positions::SINUSOID),
         (d2l::FAMILY, positions::D2L),
         (onnx::FAMILY, positions::ONNX),
+        (d2l::FAMILY, additive::D2L),
+        (additive::FAMILY, additive::NAMES),
     ];
     let used: BTreeSet<String> = used
         .iter()

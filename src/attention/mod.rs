@@ -252,6 +252,7 @@ impl Attention {
             extras: Extras { out, mask, appended: 0, lse, weights, scores, dropout },
             scale: scale_in_f32(self.config.scale, shape.head_dim),
             softcap: self.config.softcap.map(|c| c as f32),
+            score_vector: None,
             tuning: self.config.tuning,
         };
         let extras = &problem.extras;

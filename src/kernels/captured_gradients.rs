@@ -72,6 +72,7 @@ impl CapturedGradients {
             shader!("tensor/view"),
             shader!("backward/stats"),
             shader!("backward/pair"),
+            shader!("backward/rows"),
             shader!("captured_gradients"),
             self.drop.wgsl(),
             &mask,

@@ -127,6 +127,7 @@ impl FusedBackward {
             shader!("tensor/view"),
             shader!("backward/stats"),
             shader!("backward/pair"),
+            shader!("backward/rows"),
             shader!("fused_backward"),
         ];
         parts.extend(form);

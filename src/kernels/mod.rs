@@ -1,6 +1,9 @@
 //! The Rust twin of every shader: parameters, bindings, variants, grid.
 
 pub(crate) mod add_positions;
+pub(crate) mod additive_backward;
+pub(crate) mod additive_pairs;
+pub(crate) mod additive_scores;
 #[cfg(test)]
 mod agreement;
 pub(crate) mod append_keys;

@@ -99,7 +99,12 @@ impl ScoreGradients {
                 Constant::Bool("PER_PAIR_MASK", self.mask.is_per_pair()),
                 Constant::Bool("HAS_DROPOUT", self.drop != DropoutKind::None),
             ]);
-            parts.extend([shader!("backward/pair"), shader!("score_gradients/pairs"), self.drop.wgsl()]);
+            parts.extend([
+                shader!("backward/pair"),
+                shader!("backward/rows"),
+                shader!("score_gradients/pairs"),
+                self.drop.wgsl(),
+            ]);
             parts.push(&factor);
         }
         parts.push(&mask);

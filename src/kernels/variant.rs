@@ -1,10 +1,11 @@
 //! Any of the kernels.
 
 use super::{
-    add_positions, append_keys, ask_mask, average_weights, cache_advance, cache_append, cache_copy,
-    cache_read, captured_gradients, classify, column_sums, fused, fused_backward, merge, merge_backward,
-    merge_splits, part_sums, project, project_backward, rotate, row_stats, row_totals, score_gradients,
-    score_stage, scores, softmax, table_backward, weighted_sum,
+    add_positions, additive_backward, additive_pairs, additive_scores, append_keys, ask_mask,
+    average_weights, cache_advance, cache_append, cache_copy, cache_read, captured_gradients, classify,
+    column_sums, fused, fused_backward, merge, merge_backward, merge_splits, part_sums, project,
+    project_backward, rotate, row_stats, row_totals, score_gradients, score_stage, scores, softmax,
+    table_backward, weighted_sum,
 };
 use crate::family::{Families, Family, GRADIENTS, PRODUCT_GRADIENTS, PRODUCTS, STAGED};
 use crate::kernel::{Kernel, Variant};
@@ -16,6 +17,9 @@ use crate::tensor::DType;
 pub(crate) enum KernelVariant {
     Project(project::Project),
     Scores(scores::Scores),
+    AdditiveScores(additive_scores::AdditiveScores),
+    AdditivePairs(additive_pairs::AdditivePairs),
+    AdditiveBackward(additive_backward::AdditiveBackward),
     ScoreStage(score_stage::ScoreStage),
     Softmax(softmax::Softmax),
     WeightedSum(weighted_sum::WeightedSum),
@@ -67,12 +71,19 @@ impl KernelVariant {
                 with_tensors(&[Some(family)], &[v.a, v.b, v.c])
             }
             KernelVariant::Scores(v) => with_tensors(&[staged(v.tiles)], &[v.dtype]),
+            KernelVariant::AdditivePairs(_) => of(&[Some(Family::RowStats)]),
+            KernelVariant::AdditiveBackward(v) => {
+                with_tensors(&[Some(GRADIENTS.of(v.cpu))], &[v.own, v.score_vector, v.gradient])
+            }
+            KernelVariant::AdditiveScores(v) => {
+                with_tensors(&[Some(STAGED.of(v.cpu))], &[v.dtype, v.score_vector])
+            }
             KernelVariant::Softmax(v) => of(&[Some(STAGED.of(v.rows.lanes == 1))]),
             KernelVariant::WeightedSum(v) => with_tensors(&[staged(v.tiles)], &[v.v, v.out]),
             KernelVariant::Fused(v) => {
                 let family = match v.tiles {
-                    FusedTiles::Gpu { .. } => Family::FusedGpu,
-                    FusedTiles::Cpu { .. } => Family::FusedCpu,
+                    FusedTiles::Gpu { .. } | FusedTiles::AdditiveGpu { .. } => Family::FusedGpu,
+                    FusedTiles::Cpu { .. } | FusedTiles::AdditiveCpu { .. } => Family::FusedCpu,
                     FusedTiles::DecodeGpu(_) => Family::DecodeGpu,
                     FusedTiles::DecodeCpu(_) => Family::DecodeCpu,
                     FusedTiles::Matrix(_) => Family::MatrixAttention,
@@ -119,6 +130,9 @@ impl Variant for KernelVariant {
         match self {
             KernelVariant::Project(_) => "attention.project",
             KernelVariant::Scores(_) => "attention.scores",
+            KernelVariant::AdditiveScores(_) => "attention.additive_scores",
+            KernelVariant::AdditivePairs(_) => "attention.additive_pairs",
+            KernelVariant::AdditiveBackward(_) => "attention.additive_backward",
             KernelVariant::ScoreStage(_) => "attention.score_stage",
             KernelVariant::Softmax(_) => "attention.softmax",
             KernelVariant::WeightedSum(_) => "attention.weighted_sum",
@@ -152,6 +166,9 @@ impl Variant for KernelVariant {
         match self {
             KernelVariant::Project(v) => v.describe(),
             KernelVariant::Scores(v) => v.describe(),
+            KernelVariant::AdditiveScores(v) => v.describe(),
+            KernelVariant::AdditivePairs(v) => v.describe(),
+            KernelVariant::AdditiveBackward(v) => v.describe(),
             KernelVariant::ScoreStage(v) => v.describe(),
             KernelVariant::Softmax(v) => v.describe(),
             KernelVariant::WeightedSum(v) => v.describe(),
@@ -187,6 +204,9 @@ pub(crate) fn all() -> Vec<KernelVariant> {
     let mut all = Vec::new();
     all.extend(project::Project::all().map(KernelVariant::Project));
     all.extend(scores::Scores::all().map(KernelVariant::Scores));
+    all.extend(additive_scores::AdditiveScores::all().map(KernelVariant::AdditiveScores));
+    all.extend(additive_pairs::AdditivePairs::all().map(KernelVariant::AdditivePairs));
+    all.extend(additive_backward::AdditiveBackward::all().into_iter().map(KernelVariant::AdditiveBackward));
     all.extend(score_stage::ScoreStage::all().map(KernelVariant::ScoreStage));
     all.extend(softmax::Softmax::all().map(KernelVariant::Softmax));
     all.extend(weighted_sum::WeightedSum::all().map(KernelVariant::WeightedSum));

@@ -391,6 +391,7 @@ impl MultiHeadAttention {
             extras,
             scale: scale_in_f32(self.config.scale, shape.head_dim),
             softcap: self.config.softcap.map(|c| c as f32),
+            score_vector: None,
             tuning: self.tuning,
         }
     }

@@ -17,10 +17,10 @@ use crate::mask::Id;
 use crate::plan::{Added, BackwardPlan, CapturedGradientsPlan, GradientsOf, ScoreGradientsPlan};
 use crate::problem::Shape;
 use crate::scratch::{Scratch, ScratchSize, Slot};
-use crate::tensor::{DType, TensorView, Window, count};
+use crate::tensor::{DType, TensorView, Window, broadcast, count};
 
 /// What is kept of a query: three numbers.
-const STATS_BYTES: u64 = 12;
+pub(super) const STATS_BYTES: u64 = 12;
 
 /// What of a scratch a backward call takes.
 #[derive(Clone, Copy)]
@@ -139,7 +139,7 @@ pub(crate) fn dispatches<'a>(
 ) -> Dispatches<'a> {
     let stats = in_scratch(memory.stats, DType::F32, [1, 1, plans.rows, 3], 0).window(device);
     let mut dispatches: Dispatches = row_stats(problem, plans.rows, stats, device).collect();
-    dispatches.extend(row_totals(problem, plans.rows, stats, device));
+    dispatches.extend(row_totals(problem, None, plans.rows, stats, device));
     for plan in &plans.plans {
         dispatches.extend(gradients(problem, plan, stats, device));
     }
@@ -155,7 +155,7 @@ pub(crate) fn dispatches<'a>(
     dispatches
 }
 
-fn row_stats<'a>(
+pub(super) fn row_stats<'a>(
     problem: &BackwardProblem<'a>,
     rows: usize,
     stats: Window<'a>,
@@ -191,8 +191,9 @@ fn row_stats<'a>(
     })
 }
 
-fn row_totals<'a>(
+pub(super) fn row_totals<'a>(
     problem: &BackwardProblem<'a>,
+    score_vector: Option<TensorView<'a>>,
     rows: usize,
     stats: Window<'a>,
     device: &DeviceFacts,
@@ -202,13 +203,17 @@ fn row_totals<'a>(
         dtype: q.dtype,
         width: Width::of(in_fours(q) && in_fours(k)),
         mask: mask::MaskVariant::of(&problem.mask, problem.softcap.is_some(), problem.appended > 0),
+        score_vector: score_vector.map(|t| t.dtype),
     };
     let mut tensors: Vec<_> = [q, k].map(|t| t.window(device)).into();
+    tensors.extend(score_vector.map(|t| t.window(device)));
     tensors.push(stats);
     tensors.extend(variant.mask.windows(&problem.mask, device));
     let params = row_totals::Params {
         q: view(q, device),
         k: view(k, device),
+        score_vector: score_vector
+            .map_or(View::default(), |t| View::from(broadcast(t.window(device).layout))),
         mask: mask::MaskParams::new(&problem.mask, &shape, problem.appended, problem.softcap, device),
         heads: shape.heads as u32,
         group: shape.group() as u32,

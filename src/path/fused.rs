@@ -9,7 +9,7 @@ use crate::kernels::dropout::{DropoutKind, DropoutParams};
 use crate::kernels::merge_splits::{self, MergeSplits};
 use crate::kernels::{KernelVariant, fused, mask};
 use crate::plan::{FusedPlan, Piece};
-use crate::tensor::{Layout, TensorView, Window};
+use crate::tensor::{Layout, TensorView, Window, broadcast};
 
 fn variant(problem: &Problem, plan: &FusedPlan) -> fused::Fused {
     let extras = &problem.extras;
@@ -40,6 +40,7 @@ fn variant(problem: &Problem, plan: &FusedPlan) -> fused::Fused {
         lse: extras.lse.is_some() && !splits,
         drop: DropoutKind::of(extras.dropout.as_ref()),
         mask: cache.map_or(mask, |cache| mask.in_cache(&cache)),
+        score_vector: problem.score_vector.map(|t| t.dtype),
     };
     fused::Fused { contiguous: variant.loads_by_channel() && kv.is_some_and(contiguous), ..variant }
 }
@@ -87,6 +88,9 @@ fn params(problem: &Problem, plan: &FusedPlan, drop: &DropoutParams, device: &De
         out: view(extras.out, device),
         lse: extras.lse.map_or(View::default(), |lse| view(lse, device)),
         dropout: drop.view,
+        score_vector: problem
+            .score_vector
+            .map_or(View::default(), |t| View::from(broadcast(t.window(device).layout))),
         mask: mask::MaskParams::new(&extras.mask, shape, extras.appended, problem.softcap, device),
         first: [0; 4],
         seed: drop.seed,
@@ -119,6 +123,7 @@ fn attend<'a>(
         Keys::Tensors { k, v } => tensors.extend([k, v].map(|t| t.window(device))),
         Keys::Cache(layer) => tensors.extend([layer.k, layer.v, layer.sequence_table]),
     }
+    tensors.extend(problem.score_vector.map(|t| t.window(device)));
     tensors.extend(outputs);
     tensors.extend(variant.mask.windows(&problem.extras.mask, device));
     tensors.extend(keep);

@@ -1,5 +1,6 @@
 //! Sequences of kernels: from checked tensors to calls.
 
+pub(crate) mod additive_backward;
 pub(crate) mod ask_mask;
 pub(crate) mod backward;
 mod backward_problem;

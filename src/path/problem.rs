@@ -65,6 +65,7 @@ impl Extras<'_> {
             simple: !self.mask.has(Id::Blocks) && self.dropout.is_none(),
             weights: self.weights.map(|w| WeightsOutput::of(w.dtype, w.shape(), &shape)),
             scores: self.scores.is_some(),
+            additive: false,
             // q, k, v and out. With splits there are no more.
             bindings: 4 + self.lse.iter().count() + self.mask.tensors().len() + given.iter().count(),
             tuning,
@@ -81,12 +82,16 @@ pub(crate) struct Problem<'a> {
     pub extras: Extras<'a>,
     pub scale: f32,
     pub softcap: Option<f32>,
+    /// Of additive scores, `[1, heads or 1, 1, hidden]`; others are scaled products.
+    pub score_vector: Option<TensorView<'a>>,
     pub tuning: Tuning,
 }
 
 impl Problem<'_> {
     /// What a plan must know of it.
     pub fn outline(&self) -> Outline {
-        self.extras.outline(self.shape, self.q.dtype, self.keys.layout(), self.tuning)
+        let outline = self.extras.outline(self.shape, self.q.dtype, self.keys.layout(), self.tuning);
+        let additive = self.score_vector.is_some();
+        Outline { additive, bindings: outline.bindings + usize::from(additive), ..outline }
     }
 }

@@ -5,11 +5,12 @@ use super::problem::{Extras, Keys, Problem};
 use crate::device::DeviceFacts;
 use crate::family::STAGED;
 use crate::kernel::{Dispatch, View, Width};
+use crate::kernels::additive_scores::{self, AdditiveScores};
 use crate::kernels::dropout::{DropoutKind, DropoutParams};
 use crate::kernels::{KernelVariant, average_weights, mask, score_stage, scores, softmax, weighted_sum};
 use crate::plan::{self, MatmulShape, Tiles, WeightsOutput};
 use crate::problem::{ScoreStage, Shape};
-use crate::tensor::{DType, TensorView, Window};
+use crate::tensor::{DType, TensorView, Window, broadcast};
 
 /// The dispatches of `problem`. `matrix` is the scratch's score buffer, unless the weights serve.
 pub(crate) fn dispatches<'a>(
@@ -37,7 +38,11 @@ pub(crate) fn dispatches<'a>(
         mask_params: mask::MaskParams::new(&extras.mask, shape, extras.appended, softcap, device),
         device,
     };
-    let mut dispatches = vec![staged.scores()];
+    let scores = match problem.score_vector {
+        Some(score_vector) => staged.additive_scores(score_vector),
+        None => staged.scores(),
+    };
+    let mut dispatches = vec![scores];
     dispatches.extend(extras.scores.map(|(out, stage)| staged.score_stage(out, stage)));
     dispatches.extend([staged.softmax(), staged.weighted_sum()]);
     if direct.is_none() {
@@ -84,15 +89,20 @@ impl<'a> Staged<'_, 'a> {
         (plan::tiles(product, self.is_cpu(), self.device), product)
     }
 
+    /// What bounds the keys that are scored.
+    fn scored_range(&self) -> mask::MaskVariant {
+        match self.problem.extras.scores {
+            // Those of pairs that nobody sees are wanted too.
+            Some((_, ScoreStage::Scaled | ScoreStage::Softcapped)) => mask::MaskVariant::default(),
+            _ => self.mask.range_only(),
+        }
+    }
+
     fn scores(&self) -> Dispatch<'a, KernelVariant> {
         let Problem { shape, q, scale, .. } = *self.problem;
         let k = self.k;
         let (tiles, product) = self.product(shape.kv_len);
-        let range = match self.problem.extras.scores {
-            // Those of pairs that nobody sees are wanted too.
-            Some((_, ScoreStage::Scaled | ScoreStage::Softcapped)) => mask::MaskVariant::default(),
-            _ => self.mask.range_only(),
-        };
+        let range = self.scored_range();
         let params = scores::Params {
             q: self.view(q),
             k: self.view(k),
@@ -114,6 +124,39 @@ impl<'a> Staged<'_, 'a> {
             params: bytemuck::bytes_of(&params).to_vec(),
             tensors: self.windows(&[q, k, self.matrix], range),
             grid: grid(plan::grid(tiles, product)),
+        }
+    }
+
+    fn additive_scores(&self, score_vector: TensorView<'a>) -> Dispatch<'a, KernelVariant> {
+        let Problem { shape, q, .. } = *self.problem;
+        let (k, cpu) = (self.k, self.is_cpu());
+        let variant = AdditiveScores {
+            cpu,
+            key_lanes: AdditiveScores::key_lanes(shape.q_len, cpu),
+            dtype: q.dtype,
+            width: Width::of(in_fours(q) && in_fours(k)),
+            score_vector: score_vector.dtype,
+            range: additive_scores::fitting(self.scored_range(), 4, self.device),
+        };
+        let params = additive_scores::Params {
+            q: self.view(q),
+            k: self.view(k),
+            score_vector: View::from(broadcast(score_vector.window(self.device).layout)),
+            scores: self.view(self.matrix),
+            mask: self.mask_params,
+            first: [0; 4],
+            end: [shape.batch as u32, shape.q_len as u32, shape.kv_len as u32, 0],
+            heads: shape.heads as u32,
+            group: shape.group() as u32,
+            hidden: shape.head_dim as u32,
+            pad: 0,
+        };
+        let [rows, keys] = variant.tile();
+        Dispatch {
+            variant: KernelVariant::AdditiveScores(variant),
+            params: bytemuck::bytes_of(&params).to_vec(),
+            tensors: self.windows(&[q, k, score_vector, self.matrix], variant.range),
+            grid: grid([shape.kv_len.div_ceil(keys), shape.q_len.div_ceil(rows), shape.batch * shape.heads]),
         }
     }
 

@@ -115,6 +115,7 @@ mod tests {
             simple: true,
             weights: None,
             scores: false,
+            additive: false,
             bindings: 4,
             tuning: Tuning::default(),
         }

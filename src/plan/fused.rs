@@ -30,12 +30,29 @@ pub(crate) enum FusedTiles {
     DecodeCpu(DecodeCpu),
     /// On matrix units.
     Matrix(FusedMatrix),
+    /// Of additive scores, on GPUs: `rows` packed rows per workgroup of `rows · keys / 4`, tiles of `keys` keys.
+    AdditiveGpu { rows: u32, keys: u32 },
+    /// Of additive scores, on software drivers: `key_lanes` of `lanes` invocations share a row, each has blocks of `keys` keys.
+    AdditiveCpu { lanes: u32, key_lanes: u32, keys: u32, value_vectors: u32 },
 }
 
 impl FusedTiles {
     /// Of the form for GPUs: channels of q and k staged at a time, keys whose weights are.
     pub const CHUNK: u32 = 16;
     pub const P_KEYS: u32 = 32;
+
+    /// Of the form of additive scores for GPUs: channels of out of a workgroup.
+    pub const ADDITIVE_SLICE: u32 = 256;
+
+    /// The tiles of additive scores; every mask is worth checking with the second and the third.
+    pub const ADDITIVE: [FusedTiles; 6] = [
+        ADDITIVE_FEW,
+        ADDITIVE_MANY,
+        FusedTiles::AdditiveCpu { lanes: 8, key_lanes: 1, keys: 8, value_vectors: 3 },
+        FusedTiles::AdditiveCpu { lanes: 8, key_lanes: 8, keys: 8, value_vectors: 5 },
+        FusedTiles::AdditiveCpu { lanes: 4, key_lanes: 2, keys: 8, value_vectors: 2 },
+        FusedTiles::AdditiveCpu { lanes: 16, key_lanes: 1, keys: 4, value_vectors: 20 },
+    ];
 
     /// The tiles worth checking every mask with.
     pub const MASKED: [FusedTiles; 4] = [SMALL_64, SHORT_16[0], CPU, DECODE_CPU];
@@ -95,6 +112,8 @@ impl FusedTiles {
             FusedTiles::DecodeGpu(decode) => decode.rows as usize,
             FusedTiles::DecodeCpu(decode) => decode.rows as usize,
             FusedTiles::Matrix(tiles) => tiles.rows() as usize,
+            FusedTiles::AdditiveGpu { rows, .. } => rows as usize,
+            FusedTiles::AdditiveCpu { lanes, key_lanes, .. } => (lanes / key_lanes) as usize,
         }
     }
 
@@ -102,12 +121,15 @@ impl FusedTiles {
     fn slice(self) -> usize {
         match self {
             FusedTiles::Gpu { slice, .. } => slice as usize,
-            FusedTiles::Cpu { value_vectors, .. } => value_vectors as usize * 4,
+            FusedTiles::Cpu { value_vectors, .. } | FusedTiles::AdditiveCpu { value_vectors, .. } => {
+                value_vectors as usize * 4
+            }
             FusedTiles::DecodeGpu(decode) => {
                 (decode.loads.v * decode.loads.vectors * 4).div_ceil(decode.slices()) as usize
             }
             FusedTiles::DecodeCpu(decode) => (decode.loads.v * decode.loads.vectors * 4) as usize,
             FusedTiles::Matrix(tiles) => tiles.value as usize,
+            FusedTiles::AdditiveGpu { .. } => Self::ADDITIVE_SLICE as usize,
         }
     }
 
@@ -123,13 +145,19 @@ impl FusedTiles {
     pub fn split_step(self) -> u32 {
         match self {
             FusedTiles::DecodeGpu(decode) => decode.keys().max(64),
+            FusedTiles::AdditiveGpu { keys, .. } => keys.max(64),
             _ => 64,
         }
     }
 
     /// Whether this is a form for software drivers.
     pub fn is_cpu(self) -> bool {
-        matches!(self, FusedTiles::Cpu { .. } | FusedTiles::DecodeCpu(_))
+        matches!(self, FusedTiles::Cpu { .. } | FusedTiles::DecodeCpu(_) | FusedTiles::AdditiveCpu { .. })
+    }
+
+    /// Whether it is one of those of additive scores.
+    pub fn is_additive(self) -> bool {
+        matches!(self, FusedTiles::AdditiveGpu { .. } | FusedTiles::AdditiveCpu { .. })
     }
 
     /// Whether keys and values are loaded as vectors of words where they can be.
@@ -142,6 +170,9 @@ impl FusedTiles {
         match self {
             FusedTiles::Gpu { .. } | FusedTiles::DecodeGpu(_) | FusedTiles::Matrix(_) => 128,
             FusedTiles::Cpu { .. } | FusedTiles::DecodeCpu(_) => 256,
+            // A pair is more work.
+            FusedTiles::AdditiveGpu { keys, .. } => keys.max(64),
+            FusedTiles::AdditiveCpu { .. } => 64,
         }
     }
 
@@ -149,10 +180,10 @@ impl FusedTiles {
     fn enough(self) -> usize {
         match self {
             FusedTiles::Gpu { .. } => 2 * ENOUGH_WORKGROUPS,
-            FusedTiles::Matrix(_) => ENOUGH_WORKGROUPS,
+            FusedTiles::Matrix(_) | FusedTiles::AdditiveGpu { .. } => ENOUGH_WORKGROUPS,
             // Small ones, of which each core takes several.
             FusedTiles::DecodeGpu(_) => 4 * ENOUGH_WORKGROUPS,
-            FusedTiles::Cpu { .. } | FusedTiles::DecodeCpu(_) => 16,
+            FusedTiles::Cpu { .. } | FusedTiles::DecodeCpu(_) | FusedTiles::AdditiveCpu { .. } => 16,
         }
     }
 
@@ -164,6 +195,12 @@ impl FusedTiles {
             FusedTiles::DecodeGpu(decode) => return decode.memory(),
             FusedTiles::DecodeCpu(decode) => return decode.memory(),
             FusedTiles::Matrix(tiles) => return tiles.memory(),
+            // Chunks of four vectors and one of padding, of rows twice; weights; a number of each invocation.
+            FusedTiles::AdditiveGpu { rows, keys } => {
+                return 80 * (2 * rows + keys) + 4 * rows * keys + rows * keys;
+            }
+            // A state and a vector of each.
+            FusedTiles::AdditiveCpu { lanes, .. } => return 24 * lanes,
         };
         let (chunk, p_keys) = (Self::CHUNK, Self::P_KEYS);
         // In vectors: q and k, each fourth row shifted by one; or weights and v; or maxima by lane.
@@ -220,6 +257,13 @@ const CPU: FusedTiles = FusedTiles::Cpu { lanes: 8, rows: 24, keys: 2, head_vect
 const DECODE_CPU: FusedTiles =
     FusedTiles::Cpu { lanes: 8, rows: 8, keys: 1, head_vectors: 5, value_vectors: 3 };
 
+/// Of additive scores: a few rows, and more.
+const ADDITIVE_FEW: FusedTiles = FusedTiles::AdditiveGpu { rows: 4, keys: 128 };
+const ADDITIVE_MANY: FusedTiles = FusedTiles::AdditiveGpu { rows: 16, keys: 32 };
+
+/// What a tanh weighs, in multiply-adds.
+pub(crate) const TANH: f64 = 16.0;
+
 /// How a problem is computed by the fused kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct FusedPlan {
@@ -253,7 +297,8 @@ pub(super) fn fused(outline: &Outline, pick: &Pick, device: &DeviceFacts) -> Res
     let grid = [row_tiles.saturating_mul(splits), slices, heads];
     // What masks hide counts.
     let pairs = tiles.rows() as f64 * outline.most_keys().div_ceil(splits) as f64;
-    let work = 2.0 * pairs * (shape.head_dim + tiles.slice()) as f64;
+    let score = shape.head_dim as f64 * if outline.additive { TANH } else { 1.0 };
+    let work = 2.0 * pairs * (score + tiles.slice() as f64);
     let plan = FusedPlan {
         tiles,
         splits,
@@ -278,6 +323,14 @@ fn fused_tiles(
     device: &DeviceFacts,
 ) -> Result<FusedTiles, Error> {
     let Outline { shape, tuning, .. } = outline;
+    if outline.additive {
+        if tuning.matrix_units == MatrixUnits::Always {
+            let why = "they multiply, and an additive score is a sum of tanh; leave the matrix units to Auto";
+            return Err(Error::Unsupported { what: "matrix units for this call", why });
+        }
+        let cpu = tuning.form.choose(FUSED, device);
+        return Ok(if cpu { additive_cpu(rows, shape, device.lanes) } else { additive_gpu(rows) });
+    }
     let keys = outline.source();
     let matrix = if rows > 16 || tuning.matrix_units == MatrixUnits::Always {
         fused_matrix(rows, heads, shape, keys.operands, tuning, pick, device)
@@ -296,6 +349,20 @@ fn fused_tiles(
     }
     let decode = decode_gpu(rows, shape, &keys, device).map(FusedTiles::DecodeGpu);
     Ok(decode.unwrap_or_else(|| fused_gpu(rows, shape.value_dim, heads, pick, device)))
+}
+
+/// The form of additive scores for GPUs.
+fn additive_gpu(rows: usize) -> FusedTiles {
+    if rows <= 4 { ADDITIVE_FEW } else { ADDITIVE_MANY }
+}
+
+/// The form of additive scores for software drivers: rows to fill the lanes, or lanes that share rows.
+fn additive_cpu(rows: usize, shape: &Shape, lanes: u32) -> FusedTiles {
+    // More channels of out would not stay in the first-level cache, beside fewer keys.
+    let value_vectors = (shape.value_dim.div_ceil(4) as u32).min(64);
+    let keys = if value_vectors > 16 { 4 } else { 8 };
+    let key_lanes = (lanes / rows.next_power_of_two().min(lanes as usize) as u32).max(1);
+    FusedTiles::AdditiveCpu { lanes, key_lanes, keys, value_vectors }
 }
 
 /// The form for software drivers, all channels of q in variables.

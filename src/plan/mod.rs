@@ -13,6 +13,7 @@ mod matmul;
 mod matrix;
 mod outline;
 mod pieces;
+mod rectangles;
 mod score_gradients;
 mod softmax;
 mod tuning;
@@ -31,6 +32,7 @@ pub(crate) use matmul::{
 pub(crate) use matrix::FusedMatrix;
 pub(crate) use outline::{KeyLayout, Outline, Reach, WeightsOutput};
 pub(crate) use pieces::Piece;
+pub(crate) use rectangles::{Rectangle, Sides, rectangles};
 pub(crate) use score_gradients::{Added, ScoreGradientsPlan};
 pub(crate) use softmax::{Rows, rows};
 pub use tuning::{KernelForm, MatrixUnits, Path, Tuning};

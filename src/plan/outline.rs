@@ -123,6 +123,8 @@ pub(crate) struct Outline {
     pub weights: Option<WeightsOutput>,
     /// Whether scores are wanted.
     pub scores: bool,
+    /// Whether they are additive.
+    pub additive: bool,
     /// Storage buffers that the fused kernel binds.
     pub bindings: usize,
     pub tuning: Tuning,
@@ -148,7 +150,7 @@ impl Outline {
     /// Calls that a measurement of this one stands for, if any is followed.
     pub fn class(&self) -> Option<Class> {
         let Outline { shape, dtype, keys, masked, simple, weights, scores, tuning, .. } = *self;
-        if !simple || scores || weights.is_some() || !tuning.is_open() {
+        if !simple || scores || self.additive || weights.is_some() || !tuning.is_open() {
             return None;
         }
         let flags = [keys.is_cache(), keys.in_words(), tuning.f16_operands, masked];

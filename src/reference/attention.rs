@@ -89,6 +89,21 @@ impl Options<'_> {
         self.mask.check(Shape { kv_len, ..shape })?;
         self.dropout.as_ref().map_or(Ok(()), |dropout| check_dropout(dropout, &shape))
     }
+
+    /// Scores of a checked shape at a stage.
+    pub(super) fn at_stage<R: Real>(&self, mut scores: Vec<R>, shape: Shape, stage: ScoreStage) -> Vec<R> {
+        let [_, heads, q_len, kv_len] = shape.weights();
+        for (n, score) in scores.iter_mut().enumerate() {
+            let (row, j) = (n / kv_len, n % kv_len);
+            let index = [row / q_len / heads, row / q_len % heads, row % q_len, j];
+            *score = match stage {
+                ScoreStage::Scaled => *score,
+                ScoreStage::Softcapped => self.capped(*score, &shape, index),
+                ScoreStage::Biased => self.changed(*score, &shape, index).unwrap_or(R::neg_infinity()),
+            };
+        }
+        scores
+    }
 }
 
 /// What attention gives, or a layer.
@@ -117,18 +132,8 @@ pub fn scores_at<R: Real>(
 ) -> Result<Vec<R>, Error> {
     shape.check()?;
     options.check(shape)?;
-    let mut scores = scores(q, k, shape, options.scale_value(shape.head_dim))?;
-    let [_, heads, q_len, kv_len] = shape.weights();
-    for (n, score) in scores.iter_mut().enumerate() {
-        let (row, j) = (n / kv_len, n % kv_len);
-        let index = [row / q_len / heads, row / q_len % heads, row % q_len, j];
-        *score = match stage {
-            ScoreStage::Scaled => *score,
-            ScoreStage::Softcapped => options.capped(*score, &shape, index),
-            ScoreStage::Biased => options.changed(*score, &shape, index).unwrap_or(R::neg_infinity()),
-        };
-    }
-    Ok(scores)
+    let scores = scores(q, k, shape, options.scale_value(shape.head_dim))?;
+    Ok(options.at_stage(scores, shape, stage))
 }
 
 /// `softmax(scale · q kᵀ, masked) · v` over dense row-major slices shaped as [`Shape`] says.
@@ -145,11 +150,20 @@ pub fn attention<R: Real>(
     shape.check()?;
     expect_length("q", q, count(shape.q()))?;
     expect_length("k", k, count(shape.k()))?;
-    expect_length("v", v, count(shape.v()))?;
     options.check(shape)?;
-
     let scores = scores(q, k, shape, options.scale_value(shape.head_dim))?;
-    let mut normalised = softmax(&scores, shape, options)?;
+    attend(&scores, v, shape, options)
+}
+
+/// From scores to the output.
+pub(super) fn attend<R: Real>(
+    scores: &[R],
+    v: &[R],
+    shape: Shape,
+    options: &Options,
+) -> Result<Attended<R>, Error> {
+    expect_length("v", v, count(shape.v()))?;
+    let mut normalised = softmax(scores, shape, options)?;
     if let Some(d) = &options.dropout {
         dropout(&mut normalised.weights, shape, d)?;
     }

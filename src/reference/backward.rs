@@ -1,6 +1,7 @@
 //! The gradients of attention, stage by stage from the output back to the inputs.
 
-use super::{Options, Real, dropout, expect_length, scores, softmax};
+use super::additive::vector_of;
+use super::{Options, Real, additive_scores, dropout, expect_length, scores, softmax};
 use crate::error::Error;
 use crate::mask::{HostTensor, Id};
 use crate::problem::Shape;
@@ -28,6 +29,8 @@ pub struct Gradients<R> {
     /// Of what [`Mask::score_fn`](crate::Mask::score_fn) gives, if there is one: `[batch, heads, q_len, kv_len]`. The gradient of
     /// something that it reads is `Σ d_score_fn · ∂score_fn`, by the caller's own derivative.
     pub d_score_fn: Option<Vec<R>>,
+    /// Of additive scores' vector, shaped as it was given: `[heads, hidden]` or `[hidden]`.
+    pub d_score_vector: Option<Vec<R>>,
 }
 
 /// The gradients of `Σ out · d_out + Σ lse · d_lse` with respect to the inputs of [`attention`](super::attention);
@@ -68,7 +71,7 @@ pub fn attention_backward<R: Real>(
     shape: Shape,
     options: &Options,
 ) -> Result<Gradients<R>, Error> {
-    gradients(&Results { q, k, v, d_out, d_lse }, shape, options, false)
+    gradients(&Results { q, k, v, d_out, d_lse, score_vector: None }, shape, options, false)
 }
 
 /// Sums of the absolute values of the terms that [`attention_backward`] sums, in the same shapes. The largest of a
@@ -85,7 +88,51 @@ pub fn attention_backward_magnitudes<R: Real>(
     shape: Shape,
     options: &Options,
 ) -> Result<Gradients<R>, Error> {
-    gradients(&Results { q, k, v, d_out, d_lse }, shape, options, true)
+    gradients(&Results { q, k, v, d_out, d_lse, score_vector: None }, shape, options, true)
+}
+
+/// The gradients of `Σ out · d_out + Σ lse · d_lse` with respect to the inputs of
+/// [`additive_attention`](super::additive_attention): as [`attention_backward`]'s, but for
+///
+/// ```text
+/// d_q[i]         = v ∘ Σⱼ dS[i, j] · (1 − tanh²(q[i] + k[j]))      d_k[j]: likewise over i
+/// d_score_vector = Σᵢⱼ dS[i, j] · tanh(q[i] + k[j])
+/// ```
+///
+/// # Errors
+/// As [`attention`](super::attention).
+#[allow(clippy::too_many_arguments)]
+pub fn additive_attention_backward<R: Real>(
+    q: &[R],
+    k: &[R],
+    v: &[R],
+    score_vector: &[R],
+    d_out: &[R],
+    d_lse: Option<&[R]>,
+    shape: Shape,
+    options: &Options,
+) -> Result<Gradients<R>, Error> {
+    let score_vector = Some(score_vector);
+    gradients(&Results { q, k, v, d_out, d_lse, score_vector }, shape, options, false)
+}
+
+/// Sums of the absolute values of the terms that [`additive_attention_backward`] sums, in the same shapes.
+///
+/// # Errors
+/// As [`attention`](super::attention).
+#[allow(clippy::too_many_arguments)]
+pub fn additive_attention_backward_magnitudes<R: Real>(
+    q: &[R],
+    k: &[R],
+    v: &[R],
+    score_vector: &[R],
+    d_out: &[R],
+    d_lse: Option<&[R]>,
+    shape: Shape,
+    options: &Options,
+) -> Result<Gradients<R>, Error> {
+    let score_vector = Some(score_vector);
+    gradients(&Results { q, k, v, d_out, d_lse, score_vector }, shape, options, true)
 }
 
 /// Inputs of attention and the gradients of its results.
@@ -95,6 +142,8 @@ struct Results<'a, R> {
     v: &'a [R],
     d_out: &'a [R],
     d_lse: Option<&'a [R]>,
+    /// Of additive scores.
+    score_vector: Option<&'a [R]>,
 }
 
 /// The gradients, or the `magnitudes` of their terms: then no sum has a difference.
@@ -104,7 +153,7 @@ fn gradients<R: Real>(
     options: &Options,
     magnitudes: bool,
 ) -> Result<Gradients<R>, Error> {
-    let Results { q, k, v, d_out, d_lse } = *given;
+    let Results { q, k, v, d_out, d_lse, score_vector } = *given;
     shape.check()?;
     expect_length("q", q, count(shape.q()))?;
     expect_length("k", k, count(shape.k()))?;
@@ -117,9 +166,12 @@ fn gradients<R: Real>(
     let terms = |x: &[R]| x.iter().map(|x| term(*x)).collect::<Vec<R>>();
     let minus = if magnitudes { R::one() } else { -R::one() };
     let scale = options.scale_value(shape.head_dim);
-    let scores = scores(q, k, shape, scale)?;
+    let scores = match score_vector {
+        Some(vector) => additive_scores(q, k, vector, shape)?,
+        None => scores(q, k, shape, scale)?,
+    };
     let normalised = softmax(&scores, shape, options)?;
-    let (q, k, v, d_out) = (terms(q), terms(k), terms(v), terms(d_out));
+    let (v, d_out) = (terms(v), terms(d_out));
     let mut dropped = normalised.weights.clone();
     let mut d_weights = weights_gradient(&v, &d_out, shape);
     if let Some(d) = &options.dropout {
@@ -166,8 +218,20 @@ fn gradients<R: Real>(
             add(&mut d_sinks, tensor(Id::SinkLogits), [b, h, 0, 0], minus * share * mean);
         }
     }
-    let [d_q, d_k] = scores_gradient(&d_scores, &normalised.weights, &q, &k, shape, term(R::of(scale)));
-    Ok(Gradients { d_q, d_k, d_v, d_bias, d_slopes, d_relative, d_sinks, d_score_fn })
+    let (d_q, d_k, d_score_vector) = match score_vector {
+        Some(vector) => {
+            let [d_q, d_k, d_vector] =
+                additive_gradient(&d_scores, &normalised.weights, [q, k, vector], shape, term);
+            (d_q, d_k, Some(d_vector))
+        }
+        None => {
+            let (q, k) = (terms(q), terms(k));
+            let [d_q, d_k] =
+                scores_gradient(&d_scores, &normalised.weights, &q, &k, shape, term(R::of(scale)));
+            (d_q, d_k, None)
+        }
+    };
+    Ok(Gradients { d_score_vector, d_q, d_k, d_v, d_bias, d_slopes, d_relative, d_sinks, d_score_fn })
 }
 
 /// Adds `x` to the gradient of the element at `index`, repeating axes of 1.
@@ -231,4 +295,30 @@ fn scores_gradient<R: Real>(
         }
     }
     [d_q, d_k]
+}
+
+/// The gradients of queries, keys and the vector of additive scores, over the pairs whose weight is not zero.
+fn additive_gradient<R: Real>(
+    d_scores: &[R],
+    weights: &[R],
+    [q, k, vector]: [&[R]; 3],
+    shape: Shape,
+    term: impl Fn(R) -> R,
+) -> [Vec<R>; 3] {
+    let Shape { heads, q_len, kv_len, head_dim, .. } = shape;
+    let [mut d_q, mut d_k, mut d_vector] = [q, k, vector].map(|x| vec![R::zero(); x.len()]);
+    for (n, _) in weights.iter().enumerate().filter(|(_, weight)| **weight != R::zero()) {
+        let (row, key) = (n / kv_len, keys_of(n / kv_len, &shape) + n % kv_len);
+        let h = row / q_len % heads;
+        let of_head = if vector.len() == head_dim { 0 } else { h * head_dim };
+        for (d, v) in vector_of(vector, h, head_dim).iter().enumerate() {
+            let (i, j) = (row * head_dim + d, key * head_dim + d);
+            let t = (q[i] + k[j]).tanh();
+            let through = d_scores[n] * term(*v) * (R::one() - t * t);
+            d_q[i] = d_q[i] + through;
+            d_k[j] = d_k[j] + through;
+            d_vector[of_head + d] = d_vector[of_head + d] + d_scores[n] * term(t);
+        }
+    }
+    [d_q, d_k, d_vector]
 }

@@ -14,6 +14,7 @@
 //! # Ok::<(), wgpu_attention::Error>(())
 //! ```
 
+mod additive;
 mod attention;
 mod backward;
 pub mod cache;
@@ -29,8 +30,12 @@ mod scores;
 mod softmax;
 mod weighted_sum;
 
+pub use additive::{additive_attention, additive_scores, additive_scores_at};
 pub use attention::{Attended, Options, attention, scores_at};
-pub use backward::{Gradients, attention_backward, attention_backward_magnitudes};
+pub use backward::{
+    Gradients, additive_attention_backward, additive_attention_backward_magnitudes, attention_backward,
+    attention_backward_magnitudes,
+};
 pub use dropout::dropout;
 pub use mask::classify;
 pub(crate) use mask::pair_answers;

@@ -82,7 +82,7 @@ pub fn multi_head_backward<R: Real>(
     let out = LinearGradients { d_weight, d_bias: weights.out.bias.map(|_| d_bias) };
 
     let d_context = split_heads(&d_x, q_len, config.heads, config.value_dim)?;
-    let Gradients { d_q, d_k, d_v, d_bias, d_slopes, d_relative, d_sinks, d_score_fn } =
+    let Gradients { d_q, d_k, d_v, d_bias, d_slopes, d_relative, d_sinks, d_score_fn, .. } =
         attention_backward(&q, &k, &v, &d_context, d_lse, shape, &options)?;
     let joined = |x: &[R], length: usize, side: Side| {
         let SideShape { heads, dim, .. } = config.side(side);

@@ -145,6 +145,7 @@ impl BackwardSpec {
             v: v.floats(bytes),
             scale: self.config.scale,
             softcap: self.config.softcap,
+            score_vector: None,
             rules: self.mask.rules(bytes),
             dropout: self.dropout.map(|d| d.host(bytes)),
             expected: Expected::default(),

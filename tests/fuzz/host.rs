@@ -157,6 +157,7 @@ pub fn attend(
         v: v.clone(),
         scale,
         softcap,
+        score_vector: None,
         rules,
         dropout: drop,
         expected: Expected::default(),

@@ -5,22 +5,25 @@ use std::fmt;
 use wgpu_attention::reference::compare::{EPSILON_F16, EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{self, Gradients, Real, widen};
 use wgpu_attention::{
-    Attention, Backward, Config, DType, Forward, KernelForm, MatrixUnits, Scratch, ScratchSize, TensorView,
-    Tuning,
+    AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward, Attention, Backward, Config, DType,
+    Forward, KernelForm, MatrixUnits, Scratch, ScratchSize, TensorView, Tuning,
 };
 
-use super::case::{HostData, Judged, Rules, in_f32, largest, widened};
+use super::case::{Case, HostData, Judged, Rules, in_f32, largest, widened};
 use super::device::Profile;
 use super::gradients::Problem;
 use super::memory::{Place, Values, stored};
 use super::mods::OwnScore;
 use super::random::Rng;
-use super::run::{Layout, Placed, PlacedRules, device_dropout, place_dropout};
+use super::run::{Layout, Placed, PlacedRules, device_dropout, place_dropout, place_values};
 
 /// Of what gradients are asked for.
 pub const NAMES: [&str; COUNT] =
-    ["d_q", "d_k", "d_v", "d_bias", "d_slopes", "d_relative", "d_sinks", "d_captured"];
-pub const COUNT: usize = 8;
+    ["d_q", "d_k", "d_v", "d_bias", "d_slopes", "d_relative", "d_sinks", "d_captured", "d_score_vector"];
+pub const COUNT: usize = 9;
+
+/// The place of the score vector's.
+const VECTOR: usize = 8;
 
 /// Where and how a problem runs.
 #[derive(Clone, Copy, Debug)]
@@ -110,13 +113,19 @@ impl BackwardSetup {
         let Rules { bias, slopes, relative, sinks, score_mod, .. } = &problem.case.rules;
         let [bias, slopes, relative, sinks] = [bias, slopes, relative, sinks].map(Option::is_some);
         let captured = score_mod.as_ref().is_some_and(|own| own.reads.is_some());
+        let additive = problem.case.score_vector.is_some();
         let has = [bias, slopes, relative, sinks, captured];
-        std::array::from_fn(|n| if n < 3 { self.wanted[n] } else { self.added[n - 3] && has[n - 3] })
+        std::array::from_fn(|n| match n {
+            0..3 => self.wanted[n],
+            VECTOR => additive && self.added[0],
+            // Of what is added to additive scores there are none.
+            _ => self.added[n - 3] && has[n - 3] && !additive,
+        })
     }
 
     /// The type of a gradient, by [`NAMES`].
     fn dtype_of(&self, n: usize) -> DType {
-        if n < 3 { self.gradient } else { self.added_dtype }
+        if n < 3 || n == VECTOR { self.gradient } else { self.added_dtype }
     }
 }
 
@@ -128,15 +137,17 @@ fn before(problem: &Problem, n: usize, len: usize, gradient: DType) -> Vec<f32> 
 
 /// Of `problem` or magnitudes, by [`NAMES`]; empty of what the mask has not.
 fn of_tensors<R: Real>(problem: &Problem, gradients: Gradients<R>, magnitudes: bool) -> [Vec<R>; COUNT] {
-    let Gradients { d_q, d_k, d_v, d_bias, d_slopes, d_relative, d_sinks, d_score_fn, .. } = gradients;
+    let Gradients {
+        d_q, d_k, d_v, d_bias, d_slopes, d_relative, d_sinks, d_score_fn, d_score_vector, ..
+    } = gradients;
     let Problem { case, appended, .. } = problem;
     let d_captured =
         case.rules.score_mod.as_ref().zip(d_score_fn).and_then(|(own, d_score)| {
             own.gradient(case.shape, *appended, &case.scores(), &d_score, magnitudes)
         });
-    let [d_bias, d_slopes, d_relative, d_sinks, d_captured] =
-        [d_bias, d_slopes, d_relative, d_sinks, d_captured].map(Option::unwrap_or_default);
-    [d_q, d_k, d_v, d_bias, d_slopes, d_relative, d_sinks, d_captured]
+    let [d_bias, d_slopes, d_relative, d_sinks, d_captured, d_score_vector] =
+        [d_bias, d_slopes, d_relative, d_sinks, d_captured, d_score_vector].map(Option::unwrap_or_default);
+    [d_q, d_k, d_v, d_bias, d_slopes, d_relative, d_sinks, d_captured, d_score_vector]
 }
 
 /// `problem` with inputs as the setup stores them.
@@ -172,21 +183,26 @@ pub fn truth(problem: &Problem, setup: &BackwardSetup) -> [Judged; COUNT] {
     let [naive, magnitudes] = [false, true].map(|magnitudes| {
         let narrow = |x: &[f64]| x.iter().map(|x| *x as f32).collect::<Vec<f32>>();
         let options = problem.case.options();
-        let gradients = if magnitudes {
-            reference::attention_backward_magnitudes::<f32>
-        } else {
-            reference::attention_backward::<f32>
-        };
         let case = &problem.case;
-        let got = gradients(
-            &case.q,
-            &case.k,
-            &case.v,
-            &narrow(&problem.d_out),
-            Some(&narrow(&d_lse)),
-            shape,
-            &options,
-        );
+        let (d_out, d_lse) = (narrow(&problem.d_out), narrow(&d_lse));
+        let got = match &case.score_vector {
+            Some(vector) => {
+                let gradients = if magnitudes {
+                    reference::additive_attention_backward_magnitudes::<f32>
+                } else {
+                    reference::additive_attention_backward::<f32>
+                };
+                gradients(&case.q, &case.k, &case.v, vector, &d_out, Some(&d_lse), shape, &options)
+            }
+            None => {
+                let gradients = if magnitudes {
+                    reference::attention_backward_magnitudes::<f32>
+                } else {
+                    reference::attention_backward::<f32>
+                };
+                gradients(&case.q, &case.k, &case.v, &d_out, Some(&d_lse), shape, &options)
+            }
+        };
         of_tensors(problem, got.expect("the problem fits the reference"), magnitudes)
     });
     // A weight is off by as much as its score and lse are, half a unit in the last place each.
@@ -255,7 +271,10 @@ pub async fn run_backward_async(
     let of_mask = |part: &Option<HostData<f32>>| part.as_ref().map_or([1; 4], |part| part.shape);
     let [d_bias, d_slopes, d_relative, d_sinks] = [bias, slopes, relative, sinks].map(of_mask);
     let d_captured = score_mod.as_ref().and_then(OwnScore::gradient_shape).unwrap_or([1; 4]);
-    let shapes = [shape.q(), shape.k(), shape.v(), d_bias, d_slopes, d_relative, d_sinks, d_captured];
+    let vector_heads = case.score_vector.as_ref().map_or(1, |v| v.len() / shape.head_dim);
+    let of_vector = [1, vector_heads, 1, shape.head_dim];
+    let shapes =
+        [shape.q(), shape.k(), shape.v(), d_bias, d_slopes, d_relative, d_sinks, d_captured, of_vector];
     let places = match layout {
         Layout::Window(seed) => Layout::Window(seed ^ 0x5a).places(shapes),
         layout => layout.places(shapes),
@@ -272,20 +291,57 @@ pub async fn run_backward_async(
         })
     };
     let placed: [Option<Placed>; COUNT] = std::array::from_fn(|n| place(n, places[n]));
-    let [d_q, d_k, d_v, d_bias, d_slopes, d_relative, d_sinks, d_captured] = &placed;
+    let [d_q, d_k, d_v, d_bias, d_slopes, d_relative, d_sinks, d_captured, d_score_vector] = &placed;
 
+    fn view(placed: &Option<Placed>) -> Option<TensorView<'_>> {
+        placed.as_ref().map(Placed::view)
+    }
+    let tuning = change(tuning);
     let config = Config::new(shape.heads, shape.head_dim)
         .kv_heads(shape.kv_heads)
         .value_dim(shape.value_dim)
         .dtype(dtype)
         .scale(case.scale)
         .softcap(case.softcap)
-        .tuning(change(tuning));
+        .tuning(tuning);
     let dropout = device_dropout(case.dropout.as_ref(), keep.as_ref());
     let [q, k, v] = qkv;
     let forward = Forward::new(q, k, v, out.view()).mask(rules.mask()).lse(lse.view()).dropout(dropout);
-    fn view(placed: &Option<Placed>) -> Option<TensorView<'_>> {
-        placed.as_ref().map(Placed::view)
+    let refused = |e: wgpu_attention::Error| format!("refused: {e}");
+    let device = profile.gpu.device();
+    if let Some(vector) = &case.score_vector {
+        let vector = place_values(profile, Values::Floats(vector), dtype, of_vector, layout, 78);
+        let config = AdditiveConfig::new(shape.heads, shape.head_dim)
+            .kv_heads(shape.kv_heads)
+            .value_dim(shape.value_dim)
+            .dtype(dtype)
+            .tuning(tuning);
+        let forward = AdditiveForward::new(q, k, v, vector.view(), out.view())
+            .mask(rules.mask())
+            .lse(lse.view())
+            .dropout(dropout);
+        let call = AdditiveBackward::new(qkv, vector.view(), out.view(), lse.view(), d_out.view())
+            .d_lse(view(&d_lse))
+            .d_q(view(d_q))
+            .d_k(view(d_k))
+            .d_v(view(d_v))
+            .d_score_vector(view(d_score_vector))
+            .accumulate(setup.accumulates)
+            .mask(rules.mask())
+            .dropout(dropout);
+        let attention =
+            AdditiveAttention::with_pipelines(profile.gpu.pipelines(), config).map_err(refused)?;
+        let size: ScratchSize = attention.scratch_size(&forward).map_err(refused)?;
+        let size = size.max(attention.backward_scratch_size(&call).map_err(refused)?);
+        let mut scratch = Scratch::new(device, size).map_err(refused)?;
+        profile
+            .gpu
+            .submit(|e| {
+                attention.forward(e, &forward, &mut scratch)?;
+                attention.backward(e, &call, &mut scratch)
+            })
+            .map_err(refused)?;
+        return read_gradients(profile, case, &placed, &lse).await;
     }
     let call = Backward::new(qkv, out.view(), lse.view(), d_out.view())
         .d_lse(view(&d_lse))
@@ -301,8 +357,6 @@ pub async fn run_backward_async(
         .mask(rules.mask())
         .dropout(dropout);
 
-    let refused = |e: wgpu_attention::Error| format!("refused: {e}");
-    let device = profile.gpu.device();
     let attention = Attention::with_pipelines(profile.gpu.pipelines(), config).map_err(refused)?;
     let size: ScratchSize = attention.scratch_size(&forward).map_err(refused)?;
     let size = size.max(attention.backward_scratch_size(&call).map_err(refused)?);
@@ -311,8 +365,18 @@ pub async fn run_backward_async(
     attention.forward(&mut encoder, &forward, &mut scratch).map_err(refused)?;
     attention.backward(&mut encoder, &call, &mut scratch).map_err(refused)?;
     profile.gpu.queue().submit([encoder.finish()]);
+    read_gradients(profile, case, &placed, &lse).await
+}
+
+/// Reads gradients back, and checks the lse.
+async fn read_gradients(
+    profile: &Profile,
+    case: &Case,
+    placed: &[Option<Placed>; COUNT],
+    lse: &Placed,
+) -> Result<[Option<Vec<f64>>; COUNT], String> {
     let mut got = [const { None }; COUNT];
-    for ((got, placed), name) in got.iter_mut().zip(&placed).zip(NAMES) {
+    for ((got, placed), name) in got.iter_mut().zip(placed).zip(NAMES) {
         if let Some(placed) = placed {
             *got = Some(placed.download_async(name, profile).await?);
         }

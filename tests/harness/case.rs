@@ -267,6 +267,8 @@ pub struct Case {
     pub v: Vec<f32>,
     pub scale: Option<f64>,
     pub softcap: Option<f64>,
+    /// Of additive scores, `[heads, hidden]` or `[hidden]`.
+    pub score_vector: Option<Vec<f32>>,
     pub rules: Rules,
     pub dropout: Option<DropoutData>,
     pub expected: Expected,
@@ -287,6 +289,7 @@ impl Case {
             v,
             scale: None,
             softcap: None,
+            score_vector: None,
             rules: Rules::default(),
             dropout: None,
             expected: Expected::default(),
@@ -304,6 +307,7 @@ impl Case {
             q: stored(&self.q, dtype),
             k: stored(&self.k, dtype),
             v: stored(&self.v, dtype),
+            score_vector: self.score_vector.as_ref().map(|v| stored(v, dtype)),
             rules: self.rules.stored(bias),
             ..self.clone()
         }
@@ -325,11 +329,20 @@ impl Case {
 
     pub fn reference<R: Real>(&self) -> Attended<R> {
         let [q, k, v] = [&self.q, &self.k, &self.v].map(|x| widen::<R>(x));
-        reference::attention(&q, &k, &v, self.shape, &self.options()).expect("the case fits the reference")
+        let options = self.options();
+        let attended = match &self.score_vector {
+            Some(vector) => reference::additive_attention(&q, &k, &v, &widen(vector), self.shape, &options),
+            None => reference::attention(&q, &k, &v, self.shape, &options),
+        };
+        attended.expect("the case fits the reference")
     }
 
-    /// Scaled products of queries and keys.
+    /// Scaled products of queries and keys, or additive scores.
     pub fn scores(&self) -> Vec<f64> {
+        if let Some(vector) = &self.score_vector {
+            let [q, k, vector] = [&self.q, &self.k, vector].map(|x| widen(x));
+            return reference::additive_scores(&q, &k, &vector, self.shape).expect("it fits");
+        }
         let scale = self.scale_value();
         reference::scores(&widen(&self.q), &widen(&self.k), self.shape, scale).expect("it fits")
     }

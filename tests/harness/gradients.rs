@@ -147,7 +147,7 @@ impl Problem {
                 problem.d_out[row * value_dim..][..value_dim].fill(f64::NAN);
             }
         }
-        let lse = problem.attend(&problem.qkv(), &problem.case.rules).lse;
+        let lse = problem.attend(&problem.qkv(), &problem.case.rules, problem.vector().as_deref()).lse;
         let d_lse_of = problem.d_lse.iter_mut().flatten().zip(lse);
         d_lse_of.filter(|(_, lse)| *lse == f64::NEG_INFINITY).for_each(|(d, _)| *d = f64::NAN);
         problem.d_lse = problem.d_lse.filter(|_| d_lse);
@@ -157,7 +157,11 @@ impl Problem {
     /// Weights before dropout.
     pub fn weights(&self) -> Vec<f64> {
         let undropped = Problem { case: self.case.clone().with(|c| c.dropout = None), ..self.clone() };
-        undropped.attend(&undropped.qkv(), &undropped.case.rules).weights.expect("asked for")
+        let vector = undropped.vector();
+        undropped
+            .attend(&undropped.qkv(), &undropped.case.rules, vector.as_deref())
+            .weights
+            .expect("asked for")
     }
 
     /// Whether a row has a weight.
@@ -169,23 +173,39 @@ impl Problem {
         [&self.case.q, &self.case.k, &self.case.v].map(|x| widen(x))
     }
 
-    fn attend(&self, [q, k, v]: &[Vec<f64>; 3], rules: &Rules) -> Attended<f64> {
+    /// That of additive scores.
+    fn vector(&self) -> Option<Vec<f64>> {
+        self.case.score_vector.as_ref().map(|x| widen(x))
+    }
+
+    fn attend(&self, [q, k, v]: &[Vec<f64>; 3], rules: &Rules, vector: Option<&[f64]>) -> Attended<f64> {
         let options = self.case.options().mask(rules.host()).appended(self.appended);
-        reference::attention(q, k, v, self.case.shape, &options).expect("the problem fits the reference")
+        let attended = match vector {
+            Some(vector) => reference::additive_attention(q, k, v, vector, self.case.shape, &options),
+            None => reference::attention(q, k, v, self.case.shape, &options),
+        };
+        attended.expect("the problem fits the reference")
     }
 
     pub fn gradients(&self) -> Gradients<f64> {
         let [q, k, v] = self.qkv();
         let options = self.case.options().appended(self.appended);
         let d_lse = self.d_lse.as_deref();
-        reference::attention_backward(&q, &k, &v, &self.d_out, d_lse, self.case.shape, &options)
-            .expect("the problem fits the reference")
+        let (shape, d_out) = (self.case.shape, &self.d_out);
+        let gradients = match self.vector() {
+            Some(vector) => {
+                reference::additive_attention_backward(&q, &k, &v, &vector, d_out, d_lse, shape, &options)
+            }
+            None => reference::attention_backward(&q, &k, &v, d_out, d_lse, shape, &options),
+        };
+        gradients.expect("the problem fits the reference")
     }
 
     /// `Σ out · d_out + Σ lse · d_lse` where these are numbers.
     pub fn loss(&self, x: &[Vec<f64>]) -> f64 {
         let rules = self.case.rules.with_floats(&x[3..]);
-        let got = self.attend(&[x[0].clone(), x[1].clone(), x[2].clone()], &rules);
+        let vector = self.case.score_vector.as_ref().and(x.last());
+        let got = self.attend(&[x[0].clone(), x[1].clone(), x[2].clone()], &rules, vector.map(|x| &x[..]));
         loss(&got, &self.d_out, self.d_lse.as_deref())
     }
 
@@ -199,6 +219,7 @@ impl Problem {
         let lengths = self.case.shape.q_len + self.case.shape.kv_len;
         let of_mask = [got.d_bias, got.d_slopes, got.d_relative, got.d_sinks];
         inputs.extend(mask_inputs(rules, lengths, of_mask));
+        inputs.extend(self.vector().zip(got.d_score_vector).map(|(x, d)| Input::new("score_vector", &x, &d)));
         inputs
     }
 

@@ -5,8 +5,8 @@ use std::convert::Infallible;
 use std::fmt;
 
 use wgpu_attention::{
-    Attention, Config, DType, DeviceMask, Dropout, Forward, KernelForm, Mask, MatrixUnits, Path, Scratch,
-    TensorView, Tuning,
+    AdditiveAttention, AdditiveConfig, AdditiveForward, Attention, Config, DType, DeviceMask, Dropout,
+    Forward, KernelForm, Mask, MatrixUnits, Path, Scratch, TensorView, Tuning,
 };
 
 use super::case::{Case, DropoutData, Rules, Weights};
@@ -101,7 +101,11 @@ impl Setup {
     /// Whether the fused path needs more storage buffers for `case` than the device binds.
     pub fn too_many_buffers(&self, case: &Case) -> bool {
         let given = usize::from(matches!(case.dropout, Some(DropoutData::Given { .. })));
-        let buffers = 4 + usize::from(self.lse) + case.rules.tensors() + given;
+        let buffers = 4
+            + usize::from(case.score_vector.is_some())
+            + usize::from(self.lse)
+            + case.rules.tensors()
+            + given;
         let most = self.profile.gpu.device().limits().max_storage_buffers_per_shader_stage;
         self.path == Path::Fused && buffers > most as usize
     }
@@ -354,21 +358,43 @@ pub async fn run_async(
     if profile.matrix {
         tuning = tuning.matrix_units(MatrixUnits::Always).f16_operands(true);
     }
+    let tuning = change(tuning);
+    let refused = |e: wgpu_attention::Error| format!("refused: {e}");
+    let device = profile.gpu.device();
+    if let Some(vector) = &case.score_vector {
+        let heads = vector.len() / shape.head_dim;
+        let vector =
+            place_values(profile, Values::Floats(vector), dtype, [1, heads, 1, shape.head_dim], layout, 77);
+        let config = AdditiveConfig::new(shape.heads, shape.head_dim)
+            .kv_heads(shape.kv_heads)
+            .value_dim(shape.value_dim)
+            .dtype(dtype)
+            .tuning(tuning);
+        let call = AdditiveForward::new(q, k, v, vector.view(), out.view())
+            .mask(rules.mask())
+            .lse(lse.as_ref().map(Placed::view))
+            .weights(weights.as_ref().map(Placed::view))
+            .dropout(device_dropout(case.dropout.as_ref(), keep.as_ref()));
+        let attention =
+            AdditiveAttention::with_pipelines(profile.gpu.pipelines(), config).map_err(refused)?;
+        let size = attention.scratch_size(&call).map_err(refused)?;
+        let mut scratch = Scratch::new(device, size).map_err(refused)?;
+        profile.gpu.submit(|e| attention.forward(e, &call, &mut scratch)).map_err(refused)?;
+        return Got::read(profile, &out, lse.as_ref(), weights.as_ref()).await;
+    }
     let config = Config::new(shape.heads, shape.head_dim)
         .kv_heads(shape.kv_heads)
         .value_dim(shape.value_dim)
         .dtype(dtype)
         .scale(case.scale)
         .softcap(case.softcap)
-        .tuning(change(tuning));
+        .tuning(tuning);
     let call = Forward::new(q, k, v, out.view())
         .mask(rules.mask())
         .lse(lse.as_ref().map(Placed::view))
         .weights(weights.as_ref().map(Placed::view))
         .dropout(device_dropout(case.dropout.as_ref(), keep.as_ref()));
 
-    let refused = |e: wgpu_attention::Error| format!("refused: {e}");
-    let device = profile.gpu.device();
     let attention = Attention::with_pipelines(profile.gpu.pipelines(), config).map_err(refused)?;
     let size = attention.scratch_size(&call).map_err(refused)?;
     let mut scratch = Scratch::new(device, size).map_err(refused)?;

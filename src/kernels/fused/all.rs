@@ -24,6 +24,7 @@ impl Fused {
             let planned = FusedMatrix::planned(fragment).into_iter().map(FusedTiles::Matrix);
             all.extend(planned.map(|tiles| Fused { dtype: DType::F16, ..plain(tiles) }));
         }
+        all.extend(additive());
         all.extend(FLOATS.into_iter().flat_map(far));
         all.extend(FusedTiles::MASKED.into_iter().flat_map(cached));
         for storage in std::iter::once(None).chain(StorageKind::ALL.map(Some)) {
@@ -48,7 +49,20 @@ fn plain(tiles: FusedTiles) -> Fused {
         lse: false,
         drop: DropoutKind::None,
         mask: MaskVariant::default(),
+        score_vector: tiles.is_additive().then_some(DType::F32),
     }
+}
+
+/// Every tile of additive scores: types and widths; masks and splits with one of each form.
+fn additive() -> Vec<Fused> {
+    let [few, many, cpu, shared, ..] = FusedTiles::ADDITIVE;
+    let vectors = FLOATS.map(|dtype| Fused { dtype, score_vector: Some(dtype), ..plain(many) });
+    let splits = [few, shared].map(|tiles| Fused { splits: true, ..plain(tiles) });
+    let mut all: Vec<_> = FusedTiles::ADDITIVE.into_iter().flat_map(typed).collect();
+    // The score vector takes a buffer from those of masks.
+    all.extend([many, cpu].into_iter().flat_map(masked).filter(|fused| fused.mask.bindings().len() <= 3));
+    all.extend(vectors.into_iter().chain(splits));
+    all
 }
 
 /// `base` with every mask, and with every kind of dropout beside an lse.

@@ -42,6 +42,27 @@ impl Form {
             FusedTiles::DecodeGpu(decode) => Form::decode_gpu(&decode),
             FusedTiles::DecodeCpu(decode) => Form::decode_cpu(&decode),
             FusedTiles::Matrix(tiles) => Form::matrix(&tiles),
+            FusedTiles::AdditiveGpu { rows, keys } => Form {
+                constants: vec![
+                    Constant::U32("ROWS", rows),
+                    Constant::U32("KEYS", keys),
+                    Constant::U32("WORKGROUP", rows * keys / 4),
+                    Constant::U32("SLICE", FusedTiles::ADDITIVE_SLICE),
+                ],
+                text: vec![shader!("additive/gpu")],
+                invocations: rows * keys / 4,
+            },
+            FusedTiles::AdditiveCpu { lanes, key_lanes, keys, value_vectors } => Form {
+                constants: vec![
+                    Constant::U32("LANES", lanes),
+                    Constant::U32("KEY_LANES", key_lanes),
+                    Constant::U32("ROWS", lanes / key_lanes),
+                    Constant::U32("KEYS", keys),
+                    Constant::U32("VALUE_VECTORS", value_vectors),
+                ],
+                text: vec![shader!("additive/cpu")],
+                invocations: lanes,
+            },
         }
     }
 

@@ -37,6 +37,8 @@ pub(crate) struct Fused {
     pub lse: bool,
     pub drop: DropoutKind,
     pub mask: mask::MaskVariant,
+    /// Of additive scores.
+    pub score_vector: Option<DType>,
 }
 
 params! {
@@ -47,6 +49,7 @@ params! {
         out: View,
         lse: View,
         dropout: View,
+        score_vector: View,
         mask: mask::MaskParams,
         first: [u32; 4],
         seed: [u32; 2],
@@ -106,6 +109,7 @@ impl Fused {
             }
             None => bindings.extend(["k", "v"].map(|name| Binding::read(name, self.dtype, self.width))),
         }
+        bindings.extend(self.score_vector.map(|dtype| Binding::read("score_vector", dtype, Width::One)));
         if self.splits {
             bindings.push(Binding::write("partial", DType::F32, Width::Four));
         } else {
@@ -140,6 +144,10 @@ impl Fused {
         let mut parts =
             vec![shader!("tensor/view"), shader!("softmax/online"), shader!("fused"), shader!("tensor/out")];
         parts.extend(form.text);
+        parts.extend(match self.score_vector {
+            Some(_) => [shader!("additive/score"), shader!("additive/tanh")].as_slice(),
+            None => &[shader!("fused/dot")],
+        });
         parts.push(shader!("cache/params"));
         parts.extend(self.keys_text());
         if self.loads_by_channel() {
@@ -151,7 +159,8 @@ impl Fused {
         parts.extend(self.unused_stores());
         parts.push(if self.mask.has(Id::Blocks) { shader!("fused/tile_state") } else { NO_BLOCKS });
         parts.push(self.drop.wgsl());
-        let mask = if self.tiles.is_cpu() { self.mask.knowing_blocks() } else { self.mask };
+        let knows_blocks = self.tiles.is_cpu() && !self.tiles.is_additive();
+        let mask = if knows_blocks { self.mask.knowing_blocks() } else { self.mask };
         let mask = mask.wgsl();
         parts.push(&mask);
         Kernel {

@@ -280,6 +280,7 @@ impl Bed {
             k: side(head_dim, |t| &t.k),
             v: side(value_dim, |t| &t.v),
             scale: None,
+            score_vector: None,
             softcap: ask.softcap,
             rules: Rules {
                 attn_mask: Some(keep),

@@ -1,0 +1,173 @@
+// The loop of fused.wgsl for additive scores, for drivers that run on a CPU.
+//
+// KEY_LANES invocations share a row, each with every KEY_LANES-th key; where a row has one invocation, keys and values come from
+// workgroup_id and the loop's counter alone: uniform loads. An invocation scores KEYS keys before it weighs them, so that four
+// channels of its query, which it must gather, are loaded once for all of these.
+//
+// Constants: LANES           invocations of a workgroup, as many as the driver computes at once
+//            KEY_LANES       of them that share a row
+//            ROWS            packed rows of a workgroup, LANES / KEY_LANES
+//            KEYS            keys of an invocation in a block
+//            VALUE_VECTORS   vectors of four of value_dim that a workgroup computes (workgroup_id.y is the slice);
+//                            not more than hold value_dim
+//
+// Floor: hidden tanh and multiply-adds for a pair, and value_dim multiply-adds. Of each tanh's 27 instructions a sixth more goes
+// to loading the key's channel, which KEYS do not share.
+//
+// Needs: p.group, p.head_dim, p.mask, p.q, p.score_vector, p.value_dim; HAS_BLOCKS, HAS_DROPOUT, HIDDEN, KEYS, KEY_LANES, LANES,
+// LOG2_E, LOWEST, PER_PAIR_MASK, RESCALE_THRESHOLD, UNIT, VALUE_VECTORS; Query; any_nan, apply_dropout, dot_tanh, finish_row,
+// is_seen, k_four, k_source, key_row, mask_mod, merged, q_at4, query_of_row, repaired, rescale_of, row_state, rows_key_range,
+// score_mod, score_vector_at4, split_keys, store_row, tile_state, v_four, v_source, view_at, weight_of, work_tile.
+// Gives: main.
+
+// What an invocation has: its sums of the output, its scores and then weights, where its keys begin.
+var<private> acc: array<vec4<f32>, VALUE_VECTORS>;
+var<private> scores: array<f32, KEYS>;
+var<private> k_rows: array<u32, KEYS>;
+
+// What those have that share a row.
+var<workgroup> states: array<vec2<f32>, LANES>;
+var<workgroup> parts: array<vec4<f32>, LANES>;
+
+// Scores of keys j0, j0 + KEY_LANES, …; those past the last are the last one's.
+fn score_keys(q: Query, j0: u32, last: u32) {
+    let k = k_source(q.b, q.h / p.group);
+    let a = view_at(p.q, q.b, q.h, q.i, 0u);
+    let w = view_at(p.score_vector, 0u, q.h, 0u, 0u);
+    /* unrolled */ for (var c = 0u; c < KEYS; c++) {
+        scores[c] = 0.0;
+        k_rows[c] = key_row(k, min(j0 + c * KEY_LANES, last));
+    }
+    for (var d = 0u; d < p.head_dim; d += 4u) {
+        let x = q_at4(a + d * p.q.strides.w, p.q.strides.w, p.head_dim - d);
+        let v = score_vector_at4(w + d * p.score_vector.strides.w, p.score_vector.strides.w, p.head_dim - d);
+        /* unrolled */ for (var c = 0u; c < KEYS; c++) {
+            scores[c] += dot_tanh(v, x + k_four(k, k_rows[c], d));
+        }
+    }
+}
+
+// The same as the softmax sees them: −∞ where the query does not see the key, of which range.y is the end.
+fn mask_scores(q: Query, j0: u32, range: vec2<u32>) {
+    /* unrolled */ for (var c = 0u; c < KEYS; c++) {
+        let j = j0 + c * KEY_LANES;
+        var seen = (j >= q.first) & (j < min(q.end, range.y));
+        var x = scores[c] * UNIT;
+        if PER_PAIR_MASK {
+            // Past the range, any other key: rules read tensors at it.
+            let key = select(range.x, j, seen);
+            seen &= mask_mod(q, key);
+            x = score_mod(x, q, key);
+        }
+        scores[c] = select(p.mask.neg_inf, x, seen);
+    }
+}
+
+// Values of these keys, by their weights.
+fn add_values(q: Query, col0: u32, j0: u32, last: u32) {
+    let v = v_source(q.b, q.h / p.group, col0);
+    /* unrolled */ for (var c = 0u; c < KEYS; c++) {
+        k_rows[c] = key_row(v, min(j0 + c * KEY_LANES, last));
+    }
+    /* unrolled */ for (var n = 0u; n < VALUE_VECTORS; n++) {
+        var t = vec4<f32>();
+        /* unrolled */ for (var c = 0u; c < KEYS; c++) {
+            t += v_four(v, k_rows[c], n * 4u) * scores[c];
+        }
+        acc[n] += t;
+    }
+}
+
+@compute @workgroup_size(LANES)
+fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let work = work_tile(workgroup);
+    let row = work.row0 + lane / KEY_LANES;
+    let key_lane = lane % KEY_LANES;
+    let q = query_of_row(work.b, work.kv_head, min(row, work.last_row));
+    // The last slice lies back as far as it must, so that no load needs a bound.
+    let slice_col = work.slice * VALUE_VECTORS * 4u;
+    let col0 = min(slice_col, (p.value_dim + 3u) / 4u * 4u - VALUE_VECTORS * 4u);
+    let neg_inf = p.mask.neg_inf;
+
+    /* unrolled */ for (var n = 0u; n < VALUE_VECTORS; n++) {
+        acc[n] = vec4<f32>();
+    }
+    var row_max = LOWEST;
+    var row_sum = 0.0;
+    var nan_carry = 0.0;
+    let every = rows_key_range(work.b, work.kv_head, work.row0, work.last_row + 1u - work.row0);
+    let range = split_keys(every.any_row, work.split);
+    for (var block = range.x; block < range.y; block += KEYS * KEY_LANES) {
+        let last = range.y - 1u;
+        if HAS_BLOCKS {
+            if tile_state(work.b, work.kv_head, work.row0, work.last_row, block, min(block + KEYS * KEY_LANES - 1u, last)) == HIDDEN {
+                continue;
+            }
+        }
+        let j0 = block + key_lane;
+        score_keys(q, j0, last);
+        mask_scores(q, j0, range);
+        var new_max = row_max;
+        /* unrolled */ for (var c = 0u; c < KEYS; c++) {
+            new_max = max(new_max, scores[c]);
+            nan_carry += select(0.0, scores[c], any_nan(vec4<f32>(scores[c])));
+        }
+        if new_max > row_max + RESCALE_THRESHOLD {
+            let rescale = rescale_of(row_max, new_max);
+            row_max = new_max;
+            row_sum *= rescale;
+            /* unrolled */ for (var n = 0u; n < VALUE_VECTORS; n++) {
+                acc[n] *= rescale;
+            }
+        }
+        /* unrolled */ for (var c = 0u; c < KEYS; c++) {
+            scores[c] = select(weight_of(scores[c] - row_max), 0.0, scores[c] == neg_inf);
+            row_sum += scores[c];
+            if HAS_DROPOUT {
+                scores[c] = apply_dropout(scores[c], q.b, q.h, q.i, j0 + c * KEY_LANES);
+            }
+        }
+        add_values(q, col0, j0, last);
+    }
+
+    // Of the row's lanes together, in their order.
+    let mine = row_state(row_max, row_sum + nan_carry, neg_inf);
+    states[lane] = mine;
+    workgroupBarrier();
+    var state = mine;
+    if KEY_LANES > 1u {
+        state = vec2<f32>(neg_inf, 0.0);
+        for (var n = 0u; n < KEY_LANES; n++) {
+            state = merged(state, states[lane - key_lane + n], neg_inf);
+        }
+        let share = select(0.0, exp2((mine.x - state.x) * LOG2_E), is_seen(mine, neg_inf));
+        /* unrolled */ for (var n = 0u; n < VALUE_VECTORS; n++) {
+            parts[lane] = acc[n] * share;
+            workgroupBarrier();
+            acc[n] = vec4<f32>();
+            for (var other = 0u; other < KEY_LANES; other++) {
+                acc[n] += parts[lane - key_lane + other];
+            }
+            workgroupBarrier();
+        }
+    }
+    if row <= work.last_row && key_lane == 0u {
+        let end = finish_row(state, work.z, row, work.split, slice_col == 0u);
+        var broken = false;
+        /* unrolled */ for (var n = 0u; n < VALUE_VECTORS; n++) {
+            if col0 + n * 4u >= slice_col {
+                let x = acc[n] * end.x;
+                store_row(work.z, row, work.split, col0 + n * 4u, x);
+                broken = broken || any_nan(x);
+            }
+        }
+        if broken {
+            for (var n = 0u; n < VALUE_VECTORS; n++) {
+                let col = col0 + n * 4u;
+                if col >= slice_col {
+                    store_row(work.z, row, work.split, col, repaired(q, col, end.yz, range));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,180 @@
+// The gradients of additive scores' queries and vector, of their keys, or of the values, from what pairs give (additive_pairs.wgsl).
+//
+//   d_q[i] = v ∘ Σⱼ d_score[i, j] · (1 − tanh²(q[i] + k[j]))      d_v = Σᵢⱼ d_score[i, j] · tanh(q[i] + k[j])
+//   d_k[j] = Σ over the heads of the group of v ∘ Σᵢ d_score[i, j] · (1 − tanh²(q[i] + k[j]))
+//   d_value[j] = Σᵢ weight[i, j] · d_out[i]                       over these heads too
+//
+// own, gradient: q, d_q [batch, heads, q_len, hidden]; k, d_k [batch, kv_heads, kv_len, hidden]; of values d_v alone
+// others: k; q; d_out [batch, heads, q_len, value_dim]
+// pairs [batch, heads, q_len, kv_len], f32: d_score, or weights
+// parts [heads or 1, hidden, parts], f32: of d_v what the rows of a workgroup give, for part_sums.wgsl to add
+//
+// An invocation has 4 · VECTORS channels of an own row, and goes through the others in order: the same bits on every run. A pair
+// that gives nothing takes nothing, whatever its tensors hold. ROW_LANES of a workgroup's invocations have rows beside each other,
+// the others other channels.
+//
+// Constants: OF_QUERIES, OF_KEYS (of neither: of values); OWN (whether own rows' gradient is wanted), HAS_PARTS (whether d_v is);
+//            WORKGROUP, ROW_LANES, VECTORS; STORE_IN_FOURS
+//
+// Bindings (declared by the host): own, score_vector but of values; others, pairs; gradient, parts as wanted; of queries the
+// mask's that bound the range of keys.
+// Work: a tanh and three or five multiply-adds for a pair and channel, one of values. Bytes: others and pairs once for each
+// 4 · VECTORS channels of a workgroup's rows.
+
+struct Params {
+    own: View,
+    others: View,
+    pairs: View,
+    score_vector: View,
+    gradient: View,
+    mask: MaskParams,
+    first: vec4<u32>,   // batch entry, query and key of the rectangle of pairs that this dispatch goes through
+    end: vec4<u32>,     // past its last
+    heads: u32,
+    kv_heads: u32,
+    group: u32,
+    channels: u32,
+    accumulates: u32,   // whether gradients are added to what is there
+    parts: u32,         // of an element
+    vector_heads: u32,  // 1 if all share a vector
+    pad: u32,
+}
+
+@group(0) @binding(0) var<uniform> p: Params;
+
+// What an invocation has: its channels of the own row, of the sums, of those of the vector, and those before the vector's factor.
+var<private> own_vectors: array<vec4<f32>, VECTORS>;
+var<private> sums: array<vec4<f32>, VECTORS>;
+var<private> vector_sums: array<vec4<f32>, VECTORS>;
+var<private> head_sums: array<vec4<f32>, VECTORS>;
+
+// What each has of one vector of the sums of parts.
+var<workgroup> lanes: array<vec4<f32>, WORKGROUP>;
+
+// What a pair of query i and another row adds, of channels from d0 on. head: the other's.
+fn add_pair(b: u32, head: u32, other: u32, d0: u32, factor: f32) {
+    let gives = (bitcast<u32>(factor) & 0x7fffffffu) != 0u;
+    let row = view_at(p.others, b, head, other, 0u);
+    /* unrolled */ for (var n = 0u; n < VECTORS; n++) {
+        let d = min(d0 + n * 4u, (p.channels - 1u) & ~3u);
+        let x = others_at4(row + d * p.others.strides.w, p.others.strides.w, p.channels - d);
+        if OF_QUERIES || OF_KEYS {
+            let t = tanh4(own_vectors[n] + x);
+            head_sums[n] += select(vec4<f32>(), factor * ((1.0 - t) * (1.0 + t)), gives);
+            if HAS_PARTS {
+                vector_sums[n] += select(vec4<f32>(), factor * t, gives);
+            }
+        } else {
+            head_sums[n] += select(vec4<f32>(), factor * x, gives);
+        }
+    }
+}
+
+// Adds what head h has given.
+fn end_head(h: u32, d0: u32) {
+    /* unrolled */ for (var n = 0u; n < VECTORS; n++) {
+        if OF_QUERIES || OF_KEYS {
+            let d = min(d0 + n * 4u, (p.channels - 1u) & ~3u);
+            let o = view_at(p.score_vector, 0u, h, 0u, d);
+            sums[n] += head_sums[n] * score_vector_at4(o, p.score_vector.strides.w, p.channels - d);
+        } else {
+            sums[n] += head_sums[n];
+        }
+        head_sums[n] = vec4<f32>();
+    }
+}
+
+// Stores four channels of an own row's gradient, as far as there are so many.
+fn store_own(o: u32, d: u32, sum: vec4<f32>) {
+    var x = sum;
+    if STORE_IN_FOURS {
+        if p.accumulates != 0u {
+            x += gradient_at4(o, 1u, 4u);
+        }
+        gradient_store4(o, x);
+    } else {
+        for (var c = 0u; c < min(4u, p.channels - d); c++) {
+            var y = x[c];
+            if p.accumulates != 0u {
+                y += gradient_at(o + c * p.gradient.strides.w);
+            }
+            gradient_store(o + c * p.gradient.strides.w, y);
+        }
+    }
+}
+
+// Of four channels of the vector from d on, what the workgroup's rows give together; part: which of the element's parts it is.
+fn store_part(head: u32, part: u32, d: u32, row_lane: u32, lane: u32, x: vec4<f32>) {
+    lanes[lane] = x;
+    workgroupBarrier();
+    if row_lane == 0u {
+        var sum = vec4<f32>();
+        for (var n = 0u; n < ROW_LANES; n++) {
+            sum += lanes[lane + n];
+        }
+        for (var c = 0u; c < 4u; c++) {
+            if d + c < p.channels {
+                parts_store((head * p.channels + d + c) * p.parts + part, sum[c]);
+            }
+        }
+    }
+    workgroupBarrier();
+}
+
+@compute @workgroup_size(WORKGROUP)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let row_lane = lane % ROW_LANES;
+    let own_heads = select(p.kv_heads, p.heads, OF_QUERIES);
+    let b = p.first.x + group.z / own_heads;
+    let head = group.z % own_heads;
+    let first_own = select(p.first.z, p.first.y, OF_QUERIES);
+    let end_own = select(p.end.z, p.end.y, OF_QUERIES);
+    let row0 = first_own + group.x * ROW_LANES;
+    let last_row = min(row0 + ROW_LANES, end_own) - 1u;
+    let row = min(row0 + row_lane, last_row);
+    let d0 = (group.y * (WORKGROUP / ROW_LANES) + lane / ROW_LANES) * VECTORS * 4u;
+    /* unrolled */ for (var n = 0u; n < VECTORS; n++) {
+        sums[n] = vec4<f32>();
+        vector_sums[n] = vec4<f32>();
+        head_sums[n] = vec4<f32>();
+        if OF_QUERIES || OF_KEYS {
+            let d = min(d0 + n * 4u, (p.channels - 1u) & ~3u);
+            own_vectors[n] = own_at4(view_at(p.own, b, head, row, d), p.own.strides.w, p.channels - d);
+        }
+    }
+    if OF_QUERIES {
+        let keys = key_range(b, head, row0, last_row);
+        let from_row = view_at(p.pairs, b, head, row, 0u);
+        for (var j = keys.x; j < keys.y; j++) {
+            add_pair(b, head / p.group, j, d0, pairs_at(from_row + j * p.pairs.strides.w));
+        }
+        end_head(head, d0);
+    } else {
+        for (var n = 0u; n < p.group; n++) {
+            let h = head * p.group + n;
+            let from_row = view_at(p.pairs, b, h, 0u, row);
+            for (var i = p.first.y; i < p.end.y; i++) {
+                add_pair(b, h, i, d0, pairs_at(from_row + i * p.pairs.strides.z));
+            }
+            end_head(h, d0);
+        }
+    }
+    let used = row0 + row_lane <= last_row;
+    if HAS_PARTS {
+        let one_vector = p.vector_heads == 1u;
+        let tile = row0 / ROW_LANES;
+        let tiles = (p.mask.q_len + ROW_LANES - 1u) / ROW_LANES;
+        let part = select(b, b * p.heads + head, one_vector) * tiles + tile;
+        /* unrolled */ for (var n = 0u; n < VECTORS; n++) {
+            store_part(select(head, 0u, one_vector), part, d0 + n * 4u, row_lane, lane, select(vec4<f32>(), vector_sums[n], used));
+        }
+    }
+    if OWN && used {
+        /* unrolled */ for (var n = 0u; n < VECTORS; n++) {
+            let d = d0 + n * 4u;
+            if d < p.channels {
+                store_own(view_at(p.gradient, b, head, row, d), d, sums[n]);
+            }
+        }
+    }
+}

@@ -1,0 +1,47 @@
+// What pairs give to gradients, in place: of a score and the gradient of a weight, that of the score, and the weight as dropout
+// leaves it. A pair that is not seen gives zeros.
+//
+// d_scores [batch, heads, q_len, kv_len], f32: scores, then their gradients
+// weights  [batch, heads, q_len, kv_len], f32: d_out · v, then weights
+// row_stats [batch, heads, q_len, 3] (row_stats.wgsl)
+//
+// Bindings (declared by the host): d_scores, weights, row_stats; the mask's, dropout where used.
+// Two reads and two writes for a pair, and a power.
+
+struct Params {
+    d_scores: View,
+    weights: View,
+    dropout: View,
+    mask: MaskParams,
+    first: vec4<u32>,  // batch entry, query and key of the rectangle of this dispatch
+    end: vec4<u32>,    // past its last
+    seed: vec2<u32>,
+    heads: u32,
+    dropout_threshold: u32,
+    dropout_scale: f32,
+    scale: f32,
+    pad: vec2<u32>,
+}
+
+@group(0) @binding(0) var<uniform> p: Params;
+
+@compute @workgroup_size(WORKGROUP)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let j = p.first.z + group.x * WORKGROUP + lane;
+    if j >= p.end.z {
+        return;
+    }
+    let i = p.first.y + group.y;
+    let b = p.first.x + group.z / p.heads;
+    let h = group.z % p.heads;
+    let q = query_of(b, h, i);
+    let of_score = view_at(p.d_scores, b, h, i, j);
+    let of_weight = view_at(p.weights, b, h, i, j);
+    var pair = Pair(0.0, 0.0, 0.0);
+    // Where no query of its tile sees a key, the score was not written.
+    if j >= q.first && j < q.end {
+        pair = pair_of(q, j, d_scores_at(of_score), weights_at(of_weight), stats_of(b, h, i));
+    }
+    d_scores_store(of_score, pair.d_score);
+    weights_store(of_weight, pair.weight);
+}

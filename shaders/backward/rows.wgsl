@@ -1,0 +1,81 @@
+// The rows that a pair of query and key is made of, and the pair from memory.
+//
+// Constants: IN_FOURS
+//            WIDE   whether element indices reach 2^28
+//
+// Needs: p.d_out, p.group, p.head_dim, p.k, p.q, p.v, p.value_dim; IN_FOURS, WIDE; Pair, Query; d_out_at4, k_at4, pair_of, q_at4,
+// v_at4, view_at.
+// Gives: d_out_row, d_out_vector, d_weight_at, dot_at, k_row, k_vector, pair_at, q_row, q_vector, v_row, v_vector.
+
+// Says to the compiler that an index is not negative as an i32 (and, in fours, aligned), which saves a
+// check per load.
+const INDEX: u32 = select(0xffffffffu, select(0x0fffffffu, 0x0ffffffcu, IN_FOURS), !WIDE);
+
+// Rows of the tensors, from their first channel on.
+
+fn q_row(b: u32, h: u32, i: u32) -> u32 {
+    return view_at(p.q, b, h, i, 0u) & INDEX;
+}
+
+fn d_out_row(b: u32, h: u32, i: u32) -> u32 {
+    return view_at(p.d_out, b, h, i, 0u) & INDEX;
+}
+
+fn k_row(b: u32, kv_head: u32, j: u32) -> u32 {
+    return view_at(p.k, b, kv_head, j, 0u) & INDEX;
+}
+
+fn v_row(b: u32, kv_head: u32, j: u32) -> u32 {
+    return view_at(p.v, b, kv_head, j, 0u) & INDEX;
+}
+
+// Channels d .. d + 4 of a row, zeros past the last.
+
+fn q_vector(row: u32, d: u32) -> vec4<f32> {
+    let unit = select(p.q.strides.w, 1u, IN_FOURS);
+    return q_at4(row + d * unit, unit, p.head_dim - d);
+}
+
+fn k_vector(row: u32, d: u32) -> vec4<f32> {
+    let unit = select(p.k.strides.w, 1u, IN_FOURS);
+    return k_at4(row + d * unit, unit, p.head_dim - d);
+}
+
+fn v_vector(row: u32, d: u32) -> vec4<f32> {
+    let unit = select(p.v.strides.w, 1u, IN_FOURS);
+    return v_at4(row + d * unit, unit, p.value_dim - d);
+}
+
+fn d_out_vector(row: u32, d: u32) -> vec4<f32> {
+    let unit = select(p.d_out.strides.w, 1u, IN_FOURS);
+    return d_out_at4(row + d * unit, unit, p.value_dim - d);
+}
+
+// q · k.
+fn dot_at(q: Query, j: u32) -> f32 {
+    let query = q_row(q.b, q.h, q.i);
+    let key = k_row(q.b, q.h / p.group, j);
+    var dot = 0.0;
+    for (var d = 0u; d < p.head_dim; d += 4u) {
+        let x = q_vector(query, d) * k_vector(key, d);
+        dot += (x.x + x.y) + (x.z + x.w);
+    }
+    return dot;
+}
+
+// d_out · v.
+fn d_weight_at(q: Query, j: u32) -> f32 {
+    let d_out = d_out_row(q.b, q.h, q.i);
+    let value = v_row(q.b, q.h / p.group, j);
+    var d_weight = 0.0;
+    for (var d = 0u; d < p.value_dim; d += 4u) {
+        let x = d_out_vector(d_out, d) * v_vector(value, d);
+        d_weight += (x.x + x.y) + (x.z + x.w);
+    }
+    return d_weight;
+}
+
+// The same from memory, of a key of q's interval.
+fn pair_at(q: Query, j: u32, stats: vec3<f32>) -> Pair {
+    return pair_of(q, j, dot_at(q, j), d_weight_at(q, j), stats);
+}

@@ -1,0 +1,287 @@
+//! The backward pass: gradients of queries, keys, values and the vector that scores are made of.
+
+use super::{AdditiveAttention, check_score_vector, shape_of};
+use crate::bindings::BoundDispatch;
+use crate::dropout::Dropout;
+use crate::error::Error;
+use crate::mask::DeviceMask;
+use crate::path::additive_backward::{self, AdditiveProblem};
+use crate::path::{AddedGradients, BackwardProblem};
+use crate::plan::MatrixUnits;
+use crate::record::{dispatch, pass};
+use crate::scratch::{Scratch, ScratchSize};
+use crate::tensor::{Access, DType, TensorView, check_aliasing, check_apart, expect_broadcast, expect_shape};
+
+/// One backward call of additive attention: what [`AdditiveForward`](crate::AdditiveForward) was given and wrote, the gradient of
+/// its result, and where the gradients go.
+///
+/// | tensor | shape | dtype |
+/// |---|---|---|
+/// | `q`, `d_q` | `[batch, heads, q_len, hidden]` | the configured; of the gradient F32 too |
+/// | `k`, `d_k` | `[batch, kv_heads, kv_len, hidden]` | the configured; of the gradient F32 too |
+/// | `v`, `d_v` | `[batch, kv_heads, kv_len, value_dim]` | the configured; of the gradient F32 too |
+/// | `score_vector`, `d_score_vector` | `[1, heads or 1, 1, hidden]`, both alike | F32, F16 or BF16; of the gradient its own, or F32 |
+/// | `out`, `d_out` | `[batch, heads, q_len, value_dim]` | the configured |
+/// | `lse`, `d_lse` | `[batch, heads, q_len, 1]` | F32 |
+///
+/// Mask and dropout must be the forward call's. A query that sees no key has a gradient of zero and gives none to others; so has a
+/// key that no query sees. Gradients of what a mask adds to scores are not computed.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct AdditiveBackward<'a> {
+    q: TensorView<'a>,
+    k: TensorView<'a>,
+    v: TensorView<'a>,
+    score_vector: TensorView<'a>,
+    out: TensorView<'a>,
+    lse: TensorView<'a>,
+    d_out: TensorView<'a>,
+    d_lse: Option<TensorView<'a>>,
+    d_q: Option<TensorView<'a>>,
+    d_k: Option<TensorView<'a>>,
+    d_v: Option<TensorView<'a>>,
+    d_score_vector: Option<TensorView<'a>>,
+    accumulates: bool,
+    mask: DeviceMask<'a>,
+    dropout: Option<Dropout<TensorView<'a>>>,
+}
+
+impl<'a> AdditiveBackward<'a> {
+    /// The inputs `[q, k, v]` and `score_vector` of a forward call, the `out` and [`lse`](crate::AdditiveForward::lse) that it
+    /// wrote, and the gradient of `out`. No gradient is written until it is asked for.
+    pub fn new(
+        [q, k, v]: [TensorView<'a>; 3],
+        score_vector: TensorView<'a>,
+        out: TensorView<'a>,
+        lse: TensorView<'a>,
+        d_out: TensorView<'a>,
+    ) -> Self {
+        AdditiveBackward {
+            q,
+            k,
+            v,
+            score_vector,
+            out,
+            lse,
+            d_out,
+            d_lse: None,
+            d_q: None,
+            d_k: None,
+            d_v: None,
+            d_score_vector: None,
+            accumulates: false,
+            mask: DeviceMask::none(),
+            dropout: None,
+        }
+    }
+
+    /// The gradient of `lse`, where the loss depends on that too.
+    pub fn d_lse(mut self, d_lse: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_lse = d_lse.into();
+        self
+    }
+
+    /// Writes the gradient of the projected queries there.
+    pub fn d_q(mut self, d_q: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_q = d_q.into();
+        self
+    }
+
+    /// Writes the gradient of the projected keys there: summed over the query heads that share them.
+    pub fn d_k(mut self, d_k: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_k = d_k.into();
+        self
+    }
+
+    /// Writes the gradient of the values there: summed over the query heads that share them.
+    pub fn d_v(mut self, d_v: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_v = d_v.into();
+        self
+    }
+
+    /// Writes the gradient of the score vector there, summed over the batch, and over the heads that share it.
+    pub fn d_score_vector(mut self, d_score_vector: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_score_vector = d_score_vector.into();
+        self
+    }
+
+    /// Adds the gradients to what is there instead, rounding once to their type.
+    pub fn accumulate(mut self, accumulates: bool) -> Self {
+        self.accumulates = accumulates;
+        self
+    }
+
+    /// The forward call's mask.
+    pub fn mask(mut self, mask: DeviceMask<'a>) -> Self {
+        self.mask = mask;
+        self
+    }
+
+    /// The forward call's dropout.
+    pub fn dropout(mut self, dropout: impl Into<Option<Dropout<TensorView<'a>>>>) -> Self {
+        self.dropout = dropout.into();
+        self
+    }
+
+    fn inputs(&self) -> [(&'static str, TensorView<'a>); 6] {
+        let AdditiveBackward { q, k, v, out, lse, d_out, .. } = *self;
+        [("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse), ("d_out", d_out)]
+    }
+
+    fn gradients(&self) -> impl Iterator<Item = (&'static str, TensorView<'a>)> {
+        let all = [
+            ("d_q", self.d_q),
+            ("d_k", self.d_k),
+            ("d_v", self.d_v),
+            ("d_score_vector", self.d_score_vector),
+        ];
+        all.into_iter().filter_map(|(name, view)| Some((name, view?)))
+    }
+}
+
+/// Gradients, without the hidden units of pairs in memory and without atomics: the same inputs on the same device by the same plan
+/// give the same bits.
+impl AdditiveAttention {
+    /// The temporary memory that `call` needs: 12 bytes for each query of each head; 8 for each pair, but at most 64 MiB unless a
+    /// single query's or key's pairs take more, beyond which pairs are computed part by part, once for queries and once
+    /// for keys; and a number for each hidden unit of up to 64 queries.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    pub fn backward_scratch_size(&self, call: &AdditiveBackward) -> Result<ScratchSize, Error> {
+        let problem = self.check_backward(call)?;
+        Ok(additive_backward::plan(&problem, &self.pipelines.facts())?.scratch_size(&problem))
+    }
+
+    /// Records the gradients of a forward call into `encoder`, in a compute pass of its own.
+    ///
+    /// # Errors
+    /// Everything that [`Error`] lists for tensors, masks, options and scratch; [`Error::Unsupported`] if no gradient is asked
+    /// for; [`Error::Limit`] if the device cannot bind so many tensors of a mask beside the others. Then nothing has been recorded.
+    pub fn backward(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        call: &AdditiveBackward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record_backward(call, scratch, |bound| {
+            dispatch(&mut pass(encoder, "additive attention backward"), bound);
+        })
+    }
+
+    /// [`backward`](Self::backward) into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    pub fn backward_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        call: &AdditiveBackward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record_backward(call, scratch, |bound| dispatch(pass, bound))
+    }
+
+    /// Compiles and binds what `call` needs, so that its first recording does neither.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    pub fn prepare_backward(&self, call: &AdditiveBackward, scratch: &mut Scratch) -> Result<(), Error> {
+        self.record_backward(call, scratch, |_| ())
+    }
+
+    fn record_backward(
+        &self,
+        call: &AdditiveBackward,
+        scratch: &mut Scratch,
+        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
+    ) -> Result<(), Error> {
+        let device = &self.pipelines.facts();
+        let problem = self.check_backward(call)?;
+        let plan = additive_backward::plan(&problem, device)?;
+        let memory = plan.memory(&problem, scratch)?;
+        let dispatches = additive_backward::dispatches(&problem, &plan, memory, device);
+        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
+        emit(&bound);
+        Ok(())
+    }
+
+    /// Everything that can be said of a call before its pipelines.
+    fn check_backward<'a>(&self, call: &AdditiveBackward<'a>) -> Result<AdditiveProblem<'a>, Error> {
+        let device = &self.pipelines.facts();
+        let config = &self.config;
+        let AdditiveBackward { q, k, v, score_vector, out, lse, d_out, d_lse, mask, dropout, .. } = *call;
+        for (tensor, view) in call.inputs() {
+            let dtype = if tensor == "lse" { DType::F32 } else { config.dtype };
+            view.check_as(tensor, dtype, Access::Read, device)?;
+        }
+        let shape = shape_of(config, [q, k, v], out)?;
+        check_score_vector(&score_vector, &shape, device)?;
+        expect_shape("lse", lse.shape(), shape.lse())?;
+        expect_shape("d_out", d_out.shape(), shape.out())?;
+        if let Some(d_lse) = d_lse {
+            d_lse.check_as("d_lse", DType::F32, Access::Read, device)?;
+            expect_shape("d_lse", d_lse.shape(), shape.lse())?;
+        }
+        for (tensor, view) in call.gradients() {
+            let (own, wanted) = match tensor {
+                "d_q" => (config.dtype, shape.q()),
+                "d_k" => (config.dtype, shape.k()),
+                "d_v" => (config.dtype, shape.v()),
+                _ => (score_vector.dtype(), score_vector.shape()),
+            };
+            let dtype = if view.dtype() == DType::F32 { DType::F32 } else { own };
+            view.check_as(tensor, dtype, Access::Write, device)?;
+            expect_shape(tensor, view.shape(), wanted)?;
+        }
+        let gradients: Vec<_> = call.gradients().collect();
+        check_apart(&gradients, device)?;
+        if gradients.is_empty() {
+            let why = "nothing is asked for: give `d_q`, `d_k`, `d_v` or `d_score_vector`";
+            return Err(Error::Unsupported { what: "a backward pass without gradients", why });
+        }
+        if config.tuning.matrix_units == MatrixUnits::Always {
+            let why = "they multiply, and an additive score is a sum of tanh; leave the matrix units to Auto";
+            return Err(Error::Unsupported { what: "matrix units for this call", why });
+        }
+        mask.check(&shape, device)?;
+        mask.mods().check_slope()?;
+        let keep = dropout.as_ref().and_then(Dropout::given).copied();
+        if let Some(dropout) = &dropout {
+            dropout.check()?;
+        }
+        if let Some(keep) = keep {
+            keep.check_as("dropout", DType::Bool, Access::Read, device)?;
+            expect_broadcast("dropout", keep.shape(), shape.weights())?;
+        }
+        let mut read = Vec::from(call.inputs());
+        read.push(("score_vector", score_vector));
+        read.extend(d_lse.map(|t| ("d_lse", t)));
+        read.extend(mask.tensors());
+        read.extend(keep.map(|t| ("dropout", t)));
+        check_aliasing(&gradients, &read)?;
+        let problem = BackwardProblem {
+            shape,
+            appended: 0,
+            q,
+            k,
+            v,
+            out,
+            lse,
+            d_out,
+            d_lse,
+            d_q: call.d_q,
+            d_k: call.d_k,
+            d_v: call.d_v,
+            d_added: AddedGradients::default(),
+            accumulates: call.accumulates,
+            adds_to_added: false,
+            mask,
+            dropout,
+            scale: 1.0,
+            softcap: None,
+            tuning: config.tuning,
+        };
+        Ok(AdditiveProblem { problem, score_vector, d_score_vector: call.d_score_vector })
+    }
+}

@@ -1,0 +1,188 @@
+//! The operator: `softmax(v · tanh(q + k), masked) · values`.
+
+mod backward;
+mod call;
+mod config;
+
+pub use backward::AdditiveBackward;
+pub use call::AdditiveForward;
+pub use config::AdditiveConfig;
+
+use crate::attention::{Config, Forward, check_extras, extra_inputs, outputs};
+use crate::bindings::BoundDispatch;
+use crate::device::DeviceFacts;
+use crate::error::Error;
+use crate::path::{self, Extras, Keys, Problem};
+use crate::pipelines::Pipelines;
+use crate::problem::Shape;
+use crate::record::{dispatch, pass};
+use crate::scratch::{Scratch, ScratchSize};
+use crate::tensor::{Access, TensorView, check_aliasing, check_apart, check_float, expect, expect_broadcast};
+
+/// Additive attention on one device (Bahdanau et al. 2014, "Neural machine translation by jointly learning to align and
+/// translate"): the score of a query and a key is `score_vector · tanh(q + k)`, of queries and keys that are projected to as many
+/// hidden units. Luong's `concat` (2015) is the same, `W_a [q; k]` being `W_q q + W_k k`.
+///
+/// One pass over the keys with a running softmax: neither the hidden units of pairs nor scores are in memory, unless
+/// attention weights or scores are asked for. Masks, lengths, dropout, packed sequences, grouped heads and the caller's own
+/// functions are [`Attention`](crate::Attention)'s. [`Projection`](crate::Projection) gives q and k; its bias is Bahdanau's b.
+///
+/// tanh is the crate's own: off by at most six units in the last place, 1 and −1 of large arguments on every driver.
+///
+/// ```no_run
+/// # fn f(device: &wgpu::Device, queue: &wgpu::Queue, q: &wgpu::Buffer, k: &wgpu::Buffer, v: &wgpu::Buffer,
+/// #      v_a: &wgpu::Buffer, out: &wgpu::Buffer) -> Result<(), wgpu_attention::Error> {
+/// use wgpu_attention::{AdditiveAttention, AdditiveConfig, AdditiveForward, DType, Scratch, TensorView};
+///
+/// let attention = AdditiveAttention::new(device, AdditiveConfig::new(1, 128).value_dim(256))?;
+/// let view = |buffer, length, dim| TensorView::new(buffer, DType::F32, [8, 1, length, dim]);
+/// let (q, k, v) = (view(q, 1, 128), view(k, 50, 128), view(v, 50, 256));
+/// let call = AdditiveForward::new(q, k, v, TensorView::vector(v_a, DType::F32, 128), view(out, 1, 256));
+/// let mut scratch = Scratch::new(device, attention.scratch_size(&call)?)?;
+///
+/// let mut encoder = device.create_command_encoder(&Default::default());
+/// attention.forward(&mut encoder, &call, &mut scratch)?; // records only
+/// queue.submit([encoder.finish()]);
+/// # Ok(()) }
+/// ```
+#[doc(alias = "bahdanau")]
+#[doc(alias = "concat_attention")]
+#[derive(Clone, Debug)]
+pub struct AdditiveAttention {
+    pipelines: Pipelines,
+    config: Config,
+}
+
+impl AdditiveAttention {
+    /// Additive attention with pipelines of its own.
+    ///
+    /// # Errors
+    /// A configuration that no call could satisfy, or a missing feature.
+    pub fn new(device: &wgpu::Device, config: AdditiveConfig) -> Result<Self, Error> {
+        Self::with_pipelines(&Pipelines::new(device), config)
+    }
+
+    /// Additive attention that shares pipelines with other operators on the device.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_pipelines(pipelines: &Pipelines, config: AdditiveConfig) -> Result<Self, Error> {
+        config.0.check(&pipelines.facts())?;
+        Ok(AdditiveAttention { pipelines: pipelines.clone(), config: config.0 })
+    }
+
+    /// The pipelines, to share.
+    pub fn pipelines(&self) -> &Pipelines {
+        &self.pipelines
+    }
+
+    /// The temporary memory that `call` needs: as [`Attention::scratch_size`](crate::Attention::scratch_size) says.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn scratch_size(&self, call: &AdditiveForward) -> Result<ScratchSize, Error> {
+        let problem = self.check(call)?;
+        Ok(path::choose(&problem.outline(), &self.pipelines.facts())?.scratch_size())
+    }
+
+    /// Records `call` into `encoder`, in a compute pass of its own. Nothing is submitted, copied or read back.
+    ///
+    /// # Errors
+    /// Everything that [`Error`] lists for tensors, masks, options and scratch. Then nothing has been recorded.
+    pub fn forward(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        call: &AdditiveForward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record(call, scratch, |bound| dispatch(&mut pass(encoder, "additive attention"), bound))
+    }
+
+    /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn forward_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        call: &AdditiveForward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record(call, scratch, |bound| dispatch(pass, bound))
+    }
+
+    /// Compiles and binds what `call` needs, so that its first recording does neither.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn prepare(&self, call: &AdditiveForward, scratch: &mut Scratch) -> Result<(), Error> {
+        self.record(call, scratch, |_| ())
+    }
+
+    fn record(
+        &self,
+        call: &AdditiveForward,
+        scratch: &mut Scratch,
+        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
+    ) -> Result<(), Error> {
+        let device = &self.pipelines.facts();
+        let problem = self.check(call)?;
+        let chosen = path::choose_within(&problem.outline(), device, scratch)?;
+        let memory = chosen.memory(scratch)?;
+        let dispatches = path::dispatches(&problem, chosen, memory, device);
+        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
+        emit(&bound);
+        Ok(())
+    }
+
+    /// Everything that can be said of a call before its pipelines.
+    fn check<'a>(&self, call: &AdditiveForward<'a>) -> Result<Problem<'a>, Error> {
+        let device = &self.pipelines.facts();
+        let config = &self.config;
+        let AdditiveForward { call, k, v, score_vector } = *call;
+        let Forward { q, out, mask, lse, weights, scores, dropout, .. } = call;
+        for (tensor, view, access) in [
+            ("q", q, Access::Read),
+            ("k", k, Access::Read),
+            ("v", v, Access::Read),
+            ("out", out, Access::Write),
+        ] {
+            view.check_as(tensor, config.dtype, access, device)?;
+        }
+        let shape = shape_of(config, [q, k, v], out)?;
+        check_score_vector(&score_vector, &shape, device)?;
+        let extras = Extras { out, mask, appended: 0, lse, weights, scores, dropout };
+        check_extras(&extras, &shape, device)?;
+        let inputs = [("q", q), ("k", k), ("v", v), ("score_vector", score_vector)];
+        let read: Vec<_> = inputs.into_iter().chain(extra_inputs(&extras)).collect();
+        check_aliasing(&outputs(&extras), &read)?;
+        check_apart(&outputs(&extras), device)?;
+        Ok(Problem {
+            shape,
+            q,
+            keys: Keys::Tensors { k, v },
+            extras,
+            scale: 1.0,
+            softcap: None,
+            score_vector: Some(score_vector),
+            tuning: config.tuning,
+        })
+    }
+}
+
+/// The dimensions that the tensors and the configuration agree on.
+fn shape_of(config: &Config, [q, k, v]: [TensorView; 3], out: TensorView) -> Result<Shape, Error> {
+    expect("q", q.shape(), 1, config.heads)?;
+    expect("q", q.shape(), 3, config.head_dim)?;
+    expect("k", k.shape(), 1, config.kv_heads)?;
+    expect("v", v.shape(), 3, config.value_dim)?;
+    Shape::of(&q, &k, &v, &out)
+}
+
+fn check_score_vector(vector: &TensorView, shape: &Shape, device: &DeviceFacts) -> Result<(), Error> {
+    check_float("score_vector", vector)?;
+    vector.check("score_vector", Access::Read, device)?;
+    expect("score_vector", vector.shape(), 0, 1)?;
+    expect("score_vector", vector.shape(), 3, shape.head_dim)?;
+    expect_broadcast("score_vector", vector.shape(), [1, shape.heads, 1, shape.head_dim])
+}
