@@ -13,11 +13,14 @@ const FLOORS: &[&str] = &[
     "gpu",
     // Operators.
     "multi_head",
+    "linformer",
+    "lsh",
     "attention",
     "reference",
     "cache",
     "projection",
     "merge",
+    "radix_sort",
     "position",
     "inspect",
     // Which kernels, in what order.
