@@ -11,6 +11,7 @@
 //! | tokens that come one by one, and a cache of keys and values | [`Cache`], [`Forward::with_cache`] |
 //! | attention over parts of the keys, to be combined | [`Merge`] |
 //! | scores that are `v · tanh(W_q q + W_k k)`: Bahdanau's, Luong's concat | [`AdditiveAttention`] |
+//! | long sequences, and attention that need not be exact | [`Linformer`], [`LshAttention`] |
 //! | a loss to train by | [`MultiHeadAttention::backward`], [`Attention::backward`], [`Projection::backward`], [`Positions::rotate_backward`], [`Merge::backward`] |
 //! | sequences of different lengths in one call | [`Mask::packed`] |
 //! | a block-sparse pattern, or a mask that leaves whole blocks out | [`Mask::blocks`], [`Attention::classify`] |
@@ -60,6 +61,8 @@ pub mod inspect;
 mod kernel;
 mod kernels;
 mod layer_config;
+mod linformer;
+mod lsh;
 mod mask;
 mod merge;
 mod mods;
@@ -72,6 +75,7 @@ mod position;
 pub mod presets;
 mod problem;
 mod projection;
+mod radix_sort;
 mod record;
 pub mod reference;
 mod registers;
@@ -92,6 +96,8 @@ pub use error::Error;
 pub use family::Family;
 pub use gpu::{Gpu, UploadedMask};
 pub use layer_config::LayerConfig;
+pub use linformer::{Linformer, LinformerBackward, LinformerForward};
+pub use lsh::{LshAttention, LshBackward, LshConfig, LshForward};
 pub use mask::{Alignment, DeviceMask, HostMask, HostTensor, Mask};
 pub use merge::{Merge, MergeBackward, PartGradients, Partial};
 pub use mods::{At, BoundMaskMod, BoundScoreMod, Captured, DeviceMods, HostMods, MaskMod, ScoreMod};
@@ -107,6 +113,7 @@ pub use position::{
 };
 pub use problem::{ScoreStage, Shape};
 pub use projection::{Linear, Projection, ProjectionBackward, ProjectionForward};
+pub use radix_sort::{RadixSort, Sort};
 pub use report::{Report, Verdict};
 pub use scratch::{Scratch, ScratchSize};
 pub use tensor::{DType, TensorView};

@@ -24,11 +24,43 @@ pub(crate) enum Slot {
     ContextGradient,
     /// The gradients of a layer's projected queries, keys and values.
     ProjectedGradients,
+    /// Keys and values without those that are not there.
+    Kept,
+    /// Positions in the order of a sort, and the place of each; those of the pass before; counts of digits.
+    Order,
+    OrderBefore,
+    DigitCounts,
+    /// Where tokens stand in the rounds of hashing.
+    HashCodes,
+    /// Queries, keys and values in the order of their buckets, and gradients of the last two.
+    SortedQueries,
+    SortedKeys,
+    SortedValues,
+    SortedKeyGradients,
+    SortedValueGradients,
 }
 
-const SLOTS: usize = 8;
-const NAMES: [&str; SLOTS] =
-    ["projected", "scores", "context", "partials", "row_stats", "lse", "d_context", "d_projected"];
+const NAMES: [&str; SLOTS] = [
+    "projected",
+    "scores",
+    "context",
+    "partials",
+    "row_stats",
+    "lse",
+    "d_context",
+    "d_projected",
+    "kept",
+    "order",
+    "order_before",
+    "digit_counts",
+    "hash_codes",
+    "sorted_queries",
+    "sorted_keys",
+    "sorted_values",
+    "d_sorted_keys",
+    "d_sorted_values",
+];
+const SLOTS: usize = Slot::SortedValueGradients as usize + 1;
 
 /// How much temporary memory a call needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -14,11 +14,14 @@ const FLOORS: &[&str] = &[
     // Operators.
     "multi_head",
     "additive",
+    "linformer",
+    "lsh",
     "attention",
     "reference",
     "cache",
     "projection",
     "merge",
+    "radix_sort",
     "position",
     "inspect",
     // Which kernels, in what order.

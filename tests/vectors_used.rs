@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::harness::vectors::folder;
-use crate::{additive, d2l, flex, mha, minilm, onnx, patterns, positions, sdpa};
+use crate::{additive, d2l, flex, linformer, lsh, mha, minilm, onnx, patterns, positions, sdpa};
 
 #[test]
 fn every_vector_is_used_by_a_test() {
@@ -15,6 +15,8 @@ fn every_vector_is_used_by_a_test() {
         (d2l::FAMILY, d2l::DOT),
         (d2l::FAMILY, d2l::MULTIHEAD),
         (onnx::FAMILY, onnx::NAMES),
+        (linformer::FAMILY, linformer::NAMES),
+        (lsh::FAMILY, lsh::NAMES),
         (minilm::FAMILY, minilm::NAMES),
         (positions::FAMILY, positions::ROPE),
         (positions::FAMILY, positions::SINUSOID),

@@ -336,6 +336,7 @@ impl Attention {
             adds_to_added: accumulates,
             mask,
             dropout,
+            partial: false,
             scale,
             softcap,
             tuning,

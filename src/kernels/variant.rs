@@ -3,9 +3,10 @@
 use super::{
     add_positions, additive_backward, additive_pairs, additive_scores, append_keys, ask_mask,
     average_weights, cache_advance, cache_append, cache_copy, cache_read, captured_gradients, classify,
-    column_sums, fused, fused_backward, merge, merge_backward, merge_splits, part_sums, project,
-    project_backward, rotate, row_stats, row_totals, score_gradients, score_stage, scores, softmax,
-    table_backward, weighted_sum,
+    column_sums, fused, fused_backward, keep_rows, lsh_codes, lsh_gather, lsh_gradients, lsh_hash, lsh_merge,
+    merge, merge_backward, merge_splits, part_sums, project, project_backward, radix_sort_count,
+    radix_sort_scan, radix_sort_scatter, rotate, row_stats, row_totals, score_gradients, score_stage, scores,
+    softmax, table_backward, weighted_sum,
 };
 use crate::family::{Families, Family, GRADIENTS, PRODUCT_GRADIENTS, PRODUCTS, STAGED};
 use crate::kernel::{Kernel, Variant};
@@ -46,6 +47,15 @@ pub(crate) enum KernelVariant {
     AskMask(ask_mask::AskMask),
     TableBackward(table_backward::TableBackward),
     MergeBackward(merge_backward::MergeBackward),
+    KeepRows(keep_rows::KeepRows),
+    LshCodes(lsh_codes::LshCodes),
+    LshGather(lsh_gather::LshGather),
+    LshGradients(lsh_gradients::LshGradients),
+    LshHash(lsh_hash::LshHash),
+    LshMerge(lsh_merge::LshMerge),
+    RadixSortCount(radix_sort_count::RadixSortCount),
+    RadixSortScan(radix_sort_scan::RadixSortScan),
+    RadixSortScatter(radix_sort_scatter::RadixSortScatter),
 }
 
 impl KernelVariant {
@@ -159,6 +169,15 @@ impl Variant for KernelVariant {
             KernelVariant::AskMask(_) => "attention.ask_mask",
             KernelVariant::TableBackward(_) => "attention.table_backward",
             KernelVariant::MergeBackward(_) => "attention.merge_backward",
+            KernelVariant::KeepRows(_) => "attention.keep_rows",
+            KernelVariant::LshCodes(_) => "attention.lsh_codes",
+            KernelVariant::LshGather(_) => "attention.lsh_gather",
+            KernelVariant::LshGradients(_) => "attention.lsh_gradients",
+            KernelVariant::LshHash(_) => "attention.lsh_hash",
+            KernelVariant::LshMerge(_) => "attention.lsh_merge",
+            KernelVariant::RadixSortCount(_) => "attention.radix_sort_count",
+            KernelVariant::RadixSortScan(_) => "attention.radix_sort_scan",
+            KernelVariant::RadixSortScatter(_) => "attention.radix_sort_scatter",
         }
     }
 
@@ -195,6 +214,15 @@ impl Variant for KernelVariant {
             KernelVariant::AskMask(v) => v.describe(),
             KernelVariant::TableBackward(v) => v.describe(),
             KernelVariant::MergeBackward(v) => v.describe(),
+            KernelVariant::KeepRows(v) => v.describe(),
+            KernelVariant::LshCodes(v) => v.describe(),
+            KernelVariant::LshGather(v) => v.describe(),
+            KernelVariant::LshGradients(v) => v.describe(),
+            KernelVariant::LshHash(v) => v.describe(),
+            KernelVariant::LshMerge(v) => v.describe(),
+            KernelVariant::RadixSortCount(v) => v.describe(),
+            KernelVariant::RadixSortScan(v) => v.describe(),
+            KernelVariant::RadixSortScatter(v) => v.describe(),
         }
     }
 }
@@ -235,5 +263,14 @@ pub(crate) fn all() -> Vec<KernelVariant> {
     all.extend(ask_mask::AskMask::all().map(KernelVariant::AskMask));
     all.extend(table_backward::TableBackward::all().map(KernelVariant::TableBackward));
     all.extend(merge_backward::MergeBackward::all().map(KernelVariant::MergeBackward));
+    all.extend(keep_rows::KeepRows::all().map(KernelVariant::KeepRows));
+    all.extend(lsh_codes::LshCodes::all().map(KernelVariant::LshCodes));
+    all.extend(lsh_gather::LshGather::all().map(KernelVariant::LshGather));
+    all.extend(lsh_gradients::LshGradients::all().map(KernelVariant::LshGradients));
+    all.extend(lsh_hash::LshHash::all().map(KernelVariant::LshHash));
+    all.extend(lsh_merge::LshMerge::all().map(KernelVariant::LshMerge));
+    all.extend(radix_sort_count::RadixSortCount::all().map(KernelVariant::RadixSortCount));
+    all.extend(radix_sort_scan::RadixSortScan::all().map(KernelVariant::RadixSortScan));
+    all.extend(radix_sort_scatter::RadixSortScatter::all().map(KernelVariant::RadixSortScatter));
     all
 }

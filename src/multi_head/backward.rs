@@ -423,6 +423,7 @@ impl MultiHeadAttention {
             adds_to_added: call.accumulates,
             mask: call.forward.mask,
             dropout: call.forward.dropout,
+            partial: false,
             scale: scale_in_f32(self.config.scale, shape.head_dim),
             softcap: self.config.softcap.map(|c| c as f32),
             tuning: self.tuning,

@@ -139,7 +139,9 @@ pub(crate) fn dispatches<'a>(
 ) -> Dispatches<'a> {
     let stats = in_scratch(memory.stats, DType::F32, [1, 1, plans.rows, 3], 0).window(device);
     let mut dispatches: Dispatches = row_stats(problem, plans.rows, stats, device).collect();
-    dispatches.extend(row_totals(problem, None, plans.rows, stats, device));
+    if !problem.partial {
+        dispatches.extend(row_totals(problem, None, plans.rows, stats, device));
+    }
     for plan in &plans.plans {
         dispatches.extend(gradients(problem, plan, stats, device));
     }

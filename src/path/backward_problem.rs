@@ -107,6 +107,8 @@ pub(crate) struct BackwardProblem<'a> {
     pub adds_to_added: bool,
     pub mask: DeviceMask<'a>,
     pub dropout: Option<Dropout<TensorView<'a>>>,
+    /// Whether `out` and `lse` are of more keys than these: then `lse` is taken as it is.
+    pub partial: bool,
     pub scale: f32,
     pub softcap: Option<f32>,
     pub tuning: Tuning,

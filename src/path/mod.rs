@@ -8,9 +8,12 @@ pub(crate) mod cache;
 pub(crate) mod classify;
 mod dispatches;
 pub(crate) mod fused;
+pub(crate) mod linformer;
+pub(crate) mod lsh;
 mod problem;
 pub(crate) mod project;
 pub(crate) mod project_backward;
+pub(crate) mod radix_sort;
 mod score_gradients;
 pub(crate) mod staged;
 

@@ -36,10 +36,10 @@ pub(crate) struct LinearBackward<'a> {
 
 /// An axis in the two tensors that have it: elements, strides.
 #[derive(Clone, Copy)]
-struct Axis {
-    n: usize,
-    left: usize,
-    right: usize,
+pub(super) struct Axis {
+    pub n: usize,
+    pub left: usize,
+    pub right: usize,
 }
 
 /// `axes`, the outermost first, as one axis of a product, and of how many it is made.
@@ -66,7 +66,7 @@ fn nested(axes: &[Axis]) -> (ProductAxis, u32) {
 }
 
 /// How B is loaded: width, and whether along its columns.
-fn b_loads(layout: &Layout, inner_fours: bool) -> (Width, bool) {
+pub(super) fn b_loads(layout: &Layout, inner_fours: bool) -> (Width, bool) {
     let along_n = layout.in_fours(3);
     if along_n || inner_fours {
         return (Width::Four, along_n);
@@ -75,20 +75,20 @@ fn b_loads(layout: &Layout, inner_fours: bool) -> (Width, bool) {
 }
 
 /// C = A · B, `count` times.
-struct Product<'a> {
-    a: TensorView<'a>,
-    b: TensorView<'a>,
-    c: Gradient<'a>,
-    rows: Vec<Axis>,
-    cols: Axis,
-    inner: Vec<Axis>,
-    /// Whether the inner axis is that of d_y's channels, along which it is loaded.
-    inner_is_channels: bool,
-    b_loads: (Width, bool),
-    c_width: Width,
-    count: usize,
+pub(super) struct Product<'a> {
+    pub a: TensorView<'a>,
+    pub b: TensorView<'a>,
+    pub c: Gradient<'a>,
+    pub rows: Vec<Axis>,
+    pub cols: Axis,
+    pub inner: Vec<Axis>,
+    /// Whether the inner axis is that of A's channels, along which it is loaded.
+    pub inner_is_channels: bool,
+    pub b_loads: (Width, bool),
+    pub c_width: Width,
+    pub count: usize,
     /// From one product to the next in A, B and C.
-    step: [usize; 3],
+    pub step: [usize; 3],
 }
 
 impl<'a> LinearBackward<'a> {
@@ -199,7 +199,11 @@ pub(crate) fn column_sums<'a>(
 }
 
 impl<'a> Product<'a> {
-    fn dispatch(self, tuning: &Tuning, device: &DeviceFacts) -> Result<Dispatch<'a, KernelVariant>, Error> {
+    pub(super) fn dispatch(
+        self,
+        tuning: &Tuning,
+        device: &DeviceFacts,
+    ) -> Result<Dispatch<'a, KernelVariant>, Error> {
         let (rows, row_levels) = nested(&self.rows);
         let (inner, inner_levels) = nested(&self.inner);
         let (cols, _) = nested(&[self.cols]);

@@ -20,6 +20,8 @@ mod backward;
 pub mod cache;
 pub mod compare;
 mod dropout;
+mod linformer;
+mod lsh;
 mod mask;
 mod merge;
 mod multi_head;
@@ -37,6 +39,13 @@ pub use backward::{
     attention_backward_magnitudes,
 };
 pub use dropout::dropout;
+pub use linformer::{
+    LengthProjections, LinformerGradients, linformer, linformer_backward, linformer_backward_magnitudes,
+};
+pub use lsh::{
+    LshAttended, LshGradients, LshHashed, LshShape, lsh_attention, lsh_attention_backward,
+    lsh_attention_backward_magnitudes, lsh_buckets, lsh_pairs,
+};
 pub use mask::classify;
 pub(crate) use mask::pair_answers;
 pub use merge::{PartGradients, merge, merge_backward};

@@ -101,6 +101,14 @@ impl Vector {
         HostData::new(view.data().iter().map(|b| *b != 0).collect(), self.shape4(tensor))
     }
 
+    /// Of any number of axes.
+    pub fn flat_bools(&self, tensor: &str) -> Vec<bool> {
+        let tensors = self.tensors();
+        let view = tensors.tensor(tensor).expect(tensor);
+        assert_eq!(view.dtype(), Dtype::BOOL, "{tensor}");
+        view.data().iter().map(|b| *b != 0).collect()
+    }
+
     pub fn integers(&self, tensor: &str) -> Vec<usize> {
         self.f64(tensor).into_iter().map(|x| x as usize).collect()
     }

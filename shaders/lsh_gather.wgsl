@@ -1,0 +1,75 @@
+// Rows of a tensor in the order of a round's buckets, for each round; before them `ahead` rows, those of the last chunk once more.
+// NORMALISES: each row divided by its length.
+//
+// x [batch, heads, length, dim]   order [batch, heads, rounds, length]   lengths [batch or 1, 1, 1, 1]
+// y [batch, heads · rounds, ahead + length, dim]
+//
+// A workgroup has ROWS rows, ROW_LANES invocations each. Rows that are no token are zeros.
+//
+// Bindings (declared by the host): x, order; lengths if HAS_LENGTHS; y.
+// Reads and writes each row once for each round, twice where it is normalised.
+
+struct Params {
+    x: View,
+    y: View,
+    order: View,
+    lengths: View,
+    rounds: u32,
+    length: u32,
+    chunk: u32,
+    ahead: u32,
+    dim: u32,
+    pad0: u32,
+    pad1: u32,
+    pad2: u32,
+}
+
+@group(0) @binding(0) var<uniform> p: Params;
+
+const SHORTEST: f32 = 1e-12;
+
+// What each invocation of a row has of its length, squared.
+var<workgroup> squares: array<f32, ROWS * ROW_LANES>;
+
+@compute @workgroup_size(ROWS * ROW_LANES)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
+    let b = group.z;
+    let h = group.y / p.rounds;
+    let round = group.y % p.rounds;
+    let lane = index % ROW_LANES;
+    let row = group.x * ROWS + index / ROW_LANES;
+    let tokens = min(length_of(b), p.length);
+    let last = (max(tokens, 1u) - 1u) / p.chunk;
+    let copied = row < p.ahead;
+    let place = select(row - p.ahead, last * p.chunk + row, copied);
+    let used = row < p.ahead + p.length;
+    let there = used && place < tokens && !(copied && last == 0u);
+    var position = 0u;
+    if there {
+        position = order_at(view_at(p.order, b, h, round, place));
+    }
+    var factor = 1.0;
+    if NORMALISES {
+        var mine = 0.0;
+        for (var d = lane; d < p.dim; d += ROW_LANES) {
+            let value = x_at(view_at(p.x, b, h, position, d));
+            mine += value * value;
+        }
+        squares[index] = mine;
+        workgroupBarrier();
+        var sum = 0.0;
+        for (var n = 0u; n < ROW_LANES; n++) {
+            sum += squares[index - lane + n];
+        }
+        factor = 1.0 / max(sqrt(sum), SHORTEST);
+    }
+    if used {
+        for (var d = lane; d < p.dim; d += ROW_LANES) {
+            var value = 0.0;
+            if there {
+                value = x_at(view_at(p.x, b, h, position, d)) * factor;
+            }
+            y_store(view_at(p.y, b, group.y, row, d), value);
+        }
+    }
+}

@@ -1,0 +1,112 @@
+// The gradient of a token's row, from those of its rows in each round's order, round by round:
+//   of values   d_x = Σ d_keys
+//   of queries that are keys too, divided by their length   d_x = Σ d_queries + (Σ d_keys − k (k · Σ d_keys)) / |x|, k = x / |x|
+//
+// d_keys [batch, heads · rounds, ahead + length, dim], F32: those of the last chunk stand before the others once more
+// d_queries [batch, heads · rounds, length, dim], F32   x, d_x [batch, heads, length, dim]
+// ranks [batch, heads, rounds, length]   lengths [batch or 1, 1, 1, 1]
+//
+// A workgroup has ROWS tokens, ROW_LANES invocations each. What is no token has a gradient of 0.
+//
+// Constants: ROWS, ROW_LANES; NORMALISES of queries; HAS_LENGTHS; ACCUMULATES: d_x holds what is added to
+//
+// Bindings (declared by the host): d_keys; d_queries and x if NORMALISES; ranks; lengths if HAS_LENGTHS; d_x.
+// Reads each gradient once, those of keys twice where they were normalised.
+
+struct Params {
+    d_keys: View,
+    d_queries: View,
+    x: View,
+    d_x: View,
+    ranks: View,
+    lengths: View,
+    rounds: u32,
+    length: u32,
+    chunk: u32,
+    ahead: u32,
+    dim: u32,
+    pad0: u32,
+    pad1: u32,
+    pad2: u32,
+}
+
+@group(0) @binding(0) var<uniform> p: Params;
+
+const SHORTEST: f32 = 1e-12;
+
+// What each invocation of a row has of |x|² and of x · Σ d_keys.
+var<workgroup> squares: array<f32, ROWS * ROW_LANES>;
+var<workgroup> products: array<f32, ROWS * ROW_LANES>;
+
+fn rank_of(b: u32, h: u32, round: u32, i: u32) -> u32 {
+    return min(ranks_at(view_at(p.ranks, b, h, round, i)), p.length - 1u);
+}
+
+// As key or value, in every round; from the last place of the first chunk on once more.
+fn keys_sum(b: u32, h: u32, i: u32, d: u32, last: u32) -> f32 {
+    var sum = 0.0;
+    for (var n = 0u; n < p.rounds; n++) {
+        let rank = rank_of(b, h, n, i);
+        sum += d_keys_at(view_at(p.d_keys, b, h * p.rounds + n, p.ahead + rank, d));
+        if p.ahead > 0u && last > 0u && rank >= last * p.chunk {
+            sum += d_keys_at(view_at(p.d_keys, b, h * p.rounds + n, rank - last * p.chunk, d));
+        }
+    }
+    return sum;
+}
+
+fn queries_sum(b: u32, h: u32, i: u32, d: u32) -> f32 {
+    var sum = 0.0;
+    for (var n = 0u; n < p.rounds; n++) {
+        sum += d_queries_at(view_at(p.d_queries, b, h * p.rounds + n, rank_of(b, h, n, i), d));
+    }
+    return sum;
+}
+
+@compute @workgroup_size(ROWS * ROW_LANES)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
+    let h = group.y;
+    let b = group.z;
+    let lane = index % ROW_LANES;
+    let row = group.x * ROWS + index / ROW_LANES;
+    let i = min(row, p.length - 1u);
+    let tokens = min(length_of(b), p.length);
+    let last = (max(tokens, 1u) - 1u) / p.chunk;
+    let there = i < tokens;
+    var square = 0.0;
+    var product = 0.0;
+    if NORMALISES {
+        for (var d = lane; d < p.dim; d += ROW_LANES) {
+            let x = x_of(b, h, i, d);
+            square += x * x;
+            product += x * keys_sum(b, h, i, d, last);
+        }
+        squares[index] = square;
+        products[index] = product;
+        workgroupBarrier();
+        square = 0.0;
+        product = 0.0;
+        for (var n = 0u; n < ROW_LANES; n++) {
+            square += squares[index - lane + n];
+            product += products[index - lane + n];
+        }
+    }
+    let length = max(sqrt(square), SHORTEST);
+    let along = select(0.0, product / length / length, length > SHORTEST);
+    if row < p.length {
+        for (var d = lane; d < p.dim; d += ROW_LANES) {
+            var sum = 0.0;
+            if there {
+                sum = keys_sum(b, h, i, d, last);
+                if NORMALISES {
+                    sum = queries_sum(b, h, i, d) + (sum - x_of(b, h, i, d) * along) / length;
+                }
+            }
+            let o = view_at(p.d_x, b, h, i, d);
+            if ACCUMULATES {
+                sum += d_x_at(o);
+            }
+            d_x_store(o, sum);
+        }
+    }
+}

@@ -1,0 +1,32 @@
+// Digits of keys, and how often each invocation of a workgroup has each. A workgroup has a block of WORKGROUP · KEYS places of the
+// order before, an invocation KEYS that follow each other: what it counts is its own, so that no result depends on who comes first.
+//
+// Constants: WORKGROUP, KEYS, DIGITS; FIRST whether the order before is that of the keys
+//
+// Needs: p.before, p.keys, p.length, p.shift; FIRST, KEYS, WORKGROUP, DIGITS; before_at, keys_at, view_at.
+// Gives: digit_counts; count_digits, digit_of, position_before.
+
+// Of digit d and invocation n: element d · WORKGROUP + n.
+var<workgroup> digit_counts: array<u32, DIGITS * WORKGROUP>;
+
+// Which key stands at place s of the order before.
+fn position_before(b: u32, h: u32, row: u32, s: u32) -> u32 {
+    if FIRST {
+        return s;
+    }
+    return before_at(view_at(p.before, b, h, row, s));
+}
+
+fn digit_of(b: u32, h: u32, row: u32, position: u32) -> u32 {
+    return (keys_at(view_at(p.keys, b, h, row, position)) >> p.shift) % DIGITS;
+}
+
+fn count_digits(b: u32, h: u32, row: u32, first: u32, lane: u32) {
+    for (var d = 0u; d < DIGITS; d++) {
+        digit_counts[d * WORKGROUP + lane] = 0u;
+    }
+    for (var s = first; s < min(first + KEYS, p.length); s++) {
+        let digit = digit_of(b, h, row, position_before(b, h, row, s));
+        digit_counts[digit * WORKGROUP + lane] += 1u;
+    }
+}

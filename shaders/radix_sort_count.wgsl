@@ -1,0 +1,37 @@
+// The first step of a pass of the radix sort: how often each block of a row has each digit.
+//
+// keys, before [batch, heads, rows, length]   counts [batch, heads, rows, DIGITS, blocks], dense
+//
+// Bindings (declared by the host): keys; before unless FIRST; counts.
+// Reads keys and the order before once; adds once for each.
+
+struct Params {
+    keys: View,
+    before: View,
+    heads: u32,
+    rows: u32,
+    length: u32,
+    blocks: u32,
+    shift: u32,       // bits below the digit
+    pad0: u32,
+    pad1: u32,
+    pad2: u32,
+}
+
+@group(0) @binding(0) var<uniform> p: Params;
+
+@compute @workgroup_size(WORKGROUP)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let b = group.z;
+    let h = group.y / p.rows;
+    let row = group.y % p.rows;
+    count_digits(b, h, row, (group.x * WORKGROUP + lane) * KEYS, lane);
+    workgroupBarrier();
+    if lane < DIGITS {
+        var sum = 0u;
+        for (var n = 0u; n < WORKGROUP; n++) {
+            sum += digit_counts[lane * WORKGROUP + n];
+        }
+        counts_store(((b * p.heads * p.rows + group.y) * DIGITS + lane) * p.blocks + group.x, sum);
+    }
+}

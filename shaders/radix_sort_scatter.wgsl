@@ -1,0 +1,54 @@
+// The last step of a pass of the radix sort: each key to its place among those of its digit, in the order in which they stood. Where a
+// block's first key of a digit goes is in counts (radix_sort_scan.wgsl); within the block invocations follow each other.
+//
+// keys, before, order, ranks [batch, heads, rows, length]   counts [batch, heads, rows, DIGITS, blocks], dense
+// order: at each place which key stands there; ranks: of each key its place
+//
+// Constants: RANKS whether places are wanted too
+//
+// Bindings (declared by the host): keys; before unless FIRST; counts, order; ranks if RANKS.
+// Reads keys twice, the order before twice and counts once; writes order and ranks once.
+
+struct Params {
+    keys: View,
+    before: View,
+    order: View,
+    ranks: View,
+    heads: u32,
+    rows: u32,
+    length: u32,
+    blocks: u32,
+    shift: u32,       // bits below the digit
+    pad0: u32,
+    pad1: u32,
+    pad2: u32,
+}
+
+@group(0) @binding(0) var<uniform> p: Params;
+
+@compute @workgroup_size(WORKGROUP)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let b = group.z;
+    let h = group.y / p.rows;
+    let row = group.y % p.rows;
+    let first = (group.x * WORKGROUP + lane) * KEYS;
+    count_digits(b, h, row, first, lane);
+    workgroupBarrier();
+    if lane < DIGITS {
+        var place = counts_at(((b * p.heads * p.rows + group.y) * DIGITS + lane) * p.blocks + group.x);
+        for (var n = 0u; n < WORKGROUP; n++) {
+            let own = digit_counts[lane * WORKGROUP + n];
+            digit_counts[lane * WORKGROUP + n] = place;
+            place += own;
+        }
+    }
+    workgroupBarrier();
+    for (var s = first; s < min(first + KEYS, p.length); s++) {
+        let position = position_before(b, h, row, s);
+        let digit = digit_of(b, h, row, position);
+        let place = digit_counts[digit * WORKGROUP + lane];
+        digit_counts[digit * WORKGROUP + lane] = place + 1u;
+        order_store(view_at(p.order, b, h, row, place), position);
+        ranks_put(view_at(p.ranks, b, h, row, position), place);
+    }
+}

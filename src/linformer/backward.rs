@@ -1,0 +1,404 @@
+//! The gradients of attention over projected keys and values.
+
+use super::{Linformer, Projected, Sides, aligned, product_tuning};
+use crate::attention::Config;
+use crate::bindings::BoundDispatch;
+use crate::device::DeviceFacts;
+use crate::dropout::Dropout;
+use crate::error::Error;
+use crate::mask::DeviceMask;
+use crate::path::backward::{self, BackwardPlans};
+use crate::path::linformer::{LowRank, keep_rows};
+use crate::path::project_backward::Gradient;
+use crate::path::{AddedGradients, BackwardProblem, Dispatches, in_scratch};
+use crate::problem::{Shape, scale_in_f32};
+use crate::record::{dispatch, pass};
+use crate::scratch::{Scratch, ScratchSize, Slot};
+use crate::tensor::{
+    Access, DType, TensorView, check_aliasing, check_float, count, expect_broadcast, expect_shape,
+};
+
+/// One backward call: what [`LinformerForward`](super::LinformerForward) was given and wrote, the gradient of its output, and where the
+/// gradients go. Each gradient is shaped as what it is of; `d_q` is of the configured type or F32, the others F32, F16 or BF16.
+///
+/// Keys and values are projected once more. What the forward pass must keep is `out` and `lse`.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct LinformerBackward<'a> {
+    q: TensorView<'a>,
+    sides: [TensorView<'a>; 3],
+    f: Option<TensorView<'a>>,
+    key_mask: Option<TensorView<'a>>,
+    out: TensorView<'a>,
+    lse: TensorView<'a>,
+    d_out: TensorView<'a>,
+    d_lse: Option<TensorView<'a>>,
+    d_q: Option<TensorView<'a>>,
+    /// Of k, v, e, f.
+    gradients: [Option<TensorView<'a>>; 4],
+    accumulates: bool,
+    dropout: Option<Dropout<TensorView<'a>>>,
+}
+
+const NAMES: [&str; 4] = ["d_k", "d_v", "d_e", "d_f"];
+
+impl<'a> LinformerBackward<'a> {
+    /// The inputs `[q, k, v]` and `e` of a forward call, the `out` and [`lse`](super::LinformerForward::lse) that it wrote, and the gradient
+    /// of `out`. No gradient is written until it is asked for.
+    pub fn new(
+        [q, k, v]: [TensorView<'a>; 3],
+        e: TensorView<'a>,
+        out: TensorView<'a>,
+        lse: TensorView<'a>,
+        d_out: TensorView<'a>,
+    ) -> Self {
+        LinformerBackward {
+            q,
+            sides: [k, v, e],
+            f: None,
+            key_mask: None,
+            out,
+            lse,
+            d_out,
+            d_lse: None,
+            d_q: None,
+            gradients: [None; 4],
+            accumulates: false,
+            dropout: None,
+        }
+    }
+
+    /// The forward call's.
+    pub fn f(mut self, f: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.f = f.into();
+        self
+    }
+
+    /// The forward call's.
+    pub fn key_mask(mut self, key_mask: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.key_mask = key_mask.into();
+        self
+    }
+
+    /// The forward call's.
+    pub fn dropout(mut self, dropout: impl Into<Option<Dropout<TensorView<'a>>>>) -> Self {
+        self.dropout = dropout.into();
+        self
+    }
+
+    /// The gradient of `lse`, where the loss depends on that too.
+    pub fn d_lse(mut self, d_lse: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_lse = d_lse.into();
+        self
+    }
+
+    /// Writes the gradient of the queries there.
+    pub fn d_q(mut self, d_q: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_q = d_q.into();
+        self
+    }
+
+    /// Writes the gradient of the keys there; 0 for those that are not there.
+    pub fn d_k(mut self, d_k: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.gradients[0] = d_k.into();
+        self
+    }
+
+    /// Writes the gradient of the values there; 0 for those that are not there.
+    pub fn d_v(mut self, d_v: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.gradients[1] = d_v.into();
+        self
+    }
+
+    /// Writes the gradient of `e` there, summed over the batch and over heads that share it; where `e` projects values too, of both uses,
+    /// the second added to the first: choose F32.
+    pub fn d_e(mut self, d_e: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.gradients[2] = d_e.into();
+        self
+    }
+
+    /// Writes the gradient of `f` there, summed as that of `e`.
+    pub fn d_f(mut self, d_f: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.gradients[3] = d_f.into();
+        self
+    }
+
+    /// Adds the gradients to what is there instead, each rounded to its type: choose F32 for many.
+    pub fn accumulate(mut self, accumulates: bool) -> Self {
+        self.accumulates = accumulates;
+        self
+    }
+
+    fn of_sides(&self) -> Sides<'a> {
+        let [k, v, e] = self.sides;
+        Sides { k, v, e, f: self.f, key_mask: self.key_mask }
+    }
+
+    fn written(&self) -> Vec<(&'static str, TensorView<'a>)> {
+        let all = [("d_q", self.d_q)].into_iter().chain(NAMES.into_iter().zip(self.gradients));
+        all.filter_map(|(name, view)| Some((name, view?))).collect()
+    }
+
+    /// Whether gradients of projected keys, and of values, are needed.
+    fn through(&self) -> [bool; 2] {
+        let [d_k, d_v, d_e, d_f] = self.gradients.map(|view| view.is_some());
+        [d_k || d_e, d_v || d_f || d_e && self.f.is_none()]
+    }
+}
+
+/// A checked backward call.
+struct Plan {
+    shape: Shape,
+    /// Of each of `backward_problems`.
+    plans: Vec<BackwardPlans>,
+    size: ScratchSize,
+}
+
+/// The gradients of projected keys and values, in F32, and of those that are kept.
+#[derive(Clone, Copy)]
+struct Between<'a> {
+    low: [TensorView<'a>; 2],
+    kept: Option<TensorView<'a>>,
+}
+
+/// Gradients, without atomics: the same inputs on the same device by the same plan give the same bits.
+impl Linformer {
+    /// The temporary memory that `call` needs: projected keys and values and their gradients, the latter in F32; with a key mask, keys and values
+    /// once more, and a gradient of them in F32; 12 bytes for each query.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    pub fn backward_scratch_size(&self, call: &LinformerBackward) -> Result<ScratchSize, Error> {
+        Ok(self.check_backward(call, &self.pipelines.facts())?.size)
+    }
+
+    /// Records the gradients of a forward call into `encoder`, in a compute pass of their own.
+    ///
+    /// # Errors
+    /// Everything that [`Error`] lists for tensors, options and scratch; [`Error::Unsupported`] if no gradient is asked for, or that of an `f`
+    /// which is not there. Then nothing has been recorded.
+    pub fn backward(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        call: &LinformerBackward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record_backward(call, scratch, |bound| dispatch(&mut pass(encoder, "linformer backward"), bound))
+    }
+
+    /// [`backward`](Self::backward) into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    pub fn backward_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        call: &LinformerBackward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record_backward(call, scratch, |bound| dispatch(pass, bound))
+    }
+
+    /// Compiles and binds what `call` needs, so that its first recording does neither.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    pub fn prepare_backward(&self, call: &LinformerBackward, scratch: &mut Scratch) -> Result<(), Error> {
+        self.record_backward(call, scratch, |_| ())
+    }
+
+    fn record_backward(
+        &self,
+        call: &LinformerBackward,
+        scratch: &mut Scratch,
+        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
+    ) -> Result<(), Error> {
+        let device = &self.pipelines.facts();
+        let scratch: &Scratch = scratch;
+        let Plan { shape, plans, size } = self.check_backward(call, device)?;
+        scratch.check(size)?;
+        // A part that is missing is not used.
+        let part = |slot| Ok(scratch.buffer(slot).unwrap_or(call.q.buffer));
+        let projected = self.projected(&call.of_sides(), &shape, part)?;
+        let between = self.between(call, &shape, part)?;
+        let mut dispatches = projected.dispatches(&call.of_sides(), &self.config, device)?;
+        for (problem, plans) in self.backward_problems(call, shape, &projected, &between).iter().zip(&plans) {
+            dispatches.extend(backward::dispatches(problem, plans, plans.memory(scratch)?, device));
+        }
+        dispatches.extend(self.products(call, &projected, &between, device)?);
+        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
+        emit(&bound);
+        Ok(())
+    }
+
+    fn between<'a>(
+        &self,
+        call: &LinformerBackward<'a>,
+        shape: &Shape,
+        part: impl Fn(Slot) -> Result<&'a wgpu::Buffer, Error>,
+    ) -> Result<Between<'a>, Error> {
+        let low = self.low(*shape);
+        let buffer = part(Slot::ProjectedGradients)?;
+        let low_v = in_scratch(buffer, DType::F32, low.v(), aligned(count(low.k())));
+        let kept = match call.key_mask {
+            // As long as the wider of both.
+            Some(_) => {
+                let widest = if shape.head_dim > shape.value_dim { shape.k() } else { shape.v() };
+                Some(in_scratch(part(Slot::ContextGradient)?, DType::F32, widest, 0))
+            }
+            None => None,
+        };
+        Ok(Between { low: [in_scratch(buffer, DType::F32, low.k(), 0), low_v], kept })
+    }
+
+    /// The gradients of the attention to projected keys. Theirs are written, and added to others further on: those of queries that are
+    /// added to others are a call of their own.
+    fn backward_problems<'a>(
+        &self,
+        call: &LinformerBackward<'a>,
+        shape: Shape,
+        projected: &Projected<'a>,
+        between: &Between<'a>,
+    ) -> Vec<BackwardProblem<'a>> {
+        let LinformerBackward { q, out, lse, d_out, d_lse, d_q, dropout, .. } = *call;
+        let [k, v] = projected.low.map(|low| low.low);
+        let [keys, values] = call.through();
+        let all = BackwardProblem {
+            shape: self.low(shape),
+            appended: 0,
+            q,
+            k,
+            v,
+            out,
+            lse,
+            d_out,
+            d_lse,
+            d_q,
+            d_k: keys.then_some(between.low[0]),
+            d_v: values.then_some(between.low[1]),
+            d_added: AddedGradients::default(),
+            accumulates: false,
+            adds_to_added: false,
+            mask: DeviceMask::none(),
+            dropout,
+            partial: false,
+            scale: scale_in_f32(self.config.scale, shape.head_dim),
+            softcap: self.config.softcap.map(|c| c as f32),
+            tuning: self.config.tuning,
+        };
+        let of_keys = BackwardProblem { d_q: None, ..all };
+        let of_queries = BackwardProblem { d_k: None, d_v: None, accumulates: call.accumulates, ..all };
+        match (d_q.is_some(), keys || values) {
+            (true, true) if !call.accumulates => vec![all],
+            (true, true) => vec![of_queries, of_keys],
+            (true, false) => vec![of_queries],
+            _ => vec![of_keys],
+        }
+    }
+
+    /// From the gradients of projected keys and values to those of the inputs.
+    fn products<'a>(
+        &self,
+        call: &LinformerBackward<'a>,
+        projected: &Projected<'a>,
+        between: &Between<'a>,
+        device: &DeviceFacts,
+    ) -> Result<Dispatches<'a>, Error> {
+        let tuning = &product_tuning(&self.config);
+        let mut dispatches = Dispatches::new();
+        for side in 0..2 {
+            let low = LowRank { low: between.low[side], ..projected.low[side] };
+            if let Some(view) = call.gradients[side] {
+                let wanted = Gradient { view, accumulates: call.accumulates };
+                match (between.kept, call.key_mask) {
+                    (Some(kept), Some(key_mask)) => {
+                        let all = in_scratch(kept.buffer, DType::F32, view.shape(), 0);
+                        dispatches.extend(low.d_x(
+                            Gradient { view: all, accumulates: false },
+                            tuning,
+                            device,
+                        )?);
+                        dispatches.push(keep_rows(all, key_mask, wanted, device));
+                    }
+                    _ => dispatches.extend(low.d_x(wanted, tuning, device)?),
+                }
+            }
+            let shares = side == 1 && call.f.is_none();
+            if let Some(view) = call.gradients[if shares { 2 } else { 2 + side }] {
+                let wanted = Gradient { view, accumulates: call.accumulates || shares };
+                dispatches.push(low.d_projection(wanted, tuning, device)?);
+            }
+        }
+        Ok(dispatches)
+    }
+
+    fn check_backward(&self, call: &LinformerBackward, device: &DeviceFacts) -> Result<Plan, Error> {
+        let LinformerBackward { q, f, out, lse, d_out, d_lse, dropout, .. } = *call;
+        let Config { dtype, .. } = self.config;
+        let sides = call.of_sides();
+        let shape = self.check_tensors(q, &sides, ("out", out, Access::Read), device)?;
+        d_out.check_as("d_out", dtype, Access::Read, device)?;
+        expect_shape("d_out", d_out.shape(), shape.out())?;
+        for (name, view) in [("lse", Some(lse)), ("d_lse", d_lse)] {
+            let Some(view) = view else { continue };
+            view.check_as(name, DType::F32, Access::Read, device)?;
+            expect_shape(name, view.shape(), shape.lse())?;
+        }
+        let written = call.written();
+        if written.is_empty() {
+            let why = "nothing is asked for: give `d_q`, `d_k`, `d_v`, `d_e` or `d_f`";
+            return Err(Error::Unsupported { what: "a backward pass without gradients", why });
+        }
+        if call.gradients[3].is_some() && f.is_none() {
+            let why = "there is no `f`: `e` projects values too, and `d_e` has both gradients";
+            return Err(Error::Unsupported { what: "d_f", why });
+        }
+        for (name, view) in &written {
+            check_float(name, view)?;
+            view.check(name, Access::Write, device)?;
+            let wanted = match *name {
+                "d_q" => shape.q(),
+                "d_k" => shape.k(),
+                "d_v" => shape.v(),
+                "d_e" => sides.e.shape(),
+                _ => f.map_or([0; 4], |f| f.shape()),
+            };
+            expect_shape(name, view.shape(), wanted)?;
+        }
+        if let Some(d_q) = call.d_q.filter(|d_q| ![DType::F32, dtype].contains(&d_q.dtype)) {
+            let expected = if dtype == DType::F32 { "F32".into() } else { format!("F32 or {dtype:?}") };
+            return Err(Error::Type { tensor: "d_q", expected, got: d_q.dtype });
+        }
+        let keep = dropout.as_ref().and_then(Dropout::given).copied();
+        if let Some(dropout) = &dropout {
+            dropout.check()?;
+        }
+        if let Some(keep) = keep {
+            keep.check_as("dropout", DType::Bool, Access::Read, device)?;
+            expect_broadcast("dropout", keep.shape(), self.low(shape).weights())?;
+        }
+        let mut read = vec![("q", q), ("out", out), ("lse", lse), ("d_out", d_out)];
+        read.extend(sides.tensors());
+        read.extend(d_lse.map(|t| ("d_lse", t)));
+        read.extend(keep.map(|t| ("dropout", t)));
+        check_aliasing(&written, &read)?;
+
+        let low = self.low(shape);
+        let mut size = self.projected_size(&sides, &shape)?;
+        size = size.with(Slot::ProjectedGradients, self.bytes([low.k(), low.v()], DType::F32)?);
+        if call.key_mask.is_some() {
+            let widest = if shape.head_dim > shape.value_dim { shape.k() } else { shape.v() };
+            size = size.with(Slot::ContextGradient, self.bytes([widest, [0; 4]], DType::F32)?);
+        }
+        // Where there is no scratch yet, any buffer stands for it: plans look at layouts.
+        let any = |_| Ok(q.buffer);
+        let projected = self.projected(&sides, &shape, any)?;
+        let between = self.between(call, &shape, any)?;
+        let problems = self.backward_problems(call, shape, &projected, &between);
+        let plans: Vec<_> =
+            problems.iter().map(|problem| backward::plan(problem, device)).collect::<Result<_, _>>()?;
+        self.products(call, &projected, &between, device)?;
+        let size = plans.iter().fold(size, |size, plans| size.max(plans.scratch_size()));
+        Ok(Plan { shape, plans, size })
+    }
+}

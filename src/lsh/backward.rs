@@ -1,0 +1,327 @@
+//! The gradients of attention within buckets.
+
+use super::{LshAttention, LshInputs, Sorted};
+use crate::bindings::BoundDispatch;
+use crate::device::DeviceFacts;
+use crate::error::Error;
+use crate::path::backward::{self, BackwardPlans};
+use crate::path::lsh::{LshRounds, LshSizes, fits};
+use crate::path::project_backward::Gradient;
+use crate::path::{AddedGradients, BackwardProblem, in_scratch};
+use crate::problem::scale_in_f32;
+use crate::record::{dispatch, pass};
+use crate::scratch::{Scratch, ScratchSize, Slot};
+use crate::tensor::{Access, DType, TensorView, check_aliasing, check_float, count, expect_shape};
+
+/// One backward call: what [`LshForward`](super::LshForward) was given and wrote, buckets too, the gradient of its output, and where the gradients
+/// go: `d_qk` and `d_v`, shaped as qk and v, F32, F16 or BF16.
+///
+/// Tokens are sorted and scores computed once more. A token's score with itself is a constant and has no gradient.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct LshBackward<'a> {
+    qk: TensorView<'a>,
+    v: TensorView<'a>,
+    buckets: TensorView<'a>,
+    lengths: Option<TensorView<'a>>,
+    out: TensorView<'a>,
+    lse: TensorView<'a>,
+    d_out: TensorView<'a>,
+    d_lse: Option<TensorView<'a>>,
+    d_qk: Option<TensorView<'a>>,
+    d_v: Option<TensorView<'a>>,
+    accumulates: bool,
+}
+
+impl<'a> LshBackward<'a> {
+    /// The inputs `[qk, v]` of a forward call, the `buckets`, `out` and [`lse`](super::LshForward::lse) that it wrote, and the gradient of
+    /// `out`. No gradient is written until it is asked for.
+    pub fn new(
+        [qk, v]: [TensorView<'a>; 2],
+        buckets: TensorView<'a>,
+        out: TensorView<'a>,
+        lse: TensorView<'a>,
+        d_out: TensorView<'a>,
+    ) -> Self {
+        LshBackward {
+            qk,
+            v,
+            buckets,
+            lengths: None,
+            out,
+            lse,
+            d_out,
+            d_lse: None,
+            d_qk: None,
+            d_v: None,
+            accumulates: false,
+        }
+    }
+
+    /// The forward call's.
+    pub fn lengths(mut self, lengths: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.lengths = lengths.into();
+        self
+    }
+
+    /// The gradient of `lse`, where the loss depends on that too.
+    pub fn d_lse(mut self, d_lse: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_lse = d_lse.into();
+        self
+    }
+
+    /// Writes the gradient of qk there, as queries and as keys.
+    pub fn d_qk(mut self, d_qk: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_qk = d_qk.into();
+        self
+    }
+
+    /// Writes the gradient of the values there.
+    pub fn d_v(mut self, d_v: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_v = d_v.into();
+        self
+    }
+
+    /// Adds the gradients to what is there instead, rounding once to their type.
+    pub fn accumulate(mut self, accumulates: bool) -> Self {
+        self.accumulates = accumulates;
+        self
+    }
+
+    fn inputs(&self) -> LshInputs<'a> {
+        let LshBackward { qk, v, buckets, lengths, .. } = *self;
+        LshInputs { qk, v, buckets, lengths }
+    }
+}
+
+/// What stands between, in order.
+#[derive(Clone, Copy)]
+struct Between<'a> {
+    sorted: Sorted<'a>,
+    out: TensorView<'a>,
+    lse: TensorView<'a>,
+    d_lse: Option<TensorView<'a>>,
+    d_out: TensorView<'a>,
+    d_q: TensorView<'a>,
+    d_k: TensorView<'a>,
+    d_v: TensorView<'a>,
+}
+
+/// A checked backward call.
+struct Plan {
+    sizes: LshSizes,
+    plans: BackwardPlans,
+    size: ScratchSize,
+}
+
+/// Gradients, without atomics: the same inputs on the same device by the same plan give the same bits.
+impl LshAttention {
+    /// The temporary memory that `call` needs: what the forward call does; in F32, for each token, head and round, the gradients of
+    /// its query, key and value; the gradient of its output; 20 bytes.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    pub fn backward_scratch_size(&self, call: &LshBackward) -> Result<ScratchSize, Error> {
+        Ok(self.check_backward(call, &self.pipelines.facts())?.size)
+    }
+
+    /// Records the gradients of a forward call into `encoder`, in a compute pass of their own.
+    ///
+    /// # Errors
+    /// Everything that [`Error`] lists for tensors and scratch; [`Error::Unsupported`] if no gradient is asked for. Then nothing has been
+    /// recorded.
+    pub fn backward(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        call: &LshBackward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        let label = "lsh attention backward";
+        self.record_backward(call, scratch, |bound| dispatch(&mut pass(encoder, label), bound))
+    }
+
+    /// [`backward`](Self::backward) into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    pub fn backward_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        call: &LshBackward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record_backward(call, scratch, |bound| dispatch(pass, bound))
+    }
+
+    /// Compiles and binds what `call` needs, so that its first recording does neither.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    pub fn prepare_backward(&self, call: &LshBackward, scratch: &mut Scratch) -> Result<(), Error> {
+        self.record_backward(call, scratch, |_| ())
+    }
+
+    fn record_backward(
+        &self,
+        call: &LshBackward,
+        scratch: &mut Scratch,
+        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
+    ) -> Result<(), Error> {
+        let device = &self.pipelines.facts();
+        let scratch: &Scratch = scratch;
+        let Plan { sizes, plans, size } = self.check_backward(call, device)?;
+        scratch.check(size)?;
+        // A part that is missing is not used.
+        let part = |slot| Ok(scratch.buffer(slot).unwrap_or(call.qk.buffer));
+        let inputs = call.inputs();
+        let rounds = LshRounds::new(sizes, inputs.buckets, inputs.lengths, &part)?;
+        let between = self.between(call, &sizes, &part)?;
+        let mut dispatches = rounds.dispatches(part, device)?;
+        dispatches.extend(between.sorted.gather(&inputs, &rounds, device));
+        dispatches.extend([
+            rounds.gather(call.out, between.out, false, device),
+            rounds.gather(call.lse, between.lse, false, device),
+            rounds.gather(call.d_out, between.d_out, false, device),
+        ]);
+        let of_lse = call.d_lse.zip(between.d_lse);
+        dispatches.extend(of_lse.map(|(d_lse, sorted)| rounds.gather(d_lse, sorted, false, device)));
+        let problem = self.backward_problem(call, &rounds, &between);
+        dispatches.extend(backward::dispatches(&problem, &plans, plans.memory(scratch)?, device));
+        let gradient = |view| Gradient { view, accumulates: call.accumulates };
+        if let Some(d_qk) = call.d_qk {
+            let queries = Some((call.qk, between.d_q));
+            dispatches.push(rounds.gradients(between.d_k, queries, gradient(d_qk), device));
+        }
+        if let Some(d_v) = call.d_v {
+            dispatches.push(rounds.gradients(between.d_v, None, gradient(d_v), device));
+        }
+        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
+        emit(&bound);
+        Ok(())
+    }
+
+    fn between<'a>(
+        &self,
+        call: &LshBackward<'a>,
+        sizes: &LshSizes,
+        part: &impl Fn(Slot) -> Result<&'a wgpu::Buffer, Error>,
+    ) -> Result<Between<'a>, Error> {
+        let [out, lse] = self.parts(sizes, part)?;
+        let d_lse = in_scratch(lse.buffer, DType::F32, lse.shape(), aligned(sizes));
+        let f32 = |slot, ahead, dim| Ok(in_scratch(part(slot)?, DType::F32, sizes.sorted(ahead, dim), 0));
+        Ok(Between {
+            sorted: self.sorted(sizes, part)?,
+            out,
+            lse,
+            d_lse: call.d_lse.map(|_| d_lse),
+            d_out: in_scratch(part(Slot::ContextGradient)?, out.dtype, out.shape(), 0),
+            d_q: f32(Slot::ProjectedGradients, 0, sizes.head_dim)?,
+            d_k: f32(Slot::SortedKeyGradients, sizes.ahead(), sizes.head_dim)?,
+            d_v: f32(Slot::SortedValueGradients, sizes.ahead(), sizes.value_dim)?,
+        })
+    }
+
+    fn between_size(
+        &self,
+        call: &LshBackward,
+        sizes: &LshSizes,
+        device: &DeviceFacts,
+    ) -> Result<ScratchSize, Error> {
+        let of = |elements: usize| fits(elements as u64, 4, device);
+        let f32 = |ahead, dim| of(count(sizes.sorted(ahead, dim)));
+        let mut size = self.sorted_size(sizes, device)?.max(self.parts_size(sizes, device)?);
+        let out = count(sizes.sorted(0, sizes.value_dim)) as u64;
+        size = size.with(Slot::ContextGradient, fits(out, self.config.dtype.bytes() as u64, device)?);
+        if call.d_lse.is_some() {
+            size = size.with(Slot::Lse, of(aligned(sizes).saturating_add(count(sizes.sorted(0, 1))))?);
+        }
+        if call.d_qk.is_some() {
+            size = size.with(Slot::ProjectedGradients, f32(0, sizes.head_dim)?);
+            size = size.with(Slot::SortedKeyGradients, f32(sizes.ahead(), sizes.head_dim)?);
+        }
+        if call.d_v.is_some() {
+            size = size.with(Slot::SortedValueGradients, f32(sizes.ahead(), sizes.value_dim)?);
+        }
+        Ok(size)
+    }
+
+    fn backward_problem<'a>(
+        &self,
+        call: &LshBackward<'a>,
+        rounds: &LshRounds<'a>,
+        between: &Between<'a>,
+    ) -> BackwardProblem<'a> {
+        let Between { sorted, out, lse, d_lse, d_out, d_q, d_k, d_v } = *between;
+        let shape = self.shape(&rounds.sizes);
+        BackwardProblem {
+            shape,
+            appended: 0,
+            q: sorted.q,
+            k: sorted.k,
+            v: sorted.v,
+            out,
+            lse,
+            d_out,
+            d_lse,
+            d_q: call.d_qk.map(|_| d_q),
+            d_k: call.d_qk.map(|_| d_k),
+            d_v: call.d_v.map(|_| d_v),
+            d_added: AddedGradients::default(),
+            accumulates: false,
+            adds_to_added: false,
+            mask: self.mask(rounds),
+            dropout: None,
+            // A round's weights are shares of all rounds' sum.
+            partial: true,
+            scale: scale_in_f32(self.config.scale, shape.head_dim),
+            softcap: None,
+            tuning: self.config.tuning,
+        }
+    }
+
+    fn check_backward(&self, call: &LshBackward, device: &DeviceFacts) -> Result<Plan, Error> {
+        let LshBackward { qk, v, buckets, lengths, out, lse, d_out, d_lse, d_qk, d_v, .. } = *call;
+        let sizes = self.check_inputs(&call.inputs(), Access::Read, device)?;
+        for (name, view) in [("out", out), ("d_out", d_out)] {
+            view.check_as(name, self.config.dtype, Access::Read, device)?;
+            expect_shape(name, view.shape(), v.shape())?;
+        }
+        let LshSizes { batch, heads, length, .. } = sizes;
+        for (name, view) in [("lse", Some(lse)), ("d_lse", d_lse)] {
+            let Some(view) = view else { continue };
+            view.check_as(name, DType::F32, Access::Read, device)?;
+            expect_shape(name, view.shape(), [batch, heads, length, 1])?;
+        }
+        let mut written = Vec::new();
+        for (name, view, own) in [("d_qk", d_qk, qk), ("d_v", d_v, v)] {
+            let Some(view) = view else { continue };
+            check_float(name, &view)?;
+            view.check(name, Access::Write, device)?;
+            expect_shape(name, view.shape(), own.shape())?;
+            written.push((name, view));
+        }
+        if written.is_empty() {
+            let why = "nothing is asked for: give `d_qk` or `d_v`";
+            return Err(Error::Unsupported { what: "a backward pass without gradients", why });
+        }
+        let mut read =
+            vec![("qk", qk), ("v", v), ("buckets", buckets), ("out", out), ("lse", lse), ("d_out", d_out)];
+        read.extend(d_lse.map(|t| ("d_lse", t)));
+        read.extend(lengths.map(|t| ("lengths", t)));
+        check_aliasing(&written, &read)?;
+        // Where there is no scratch yet, any buffer stands for it: plans look at layouts.
+        let part = |_| Ok(qk.buffer);
+        let rounds = LshRounds::new(sizes, buckets, lengths, &part)?;
+        let size = rounds.scratch_size(device)?.max(self.between_size(call, &sizes, device)?);
+        let problem = self.backward_problem(call, &rounds, &self.between(call, &sizes, &part)?);
+        problem.mask.check(&problem.shape, device)?;
+        let plans = backward::plan(&problem, device)?;
+        let size = size.max(plans.scratch_size());
+        Ok(Plan { sizes, plans, size })
+    }
+}
+
+/// Elements from the log-sum-exp of all rounds to their gradient.
+fn aligned(sizes: &LshSizes) -> usize {
+    count(sizes.sorted(0, 1)).next_multiple_of(64)
+}

@@ -1,0 +1,437 @@
+//! The operator: attention within buckets of a locality-sensitive hash.
+
+mod backward;
+mod config;
+
+pub use backward::LshBackward;
+pub use config::LshConfig;
+
+use crate::bindings::BoundDispatch;
+use crate::device::DeviceFacts;
+use crate::error::Error;
+use crate::mask::DeviceMask;
+use crate::mods::{Captured, MaskMod, ScoreMod};
+use crate::path::lsh::{LshRounds, LshSizes, fits};
+use crate::path::{self, Chosen, Dispatches, Extras, Keys, Problem, in_scratch};
+use crate::pipelines::Pipelines;
+use crate::problem::{Shape, scale_in_f32};
+use crate::record::{dispatch, pass};
+use crate::scratch::{Scratch, ScratchSize, Slot};
+use crate::tensor::{
+    Access, DType, TensorView, check_aliasing, check_apart, check_float, count, expect, expect_broadcast,
+    expect_shape,
+};
+
+/// Attention of tokens to those that hash alike (Kitaev et al. 2020, "Reformer: the efficient transformer"), for sequences that are too
+/// long for attention to all: work grows with `rounds · length · chunk`.
+///
+/// Queries and keys are one tensor, `qk`; keys are divided by their length. In each of several rounds tokens are hashed,
+/// `argmax([x R; −x R])` for that round's rotation R, sorted by bucket and position (stable), and cut into chunks. A token
+/// sees those of its bucket in its own chunk and in the one before; in the first chunk, in the last. What several rounds hold counts
+/// once: the result is a softmax over the keys that any round holds. With itself a token scores −50000: it attends to
+/// itself only where it sees no other. A `chunk` as long as the sequence gives attention to all of the bucket.
+///
+/// Lengths need not be divisible by anything. Tokens past a sequence's own length are in a bucket of their own, see nothing, give 0
+/// and are seen by none: a sequence gives in a batch what it gives alone.
+///
+/// Buckets are an output, and an input of the backward pass: both have the same. They have no gradient.
+///
+/// ```no_run
+/// # use wgpu_attention::{Error, Gpu, LshAttention, LshConfig, LshForward, Scratch, TensorView, wgpu};
+/// # fn f(device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder, [qk, v, rotations, buckets, out]: [TensorView; 5]) -> Result<(), Error> {
+/// // 4 rounds of 64 buckets, chunks of 64 tokens.
+/// let config = LshConfig::new(8, 64, 4, 64, 64).causal(true);
+/// let numbers: Vec<f32> = config.rotations(7); // uploaded as [1, 4, 64, 32]
+/// let attention = LshAttention::new(device, config)?;
+/// let call = LshForward::new(qk, v, rotations, buckets, out);
+/// let mut scratch = Scratch::new(device, attention.scratch_size(&call)?)?;
+/// attention.forward(encoder, &call, &mut scratch)
+/// # }
+/// ```
+#[doc(alias = "reformer")]
+#[derive(Clone, Debug)]
+pub struct LshAttention {
+    pipelines: Pipelines,
+    config: LshConfig,
+    held: MaskMod,
+    self_score: ScoreMod,
+}
+
+/// One call.
+///
+/// | tensor | shape | dtype |
+/// |---|---|---|
+/// | `qk` | `[batch, heads, length, head_dim]` | the configured |
+/// | `v` | `[batch, heads, length, value_dim]` | the configured |
+/// | `rotations` | `[1, rounds, head_dim, n_buckets / 2]` | F32, F16 or BF16 |
+/// | `buckets` | `[batch, heads, rounds, length]` | U32 |
+/// | `out` | `[batch, heads, length, value_dim]` | the configured |
+/// | `lse` | `[batch, heads, length, 1]` | F32 |
+/// | `lengths` | `[batch or 1, 1, 1, 1]` | U32 |
+///
+/// Normalised keys and the output of each round are rounded to the configured type.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct LshForward<'a> {
+    pub(crate) qk: TensorView<'a>,
+    pub(crate) v: TensorView<'a>,
+    pub(crate) rotations: Option<TensorView<'a>>,
+    pub(crate) buckets: TensorView<'a>,
+    pub(crate) out: TensorView<'a>,
+    pub(crate) lse: Option<TensorView<'a>>,
+    pub(crate) lengths: Option<TensorView<'a>>,
+}
+
+impl<'a> LshForward<'a> {
+    /// Hashes `qk` by `rotations`, of which [`LshConfig::rotations`] makes numbers, into `buckets`, which are written, and attends to `out`.
+    pub fn new(
+        qk: TensorView<'a>,
+        v: TensorView<'a>,
+        rotations: TensorView<'a>,
+        buckets: TensorView<'a>,
+        out: TensorView<'a>,
+    ) -> Self {
+        LshForward { rotations: Some(rotations), ..Self::with_buckets(qk, v, buckets, out) }
+    }
+
+    /// Attends within `buckets` that are there already, each below `n_buckets`: of an earlier call, or of a hash of the caller's own.
+    pub fn with_buckets(
+        qk: TensorView<'a>,
+        v: TensorView<'a>,
+        buckets: TensorView<'a>,
+        out: TensorView<'a>,
+    ) -> Self {
+        LshForward { qk, v, rotations: None, buckets, out, lse: None, lengths: None }
+    }
+
+    /// Writes the log-sum-exp of every token's scores there.
+    pub fn lse(mut self, lse: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.lse = lse.into();
+        self
+    }
+
+    /// How many tokens each sequence has; all unless set. Given buckets must then be `n_buckets` past them.
+    pub fn lengths(mut self, lengths: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.lengths = lengths.into();
+        self
+    }
+
+    fn inputs(&self) -> LshInputs<'a> {
+        let LshForward { qk, v, buckets, lengths, .. } = *self;
+        LshInputs { qk, v, buckets, lengths }
+    }
+}
+
+/// What calls forward and backward have in common.
+#[derive(Clone, Copy)]
+struct LshInputs<'a> {
+    qk: TensorView<'a>,
+    v: TensorView<'a>,
+    buckets: TensorView<'a>,
+    lengths: Option<TensorView<'a>>,
+}
+
+/// Queries, keys and values in order, of all rounds.
+#[derive(Clone, Copy)]
+struct Sorted<'a> {
+    q: TensorView<'a>,
+    k: TensorView<'a>,
+    v: TensorView<'a>,
+}
+
+/// A checked forward call.
+struct Plan {
+    sizes: LshSizes,
+    chosen: Chosen,
+    size: ScratchSize,
+}
+
+/// Which pairs a round holds that no earlier one has, by the codes of `lsh_codes.wgsl`.
+fn held(rounds: usize, causal: bool) -> String {
+    let order = "if codes_at(at.batch, at.head, at.key, 0u) > codes_at(at.batch, at.head, query, 0u) { return false; }";
+    let earlier = "for (var n = 0u; n < round; n++) { if held(at, query, n) { return false; } }";
+    format!(
+        "fn held(at: At, query: u32, round: u32) -> bool {{
+            let key = codes_at(at.batch, at.head, at.key, 1u + 2u * round);
+            return key == codes_at(at.batch, at.head, query, 1u + 2u * round)
+                || key == codes_at(at.batch, at.head, query, 2u + 2u * round);
+        }}
+        fn mask_mod(at: At) -> bool {{
+            let query = at.query + at.kv_len - at.q_len;
+            let round = at.head % {rounds}u;
+            let none = codes_at(at.batch, at.head, at.key, 1u + 2u * round) == 0xffffffffu;
+            if none || !held(at, query, round) {{ return false; }}
+            {}
+            {}
+            return true;
+        }}",
+        if causal { order } else { "" },
+        if rounds > 1 { earlier } else { "" },
+    )
+}
+
+const SELF_SCORE: &str = "fn score_mod(score: f32, at: At) -> f32 {
+    return select(score, -50000.0, at.key == at.query + at.kv_len - at.q_len);
+}";
+
+impl LshAttention {
+    /// Attention with pipelines of its own.
+    ///
+    /// # Errors
+    /// A configuration that no call could satisfy, or a missing feature.
+    pub fn new(device: &wgpu::Device, config: LshConfig) -> Result<Self, Error> {
+        Self::with_pipelines(&Pipelines::new(device), config)
+    }
+
+    /// Attention that shares pipelines with other operators on the device.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_pipelines(pipelines: &Pipelines, config: LshConfig) -> Result<Self, Error> {
+        config.check(&pipelines.facts())?;
+        Ok(LshAttention {
+            pipelines: pipelines.clone(),
+            config,
+            held: MaskMod::capturing(&held(config.rounds, config.causal), &[Captured::number("codes")])?,
+            self_score: ScoreMod::new(SELF_SCORE)?,
+        })
+    }
+
+    /// The temporary memory that `call` needs, for each token, head and round: its query, key, value and output and 16 bytes and 8 for
+    /// each round; of keys and values a chunk more for each head and round.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn scratch_size(&self, call: &LshForward) -> Result<ScratchSize, Error> {
+        Ok(self.check(call, &self.pipelines.facts())?.size)
+    }
+
+    /// Records `call` into `encoder`, in a compute pass of its own.
+    ///
+    /// # Errors
+    /// Everything that [`Error`] lists for tensors and scratch; more than 65535 chunks; then nothing has been recorded.
+    pub fn forward(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        call: &LshForward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record(call, scratch, |bound| dispatch(&mut pass(encoder, "lsh attention"), bound))
+    }
+
+    /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn forward_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        call: &LshForward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record(call, scratch, |bound| dispatch(pass, bound))
+    }
+
+    /// Compiles and binds what `call` needs, so that its first recording does neither.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn prepare(&self, call: &LshForward, scratch: &mut Scratch) -> Result<(), Error> {
+        self.record(call, scratch, |_| ())
+    }
+
+    fn record(
+        &self,
+        call: &LshForward,
+        scratch: &mut Scratch,
+        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
+    ) -> Result<(), Error> {
+        let device = &self.pipelines.facts();
+        let scratch: &Scratch = scratch;
+        let Plan { sizes, chosen, .. } = path::within(device, |device| {
+            let plan = self.check(call, device)?;
+            scratch.check(plan.size).map(|()| plan)
+        })?;
+        let part = |slot| scratch.buffer(slot);
+        let inputs = call.inputs();
+        let rounds = LshRounds::new(sizes, inputs.buckets, inputs.lengths, &part)?;
+        let sorted = self.sorted(&sizes, &part)?;
+        let mut dispatches = Dispatches::new();
+        dispatches.extend(call.rotations.map(|rotations| rounds.hash(call.qk, rotations, device)));
+        dispatches.extend(rounds.dispatches(part, device)?);
+        dispatches.extend(sorted.gather(&inputs, &rounds, device));
+        let parts = self.parts(&sizes, &part)?;
+        let problem = self.problem(&rounds, &sorted, parts);
+        dispatches.extend(path::dispatches(&problem, chosen, chosen.memory(scratch)?, device));
+        dispatches.push(rounds.merge(parts, call.out, call.lse, device));
+        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
+        emit(&bound);
+        Ok(())
+    }
+
+    /// The attention along the order of buckets.
+    fn shape(&self, sizes: &LshSizes) -> Shape {
+        let [batch, heads, q_len, head_dim] = sizes.sorted(0, sizes.head_dim);
+        let kv_len = q_len.saturating_add(sizes.ahead());
+        Shape { batch, heads, kv_heads: heads, q_len, kv_len, head_dim, value_dim: sizes.value_dim }
+    }
+
+    /// Two chunks at most, and of them what a round holds.
+    fn mask<'a>(&self, rounds: &LshRounds<'a>) -> DeviceMask<'a> {
+        let mask = DeviceMask::none().mask_mod(self.held.with(&[rounds.codes])).score_mod(self.self_score);
+        match rounds.sizes.ahead() {
+            0 => mask,
+            chunk => mask.window(2 * chunk - 1, chunk - 1),
+        }
+    }
+
+    fn problem<'a>(
+        &self,
+        rounds: &LshRounds<'a>,
+        sorted: &Sorted<'a>,
+        [out, lse]: [TensorView<'a>; 2],
+    ) -> Problem<'a> {
+        let shape = self.shape(&rounds.sizes);
+        let extras = Extras {
+            out,
+            mask: self.mask(rounds),
+            appended: 0,
+            lse: Some(lse),
+            weights: None,
+            scores: None,
+            dropout: None,
+        };
+        Problem {
+            shape,
+            q: sorted.q,
+            keys: Keys::Tensors { k: sorted.k, v: sorted.v },
+            extras,
+            scale: scale_in_f32(self.config.scale, shape.head_dim),
+            softcap: None,
+            tuning: self.config.tuning,
+        }
+    }
+
+    fn sorted<'a>(
+        &self,
+        sizes: &LshSizes,
+        part: &impl Fn(Slot) -> Result<&'a wgpu::Buffer, Error>,
+    ) -> Result<Sorted<'a>, Error> {
+        let dtype = self.config.dtype;
+        let of = |slot, ahead, dim| Ok(in_scratch(part(slot)?, dtype, sizes.sorted(ahead, dim), 0));
+        Ok(Sorted {
+            q: of(Slot::SortedQueries, 0, sizes.head_dim)?,
+            k: of(Slot::SortedKeys, sizes.ahead(), sizes.head_dim)?,
+            v: of(Slot::SortedValues, sizes.ahead(), sizes.value_dim)?,
+        })
+    }
+
+    fn sorted_size(&self, sizes: &LshSizes, device: &DeviceFacts) -> Result<ScratchSize, Error> {
+        let size = self.config.dtype.bytes() as u64;
+        let of = |ahead, dim| fits(count(sizes.sorted(ahead, dim)) as u64, size, device);
+        Ok(ScratchSize::default()
+            .with(Slot::SortedQueries, of(0, sizes.head_dim)?)
+            .with(Slot::SortedKeys, of(sizes.ahead(), sizes.head_dim)?)
+            .with(Slot::SortedValues, of(sizes.ahead(), sizes.value_dim)?))
+    }
+
+    /// Output and log-sum-exp of each round, in order.
+    fn parts<'a>(
+        &self,
+        sizes: &LshSizes,
+        part: &impl Fn(Slot) -> Result<&'a wgpu::Buffer, Error>,
+    ) -> Result<[TensorView<'a>; 2], Error> {
+        let out = in_scratch(part(Slot::Context)?, self.config.dtype, sizes.sorted(0, sizes.value_dim), 0);
+        Ok([out, in_scratch(part(Slot::Lse)?, DType::F32, sizes.sorted(0, 1), 0)])
+    }
+
+    fn parts_size(&self, sizes: &LshSizes, device: &DeviceFacts) -> Result<ScratchSize, Error> {
+        let size = self.config.dtype.bytes() as u64;
+        let out = fits(count(sizes.sorted(0, sizes.value_dim)) as u64, size, device)?;
+        let lse = fits(count(sizes.sorted(0, 1)) as u64, 4, device)?;
+        Ok(ScratchSize::default().with(Slot::Context, out).with(Slot::Lse, lse))
+    }
+
+    /// Everything that can be said of a call before its pipelines.
+    fn check(&self, call: &LshForward, device: &DeviceFacts) -> Result<Plan, Error> {
+        let LshForward { qk, v, rotations, buckets, out, lse, lengths } = *call;
+        let hashed = if rotations.is_some() { Access::Write } else { Access::Read };
+        let sizes = self.check_inputs(&call.inputs(), hashed, device)?;
+        out.check_as("out", self.config.dtype, Access::Write, device)?;
+        expect_shape("out", out.shape(), v.shape())?;
+        let LshSizes { batch, heads, length, head_dim, n_buckets, rounds, .. } = sizes;
+        let mut read = vec![("qk", qk), ("v", v)];
+        read.extend(lengths.map(|t| ("lengths", t)));
+        let mut written = vec![("out", out)];
+        if let Some(lse) = lse {
+            lse.check_as("lse", DType::F32, Access::Write, device)?;
+            expect_shape("lse", lse.shape(), [batch, heads, length, 1])?;
+            written.push(("lse", lse));
+        }
+        check_apart(&written, device)?;
+        match rotations {
+            Some(rotations) => {
+                check_float("rotations", &rotations)?;
+                rotations.check("rotations", Access::Read, device)?;
+                expect_shape("rotations", rotations.shape(), [1, rounds, head_dim, n_buckets / 2])?;
+                read.push(("rotations", rotations));
+                written.push(("buckets", buckets));
+            }
+            None => read.push(("buckets", buckets)),
+        }
+        check_aliasing(&written, &read)?;
+        // Where there is no scratch yet, any buffer stands for it: plans look at layouts.
+        let part = |_| Ok(qk.buffer);
+        let rounds = LshRounds::new(sizes, buckets, lengths, &part)?;
+        let size = rounds.scratch_size(device)?.max(self.sorted_size(&sizes, device)?);
+        let size = size.max(self.parts_size(&sizes, device)?);
+        let problem = self.problem(&rounds, &self.sorted(&sizes, &part)?, self.parts(&sizes, &part)?);
+        problem.extras.mask.check(&problem.shape, device)?;
+        let chosen = path::choose(&problem.outline(), device)?;
+        Ok(Plan { sizes, chosen, size: size.max(chosen.scratch_size()) })
+    }
+
+    fn check_inputs(
+        &self,
+        inputs: &LshInputs,
+        hashed: Access,
+        device: &DeviceFacts,
+    ) -> Result<LshSizes, Error> {
+        let LshInputs { qk, v, buckets, lengths } = *inputs;
+        let LshConfig { heads, head_dim, value_dim, dtype, rounds, n_buckets, chunk, .. } = self.config;
+        qk.check_as("qk", dtype, Access::Read, device)?;
+        v.check_as("v", dtype, Access::Read, device)?;
+        expect("qk", qk.shape(), 1, heads)?;
+        expect("qk", qk.shape(), 3, head_dim)?;
+        let [batch, _, length, _] = qk.shape();
+        expect_shape("v", v.shape(), [batch, heads, length, value_dim])?;
+        let sizes = LshSizes { batch, heads, length, head_dim, value_dim, rounds, n_buckets, chunk };
+        buckets.check_as("buckets", DType::U32, hashed, device)?;
+        expect_shape("buckets", buckets.shape(), sizes.hashes())?;
+        if let Some(lengths) = lengths {
+            lengths.check_as("lengths", DType::U32, Access::Read, device)?;
+            expect_broadcast("lengths", lengths.shape(), [batch, 1, 1, 1])?;
+        }
+        let chunks = sizes.chunks();
+        if chunks > config::MOST_CHUNKS {
+            return Err(Error::Option {
+                option: "chunk",
+                value: chunk as f64,
+                expected: "at least a 65535th of the length",
+            });
+        }
+        self.shape(&sizes).check_lengths()?;
+        Ok(sizes)
+    }
+}
+
+impl<'a> Sorted<'a> {
+    /// Copies queries, keys and values in order.
+    fn gather(&self, inputs: &LshInputs<'a>, rounds: &LshRounds<'a>, device: &DeviceFacts) -> Dispatches<'a> {
+        vec![
+            rounds.gather(inputs.qk, self.q, false, device),
+            rounds.gather(inputs.qk, self.k, true, device),
+            rounds.gather(inputs.v, self.v, false, device),
+        ]
+    }
+}

@@ -1,0 +1,139 @@
+//! A stable sort of rows of numbers, four bits a pass.
+
+use super::dispatches::{Dispatches, grid, in_scratch};
+use crate::device::DeviceFacts;
+use crate::error::Error;
+use crate::kernel::{Dispatch, View};
+use crate::kernels::KernelVariant;
+use crate::kernels::radix_sort_count::{self, BITS, BLOCK, DIGITS, RadixSortCount};
+use crate::kernels::radix_sort_scan::{self, RadixSortScan};
+use crate::kernels::radix_sort_scatter::{self, RadixSortScatter};
+use crate::scratch::{ScratchSize, Slot};
+use crate::tensor::{DType, TensorView, count};
+
+/// Checked tensors `[batch, heads, rows, length]` of U32; each row is sorted for itself.
+#[derive(Clone, Copy)]
+pub(crate) struct SortProblem<'a> {
+    pub keys: TensorView<'a>,
+    pub order: TensorView<'a>,
+    pub ranks: Option<TensorView<'a>>,
+    /// The lowest bits, which are all that is sorted by.
+    pub bits: u32,
+}
+
+impl<'a> SortProblem<'a> {
+    fn passes(&self) -> u32 {
+        self.bits.clamp(1, u32::BITS).div_ceil(BITS)
+    }
+
+    fn blocks(&self) -> usize {
+        self.keys.shape()[3].div_ceil(BLOCK)
+    }
+
+    /// The temporary memory that it takes.
+    ///
+    /// # Errors
+    /// More than the device binds.
+    pub fn scratch_size(&self, device: &DeviceFacts) -> Result<ScratchSize, Error> {
+        let [batch, heads, rows, _] = self.keys.shape();
+        let counts = 4 * count([batch, heads, rows, DIGITS * self.blocks()]) as u64;
+        let before = if self.passes() > 1 { 4 * count(self.keys.shape()) as u64 } else { 0 };
+        for bytes in [counts, before] {
+            let limit = device.max_binding_bytes;
+            if bytes > limit {
+                return Err(Error::BindingLimit { tensor: "scratch", bytes, limit });
+            }
+        }
+        Ok(ScratchSize::default().with(Slot::DigitCounts, counts).with(Slot::OrderBefore, before))
+    }
+
+    /// Its dispatches, with these parts of the scratch.
+    ///
+    /// # Errors
+    /// A scratch without them.
+    pub fn dispatches(
+        &self,
+        part: impl Fn(Slot) -> Result<&'a wgpu::Buffer, Error>,
+        device: &DeviceFacts,
+    ) -> Result<Dispatches<'a>, Error> {
+        let SortProblem { keys, order, .. } = *self;
+        let shape = keys.shape();
+        let [batch, heads, rows, length] = shape;
+        let blocks = self.blocks();
+        let counts =
+            in_scratch(part(Slot::DigitCounts)?, DType::U32, [batch, heads, rows, DIGITS * blocks], 0);
+        let passes = self.passes();
+        let other = match passes {
+            1 => None,
+            _ => Some(in_scratch(part(Slot::OrderBefore)?, DType::U32, shape, 0)),
+        };
+        // The last pass writes `order`, and those before it by turns.
+        let after =
+            |pass: u32| if (passes - 1 - pass).is_multiple_of(2) { order } else { other.unwrap_or(order) };
+        let view = |t: TensorView| View::from(t.window(device).layout);
+        let mut dispatches = Dispatches::new();
+        for pass in 0..passes {
+            let before = (pass > 0).then(|| after(pass - 1));
+            let ranks = self.ranks.filter(|_| pass == passes - 1);
+            let of_before = before.map_or(View::default(), view);
+            let shared = radix_sort_count::Params {
+                keys: view(keys),
+                before: of_before,
+                heads: heads as u32,
+                rows: rows as u32,
+                length: length as u32,
+                blocks: blocks as u32,
+                shift: pass * BITS,
+                pad0: 0,
+                pad1: 0,
+                pad2: 0,
+            };
+            let windows = |tensors: &[Option<TensorView<'a>>]| -> Vec<_> {
+                tensors.iter().flatten().map(|t| t.window(device)).collect()
+            };
+            let blocks_of_all = grid([blocks, heads * rows, batch]);
+            dispatches.push(Dispatch {
+                variant: KernelVariant::RadixSortCount(RadixSortCount { first: before.is_none() }),
+                params: bytemuck::bytes_of(&shared).to_vec(),
+                tensors: windows(&[Some(keys), before, Some(counts)]),
+                grid: blocks_of_all,
+            });
+            dispatches.push(Dispatch {
+                variant: KernelVariant::RadixSortScan(RadixSortScan),
+                params: bytemuck::bytes_of(&radix_sort_scan::Params {
+                    length: (DIGITS * blocks) as u32,
+                    heads: (heads * rows) as u32,
+                    pad0: 0,
+                    pad1: 0,
+                })
+                .to_vec(),
+                tensors: windows(&[Some(counts)]),
+                grid: grid([heads * rows, batch, 1]),
+            });
+            dispatches.push(Dispatch {
+                variant: KernelVariant::RadixSortScatter(RadixSortScatter {
+                    first: before.is_none(),
+                    ranks: ranks.is_some(),
+                }),
+                params: bytemuck::bytes_of(&radix_sort_scatter::Params {
+                    keys: shared.keys,
+                    before: of_before,
+                    order: view(after(pass)),
+                    ranks: ranks.map_or(View::default(), view),
+                    heads: shared.heads,
+                    rows: shared.rows,
+                    length: shared.length,
+                    blocks: shared.blocks,
+                    shift: shared.shift,
+                    pad0: 0,
+                    pad1: 0,
+                    pad2: 0,
+                })
+                .to_vec(),
+                tensors: windows(&[Some(keys), before, Some(counts), Some(after(pass)), ranks]),
+                grid: blocks_of_all,
+            });
+        }
+        Ok(dispatches)
+    }
+}
