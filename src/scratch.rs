@@ -24,11 +24,51 @@ pub(crate) enum Slot {
     ContextGradient,
     /// The gradients of a layer's projected queries, keys and values.
     ProjectedGradients,
+    /// What a block of a stack gives, which the next takes.
+    Stream,
+    /// The same between a block's parts.
+    Middle,
+    /// What a part of a block gives, before it is added.
+    Branch,
+    /// The normalised input of a part of a block.
+    Normed,
+    /// What the first products of a feed-forward layer give.
+    Products,
+    /// What its last product takes.
+    Hidden,
+    /// What each block gives, of a backward pass whose forward pass has not kept it.
+    Kept,
+    /// The gradients of these, in a backward pass.
+    StreamGradient,
+    MiddleGradient,
+    BranchGradient,
+    ProductsGradient,
+    HiddenGradient,
 }
 
-const SLOTS: usize = 8;
-const NAMES: [&str; SLOTS] =
-    ["projected", "scores", "context", "partials", "row_stats", "lse", "d_context", "d_projected"];
+const SLOTS: usize = 20;
+const NAMES: [&str; SLOTS] = [
+    "projected",
+    "scores",
+    "context",
+    "partials",
+    "row_stats",
+    "lse",
+    "d_context",
+    "d_projected",
+    "stream",
+    "middle",
+    "branch",
+    "normed",
+    "products",
+    "hidden",
+    "kept",
+    "d_stream",
+    "d_middle",
+    "d_branch",
+    "d_products",
+    "d_hidden",
+];
 
 /// How much temporary memory a call needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -12,10 +12,14 @@ const FLOORS: &[&str] = &[
     // Slices in, a Vec out.
     "gpu",
     // Operators.
+    "encoder",
+    "block",
     "multi_head",
     "attention",
     "reference",
     "cache",
+    "norm",
+    "pointwise",
     "projection",
     "merge",
     "position",
@@ -39,6 +43,7 @@ const FLOORS: &[&str] = &[
     "pattern",
     "block_map",
     "dropout",
+    "block_config",
     "layer_config",
     "problem",
     "storage",

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::harness::vectors::folder;
-use crate::{d2l, flex, mha, minilm, onnx, patterns, positions, sdpa};
+use crate::{d2l, flex, mha, minilm, onnx, patterns, positions, sdpa, stacks};
 
 #[test]
 fn every_vector_is_used_by_a_test() {
@@ -20,6 +20,8 @@ fn every_vector_is_used_by_a_test() {
         (positions::FAMILY, positions::SINUSOID),
         (d2l::FAMILY, positions::D2L),
         (onnx::FAMILY, positions::ONNX),
+        (stacks::FAMILY, stacks::NAMES),
+        (d2l::FAMILY, stacks::D2L),
     ];
     let used: BTreeSet<String> = used
         .iter()

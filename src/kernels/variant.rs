@@ -3,8 +3,9 @@
 use super::{
     add_positions, append_keys, ask_mask, average_weights, cache_advance, cache_append, cache_copy,
     cache_read, captured_gradients, classify, column_sums, fused, fused_backward, merge, merge_backward,
-    merge_splits, part_sums, project, project_backward, rotate, row_stats, row_totals, score_gradients,
-    score_stage, scores, softmax, table_backward, weighted_sum,
+    merge_splits, norm, norm_backward, norm_sums, part_sums, pointwise, pointwise_backward, project,
+    project_backward, rotate, row_stats, row_totals, score_gradients, score_stage, scores, softmax,
+    table_backward, weighted_sum,
 };
 use crate::family::{Families, Family, GRADIENTS, PRODUCT_GRADIENTS, PRODUCTS, STAGED};
 use crate::kernel::{Kernel, Variant};
@@ -42,6 +43,11 @@ pub(crate) enum KernelVariant {
     AskMask(ask_mask::AskMask),
     TableBackward(table_backward::TableBackward),
     MergeBackward(merge_backward::MergeBackward),
+    Norm(norm::Norm),
+    NormBackward(norm_backward::NormBackward),
+    NormSums(norm_sums::NormSums),
+    Pointwise(pointwise::Pointwise),
+    PointwiseBackward(pointwise_backward::PointwiseBackward),
 }
 
 impl KernelVariant {
@@ -145,6 +151,11 @@ impl Variant for KernelVariant {
             KernelVariant::AskMask(_) => "attention.ask_mask",
             KernelVariant::TableBackward(_) => "attention.table_backward",
             KernelVariant::MergeBackward(_) => "attention.merge_backward",
+            KernelVariant::Norm(_) => "attention.norm",
+            KernelVariant::NormBackward(_) => "attention.norm_backward",
+            KernelVariant::NormSums(_) => "attention.norm_sums",
+            KernelVariant::Pointwise(_) => "attention.pointwise",
+            KernelVariant::PointwiseBackward(_) => "attention.pointwise_backward",
         }
     }
 
@@ -178,6 +189,11 @@ impl Variant for KernelVariant {
             KernelVariant::AskMask(v) => v.describe(),
             KernelVariant::TableBackward(v) => v.describe(),
             KernelVariant::MergeBackward(v) => v.describe(),
+            KernelVariant::Norm(v) => v.describe(),
+            KernelVariant::NormBackward(v) => v.describe(),
+            KernelVariant::NormSums(v) => v.describe(),
+            KernelVariant::Pointwise(v) => v.describe(),
+            KernelVariant::PointwiseBackward(v) => v.describe(),
         }
     }
 }
@@ -215,5 +231,10 @@ pub(crate) fn all() -> Vec<KernelVariant> {
     all.extend(ask_mask::AskMask::all().map(KernelVariant::AskMask));
     all.extend(table_backward::TableBackward::all().map(KernelVariant::TableBackward));
     all.extend(merge_backward::MergeBackward::all().map(KernelVariant::MergeBackward));
+    all.extend(norm::Norm::all().map(KernelVariant::Norm));
+    all.extend(norm_backward::NormBackward::all().map(KernelVariant::NormBackward));
+    all.extend(norm_sums::NormSums::all().map(KernelVariant::NormSums));
+    all.extend(pointwise::Pointwise::all().map(KernelVariant::Pointwise));
+    all.extend(pointwise_backward::PointwiseBackward::all().map(KernelVariant::PointwiseBackward));
     all
 }

@@ -7,6 +7,8 @@ pub(crate) mod cache;
 pub(crate) mod classify;
 mod dispatches;
 pub(crate) mod fused;
+pub(crate) mod norm;
+pub(crate) mod pointwise;
 mod problem;
 pub(crate) mod project;
 pub(crate) mod project_backward;

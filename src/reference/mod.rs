@@ -19,10 +19,13 @@ mod backward;
 pub mod cache;
 pub mod compare;
 mod dropout;
+mod encoder;
 mod mask;
 mod merge;
 mod multi_head;
 mod multi_head_backward;
+mod norm;
+mod pointwise;
 mod position;
 mod project;
 mod scores;
@@ -32,6 +35,10 @@ mod weighted_sum;
 pub use attention::{Attended, Options, attention, scores_at};
 pub use backward::{Gradients, attention_backward, attention_backward_magnitudes};
 pub use dropout::dropout;
+pub use encoder::{
+    Encoded, EncoderGradients, EncoderLayerGradients, FeedForwardGradients, HostEncoderLayer,
+    HostFeedForward, HostNorm, HostNormGradients, encoder, encoder_backward, feed_forward,
+};
 pub use mask::classify;
 pub(crate) use mask::pair_answers;
 pub use merge::{PartGradients, merge, merge_backward};
@@ -39,6 +46,8 @@ pub use multi_head::{
     HostLinear, HostWeights, LayerShape, average_heads, join_heads, multi_head, split_heads,
 };
 pub use multi_head_backward::{LayerGradients, LinearGradients, multi_head_backward};
+pub use norm::{NormGradients, norm, norm_backward};
+pub use pointwise::{activate, activation_slope};
 pub use position::{
     PositionGradients, add_positions, add_positions_backward, rotate, rotate_backward, rotate_by,
     rotate_by_backward, sinusoid,
