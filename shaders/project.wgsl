@@ -1,8 +1,10 @@
-// y = x Wᵀ + b for up to three projections in one dispatch: queries, keys and values.
+// y = f(x Wᵀ + b) for up to three projections in one dispatch: queries, keys and values.
 //
 // x   [batch, heads or 1, rows, features]   W [heads, dim, features]   y [batch, heads, rows, dim]
 // Wide: one product of heads · dim columns per batch. Narrow: one of dim columns per batch and head,
 // reading that head's slice of x.
+//
+// f is what activation/*.wgsl say, the same for all.
 //
 // Bindings (declared by the host): x0.., w0.., bias0.., y. `*_slot` says which of them a side uses. A_ELEMENT, B_ELEMENT:
 // what x and W are loaded as.
@@ -128,6 +130,7 @@ fn tile_store4(t: Tile, row: u32, col: u32, value: vec4<f32>) {
             }
         }
     }
+    sum = activate4(sum);
     if Y_IN_FOURS {
         y_store4(y_of(t, row, col), sum);
     } else {

@@ -46,12 +46,15 @@ mod additive;
 mod attention;
 mod bars;
 mod bindings;
+mod block;
+mod block_config;
 pub mod block_map;
 mod cache;
 mod check;
 mod device;
 mod dropout;
 mod dtype;
+mod encoder;
 mod error;
 mod family;
 mod gpu;
@@ -67,10 +70,12 @@ mod mask;
 mod merge;
 mod mods;
 mod multi_head;
+mod norm;
 mod path;
 mod pattern;
 mod pipelines;
 mod plan;
+mod pointwise;
 mod position;
 pub mod presets;
 mod problem;
@@ -89,9 +94,15 @@ mod unroll;
 
 pub use additive::{AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward};
 pub use attention::{Attention, Backward, Config, Forward};
+pub use block::{FeedForwardWeights, NormWeights};
+pub use block_config::{Activation, BlockConfig, NormConfig, NormOrder};
 pub use block_map::Blocks;
 pub use cache::{Append, Cache, CacheConfig, CacheLayout, CacheRead, CacheStorage, ScaleGroup, Tokens};
 pub use dropout::Dropout;
+pub use encoder::{
+    EncoderBackward, EncoderForward, EncoderLayerGradients, EncoderLayerWeights, FeedForwardGradients,
+    NormGradients, TransformerEncoder,
+};
 pub use error::Error;
 pub use family::Family;
 pub use gpu::{Gpu, UploadedMask};
@@ -104,9 +115,11 @@ pub use mods::{At, BoundMaskMod, BoundScoreMod, Captured, DeviceMods, HostMods, 
 pub use multi_head::{
     LayerBackward, LayerForward, LayerGradients, LayerWeights, LinearGradients, MultiHeadAttention,
 };
+pub use norm::{Norm, NormBackward, NormForward};
 pub use pattern::{Pattern, PatternPart};
 pub use pipelines::Pipelines;
 pub use plan::{KernelForm, MatrixUnits, Path, Tuning};
+pub use pointwise::{Pointwise, PointwiseBackward, PointwiseForward};
 pub use position::{
     AddPositions, MAX_POSITION, PositionTable, Positions, Rope, RopeConfig, RopeOrder, RopeScaling, Rotate,
     Rotation, RowPositions, Sinusoid, TableBackward,

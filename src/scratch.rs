@@ -38,6 +38,26 @@ pub(crate) enum Slot {
     SortedValues,
     SortedKeyGradients,
     SortedValueGradients,
+    /// What a block of a stack gives, which the next takes.
+    Stream,
+    /// The same between a block's parts.
+    Middle,
+    /// What a part of a block gives, before it is added.
+    Branch,
+    /// The normalised input of a part of a block.
+    Normed,
+    /// What the first products of a feed-forward layer give.
+    Products,
+    /// What its last product takes.
+    Hidden,
+    /// What each block gives, of a backward pass whose forward pass has not kept it.
+    BlockOutputs,
+    /// The gradients of these, in a backward pass.
+    StreamGradient,
+    MiddleGradient,
+    BranchGradient,
+    ProductsGradient,
+    HiddenGradient,
 }
 
 const NAMES: [&str; SLOTS] = [
@@ -59,8 +79,20 @@ const NAMES: [&str; SLOTS] = [
     "sorted_values",
     "d_sorted_keys",
     "d_sorted_values",
+    "stream",
+    "middle",
+    "branch",
+    "normed",
+    "products",
+    "hidden",
+    "block_outputs",
+    "d_stream",
+    "d_middle",
+    "d_branch",
+    "d_products",
+    "d_hidden",
 ];
-const SLOTS: usize = Slot::SortedValueGradients as usize + 1;
+const SLOTS: usize = Slot::HiddenGradient as usize + 1;
 
 /// How much temporary memory a call needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -12,6 +12,8 @@ const FLOORS: &[&str] = &[
     // Slices in, a Vec out.
     "gpu",
     // Operators.
+    "encoder",
+    "block",
     "multi_head",
     "additive",
     "linformer",
@@ -19,6 +21,8 @@ const FLOORS: &[&str] = &[
     "attention",
     "reference",
     "cache",
+    "norm",
+    "pointwise",
     "projection",
     "merge",
     "radix_sort",
@@ -43,6 +47,7 @@ const FLOORS: &[&str] = &[
     "pattern",
     "block_map",
     "dropout",
+    "block_config",
     "layer_config",
     "problem",
     "storage",

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::harness::vectors::folder;
-use crate::{additive, d2l, flex, linformer, lsh, mha, minilm, onnx, patterns, positions, sdpa};
+use crate::{additive, d2l, flex, linformer, lsh, mha, minilm, onnx, patterns, positions, sdpa, stacks};
 
 #[test]
 fn every_vector_is_used_by_a_test() {
@@ -24,6 +24,8 @@ fn every_vector_is_used_by_a_test() {
         (onnx::FAMILY, positions::ONNX),
         (d2l::FAMILY, additive::D2L),
         (additive::FAMILY, additive::NAMES),
+        (stacks::FAMILY, stacks::NAMES),
+        (d2l::FAMILY, stacks::D2L),
     ];
     let used: BTreeSet<String> = used
         .iter()

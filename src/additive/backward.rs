@@ -276,6 +276,7 @@ impl AdditiveAttention {
             d_added: AddedGradients::default(),
             accumulates: call.accumulates,
             adds_to_added: false,
+            partial: false,
             mask,
             dropout,
             scale: 1.0,

@@ -2,8 +2,10 @@
 
 use std::fmt::Write as _;
 
+use super::pointwise::activation_parts;
 use super::slots::Slots;
 use super::{matmul, shader};
+use crate::block_config::Activation;
 use crate::kernel::{Binding, Constant, Kernel, Width, params, shared};
 use crate::plan::Tiles;
 use crate::tensor::DType;
@@ -24,6 +26,8 @@ pub(crate) struct Project {
     /// Whether W is contiguous along its output columns: `[in, out]` in memory.
     pub w_along_columns: bool,
     pub store: Width,
+    /// What becomes of the product and its bias.
+    pub activation: Option<Activation>,
 }
 
 params! {
@@ -89,7 +93,7 @@ impl Project {
                 Constant::Bool("Y_IN_FOURS", self.store == Width::Four),
             ],
             bindings,
-            parts: &[shader!("project"), &slots],
+            parts: &[&[shader!("project"), &slots], activation_parts(self.activation)].concat(),
         })
     }
 
@@ -108,6 +112,7 @@ impl Project {
                         width,
                         w_along_columns,
                         store: width,
+                        activation: None,
                     })
                 })
             })
@@ -120,6 +125,22 @@ impl Project {
         let rounded =
             [[f32; 4], [f16, f32, f16, f32]].into_iter().flat_map(move |d| of(matmul::MATRIX[2], d));
         let bf16 = of(matmul::ALL[0], [bf16; 4]);
-        plain.chain(matrix).chain(rounded).chain(bf16)
+        let one = slots(1, f32);
+        let activated = matmul::ALL.into_iter().chain([matmul::MATRIX[1]]).flat_map(move |tiles| {
+            Activation::ALL.into_iter().flat_map(move |activation| {
+                super::WIDTHS.map(|width| Project {
+                    tiles,
+                    x: one,
+                    w: one,
+                    bias: Some(one),
+                    y: f32,
+                    width: if matches!(tiles, Tiles::Matrix(_)) { Width::Four } else { width },
+                    w_along_columns: false,
+                    store: width,
+                    activation: Some(activation),
+                })
+            })
+        });
+        plain.chain(matrix).chain(rounded).chain(bf16).chain(activated)
     }
 }

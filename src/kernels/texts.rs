@@ -4,6 +4,12 @@ use super::shader;
 
 /// All of them, by path: what measurements of kernels hold for.
 pub(crate) const TEXTS: &[&str] = &[
+    shader!("activation/exp"),
+    shader!("activation/gelu"),
+    shader!("activation/gelu_tanh"),
+    shader!("activation/none"),
+    shader!("activation/relu"),
+    shader!("activation/silu"),
     shader!("add_positions"),
     shader!("additive/cpu"),
     shader!("additive/gpu"),
@@ -81,7 +87,15 @@ pub(crate) const TEXTS: &[&str] = &[
     shader!("merge"),
     shader!("merge_backward"),
     shader!("merge_splits"),
+    shader!("norm"),
+    shader!("norm/row_per_invocation"),
+    shader!("norm/row_per_workgroup"),
+    shader!("norm/statistics"),
+    shader!("norm_backward"),
+    shader!("norm_sums"),
     shader!("part_sums"),
+    shader!("pointwise"),
+    shader!("pointwise_backward"),
     shader!("position/cos_sin"),
     shader!("position/rotation_table"),
     shader!("position/row_positions"),

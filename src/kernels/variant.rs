@@ -4,9 +4,10 @@ use super::{
     add_positions, additive_backward, additive_pairs, additive_scores, append_keys, ask_mask,
     average_weights, cache_advance, cache_append, cache_copy, cache_read, captured_gradients, classify,
     column_sums, fused, fused_backward, keep_rows, lsh_codes, lsh_gather, lsh_gradients, lsh_hash, lsh_merge,
-    merge, merge_backward, merge_splits, part_sums, project, project_backward, radix_sort_count,
-    radix_sort_scan, radix_sort_scatter, rotate, row_stats, row_totals, score_gradients, score_stage, scores,
-    softmax, table_backward, weighted_sum,
+    merge, merge_backward, merge_splits, norm, norm_backward, norm_sums, part_sums, pointwise,
+    pointwise_backward, project, project_backward, radix_sort_count, radix_sort_scan, radix_sort_scatter,
+    rotate, row_stats, row_totals, score_gradients, score_stage, scores, softmax, table_backward,
+    weighted_sum,
 };
 use crate::family::{Families, Family, GRADIENTS, PRODUCT_GRADIENTS, PRODUCTS, STAGED};
 use crate::kernel::{Kernel, Variant};
@@ -56,6 +57,11 @@ pub(crate) enum KernelVariant {
     RadixSortCount(radix_sort_count::RadixSortCount),
     RadixSortScan(radix_sort_scan::RadixSortScan),
     RadixSortScatter(radix_sort_scatter::RadixSortScatter),
+    Norm(norm::Norm),
+    NormBackward(norm_backward::NormBackward),
+    NormSums(norm_sums::NormSums),
+    Pointwise(pointwise::Pointwise),
+    PointwiseBackward(pointwise_backward::PointwiseBackward),
 }
 
 impl KernelVariant {
@@ -178,6 +184,11 @@ impl Variant for KernelVariant {
             KernelVariant::RadixSortCount(_) => "attention.radix_sort_count",
             KernelVariant::RadixSortScan(_) => "attention.radix_sort_scan",
             KernelVariant::RadixSortScatter(_) => "attention.radix_sort_scatter",
+            KernelVariant::Norm(_) => "attention.norm",
+            KernelVariant::NormBackward(_) => "attention.norm_backward",
+            KernelVariant::NormSums(_) => "attention.norm_sums",
+            KernelVariant::Pointwise(_) => "attention.pointwise",
+            KernelVariant::PointwiseBackward(_) => "attention.pointwise_backward",
         }
     }
 
@@ -223,6 +234,11 @@ impl Variant for KernelVariant {
             KernelVariant::RadixSortCount(v) => v.describe(),
             KernelVariant::RadixSortScan(v) => v.describe(),
             KernelVariant::RadixSortScatter(v) => v.describe(),
+            KernelVariant::Norm(v) => v.describe(),
+            KernelVariant::NormBackward(v) => v.describe(),
+            KernelVariant::NormSums(v) => v.describe(),
+            KernelVariant::Pointwise(v) => v.describe(),
+            KernelVariant::PointwiseBackward(v) => v.describe(),
         }
     }
 }
@@ -272,5 +288,10 @@ pub(crate) fn all() -> Vec<KernelVariant> {
     all.extend(radix_sort_count::RadixSortCount::all().map(KernelVariant::RadixSortCount));
     all.extend(radix_sort_scan::RadixSortScan::all().map(KernelVariant::RadixSortScan));
     all.extend(radix_sort_scatter::RadixSortScatter::all().map(KernelVariant::RadixSortScatter));
+    all.extend(norm::Norm::all().map(KernelVariant::Norm));
+    all.extend(norm_backward::NormBackward::all().map(KernelVariant::NormBackward));
+    all.extend(norm_sums::NormSums::all().map(KernelVariant::NormSums));
+    all.extend(pointwise::Pointwise::all().map(KernelVariant::Pointwise));
+    all.extend(pointwise_backward::PointwiseBackward::all().map(KernelVariant::PointwiseBackward));
     all
 }

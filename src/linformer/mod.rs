@@ -239,6 +239,7 @@ impl Linformer {
             shape: self.low(shape),
             q,
             keys: Keys::Tensors { k, v },
+            score_vector: None,
             extras,
             scale: scale_in_f32(self.config.scale, shape.head_dim),
             softcap: self.config.softcap.map(|c| c as f32),

@@ -305,6 +305,7 @@ impl LshAttention {
             shape,
             q: sorted.q,
             keys: Keys::Tensors { k: sorted.k, v: sorted.v },
+            score_vector: None,
             extras,
             scale: scale_in_f32(self.config.scale, shape.head_dim),
             softcap: None,

@@ -82,6 +82,8 @@ pub struct LayerBackward<'a> {
     d_weights: LayerGradients<'a>,
     d_added: AddedGradients<'a>,
     accumulates: bool,
+    /// Of the inputs' gradients, where it is not the same.
+    inputs_accumulate: Option<bool>,
 }
 
 /// The names of the inputs' gradients, of queries, keys, values.
@@ -103,6 +105,7 @@ impl<'a> LayerBackward<'a> {
             d_weights: LayerGradients::default(),
             d_added: AddedGradients::default(),
             accumulates: false,
+            inputs_accumulate: None,
         }
     }
 
@@ -179,6 +182,12 @@ impl<'a> LayerBackward<'a> {
         self
     }
 
+    /// Whether the inputs' gradients are added to what is there, whatever the others are.
+    pub(crate) fn inputs_accumulate(mut self, accumulate: bool) -> Self {
+        self.inputs_accumulate = Some(accumulate);
+        self
+    }
+
     /// Of queries, keys, values, out.
     fn linears(&self) -> [LinearGradients<'a>; 4] {
         let LayerGradients { query, key, value, out, .. } = self.d_weights;
@@ -215,14 +224,14 @@ impl<'a> LayerBackward<'a> {
 }
 
 /// A checked backward call.
-struct Plan {
+pub(crate) struct Plan {
     shape: Shape,
     appended: usize,
     /// What computes the attention once more, if it must be.
     again: Option<Chosen>,
     /// What computes its gradients, if any go through it.
     gradients: Option<BackwardPlans>,
-    size: ScratchSize,
+    pub size: ScratchSize,
 }
 
 /// The tensors between the stages of a call.
@@ -340,10 +349,26 @@ impl MultiHeadAttention {
     ) -> Result<(), Error> {
         let device = &self.pipelines.facts();
         let scratch: &Scratch = scratch;
-        let Plan { shape, appended, again, gradients, .. } = path::within(device, |device| {
+        let plan = path::within(device, |device| {
             let plan = self.check_backward(call, device)?;
             scratch.check(plan.size).map(|()| plan)
         })?;
+        let dispatches = self.backward_dispatches(call, &plan, scratch, device)?;
+        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
+        emit(&bound);
+        Ok(())
+    }
+
+    /// The dispatches of a call that was checked.
+    pub(crate) fn backward_dispatches<'a>(
+        &'a self,
+        call: &LayerBackward<'a>,
+        plan: &Plan,
+        scratch: &'a Scratch,
+        device: &DeviceFacts,
+    ) -> Result<Dispatches<'a>, Error> {
+        let Plan { shape, appended, again, gradients, .. } = plan;
+        let (shape, appended, again) = (*shape, *appended, *again);
         // A part that is missing is not used.
         let between = self.between(call, &shape, |slot| scratch.buffer(slot).unwrap_or(call.d_out.buffer));
         let mut dispatches = Dispatches::new();
@@ -358,15 +383,13 @@ impl MultiHeadAttention {
         dispatches.extend(project_backward::dispatches(&[out], &self.tuning, device)?);
         if let Some(plans) = gradients {
             let problem = self.attention_backward(call, &between, shape, appended);
-            dispatches.extend(backward::dispatches(&problem, &plans, plans.memory(scratch)?, device));
+            dispatches.extend(backward::dispatches(&problem, plans, plans.memory(scratch)?, device));
         }
         dispatches.extend(project_backward::dispatches(&sides, &self.tuning, device)?);
         for (rows, sum) in appended_rows {
             dispatches.push(column_sums(rows, sum, device)?);
         }
-        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
-        emit(&bound);
-        Ok(())
+        Ok(dispatches)
     }
 
     /// The tensors between the stages, each in a `part` of the scratch or where the forward call has kept it.
@@ -442,6 +465,10 @@ impl MultiHeadAttention {
         let linears = call.linears();
         let mut written = Written::default();
         let mut add = |of, name: &'static str, view: Option<TensorView<'a>>| {
+            let accumulates = match call.inputs_accumulate.filter(|_| of == GradientOf::Input) {
+                Some(accumulates) => accumulates,
+                None => accumulates,
+            };
             Some(written.add(of, name, view?, accumulates))
         };
         let d_context = Gradient { view: between.d_context, accumulates: false };
@@ -499,7 +526,7 @@ impl MultiHeadAttention {
         self.check_gradients(call, device)?;
 
         // First of all that layouts are made of: it refuses lengths that are too large for them.
-        let projected = self.projected_size(&shape, [true; 3], self.config.dtype, Slot::Projected)?;
+        self.projected_size(&shape, [true; 3], self.config.dtype, Slot::Projected)?;
         // Where there is no scratch yet, any buffer stands for it: plans look at layouts.
         let between = self.between(call, &shape, |_| d_out.buffer);
         let mut written = self.products(call, &between, &shape, appended).written.views();
@@ -509,6 +536,42 @@ impl MultiHeadAttention {
             return Err(Error::Unsupported { what: "a backward pass without gradients", why });
         }
         check_aliasing(&written, &read)?;
+        self.plan_backward(call, shape, device)
+    }
+
+    /// The plan of a call whose inputs and outputs are in the scratch of a stack: its mask is checked, and the gradients of its
+    /// weights.
+    pub(crate) fn backward_plan_of(
+        &self,
+        call: &LayerBackward,
+        [batch, q_len, kv_len]: [usize; 3],
+        device: &DeviceFacts,
+    ) -> Result<Plan, Error> {
+        let shape = self.config.shape(batch, q_len, kv_len, self.appended_keys());
+        let extras = call.forward.extras(call.d_out, self.appended_keys());
+        check_extras(&Extras { lse: None, weights: None, ..extras }, &shape, device)?;
+        self.check_gradients(call, device)?;
+        self.plan_backward(call, shape, device)
+    }
+
+    /// The gradients of weights that a call writes.
+    pub(crate) fn written_weights<'a>(
+        &'a self,
+        call: &LayerBackward<'a>,
+    ) -> Vec<(&'static str, TensorView<'a>)> {
+        let linears = call.linears();
+        let own = WEIGHTS.into_iter().zip(BIASES).zip(linears);
+        own.flat_map(|((weight, bias), l)| [(weight, l.weight), (bias, l.bias)])
+            .filter_map(|(name, t)| Some((name, t?)))
+            .chain(APPENDED.into_iter().zip(call.d_weights.bias_kv.into_iter().flatten()))
+            .collect()
+    }
+
+    /// The plan of a checked call.
+    fn plan_backward(&self, call: &LayerBackward, shape: Shape, device: &DeviceFacts) -> Result<Plan, Error> {
+        let appended = self.appended_keys();
+        let projected = self.projected_size(&shape, [true; 3], self.config.dtype, Slot::Projected)?;
+        let between = self.between(call, &shape, |_| call.d_out.buffer);
         let mut plan = Plan { shape, appended, again: None, gradients: None, size: ScratchSize::default() };
         if call.attends_again() {
             let extras = attended(call, &between, &shape, appended);

@@ -2,6 +2,7 @@
 
 mod backward;
 
+pub(crate) use backward::Plan as BackwardPlan;
 pub use backward::{LayerBackward, LayerGradients, LinearGradients};
 
 use crate::attention::{Config, check_dtype, check_extras, extra_inputs, outputs};
@@ -13,12 +14,12 @@ use crate::kernel::{Dispatch, View};
 use crate::kernels::{KernelVariant, append_keys};
 use crate::layer_config::{LayerConfig, Side};
 use crate::mask::DeviceMask;
-use crate::path::project::{self, LinearOp};
+use crate::path::project;
 use crate::path::{self, Chosen, Dispatches, Extras, Keys, Problem, grid, in_scratch};
 use crate::pipelines::Pipelines;
 use crate::plan::{KeyLayout, Outline, Tuning};
 use crate::problem::{Shape, scale_in_f32};
-use crate::projection::{Linear, check_vector, check_weight};
+use crate::projection::{Linear, OwnedLinear, check_vector, check_weight};
 use crate::record::{dispatch, pass};
 use crate::scratch::{Scratch, ScratchSize, Slot};
 use crate::tensor::{
@@ -44,18 +45,6 @@ pub struct LayerWeights<'a> {
     #[doc(alias = "bias_v")]
     #[doc(alias = "add_bias_kv")]
     pub bias_kv: Option<[TensorView<'a>; 2]>,
-}
-
-#[derive(Clone, Debug)]
-struct OwnedLinear {
-    weight: Tensor,
-    bias: Option<Tensor>,
-}
-
-impl OwnedLinear {
-    fn product<'a>(&'a self, x: TensorView<'a>, y: TensorView<'a>, narrow: bool) -> LinearOp<'a> {
-        LinearOp { x, w: self.weight.view(), bias: self.bias.as_ref().map(Tensor::view), y, narrow }
-    }
 }
 
 /// One forward call of a layer. Inputs and output are `[batch, 1, length, features]`, see
@@ -192,11 +181,12 @@ pub struct MultiHeadAttention {
 }
 
 /// A checked call: the attention inside the layer without its tensors in scratch.
-struct Plan {
-    shape: Shape,
+#[derive(Clone, Copy)]
+pub(crate) struct Plan {
+    pub shape: Shape,
     appended: usize,
     chosen: Chosen,
-    size: ScratchSize,
+    pub size: ScratchSize,
 }
 
 impl MultiHeadAttention {
@@ -249,16 +239,14 @@ impl MultiHeadAttention {
         for (name, bias) in biases.into_iter().filter_map(|(name, l)| l.bias.map(|b| (name, b))) {
             same_dtype(name, &bias, *first.get_or_insert(bias.dtype()))?;
         }
-        let owned =
-            |l: &Linear| OwnedLinear { weight: l.weight.to_owned(), bias: l.bias.map(TensorView::to_owned) };
         Ok(MultiHeadAttention {
             pipelines: pipelines.clone(),
             config,
             tuning: Tuning::default(),
-            query: owned(&weights.query),
-            key: owned(&weights.key),
-            value: owned(&weights.value),
-            out: owned(&weights.out),
+            query: OwnedLinear::new(&weights.query),
+            key: OwnedLinear::new(&weights.key),
+            value: OwnedLinear::new(&weights.value),
+            out: OwnedLinear::new(&weights.out),
             appended: weights.bias_kv.map(|pair| pair.map(TensorView::to_owned)),
         })
     }
@@ -332,8 +320,23 @@ impl MultiHeadAttention {
             let plan = self.check(call, device)?;
             scratch.check(plan.size).map(|()| plan)
         })?;
-        let Plan { shape, appended, chosen, .. } = plan;
         let device = &self.pipelines.facts();
+        let scratch: &Scratch = scratch;
+        let bound =
+            self.pipelines.bind(&self.dispatches(call, &plan, scratch, device)?, scratch.bindings())?;
+        emit(&bound);
+        Ok(())
+    }
+
+    /// The dispatches of a call that was checked.
+    pub(crate) fn dispatches<'a>(
+        &'a self,
+        call: &LayerForward<'a>,
+        plan: &Plan,
+        scratch: &'a Scratch,
+        device: &DeviceFacts,
+    ) -> Result<Dispatches<'a>, Error> {
+        let Plan { shape, appended, chosen, .. } = *plan;
         let dtype = self.config.dtype;
         let buffer = scratch.buffer(Slot::Projected)?;
         let projected =
@@ -351,9 +354,7 @@ impl MultiHeadAttention {
             &self.tuning,
             device,
         )?);
-        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
-        emit(&bound);
-        Ok(())
+        Ok(dispatches)
     }
 
     /// Projects queries, keys and values, and appends keys and values.
@@ -459,12 +460,36 @@ impl MultiHeadAttention {
             check_apart(&together.into_iter().flatten().collect::<Vec<_>>(), device)?;
         }
         check_aliasing(&written, &self.inputs(call, &extras))?;
+        self.plan(shape, &extras, call.context.is_some(), device)
+    }
+
+    /// The plan of a checked call.
+    fn plan(
+        &self,
+        shape: Shape,
+        extras: &Extras,
+        keeps_context: bool,
+        device: &DeviceFacts,
+    ) -> Result<Plan, Error> {
         let mut size = self.projected_size(&shape, [true; 3], self.config.dtype, Slot::Projected)?;
-        if call.context.is_none() {
+        if !keeps_context {
             size = size.with(Slot::Context, self.context_bytes(&shape));
         }
-        let chosen = path::choose(&self.outline(&shape, &extras), device)?;
-        Ok(Plan { shape, appended, chosen, size: size.max(chosen.scratch_size()) })
+        let chosen = path::choose(&self.outline(&shape, extras), device)?;
+        Ok(Plan { shape, appended: extras.appended, chosen, size: size.max(chosen.scratch_size()) })
+    }
+
+    /// The plan of a call whose inputs and outputs are in the scratch of a stack: only its mask is checked.
+    pub(crate) fn plan_of(
+        &self,
+        call: &LayerForward,
+        [batch, q_len, kv_len]: [usize; 3],
+        device: &DeviceFacts,
+    ) -> Result<Plan, Error> {
+        let shape = self.config.shape(batch, q_len, kv_len, self.appended_keys());
+        let extras = call.extras(call.out, self.appended_keys());
+        check_extras(&Extras { lse: None, weights: None, ..extras }, &shape, device)?;
+        self.plan(shape, &extras, call.context.is_some(), device)
     }
 
     /// What a plan must know of the attention inside. How keys and values will lie decides how they load.
@@ -514,15 +539,24 @@ impl MultiHeadAttention {
         call: &LayerForward<'a>,
         extras: &Extras<'a>,
     ) -> Vec<(&'static str, TensorView<'a>)> {
+        [("query", call.query), ("key", call.key), ("value", call.value)]
+            .into_iter()
+            .chain(self.weights())
+            .chain(extra_inputs(extras))
+            .collect()
+    }
+
+    /// The tensors that the layer was made of.
+    pub(crate) fn weights(&self) -> Vec<(&'static str, TensorView<'_>)> {
         let linears = [
             ("weights.query", "bias.query", &self.query),
             ("weights.key", "bias.key", &self.key),
             ("weights.value", "bias.value", &self.value),
             ("weights.out", "bias.out", &self.out),
         ];
-        [("query", call.query), ("key", call.key), ("value", call.value)]
-            .into_iter()
-            .chain(linears.iter().map(|(name, _, linear)| (*name, linear.weight.view())))
+        linears
+            .iter()
+            .map(|(name, _, linear)| (*name, linear.weight.view()))
             .chain(linears.iter().filter_map(|(_, name, linear)| Some((*name, linear.bias.as_ref()?.view()))))
             .chain(
                 ["bias_k", "bias_v"]
@@ -530,7 +564,6 @@ impl MultiHeadAttention {
                     .zip(self.appended.iter().flatten())
                     .map(|(n, t)| (n, t.view())),
             )
-            .chain(extra_inputs(extras))
             .collect()
     }
 
@@ -557,7 +590,7 @@ impl MultiHeadAttention {
     }
 
     /// Bytes of the heads' outputs, or of their gradient, of a shape that fits.
-    fn context_bytes(&self, shape: &Shape) -> u64 {
+    pub(crate) fn context_bytes(&self, shape: &Shape) -> u64 {
         (count(shape.out()) as u64 * self.config.dtype.bytes() as u64).next_multiple_of(4)
     }
 }
@@ -588,7 +621,7 @@ fn projected_layouts(shape: &Shape, wanted: [bool; 3], dtype: DType) -> [Layout;
 }
 
 /// The heads' outputs side by side, as the output projection reads them.
-fn joined_heads(shape: &Shape) -> [usize; 4] {
+pub(crate) fn joined_heads(shape: &Shape) -> [usize; 4] {
     [shape.batch, 1, shape.q_len, shape.heads.saturating_mul(shape.value_dim)]
 }
 

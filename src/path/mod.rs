@@ -10,6 +10,8 @@ mod dispatches;
 pub(crate) mod fused;
 pub(crate) mod linformer;
 pub(crate) mod lsh;
+pub(crate) mod norm;
+pub(crate) mod pointwise;
 mod problem;
 pub(crate) mod project;
 pub(crate) mod project_backward;

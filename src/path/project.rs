@@ -1,6 +1,7 @@
 //! Up to three products in one dispatch, or in as few as the device's bindings allow.
 
 use super::dispatches::{Dispatches, grid};
+use crate::block_config::Activation;
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernel::{Dispatch, Width};
@@ -22,6 +23,8 @@ pub(crate) struct LinearOp<'a> {
     /// `[batch, heads, length, dim]`.
     pub y: TensorView<'a>,
     pub narrow: bool,
+    /// What becomes of `x Wᵀ + b`; the same in all products of a dispatch.
+    pub activation: Option<Activation>,
 }
 
 impl LinearOp<'_> {
@@ -289,5 +292,6 @@ fn variant(
         w_along_columns: outline.w_along_columns,
         // Four output columns at once lie in one head.
         store: Width::of(products.iter().all(|p| p.y.layout.in_fours(3))),
+        activation: first.activation,
     })
 }

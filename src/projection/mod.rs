@@ -8,6 +8,7 @@ pub(crate) use backward::{GradientOf, Written, check_summed_rows};
 use std::sync::Arc;
 
 use crate::bindings::{BindingCache, BoundDispatch};
+use crate::block_config::Activation;
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::layer_config::SideShape;
@@ -15,7 +16,9 @@ use crate::path::project::{self, LinearOp};
 use crate::pipelines::Pipelines;
 use crate::plan::{ProductOutline, Tuning};
 use crate::record::{dispatch, pass};
-use crate::tensor::{Access, TensorView, check_aliasing, check_float, expect, expect_shape, same_dtype};
+use crate::tensor::{
+    Access, Tensor, TensorView, check_aliasing, check_float, expect, expect_shape, same_dtype,
+};
 
 /// Weight and bias of one projection, on the device.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +28,24 @@ pub struct Linear<'a> {
     pub weight: TensorView<'a>,
     /// `[out]` as [`TensorView::vector`].
     pub bias: Option<TensorView<'a>>,
+}
+
+/// A [`Linear`] whose buffers are kept.
+#[derive(Clone, Debug)]
+pub(crate) struct OwnedLinear {
+    pub weight: Tensor,
+    pub bias: Option<Tensor>,
+}
+
+impl OwnedLinear {
+    pub fn new(linear: &Linear) -> Self {
+        OwnedLinear { weight: linear.weight.to_owned(), bias: linear.bias.map(TensorView::to_owned) }
+    }
+
+    pub fn product<'a>(&'a self, x: TensorView<'a>, y: TensorView<'a>, narrow: bool) -> LinearOp<'a> {
+        let bias = self.bias.as_ref().map(Tensor::view);
+        LinearOp { x, w: self.weight.view(), bias, y, narrow, activation: None }
+    }
 }
 
 /// One product of a projection: from `[batch, 1, length, features]` straight into heads.
@@ -39,6 +60,8 @@ pub struct ProjectionForward<'a> {
     pub(crate) out: TensorView<'a>,
     /// Each head reads only its own slice of `x`.
     pub(crate) narrow: bool,
+    /// What becomes of `x Wᵀ + b`.
+    pub(crate) activation: Option<Activation>,
 }
 
 /// Linear layers whose outputs are attention heads: up to three products in one dispatch where their
@@ -126,6 +149,10 @@ impl Projection {
                 let why = "products recorded together are all narrow or all wide; record them apart";
                 return Err(Error::Unsupported { what: "narrow", why });
             }
+            if product.activation != first.activation {
+                let why = "products recorded together all have the same one or none; record them apart";
+                return Err(Error::Unsupported { what: "activation", why });
+            }
         }
         let read: Vec<_> = products
             .iter()
@@ -152,7 +179,7 @@ impl<'a> ProjectionForward<'a> {
     /// `x` is `[batch, 1, length, features]` (see [`TensorView::sequence`]), `out` `[batch, heads, length, dim]` in any strides;
     /// one head is a plain linear layer. The weight is `[heads · dim, features]`.
     pub fn new(x: TensorView<'a>, linear: Linear<'a>, out: TensorView<'a>) -> Self {
-        ProjectionForward { x, linear, out, narrow: false }
+        ProjectionForward { x, linear, out, narrow: false, activation: None }
     }
 
     /// Each head reads only its own slice of `x`: the weight is `[1, heads or 1, dim, features / heads]`.
@@ -161,9 +188,15 @@ impl<'a> ProjectionForward<'a> {
         self
     }
 
+    /// What `x Wᵀ + b` becomes before it is written, in f32: `linear1` and the activation of a feed-forward layer in one dispatch.
+    pub fn activation(mut self, activation: impl Into<Option<Activation>>) -> Self {
+        self.activation = activation.into();
+        self
+    }
+
     fn op(&self) -> LinearOp<'a> {
-        let Self { x, linear, out, narrow } = *self;
-        LinearOp { x, w: linear.weight, bias: linear.bias, y: out, narrow }
+        let Self { x, linear, out, narrow, activation } = *self;
+        LinearOp { x, w: linear.weight, bias: linear.bias, y: out, narrow, activation }
     }
 
     fn check(&self, device: &DeviceFacts) -> Result<(), Error> {

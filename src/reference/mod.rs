@@ -20,12 +20,15 @@ mod backward;
 pub mod cache;
 pub mod compare;
 mod dropout;
+mod encoder;
 mod linformer;
 mod lsh;
 mod mask;
 mod merge;
 mod multi_head;
 mod multi_head_backward;
+mod norm;
+mod pointwise;
 mod position;
 mod project;
 mod scores;
@@ -39,6 +42,10 @@ pub use backward::{
     attention_backward_magnitudes,
 };
 pub use dropout::dropout;
+pub use encoder::{
+    Encoded, EncoderGradients, EncoderLayerGradients, FeedForwardGradients, HostEncoderLayer,
+    HostFeedForward, HostNorm, HostNormGradients, encoder, encoder_backward, feed_forward,
+};
 pub use linformer::{
     LengthProjections, LinformerGradients, linformer, linformer_backward, linformer_backward_magnitudes,
 };
@@ -53,6 +60,8 @@ pub use multi_head::{
     HostLinear, HostWeights, LayerShape, average_heads, join_heads, multi_head, split_heads,
 };
 pub use multi_head_backward::{LayerGradients, LinearGradients, multi_head_backward};
+pub use norm::{NormGradients, norm, norm_backward};
+pub use pointwise::{activate, activation_slope};
 pub use position::{
     PositionGradients, add_positions, add_positions_backward, rotate, rotate_backward, rotate_by,
     rotate_by_backward, sinusoid,

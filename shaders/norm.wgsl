@@ -1,0 +1,73 @@
+// out = (s − mean) / √(variance + eps) · weight + bias with s = x + residual (LayerNorm: Ba et al. 2016), or
+// s / √(mean of s² + eps) · weight (RMSNorm: Zhang and Sennrich 2019), of every row.
+//
+// x, residual, out, sum [batch, heads, length, features]   weight, bias [features]
+//
+// ROW_LANES invocations share a row: one (row_per_invocation.wgsl) or a workgroup (row_per_workgroup.wgsl).
+//
+// Bindings (declared by the host): x, residual, weight and bias where used, out, sum where s is wanted. IN_FOURS: all of
+// them move in fours.
+// Bytes: x, residual once from memory and twice from caches; out and sum once.
+
+struct Params {
+    x: View,
+    residual: View,
+    out: View,
+    sum: View,
+    affine: vec4<u32>, // first elements and strides of weight and of bias
+    features: u32,
+    heads: u32,
+    length: u32,
+    rows: u32,
+    step: u32,         // rows from one that a workgroup or an invocation has to its next
+    eps: f32,
+    pad0: u32,
+    pad1: u32,
+}
+
+@group(0) @binding(0) var<uniform> p: Params;
+
+fn store_sum4(at: Place, d: u32, value: vec4<f32>) {
+    let o = view_at(p.sum, at.b, at.h, at.i, d);
+    if IN_FOURS {
+        sum_store4(o, value);
+    } else {
+        for (var c = 0u; c < min(4u, p.features - d); c++) {
+            sum_store(o + c * p.sum.strides.w, value[c]);
+        }
+    }
+}
+
+fn store_out4(at: Place, d: u32, value: vec4<f32>) {
+    let o = view_at(p.out, at.b, at.h, at.i, d);
+    if IN_FOURS {
+        out_store4(o, value);
+    } else {
+        for (var c = 0u; c < min(4u, p.features - d); c++) {
+            out_store(o + c * p.out.strides.w, value[c]);
+        }
+    }
+}
+
+@compute @workgroup_size(WORKGROUP)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
+    let lane = lane_of(index);
+    for (var row = first_row(group.x, index); row < p.rows; row += p.step) {
+        let at = place_of(row);
+        let s = statistics_of(at, lane);
+        for (var d = lane * 4u; d < p.features; d += ROW_LANES * 4u) {
+            let x = input4(at, d);
+            if HAS_SUM {
+                store_sum4(at, d, x);
+            }
+            var y = (x - s.mean) * s.scale;
+            if HAS_WEIGHT {
+                y *= weight_at4(p.affine.x + d * p.affine.y, p.affine.y, p.features - d);
+            }
+            if HAS_BIAS {
+                y += bias_at4(p.affine.z + d * p.affine.w, p.affine.w, p.features - d);
+            }
+            store_out4(at, d, y);
+        }
+    }
+}

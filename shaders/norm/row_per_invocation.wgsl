@@ -1,0 +1,16 @@
+// One invocation owns a row: nothing to combine.
+//
+// Needs: WORKGROUP.
+// Gives: first_row, lane_of, row_sum.
+
+fn first_row(group: u32, index: u32) -> u32 {
+    return group * WORKGROUP + index;
+}
+
+fn lane_of(index: u32) -> u32 {
+    return 0u;
+}
+
+fn row_sum(mine: vec4<f32>, lane: u32) -> f32 {
+    return (mine.x + mine.y) + (mine.z + mine.w);
+}

@@ -1,0 +1,89 @@
+// The gradient of a norm's input, and the statistics of its rows. With g = d_out · weight, n the normalised row and r its scale:
+// d_x = r · (g − mean of g − n · mean of g n) + d_sum, without the mean of g for RMSNorm.
+//
+// x, residual, d_out, d_sum, d_x [batch, heads, length, features]   weight [features]   statistics [rows, 2]: mean, scale
+//
+// ROW_LANES invocations share a row, as in norm.wgsl.
+//
+// Bindings (declared by the host): x, residual, weight where used, d_out, d_sum where there is one, d_x, statistics where
+// wanted. IN_FOURS: all but statistics move in fours. ACCUMULATES: d_x holds what is added to.
+// Bytes: x, residual and d_out once from memory, and again from caches; d_sum once, d_x once.
+
+struct Params {
+    x: View,
+    residual: View,
+    d_out: View,
+    d_sum: View,
+    d_x: View,
+    weight: vec2<u32>, // first element, stride
+    features: u32,
+    heads: u32,
+    length: u32,
+    rows: u32,
+    step: u32,         // rows from one that a workgroup or an invocation has to its next
+    eps: f32,
+}
+
+@group(0) @binding(0) var<uniform> p: Params;
+
+// d_out · weight from channel d on; zero past the last.
+fn weighted4(at: Place, d: u32) -> vec4<f32> {
+    var g = d_out_at4(view_at(p.d_out, at.b, at.h, at.i, d), p.d_out.strides.w, p.features - d);
+    if HAS_WEIGHT {
+        g *= weight_at4(p.weight.x + d * p.weight.y, p.weight.y, p.features - d);
+    }
+    return g;
+}
+
+fn store_d_x4(at: Place, d: u32, gradient: vec4<f32>) {
+    let o = view_at(p.d_x, at.b, at.h, at.i, d);
+    var sum = gradient;
+    if ACCUMULATES {
+        sum += d_x_at4(o, p.d_x.strides.w, p.features - d);
+    }
+    if IN_FOURS {
+        d_x_store4(o, sum);
+    } else {
+        for (var c = 0u; c < min(4u, p.features - d); c++) {
+            d_x_store(o + c * p.d_x.strides.w, sum[c]);
+        }
+    }
+}
+
+@compute @workgroup_size(WORKGROUP)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
+    let lane = lane_of(index);
+    for (var row = first_row(group.x, index); row < p.rows; row += p.step) {
+        let at = place_of(row);
+        let s = statistics_of(at, lane);
+        if HAS_STATISTICS {
+            if lane == 0u {
+                statistics_store(2u * row, s.mean);
+                statistics_store(2u * row + 1u, s.scale);
+            }
+        }
+        if HAS_D_X {
+            var sums = vec4<f32>();
+            var products = vec4<f32>();
+            for (var d = lane * 4u; d < p.features; d += ROW_LANES * 4u) {
+                let g = weighted4(at, d);
+                sums += g;
+                products += g * ((input4(at, d) - s.mean) * s.scale);
+            }
+            let count = f32(p.features);
+            var mean = 0.0;
+            if CENTRED {
+                mean = row_sum(sums, lane) / count;
+            }
+            let along = row_sum(products, lane) / count;
+            for (var d = lane * 4u; d < p.features; d += ROW_LANES * 4u) {
+                let n = (input4(at, d) - s.mean) * s.scale;
+                var d_x = s.scale * (weighted4(at, d) - mean - n * along);
+                if HAS_D_SUM {
+                    d_x += d_sum_at4(view_at(p.d_sum, at.b, at.h, at.i, d), p.d_sum.strides.w, p.features - d);
+                }
+                store_d_x4(at, d, d_x);
+            }
+        }
+    }
+}

@@ -1,0 +1,60 @@
+// Parts of the gradients of a norm's weight and bias: sums of d_out · n and of d_out over some of the rows, n the normalised
+// row.
+//
+// x, residual, d_out [batch, heads, length, features]   statistics [rows, 2]: mean, scale   parts [2, count, features]
+//
+// A workgroup has COLUMNS channels and a part of the rows, which STRIPS invocations share by turns; the first of them adds
+// what they found, in their order. column_sums.wgsl adds the parts.
+//
+// Bindings (declared by the host): x, residual if there is one, d_out, statistics, parts.
+// Reads x, residual and d_out once, COLUMNS neighbours at a time.
+
+struct Params {
+    x: View,
+    residual: View,
+    d_out: View,
+    features: u32,
+    heads: u32,
+    length: u32,
+    rows: u32,
+    part: u32,         // rows of a part
+    count: u32,        // parts
+    pad0: u32,
+    pad1: u32,
+}
+
+@group(0) @binding(0) var<uniform> p: Params;
+
+var<workgroup> strips: array<vec2<f32>, COLUMNS * STRIPS>;
+
+@compute @workgroup_size(COLUMNS * STRIPS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let column = group.x * COLUMNS + lane % COLUMNS;
+    let d = min(column, p.features - 1u);
+    let first = group.y * p.part;
+    let end = min(first + p.part, p.rows);
+    var sums = vec2<f32>();
+    for (var row = first + lane / COLUMNS; row < end; row += STRIPS) {
+        let plane = row / p.length;
+        let i = row - plane * p.length;
+        let b = plane / p.heads;
+        let h = plane - b * p.heads;
+        var x = x_at(view_at(p.x, b, h, i, d));
+        if HAS_RESIDUAL {
+            x += residual_at(view_at(p.residual, b, h, i, d));
+        }
+        let n = (x - statistics_at(2u * row)) * statistics_at(2u * row + 1u);
+        let d_out = d_out_at(view_at(p.d_out, b, h, i, d));
+        sums += vec2<f32>(d_out * n, d_out);
+    }
+    strips[lane] = sums;
+    workgroupBarrier();
+    if lane < COLUMNS && column < p.features {
+        var sum = vec2<f32>();
+        for (var s = 0u; s < STRIPS; s++) {
+            sum += strips[s * COLUMNS + lane];
+        }
+        parts_store(group.y * p.features + column, sum.x);
+        parts_store((p.count + group.y) * p.features + column, sum.y);
+    }
+}

@@ -1,0 +1,46 @@
+// out = f(x), f(x) · other or f(x) + other: activations, gated ones, residual sums.
+//
+// x, other, out [batch, heads, length, dim]
+//
+// An invocation has four channels of a row at a time.
+//
+// Bindings (declared by the host): x, other if TIMES or PLUS, out. IN_FOURS: all of them move in fours.
+// Reads and writes everything once: bytes.
+
+struct Params {
+    x: View,
+    other: View,
+    out: View,
+    dim: u32,
+    fours: u32,        // of a row
+    work: u32,         // fours of all rows of a head
+    step: u32,         // invocations that share them
+}
+
+@group(0) @binding(0) var<uniform> p: Params;
+
+@compute @workgroup_size(WORKGROUP)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let h = group.y;
+    let b = group.z;
+    for (var n = group.x * WORKGROUP + lane; n < p.work; n += p.step) {
+        let i = n / p.fours;
+        let d = (n - i * p.fours) * 4u;
+        let within = p.dim - d;
+        var y = activate4(x_at4(view_at(p.x, b, h, i, d), p.x.strides.w, within));
+        if TIMES {
+            y *= other_at4(view_at(p.other, b, h, i, d), p.other.strides.w, within);
+        }
+        if PLUS {
+            y += other_at4(view_at(p.other, b, h, i, d), p.other.strides.w, within);
+        }
+        let o = view_at(p.out, b, h, i, d);
+        if IN_FOURS {
+            out_store4(o, y);
+        } else {
+            for (var c = 0u; c < min(4u, within); c++) {
+                out_store(o + c * p.out.strides.w, y[c]);
+            }
+        }
+    }
+}

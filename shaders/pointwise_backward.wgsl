@@ -1,0 +1,76 @@
+// The gradients of f(x) and of f(x) · other: d_x = d_out · f'(x) [· other], d_other = d_out · f(x).
+//
+// x, other, d_out, d_x, d_other [batch, heads, length, dim]
+//
+// An invocation has four channels of a row at a time.
+//
+// Bindings (declared by the host): x, other if TIMES, d_out, d_x if D_X, d_other if D_OTHER. IN_FOURS: all of them move in fours.
+// ACCUMULATES: the gradients hold what is added to.
+// Reads and writes everything once: bytes.
+
+struct Params {
+    x: View,
+    other: View,
+    d_out: View,
+    d_x: View,
+    d_other: View,
+    dim: u32,
+    fours: u32,        // of a row
+    work: u32,         // fours of all rows of a head
+    step: u32,         // invocations that share them
+}
+
+@group(0) @binding(0) var<uniform> p: Params;
+
+@compute @workgroup_size(WORKGROUP)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let h = group.y;
+    let b = group.z;
+    for (var n = group.x * WORKGROUP + lane; n < p.work; n += p.step) {
+        let i = n / p.fours;
+        let d = (n - i * p.fours) * 4u;
+        let within = p.dim - d;
+        let x = x_at4(view_at(p.x, b, h, i, d), p.x.strides.w, within);
+        let d_out = d_out_at4(view_at(p.d_out, b, h, i, d), p.d_out.strides.w, within);
+        if D_X {
+            var d_x = d_out * slope4(x);
+            if TIMES {
+                d_x *= other_at4(view_at(p.other, b, h, i, d), p.other.strides.w, within);
+            }
+            store_d_x(view_at(p.d_x, b, h, i, d), d_x, within);
+        }
+        if D_OTHER {
+            store_d_other(view_at(p.d_other, b, h, i, d), d_out * activate4(x), within);
+        }
+    }
+}
+
+fn store_d_x(o: u32, gradient: vec4<f32>, within: u32) {
+    let step = p.d_x.strides.w;
+    var sum = gradient;
+    if ACCUMULATES {
+        sum += d_x_at4(o, step, within);
+    }
+    if IN_FOURS {
+        d_x_store4(o, sum);
+    } else {
+        for (var c = 0u; c < min(4u, within); c++) {
+            d_x_store(o + c * step, sum[c]);
+        }
+    }
+}
+
+fn store_d_other(o: u32, gradient: vec4<f32>, within: u32) {
+    let step = p.d_other.strides.w;
+    var sum = gradient;
+    if ACCUMULATES {
+        sum += d_other_at4(o, step, within);
+    }
+    if IN_FOURS {
+        d_other_store4(o, sum);
+    } else {
+        for (var c = 0u; c < min(4u, within); c++) {
+            d_other_store(o + c * step, sum[c]);
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! What an encoder's or a decoder's block has besides attention: its norms, its activation, their order.
+
+use crate::error::Error;
+use crate::layer_config::LayerConfig;
+use crate::tensor::check_sizes;
+
+/// What stands between the two products of a feed-forward layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Activation {
+    /// `max(x, 0)`; its slope at 0 is 0.
+    Relu,
+    /// `x Φ(x)`, Φ the normal distribution's function (Hendrycks and Gimpel 2016, "Gaussian error linear units"): what PyTorch
+    /// calls `gelu`, BERT too. Right to a few units in the last place of the result, also far below zero.
+    Gelu,
+    /// The approximation `x (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2`: of GPT-2, `gelu_new`, `approximate="tanh"`.
+    GeluTanh,
+    /// `x / (1 + exp(−x))`, swish: of Llama and its kin, there gated.
+    Silu,
+}
+
+impl Activation {
+    /// All of them.
+    pub const ALL: [Activation; 4] =
+        [Activation::Relu, Activation::Gelu, Activation::GeluTanh, Activation::Silu];
+}
+
+/// How rows are normalised.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[must_use]
+pub struct NormConfig {
+    pub(crate) centred: bool,
+    pub(crate) eps: f64,
+}
+
+impl NormConfig {
+    /// LayerNorm (Ba, Kiros and Hinton 2016): `(x − mean) / √(variance + eps)`, the variance divided by the number of
+    /// features; `eps` is 10⁻⁵.
+    pub fn layer() -> Self {
+        NormConfig { centred: true, eps: 1e-5 }
+    }
+
+    /// RMSNorm (Zhang and Sennrich 2019): `x / √(mean of x² + eps)`; `eps` is 10⁻⁶.
+    pub fn rms() -> Self {
+        NormConfig { centred: false, eps: 1e-6 }
+    }
+
+    /// What is added to the variance, of zero or above; rounded to f32.
+    pub fn eps(mut self, eps: f64) -> Self {
+        self.eps = eps;
+        self
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let eps = self.eps as f32;
+        if eps.is_finite() && eps >= 0.0 {
+            return Ok(());
+        }
+        Err(Error::Option { option: "eps", value: self.eps, expected: "finite in f32 and not below 0" })
+    }
+}
+
+/// Where a block's norms stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormOrder {
+    /// After each sum: `x = norm(x + f(x))` (Vaswani et al. 2017; `norm_first=False` of PyTorch).
+    Post,
+    /// Before each part: `x = x + f(norm(x))` (Xiong et al. 2020; `norm_first=True`).
+    Pre,
+}
+
+/// The dimensions and fixed options of the blocks of an encoder or a decoder.
+///
+/// `nn.TransformerEncoderLayer(d, heads, dim_feedforward)` is `BlockConfig::new(LayerConfig::new(d, heads), dim_feedforward)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[must_use]
+pub struct BlockConfig {
+    pub(crate) attention: LayerConfig,
+    pub(crate) hidden_features: usize,
+    pub(crate) activation: Activation,
+    pub(crate) gated: bool,
+    pub(crate) order: NormOrder,
+    pub(crate) norm: NormConfig,
+}
+
+impl BlockConfig {
+    /// Attention of `attention`, as wide outside as inside, and a feed-forward layer with `hidden_features` between its
+    /// products: ReLU, LayerNorm after each sum.
+    #[doc(alias = "dim_feedforward")]
+    pub fn new(attention: LayerConfig, hidden_features: usize) -> Self {
+        BlockConfig {
+            attention,
+            hidden_features,
+            activation: Activation::Relu,
+            gated: false,
+            order: NormOrder::Post,
+            norm: NormConfig::layer(),
+        }
+    }
+
+    /// What stands between the products of the feed-forward layer.
+    pub fn activation(mut self, activation: Activation) -> Self {
+        self.activation = activation;
+        self
+    }
+
+    /// Whether what is activated is multiplied by a second product of the same input (Shazeer 2020, "GLU variants improve
+    /// transformer"): SwiGLU with [`Activation::Silu`].
+    pub fn gated(mut self, gated: bool) -> Self {
+        self.gated = gated;
+        self
+    }
+
+    /// Where the norms stand.
+    #[doc(alias = "norm_first")]
+    pub fn order(mut self, order: NormOrder) -> Self {
+        self.order = order;
+        self
+    }
+
+    /// How rows are normalised.
+    #[doc(alias = "layer_norm_eps")]
+    pub fn norm(mut self, norm: NormConfig) -> Self {
+        self.norm = norm;
+        self
+    }
+
+    /// Features of a block's input and output.
+    pub(crate) fn features(&self) -> usize {
+        self.attention.out_features
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        self.attention.check()?;
+        check_sizes("block", &[("hidden_features", self.hidden_features)])?;
+        self.norm.check()?;
+        let LayerConfig { query_features, key_features, value_features, out_features, .. } = self.attention;
+        if [query_features, key_features, value_features].iter().any(|n| *n != out_features) {
+            let why = "a block adds its attention's output to its input: all four widths must be the same";
+            return Err(Error::Unsupported { what: "attention with inputs of other widths", why });
+        }
+        Ok(())
+    }
+}

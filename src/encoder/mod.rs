@@ -1,0 +1,424 @@
+//! A stack of encoder layers: attention and feed-forward, with norms before or after.
+
+mod backward;
+
+pub use backward::{EncoderBackward, EncoderLayerGradients, FeedForwardGradients, NormGradients};
+
+use crate::bindings::BoundDispatch;
+use crate::block::{
+    FeedForward, FeedForwardWeights, NormWeights, OwnedNorm, Rows, Workspace, check_rows, check_rows_of,
+    forward_size,
+};
+use crate::block_config::{BlockConfig, NormOrder};
+use crate::device::DeviceFacts;
+use crate::error::Error;
+use crate::mask::DeviceMask;
+use crate::multi_head::{LayerForward, LayerWeights, MultiHeadAttention, Plan as AttentionPlan};
+use crate::path::{self, Dispatches};
+use crate::pipelines::Pipelines;
+use crate::plan::Tuning;
+use crate::record::{dispatch, pass};
+use crate::scratch::{Scratch, ScratchSize, Slot};
+use crate::tensor::{Access, TensorView, check_aliasing, check_apart, check_sizes, expect_shape};
+
+/// The weights of one layer of an encoder, on the device.
+#[derive(Clone, Copy, Debug)]
+pub struct EncoderLayerWeights<'a> {
+    /// Of its self-attention.
+    pub attention: LayerWeights<'a>,
+    /// Of its feed-forward layer.
+    pub feed_forward: FeedForwardWeights<'a>,
+    /// Of the norms of its attention and of its feed-forward layer: `norm1` and `norm2` of PyTorch.
+    pub norms: [NormWeights<'a>; 2],
+}
+
+/// One forward call of an encoder: `[batch, 1, length, features]` in and out, see [`TensorView::sequence`].
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct EncoderForward<'a> {
+    pub(crate) x: TensorView<'a>,
+    pub(crate) out: TensorView<'a>,
+    pub(crate) mask: DeviceMask<'a>,
+    pub(crate) hidden: Option<TensorView<'a>>,
+}
+
+impl<'a> EncoderForward<'a> {
+    /// `x` and `out` are `[batch, 1, length, features]`, of the layers' dtype.
+    pub fn new(x: TensorView<'a>, out: TensorView<'a>) -> Self {
+        EncoderForward { x, out, mask: DeviceMask::none(), hidden: None }
+    }
+
+    /// Which rows a row attends to, in every layer: `mask` and `src_key_padding_mask` of PyTorch, packed sequences, and all else that
+    /// [`Mask`](crate::Mask) says.
+    #[doc(alias = "src_mask")]
+    #[doc(alias = "src_key_padding_mask")]
+    #[doc(alias = "is_causal")]
+    pub fn mask(mut self, mask: DeviceMask<'a>) -> Self {
+        self.mask = mask;
+        self
+    }
+
+    /// Writes what the layers give there, one after the other, before the final norm: `[layers · batch, 1, length, features]`, layer
+    /// n from batch entry `n · batch` on. Without a final norm the last layer's is `out` and has no place here, so it is `layers − 1`
+    /// of them. A [backward call](EncoderBackward) that finds them does not compute them again.
+    pub fn hidden(mut self, hidden: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.hidden = hidden.into();
+        self
+    }
+}
+
+#[derive(Clone, Debug)]
+struct EncoderLayer {
+    attention: MultiHeadAttention,
+    feed_forward: FeedForward,
+    norms: [OwnedNorm; 2],
+}
+
+/// A stack of encoder layers on one device: everything `nn.TransformerEncoder` has in evaluation, and its gradients
+/// ([`backward`](Self::backward)). Vaswani et al. 2017, section 3.1; with norms before each part, Xiong et al. 2020, "On layer
+/// normalization in the transformer architecture".
+///
+/// All stages of all layers are recorded in one pass, with one scratch whose size does not grow with the number of layers.
+/// It keeps its weights' buffers alive, and reads them where they are. With a causal mask it is a decoder without a cache, as
+/// GPT-2 and Llama are.
+///
+/// ```no_run
+/// # use wgpu_attention::{Error, LayerWeights, FeedForwardWeights, NormWeights, TensorView, wgpu};
+/// # fn f(device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder, attention: LayerWeights,
+/// #      feed_forward: FeedForwardWeights, norms: [NormWeights; 2], x: TensorView, y: TensorView) -> Result<(), Error> {
+/// use wgpu_attention::{Activation, BlockConfig, LayerConfig, NormConfig, Scratch};
+/// use wgpu_attention::{EncoderForward, EncoderLayerWeights, TransformerEncoder};
+///
+/// // A layer as BERT has them.
+/// let config = BlockConfig::new(LayerConfig::new(768, 12), 3072)
+///     .activation(Activation::Gelu)
+///     .norm(NormConfig::layer().eps(1e-12));
+/// let layers = [EncoderLayerWeights { attention, feed_forward, norms }];
+/// let stack = TransformerEncoder::new(device, config, &layers, None)?;
+/// let call = EncoderForward::new(x, y);
+/// let mut scratch = Scratch::new(device, stack.scratch_size(&call)?)?;
+/// stack.forward(encoder, &call, &mut scratch)
+/// # }
+/// ```
+#[doc(alias = "TransformerEncoderLayer")]
+#[doc(alias = "BERT")]
+#[derive(Clone, Debug)]
+pub struct TransformerEncoder {
+    pipelines: Pipelines,
+    config: BlockConfig,
+    tuning: Tuning,
+    layers: Vec<EncoderLayer>,
+    final_norm: Option<OwnedNorm>,
+}
+
+/// A checked call.
+struct Plan {
+    rows: Rows,
+    attention: AttentionPlan,
+    size: ScratchSize,
+}
+
+impl TransformerEncoder {
+    /// A stack with pipelines of its own. `final_norm` is what stands after the last layer, as stacks with norms before each part have it.
+    ///
+    /// # Errors
+    /// No layers, weights that do not have the shapes of `config`, and everything [`Error`] lists for tensors.
+    pub fn new(
+        device: &wgpu::Device,
+        config: BlockConfig,
+        layers: &[EncoderLayerWeights],
+        final_norm: Option<NormWeights>,
+    ) -> Result<Self, Error> {
+        Self::with_pipelines(&Pipelines::new(device), config, layers, final_norm)
+    }
+
+    /// A stack that shares pipelines with other operators on the device.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_pipelines(
+        pipelines: &Pipelines,
+        config: BlockConfig,
+        layers: &[EncoderLayerWeights],
+        final_norm: Option<NormWeights>,
+    ) -> Result<Self, Error> {
+        let device = &pipelines.facts();
+        config.check()?;
+        check_sizes("encoder", &[("layers", layers.len())])?;
+        let norm = |weights: &NormWeights| OwnedNorm::new(weights, config.features(), device);
+        let layer = |weights: &EncoderLayerWeights| {
+            Ok(EncoderLayer {
+                attention: MultiHeadAttention::with_pipelines(
+                    pipelines,
+                    config.attention,
+                    &weights.attention,
+                )?,
+                feed_forward: FeedForward::new(&weights.feed_forward, &config, device)?,
+                norms: [norm(&weights.norms[0])?, norm(&weights.norms[1])?],
+            })
+        };
+        let layers: Vec<EncoderLayer> = layers.iter().map(layer).collect::<Result<_, Error>>()?;
+        let appended = layers[0].attention.appended_keys();
+        if layers.iter().any(|layer| layer.attention.appended_keys() != appended) {
+            let why = "all layers of a stack append as many keys, or none";
+            return Err(Error::Unsupported { what: "`bias_kv` in some layers", why });
+        }
+        Ok(TransformerEncoder {
+            pipelines: pipelines.clone(),
+            config,
+            tuning: Tuning::default(),
+            final_norm: final_norm.as_ref().map(norm).transpose()?,
+            layers,
+        })
+    }
+
+    /// How the layers are computed, not what; see [`Tuning`].
+    pub fn tuning(mut self, tuning: Tuning) -> Self {
+        self.tuning = tuning;
+        self.layers = self
+            .layers
+            .into_iter()
+            .map(|layer| EncoderLayer { attention: layer.attention.tuning(tuning), ..layer })
+            .collect();
+        self
+    }
+
+    /// The pipelines, to share.
+    pub fn pipelines(&self) -> &Pipelines {
+        &self.pipelines
+    }
+
+    /// The temporary memory that `call` needs: that of one layer's attention
+    /// ([`MultiHeadAttention::scratch_size`]), four tensors as `x`, and one or, gated, three of `hidden_features`.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn scratch_size(&self, call: &EncoderForward) -> Result<ScratchSize, Error> {
+        Ok(self.check(call, &self.pipelines.facts())?.size)
+    }
+
+    /// Records `call` into `encoder`, in a compute pass of its own. Nothing is submitted or copied.
+    ///
+    /// # Errors
+    /// Everything that [`Error`] lists for tensors, masks, options and scratch; then nothing has been recorded.
+    pub fn forward(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        call: &EncoderForward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record(call, scratch, |bound| dispatch(&mut pass(encoder, "transformer encoder"), bound))
+    }
+
+    /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn forward_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        call: &EncoderForward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record(call, scratch, |bound| dispatch(pass, bound))
+    }
+
+    /// Compiles and binds what `call` needs, so that its first recording does neither.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn prepare(&self, call: &EncoderForward, scratch: &mut Scratch) -> Result<(), Error> {
+        self.record(call, scratch, |_| ())
+    }
+
+    fn record(
+        &self,
+        call: &EncoderForward,
+        scratch: &mut Scratch,
+        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
+    ) -> Result<(), Error> {
+        let device = &self.pipelines.facts();
+        let Plan { rows, attention, .. } = path::within(device, |device| {
+            let plan = self.check(call, device)?;
+            scratch.check(plan.size).map(|()| plan)
+        })?;
+        let scratch: &Scratch = scratch;
+        let work = Workspace { config: &self.config, rows, scratch, tuning: &self.tuning, device };
+        let dispatches = self.dispatches(call, &work, &attention)?;
+        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
+        emit(&bound);
+        Ok(())
+    }
+
+    /// Where what layer `n` gives is, but for the last layer's without a final norm.
+    fn given<'a>(
+        &self,
+        n: usize,
+        call: &EncoderForward<'a>,
+        work: &Workspace<'a>,
+    ) -> Result<TensorView<'a>, Error> {
+        match call.hidden {
+            Some(hidden) => Ok(hidden.slice(0, n * work.rows.batch, work.rows.batch)),
+            None => work.features(Slot::Stream),
+        }
+    }
+
+    fn dispatches<'a>(
+        &'a self,
+        call: &EncoderForward<'a>,
+        work: &Workspace<'a>,
+        plan: &AttentionPlan,
+    ) -> Result<Dispatches<'a>, Error> {
+        match self.config.order {
+            NormOrder::Post => self.post(call, work, plan),
+            NormOrder::Pre => self.pre(call, work, plan),
+        }
+    }
+
+    /// `x = norm(x + attention(x))`, `x = norm(x + feed_forward(x))`
+    fn post<'a>(
+        &'a self,
+        call: &EncoderForward<'a>,
+        work: &Workspace<'a>,
+        plan: &AttentionPlan,
+    ) -> Result<Dispatches<'a>, Error> {
+        let [middle, branch] = [work.features(Slot::Middle)?, work.features(Slot::Branch)?];
+        let mut dispatches = Dispatches::new();
+        let mut x = call.x;
+        for (n, layer) in self.layers.iter().enumerate() {
+            let last = n + 1 == self.layers.len() && self.final_norm.is_none();
+            let to = if last { call.out } else { self.given(n, call, work)? };
+            dispatches.extend(layer.attend(x, branch, call.mask, plan, work)?);
+            dispatches.push(work.norm(&layer.norms[0], x, Some(branch), middle, None));
+            dispatches.extend(work.feed_forward(&layer.feed_forward, middle, branch, false)?);
+            dispatches.push(work.norm(&layer.norms[1], middle, Some(branch), to, None));
+            x = to;
+        }
+        dispatches.extend(self.final_norm.iter().map(|norm| work.norm(norm, x, None, call.out, None)));
+        Ok(dispatches)
+    }
+
+    /// `x = x + attention(norm(x))`, `x = x + feed_forward(norm(x))`: each sum is made where it is normalised next.
+    fn pre<'a>(
+        &'a self,
+        call: &EncoderForward<'a>,
+        work: &Workspace<'a>,
+        plan: &AttentionPlan,
+    ) -> Result<Dispatches<'a>, Error> {
+        let [middle, branch] = [work.features(Slot::Middle)?, work.features(Slot::Branch)?];
+        let normed = work.features(Slot::Normed)?;
+        let mut dispatches = Dispatches::new();
+        let mut x = call.x;
+        for (n, layer) in self.layers.iter().enumerate() {
+            if n == 0 {
+                dispatches.push(work.norm(&layer.norms[0], x, None, normed, None));
+            } else {
+                x = self.given(n - 1, call, work)?;
+                dispatches.push(work.norm(&layer.norms[0], middle, Some(branch), normed, Some(x)));
+            }
+            dispatches.extend(layer.attend(normed, branch, call.mask, plan, work)?);
+            dispatches.push(work.norm(&layer.norms[1], x, Some(branch), normed, Some(middle)));
+            dispatches.extend(work.feed_forward(&layer.feed_forward, normed, branch, false)?);
+        }
+        dispatches.push(match &self.final_norm {
+            Some(norm) => {
+                let last = call.hidden.map(|_| self.given(self.layers.len() - 1, call, work)).transpose()?;
+                work.norm(norm, middle, Some(branch), call.out, last)
+            }
+            None => work.sum(middle, branch, call.out),
+        });
+        Ok(dispatches)
+    }
+
+    fn check(&self, call: &EncoderForward, device: &DeviceFacts) -> Result<Plan, Error> {
+        let mut plan = self.check_inputs(call, device)?;
+        self.check_output("out", &call.out, call, Access::Write, device)?;
+        let mut written = vec![("out", call.out)];
+        if let Some(hidden) = call.hidden {
+            self.check_hidden(&hidden, &plan.rows, Access::Write, device)?;
+            // The next layer reads what one has written, and one dispatch writes both.
+            if hidden.buffer == call.out.buffer {
+                return Err(Error::Alias { tensor: "out", other: "hidden" });
+            }
+            written.push(("hidden", hidden));
+        }
+        check_aliasing(&written, &self.inputs(call))?;
+        check_apart(&written, device)?;
+        let mut streams = vec![Slot::Middle, Slot::Branch];
+        if self.config.order == NormOrder::Pre {
+            streams.push(Slot::Normed);
+        }
+        if call.hidden.is_none() {
+            streams.push(Slot::Stream);
+        }
+        plan.size = plan.size.max(forward_size(&self.config, &plan.rows, false, &streams));
+        Ok(plan)
+    }
+
+    /// Checks what is read; the size is that of attention.
+    fn check_inputs(&self, call: &EncoderForward, device: &DeviceFacts) -> Result<Plan, Error> {
+        check_rows_of("x", &call.x, &self.config.attention, Access::Read, device)?;
+        let [batch, _, length, _] = call.x.shape();
+        let rows = Rows { batch, length };
+        expect_shape("x", call.x.shape(), rows.shape(self.config.features()))?;
+        check_rows(&self.config, &rows, device)?;
+        let inner = LayerForward::self_attention(call.x, call.x).mask(call.mask);
+        let attention = self.layers[0].attention.plan_of(&inner, [batch, length, length], device)?;
+        Ok(Plan { rows, size: attention.size, attention })
+    }
+
+    fn check_output(
+        &self,
+        name: &'static str,
+        view: &TensorView,
+        call: &EncoderForward,
+        access: Access,
+        device: &DeviceFacts,
+    ) -> Result<(), Error> {
+        check_rows_of(name, view, &self.config.attention, access, device)?;
+        expect_shape(name, view.shape(), call.x.shape())
+    }
+
+    fn check_hidden(
+        &self,
+        hidden: &TensorView,
+        rows: &Rows,
+        access: Access,
+        device: &DeviceFacts,
+    ) -> Result<(), Error> {
+        if self.hidden_len() == 0 {
+            let why = "the only layer gives `out`: leave it out";
+            return Err(Error::Unsupported { what: "hidden", why });
+        }
+        check_rows_of("hidden", hidden, &self.config.attention, access, device)?;
+        expect_shape("hidden", hidden.shape(), self.hidden_shape(rows))
+    }
+
+    /// All that a call reads.
+    fn inputs<'a>(&'a self, call: &EncoderForward<'a>) -> Vec<(&'static str, TensorView<'a>)> {
+        let mut read = vec![("x", call.x)];
+        read.extend(call.mask.tensors());
+        for layer in &self.layers {
+            read.extend(layer.attention.weights());
+            read.extend(layer.feed_forward.tensors());
+            read.extend(layer.norms.iter().flat_map(OwnedNorm::tensors));
+        }
+        read.extend(self.final_norm.iter().flat_map(OwnedNorm::tensors));
+        read
+    }
+}
+
+impl EncoderLayer {
+    /// The attention of `x` to itself, into `out`.
+    fn attend<'a>(
+        &'a self,
+        x: TensorView<'a>,
+        out: TensorView<'a>,
+        mask: DeviceMask<'a>,
+        plan: &AttentionPlan,
+        work: &Workspace<'a>,
+    ) -> Result<Dispatches<'a>, Error> {
+        let call = LayerForward::self_attention(x, out).mask(mask);
+        self.attention.dispatches(&call, plan, work.scratch, work.device)
+    }
+}

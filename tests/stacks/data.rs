@@ -1,0 +1,289 @@
+//! A stack with its data: on the host in any arithmetic, and on the device.
+
+use wgpu_attention::reference::{
+    self, HostEncoderLayer, HostFeedForward, HostLinear, HostNorm, HostWeights, Options, Real, activate,
+    attention, join_heads, norm, project, split_heads, widen,
+};
+use wgpu_attention::{
+    Activation, BlockConfig, DType, EncoderLayerWeights, FeedForwardWeights, LayerConfig, LayerWeights,
+    Linear, NormConfig, NormOrder, NormWeights, Shape, TransformerEncoder,
+};
+
+use crate::harness::layer::LinearData;
+use crate::harness::run::{Layout, Placed};
+use crate::harness::{Profile, Rng, Rules, Values, stored};
+
+/// What a stack is made of.
+#[derive(Clone, Debug)]
+pub struct Stack {
+    pub batch: usize,
+    pub length: usize,
+    pub heads: usize,
+    pub features: usize,
+    pub hidden: usize,
+    pub activation: Activation,
+    pub gated: bool,
+    pub order: NormOrder,
+    pub norm: NormConfig,
+    pub rules: Rules,
+    /// Of each layer: query, key, value, out, up, down, both norms, and gate if it is gated.
+    pub layers: Vec<Vec<LinearData>>,
+    pub final_norm: Option<LinearData>,
+    pub x: Vec<f32>,
+}
+
+/// A part's weight and bias in some arithmetic.
+pub struct Part<R> {
+    pub weight: Vec<R>,
+    pub bias: Option<Vec<R>>,
+}
+
+impl<R: Real> Part<R> {
+    fn of(data: &LinearData) -> Self {
+        Part { weight: widen(&data.weight), bias: data.bias.as_ref().map(|b| widen(b)) }
+    }
+
+    fn linear(&self) -> HostLinear<'_, R> {
+        HostLinear { weight: &self.weight, bias: self.bias.as_deref() }
+    }
+
+    fn norm(&self) -> HostNorm<'_, R> {
+        HostNorm { weight: Some(&self.weight), bias: self.bias.as_deref() }
+    }
+}
+
+impl Stack {
+    /// A stack with random weights.
+    pub fn random(rng: &mut Rng, layers: usize, final_norm: bool, mut stack: Stack) -> Self {
+        let (e, f) = (stack.features, stack.hidden);
+        let mut linear = |[out, from]: [usize; 2], with_bias: bool| {
+            let scale = 1.0 / (from as f32).sqrt();
+            LinearData {
+                weight: rng.normals(out * from).iter().map(|w| w * scale).collect(),
+                bias: with_bias.then(|| rng.normals(out).iter().map(|b| 0.3 * b).collect()),
+            }
+        };
+        let mut norm = |with_bias: bool| {
+            let near_one = linear([1, e], with_bias);
+            LinearData {
+                weight: near_one.weight.iter().map(|w| 1.0 + w).collect(),
+                bias: with_bias.then(|| vec![0.1; e]),
+            }
+        };
+        let norms: Vec<[LinearData; 2]> = (0..layers).map(|n| [norm(true), norm(n % 2 == 0)]).collect();
+        stack.final_norm = final_norm.then(|| norm(true));
+        stack.layers = norms
+            .into_iter()
+            .map(|[first, second]| {
+                let mut parts: Vec<LinearData> =
+                    [[e, e], [e, e], [e, e], [e, e], [f, e], [e, f]].map(|shape| linear(shape, true)).into();
+                parts.extend([first, second]);
+                parts.extend(stack.gated.then(|| linear([f, e], false)));
+                parts
+            })
+            .collect();
+        stack.x = rng.normals(stack.batch * stack.length * e);
+        stack
+    }
+
+    /// What the types can hold.
+    pub fn stored(&self, dtype: DType, weight: DType) -> Self {
+        let part = |l: &LinearData| LinearData {
+            weight: stored(&l.weight, weight),
+            bias: l.bias.as_ref().map(|b| stored(b, weight)),
+        };
+        Stack {
+            x: stored(&self.x, dtype),
+            layers: self.layers.iter().map(|parts| parts.iter().map(part).collect()).collect(),
+            final_norm: self.final_norm.as_ref().map(part),
+            ..self.clone()
+        }
+    }
+
+    pub fn config(&self, dtype: DType) -> BlockConfig {
+        BlockConfig::new(LayerConfig::new(self.features, self.heads).dtype(dtype), self.hidden)
+            .activation(self.activation)
+            .gated(self.gated)
+            .order(self.order)
+            .norm(self.norm)
+    }
+
+    pub fn options(&self) -> Options<'_> {
+        Options::new().mask(self.rules.host())
+    }
+
+    /// Shapes of the parts of a layer, as the device has them.
+    pub fn part_shapes(&self) -> Vec<[usize; 2]> {
+        let (e, f) = (self.features, self.hidden);
+        let mut shapes = vec![[e, e], [e, e], [e, e], [e, e], [f, e], [e, f], [1, e], [1, e]];
+        shapes.extend(self.gated.then_some([f, e]));
+        shapes
+    }
+
+    /// Calls `with` with the layers' weights in the arithmetic of `R`.
+    pub fn on_host<R: Real, T>(
+        &self,
+        with: impl FnOnce(&[R], &[HostEncoderLayer<R>], Option<&HostNorm<R>>) -> T,
+    ) -> T {
+        let parts: Vec<Vec<Part<R>>> =
+            self.layers.iter().map(|parts| parts.iter().map(Part::of).collect()).collect();
+        let layers: Vec<_> = parts
+            .iter()
+            .map(|p| HostEncoderLayer {
+                attention: HostWeights {
+                    query: p[0].linear(),
+                    key: p[1].linear(),
+                    value: p[2].linear(),
+                    out: p[3].linear(),
+                    bias_kv: None,
+                },
+                feed_forward: HostFeedForward {
+                    up: p[4].linear(),
+                    gate: p.get(8).map(Part::linear),
+                    down: p[5].linear(),
+                },
+                norms: [p[6].norm(), p[7].norm()],
+            })
+            .collect();
+        let last = self.final_norm.as_ref().map(Part::<R>::of);
+        with(&widen(&self.x), &layers, last.as_ref().map(Part::norm).as_ref())
+    }
+
+    /// The truth.
+    pub fn exact(&self) -> reference::Encoded<f64> {
+        self.on_host(|x, layers, last| {
+            let rows = [self.batch, self.length];
+            reference::encoder(x, rows, &self.config(DType::F32), layers, last, &self.options())
+                .expect("the stack fits the reference")
+        })
+    }
+
+    /// The same in f32, each tensor between kernels stored as `dtype`: what layers give, and the output.
+    pub fn naive(&self, dtype: DType) -> (Vec<Vec<f32>>, Vec<f32>) {
+        let keep = |x: Vec<f32>| stored(&x, dtype);
+        let (e, f, heads) = (self.features, self.hidden, self.heads);
+        let dim = e / heads;
+        let shape = Shape::new(self.batch, heads, self.length, dim);
+        let product = |x: &[f32], l: &LinearData, from, to| {
+            project(x, &l.weight, l.bias.as_deref(), from, to).expect("it fits")
+        };
+        let normed = |x: &[f32], l: &LinearData| {
+            norm(x, e, Some(&l.weight), l.bias.as_deref(), &self.norm).expect("it fits")
+        };
+        let added = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a + b).collect::<Vec<f32>>();
+        let attend = |x: &[f32], parts: &[LinearData]| {
+            let [q, k, v] = [0, 1, 2].map(|n| {
+                let y = keep(product(x, &parts[n], e, e));
+                split_heads(&y, self.length, heads, dim).expect("it fits")
+            });
+            let got = attention(&q, &k, &v, shape, &self.options()).expect("it fits");
+            let context = keep(join_heads(&got.out, self.length, heads, dim).expect("it fits"));
+            keep(product(&context, &parts[3], e, e))
+        };
+        let feed = |x: &[f32], parts: &[LinearData]| {
+            let up = product(x, &parts[4], e, f);
+            let hidden = match parts.get(8) {
+                Some(gate) => keep(product(x, gate, e, f))
+                    .iter()
+                    .zip(keep(up))
+                    .map(|(g, u)| activate(*g, self.activation) * u)
+                    .collect(),
+                None => up.iter().map(|u| activate(*u, self.activation)).collect(),
+            };
+            keep(product(&keep(hidden), &parts[5], f, e))
+        };
+        let mut x = self.x.clone();
+        let mut hidden = Vec::new();
+        for parts in &self.layers {
+            x = match self.order {
+                NormOrder::Post => {
+                    let middle = keep(normed(&added(&x, &attend(&x, parts)), &parts[6]));
+                    keep(normed(&added(&middle, &feed(&middle, parts)), &parts[7]))
+                }
+                NormOrder::Pre => {
+                    let middle = keep(added(&x, &attend(&keep(normed(&x, &parts[6])), parts)));
+                    let branch = feed(&keep(normed(&middle, &parts[7])), parts);
+                    keep(added(&middle, &branch))
+                }
+            };
+            hidden.push(x.clone());
+        }
+        let out = self.final_norm.as_ref().map_or(x.clone(), |l| keep(normed(&x, l)));
+        (hidden, out)
+    }
+
+    /// Puts the weights on the device.
+    pub fn place(&self, profile: &'static Profile, dtype: DType) -> PlacedStack {
+        let e = self.features;
+        let place = |data: &[f32], shape: [usize; 4]| {
+            let [at] = Layout::Dense.places([shape]);
+            Placed::input(profile, Values::Floats(data), dtype, at)
+        };
+        let part = |l: &LinearData, [out, from]: [usize; 2], is_norm: bool| PlacedPart {
+            weight: place(&l.weight, [1, 1, out, from]),
+            bias: l.bias.as_ref().map(|b| place(b, [1, 1, 1, if is_norm { from } else { out }])),
+        };
+        let shapes = self.part_shapes();
+        let layer = |parts: &Vec<LinearData>| {
+            parts.iter().zip(&shapes).map(|(l, shape)| part(l, *shape, shape[0] == 1)).collect()
+        };
+        PlacedStack {
+            layers: self.layers.iter().map(layer).collect(),
+            final_norm: self.final_norm.as_ref().map(|l| part(l, [1, e], true)),
+        }
+    }
+}
+
+pub struct PlacedPart {
+    pub weight: Placed,
+    pub bias: Option<Placed>,
+}
+
+impl PlacedPart {
+    fn linear(&self) -> Linear<'_> {
+        Linear { weight: self.weight.view(), bias: self.bias.as_ref().map(Placed::view) }
+    }
+
+    fn norm(&self) -> NormWeights<'_> {
+        NormWeights { weight: Some(self.weight.view()), bias: self.bias.as_ref().map(Placed::view) }
+    }
+}
+
+/// The weights of a stack on the device.
+pub struct PlacedStack {
+    layers: Vec<Vec<PlacedPart>>,
+    final_norm: Option<PlacedPart>,
+}
+
+impl PlacedStack {
+    pub fn weights(&self) -> Vec<EncoderLayerWeights<'_>> {
+        self.layers.iter().map(|p| weights_of(p)).collect()
+    }
+
+    pub fn encoder(
+        &self,
+        profile: &Profile,
+        config: BlockConfig,
+    ) -> Result<TransformerEncoder, wgpu_attention::Error> {
+        let last = self.final_norm.as_ref().map(PlacedPart::norm);
+        TransformerEncoder::with_pipelines(profile.gpu.pipelines(), config, &self.weights(), last)
+    }
+}
+
+fn weights_of(p: &[PlacedPart]) -> EncoderLayerWeights<'_> {
+    EncoderLayerWeights {
+        attention: LayerWeights {
+            query: p[0].linear(),
+            key: p[1].linear(),
+            value: p[2].linear(),
+            out: p[3].linear(),
+            bias_kv: None,
+        },
+        feed_forward: FeedForwardWeights {
+            up: p[4].linear(),
+            gate: p.get(8).map(PlacedPart::linear),
+            down: p[5].linear(),
+        },
+        norms: [p[6].norm(), p[7].norm()],
+    }
+}

@@ -1,0 +1,290 @@
+//! `TransformerEncoder`.
+
+use std::fmt;
+
+use wgpu_attention::reference::compare::{EPSILON_BF16, EPSILON_F16, EPSILON_F32, Tolerance, compare};
+use wgpu_attention::{Activation, DType, EncoderForward, KernelForm, NormConfig, NormOrder, Scratch, Tuning};
+
+use super::FAMILY;
+use super::data::Stack;
+use crate::harness::case::{largest, widened};
+use crate::harness::layer::LinearData;
+use crate::harness::run::{Layout, Placed, PlacedRules};
+use crate::harness::{
+    FORMS, HostData, Judged, Profile, Report, Rng, Rules, Values, Vector, defaults, full, rest,
+};
+
+pub const NAMES: &[&str] = &[
+    "encoder_bwd_1layer",
+    "encoder_post_key_mask",
+    "encoder_post_relu",
+    "encoder_pre_final_norm_causal",
+    "encoder_pre_gelu_1layer",
+];
+pub const D2L: &[&str] = &["d2l_encoder_1block"];
+
+/// Where and how a stack runs.
+#[derive(Clone, Copy)]
+pub struct Setup {
+    pub profile: &'static Profile,
+    pub form: KernelForm,
+    /// Of activations; of weights.
+    pub dtypes: [DType; 2],
+    pub layout: Layout,
+}
+
+impl fmt::Display for Setup {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let Setup { profile, form, dtypes, layout } = self;
+        write!(f, "{}, {form:?}, {dtypes:?}, {layout:?}", profile.name)
+    }
+}
+
+/// A stack of a vector; what it must give.
+pub fn vector(name: &str) -> (Stack, Vector) {
+    let vector = Vector::load(if D2L.contains(&name) { "d2l" } else { FAMILY }, name);
+    let d2l = D2L.contains(&name);
+    let layers = vector.size(if d2l { "blocks" } else { "layers" });
+    let features = vector.size(if d2l { "num_hiddens" } else { "embed_dim" });
+    let linear = |layer: usize, weight: &str, bias: &str| {
+        let [weight, bias] = [weight, bias].map(|t| format!("l{layer}.{t}"));
+        LinearData { weight: vector.f32(&weight), bias: vector.has(&bias).then(|| vector.f32(&bias)) }
+    };
+    let parts = [
+        ["w_q", "b_q"],
+        ["w_k", "b_k"],
+        ["w_v", "b_v"],
+        ["w_o", "b_o"],
+        ["w_1", "b_1"],
+        ["w_2", "b_2"],
+        ["ln1_w", "ln1_b"],
+        ["ln2_w", "ln2_b"],
+    ];
+    let (x, [batch, length]) = if d2l {
+        embedded(&vector)
+    } else {
+        let [_, batch, length, _] = vector.shape4("x");
+        (vector.f32("x"), [batch, length])
+    };
+    let key_mask = vector.has("key_mask").then(|| vector.bools("key_mask").data);
+    let lengths = vector.has("valid_lens").then(|| vector.integers("valid_lens"));
+    let stack = Stack {
+        batch,
+        length,
+        heads: vector.size("num_heads"),
+        features,
+        hidden: vector.size("ffn_dim"),
+        activation: match vector.attrs["activation"].as_str() {
+            Some("gelu_erf") => Activation::Gelu,
+            Some("relu") => Activation::Relu,
+            other => panic!("{other:?} is new"),
+        },
+        gated: false,
+        order: if vector.attrs["norm"] == "pre" { NormOrder::Pre } else { NormOrder::Post },
+        norm: NormConfig::layer().eps(vector.number("ln_eps").expect("ln_eps")),
+        rules: Rules {
+            attn_mask: vector.has("mask").then(|| vector.bools("mask")),
+            key_padding_mask: key_mask.map(|data| HostData::new(data, [batch, 1, 1, length])),
+            lengths: lengths
+                .map(|n| HostData::new(n.into_iter().map(|n| n as u32).collect(), [batch, 1, 1, 1])),
+            ..Default::default()
+        },
+        layers: (0..layers).map(|n| parts.iter().map(|[w, b]| linear(n, w, b)).collect()).collect(),
+        final_norm: vector.has("lnf_w").then(|| LinearData {
+            weight: vector.f32("lnf_w"),
+            bias: vector.has("lnf_b").then(|| vector.f32("lnf_b")),
+        }),
+        x,
+    };
+    (stack, vector)
+}
+
+/// The embeddings of the vector's tokens, scaled, with sinusoidal positions, rounded once.
+fn embedded(vector: &Vector) -> (Vec<f32>, [usize; 2]) {
+    let [_, _, batch, length] = vector.shape4("tokens");
+    let table = vector.f64("embedding");
+    let features = vector.shape("embedding")[1];
+    let scale = vector.number("embed_scale").expect("embed_scale");
+    let mut x = Vec::new();
+    for (n, token) in vector.integers("tokens").into_iter().enumerate() {
+        let position = (n % length) as f64;
+        for d in 0..features {
+            let angle = position / 10000f64.powf((d / 2 * 2) as f64 / features as f64);
+            let encoding = if d % 2 == 0 { angle.sin() } else { angle.cos() };
+            x.push((scale * table[token * features + d] + encoding) as f32);
+        }
+    }
+    (x, [batch, length])
+}
+
+/// What a run gives: the output, and what the layers give where there is a place for it.
+struct Got {
+    out: Vec<f64>,
+    hidden: Option<Vec<f64>>,
+}
+
+impl Stack {
+    pub fn shape(&self) -> [usize; 4] {
+        [self.batch, 1, self.length, self.features]
+    }
+
+    /// How many layers' outputs a call can keep.
+    pub fn kept(&self) -> usize {
+        self.layers.len() - usize::from(self.final_norm.is_none())
+    }
+
+    fn run(&self, setup: &Setup, keeps: bool) -> Result<Got, String> {
+        let Setup { profile, form, dtypes: [dtype, weight], layout } = *setup;
+        profile.tidy();
+        let refused = |e: wgpu_attention::Error| e.to_string();
+        let placed = self.place(profile, weight);
+        let stack = placed.encoder(profile, self.config(dtype)).map_err(refused)?;
+        let stack = stack.tuning(Tuning::new().form(form));
+        let [_, _, length, features] = self.shape();
+        let many = [self.kept().max(1) * self.batch, 1, length, features];
+        let [x_at, out_at, hidden_at] = layout.places([self.shape(), self.shape(), many]);
+        let x = Placed::input(profile, Values::Floats(&self.x), dtype, x_at);
+        let out = Placed::output(profile, dtype, out_at);
+        let hidden = (keeps && self.kept() > 0).then(|| Placed::output(profile, dtype, hidden_at));
+        let rules = PlacedRules::new(profile, &self.rules, DType::F32, layout);
+        let call = EncoderForward::new(x.view(), out.view())
+            .mask(rules.mask())
+            .hidden(hidden.as_ref().map(Placed::view));
+        let size = stack.scratch_size(&call).map_err(refused)?;
+        let mut scratch = Scratch::new(profile.gpu.device(), size).map_err(refused)?;
+        profile.gpu.submit(|e| stack.forward(e, &call, &mut scratch)).map_err(refused)?;
+        let read = |t: &Placed| pollster::block_on(t.download_async("a result", profile));
+        Ok(Got { out: read(&out)?, hidden: hidden.as_ref().map(read).transpose()? })
+    }
+
+    /// The largest error over tolerance, against the reference.
+    fn outcome(&self, setup: &Setup, keeps: bool) -> Result<f64, String> {
+        let [dtype, weight] = setup.dtypes;
+        let own = self.stored(dtype, weight);
+        let got = own.run(setup, keeps)?;
+        let exact = own.exact();
+        let (naive_hidden, naive) = own.naive(dtype);
+        // Intermediates are rounded too: a stack may be off by some of their spacings.
+        let epsilon = match dtype {
+            DType::F16 => EPSILON_F16,
+            DType::BF16 => EPSILON_BF16,
+            _ => EPSILON_F32,
+        };
+        let all: Vec<f64> = exact.hidden.concat();
+        let magnitude = largest(exact.out.iter().chain(&all).copied());
+        let judge = |what: &str, got: &[f64], naive: &[f32], want: &[f64]| {
+            let tolerance = Tolerance::from_naive(&widened(naive, dtype), want, magnitude, epsilon);
+            let judged = Judged { want: want.to_vec(), tolerance };
+            judged.judge(got).map_err(|e| format!("{what}: {e}"))
+        };
+        let mut worst = judge("out", &got.out, &naive, &exact.out)?;
+        if let Some(hidden) = &got.hidden {
+            let n = hidden.len();
+            worst = worst.max(judge("hidden", hidden, &naive_hidden.concat()[..n], &all[..n])?);
+        }
+        Ok(worst)
+    }
+}
+
+#[test]
+fn the_reference_gives_the_vectors() {
+    for name in NAMES.iter().chain(D2L) {
+        let (stack, vector) = vector(name);
+        let got = stack.exact();
+        let check = |what: &str, got: &[f64]| {
+            let Some((want, tolerance)) = vector.expected(what) else { return false };
+            compare(got, &want, tolerance).unwrap_or_else(|e| panic!("{name}: the reference's {what}: {e}"));
+            true
+        };
+        assert!(check("out", &got.out), "{name}: nothing to compare with");
+        for (n, hidden) in got.hidden.iter().enumerate() {
+            check(&format!("h{}", n + 1), hidden);
+        }
+    }
+}
+
+#[test]
+fn every_form_gives_the_vectors() {
+    let mut report = Report::new("encoder");
+    for name in NAMES.iter().chain(D2L) {
+        let (stack, vector) = vector(name);
+        for (form, layout) in FORMS.into_iter().zip([Layout::Dense, Layout::Window(5)]) {
+            let setup = Setup { profile: full(), form, dtypes: [DType::F32; 2], layout };
+            let judged = stack.run(&setup, true).and_then(|got| {
+                let judge = |what: &str, got: &[f64]| match vector.expected(what) {
+                    Some((want, tolerance)) => Judged { want, tolerance }.judge(got),
+                    None => Ok(0.0),
+                };
+                let mut worst = judge("out", &got.out)?;
+                let rows = stack.shape().iter().product();
+                for (n, hidden) in got.hidden.iter().flat_map(|h| h.chunks_exact(rows)).enumerate() {
+                    worst = worst.max(judge(&format!("h{}", n + 1), hidden)?);
+                }
+                Ok(worst)
+            });
+            report.record(name, &setup, judged);
+        }
+    }
+    report.finish();
+}
+
+/// A stack that has something of everything, by its number.
+pub fn drawn(n: u64) -> (Stack, bool) {
+    let rng = &mut Rng::new(n ^ 0x57ac_0e0c);
+    let heads = rng.pick(&[1, 2, 4]);
+    let (batch, length) = (rng.pick(&[1, 2, 3]), rng.pick(&[1, 7, 18, 33]));
+    let gated = n % 3 == 2;
+    let rules = match n % 4 {
+        0 => Rules::default(),
+        1 => Rules { causal: true, ..Default::default() },
+        2 => Rules {
+            key_padding_mask: Some(HostData::of([batch, 1, 1, length], |[b, _, _, j]| j + b < length)),
+            ..Default::default()
+        },
+        _ => {
+            let starts = HostData::new(vec![0, length as u32 / 3, length as u32], [1, 1, 1, 3]);
+            Rules { packed: Some([starts.clone(), starts]), ..Default::default() }
+        }
+    };
+    let batch = if n % 4 == 3 { 1 } else { batch };
+    let (layers, final_norm, keeps) = (1 + n as usize % 3, rng.chance(0.5), rng.chance(0.5));
+    let stack = Stack {
+        batch,
+        length,
+        heads,
+        features: heads * rng.pick(&[4, 5, 16]),
+        hidden: rng.pick(&[7, 24, 64]),
+        activation: Activation::ALL[n as usize % 4],
+        gated,
+        order: if n % 2 == 0 { NormOrder::Pre } else { NormOrder::Post },
+        norm: if gated { NormConfig::rms() } else { NormConfig::layer() },
+        rules,
+        layers: Vec::new(),
+        final_norm: None,
+        x: Vec::new(),
+    };
+    (Stack::random(rng, layers, final_norm, stack), keeps)
+}
+
+#[test]
+fn random_stacks_equal_the_reference() {
+    let mut report = Report::new("random encoders");
+    for n in 0..40 {
+        if n >= 8 && !rest(&format!("random encoders {n}")) {
+            continue;
+        }
+        let (stack, keeps) = drawn(n);
+        let rng = &mut Rng::new(n ^ 0x5e70);
+        let profile = if rng.chance(0.3) { defaults() } else { full() };
+        let dtype = match n % 4 {
+            2 if profile.f16 => DType::F16,
+            3 => DType::BF16,
+            _ => DType::F32,
+        };
+        let weight = if rng.chance(0.5) { dtype } else { DType::F32 };
+        let layout = if rng.chance(0.5) { Layout::Dense } else { Layout::Window(rng.word()) };
+        let setup = Setup { profile, form: FORMS[(n / 2) as usize % 2], dtypes: [dtype, weight], layout };
+        report.record(&format!("stack {n}"), &setup, stack.outcome(&setup, keeps));
+    }
+    report.finish();
+}
