@@ -19,7 +19,7 @@ struct Params {
     length: u32,
     blocks: u32,
     shift: u32,       // bits below the digit
-    pad0: u32,
+    digit_mask: u32,
     pad1: u32,
     pad2: u32,
 }

@@ -10,9 +10,11 @@
 //! | queries and keys to rotate, activations to give positions | [`Positions`] |
 //! | tokens that come one by one, and a cache of keys and values | [`Cache`], [`Forward::with_cache`] |
 //! | attention over parts of the keys, to be combined | [`Merge`] |
+//! | a context and a decoder's state, and Luong's attentional vector to make of them | [`AttentionalVector`] |
 //! | scores that are `v · tanh(W_q q + W_k k)`: Bahdanau's, Luong's concat | [`AdditiveAttention`] |
+//! | sequences too long for the square of their length | [`LinearAttention`] |
 //! | long sequences, and attention that need not be exact | [`Linformer`], [`LshAttention`] |
-//! | a loss to train by | [`MultiHeadAttention::backward`], [`Attention::backward`], [`Projection::backward`], [`Positions::rotate_backward`], [`Merge::backward`] |
+//! | a loss to train by | [`MultiHeadAttention::backward`], [`Attention::backward`], [`Projection::backward`], [`Positions::rotate_backward`], [`Merge::backward`], [`Linformer::backward`], [`LshAttention::backward`] |
 //! | sequences of different lengths in one call | [`Mask::packed`] |
 //! | a block-sparse pattern, or a mask that leaves whole blocks out | [`Mask::blocks`], [`Attention::classify`] |
 //! | hardware that nobody has tried | [`Pipelines::check`], [`Pipelines::tune`] |
@@ -44,6 +46,7 @@
 
 mod additive;
 mod attention;
+mod attentional;
 mod bars;
 mod bindings;
 mod block;
@@ -57,6 +60,7 @@ mod dtype;
 mod encoder;
 mod error;
 mod family;
+mod feature_map;
 mod gpu;
 mod guard;
 #[cfg(feature = "inspect")]
@@ -64,6 +68,7 @@ pub mod inspect;
 mod kernel;
 mod kernels;
 mod layer_config;
+mod linear;
 mod linformer;
 mod lsh;
 mod mask;
@@ -94,6 +99,7 @@ mod unroll;
 
 pub use additive::{AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward};
 pub use attention::{Attention, Backward, Config, Forward};
+pub use attentional::{AttentionalBackward, AttentionalForward, AttentionalVector};
 pub use block::{FeedForwardWeights, NormWeights};
 pub use block_config::{Activation, BlockConfig, NormConfig, NormOrder};
 pub use block_map::Blocks;
@@ -105,13 +111,17 @@ pub use encoder::{
 };
 pub use error::Error;
 pub use family::Family;
+pub use feature_map::{FeatureMap, RandomFeatures, UpdateRule, random_features};
 pub use gpu::{Gpu, UploadedMask};
 pub use layer_config::LayerConfig;
+pub use linear::{LinearAttention, LinearBackward, LinearConfig, LinearForward, LinearState};
 pub use linformer::{Linformer, LinformerBackward, LinformerForward};
 pub use lsh::{LshAttention, LshBackward, LshConfig, LshForward};
 pub use mask::{Alignment, DeviceMask, HostMask, HostTensor, Mask};
 pub use merge::{Merge, MergeBackward, PartGradients, Partial};
-pub use mods::{At, BoundMaskMod, BoundScoreMod, Captured, DeviceMods, HostMods, MaskMod, ScoreMod};
+pub use mods::{
+    At, BoundMaskMod, BoundScoreMod, Captured, DeviceMods, FeatureMod, HostMods, MaskMod, ScoreMod,
+};
 pub use multi_head::{
     LayerBackward, LayerForward, LayerGradients, LayerWeights, LinearGradients, MultiHeadAttention,
 };
@@ -141,6 +151,8 @@ mod pages {
     struct Readme;
     #[doc = include_str!("../docs/architecture.md")]
     struct Architecture;
+    #[doc = include_str!("../docs/attentions.md")]
+    struct Attentions;
     #[doc = include_str!("../docs/benchmarks.md")]
     struct Benchmarks;
     #[doc = include_str!("../docs/coming-from.md")]

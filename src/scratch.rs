@@ -58,6 +58,20 @@ pub(crate) enum Slot {
     BranchGradient,
     ProductsGradient,
     HiddenGradient,
+    /// Features of queries and keys.
+    Features,
+    /// The gradients of features.
+    FeatureGradients,
+    /// Logarithmic weights of keys.
+    KeyLogs,
+    /// A table of chunks of sequences.
+    Chunks,
+    /// States of chunks of sequences.
+    States,
+    /// States of sequences.
+    SequenceStates,
+    /// Gradients of scores.
+    ScoreGradients,
 }
 
 const NAMES: [&str; SLOTS] = [
@@ -91,13 +105,27 @@ const NAMES: [&str; SLOTS] = [
     "d_branch",
     "d_products",
     "d_hidden",
+    "features",
+    "d_features",
+    "key_logs",
+    "chunks",
+    "states",
+    "sequence_states",
+    "d_scores",
 ];
-const SLOTS: usize = Slot::HiddenGradient as usize + 1;
+const SLOTS: usize = Slot::ScoreGradients as usize + 1;
 
 /// How much temporary memory a call needs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScratchSize {
     bytes: [u64; SLOTS],
+}
+
+impl Default for ScratchSize {
+    /// No memory.
+    fn default() -> Self {
+        ScratchSize { bytes: [0; SLOTS] }
+    }
 }
 
 impl ScratchSize {

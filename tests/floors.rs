@@ -18,6 +18,8 @@ const FLOORS: &[&str] = &[
     "additive",
     "linformer",
     "lsh",
+    "linear",
+    "attentional",
     "attention",
     "reference",
     "cache",
@@ -43,6 +45,7 @@ const FLOORS: &[&str] = &[
     // What a call says.
     "presets",
     "mask",
+    "feature_map",
     "mods",
     "pattern",
     "block_map",

@@ -22,6 +22,7 @@ mod gradients;
 mod harness_fails;
 mod key_splits;
 mod layer_backward;
+mod linear;
 mod linformer;
 mod lsh;
 mod mask_pages;

@@ -264,7 +264,7 @@ fn magnitudes(data: &Data, features: usize, config: &NormConfig) -> [f64; 3] {
             of_bias[d] += f64::from(d_out[d].abs());
         }
     }
-    [of_x, largest(of_weight.into_iter()), largest(of_bias.into_iter())]
+    [of_x, largest(of_weight), largest(of_bias)]
 }
 
 /// Whether a row of equal elements becomes zeros.

@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 
 use crate::harness::vectors::folder;
-use crate::{additive, d2l, flex, linformer, lsh, mha, minilm, onnx, patterns, positions, sdpa, stacks};
+use crate::{
+    additive, d2l, flex, linear, linformer, lsh, mha, minilm, onnx, patterns, positions, sdpa, stacks,
+};
 
 #[test]
 fn every_vector_is_used_by_a_test() {
@@ -26,6 +28,8 @@ fn every_vector_is_used_by_a_test() {
         (additive::FAMILY, additive::NAMES),
         (stacks::FAMILY, stacks::NAMES),
         (d2l::FAMILY, stacks::D2L),
+        (linear::FAMILY, linear::NAMES),
+        (onnx::FAMILY, linear::ONNX),
     ];
     let used: BTreeSet<String> = used
         .iter()

@@ -3,7 +3,7 @@
 //
 // Constants: WORKGROUP, KEYS, DIGITS; FIRST whether the order before is that of the keys
 //
-// Needs: p.before, p.keys, p.length, p.shift; FIRST, KEYS, WORKGROUP, DIGITS; before_at, keys_at, view_at.
+// Needs: p.before, p.digit_mask, p.keys, p.length, p.shift; FIRST, KEYS, WORKGROUP, DIGITS; before_at, keys_at, view_at.
 // Gives: digit_counts; count_digits, digit_of, position_before.
 
 // Of digit d and invocation n: element d · WORKGROUP + n.
@@ -18,7 +18,7 @@ fn position_before(b: u32, h: u32, row: u32, s: u32) -> u32 {
 }
 
 fn digit_of(b: u32, h: u32, row: u32, position: u32) -> u32 {
-    return (keys_at(view_at(p.keys, b, h, row, position)) >> p.shift) % DIGITS;
+    return (keys_at(view_at(p.keys, b, h, row, position)) >> p.shift) & p.digit_mask;
 }
 
 fn count_digits(b: u32, h: u32, row: u32, first: u32, lane: u32) {

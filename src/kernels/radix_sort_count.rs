@@ -32,7 +32,7 @@ params! {
         length: u32,
         blocks: u32,
         shift: u32,
-        pad0: u32,
+        digit_mask: u32,
         pad1: u32,
         pad2: u32,
     }

@@ -3,11 +3,13 @@
 use super::{
     add_positions, additive_backward, additive_pairs, additive_scores, append_keys, ask_mask,
     average_weights, cache_advance, cache_append, cache_copy, cache_read, captured_gradients, classify,
-    column_sums, fused, fused_backward, keep_rows, lsh_codes, lsh_gather, lsh_gradients, lsh_hash, lsh_merge,
-    merge, merge_backward, merge_splits, norm, norm_backward, norm_sums, part_sums, pointwise,
-    pointwise_backward, project, project_backward, radix_sort_count, radix_sort_scan, radix_sort_scatter,
-    rotate, row_stats, row_totals, score_gradients, score_stage, scores, softmax, table_backward,
-    weighted_sum,
+    column_sums, fused, fused_backward, keep_rows, linear_carry, linear_chunks, linear_d_keys,
+    linear_d_queries, linear_d_rows, linear_d_values, linear_features, linear_logs, linear_map,
+    linear_map_backward, linear_out, linear_prefix, linear_recurrent, linear_scores, linear_state,
+    linear_stats, lsh_codes, lsh_gather, lsh_gradients, lsh_hash, lsh_merge, merge, merge_backward,
+    merge_splits, norm, norm_backward, norm_sums, part_sums, pointwise, pointwise_backward, project,
+    project_backward, radix_sort_count, radix_sort_scan, radix_sort_scatter, rotate, row_stats, row_totals,
+    score_gradients, score_stage, scores, softmax, table_backward, tanh_backward, tanh_sum, weighted_sum,
 };
 use crate::family::{Families, Family, GRADIENTS, PRODUCT_GRADIENTS, PRODUCTS, STAGED};
 use crate::kernel::{Kernel, Variant};
@@ -62,6 +64,24 @@ pub(crate) enum KernelVariant {
     NormSums(norm_sums::NormSums),
     Pointwise(pointwise::Pointwise),
     PointwiseBackward(pointwise_backward::PointwiseBackward),
+    LinearChunks(linear_chunks::LinearChunks),
+    LinearFeatures(linear_features::LinearFeatures),
+    LinearMap(linear_map::LinearMap),
+    LinearMapBackward(linear_map_backward::LinearMapBackward),
+    LinearDRows(linear_d_rows::LinearDRows),
+    LinearLogs(linear_logs::LinearLogs),
+    LinearCarry(linear_carry::LinearCarry),
+    LinearState(linear_state::LinearState),
+    LinearPrefix(linear_prefix::LinearPrefix),
+    LinearScores(linear_scores::LinearScores),
+    LinearRecurrent(linear_recurrent::LinearRecurrent),
+    LinearOut(linear_out::LinearOut),
+    LinearStats(linear_stats::LinearStats),
+    LinearDQueries(linear_d_queries::LinearDQueries),
+    LinearDKeys(linear_d_keys::LinearDKeys),
+    LinearDValues(linear_d_values::LinearDValues),
+    TanhSum(tanh_sum::TanhSum),
+    TanhBackward(tanh_backward::TanhBackward),
 }
 
 impl KernelVariant {
@@ -189,6 +209,24 @@ impl Variant for KernelVariant {
             KernelVariant::NormSums(_) => "attention.norm_sums",
             KernelVariant::Pointwise(_) => "attention.pointwise",
             KernelVariant::PointwiseBackward(_) => "attention.pointwise_backward",
+            KernelVariant::LinearChunks(_) => "attention.linear_chunks",
+            KernelVariant::LinearFeatures(_) => "attention.linear_features",
+            KernelVariant::LinearMap(_) => "attention.linear_map",
+            KernelVariant::LinearMapBackward(_) => "attention.linear_map_backward",
+            KernelVariant::LinearDRows(_) => "attention.linear_d_rows",
+            KernelVariant::LinearLogs(_) => "attention.linear_logs",
+            KernelVariant::LinearCarry(_) => "attention.linear_carry",
+            KernelVariant::LinearState(_) => "attention.linear_state",
+            KernelVariant::LinearPrefix(_) => "attention.linear_prefix",
+            KernelVariant::LinearScores(_) => "attention.linear_scores",
+            KernelVariant::LinearRecurrent(_) => "attention.linear_recurrent",
+            KernelVariant::LinearOut(_) => "attention.linear_out",
+            KernelVariant::LinearStats(_) => "attention.linear_stats",
+            KernelVariant::LinearDQueries(_) => "attention.linear_d_queries",
+            KernelVariant::LinearDKeys(_) => "attention.linear_d_keys",
+            KernelVariant::LinearDValues(_) => "attention.linear_d_values",
+            KernelVariant::TanhSum(_) => "attention.tanh_sum",
+            KernelVariant::TanhBackward(_) => "attention.tanh_backward",
         }
     }
 
@@ -239,6 +277,24 @@ impl Variant for KernelVariant {
             KernelVariant::NormSums(v) => v.describe(),
             KernelVariant::Pointwise(v) => v.describe(),
             KernelVariant::PointwiseBackward(v) => v.describe(),
+            KernelVariant::LinearChunks(v) => v.describe(),
+            KernelVariant::LinearFeatures(v) => v.describe(),
+            KernelVariant::LinearMap(v) => v.describe(),
+            KernelVariant::LinearMapBackward(v) => v.describe(),
+            KernelVariant::LinearDRows(v) => v.describe(),
+            KernelVariant::LinearLogs(v) => v.describe(),
+            KernelVariant::LinearCarry(v) => v.describe(),
+            KernelVariant::LinearState(v) => v.describe(),
+            KernelVariant::LinearPrefix(v) => v.describe(),
+            KernelVariant::LinearScores(v) => v.describe(),
+            KernelVariant::LinearRecurrent(v) => v.describe(),
+            KernelVariant::LinearOut(v) => v.describe(),
+            KernelVariant::LinearStats(v) => v.describe(),
+            KernelVariant::LinearDQueries(v) => v.describe(),
+            KernelVariant::LinearDKeys(v) => v.describe(),
+            KernelVariant::LinearDValues(v) => v.describe(),
+            KernelVariant::TanhSum(v) => v.describe(),
+            KernelVariant::TanhBackward(v) => v.describe(),
         }
     }
 }
@@ -293,5 +349,23 @@ pub(crate) fn all() -> Vec<KernelVariant> {
     all.extend(norm_sums::NormSums::all().map(KernelVariant::NormSums));
     all.extend(pointwise::Pointwise::all().map(KernelVariant::Pointwise));
     all.extend(pointwise_backward::PointwiseBackward::all().map(KernelVariant::PointwiseBackward));
+    all.extend(linear_chunks::LinearChunks::all().map(KernelVariant::LinearChunks));
+    all.extend(linear_features::LinearFeatures::all().map(KernelVariant::LinearFeatures));
+    all.extend(linear_map::LinearMap::all().map(KernelVariant::LinearMap));
+    all.extend(linear_map_backward::LinearMapBackward::all().map(KernelVariant::LinearMapBackward));
+    all.extend(linear_d_rows::LinearDRows::all().map(KernelVariant::LinearDRows));
+    all.extend(linear_logs::LinearLogs::all().map(KernelVariant::LinearLogs));
+    all.extend(linear_carry::LinearCarry::all().into_iter().map(KernelVariant::LinearCarry));
+    all.extend(linear_state::LinearState::all().into_iter().map(KernelVariant::LinearState));
+    all.extend(linear_prefix::LinearPrefix::all().map(KernelVariant::LinearPrefix));
+    all.extend(linear_scores::LinearScores::all().into_iter().map(KernelVariant::LinearScores));
+    all.extend(linear_recurrent::LinearRecurrent::all().into_iter().map(KernelVariant::LinearRecurrent));
+    all.extend(linear_out::LinearOut::all().into_iter().map(KernelVariant::LinearOut));
+    all.extend(linear_stats::LinearStats::all().into_iter().map(KernelVariant::LinearStats));
+    all.extend(linear_d_queries::LinearDQueries::all().into_iter().map(KernelVariant::LinearDQueries));
+    all.extend(linear_d_keys::LinearDKeys::all().into_iter().map(KernelVariant::LinearDKeys));
+    all.extend(linear_d_values::LinearDValues::all().into_iter().map(KernelVariant::LinearDValues));
+    all.extend(tanh_sum::TanhSum::all().map(KernelVariant::TanhSum));
+    all.extend(tanh_backward::TanhBackward::all().map(KernelVariant::TanhBackward));
     all
 }

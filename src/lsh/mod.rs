@@ -11,8 +11,8 @@ use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::mask::DeviceMask;
 use crate::mods::{Captured, MaskMod, ScoreMod};
-use crate::path::lsh::{LshRounds, LshSizes, fits};
-use crate::path::{self, Chosen, Dispatches, Extras, Keys, Problem, in_scratch};
+use crate::path::lsh::{LshRounds, LshSizes};
+use crate::path::{self, Chosen, Dispatches, Extras, Keys, Problem, fits, in_scratch};
 use crate::pipelines::Pipelines;
 use crate::problem::{Shape, scale_in_f32};
 use crate::record::{dispatch, pass};
@@ -387,7 +387,6 @@ impl LshAttention {
         let size = rounds.scratch_size(device)?.max(self.sorted_size(&sizes, device)?);
         let size = size.max(self.parts_size(&sizes, device)?);
         let problem = self.problem(&rounds, &self.sorted(&sizes, &part)?, self.parts(&sizes, &part)?);
-        problem.extras.mask.check(&problem.shape, device)?;
         let chosen = path::choose(&problem.outline(), device)?;
         Ok(Plan { sizes, chosen, size: size.max(chosen.scratch_size()) })
     }

@@ -2,6 +2,7 @@
 
 mod combine;
 mod derive;
+mod feature;
 mod lexical;
 mod source;
 mod text;
@@ -17,6 +18,7 @@ use crate::dtype::Element;
 use crate::error::Error;
 use crate::tensor::{Access, DType, TensorView, expect_shape};
 use combine::{Combination, combined};
+pub use feature::FeatureMod;
 pub(crate) use source::Source;
 use text::UNIFORM_WORDS;
 

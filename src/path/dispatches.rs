@@ -1,6 +1,7 @@
 //! What paths are made of.
 
 use crate::device::DeviceFacts;
+use crate::error::Error;
 use crate::kernel::Dispatch;
 use crate::kernels::KernelVariant;
 use crate::tensor::{DType, Layout, TensorView, dense_strides};
@@ -21,6 +22,18 @@ pub(crate) fn in_scratch(
     offset: usize,
 ) -> TensorView<'_> {
     TensorView { buffer, dtype, layout: Layout { shape, strides: dense_strides(shape), offset } }
+}
+
+/// Bytes of so many elements in scratch.
+///
+/// # Errors
+/// More than kernels count, or the device binds.
+pub(crate) fn fits(elements: u64, size: u64, device: &DeviceFacts) -> Result<u64, Error> {
+    let bytes = elements.saturating_mul(size).checked_next_multiple_of(4).unwrap_or(u64::MAX);
+    if elements > u64::from(u32::MAX / 2) || bytes > device.max_binding_bytes {
+        return Err(Error::BindingLimit { tensor: "scratch", bytes, limit: device.max_binding_bytes });
+    }
+    Ok(bytes)
 }
 
 /// So many workgroups in dispatches that the device takes: the first of each, and its grid.

@@ -36,19 +36,29 @@ impl<'a> LowRank<'a> {
     }
 
     /// As few runs of products as the layouts of `x` and its like allow.
-    fn runs(&self, tensors: [TensorView; 2], device: &DeviceFacts) -> Vec<Run> {
+    ///
+    /// # Errors
+    /// A dispatch for each batch entry, and too many of those.
+    fn runs(&self, tensors: [TensorView; 2], device: &DeviceFacts) -> Result<Vec<Run>, Error> {
         let [batch, heads, ..] = self.x.shape();
         let per_head = self.per_head();
         let run = |first, batches, count, axis| Run { first, batches, count, axis, per_head };
         let follow = |t: &TensorView| t.strides()[0] as u64 == heads as u64 * t.strides()[1] as u64;
-        let all = batch * heads;
+        let all = batch.saturating_mul(heads);
         let fits = |n: usize| n <= device.max_workgroups as usize;
         if heads == 1 && !per_head && fits(batch) {
-            vec![run(0, batch, batch, 0)]
+            Ok(vec![run(0, batch, batch, 0)])
         } else if batch > 1 && !per_head && fits(all) && tensors.iter().all(follow) {
-            vec![run(0, batch, all, 1)]
+            Ok(vec![run(0, batch, all, 1)])
+        } else if fits(batch) {
+            Ok((0..batch).map(|b| run(b, 1, heads, 1)).collect())
         } else {
-            (0..batch).map(|b| run(b, 1, heads, 1)).collect()
+            Err(Error::Limit {
+                what: "batch entries, a dispatch each",
+                needed: batch as u64,
+                limit: device.max_workgroups.into(),
+                name: "max_compute_workgroups_per_dimension",
+            })
         }
     }
 
@@ -77,7 +87,7 @@ impl<'a> LowRank<'a> {
             };
             product.dispatch(tuning, device)
         };
-        self.runs([x, low], device).into_iter().map(product).collect()
+        self.runs([x, low], device)?.into_iter().map(product).collect()
     }
 
     /// `d_x = projectionᵀ · low`, where `low` holds the gradient of what it names.
@@ -110,7 +120,7 @@ impl<'a> LowRank<'a> {
             };
             product.dispatch(tuning, device)
         };
-        self.runs([low, d_x.view], device).into_iter().map(product).collect()
+        self.runs([low, d_x.view], device)?.into_iter().map(product).collect()
     }
 
     /// `d_projection = Σ low · xᵀ`, where `low` holds the gradient of what it names: over the batch, and over heads that share it.

@@ -1,7 +1,7 @@
 //! Attention within buckets: tokens hashed, sorted and copied in the order of their buckets, then attention along that order with a
 //! window of two chunks, then rounds together; and the gradients of that.
 
-use super::dispatches::{Dispatches, grid, in_scratch};
+use super::dispatches::{Dispatches, fits, grid, in_scratch};
 use super::project_backward::Gradient;
 use super::radix_sort::SortProblem;
 use crate::device::DeviceFacts;
@@ -279,18 +279,6 @@ impl<'a> LshRounds<'a> {
             grid: grid([length.div_ceil(ROWS), heads, batch]),
         }
     }
-}
-
-/// Bytes of so many elements in scratch.
-///
-/// # Errors
-/// More than kernels count, or the device binds.
-pub(crate) fn fits(elements: u64, size: u64, device: &DeviceFacts) -> Result<u64, Error> {
-    let bytes = elements.saturating_mul(size).checked_next_multiple_of(4).unwrap_or(u64::MAX);
-    if elements > u64::from(u32::MAX / 2) || bytes > device.max_binding_bytes {
-        return Err(Error::BindingLimit { tensor: "scratch", bytes, limit: device.max_binding_bytes });
-    }
-    Ok(bytes)
 }
 
 fn windows<'a, const N: usize>(

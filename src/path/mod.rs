@@ -8,6 +8,7 @@ pub(crate) mod cache;
 pub(crate) mod classify;
 mod dispatches;
 pub(crate) mod fused;
+pub(crate) mod linear;
 pub(crate) mod linformer;
 pub(crate) mod lsh;
 pub(crate) mod norm;
@@ -20,7 +21,7 @@ mod score_gradients;
 pub(crate) mod staged;
 
 pub(crate) use backward_problem::{AddedGradients, BackwardProblem};
-pub(crate) use dispatches::{Dispatches, grid, in_scratch};
+pub(crate) use dispatches::{Dispatches, fits, grid, in_scratch};
 pub(crate) use problem::{Extras, Keys, Problem};
 
 use crate::device::DeviceFacts;

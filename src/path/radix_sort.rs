@@ -1,6 +1,6 @@
 //! A stable sort of rows of numbers, four bits a pass.
 
-use super::dispatches::{Dispatches, grid, in_scratch};
+use super::dispatches::{Dispatches, fits, grid, in_scratch};
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernel::{Dispatch, View};
@@ -17,13 +17,13 @@ pub(crate) struct SortProblem<'a> {
     pub keys: TensorView<'a>,
     pub order: TensorView<'a>,
     pub ranks: Option<TensorView<'a>>,
-    /// The lowest bits, which are all that is sorted by.
+    /// The lowest bits, which are all that is sorted by, 1 to 32.
     pub bits: u32,
 }
 
 impl<'a> SortProblem<'a> {
     fn passes(&self) -> u32 {
-        self.bits.clamp(1, u32::BITS).div_ceil(BITS)
+        self.bits.div_ceil(BITS)
     }
 
     fn blocks(&self) -> usize {
@@ -36,14 +36,9 @@ impl<'a> SortProblem<'a> {
     /// More than the device binds.
     pub fn scratch_size(&self, device: &DeviceFacts) -> Result<ScratchSize, Error> {
         let [batch, heads, rows, _] = self.keys.shape();
-        let counts = 4 * count([batch, heads, rows, DIGITS * self.blocks()]) as u64;
-        let before = if self.passes() > 1 { 4 * count(self.keys.shape()) as u64 } else { 0 };
-        for bytes in [counts, before] {
-            let limit = device.max_binding_bytes;
-            if bytes > limit {
-                return Err(Error::BindingLimit { tensor: "scratch", bytes, limit });
-            }
-        }
+        let counts = fits(count([batch, heads, rows, DIGITS * self.blocks()]) as u64, 4, device)?;
+        let before = if self.passes() > 1 { count(self.keys.shape()) as u64 } else { 0 };
+        let before = fits(before, 4, device)?;
         Ok(ScratchSize::default().with(Slot::DigitCounts, counts).with(Slot::OrderBefore, before))
     }
 
@@ -84,7 +79,7 @@ impl<'a> SortProblem<'a> {
                 length: length as u32,
                 blocks: blocks as u32,
                 shift: pass * BITS,
-                pad0: 0,
+                digit_mask: (1 << BITS.min(self.bits - pass * BITS)) - 1,
                 pad1: 0,
                 pad2: 0,
             };
@@ -125,7 +120,7 @@ impl<'a> SortProblem<'a> {
                     length: shared.length,
                     blocks: shared.blocks,
                     shift: shared.shift,
-                    pad0: 0,
+                    digit_mask: shared.digit_mask,
                     pad1: 0,
                     pad2: 0,
                 })

@@ -30,8 +30,9 @@ pub(crate) enum FusedTiles {
     DecodeCpu(DecodeCpu),
     /// On matrix units.
     Matrix(FusedMatrix),
-    /// Of additive scores, on GPUs: `rows` packed rows per workgroup of `rows · keys / 4`, tiles of `keys` keys.
-    AdditiveGpu { rows: u32, keys: u32 },
+    /// Of additive scores, on GPUs: `rows` packed rows per workgroup of `rows · keys / 4`, tiles of `keys` keys, `slice` channels
+    /// of out.
+    AdditiveGpu { rows: u32, keys: u32, slice: u32 },
     /// Of additive scores, on software drivers: `key_lanes` of `lanes` invocations share a row, each has blocks of `keys` keys.
     AdditiveCpu { lanes: u32, key_lanes: u32, keys: u32, value_vectors: u32 },
 }
@@ -41,17 +42,16 @@ impl FusedTiles {
     pub const CHUNK: u32 = 16;
     pub const P_KEYS: u32 = 32;
 
-    /// Of the form of additive scores for GPUs: channels of out of a workgroup.
-    pub const ADDITIVE_SLICE: u32 = 256;
-
     /// The tiles of additive scores; every mask is worth checking with the second and the third.
-    pub const ADDITIVE: [FusedTiles; 6] = [
-        ADDITIVE_FEW,
+    pub const ADDITIVE: [FusedTiles; 8] = [
+        ADDITIVE_FEW[0],
         ADDITIVE_MANY,
         FusedTiles::AdditiveCpu { lanes: 8, key_lanes: 1, keys: 8, value_vectors: 3 },
         FusedTiles::AdditiveCpu { lanes: 8, key_lanes: 8, keys: 8, value_vectors: 5 },
         FusedTiles::AdditiveCpu { lanes: 4, key_lanes: 2, keys: 8, value_vectors: 2 },
         FusedTiles::AdditiveCpu { lanes: 16, key_lanes: 1, keys: 4, value_vectors: 20 },
+        ADDITIVE_FEW[1],
+        ADDITIVE_FEW[2],
     ];
 
     /// The tiles worth checking every mask with.
@@ -129,7 +129,7 @@ impl FusedTiles {
             }
             FusedTiles::DecodeCpu(decode) => (decode.loads.v * decode.loads.vectors * 4) as usize,
             FusedTiles::Matrix(tiles) => tiles.value as usize,
-            FusedTiles::AdditiveGpu { .. } => Self::ADDITIVE_SLICE as usize,
+            FusedTiles::AdditiveGpu { slice, .. } => slice as usize,
         }
     }
 
@@ -196,7 +196,7 @@ impl FusedTiles {
             FusedTiles::DecodeCpu(decode) => return decode.memory(),
             FusedTiles::Matrix(tiles) => return tiles.memory(),
             // Chunks of four vectors and one of padding, of rows twice; weights; a number of each invocation.
-            FusedTiles::AdditiveGpu { rows, keys } => {
+            FusedTiles::AdditiveGpu { rows, keys, .. } => {
                 return 80 * (2 * rows + keys) + 4 * rows * keys + rows * keys;
             }
             // A state and a vector of each.
@@ -257,9 +257,13 @@ const CPU: FusedTiles = FusedTiles::Cpu { lanes: 8, rows: 24, keys: 2, head_vect
 const DECODE_CPU: FusedTiles =
     FusedTiles::Cpu { lanes: 8, rows: 8, keys: 1, head_vectors: 5, value_vectors: 3 };
 
-/// Of additive scores: a few rows, and more.
-const ADDITIVE_FEW: FusedTiles = FusedTiles::AdditiveGpu { rows: 4, keys: 128 };
-const ADDITIVE_MANY: FusedTiles = FusedTiles::AdditiveGpu { rows: 16, keys: 32 };
+/// Of additive scores: a few rows, or many channels of values, which every slice would score all keys for again.
+const ADDITIVE_FEW: [FusedTiles; 3] = [
+    FusedTiles::AdditiveGpu { rows: 4, keys: 128, slice: 256 },
+    FusedTiles::AdditiveGpu { rows: 4, keys: 128, slice: 512 },
+    FusedTiles::AdditiveGpu { rows: 4, keys: 128, slice: 1024 },
+];
+const ADDITIVE_MANY: FusedTiles = FusedTiles::AdditiveGpu { rows: 16, keys: 32, slice: 256 };
 
 /// What a tanh weighs, in multiply-adds.
 pub(crate) const TANH: f64 = 16.0;
@@ -329,7 +333,11 @@ fn fused_tiles(
             return Err(Error::Unsupported { what: "matrix units for this call", why });
         }
         let cpu = tuning.form.choose(FUSED, device);
-        return Ok(if cpu { additive_cpu(rows, shape, device.lanes) } else { additive_gpu(rows) });
+        return Ok(if cpu {
+            additive_cpu(rows, shape, device.lanes, outline.masked)
+        } else {
+            additive_gpu(rows, shape.value_dim)
+        });
     }
     let keys = outline.source();
     let matrix = if rows > 16 || tuning.matrix_units == MatrixUnits::Always {
@@ -352,15 +360,21 @@ fn fused_tiles(
 }
 
 /// The form of additive scores for GPUs.
-fn additive_gpu(rows: usize) -> FusedTiles {
-    if rows <= 4 { ADDITIVE_FEW } else { ADDITIVE_MANY }
+fn additive_gpu(rows: usize, value_dim: usize) -> FusedTiles {
+    match value_dim {
+        0..=256 if rows > 4 => ADDITIVE_MANY,
+        0..=256 => ADDITIVE_FEW[0],
+        257..=512 => ADDITIVE_FEW[1],
+        _ => ADDITIVE_FEW[2],
+    }
 }
 
 /// The form of additive scores for software drivers: rows to fill the lanes, or lanes that share rows.
-fn additive_cpu(rows: usize, shape: &Shape, lanes: u32) -> FusedTiles {
-    // More channels of out would not stay in the first-level cache, beside fewer keys.
-    let value_vectors = (shape.value_dim.div_ceil(4) as u32).min(64);
-    let keys = if value_vectors > 16 { 4 } else { 8 };
+fn additive_cpu(rows: usize, shape: &Shape, lanes: u32, masked: bool) -> FusedTiles {
+    // More channels of out would not stay in the first-level cache; nor would the code of more keys, each of which the mask is asked
+    // of.
+    let value_vectors = (shape.value_dim.div_ceil(4) as u32).min(32);
+    let keys = if masked || value_vectors > 16 { 4 } else { 8 };
     let key_lanes = (lanes / rows.next_power_of_two().min(lanes as usize) as u32).max(1);
     FusedTiles::AdditiveCpu { lanes, key_lanes, keys, value_vectors }
 }

@@ -9,6 +9,7 @@ mod decode;
 mod fused;
 mod fused_cpu;
 mod gradients_of;
+mod linear;
 mod matmul;
 mod matrix;
 mod outline;
@@ -26,6 +27,7 @@ pub(crate) use choice::{Choice, choose, score_matrix};
 pub(crate) use decode::{DecodeCpu, DecodeGpu};
 pub(crate) use fused::{FusedPlan, FusedTiles};
 pub(crate) use gradients_of::GradientsOf;
+pub(crate) use linear::{LinearOutline, LinearPlan, LinearTiles};
 pub(crate) use matmul::{
     MatmulShape, MatrixTiles, ProductOutline, Tiles, choose_gradient, choose_product, grid, tiles,
 };

@@ -16,11 +16,13 @@
 
 mod additive;
 mod attention;
+mod attentional;
 mod backward;
 pub mod cache;
 pub mod compare;
 mod dropout;
 mod encoder;
+mod linear;
 mod linformer;
 mod lsh;
 mod mask;
@@ -37,6 +39,7 @@ mod weighted_sum;
 
 pub use additive::{additive_attention, additive_scores, additive_scores_at};
 pub use attention::{Attended, Options, attention, scores_at};
+pub use attentional::{AttentionalGradients, attentional, attentional_backward};
 pub use backward::{
     Gradients, additive_attention_backward, additive_attention_backward_magnitudes, attention_backward,
     attention_backward_magnitudes,
@@ -45,6 +48,11 @@ pub use dropout::dropout;
 pub use encoder::{
     Encoded, EncoderGradients, EncoderLayerGradients, FeedForwardGradients, HostEncoderLayer,
     HostFeedForward, HostNorm, HostNormGradients, encoder, encoder_backward, feed_forward,
+};
+pub use linear::{
+    FeatureRow, LinearAttended, LinearAttentionGradients, LinearOptions, Seen, features, linear_attention,
+    linear_attention_backward, linear_attention_backward_magnitudes, linear_attention_magnitude,
+    linear_recurrence,
 };
 pub use linformer::{
     LengthProjections, LinformerGradients, linformer, linformer_backward, linformer_backward_magnitudes,

@@ -2,8 +2,9 @@
 
 use wgpu_attention::reference::compare::compare;
 use wgpu_attention::{
-    AdditiveAttention, AdditiveConfig, AdditiveForward, DType, DeviceMask, KernelForm, Linear, Projection,
-    ProjectionForward, ScoreStage, Scratch, TensorView, Tuning,
+    AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward, Attention, AttentionalForward,
+    AttentionalVector, Config, DType, DeviceMask, Forward, KernelForm, Linear, Projection,
+    ProjectionBackward, ProjectionForward, ScoreStage, Scratch, TensorView, Tuning,
 };
 
 use crate::d2l;
@@ -103,6 +104,7 @@ fn forward(vector: &Vector, form: KernelForm, staged: bool) {
     .expect("it runs");
     let read = |buffer, n| gpu.download::<f32>(buffer, n).expect("a read-back");
     expect(vector, "out", &read(&out, batch * q_len * value_dim));
+    attentional(vector, form, &out, &x_q);
     if staged {
         expect(vector, "weights", &read(&weights, batch * q_len * kv_len));
         expect(vector, "scores", &read(&scores, batch * q_len * kv_len));
@@ -115,6 +117,154 @@ fn every_form_gives_the_vectors() {
         for form in FORMS {
             forward(&vector, form, false);
             forward(&vector, form, true);
+        }
+    }
+}
+
+/// The attentional vector of a context, if the vector has one.
+fn attentional(vector: &Vector, form: KernelForm, context: &wgpu::Buffer, q: &wgpu::Buffer) {
+    if !vector.has("h_tilde") {
+        return;
+    }
+    let gpu = &full().gpu;
+    let [_, batch, length, h] = vector.shape4("q");
+    let [_, _, out, joined] = vector.shape4("w_c");
+    let weight = OnDevice { vector }.upload("w_c");
+    let linear = Linear { weight: TensorView::matrix(&weight, DType::F32, [out, joined]), bias: None };
+    let h_tilde = gpu.buffer(4 * batch * length * out).expect("a buffer");
+    let view = |buffer, dim| floats(buffer, [batch, 1, length, dim]);
+    let call = AttentionalForward::new(view(context, joined - h), view(q, h), linear, view(&h_tilde, out));
+    let operator = AttentionalVector::with_pipelines(gpu.pipelines()).tuning(Tuning::new().form(form));
+    let mut scratch =
+        Scratch::new(gpu.device(), operator.scratch_size(&call).expect("it fits")).expect("memory");
+    gpu.submit(|e| operator.forward(e, &call, &mut scratch)).expect("it runs");
+    expect(vector, "h_tilde", &gpu.download::<f32>(&h_tilde, batch * length * out).expect("a read-back"));
+}
+
+/// Luong's dot and general: scaled by 1, of queries as they are, or multiplied by `W`.
+#[test]
+fn dot_and_general_give_the_vectors() {
+    let gpu = &full().gpu;
+    for name in ["luong_dot", "luong_general"] {
+        let vector = Vector::load(FAMILY, name);
+        let on = OnDevice { vector: &vector };
+        let [_, batch, q_len, q_dim] = vector.shape4("q");
+        let [_, _, kv_len, k_dim] = vector.shape4("k");
+        for form in FORMS {
+            let tuning = Tuning::new().form(form);
+            let [x_q, k] = ["q", "k"].map(|t| on.upload(t));
+            let projected = gpu.buffer(4 * batch * q_len * k_dim).expect("a buffer");
+            let mut q = floats(&x_q, [batch, 1, q_len, q_dim]);
+            let weight;
+            if vector.has("w_a") {
+                weight = on.upload("w_a");
+                // q · W k = (Wᵀ q) · k
+                let weight = TensorView::matrix(&weight, DType::F32, [q_dim, k_dim]).transposed(2, 3);
+                let into = floats(&projected, [batch, 1, q_len, k_dim]);
+                let product = ProjectionForward::new(q, Linear { weight, bias: None }, into);
+                let project = Projection::with_pipelines(gpu.pipelines()).tuning(tuning);
+                gpu.submit(|e| project.forward(e, &[product])).expect("it runs");
+                q = into;
+            }
+            let k = floats(&k, [batch, 1, kv_len, k_dim]);
+            let [out, weights, scores] =
+                [k_dim, kv_len, kv_len].map(|n| gpu.buffer(4 * batch * q_len * n).expect("a buffer"));
+            let row = |buffer, n| floats(buffer, [batch, 1, q_len, n]);
+            let call = Forward::new(q, k, k, row(&out, k_dim))
+                .weights(row(&weights, kv_len))
+                .scores(row(&scores, kv_len), ScoreStage::Scaled);
+            let config = Config::new(1, k_dim).scale(1.0).tuning(tuning);
+            let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("it is made");
+            let size = attention.scratch_size(&call).expect("it fits");
+            let mut scratch = Scratch::new(gpu.device(), size).expect("memory");
+            gpu.submit(|e| attention.forward(e, &call, &mut scratch)).expect("it runs");
+            let read = |buffer, n| gpu.download::<f32>(buffer, batch * q_len * n).expect("a read-back");
+            expect(&vector, "out", &read(&out, k_dim));
+            expect(&vector, "weights", &read(&weights, kv_len));
+            expect(&vector, "scores", &read(&scores, kv_len));
+            attentional(&vector, form, &out, &x_q);
+        }
+    }
+}
+
+/// The gradients of everything that Bahdanau's attention has: of what is projected through the projections, and of the keys, which
+/// are the values too, as the sum of both.
+#[test]
+fn every_form_gives_the_gradients() {
+    let gpu = &full().gpu;
+    let vector = Vector::load(FAMILY, "bahdanau_bwd");
+    let on = OnDevice { vector: &vector };
+    let [_, batch, q_len, dim] = vector.shape4("q");
+    let kv_len = vector.shape4("k")[2];
+    let hidden = vector.shape("v_a")[0];
+    let [x_q, x_k, w_q, w_k, v_a, b_a, d_out] =
+        ["q", "k", "w_q", "w_k", "v_a", "b_a", "dout"].map(|t| on.upload(t));
+    let lengths = on.lengths().expect("it has lengths");
+    assert_eq!(batch, 2);
+    fn rows(buffer: &wgpu::Buffer, length: usize, n: usize) -> TensorView<'_> {
+        floats(buffer, [2, 1, length, n])
+    }
+    let buffer = |n: usize| gpu.buffer(4 * n).expect("a buffer");
+    for form in FORMS {
+        let tuning = Tuning::new().form(form);
+        let project = Projection::with_pipelines(gpu.pipelines()).tuning(tuning);
+        let config = AdditiveConfig::new(1, hidden).value_dim(dim).tuning(tuning);
+        let attention = AdditiveAttention::with_pipelines(gpu.pipelines(), config).expect("it is made");
+        let [q, d_q] = [(); 2].map(|()| buffer(batch * q_len * hidden));
+        let [k, d_k] = [(); 2].map(|()| buffer(batch * kv_len * hidden));
+        let (q, d_q) = (rows(&q, q_len, hidden), rows(&d_q, q_len, hidden));
+        let (k, d_k) = (rows(&k, kv_len, hidden), rows(&d_k, kv_len, hidden));
+        let [out, dq] = [(); 2].map(|()| buffer(batch * q_len * dim));
+        let (lse, dk) = (buffer(batch * q_len), buffer(batch * kv_len * dim));
+        let [dw_q, dw_k] = [(); 2].map(|()| buffer(hidden * dim));
+        let [dv_a, db_a] = [(); 2].map(|()| buffer(hidden));
+        let matrix = |buffer| TensorView::matrix(buffer, DType::F32, [hidden, dim]);
+        let short = |buffer| TensorView::vector(buffer, DType::F32, hidden);
+        let (xq, xk) = (rows(&x_q, q_len, dim), rows(&x_k, kv_len, dim));
+        let mask = DeviceMask::none().lengths(TensorView::new(&lengths, DType::U32, [batch, 1, 1, 1]));
+        let out_view = rows(&out, q_len, dim);
+        let forward =
+            AdditiveForward::new(q, k, xk, short(&v_a), out_view).lse(rows(&lse, q_len, 1)).mask(mask);
+        let inputs = [q, k, xk];
+        let lse_view = rows(&lse, q_len, 1);
+        let backward =
+            AdditiveBackward::new(inputs, short(&v_a), out_view, lse_view, rows(&d_out, q_len, dim))
+                .mask(mask)
+                .d_q(d_q)
+                .d_k(d_k)
+                .d_v(rows(&dk, kv_len, dim))
+                .d_score_vector(short(&dv_a));
+        let size = attention.scratch_size(&forward).expect("it fits");
+        let size = size.max(attention.backward_scratch_size(&backward).expect("it fits"));
+        let mut scratch = Scratch::new(gpu.device(), size).expect("memory");
+        gpu.submit(|e| {
+            let of_q = Linear { weight: matrix(&w_q), bias: Some(short(&b_a)) };
+            project.forward(e, &[ProjectionForward::new(xq, of_q, q)])?;
+            let of_k = Linear { weight: matrix(&w_k), bias: None };
+            project.forward(e, &[ProjectionForward::new(xk, of_k, k)])?;
+            attention.forward(e, &forward, &mut scratch)?;
+            attention.backward(e, &backward, &mut scratch)?;
+            let of_q = ProjectionBackward::new(xq, matrix(&w_q), d_q);
+            project.backward(
+                e,
+                &[of_q.d_x(rows(&dq, q_len, dim)).d_weight(matrix(&dw_q)).d_bias(short(&db_a))],
+            )?;
+            let of_k = ProjectionBackward::new(xk, matrix(&w_k), d_k);
+            project.backward(e, &[of_k.d_weight(matrix(&dw_k))])?;
+            project.backward(e, &[of_k.d_x(rows(&dk, kv_len, dim)).accumulate(true)])
+        })
+        .expect("it runs");
+        for (tensor, buffer) in [
+            ("out", &out),
+            ("dq", &dq),
+            ("dk", &dk),
+            ("dw_q", &dw_q),
+            ("dw_k", &dw_k),
+            ("dv_a", &dv_a),
+            ("db_a", &db_a),
+        ] {
+            let n = vector.shape(tensor).iter().product();
+            expect(&vector, tensor, &gpu.download::<f32>(buffer, n).expect("a read-back"));
         }
     }
 }

@@ -21,6 +21,7 @@ mod choices;
 mod gradients;
 mod host;
 mod layers;
+mod low_rank;
 mod masks;
 mod positions;
 mod products;
@@ -63,7 +64,7 @@ use std::time::{Duration, Instant};
 use choices::Choices;
 use world::{Outcome, World};
 
-const FAMILIES: u64 = 84;
+const FAMILIES: u64 = 92;
 const BLOCK: u64 = 20_000;
 /// Failures after which there is nothing more to learn.
 const ENOUGH: usize = 10;
@@ -73,7 +74,7 @@ const STUCK: Duration = Duration::from_secs(240);
 type Subject = fn(&mut World, &mut Choices, &mut Choices, &mut String) -> Result<Outcome, String>;
 
 /// What is called, and in how many families.
-const SUBJECTS: [(&str, u64, Subject); 17] = [
+const SUBJECTS: [(&str, u64, Subject); 20] = [
     ("forward", 24, attention::forward),
     ("classify", 4, attention::classify),
     ("project", 4, products::project),
@@ -91,6 +92,9 @@ const SUBJECTS: [(&str, u64, Subject); 17] = [
     ("multi_head", 2, host::layer),
     ("reference", 2, host::stages),
     ("views", 1, host::views),
+    ("linformer", 3, low_rank::linformer),
+    ("lsh attention", 4, low_rank::lsh),
+    ("radix sort", 1, low_rank::sort),
 ];
 
 thread_local! {

@@ -202,6 +202,10 @@ impl Image {
                     let bits = u16::from_le_bytes([after[n * 2], after[n * 2 + 1]]);
                     (bf16::from_bits(bits).to_f64(), bits == OUTPUT_BF16)
                 }
+                DType::U32 => {
+                    let number = u32::from_le_bytes(std::array::from_fn(|c| after[n * 4 + c]));
+                    (f64::from(number), number == u32::MAX)
+                }
                 _ => {
                     let bits = u32::from_le_bytes(std::array::from_fn(|c| after[n * 4 + c]));
                     (f64::from(f32::from_bits(bits)), bits == OUTPUT_F32)

@@ -14,7 +14,11 @@ pub mod layer;
 pub mod layer_backward;
 pub mod layer_options;
 #[cfg(not(target_arch = "wasm32"))]
+pub mod linear;
+pub mod linformer;
+#[cfg(not(target_arch = "wasm32"))]
 pub mod listed;
+pub mod lsh;
 pub mod meaning;
 pub mod memory;
 pub mod merge;

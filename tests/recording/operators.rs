@@ -3,8 +3,9 @@
 use std::sync::Barrier;
 
 use wgpu_attention::{
-    AddPositions, Append, Blocks, Cache, CacheConfig, Merge, Partial, PositionTable, Positions, Projection,
-    ProjectionForward, Rope, RopeConfig, Rotate, Rotation, RowPositions, Sinusoid, Tokens,
+    AddPositions, Append, Blocks, Cache, CacheConfig, Linformer, LinformerForward, LshAttention, LshConfig,
+    LshForward, Merge, Partial, PositionTable, Positions, Projection, ProjectionForward, RadixSort, Rope,
+    RopeConfig, Rotate, Rotation, RowPositions, Sinusoid, Sort, Tokens,
 };
 
 use super::*;
@@ -112,4 +113,48 @@ fn threads_compile_a_pipeline_once() {
     assert_eq!(gpu.pipelines().compiled(), 3);
     let alive = own.alive().expect("wgpu counts resources on this backend");
     assert_eq!(alive.pipelines, 3, "{alive:?}");
+}
+
+/// What `prepare` compiles and binds is all that projected keys, buckets and their sort take.
+#[test]
+fn operators_made_of_operators_create_nothing_after_they_are_prepared() {
+    let own = Own::new();
+    let gpu = &own.gpu;
+    let wide = [1, 2, 24, 8];
+    let floats: Vec<_> =
+        [0.3, 0.5, 0.7].map(|seed| gpu.upload(&noise(384, seed)).expect("an upload")).into_iter().collect();
+    let outs: Vec<_> = (0..4).map(|_| gpu.buffer(4 * 384).expect("a buffer")).collect();
+    let view = |buffer, shape| TensorView::new(buffer, DType::F32, shape);
+    let numbers = |n: usize| TensorView::new(&outs[n], DType::U32, [1, 2, 2, 24]);
+    let [q, k, out] = [view(&floats[0], wide), view(&floats[1], wide), view(&outs[0], wide)];
+
+    let linformer = Linformer::with_pipelines(gpu.pipelines(), Config::new(2, 8), 6).expect("an operator");
+    let low = LinformerForward::new(q, k, k, view(&floats[2], [1, 1, 6, 24]), out);
+    let config = LshConfig::new(2, 8, 2, 4, 8);
+    let lsh = LshAttention::with_pipelines(gpu.pipelines(), config).expect("an operator");
+    let hashed = LshForward::new(q, k, view(&floats[2], [1, 2, 8, 2]), numbers(1), out);
+    let sort = RadixSort::with_pipelines(gpu.pipelines());
+    let sorted = Sort::new(numbers(1), numbers(2)).ranks(numbers(3)).bits(9);
+
+    let sizes = [linformer.scratch_size(&low), lsh.scratch_size(&hashed), sort.scratch_size(&sorted)];
+    let size = sizes.into_iter().fold(ScratchSize::default(), |all, size| all.max(size.expect("a size")));
+    let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
+    linformer.prepare(&low, &mut scratch).expect("a preparation");
+    lsh.prepare(&hashed, &mut scratch).expect("a preparation");
+    sort.prepare(&sorted, &mut scratch).expect("a preparation");
+    let alive = || {
+        gpu.device().poll(wgpu::PollType::wait_indefinitely()).expect("an answer");
+        (gpu.pipelines().compiled(), own.alive().expect("wgpu counts resources on this backend"))
+    };
+    let prepared = alive();
+    assert!(prepared.0 >= 10 && prepared.1.bind_groups >= 15, "{prepared:?}");
+    for n in 0..3 {
+        let record = |encoder: &mut wgpu::CommandEncoder| {
+            linformer.forward(encoder, &low, &mut scratch)?;
+            lsh.forward(encoder, &hashed, &mut scratch)?;
+            sort.forward(encoder, &sorted, &mut scratch)
+        };
+        gpu.submit(record).expect("a recording");
+        assert_eq!(alive(), prepared, "recording {n}");
+    }
 }

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use wgpu_attention::reference::classify;
+use wgpu_attention::reference::{LshShape, classify};
 use wgpu_attention::{
-    CacheLayout, DType, Family, Gpu, MAX_POSITION, Measured, Path, Pattern, Pipelines, RopeConfig, RopeOrder,
-    RopeScaling, RowPositions, Shape, TuneLimits, Tuned, Verdict, Workload,
+    CacheLayout, DType, Family, Gpu, KernelForm, MAX_POSITION, Measured, Path, Pattern, Pipelines,
+    RopeConfig, RopeOrder, RopeScaling, RowPositions, Shape, TuneLimits, Tuned, Verdict, Workload,
 };
 
 use super::Work;
@@ -15,7 +15,7 @@ use crate::harness::classify::classified;
 use crate::harness::faults::{Fault, faulty};
 use crate::harness::merge::{Cut, merged};
 use crate::harness::positions::{Setup, normals};
-use crate::harness::{Case, HostData, Layout, Profile, Rules};
+use crate::harness::{Case, HostData, Layout, Profile, Rules, linformer, lsh};
 
 pub enum Other {
     /// Rows rotated in place or not, of one type.
@@ -30,6 +30,10 @@ pub enum Other {
     RotatedCache(RopeConfig, CacheLayout),
     /// Attention to pieces of the keys of one type, merged into another.
     Merge([DType; 2], Path),
+    /// Keys and values projected along the length, and gradients, of one type.
+    Linformer(DType),
+    /// Attention within buckets of a hash, and gradients, of one type.
+    Lsh(DType),
     /// A device's block map.
     Classify(Box<Rules>),
     /// The device's check, of its own kernels and of faulty ones.
@@ -45,6 +49,7 @@ impl Other {
                 *dtype == DType::F16
             }
             Other::Merge(dtypes, _) => dtypes.contains(&DType::F16),
+            Other::Linformer(dtype) | Other::Lsh(dtype) => *dtype == DType::F16,
             _ => false,
         }
     }
@@ -79,6 +84,17 @@ impl Other {
             Other::Merge(dtypes, path) => {
                 let case = Case::random(name, SHAPE).stored(dtypes[0], DType::F32);
                 merged(&case, &Cut { profile, path: *path, dtypes: *dtypes, at: &[1, 33] }).await
+            }
+            Other::Linformer(dtype) => {
+                let case = linformer::Case::random(name, SHAPE, 12, true).masked(true);
+                let setup = linformer::Setup::plain(profile, KernelForm::Auto, Layout::Window(7));
+                case.outcome_async(&linformer::Setup { dtype: *dtype, accumulates: true, ..setup }).await
+            }
+            Other::Lsh(dtype) => {
+                let shape = LshShape { batch: 2, heads: 2, length: 40, head_dim: 8, value_dim: 8 };
+                let case = lsh::Case::random(name, shape, [2, 4, 16]).causal().lengths(&[40, 21]);
+                let setup = lsh::Setup::plain(profile, KernelForm::Auto, Layout::Window(7));
+                case.outcome_async(&lsh::Setup { dtype: *dtype, ..setup }).await
             }
             Other::Check => checked(&profile.gpu).await,
             Other::Tune => tuned(&profile.gpu).await,
@@ -178,6 +194,10 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
         ),
         ("merge", Other::Merge([f32, f32], Path::Fused)),
         ("merge, f16 parts", Other::Merge([f16, f32], Path::Staged)),
+        ("linformer", Other::Linformer(f32)),
+        ("linformer, bf16", Other::Linformer(bf16)),
+        ("lsh attention", Other::Lsh(f32)),
+        ("lsh attention, f16", Other::Lsh(f16)),
         ("block map of a mask", Other::Classify(Box::new(masked))),
         ("block map of a bias", Other::Classify(Box::new(added))),
     ];

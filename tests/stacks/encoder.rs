@@ -256,7 +256,7 @@ pub fn drawn(n: u64) -> (Stack, bool) {
         hidden: rng.pick(&[7, 24, 64]),
         activation: Activation::ALL[n as usize % 4],
         gated,
-        order: if n % 2 == 0 { NormOrder::Pre } else { NormOrder::Post },
+        order: if n.is_multiple_of(2) { NormOrder::Pre } else { NormOrder::Post },
         norm: if gated { NormConfig::rms() } else { NormConfig::layer() },
         rules,
         layers: Vec::new(),

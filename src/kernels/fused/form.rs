@@ -42,12 +42,12 @@ impl Form {
             FusedTiles::DecodeGpu(decode) => Form::decode_gpu(&decode),
             FusedTiles::DecodeCpu(decode) => Form::decode_cpu(&decode),
             FusedTiles::Matrix(tiles) => Form::matrix(&tiles),
-            FusedTiles::AdditiveGpu { rows, keys } => Form {
+            FusedTiles::AdditiveGpu { rows, keys, slice } => Form {
                 constants: vec![
                     Constant::U32("ROWS", rows),
                     Constant::U32("KEYS", keys),
                     Constant::U32("WORKGROUP", rows * keys / 4),
-                    Constant::U32("SLICE", FusedTiles::ADDITIVE_SLICE),
+                    Constant::U32("SLICE", slice),
                 ],
                 text: vec![shader!("additive/gpu")],
                 invocations: rows * keys / 4,

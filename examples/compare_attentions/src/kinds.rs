@@ -1,0 +1,256 @@
+//! The kinds of attention, each as an application would call it.
+
+use wgpu_attention::{
+    AdditiveAttention, AdditiveConfig, AdditiveForward, Attention, Config, DType, Error, FeatureMap, Forward,
+    Gpu, LinearAttention, LinearConfig, LinearForward, Linformer, LinformerForward, LshAttention, LshConfig,
+    LshForward, Mask, RandomFeatures, Scratch, ScratchSize, TensorView, random_features, wgpu,
+};
+
+use crate::data::{DIM, Rng, Sequence};
+
+/// Keys to either side of a query.
+const WINDOW: usize = 128;
+/// Keys that Linformer leaves.
+const RANK: usize = 256;
+/// Performer's directions.
+const DIRECTIONS: usize = 256;
+const ROUNDS: usize = 4;
+const CHUNK: usize = 64;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Full,
+    Window,
+    Linformer,
+    Performer,
+    Linear,
+    Lsh,
+    Additive,
+}
+
+impl Kind {
+    pub const ALL: [Kind; 7] =
+        [Kind::Full, Kind::Additive, Kind::Window, Kind::Lsh, Kind::Linformer, Kind::Performer, Kind::Linear];
+
+    pub fn name(self) -> String {
+        match self {
+            Kind::Full => "full (softmax)".into(),
+            Kind::Window => format!("window of {}", 2 * WINDOW + 1),
+            Kind::Linformer => format!("Linformer, rank {RANK}"),
+            Kind::Performer => format!("Performer, {DIRECTIONS} features"),
+            Kind::Linear => "linear, elu + 1".into(),
+            Kind::Lsh => format!("LSH, {ROUNDS} rounds"),
+            Kind::Additive => "additive".into(),
+        }
+    }
+
+    /// Whether it is to give what attention to all keys gives, so that it has an error.
+    pub fn approximates(self) -> bool {
+        !matches!(self, Kind::Full | Kind::Additive | Kind::Linear)
+    }
+}
+
+/// A sequence on the device, and a place for results.
+pub struct Tensors {
+    length: usize,
+    qk: wgpu::Buffer,
+    v: wgpu::Buffer,
+    out: wgpu::Buffer,
+}
+
+impl Tensors {
+    pub fn new(gpu: &Gpu, length: usize, seed: u64) -> Result<Self, Error> {
+        let Sequence { qk, v } = Sequence::new(length, seed);
+        Ok(Tensors { length, qk: gpu.upload(&qk)?, v: gpu.upload(&v)?, out: gpu.buffer(4 * v.len())? })
+    }
+
+    pub fn result(&self, gpu: &Gpu) -> Result<Vec<f32>, Error> {
+        gpu.download(&self.out, self.length * DIM)
+    }
+
+    fn view<'a>(&self, buffer: &'a wgpu::Buffer) -> TensorView<'a> {
+        TensorView::new(buffer, DType::F32, [1, 1, self.length, DIM])
+    }
+}
+
+/// A kind of attention that has compiled, with what it needs beside the sequence.
+pub struct Ready {
+    operator: Operator,
+    scratch: Scratch,
+}
+
+enum Operator {
+    Attention(Attention, Option<[usize; 2]>),
+    Additive(AdditiveAttention, wgpu::Buffer),
+    Linear(LinearAttention, Option<wgpu::Buffer>),
+    Linformer(Linformer, wgpu::Buffer),
+    Lsh { attention: LshAttention, rotations: Option<wgpu::Buffer>, buckets: wgpu::Buffer },
+}
+
+impl Ready {
+    pub fn new(gpu: &Gpu, kind: Kind, tensors: &Tensors, seed: u64) -> Result<Self, Error> {
+        let pipelines = gpu.pipelines();
+        let length = tensors.length;
+        let mut rng = Rng(seed ^ 0xA77E);
+        let operator = match kind {
+            Kind::Full | Kind::Window => {
+                let window = (kind == Kind::Window).then_some([WINDOW; 2]);
+                Operator::Attention(Attention::with_pipelines(pipelines, Config::new(1, DIM))?, window)
+            }
+            Kind::Additive => {
+                let vector: Vec<f32> = (0..DIM).map(|_| rng.normal()).collect();
+                let attention = AdditiveAttention::with_pipelines(pipelines, AdditiveConfig::new(1, DIM))?;
+                Operator::Additive(attention, gpu.upload(&vector)?)
+            }
+            Kind::Linear => {
+                Operator::Linear(LinearAttention::with_pipelines(pipelines, LinearConfig::new(1, DIM))?, None)
+            }
+            Kind::Performer => {
+                let map = FeatureMap::Random { kind: RandomFeatures::Positive, directions: DIRECTIONS };
+                let config = LinearConfig::new(1, DIM).feature_map(map);
+                let directions = gpu.upload(&random_features(seed, DIRECTIONS, DIM)?)?;
+                Operator::Linear(LinearAttention::with_pipelines(pipelines, config)?, Some(directions))
+            }
+            Kind::Linformer => {
+                let linformer = Linformer::with_pipelines(pipelines, Config::new(1, DIM), RANK.min(length))?;
+                Operator::Linformer(linformer, gpu.upload(&means(RANK.min(length), length))?)
+            }
+            Kind::Lsh => {
+                let config = lsh(length, ROUNDS, CHUNK);
+                let rotations = gpu.upload(&config.rotations(seed))?;
+                Operator::lsh(gpu, config, Some(rotations), length)?
+            }
+        };
+        Self::with(gpu, operator, tensors)
+    }
+
+    /// What `kind` approximates.
+    pub fn exact(gpu: &Gpu, kind: Kind, tensors: &Tensors, seed: u64) -> Result<Self, Error> {
+        if kind != Kind::Lsh {
+            return Self::new(gpu, Kind::Full, tensors, seed);
+        }
+        // All tokens in one bucket, all of it in one chunk.
+        let length = tensors.length;
+        let operator = Operator::lsh(gpu, lsh(length, 1, length), None, length)?;
+        Self::with(gpu, operator, tensors)
+    }
+
+    fn with(gpu: &Gpu, operator: Operator, tensors: &Tensors) -> Result<Self, Error> {
+        let scratch = Scratch::new(gpu.device(), operator.scratch_size(tensors)?)?;
+        Ok(Ready { operator, scratch })
+    }
+
+    /// Bytes of temporary memory.
+    pub fn bytes(&self) -> u64 {
+        self.scratch.size().total()
+    }
+
+    pub fn record(&mut self, encoder: &mut wgpu::CommandEncoder, tensors: &Tensors) -> Result<(), Error> {
+        let scratch = &mut self.scratch;
+        match &self.operator {
+            Operator::Attention(attention, window) => {
+                attention.forward(encoder, &plain(tensors, *window), scratch)
+            }
+            Operator::Additive(attention, vector) => {
+                attention.forward(encoder, &additive(tensors, vector), scratch)
+            }
+            Operator::Linear(attention, directions) => {
+                attention.forward(encoder, &linear(tensors, directions), scratch)
+            }
+            Operator::Linformer(attention, means) => {
+                attention.forward(encoder, &low_rank(tensors, means), scratch)
+            }
+            Operator::Lsh { attention, rotations, buckets } => {
+                let call = hashed(tensors, rotations.as_ref(), buckets);
+                attention.forward(encoder, &call, scratch)
+            }
+        }
+    }
+}
+
+impl Operator {
+    fn lsh(
+        gpu: &Gpu,
+        config: LshConfig,
+        rotations: Option<wgpu::Buffer>,
+        length: usize,
+    ) -> Result<Self, Error> {
+        let attention = LshAttention::with_pipelines(gpu.pipelines(), config)?;
+        let rounds = if rotations.is_some() { ROUNDS } else { 1 };
+        let buckets = gpu.upload(&vec![0u32; rounds * length])?;
+        Ok(Operator::Lsh { attention, rotations, buckets })
+    }
+
+    fn scratch_size(&self, tensors: &Tensors) -> Result<ScratchSize, Error> {
+        match self {
+            Operator::Attention(attention, window) => attention.scratch_size(&plain(tensors, *window)),
+            Operator::Additive(attention, vector) => attention.scratch_size(&additive(tensors, vector)),
+            Operator::Linear(attention, directions) => attention.scratch_size(&linear(tensors, directions)),
+            Operator::Linformer(attention, means) => attention.scratch_size(&low_rank(tensors, means)),
+            Operator::Lsh { attention, rotations, buckets } => {
+                attention.scratch_size(&hashed(tensors, rotations.as_ref(), buckets))
+            }
+        }
+    }
+}
+
+fn plain(tensors: &Tensors, window: Option<[usize; 2]>) -> Forward<'_> {
+    let [qk, v, out] = [&tensors.qk, &tensors.v, &tensors.out].map(|buffer| tensors.view(buffer));
+    Forward::new(qk, qk, v, out)
+        .mask(window.map_or(Mask::none(), |[left, right]| Mask::none().window(left, right)))
+}
+
+fn additive<'a>(tensors: &'a Tensors, vector: &'a wgpu::Buffer) -> AdditiveForward<'a> {
+    let [qk, v, out] = [&tensors.qk, &tensors.v, &tensors.out].map(|buffer| tensors.view(buffer));
+    AdditiveForward::new(qk, qk, v, TensorView::vector(vector, DType::F32, DIM), out)
+}
+
+fn linear<'a>(tensors: &'a Tensors, directions: &'a Option<wgpu::Buffer>) -> LinearForward<'a> {
+    let [qk, v, out] = [&tensors.qk, &tensors.v, &tensors.out].map(|buffer| tensors.view(buffer));
+    let matrix = |buffer| TensorView::matrix(buffer, DType::F32, [DIRECTIONS, DIM]);
+    LinearForward::new(qk, qk, v, out).directions(directions.as_ref().map(matrix))
+}
+
+fn low_rank<'a>(tensors: &'a Tensors, means: &'a wgpu::Buffer) -> LinformerForward<'a> {
+    let [qk, v, out] = [&tensors.qk, &tensors.v, &tensors.out].map(|buffer| tensors.view(buffer));
+    let rank = RANK.min(tensors.length);
+    LinformerForward::new(qk, qk, v, TensorView::matrix(means, DType::F32, [rank, tensors.length]), out)
+}
+
+fn hashed<'a>(
+    tensors: &'a Tensors,
+    rotations: Option<&'a wgpu::Buffer>,
+    buckets: &'a wgpu::Buffer,
+) -> LshForward<'a> {
+    let [qk, v, out] = [&tensors.qk, &tensors.v, &tensors.out].map(|buffer| tensors.view(buffer));
+    let to = |rounds| TensorView::new(buckets, DType::U32, [1, 1, rounds, tensors.length]);
+    match rotations {
+        Some(rotations) => {
+            let shape = [1, ROUNDS, DIM, n_buckets(tensors.length) / 2];
+            LshForward::new(qk, v, TensorView::new(rotations, DType::F32, shape), to(ROUNDS), out)
+        }
+        None => LshForward::with_buckets(qk, v, to(1), out),
+    }
+}
+
+/// Two chunks of tokens in a bucket.
+fn n_buckets(length: usize) -> usize {
+    (length / (4 * CHUNK)).max(1) * 2
+}
+
+fn lsh(length: usize, rounds: usize, chunk: usize) -> LshConfig {
+    // Keys of unit length: as far apart as the sequence's own.
+    LshConfig::new(1, DIM, rounds, n_buckets(length), chunk)
+        .scale(crate::data::LENGTH_OF_KEYS / (DIM as f64).sqrt())
+}
+
+/// E and F: each row the mean of as many neighbours.
+fn means(rank: usize, length: usize) -> Vec<f32> {
+    let mut matrix = vec![0.0; rank * length];
+    for j in 0..length {
+        let row = j * rank / length;
+        let (first, past) = ((row * length).div_ceil(rank), ((row + 1) * length).div_ceil(rank));
+        matrix[row * length + j] = 1.0 / (past - first) as f32;
+    }
+    matrix
+}

@@ -1,0 +1,213 @@
+//! Every kind of attention on the same sequence, ever longer: error, time and memory against length, as a table and a picture.
+//!
+//! `cargo run --release -p compare_attentions`
+
+mod data;
+mod kinds;
+mod picture;
+
+use std::error::Error;
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use kinds::{Kind, Ready, Tensors};
+use wgpu_attention::{Gpu, wgpu};
+
+const SHORTEST: usize = 256;
+/// No length is tried that would take longer on this device.
+const PATIENCE: Duration = Duration::from_secs(2);
+const SEED: u64 = 1;
+
+const HELP: &str = "\
+Runs every kind of attention on the same sequence, ever longer, and draws error, time and memory against length.
+
+usage: compare_attentions [OPTIONS]
+
+One head of 64 channels, f32. The error is the distance from what the kind approximates, as a share of its length. A kind ends
+where a call would take more than 2 s.
+
+options:
+  --longest N  tokens, a power of two from 256 on [default: 65536 on a GPU, 16384 on a software driver]
+  --seed N     of the sequence and of what is random [default: 1]
+  --out PATH   the picture to write [default: compare_attentions.png]
+  -h, --help   this text
+
+environment:
+  WGPU_BACKEND  vulkan, metal, dx12 or gl, as for every wgpu program";
+
+fn main() -> ExitCode {
+    match Arguments::read().and_then(|arguments| arguments.map_or(Ok(()), |a| run(&a))) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("error: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What one kind took at one length.
+pub struct Point {
+    pub length: usize,
+    pub ms: f64,
+    /// Of temporary memory.
+    pub bytes: u64,
+    pub error: Option<f64>,
+}
+
+pub struct Curve {
+    pub kind: Kind,
+    pub points: Vec<Point>,
+}
+
+impl Curve {
+    /// The slope of the logarithm of time over the longest eighth of lengths, three octaves.
+    pub fn exponent(&self) -> Option<f64> {
+        let last = self.points.last()?;
+        let of = |p: &Point| [(p.length as f64).ln(), p.ms.ln()];
+        let upper: Vec<_> = self.points.iter().filter(|p| 8 * p.length >= last.length).map(of).collect();
+        let n = upper.len() as f64;
+        let [x, y] = [0, 1].map(|a| upper.iter().map(|p| p[a]).sum::<f64>() / n);
+        let over = upper.iter().map(|p| (p[0] - x) * (p[1] - y)).sum::<f64>();
+        let under = upper.iter().map(|p| (p[0] - x).powi(2)).sum::<f64>();
+        (upper.len() > 1).then_some(over / under)
+    }
+
+    /// Whether the next length, twice the last, would take too long.
+    fn ends(&self) -> bool {
+        let grows = self.exponent().unwrap_or(2.0).max(1.0);
+        self.points.last().is_some_and(|last| last.ms * 2f64.powf(grows) > PATIENCE.as_secs_f64() * 1e3)
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
+    let gpu = Gpu::new()?;
+    let info = gpu.device().adapter_info();
+    println!("adapter   {} ({}, {:?}) {}", info.name, info.backend, info.device_type, info.driver_info);
+    let software = info.device_type == wgpu::DeviceType::Cpu;
+    let longest = arguments.longest.unwrap_or(if software { 16384 } else { 65536 });
+    let mut curves = Kind::ALL.map(|kind| Curve { kind, points: Vec::new() });
+
+    let lengths: Vec<_> = (0..).map(|n| SHORTEST << n).take_while(|length| *length <= longest).collect();
+    let shows = std::io::stderr().is_terminal();
+    for length in &lengths {
+        let tensors = Tensors::new(&gpu, *length, arguments.seed)?;
+        for curve in &mut curves {
+            if curve.ends() || curve.points.last().is_some_and(|last| 2 * last.length < *length) {
+                continue;
+            }
+            if shows {
+                eprint!("\r\x1b[K{length} tokens: {}", curve.kind.name());
+                std::io::stderr().flush()?;
+            }
+            curve.points.push(measure(&gpu, curve.kind, &tensors, *length, arguments.seed)?);
+        }
+    }
+    if shows {
+        eprint!("\r\x1b[K");
+    }
+
+    print_table("ms", &lengths, &curves, |point| Some(format!("{:.2}", point.ms)));
+    print_table("temporary memory, KiB", &lengths, &curves, |point| Some((point.bytes / 1024).to_string()));
+    print_table("error", &lengths, &curves, |point| Some(format!("{:.3}", point.error?)));
+    println!("\n{:26} time grows as length to the power of", "");
+    for curve in &curves {
+        let exponent = curve.exponent().map_or("?".into(), |exponent| format!("{exponent:.2}"));
+        println!("{:26} {exponent}", curve.kind.name());
+    }
+    picture::write(&arguments.out, &info, &curves)?;
+    println!("\npicture   {}", std::path::absolute(&arguments.out)?.display());
+    Ok(())
+}
+
+/// Of results compared and calls timed.
+fn measure(
+    gpu: &Gpu,
+    kind: Kind,
+    tensors: &Tensors,
+    length: usize,
+    seed: u64,
+) -> Result<Point, Box<dyn Error>> {
+    let once = |ready: &mut Ready| -> Result<Duration, Box<dyn Error>> {
+        let start = Instant::now();
+        gpu.submit(|encoder| ready.record(encoder, tensors))?;
+        gpu.device().poll(wgpu::PollType::wait_indefinitely())?;
+        Ok(start.elapsed())
+    };
+    let mut ready = Ready::new(gpu, kind, tensors, seed)?;
+    // The first compiles.
+    once(&mut ready)?;
+    let got = tensors.result(gpu)?;
+    let mut times = Vec::new();
+    let started = Instant::now();
+    while times.len() < 3 || times.len() < 9 && started.elapsed() < PATIENCE {
+        times.push(once(&mut ready)?.as_secs_f64() * 1e3);
+    }
+    times.sort_by(f64::total_cmp);
+    let error = if kind.approximates() {
+        once(&mut Ready::exact(gpu, kind, tensors, seed)?)?;
+        Some(distance(&got, &tensors.result(gpu)?))
+    } else {
+        None
+    };
+    Ok(Point { length, ms: times[times.len() / 2], bytes: ready.bytes(), error })
+}
+
+/// From `want`, as a share of its length.
+fn distance(got: &[f32], want: &[f32]) -> f64 {
+    let squares = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>();
+    let off = squares(&mut got.iter().zip(want).map(|(a, b)| f64::from(*a) - f64::from(*b)));
+    (off / squares(&mut want.iter().map(|x| f64::from(*x)))).sqrt()
+}
+
+fn print_table(title: &str, lengths: &[usize], curves: &[Curve], cell: impl Fn(&Point) -> Option<String>) {
+    print!("\n{title:26}");
+    lengths.iter().for_each(|length| print!(" {length:>9}"));
+    println!();
+    for curve in curves {
+        let cells: Vec<_> = lengths
+            .iter()
+            .map(|length| curve.points.iter().find(|p| p.length == *length).and_then(&cell))
+            .collect();
+        if cells.iter().any(Option::is_some) {
+            print!("{:26}", curve.kind.name());
+            cells.into_iter().for_each(|cell| print!(" {:>9}", cell.unwrap_or_default()));
+            println!();
+        }
+    }
+}
+
+struct Arguments {
+    longest: Option<usize>,
+    seed: u64,
+    out: PathBuf,
+}
+
+impl Arguments {
+    /// `None` if help was asked for and given.
+    fn read() -> Result<Option<Self>, Box<dyn Error>> {
+        use lexopt::prelude::{Long, Short, ValueExt};
+        let mut arguments =
+            Arguments { longest: None, seed: SEED, out: PathBuf::from("compare_attentions.png") };
+        let mut parser = lexopt::Parser::from_env();
+        while let Some(argument) = parser.next()? {
+            match argument {
+                Short('h') | Long("help") => {
+                    println!("{HELP}");
+                    return Ok(None);
+                }
+                Long("longest") => arguments.longest = Some(parser.value()?.parse()?),
+                Long("seed") => arguments.seed = parser.value()?.parse()?,
+                Long("out") => arguments.out = parser.value()?.into(),
+                _ => return Err(format!("{}; see --help", argument.unexpected()).into()),
+            }
+        }
+        if let Some(longest) = arguments.longest
+            && (!longest.is_power_of_two() || longest < SHORTEST)
+        {
+            return Err(format!("--longest {longest}: a power of two from {SHORTEST} on").into());
+        }
+        Ok(Some(arguments))
+    }
+}

@@ -1,0 +1,51 @@
+// The table of chunks, where sequences are packed or keys have logarithmic weights, and those weights: of a key that a mask hides −∞,
+// of features that were divided by their largest its logarithm, else 0.
+//
+// key_mask [batch, kv_heads, 1, kv_len] bool   lengths [batch, kv_heads, 1, 1]   starts [1, 1, 1, sequences − 1]
+// logs [batch, kv_heads, kv_len]: read and written   chunks [batch, kv_heads, slots, 8]: see linear/table.wgsl
+//
+// Bindings (declared by the host): key_mask, lengths, starts, logs, as far as they are there, chunks. `k` of the parameters is the
+// mask's view, `v` that of the lengths, `q` that of the starts. Reads and writes everything once, starts once a chunk; an invocation
+// has a chunk.
+
+// The rows of part s of packed ones: those before the first sequence, the sequences, those after the last. Whatever the tensor holds,
+// no part begins before the one before it ends.
+fn chunk_at(b: u32, slot: u32) -> Chunk {
+    if !IS_PACKED {
+        return plain_chunk(b, slot, p.kv_len);
+    }
+    var left = slot;
+    var begin = 0u;
+    for (var s = 0u; s < p.sequences; s++) {
+        var end = p.kv_len;
+        if s + 1u < p.sequences {
+            end = clamp(start_of(s), begin, p.kv_len);
+        }
+        let chunks_here = (end - begin + p.chunk_len - 1u) / p.chunk_len;
+        if left < chunks_here {
+            let first = begin + left * p.chunk_len;
+            let hidden = s == 0u || s + 1u == p.sequences;
+            return Chunk(first, min(p.chunk_len, end - first), s, select(left, HIDDEN, hidden));
+        }
+        left -= chunks_here;
+        begin = end;
+    }
+    return Chunk(0u, 0u, 0u, HIDDEN);
+}
+
+@compute @workgroup_size(WORKGROUP)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
+    let kv = group.y;
+    let b = group.z;
+    let slot = group.x * WORKGROUP + index;
+    if slot >= p.all_slots {
+        return;
+    }
+    let chunk = chunk_at(b, slot);
+    let at = 8u * ((b * p.kv_heads + kv) * p.all_slots + slot);
+    chunks_store(at, chunk.first);
+    chunks_store(at + 1u, chunk.count);
+    chunks_store(at + 2u, chunk.sequence);
+    chunks_store(at + 3u, chunk.ordinal);
+    chunks_store(at + 4u, bitcast<u32>(weigh_keys(b, kv, chunk)));
+}

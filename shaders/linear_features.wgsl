@@ -1,0 +1,39 @@
+// Products of rows with random directions, of which features are made.
+//
+// rows [batch, heads, length, head_dim]   directions [1, 1 or kv_heads, directions, head_dim]
+// features [batch, heads, length, features]: the first as many as there are directions
+//
+// Bindings (declared by the host): rows, directions, features. `q` of the parameters is the rows' view, `k` that of the directions, `x` that
+// of the features; heads and group are those of the rows, chunk_len rows of a head have an index in y.
+// Floors: head_dim · directions multiply-adds a row; rows and features once, rows again for every tile of columns.
+
+@compute @workgroup_size(WORKGROUP)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
+    let h = group.z % p.heads;
+    let b = group.z / p.heads;
+    let first = group.y * p.chunk_len;
+    let count = min(p.chunk_len, p.q_len - first);
+    let tile = tile_of(group.x, index, p.directions);
+    if tile.row >= count || tile.column >= p.directions {
+        return;
+    }
+    clear_sums();
+    let last = p.directions - 1u;
+    let head = h / p.group;
+    for (var d = 0u; d < p.head_dim; d += 4u) {
+        let columns = mat4x4<f32>(
+            direction4(0u, head, tile.column, d),
+            direction4(0u, head, min(tile.column + 1u, last), d),
+            direction4(0u, head, min(tile.column + 2u, last), d),
+            direction4(0u, head, min(tile.column + 3u, last), d),
+        );
+        /* unrolled */ for (var r = 0u; r < ROWS; r++) {
+            sums[r] += row4(b, h, first + row_of(tile.row + r, count), d) * columns;
+        }
+    }
+    /* unrolled */ for (var r = 0u; r < ROWS; r++) {
+        if tile.row + r < count {
+            store_row(b, h, first + tile.row + r, tile.column, sums[r]);
+        }
+    }
+}

@@ -1,0 +1,41 @@
+// What each chunk of rows adds to the state: Σ feature(row)ᵀ value(row), and Σ feature(row), the norm. Of keys: φ(k)ᵀ v. Of queries,
+// for the backward pass: φ(q)ᵀ d_out / norm and what the norm's gradient is, over all heads of the group.
+//
+// features [batch, heads, length, features]   values [batch, heads, length, value_dim]
+// states [batch · kv_heads, slots of the span, features, state_stride]: values, then the norm and three zeros
+//
+// Bindings (declared by the host): what the items are read from, chunks if there is a table, states.
+// Floors: features · (value_dim + 1) multiply-adds a row; a row's bytes once for every tile of the state, the states' once a chunk.
+
+@compute @workgroup_size(WORKGROUP)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
+    let kv = group.z % p.kv_heads;
+    let b = group.z / p.kv_heads;
+    let chunk = chunk_of(b, kv, p.first_slot + group.y);
+    let tile = tile_of(group.x, index, p.state_stride);
+    if chunk.count == 0u || chunk.ordinal == HIDDEN || tile.row >= p.features || tile.column >= p.state_stride {
+        return;
+    }
+    let origin = origin_of(b, kv, p.first_slot + group.y);
+    let is_norm = tile.column + 4u == p.state_stride;
+    clear_sums();
+    for (var n = 0u; n < item_heads(); n++) {
+        let h = item_head(kv, n);
+        for (var t = 0u; t < chunk.count; t++) {
+            let value = item_value4(b, h, chunk.first + t, tile.column, is_norm, origin);
+            /* unrolled */ for (var r = 0u; r < ROWS; r += 4u) {
+                let feature = item_feature4(b, h, chunk.first + t, select(0u, tile.row + r, tile.row + r < p.features));
+                sums[r] += feature.x * value;
+                sums[r + 1u] += feature.y * value;
+                sums[r + 2u] += feature.z * value;
+                sums[r + 3u] += feature.w * value;
+            }
+        }
+    }
+    let first = ((group.z * p.slots + group.y) * p.features + tile.row) * p.state_stride + tile.column;
+    /* unrolled */ for (var r = 0u; r < ROWS; r++) {
+        if tile.row + r < p.features {
+            states_store4(first + r * p.state_stride, sums[r]);
+        }
+    }
+}
