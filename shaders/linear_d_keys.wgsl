@@ -23,6 +23,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if chunk.ordinal != HIDDEN {
         /* unrolled */ for (var r = 0u; r < ROWS; r++) {
             norms[r] = 1.0;
+            value_factors[r] = 1.0;
         }
         add_state(b, kv, chunk, tile, state_at(b, kv, group.y, chunk));
         if IS_SCALED {

@@ -24,6 +24,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         /* unrolled */ for (var r = 0u; r < ROWS; r++) {
             let stats = stats_of(b, h, chunk.first + row_of(tile.row + r, chunk.count));
             norms[r] = stats.y * stats.w;
+            value_factors[r] = stats.x * stats.w;
         }
         add_state(b, h, chunk, tile, state_at(b, kv, group.y, chunk));
         if IS_CAUSAL {

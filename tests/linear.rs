@@ -396,12 +396,13 @@ fn exponentials_do_not_overflow() {
 #[test]
 fn favor_approaches_softmax_attention() {
     let mut of = LinearCase::random("favor", shape([1, 2, 2, 48, 48, 8, 8]), FeatureMap::Elu, false);
-    of.q.iter_mut().chain(&mut of.k).for_each(|x| *x *= 0.7);
+    // Of larger norms the variance is that of rare, large features, which so few directions do not meet.
+    of.q.iter_mut().chain(&mut of.k).for_each(|x| *x *= 0.35);
     let mut soft = Case::random("favor", of.shape);
     (soft.q, soft.k, soft.v) = (of.q.clone(), of.k.clone(), of.v.clone());
     let want = soft.reference::<f64>().out;
     let error = |directions: usize| {
-        let draws = 6;
+        let draws = 24;
         let sum: f64 = (0..draws)
             .map(|seed| {
                 let map = FeatureMap::Random { kind: RandomFeatures::Positive, directions };
@@ -414,9 +415,9 @@ fn favor_approaches_softmax_attention() {
         (sum / draws as f64).sqrt()
     };
     let (few, many) = (error(32), error(512));
-    // A quarter; draws vary.
+    // A quarter, within a factor of 1.5; draws vary.
     println!("root mean square error {few:.4} of 32 directions, {many:.4} of 512");
-    assert!(many < 0.4 * few && many > 0.1 * few, "{few} of 32 directions, {many} of 512");
+    assert!(many < 0.375 * few && many > 0.167 * few, "{few} of 32 directions, {many} of 512");
 }
 
 #[test]

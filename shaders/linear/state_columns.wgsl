@@ -1,14 +1,16 @@
-// Rows times a state transposed: Σ over values of a row's side times the state's column, for four features. `norms` are the factors of the
-// state's norm.
+// Rows times a state transposed: Σ over values of a row's side times the state's column, for four features. `value_factors` are what these
+// sums are multiplied by, `norms` the factors of the state's norm.
 //
 // Needs: Chunk, Tile; ROWS; row_of, state4, sums, value_side4; p.features, p.state_stride, p.value_dim.
-// Gives: add_state, clear_norms, norms.
+// Gives: add_state, clear_norms, norms, value_factors.
 
 var<private> norms: array<f32, ROWS>;
+var<private> value_factors: array<f32, ROWS>;
 
 fn clear_norms() {
     /* unrolled */ for (var r = 0u; r < ROWS; r++) {
         norms[r] = 0.0;
+        value_factors[r] = 0.0;
     }
 }
 
@@ -34,6 +36,6 @@ fn add_state(b: u32, h: u32, chunk: Chunk, tile: Tile, state: u32) {
     let at = rows + vec4<u32>(p.state_stride - 4u);
     let norm = vec4<f32>(state4(at.x).x, state4(at.y).x, state4(at.z).x, state4(at.w).x);
     /* unrolled */ for (var r = 0u; r < ROWS; r++) {
-        sums[r] += norm * norms[r];
+        sums[r] = sums[r] * value_factors[r] + norm * norms[r];
     }
 }

@@ -187,7 +187,10 @@ impl<'a> LinearProblem<'a> {
         let scores = if self.causal { LinearPlan::new(&outline).scores_bytes(&outline) } else { 0 };
         let Shape { batch, heads, q_len, .. } = self.shape;
         let rows = (batch as u64).saturating_mul(heads as u64).saturating_mul(q_len as u64);
-        self.scratch_size().with(Slot::ScoreGradients, scores).with(Slot::RowStats, rows.saturating_mul(16))
+        self.scratch_size()
+            .with(Slot::ScoreGradients, scores)
+            .with(Slot::RowStats, rows.saturating_mul(16))
+            .with(Slot::FeatureGradients, self.feature_bytes(self.features.saturating_add(4)))
     }
 }
 
