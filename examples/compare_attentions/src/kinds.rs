@@ -1,9 +1,10 @@
 //! The kinds of attention, each as an application would call it.
 
 use wgpu_attention::{
-    AdditiveAttention, AdditiveConfig, AdditiveForward, Attention, Config, DType, Error, FeatureMap, Forward,
-    Gpu, LinearAttention, LinearConfig, LinearForward, Linformer, LinformerForward, LshAttention, LshConfig,
-    LshForward, Mask, RandomFeatures, Scratch, ScratchSize, TensorView, random_features, wgpu,
+    AdditiveAttention, AdditiveConfig, AdditiveForward, Attention, Config, DType, DeviceMask, Error,
+    FeatureMap, Forward, Gpu, LinearAttention, LinearConfig, LinearForward, Linformer, LinformerForward,
+    LshAttention, LshConfig, LshForward, Mask, RandomFeatures, Scratch, ScratchSize, TensorView,
+    random_features, wgpu,
 };
 
 use crate::data::{DIM, Rng, Sequence};
@@ -20,25 +21,38 @@ const CHUNK: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Full,
+    FullCausal,
     Window,
     Linformer,
     Performer,
     Linear,
+    LinearCausal,
     Lsh,
     Additive,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 7] =
-        [Kind::Full, Kind::Additive, Kind::Window, Kind::Lsh, Kind::Linformer, Kind::Performer, Kind::Linear];
+    pub const ALL: [Kind; 9] = [
+        Kind::Full,
+        Kind::FullCausal,
+        Kind::Additive,
+        Kind::Window,
+        Kind::Lsh,
+        Kind::Linformer,
+        Kind::Performer,
+        Kind::Linear,
+        Kind::LinearCausal,
+    ];
 
     pub fn name(self) -> String {
         match self {
             Kind::Full => "full (softmax)".into(),
+            Kind::FullCausal => "full, causal".into(),
             Kind::Window => format!("window of {}", 2 * WINDOW + 1),
             Kind::Linformer => format!("Linformer, rank {RANK}"),
             Kind::Performer => format!("Performer, {DIRECTIONS} features"),
             Kind::Linear => "linear, elu + 1".into(),
+            Kind::LinearCausal => "linear, causal".into(),
             Kind::Lsh => format!("LSH, {ROUNDS} rounds"),
             Kind::Additive => "additive".into(),
         }
@@ -46,13 +60,13 @@ impl Kind {
 
     /// Whether it is to give what attention to all keys gives, so that it has an error.
     pub fn approximates(self) -> bool {
-        !matches!(self, Kind::Full | Kind::Additive | Kind::Linear)
+        matches!(self, Kind::Window | Kind::Lsh | Kind::Linformer | Kind::Performer)
     }
 }
 
 /// A sequence on the device, and a place for results.
 pub struct Tensors {
-    length: usize,
+    pub length: usize,
     qk: wgpu::Buffer,
     v: wgpu::Buffer,
     out: wgpu::Buffer,
@@ -80,7 +94,7 @@ pub struct Ready {
 }
 
 enum Operator {
-    Attention(Attention, Option<[usize; 2]>),
+    Attention(Attention, Box<DeviceMask<'static>>),
     Additive(AdditiveAttention, wgpu::Buffer),
     Linear(LinearAttention, Option<wgpu::Buffer>),
     Linformer(Linformer, wgpu::Buffer),
@@ -93,17 +107,22 @@ impl Ready {
         let length = tensors.length;
         let mut rng = Rng(seed ^ 0xA77E);
         let operator = match kind {
-            Kind::Full | Kind::Window => {
-                let window = (kind == Kind::Window).then_some([WINDOW; 2]);
-                Operator::Attention(Attention::with_pipelines(pipelines, Config::new(1, DIM))?, window)
+            Kind::Full | Kind::FullCausal | Kind::Window => {
+                let mask = match kind {
+                    Kind::Window => Mask::none().window(WINDOW, WINDOW),
+                    Kind::FullCausal => Mask::causal(),
+                    _ => Mask::none(),
+                };
+                Operator::Attention(Attention::with_pipelines(pipelines, Config::new(1, DIM))?, mask.into())
             }
             Kind::Additive => {
                 let vector: Vec<f32> = (0..DIM).map(|_| rng.normal()).collect();
                 let attention = AdditiveAttention::with_pipelines(pipelines, AdditiveConfig::new(1, DIM))?;
                 Operator::Additive(attention, gpu.upload(&vector)?)
             }
-            Kind::Linear => {
-                Operator::Linear(LinearAttention::with_pipelines(pipelines, LinearConfig::new(1, DIM))?, None)
+            Kind::Linear | Kind::LinearCausal => {
+                let config = LinearConfig::new(1, DIM).causal(kind == Kind::LinearCausal);
+                Operator::Linear(LinearAttention::with_pipelines(pipelines, config)?, None)
             }
             Kind::Performer => {
                 let map = FeatureMap::Random { kind: RandomFeatures::Positive, directions: DIRECTIONS };
@@ -148,8 +167,8 @@ impl Ready {
     pub fn record(&mut self, encoder: &mut wgpu::CommandEncoder, tensors: &Tensors) -> Result<(), Error> {
         let scratch = &mut self.scratch;
         match &self.operator {
-            Operator::Attention(attention, window) => {
-                attention.forward(encoder, &plain(tensors, *window), scratch)
+            Operator::Attention(attention, mask) => {
+                attention.forward(encoder, &plain(tensors, **mask), scratch)
             }
             Operator::Additive(attention, vector) => {
                 attention.forward(encoder, &additive(tensors, vector), scratch)
@@ -183,7 +202,7 @@ impl Operator {
 
     fn scratch_size(&self, tensors: &Tensors) -> Result<ScratchSize, Error> {
         match self {
-            Operator::Attention(attention, window) => attention.scratch_size(&plain(tensors, *window)),
+            Operator::Attention(attention, mask) => attention.scratch_size(&plain(tensors, **mask)),
             Operator::Additive(attention, vector) => attention.scratch_size(&additive(tensors, vector)),
             Operator::Linear(attention, directions) => attention.scratch_size(&linear(tensors, directions)),
             Operator::Linformer(attention, means) => attention.scratch_size(&low_rank(tensors, means)),
@@ -194,10 +213,9 @@ impl Operator {
     }
 }
 
-fn plain(tensors: &Tensors, window: Option<[usize; 2]>) -> Forward<'_> {
+fn plain<'a>(tensors: &'a Tensors, mask: DeviceMask<'a>) -> Forward<'a> {
     let [qk, v, out] = [&tensors.qk, &tensors.v, &tensors.out].map(|buffer| tensors.view(buffer));
-    Forward::new(qk, qk, v, out)
-        .mask(window.map_or(Mask::none(), |[left, right]| Mask::none().window(left, right)))
+    Forward::new(qk, qk, v, out).mask(mask)
 }
 
 fn additive<'a>(tensors: &'a Tensors, vector: &'a wgpu::Buffer) -> AdditiveForward<'a> {

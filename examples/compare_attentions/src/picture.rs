@@ -17,14 +17,16 @@ const NUMBERS: usize = 76;
 const COLUMN: usize = NUMBERS + PLOT[0] + 24;
 const WIDTH: usize = 2 * MARGIN + 3 * COLUMN;
 /// Okabe and Ito's, which most people tell apart.
-const COLOURS: [Colour; 7] = [
+const COLOURS: [Colour; 9] = [
     [30, 30, 30],
+    [140, 140, 140],
     [204, 121, 167],
     [0, 114, 178],
     [213, 94, 0],
     [0, 158, 115],
     [230, 159, 0],
     [86, 180, 233],
+    [120, 80, 40],
 ];
 
 /// What a plot shows of a point, where it was measured.
@@ -33,7 +35,7 @@ type Quantity = fn(&Point) -> Option<f64>;
 pub fn write(path: &Path, info: &wgpu::AdapterInfo, curves: &[Curve]) -> Result<(), Box<dyn Error>> {
     let top = MARGIN + HEADING.height() + REMARK.height() + SUBHEADING.height() + 4 * GAP;
     let legend = top + PLOT[1] + 3 * SMALL.height() + 3 * GAP;
-    let height = legend + curves.len().div_ceil(4) * (LABEL.height() + GAP) + MARGIN;
+    let height = legend + curves.len().div_ceil(5) * (LABEL.height() + GAP) + MARGIN;
     let mut canvas = Canvas::new(WIDTH, height);
     canvas.text([MARGIN, MARGIN], "Kinds of attention against length", HEADING);
     let what = format!("one head of 64 channels, f32, on {} ({})", info.name, info.backend);
@@ -74,7 +76,7 @@ pub fn write(path: &Path, info: &wgpu::AdapterInfo, curves: &[Curve]) -> Result<
     }
     for (n, (curve, colour)) in curves.iter().zip(COLOURS).enumerate() {
         let (left, top) =
-            (MARGIN + NUMBERS + n % 4 * (WIDTH - 2 * MARGIN) / 4, legend + n / 4 * (LABEL.height() + GAP));
+            (MARGIN + NUMBERS + n % 5 * (WIDTH - 2 * MARGIN) / 5, legend + n / 5 * (LABEL.height() + GAP));
         canvas.fill([left, top + LABEL.height() / 2 - 2], [28, 4], colour);
         canvas.text([left + 40, top], &curve.kind.name(), LABEL);
     }
