@@ -1,0 +1,114 @@
+//! Linear attention: states of chunks, running sums of them, results.
+
+mod backward;
+mod features;
+mod forward;
+mod problem;
+mod recorder;
+mod recurrent;
+
+pub(crate) use problem::{LinearGradientViews, LinearProblem, LinearStateViews, Random};
+
+use crate::device::DeviceFacts;
+use crate::error::Error;
+use crate::kernel::View;
+use crate::kernels::linear_carry::Way;
+use crate::path::Dispatches;
+use crate::scratch::{Scratch, Slot};
+
+use features::with_features;
+use recorder::Recorder;
+
+/// The dispatches of a forward call.
+pub(crate) fn dispatches<'a>(
+    problem: &LinearProblem<'a>,
+    scratch: &'a Scratch,
+    device: &DeviceFacts,
+) -> Result<Dispatches<'a>, Error> {
+    scratch.check(problem.scratch_size())?;
+    let (problem, rows) = with_features(problem, scratch)?;
+    let problem = &problem;
+    let mut recorder = Recorder::new(problem, problem.scratch_size(), scratch, device)?;
+    if let (Some(random), Some(rows)) = (problem.random, &rows) {
+        rows.iter().for_each(|rows| recorder.make_features(&random, rows));
+    }
+    if problem.is_recurrent() {
+        recorder.recurrent();
+        return Ok(recorder.all);
+    }
+    recorder.prepare();
+    let given = problem.state.is_some_and(|state| state.given);
+    recorder.carry_over(if given { Way::Fetch } else { Way::Zero });
+    for span in recorder.plan.spans(recorder.plan.slots) {
+        recorder.key_states(span);
+        if problem.causal {
+            recorder.products(span);
+            recorder.results(span);
+        }
+    }
+    if !problem.causal {
+        recorder.results((0, recorder.plan.query_slots));
+    }
+    if problem.state.is_some() {
+        recorder.carry_over(Way::Keep);
+    }
+    Ok(recorder.all)
+}
+
+/// The dispatches of a backward call.
+pub(crate) fn backward_dispatches<'a>(
+    problem: &LinearProblem<'a>,
+    gradients: &LinearGradientViews<'a>,
+    scratch: &'a Scratch,
+    device: &DeviceFacts,
+) -> Result<Dispatches<'a>, Error> {
+    scratch.check(problem.backward_scratch_size())?;
+    let (problem, rows) = with_features(problem, scratch)?;
+    let problem = &problem;
+    let mut recorder = Recorder::new(problem, problem.backward_scratch_size(), scratch, device)?;
+    recorder.params.d_out = View::from(gradients.d_out.window(device).layout);
+    let wanted = gradients;
+    let mut inner = *gradients;
+    if let (Some(random), Some(rows)) = (problem.random, &rows) {
+        rows.iter().for_each(|rows| recorder.make_features(&random, rows));
+        let [d_q, d_k] = problem.feature_views(scratch.buffer(Slot::FeatureGradients)?, 4);
+        // Those of features are written, whatever is added to.
+        inner.d_q = wanted.d_q.map(|_| d_q);
+        inner.d_k = wanted.d_k.map(|_| d_k);
+    }
+    let gradients = &inner;
+    recorder.prepare();
+    recorder.carry_over(Way::Zero);
+    let plan = recorder.plan;
+    let spans = plan.spans(plan.slots);
+    for span in &spans {
+        recorder.key_states(*span);
+        if problem.causal {
+            recorder.products(*span);
+            recorder.row_stats(gradients, *span);
+            recorder.gradient_products(gradients, *span);
+            if let Some(d_q) = gradients.d_q {
+                recorder.d_queries(gradients, d_q, *span);
+            }
+        }
+    }
+    if !problem.causal {
+        let all = (0, plan.query_slots);
+        recorder.row_stats(gradients, all);
+        if let Some(d_q) = gradients.d_q {
+            recorder.d_queries(gradients, d_q, all);
+        }
+    }
+    if gradients.d_k.is_some() || gradients.d_v.is_some() {
+        recorder.key_side(gradients, &spans);
+    }
+    if let (Some(random), Some([queries, keys])) = (problem.random, &rows) {
+        let pairs = [(queries, inner.d_q, wanted.d_q), (keys, inner.d_k, wanted.d_k)];
+        for (rows, d_features, d_rows) in pairs {
+            if let (Some(d_features), Some(d_rows)) = (d_features, d_rows) {
+                recorder.d_rows(&random, rows, d_features, d_rows, wanted.accumulates);
+            }
+        }
+    }
+    Ok(recorder.all)
+}
