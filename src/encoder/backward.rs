@@ -70,9 +70,10 @@ pub struct EncoderBackward<'a> {
 }
 
 impl<'a> EncoderBackward<'a> {
-    /// `forward` as it was made, whose `out` is not read, and the gradient of that, shaped as it, of the stack's dtype.
+    /// `forward` as it was made, whose `out` and weights are not read, and the gradient of that, shaped as it, of the stack's dtype.
     pub fn new(forward: EncoderForward<'a>, d_out: TensorView<'a>) -> Self {
         let d_final_norm = NormGradients::default();
+        let forward = EncoderForward { weights: None, ..forward };
         EncoderBackward { forward, d_out, d_x: None, d_layers: &[], d_final_norm, accumulate: false }
     }
 

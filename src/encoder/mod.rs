@@ -19,7 +19,7 @@ use crate::pipelines::Pipelines;
 use crate::plan::Tuning;
 use crate::record::{dispatch, pass};
 use crate::scratch::{Scratch, ScratchSize, Slot};
-use crate::tensor::{Access, TensorView, check_aliasing, check_apart, check_sizes, expect_shape};
+use crate::tensor::{Access, TensorView, check_aliasing, check_apart, check_sizes, expect, expect_shape};
 
 /// The weights of one layer of an encoder, on the device.
 #[derive(Clone, Copy, Debug)]
@@ -40,12 +40,13 @@ pub struct EncoderForward<'a> {
     pub(crate) out: TensorView<'a>,
     pub(crate) mask: DeviceMask<'a>,
     pub(crate) hidden: Option<TensorView<'a>>,
+    pub(crate) weights: Option<TensorView<'a>>,
 }
 
 impl<'a> EncoderForward<'a> {
     /// `x` and `out` are `[batch, 1, length, features]`, of the layers' dtype.
     pub fn new(x: TensorView<'a>, out: TensorView<'a>) -> Self {
-        EncoderForward { x, out, mask: DeviceMask::none(), hidden: None }
+        EncoderForward { x, out, mask: DeviceMask::none(), hidden: None, weights: None }
     }
 
     /// Which rows a row attends to, in every layer: `mask` and `src_key_padding_mask` of PyTorch, packed sequences, and all else that
@@ -64,6 +65,19 @@ impl<'a> EncoderForward<'a> {
     pub fn hidden(mut self, hidden: impl Into<Option<TensorView<'a>>>) -> Self {
         self.hidden = hidden.into();
         self
+    }
+
+    /// Writes every layer's attention weights there, one after the other: `[layers · batch, heads or 1, length, length + appended]`, F32,
+    /// F16 or BF16, layer n from batch entry `n · batch` on; of every head, or their mean if the tensor has one. A score matrix for each layer,
+    /// which attention does not make otherwise.
+    pub fn weights(mut self, weights: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.weights = weights.into();
+        self
+    }
+
+    /// The place for the weights of layer `n`.
+    fn weights_of(&self, n: usize, batch: usize) -> Option<TensorView<'a>> {
+        self.weights.map(|weights| weights.slice(0, n.saturating_mul(batch), batch))
     }
 }
 
@@ -288,7 +302,7 @@ impl TransformerEncoder {
         for (n, layer) in self.layers.iter().enumerate() {
             let last = n + 1 == self.layers.len() && self.final_norm.is_none();
             let to = if last { call.out } else { self.given(n, call, work)? };
-            dispatches.extend(layer.attend(x, branch, call.mask, plan, work)?);
+            dispatches.extend(layer.attend(x, branch, call, n, plan, work)?);
             dispatches.push(work.norm(&layer.norms[0], x, Some(branch), middle, None));
             dispatches.extend(work.feed_forward(&layer.feed_forward, middle, branch, false)?);
             dispatches.push(work.norm(&layer.norms[1], middle, Some(branch), to, None));
@@ -316,7 +330,7 @@ impl TransformerEncoder {
                 x = self.given(n - 1, call, work)?;
                 dispatches.push(work.norm(&layer.norms[0], middle, Some(branch), normed, Some(x)));
             }
-            dispatches.extend(layer.attend(normed, branch, call.mask, plan, work)?);
+            dispatches.extend(layer.attend(normed, branch, call, n, plan, work)?);
             dispatches.push(work.norm(&layer.norms[1], x, Some(branch), normed, Some(middle)));
             dispatches.extend(work.feed_forward(&layer.feed_forward, normed, branch, false)?);
         }
@@ -342,6 +356,10 @@ impl TransformerEncoder {
             }
             written.push(("hidden", hidden));
         }
+        if let Some(weights) = call.weights {
+            weights.check("weights", Access::Write, device)?;
+            written.push(("weights", weights));
+        }
         check_aliasing(&written, &self.inputs(call))?;
         check_apart(&written, device)?;
         let mut streams = vec![Slot::Middle, Slot::Branch];
@@ -362,7 +380,11 @@ impl TransformerEncoder {
         let rows = Rows { batch, length };
         expect_shape("x", call.x.shape(), rows.shape(self.config.features()))?;
         check_rows(&self.config, &rows, device)?;
-        let inner = LayerForward::self_attention(call.x, call.x).mask(call.mask);
+        if let Some(weights) = &call.weights {
+            expect("weights", weights.shape(), 0, self.layers.len().saturating_mul(batch))?;
+        }
+        let weights = call.weights_of(0, batch);
+        let inner = LayerForward::self_attention(call.x, call.out).mask(call.mask).weights(weights);
         let attention = self.layers[0].attention.plan_of(&inner, [batch, length, length], device)?;
         Ok(Plan { rows, size: attention.size, attention })
     }
@@ -409,16 +431,18 @@ impl TransformerEncoder {
 }
 
 impl EncoderLayer {
-    /// The attention of `x` to itself, into `out`.
+    /// The attention of `x` to itself, into `out`, in layer `n`.
     fn attend<'a>(
         &'a self,
         x: TensorView<'a>,
         out: TensorView<'a>,
-        mask: DeviceMask<'a>,
+        call: &EncoderForward<'a>,
+        n: usize,
         plan: &AttentionPlan,
         work: &Workspace<'a>,
     ) -> Result<Dispatches<'a>, Error> {
-        let call = LayerForward::self_attention(x, out).mask(mask);
+        let weights = call.weights_of(n, work.rows.batch);
+        let call = LayerForward::self_attention(x, out).mask(call.mask).weights(weights);
         self.attention.dispatches(&call, plan, work.scratch, work.device)
     }
 }

@@ -479,7 +479,7 @@ impl MultiHeadAttention {
         Ok(Plan { shape, appended: extras.appended, chosen, size: size.max(chosen.scratch_size()) })
     }
 
-    /// The plan of a call whose inputs and outputs are in the scratch of a stack: only its mask is checked.
+    /// The plan of a call whose inputs are in the scratch of a stack: only its mask and its weights are checked.
     pub(crate) fn plan_of(
         &self,
         call: &LayerForward,
@@ -488,7 +488,7 @@ impl MultiHeadAttention {
     ) -> Result<Plan, Error> {
         let shape = self.config.shape(batch, q_len, kv_len, self.appended_keys());
         let extras = call.extras(call.out, self.appended_keys());
-        check_extras(&Extras { lse: None, weights: None, ..extras }, &shape, device)?;
+        check_extras(&Extras { lse: None, ..extras }, &shape, device)?;
         self.plan(shape, &extras, call.context.is_some(), device)
     }
 

@@ -48,6 +48,8 @@ pub struct Encoded<R> {
     pub out: Vec<R>,
     /// What each layer gives, before the final norm.
     pub hidden: Vec<Vec<R>>,
+    /// Each layer's attention weights, `[batch, heads, length, length + appended]`, if the options ask for them.
+    pub weights: Vec<Vec<R>>,
 }
 
 /// A stack of encoder layers over `x` `[batch, length, features]`, with a norm after the last where `final_norm` is given.
@@ -66,23 +68,26 @@ pub fn encoder<R: Real>(
     check_sizes("encoder", &[("layers", layers.len()), ("batch", batch), ("length", length)])?;
     expect_length("x", x, batch.saturating_mul(length).saturating_mul(config.features()))?;
     let mut hidden: Vec<Vec<R>> = Vec::with_capacity(layers.len());
+    let mut weights = Vec::new();
     for layer in layers {
         let x = hidden.last().map_or(x, |x| x);
         let stages = Stages::of(x, [batch, length], config, layer, options)?;
         hidden.push(stages.out);
+        weights.extend(stages.weights);
     }
     let last = &hidden[layers.len() - 1];
     let out = match final_norm {
         Some(of) => norm(last, config.features(), of.weight, of.bias, &config.norm)?,
         None => last.clone(),
     };
-    Ok(Encoded { out, hidden })
+    Ok(Encoded { out, hidden, weights })
 }
 
 /// What a layer computes.
 struct Stages<R> {
     /// What goes into attention.
     attended_input: Vec<R>,
+    weights: Option<Vec<R>>,
     /// x and what attention gives.
     first_sum: Vec<R>,
     /// What goes into the feed-forward layer.
@@ -142,25 +147,45 @@ impl<R: Real> Stages<R> {
     ) -> Result<Self, Error> {
         let normed = |x: &[R], of: &HostNorm<R>| norm(x, config.features(), of.weight, of.bias, &config.norm);
         let shape = LayerShape { batch, q_len: length, kv_len: length };
-        let attend =
-            |x: &[R]| Ok(multi_head([x; 3], shape, &config.attention, &layer.attention, options)?.out);
+        let attend = |x: &[R]| {
+            multi_head([x; 3], shape, &config.attention, &layer.attention, options)
+                .map(|attended| (attended.out, attended.weights))
+        };
         let [first, second] = &layer.norms;
         match config.order {
             NormOrder::Post => {
-                let first_sum = added(x, &attend(x)?);
+                let (attended, weights) = attend(x)?;
+                let first_sum = added(x, &attended);
                 let feed_input = normed(&first_sum, first)?;
                 let feed = Feed::of(&feed_input, config, &layer.feed_forward)?;
                 let second_sum = added(&feed_input, &feed.out);
                 let out = normed(&second_sum, second)?;
-                Ok(Stages { attended_input: x.to_vec(), first_sum, feed_input, feed, second_sum, out })
+                Ok(Stages {
+                    attended_input: x.to_vec(),
+                    weights,
+                    first_sum,
+                    feed_input,
+                    feed,
+                    second_sum,
+                    out,
+                })
             }
             NormOrder::Pre => {
                 let attended_input = normed(x, first)?;
-                let first_sum = added(x, &attend(&attended_input)?);
+                let (attended, weights) = attend(&attended_input)?;
+                let first_sum = added(x, &attended);
                 let feed_input = normed(&first_sum, second)?;
                 let feed = Feed::of(&feed_input, config, &layer.feed_forward)?;
                 let out = added(&first_sum, &feed.out);
-                Ok(Stages { attended_input, first_sum, feed_input, feed, second_sum: Vec::new(), out })
+                Ok(Stages {
+                    attended_input,
+                    weights,
+                    first_sum,
+                    feed_input,
+                    feed,
+                    second_sum: Vec::new(),
+                    out,
+                })
             }
         }
     }

@@ -153,13 +153,13 @@ impl Stack {
     pub fn exact(&self) -> reference::Encoded<f64> {
         self.on_host(|x, layers, last| {
             let rows = [self.batch, self.length];
-            reference::encoder(x, rows, &self.config(DType::F32), layers, last, &self.options())
+            reference::encoder(x, rows, &self.config(DType::F32), layers, last, &self.options().weights(true))
                 .expect("the stack fits the reference")
         })
     }
 
-    /// The same in f32, each tensor between kernels stored as `dtype`: what layers give, and the output.
-    pub fn naive(&self, dtype: DType) -> (Vec<Vec<f32>>, Vec<f32>) {
+    /// The same in f32, each tensor between kernels stored as `dtype`.
+    pub fn naive(&self, dtype: DType) -> Naive {
         let keep = |x: Vec<f32>| stored(&x, dtype);
         let (e, f, heads) = (self.features, self.hidden, self.heads);
         let dim = e / heads;
@@ -171,12 +171,14 @@ impl Stack {
             norm(x, e, Some(&l.weight), l.bias.as_deref(), &self.norm).expect("it fits")
         };
         let added = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a + b).collect::<Vec<f32>>();
-        let attend = |x: &[f32], parts: &[LinearData]| {
+        let mut weights = Vec::new();
+        let mut attend = |x: &[f32], parts: &[LinearData]| {
             let [q, k, v] = [0, 1, 2].map(|n| {
                 let y = keep(product(x, &parts[n], e, e));
                 split_heads(&y, self.length, heads, dim).expect("it fits")
             });
-            let got = attention(&q, &k, &v, shape, &self.options()).expect("it fits");
+            let got = attention(&q, &k, &v, shape, &self.options().weights(true)).expect("it fits");
+            weights.extend(got.weights);
             let context = keep(join_heads(&got.out, self.length, heads, dim).expect("it fits"));
             keep(product(&context, &parts[3], e, e))
         };
@@ -209,7 +211,7 @@ impl Stack {
             hidden.push(x.clone());
         }
         let out = self.final_norm.as_ref().map_or(x.clone(), |l| keep(normed(&x, l)));
-        (hidden, out)
+        Naive { out, hidden, weights }
     }
 
     /// Puts the weights on the device.
@@ -232,6 +234,15 @@ impl Stack {
             final_norm: self.final_norm.as_ref().map(|l| part(l, [1, e], true)),
         }
     }
+}
+
+/// What a stack gives in f32.
+pub struct Naive {
+    pub out: Vec<f32>,
+    /// Of each layer.
+    pub hidden: Vec<Vec<f32>>,
+    /// Of each layer's heads.
+    pub weights: Vec<Vec<f32>>,
 }
 
 pub struct PlacedPart {

@@ -117,10 +117,11 @@ fn embedded(vector: &Vector) -> (Vec<f32>, [usize; 2]) {
     (x, [batch, length])
 }
 
-/// What a run gives: the output, and what the layers give where there is a place for it.
+/// What a run gives: the output, and what the layers give and what their heads attend to where there is a place for that.
 struct Got {
     out: Vec<f64>,
     hidden: Option<Vec<f64>>,
+    weights: Option<Vec<f64>>,
 }
 
 impl Stack {
@@ -142,19 +143,23 @@ impl Stack {
         let stack = stack.tuning(Tuning::new().form(form));
         let [_, _, length, features] = self.shape();
         let many = [self.kept().max(1) * self.batch, 1, length, features];
-        let [x_at, out_at, hidden_at] = layout.places([self.shape(), self.shape(), many]);
+        let maps = [self.layers.len() * self.batch, self.heads, length, length];
+        let [x_at, out_at, hidden_at, maps_at] = layout.places([self.shape(), self.shape(), many, maps]);
         let x = Placed::input(profile, Values::Floats(&self.x), dtype, x_at);
         let out = Placed::output(profile, dtype, out_at);
         let hidden = (keeps && self.kept() > 0).then(|| Placed::output(profile, dtype, hidden_at));
+        let maps = keeps.then(|| Placed::output(profile, DType::F32, maps_at));
         let rules = PlacedRules::new(profile, &self.rules, DType::F32, layout);
         let call = EncoderForward::new(x.view(), out.view())
             .mask(rules.mask())
-            .hidden(hidden.as_ref().map(Placed::view));
+            .hidden(hidden.as_ref().map(Placed::view))
+            .weights(maps.as_ref().map(Placed::view));
         let size = stack.scratch_size(&call).map_err(refused)?;
         let mut scratch = Scratch::new(profile.gpu.device(), size).map_err(refused)?;
         profile.gpu.submit(|e| stack.forward(e, &call, &mut scratch)).map_err(refused)?;
         let read = |t: &Placed| pollster::block_on(t.download_async("a result", profile));
-        Ok(Got { out: read(&out)?, hidden: hidden.as_ref().map(read).transpose()? })
+        let read_if = |t: &Option<Placed>| t.as_ref().map(read).transpose();
+        Ok(Got { out: read(&out)?, hidden: read_if(&hidden)?, weights: read_if(&maps)? })
     }
 
     /// The largest error over tolerance, against the reference.
@@ -163,7 +168,7 @@ impl Stack {
         let own = self.stored(dtype, weight);
         let got = own.run(setup, keeps)?;
         let exact = own.exact();
-        let (naive_hidden, naive) = own.naive(dtype);
+        let naive = own.naive(dtype);
         // Intermediates are rounded too: a stack may be off by some of their spacings.
         let epsilon = match dtype {
             DType::F16 => EPSILON_F16,
@@ -172,15 +177,20 @@ impl Stack {
         };
         let all: Vec<f64> = exact.hidden.concat();
         let magnitude = largest(exact.out.iter().chain(&all).copied());
-        let judge = |what: &str, got: &[f64], naive: &[f32], want: &[f64]| {
-            let tolerance = Tolerance::from_naive(&widened(naive, dtype), want, magnitude, epsilon);
+        let judge = |what: &str, got: &[f64], naive: &[f64], want: &[f64], magnitude: f64| {
+            let tolerance = Tolerance::from_naive(naive, want, magnitude, epsilon);
             let judged = Judged { want: want.to_vec(), tolerance };
             judged.judge(got).map_err(|e| format!("{what}: {e}"))
         };
-        let mut worst = judge("out", &got.out, &naive, &exact.out)?;
+        let mut worst = judge("out", &got.out, &widened(&naive.out, dtype), &exact.out, magnitude)?;
         if let Some(hidden) = &got.hidden {
             let n = hidden.len();
-            worst = worst.max(judge("hidden", hidden, &naive_hidden.concat()[..n], &all[..n])?);
+            let naive = widened(&naive.hidden.concat()[..n], dtype);
+            worst = worst.max(judge("hidden", hidden, &naive, &all[..n], magnitude)?);
+        }
+        if let Some(weights) = &got.weights {
+            let naive = widened(&naive.weights.concat(), DType::F32);
+            worst = worst.max(judge("weights", weights, &naive, &exact.weights.concat(), 1.0)?);
         }
         Ok(worst)
     }
@@ -219,6 +229,10 @@ fn every_form_gives_the_vectors() {
                 let rows = stack.shape().iter().product();
                 for (n, hidden) in got.hidden.iter().flat_map(|h| h.chunks_exact(rows)).enumerate() {
                     worst = worst.max(judge(&format!("h{}", n + 1), hidden)?);
+                }
+                let maps = stack.batch * stack.heads * stack.length * stack.length;
+                for (n, weights) in got.weights.iter().flat_map(|w| w.chunks_exact(maps)).enumerate() {
+                    worst = worst.max(judge(&format!("weights{n}"), weights)?);
                 }
                 Ok(worst)
             });
