@@ -116,7 +116,7 @@ impl Safetensors {
         })?;
         let data = size_of::<u64>() + header;
         let mut tensors: Vec<_> = metadata.tensors().into_iter().filter(|(name, _)| listed(name)).collect();
-        tensors.sort_by_key(|(_, info)| info.data_offsets);
+        tensors.sort_by(|(a, one), (b, other)| one.data_offsets.cmp(&other.data_offsets).then(a.cmp(b)));
         for (name, info) in tensors {
             let (start, end) = info.data_offsets;
             self.by_name.insert(name.clone(), self.tensors.len());
