@@ -6,7 +6,7 @@ use std::path::Path;
 use super::cache::{COUNT, HIGH, LENGTH, LIMIT, REFUSED, START, WORDS};
 use super::cache_advance::Counts;
 use super::mask::pattern;
-use super::{merge, merge_splits, rotation_table};
+use super::{lsh_codes, merge, merge_splits, rotation_table};
 use crate::block_map::state;
 use crate::pattern::{PatternParams, PatternPart};
 use crate::storage::{LayoutKind, StorageKind};
@@ -34,6 +34,7 @@ fn meant() -> BTreeMap<(&'static str, &'static str), Option<u32>> {
         ("keys/storage", "BF16", StorageKind::BF16 as u32),
         ("keys/storage", "Q8", StorageKind::Q8 as u32),
         ("keys/storage", "Q4", StorageKind::Q4 as u32),
+        ("lsh_codes", "LOOK_BACK", lsh_codes::MOST_CHUNKS as u32),
         ("mask/blocks", "HIDDEN", state::HIDDEN),
         ("mask/blocks", "FULL", state::FULL),
         // None of the states.
@@ -54,6 +55,8 @@ fn meant() -> BTreeMap<(&'static str, &'static str), Option<u32>> {
         ("position/rotation_table", "ORDER_HALF", rotation_table::ORDER_HALF),
     ];
     let own = [
+        ("additive/gpu", "CHUNK_VECTORS"),
+        ("additive/gpu", "LANE_KEYS"),
         ("classify", "SEEN"),
         ("classify", "UNSEEN"),
         ("classify", "BIASED"),
@@ -66,6 +69,8 @@ fn meant() -> BTreeMap<(&'static str, &'static str), Option<u32>> {
         ("fused/matrix", "ABOVE"),
         ("fused/matrix", "RESCALED"),
         ("fused/matrix", "MOST_LOADS"),
+        ("linear/chunks", "HIDDEN"),
+        ("lsh_codes", "NOTHING"),
         ("matmul/matrix", "BLOCKS"),
         ("merge", "ROW_LANES"),
         ("merge_splits", "ROW_LANES"),

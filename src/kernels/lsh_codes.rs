@@ -5,6 +5,9 @@ use super::shader;
 use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
 use crate::tensor::DType;
 
+/// Chunks of a sequence: bucket and chunk are one number, and the number after the last is for what looks back.
+pub(crate) const MOST_CHUNKS: usize = 0xffff;
+
 /// What changes the text of the codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct LshCodes {

@@ -10,8 +10,6 @@ use crate::tensor::{DType, check_sizes};
 /// Rounds and buckets there may be.
 const MOST_ROUNDS: usize = 64;
 const MOST_BUCKETS: usize = 65534;
-/// Chunks of a sequence: bucket and chunk are one number.
-pub(super) const MOST_CHUNKS: usize = 65535;
 
 /// What is fixed when an [`LshAttention`](super::LshAttention) is made.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -9,6 +9,7 @@ pub use config::LshConfig;
 use crate::bindings::BoundDispatch;
 use crate::device::DeviceFacts;
 use crate::error::Error;
+use crate::kernels::lsh_codes::MOST_CHUNKS;
 use crate::mask::DeviceMask;
 use crate::mods::{Captured, MaskMod, ScoreMod};
 use crate::path::lsh::{LshRounds, LshSizes};
@@ -413,7 +414,7 @@ impl LshAttention {
             expect_broadcast("lengths", lengths.shape(), [batch, 1, 1, 1])?;
         }
         let chunks = sizes.chunks();
-        if chunks > config::MOST_CHUNKS {
+        if chunks > MOST_CHUNKS {
             return Err(Error::Option {
                 option: "chunk",
                 value: chunk as f64,
