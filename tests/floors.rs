@@ -19,6 +19,7 @@ const FLOORS: &[&str] = &[
     "linformer",
     "lsh",
     "linear",
+    "local",
     "attentional",
     "attention",
     "reference",

@@ -24,6 +24,7 @@ mod dropout;
 mod encoder;
 mod linear;
 mod linformer;
+mod local;
 mod lsh;
 mod mask;
 mod merge;
@@ -56,6 +57,11 @@ pub use linear::{
 };
 pub use linformer::{
     LengthProjections, LinformerGradients, linformer, linformer_backward, linformer_backward_magnitudes,
+};
+pub use local::{
+    LocalAttended, LocalGradients, LocalOptions, PredictorGradients, local_attention,
+    local_attention_backward, local_attention_backward_magnitudes, predict_positions,
+    predict_positions_backward,
 };
 pub use lsh::{
     LshAttended, LshGradients, LshHashed, LshShape, lsh_attention, lsh_attention_backward,

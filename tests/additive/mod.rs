@@ -3,7 +3,7 @@
 
 mod attentional;
 mod backward;
-mod vectors;
+pub mod vectors;
 
 use wgpu_attention::reference::{self, Options, widen};
 use wgpu_attention::{

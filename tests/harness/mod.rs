@@ -18,6 +18,7 @@ pub mod linear;
 pub mod linformer;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod listed;
+pub mod local;
 pub mod lsh;
 pub mod meaning;
 pub mod memory;
