@@ -98,6 +98,7 @@ mod tensor;
 mod tune;
 mod tuned;
 mod unroll;
+mod weight_norm;
 
 pub use additive::{AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward};
 pub use attention::{Attention, Backward, Config, Forward};
@@ -148,6 +149,7 @@ pub use scratch::{Scratch, ScratchSize};
 pub use tensor::{DType, TensorView};
 pub use tune::{Measured, TuneLimits, Workload};
 pub use tuned::Tuned;
+pub use weight_norm::{WeightNorm, WeightNormBackward, WeightNormForward};
 pub use wgpu;
 
 /// Code in the README and in docs/ is compiled with the documentation tests.

@@ -25,6 +25,7 @@ const FLOORS: &[&str] = &[
     "reference",
     "cache",
     "norm",
+    "weight_norm",
     "pointwise",
     "projection",
     "merge",

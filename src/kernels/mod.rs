@@ -81,6 +81,8 @@ pub(crate) mod tanh_backward;
 pub(crate) mod tanh_sum;
 mod texts;
 mod variant;
+pub(crate) mod weight_norm;
+pub(crate) mod weight_norm_backward;
 pub(crate) mod weighted_sum;
 
 pub(crate) use texts::TEXTS;

@@ -168,6 +168,9 @@ pub(crate) const TEXTS: &[&str] = &[
     shader!("tensor/bf16"),
     shader!("tensor/out"),
     shader!("tensor/view"),
+    shader!("weight_norm"),
+    shader!("weight_norm/length"),
+    shader!("weight_norm_backward"),
     shader!("weighted_sum"),
 ];
 

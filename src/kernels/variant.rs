@@ -10,7 +10,8 @@ use super::{
     local_weights, lsh_codes, lsh_gather, lsh_gradients, lsh_hash, lsh_merge, merge, merge_backward,
     merge_splits, norm, norm_backward, norm_sums, part_sums, pointwise, pointwise_backward, project,
     project_backward, radix_sort_count, radix_sort_scan, radix_sort_scatter, rotate, row_stats, row_totals,
-    score_gradients, score_stage, scores, softmax, table_backward, tanh_backward, tanh_sum, weighted_sum,
+    score_gradients, score_stage, scores, softmax, table_backward, tanh_backward, tanh_sum, weight_norm,
+    weight_norm_backward, weighted_sum,
 };
 use crate::family::{Families, Family, GRADIENTS, PRODUCT_GRADIENTS, PRODUCTS, STAGED};
 use crate::kernel::{Kernel, Variant};
@@ -83,6 +84,8 @@ pub(crate) enum KernelVariant {
     LinearDValues(linear_d_values::LinearDValues),
     TanhSum(tanh_sum::TanhSum),
     TanhBackward(tanh_backward::TanhBackward),
+    WeightNorm(weight_norm::WeightNorm),
+    WeightNormBackward(weight_norm_backward::WeightNormBackward),
     LocalColumns(local_columns::LocalColumns),
     LocalGradients(local_gradients::LocalGradients),
     LocalPositions(local_positions::LocalPositions),
@@ -234,6 +237,8 @@ impl Variant for KernelVariant {
             KernelVariant::LinearDValues(_) => "attention.linear_d_values",
             KernelVariant::TanhSum(_) => "attention.tanh_sum",
             KernelVariant::TanhBackward(_) => "attention.tanh_backward",
+            KernelVariant::WeightNorm(_) => "attention.weight_norm",
+            KernelVariant::WeightNormBackward(_) => "attention.weight_norm_backward",
             KernelVariant::LocalColumns(_) => "attention.local_columns",
             KernelVariant::LocalGradients(_) => "attention.local_gradients",
             KernelVariant::LocalPositions(_) => "attention.local_positions",
@@ -308,6 +313,8 @@ impl Variant for KernelVariant {
             KernelVariant::LinearDValues(v) => v.describe(),
             KernelVariant::TanhSum(v) => v.describe(),
             KernelVariant::TanhBackward(v) => v.describe(),
+            KernelVariant::WeightNorm(v) => v.describe(),
+            KernelVariant::WeightNormBackward(v) => v.describe(),
             KernelVariant::LocalColumns(v) => v.describe(),
             KernelVariant::LocalGradients(v) => v.describe(),
             KernelVariant::LocalPositions(v) => v.describe(),
@@ -392,6 +399,9 @@ pub(crate) fn all() -> Vec<KernelVariant> {
     );
     all.extend(local_rows::LocalRows::all().map(KernelVariant::LocalRows));
     all.extend(local_weights::LocalWeights::all().map(KernelVariant::LocalWeights));
+    all.extend(weight_norm::WeightNorm::all().map(KernelVariant::WeightNorm));
+    let gradients = weight_norm_backward::WeightNormBackward::all();
+    all.extend(gradients.map(KernelVariant::WeightNormBackward));
     all.extend(tanh_sum::TanhSum::all().map(KernelVariant::TanhSum));
     all.extend(tanh_backward::TanhBackward::all().map(KernelVariant::TanhBackward));
     all

@@ -36,6 +36,7 @@ mod position;
 mod project;
 mod scores;
 mod softmax;
+mod weight_norm;
 mod weighted_sum;
 
 pub use additive::{additive_attention, additive_scores, additive_scores_at};
@@ -83,6 +84,7 @@ pub use position::{
 pub use project::{ProjectGradients, project, project_backward};
 pub use scores::scores;
 pub use softmax::{Normalised, softmax};
+pub use weight_norm::{weight_norm, weight_norm_backward};
 pub use weighted_sum::weighted_sum;
 
 /// The arithmetic of the reference: `f64` for truth, `f32` for a naive same-precision computation.
