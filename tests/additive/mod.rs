@@ -3,6 +3,7 @@
 
 mod attentional;
 mod backward;
+mod normalised;
 pub mod vectors;
 
 use wgpu_attention::reference::{self, Options, widen};

@@ -1,8 +1,14 @@
 //! Attention to windows around positions: cases, runs, their judgement.
 
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
-use wgpu_attention::reference::{self, LocalAttended, LocalGradients, LocalOptions, Real, widen};
-use wgpu_attention::{DType, LocalAttention, LocalBackward, LocalConfig, LocalForward, Scratch, Shape};
+use wgpu_attention::reference::{
+    self, HostLinear, LocalAttended, LocalGradients, LocalOptions, Real, predict_positions,
+    predict_positions_backward, widen,
+};
+use wgpu_attention::{
+    DType, KernelForm, Linear, LocalAttention, LocalBackward, LocalConfig, LocalForward, PositionPredictor,
+    PredictorBackward, PredictorForward, Scratch, Shape, Tuning,
+};
 
 use super::case::{Judged, largest, widened};
 use super::device::Profile;
@@ -266,4 +272,138 @@ impl Case {
     pub fn outcome(&self, setup: &Setup) -> Result<f64, String> {
         pollster::block_on(self.outcome_async(setup))
     }
+}
+
+/// Hidden states and what predicts positions of them.
+pub struct Predictor {
+    pub hidden: Vec<f32>,
+    pub weight: Vec<f32>,
+    pub bias: Vec<f32>,
+    pub vector: Vec<f32>,
+    pub sources: Vec<u32>,
+    pub d_positions: Vec<f32>,
+}
+
+impl Predictor {
+    pub fn random(rows: usize, features: usize, units: usize, dtype: DType, sources: Vec<u32>) -> Self {
+        let rng = &mut Rng::new((rows * features + units) as u64);
+        let mut normals = |n: usize, scale: f32| -> Vec<f32> {
+            stored(&rng.normals(n).iter().map(|x| x * scale).collect::<Vec<_>>(), dtype)
+        };
+        let narrow = 1.0 / (features as f32).sqrt();
+        Predictor {
+            hidden: normals(rows * features, 1.0),
+            weight: normals(units * features, narrow),
+            bias: normals(units, 0.5),
+            vector: normals(units, 1.0),
+            sources,
+            d_positions: Rng::new(3).normals(rows),
+        }
+    }
+
+    pub fn inputs(&self) -> [&Vec<f32>; 4] {
+        [&self.hidden, &self.weight, &self.bias, &self.vector]
+    }
+}
+
+/// The largest error over tolerance, forward and backward.
+pub async fn predicted_async(
+    [batch, len, features, units]: [usize; 4],
+    lengths: Option<Vec<u32>>,
+    dtype: DType,
+    layout: Layout,
+    form: KernelForm,
+    accumulates: bool,
+    profile: &'static Profile,
+) -> Result<f64, String> {
+    let rows = batch * len;
+    let kv_len = 23;
+    let sources = (0..rows).map(|n| lengths.as_ref().map_or(kv_len as u32, |s| s[n / len])).collect();
+    let of = Predictor::random(rows, features, units, dtype, sources);
+    let shapes = [[batch, 1, len, features], [1, 1, units, features], [1, 1, 1, units], [1, 1, 1, units]];
+    let of_positions = [batch, 1, len, 1];
+    let at = layout.places([
+        shapes[0],
+        shapes[1],
+        shapes[2],
+        shapes[3],
+        of_positions,
+        of_positions,
+        [batch, 1, 1, 1],
+        shapes[0],
+        shapes[1],
+        shapes[2],
+        shapes[3],
+    ]);
+    let inputs = of.inputs();
+    let placed: Vec<_> =
+        (0..4).map(|n| Placed::input(profile, Values::Floats(inputs[n]), dtype, at[n].clone())).collect();
+    let [hidden, weight, bias, vector] = [0, 1, 2, 3].map(|n| placed[n].view());
+    let positions = Placed::output(profile, DType::F32, at[4].clone());
+    let d_positions = Placed::input(profile, Values::Floats(&of.d_positions), DType::F32, at[5].clone());
+    let of_lengths =
+        lengths.as_ref().map(|s| Placed::input(profile, Values::Numbers(s), DType::U32, at[6].clone()));
+    let before: Vec<Vec<f32>> = inputs.iter().map(|x| Rng::new(8).normals(x.len())).collect();
+    let gradients: Vec<_> = (0..4)
+        .map(|n| match accumulates {
+            true => Placed::holding(profile, &before[n], DType::F32, at[7 + n].clone()),
+            false => Placed::output(profile, DType::F32, at[7 + n].clone()),
+        })
+        .collect();
+    let operator =
+        PositionPredictor::with_pipelines(profile.gpu.pipelines()).tuning(Tuning::new().form(form));
+    let linear = Linear { weight, bias: Some(bias) };
+    let lengths_view = of_lengths.as_ref().map(Placed::view);
+    let forward =
+        PredictorForward::new(hidden, linear, vector, kv_len, positions.view()).lengths(lengths_view);
+    let backward = PredictorBackward::new(hidden, linear, vector, kv_len, d_positions.view())
+        .lengths(lengths_view)
+        .d_hidden(gradients[0].view())
+        .d_weight(gradients[1].view())
+        .d_bias(gradients[2].view())
+        .d_vector(gradients[3].view())
+        .accumulate(accumulates);
+    let refused = |e: wgpu_attention::Error| e.to_string();
+    let size = operator.scratch_size(&forward).map_err(refused)?;
+    let size = size.max(operator.backward_scratch_size(&backward).map_err(refused)?);
+    let mut scratch = Scratch::new(profile.gpu.device(), size).map_err(refused)?;
+    profile
+        .gpu
+        .submit(|e| {
+            operator.forward(e, &forward, &mut scratch)?;
+            operator.backward(e, &backward, &mut scratch)
+        })
+        .map_err(refused)?;
+    let read = async |placed: &Placed| placed.download_async("a result", profile).await;
+
+    let wide = inputs.map(|x| widen::<f64>(x));
+    let exact = HostLinear { weight: &wide[1][..], bias: Some(&wide[2]) };
+    let naive = HostLinear { weight: &inputs[1][..], bias: Some(inputs[2]) };
+    let want = predict_positions(&wide[0], exact, &wide[3], &of.sources).map_err(refused)?;
+    let close = predict_positions(inputs[0], naive, inputs[3], &of.sources).map_err(refused)?;
+    // The sigmoid's argument is a sum of so many terms, each off by tanh's six units in the last place; its slope is ¼ at most.
+    let most = f64::from(of.sources.iter().copied().max().unwrap_or(0));
+    let terms = units as f64;
+    let mut worst = Judged::new(&widened(&close, DType::F32), want, most * (1.0 + terms))
+        .judge(&read(&positions).await?)?;
+    let d = widen::<f64>(&of.d_positions);
+    let want = predict_positions_backward(&wide[0], exact, &wide[3], &of.sources, &d).map_err(refused)?;
+    let close = predict_positions_backward(inputs[0], naive, inputs[3], &of.sources, &of.d_positions)
+        .map_err(refused)?;
+    let wants = [want.d_hidden, want.d_weight, want.d_bias, want.d_vector];
+    let closes = [close.d_hidden, close.d_weight, close.d_bias, close.d_vector];
+    // Each is a sum over units or rows of what is at most S / 4 times a few normal numbers.
+    let counts = [units, rows, rows, rows];
+    for n in 0..4 {
+        let (mut want, mut naive) = (wants[n].clone(), widened(&closes[n], DType::F32));
+        if accumulates {
+            want.iter_mut().zip(&before[n]).for_each(|(x, b)| *x += f64::from(*b));
+            naive.iter_mut().zip(&before[n]).for_each(|(x, b)| *x += f64::from(*b));
+        }
+        let magnitude = most * 4.0 * counts[n] as f64;
+        let tolerance = Tolerance::gradient(&naive, &want, magnitude, EPSILON_F32);
+        let share = Judged { want, tolerance }.judge(&read(&gradients[n]).await?);
+        worst = worst.max(share.map_err(|e| format!("{n}: {e}"))?);
+    }
+    Ok(worst)
 }
