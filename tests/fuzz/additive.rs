@@ -5,8 +5,8 @@ use wgpu_attention::{
     AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward, AttentionalBackward,
     AttentionalForward, AttentionalVector, DType, DeviceMask, FeatureMap, KernelForm, Linear,
     LinearAttention, LinearBackward, LinearConfig, LinearForward, LinearState, LocalAttention, LocalBackward,
-    LocalConfig, LocalForward, PositionPredictor, PredictorBackward, PredictorForward, RandomFeatures, Shape,
-    Tuning, UpdateRule, WeightNorm, WeightNormBackward, WeightNormForward,
+    LocalConfig, LocalForward, PositionPredictor, PredictorBackward, PredictorForward, RandomFeatures,
+    Scratch, Shape, Tuning, UpdateRule, WeightNorm, WeightNormBackward, WeightNormForward,
 };
 
 use crate::arena::{Buf, Window, view};
