@@ -11,6 +11,7 @@
 //! | tokens that come one by one, and a cache of keys and values | [`Cache`], [`Forward::with_cache`] |
 //! | attention over parts of the keys, to be combined | [`Merge`] |
 //! | a context and a decoder's state, and Luong's attentional vector to make of them | [`AttentionalVector`] |
+//! | a decoder's position in the source, predicted or known, to attend around: Luong's local-p | [`LocalAttention`], [`PositionPredictor`] |
 //! | scores that are `v · tanh(W_q q + W_k k)`: Bahdanau's, Luong's concat | [`AdditiveAttention`] |
 //! | sequences too long for the square of their length | [`LinearAttention`] |
 //! | long sequences, and attention that need not be exact | [`Linformer`], [`LshAttention`] |
@@ -70,6 +71,7 @@ mod kernels;
 mod layer_config;
 mod linear;
 mod linformer;
+mod local;
 mod lsh;
 mod mask;
 mod merge;
@@ -96,6 +98,7 @@ mod tensor;
 mod tune;
 mod tuned;
 mod unroll;
+mod weight_norm;
 
 pub use additive::{AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward};
 pub use attention::{Attention, Backward, Config, Forward};
@@ -116,6 +119,10 @@ pub use gpu::{Gpu, UploadedMask};
 pub use layer_config::LayerConfig;
 pub use linear::{LinearAttention, LinearBackward, LinearConfig, LinearForward, LinearState};
 pub use linformer::{Linformer, LinformerBackward, LinformerForward};
+pub use local::{
+    LocalAttention, LocalBackward, LocalConfig, LocalForward, PositionPredictor, PredictorBackward,
+    PredictorForward,
+};
 pub use lsh::{LshAttention, LshBackward, LshConfig, LshForward};
 pub use mask::{Alignment, DeviceMask, HostMask, HostTensor, Mask};
 pub use merge::{Merge, MergeBackward, PartGradients, Partial};
@@ -142,6 +149,7 @@ pub use scratch::{Scratch, ScratchSize};
 pub use tensor::{DType, TensorView};
 pub use tune::{Measured, TuneLimits, Workload};
 pub use tuned::Tuned;
+pub use weight_norm::{WeightNorm, WeightNormBackward, WeightNormForward};
 pub use wgpu;
 
 /// Code in the README and in docs/ is compiled with the documentation tests.

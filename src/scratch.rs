@@ -72,6 +72,8 @@ pub(crate) enum Slot {
     SequenceStates,
     /// Gradients of scores.
     ScoreGradients,
+    /// Terms of a gradient that is their sum.
+    GradientTerms,
 }
 
 const NAMES: [&str; SLOTS] = [
@@ -112,8 +114,9 @@ const NAMES: [&str; SLOTS] = [
     "states",
     "sequence_states",
     "d_scores",
+    "d_terms",
 ];
-const SLOTS: usize = Slot::ScoreGradients as usize + 1;
+const SLOTS: usize = Slot::GradientTerms as usize + 1;
 
 /// How much temporary memory a call needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,8 @@
 use wgpu_attention::reference::compare::compare;
 use wgpu_attention::reference::split_heads;
 use wgpu_attention::{
-    DType, FeatureMap, FeatureMod, KernelForm, RandomFeatures, Shape, UpdateRule, random_features,
+    DType, FeatureMap, FeatureMod, KernelForm, LinearAttention, LinearBackward, LinearConfig, LinearForward,
+    LinearState, RandomFeatures, Scratch, Shape, TensorView, UpdateRule, random_features,
 };
 
 use crate::harness::linear::{LinearCase, LinearSetup};
@@ -526,4 +527,130 @@ fn elu_does_not_cancel() {
         assert!((got[0] - mean).abs() < 2e-3, "{} is not {mean}", got[0]);
         case.backward(&setup).expect("within the tolerance");
     }
+}
+
+#[test]
+fn bad_calls_are_refused_before_anything_is_recorded() {
+    let gpu = &full().gpu;
+    let buffers: Vec<_> = (0..14).map(|_| gpu.buffer(8192).expect("a buffer")).collect();
+    let typed = |n: usize, dtype, shape| TensorView::new(&buffers[n], dtype, shape);
+    let view = |n: usize, shape| typed(n, DType::F32, shape);
+    let (wide, keys, values, outs) = ([2, 4, 5, 8], [2, 2, 5, 8], [2, 2, 5, 6], [2, 4, 5, 6]);
+    let [q, k, v, out] = [view(0, wide), view(1, keys), view(2, values), view(3, outs)];
+    let config = LinearConfig::new(4, 8).kv_heads(2).value_dim(6);
+    let made = |config: LinearConfig| LinearAttention::with_pipelines(gpu.pipelines(), config);
+    let unmade = |config: LinearConfig, words: &[&str]| {
+        let error = made(config).expect_err("an error").to_string();
+        assert!(words.iter().all(|w| error.contains(w)), "{words:?}: {error}");
+    };
+    let random = |kind, directions| FeatureMap::Random { kind, directions };
+    unmade(LinearConfig::new(3, 8).kv_heads(2), &["heads"]);
+    unmade(LinearConfig::new(4, 0), &["head_dim"]);
+    unmade(config.dtype(DType::U32), &["U32"]);
+    unmade(config.eps(-1.0), &["eps", "at least 0"]);
+    unmade(config.eps(f64::NAN), &["eps"]);
+    unmade(config.scale(f64::INFINITY), &["scale", "finite"]);
+    unmade(config.update_rule(UpdateRule::Gated), &["without causality"]);
+    unmade(config.causal(true).update_rule(UpdateRule::Delta), &["delta rule with normalisation"]);
+    unmade(config.feature_map(random(RandomFeatures::Positive, 0)), &["directions"]);
+    unmade(config.feature_map(random(RandomFeatures::Relu { epsilon: -1.0 }, 4)), &["epsilon"]);
+    unmade(config.feature_map(random(RandomFeatures::Positive, 4)).eps(0.1), &["eps"]);
+    unmade(config.feature_map(random(RandomFeatures::Positive, 4)).normalised(false), &["normalisation"]);
+    let scaled = config.causal(true).update_rule(UpdateRule::Gated);
+    unmade(scaled.feature_map(random(RandomFeatures::Positive, 4)), &["update rule"]);
+
+    let mut none = Scratch::new(gpu.device(), Default::default()).expect("nothing");
+    let mut refused = |config: LinearConfig, call: LinearForward, words: &[&str]| {
+        let operator = made(config).expect("an operator");
+        let mut encoder = gpu.device().create_command_encoder(&Default::default());
+        let error = operator.forward(&mut encoder, &call, &mut none).expect_err("an error").to_string();
+        assert!(words.iter().all(|w| error.contains(w)), "{words:?}: {error}");
+        let mut pass = encoder.begin_compute_pass(&Default::default());
+        assert!(operator.forward_in_pass(&mut pass, &call, &mut none).is_err());
+        assert!(operator.prepare(&call, &mut none).is_err());
+    };
+    let good = LinearForward::new(q, k, v, out);
+    let of = LinearForward::new;
+    refused(config, of(typed(0, DType::BF16, wide), k, v, out), &["`q`", "F32", "BF16"]);
+    refused(config, of(view(0, [2, 2, 5, 8]), k, v, out), &["`q`", "heads must be 4", "got 2"]);
+    refused(config, of(q, view(1, [2, 2, 5, 7]), v, out), &["`k`", "dim must be 8", "got 7"]);
+    refused(config, of(q, k, view(2, [2, 2, 4, 6]), out), &["`v`", "length must be 5", "got 4"]);
+    refused(config, of(q, k, v, view(3, [2, 4, 5, 5])), &["`out`", "dim must be 6", "got 5"]);
+    refused(config, of(q, k, v, view(0, outs)), &["`out`", "`q`"]);
+    let short = of(view(0, [2, 4, 4, 8]), k, v, view(3, [2, 4, 4, 6]));
+    refused(config.causal(true), short, &["`k`", "length must be 4", "got 5"]);
+    refused(config, good.key_mask(view(4, [2, 1, 1, 5])), &["`key_mask`", "Bool", "F32"]);
+    refused(
+        config,
+        good.key_mask(typed(4, DType::Bool, [2, 1, 1, 4])),
+        &["`key_mask`", "must be 5", "got 4"],
+    );
+    refused(
+        config,
+        good.key_mask(typed(4, DType::Bool, [2, 1, 1, 1])),
+        &["`key_mask`", "must be 5", "got 1"],
+    );
+    refused(config, good.lengths(typed(4, DType::Bool, [2, 1, 1, 1])), &["`lengths`", "U32"]);
+    refused(config, good.lengths(typed(4, DType::U32, [3, 1, 1, 1])), &["`lengths`", "batch must be 2 or 1"]);
+    refused(config, good.packed(typed(4, DType::U32, [1, 1, 1, 3])), &["`q`", "batch must be 1", "got 2"]);
+    refused(config, good.packed(typed(4, DType::U32, [1, 1, 1, 1])), &["`packed`", "must be 2", "got 1"]);
+    let one = of(view(0, [1, 4, 5, 8]), view(1, [1, 2, 5, 8]), view(2, [1, 2, 5, 6]), view(3, [1, 4, 5, 6]));
+    let both = one.packed(typed(4, DType::U32, [1, 1, 1, 3])).lengths(typed(5, DType::U32, [1; 4]));
+    refused(config, both, &["lengths of packed sequences"]);
+    refused(config, good.directions(view(4, [1, 1, 4, 8])), &["`directions` for this feature map"]);
+    let favor = config.feature_map(random(RandomFeatures::Positive, 4));
+    refused(favor, good, &["without directions"]);
+    refused(favor, good.directions(view(4, [1, 1, 3, 8])), &["`directions`", "must be 4", "got 3"]);
+    refused(favor, good.directions(view(4, [1, 3, 4, 8])), &["`directions`", "heads must be 2 or 1"]);
+    refused(favor, good.directions(typed(4, DType::F16, [1, 1, 4, 8])), &["`directions`", "F32", "F16"]);
+    let state = LinearState { state: view(6, [2, 2, 8, 6]), norm: view(7, [2, 2, 8, 1]), log_scale: None };
+    refused(config, good.begins(true), &["`begins`"]);
+    let wrong = LinearState { state: view(6, [2, 2, 8, 5]), ..state };
+    refused(config, good.state(wrong), &["`state.state`", "must be 6", "got 5"]);
+    let wrong = LinearState { norm: view(7, [2, 2, 7, 1]), ..state };
+    refused(config, good.state(wrong), &["`state.norm`", "must be 8", "got 7"]);
+    let wrong = LinearState { log_scale: Some(view(8, [2, 2, 1, 1])), ..state };
+    refused(config, good.state(wrong), &["`log_scale`"]);
+    let wrong = LinearState { norm: view(6, [2, 2, 8, 1]), ..state };
+    refused(config, good.state(wrong), &["overlap"]);
+    let wrong = LinearState { norm: view(2, [2, 2, 8, 1]), ..state };
+    refused(config, good.state(wrong), &["`state.norm`", "`v`"]);
+    let gated = config.causal(true).update_rule(UpdateRule::Gated);
+    refused(gated, good, &["without its decay"]);
+    refused(config, good.decay(view(4, [2, 2, 5, 1])), &["decay"]);
+    refused(gated, good.decay(view(4, [2, 2, 5, 3])), &["`decay`", "must be 8", "got 3"]);
+    refused(gated, good.decay(view(4, [2, 2, 5, 1])).beta(view(5, [2, 2, 5, 1])), &["beta"]);
+    let masked = good.decay(view(4, [2, 2, 5, 1])).lengths(typed(5, DType::U32, [2, 1, 1, 1]));
+    refused(gated, masked, &["with an update rule"]);
+    let delta = gated.update_rule(UpdateRule::GatedDelta).normalised(false);
+    refused(delta, good.decay(view(4, [2, 2, 5, 1])), &["without its beta"]);
+    refused(config, good, &["scratch"]);
+
+    let (d_out, d_q) = (view(9, outs), view(10, wide));
+    let new = LinearBackward::new([q, k, v], out, d_out);
+    let mut refused = |config: LinearConfig, call: LinearBackward, words: &[&str]| {
+        let operator = made(config).expect("an operator");
+        let mut encoder = gpu.device().create_command_encoder(&Default::default());
+        let error = operator.backward(&mut encoder, &call, &mut none).expect_err("an error").to_string();
+        assert!(words.iter().all(|w| error.contains(w)), "{words:?}: {error}");
+        let mut pass = encoder.begin_compute_pass(&Default::default());
+        assert!(operator.backward_in_pass(&mut pass, &call, &mut none).is_err());
+    };
+    refused(config, new, &["nothing is asked for"]);
+    refused(config, new.d_q(view(10, keys)), &["`d_q`", "heads must be 4"]);
+    refused(config, new.d_k(typed(10, DType::F16, keys)), &["`d_k`", "F32", "F16"]);
+    refused(config, new.d_v(view(2, values)), &["`d_v`", "`v`"]);
+    refused(config, new.d_q(d_q).d_k(view(10, keys)), &["overlap"]);
+    refused(config, new.d_q(d_q).key_mask(typed(4, DType::Bool, [2, 1, 1, 4])), &["`key_mask`"]);
+    refused(
+        config,
+        LinearBackward::new([q, k, v], out, view(9, wide)).d_q(d_q),
+        &["`d_out`", "dim must be 6"],
+    );
+    refused(gated, new.d_q(d_q), &["backward pass of an update rule"]);
+    // A number's bits have no derivative.
+    let bits = FeatureMod::new("fn feature_map(x: f32) -> f32 { return f32(bitcast<u32>(x) & 7u); }");
+    let own = FeatureMap::Custom(bits.expect("a feature map"));
+    refused(config.feature_map(own), new.d_q(d_q), &["feature_map"]);
+    refused(config, new.d_q(d_q), &["scratch"]);
 }

@@ -24,6 +24,7 @@ mod key_splits;
 mod layer_backward;
 mod linear;
 mod linformer;
+mod local;
 mod lsh;
 mod mask_pages;
 mod masks;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::harness::vectors::folder;
 use crate::{
-    additive, d2l, flex, linear, linformer, lsh, mha, minilm, onnx, patterns, positions, sdpa, stacks,
+    additive, d2l, flex, linear, linformer, local, lsh, mha, minilm, onnx, patterns, positions, sdpa, stacks,
 };
 
 #[test]
@@ -18,6 +18,7 @@ fn every_vector_is_used_by_a_test() {
         (d2l::FAMILY, d2l::MULTIHEAD),
         (onnx::FAMILY, onnx::NAMES),
         (linformer::FAMILY, linformer::NAMES),
+        (local::FAMILY, local::NAMES),
         (lsh::FAMILY, lsh::NAMES),
         (minilm::FAMILY, minilm::NAMES),
         (positions::FAMILY, positions::ROPE),

@@ -27,6 +27,8 @@ use crate::tensor::{Access, TensorView, check_aliasing, check_apart, check_float
 /// attention weights or scores are asked for. Masks, lengths, dropout, packed sequences, grouped heads and the caller's own
 /// functions are [`Attention`](crate::Attention)'s. [`Projection`](crate::Projection) gives q and k; its bias is Bahdanau's b.
 ///
+/// Normalised, `g · v / |v| · tanh(q + k)`, by a score vector that a [`WeightNorm`](crate::WeightNorm) has made.
+///
 /// tanh is the crate's own: off by at most six units in the last place, 1 and −1 of large arguments on every driver.
 ///
 /// ```no_run

@@ -55,7 +55,8 @@ impl<'a> AttentionalForward<'a> {
 /// | Luong's reach | here |
 /// |---|---|
 /// | global | no window |
-/// | local-m: `D` keys on both sides of the query's own position | [`Mask::window(D, D)`](crate::Mask::window), [aligned](crate::Mask::aligned) [`TopLeft`](crate::Alignment::TopLeft) |
+/// | local-m: `D` keys on both sides of the query's own position | [`Mask::local_m(D)`](crate::Mask::local_m) |
+/// | local-p: around a predicted position, with a Gaussian | [`LocalAttention`](crate::LocalAttention) |
 #[derive(Clone, Debug)]
 pub struct AttentionalVector {
     pipelines: Pipelines,

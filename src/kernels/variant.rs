@@ -6,10 +6,12 @@ use super::{
     column_sums, fused, fused_backward, keep_rows, linear_carry, linear_chunks, linear_d_keys,
     linear_d_queries, linear_d_rows, linear_d_values, linear_features, linear_logs, linear_map,
     linear_map_backward, linear_out, linear_prefix, linear_recurrent, linear_scores, linear_state,
-    linear_stats, lsh_codes, lsh_gather, lsh_gradients, lsh_hash, lsh_merge, merge, merge_backward,
+    linear_stats, local_columns, local_gradients, local_positions, local_positions_backward, local_rows,
+    local_weights, lsh_codes, lsh_gather, lsh_gradients, lsh_hash, lsh_merge, merge, merge_backward,
     merge_splits, norm, norm_backward, norm_sums, part_sums, pointwise, pointwise_backward, project,
     project_backward, radix_sort_count, radix_sort_scan, radix_sort_scatter, rotate, row_stats, row_totals,
-    score_gradients, score_stage, scores, softmax, table_backward, tanh_backward, tanh_sum, weighted_sum,
+    score_gradients, score_stage, scores, softmax, table_backward, tanh_backward, tanh_sum, weight_norm,
+    weight_norm_backward, weighted_sum,
 };
 use crate::family::{Families, Family, GRADIENTS, PRODUCT_GRADIENTS, PRODUCTS, STAGED};
 use crate::kernel::{Kernel, Variant};
@@ -82,6 +84,14 @@ pub(crate) enum KernelVariant {
     LinearDValues(linear_d_values::LinearDValues),
     TanhSum(tanh_sum::TanhSum),
     TanhBackward(tanh_backward::TanhBackward),
+    WeightNorm(weight_norm::WeightNorm),
+    WeightNormBackward(weight_norm_backward::WeightNormBackward),
+    LocalColumns(local_columns::LocalColumns),
+    LocalGradients(local_gradients::LocalGradients),
+    LocalPositions(local_positions::LocalPositions),
+    LocalPositionsBackward(local_positions_backward::LocalPositionsBackward),
+    LocalRows(local_rows::LocalRows),
+    LocalWeights(local_weights::LocalWeights),
 }
 
 impl KernelVariant {
@@ -227,6 +237,14 @@ impl Variant for KernelVariant {
             KernelVariant::LinearDValues(_) => "attention.linear_d_values",
             KernelVariant::TanhSum(_) => "attention.tanh_sum",
             KernelVariant::TanhBackward(_) => "attention.tanh_backward",
+            KernelVariant::WeightNorm(_) => "attention.weight_norm",
+            KernelVariant::WeightNormBackward(_) => "attention.weight_norm_backward",
+            KernelVariant::LocalColumns(_) => "attention.local_columns",
+            KernelVariant::LocalGradients(_) => "attention.local_gradients",
+            KernelVariant::LocalPositions(_) => "attention.local_positions",
+            KernelVariant::LocalPositionsBackward(_) => "attention.local_positions_backward",
+            KernelVariant::LocalRows(_) => "attention.local_rows",
+            KernelVariant::LocalWeights(_) => "attention.local_weights",
         }
     }
 
@@ -295,6 +313,14 @@ impl Variant for KernelVariant {
             KernelVariant::LinearDValues(v) => v.describe(),
             KernelVariant::TanhSum(v) => v.describe(),
             KernelVariant::TanhBackward(v) => v.describe(),
+            KernelVariant::WeightNorm(v) => v.describe(),
+            KernelVariant::WeightNormBackward(v) => v.describe(),
+            KernelVariant::LocalColumns(v) => v.describe(),
+            KernelVariant::LocalGradients(v) => v.describe(),
+            KernelVariant::LocalPositions(v) => v.describe(),
+            KernelVariant::LocalPositionsBackward(v) => v.describe(),
+            KernelVariant::LocalRows(v) => v.describe(),
+            KernelVariant::LocalWeights(v) => v.describe(),
         }
     }
 }
@@ -365,6 +391,17 @@ pub(crate) fn all() -> Vec<KernelVariant> {
     all.extend(linear_d_queries::LinearDQueries::all().into_iter().map(KernelVariant::LinearDQueries));
     all.extend(linear_d_keys::LinearDKeys::all().into_iter().map(KernelVariant::LinearDKeys));
     all.extend(linear_d_values::LinearDValues::all().into_iter().map(KernelVariant::LinearDValues));
+    all.extend(local_columns::LocalColumns::all().map(KernelVariant::LocalColumns));
+    all.extend(local_gradients::LocalGradients::all().map(KernelVariant::LocalGradients));
+    all.extend(local_positions::LocalPositions::all().map(KernelVariant::LocalPositions));
+    all.extend(
+        local_positions_backward::LocalPositionsBackward::all().map(KernelVariant::LocalPositionsBackward),
+    );
+    all.extend(local_rows::LocalRows::all().map(KernelVariant::LocalRows));
+    all.extend(local_weights::LocalWeights::all().map(KernelVariant::LocalWeights));
+    all.extend(weight_norm::WeightNorm::all().map(KernelVariant::WeightNorm));
+    let gradients = weight_norm_backward::WeightNormBackward::all();
+    all.extend(gradients.map(KernelVariant::WeightNormBackward));
     all.extend(tanh_sum::TanhSum::all().map(KernelVariant::TanhSum));
     all.extend(tanh_backward::TanhBackward::all().map(KernelVariant::TanhBackward));
     all

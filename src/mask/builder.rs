@@ -30,6 +30,14 @@ impl<L, K, B, M: Default> Mask<L, K, B, M> {
         Self::causal().aligned(Alignment::TopLeft)
     }
 
+    /// Luong's local-m (Luong et al. 2015, "Effective approaches to attention-based neural machine translation"): query `i` sees the keys at most
+    /// `half_window` from key `i`, as in a monotonic alignment. It is `none().window(half_window, half_window)`, aligned top-left.
+    /// Local-p, around predicted positions, is [`LocalAttention`](crate::LocalAttention).
+    #[doc(alias = "luong")]
+    pub fn local_m(half_window: usize) -> Self {
+        Self::none().window(half_window, half_window).aligned(Alignment::TopLeft)
+    }
+
     /// Adds the causal rule.
     pub fn and_causal(mut self) -> Self {
         self.rules = self.rules.with(Id::Causal);

@@ -10,6 +10,7 @@ mod dispatches;
 pub(crate) mod fused;
 pub(crate) mod linear;
 pub(crate) mod linformer;
+pub(crate) mod local;
 pub(crate) mod lsh;
 pub(crate) mod norm;
 pub(crate) mod pointwise;

@@ -24,6 +24,7 @@ mod dropout;
 mod encoder;
 mod linear;
 mod linformer;
+mod local;
 mod lsh;
 mod mask;
 mod merge;
@@ -35,6 +36,7 @@ mod position;
 mod project;
 mod scores;
 mod softmax;
+mod weight_norm;
 mod weighted_sum;
 
 pub use additive::{additive_attention, additive_scores, additive_scores_at};
@@ -57,6 +59,11 @@ pub use linear::{
 pub use linformer::{
     LengthProjections, LinformerGradients, linformer, linformer_backward, linformer_backward_magnitudes,
 };
+pub use local::{
+    LocalAttended, LocalGradients, LocalOptions, PredictorGradients, local_attention,
+    local_attention_backward, local_attention_backward_magnitudes, predict_positions,
+    predict_positions_backward,
+};
 pub use lsh::{
     LshAttended, LshGradients, LshHashed, LshShape, lsh_attention, lsh_attention_backward,
     lsh_attention_backward_magnitudes, lsh_buckets, lsh_pairs,
@@ -77,6 +84,7 @@ pub use position::{
 pub use project::{ProjectGradients, project, project_backward};
 pub use scores::scores;
 pub use softmax::{Normalised, softmax};
+pub use weight_norm::{weight_norm, weight_norm_backward};
 pub use weighted_sum::weighted_sum;
 
 /// The arithmetic of the reference: `f64` for truth, `f32` for a naive same-precision computation.

@@ -3,7 +3,8 @@
 
 mod attentional;
 mod backward;
-mod vectors;
+mod normalised;
+pub mod vectors;
 
 use wgpu_attention::reference::{self, Options, widen};
 use wgpu_attention::{

@@ -11,8 +11,7 @@ use crate::d2l;
 use crate::harness::{FORMS, Vector, full};
 
 pub const FAMILY: &str = "recurrent_scores";
-pub const NAMES: &[&str] =
-    &["bahdanau", "bahdanau_bwd", "luong_concat", "luong_dot", "luong_general", "luong_local_p"];
+pub const NAMES: &[&str] = &["bahdanau", "bahdanau_bwd", "luong_concat", "luong_dot", "luong_general"];
 pub const D2L: &[&str] = &["d2l_additive_book", "d2l_additive_random"];
 
 /// Those whose scores are additive.

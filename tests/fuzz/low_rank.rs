@@ -20,7 +20,7 @@ fn small(all: &[Window]) -> bool {
 }
 
 /// Gives a call the scratch that it needs, records it and looks after what becomes of it.
-fn recorded(
+pub fn recorded(
     world: &mut World,
     c: &mut Choices,
     size: Result<wgpu_attention::ScratchSize, Error>,

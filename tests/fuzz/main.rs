@@ -13,6 +13,7 @@
 //! what takes the time. Other families come with every [`BLOCK`] seeds. A crash of the driver leaves the seeds that
 //! were running in `target/tmp/fuzz`.
 
+mod additive;
 mod arena;
 mod attention;
 mod caches;
@@ -64,7 +65,7 @@ use std::time::{Duration, Instant};
 use choices::Choices;
 use world::{Outcome, World};
 
-const FAMILIES: u64 = 92;
+const FAMILIES: u64 = 108;
 const BLOCK: u64 = 20_000;
 /// Failures after which there is nothing more to learn.
 const ENOUGH: usize = 10;
@@ -74,7 +75,7 @@ const STUCK: Duration = Duration::from_secs(240);
 type Subject = fn(&mut World, &mut Choices, &mut Choices, &mut String) -> Result<Outcome, String>;
 
 /// What is called, and in how many families.
-const SUBJECTS: [(&str, u64, Subject); 20] = [
+const SUBJECTS: [(&str, u64, Subject); 26] = [
     ("forward", 24, attention::forward),
     ("classify", 4, attention::classify),
     ("project", 4, products::project),
@@ -90,11 +91,18 @@ const SUBJECTS: [(&str, u64, Subject); 20] = [
     ("table backward", 1, positions::table),
     ("attend", 3, host::attend),
     ("multi_head", 2, host::layer),
-    ("reference", 2, host::stages),
-    ("views", 1, host::views),
     ("linformer", 3, low_rank::linformer),
     ("lsh attention", 4, low_rank::lsh),
     ("radix sort", 1, low_rank::sort),
+    ("additive attention", 4, additive::additive),
+    ("attentional vector", 2, additive::attentional),
+    ("linear attention", 5, additive::linear),
+    ("local attention", 3, additive::local),
+    ("predicted positions", 1, additive::predictor),
+    ("weight norm", 1, additive::weight_norm),
+    // These compile nothing.
+    ("reference", 2, host::stages),
+    ("views", 1, host::views),
 ];
 
 thread_local! {

@@ -251,7 +251,7 @@ impl LinearCase {
     }
 
     /// The largest error over tolerance of `out`, which is returned too. `self` is [`stored`](Self::stored).
-    pub fn forward(&self, setup: &LinearSetup) -> Result<(f64, Vec<f64>), String> {
+    pub async fn forward_async(&self, setup: &LinearSetup) -> Result<(f64, Vec<f64>), String> {
         let LinearSetup { profile, dtype, layout, .. } = *setup;
         profile.tidy();
         let shape = self.shape;
@@ -262,7 +262,7 @@ impl LinearCase {
         let keys = self.place_keys(profile, dtype, layout);
         let call = keys.add(LinearForward::new(q.view(), k.view(), v.view(), out.view()));
         self.submit(setup, &call)?;
-        let got = pollster::block_on(out.download_async("out", profile))?;
+        let got = out.download_async("out", profile).await?;
         Ok((self.truth(dtype).judge(&got)?, got))
     }
 
@@ -277,7 +277,7 @@ impl LinearCase {
     }
 
     /// The largest error over tolerance of the gradients.
-    pub fn backward(&self, setup: &LinearSetup) -> Result<f64, String> {
+    pub async fn backward_async(&self, setup: &LinearSetup) -> Result<f64, String> {
         let LinearSetup { profile, dtype, gradient, layout, accumulates, .. } = *setup;
         profile.tidy();
         let shape = self.shape;
@@ -321,7 +321,7 @@ impl LinearCase {
         let mut worst: f64 = 0.0;
         for (n, mut truth) in truths.into_iter().enumerate() {
             let name = ["d_q", "d_k", "d_v"][n];
-            let got = pollster::block_on(gradients[n].download_async(name, profile))?;
+            let got = gradients[n].download_async(name, profile).await?;
             if accumulates {
                 // The sum is rounded once more.
                 let sums: Vec<f32> =
@@ -343,7 +343,7 @@ impl LinearCase {
     }
 
     /// The same by calls of so many rows each, with a state that is kept on the device: the error of the results, then of the state.
-    pub fn in_steps(&self, setup: &LinearSetup, steps: &[usize]) -> Result<f64, String> {
+    pub async fn in_steps_async(&self, setup: &LinearSetup, steps: &[usize]) -> Result<f64, String> {
         let LinearSetup { profile, dtype, .. } = *setup;
         profile.tidy();
         assert_eq!(steps.iter().sum::<usize>(), self.shape.q_len);
@@ -386,16 +386,16 @@ impl LinearCase {
             self.submit(setup, &call)?;
             first += step;
         }
-        let got = pollster::block_on(out.download_async("out", profile))?;
+        let got = out.download_async("out", profile).await?;
         let mut worst = self.truth(dtype).judge(&got).map_err(|e| format!("out: {e}"))?;
         let (exact, naive) = (self.reference::<f64>(), self.reference::<f32>());
-        let of = |t: &Placed, name: &str| pollster::block_on(t.download_async(name, profile));
-        let mut states = vec![("state", of(&state, "state")?, exact.state, naive.state)];
+        let mut states =
+            vec![("state", state.download_async("state", profile).await?, exact.state, naive.state)];
         if self.normalised {
-            states.push(("norm", of(&norm, "norm")?, exact.norm, naive.norm));
+            states.push(("norm", norm.download_async("norm", profile).await?, exact.norm, naive.norm));
         }
         if scaled {
-            states.push(("log", of(&log, "log")?, exact.log, naive.log));
+            states.push(("log", log.download_async("log", profile).await?, exact.log, naive.log));
         }
         for (name, got, want, naive) in states {
             let magnitude = largest(want.iter().copied()).max(largest(self.v.iter().map(|v| f64::from(*v))));
@@ -403,6 +403,24 @@ impl LinearCase {
             worst = worst.max(judged.judge(&got).map_err(|e| format!("{name}: {e}"))?);
         }
         Ok(worst)
+    }
+}
+
+#[cfg(not(target_arch = "wasm32"))]
+impl LinearCase {
+    /// As `forward_async`.
+    pub fn forward(&self, setup: &LinearSetup) -> Result<(f64, Vec<f64>), String> {
+        pollster::block_on(self.forward_async(setup))
+    }
+
+    /// As `backward_async`.
+    pub fn backward(&self, setup: &LinearSetup) -> Result<f64, String> {
+        pollster::block_on(self.backward_async(setup))
+    }
+
+    /// As `in_steps_async`.
+    pub fn in_steps(&self, setup: &LinearSetup, steps: &[usize]) -> Result<f64, String> {
+        pollster::block_on(self.in_steps_async(setup, steps))
     }
 }
 

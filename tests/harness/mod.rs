@@ -2,6 +2,7 @@
 #![allow(dead_code)]
 #![cfg_attr(target_arch = "wasm32", allow(unused_imports))]
 
+pub mod attentional;
 pub mod backward;
 pub mod cached;
 pub mod case;
@@ -13,11 +14,11 @@ pub mod gradients;
 pub mod layer;
 pub mod layer_backward;
 pub mod layer_options;
-#[cfg(not(target_arch = "wasm32"))]
 pub mod linear;
 pub mod linformer;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod listed;
+pub mod local;
 pub mod lsh;
 pub mod meaning;
 pub mod memory;

@@ -3,9 +3,12 @@
 use std::sync::Barrier;
 
 use wgpu_attention::{
-    AddPositions, Append, Blocks, Cache, CacheConfig, Linformer, LinformerForward, LshAttention, LshConfig,
-    LshForward, Merge, Partial, PositionTable, Positions, Projection, ProjectionForward, RadixSort, Rope,
-    RopeConfig, Rotate, Rotation, RowPositions, Sinusoid, Sort, Tokens,
+    AddPositions, AdditiveAttention, AdditiveConfig, AdditiveForward, Append, AttentionalForward,
+    AttentionalVector, Blocks, Cache, CacheConfig, Linear, LinearAttention, LinearConfig, LinearForward,
+    Linformer, LinformerForward, LocalAttention, LocalBackward, LocalConfig, LocalForward, LshAttention,
+    LshConfig, LshForward, Merge, Partial, PositionPredictor, PositionTable, Positions, PredictorBackward,
+    PredictorForward, Projection, ProjectionForward, RadixSort, Rope, RopeConfig, Rotate, Rotation,
+    RowPositions, Sinusoid, Sort, Tokens,
 };
 
 use super::*;
@@ -115,7 +118,7 @@ fn threads_compile_a_pipeline_once() {
     assert_eq!(alive.pipelines, 3, "{alive:?}");
 }
 
-/// What `prepare` compiles and binds is all that projected keys, buckets and their sort take.
+/// What `prepare` compiles and binds is all that projected keys, buckets and their sort, positions, additive scores and states take.
 #[test]
 fn operators_made_of_operators_create_nothing_after_they_are_prepared() {
     let own = Own::new();
@@ -136,12 +139,56 @@ fn operators_made_of_operators_create_nothing_after_they_are_prepared() {
     let sort = RadixSort::with_pipelines(gpu.pipelines());
     let sorted = Sort::new(numbers(1), numbers(2)).ranks(numbers(3)).bits(9);
 
-    let sizes = [linformer.scratch_size(&low), lsh.scratch_size(&hashed), sort.scratch_size(&sorted)];
+    // Of one head, and of rows.
+    let (few, rows) = ([1, 1, 24, 8], [1, 1, 24, 1]);
+    let local = LocalAttention::with_pipelines(gpu.pipelines(), LocalConfig::new(1, 8, 3));
+    let local = local.expect("an operator");
+    let [x, y, positions] = [view(&floats[0], few), view(&floats[1], few), view(&outs[1], rows)];
+    let near = LocalForward::new([x, y, y], positions, view(&outs[0], few));
+    let near_back = LocalBackward::new([x, y, y], positions, view(&floats[2], few))
+        .d_q(view(&outs[0], few))
+        .d_k(view(&outs[2], few))
+        .d_v(view(&outs[3], few));
+    let predictor = PositionPredictor::with_pipelines(gpu.pipelines());
+    let linear = Linear { weight: view(&floats[2], [1, 1, 6, 8]), bias: None };
+    let vector = view(&floats[1], [1, 1, 1, 6]);
+    let predicted = PredictorForward::new(x, linear, vector, 24, positions);
+    let predicted_back = PredictorBackward::new(x, linear, vector, 24, view(&floats[1], rows));
+    let predicted_back = predicted_back.d_hidden(view(&outs[0], few)).d_vector(view(&outs[2], [1, 1, 1, 6]));
+    let additive = AdditiveAttention::with_pipelines(gpu.pipelines(), AdditiveConfig::new(1, 8));
+    let additive = additive.expect("an operator");
+    let scored = AdditiveForward::new(x, y, y, view(&floats[2], [1, 1, 1, 8]), view(&outs[0], few));
+    let of_state = LinearAttention::with_pipelines(gpu.pipelines(), LinearConfig::new(1, 8).causal(true));
+    let of_state = of_state.expect("an operator");
+    let summed = LinearForward::new(x, y, y, view(&outs[0], few));
+    let join = AttentionalVector::with_pipelines(gpu.pipelines());
+    let weight = Linear { weight: view(&floats[2], [1, 1, 8, 16]), bias: None };
+    let joined = AttentionalForward::new(x, y, weight, view(&outs[0], few));
+
+    let sizes = [
+        linformer.scratch_size(&low),
+        lsh.scratch_size(&hashed),
+        sort.scratch_size(&sorted),
+        local.scratch_size(&near),
+        local.backward_scratch_size(&near_back),
+        predictor.scratch_size(&predicted),
+        predictor.backward_scratch_size(&predicted_back),
+        additive.scratch_size(&scored),
+        of_state.scratch_size(&summed),
+        join.scratch_size(&joined),
+    ];
     let size = sizes.into_iter().fold(ScratchSize::default(), |all, size| all.max(size.expect("a size")));
     let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
     linformer.prepare(&low, &mut scratch).expect("a preparation");
     lsh.prepare(&hashed, &mut scratch).expect("a preparation");
     sort.prepare(&sorted, &mut scratch).expect("a preparation");
+    local.prepare(&near, &mut scratch).expect("a preparation");
+    local.prepare_backward(&near_back, &mut scratch).expect("a preparation");
+    predictor.prepare(&predicted, &mut scratch).expect("a preparation");
+    predictor.prepare_backward(&predicted_back, &mut scratch).expect("a preparation");
+    additive.prepare(&scored, &mut scratch).expect("a preparation");
+    of_state.prepare(&summed, &mut scratch).expect("a preparation");
+    join.prepare(&joined, &mut scratch).expect("a preparation");
     let alive = || {
         gpu.device().poll(wgpu::PollType::wait_indefinitely()).expect("an answer");
         (gpu.pipelines().compiled(), own.alive().expect("wgpu counts resources on this backend"))
@@ -152,7 +199,14 @@ fn operators_made_of_operators_create_nothing_after_they_are_prepared() {
         let record = |encoder: &mut wgpu::CommandEncoder| {
             linformer.forward(encoder, &low, &mut scratch)?;
             lsh.forward(encoder, &hashed, &mut scratch)?;
-            sort.forward(encoder, &sorted, &mut scratch)
+            sort.forward(encoder, &sorted, &mut scratch)?;
+            local.forward(encoder, &near, &mut scratch)?;
+            local.backward(encoder, &near_back, &mut scratch)?;
+            predictor.forward(encoder, &predicted, &mut scratch)?;
+            predictor.backward(encoder, &predicted_back, &mut scratch)?;
+            additive.forward(encoder, &scored, &mut scratch)?;
+            of_state.forward(encoder, &summed, &mut scratch)?;
+            join.forward(encoder, &joined, &mut scratch)
         };
         gpu.submit(record).expect("a recording");
         assert_eq!(alive(), prepared, "recording {n}");

@@ -3,7 +3,7 @@
 use wgpu_attention::{DType, KernelForm, Path, Shape};
 
 use super::Work;
-use crate::harness::{Case, DropoutData, FORMS, HostData, Layout, Profile, Setup, Weights};
+use crate::harness::{Case, DropoutData, FORMS, HostData, Layout, Profile, Rng, Setup, Weights};
 
 /// More than one tile of queries and keys, none of them full; groups of two heads.
 pub const SHAPE: Shape =
@@ -22,6 +22,11 @@ pub fn setup(profile: &'static Profile, path: Path, form: KernelForm, dtype: DTy
     }
 }
 
+/// Of additive scores, one for each head.
+pub fn score_vector(case: &Case) -> Vec<f32> {
+    Rng::named(&format!("{} vector", case.name)).normals(case.shape.heads * case.shape.head_dim)
+}
+
 pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
     let mut all = Vec::new();
     let mut add = |what: &str, shape: Shape, setup: Setup, splits, change: &dyn Fn(&mut Case)| {
@@ -31,6 +36,7 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
         all.push((name, Work::Attention(Box::new(case), setup, splits)));
     };
     let same = |_: &mut Case| {};
+    let additive = |c: &mut Case| c.score_vector = Some(score_vector(c));
     let [f32, f16, bf16] = [DType::F32, DType::F16, DType::BF16];
     let own = Shape::new(2, 3, 37, 20);
     let odd = Shape { head_dim: 13, value_dim: 7, ..SHAPE };
@@ -55,6 +61,15 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
             c.rules.causal = true;
         });
 
+        let causal = |c: &mut Case| {
+            additive(c);
+            c.rules.causal = true;
+        };
+        add("additive", SHAPE, fused([f32, bf16][n]), None, &additive);
+        add("additive, causal", odd, Setup { layout: window, ..fused([f16, f32][n]) }, None, &causal);
+        add("additive, few queries", few, fused(f32), Some(3), &additive);
+        add("additive", SHAPE, Setup { weights: Weights::PerHead(f32), ..staged(f32) }, None, &additive);
+
         // These need one form or the other.
         if n == 0 {
             add("softcap and scale", SHAPE, fused(f32), None, &|c| {
@@ -65,6 +80,7 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
             });
             add("large scores", SHAPE, fused(f32), None, &|c| c.q.iter_mut().for_each(|q| *q *= 300.0));
         } else {
+            add("additive, one key", Shape { kv_len: 1, ..SHAPE }, fused(f32), None, &additive);
             add("dropout by a tensor", SHAPE, fused(f32), None, &|c| {
                 let keep = HostData::of(SHAPE.weights(), |[b, h, i, j]| (3 * b + h + i + 5 * j) % 4 != 0);
                 c.dropout = Some(DropoutData::Given { p: 0.25, keep });

@@ -4,7 +4,7 @@ use wgpu_attention::reference::LayerShape;
 use wgpu_attention::{DType, HostTensor, KernelForm, Shape, presets};
 
 use super::Work;
-use super::attention::SHAPE;
+use super::attention::{SHAPE, score_vector};
 use super::masks::single;
 use crate::harness::backward::BackwardSetup;
 use crate::harness::gradients::{LayerProblem, Problem};
@@ -41,6 +41,14 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
         // lse cannot say these weights.
         let large = Shape { q_len: 9, ..SHAPE };
         add("large scores", large, plain, &|c| c.q.iter_mut().for_each(|x| *x *= 3000.0));
+    }
+    for form in FORMS {
+        let plain = BackwardSetup::plain(profile, form);
+        let accumulates = form == KernelForm::Gpu;
+        add("additive", SHAPE, BackwardSetup { accumulates, ..plain }, &|c| {
+            c.score_vector = Some(score_vector(c));
+            c.rules.causal = true;
+        });
     }
     // Forward and backward.
     let plain = BackwardSetup::plain(profile, KernelForm::Gpu);

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use wgpu_attention::reference::{LshShape, classify};
 use wgpu_attention::{
-    CacheLayout, DType, Family, Gpu, KernelForm, MAX_POSITION, Measured, Path, Pattern, Pipelines,
-    RopeConfig, RopeOrder, RopeScaling, RowPositions, Shape, TuneLimits, Tuned, Verdict, Workload,
+    CacheLayout, DType, Family, FeatureMap, Gpu, KernelForm, MAX_POSITION, Measured, Path, Pattern,
+    Pipelines, RandomFeatures, RopeConfig, RopeOrder, RopeScaling, RowPositions, Shape, TuneLimits, Tuned,
+    UpdateRule, Verdict, Workload,
 };
 
 use super::Work;
@@ -13,9 +14,10 @@ use super::attention::SHAPE;
 use crate::harness::cached::rotation::{DIM, rotated_steps};
 use crate::harness::classify::classified;
 use crate::harness::faults::{Fault, faulty};
+use crate::harness::linear::{LinearCase, LinearSetup};
 use crate::harness::merge::{Cut, merged};
 use crate::harness::positions::{Setup, normals};
-use crate::harness::{Case, HostData, Layout, Profile, Rules, linformer, lsh};
+use crate::harness::{Case, HostData, Layout, Profile, Rules, attentional, linformer, local, lsh};
 
 pub enum Other {
     /// Rows rotated in place or not, of one type.
@@ -34,6 +36,16 @@ pub enum Other {
     Linformer(DType),
     /// Attention within buckets of a hash, and gradients, of one type.
     Lsh(DType),
+    /// Linear attention and its gradients, causal or not.
+    Linear(Box<LinearCase>, DType, KernelForm),
+    /// The same by steps, with a state.
+    LinearSteps(Box<LinearCase>),
+    /// An attentional vector and its gradients, of one type.
+    Attentional(DType),
+    /// Attention around positions, and its gradients, of one type.
+    Local(DType),
+    /// Positions that hidden states predict, and gradients.
+    Predicted(DType),
     /// A device's block map.
     Classify(Box<Rules>),
     /// The device's check, of its own kernels and of faulty ones.
@@ -50,6 +62,8 @@ impl Other {
             }
             Other::Merge(dtypes, _) => dtypes.contains(&DType::F16),
             Other::Linformer(dtype) | Other::Lsh(dtype) => *dtype == DType::F16,
+            Other::Linear(_, dtype, _) | Other::Attentional(dtype) => *dtype == DType::F16,
+            Other::Local(dtype) | Other::Predicted(dtype) => *dtype == DType::F16,
             _ => false,
         }
     }
@@ -96,6 +110,38 @@ impl Other {
                 let setup = lsh::Setup::plain(profile, KernelForm::Auto, Layout::Window(7));
                 case.outcome_async(&lsh::Setup { dtype: *dtype, ..setup }).await
             }
+            Other::Linear(case, dtype, form) => {
+                let case = case.stored(*dtype);
+                let setup = linear_setup(profile, *dtype, *form);
+                let (forward, _) = case.forward_async(&setup).await?;
+                Ok(forward.max(case.backward_async(&setup).await?))
+            }
+            Other::LinearSteps(case) => {
+                let setup = linear_setup(profile, DType::F32, KernelForm::Auto);
+                case.in_steps_async(&setup, &[30, 1, case.shape.q_len - 31]).await
+            }
+            Other::Attentional(dtype) => {
+                let (sizes, layout) = ([2, 5, 12, 8, 20], Layout::Window(7));
+                attentional::outcome_async(sizes, *dtype, layout, KernelForm::Auto, true, profile).await
+            }
+            Other::Local(dtype) => {
+                let case = local::Case::random(name, SHAPE, 5, *dtype == DType::F32);
+                let case = case.with(|c| c.lengths = Some(vec![70, 21]));
+                let plain = local::Setup::plain(profile, Layout::Window(7));
+                let setup = local::Setup {
+                    dtype: *dtype,
+                    gradient: *dtype,
+                    weights: true,
+                    accumulates: true,
+                    ..plain
+                };
+                case.outcome_async(&setup).await
+            }
+            Other::Predicted(dtype) => {
+                let (sizes, layout) = ([2, 5, 12, 20], Layout::Window(7));
+                let lengths = Some(vec![9, 40]);
+                local::predicted_async(sizes, lengths, *dtype, layout, KernelForm::Auto, true, profile).await
+            }
             Other::Check => checked(&profile.gpu).await,
             Other::Tune => tuned(&profile.gpu).await,
             Other::Classify(rules) => {
@@ -106,6 +152,43 @@ impl Other {
             }
         }
     }
+}
+
+fn linear_setup(profile: &'static Profile, dtype: DType, form: KernelForm) -> LinearSetup {
+    let layout = Layout::Window(7);
+    LinearSetup { profile, form, dtype, gradient: dtype, layout, accumulates: dtype == DType::F32 }
+}
+
+/// Feature maps, masks of keys, packed sequences, random features, the rules of a state.
+fn linear_cases() -> Vec<(&'static str, Other)> {
+    let shape = Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 70, kv_len: 70, head_dim: 8, value_dim: 12 };
+    let one = Shape { batch: 1, ..shape };
+    let of = |name: &str, shape, map, causal| LinearCase::random(name, shape, map, causal);
+    let [f32, f16, bf16] = [DType::F32, DType::F16, DType::BF16];
+    let [gpu, cpu] = [KernelForm::Gpu, KernelForm::Cpu];
+    let favor = FeatureMap::Random { kind: RandomFeatures::Positive, directions: 16 };
+    let rfa = FeatureMap::Random { kind: RandomFeatures::Fourier, directions: 8 };
+    let masked = of("linear, key mask", shape, FeatureMap::Elu, false)
+        .with(|c| c.key_mask = Some(HostData::of([2, 1, 1, 70], |[b, _, _, j]| (b + j) % 3 != 0)));
+    let packed =
+        of("linear, packed", one, FeatureMap::Elu, true).with(|c| c.starts = Some(vec![0, 3, 40, 66]));
+    let gated = of("linear, gated", shape, FeatureMap::Elu, true).with(|c| {
+        c.rule = UpdateRule::Averaged;
+        c.decay = (0..2 * 2 * 70).map(|n| 0.5 + (n % 9) as f32 / 20.0).collect();
+    });
+    let linear = |case: LinearCase, dtype, form| Other::Linear(Box::new(case), dtype, form);
+    vec![
+        ("linear attention, causal", linear(of("linear", shape, FeatureMap::Elu, true), f32, gpu)),
+        ("linear attention, causal, cpu", linear(of("linear", shape, FeatureMap::Elu, true), f16, cpu)),
+        ("linear attention, key mask", linear(masked.clone(), f32, cpu)),
+        ("linear attention, key mask, bf16", linear(masked, bf16, gpu)),
+        ("linear attention, packed sequences", linear(packed.clone(), f32, gpu)),
+        ("linear attention, packed sequences, cpu", linear(packed, f32, cpu)),
+        ("linear attention, random features", linear(of("favor", one, favor, true), f32, gpu)),
+        ("linear attention, Fourier features", linear(of("rfa", one, rfa, false), f32, cpu)),
+        ("linear attention, steps", Other::LinearSteps(Box::new(of("steps", one, FeatureMap::Elu, true)))),
+        ("linear attention, gated steps", Other::LinearSteps(Box::new(gated))),
+    ]
 }
 
 /// The driver's own kernels are right; one that scales a result, or that refuses one, is found out.
@@ -198,9 +281,16 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
         ("linformer, bf16", Other::Linformer(bf16)),
         ("lsh attention", Other::Lsh(f32)),
         ("lsh attention, f16", Other::Lsh(f16)),
+        ("attentional vector", Other::Attentional(f32)),
+        ("attentional vector, f16", Other::Attentional(f16)),
+        ("local attention", Other::Local(f32)),
+        ("local attention, bf16", Other::Local(bf16)),
+        ("predicted positions", Other::Predicted(f32)),
+        ("predicted positions, f16", Other::Predicted(f16)),
         ("block map of a mask", Other::Classify(Box::new(masked))),
         ("block map of a bias", Other::Classify(Box::new(added))),
     ];
+    cases.extend(linear_cases());
     // Its kernels take a slow compiler half a minute: once per driver.
     if profile.name != "defaults" {
         cases.push(("check of the kernels", Other::Check));

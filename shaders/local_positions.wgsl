@@ -1,0 +1,32 @@
+// The positions that hidden states predict: S · sigmoid(vector · tanh(x)). (Luong et al. 2015, equation 9.)
+//
+// x [batch, 1, length, units], f32: W h + b   vector [1, 1, 1, units]   lengths [batch or 1, 1, 1, 1]: S
+// positions [batch, 1, length, 1], f32
+//
+// A workgroup has a row at a time.
+//
+// Bindings (declared by the host): x, vector, lengths if there are any, positions. Reads x once.
+
+struct Params {
+    x: View,
+    vector: View,
+    lengths: View,
+    positions: View,
+    rows: u32,
+    kv_len: u32,       // S where there are no lengths
+    units: u32,
+    step: u32,         // workgroups that share a batch entry's rows
+}
+
+@group(0) @binding(0) var<uniform> p: Params;
+
+@compute @workgroup_size(WORKGROUP)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let b = group.z;
+    for (var i = group.x; i < p.rows; i += p.step) {
+        let sigmoid = sigmoid_of(total(lane, share_of(b, i, lane)));
+        if lane == 0u {
+            positions_store(view_at(p.positions, b, 0u, i, 0u), f32(length_of(b)) * sigmoid.x);
+        }
+    }
+}

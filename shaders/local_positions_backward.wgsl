@@ -1,0 +1,43 @@
+// What the gradients of predicted positions are sums of. With d = d_positions · S · sigmoid'(vector · tanh(x)):
+//   d_x = d · vector · (1 − tanh²(x))   terms = d · tanh(x), of which d_vector is the sum over rows
+//
+// x, d_x, terms [batch, 1, length, units], f32   vector [1, 1, 1, units]   lengths [batch or 1, 1, 1, 1]: S
+// d_positions [batch, 1, length, 1], f32
+//
+// A workgroup has a row at a time.
+//
+// Bindings (declared by the host): x, vector, lengths if there are any, d_positions, d_x, terms. Reads x twice, writes as much twice.
+
+struct Params {
+    x: View,
+    vector: View,
+    lengths: View,
+    d_positions: View,
+    d_x: View,
+    terms: View,
+    rows: u32,
+    kv_len: u32,       // S where there are no lengths
+    units: u32,
+    step: u32,         // workgroups that share a batch entry's rows
+}
+
+@group(0) @binding(0) var<uniform> p: Params;
+
+@compute @workgroup_size(WORKGROUP)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let b = group.z;
+    for (var i = group.x; i < p.rows; i += p.step) {
+        let sigmoid = sigmoid_of(total(lane, share_of(b, i, lane)));
+        let d = d_positions_at(view_at(p.d_positions, b, 0u, i, 0u)) * f32(length_of(b)) * sigmoid.y;
+        for (var u = lane * 4u; u < p.units; u += WORKGROUP * 4u) {
+            let rest = p.units - u;
+            let t = tanh4(x_at4(view_at(p.x, b, 0u, i, u), p.x.strides.w, rest));
+            let v = vector_at4(view_at(p.vector, 0u, 0u, 0u, u), p.vector.strides.w, rest);
+            let d_x = d * v * ((1.0 - t) * (1.0 + t));
+            for (var c = 0u; c < min(4u, rest); c++) {
+                d_x_store(view_at(p.d_x, b, 0u, i, u + c), d_x[c]);
+                terms_store(view_at(p.terms, b, 0u, i, u + c), d * t[c]);
+            }
+        }
+    }
+}

@@ -1,0 +1,48 @@
+// Sums over the keys of each query's window: the output, of weights and values, and the gradient of queries, of those of scores
+// and keys.
+//   y[i] = Σ_j band[i, j] x[j]
+//
+// band [batch, heads, q_len, widest window]   x [batch, kv_heads, kv_len, dim]   y [batch, heads, q_len, dim]
+// positions [batch, heads or 1, q_len, 1]   lengths [batch or 1, 1, 1, 1]
+//
+// An invocation has four channels of a query at a time. A query without keys gets 0.
+//
+// Bindings (declared by the host): band, x, positions, lengths if there are any, y; ACCUMULATES: y holds what is added to.
+// Reads rows of x once for each query whose window they are in.
+
+struct Params {
+    band: View,
+    x: View,
+    positions: View,
+    lengths: View,
+    y: View,
+    kv_len: u32,
+    dim: u32,
+    group: u32,
+    half_window: i32,
+    fours: u32,        // of a row
+    work: u32,         // fours of all queries of a head
+    step: u32,         // invocations that share them
+    pad: u32,
+}
+
+@group(0) @binding(0) var<uniform> p: Params;
+
+@compute @workgroup_size(WORKGROUP)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let h = group.y;
+    let b = group.z;
+    for (var n = group.x * WORKGROUP + lane; n < p.work; n += p.step) {
+        let i = n / p.fours;
+        let d = (n - i * p.fours) * 4u;
+        let rest = p.dim - d;
+        let reach = reach_of(b, h, i);
+        let row = view_at(p.band, b, h, i, 0u);
+        var sum = vec4<f32>();
+        for (var m = 0u; m < reach.count; m++) {
+            let x = view_at(p.x, b, h / p.group, reach.first + m, d);
+            sum += band_at(row + m) * x_at4(x, p.x.strides.w, rest);
+        }
+        store_row(view_at(p.y, b, h, i, d), rest, sum);
+    }
+}

@@ -1,0 +1,134 @@
+//! One call of local attention, forward and backward.
+
+use crate::tensor::TensorView;
+
+/// One forward call of local attention. Tensors are `[batch, heads, length, dim]` in any strides.
+///
+/// | tensor | shape | dtype |
+/// |---|---|---|
+/// | `q` | `[batch, heads, q_len, head_dim]` | the configured |
+/// | `k` | `[batch, kv_heads, kv_len, head_dim]` | the configured |
+/// | `v` | `[batch, kv_heads, kv_len, value_dim]` | the configured |
+/// | `positions` | `[batch, heads or 1, q_len, 1]`, in keys from the first, which is 0 | F32 |
+/// | `out` | `[batch, heads, q_len, value_dim]` | the configured |
+/// | `lengths` | `[batch or 1, 1, 1, 1]` | U32 |
+/// | `weights` | `[batch, heads, q_len, kv_len]` | F32 |
+///
+/// Batch and heads may reach wgpu's limit of workgroups, 65535 by default, each.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct LocalForward<'a> {
+    pub(super) inputs: LocalInputs<'a>,
+    pub(super) out: TensorView<'a>,
+    pub(super) weights: Option<TensorView<'a>>,
+}
+
+/// What forward and backward calls are both given.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LocalInputs<'a> {
+    pub q: TensorView<'a>,
+    pub k: TensorView<'a>,
+    pub v: TensorView<'a>,
+    pub positions: TensorView<'a>,
+    pub lengths: Option<TensorView<'a>>,
+}
+
+impl<'a> LocalInputs<'a> {
+    pub fn named(&self) -> impl Iterator<Item = (&'static str, TensorView<'a>)> + use<'a> {
+        let LocalInputs { q, k, v, positions, lengths } = *self;
+        let all = [("q", q), ("k", k), ("v", v), ("positions", positions)];
+        all.into_iter().chain(lengths.map(|lengths| ("lengths", lengths)))
+    }
+}
+
+impl<'a> LocalForward<'a> {
+    /// Queries `[q, k, v]` at `positions`, to `out`, whose buffer may hold no input of the call. Where a position is NaN, infinite or
+    /// farther than a window from every key, the output is 0.
+    pub fn new([q, k, v]: [TensorView<'a>; 3], positions: TensorView<'a>, out: TensorView<'a>) -> Self {
+        LocalForward { inputs: LocalInputs { q, k, v, positions, lengths: None }, out, weights: None }
+    }
+
+    /// Only the first `lengths[b]` keys are seen.
+    pub fn lengths(mut self, lengths: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.inputs.lengths = lengths.into();
+        self
+    }
+
+    /// Writes the weights there: of the softmax, times the Gaussian, 0 outside of windows.
+    pub fn weights(mut self, weights: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.weights = weights.into();
+        self
+    }
+}
+
+/// One backward call: what [`LocalForward`] was given, the gradient of its result, and where the gradients go, each shaped as what it
+/// is of, in its type or F32.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct LocalBackward<'a> {
+    pub(super) inputs: LocalInputs<'a>,
+    pub(super) d_out: TensorView<'a>,
+    pub(super) d_q: Option<TensorView<'a>>,
+    pub(super) d_k: Option<TensorView<'a>>,
+    pub(super) d_v: Option<TensorView<'a>>,
+    pub(super) d_positions: Option<TensorView<'a>>,
+    pub(super) accumulates: bool,
+}
+
+impl<'a> LocalBackward<'a> {
+    /// The inputs of a forward call, and the gradient of its output. No gradient is written until it is asked for.
+    pub fn new([q, k, v]: [TensorView<'a>; 3], positions: TensorView<'a>, d_out: TensorView<'a>) -> Self {
+        LocalBackward {
+            inputs: LocalInputs { q, k, v, positions, lengths: None },
+            d_out,
+            d_q: None,
+            d_k: None,
+            d_v: None,
+            d_positions: None,
+            accumulates: false,
+        }
+    }
+
+    /// The forward call's.
+    pub fn lengths(mut self, lengths: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.inputs.lengths = lengths.into();
+        self
+    }
+
+    /// Writes the gradient of the queries there.
+    pub fn d_q(mut self, d_q: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_q = d_q.into();
+        self
+    }
+
+    /// Writes the gradient of the keys there: summed over the query heads that share them.
+    pub fn d_k(mut self, d_k: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_k = d_k.into();
+        self
+    }
+
+    /// Writes the gradient of the values there: summed over the query heads that share them.
+    pub fn d_v(mut self, d_v: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_v = d_v.into();
+        self
+    }
+
+    /// Writes the gradient of the positions there, that of the Gaussian: summed over the heads that share them. Which keys a window
+    /// has is not differentiated.
+    pub fn d_positions(mut self, d_positions: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_positions = d_positions.into();
+        self
+    }
+
+    /// Adds the gradients to what is there instead, rounding once to their type.
+    pub fn accumulate(mut self, accumulates: bool) -> Self {
+        self.accumulates = accumulates;
+        self
+    }
+
+    pub(super) fn gradients(&self) -> Vec<(&'static str, TensorView<'a>)> {
+        let LocalBackward { d_q, d_k, d_v, d_positions, .. } = *self;
+        let all = [("d_q", d_q), ("d_k", d_k), ("d_v", d_v), ("d_positions", d_positions)];
+        all.into_iter().filter_map(|(name, view)| Some((name, view?))).collect()
+    }
+}

@@ -1,0 +1,297 @@
+//! The operator: softmax over a window around a position, times a Gaussian, times the values.
+
+mod call;
+mod config;
+mod predictor;
+
+pub use call::{LocalBackward, LocalForward};
+pub use config::LocalConfig;
+pub use predictor::{PositionPredictor, PredictorBackward, PredictorForward};
+
+use call::LocalInputs;
+
+use crate::bindings::BoundDispatch;
+use crate::device::DeviceFacts;
+use crate::error::Error;
+use crate::path::Dispatches;
+use crate::path::local::{LocalGradientViews, LocalProblem};
+use crate::pipelines::Pipelines;
+use crate::problem::Shape;
+use crate::record::{dispatch, pass};
+use crate::scratch::{Scratch, ScratchSize, Slot};
+use crate::tensor::{
+    Access, DType, TensorView, check_aliasing, check_apart, expect, expect_broadcast, expect_shape,
+};
+
+/// Luong's local-p attention (Luong et al. 2015, "Effective approaches to attention-based neural machine translation", equations 7 to
+/// 10): a query at position p, which need not be a whole number, sees the keys j with `|j − floor(p + ½)| ≤ D`. Their weights are
+/// the softmax of `scale · q · k` over the window, times `exp(−(j − p)² / 2σ²)`, and are not normalised again. Forward and backward, with the
+/// gradient of positions.
+///
+/// [`PositionPredictor`] makes positions of hidden states. Luong's scores are `dot` with queries as they are, and `general`
+/// with queries that a [`Projection`](crate::Projection) has multiplied by `Wᵀ`; [`AttentionalVector`](crate::AttentionalVector)
+/// takes the output. Local-m, whose window stands at the query's own place, is [`Mask::local_m`](crate::Mask::local_m) for every attention
+/// here; around other places, this with no [`sigma`](LocalConfig::sigma).
+///
+/// Work and memory of a forward call grow with `q_len · (2D + 1)`, whatever `kv_len` is. Gradients of keys and values ask every query for
+/// every key whether it sees it.
+///
+/// ```no_run
+/// # fn f(device: &wgpu::Device, queue: &wgpu::Queue, q: &wgpu::Buffer, kv: &wgpu::Buffer, p: &wgpu::Buffer,
+/// #      out: &wgpu::Buffer) -> Result<(), wgpu_attention::Error> {
+/// use wgpu_attention::{DType, LocalAttention, LocalConfig, LocalForward, Scratch, TensorView};
+///
+/// let attention = LocalAttention::new(device, LocalConfig::new(1, 512, 10))?;
+/// let view = |buffer, length, dim| TensorView::new(buffer, DType::F32, [8, 1, length, dim]);
+/// let (q, kv) = (view(q, 1, 512), view(kv, 50, 512));
+/// let call = LocalForward::new([q, kv, kv], view(p, 1, 1), view(out, 1, 512));
+/// let mut scratch = Scratch::new(device, attention.scratch_size(&call)?)?;
+///
+/// let mut encoder = device.create_command_encoder(&Default::default());
+/// attention.forward(&mut encoder, &call, &mut scratch)?; // records only
+/// queue.submit([encoder.finish()]);
+/// # Ok(()) }
+/// ```
+#[doc(alias = "local-p")]
+#[doc(alias = "luong")]
+#[derive(Clone, Debug)]
+pub struct LocalAttention {
+    pipelines: Pipelines,
+    config: LocalConfig,
+}
+
+impl LocalAttention {
+    /// Local attention with pipelines of its own.
+    ///
+    /// # Errors
+    /// A configuration that no call could satisfy, or a missing feature.
+    pub fn new(device: &wgpu::Device, config: LocalConfig) -> Result<Self, Error> {
+        Self::with_pipelines(&Pipelines::new(device), config)
+    }
+
+    /// Local attention that shares pipelines with other operators on the device.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_pipelines(pipelines: &Pipelines, config: LocalConfig) -> Result<Self, Error> {
+        config.check(&pipelines.facts())?;
+        Ok(LocalAttention { pipelines: pipelines.clone(), config })
+    }
+
+    /// The pipelines, to share.
+    pub fn pipelines(&self) -> &Pipelines {
+        &self.pipelines
+    }
+
+    /// The temporary memory that `call` needs: 4 bytes for each key of each query's window, of as many as its widest could have.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn scratch_size(&self, call: &LocalForward) -> Result<ScratchSize, Error> {
+        let device = &self.pipelines.facts();
+        let problem = self.check(call, device)?;
+        Ok(ScratchSize::default().with(Slot::Scores, problem.band_bytes(false, device)?))
+    }
+
+    /// Records `call` into `encoder`, in a compute pass of its own. Nothing is submitted, copied or read back.
+    ///
+    /// # Errors
+    /// Everything that [`Error`] lists for tensors and scratch; then nothing has been recorded.
+    pub fn forward(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        call: &LocalForward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record(call, scratch, |bound| dispatch(&mut pass(encoder, "local attention"), bound))
+    }
+
+    /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn forward_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        call: &LocalForward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record(call, scratch, |bound| dispatch(pass, bound))
+    }
+
+    /// Compiles and binds what `call` needs, so that its first recording does neither.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn prepare(&self, call: &LocalForward, scratch: &mut Scratch) -> Result<(), Error> {
+        self.record(call, scratch, |_| ())
+    }
+
+    fn record(
+        &self,
+        call: &LocalForward,
+        scratch: &mut Scratch,
+        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
+    ) -> Result<(), Error> {
+        let device = &self.pipelines.facts();
+        let problem = self.check(call, device)?;
+        scratch.check(self.scratch_size(call)?)?;
+        let dispatches = problem.forward(call.out, call.weights, scratch.buffer(Slot::Scores)?, device);
+        self.emit(&dispatches, scratch, emit)
+    }
+
+    fn emit(
+        &self,
+        dispatches: &Dispatches,
+        scratch: &Scratch,
+        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
+    ) -> Result<(), Error> {
+        let bound = self.pipelines.bind(dispatches, scratch.bindings())?;
+        emit(&bound);
+        Ok(())
+    }
+
+    /// What forward and backward calls have in common. `out` is the output or its gradient.
+    fn problem<'a>(
+        &self,
+        inputs: &LocalInputs<'a>,
+        (name, out, access): (&'static str, TensorView<'a>, Access),
+        device: &DeviceFacts,
+    ) -> Result<LocalProblem<'a>, Error> {
+        let config = &self.config;
+        let LocalInputs { q, k, v, positions, lengths } = *inputs;
+        for (tensor, view, access) in
+            [("q", q, Access::Read), ("k", k, Access::Read), ("v", v, Access::Read), (name, out, access)]
+        {
+            view.check_as(tensor, config.dtype, access, device)?;
+        }
+        positions.check_as("positions", DType::F32, Access::Read, device)?;
+        expect("q", q.shape(), 1, config.heads)?;
+        expect("q", q.shape(), 3, config.head_dim)?;
+        expect("k", k.shape(), 1, config.kv_heads)?;
+        expect("v", v.shape(), 3, config.value_dim)?;
+        let [batch, heads, q_len, head_dim] = q.shape();
+        let (kv_len, kv_heads, value_dim) = (k.shape()[2], config.kv_heads, config.value_dim);
+        let shape = Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim };
+        expect_shape("k", k.shape(), shape.k())?;
+        expect_shape("v", v.shape(), shape.v())?;
+        expect_shape(name, out.shape(), shape.out())?;
+        for (axis, wanted) in [(0, batch), (2, q_len), (3, 1)] {
+            expect("positions", positions.shape(), axis, wanted)?;
+        }
+        expect_broadcast("positions", positions.shape(), shape.lse())?;
+        if let Some(lengths) = lengths {
+            lengths.check_as("lengths", DType::U32, Access::Read, device)?;
+            expect_broadcast("lengths", lengths.shape(), [batch, 1, 1, 1])?;
+        }
+        let LocalConfig { half_window, sigma, scale, .. } = *config;
+        Ok(LocalProblem { shape, q, k, v, positions, lengths, half_window, sigma, scale })
+    }
+
+    fn check<'a>(&self, call: &LocalForward<'a>, device: &DeviceFacts) -> Result<LocalProblem<'a>, Error> {
+        let problem = self.problem(&call.inputs, ("out", call.out, Access::Write), device)?;
+        let mut written = vec![("out", call.out)];
+        if let Some(weights) = call.weights {
+            weights.check_as("weights", DType::F32, Access::Write, device)?;
+            expect_shape("weights", weights.shape(), problem.shape.weights())?;
+            written.push(("weights", weights));
+        }
+        let read: Vec<_> = call.inputs.named().collect();
+        check_aliasing(&written, &read)?;
+        check_apart(&written, device)?;
+        Ok(problem)
+    }
+}
+
+/// Gradients, without atomics: the same inputs on the same device give the same bits.
+impl LocalAttention {
+    /// The temporary memory that `call` needs: twice the forward call's.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    pub fn backward_scratch_size(&self, call: &LocalBackward) -> Result<ScratchSize, Error> {
+        let device = &self.pipelines.facts();
+        let problem = self.check_backward(call, device)?;
+        Ok(ScratchSize::default().with(Slot::Scores, problem.band_bytes(true, device)?))
+    }
+
+    /// Records the gradients of a forward call into `encoder`, in a compute pass of their own.
+    ///
+    /// # Errors
+    /// Everything that [`Error`] lists for tensors and scratch; [`Error::Unsupported`] if no gradient is asked for. Then nothing has been
+    /// recorded.
+    pub fn backward(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        call: &LocalBackward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        let label = "local attention backward";
+        self.record_backward(call, scratch, |bound| dispatch(&mut pass(encoder, label), bound))
+    }
+
+    /// [`backward`](Self::backward) into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    pub fn backward_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        call: &LocalBackward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record_backward(call, scratch, |bound| dispatch(pass, bound))
+    }
+
+    /// Compiles and binds what `call` needs, so that its first recording does neither.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    pub fn prepare_backward(&self, call: &LocalBackward, scratch: &mut Scratch) -> Result<(), Error> {
+        self.record_backward(call, scratch, |_| ())
+    }
+
+    fn record_backward(
+        &self,
+        call: &LocalBackward,
+        scratch: &mut Scratch,
+        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
+    ) -> Result<(), Error> {
+        let device = &self.pipelines.facts();
+        let problem = self.check_backward(call, device)?;
+        scratch.check(self.backward_scratch_size(call)?)?;
+        let LocalBackward { d_out, d_q, d_k, d_v, d_positions, accumulates, .. } = *call;
+        let gradients = LocalGradientViews { d_out, d_q, d_k, d_v, d_positions, accumulates };
+        let dispatches = problem.backward(&gradients, scratch.buffer(Slot::Scores)?, device);
+        self.emit(&dispatches, scratch, emit)
+    }
+
+    fn check_backward<'a>(
+        &self,
+        call: &LocalBackward<'a>,
+        device: &DeviceFacts,
+    ) -> Result<LocalProblem<'a>, Error> {
+        let problem = self.problem(&call.inputs, ("d_out", call.d_out, Access::Read), device)?;
+        let LocalInputs { q, k, v, positions, .. } = call.inputs;
+        let gradients = call.gradients();
+        if gradients.is_empty() {
+            let why = "nothing is asked for: give `d_q`, `d_k`, `d_v` or `d_positions`";
+            return Err(Error::Unsupported { what: "a backward pass without gradients", why });
+        }
+        for (tensor, view) in &gradients {
+            let of = match *tensor {
+                "d_q" => q,
+                "d_k" => k,
+                "d_v" => v,
+                _ => positions,
+            };
+            let dtype = if view.dtype() == DType::F32 { DType::F32 } else { of.dtype() };
+            view.check_as(tensor, dtype, Access::Write, device)?;
+            expect_shape(tensor, view.shape(), of.shape())?;
+        }
+        let mut read: Vec<_> = call.inputs.named().collect();
+        read.push(("d_out", call.d_out));
+        check_aliasing(&gradients, &read)?;
+        Ok(problem)
+    }
+}

@@ -1,0 +1,403 @@
+//! The operator: hidden states → `S · sigmoid(v · tanh(W h + b))`.
+
+use crate::bindings::BoundDispatch;
+use crate::device::DeviceFacts;
+use crate::error::Error;
+use crate::path::local::Predicted;
+use crate::path::project::{self, LinearOp};
+use crate::path::project_backward::{self, Gradient, LinearBackward};
+use crate::path::{Dispatches, fits, in_scratch};
+use crate::pipelines::Pipelines;
+use crate::plan::Tuning;
+use crate::projection::{Linear, check_summed_rows, check_vector};
+use crate::record::{dispatch, pass};
+use crate::scratch::{Scratch, ScratchSize, Slot};
+use crate::tensor::{
+    Access, DType, TensorView, check_aliasing, check_float, count, expect, expect_broadcast, expect_shape,
+};
+
+/// What forward and backward calls are both given.
+#[derive(Clone, Copy, Debug)]
+struct Inputs<'a> {
+    hidden: TensorView<'a>,
+    linear: Linear<'a>,
+    vector: TensorView<'a>,
+    kv_len: usize,
+    lengths: Option<TensorView<'a>>,
+}
+
+/// One forward call of a [`PositionPredictor`].
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct PredictorForward<'a> {
+    inputs: Inputs<'a>,
+    positions: TensorView<'a>,
+}
+
+impl<'a> PredictorForward<'a> {
+    /// `hidden` states `[batch, 1, q_len, features]`, F32, F16 or BF16; `linear` with W `[units, features]`, and a bias if there is
+    /// one; `vector` `[units]`, as [`TensorView::vector`], F32, F16 or BF16; `kv_len` source positions; to `positions`
+    /// `[batch, 1, q_len, 1]`, F32.
+    pub fn new(
+        hidden: TensorView<'a>,
+        linear: Linear<'a>,
+        vector: TensorView<'a>,
+        kv_len: usize,
+        positions: TensorView<'a>,
+    ) -> Self {
+        PredictorForward { inputs: Inputs { hidden, linear, vector, kv_len, lengths: None }, positions }
+    }
+
+    /// S of each batch entry in place of `kv_len`, `[batch or 1, 1, 1, 1]`, U32.
+    pub fn lengths(mut self, lengths: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.inputs.lengths = lengths.into();
+        self
+    }
+
+    fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
+        self.inputs.check(("positions", self.positions, Access::Write), device)?;
+        check_aliasing(&[("positions", self.positions)], &self.inputs.named())
+    }
+}
+
+/// One backward call: what [`PredictorForward`] was given, the gradient of the positions, and where the gradients go, each shaped as
+/// what it is of; F32, F16 or BF16.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct PredictorBackward<'a> {
+    inputs: Inputs<'a>,
+    d_positions: TensorView<'a>,
+    d_hidden: Option<TensorView<'a>>,
+    d_weight: Option<TensorView<'a>>,
+    d_bias: Option<TensorView<'a>>,
+    d_vector: Option<TensorView<'a>>,
+    accumulates: bool,
+}
+
+impl<'a> PredictorBackward<'a> {
+    /// The inputs of a forward call and the gradient of its positions, as [`LocalBackward::d_positions`](crate::LocalBackward::d_positions)
+    /// wrote it. No gradient is written until it is asked for.
+    pub fn new(
+        hidden: TensorView<'a>,
+        linear: Linear<'a>,
+        vector: TensorView<'a>,
+        kv_len: usize,
+        d_positions: TensorView<'a>,
+    ) -> Self {
+        PredictorBackward {
+            inputs: Inputs { hidden, linear, vector, kv_len, lengths: None },
+            d_positions,
+            d_hidden: None,
+            d_weight: None,
+            d_bias: None,
+            d_vector: None,
+            accumulates: false,
+        }
+    }
+
+    /// The forward call's.
+    pub fn lengths(mut self, lengths: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.inputs.lengths = lengths.into();
+        self
+    }
+
+    /// Writes the gradient of the hidden states there.
+    pub fn d_hidden(mut self, d_hidden: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_hidden = d_hidden.into();
+        self
+    }
+
+    /// Writes the gradient of W there.
+    pub fn d_weight(mut self, d_weight: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_weight = d_weight.into();
+        self
+    }
+
+    /// Writes the gradient of the bias there, `[units]`.
+    pub fn d_bias(mut self, d_bias: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_bias = d_bias.into();
+        self
+    }
+
+    /// Writes the gradient of the vector there.
+    pub fn d_vector(mut self, d_vector: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_vector = d_vector.into();
+        self
+    }
+
+    /// Adds the gradients to what is there instead, rounding once to their type.
+    pub fn accumulate(mut self, accumulates: bool) -> Self {
+        self.accumulates = accumulates;
+        self
+    }
+
+    fn gradients(&self) -> Vec<(&'static str, TensorView<'a>)> {
+        let PredictorBackward { d_hidden, d_weight, d_bias, d_vector, .. } = *self;
+        let all =
+            [("d_hidden", d_hidden), ("d_weight", d_weight), ("d_bias", d_bias), ("d_vector", d_vector)];
+        all.into_iter().filter_map(|(name, view)| Some((name, view?))).collect()
+    }
+
+    fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
+        let Inputs { hidden, linear, vector, .. } = self.inputs;
+        self.inputs.check(("d_positions", self.d_positions, Access::Read), device)?;
+        check_summed_rows("hidden", &hidden, 1)?;
+        let gradients = self.gradients();
+        if gradients.is_empty() {
+            let why = "nothing is asked for: give `d_hidden`, `d_weight`, `d_bias` or `d_vector`";
+            return Err(Error::Unsupported { what: "a backward pass without gradients", why });
+        }
+        for (tensor, view) in &gradients {
+            check_float(tensor, view)?;
+            view.check(tensor, Access::Write, device)?;
+            let wanted = match *tensor {
+                "d_hidden" => hidden.shape(),
+                "d_weight" => linear.weight.shape(),
+                _ => vector.shape(),
+            };
+            expect_shape(tensor, view.shape(), wanted)?;
+        }
+        let mut read = self.inputs.named();
+        read.push(("d_positions", self.d_positions));
+        check_aliasing(&gradients, &read)
+    }
+}
+
+impl<'a> Inputs<'a> {
+    fn named(&self) -> Vec<(&'static str, TensorView<'a>)> {
+        let mut named =
+            vec![("hidden", self.hidden), ("linear.weight", self.linear.weight), ("vector", self.vector)];
+        named.extend(self.linear.bias.map(|bias| ("linear.bias", bias)));
+        named.extend(self.lengths.map(|lengths| ("lengths", lengths)));
+        named
+    }
+
+    /// `positions` are these, or their gradient.
+    fn check(
+        &self,
+        (name, positions, access): (&'static str, TensorView, Access),
+        device: &DeviceFacts,
+    ) -> Result<(), Error> {
+        let Inputs { hidden, linear, vector, kv_len, lengths } = self;
+        for (tensor, view) in [("hidden", hidden), ("linear.weight", &linear.weight)] {
+            check_float(tensor, view)?;
+            view.check(tensor, Access::Read, device)?;
+        }
+        let [batch, _, q_len, features] = hidden.shape();
+        expect("hidden", hidden.shape(), 1, 1)?;
+        let units = linear.weight.shape()[2];
+        expect_shape("linear.weight", linear.weight.shape(), [1, 1, units, features])?;
+        check_vector("vector", vector, units, Access::Read, device)?;
+        if let Some(bias) = &linear.bias {
+            check_vector("linear.bias", bias, units, Access::Read, device)?;
+        }
+        positions.check_as(name, DType::F32, access, device)?;
+        expect_shape(name, positions.shape(), [batch, 1, q_len, 1])?;
+        if let Some(lengths) = lengths {
+            lengths.check_as("lengths", DType::U32, Access::Read, device)?;
+            expect_broadcast("lengths", lengths.shape(), [batch, 1, 1, 1])?;
+        }
+        if u32::try_from(*kv_len).is_err() {
+            let expected = "below 2^32";
+            return Err(Error::Option { option: "kv_len", value: *kv_len as f64, expected });
+        }
+        Ok(())
+    }
+
+    /// `[batch, 1, q_len, units]`.
+    fn inner(&self) -> [usize; 4] {
+        let [batch, _, q_len, _] = self.hidden.shape();
+        [batch, 1, q_len, self.linear.weight.shape()[2]]
+    }
+
+    fn inner_bytes(&self, device: &DeviceFacts) -> Result<u64, Error> {
+        fits(count(self.inner()) as u64, 4, device)
+    }
+
+    /// `W h + b` into `x`.
+    fn products(
+        &self,
+        x: TensorView<'a>,
+        tuning: &Tuning,
+        device: &DeviceFacts,
+    ) -> Result<(Dispatches<'a>, Predicted<'a>), Error> {
+        let Inputs { hidden, linear, vector, kv_len, lengths } = *self;
+        let Linear { weight: w, bias } = linear;
+        let op = LinearOp { x: hidden, w, bias, y: x, narrow: false, activation: None };
+        Ok((project::dispatches(&[op], tuning, device)?, Predicted { x, vector, lengths, kv_len }))
+    }
+}
+
+/// Positions predicted from hidden states: `S · sigmoid(v · tanh(W h + b))` (Luong et al. 2015, equation 9, which has no b), for
+/// [`LocalAttention`](super::LocalAttention), with the gradient of each. S is the number of source positions.
+#[derive(Clone, Debug)]
+pub struct PositionPredictor {
+    pipelines: Pipelines,
+    tuning: Tuning,
+}
+
+impl PositionPredictor {
+    /// A predictor with pipelines of its own.
+    pub fn new(device: &wgpu::Device) -> Self {
+        Self::with_pipelines(&Pipelines::new(device))
+    }
+
+    /// A predictor that shares pipelines with other operators on the device.
+    pub fn with_pipelines(pipelines: &Pipelines) -> Self {
+        PositionPredictor { pipelines: pipelines.clone(), tuning: Tuning::new() }
+    }
+
+    /// How the products are computed, not what, as of a [`Projection`](crate::Projection).
+    pub fn tuning(mut self, tuning: Tuning) -> Self {
+        self.tuning = tuning;
+        self
+    }
+
+    /// The temporary memory that `call` needs: 4 bytes for each unit of each hidden state.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn scratch_size(&self, call: &PredictorForward) -> Result<ScratchSize, Error> {
+        let device = &self.pipelines.facts();
+        call.check(device)?;
+        Ok(ScratchSize::default().with(Slot::Projected, call.inputs.inner_bytes(device)?))
+    }
+
+    /// Records `call` into `encoder`, in a compute pass of its own.
+    ///
+    /// # Errors
+    /// Everything that [`Error`] lists for tensors and scratch; then nothing has been recorded.
+    pub fn forward(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        call: &PredictorForward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record(call, scratch, |bound| dispatch(&mut pass(encoder, "predicted positions"), bound))
+    }
+
+    /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn forward_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        call: &PredictorForward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record(call, scratch, |bound| dispatch(pass, bound))
+    }
+
+    /// Compiles and binds what `call` needs, so that its first recording does neither.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn prepare(&self, call: &PredictorForward, scratch: &mut Scratch) -> Result<(), Error> {
+        self.record(call, scratch, |_| ())
+    }
+
+    fn record(
+        &self,
+        call: &PredictorForward,
+        scratch: &mut Scratch,
+        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
+    ) -> Result<(), Error> {
+        let device = &self.pipelines.facts();
+        scratch.check(self.scratch_size(call)?)?;
+        let x = in_scratch(scratch.buffer(Slot::Projected)?, DType::F32, call.inputs.inner(), 0);
+        let (mut dispatches, predicted) = call.inputs.products(x, &self.tuning, device)?;
+        dispatches.push(predicted.forward(call.positions, device));
+        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
+        emit(&bound);
+        Ok(())
+    }
+}
+
+/// Gradients, without atomics: the same inputs on the same device give the same bits.
+impl PositionPredictor {
+    /// The temporary memory that `call` needs: three times the forward call's.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    pub fn backward_scratch_size(&self, call: &PredictorBackward) -> Result<ScratchSize, Error> {
+        let device = &self.pipelines.facts();
+        call.check(device)?;
+        let bytes = call.inputs.inner_bytes(device)?;
+        let slots = [Slot::Projected, Slot::ProjectedGradients, Slot::GradientTerms];
+        Ok(slots.into_iter().fold(ScratchSize::default(), |size, slot| size.with(slot, bytes)))
+    }
+
+    /// Records the gradients of a forward call into `encoder`, in a compute pass of their own.
+    ///
+    /// # Errors
+    /// Everything that [`Error`] lists for tensors and scratch; [`Error::Unsupported`] if no gradient is asked for. Then nothing has been
+    /// recorded.
+    pub fn backward(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        call: &PredictorBackward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        let label = "predicted positions backward";
+        self.record_backward(call, scratch, |bound| dispatch(&mut pass(encoder, label), bound))
+    }
+
+    /// [`backward`](Self::backward) into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    pub fn backward_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        call: &PredictorBackward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record_backward(call, scratch, |bound| dispatch(pass, bound))
+    }
+
+    /// Compiles and binds what `call` needs, so that its first recording does neither.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    pub fn prepare_backward(&self, call: &PredictorBackward, scratch: &mut Scratch) -> Result<(), Error> {
+        self.record_backward(call, scratch, |_| ())
+    }
+
+    fn record_backward(
+        &self,
+        call: &PredictorBackward,
+        scratch: &mut Scratch,
+        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
+    ) -> Result<(), Error> {
+        let device = &self.pipelines.facts();
+        scratch.check(self.backward_scratch_size(call)?)?;
+        let inner = |slot| Ok(in_scratch(scratch.buffer(slot)?, DType::F32, call.inputs.inner(), 0));
+        let [x, d_x, terms] =
+            [inner(Slot::Projected)?, inner(Slot::ProjectedGradients)?, inner(Slot::GradientTerms)?];
+        let (mut dispatches, predicted) = call.inputs.products(x, &self.tuning, device)?;
+        dispatches.push(predicted.backward(call.d_positions, [d_x, terms], device));
+        let gradient = |view| Gradient { view, accumulates: call.accumulates };
+        let hidden = call.inputs.hidden;
+        let of_products = LinearBackward {
+            w: call.inputs.linear.weight,
+            d_y: d_x,
+            d_x: call.d_hidden.map(gradient),
+            d_w: call.d_weight.map(|d_weight| (hidden, gradient(d_weight))),
+            d_b: call.d_bias.map(gradient),
+            narrow: false,
+        };
+        // Of columns, as a bias is.
+        let of_vector = LinearBackward {
+            d_y: terms,
+            d_x: None,
+            d_w: None,
+            d_b: call.d_vector.map(gradient),
+            ..of_products
+        };
+        dispatches.extend(project_backward::dispatches(&[of_products, of_vector], &self.tuning, device)?);
+        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
+        emit(&bound);
+        Ok(())
+    }
+}

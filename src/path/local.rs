@@ -1,0 +1,319 @@
+//! Local attention, its gradients, predicted positions: from checked tensors to dispatches.
+
+use super::dispatches::{Dispatches, fits, grid, in_scratch};
+use crate::device::DeviceFacts;
+use crate::error::Error;
+use crate::kernel::{Dispatch, View, Width};
+use crate::kernels::local::{WORKGROUP, WindowSums};
+use crate::kernels::{
+    KernelVariant, local_columns, local_gradients, local_positions, local_positions_backward, local_rows,
+    local_weights,
+};
+use crate::problem::Shape;
+use crate::tensor::{DType, TensorView, broadcast, count};
+
+/// A checked problem of local attention.
+#[derive(Clone, Copy)]
+pub(crate) struct LocalProblem<'a> {
+    pub shape: Shape,
+    pub q: TensorView<'a>,
+    pub k: TensorView<'a>,
+    pub v: TensorView<'a>,
+    /// `[batch, heads or 1, q_len, 1]`.
+    pub positions: TensorView<'a>,
+    /// `[batch or 1, 1, 1, 1]`.
+    pub lengths: Option<TensorView<'a>>,
+    pub half_window: usize,
+    pub sigma: Option<f64>,
+    pub scale: f64,
+}
+
+/// What a backward call adds to it.
+#[derive(Clone, Copy)]
+pub(crate) struct LocalGradientViews<'a> {
+    pub d_out: TensorView<'a>,
+    pub d_q: Option<TensorView<'a>>,
+    pub d_k: Option<TensorView<'a>>,
+    pub d_v: Option<TensorView<'a>>,
+    pub d_positions: Option<TensorView<'a>>,
+    pub accumulates: bool,
+}
+
+/// A tensor as kernels see it: an axis of one element repeats it.
+fn view(t: Option<TensorView>, device: &DeviceFacts) -> View {
+    t.map_or(View::default(), |t| View::from(broadcast(t.window(device).layout)))
+}
+
+fn in_fours(tensors: &[TensorView]) -> Width {
+    Width::of(tensors.iter().all(|t| t.layout.in_fours(3)))
+}
+
+/// Workgroups for so many of a head; each takes more where there are more.
+fn workgroups(wanted: usize, device: &DeviceFacts) -> usize {
+    wanted.min(device.max_workgroups as usize)
+}
+
+fn dispatch<'a, P: bytemuck::Pod>(
+    variant: KernelVariant,
+    params: &P,
+    tensors: &[Option<TensorView<'a>>],
+    counts: [usize; 3],
+    device: &DeviceFacts,
+) -> Dispatch<'a, KernelVariant> {
+    Dispatch {
+        variant,
+        params: bytemuck::bytes_of(params).to_vec(),
+        tensors: tensors.iter().flatten().map(|t| t.window(device)).collect(),
+        grid: grid(counts),
+    }
+}
+
+impl<'a> LocalProblem<'a> {
+    /// Keys of a window, at most.
+    fn widest(&self) -> usize {
+        self.half_window.saturating_mul(2).saturating_add(1).min(self.shape.kv_len)
+    }
+
+    fn band_shape(&self, kinds: usize) -> [usize; 4] {
+        let Shape { batch, heads, q_len, .. } = self.shape;
+        [kinds * batch, heads, q_len, self.widest()]
+    }
+
+    /// Bytes of the windows' weights, and in a backward pass of the gradients of their scores.
+    pub fn band_bytes(&self, backward: bool, device: &DeviceFacts) -> Result<u64, Error> {
+        fits(count(self.band_shape(1 + usize::from(backward))) as u64, 4, device)
+    }
+
+    /// 1 / √2σ and 1 / σ².
+    fn gaussian(&self) -> [f32; 2] {
+        self.sigma.map_or([0.0; 2], |sigma| {
+            [1.0 / (std::f64::consts::SQRT_2 * sigma), 1.0 / (sigma * sigma)].map(|x| x as f32)
+        })
+    }
+
+    /// The dispatches of a forward call.
+    pub fn forward(
+        &self,
+        out: TensorView<'a>,
+        weights: Option<TensorView<'a>>,
+        memory: &'a wgpu::Buffer,
+        device: &DeviceFacts,
+    ) -> Dispatches<'a> {
+        let Shape { batch, heads, q_len, kv_len, head_dim, .. } = self.shape;
+        let LocalProblem { q, k, positions, lengths, .. } = *self;
+        let band = in_scratch(memory, DType::F32, self.band_shape(1), 0);
+        let step = workgroups(q_len, device);
+        let params = local_weights::Params {
+            q: view(Some(q), device),
+            k: view(Some(k), device),
+            positions: view(Some(positions), device),
+            lengths: view(lengths, device),
+            band: view(Some(band), device),
+            weights: view(weights, device),
+            q_len: q_len as u32,
+            kv_len: kv_len as u32,
+            head_dim: head_dim as u32,
+            group: self.shape.group() as u32,
+            half_window: self.half_window as i32,
+            step: step as u32,
+            scale: self.scale as f32,
+            narrowness: self.gaussian()[0],
+        };
+        let variant = local_weights::LocalWeights {
+            dtype: q.dtype(),
+            lengths: lengths.is_some(),
+            weights: weights.is_some(),
+            width: in_fours(&[q, k]),
+        };
+        let tensors = [Some(q), Some(k), Some(positions), lengths, Some(band), weights];
+        let variant = KernelVariant::LocalWeights(variant);
+        let weighed = dispatch(variant, &params, &tensors, [step, heads, batch], device);
+        vec![weighed, self.over_keys(band, self.v, out, false, device)]
+    }
+
+    /// The dispatches of a backward call.
+    pub fn backward(
+        &self,
+        gradients: &LocalGradientViews<'a>,
+        memory: &'a wgpu::Buffer,
+        device: &DeviceFacts,
+    ) -> Dispatches<'a> {
+        let Shape { batch, heads, q_len, kv_len, head_dim, value_dim, .. } = self.shape;
+        let LocalProblem { q, k, v, positions, lengths, .. } = *self;
+        let LocalGradientViews { d_out, d_q, d_k, d_v, d_positions, accumulates } = *gradients;
+        let bands = in_scratch(memory, DType::F32, self.band_shape(2), 0);
+        let step = workgroups(q_len, device);
+        let [narrowness, steepness] = self.gaussian();
+        let own_heads = positions.shape()[1];
+        let params = local_gradients::Params {
+            q: view(Some(q), device),
+            k: view(Some(k), device),
+            v: view(Some(v), device),
+            d_out: view(Some(d_out), device),
+            positions: view(Some(positions), device),
+            lengths: view(lengths, device),
+            band: view(Some(bands), device),
+            d_positions: view(d_positions, device),
+            q_len: q_len as u32,
+            kv_len: kv_len as u32,
+            head_dim: head_dim as u32,
+            value_dim: value_dim as u32,
+            batch: batch as u32,
+            group: self.shape.group() as u32,
+            heads: (heads / own_heads) as u32,
+            half_window: self.half_window as i32,
+            step: step as u32,
+            scale: self.scale as f32,
+            narrowness,
+            steepness,
+        };
+        let variant = local_gradients::LocalGradients {
+            dtype: q.dtype(),
+            lengths: lengths.is_some(),
+            d_positions: d_positions.map(|_| accumulates),
+            width: in_fours(&[q, k, v, d_out]),
+        };
+        let tensors =
+            [Some(q), Some(k), Some(v), Some(d_out), Some(positions), lengths, Some(bands), d_positions];
+        let variant = KernelVariant::LocalGradients(variant);
+        let mut all = vec![dispatch(variant, &params, &tensors, [step, own_heads, batch], device)];
+        let [weights, d_scores] =
+            [0, 1].map(|n| in_scratch(memory, DType::F32, self.band_shape(1), n * count(self.band_shape(1))));
+        all.extend(d_q.map(|d_q| self.over_keys(d_scores, k, d_q, accumulates, device)));
+        all.extend(d_k.map(|d_k| self.over_queries(d_scores, q, d_k, accumulates, device)));
+        all.extend(d_v.map(|d_v| self.over_queries(weights, d_out, d_v, accumulates, device)));
+        all
+    }
+
+    fn sums(&self, x: TensorView, y: TensorView, accumulates: bool) -> WindowSums {
+        let lengths = self.lengths.is_some();
+        WindowSums { x: x.dtype(), y: y.dtype(), lengths, accumulates, width: in_fours(&[x, y]) }
+    }
+
+    /// `y[i] = Σ_j band[i, j] x[j]`
+    fn over_keys(
+        &self,
+        band: TensorView<'a>,
+        x: TensorView<'a>,
+        y: TensorView<'a>,
+        accumulates: bool,
+        device: &DeviceFacts,
+    ) -> Dispatch<'a, KernelVariant> {
+        let [batch, heads, len, dim] = y.shape();
+        let fours = dim.div_ceil(4);
+        let work = len.saturating_mul(fours);
+        let groups = workgroups(work.div_ceil(WORKGROUP), device);
+        let params = local_rows::Params {
+            band: view(Some(band), device),
+            x: view(Some(x), device),
+            positions: view(Some(self.positions), device),
+            lengths: view(self.lengths, device),
+            y: view(Some(y), device),
+            kv_len: self.shape.kv_len as u32,
+            dim: dim as u32,
+            group: self.shape.group() as u32,
+            half_window: self.half_window as i32,
+            fours: fours as u32,
+            work: work as u32,
+            step: (groups * WORKGROUP) as u32,
+            pad: 0,
+        };
+        let variant = KernelVariant::LocalRows(local_rows::LocalRows(self.sums(x, y, accumulates)));
+        let tensors = [Some(band), Some(x), Some(self.positions), self.lengths, Some(y)];
+        dispatch(variant, &params, &tensors, [groups, heads, batch], device)
+    }
+
+    /// `y[j] = Σ_h Σ_i band[h, i, j] x[h, i]`
+    fn over_queries(
+        &self,
+        band: TensorView<'a>,
+        x: TensorView<'a>,
+        y: TensorView<'a>,
+        accumulates: bool,
+        device: &DeviceFacts,
+    ) -> Dispatch<'a, KernelVariant> {
+        let [batch, heads, len, dim] = y.shape();
+        let fours = dim.div_ceil(4);
+        let work = len.saturating_mul(fours);
+        let groups = workgroups(work.div_ceil(WORKGROUP), device);
+        let params = local_columns::Params {
+            band: view(Some(band), device),
+            x: view(Some(x), device),
+            positions: view(Some(self.positions), device),
+            lengths: view(self.lengths, device),
+            y: view(Some(y), device),
+            q_len: self.shape.q_len as u32,
+            kv_len: self.shape.kv_len as u32,
+            dim: dim as u32,
+            group: self.shape.group() as u32,
+            half_window: self.half_window as i32,
+            fours: fours as u32,
+            work: work as u32,
+            step: (groups * WORKGROUP) as u32,
+        };
+        let variant = KernelVariant::LocalColumns(local_columns::LocalColumns(self.sums(x, y, accumulates)));
+        let tensors = [Some(band), Some(x), Some(self.positions), self.lengths, Some(y)];
+        dispatch(variant, &params, &tensors, [groups, heads, batch], device)
+    }
+}
+
+/// What positions are predicted from: `x` is `W h + b` in F32.
+#[derive(Clone, Copy)]
+pub(crate) struct Predicted<'a> {
+    pub x: TensorView<'a>,
+    pub vector: TensorView<'a>,
+    pub lengths: Option<TensorView<'a>>,
+    pub kv_len: usize,
+}
+
+impl<'a> Predicted<'a> {
+    /// Writes positions.
+    pub fn forward(&self, positions: TensorView<'a>, device: &DeviceFacts) -> Dispatch<'a, KernelVariant> {
+        let Predicted { x, vector, lengths, kv_len } = *self;
+        let [batch, _, rows, units] = x.shape();
+        let step = workgroups(rows, device);
+        let params = local_positions::Params {
+            x: view(Some(x), device),
+            vector: view(Some(vector), device),
+            lengths: view(lengths, device),
+            positions: view(Some(positions), device),
+            rows: rows as u32,
+            kv_len: kv_len as u32,
+            units: units as u32,
+            step: step as u32,
+        };
+        let variant = local_positions::LocalPositions { vector: vector.dtype(), lengths: lengths.is_some() };
+        let tensors = [Some(x), Some(vector), lengths, Some(positions)];
+        dispatch(KernelVariant::LocalPositions(variant), &params, &tensors, [step, 1, batch], device)
+    }
+
+    /// Writes the gradient of x, and the terms of that of the vector.
+    pub fn backward(
+        &self,
+        d_positions: TensorView<'a>,
+        [d_x, terms]: [TensorView<'a>; 2],
+        device: &DeviceFacts,
+    ) -> Dispatch<'a, KernelVariant> {
+        let Predicted { x, vector, lengths, kv_len } = *self;
+        let [batch, _, rows, units] = x.shape();
+        let step = workgroups(rows, device);
+        let params = local_positions_backward::Params {
+            x: view(Some(x), device),
+            vector: view(Some(vector), device),
+            lengths: view(lengths, device),
+            d_positions: view(Some(d_positions), device),
+            d_x: view(Some(d_x), device),
+            terms: view(Some(terms), device),
+            rows: rows as u32,
+            kv_len: kv_len as u32,
+            units: units as u32,
+            step: step as u32,
+        };
+        let variant = local_positions_backward::LocalPositionsBackward {
+            vector: vector.dtype(),
+            lengths: lengths.is_some(),
+        };
+        let tensors = [Some(x), Some(vector), lengths, Some(d_positions), Some(d_x), Some(terms)];
+        dispatch(KernelVariant::LocalPositionsBackward(variant), &params, &tensors, [step, 1, batch], device)
+    }
+}
