@@ -10,7 +10,7 @@ use wgpu_attention::{
     AdditiveAttention, AdditiveConfig, AdditiveForward, DType, Scratch, Shape, TensorView, wgpu,
 };
 
-/// Of each invocation so many rounds of 16.
+/// Of each invocation ROUNDS times 16 tanh, four apart from each other at a time.
 const FLOOR: &str = "
 @group(0) @binding(0) var<storage, read_write> out: array<f32>;
 override ROUNDS: u32;
@@ -31,7 +31,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
 }
 ";
 
-/// As many tanh as there are pairs and hidden units, in 65536 invocations.
+/// As many tanh as there are pairs and hidden units, in 16384 invocations.
 struct Floor {
     pipeline: wgpu::ComputePipeline,
     group: wgpu::BindGroup,
@@ -49,7 +49,6 @@ impl Floor {
             &FLOOR.replace("WIDTH", &width.to_string()),
         ]
         .join("\n");
-        // As the crate's own: nothing is indexed beyond its end.
         let source = wgpu::ShaderModuleDescriptor {
             label: Some("tanh"),
             source: wgpu::ShaderSource::Wgsl(text.into()),
@@ -105,11 +104,11 @@ fn compare(bed: &Bed, shape: Shape) {
     let floor = Floor::new(bed, pairs * shape.head_dim);
     let mut least = [f64::INFINITY; 2];
     for _ in 0..if quick() { 2 } else { 40 } {
-        let time = bed.timer.time(&mut |pass: &mut wgpu::ComputePass| {
+        let time = bed.timer.time(|pass: &mut wgpu::ComputePass| {
             attention.forward_in_pass(pass, &call, &mut scratch).expect("a call");
         });
         least[0] = least[0].min(time.as_secs_f64() * 1e3);
-        let time = bed.timer.time(&mut |pass: &mut wgpu::ComputePass| floor.record(pass));
+        let time = bed.timer.time(|pass: &mut wgpu::ComputePass| floor.record(pass));
         least[1] = least[1].min(time.as_secs_f64() * 1e3);
     }
     let Shape { batch, heads, q_len, kv_len, head_dim, value_dim, .. } = shape;

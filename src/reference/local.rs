@@ -242,9 +242,9 @@ fn backward<R: Real>(
                 got.d_q[x] = got.d_q[x] + of(d_score * k[y]);
                 got.d_k[y] = got.d_k[y] + of(d_score * q[x]);
             }
-            for c in 0..value_dim {
+            for (c, d) in d.iter().enumerate() {
                 let y = (row.keys * kv_len + j) * value_dim + c;
-                got.d_v[y] = got.d_v[y] + of(softmax[n] * gaussian[n] * d[c]);
+                got.d_v[y] = got.d_v[y] + of(softmax[n] * gaussian[n] * *d);
             }
         }
     }

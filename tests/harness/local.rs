@@ -253,9 +253,9 @@ impl Case {
         if let Some((judged, got)) = truth.weights.zip(got.weights) {
             worst = worst.max(judged.judge(&got).map_err(|e| format!("weights: {e}"))?);
         }
-        for n in 0..4 {
+        for (n, name) in GRADIENTS.into_iter().enumerate() {
             let share = truth.gradients[n].judge(&got.gradients[n]);
-            worst = worst.max(share.map_err(|e| format!("{}: {e}", GRADIENTS[n]))?);
+            worst = worst.max(share.map_err(|e| format!("{name}: {e}"))?);
         }
         Ok(worst)
     }
@@ -337,17 +337,16 @@ pub async fn predicted_async(
     ]);
     let inputs = of.inputs();
     let placed: Vec<_> =
-        (0..4).map(|n| Placed::input(profile, Values::Floats(inputs[n]), dtype, at[n].clone())).collect();
+        (0..4).map(|n| Placed::input(profile, Values::Floats(inputs[n]), dtype, at[n])).collect();
     let [hidden, weight, bias, vector] = [0, 1, 2, 3].map(|n| placed[n].view());
-    let positions = Placed::output(profile, DType::F32, at[4].clone());
-    let d_positions = Placed::input(profile, Values::Floats(&of.d_positions), DType::F32, at[5].clone());
-    let of_lengths =
-        lengths.as_ref().map(|s| Placed::input(profile, Values::Numbers(s), DType::U32, at[6].clone()));
+    let positions = Placed::output(profile, DType::F32, at[4]);
+    let d_positions = Placed::input(profile, Values::Floats(&of.d_positions), DType::F32, at[5]);
+    let of_lengths = lengths.as_ref().map(|s| Placed::input(profile, Values::Numbers(s), DType::U32, at[6]));
     let before: Vec<Vec<f32>> = inputs.iter().map(|x| Rng::new(8).normals(x.len())).collect();
     let gradients: Vec<_> = (0..4)
         .map(|n| match accumulates {
-            true => Placed::holding(profile, &before[n], DType::F32, at[7 + n].clone()),
-            false => Placed::output(profile, DType::F32, at[7 + n].clone()),
+            true => Placed::holding(profile, &before[n], DType::F32, at[7 + n]),
+            false => Placed::output(profile, DType::F32, at[7 + n]),
         })
         .collect();
     let operator =
