@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 
 use minilm::{Files, LAYERS, SENTENCES, Tokenizer, Tokens, WIDTH};
 use safetensors::tensor::{Dtype, TensorView, serialize};
@@ -19,6 +20,9 @@ fn path() -> PathBuf {
 }
 
 fn files() -> Option<Files> {
+    // One download, not one for every test.
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     // Not `eprintln`, which a test that passes keeps to itself.
     Files::cached().map_err(|e| writeln!(std::io::stderr(), "skipped, the weights cannot be had: {e}")).ok()
 }
