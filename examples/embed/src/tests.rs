@@ -2,8 +2,10 @@
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 
 use minilm::{Files, LAYERS, SENTENCES, Tokenizer, Tokens, WIDTH};
+use safetensors::tensor::{Dtype, TensorView, serialize};
 use wgpu_attention::Gpu;
 use wgpu_attention_models::Safetensors;
 
@@ -18,6 +20,9 @@ fn path() -> PathBuf {
 }
 
 fn files() -> Option<Files> {
+    // One download, not one for every test.
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     // Not `eprintln`, which a test that passes keeps to itself.
     Files::cached().map_err(|e| writeln!(std::io::stderr(), "skipped, the weights cannot be had: {e}")).ok()
 }
@@ -101,6 +106,21 @@ fn weights_of_another_model_are_refused() {
     let other = Safetensors::open(path()).expect("a file without weights");
     let error = Model::new(&gpu(), &other, &tokens).map(|_| ()).expect_err("no weights").to_string();
     assert!(error.starts_with("no tensor `encoder.layer.0.attention.self.query.weight` in "), "{error}");
+
+    // The names of this model, another size.
+    let zeros = [0; 8 * 8 * 4];
+    let parts = ["self.query", "self.key", "self.value", "output.dense"];
+    let small = parts.map(|part| {
+        let view = TensorView::new(Dtype::F32, vec![8, 8], &zeros).expect("a tensor");
+        (format!("encoder.layer.0.attention.{part}.weight"), view)
+    });
+    let small = Safetensors::from_bytes("small", serialize(small, None).expect("a file")).expect("a file");
+    let error = Model::new(&gpu(), &small, &tokens).map(|_| ()).expect_err("another size").to_string();
+    assert_eq!(
+        error,
+        "`encoder.layer.0.attention.self.query.weight` has shape [8, 8], the model needs [384, 384]: is this the right \
+         model's file?"
+    );
     assert_eq!(difference(&[f32::NAN], &[0.0]), f64::INFINITY);
     assert_eq!(difference(&[], &[0.0]), f64::INFINITY);
     assert_eq!(difference(&[1.0, 2.0], &[1.0, 2.5]), 0.5);
