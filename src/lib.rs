@@ -13,6 +13,8 @@
 //! | a context and a decoder's state, and Luong's attentional vector to make of them | [`AttentionalVector`] |
 //! | scores that are `v · tanh(W_q q + W_k k)`: Bahdanau's, Luong's concat | [`AdditiveAttention`] |
 //! | sequences too long for the square of their length | [`LinearAttention`] |
+//! | a whole encoder, as BERT, or its parts | [`TransformerEncoder`], [`Norm`], [`Pointwise`] |
+//! | token ids, rows to average, logits | [`Embedding`], [`MeanPool`], [`LogSoftmax`], [`TopK`] |
 //! | long sequences, and attention that need not be exact | [`Linformer`], [`LshAttention`] |
 //! | a loss to train by | [`MultiHeadAttention::backward`], [`Attention::backward`], [`Projection::backward`], [`Positions::rotate_backward`], [`Merge::backward`], [`Linformer::backward`], [`LshAttention::backward`] |
 //! | sequences of different lengths in one call | [`Mask::packed`] |
@@ -57,6 +59,7 @@ mod check;
 mod device;
 mod dropout;
 mod dtype;
+mod embedding;
 mod encoder;
 mod error;
 mod family;
@@ -70,8 +73,10 @@ mod kernels;
 mod layer_config;
 mod linear;
 mod linformer;
+mod logits;
 mod lsh;
 mod mask;
+mod mean_pool;
 mod merge;
 mod mods;
 mod multi_head;
@@ -105,6 +110,7 @@ pub use block_config::{Activation, BlockConfig, NormConfig, NormOrder};
 pub use block_map::Blocks;
 pub use cache::{Append, Cache, CacheConfig, CacheLayout, CacheRead, CacheStorage, ScaleGroup, Tokens};
 pub use dropout::Dropout;
+pub use embedding::{Embedding, EmbeddingBackward, EmbeddingForward};
 pub use encoder::{
     EncoderBackward, EncoderForward, EncoderLayerGradients, EncoderLayerWeights, FeedForwardGradients,
     NormGradients, TransformerEncoder,
@@ -116,8 +122,10 @@ pub use gpu::{Gpu, UploadedMask};
 pub use layer_config::LayerConfig;
 pub use linear::{LinearAttention, LinearBackward, LinearConfig, LinearForward, LinearState};
 pub use linformer::{Linformer, LinformerBackward, LinformerForward};
+pub use logits::{LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward, MAX_TOP_K, TopK, TopKForward};
 pub use lsh::{LshAttention, LshBackward, LshConfig, LshForward};
 pub use mask::{Alignment, DeviceMask, HostMask, HostTensor, Mask};
+pub use mean_pool::{MeanPool, MeanPoolBackward, MeanPoolForward, PooledRows};
 pub use merge::{Merge, MergeBackward, PartGradients, Partial};
 pub use mods::{
     At, BoundMaskMod, BoundScoreMod, Captured, DeviceMods, FeatureMod, HostMods, MaskMod, ScoreMod,

@@ -21,11 +21,14 @@ mod backward;
 pub mod cache;
 pub mod compare;
 mod dropout;
+mod embedding;
 mod encoder;
 mod linear;
 mod linformer;
+mod logits;
 mod lsh;
 mod mask;
+mod mean_pool;
 mod merge;
 mod multi_head;
 mod multi_head_backward;
@@ -45,6 +48,7 @@ pub use backward::{
     attention_backward_magnitudes,
 };
 pub use dropout::dropout;
+pub use embedding::{embedding, embedding_backward};
 pub use encoder::{
     Encoded, EncoderGradients, EncoderLayerGradients, FeedForwardGradients, HostEncoderLayer,
     HostFeedForward, HostNorm, HostNormGradients, encoder, encoder_backward, feed_forward,
@@ -57,12 +61,14 @@ pub use linear::{
 pub use linformer::{
     LengthProjections, LinformerGradients, linformer, linformer_backward, linformer_backward_magnitudes,
 };
+pub use logits::{log_softmax, log_softmax_backward, top_k};
 pub use lsh::{
     LshAttended, LshGradients, LshHashed, LshShape, lsh_attention, lsh_attention_backward,
     lsh_attention_backward_magnitudes, lsh_buckets, lsh_pairs,
 };
 pub use mask::classify;
 pub(crate) use mask::pair_answers;
+pub use mean_pool::{mean_pool, mean_pool_backward};
 pub use merge::{PartGradients, merge, merge_backward};
 pub use multi_head::{
     HostLinear, HostWeights, LayerShape, average_heads, join_heads, multi_head, split_heads,

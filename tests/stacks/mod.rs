@@ -1,5 +1,6 @@
 //! Stacks of encoder layers against PyTorch's numbers and the reference, forward and backward.
 
+mod backward;
 mod data;
 mod encoder;
 
