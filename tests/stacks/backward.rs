@@ -1,6 +1,8 @@
 //! The gradients of `TransformerEncoder`.
 
-use wgpu_attention::reference::compare::{EPSILON_BF16, EPSILON_F16, EPSILON_F32, Tolerance, compare};
+use wgpu_attention::reference::compare::{
+    EPSILON_BF16, EPSILON_F16, EPSILON_F32, Tolerance, compare, max_error,
+};
 use wgpu_attention::reference::{self, LinearGradients, Real, widen};
 use wgpu_attention::{
     DType, EncoderBackward, EncoderForward, Error, NormConfig, NormGradients, Scratch, TensorView, Tuning,
@@ -187,6 +189,15 @@ fn outcome(stack: &Stack, setup: &Setup, ask: Ask, seed: u64) -> Result<f64, Str
     };
     // Gradients of keys' biases are 0 but for rounding: of all terms the largest counts.
     let magnitude = largest(exact.iter().flatten().copied());
+    // What a norm of nearly equal features makes of rounding reaches all gradients before it, some of them by luck less in the naive
+    // computation: the worst of them, as a share of its largest element, is what each may be off by.
+    let share =
+        exact.iter().zip(&naive).filter(|(exact, _)| largest(exact.iter().copied()) > 1e-3 * magnitude);
+    let share = share
+        .map(|(exact, naive)| {
+            max_error(&widened(naive, ask.gradient), exact) / largest(exact.iter().copied())
+        })
+        .fold(0.0, f64::max);
     let before = std::iter::once(("d_x".to_string(), own.x.clone())).chain(weights(&own));
     let mut worst: f64 = 0.0;
     for ((((name, before), got), exact), naive) in before.zip(&got).zip(&exact).zip(&naive) {
@@ -196,7 +207,9 @@ fn outcome(stack: &Stack, setup: &Setup, ask: Ask, seed: u64) -> Result<f64, Str
         };
         let want: Vec<f64> = exact.iter().zip(&before).map(|(g, b)| g + f64::from(*b)).collect();
         let naive: Vec<f32> = naive.iter().zip(&before).map(|(g, b)| g + b).collect();
-        let tolerance = Tolerance::gradient(&widened(&naive, ask.gradient), &want, magnitude, epsilon);
+        let own = Tolerance::gradient(&widened(&naive, ask.gradient), &want, magnitude, epsilon);
+        let of_stack = 3.0 * share * largest(exact.iter().copied());
+        let tolerance = Tolerance { absolute: own.absolute.max(of_stack) };
         let judged = Judged { want, tolerance }.judge(got);
         worst = worst.max(judged.map_err(|e| format!("{name}: {e}"))?);
     }
@@ -210,7 +223,7 @@ fn outcome(stack: &Stack, setup: &Setup, ask: Ask, seed: u64) -> Result<f64, Str
 fn gradients_of_random_stacks_equal_the_reference() {
     let mut report = Report::new("random encoders backward");
     for n in 0..40 {
-        if n >= 8 && !rest(&format!("random encoders backward {n}")) {
+        if n >= 6 && !rest(&format!("random encoders backward {n}")) {
             continue;
         }
         let (stack, keeps) = drawn(n);
