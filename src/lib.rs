@@ -14,6 +14,7 @@
 //! | scores that are `v · tanh(W_q q + W_k k)`: Bahdanau's, Luong's concat | [`AdditiveAttention`] |
 //! | sequences too long for the square of their length | [`LinearAttention`] |
 //! | a whole encoder, as BERT, or its parts | [`TransformerEncoder`], [`Norm`], [`Pointwise`] |
+//! | a decoder with a memory to attend to, token by token | [`TransformerDecoder`] |
 //! | token ids, rows to average, logits | [`Embedding`], [`MeanPool`], [`LogSoftmax`], [`TopK`] |
 //! | long sequences, and attention that need not be exact | [`Linformer`], [`LshAttention`] |
 //! | a loss to train by | [`MultiHeadAttention::backward`], [`Attention::backward`], [`Projection::backward`], [`Positions::rotate_backward`], [`Merge::backward`], [`Linformer::backward`], [`LshAttention::backward`] |
@@ -56,6 +57,7 @@ mod block_config;
 pub mod block_map;
 mod cache;
 mod check;
+mod decoder;
 mod device;
 mod dropout;
 mod dtype;
@@ -109,6 +111,7 @@ pub use block::{FeedForwardWeights, NormWeights};
 pub use block_config::{Activation, BlockConfig, NormConfig, NormOrder};
 pub use block_map::Blocks;
 pub use cache::{Append, Cache, CacheConfig, CacheLayout, CacheRead, CacheStorage, ScaleGroup, Tokens};
+pub use decoder::{DecoderForward, DecoderLayerWeights, DecoderMemory, TransformerDecoder};
 pub use dropout::Dropout;
 pub use embedding::{Embedding, EmbeddingBackward, EmbeddingForward};
 pub use encoder::{

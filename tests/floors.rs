@@ -13,6 +13,7 @@ const FLOORS: &[&str] = &[
     "gpu",
     // Operators.
     "encoder",
+    "decoder",
     "block",
     "multi_head",
     "additive",

@@ -20,6 +20,7 @@ mod attentional;
 mod backward;
 pub mod cache;
 pub mod compare;
+mod decoder;
 mod dropout;
 mod embedding;
 mod encoder;
@@ -47,6 +48,7 @@ pub use backward::{
     Gradients, additive_attention_backward, additive_attention_backward_magnitudes, attention_backward,
     attention_backward_magnitudes,
 };
+pub use decoder::{HostDecoderLayer, decoder};
 pub use dropout::dropout;
 pub use embedding::{embedding, embedding_backward};
 pub use encoder::{

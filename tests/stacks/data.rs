@@ -40,15 +40,15 @@ pub struct Part<R> {
 }
 
 impl<R: Real> Part<R> {
-    fn of(data: &LinearData) -> Self {
+    pub fn of(data: &LinearData) -> Self {
         Part { weight: widen(&data.weight), bias: data.bias.as_ref().map(|b| widen(b)) }
     }
 
-    fn linear(&self) -> HostLinear<'_, R> {
+    pub fn linear(&self) -> HostLinear<'_, R> {
         HostLinear { weight: &self.weight, bias: self.bias.as_deref() }
     }
 
-    fn norm(&self) -> HostNorm<'_, R> {
+    pub fn norm(&self) -> HostNorm<'_, R> {
         HostNorm { weight: Some(&self.weight), bias: self.bias.as_deref() }
     }
 }
@@ -258,11 +258,11 @@ pub struct PlacedPart {
 }
 
 impl PlacedPart {
-    fn linear(&self) -> Linear<'_> {
+    pub fn linear(&self) -> Linear<'_> {
         Linear { weight: self.weight.view(), bias: self.bias.as_ref().map(Placed::view) }
     }
 
-    fn norm(&self) -> NormWeights<'_> {
+    pub fn norm(&self) -> NormWeights<'_> {
         NormWeights { weight: Some(self.weight.view()), bias: self.bias.as_ref().map(Placed::view) }
     }
 
