@@ -73,7 +73,7 @@ impl MeanPool {
         let mut bindings = vec![Binding::read("x", self.x, self.width)];
         let [lengths, packed, keep] = self.pooled.declare(&mut bindings, &mut none);
         bindings.push(Binding::write("out", self.out, self.width));
-        let (combine, memory) = combine(self.rows);
+        let (combine, workgroup_memory) = combine(self.rows);
         let constants = [
             lengths,
             packed,
@@ -85,9 +85,7 @@ impl MeanPool {
         ];
         let parts =
             [shader!("tensor/view"), shader!("mean_pool/sequence"), shader!("mean_pool"), combine, &none];
-        let kernel = Kernel::new::<Params>(&constants, bindings, &parts, workgroup);
-        // Without L2 nothing is combined.
-        Kernel { workgroup_memory: if self.l2 { memory } else { 0 }, ..kernel }
+        Kernel { workgroup_memory, ..Kernel::new::<Params>(&constants, bindings, &parts, workgroup) }
     }
 
     pub fn all() -> impl Iterator<Item = Self> {

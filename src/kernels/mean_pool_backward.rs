@@ -47,7 +47,7 @@ impl MeanPoolBackward {
         let [lengths, packed, keep] = self.pooled.declare(&mut bindings, &mut none);
         bindings.push(Binding::read("d_out", self.d_out, self.width));
         bindings.push(Binding::write("d_x", self.d_x, self.width));
-        let (combine, memory) = combine(self.rows);
+        let (combine, workgroup_memory) = combine(self.rows);
         let constants = [
             lengths,
             packed,
@@ -65,8 +65,7 @@ impl MeanPoolBackward {
             combine,
             &none,
         ];
-        let kernel = Kernel::new::<Params>(&constants, bindings, &parts, workgroup);
-        Kernel { workgroup_memory: if self.x.is_some() { memory } else { 0 }, ..kernel }
+        Kernel { workgroup_memory, ..Kernel::new::<Params>(&constants, bindings, &parts, workgroup) }
     }
 
     pub fn all() -> impl Iterator<Item = Self> {

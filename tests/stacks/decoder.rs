@@ -72,8 +72,8 @@ impl Stack {
         let e = stack.features;
         let mut part = |[out, from]: [usize; 2], norm: bool| {
             let scale = 1.0 / (from as f32).sqrt();
-            let weight = rng.normals(out * from).iter().map(|w| w * scale + f32::from(u8::from(norm)));
-            let weight = weight.collect();
+            let near = f32::from(u8::from(norm));
+            let weight = rng.normals(out * from).iter().map(|w| w * scale + near).collect();
             let bias = rng.normals(if norm { from } else { out }).iter().map(|b| 0.3 * b).collect();
             LinearData { weight, bias: Some(bias) }
         };
@@ -168,11 +168,11 @@ impl Stack {
         let whole = [length];
         let mut first = 0;
         for rows in steps.unwrap_or(&whole) {
-            let part = |t: &Placed| t.view().slice(2, first, *rows);
+            let [x, out] = [x.view(), out.view()].map(|t| t.slice(2, first, *rows));
             if steps.is_some() {
                 profile.gpu.submit(|e| cache.advance(e, Tokens::All(*rows))).map_err(refused)?;
             }
-            let call = DecoderForward::new(part(&x), projected, part(&out))
+            let call = DecoderForward::new(x, projected, out)
                 .mask(rules[0].mask())
                 .memory_mask(rules[1].mask())
                 .cache(steps.map(|_| &cache));
