@@ -14,6 +14,9 @@
 //! | a decoder's position in the source, predicted or known, to attend around: Luong's local-p | [`LocalAttention`], [`PositionPredictor`] |
 //! | scores that are `v · tanh(W_q q + W_k k)`: Bahdanau's, Luong's concat | [`AdditiveAttention`] |
 //! | sequences too long for the square of their length | [`LinearAttention`] |
+//! | a whole encoder, as BERT, or its parts | [`TransformerEncoder`], [`Norm`], [`Pointwise`] |
+//! | a decoder with a memory to attend to, token by token | [`TransformerDecoder`] |
+//! | token ids, rows to average, logits | [`Embedding`], [`MeanPool`], [`LogSoftmax`], [`TopK`] |
 //! | long sequences, and attention that need not be exact | [`Linformer`], [`LshAttention`] |
 //! | a loss to train by | [`MultiHeadAttention::backward`], [`Attention::backward`], [`Projection::backward`], [`Positions::rotate_backward`], [`Merge::backward`], [`Linformer::backward`], [`LshAttention::backward`] |
 //! | sequences of different lengths in one call | [`Mask::packed`] |
@@ -55,9 +58,11 @@ mod block_config;
 pub mod block_map;
 mod cache;
 mod check;
+mod decoder;
 mod device;
 mod dropout;
 mod dtype;
+mod embedding;
 mod encoder;
 mod error;
 mod family;
@@ -72,8 +77,10 @@ mod layer_config;
 mod linear;
 mod linformer;
 mod local;
+mod logits;
 mod lsh;
 mod mask;
+mod mean_pool;
 mod merge;
 mod mods;
 mod multi_head;
@@ -107,7 +114,9 @@ pub use block::{FeedForwardWeights, NormWeights};
 pub use block_config::{Activation, BlockConfig, NormConfig, NormOrder};
 pub use block_map::Blocks;
 pub use cache::{Append, Cache, CacheConfig, CacheLayout, CacheRead, CacheStorage, ScaleGroup, Tokens};
+pub use decoder::{DecoderForward, DecoderLayerWeights, DecoderMemory, TransformerDecoder};
 pub use dropout::Dropout;
+pub use embedding::{Embedding, EmbeddingBackward, EmbeddingForward};
 pub use encoder::{
     EncoderBackward, EncoderForward, EncoderLayerGradients, EncoderLayerWeights, FeedForwardGradients,
     NormGradients, TransformerEncoder,
@@ -123,8 +132,10 @@ pub use local::{
     LocalAttention, LocalBackward, LocalConfig, LocalForward, PositionPredictor, PredictorBackward,
     PredictorForward,
 };
+pub use logits::{LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward, MAX_TOP_K, TopK, TopKForward};
 pub use lsh::{LshAttention, LshBackward, LshConfig, LshForward};
 pub use mask::{Alignment, DeviceMask, HostMask, HostTensor, Mask};
+pub use mean_pool::{MeanPool, MeanPoolBackward, MeanPoolForward, PooledRows};
 pub use merge::{Merge, MergeBackward, PartGradients, Partial};
 pub use mods::{
     At, BoundMaskMod, BoundScoreMod, Captured, DeviceMods, FeatureMod, HostMods, MaskMod, ScoreMod,

@@ -13,6 +13,7 @@ const FLOORS: &[&str] = &[
     "gpu",
     // Operators.
     "encoder",
+    "decoder",
     "block",
     "multi_head",
     "additive",
@@ -24,6 +25,9 @@ const FLOORS: &[&str] = &[
     "attention",
     "reference",
     "cache",
+    "embedding",
+    "mean_pool",
+    "logits",
     "norm",
     "weight_norm",
     "pointwise",

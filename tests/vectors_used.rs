@@ -28,6 +28,7 @@ fn every_vector_is_used_by_a_test() {
         (d2l::FAMILY, additive::D2L),
         (additive::FAMILY, additive::NAMES),
         (stacks::FAMILY, stacks::NAMES),
+        (stacks::FAMILY, stacks::DECODERS),
         (d2l::FAMILY, stacks::D2L),
         (linear::FAMILY, linear::NAMES),
         (onnx::FAMILY, linear::ONNX),

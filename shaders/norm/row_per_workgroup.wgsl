@@ -1,9 +1,9 @@
-// A workgroup owns a row: the sums of its invocations are added in a fixed order.
+// A workgroup owns a row: what its invocations found is combined in a fixed order.
 //
 // Needs: ROW_LANES.
-// Gives: first_row, lane_of, row_sum.
+// Gives: first_row, lane_of, row_max, row_sum.
 
-var<workgroup> lane_sums: array<f32, ROW_LANES>;
+var<workgroup> lane_parts: array<f32, ROW_LANES>;
 
 fn first_row(group: u32, index: u32) -> u32 {
     return group;
@@ -14,16 +14,31 @@ fn lane_of(index: u32) -> u32 {
 }
 
 fn row_sum(mine: vec4<f32>, lane: u32) -> f32 {
-    lane_sums[lane] = (mine.x + mine.y) + (mine.z + mine.w);
+    lane_parts[lane] = (mine.x + mine.y) + (mine.z + mine.w);
     workgroupBarrier();
     for (var n = ROW_LANES / 2u; n > 0u; n /= 2u) {
         if lane < n {
-            lane_sums[lane] += lane_sums[lane + n];
+            lane_parts[lane] += lane_parts[lane + n];
         }
         workgroupBarrier();
     }
-    let sum = lane_sums[0];
-    // All have read it before the next sum begins.
+    let sum = lane_parts[0];
+    // All have read it before the next begins.
     workgroupBarrier();
     return sum;
+}
+
+fn row_max(mine: vec4<f32>, lane: u32) -> f32 {
+    lane_parts[lane] = max(max(mine.x, mine.y), max(mine.z, mine.w));
+    workgroupBarrier();
+    for (var n = ROW_LANES / 2u; n > 0u; n /= 2u) {
+        if lane < n {
+            lane_parts[lane] = max(lane_parts[lane], lane_parts[lane + n]);
+        }
+        workgroupBarrier();
+    }
+    let largest = lane_parts[0];
+    // All have read it before the next begins.
+    workgroupBarrier();
+    return largest;
 }

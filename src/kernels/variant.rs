@@ -3,14 +3,15 @@
 use super::{
     add_positions, additive_backward, additive_pairs, additive_scores, append_keys, ask_mask,
     average_weights, cache_advance, cache_append, cache_copy, cache_read, captured_gradients, classify,
-    column_sums, fused, fused_backward, keep_rows, linear_carry, linear_chunks, linear_d_keys,
-    linear_d_queries, linear_d_rows, linear_d_values, linear_features, linear_logs, linear_map,
-    linear_map_backward, linear_out, linear_prefix, linear_recurrent, linear_scores, linear_state,
-    linear_stats, local_columns, local_gradients, local_positions, local_positions_backward, local_rows,
-    local_weights, lsh_codes, lsh_gather, lsh_gradients, lsh_hash, lsh_merge, merge, merge_backward,
-    merge_splits, norm, norm_backward, norm_sums, part_sums, pointwise, pointwise_backward, project,
-    project_backward, radix_sort_count, radix_sort_scan, radix_sort_scatter, rotate, row_stats, row_totals,
-    score_gradients, score_stage, scores, softmax, table_backward, tanh_backward, tanh_sum, weight_norm,
+    column_sums, embedding, embedding_backward, fused, fused_backward, keep_rows, linear_carry,
+    linear_chunks, linear_d_keys, linear_d_queries, linear_d_rows, linear_d_values, linear_features,
+    linear_logs, linear_map, linear_map_backward, linear_out, linear_prefix, linear_recurrent, linear_scores,
+    linear_state, linear_stats, local_columns, local_gradients, local_positions, local_positions_backward,
+    local_rows, local_weights, log_softmax, log_softmax_backward, lsh_codes, lsh_gather, lsh_gradients,
+    lsh_hash, lsh_merge, mean_pool, mean_pool_backward, merge, merge_backward, merge_splits, norm,
+    norm_backward, norm_sums, part_sums, pointwise, pointwise_backward, project, project_backward,
+    radix_sort_count, radix_sort_scan, radix_sort_scatter, rotate, row_stats, row_totals, score_gradients,
+    score_stage, scores, softmax, table_backward, tanh_backward, tanh_sum, top_k, weight_norm,
     weight_norm_backward, weighted_sum,
 };
 use crate::family::{Families, Family, GRADIENTS, PRODUCT_GRADIENTS, PRODUCTS, STAGED};
@@ -92,6 +93,13 @@ pub(crate) enum KernelVariant {
     LocalPositionsBackward(local_positions_backward::LocalPositionsBackward),
     LocalRows(local_rows::LocalRows),
     LocalWeights(local_weights::LocalWeights),
+    Embedding(embedding::Embedding),
+    EmbeddingBackward(embedding_backward::EmbeddingBackward),
+    MeanPool(mean_pool::MeanPool),
+    MeanPoolBackward(mean_pool_backward::MeanPoolBackward),
+    LogSoftmax(log_softmax::LogSoftmax),
+    LogSoftmaxBackward(log_softmax_backward::LogSoftmaxBackward),
+    TopK(top_k::TopK),
 }
 
 impl KernelVariant {
@@ -245,6 +253,13 @@ impl Variant for KernelVariant {
             KernelVariant::LocalPositionsBackward(_) => "attention.local_positions_backward",
             KernelVariant::LocalRows(_) => "attention.local_rows",
             KernelVariant::LocalWeights(_) => "attention.local_weights",
+            KernelVariant::Embedding(_) => "attention.embedding",
+            KernelVariant::EmbeddingBackward(_) => "attention.embedding_backward",
+            KernelVariant::MeanPool(_) => "attention.mean_pool",
+            KernelVariant::MeanPoolBackward(_) => "attention.mean_pool_backward",
+            KernelVariant::LogSoftmax(_) => "attention.log_softmax",
+            KernelVariant::LogSoftmaxBackward(_) => "attention.log_softmax_backward",
+            KernelVariant::TopK(_) => "attention.top_k",
         }
     }
 
@@ -321,6 +336,13 @@ impl Variant for KernelVariant {
             KernelVariant::LocalPositionsBackward(v) => v.describe(),
             KernelVariant::LocalRows(v) => v.describe(),
             KernelVariant::LocalWeights(v) => v.describe(),
+            KernelVariant::Embedding(v) => v.describe(),
+            KernelVariant::EmbeddingBackward(v) => v.describe(),
+            KernelVariant::MeanPool(v) => v.describe(),
+            KernelVariant::MeanPoolBackward(v) => v.describe(),
+            KernelVariant::LogSoftmax(v) => v.describe(),
+            KernelVariant::LogSoftmaxBackward(v) => v.describe(),
+            KernelVariant::TopK(v) => v.describe(),
         }
     }
 }
@@ -404,5 +426,12 @@ pub(crate) fn all() -> Vec<KernelVariant> {
     all.extend(gradients.map(KernelVariant::WeightNormBackward));
     all.extend(tanh_sum::TanhSum::all().map(KernelVariant::TanhSum));
     all.extend(tanh_backward::TanhBackward::all().map(KernelVariant::TanhBackward));
+    all.extend(embedding::Embedding::all().map(KernelVariant::Embedding));
+    all.extend(embedding_backward::EmbeddingBackward::all().map(KernelVariant::EmbeddingBackward));
+    all.extend(mean_pool::MeanPool::all().map(KernelVariant::MeanPool));
+    all.extend(mean_pool_backward::MeanPoolBackward::all().map(KernelVariant::MeanPoolBackward));
+    all.extend(log_softmax::LogSoftmax::all().map(KernelVariant::LogSoftmax));
+    all.extend(log_softmax_backward::LogSoftmaxBackward::all().map(KernelVariant::LogSoftmaxBackward));
+    all.extend(top_k::TopK::all().map(KernelVariant::TopK));
     all
 }

@@ -189,6 +189,20 @@ pub(crate) struct Plan {
     pub size: ScratchSize,
 }
 
+/// A checked call whose keys and values are elsewhere.
+#[derive(Clone, Copy)]
+pub(crate) struct QueryPlan {
+    shape: Shape,
+    /// Whether keys and values are projected too.
+    wanted: [bool; 3],
+    chosen: Chosen,
+    pub size: ScratchSize,
+}
+
+fn query_extras<'a>(out: TensorView<'a>, mask: DeviceMask<'a>) -> Extras<'a> {
+    Extras { out, mask, appended: 0, lse: None, weights: None, scores: None, dropout: None }
+}
+
 impl MultiHeadAttention {
     /// A layer with pipelines of its own.
     ///
@@ -490,6 +504,75 @@ impl MultiHeadAttention {
         let extras = call.extras(call.out, self.appended_keys());
         check_extras(&Extras { lse: None, ..extras }, &shape, device)?;
         self.plan(shape, &extras, call.context.is_some(), device)
+    }
+
+    /// The plan of a call whose keys and values are elsewhere: projected before, or in a cache, which those of its rows are appended to.
+    /// Its inputs and outputs are in the scratch of a stack: only its mask is checked. `out` stands for what it gives.
+    pub(crate) fn query_plan(
+        &self,
+        (out, mask): (TensorView, DeviceMask),
+        keys: &Keys,
+        [batch, q_len, kv_len]: [usize; 3],
+        device: &DeviceFacts,
+    ) -> Result<QueryPlan, Error> {
+        let shape = self.config.shape(batch, q_len, kv_len, 0);
+        let extras = query_extras(out, mask);
+        check_extras(&extras, &shape, device)?;
+        let is_cached = matches!(keys, Keys::Cache(_));
+        if is_cached {
+            mask.check_for_cache()?;
+        }
+        let dtype = self.config.dtype;
+        let wanted = [true, is_cached, is_cached];
+        let rows = Shape { kv_len: q_len, ..shape };
+        let size = self.projected_size(&rows, wanted, dtype, Slot::Projected)?;
+        let size = size.with(Slot::Context, self.context_bytes(&shape));
+        let chosen = path::choose(&extras.outline(shape, dtype, keys.layout(), self.tuning), device)?;
+        Ok(QueryPlan { shape, wanted, chosen, size: size.max(chosen.scratch_size()) })
+    }
+
+    /// The dispatches of such a call of `x` to `out`.
+    pub(crate) fn query_dispatches<'a>(
+        &'a self,
+        ([x, out], mask): ([TensorView<'a>; 2], DeviceMask<'a>),
+        keys: Keys<'a>,
+        plan: &QueryPlan,
+        scratch: &'a Scratch,
+        device: &DeviceFacts,
+    ) -> Result<Dispatches<'a>, Error> {
+        let QueryPlan { shape, wanted, chosen, .. } = *plan;
+        let (dtype, narrow) = (self.config.dtype, self.config.narrow);
+        let buffer = scratch.buffer(Slot::Projected)?;
+        let rows = Shape { kv_len: shape.q_len, ..shape };
+        let [q, k, v] =
+            projected_layouts(&rows, wanted, dtype).map(|layout| TensorView { buffer, dtype, layout });
+        let mut products = vec![self.query.product(x, q, narrow)];
+        if let Keys::Cache(_) = keys {
+            products.extend([self.key.product(x, k, narrow), self.value.product(x, v, narrow)]);
+        }
+        let mut dispatches = project::dispatches(&products, &self.tuning, device)?;
+        if let Keys::Cache(layer) = &keys {
+            dispatches.extend(path::cache::append(layer, [k, v], None, None, device));
+        }
+        let context = in_scratch(scratch.buffer(Slot::Context)?, dtype, joined_heads(&shape), 0);
+        let extras = query_extras(heads_of(context, &shape), mask);
+        let problem = Problem { keys, ..self.problem(shape, [q; 3], extras) };
+        dispatches.extend(path::dispatches(&problem, chosen, chosen.memory(scratch)?, device));
+        let out = self.out.product(context, out, false);
+        dispatches.extend(project::dispatches(&[out], &self.tuning, device)?);
+        Ok(dispatches)
+    }
+
+    /// The keys and values of `x`, for calls that find them there.
+    pub(crate) fn key_products<'a>(
+        &'a self,
+        x: TensorView<'a>,
+        [k, v]: [TensorView<'a>; 2],
+        device: &DeviceFacts,
+    ) -> Result<Dispatches<'a>, Error> {
+        let narrow = self.config.narrow;
+        let products = [self.key.product(x, k, narrow), self.value.product(x, v, narrow)];
+        project::dispatches(&products, &self.tuning, device)
     }
 
     /// What a plan must know of the attention inside. How keys and values will lie decides how they load.

@@ -20,13 +20,17 @@ mod attentional;
 mod backward;
 pub mod cache;
 pub mod compare;
+mod decoder;
 mod dropout;
+mod embedding;
 mod encoder;
 mod linear;
 mod linformer;
 mod local;
+mod logits;
 mod lsh;
 mod mask;
+mod mean_pool;
 mod merge;
 mod multi_head;
 mod multi_head_backward;
@@ -46,7 +50,9 @@ pub use backward::{
     Gradients, additive_attention_backward, additive_attention_backward_magnitudes, attention_backward,
     attention_backward_magnitudes,
 };
+pub use decoder::{HostDecoderLayer, decoder};
 pub use dropout::dropout;
+pub use embedding::{embedding, embedding_backward};
 pub use encoder::{
     Encoded, EncoderGradients, EncoderLayerGradients, FeedForwardGradients, HostEncoderLayer,
     HostFeedForward, HostNorm, HostNormGradients, encoder, encoder_backward, feed_forward,
@@ -64,12 +70,14 @@ pub use local::{
     local_attention_backward, local_attention_backward_magnitudes, predict_positions,
     predict_positions_backward,
 };
+pub use logits::{log_softmax, log_softmax_backward, top_k};
 pub use lsh::{
     LshAttended, LshGradients, LshHashed, LshShape, lsh_attention, lsh_attention_backward,
     lsh_attention_backward_magnitudes, lsh_buckets, lsh_pairs,
 };
 pub use mask::classify;
 pub(crate) use mask::pair_answers;
+pub use mean_pool::{mean_pool, mean_pool_backward};
 pub use merge::{PartGradients, merge, merge_backward};
 pub use multi_head::{
     HostLinear, HostWeights, LayerShape, average_heads, join_heads, multi_head, split_heads,

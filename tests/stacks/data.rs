@@ -5,8 +5,9 @@ use wgpu_attention::reference::{
     attention, join_heads, norm, project, split_heads, widen,
 };
 use wgpu_attention::{
-    Activation, BlockConfig, DType, EncoderLayerWeights, FeedForwardWeights, LayerConfig, LayerWeights,
-    Linear, NormConfig, NormOrder, NormWeights, Shape, TransformerEncoder,
+    Activation, BlockConfig, DType, EncoderLayerGradients, EncoderLayerWeights, FeedForwardGradients,
+    FeedForwardWeights, LayerConfig, LayerGradients, LayerWeights, Linear, LinearGradients, NormConfig,
+    NormGradients, NormOrder, NormWeights, Shape, TransformerEncoder,
 };
 
 use crate::harness::layer::LinearData;
@@ -39,15 +40,15 @@ pub struct Part<R> {
 }
 
 impl<R: Real> Part<R> {
-    fn of(data: &LinearData) -> Self {
+    pub fn of(data: &LinearData) -> Self {
         Part { weight: widen(&data.weight), bias: data.bias.as_ref().map(|b| widen(b)) }
     }
 
-    fn linear(&self) -> HostLinear<'_, R> {
+    pub fn linear(&self) -> HostLinear<'_, R> {
         HostLinear { weight: &self.weight, bias: self.bias.as_deref() }
     }
 
-    fn norm(&self) -> HostNorm<'_, R> {
+    pub fn norm(&self) -> HostNorm<'_, R> {
         HostNorm { weight: Some(&self.weight), bias: self.bias.as_deref() }
     }
 }
@@ -216,11 +217,28 @@ impl Stack {
 
     /// Puts the weights on the device.
     pub fn place(&self, profile: &'static Profile, dtype: DType) -> PlacedStack {
-        let e = self.features;
-        let place = |data: &[f32], shape: [usize; 4]| {
+        self.place_as(|data, shape| {
             let [at] = Layout::Dense.places([shape]);
             Placed::input(profile, Values::Floats(data), dtype, at)
-        };
+        })
+    }
+
+    /// Puts the gradients of the weights on the device, which hold the weights before if `hold`.
+    pub fn place_gradients(
+        &self,
+        profile: &'static Profile,
+        dtype: DType,
+        hold: bool,
+        layout: Layout,
+    ) -> PlacedStack {
+        self.place_as(|data, shape| {
+            let [at] = layout.places([shape]);
+            if hold { Placed::holding(profile, data, dtype, at) } else { Placed::output(profile, dtype, at) }
+        })
+    }
+
+    fn place_as(&self, place: impl Fn(&[f32], [usize; 4]) -> Placed) -> PlacedStack {
+        let e = self.features;
         let part = |l: &LinearData, [out, from]: [usize; 2], is_norm: bool| PlacedPart {
             weight: place(&l.weight, [1, 1, out, from]),
             bias: l.bias.as_ref().map(|b| place(b, [1, 1, 1, if is_norm { from } else { out }])),
@@ -251,12 +269,20 @@ pub struct PlacedPart {
 }
 
 impl PlacedPart {
-    fn linear(&self) -> Linear<'_> {
+    pub fn linear(&self) -> Linear<'_> {
         Linear { weight: self.weight.view(), bias: self.bias.as_ref().map(Placed::view) }
     }
 
-    fn norm(&self) -> NormWeights<'_> {
+    pub fn norm(&self) -> NormWeights<'_> {
         NormWeights { weight: Some(self.weight.view()), bias: self.bias.as_ref().map(Placed::view) }
+    }
+
+    fn linear_gradients(&self) -> LinearGradients<'_> {
+        LinearGradients { weight: Some(self.weight.view()), bias: self.bias.as_ref().map(Placed::view) }
+    }
+
+    fn norm_gradients(&self) -> NormGradients<'_> {
+        NormGradients { weight: Some(self.weight.view()), bias: self.bias.as_ref().map(Placed::view) }
     }
 }
 
@@ -269,6 +295,21 @@ pub struct PlacedStack {
 impl PlacedStack {
     pub fn weights(&self) -> Vec<EncoderLayerWeights<'_>> {
         self.layers.iter().map(|p| weights_of(p)).collect()
+    }
+
+    /// The same tensors as places of gradients.
+    pub fn gradients(&self) -> Vec<EncoderLayerGradients<'_>> {
+        self.layers.iter().map(|p| gradients_of(p)).collect()
+    }
+
+    pub fn final_gradients(&self) -> NormGradients<'_> {
+        self.final_norm.as_ref().map(PlacedPart::norm_gradients).unwrap_or_default()
+    }
+
+    /// All tensors in order, each weight before its bias.
+    pub fn tensors(&self) -> impl Iterator<Item = &Placed> {
+        let parts = self.layers.iter().flatten().chain(&self.final_norm);
+        parts.flat_map(|part| std::iter::once(&part.weight).chain(&part.bias))
     }
 
     pub fn encoder(
@@ -296,5 +337,23 @@ fn weights_of(p: &[PlacedPart]) -> EncoderLayerWeights<'_> {
             down: p[5].linear(),
         },
         norms: [p[6].norm(), p[7].norm()],
+    }
+}
+
+fn gradients_of(p: &[PlacedPart]) -> EncoderLayerGradients<'_> {
+    EncoderLayerGradients {
+        attention: LayerGradients {
+            query: p[0].linear_gradients(),
+            key: p[1].linear_gradients(),
+            value: p[2].linear_gradients(),
+            out: p[3].linear_gradients(),
+            bias_kv: None,
+        },
+        feed_forward: FeedForwardGradients {
+            up: p[4].linear_gradients(),
+            gate: p.get(8).map(PlacedPart::linear_gradients).unwrap_or_default(),
+            down: p[5].linear_gradients(),
+        },
+        norms: [p[6].norm_gradients(), p[7].norm_gradients()],
     }
 }

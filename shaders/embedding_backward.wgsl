@@ -1,0 +1,94 @@
+// The gradient of a table of embeddings: of each of its rows scale · the sum of d_out of all rows that have its id, batch entry
+// by batch entry, row by row.
+//
+// d_out [batch, 1, length, width]   ids [batch, 1, length, 1]   order [batch, 1, 1, length]   d_table [1, 1, rows, width]
+//
+// `order` is that of a stable sort of each batch entry's ids by the bits of ID_MASK; ids beyond the table have others too, and
+// are passed over. A workgroup has a row of the table and LANES · 4 channels: it looks up where its ids begin, and adds from there on.
+//
+// Bindings (declared by the host): d_out, ids, order, d_table. IN_FOURS: d_out and d_table move in fours. ACCUMULATES: d_table holds
+// what is added to.
+// Reads d_out once and writes d_table once: bytes; and log2 of the length ids for each row of the table and batch entry.
+
+struct Params {
+    d_out: View,
+    ids: View,
+    d_table: View,
+    rows: u32,         // of the table
+    width: u32,
+    length: u32,
+    batch: u32,
+    id_mask: u32,
+    step: u32,         // workgroups that share the rows
+    scale: f32,
+    pad: u32,
+}
+
+@group(0) @binding(0) var<uniform> p: Params;
+
+fn row_at(b: u32, place: u32) -> u32 {
+    return order_at(b * p.length + place);
+}
+
+fn id_at(b: u32, i: u32) -> u32 {
+    return ids_at(view_at(p.ids, b, 0u, i, 0u));
+}
+
+// The first place whose id is not below `id` by its bits.
+fn place_of(b: u32, id: u32) -> u32 {
+    var low = 0u;
+    var high = p.length;
+    while low < high {
+        let middle = (low + high) / 2u;
+        if (id_at(b, row_at(b, middle)) & p.id_mask) < id {
+            low = middle + 1u;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+fn store4(row: u32, d: u32, gradient: vec4<f32>) {
+    let o = view_at(p.d_table, 0u, 0u, row, d);
+    let step = p.d_table.strides.w;
+    var sum = gradient;
+    if ACCUMULATES {
+        sum += d_table_at4(o, step, p.width - d);
+    }
+    if IN_FOURS {
+        d_table_store4(o, sum);
+    } else {
+        for (var c = 0u; c < min(4u, p.width - d); c++) {
+            d_table_store(o + c * step, sum[c]);
+        }
+    }
+}
+
+@compute @workgroup_size(LANES)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let d = (group.y * LANES + lane) * 4u;
+    if d >= p.width {
+        return;
+    }
+    for (var row = group.x; row < p.rows; row += p.step) {
+        var sum = vec4<f32>();
+        var any = false;
+        for (var b = 0u; b < p.batch; b++) {
+            for (var place = place_of(b, row); place < p.length; place++) {
+                let i = row_at(b, place);
+                let id = id_at(b, i);
+                if (id & p.id_mask) != row {
+                    break;
+                }
+                if id == row {
+                    sum += d_out_at4(view_at(p.d_out, b, 0u, i, d), p.d_out.strides.w, p.width - d);
+                    any = true;
+                }
+            }
+        }
+        if !ACCUMULATES || any {
+            store4(row, d, p.scale * sum);
+        }
+    }
+}

@@ -1,0 +1,70 @@
+// out = x − ln Σ exp(x) of every row, from the row's maximum on; −∞ where x is, and NaN in rows with NaN or ∞ or of −∞ alone.
+//
+// x, out [batch, heads, length, columns]
+//
+// ROW_LANES invocations share a row, as in norm.wgsl.
+//
+// Bindings (declared by the host): x, out. IN_FOURS: both move in fours.
+// Bytes: x once from memory and twice from caches; out once.
+
+struct Params {
+    x: View,
+    out: View,
+    columns: u32,
+    heads: u32,
+    length: u32,
+    rows: u32,
+    step: u32,         // rows from one that a workgroup or an invocation has to its next
+    inf: f32,
+    nan: f32,
+    pad: u32,
+}
+
+@group(0) @binding(0) var<uniform> p: Params;
+
+fn within(d: u32) -> vec4<bool> {
+    return vec4<u32>(d) + vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(p.columns);
+}
+
+fn store4(o: u32, d: u32, value: vec4<f32>) {
+    if IN_FOURS {
+        out_store4(o, value);
+    } else {
+        for (var c = 0u; c < min(4u, p.columns - d); c++) {
+            out_store(o + c * p.out.strides.w, value[c]);
+        }
+    }
+}
+
+@compute @workgroup_size(WORKGROUP)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
+    let lane = lane_of(index);
+    let step = p.x.strides.w;
+    let none = vec4<f32>(-p.inf);
+    for (var row = first_row(group.x, index); row < p.rows; row += p.step) {
+        let plane = row / p.length;
+        let i = row - plane * p.length;
+        let b = plane / p.heads;
+        let h = plane - b * p.heads;
+        let at = view_at(p.x, b, h, i, 0u);
+        var tops = none;
+        for (var d = lane * 4u; d < p.columns; d += ROW_LANES * 4u) {
+            let x = x_at4(at + d * step, step, p.columns - d);
+            // NaN and ∞ make the same of a row; max loses NaN on some drivers.
+            tops = max(tops, select(none, select(x, -none, are_nan(x)), within(d)));
+        }
+        let top = row_max(tops, lane);
+        var sums = vec4<f32>();
+        for (var d = lane * 4u; d < p.columns; d += ROW_LANES * 4u) {
+            let x = x_at4(at + d * step, step, p.columns - d);
+            sums += select(vec4<f32>(), exp(x - top), within(d) & (x != none));
+        }
+        let log_sum = log(row_sum(sums, lane));
+        let is_finite = (bitcast<u32>(top) & 0x7fffffffu) < 0x7f800000u;
+        for (var d = lane * 4u; d < p.columns; d += ROW_LANES * 4u) {
+            let x = x_at4(at + d * step, step, p.columns - d);
+            let y = select((x - top) - log_sum, none, x == none);
+            store4(view_at(p.out, b, h, i, d), d, select(vec4<f32>(p.nan), y, is_finite));
+        }
+    }
+}

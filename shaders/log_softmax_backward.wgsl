@@ -1,0 +1,61 @@
+// The gradient of what log_softmax.wgsl takes, from what it gave: d_x = d_out − exp(out) · Σ d_out.
+//
+// out, d_out, d_x [batch, heads, length, columns]
+//
+// ROW_LANES invocations share a row, as in norm.wgsl.
+//
+// Bindings (declared by the host): out, d_out, d_x. IN_FOURS: all of them move in fours. ACCUMULATES: d_x holds what is added to.
+// Bytes: out once, d_out once from memory and once from caches; d_x once.
+
+struct Params {
+    out: View,
+    d_out: View,
+    d_x: View,
+    columns: u32,
+    heads: u32,
+    length: u32,
+    rows: u32,
+    step: u32,         // rows from one that a workgroup or an invocation has to its next
+    inf: f32,
+    pad0: u32,
+    pad1: u32,
+}
+
+@group(0) @binding(0) var<uniform> p: Params;
+
+fn store4(o: u32, d: u32, gradient: vec4<f32>) {
+    let step = p.d_x.strides.w;
+    var sum = gradient;
+    if ACCUMULATES {
+        sum += d_x_at4(o, step, p.columns - d);
+    }
+    if IN_FOURS {
+        d_x_store4(o, sum);
+    } else {
+        for (var c = 0u; c < min(4u, p.columns - d); c++) {
+            d_x_store(o + c * step, sum[c]);
+        }
+    }
+}
+
+@compute @workgroup_size(WORKGROUP)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
+    let lane = lane_of(index);
+    for (var row = first_row(group.x, index); row < p.rows; row += p.step) {
+        let plane = row / p.length;
+        let i = row - plane * p.length;
+        let b = plane / p.heads;
+        let h = plane - b * p.heads;
+        var sums = vec4<f32>();
+        for (var d = lane * 4u; d < p.columns; d += ROW_LANES * 4u) {
+            sums += d_out_at4(view_at(p.d_out, b, h, i, d), p.d_out.strides.w, p.columns - d);
+        }
+        let total = row_sum(sums, lane);
+        for (var d = lane * 4u; d < p.columns; d += ROW_LANES * 4u) {
+            let d_out = d_out_at4(view_at(p.d_out, b, h, i, d), p.d_out.strides.w, p.columns - d);
+            let y = out_at4(view_at(p.out, b, h, i, d), p.out.strides.w, p.columns - d);
+            let share = select(exp(y), vec4<f32>(), y == vec4<f32>(-p.inf));
+            store4(view_at(p.d_x, b, h, i, d), d, d_out - share * total);
+        }
+    }
+}

@@ -1,0 +1,58 @@
+// out = the mean of a sequence's rows, with L2 divided by its length (sentence embeddings: Reimers and Gurevych 2019); zero of
+// no rows.
+//
+// x [batch, 1, length, features]   numbers: lengths [batch, 1, 1, 1] or cu_seqlens [1, 1, 1, sequences + 1]
+// keep [batch, 1, 1, length]   out [sequences, 1, 1, features]
+//
+// ROW_LANES invocations share a sequence, as they share a row in norm.wgsl.
+//
+// Bindings (declared by the host): x, numbers if LENGTHS or PACKED, keep if KEEP, out. IN_FOURS: x and out move in fours.
+// Bytes: x once from memory, with L2 once more from caches; out once.
+
+struct Params {
+    x: View,
+    numbers: View,
+    keep: View,
+    out: View,
+    features: u32,
+    length: u32,
+    sequences: u32,
+    step: u32,         // sequences from one that a workgroup or an invocation has to its next
+    eps: f32,          // the least length that is divided by
+    pad0: u32,
+    pad1: u32,
+    pad2: u32,
+}
+
+@group(0) @binding(0) var<uniform> p: Params;
+
+fn store4(s: u32, d: u32, value: vec4<f32>) {
+    let o = view_at(p.out, s, 0u, 0u, d);
+    if IN_FOURS {
+        out_store4(o, value);
+    } else {
+        for (var c = 0u; c < min(4u, p.features - d); c++) {
+            out_store(o + c * p.out.strides.w, value[c]);
+        }
+    }
+}
+
+@compute @workgroup_size(WORKGROUP)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
+    let lane = lane_of(index);
+    for (var s = first_row(group.x, index); s < p.sequences; s += p.step) {
+        let sequence = sequence_of(s);
+        var scale = 1.0;
+        if L2 {
+            var squares = vec4<f32>();
+            for (var d = lane * 4u; d < p.features; d += ROW_LANES * 4u) {
+                let mean = mean4(sequence, d);
+                squares += mean * mean;
+            }
+            scale = 1.0 / max(sqrt(row_sum(squares, lane)), p.eps);
+        }
+        for (var d = lane * 4u; d < p.features; d += ROW_LANES * 4u) {
+            store4(s, d, mean4(sequence, d) * scale);
+        }
+    }
+}

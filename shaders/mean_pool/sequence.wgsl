@@ -1,0 +1,49 @@
+// The rows of a sequence whose mean is taken: all, the first of a batch entry, those that a mask keeps, or a part of a packed one.
+//
+// Needs: p.x, p.numbers, p.keep, p.length, p.features; PACKED, LENGTHS, KEEP; view_at, numbers_at, keep_at, x_at4.
+// Gives: Sequence; is_kept, mean4, sequence_of.
+
+struct Sequence {
+    b: u32,
+    first: u32,
+    end: u32,
+    count: u32,        // rows that are kept
+}
+
+fn is_kept(b: u32, i: u32) -> bool {
+    if KEEP {
+        return keep_at(view_at(p.keep, b, 0u, 0u, i));
+    }
+    return true;
+}
+
+fn sequence_of(s: u32) -> Sequence {
+    if PACKED {
+        let first = min(numbers_at(view_at(p.numbers, 0u, 0u, 0u, s)), p.length);
+        let end = clamp(numbers_at(view_at(p.numbers, 0u, 0u, 0u, s + 1u)), first, p.length);
+        return Sequence(0u, first, end, end - first);
+    }
+    if LENGTHS {
+        let end = min(numbers_at(view_at(p.numbers, s, 0u, 0u, 0u)), p.length);
+        return Sequence(s, 0u, end, end);
+    }
+    if !KEEP {
+        return Sequence(s, 0u, p.length, p.length);
+    }
+    var count = 0u;
+    for (var i = 0u; i < p.length; i++) {
+        count += u32(is_kept(s, i));
+    }
+    return Sequence(s, 0u, p.length, count);
+}
+
+// The mean's four channels from d on; zero past the last, and of no rows.
+fn mean4(sequence: Sequence, d: u32) -> vec4<f32> {
+    var sum = vec4<f32>();
+    for (var i = sequence.first; i < sequence.end; i++) {
+        if is_kept(sequence.b, i) {
+            sum += x_at4(view_at(p.x, sequence.b, 0u, i, d), p.x.strides.w, p.features - d);
+        }
+    }
+    return sum / f32(max(sequence.count, 1u));
+}

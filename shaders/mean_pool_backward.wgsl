@@ -1,0 +1,91 @@
+// The gradient of the rows whose mean is taken: d_x = g / count, zero of rows that are in no mean; g is d_out or, with L2 and m the
+// mean, (d_out − m (m · d_out) / |m|²) / |m|.
+//
+// x, d_x [batch, 1, length, features]   numbers, keep as in mean_pool.wgsl   d_out [sequences, 1, 1, features]
+//
+// ROW_LANES invocations share a sequence.
+//
+// Bindings (declared by the host): x if L2, numbers if LENGTHS or PACKED, keep if KEEP, d_out, d_x. IN_FOURS: x, d_out and d_x move in
+// fours. ACCUMULATES: d_x holds what is added to.
+// Bytes: with L2 x once from memory and once more from caches; d_x once.
+
+struct Params {
+    x: View,
+    numbers: View,
+    keep: View,
+    d_out: View,
+    d_x: View,
+    features: u32,
+    length: u32,
+    sequences: u32,
+    step: u32,         // sequences from one that a workgroup or an invocation has to its next
+    eps: f32,          // the least length that was divided by
+    pad0: u32,
+    pad1: u32,
+    pad2: u32,
+}
+
+@group(0) @binding(0) var<uniform> p: Params;
+
+fn d_out4(s: u32, d: u32) -> vec4<f32> {
+    return d_out_at4(view_at(p.d_out, s, 0u, 0u, d), p.d_out.strides.w, p.features - d);
+}
+
+fn store4(b: u32, i: u32, d: u32, gradient: vec4<f32>) {
+    let o = view_at(p.d_x, b, 0u, i, d);
+    let step = p.d_x.strides.w;
+    var sum = gradient;
+    if ACCUMULATES {
+        sum += d_x_at4(o, step, p.features - d);
+    }
+    if IN_FOURS {
+        d_x_store4(o, sum);
+    } else {
+        for (var c = 0u; c < min(4u, p.features - d); c++) {
+            d_x_store(o + c * step, sum[c]);
+        }
+    }
+}
+
+@compute @workgroup_size(WORKGROUP)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
+    let lane = lane_of(index);
+    for (var s = first_row(group.x, index); s < p.sequences; s += p.step) {
+        let sequence = sequence_of(s);
+        var scale = 1.0;
+        var along = 0.0;
+        if L2 {
+            var squares = vec4<f32>();
+            var products = vec4<f32>();
+            for (var d = lane * 4u; d < p.features; d += ROW_LANES * 4u) {
+                let mean = mean4(sequence, d);
+                squares += mean * mean;
+                products += mean * d_out4(s, d);
+            }
+            let norm = sqrt(row_sum(squares, lane));
+            scale = 1.0 / max(norm, p.eps);
+            // Where eps is divided by, the length has no part.
+            along = select(0.0, row_sum(products, lane) * scale * scale, norm > p.eps);
+        }
+        // What is in no sequence of a packed row has a gradient too: the first has what is before it, the last what is after it.
+        var first = 0u;
+        var end = p.length;
+        if PACKED {
+            first = select(sequence.first, 0u, s == 0u);
+            end = select(sequence.end, p.length, s + 1u == p.sequences);
+        }
+        let share = scale / f32(max(sequence.count, 1u));
+        for (var d = lane * 4u; d < p.features; d += ROW_LANES * 4u) {
+            var gradient = d_out4(s, d);
+            if L2 {
+                gradient -= along * mean4(sequence, d);
+            }
+            for (var i = first; i < end; i++) {
+                let within = i >= sequence.first && i < sequence.end && is_kept(sequence.b, i);
+                if within || !ACCUMULATES {
+                    store4(sequence.b, i, d, select(vec4<f32>(), gradient * share, within));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,111 @@
+// The k largest elements of every row, the largest first, and where they are: of equal ones that further left, NaN above all
+// numbers.
+//
+// x [batch, heads, length, columns]   values, indices [batch, heads, length, k]
+//
+// A workgroup has a row. Each invocation knows the best of its columns, which are fours by turns; when that is taken, all of them look
+// together for the next best of the same columns.
+//
+// Bindings (declared by the host): x, values if VALUES, indices.
+// Bytes: x once from memory, and k times 1 / LANES of it from caches.
+
+struct Params {
+    x: View,
+    values: View,
+    indices: View,
+    columns: u32,
+    k: u32,
+    heads: u32,
+    length: u32,
+    rows: u32,
+    step: u32,         // workgroups that share them
+    pad0: u32,
+    pad1: u32,
+}
+
+@group(0) @binding(0) var<uniform> p: Params;
+
+// What sorts as an element does, and its column.
+var<workgroup> best: array<vec2<u32>, LANES>;
+
+// Larger numbers have larger keys; NaN has the largest but for BEFORE_ALL's, and none has 0. Both zeros are equal.
+fn key_of(x: f32) -> u32 {
+    let bits = bitcast<u32>(x);
+    let magnitude = bits & 0x7fffffffu;
+    if magnitude > 0x7f800000u {
+        return 0xfffffffeu;
+    }
+    if magnitude == 0u {
+        return 0x80000000u;
+    }
+    return select(bits | 0x80000000u, ~bits, bits >= 0x80000000u);
+}
+
+const BEFORE_ALL: vec2<u32> = vec2<u32>(0xffffffffu, 0u);
+const AFTER_ALL: vec2<u32> = vec2<u32>(0u, 0xffffffffu);
+
+fn is_before(a: vec2<u32>, b: vec2<u32>) -> bool {
+    return a.x > b.x || (a.x == b.x && a.y < b.y);
+}
+
+// The best after `after` in the fours from `first` on.
+fn best_of(at: u32, first: u32, step: u32, after: vec2<u32>) -> vec2<u32> {
+    var found = AFTER_ALL;
+    for (var four = first; four * 4u < p.columns; four += step) {
+        let d = four * 4u;
+        let x = x_at4(at + d * p.x.strides.w, p.x.strides.w, p.columns - d);
+        for (var c = 0u; c < min(4u, p.columns - d); c++) {
+            let candidate = vec2<u32>(key_of(x[c]), d + c);
+            if is_before(candidate, found) && is_before(after, candidate) {
+                found = candidate;
+            }
+        }
+    }
+    return found;
+}
+
+fn best_of_all(mine: vec2<u32>, lane: u32) -> vec2<u32> {
+    best[lane] = mine;
+    workgroupBarrier();
+    for (var n = LANES / 2u; n > 0u; n /= 2u) {
+        if lane < n {
+            let other = best[lane + n];
+            if is_before(other, best[lane]) {
+                best[lane] = other;
+            }
+        }
+        workgroupBarrier();
+    }
+    let found = best[0];
+    // All have read it before the next begins.
+    workgroupBarrier();
+    return found;
+}
+
+@compute @workgroup_size(LANES)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    for (var row = group.x; row < p.rows; row += p.step) {
+        let plane = row / p.length;
+        let i = row - plane * p.length;
+        let b = plane / p.heads;
+        let h = plane - b * p.heads;
+        let at = view_at(p.x, b, h, i, 0u);
+        var mine = best_of(at, lane, LANES, BEFORE_ALL);
+        for (var n = 0u; n < p.k; n++) {
+            let found = best_of_all(mine, lane);
+            if lane == 0u {
+                indices_store(view_at(p.indices, b, h, i, n), found.y);
+                if VALUES {
+                    values_store(view_at(p.values, b, h, i, n), x_at(at + found.y * p.x.strides.w));
+                }
+            }
+            if n + 1u < p.k {
+                let owner = found.y / 4u % LANES;
+                let next = best_of_all(best_of(at, owner + LANES * lane, LANES * LANES, found), lane);
+                if lane == owner {
+                    mine = next;
+                }
+            }
+        }
+    }
+}

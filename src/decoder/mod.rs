@@ -1,0 +1,570 @@
+//! A stack of decoder layers: attention to what came before and to a memory, feed-forward, norms before or after.
+
+use crate::bindings::BoundDispatch;
+use crate::block::{
+    FeedForward, FeedForwardWeights, NormWeights, OwnedNorm, Rows, Workspace, check_rows, check_rows_of,
+    forward_size,
+};
+use crate::block_config::{BlockConfig, NormOrder};
+use crate::cache::Cache;
+use crate::device::DeviceFacts;
+use crate::error::Error;
+use crate::mask::DeviceMask;
+use crate::multi_head::{LayerForward, LayerWeights, MultiHeadAttention, Plan as AttentionPlan, QueryPlan};
+use crate::path::{self, Dispatches, Keys};
+use crate::pipelines::Pipelines;
+use crate::plan::Tuning;
+use crate::record::{dispatch, pass};
+use crate::scratch::{Scratch, ScratchSize, Slot};
+use crate::tensor::{Access, TensorView, check_aliasing, check_apart, check_sizes, expect_shape};
+
+/// The weights of one layer of a decoder, on the device.
+#[derive(Clone, Copy, Debug)]
+pub struct DecoderLayerWeights<'a> {
+    /// Of its self-attention: `self_attn` of PyTorch.
+    pub self_attention: LayerWeights<'a>,
+    /// Of its attention to the memory: `multihead_attn` of PyTorch.
+    pub cross_attention: LayerWeights<'a>,
+    /// Of its feed-forward layer.
+    pub feed_forward: FeedForwardWeights<'a>,
+    /// Of the norms of self-attention, of cross-attention and of the feed-forward layer: `norm1`, `norm2`, `norm3` of PyTorch.
+    pub norms: [NormWeights<'a>; 3],
+}
+
+/// Keys and values that the layers of a decoder have projected of a memory, of the stack's dtype: layer n's from batch entry
+/// `n · batch` on.
+#[derive(Clone, Copy, Debug)]
+pub struct DecoderMemory<'a> {
+    /// `[layers · batch, kv_heads, memory_len, head_dim]`.
+    pub keys: TensorView<'a>,
+    /// `[layers · batch, kv_heads, memory_len, value_dim]`.
+    pub values: TensorView<'a>,
+}
+
+impl<'a> DecoderMemory<'a> {
+    fn of_layer(&self, n: usize, batch: usize) -> [TensorView<'a>; 2] {
+        [self.keys, self.values].map(|t| t.slice(0, n * batch, batch))
+    }
+
+    fn tensors(&self) -> [(&'static str, TensorView<'a>); 2] {
+        [("memory.keys", self.keys), ("memory.values", self.values)]
+    }
+}
+
+/// One forward call of a decoder: `[batch, 1, length, features]` in and out, see [`TensorView::sequence`].
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct DecoderForward<'a> {
+    x: TensorView<'a>,
+    memory: DecoderMemory<'a>,
+    out: TensorView<'a>,
+    mask: DeviceMask<'a>,
+    memory_mask: DeviceMask<'a>,
+    cache: Option<&'a Cache>,
+}
+
+impl<'a> DecoderForward<'a> {
+    /// `x` and `out` are `[batch, 1, length, features]`, of the layers' dtype; `memory` is what
+    /// [`TransformerDecoder::project_memory`] has written.
+    pub fn new(x: TensorView<'a>, memory: DecoderMemory<'a>, out: TensorView<'a>) -> Self {
+        let [mask, memory_mask] = [DeviceMask::none(); 2];
+        DecoderForward { x, memory, out, mask, memory_mask, cache: None }
+    }
+
+    /// Which rows a row attends to, in every layer: `tgt_mask` and `tgt_key_padding_mask` of PyTorch. No row is hidden from another
+    /// unless this says so: give [`Mask::causal`](crate::Mask::causal).
+    #[doc(alias = "tgt_mask")]
+    #[doc(alias = "tgt_key_padding_mask")]
+    pub fn mask(mut self, mask: DeviceMask<'a>) -> Self {
+        self.mask = mask;
+        self
+    }
+
+    /// Which rows of the memory a row attends to, in every layer: `memory_mask` and `memory_key_padding_mask` of PyTorch.
+    #[doc(alias = "memory_key_padding_mask")]
+    pub fn memory_mask(mut self, mask: DeviceMask<'a>) -> Self {
+        self.memory_mask = mask;
+        self
+    }
+
+    /// Rows are the tokens of the cache's last [`advance`](Cache::advance), as many of each sequence as the most that one advanced by:
+    /// their keys and values are appended to it, in layer n of the cache by layer n of the stack, and they attend to all that it
+    /// has. With a causal mask, rows given in steps of any lengths come out as they do all at once. The same call serves every later step.
+    pub fn cache(mut self, cache: impl Into<Option<&'a Cache>>) -> Self {
+        self.cache = cache.into();
+        self
+    }
+}
+
+#[derive(Clone, Debug)]
+struct DecoderLayer {
+    self_attention: MultiHeadAttention,
+    cross_attention: MultiHeadAttention,
+    feed_forward: FeedForward,
+    norms: [OwnedNorm; 3],
+}
+
+/// A stack of decoder layers on one device: everything `nn.TransformerDecoder` has in evaluation, and a cache for generation. Vaswani
+/// et al. 2017, section 3.1; with norms before each part, Xiong et al. 2020.
+///
+/// All stages of all layers are recorded in one pass, with one scratch whose size does not grow with the number of layers. The keys and
+/// values of the memory are projected once, and read by every step. It keeps its weights' buffers alive, and reads them where they
+/// are. What has no memory to attend to is a [`TransformerEncoder`](crate::TransformerEncoder) with a causal mask.
+///
+/// ```no_run
+/// # use wgpu_attention::{BlockConfig, DecoderLayerWeights, DecoderMemory, Error, TensorView, wgpu};
+/// # fn f(device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder, config: BlockConfig, layers: &[DecoderLayerWeights],
+/// #      encoded: TensorView, memory: DecoderMemory, x: TensorView, y: TensorView) -> Result<(), Error> {
+/// use wgpu_attention::{Cache, CacheConfig, DecoderForward, Mask, Scratch, Tokens, TransformerDecoder};
+///
+/// let decoder = TransformerDecoder::new(device, config, layers, None)?;
+/// let cached = CacheConfig::new(8, 64, 512).layers(layers.len());
+/// let mut cache = Cache::with_pipelines(decoder.pipelines(), cached)?;
+/// let call = DecoderForward::new(x, memory, y).cache(&cache).mask(Mask::causal());
+/// let mut scratch = Scratch::new(device, decoder.scratch_size(&call)?)?;
+/// // Once for each sentence, then for each token x.
+/// decoder.project_memory(encoder, encoded, &memory, &mut scratch)?;
+/// cache.advance(encoder, Tokens::All(1))?;
+/// let call = DecoderForward::new(x, memory, y).cache(&cache).mask(Mask::causal());
+/// decoder.forward(encoder, &call, &mut scratch)
+/// # }
+/// ```
+#[doc(alias = "TransformerDecoderLayer")]
+#[derive(Clone, Debug)]
+pub struct TransformerDecoder {
+    pipelines: Pipelines,
+    config: BlockConfig,
+    tuning: Tuning,
+    layers: Vec<DecoderLayer>,
+    final_norm: Option<OwnedNorm>,
+}
+
+/// How rows attend to themselves.
+enum OwnPlan {
+    /// All at once.
+    Whole(AttentionPlan),
+    /// And to what a cache has, layer by layer.
+    Cached(Vec<QueryPlan>),
+}
+
+/// A checked call.
+struct Plan {
+    rows: Rows,
+    own: OwnPlan,
+    cross: Vec<QueryPlan>,
+    size: ScratchSize,
+}
+
+impl TransformerDecoder {
+    /// A stack with pipelines of its own. `final_norm` is what stands after the last layer, as stacks with norms before each part have it.
+    ///
+    /// # Errors
+    /// No layers, weights that do not have the shapes of `config`, attention that appends keys, and everything [`Error`] lists for
+    /// tensors.
+    pub fn new(
+        device: &wgpu::Device,
+        config: BlockConfig,
+        layers: &[DecoderLayerWeights],
+        final_norm: Option<NormWeights>,
+    ) -> Result<Self, Error> {
+        Self::with_pipelines(&Pipelines::new(device), config, layers, final_norm)
+    }
+
+    /// A stack that shares pipelines with other operators on the device.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_pipelines(
+        pipelines: &Pipelines,
+        config: BlockConfig,
+        layers: &[DecoderLayerWeights],
+        final_norm: Option<NormWeights>,
+    ) -> Result<Self, Error> {
+        let device = &pipelines.facts();
+        config.check()?;
+        check_sizes("decoder", &[("layers", layers.len())])?;
+        let norm = |weights: &NormWeights| OwnedNorm::new(weights, config.features(), device);
+        let attention = |weights: &LayerWeights| {
+            let attention = MultiHeadAttention::with_pipelines(pipelines, config.attention, weights)?;
+            if attention.appended_keys() > 0 {
+                let why = "leave `bias_kv` and `add_zero_attn` out";
+                return Err(Error::Unsupported { what: "appended keys in a decoder", why });
+            }
+            Ok(attention)
+        };
+        let layer = |weights: &DecoderLayerWeights| {
+            let [first, second, third] = &weights.norms;
+            Ok(DecoderLayer {
+                self_attention: attention(&weights.self_attention)?,
+                cross_attention: attention(&weights.cross_attention)?,
+                feed_forward: FeedForward::new(&weights.feed_forward, &config, device)?,
+                norms: [norm(first)?, norm(second)?, norm(third)?],
+            })
+        };
+        Ok(TransformerDecoder {
+            pipelines: pipelines.clone(),
+            config,
+            tuning: Tuning::default(),
+            final_norm: final_norm.as_ref().map(norm).transpose()?,
+            layers: layers.iter().map(layer).collect::<Result<_, Error>>()?,
+        })
+    }
+
+    /// How the layers are computed, not what; see [`Tuning`].
+    pub fn tuning(mut self, tuning: Tuning) -> Self {
+        self.tuning = tuning;
+        let tuned = |layer: DecoderLayer| DecoderLayer {
+            self_attention: layer.self_attention.tuning(tuning),
+            cross_attention: layer.cross_attention.tuning(tuning),
+            ..layer
+        };
+        self.layers = self.layers.into_iter().map(tuned).collect();
+        self
+    }
+
+    /// The pipelines, to share.
+    pub fn pipelines(&self) -> &Pipelines {
+        &self.pipelines
+    }
+
+    /// Records the keys and values that all layers have of `memory`, `[batch, 1, memory_len, features]`, into `projected`. `scratch` keeps
+    /// what it binds; it may be of any size.
+    ///
+    /// # Errors
+    /// Shapes that differ, tensors that are written and share a buffer with others, and everything else that [`Error`] lists for
+    /// tensors; then nothing has been recorded.
+    pub fn project_memory(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        memory: TensorView,
+        projected: &DecoderMemory,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        let bound = self.bind_memory(memory, projected, scratch)?;
+        dispatch(&mut pass(encoder, "decoder memory"), &bound);
+        Ok(())
+    }
+
+    /// [`project_memory`](Self::project_memory) into a compute pass of the caller's, which is left with another pipeline and bind group
+    /// 0.
+    ///
+    /// # Errors
+    /// As [`project_memory`](Self::project_memory).
+    pub fn project_memory_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        memory: TensorView,
+        projected: &DecoderMemory,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        dispatch(pass, &self.bind_memory(memory, projected, scratch)?);
+        Ok(())
+    }
+
+    fn bind_memory(
+        &self,
+        memory: TensorView,
+        projected: &DecoderMemory,
+        scratch: &Scratch,
+    ) -> Result<Vec<(BoundDispatch, [u32; 3])>, Error> {
+        let device = &self.pipelines.facts();
+        check_rows_of("memory", &memory, &self.config.attention, Access::Read, device)?;
+        let [batch, _, length, _] = memory.shape();
+        let rows = Rows { batch, length };
+        expect_shape("memory", memory.shape(), rows.shape(self.config.features()))?;
+        check_rows(&self.config, &rows, device)?;
+        self.check_memory(projected, batch, length, Access::Write, device)?;
+        let mut read = vec![("memory", memory)];
+        read.extend(self.layers.iter().flat_map(|layer| layer.cross_attention.weights()));
+        check_aliasing(&projected.tensors(), &read)?;
+        check_apart(&projected.tensors(), device)?;
+        let mut dispatches = Dispatches::new();
+        for (n, layer) in self.layers.iter().enumerate() {
+            let to = projected.of_layer(n, batch);
+            dispatches.extend(layer.cross_attention.key_products(memory, to, device)?);
+        }
+        self.pipelines.bind(&dispatches, scratch.bindings())
+    }
+
+    fn check_memory(
+        &self,
+        memory: &DecoderMemory,
+        batch: usize,
+        length: usize,
+        access: Access,
+        device: &DeviceFacts,
+    ) -> Result<(), Error> {
+        let config = &self.config.attention;
+        let dims = [config.head_dim, config.value_dim];
+        for ((name, view), dim) in memory.tensors().into_iter().zip(dims) {
+            view.check_as(name, config.dtype, access, device)?;
+            let entries = self.layers.len().saturating_mul(batch);
+            expect_shape(name, view.shape(), [entries, config.kv_heads, length, dim])?;
+        }
+        Ok(())
+    }
+
+    /// The temporary memory that `call` needs: that of one layer's attention
+    /// ([`MultiHeadAttention::scratch_size`]), five tensors as `x`, and one or, gated, three of `hidden_features`. With a cache it may
+    /// be asked for before the first advance.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn scratch_size(&self, call: &DecoderForward) -> Result<ScratchSize, Error> {
+        Ok(self.check(call, &self.pipelines.facts())?.size)
+    }
+
+    /// Records `call` into `encoder`, in a compute pass of its own. Nothing is submitted or copied.
+    ///
+    /// # Errors
+    /// Everything that [`Error`] lists for tensors, masks, options and scratch; a cache of other dimensions, fewer layers or another
+    /// device, with changes that are not recorded yet, or that was not advanced by as many rows. Then nothing has been recorded.
+    pub fn forward(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        call: &DecoderForward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        check_advanced(call)?;
+        self.record(call, scratch, |bound| dispatch(&mut pass(encoder, "transformer decoder"), bound))
+    }
+
+    /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn forward_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        call: &DecoderForward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        check_advanced(call)?;
+        self.record(call, scratch, |bound| dispatch(pass, bound))
+    }
+
+    /// Compiles and binds what `call` needs, so that its first recording does neither.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn prepare(&self, call: &DecoderForward, scratch: &mut Scratch) -> Result<(), Error> {
+        self.record(call, scratch, |_| ())
+    }
+
+    fn record(
+        &self,
+        call: &DecoderForward,
+        scratch: &mut Scratch,
+        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
+    ) -> Result<(), Error> {
+        let device = &self.pipelines.facts();
+        let plan = path::within(device, |device| {
+            let plan = self.check(call, device)?;
+            scratch.check(plan.size).map(|()| plan)
+        })?;
+        let scratch: &Scratch = scratch;
+        let work = Workspace { config: &self.config, rows: plan.rows, scratch, tuning: &self.tuning, device };
+        let dispatches = match self.config.order {
+            NormOrder::Post => self.post(call, &work, &plan)?,
+            NormOrder::Pre => self.pre(call, &work, &plan)?,
+        };
+        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
+        emit(&bound);
+        Ok(())
+    }
+
+    /// `x = norm(x + f(x))` of each part f.
+    fn post<'a>(
+        &'a self,
+        call: &DecoderForward<'a>,
+        work: &Workspace<'a>,
+        plan: &Plan,
+    ) -> Result<Dispatches<'a>, Error> {
+        let [middle, branch] = [work.features(Slot::Middle)?, work.features(Slot::Branch)?];
+        let [attended, stream] = [work.features(Slot::Normed)?, work.features(Slot::Stream)?];
+        let mut dispatches = Dispatches::new();
+        let mut x = call.x;
+        for (n, layer) in self.layers.iter().enumerate() {
+            let last = n + 1 == self.layers.len() && self.final_norm.is_none();
+            let to = if last { call.out } else { stream };
+            let [first, second, third] = &layer.norms;
+            dispatches.extend(layer.attend([x, branch], n, call, plan, work)?);
+            dispatches.push(work.norm(first, x, Some(branch), middle, None));
+            dispatches.extend(layer.cross([middle, branch], n, call, plan, work)?);
+            dispatches.push(work.norm(second, middle, Some(branch), attended, None));
+            dispatches.extend(work.feed_forward(&layer.feed_forward, attended, branch, false)?);
+            dispatches.push(work.norm(third, attended, Some(branch), to, None));
+            x = to;
+        }
+        dispatches.extend(self.final_norm.iter().map(|norm| work.norm(norm, x, None, call.out, None)));
+        Ok(dispatches)
+    }
+
+    /// `x = x + f(norm(x))` of each part f: each sum is made where it is normalised next.
+    fn pre<'a>(
+        &'a self,
+        call: &DecoderForward<'a>,
+        work: &Workspace<'a>,
+        plan: &Plan,
+    ) -> Result<Dispatches<'a>, Error> {
+        let [branch, normed] = [work.features(Slot::Branch)?, work.features(Slot::Normed)?];
+        // The sum, and where the next goes.
+        let mut next = [work.features(Slot::Middle)?, work.features(Slot::Stream)?];
+        let mut dispatches = Dispatches::new();
+        let mut x = call.x;
+        let mut sum = |dispatches: &mut Dispatches<'a>, norm: &'a OwnedNorm, x: &mut TensorView<'a>| {
+            dispatches.push(work.norm(norm, *x, Some(branch), normed, Some(next[0])));
+            *x = next[0];
+            next.swap(0, 1);
+        };
+        for (n, layer) in self.layers.iter().enumerate() {
+            let [first, second, third] = &layer.norms;
+            if n == 0 {
+                dispatches.push(work.norm(first, x, None, normed, None));
+            } else {
+                sum(&mut dispatches, first, &mut x);
+            }
+            dispatches.extend(layer.attend([normed, branch], n, call, plan, work)?);
+            sum(&mut dispatches, second, &mut x);
+            dispatches.extend(layer.cross([normed, branch], n, call, plan, work)?);
+            sum(&mut dispatches, third, &mut x);
+            dispatches.extend(work.feed_forward(&layer.feed_forward, normed, branch, false)?);
+        }
+        dispatches.push(match &self.final_norm {
+            Some(norm) => work.norm(norm, x, Some(branch), call.out, None),
+            None => work.sum(x, branch, call.out),
+        });
+        Ok(dispatches)
+    }
+
+    fn check(&self, call: &DecoderForward, device: &DeviceFacts) -> Result<Plan, Error> {
+        let DecoderForward { x, memory, out, mask, memory_mask, cache } = *call;
+        check_rows_of("x", &x, &self.config.attention, Access::Read, device)?;
+        let [batch, _, length, _] = x.shape();
+        let rows = Rows { batch, length };
+        expect_shape("x", x.shape(), rows.shape(self.config.features()))?;
+        check_rows(&self.config, &rows, device)?;
+        check_rows_of("out", &out, &self.config.attention, Access::Write, device)?;
+        expect_shape("out", out.shape(), x.shape())?;
+        let memory_len = memory.keys.shape()[2];
+        self.check_memory(&memory, batch, memory_len, Access::Read, device)?;
+        let mut read = vec![("x", x)];
+        read.extend(memory.tensors());
+        read.extend(mask.tensors().into_iter().chain(memory_mask.tensors()));
+        for layer in &self.layers {
+            read.extend(layer.self_attention.weights().into_iter().chain(layer.cross_attention.weights()));
+            read.extend(layer.feed_forward.tensors());
+            read.extend(layer.norms.iter().flat_map(OwnedNorm::tensors));
+        }
+        read.extend(self.final_norm.iter().flat_map(OwnedNorm::tensors));
+        check_aliasing(&[("out", out)], &read)?;
+
+        let own = match cache {
+            None => {
+                let inner = LayerForward::self_attention(x, x).mask(mask);
+                let dims = [batch, length, length];
+                OwnPlan::Whole(self.layers[0].self_attention.plan_of(&inner, dims, device)?)
+            }
+            Some(cache) => {
+                self.check_cache(cache, batch)?;
+                let of = |(n, layer): (usize, &DecoderLayer)| {
+                    let keys = Keys::Cache(cache.source(n, true)?);
+                    let dims = [batch, length, cache.config().longest()];
+                    layer.self_attention.query_plan((x, mask), &keys, dims, device)
+                };
+                OwnPlan::Cached(self.layers.iter().enumerate().map(of).collect::<Result<_, Error>>()?)
+            }
+        };
+        let cross = |(n, layer): (usize, &DecoderLayer)| {
+            let [k, v] = memory.of_layer(n, batch);
+            let dims = [batch, length, memory_len];
+            layer.cross_attention.query_plan((x, memory_mask), &Keys::Tensors { k, v }, dims, device)
+        };
+        let cross: Vec<QueryPlan> =
+            self.layers.iter().enumerate().map(cross).collect::<Result<_, Error>>()?;
+        let streams = [Slot::Middle, Slot::Branch, Slot::Normed, Slot::Stream];
+        let mut size = forward_size(&self.config, &rows, false, &streams);
+        match &own {
+            OwnPlan::Whole(plan) => size = size.max(plan.size),
+            OwnPlan::Cached(plans) => plans.iter().for_each(|plan| size = size.max(plan.size)),
+        }
+        cross.iter().for_each(|plan| size = size.max(plan.size));
+        Ok(Plan { rows, own, cross, size })
+    }
+
+    fn check_cache(&self, cache: &Cache, batch: usize) -> Result<(), Error> {
+        if cache.device() != self.pipelines.device() {
+            let why = "make it with `Cache::with_pipelines(decoder.pipelines(), ..)`";
+            return Err(Error::Unsupported { what: "a cache on another device", why });
+        }
+        let (of_cache, config) = (cache.config(), &self.config.attention);
+        let sizes = [
+            ("cache.batch", batch, of_cache.batch),
+            ("cache.layers", self.layers.len(), of_cache.layers),
+            ("cache.kv_heads", config.kv_heads, of_cache.kv_heads),
+            ("cache.head_dim", config.head_dim, of_cache.head_dim),
+            ("cache.value_dim", config.value_dim, of_cache.value_dim),
+        ];
+        for (option, wanted, got) in sizes {
+            if wanted != got {
+                return Err(Error::Option {
+                    option,
+                    value: got as f64,
+                    expected: "as the decoder and x have it",
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Refuses a cache that does not know the rows of the call.
+fn check_advanced(call: &DecoderForward) -> Result<(), Error> {
+    let Some(cache) = call.cache else { return Ok(()) };
+    cache.check_recorded()?;
+    if cache.advanced() != call.x.shape()[2] {
+        let why = "advance it by as many tokens as x has rows, then record the call";
+        return Err(Error::Unsupported { what: "rows that are not those of the cache's last advance", why });
+    }
+    Ok(())
+}
+
+impl DecoderLayer {
+    /// The attention of `x` to itself and what a cache has, into `out`.
+    fn attend<'a>(
+        &'a self,
+        [x, out]: [TensorView<'a>; 2],
+        n: usize,
+        call: &DecoderForward<'a>,
+        plan: &Plan,
+        work: &Workspace<'a>,
+    ) -> Result<Dispatches<'a>, Error> {
+        match (&plan.own, call.cache) {
+            (OwnPlan::Cached(plans), Some(cache)) => {
+                let keys = Keys::Cache(cache.source(n, true)?);
+                let tensors = ([x, out], call.mask);
+                self.self_attention.query_dispatches(tensors, keys, &plans[n], work.scratch, work.device)
+            }
+            (OwnPlan::Whole(plan), _) => {
+                let inner = LayerForward::self_attention(x, out).mask(call.mask);
+                self.self_attention.dispatches(&inner, plan, work.scratch, work.device)
+            }
+            // Plans are made of the same call.
+            (OwnPlan::Cached(_), None) => Ok(Dispatches::new()),
+        }
+    }
+
+    /// The attention of `x` to the memory, into `out`.
+    fn cross<'a>(
+        &'a self,
+        [x, out]: [TensorView<'a>; 2],
+        n: usize,
+        call: &DecoderForward<'a>,
+        plan: &Plan,
+        work: &Workspace<'a>,
+    ) -> Result<Dispatches<'a>, Error> {
+        let [k, v] = call.memory.of_layer(n, work.rows.batch);
+        let (tensors, keys) = (([x, out], call.memory_mask), Keys::Tensors { k, v });
+        self.cross_attention.query_dispatches(tensors, keys, &plan.cross[n], work.scratch, work.device)
+    }
+}

@@ -1,0 +1,137 @@
+//! What is asked of logits: from checked tensors to dispatches.
+
+use super::dispatches::grid;
+use crate::device::DeviceFacts;
+use crate::kernel::{Dispatch, View, Width};
+use crate::kernels::{KernelVariant, log_softmax, log_softmax_backward, top_k};
+use crate::plan::{self, Rows, Tuning};
+use crate::tensor::{TensorView, count};
+
+/// Workgroups of a dispatch, at most; each takes several rows where there are more.
+const MOST_GROUPS: usize = 65535;
+
+fn view(t: TensorView, device: &DeviceFacts) -> View {
+    View::from(t.window(device).layout)
+}
+
+fn row_count(x: &TensorView) -> usize {
+    let [batch, heads, length, _] = x.shape();
+    count([batch, heads, length, 1])
+}
+
+/// How rows are shared out: the kernel's form, the workgroups, and how far apart an invocation's rows are.
+fn share(x: &TensorView, tuning: &Tuning, device: &DeviceFacts) -> (Rows, usize, u32) {
+    let rows = plan::rows(x.shape()[3], tuning.form.is_cpu(device));
+    let each = (rows.workgroup / rows.lanes) as usize;
+    let groups = row_count(x).div_ceil(each).min(MOST_GROUPS).min(device.max_workgroups as usize);
+    (rows, groups, (groups * each) as u32)
+}
+
+/// `out = log_softmax(x)`, of one shape.
+pub(crate) fn log_softmax<'a>(
+    x: TensorView<'a>,
+    out: TensorView<'a>,
+    tuning: &Tuning,
+    device: &DeviceFacts,
+) -> Dispatch<'a, KernelVariant> {
+    let [_, heads, length, columns] = x.shape();
+    let (rows, groups, step) = share(&x, tuning, device);
+    let params = log_softmax::Params {
+        x: view(x, device),
+        out: view(out, device),
+        columns: columns as u32,
+        heads: heads as u32,
+        length: length as u32,
+        rows: row_count(&x) as u32,
+        step,
+        inf: f32::INFINITY,
+        nan: f32::NAN,
+        pad: 0,
+    };
+    let width = Width::of([x, out].iter().all(|t| t.layout.in_fours(3)));
+    let variant = log_softmax::LogSoftmax { rows, x: x.dtype(), out: out.dtype(), width };
+    Dispatch {
+        variant: KernelVariant::LogSoftmax(variant),
+        params: bytemuck::bytes_of(&params).to_vec(),
+        tensors: [x, out].map(|t| t.window(device)).to_vec(),
+        grid: grid([groups, 1, 1]),
+    }
+}
+
+/// From what it gave and the gradient of that to the gradient of what it took.
+pub(crate) fn log_softmax_backward<'a>(
+    [out, d_out, d_x]: [TensorView<'a>; 3],
+    accumulates: bool,
+    tuning: &Tuning,
+    device: &DeviceFacts,
+) -> Dispatch<'a, KernelVariant> {
+    let [_, heads, length, columns] = out.shape();
+    let (rows, groups, step) = share(&out, tuning, device);
+    let params = log_softmax_backward::Params {
+        out: view(out, device),
+        d_out: view(d_out, device),
+        d_x: view(d_x, device),
+        columns: columns as u32,
+        heads: heads as u32,
+        length: length as u32,
+        rows: row_count(&out) as u32,
+        step,
+        inf: f32::INFINITY,
+        pad0: 0,
+        pad1: 0,
+    };
+    let tensors = [out, d_out, d_x];
+    let variant = log_softmax_backward::LogSoftmaxBackward {
+        rows,
+        out: out.dtype(),
+        d_out: d_out.dtype(),
+        d_x: d_x.dtype(),
+        accumulates,
+        width: Width::of(tensors.iter().all(|t| t.layout.in_fours(3))),
+    };
+    Dispatch {
+        variant: KernelVariant::LogSoftmaxBackward(variant),
+        params: bytemuck::bytes_of(&params).to_vec(),
+        tensors: tensors.map(|t| t.window(device)).to_vec(),
+        grid: grid([groups, 1, 1]),
+    }
+}
+
+/// The largest of every row: `indices` and, if wanted, `values`, `[batch, heads, length, k]`.
+pub(crate) fn top_k<'a>(
+    x: TensorView<'a>,
+    values: Option<TensorView<'a>>,
+    indices: TensorView<'a>,
+    tuning: &Tuning,
+    device: &DeviceFacts,
+) -> Dispatch<'a, KernelVariant> {
+    let [_, heads, length, columns] = x.shape();
+    let rows = row_count(&x);
+    let groups = rows.min(MOST_GROUPS).min(device.max_workgroups as usize);
+    let params = top_k::Params {
+        x: view(x, device),
+        values: values.map_or(View::default(), |t| view(t, device)),
+        indices: view(indices, device),
+        columns: columns as u32,
+        k: indices.shape()[3] as u32,
+        heads: heads as u32,
+        length: length as u32,
+        rows: rows as u32,
+        step: groups as u32,
+        pad0: 0,
+        pad1: 0,
+    };
+    let variant = top_k::TopK {
+        lanes: top_k::lanes(columns, tuning.form.is_cpu(device)),
+        x: x.dtype(),
+        values: values.map(|t| t.dtype()),
+        width: Width::of(x.layout.in_fours(3)),
+    };
+    let tensors = [Some(x), values, Some(indices)];
+    Dispatch {
+        variant: KernelVariant::TopK(variant),
+        params: bytemuck::bytes_of(&params).to_vec(),
+        tensors: tensors.into_iter().flatten().map(|t| t.window(device)).collect(),
+        grid: grid([groups, 1, 1]),
+    }
+}

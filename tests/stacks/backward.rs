@@ -1,0 +1,330 @@
+//! The gradients of `TransformerEncoder`.
+
+use wgpu_attention::reference::compare::{
+    EPSILON_BF16, EPSILON_F16, EPSILON_F32, Tolerance, compare, max_error,
+};
+use wgpu_attention::reference::{self, LinearGradients, Real, widen};
+use wgpu_attention::{
+    DType, EncoderBackward, EncoderForward, Error, NormConfig, NormGradients, Scratch, TensorView, Tuning,
+};
+
+use super::data::Stack;
+use super::encoder::{Setup, drawn, vector};
+use crate::harness::case::{largest, widened};
+use crate::harness::run::{Layout, Placed, PlacedRules};
+use crate::harness::{FORMS, Judged, Report, Rng, Rules, Values, defaults, full, rest, stored};
+
+const VECTOR: &str = "encoder_bwd_1layer";
+
+/// Names of the parts of a layer, in the order of [`Stack::layers`], and the vectors' names of weight and bias.
+const PARTS: [(&str, [&str; 2]); 9] = [
+    ("query", ["w_q", "b_q"]),
+    ("key", ["w_k", "b_k"]),
+    ("value", ["w_v", "b_v"]),
+    ("out", ["w_o", "b_o"]),
+    ("up", ["w_1", "b_1"]),
+    ("down", ["w_2", "b_2"]),
+    ("first norm", ["ln1_w", "ln1_b"]),
+    ("second norm", ["ln2_w", "ln2_b"]),
+    ("gate", ["w_g", "b_g"]),
+];
+
+/// d_x, then the gradients of all weights, in the order of [`super::data::PlacedStack::tensors`].
+fn flat<R: Real>(stack: &Stack, got: reference::EncoderGradients<R>) -> Vec<Vec<R>> {
+    let mut all = vec![got.d_x];
+    for (layer, parts) in got.layers.into_iter().zip(&stack.layers) {
+        let linear = |g: LinearGradients<R>| (g.d_weight, g.d_bias);
+        let reference::LayerGradients { query, key, value, out, .. } = layer.attention;
+        let reference::FeedForwardGradients { up, gate, down, .. } = layer.feed_forward;
+        let mut own: Vec<(Vec<R>, Option<Vec<R>>)> = [query, key, value, out, up, down].map(linear).into();
+        own.extend(layer.norms.map(|norm| (norm.d_weight, Some(norm.d_bias))));
+        own.extend(gate.map(linear));
+        assert_eq!(own.len(), parts.len());
+        for ((weight, bias), part) in own.into_iter().zip(parts) {
+            all.push(weight);
+            all.extend(bias.filter(|_| part.bias.is_some()));
+        }
+    }
+    if let (Some(last), Some(part)) = (got.final_norm, &stack.final_norm) {
+        all.push(last.d_weight);
+        all.extend(part.bias.is_some().then_some(last.d_bias));
+    }
+    all
+}
+
+/// The weights in the same order, with names.
+fn weights(stack: &Stack) -> Vec<(String, Vec<f32>)> {
+    let mut all = Vec::new();
+    let layers = stack.layers.iter().enumerate().flat_map(|(n, parts)| {
+        parts.iter().zip(PARTS).map(move |(part, (name, _))| (format!("layer {n}, {name}"), part))
+    });
+    for (name, part) in layers.chain(stack.final_norm.iter().map(|part| ("final norm".to_string(), part))) {
+        all.push((format!("{name}, weight"), part.weight.clone()));
+        all.extend(part.bias.iter().map(|bias| (format!("{name}, bias"), bias.clone())));
+    }
+    all
+}
+
+/// The reference's gradients.
+fn reference_of<R: Real>(stack: &Stack, d_out: &[f32]) -> Vec<Vec<R>> {
+    let got = stack.on_host::<R, _>(|x, layers, last| {
+        let rows = [stack.batch, stack.length];
+        let (config, options) = (stack.config(DType::F32), stack.options());
+        reference::encoder_backward(x, rows, &config, layers, last, &options, &widen::<R>(d_out))
+    });
+    flat(stack, got.expect("the stack fits the reference"))
+}
+
+/// How a backward call is made.
+#[derive(Clone, Copy, Debug)]
+struct Ask {
+    /// Whether what layers give is kept by the forward call.
+    keeps: bool,
+    accumulates: bool,
+    gradient: DType,
+}
+
+fn run(stack: &Stack, d_out: &[f32], setup: &Setup, ask: Ask) -> Result<Vec<Vec<f64>>, String> {
+    let Setup { profile, form, dtypes: [dtype, weight], layout } = *setup;
+    profile.tidy();
+    let refused = |e: Error| e.to_string();
+    let placed = stack.place(profile, weight);
+    let encoder = placed.encoder(profile, stack.config(dtype)).map_err(refused)?;
+    let encoder = encoder.tuning(Tuning::new().form(form));
+    let shape = stack.shape();
+    let many = [stack.kept().max(1) * shape[0], 1, shape[2], shape[3]];
+    let [x_at, out_at, d_out_at, d_x_at, hidden_at] = layout.places([shape, shape, shape, shape, many]);
+    let input = |data: &[f32], at| Placed::input(profile, Values::Floats(data), dtype, at);
+    let (x, d_out) = (input(&stack.x, x_at), input(d_out, d_out_at));
+    let out = Placed::output(profile, dtype, out_at);
+    let hidden = (ask.keeps && stack.kept() > 0).then(|| Placed::output(profile, dtype, hidden_at));
+    let d_x = if ask.accumulates {
+        Placed::holding(profile, &stack.x, ask.gradient, d_x_at)
+    } else {
+        Placed::output(profile, ask.gradient, d_x_at)
+    };
+    let gradients = stack.place_gradients(profile, ask.gradient, ask.accumulates, layout);
+    let rules = PlacedRules::new(profile, &stack.rules, DType::F32, layout);
+    let forward = EncoderForward::new(x.view(), out.view())
+        .mask(rules.mask())
+        .hidden(hidden.as_ref().map(Placed::view));
+    let d_layers = gradients.gradients();
+    let call = EncoderBackward::new(forward, d_out.view())
+        .d_x(d_x.view())
+        .d_layers(&d_layers)
+        .d_final_norm(gradients.final_gradients())
+        .accumulate(ask.accumulates);
+    let size = encoder.scratch_size(&forward).map_err(refused)?;
+    let size = size.max(encoder.backward_scratch_size(&call).map_err(refused)?);
+    let mut scratch = Scratch::new(profile.gpu.device(), size).map_err(refused)?;
+    let recorded = profile.gpu.submit(|e| {
+        encoder.forward(e, &forward, &mut scratch)?;
+        encoder.backward(e, &call, &mut scratch)
+    });
+    recorded.map_err(refused)?;
+    let read = |t: &Placed| pollster::block_on(t.download_async("a gradient", profile));
+    std::iter::once(&d_x).chain(gradients.tensors()).map(read).collect()
+}
+
+#[test]
+fn the_reference_gives_the_vectors_gradients() {
+    let (stack, vector) = vector(VECTOR);
+    let got = reference_of::<f64>(&stack, &vector.f32("dout"));
+    let mut got = got.into_iter();
+    let mut check = |what: &str| {
+        let (want, tolerance) = vector.expected(what).unwrap_or_else(|| panic!("no {what}"));
+        compare(&got.next().expect("a gradient"), &want, tolerance).unwrap_or_else(|e| panic!("{what}: {e}"));
+    };
+    check("dx");
+    for (_, names) in &PARTS[..8] {
+        names.iter().for_each(|name| check(&format!("dl0.{name}")));
+    }
+    assert!(got.next().is_none());
+}
+
+#[test]
+fn every_form_gives_the_vectors_gradients() {
+    let mut report = Report::new("encoder backward, vector");
+    let (stack, vector) = vector(VECTOR);
+    let d_out = vector.f32("dout");
+    for profile in [full(), defaults()] {
+        for (form, layout) in FORMS.into_iter().zip([Layout::Dense, Layout::Window(5)]) {
+            let setup = Setup { profile, form, dtypes: [DType::F32; 2], layout };
+            if profile.name != "full" && !rest(&format!("encoder backward {setup}")) {
+                continue;
+            }
+            let ask = Ask { keeps: false, accumulates: false, gradient: DType::F32 };
+            let judged = run(&stack, &d_out, &setup, ask).and_then(|got| {
+                let names = PARTS[..8].iter().flat_map(|(_, names)| names.map(|name| format!("dl0.{name}")));
+                let mut worst: f64 = 0.0;
+                for (name, got) in std::iter::once("dx".to_string()).chain(names).zip(&got) {
+                    let (want, tolerance) = vector.expected(&name).ok_or("not in the vector")?;
+                    let judged = Judged { want, tolerance }.judge(got);
+                    worst = worst.max(judged.map_err(|e| format!("{name}: {e}"))?);
+                }
+                Ok(worst)
+            });
+            report.record(VECTOR, &setup, judged);
+        }
+    }
+    report.finish();
+}
+
+/// Of the largest error over tolerance, against the reference; twice, with the same bits.
+fn outcome(stack: &Stack, setup: &Setup, ask: Ask, seed: u64) -> Result<f64, String> {
+    let [dtype, weight] = setup.dtypes;
+    let own = stack.stored(dtype, weight);
+    let count = own.x.len();
+    let d_out = stored(&Rng::new(seed ^ 0xd007).normals(count), dtype);
+    let got = run(&own, &d_out, setup, ask)?;
+    if got != run(&own, &d_out, setup, ask)? {
+        return Err("other numbers the second time".into());
+    }
+    let exact = reference_of::<f64>(&own, &d_out);
+    let naive = reference_of::<f32>(&own, &d_out);
+    let epsilon = match dtype {
+        DType::F16 => EPSILON_F16,
+        DType::BF16 => EPSILON_BF16,
+        _ => EPSILON_F32,
+    };
+    // Gradients of keys' biases are 0 but for rounding: of all terms the largest counts.
+    let magnitude = largest(exact.iter().flatten().copied());
+    // What a norm of nearly equal features makes of rounding reaches all gradients before it, some of them by luck less in the naive
+    // computation: the worst of them, as a share of its largest element, is what each may be off by.
+    let share =
+        exact.iter().zip(&naive).filter(|(exact, _)| largest(exact.iter().copied()) > 1e-3 * magnitude);
+    let share = share
+        .map(|(exact, naive)| {
+            max_error(&widened(naive, ask.gradient), exact) / largest(exact.iter().copied())
+        })
+        .fold(0.0, f64::max);
+    let before = std::iter::once(("d_x".to_string(), own.x.clone())).chain(weights(&own));
+    let mut worst: f64 = 0.0;
+    for ((((name, before), got), exact), naive) in before.zip(&got).zip(&exact).zip(&naive) {
+        let before: Vec<f32> = match ask.accumulates {
+            true => stored(&before, ask.gradient),
+            false => vec![0.0; before.len()],
+        };
+        let want: Vec<f64> = exact.iter().zip(&before).map(|(g, b)| g + f64::from(*b)).collect();
+        let naive: Vec<f32> = naive.iter().zip(&before).map(|(g, b)| g + b).collect();
+        let own = Tolerance::gradient(&widened(&naive, ask.gradient), &want, magnitude, epsilon);
+        let of_stack = 3.0 * share * largest(exact.iter().copied());
+        let tolerance = Tolerance { absolute: own.absolute.max(of_stack) };
+        let judged = Judged { want, tolerance }.judge(got);
+        worst = worst.max(judged.map_err(|e| format!("{name}: {e}"))?);
+    }
+    if got.len() != exact.len() {
+        return Err(format!("{} gradients, not {}", got.len(), exact.len()));
+    }
+    Ok(worst)
+}
+
+#[test]
+fn gradients_of_random_stacks_equal_the_reference() {
+    let mut report = Report::new("random encoders backward");
+    for n in 0..40 {
+        if n >= 6 && !rest(&format!("random encoders backward {n}")) {
+            continue;
+        }
+        let (stack, keeps) = drawn(n);
+        let rng = &mut Rng::new(n ^ 0xbacc);
+        let profile = if rng.chance(0.3) { defaults() } else { full() };
+        let dtype = match n % 5 {
+            2 if profile.f16 => DType::F16,
+            3 => DType::BF16,
+            _ => DType::F32,
+        };
+        let weight = if rng.chance(0.5) { dtype } else { DType::F32 };
+        let layout = if rng.chance(0.5) { Layout::Dense } else { Layout::Window(rng.word()) };
+        let setup = Setup { profile, form: FORMS[(n / 2) as usize % 2], dtypes: [dtype, weight], layout };
+        let ask = Ask { keeps, accumulates: n % 3 == 1, gradient: DType::F32 };
+        report.record(&format!("stack {n}"), &format!("{setup}, {ask:?}"), outcome(&stack, &setup, ask, n));
+    }
+    report.finish();
+}
+
+/// The reference's own, by central differences, of each kind of stack.
+#[test]
+fn the_references_gradients_are_those_of_differences() {
+    for n in 0..12 {
+        let (stack, _) = drawn(n);
+        let rng = &mut Rng::new(n ^ 0xd1ff);
+        // ReLU has a kink; elsewhere slopes are smooth.
+        let stack = Stack { batch: 1, length: 3, rules: Rules::default(), ..stack };
+        let stack = Stack::random(rng, stack.layers.len(), stack.final_norm.is_some(), stack);
+        if stack.activation == wgpu_attention::Activation::Relu {
+            continue;
+        }
+        let d_out = rng.normals(stack.x.len());
+        let loss = |stack: &Stack| -> f64 {
+            stack.exact().out.iter().zip(&d_out).map(|(out, d)| out * f64::from(*d)).sum()
+        };
+        let got = reference_of::<f64>(&stack, &d_out);
+        // Steps that f32 holds exactly.
+        let h = 1.0 / 4096.0;
+        let scale = largest(got.iter().flatten().copied());
+        for (t, gradient) in got.iter().enumerate() {
+            let e = rng.below(gradient.len());
+            let at = |by: f32| {
+                let mut moved = stack.clone();
+                let parts = moved.layers.iter_mut().flatten().chain(&mut moved.final_norm);
+                let tensors = parts.flat_map(|p| std::iter::once(&mut p.weight).chain(&mut p.bias));
+                let tensor = std::iter::once(&mut moved.x).chain(tensors).nth(t).expect("a tensor");
+                tensor[e] = (tensor[e] * 4096.0).round() / 4096.0 + by;
+                (loss(&moved), reference_of::<f64>(&moved, &d_out)[t][e])
+            };
+            let slope = (at(h).0 - at(-h).0) / (2.0 * f64::from(h));
+            let want = at(0.0).1;
+            assert!((slope - want).abs() < 1e-4 * scale, "stack {n}, tensor {t}, {e}: {slope} and {want}");
+        }
+    }
+}
+
+#[test]
+fn bad_backward_calls_are_refused_before_anything_is_recorded() {
+    let gpu = &full().gpu;
+    let (mut stack, _) = drawn(0);
+    (stack.batch, stack.length, stack.rules) = (1, 3, Rules::default());
+    stack.norm = NormConfig::layer();
+    let stack = Stack::random(&mut Rng::new(3), 2, false, stack);
+    let e = stack.features;
+    let placed = stack.place(full(), DType::F32);
+    let encoder = placed.encoder(full(), stack.config(DType::F32)).expect("a stack");
+    let buffers: Vec<_> = (0..6).map(|_| gpu.buffer(4 * 8 * e).expect("a buffer")).collect();
+    let rows = |n: usize| TensorView::sequence(&buffers[n], DType::F32, [1, 3, e]);
+    let forward = EncoderForward::new(rows(0), rows(1));
+    let refused = |call: EncoderBackward, words: &[&str]| {
+        let mut encoding = gpu.device().create_command_encoder(&Default::default());
+        let mut scratch = Scratch::new(gpu.device(), Default::default()).expect("a scratch");
+        let error = encoder.backward(&mut encoding, &call, &mut scratch).expect_err("an error").to_string();
+        assert!(words.iter().all(|w| error.contains(w)), "{words:?}: {error}");
+        let mut pass = encoding.begin_compute_pass(&Default::default());
+        assert!(encoder.backward_in_pass(&mut pass, &call, &mut scratch).is_err());
+        assert!(encoder.prepare_backward(&call, &mut scratch).is_err());
+    };
+    let call = EncoderBackward::new(forward, rows(2));
+    refused(call, &["nothing is asked for"]);
+    refused(call.d_x(rows(2)), &["`d_x`", "`d_out`"]);
+    refused(call.d_x(rows(0)), &["`d_x`", "`x`"]);
+    refused(
+        call.d_x(TensorView::sequence(&buffers[3], DType::F32, [1, 2, e])),
+        &["`d_x`", "length must be 3"],
+    );
+    refused(EncoderBackward::new(forward, rows(2).slice(2, 0, 2)).d_x(rows(3)), &["`d_out`", "must be 3"]);
+    refused(
+        call.d_final_norm(NormGradients {
+            weight: Some(TensorView::vector(&buffers[3], DType::F32, e)),
+            bias: None,
+        }),
+        &["d_final_norm", "without it"],
+    );
+    let one = [wgpu_attention::EncoderLayerGradients::default()];
+    refused(call.d_x(rows(3)).d_layers(&one), &["`d_layers`", "2", "1"]);
+    let mut two = [wgpu_attention::EncoderLayerGradients::default(); 2];
+    two[1].norms[0].weight = Some(TensorView::vector(&buffers[4], DType::F32, e + 1));
+    refused(call.d_layers(&two), &["`d_norm.weight`", &format!("must be {e}")]);
+    two[1].norms[0].weight = Some(TensorView::vector(&buffers[4], DType::F32, e));
+    two[0].norms[0].weight = two[1].norms[0].weight;
+    refused(call.d_layers(&two), &["overlap"]);
+    refused(call.d_x(rows(3)), &["scratch"]);
+}
