@@ -47,6 +47,7 @@ mod projection;
 mod projection_backward;
 mod property;
 mod property_layers;
+mod quantized;
 mod radix_sort;
 mod recording;
 mod scores;

@@ -8,8 +8,9 @@ use super::{
     linear_map_backward, linear_out, linear_prefix, linear_recurrent, linear_scores, linear_state,
     linear_stats, lsh_codes, lsh_gather, lsh_gradients, lsh_hash, lsh_merge, merge, merge_backward,
     merge_splits, norm, norm_backward, norm_sums, part_sums, pointwise, pointwise_backward, project,
-    project_backward, radix_sort_count, radix_sort_scan, radix_sort_scatter, rotate, row_stats, row_totals,
-    score_gradients, score_stage, scores, softmax, table_backward, tanh_backward, tanh_sum, weighted_sum,
+    project_backward, quantized_project, quantized_rows, radix_sort_count, radix_sort_scan,
+    radix_sort_scatter, rotate, row_stats, row_totals, score_gradients, score_stage, scores, softmax,
+    table_backward, tanh_backward, tanh_sum, weighted_sum,
 };
 use crate::family::{Families, Family, GRADIENTS, PRODUCT_GRADIENTS, PRODUCTS, STAGED};
 use crate::kernel::{Kernel, Variant};
@@ -80,6 +81,8 @@ pub(crate) enum KernelVariant {
     LinearDQueries(linear_d_queries::LinearDQueries),
     LinearDKeys(linear_d_keys::LinearDKeys),
     LinearDValues(linear_d_values::LinearDValues),
+    QuantizedProject(quantized_project::QuantizedProject),
+    QuantizedRows(quantized_rows::QuantizedRows),
     TanhSum(tanh_sum::TanhSum),
     TanhBackward(tanh_backward::TanhBackward),
 }
@@ -225,6 +228,8 @@ impl Variant for KernelVariant {
             KernelVariant::LinearDQueries(_) => "attention.linear_d_queries",
             KernelVariant::LinearDKeys(_) => "attention.linear_d_keys",
             KernelVariant::LinearDValues(_) => "attention.linear_d_values",
+            KernelVariant::QuantizedProject(_) => "attention.quantized_project",
+            KernelVariant::QuantizedRows(_) => "attention.quantized_rows",
             KernelVariant::TanhSum(_) => "attention.tanh_sum",
             KernelVariant::TanhBackward(_) => "attention.tanh_backward",
         }
@@ -293,6 +298,8 @@ impl Variant for KernelVariant {
             KernelVariant::LinearDQueries(v) => v.describe(),
             KernelVariant::LinearDKeys(v) => v.describe(),
             KernelVariant::LinearDValues(v) => v.describe(),
+            KernelVariant::QuantizedProject(v) => v.describe(),
+            KernelVariant::QuantizedRows(v) => v.describe(),
             KernelVariant::TanhSum(v) => v.describe(),
             KernelVariant::TanhBackward(v) => v.describe(),
         }
@@ -365,6 +372,8 @@ pub(crate) fn all() -> Vec<KernelVariant> {
     all.extend(linear_d_queries::LinearDQueries::all().into_iter().map(KernelVariant::LinearDQueries));
     all.extend(linear_d_keys::LinearDKeys::all().into_iter().map(KernelVariant::LinearDKeys));
     all.extend(linear_d_values::LinearDValues::all().into_iter().map(KernelVariant::LinearDValues));
+    all.extend(quantized_project::QuantizedProject::all().map(KernelVariant::QuantizedProject));
+    all.extend(quantized_rows::QuantizedRows::all().map(KernelVariant::QuantizedRows));
     all.extend(tanh_sum::TanhSum::all().map(KernelVariant::TanhSum));
     all.extend(tanh_backward::TanhBackward::all().map(KernelVariant::TanhBackward));
     all

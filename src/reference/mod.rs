@@ -33,6 +33,7 @@ mod norm;
 mod pointwise;
 mod position;
 mod project;
+mod quantized;
 mod scores;
 mod softmax;
 mod weighted_sum;
@@ -75,6 +76,7 @@ pub use position::{
     rotate_by_backward, sinusoid,
 };
 pub use project::{ProjectGradients, project, project_backward};
+pub use quantized::{dequantize, quantize};
 pub use scores::scores;
 pub use softmax::{Normalised, softmax};
 pub use weighted_sum::weighted_sum;
