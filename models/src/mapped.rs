@@ -1,0 +1,53 @@
+//! A file's bytes.
+
+use std::fs::File;
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+
+use memmap2::Mmap;
+
+use crate::error::Error;
+
+/// Mapped, or in memory already.
+#[derive(Debug)]
+pub(crate) enum Bytes {
+    Mapped(Mmap),
+    Owned(Vec<u8>),
+}
+
+/// Bytes, and the name of the file that messages give.
+#[derive(Debug)]
+pub(crate) struct Mapped {
+    pub path: PathBuf,
+    bytes: Bytes,
+}
+
+impl Mapped {
+    pub(crate) fn open(path: &Path) -> Result<Self, Error> {
+        let failed = |source| Error::File { path: path.to_path_buf(), source };
+        let file = File::open(path).map_err(failed)?;
+        // A folder opens on some systems and fails to map with a message that says nothing.
+        if file.metadata().map_err(failed)?.is_dir() {
+            return Err(failed(std::io::ErrorKind::IsADirectory.into()));
+        }
+        // SAFETY: the public functions that map say that the file must not change while it is mapped. What is read is only
+        // ever bytes, of which every value is valid.
+        let mapped = unsafe { Mmap::map(&file) }.map_err(failed)?;
+        Ok(Mapped { path: path.to_path_buf(), bytes: Bytes::Mapped(mapped) })
+    }
+
+    pub(crate) fn owned(name: impl Into<PathBuf>, bytes: Vec<u8>) -> Self {
+        Mapped { path: name.into(), bytes: Bytes::Owned(bytes) }
+    }
+}
+
+impl Deref for Mapped {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match &self.bytes {
+            Bytes::Mapped(mapped) => mapped,
+            Bytes::Owned(bytes) => bytes,
+        }
+    }
+}

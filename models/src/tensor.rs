@@ -1,0 +1,201 @@
+//! A tensor as a file holds it, and its numbers.
+
+use std::fmt;
+
+use half::{bf16, f16};
+
+use crate::error::Error;
+
+/// How a file stores a tensor's elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Storage {
+    /// 32-bit float.
+    F32,
+    /// 16-bit float.
+    F16,
+    /// bfloat16.
+    BF16,
+    /// GGML's blocks of 32: a 16-bit float d, then 32 signed bytes q. An element is d · q.
+    Q8_0,
+    /// GGML's blocks of 32: a 16-bit float d, then 16 bytes, whose lower halves are elements 0 to 15 and whose upper halves
+    /// are 16 to 31. An element is d · (q − 8).
+    Q4_0,
+    /// GGML's blocks of 32: 16-bit floats d and m, then 16 bytes as in [`Q4_0`](Self::Q4_0). An element is d · q + m.
+    Q4_1,
+    /// A type that is listed and not read, by the name that the format gives it.
+    Other(&'static str),
+}
+
+impl Storage {
+    /// Elements of a block and its bytes: 1 and its size for plain types, `None` for those that are not read.
+    pub const fn block(self) -> Option<(usize, usize)> {
+        match self {
+            Storage::F32 => Some((1, 4)),
+            Storage::F16 | Storage::BF16 => Some((1, 2)),
+            Storage::Q8_0 => Some((32, 34)),
+            Storage::Q4_0 => Some((32, 18)),
+            Storage::Q4_1 => Some((32, 20)),
+            Storage::Other(_) => None,
+        }
+    }
+
+    /// Bytes of dense rows of this `shape`, outermost first. `None` where the type is not read, where the innermost
+    /// dimension is no multiple of a block, or where the product exceeds what can be addressed.
+    pub(crate) fn bytes(self, shape: &[usize]) -> Option<usize> {
+        let (elements, bytes) = self.block()?;
+        let inner = shape.last().copied().unwrap_or(1);
+        if !inner.is_multiple_of(elements) {
+            return None;
+        }
+        let count = shape.iter().try_fold(1usize, |count, n| count.checked_mul(*n))?;
+        (count / elements).checked_mul(bytes)
+    }
+}
+
+impl fmt::Display for Storage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Storage::Other(name) => f.write_str(name),
+            known => write!(f, "{known:?}"),
+        }
+    }
+}
+
+/// What a file says of a tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// Its name in the file.
+    pub name: String,
+    /// Its dimensions, the outermost first: `[out_features, in_features]` for a linear layer.
+    pub shape: Vec<usize>,
+    /// How its elements are stored.
+    pub storage: Storage,
+}
+
+/// A tensor's bytes as stored, dense, the last dimension contiguous, with no promise of alignment.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorData<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) shape: &'a [usize],
+    pub(crate) storage: Storage,
+    pub(crate) bytes: &'a [u8],
+}
+
+impl<'a> TensorData<'a> {
+    /// Its name in the file.
+    pub fn name(&self) -> &'a str {
+        self.name
+    }
+
+    /// Its dimensions, the outermost first.
+    pub fn shape(&self) -> &'a [usize] {
+        self.shape
+    }
+
+    /// How its elements are stored.
+    pub fn storage(&self) -> Storage {
+        self.storage
+    }
+
+    /// Its bytes, little-endian.
+    pub fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    /// How many elements it has.
+    pub fn count(&self) -> usize {
+        // The file's reader has seen that the product fits.
+        self.shape.iter().product()
+    }
+
+    /// Refuses another shape than `expected`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`].
+    pub fn expect_shape(self, expected: &[usize]) -> Result<Self, Error> {
+        if self.shape == expected {
+            return Ok(self);
+        }
+        Err(Error::Shape {
+            name: self.name.to_owned(),
+            got: self.shape.to_vec(),
+            expected: format!("{expected:?}"),
+        })
+    }
+
+    /// The part at `index` of the outermost dimension: a row of a matrix, a token of an embedding table.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] where there is no such part, or where it is within a block.
+    pub fn at(self, index: usize) -> Result<Self, Error> {
+        let none = || Error::Shape {
+            name: self.name.to_owned(),
+            got: self.shape.to_vec(),
+            expected: format!("one with a part {index} along its first dimension, in blocks of its own"),
+        };
+        let (outer, shape) = self.shape.split_first().ok_or_else(none)?;
+        let bytes = self.storage.bytes(shape).ok_or_else(none)?;
+        if index >= *outer {
+            return Err(none());
+        }
+        let start = index.checked_mul(bytes).ok_or_else(none)?;
+        let bytes = self.bytes.get(start..).and_then(|rest| rest.get(..bytes)).ok_or_else(none)?;
+        Ok(TensorData { shape, bytes, ..self })
+    }
+
+    /// Its elements as f32. Exact for all but the products of Q8_0, Q4_0 and Q4_1, which are rounded once, the sum of Q4_1
+    /// once more.
+    #[doc(alias = "dequantize")]
+    pub fn to_f32(&self) -> Vec<f32> {
+        let mut values = Vec::with_capacity(self.count());
+        match self.storage {
+            Storage::F32 => values.extend(chunks(self.bytes).map(f32::from_le_bytes)),
+            Storage::F16 => values.extend(chunks(self.bytes).map(|b| f16::from_le_bytes(b).to_f32())),
+            Storage::BF16 => values.extend(chunks(self.bytes).map(|b| bf16::from_le_bytes(b).to_f32())),
+            Storage::Q8_0 => {
+                for [d0, d1, quants @ ..] in chunks::<34>(self.bytes) {
+                    let d = f16::from_le_bytes([d0, d1]).to_f32();
+                    values.extend(quants.map(|q| d * f32::from(q.cast_signed())));
+                }
+            }
+            Storage::Q4_0 => {
+                for [d0, d1, quants @ ..] in chunks::<18>(self.bytes) {
+                    let d = f16::from_le_bytes([d0, d1]).to_f32();
+                    values.extend(halves(quants).map(|q| d * (f32::from(q) - 8.0)));
+                }
+            }
+            Storage::Q4_1 => {
+                for [d0, d1, m0, m1, quants @ ..] in chunks::<20>(self.bytes) {
+                    let (d, m) =
+                        (f16::from_le_bytes([d0, d1]).to_f32(), f16::from_le_bytes([m0, m1]).to_f32());
+                    values.extend(halves(quants).map(|q| d * f32::from(q) + m));
+                }
+            }
+            // Readers hand no bytes of these out.
+            Storage::Other(_) => {}
+        }
+        values
+    }
+}
+
+fn chunks<const N: usize>(bytes: &[u8]) -> impl Iterator<Item = [u8; N]> {
+    bytes.as_chunks().0.iter().copied()
+}
+
+/// The lower four bits of all bytes, then the upper.
+fn halves(bytes: [u8; 16]) -> impl Iterator<Item = u8> {
+    bytes.into_iter().map(|b| b & 15).chain(bytes.into_iter().map(|b| b >> 4))
+}
+
+/// The name among `names` that shares most with `wanted` at both ends, if that is more than half of it.
+pub(crate) fn nearest<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Option<String> {
+    let shared = |name: &str| {
+        let head = wanted.bytes().zip(name.bytes()).take_while(|(a, b)| a == b).count();
+        let tail = wanted.bytes().rev().zip(name.bytes().rev()).take_while(|(a, b)| a == b).count();
+        head + tail
+    };
+    // Of equals the first by name, so that the message does not depend on a map's order.
+    let best = names.max_by(|a, b| shared(a).cmp(&shared(b)).then(b.cmp(a)))?;
+    (2 * shared(best) > wanted.len()).then(|| best.to_owned())
+}
