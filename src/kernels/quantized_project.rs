@@ -81,25 +81,21 @@ impl QuantizedProject {
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
-        let few = [1, 2, 4, 8].into_iter().flat_map(|rows| {
-            let gpu = QuantizedTiles::Few { rows, columns: 4, lanes: 16 };
-            [8, 16, 32]
-                .map(|columns| QuantizedTiles::Few { rows, columns, lanes: 1 })
-                .into_iter()
-                .chain([gpu])
-        });
-        let many = matmul::ALL.into_iter().map(QuantizedTiles::Many);
+        let few = |rows, columns, lanes| QuantizedTiles::Few { rows, columns, lanes };
         let [f32, f16, bf16] = super::FLOATS;
-        few.chain(many).flat_map(move |tiles| {
-            let dtypes =
-                [[f32, f32], [f16, f16], [bf16, bf16], [f16, f32], [bf16, f32], [f32, f16], [f32, bf16]];
+        let plain = [few(1, 8, 1), few(8, 32, 1), few(1, 4, 16), few(8, 4, 16)]
+            .into_iter()
+            .chain(matmul::ALL.map(QuantizedTiles::Many))
+            .map(move |tiles| (tiles, f32, f32));
+        let tiles = [few(2, 16, 1), few(4, 4, 16), QuantizedTiles::Many(matmul::ALL[2])];
+        let others = [[f16, f16], [bf16, bf16], [f16, f32], [bf16, f32], [f32, f16], [f32, bf16]];
+        let others = tiles.into_iter().flat_map(move |tiles| others.map(|[x, y]| (tiles, x, y)));
+        plain.chain(others).flat_map(|(tiles, x, y)| {
             QuantizedFormat::ALL.into_iter().flat_map(move |format| {
-                dtypes.into_iter().flat_map(move |[x, y]| {
-                    super::WIDTHS.map(|width| {
-                        let few = matches!(tiles, QuantizedTiles::Few { .. });
-                        let store = if few { Width::One } else { width };
-                        QuantizedProject { format, tiles, x, y, width, store }
-                    })
+                super::WIDTHS.map(|width| {
+                    let few = matches!(tiles, QuantizedTiles::Few { .. });
+                    let store = if few { Width::One } else { width };
+                    QuantizedProject { format, tiles, x, y, width, store }
                 })
             })
         })
