@@ -53,6 +53,7 @@ mod recording;
 mod scores;
 mod sdpa;
 mod small;
+mod smollm2;
 mod stacks;
 mod stages;
 mod tuning;
