@@ -2,17 +2,17 @@
 // block begins in the middle of a word.
 //
 // Needs: half_at, w_at.
-// Gives: BLOCK_BYTES; block_four, block_fours.
+// Gives: BLOCK_BYTES; block_four, block_fours, block_scales, block_shift, block_weight, block_word.
 
 const BLOCK_BYTES: u32 = 34u;
 
 // The four bytes from a byte on, which is a multiple of two.
 fn bytes_at(byte: u32) -> u32 {
+    // Without a branch, and without a word past the last.
     let o = byte / 4u;
-    if byte % 4u == 0u {
-        return w_at(o);
-    }
-    return (w_at(o) >> 16u) | (w_at(o + 1u) << 16u);
+    let half = byte % 4u / 2u;
+    let first = w_at(o);
+    return select(first, (first >> 16u) | (w_at(o + half) << 16u), half == 1u);
 }
 
 fn scale_at(byte: u32) -> f32 {
@@ -32,4 +32,22 @@ fn block_four(byte: u32, k: u32) -> vec4<f32> {
 fn block_fours(byte: u32, n: u32) -> mat2x4<f32> {
     let first = byte + 2u + 4u * n;
     return scale_at(byte) * mat2x4<f32>(signed_bytes(bytes_at(first)), signed_bytes(bytes_at(first + 16u)));
+}
+
+fn block_scales(byte: u32) -> vec2<f32> {
+    return vec2<f32>(scale_at(byte), 0.0);
+}
+
+// Eight lanes take weights 4n..4n+4 and 4n+16..4n+20, four of a word and each by its shift.
+fn block_word(byte: u32, n: u32, lane: u32) -> u32 {
+    let first = byte + 2u + 4u * n;
+    return select(bytes_at(first), bytes_at(first + 16u), lane >= 4u);
+}
+
+fn block_shift(lane: u32) -> u32 {
+    return 24u - lane % 4u * 8u;
+}
+
+fn block_weight(scales: vec2<f32>, word: u32, shift: u32) -> f32 {
+    return scales.x * f32(bitcast<i32>(word << shift) >> 24u);
 }

@@ -2,7 +2,7 @@
 
 use super::{matmul, shader};
 use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
-use crate::plan::QuantizedTiles;
+use crate::plan::{FEW_LANES, QuantizedTiles};
 use crate::quantized_format::QuantizedFormat;
 use crate::tensor::DType;
 
@@ -44,11 +44,6 @@ pub(crate) fn format_parts(format: QuantizedFormat) -> [&'static str; 2] {
 
 impl QuantizedProject {
     pub fn describe(&self) -> Kernel {
-        let bindings = vec![
-            Binding::read("x", self.x, self.width),
-            Binding::read("w", DType::U32, Width::One),
-            Binding::write("y", self.y, self.store),
-        ];
         let [half, blocks] = format_parts(self.format);
         let mut constants = vec![Constant::Bool("IN_FOURS", self.width == Width::Four)];
         match self.tiles {
@@ -60,41 +55,62 @@ impl QuantizedProject {
                     b_along_n: false,
                     repairs: false,
                     constants,
-                    bindings,
+                    bindings: self.bindings(),
                     parts: &[shader!("quantized_project"), shader!("quantized/tile"), half, blocks],
                 })
             }
-            QuantizedTiles::Few { rows, columns, lanes } => {
-                constants.extend([Constant::U32("ROWS", rows), Constant::U32("COLUMNS", columns)]);
-                let (core, workgroup_memory) = match lanes {
-                    1 => (shader!("quantized/few_rows_cpu"), 0),
-                    _ => (shader!("quantized/few_rows_gpu"), lanes * columns * rows * 4),
-                };
-                if lanes > 1 {
-                    constants.push(Constant::U32("LANES", lanes));
-                }
-                let parts = [shader!("tensor/view"), shader!("quantized_project"), core, half, blocks];
-                let kernel = Kernel::new::<Params>(&constants, bindings, &parts, lanes * columns);
-                Kernel { workgroup_memory, ..kernel }
+            QuantizedTiles::FewGpu { rows, columns, lanes } => {
+                constants.extend([Constant::U32("COLUMNS", columns), Constant::U32("LANES", lanes)]);
+                self.few(shader!("quantized/few_rows_gpu"), rows, lanes * columns, lanes * columns, constants)
+            }
+            QuantizedTiles::FewCpu { rows, columns, blocks } => {
+                constants.extend([Constant::U32("COLUMNS", columns), Constant::U32("LANES", FEW_LANES)]);
+                constants.push(Constant::U32("BLOCKS", blocks));
+                self.few(shader!("quantized/few_rows_cpu"), rows, FEW_LANES, FEW_LANES * columns, constants)
             }
         }
     }
 
+    /// The kernel of few rows, with so many sums of a row in workgroup memory.
+    fn few(
+        &self,
+        core: &str,
+        rows: u32,
+        invocations: u32,
+        sums: u32,
+        mut constants: Vec<Constant>,
+    ) -> Kernel {
+        constants.push(Constant::U32("ROWS", rows));
+        let [half, blocks] = format_parts(self.format);
+        let parts = [shader!("tensor/view"), shader!("quantized_project"), core, half, blocks];
+        let kernel = Kernel::new::<Params>(&constants, self.bindings(), &parts, invocations);
+        Kernel { workgroup_memory: sums * rows * 4, ..kernel }
+    }
+
+    fn bindings(&self) -> Vec<Binding> {
+        vec![
+            Binding::read("x", self.x, self.width),
+            Binding::read("w", DType::U32, Width::One),
+            Binding::write("y", self.y, self.store),
+        ]
+    }
+
     pub fn all() -> impl Iterator<Item = Self> {
-        let few = |rows, columns, lanes| QuantizedTiles::Few { rows, columns, lanes };
+        let gpu = |rows| QuantizedTiles::FewGpu { rows, columns: 4, lanes: 16 };
+        let cpu = |rows, columns, blocks| QuantizedTiles::FewCpu { rows, columns, blocks };
         let [f32, f16, bf16] = super::FLOATS;
-        let plain = [few(1, 8, 1), few(8, 32, 1), few(1, 4, 16), few(8, 4, 16)]
+        let plain = [gpu(1), gpu(8), cpu(1, 64, 18), cpu(8, 32, 2)]
             .into_iter()
             .chain(matmul::ALL.map(QuantizedTiles::Many))
             .map(move |tiles| (tiles, f32, f32));
-        let tiles = [few(2, 16, 1), few(4, 4, 16), QuantizedTiles::Many(matmul::ALL[2])];
+        let tiles = [gpu(4), cpu(2, 32, 1), QuantizedTiles::Many(matmul::ALL[2])];
         let others = [[f16, f16], [bf16, bf16], [f16, f32], [bf16, f32], [f32, f16], [f32, bf16]];
         let others = tiles.into_iter().flat_map(move |tiles| others.map(|[x, y]| (tiles, x, y)));
         plain.chain(others).flat_map(|(tiles, x, y)| {
             QuantizedFormat::ALL.into_iter().flat_map(move |format| {
                 super::WIDTHS.map(|width| {
-                    let few = matches!(tiles, QuantizedTiles::Few { .. });
-                    let store = if few { Width::One } else { width };
+                    let many = matches!(tiles, QuantizedTiles::Many(_));
+                    let store = if many { width } else { Width::One };
                     QuantizedProject { format, tiles, x, y, width, store }
                 })
             })

@@ -45,9 +45,9 @@ impl<'a> QuantizedOp<'a> {
         let one_matrix = batch == 1 || strides[0] == shape[2] * strides[2];
         let (batches, rows) = if one_matrix { (1, batch * length) } else { (batch, length) };
         let product = MatmulShape { batch: batches, rows, cols: self.rows };
-        let tiles = plan::quantized_tiles(product, tuning, device);
+        let tiles = plan::quantized_tiles(product, self.columns / QuantizedFormat::BLOCK, tuning, device);
         let (counts, step, store) = match tiles {
-            QuantizedTiles::Few { rows, columns, .. } => {
+            QuantizedTiles::FewGpu { rows, columns, .. } | QuantizedTiles::FewCpu { rows, columns, .. } => {
                 let most = MOST_GROUPS.min(device.max_workgroups as usize);
                 let groups = self.rows.div_ceil(columns as usize).min(most);
                 let down = product.rows.div_ceil(rows as usize);

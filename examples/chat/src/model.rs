@@ -251,7 +251,8 @@ impl<'m> Session<'m> {
             logits: gpu.buffer(4 * batch * vocabulary)?,
         };
         let mut size = ScratchSize::default();
-        for rows in [rows, 1] {
+        // Of a few rows the keys are split among workgroups, which takes memory that many rows do not.
+        for rows in 1..=rows {
             let heads = |buffer| TensorView::blhd(buffer, DType::F32, [batch, heads, rows, dim]);
             let call = Forward::with_cache(heads(&activations.qkv), &cache, heads(&activations.attended));
             size = size.max(model.attention.scratch_size(&call.at_end().mask(Mask::causal()))?);

@@ -279,7 +279,7 @@ fn texts_become_the_stored_tokens() {
     assert_eq!(encode("a  2"), [81, 256, 34]);
     assert_eq!(encode("½ x² １２ ٣"), [16738, 1792, 19133, 216, 8083, 235, 8083, 236, 216, 164, 113]);
     assert_eq!(encode("<|im_end|>"), [2]);
-    assert_eq!(encode(""), []);
+    assert!(encode("").is_empty());
     // There and back, characters of several bytes among them, token by token.
     let text = "Grüße, 東京 — 🦀 42!\n";
     let mut stream = bed.tokenizer.decode_stream(true);
