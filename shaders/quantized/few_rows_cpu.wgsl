@@ -4,7 +4,7 @@
 //
 // BLOCKS of a row at a time, a divisor of their number.
 //
-// Needs: BLOCKS, BLOCK_BYTES, COLUMNS, IN_FOURS, LANES, ROWS; p; block_scales, block_shift, block_weight, block_word, view_at, x_at,
+// Needs: BLOCKS, BLOCK_BYTES, COLUMNS, IN_FOURS, LANES, ROWS; p; block_scales, block_shift, block_weight, block_words, view_at, x_at,
 // y_of, y_store.
 // Gives: main.
 
@@ -46,12 +46,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
                 /* unrolled */ for (var b = 0u; b < BLOCKS; b++) {
                     let byte = first + b * BLOCK_BYTES;
                     let scales = block_scales(byte);
+                    let words = block_words(byte, lane);
                     var part: array<f32, ROWS>;
                     /* unrolled */ for (var r = 0u; r < ROWS; r++) {
                         part[r] = 0.0;
                     }
                     /* unrolled */ for (var n = 0u; n < 4u; n++) {
-                        let weight = block_weight(scales, block_word(byte, n, lane), shift);
+                        let weight = block_weight(scales, words[n], shift);
                         /* unrolled */ for (var r = 0u; r < ROWS; r++) {
                             part[r] += weight * x_own[(b * 4u + n) * ROWS + r];
                         }

@@ -2,7 +2,7 @@
 // j + 16. A weight is d · q + m, q from 0 to 15; the product is exact in f32.
 //
 // Needs: half_at, w_at.
-// Gives: BLOCK_BYTES; block_four, block_fours, block_scales, block_shift, block_weight, block_word.
+// Gives: BLOCK_BYTES; block_four, block_fours, block_scales, block_shift, block_weight, block_words.
 
 const BLOCK_BYTES: u32 = 20u;
 
@@ -32,9 +32,10 @@ fn block_scales(byte: u32) -> vec2<f32> {
     return vec2<f32>(half_at(scales), half_at(scales >> 16u));
 }
 
-// Eight lanes take weights 4n..4n+4 and 4n+16..4n+20 of one word, each by its shift.
-fn block_word(byte: u32, n: u32, lane: u32) -> u32 {
-    return w_at(byte / 4u + 1u + n);
+// Eight lanes take weights 4n..4n+4 and 4n+16..4n+20 of word n, each by its shift.
+fn block_words(byte: u32, lane: u32) -> vec4<u32> {
+    let o = byte / 4u + 1u;
+    return vec4<u32>(w_at(o), w_at(o + 1u), w_at(o + 2u), w_at(o + 3u));
 }
 
 fn block_shift(lane: u32) -> u32 {
