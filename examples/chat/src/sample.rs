@@ -63,10 +63,12 @@ pub fn likeliest(logits: &[f32]) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use std::f32::consts::LN_2;
+
     use super::*;
 
-    /// 0.5, 0.25, 0.125, 0.125
-    const LOGITS: [f32; 4] = [-0.693_147_2, 0.0, -1.386_294_4, -1.386_294_4];
+    /// 0.25, 0.5, 0.125, 0.125
+    const LOGITS: [f32; 4] = [-LN_2, 0.0, -2.0 * LN_2, -2.0 * LN_2];
 
     fn counts(temperature: f64, top_p: f64) -> [usize; 4] {
         let mut sampler = Sampler::new(temperature, top_p, 1);
