@@ -7,6 +7,7 @@
 //! | a `wgpu::Device`, and q, k, v in buffers | [`Attention`] |
 //! | activations and a layer's weights | [`MultiHeadAttention`] |
 //! | something to do between projection and attention | [`Projection`], then [`Attention`] |
+//! | weights in the blocks of a GGUF file | [`QuantizedProjection`] |
 //! | queries and keys to rotate, activations to give positions | [`Positions`] |
 //! | tokens that come one by one, and a cache of keys and values | [`Cache`], [`Forward::with_cache`] |
 //! | attention over parts of the keys, to be combined | [`Merge`] |
@@ -94,6 +95,8 @@ mod position;
 pub mod presets;
 mod problem;
 mod projection;
+mod quantized;
+mod quantized_format;
 mod radix_sort;
 mod record;
 pub mod reference;
@@ -154,6 +157,8 @@ pub use position::{
 };
 pub use problem::{ScoreStage, Shape};
 pub use projection::{Linear, Projection, ProjectionBackward, ProjectionForward};
+pub use quantized::{QuantizedForward, QuantizedMatrix, QuantizedProjection, QuantizedRows};
+pub use quantized_format::QuantizedFormat;
 pub use radix_sort::{RadixSort, Sort};
 pub use report::{Report, Verdict};
 pub use scratch::{Scratch, ScratchSize};

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use crate::harness::vectors::folder;
 use crate::{
-    additive, d2l, flex, linear, linformer, local, lsh, mha, minilm, onnx, patterns, positions, sdpa, stacks,
+    additive, d2l, flex, linear, linformer, local, lsh, mha, minilm, onnx, patterns, positions, sdpa,
+    smollm2, stacks,
 };
 
 #[test]
@@ -21,6 +22,7 @@ fn every_vector_is_used_by_a_test() {
         (local::FAMILY, local::NAMES),
         (lsh::FAMILY, lsh::NAMES),
         (minilm::FAMILY, minilm::NAMES),
+        (smollm2::FAMILY, smollm2::NAMES),
         (positions::FAMILY, positions::ROPE),
         (positions::FAMILY, positions::SINUSOID),
         (d2l::FAMILY, positions::D2L),

@@ -69,6 +69,8 @@ pub(crate) mod pointwise;
 pub(crate) mod pointwise_backward;
 pub(crate) mod project;
 pub(crate) mod project_backward;
+pub(crate) mod quantized_project;
+pub(crate) mod quantized_rows;
 pub(crate) mod radix_sort_count;
 pub(crate) mod radix_sort_scan;
 pub(crate) mod radix_sort_scatter;

@@ -10,9 +10,9 @@ use super::{
     local_rows, local_weights, log_softmax, log_softmax_backward, lsh_codes, lsh_gather, lsh_gradients,
     lsh_hash, lsh_merge, mean_pool, mean_pool_backward, merge, merge_backward, merge_splits, norm,
     norm_backward, norm_sums, part_sums, pointwise, pointwise_backward, project, project_backward,
-    radix_sort_count, radix_sort_scan, radix_sort_scatter, rotate, row_stats, row_totals, score_gradients,
-    score_stage, scores, softmax, table_backward, tanh_backward, tanh_sum, top_k, weight_norm,
-    weight_norm_backward, weighted_sum,
+    quantized_project, quantized_rows, radix_sort_count, radix_sort_scan, radix_sort_scatter, rotate,
+    row_stats, row_totals, score_gradients, score_stage, scores, softmax, table_backward, tanh_backward,
+    tanh_sum, top_k, weight_norm, weight_norm_backward, weighted_sum,
 };
 use crate::family::{Families, Family, GRADIENTS, PRODUCT_GRADIENTS, PRODUCTS, STAGED};
 use crate::kernel::{Kernel, Variant};
@@ -83,6 +83,8 @@ pub(crate) enum KernelVariant {
     LinearDQueries(linear_d_queries::LinearDQueries),
     LinearDKeys(linear_d_keys::LinearDKeys),
     LinearDValues(linear_d_values::LinearDValues),
+    QuantizedProject(quantized_project::QuantizedProject),
+    QuantizedRows(quantized_rows::QuantizedRows),
     TanhSum(tanh_sum::TanhSum),
     TanhBackward(tanh_backward::TanhBackward),
     WeightNorm(weight_norm::WeightNorm),
@@ -243,6 +245,8 @@ impl Variant for KernelVariant {
             KernelVariant::LinearDQueries(_) => "attention.linear_d_queries",
             KernelVariant::LinearDKeys(_) => "attention.linear_d_keys",
             KernelVariant::LinearDValues(_) => "attention.linear_d_values",
+            KernelVariant::QuantizedProject(_) => "attention.quantized_project",
+            KernelVariant::QuantizedRows(_) => "attention.quantized_rows",
             KernelVariant::TanhSum(_) => "attention.tanh_sum",
             KernelVariant::TanhBackward(_) => "attention.tanh_backward",
             KernelVariant::WeightNorm(_) => "attention.weight_norm",
@@ -326,6 +330,8 @@ impl Variant for KernelVariant {
             KernelVariant::LinearDQueries(v) => v.describe(),
             KernelVariant::LinearDKeys(v) => v.describe(),
             KernelVariant::LinearDValues(v) => v.describe(),
+            KernelVariant::QuantizedProject(v) => v.describe(),
+            KernelVariant::QuantizedRows(v) => v.describe(),
             KernelVariant::TanhSum(v) => v.describe(),
             KernelVariant::TanhBackward(v) => v.describe(),
             KernelVariant::WeightNorm(v) => v.describe(),
@@ -424,6 +430,8 @@ pub(crate) fn all() -> Vec<KernelVariant> {
     all.extend(weight_norm::WeightNorm::all().map(KernelVariant::WeightNorm));
     let gradients = weight_norm_backward::WeightNormBackward::all();
     all.extend(gradients.map(KernelVariant::WeightNormBackward));
+    all.extend(quantized_project::QuantizedProject::all().map(KernelVariant::QuantizedProject));
+    all.extend(quantized_rows::QuantizedRows::all().map(KernelVariant::QuantizedRows));
     all.extend(tanh_sum::TanhSum::all().map(KernelVariant::TanhSum));
     all.extend(tanh_backward::TanhBackward::all().map(KernelVariant::TanhBackward));
     all.extend(embedding::Embedding::all().map(KernelVariant::Embedding));

@@ -20,6 +20,7 @@ pub(crate) mod pointwise;
 mod problem;
 pub(crate) mod project;
 pub(crate) mod project_backward;
+pub(crate) mod quantized;
 pub(crate) mod radix_sort;
 mod score_gradients;
 pub(crate) mod staged;

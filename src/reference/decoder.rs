@@ -44,23 +44,31 @@ pub fn decoder<R: Real>(
     expect_length("memory", memory, batch.saturating_mul(kv_len).saturating_mul(features))?;
     let normed = |x: &[R], of: &HostNorm<R>| norm(x, features, of.weight, of.bias, &config.norm);
     let mut hidden: Vec<Vec<R>> = Vec::with_capacity(layers.len());
+    let mut weights = Vec::new();
     let mut x = x.to_vec();
     for layer in layers {
         let attend = |x: &[R]| {
             let own = LayerShape { kv_len: q_len, ..shape };
-            Ok(multi_head([x; 3], own, &config.attention, &layer.self_attention, of_self)?.out)
+            let attended = multi_head([x; 3], own, &config.attention, &layer.self_attention, of_self)?;
+            Ok((attended.out, attended.weights))
         };
         let cross = |x: &[R]| {
             let inputs = [x, memory, memory];
-            Ok(multi_head(inputs, shape, &config.attention, &layer.cross_attention, of_cross)?.out)
+            let attended = multi_head(inputs, shape, &config.attention, &layer.cross_attention, of_cross)?;
+            Ok((attended.out, attended.weights))
         };
-        let feed = |x: &[R]| feed_forward(x, config, &layer.feed_forward);
-        let parts: [&dyn Fn(&[R]) -> Result<Vec<R>, Error>; 3] = [&attend, &cross, &feed];
+        let feed = |x: &[R]| Ok((feed_forward(x, config, &layer.feed_forward)?, None));
+        let parts: [&dyn Fn(&[R]) -> Result<(Vec<R>, Option<Vec<R>>), Error>; 3] = [&attend, &cross, &feed];
         for (part, of) in parts.into_iter().zip(&layer.norms) {
-            x = match config.order {
-                NormOrder::Post => normed(&added(&x, &part(&x)?), of)?,
-                NormOrder::Pre => added(&x, &part(&normed(&x, of)?)?),
+            let (branch, attended) = match config.order {
+                NormOrder::Post => part(&x)?,
+                NormOrder::Pre => part(&normed(&x, of)?)?,
             };
+            weights.extend(attended);
+            x = added(&x, &branch);
+            if config.order == NormOrder::Post {
+                x = normed(&x, of)?;
+            }
         }
         hidden.push(x.clone());
     }
@@ -68,5 +76,5 @@ pub fn decoder<R: Real>(
         Some(of) => normed(&x, of)?,
         None => x,
     };
-    Ok(Encoded { out, hidden })
+    Ok(Encoded { out, hidden, weights })
 }

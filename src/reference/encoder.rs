@@ -48,7 +48,8 @@ pub struct Encoded<R> {
     pub out: Vec<R>,
     /// What each layer gives, before the final norm.
     pub hidden: Vec<Vec<R>>,
-    /// Each layer's attention weights, `[batch, heads, length, length + appended]`, if the options ask for them.
+    /// Each layer's attention weights, `[batch, heads, length, length + appended]`, if the options ask for them. Of a decoder those of
+    /// self-attention, then those of cross-attention, `[batch, heads, q_len, kv_len + appended]`.
     pub weights: Vec<Vec<R>>,
 }
 

@@ -38,6 +38,7 @@ mod norm;
 mod pointwise;
 mod position;
 mod project;
+mod quantized;
 mod scores;
 mod softmax;
 mod weight_norm;
@@ -90,6 +91,7 @@ pub use position::{
     rotate_by_backward, sinusoid,
 };
 pub use project::{ProjectGradients, project, project_backward};
+pub use quantized::{dequantize, quantize};
 pub use scores::scores;
 pub use softmax::{Normalised, softmax};
 pub use weight_norm::{weight_norm, weight_norm_backward};

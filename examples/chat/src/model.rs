@@ -1,0 +1,469 @@
+//! A decoder of the llama architecture as its GGUF file has it: weights stay in their blocks, everything else is this crate's
+//! operators, one after the other in one compute pass.
+
+use std::error::Error;
+
+use wgpu_attention::{
+    Activation, Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, Config, DType, Forward,
+    Gpu, Mask, Norm, NormConfig, NormForward, Pointwise, PointwiseForward, Positions, QuantizedFormat,
+    QuantizedForward, QuantizedMatrix, QuantizedProjection, QuantizedRows, Rope, RopeConfig, RopeOrder,
+    Rotate, RowPositions, Scratch, ScratchSize, TensorView, Tokens,
+};
+use wgpu_attention_models::{Gguf, Storage, TensorData};
+
+type Fallible<T> = Result<T, Box<dyn Error>>;
+
+/// Tokens of a page of the cache.
+const PAGE: usize = 64;
+
+/// The sizes of a model.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    pub layers: usize,
+    /// Of the residual stream.
+    pub width: usize,
+    /// Of the feed-forward layers.
+    pub inner: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub dim: usize,
+    pub vocabulary: usize,
+    /// Positions that it was trained with.
+    pub context: usize,
+}
+
+/// A matrix in its blocks.
+struct Matrix {
+    buffer: wgpu::Buffer,
+    format: QuantizedFormat,
+    shape: [usize; 2],
+}
+
+impl Matrix {
+    /// Tensors `[rows, columns]` of a file below each other: one product computes them together.
+    fn new(gpu: &Gpu, file: &Gguf, parts: &[(String, usize)], columns: usize) -> Fallible<Self> {
+        let mut bytes = Vec::new();
+        let mut format = None;
+        for (name, rows) in parts {
+            let tensor = file.tensor(name)?.expect_shape(&[*rows, columns])?;
+            let own = match tensor.storage() {
+                Storage::Q4_1 => QuantizedFormat::Q4_1,
+                Storage::Q8_0 => QuantizedFormat::Q8_0,
+                other => return Err(format!("`{name}` is stored as {other}, not as Q4_1 or Q8_0").into()),
+            };
+            if *format.get_or_insert(own) != own {
+                return Err(format!("`{name}` is stored in another way than its neighbours").into());
+            }
+            bytes.extend(tensor.bytes());
+        }
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        let rows = parts.iter().map(|(_, rows)| rows).sum();
+        let format = format.ok_or("a matrix of no tensors")?;
+        Ok(Matrix { buffer: gpu.upload(&bytes)?, format, shape: [rows, columns] })
+    }
+
+    fn view(&self) -> QuantizedMatrix<'_> {
+        QuantizedMatrix::new(&self.buffer, self.format, self.shape)
+    }
+}
+
+struct Layer {
+    attention_norm: wgpu::Buffer,
+    /// Queries, keys and values.
+    qkv: Matrix,
+    out: Matrix,
+    feed_forward_norm: wgpu::Buffer,
+    /// Gate and up.
+    gate_up: Matrix,
+    down: Matrix,
+}
+
+/// The weights, and what computes with them.
+pub struct Model {
+    pub sizes: Sizes,
+    /// Bytes of all weights.
+    pub weight_bytes: u64,
+    gpu: Gpu,
+    /// `[vocabulary, width]`: embeddings, and what logits are products with.
+    table: Matrix,
+    layers: Vec<Layer>,
+    last_norm: wgpu::Buffer,
+    rope: Rope,
+    projection: QuantizedProjection,
+    positions: Positions,
+    norm: Norm,
+    pointwise: Pointwise,
+    attention: Attention,
+}
+
+impl Model {
+    /// Uploads the weights of a file.
+    pub fn new(gpu: &Gpu, file: &Gguf) -> Fallible<Self> {
+        let architecture = file.str("general.architecture")?;
+        if architecture != "llama" {
+            return Err(format!("the file's architecture is {architecture}, not llama").into());
+        }
+        let size = |key: &str| Ok::<_, Box<dyn Error>>(usize::try_from(file.u64(&format!("llama.{key}"))?)?);
+        let (width, heads) = (size("embedding_length")?, size("attention.head_count")?);
+        let dim = width.checked_div(heads).filter(|dim| dim * heads == width);
+        let table = file.tensor("token_embd.weight")?;
+        let sizes = Sizes {
+            layers: size("block_count")?,
+            width,
+            inner: size("feed_forward_length")?,
+            heads,
+            kv_heads: size("attention.head_count_kv")?,
+            dim: dim.ok_or_else(|| format!("{heads} heads do not share {width} channels"))?,
+            vocabulary: table.shape().first().copied().unwrap_or(0),
+            context: size("context_length")?,
+        };
+        if file.tensor("output.weight").is_ok() {
+            return Err("the file has an output matrix besides its embeddings, which is not read".into());
+        }
+        // Scaled frequencies would need more than a base.
+        if file.metadata("llama.rope.scaling.type").is_some_and(|kind| kind.as_str() != Some("none")) {
+            return Err("the file scales its rotary positions, which is not done".into());
+        }
+        let Sizes { inner, kv_heads, dim, vocabulary, .. } = sizes;
+        let vector = |name: String| -> Fallible<wgpu::Buffer> {
+            Ok(gpu.upload(&TensorData::to_f32(&file.tensor(&name)?.expect_shape(&[width])?))?)
+        };
+        let layer = |n: usize| -> Fallible<Layer> {
+            let named = |part: &str| format!("blk.{n}.{part}.weight");
+            let matrix = |parts: &[(&str, usize)], columns| {
+                let parts: Vec<_> = parts.iter().map(|(part, rows)| (named(part), *rows)).collect();
+                Matrix::new(gpu, file, &parts, columns)
+            };
+            let [q, kv] = [heads, kv_heads].map(|heads| heads * dim);
+            Ok(Layer {
+                attention_norm: vector(named("attn_norm"))?,
+                qkv: matrix(&[("attn_q", q), ("attn_k", kv), ("attn_v", kv)], width)?,
+                out: matrix(&[("attn_output", width)], q)?,
+                feed_forward_norm: vector(named("ffn_norm"))?,
+                gate_up: matrix(&[("ffn_gate", inner), ("ffn_up", inner)], width)?,
+                down: matrix(&[("ffn_down", width)], inner)?,
+            })
+        };
+        // The rows of queries and keys lie so that neighbours are pairs.
+        let base = file.f64("llama.rope.freq_base")?;
+        let rotary = size("rope.dimension_count")?;
+        let rope = RopeConfig::new(rotary).base(base).order(RopeOrder::Interleaved);
+        let norm = NormConfig::rms().eps(file.f64("llama.attention.layer_norm_rms_epsilon")?);
+        let pipelines = gpu.pipelines();
+        Ok(Model {
+            sizes,
+            weight_bytes: file
+                .tensors()
+                .iter()
+                .map(|t| file.tensor(&t.name).map_or(0, |t| t.bytes().len() as u64))
+                .sum(),
+            table: Matrix::new(gpu, file, &[("token_embd.weight".into(), vocabulary)], width)?,
+            layers: (0..sizes.layers).map(layer).collect::<Result<_, _>>()?,
+            last_norm: vector("output_norm.weight".into())?,
+            rope: Rope::new(gpu.device(), rope)?,
+            projection: QuantizedProjection::with_pipelines(pipelines),
+            positions: Positions::with_pipelines(pipelines),
+            norm: Norm::with_pipelines(pipelines, norm)?,
+            pointwise: Pointwise::with_pipelines(pipelines),
+            attention: Attention::with_pipelines(pipelines, Config::new(heads, dim).kv_heads(kv_heads))?,
+            gpu: gpu.clone(),
+        })
+    }
+}
+
+/// What is wanted of a step's logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Logits {
+    None,
+    /// After the last new token of each sequence.
+    Last,
+    /// After every new token.
+    #[cfg_attr(not(test), expect(dead_code, reason = "tests compare every position"))]
+    All,
+}
+
+/// Activations of a step of up to `rows` tokens of each sequence.
+struct Activations {
+    ids: wgpu::Buffer,
+    /// The residual stream; each sum is written to the other.
+    streams: [wgpu::Buffer; 2],
+    normed: wgpu::Buffer,
+    qkv: wgpu::Buffer,
+    attended: wgpu::Buffer,
+    /// What a part of a layer adds to the stream.
+    added: wgpu::Buffer,
+    gate_up: wgpu::Buffer,
+    inner: wgpu::Buffer,
+    /// The last row of each sequence, and its logits.
+    last: wgpu::Buffer,
+    logits: wgpu::Buffer,
+}
+
+/// How a session is laid out.
+#[derive(Clone, Copy, Debug)]
+pub struct Layout {
+    /// Sequences at once.
+    pub batch: usize,
+    /// Tokens that each may have.
+    pub capacity: usize,
+    /// Of them, those that all have in common.
+    pub shared: usize,
+    /// Tokens of a sequence in a step, at most.
+    pub rows: usize,
+    pub storage: CacheStorage,
+}
+
+/// Sequences of tokens with their keys and values.
+pub struct Session<'m> {
+    model: &'m Model,
+    layout: Layout,
+    cache: Cache,
+    cache_bytes: u64,
+    activations: Activations,
+    scratch: Scratch,
+}
+
+impl<'m> Session<'m> {
+    pub fn new(model: &'m Model, layout: Layout) -> Fallible<Self> {
+        let Layout { batch, capacity, shared, rows, storage } = layout;
+        let Sizes { layers, width, inner, heads, kv_heads, dim, vocabulary, .. } = model.sizes;
+        let gpu = &model.gpu;
+        // Whole pages of what is common are there once; the page that it ends in is copied by each.
+        let own = capacity.div_ceil(PAGE) - shared / PAGE;
+        let pages = shared.div_ceil(PAGE) + batch * own;
+        let config = CacheConfig::new(kv_heads, dim, capacity)
+            .batch(batch)
+            .layers(layers)
+            .storage(storage)
+            .layout(CacheLayout::Paged { page: PAGE, pages });
+        let cache = Cache::with_pipelines(gpu.pipelines(), config)?;
+        let buffer = |channels: usize| gpu.buffer(4 * batch * rows * channels);
+        let activations = Activations {
+            ids: buffer(1)?,
+            streams: [buffer(width)?, buffer(width)?],
+            normed: buffer(width)?,
+            qkv: buffer((heads + 2 * kv_heads) * dim)?,
+            attended: buffer(heads * dim)?,
+            added: buffer(width)?,
+            gate_up: buffer(2 * inner)?,
+            inner: buffer(inner)?,
+            last: gpu.buffer(4 * batch * width)?,
+            logits: gpu.buffer(4 * batch * vocabulary)?,
+        };
+        let mut size = ScratchSize::default();
+        // Of a few rows the keys are split among workgroups, which takes memory that many rows do not.
+        for rows in 1..=rows {
+            let heads = |buffer| TensorView::blhd(buffer, DType::F32, [batch, heads, rows, dim]);
+            let call = Forward::with_cache(heads(&activations.qkv), &cache, heads(&activations.attended));
+            size = size.max(model.attention.scratch_size(&call.at_end().mask(Mask::causal()))?);
+        }
+        let cache_bytes = (config.token_bytes() * layers * pages * PAGE) as u64;
+        let scratch = Scratch::new(gpu.device(), size)?;
+        Ok(Session { model, layout, cache, cache_bytes, activations, scratch })
+    }
+
+    /// Bytes of keys and values, and of what is computed on the way.
+    pub fn memory(&self) -> [u64; 2] {
+        let a = &self.activations;
+        let buffers = [
+            &a.ids,
+            &a.streams[0],
+            &a.streams[1],
+            &a.normed,
+            &a.qkv,
+            &a.attended,
+            &a.added,
+            &a.gate_up,
+            &a.inner,
+            &a.last,
+            &a.logits,
+        ];
+        let activations: u64 = buffers.iter().map(|b| b.size()).sum();
+        [self.cache_bytes, activations + self.scratch.size().total()]
+    }
+
+    /// Tokens that a sequence has.
+    pub fn len(&self, sequence: usize) -> usize {
+        self.cache.len(sequence).unwrap_or(0)
+    }
+
+    /// Gives every other sequence what the first has, without a copy.
+    pub fn share_first(&mut self) -> Fallible<()> {
+        (1..self.layout.batch).try_for_each(|to| self.cache.fork(0, to))?;
+        Ok(())
+    }
+
+    /// Empties all sequences.
+    pub fn clear(&mut self) -> Fallible<()> {
+        (0..self.layout.batch).try_for_each(|sequence| self.cache.clear(sequence))?;
+        Ok(())
+    }
+
+    /// Compiles what prompts and generation need.
+    pub fn warm_up(&mut self) -> Fallible<()> {
+        let rows = self.layout.rows.min(self.layout.capacity.saturating_sub(1)).min(64);
+        let prompt = vec![0; rows.max(1)];
+        for (tokens, sequences) in [(prompt.as_slice(), 1), (prompt.as_slice(), self.layout.batch)] {
+            let of = |s: usize| if s < sequences { tokens } else { &[] };
+            self.feed(&(0..self.layout.batch).map(of).collect::<Vec<_>>())?;
+            self.feed(&vec![&[0][..]; self.layout.batch])?;
+            self.clear()?;
+        }
+        Ok(())
+    }
+
+    /// Appends tokens to each sequence, as many steps as that takes, and gives the logits after the last of each that got some.
+    pub fn feed(&mut self, tokens: &[&[u32]]) -> Fallible<Vec<Vec<f32>>> {
+        let (rows, vocabulary) = (self.layout.rows, self.model.sizes.vocabulary);
+        let mut found = vec![Vec::new(); tokens.len()];
+        let longest = tokens.iter().map(|tokens| tokens.len()).max().unwrap_or(0);
+        for start in (0..longest).step_by(rows) {
+            let part = |tokens: &&[u32]| start.min(tokens.len())..(start + rows).min(tokens.len());
+            let parts: Vec<_> = tokens.iter().map(|tokens| &tokens[part(tokens)]).collect();
+            // Whose last token is among them.
+            let ends = |s: usize| !parts[s].is_empty() && start + rows >= tokens[s].len();
+            let wanted = if (0..parts.len()).any(ends) { Logits::Last } else { Logits::None };
+            let (logits, lanes) = self.step(&parts, wanted)?;
+            for (lane, logits) in logits.chunks(vocabulary).enumerate() {
+                let s = lanes.unwrap_or(lane);
+                if ends(s) {
+                    found[s] = logits.to_vec();
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// One step: up to `rows` new tokens of each sequence. Where only one has any, all but attention is computed for it alone, and
+    /// it is named. Logits are `[sequences, vocabulary]`, or `[sequences, rows, vocabulary]` of all.
+    pub fn step(&mut self, tokens: &[&[u32]], wanted: Logits) -> Fallible<(Vec<f32>, Option<usize>)> {
+        let Sizes { width, heads, kv_heads, dim, inner, vocabulary, .. } = self.model.sizes;
+        let Session { model, layout, cache, activations: a, scratch, .. } = self;
+        let (model, batch) = (*model, layout.batch);
+        let counts: Vec<usize> = tokens.iter().map(|tokens| tokens.len()).collect();
+        let rows = counts.iter().copied().max().unwrap_or(0);
+        if tokens.len() != batch || rows == 0 || rows > layout.rows {
+            return Err(format!(
+                "{} sequences of up to {rows} new tokens in a step for {batch} of {}",
+                tokens.len(),
+                layout.rows
+            )
+            .into());
+        }
+        if let Some(id) = tokens.iter().copied().flatten().find(|id| **id as usize >= vocabulary) {
+            return Err(format!("there is no token {id}, only {vocabulary}").into());
+        }
+        let busy: Vec<usize> = (0..batch).filter(|s| counts[*s] > 0).collect();
+        let alone = if let [one] = busy[..] { Some(one) } else { None };
+        // Sequences that products are computed of.
+        let lanes = if alone.is_some() { 1 } else { batch };
+
+        // Rows after a sequence's own are those of token 0, and nobody sees them.
+        let mut ids = vec![0u32; lanes * rows];
+        let of_lanes = tokens.iter().enumerate().filter(|(s, _)| alone.is_none_or(|one| one == *s));
+        for (row, (_, tokens)) in ids.chunks_mut(rows).zip(of_lanes) {
+            row[..tokens.len()].copy_from_slice(tokens);
+        }
+        let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        model.gpu.queue().write_buffer(&a.ids, 0, &bytes);
+        let all_logits = match wanted {
+            Logits::All => Some(model.gpu.buffer(4 * lanes * rows * vocabulary)?),
+            _ => None,
+        };
+
+        let sequence = |buffer, channels| TensorView::sequence(buffer, DType::F32, [lanes, rows, channels]);
+        let vector = |buffer| TensorView::vector(buffer, DType::F32, width);
+        let together = TensorView::blhd(&a.qkv, DType::F32, [lanes, heads + 2 * kv_heads, rows, dim]);
+        let part = |first, count| together.slice(1, first, count);
+        // To attention every sequence is there; where one is alone, the others show its rows and have none.
+        let times = alone.map(|_| batch);
+        let (q, k, v) = (part(0, heads), part(heads, kv_heads), part(heads + kv_heads, kv_heads));
+        let attended = TensorView::blhd(&a.attended, DType::F32, [batch, heads, rows, dim]);
+        let joined = TensorView::sequence(&a.attended, DType::F32, [batch, rows, heads * dim]);
+        let joined = alone.map_or(joined, |one| joined.slice(0, one, 1));
+        let pair = TensorView::blhd(&a.gate_up, DType::F32, [lanes, 2, rows, inner]);
+        let (normed, added) = (sequence(&a.normed, width), sequence(&a.added, width));
+        let streams = [sequence(&a.streams[0], width), sequence(&a.streams[1], width)];
+
+        let mut encoder = model.gpu.device().create_command_encoder(&Default::default());
+        let moves = if counts.iter().all(|n| *n == rows) { Tokens::All(rows) } else { Tokens::Each(&counts) };
+        cache.advance(&mut encoder, moves)?;
+        let starts = alone.map_or(cache.starts(), |one| cache.starts().slice(0, one, 1));
+        let mut pass = encoder.begin_compute_pass(&Default::default());
+        let pass_of = &mut pass;
+
+        let ids = TensorView::new(&a.ids, DType::U32, [lanes, 1, rows, 1]);
+        model.projection.rows_in_pass(pass_of, &QuantizedRows::new(model.table.view(), ids, streams[0]))?;
+        for (n, layer) in model.layers.iter().enumerate() {
+            // What the layer before has added comes into the stream with the norm that reads it.
+            let norm =
+                NormForward::new(streams[usize::from(n > 0)], normed).weight(vector(&layer.attention_norm));
+            let norm = if n > 0 { norm.residual(added).sum(streams[0]) } else { norm };
+            model.norm.forward_in_pass(pass_of, &norm)?;
+            model.projection.forward_in_pass(pass_of, &product_of(normed, &layer.qkv, together))?;
+            let rotate = Rotate::new(q, &model.rope, RowPositions::Tensor(starts));
+            model.positions.rotate_in_pass(pass_of, &rotate)?;
+            cache.append_in_pass(
+                pass_of,
+                n,
+                &Append::new(shown(k, times), shown(v, times)).rope(&model.rope),
+            )?;
+            let call = Forward::with_cache(shown(q, times), &*cache, attended).layer(n).mask(Mask::causal());
+            model.attention.forward_in_pass(pass_of, &call, scratch)?;
+            model.projection.forward_in_pass(pass_of, &product_of(joined, &layer.out, added))?;
+            let norm = NormForward::new(streams[0], normed).weight(vector(&layer.feed_forward_norm));
+            model.norm.forward_in_pass(pass_of, &norm.residual(added).sum(streams[1]))?;
+            model.projection.forward_in_pass(pass_of, &product_of(normed, &layer.gate_up, pair))?;
+            let gated = PointwiseForward::new(pair.slice(1, 0, 1), sequence(&a.inner, inner))
+                .activation(Activation::Silu)
+                .times(pair.slice(1, 1, 1));
+            model.pointwise.forward_in_pass(pass_of, &gated)?;
+            model
+                .projection
+                .forward_in_pass(pass_of, &product_of(sequence(&a.inner, inner), &layer.down, added))?;
+        }
+        let norm = NormForward::new(streams[1], normed).weight(vector(&model.last_norm));
+        model.norm.forward_in_pass(pass_of, &norm.residual(added).sum(streams[0]))?;
+        if let Some(logits) = &all_logits {
+            let product = QuantizedForward::new(normed, model.table.view(), sequence(logits, vocabulary));
+            model.projection.forward_in_pass(pass_of, &[product])?;
+        }
+        drop(pass);
+        if wanted == Logits::Last {
+            let row_bytes = 4 * width as u64;
+            for lane in 0..lanes {
+                let row = counts[alone.unwrap_or(lane)].max(1) - 1;
+                let from = (lane * rows + row) as u64 * row_bytes;
+                encoder.copy_buffer_to_buffer(&a.normed, from, &a.last, lane as u64 * row_bytes, row_bytes);
+            }
+            let one = |buffer, channels| TensorView::sequence(buffer, DType::F32, [lanes, 1, channels]);
+            let product =
+                QuantizedForward::new(one(&a.last, width), model.table.view(), one(&a.logits, vocabulary));
+            model.projection.forward(&mut encoder, &[product])?;
+        }
+        model.gpu.queue().submit([encoder.finish()]);
+        let logits = match (wanted, &all_logits) {
+            (Logits::None, _) => Vec::new(),
+            (_, Some(logits)) => model.gpu.download(logits, lanes * rows * vocabulary)?,
+            _ => model.gpu.download(&a.logits, lanes * vocabulary)?,
+        };
+        Ok((logits, alone))
+    }
+
+    /// The residual stream after the last layer, and what its norm makes of it, of the last step's first `rows` rows.
+    #[cfg(test)]
+    pub fn last_rows(&self, rows: usize) -> Fallible<[Vec<f32>; 2]> {
+        let read = |buffer| self.model.gpu.download(buffer, rows * self.model.sizes.width);
+        Ok([read(&self.activations.streams[0])?, read(&self.activations.normed)?])
+    }
+}
+
+/// One sequence's rows, shown so many times.
+fn shown(t: TensorView<'_>, times: Option<usize>) -> TensorView<'_> {
+    let [_, heads, length, dim] = t.strides();
+    times.map_or(t, |times| t.slice(0, 0, times).with_strides([0, heads, length, dim]))
+}
+
+fn product_of<'a>(x: TensorView<'a>, matrix: &'a Matrix, out: TensorView<'a>) -> [QuantizedForward<'a>; 1] {
+    [QuantizedForward::new(x, matrix.view(), out)]
+}

@@ -1,0 +1,47 @@
+// 32 weights in 20 bytes, ggml's Q4_1: d and m in f16, then 16 bytes; the lower half of byte j is weight j, the upper half weight
+// j + 16. A weight is d · q + m, q from 0 to 15; the product is exact in f32.
+//
+// Needs: half_at, w_at.
+// Gives: BLOCK_BYTES; block_four, block_fours, block_scales, block_shift, block_weight, block_words.
+
+const BLOCK_BYTES: u32 = 20u;
+
+// Weights k..k+4 of the block that begins at a byte; k is a multiple of four.
+fn block_four(byte: u32, k: u32) -> vec4<f32> {
+    let o = byte / 4u;
+    let scales = w_at(o);
+    let word = w_at(o + 1u + k % 16u / 4u) >> (k / 16u * 4u);
+    return half_at(scales) * vec4<f32>(unpack4xU8(word & 0x0f0f0f0fu)) + half_at(scales >> 16u);
+}
+
+// Weights 4n..4n+4 and 4n+16..4n+20, n below 4.
+fn block_fours(byte: u32, n: u32) -> mat2x4<f32> {
+    let o = byte / 4u;
+    let scales = w_at(o);
+    let word = w_at(o + 1u + n);
+    let d = half_at(scales);
+    let m = half_at(scales >> 16u);
+    return mat2x4<f32>(
+        d * vec4<f32>(unpack4xU8(word & 0x0f0f0f0fu)) + m,
+        d * vec4<f32>(unpack4xU8((word >> 4u) & 0x0f0f0f0fu)) + m,
+    );
+}
+
+fn block_scales(byte: u32) -> vec2<f32> {
+    let scales = w_at(byte / 4u);
+    return vec2<f32>(half_at(scales), half_at(scales >> 16u));
+}
+
+// Eight lanes take weights 4n..4n+4 and 4n+16..4n+20 of word n, each by its shift.
+fn block_words(byte: u32, lane: u32) -> vec4<u32> {
+    let o = byte / 4u + 1u;
+    return vec4<u32>(w_at(o), w_at(o + 1u), w_at(o + 2u), w_at(o + 3u));
+}
+
+fn block_shift(lane: u32) -> u32 {
+    return lane % 4u * 8u + lane / 4u * 4u;
+}
+
+fn block_weight(scales: vec2<f32>, word: u32, shift: u32) -> f32 {
+    return scales.x * f32((word >> shift) & 15u) + scales.y;
+}

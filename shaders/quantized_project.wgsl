@@ -1,0 +1,28 @@
+// y = x Wᵀ, W in blocks as they lie in a GGUF file (quantized/q4_1.wgsl, quantized/q8_0.wgsl).
+//
+// x   [batch, 1, length, features]   W [heads · dim, features]   y [batch, heads, length, dim]
+//
+// Bindings (declared by the host): x, w, y. Work: 2 · rows · features · columns; bytes: x + W + y once each at best, which for a few
+// rows is those of W.
+
+struct Params {
+    x: View,
+    y: View,
+    w: u32,            // first byte
+    row_bytes: u32,    // of W
+    features: u32,
+    cols: u32,         // heads · dim
+    dim: u32,
+    rows: u32,         // of one product: all sequences at once where x allows it
+    length: u32,       // rows of one sequence
+    step: u32,         // columns from one that a workgroup has to its next, of few rows
+}
+
+@group(0) @binding(0) var<uniform> p: Params;
+
+// Channels of a row from col on; batch is 0 where all sequences are one product.
+fn y_of(batch: u32, row: u32, col: u32) -> u32 {
+    let sequence = row / p.length;
+    let head = col / p.dim;
+    return view_at(p.y, batch + sequence, head, row - sequence * p.length, col - head * p.dim);
+}

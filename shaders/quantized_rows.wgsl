@@ -1,0 +1,42 @@
+// out = rows of a table in blocks as they lie in a GGUF file: the embeddings of tokens.
+//
+// ids [batch, 1, length, 1]   table [rows, features]   out [batch, 1, length, features]
+//
+// An invocation has four channels at a time. An id that is no row's gives NaN.
+//
+// Bindings (declared by the host): ids, w, out. OUT_IN_FOURS: out moves in fours. Bytes: of the rows that are asked for, and out.
+
+struct Params {
+    ids: View,
+    out: View,
+    w: u32,            // first byte
+    row_bytes: u32,
+    rows: u32,         // of the table
+    fours: u32,        // of a row
+    work: u32,         // fours of all rows of a sequence
+    step: u32,         // invocations that share them
+    missing: u32,      // the bits of NaN
+    pad: u32,
+}
+
+@group(0) @binding(0) var<uniform> p: Params;
+
+@compute @workgroup_size(WORKGROUP)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let b = group.z;
+    for (var n = group.x * WORKGROUP + lane; n < p.work; n += p.step) {
+        let i = n / p.fours;
+        let d = (n - i * p.fours) * 4u;
+        let id = ids_at(view_at(p.ids, b, 0u, i, 0u));
+        let byte = p.w + min(id, p.rows - 1u) * p.row_bytes + d / 32u * BLOCK_BYTES;
+        let value = select(vec4<f32>(bitcast<f32>(p.missing)), block_four(byte, d % 32u), id < p.rows);
+        let o = view_at(p.out, b, 0u, i, d);
+        if OUT_IN_FOURS {
+            out_store4(o, value);
+        } else {
+            for (var c = 0u; c < 4u; c++) {
+                out_store(o + c * p.out.strides.w, value[c]);
+            }
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! Twin of `quantized_project.wgsl`.
+
+use super::{matmul, shader};
+use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
+use crate::plan::{FEW_LANES, QuantizedTiles};
+use crate::quantized_format::QuantizedFormat;
+use crate::tensor::DType;
+
+/// What changes the text of a product with quantised weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct QuantizedProject {
+    pub format: QuantizedFormat,
+    pub tiles: QuantizedTiles,
+    pub x: DType,
+    pub y: DType,
+    /// Whether x loads in fours.
+    pub width: Width,
+    pub store: Width,
+}
+
+params! {
+    pub(crate) struct Params {
+        x: View,
+        y: View,
+        w: u32,
+        row_bytes: u32,
+        features: u32,
+        cols: u32,
+        dim: u32,
+        rows: u32,
+        length: u32,
+        step: u32,
+    }
+}
+
+/// What unpacks blocks.
+pub(crate) fn format_parts(format: QuantizedFormat) -> [&'static str; 2] {
+    let blocks = match format {
+        QuantizedFormat::Q4_1 => shader!("quantized/q4_1"),
+        QuantizedFormat::Q8_0 => shader!("quantized/q8_0"),
+    };
+    [shader!("quantized/half"), blocks]
+}
+
+impl QuantizedProject {
+    pub fn describe(&self) -> Kernel {
+        let [half, blocks] = format_parts(self.format);
+        let mut constants = vec![Constant::Bool("IN_FOURS", self.width == Width::Four)];
+        match self.tiles {
+            QuantizedTiles::Many(tiles) => {
+                constants.push(Constant::Bool("Y_IN_FOURS", self.store == Width::Four));
+                matmul::describe::<Params>(matmul::MatmulStage {
+                    tiles,
+                    a_along_m: false,
+                    b_along_n: false,
+                    repairs: false,
+                    constants,
+                    bindings: self.bindings(),
+                    parts: &[shader!("quantized_project"), shader!("quantized/tile"), half, blocks],
+                })
+            }
+            QuantizedTiles::FewGpu { rows, columns, lanes } => {
+                constants.extend([Constant::U32("COLUMNS", columns), Constant::U32("LANES", lanes)]);
+                self.few(shader!("quantized/few_rows_gpu"), rows, lanes * columns, lanes * columns, constants)
+            }
+            QuantizedTiles::FewCpu { rows, columns, blocks } => {
+                constants.extend([Constant::U32("COLUMNS", columns), Constant::U32("LANES", FEW_LANES)]);
+                constants.push(Constant::U32("BLOCKS", blocks));
+                self.few(shader!("quantized/few_rows_cpu"), rows, FEW_LANES, FEW_LANES * columns, constants)
+            }
+        }
+    }
+
+    /// The kernel of few rows, with so many sums of a row in workgroup memory.
+    fn few(
+        &self,
+        core: &str,
+        rows: u32,
+        invocations: u32,
+        sums: u32,
+        mut constants: Vec<Constant>,
+    ) -> Kernel {
+        constants.push(Constant::U32("ROWS", rows));
+        let [half, blocks] = format_parts(self.format);
+        let parts = [shader!("tensor/view"), shader!("quantized_project"), core, half, blocks];
+        let kernel = Kernel::new::<Params>(&constants, self.bindings(), &parts, invocations);
+        Kernel { workgroup_memory: sums * rows * 4, ..kernel }
+    }
+
+    fn bindings(&self) -> Vec<Binding> {
+        vec![
+            Binding::read("x", self.x, self.width),
+            Binding::read("w", DType::U32, Width::One),
+            Binding::write("y", self.y, self.store),
+        ]
+    }
+
+    pub fn all() -> impl Iterator<Item = Self> {
+        let gpu = |rows| QuantizedTiles::FewGpu { rows, columns: 4, lanes: 16 };
+        let cpu = |rows, columns, blocks| QuantizedTiles::FewCpu { rows, columns, blocks };
+        let [f32, f16, bf16] = super::FLOATS;
+        let plain = [gpu(1), gpu(8), cpu(1, 64, 18), cpu(8, 32, 2)]
+            .into_iter()
+            .chain(matmul::ALL.map(QuantizedTiles::Many))
+            .map(move |tiles| (tiles, f32, f32));
+        let tiles = [gpu(4), cpu(2, 32, 1), QuantizedTiles::Many(matmul::ALL[2])];
+        let others = [[f16, f16], [bf16, bf16], [f16, f32], [bf16, f32], [f32, f16], [f32, bf16]];
+        let others = tiles.into_iter().flat_map(move |tiles| others.map(|[x, y]| (tiles, x, y)));
+        plain.chain(others).flat_map(|(tiles, x, y)| {
+            QuantizedFormat::ALL.into_iter().flat_map(move |format| {
+                super::WIDTHS.map(|width| {
+                    let many = matches!(tiles, QuantizedTiles::Many(_));
+                    let store = if many { width } else { Width::One };
+                    QuantizedProject { format, tiles, x, y, width, store }
+                })
+            })
+        })
+    }
+}

@@ -1,0 +1,123 @@
+//! Products with quantised weights and rows of quantised tables: from checked tensors to dispatches.
+
+use super::dispatches::grid;
+use crate::device::DeviceFacts;
+use crate::kernel::{Dispatch, View, Width};
+use crate::kernels::{KernelVariant, quantized_project, quantized_rows};
+use crate::plan::{self, MatmulShape, QuantizedTiles, Tuning};
+use crate::quantized_format::QuantizedFormat;
+use crate::tensor::{Layout, TensorView};
+
+/// A checked matrix in blocks.
+#[derive(Clone, Copy)]
+pub(crate) struct QuantizedOp<'a> {
+    pub format: QuantizedFormat,
+    pub rows: usize,
+    pub columns: usize,
+    pub row_bytes: usize,
+    /// All of it, as words.
+    pub words: TensorView<'a>,
+}
+
+/// Workgroups along an axis, at most; each takes more where there are more.
+const MOST_GROUPS: usize = 65535;
+
+fn view(t: TensorView, device: &DeviceFacts) -> View {
+    View::from(t.window(device).layout)
+}
+
+impl<'a> QuantizedOp<'a> {
+    fn first_byte(&self, device: &DeviceFacts) -> u32 {
+        4 * self.words.window(device).layout.offset as u32
+    }
+
+    /// `y = x Wᵀ`, `x` `[batch, 1, length, columns]`, `y` `[batch, heads, length, dim]` with `heads · dim` rows of the matrix.
+    pub fn product(
+        &self,
+        x: TensorView<'a>,
+        y: TensorView<'a>,
+        tuning: &Tuning,
+        device: &DeviceFacts,
+    ) -> Dispatch<'a, KernelVariant> {
+        let [batch, _, length, dim] = y.shape();
+        let Layout { shape, strides, .. } = x.layout;
+        // The rows of all sequences are one matrix where they lie at one stride.
+        let one_matrix = batch == 1 || strides[0] == shape[2] * strides[2];
+        let (batches, rows) = if one_matrix { (1, batch * length) } else { (batch, length) };
+        let product = MatmulShape { batch: batches, rows, cols: self.rows };
+        let tiles = plan::quantized_tiles(product, self.columns / QuantizedFormat::BLOCK, tuning, device);
+        let (counts, step, store) = match tiles {
+            QuantizedTiles::FewGpu { rows, columns, .. } | QuantizedTiles::FewCpu { rows, columns, .. } => {
+                let most = MOST_GROUPS.min(device.max_workgroups as usize);
+                let groups = self.rows.div_ceil(columns as usize).min(most);
+                let down = product.rows.div_ceil(rows as usize);
+                // Neighbours store neighbouring elements, each for itself.
+                ([down, groups, batches], groups * columns as usize, Width::One)
+            }
+            QuantizedTiles::Many(tiles) => (plan::grid(tiles, product), 0, Width::of(y.layout.in_fours(3))),
+        };
+        let params = quantized_project::Params {
+            x: view(x, device),
+            y: view(y, device),
+            w: self.first_byte(device),
+            row_bytes: self.row_bytes as u32,
+            features: self.columns as u32,
+            cols: self.rows as u32,
+            dim: dim as u32,
+            rows: rows as u32,
+            length: length as u32,
+            step: step as u32,
+        };
+        let variant = quantized_project::QuantizedProject {
+            format: self.format,
+            tiles,
+            x: x.dtype(),
+            y: y.dtype(),
+            width: Width::of(x.layout.in_fours(3)),
+            store,
+        };
+        Dispatch {
+            variant: KernelVariant::QuantizedProject(variant),
+            params: bytemuck::bytes_of(&params).to_vec(),
+            tensors: [x, self.words, y].map(|t| t.window(device)).into(),
+            grid: grid(counts),
+        }
+    }
+
+    /// The rows that `ids` `[batch, 1, length, 1]` name, to `out` `[batch, 1, length, columns]`.
+    pub fn rows(
+        &self,
+        ids: TensorView<'a>,
+        out: TensorView<'a>,
+        device: &DeviceFacts,
+    ) -> Dispatch<'a, KernelVariant> {
+        let [batch, _, length, _] = out.shape();
+        let fours = self.columns / 4;
+        let work = length.saturating_mul(fours);
+        let most = MOST_GROUPS.min(device.max_workgroups as usize);
+        let groups = work.div_ceil(quantized_rows::WORKGROUP).min(most);
+        let params = quantized_rows::Params {
+            ids: view(ids, device),
+            out: view(out, device),
+            w: self.first_byte(device),
+            row_bytes: self.row_bytes as u32,
+            rows: self.rows as u32,
+            fours: fours as u32,
+            work: work as u32,
+            step: (groups * quantized_rows::WORKGROUP) as u32,
+            missing: f32::NAN.to_bits(),
+            pad: 0,
+        };
+        let variant = quantized_rows::QuantizedRows {
+            format: self.format,
+            out: out.dtype(),
+            width: Width::of(out.layout.in_fours(3)),
+        };
+        Dispatch {
+            variant: KernelVariant::QuantizedRows(variant),
+            params: bytemuck::bytes_of(&params).to_vec(),
+            tensors: [ids, self.words, out].map(|t| t.window(device)).into(),
+            grid: grid([groups, 1, batch]),
+        }
+    }
+}
