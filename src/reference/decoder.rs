@@ -22,6 +22,9 @@ pub struct HostDecoderLayer<'a, R> {
     pub norms: [HostNorm<'a, R>; 3],
 }
 
+/// A part of a layer: what it gives, and attention weights if it has any.
+type Part<'a, R> = &'a dyn Fn(&[R]) -> Result<(Vec<R>, Option<Vec<R>>), Error>;
+
 /// A stack of decoder layers over `x` `[batch, q_len, features]` and `memory` `[batch, kv_len, features]`, with a norm after the last
 /// where `final_norm` is given. `options` are those of self-attention, and of cross-attention.
 ///
@@ -58,7 +61,7 @@ pub fn decoder<R: Real>(
             Ok((attended.out, attended.weights))
         };
         let feed = |x: &[R]| Ok((feed_forward(x, config, &layer.feed_forward)?, None));
-        let parts: [&dyn Fn(&[R]) -> Result<(Vec<R>, Option<Vec<R>>), Error>; 3] = [&attend, &cross, &feed];
+        let parts: [Part<R>; 3] = [&attend, &cross, &feed];
         for (part, of) in parts.into_iter().zip(&layer.norms) {
             let (branch, attended) = match config.order {
                 NormOrder::Post => part(&x)?,
