@@ -320,9 +320,9 @@ pub fn linear(
     let of = |w: &Window| view(&buffers, w);
     let [q, k, v, mask, lengths, starts, directions, decay, beta, out, d_out] = reads.each_ref().map(of);
     let random = matches!(map, FeatureMap::Random { .. });
-    let mut all = reads.to_vec();
-    all.extend(&writes);
     if backward {
+        let mut all = reads.to_vec();
+        all.extend(&writes);
         let call = LinearBackward::new([q, k, v], out, d_out)
             .key_mask(masked.then_some(mask))
             .lengths(padded.then_some(lengths))
@@ -351,9 +351,17 @@ pub fn linear(
         .beta((rule == UpdateRule::GatedDelta).then_some(beta))
         .state(kept.then_some(state))
         .begins(kept && c.one_in(2));
+    // What the call has.
+    let writes = &writes[..match (kept, scaled) {
+        (false, _) => 1,
+        (true, false) => 3,
+        (true, true) => 4,
+    }];
+    let mut all = reads.to_vec();
+    all.extend(writes);
     let size = operator.scratch_size(&call);
     let record = record!(operator, forward, forward_in_pass, &call);
-    recorded(world, c, size, (&all, &writes, false), record)
+    recorded(world, c, size, (&all, writes, false), record)
 }
 
 pub fn local(
