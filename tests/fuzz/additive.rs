@@ -240,6 +240,21 @@ pub fn linear(
     let rule = f.pick(&[UpdateRule::Linear, UpdateRule::Linear, UpdateRule::Gated, UpdateRule::GatedDelta]);
     let (backward, causal, masked, kept) = (f.one_in(3), f.one_in(2), f.one_in(3), f.one_in(3));
     let (mut padded, packed) = (f.one_in(3), f.one_in(4));
+    let mut normalised = f.one_in(2);
+    // What goes together, most of the time: some of the rest is refused.
+    let (mut causal, mut rule, mut masked, mut packed) = (causal, rule, masked, packed);
+    if !f.one_in(6) {
+        if backward || matches!(map, FeatureMap::Random { .. }) {
+            rule = UpdateRule::Linear;
+        }
+        if rule != UpdateRule::Linear {
+            (causal, masked, padded, packed) = (true, false, false, false);
+        }
+        normalised = match rule {
+            UpdateRule::GatedDelta => false,
+            _ => normalised || matches!(map, FeatureMap::Random { .. }),
+        };
+    }
     let form = f.pick(&[KernelForm::Cpu, KernelForm::Gpu]);
     let mut shape = attention_shape(f, c);
     if causal {
@@ -295,7 +310,7 @@ pub fn linear(
         .feature_map(map)
         .update_rule(rule)
         .causal(causal)
-        .normalised(f.one_in(2))
+        .normalised(normalised)
         .tuning(Tuning::new().form(form));
     let operator = match LinearAttention::with_pipelines(world.gpu.pipelines(), config) {
         Ok(operator) => operator,
@@ -305,9 +320,9 @@ pub fn linear(
     let of = |w: &Window| view(&buffers, w);
     let [q, k, v, mask, lengths, starts, directions, decay, beta, out, d_out] = reads.each_ref().map(of);
     let random = matches!(map, FeatureMap::Random { .. });
-    let mut all = reads.to_vec();
-    all.extend(&writes);
     if backward {
+        let mut all = reads.to_vec();
+        all.extend(&writes);
         let call = LinearBackward::new([q, k, v], out, d_out)
             .key_mask(masked.then_some(mask))
             .lengths(padded.then_some(lengths))
@@ -335,10 +350,18 @@ pub fn linear(
         .decay(matches!(rule, UpdateRule::Gated | UpdateRule::GatedDelta).then_some(decay))
         .beta((rule == UpdateRule::GatedDelta).then_some(beta))
         .state(kept.then_some(state))
-        .begins(c.one_in(2));
+        .begins(kept && c.one_in(2));
+    // What the call has.
+    let writes = &writes[..match (kept, scaled) {
+        (false, _) => 1,
+        (true, false) => 3,
+        (true, true) => 4,
+    }];
+    let mut all = reads.to_vec();
+    all.extend(writes);
     let size = operator.scratch_size(&call);
     let record = record!(operator, forward, forward_in_pass, &call);
-    recorded(world, c, size, (&all, &writes, false), record)
+    recorded(world, c, size, (&all, writes, false), record)
 }
 
 pub fn local(

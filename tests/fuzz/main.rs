@@ -66,7 +66,7 @@ use std::time::{Duration, Instant};
 use choices::Choices;
 use world::{Outcome, World};
 
-const FAMILIES: u64 = 108;
+const FAMILIES: u64 = 110;
 const BLOCK: u64 = 20_000;
 /// Failures after which there is nothing more to learn.
 const ENOUGH: usize = 10;
@@ -98,7 +98,7 @@ const SUBJECTS: [(&str, u64, Subject); 26] = [
     ("additive attention", 4, additive::additive),
     ("attentional vector", 2, additive::attentional),
     ("linear attention", 5, additive::linear),
-    ("local attention", 3, additive::local),
+    ("local attention", 5, additive::local),
     ("predicted positions", 1, additive::predictor),
     ("weight norm", 1, additive::weight_norm),
     // These compile nothing.
