@@ -70,6 +70,23 @@ pub enum Error {
         /// The type that is there, if any.
         found: Option<&'static str>,
     },
+    /// A tensor does not fit into a buffer of this device.
+    #[error(
+        "`{name}` needs {bytes} bytes, the device allows {limit} ({limit_name}); request a higher limit or use a smaller model"
+    )]
+    TooLarge {
+        /// The tensor.
+        name: String,
+        /// Bytes it needs.
+        bytes: u64,
+        /// What the device allows.
+        limit: u64,
+        /// The limit's name in `wgpu::Limits`.
+        limit_name: &'static str,
+    },
+    /// The device made no buffer.
+    #[error(transparent)]
+    Device(#[from] wgpu_attention::Error),
 }
 
 fn also(near: &Option<String>) -> String {

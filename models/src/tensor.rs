@@ -83,6 +83,20 @@ pub struct TensorData<'a> {
 }
 
 impl<'a> TensorData<'a> {
+    /// `bytes` are as many as `info` says.
+    pub(crate) fn new(info: &'a TensorInfo, bytes: &'a [u8]) -> Result<Self, Error> {
+        let TensorInfo { name, shape, storage } = info;
+        if storage.block().is_none() {
+            return Err(Error::Type {
+                name: name.clone(),
+                got: *storage,
+                needed_for: "reading it",
+                expected: "F32, F16, BF16, Q8_0, Q4_0 or Q4_1",
+            });
+        }
+        Ok(TensorData { name, shape, storage: *storage, bytes })
+    }
+
     /// Its name in the file.
     pub fn name(&self) -> &'a str {
         self.name
@@ -109,6 +123,11 @@ impl<'a> TensorData<'a> {
         self.shape.iter().product()
     }
 
+    /// How many are in its bytes: of a piece fewer than its shape says.
+    fn elements(&self) -> usize {
+        self.storage.block().map_or(0, |(elements, bytes)| self.bytes.len() / bytes * elements)
+    }
+
     /// Refuses another shape than `expected`.
     ///
     /// # Errors
@@ -117,11 +136,18 @@ impl<'a> TensorData<'a> {
         if self.shape == expected {
             return Ok(self);
         }
-        Err(Error::Shape {
-            name: self.name.to_owned(),
-            got: self.shape.to_vec(),
-            expected: format!("{expected:?}"),
-        })
+        Err(self.wrong_shape(format!("{expected:?}")))
+    }
+
+    pub(crate) fn wrong_shape(&self, expected: String) -> Error {
+        Error::Shape { name: self.name.to_owned(), got: self.shape.to_vec(), expected }
+    }
+
+    /// All of it, `elements` at a time, a multiple of a block's.
+    pub(crate) fn pieces(self, elements: usize) -> impl Iterator<Item = TensorData<'a>> {
+        // A type that is not read has no bytes either.
+        let (block, bytes) = self.storage.block().unwrap_or((1, 1));
+        self.bytes.chunks(elements / block * bytes).map(move |bytes| TensorData { bytes, ..self })
     }
 
     /// The part at `index` of the outermost dimension: a row of a matrix, a token of an embedding table.
@@ -129,10 +155,10 @@ impl<'a> TensorData<'a> {
     /// # Errors
     /// [`Error::Shape`] where there is no such part, or where it is within a block.
     pub fn at(self, index: usize) -> Result<Self, Error> {
-        let none = || Error::Shape {
-            name: self.name.to_owned(),
-            got: self.shape.to_vec(),
-            expected: format!("one with a part {index} along its first dimension, in blocks of its own"),
+        let none = || {
+            self.wrong_shape(format!(
+                "one with a part {index} along its first dimension, in blocks of its own"
+            ))
         };
         let (outer, shape) = self.shape.split_first().ok_or_else(none)?;
         let bytes = self.storage.bytes(shape).ok_or_else(none)?;
@@ -148,7 +174,7 @@ impl<'a> TensorData<'a> {
     /// once more.
     #[doc(alias = "dequantize")]
     pub fn to_f32(&self) -> Vec<f32> {
-        let mut values = Vec::with_capacity(self.count());
+        let mut values = Vec::with_capacity(self.elements());
         match self.storage {
             Storage::F32 => values.extend(chunks(self.bytes).map(f32::from_le_bytes)),
             Storage::F16 => values.extend(chunks(self.bytes).map(|b| f16::from_le_bytes(b).to_f32())),

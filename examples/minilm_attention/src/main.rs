@@ -8,7 +8,6 @@
 
 mod model;
 mod picture;
-mod weights;
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -16,26 +15,15 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use canvas::shortened;
-use model::{Batch, HEADS, WIDTH};
-use safetensors::SafeTensors;
+use minilm::{Embeddings, Files, HEADS, Norm, SENTENCES, Tokenizer, WIDTH};
+use model::Batch;
 use wgpu_attention::reference::compare::{Tolerance, compare};
 use wgpu_attention::reference::{self, HostLinear, HostWeights, LayerShape, Options, widen};
-use wgpu_attention::{
-    DType, Gpu, HostTensor, LayerConfig, LayerForward, LayerWeights, Linear, Mask, MultiHeadAttention,
-    Scratch, TensorView,
-};
+use wgpu_attention::{DType, Gpu, HostTensor, LayerForward, Mask, MultiHeadAttention, Scratch, TensorView};
+use wgpu_attention_models::{AttentionTensors, LinearTensors, Naming, Safetensors};
 
-/// The sentences of the stored numbers.
-const SENTENCES: [&str; 6] = [
-    "A cat sits on the mat.",
-    "The kitten is resting on a rug.",
-    "Attention weights the values by how well each key matches the query.",
-    "Compute shaders run on the graphics processor, one workgroup at a time.",
-    "It rained all day in the valley.",
-    "Yes",
-];
 const STORED: &str = "../../tests/vectors/minilm/minilm_sentences.safetensors";
-const LAYER: &str = "encoder.layer.0.attention";
+const NORM: &str = "encoder.layer.0.attention.output.LayerNorm";
 const TOLERANCE: Tolerance = Tolerance { absolute: 1e-5 };
 const RUNS: usize = 20;
 
@@ -70,34 +58,22 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let shown = arguments.show - 1;
 
     // The model: mapped, not read.
-    let files = weights::Files::open()?;
-    let tensors = SafeTensors::deserialize(&files.tensors)?;
+    let files = Files::cached()?;
     println!("weights   {} (digests checked)", files.folder.display());
 
     // The layer's input, on the CPU.
-    let batch = Batch::new(&files.tokenizer, sentences)?;
-    let x = model::embed(&tensors, &batch)?;
+    let batch = Batch::new(Tokenizer::new(&files.tokenizer)?.tokens(sentences)?);
+    let x = batch.rows(&Embeddings::new(&files.weights)?)?;
     println!("input     {} x {} tokens x {WIDTH}", batch.sentences, batch.length);
 
     // The layer, on the GPU. The bytes of the file are the bytes of the buffers.
     let gpu = Gpu::new()?;
     let info = gpu.device().adapter_info();
     println!("adapter   {} ({}, {:?}) {}", info.name, info.backend, info.device_type, info.driver_info);
-    let upload = |part: &str| -> Result<[wgpu::Buffer; 2], Box<dyn Error>> {
-        let weight = tensors.tensor(&format!("{LAYER}.{part}.weight"))?;
-        let bias = tensors.tensor(&format!("{LAYER}.{part}.bias"))?;
-        Ok([gpu.upload(weight.data())?, gpu.upload(bias.data())?])
-    };
-    let [query, key, value] = [upload("self.query")?, upload("self.key")?, upload("self.value")?];
-    let out = upload("output.dense")?;
-    let config = LayerConfig::new(WIDTH, HEADS);
-    let weights = LayerWeights {
-        query: linear(&query),
-        key: linear(&key),
-        value: linear(&value),
-        out: linear(&out),
-        bias_kv: None,
-    };
+    let tensors = AttentionTensors::new(&files.weights, Naming::Bert, 0)?;
+    let config = tensors.config(HEADS)?;
+    let buffers = tensors.upload(&gpu)?;
+    let weights = buffers.view()?;
     let layer = MultiHeadAttention::with_pipelines(gpu.pipelines(), config, &weights)?;
 
     // One call: sequences in and out, padding masked, the weights of every head asked for.
@@ -123,13 +99,10 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let maps: Vec<f32> = gpu.download(&maps_buffer, maps.iter().product())?;
 
     // The same on the CPU, in f64.
-    let read = |part: &str| -> Result<[Vec<f64>; 2], Box<dyn Error>> {
-        let weight = tensors.tensor(&format!("{LAYER}.{part}.weight"))?;
-        let bias = tensors.tensor(&format!("{LAYER}.{part}.bias"))?;
-        Ok([widen(&model::floats(weight.data())), widen(&model::floats(bias.data()))])
+    let read = |linear: LinearTensors| -> [Vec<f64>; 2] {
+        [widen(&linear.weight.to_f32()), linear.bias.map_or(Vec::new(), |bias| widen(&bias.to_f32()))]
     };
-    let [query, key, value] = [read("self.query")?, read("self.key")?, read("self.value")?];
-    let output = read("output.dense")?;
+    let [query, key, value, output] = [tensors.query, tensors.key, tensors.value, tensors.out].map(read);
     let weights = HostWeights {
         query: host_linear(&query),
         key: host_linear(&key),
@@ -151,7 +124,7 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
 
     if arguments.default_sentences {
         let sum: Vec<_> = x.iter().zip(&out).map(|(x, y)| f64::from(*x) + f64::from(*y)).collect();
-        let normalised = model::layer_norm(&tensors, &format!("{LAYER}.output.LayerNorm"), &sum)?;
+        let normalised = Norm::new(&files.weights, NORM)?.rows(&sum);
         let results = [
             ("hidden0", "the input, computed on the CPU", 1, &x),
             ("l0.weights", "weights of the heads", HEADS, &maps),
@@ -175,7 +148,7 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     println!("  CPU, reference in f64    {:>9.3} ms   plain loops, one thread", milliseconds(cpu_time));
 
     // Padding cut off: [HEADS, n, n] for the n tokens of one sentence.
-    let tokens = &batch.tokens[shown];
+    let tokens = &batch.tokens[shown].texts;
     let one = HEADS * batch.length * batch.length;
     let cut: Vec<f32> = maps[shown * one..][..one]
         .chunks_exact(batch.length * batch.length)
@@ -187,14 +160,6 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     picture::write(&arguments.out, &sentences[shown], tokens, &cut)?;
     println!("\npicture   {}", std::path::absolute(&arguments.out)?.display());
     Ok(())
-}
-
-fn linear([weight, bias]: &[wgpu::Buffer; 2]) -> Linear<'_> {
-    let out_features = bias.size() as usize / size_of::<f32>();
-    Linear {
-        weight: TensorView::matrix(weight, DType::F32, [out_features, WIDTH]),
-        bias: Some(TensorView::vector(bias, DType::F32, out_features)),
-    }
 }
 
 fn host_linear([weight, bias]: &[Vec<f64>; 2]) -> HostLinear<'_, f64> {
@@ -214,14 +179,14 @@ type Compared<'a> = (&'a str, &'a str, usize, &'a Vec<f32>);
 /// Compares with what transformers computes, where the file is there.
 fn compare_with_stored(batch: &Batch, results: &[Compared]) -> Result<(), Box<dyn Error>> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(STORED);
-    let Ok(bytes) = std::fs::read(&path) else {
+    if !path.exists() {
         println!("\nNo {}: the comparison with transformers is skipped.", path.display());
         return Ok(());
-    };
-    let stored = SafeTensors::deserialize(&bytes)?;
+    }
+    let stored = Safetensors::open(&path)?;
     println!("\nAgainst transformers in f64, as stored    max abs   relative to the largest");
     for (name, what, groups, got) in results {
-        let want: Vec<f64> = widen(&model::floats(stored.tensor(name)?.data()));
+        let want: Vec<f64> = widen(&stored.tensor(name)?.to_f32());
         // The stored numbers are zero for padding, which masks only as a key.
         report(what, &batch.real_rows(got, *groups), &batch.real_rows(&want, *groups))?;
     }

@@ -11,9 +11,10 @@ use std::path::{Path, PathBuf};
 
 use self::reader::Reader;
 pub use self::value::{Array, Value};
+use crate::Tensors;
 use crate::error::Error;
 use crate::mapped::Mapped;
-use crate::tensor::{Storage, TensorData, TensorInfo};
+use crate::tensor::{Storage, TensorData, TensorInfo, nearest};
 
 const MAGIC: &[u8; 4] = b"GGUF";
 const DEFAULT_ALIGNMENT: u64 = 32;
@@ -67,11 +68,6 @@ impl Gguf {
             read.map_err(|what| Error::Malformed { path: file.path.clone(), format: "GGUF", what })?;
         let by_name = tensors.iter().enumerate().map(|(n, tensor)| (tensor.name.clone(), n)).collect();
         Ok(Gguf { file, metadata, tensors, ranges, by_name })
-    }
-
-    /// The file.
-    pub fn path(&self) -> &Path {
-        &self.file.path
     }
 
     /// The value of a metadata key, if it is there.
@@ -147,9 +143,19 @@ impl Gguf {
         })
     }
 
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.file.path
+    }
+
     /// What the file says of its tensors, in its order.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors
+    }
+
+    /// Whether there is a tensor of this name.
+    pub fn contains(&self, name: &str) -> bool {
+        self.by_name.contains_key(name)
     }
 
     /// A tensor's bytes.
@@ -158,22 +164,30 @@ impl Gguf {
     /// [`Error::Missing`]; [`Error::Type`] for a type that is only listed.
     pub fn tensor(&self, name: &str) -> Result<TensorData<'_>, Error> {
         let n = *self.by_name.get(name).ok_or_else(|| {
-            let near = crate::tensor::nearest(name, self.tensors.iter().map(|tensor| tensor.name.as_str()));
+            let near = nearest(name, self.tensors.iter().map(|tensor| tensor.name.as_str()));
             Error::Missing { name: name.to_owned(), path: self.file.path.clone(), near }
         })?;
-        let info = &self.tensors[n];
-        let (start, len) = self.ranges[n].ok_or_else(|| Error::Type {
-            name: info.name.clone(),
-            got: info.storage,
-            needed_for: "reading it",
-            expected: "F32, F16, BF16, Q8_0, Q4_0 or Q4_1",
-        })?;
-        Ok(TensorData {
-            name: &info.name,
-            shape: &info.shape,
-            storage: info.storage,
-            bytes: &self.file[start..start + len],
-        })
+        // Types that are not read have no range.
+        let (start, len) = self.ranges[n].unwrap_or_default();
+        TensorData::new(&self.tensors[n], &self.file[start..start + len])
+    }
+}
+
+impl Tensors for Gguf {
+    fn path(&self) -> &Path {
+        Gguf::path(self)
+    }
+
+    fn tensors(&self) -> &[TensorInfo] {
+        Gguf::tensors(self)
+    }
+
+    fn contains(&self, name: &str) -> bool {
+        Gguf::contains(self, name)
+    }
+
+    fn tensor(&self, name: &str) -> Result<TensorData<'_>, Error> {
+        Gguf::tensor(self, name)
     }
 }
 

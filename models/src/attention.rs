@@ -1,0 +1,254 @@
+//! The names that published models give to an attention layer's weights, as one struct.
+
+use wgpu_attention::{Gpu, LayerConfig, LayerWeights, Linear};
+
+use crate::Tensors;
+use crate::error::Error;
+use crate::tensor::TensorData;
+use crate::upload::{DeviceTensor, upload, upload_f32};
+
+/// Whose names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Naming {
+    /// BERT, RoBERTa, MiniLM, BGE, E5 of `transformers`: `encoder.layer.N.attention.self.query`.
+    Bert,
+    /// Llama, Mistral, Qwen, SmolLM of `transformers`: `model.layers.N.self_attn.q_proj`.
+    Llama,
+    /// The encoder of Whisper, and of BART, in `transformers`: `model.encoder.layers.N.self_attn.q_proj`.
+    WhisperEncoder,
+    /// Self-attention in the decoder of Whisper: `model.decoder.layers.N.self_attn.q_proj`.
+    WhisperDecoder,
+    /// Attention of Whisper's decoder to its encoder's output: `model.decoder.layers.N.encoder_attn.q_proj`.
+    WhisperCross,
+    /// Any decoder in a GGUF file: `blk.N.attn_q`. For `general.architecture` = `llama`, rows of queries and keys are in the order
+    /// that rotates neighbours, not that of `transformers`, which rotates halves.
+    Gguf,
+}
+
+impl Naming {
+    /// What may stand before the names: a model saved as part of a larger one has its name there.
+    const fn prefixes(self) -> &'static [&'static str] {
+        match self {
+            Naming::Bert => &["", "bert.", "roberta.", "xlm-roberta.", "model."],
+            Naming::Gguf => &[""],
+            _ => &["model.", ""],
+        }
+    }
+
+    /// The layer's own part, then query, key, value, out.
+    const fn parts(self) -> (&'static str, &'static str, [&'static str; 4]) {
+        const PROJ: [&str; 4] = ["q_proj", "k_proj", "v_proj", "out_proj"];
+        match self {
+            Naming::Bert => {
+                ("encoder.layer.", ".attention.", ["self.query", "self.key", "self.value", "output.dense"])
+            }
+            Naming::Llama => ("layers.", ".self_attn.", ["q_proj", "k_proj", "v_proj", "o_proj"]),
+            Naming::WhisperEncoder => ("encoder.layers.", ".self_attn.", PROJ),
+            Naming::WhisperDecoder => ("decoder.layers.", ".self_attn.", PROJ),
+            Naming::WhisperCross => ("decoder.layers.", ".encoder_attn.", PROJ),
+            Naming::Gguf => ("blk.", ".", ["attn_q", "attn_k", "attn_v", "attn_output"]),
+        }
+    }
+}
+
+/// A linear layer's weights in a file.
+#[derive(Clone, Copy, Debug)]
+pub struct LinearTensors<'a> {
+    /// `[out_features, in_features]`.
+    pub weight: TensorData<'a>,
+    /// `[out_features]`.
+    pub bias: Option<TensorData<'a>>,
+}
+
+impl<'a> LinearTensors<'a> {
+    /// `NAME.weight` and, where it is there, `NAME.bias`.
+    ///
+    /// # Errors
+    /// [`Error::Missing`], [`Error::Type`]; [`Error::Shape`] where the weight is no matrix or the bias not as long as it has rows.
+    pub fn new(tensors: &'a impl Tensors, name: &str) -> Result<Self, Error> {
+        let weight = tensors.tensor(&format!("{name}.weight"))?;
+        let &[rows, _] = weight.shape() else {
+            return Err(weight.wrong_shape("[out_features, in_features]".into()));
+        };
+        let bias = format!("{name}.bias");
+        let bias =
+            tensors.contains(&bias).then(|| tensors.tensor(&bias)?.expect_shape(&[rows])).transpose()?;
+        Ok(LinearTensors { weight, bias })
+    }
+
+    fn size(&self) -> [usize; 2] {
+        // `new` has seen that there are two.
+        [self.weight.shape()[0], self.weight.shape()[1]]
+    }
+
+    /// Refuses another size than `[out_features, in_features]`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`].
+    pub fn expect(self, size: [usize; 2]) -> Result<Self, Error> {
+        self.weight.expect_shape(&size)?;
+        Ok(self)
+    }
+
+    /// Into buffers, as stored.
+    ///
+    /// # Errors
+    /// As [`upload`].
+    pub fn upload(&self, gpu: &Gpu) -> Result<LinearBuffers, Error> {
+        Ok(LinearBuffers {
+            weight: upload(gpu, &self.weight)?,
+            bias: self.bias.as_ref().map(|bias| upload(gpu, bias)).transpose()?,
+        })
+    }
+
+    /// Into buffers, as f32.
+    ///
+    /// # Errors
+    /// As [`upload_f32`].
+    pub fn upload_f32(&self, gpu: &Gpu) -> Result<LinearBuffers, Error> {
+        Ok(LinearBuffers {
+            weight: upload_f32(gpu, &self.weight)?,
+            bias: self.bias.as_ref().map(|bias| upload_f32(gpu, bias)).transpose()?,
+        })
+    }
+}
+
+/// A linear layer's weights on a device.
+#[derive(Clone, Debug)]
+pub struct LinearBuffers {
+    /// `[out_features, in_features]`.
+    pub weight: DeviceTensor,
+    /// `[out_features]`.
+    pub bias: Option<DeviceTensor>,
+}
+
+impl LinearBuffers {
+    /// What operators take.
+    ///
+    /// # Errors
+    /// As [`DeviceTensor::view`].
+    pub fn view(&self) -> Result<Linear<'_>, Error> {
+        Ok(Linear {
+            weight: self.weight.view()?,
+            bias: self.bias.as_ref().map(DeviceTensor::view).transpose()?,
+        })
+    }
+}
+
+/// An attention layer's weights in a file.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionTensors<'a> {
+    /// `[heads · head_dim, features]`.
+    pub query: LinearTensors<'a>,
+    /// `[kv_heads · head_dim, key_features]`.
+    pub key: LinearTensors<'a>,
+    /// `[kv_heads · head_dim, key_features]`.
+    pub value: LinearTensors<'a>,
+    /// `[features, heads · head_dim]`.
+    pub out: LinearTensors<'a>,
+}
+
+impl<'a> AttentionTensors<'a> {
+    /// The weights of layer `layer`, counted from 0.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] and [`Error::Type`]; [`Error::Shape`] where the four do not fit each other.
+    pub fn new(tensors: &'a impl Tensors, naming: Naming, layer: usize) -> Result<Self, Error> {
+        let (before, after, parts) = naming.parts();
+        let name = |prefix: &str, part: &str| format!("{prefix}{before}{layer}{after}{part}");
+        // Where none is there, the message gives the first.
+        let prefixes = naming.prefixes();
+        let found = prefixes.iter().find(|p| tensors.contains(&format!("{}.weight", name(p, parts[0]))));
+        let prefix = found.unwrap_or(&prefixes[0]);
+        let [query, key, value, out] = parts.map(|part| LinearTensors::new(tensors, &name(prefix, part)));
+        let (query, key, value, out) = (query?, key?, value?, out?);
+        let [width, features] = query.size();
+        Ok(AttentionTensors {
+            query,
+            key,
+            value: value.expect(key.size())?,
+            out: out.expect([features, width])?,
+        })
+    }
+
+    /// The layer as operators want it described, with scale 1/√head_dim, of elements as `query` stores them, or f32 for what is
+    /// uploaded by [`upload_f32`](Self::upload_f32).
+    ///
+    /// # Errors
+    /// [`Error::Shape`] where the widths are not made of `heads` equal heads; [`Error::Type`] for types that operators do not read.
+    pub fn config(&self, heads: usize) -> Result<LayerConfig, Error> {
+        let ([width, features], [key_width, key_features]) = (self.query.size(), self.key.size());
+        let not = || self.query.weight.wrong_shape(format!("its rows to be those of {heads} heads"));
+        let head_dim = width.checked_div(heads).filter(|d| *d > 0 && d * heads == width).ok_or_else(not)?;
+        let kv_heads = key_width / head_dim;
+        if kv_heads == 0 || kv_heads * head_dim != key_width || !heads.is_multiple_of(kv_heads) {
+            return Err(self.key.weight.wrong_shape(format!(
+                "its rows to be heads of {head_dim}, of which {heads} are a multiple"
+            )));
+        }
+        Ok(LayerConfig::new(features, heads)
+            .kv_heads(kv_heads)
+            .head_dim(head_dim)
+            .value_dim(head_dim)
+            .key_features(key_features)
+            .value_features(key_features))
+    }
+
+    /// Into buffers, as stored.
+    ///
+    /// # Errors
+    /// As [`upload`].
+    pub fn upload(&self, gpu: &Gpu) -> Result<AttentionBuffers, Error> {
+        self.each(|linear| linear.upload(gpu))
+    }
+
+    /// Into buffers, as f32.
+    ///
+    /// # Errors
+    /// As [`upload_f32`].
+    pub fn upload_f32(&self, gpu: &Gpu) -> Result<AttentionBuffers, Error> {
+        self.each(|linear| linear.upload_f32(gpu))
+    }
+
+    fn each(
+        &self,
+        upload: impl Fn(&LinearTensors) -> Result<LinearBuffers, Error>,
+    ) -> Result<AttentionBuffers, Error> {
+        Ok(AttentionBuffers {
+            query: upload(&self.query)?,
+            key: upload(&self.key)?,
+            value: upload(&self.value)?,
+            out: upload(&self.out)?,
+        })
+    }
+}
+
+/// An attention layer's weights on a device.
+#[derive(Clone, Debug)]
+pub struct AttentionBuffers {
+    /// `[heads · head_dim, features]`.
+    pub query: LinearBuffers,
+    /// `[kv_heads · head_dim, key_features]`.
+    pub key: LinearBuffers,
+    /// `[kv_heads · head_dim, key_features]`.
+    pub value: LinearBuffers,
+    /// `[features, heads · head_dim]`.
+    pub out: LinearBuffers,
+}
+
+impl AttentionBuffers {
+    /// What operators take.
+    ///
+    /// # Errors
+    /// As [`DeviceTensor::view`].
+    pub fn view(&self) -> Result<LayerWeights<'_>, Error> {
+        Ok(LayerWeights {
+            query: self.query.view()?,
+            key: self.key.view()?,
+            value: self.value.view()?,
+            out: self.out.view()?,
+            bias_kv: None,
+        })
+    }
+}

@@ -1,0 +1,29 @@
+//! all-MiniLM-L6-v2 for the examples: its files, its tokens, its embeddings on the CPU.
+
+mod embeddings;
+mod files;
+mod tokens;
+
+pub use embeddings::{Embeddings, Norm};
+pub use files::Files;
+pub use tokens::{Tokenizer, Tokens};
+
+pub const LAYERS: usize = 6;
+pub const HEADS: usize = 12;
+pub const WIDTH: usize = 384;
+/// Width of the feed-forward layers.
+pub const HIDDEN: usize = 1536;
+/// Positions that have an embedding.
+pub const POSITIONS: usize = 512;
+/// What its LayerNorms add to the variance.
+pub const EPSILON: f64 = 1e-12;
+
+/// The sentences of the stored numbers.
+pub const SENTENCES: [&str; 6] = [
+    "A cat sits on the mat.",
+    "The kitten is resting on a rug.",
+    "Attention weights the values by how well each key matches the query.",
+    "Compute shaders run on the graphics processor, one workgroup at a time.",
+    "It rained all day in the valley.",
+    "Yes",
+];
