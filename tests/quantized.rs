@@ -61,7 +61,7 @@ impl std::fmt::Display for Case {
 
 impl Case {
     fn random(form: KernelForm, format: QuantizedFormat, rows: usize, seed: u64) -> Self {
-        let rng = &mut Rng::new(seed ^ 0x0b10_c5);
+        let rng = &mut Rng::new(seed ^ 0x000b_10c5);
         let profile = if rng.chance(0.3) { defaults() } else { full() };
         let floats: &[DType] =
             if profile.f16 { &[DType::F32, DType::F16, DType::BF16] } else { &[DType::F32, DType::BF16] };

@@ -9,6 +9,7 @@ use super::mask::pattern;
 use super::{lsh_codes, merge, merge_splits, rotation_table};
 use crate::block_map::state;
 use crate::pattern::{PatternParams, PatternPart};
+use crate::quantized_format::QuantizedFormat;
 use crate::storage::{LayoutKind, StorageKind};
 use crate::tensor::LONGEST_AXIS;
 
@@ -53,6 +54,8 @@ fn meant() -> BTreeMap<(&'static str, &'static str), Option<u32>> {
             (rotation_table::DIGITS.pow(rotation_table::LEVELS as u32) - 1) as u32,
         ),
         ("position/rotation_table", "ORDER_HALF", rotation_table::ORDER_HALF),
+        ("quantized/q4_1", "BLOCK_BYTES", QuantizedFormat::Q4_1.block_bytes() as u32),
+        ("quantized/q8_0", "BLOCK_BYTES", QuantizedFormat::Q8_0.block_bytes() as u32),
     ];
     let own = [
         ("additive/gpu", "CHUNK_VECTORS"),

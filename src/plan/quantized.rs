@@ -52,3 +52,35 @@ pub(crate) fn quantized_tiles(
     // Sixteen lanes take 128 weights at a time: rows of 576 or 1536 leave few idle.
     QuantizedTiles::FewGpu { rows: rows as u32, columns: 4, lanes: 16 }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::KernelForm;
+
+    #[test]
+    fn a_few_rows_take_whole_parts_of_a_row() {
+        let tuning = Tuning::new().form(KernelForm::Cpu);
+        for rows in 1..=FEW_ROWS {
+            for blocks in 1..=200 {
+                let product = MatmulShape { batch: 1, rows, cols: 100 };
+                let tiles = quantized_tiles(product, blocks, &tuning, &DeviceFacts::LEAST);
+                let QuantizedTiles::FewCpu { rows: taken, blocks: part, columns } = tiles else {
+                    panic!("{tiles:?}");
+                };
+                assert!(blocks.is_multiple_of(part as usize) && taken as usize >= rows);
+                assert!((part * taken) as usize <= MOST_BLOCKS, "{tiles:?}");
+                assert!(4 * FEW_LANES * columns * taken <= DeviceFacts::LEAST.workgroup_memory);
+            }
+        }
+        let many = MatmulShape { batch: 1, rows: FEW_ROWS + 1, cols: 4096 };
+        assert!(matches!(
+            quantized_tiles(many, 18, &tuning, &DeviceFacts::LEAST),
+            QuantizedTiles::Many(Tiles::Cpu { .. })
+        ));
+        let tuning = Tuning::new().form(KernelForm::Gpu);
+        let one = MatmulShape { batch: 1, rows: 1, cols: 4096 };
+        let tiles = quantized_tiles(one, 18, &tuning, &DeviceFacts::LEAST);
+        assert_eq!(tiles, QuantizedTiles::FewGpu { rows: 1, columns: 4, lanes: 16 });
+    }
+}

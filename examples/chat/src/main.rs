@@ -68,8 +68,8 @@ fn run(arguments: &Arguments) -> Fallible<()> {
     let info = gpu.device().adapter_info();
     eprintln!("adapter   {} ({}, {:?}) {}", info.name, info.backend, info.device_type, info.driver_info);
     let model = Model::new(&gpu, &file)?;
-    if !(1..=model.sizes.context).contains(&arguments.context) {
-        return Err(format!("--context is 1 to {}", model.sizes.context).into());
+    if !(2..=model.sizes.context).contains(&arguments.context) {
+        return Err(format!("--context is 2 to {}", model.sizes.context).into());
     }
     let end = tokenizer.token_to_id("<|im_end|>").ok_or("the vocabulary has no <|im_end|>")?;
     let chat = Chat { tokenizer, end, arguments };
