@@ -140,6 +140,8 @@ pub struct TransformerDecoder {
 }
 
 /// How rows attend to themselves.
+// One lives for as long as a call is recorded: a box would be an allocation for nothing.
+#[allow(clippy::large_enum_variant)]
 enum OwnPlan {
     /// All at once.
     Whole(AttentionPlan),

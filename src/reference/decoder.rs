@@ -22,6 +22,9 @@ pub struct HostDecoderLayer<'a, R> {
     pub norms: [HostNorm<'a, R>; 3],
 }
 
+/// A part of a layer.
+type Part<'a, R> = dyn Fn(&[R]) -> Result<Vec<R>, Error> + 'a;
+
 /// A stack of decoder layers over `x` `[batch, q_len, features]` and `memory` `[batch, kv_len, features]`, with a norm after the last
 /// where `final_norm` is given. `options` are those of self-attention, and of cross-attention.
 ///
@@ -55,7 +58,7 @@ pub fn decoder<R: Real>(
             Ok(multi_head(inputs, shape, &config.attention, &layer.cross_attention, of_cross)?.out)
         };
         let feed = |x: &[R]| feed_forward(x, config, &layer.feed_forward);
-        let parts: [&dyn Fn(&[R]) -> Result<Vec<R>, Error>; 3] = [&attend, &cross, &feed];
+        let parts: [&Part<R>; 3] = [&attend, &cross, &feed];
         for (part, of) in parts.into_iter().zip(&layer.norms) {
             x = match config.order {
                 NormOrder::Post => normed(&added(&x, &part(&x)?), of)?,

@@ -15,7 +15,7 @@ use crate::harness::classify::classified;
 use crate::harness::faults::{Fault, faulty};
 use crate::harness::merge::{Cut, merged};
 use crate::harness::positions::{Setup, normals};
-use crate::harness::{Case, HostData, Layout, Profile, Rules, linformer, lsh};
+use crate::harness::{Case, HostData, Layout, Profile, Rules, linformer, lsh, row_stages};
 
 pub enum Other {
     /// Rows rotated in place or not, of one type.
@@ -34,6 +34,12 @@ pub enum Other {
     Linformer(DType),
     /// Attention within buckets of a hash, and gradients, of one type.
     Lsh(DType),
+    /// Rows of a table by their ids, and the table's gradient, of one type.
+    Embedding(DType),
+    /// Means of masked rows, of length 1, and their gradient, of one type.
+    MeanPool(DType),
+    /// Log-softmax, its gradient and the largest of rows, of one type.
+    Logits(DType),
     /// A device's block map.
     Classify(Box<Rules>),
     /// The device's check, of its own kernels and of faulty ones.
@@ -49,7 +55,11 @@ impl Other {
                 *dtype == DType::F16
             }
             Other::Merge(dtypes, _) => dtypes.contains(&DType::F16),
-            Other::Linformer(dtype) | Other::Lsh(dtype) => *dtype == DType::F16,
+            Other::Linformer(dtype)
+            | Other::Lsh(dtype)
+            | Other::Embedding(dtype)
+            | Other::MeanPool(dtype)
+            | Other::Logits(dtype) => *dtype == DType::F16,
             _ => false,
         }
     }
@@ -96,6 +106,9 @@ impl Other {
                 let setup = lsh::Setup::plain(profile, KernelForm::Auto, Layout::Window(7));
                 case.outcome_async(&lsh::Setup { dtype: *dtype, ..setup }).await
             }
+            Other::Embedding(dtype) => row_stages::embedding(profile, *dtype).await,
+            Other::MeanPool(dtype) => row_stages::mean_pool(profile, *dtype).await,
+            Other::Logits(dtype) => row_stages::logits(profile, *dtype).await,
             Other::Check => checked(&profile.gpu).await,
             Other::Tune => tuned(&profile.gpu).await,
             Other::Classify(rules) => {
@@ -198,6 +211,12 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
         ("linformer, bf16", Other::Linformer(bf16)),
         ("lsh attention", Other::Lsh(f32)),
         ("lsh attention, f16", Other::Lsh(f16)),
+        ("embeddings", Other::Embedding(f32)),
+        ("embeddings, bf16", Other::Embedding(bf16)),
+        ("means of rows", Other::MeanPool(f32)),
+        ("means of rows, f16", Other::MeanPool(f16)),
+        ("logits", Other::Logits(f32)),
+        ("logits, bf16", Other::Logits(bf16)),
         ("block map of a mask", Other::Classify(Box::new(masked))),
         ("block map of a bias", Other::Classify(Box::new(added))),
     ];
