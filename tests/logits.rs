@@ -70,9 +70,11 @@ impl Case {
         let mut x = rng.normals(self.shape.iter().product());
         x.iter_mut().for_each(|x| *x *= self.spread);
         // Some are masked, but no row is −∞ alone.
-        for n in 0..x.len() {
-            if n % self.shape[3] != 0 && rng.chance(0.05) {
-                x[n] = f32::NEG_INFINITY;
+        for row in x.chunks_exact_mut(self.shape[3]) {
+            for x in &mut row[1..] {
+                if rng.chance(0.05) {
+                    *x = f32::NEG_INFINITY;
+                }
             }
         }
         stored(&x, self.dtypes[0])

@@ -17,7 +17,9 @@ use crate::harness::faults::{Fault, faulty};
 use crate::harness::linear::{LinearCase, LinearSetup};
 use crate::harness::merge::{Cut, merged};
 use crate::harness::positions::{Setup, normals};
-use crate::harness::{Case, HostData, Layout, Profile, Rules, attentional, linformer, local, lsh};
+use crate::harness::{
+    Case, HostData, Layout, Profile, Rules, attentional, linformer, local, lsh, row_stages,
+};
 
 pub enum Other {
     /// Rows rotated in place or not, of one type.
@@ -46,6 +48,12 @@ pub enum Other {
     Local(DType),
     /// Positions that hidden states predict, and gradients.
     Predicted(DType),
+    /// Rows of a table by their ids, and the table's gradient, of one type.
+    Embedding(DType),
+    /// Means of masked rows, of length 1, and their gradient, of one type.
+    MeanPool(DType),
+    /// Log-softmax, its gradient and the largest of rows, of one type.
+    Logits(DType),
     /// A device's block map.
     Classify(Box<Rules>),
     /// The device's check, of its own kernels and of faulty ones.
@@ -64,6 +72,7 @@ impl Other {
             Other::Linformer(dtype) | Other::Lsh(dtype) => *dtype == DType::F16,
             Other::Linear(_, dtype, _) | Other::Attentional(dtype) => *dtype == DType::F16,
             Other::Local(dtype) | Other::Predicted(dtype) => *dtype == DType::F16,
+            Other::Embedding(dtype) | Other::MeanPool(dtype) | Other::Logits(dtype) => *dtype == DType::F16,
             _ => false,
         }
     }
@@ -142,6 +151,9 @@ impl Other {
                 let lengths = Some(vec![9, 40]);
                 local::predicted_async(sizes, lengths, *dtype, layout, KernelForm::Auto, true, profile).await
             }
+            Other::Embedding(dtype) => row_stages::embedding(profile, *dtype).await,
+            Other::MeanPool(dtype) => row_stages::mean_pool(profile, *dtype).await,
+            Other::Logits(dtype) => row_stages::logits(profile, *dtype).await,
             Other::Check => checked(&profile.gpu).await,
             Other::Tune => tuned(&profile.gpu).await,
             Other::Classify(rules) => {
@@ -287,6 +299,12 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
         ("local attention, bf16", Other::Local(bf16)),
         ("predicted positions", Other::Predicted(f32)),
         ("predicted positions, f16", Other::Predicted(f16)),
+        ("embeddings", Other::Embedding(f32)),
+        ("embeddings, bf16", Other::Embedding(bf16)),
+        ("means of rows", Other::MeanPool(f32)),
+        ("means of rows, f16", Other::MeanPool(f16)),
+        ("logits", Other::Logits(f32)),
+        ("logits, bf16", Other::Logits(bf16)),
         ("block map of a mask", Other::Classify(Box::new(masked))),
         ("block map of a bias", Other::Classify(Box::new(added))),
     ];
