@@ -1,0 +1,5 @@
+//! Ring.
+mod error;
+pub mod schedule;
+pub use error::Error;
+pub use schedule::SequenceMask;
