@@ -47,11 +47,6 @@ impl Layout {
         let at = self.starts[n] / width(self.dtype);
         TensorView::new(buffer, self.dtype, self.shapes[n]).with_offset(at)
     }
-
-    /// The bytes of a tensor.
-    pub fn range(&self, n: usize) -> Range<usize> {
-        self.starts[n]..self.starts[n] + count(self.shapes[n]) * width(self.dtype)
-    }
 }
 
 /// Bytes of an element of a float type.
@@ -115,4 +110,16 @@ pub(crate) fn mask_of<'a>(
 /// The rows of a part.
 pub(crate) fn rows<'a>(view: TensorView<'a>, rows: &Range<usize>) -> TensorView<'a> {
     view.slice(2, rows.start, rows.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layouts_start_where_any_device_binds() {
+        let layout = Layout::new(DType::F16, &[[1, 1, 3, 5], [1, 1, 3, 7]]);
+        assert_eq!(layout.starts, [0, 256]);
+        assert_eq!(layout.bytes, 512);
+    }
 }

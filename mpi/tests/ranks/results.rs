@@ -83,11 +83,11 @@ fn what_nobody_sees_does_not_travel() {
     let rule = |causal, window, documents: &[usize]| Rules { causal, window, documents: documents.into() };
     // Sixteen tokens of keys and values, f32: forth in the forward pass, forth again and gradients in the backward pass.
     let block = 2 * 16 * 8 * 4;
-    // To three others each; gradients twice to the next and once home.
-    assert_eq!(sent(rule(false, None, &[])), [4 * block * (3 + 3 + 3), 4 * 9]);
+    // To three others each, twice; gradients as often, and home.
+    assert_eq!(sent(rule(false, None, &[])), [4 * block * (3 + 3 + 4), 4 * 10]);
     // Rank r's to the 3 − r after it.
-    assert_eq!(sent(rule(true, None, &[])), [block * (6 + 6 + 6), 18]);
+    assert_eq!(sent(rule(true, None, &[])), [block * (6 + 6 + 6 + 3), 21]);
     // To the next only.
-    assert_eq!(sent(rule(true, Some([15, 0]), &[])), [block * (3 + 3 + 3), 9]);
+    assert_eq!(sent(rule(true, Some([15, 0]), &[])), [block * (3 + 3 + 6), 12]);
     assert_eq!(sent(rule(true, None, &[0, 16, 32, 48, 64])), [0, 0]);
 }
