@@ -59,6 +59,20 @@ pub struct Problem {
     pub d_out: Vec<f32>,
 }
 
+/// Of every kind, for a sequence of `length` tokens.
+pub fn rules(length: usize) -> Vec<Rules> {
+    let rule = |causal, window, documents: &[usize]| Rules { causal, window, documents: documents.into() };
+    let documents = [0, 3, length / 2 + 1, length - 2, length];
+    vec![
+        rule(false, None, &[]),
+        rule(true, None, &[]),
+        rule(true, Some([5, 0]), &[]),
+        rule(false, Some([4, 7]), &[]),
+        rule(true, None, &documents),
+        rule(false, Some([6, 6]), &documents),
+    ]
+}
+
 pub fn random(seed: u64, n: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -74,6 +88,8 @@ pub fn random(seed: u64, n: usize) -> Vec<f32> {
 fn count(shape: [usize; 4]) -> usize {
     shape.into_iter().product()
 }
+
+const NAMES: [&str; 5] = ["out", "lse", "d_q", "d_k", "d_v"];
 
 /// What all ranks together computed, in the order of the sequence.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -122,23 +138,43 @@ impl Problem {
         [got.d_q, got.d_k, got.d_v].map(|x| x.into_iter().map(Real::f64).collect())
     }
 
-    /// Holds results to the tolerance of one device.
-    pub fn judge(&self, got: &Results) {
+    /// What `[out, lse, d_q, d_k, d_v]` must be, and within what.
+    fn truth(&self) -> [(Vec<f64>, Tolerance); 5] {
         let most = |x: &[f64]| x.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
         let (want, naive) = (self.attended::<f64>(), self.attended::<f32>());
-        let magnitudes = [self.v.iter().fold(0.0, |most: f64, x| most.max(f64::from(x.abs()))), most(&want[1])];
-        for (n, (name, got)) in [("out", &got.out), ("lse", &got.lse)].into_iter().enumerate() {
-            let tolerance = Tolerance::from_naive(&naive[n], &want[n], magnitudes[n], EPSILON_F32);
-            compare(got, &want[n], tolerance).unwrap_or_else(|e| panic!("{name}: {e} ({self})"));
-        }
-        let (want, naive) = (self.gradients::<f64>(false), self.gradients::<f32>(false));
+        let largest = self.v.iter().fold(0.0, |most: f64, x| most.max(f64::from(x.abs())));
+        let magnitudes = [largest, most(&want[1])];
+        let of = |n: usize| Tolerance::from_naive(&naive[n], &want[n], magnitudes[n], EPSILON_F32);
+        let forward = [of(0), of(1)];
+        let (gradients, naive) = (self.gradients::<f64>(false), self.gradients::<f32>(false));
         let magnitudes = self.gradients::<f64>(true);
-        for (n, name) in ["d_q", "d_k", "d_v"].into_iter().enumerate() {
-            let tolerance =
-                Tolerance::gradient(&naive[n], &want[n], most(&magnitudes[n]), EPSILON_F32);
-            compare(&got.gradients[n], &want[n], tolerance)
-                .unwrap_or_else(|e| panic!("{name}: {e} ({self})"));
+        let of =
+            |n: usize| Tolerance::gradient(&naive[n], &gradients[n], most(&magnitudes[n]), EPSILON_F32);
+        let backward = [of(0), of(1), of(2)];
+        let [out, lse] = want;
+        let [d_q, d_k, d_v] = gradients;
+        let mut tolerances = forward.into_iter().chain(backward);
+        [out, lse, d_q, d_k, d_v].map(|want| (want, tolerances.next().expect("five")))
+    }
+
+    /// Holds results to the tolerance of one device.
+    pub fn judge(&self, got: &Results) {
+        let [d_q, d_k, d_v] = &got.gradients;
+        let all = [&got.out, &got.lse, d_q, d_k, d_v];
+        for ((name, got), (want, tolerance)) in NAMES.into_iter().zip(all).zip(self.truth()) {
+            compare(got, &want, tolerance).unwrap_or_else(|e| panic!("{name}: {e} ({self})"));
         }
+    }
+
+    /// Holds the results of one rank to the same.
+    pub fn judge_rank(&self, got: &[Vec<f32>; 5], shares: &Shares, rank: usize) -> Result<(), String> {
+        let shape = self.shape;
+        let shapes = [shape.out(), shape.lse(), shape.q(), shape.k(), shape.v()];
+        for (n, (want, tolerance)) in self.truth().into_iter().enumerate() {
+            let want = take(&want, shapes[n], shares, rank);
+            compare(&got[n], &want, tolerance).map_err(|e| format!("{}: {e} ({self})", NAMES[n]))?;
+        }
+        Ok(())
     }
 
     /// On ranks that are threads.
@@ -170,7 +206,8 @@ impl Problem {
         Ok(Results { out, lse, gradients: [d_q, d_k, d_v], ..results })
     }
 
-    fn on_rank(
+    /// What one rank computes, and what it sends.
+    pub fn on_rank(
         &self,
         schedule: Schedule,
         rank: usize,
@@ -230,7 +267,7 @@ impl std::fmt::Display for Problem {
 }
 
 /// A rank's rows of a tensor.
-pub fn take(x: &[f32], [b, h, l, d]: [usize; 4], shares: &Shares, rank: usize) -> Vec<f32> {
+pub fn take<T: Copy>(x: &[T], [b, h, l, d]: [usize; 4], shares: &Shares, rank: usize) -> Vec<T> {
     let mut own = Vec::new();
     for bh in 0..b * h {
         for at in shares.positions(rank) {

@@ -3,20 +3,7 @@
 use wgpu_attention::{DType, Shape};
 use wgpu_attention_mpi::Schedule::{self, Contiguous, Ulysses, Zigzag};
 
-use super::problem::{Problem, Rules};
-
-fn rules(length: usize) -> Vec<Rules> {
-    let rule = |causal, window, documents: &[usize]| Rules { causal, window, documents: documents.into() };
-    let documents = [0, 3, length / 2 + 1, length - 2, length];
-    vec![
-        rule(false, None, &[]),
-        rule(true, None, &[]),
-        rule(true, Some([5, 0]), &[]),
-        rule(false, Some([4, 7]), &[]),
-        rule(true, None, &documents),
-        rule(false, Some([6, 6]), &documents),
-    ]
-}
+use super::problem::{Problem, Rules, rules};
 
 /// Two query heads to a key head, another width of values, a length that no number of ranks divides.
 fn grouped(length: usize) -> Shape {
