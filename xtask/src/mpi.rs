@@ -149,6 +149,8 @@ fn variables(root: &Path) -> Result<Vec<(&'static str, OsString)>> {
         ("BINDGEN_EXTRA_CLANG_ARGS", headers.unwrap_or_default().into()),
         // What a single machine has; and no word about compression that is not there.
         ("OMPI_MCA_btl", "self,vader,tcp".into()),
+        ("OMPI_MCA_pml", "ob1".into()),
+        ("OMPI_MCA_mca_base_component_show_load_errors", "0".into()),
         ("PMIX_MCA_pcompress_base_silence_warning", "1".into()),
     ])
 }

@@ -23,14 +23,14 @@ const FAREWELL: u8 = 3;
 
 enum Command {
     Send { to: usize, tag: Tag, bytes: Vec<u8> },
-    Receive { from: usize, tag: Tag, bytes: Vec<u8> },
+    Receive { number: u64, from: usize, tag: Tag, bytes: Vec<u8> },
     /// The others are told why.
     GiveUp(String),
     End,
 }
 
 enum Event {
-    Received { from: usize, tag: Tag, bytes: Vec<u8> },
+    Received { number: u64, from: usize, tag: Tag, bytes: Vec<u8> },
     /// The memory of what was sent.
     Free(Vec<u8>),
     Failed(Error),
@@ -49,7 +49,9 @@ pub(crate) struct Courier {
     ranks: usize,
     commands: Sender<Command>,
     events: Receiver<Event>,
-    arrived: HashMap<(usize, Tag), VecDeque<Vec<u8>>>,
+    /// What was expected, in this order, with its number and what has come. Messages may end in another.
+    expected: HashMap<(usize, Tag), VecDeque<(u64, Option<Vec<u8>>)>>,
+    numbers: u64,
     pool: Vec<Vec<u8>>,
     failure: Option<Error>,
     counters: Counters,
@@ -67,7 +69,8 @@ impl Courier {
             ranks,
             commands,
             events,
-            arrived: HashMap::new(),
+            expected: HashMap::new(),
+            numbers: 0,
             pool: Vec::new(),
             failure: None,
             counters: Counters::default(),
@@ -118,13 +121,19 @@ impl Courier {
     /// Makes ready for a message of `len` bytes.
     pub fn expect(&mut self, from: usize, tag: Tag, len: usize) {
         let bytes = self.memory(len);
-        let _ = self.commands.send(Command::Receive { from, tag, bytes });
+        self.numbers += 1;
+        let number = self.numbers;
+        self.expected.entry((from, tag)).or_default().push_back((number, None));
+        let _ = self.commands.send(Command::Receive { number, from, tag, bytes });
     }
 
     /// The next message that was expected, meanwhile calling `idle` again and again.
     pub fn wait(&mut self, from: usize, tag: Tag, mut idle: impl FnMut()) -> Result<Vec<u8>, Error> {
         loop {
-            if let Some(bytes) = self.arrived.get_mut(&(from, tag)).and_then(VecDeque::pop_front) {
+            if let Some(expected) = self.expected.get_mut(&(from, tag))
+                && let Some((_, Some(_))) = expected.front()
+                && let Some((_, Some(bytes))) = expected.pop_front()
+            {
                 return Ok(bytes);
             }
             if let Some(failure) = &self.failure {
@@ -151,8 +160,11 @@ impl Courier {
 
     fn take(&mut self, event: Event) {
         match event {
-            Event::Received { from, tag, bytes } => {
-                self.arrived.entry((from, tag)).or_default().push_back(bytes);
+            Event::Received { number, from, tag, bytes } => {
+                let expected = self.expected.entry((from, tag)).or_default();
+                if let Some((_, place)) = expected.iter_mut().find(|(of, _)| *of == number) {
+                    *place = Some(bytes);
+                }
             }
             Event::Free(bytes) => self.pool.push(bytes),
             Event::Failed(error) => {
@@ -174,7 +186,7 @@ impl Drop for Courier {
 /// What a message that is under way is for.
 enum Purpose {
     Sent,
-    Received { from: usize, tag: Tag },
+    Received { number: u64, from: usize, tag: Tag },
     ControlSent,
     Control { from: usize },
 }
@@ -241,7 +253,7 @@ impl<W: Wire> Rounds<W> {
             };
             match command {
                 Ok(Command::Send { to, tag, bytes }) => self.send(to, tag, bytes, Purpose::Sent),
-                Ok(Command::Receive { from, tag, bytes }) => self.receive(from, tag, bytes),
+                Ok(Command::Receive { number, from, tag, bytes }) => self.receive(number, from, tag, bytes),
                 Ok(Command::GiveUp(reason)) => {
                     self.tell(GAVE_UP, &reason);
                     self.failed = true;
@@ -292,9 +304,9 @@ impl<W: Wire> Rounds<W> {
         }
     }
 
-    fn receive(&mut self, from: usize, tag: Tag, bytes: Vec<u8>) {
+    fn receive(&mut self, number: u64, from: usize, tag: Tag, bytes: Vec<u8>) {
         self.peers[from].waited += 1;
-        let id = self.begin(Purpose::Received { from, tag });
+        let id = self.begin(Purpose::Received { number, from, tag });
         if let Err(reason) = self.wire.receive(id, from, tag as u8, bytes) {
             self.fail(Error::Transport { rank: from, reason });
         }
@@ -347,11 +359,11 @@ impl<W: Wire> Rounds<W> {
                     self.sending -= 1;
                     let _ = self.events.send(Event::Free(bytes));
                 }
-                Some(Purpose::Received { from, tag }) => {
+                Some(Purpose::Received { number, from, tag }) => {
                     let peer = &mut self.peers[from];
                     peer.heard = now;
                     peer.waited -= 1;
-                    let _ = self.events.send(Event::Received { from, tag, bytes });
+                    let _ = self.events.send(Event::Received { number, from, tag, bytes });
                 }
                 Some(Purpose::ControlSent) => self.control.push(bytes),
                 Some(Purpose::Control { from }) => self.heard(from, bytes, now),
@@ -431,6 +443,47 @@ mod tests {
             }
         }
         assert_eq!(a.sent(), [12030, 15]);
+    }
+
+    /// A wire whose messages end in the reverse order.
+    struct Reversed(ThreadWire);
+
+    impl Wire for Reversed {
+        fn rank(&self) -> usize {
+            self.0.rank()
+        }
+        fn ranks(&self) -> usize {
+            self.0.ranks()
+        }
+        fn send(&mut self, id: u64, to: usize, tag: u8, bytes: Vec<u8>) -> Result<(), String> {
+            self.0.send(id, to, tag, bytes)
+        }
+        fn receive(&mut self, id: u64, from: usize, tag: u8, bytes: Vec<u8>) -> Result<(), String> {
+            self.0.receive(id, from, tag, bytes)
+        }
+        fn progress(&mut self, done: &mut Vec<Done>) -> Result<(), String> {
+            let before = done.len();
+            self.0.progress(done)?;
+            done[before..].reverse();
+            Ok(())
+        }
+        fn close(&mut self) {
+            self.0.close();
+        }
+    }
+
+    #[test]
+    fn messages_that_end_out_of_order_are_taken_in_order() {
+        let mut wires = ThreadWire::all(2).into_iter();
+        let a = Courier::new(wires.next().unwrap(), Duration::from_secs(20));
+        (0..5u8).for_each(|n| a.send(1, Tag::Keys, vec![n; 8]));
+        // They have all come before anybody looks.
+        thread::sleep(Duration::from_millis(300));
+        let mut b = Courier::new(Reversed(wires.next().unwrap()), Duration::from_secs(20));
+        (0..5).for_each(|_| b.expect(0, Tag::Keys, 8));
+        for n in 0..5u8 {
+            assert_eq!(b.wait(0, Tag::Keys, || ()).unwrap(), [n; 8]);
+        }
     }
 
     #[test]

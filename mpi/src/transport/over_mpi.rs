@@ -1,5 +1,7 @@
 //! Ranks that are processes of an MPI.
 
+use std::io::Write as _;
+use std::mem::ManuallyDrop;
 use std::os::raw::c_int;
 
 use mpi::environment::{Threading, threading_support};
@@ -16,7 +18,8 @@ const PIECE: usize = 1 << 30;
 
 /// Messages of an MPI communicator, which is a duplicate: nothing that the application sends meets them.
 pub struct MpiWire {
-    comm: SimpleCommunicator,
+    /// Never freed: ranks end at different times, and a message that comes too late must not meet a new communicator of the same number.
+    comm: ManuallyDrop<SimpleCommunicator>,
     rank: usize,
     ranks: usize,
     under_way: Vec<Message>,
@@ -47,7 +50,7 @@ fn level(threading: Threading) -> u8 {
 }
 
 impl MpiWire {
-    /// For the ranks of `world`. All of them must call it.
+    /// For the ranks of `world`. All of them must call it. Each takes a communicator for as long as the process lives.
     ///
     /// # Errors
     /// [`Error::Threads`], on all ranks, if one of them has less than `MPI_THREAD_MULTIPLE`: a thread of each serves the messages while the
@@ -60,7 +63,7 @@ impl MpiWire {
             let got = LEVELS.get(usize::from(levels[rank])).copied().unwrap_or("none");
             return Err(Error::Threads { rank, got: got.into() });
         }
-        let comm = world.duplicate();
+        let comm = ManuallyDrop::new(world.duplicate());
         // SAFETY: the communicator is this one's own, and so is what it does on errors; the handler is MPI's constant.
         let code = unsafe { ffi::MPI_Comm_set_errhandler(comm.as_raw(), ffi::RSMPI_ERRORS_RETURN) };
         let rank = world.rank() as usize;
@@ -208,7 +211,9 @@ impl Wire for MpiWire {
 /// Ends the process and all others of the MPI with an error, in a second, in which the others find out themselves. For an error after which `MPI_Finalize` would
 /// wait for a rank that is no more.
 pub fn give_up(world: &impl Communicator, error: &dyn std::fmt::Display) -> ! {
-    eprintln!("rank {} of {}: {error}", world.rank(), world.size());
+    // In one piece: other ranks write to the same place.
+    let line = format!("rank {} of {}: {error}\n", world.rank(), world.size());
+    let _ = std::io::stderr().write_all(line.as_bytes());
     std::thread::sleep(std::time::Duration::from_secs(1));
     world.abort(1)
 }
