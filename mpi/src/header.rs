@@ -24,9 +24,9 @@ fn version() -> u64 {
 
 /// FNV-1a.
 pub(crate) fn digest(bytes: impl IntoIterator<Item = u8>) -> u64 {
-    bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    })
+    bytes
+        .into_iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 impl Header {
@@ -39,7 +39,8 @@ impl Header {
 
     fn write(&self, refused: Option<&str>, bytes: &mut [u8]) {
         bytes.fill(0);
-        let numbers = [u64::from(refused.is_some())].into_iter().chain(self.fields.iter().map(|field| field.1));
+        let numbers =
+            [u64::from(refused.is_some())].into_iter().chain(self.fields.iter().map(|field| field.1));
         for (place, number) in bytes.chunks_exact_mut(8).zip(numbers) {
             place.copy_from_slice(&number.to_le_bytes());
         }

@@ -19,6 +19,6 @@ pub use error::Error;
 pub use ring::{RingAttention, RingBackward, RingForward};
 pub use schedule::{Schedule, SequenceMask, Shares};
 pub use timeline::Timeline;
+pub use transport::{Done, ThreadWire, Wire};
 #[cfg(feature = "mpi")]
 pub use transport::{MpiWire, give_up};
-pub use transport::{Done, ThreadWire, Wire};

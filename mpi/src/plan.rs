@@ -98,7 +98,8 @@ pub fn forecast(workload: &Workload, machine: &Machine) -> Option<Forecast> {
             let Some(visit) = all[rank].iter().find(|visit| visit.step == step) else { continue };
             let size = block(visit.owner);
             let here = if visit.from.is_some() { arrived[visit.owner] } else { 0.0 };
-            let staged = if visit.from.is_some() || visit.to.is_some() { size / machine.staging } else { 0.0 };
+            let staged =
+                if visit.from.is_some() || visit.to.is_some() { size / machine.staging } else { 0.0 };
             let start = device[rank].max(here);
             idle[rank] += start - device[rank];
             // The rank's own block goes to the host before it is computed with.
@@ -131,8 +132,7 @@ mod tests {
         Workload { length: 8192, ranks, heads: 5, kv_heads: 5, head_dim: 128, element: 2, schedule, mask }
     }
 
-    const FREE: Machine =
-        Machine { flops: 1e12, link: f64::INFINITY, staging: f64::INFINITY, latency: 0.0 };
+    const FREE: Machine = Machine { flops: 1e12, link: f64::INFINITY, staging: f64::INFINITY, latency: 0.0 };
 
     /// ring-flash-attention's table, causal on 8 × H800, forward / forward and backward: ring 52 / 54 % of the ideal, zigzag 85 / 90 %.
     #[test]
@@ -147,8 +147,13 @@ mod tests {
     /// Table 2 of Liu et al. 2023: TFLOP/s, GB/s, and the smallest block in thousands of tokens.
     #[test]
     fn smallest_blocks_are_the_published_ones() {
-        let table =
-            [(312.0, 300.0, 1.0), (312.0, 12.5, 24.5), (123.0, 112.0, 1.1), (275.0, 268.0, 1.0), (196.0, 186.0, 1.1)];
+        let table = [
+            (312.0, 300.0, 1.0),
+            (312.0, 12.5, 24.5),
+            (123.0, 112.0, 1.1),
+            (275.0, 268.0, 1.0),
+            (196.0, 186.0, 1.1),
+        ];
         for (flops, link, published) in table {
             let machine = Machine { flops: flops * 1e12, link: link * 1e9, ..FREE };
             let thousands = smallest_block(&machine, 8, 8, 2) / 1e3;

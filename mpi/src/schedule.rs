@@ -343,8 +343,11 @@ mod tests {
             mask.check(17).unwrap();
             for (a, b, c, d) in (0..17 * 17 * 17).map(|n| (n % 17, n / 17 % 17, n / 289, (n * 7 + 3) % 17)) {
                 let (q, k) = (a.min(b)..a.max(b) + 1, c.min(d)..c.max(d) + 1);
-                let all: Vec<bool> =
-                    q.clone().flat_map(|i| k.clone().map(move |j| (i, j))).map(|(i, j)| permitted(&mask, i, j)).collect();
+                let all: Vec<bool> = q
+                    .clone()
+                    .flat_map(|i| k.clone().map(move |j| (i, j)))
+                    .map(|(i, j)| permitted(&mask, i, j))
+                    .collect();
                 let count = all.iter().filter(|p| **p).count();
                 let wanted = match count {
                     0 => Sight::Nothing,

@@ -86,12 +86,7 @@ impl Staging {
     }
 
     /// Shows what came, and hands it to the device again.
-    pub fn read(
-        &self,
-        device: &wgpu::Device,
-        len: usize,
-        show: impl FnOnce(&[u8]),
-    ) -> Result<(), Error> {
+    pub fn read(&self, device: &wgpu::Device, len: usize, show: impl FnOnce(&[u8])) -> Result<(), Error> {
         self.wait(device)?;
         let mapped = self.buffer.slice(..len as u64).get_mapped_range().map_err(|e| lost(&e))?;
         show(&mapped);

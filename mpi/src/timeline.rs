@@ -59,9 +59,9 @@ impl Timeline {
 
     /// Bytes and messages of all steps.
     pub fn sent(&self) -> [u64; 2] {
-        self.steps.iter().fold([0, 0], |[bytes, messages], step| {
-            [bytes + step.bytes, messages + step.messages]
-        })
+        self.steps
+            .iter()
+            .fold([0, 0], |[bytes, messages], step| [bytes + step.bytes, messages + step.messages])
     }
 
     /// Of any timeline in a ring of `ranks`, for a message.
@@ -92,8 +92,10 @@ impl Timeline {
     }
 
     pub(crate) fn read(bytes: &[u8]) -> Self {
-        let numbers: Vec<f64> =
-            bytes.chunks_exact(8).map(|place| f64::from_le_bytes(place.try_into().unwrap_or_default())).collect();
+        let numbers: Vec<f64> = bytes
+            .chunks_exact(8)
+            .map(|place| f64::from_le_bytes(place.try_into().unwrap_or_default()))
+            .collect();
         let step = |n: &[f64]| Step {
             step: n[0] as usize,
             owner: n[1] as usize,
@@ -135,8 +137,10 @@ pub fn table(timelines: &[Timeline]) -> String {
     }
     for (rank, timeline) in timelines.iter().enumerate() {
         let all = 0..timeline.steps.len();
-        let (worked, idle) =
-            (all.clone().map(|n| timeline.worked(n)).sum::<f64>(), all.map(|n| timeline.idle(n)).sum::<f64>());
+        let (worked, idle) = (
+            all.clone().map(|n| timeline.worked(n)).sum::<f64>(),
+            all.map(|n| timeline.idle(n)).sum::<f64>(),
+        );
         let [bytes, messages] = timeline.sent();
         let _ = writeln!(
             text,

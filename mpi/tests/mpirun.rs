@@ -158,11 +158,7 @@ fn results(world: &impl Communicator, rank: usize, ranks: usize) -> Result<(), S
     Ok(())
 }
 
-fn on_rank(
-    problem: &Problem,
-    schedule: Schedule,
-    world: &impl Communicator,
-) -> Result<[Vec<f32>; 5], Error> {
+fn on_rank(problem: &Problem, schedule: Schedule, world: &impl Communicator) -> Result<[Vec<f32>; 5], Error> {
     let wire = MpiWire::new(world)?;
     Ok(problem.on_rank(schedule, world.rank() as usize, wire)?.0)
 }

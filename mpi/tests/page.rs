@@ -30,7 +30,8 @@ fn of(length: usize, ranks: usize, schedule: Schedule, machine: &Machine) -> For
 }
 
 fn tables() -> String {
-    let mut text = String::from("| machine | smallest block, tokens | with 8 key heads for 32 |\n|---|---|---|\n");
+    let mut text =
+        String::from("| machine | smallest block, tokens | with 8 key heads for 32 |\n|---|---|---|\n");
     for (name, machine) in &MACHINES {
         let [all, grouped] = [32, 8].map(|kv_heads| smallest_block(machine, 32, kv_heads, 2));
         let _ = writeln!(text, "| {name} | {all:.0} | {grouped:.0} |");
@@ -38,8 +39,8 @@ fn tables() -> String {
     text += "\n| machine | tokens | devices | contiguous | zigzag | sent in all, zigzag | longest idle, zigzag |\n|---|---|---|---|---|---|---|\n";
     for (name, machine) in &MACHINES {
         for (length, ranks) in [(65536, 8), (262_144, 16), (1 << 20, 64)] {
-            let [ring, zigzag] = [Schedule::Contiguous, Schedule::Zigzag]
-                .map(|schedule| of(length, ranks, schedule, machine));
+            let [ring, zigzag] =
+                [Schedule::Contiguous, Schedule::Zigzag].map(|schedule| of(length, ranks, schedule, machine));
             let _ = writeln!(
                 text,
                 "| {name} | {length} | {ranks} | {:.1} ms, {:.0} % | {:.1} ms, {:.0} % | {:.1} GB | {:.1} ms |",

@@ -122,9 +122,11 @@ fn under_mpirun(ranks: usize) -> Result {
 #[cfg(feature = "mpi")]
 fn on_mpi(wanted: &Wanted) -> Result {
     use mpi::traits::Communicator;
-    let (universe, _) = mpi::initialize_with_threading(mpi::Threading::Multiple).ok_or("MPI was initialised before")?;
+    let (universe, _) =
+        mpi::initialize_with_threading(mpi::Threading::Multiple).ok_or("MPI was initialised before")?;
     let world = universe.world();
-    let result = wgpu_attention_mpi::MpiWire::new(&world).map_err(Into::into).and_then(|wire| on_rank(wanted, wire));
+    let result =
+        wgpu_attention_mpi::MpiWire::new(&world).map_err(Into::into).and_then(|wire| on_rank(wanted, wire));
     match result {
         Ok(()) => Ok(()),
         Err(error) => {
@@ -141,8 +143,7 @@ fn on_mpi(_: &Wanted) -> Result {
 
 fn on_threads(wanted: &Wanted, threads: usize) -> Result {
     std::thread::scope(|scope| {
-        let of_rank =
-            |wire| scope.spawn(move || on_rank(wanted, wire).map_err(|error| error.to_string()));
+        let of_rank = |wire| scope.spawn(move || on_rank(wanted, wire).map_err(|error| error.to_string()));
         let ranks: Vec<_> = ThreadWire::all(threads).into_iter().map(of_rank).collect();
         ranks.into_iter().try_for_each(|rank| Ok(rank.join().map_err(|_| "a rank panicked")??))
     })
@@ -178,8 +179,7 @@ fn on_rank(wanted: &Wanted, wire: impl Wire) -> Result {
     let positions: Vec<usize> = shares.positions(rank).collect();
     let tokens = positions.len();
     let of = |which, heads| tensor(which, heads, positions.iter().copied());
-    let buffers =
-        [gpu.upload(&of(0, HEADS))?, gpu.upload(&of(1, KV_HEADS))?, gpu.upload(&of(2, KV_HEADS))?];
+    let buffers = [gpu.upload(&of(0, HEADS))?, gpu.upload(&of(1, KV_HEADS))?, gpu.upload(&of(2, KV_HEADS))?];
     let wide = [1, HEADS, tokens, DIM];
     let narrow = [1, KV_HEADS, tokens, DIM];
     let view = |buffer, shape| TensorView::new(buffer, DType::F32, shape);
@@ -250,7 +250,8 @@ fn compare_sample(
         let q = tensor(0, HEADS, [at].into_iter());
         let [q_buffer, one] = [gpu.upload(&q)?, gpu.buffer(4 * HEADS * DIM)?];
         let row_view = |buffer| TensorView::new(buffer, DType::F32, [1, HEADS, 1, DIM]);
-        let all = |buffer| TensorView::new(buffer, DType::F32, [1, KV_HEADS, length, DIM]).slice(2, first, keys);
+        let all =
+            |buffer| TensorView::new(buffer, DType::F32, [1, KV_HEADS, length, DIM]).slice(2, first, keys);
         let call = Forward::new(row_view(&q_buffer), all(&k_buffer), all(&v_buffer), row_view(&one));
         let mut scratch = Scratch::new(gpu.device(), attention_of_one.scratch_size(&call)?)?;
         gpu.submit(|encoder| attention_of_one.forward(encoder, &call, &mut scratch))?;

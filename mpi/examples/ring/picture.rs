@@ -23,7 +23,8 @@ pub fn draw(title: &str, timelines: &[Timeline], to: &Path) -> Result<(), Box<dy
     let x = |seconds: f64| LEFT + (seconds.max(0.0) / total * WIDTH as f64) as usize;
     canvas.text([LEFT, 16], title, SUBHEADING);
     let mut left = LEFT;
-    let legend = [(WORK, "device, by turns"), (OTHER_WORK, "of steps"), (STAGE, "host stages"), (WAIT, "host waits")];
+    let legend =
+        [(WORK, "device, by turns"), (OTHER_WORK, "of steps"), (STAGE, "host stages"), (WAIT, "host waits")];
     for (colour, text) in legend {
         canvas.fill([left, 56], [20, 16], colour);
         canvas.text([left + 28, 54], text, LABEL);
@@ -58,6 +59,10 @@ pub fn draw(title: &str, timelines: &[Timeline], to: &Path) -> Result<(), Box<dy
         let at = x(seconds).saturating_sub(text.len() * SMALL.width() / 2);
         canvas.text([at, bottom + 8], &text, SMALL.coloured(GREY));
     }
-    canvas.text([LEFT, bottom + 32], "numbers: whose keys; each rank's time is its own, from the ranks' agreement on", SMALL.coloured(GREY));
+    canvas.text(
+        [LEFT, bottom + 32],
+        "numbers: whose keys; each rank's time is its own, from the ranks' agreement on",
+        SMALL.coloured(GREY),
+    );
     canvas.save(to)
 }

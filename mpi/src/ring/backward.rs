@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use wgpu_attention::{Backward, DType, Scratch, ScratchSize, TensorView, wgpu};
 
-use super::block::count;
+use super::block::{count, mask_of, rows};
 use super::forward::{KeysMemory, widen};
-use super::{Kernels, Key, RingAttention, RingBackward, begin_keys, part_mask, rows_of, since};
+use super::{Kernels, Key, RingAttention, RingBackward, begin_keys, since};
 use crate::error::Error;
 use crate::schedule::{Shares, Visit, visits};
 use crate::staging::Staging;
@@ -85,16 +85,16 @@ impl Memory {
         let d_q = TensorView::new(&self.d_q, DType::F32, inputs.q.shape());
         let gradients = key.sizes.block(tokens, DType::F32);
         visit.parts.iter().map(move |part| {
-            let [d_k, d_v] = [0, 1].map(|n| rows_of(gradients.view(n, &self.d_keys), &part.k));
-            let of_queries = |view| rows_of(view, &part.q);
+            let [d_k, d_v] = [0, 1].map(|n| rows(gradients.view(n, &self.d_keys), &part.k));
+            let of_queries = |view| rows(view, &part.q);
             let Inputs { q, out, lse, d_out } = inputs;
-            let [k, v] = [k, v].map(|view| rows_of(view, &part.k));
+            let [k, v] = [k, v].map(|view| rows(view, &part.k));
             Backward::new([of_queries(q), k, v], of_queries(out), of_queries(lse), of_queries(d_out))
                 .d_q(of_queries(d_q))
                 .d_k(d_k)
                 .d_v(d_v)
                 .accumulate(true)
-                .mask(part_mask(key, part, self.numbers.as_ref()))
+                .mask(mask_of(&key.mask, part, self.numbers.as_ref()))
         })
     }
 
@@ -132,13 +132,7 @@ impl Memory {
     }
 
     /// Adds what visit `at` gave to what ranks before gave, and sends the sum on.
-    fn pass_on(
-        &self,
-        kernels: &Kernels,
-        courier: &mut Courier,
-        key: &Key,
-        at: usize,
-    ) -> Result<(), Error> {
+    fn pass_on(&self, kernels: &Kernels, courier: &mut Courier, key: &Key, at: usize) -> Result<(), Error> {
         let Visit { owner, from, to, .. } = self.visits[at];
         let len = key.sizes.block(self.shares.tokens(owner), DType::F32).bytes;
         let mut sum = match from {
@@ -192,8 +186,7 @@ impl RingAttention {
         encoder.clear_buffer(&memory.d_q, 0, None);
         let wide = memory.wide.clone();
         let [q, k, v] = call.inputs;
-        let [q, k, v, out, d_out] =
-            widen(kernels, &mut encoder, [q, k, v, call.out, call.d_out], &wide)?;
+        let [q, k, v, out, d_out] = widen(kernels, &mut encoder, [q, k, v, call.out, call.d_out], &wide)?;
         let inputs = Inputs { q, out, lse: call.lse, d_out };
         memory.record(kernels, &mut encoder, key, 0, inputs, Some([k, v]))?;
         let [to_q, to_k, to_v] = call.gradients;

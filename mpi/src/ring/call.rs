@@ -166,14 +166,8 @@ fn sizes(
     }
     let tokens = Shares::new(schedule, length, ranks)?.tokens(rank);
     let [batch, heads, _, head_dim] = q.shape();
-    let sizes = Sizes {
-        batch,
-        heads,
-        kv_heads: k.shape()[1],
-        head_dim,
-        value_dim: v.shape()[3],
-        dtype: q.dtype(),
-    };
+    let sizes =
+        Sizes { batch, heads, kv_heads: k.shape()[1], head_dim, value_dim: v.shape()[3], dtype: q.dtype() };
     let numbers = [batch, heads, sizes.kv_heads, head_dim, sizes.value_dim];
     if numbers.contains(&0) {
         return Err(refused("q, k and v: every dimension must be at least 1".into()));

@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use wgpu_attention::{DType, Forward, Partial, Scratch, ScratchSize, TensorView, wgpu};
 
-use super::block::{Layout, count};
-use super::{Kernels, Key, RingAttention, RingForward, begin_keys, part_mask, rows_of, since};
+use super::block::{Layout, count, mask_of, rows};
+use super::{Kernels, Key, RingAttention, RingForward, begin_keys, since};
 use crate::error::Error;
 use crate::schedule::{Shares, Visit, visits};
 use crate::staging::Staging;
@@ -25,6 +25,14 @@ pub(super) struct Memory {
     parts: Vec<[Slot; 2]>,
     /// What is merged so far, by turns.
     merged: [Slot; 2],
+}
+
+/// What a visit reads and writes.
+struct Tensors<'a> {
+    q: TensorView<'a>,
+    /// Those that have arrived, unless they are the rank's own.
+    kv: Option<[TensorView<'a>; 2]>,
+    into: Partial<'a>,
 }
 
 /// An output and its log-sum-exp.
@@ -72,12 +80,7 @@ impl KeysMemory {
     }
 
     /// Begins to bring the rank's own to the host.
-    pub fn pack(
-        &self,
-        kernels: &Kernels,
-        layout: &Layout,
-        [k, v]: [TensorView; 2],
-    ) -> Result<(), Error> {
+    pub fn pack(&self, kernels: &Kernels, layout: &Layout, [k, v]: [TensorView; 2]) -> Result<(), Error> {
         let mut encoder = kernels.encoder();
         kernels.copy(&mut encoder, k, layout.view(0, &self.packed))?;
         kernels.copy(&mut encoder, v, layout.view(1, &self.packed))?;
@@ -189,9 +192,9 @@ impl Memory {
     ) -> impl Iterator<Item = Forward<'a>> {
         visit.parts.iter().enumerate().map(move |(n, part)| {
             let into = self.slot(key, visit, n);
-            Forward::new(rows_of(q, &part.q), rows_of(k, &part.k), rows_of(v, &part.k), into.out)
+            Forward::new(rows(q, &part.q), rows(k, &part.k), rows(v, &part.k), into.out)
                 .lse(into.lse)
-                .mask(part_mask(key, part, self.numbers.as_ref()))
+                .mask(mask_of(&key.mask, part, self.numbers.as_ref()))
         })
     }
 
@@ -210,10 +213,9 @@ impl Memory {
         encoder: &mut wgpu::CommandEncoder,
         key: &Key,
         at: usize,
-        q: TensorView,
-        kv: Option<[TensorView; 2]>,
-        into: &Partial,
+        tensors: Tensors,
     ) -> Result<(), Error> {
+        let Tensors { q, kv, into } = tensors;
         let visit = &self.visits[at];
         let layout = key.sizes.block(self.shares.tokens(visit.owner), key.sizes.dtype);
         let kv = kv.unwrap_or_else(|| self.keys.views(&layout));
@@ -226,23 +228,19 @@ impl Memory {
         for chunk in 0..self.parts.len() {
             let mine: Vec<usize> =
                 (0..visit.parts.len()).filter(|n| visit.parts[*n].chunk == chunk).collect();
-            let Some(rows) = mine.first().map(|n| visit.parts[*n].q.clone()) else { continue };
+            let Some(of_chunk) = mine.first().map(|n| visit.parts[*n].q.clone()) else { continue };
             let has = |visit: &&Visit| visit.parts.iter().any(|part| part.chunk == chunk);
             let before = self.visits[..at].iter().filter(has).count();
             let is_last = !self.visits[at + 1..].iter().any(|visit| has(&visit));
             let merged = |turn: usize| {
-                let tokens = key.sizes;
-                let all = self.merged[turn % 2].view(
-                    tokens.out(into.out.shape()[2]),
-                    tokens.lse(into.out.shape()[2]),
-                );
-                Partial { out: rows_of(all.out, &rows), lse: rows_of(all.lse, &rows) }
+                let all = self.merged[turn % 2].view(into.out.shape(), into.lse.shape());
+                Partial { out: rows(all.out, &of_chunk), lse: rows(all.lse, &of_chunk) }
             };
             let mut parts: Vec<Partial> = Vec::with_capacity(3);
             parts.extend((before > 0).then(|| merged(before - 1)));
             parts.extend(mine.iter().map(|n| self.slot(key, visit, *n)));
             let target = if is_last {
-                Partial { out: rows_of(into.out, &rows), lse: rows_of(into.lse, &rows) }
+                Partial { out: rows(into.out, &of_chunk), lse: rows(into.lse, &of_chunk) }
             } else {
                 merged(before)
             };
@@ -281,7 +279,7 @@ impl RingAttention {
         let mut encoder = kernels.encoder();
         let wide = memory.wide.clone().map_or_else(Vec::new, Vec::from);
         let [q, k, v] = widen(kernels, &mut encoder, [call.q, call.k, call.v], &wide)?;
-        memory.record(kernels, &mut encoder, key, 0, q, Some([k, v]), &into)?;
+        memory.record(kernels, &mut encoder, key, 0, Tensors { q, kv: Some([k, v]), into })?;
         kernels.submit(encoder);
         recorder.submitted(&kernels.queue, &memory.visits[0], 0.0, 0.0);
         if let Some(to) = goes_on {
@@ -306,7 +304,7 @@ impl RingAttention {
                 Some(to) => courier.send(to, Tag::Keys, bytes),
                 None => courier.recycle(bytes),
             }
-            memory.record(kernels, &mut encoder, key, at, q, None, &into)?;
+            memory.record(kernels, &mut encoder, key, at, Tensors { q, kv: None, into })?;
             let staged = since(start);
             kernels.submit(encoder);
             memory.keys.submitted();

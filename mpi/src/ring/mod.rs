@@ -10,7 +10,9 @@ pub use call::{RingBackward, RingForward};
 
 use std::time::{Duration, Instant};
 
-use wgpu_attention::{Attention, Config, DType, Merge, Pipelines, Pointwise, PointwiseForward, TensorView, wgpu};
+use wgpu_attention::{
+    Attention, Config, DType, Merge, Pipelines, Pointwise, PointwiseForward, TensorView, wgpu,
+};
 
 use crate::error::Error;
 use crate::header::{self, Header};
@@ -18,7 +20,7 @@ use crate::schedule::{Schedule, SequenceMask, Shares, Visit};
 use crate::staging::lost;
 use crate::timeline::{Recorder, Timeline};
 use crate::transport::{Courier, Tag, Wire};
-use block::{Sizes, mask_of};
+use block::Sizes;
 
 /// How long a rank may be silent before the others call it dead.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -47,7 +49,9 @@ pub struct RingAttention {
     courier: Courier,
     forward: Option<(Key, forward::Memory)>,
     backward: Option<(Key, backward::Memory)>,
-    ulysses: Option<(Key, ulysses::Memory)>,
+    ulysses: [Option<(Key, ulysses::Memory)>; 2],
+    /// What the library has looked at.
+    looked_at: Option<Sizes>,
     timeline: Timeline,
 }
 
@@ -75,7 +79,10 @@ impl Kernels {
     }
 
     pub fn submit(&self, encoder: wgpu::CommandEncoder) {
+        // Before and after: a submission may wait for the one before it, whose end is to be seen when it comes.
+        self.poll();
         self.queue.submit([encoder.finish()]);
+        self.poll();
     }
 
     /// Memory of kernels, of at least 4 bytes.
@@ -83,9 +90,7 @@ impl Kernels {
         self.device.create_buffer(&wgpu::BufferDescriptor {
             label: Some("ring"),
             size: bytes.max(4).next_multiple_of(4) as u64,
-            usage: wgpu::BufferUsages::STORAGE
-                | wgpu::BufferUsages::COPY_SRC
-                | wgpu::BufferUsages::COPY_DST,
+            usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST,
             mapped_at_creation: false,
         })
     }
@@ -156,8 +161,17 @@ impl RingAttention {
         };
         let courier = Courier::new(wire, PATIENCE);
         let timeline = Timeline::default();
-        let (forward, backward, ulysses) = (None, None, None);
-        Ok(RingAttention { kernels, config, schedule, courier, forward, backward, ulysses, timeline })
+        Ok(RingAttention {
+            kernels,
+            config,
+            schedule,
+            courier,
+            forward: None,
+            backward: None,
+            ulysses: [None, None],
+            looked_at: None,
+            timeline,
+        })
     }
 
     /// This rank.
@@ -279,7 +293,10 @@ impl RingAttention {
             ("the window's right side", right),
             ("the number of documents", mask.documents.len() as u64),
             ("the documents (by a digest)", header::digest(documents)),
-            ("the configuration (by a digest)", header::digest(format!("{:?}", self.config.dtype(DType::F32)).bytes())),
+            (
+                "the configuration (by a digest)",
+                header::digest(format!("{:?}", self.config.dtype(DType::F32)).bytes()),
+            ),
         ]);
         let kernels = &self.kernels;
         header::agree(&mut self.courier, &header, checked.as_ref().err(), || kernels.poll())?;
@@ -288,12 +305,16 @@ impl RingAttention {
     }
 
     /// Has the library look at a call of one token of such dimensions.
-    fn dry_run(&self, sizes: &Sizes) -> Result<(), Error> {
+    fn dry_run(&mut self, sizes: &Sizes) -> Result<(), Error> {
+        if self.looked_at == Some(*sizes) {
+            return Ok(());
+        }
         let buffer = |shape| self.kernels.buffer(4 * block::count(shape));
         let shapes = [sizes.q(1), sizes.k(1), sizes.v(1), sizes.out(1)];
         let buffers = shapes.map(buffer);
         let [q, k, v, out] = std::array::from_fn(|n| TensorView::new(&buffers[n], DType::F32, shapes[n]));
         self.kernels.attention.scratch_size(&wgpu_attention::Forward::new(q, k, v, out))?;
+        self.looked_at = Some(*sizes);
         Ok(())
     }
 
@@ -313,15 +334,4 @@ fn begin_keys(courier: &mut Courier, sizes: &Sizes, shares: &Shares, visit: Opti
 /// Seconds since `start`.
 pub(crate) fn since(start: Instant) -> f64 {
     start.elapsed().as_secs_f64()
-}
-
-/// The mask of a part of the visits, as the library takes it.
-pub(crate) use block::rows as rows_of;
-
-fn part_mask<'a>(
-    key: &Key,
-    part: &crate::schedule::Part,
-    numbers: Option<&'a wgpu::Buffer>,
-) -> wgpu_attention::DeviceMask<'a> {
-    mask_of(&key.mask, part, numbers)
 }

@@ -3,11 +3,11 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use wgpu_attention::{Backward, DType, Forward, Scratch, TensorView, wgpu};
+use wgpu_attention::{Attention, Backward, Config, DType, Forward, Scratch, TensorView, wgpu};
 
-use super::block::{Layout, count, width};
+use super::block::{Layout, count, mask_of, width};
 use super::forward::widen;
-use super::{Kernels, Key, RingAttention, RingBackward, RingForward, part_mask, since};
+use super::{Kernels, Key, RingAttention, RingBackward, RingForward, since};
 use crate::error::Error;
 use crate::schedule::{Part, Shares, Visit};
 use crate::staging::Staging;
@@ -15,6 +15,8 @@ use crate::timeline::Recorder;
 use crate::transport::{Courier, Tag};
 
 pub(super) struct Memory {
+    /// Of the rank's share of the heads.
+    attention: Attention,
     shares: Shares,
     numbers: Option<wgpu::Buffer>,
     scratch: Option<Scratch>,
@@ -39,7 +41,8 @@ struct Side {
 impl Side {
     /// Tensors of the given shapes and types.
     fn new(kernels: &Kernels, tensors: &[([usize; 4], DType)]) -> Self {
-        let layouts: Vec<Layout> = tensors.iter().map(|(shape, dtype)| Layout::new(*dtype, &[*shape])).collect();
+        let layouts: Vec<Layout> =
+            tensors.iter().map(|(shape, dtype)| Layout::new(*dtype, &[*shape])).collect();
         let mut bytes = 0;
         let mut starts = Vec::new();
         for layout in &layouts {
@@ -169,7 +172,7 @@ impl Exchange<'_> {
 }
 
 impl Memory {
-    fn new(kernels: &Kernels, key: &Key, shares: Shares, rank: usize) -> Result<Self, Error> {
+    fn new(kernels: &Kernels, config: Config, key: &Key, shares: Shares, rank: usize) -> Result<Self, Error> {
         let (sizes, length, ranks) = (key.sizes, key.length, shares.ranks());
         let tokens = shares.tokens(rank);
         let f32 = DType::F32;
@@ -207,7 +210,9 @@ impl Memory {
         let outputs = [Side::new(kernels, &outs), Side::new(kernels, &by_heads(&all_outs))];
         let wide = by_heads(&all_ins).iter().map(|(shape, _)| kernels.buffer(4 * count(*shape))).collect();
         let numbers = kernels.numbers(&key.mask, length);
-        Ok(Memory { shares, numbers, scratch: None, inputs, outputs, wide })
+        let config = config.dtype(f32).heads(sizes.heads / ranks).kv_heads(sizes.kv_heads / ranks);
+        let attention = Attention::with_pipelines(kernels.attention.pipelines(), config)?;
+        Ok(Memory { attention, shares, numbers, scratch: None, inputs, outputs, wide })
     }
 
     /// All queries and all keys of the rank's heads.
@@ -228,11 +233,12 @@ impl Memory {
 
 impl RingAttention {
     fn ulysses_memory(&mut self, key: &Key) -> Result<(), Error> {
-        if self.ulysses.as_ref().is_none_or(|(made_for, _)| made_for != key) {
+        let place = usize::from(key.backward);
+        if self.ulysses[place].as_ref().is_none_or(|(made_for, _)| made_for != key) {
             let shares = self.shares(key.length)?;
-            self.ulysses = None;
-            let memory = Memory::new(&self.kernels, key, shares, self.rank())?;
-            self.ulysses = Some((key.clone(), memory));
+            self.ulysses[place] = None;
+            let memory = Memory::new(&self.kernels, self.config, key, shares, self.rank())?;
+            self.ulysses[place] = Some((key.clone(), memory));
         }
         Ok(())
     }
@@ -240,14 +246,12 @@ impl RingAttention {
     pub(super) fn exchange_forward(&mut self, call: &RingForward, key: &Key) -> Result<(), Error> {
         self.ulysses_memory(key)?;
         let mut recorder = self.recorder();
-        let RingAttention { kernels, courier, ulysses, timeline, config, .. } = self;
-        let Some((_, memory)) = ulysses else { return Ok(()) };
+        let RingAttention { kernels, courier, ulysses, timeline, .. } = self;
+        let Some((_, memory)) = &mut ulysses[usize::from(key.backward)] else { return Ok(()) };
         let views = [call.q, call.k, call.v];
         let wait = gather(kernels, courier, memory, &views)?;
 
-        let mut scratch = memory.scratch.take();
         let visit = memory.whole(key);
-        let attention = of_heads(kernels, *config, key, memory.shares.ranks())?;
         let start = Instant::now();
         let mut encoder = kernels.encoder();
         memory.inputs[1].record_upload(&mut encoder);
@@ -255,12 +259,13 @@ impl RingAttention {
             widen(kernels, &mut encoder, [0, 1, 2].map(|n| memory.inputs[1].view(n)), &memory.wide)?;
         let forward = Forward::new(q, k, v, memory.outputs[1].view(0))
             .lse(memory.outputs[1].view(1))
-            .mask(part_mask(key, &visit.parts[0], memory.numbers.as_ref()));
-        if scratch.is_none() {
-            scratch = Some(Scratch::new(&kernels.device, attention.scratch_size(&forward)?)?);
+            .mask(mask_of(&key.mask, &visit.parts[0], memory.numbers.as_ref()));
+        if memory.scratch.is_none() {
+            memory.scratch = Some(Scratch::new(&kernels.device, memory.attention.scratch_size(&forward)?)?);
         }
-        let Some(scratch) = &mut scratch else { return Ok(()) };
-        attention.forward(&mut encoder, &forward, scratch)?;
+        if let Some(scratch) = &mut memory.scratch {
+            memory.attention.forward(&mut encoder, &forward, scratch)?;
+        }
         memory.outputs[1].record_download(&mut encoder);
         kernels.submit(encoder);
         memory.inputs[1].upload.ask();
@@ -276,13 +281,12 @@ impl RingAttention {
     pub(super) fn exchange_backward(&mut self, call: &RingBackward, key: &Key) -> Result<(), Error> {
         self.ulysses_memory(key)?;
         let mut recorder = self.recorder();
-        let RingAttention { kernels, courier, ulysses, timeline, config, .. } = self;
-        let Some((_, memory)) = ulysses else { return Ok(()) };
+        let RingAttention { kernels, courier, ulysses, timeline, .. } = self;
+        let Some((_, memory)) = &mut ulysses[usize::from(key.backward)] else { return Ok(()) };
         let [q, k, v] = call.inputs;
         let wait = gather(kernels, courier, memory, &[q, k, v, call.out, call.lse, call.d_out])?;
 
         let visit = memory.whole(key);
-        let attention = of_heads(kernels, *config, key, memory.shares.ranks())?;
         let start = Instant::now();
         let mut encoder = kernels.encoder();
         let [inputs, outputs] = [&memory.inputs[1], &memory.outputs[1]];
@@ -293,9 +297,14 @@ impl RingAttention {
             .d_q(outputs.view(0))
             .d_k(outputs.view(1))
             .d_v(outputs.view(2))
-            .mask(part_mask(key, &visit.parts[0], memory.numbers.as_ref()));
-        let mut scratch = Scratch::new(&kernels.device, attention.backward_scratch_size(&backward)?)?;
-        attention.backward(&mut encoder, &backward, &mut scratch)?;
+            .mask(mask_of(&key.mask, &visit.parts[0], memory.numbers.as_ref()));
+        if memory.scratch.is_none() {
+            let size = memory.attention.backward_scratch_size(&backward)?;
+            memory.scratch = Some(Scratch::new(&kernels.device, size)?);
+        }
+        if let Some(scratch) = &mut memory.scratch {
+            memory.attention.backward(&mut encoder, &backward, scratch)?;
+        }
         outputs.record_download(&mut encoder);
         kernels.submit(encoder);
         inputs.upload.ask();
@@ -306,17 +315,6 @@ impl RingAttention {
         *timeline = recorder.end(courier.sent());
         Ok(())
     }
-}
-
-/// Attention of a rank's share of the heads.
-fn of_heads(
-    kernels: &Kernels,
-    config: wgpu_attention::Config,
-    key: &Key,
-    ranks: usize,
-) -> Result<wgpu_attention::Attention, Error> {
-    let config = config.dtype(DType::F32).heads(key.sizes.heads / ranks).kv_heads(key.sizes.kv_heads / ranks);
-    Ok(wgpu_attention::Attention::with_pipelines(kernels.attention.pipelines(), config)?)
 }
 
 /// The rank's heads of all tokens, in the staging buffer that goes to the device. Gives how long it took.

@@ -22,15 +22,29 @@ const GAVE_UP: u8 = 2;
 const FAREWELL: u8 = 3;
 
 enum Command {
-    Send { to: usize, tag: Tag, bytes: Vec<u8> },
-    Receive { number: u64, from: usize, tag: Tag, bytes: Vec<u8> },
+    Send {
+        to: usize,
+        tag: Tag,
+        bytes: Vec<u8>,
+    },
+    Receive {
+        number: u64,
+        from: usize,
+        tag: Tag,
+        bytes: Vec<u8>,
+    },
     /// The others are told why.
     GiveUp(String),
     End,
 }
 
 enum Event {
-    Received { number: u64, from: usize, tag: Tag, bytes: Vec<u8> },
+    Received {
+        number: u64,
+        from: usize,
+        tag: Tag,
+        bytes: Vec<u8>,
+    },
     /// The memory of what was sent.
     Free(Vec<u8>),
     Failed(Error),
@@ -43,14 +57,17 @@ struct Counters {
     messages: AtomicU64,
 }
 
+/// The number of a message, and what has come.
+type Expected = (u64, Option<Vec<u8>>);
+
 /// The near end: what the thread of the caller talks to.
 pub(crate) struct Courier {
     rank: usize,
     ranks: usize,
     commands: Sender<Command>,
     events: Receiver<Event>,
-    /// What was expected, in this order, with its number and what has come. Messages may end in another.
-    expected: HashMap<(usize, Tag), VecDeque<(u64, Option<Vec<u8>>)>>,
+    /// What was expected, in this order; messages may end in another.
+    expected: HashMap<(usize, Tag), VecDeque<Expected>>,
     numbers: u64,
     pool: Vec<Vec<u8>>,
     failure: Option<Error>,
@@ -283,7 +300,9 @@ impl<W: Wire> Rounds<W> {
             if self.wire.progress(done).is_err() {
                 break;
             }
-            done.drain(..).for_each(|Done { id, .. }| drop(self.purposes.remove(&id)));
+            for Done { id, .. } in done.drain(..) {
+                self.purposes.remove(&id);
+            }
             thread::sleep(PAUSE);
         }
         self.wire.close();

@@ -1,7 +1,7 @@
 //! Ranks that are threads of one process: for tests, and for several devices of one process.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 use super::{Done, Wire};
 
@@ -60,13 +60,8 @@ impl Wire for ThreadWire {
 
     fn progress(&mut self, done: &mut Vec<Done>) -> Result<(), String> {
         done.append(&mut self.sent);
-        loop {
-            match self.inbox.try_recv() {
-                Ok(Message { from, tag, bytes }) => {
-                    self.arrived.entry((from, tag)).or_default().push_back(bytes);
-                }
-                Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
-            }
+        while let Ok(Message { from, tag, bytes }) = self.inbox.try_recv() {
+            self.arrived.entry((from, tag)).or_default().push_back(bytes);
         }
         for (key, wanted) in &mut self.wanted {
             let Some(arrived) = self.arrived.get_mut(key) else { continue };

@@ -82,6 +82,8 @@ const GIVEN: Given = Given {
     lies: false,
 };
 
+type Change = fn(&mut Given);
+
 /// The errors of three ranks.
 fn errors(schedule: Schedule, given: [Given; 3]) -> [Result<(), Error>; 3] {
     let start = Instant::now();
@@ -130,7 +132,7 @@ fn equal_calls_have_no_error() {
 
 #[test]
 fn ranks_that_differ_are_named_on_all() {
-    let cases: [(fn(&mut Given), &str); 6] = [
+    let cases: [(Change, &str); 6] = [
         (|given| given.heads = 4, "rank 2: heads is 4, on rank 0 it is 2"),
         (|given| given.dtype = DType::F16, "rank 2: the dtype"),
         (|given| given.causal = false, "rank 2: causal is 0, on rank 0 it is 1"),
