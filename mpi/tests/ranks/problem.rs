@@ -97,6 +97,8 @@ pub struct Results {
     pub gradients: [Vec<f32>; 3],
     pub bytes: u64,
     pub messages: u64,
+    /// Of the forward pass alone.
+    pub forward_bytes: u64,
 }
 
 impl Problem {
@@ -194,6 +196,7 @@ impl Problem {
             let (own, sent) = thread.join().expect("no rank panics")?;
             results.bytes += sent[0];
             results.messages += sent[1];
+            results.forward_bytes += sent[2];
             for ((own, all), shape) in own.iter().zip(&mut all).zip(whole) {
                 place(all, shape, own, &shares, rank);
             }
@@ -208,7 +211,7 @@ impl Problem {
         schedule: Schedule,
         rank: usize,
         wire: impl Wire,
-    ) -> Result<([Vec<f32>; 5], [u64; 2]), Error> {
+    ) -> Result<([Vec<f32>; 5], [u64; 3]), Error> {
         let Shape { heads, kv_heads, q_len: length, head_dim, value_dim, .. } = self.shape;
         let config = Config::new(heads, head_dim).kv_heads(kv_heads).value_dim(value_dim);
         let mut ring = RingAttention::with_pipelines(GPU.pipelines(), GPU.queue(), config, schedule, wire)?;
@@ -243,13 +246,12 @@ impl Problem {
         let d_out = TensorView::new(&d_out, self.dtype, own(shape.out()));
         let mask = self.rules.sequence();
         ring.forward(&RingForward::new(q, k, v, view(0), length).lse(view(1)).mask(&mask))?;
-        let mut sent = ring.timeline().sent();
+        let forward = ring.timeline().sent();
         let gradients = [view(2), view(3), view(4)];
         let call = RingBackward::new([q, k, v], view(0), view(1), d_out, gradients, length);
         ring.backward(&call.mask(&mask))?;
-        for (sum, more) in sent.iter_mut().zip(ring.timeline().sent()) {
-            *sum += more;
-        }
+        let backward = ring.timeline().sent();
+        let sent = [forward[0] + backward[0], forward[1] + backward[1], forward[0]];
         let download = |n: usize| GPU.download::<f32>(&outs[n], count(shapes[n])).expect("results");
         Ok((std::array::from_fn(download), sent))
     }

@@ -2,6 +2,7 @@
 
 use wgpu_attention::{DType, Shape};
 use wgpu_attention_mpi::Schedule::{self, Contiguous, Ulysses, Zigzag};
+use wgpu_attention_mpi::plan::{Machine, Workload, forecast};
 
 use super::problem::{Problem, Rules, rules};
 
@@ -77,4 +78,34 @@ fn what_nobody_sees_does_not_travel() {
     // To the next only.
     assert_eq!(sent(rule(true, Some([15, 0]), &[])), [block * (3 + 3 + 6), 12]);
     assert_eq!(sent(rule(true, None, &[0, 16, 32, 48, 64])), [0, 0]);
+}
+
+/// What the forecast for other machines counts is what ranks here send.
+#[test]
+fn forecasts_count_the_bytes_that_are_sent() {
+    let (length, element, mut some) = (96, 4, false);
+    let shape = Shape { kv_heads: 2, heads: 4, ..Shape::new(1, 4, length, 8) };
+    let rules = [(true, None), (true, Some([20, 0])), (false, Some([3, 30])), (false, None)];
+    for (schedule, (causal, window)) in
+        [Contiguous, Zigzag].into_iter().flat_map(|schedule| rules.map(|rule| (schedule, rule)))
+    {
+        let rules = Rules { causal, window, documents: vec![] };
+        let workload = Workload {
+            length,
+            ranks: 3,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 8,
+            element,
+            schedule,
+            mask: rules.sequence(),
+        };
+        let machine = Machine { flops: 1e9, link: 1e9, staging: 1e9, latency: 0.0 };
+        let forecast = forecast(&workload, &machine).expect("a ring");
+        let problem = Problem::new(shape, rules, DType::F32);
+        let results = problem.on_threads(schedule, 3);
+        assert_eq!(forecast.bytes, results.forward_bytes, "{schedule:?} {problem}");
+        some |= forecast.bytes > 0;
+    }
+    assert!(some);
 }
