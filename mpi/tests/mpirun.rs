@@ -5,6 +5,7 @@
 mod problem;
 
 use std::env;
+use std::io::Write as _;
 use std::process::{Command, ExitCode, Stdio, exit};
 use std::time::{Duration, Instant};
 
@@ -131,7 +132,10 @@ fn rank(case: &str) {
         Ok(()) => println!("rank {rank}: all is well"),
         Err(error) if ["differ", "threads"].contains(&case) => {
             // All ranks know, and so can end in order.
-            eprintln!("rank {rank} of {ranks}: {error}");
+            // In one piece, and time for the others to say it: mpirun ends them after the first that fails.
+            let line = format!("rank {rank} of {ranks}: {error}\n");
+            std::io::stderr().write_all(line.as_bytes()).expect("standard error");
+            std::thread::sleep(Duration::from_secs(1));
             drop(universe);
             exit(1);
         }
