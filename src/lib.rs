@@ -187,6 +187,8 @@ mod pages {
     struct Kernels;
     #[doc = include_str!("../docs/masks.md")]
     struct Masks;
+    #[doc = include_str!("../docs/rings.md")]
+    struct Rings;
     #[doc = include_str!("../docs/testing.md")]
     struct Testing;
     #[doc = include_str!("../CONTRIBUTING.md")]

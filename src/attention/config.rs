@@ -37,6 +37,13 @@ impl Config {
         }
     }
 
+    /// Query heads, where they are another number than [`new`](Self::new) was given: a device's share of a layer's, beside its share of
+    /// [`kv_heads`](Self::kv_heads).
+    pub fn heads(mut self, heads: usize) -> Self {
+        self.heads = heads;
+        self
+    }
+
     /// Key/value heads, a divisor of `heads`: query head `h` uses `h / (heads / kv_heads)`. One is multi-query
     /// (Shazeer 2019, "Fast transformer decoding"), several are grouped-query attention (Ainslie et al. 2023).
     ///

@@ -7,6 +7,7 @@ mod error;
 mod files;
 mod gpu;
 mod gpu_report;
+mod mpi;
 mod package;
 mod process;
 mod repo;
@@ -21,12 +22,13 @@ use repo::Repo;
 
 type Main = fn(&Repo, Vec<OsString>) -> Result;
 
-const COMMANDS: [(&str, Main); 6] = [
+const COMMANDS: [(&str, Main); 7] = [
     ("browser", browser::main),
     ("dawn", dawn::main),
     ("drivers", drivers::main),
     ("gpu", gpu::main),
     ("gpu-report", gpu_report::main),
+    ("mpi", mpi::main),
     ("package", package::main),
 ];
 

@@ -11,6 +11,8 @@ pub struct Bundle {
     /// Of Debian, the last one first in choice; none: whatever this machine's apt knows.
     pub suites: &'static [&'static str],
     pub packages: &'static [&'static str],
+    /// Whether the packages come without those that they depend on.
+    pub alone: bool,
     /// A large package that is not installed, and the files of it that are wanted.
     pub part: Option<(&'static str, &'static [&'static str])>,
 }
@@ -58,6 +60,7 @@ const LAVAPIPE_26: Bundle = Bundle {
         "libstdc++6",
         "libgcc-s1",
     ],
+    alone: false,
     part: None,
 };
 
@@ -67,6 +70,7 @@ const LAVAPIPE_25: Bundle = Bundle {
     size: "70 MB",
     suites: &["bookworm", "bookworm-backports"],
     packages: &["mesa-vulkan-drivers", "libvulkan1", "libc6", "libstdc++6", "libgcc-s1"],
+    alone: false,
     part: None,
 };
 
@@ -76,6 +80,7 @@ const SWIFTSHADER: Bundle = Bundle {
     size: "40 MB",
     suites: &["trixie"],
     packages: &["libvulkan1", "libc6", "libstdc++6", "libgcc-s1"],
+    alone: false,
     part: Some(("chromium-common", &["*/libvk_swiftshader.so", "*/vk_swiftshader_icd.json"])),
 };
 
@@ -85,6 +90,7 @@ const MESA_GL: Bundle = Bundle {
     size: "60 MB",
     suites: &["trixie", "trixie-backports"],
     packages: &["libegl1", "libegl-mesa0", "libgl1-mesa-dri", "libc6", "libstdc++6", "libgcc-s1"],
+    alone: false,
     part: None,
 };
 
@@ -94,6 +100,7 @@ const DISTRO: Bundle = Bundle {
     size: "80 MB",
     suites: &[],
     packages: &["mesa-vulkan-drivers", "libvulkan1", "libc6", "libstdc++6", "libgcc-s1"],
+    alone: false,
     part: None,
 };
 
@@ -103,6 +110,7 @@ const SPIRV_TOOLS: Bundle = Bundle {
     size: "20 MB",
     suites: &["trixie"],
     packages: &["spirv-tools", "libc6", "libstdc++6", "libgcc-s1"],
+    alone: false,
     part: None,
 };
 
@@ -112,6 +120,7 @@ const GLSLC: Bundle = Bundle {
     size: "20 MB",
     suites: &["trixie"],
     packages: &["glslc", "libvulkan-dev", "spirv-headers", "libc6", "libstdc++6", "libgcc-s1"],
+    alone: false,
     part: None,
 };
 

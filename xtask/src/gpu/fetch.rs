@@ -230,8 +230,9 @@ fn download(apt: &Apt, bundle: &Bundle, cpu: &Cpu) -> Result {
             return Err(wrong("could not fetch or verify the package lists"));
         }
     }
-    let install = ["install", "--download-only", "--no-install-recommends"];
-    if !apt.run(&[&install, bundle.packages].concat()) {
+    let how: &[&str] =
+        if bundle.alone { &["download"] } else { &["install", "--download-only", "--no-install-recommends"] };
+    if !apt.run(&[how, bundle.packages].concat()) {
         return Err(wrong("could not download or verify the packages"));
     }
     match bundle.part {
@@ -252,7 +253,8 @@ fn unpack(apt: &Apt, bundle: &Bundle, cpu: &'static Cpu) -> Result<Unpacked> {
     let root = new.root();
     fs::create_dir_all(&root).at(&root)?;
     let wrong = |deb: &Path| wrong(&format!("{} cannot be unpacked", deb.display()));
-    for deb in apt.archives() {
+    let alone = if bundle.alone { files::ending(apt.folder, ".deb") } else { Vec::new() };
+    for deb in apt.archives().into_iter().chain(alone) {
         let is_libc = deb.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libc6_"));
         // A program linked against a newer libc than the packages' needs the machine's.
         if is_libc && machine_has_newer_libc(&deb) {

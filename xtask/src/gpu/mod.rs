@@ -4,11 +4,11 @@
 //! script, `target/gpu/NAME/run`). The tools run natively; cargo starts tests, examples, benches and doc tests through
 //! the wrapper. Inside a wrapped program `/proc/self/exe`, hence `std::env::current_exe()`, names the loader.
 
-mod drivers;
-mod fetch;
+pub mod drivers;
+pub mod fetch;
 pub mod machine;
 mod shell;
-mod unpacked;
+pub mod unpacked;
 
 use std::env;
 use std::ffi::{OsStr, OsString};
