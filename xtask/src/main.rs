@@ -10,6 +10,7 @@ mod gpu_report;
 mod package;
 mod process;
 mod repo;
+mod web;
 
 use std::env;
 use std::ffi::OsString;
@@ -21,13 +22,14 @@ use repo::Repo;
 
 type Main = fn(&Repo, Vec<OsString>) -> Result;
 
-const COMMANDS: [(&str, Main); 6] = [
+const COMMANDS: [(&str, Main); 7] = [
     ("browser", browser::main),
     ("dawn", dawn::main),
     ("drivers", drivers::main),
     ("gpu", gpu::main),
     ("gpu-report", gpu_report::main),
     ("package", package::main),
+    ("web", web::main),
 ];
 
 /// `--repo FOLDER COMMAND [ARGUMENTS...]`, as the scripts say it; `run-packed FOLDER [OPTIONS]` where there is no
