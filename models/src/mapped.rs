@@ -4,6 +4,7 @@ use std::fs::File;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
+#[cfg(not(target_arch = "wasm32"))]
 use memmap2::Mmap;
 
 use crate::error::Error;
@@ -11,8 +12,25 @@ use crate::error::Error;
 /// Mapped, or in memory already.
 #[derive(Debug)]
 pub(crate) enum Bytes {
+    #[cfg(not(target_arch = "wasm32"))]
     Mapped(Mmap),
     Owned(Vec<u8>),
+}
+
+impl Bytes {
+    #[cfg(not(target_arch = "wasm32"))]
+    fn of(file: File) -> std::io::Result<Self> {
+        // SAFETY: the public functions that map say that the file must not change while it is mapped. What is read is only
+        // ever bytes, of which every value is valid.
+        unsafe { Mmap::map(&file) }.map(Bytes::Mapped)
+    }
+
+    #[cfg(target_arch = "wasm32")]
+    fn of(mut file: File) -> std::io::Result<Self> {
+        let mut bytes = Vec::new();
+        std::io::Read::read_to_end(&mut file, &mut bytes)?;
+        Ok(Bytes::Owned(bytes))
+    }
 }
 
 /// Bytes, and the name of the file that messages give.
@@ -30,10 +48,7 @@ impl Mapped {
         if file.metadata().map_err(failed)?.is_dir() {
             return Err(failed(std::io::ErrorKind::IsADirectory.into()));
         }
-        // SAFETY: the public functions that map say that the file must not change while it is mapped. What is read is only
-        // ever bytes, of which every value is valid.
-        let mapped = unsafe { Mmap::map(&file) }.map_err(failed)?;
-        Ok(Mapped { path: path.to_path_buf(), bytes: Bytes::Mapped(mapped) })
+        Ok(Mapped { path: path.to_path_buf(), bytes: Bytes::of(file).map_err(failed)? })
     }
 
     pub(crate) fn owned(name: impl Into<PathBuf>, bytes: Vec<u8>) -> Self {
@@ -46,6 +61,7 @@ impl Deref for Mapped {
 
     fn deref(&self) -> &[u8] {
         match &self.bytes {
+            #[cfg(not(target_arch = "wasm32"))]
             Bytes::Mapped(mapped) => mapped,
             Bytes::Owned(bytes) => bytes,
         }

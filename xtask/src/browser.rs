@@ -57,7 +57,7 @@ pub fn main(repo: &Repo, words: Vec<OsString>) -> Result {
     let (program, chromium, dawn) = thread::scope(|scope| {
         let chromium = job.chromium.then(|| scope.spawn(|| get_chromium(&folder, &log_chromium)));
         let dawn = job.node.then(|| scope.spawn(|| get_dawn(repo, &folder, &log_dawn)));
-        let program = build(repo, &folder, &toolchain, job.doctor);
+        let program = build(repo, &folder, &toolchain, if job.doctor { DOCTOR } else { CASES });
         (program, chromium.map(ScopedJoinHandle::join), dawn.map(ScopedJoinHandle::join))
     });
     program?;
@@ -126,17 +126,17 @@ fn use_driver(setup: &Setup, node: &mut Command, timed: bool) {
     node.arg(joined("node=", setup.runner().unwrap_or(Path::new(""))));
 }
 
-fn joined(start: &str, path: &Path) -> OsString {
+pub fn joined(start: &str, path: &Path) -> OsString {
     let mut text = OsString::from(start);
     text.push(path);
     text
 }
 
 /// A file for what programs say.
-struct Log(PathBuf);
+pub struct Log(PathBuf);
 
 impl Log {
-    fn new(path: PathBuf) -> Result<Self> {
+    pub fn new(path: PathBuf) -> Result<Self> {
         fs::write(&path, "").at(&path)?;
         Ok(Log(path))
     }
@@ -145,12 +145,12 @@ impl Log {
         OpenOptions::new().append(true).open(&self.0).map_or_else(|_| Stdio::null(), Stdio::from)
     }
 
-    fn note(&self, text: &str) {
+    pub fn note(&self, text: &str) {
         use std::io::Write;
         let _ = OpenOptions::new().append(true).open(&self.0).and_then(|mut file| writeln!(file, "{text}"));
     }
 
-    fn skip(&self, why: &str) {
+    pub fn skip(&self, why: &str) {
         println!("skipped: {why} (log: {})", self.0.display());
     }
 
@@ -168,11 +168,11 @@ impl Log {
 }
 
 /// One that has the standard library of wasm32.
-struct Toolchain(Vec<(&'static str, OsString)>);
+pub struct Toolchain(Vec<(&'static str, OsString)>);
 
 impl Toolchain {
     /// This one, or one of the same version with its wasm32 target, fetched; None if that cannot be, which is said.
-    fn get(repo: &Repo, folder: &Path, log: &Log) -> Result<Option<Self>> {
+    pub fn get(repo: &Repo, folder: &Path, log: &Log) -> Result<Option<Self>> {
         let rustc = |arguments: &[&str]| {
             process::output(Command::new("rustc").current_dir(&repo.root).args(arguments))
         };
@@ -197,9 +197,7 @@ impl Toolchain {
         rustup.env("RUSTUP_HOME", &home).stdout(log.stream()).stderr(log.stream());
         let limit = std::time::Duration::from_secs(120);
         if !matches!(process::within(limit, &mut rustup), Ok(process::Outcome::Ok)) {
-            log.skip(&format!(
-                "chromium and node: rustup cannot fetch the standard library of Rust {version} for {TRIPLE}"
-            ));
+            log.skip(&format!("rustup cannot fetch the standard library of Rust {version} for {TRIPLE}"));
             return Ok(None);
         }
         Ok(Some(Toolchain(vec![("RUSTUP_HOME", home.into()), ("RUSTUP_TOOLCHAIN", version.into())])))
@@ -212,10 +210,18 @@ impl Toolchain {
     }
 }
 
+/// What cargo builds, and the folder that it goes to.
+pub struct Program {
+    pub cargo: &'static [&'static str],
+    pub place: &'static str,
+}
+
+const CASES: Program = Program { cargo: &["--test", "browser"], place: "program" };
+const DOCTOR: Program = Program { cargo: &["--example", "doctor"], place: "doctor" };
+
 /// The program, and wasm-bindgen's part of it by a tool of the same version.
-fn build(repo: &Repo, folder: &Path, toolchain: &Toolchain, doctor: bool) -> Result {
-    let (kind, name, place) =
-        if doctor { ("--example", "doctor", "doctor") } else { ("--test", "browser", "program") };
+pub fn build(repo: &Repo, folder: &Path, toolchain: &Toolchain, program: Program) -> Result {
+    let Program { cargo: arguments, place } = program;
     let tool = folder.join("bindgen");
     fs::create_dir_all(&tool).at(&tool)?;
     let manifest = tool.join("Cargo.toml");
@@ -228,7 +234,7 @@ fn build(repo: &Repo, folder: &Path, toolchain: &Toolchain, doctor: bool) -> Res
     let mut bindgen = cargo.spawn()?;
 
     let mut cargo = toolchain.cargo(repo);
-    cargo.args(["--locked", "--target", TRIPLE, kind, name, "--config", "profile.dev.opt-level=1"]);
+    cargo.args(["--locked", "--target", TRIPLE, "--config", "profile.dev.opt-level=1"]).args(arguments);
     let built = process::output(cargo.args(["--message-format", "json-render-diagnostics"]));
     let status = bindgen.wait()?;
     let messages = built?;
@@ -237,7 +243,7 @@ fn build(repo: &Repo, folder: &Path, toolchain: &Toolchain, doctor: bool) -> Res
     }
     let (_, program) = executables(&messages)
         .pop()
-        .ok_or_else(|| failed(format!("cargo made no program of {kind} {name}")))?;
+        .ok_or_else(|| failed(format!("cargo made no program of {}", arguments.join(" "))))?;
     process::run(Command::new(tool.join("debug/bindgen")).arg(program).arg(folder.join(place)))
 }
 
@@ -274,7 +280,7 @@ fn get_dawn(repo: &Repo, folder: &Path, log: &Log) -> Result {
 }
 
 /// An installed one, or Debian's, unpacked, as `chromium` in `folder`.
-fn get_chromium(folder: &Path, log: &Log) -> Result {
+pub fn get_chromium(folder: &Path, log: &Log) -> Result {
     let program = folder.join("chromium");
     if program.exists() {
         return Ok(());

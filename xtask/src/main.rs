@@ -11,6 +11,7 @@ mod mpi;
 mod package;
 mod process;
 mod repo;
+mod web;
 
 use std::env;
 use std::ffi::OsString;
@@ -22,7 +23,7 @@ use repo::Repo;
 
 type Main = fn(&Repo, Vec<OsString>) -> Result;
 
-const COMMANDS: [(&str, Main); 7] = [
+const COMMANDS: [(&str, Main); 8] = [
     ("browser", browser::main),
     ("dawn", dawn::main),
     ("drivers", drivers::main),
@@ -30,6 +31,7 @@ const COMMANDS: [(&str, Main); 7] = [
     ("gpu-report", gpu_report::main),
     ("mpi", mpi::main),
     ("package", package::main),
+    ("web", web::main),
 ];
 
 /// `--repo FOLDER COMMAND [ARGUMENTS...]`, as the scripts say it; `run-packed FOLDER [OPTIONS]` where there is no

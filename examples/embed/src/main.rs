@@ -6,7 +6,6 @@
 //! The weights are downloaded with pip on the first run and kept.
 
 mod arguments;
-mod model;
 #[cfg(test)]
 mod tests;
 
@@ -19,8 +18,7 @@ use std::time::Instant;
 
 use arguments::Arguments;
 use canvas::shortened;
-use minilm::{Files, Tokenizer, Tokens, WIDTH};
-use model::{LONGEST, Model, cosine};
+use minilm::{Files, LONGEST, Model, Tokenizer, Tokens, WIDTH, cosine};
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use wgpu_attention::Gpu;
 

@@ -2,14 +2,13 @@
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use minilm::{Files, LAYERS, SENTENCES, Tokenizer, Tokens, WIDTH};
+use minilm::{BatchSize, Files, HEADS, LAYERS, LONGEST, Model, SENTENCES, Tokenizer, Tokens, WIDTH, cosine};
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use wgpu_attention::Gpu;
 use wgpu_attention_models::Safetensors;
 
-use crate::model::{BatchSize, LONGEST, Model, cosine};
 use crate::{STORED, TOLERANCE, difference, stored};
 
 /// Hidden states are as large as 10.
@@ -78,6 +77,38 @@ fn hidden_states_embeddings_and_similarities_are_the_stored_ones() {
 }
 
 #[test]
+fn maps_are_the_stored_ones_and_vectors_those_without_them() {
+    let Some(files) = files() else { return };
+    let (gpu, tokens) = (gpu(), tokens(&files, &SENTENCES));
+    let mut model = Model::with_room(&gpu, &files.weights, LONGEST).expect("a model");
+    // The sentence of the stored weights.
+    let sentence = &tokens[2];
+    let n = sentence.ids.len();
+    let maps = model.maps(sentence).expect("maps");
+    assert_eq!(maps.weights.len(), LAYERS * HEADS * n * n);
+    let truth = Safetensors::open(path()).expect("the stored file");
+    let want: Vec<f64> =
+        truth.tensor("l5.weights").expect("there").to_f32().into_iter().map(f64::from).collect();
+    let worst = difference(&maps.weights[(LAYERS - 1) * HEADS * n * n..], &want);
+    println!("l5.weights: {worst:.1e}");
+    assert!(worst <= TOLERANCE, "{worst:e}");
+    // Other layers' rows are probabilities, and not the last layer's.
+    for row in maps.weights.chunks_exact(n) {
+        let sum: f64 = row.iter().map(|x| f64::from(*x)).sum();
+        assert!((sum - 1.0).abs() < 1e-5 && row.iter().all(|x| *x >= 0.0), "{row:?}");
+    }
+    let layers: Vec<&[f32]> = maps.weights.chunks_exact(HEADS * n * n).collect();
+    assert!(layers[..LAYERS - 1].iter().all(|layer| difference(layer, &want) > 0.1));
+    let want: Vec<f64> =
+        model.embed(&tokens[2..3], |_| ()).expect("a vector").into_iter().map(f64::from).collect();
+    let worst = difference(&maps.vector, &want);
+    assert!(worst <= 2e-6, "{worst:e}");
+    let long = Tokens { ids: vec![101; LONGEST + 1], texts: Vec::new() };
+    let error = model.maps(&long).expect_err("no room").to_string();
+    assert_eq!(error, "a sentence of 257 tokens: room for 256");
+}
+
+#[test]
 fn batches_do_not_change_vectors() {
     let Some(files) = files() else { return };
     // Several full batches and a part of one, of sentences of 3 to 256 tokens, 1 of them cut.
@@ -103,7 +134,7 @@ fn batches_do_not_change_vectors() {
 fn weights_of_another_model_are_refused() {
     let Some(files) = files() else { return };
     let tokens = tokens(&files, &["one"]);
-    let other = Safetensors::open(path()).expect("a file without weights");
+    let other = Arc::new(Safetensors::open(path()).expect("a file without weights"));
     let error = Model::new(&gpu(), &other, &tokens).map(|_| ()).expect_err("no weights").to_string();
     assert!(error.starts_with("no tensor `encoder.layer.0.attention.self.query.weight` in "), "{error}");
 
@@ -114,7 +145,8 @@ fn weights_of_another_model_are_refused() {
         let view = TensorView::new(Dtype::F32, vec![8, 8], &zeros).expect("a tensor");
         (format!("encoder.layer.0.attention.{part}.weight"), view)
     });
-    let small = Safetensors::from_bytes("small", serialize(small, None).expect("a file")).expect("a file");
+    let small = serialize(small, None).expect("a file");
+    let small = Arc::new(Safetensors::from_bytes("small", small).expect("a file"));
     let error = Model::new(&gpu(), &small, &tokens).map(|_| ()).expect_err("another size").to_string();
     assert_eq!(
         error,

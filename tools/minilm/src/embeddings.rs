@@ -1,6 +1,7 @@
 //! What comes before the first layer, on the CPU in f64: rows of tables, LayerNorm.
 
 use std::error::Error;
+use std::sync::Arc;
 
 use wgpu_attention_models::{Safetensors, TensorData};
 
@@ -35,24 +36,24 @@ impl Norm {
 }
 
 /// Word + position + token type 0, normalised.
-pub struct Embeddings<'a> {
-    words: TensorData<'a>,
+pub struct Embeddings {
+    weights: Arc<Safetensors>,
     /// Position + token type 0, which every sentence needs.
     places: Vec<f64>,
     norm: Norm,
 }
 
-impl<'a> Embeddings<'a> {
+impl Embeddings {
     /// The tables of the file, of which only rows that are used are read.
-    pub fn new(weights: &'a Safetensors) -> Result<Self, Box<dyn Error>> {
-        let table = |kind: &str| weights.tensor(&format!("embeddings.{kind}_embeddings.weight"));
+    pub fn new(weights: &Arc<Safetensors>) -> Result<Self, Box<dyn Error>> {
+        let table = |kind: &str| table(weights, kind);
         let words = table("word")?;
         words.expect_shape(&[words.shape().first().copied().unwrap_or(0), WIDTH])?;
         let positions = table("position")?.expect_shape(&[POSITIONS, WIDTH])?.to_f32();
         let kind = table("token_type")?.expect_shape(&[2, WIDTH])?.at(0)?.to_f32();
         let kind = kind.iter().copied().cycle();
         let places = positions.iter().zip(kind).map(|(p, t)| f64::from(*p) + f64::from(t)).collect();
-        Ok(Embeddings { words, places, norm: Norm::new(weights, "embeddings.LayerNorm")? })
+        Ok(Embeddings { weights: weights.clone(), places, norm: Norm::new(weights, "embeddings.LayerNorm")? })
     }
 
     /// The first layer's input, `[ids.len(), WIDTH]`, of one sentence of at most [`POSITIONS`] tokens.
@@ -60,11 +61,16 @@ impl<'a> Embeddings<'a> {
         if ids.len() > POSITIONS {
             return Err(format!("a sentence has {} tokens, the model reads {POSITIONS}", ids.len()).into());
         }
+        let words = table(&self.weights, "word")?;
         let mut sum = Vec::with_capacity(ids.len() * WIDTH);
         for (id, place) in ids.iter().zip(self.places.chunks_exact(WIDTH)) {
-            let word = self.words.at(*id as usize)?.to_f32();
+            let word = words.at(*id as usize)?.to_f32();
             sum.extend(word.iter().zip(place).map(|(w, p)| f64::from(*w) + p));
         }
         Ok(self.norm.rows(&sum))
     }
+}
+
+fn table<'a>(weights: &'a Safetensors, kind: &str) -> Result<TensorData<'a>, wgpu_attention_models::Error> {
+    weights.tensor(&format!("embeddings.{kind}_embeddings.weight"))
 }

@@ -1,11 +1,15 @@
-//! all-MiniLM-L6-v2 for the examples: its files, its tokens, its embeddings on the CPU.
+//! all-MiniLM-L6-v2 for the examples: its files, its tokens, its embeddings on the CPU, its layers on the GPU.
 
 mod embeddings;
+#[cfg(not(target_arch = "wasm32"))]
 mod files;
+mod model;
 mod tokens;
 
 pub use embeddings::{Embeddings, Norm};
+#[cfg(not(target_arch = "wasm32"))]
 pub use files::Files;
+pub use model::{BatchSize, LONGEST, Maps, Model, cosine};
 pub use tokens::{Tokenizer, Tokens};
 
 pub const LAYERS: usize = 6;

@@ -1,22 +1,26 @@
 //! The whole model: six layers on the GPU over sentences side by side, pooling on the CPU.
 
 use std::error::Error;
+use std::sync::Arc;
 
-use minilm::{EPSILON, Embeddings, HEADS, HIDDEN, LAYERS, Tokens, WIDTH};
 use wgpu_attention::{
     Activation, BlockConfig, DType, DeviceMask, EncoderForward, EncoderLayerWeights, FeedForwardWeights, Gpu,
     LayerConfig, Mask, NormConfig, NormWeights, Scratch, ScratchSize, TensorView, TransformerEncoder,
 };
 use wgpu_attention_models::{AttentionTensors, LinearTensors, Naming, Safetensors, upload};
 
+use crate::{EPSILON, Embeddings, HEADS, HIDDEN, LAYERS, Tokens, WIDTH};
+
 /// Tokens of a sentence that the model is made for, `[CLS]` and `[SEP]` included.
 pub const LONGEST: usize = 256;
 /// Tokens that are computed at once, if no sentence alone has more.
 const TOGETHER: usize = 4096;
 
-pub struct Model<'a> {
+/// The layers' weights in the device's memory, and room for what is computed at once. The functions that end in `_async` work in
+/// browsers too; the others block.
+pub struct Model {
     gpu: Gpu,
-    embeddings: Embeddings<'a>,
+    embeddings: Embeddings,
     encoder: TransformerEncoder,
     scratch: Scratch,
     x: wgpu::Buffer,
@@ -40,30 +44,53 @@ impl BatchSize {
     }
 }
 
-impl<'a> Model<'a> {
+/// What every layer's heads of one sentence attend to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Maps {
+    /// `[LAYERS, HEADS, n, n]` of n tokens: of a query, the rows, to the keys.
+    pub weights: Vec<f32>,
+    /// The sentence's unit vector, of `WIDTH` numbers.
+    pub vector: Vec<f32>,
+}
+
+/// Where the layers write besides the last one's output.
+#[derive(Clone, Copy, Default)]
+struct Between<'a> {
+    /// `[LAYERS − 1, size.rows, WIDTH]`.
+    hidden: Option<&'a wgpu::Buffer>,
+    /// `[LAYERS, HEADS, size.rows, size.rows]`.
+    weights: Option<&'a wgpu::Buffer>,
+}
+
+impl Model {
     /// The file's weights in the device's memory, and room for what is computed at once of `tokens`.
-    pub fn new(gpu: &Gpu, weights: &'a Safetensors, tokens: &[Tokens]) -> Result<Self, Box<dyn Error>> {
+    pub fn new(gpu: &Gpu, weights: &Arc<Safetensors>, tokens: &[Tokens]) -> Result<Self, Box<dyn Error>> {
         let longest = tokens.iter().map(|t| t.ids.len()).max().unwrap_or(0);
-        let rows = longest.max(TOGETHER.min(BatchSize::of(tokens).rows));
+        Self::with_room(gpu, weights, longest.max(TOGETHER.min(BatchSize::of(tokens).rows)))
+    }
+
+    /// The file's weights in the device's memory, and room for `rows` tokens at once.
+    pub fn with_room(gpu: &Gpu, weights: &Arc<Safetensors>, rows: usize) -> Result<Self, Box<dyn Error>> {
         // Every sentence has two tokens at least.
         let full = BatchSize { rows, sentences: rows / 2 };
+        let file = &**weights;
         // The views below borrow the buffers of all layers.
         let mut attentions = Vec::new();
         let mut linears = Vec::new();
         let mut norms = Vec::new();
         for n in 0..LAYERS {
             let layer = format!("encoder.layer.{n}");
-            let attention = AttentionTensors::new(weights, Naming::Bert, n)?;
+            let attention = AttentionTensors::new(file, Naming::Bert, n)?;
             attention.query.expect([WIDTH, WIDTH])?;
             attentions.push(attention.upload_f32(gpu)?);
             for (name, size) in [("intermediate.dense", [HIDDEN, WIDTH]), ("output.dense", [WIDTH, HIDDEN])] {
-                let linear = LinearTensors::new(weights, &format!("{layer}.{name}"))?.expect(size)?;
+                let linear = LinearTensors::new(file, &format!("{layer}.{name}"))?.expect(size)?;
                 linears.push(linear.upload_f32(gpu)?);
             }
             for name in ["attention.output", "output"] {
                 for part in ["weight", "bias"] {
                     let name = format!("{layer}.{name}.LayerNorm.{part}");
-                    norms.push(upload(gpu, &weights.tensor(&name)?.expect_shape(&[WIDTH])?)?);
+                    norms.push(upload(gpu, &file.tensor(&name)?.expect_shape(&[WIDTH])?)?);
                 }
             }
         }
@@ -95,7 +122,13 @@ impl<'a> Model<'a> {
     }
 
     /// The unit vectors of sentences, `WIDTH` numbers each. `done` hears of how many there are after every batch.
-    pub fn embed(
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn embed(&mut self, tokens: &[Tokens], done: impl FnMut(usize)) -> Result<Vec<f32>, Box<dyn Error>> {
+        pollster::block_on(self.embed_async(tokens, done))
+    }
+
+    /// [`embed`](Self::embed), not blocking.
+    pub async fn embed_async(
         &mut self,
         tokens: &[Tokens],
         mut done: impl FnMut(usize),
@@ -107,11 +140,29 @@ impl<'a> Model<'a> {
             rest = later;
             let x = self.input(now)?;
             let size = if rest.is_empty() { BatchSize::of(now) } else { self.full };
-            let hidden = self.layers(x, now, size, None)?;
+            let hidden = self.run(x, now, size, Between::default()).await?;
             vectors.extend(pooled(&hidden, now));
             done(tokens.len() - rest.len());
         }
         Ok(vectors)
+    }
+
+    /// What the heads attend to in one sentence, and its vector.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn maps(&mut self, tokens: &Tokens) -> Result<Maps, Box<dyn Error>> {
+        pollster::block_on(self.maps_async(tokens))
+    }
+
+    /// [`maps`](Self::maps), not blocking.
+    pub async fn maps_async(&mut self, tokens: &Tokens) -> Result<Maps, Box<dyn Error>> {
+        let sentence = std::slice::from_ref(tokens);
+        self.batch(sentence)?;
+        let n = LAYERS * HEADS * tokens.ids.len().pow(2);
+        let buffer = self.gpu.buffer(n * size_of::<f32>())?;
+        let between = Between { weights: Some(&buffer), hidden: None };
+        let hidden = self.run(self.input(sentence)?, sentence, BatchSize::of(sentence), between).await?;
+        let weights = self.gpu.download_async(&buffer, n).await?;
+        Ok(Maps { weights, vector: pooled(&hidden, sentence) })
     }
 
     /// How many of the first sentences are computed at once.
@@ -140,12 +191,23 @@ impl<'a> Model<'a> {
 
     /// The last layer's output for the input `x` of `tokens`, `[size.rows, WIDTH]`; what the others give goes to `hidden`,
     /// `[LAYERS − 1, size.rows, WIDTH]`.
+    #[cfg(not(target_arch = "wasm32"))]
     pub fn layers(
+        &mut self,
+        x: Vec<f32>,
+        tokens: &[Tokens],
+        size: BatchSize,
+        hidden: Option<&wgpu::Buffer>,
+    ) -> Result<Vec<f32>, Box<dyn Error>> {
+        pollster::block_on(self.run(x, tokens, size, Between { hidden, weights: None }))
+    }
+
+    async fn run(
         &mut self,
         mut x: Vec<f32>,
         tokens: &[Tokens],
         size: BatchSize,
-        hidden: Option<&wgpu::Buffer>,
+        between: Between<'_>,
     ) -> Result<Vec<f32>, Box<dyn Error>> {
         // Rows past the last sentence, which sees none of them, and sentences without rows.
         x.resize(size.rows * WIDTH, 0.0);
@@ -162,15 +224,19 @@ impl<'a> Model<'a> {
         let sequence = |buffer, batch| TensorView::sequence(buffer, DType::F32, [batch, size.rows, WIDTH]);
         let starts = TensorView::vector(&self.starts, DType::U32, starts.len());
         let mask: DeviceMask = Mask::none().packed(starts, starts);
-        let call = EncoderForward::new(sequence(&self.x, 1), sequence(&self.out, 1))
-            .mask(mask)
-            .hidden(hidden.map(|hidden| sequence(hidden, LAYERS - 1)));
+        let call =
+            EncoderForward::new(sequence(&self.x, 1), sequence(&self.out, 1))
+                .mask(mask)
+                .hidden(between.hidden.map(|hidden| sequence(hidden, LAYERS - 1)))
+                .weights(between.weights.map(|weights| {
+                    TensorView::new(weights, DType::F32, [LAYERS, HEADS, size.rows, size.rows])
+                }));
         let needed = self.scratch.size().max(self.encoder.scratch_size(&call)?);
         if needed != self.scratch.size() {
             self.scratch = Scratch::new(self.gpu.device(), needed)?;
         }
         self.gpu.submit(|encoder| self.encoder.forward(encoder, &call, &mut self.scratch))?;
-        Ok(self.gpu.download(&self.out, x.len())?)
+        Ok(self.gpu.download_async(&self.out, x.len()).await?)
     }
 }
 

@@ -1,0 +1,338 @@
+// node test.mjs PROGRAM CHROMIUM FOLDER: drives the page in headless Chromium and compares what it shows with what transformers
+// computes, as stored. Pictures go to FOLDER. Exit status 1 if anything is not as it should be.
+import { spawn } from 'node:child_process';
+import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { fileURLToPath } from 'node:url';
+import { inflateSync } from 'node:zlib';
+import { modelFolder, serve } from './serve.mjs';
+
+const [folder, chromium, out] = process.argv.slice(2);
+const STORED = fileURLToPath(new URL('../embed/data/encoder_minilm_default.safetensors', import.meta.url));
+const TOLERANCE = 1e-4;
+const [LAYERS, HEADS] = [6, 12];
+const SECONDS = 240; // for what computes
+const [WIDTH, HEIGHT] = [1200, 1400];
+const FLAGS = ['--headless', '--no-sandbox', '--enable-unsafe-webgpu', '--use-webgpu-adapter=swiftshader', '--disable-gpu-watchdog',
+  '--disable-background-networking', '--disable-component-update', '--disable-sync', '--no-first-run', '--disable-dev-shm-usage',
+  '--remote-debugging-pipe', `--window-size=${WIDTH},${HEIGHT}`];
+
+/** The tensors of a safetensors file, of f32 and f64. */
+function tensors(path) {
+  const file = readFileSync(path);
+  const start = 8 + Number(file.readBigUInt64LE(0));
+  const header = JSON.parse(file.subarray(8, start));
+  const numbers = { F32: [4, 'readFloatLE'], F64: [8, 'readDoubleLE'] };
+  return (name) => {
+    const { dtype, shape, data_offsets: [from, to] } = header[name];
+    const [size, get] = numbers[dtype];
+    const data = file.subarray(start + from, start + to);
+    return { shape, data: Array.from({ length: data.length / size }, (_, n) => data[get](n * size)) };
+  };
+}
+
+/** Chromium's protocol for developers, over its pipe. */
+class Browser {
+  constructor(program, data) {
+    // Another driver's settings are not for its SwiftShader.
+    const { VK_DRIVER_FILES, VK_ICD_FILENAMES, ...env } = process.env;
+    this.child = spawn(program, [...FLAGS, `--user-data-dir=${data}`, 'about:blank'],
+      { detached: true, stdio: ['ignore', 'ignore', 'pipe', 'pipe', 'pipe'], env });
+    this.log = '';
+    this.child.stderr.on('data', (text) => { this.log = (this.log + text).slice(-4000); });
+    this.gone = new Promise((done) => { this.child.on('error', done); this.child.on('close', done); });
+    [this.next, this.waiting, this.console, this.requests] = [0, new Map(), [], []];
+    this.gone.then(() => this.waiting.forEach(({ bad }) => bad(new Error(`Chromium ended\n${this.log}`))));
+    let rest = '';
+    this.child.stdio[4].on('data', (text) => {
+      const messages = (rest + text).split('\0');
+      rest = messages.pop();
+      messages.forEach((message) => this.hear(JSON.parse(message)));
+    });
+    this.child.stdio[3].on('error', () => {});
+  }
+
+  hear({ id, result, error, method, params }) {
+    if (method === 'Runtime.exceptionThrown') this.console.push(params.exceptionDetails.exception?.description ?? params.exceptionDetails.text);
+    if (!this.waiting.has(id)) return;
+    const { good, bad } = this.waiting.get(id);
+    this.waiting.delete(id);
+    if (error) bad(new Error(error.message));
+    else good(result);
+  }
+
+  send(method, params = {}) {
+    const id = ++this.next;
+    this.child.stdio[3].write(`${JSON.stringify({ id, method, params, sessionId: this.session })}\0`);
+    return new Promise((good, bad) => this.waiting.set(id, { good, bad }));
+  }
+
+  /** A page of its own, with a script before all others. */
+  async open(url, first = '') {
+    this.session = undefined;
+    const { targetId } = await this.send('Target.createTarget', { url: 'about:blank' });
+    const { sessionId } = await this.send('Target.attachToTarget', { targetId, flatten: true });
+    this.session = sessionId;
+    for (const part of ['Page', 'Runtime', 'DOM', 'Accessibility']) await this.send(`${part}.enable`);
+    await this.send('Emulation.setDeviceMetricsOverride', { width: WIDTH, height: HEIGHT, deviceScaleFactor: 1, mobile: false });
+    await this.scheme('light');
+    if (first) await this.send('Page.addScriptToEvaluateOnNewDocument', { source: first });
+    await this.send('Page.navigate', { url });
+  }
+
+  scheme(value) {
+    return this.send('Emulation.setEmulatedMedia', { features: [{ name: 'prefers-color-scheme', value }] });
+  }
+
+  async evaluate(expression) {
+    const { result, exceptionDetails } = await this.send('Runtime.evaluate', { expression, awaitPromise: true, returnByValue: true });
+    if (exceptionDetails) throw new Error(exceptionDetails.exception?.description ?? exceptionDetails.text);
+    return result.value;
+  }
+
+  text(id) {
+    return this.evaluate(`document.getElementById('${id}')?.textContent ?? ''`);
+  }
+
+  /** Until the text of an element matches. */
+  async until(id, pattern, seconds = SECONDS) {
+    const end = Date.now() + seconds * 1000;
+    for (;;) {
+      const text = await this.text(id);
+      if (pattern.test(text)) return text;
+      const trouble = id === 'trouble' ? '' : await this.text('trouble');
+      if (trouble || Date.now() > end) throw new Error(`#${id} is "${text}", not ${pattern}: ${trouble || `after ${seconds} s`}; ${this.console.join('; ')}`);
+      await sleep(100);
+    }
+  }
+
+  async key(key, code = key) {
+    const codes = { Tab: 9, Enter: 13, ArrowRight: 39, ArrowDown: 40, End: 35, Home: 36 };
+    const event = { key, code, windowsVirtualKeyCode: codes[key], ...(key === 'Enter' ? { text: '\r' } : {}) };
+    await this.send('Input.dispatchKeyEvent', { type: 'keyDown', ...event });
+    await this.send('Input.dispatchKeyEvent', { type: 'keyUp', ...event });
+  }
+
+  async picture(name) {
+    const { data } = await this.send('Page.captureScreenshot', { format: 'png' });
+    const bytes = Buffer.from(data, 'base64');
+    writeFileSync(join(out, name), bytes);
+    return decoded(bytes);
+  }
+
+  async close() {
+    try { process.kill(-this.child.pid, 'SIGKILL'); } catch { /* it has ended */ }
+    await this.gone;
+  }
+}
+
+/** A PNG of 8 bits, without interlacing, as Chromium makes them: W3C, "Portable Network Graphics", sections 5 and 9. */
+function decoded(png) {
+  const [width, height] = [png.readUInt32BE(16), png.readUInt32BE(20)];
+  const channels = { 2: 3, 6: 4 }[png[25]];
+  if (png[24] !== 8 || !channels || png[28] !== 0) throw new Error('a PNG of another kind');
+  const parts = [];
+  for (let at = 8; at < png.length;) {
+    const size = png.readUInt32BE(at);
+    if (png.toString('latin1', at + 4, at + 8) === 'IDAT') parts.push(png.subarray(at + 8, at + 8 + size));
+    at += 12 + size;
+  }
+  const data = inflateSync(Buffer.concat(parts));
+  const row = width * channels;
+  const pixels = Buffer.alloc(row * height);
+  for (let y = 0; y < height; y++) {
+    const filter = data[y * (row + 1)];
+    for (let x = 0; x < row; x++) {
+      const at = y * row + x;
+      const left = x < channels ? 0 : pixels[at - channels];
+      const up = y === 0 ? 0 : pixels[at - row];
+      const corner = y === 0 || x < channels ? 0 : pixels[at - row - channels];
+      const [p, q, r] = [Math.abs(up - corner), Math.abs(left - corner), Math.abs(left + up - 2 * corner)];
+      const paeth = p <= q && p <= r ? left : q <= r ? up : corner;
+      pixels[at] = data[y * (row + 1) + 1 + x] + [0, left, up, (left + up) >> 1, paeth][filter];
+    }
+  }
+  return { width, height, at: (x, y) => [...pixels.subarray((y * width + x) * channels).subarray(0, 3)] };
+}
+
+let failures = 0;
+const check = (what, good, seen = '') => {
+  if (!good) failures += 1;
+  console.log(`${good ? 'ok    ' : 'FAILED'}  ${what}${seen === '' ? '' : `: ${seen}`}`);
+};
+
+/** The largest difference; infinite where there is no number, or not as many. */
+const difference = (got, want) => got.length !== want.length ? Infinity
+  : got.reduce((worst, x, n) => Number.isNaN(x - want[n]) || x === null ? Infinity : Math.max(worst, Math.abs(x - want[n])), 0);
+const close = (what, got, want, tolerance) => {
+  const worst = difference(got, want);
+  check(what, worst <= tolerance, `${worst.toExponential(1)} at most of ${want.length}, allowed ${tolerance.toExponential(0)}`);
+};
+
+/** The page's colour around, and maps that are no plain areas. */
+async function look(browser, name, scheme) {
+  await browser.scheme(scheme);
+  await browser.evaluate(`document.getElementById('heads').scrollIntoView({ block: 'center' });
+    new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))`);
+  const picture = await browser.picture(name);
+  check(`${name}: size`, picture.width === WIDTH && picture.height === HEIGHT, `${picture.width} x ${picture.height}`);
+  const background = await browser.evaluate('getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)');
+  check(`${name}: the page is ${scheme}`, (background[0] < 128) === (scheme === 'dark'), background);
+  const around = [[3, 3], [WIDTH - 30, 3], [3, HEIGHT - 4]].map(([x, y]) => picture.at(x, y));
+  check(`${name}: around is the page's background`, around.every((pixel) => difference(pixel, background) <= 2), around.join(' '));
+  const boxes = await browser.evaluate(`[...document.querySelectorAll('#heads canvas')].map((canvas) => {
+    const { left, top, right, bottom } = canvas.getBoundingClientRect(); return [left, top, right, bottom].map(Math.round); })`);
+  const seen = boxes.filter(([left, top, right, bottom]) => left >= 0 && top >= 0 && right <= WIDTH && bottom <= HEIGHT);
+  check(`${name}: maps in the picture`, seen.length === HEADS, seen.length);
+  const spreads = seen.map(([left, top, right, bottom]) => {
+    let [low, high, kinds] = [255, 0, new Set()];
+    for (let y = top + 4; y < bottom - 4; y += 2) {
+      for (let x = left + 4; x < right - 4; x += 2) {
+        const pixel = picture.at(x, y);
+        low = Math.min(low, pixel[1]);
+        high = Math.max(high, pixel[1]);
+        kinds.add(pixel.join());
+      }
+    }
+    return { spread: high - low, kinds: kinds.size };
+  });
+  const [spread, kinds] = ['spread', 'kinds'].map((key) => Math.min(...spreads.map((map) => map[key])));
+  check(`${name}: every map has shades`, spread >= 40 && kinds >= 16, `${spread} of green, ${kinds} colours at least`);
+}
+
+async function test(browser, url) {
+  // What is missing is said.
+  for (const [what, script, pattern] of [
+    ['without WebGPU', 'delete Navigator.prototype.gpu', /^This browser has no WebGPU/],
+    ['without an adapter', 'GPU.prototype.requestAdapter = async () => null', /finds no GPU/],
+  ]) {
+    await browser.open(url, script);
+    const text = await browser.until('trouble', pattern, 30);
+    const off = await browser.evaluate(`[...document.querySelectorAll('button')].every((button) => button.disabled)`);
+    check(`${what}: it is said, and nothing can be started`, off, text.split(/[.,:]/)[0]);
+  }
+
+  await browser.open(url);
+  await browser.until('status', /^Load the model first/, 60);
+  // By keyboard alone.
+  const stops = [];
+  const tab = async () => {
+    await browser.key('Tab');
+    stops.push(await browser.evaluate(`document.activeElement.id || document.activeElement.getAttribute('aria-label')`));
+  };
+  for (let n = 0; n < 4; n++) await tab();
+  check('the order of focus before', stops.join() === 'from-server,weights,tokenizer,sentences', stops.join(' '));
+  await browser.evaluate(`globalThis.shares = [];
+    new MutationObserver(() => shares.push(document.getElementById('progress').value))
+      .observe(document.getElementById('progress'), { attributes: true });
+    document.getElementById('from-server').focus()`);
+  await browser.key('Enter');
+  await browser.until('status', /^The model is ready/);
+  const shares = await browser.evaluate('shares');
+  check('progress grows to the end', shares.length > 10 && shares.at(-1) === 1 && shares.every((x, n) => n < 2 || x >= shares[n - 1]),
+    `${shares.length} steps`);
+  await browser.evaluate(`document.getElementById('run').focus()`);
+  await browser.key('Enter');
+  await browser.until('status', /^6 sentences computed/);
+
+  // Numbers.
+  const stored = tensors(STORED);
+  const state = await browser.evaluate(`import('./page.mjs').then(({ state }) => ({ similarity: [...state.similarity],
+    results: state.results.map(({ text, tokens, n, vector, weights }) => ({ text, tokens, n, vector: [...vector], weights: [...weights] })) }))`);
+  const { shape: [heads, n], data: truth } = stored('l5.weights');
+  const sentence = state.results[2];
+  check('tokens of the third sentence', sentence.n === n && heads === HEADS, sentence.tokens.join(' '));
+  close('embeddings', state.results.flatMap(({ vector }) => vector), stored('embedding').data, TOLERANCE);
+  close('similarity', state.similarity, stored('similarity').data, TOLERANCE);
+  close('weights of the last layer', sentence.weights.slice((LAYERS - 1) * HEADS * n * n), truth, TOLERANCE);
+  const sums = state.results.flatMap(({ weights, n: size }) => Array.from({ length: weights.length / size }, (_, row) =>
+    weights.slice(row * size, (row + 1) * size).reduce((a, b) => a + b)));
+  close('rows of all maps sum to 1', sums, sums.map(() => 1), TOLERANCE);
+
+  // What is shown, to three digits.
+  const cells = (id) => browser.evaluate(`[...document.querySelectorAll('#${id} td')].map((cell) => cell.textContent).filter(Boolean).map(Number)`);
+  close('similarity as shown', await cells('similarity'), stored('similarity').data, 5.1e-4 + TOLERANCE);
+  const choose = (id, value) => browser.evaluate(`{ const it = document.getElementById('${id}'); it.value = '${value}';
+    it.dispatchEvent(new Event('change')); }`);
+  await choose('sentence', 2);
+  await choose('layer', LAYERS - 1);
+  await browser.evaluate(`document.getElementById('details').open = true`);
+  await choose('head', 4);
+  close('the table of a head as shown', await cells('table'), truth.slice(4 * n * n, 5 * n * n), 5.1e-4 + TOLERANCE);
+  await browser.evaluate(`document.getElementById('details').open = false; document.getElementById('layer').focus()`);
+  stops.length = 0;
+  for (let at = 0; at < HEADS + 1; at++) await tab();
+  const want = [...Array.from({ length: HEADS }, (_, head) => `Head ${head + 1}`)];
+  check('the order of focus after', stops.slice(0, HEADS).join() === want.join(), stops.join(', '));
+  await browser.evaluate(`document.querySelectorAll('#heads canvas')[7].focus()`);
+  for (const key of ['Home', 'ArrowDown', 'ArrowDown', 'ArrowRight', 'ArrowRight', 'ArrowRight']) await browser.key(key);
+  const pair = await browser.text('pair');
+  const weight = Number(pair.match(/with (\S+)$/)?.[1]);
+  check('arrow keys reach a pair', /^Layer 6, head 8: .* \(3\) looks at .* \(4\) with/.test(pair), pair);
+  close('the weight of the pair as shown', [weight], [truth[7 * n * n + 2 * n + 3]], 5.1e-5 + TOLERANCE);
+  // The pointer.
+  const [x, y] = await browser.evaluate(`(() => { const { left, top, width, height } = document.querySelectorAll('#heads canvas')[1]
+    .getBoundingClientRect(); return [left + width * 5.5 / ${n}, top + height * 1.5 / ${n}]; })()`);
+  await browser.send('Input.dispatchMouseEvent', { type: 'mouseMoved', x, y });
+  const pointed = await browser.until('pair', /head 2:/, 10);
+  check('the pointer reaches a pair', /\(2\) looks at .* \(6\) with/.test(pointed), pointed);
+
+  // Names for screen readers.
+  const { nodes } = await browser.send('Accessibility.getFullAXTree');
+  const focusable = nodes.filter(({ ignored, properties }) => !ignored && properties?.some(({ name, value }) => name === 'focusable' && value.value));
+  const named = focusable.filter(({ role }) => role.value !== 'RootWebArea');
+  const without = named.filter(({ name }) => !name?.value);
+  check('what takes the focus has a name', named.length > HEADS && without.length === 0,
+    `${named.length} things${without.map(({ role }) => `; a ${role.value} has none`).join('')}`);
+
+  await look(browser, 'light.png', 'light');
+  await look(browser, 'dark.png', 'dark');
+
+  // Files that the user picks: first what is none.
+  const pick = async (id, file) => {
+    const { root } = await browser.send('DOM.getDocument');
+    const { nodeId } = await browser.send('DOM.querySelector', { nodeId: root.nodeId, selector: `#${id}` });
+    await browser.send('DOM.setFileInputFiles', { nodeId, files: [file] });
+  };
+  const model = modelFolder();
+  const press = () => browser.evaluate(`document.getElementById('from-files').click()`);
+  await pick('tokenizer', join(model, 'tokenizer.json'));
+  await pick('weights', join(model, 'tokenizer.json'));
+  await press();
+  check('a file that is no model is refused', true, await browser.until('trouble', /no usable safetensors file/, 60));
+  await pick('weights', join(model, 'model.safetensors'));
+  await press();
+  await browser.until('status', /^The model is ready/);
+  await browser.evaluate(`{ const it = document.getElementById('sentences'); it.value = 'Yes\\nYes'; it.dispatchEvent(new Event('input')); }
+    document.getElementById('run').click()`);
+  await browser.until('status', /^2 sentences computed/);
+  close('from picked files: the same sentence twice', await cells('similarity'), [1, 1, 1, 1], 5.1e-4);
+
+  // A device that is lost.
+  browser.send('Browser.crashGpuProcess').catch(() => {});
+  const lost = await browser.until('trouble', /has taken the GPU away/, 60);
+  check('a lost device is said', await browser.evaluate(`document.getElementById('run').disabled`), lost);
+  check('no exception was left over', browser.console.length === 0, browser.console.join('; '));
+}
+
+if (!existsSync(join(modelFolder(), 'model.safetensors'))) {
+  console.log(`skipped: no weights in ${modelFolder()}: \`cargo run --release -p embed\` fetches them`);
+  process.exit(0);
+}
+mkdirSync(out, { recursive: true });
+const server = await serve(folder, 0);
+const data = mkdtempSync(join(tmpdir(), 'browser-'));
+const browser = new Browser(chromium, data);
+try {
+  await test(browser, `http://127.0.0.1:${server.address().port}/`);
+} catch (e) {
+  check('the test ends', false, e.message);
+}
+await browser.close();
+server.close();
+server.closeAllConnections();
+rmSync(data, { recursive: true, force: true, maxRetries: 3 });
+console.log(failures === 0 ? `all as it should be; pictures in ${out}` : `${failures} of the checks failed`);
+process.exit(failures === 0 ? 0 : 1);

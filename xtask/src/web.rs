@@ -1,0 +1,116 @@
+//! `scripts/web`: the page of examples/web, built and served, or driven in a browser.
+
+use std::ffi::OsString;
+use std::process::Command;
+
+use crate::browser::{Log, Program, Toolchain, build, get_chromium, joined};
+use crate::error::Result;
+use crate::process;
+use crate::repo::Repo;
+
+const USAGE: &str = "\
+scripts/web [--port N]: builds the page of examples/web and serves it on 127.0.0.1 [default: 8080; 0: any that is free].
+
+It serves the weights too, if `cargo run --release -p embed` has fetched them (WGPU_ATTENTION_CACHE, as there); else the
+page asks for files.
+
+scripts/web --test [--out FOLDER]: drives the page in headless Chromium, on SwiftShader: numbers against stored ones,
+keyboard, names for screen readers, messages, pictures. FOLDER gets the pictures [default: target/web]. Without
+weights, Chromium or node a line that begins with \"skipped:\" says so.
+
+Everything is fetched into target, nothing is installed: what `scripts/browser --help` lists.
+";
+
+const PAGE: Program = Program { cargo: &["-p", "web", "--bin", "web"], place: "web" };
+
+/// What is to be done.
+#[derive(Debug, PartialEq)]
+enum Job {
+    Help,
+    Serve { port: u16 },
+    Test { out: Option<OsString> },
+}
+
+impl Job {
+    fn of(words: Vec<OsString>) -> std::result::Result<Self, lexopt::Error> {
+        use lexopt::prelude::{Long, Short, ValueExt};
+        let (mut port, mut test, mut out) = (None, false, None);
+        let mut parser = lexopt::Parser::from_args(words);
+        while let Some(argument) = parser.next()? {
+            match argument {
+                Short('h') | Long("help") => return Ok(Job::Help),
+                Long("port") => port = Some(parser.value()?.parse()?),
+                Long("test") => test = true,
+                Long("out") => out = Some(parser.value()?),
+                other => return Err(other.unexpected()),
+            }
+        }
+        match (test, port, out) {
+            (false, port, None) => Ok(Job::Serve { port: port.unwrap_or(8080) }),
+            (true, None, out) => Ok(Job::Test { out }),
+            (false, ..) => Err("--out is for --test".into()),
+            (true, ..) => Err("--port is not for --test, which takes one that is free".into()),
+        }
+    }
+}
+
+pub fn main(repo: &Repo, words: Vec<OsString>) -> Result {
+    let job = Job::of(words)?;
+    if job == Job::Help {
+        print!("{USAGE}");
+        return Ok(());
+    }
+    // The toolchain, wasm-bindgen's tool and Chromium are those of scripts/browser.
+    let folder = repo.folder("browser")?;
+    let log = Log::new(folder.join("log.web"))?;
+    if !process::have(&["node"]) {
+        log.skip("there is no node, which serves the page");
+        return Ok(());
+    }
+    let Some(toolchain) = Toolchain::get(repo, &folder, &log)? else { return Ok(()) };
+    if matches!(job, Job::Test { .. })
+        && let Err(error) = get_chromium(&folder, &log)
+    {
+        log.note(&error.text);
+        log.skip("chromium: neither here nor from apt-get");
+        return Ok(());
+    }
+    build(repo, &folder, &toolchain, PAGE)?;
+
+    let mut node = Command::new("node");
+    node.current_dir(&repo.root);
+    let program = folder.join(PAGE.place);
+    match job {
+        Job::Help => return Ok(()),
+        Job::Serve { port } => node.arg("examples/web/serve.mjs").arg(program).arg(port.to_string()),
+        Job::Test { out } => {
+            let out = match out {
+                Some(out) => out,
+                None => repo.folder("web")?.into(),
+            };
+            let chromium = joined("", &folder.join("chromium"));
+            node.arg("examples/web/test.mjs").args([program.into(), chromium, out])
+        }
+    };
+    process::run(&mut node)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jobs() {
+        let job = |words: &[&str]| Job::of(words.iter().map(OsString::from).collect());
+        assert_eq!(job(&[]).unwrap(), Job::Serve { port: 8080 });
+        assert_eq!(job(&["--port", "0"]).unwrap(), Job::Serve { port: 0 });
+        assert_eq!(job(&["--test"]).unwrap(), Job::Test { out: None });
+        assert_eq!(job(&["--test", "--out", "x"]).unwrap(), Job::Test { out: Some("x".into()) });
+        assert_eq!(job(&["--test", "--help"]).unwrap(), Job::Help);
+        for wrong in
+            [&["--port", "x"][..], &["--port", "70000"], &["--out", "x"], &["--test", "--port", "1"], &["x"]]
+        {
+            assert!(job(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}
