@@ -70,7 +70,7 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let gpu = Gpu::new()?;
     let info = gpu.device().adapter_info();
     println!("adapter   {} ({}, {:?}) {}", info.name, info.backend, info.device_type, info.driver_info);
-    let tensors = AttentionTensors::new(&files.weights, Naming::Bert, 0)?;
+    let tensors = AttentionTensors::new(&*files.weights, Naming::Bert, 0)?;
     let config = tensors.config(HEADS)?;
     let buffers = tensors.upload(&gpu)?;
     let weights = buffers.view()?;
