@@ -45,7 +45,7 @@ function end(text) {
 globalThis.panicked = (message) => end(`The program failed: ${message}. Reload the page.`);
 globalThis.deviceLost = (message) => {
   state.lost = true;
-  end(`The browser has taken the GPU away${message ? `: ${message}` : ''}. Reload the page to go on.`);
+  end(`The browser has taken the GPU away${message ? `: ${message.replace(/\.$/, '')}` : ''}. Reload the page to go on.`);
 };
 
 /** One thing after the other; what fails is said. */
@@ -183,8 +183,8 @@ function told() {
   const [query, key] = state.pair;
   const layer = Number(ui.layer.value);
   const weight = mapOf(sentence, heads, layer, state.head)[query * sentence.n + key];
-  ui.pair.value = `Layer ${layer + 1}, head ${state.head + 1}: ${sentence.tokens[query]} (${query + 1}) looks at `
-    + `${sentence.tokens[key]} (${key + 1}) with ${weight.toFixed(4)}`;
+  ui.pair.value = `Layer ${layer + 1}, head ${state.head + 1}: “${sentence.tokens[query]}” (${query + 1}) looks at `
+    + `“${sentence.tokens[key]}” (${key + 1}) with ${weight.toFixed(4)}`;
 }
 
 function table() {
