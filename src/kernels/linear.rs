@@ -422,8 +422,9 @@ impl Randoms {
             }
             Randoms::Trigonometric | Randoms::Fourier => {
                 "fn make_features(first: u32, n: u32, product: f32, log: f32) {\n    \
-                    features_store(first + n, sin(product) * p.eps);\n    \
-                    features_store(first + p.directions + n, cos(product) * p.eps);\n}\n"
+                    let turn = sine_cosine(product) * p.eps;\n    \
+                    features_store(first + n, turn.x);\n    \
+                    features_store(first + p.directions + n, turn.y);\n}\n"
             }
             Randoms::Relu => {
                 "fn make_features(first: u32, n: u32, product: f32, log: f32) {\n    \

@@ -31,7 +31,7 @@ impl LinearMap {
             Constant::Bool("IS_UNIT", self.kind == Randoms::Fourier),
         ];
         let half = format!("const HALF_SQUARE: f32 = {};\n", self.kind.half_square());
-        let parts = [
+        let mut parts = vec![
             shader!("tensor/view"),
             shader!("linear/params"),
             shader!("linear/random"),
@@ -41,6 +41,9 @@ impl LinearMap {
             self.kind.features(),
             if self.logs { KEEP } else { NO_LOG },
         ];
+        if matches!(self.kind, Randoms::Trigonometric | Randoms::Fourier) {
+            parts.push(shader!("linear/sine_cosine"));
+        }
         Kernel::new::<Params>(&constants, bindings, &parts, WORKGROUP as u32)
     }
 

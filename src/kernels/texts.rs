@@ -92,6 +92,7 @@ pub(crate) const TEXTS: &[&str] = &[
     shader!("linear/query_items"),
     shader!("linear/random"),
     shader!("linear/row_logs"),
+    shader!("linear/sine_cosine"),
     shader!("linear/state_columns"),
     shader!("linear/state_rows"),
     shader!("linear/store"),
