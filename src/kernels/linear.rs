@@ -82,6 +82,7 @@ impl Phi {
 
 /// The text of a feature map of the caller's own, and its slope if it has one. It is written as a score function, which is asked for a pair.
 fn custom(own: Interned) -> String {
+    // Bits of a variable: WGSL refuses a constant that is infinite.
     let (prefix, source) = (own.prefix(), own.source());
     let members: String = own.members().map(|(name, ty, _)| format!("    {name}: {ty},\n")).collect();
     let pair: Vec<String> = own.members().map(|(_, ty, _)| format!("{ty}()")).collect();
@@ -99,7 +100,7 @@ fn custom(own: Interned) -> String {
         Err(_) => String::new(),
     };
     format!(
-        "fn {prefix}_neg_inf() -> f32 {{ return bitcast<f32>(0xff800000u); }}\nstruct {prefix}_At {{\n{members}}}\n{}{}{slope}",
+        "fn {prefix}_neg_inf() -> f32 {{ var bits = 0xff800000u; return bitcast<f32>(bits); }}\nstruct {prefix}_At {{\n{members}}}\n{}{}{slope}",
         source.value,
         each("value", "phi4")
     )

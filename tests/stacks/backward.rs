@@ -223,7 +223,8 @@ fn outcome(stack: &Stack, setup: &Setup, ask: Ask, seed: u64) -> Result<f64, Str
 fn gradients_of_random_stacks_equal_the_reference() {
     let mut report = Report::new("random encoders backward");
     for n in 0..40 {
-        if n >= 6 && !rest(&format!("random encoders backward {n}")) {
+        // 38: activations of half the gradients' size, and nothing around them.
+        if n >= 6 && n != 38 && !rest(&format!("random encoders backward {n}")) {
             continue;
         }
         let (stack, keeps) = drawn(n);

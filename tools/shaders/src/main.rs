@@ -36,7 +36,7 @@ fn root() -> PathBuf {
 }
 
 /// The shaders that hold a kernel's loop: a kernel has at most one of them.
-const FORMS: [&str; 12] = [
+const FORMS: [&str; 14] = [
     "fused/cpu",
     "fused/gpu",
     "fused_backward/cpu",
@@ -47,13 +47,21 @@ const FORMS: [&str; 12] = [
     "matmul/cpu",
     "matmul/gpu",
     "matmul/matrix",
+    "quantized/few_rows_cpu",
+    "quantized/few_rows_gpu",
     "softmax/row_per_invocation",
     "softmax/row_per_workgroup",
 ];
 
 /// Those of them that plans give to software drivers alone.
-const OF_SOFTWARE: [&str; 5] =
-    ["fused_cpu", "fused_backward_cpu", "decode_cpu", "matmul_cpu", "softmax_row_per_invocation"];
+const OF_SOFTWARE: [&str; 6] = [
+    "fused_cpu",
+    "fused_backward_cpu",
+    "decode_cpu",
+    "matmul_cpu",
+    "quantized_few_rows_cpu",
+    "softmax_row_per_invocation",
+];
 
 /// A kernel and what was said of it.
 struct Row {
@@ -85,7 +93,9 @@ impl Row {
 
     /// Whether plans for the GPU may choose it: tiles of its registers; its matrix units have fragments of 16 × 16 alone.
     fn is_for(&self, gpu: Gpu) -> bool {
-        if OF_SOFTWARE.contains(&self.form.as_str()) {
+        // Tiles of linear attention are no forms.
+        let narrow = self.axes().contains(&"tiles=LinearTiles") && !self.axes().contains(&"workgroup=64");
+        if narrow || OF_SOFTWARE.contains(&self.form.as_str()) {
             return false;
         }
         let registers = gpu.driver.registers();
