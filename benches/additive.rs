@@ -1,9 +1,10 @@
 //! `scripts/gpu cargo bench --bench additive [-- --quick]`
 //!
-//! Additive attention beside its floor: a kernel that takes as many tanh, by the same text, and does nothing else. The least time of interleaved rounds,
-//! and ratios.
+//! Additive attention beside its floors: a kernel that takes as many tanh, by the same text, and does nothing else; a copy of as many
+//! bytes as its tensors have. The least time of interleaved rounds, and the ratio to the larger floor.
 
 use common::bed::Bed;
+use common::copy::{Copy, CopyForm};
 use common::settings::quick;
 use common::timer::noise;
 use wgpu_attention::{
@@ -82,7 +83,7 @@ impl Floor {
     }
 }
 
-fn compare(bed: &Bed, shape: Shape) {
+fn compare(bed: &Bed, copy: &Copy, shape: Shape) {
     let pairs: usize = shape.weights().iter().product();
     let count = |shape: [usize; 4]| shape.iter().product::<usize>();
     let upload = |n: u32, shape| bed.gpu.upload(&noise(count(shape), n)).expect("room");
@@ -102,7 +103,9 @@ fn compare(bed: &Bed, shape: Shape) {
     let size = attention.scratch_size(&call).expect("a size");
     let mut scratch = Scratch::new(bed.gpu.device(), size).expect("room");
     let floor = Floor::new(bed, pairs * shape.head_dim);
-    let mut least = [f64::INFINITY; 2];
+    let tensors = [shape.q(), shape.k(), shape.v(), shape.out()];
+    let bytes: usize = tensors.into_iter().map(|shape| 4 * count(shape)).sum();
+    let mut least = [f64::INFINITY; 3];
     for _ in 0..if quick() { 2 } else { 40 } {
         let time = bed.timer.time(|pass: &mut wgpu::ComputePass| {
             attention.forward_in_pass(pass, &call, &mut scratch).expect("a call");
@@ -110,11 +113,14 @@ fn compare(bed: &Bed, shape: Shape) {
         least[0] = least[0].min(time.as_secs_f64() * 1e3);
         let time = bed.timer.time(|pass: &mut wgpu::ComputePass| floor.record(pass));
         least[1] = least[1].min(time.as_secs_f64() * 1e3);
+        let time = bed.timer.time(|pass: &mut wgpu::ComputePass| copy.record(pass));
+        least[2] = least[2].min(time.as_secs_f64() * 1e3 * bytes as f64 / copy.bytes());
     }
     let Shape { batch, heads, q_len, kv_len, head_dim, value_dim, .. } = shape;
     let name = format!("{batch}×{heads}×{q_len}×{kv_len}, {head_dim} hidden, {value_dim} channels");
-    let [own, floor] = least;
-    println!("{name:<44} {own:>8.2} ms, of as many tanh {floor:>8.2} ms: {:.2} ×", own / floor);
+    let [own, tanh, bytes] = least;
+    let ratio = own / tanh.max(bytes);
+    println!("{name:<44} {own:>8.2} ms, as many tanh {tanh:>8.2}, bytes {bytes:>8.2}: {ratio:.2} ×");
 }
 
 fn main() {
@@ -137,5 +143,7 @@ fn main() {
             of(1, 4096, 128, 128),
         ]
     };
-    shapes.into_iter().for_each(|shape| compare(&bed, shape));
+    let copy =
+        Copy::new(&bed.gpu, if bed.software() { CopyForm::Run(4096) } else { CopyForm::ALL[0] }, 1 << 24);
+    shapes.into_iter().for_each(|shape| compare(&bed, &copy, shape));
 }

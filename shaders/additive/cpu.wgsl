@@ -11,8 +11,8 @@
 //            VALUE_VECTORS   vectors of four of value_dim that a workgroup computes (workgroup_id.y is the slice);
 //                            not more than hold value_dim
 //
-// Floor: hidden tanh and multiply-adds for a pair, and value_dim multiply-adds. Of each tanh's 27 instructions a sixth more goes
-// to loading the key's channel, which KEYS do not share.
+// Floor: hidden tanh of 27 instructions and multiply-adds for a pair, and value_dim multiply-adds. Loading the key's channel, which KEYS do not
+// share, takes a sixth of a tanh more; a channel of the query, which they do, a gather.
 //
 // Needs: p.group, p.head_dim, p.mask, p.q, p.score_vector, p.value_dim; HAS_BLOCKS, HAS_DROPOUT, HIDDEN, KEYS, KEY_LANES, LANES,
 // LOG2_E, LOWEST, PER_PAIR_MASK, RESCALE_THRESHOLD, UNIT, VALUE_VECTORS; Query; any_nan, apply_dropout, dot_tanh, finish_row,
@@ -30,17 +30,27 @@ var<workgroup> states: array<vec2<f32>, LANES>;
 var<workgroup> parts: array<vec4<f32>, LANES>;
 
 // Scores of keys j0, j0 + KEY_LANES, …; those past the last are the last one's.
-fn score_keys(q: Query, j0: u32, last: u32) {
-    let k = k_source(q.b, q.h / p.group);
+fn score_keys(q: Query, kv_head: u32, j0: u32, last: u32) {
+    // By the workgroup's own head, which is the same in all lanes: so are the loads.
+    let k = k_source(q.b, kv_head);
     let a = view_at(p.q, q.b, q.h, q.i, 0u);
     let w = view_at(p.score_vector, 0u, q.h, 0u, 0u);
+    // Where rows are of one head, or heads have one vector, that too is the same in all lanes.
+    let shared_vector = (p.group == 1u) | (p.score_vector.strides.y == 0u);
+    let shared_w = view_at(p.score_vector, 0u, kv_head, 0u, 0u);
     /* unrolled */ for (var c = 0u; c < KEYS; c++) {
         scores[c] = 0.0;
         k_rows[c] = key_row(k, min(j0 + c * KEY_LANES, last));
     }
     for (var d = 0u; d < p.head_dim; d += 4u) {
         let x = q_at4(a + d * p.q.strides.w, p.q.strides.w, p.head_dim - d);
-        let v = score_vector_at4(w + d * p.score_vector.strides.w, p.score_vector.strides.w, p.head_dim - d);
+        let step = d * p.score_vector.strides.w;
+        var v = vec4<f32>();
+        if shared_vector {
+            v = score_vector_at4(shared_w + step, p.score_vector.strides.w, p.head_dim - d);
+        } else {
+            v = score_vector_at4(w + step, p.score_vector.strides.w, p.head_dim - d);
+        }
         /* unrolled */ for (var c = 0u; c < KEYS; c++) {
             scores[c] += dot_tanh(v, x + k_four(k, k_rows[c], d));
         }
@@ -64,8 +74,8 @@ fn mask_scores(q: Query, j0: u32, range: vec2<u32>) {
 }
 
 // Values of these keys, by their weights.
-fn add_values(q: Query, col0: u32, j0: u32, last: u32) {
-    let v = v_source(q.b, q.h / p.group, col0);
+fn add_values(q: Query, kv_head: u32, col0: u32, j0: u32, last: u32) {
+    let v = v_source(q.b, kv_head, col0);
     /* unrolled */ for (var c = 0u; c < KEYS; c++) {
         k_rows[c] = key_row(v, min(j0 + c * KEY_LANES, last));
     }
@@ -105,7 +115,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
             }
         }
         let j0 = block + key_lane;
-        score_keys(q, j0, last);
+        score_keys(q, work.kv_head, j0, last);
         mask_scores(q, j0, range);
         var new_max = row_max;
         /* unrolled */ for (var c = 0u; c < KEYS; c++) {
@@ -127,7 +137,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                 scores[c] = apply_dropout(scores[c], q.b, q.h, q.i, j0 + c * KEY_LANES);
             }
         }
-        add_values(q, col0, j0, last);
+        add_values(q, work.kv_head, col0, j0, last);
     }
 
     // Of the row's lanes together, in their order.

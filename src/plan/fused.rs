@@ -334,7 +334,7 @@ fn fused_tiles(
         }
         let cpu = tuning.form.choose(FUSED, device);
         return Ok(if cpu {
-            additive_cpu(rows, shape, device.lanes, outline.masked)
+            additive_cpu(rows, shape, device.lanes)
         } else {
             additive_gpu(rows, shape.value_dim)
         });
@@ -370,13 +370,11 @@ fn additive_gpu(rows: usize, value_dim: usize) -> FusedTiles {
 }
 
 /// The form of additive scores for software drivers: rows to fill the lanes, or lanes that share rows.
-fn additive_cpu(rows: usize, shape: &Shape, lanes: u32, masked: bool) -> FusedTiles {
-    // More channels of out would not stay in the first-level cache; nor would the code of more keys, each of which the mask is asked
-    // of.
-    let value_vectors = (shape.value_dim.div_ceil(4) as u32).min(32);
-    let keys = if masked || value_vectors > 16 { 4 } else { 8 };
+fn additive_cpu(rows: usize, shape: &Shape, lanes: u32) -> FusedTiles {
+    // More channels of out, or the code of more keys, would not stay in the first-level cache.
+    let value_vectors = (shape.value_dim.div_ceil(4) as u32).min(64);
     let key_lanes = (lanes / rows.next_power_of_two().min(lanes as usize) as u32).max(1);
-    FusedTiles::AdditiveCpu { lanes, key_lanes, keys, value_vectors }
+    FusedTiles::AdditiveCpu { lanes, key_lanes, keys: 8, value_vectors }
 }
 
 /// The form for software drivers, all channels of q in variables.
