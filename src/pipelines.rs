@@ -64,7 +64,7 @@ struct Inner {
 }
 
 /// What a lock holds, whether or not another thread panicked with it: nothing is left half done under ours.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

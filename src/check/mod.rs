@@ -1,15 +1,16 @@
 //! Whether this device computes what it should: small problems, compared with the reference.
 
+mod attempt;
 pub(crate) mod data;
 mod gradients;
 mod problems;
 
 use std::collections::BTreeMap;
 
+use self::attempt::{Attempt, attempt};
 use self::problems::Problem;
 use crate::error::Error;
 use crate::family::{Families, Family};
-use crate::gpu::Gpu;
 use crate::pipelines::Pipelines;
 use crate::report::{Report, Verdict};
 
@@ -19,7 +20,7 @@ impl Pipelines {
     /// with these pipelines do without it, as [`Family`] says, and [`report`](Self::report) says why. Calls that nothing is left
     /// for are refused with [`Error::PutAside`].
     ///
-    /// `queue` is the device's. Blocks, mostly while kernels are compiled: on Mesa 26's software driver for some ten seconds, and one
+    /// `queue` is the device's. Blocks, mostly while kernels are compiled, on all cores: on Mesa 26's software driver for some ten seconds, and one
     /// second once it has them in its cache; on that of Mesa 25 for twenty. A [`Scratch`](crate::Scratch) whose size was asked before may
     /// be too small afterwards, if something was
     /// put aside.
@@ -31,28 +32,17 @@ impl Pipelines {
     /// A device that is lost or without memory. Then nothing is put aside.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn check(&self, queue: &wgpu::Queue) -> Result<Report, Error> {
-        pollster::block_on(self.check_async(queue))
+        let mut check = Check::new(self, queue);
+        check.first = attempt::first_attempts(self, queue, check.aside());
+        pollster::block_on(check.run())
     }
 
-    /// `check`, not blocking.
+    /// `check`, not blocking, and on the thread that polls it.
     ///
     /// # Errors
     /// As `check`.
     pub async fn check_async(&self, queue: &wgpu::Queue) -> Result<Report, Error> {
-        let said = |verdict: &Verdict| matches!(verdict, Verdict::Barred { .. } | Verdict::Avoided);
-        let aside = self.report().findings.into_iter().filter(|(_, verdict)| said(verdict));
-        let mut check = Check { pipelines: self, queue, verdicts: aside.collect() };
-        for problem in Problem::ALL {
-            if problem.concerns(&self.facts()) {
-                check.judge(problem).await?;
-            }
-        }
-        let mut verdicts = check.verdicts;
-        for family in Family::ALL {
-            verdicts.entry(family).or_insert(Verdict::Unused);
-        }
-        self.settle(verdicts);
-        Ok(self.report())
+        Check::new(self, queue).run().await
     }
 }
 
@@ -60,39 +50,47 @@ struct Check<'a> {
     pipelines: &'a Pipelines,
     queue: &'a wgpu::Queue,
     verdicts: BTreeMap<Family, Verdict>,
+    /// Made before, with nothing put aside but what no check asks about: by their place in [`Problem::ALL`].
+    first: BTreeMap<usize, (Families, Attempt)>,
 }
 
-/// What became of a problem.
-enum Attempt {
-    Right(f64),
-    Wrong(String),
-    /// Plans have no kernels for it.
-    Refused,
-}
+impl<'a> Check<'a> {
+    fn new(pipelines: &'a Pipelines, queue: &'a wgpu::Queue) -> Self {
+        let said = |verdict: &Verdict| matches!(verdict, Verdict::Barred { .. } | Verdict::Avoided);
+        let aside = pipelines.report().findings.into_iter().filter(|(_, verdict)| said(verdict));
+        Check { pipelines, queue, verdicts: aside.collect(), first: BTreeMap::new() }
+    }
 
-impl Check<'_> {
+    async fn run(mut self) -> Result<Report, Error> {
+        let unasked = self.aside();
+        for (n, problem) in Problem::ALL.into_iter().enumerate() {
+            if problem.concerns(&self.pipelines.facts()) {
+                let first = self.first.remove(&n).filter(|_| self.aside() == unasked);
+                self.judge(problem, first).await?;
+            }
+        }
+        for family in Family::ALL {
+            self.verdicts.entry(family).or_insert(Verdict::Unused);
+        }
+        self.pipelines.settle(self.verdicts);
+        Ok(self.pipelines.report())
+    }
+
     fn aside(&self) -> Families {
         self.verdicts.iter().filter(|(_, verdict)| verdict.is_aside()).map(|(family, _)| *family).collect()
     }
 
-    /// Solves `problem` by plans without `aside`, and says which families they used.
     async fn attempt(&self, problem: Problem, aside: Families) -> Result<(Families, Attempt), Error> {
-        let pipelines = self.pipelines.without(aside);
-        let gpu = Gpu::with_pipelines(self.queue.clone(), pipelines);
-        let attempt = match problem.run(&gpu).await {
-            Ok(Ok(share)) => Attempt::Right(share),
-            Ok(Err(mismatch)) => Attempt::Wrong(mismatch.to_string()),
-            Err(e @ (Error::DeviceLost(_) | Error::OutOfMemory { .. })) => return Err(e),
-            Err(e @ Error::Refused { .. }) => Attempt::Wrong(e.to_string()),
-            Err(_) => Attempt::Refused,
-        };
-        Ok((gpu.pipelines().used(), attempt))
+        attempt(self.pipelines, self.queue, problem, aside).await
     }
 
-    /// Puts aside what makes `problem` go wrong, until it is right or refused.
-    async fn judge(&mut self, problem: Problem) -> Result<(), Error> {
+    /// Puts aside what makes `problem` go wrong, until it is right or refused. `first` is what became of it, if it was tried before.
+    async fn judge(&mut self, problem: Problem, mut first: Option<(Families, Attempt)>) -> Result<(), Error> {
         loop {
-            let (used, attempt) = self.attempt(problem, self.aside()).await?;
+            let (used, attempt) = match first.take() {
+                Some(tried) => tried,
+                None => self.attempt(problem, self.aside()).await?,
+            };
             let why = match attempt {
                 Attempt::Right(share) => {
                     self.is_right(used, share);

@@ -1,0 +1,69 @@
+//! One try at a problem, and the first tries at all of them at once.
+
+use std::collections::BTreeMap;
+#[cfg(not(target_arch = "wasm32"))]
+use std::sync::{Mutex, PoisonError};
+
+use super::problems::Problem;
+use crate::error::Error;
+use crate::family::Families;
+use crate::gpu::Gpu;
+use crate::pipelines::Pipelines;
+#[cfg(not(target_arch = "wasm32"))]
+use crate::pipelines::lock;
+
+/// What became of a problem.
+pub(super) enum Attempt {
+    Right(f64),
+    Wrong(String),
+    /// Plans have no kernels for it.
+    Refused,
+}
+
+/// Solves `problem` by plans without `aside`, and says which families they used.
+pub(super) async fn attempt(
+    pipelines: &Pipelines,
+    queue: &wgpu::Queue,
+    problem: Problem,
+    aside: Families,
+) -> Result<(Families, Attempt), Error> {
+    let gpu = Gpu::with_pipelines(queue.clone(), pipelines.without(aside));
+    let attempt = match problem.run(&gpu).await {
+        Ok(Ok(share)) => Attempt::Right(share),
+        Ok(Err(mismatch)) => Attempt::Wrong(mismatch.to_string()),
+        Err(e @ (Error::DeviceLost(_) | Error::OutOfMemory { .. })) => return Err(e),
+        Err(e @ Error::Refused { .. }) => Attempt::Wrong(e.to_string()),
+        Err(_) => Attempt::Refused,
+    };
+    Ok((gpu.pipelines().used(), attempt))
+}
+
+/// Tries what `concerns` the device of [`Problem::ALL`] on as many threads as the machine has cores, as nearly all of a check is the
+/// driver's compiler. What could not be tried, or failed, has no entry.
+#[cfg(not(target_arch = "wasm32"))]
+pub(super) fn first_attempts(
+    pipelines: &Pipelines,
+    queue: &wgpu::Queue,
+    aside: Families,
+) -> BTreeMap<usize, (Families, Attempt)> {
+    let facts = pipelines.facts();
+    let concerns = Problem::ALL.iter().enumerate().filter(|(_, problem)| problem.concerns(&facts));
+    let waiting = Mutex::new(concerns);
+    let found = Mutex::new(BTreeMap::new());
+    let work = || {
+        loop {
+            let Some((n, problem)) = lock(&waiting).next() else { return };
+            if let Ok(tried) = pollster::block_on(attempt(pipelines, queue, *problem, aside)) {
+                lock(&found).insert(n, tried);
+            }
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(Problem::ALL.len());
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            // Where there is no room for one more thread, others do its work, or the check itself.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
+        }
+    });
+    found.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
