@@ -2,9 +2,9 @@
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
-use minilm::{BatchSize, Files, HEADS, LAYERS, LONGEST, Model, SENTENCES, Tokenizer, Tokens, WIDTH, cosine};
+use minilm::{Files, HEADS, LAYERS, LONGEST, Model, SENTENCES, Tokenizer, Tokens, WIDTH, cosine};
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use wgpu_attention::Gpu;
 use wgpu_attention_models::Safetensors;
@@ -46,12 +46,8 @@ fn hidden_states_embeddings_and_similarities_are_the_stored_ones() {
         let rows = truth.tensor(&format!("hidden{n}")).expect("there").to_f32();
         rows.into_iter().map(f64::from).collect()
     };
-    let x = model.input(&tokens).expect("embeddings");
-    let rows = x.len() / WIDTH;
-    let buffer = gpu.buffer((LAYERS - 1) * x.len() * size_of::<f32>()).expect("a buffer");
-    let last = model.layers(x.clone(), &tokens, BatchSize::of(&tokens), Some(&buffer)).expect("layers");
-    let between: Vec<f32> = gpu.download(&buffer, (LAYERS - 1) * x.len()).expect("layers");
-    let layers = [&x[..]].into_iter().chain(between.chunks_exact(rows * WIDTH)).chain([&last[..]]);
+    let hidden = model.hidden(&tokens).expect("hidden states");
+    let layers = hidden.chunks_exact(hidden.len() / (LAYERS + 1));
     let mut compared = 0;
     for (n, got) in layers.enumerate() {
         let want = want(n);
@@ -134,7 +130,7 @@ fn batches_do_not_change_vectors() {
 fn weights_of_another_model_are_refused() {
     let Some(files) = files() else { return };
     let tokens = tokens(&files, &["one"]);
-    let other = Arc::new(Safetensors::open(path()).expect("a file without weights"));
+    let other = Safetensors::open(path()).expect("a file without weights");
     let error = Model::new(&gpu(), &other, &tokens).map(|_| ()).expect_err("no weights").to_string();
     assert!(error.starts_with("no tensor `encoder.layer.0.attention.self.query.weight` in "), "{error}");
 
@@ -146,7 +142,7 @@ fn weights_of_another_model_are_refused() {
         (format!("encoder.layer.0.attention.{part}.weight"), view)
     });
     let small = serialize(small, None).expect("a file");
-    let small = Arc::new(Safetensors::from_bytes("small", small).expect("a file"));
+    let small = Safetensors::from_bytes("small", small).expect("a file");
     let error = Model::new(&gpu(), &small, &tokens).map(|_| ()).expect_err("another size").to_string();
     assert_eq!(
         error,

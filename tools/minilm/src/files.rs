@@ -4,7 +4,6 @@ use std::error::Error;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 
 use memmap2::Mmap;
 use sha2::{Digest, Sha256};
@@ -27,7 +26,7 @@ const FILES: [(&str, &str); 3] = [VOCABULARY, TOKENIZER, MODEL];
 /// The model's files, in memory as the operating system pages them in.
 pub struct Files {
     pub folder: PathBuf,
-    pub weights: Arc<Safetensors>,
+    pub weights: Safetensors,
     pub tokenizer: Mmap,
 }
 
@@ -47,7 +46,7 @@ impl Files {
     /// Those of a folder, whatever they are.
     pub fn open(folder: &Path) -> Result<Self, Box<dyn Error>> {
         Ok(Files {
-            weights: Arc::new(Safetensors::open(folder)?),
+            weights: Safetensors::open(folder)?,
             tokenizer: map(&folder.join(TOKENIZER.0))?,
             folder: folder.to_path_buf(),
         })
