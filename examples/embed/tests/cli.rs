@@ -52,6 +52,16 @@ fn texts_that_are_none() {
     assert_eq!(refused(&["--repeat", "0"]), "--repeat and --top are at least 1");
     assert!(refused(&["--top", "x"]).contains("cannot parse argument \"x\""));
     assert!(refused(&["--nothing"]).ends_with("see --help"));
+    let marked = file("marked.txt", b"\xef\xbb\xbf\n \n");
+    assert_eq!(refused(&[&marked]), format!("{marked} is empty: it needs a sentence on a line"));
+    // Search in a file of nothing.
+    let nothing = file("nothing.txt", b"");
+    assert_eq!(
+        refused(&["--search", "a query", &nothing]),
+        format!("{nothing} is empty: it needs a sentence on a line")
+    );
+    let late = file("late.txt", b"a sentence\n\xff\n");
+    assert_eq!(refused(&["--search", "a query", &late]), format!("{late} is not UTF-8 text"));
 }
 
 #[test]
@@ -109,4 +119,53 @@ fn weights_that_cannot_be_downloaded() {
     assert!(error.contains(by_hand), "{error}");
     let left = fs::read_dir(folder.path().join("all-MiniLM-L6-v2")).expect("a folder").count();
     assert_eq!(left, 0, "nothing is left of it");
+}
+
+#[test]
+fn files_that_cannot_be_written() {
+    let folder = TempDir::new().expect("a folder");
+    let name = |name: &str| folder.path().join(name).display().to_string();
+    let inside = folder.path().display().to_string();
+    for option in ["--out", "--picture"] {
+        let error = refused(&[option, &name("no/such"), "a sentence"]);
+        assert_eq!(error, format!("{option}: there is no folder {}", name("no")));
+        let error = refused(&[option, &inside, "a sentence"]);
+        assert_eq!(error, format!("{option} is a file's name, {inside} is a folder"));
+    }
+    let error = refused(&["--picture", &name("x.png"), "--search", "a query", "a sentence"]);
+    assert!(error.starts_with("--picture draws the table of cosines, which --search leaves out"), "{error}");
+    let many = name("many.txt");
+    fs::write(&many, "a sentence\n".repeat(501)).expect("written");
+    let error = refused(&["--picture", &name("x.png"), &many]);
+    assert_eq!(error, "--picture has room for 500 sentences, these are 501; --out keeps all vectors");
+    assert!(!folder.path().join("x.png").exists());
+}
+
+#[cfg(unix)]
+#[test]
+fn arguments_that_are_no_text() {
+    use std::os::unix::ffi::OsStrExt;
+    let bad = std::ffi::OsStr::from_bytes(b"a sentence \xff");
+    for option in [None, Some("--sentence"), Some("--search"), Some("--top")] {
+        let error = refusal(embed().args(option).arg(bad), false);
+        assert!(error.contains("invalid unicode"), "{error}");
+    }
+    // Names of files need not be text.
+    let folder = TempDir::new().expect("a folder");
+    let path = folder.path().join(bad);
+    fs::write(&path, " ").expect("written");
+    assert!(refusal(embed().arg(&path), false).ends_with("is empty: it needs a sentence on a line"));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_reader_that_has_enough() {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let output = embed().arg("--help").stdout(writer).output().expect("it runs");
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").expect("open");
+    let output = embed().arg("--help").stdout(full).output().expect("it runs");
+    assert!(!output.status.success());
+    assert!(String::from_utf8_lossy(&output.stderr).starts_with("error: "), "{output:?}");
 }
