@@ -39,7 +39,7 @@ export async function sizeAt(url) {
 }
 
 export async function download(url, progress) {
-  const response = await fetch(url);
+  const response = await fetch(url).catch((e) => { throw new Error(`the server does not answer for ${url}: ${e.message}`); });
   if (!response.ok) throw new Error(`the server answers ${response.status} for ${url}`);
   // What is packed on the way has another length when it arrives.
   const size = response.headers.has('content-encoding') ? 0 : Number(response.headers.get('content-length'));

@@ -303,10 +303,41 @@ async function test(browser, url) {
   const model = modelFolder();
   const press = () => browser.evaluate(`document.getElementById('from-files').click()`);
   await pick('tokenizer', join(model, 'tokenizer.json'));
-  await pick('weights', join(model, 'tokenizer.json'));
-  await press();
-  const refusal = await browser.until('trouble', /no usable safetensors file/, 60);
-  check('a file that is no model is refused, and nothing is lost', await browser.evaluate(`!document.getElementById('run').disabled`), refusal);
+  const usable = () => browser.evaluate(`!document.getElementById('run').disabled && !document.getElementById('from-files').disabled`);
+  const part = (name, bytes) => {
+    writeFileSync(join(data, name), bytes);
+    return join(data, name);
+  };
+  const whole = readFileSync(join(model, 'model.safetensors'));
+  for (const [what, weights, tokenizer, pattern] of [
+    ['a file that is no model', join(model, 'tokenizer.json'), '', /^tokenizer\.json is no usable safetensors file: /],
+    ['an empty file', part('empty.safetensors', ''), '', /^empty\.safetensors is no usable safetensors file: /],
+    ['a file that is cut off', part('cut.safetensors', whole.subarray(0, whole.length - 1)), '', /^cut\.safetensors is no usable safetensors file: .*downloaded whole/],
+    ['another model', STORED, '', /^no tensor `encoder\.layer\.0\.attention\.self\.query\.weight` in encoder_minilm_default\.safetensors/],
+    ['a tokenizer that is none', STORED, part('none.json', '{}'), /^tokenizer\.json is unusable: /],
+    ['a tokenizer that is cut off', STORED, part('cut.json', readFileSync(join(model, 'tokenizer.json')).subarray(0, 1000)), /^tokenizer\.json is unusable: /],
+  ]) {
+    await pick('tokenizer', tokenizer || join(model, 'tokenizer.json'));
+    await pick('weights', weights);
+    await press();
+    const refusal = await browser.until('trouble', pattern, 60);
+    await browser.until('status', /^That did not work/, 10);
+    check(`${what} is refused, and nothing is lost`, await usable(), refusal);
+  }
+  // A server that fails after it has said how much there is.
+  for (const [what, response, pattern] of [
+    ['a connection that breaks', `new Response('12345', { headers: { 'content-length': '9' } })`, /^5 of 9 bytes came: the connection broke/],
+    ['a server that has the file no more', `new Response('', { status: 404 })`, /^the server answers 404 for model\/tokenizer\.json/],
+    ['no network', `Promise.reject(new TypeError('Failed to fetch'))`, /^the server does not answer for model\/tokenizer\.json: Failed to fetch/],
+  ]) {
+    await browser.evaluate(`globalThis.kept ??= fetch; globalThis.fetch = async () => ${response}; document.getElementById('from-server').click()`);
+    const refusal = await browser.until('trouble', pattern, 60);
+    await browser.until('status', /^That did not work/, 10);
+    check(`${what} is said, and nothing is lost`, await usable(), refusal);
+  }
+  await browser.evaluate(`{ globalThis.fetch = kept; const it = document.getElementById('sentences'); it.value = ' \\n '; it.dispatchEvent(new Event('input')); }`);
+  check('without a sentence nothing is run', await browser.evaluate(`document.getElementById('run').disabled`));
+  await pick('tokenizer', join(model, 'tokenizer.json'));
   await pick('weights', join(model, 'model.safetensors'));
   await press();
   await browser.until('status', /^The model is ready/);

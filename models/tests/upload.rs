@@ -229,3 +229,23 @@ fn layers_that_do_not_fit_together() {
     let error = AttentionTensors::new(&file(&short, Dtype::BF16), naming, 3).map(|_| ()).expect_err("no fit");
     assert!(error.to_string().contains("has shape [31], the model needs [32]"), "{error}");
 }
+
+#[test]
+fn what_a_lost_device_or_an_operator_does_not_take() {
+    let gpu = gpu();
+    let file = file(
+        &[("deep".into(), vec![1, 1, 1, 2, 2], noise(16)), ("x".into(), vec![4], noise(16))],
+        Dtype::F32,
+    );
+    let deep = upload(&gpu, &file.tensor("deep").expect("there")).expect("a buffer");
+    let error = deep.view().expect_err("five dimensions").to_string();
+    assert_eq!(
+        error,
+        "`deep` has shape [1, 1, 1, 2, 2], the model needs at most four dimensions: is this the right model's file?"
+    );
+    gpu.device().destroy();
+    let x = file.tensor("x").expect("there");
+    for got in [upload(&gpu, &x), upload_f32(&gpu, &x)] {
+        assert!(matches!(got, Err(Error::Device(wgpu_attention::Error::DeviceLost(_)))), "{got:?}");
+    }
+}

@@ -11,6 +11,7 @@ mod mpi;
 mod package;
 mod process;
 mod repo;
+mod terminal;
 mod web;
 
 use std::env;
@@ -23,7 +24,7 @@ use repo::Repo;
 
 type Main = fn(&Repo, Vec<OsString>) -> Result;
 
-const COMMANDS: [(&str, Main); 8] = [
+const COMMANDS: [(&str, Main); 9] = [
     ("browser", browser::main),
     ("dawn", dawn::main),
     ("drivers", drivers::main),
@@ -31,6 +32,7 @@ const COMMANDS: [(&str, Main); 8] = [
     ("gpu-report", gpu_report::main),
     ("mpi", mpi::main),
     ("package", package::main),
+    ("terminal", terminal::main),
     ("web", web::main),
 ];
 

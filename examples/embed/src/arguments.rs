@@ -2,10 +2,13 @@
 
 use std::error::Error;
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use lexopt::prelude::{Long, Short, Value, ValueExt};
 use minilm::SENTENCES;
+
+use crate::picture::MOST;
 
 const HELP: &str = "\
 Sentence embeddings of all-MiniLM-L6-v2 on the GPU.
@@ -19,6 +22,7 @@ options:
   --search QUERY   the sentences nearest to QUERY instead of a table of cosines
   --top N          how many of them [default: 5]
   --out PATH       the vectors, as a safetensors file
+  --picture PATH   the table of cosines, as a PNG
   --sentence TEXT  a sentence, even if there is a file of that name
   --model FOLDER   model.safetensors and tokenizer.json from FOLDER, digests unchecked
   --repeat N       compute N times, for the speed without compilation [default: 1]
@@ -34,19 +38,21 @@ pub struct Arguments {
     pub search: Option<String>,
     pub top: usize,
     pub out: Option<PathBuf>,
+    pub picture: Option<PathBuf>,
     pub model: Option<PathBuf>,
     pub repeat: usize,
 }
 
 impl Arguments {
     /// `None` if help was asked for and given.
-    pub fn read() -> Result<Option<Self>, Box<dyn Error>> {
+    pub fn read(to: &mut impl Write) -> Result<Option<Self>, Box<dyn Error>> {
         let mut this = Arguments {
             texts: Vec::new(),
             default_sentences: false,
             search: None,
             top: 5,
             out: None,
+            picture: None,
             model: None,
             repeat: 1,
         };
@@ -54,12 +60,13 @@ impl Arguments {
         while let Some(argument) = parser.next()? {
             match argument {
                 Short('h') | Long("help") => {
-                    println!("{HELP}");
+                    writeln!(to, "{HELP}")?;
                     return Ok(None);
                 }
                 Long("search") => this.search = Some(sentence(parser.value()?.string()?, "--search")?),
                 Long("top") => this.top = parser.value()?.parse()?,
                 Long("out") => this.out = Some(parser.value()?.into()),
+                Long("picture") => this.picture = Some(parser.value()?.into()),
                 Long("sentence") => this.texts.push(sentence(parser.value()?.string()?, "--sentence")?),
                 Long("model") => this.model = Some(parser.value()?.into()),
                 Long("repeat") => this.repeat = parser.value()?.parse()?,
@@ -77,9 +84,32 @@ impl Arguments {
         if this.repeat == 0 || this.top == 0 {
             return Err("--repeat and --top are at least 1".into());
         }
+        if this.picture.is_some() && this.search.is_some() {
+            return Err(
+                "--picture draws the table of cosines, which --search leaves out: give one of the two".into(),
+            );
+        }
+        // Better now than after the work.
+        for (option, path) in [("--out", &this.out), ("--picture", &this.picture)] {
+            let Some(path) = path else { continue };
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
+                return Err(format!("{option}: there is no folder {}", folder.display()).into());
+            }
+            if path.is_dir() || path.file_name().is_none() {
+                return Err(format!("{option} is a file's name, {} is a folder", path.display()).into());
+            }
+        }
         if this.texts.is_empty() {
             this.default_sentences = this.search.is_none();
             this.texts = SENTENCES.map(str::to_owned).to_vec();
+        }
+        if this.picture.is_some() && this.texts.len() > MOST {
+            let n = this.texts.len();
+            return Err(format!(
+                "--picture has room for {MOST} sentences, these are {n}; --out keeps all vectors"
+            )
+            .into());
         }
         Ok(Some(this))
     }
@@ -109,6 +139,8 @@ fn lines(path: &Path) -> Result<Vec<String>, Box<dyn Error>> {
     let shown = path.display();
     let bytes = fs::read(path).map_err(|e| format!("cannot read {shown}: {e}"))?;
     let text = String::from_utf8(bytes).map_err(|_| format!("{shown} is not UTF-8 text"))?;
+    // Some editors put a mark of the encoding first.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
     let lines: Vec<String> =
         text.lines().map(str::trim).filter(|l| !l.is_empty()).map(str::to_owned).collect();
     if lines.is_empty() {

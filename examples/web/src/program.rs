@@ -1,7 +1,6 @@
 //! What the page calls.
 
 use std::error::Error;
-use std::sync::Arc;
 
 use minilm::{HEADS, LAYERS, LONGEST, Maps, Model, Tokenizer, Tokens, WIDTH, cosine};
 use wasm_bindgen::JsError;
@@ -44,7 +43,7 @@ pub async fn load(name: String, weights: Vec<u8>, tokenizer: Vec<u8>) -> Result<
     std::panic::set_hook(Box::new(|info| panicked(&info.to_string())));
     // Before a device is asked for: files can be wrong.
     let tokenizer = Tokenizer::new(&tokenizer).and_then(|t| t.truncated(LONGEST)).map_err(error)?;
-    let weights = Arc::new(Safetensors::from_bytes(name, weights)?);
+    let weights = Safetensors::from_bytes(name, weights)?;
     let gpu = Gpu::new_async().await?;
     gpu.device().set_device_lost_callback(|reason, message| {
         if reason != wgpu::DeviceLostReason::Destroyed {

