@@ -5,27 +5,17 @@ use wgpu_attention::{
     AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward, AttentionalBackward,
     AttentionalForward, AttentionalVector, DType, DeviceMask, FeatureMap, KernelForm, Linear,
     LinearAttention, LinearBackward, LinearConfig, LinearForward, LinearState, LocalAttention, LocalBackward,
-    LocalConfig, LocalForward, PositionPredictor, PredictorBackward, PredictorForward, RandomFeatures,
-    Scratch, Shape, Tuning, UpdateRule, WeightNorm, WeightNormBackward, WeightNormForward,
+    LocalConfig, LocalForward, PositionPredictor, PredictorBackward, PredictorForward, RandomFeatures, Shape,
+    Tuning, UpdateRule, WeightNorm, WeightNormBackward, WeightNormForward,
 };
 
 use crate::arena::{Buf, Window, view};
 use crate::call::{faults, float, judge, largest, settle};
 use crate::choices::Choices;
 use crate::gradients::at;
-use crate::low_rank::recorded;
 use crate::masks::MaskSpec;
+use crate::operands::{record, recorded};
 use crate::world::{Outcome, World, refused};
-
-/// In an encoder's own pass or in the caller's.
-macro_rules! record {
-    ($operator:expr, $forward:ident, $in_pass:ident, $call:expr) => {
-        |encoder: &mut wgpu::CommandEncoder, scratch: &mut Scratch, pass: bool| match pass {
-            true => $operator.$in_pass(&mut encoder.begin_compute_pass(&Default::default()), $call, scratch),
-            false => $operator.$forward(encoder, $call, scratch),
-        }
-    };
-}
 
 /// Spoils so many of the windows.
 fn spoil(c: &mut Choices, reads: &mut [Window], writes: &mut [Window]) {

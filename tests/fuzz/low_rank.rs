@@ -2,42 +2,16 @@
 
 use wgpu_attention::reference::{self, LengthProjections, Options, Real};
 use wgpu_attention::{
-    Config, DType, Error, Linformer, LinformerBackward, LinformerForward, LshAttention, LshBackward,
-    LshConfig, LshForward, RadixSort, Scratch, Shape, Sort,
+    Config, DType, Linformer, LinformerBackward, LinformerForward, LshAttention, LshBackward, LshConfig,
+    LshForward, RadixSort, Shape, Sort,
 };
 
 use crate::arena::{Buf, Window, view};
-use crate::call::{Memory, faults, float, judge, largest, refused_alike, scratch_for, settle};
+use crate::call::{faults, float, judge, largest};
 use crate::choices::Choices;
 use crate::gradients::at;
+use crate::operands::recorded;
 use crate::world::{Outcome, World, refused};
-
-/// Elements of a window up to which a call is run.
-const MOST: usize = 4000;
-
-fn small(all: &[Window]) -> bool {
-    all.iter().all(|w| w.count() < MOST)
-}
-
-/// Gives a call the scratch that it needs, records it and looks after what becomes of it.
-pub fn recorded(
-    world: &mut World,
-    c: &mut Choices,
-    size: Result<wgpu_attention::ScratchSize, Error>,
-    (all, writes, tame): (&[Window], &[Window], bool),
-    record: impl FnOnce(&mut wgpu::CommandEncoder, &mut Scratch, bool) -> Result<(), Error>,
-) -> Result<Outcome, String> {
-    let pass = c.one_in(3);
-    let (memory, mut scratch) = scratch_for(world, Memory::new(c), &size)?;
-    let mut encoder = world.encoder();
-    let result = record(&mut encoder, &mut scratch, pass);
-    refused_alike(&size, &result)?;
-    if memory == Memory::Foreign && result.is_ok() {
-        world.abandon(encoder)?;
-        return Ok(Outcome::Accepted);
-    }
-    settle(world, result, encoder, &mut scratch, all, writes, [small(all), tame])
-}
 
 pub fn linformer(
     world: &mut World,

@@ -25,8 +25,10 @@ mod host;
 mod layers;
 mod low_rank;
 mod masks;
+mod operands;
 mod positions;
 mod products;
+mod rows;
 mod world;
 
 #[path = "../harness/case.rs"]
@@ -66,7 +68,7 @@ use std::time::{Duration, Instant};
 use choices::Choices;
 use world::{Outcome, World};
 
-const FAMILIES: u64 = 110;
+const FAMILIES: u64 = 129;
 const BLOCK: u64 = 20_000;
 /// Failures after which there is nothing more to learn.
 const ENOUGH: usize = 10;
@@ -76,7 +78,7 @@ const STUCK: Duration = Duration::from_secs(240);
 type Subject = fn(&mut World, &mut Choices, &mut Choices, &mut String) -> Result<Outcome, String>;
 
 /// What is called, and in how many families.
-const SUBJECTS: [(&str, u64, Subject); 26] = [
+const SUBJECTS: [(&str, u64, Subject); 34] = [
     ("forward", 24, attention::forward),
     ("classify", 4, attention::classify),
     ("project", 4, products::project),
@@ -101,6 +103,14 @@ const SUBJECTS: [(&str, u64, Subject); 26] = [
     ("local attention", 5, additive::local),
     ("predicted positions", 1, additive::predictor),
     ("weight norm", 1, additive::weight_norm),
+    ("quantized projection", 4, products::quantized),
+    ("quantized rows", 1, products::quantized_rows),
+    ("norm", 4, rows::norm),
+    ("pointwise", 3, rows::pointwise),
+    ("embedding", 2, rows::embedding),
+    ("mean pool", 2, rows::mean_pool),
+    ("log-softmax", 2, rows::log_softmax),
+    ("top-k", 1, rows::top_k),
     // These compile nothing.
     ("reference", 2, host::stages),
     ("views", 1, host::views),
