@@ -29,6 +29,7 @@ mod operands;
 mod positions;
 mod products;
 mod rows;
+mod stacks;
 mod world;
 
 #[path = "../harness/case.rs"]
@@ -68,7 +69,7 @@ use std::time::{Duration, Instant};
 use choices::Choices;
 use world::{Outcome, World};
 
-const FAMILIES: u64 = 129;
+const FAMILIES: u64 = 143;
 const BLOCK: u64 = 20_000;
 /// Failures after which there is nothing more to learn.
 const ENOUGH: usize = 10;
@@ -78,7 +79,7 @@ const STUCK: Duration = Duration::from_secs(240);
 type Subject = fn(&mut World, &mut Choices, &mut Choices, &mut String) -> Result<Outcome, String>;
 
 /// What is called, and in how many families.
-const SUBJECTS: [(&str, u64, Subject); 34] = [
+const SUBJECTS: [(&str, u64, Subject); 38] = [
     ("forward", 24, attention::forward),
     ("classify", 4, attention::classify),
     ("project", 4, products::project),
@@ -111,6 +112,10 @@ const SUBJECTS: [(&str, u64, Subject); 34] = [
     ("mean pool", 2, rows::mean_pool),
     ("log-softmax", 2, rows::log_softmax),
     ("top-k", 1, rows::top_k),
+    ("encoder", 4, stacks::encoder),
+    ("encoder backward", 4, stacks::encoder_backward),
+    ("decoder", 4, stacks::decoder),
+    ("decoder steps", 2, stacks::decoder_steps),
     // These compile nothing.
     ("reference", 2, host::stages),
     ("views", 1, host::views),

@@ -252,7 +252,8 @@ impl Operands {
     }
 }
 
-fn small(all: &[Window]) -> bool {
+/// Whether a call is run.
+pub fn small(all: &[Window]) -> bool {
     all.iter().all(|w| w.count() < MOST)
 }
 
