@@ -69,7 +69,7 @@ use std::time::{Duration, Instant};
 use choices::Choices;
 use world::{Outcome, World};
 
-const FAMILIES: u64 = 143;
+const FAMILIES: u64 = 140;
 const BLOCK: u64 = 20_000;
 /// Failures after which there is nothing more to learn.
 const ENOUGH: usize = 10;
@@ -112,9 +112,9 @@ const SUBJECTS: [(&str, u64, Subject); 38] = [
     ("mean pool", 2, rows::mean_pool),
     ("log-softmax", 2, rows::log_softmax),
     ("top-k", 1, rows::top_k),
-    ("encoder", 4, stacks::encoder),
-    ("encoder backward", 4, stacks::encoder_backward),
-    ("decoder", 4, stacks::decoder),
+    ("encoder", 3, stacks::encoder),
+    ("encoder backward", 3, stacks::encoder_backward),
+    ("decoder", 3, stacks::decoder),
     ("decoder steps", 2, stacks::decoder_steps),
     // These compile nothing.
     ("reference", 2, host::stages),

@@ -186,21 +186,22 @@ impl Operands {
         self.reads.iter().chain(&self.writes).flatten().copied().collect()
     }
 
-    /// Gives a call the scratch that it needs, records it and looks after what becomes of it. `judged` says whether its
-    /// results are then judged, if its tensors let them.
+    /// Gives a call, which reads `others` too, the scratch that it needs, records it and looks after what becomes of it. `judged` says
+    /// whether its results are then judged, if its tensors let them.
     pub fn recorded(
         &self,
         world: &mut World,
         c: &mut Choices,
         size: Result<ScratchSize, Error>,
-        judged: bool,
+        (judged, others): (bool, &[Window]),
         record: impl FnOnce(&mut wgpu::CommandEncoder, &mut Scratch, bool) -> Result<(), Error>,
     ) -> Result<Outcome, String> {
-        let (all, writes) = (self.all(), self.writes.iter().flatten().copied().collect::<Vec<_>>());
+        let (mut all, writes) = (self.all(), self.writes.iter().flatten().copied().collect::<Vec<_>>());
+        all.extend(others);
         recorded(world, c, size, (&all, &writes, judged && self.is_tame()), record)
     }
 
-    /// As [`recorded`](Self::recorded), of a call without scratch that reads `others` too.
+    /// As [`recorded`](Self::recorded), of a call without scratch.
     pub fn recorded_plain(
         &self,
         world: &mut World,
@@ -250,6 +251,11 @@ impl Operands {
         let tolerance = Tolerance::gradient(&naive, &want, magnitude + f64::from(most), EPSILON_F32);
         judge_within(what, world, window, &want, tolerance)
     }
+}
+
+/// What the reference refuses, no call may have been accepted of.
+pub fn refuses(e: Error) -> String {
+    format!("the reference refuses it: {e}")
 }
 
 /// Whether a call is run.

@@ -11,7 +11,7 @@ use wgpu_attention::{
 use crate::arena::Buf;
 use crate::call::{float, largest};
 use crate::choices::Choices;
-use crate::operands::{Operands, record, record_plain};
+use crate::operands::{Operands, record, record_plain, refuses};
 use crate::world::{Outcome, World, refused};
 
 fn form(f: &mut Choices) -> Tuning {
@@ -26,11 +26,6 @@ fn rows(c: &mut Choices) -> [usize; 4] {
 /// An option that is right, most of the time.
 fn option(c: &mut Choices, right: &[f64]) -> f64 {
     if c.one_in(16) { c.float().into() } else { c.pick(right) }
-}
-
-/// What the reference refuses, no call may have been accepted of.
-fn refuses(e: wgpu_attention::Error) -> String {
-    format!("the reference refuses it: {e}")
 }
 
 pub fn norm(
@@ -88,7 +83,7 @@ pub fn norm(
             .d_bias(t.asked(2))
             .accumulate(accumulates);
         let size = operator.backward_scratch_size(&call);
-        t.recorded(world, c, size, true, record!(operator, backward, backward_in_pass, &call))?
+        t.recorded(world, c, size, (true, &[]), record!(operator, backward, backward_in_pass, &call))?
     } else {
         t.recorded_plain(world, c, (true, &[]), record_plain!(operator, forward, forward_in_pass, &call))?
     };
@@ -246,7 +241,7 @@ pub fn embedding(
         let call = EmbeddingBackward::new(t.read(0), t.read(1), t.written(0));
         let call = call.scale(scale).accumulate(accumulates);
         let size = operator.backward_scratch_size(&call);
-        t.recorded(world, c, size, tame, record!(operator, backward, backward_in_pass, &call))?
+        t.recorded(world, c, size, (tame, &[]), record!(operator, backward, backward_in_pass, &call))?
     } else {
         let call = EmbeddingForward::new(t.read(0), t.read(1), t.written(0));
         let call = call.scale(scale).accumulate(accumulates);

@@ -21,7 +21,7 @@ use crate::choices::Choices;
 use crate::gradients::at;
 use crate::layer_options::LayerOptions;
 use crate::masks::MaskSpec;
-use crate::operands::{record, recorded, small};
+use crate::operands::{record, recorded, refuses, small};
 use crate::random::Rng;
 use crate::world::{Outcome, World, refused};
 
@@ -422,11 +422,6 @@ impl Stack {
         let last = self.final_norm.map(|part| part.host::<R>(data));
         with(&layers, last.as_ref().map(HostPart::norm).as_ref())
     }
-}
-
-/// What the reference refuses, no call may have been accepted of.
-fn refuses(e: Error) -> String {
-    format!("the reference refuses it: {e}")
 }
 
 /// One call of an encoder.
