@@ -1,6 +1,5 @@
 //! Small cases of what stands around attention: embeddings, means of rows, logits, norms, activations, quantised weights, sorts.
 
-use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{self, Real, activate, activation_slope, widen};
 use wgpu_attention::{
     Activation, DType, Embedding, EmbeddingBackward, EmbeddingForward, Error, KernelForm, LogSoftmax,
@@ -10,7 +9,7 @@ use wgpu_attention::{
     TopKForward, Tuning, WeightNorm, WeightNormBackward, WeightNormForward,
 };
 
-use super::case::{Judged, widened};
+use super::case::Judged;
 use super::device::Profile;
 use super::memory::{Values, stored};
 use super::random::Rng;
@@ -37,8 +36,8 @@ async fn judged(
     (exact, naive, dtype): (Vec<f64>, Vec<f32>, DType),
     terms: f64,
 ) -> Result<f64, String> {
-    let tolerance = Tolerance::gradient(&widened(&naive, dtype), &exact, 4.0 * terms, EPSILON_F32);
-    Judged { want: exact, tolerance }.judge(&got.download_async("a result", profile).await?)
+    let judged = Judged::gradient([exact, widen(&naive)], None, dtype, 4.0 * terms);
+    judged.judge(&got.download_async("a result", profile).await?)
 }
 
 fn refused(error: Error) -> String {
