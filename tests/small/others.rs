@@ -97,12 +97,19 @@ impl Other {
     /// Whether it is what models have around attention, or a stack of their layers.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn is_of_models(&self) -> bool {
-        match self {
-            Other::Embedding(_) | Other::MeanPool(_) | Other::Logits(_) | Other::Norm(..) => true,
-            Other::Pointwise(..) | Other::Quantized(..) | Other::RadixSort | Other::WeightNorm(_) => true,
-            Other::Encoder(_) | Other::Decoder(..) => true,
-            _ => false,
-        }
+        matches!(
+            self,
+            Other::Embedding(_)
+                | Other::MeanPool(_)
+                | Other::Logits(_)
+                | Other::Norm(..)
+                | Other::Pointwise(..)
+                | Other::Quantized(..)
+                | Other::RadixSort
+                | Other::WeightNorm(_)
+                | Other::Encoder(_)
+                | Other::Decoder(..)
+        )
     }
 
     /// The largest error over tolerance.
