@@ -69,7 +69,7 @@ use std::time::{Duration, Instant};
 use choices::Choices;
 use world::{Outcome, World};
 
-const FAMILIES: u64 = 140;
+const FAMILIES: u64 = 142;
 const BLOCK: u64 = 20_000;
 /// Failures after which there is nothing more to learn.
 const ENOUGH: usize = 10;
@@ -107,8 +107,8 @@ const SUBJECTS: [(&str, u64, Subject); 38] = [
     ("quantized projection", 4, products::quantized),
     ("quantized rows", 1, products::quantized_rows),
     ("norm", 4, rows::norm),
-    ("pointwise", 3, rows::pointwise),
-    ("embedding", 2, rows::embedding),
+    ("pointwise", 4, rows::pointwise),
+    ("embedding", 3, rows::embedding),
     ("mean pool", 2, rows::mean_pool),
     ("log-softmax", 2, rows::log_softmax),
     ("top-k", 1, rows::top_k),
