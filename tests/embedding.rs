@@ -2,11 +2,10 @@
 
 use std::fmt;
 
-use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{self, widen};
 use wgpu_attention::{DType, Embedding, EmbeddingBackward, EmbeddingForward, Error, Scratch, TensorView};
 
-use crate::harness::case::{largest, widened};
+use crate::harness::case::largest;
 use crate::harness::run::{Layout, Placed};
 use crate::harness::{Judged, Profile, Report, Rng, Values, defaults, full, rest, stored};
 
@@ -40,8 +39,7 @@ impl Case {
     fn random(seed: u64) -> Self {
         let rng = &mut Rng::new(seed ^ 0xe1b3_dd10);
         let profile = if rng.chance(0.3) { defaults() } else { full() };
-        let floats: &[DType] =
-            if profile.f16 { &[DType::F32, DType::F16, DType::BF16] } else { &[DType::F32, DType::BF16] };
+        let floats = profile.floats();
         let window = Layout::Window(rng.word());
         Case {
             profile,
@@ -94,23 +92,15 @@ impl Case {
         let mut results = Vec::new();
         for _ in 0..2 {
             let input = Placed::input(profile, Values::Floats(given.0), given.1, places[given.2]);
-            let output = if self.accumulates {
-                Placed::holding(profile, before, dtype, places[to])
-            } else {
-                Placed::output(profile, dtype, places[to])
-            };
+            let output = Placed::gradient(profile, before, (dtype, places[to]), self.accumulates);
             run(&operator, &ids, &input, &output)?;
             results.push(pollster::block_on(output.download_async("a result", profile))?);
         }
         if results[0] != results[1] {
             return Err("other numbers the second time".into());
         }
-        let before = |n: usize| if self.accumulates { f64::from(before[n]) } else { 0.0 };
-        let [want, naive] =
-            truth.map(|t| -> Vec<f64> { t.iter().enumerate().map(|(n, x)| x + before(n)).collect() });
-        let naive: Vec<f32> = naive.iter().map(|x| *x as f32).collect();
-        let tolerance = Tolerance::gradient(&widened(&naive, dtype), &want, magnitude + 4.0, EPSILON_F32);
-        Judged { want, tolerance }.judge(&results[0])
+        let before = self.accumulates.then_some(before);
+        Judged::gradient(truth, before, dtype, magnitude + 4.0).judge(&results[0])
     }
 
     fn forward(&self) -> Result<f64, String> {

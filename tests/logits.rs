@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{self, widen};
 use wgpu_attention::{
     DType, KernelForm, LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward, TensorView, TopK, TopKForward,
@@ -11,7 +10,7 @@ use wgpu_attention::{
 
 use crate::harness::case::{largest, widened};
 use crate::harness::run::{Layout, Placed};
-use crate::harness::{FORMS, Judged, Profile, Report, Rng, Values, defaults, full, rest, stored};
+use crate::harness::{FORMS, Judged, Profile, Report, Rng, Values, defaults, full, stored};
 
 struct Case {
     profile: &'static Profile,
@@ -42,8 +41,7 @@ impl Case {
     fn random(form: KernelForm, seed: u64) -> Self {
         let rng = &mut Rng::new(seed ^ 0x1091_75aa);
         let profile = if rng.chance(0.3) { defaults() } else { full() };
-        let floats: &[DType] =
-            if profile.f16 { &[DType::F32, DType::F16, DType::BF16] } else { &[DType::F32, DType::BF16] };
+        let floats = profile.floats();
         let first = rng.pick(floats);
         let second = if rng.chance(0.5) { first } else { rng.pick(floats) };
         let window = Layout::Window(rng.word());
@@ -113,11 +111,7 @@ impl Case {
             let [out_at, d_out_at, d_x_at] = layout.places([shape; 3]);
             let out = Placed::input(profile, Values::Floats(&out), own, out_at);
             let d_out = Placed::input(profile, Values::Floats(&d_out), other, d_out_at);
-            let d_x = if self.accumulates {
-                Placed::holding(profile, &before, other, d_x_at)
-            } else {
-                Placed::output(profile, other, d_x_at)
-            };
+            let d_x = Placed::gradient(profile, &before, (other, d_x_at), self.accumulates);
             let operator = LogSoftmax::with_pipelines(profile.gpu.pipelines()).tuning(self.tuning());
             let call = LogSoftmaxBackward::new(out.view(), d_out.view(), d_x.view());
             let call = call.accumulate(self.accumulates);
@@ -131,15 +125,12 @@ impl Case {
         let (exact_out, exact_d) = (widen::<f64>(&out), widen::<f64>(&d_out));
         let exact = reference::log_softmax_backward(&exact_out, columns, &exact_d).expect("it fits");
         let naive = reference::log_softmax_backward(&out, columns, &d_out).expect("it fits");
-        let before = |n: usize| if self.accumulates { before[n] } else { 0.0 };
-        let want: Vec<f64> = exact.iter().enumerate().map(|(n, d)| d + f64::from(before(n))).collect();
-        let naive: Vec<f32> = naive.iter().enumerate().map(|(n, d)| d + before(n)).collect();
         let rows = exact_out.chunks_exact(columns).zip(exact_d.chunks_exact(columns));
         let terms = rows
             .map(|(out, d)| largest(out.iter().map(|y| y.exp())) * d.iter().map(|d| d.abs()).sum::<f64>());
         let magnitude = terms.fold(0.0, f64::max) + 8.0;
-        let tolerance = Tolerance::gradient(&widened(&naive, other), &want, magnitude, EPSILON_F32);
-        Judged { want, tolerance }.judge(&got)
+        let before = self.accumulates.then_some(&before[..]);
+        Judged::gradient([exact, widen(&naive)], before, other, magnitude).judge(&got)
     }
 
     /// Of few values, so that many are equal, with zeros of both signs, and with NaN in some rows.
@@ -191,33 +182,19 @@ impl Case {
     }
 }
 
-fn cases(name: &'static str, each: impl Fn(&Case) -> Result<f64, String>) {
-    let mut report = Report::new(name);
-    for form in FORMS {
-        for seed in 0..60 {
-            if seed >= 12 && !rest(&format!("{name} {seed} {form:?}")) {
-                continue;
-            }
-            let case = Case::random(form, seed + if form == KernelForm::Cpu { 1000 } else { 0 });
-            report.record(name, &case, each(&case));
-        }
-    }
-    report.finish();
-}
-
 #[test]
 fn log_softmax_equals_the_reference() {
-    cases("log-softmax", Case::log_softmax);
+    Report::draws("log-softmax", 12, Case::random, Case::log_softmax);
 }
 
 #[test]
 fn gradients_equal_the_reference() {
-    cases("log-softmax backward", Case::backward);
+    Report::draws("log-softmax backward", 12, Case::random, Case::backward);
 }
 
 #[test]
 fn the_largest_are_those_of_the_reference() {
-    cases("top-k", Case::top_k);
+    Report::draws("top-k", 12, Case::random, Case::top_k);
 }
 
 /// As many columns as vocabularies have.

@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{self, Real, widen};
 use wgpu_attention::{
     DType, KernelForm, MeanPool, MeanPoolBackward, MeanPoolForward, PooledRows, TensorView, Tuning,
@@ -10,7 +9,7 @@ use wgpu_attention::{
 
 use crate::harness::case::{largest, widened};
 use crate::harness::run::{Layout, Placed};
-use crate::harness::{FORMS, Judged, Profile, Report, Rng, Values, defaults, full, rest, stored};
+use crate::harness::{Judged, Profile, Report, Rng, Values, defaults, full, stored};
 
 /// Which rows, on the host.
 #[derive(Clone, Debug)]
@@ -52,8 +51,7 @@ impl Case {
     fn random(form: KernelForm, seed: u64) -> Self {
         let rng = &mut Rng::new(seed ^ 0x3ea2_9001);
         let profile = if rng.chance(0.3) { defaults() } else { full() };
-        let floats: &[DType] =
-            if profile.f16 { &[DType::F32, DType::F16, DType::BF16] } else { &[DType::F32, DType::BF16] };
+        let floats = profile.floats();
         let first = rng.pick(floats);
         let second = if rng.chance(0.6) { first } else { rng.pick(floats) };
         let length = rng.pick(&[1, 5, 33, 200]);
@@ -182,11 +180,7 @@ impl Case {
                     self.layout.places([self.means_shape(), self.shape(), self.means_shape()]);
                 let d_out = Placed::input(profile, Values::Floats(&d_out), dtype, d_out_at);
                 let out = Placed::output(profile, dtype, unused);
-                let d_x = if self.accumulates {
-                    Placed::holding(profile, &before, dtype, d_x_at)
-                } else {
-                    Placed::output(profile, dtype, d_x_at)
-                };
+                let d_x = Placed::gradient(profile, &before, (dtype, d_x_at), self.accumulates);
                 let forward = MeanPoolForward::new(x, rows, out.view()).l2(self.l2);
                 let call = MeanPoolBackward::new(forward, d_out.view(), d_x.view());
                 let call = call.accumulate(self.accumulates);
@@ -205,11 +199,8 @@ impl Case {
             let got = reference::mean_pool_backward(&x, case.features, sequences, case.l2, &d_out);
             got.expect("it fits")
         }
-        let before = |n: usize| if self.accumulates { before[n] } else { 0.0 };
         let exact = truth::<f64>(self, &x, &d_out, &sequences);
         let naive = truth::<f32>(self, &x, &d_out, &sequences);
-        let want: Vec<f64> = exact.iter().enumerate().map(|(n, d)| d + f64::from(before(n))).collect();
-        let naive: Vec<f32> = naive.iter().enumerate().map(|(n, d)| d + before(n)).collect();
         // With l2 two terms are taken from each other, the larger at most |d_out| / |m| each.
         let mut magnitude = largest(widen::<f64>(&d_out));
         if self.l2 {
@@ -224,33 +215,19 @@ impl Case {
             // Of no rows it is divided by 10⁻¹², and goes nowhere.
             magnitude = 2.0 * terms.fold(0.0, f64::max);
         }
-        let tolerance = Tolerance::gradient(&widened(&naive, dtype), &want, magnitude + 4.0, EPSILON_F32);
-        Judged { want, tolerance }.judge(&got)
+        let before = self.accumulates.then_some(&before[..]);
+        Judged::gradient([exact, widen(&naive)], before, dtype, magnitude + 4.0).judge(&got)
     }
-}
-
-fn cases(name: &'static str, each: impl Fn(&Case) -> Result<f64, String>) {
-    let mut report = Report::new(name);
-    for form in FORMS {
-        for seed in 0..60 {
-            if seed >= 12 && !rest(&format!("{name} {seed} {form:?}")) {
-                continue;
-            }
-            let case = Case::random(form, seed + if form == KernelForm::Cpu { 1000 } else { 0 });
-            report.record("mean pool", &case, each(&case));
-        }
-    }
-    report.finish();
 }
 
 #[test]
 fn means_equal_the_reference() {
-    cases("mean pool", Case::forward);
+    Report::draws("mean pool", 12, Case::random, Case::forward);
 }
 
 #[test]
 fn gradients_equal_the_reference() {
-    cases("mean pool backward", Case::backward);
+    Report::draws("mean pool backward", 12, Case::random, Case::backward);
 }
 
 /// The reference's own gradients, by central differences.

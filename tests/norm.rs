@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{self, widen};
 use wgpu_attention::{
     DType, KernelForm, Norm, NormBackward, NormConfig, NormForward, Scratch, TensorView, Tuning,
@@ -10,7 +9,7 @@ use wgpu_attention::{
 
 use crate::harness::case::{largest, widened};
 use crate::harness::run::{Layout, Placed};
-use crate::harness::{FORMS, Judged, Profile, Report, Rng, Values, defaults, full, rest, stored};
+use crate::harness::{FORMS, Judged, Profile, Report, Rng, Values, defaults, full, stored};
 
 /// A norm, its data's shape and types, and what it has.
 struct Case {
@@ -56,8 +55,7 @@ impl Case {
     fn random(form: KernelForm, seed: u64) -> Self {
         let rng = &mut Rng::new(seed ^ 0x0a17_b10c);
         let profile = if rng.chance(0.3) { defaults() } else { full() };
-        let floats: &[DType] =
-            if profile.f16 { &[DType::F32, DType::F16, DType::BF16] } else { &[DType::F32, DType::BF16] };
+        let floats = profile.floats();
         let first = if rng.chance(0.5) { DType::F32 } else { rng.pick(floats) };
         let second = if rng.chance(0.6) { first } else { rng.pick(floats) };
         let window = Layout::Window(rng.word());
@@ -173,11 +171,7 @@ impl Case {
                 let d_out = input(&data.d_out, places[0]);
                 let d_sum = data.d_sum.as_ref().map(|d| input(d, places[1]));
                 let held = |n: usize, place| {
-                    if self.accumulates {
-                        Placed::holding(profile, &data.before[..n], other, place)
-                    } else {
-                        Placed::output(profile, other, place)
-                    }
+                    Placed::gradient(profile, &data.before[..n], (other, place), self.accumulates)
                 };
                 let d_x = held(data.x.len(), places[2]);
                 let d_weight = self.weight.then(|| held(features, vector));
@@ -211,11 +205,9 @@ impl Case {
         let mut worst: f64 = 0.0;
         for (n, got) in got.into_iter().enumerate() {
             let Some(got) = got else { continue };
-            let before = |n: usize| if self.accumulates { data.before[n] } else { 0.0 };
-            let want: Vec<f64> = exact[n].iter().enumerate().map(|(i, x)| x + f64::from(before(i))).collect();
-            let naive: Vec<f32> = naive[n].iter().enumerate().map(|(i, x)| x + before(i)).collect();
-            let tolerance = Tolerance::gradient(&widened(&naive, other), &want, most[n] + 4.0, EPSILON_F32);
-            let judged = Judged { want, tolerance };
+            let truth = [exact[n].clone(), widen(&naive[n])];
+            let before = self.accumulates.then_some(&data.before[..]);
+            let judged = Judged::gradient(truth, before, other, most[n] + 4.0);
             worst = worst.max(judged.judge(&got).map_err(|e| format!("gradient {n}: {e}"))?);
         }
         Ok(worst)
@@ -272,28 +264,14 @@ fn config_centred(config: &NormConfig) -> bool {
     reference::norm(&[1.0f64, 1.0], 2, None, None, config).expect("it fits")[0] == 0.0
 }
 
-fn cases(name: &'static str, each: impl Fn(&Case) -> Result<f64, String>) {
-    let mut report = Report::new(name);
-    for form in FORMS {
-        for seed in 0..60 {
-            if seed >= 8 && !rest(&format!("{name} {seed} {form:?}")) {
-                continue;
-            }
-            let case = Case::random(form, seed + if form == KernelForm::Cpu { 1000 } else { 0 });
-            report.record("norm", &case, each(&case));
-        }
-    }
-    report.finish();
-}
-
 #[test]
 fn rows_equal_the_reference() {
-    cases("norm", Case::forward);
+    Report::draws("norm", 8, Case::random, Case::forward);
 }
 
 #[test]
 fn gradients_equal_the_reference() {
-    cases("norm backward", Case::backward);
+    Report::draws("norm backward", 8, Case::random, Case::backward);
 }
 
 /// The reference's own gradients, by central differences.

@@ -32,8 +32,7 @@ impl Case {
     fn random(activation: Option<Activation>, join: Join, seed: u64) -> Self {
         let rng = &mut Rng::new(seed ^ 0x0901_7715);
         let profile = if rng.chance(0.3) { defaults() } else { full() };
-        let floats: &[DType] =
-            if profile.f16 { &[DType::F32, DType::F16, DType::BF16] } else { &[DType::F32, DType::BF16] };
+        let floats = profile.floats();
         let first = if rng.chance(0.5) { DType::F32 } else { rng.pick(floats) };
         let window = Layout::Window(rng.word());
         Case {
@@ -95,13 +94,7 @@ impl Case {
         let input = |n: usize, dtype| Placed::input(profile, Values::Floats(&data[n]), dtype, places[n]);
         let (x, second, d_out) = (input(0, own), input(1, own), input(2, other));
         let out = Placed::output(profile, other, places[3]);
-        let gradient = |n: usize| {
-            if accumulates {
-                Placed::holding(profile, &data[3], other, places[n])
-            } else {
-                Placed::output(profile, other, places[n])
-            }
-        };
+        let gradient = |n: usize| Placed::gradient(profile, &data[3], (other, places[n]), accumulates);
         let (d_x, d_times) = (gradient(4), gradient(5));
         let times = join == Join::Times;
         let call = self.call(&x, &second, &out);

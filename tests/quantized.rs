@@ -63,8 +63,7 @@ impl Case {
     fn random(form: KernelForm, format: QuantizedFormat, rows: usize, seed: u64) -> Self {
         let rng = &mut Rng::new(seed ^ 0x000b_10c5);
         let profile = if rng.chance(0.3) { defaults() } else { full() };
-        let floats: &[DType] =
-            if profile.f16 { &[DType::F32, DType::F16, DType::BF16] } else { &[DType::F32, DType::BF16] };
+        let floats = profile.floats();
         let first = if rng.chance(0.5) { DType::F32 } else { rng.pick(floats) };
         let window = Layout::Window(rng.word());
         let batch = if rows.is_multiple_of(3) { 3 } else { 1 };

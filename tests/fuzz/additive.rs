@@ -5,38 +5,16 @@ use wgpu_attention::{
     AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward, AttentionalBackward,
     AttentionalForward, AttentionalVector, DType, DeviceMask, FeatureMap, KernelForm, Linear,
     LinearAttention, LinearBackward, LinearConfig, LinearForward, LinearState, LocalAttention, LocalBackward,
-    LocalConfig, LocalForward, PositionPredictor, PredictorBackward, PredictorForward, RandomFeatures,
-    Scratch, Shape, Tuning, UpdateRule, WeightNorm, WeightNormBackward, WeightNormForward,
+    LocalConfig, LocalForward, PositionPredictor, PredictorBackward, PredictorForward, RandomFeatures, Shape,
+    Tuning, UpdateRule, WeightNorm, WeightNormBackward, WeightNormForward,
 };
 
-use crate::arena::{Buf, Window, view};
-use crate::call::{faults, float, judge, largest, settle};
+use crate::arena::{Buf, Window};
+use crate::call::float;
 use crate::choices::Choices;
-use crate::gradients::at;
-use crate::low_rank::recorded;
 use crate::masks::MaskSpec;
+use crate::operands::{Operands, record, record_plain, refuses};
 use crate::world::{Outcome, World, refused};
-
-/// In an encoder's own pass or in the caller's.
-macro_rules! record {
-    ($operator:expr, $forward:ident, $in_pass:ident, $call:expr) => {
-        |encoder: &mut wgpu::CommandEncoder, scratch: &mut Scratch, pass: bool| match pass {
-            true => $operator.$in_pass(&mut encoder.begin_compute_pass(&Default::default()), $call, scratch),
-            false => $operator.$forward(encoder, $call, scratch),
-        }
-    };
-}
-
-/// Spoils so many of the windows.
-fn spoil(c: &mut Choices, reads: &mut [Window], writes: &mut [Window]) {
-    for _ in 0..faults(c) {
-        let n = c.below(reads.len() + writes.len());
-        match n.checked_sub(reads.len()) {
-            Some(n) => writes[n].spoil(c),
-            None => reads[n].spoil(c),
-        }
-    }
-}
 
 fn attention_shape(f: &mut Choices, c: &mut Choices) -> Shape {
     let kv_heads = f.between(1, 2);
@@ -51,11 +29,11 @@ fn attention_shape(f: &mut Choices, c: &mut Choices) -> Shape {
     }
 }
 
-/// As the tensors say, which may have other shapes than were planned.
-fn shape_of([q, k, v]: [&Window; 3]) -> Shape {
-    let [batch, heads, q_len, head_dim] = q.shape;
-    let [_, kv_heads, kv_len, _] = k.shape;
-    Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim: v.shape[3] }
+/// As q, k and v say, which may have other shapes than were planned.
+fn shape_of(t: &Operands) -> Shape {
+    let [batch, heads, q_len, head_dim] = t.input(0).shape;
+    let [_, kv_heads, kv_len, _] = t.input(1).shape;
+    Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim: t.input(2).shape[3] }
 }
 
 pub fn additive(
@@ -68,34 +46,31 @@ pub fn additive(
     let (backward, masked, each) = (f.one_in(2), f.one_in(3), f.one_in(2));
     let form = f.pick(&[KernelForm::Cpu, KernelForm::Gpu]);
     let shape = attention_shape(f, c);
-    let mask = masked.then(|| MaskSpec::new(f, c, &shape, world.f16));
+    let mut mask = masked.then(|| MaskSpec::new(f, c, &shape, world.f16));
     let of_vector = [1, if each { shape.heads } else { 1 }, 1, shape.head_dim];
-    let inputs = [
-        (dtype, shape.q()),
-        (dtype, shape.k()),
-        (dtype, shape.v()),
-        (DType::F32, of_vector),
-        (dtype, shape.out()),
-        (DType::F32, shape.lse()),
-        (dtype, shape.out()),
+    let reads = [
+        (true, dtype, shape.q()),
+        (true, dtype, shape.k()),
+        (true, dtype, shape.v()),
+        (true, DType::F32, of_vector),
+        (backward, dtype, shape.out()),
+        (backward, DType::F32, shape.lse()),
+        (backward, dtype, shape.out()),
     ];
-    // q, k, v, vector; of the backward call out, lse and d_out too.
-    let mut reads = inputs.map(|(dtype, shape)| Window::input(c, dtype, shape, false));
-    let mut writes = if backward {
-        vec![
-            at(c, (Buf::OutA, 0), DType::F32, shape.q(), false),
-            at(c, (Buf::OutB, 0), dtype, shape.k(), false),
-            at(c, (Buf::OutB, 8192), DType::F32, shape.v(), false),
-            at(c, (Buf::OutC, 0), DType::F32, of_vector, false),
-        ]
+    let accumulates = backward && c.one_in(2);
+    let mut t = if backward {
+        let writes = [
+            (true, DType::F32, shape.q()),
+            (true, dtype, shape.k()),
+            (true, DType::F32, shape.v()),
+            (true, DType::F32, of_vector),
+        ];
+        Operands::gradients(world, c, accumulates, &reads, &writes)
     } else {
-        vec![
-            at(c, (Buf::OutA, 0), dtype, shape.out(), false),
-            at(c, (Buf::OutB, 0), DType::F32, shape.lse(), false),
-        ]
+        Operands::new(world, c, &reads, &[(true, dtype, shape.out()), (true, DType::F32, shape.lse())])
     };
-    spoil(c, &mut reads, &mut writes);
-    *said = format!("{shape:?}, {reads:?} to {writes:?}, {mask:?}, {form:?}");
+    t.spoil(c);
+    *said = format!("{shape:?}, {t:?}, {mask:?}, {form:?}");
     let config = AdditiveConfig::new(shape.heads, shape.head_dim)
         .kv_heads(shape.kv_heads)
         .value_dim(shape.value_dim)
@@ -106,40 +81,33 @@ pub fn additive(
         Err(e) => return Ok(refused(&e)),
     };
     let buffers = world.arena.buffers.clone();
-    let of = |w: &Window| view(&buffers, w);
-    let [q, k, v, vector, out, lse, d_out] = reads.each_ref().map(of);
-    let device_mask = mask.as_ref().map_or(DeviceMask::none(), |mask| mask.device(&buffers));
-    let mut all = reads[..if backward { 7 } else { 4 }].to_vec();
-    all.extend(&writes);
-    all.extend(mask.clone().iter_mut().flat_map(MaskSpec::windows).map(|w| *w));
+    let of_mask: Vec<Window> = mask.iter_mut().flat_map(MaskSpec::windows).map(|w| *w).collect();
+    let mask = mask.as_ref().map_or(DeviceMask::none(), |mask| mask.device(&buffers));
+    let [q, k, v, vector] = [0, 1, 2, 3].map(|n| t.read(n));
     if backward {
-        let call = AdditiveBackward::new([q, k, v], vector, out, lse, d_out)
-            .mask(device_mask)
-            .d_q(of(&writes[0]))
-            .d_k(of(&writes[1]))
-            .d_v(of(&writes[2]))
-            .d_score_vector(of(&writes[3]))
-            .accumulate(c.one_in(2));
+        let call = AdditiveBackward::new([q, k, v], vector, t.read(4), t.read(5), t.read(6))
+            .mask(mask)
+            .d_q(t.written(0))
+            .d_k(t.written(1))
+            .d_v(t.written(2))
+            .d_score_vector(t.written(3))
+            .accumulate(accumulates);
         let size = operator.backward_scratch_size(&call);
         let record = record!(operator, backward, backward_in_pass, &call);
-        return recorded(world, c, size, (&all, &writes, false), record);
+        return t.recorded(world, c, size, (false, &of_mask), record);
     }
-    let call = AdditiveForward::new(q, k, v, vector, of(&writes[0])).lse(of(&writes[1])).mask(device_mask);
+    let call = AdditiveForward::new(q, k, v, vector, t.written(0)).lse(t.written(1)).mask(mask);
     let size = operator.scratch_size(&call);
-    let tame = !masked && reads[..4].iter().all(Window::is_tame) && writes.iter().all(Window::is_watched);
     let record = record!(operator, forward, forward_in_pass, &call);
-    let outcome = recorded(world, c, size, (&all, &writes, tame), record)?;
+    let outcome = t.recorded(world, c, size, (!masked, &of_mask), record)?;
     if matches!(outcome, Outcome::Judged) {
-        fn truth<R: Real>(reads: &[Window], bytes: &[Vec<u8>]) -> Result<Vec<R>, String> {
-            let [q, k, v, vector] = [0, 1, 2, 3].map(|n| reads[n].wide::<R>(bytes));
-            let shape = shape_of([&reads[0], &reads[1], &reads[2]]);
-            let got = reference::additive_attention(&q, &k, &v, &vector, shape, &Options::new());
-            Ok(got.map_err(|e| format!("the reference refuses it: {e}"))?.out)
+        fn truth<R: Real>(t: &Operands, world: &World) -> Result<Vec<R>, String> {
+            let [q, k, v, vector] = [0, 1, 2, 3].map(|n| t.wide::<R>(world, n));
+            let got = reference::additive_attention(&q, &k, &v, &vector, shape_of(t), &Options::new());
+            Ok(got.map_err(refuses)?.out)
         }
-        let bytes = &world.arena.before;
-        let naive = truth::<f32>(&reads, bytes)?;
-        let values = largest(&reads[2].wide(bytes));
-        judge("out", world, &writes[0], &naive, &truth::<f64>(&reads, bytes)?, values)?;
+        let (naive, want) = (truth::<f32>(&t, world)?, truth::<f64>(&t, world)?);
+        t.judge("out", world, 0, (&naive, &want), t.most(world, 2))?;
     }
     Ok(outcome)
 }
@@ -155,69 +123,56 @@ pub fn attentional(
     let [batch, length, context_dim, hidden_dim, out_dim] =
         [c.between(1, 2), c.between(1, 6), c.between(1, 6), c.between(1, 6), c.between(1, 9)];
     let row = |n: usize| [batch, 1, length, n];
-    let of_weight = [1, 1, out_dim, context_dim + hidden_dim];
-    let inputs = [
-        (types[0], row(context_dim)),
-        (types[1], row(hidden_dim)),
-        (types[2], of_weight),
-        (types[2], [1, 1, 1, out_dim]),
-        (types[3], row(out_dim)),
-        (types[3], row(out_dim)),
+    let (of_weight, of_bias) = ([1, 1, out_dim, context_dim + hidden_dim], [1, 1, 1, out_dim]);
+    let reads = [
+        (true, types[0], row(context_dim)),
+        (true, types[1], row(hidden_dim)),
+        (true, types[2], of_weight),
+        (biased && !backward, types[2], of_bias),
+        (backward, types[3], row(out_dim)),
+        (backward, types[3], row(out_dim)),
     ];
-    // context, hidden, weight, bias; of the backward call out and d_out too.
-    let mut reads = inputs.map(|(dtype, shape)| Window::input(c, dtype, shape, false));
-    let mut writes = if backward {
-        vec![
-            at(c, (Buf::OutA, 0), DType::F32, row(context_dim), false),
-            at(c, (Buf::OutB, 0), DType::F32, row(hidden_dim), false),
-            at(c, (Buf::OutC, 0), DType::F32, of_weight, false),
-            at(c, (Buf::OutC, 8192), DType::F32, [1, 1, 1, out_dim], false),
-        ]
+    let accumulates = backward && c.one_in(2);
+    let mut t = if backward {
+        let shapes = [row(context_dim), row(hidden_dim), of_weight, of_bias];
+        let writes = shapes.map(|shape| (true, DType::F32, shape));
+        Operands::gradients(world, c, accumulates, &reads, &writes)
     } else {
-        vec![at(c, (Buf::OutA, 0), types[3], row(out_dim), false)]
+        Operands::new(world, c, &reads, &[(true, types[3], row(out_dim))])
     };
-    spoil(c, &mut reads, &mut writes);
-    *said = format!("{reads:?} to {writes:?}, biased {biased}");
+    t.spoil(c);
+    *said = format!("{t:?}");
     let operator = AttentionalVector::with_pipelines(world.gpu.pipelines());
-    let buffers = world.arena.buffers.clone();
-    let of = |w: &Window| view(&buffers, w);
-    let [context, hidden, weight, bias, out, d_out] = reads.each_ref().map(of);
+    let [context, hidden, weight] = [0, 1, 2].map(|n| t.read(n));
     if backward {
-        let mut all = reads.to_vec();
-        all.extend(&writes);
-        let call = AttentionalBackward::new(context, hidden, weight, out, d_out)
-            .d_context(of(&writes[0]))
-            .d_hidden(of(&writes[1]))
-            .d_weight(of(&writes[2]))
-            .d_bias(of(&writes[3]))
-            .accumulate(c.one_in(2));
+        let call = AttentionalBackward::new(context, hidden, weight, t.read(4), t.read(5))
+            .d_context(t.written(0))
+            .d_hidden(t.written(1))
+            .d_weight(t.written(2))
+            .d_bias(t.written(3))
+            .accumulate(accumulates);
         let size = operator.backward_scratch_size(&call);
         let record = record!(operator, backward, backward_in_pass, &call);
-        return recorded(world, c, size, (&all, &writes, false), record);
+        return t.recorded(world, c, size, (false, &[]), record);
     }
-    let linear = Linear { weight, bias: biased.then_some(bias) };
-    let call = AttentionalForward::new(context, hidden, linear, of(&writes[0]));
-    let reads = &reads[..if biased { 4 } else { 3 }];
-    let mut all = reads.to_vec();
-    all.extend(&writes);
-    let tame = reads.iter().all(Window::is_tame) && writes[0].is_watched();
+    let call = AttentionalForward::new(context, hidden, Linear { weight, bias: t.given(3) }, t.written(0));
     let size = operator.scratch_size(&call);
     let record = record!(operator, forward, forward_in_pass, &call);
-    let outcome = recorded(world, c, size, (&all, &writes, tame), record)?;
+    let outcome = t.recorded(world, c, size, (true, &[]), record)?;
     if matches!(outcome, Outcome::Judged) {
-        fn truth<R: Real>(reads: &[Window], bytes: &[Vec<u8>], out: usize) -> Result<Vec<R>, String> {
-            let all: Vec<Vec<R>> = reads.iter().map(|w| w.wide(bytes)).collect();
-            let linear = HostLinear { weight: &all[2], bias: all.get(3).map(|bias| &bias[..]) };
-            let [batch, _, length, _] = reads[0].shape;
-            let got = reference::attentional(&all[0], &all[1], linear, batch * length, out);
-            got.map_err(|e| format!("the reference refuses it: {e}"))
+        fn truth<R: Real>(t: &Operands, world: &World) -> Result<Vec<R>, String> {
+            let [context, hidden, weight] = [0, 1, 2].map(|n| t.wide::<R>(world, n));
+            let bias = t.wide_if::<R>(world, 3);
+            let linear = HostLinear { weight: &weight, bias: bias.as_deref() };
+            let [batch, _, length, _] = t.input(0).shape;
+            let got = reference::attentional(&context, &hidden, linear, batch * length, t.output(0).shape[3]);
+            got.map_err(refuses)
         }
-        let (bytes, out) = (&world.arena.before, writes[0].shape[3]);
-        let want = truth::<f64>(reads, bytes, out)?;
+        let (naive, want) = (truth::<f32>(&t, world)?, truth::<f64>(&t, world)?);
         // What tanh is taken of, and its slope is 1 at most.
-        let terms = reads[2].shape[3] as f64 * largest(&reads[2].wide(bytes));
-        let most = largest(&reads[0].wide(bytes)).max(largest(&reads[1].wide(bytes)));
-        judge("out", world, &writes[0], &truth::<f32>(reads, bytes, out)?, &want, 2.0 + terms * most)?;
+        let terms = t.input(2).shape[3] as f64 * t.most(world, 2);
+        let most = t.most(world, 0).max(t.most(world, 1));
+        t.judge("out", world, 0, (&naive, &want), 2.0 + terms * most)?;
     }
     Ok(outcome)
 }
@@ -266,43 +221,42 @@ pub fn linear(
     let Shape { batch, heads, kv_heads, kv_len, head_dim, value_dim, .. } = shape;
     let features = map.features(head_dim);
     let tokens = [batch, kv_heads, kv_len, 1];
-    let inputs = [
-        (dtype, shape.q()),
-        (dtype, shape.k()),
-        (dtype, shape.v()),
-        (DType::Bool, [batch, 1, 1, kv_len]),
-        (DType::U32, [batch, 1, 1, 1]),
-        (DType::U32, [1, 1, 1, c.between(2, 4)]),
-        (DType::F32, [1, 1, 3, head_dim]),
-        (DType::F32, tokens),
-        (DType::F32, tokens),
-        (dtype, shape.out()),
-        (dtype, shape.out()),
+    let random = |map| matches!(map, FeatureMap::Random { .. });
+    let scaled = random(map) && kind != RandomFeatures::Fourier;
+    let reads = [
+        (true, dtype, shape.q()),
+        (true, dtype, shape.k()),
+        (true, dtype, shape.v()),
+        (masked, DType::Bool, [batch, 1, 1, kv_len]),
+        (padded, DType::U32, [batch, 1, 1, 1]),
+        (packed, DType::U32, [1, 1, 1, c.between(2, 4)]),
+        (random(map), DType::F32, [1, 1, 3, head_dim]),
+        (matches!(rule, UpdateRule::Gated | UpdateRule::GatedDelta), DType::F32, tokens),
+        (rule == UpdateRule::GatedDelta, DType::F32, tokens),
+        (backward, dtype, shape.out()),
+        (backward, dtype, shape.out()),
     ];
-    // q, k, v, key mask, lengths, starts, directions, decay, beta; of the backward call out and d_out too.
-    let mut reads = inputs.map(|(dtype, shape)| Window::input(c, dtype, shape, false));
-    reads[5].buf = Buf::Starts;
-    let mut writes = if backward {
-        vec![
-            at(c, (Buf::OutA, 0), DType::F32, shape.q(), false),
-            at(c, (Buf::OutB, 0), dtype, shape.k(), false),
-            at(c, (Buf::OutC, 0), DType::F32, shape.v(), false),
-        ]
+    let accumulates = backward && c.one_in(2);
+    let mut t = if backward {
+        let writes = [(true, DType::F32, shape.q()), (true, dtype, shape.k()), (true, DType::F32, shape.v())];
+        Operands::gradients(world, c, accumulates, &reads, &writes)
     } else {
-        vec![
-            at(c, (Buf::OutA, 0), dtype, shape.out(), false),
-            at(c, (Buf::OutB, 0), DType::F32, [batch, kv_heads, features, value_dim], false),
-            at(c, (Buf::OutC, 0), DType::F32, [batch, kv_heads, features, 1], false),
-            at(c, (Buf::OutC, 8192), DType::F32, [batch, kv_heads, 1, 1], false),
-        ]
+        let writes = [
+            (true, dtype, shape.out()),
+            (kept, DType::F32, [batch, kv_heads, features, value_dim]),
+            (kept, DType::F32, [batch, kv_heads, features, 1]),
+            (kept && scaled, DType::F32, [batch, kv_heads, 1, 1]),
+        ];
+        Operands::new(world, c, &reads, &writes)
     };
-    spoil(c, &mut reads, &mut writes);
+    if packed {
+        t.input_mut(5).buf = Buf::Starts;
+    }
+    t.spoil(c);
     if c.one_in(12) {
         map = FeatureMap::Random { kind, directions: c.size() };
     }
-    *said =
-        format!("{map:?}, {rule:?}, {shape:?}, {reads:?} to {writes:?}, causal {causal}, masked {masked}, ");
-    *said += &format!("padded {padded}, packed {packed}, kept {kept}, {form:?}");
+    *said = format!("{map:?}, {rule:?}, {shape:?}, {t:?}, causal {causal}, {form:?}");
     let config = LinearConfig::new(heads, head_dim)
         .kv_heads(kv_heads)
         .value_dim(value_dim)
@@ -316,52 +270,34 @@ pub fn linear(
         Ok(operator) => operator,
         Err(e) => return Ok(refused(&e)),
     };
-    let buffers = world.arena.buffers.clone();
-    let of = |w: &Window| view(&buffers, w);
-    let [q, k, v, mask, lengths, starts, directions, decay, beta, out, d_out] = reads.each_ref().map(of);
-    let random = matches!(map, FeatureMap::Random { .. });
+    let [q, k, v] = [0, 1, 2].map(|n| t.read(n));
     if backward {
-        let mut all = reads.to_vec();
-        all.extend(&writes);
-        let call = LinearBackward::new([q, k, v], out, d_out)
-            .key_mask(masked.then_some(mask))
-            .lengths(padded.then_some(lengths))
-            .packed(packed.then_some(starts))
-            .directions(random.then_some(directions))
-            .d_q(of(&writes[0]))
-            .d_k(of(&writes[1]))
-            .d_v(of(&writes[2]))
-            .accumulate(c.one_in(2));
+        let call = LinearBackward::new([q, k, v], t.read(9), t.read(10))
+            .key_mask(t.given(3))
+            .lengths(t.given(4))
+            .packed(t.given(5))
+            .directions(t.given(6))
+            .d_q(t.written(0))
+            .d_k(t.written(1))
+            .d_v(t.written(2))
+            .accumulate(accumulates);
         let size = operator.backward_scratch_size(&call);
         let record = record!(operator, backward, backward_in_pass, &call);
-        return recorded(world, c, size, (&all, &writes, false), record);
+        return t.recorded(world, c, size, (false, &[]), record);
     }
-    let scaled = random && kind != RandomFeatures::Fourier;
-    let state = LinearState {
-        state: of(&writes[1]),
-        norm: of(&writes[2]),
-        log_scale: scaled.then(|| of(&writes[3])),
-    };
-    let call = LinearForward::new(q, k, v, of(&writes[0]))
-        .key_mask(masked.then_some(mask))
-        .lengths(padded.then_some(lengths))
-        .packed(packed.then_some(starts))
-        .directions(random.then_some(directions))
-        .decay(matches!(rule, UpdateRule::Gated | UpdateRule::GatedDelta).then_some(decay))
-        .beta((rule == UpdateRule::GatedDelta).then_some(beta))
-        .state(kept.then_some(state))
+    let state = kept.then(|| LinearState { state: t.written(1), norm: t.written(2), log_scale: t.asked(3) });
+    let call = LinearForward::new(q, k, v, t.written(0))
+        .key_mask(t.given(3))
+        .lengths(t.given(4))
+        .packed(t.given(5))
+        .directions(t.given(6))
+        .decay(t.given(7))
+        .beta(t.given(8))
+        .state(state)
         .begins(kept && c.one_in(2));
-    // What the call has.
-    let writes = &writes[..match (kept, scaled) {
-        (false, _) => 1,
-        (true, false) => 3,
-        (true, true) => 4,
-    }];
-    let mut all = reads.to_vec();
-    all.extend(writes);
     let size = operator.scratch_size(&call);
     let record = record!(operator, forward, forward_in_pass, &call);
-    recorded(world, c, size, (&all, writes, false), record)
+    t.recorded(world, c, size, (false, &[]), record)
 }
 
 pub fn local(
@@ -377,39 +313,35 @@ pub fn local(
     let sigma = if c.one_in(4) { None } else { Some(c.between(1, 8) as f64 / 3.0) };
     let mut scale = 0.5;
     let of_positions = [shape.batch, if shared { 1 } else { shape.heads }, shape.q_len, 1];
-    let inputs = [
-        (dtype, shape.q()),
-        (dtype, shape.k()),
-        (dtype, shape.v()),
-        (DType::F32, of_positions),
-        (DType::U32, [shape.batch, 1, 1, 1]),
-        (dtype, shape.out()),
+    let reads = [
+        (true, dtype, shape.q()),
+        (true, dtype, shape.k()),
+        (true, dtype, shape.v()),
+        (true, DType::F32, of_positions),
+        (padded, DType::U32, [shape.batch, 1, 1, 1]),
+        (backward, dtype, shape.out()),
     ];
-    // q, k, v, positions, lengths; of the backward call d_out too.
-    let mut reads = inputs.map(|(dtype, shape)| Window::input(c, dtype, shape, false));
-    let mut writes = if backward {
-        vec![
-            at(c, (Buf::OutA, 0), DType::F32, shape.q(), false),
-            at(c, (Buf::OutB, 0), dtype, shape.k(), false),
-            at(c, (Buf::OutB, 8192), DType::F32, shape.v(), false),
-            at(c, (Buf::OutC, 0), DType::F32, of_positions, false),
-        ]
+    let accumulates = backward && c.one_in(2);
+    let mut t = if backward {
+        let writes = [
+            (true, DType::F32, shape.q()),
+            (true, dtype, shape.k()),
+            (true, DType::F32, shape.v()),
+            (true, DType::F32, of_positions),
+        ];
+        Operands::gradients(world, c, accumulates, &reads, &writes)
     } else {
-        vec![
-            at(c, (Buf::OutA, 0), dtype, shape.out(), false),
-            at(c, (Buf::OutB, 0), DType::F32, shape.weights(), false),
-        ]
+        let writes = [(true, dtype, shape.out()), (weighed, DType::F32, shape.weights())];
+        Operands::new(world, c, &reads, &writes)
     };
-    spoil(c, &mut reads, &mut writes);
+    t.spoil(c);
     if c.one_in(10) {
         half_window = c.size();
     }
     if c.one_in(20) {
         scale = f64::from(c.float());
     }
-    *said =
-        format!("{half_window}, {sigma:?}, {scale}, {shape:?}, {reads:?} to {writes:?}, padded {padded}, ");
-    *said += &format!("weighed {weighed}");
+    *said = format!("{half_window}, {sigma:?}, {scale}, {shape:?}, {t:?}");
     let config = LocalConfig::new(shape.heads, shape.head_dim, half_window)
         .kv_heads(shape.kv_heads)
         .value_dim(shape.value_dim)
@@ -420,56 +352,37 @@ pub fn local(
         Ok(operator) => operator,
         Err(e) => return Ok(refused(&e)),
     };
-    let buffers = world.arena.buffers.clone();
-    let of = |w: &Window| view(&buffers, w);
-    let [q, k, v, positions, lengths, d_out] = reads.each_ref().map(of);
+    let [q, k, v, positions] = [0, 1, 2, 3].map(|n| t.read(n));
     if backward {
-        let mut all = reads.to_vec();
-        all.extend(&writes);
-        let call = LocalBackward::new([q, k, v], positions, d_out)
-            .lengths(padded.then_some(lengths))
-            .d_q(of(&writes[0]))
-            .d_k(of(&writes[1]))
-            .d_v(of(&writes[2]))
-            .d_positions(of(&writes[3]))
-            .accumulate(c.one_in(2));
+        let call = LocalBackward::new([q, k, v], positions, t.read(5))
+            .lengths(t.given(4))
+            .d_q(t.written(0))
+            .d_k(t.written(1))
+            .d_v(t.written(2))
+            .d_positions(t.written(3))
+            .accumulate(accumulates);
         let size = operator.backward_scratch_size(&call);
         let record = record!(operator, backward, backward_in_pass, &call);
-        return recorded(world, c, size, (&all, &writes, false), record);
+        return t.recorded(world, c, size, (false, &[]), record);
     }
-    let call = LocalForward::new([q, k, v], positions, of(&writes[0]))
-        .lengths(padded.then_some(lengths))
-        .weights(weighed.then(|| of(&writes[1])));
-    let writes = &writes[..if weighed { 2 } else { 1 }];
-    let reads = &reads[..if padded { 5 } else { 4 }];
-    let mut all = reads.to_vec();
-    all.extend(writes);
-    let tame =
-        reads.iter().all(Window::is_tame) && writes.iter().all(Window::is_watched) && (scale as f32) == 0.5;
+    let call = LocalForward::new([q, k, v], positions, t.written(0)).lengths(t.given(4)).weights(t.asked(1));
     let size = operator.scratch_size(&call);
     let record = record!(operator, forward, forward_in_pass, &call);
-    let outcome = recorded(world, c, size, (&all, writes, tame), record)?;
+    let outcome = t.recorded(world, c, size, ((scale as f32) == 0.5, &[]), record)?;
     if matches!(outcome, Outcome::Judged) {
-        let bytes = &world.arena.before;
-        let shape = shape_of([&reads[0], &reads[1], &reads[2]]);
-        let lengths = reads.get(4).map(|w| {
-            let lengths = w.numbers(bytes);
-            if lengths.len() == 1 { lengths.repeat(shape.batch) } else { lengths }
+        let batch = t.input(0).shape[0];
+        let lengths = padded.then(|| {
+            let lengths = t.input(4).numbers(&world.arena.before);
+            if lengths.len() == 1 { lengths.repeat(batch) } else { lengths }
         });
         let options = LocalOptions { half_window, sigma, scale, lengths: lengths.as_deref() };
-        fn truth<R: Real>(
-            reads: &[Window],
-            bytes: &[Vec<u8>],
-            (shape, options): (Shape, &LocalOptions),
-        ) -> Result<Vec<R>, String> {
-            let [q, k, v, positions] = [0, 1, 2, 3].map(|n| reads[n].wide::<R>(bytes));
-            let got = reference::local_attention(&q, &k, &v, &positions, shape, options);
-            Ok(got.map_err(|e| format!("the reference refuses it: {e}"))?.out)
+        fn truth<R: Real>(t: &Operands, world: &World, options: &LocalOptions) -> Result<Vec<R>, String> {
+            let [q, k, v, positions] = [0, 1, 2, 3].map(|n| t.wide::<R>(world, n));
+            let got = reference::local_attention(&q, &k, &v, &positions, shape_of(t), options);
+            Ok(got.map_err(refuses)?.out)
         }
-        let of = (shape, &options);
-        let values = largest(&reads[2].wide(bytes));
-        let naive = truth::<f32>(reads, bytes, of)?;
-        judge("out", world, &writes[0], &naive, &truth::<f64>(reads, bytes, of)?, values)?;
+        let (naive, want) = (truth::<f32>(&t, world, &options)?, truth::<f64>(&t, world, &options)?);
+        t.judge("out", world, 0, (&naive, &want), t.most(world, 2))?;
     }
     Ok(outcome)
 }
@@ -487,52 +400,43 @@ pub fn predictor(
     let kv_len = if c.one_in(10) { c.size() } else { c.between(1, 50) };
     let (row, of_weight, of_vector) = ([batch, 1, length, 1], [1, 1, units, features], [1, 1, 1, units]);
     let of_hidden = [batch, 1, length, features];
-    let inputs = [
-        (types[0], of_hidden),
-        (types[1], of_weight),
-        (types[1], of_vector),
-        (types[1], of_vector),
-        (DType::U32, [batch, 1, 1, 1]),
-        (DType::F32, row),
+    let reads = [
+        (true, types[0], of_hidden),
+        (true, types[1], of_weight),
+        (biased, types[1], of_vector),
+        (true, types[1], of_vector),
+        (padded, DType::U32, [batch, 1, 1, 1]),
+        (backward, DType::F32, row),
     ];
-    // hidden, weight, bias, vector, lengths; of the backward call d_positions too.
-    let mut reads = inputs.map(|(dtype, shape)| Window::input(c, dtype, shape, false));
-    let mut writes = if backward {
-        vec![
-            at(c, (Buf::OutA, 0), DType::F32, of_hidden, false),
-            at(c, (Buf::OutB, 0), DType::F32, of_weight, false),
-            at(c, (Buf::OutC, 0), DType::F32, of_vector, false),
-            at(c, (Buf::OutC, 8192), DType::F32, of_vector, false),
-        ]
+    let accumulates = backward && c.one_in(2);
+    let mut t = if backward {
+        let shapes = [of_hidden, of_weight, of_vector, of_vector];
+        let writes = shapes.map(|shape| (true, DType::F32, shape));
+        Operands::gradients(world, c, accumulates, &reads, &writes)
     } else {
-        vec![at(c, (Buf::OutA, 0), DType::F32, row, false)]
+        Operands::new(world, c, &reads, &[(true, DType::F32, row)])
     };
-    spoil(c, &mut reads, &mut writes);
-    *said = format!("{kv_len}, {reads:?} to {writes:?}, biased {biased}, padded {padded}");
+    t.spoil(c);
+    *said = format!("{kv_len}, {t:?}");
     let operator = PositionPredictor::with_pipelines(world.gpu.pipelines());
-    let buffers = world.arena.buffers.clone();
-    let of = |w: &Window| view(&buffers, w);
-    let [hidden, weight, bias, vector, lengths, d_positions] = reads.each_ref().map(of);
-    let linear = Linear { weight, bias: biased.then_some(bias) };
-    let mut all = reads.to_vec();
-    all.extend(&writes);
+    let (hidden, vector) = (t.read(0), t.read(3));
+    let linear = Linear { weight: t.read(1), bias: t.given(2) };
     if backward {
-        let call = PredictorBackward::new(hidden, linear, vector, kv_len, d_positions)
-            .lengths(padded.then_some(lengths))
-            .d_hidden(of(&writes[0]))
-            .d_weight(of(&writes[1]))
-            .d_bias(of(&writes[2]))
-            .d_vector(of(&writes[3]))
-            .accumulate(c.one_in(2));
+        let call = PredictorBackward::new(hidden, linear, vector, kv_len, t.read(5))
+            .lengths(t.given(4))
+            .d_hidden(t.written(0))
+            .d_weight(t.written(1))
+            .d_bias(t.written(2))
+            .d_vector(t.written(3))
+            .accumulate(accumulates);
         let size = operator.backward_scratch_size(&call);
         let record = record!(operator, backward, backward_in_pass, &call);
-        return recorded(world, c, size, (&all, &writes, false), record);
+        return t.recorded(world, c, size, (false, &[]), record);
     }
-    let call = PredictorForward::new(hidden, linear, vector, kv_len, of(&writes[0]))
-        .lengths(padded.then_some(lengths));
+    let call = PredictorForward::new(hidden, linear, vector, kv_len, t.written(0)).lengths(t.given(4));
     let size = operator.scratch_size(&call);
     let record = record!(operator, forward, forward_in_pass, &call);
-    recorded(world, c, size, (&all, &writes, false), record)
+    t.recorded(world, c, size, (false, &[]), record)
 }
 
 pub fn weight_norm(
@@ -545,43 +449,45 @@ pub fn weight_norm(
     let backward = f.one_in(2);
     let (heads, dim, each) = (c.between(1, 4), c.between(1, 70), c.one_in(2));
     let (wide, row) = ([1, heads, 1, dim], [1, if each { heads } else { 1 }, 1, 1]);
-    let inputs = [(dtype, wide), (dtype, row), (DType::F32, wide)];
-    // vector, gain; of the backward call d_out too.
-    let mut reads = inputs.map(|(dtype, shape)| Window::input(c, dtype, shape, false));
-    let mut writes = vec![at(c, (Buf::OutA, 0), DType::F32, wide, false)];
-    if backward {
-        writes.push(at(c, (Buf::OutB, 0), DType::F32, row, false));
-    }
-    spoil(c, &mut reads, &mut writes);
-    *said = format!("{reads:?} to {writes:?}");
+    let reads = [(true, dtype, wide), (true, dtype, row), (backward, DType::F32, wide)];
+    let accumulates = backward && c.one_in(2);
+    let writes = [(true, DType::F32, wide), (backward, DType::F32, row)];
+    let mut t = Operands::gradients(world, c, accumulates, &reads, &writes);
+    t.spoil(c);
+    *said = format!("{t:?}");
     let operator = WeightNorm::with_pipelines(world.gpu.pipelines());
-    let buffers = world.arena.buffers.clone();
-    let of = |w: &Window| view(&buffers, w);
-    let [vector, gain, d_out] = reads.each_ref().map(of);
-    let mut encoder = world.encoder();
-    let mut scratch = world.scratch();
-    let result = if backward {
-        let written = [of(&writes[0]), of(&writes[1])];
-        let call = WeightNormBackward::new([vector, gain], d_out, written).accumulate(c.one_in(2));
-        operator.backward(&mut encoder, &call)
+    let inputs = [t.read(0), t.read(1)];
+    let outcome = if backward {
+        let written = [t.written(0), t.written(1)];
+        let call = WeightNormBackward::new(inputs, t.read(2), written).accumulate(accumulates);
+        t.recorded_plain(world, c, (true, &[]), record_plain!(operator, backward, backward_in_pass, &call))?
     } else {
-        operator.forward(&mut encoder, &WeightNormForward::new(vector, gain, of(&writes[0])))
+        let call = WeightNormForward::new(inputs[0], inputs[1], t.written(0));
+        t.recorded_plain(world, c, (true, &[]), record_plain!(operator, forward, forward_in_pass, &call))?
     };
-    let reads = &reads[..if backward { 3 } else { 2 }];
-    let mut all = reads.to_vec();
-    all.extend(&writes);
-    let small = all.iter().all(|w| w.count() < 4000);
-    let tame = !backward && reads.iter().all(Window::is_tame) && writes[0].is_watched();
-    let outcome = settle(world, result, encoder, &mut scratch, &all, &writes, [small, tame])?;
     if matches!(outcome, Outcome::Judged) {
-        fn truth<R: Real>(reads: &[Window], bytes: &[Vec<u8>]) -> Result<Vec<R>, String> {
-            let [x, gain] = [0, 1].map(|n| reads[n].wide::<R>(bytes));
-            let got = reference::weight_norm(&x, &gain, reads[0].shape[3]);
-            got.map_err(|e| format!("the reference refuses it: {e}"))
+        /// The vectors, or the gradients of direction and length.
+        fn truth<R: Real>(t: &Operands, world: &World) -> Result<[Vec<R>; 2], String> {
+            let ([x, gain], dim) = ([0, 1].map(|n| t.wide::<R>(world, n)), t.input(0).shape[3]);
+            match t.wide_if::<R>(world, 2) {
+                Some(d) => reference::weight_norm_backward(&x, &gain, &d, dim),
+                None => reference::weight_norm(&x, &gain, dim).map(|out| [out, Vec::new()]),
+            }
+            .map_err(refuses)
         }
-        let bytes = &world.arena.before;
-        let most = largest(&reads[1].wide(bytes));
-        judge("out", world, &writes[0], &truth::<f32>(reads, bytes)?, &truth::<f64>(reads, bytes)?, most)?;
+        let (naive, want) = (truth::<f32>(&t, world)?, truth::<f64>(&t, world)?);
+        let [x, gain, d] = [0, 1, 2].map(|n| t.most(world, n));
+        if backward {
+            let dim = t.input(0).shape[3];
+            let lengths = t.wide::<f64>(world, 0);
+            let lengths = lengths.chunks_exact(dim).map(|x| x.iter().map(|x| x * x).sum::<f64>().sqrt());
+            let shortest = lengths.fold(f64::INFINITY, f64::min);
+            let along = dim as f64 * d * x / shortest;
+            t.judge_gradient("d_vector", world, 0, (&naive[0], &want[0]), gain / shortest * (d + along))?;
+            t.judge_gradient("d_gain", world, 1, (&naive[1], &want[1]), along * t.input(0).shape[1] as f64)?;
+        } else {
+            t.judge("out", world, 0, (&naive[0], &want[0]), gain)?;
+        }
     }
     Ok(outcome)
 }

@@ -4,6 +4,7 @@ use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
 use wgpu_attention::{DType, Error, Scratch, ScratchSize};
 
 use crate::arena::{Buf, Window};
+use crate::case::widened;
 use crate::choices::Choices;
 use crate::world::{Outcome, World, refused};
 
@@ -151,12 +152,18 @@ pub fn judge(
     want: &[f64],
     magnitude: f64,
 ) -> Result<(), String> {
-    let naive: Vec<f64> = match window.dtype {
-        DType::F16 => naive.iter().map(|x| half::f16::from_f32(*x).to_f64()).collect(),
-        DType::BF16 => naive.iter().map(|x| half::bf16::from_f32(*x).to_f64()).collect(),
-        _ => naive.iter().map(|x| f64::from(*x)).collect(),
-    };
-    let tolerance = Tolerance::from_naive(&naive, want, magnitude, EPSILON_F32);
+    let tolerance = Tolerance::from_naive(&widened(naive, window.dtype), want, magnitude, EPSILON_F32);
+    judge_within(what, world, window, want, tolerance)
+}
+
+/// Compares what `window` holds with the truth.
+pub fn judge_within(
+    what: &str,
+    world: &World,
+    window: &Window,
+    want: &[f64],
+    tolerance: Tolerance,
+) -> Result<(), String> {
     let got = window.wide::<f64>(&world.arena.after);
     compare(&got, want, tolerance).map_err(|e| format!("{what}: {e}")).map(|_| ())
 }

@@ -25,8 +25,11 @@ mod host;
 mod layers;
 mod low_rank;
 mod masks;
+mod operands;
 mod positions;
 mod products;
+mod rows;
+mod stacks;
 mod world;
 
 #[path = "../harness/case.rs"]
@@ -66,7 +69,7 @@ use std::time::{Duration, Instant};
 use choices::Choices;
 use world::{Outcome, World};
 
-const FAMILIES: u64 = 110;
+const FAMILIES: u64 = 142;
 const BLOCK: u64 = 20_000;
 /// Failures after which there is nothing more to learn.
 const ENOUGH: usize = 10;
@@ -76,7 +79,7 @@ const STUCK: Duration = Duration::from_secs(240);
 type Subject = fn(&mut World, &mut Choices, &mut Choices, &mut String) -> Result<Outcome, String>;
 
 /// What is called, and in how many families.
-const SUBJECTS: [(&str, u64, Subject); 26] = [
+const SUBJECTS: [(&str, u64, Subject); 38] = [
     ("forward", 24, attention::forward),
     ("classify", 4, attention::classify),
     ("project", 4, products::project),
@@ -101,6 +104,18 @@ const SUBJECTS: [(&str, u64, Subject); 26] = [
     ("local attention", 5, additive::local),
     ("predicted positions", 1, additive::predictor),
     ("weight norm", 1, additive::weight_norm),
+    ("quantized projection", 4, products::quantized),
+    ("quantized rows", 1, products::quantized_rows),
+    ("norm", 4, rows::norm),
+    ("pointwise", 4, rows::pointwise),
+    ("embedding", 3, rows::embedding),
+    ("mean pool", 2, rows::mean_pool),
+    ("log-softmax", 2, rows::log_softmax),
+    ("top-k", 1, rows::top_k),
+    ("encoder", 3, stacks::encoder),
+    ("encoder backward", 3, stacks::encoder_backward),
+    ("decoder", 3, stacks::decoder),
+    ("decoder steps", 2, stacks::decoder_steps),
     // These compile nothing.
     ("reference", 2, host::stages),
     ("views", 1, host::views),

@@ -1,13 +1,15 @@
-//! Projections and merges.
+//! Projections, of quantised weights too, and merges.
 
 use wgpu_attention::reference::{self, Real};
 use wgpu_attention::{
-    DType, KernelForm, Linear, MatrixUnits, Merge, Partial, Projection, ProjectionForward, Tuning,
+    DType, KernelForm, Linear, MatrixUnits, Merge, Partial, Projection, ProjectionForward, QuantizedFormat,
+    QuantizedForward, QuantizedMatrix, QuantizedProjection, QuantizedRows, Tuning,
 };
 
-use crate::arena::{Buf, Window, view};
+use crate::arena::{BYTES, Buf, Window, view};
 use crate::call::{MOST_WORK, Memory, faults, float, judge, largest, outputs, settle};
 use crate::choices::Choices;
+use crate::operands::{Operands, record_plain};
 use crate::world::{Outcome, World};
 
 #[derive(Clone, Copy, Debug)]
@@ -201,4 +203,136 @@ fn merged<R: Real>(parts: &[[Window; 2]], bytes: &[Vec<u8>]) -> Result<(Vec<R>, 
     let slices: Vec<_> = data.iter().map(|[out, lse]| (&out[..], &lse[..])).collect();
     let value_dim = parts.first().map_or(1, |part| part[0].shape[3]);
     reference::merge(&slices, value_dim).map_err(|e| format!("the reference refuses it: {e}"))
+}
+
+/// A matrix in blocks. Halves are scales that weights might have, and any bits are their steps.
+#[derive(Clone, Copy, Debug)]
+struct Blocks {
+    buf: Buf,
+    format: QuantizedFormat,
+    rows: usize,
+    columns: usize,
+    /// In bytes.
+    offset: usize,
+}
+
+impl Blocks {
+    fn new(c: &mut Choices, format: QuantizedFormat, rows: usize, columns: usize) -> Self {
+        Blocks { buf: Buf::Halves, format, rows, columns, offset: 4 * c.below(40) }
+    }
+
+    fn spoil(&mut self, c: &mut Choices) {
+        match c.below(6) {
+            0 => self.rows = c.size(),
+            1 => self.columns = c.size(),
+            2 => self.rows = self.rows.wrapping_add(1),
+            3 => self.offset = c.size(),
+            4 => {
+                // To where the buffer ends, or a word further.
+                let bytes = self.format.row_bytes(self.columns).unwrap_or(0).saturating_mul(self.rows);
+                self.offset = (BYTES / 4 * 4).saturating_sub(bytes) / 4 * 4 + 4 * c.below(2);
+            }
+            _ => self.buf = c.pick(&Buf::ALL),
+        }
+    }
+
+    fn matrix<'a>(&self, buffers: &'a [wgpu::Buffer]) -> QuantizedMatrix<'a> {
+        let Blocks { buf, format, rows, columns, offset } = *self;
+        QuantizedMatrix::new(&buffers[buf as usize], format, [rows, columns]).with_offset(offset)
+    }
+
+    fn is_tame(&self) -> bool {
+        self.buf == Buf::Halves
+    }
+
+    /// Its elements as if they were bytes of a tensor.
+    fn window(&self) -> Window {
+        let bytes = self.format.row_bytes(self.columns).unwrap_or(0).saturating_mul(self.rows);
+        let shape = [1, 1, 1, bytes / 4];
+        Window { buf: self.buf, dtype: DType::U32, shape, strides: [1; 4], offset: self.offset / 4 }
+    }
+
+    fn weights<R: Real>(&self, bytes: &[Vec<u8>]) -> Result<Vec<R>, String> {
+        let row = self.format.row_bytes(self.columns).map_err(|e| e.to_string())?;
+        let blocks = &bytes[self.buf as usize][self.offset..][..self.rows * row];
+        reference::dequantize(self.format, blocks).map_err(|e| e.to_string())
+    }
+}
+
+pub fn quantized(
+    world: &mut World,
+    f: &mut Choices,
+    c: &mut Choices,
+    said: &mut String,
+) -> Result<Outcome, String> {
+    let [own, other] = [(); 2].map(|()| float(f, world.f16));
+    let format = f.pick(&QuantizedFormat::ALL);
+    let (form, many) = (f.pick(&[KernelForm::Cpu, KernelForm::Gpu]), f.one_in(2));
+    let batch = c.between(1, 2);
+    let length = if many { c.between(5, 16) } else { c.between(1, 8 / batch) };
+    let (heads, dim, features) = (c.between(1, 3), c.pick(&[1, 3, 4, 8, 20]), 32 * c.between(1, 3));
+    let shapes = [[batch, 1, length, features], [batch, heads, length, dim]];
+    let mut t = Operands::new(world, c, &[(true, own, shapes[0])], &[(true, other, shapes[1])]);
+    let mut blocks = Blocks::new(c, format, heads * dim, features);
+    if c.one_in(3) {
+        blocks.spoil(c);
+    }
+    t.spoil(c);
+    *said = format!("{blocks:?}, {t:?}, {form:?}");
+    let buffers = world.arena.buffers.clone();
+    let operator =
+        QuantizedProjection::with_pipelines(world.gpu.pipelines()).tuning(Tuning::new().form(form));
+    let calls = [QuantizedForward::new(t.read(0), blocks.matrix(&buffers), t.written(0))];
+    let record = record_plain!(operator, forward, forward_in_pass, &calls);
+    let outcome = t.recorded_plain(world, c, (blocks.is_tame(), &[blocks.window()]), record)?;
+    if matches!(outcome, Outcome::Judged) {
+        // A linear layer whose outputs are grouped by heads.
+        fn truth<R: Real>(t: &Operands, world: &World, blocks: &Blocks) -> Result<Vec<R>, String> {
+            let [_, heads, length, dim] = t.output(0).shape;
+            let weights = blocks.weights::<R>(&world.arena.before)?;
+            let x = t.wide::<R>(world, 0);
+            let got = reference::project(&x, &weights, None, blocks.columns, heads * dim);
+            let got = got.map_err(|e| format!("the reference refuses it: {e}"))?;
+            reference::split_heads(&got, length, heads, dim).map_err(|e| e.to_string())
+        }
+        let weights = largest(&blocks.weights::<f64>(&world.arena.before)?);
+        let (naive, want) = (truth::<f32>(&t, world, &blocks)?, truth::<f64>(&t, world, &blocks)?);
+        t.judge("out", world, 0, (&naive, &want), weights * t.most(world, 0))?;
+    }
+    Ok(outcome)
+}
+
+pub fn quantized_rows(
+    world: &mut World,
+    f: &mut Choices,
+    c: &mut Choices,
+    said: &mut String,
+) -> Result<Outcome, String> {
+    let other = float(f, world.f16);
+    let format = f.pick(&QuantizedFormat::ALL);
+    let (batch, length) = (c.between(1, 2), c.between(1, 9));
+    let (count, columns) = (c.between(1, 14), 32 * c.between(1, 3));
+    let (ids, picked) = ([batch, 1, length, 1], [batch, 1, length, columns]);
+    let mut t = Operands::new(world, c, &[(true, DType::U32, ids)], &[(true, other, picked)]);
+    let mut blocks = Blocks::new(c, format, count, columns);
+    if c.one_in(3) {
+        blocks.spoil(c);
+    }
+    t.spoil(c);
+    *said = format!("{blocks:?}, {t:?}");
+    let buffers = world.arena.buffers.clone();
+    let operator = QuantizedProjection::with_pipelines(world.gpu.pipelines());
+    let call = QuantizedRows::new(blocks.matrix(&buffers), t.read(0), t.written(0));
+    let record = record_plain!(operator, rows, rows_in_pass, &call);
+    let outcome = t.recorded_plain(world, c, (blocks.is_tame(), &[blocks.window()]), record)?;
+    if matches!(outcome, Outcome::Judged) {
+        let weights = blocks.weights::<f32>(&world.arena.before)?;
+        let missing = vec![f32::NAN; blocks.columns];
+        let row = |id: &u32| weights.chunks(blocks.columns).nth(*id as usize).unwrap_or(&missing);
+        let naive: Vec<f32> = t.input(0).numbers(&world.arena.before).iter().flat_map(row).copied().collect();
+        let want: Vec<f64> = naive.iter().map(|x| f64::from(*x)).collect();
+        // Rounded to their type, and nothing else.
+        t.judge("out", world, 0, (&naive, &want), 0.0)?;
+    }
+    Ok(outcome)
 }

@@ -460,6 +460,24 @@ impl Judged {
         Judged { want, tolerance }
     }
 
+    /// A gradient in tensors of `dtype`: three times the naive error and the floor of f32 for sums of terms of up to `magnitude`. It may
+    /// have been added to `before`.
+    pub fn gradient(
+        [exact, naive]: [Vec<f64>; 2],
+        before: Option<&[f32]>,
+        dtype: DType,
+        magnitude: f64,
+    ) -> Self {
+        let added = |x: Vec<f64>| -> Vec<f64> {
+            let before = |n: usize| before.map_or(0.0, |before| f64::from(before[n]));
+            x.into_iter().enumerate().map(|(n, x)| x + before(n)).collect()
+        };
+        let want = added(exact);
+        let naive: Vec<f32> = added(naive).into_iter().map(|x| x as f32).collect();
+        let tolerance = Tolerance::gradient(&widened(&naive, dtype), &want, magnitude, EPSILON_F32);
+        Judged { want, tolerance }
+    }
+
     /// The error over the tolerance, or the objection.
     pub fn judge(&self, got: &[f64]) -> Result<f64, String> {
         // A naive result that is NaN or infinite where the truth is not would permit everything.

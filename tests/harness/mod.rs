@@ -32,6 +32,7 @@ pub mod report;
 pub mod rest;
 pub mod row_stages;
 pub mod run;
+pub mod stacks;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod validation;
 #[cfg(not(target_arch = "wasm32"))]

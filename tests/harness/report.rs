@@ -6,12 +6,12 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use web_time::Instant;
-use wgpu_attention::{DType, Path, Shape};
+use wgpu_attention::{DType, KernelForm, Path, Shape};
 
 use super::case::{Case, Expected, Truth, Weights};
 use super::device::{Profile, matrices};
-use super::rest::{is_share, left};
-use super::run::{Got, Setup, run_async, setups};
+use super::rest::{is_share, left, rest};
+use super::run::{FORMS, Got, Setup, run_async, setups};
 
 /// [`Report::finish`] fails the test.
 #[derive(Debug)]
@@ -34,6 +34,23 @@ impl Report {
         let worst = (0.0, String::new());
         let started = Instant::now();
         Report { name, runs: 0, skipped: BTreeMap::new(), failures: Vec::new(), worst, started }
+    }
+
+    /// Random cases, those up to `usual` in every form and 60 if the rest is asked for.
+    pub fn draws<C: fmt::Display>(
+        name: &'static str,
+        usual: u64,
+        random: impl Fn(KernelForm, u64) -> C,
+        each: impl Fn(&C) -> Result<f64, String>,
+    ) {
+        let mut report = Report::new(name);
+        for form in FORMS {
+            for seed in (0..60).filter(|seed| *seed < usual || rest(&format!("{name} {seed} {form:?}"))) {
+                let case = random(form, seed + if form == KernelForm::Cpu { 1000 } else { 0 });
+                report.record(name, &case, each(&case));
+            }
+        }
+        report.finish();
     }
 
     /// What `each` does with every device that has matrix units; nothing is tested where there is none.

@@ -1,13 +1,15 @@
-//! Small cases of what stands around attention: embeddings, means of rows, logits.
+//! Small cases of what stands around attention: embeddings, means of rows, logits, norms, activations, quantised weights, sorts.
 
-use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
-use wgpu_attention::reference::{self, widen};
+use wgpu_attention::reference::{self, Real, activate, activation_slope, widen};
 use wgpu_attention::{
-    DType, Embedding, EmbeddingBackward, EmbeddingForward, Error, LogSoftmax, LogSoftmaxBackward,
-    LogSoftmaxForward, MeanPool, MeanPoolBackward, MeanPoolForward, PooledRows, Scratch, TopK, TopKForward,
+    Activation, DType, Embedding, EmbeddingBackward, EmbeddingForward, Error, KernelForm, LogSoftmax,
+    LogSoftmaxBackward, LogSoftmaxForward, MeanPool, MeanPoolBackward, MeanPoolForward, Norm, NormBackward,
+    NormConfig, NormForward, Pointwise, PointwiseBackward, PointwiseForward, PooledRows, QuantizedFormat,
+    QuantizedForward, QuantizedMatrix, QuantizedProjection, QuantizedRows, RadixSort, Scratch, Sort, TopK,
+    TopKForward, Tuning, WeightNorm, WeightNormBackward, WeightNormForward,
 };
 
-use super::case::{Judged, widened};
+use super::case::Judged;
 use super::device::Profile;
 use super::memory::{Values, stored};
 use super::random::Rng;
@@ -34,8 +36,8 @@ async fn judged(
     (exact, naive, dtype): (Vec<f64>, Vec<f32>, DType),
     terms: f64,
 ) -> Result<f64, String> {
-    let tolerance = Tolerance::gradient(&widened(&naive, dtype), &exact, 4.0 * terms, EPSILON_F32);
-    Judged { want: exact, tolerance }.judge(&got.download_async("a result", profile).await?)
+    let judged = Judged::gradient([exact, widen(&naive)], None, dtype, 4.0 * terms);
+    judged.judge(&got.download_async("a result", profile).await?)
 }
 
 fn refused(error: Error) -> String {
@@ -137,4 +139,224 @@ pub async fn logits(profile: &'static Profile, dtype: DType) -> Result<f64, Stri
         return Ok(worst);
     }
     Err(format!("the largest are at {got:?}, not {want:?}"))
+}
+
+/// Rows of a sum, normalised; the sum; all gradients.
+pub async fn norm(profile: &'static Profile, config: NormConfig, dtype: DType) -> Result<f64, String> {
+    let (rows, features) = (6, 22);
+    let (shape, vector) = ([2, 1, 3, features], [1, 1, 1, features]);
+    let of = |name: &str, n| normals(name, n, dtype);
+    let x = of("rows to normalise", rows * features);
+    let residual = of("what is added to them", rows * features);
+    let weight = of("a norm's weight", features);
+    let bias = of("a norm's bias", features);
+    let d_out = of("gradients of norms", rows * features);
+    let d_sum = of("gradients of the sum", rows * features);
+    let input = |data: &[f32], shape| placed(profile, Values::Floats(data), dtype, shape);
+    let [x_at, residual_at, d_out_at, d_sum_at] = [&x, &residual, &d_out, &d_sum].map(|t| input(t, shape));
+    let [weight_at, bias_at] = [&weight, &bias].map(|t| input(t, vector));
+    let [out, sum, d_x] = [(); 3].map(|()| output(profile, dtype, shape));
+    let [d_weight, d_bias] = [(); 2].map(|()| output(profile, dtype, vector));
+    let operator = Norm::with_pipelines(profile.gpu.pipelines(), config).map_err(refused)?;
+    let forward = NormForward::new(x_at.view(), out.view())
+        .residual(residual_at.view())
+        .weight(weight_at.view())
+        .bias(bias_at.view())
+        .sum(sum.view());
+    let backward = NormBackward::new(forward, d_out_at.view())
+        .d_sum(d_sum_at.view())
+        .d_x(d_x.view())
+        .d_weight(d_weight.view())
+        .d_bias(d_bias.view());
+    let size = operator.backward_scratch_size(&backward).map_err(refused)?;
+    let mut scratch = Scratch::new(profile.gpu.device(), size).map_err(refused)?;
+    let recorded = profile.gpu.submit(|e| {
+        operator.forward(e, &forward)?;
+        operator.backward(e, &backward, &mut scratch)
+    });
+    recorded.map_err(refused)?;
+    let truth = |data: [&[f32]; 6]| -> Result<_, Error> {
+        fn of<R: Real>(
+            data: [&[f32]; 6],
+            features: usize,
+            config: &NormConfig,
+        ) -> Result<[Vec<R>; 5], Error> {
+            let [x, residual, weight, bias, d_out, d_sum] = data.map(widen::<R>);
+            let added = |a: &[R], b: &[R]| a.iter().zip(b).map(|(a, b)| *a + *b).collect::<Vec<R>>();
+            let sum = added(&x, &residual);
+            let out = reference::norm(&sum, features, Some(&weight), Some(&bias), config)?;
+            let got = reference::norm_backward(&sum, features, Some(&weight), config, &d_out)?;
+            Ok([out, sum, added(&got.d_x, &d_sum), got.d_weight, got.d_bias])
+        }
+        Ok((of::<f64>(data, features, &config)?, of::<f32>(data, features, &config)?))
+    };
+    let (exact, naive) = truth([&x, &residual, &weight, &bias, &d_out, &d_sum]).map_err(refused)?;
+    let mut worst: f64 = 0.0;
+    // Of d_x, g, its mean and n times the mean of g · n, each a product of two normal variables; of the others a sum over rows.
+    let results = [(out, 2.0), (sum, 1.0), (d_x, 12.0), (d_weight, 3.0 * rows as f64), (d_bias, rows as f64)];
+    for ((result, terms), (exact, naive)) in results.into_iter().zip(exact.into_iter().zip(naive)) {
+        worst = worst.max(judged(profile, &result, (exact, naive, dtype), terms).await?);
+    }
+    Ok(worst)
+}
+
+/// An activation times another tensor, its gradients, and an activation and a sum.
+pub async fn pointwise(
+    profile: &'static Profile,
+    activation: Activation,
+    dtype: DType,
+) -> Result<f64, String> {
+    let shape = [2, 3, 5, 14];
+    let n = shape.iter().product();
+    let [x, other, d_out] =
+        ["what is activated", "its factors", "gradients of products"].map(|name| normals(name, n, dtype));
+    let input = |data: &[f32]| placed(profile, Values::Floats(data), dtype, shape);
+    let [x_at, other_at, d_out_at] = [&x, &other, &d_out].map(|t| input(t));
+    let results = [(); 4].map(|()| output(profile, dtype, shape));
+    let [product, sum, d_x, d_times] = results.each_ref().map(Placed::view);
+    let operator = Pointwise::with_pipelines(profile.gpu.pipelines());
+    let plain = |out| PointwiseForward::new(x_at.view(), out).activation(activation);
+    let gated = plain(product).times(other_at.view());
+    let recorded = profile.gpu.submit(|e| {
+        operator.forward(e, &gated)?;
+        operator.forward(e, &plain(sum).plus(other_at.view()))?;
+        operator.backward(e, &PointwiseBackward::new(gated, d_out_at.view()).d_x(d_x).d_times(d_times))
+    });
+    recorded.map_err(refused)?;
+    fn truth<R: Real>([x, other, d]: [&[f32]; 3], activation: Activation) -> [Vec<R>; 4] {
+        let [x, other, d] = [x, other, d].map(widen::<R>);
+        let each = |f: &dyn Fn(usize) -> R| (0..x.len()).map(f).collect();
+        let value = |n: usize| activate(x[n], activation);
+        [
+            each(&|n| value(n) * other[n]),
+            each(&|n| value(n) + other[n]),
+            each(&|n| d[n] * activation_slope(x[n], activation) * other[n]),
+            each(&|n| d[n] * value(n)),
+        ]
+    }
+    let data = [&x[..], &other, &d_out];
+    let truths = truth::<f64>(data, activation).into_iter().zip(truth::<f32>(data, activation));
+    let mut worst: f64 = 0.0;
+    for (result, (exact, naive)) in results.iter().zip(truths) {
+        worst = worst.max(judged(profile, result, (exact, naive, dtype), 4.0).await?);
+    }
+    Ok(worst)
+}
+
+/// Products of so many rows with quantised weights, and rows of the same as of a table.
+pub async fn quantized(
+    profile: &'static Profile,
+    format: QuantizedFormat,
+    rows: usize,
+    dtype: DType,
+) -> Result<f64, String> {
+    let (heads, dim, features) = (2, 5, 64);
+    let width = heads * dim;
+    let weights = normals("weights to quantise", width * features, DType::F32);
+    let bytes = reference::quantize(format, &weights).map_err(refused)?;
+    let x = normals("rows of a product", rows * features, dtype);
+    // A file's other tensors around it.
+    let offset = 12;
+    let mut file = vec![0xff; offset];
+    file.extend(&bytes);
+    file.resize(file.len().next_multiple_of(4) + 16, 0xff);
+    let buffer = profile.gpu.upload(&file).map_err(refused)?;
+    let matrix = QuantizedMatrix::new(&buffer, format, [width, features]).with_offset(offset);
+    let x_at = placed(profile, Values::Floats(&x), dtype, [1, 1, rows, features]);
+    let out = output(profile, dtype, [1, heads, rows, dim]);
+    let ids: Vec<u32> = vec![3, 0, 9, 3];
+    let ids_at = placed(profile, Values::Numbers(&ids), DType::U32, [2, 1, 2, 1]);
+    let picked = output(profile, DType::F32, [2, 1, 2, features]);
+    let form = if dtype == DType::F32 { KernelForm::Gpu } else { KernelForm::Cpu };
+    let operator =
+        QuantizedProjection::with_pipelines(profile.gpu.pipelines()).tuning(Tuning::new().form(form));
+    let recorded = profile.gpu.submit(|e| {
+        operator.forward(e, &[QuantizedForward::new(x_at.view(), matrix, out.view())])?;
+        operator.rows(e, &QuantizedRows::new(matrix, ids_at.view(), picked.view()))
+    });
+    recorded.map_err(refused)?;
+    let table = reference::dequantize::<f32>(format, &bytes).map_err(refused)?;
+    fn truth<R: Real>(
+        x: &[f32],
+        table: &[f32],
+        [rows, heads, dim, features]: [usize; 4],
+    ) -> Result<Vec<R>, Error> {
+        let all = reference::project(&widen::<R>(x), &widen::<R>(table), None, features, heads * dim)?;
+        reference::split_heads(&all, rows, heads, dim)
+    }
+    let sizes = [rows, heads, dim, features];
+    let exact = truth::<f64>(&x, &table, sizes).map_err(refused)?;
+    let naive = truth::<f32>(&x, &table, sizes).map_err(refused)?;
+    let worst = judged(profile, &out, (exact, naive, dtype), 4.0).await?;
+    let want = reference::embedding(&ids, &table, features, 1.0).map_err(refused)?;
+    let got = picked.download_async("rows of a table", profile).await?;
+    match got.iter().zip(&want).position(|(got, want)| *got != f64::from(*want)) {
+        None => Ok(worst),
+        Some(n) => Err(format!("element {n} of the table's rows is {}, not {}", got[n], want[n])),
+    }
+}
+
+/// Rows sorted by some bits of their numbers, with ranks.
+pub async fn radix_sort(profile: &'static Profile) -> Result<f64, String> {
+    let (shape, length, bits) = ([2, 1, 3, 333], 333, 9);
+    let rng = &mut Rng::named("numbers to sort");
+    let keys: Vec<u32> = (0..6 * length).map(|_| rng.word() as u32).collect();
+    let keys_at = placed(profile, Values::Numbers(&keys), DType::U32, shape);
+    let [order, ranks] = [(); 2].map(|()| output(profile, DType::U32, shape));
+    let operator = RadixSort::with_pipelines(profile.gpu.pipelines());
+    let call = Sort::new(keys_at.view(), order.view()).bits(bits).ranks(ranks.view());
+    let size = operator.scratch_size(&call).map_err(refused)?;
+    let mut scratch = Scratch::new(profile.gpu.device(), size).map_err(refused)?;
+    profile.gpu.submit(|e| operator.forward(e, &call, &mut scratch)).map_err(refused)?;
+    let order = order.download_async("an order", profile).await?;
+    let ranks = ranks.download_async("ranks", profile).await?;
+    for (row, keys) in keys.chunks_exact(length).enumerate() {
+        let mut want: Vec<usize> = (0..length).collect();
+        want.sort_by_key(|i| keys[*i] & ((1 << bits) - 1));
+        let at = row * length;
+        let wrong = want
+            .iter()
+            .enumerate()
+            .find(|(rank, i)| order[at + rank] != **i as f64 || ranks[at + **i] != *rank as f64);
+        if let Some((rank, i)) = wrong {
+            return Err(format!("row {row}: {i} is not at {rank} but {}", order[at + rank]));
+        }
+    }
+    Ok(0.0)
+}
+
+/// A score vector by its direction and its length, and gradients.
+pub async fn weight_norm(profile: &'static Profile, dtype: DType) -> Result<f64, String> {
+    let (heads, dim) = (3, 70);
+    let (wide, row) = ([1, heads, 1, dim], [1, heads, 1, 1]);
+    let [vector, gain] =
+        [("score vectors", heads * dim), ("their gains", heads)].map(|(name, n)| normals(name, n, dtype));
+    let d_out = normals("gradients of vectors", heads * dim, DType::F32);
+    let vector_at = placed(profile, Values::Floats(&vector), dtype, wide);
+    let gain_at = placed(profile, Values::Floats(&gain), dtype, row);
+    let d_out_at = placed(profile, Values::Floats(&d_out), DType::F32, wide);
+    let [out, d_vector] = [(); 2].map(|()| output(profile, DType::F32, wide));
+    let d_gain = output(profile, DType::F32, row);
+    let operator = WeightNorm::with_pipelines(profile.gpu.pipelines());
+    let inputs = [vector_at.view(), gain_at.view()];
+    let backward = WeightNormBackward::new(inputs, d_out_at.view(), [d_vector.view(), d_gain.view()]);
+    let recorded = profile.gpu.submit(|e| {
+        operator.forward(e, &WeightNormForward::new(inputs[0], inputs[1], out.view()))?;
+        operator.backward(e, &backward)
+    });
+    recorded.map_err(refused)?;
+    fn truth<R: Real>([vector, gain, d_out]: [&[f32]; 3], dim: usize) -> Result<[Vec<R>; 3], Error> {
+        let [vector, gain, d_out] = [vector, gain, d_out].map(widen::<R>);
+        let out = reference::weight_norm(&vector, &gain, dim)?;
+        let [d_vector, d_gain] = reference::weight_norm_backward(&vector, &gain, &d_out, dim)?;
+        Ok([out, d_vector, d_gain])
+    }
+    let data = [&vector[..], &gain, &d_out];
+    let (exact, naive) =
+        (truth::<f64>(data, dim).map_err(refused)?, truth::<f32>(data, dim).map_err(refused)?);
+    let mut worst: f64 = 0.0;
+    for ((result, exact), naive) in [out, d_vector, d_gain].iter().zip(exact).zip(naive) {
+        worst = worst.max(judged(profile, result, (exact, naive, DType::F32), 4.0).await?);
+    }
+    Ok(worst)
 }

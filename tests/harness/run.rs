@@ -221,6 +221,20 @@ impl Placed {
         Placed { buffer: image.upload(&profile.gpu), image, place }
     }
 
+    /// An output, which holds `before` already if a call adds to it.
+    pub fn gradient(
+        profile: &Profile,
+        before: &[f32],
+        (dtype, place): (DType, Place),
+        accumulates: bool,
+    ) -> Self {
+        if accumulates {
+            Placed::holding(profile, before, dtype, place)
+        } else {
+            Placed::output(profile, dtype, place)
+        }
+    }
+
     pub fn view(&self) -> TensorView<'_> {
         self.image.view(&self.buffer, &self.place)
     }

@@ -2,6 +2,7 @@
 //! parameters overwritten.
 
 mod cached;
+mod calls;
 mod cost;
 mod operators;
 mod order;

@@ -1,12 +1,12 @@
-//! Positions, keys rotated into caches, merges, block maps made by a device.
+//! Positions, keys rotated into caches, merges, block maps made by a device, stages around attention, stacks of layers.
 
 use std::time::Duration;
 
 use wgpu_attention::reference::{LshShape, classify};
 use wgpu_attention::{
-    CacheLayout, DType, Family, FeatureMap, Gpu, KernelForm, MAX_POSITION, Measured, Path, Pattern,
-    Pipelines, RandomFeatures, RopeConfig, RopeOrder, RopeScaling, RowPositions, Shape, TuneLimits, Tuned,
-    UpdateRule, Verdict, Workload,
+    Activation, CacheLayout, DType, Family, FeatureMap, Gpu, KernelForm, MAX_POSITION, Measured, NormConfig,
+    NormOrder, Path, Pattern, Pipelines, QuantizedFormat, RandomFeatures, RopeConfig, RopeOrder, RopeScaling,
+    RowPositions, Shape, TuneLimits, Tuned, UpdateRule, Verdict, Workload,
 };
 
 use super::Work;
@@ -18,7 +18,7 @@ use crate::harness::linear::{LinearCase, LinearSetup};
 use crate::harness::merge::{Cut, merged};
 use crate::harness::positions::{Setup, normals};
 use crate::harness::{
-    Case, HostData, Layout, Profile, Rules, attentional, linformer, local, lsh, row_stages,
+    Case, HostData, Layout, Profile, Rules, attentional, linformer, local, lsh, row_stages, stacks,
 };
 
 pub enum Other {
@@ -54,6 +54,20 @@ pub enum Other {
     MeanPool(DType),
     /// Log-softmax, its gradient and the largest of rows, of one type.
     Logits(DType),
+    /// A norm of a sum, and its gradients, of one type.
+    Norm(NormConfig, DType),
+    /// An activation times another tensor, gradients, and a sum.
+    Pointwise(Activation, DType),
+    /// So many rows of a product with quantised weights, and a table's rows.
+    Quantized(QuantizedFormat, usize, DType),
+    /// Numbers sorted by some of their bits.
+    RadixSort,
+    /// Vectors by direction and length, and gradients, of one type.
+    WeightNorm(DType),
+    /// A stack of encoder layers, and gradients.
+    Encoder(stacks::Kind),
+    /// A stack of decoder layers, at once or in steps.
+    Decoder(stacks::Kind, Option<&'static [usize]>),
     /// A device's block map.
     Classify(Box<Rules>),
     /// The device's check, of its own kernels and of faulty ones.
@@ -73,8 +87,29 @@ impl Other {
             Other::Linear(_, dtype, _) | Other::Attentional(dtype) => *dtype == DType::F16,
             Other::Local(dtype) | Other::Predicted(dtype) => *dtype == DType::F16,
             Other::Embedding(dtype) | Other::MeanPool(dtype) | Other::Logits(dtype) => *dtype == DType::F16,
+            Other::Norm(_, dtype) | Other::Pointwise(_, dtype) => *dtype == DType::F16,
+            Other::Quantized(_, _, dtype) | Other::WeightNorm(dtype) => *dtype == DType::F16,
+            Other::Encoder(kind) | Other::Decoder(kind, _) => kind.dtype == DType::F16,
             _ => false,
         }
+    }
+
+    /// Whether it is what models have around attention, or a stack of their layers.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn is_of_models(&self) -> bool {
+        matches!(
+            self,
+            Other::Embedding(_)
+                | Other::MeanPool(_)
+                | Other::Logits(_)
+                | Other::Norm(..)
+                | Other::Pointwise(..)
+                | Other::Quantized(..)
+                | Other::RadixSort
+                | Other::WeightNorm(_)
+                | Other::Encoder(_)
+                | Other::Decoder(..)
+        )
     }
 
     /// The largest error over tolerance.
@@ -154,6 +189,15 @@ impl Other {
             Other::Embedding(dtype) => row_stages::embedding(profile, *dtype).await,
             Other::MeanPool(dtype) => row_stages::mean_pool(profile, *dtype).await,
             Other::Logits(dtype) => row_stages::logits(profile, *dtype).await,
+            Other::Norm(config, dtype) => row_stages::norm(profile, *config, *dtype).await,
+            Other::Pointwise(activation, dtype) => row_stages::pointwise(profile, *activation, *dtype).await,
+            Other::Quantized(format, rows, dtype) => {
+                row_stages::quantized(profile, *format, *rows, *dtype).await
+            }
+            Other::RadixSort => row_stages::radix_sort(profile).await,
+            Other::WeightNorm(dtype) => row_stages::weight_norm(profile, *dtype).await,
+            Other::Encoder(kind) => stacks::encoder(name, *kind, profile).await,
+            Other::Decoder(kind, steps) => stacks::decoder(name, *kind, *steps, profile).await,
             Other::Check => checked(&profile.gpu).await,
             Other::Tune => tuned(&profile.gpu).await,
             Other::Classify(rules) => {
@@ -200,6 +244,33 @@ fn linear_cases() -> Vec<(&'static str, Other)> {
         ("linear attention, Fourier features", linear(of("rfa", one, rfa, false), f32, cpu)),
         ("linear attention, steps", Other::LinearSteps(Box::new(of("steps", one, FeatureMap::Elu, true)))),
         ("linear attention, gated steps", Other::LinearSteps(Box::new(gated))),
+    ]
+}
+
+/// Stacks with norms after and before their parts, gated and not, of every type.
+fn stacked() -> Vec<(&'static str, Other)> {
+    let [f32, f16, bf16] = [DType::F32, DType::F16, DType::BF16];
+    let [gpu, cpu] = [KernelForm::Gpu, KernelForm::Cpu];
+    let bert = stacks::Kind {
+        order: NormOrder::Post,
+        gated: false,
+        activation: Activation::Gelu,
+        form: gpu,
+        dtype: f32,
+    };
+    let llama = stacks::Kind {
+        order: NormOrder::Pre,
+        gated: true,
+        activation: Activation::Silu,
+        form: cpu,
+        dtype: f32,
+    };
+    vec![
+        ("encoder", Other::Encoder(bert)),
+        ("encoder, gated, norms first, bf16", Other::Encoder(stacks::Kind { dtype: bf16, ..llama })),
+        ("decoder", Other::Decoder(bert, None)),
+        ("decoder, gated, norms first, f16", Other::Decoder(stacks::Kind { dtype: f16, ..llama }, None)),
+        ("decoder in steps", Other::Decoder(llama, Some(&[1, 3, 2]))),
     ]
 }
 
@@ -308,6 +379,24 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
         ("block map of a mask", Other::Classify(Box::new(masked))),
         ("block map of a bias", Other::Classify(Box::new(added))),
     ];
+    let [q4, q8] = QuantizedFormat::ALL;
+    cases.extend([
+        ("layer norm", Other::Norm(NormConfig::layer(), f32)),
+        ("layer norm, f16", Other::Norm(NormConfig::layer(), f16)),
+        ("RMS norm", Other::Norm(NormConfig::rms(), f32)),
+        ("RMS norm, bf16", Other::Norm(NormConfig::rms(), bf16)),
+        ("GELU times", Other::Pointwise(Activation::Gelu, f32)),
+        ("GELU by tanh times, f16", Other::Pointwise(Activation::GeluTanh, f16)),
+        ("SiLU times, bf16", Other::Pointwise(Activation::Silu, bf16)),
+        ("quantised products, few rows", Other::Quantized(q4, 3, f32)),
+        ("quantised products, many rows", Other::Quantized(q8, 33, f32)),
+        ("quantised products, few rows, f16", Other::Quantized(q8, 5, f16)),
+        ("quantised products, many rows, bf16", Other::Quantized(q4, 19, bf16)),
+        ("radix sort", Other::RadixSort),
+        ("weight norm", Other::WeightNorm(f32)),
+        ("weight norm, f16", Other::WeightNorm(f16)),
+    ]);
+    cases.extend(stacked());
     cases.extend(linear_cases());
     // Its kernels take a slow compiler half a minute: once per driver.
     if profile.name != "defaults" {

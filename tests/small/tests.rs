@@ -36,7 +36,16 @@ fn caches() {
 
 #[test]
 fn layers_and_others() {
-    all("small, layers and others", full(), |work| matches!(work, Work::Layer(..) | Work::Other(..)));
+    all("small, layers and others", full(), |work| match work {
+        Work::Layer(..) => true,
+        Work::Other(other) => !other.is_of_models(),
+        _ => false,
+    });
+}
+
+#[test]
+fn parts_of_models() {
+    all("small, parts of models", full(), |work| matches!(work, Work::Other(other) if other.is_of_models()));
 }
 
 #[test]

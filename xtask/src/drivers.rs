@@ -66,7 +66,7 @@ const fn dear(test: &'static str) -> Case {
     Case { test, cheap: false }
 }
 
-const SMALL: [Case; 23] = [
+const SMALL: [Case; 24] = [
     dear("stages::append_keys"),
     dear("stages::average_weights"),
     dear("stages::scores"),
@@ -86,6 +86,7 @@ const SMALL: [Case; 23] = [
     cheap("caches::rotation"),
     dear("recording::cached"),
     dear("small::tests::gradients"),
+    dear("small::tests::parts_of_models"),
     cheap("positions::rotations"),
     cheap("positions::additions"),
     cheap("errors::refused::limits"),

@@ -1,0 +1,361 @@
+//! Each operator's calls: what is prepared is all that they create, the second of the same creates nothing, a caller's pass gets the
+//! same, a refused one records nothing.
+
+use wgpu_attention::{
+    Activation, AttentionalBackward, AttentionalForward, AttentionalVector, BlockConfig, DecoderForward,
+    DecoderLayerWeights, DecoderMemory, Embedding, EmbeddingBackward, EmbeddingForward, EncoderBackward,
+    EncoderForward, EncoderLayerWeights, Error, FeedForwardWeights, LocalAttention, LocalBackward,
+    LocalConfig, LocalForward, LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward, MeanPool, MeanPoolBackward,
+    MeanPoolForward, Norm, NormBackward, NormConfig, NormForward, NormOrder, NormWeights, Pointwise,
+    PointwiseBackward, PointwiseForward, PooledRows, QuantizedFormat, QuantizedForward, QuantizedMatrix,
+    QuantizedProjection, QuantizedRows, RadixSort, Sort, TopK, TopKForward, TransformerDecoder,
+    TransformerEncoder, WeightNorm, WeightNormBackward, WeightNormForward,
+};
+
+use super::*;
+
+/// How a call is made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum How {
+    /// Into an encoder.
+    Own,
+    /// Into a pass of the caller's.
+    Pass,
+    /// With an output that is an input.
+    Refused,
+    RefusedInPass,
+    /// Compiled and bound, where the operator has that apart.
+    Prepared,
+}
+
+/// Makes a call, or one like it that is refused. Without scratch, and with it; with preparation or not.
+macro_rules! call {
+    ($operator:expr, [$forward:ident, $in_pass:ident], $call:expr, $wrong:expr $(, $scratch:expr)?) => {
+        call!(@ $operator, [$forward, $in_pass], $call, $wrong, Ok(false) $(, $scratch)?)
+    };
+    ($operator:expr, [$forward:ident, $in_pass:ident, $prepare:ident], $call:expr, $wrong:expr $(, $scratch:expr)?) => {
+        call!(@ $operator, [$forward, $in_pass], $call, $wrong, $operator.$prepare($call $(, $scratch)?).map(|()| true) $(, $scratch)?)
+    };
+    (@ $operator:expr, [$forward:ident, $in_pass:ident], $call:expr, $wrong:expr, $prepared:expr $(, $scratch:expr)?) => {
+        &mut |encoder: &mut wgpu::CommandEncoder, how: How| -> Result<bool, Error> {
+            let mut pass =
+                |call| $operator.$in_pass(&mut encoder.begin_compute_pass(&Default::default()), call $(, $scratch)?);
+            match how {
+                How::Prepared => return $prepared,
+                How::Pass => pass($call)?,
+                How::RefusedInPass => pass($wrong)?,
+                How::Own => $operator.$forward(encoder, $call $(, $scratch)?)?,
+                How::Refused => $operator.$forward(encoder, $wrong $(, $scratch)?)?,
+            }
+            Ok(true)
+        }
+    };
+}
+
+/// A device, tensors that are read, and those that are written.
+struct Bench {
+    own: Own,
+    /// Numbers of a sine.
+    floats: [wgpu::Buffer; 5],
+    /// 0 to 11, again and again.
+    ids: wgpu::Buffer,
+    outs: [wgpu::Buffer; 5],
+}
+
+impl Bench {
+    fn new() -> Self {
+        let own = Own::new();
+        let floats =
+            [0.3, 0.5, 0.7, 0.9, 1.1].map(|seed| own.gpu.upload(&noise(2048, seed)).expect("an upload"));
+        let ids: Vec<u32> = (0..2048).map(|n| n * 7 % 12).collect();
+        let ids = own.gpu.upload(&ids).expect("an upload");
+        let outs = [(); 5].map(|()| own.gpu.buffer(4 * 2048).expect("a buffer"));
+        Bench { own, floats, ids, outs }
+    }
+
+    fn gpu(&self) -> &Gpu {
+        &self.own.gpu
+    }
+
+    fn read(&self, n: usize, shape: [usize; 4]) -> TensorView<'_> {
+        TensorView::new(&self.floats[n], DType::F32, shape)
+    }
+
+    fn numbers(&self, shape: [usize; 4]) -> TensorView<'_> {
+        TensorView::new(&self.ids, DType::U32, shape)
+    }
+
+    fn written(&self, n: usize, shape: [usize; 4]) -> TensorView<'_> {
+        TensorView::new(&self.outs[n], DType::F32, shape)
+    }
+
+    fn scratch(&self, size: Result<ScratchSize, Error>) -> Scratch {
+        Scratch::new(self.gpu().device(), size.expect("a size")).expect("scratch")
+    }
+
+    fn alive(&self) -> (usize, Alive) {
+        self.gpu().device().poll(wgpu::PollType::wait_indefinitely()).expect("an answer");
+        let alive = self.own.alive().expect("wgpu counts resources on this backend");
+        (self.gpu().pipelines().compiled(), alive)
+    }
+
+    fn bits(&self) -> Vec<Vec<u32>> {
+        self.outs.iter().map(|out| self.gpu().download::<u32>(out, 2048).expect("a read-back")).collect()
+    }
+
+    /// What the outputs hold after `record` into an encoder, and how often it allocated.
+    fn ran(&self, name: &str, record: &mut Record, how: How) -> (Vec<Vec<u32>>, usize) {
+        self.outs.iter().for_each(|out| poison(self.gpu(), out));
+        let mut encoder = encoder(self.gpu());
+        let mut result = Ok(true);
+        let allocated = allocations(|| result = record(&mut encoder, how));
+        self.gpu().queue().submit([encoder.finish()]);
+        let refused = matches!(how, How::Refused | How::RefusedInPass);
+        assert_eq!(result.is_err(), refused, "{name}, {how:?}: {result:?}");
+        (self.bits(), allocated)
+    }
+
+    /// All that this file says, of one operator's call that writes outputs.
+    fn check(&self, name: &str, record: &mut Record) {
+        let poisoned = vec![vec![POISON.to_bits(); 2048]; 5];
+        let before = self.alive();
+        let prepares = record(&mut encoder(self.gpu()), How::Prepared).expect("a preparation");
+        let prepared = self.alive();
+        let (bits, _) = self.ran(name, record, How::Own);
+        let first = self.alive();
+        assert!(bits != poisoned, "{name} writes nothing");
+        assert!(first.1.bind_groups > before.1.bind_groups, "{name} binds nothing");
+        if prepares {
+            assert_eq!(first, prepared, "{name} was prepared");
+        }
+        let (again, allocated) = self.ran(name, record, How::Own);
+        assert!(again == bits, "{name}: other bits the second time");
+        for how in [How::Own, How::Pass] {
+            let (again, now) = self.ran(name, record, how);
+            assert!(again == bits, "{name}, {how:?}: other bits");
+            // A pass of the caller's has no label that is copied.
+            assert!(now <= allocated + 8, "{name}, {how:?}: {now} allocations, {allocated} before");
+            assert_eq!(self.alive(), first, "{name}, {how:?} creates something");
+        }
+        for how in [How::Refused, How::RefusedInPass] {
+            assert!(self.ran(name, record, how).0 == poisoned, "{name}, {how:?}: something was recorded");
+            assert_eq!(self.alive(), first, "{name}, {how:?} creates something");
+        }
+        // A refusal leaves nothing behind.
+        assert!(self.ran(name, record, How::Own).0 == bits, "{name}: other bits after a refusal");
+    }
+}
+
+type Record<'a> = dyn FnMut(&mut wgpu::CommandEncoder, How) -> Result<bool, Error> + 'a;
+
+const ROWS: [usize; 4] = [2, 1, 5, 12];
+const VECTOR: [usize; 4] = [1, 1, 1, 12];
+
+#[test]
+fn norms_and_activations() {
+    let b = Bench::new();
+    let [x, residual, d_out] = [0, 1, 2].map(|n| b.read(n, ROWS));
+    let (weight, out) = (b.read(3, VECTOR), b.written(0, ROWS));
+    let norm = Norm::with_pipelines(b.gpu().pipelines(), NormConfig::layer()).expect("a norm");
+    let call = NormForward::new(x, out).residual(residual).weight(weight).sum(b.written(1, ROWS));
+    let wrong = NormForward::new(x, x).residual(residual);
+    b.check("norm", call!(norm, [forward, forward_in_pass, prepare], &call, &wrong));
+    let back = NormBackward::new(call, d_out).d_x(out).d_weight(b.written(2, VECTOR));
+    let wrong = back.d_x(d_out);
+    let mut scratch = b.scratch(norm.backward_scratch_size(&back));
+    b.check("norm backward", call!(norm, [backward, backward_in_pass], &back, &wrong, &mut scratch));
+    let pointwise = Pointwise::with_pipelines(b.gpu().pipelines());
+    let call = PointwiseForward::new(x, out).activation(Activation::Silu).times(residual);
+    let wrong = PointwiseForward::new(x, x);
+    b.check("pointwise", call!(pointwise, [forward, forward_in_pass], &call, &wrong));
+    let back = PointwiseBackward::new(call, d_out).d_x(out).d_times(b.written(1, ROWS));
+    let wrong = back.d_x(d_out);
+    b.check("pointwise backward", call!(pointwise, [backward, backward_in_pass], &back, &wrong));
+    let unit = WeightNorm::with_pipelines(b.gpu().pipelines());
+    let (vectors, gain) = ([1, 3, 1, 12], [1, 3, 1, 1]);
+    let inputs = [b.read(0, vectors), b.read(1, gain)];
+    let call = WeightNormForward::new(inputs[0], inputs[1], b.written(0, vectors));
+    let wrong = WeightNormForward::new(inputs[0], inputs[1], inputs[0]);
+    b.check("weight norm", call!(unit, [forward, forward_in_pass], &call, &wrong));
+    let d_out = b.read(2, vectors);
+    let back = WeightNormBackward::new(inputs, d_out, [b.written(0, vectors), b.written(1, gain)]);
+    let wrong = WeightNormBackward::new(inputs, d_out, [d_out, b.written(1, gain)]);
+    b.check("weight norm backward", call!(unit, [backward, backward_in_pass], &back, &wrong));
+}
+
+#[test]
+fn embeddings_and_means() {
+    let b = Bench::new();
+    let (table, ids) = ([1, 1, 9, 12], b.numbers([2, 1, 5, 1]));
+    let embedding = Embedding::with_pipelines(b.gpu().pipelines());
+    let call = EmbeddingForward::new(ids, b.read(0, table), b.written(0, ROWS));
+    let wrong = EmbeddingForward::new(ids, b.read(0, table), b.read(0, ROWS));
+    b.check("embedding", call!(embedding, [forward, forward_in_pass, prepare], &call, &wrong));
+    let back = EmbeddingBackward::new(ids, b.read(0, ROWS), b.written(0, table));
+    let wrong = EmbeddingBackward::new(ids, b.read(0, ROWS), b.read(0, table));
+    let mut scratch = b.scratch(embedding.backward_scratch_size(&back));
+    b.check(
+        "embedding backward",
+        call!(embedding, [backward, backward_in_pass], &back, &wrong, &mut scratch),
+    );
+    let pool = MeanPool::with_pipelines(b.gpu().pipelines());
+    let (x, means) = (b.read(0, ROWS), [2, 1, 1, 12]);
+    let rows = PooledRows::Lengths(b.numbers([2, 1, 1, 1]));
+    let call = MeanPoolForward::new(x, rows, b.written(0, means)).l2(true);
+    let wrong = MeanPoolForward::new(x, rows, b.read(0, means));
+    b.check("mean pool", call!(pool, [forward, forward_in_pass], &call, &wrong));
+    let back = MeanPoolBackward::new(call, b.read(1, means), b.written(0, ROWS));
+    let wrong = MeanPoolBackward::new(call, b.read(1, means), x);
+    b.check("mean pool backward", call!(pool, [backward, backward_in_pass], &back, &wrong));
+}
+
+#[test]
+fn logits_and_sorts() {
+    let b = Bench::new();
+    let (x, out) = (b.read(0, ROWS), b.written(0, ROWS));
+    let soft = LogSoftmax::with_pipelines(b.gpu().pipelines());
+    let (call, wrong) = (LogSoftmaxForward::new(x, out), LogSoftmaxForward::new(x, x));
+    b.check("log-softmax", call!(soft, [forward, forward_in_pass], &call, &wrong));
+    let back = LogSoftmaxBackward::new(x, b.read(1, ROWS), out);
+    let wrong = LogSoftmaxBackward::new(x, b.read(1, ROWS), x);
+    b.check("log-softmax backward", call!(soft, [backward, backward_in_pass], &back, &wrong));
+    let top = TopK::with_pipelines(b.gpu().pipelines());
+    let found = [2, 1, 5, 3];
+    let indices = |buffer| TensorView::new(buffer, DType::U32, found);
+    let call = TopKForward::new(x, indices(&b.outs[0])).values(b.written(1, found));
+    let wrong = TopKForward::new(x, indices(&b.floats[0]));
+    b.check("top-k", call!(top, [forward, forward_in_pass, prepare], &call, &wrong));
+    let sort = RadixSort::with_pipelines(b.gpu().pipelines());
+    let keys = b.numbers([1, 2, 2, 200]);
+    let order = |n: usize| TensorView::new(&b.outs[n], DType::U32, [1, 2, 2, 200]);
+    let call = Sort::new(keys, order(0)).ranks(order(1)).bits(4);
+    let wrong = Sort::new(keys, keys);
+    let mut scratch = b.scratch(sort.scratch_size(&call));
+    b.check("radix sort", call!(sort, [forward, forward_in_pass, prepare], &call, &wrong, &mut scratch));
+}
+
+#[test]
+fn quantized_products() {
+    let b = Bench::new();
+    for (format, rows) in QuantizedFormat::ALL.into_iter().zip([3, 17]) {
+        let weight = QuantizedMatrix::new(&b.floats[1], format, [16, 32]);
+        let sequence = |n: usize, width| TensorView::sequence(&b.floats[n], DType::F32, [1, rows, width]);
+        let out = |width| b.written(0, [1, 1, rows, width]);
+        let operator = QuantizedProjection::with_pipelines(b.gpu().pipelines());
+        let call = [QuantizedForward::new(sequence(0, 32), weight, out(16))];
+        let wrong = [QuantizedForward::new(sequence(0, 32), weight, sequence(0, 16))];
+        b.check("quantized products", call!(operator, [forward, forward_in_pass], &call, &wrong));
+        let ids = b.numbers([1, 1, rows, 1]);
+        let call = QuantizedRows::new(weight, ids, out(32));
+        let wrong = QuantizedRows::new(weight, ids, sequence(1, 32));
+        b.check("quantized rows", call!(operator, [rows, rows_in_pass], &call, &wrong));
+    }
+}
+
+#[test]
+fn attention_around_positions_and_attentional_vectors() {
+    let b = Bench::new();
+    let (wide, places) = ([1, 2, 6, 8], [1, 2, 6, 1]);
+    let [q, k, v, d_out] = [0, 1, 2, 3].map(|n| b.read(n, wide));
+    let positions = b.read(4, places);
+    let local = LocalAttention::with_pipelines(b.gpu().pipelines(), LocalConfig::new(2, 8, 2));
+    let local = local.expect("an operator");
+    let call = LocalForward::new([q, k, v], positions, b.written(0, wide));
+    let wrong = LocalForward::new([q, k, v], positions, q);
+    let mut scratch = b.scratch(local.scratch_size(&call));
+    b.check("local", call!(local, [forward, forward_in_pass, prepare], &call, &wrong, &mut scratch));
+    let back = LocalBackward::new([q, k, v], positions, d_out).d_q(b.written(0, wide));
+    let back = back.d_k(b.written(1, wide)).d_v(b.written(2, wide)).d_positions(b.written(3, places));
+    let wrong = back.d_q(q);
+    let mut scratch = b.scratch(local.backward_scratch_size(&back));
+    b.check(
+        "local backward",
+        call!(local, [backward, backward_in_pass, prepare_backward], &back, &wrong, &mut scratch),
+    );
+    let join = AttentionalVector::with_pipelines(b.gpu().pipelines());
+    let (context, hidden, weight) = (b.read(0, ROWS), b.read(1, ROWS), b.read(2, [1, 1, 8, 24]));
+    let linear = Linear { weight, bias: None };
+    let joined = [2, 1, 5, 8];
+    let call = AttentionalForward::new(context, hidden, linear, b.written(0, joined));
+    let wrong = AttentionalForward::new(context, hidden, linear, b.read(0, joined));
+    let mut scratch = b.scratch(join.scratch_size(&call));
+    b.check(
+        "attentional vector",
+        call!(join, [forward, forward_in_pass, prepare], &call, &wrong, &mut scratch),
+    );
+    let back = AttentionalBackward::new(context, hidden, weight, b.read(3, joined), b.read(4, joined))
+        .d_context(b.written(0, ROWS))
+        .d_weight(b.written(1, [1, 1, 8, 24]));
+    let wrong = back.d_context(context);
+    let mut scratch = b.scratch(join.backward_scratch_size(&back));
+    b.check(
+        "attentional vector backward",
+        call!(join, [backward, backward_in_pass], &back, &wrong, &mut scratch),
+    );
+}
+
+#[test]
+fn stacks_of_layers() {
+    let b = Bench::new();
+    let weight = |n: usize, shape| TensorView::matrix(&b.floats[n], DType::F32, shape);
+    let linear = |n: usize, shape: [usize; 2]| Linear {
+        weight: weight(n, shape),
+        bias: Some(TensorView::vector(&b.floats[2], DType::F32, shape[0])),
+    };
+    let attention = LayerWeights {
+        query: linear(0, [12, 12]),
+        key: linear(1, [12, 12]),
+        value: linear(2, [12, 12]),
+        out: linear(3, [12, 12]),
+        bias_kv: None,
+    };
+    let feed_forward = FeedForwardWeights { up: linear(0, [20, 12]), gate: None, down: linear(1, [12, 20]) };
+    let norm = NormWeights { weight: Some(b.read(3, VECTOR)), bias: None };
+    let config = BlockConfig::new(LayerConfig::new(12, 2), 20).order(NormOrder::Pre);
+    let (x, out) = (b.read(4, ROWS), b.written(0, ROWS));
+    let pipelines = b.gpu().pipelines();
+    let layer = EncoderLayerWeights { attention, feed_forward, norms: [norm; 2] };
+    let encoder = TransformerEncoder::with_pipelines(pipelines, config, &[layer; 2], Some(norm));
+    let encoder = encoder.expect("a stack");
+    let call = EncoderForward::new(x, out).mask(Mask::causal());
+    let wrong = EncoderForward::new(x, x);
+    let mut scratch = b.scratch(encoder.scratch_size(&call));
+    b.check("encoder", call!(encoder, [forward, forward_in_pass, prepare], &call, &wrong, &mut scratch));
+    let back = EncoderBackward::new(call, b.read(3, ROWS)).d_x(out);
+    let wrong = back.d_x(x);
+    let mut scratch = b.scratch(encoder.backward_scratch_size(&back));
+    b.check(
+        "encoder backward",
+        call!(encoder, [backward, backward_in_pass, prepare_backward], &back, &wrong, &mut scratch),
+    );
+    let layer = DecoderLayerWeights {
+        self_attention: attention,
+        cross_attention: attention,
+        feed_forward,
+        norms: [norm; 3],
+    };
+    let decoder = TransformerDecoder::with_pipelines(pipelines, config, &[layer; 2], Some(norm));
+    let decoder = decoder.expect("a stack");
+    let heads = |n: usize| b.read(n, [4, 2, 7, 6]);
+    let memory = DecoderMemory { keys: heads(0), values: heads(1) };
+    let call = DecoderForward::new(x, memory, out).mask(Mask::causal());
+    let wrong = DecoderForward::new(x, memory, x);
+    let mut scratch = b.scratch(decoder.scratch_size(&call));
+    b.check("decoder", call!(decoder, [forward, forward_in_pass, prepare], &call, &wrong, &mut scratch));
+    let to = DecoderMemory { keys: b.written(0, [4, 2, 7, 6]), values: b.written(1, [4, 2, 7, 6]) };
+    let wrong = DecoderMemory { keys: b.read(4, [4, 2, 7, 6]), ..to };
+    let encoded = b.read(4, [2, 1, 7, 12]);
+    let mut scratch = b.scratch(Ok(ScratchSize::default()));
+    b.check("decoder memory", &mut |encoder, how| {
+        let to = if matches!(how, How::Refused | How::RefusedInPass) { &wrong } else { &to };
+        match how {
+            How::Prepared => return Ok(false),
+            How::Pass | How::RefusedInPass => {
+                let mut pass = encoder.begin_compute_pass(&Default::default());
+                decoder.project_memory_in_pass(&mut pass, encoded, to, &mut scratch)?;
+            }
+            How::Own | How::Refused => decoder.project_memory(encoder, encoded, to, &mut scratch)?,
+        }
+        Ok(true)
+    });
+}
