@@ -13,28 +13,24 @@ pub(crate) enum QuantizedTiles {
         columns: u32,
         lanes: u32,
     },
-    /// The same of a software driver, `blocks` of a row at a time.
+    /// `rows` of each invocation of a software driver's workgroup, and `columns`, `lanes` of them apart.
     FewCpu {
         rows: u32,
         columns: u32,
-        blocks: u32,
+        lanes: u32,
+        /// Whether rows of the weight are whole words.
+        whole_words: bool,
     },
     Many(Tiles),
 }
 
-/// Invocations of a workgroup of `FewCpu`: as many as there are weights in a word of four bits each.
-pub(crate) const FEW_LANES: u32 = 8;
-
 /// As many rows as are computed together with one unpacking of the weights.
 pub(crate) const FEW_ROWS: usize = 8;
 
-/// Blocks whose part of x an invocation of a software driver holds, of all rows together: more is much text to compile.
-const MOST_BLOCKS: usize = 48;
-
-/// The tiles of a product with `blocks` in each row of the weight.
+/// The tiles of a product with a weight of `row_bytes`.
 pub(crate) fn quantized_tiles(
     product: MatmulShape,
-    blocks: usize,
+    row_bytes: usize,
     tuning: &Tuning,
     device: &DeviceFacts,
 ) -> QuantizedTiles {
@@ -44,10 +40,15 @@ pub(crate) fn quantized_tiles(
     }
     let rows = product.rows.next_power_of_two();
     if cpu {
-        let most = (MOST_BLOCKS / rows).min(blocks).max(1);
-        let blocks = (1..=most).rev().find(|n| blocks.is_multiple_of(*n)).unwrap_or(1) as u32;
-        let columns = if product.cols < 1024 || rows > 4 { 32 } else { 64 };
-        return QuantizedTiles::FewCpu { rows: rows as u32, columns, blocks };
+        // What is loaded of x is loaded for all of an invocation's columns; their sums lie in registers, of which there are 16 or 32.
+        let columns = if rows > 4 { 4 } else { 8 };
+        let whole_words = row_bytes.is_multiple_of(4);
+        return QuantizedTiles::FewCpu {
+            rows: rows as u32,
+            columns,
+            lanes: device.lanes.max(8),
+            whole_words,
+        };
     }
     // Sixteen lanes take 128 weights at a time: rows of 576 or 1536 leave few idle.
     QuantizedTiles::FewGpu { rows: rows as u32, columns: 4, lanes: 16 }
@@ -59,28 +60,26 @@ mod tests {
     use crate::plan::KernelForm;
 
     #[test]
-    fn a_few_rows_take_whole_parts_of_a_row() {
+    fn few_rows_have_tiles_of_their_own() {
         let tuning = Tuning::new().form(KernelForm::Cpu);
         for rows in 1..=FEW_ROWS {
-            for blocks in 1..=200 {
+            for (row_bytes, whole) in [(360, true), (34, false), (612, true)] {
                 let product = MatmulShape { batch: 1, rows, cols: 100 };
-                let tiles = quantized_tiles(product, blocks, &tuning, &DeviceFacts::LEAST);
-                let QuantizedTiles::FewCpu { rows: taken, blocks: part, columns } = tiles else {
-                    panic!("{tiles:?}");
+                let tiles = quantized_tiles(product, row_bytes, &tuning, &DeviceFacts::LEAST);
+                let QuantizedTiles::FewCpu { rows: taken, whole_words, .. } = tiles else {
+                    panic!("{tiles:?}")
                 };
-                assert!(blocks.is_multiple_of(part as usize) && taken as usize >= rows);
-                assert!((part * taken) as usize <= MOST_BLOCKS, "{tiles:?}");
-                assert!(4 * FEW_LANES * columns * taken <= DeviceFacts::LEAST.workgroup_memory);
+                assert!(taken as usize >= rows && whole_words == whole, "{tiles:?}");
             }
         }
         let many = MatmulShape { batch: 1, rows: FEW_ROWS + 1, cols: 4096 };
         assert!(matches!(
-            quantized_tiles(many, 18, &tuning, &DeviceFacts::LEAST),
+            quantized_tiles(many, 360, &tuning, &DeviceFacts::LEAST),
             QuantizedTiles::Many(Tiles::Cpu { .. })
         ));
         let tuning = Tuning::new().form(KernelForm::Gpu);
         let one = MatmulShape { batch: 1, rows: 1, cols: 4096 };
-        let tiles = quantized_tiles(one, 18, &tuning, &DeviceFacts::LEAST);
+        let tiles = quantized_tiles(one, 360, &tuning, &DeviceFacts::LEAST);
         assert_eq!(tiles, QuantizedTiles::FewGpu { rows: 1, columns: 4, lanes: 16 });
     }
 }
