@@ -6,8 +6,8 @@
 //
 // TOGETHER blocks of a row at a time.
 //
-// Needs: BLOCK_BYTES, COLUMNS, IN_FOURS, LANES, PART_HIGH, PART_LOW, ROWS, TOGETHER; p; block_part, block_place, block_scales,
-// part_weights, view_at, w_at, x_at4, y_of, y_store.
+// Needs: BLOCK_BYTES, COLUMNS, IN_FOURS, LANES, PART_HIGH, PART_LOW, PART_STEP, ROWS, TOGETHER; p; block_part, block_place,
+// block_scales, part_start, part_weights, view_at, w_at, x_at4, y_of, y_store.
 // Gives: main.
 
 const GROUP: u32 = LANES * COLUMNS;
@@ -55,9 +55,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
                 }
                 /* unrolled */ for (var n = 0u; n < 4u; n++) {
                     /* unrolled */ for (var r = 0u; r < ROWS; r++) {
-                        let o = x + min(row0 + r, last_row) * x_row + ((block + b) * 32u + n * 4u) * x_k;
+                        let o = x + min(row0 + r, last_row) * x_row + ((block + b) * 32u + part_start(n)) * x_k;
                         let low = x_at4(o, x_k, 4u);
-                        let high = x_at4(o + 16u * x_k, x_k, 4u);
+                        let high = x_at4(o + PART_STEP * x_k, x_k, 4u);
                         let both = low + high;
                         x_sums[r] += (both.x + both.y) + (both.z + both.w);
                         x_low[r] = low * PART_LOW;

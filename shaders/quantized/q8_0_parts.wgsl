@@ -1,7 +1,7 @@
 // Blocks of Q8_0 (q8_0.wgsl) in parts of eight weights, for kernels whose neighbours have the same part of other rows.
 //
 // Needs: BLOCK_BYTES, TOGETHER; half_at, w_at.
-// Gives: PART_HIGH, PART_LOW; block_part, block_place, block_scales, part_weights.
+// Gives: PART_HIGH, PART_LOW, PART_STEP; block_part, block_place, block_scales, part_start, part_weights.
 
 // The word in which block `block + b` of a row that begins at a byte begins, and whether in its upper half. If two are taken together,
 // b alone says so.
@@ -22,9 +22,9 @@ fn place_word(place: vec2<u32>, n: u32) -> u32 {
     return select((w_at(place.x + n) >> 16u) | (second << 16u), second, place.y == 1u);
 }
 
-// What holds weights 4n..4n+4 and 4n+16..4n+20, n below 4.
+// What holds the four weights from part_start(n) on and the four from there + PART_STEP on, n below 4.
 fn block_part(place: vec2<u32>, n: u32) -> vec2<u32> {
-    return vec2<u32>(place_word(place, n), place_word(place, n + 4u));
+    return vec2<u32>(place_word(place, 2u * n), place_word(place, 2u * n + 1u));
 }
 
 // These weights before the scale, times 2²⁴, which an input's factor takes back. All of it is exact.
@@ -37,5 +37,10 @@ fn upper_bytes(word: u32) -> vec4<f32> {
     return vec4<f32>(bitcast<vec4<i32>>(bytes));
 }
 
+fn part_start(n: u32) -> u32 {
+    return 8u * n;
+}
+
+const PART_STEP: u32 = 4u;
 const PART_LOW: vec4<f32> = vec4<f32>(0x1p-24);
 const PART_HIGH: vec4<f32> = vec4<f32>(0x1p-24);

@@ -116,10 +116,17 @@ impl QuantizedProject {
         let cpu =
             |rows, columns, lanes, whole_words| QuantizedTiles::FewCpu { rows, columns, lanes, whole_words };
         let [f32, f16, bf16] = super::FLOATS;
-        let plain = [gpu(1), gpu(8), cpu(1, 8, 8, true), cpu(1, 8, 16, true), cpu(8, 4, 8, false)]
-            .into_iter()
-            .chain(matmul::ALL.map(QuantizedTiles::Many))
-            .map(move |tiles| (tiles, f32, f32));
+        let plain = [
+            gpu(1),
+            gpu(8),
+            cpu(1, 8, 8, true),
+            cpu(1, 2, 8, true),
+            cpu(1, 8, 16, true),
+            cpu(8, 4, 8, false),
+        ]
+        .into_iter()
+        .chain(matmul::ALL.map(QuantizedTiles::Many))
+        .map(move |tiles| (tiles, f32, f32));
         let tiles = [gpu(4), cpu(2, 8, 8, false), QuantizedTiles::Many(matmul::ALL[2])];
         let others = [[f16, f16], [bf16, bf16], [f16, f32], [bf16, f32], [f32, f16], [f32, bf16]];
         let others = tiles.into_iter().flat_map(move |tiles| others.map(|[x, y]| (tiles, x, y)));

@@ -45,7 +45,7 @@ impl<'a> QuantizedOp<'a> {
         let one_matrix = batch == 1 || strides[0] == shape[2] * strides[2];
         let (batches, rows) = if one_matrix { (1, batch * length) } else { (batch, length) };
         let product = MatmulShape { batch: batches, rows, cols: self.rows };
-        let tiles = plan::quantized_tiles(product, self.row_bytes, tuning, device);
+        let tiles = plan::quantized_tiles(product, self.format, self.row_bytes, tuning, device);
         let few = |rows: u32, columns: u32| {
             let most = MOST_GROUPS.min(device.max_workgroups as usize);
             let groups = self.rows.div_ceil(columns as usize).min(most);

@@ -3,6 +3,7 @@
 use super::matmul::{MatmulShape, Tiles, tiles};
 use super::tuning::Tuning;
 use crate::device::DeviceFacts;
+use crate::quantized_format::QuantizedFormat;
 
 /// How a product with quantised weights is shared out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -27,9 +28,10 @@ pub(crate) enum QuantizedTiles {
 /// As many rows as are computed together with one unpacking of the weights.
 pub(crate) const FEW_ROWS: usize = 8;
 
-/// The tiles of a product with a weight of `row_bytes`.
+/// The tiles of a product with a weight in rows of `row_bytes`.
 pub(crate) fn quantized_tiles(
     product: MatmulShape,
+    format: QuantizedFormat,
     row_bytes: usize,
     tuning: &Tuning,
     device: &DeviceFacts,
@@ -40,8 +42,13 @@ pub(crate) fn quantized_tiles(
     }
     let rows = product.rows.next_power_of_two();
     if cpu {
-        // What is loaded of x is loaded for all of an invocation's columns; their sums lie in registers, of which there are 16 or 32.
-        let columns = if rows > 4 { 4 } else { 8 };
+        // What is loaded of x is loaded for all columns of an invocation. More are slower where they do not fit in registers or, as rows of
+        // eight bits, in the first-level cache (lavapipe 26, 8 lanes).
+        let columns = match format {
+            QuantizedFormat::Q8_0 => 2,
+            QuantizedFormat::Q4_1 if rows > 4 => 4,
+            QuantizedFormat::Q4_1 => 8,
+        };
         let whole_words = row_bytes.is_multiple_of(4);
         return QuantizedTiles::FewCpu {
             rows: rows as u32,
@@ -63,9 +70,13 @@ mod tests {
     fn few_rows_have_tiles_of_their_own() {
         let tuning = Tuning::new().form(KernelForm::Cpu);
         for rows in 1..=FEW_ROWS {
-            for (row_bytes, whole) in [(360, true), (34, false), (612, true)] {
+            for (format, row_bytes, whole) in [
+                (QuantizedFormat::Q4_1, 360, true),
+                (QuantizedFormat::Q8_0, 34, false),
+                (QuantizedFormat::Q8_0, 612, true),
+            ] {
                 let product = MatmulShape { batch: 1, rows, cols: 100 };
-                let tiles = quantized_tiles(product, row_bytes, &tuning, &DeviceFacts::LEAST);
+                let tiles = quantized_tiles(product, format, row_bytes, &tuning, &DeviceFacts::LEAST);
                 let QuantizedTiles::FewCpu { rows: taken, whole_words, .. } = tiles else {
                     panic!("{tiles:?}")
                 };
@@ -74,12 +85,12 @@ mod tests {
         }
         let many = MatmulShape { batch: 1, rows: FEW_ROWS + 1, cols: 4096 };
         assert!(matches!(
-            quantized_tiles(many, 360, &tuning, &DeviceFacts::LEAST),
+            quantized_tiles(many, QuantizedFormat::Q4_1, 360, &tuning, &DeviceFacts::LEAST),
             QuantizedTiles::Many(Tiles::Cpu { .. })
         ));
         let tuning = Tuning::new().form(KernelForm::Gpu);
         let one = MatmulShape { batch: 1, rows: 1, cols: 4096 };
-        let tiles = quantized_tiles(one, 360, &tuning, &DeviceFacts::LEAST);
+        let tiles = quantized_tiles(one, QuantizedFormat::Q4_1, 360, &tuning, &DeviceFacts::LEAST);
         assert_eq!(tiles, QuantizedTiles::FewGpu { rows: 1, columns: 4, lanes: 16 });
     }
 }
