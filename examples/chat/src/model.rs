@@ -125,6 +125,9 @@ impl Model {
             return Err("the file scales its rotary positions, which is not done".into());
         }
         let Sizes { inner, kv_heads, dim, vocabulary, .. } = sizes;
+        if sizes.layers == 0 {
+            return Err("the file's model has no layers".into());
+        }
         let vector = |name: String| -> Fallible<wgpu::Buffer> {
             Ok(gpu.upload(&TensorData::to_f32(&file.tensor(&name)?.expect_shape(&[width])?))?)
         };
@@ -134,7 +137,7 @@ impl Model {
                 let parts: Vec<_> = parts.iter().map(|(part, rows)| (named(part), *rows)).collect();
                 Matrix::new(gpu, file, &parts, columns)
             };
-            let [q, kv] = [heads, kv_heads].map(|heads| heads * dim);
+            let [q, kv] = [heads, kv_heads].map(|heads| heads.saturating_mul(dim));
             Ok(Layer {
                 attention_norm: vector(named("attn_norm"))?,
                 qkv: matrix(&[("attn_q", q), ("attn_k", kv), ("attn_v", kv)], width)?,
@@ -147,6 +150,9 @@ impl Model {
         // The rows of queries and keys lie so that neighbours are pairs.
         let base = file.f64("llama.rope.freq_base")?;
         let rotary = size("rope.dimension_count")?;
+        if rotary > dim {
+            return Err(format!("the file has {rotary} rotary channels for heads of {dim}").into());
+        }
         let rope = RopeConfig::new(rotary).base(base).order(RopeOrder::Interleaved);
         let norm = NormConfig::rms().eps(file.f64("llama.attention.layer_norm_rms_epsilon")?);
         let pipelines = gpu.pipelines();
