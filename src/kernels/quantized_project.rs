@@ -122,7 +122,7 @@ impl QuantizedProject {
             cpu(1, 8, 8, true),
             cpu(1, 2, 8, true),
             cpu(1, 8, 16, true),
-            cpu(8, 4, 8, false),
+            cpu(8, 8, 8, false),
         ]
         .into_iter()
         .chain(matmul::ALL.map(QuantizedTiles::Many))

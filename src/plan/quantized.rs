@@ -46,7 +46,6 @@ pub(crate) fn quantized_tiles(
         // eight bits, in the first-level cache (lavapipe 26, 8 lanes).
         let columns = match format {
             QuantizedFormat::Q8_0 => 2,
-            QuantizedFormat::Q4_1 if rows > 4 => 4,
             QuantizedFormat::Q4_1 => 8,
         };
         let whole_words = row_bytes.is_multiple_of(4);
