@@ -16,6 +16,9 @@ struct Params {
     rows: u32,         // of one product: all sequences at once where x allows it
     length: u32,       // rows of one sequence
     step: u32,         // columns from one that a workgroup has to its next, of few rows
+    last_word: u32,    // of W
+    none: u32,         // 0
+    pad: vec2<u32>,
 }
 
 @group(0) @binding(0) var<uniform> p: Params;

@@ -1,84 +1,94 @@
-// Few rows on a software driver: eight invocations share a column, each with a weight of eight that follow each other, so that
-// loads of W are the same in all and none is gathered. What each needs of x it has loaded before the first column. The sums of the
-// lanes are added in a fixed order.
+// Few rows on a software driver: an invocation has COLUMNS columns, LANES apart, of all rows, so that weights of LANES columns are
+// unpacked in the lanes of a vector. Loads of x are the same in all of them, and nothing passes between invocations.
 //
-// BLOCKS of a row at a time, a divisor of their number.
+// A load of W goes to as many rows as there are lanes, which no processor foresees. So while a group of columns is computed, a word of
+// each cache line of the next group is loaded, in order, only to have it near.
 //
-// Needs: BLOCKS, BLOCK_BYTES, COLUMNS, IN_FOURS, LANES, ROWS; p; block_scales, block_shift, block_weight, block_words, view_at, x_at,
-// y_of, y_store.
+// TOGETHER blocks of a row at a time.
+//
+// Needs: BLOCK_BYTES, COLUMNS, IN_FOURS, LANES, PART_HIGH, PART_LOW, PART_STEP, ROWS, TOGETHER; p; block_part, block_place,
+// block_scales, part_start, part_weights, view_at, w_at, x_at4, y_of, y_store.
 // Gives: main.
 
-const_assert LANES == 8u;
+const GROUP: u32 = LANES * COLUMNS;
+const LINE_BYTES: u32 = 64u;
+const LINES: u32 = (GROUP * BLOCK_BYTES * TOGETHER + 63u) / 64u;
 
-var<private> x_own: array<f32, BLOCKS * 4u * ROWS>;
-
-var<workgroup> lane_sums: array<f32, COLUMNS * ROWS * LANES>;
+var<private> first: array<u32, COLUMNS>;
+var<private> x_low: array<vec4<f32>, ROWS>;
+var<private> x_high: array<vec4<f32>, ROWS>;
+var<private> x_sums: array<f32, ROWS>;
+var<private> parts: array<f32, COLUMNS * ROWS>;
+var<private> sums: array<f32, COLUMNS * ROWS>;
 
 @compute @workgroup_size(LANES)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let row0 = group.x * ROWS;
     let last_row = p.rows - 1u;
     let x_k = select(p.x.strides.w, 1u, IN_FOURS);
-    let x = view_at(p.x, group.z, 0u, 0u, 0u) + (lane % 4u + lane / 4u * 16u) * x_k;
+    let x = view_at(p.x, group.z, 0u, 0u, 0u);
     let x_row = p.x.strides.z;
-    let w = p.w;
     let row_bytes = p.row_bytes;
     let blocks = p.features / 32u;
     let cols = p.cols;
-    let shift = block_shift(lane);
-    for (var col0 = group.y * COLUMNS; col0 < cols; col0 += p.step) {
-        let columns = min(COLUMNS, cols - col0);
-        for (var block0 = 0u; block0 < blocks; block0 += BLOCKS) {
-            /* unrolled */ for (var b = 0u; b < BLOCKS; b++) {
+    let last_word = p.last_word;
+    var touched = 0u;
+    for (var col0 = group.y * GROUP; col0 < cols; col0 += p.step) {
+        let next = (p.w + (col0 + GROUP) * row_bytes) / 4u;
+        /* unrolled */ for (var c = 0u; c < COLUMNS; c++) {
+            first[c] = p.w + min(col0 + c * LANES + lane, cols - 1u) * row_bytes;
+            /* unrolled */ for (var r = 0u; r < ROWS; r++) {
+                sums[c * ROWS + r] = 0.0;
+            }
+        }
+        for (var block = 0u; block < blocks; block += TOGETHER) {
+            let ahead = next + block * (GROUP * BLOCK_BYTES / 4u);
+            /* unrolled */ for (var n = 0u; n < LINES; n++) {
+                touched |= w_at(min(ahead + n * LINE_BYTES / 4u, last_word));
+            }
+            /* unrolled */ for (var b = 0u; b < TOGETHER; b++) {
+                /* unrolled */ for (var r = 0u; r < ROWS; r++) {
+                    x_sums[r] = 0.0;
+                    /* unrolled */ for (var c = 0u; c < COLUMNS; c++) {
+                        parts[c * ROWS + r] = 0.0;
+                    }
+                }
                 /* unrolled */ for (var n = 0u; n < 4u; n++) {
                     /* unrolled */ for (var r = 0u; r < ROWS; r++) {
-                        let row = min(row0 + r, last_row);
-                        x_own[(b * 4u + n) * ROWS + r] = x_at(x + row * x_row + ((block0 + b) * 32u + n * 4u) * x_k);
+                        let o = x + min(row0 + r, last_row) * x_row + ((block + b) * 32u + part_start(n)) * x_k;
+                        let low = x_at4(o, x_k, 4u);
+                        let high = x_at4(o + PART_STEP * x_k, x_k, 4u);
+                        let both = low + high;
+                        x_sums[r] += (both.x + both.y) + (both.z + both.w);
+                        x_low[r] = low * PART_LOW;
+                        x_high[r] = high * PART_HIGH;
                     }
-                }
-            }
-            for (var c = 0u; c < columns; c++) {
-                let first = w + (col0 + c) * row_bytes + block0 * BLOCK_BYTES;
-                var sums: array<f32, ROWS>;
-                /* unrolled */ for (var r = 0u; r < ROWS; r++) {
-                    sums[r] = 0.0;
-                }
-                /* unrolled */ for (var b = 0u; b < BLOCKS; b++) {
-                    let byte = first + b * BLOCK_BYTES;
-                    let scales = block_scales(byte);
-                    let words = block_words(byte, lane);
-                    var part: array<f32, ROWS>;
-                    /* unrolled */ for (var r = 0u; r < ROWS; r++) {
-                        part[r] = 0.0;
-                    }
-                    /* unrolled */ for (var n = 0u; n < 4u; n++) {
-                        let weight = block_weight(scales, words[n], shift);
+                    /* unrolled */ for (var c = 0u; c < COLUMNS; c++) {
+                        let weights = part_weights(block_part(block_place(first[c], block, b), n));
                         /* unrolled */ for (var r = 0u; r < ROWS; r++) {
-                            part[r] += weight * x_own[(b * 4u + n) * ROWS + r];
+                            parts[c * ROWS + r] += dot(weights[0], x_low[r]) + dot(weights[1], x_high[r]);
                         }
                     }
+                }
+                /* unrolled */ for (var c = 0u; c < COLUMNS; c++) {
+                    let scales = block_scales(block_place(first[c], block, b));
                     /* unrolled */ for (var r = 0u; r < ROWS; r++) {
-                        sums[r] += part[r];
+                        sums[c * ROWS + r] += scales.x * parts[c * ROWS + r] + scales.y * x_sums[r];
                     }
                 }
+            }
+        }
+        /* unrolled */ for (var c = 0u; c < COLUMNS; c++) {
+            let col = col0 + c * LANES + lane;
+            if col < cols {
                 /* unrolled */ for (var r = 0u; r < ROWS; r++) {
-                    let o = (c * ROWS + r) * LANES + lane;
-                    lane_sums[o] = select(lane_sums[o], 0.0, block0 == 0u) + sums[r];
+                    if row0 + r <= last_row {
+                        // Nothing is added, which the driver does not know: what is not used it does not load.
+                        let value = bitcast<f32>(bitcast<u32>(sums[c * ROWS + r]) | (touched & p.none));
+                        y_store(y_of(group.z, row0 + r, col), value);
+                    }
                 }
             }
         }
-        workgroupBarrier();
-        for (var item = lane; item < columns * ROWS; item += LANES) {
-            let row = row0 + item % ROWS;
-            if row <= last_row {
-                var sum = 0.0;
-                for (var n = 0u; n < LANES; n++) {
-                    sum += lane_sums[item * LANES + n];
-                }
-                y_store(y_of(group.z, row, col0 + item / ROWS), sum);
-            }
-        }
-        // All have been read before the next columns' sums.
-        workgroupBarrier();
     }
 }

@@ -2,7 +2,7 @@
 // j + 16. A weight is d · q + m, q from 0 to 15; the product is exact in f32.
 //
 // Needs: half_at, w_at.
-// Gives: BLOCK_BYTES; block_four, block_fours, block_scales, block_shift, block_weight, block_words.
+// Gives: BLOCK_BYTES; block_four, block_fours.
 
 const BLOCK_BYTES: u32 = 20u;
 
@@ -25,23 +25,4 @@ fn block_fours(byte: u32, n: u32) -> mat2x4<f32> {
         d * vec4<f32>(unpack4xU8(word & 0x0f0f0f0fu)) + m,
         d * vec4<f32>(unpack4xU8((word >> 4u) & 0x0f0f0f0fu)) + m,
     );
-}
-
-fn block_scales(byte: u32) -> vec2<f32> {
-    let scales = w_at(byte / 4u);
-    return vec2<f32>(half_at(scales), half_at(scales >> 16u));
-}
-
-// Eight lanes take weights 4n..4n+4 and 4n+16..4n+20 of word n, each by its shift.
-fn block_words(byte: u32, lane: u32) -> vec4<u32> {
-    let o = byte / 4u + 1u;
-    return vec4<u32>(w_at(o), w_at(o + 1u), w_at(o + 2u), w_at(o + 3u));
-}
-
-fn block_shift(lane: u32) -> u32 {
-    return lane % 4u * 8u + lane / 4u * 4u;
-}
-
-fn block_weight(scales: vec2<f32>, word: u32, shift: u32) -> f32 {
-    return scales.x * f32((word >> shift) & 15u) + scales.y;
 }

@@ -47,8 +47,12 @@ pub(super) fn combine(rows: Rows) -> (&'static str, u32) {
 }
 
 /// The rows that are worth checking every kernel with.
-pub(super) const ROWS: [Rows; 3] =
-    [Rows { workgroup: 8, lanes: 1 }, Rows { workgroup: 32, lanes: 32 }, Rows { workgroup: 256, lanes: 256 }];
+pub(super) const ROWS: [Rows; 4] = [
+    Rows { workgroup: 8, lanes: 1 },
+    Rows { workgroup: 8, lanes: 8 },
+    Rows { workgroup: 32, lanes: 32 },
+    Rows { workgroup: 256, lanes: 256 },
+];
 
 const AT4: &str = "(o: u32, stride: u32, n: u32) -> vec4<f32> { return vec4<f32>(); }\n";
 

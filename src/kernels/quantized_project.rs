@@ -2,7 +2,7 @@
 
 use super::{matmul, shader};
 use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
-use crate::plan::{FEW_LANES, QuantizedTiles};
+use crate::plan::QuantizedTiles;
 use crate::quantized_format::QuantizedFormat;
 use crate::tensor::DType;
 
@@ -30,6 +30,9 @@ params! {
         rows: u32,
         length: u32,
         step: u32,
+        last_word: u32,
+        none: u32,
+        pad: [u32; 2],
     }
 }
 
@@ -61,12 +64,24 @@ impl QuantizedProject {
             }
             QuantizedTiles::FewGpu { rows, columns, lanes } => {
                 constants.extend([Constant::U32("COLUMNS", columns), Constant::U32("LANES", lanes)]);
-                self.few(shader!("quantized/few_rows_gpu"), rows, lanes * columns, lanes * columns, constants)
+                self.few(
+                    &[shader!("quantized/few_rows_gpu")],
+                    rows,
+                    lanes * columns,
+                    lanes * columns,
+                    constants,
+                )
             }
-            QuantizedTiles::FewCpu { rows, columns, blocks } => {
-                constants.extend([Constant::U32("COLUMNS", columns), Constant::U32("LANES", FEW_LANES)]);
-                constants.push(Constant::U32("BLOCKS", blocks));
-                self.few(shader!("quantized/few_rows_cpu"), rows, FEW_LANES, FEW_LANES * columns, constants)
+            QuantizedTiles::FewCpu { rows, columns, lanes, whole_words } => {
+                let (parts, together) = match self.format {
+                    QuantizedFormat::Q4_1 => (shader!("quantized/q4_1_parts"), 1),
+                    QuantizedFormat::Q8_0 => {
+                        (shader!("quantized/q8_0_parts"), if whole_words { 2 } else { 1 })
+                    }
+                };
+                constants.extend([Constant::U32("COLUMNS", columns), Constant::U32("LANES", lanes)]);
+                constants.push(Constant::U32("TOGETHER", together));
+                self.few(&[shader!("quantized/few_rows_cpu"), parts], rows, lanes, 0, constants)
             }
         }
     }
@@ -74,7 +89,7 @@ impl QuantizedProject {
     /// The kernel of few rows, with so many sums of a row in workgroup memory.
     fn few(
         &self,
-        core: &str,
+        core: &[&'static str],
         rows: u32,
         invocations: u32,
         sums: u32,
@@ -82,7 +97,8 @@ impl QuantizedProject {
     ) -> Kernel {
         constants.push(Constant::U32("ROWS", rows));
         let [half, blocks] = format_parts(self.format);
-        let parts = [shader!("tensor/view"), shader!("quantized_project"), core, half, blocks];
+        let mut parts = vec![shader!("tensor/view"), shader!("quantized_project"), half, blocks];
+        parts.extend(core);
         let kernel = Kernel::new::<Params>(&constants, self.bindings(), &parts, invocations);
         Kernel { workgroup_memory: sums * rows * 4, ..kernel }
     }
@@ -97,13 +113,21 @@ impl QuantizedProject {
 
     pub fn all() -> impl Iterator<Item = Self> {
         let gpu = |rows| QuantizedTiles::FewGpu { rows, columns: 4, lanes: 16 };
-        let cpu = |rows, columns, blocks| QuantizedTiles::FewCpu { rows, columns, blocks };
+        let cpu =
+            |rows, columns, lanes, whole_words| QuantizedTiles::FewCpu { rows, columns, lanes, whole_words };
         let [f32, f16, bf16] = super::FLOATS;
-        let plain = [gpu(1), gpu(8), cpu(1, 64, 18), cpu(8, 32, 2)]
-            .into_iter()
-            .chain(matmul::ALL.map(QuantizedTiles::Many))
-            .map(move |tiles| (tiles, f32, f32));
-        let tiles = [gpu(4), cpu(2, 32, 1), QuantizedTiles::Many(matmul::ALL[2])];
+        let plain = [
+            gpu(1),
+            gpu(8),
+            cpu(1, 8, 8, true),
+            cpu(1, 2, 8, true),
+            cpu(1, 8, 16, true),
+            cpu(8, 8, 8, false),
+        ]
+        .into_iter()
+        .chain(matmul::ALL.map(QuantizedTiles::Many))
+        .map(move |tiles| (tiles, f32, f32));
+        let tiles = [gpu(4), cpu(2, 8, 8, false), QuantizedTiles::Many(matmul::ALL[2])];
         let others = [[f16, f16], [bf16, bf16], [f16, f32], [bf16, f32], [f32, f16], [f32, bf16]];
         let others = tiles.into_iter().flat_map(move |tiles| others.map(|[x, y]| (tiles, x, y)));
         plain.chain(others).flat_map(|(tiles, x, y)| {

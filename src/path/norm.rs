@@ -64,9 +64,10 @@ fn in_fours(tensors: &[Option<TensorView>]) -> Width {
 /// How rows are shared out: the kernel's form, the workgroups, and how far apart an invocation's rows are.
 fn share(x: &TensorView, tuning: &Tuning, device: &DeviceFacts) -> (Rows, usize, u32) {
     let [batch, heads, length, features] = x.shape();
-    let rows = plan::rows(features, tuning.form.is_cpu(device));
+    let count = count([batch, heads, length, 1]);
+    let rows = plan::rows_or_parts(count, features, tuning.form.is_cpu(device));
     let each = (rows.workgroup / rows.lanes) as usize;
-    let wanted = count([batch, heads, length, 1]).div_ceil(each);
+    let wanted = count.div_ceil(each);
     let groups = wanted.min(MOST_GROUPS).min(device.max_workgroups as usize);
     (rows, groups, (groups * each) as u32)
 }

@@ -45,15 +45,17 @@ impl<'a> QuantizedOp<'a> {
         let one_matrix = batch == 1 || strides[0] == shape[2] * strides[2];
         let (batches, rows) = if one_matrix { (1, batch * length) } else { (batch, length) };
         let product = MatmulShape { batch: batches, rows, cols: self.rows };
-        let tiles = plan::quantized_tiles(product, self.columns / QuantizedFormat::BLOCK, tuning, device);
+        let tiles = plan::quantized_tiles(product, self.format, self.row_bytes, tuning, device);
+        let few = |rows: u32, columns: u32| {
+            let most = MOST_GROUPS.min(device.max_workgroups as usize);
+            let groups = self.rows.div_ceil(columns as usize).min(most);
+            let down = product.rows.div_ceil(rows as usize);
+            // Neighbours store neighbouring elements, each for itself.
+            ([down, groups, batches], groups * columns as usize, Width::One)
+        };
         let (counts, step, store) = match tiles {
-            QuantizedTiles::FewGpu { rows, columns, .. } | QuantizedTiles::FewCpu { rows, columns, .. } => {
-                let most = MOST_GROUPS.min(device.max_workgroups as usize);
-                let groups = self.rows.div_ceil(columns as usize).min(most);
-                let down = product.rows.div_ceil(rows as usize);
-                // Neighbours store neighbouring elements, each for itself.
-                ([down, groups, batches], groups * columns as usize, Width::One)
-            }
+            QuantizedTiles::FewGpu { rows, columns, .. } => few(rows, columns),
+            QuantizedTiles::FewCpu { rows, columns, lanes, .. } => few(rows, columns * lanes),
             QuantizedTiles::Many(tiles) => (plan::grid(tiles, product), 0, Width::of(y.layout.in_fours(3))),
         };
         let params = quantized_project::Params {
@@ -67,6 +69,9 @@ impl<'a> QuantizedOp<'a> {
             rows: rows as u32,
             length: length as u32,
             step: step as u32,
+            last_word: (self.first_byte(device) / 4) + (self.words.shape()[3] - 1) as u32,
+            none: 0,
+            pad: [0; 2],
         };
         let variant = quantized_project::QuantizedProject {
             format: self.format,

@@ -35,8 +35,8 @@ pub(crate) use matmul::{
 pub(crate) use matrix::FusedMatrix;
 pub(crate) use outline::{KeyLayout, Outline, Reach, WeightsOutput};
 pub(crate) use pieces::Piece;
-pub(crate) use quantized::{FEW_LANES, QuantizedTiles, quantized_tiles};
+pub(crate) use quantized::{QuantizedTiles, quantized_tiles};
 pub(crate) use rectangles::{Rectangle, Sides, rectangles};
 pub(crate) use score_gradients::{Added, ScoreGradientsPlan};
-pub(crate) use softmax::{Rows, rows};
+pub(crate) use softmax::{Rows, rows, rows_or_parts};
 pub use tuning::{KernelForm, MatrixUnits, Path, Tuning};

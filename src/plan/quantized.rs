@@ -3,6 +3,7 @@
 use super::matmul::{MatmulShape, Tiles, tiles};
 use super::tuning::Tuning;
 use crate::device::DeviceFacts;
+use crate::quantized_format::QuantizedFormat;
 
 /// How a product with quantised weights is shared out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -13,28 +14,25 @@ pub(crate) enum QuantizedTiles {
         columns: u32,
         lanes: u32,
     },
-    /// The same of a software driver, `blocks` of a row at a time.
+    /// `rows` of each invocation of a software driver's workgroup, and `columns`, `lanes` of them apart.
     FewCpu {
         rows: u32,
         columns: u32,
-        blocks: u32,
+        lanes: u32,
+        /// Whether rows of the weight are whole words.
+        whole_words: bool,
     },
     Many(Tiles),
 }
 
-/// Invocations of a workgroup of `FewCpu`: as many as there are weights in a word of four bits each.
-pub(crate) const FEW_LANES: u32 = 8;
-
 /// As many rows as are computed together with one unpacking of the weights.
 pub(crate) const FEW_ROWS: usize = 8;
 
-/// Blocks whose part of x an invocation of a software driver holds, of all rows together: more is much text to compile.
-const MOST_BLOCKS: usize = 48;
-
-/// The tiles of a product with `blocks` in each row of the weight.
+/// The tiles of a product with a weight in rows of `row_bytes`.
 pub(crate) fn quantized_tiles(
     product: MatmulShape,
-    blocks: usize,
+    format: QuantizedFormat,
+    row_bytes: usize,
     tuning: &Tuning,
     device: &DeviceFacts,
 ) -> QuantizedTiles {
@@ -44,10 +42,19 @@ pub(crate) fn quantized_tiles(
     }
     let rows = product.rows.next_power_of_two();
     if cpu {
-        let most = (MOST_BLOCKS / rows).min(blocks).max(1);
-        let blocks = (1..=most).rev().find(|n| blocks.is_multiple_of(*n)).unwrap_or(1) as u32;
-        let columns = if product.cols < 1024 || rows > 4 { 32 } else { 64 };
-        return QuantizedTiles::FewCpu { rows: rows as u32, columns, blocks };
+        // What is loaded of x is loaded for all columns of an invocation. More are slower where they do not fit in registers or, as rows of
+        // eight bits, in the first-level cache (lavapipe 26, 8 lanes).
+        let columns = match format {
+            QuantizedFormat::Q8_0 => 2,
+            QuantizedFormat::Q4_1 => 8,
+        };
+        let whole_words = row_bytes.is_multiple_of(4);
+        return QuantizedTiles::FewCpu {
+            rows: rows as u32,
+            columns,
+            lanes: device.lanes.max(8),
+            whole_words,
+        };
     }
     // Sixteen lanes take 128 weights at a time: rows of 576 or 1536 leave few idle.
     QuantizedTiles::FewGpu { rows: rows as u32, columns: 4, lanes: 16 }
@@ -59,28 +66,30 @@ mod tests {
     use crate::plan::KernelForm;
 
     #[test]
-    fn a_few_rows_take_whole_parts_of_a_row() {
+    fn few_rows_have_tiles_of_their_own() {
         let tuning = Tuning::new().form(KernelForm::Cpu);
         for rows in 1..=FEW_ROWS {
-            for blocks in 1..=200 {
+            for (format, row_bytes, whole) in [
+                (QuantizedFormat::Q4_1, 360, true),
+                (QuantizedFormat::Q8_0, 34, false),
+                (QuantizedFormat::Q8_0, 612, true),
+            ] {
                 let product = MatmulShape { batch: 1, rows, cols: 100 };
-                let tiles = quantized_tiles(product, blocks, &tuning, &DeviceFacts::LEAST);
-                let QuantizedTiles::FewCpu { rows: taken, blocks: part, columns } = tiles else {
-                    panic!("{tiles:?}");
+                let tiles = quantized_tiles(product, format, row_bytes, &tuning, &DeviceFacts::LEAST);
+                let QuantizedTiles::FewCpu { rows: taken, whole_words, .. } = tiles else {
+                    panic!("{tiles:?}")
                 };
-                assert!(blocks.is_multiple_of(part as usize) && taken as usize >= rows);
-                assert!((part * taken) as usize <= MOST_BLOCKS, "{tiles:?}");
-                assert!(4 * FEW_LANES * columns * taken <= DeviceFacts::LEAST.workgroup_memory);
+                assert!(taken as usize >= rows && whole_words == whole, "{tiles:?}");
             }
         }
         let many = MatmulShape { batch: 1, rows: FEW_ROWS + 1, cols: 4096 };
         assert!(matches!(
-            quantized_tiles(many, 18, &tuning, &DeviceFacts::LEAST),
+            quantized_tiles(many, QuantizedFormat::Q4_1, 360, &tuning, &DeviceFacts::LEAST),
             QuantizedTiles::Many(Tiles::Cpu { .. })
         ));
         let tuning = Tuning::new().form(KernelForm::Gpu);
         let one = MatmulShape { batch: 1, rows: 1, cols: 4096 };
-        let tiles = quantized_tiles(one, 18, &tuning, &DeviceFacts::LEAST);
+        let tiles = quantized_tiles(one, QuantizedFormat::Q4_1, 360, &tuning, &DeviceFacts::LEAST);
         assert_eq!(tiles, QuantizedTiles::FewGpu { rows: 1, columns: 4, lanes: 16 });
     }
 }

@@ -5,6 +5,8 @@
 //! The weights are downloaded with pip on the first run and kept.
 
 mod model;
+#[cfg(test)]
+mod refusals;
 mod sample;
 #[cfg(test)]
 mod tests;
@@ -12,8 +14,8 @@ mod tokens;
 mod weights;
 
 use std::error::Error;
-use std::io::{BufRead, Write};
-use std::path::PathBuf;
+use std::io::{BufRead, ErrorKind, Write};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -62,6 +64,7 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Fallible<()> {
+    let questions = arguments.prompts.as_deref().map(questions).transpose()?;
     let file = Gguf::open(weights::file()?)?;
     let tokenizer = tokens::tokenizer(&file)?;
     let gpu = Gpu::new()?;
@@ -74,13 +77,8 @@ fn run(arguments: &Arguments) -> Fallible<()> {
     let end = tokenizer.token_to_id("<|im_end|>").ok_or("the vocabulary has no <|im_end|>")?;
     let chat = Chat { tokenizer, end, arguments };
 
-    if let Some(path) = &arguments.prompts {
-        let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
-        let questions: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-        if questions.is_empty() {
-            return Err(format!("{} has no questions", path.display()).into());
-        }
-        return chat.together(&model, &questions);
+    if let Some(questions) = &questions {
+        return chat.together(&model, questions);
     }
     let layout = Layout {
         batch: 1,
@@ -93,6 +91,44 @@ fn run(arguments: &Arguments) -> Fallible<()> {
     match &arguments.question {
         Some(question) => chat.alone(&mut session, question),
         None => chat.conversation(&mut session),
+    }
+}
+
+/// The lines of a file that are not blank.
+fn questions(path: &Path) -> Fallible<Vec<String>> {
+    let path_shown = path.display();
+    let bytes = std::fs::read(path).map_err(|e| format!("cannot read {path_shown}: {e}"))?;
+    let text = String::from_utf8(bytes).map_err(|_| format!("{path_shown} is not UTF-8 text"))?;
+    let lines: Vec<_> =
+        text.lines().map(str::trim).filter(|line| !line.is_empty()).map(String::from).collect();
+    if lines.is_empty() {
+        return Err(format!("{path_shown} is empty: it needs a question on a line").into());
+    }
+    Ok(lines)
+}
+
+/// The next line without its end; none after the last.
+fn line_of(input: &mut impl BufRead) -> Fallible<Option<String>> {
+    match input.lines().next() {
+        None => Ok(None),
+        Some(Err(e)) if e.kind() == ErrorKind::InvalidData => Err("standard input is not UTF-8 text".into()),
+        Some(line) => Ok(Some(line.map_err(|e| format!("cannot read standard input: {e}"))?)),
+    }
+}
+
+/// How many tokens may follow `new` ones after `had`, at least one.
+fn room(had: usize, new: usize, context: usize) -> Fallible<usize> {
+    if new == 0 {
+        return Err("the prompt is empty".into());
+    }
+    let all = had.saturating_add(new);
+    let whose = if had == 0 { "prompt" } else { "conversation" };
+    match context.checked_sub(all) {
+        Some(room @ 1..) => Ok(room),
+        _ => Err(format!(
+            "the {whose}'s {all} tokens leave no room for an answer in a context of {context}: see --context"
+        )
+        .into()),
     }
 }
 
@@ -138,6 +174,17 @@ impl Times {
     }
 }
 
+/// How an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ended {
+    /// The model ended it.
+    Itself,
+    /// It has as many tokens as were asked for.
+    Long,
+    /// There is no room for another token.
+    Full,
+}
+
 struct Chat<'a> {
     tokenizer: Tokenizer,
     /// The token that ends a message.
@@ -162,8 +209,10 @@ impl Chat<'_> {
     fn alone(&self, session: &mut Session, question: &str) -> Fallible<()> {
         let prompt = tokens::encode(&self.tokenizer, &self.prompt(question))?;
         let mut times = Times::default();
-        self.answer(session, &prompt, &mut self.sampler(0), &mut times)?;
+        let (_, ended) =
+            self.answer(session, &prompt, &mut self.sampler(0), &mut times, &mut std::io::stdout())?;
         println!();
+        self.tell(ended);
         times.print();
         Ok(())
     }
@@ -175,19 +224,26 @@ impl Chat<'_> {
             if self.arguments.raw { String::new() } else { tokens::system(self.arguments.system.as_deref()) };
         let mut before = Vec::new();
         eprint!("> ");
-        for line in std::io::stdin().lock().lines() {
-            let line = line?;
+        let mut input = std::io::stdin().lock();
+        while let Some(line) = line_of(&mut input)? {
+            // Nothing was asked.
+            if line.trim().is_empty() && !self.arguments.raw {
+                eprint!("> ");
+                continue;
+            }
             text += &if self.arguments.raw { line } else { tokens::question(&line) };
             let mut prompt = before;
             prompt.extend(tokens::encode(&self.tokenizer, &text)?);
-            let last = self.answer(session, &prompt, &mut sampler, &mut times)?;
+            let (last, ended) =
+                self.answer(session, &prompt, &mut sampler, &mut times, &mut std::io::stdout())?;
             println!();
+            self.tell(ended);
             // What was chosen last is not in the cache yet. A message that was cut off ends too.
             before = last.into_iter().collect();
             if !self.arguments.raw && last != Some(self.end) {
                 before.push(self.end);
             }
-            text = if self.arguments.raw { "\n".into() } else { "\n".to_string() };
+            text = "\n".to_string();
             eprint!("> ");
         }
         eprintln!();
@@ -195,22 +251,23 @@ impl Chat<'_> {
         Ok(())
     }
 
-    /// Appends `prompt` and prints what follows as it comes. Gives the token chosen last, which was not appended.
+    /// Says why an answer stops in the middle.
+    fn tell(&self, ended: Ended) {
+        if ended == Ended::Full {
+            eprintln!("(the context of {} tokens is full: see --context)", self.arguments.context);
+        }
+    }
+
+    /// Appends `prompt` and writes what follows as it comes, whole characters. Gives the token chosen last, which was not appended.
     fn answer(
         &self,
         session: &mut Session,
         prompt: &[u32],
         sampler: &mut Sampler,
         times: &mut Times,
-    ) -> Fallible<Option<u32>> {
-        if prompt.is_empty() {
-            return Err("an empty prompt".into());
-        }
-        let room = self.arguments.context.saturating_sub(session.len(0) + prompt.len());
-        if room == 0 {
-            let context = self.arguments.context;
-            return Err(format!("the conversation is longer than {context} tokens: see --context").into());
-        }
+        out: &mut impl Write,
+    ) -> Fallible<(Option<u32>, Ended)> {
+        let room = room(session.len(0), prompt.len(), self.arguments.context)?;
         let mut stream = self.tokenizer.decode_stream(true);
         let mut started = Instant::now();
         let mut logits = session.feed(&[prompt])?;
@@ -227,27 +284,27 @@ impl Chat<'_> {
             let token = sampler.choose(&logits[0]).ok_or("logits that are not finite")?;
             last = Some(token);
             if token == self.end {
-                break;
+                return Ok((last, Ended::Itself));
             }
             if let Some(text) = stream.step(token).map_err(|e| e.to_string())? {
-                print!("{text}");
-                std::io::stdout().flush()?;
+                write!(out, "{text}")?;
+                out.flush()?;
             }
         }
-        Ok(last)
+        Ok((last, if room <= self.arguments.max_tokens { Ended::Full } else { Ended::Long }))
     }
 
     /// Answers all questions at once, each printed when it is whole.
-    fn together(&self, model: &Model, questions: &[&str]) -> Fallible<()> {
+    fn together(&self, model: &Model, questions: &[String]) -> Fallible<()> {
         let Arguments { context, storage, max_tokens, .. } = *self.arguments;
         let prompts: Vec<Vec<u32>> = questions
             .iter()
             .map(|question| tokens::encode(&self.tokenizer, &self.prompt(question)))
             .collect::<Result<_, _>>()?;
-        let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
-        if longest >= context {
-            return Err(format!("a question has {longest} tokens: see --context").into());
+        for prompt in &prompts {
+            room(0, prompt.len(), context)?;
         }
+        let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
         let shared = common(&prompts);
         let capacity = context.min(longest + max_tokens);
         let rows = ROWS.min(capacity);
@@ -279,6 +336,9 @@ impl Chat<'_> {
                     None => {
                         let text = self.tokenizer.decode(&answers[s], true).map_err(|e| e.to_string())?;
                         println!("[{}] {}\n{text}\n", s + 1, questions[s]);
+                        if token != self.end && session.len(s) >= context {
+                            self.tell(Ended::Full);
+                        }
                     }
                 }
             }
@@ -316,11 +376,9 @@ struct Arguments {
     seed: u64,
 }
 
-impl Arguments {
-    /// `None` if help was asked for and given.
-    fn read() -> Fallible<Option<Self>> {
-        use lexopt::prelude::{Long, Short, Value, ValueExt};
-        let mut arguments = Arguments {
+impl Default for Arguments {
+    fn default() -> Self {
+        Arguments {
             question: None,
             prompts: None,
             system: None,
@@ -331,7 +389,15 @@ impl Arguments {
             temperature: 0.0,
             top_p: 0.95,
             seed: 0,
-        };
+        }
+    }
+}
+
+impl Arguments {
+    /// `None` if help was asked for and given.
+    fn read() -> Fallible<Option<Self>> {
+        use lexopt::prelude::{Long, Short, Value, ValueExt};
+        let mut arguments = Arguments::default();
         let mut parser = lexopt::Parser::from_env();
         while let Some(argument) = parser.next()? {
             match argument {
@@ -362,6 +428,13 @@ impl Arguments {
         }
         if !(arguments.top_p > 0.0 && arguments.top_p <= 1.0) {
             return Err("--top-p is above 0 and at most 1".into());
+        }
+        if arguments.context < 2 {
+            return Err("--context is at least 2".into());
+        }
+        let empty = |question: &String| question.is_empty() || !arguments.raw && question.trim().is_empty();
+        if arguments.question.as_ref().is_some_and(empty) {
+            return Err("the question is empty".into());
         }
         if arguments.max_tokens == 0 {
             return Err("--max-tokens is at least 1".into());

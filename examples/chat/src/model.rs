@@ -7,7 +7,7 @@ use wgpu_attention::{
     Activation, Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, Config, DType, Forward,
     Gpu, Mask, Norm, NormConfig, NormForward, Pointwise, PointwiseForward, Positions, QuantizedFormat,
     QuantizedForward, QuantizedMatrix, QuantizedProjection, QuantizedRows, Rope, RopeConfig, RopeOrder,
-    Rotate, RowPositions, Scratch, ScratchSize, TensorView, Tokens,
+    Rotate, RowPositions, Scratch, ScratchSize, TensorView, Tokens, Tuning,
 };
 use wgpu_attention_models::{Gguf, Storage, TensorData};
 
@@ -93,8 +93,12 @@ pub struct Model {
     positions: Positions,
     norm: Norm,
     pointwise: Pointwise,
-    attention: Attention,
+    /// Of any number of keys, and of few, for which splitting them would be a dispatch more.
+    attention: [Attention; 2],
 }
+
+/// So many keys are few.
+const FEW_KEYS: usize = 256;
 
 impl Model {
     /// Uploads the weights of a file.
@@ -125,6 +129,9 @@ impl Model {
             return Err("the file scales its rotary positions, which is not done".into());
         }
         let Sizes { inner, kv_heads, dim, vocabulary, .. } = sizes;
+        if sizes.layers == 0 {
+            return Err("the file's model has no layers".into());
+        }
         let vector = |name: String| -> Fallible<wgpu::Buffer> {
             Ok(gpu.upload(&TensorData::to_f32(&file.tensor(&name)?.expect_shape(&[width])?))?)
         };
@@ -134,7 +141,7 @@ impl Model {
                 let parts: Vec<_> = parts.iter().map(|(part, rows)| (named(part), *rows)).collect();
                 Matrix::new(gpu, file, &parts, columns)
             };
-            let [q, kv] = [heads, kv_heads].map(|heads| heads * dim);
+            let [q, kv] = [heads, kv_heads].map(|heads| heads.saturating_mul(dim));
             Ok(Layer {
                 attention_norm: vector(named("attn_norm"))?,
                 qkv: matrix(&[("attn_q", q), ("attn_k", kv), ("attn_v", kv)], width)?,
@@ -147,9 +154,16 @@ impl Model {
         // The rows of queries and keys lie so that neighbours are pairs.
         let base = file.f64("llama.rope.freq_base")?;
         let rotary = size("rope.dimension_count")?;
+        if rotary > dim {
+            return Err(format!("the file has {rotary} rotary channels for heads of {dim}").into());
+        }
         let rope = RopeConfig::new(rotary).base(base).order(RopeOrder::Interleaved);
         let norm = NormConfig::rms().eps(file.f64("llama.attention.layer_norm_rms_epsilon")?);
         let pipelines = gpu.pipelines();
+        let attention = |tuning| {
+            let config = Config::new(heads, dim).kv_heads(kv_heads).tuning(tuning);
+            Attention::with_pipelines(pipelines, config)
+        };
         Ok(Model {
             sizes,
             weight_bytes: file
@@ -165,7 +179,7 @@ impl Model {
             positions: Positions::with_pipelines(pipelines),
             norm: Norm::with_pipelines(pipelines, norm)?,
             pointwise: Pointwise::with_pipelines(pipelines),
-            attention: Attention::with_pipelines(pipelines, Config::new(heads, dim).kv_heads(kv_heads))?,
+            attention: [attention(Tuning::new())?, attention(Tuning::new().splits(1))?],
             gpu: gpu.clone(),
         })
     }
@@ -255,7 +269,7 @@ impl<'m> Session<'m> {
         for rows in 1..=rows {
             let heads = |buffer| TensorView::blhd(buffer, DType::F32, [batch, heads, rows, dim]);
             let call = Forward::with_cache(heads(&activations.qkv), &cache, heads(&activations.attended));
-            size = size.max(model.attention.scratch_size(&call.at_end().mask(Mask::causal()))?);
+            size = size.max(model.attention[0].scratch_size(&call.at_end().mask(Mask::causal()))?);
         }
         let cache_bytes = (config.token_bytes() * layers * pages * PAGE) as u64;
         let scratch = Scratch::new(gpu.device(), size)?;
@@ -385,6 +399,9 @@ impl<'m> Session<'m> {
         let (normed, added) = (sequence(&a.normed, width), sequence(&a.added, width));
         let streams = [sequence(&a.streams[0], width), sequence(&a.streams[1], width)];
 
+        let longest = (0..batch).map(|s| cache.len(s).unwrap_or(0) + counts[s]).max().unwrap_or(0);
+        let attention = &model.attention[usize::from(longest <= FEW_KEYS)];
+
         let mut encoder = model.gpu.device().create_command_encoder(&Default::default());
         let moves = if counts.iter().all(|n| *n == rows) { Tokens::All(rows) } else { Tokens::Each(&counts) };
         cache.advance(&mut encoder, moves)?;
@@ -409,7 +426,7 @@ impl<'m> Session<'m> {
                 &Append::new(shown(k, times), shown(v, times)).rope(&model.rope),
             )?;
             let call = Forward::with_cache(shown(q, times), &*cache, attended).layer(n).mask(Mask::causal());
-            model.attention.forward_in_pass(pass_of, &call, scratch)?;
+            attention.forward_in_pass(pass_of, &call, scratch)?;
             model.projection.forward_in_pass(pass_of, &product_of(joined, &layer.out, added))?;
             let norm = NormForward::new(streams[0], normed).weight(vector(&layer.feed_forward_norm));
             model.norm.forward_in_pass(pass_of, &norm.residual(added).sum(streams[1]))?;

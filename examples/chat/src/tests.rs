@@ -10,7 +10,7 @@ use wgpu_attention_models::Gguf;
 
 use crate::model::{Layout, Logits, Model, Session};
 use crate::sample::likeliest;
-use crate::{common, tokens, weights};
+use crate::{Arguments, Chat, Ended, Times, common, tokens, weights};
 
 const CASES: [&str; 3] = ["smollm2_plain_short", "smollm2_chat", "smollm2_plain_long"];
 /// What logits may be off by with f32 code, as the vectors' README has it: ten times what f32 code is off by.
@@ -318,4 +318,41 @@ fn bad_steps_are_refused() {
     refused(&mut session, &[&[1], &[49152]], "no token 49152");
     refused(&mut session, &[&[1; 65], &[1]], "capacity");
     assert_eq!((session.len(0), session.len(1)), (0, 0));
+}
+
+/// An answer that the context has no room for ends with what it has, whole characters; there is no other after it.
+#[test]
+fn answers_end_where_the_context_does() {
+    let Some(Bed { tokenizer, model }) = bed("answers_end_where_the_context_does") else { return };
+    let truth = Truth::load("smollm2_chat");
+    let (prompt, greedy) = (truth.ids("input_ids"), truth.ids("greedy_ids"));
+    for (more, max_tokens, ended) in [(1, 256, Ended::Full), (9, 256, Ended::Full), (9, 4, Ended::Long)] {
+        let arguments = Arguments { context: prompt.len() + more, max_tokens, ..Default::default() };
+        let chat = Chat { tokenizer: tokenizer.clone(), end: 2, arguments: &arguments };
+        let layout = Layout {
+            batch: 1,
+            capacity: arguments.context,
+            shared: 0,
+            rows: 64.min(arguments.context),
+            storage: CacheStorage::F32,
+        };
+        let mut session = Session::new(&model, layout).expect("a session");
+        let (mut times, mut out) = (Times::default(), Vec::new());
+        let mut answer = |session: &mut Session, prompt: &[u32], out: &mut Vec<u8>| {
+            chat.answer(session, prompt, &mut chat.sampler(0), &mut times, out)
+        };
+        let (last, got) = answer(&mut session, &prompt, &mut out).expect("an answer");
+        let count = more.min(max_tokens);
+        assert_eq!((last, got), (Some(greedy[count - 1]), ended));
+        let want = tokenizer.decode(&greedy[..count], true).expect("text");
+        assert_eq!(String::from_utf8(out).expect("whole characters"), want);
+        assert_eq!(session.len(0), prompt.len() + count - 1);
+        if ended == Ended::Full {
+            let mut out = Vec::new();
+            let error =
+                answer(&mut session, &[greedy[count - 1], 2], &mut out).expect_err("no room").to_string();
+            assert!(error.starts_with("the conversation's ") && error.contains("see --context"), "{error}");
+            assert!(out.is_empty());
+        }
+    }
 }
