@@ -1,17 +1,21 @@
 //! A stack of decoder layers: attention to what came before and to a memory, feed-forward, norms before or after.
 
+mod backward;
+
+pub use backward::{DecoderBackward, DecoderLayerGradients};
+
 use crate::bindings::BoundDispatch;
 use crate::block::{
-    FeedForward, FeedForwardWeights, NormWeights, OwnedNorm, Rows, Workspace, check_rows, check_rows_of,
-    forward_size,
+    FeedForward, FeedForwardWeights, Hidden, NormWeights, OwnedNorm, Rows, Workspace, check_rows,
+    check_rows_of, forward_size,
 };
 use crate::block_config::{BlockConfig, NormOrder};
 use crate::cache::Cache;
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::mask::DeviceMask;
-use crate::multi_head::{LayerForward, LayerWeights, MultiHeadAttention, Plan as AttentionPlan, QueryPlan};
-use crate::path::{self, Dispatches, Keys};
+use crate::multi_head::{CachedPlan, LayerForward, LayerWeights, MultiHeadAttention, Plan as AttentionPlan};
+use crate::path::{self, Dispatches};
 use crate::pipelines::Pipelines;
 use crate::plan::Tuning;
 use crate::record::{dispatch, pass};
@@ -61,6 +65,7 @@ pub struct DecoderForward<'a> {
     mask: DeviceMask<'a>,
     memory_mask: DeviceMask<'a>,
     cache: Option<&'a Cache>,
+    hidden: Option<TensorView<'a>>,
 }
 
 impl<'a> DecoderForward<'a> {
@@ -68,7 +73,7 @@ impl<'a> DecoderForward<'a> {
     /// [`TransformerDecoder::project_memory`] has written.
     pub fn new(x: TensorView<'a>, memory: DecoderMemory<'a>, out: TensorView<'a>) -> Self {
         let [mask, memory_mask] = [DeviceMask::none(); 2];
-        DecoderForward { x, memory, out, mask, memory_mask, cache: None }
+        DecoderForward { x, memory, out, mask, memory_mask, cache: None, hidden: None }
     }
 
     /// Which rows a row attends to, in every layer: `tgt_mask` and `tgt_key_padding_mask` of PyTorch. No row is hidden from another
@@ -94,6 +99,28 @@ impl<'a> DecoderForward<'a> {
         self.cache = cache.into();
         self
     }
+
+    /// Writes what the layers give there, one after the other, before the final norm: `[layers · batch, 1, length, features]`, layer
+    /// n from batch entry `n · batch` on. Without a final norm the last layer's is `out` and has no place here, so it is `layers − 1`
+    /// of them. A [backward call](DecoderBackward) that finds them does not compute them again.
+    pub fn hidden(mut self, hidden: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.hidden = hidden.into();
+        self
+    }
+}
+
+impl<'a> DecoderForward<'a> {
+    /// The attention of `x` to the memory in layer `n`, into `out`; `rows` are the memory's own.
+    fn cross(
+        &self,
+        [x, out]: [TensorView<'a>; 2],
+        rows: TensorView<'a>,
+        n: usize,
+        batch: usize,
+    ) -> LayerForward<'a> {
+        let keys = self.memory.of_layer(n, batch);
+        LayerForward::new(x, rows, rows, out).mask(self.memory_mask).projected_keys(keys)
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -104,8 +131,9 @@ struct DecoderLayer {
     norms: [OwnedNorm; 3],
 }
 
-/// A stack of decoder layers on one device: everything `nn.TransformerDecoder` has in evaluation, and a cache for generation. Vaswani
-/// et al. 2017, section 3.1; with norms before each part, Xiong et al. 2020.
+/// A stack of decoder layers on one device: everything `nn.TransformerDecoder` has in evaluation, its gradients
+/// ([`backward`](Self::backward)), and a cache for generation. Vaswani et al. 2017, section 3.1; with norms before each part, Xiong et al.
+/// 2020.
 ///
 /// All stages of all layers are recorded in one pass, with one scratch whose size does not grow with the number of layers. The keys and
 /// values of the memory are projected once, and read by every step. It keeps its weights' buffers alive, and reads them where they
@@ -146,14 +174,14 @@ enum OwnPlan {
     /// All at once.
     Whole(AttentionPlan),
     /// And to what a cache has, layer by layer.
-    Cached(Vec<QueryPlan>),
+    Cached(Vec<CachedPlan>),
 }
 
 /// A checked call.
 struct Plan {
     rows: Rows,
     own: OwnPlan,
-    cross: Vec<QueryPlan>,
+    cross: Vec<AttentionPlan>,
     size: ScratchSize,
 }
 
@@ -270,11 +298,7 @@ impl TransformerDecoder {
         scratch: &Scratch,
     ) -> Result<Vec<(BoundDispatch, [u32; 3])>, Error> {
         let device = &self.pipelines.facts();
-        check_rows_of("memory", &memory, &self.config.attention, Access::Read, device)?;
-        let [batch, _, length, _] = memory.shape();
-        let rows = Rows { batch, length };
-        expect_shape("memory", memory.shape(), rows.shape(self.config.features()))?;
-        check_rows(&self.config, &rows, device)?;
+        let Rows { batch, length } = self.check_rows("memory", &memory, device)?;
         self.check_memory(projected, batch, length, Access::Write, device)?;
         let mut read = vec![("memory", memory)];
         read.extend(self.layers.iter().flat_map(|layer| layer.cross_attention.weights()));
@@ -286,6 +310,16 @@ impl TransformerDecoder {
             dispatches.extend(layer.cross_attention.key_products(memory, to, device)?);
         }
         self.pipelines.bind(&dispatches, scratch.bindings())
+    }
+
+    /// Checks rows that are read, `[batch, 1, length, features]`.
+    fn check_rows(&self, name: &'static str, view: &TensorView, device: &DeviceFacts) -> Result<Rows, Error> {
+        check_rows_of(name, view, &self.config.attention, Access::Read, device)?;
+        let [batch, _, length, _] = view.shape();
+        let rows = Rows { batch, length };
+        expect_shape(name, view.shape(), rows.shape(self.config.features()))?;
+        check_rows(&self.config, &rows, device)?;
+        Ok(rows)
     }
 
     fn check_memory(
@@ -365,14 +399,24 @@ impl TransformerDecoder {
             scratch.check(plan.size).map(|()| plan)
         })?;
         let scratch: &Scratch = scratch;
-        let work = Workspace { config: &self.config, rows: plan.rows, scratch, tuning: &self.tuning, device };
-        let dispatches = match self.config.order {
-            NormOrder::Post => self.post(call, &work, &plan)?,
-            NormOrder::Pre => self.pre(call, &work, &plan)?,
-        };
+        let (config, rows, tuning) = (&self.config, plan.rows, &self.tuning);
+        let work = Workspace { config, rows, scratch, tuning, device, accumulates: false };
+        let dispatches = self.dispatches(call, &work, &plan)?;
         let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
         emit(&bound);
         Ok(())
+    }
+
+    fn dispatches<'a>(
+        &'a self,
+        call: &DecoderForward<'a>,
+        work: &Workspace<'a>,
+        plan: &Plan,
+    ) -> Result<Dispatches<'a>, Error> {
+        match self.config.order {
+            NormOrder::Post => self.post(call, work, plan),
+            NormOrder::Pre => self.pre(call, work, plan),
+        }
     }
 
     /// `x = norm(x + f(x))` of each part f.
@@ -383,12 +427,16 @@ impl TransformerDecoder {
         plan: &Plan,
     ) -> Result<Dispatches<'a>, Error> {
         let [middle, branch] = [work.features(Slot::Middle)?, work.features(Slot::Branch)?];
-        let [attended, stream] = [work.features(Slot::Normed)?, work.features(Slot::Stream)?];
+        let attended = work.features(Slot::Normed)?;
         let mut dispatches = Dispatches::new();
         let mut x = call.x;
         for (n, layer) in self.layers.iter().enumerate() {
             let last = n + 1 == self.layers.len() && self.final_norm.is_none();
-            let to = if last { call.out } else { stream };
+            let to = match call.hidden {
+                _ if last => call.out,
+                Some(hidden) => work.given(hidden, n),
+                None => work.features(Slot::Stream)?,
+            };
             let [first, second, third] = &layer.norms;
             dispatches.extend(layer.attend([x, branch], n, call, plan, work)?);
             dispatches.push(work.norm(first, x, Some(branch), middle, None));
@@ -414,84 +462,121 @@ impl TransformerDecoder {
         let mut next = [work.features(Slot::Middle)?, work.features(Slot::Stream)?];
         let mut dispatches = Dispatches::new();
         let mut x = call.x;
-        let mut sum = |dispatches: &mut Dispatches<'a>, norm: &'a OwnedNorm, x: &mut TensorView<'a>| {
-            dispatches.push(work.norm(norm, *x, Some(branch), normed, Some(next[0])));
-            *x = next[0];
-            next.swap(0, 1);
+        let mut sum = |dispatches: &mut Dispatches<'a>,
+                       norm: &'a OwnedNorm,
+                       x: &mut TensorView<'a>,
+                       to: Option<TensorView<'a>>| {
+            let to = to.unwrap_or_else(|| {
+                next.swap(0, 1);
+                next[1]
+            });
+            dispatches.push(work.norm(norm, *x, Some(branch), normed, Some(to)));
+            *x = to;
         };
         for (n, layer) in self.layers.iter().enumerate() {
             let [first, second, third] = &layer.norms;
             if n == 0 {
                 dispatches.push(work.norm(first, x, None, normed, None));
             } else {
-                sum(&mut dispatches, first, &mut x);
+                let given = call.hidden.map(|hidden| work.given(hidden, n - 1));
+                sum(&mut dispatches, first, &mut x, given);
             }
             dispatches.extend(layer.attend([normed, branch], n, call, plan, work)?);
-            sum(&mut dispatches, second, &mut x);
+            sum(&mut dispatches, second, &mut x, None);
             dispatches.extend(layer.cross([normed, branch], n, call, plan, work)?);
-            sum(&mut dispatches, third, &mut x);
+            sum(&mut dispatches, third, &mut x, None);
             dispatches.extend(work.feed_forward(&layer.feed_forward, normed, branch, false)?);
         }
         dispatches.push(match &self.final_norm {
-            Some(norm) => work.norm(norm, x, Some(branch), call.out, None),
+            Some(norm) => {
+                let last = call.hidden.map(|hidden| work.given(hidden, self.layers.len() - 1));
+                work.norm(norm, x, Some(branch), call.out, last)
+            }
             None => work.sum(x, branch, call.out),
         });
         Ok(dispatches)
     }
 
     fn check(&self, call: &DecoderForward, device: &DeviceFacts) -> Result<Plan, Error> {
-        let DecoderForward { x, memory, out, mask, memory_mask, cache } = *call;
-        check_rows_of("x", &x, &self.config.attention, Access::Read, device)?;
-        let [batch, _, length, _] = x.shape();
-        let rows = Rows { batch, length };
-        expect_shape("x", x.shape(), rows.shape(self.config.features()))?;
-        check_rows(&self.config, &rows, device)?;
-        check_rows_of("out", &out, &self.config.attention, Access::Write, device)?;
-        expect_shape("out", out.shape(), x.shape())?;
+        let mut plan = self.check_inputs(call, device)?;
+        check_rows_of("out", &call.out, &self.config.attention, Access::Write, device)?;
+        expect_shape("out", call.out.shape(), call.x.shape())?;
+        let mut written = vec![("out", call.out)];
+        let mut streams = vec![Slot::Middle, Slot::Branch, Slot::Normed, Slot::Stream];
+        if let Some(hidden) = call.hidden {
+            self.hidden(&plan.rows).check(&hidden, &self.config, Access::Write, device)?;
+            // The next layer reads what one has written, and one dispatch writes both.
+            if hidden.buffer == call.out.buffer {
+                return Err(Error::Alias { tensor: "out", other: "hidden" });
+            }
+            written.push(("hidden", hidden));
+            if self.config.order == NormOrder::Post {
+                streams.pop();
+            }
+        }
+        check_aliasing(&written, &self.inputs(call))?;
+        check_apart(&written, device)?;
+        plan.size = plan.size.max(forward_size(&self.config, &plan.rows, false, &streams));
+        Ok(plan)
+    }
+
+    /// Checks what is read; the size is that of attention.
+    fn check_inputs(&self, call: &DecoderForward, device: &DeviceFacts) -> Result<Plan, Error> {
+        let DecoderForward { x, memory, mask, cache, .. } = *call;
+        let rows = self.check_rows("x", &x, device)?;
+        let Rows { batch, length } = rows;
         let memory_len = memory.keys.shape()[2];
         self.check_memory(&memory, batch, memory_len, Access::Read, device)?;
-        let mut read = vec![("x", x)];
-        read.extend(memory.tensors());
-        read.extend(mask.tensors().into_iter().chain(memory_mask.tensors()));
-        for layer in &self.layers {
-            read.extend(layer.self_attention.weights().into_iter().chain(layer.cross_attention.weights()));
-            read.extend(layer.feed_forward.tensors());
-            read.extend(layer.norms.iter().flat_map(OwnedNorm::tensors));
-        }
-        read.extend(self.final_norm.iter().flat_map(OwnedNorm::tensors));
-        check_aliasing(&[("out", out)], &read)?;
-
         let own = match cache {
             None => {
                 let inner = LayerForward::self_attention(x, x).mask(mask);
-                let dims = [batch, length, length];
-                OwnPlan::Whole(self.layers[0].self_attention.plan_of(&inner, dims, device)?)
+                OwnPlan::Whole(self.layers[0].self_attention.plan_of(
+                    &inner,
+                    [batch, length, length],
+                    device,
+                )?)
             }
             Some(cache) => {
                 self.check_cache(cache, batch)?;
                 let of = |(n, layer): (usize, &DecoderLayer)| {
-                    let keys = Keys::Cache(cache.source(n, true)?);
                     let dims = [batch, length, cache.config().longest()];
-                    layer.self_attention.query_plan((x, mask), &keys, dims, device)
+                    layer.self_attention.cached_plan((x, mask), cache.source(n, true)?, dims, device)
                 };
                 OwnPlan::Cached(self.layers.iter().enumerate().map(of).collect::<Result<_, Error>>()?)
             }
         };
         let cross = |(n, layer): (usize, &DecoderLayer)| {
-            let [k, v] = memory.of_layer(n, batch);
             let dims = [batch, length, memory_len];
-            layer.cross_attention.query_plan((x, memory_mask), &Keys::Tensors { k, v }, dims, device)
+            layer.cross_attention.plan_of(&call.cross([x; 2], x, n, batch), dims, device)
         };
-        let cross: Vec<QueryPlan> =
+        let cross: Vec<AttentionPlan> =
             self.layers.iter().enumerate().map(cross).collect::<Result<_, Error>>()?;
-        let streams = [Slot::Middle, Slot::Branch, Slot::Normed, Slot::Stream];
-        let mut size = forward_size(&self.config, &rows, false, &streams);
+        let mut size = ScratchSize::default();
         match &own {
             OwnPlan::Whole(plan) => size = size.max(plan.size),
             OwnPlan::Cached(plans) => plans.iter().for_each(|plan| size = size.max(plan.size)),
         }
         cross.iter().for_each(|plan| size = size.max(plan.size));
         Ok(Plan { rows, own, cross, size })
+    }
+
+    /// What layers give, where a call keeps it.
+    fn hidden(&self, rows: &Rows) -> Hidden {
+        Hidden::of(self.layers.len(), self.final_norm.as_ref(), &self.config, rows)
+    }
+
+    /// All that a call reads.
+    fn inputs<'a>(&'a self, call: &DecoderForward<'a>) -> Vec<(&'static str, TensorView<'a>)> {
+        let mut read = vec![("x", call.x)];
+        read.extend(call.memory.tensors());
+        read.extend(call.mask.tensors().into_iter().chain(call.memory_mask.tensors()));
+        for layer in &self.layers {
+            read.extend(layer.self_attention.weights().into_iter().chain(layer.cross_attention.weights()));
+            read.extend(layer.feed_forward.tensors());
+            read.extend(layer.norms.iter().flat_map(OwnedNorm::tensors));
+        }
+        read.extend(self.final_norm.iter().flat_map(OwnedNorm::tensors));
+        read
     }
 
     fn check_cache(&self, cache: &Cache, batch: usize) -> Result<(), Error> {
@@ -543,9 +628,8 @@ impl DecoderLayer {
     ) -> Result<Dispatches<'a>, Error> {
         match (&plan.own, call.cache) {
             (OwnPlan::Cached(plans), Some(cache)) => {
-                let keys = Keys::Cache(cache.source(n, true)?);
-                let tensors = ([x, out], call.mask);
-                self.self_attention.query_dispatches(tensors, keys, &plans[n], work.scratch, work.device)
+                let (tensors, source) = (([x, out], call.mask), cache.source(n, true)?);
+                self.self_attention.cached_dispatches(tensors, source, &plans[n], work.scratch, work.device)
             }
             (OwnPlan::Whole(plan), _) => {
                 let inner = LayerForward::self_attention(x, out).mask(call.mask);
@@ -565,8 +649,8 @@ impl DecoderLayer {
         plan: &Plan,
         work: &Workspace<'a>,
     ) -> Result<Dispatches<'a>, Error> {
-        let [k, v] = call.memory.of_layer(n, work.rows.batch);
-        let (tensors, keys) = (([x, out], call.memory_mask), Keys::Tensors { k, v });
-        self.cross_attention.query_dispatches(tensors, keys, &plan.cross[n], work.scratch, work.device)
+        // The memory's rows are not read where keys and values are there.
+        let call = call.cross([x, out], x, n, work.rows.batch);
+        self.cross_attention.dispatches(&call, &plan.cross[n], work.scratch, work.device)
     }
 }

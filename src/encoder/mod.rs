@@ -2,12 +2,12 @@
 
 mod backward;
 
-pub use backward::{EncoderBackward, EncoderLayerGradients, FeedForwardGradients, NormGradients};
+pub use backward::{EncoderBackward, EncoderLayerGradients};
 
 use crate::bindings::BoundDispatch;
 use crate::block::{
-    FeedForward, FeedForwardWeights, NormWeights, OwnedNorm, Rows, Workspace, check_rows, check_rows_of,
-    forward_size,
+    FeedForward, FeedForwardWeights, Hidden, NormWeights, OwnedNorm, Rows, Workspace, check_rows,
+    check_rows_of, forward_size,
 };
 use crate::block_config::{BlockConfig, NormOrder};
 use crate::device::DeviceFacts;
@@ -257,7 +257,8 @@ impl TransformerEncoder {
             scratch.check(plan.size).map(|()| plan)
         })?;
         let scratch: &Scratch = scratch;
-        let work = Workspace { config: &self.config, rows, scratch, tuning: &self.tuning, device };
+        let (config, tuning) = (&self.config, &self.tuning);
+        let work = Workspace { config, rows, scratch, tuning, device, accumulates: false };
         let dispatches = self.dispatches(call, &work, &attention)?;
         let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
         emit(&bound);
@@ -272,7 +273,7 @@ impl TransformerEncoder {
         work: &Workspace<'a>,
     ) -> Result<TensorView<'a>, Error> {
         match call.hidden {
-            Some(hidden) => Ok(hidden.slice(0, n * work.rows.batch, work.rows.batch)),
+            Some(hidden) => Ok(work.given(hidden, n)),
             None => work.features(Slot::Stream),
         }
     }
@@ -349,7 +350,7 @@ impl TransformerEncoder {
         self.check_output("out", &call.out, call, Access::Write, device)?;
         let mut written = vec![("out", call.out)];
         if let Some(hidden) = call.hidden {
-            self.check_hidden(&hidden, &plan.rows, Access::Write, device)?;
+            self.hidden(&plan.rows).check(&hidden, &self.config, Access::Write, device)?;
             // The next layer reads what one has written, and one dispatch writes both.
             if hidden.buffer == call.out.buffer {
                 return Err(Error::Alias { tensor: "out", other: "hidden" });
@@ -401,19 +402,9 @@ impl TransformerEncoder {
         expect_shape(name, view.shape(), call.x.shape())
     }
 
-    fn check_hidden(
-        &self,
-        hidden: &TensorView,
-        rows: &Rows,
-        access: Access,
-        device: &DeviceFacts,
-    ) -> Result<(), Error> {
-        if self.hidden_len() == 0 {
-            let why = "the only layer gives `out`: leave it out";
-            return Err(Error::Unsupported { what: "hidden", why });
-        }
-        check_rows_of("hidden", hidden, &self.config.attention, access, device)?;
-        expect_shape("hidden", hidden.shape(), self.hidden_shape(rows))
+    /// What layers give, where a call keeps it.
+    fn hidden(&self, rows: &Rows) -> Hidden {
+        Hidden::of(self.layers.len(), self.final_norm.as_ref(), &self.config, rows)
     }
 
     /// All that a call reads.

@@ -14,6 +14,7 @@ use crate::kernel::{Dispatch, View};
 use crate::kernels::{KernelVariant, append_keys};
 use crate::layer_config::{LayerConfig, Side};
 use crate::mask::DeviceMask;
+use crate::path::cache::CacheLayer;
 use crate::path::project;
 use crate::path::{self, Chosen, Dispatches, Extras, Keys, Problem, grid, in_scratch};
 use crate::pipelines::Pipelines;
@@ -61,6 +62,8 @@ pub struct LayerForward<'a> {
     pub(crate) lse: Option<TensorView<'a>>,
     pub(crate) weights: Option<TensorView<'a>>,
     pub(crate) dropout: Option<Dropout<TensorView<'a>>>,
+    /// Keys and values of `key` and `value` where they were projected before.
+    projected_keys: Option<[TensorView<'a>; 2]>,
 }
 
 impl<'a> LayerForward<'a> {
@@ -88,7 +91,20 @@ impl<'a> LayerForward<'a> {
             lse: None,
             weights: None,
             dropout: None,
+            projected_keys: None,
         }
+    }
+
+    /// With keys and values that [`MultiHeadAttention::key_products`] has made of `key` and `value`.
+    pub(crate) fn projected_keys(mut self, keys: [TensorView<'a>; 2]) -> Self {
+        self.projected_keys = Some(keys);
+        self
+    }
+
+    /// Which of queries, keys and values are projected.
+    fn projects(&self) -> [bool; 3] {
+        let keys = self.projected_keys.is_none();
+        [true, keys, keys]
     }
 
     /// What the attention inside the layer has besides queries, keys and values; its result goes to `out`.
@@ -189,17 +205,15 @@ pub(crate) struct Plan {
     pub size: ScratchSize,
 }
 
-/// A checked call whose keys and values are elsewhere.
+/// A checked call whose keys and values are in a cache.
 #[derive(Clone, Copy)]
-pub(crate) struct QueryPlan {
+pub(crate) struct CachedPlan {
     shape: Shape,
-    /// Whether keys and values are projected too.
-    wanted: [bool; 3],
     chosen: Chosen,
     pub size: ScratchSize,
 }
 
-fn query_extras<'a>(out: TensorView<'a>, mask: DeviceMask<'a>) -> Extras<'a> {
+fn cached_extras<'a>(out: TensorView<'a>, mask: DeviceMask<'a>) -> Extras<'a> {
     Extras { out, mask, appended: 0, lse: None, weights: None, scores: None, dropout: None }
 }
 
@@ -352,9 +366,7 @@ impl MultiHeadAttention {
     ) -> Result<Dispatches<'a>, Error> {
         let Plan { shape, appended, chosen, .. } = *plan;
         let dtype = self.config.dtype;
-        let buffer = scratch.buffer(Slot::Projected)?;
-        let projected =
-            projected_layouts(&shape, [true; 3], dtype).map(|layout| TensorView { buffer, dtype, layout });
+        let projected = self.projected(call, &shape, scratch.buffer(Slot::Projected)?);
         let context = match call.context {
             Some(context) => context,
             None => in_scratch(scratch.buffer(Slot::Context)?, dtype, joined_heads(&shape), 0),
@@ -371,7 +383,24 @@ impl MultiHeadAttention {
         Ok(dispatches)
     }
 
-    /// Projects queries, keys and values, and appends keys and values.
+    /// Where queries, keys and values are: in `buffer`, but for what was projected before.
+    fn projected<'a>(
+        &self,
+        call: &LayerForward<'a>,
+        shape: &Shape,
+        buffer: &'a wgpu::Buffer,
+    ) -> [TensorView<'a>; 3] {
+        let dtype = self.config.dtype;
+        let [q, k, v] = projected_layouts(shape, call.projects(), dtype).map(|layout| TensorView {
+            buffer,
+            dtype,
+            layout,
+        });
+        let [k, v] = call.projected_keys.unwrap_or([k, v]);
+        [q, k, v]
+    }
+
+    /// Projects queries, and keys and values unless they were before, and appends keys and values.
     fn project<'a>(
         &'a self,
         call: &LayerForward<'a>,
@@ -382,15 +411,13 @@ impl MultiHeadAttention {
     ) -> Result<Dispatches<'a>, Error> {
         let narrow = self.config.narrow;
         let given = |t: TensorView<'a>| t.slice(2, 0, shape.kv_len - appended);
-        let mut dispatches = project::dispatches(
-            &[
-                self.query.product(call.query, q, narrow),
-                self.key.product(call.key, given(k), narrow),
-                self.value.product(call.value, given(v), narrow),
-            ],
-            &self.tuning,
-            device,
-        )?;
+        let products = [
+            self.query.product(call.query, q, narrow),
+            self.key.product(call.key, given(k), narrow),
+            self.value.product(call.value, given(v), narrow),
+        ];
+        let count = if call.projected_keys.is_some() { 1 } else { 3 };
+        let mut dispatches = project::dispatches(&products[..count], &self.tuning, device)?;
         if appended > 0 {
             dispatches.push(self.append(shape, appended, [k, v], device));
         }
@@ -474,89 +501,84 @@ impl MultiHeadAttention {
             check_apart(&together.into_iter().flatten().collect::<Vec<_>>(), device)?;
         }
         check_aliasing(&written, &self.inputs(call, &extras))?;
-        self.plan(shape, &extras, call.context.is_some(), device)
+        self.plan(call, shape, &extras, device)
     }
 
     /// The plan of a checked call.
     fn plan(
         &self,
+        call: &LayerForward,
         shape: Shape,
         extras: &Extras,
-        keeps_context: bool,
         device: &DeviceFacts,
     ) -> Result<Plan, Error> {
-        let mut size = self.projected_size(&shape, [true; 3], self.config.dtype, Slot::Projected)?;
-        if !keeps_context {
+        let mut size = self.projected_size(&shape, call.projects(), self.config.dtype, Slot::Projected)?;
+        if call.context.is_none() {
             size = size.with(Slot::Context, self.context_bytes(&shape));
         }
-        let chosen = path::choose(&self.outline(&shape, extras), device)?;
+        let chosen = path::choose(&self.outline(call, &shape, extras), device)?;
         Ok(Plan { shape, appended: extras.appended, chosen, size: size.max(chosen.scratch_size()) })
+    }
+
+    /// The attention inside the layer, of so many sequences, queries and keys given.
+    pub(crate) fn shape_of(&self, [batch, q_len, kv_len]: [usize; 3]) -> Shape {
+        self.config.shape(batch, q_len, kv_len, self.appended_keys())
     }
 
     /// The plan of a call whose inputs are in the scratch of a stack: only its mask and its weights are checked.
     pub(crate) fn plan_of(
         &self,
         call: &LayerForward,
-        [batch, q_len, kv_len]: [usize; 3],
+        dims: [usize; 3],
         device: &DeviceFacts,
     ) -> Result<Plan, Error> {
-        let shape = self.config.shape(batch, q_len, kv_len, self.appended_keys());
+        let shape = self.shape_of(dims);
         let extras = call.extras(call.out, self.appended_keys());
         check_extras(&Extras { lse: None, ..extras }, &shape, device)?;
-        self.plan(shape, &extras, call.context.is_some(), device)
+        self.plan(call, shape, &extras, device)
     }
 
-    /// The plan of a call whose keys and values are elsewhere: projected before, or in a cache, which those of its rows are appended to.
-    /// Its inputs and outputs are in the scratch of a stack: only its mask is checked. `out` stands for what it gives.
-    pub(crate) fn query_plan(
+    /// The plan of a call whose keys and values are in a layer of a cache, which those of its rows are appended to. Its inputs and
+    /// outputs are in the scratch of a stack: only its mask is checked. `out` stands for what it gives.
+    pub(crate) fn cached_plan(
         &self,
         (out, mask): (TensorView, DeviceMask),
-        keys: &Keys,
+        layer: CacheLayer,
         [batch, q_len, kv_len]: [usize; 3],
         device: &DeviceFacts,
-    ) -> Result<QueryPlan, Error> {
+    ) -> Result<CachedPlan, Error> {
         let shape = self.config.shape(batch, q_len, kv_len, 0);
-        let extras = query_extras(out, mask);
+        let extras = cached_extras(out, mask);
         check_extras(&extras, &shape, device)?;
-        let is_cached = matches!(keys, Keys::Cache(_));
-        if is_cached {
-            mask.check_for_cache()?;
-        }
+        mask.check_for_cache()?;
         let dtype = self.config.dtype;
-        let wanted = [true, is_cached, is_cached];
         let rows = Shape { kv_len: q_len, ..shape };
-        let size = self.projected_size(&rows, wanted, dtype, Slot::Projected)?;
+        let size = self.projected_size(&rows, [true; 3], dtype, Slot::Projected)?;
         let size = size.with(Slot::Context, self.context_bytes(&shape));
-        let chosen = path::choose(&extras.outline(shape, dtype, keys.layout(), self.tuning), device)?;
-        Ok(QueryPlan { shape, wanted, chosen, size: size.max(chosen.scratch_size()) })
+        let keys = Keys::Cache(layer).layout();
+        let chosen = path::choose(&extras.outline(shape, dtype, keys, self.tuning), device)?;
+        Ok(CachedPlan { shape, chosen, size: size.max(chosen.scratch_size()) })
     }
 
     /// The dispatches of such a call of `x` to `out`.
-    pub(crate) fn query_dispatches<'a>(
+    pub(crate) fn cached_dispatches<'a>(
         &'a self,
         ([x, out], mask): ([TensorView<'a>; 2], DeviceMask<'a>),
-        keys: Keys<'a>,
-        plan: &QueryPlan,
+        layer: CacheLayer<'a>,
+        plan: &CachedPlan,
         scratch: &'a Scratch,
         device: &DeviceFacts,
     ) -> Result<Dispatches<'a>, Error> {
-        let QueryPlan { shape, wanted, chosen, .. } = *plan;
-        let (dtype, narrow) = (self.config.dtype, self.config.narrow);
-        let buffer = scratch.buffer(Slot::Projected)?;
+        let CachedPlan { shape, chosen, .. } = *plan;
+        let dtype = self.config.dtype;
         let rows = Shape { kv_len: shape.q_len, ..shape };
-        let [q, k, v] =
-            projected_layouts(&rows, wanted, dtype).map(|layout| TensorView { buffer, dtype, layout });
-        let mut products = vec![self.query.product(x, q, narrow)];
-        if let Keys::Cache(_) = keys {
-            products.extend([self.key.product(x, k, narrow), self.value.product(x, v, narrow)]);
-        }
-        let mut dispatches = project::dispatches(&products, &self.tuning, device)?;
-        if let Keys::Cache(layer) = &keys {
-            dispatches.extend(path::cache::append(layer, [k, v], None, None, device));
-        }
+        let call = LayerForward::self_attention(x, out);
+        let [q, k, v] = self.projected(&call, &rows, scratch.buffer(Slot::Projected)?);
+        let mut dispatches = self.project(&call, &rows, 0, [q, k, v], device)?;
+        dispatches.extend(path::cache::append(&layer, [k, v], None, None, device));
         let context = in_scratch(scratch.buffer(Slot::Context)?, dtype, joined_heads(&shape), 0);
-        let extras = query_extras(heads_of(context, &shape), mask);
-        let problem = Problem { keys, ..self.problem(shape, [q; 3], extras) };
+        let extras = cached_extras(heads_of(context, &shape), mask);
+        let problem = Problem { keys: Keys::Cache(layer), ..self.problem(shape, [q; 3], extras) };
         dispatches.extend(path::dispatches(&problem, chosen, chosen.memory(scratch)?, device));
         let out = self.out.product(context, out, false);
         dispatches.extend(project::dispatches(&[out], &self.tuning, device)?);
@@ -576,9 +598,10 @@ impl MultiHeadAttention {
     }
 
     /// What a plan must know of the attention inside. How keys and values will lie decides how they load.
-    fn outline(&self, shape: &Shape, extras: &Extras) -> Outline {
+    fn outline(&self, call: &LayerForward, shape: &Shape, extras: &Extras) -> Outline {
         let dtype = self.config.dtype;
         let [_, k, v] = projected_layouts(shape, [true; 3], dtype);
+        let [k, v] = call.projected_keys.map_or([k, v], |keys| keys.map(|t| t.layout));
         extras.outline(*shape, dtype, KeyLayout::Tensors { dtype, k, v }, self.tuning)
     }
 
