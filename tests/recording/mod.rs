@@ -5,6 +5,7 @@ mod cached;
 mod cost;
 mod operators;
 mod order;
+mod stacks;
 
 use std::time::{Duration, Instant};
 

@@ -1,8 +1,6 @@
 //! The gradients of `TransformerEncoder`.
 
-use wgpu_attention::reference::compare::{
-    EPSILON_BF16, EPSILON_F16, EPSILON_F32, Tolerance, compare, max_error,
-};
+use wgpu_attention::reference::compare::compare;
 use wgpu_attention::reference::{self, LinearGradients, Real, widen};
 use wgpu_attention::{
     DType, EncoderBackward, EncoderForward, Error, NormConfig, NormGradients, Scratch, TensorView, Tuning,
@@ -10,7 +8,7 @@ use wgpu_attention::{
 
 use super::data::Stack;
 use super::encoder::{Setup, drawn, vector};
-use crate::harness::case::{largest, widened};
+use super::judge::{Gradients, expect_slopes};
 use crate::harness::run::{Layout, Placed, PlacedRules};
 use crate::harness::{FORMS, Judged, Report, Rng, Rules, Values, defaults, full, rest, stored};
 
@@ -182,41 +180,16 @@ fn outcome(stack: &Stack, setup: &Setup, ask: Ask, seed: u64) -> Result<f64, Str
     }
     let exact = reference_of::<f64>(&own, &d_out);
     let naive = reference_of::<f32>(&own, &d_out);
-    let epsilon = match dtype {
-        DType::F16 => EPSILON_F16,
-        DType::BF16 => EPSILON_BF16,
-        _ => EPSILON_F32,
-    };
-    // Gradients of keys' biases are 0 but for rounding: of all terms the largest counts.
-    let magnitude = largest(exact.iter().flatten().copied());
-    // What a norm of nearly equal features makes of rounding reaches all gradients before it, some of them by luck less in the naive
-    // computation: the worst of them, as a share of its largest element, is what each may be off by.
-    let share =
-        exact.iter().zip(&naive).filter(|(exact, _)| largest(exact.iter().copied()) > 1e-3 * magnitude);
-    let share = share
-        .map(|(exact, naive)| {
-            max_error(&widened(naive, ask.gradient), exact) / largest(exact.iter().copied())
-        })
-        .fold(0.0, f64::max);
-    let before = std::iter::once(("d_x".to_string(), own.x.clone())).chain(weights(&own));
-    let mut worst: f64 = 0.0;
-    for ((((name, before), got), exact), naive) in before.zip(&got).zip(&exact).zip(&naive) {
-        let before: Vec<f32> = match ask.accumulates {
-            true => stored(&before, ask.gradient),
-            false => vec![0.0; before.len()],
-        };
-        let want: Vec<f64> = exact.iter().zip(&before).map(|(g, b)| g + f64::from(*b)).collect();
-        let naive: Vec<f32> = naive.iter().zip(&before).map(|(g, b)| g + b).collect();
-        let own = Tolerance::gradient(&widened(&naive, ask.gradient), &want, magnitude, epsilon);
-        let of_stack = 3.0 * share * largest(exact.iter().copied());
-        let tolerance = Tolerance { absolute: own.absolute.max(of_stack) };
-        let judged = Judged { want, tolerance }.judge(got);
-        worst = worst.max(judged.map_err(|e| format!("{name}: {e}"))?);
+    let before = std::iter::once(("d_x".to_string(), own.x.clone())).chain(weights(&own)).collect();
+    Gradients {
+        before,
+        exact: &exact,
+        naive: &naive,
+        dtype,
+        gradient: ask.gradient,
+        accumulates: ask.accumulates,
     }
-    if got.len() != exact.len() {
-        return Err(format!("{} gradients, not {}", got.len(), exact.len()));
-    }
-    Ok(worst)
+    .judge(&got)
 }
 
 #[test]
@@ -257,27 +230,15 @@ fn the_references_gradients_are_those_of_differences() {
             continue;
         }
         let d_out = rng.normals(stack.x.len());
-        let loss = |stack: &Stack| -> f64 {
-            stack.exact().out.iter().zip(&d_out).map(|(out, d)| out * f64::from(*d)).sum()
+        let loss =
+            |stack: &Stack| stack.exact().out.iter().zip(&d_out).map(|(out, d)| out * f64::from(*d)).sum();
+        let gradients = |stack: &Stack| reference_of::<f64>(stack, &d_out);
+        let tensors = |stack: &mut Stack, visit: &mut dyn FnMut(&mut Vec<f32>)| {
+            let parts = stack.layers.iter_mut().flatten().chain(&mut stack.final_norm);
+            let tensors = parts.flat_map(|p| std::iter::once(&mut p.weight).chain(&mut p.bias));
+            std::iter::once(&mut stack.x).chain(tensors).for_each(visit);
         };
-        let got = reference_of::<f64>(&stack, &d_out);
-        // Steps that f32 holds exactly.
-        let h = 1.0 / 4096.0;
-        let scale = largest(got.iter().flatten().copied());
-        for (t, gradient) in got.iter().enumerate() {
-            let e = rng.below(gradient.len());
-            let at = |by: f32| {
-                let mut moved = stack.clone();
-                let parts = moved.layers.iter_mut().flatten().chain(&mut moved.final_norm);
-                let tensors = parts.flat_map(|p| std::iter::once(&mut p.weight).chain(&mut p.bias));
-                let tensor = std::iter::once(&mut moved.x).chain(tensors).nth(t).expect("a tensor");
-                tensor[e] = (tensor[e] * 4096.0).round() / 4096.0 + by;
-                (loss(&moved), reference_of::<f64>(&moved, &d_out)[t][e])
-            };
-            let slope = (at(h).0 - at(-h).0) / (2.0 * f64::from(h));
-            let want = at(0.0).1;
-            assert!((slope - want).abs() < 1e-4 * scale, "stack {n}, tensor {t}, {e}: {slope} and {want}");
-        }
+        expect_slopes(&format!("stack {n}"), &stack, rng, loss, gradients, tensors);
     }
 }
 

@@ -277,11 +277,11 @@ impl PlacedPart {
         NormWeights { weight: Some(self.weight.view()), bias: self.bias.as_ref().map(Placed::view) }
     }
 
-    fn linear_gradients(&self) -> LinearGradients<'_> {
+    pub fn linear_gradients(&self) -> LinearGradients<'_> {
         LinearGradients { weight: Some(self.weight.view()), bias: self.bias.as_ref().map(Placed::view) }
     }
 
-    fn norm_gradients(&self) -> NormGradients<'_> {
+    pub fn norm_gradients(&self) -> NormGradients<'_> {
         NormGradients { weight: Some(self.weight.view()), bias: self.bias.as_ref().map(Placed::view) }
     }
 }
