@@ -20,6 +20,7 @@ use crate::multi_head::{CachedPlan, LayerForward, LayerWeights, MultiHeadAttenti
 use crate::path::{self, Dispatches};
 use crate::pipelines::Pipelines;
 use crate::plan::Tuning;
+use crate::position::{Rotary, Rotation, RowPositions};
 use crate::record::{dispatch, pass};
 use crate::scratch::{Scratch, ScratchSize, Slot};
 use crate::tensor::{Access, TensorView, check_aliasing, check_apart, check_sizes, expect_shape};
@@ -48,6 +49,7 @@ pub struct DecoderForward<'a> {
     memory_mask: DeviceMask<'a>,
     cache: Option<&'a Cache>,
     hidden: Option<TensorView<'a>>,
+    rotary: Option<Rotary<'a>>,
 }
 
 impl<'a> DecoderForward<'a> {
@@ -55,7 +57,7 @@ impl<'a> DecoderForward<'a> {
     /// [`TransformerDecoder::project_memory`] has written.
     pub fn new(x: TensorView<'a>, memory: DecoderMemory<'a>, out: TensorView<'a>) -> Self {
         let [mask, memory_mask] = [DeviceMask::none(); 2];
-        DecoderForward { x, memory, out, mask, memory_mask, cache: None, hidden: None }
+        DecoderForward { x, memory, out, mask, memory_mask, cache: None, hidden: None, rotary: None }
     }
 
     /// Which rows a row attends to, in every layer: `tgt_mask` and `tgt_key_padding_mask` of PyTorch. No row is hidden from another
@@ -82,6 +84,15 @@ impl<'a> DecoderForward<'a> {
         self
     }
 
+    /// Rotates queries and keys of self-attention by their positions in every layer: see [`LayerForward::rotary`]. With a cache the rows
+    /// stand at [`RowPositions::Tensor`]`(`[`cache.starts()`](Cache::starts)`)`, or wherever another tensor says, and it keeps rotated keys.
+    #[doc(alias = "rope")]
+    #[doc(alias = "position_ids")]
+    pub fn rotary(mut self, rotation: impl Into<Rotation<'a>>, at: RowPositions<TensorView<'a>>) -> Self {
+        self.rotary = Some(Rotary { rotation: rotation.into(), at });
+        self
+    }
+
     /// Writes what the layers give there, one after the other, before the final norm: `[layers · batch, 1, length, features]`, layer
     /// n from batch entry `n · batch` on. Without a final norm the last layer's is `out` and has no place here, so it is `layers − 1`
     /// of them. A [backward call](DecoderBackward) that finds them does not compute them again.
@@ -92,6 +103,11 @@ impl<'a> DecoderForward<'a> {
 }
 
 impl<'a> DecoderForward<'a> {
+    /// The attention of `x` to itself, into `out`.
+    fn own(&self, x: TensorView<'a>, out: TensorView<'a>) -> LayerForward<'a> {
+        LayerForward::self_attention(x, out).mask(self.mask).rotary_of(self.rotary)
+    }
+
     /// The attention of `x` to the memory in layer `n`, into `out`; `rows` are the memory's own.
     fn cross(
         &self,
@@ -421,14 +437,14 @@ impl TransformerDecoder {
 
     /// Checks what is read; the size is that of attention.
     fn check_inputs(&self, call: &DecoderForward, device: &DeviceFacts) -> Result<Plan, Error> {
-        let DecoderForward { x, memory, mask, cache, .. } = *call;
+        let DecoderForward { x, memory, cache, .. } = *call;
         let rows = self.check_rows("x", &x, device)?;
         let Rows { batch, length } = rows;
         let memory_len = memory.keys.shape()[2];
         self.check_memory(&memory, batch, memory_len, Access::Read, device)?;
         let own = match cache {
             None => {
-                let inner = LayerForward::self_attention(x, x).mask(mask);
+                let inner = call.own(x, x);
                 OwnPlan::Whole(self.layers[0].self_attention.plan_of(
                     &inner,
                     [batch, length, length],
@@ -439,7 +455,7 @@ impl TransformerDecoder {
                 self.check_cache(cache, batch)?;
                 let of = |(n, layer): (usize, &DecoderLayer)| {
                     let dims = [batch, length, cache.config().longest()];
-                    layer.self_attention.cached_plan((x, mask), cache.source(n, true)?, dims, device)
+                    layer.self_attention.cached_plan(&call.own(x, x), cache.source(n, true)?, dims, device)
                 };
                 OwnPlan::Cached(self.layers.iter().enumerate().map(of).collect::<Result<_, Error>>()?)
             }
@@ -469,6 +485,7 @@ impl TransformerDecoder {
         let mut read = vec![("x", call.x)];
         read.extend(call.memory.tensors());
         read.extend(call.mask.tensors().into_iter().chain(call.memory_mask.tensors()));
+        read.extend(call.rotary.iter().flat_map(Rotary::tensors));
         for layer in &self.layers {
             read.extend(layer.self_attention.weights().into_iter().chain(layer.cross_attention.weights()));
             read.extend(layer.feed_forward.tensors());
@@ -535,14 +552,14 @@ impl DecoderLayer {
         plan: &Plan,
         work: &Workspace<'a>,
     ) -> Result<Dispatches<'a>, Error> {
+        let own = call.own(x, out);
         match (&plan.own, call.cache) {
             (OwnPlan::Cached(plans), Some(cache)) => {
-                let (tensors, source) = (([x, out], call.mask), cache.source(n, true)?);
-                self.self_attention.cached_dispatches(tensors, source, &plans[n], work.scratch, work.device)
+                let source = cache.source(n, true)?;
+                self.self_attention.cached_dispatches(&own, source, &plans[n], work.scratch, work.device)
             }
             (OwnPlan::Whole(plan), _) => {
-                let inner = LayerForward::self_attention(x, out).mask(call.mask);
-                self.self_attention.dispatches(&inner, plan, work.scratch, work.device)
+                self.self_attention.dispatches(&own, plan, work.scratch, work.device)
             }
             // Plans are made of the same call.
             (OwnPlan::Cached(_), None) => Ok(Dispatches::new()),

@@ -10,8 +10,7 @@ use crate::block::{
 use crate::block_config::NormOrder;
 use crate::device::DeviceFacts;
 use crate::error::Error;
-use crate::mask::DeviceMask;
-use crate::multi_head::{LayerForward, LayerGradients, Plan as AttentionPlan};
+use crate::multi_head::{LayerGradients, Plan as AttentionPlan};
 use crate::path::project_backward::Gradient;
 use crate::path::{self, Dispatches, in_scratch};
 use crate::projection::check_summed_rows;
@@ -98,7 +97,7 @@ struct Turn<'a> {
     /// The gradient of what it gives.
     d: TensorView<'a>,
     gradients: EncoderLayerGradients<'a>,
-    mask: DeviceMask<'a>,
+    forward: EncoderForward<'a>,
 }
 
 impl TransformerEncoder {
@@ -196,7 +195,7 @@ impl TransformerEncoder {
         for (n, layer) in self.layers.iter().enumerate().rev() {
             let x = if n == 0 { forward.x } else { self.given(n - 1, &forward, work)? };
             let gradients = call.d_layers.get(n).copied().unwrap_or_default();
-            let turn = Turn { x, d, gradients, mask: forward.mask };
+            let turn = Turn { x, d, gradients, forward };
             let plans = &plan.attention[n];
             match self.config.order {
                 NormOrder::Post => layer.post_backward(&turn, work, plans, &mut dispatches)?,
@@ -238,7 +237,7 @@ impl TransformerEncoder {
         }
         check_final_gradients(self.final_norm.as_ref(), d_final_norm, features, &mut written, device)?;
         let stand_in = in_scratch(d_out.buffer, DType::F32, rows.shape(features), 0);
-        let inner = LayerForward::self_attention(forward.x, forward.x).mask(forward.mask);
+        let inner = forward.attention(forward.x, forward.x);
         let dims = [rows.batch, rows.length, rows.length];
         let mut attention = Vec::with_capacity(layers);
         for (n, layer) in self.layers.iter().enumerate() {
@@ -275,12 +274,12 @@ impl EncoderLayer {
         plans: &AttentionPlans,
         dispatches: &mut Dispatches<'a>,
     ) -> Result<(), Error> {
-        let Turn { x, d, gradients, mask } = *turn;
+        let Turn { x, d, gradients, forward } = *turn;
         let attention = self.attention_part(&gradients);
         let feed = (&self.feed_forward, gradients.feed_forward);
         let [middle, branch] = [work.features(Slot::Middle)?, work.features(Slot::Branch)?];
         let fed = work.features(Slot::Normed)?;
-        let call = LayerForward::self_attention(x, branch).mask(mask);
+        let call = forward.attention(x, branch);
         let attended = attention.again(call, plans, work, dispatches)?;
         dispatches.push(work.norm(&self.norms[0], x, Some(branch), middle, None));
         dispatches.extend(work.feed_forward(&self.feed_forward, middle, fed, true)?);
@@ -307,13 +306,13 @@ impl EncoderLayer {
         plans: &AttentionPlans,
         dispatches: &mut Dispatches<'a>,
     ) -> Result<(), Error> {
-        let Turn { x, d, gradients, mask } = *turn;
+        let Turn { x, d, gradients, forward } = *turn;
         let attention = self.attention_part(&gradients);
         let feed = (&self.feed_forward, gradients.feed_forward);
         let [normed, branch] = [work.features(Slot::Normed)?, work.features(Slot::Branch)?];
         let fed = work.features(Slot::Middle)?;
         dispatches.push(work.norm(&self.norms[0], x, None, normed, None));
-        let call = LayerForward::self_attention(normed, branch).mask(mask);
+        let call = forward.attention(normed, branch);
         let attended = attention.again(call, plans, work, dispatches)?;
         dispatches.push(work.norm(&self.norms[1], x, Some(branch), fed, None));
         dispatches.extend(work.feed_hidden(&self.feed_forward, fed, true)?);

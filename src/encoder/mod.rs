@@ -17,6 +17,7 @@ use crate::multi_head::{LayerForward, LayerWeights, MultiHeadAttention, Plan as 
 use crate::path::{self, Dispatches};
 use crate::pipelines::Pipelines;
 use crate::plan::Tuning;
+use crate::position::{Rotary, Rotation, RowPositions};
 use crate::record::{dispatch, pass};
 use crate::scratch::{Scratch, ScratchSize, Slot};
 use crate::tensor::{Access, TensorView, check_aliasing, check_apart, check_sizes, expect, expect_shape};
@@ -41,12 +42,13 @@ pub struct EncoderForward<'a> {
     pub(crate) mask: DeviceMask<'a>,
     pub(crate) hidden: Option<TensorView<'a>>,
     pub(crate) weights: Option<TensorView<'a>>,
+    rotary: Option<Rotary<'a>>,
 }
 
 impl<'a> EncoderForward<'a> {
     /// `x` and `out` are `[batch, 1, length, features]`, of the layers' dtype.
     pub fn new(x: TensorView<'a>, out: TensorView<'a>) -> Self {
-        EncoderForward { x, out, mask: DeviceMask::none(), hidden: None, weights: None }
+        EncoderForward { x, out, mask: DeviceMask::none(), hidden: None, weights: None, rotary: None }
     }
 
     /// Which rows a row attends to, in every layer: `mask` and `src_key_padding_mask` of PyTorch, packed sequences, and all else that
@@ -56,6 +58,14 @@ impl<'a> EncoderForward<'a> {
     #[doc(alias = "is_causal")]
     pub fn mask(mut self, mask: DeviceMask<'a>) -> Self {
         self.mask = mask;
+        self
+    }
+
+    /// Rotates queries and keys by their positions in every layer, as Llama and its kin do: see [`LayerForward::rotary`].
+    #[doc(alias = "rope")]
+    #[doc(alias = "position_ids")]
+    pub fn rotary(mut self, rotation: impl Into<Rotation<'a>>, at: RowPositions<TensorView<'a>>) -> Self {
+        self.rotary = Some(Rotary { rotation: rotation.into(), at });
         self
     }
 
@@ -73,6 +83,11 @@ impl<'a> EncoderForward<'a> {
     pub fn weights(mut self, weights: impl Into<Option<TensorView<'a>>>) -> Self {
         self.weights = weights.into();
         self
+    }
+
+    /// The attention of `x` to itself, into `out`.
+    fn attention(&self, x: TensorView<'a>, out: TensorView<'a>) -> LayerForward<'a> {
+        LayerForward::self_attention(x, out).mask(self.mask).rotary_of(self.rotary)
     }
 
     /// The place for the weights of layer `n`.
@@ -385,7 +400,7 @@ impl TransformerEncoder {
             expect("weights", weights.shape(), 0, self.layers.len().saturating_mul(batch))?;
         }
         let weights = call.weights_of(0, batch);
-        let inner = LayerForward::self_attention(call.x, call.out).mask(call.mask).weights(weights);
+        let inner = call.attention(call.x, call.out).weights(weights);
         let attention = self.layers[0].attention.plan_of(&inner, [batch, length, length], device)?;
         Ok(Plan { rows, size: attention.size, attention })
     }
@@ -411,6 +426,7 @@ impl TransformerEncoder {
     fn inputs<'a>(&'a self, call: &EncoderForward<'a>) -> Vec<(&'static str, TensorView<'a>)> {
         let mut read = vec![("x", call.x)];
         read.extend(call.mask.tensors());
+        read.extend(call.rotary.iter().flat_map(Rotary::tensors));
         for layer in &self.layers {
             read.extend(layer.attention.weights());
             read.extend(layer.feed_forward.tensors());
@@ -433,7 +449,7 @@ impl EncoderLayer {
         work: &Workspace<'a>,
     ) -> Result<Dispatches<'a>, Error> {
         let weights = call.weights_of(n, work.rows.batch);
-        let call = LayerForward::self_attention(x, out).mask(call.mask).weights(weights);
+        let call = call.attention(x, out).weights(weights);
         self.attention.dispatches(&call, plan, work.scratch, work.device)
     }
 }

@@ -385,6 +385,13 @@ impl MultiHeadAttention {
             let problem = self.attention_backward(call, &between, shape, appended);
             dispatches.extend(backward::dispatches(&problem, plans, plans.memory(scratch)?, device));
         }
+        if let Some(rotary) = call.forward.rotary {
+            let [d_q, d_k, _] = between.d_projected;
+            let rotated = [d_q, d_k.slice(2, 0, shape.kv_len - appended)];
+            for (d, _) in rotated.into_iter().zip(call.through_sides()).filter(|(_, wanted)| *wanted) {
+                dispatches.push(rotary.dispatch(d, true, device)?);
+            }
+        }
         dispatches.extend(project_backward::dispatches(&sides, &self.tuning, device)?);
         for (rows, sum) in appended_rows {
             dispatches.push(column_sums(rows, sum, device)?);

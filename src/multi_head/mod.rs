@@ -19,6 +19,7 @@ use crate::path::project;
 use crate::path::{self, Chosen, Dispatches, Extras, Keys, Problem, grid, in_scratch};
 use crate::pipelines::Pipelines;
 use crate::plan::{KeyLayout, Outline, Tuning};
+use crate::position::{Rotary, Rotation, RowPositions};
 use crate::problem::{Shape, scale_in_f32};
 use crate::projection::{Linear, OwnedLinear, check_vector, check_weight};
 use crate::record::{dispatch, pass};
@@ -62,6 +63,7 @@ pub struct LayerForward<'a> {
     pub(crate) lse: Option<TensorView<'a>>,
     pub(crate) weights: Option<TensorView<'a>>,
     pub(crate) dropout: Option<Dropout<TensorView<'a>>>,
+    pub(crate) rotary: Option<Rotary<'a>>,
     /// Keys and values of `key` and `value` where they were projected before.
     projected_keys: Option<[TensorView<'a>; 2]>,
 }
@@ -91,6 +93,7 @@ impl<'a> LayerForward<'a> {
             lse: None,
             weights: None,
             dropout: None,
+            rotary: None,
             projected_keys: None,
         }
     }
@@ -139,6 +142,21 @@ impl<'a> LayerForward<'a> {
     #[doc(alias = "average_attn_weights")]
     pub fn weights(mut self, weights: impl Into<Option<TensorView<'a>>>) -> Self {
         self.weights = weights.into();
+        self
+    }
+
+    /// Rotates projected queries and keys by their positions before they attend, keys in all key/value heads; of self-attention, or of as
+    /// many keys as queries, which stand where these do. `rotation` may be a [`&Rope`](crate::Rope). Appended keys are not rotated.
+    #[doc(alias = "rope")]
+    #[doc(alias = "position_ids")]
+    pub fn rotary(mut self, rotation: impl Into<Rotation<'a>>, at: RowPositions<TensorView<'a>>) -> Self {
+        self.rotary = Some(Rotary { rotation: rotation.into(), at });
+        self
+    }
+
+    /// As another call has it.
+    pub(crate) fn rotary_of(mut self, rotary: Option<Rotary<'a>>) -> Self {
+        self.rotary = rotary;
         self
     }
 
@@ -211,10 +229,6 @@ pub(crate) struct CachedPlan {
     shape: Shape,
     chosen: Chosen,
     pub size: ScratchSize,
-}
-
-fn cached_extras<'a>(out: TensorView<'a>, mask: DeviceMask<'a>) -> Extras<'a> {
-    Extras { out, mask, appended: 0, lse: None, weights: None, scores: None, dropout: None }
 }
 
 impl MultiHeadAttention {
@@ -400,7 +414,7 @@ impl MultiHeadAttention {
         [q, k, v]
     }
 
-    /// Projects queries, and keys and values unless they were before, and appends keys and values.
+    /// Projects queries, and keys and values unless they were before, rotates queries and keys, and appends keys and values.
     fn project<'a>(
         &'a self,
         call: &LayerForward<'a>,
@@ -418,6 +432,10 @@ impl MultiHeadAttention {
         ];
         let count = if call.projected_keys.is_some() { 1 } else { 3 };
         let mut dispatches = project::dispatches(&products[..count], &self.tuning, device)?;
+        if let Some(rotary) = call.rotary {
+            dispatches.push(rotary.dispatch(q, false, device)?);
+            dispatches.push(rotary.dispatch(given(k), false, device)?);
+        }
         if appended > 0 {
             dispatches.push(self.append(shape, appended, [k, v], device));
         }
@@ -533,24 +551,32 @@ impl MultiHeadAttention {
         device: &DeviceFacts,
     ) -> Result<Plan, Error> {
         let shape = self.shape_of(dims);
+        self.check_rotary(call, &shape, device)?;
         let extras = call.extras(call.out, self.appended_keys());
         check_extras(&Extras { lse: None, ..extras }, &shape, device)?;
         self.plan(call, shape, &extras, device)
     }
 
     /// The plan of a call whose keys and values are in a layer of a cache, which those of its rows are appended to. Its inputs and
-    /// outputs are in the scratch of a stack: only its mask is checked. `out` stands for what it gives.
+    /// outputs are in the scratch of a stack: only its mask and its positions are checked.
     pub(crate) fn cached_plan(
         &self,
-        (out, mask): (TensorView, DeviceMask),
+        call: &LayerForward,
         layer: CacheLayer,
         [batch, q_len, kv_len]: [usize; 3],
         device: &DeviceFacts,
     ) -> Result<CachedPlan, Error> {
         let shape = self.config.shape(batch, q_len, kv_len, 0);
-        let extras = cached_extras(out, mask);
+        let extras = call.extras(call.out, 0);
         check_extras(&extras, &shape, device)?;
-        mask.check_for_cache()?;
+        call.mask.check_for_cache()?;
+        if let Some(rotary) = call.rotary {
+            if rotary.at.tensor().is_none() {
+                let why = "its rows stand where the cache says: give `RowPositions::Tensor(cache.starts())`";
+                return Err(Error::Unsupported { what: "rotary positions from a start, with a cache", why });
+            }
+            rotary.check(shape.q(), device)?;
+        }
         let dtype = self.config.dtype;
         let rows = Shape { kv_len: q_len, ..shape };
         let size = self.projected_size(&rows, [true; 3], dtype, Slot::Projected)?;
@@ -560,10 +586,10 @@ impl MultiHeadAttention {
         Ok(CachedPlan { shape, chosen, size: size.max(chosen.scratch_size()) })
     }
 
-    /// The dispatches of such a call of `x` to `out`.
+    /// The dispatches of such a call.
     pub(crate) fn cached_dispatches<'a>(
         &'a self,
-        ([x, out], mask): ([TensorView<'a>; 2], DeviceMask<'a>),
+        call: &LayerForward<'a>,
         layer: CacheLayer<'a>,
         plan: &CachedPlan,
         scratch: &'a Scratch,
@@ -572,15 +598,14 @@ impl MultiHeadAttention {
         let CachedPlan { shape, chosen, .. } = *plan;
         let dtype = self.config.dtype;
         let rows = Shape { kv_len: shape.q_len, ..shape };
-        let call = LayerForward::self_attention(x, out);
-        let [q, k, v] = self.projected(&call, &rows, scratch.buffer(Slot::Projected)?);
-        let mut dispatches = self.project(&call, &rows, 0, [q, k, v], device)?;
+        let [q, k, v] = self.projected(call, &rows, scratch.buffer(Slot::Projected)?);
+        let mut dispatches = self.project(call, &rows, 0, [q, k, v], device)?;
         dispatches.extend(path::cache::append(&layer, [k, v], None, None, device));
         let context = in_scratch(scratch.buffer(Slot::Context)?, dtype, joined_heads(&shape), 0);
-        let extras = cached_extras(heads_of(context, &shape), mask);
+        let extras = call.extras(heads_of(context, &shape), 0);
         let problem = Problem { keys: Keys::Cache(layer), ..self.problem(shape, [q; 3], extras) };
         dispatches.extend(path::dispatches(&problem, chosen, chosen.memory(scratch)?, device));
-        let out = self.out.product(context, out, false);
+        let out = self.out.product(context, call.out, false);
         dispatches.extend(project::dispatches(&[out], &self.tuning, device)?);
         Ok(dispatches)
     }
@@ -625,7 +650,22 @@ impl MultiHeadAttention {
             view.check_as(tensor, config.dtype, access, device)?;
             expect_shape(tensor, view.shape(), wanted)
         })?;
-        Ok(config.shape(batch, q_len, kv_len, self.appended_keys()))
+        let shape = config.shape(batch, q_len, kv_len, self.appended_keys());
+        self.check_rotary(call, &shape, device)?;
+        Ok(shape)
+    }
+
+    fn check_rotary(&self, call: &LayerForward, shape: &Shape, device: &DeviceFacts) -> Result<(), Error> {
+        let Some(rotary) = call.rotary else { return Ok(()) };
+        if shape.kv_len - self.appended_keys() != shape.q_len {
+            let why =
+                "they are those of self-attention; else rotate with `Positions` what `Projection` gives";
+            return Err(Error::Unsupported {
+                what: "rotary positions of fewer or more keys than queries",
+                why,
+            });
+        }
+        rotary.check(shape.q(), device)
     }
 
     fn check_context(
@@ -649,6 +689,7 @@ impl MultiHeadAttention {
             .into_iter()
             .chain(self.weights())
             .chain(extra_inputs(extras))
+            .chain(call.rotary.iter().flat_map(Rotary::tensors))
             .collect()
     }
 
