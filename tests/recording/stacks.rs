@@ -3,7 +3,8 @@
 use wgpu_attention::{
     BlockConfig, DecoderBackward, DecoderForward, DecoderLayerGradients, DecoderLayerWeights, DecoderMemory,
     EncoderBackward, EncoderForward, EncoderLayerGradients, EncoderLayerWeights, FeedForwardWeights,
-    LinearGradients, NormOrder, NormWeights, TransformerDecoder, TransformerEncoder,
+    LinearGradients, NormOrder, NormWeights, Rope, RopeConfig, RowPositions, TransformerDecoder,
+    TransformerEncoder,
 };
 
 use super::*;
@@ -58,11 +59,13 @@ fn stacks_create_nothing_after_they_are_prepared() {
         let encoder = encoder.expect("a stack");
         let decoder = TransformerDecoder::with_pipelines(pipelines, config, &[decoded; LAYERS], Some(norm));
         let decoder = decoder.expect("a stack");
-        let encodes = EncoderForward::new(x, out).mask(Mask::causal());
+        let rope = Rope::new(gpu.device(), RopeConfig::new(e / 2)).expect("a rope");
+        let start = RowPositions::Start(0);
+        let encodes = EncoderForward::new(x, out).mask(Mask::causal()).rotary(&rope, start);
         let mut of_encoder = [EncoderLayerGradients::default(); LAYERS];
         of_encoder.iter_mut().enumerate().for_each(|(n, to)| to.attention.key = gradient(n));
         let encodes_back = EncoderBackward::new(encodes, x).d_x(d_x).d_layers(&of_encoder);
-        let decodes = DecoderForward::new(x, projected, out).mask(Mask::causal());
+        let decodes = DecoderForward::new(x, projected, out).mask(Mask::causal()).rotary(&rope, start);
         let mut of_decoder = [DecoderLayerGradients::default(); LAYERS];
         of_decoder.iter_mut().enumerate().for_each(|(n, to)| to.cross_attention.key = gradient(n));
         let decodes_back =

@@ -3,12 +3,14 @@
 use wgpu_attention::reference::compare::compare;
 use wgpu_attention::reference::{self, LinearGradients, Real, widen};
 use wgpu_attention::{
-    DType, EncoderBackward, EncoderForward, Error, NormConfig, NormGradients, Scratch, TensorView, Tuning,
+    DType, EncoderBackward, EncoderForward, Error, NormConfig, NormGradients, Rope, RopeConfig, RowPositions,
+    Scratch, TensorView, Tuning,
 };
 
 use super::data::Stack;
 use super::encoder::{Setup, drawn, vector};
 use super::judge::{Gradients, expect_slopes};
+use crate::harness::rotary::RotaryData;
 use crate::harness::run::{Layout, Placed, PlacedRules};
 use crate::harness::{FORMS, Judged, Report, Rng, Rules, Values, defaults, full, rest, stored};
 
@@ -103,9 +105,13 @@ fn run(stack: &Stack, d_out: &[f32], setup: &Setup, ask: Ask) -> Result<Vec<Vec<
     };
     let gradients = stack.place_gradients(profile, ask.gradient, ask.accumulates, layout);
     let rules = PlacedRules::new(profile, &stack.rules, DType::F32, layout);
-    let forward = EncoderForward::new(x.view(), out.view())
+    let rotary = stack.rotary.as_ref().map(|rotary| rotary.place(profile));
+    let mut forward = EncoderForward::new(x.view(), out.view())
         .mask(rules.mask())
         .hidden(hidden.as_ref().map(Placed::view));
+    if let Some(rotary) = &rotary {
+        forward = forward.rotary(rotary.rotation(), rotary.at());
+    }
     let d_layers = gradients.gradients();
     let call = EncoderBackward::new(forward, d_out.view())
         .d_x(d_x.view())
@@ -224,7 +230,8 @@ fn the_references_gradients_are_those_of_differences() {
         let (stack, _) = drawn(n);
         let rng = &mut Rng::new(n ^ 0xd1ff);
         // ReLU has a kink; elsewhere slopes are smooth.
-        let stack = Stack { batch: 1, length: 3, rules: Rules::default(), ..stack };
+        let rotary = RotaryData::random(rng, [1, 3, stack.features / stack.heads]);
+        let stack = Stack { batch: 1, length: 3, rules: Rules::default(), rotary, ..stack };
         let stack = Stack::random(rng, stack.layers.len(), stack.final_norm.is_some(), stack);
         if stack.activation == wgpu_attention::Activation::Relu {
             continue;
@@ -246,7 +253,7 @@ fn the_references_gradients_are_those_of_differences() {
 fn bad_backward_calls_are_refused_before_anything_is_recorded() {
     let gpu = &full().gpu;
     let (mut stack, _) = drawn(0);
-    (stack.batch, stack.length, stack.rules) = (1, 3, Rules::default());
+    (stack.batch, stack.length, stack.rules, stack.rotary) = (1, 3, Rules::default(), None);
     stack.norm = NormConfig::layer();
     let stack = Stack::random(&mut Rng::new(3), 2, false, stack);
     let e = stack.features;
@@ -288,5 +295,12 @@ fn bad_backward_calls_are_refused_before_anything_is_recorded() {
     two[1].norms[0].weight = Some(TensorView::vector(&buffers[4], DType::F32, e));
     two[0].norms[0].weight = two[1].norms[0].weight;
     refused(call.d_layers(&two), &["overlap"]);
+    let rope = Rope::new(gpu.device(), RopeConfig::new(e + 2)).expect("a rope");
+    let turned = forward.rotary(&rope, RowPositions::Start(0));
+    refused(EncoderBackward::new(turned, rows(2)).d_x(rows(3)), &["`q`", "the rope's rotary_dim"]);
+    let rope = Rope::new(gpu.device(), RopeConfig::new(2)).expect("a rope");
+    let places = TensorView::new(&buffers[3], DType::U32, [1, 1, 3, 1]);
+    let turned = forward.rotary(&rope, RowPositions::Tensor(places));
+    refused(EncoderBackward::new(turned, rows(2)).d_x(rows(3)), &["`d_x`", "`positions`"]);
     refused(call.d_x(rows(3)), &["scratch"]);
 }

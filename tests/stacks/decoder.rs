@@ -3,7 +3,7 @@
 use wgpu_attention::reference::compare::{Tolerance, compare, max_error};
 use wgpu_attention::{
     BlockConfig, Cache, CacheConfig, CacheStorage, DType, DecoderForward, DecoderMemory, Error, LayerConfig,
-    Scratch, TensorView, Tokens, Tuning,
+    Rope, RopeConfig, RowPositions, Scratch, TensorView, Tokens, Tuning,
 };
 
 use super::decoder_data::{NAMES, Stack, Weights, drawn, vector};
@@ -36,6 +36,7 @@ impl Stack {
         let hidden = (keeps && self.kept() > 0).then(|| Placed::output(profile, dtype, hidden_at));
         let projected = DecoderMemory { keys: keys.view(), values: values.view() };
         let rules = self.rules.each_ref().map(|r| PlacedRules::new(profile, r, DType::F32, layout));
+        let rotary = self.rotary.as_ref().map(|rotary| rotary.place(profile));
         let config = CacheConfig::new(kv_heads, dim, length + 3)
             .batch(batch)
             .layers(self.layers.len())
@@ -51,11 +52,15 @@ impl Stack {
             if steps.is_some() {
                 profile.gpu.submit(|e| cache.advance(e, Tokens::All(*rows))).map_err(refused)?;
             }
-            let call = DecoderForward::new(x, projected, out)
+            let mut call = DecoderForward::new(x, projected, out)
                 .mask(rules[0].mask())
                 .memory_mask(rules[1].mask())
                 .cache(steps.map(|_| &cache))
                 .hidden(hidden.as_ref().map(|t| t.view().slice(2, first, *rows)));
+            if let Some(rotary) = &rotary {
+                let at = steps.map_or(rotary.at(), |_| RowPositions::Tensor(cache.starts()));
+                call = call.rotary(rotary.rotation(), at);
+            }
             let size = decoder.scratch_size(&call).map_err(refused)?;
             let mut scratch = Scratch::new(profile.gpu.device(), size).map_err(refused)?;
             let recorded = profile.gpu.submit(|e| {
@@ -188,7 +193,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     let mut stack = drawn(0, false);
     (stack.batch, stack.length, stack.memory_len) = (1, 3, 4);
     (stack.heads, stack.kv_heads, stack.features) = (2, 2, 16);
-    stack.rules = Default::default();
+    (stack.rules, stack.rotary) = Default::default();
     let stack = Stack::random(&mut Rng::new(3), 2, false, stack);
     let weights = Weights::new(&stack, full(), DType::F32);
     let decoder = weights.decoder(full(), stack.config(DType::F32)).expect("a stack");
@@ -227,6 +232,18 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     let mut wide = cache(CacheConfig::new(2, 12, 9).layers(2));
     gpu.submit(|e| wide.advance(e, Tokens::All(3))).expect("an advance");
     refused(call.cache(&wide), &["cache.head_dim is 12"]);
+    let rope = Rope::new(gpu.device(), RopeConfig::new(8)).expect("a rope");
+    let start = RowPositions::Start(0);
+    let mut filled = cache(CacheConfig::new(2, 8, 9).layers(2));
+    gpu.submit(|e| filled.advance(e, Tokens::All(3))).expect("an advance");
+    refused(call.cache(&filled).rotary(&rope, start), &["from a start, with a cache", "cache.starts()"]);
+    let wide = Rope::new(gpu.device(), RopeConfig::new(10)).expect("a rope");
+    refused(call.rotary(&wide, start), &["`q`", "the rope's rotary_dim"]);
+    refused(call.rotary(&rope, RowPositions::Start(u32::MAX)), &["start", "2^24"]);
+    let places =
+        |n: usize, rows| RowPositions::Tensor(TensorView::new(&buffers[n], DType::U32, [1, 1, rows, 1]));
+    refused(call.rotary(&rope, places(4, 2)), &["`positions`", "length must be 3"]);
+    refused(call.rotary(&rope, places(1, 3)), &["`out`", "`positions`"]);
     let mut encoder = gpu.device().create_command_encoder(&Default::default());
     let mut scratch = Scratch::new(gpu.device(), Default::default()).expect("a scratch");
     let mut refused = |source, to: &DecoderMemory, words: &[&str]| {

@@ -11,6 +11,7 @@ use super::decoder_data::{Stack, Weights, drawn};
 use super::encoder::Setup;
 use super::judge::{Gradients, expect_slopes};
 use crate::harness::case::largest;
+use crate::harness::rotary::RotaryData;
 use crate::harness::run::{Layout, Placed, PlacedRules};
 use crate::harness::{FORMS, Report, Rng, Rules, Values, defaults, full, rest, stored};
 
@@ -134,10 +135,14 @@ fn run(stack: &Stack, d_out: &[f32], setup: &Setup, ask: Ask) -> Result<Vec<Vec<
         wants_weights.then(|| Weights::gradients(stack, profile, ask.gradient, ask.accumulates, layout));
     let rules = stack.rules.each_ref().map(|r| PlacedRules::new(profile, r, DType::F32, layout));
     let projected = DecoderMemory { keys: keys.view(), values: values.view() };
-    let forward = DecoderForward::new(x.view(), projected, out.view())
+    let rotary = stack.rotary.as_ref().map(|rotary| rotary.place(profile));
+    let mut forward = DecoderForward::new(x.view(), projected, out.view())
         .mask(rules[0].mask())
         .memory_mask(rules[1].mask())
         .hidden(hidden.as_ref().map(Placed::view));
+    if let Some(rotary) = &rotary {
+        forward = forward.rotary(rotary.rotation(), rotary.at());
+    }
     let d_layers = gradients.as_ref().map(Weights::layer_gradients).unwrap_or_default();
     let call = DecoderBackward::new(forward, memory.view(), d_out.view())
         .d_x(d_x.as_ref().map(Placed::view))
@@ -225,7 +230,8 @@ fn smooth(n: u64) -> Option<(Stack, Rng)> {
     let rng_of_data = &mut rng;
     let stack = Stack { batch: 1, length: 3, memory_len: 4, ..drawn(n, true) };
     let causal = Rules { causal: true, ..Default::default() };
-    let stack = Stack { rules: [causal, Rules::default()], ..stack };
+    let rotary = RotaryData::random(rng_of_data, [1, 3, stack.features / stack.heads]);
+    let stack = Stack { rules: [causal, Rules::default()], rotary, ..stack };
     let (layers, last) = (stack.layers.len(), stack.final_norm.is_some());
     let stack = Stack::random(rng_of_data, layers, last, stack);
     // ReLU has a kink; elsewhere slopes are smooth.
@@ -292,7 +298,7 @@ fn bad_backward_calls_are_refused_before_anything_is_recorded() {
     let mut stack = drawn(0, true);
     (stack.batch, stack.length, stack.memory_len) = (1, 3, 4);
     (stack.heads, stack.kv_heads, stack.features) = (2, 2, 16);
-    (stack.norm, stack.rules) = (NormConfig::layer(), Default::default());
+    (stack.norm, stack.rules, stack.rotary) = (NormConfig::layer(), Default::default(), None);
     let stack = Stack::random(&mut Rng::new(3), 2, false, stack);
     let weights = Weights::new(&stack, full(), DType::F32);
     let decoder = weights.decoder(full(), stack.config(DType::F32)).expect("a stack");

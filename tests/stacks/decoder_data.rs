@@ -12,6 +12,7 @@ use wgpu_attention::{
 use super::FAMILY;
 use super::data::{Part, PlacedPart};
 use crate::harness::layer::LinearData;
+use crate::harness::rotary::RotaryData;
 use crate::harness::run::{Layout, Placed};
 use crate::harness::{HostData, Profile, Rng, Rules, Values, Vector, stored};
 
@@ -35,6 +36,8 @@ pub struct Stack {
     pub norm: NormConfig,
     /// Of self-attention, and of attention to the memory.
     pub rules: [Rules; 2],
+    /// Of self-attention.
+    pub rotary: Option<RotaryData>,
     /// Of each layer: query, key, value, out of both attentions, up, down, three norms, and gate if it is gated.
     pub layers: Vec<Vec<LinearData>>,
     pub final_norm: Option<LinearData>,
@@ -147,7 +150,8 @@ impl Stack {
 
     /// Of self-attention, and of attention to the memory.
     pub fn options(&self) -> [Options<'_>; 2] {
-        self.rules.each_ref().map(|rules| Options::new().mask(rules.host()))
+        let [own, cross] = self.rules.each_ref().map(|rules| Options::new().mask(rules.host()));
+        [self.rotary.as_ref().map_or(own, |rotary| rotary.options(own)), cross]
     }
 
     pub fn reference<R: Real>(&self) -> reference::Encoded<R> {
@@ -302,6 +306,7 @@ pub fn vector(name: &str) -> (Stack, Vector) {
         hidden: vector.size("ffn_dim"),
         activation: Activation::Relu,
         gated: false,
+        rotary: None,
         biased: true,
         order: NormOrder::Post,
         norm: NormConfig::layer().eps(vector.number("ln_eps").expect("ln_eps")),
@@ -339,13 +344,20 @@ pub fn drawn(n: u64, of_gradients: bool) -> Stack {
         3 if of_gradients && batch == 1 => [packed(length), packed(memory_len)],
         _ => [causal, Rules::default()],
     };
+    let head_dim = rng.pick(&[8, 16]);
+    let rotary = match n % 3 {
+        0 => None,
+        _ if of_gradients => RotaryData::random(rng, [batch, length, head_dim]),
+        _ => Some(RotaryData { tables: n % 2 == 0, ..RotaryData::in_order(head_dim) }),
+    };
     let stack = Stack {
         batch,
         length,
         memory_len,
+        rotary,
         heads,
         kv_heads: if n % 4 == 3 { heads.div_ceil(2) } else { heads },
-        features: heads * rng.pick(&[8, 16]),
+        features: heads * head_dim,
         hidden: rng.pick(&[24, 64]),
         activation: Activation::ALL[n as usize % 4],
         gated,

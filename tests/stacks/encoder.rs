@@ -9,6 +9,7 @@ use super::FAMILY;
 use super::data::Stack;
 use crate::harness::case::{largest, widened};
 use crate::harness::layer::LinearData;
+use crate::harness::rotary::RotaryData;
 use crate::harness::run::{Layout, Placed, PlacedRules};
 use crate::harness::{
     FORMS, HostData, Judged, Profile, Report, Rng, Rules, Values, Vector, defaults, full, rest,
@@ -72,6 +73,7 @@ pub fn vector(name: &str) -> (Stack, Vector) {
         batch,
         length,
         heads: vector.size("num_heads"),
+        kv_heads: vector.size("num_heads"),
         features,
         hidden: vector.size("ffn_dim"),
         activation: match vector.attrs["activation"].as_str() {
@@ -80,6 +82,8 @@ pub fn vector(name: &str) -> (Stack, Vector) {
             other => panic!("{other:?} is new"),
         },
         gated: false,
+        biased: true,
+        rotary: None,
         order: if vector.attrs["norm"] == "pre" { NormOrder::Pre } else { NormOrder::Post },
         norm: NormConfig::layer().eps(vector.number("ln_eps").expect("ln_eps")),
         rules: Rules {
@@ -150,10 +154,14 @@ impl Stack {
         let hidden = (keeps && self.kept() > 0).then(|| Placed::output(profile, dtype, hidden_at));
         let maps = keeps.then(|| Placed::output(profile, DType::F32, maps_at));
         let rules = PlacedRules::new(profile, &self.rules, DType::F32, layout);
-        let call = EncoderForward::new(x.view(), out.view())
+        let rotary = self.rotary.as_ref().map(|rotary| rotary.place(profile));
+        let mut call = EncoderForward::new(x.view(), out.view())
             .mask(rules.mask())
             .hidden(hidden.as_ref().map(Placed::view))
             .weights(maps.as_ref().map(Placed::view));
+        if let Some(rotary) = &rotary {
+            call = call.rotary(rotary.rotation(), rotary.at());
+        }
         let size = stack.scratch_size(&call).map_err(refused)?;
         let mut scratch = Scratch::new(profile.gpu.device(), size).map_err(refused)?;
         profile.gpu.submit(|e| stack.forward(e, &call, &mut scratch)).map_err(refused)?;
@@ -262,11 +270,16 @@ pub fn drawn(n: u64) -> (Stack, bool) {
     };
     let batch = if n % 4 == 3 { 1 } else { batch };
     let (layers, final_norm, keeps) = (1 + n as usize % 3, rng.chance(0.5), rng.chance(0.5));
+    let head_dim = rng.pick(&[4, 5, 16]);
     let stack = Stack {
         batch,
         length,
         heads,
-        features: heads * rng.pick(&[4, 5, 16]),
+        // Gated ones as Llama is: some of them with grouped heads, without biases, and rotary.
+        kv_heads: if gated { heads.div_ceil(2) } else { heads },
+        biased: !gated,
+        rotary: if n % 3 == 0 { None } else { RotaryData::random(rng, [batch, length, head_dim]) },
+        features: heads * head_dim,
         hidden: rng.pick(&[7, 24, 64]),
         activation: Activation::ALL[n as usize % 4],
         gated,
