@@ -19,7 +19,7 @@
 //! | a decoder with a memory to attend to, token by token | [`TransformerDecoder`] |
 //! | token ids, rows to average, logits | [`Embedding`], [`MeanPool`], [`LogSoftmax`], [`TopK`] |
 //! | long sequences, and attention that need not be exact | [`Linformer`], [`LshAttention`] |
-//! | a loss to train by | [`MultiHeadAttention::backward`], [`Attention::backward`], [`Projection::backward`], [`Positions::rotate_backward`], [`Merge::backward`], [`Linformer::backward`], [`LshAttention::backward`] |
+//! | a loss to train by | [`TransformerEncoder::backward`], [`TransformerDecoder::backward`], [`MultiHeadAttention::backward`], [`Attention::backward`], [`Projection::backward`], [`Positions::rotate_backward`], [`Merge::backward`], [`Linformer::backward`], [`LshAttention::backward`] |
 //! | sequences of different lengths in one call | [`Mask::packed`] |
 //! | a block-sparse pattern, or a mask that leaves whole blocks out | [`Mask::blocks`], [`Attention::classify`] |
 //! | hardware that nobody has tried | [`Pipelines::check`], [`Pipelines::tune`] |

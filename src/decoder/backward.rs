@@ -260,7 +260,7 @@ impl TransformerDecoder {
         expect_shape("d_out", d_out.shape(), forward.x.shape())?;
         let memory_rows = self.check_rows("memory", memory, device)?;
         expect("memory", memory.shape(), 0, rows.batch)?;
-        expect("memory", memory.shape(), 2, forward.memory.keys.shape()[2])?;
+        expect("memory", memory.shape(), 2, self.memory_len(&forward.memory)?)?;
         check_summed_rows("x", &forward.x, 1)?;
         check_summed_rows("memory", memory, 1)?;
         let mut read = self.inputs(forward);

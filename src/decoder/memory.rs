@@ -11,12 +11,12 @@ use crate::scratch::Scratch;
 use crate::tensor::{Access, TensorView, check_aliasing, check_apart, expect_shape};
 
 /// Keys and values that the layers of a decoder have projected of a memory, of the stack's dtype: layer n's from batch entry
-/// `n · batch` on.
+/// `n · batch` on. `length` is `memory_len` and the keys that the layers append (`bias_kv`, `add_zero_attn`), which come last.
 #[derive(Clone, Copy, Debug)]
 pub struct DecoderMemory<'a> {
-    /// `[layers · batch, kv_heads, memory_len, head_dim]`.
+    /// `[layers · batch, kv_heads, length, head_dim]`.
     pub keys: TensorView<'a>,
-    /// `[layers · batch, kv_heads, memory_len, value_dim]`.
+    /// `[layers · batch, kv_heads, length, value_dim]`.
     pub values: TensorView<'a>,
 }
 
@@ -86,6 +86,22 @@ impl TransformerDecoder {
         self.pipelines.bind(&dispatches, scratch.bindings())
     }
 
+    /// Rows of a memory, of which those are that layers have projected and appended to.
+    pub(super) fn memory_len(&self, projected: &DecoderMemory) -> Result<usize, Error> {
+        let (shape, appended) = (projected.keys.shape(), self.layers[0].cross_attention.appended_keys());
+        match shape[2].checked_sub(appended) {
+            Some(length) if length > 0 => Ok(length),
+            _ => Err(Error::Shape {
+                tensor: "memory.keys",
+                axis: "length",
+                expected: format!("more than {appended}, which layers append"),
+                got: shape[2],
+                shape,
+                wanted: None,
+            }),
+        }
+    }
+
     pub(super) fn check_memory(
         &self,
         memory: &DecoderMemory,
@@ -99,6 +115,7 @@ impl TransformerDecoder {
         for ((name, view), dim) in memory.tensors().into_iter().zip(dims) {
             view.check_as(name, config.dtype, access, device)?;
             let entries = self.layers.len().saturating_mul(batch);
+            let length = length.saturating_add(self.layers[0].cross_attention.appended_keys());
             expect_shape(name, view.shape(), [entries, config.kv_heads, length, dim])?;
         }
         Ok(())

@@ -187,7 +187,7 @@ impl TransformerDecoder {
     /// A stack with pipelines of its own. `final_norm` is what stands after the last layer, as stacks with norms before each part have it.
     ///
     /// # Errors
-    /// No layers, weights that do not have the shapes of `config`, attention that appends keys, and everything [`Error`] lists for
+    /// No layers, weights that do not have the shapes of `config`, `bias_kv` in some layers only, and everything [`Error`] lists for
     /// tensors.
     pub fn new(
         device: &wgpu::Device,
@@ -212,14 +212,8 @@ impl TransformerDecoder {
         config.check()?;
         check_sizes("decoder", &[("layers", layers.len())])?;
         let norm = |weights: &NormWeights| OwnedNorm::new(weights, config.features(), device);
-        let attention = |weights: &LayerWeights| {
-            let attention = MultiHeadAttention::with_pipelines(pipelines, config.attention, weights)?;
-            if attention.appended_keys() > 0 {
-                let why = "leave `bias_kv` and `add_zero_attn` out";
-                return Err(Error::Unsupported { what: "appended keys in a decoder", why });
-            }
-            Ok(attention)
-        };
+        let attention =
+            |weights: &LayerWeights| MultiHeadAttention::with_pipelines(pipelines, config.attention, weights);
         let layer = |weights: &DecoderLayerWeights| {
             let [first, second, third] = &weights.norms;
             Ok(DecoderLayer {
@@ -229,12 +223,20 @@ impl TransformerDecoder {
                 norms: [norm(first)?, norm(second)?, norm(third)?],
             })
         };
+        let layers: Vec<DecoderLayer> = layers.iter().map(layer).collect::<Result<_, Error>>()?;
+        let appended = |layer: &DecoderLayer| {
+            [&layer.self_attention, &layer.cross_attention].map(MultiHeadAttention::appended_keys)
+        };
+        if layers.iter().any(|layer| appended(layer) != appended(&layers[0])) {
+            let why = "all layers of a stack append as many keys, or none";
+            return Err(Error::Unsupported { what: "`bias_kv` in some layers", why });
+        }
         Ok(TransformerDecoder {
             pipelines: pipelines.clone(),
             config,
             tuning: Tuning::default(),
             final_norm: final_norm.as_ref().map(norm).transpose()?,
-            layers: layers.iter().map(layer).collect::<Result<_, Error>>()?,
+            layers,
         })
     }
 
@@ -440,7 +442,7 @@ impl TransformerDecoder {
         let DecoderForward { x, memory, cache, .. } = *call;
         let rows = self.check_rows("x", &x, device)?;
         let Rows { batch, length } = rows;
-        let memory_len = memory.keys.shape()[2];
+        let memory_len = self.memory_len(&memory)?;
         self.check_memory(&memory, batch, memory_len, Access::Read, device)?;
         let own = match cache {
             None => {
@@ -509,6 +511,10 @@ impl TransformerDecoder {
         if cache.device() != self.pipelines.device() {
             let why = "make it with `Cache::with_pipelines(decoder.pipelines(), ..)`";
             return Err(Error::Unsupported { what: "a cache on another device", why });
+        }
+        if self.layers[0].self_attention.appended_keys() > 0 {
+            let why = "there each step would append them again; give all rows at once, without it";
+            return Err(Error::Unsupported { what: "`bias_kv` and `add_zero_attn` with a cache", why });
         }
         let (of_cache, config) = (cache.config(), &self.config.attention);
         let sizes = [

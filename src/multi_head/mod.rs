@@ -25,7 +25,8 @@ use crate::projection::{Linear, OwnedLinear, check_vector, check_weight};
 use crate::record::{dispatch, pass};
 use crate::scratch::{Scratch, ScratchSize, Slot};
 use crate::tensor::{
-    Access, DType, Layout, Tensor, TensorView, check_aliasing, check_apart, count, expect_shape, same_dtype,
+    Access, DType, Layout, Tensor, TensorView, Window, check_aliasing, check_apart, count, expect_shape,
+    same_dtype,
 };
 
 /// The weights of a layer, on the device.
@@ -430,14 +431,18 @@ impl MultiHeadAttention {
             self.key.product(call.key, given(k), narrow),
             self.value.product(call.value, given(v), narrow),
         ];
-        let count = if call.projected_keys.is_some() { 1 } else { 3 };
-        let mut dispatches = project::dispatches(&products[..count], &self.tuning, device)?;
+        let sides = if call.projected_keys.is_some() { 1 } else { 3 };
+        let mut dispatches = project::dispatches(&products[..sides], &self.tuning, device)?;
         if let Some(rotary) = call.rotary {
             dispatches.push(rotary.dispatch(q, false, device)?);
             dispatches.push(rotary.dispatch(given(k), false, device)?);
         }
-        if appended > 0 {
-            dispatches.push(self.append(shape, appended, [k, v], device));
+        if appended > 0 && call.projected_keys.is_none() {
+            // Both lie in one buffer, bound whole.
+            let end = v.offset() + count(v.shape());
+            let whole = in_scratch(v.buffer, self.config.dtype, [1, 1, 1, end], 0);
+            let views = [k, v].map(|t| Some(View::from(t.layout)));
+            dispatches.push(self.append((whole.window(device), views), shape, appended, device));
         }
         Ok(dispatches)
     }
@@ -456,18 +461,15 @@ impl MultiHeadAttention {
         }
     }
 
+    /// Writes the appended keys and values into a buffer that has both, or one of them.
     fn append<'a>(
         &'a self,
+        (buffer, [k, v]): (Window<'a>, [Option<View>; 2]),
         shape: &Shape,
         appended: usize,
-        [k, v]: [TensorView<'a>; 2],
         device: &DeviceFacts,
     ) -> Dispatch<'a, KernelVariant> {
-        let dtype = self.config.dtype;
-        // Both lie in one buffer, bound whole.
-        let end = v.offset() + count(v.shape());
-        let whole = in_scratch(v.buffer, dtype, [1, 1, 1, end], 0);
-        let mut tensors = vec![whole.window(device)];
+        let mut tensors = vec![buffer];
         let learned = self.appended.as_ref().map(|pair| [pair[0].view(), pair[1].view()]);
         let mut places = [[0; 2]; 2];
         for (view, place) in learned.iter().flatten().zip(&mut places) {
@@ -477,15 +479,15 @@ impl MultiHeadAttention {
         }
         Dispatch {
             variant: KernelVariant::AppendKeys(append_keys::AppendKeys {
-                kv: dtype,
+                kv: self.config.dtype,
                 learned: learned.map(|pair| pair[0].dtype()),
             }),
             params: bytemuck::bytes_of(&append_keys::Params {
-                k: View::from(k.layout),
-                v: View::from(v.layout),
+                k: k.unwrap_or_default(),
+                v: v.unwrap_or_default(),
                 kv_heads: shape.kv_heads as u32,
-                head_dim: shape.head_dim as u32,
-                value_dim: shape.value_dim as u32,
+                head_dim: k.map_or(0, |_| shape.head_dim as u32),
+                value_dim: v.map_or(0, |_| shape.value_dim as u32),
                 start: (shape.kv_len - appended) as u32,
                 bias_k: places[0],
                 bias_v: places[1],
@@ -610,16 +612,27 @@ impl MultiHeadAttention {
         Ok(dispatches)
     }
 
-    /// The keys and values of `x`, for calls that find them there.
+    /// The keys and values of `x` and the appended ones, for calls that find them there.
     pub(crate) fn key_products<'a>(
         &'a self,
         x: TensorView<'a>,
         [k, v]: [TensorView<'a>; 2],
         device: &DeviceFacts,
     ) -> Result<Dispatches<'a>, Error> {
-        let narrow = self.config.narrow;
-        let products = [self.key.product(x, k, narrow), self.value.product(x, v, narrow)];
-        project::dispatches(&products, &self.tuning, device)
+        let ([batch, _, length, _], narrow) = (x.shape(), self.config.narrow);
+        let given = |t: TensorView<'a>| t.slice(2, 0, length);
+        let products = [self.key.product(x, given(k), narrow), self.value.product(x, given(v), narrow)];
+        let mut dispatches = project::dispatches(&products, &self.tuning, device)?;
+        let appended = self.appended_keys();
+        if appended > 0 {
+            let shape = self.shape_of([batch, 1, length]);
+            let [keys, values] = [k, v].map(|t| t.window(device));
+            let view = |window: &Window| Some(View::from(window.layout));
+            let of_keys = (keys, [view(&keys), None]);
+            let of_values = (values, [None, view(&values)]);
+            dispatches.extend([of_keys, of_values].map(|to| self.append(to, &shape, appended, device)));
+        }
+        Ok(dispatches)
     }
 
     /// What a plan must know of the attention inside. How keys and values will lie decides how they load.
