@@ -25,7 +25,7 @@ impl Stack {
         let Stack { batch, length, memory_len, kv_heads, features, .. } = *self;
         let dim = features / self.heads;
         let rows = [batch, 1, length, features];
-        let kept = [self.layers.len() * batch, kv_heads, memory_len, dim];
+        let kept = [self.layers.len() * batch, kv_heads, memory_len + self.appended(), dim];
         let many = [self.kept().max(1) * batch, 1, length, features];
         let [x_at, out_at, memory_at, hidden_at] =
             layout.places([rows, rows, [batch, 1, memory_len, features], many]);
@@ -173,6 +173,23 @@ fn random_stacks_equal_the_reference_at_once_and_in_steps() {
     report.finish();
 }
 
+/// Learned keys and zeros, in self-attention and after the memory's; and what else no cache takes.
+#[test]
+fn stacks_that_append_keys_equal_the_reference() {
+    let mut report = Report::new("decoders that append keys");
+    for (n, dtype) in [(1, DType::F32), (4, DType::F32), (5, DType::BF16)] {
+        let stack = drawn(n, true);
+        assert!(stack.appended() > 0);
+        for (form, layout) in FORMS.into_iter().zip([Layout::Dense, Layout::Window(n)]) {
+            if form == FORMS[n as usize % 2] || rest(&format!("decoders that append keys {n}")) {
+                let setup = Setup { profile: full(), form, dtypes: [dtype; 2], layout };
+                report.record(&format!("stack {n}"), &setup, stack.outcome(&setup, None, n % 2 == 0));
+            }
+        }
+    }
+    report.finish();
+}
+
 /// In steps the numbers are those of all rows at once, but for the order of sums.
 #[test]
 fn steps_give_what_all_rows_at_once_give() {
@@ -258,6 +275,15 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     refused(source, &same, &["`memory.keys`", "`memory.values`"]);
     let appends =
         BlockConfig::new(LayerConfig::new(16, 2).add_zero_attn(true), stack.hidden).gated(stack.gated);
-    let error = weights.decoder(full(), appends).expect_err("an error").to_string();
-    assert!(error.contains("appended keys"), "{error}");
+    let decoder = weights.decoder(full(), appends).expect("a stack");
+    let refused = |call: DecoderForward, words: &[&str]| {
+        let error = decoder.scratch_size(&call).expect_err("an error").to_string();
+        assert!(words.iter().all(|w| error.contains(w)), "{words:?}: {error}");
+    };
+    refused(call.cache(&filled), &["`add_zero_attn` with a cache"]);
+    let none = DecoderMemory { keys: typed(2, [2, 2, 1, 8]), values: typed(3, [2, 2, 1, 8]) };
+    refused(DecoderForward::new(rows(0), none, rows(1)), &["`memory.keys`", "more than 1"]);
+    assert!(decoder.scratch_size(&call).is_ok(), "three keys and one of zeros");
+    let error = decoder.project_memory(&mut encoder, source, &memory, &mut scratch).expect_err("an error");
+    assert!(error.to_string().contains("length must be 5"), "{error}");
 }

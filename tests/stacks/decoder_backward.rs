@@ -16,7 +16,7 @@ use crate::harness::run::{Layout, Placed, PlacedRules};
 use crate::harness::{FORMS, Report, Rng, Rules, Values, defaults, full, rest, stored};
 
 /// Names of the parts of a layer, in the order of [`Stack::layers`].
-const PARTS: [&str; 14] = [
+const PARTS: [&str; 13] = [
     "query",
     "key",
     "value",
@@ -30,8 +30,10 @@ const PARTS: [&str; 14] = [
     "first norm",
     "second norm",
     "third norm",
-    "gate",
 ];
+/// And of those that come after, by how many there are.
+const MORE: [&[&str]; 4] =
+    [&[], &["gate"], &["appended", "memory appended"], &["appended", "memory appended", "gate"]];
 
 /// d_x and d_memory, then the gradients of all weights, in the order of [`Weights::tensors`].
 fn flat<R: Real>(stack: &Stack, got: reference::DecoderGradients<R>) -> Vec<Vec<R>> {
@@ -39,13 +41,16 @@ fn flat<R: Real>(stack: &Stack, got: reference::DecoderGradients<R>) -> Vec<Vec<
     for (layer, parts) in got.layers.into_iter().zip(&stack.layers) {
         let linear = |g: LinearGradients<R>| (g.d_weight, g.d_bias);
         let mut own: Vec<(Vec<R>, Option<Vec<R>>)> = Vec::new();
+        let mut appended = Vec::new();
         for attention in [layer.self_attention, layer.cross_attention] {
-            let reference::LayerGradients { query, key, value, out, .. } = attention;
+            let reference::LayerGradients { query, key, value, out, d_bias_kv, .. } = attention;
             own.extend([query, key, value, out].map(linear));
+            appended.extend(d_bias_kv.map(|[key, value]| (key, Some(value))));
         }
         let reference::FeedForwardGradients { up, gate, down, .. } = layer.feed_forward;
         own.extend([up, down].map(linear));
         own.extend(layer.norms.map(|norm| (norm.d_weight, Some(norm.d_bias))));
+        own.extend(appended);
         own.extend(gate.map(linear));
         assert_eq!(own.len(), parts.len());
         for ((weight, bias), part) in own.into_iter().zip(parts) {
@@ -64,7 +69,8 @@ fn flat<R: Real>(stack: &Stack, got: reference::DecoderGradients<R>) -> Vec<Vec<
 fn inputs(stack: &Stack) -> Vec<(String, Vec<f32>)> {
     let mut all = vec![("d_x".to_string(), stack.x.clone()), ("d_memory".to_string(), stack.memory.clone())];
     let layers = stack.layers.iter().enumerate().flat_map(|(n, parts)| {
-        parts.iter().zip(PARTS).map(move |(part, name)| (format!("layer {n}, {name}"), part))
+        let names = PARTS.iter().chain(MORE[parts.len() - PARTS.len()]);
+        parts.iter().zip(names).map(move |(part, name)| (format!("layer {n}, {name}"), part))
     });
     for (name, part) in layers.chain(stack.final_norm.iter().map(|part| ("final norm".to_string(), part))) {
         all.push((format!("{name}, weight"), part.weight.clone()));
@@ -117,7 +123,8 @@ fn run(stack: &Stack, d_out: &[f32], setup: &Setup, ask: Ask) -> Result<Vec<Vec<
         memory_rows,
         memory_rows,
     ]);
-    let projected = [stack.layers.len() * batch, kv_heads, memory_len, features / heads];
+    let length_of_keys = memory_len + stack.appended();
+    let projected = [stack.layers.len() * batch, kv_heads, length_of_keys, features / heads];
     let [keys_at, values_at] = layout.places([projected; 2]);
     let input = |data: &[f32], at| Placed::input(profile, Values::Floats(data), dtype, at);
     let [x, memory, d_out] =
@@ -297,7 +304,7 @@ fn bad_backward_calls_are_refused_before_anything_is_recorded() {
     let gpu = &full().gpu;
     let mut stack = drawn(0, true);
     (stack.batch, stack.length, stack.memory_len) = (1, 3, 4);
-    (stack.heads, stack.kv_heads, stack.features) = (2, 2, 16);
+    (stack.heads, stack.kv_heads, stack.features, stack.appends) = (2, 2, 16, [false; 2]);
     (stack.norm, stack.rules, stack.rotary) = (NormConfig::layer(), Default::default(), None);
     let stack = Stack::random(&mut Rng::new(3), 2, false, stack);
     let weights = Weights::new(&stack, full(), DType::F32);

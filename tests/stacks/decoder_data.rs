@@ -6,7 +6,7 @@ use wgpu_attention::reference::{
 use wgpu_attention::{
     Activation, BlockConfig, DType, DecoderLayerGradients, DecoderLayerWeights, Error, FeedForwardGradients,
     FeedForwardWeights, LayerConfig, LayerGradients, LayerWeights, NormConfig, NormGradients, NormOrder,
-    TransformerDecoder,
+    TensorView, TransformerDecoder,
 };
 
 use super::FAMILY;
@@ -32,13 +32,16 @@ pub struct Stack {
     pub gated: bool,
     /// Whether its linear layers and norms have biases.
     pub biased: bool,
+    /// Whether its attentions append a learned key and value; a key and value of zeros.
+    pub appends: [bool; 2],
     pub order: NormOrder,
     pub norm: NormConfig,
     /// Of self-attention, and of attention to the memory.
     pub rules: [Rules; 2],
     /// Of self-attention.
     pub rotary: Option<RotaryData>,
-    /// Of each layer: query, key, value, out of both attentions, up, down, three norms, and gate if it is gated.
+    /// Of each layer: query, key, value, out of both attentions, up, down, three norms, the key (and, as its bias, the value) that
+    /// each attention appends if it does, and gate if it is gated.
     pub layers: Vec<Vec<LinearData>>,
     pub final_norm: Option<LinearData>,
     pub x: Vec<f32>,
@@ -47,7 +50,10 @@ pub struct Stack {
 
 impl Stack {
     pub fn config(&self, dtype: DType) -> BlockConfig {
-        let attention = LayerConfig::new(self.features, self.heads).kv_heads(self.kv_heads).dtype(dtype);
+        let attention = LayerConfig::new(self.features, self.heads)
+            .kv_heads(self.kv_heads)
+            .add_zero_attn(self.appends[1])
+            .dtype(dtype);
         BlockConfig::new(attention, self.hidden)
             .activation(self.activation)
             .gated(self.gated)
@@ -60,9 +66,24 @@ impl Stack {
         self.layers.len() - usize::from(self.final_norm.is_none())
     }
 
-    /// Whether a part is a norm.
-    fn is_norm(n: usize) -> bool {
-        (10..13).contains(&n)
+    /// Keys that an attention appends.
+    pub fn appended(&self) -> usize {
+        self.appends.iter().filter(|appends| **appends).count()
+    }
+
+    /// Of a layer of so many parts, which are the appended ones.
+    pub fn appended_parts<T>(parts: &[T]) -> Option<[&T; 2]> {
+        (parts.len() >= 15).then(|| [&parts[13], &parts[14]])
+    }
+
+    /// And which is the gate.
+    pub fn gate<T>(parts: &[T]) -> Option<&T> {
+        parts.last().filter(|_| parts.len().is_multiple_of(2))
+    }
+
+    /// Whether a part is a norm, or as one: its weight and its bias are as long.
+    fn is_norm(shape: [usize; 2]) -> bool {
+        shape[0] == 1
     }
 
     pub fn part_shapes(&self) -> Vec<[usize; 2]> {
@@ -71,25 +92,29 @@ impl Stack {
         let attention = [[e, e], [narrow, e], [narrow, e], [e, e]];
         let mut shapes = [attention; 2].concat();
         shapes.extend([[f, e], [e, f], [1, e], [1, e], [1, e]]);
+        let appended = self.appends[0].then_some([[1, narrow]; 2]);
+        shapes.extend(appended.into_iter().flatten());
         shapes.extend(self.gated.then_some([f, e]));
         shapes
     }
 
     pub fn random(rng: &mut Rng, layers: usize, final_norm: bool, mut stack: Stack) -> Self {
         let (e, biased) = (stack.features, stack.biased);
-        let mut part = |[out, from]: [usize; 2], norm: bool| {
+        let mut part = |[out, from]: [usize; 2], n: usize| {
+            let norm = Self::is_norm([out, from]);
+            let appended = norm && n >= 13;
             let scale = 1.0 / (from as f32).sqrt();
             let near = f32::from(u8::from(norm));
             let weight = rng.normals(out * from).iter().map(|w| w * scale + near).collect();
             let bias = rng.normals(if norm { from } else { out }).iter().map(|b| 0.3 * b).collect();
-            LinearData { weight, bias: biased.then_some(bias) }
+            LinearData { weight, bias: (biased || appended).then_some(bias) }
         };
         let shapes = stack.part_shapes();
-        let layer = |part: &mut dyn FnMut([usize; 2], bool) -> LinearData| {
-            shapes.iter().enumerate().map(|(n, shape)| part(*shape, Self::is_norm(n))).collect()
+        let layer = |part: &mut dyn FnMut([usize; 2], usize) -> LinearData| {
+            shapes.iter().enumerate().map(|(n, shape)| part(*shape, n)).collect()
         };
         stack.layers = (0..layers).map(|_| layer(&mut part)).collect();
-        stack.final_norm = final_norm.then(|| part([1, e], true));
+        stack.final_norm = final_norm.then(|| part([1, e], 0));
         stack.x = rng.normals(stack.batch * stack.length * e);
         stack.memory = rng.normals(stack.batch * stack.memory_len * e);
         stack
@@ -125,14 +150,16 @@ impl Stack {
                     key: p[n + 1].linear(),
                     value: p[n + 2].linear(),
                     out: p[n + 3].linear(),
-                    bias_kv: None,
+                    bias_kv: Stack::appended_parts(p)
+                        .map(|parts| parts[n / 4])
+                        .and_then(|part| Some([&part.weight[..], part.bias.as_deref()?])),
                 };
                 HostDecoderLayer {
                     self_attention: weights(0),
                     cross_attention: weights(4),
                     feed_forward: HostFeedForward {
                         up: p[8].linear(),
-                        gate: p.get(13).map(Part::linear),
+                        gate: Stack::gate(p).map(Part::linear),
                         down: p[9].linear(),
                     },
                     norms: [p[10].norm(), p[11].norm(), p[12].norm()],
@@ -199,8 +226,7 @@ impl Weights {
         };
         let shapes = stack.part_shapes();
         let layer = |parts: &Vec<LinearData>| {
-            let parts = parts.iter().zip(&shapes).enumerate();
-            parts.map(|(n, (l, shape))| part(l, *shape, Stack::is_norm(n))).collect()
+            parts.iter().zip(&shapes).map(|(l, shape)| part(l, *shape, Stack::is_norm(*shape))).collect()
         };
         Weights {
             layers: stack.layers.iter().map(layer).collect(),
@@ -230,20 +256,26 @@ impl Weights {
     }
 }
 
+/// The key and value that the attention whose parts begin at `n` appends.
+fn appended_of(p: &[PlacedPart], n: usize) -> Option<[TensorView<'_>; 2]> {
+    let part = Stack::appended_parts(p)?[n / 4];
+    Some([part.weight.view(), part.bias.as_ref()?.view()])
+}
+
 fn gradients_of(p: &[PlacedPart]) -> DecoderLayerGradients<'_> {
     let attention = |n: usize| LayerGradients {
         query: p[n].linear_gradients(),
         key: p[n + 1].linear_gradients(),
         value: p[n + 2].linear_gradients(),
         out: p[n + 3].linear_gradients(),
-        bias_kv: None,
+        bias_kv: appended_of(p, n),
     };
     DecoderLayerGradients {
         self_attention: attention(0),
         cross_attention: attention(4),
         feed_forward: FeedForwardGradients {
             up: p[8].linear_gradients(),
-            gate: p.get(13).map(PlacedPart::linear_gradients).unwrap_or_default(),
+            gate: Stack::gate(p).map(PlacedPart::linear_gradients).unwrap_or_default(),
             down: p[9].linear_gradients(),
         },
         norms: [p[10].norm_gradients(), p[11].norm_gradients(), p[12].norm_gradients()],
@@ -256,14 +288,14 @@ fn weights_of(p: &[PlacedPart]) -> DecoderLayerWeights<'_> {
         key: p[n + 1].linear(),
         value: p[n + 2].linear(),
         out: p[n + 3].linear(),
-        bias_kv: None,
+        bias_kv: appended_of(p, n),
     };
     DecoderLayerWeights {
         self_attention: attention(0),
         cross_attention: attention(4),
         feed_forward: FeedForwardWeights {
             up: p[8].linear(),
-            gate: p.get(13).map(PlacedPart::linear),
+            gate: Stack::gate(p).map(PlacedPart::linear),
             down: p[9].linear(),
         },
         norms: [p[10].norm(), p[11].norm(), p[12].norm()],
@@ -308,6 +340,7 @@ pub fn vector(name: &str) -> (Stack, Vector) {
         gated: false,
         rotary: None,
         biased: true,
+        appends: [false; 2],
         order: NormOrder::Post,
         norm: NormConfig::layer().eps(vector.number("ln_eps").expect("ln_eps")),
         rules: [
@@ -362,6 +395,8 @@ pub fn drawn(n: u64, of_gradients: bool) -> Stack {
         activation: Activation::ALL[n as usize % 4],
         gated,
         biased: n % 6 != 5,
+        // No cache takes them.
+        appends: [of_gradients && n % 4 == 1, of_gradients && n % 3 == 1],
         order: if n.is_multiple_of(2) { NormOrder::Pre } else { NormOrder::Post },
         norm: if gated { NormConfig::rms() } else { NormConfig::layer() },
         rules,
