@@ -381,7 +381,7 @@ pub fn drawn(n: u64, of_gradients: bool) -> Stack {
     let rotary = match n % 3 {
         0 => None,
         _ if of_gradients => RotaryData::random(rng, [batch, length, head_dim]),
-        _ => Some(RotaryData { tables: n % 2 == 0, ..RotaryData::in_order(head_dim) }),
+        _ => Some(RotaryData { tables: n.is_multiple_of(2), ..RotaryData::in_order(head_dim) }),
     };
     let stack = Stack {
         batch,

@@ -278,7 +278,7 @@ pub fn drawn(n: u64) -> (Stack, bool) {
         // Gated ones as Llama is: some of them with grouped heads, without biases, and rotary.
         kv_heads: if gated { heads.div_ceil(2) } else { heads },
         biased: !gated,
-        rotary: if n % 3 == 0 { None } else { RotaryData::random(rng, [batch, length, head_dim]) },
+        rotary: if n.is_multiple_of(3) { None } else { RotaryData::random(rng, [batch, length, head_dim]) },
         features: heads * head_dim,
         hidden: rng.pick(&[7, 24, 64]),
         activation: Activation::ALL[n as usize % 4],
