@@ -132,7 +132,7 @@ impl FeedForward {
 
 /// An attention of a layer, whose results are kept from when it is computed again until its gradients are done.
 #[derive(Clone, Copy)]
-pub(crate) struct Attention<'a> {
+pub(crate) struct AttentionPart<'a> {
     pub layer: &'a MultiHeadAttention,
     /// Where the gradients of its weights go.
     pub to: LayerGradients<'a>,
@@ -155,7 +155,7 @@ pub(crate) struct InputGradients<'a> {
     pub keys: Option<Gradient<'a>>,
 }
 
-impl<'a> Attention<'a> {
+impl<'a> AttentionPart<'a> {
     /// The call with places for what is kept, each in a `part` of the scratch.
     fn keeping(
         &self,

@@ -4,7 +4,7 @@ mod backward;
 mod hidden;
 
 pub(crate) use backward::{
-    Attention, AttentionPlans, InputGradients, WrittenGradients, backward_size, check_final_gradients,
+    AttentionPart, AttentionPlans, InputGradients, WrittenGradients, backward_size, check_final_gradients,
     check_input_gradient,
 };
 pub use backward::{FeedForwardGradients, NormGradients};

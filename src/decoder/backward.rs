@@ -4,7 +4,7 @@
 use super::{DecoderForward, DecoderLayer, Plan as ForwardPlan, TransformerDecoder};
 use crate::bindings::BoundDispatch;
 use crate::block::{
-    Attention, AttentionPlans, FeedForwardGradients, InputGradients, NormGradients, OwnedNorm, Workspace,
+    AttentionPart, AttentionPlans, FeedForwardGradients, InputGradients, NormGradients, OwnedNorm, Workspace,
     WrittenGradients, backward_size, check_final_gradients, check_input_gradient, forward_size,
 };
 use crate::block_config::NormOrder;
@@ -320,11 +320,11 @@ impl TransformerDecoder {
 
 impl DecoderLayer {
     /// Its attention to itself and to the memory, whose weights' gradients go where they are wanted.
-    fn attention_parts<'a>(&'a self, gradients: &DecoderLayerGradients<'a>) -> [Attention<'a>; 2] {
+    fn attention_parts<'a>(&'a self, gradients: &DecoderLayerGradients<'a>) -> [AttentionPart<'a>; 2] {
         let (own, cross) = (&self.self_attention, &self.cross_attention);
         [
-            Attention { layer: own, to: gradients.self_attention, slots: [Slot::Context, Slot::Lse] },
-            Attention {
+            AttentionPart { layer: own, to: gradients.self_attention, slots: [Slot::Context, Slot::Lse] },
+            AttentionPart {
                 layer: cross,
                 to: gradients.cross_attention,
                 slots: [Slot::MemoryContext, Slot::MemoryLse],

@@ -4,7 +4,7 @@
 use super::{EncoderForward, EncoderLayer, Plan as ForwardPlan, TransformerEncoder};
 use crate::bindings::BoundDispatch;
 use crate::block::{
-    Attention, AttentionPlans, FeedForwardGradients, InputGradients, NormGradients, OwnedNorm, Rows,
+    AttentionPart, AttentionPlans, FeedForwardGradients, InputGradients, NormGradients, OwnedNorm, Rows,
     Workspace, WrittenGradients, backward_size, check_final_gradients, check_input_gradient, forward_size,
 };
 use crate::block_config::NormOrder;
@@ -261,9 +261,9 @@ impl TransformerEncoder {
 
 impl EncoderLayer {
     /// Its attention, whose weights' gradients go where they are wanted.
-    fn attention_part<'a>(&'a self, gradients: &EncoderLayerGradients<'a>) -> Attention<'a> {
+    fn attention_part<'a>(&'a self, gradients: &EncoderLayerGradients<'a>) -> AttentionPart<'a> {
         let (layer, to) = (&self.attention, gradients.attention);
-        Attention { layer, to, slots: [Slot::Context, Slot::Lse] }
+        AttentionPart { layer, to, slots: [Slot::Context, Slot::Lse] }
     }
 
     /// Of `middle = norm(x + attention(x))`, `norm(middle + feed_forward(middle))`; d_x goes to the stream's gradient.
