@@ -9,7 +9,7 @@ use wgpu_attention::{
 
 use super::data::Stack;
 use super::encoder::{Setup, drawn, vector};
-use super::judge::{Gradients, expect_slopes};
+use super::judge::{Gradients, expect_slopes, jittered};
 use crate::harness::rotary::RotaryData;
 use crate::harness::run::{Layout, Placed, PlacedRules};
 use crate::harness::{FORMS, Judged, Report, Rng, Rules, Values, defaults, full, rest, stored};
@@ -186,11 +186,14 @@ fn outcome(stack: &Stack, setup: &Setup, ask: Ask, seed: u64) -> Result<f64, Str
     }
     let exact = reference_of::<f64>(&own, &d_out);
     let naive = reference_of::<f32>(&own, &d_out);
+    let moved = Stack { x: jittered(&own.x, dtype), ..own.clone() };
+    let moved = reference_of::<f64>(&moved, &d_out);
     let before = std::iter::once(("d_x".to_string(), own.x.clone())).chain(weights(&own)).collect();
     Gradients {
         before,
         exact: &exact,
         naive: &naive,
+        moved: &moved,
         dtype,
         gradient: ask.gradient,
         accumulates: ask.accumulates,

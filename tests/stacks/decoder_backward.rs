@@ -9,7 +9,7 @@ use wgpu_attention::{
 
 use super::decoder_data::{Stack, Weights, drawn};
 use super::encoder::Setup;
-use super::judge::{Gradients, expect_slopes};
+use super::judge::{Gradients, expect_slopes, jittered};
 use crate::harness::case::largest;
 use crate::harness::rotary::RotaryData;
 use crate::harness::run::{Layout, Placed, PlacedRules};
@@ -181,8 +181,19 @@ fn outcome(stack: &Stack, setup: &Setup, ask: Ask, seed: u64) -> Result<f64, Str
     }
     let exact = reference_of::<f64>(&own, &d_out);
     let naive = reference_of::<f32>(&own, &d_out);
+    let moved = Stack { x: jittered(&own.x, dtype), ..own.clone() };
+    let moved = reference_of::<f64>(&moved, &d_out);
     let Ask { gradient, accumulates, .. } = ask;
-    Gradients { before: inputs(&own), exact: &exact, naive: &naive, dtype, gradient, accumulates }.judge(&got)
+    Gradients {
+        before: inputs(&own),
+        exact: &exact,
+        naive: &naive,
+        moved: &moved,
+        dtype,
+        gradient,
+        accumulates,
+    }
+    .judge(&got)
 }
 
 #[test]
