@@ -19,7 +19,7 @@
 //! | a decoder with a memory to attend to, token by token | [`TransformerDecoder`] |
 //! | token ids, rows to average, logits | [`Embedding`], [`MeanPool`], [`LogSoftmax`], [`TopK`] |
 //! | long sequences, and attention that need not be exact | [`Linformer`], [`LshAttention`] |
-//! | a loss to train by | [`MultiHeadAttention::backward`], [`Attention::backward`], [`Projection::backward`], [`Positions::rotate_backward`], [`Merge::backward`], [`Linformer::backward`], [`LshAttention::backward`] |
+//! | a loss to train by | [`TransformerEncoder::backward`], [`TransformerDecoder::backward`], [`MultiHeadAttention::backward`], [`Attention::backward`], [`Projection::backward`], [`Positions::rotate_backward`], [`Merge::backward`], [`Linformer::backward`], [`LshAttention::backward`] |
 //! | sequences of different lengths in one call | [`Mask::packed`] |
 //! | a block-sparse pattern, or a mask that leaves whole blocks out | [`Mask::blocks`], [`Attention::classify`] |
 //! | hardware that nobody has tried | [`Pipelines::check`], [`Pipelines::tune`] |
@@ -113,16 +113,18 @@ mod weight_norm;
 pub use additive::{AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward};
 pub use attention::{Attention, Backward, Config, Forward};
 pub use attentional::{AttentionalBackward, AttentionalForward, AttentionalVector};
-pub use block::{FeedForwardWeights, NormWeights};
+pub use block::{FeedForwardGradients, FeedForwardWeights, NormGradients, NormWeights};
 pub use block_config::{Activation, BlockConfig, NormConfig, NormOrder};
 pub use block_map::Blocks;
 pub use cache::{Append, Cache, CacheConfig, CacheLayout, CacheRead, CacheStorage, ScaleGroup, Tokens};
-pub use decoder::{DecoderForward, DecoderLayerWeights, DecoderMemory, TransformerDecoder};
+pub use decoder::{
+    DecoderBackward, DecoderForward, DecoderLayerGradients, DecoderLayerWeights, DecoderMemory,
+    TransformerDecoder,
+};
 pub use dropout::Dropout;
 pub use embedding::{Embedding, EmbeddingBackward, EmbeddingForward};
 pub use encoder::{
-    EncoderBackward, EncoderForward, EncoderLayerGradients, EncoderLayerWeights, FeedForwardGradients,
-    NormGradients, TransformerEncoder,
+    EncoderBackward, EncoderForward, EncoderLayerGradients, EncoderLayerWeights, TransformerEncoder,
 };
 pub use error::Error;
 pub use family::Family;

@@ -50,6 +50,11 @@ pub(crate) enum Slot {
     Products,
     /// What its last product takes.
     Hidden,
+    /// What a decoder's feed-forward layer takes, in its backward pass.
+    Fed,
+    /// The heads' outputs of its attention to a memory, and their log-sum-exp, there.
+    MemoryContext,
+    MemoryLse,
     /// What each block gives, of a backward pass whose forward pass has not kept it.
     BlockOutputs,
     /// The gradients of these, in a backward pass.
@@ -58,6 +63,8 @@ pub(crate) enum Slot {
     BranchGradient,
     ProductsGradient,
     HiddenGradient,
+    /// The gradient of a memory, of the layers that are done.
+    MemoryGradient,
     /// Features of queries and keys.
     Features,
     /// The gradients of features.
@@ -101,12 +108,16 @@ const NAMES: [&str; SLOTS] = [
     "normed",
     "products",
     "hidden",
+    "fed",
+    "memory_context",
+    "memory_lse",
     "block_outputs",
     "d_stream",
     "d_middle",
     "d_branch",
     "d_products",
     "d_hidden",
+    "d_memory",
     "features",
     "d_features",
     "key_logs",

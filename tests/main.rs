@@ -23,6 +23,7 @@ mod gradients;
 mod harness_fails;
 mod key_splits;
 mod layer_backward;
+mod layer_rotary;
 mod linear;
 mod linformer;
 mod local;

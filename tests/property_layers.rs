@@ -6,6 +6,7 @@ use wgpu_attention::{DType, KernelForm, Path};
 use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, LinearData, Storage, run_layer_with};
 use crate::harness::layer_options::LayerOptions;
 use crate::harness::report::judge_outputs;
+use crate::harness::rotary::RotaryData;
 use crate::harness::{Expected, FORMS, Report, Rng, Weights, defaults, full};
 use crate::property::{Draws, DropDraw, MaskDraw, float, judged, profile, same_tile, seed, weights};
 
@@ -137,6 +138,7 @@ impl Draw {
             linears,
             shared: self.shared,
             appended: None,
+            rotary: None,
             rules: Default::default(),
             dropout: None,
             expected: Expected::default(),
@@ -160,6 +162,9 @@ impl Draw {
         let attention = case.attention();
         case.rules = self.mask.rules(rng, &attention, case.appended_len());
         case.dropout = self.drop.dropout(rng, attention.weights());
+        if q_len == kv_len && rng.chance(0.5) {
+            case.rotary = RotaryData::random(rng, [batch, q_len, config.head_dim]);
+        }
         case
     }
 

@@ -1,5 +1,15 @@
 //! What blocks of encoders and decoders share: norms, feed-forward layers, residual sums.
 
+mod backward;
+mod hidden;
+
+pub(crate) use backward::{
+    AttentionPart, AttentionPlans, InputGradients, WrittenGradients, backward_size, check_final_gradients,
+    check_input_gradient,
+};
+pub use backward::{FeedForwardGradients, NormGradients};
+pub(crate) use hidden::Hidden;
+
 use crate::attention::check_dtype;
 use crate::block_config::{BlockConfig, NormConfig};
 use crate::device::DeviceFacts;
@@ -151,6 +161,8 @@ pub(crate) struct Workspace<'a> {
     pub scratch: &'a Scratch,
     pub tuning: &'a Tuning,
     pub device: &'a DeviceFacts,
+    /// Whether gradients that go out of the stack are added to what is there.
+    pub accumulates: bool,
 }
 
 impl<'a> Workspace<'a> {
@@ -200,13 +212,26 @@ impl<'a> Workspace<'a> {
         op.forward(out, self.device)
     }
 
-    /// The feed-forward layer of `x`, into `out`. The activation is done at the end of the product unless `keeps` asks for what comes
-    /// before it, or it is gated.
+    /// The feed-forward layer of `x`, into `out`; see [`feed_hidden`](Self::feed_hidden).
     pub fn feed_forward(
         &self,
         layer: &'a FeedForward,
         x: TensorView<'a>,
         out: TensorView<'a>,
+        keeps: bool,
+    ) -> Result<Dispatches<'a>, Error> {
+        let mut dispatches = self.feed_hidden(layer, x, keeps)?;
+        let down = layer.down.product(self.hidden()?, out, false);
+        dispatches.extend(project::dispatches(&[down], self.tuning, self.device)?);
+        Ok(dispatches)
+    }
+
+    /// What the last product of the feed-forward layer of `x` takes. The activation is done at the end of the first product unless `keeps`
+    /// asks for what comes before it, or it is gated.
+    pub fn feed_hidden(
+        &self,
+        layer: &'a FeedForward,
+        x: TensorView<'a>,
         keeps: bool,
     ) -> Result<Dispatches<'a>, Error> {
         let hidden = self.hidden()?;
@@ -222,8 +247,6 @@ impl<'a> Workspace<'a> {
             dispatches.extend(project::dispatches(&products, self.tuning, self.device)?);
             dispatches.push(self.activated(layer)?.forward(hidden, self.device));
         }
-        let down = layer.down.product(hidden, out, false);
-        dispatches.extend(project::dispatches(&[down], self.tuning, self.device)?);
         Ok(dispatches)
     }
 

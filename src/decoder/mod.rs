@@ -1,19 +1,26 @@
 //! A stack of decoder layers: attention to what came before and to a memory, feed-forward, norms before or after.
 
+mod backward;
+mod memory;
+
+pub use backward::{DecoderBackward, DecoderLayerGradients};
+pub use memory::DecoderMemory;
+
 use crate::bindings::BoundDispatch;
 use crate::block::{
-    FeedForward, FeedForwardWeights, NormWeights, OwnedNorm, Rows, Workspace, check_rows, check_rows_of,
-    forward_size,
+    FeedForward, FeedForwardWeights, Hidden, NormWeights, OwnedNorm, Rows, Workspace, check_rows,
+    check_rows_of, forward_size,
 };
 use crate::block_config::{BlockConfig, NormOrder};
 use crate::cache::Cache;
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::mask::DeviceMask;
-use crate::multi_head::{LayerForward, LayerWeights, MultiHeadAttention, Plan as AttentionPlan, QueryPlan};
-use crate::path::{self, Dispatches, Keys};
+use crate::multi_head::{CachedPlan, LayerForward, LayerWeights, MultiHeadAttention, Plan as AttentionPlan};
+use crate::path::{self, Dispatches};
 use crate::pipelines::Pipelines;
 use crate::plan::Tuning;
+use crate::position::{Rotary, Rotation, RowPositions};
 use crate::record::{dispatch, pass};
 use crate::scratch::{Scratch, ScratchSize, Slot};
 use crate::tensor::{Access, TensorView, check_aliasing, check_apart, check_sizes, expect_shape};
@@ -31,26 +38,6 @@ pub struct DecoderLayerWeights<'a> {
     pub norms: [NormWeights<'a>; 3],
 }
 
-/// Keys and values that the layers of a decoder have projected of a memory, of the stack's dtype: layer n's from batch entry
-/// `n · batch` on.
-#[derive(Clone, Copy, Debug)]
-pub struct DecoderMemory<'a> {
-    /// `[layers · batch, kv_heads, memory_len, head_dim]`.
-    pub keys: TensorView<'a>,
-    /// `[layers · batch, kv_heads, memory_len, value_dim]`.
-    pub values: TensorView<'a>,
-}
-
-impl<'a> DecoderMemory<'a> {
-    fn of_layer(&self, n: usize, batch: usize) -> [TensorView<'a>; 2] {
-        [self.keys, self.values].map(|t| t.slice(0, n * batch, batch))
-    }
-
-    fn tensors(&self) -> [(&'static str, TensorView<'a>); 2] {
-        [("memory.keys", self.keys), ("memory.values", self.values)]
-    }
-}
-
 /// One forward call of a decoder: `[batch, 1, length, features]` in and out, see [`TensorView::sequence`].
 #[derive(Clone, Copy, Debug)]
 #[must_use]
@@ -61,6 +48,8 @@ pub struct DecoderForward<'a> {
     mask: DeviceMask<'a>,
     memory_mask: DeviceMask<'a>,
     cache: Option<&'a Cache>,
+    hidden: Option<TensorView<'a>>,
+    rotary: Option<Rotary<'a>>,
 }
 
 impl<'a> DecoderForward<'a> {
@@ -68,7 +57,7 @@ impl<'a> DecoderForward<'a> {
     /// [`TransformerDecoder::project_memory`] has written.
     pub fn new(x: TensorView<'a>, memory: DecoderMemory<'a>, out: TensorView<'a>) -> Self {
         let [mask, memory_mask] = [DeviceMask::none(); 2];
-        DecoderForward { x, memory, out, mask, memory_mask, cache: None }
+        DecoderForward { x, memory, out, mask, memory_mask, cache: None, hidden: None, rotary: None }
     }
 
     /// Which rows a row attends to, in every layer: `tgt_mask` and `tgt_key_padding_mask` of PyTorch. No row is hidden from another
@@ -94,6 +83,42 @@ impl<'a> DecoderForward<'a> {
         self.cache = cache.into();
         self
     }
+
+    /// Rotates queries and keys of self-attention by their positions in every layer: see [`LayerForward::rotary`]. With a cache the rows
+    /// stand at [`RowPositions::Tensor`]`(`[`cache.starts()`](Cache::starts)`)`, or wherever another tensor says, and it keeps rotated keys.
+    #[doc(alias = "rope")]
+    #[doc(alias = "position_ids")]
+    pub fn rotary(mut self, rotation: impl Into<Rotation<'a>>, at: RowPositions<TensorView<'a>>) -> Self {
+        self.rotary = Some(Rotary { rotation: rotation.into(), at });
+        self
+    }
+
+    /// Writes what the layers give there, one after the other, before the final norm: `[layers · batch, 1, length, features]`, layer
+    /// n from batch entry `n · batch` on. Without a final norm the last layer's is `out` and has no place here, so it is `layers − 1`
+    /// of them. A [backward call](DecoderBackward) that finds them does not compute them again.
+    pub fn hidden(mut self, hidden: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.hidden = hidden.into();
+        self
+    }
+}
+
+impl<'a> DecoderForward<'a> {
+    /// The attention of `x` to itself, into `out`.
+    fn own(&self, x: TensorView<'a>, out: TensorView<'a>) -> LayerForward<'a> {
+        LayerForward::self_attention(x, out).mask(self.mask).rotary_of(self.rotary)
+    }
+
+    /// The attention of `x` to the memory in layer `n`, into `out`; `rows` are the memory's own.
+    fn cross(
+        &self,
+        [x, out]: [TensorView<'a>; 2],
+        rows: TensorView<'a>,
+        n: usize,
+        batch: usize,
+    ) -> LayerForward<'a> {
+        let keys = self.memory.of_layer(n, batch);
+        LayerForward::new(x, rows, rows, out).mask(self.memory_mask).projected_keys(keys)
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -104,8 +129,9 @@ struct DecoderLayer {
     norms: [OwnedNorm; 3],
 }
 
-/// A stack of decoder layers on one device: everything `nn.TransformerDecoder` has in evaluation, and a cache for generation. Vaswani
-/// et al. 2017, section 3.1; with norms before each part, Xiong et al. 2020.
+/// A stack of decoder layers on one device: everything `nn.TransformerDecoder` has in evaluation, its gradients
+/// ([`backward`](Self::backward)), and a cache for generation. Vaswani et al. 2017, section 3.1; with norms before each part, Xiong et al.
+/// 2020.
 ///
 /// All stages of all layers are recorded in one pass, with one scratch whose size does not grow with the number of layers. The keys and
 /// values of the memory are projected once, and read by every step. It keeps its weights' buffers alive, and reads them where they
@@ -146,14 +172,14 @@ enum OwnPlan {
     /// All at once.
     Whole(AttentionPlan),
     /// And to what a cache has, layer by layer.
-    Cached(Vec<QueryPlan>),
+    Cached(Vec<CachedPlan>),
 }
 
 /// A checked call.
 struct Plan {
     rows: Rows,
     own: OwnPlan,
-    cross: Vec<QueryPlan>,
+    cross: Vec<AttentionPlan>,
     size: ScratchSize,
 }
 
@@ -161,7 +187,7 @@ impl TransformerDecoder {
     /// A stack with pipelines of its own. `final_norm` is what stands after the last layer, as stacks with norms before each part have it.
     ///
     /// # Errors
-    /// No layers, weights that do not have the shapes of `config`, attention that appends keys, and everything [`Error`] lists for
+    /// No layers, weights that do not have the shapes of `config`, `bias_kv` in some layers only, and everything [`Error`] lists for
     /// tensors.
     pub fn new(
         device: &wgpu::Device,
@@ -186,14 +212,8 @@ impl TransformerDecoder {
         config.check()?;
         check_sizes("decoder", &[("layers", layers.len())])?;
         let norm = |weights: &NormWeights| OwnedNorm::new(weights, config.features(), device);
-        let attention = |weights: &LayerWeights| {
-            let attention = MultiHeadAttention::with_pipelines(pipelines, config.attention, weights)?;
-            if attention.appended_keys() > 0 {
-                let why = "leave `bias_kv` and `add_zero_attn` out";
-                return Err(Error::Unsupported { what: "appended keys in a decoder", why });
-            }
-            Ok(attention)
-        };
+        let attention =
+            |weights: &LayerWeights| MultiHeadAttention::with_pipelines(pipelines, config.attention, weights);
         let layer = |weights: &DecoderLayerWeights| {
             let [first, second, third] = &weights.norms;
             Ok(DecoderLayer {
@@ -203,12 +223,20 @@ impl TransformerDecoder {
                 norms: [norm(first)?, norm(second)?, norm(third)?],
             })
         };
+        let layers: Vec<DecoderLayer> = layers.iter().map(layer).collect::<Result<_, Error>>()?;
+        let appended = |layer: &DecoderLayer| {
+            [&layer.self_attention, &layer.cross_attention].map(MultiHeadAttention::appended_keys)
+        };
+        if layers.iter().any(|layer| appended(layer) != appended(&layers[0])) {
+            let why = "all layers of a stack append as many keys, or none";
+            return Err(Error::Unsupported { what: "`bias_kv` in some layers", why });
+        }
         Ok(TransformerDecoder {
             pipelines: pipelines.clone(),
             config,
             tuning: Tuning::default(),
             final_norm: final_norm.as_ref().map(norm).transpose()?,
-            layers: layers.iter().map(layer).collect::<Result<_, Error>>()?,
+            layers,
         })
     }
 
@@ -227,83 +255,6 @@ impl TransformerDecoder {
     /// The pipelines, to share.
     pub fn pipelines(&self) -> &Pipelines {
         &self.pipelines
-    }
-
-    /// Records the keys and values that all layers have of `memory`, `[batch, 1, memory_len, features]`, into `projected`. `scratch` keeps
-    /// what it binds; it may be of any size.
-    ///
-    /// # Errors
-    /// Shapes that differ, tensors that are written and share a buffer with others, and everything else that [`Error`] lists for
-    /// tensors; then nothing has been recorded.
-    pub fn project_memory(
-        &self,
-        encoder: &mut wgpu::CommandEncoder,
-        memory: TensorView,
-        projected: &DecoderMemory,
-        scratch: &mut Scratch,
-    ) -> Result<(), Error> {
-        let bound = self.bind_memory(memory, projected, scratch)?;
-        dispatch(&mut pass(encoder, "decoder memory"), &bound);
-        Ok(())
-    }
-
-    /// [`project_memory`](Self::project_memory) into a compute pass of the caller's, which is left with another pipeline and bind group
-    /// 0.
-    ///
-    /// # Errors
-    /// As [`project_memory`](Self::project_memory).
-    pub fn project_memory_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        memory: TensorView,
-        projected: &DecoderMemory,
-        scratch: &mut Scratch,
-    ) -> Result<(), Error> {
-        dispatch(pass, &self.bind_memory(memory, projected, scratch)?);
-        Ok(())
-    }
-
-    fn bind_memory(
-        &self,
-        memory: TensorView,
-        projected: &DecoderMemory,
-        scratch: &Scratch,
-    ) -> Result<Vec<(BoundDispatch, [u32; 3])>, Error> {
-        let device = &self.pipelines.facts();
-        check_rows_of("memory", &memory, &self.config.attention, Access::Read, device)?;
-        let [batch, _, length, _] = memory.shape();
-        let rows = Rows { batch, length };
-        expect_shape("memory", memory.shape(), rows.shape(self.config.features()))?;
-        check_rows(&self.config, &rows, device)?;
-        self.check_memory(projected, batch, length, Access::Write, device)?;
-        let mut read = vec![("memory", memory)];
-        read.extend(self.layers.iter().flat_map(|layer| layer.cross_attention.weights()));
-        check_aliasing(&projected.tensors(), &read)?;
-        check_apart(&projected.tensors(), device)?;
-        let mut dispatches = Dispatches::new();
-        for (n, layer) in self.layers.iter().enumerate() {
-            let to = projected.of_layer(n, batch);
-            dispatches.extend(layer.cross_attention.key_products(memory, to, device)?);
-        }
-        self.pipelines.bind(&dispatches, scratch.bindings())
-    }
-
-    fn check_memory(
-        &self,
-        memory: &DecoderMemory,
-        batch: usize,
-        length: usize,
-        access: Access,
-        device: &DeviceFacts,
-    ) -> Result<(), Error> {
-        let config = &self.config.attention;
-        let dims = [config.head_dim, config.value_dim];
-        for ((name, view), dim) in memory.tensors().into_iter().zip(dims) {
-            view.check_as(name, config.dtype, access, device)?;
-            let entries = self.layers.len().saturating_mul(batch);
-            expect_shape(name, view.shape(), [entries, config.kv_heads, length, dim])?;
-        }
-        Ok(())
     }
 
     /// The temporary memory that `call` needs: that of one layer's attention
@@ -365,14 +316,24 @@ impl TransformerDecoder {
             scratch.check(plan.size).map(|()| plan)
         })?;
         let scratch: &Scratch = scratch;
-        let work = Workspace { config: &self.config, rows: plan.rows, scratch, tuning: &self.tuning, device };
-        let dispatches = match self.config.order {
-            NormOrder::Post => self.post(call, &work, &plan)?,
-            NormOrder::Pre => self.pre(call, &work, &plan)?,
-        };
+        let (config, rows, tuning) = (&self.config, plan.rows, &self.tuning);
+        let work = Workspace { config, rows, scratch, tuning, device, accumulates: false };
+        let dispatches = self.dispatches(call, &work, &plan)?;
         let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
         emit(&bound);
         Ok(())
+    }
+
+    fn dispatches<'a>(
+        &'a self,
+        call: &DecoderForward<'a>,
+        work: &Workspace<'a>,
+        plan: &Plan,
+    ) -> Result<Dispatches<'a>, Error> {
+        match self.config.order {
+            NormOrder::Post => self.post(call, work, plan),
+            NormOrder::Pre => self.pre(call, work, plan),
+        }
     }
 
     /// `x = norm(x + f(x))` of each part f.
@@ -383,12 +344,16 @@ impl TransformerDecoder {
         plan: &Plan,
     ) -> Result<Dispatches<'a>, Error> {
         let [middle, branch] = [work.features(Slot::Middle)?, work.features(Slot::Branch)?];
-        let [attended, stream] = [work.features(Slot::Normed)?, work.features(Slot::Stream)?];
+        let attended = work.features(Slot::Normed)?;
         let mut dispatches = Dispatches::new();
         let mut x = call.x;
         for (n, layer) in self.layers.iter().enumerate() {
             let last = n + 1 == self.layers.len() && self.final_norm.is_none();
-            let to = if last { call.out } else { stream };
+            let to = match call.hidden {
+                _ if last => call.out,
+                Some(hidden) => work.given(hidden, n),
+                None => work.features(Slot::Stream)?,
+            };
             let [first, second, third] = &layer.norms;
             dispatches.extend(layer.attend([x, branch], n, call, plan, work)?);
             dispatches.push(work.norm(first, x, Some(branch), middle, None));
@@ -414,78 +379,96 @@ impl TransformerDecoder {
         let mut next = [work.features(Slot::Middle)?, work.features(Slot::Stream)?];
         let mut dispatches = Dispatches::new();
         let mut x = call.x;
-        let mut sum = |dispatches: &mut Dispatches<'a>, norm: &'a OwnedNorm, x: &mut TensorView<'a>| {
-            dispatches.push(work.norm(norm, *x, Some(branch), normed, Some(next[0])));
-            *x = next[0];
-            next.swap(0, 1);
+        let mut sum = |dispatches: &mut Dispatches<'a>,
+                       norm: &'a OwnedNorm,
+                       x: &mut TensorView<'a>,
+                       to: Option<TensorView<'a>>| {
+            let to = to.unwrap_or_else(|| {
+                next.swap(0, 1);
+                next[1]
+            });
+            dispatches.push(work.norm(norm, *x, Some(branch), normed, Some(to)));
+            *x = to;
         };
         for (n, layer) in self.layers.iter().enumerate() {
             let [first, second, third] = &layer.norms;
             if n == 0 {
                 dispatches.push(work.norm(first, x, None, normed, None));
             } else {
-                sum(&mut dispatches, first, &mut x);
+                let given = call.hidden.map(|hidden| work.given(hidden, n - 1));
+                sum(&mut dispatches, first, &mut x, given);
             }
             dispatches.extend(layer.attend([normed, branch], n, call, plan, work)?);
-            sum(&mut dispatches, second, &mut x);
+            sum(&mut dispatches, second, &mut x, None);
             dispatches.extend(layer.cross([normed, branch], n, call, plan, work)?);
-            sum(&mut dispatches, third, &mut x);
+            sum(&mut dispatches, third, &mut x, None);
             dispatches.extend(work.feed_forward(&layer.feed_forward, normed, branch, false)?);
         }
         dispatches.push(match &self.final_norm {
-            Some(norm) => work.norm(norm, x, Some(branch), call.out, None),
+            Some(norm) => {
+                let last = call.hidden.map(|hidden| work.given(hidden, self.layers.len() - 1));
+                work.norm(norm, x, Some(branch), call.out, last)
+            }
             None => work.sum(x, branch, call.out),
         });
         Ok(dispatches)
     }
 
     fn check(&self, call: &DecoderForward, device: &DeviceFacts) -> Result<Plan, Error> {
-        let DecoderForward { x, memory, out, mask, memory_mask, cache } = *call;
-        check_rows_of("x", &x, &self.config.attention, Access::Read, device)?;
-        let [batch, _, length, _] = x.shape();
-        let rows = Rows { batch, length };
-        expect_shape("x", x.shape(), rows.shape(self.config.features()))?;
-        check_rows(&self.config, &rows, device)?;
-        check_rows_of("out", &out, &self.config.attention, Access::Write, device)?;
-        expect_shape("out", out.shape(), x.shape())?;
-        let memory_len = memory.keys.shape()[2];
-        self.check_memory(&memory, batch, memory_len, Access::Read, device)?;
-        let mut read = vec![("x", x)];
-        read.extend(memory.tensors());
-        read.extend(mask.tensors().into_iter().chain(memory_mask.tensors()));
-        for layer in &self.layers {
-            read.extend(layer.self_attention.weights().into_iter().chain(layer.cross_attention.weights()));
-            read.extend(layer.feed_forward.tensors());
-            read.extend(layer.norms.iter().flat_map(OwnedNorm::tensors));
+        let mut plan = self.check_inputs(call, device)?;
+        check_rows_of("out", &call.out, &self.config.attention, Access::Write, device)?;
+        expect_shape("out", call.out.shape(), call.x.shape())?;
+        let mut written = vec![("out", call.out)];
+        let mut streams = vec![Slot::Middle, Slot::Branch, Slot::Normed, Slot::Stream];
+        if let Some(hidden) = call.hidden {
+            self.hidden(&plan.rows).check(&hidden, &self.config, Access::Write, device)?;
+            // The next layer reads what one has written, and one dispatch writes both.
+            if hidden.buffer == call.out.buffer {
+                return Err(Error::Alias { tensor: "out", other: "hidden" });
+            }
+            written.push(("hidden", hidden));
+            if self.config.order == NormOrder::Post {
+                streams.pop();
+            }
         }
-        read.extend(self.final_norm.iter().flat_map(OwnedNorm::tensors));
-        check_aliasing(&[("out", out)], &read)?;
+        check_aliasing(&written, &self.inputs(call))?;
+        check_apart(&written, device)?;
+        plan.size = plan.size.max(forward_size(&self.config, &plan.rows, false, &streams));
+        Ok(plan)
+    }
 
+    /// Checks what is read; the size is that of attention.
+    fn check_inputs(&self, call: &DecoderForward, device: &DeviceFacts) -> Result<Plan, Error> {
+        let DecoderForward { x, memory, cache, .. } = *call;
+        let rows = self.check_rows("x", &x, device)?;
+        let Rows { batch, length } = rows;
+        let memory_len = self.memory_len(&memory)?;
+        self.check_memory(&memory, batch, memory_len, Access::Read, device)?;
         let own = match cache {
             None => {
-                let inner = LayerForward::self_attention(x, x).mask(mask);
-                let dims = [batch, length, length];
-                OwnPlan::Whole(self.layers[0].self_attention.plan_of(&inner, dims, device)?)
+                let inner = call.own(x, x);
+                OwnPlan::Whole(self.layers[0].self_attention.plan_of(
+                    &inner,
+                    [batch, length, length],
+                    device,
+                )?)
             }
             Some(cache) => {
                 self.check_cache(cache, batch)?;
                 let of = |(n, layer): (usize, &DecoderLayer)| {
-                    let keys = Keys::Cache(cache.source(n, true)?);
                     let dims = [batch, length, cache.config().longest()];
-                    layer.self_attention.query_plan((x, mask), &keys, dims, device)
+                    layer.self_attention.cached_plan(&call.own(x, x), cache.source(n, true)?, dims, device)
                 };
                 OwnPlan::Cached(self.layers.iter().enumerate().map(of).collect::<Result<_, Error>>()?)
             }
         };
         let cross = |(n, layer): (usize, &DecoderLayer)| {
-            let [k, v] = memory.of_layer(n, batch);
             let dims = [batch, length, memory_len];
-            layer.cross_attention.query_plan((x, memory_mask), &Keys::Tensors { k, v }, dims, device)
+            layer.cross_attention.plan_of(&call.cross([x; 2], x, n, batch), dims, device)
         };
-        let cross: Vec<QueryPlan> =
+        let cross: Vec<AttentionPlan> =
             self.layers.iter().enumerate().map(cross).collect::<Result<_, Error>>()?;
-        let streams = [Slot::Middle, Slot::Branch, Slot::Normed, Slot::Stream];
-        let mut size = forward_size(&self.config, &rows, false, &streams);
+        let mut size = ScratchSize::default();
         match &own {
             OwnPlan::Whole(plan) => size = size.max(plan.size),
             OwnPlan::Cached(plans) => plans.iter().for_each(|plan| size = size.max(plan.size)),
@@ -494,10 +477,44 @@ impl TransformerDecoder {
         Ok(Plan { rows, own, cross, size })
     }
 
+    /// What layers give, where a call keeps it.
+    fn hidden(&self, rows: &Rows) -> Hidden {
+        Hidden::of(self.layers.len(), self.final_norm.as_ref(), &self.config, rows)
+    }
+
+    /// All that a call reads.
+    fn inputs<'a>(&'a self, call: &DecoderForward<'a>) -> Vec<(&'static str, TensorView<'a>)> {
+        let mut read = vec![("x", call.x)];
+        read.extend(call.memory.tensors());
+        read.extend(call.mask.tensors().into_iter().chain(call.memory_mask.tensors()));
+        read.extend(call.rotary.iter().flat_map(Rotary::tensors));
+        for layer in &self.layers {
+            read.extend(layer.self_attention.weights().into_iter().chain(layer.cross_attention.weights()));
+            read.extend(layer.feed_forward.tensors());
+            read.extend(layer.norms.iter().flat_map(OwnedNorm::tensors));
+        }
+        read.extend(self.final_norm.iter().flat_map(OwnedNorm::tensors));
+        read
+    }
+
+    /// Checks rows that are read, `[batch, 1, length, features]`.
+    fn check_rows(&self, name: &'static str, view: &TensorView, device: &DeviceFacts) -> Result<Rows, Error> {
+        check_rows_of(name, view, &self.config.attention, Access::Read, device)?;
+        let [batch, _, length, _] = view.shape();
+        let rows = Rows { batch, length };
+        expect_shape(name, view.shape(), rows.shape(self.config.features()))?;
+        check_rows(&self.config, &rows, device)?;
+        Ok(rows)
+    }
+
     fn check_cache(&self, cache: &Cache, batch: usize) -> Result<(), Error> {
         if cache.device() != self.pipelines.device() {
             let why = "make it with `Cache::with_pipelines(decoder.pipelines(), ..)`";
             return Err(Error::Unsupported { what: "a cache on another device", why });
+        }
+        if self.layers[0].self_attention.appended_keys() > 0 {
+            let why = "there each step would append them again; give all rows at once, without it";
+            return Err(Error::Unsupported { what: "`bias_kv` and `add_zero_attn` with a cache", why });
         }
         let (of_cache, config) = (cache.config(), &self.config.attention);
         let sizes = [
@@ -541,15 +558,14 @@ impl DecoderLayer {
         plan: &Plan,
         work: &Workspace<'a>,
     ) -> Result<Dispatches<'a>, Error> {
+        let own = call.own(x, out);
         match (&plan.own, call.cache) {
             (OwnPlan::Cached(plans), Some(cache)) => {
-                let keys = Keys::Cache(cache.source(n, true)?);
-                let tensors = ([x, out], call.mask);
-                self.self_attention.query_dispatches(tensors, keys, &plans[n], work.scratch, work.device)
+                let source = cache.source(n, true)?;
+                self.self_attention.cached_dispatches(&own, source, &plans[n], work.scratch, work.device)
             }
             (OwnPlan::Whole(plan), _) => {
-                let inner = LayerForward::self_attention(x, out).mask(call.mask);
-                self.self_attention.dispatches(&inner, plan, work.scratch, work.device)
+                self.self_attention.dispatches(&own, plan, work.scratch, work.device)
             }
             // Plans are made of the same call.
             (OwnPlan::Cached(_), None) => Ok(Dispatches::new()),
@@ -565,8 +581,8 @@ impl DecoderLayer {
         plan: &Plan,
         work: &Workspace<'a>,
     ) -> Result<Dispatches<'a>, Error> {
-        let [k, v] = call.memory.of_layer(n, work.rows.batch);
-        let (tensors, keys) = (([x, out], call.memory_mask), Keys::Tensors { k, v });
-        self.cross_attention.query_dispatches(tensors, keys, &plan.cross[n], work.scratch, work.device)
+        // The memory's rows are not read where keys and values are there.
+        let call = call.cross([x, out], x, n, work.rows.batch);
+        self.cross_attention.dispatches(&call, &plan.cross[n], work.scratch, work.device)
     }
 }

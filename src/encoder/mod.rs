@@ -2,12 +2,12 @@
 
 mod backward;
 
-pub use backward::{EncoderBackward, EncoderLayerGradients, FeedForwardGradients, NormGradients};
+pub use backward::{EncoderBackward, EncoderLayerGradients};
 
 use crate::bindings::BoundDispatch;
 use crate::block::{
-    FeedForward, FeedForwardWeights, NormWeights, OwnedNorm, Rows, Workspace, check_rows, check_rows_of,
-    forward_size,
+    FeedForward, FeedForwardWeights, Hidden, NormWeights, OwnedNorm, Rows, Workspace, check_rows,
+    check_rows_of, forward_size,
 };
 use crate::block_config::{BlockConfig, NormOrder};
 use crate::device::DeviceFacts;
@@ -17,6 +17,7 @@ use crate::multi_head::{LayerForward, LayerWeights, MultiHeadAttention, Plan as 
 use crate::path::{self, Dispatches};
 use crate::pipelines::Pipelines;
 use crate::plan::Tuning;
+use crate::position::{Rotary, Rotation, RowPositions};
 use crate::record::{dispatch, pass};
 use crate::scratch::{Scratch, ScratchSize, Slot};
 use crate::tensor::{Access, TensorView, check_aliasing, check_apart, check_sizes, expect, expect_shape};
@@ -41,12 +42,13 @@ pub struct EncoderForward<'a> {
     pub(crate) mask: DeviceMask<'a>,
     pub(crate) hidden: Option<TensorView<'a>>,
     pub(crate) weights: Option<TensorView<'a>>,
+    rotary: Option<Rotary<'a>>,
 }
 
 impl<'a> EncoderForward<'a> {
     /// `x` and `out` are `[batch, 1, length, features]`, of the layers' dtype.
     pub fn new(x: TensorView<'a>, out: TensorView<'a>) -> Self {
-        EncoderForward { x, out, mask: DeviceMask::none(), hidden: None, weights: None }
+        EncoderForward { x, out, mask: DeviceMask::none(), hidden: None, weights: None, rotary: None }
     }
 
     /// Which rows a row attends to, in every layer: `mask` and `src_key_padding_mask` of PyTorch, packed sequences, and all else that
@@ -56,6 +58,14 @@ impl<'a> EncoderForward<'a> {
     #[doc(alias = "is_causal")]
     pub fn mask(mut self, mask: DeviceMask<'a>) -> Self {
         self.mask = mask;
+        self
+    }
+
+    /// Rotates queries and keys by their positions in every layer, as Llama and its kin do: see [`LayerForward::rotary`].
+    #[doc(alias = "rope")]
+    #[doc(alias = "position_ids")]
+    pub fn rotary(mut self, rotation: impl Into<Rotation<'a>>, at: RowPositions<TensorView<'a>>) -> Self {
+        self.rotary = Some(Rotary { rotation: rotation.into(), at });
         self
     }
 
@@ -73,6 +83,11 @@ impl<'a> EncoderForward<'a> {
     pub fn weights(mut self, weights: impl Into<Option<TensorView<'a>>>) -> Self {
         self.weights = weights.into();
         self
+    }
+
+    /// The attention of `x` to itself, into `out`.
+    fn attention(&self, x: TensorView<'a>, out: TensorView<'a>) -> LayerForward<'a> {
+        LayerForward::self_attention(x, out).mask(self.mask).rotary_of(self.rotary)
     }
 
     /// The place for the weights of layer `n`.
@@ -257,7 +272,8 @@ impl TransformerEncoder {
             scratch.check(plan.size).map(|()| plan)
         })?;
         let scratch: &Scratch = scratch;
-        let work = Workspace { config: &self.config, rows, scratch, tuning: &self.tuning, device };
+        let (config, tuning) = (&self.config, &self.tuning);
+        let work = Workspace { config, rows, scratch, tuning, device, accumulates: false };
         let dispatches = self.dispatches(call, &work, &attention)?;
         let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
         emit(&bound);
@@ -272,7 +288,7 @@ impl TransformerEncoder {
         work: &Workspace<'a>,
     ) -> Result<TensorView<'a>, Error> {
         match call.hidden {
-            Some(hidden) => Ok(hidden.slice(0, n * work.rows.batch, work.rows.batch)),
+            Some(hidden) => Ok(work.given(hidden, n)),
             None => work.features(Slot::Stream),
         }
     }
@@ -349,7 +365,7 @@ impl TransformerEncoder {
         self.check_output("out", &call.out, call, Access::Write, device)?;
         let mut written = vec![("out", call.out)];
         if let Some(hidden) = call.hidden {
-            self.check_hidden(&hidden, &plan.rows, Access::Write, device)?;
+            self.hidden(&plan.rows).check(&hidden, &self.config, Access::Write, device)?;
             // The next layer reads what one has written, and one dispatch writes both.
             if hidden.buffer == call.out.buffer {
                 return Err(Error::Alias { tensor: "out", other: "hidden" });
@@ -384,7 +400,7 @@ impl TransformerEncoder {
             expect("weights", weights.shape(), 0, self.layers.len().saturating_mul(batch))?;
         }
         let weights = call.weights_of(0, batch);
-        let inner = LayerForward::self_attention(call.x, call.out).mask(call.mask).weights(weights);
+        let inner = call.attention(call.x, call.out).weights(weights);
         let attention = self.layers[0].attention.plan_of(&inner, [batch, length, length], device)?;
         Ok(Plan { rows, size: attention.size, attention })
     }
@@ -401,25 +417,16 @@ impl TransformerEncoder {
         expect_shape(name, view.shape(), call.x.shape())
     }
 
-    fn check_hidden(
-        &self,
-        hidden: &TensorView,
-        rows: &Rows,
-        access: Access,
-        device: &DeviceFacts,
-    ) -> Result<(), Error> {
-        if self.hidden_len() == 0 {
-            let why = "the only layer gives `out`: leave it out";
-            return Err(Error::Unsupported { what: "hidden", why });
-        }
-        check_rows_of("hidden", hidden, &self.config.attention, access, device)?;
-        expect_shape("hidden", hidden.shape(), self.hidden_shape(rows))
+    /// What layers give, where a call keeps it.
+    fn hidden(&self, rows: &Rows) -> Hidden {
+        Hidden::of(self.layers.len(), self.final_norm.as_ref(), &self.config, rows)
     }
 
     /// All that a call reads.
     fn inputs<'a>(&'a self, call: &EncoderForward<'a>) -> Vec<(&'static str, TensorView<'a>)> {
         let mut read = vec![("x", call.x)];
         read.extend(call.mask.tensors());
+        read.extend(call.rotary.iter().flat_map(Rotary::tensors));
         for layer in &self.layers {
             read.extend(layer.attention.weights());
             read.extend(layer.feed_forward.tensors());
@@ -442,7 +449,7 @@ impl EncoderLayer {
         work: &Workspace<'a>,
     ) -> Result<Dispatches<'a>, Error> {
         let weights = call.weights_of(n, work.rows.batch);
-        let call = LayerForward::self_attention(x, out).mask(call.mask).weights(weights);
+        let call = call.attention(x, out).weights(weights);
         self.attention.dispatches(&call, plan, work.scratch, work.device)
     }
 }

@@ -4,7 +4,9 @@ mod compare;
 mod upload;
 
 pub use self::upload::UploadedMask;
-use self::upload::{LinearBuffers, Outputs, Uploaded, UploadedDropout, storage_buffer, upload_bytes};
+use self::upload::{
+    LinearBuffers, Outputs, Uploaded, UploadedDropout, UploadedRotary, storage_buffer, upload_bytes,
+};
 use crate::attention::{Attention, Config, Forward};
 use crate::error::Error;
 use crate::guard::{Watch, guarded};
@@ -299,7 +301,8 @@ impl Gpu {
         let appended = layer.appended_keys();
         let inner = config.shape(batch, q_len, kv_len, appended);
         inner.check()?;
-        options.appended(appended).check(inner)?;
+        let rotary = UploadedRotary::new(self, options, [batch, q_len])?;
+        Options { rotary: None, ..*options }.appended(appended).check(inner)?;
         let mask = self.upload_mask(&options.mask)?;
         let dropout = UploadedDropout::new(self, options)?;
         let weights = options.weights.then_some(inner);
@@ -308,7 +311,8 @@ impl Gpu {
             .mask(mask.view())
             .lse(out.lse.as_ref().map(Uploaded::view))
             .weights(out.weights.as_ref().map(Uploaded::view))
-            .dropout(dropout.view(options));
+            .dropout(dropout.view(options))
+            .rotary_of(rotary.as_ref().map(UploadedRotary::view));
         let mut scratch = Scratch::new(&self.device, layer.scratch_size(&call)?)?;
         self.submit(|encoder| layer.forward(encoder, &call, &mut scratch))?;
         watch.end("the layer").await?;

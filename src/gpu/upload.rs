@@ -7,6 +7,7 @@ use crate::dropout::Dropout;
 use crate::error::Error;
 use crate::guard::guarded;
 use crate::mask::{DeviceMask, HostMask, HostTensor, Mask};
+use crate::position::{Rope, Rotary, Rotation, RowPositions};
 use crate::problem::Shape;
 use crate::projection::Linear;
 use crate::reference::{Attended, HostLinear, Options};
@@ -51,6 +52,36 @@ impl LinearBuffers {
 
     pub fn view(&self) -> Linear<'_> {
         Linear { weight: self.weight.view(), bias: self.bias.as_ref().map(Uploaded::view) }
+    }
+}
+
+/// A layer's rotary positions.
+pub(super) struct UploadedRotary {
+    rope: Rope,
+    at: RowPositions<Uploaded>,
+}
+
+impl UploadedRotary {
+    /// Those of `options`, of rows `[batch, length]`, if it has any.
+    pub fn new(gpu: &Gpu, options: &Options, [batch, length]: [usize; 2]) -> Result<Option<Self>, Error> {
+        let Some((rope, at)) = options.rotary else { return Ok(None) };
+        let at = match at {
+            RowPositions::Start(start) => RowPositions::Start(start),
+            RowPositions::Tensor(t) => {
+                t.check("positions", [batch, 1, length, 1])?;
+                let (buffer, dtype, shape) = (gpu.upload(t.data)?, DType::U32, t.shape);
+                RowPositions::Tensor(Uploaded { buffer, dtype, shape })
+            }
+        };
+        Ok(Some(UploadedRotary { rope: Rope::new(gpu.device(), rope)?, at }))
+    }
+
+    pub fn view(&self) -> Rotary<'_> {
+        let at = match &self.at {
+            RowPositions::Start(start) => RowPositions::Start(*start),
+            RowPositions::Tensor(t) => RowPositions::Tensor(t.view()),
+        };
+        Rotary { rotation: Rotation::Rope(&self.rope), at }
     }
 }
 

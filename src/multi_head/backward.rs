@@ -82,8 +82,8 @@ pub struct LayerBackward<'a> {
     d_weights: LayerGradients<'a>,
     d_added: AddedGradients<'a>,
     accumulates: bool,
-    /// Of the inputs' gradients, where it is not the same.
-    inputs_accumulate: Option<bool>,
+    /// Of the gradient of queries' input, and of keys' and values', where it is not the same.
+    inputs_accumulate: Option<[bool; 2]>,
 }
 
 /// The names of the inputs' gradients, of queries, keys, values.
@@ -182,8 +182,8 @@ impl<'a> LayerBackward<'a> {
         self
     }
 
-    /// Whether the inputs' gradients are added to what is there, whatever the others are.
-    pub(crate) fn inputs_accumulate(mut self, accumulate: bool) -> Self {
+    /// Whether the gradients of queries' input, and of keys' and values', are added to what is there, whatever the others are.
+    pub(crate) fn inputs_accumulate(mut self, accumulate: [bool; 2]) -> Self {
         self.inputs_accumulate = Some(accumulate);
         self
     }
@@ -385,6 +385,13 @@ impl MultiHeadAttention {
             let problem = self.attention_backward(call, &between, shape, appended);
             dispatches.extend(backward::dispatches(&problem, plans, plans.memory(scratch)?, device));
         }
+        if let Some(rotary) = call.forward.rotary {
+            let [d_q, d_k, _] = between.d_projected;
+            let rotated = [d_q, d_k.slice(2, 0, shape.kv_len - appended)];
+            for (d, _) in rotated.into_iter().zip(call.through_sides()).filter(|(_, wanted)| *wanted) {
+                dispatches.push(rotary.dispatch(d, true, device)?);
+            }
+        }
         dispatches.extend(project_backward::dispatches(&sides, &self.tuning, device)?);
         for (rows, sum) in appended_rows {
             dispatches.push(column_sums(rows, sum, device)?);
@@ -400,20 +407,18 @@ impl MultiHeadAttention {
         part: impl Fn(Slot) -> &'a wgpu::Buffer,
     ) -> Between<'a> {
         let dtype = self.config.dtype;
-        let sides = |slot, dtype, wanted| {
-            let buffer = part(slot);
-            projected_layouts(shape, wanted, dtype).map(|layout| TensorView { buffer, dtype, layout })
-        };
+        let gradients = projected_layouts(shape, call.through_sides(), DType::F32);
+        let buffer = part(Slot::ProjectedGradients);
         let (context, lse) = call.kept().unwrap_or_else(|| {
             let context = in_scratch(part(Slot::Context), dtype, joined_heads(shape), 0);
             (context, in_scratch(part(Slot::Lse), DType::F32, shape.lse(), 0))
         });
         Between {
-            projected: sides(Slot::Projected, dtype, [true; 3]),
+            projected: self.projected(&call.forward, shape, part(Slot::Projected)),
             context,
             lse,
             d_context: in_scratch(part(Slot::ContextGradient), dtype, joined_heads(shape), 0),
-            d_projected: sides(Slot::ProjectedGradients, DType::F32, call.through_sides()),
+            d_projected: gradients.map(|layout| TensorView { buffer, dtype: DType::F32, layout }),
         }
     }
 
@@ -465,9 +470,11 @@ impl MultiHeadAttention {
         let linears = call.linears();
         let mut written = Written::default();
         let mut add = |of, name: &'static str, view: Option<TensorView<'a>>| {
-            let accumulates = match call.inputs_accumulate.filter(|_| of == GradientOf::Input) {
-                Some(accumulates) => accumulates,
-                None => accumulates,
+            let [of_query, of_keys] = call.inputs_accumulate.unwrap_or([accumulates; 2]);
+            let accumulates = match of {
+                GradientOf::Input if name == INPUTS[0] => of_query,
+                GradientOf::Input => of_keys,
+                _ => accumulates,
             };
             Some(written.add(of, name, view?, accumulates))
         };
@@ -544,10 +551,10 @@ impl MultiHeadAttention {
     pub(crate) fn backward_plan_of(
         &self,
         call: &LayerBackward,
-        [batch, q_len, kv_len]: [usize; 3],
+        dims: [usize; 3],
         device: &DeviceFacts,
     ) -> Result<Plan, Error> {
-        let shape = self.config.shape(batch, q_len, kv_len, self.appended_keys());
+        let shape = self.shape_of(dims);
         let extras = call.forward.extras(call.d_out, self.appended_keys());
         check_extras(&Extras { lse: None, weights: None, ..extras }, &shape, device)?;
         // Those of inputs are in scratch, for which a smaller buffer may stand.
@@ -571,12 +578,13 @@ impl MultiHeadAttention {
     /// The plan of a checked call.
     fn plan_backward(&self, call: &LayerBackward, shape: Shape, device: &DeviceFacts) -> Result<Plan, Error> {
         let appended = self.appended_keys();
-        let projected = self.projected_size(&shape, [true; 3], self.config.dtype, Slot::Projected)?;
+        let projects = call.forward.projects();
+        let projected = self.projected_size(&shape, projects, self.config.dtype, Slot::Projected)?;
         let between = self.between(call, &shape, |_| call.d_out.buffer);
         let mut plan = Plan { shape, appended, again: None, gradients: None, size: ScratchSize::default() };
         if call.attends_again() {
             let extras = attended(call, &between, &shape, appended);
-            let chosen = path::choose(&self.outline(&shape, &extras), device)?;
+            let chosen = path::choose(&self.outline(&call.forward, &shape, &extras), device)?;
             let lse = 4 * count(shape.lse()) as u64;
             let results = projected.with(Slot::Context, self.context_bytes(&shape)).with(Slot::Lse, lse);
             plan.size = results.max(chosen.scratch_size());

@@ -14,16 +14,19 @@ use crate::kernel::{Dispatch, View};
 use crate::kernels::{KernelVariant, append_keys};
 use crate::layer_config::{LayerConfig, Side};
 use crate::mask::DeviceMask;
+use crate::path::cache::CacheLayer;
 use crate::path::project;
 use crate::path::{self, Chosen, Dispatches, Extras, Keys, Problem, grid, in_scratch};
 use crate::pipelines::Pipelines;
 use crate::plan::{KeyLayout, Outline, Tuning};
+use crate::position::{Rotary, Rotation, RowPositions};
 use crate::problem::{Shape, scale_in_f32};
 use crate::projection::{Linear, OwnedLinear, check_vector, check_weight};
 use crate::record::{dispatch, pass};
 use crate::scratch::{Scratch, ScratchSize, Slot};
 use crate::tensor::{
-    Access, DType, Layout, Tensor, TensorView, check_aliasing, check_apart, count, expect_shape, same_dtype,
+    Access, DType, Layout, Tensor, TensorView, Window, check_aliasing, check_apart, count, expect_shape,
+    same_dtype,
 };
 
 /// The weights of a layer, on the device.
@@ -61,6 +64,9 @@ pub struct LayerForward<'a> {
     pub(crate) lse: Option<TensorView<'a>>,
     pub(crate) weights: Option<TensorView<'a>>,
     pub(crate) dropout: Option<Dropout<TensorView<'a>>>,
+    pub(crate) rotary: Option<Rotary<'a>>,
+    /// Keys and values of `key` and `value` where they were projected before.
+    projected_keys: Option<[TensorView<'a>; 2]>,
 }
 
 impl<'a> LayerForward<'a> {
@@ -88,7 +94,21 @@ impl<'a> LayerForward<'a> {
             lse: None,
             weights: None,
             dropout: None,
+            rotary: None,
+            projected_keys: None,
         }
+    }
+
+    /// With keys and values that [`MultiHeadAttention::key_products`] has made of `key` and `value`.
+    pub(crate) fn projected_keys(mut self, keys: [TensorView<'a>; 2]) -> Self {
+        self.projected_keys = Some(keys);
+        self
+    }
+
+    /// Which of queries, keys and values are projected.
+    fn projects(&self) -> [bool; 3] {
+        let keys = self.projected_keys.is_none();
+        [true, keys, keys]
     }
 
     /// What the attention inside the layer has besides queries, keys and values; its result goes to `out`.
@@ -123,6 +143,21 @@ impl<'a> LayerForward<'a> {
     #[doc(alias = "average_attn_weights")]
     pub fn weights(mut self, weights: impl Into<Option<TensorView<'a>>>) -> Self {
         self.weights = weights.into();
+        self
+    }
+
+    /// Rotates projected queries and keys by their positions before they attend, keys in all key/value heads; of self-attention, or of as
+    /// many keys as queries, which stand where these do. `rotation` may be a [`&Rope`](crate::Rope). Appended keys are not rotated.
+    #[doc(alias = "rope")]
+    #[doc(alias = "position_ids")]
+    pub fn rotary(mut self, rotation: impl Into<Rotation<'a>>, at: RowPositions<TensorView<'a>>) -> Self {
+        self.rotary = Some(Rotary { rotation: rotation.into(), at });
+        self
+    }
+
+    /// As another call has it.
+    pub(crate) fn rotary_of(mut self, rotary: Option<Rotary<'a>>) -> Self {
+        self.rotary = rotary;
         self
     }
 
@@ -189,18 +224,12 @@ pub(crate) struct Plan {
     pub size: ScratchSize,
 }
 
-/// A checked call whose keys and values are elsewhere.
+/// A checked call whose keys and values are in a cache.
 #[derive(Clone, Copy)]
-pub(crate) struct QueryPlan {
+pub(crate) struct CachedPlan {
     shape: Shape,
-    /// Whether keys and values are projected too.
-    wanted: [bool; 3],
     chosen: Chosen,
     pub size: ScratchSize,
-}
-
-fn query_extras<'a>(out: TensorView<'a>, mask: DeviceMask<'a>) -> Extras<'a> {
-    Extras { out, mask, appended: 0, lse: None, weights: None, scores: None, dropout: None }
 }
 
 impl MultiHeadAttention {
@@ -352,9 +381,7 @@ impl MultiHeadAttention {
     ) -> Result<Dispatches<'a>, Error> {
         let Plan { shape, appended, chosen, .. } = *plan;
         let dtype = self.config.dtype;
-        let buffer = scratch.buffer(Slot::Projected)?;
-        let projected =
-            projected_layouts(&shape, [true; 3], dtype).map(|layout| TensorView { buffer, dtype, layout });
+        let projected = self.projected(call, &shape, scratch.buffer(Slot::Projected)?);
         let context = match call.context {
             Some(context) => context,
             None => in_scratch(scratch.buffer(Slot::Context)?, dtype, joined_heads(&shape), 0),
@@ -371,7 +398,24 @@ impl MultiHeadAttention {
         Ok(dispatches)
     }
 
-    /// Projects queries, keys and values, and appends keys and values.
+    /// Where queries, keys and values are: in `buffer`, but for what was projected before.
+    fn projected<'a>(
+        &self,
+        call: &LayerForward<'a>,
+        shape: &Shape,
+        buffer: &'a wgpu::Buffer,
+    ) -> [TensorView<'a>; 3] {
+        let dtype = self.config.dtype;
+        let [q, k, v] = projected_layouts(shape, call.projects(), dtype).map(|layout| TensorView {
+            buffer,
+            dtype,
+            layout,
+        });
+        let [k, v] = call.projected_keys.unwrap_or([k, v]);
+        [q, k, v]
+    }
+
+    /// Projects queries, and keys and values unless they were before, rotates queries and keys, and appends keys and values.
     fn project<'a>(
         &'a self,
         call: &LayerForward<'a>,
@@ -382,17 +426,23 @@ impl MultiHeadAttention {
     ) -> Result<Dispatches<'a>, Error> {
         let narrow = self.config.narrow;
         let given = |t: TensorView<'a>| t.slice(2, 0, shape.kv_len - appended);
-        let mut dispatches = project::dispatches(
-            &[
-                self.query.product(call.query, q, narrow),
-                self.key.product(call.key, given(k), narrow),
-                self.value.product(call.value, given(v), narrow),
-            ],
-            &self.tuning,
-            device,
-        )?;
-        if appended > 0 {
-            dispatches.push(self.append(shape, appended, [k, v], device));
+        let products = [
+            self.query.product(call.query, q, narrow),
+            self.key.product(call.key, given(k), narrow),
+            self.value.product(call.value, given(v), narrow),
+        ];
+        let sides = if call.projected_keys.is_some() { 1 } else { 3 };
+        let mut dispatches = project::dispatches(&products[..sides], &self.tuning, device)?;
+        if let Some(rotary) = call.rotary {
+            dispatches.push(rotary.dispatch(q, false, device)?);
+            dispatches.push(rotary.dispatch(given(k), false, device)?);
+        }
+        if appended > 0 && call.projected_keys.is_none() {
+            // Both lie in one buffer, bound whole.
+            let end = v.offset() + count(v.shape());
+            let whole = in_scratch(v.buffer, self.config.dtype, [1, 1, 1, end], 0);
+            let views = [k, v].map(|t| Some(View::from(t.layout)));
+            dispatches.push(self.append((whole.window(device), views), shape, appended, device));
         }
         Ok(dispatches)
     }
@@ -411,18 +461,15 @@ impl MultiHeadAttention {
         }
     }
 
+    /// Writes the appended keys and values into a buffer that has both, or one of them.
     fn append<'a>(
         &'a self,
+        (buffer, [k, v]): (Window<'a>, [Option<View>; 2]),
         shape: &Shape,
         appended: usize,
-        [k, v]: [TensorView<'a>; 2],
         device: &DeviceFacts,
     ) -> Dispatch<'a, KernelVariant> {
-        let dtype = self.config.dtype;
-        // Both lie in one buffer, bound whole.
-        let end = v.offset() + count(v.shape());
-        let whole = in_scratch(v.buffer, dtype, [1, 1, 1, end], 0);
-        let mut tensors = vec![whole.window(device)];
+        let mut tensors = vec![buffer];
         let learned = self.appended.as_ref().map(|pair| [pair[0].view(), pair[1].view()]);
         let mut places = [[0; 2]; 2];
         for (view, place) in learned.iter().flatten().zip(&mut places) {
@@ -432,15 +479,15 @@ impl MultiHeadAttention {
         }
         Dispatch {
             variant: KernelVariant::AppendKeys(append_keys::AppendKeys {
-                kv: dtype,
+                kv: self.config.dtype,
                 learned: learned.map(|pair| pair[0].dtype()),
             }),
             params: bytemuck::bytes_of(&append_keys::Params {
-                k: View::from(k.layout),
-                v: View::from(v.layout),
+                k: k.unwrap_or_default(),
+                v: v.unwrap_or_default(),
                 kv_heads: shape.kv_heads as u32,
-                head_dim: shape.head_dim as u32,
-                value_dim: shape.value_dim as u32,
+                head_dim: k.map_or(0, |_| shape.head_dim as u32),
+                value_dim: v.map_or(0, |_| shape.value_dim as u32),
                 start: (shape.kv_len - appended) as u32,
                 bias_k: places[0],
                 bias_v: places[1],
@@ -474,111 +521,125 @@ impl MultiHeadAttention {
             check_apart(&together.into_iter().flatten().collect::<Vec<_>>(), device)?;
         }
         check_aliasing(&written, &self.inputs(call, &extras))?;
-        self.plan(shape, &extras, call.context.is_some(), device)
+        self.plan(call, shape, &extras, device)
     }
 
     /// The plan of a checked call.
     fn plan(
         &self,
+        call: &LayerForward,
         shape: Shape,
         extras: &Extras,
-        keeps_context: bool,
         device: &DeviceFacts,
     ) -> Result<Plan, Error> {
-        let mut size = self.projected_size(&shape, [true; 3], self.config.dtype, Slot::Projected)?;
-        if !keeps_context {
+        let mut size = self.projected_size(&shape, call.projects(), self.config.dtype, Slot::Projected)?;
+        if call.context.is_none() {
             size = size.with(Slot::Context, self.context_bytes(&shape));
         }
-        let chosen = path::choose(&self.outline(&shape, extras), device)?;
+        let chosen = path::choose(&self.outline(call, &shape, extras), device)?;
         Ok(Plan { shape, appended: extras.appended, chosen, size: size.max(chosen.scratch_size()) })
+    }
+
+    /// The attention inside the layer, of so many sequences, queries and keys given.
+    pub(crate) fn shape_of(&self, [batch, q_len, kv_len]: [usize; 3]) -> Shape {
+        self.config.shape(batch, q_len, kv_len, self.appended_keys())
     }
 
     /// The plan of a call whose inputs are in the scratch of a stack: only its mask and its weights are checked.
     pub(crate) fn plan_of(
         &self,
         call: &LayerForward,
-        [batch, q_len, kv_len]: [usize; 3],
+        dims: [usize; 3],
         device: &DeviceFacts,
     ) -> Result<Plan, Error> {
-        let shape = self.config.shape(batch, q_len, kv_len, self.appended_keys());
+        let shape = self.shape_of(dims);
+        self.check_rotary(call, &shape, device)?;
         let extras = call.extras(call.out, self.appended_keys());
         check_extras(&Extras { lse: None, ..extras }, &shape, device)?;
-        self.plan(shape, &extras, call.context.is_some(), device)
+        self.plan(call, shape, &extras, device)
     }
 
-    /// The plan of a call whose keys and values are elsewhere: projected before, or in a cache, which those of its rows are appended to.
-    /// Its inputs and outputs are in the scratch of a stack: only its mask is checked. `out` stands for what it gives.
-    pub(crate) fn query_plan(
+    /// The plan of a call whose keys and values are in a layer of a cache, which those of its rows are appended to. Its inputs and
+    /// outputs are in the scratch of a stack: only its mask and its positions are checked.
+    pub(crate) fn cached_plan(
         &self,
-        (out, mask): (TensorView, DeviceMask),
-        keys: &Keys,
+        call: &LayerForward,
+        layer: CacheLayer,
         [batch, q_len, kv_len]: [usize; 3],
         device: &DeviceFacts,
-    ) -> Result<QueryPlan, Error> {
+    ) -> Result<CachedPlan, Error> {
         let shape = self.config.shape(batch, q_len, kv_len, 0);
-        let extras = query_extras(out, mask);
+        let extras = call.extras(call.out, 0);
         check_extras(&extras, &shape, device)?;
-        let is_cached = matches!(keys, Keys::Cache(_));
-        if is_cached {
-            mask.check_for_cache()?;
+        call.mask.check_for_cache()?;
+        if let Some(rotary) = call.rotary {
+            if rotary.at.tensor().is_none() {
+                let why = "its rows stand where the cache says: give `RowPositions::Tensor(cache.starts())`";
+                return Err(Error::Unsupported { what: "rotary positions from a start, with a cache", why });
+            }
+            rotary.check(shape.q(), device)?;
         }
         let dtype = self.config.dtype;
-        let wanted = [true, is_cached, is_cached];
         let rows = Shape { kv_len: q_len, ..shape };
-        let size = self.projected_size(&rows, wanted, dtype, Slot::Projected)?;
+        let size = self.projected_size(&rows, [true; 3], dtype, Slot::Projected)?;
         let size = size.with(Slot::Context, self.context_bytes(&shape));
-        let chosen = path::choose(&extras.outline(shape, dtype, keys.layout(), self.tuning), device)?;
-        Ok(QueryPlan { shape, wanted, chosen, size: size.max(chosen.scratch_size()) })
+        let keys = Keys::Cache(layer).layout();
+        let chosen = path::choose(&extras.outline(shape, dtype, keys, self.tuning), device)?;
+        Ok(CachedPlan { shape, chosen, size: size.max(chosen.scratch_size()) })
     }
 
-    /// The dispatches of such a call of `x` to `out`.
-    pub(crate) fn query_dispatches<'a>(
+    /// The dispatches of such a call.
+    pub(crate) fn cached_dispatches<'a>(
         &'a self,
-        ([x, out], mask): ([TensorView<'a>; 2], DeviceMask<'a>),
-        keys: Keys<'a>,
-        plan: &QueryPlan,
+        call: &LayerForward<'a>,
+        layer: CacheLayer<'a>,
+        plan: &CachedPlan,
         scratch: &'a Scratch,
         device: &DeviceFacts,
     ) -> Result<Dispatches<'a>, Error> {
-        let QueryPlan { shape, wanted, chosen, .. } = *plan;
-        let (dtype, narrow) = (self.config.dtype, self.config.narrow);
-        let buffer = scratch.buffer(Slot::Projected)?;
+        let CachedPlan { shape, chosen, .. } = *plan;
+        let dtype = self.config.dtype;
         let rows = Shape { kv_len: shape.q_len, ..shape };
-        let [q, k, v] =
-            projected_layouts(&rows, wanted, dtype).map(|layout| TensorView { buffer, dtype, layout });
-        let mut products = vec![self.query.product(x, q, narrow)];
-        if let Keys::Cache(_) = keys {
-            products.extend([self.key.product(x, k, narrow), self.value.product(x, v, narrow)]);
-        }
-        let mut dispatches = project::dispatches(&products, &self.tuning, device)?;
-        if let Keys::Cache(layer) = &keys {
-            dispatches.extend(path::cache::append(layer, [k, v], None, None, device));
-        }
+        let [q, k, v] = self.projected(call, &rows, scratch.buffer(Slot::Projected)?);
+        let mut dispatches = self.project(call, &rows, 0, [q, k, v], device)?;
+        dispatches.extend(path::cache::append(&layer, [k, v], None, None, device));
         let context = in_scratch(scratch.buffer(Slot::Context)?, dtype, joined_heads(&shape), 0);
-        let extras = query_extras(heads_of(context, &shape), mask);
-        let problem = Problem { keys, ..self.problem(shape, [q; 3], extras) };
+        let extras = call.extras(heads_of(context, &shape), 0);
+        let problem = Problem { keys: Keys::Cache(layer), ..self.problem(shape, [q; 3], extras) };
         dispatches.extend(path::dispatches(&problem, chosen, chosen.memory(scratch)?, device));
-        let out = self.out.product(context, out, false);
+        let out = self.out.product(context, call.out, false);
         dispatches.extend(project::dispatches(&[out], &self.tuning, device)?);
         Ok(dispatches)
     }
 
-    /// The keys and values of `x`, for calls that find them there.
+    /// The keys and values of `x` and the appended ones, for calls that find them there.
     pub(crate) fn key_products<'a>(
         &'a self,
         x: TensorView<'a>,
         [k, v]: [TensorView<'a>; 2],
         device: &DeviceFacts,
     ) -> Result<Dispatches<'a>, Error> {
-        let narrow = self.config.narrow;
-        let products = [self.key.product(x, k, narrow), self.value.product(x, v, narrow)];
-        project::dispatches(&products, &self.tuning, device)
+        let ([batch, _, length, _], narrow) = (x.shape(), self.config.narrow);
+        let given = |t: TensorView<'a>| t.slice(2, 0, length);
+        let products = [self.key.product(x, given(k), narrow), self.value.product(x, given(v), narrow)];
+        let mut dispatches = project::dispatches(&products, &self.tuning, device)?;
+        let appended = self.appended_keys();
+        if appended > 0 {
+            let shape = self.shape_of([batch, 1, length]);
+            let [keys, values] = [k, v].map(|t| t.window(device));
+            let view = |window: &Window| Some(View::from(window.layout));
+            let of_keys = (keys, [view(&keys), None]);
+            let of_values = (values, [None, view(&values)]);
+            dispatches.extend([of_keys, of_values].map(|to| self.append(to, &shape, appended, device)));
+        }
+        Ok(dispatches)
     }
 
     /// What a plan must know of the attention inside. How keys and values will lie decides how they load.
-    fn outline(&self, shape: &Shape, extras: &Extras) -> Outline {
+    fn outline(&self, call: &LayerForward, shape: &Shape, extras: &Extras) -> Outline {
         let dtype = self.config.dtype;
         let [_, k, v] = projected_layouts(shape, [true; 3], dtype);
+        let [k, v] = call.projected_keys.map_or([k, v], |keys| keys.map(|t| t.layout));
         extras.outline(*shape, dtype, KeyLayout::Tensors { dtype, k, v }, self.tuning)
     }
 
@@ -602,7 +663,22 @@ impl MultiHeadAttention {
             view.check_as(tensor, config.dtype, access, device)?;
             expect_shape(tensor, view.shape(), wanted)
         })?;
-        Ok(config.shape(batch, q_len, kv_len, self.appended_keys()))
+        let shape = config.shape(batch, q_len, kv_len, self.appended_keys());
+        self.check_rotary(call, &shape, device)?;
+        Ok(shape)
+    }
+
+    fn check_rotary(&self, call: &LayerForward, shape: &Shape, device: &DeviceFacts) -> Result<(), Error> {
+        let Some(rotary) = call.rotary else { return Ok(()) };
+        if shape.kv_len - self.appended_keys() != shape.q_len {
+            let why =
+                "they are those of self-attention; else rotate with `Positions` what `Projection` gives";
+            return Err(Error::Unsupported {
+                what: "rotary positions of fewer or more keys than queries",
+                why,
+            });
+        }
+        rotary.check(shape.q(), device)
     }
 
     fn check_context(
@@ -626,6 +702,7 @@ impl MultiHeadAttention {
             .into_iter()
             .chain(self.weights())
             .chain(extra_inputs(extras))
+            .chain(call.rotary.iter().flat_map(Rotary::tensors))
             .collect()
     }
 

@@ -2,11 +2,13 @@
 
 mod backward;
 mod rope;
+mod rotary;
 mod table;
 
 pub use backward::TableBackward;
 pub use rope::{RopeConfig, RopeOrder, RopeScaling};
 pub(crate) use rope::{check_base, check_channels, sinusoid_frequencies};
+pub(crate) use rotary::Rotary;
 pub use table::{Rope, Sinusoid};
 
 use std::sync::Arc;

@@ -5,6 +5,7 @@ use super::{Real, dropout, expect_length, scores, softmax, weighted_sum};
 use crate::dropout::Dropout;
 use crate::error::Error;
 use crate::mask::{HostMask, HostTensor};
+use crate::position::{RopeConfig, RowPositions};
 use crate::problem::{ScoreStage, Shape, check_options, scale_in_f32};
 use crate::tensor::count;
 
@@ -24,6 +25,7 @@ pub struct Options<'a> {
     pub(crate) dropout: Option<Dropout<HostTensor<'a, bool>>>,
     pub(crate) appended: usize,
     pub(crate) weights: bool,
+    pub(crate) rotary: Option<(RopeConfig, RowPositions<HostTensor<'a, u32>>)>,
 }
 
 impl<'a> Options<'a> {
@@ -57,6 +59,18 @@ impl<'a> Options<'a> {
         self
     }
 
+    /// Of a layer: rotates projected queries and keys, of which there are as many, by their positions before they attend. Appended keys
+    /// are not rotated. Attention alone takes what [`rotate`](super::rotate) has rotated.
+    #[doc(alias = "rope")]
+    pub fn rotary(
+        mut self,
+        rope: impl Into<Option<RopeConfig>>,
+        at: RowPositions<HostTensor<'a, u32>>,
+    ) -> Self {
+        self.rotary = rope.into().map(|rope| (rope, at));
+        self
+    }
+
     /// Gives the attention weights too (`need_weights` of `nn.MultiheadAttention`). A device then takes the staged path,
     /// which has them in memory.
     #[doc(alias = "need_weights")]
@@ -82,6 +96,10 @@ impl Options<'_> {
     /// Refuses masks and dropout that do not fit `shape`, and numbers out of their range.
     pub(crate) fn check(&self, shape: Shape) -> Result<(), Error> {
         check_options(self.scale, self.softcap)?;
+        if self.rotary.is_some() {
+            let why = "they are a layer's; rotate queries and keys first";
+            return Err(Error::Unsupported { what: "rotary positions of attention alone", why });
+        }
         let Some(kv_len) = shape.kv_len.checked_sub(self.appended) else {
             let value = self.appended as f64;
             return Err(Error::Option { option: "appended", value, expected: "at most kv_len" });

@@ -1,11 +1,11 @@
-//! A stack of decoder layers.
+//! A stack of decoder layers, and its gradients.
 
-use super::encoder::added;
+use super::block::{Step, added, feed_backward, normed, through_norm};
 use super::{
-    Encoded, HostFeedForward, HostNorm, HostWeights, LayerShape, Options, Real, expect_length, feed_forward,
-    multi_head, norm,
+    Encoded, FeedForwardGradients, HostFeedForward, HostNorm, HostNormGradients, HostWeights, LayerGradients,
+    LayerShape, Options, Real, expect_length, feed_forward, multi_head, multi_head_backward,
 };
-use crate::block_config::{BlockConfig, NormOrder};
+use crate::block_config::BlockConfig;
 use crate::error::Error;
 use crate::tensor::check_sizes;
 
@@ -22,9 +22,6 @@ pub struct HostDecoderLayer<'a, R> {
     pub norms: [HostNorm<'a, R>; 3],
 }
 
-/// A part of a layer: what it gives, and attention weights if it has any.
-type Part<'a, R> = &'a dyn Fn(&[R]) -> Result<(Vec<R>, Option<Vec<R>>), Error>;
-
 /// A stack of decoder layers over `x` `[batch, q_len, features]` and `memory` `[batch, kv_len, features]`, with a norm after the last
 /// where `final_norm` is given. `options` are those of self-attention, and of cross-attention.
 ///
@@ -36,7 +33,7 @@ pub fn decoder<R: Real>(
     config: &BlockConfig,
     layers: &[HostDecoderLayer<R>],
     final_norm: Option<&HostNorm<R>>,
-    [of_self, of_cross]: [&Options; 2],
+    options: [&Options; 2],
 ) -> Result<Encoded<R>, Error> {
     config.check()?;
     let LayerShape { batch, q_len, kv_len } = shape;
@@ -45,39 +42,124 @@ pub fn decoder<R: Real>(
     let features = config.features();
     expect_length("x", x, batch.saturating_mul(q_len).saturating_mul(features))?;
     expect_length("memory", memory, batch.saturating_mul(kv_len).saturating_mul(features))?;
-    let normed = |x: &[R], of: &HostNorm<R>| norm(x, features, of.weight, of.bias, &config.norm);
     let mut hidden: Vec<Vec<R>> = Vec::with_capacity(layers.len());
     let mut weights = Vec::new();
-    let mut x = x.to_vec();
     for layer in layers {
-        let attend = |x: &[R]| {
-            let own = LayerShape { kv_len: q_len, ..shape };
-            let attended = multi_head([x; 3], own, &config.attention, &layer.self_attention, of_self)?;
-            Ok((attended.out, attended.weights))
-        };
-        let cross = |x: &[R]| {
-            let inputs = [x, memory, memory];
-            let attended = multi_head(inputs, shape, &config.attention, &layer.cross_attention, of_cross)?;
-            Ok((attended.out, attended.weights))
-        };
-        let feed = |x: &[R]| Ok((feed_forward(x, config, &layer.feed_forward)?, None));
-        let parts: [Part<R>; 3] = [&attend, &cross, &feed];
-        for (part, of) in parts.into_iter().zip(&layer.norms) {
-            let (branch, attended) = match config.order {
-                NormOrder::Post => part(&x)?,
-                NormOrder::Pre => part(&normed(&x, of)?)?,
-            };
-            weights.extend(attended);
-            x = added(&x, &branch);
-            if config.order == NormOrder::Post {
-                x = normed(&x, of)?;
-            }
-        }
-        hidden.push(x.clone());
+        let x = hidden.last().map_or(x, |x| x);
+        let (_, out) = layer.steps([x, memory], shape, config, options, &mut weights)?;
+        hidden.push(out);
     }
-    let out = match final_norm {
-        Some(of) => normed(&x, of)?,
-        None => x,
-    };
+    let last = &hidden[layers.len() - 1];
+    let out = final_norm.map_or_else(|| Ok(last.clone()), |of| normed(last, config, of))?;
     Ok(Encoded { out, hidden, weights })
+}
+
+impl<R: Real> HostDecoderLayer<'_, R> {
+    /// Its attentions and its feed-forward layer, and what they give; attention weights go to `weights`.
+    fn steps(
+        &self,
+        [x, memory]: [&[R]; 2],
+        shape: LayerShape,
+        config: &BlockConfig,
+        [of_self, of_cross]: [&Options; 2],
+        weights: &mut Vec<Vec<R>>,
+    ) -> Result<([Step<R>; 3], Vec<R>), Error> {
+        let [first, second, third] = &self.norms;
+        let (attended, x) = Step::of(x.to_vec(), config, first, |x| {
+            let own = LayerShape { kv_len: shape.q_len, ..shape };
+            let attended = multi_head([x; 3], own, &config.attention, &self.self_attention, of_self)?;
+            weights.extend(attended.weights);
+            Ok(attended.out)
+        })?;
+        let (crossed, x) = Step::of(x, config, second, |x| {
+            let inputs = [x, memory, memory];
+            let attended = multi_head(inputs, shape, &config.attention, &self.cross_attention, of_cross)?;
+            weights.extend(attended.weights);
+            Ok(attended.out)
+        })?;
+        let feed = |x: &[R]| feed_forward(x, config, &self.feed_forward);
+        let (fed, out) = Step::of(x, config, third, feed)?;
+        Ok(([attended, crossed, fed], out))
+    }
+}
+
+/// The gradients of a [`HostDecoderLayer`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct DecoderLayerGradients<R> {
+    /// Of its self-attention; those of its inputs have gone into `d_x` of the stack.
+    pub self_attention: LayerGradients<R>,
+    /// Of its attention to the memory; those of its inputs have gone into `d_x` and `d_memory`.
+    pub cross_attention: LayerGradients<R>,
+    /// Of its feed-forward layer.
+    pub feed_forward: FeedForwardGradients<R>,
+    /// Of its norms.
+    pub norms: [HostNormGradients<R>; 3],
+}
+
+/// What [`decoder_backward`] gives.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct DecoderGradients<R> {
+    /// `[batch, q_len, features]`.
+    pub d_x: Vec<R>,
+    /// `[batch, kv_len, features]`, the sum over the layers.
+    pub d_memory: Vec<R>,
+    /// Of each layer.
+    pub layers: Vec<DecoderLayerGradients<R>>,
+    /// Of the final norm, if there is one.
+    pub final_norm: Option<HostNormGradients<R>>,
+}
+
+/// The gradients of `Σ out · d_out` with respect to the inputs of [`decoder`]; `d_out` is shaped as `x`.
+///
+/// # Errors
+/// As [`decoder`].
+pub fn decoder_backward<R: Real>(
+    [x, memory]: [&[R]; 2],
+    shape: LayerShape,
+    config: &BlockConfig,
+    layers: &[HostDecoderLayer<R>],
+    final_norm: Option<&HostNorm<R>>,
+    options: [&Options; 2],
+    d_out: &[R],
+) -> Result<DecoderGradients<R>, Error> {
+    let Encoded { hidden, .. } = decoder([x, memory], shape, config, layers, final_norm, options)?;
+    expect_length("d_out", d_out, x.len())?;
+    let [of_self, of_cross] = options;
+    let own_shape = LayerShape { kv_len: shape.q_len, ..shape };
+    let mut d = d_out.to_vec();
+    let mut d_memory = vec![R::zero(); memory.len()];
+    let mut of_final = None;
+    if let Some(of) = final_norm {
+        let (d_x, own) = through_norm(&hidden[layers.len() - 1], config, of, &d)?;
+        (d, of_final) = (d_x, Some(own));
+    }
+    let mut of_layers = Vec::with_capacity(layers.len());
+    for (n, layer) in layers.iter().enumerate().rev() {
+        let x = if n == 0 { x } else { &hidden[n - 1] };
+        let ([attended, crossed, fed], _) =
+            layer.steps([x, memory], shape, config, options, &mut Vec::new())?;
+        let [first, second, third] = &layer.norms;
+        let feed = |x: &[R], d: &[R]| feed_backward(x, config, &layer.feed_forward, d);
+        let (d_fed, feed_forward, of_third) = fed.backward(&d, config, third, feed)?;
+        let cross = |x: &[R], d: &[R]| {
+            let (inputs, weights) = ([x, memory, memory], &layer.cross_attention);
+            let own = multi_head_backward(inputs, shape, &config.attention, weights, of_cross, d, None)?;
+            d_memory = added(&d_memory, &added(&own.d_key, &own.d_value));
+            Ok((own.d_query.clone(), own))
+        };
+        let (d_crossed, cross_attention, of_second) = crossed.backward(&d_fed, config, second, cross)?;
+        let attend = |x: &[R], d: &[R]| {
+            let (inputs, weights) = ([x; 3], &layer.self_attention);
+            let own = multi_head_backward(inputs, own_shape, &config.attention, weights, of_self, d, None)?;
+            Ok((added(&added(&own.d_query, &own.d_key), &own.d_value), own))
+        };
+        let (d_x, self_attention, of_first) = attended.backward(&d_crossed, config, first, attend)?;
+        d = d_x;
+        let norms = [of_first, of_second, of_third];
+        of_layers.push(DecoderLayerGradients { self_attention, cross_attention, feed_forward, norms });
+    }
+    of_layers.reverse();
+    Ok(DecoderGradients { d_x: d, d_memory, layers: of_layers, final_norm: of_final })
 }

@@ -18,6 +18,7 @@ mod additive;
 mod attention;
 mod attentional;
 mod backward;
+mod block;
 pub mod cache;
 pub mod compare;
 mod decoder;
@@ -51,13 +52,11 @@ pub use backward::{
     Gradients, additive_attention_backward, additive_attention_backward_magnitudes, attention_backward,
     attention_backward_magnitudes,
 };
-pub use decoder::{HostDecoderLayer, decoder};
+pub use block::{Encoded, FeedForwardGradients, HostFeedForward, HostNorm, HostNormGradients, feed_forward};
+pub use decoder::{DecoderGradients, DecoderLayerGradients, HostDecoderLayer, decoder, decoder_backward};
 pub use dropout::dropout;
 pub use embedding::{embedding, embedding_backward};
-pub use encoder::{
-    Encoded, EncoderGradients, EncoderLayerGradients, FeedForwardGradients, HostEncoderLayer,
-    HostFeedForward, HostNorm, HostNormGradients, encoder, encoder_backward, feed_forward,
-};
+pub use encoder::{EncoderGradients, EncoderLayerGradients, HostEncoderLayer, encoder, encoder_backward};
 pub use linear::{
     FeatureRow, LinearAttended, LinearAttentionGradients, LinearOptions, Seen, features, linear_attention,
     linear_attention_backward, linear_attention_backward_magnitudes, linear_attention_magnitude,

@@ -1,8 +1,10 @@
 //! A whole layer: project → attend → project.
 
-use super::{Attended, Options, Real, attention, expect_length, project};
+use super::{Attended, Options, Real, attention, expect_length, project, rotate};
 use crate::error::Error;
 use crate::layer_config::{LayerConfig, Side, SideShape};
+use crate::mask::HostTensor;
+use crate::position::{RopeConfig, RowPositions};
 use crate::problem::Shape;
 use crate::tensor::check_sizes;
 
@@ -89,8 +91,14 @@ pub(super) fn project_inputs<'a, R: Real>(
     config.check()?;
     let LayerShape { batch, q_len, kv_len } = shape;
     config.shape(batch, q_len, kv_len, 0).check()?;
+    if options.rotary.is_some() && q_len != kv_len {
+        let why = "they are those of self-attention; else rotate what is projected";
+        return Err(Error::Unsupported { what: "rotary positions of fewer or more keys than queries", why });
+    }
     let q = side(query, batch.saturating_mul(q_len), config.side(Side::Query), &weights.query)?;
     let mut k = side(key, batch.saturating_mul(kv_len), config.side(Side::Key), &weights.key)?;
+    let q = rotated(q, [batch, config.heads, q_len, config.head_dim], options, rotate)?;
+    k = rotated(k, [batch, config.kv_heads, kv_len, config.head_dim], options, rotate)?;
     let mut v = side(value, batch.saturating_mul(kv_len), config.side(Side::Value), &weights.value)?;
     let mut appended = 0;
     if let Some([bias_k, bias_v]) = weights.bias_kv {
@@ -110,8 +118,21 @@ pub(super) fn project_inputs<'a, R: Real>(
         k: split_heads(&k, kv_len + appended, config.kv_heads, config.head_dim)?,
         v: split_heads(&v, kv_len + appended, config.kv_heads, config.value_dim)?,
         shape: config.shape(batch, q_len, kv_len, appended),
-        options: Options { appended, scale: config.scale, softcap: config.softcap, ..*options },
+        options: Options { appended, rotary: None, scale: config.scale, softcap: config.softcap, ..*options },
     })
+}
+
+/// Rows of heads side by side, of which `turn` rotates each head, if the layer has rotary positions.
+pub(super) fn rotated<R: Real>(
+    x: Vec<R>,
+    shape: [usize; 4],
+    options: &Options,
+    turn: impl Fn(&[R], [usize; 4], &RopeConfig, RowPositions<HostTensor<u32>>) -> Result<Vec<R>, Error>,
+) -> Result<Vec<R>, Error> {
+    let Some((rope, at)) = options.rotary else { return Ok(x) };
+    let [_, heads, length, dim] = shape;
+    let turned = turn(&split_heads(&x, length, heads, dim)?, shape, &rope, at)?;
+    join_heads(&turned, length, heads, dim)
 }
 
 /// One side's projection, wide or narrow: `[rows, features]` → `[rows, heads · dim]`.

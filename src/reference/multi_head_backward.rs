@@ -1,9 +1,9 @@
 //! The gradients of a whole layer.
 
-use super::multi_head::{Projected, columns, project_inputs};
+use super::multi_head::{Projected, columns, project_inputs, rotated};
 use super::{
     Gradients, HostLinear, HostWeights, LayerShape, Options, ProjectGradients, Real, attention,
-    attention_backward, expect_length, join_heads, project_backward, split_heads,
+    attention_backward, expect_length, join_heads, project_backward, rotate_backward, split_heads,
 };
 use crate::error::Error;
 use crate::layer_config::{LayerConfig, Side, SideShape};
@@ -70,7 +70,8 @@ pub fn multi_head_backward<R: Real>(
     d_lse: Option<&[R]>,
 ) -> Result<LayerGradients<R>, Error> {
     let LayerShape { batch, q_len, .. } = shape;
-    let Projected { q, k, v, shape, options } = project_inputs(inputs, shape, config, weights, options)?;
+    let given = options;
+    let Projected { q, k, v, shape, options } = project_inputs(inputs, shape, config, weights, given)?;
     let attended = attention(&q, &k, &v, shape, &options)?;
     let context = join_heads(&attended.out, q_len, config.heads, config.value_dim)?;
     let (width, out_features) = (config.heads * config.value_dim, config.out_features);
@@ -93,6 +94,11 @@ pub fn multi_head_backward<R: Real>(
         without_appended(&joined(&d_k, shape.kv_len, Side::Key)?, batch, &options, &shape);
     let (d_v, mut more_values) =
         without_appended(&joined(&d_v, shape.kv_len, Side::Value)?, batch, &options, &shape);
+    let turned = |d: Vec<R>, side: Side| {
+        let SideShape { heads, dim, .. } = config.side(side);
+        rotated(d, [batch, heads, q_len, dim], given, rotate_backward)
+    };
+    let (d_q, d_k) = (turned(d_q, Side::Query)?, turned(d_k, Side::Key)?);
     let [query, key, value] = inputs;
     let (d_query, query) = side_backward(query, &d_q, config.side(Side::Query), &weights.query)?;
     let (d_key, key) = side_backward(key, &d_k, config.side(Side::Key), &weights.key)?;

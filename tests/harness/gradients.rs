@@ -291,7 +291,7 @@ impl LayerProblem {
 
     /// What `f` gives for the tensors `x`, in the order of `inputs_with`.
     fn call<T>(&self, x: &[Vec<f64>], f: impl FnOnce([&[f64]; 3], &HostWeights<f64>, &Options) -> T) -> T {
-        let LayerCase { linears, appended, rules, dropout, .. } = &self.case;
+        let LayerCase { linears, appended, rules, dropout, rotary, .. } = &self.case;
         let mut rest = x[7..].iter();
         let mut next = || &rest.next().expect("a tensor")[..];
         let biases = linears.each_ref().map(|l| l.bias.is_some().then(&mut next));
@@ -302,6 +302,7 @@ impl LayerProblem {
         let rest: Vec<_> = rest.cloned().collect();
         let rules = rules.with_floats(&rest);
         let options = Options::new().mask(rules.host()).dropout(dropout.as_ref().map(DropoutData::host));
+        let options = rotary.as_ref().map_or(options, |rotary| rotary.options(options));
         f([&x[0], &x[1], &x[2]], &weights, &options)
     }
 

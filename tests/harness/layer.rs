@@ -20,6 +20,7 @@ use super::memory::{Image, Place, Values, stored};
 use super::random::Rng;
 use super::report::{Report, judge_outputs};
 use super::rest::{due, rest};
+use super::rotary::{PlacedRotary, RotaryData};
 use super::run::{
     FORMS, Got, Layout, Placed, PlacedRules, device_dropout, place_dropout, weights_wanted, window,
 };
@@ -47,6 +48,7 @@ pub struct LayerCase {
     /// One narrow matrix serves all heads of a side.
     pub shared: bool,
     pub appended: Option<[Vec<f32>; 2]>,
+    pub rotary: Option<RotaryData>,
     pub rules: Rules,
     pub dropout: Option<DropoutData>,
     pub expected: Expected,
@@ -72,6 +74,7 @@ impl LayerCase {
             shared: false,
             appended: appended
                 .then(|| [config.head_dim, config.value_dim].map(|dim| rng.normals(config.kv_heads * dim))),
+            rotary: None,
             rules: Default::default(),
             dropout: None,
             expected: Expected::default(),
@@ -131,6 +134,11 @@ impl LayerCase {
     }
 
     pub fn options(&self) -> Options<'_> {
+        let options = self.inner_options();
+        self.rotary.as_ref().map_or(options, |rotary| rotary.options(options))
+    }
+
+    fn inner_options(&self) -> Options<'_> {
         Options::new()
             .mask(self.rules.host())
             .dropout(self.dropout.as_ref().map(DropoutData::host))
@@ -176,6 +184,9 @@ impl LayerCase {
             let bias = self.linears[n].bias.as_deref();
             let mut y = project(&self.inputs[n], &weight, bias, features, heads * dim).expect("it fits");
             let length = if n == 0 { q_len } else { kv_len };
+            if let Some(rotary) = self.rotary.as_ref().filter(|_| n < 2) {
+                y = rotary.turned(&stored(&y, dtype), [heads, length, dim], false);
+            }
             let mut full = Vec::new();
             for sequence in y.chunks_exact_mut(length * heads * dim) {
                 full.extend_from_slice(sequence);
@@ -192,7 +203,7 @@ impl LayerCase {
     /// Options of the attention inside.
     pub fn attention_options(&self) -> Options<'_> {
         let LayerOptions { scale, softcap, .. } = self.config;
-        self.options().appended(self.appended_len()).scale(scale).softcap(softcap)
+        self.inner_options().appended(self.appended_len()).scale(scale).softcap(softcap)
     }
 
     /// The naive computation in f32, whose intermediate tensors are stored as `dtype`.
@@ -496,6 +507,7 @@ pub struct PlacedLayer<'c> {
     with_bias: Vec<usize>,
     extra: Vec<(Image, Place, wgpu::Buffer)>,
     rules: PlacedRules,
+    rotary: Option<PlacedRotary>,
     keep: Option<Placed>,
 }
 
@@ -521,6 +533,7 @@ impl<'c> PlacedLayer<'c> {
             with_bias,
             extra: place_all(profile, &extra, setup.weight, storage),
             rules: PlacedRules::new(profile, &case.rules, setup.bias, layout.outputs()),
+            rotary: case.rotary.as_ref().map(|rotary| rotary.place(profile)),
             keep: place_dropout(profile, case.dropout.as_ref(), layout.outputs()),
         };
         let sides =
@@ -571,9 +584,13 @@ impl<'c> PlacedLayer<'c> {
     pub fn call<'a>(&'a self, out: TensorView<'a>) -> LayerForward<'a> {
         let input =
             |n: usize| if self.case.one_input { self.inputs[0].view() } else { self.inputs[n].view() };
-        LayerForward::new(input(0), input(1), input(2), out)
+        let call = LayerForward::new(input(0), input(1), input(2), out)
             .mask(self.rules.mask())
-            .dropout(device_dropout(self.case.dropout.as_ref(), self.keep.as_ref()))
+            .dropout(device_dropout(self.case.dropout.as_ref(), self.keep.as_ref()));
+        match &self.rotary {
+            Some(rotary) => call.rotary(rotary.rotation(), rotary.at()),
+            None => call,
+        }
     }
 }
 

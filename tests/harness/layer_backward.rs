@@ -301,6 +301,10 @@ impl LayerProblem {
                 own.extend_from_slice(given);
                 appended.iter_mut().zip(rest).for_each(|(sum, d)| *sum += d);
             }
+            // Of magnitudes those of pairs stay as they are.
+            if let Some(rotary) = case.rotary.as_ref().filter(|_| n < 2 && !magnitudes) {
+                own = rotary.turned(&own, [heads, length - more, dim], true);
+            }
             let ProjectGradients { d_x, d_weight, d_bias, .. } =
                 backward(&case.inputs[n], &case.wide(n), &own, features, heads * dim);
             all[n] = Some(d_x);

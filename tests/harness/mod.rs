@@ -30,6 +30,7 @@ pub mod profile;
 pub mod random;
 pub mod report;
 pub mod rest;
+pub mod rotary;
 pub mod row_stages;
 pub mod run;
 pub mod stacks;

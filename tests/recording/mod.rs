@@ -6,6 +6,7 @@ mod calls;
 mod cost;
 mod operators;
 mod order;
+mod stacks;
 
 use std::time::{Duration, Instant};
 

@@ -1,16 +1,16 @@
 //! The gradients of `TransformerEncoder`.
 
-use wgpu_attention::reference::compare::{
-    EPSILON_BF16, EPSILON_F16, EPSILON_F32, Tolerance, compare, max_error,
-};
+use wgpu_attention::reference::compare::compare;
 use wgpu_attention::reference::{self, LinearGradients, Real, widen};
 use wgpu_attention::{
-    DType, EncoderBackward, EncoderForward, Error, NormConfig, NormGradients, Scratch, TensorView, Tuning,
+    DType, EncoderBackward, EncoderForward, Error, NormConfig, NormGradients, Rope, RopeConfig, RowPositions,
+    Scratch, TensorView, Tuning,
 };
 
 use super::data::Stack;
 use super::encoder::{Setup, drawn, vector};
-use crate::harness::case::{largest, widened};
+use super::judge::{Gradients, expect_slopes, jittered};
+use crate::harness::rotary::RotaryData;
 use crate::harness::run::{Layout, Placed, PlacedRules};
 use crate::harness::{FORMS, Judged, Report, Rng, Rules, Values, defaults, full, rest, stored};
 
@@ -105,9 +105,13 @@ fn run(stack: &Stack, d_out: &[f32], setup: &Setup, ask: Ask) -> Result<Vec<Vec<
     };
     let gradients = stack.place_gradients(profile, ask.gradient, ask.accumulates, layout);
     let rules = PlacedRules::new(profile, &stack.rules, DType::F32, layout);
-    let forward = EncoderForward::new(x.view(), out.view())
+    let rotary = stack.rotary.as_ref().map(|rotary| rotary.place(profile));
+    let mut forward = EncoderForward::new(x.view(), out.view())
         .mask(rules.mask())
         .hidden(hidden.as_ref().map(Placed::view));
+    if let Some(rotary) = &rotary {
+        forward = forward.rotary(rotary.rotation(), rotary.at());
+    }
     let d_layers = gradients.gradients();
     let call = EncoderBackward::new(forward, d_out.view())
         .d_x(d_x.view())
@@ -182,41 +186,19 @@ fn outcome(stack: &Stack, setup: &Setup, ask: Ask, seed: u64) -> Result<f64, Str
     }
     let exact = reference_of::<f64>(&own, &d_out);
     let naive = reference_of::<f32>(&own, &d_out);
-    let epsilon = match dtype {
-        DType::F16 => EPSILON_F16,
-        DType::BF16 => EPSILON_BF16,
-        _ => EPSILON_F32,
-    };
-    // Gradients of keys' biases are 0 but for rounding: of all terms the largest counts.
-    let magnitude = largest(exact.iter().flatten().copied());
-    // What a norm of nearly equal features makes of rounding reaches all gradients before it, some of them by luck less in the naive
-    // computation: the worst of them, as a share of its largest element, is what each may be off by.
-    let share =
-        exact.iter().zip(&naive).filter(|(exact, _)| largest(exact.iter().copied()) > 1e-3 * magnitude);
-    let share = share
-        .map(|(exact, naive)| {
-            max_error(&widened(naive, ask.gradient), exact) / largest(exact.iter().copied())
-        })
-        .fold(0.0, f64::max);
-    let before = std::iter::once(("d_x".to_string(), own.x.clone())).chain(weights(&own));
-    let mut worst: f64 = 0.0;
-    for ((((name, before), got), exact), naive) in before.zip(&got).zip(&exact).zip(&naive) {
-        let before: Vec<f32> = match ask.accumulates {
-            true => stored(&before, ask.gradient),
-            false => vec![0.0; before.len()],
-        };
-        let want: Vec<f64> = exact.iter().zip(&before).map(|(g, b)| g + f64::from(*b)).collect();
-        let naive: Vec<f32> = naive.iter().zip(&before).map(|(g, b)| g + b).collect();
-        let own = Tolerance::gradient(&widened(&naive, ask.gradient), &want, magnitude, epsilon);
-        let of_stack = 3.0 * share * largest(exact.iter().copied());
-        let tolerance = Tolerance { absolute: own.absolute.max(of_stack) };
-        let judged = Judged { want, tolerance }.judge(got);
-        worst = worst.max(judged.map_err(|e| format!("{name}: {e}"))?);
+    let moved = Stack { x: jittered(&own.x, dtype), ..own.clone() };
+    let moved = reference_of::<f64>(&moved, &d_out);
+    let before = std::iter::once(("d_x".to_string(), own.x.clone())).chain(weights(&own)).collect();
+    Gradients {
+        before,
+        exact: &exact,
+        naive: &naive,
+        moved: &moved,
+        dtype,
+        gradient: ask.gradient,
+        accumulates: ask.accumulates,
     }
-    if got.len() != exact.len() {
-        return Err(format!("{} gradients, not {}", got.len(), exact.len()));
-    }
-    Ok(worst)
+    .judge(&got)
 }
 
 #[test]
@@ -251,33 +233,22 @@ fn the_references_gradients_are_those_of_differences() {
         let (stack, _) = drawn(n);
         let rng = &mut Rng::new(n ^ 0xd1ff);
         // ReLU has a kink; elsewhere slopes are smooth.
-        let stack = Stack { batch: 1, length: 3, rules: Rules::default(), ..stack };
+        let rotary = RotaryData::random(rng, [1, 3, stack.features / stack.heads]);
+        let stack = Stack { batch: 1, length: 3, rules: Rules::default(), rotary, ..stack };
         let stack = Stack::random(rng, stack.layers.len(), stack.final_norm.is_some(), stack);
         if stack.activation == wgpu_attention::Activation::Relu {
             continue;
         }
         let d_out = rng.normals(stack.x.len());
-        let loss = |stack: &Stack| -> f64 {
-            stack.exact().out.iter().zip(&d_out).map(|(out, d)| out * f64::from(*d)).sum()
+        let loss =
+            |stack: &Stack| stack.exact().out.iter().zip(&d_out).map(|(out, d)| out * f64::from(*d)).sum();
+        let gradients = |stack: &Stack| reference_of::<f64>(stack, &d_out);
+        let tensors = |stack: &mut Stack, visit: &mut dyn FnMut(&mut Vec<f32>)| {
+            let parts = stack.layers.iter_mut().flatten().chain(&mut stack.final_norm);
+            let tensors = parts.flat_map(|p| std::iter::once(&mut p.weight).chain(&mut p.bias));
+            std::iter::once(&mut stack.x).chain(tensors).for_each(visit);
         };
-        let got = reference_of::<f64>(&stack, &d_out);
-        // Steps that f32 holds exactly.
-        let h = 1.0 / 4096.0;
-        let scale = largest(got.iter().flatten().copied());
-        for (t, gradient) in got.iter().enumerate() {
-            let e = rng.below(gradient.len());
-            let at = |by: f32| {
-                let mut moved = stack.clone();
-                let parts = moved.layers.iter_mut().flatten().chain(&mut moved.final_norm);
-                let tensors = parts.flat_map(|p| std::iter::once(&mut p.weight).chain(&mut p.bias));
-                let tensor = std::iter::once(&mut moved.x).chain(tensors).nth(t).expect("a tensor");
-                tensor[e] = (tensor[e] * 4096.0).round() / 4096.0 + by;
-                (loss(&moved), reference_of::<f64>(&moved, &d_out)[t][e])
-            };
-            let slope = (at(h).0 - at(-h).0) / (2.0 * f64::from(h));
-            let want = at(0.0).1;
-            assert!((slope - want).abs() < 1e-4 * scale, "stack {n}, tensor {t}, {e}: {slope} and {want}");
-        }
+        expect_slopes(&format!("stack {n}"), &stack, rng, loss, gradients, tensors);
     }
 }
 
@@ -285,7 +256,7 @@ fn the_references_gradients_are_those_of_differences() {
 fn bad_backward_calls_are_refused_before_anything_is_recorded() {
     let gpu = &full().gpu;
     let (mut stack, _) = drawn(0);
-    (stack.batch, stack.length, stack.rules) = (1, 3, Rules::default());
+    (stack.batch, stack.length, stack.rules, stack.rotary) = (1, 3, Rules::default(), None);
     stack.norm = NormConfig::layer();
     let stack = Stack::random(&mut Rng::new(3), 2, false, stack);
     let e = stack.features;
@@ -327,5 +298,12 @@ fn bad_backward_calls_are_refused_before_anything_is_recorded() {
     two[1].norms[0].weight = Some(TensorView::vector(&buffers[4], DType::F32, e));
     two[0].norms[0].weight = two[1].norms[0].weight;
     refused(call.d_layers(&two), &["overlap"]);
+    let rope = Rope::new(gpu.device(), RopeConfig::new(e + 2)).expect("a rope");
+    let turned = forward.rotary(&rope, RowPositions::Start(0));
+    refused(EncoderBackward::new(turned, rows(2)).d_x(rows(3)), &["`q`", "the rope's rotary_dim"]);
+    let rope = Rope::new(gpu.device(), RopeConfig::new(2)).expect("a rope");
+    let places = TensorView::new(&buffers[3], DType::U32, [1, 1, 3, 1]);
+    let turned = forward.rotary(&rope, RowPositions::Tensor(places));
+    refused(EncoderBackward::new(turned, rows(2)).d_x(rows(3)), &["`d_x`", "`positions`"]);
     refused(call.d_x(rows(3)), &["scratch"]);
 }

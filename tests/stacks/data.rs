@@ -11,6 +11,7 @@ use wgpu_attention::{
 };
 
 use crate::harness::layer::LinearData;
+use crate::harness::rotary::RotaryData;
 use crate::harness::run::{Layout, Placed};
 use crate::harness::{Profile, Rng, Rules, Values, stored};
 
@@ -20,13 +21,17 @@ pub struct Stack {
     pub batch: usize,
     pub length: usize,
     pub heads: usize,
+    pub kv_heads: usize,
     pub features: usize,
     pub hidden: usize,
     pub activation: Activation,
     pub gated: bool,
+    /// Whether its linear layers and norms have biases.
+    pub biased: bool,
     pub order: NormOrder,
     pub norm: NormConfig,
     pub rules: Rules,
+    pub rotary: Option<RotaryData>,
     /// Of each layer: query, key, value, out, up, down, both norms, and gate if it is gated.
     pub layers: Vec<Vec<LinearData>>,
     pub final_norm: Option<LinearData>,
@@ -56,7 +61,8 @@ impl<R: Real> Part<R> {
 impl Stack {
     /// A stack with random weights.
     pub fn random(rng: &mut Rng, layers: usize, final_norm: bool, mut stack: Stack) -> Self {
-        let (e, f) = (stack.features, stack.hidden);
+        let e = stack.features;
+        let biased = stack.biased;
         let mut linear = |[out, from]: [usize; 2], with_bias: bool| {
             let scale = 1.0 / (from as f32).sqrt();
             LinearData {
@@ -65,6 +71,7 @@ impl Stack {
             }
         };
         let mut norm = |with_bias: bool| {
+            let with_bias = with_bias && biased;
             let near_one = linear([1, e], with_bias);
             LinearData {
                 weight: near_one.weight.iter().map(|w| 1.0 + w).collect(),
@@ -76,10 +83,10 @@ impl Stack {
         stack.layers = norms
             .into_iter()
             .map(|[first, second]| {
-                let mut parts: Vec<LinearData> =
-                    [[e, e], [e, e], [e, e], [e, e], [f, e], [e, f]].map(|shape| linear(shape, true)).into();
+                let shapes = stack.part_shapes();
+                let mut parts: Vec<_> = shapes[..6].iter().map(|shape| linear(*shape, biased)).collect();
                 parts.extend([first, second]);
-                parts.extend(stack.gated.then(|| linear([f, e], false)));
+                parts.extend(shapes.get(8).map(|gate| linear(*gate, false)));
                 parts
             })
             .collect();
@@ -102,7 +109,8 @@ impl Stack {
     }
 
     pub fn config(&self, dtype: DType) -> BlockConfig {
-        BlockConfig::new(LayerConfig::new(self.features, self.heads).dtype(dtype), self.hidden)
+        let attention = LayerConfig::new(self.features, self.heads).kv_heads(self.kv_heads).dtype(dtype);
+        BlockConfig::new(attention, self.hidden)
             .activation(self.activation)
             .gated(self.gated)
             .order(self.order)
@@ -110,13 +118,15 @@ impl Stack {
     }
 
     pub fn options(&self) -> Options<'_> {
-        Options::new().mask(self.rules.host())
+        let options = Options::new().mask(self.rules.host());
+        self.rotary.as_ref().map_or(options, |rotary| rotary.options(options))
     }
 
     /// Shapes of the parts of a layer, as the device has them.
     pub fn part_shapes(&self) -> Vec<[usize; 2]> {
         let (e, f) = (self.features, self.hidden);
-        let mut shapes = vec![[e, e], [e, e], [e, e], [e, e], [f, e], [e, f], [1, e], [1, e]];
+        let narrow = e / self.heads * self.kv_heads;
+        let mut shapes = vec![[e, e], [narrow, e], [narrow, e], [e, e], [f, e], [e, f], [1, e], [1, e]];
         shapes.extend(self.gated.then_some([f, e]));
         shapes
     }
@@ -164,7 +174,7 @@ impl Stack {
         let keep = |x: Vec<f32>| stored(&x, dtype);
         let (e, f, heads) = (self.features, self.hidden, self.heads);
         let dim = e / heads;
-        let shape = Shape::new(self.batch, heads, self.length, dim);
+        let shape = Shape { kv_heads: self.kv_heads, ..Shape::new(self.batch, heads, self.length, dim) };
         let product = |x: &[f32], l: &LinearData, from, to| {
             project(x, &l.weight, l.bias.as_deref(), from, to).expect("it fits")
         };
@@ -175,10 +185,15 @@ impl Stack {
         let mut weights = Vec::new();
         let mut attend = |x: &[f32], parts: &[LinearData]| {
             let [q, k, v] = [0, 1, 2].map(|n| {
-                let y = keep(product(x, &parts[n], e, e));
+                let heads = if n == 0 { heads } else { self.kv_heads };
+                let mut y = keep(product(x, &parts[n], e, heads * dim));
+                if let Some(rotary) = self.rotary.as_ref().filter(|_| n < 2) {
+                    y = keep(rotary.turned(&y, [heads, self.length, dim], false));
+                }
                 split_heads(&y, self.length, heads, dim).expect("it fits")
             });
-            let got = attention(&q, &k, &v, shape, &self.options().weights(true)).expect("it fits");
+            let options = Options::new().mask(self.rules.host()).weights(true);
+            let got = attention(&q, &k, &v, shape, &options).expect("it fits");
             weights.extend(got.weights);
             let context = keep(join_heads(&got.out, self.length, heads, dim).expect("it fits"));
             keep(product(&context, &parts[3], e, e))
@@ -277,11 +292,11 @@ impl PlacedPart {
         NormWeights { weight: Some(self.weight.view()), bias: self.bias.as_ref().map(Placed::view) }
     }
 
-    fn linear_gradients(&self) -> LinearGradients<'_> {
+    pub fn linear_gradients(&self) -> LinearGradients<'_> {
         LinearGradients { weight: Some(self.weight.view()), bias: self.bias.as_ref().map(Placed::view) }
     }
 
-    fn norm_gradients(&self) -> NormGradients<'_> {
+    pub fn norm_gradients(&self) -> NormGradients<'_> {
         NormGradients { weight: Some(self.weight.view()), bias: self.bias.as_ref().map(Placed::view) }
     }
 }

@@ -2,13 +2,15 @@
 
 use std::fmt;
 
-use wgpu_attention::reference::compare::{EPSILON_BF16, EPSILON_F16, EPSILON_F32, Tolerance, compare};
+use wgpu_attention::reference::compare::{Tolerance, compare};
 use wgpu_attention::{Activation, DType, EncoderForward, KernelForm, NormConfig, NormOrder, Scratch, Tuning};
 
 use super::FAMILY;
 use super::data::Stack;
+use super::judge::{epsilon, jittered};
 use crate::harness::case::{largest, widened};
 use crate::harness::layer::LinearData;
+use crate::harness::rotary::RotaryData;
 use crate::harness::run::{Layout, Placed, PlacedRules};
 use crate::harness::{
     FORMS, HostData, Judged, Profile, Report, Rng, Rules, Values, Vector, defaults, full, rest,
@@ -72,6 +74,7 @@ pub fn vector(name: &str) -> (Stack, Vector) {
         batch,
         length,
         heads: vector.size("num_heads"),
+        kv_heads: vector.size("num_heads"),
         features,
         hidden: vector.size("ffn_dim"),
         activation: match vector.attrs["activation"].as_str() {
@@ -80,6 +83,8 @@ pub fn vector(name: &str) -> (Stack, Vector) {
             other => panic!("{other:?} is new"),
         },
         gated: false,
+        biased: true,
+        rotary: None,
         order: if vector.attrs["norm"] == "pre" { NormOrder::Pre } else { NormOrder::Post },
         norm: NormConfig::layer().eps(vector.number("ln_eps").expect("ln_eps")),
         rules: Rules {
@@ -150,10 +155,14 @@ impl Stack {
         let hidden = (keeps && self.kept() > 0).then(|| Placed::output(profile, dtype, hidden_at));
         let maps = keeps.then(|| Placed::output(profile, DType::F32, maps_at));
         let rules = PlacedRules::new(profile, &self.rules, DType::F32, layout);
-        let call = EncoderForward::new(x.view(), out.view())
+        let rotary = self.rotary.as_ref().map(|rotary| rotary.place(profile));
+        let mut call = EncoderForward::new(x.view(), out.view())
             .mask(rules.mask())
             .hidden(hidden.as_ref().map(Placed::view))
             .weights(maps.as_ref().map(Placed::view));
+        if let Some(rotary) = &rotary {
+            call = call.rotary(rotary.rotation(), rotary.at());
+        }
         let size = stack.scratch_size(&call).map_err(refused)?;
         let mut scratch = Scratch::new(profile.gpu.device(), size).map_err(refused)?;
         profile.gpu.submit(|e| stack.forward(e, &call, &mut scratch)).map_err(refused)?;
@@ -169,28 +178,37 @@ impl Stack {
         let got = own.run(setup, keeps)?;
         let exact = own.exact();
         let naive = own.naive(dtype);
-        // Intermediates are rounded too: a stack may be off by some of their spacings.
-        let epsilon = match dtype {
-            DType::F16 => EPSILON_F16,
-            DType::BF16 => EPSILON_BF16,
-            _ => EPSILON_F32,
-        };
+        let moved = Stack { x: jittered(&own.x, dtype), ..own.clone() }.exact();
         let all: Vec<f64> = exact.hidden.concat();
         let magnitude = largest(exact.out.iter().chain(&all).copied());
-        let judge = |what: &str, got: &[f64], naive: &[f64], want: &[f64], magnitude: f64| {
-            let tolerance = Tolerance::from_naive(naive, want, magnitude, epsilon);
+        // Intermediates are rounded too: a stack may be off by some of their spacings.
+        let judge = |what: &str, got: &[f64], [naive, moved, want]: [&[f64]; 3], magnitude: f64| {
+            let tolerance = [naive, moved]
+                .map(|other| Tolerance::from_naive(other, want, magnitude, epsilon(dtype)).absolute);
+            let tolerance = Tolerance { absolute: tolerance[0].max(tolerance[1]) };
             let judged = Judged { want: want.to_vec(), tolerance };
             judged.judge(got).map_err(|e| format!("{what}: {e}"))
         };
-        let mut worst = judge("out", &got.out, &widened(&naive.out, dtype), &exact.out, magnitude)?;
+        let mut worst =
+            judge("out", &got.out, [&widened(&naive.out, dtype), &moved.out, &exact.out], magnitude)?;
         if let Some(hidden) = &got.hidden {
             let n = hidden.len();
             let naive = widened(&naive.hidden.concat()[..n], dtype);
-            worst = worst.max(judge("hidden", hidden, &naive, &all[..n], magnitude)?);
+            worst = worst.max(judge(
+                "hidden",
+                hidden,
+                [&naive, &moved.hidden.concat()[..n], &all[..n]],
+                magnitude,
+            )?);
         }
         if let Some(weights) = &got.weights {
             let naive = widened(&naive.weights.concat(), DType::F32);
-            worst = worst.max(judge("weights", weights, &naive, &exact.weights.concat(), 1.0)?);
+            worst = worst.max(judge(
+                "weights",
+                weights,
+                [&naive, &moved.weights.concat(), &exact.weights.concat()],
+                1.0,
+            )?);
         }
         Ok(worst)
     }
@@ -262,11 +280,16 @@ pub fn drawn(n: u64) -> (Stack, bool) {
     };
     let batch = if n % 4 == 3 { 1 } else { batch };
     let (layers, final_norm, keeps) = (1 + n as usize % 3, rng.chance(0.5), rng.chance(0.5));
+    let head_dim = rng.pick(&[4, 5, 16]);
     let stack = Stack {
         batch,
         length,
         heads,
-        features: heads * rng.pick(&[4, 5, 16]),
+        // Gated ones as Llama is: some of them with grouped heads, without biases, and rotary.
+        kv_heads: if gated { heads.div_ceil(2) } else { heads },
+        biased: !gated,
+        rotary: if n.is_multiple_of(3) { None } else { RotaryData::random(rng, [batch, length, head_dim]) },
+        features: heads * head_dim,
         hidden: rng.pick(&[7, 24, 64]),
         activation: Activation::ALL[n as usize % 4],
         gated,

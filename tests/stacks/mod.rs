@@ -1,11 +1,14 @@
-//! Stacks of encoder and decoder layers against PyTorch's numbers and the reference; the encoder's gradients too.
+//! Stacks of encoder and decoder layers, and their gradients, against PyTorch's numbers and the reference.
 
 mod backward;
 mod data;
 mod decoder;
+mod decoder_backward;
+mod decoder_data;
 mod encoder;
+mod judge;
 
-pub use decoder::NAMES as DECODERS;
+pub use decoder_data::NAMES as DECODERS;
 pub use encoder::{D2L, NAMES};
 
 pub const FAMILY: &str = "encoder";

@@ -1,0 +1,104 @@
+//! Rotary positions inside of layers and stacks.
+
+use wgpu_attention::reference::{self, Options, Real, join_heads, split_heads};
+use wgpu_attention::{DType, Rope, RopeConfig, RopeOrder, Rotation, RowPositions, TensorView};
+
+use super::case::HostData;
+use super::device::Profile;
+use super::memory::Values;
+use super::positions::{host, place_positions, placed_positions};
+use super::random::Rng;
+use super::run::{Layout, Placed};
+
+/// What rotates projected queries and keys, and where rows stand.
+#[derive(Clone, Debug)]
+pub struct RotaryData {
+    pub rope: RopeConfig,
+    pub at: RowPositions<HostData<u32>>,
+    /// Whether a device takes cosines and sines in place of the rope.
+    pub tables: bool,
+}
+
+/// Positions that are drawn are below this.
+const ROWS: usize = 256;
+
+impl RotaryData {
+    /// Some of the channels of heads of `head_dim`, of rows anywhere below [`ROWS`], or none where there is no pair.
+    pub fn random(rng: &mut Rng, [batch, length, head_dim]: [usize; 3]) -> Option<Self> {
+        let pairs = head_dim / 2;
+        if pairs == 0 {
+            return None;
+        }
+        let rotary_dim = 2 * rng.pick(&[pairs, pairs.div_ceil(2)]);
+        let order = rng.pick(&[RopeOrder::Half, RopeOrder::Interleaved]);
+        let rope = RopeConfig::new(rotary_dim).base(100.0).order(order);
+        let last = ROWS - length;
+        let mut positions = |n: usize| (0..n).map(|_| rng.below(last) as u32).collect::<Vec<u32>>();
+        let at = match positions(1)[0] % 3 {
+            0 => RowPositions::Start(positions(1)[0]),
+            1 => RowPositions::Tensor(HostData::new(positions(batch), [batch, 1, 1, 1])),
+            _ => RowPositions::Tensor(HostData::new(positions(length), [1, 1, length, 1])),
+        };
+        Some(RotaryData { rope, at, tables: rng.chance(0.3) })
+    }
+
+    /// All channels, of rows that stand in order.
+    pub fn in_order(head_dim: usize) -> Self {
+        let rope = RopeConfig::new(head_dim).base(100.0);
+        RotaryData { rope, at: RowPositions::Start(0), tables: false }
+    }
+
+    pub fn options<'a>(&'a self, options: Options<'a>) -> Options<'a> {
+        options.rotary(self.rope, host(&self.at))
+    }
+
+    /// Rows of heads side by side, `[batch, length, heads · dim]`, rotated, or a gradient back.
+    pub fn turned<R: Real>(&self, x: &[R], [heads, length, dim]: [usize; 3], back: bool) -> Vec<R> {
+        let shape = [x.len() / (heads * length * dim), heads, length, dim];
+        let split = split_heads(x, length, heads, dim).expect("it fits");
+        let turn = if back { reference::rotate_backward } else { reference::rotate };
+        let turned = turn(&split, shape, &self.rope, host(&self.at)).expect("it fits");
+        join_heads(&turned, length, heads, dim).expect("it fits")
+    }
+
+    pub fn place(&self, profile: &Profile) -> PlacedRotary {
+        let rope = Rope::new(profile.gpu.device(), self.rope).expect("a rope");
+        let frequencies = self.rope.frequencies();
+        let tables = self.tables.then(|| {
+            [f64::cos, f64::sin].map(|f| {
+                let angles = (0..ROWS).flat_map(|row| frequencies.iter().map(move |w| row as f64 * w));
+                let table: Vec<f32> = angles.map(|angle| (self.rope.amplitude() * f(angle)) as f32).collect();
+                let [at] = Layout::Dense.places([[1, 1, ROWS, frequencies.len()]]);
+                Placed::input(profile, Values::Floats(&table), DType::F32, at)
+            })
+        });
+        let order = if self.rope == self.rope.order(RopeOrder::Half) {
+            RopeOrder::Half
+        } else {
+            RopeOrder::Interleaved
+        };
+        PlacedRotary { rope, order, tables, at: self.at.clone(), tensor: place_positions(profile, &self.at) }
+    }
+}
+
+/// The same on the device.
+pub struct PlacedRotary {
+    rope: Rope,
+    order: RopeOrder,
+    tables: Option<[Placed; 2]>,
+    at: RowPositions<HostData<u32>>,
+    tensor: Option<Placed>,
+}
+
+impl PlacedRotary {
+    pub fn rotation(&self) -> Rotation<'_> {
+        match &self.tables {
+            Some([cos, sin]) => Rotation::CosSin { cos: cos.view(), sin: sin.view(), order: self.order },
+            None => Rotation::Rope(&self.rope),
+        }
+    }
+
+    pub fn at(&self) -> RowPositions<TensorView<'_>> {
+        placed_positions(&self.at, self.tensor.as_ref())
+    }
+}

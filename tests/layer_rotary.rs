@@ -1,0 +1,200 @@
+//! Rotary positions of `MultiHeadAttention`: what they are in the reference, on devices, in gradients, and what is refused.
+
+use wgpu_attention::reference::compare::max_error;
+use wgpu_attention::reference::{
+    self, HostLinear, HostWeights, LayerShape, Options, attention, join_heads, project, split_heads, widen,
+};
+use wgpu_attention::{
+    DType, LayerBackward, LayerForward, LayerWeights, Linear, MultiHeadAttention, Rope, RopeConfig,
+    RopeOrder, RopeScaling, RowPositions, Scratch, Shape, TensorView,
+};
+
+use crate::harness::gradients::LayerProblem;
+use crate::harness::layer::LayerCase;
+use crate::harness::layer_backward::LayerBackwardSetup;
+use crate::harness::layer_options::LayerOptions;
+use crate::harness::rotary::RotaryData;
+use crate::harness::{FORMS, HostData, Report, Rules, full, rest};
+
+const SHAPE: LayerShape = LayerShape { batch: 2, q_len: 19, kv_len: 19 };
+
+/// Layers of each kind of rotation and of positions, with grouped heads, other widths of values, appended keys.
+fn cases() -> Vec<LayerCase> {
+    let options = LayerOptions { kv_heads: 2, head_dim: 8, value_dim: 5, ..LayerOptions::new(24, 4) };
+    let rows = HostData::new((0..38).map(|n| (n * 7 + n / 19) % 100).collect(), [2, 1, 19, 1]);
+    let starts = HostData::new(vec![3, 70], [2, 1, 1, 1]);
+    let rope = RopeConfig::new(8).base(100.0);
+    let yarn = RopeScaling::Yarn {
+        factor: 4.0,
+        original_len: 32,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        attention_factor: None,
+    };
+    let kinds = [
+        ("all channels, in order", rope, RowPositions::Start(0), false, options),
+        (
+            "neighbours, a part of the channels, of rows",
+            RopeConfig::new(6).order(RopeOrder::Interleaved),
+            RowPositions::Tensor(rows),
+            false,
+            LayerOptions { add_zero_attn: true, ..options },
+        ),
+        ("tables, from starts", rope, RowPositions::Tensor(starts), true, options),
+        (
+            "scaled, narrow",
+            rope.scaling(yarn),
+            RowPositions::Start(9),
+            false,
+            LayerOptions { narrow: true, ..options },
+        ),
+    ];
+    let case = |(n, (name, rope, at, tables, options)): (usize, (&str, RopeConfig, _, _, LayerOptions))| {
+        let mut case = LayerCase::random(name.into(), options, SHAPE, options.add_zero_attn);
+        case.rotary = Some(RotaryData { rope, at, tables });
+        case.rules = Rules { causal: n % 2 == 0, ..Default::default() };
+        case
+    };
+    kinds.into_iter().enumerate().map(case).collect()
+}
+
+/// Projections, rotations of what they give, attention, a projection: each stage by itself, in f64.
+#[test]
+fn the_reference_is_its_stages() {
+    for case in cases() {
+        let LayerOptions { heads, kv_heads, head_dim, value_dim, out_features, .. } = case.config;
+        let rotary = case.rotary.as_ref().expect("they have one");
+        let sides: [Vec<f64>; 3] = std::array::from_fn(|n| {
+            let (heads, dim, features) = case.sides()[n];
+            let bias: Option<Vec<f64>> = case.linears[n].bias.as_ref().map(|b| widen(b));
+            let weight: Vec<f64> = widen(&case.wide(n));
+            let x: Vec<f64> = widen(&case.inputs[n]);
+            let mut y = project(&x, &weight, bias.as_deref(), features, heads * dim).expect("it fits");
+            if n < 2 {
+                y = rotary.turned(&y, [heads, SHAPE.q_len, dim], false);
+            }
+            let mut all = Vec::new();
+            for sequence in y.chunks_exact(SHAPE.q_len * heads * dim) {
+                all.extend_from_slice(sequence);
+                if n > 0 && case.config.add_zero_attn {
+                    all.extend(case.appended.iter().flat_map(|pair| widen::<f64>(&pair[n - 1])));
+                    all.extend(vec![0.0; heads * dim]);
+                }
+            }
+            let rows = SHAPE.q_len + if n > 0 { case.appended_len() } else { 0 };
+            split_heads(&all, rows, heads, dim).expect("it fits")
+        });
+        let shape = Shape {
+            batch: SHAPE.batch,
+            heads,
+            kv_heads,
+            q_len: SHAPE.q_len,
+            kv_len: SHAPE.kv_len + case.appended_len(),
+            head_dim,
+            value_dim,
+        };
+        let [q, k, v] = &sides;
+        let got = attention(q, k, v, shape, &case.attention_options()).expect("it fits");
+        let context = join_heads(&got.out, SHAPE.q_len, heads, value_dim).expect("it fits");
+        let weight: Vec<f64> = widen(&case.linears[3].weight);
+        let bias: Option<Vec<f64>> = case.linears[3].bias.as_ref().map(|b| widen(b));
+        let want = project(&context, &weight, bias.as_deref(), heads * value_dim, out_features);
+        let want = want.expect("it fits");
+        assert!(max_error(&case.exact().out, &want) < 1e-12, "{}", case.name);
+        let without = LayerCase { rotary: None, ..case.clone() }.exact().out;
+        assert!(max_error(&without, &want) > 1e-3, "{}: it makes no difference", case.name);
+    }
+}
+
+#[test]
+fn every_device_gives_what_the_reference_gives() {
+    let mut report = Report::new("rotary layers");
+    cases().iter().for_each(|case| report.check_layer(case));
+    report.finish();
+}
+
+#[test]
+fn gradients_equal_the_reference() {
+    let mut report = Report::new("gradients of rotary layers");
+    for (n, case) in cases().into_iter().enumerate() {
+        let problem = LayerProblem::new(case, n % 2 == 0);
+        let runs = FORMS.into_iter().flat_map(|form| [true, false].map(|keeps| (form, keeps))).enumerate();
+        for (run, (form, keeps)) in runs {
+            if run == n || rest(&format!("gradients of rotary layers, {n}, {run}")) {
+                let setup = LayerBackwardSetup { keeps, ..LayerBackwardSetup::plain(full(), form) };
+                report.check_layer_backward(&problem, &setup);
+            }
+        }
+    }
+    report.finish();
+}
+
+/// Slices in, a `Vec` out; options of attention alone have no positions.
+#[test]
+fn slices_are_rotated_too() {
+    let gpu = &full().gpu;
+    let case = &cases()[1];
+    let [query, key, value, out] =
+        case.linears.each_ref().map(|l| HostLinear { weight: &l.weight[..], bias: l.bias.as_deref() });
+    let bias_kv = case.appended.as_ref().map(|pair| pair.each_ref().map(|x| &x[..]));
+    let weights = HostWeights { query, key, value, out, bias_kv };
+    let inputs = case.inputs.each_ref().map(|x| &x[..]);
+    for rotary in [case.rotary.clone(), cases()[0].rotary.clone()] {
+        let case = LayerCase { rotary, ..case.clone() };
+        let options = case.options().weights(false);
+        let config = case.config.config();
+        let got = gpu.multi_head(inputs, SHAPE, &config, &weights, &options).expect("an answer").out;
+        let off = max_error(&widen::<f64>(&got), &case.exact().out);
+        assert!(off < 1e-4, "{:?}: {off}", case.rotary);
+    }
+    let one = Shape::new(1, 1, 1, 2);
+    let options = Options::new().rotary(RopeConfig::new(2), RowPositions::Start(0));
+    let x = [1.0f32, 2.0];
+    for error in [
+        reference::attention(&x, &x, &x, one, &options).expect_err("refused"),
+        gpu.attention(&x, &x, &x, one, &options).expect_err("refused"),
+    ] {
+        assert!(error.to_string().contains("rotary positions of attention alone"), "{error}");
+    }
+}
+
+#[test]
+fn bad_calls_are_refused_before_anything_is_recorded() {
+    let gpu = &full().gpu;
+    let buffers: Vec<_> = (0..6).map(|_| gpu.buffer(4096).expect("a buffer")).collect();
+    let linear = Linear { weight: TensorView::matrix(&buffers[5], DType::F32, [8, 8]), bias: None };
+    let weights = LayerWeights { query: linear, key: linear, value: linear, out: linear, bias_kv: None };
+    let config = LayerOptions::new(8, 2).config();
+    let layer = MultiHeadAttention::with_pipelines(gpu.pipelines(), config, &weights).expect("a layer");
+    let rows = |n: usize, length| TensorView::sequence(&buffers[n], DType::F32, [2, length, 8]);
+    let rope = |dim| Rope::new(gpu.device(), RopeConfig::new(dim)).expect("a rope");
+    let (rope, wide) = (rope(4), rope(6));
+    let start = RowPositions::Start(0);
+    let places = |n: usize, shape| RowPositions::Tensor(TensorView::new(&buffers[n], DType::U32, shape));
+    let refused = |call: LayerForward, words: &[&str]| {
+        let mut encoder = gpu.device().create_command_encoder(&Default::default());
+        let mut scratch = Scratch::new(gpu.device(), Default::default()).expect("a scratch");
+        let says = |error: wgpu_attention::Error| {
+            let error = error.to_string();
+            assert!(words.iter().all(|w| error.contains(w)), "{words:?}: {error}");
+        };
+        says(layer.forward(&mut encoder, &call, &mut scratch).expect_err("an error"));
+        let back = LayerBackward::new(call, rows(3, 3)).d_query(rows(4, 3));
+        says(layer.backward(&mut encoder, &back, &mut scratch).expect_err("an error"));
+    };
+    let call = LayerForward::self_attention(rows(0, 3), rows(1, 3));
+    refused(call.rotary(&wide, start), &["`q`", "at least 6"]);
+    refused(call.rotary(&rope, RowPositions::Start(u32::MAX)), &["start", "2^24"]);
+    refused(call.rotary(&rope, places(2, [2, 1, 2, 1])), &["`positions`", "length must be 3"]);
+    refused(call.rotary(&rope, places(2, [3, 1, 1, 1])), &["`positions`", "batch must be 2"]);
+    let floats = RowPositions::Tensor(TensorView::new(&buffers[2], DType::F32, [2, 1, 3, 1]));
+    refused(call.rotary(&rope, floats), &["`positions`", "U32"]);
+    let cross = LayerForward::new(rows(0, 3), rows(2, 4), rows(2, 4), rows(1, 3));
+    refused(cross.rotary(&rope, start), &["rotary positions of fewer or more keys than queries"]);
+    refused(call.rotary(&rope, start), &["scratch"]);
+    let mut encoder = gpu.device().create_command_encoder(&Default::default());
+    let mut scratch = Scratch::new(gpu.device(), Default::default()).expect("a scratch");
+    let own = call.rotary(&rope, places(1, [2, 1, 3, 1]));
+    let error = layer.forward(&mut encoder, &own, &mut scratch).expect_err("an error").to_string();
+    assert!(error.contains("`out`") && error.contains("`positions`"), "{error}");
+}

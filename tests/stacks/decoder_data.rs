@@ -1,0 +1,410 @@
+//! A decoder stack with its data: on the host in any arithmetic, and on the device.
+
+use wgpu_attention::reference::{
+    self, HostDecoderLayer, HostFeedForward, HostNorm, HostWeights, LayerShape, Options, Real, widen,
+};
+use wgpu_attention::{
+    Activation, BlockConfig, DType, DecoderLayerGradients, DecoderLayerWeights, Error, FeedForwardGradients,
+    FeedForwardWeights, LayerConfig, LayerGradients, LayerWeights, NormConfig, NormGradients, NormOrder,
+    TensorView, TransformerDecoder,
+};
+
+use super::FAMILY;
+use super::data::{Part, PlacedPart};
+use crate::harness::layer::LinearData;
+use crate::harness::rotary::RotaryData;
+use crate::harness::run::{Layout, Placed};
+use crate::harness::{HostData, Profile, Rng, Rules, Values, Vector, stored};
+
+pub const NAMES: &[&str] = &["decoder_post_relu_1layer"];
+
+/// The data of a stack and of a call.
+#[derive(Clone)]
+pub struct Stack {
+    pub batch: usize,
+    pub length: usize,
+    pub memory_len: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub features: usize,
+    pub hidden: usize,
+    pub activation: Activation,
+    pub gated: bool,
+    /// Whether its linear layers and norms have biases.
+    pub biased: bool,
+    /// Whether its attentions append a learned key and value; a key and value of zeros.
+    pub appends: [bool; 2],
+    pub order: NormOrder,
+    pub norm: NormConfig,
+    /// Of self-attention, and of attention to the memory.
+    pub rules: [Rules; 2],
+    /// Of self-attention.
+    pub rotary: Option<RotaryData>,
+    /// Of each layer: query, key, value, out of both attentions, up, down, three norms, the key (and, as its bias, the value) that
+    /// each attention appends if it does, and gate if it is gated.
+    pub layers: Vec<Vec<LinearData>>,
+    pub final_norm: Option<LinearData>,
+    pub x: Vec<f32>,
+    pub memory: Vec<f32>,
+}
+
+impl Stack {
+    pub fn config(&self, dtype: DType) -> BlockConfig {
+        let attention = LayerConfig::new(self.features, self.heads)
+            .kv_heads(self.kv_heads)
+            .add_zero_attn(self.appends[1])
+            .dtype(dtype);
+        BlockConfig::new(attention, self.hidden)
+            .activation(self.activation)
+            .gated(self.gated)
+            .order(self.order)
+            .norm(self.norm)
+    }
+
+    /// How many layers' outputs a call can keep.
+    pub fn kept(&self) -> usize {
+        self.layers.len() - usize::from(self.final_norm.is_none())
+    }
+
+    /// Keys that an attention appends.
+    pub fn appended(&self) -> usize {
+        self.appends.iter().filter(|appends| **appends).count()
+    }
+
+    /// Of a layer of so many parts, which are the appended ones.
+    pub fn appended_parts<T>(parts: &[T]) -> Option<[&T; 2]> {
+        (parts.len() >= 15).then(|| [&parts[13], &parts[14]])
+    }
+
+    /// And which is the gate.
+    pub fn gate<T>(parts: &[T]) -> Option<&T> {
+        parts.last().filter(|_| parts.len().is_multiple_of(2))
+    }
+
+    /// Whether a part is a norm, or as one: its weight and its bias are as long.
+    fn is_norm(shape: [usize; 2]) -> bool {
+        shape[0] == 1
+    }
+
+    pub fn part_shapes(&self) -> Vec<[usize; 2]> {
+        let (e, f) = (self.features, self.hidden);
+        let narrow = e / self.heads * self.kv_heads;
+        let attention = [[e, e], [narrow, e], [narrow, e], [e, e]];
+        let mut shapes = [attention; 2].concat();
+        shapes.extend([[f, e], [e, f], [1, e], [1, e], [1, e]]);
+        let appended = self.appends[0].then_some([[1, narrow]; 2]);
+        shapes.extend(appended.into_iter().flatten());
+        shapes.extend(self.gated.then_some([f, e]));
+        shapes
+    }
+
+    pub fn random(rng: &mut Rng, layers: usize, final_norm: bool, mut stack: Stack) -> Self {
+        let (e, biased) = (stack.features, stack.biased);
+        let mut part = |[out, from]: [usize; 2], n: usize| {
+            let norm = Self::is_norm([out, from]);
+            let appended = norm && n >= 13;
+            let scale = 1.0 / (from as f32).sqrt();
+            let near = f32::from(u8::from(norm));
+            let weight = rng.normals(out * from).iter().map(|w| w * scale + near).collect();
+            let bias = rng.normals(if norm { from } else { out }).iter().map(|b| 0.3 * b).collect();
+            LinearData { weight, bias: (biased || appended).then_some(bias) }
+        };
+        let shapes = stack.part_shapes();
+        let layer = |part: &mut dyn FnMut([usize; 2], usize) -> LinearData| {
+            shapes.iter().enumerate().map(|(n, shape)| part(*shape, n)).collect()
+        };
+        stack.layers = (0..layers).map(|_| layer(&mut part)).collect();
+        stack.final_norm = final_norm.then(|| part([1, e], 0));
+        stack.x = rng.normals(stack.batch * stack.length * e);
+        stack.memory = rng.normals(stack.batch * stack.memory_len * e);
+        stack
+    }
+
+    /// What the types can hold.
+    pub fn stored(&self, dtype: DType, weight: DType) -> Self {
+        let part = |l: &LinearData| LinearData {
+            weight: stored(&l.weight, weight),
+            bias: l.bias.as_ref().map(|b| stored(b, weight)),
+        };
+        Stack {
+            x: stored(&self.x, dtype),
+            memory: stored(&self.memory, dtype),
+            layers: self.layers.iter().map(|parts| parts.iter().map(part).collect()).collect(),
+            final_norm: self.final_norm.as_ref().map(part),
+            ..self.clone()
+        }
+    }
+
+    /// Calls `with` with its weights, its input and the memory in the arithmetic of `R`.
+    pub fn on_host<R: Real, T>(
+        &self,
+        with: impl FnOnce([&[R]; 2], &[HostDecoderLayer<R>], Option<&HostNorm<R>>) -> T,
+    ) -> T {
+        let parts: Vec<Vec<Part<R>>> =
+            self.layers.iter().map(|parts| parts.iter().map(Part::of).collect()).collect();
+        let layers: Vec<_> = parts
+            .iter()
+            .map(|p| {
+                let weights = |n: usize| HostWeights {
+                    query: p[n].linear(),
+                    key: p[n + 1].linear(),
+                    value: p[n + 2].linear(),
+                    out: p[n + 3].linear(),
+                    bias_kv: Stack::appended_parts(p)
+                        .map(|parts| parts[n / 4])
+                        .and_then(|part| Some([&part.weight[..], part.bias.as_deref()?])),
+                };
+                HostDecoderLayer {
+                    self_attention: weights(0),
+                    cross_attention: weights(4),
+                    feed_forward: HostFeedForward {
+                        up: p[8].linear(),
+                        gate: Stack::gate(p).map(Part::linear),
+                        down: p[9].linear(),
+                    },
+                    norms: [p[10].norm(), p[11].norm(), p[12].norm()],
+                }
+            })
+            .collect();
+        let last = self.final_norm.as_ref().map(Part::<R>::of);
+        let (x, memory) = (widen::<R>(&self.x), widen::<R>(&self.memory));
+        with([&x, &memory], &layers, last.as_ref().map(Part::norm).as_ref())
+    }
+
+    pub fn shape(&self) -> LayerShape {
+        LayerShape { batch: self.batch, q_len: self.length, kv_len: self.memory_len }
+    }
+
+    /// Of self-attention, and of attention to the memory.
+    pub fn options(&self) -> [Options<'_>; 2] {
+        let [own, cross] = self.rules.each_ref().map(|rules| Options::new().mask(rules.host()));
+        [self.rotary.as_ref().map_or(own, |rotary| rotary.options(own)), cross]
+    }
+
+    pub fn reference<R: Real>(&self) -> reference::Encoded<R> {
+        let got = self.on_host(|inputs, layers, last| {
+            let [own, cross] = &self.options();
+            let config = self.config(DType::F32);
+            reference::decoder(inputs, self.shape(), &config, layers, last, [own, cross])
+        });
+        got.expect("the stack fits the reference")
+    }
+}
+
+/// The weights of a stack on the device.
+pub struct Weights {
+    layers: Vec<Vec<PlacedPart>>,
+    final_norm: Option<PlacedPart>,
+}
+
+impl Weights {
+    pub fn new(stack: &Stack, profile: &'static Profile, dtype: DType) -> Self {
+        Self::placed(stack, |data, shape| {
+            let [at] = Layout::Dense.places([shape]);
+            Placed::input(profile, Values::Floats(data), dtype, at)
+        })
+    }
+
+    /// Places of gradients, which hold the weights before if `hold`.
+    pub fn gradients(
+        stack: &Stack,
+        profile: &'static Profile,
+        dtype: DType,
+        hold: bool,
+        layout: Layout,
+    ) -> Self {
+        Self::placed(stack, |data, shape| {
+            let [at] = layout.places([shape]);
+            if hold { Placed::holding(profile, data, dtype, at) } else { Placed::output(profile, dtype, at) }
+        })
+    }
+
+    fn placed(stack: &Stack, place: impl Fn(&[f32], [usize; 4]) -> Placed) -> Self {
+        let part = |l: &LinearData, [out, from]: [usize; 2], norm: bool| PlacedPart {
+            weight: place(&l.weight, [1, 1, out, from]),
+            bias: l.bias.as_ref().map(|b| place(b, [1, 1, 1, if norm { from } else { out }])),
+        };
+        let shapes = stack.part_shapes();
+        let layer = |parts: &Vec<LinearData>| {
+            parts.iter().zip(&shapes).map(|(l, shape)| part(l, *shape, Stack::is_norm(*shape))).collect()
+        };
+        Weights {
+            layers: stack.layers.iter().map(layer).collect(),
+            final_norm: stack.final_norm.as_ref().map(|l| part(l, [1, stack.features], true)),
+        }
+    }
+
+    pub fn decoder(&self, profile: &Profile, config: BlockConfig) -> Result<TransformerDecoder, Error> {
+        let layers: Vec<_> = self.layers.iter().map(|p| weights_of(p)).collect();
+        let last = self.final_norm.as_ref().map(PlacedPart::norm);
+        TransformerDecoder::with_pipelines(profile.gpu.pipelines(), config, &layers, last)
+    }
+
+    /// The same tensors as places of gradients.
+    pub fn layer_gradients(&self) -> Vec<DecoderLayerGradients<'_>> {
+        self.layers.iter().map(|p| gradients_of(p)).collect()
+    }
+
+    pub fn final_gradients(&self) -> NormGradients<'_> {
+        self.final_norm.as_ref().map(PlacedPart::norm_gradients).unwrap_or_default()
+    }
+
+    /// All tensors in order, each weight before its bias.
+    pub fn tensors(&self) -> impl Iterator<Item = &Placed> {
+        let parts = self.layers.iter().flatten().chain(&self.final_norm);
+        parts.flat_map(|part| std::iter::once(&part.weight).chain(&part.bias))
+    }
+}
+
+/// The key and value that the attention whose parts begin at `n` appends.
+fn appended_of(p: &[PlacedPart], n: usize) -> Option<[TensorView<'_>; 2]> {
+    let part = Stack::appended_parts(p)?[n / 4];
+    Some([part.weight.view(), part.bias.as_ref()?.view()])
+}
+
+fn gradients_of(p: &[PlacedPart]) -> DecoderLayerGradients<'_> {
+    let attention = |n: usize| LayerGradients {
+        query: p[n].linear_gradients(),
+        key: p[n + 1].linear_gradients(),
+        value: p[n + 2].linear_gradients(),
+        out: p[n + 3].linear_gradients(),
+        bias_kv: appended_of(p, n),
+    };
+    DecoderLayerGradients {
+        self_attention: attention(0),
+        cross_attention: attention(4),
+        feed_forward: FeedForwardGradients {
+            up: p[8].linear_gradients(),
+            gate: Stack::gate(p).map(PlacedPart::linear_gradients).unwrap_or_default(),
+            down: p[9].linear_gradients(),
+        },
+        norms: [p[10].norm_gradients(), p[11].norm_gradients(), p[12].norm_gradients()],
+    }
+}
+
+fn weights_of(p: &[PlacedPart]) -> DecoderLayerWeights<'_> {
+    let attention = |n: usize| LayerWeights {
+        query: p[n].linear(),
+        key: p[n + 1].linear(),
+        value: p[n + 2].linear(),
+        out: p[n + 3].linear(),
+        bias_kv: appended_of(p, n),
+    };
+    DecoderLayerWeights {
+        self_attention: attention(0),
+        cross_attention: attention(4),
+        feed_forward: FeedForwardWeights {
+            up: p[8].linear(),
+            gate: Stack::gate(p).map(PlacedPart::linear),
+            down: p[9].linear(),
+        },
+        norms: [p[10].norm(), p[11].norm(), p[12].norm()],
+    }
+}
+
+/// A stack of a vector.
+pub fn vector(name: &str) -> (Stack, Vector) {
+    let vector = Vector::load(FAMILY, name);
+    let linear = |layer: usize, weight: &str, bias: &str| LinearData {
+        weight: vector.f32(&format!("l{layer}.{weight}")),
+        bias: Some(vector.f32(&format!("l{layer}.{bias}"))),
+    };
+    let parts = [
+        ["w_q", "b_q"],
+        ["w_k", "b_k"],
+        ["w_v", "b_v"],
+        ["w_o", "b_o"],
+        ["x_w_q", "x_b_q"],
+        ["x_w_k", "x_b_k"],
+        ["x_w_v", "x_b_v"],
+        ["x_w_o", "x_b_o"],
+        ["w_1", "b_1"],
+        ["w_2", "b_2"],
+        ["ln1_w", "ln1_b"],
+        ["ln2_w", "ln2_b"],
+        ["ln3_w", "ln3_b"],
+    ];
+    let [_, batch, length, features] = vector.shape4("x");
+    let memory_len = vector.shape4("memory")[2];
+    assert_eq!((&vector.attrs["activation"], &vector.attrs["norm"]), (&"relu".into(), &"post".into()));
+    let key_mask = HostData::new(vector.bools("memory_key_mask").data, [batch, 1, 1, memory_len]);
+    let stack = Stack {
+        batch,
+        length,
+        memory_len,
+        heads: vector.size("num_heads"),
+        kv_heads: vector.size("num_heads"),
+        features,
+        hidden: vector.size("ffn_dim"),
+        activation: Activation::Relu,
+        gated: false,
+        rotary: None,
+        biased: true,
+        appends: [false; 2],
+        order: NormOrder::Post,
+        norm: NormConfig::layer().eps(vector.number("ln_eps").expect("ln_eps")),
+        rules: [
+            Rules { attn_mask: Some(vector.bools("mask")), ..Default::default() },
+            Rules { key_padding_mask: Some(key_mask), ..Default::default() },
+        ],
+        layers: (0..vector.size("layers"))
+            .map(|n| parts.iter().map(|[w, b]| linear(n, w, b)).collect())
+            .collect(),
+        final_norm: None,
+        x: vector.f32("x"),
+        memory: vector.f32("memory"),
+    };
+    (stack, vector)
+}
+
+/// A stack that has something of everything, by its number; `of_gradients` with masks that no cache takes.
+pub fn drawn(n: u64, of_gradients: bool) -> Stack {
+    let rng = &mut Rng::new(n ^ 0xdec0_de0c);
+    let heads = rng.pick(&[1, 2, 4]);
+    let (batch, length, memory_len) = (rng.pick(&[1, 2, 3]), rng.pick(&[1, 7, 18]), rng.pick(&[1, 9, 40]));
+    let gated = n % 3 == 2;
+    let padding = |len: usize| {
+        let mask = HostData::of([batch, 1, 1, len], |[b, _, _, j]| j + b < len || j == 0);
+        Rules { key_padding_mask: Some(mask), ..Default::default() }
+    };
+    let starts = |len: usize| HostData::new(vec![0, len as u32 / 3, len as u32], [1, 1, 1, 3]);
+    let packed = |keys: usize| Rules { packed: Some([starts(length), starts(keys)]), ..Default::default() };
+    let causal = Rules { causal: true, ..Default::default() };
+    // A cache takes causal ones.
+    let rules = match n % 5 {
+        0 | 1 => [causal, padding(memory_len)],
+        2 if of_gradients => [padding(length), Rules::default()],
+        3 if of_gradients && batch == 1 => [packed(length), packed(memory_len)],
+        _ => [causal, Rules::default()],
+    };
+    let head_dim = rng.pick(&[8, 16]);
+    let rotary = match n % 3 {
+        0 => None,
+        _ if of_gradients => RotaryData::random(rng, [batch, length, head_dim]),
+        _ => Some(RotaryData { tables: n.is_multiple_of(2), ..RotaryData::in_order(head_dim) }),
+    };
+    let stack = Stack {
+        batch,
+        length,
+        memory_len,
+        rotary,
+        heads,
+        kv_heads: if n % 4 == 3 { heads.div_ceil(2) } else { heads },
+        features: heads * head_dim,
+        hidden: rng.pick(&[24, 64]),
+        activation: Activation::ALL[n as usize % 4],
+        gated,
+        biased: n % 6 != 5,
+        // No cache takes them.
+        appends: [of_gradients && n % 4 == 1, of_gradients && n % 3 == 1],
+        order: if n.is_multiple_of(2) { NormOrder::Pre } else { NormOrder::Post },
+        norm: if gated { NormConfig::rms() } else { NormConfig::layer() },
+        rules,
+        layers: Vec::new(),
+        final_norm: None,
+        x: Vec::new(),
+        memory: Vec::new(),
+    };
+    let (layers, final_norm) = (1 + n as usize % 3, rng.chance(0.5));
+    Stack::random(rng, layers, final_norm, stack)
+}

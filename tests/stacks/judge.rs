@@ -1,0 +1,107 @@
+//! What gradients of stacks are held against.
+
+use wgpu_attention::DType;
+use wgpu_attention::reference::compare::{EPSILON_BF16, EPSILON_F16, EPSILON_F32, Tolerance, max_error};
+
+use crate::harness::case::{largest, widened};
+use crate::harness::{Judged, Rng, stored};
+
+/// The smallest relative step of a type.
+pub fn epsilon(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => EPSILON_F16,
+        DType::BF16 => EPSILON_BF16,
+        _ => EPSILON_F32,
+    }
+}
+
+/// `x` with each element a unit in the last place of its type up or down: what a stack makes of that it may make of its own rounding.
+pub fn jittered(x: &[f32], dtype: DType) -> Vec<f32> {
+    let rng = &mut Rng::new(0x0ff);
+    let step = epsilon(dtype);
+    x.iter().map(|x| (f64::from(*x) * (1.0 + if rng.chance(0.5) { step } else { -step })) as f32).collect()
+}
+
+/// The gradients of a stack, of all its tensors in the same order.
+pub struct Gradients<'a> {
+    /// Each tensor's name, and what the place of its gradient held before.
+    pub before: Vec<(String, Vec<f32>)>,
+    pub exact: &'a [Vec<f64>],
+    pub naive: &'a [Vec<f32>],
+    /// Those of the stack whose input is [`jittered`].
+    pub moved: &'a [Vec<f64>],
+    /// Of activations; of gradients.
+    pub dtype: DType,
+    pub gradient: DType,
+    /// Whether they are added to what was there.
+    pub accumulates: bool,
+}
+
+impl Gradients<'_> {
+    /// The largest error over tolerance.
+    pub fn judge(self, got: &[Vec<f64>]) -> Result<f64, String> {
+        let Gradients { before, exact, naive, moved, dtype, gradient, accumulates } = self;
+        if [before.len(), naive.len(), moved.len(), got.len()] != [exact.len(); 4] {
+            return Err(format!("{} gradients, not {}", got.len(), exact.len()));
+        }
+        // Gradients of keys' biases are 0 but for rounding: of all terms the largest counts.
+        let magnitude = largest(exact.iter().flatten().copied());
+        // What a norm of nearly equal features makes of rounding reaches all gradients before it, some of them by luck less in the naive
+        // computation: the worst of them, as a share of its largest element, is what each may be off by.
+        let most = |n: usize| largest(exact[n].iter().copied());
+        let off = |n: usize| {
+            max_error(&widened(&naive[n], gradient), &exact[n]).max(max_error(&moved[n], &exact[n]))
+        };
+        let share = (0..exact.len()).filter(|n| most(*n) > 1e-3 * magnitude);
+        let share = share.map(|n| off(n) / most(n)).fold(0.0, f64::max);
+        let mut worst: f64 = 0.0;
+        for ((((name, before), got), exact), naive) in before.into_iter().zip(got).zip(exact).zip(naive) {
+            let before: Vec<f32> = match accumulates {
+                true => stored(&before, gradient),
+                false => vec![0.0; before.len()],
+            };
+            let want: Vec<f64> = exact.iter().zip(&before).map(|(g, b)| g + f64::from(*b)).collect();
+            let naive: Vec<f32> = naive.iter().zip(&before).map(|(g, b)| g + b).collect();
+            let own = Tolerance::gradient(&widened(&naive, gradient), &want, magnitude, epsilon(dtype));
+            let of_stack = 3.0 * share * largest(exact.iter().copied());
+            let tolerance = Tolerance { absolute: own.absolute.max(of_stack) };
+            let judged = Judged { want, tolerance }.judge(got);
+            worst = worst.max(judged.map_err(|e| format!("{name}: {e}"))?);
+        }
+        Ok(worst)
+    }
+}
+
+/// Compares the gradient of an element of each tensor with central differences of the loss. `tensors` shows all of a stack's.
+pub fn expect_slopes<S: Clone>(
+    name: &str,
+    stack: &S,
+    rng: &mut Rng,
+    loss: impl Fn(&S) -> f64,
+    gradients: impl Fn(&S) -> Vec<Vec<f64>>,
+    tensors: impl Fn(&mut S, &mut dyn FnMut(&mut Vec<f32>)),
+) {
+    let got = gradients(stack);
+    // Steps that f32 holds exactly.
+    let h = 1.0 / 4096.0;
+    let scale = largest(got.iter().flatten().copied());
+    for (t, gradient) in got.iter().enumerate() {
+        let e = rng.below(gradient.len());
+        let at = |by: f32| {
+            let mut moved = stack.clone();
+            let mut n = 0;
+            tensors(&mut moved, &mut |tensor| {
+                if n == t {
+                    assert_eq!(tensor.len(), gradient.len(), "{name}, tensor {t}");
+                    tensor[e] = (tensor[e] * 4096.0).round() / 4096.0 + by;
+                }
+                n += 1;
+            });
+            assert_eq!(n, got.len(), "{name}: gradients of other tensors");
+            (loss(&moved), gradients(&moved)[t][e])
+        };
+        let slope = (at(h).0 - at(-h).0) / (2.0 * f64::from(h));
+        let want = at(0.0).1;
+        assert!((slope - want).abs() < 1e-4 * scale, "{name}, tensor {t}, {e}: {slope} and {want}");
+    }
+}
