@@ -2,7 +2,7 @@
 
 use wgpu_attention::reference::{
     self, HostEncoderLayer, HostFeedForward, HostLinear, HostNorm, HostWeights, Options, Real, activate,
-    attention, join_heads, norm, project, scores, split_heads, widen,
+    attention, join_heads, norm, project, split_heads, widen,
 };
 use wgpu_attention::{
     Activation, BlockConfig, DType, EncoderLayerGradients, EncoderLayerWeights, FeedForwardGradients,
@@ -10,7 +10,6 @@ use wgpu_attention::{
     NormGradients, NormOrder, NormWeights, Shape, TransformerEncoder,
 };
 
-use crate::harness::case::largest;
 use crate::harness::layer::LinearData;
 use crate::harness::rotary::RotaryData;
 use crate::harness::run::{Layout, Placed};
@@ -184,7 +183,6 @@ impl Stack {
         };
         let added = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a + b).collect::<Vec<f32>>();
         let mut weights = Vec::new();
-        let mut score: f64 = 0.0;
         let mut attend = |x: &[f32], parts: &[LinearData]| {
             let [q, k, v] = [0, 1, 2].map(|n| {
                 let heads = if n == 0 { heads } else { self.kv_heads };
@@ -196,8 +194,6 @@ impl Stack {
             });
             let options = Options::new().mask(self.rules.host()).weights(true);
             let got = attention(&q, &k, &v, shape, &options).expect("it fits");
-            let scores = scores::<f64>(&widen(&q), &widen(&k), shape, 1.0 / (dim as f64).sqrt());
-            score = score.max(largest(scores.expect("it fits")));
             weights.extend(got.weights);
             let context = keep(join_heads(&got.out, self.length, heads, dim).expect("it fits"));
             keep(product(&context, &parts[3], e, e))
@@ -231,7 +227,7 @@ impl Stack {
             hidden.push(x.clone());
         }
         let out = self.final_norm.as_ref().map_or(x.clone(), |l| keep(normed(&x, l)));
-        Naive { out, hidden, weights, score }
+        Naive { out, hidden, weights }
     }
 
     /// Puts the weights on the device.
@@ -280,8 +276,6 @@ pub struct Naive {
     pub hidden: Vec<Vec<f32>>,
     /// Of each layer's heads.
     pub weights: Vec<Vec<f32>>,
-    /// The largest score.
-    pub score: f64,
 }
 
 pub struct PlacedPart {
