@@ -270,7 +270,7 @@ pub fn drawn(n: u64) -> (Stack, bool) {
     };
     let batch = if n % 4 == 3 { 1 } else { batch };
     let (layers, final_norm, keeps) = (1 + n as usize % 3, rng.chance(0.5), rng.chance(0.5));
-    // A norm of rows of four features magnifies rounding, layer by layer.
+    // Norms of four features magnify rounding from layer to layer.
     let head_dim = if heads == 1 { 16 } else { rng.pick(&[4, 5, 16]) };
     let stack = Stack {
         batch,
