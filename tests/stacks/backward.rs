@@ -3,13 +3,13 @@
 use wgpu_attention::reference::compare::compare;
 use wgpu_attention::reference::{self, LinearGradients, Real, widen};
 use wgpu_attention::{
-    DType, EncoderBackward, EncoderForward, Error, NormConfig, NormGradients, Rope, RopeConfig, RowPositions,
-    Scratch, TensorView, Tuning,
+    Activation, DType, EncoderBackward, EncoderForward, Error, NormConfig, NormGradients, Rope, RopeConfig,
+    RowPositions, Scratch, TensorView, Tuning,
 };
 
 use super::data::Stack;
 use super::encoder::{Setup, drawn, vector};
-use super::judge::{Gradients, expect_slopes, jittered};
+use super::judge::{Gradients, expect_slopes};
 use crate::harness::rotary::RotaryData;
 use crate::harness::run::{Layout, Placed, PlacedRules};
 use crate::harness::{FORMS, Judged, Report, Rng, Rules, Values, defaults, full, rest, stored};
@@ -186,14 +186,11 @@ fn outcome(stack: &Stack, setup: &Setup, ask: Ask, seed: u64) -> Result<f64, Str
     }
     let exact = reference_of::<f64>(&own, &d_out);
     let naive = reference_of::<f32>(&own, &d_out);
-    let moved = Stack { x: jittered(&own.x, dtype), ..own.clone() };
-    let moved = reference_of::<f64>(&moved, &d_out);
     let before = std::iter::once(("d_x".to_string(), own.x.clone())).chain(weights(&own)).collect();
     Gradients {
         before,
         exact: &exact,
         naive: &naive,
-        moved: &moved,
         dtype,
         gradient: ask.gradient,
         accumulates: ask.accumulates,
@@ -209,7 +206,7 @@ fn gradients_of_random_stacks_equal_the_reference() {
         if n >= 6 && n != 38 && !rest(&format!("random encoders backward {n}")) {
             continue;
         }
-        let (stack, keeps) = drawn(n);
+        let (mut stack, keeps) = drawn(n);
         let rng = &mut Rng::new(n ^ 0xbacc);
         let profile = if rng.chance(0.3) { defaults() } else { full() };
         let dtype = match n % 5 {
@@ -217,6 +214,10 @@ fn gradients_of_random_stacks_equal_the_reference() {
             3 => DType::BF16,
             _ => DType::F32,
         };
+        // Where rounding moves what goes into a ReLU over its kink, gradients jump.
+        if dtype != DType::F32 && stack.activation == Activation::Relu {
+            stack.activation = Activation::Gelu;
+        }
         let weight = if rng.chance(0.5) { dtype } else { DType::F32 };
         let layout = if rng.chance(0.5) { Layout::Dense } else { Layout::Window(rng.word()) };
         let setup = Setup { profile, form: FORMS[(n / 2) as usize % 2], dtypes: [dtype, weight], layout };
@@ -236,7 +237,7 @@ fn the_references_gradients_are_those_of_differences() {
         let rotary = RotaryData::random(rng, [1, 3, stack.features / stack.heads]);
         let stack = Stack { batch: 1, length: 3, rules: Rules::default(), rotary, ..stack };
         let stack = Stack::random(rng, stack.layers.len(), stack.final_norm.is_some(), stack);
-        if stack.activation == wgpu_attention::Activation::Relu {
+        if stack.activation == Activation::Relu {
             continue;
         }
         let d_out = rng.normals(stack.x.len());

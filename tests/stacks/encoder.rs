@@ -2,12 +2,11 @@
 
 use std::fmt;
 
-use wgpu_attention::reference::compare::{Tolerance, compare};
+use wgpu_attention::reference::compare::{EPSILON_BF16, EPSILON_F16, EPSILON_F32, Tolerance, compare};
 use wgpu_attention::{Activation, DType, EncoderForward, KernelForm, NormConfig, NormOrder, Scratch, Tuning};
 
 use super::FAMILY;
 use super::data::Stack;
-use super::judge::{epsilon, jittered};
 use crate::harness::case::{largest, widened};
 use crate::harness::layer::LinearData;
 use crate::harness::rotary::RotaryData;
@@ -178,37 +177,28 @@ impl Stack {
         let got = own.run(setup, keeps)?;
         let exact = own.exact();
         let naive = own.naive(dtype);
-        let moved = Stack { x: jittered(&own.x, dtype), ..own.clone() }.exact();
+        // Intermediates are rounded too: a stack may be off by some of their spacings.
+        let epsilon = match dtype {
+            DType::F16 => EPSILON_F16,
+            DType::BF16 => EPSILON_BF16,
+            _ => EPSILON_F32,
+        };
         let all: Vec<f64> = exact.hidden.concat();
         let magnitude = largest(exact.out.iter().chain(&all).copied());
-        // Intermediates are rounded too: a stack may be off by some of their spacings.
-        let judge = |what: &str, got: &[f64], [naive, moved, want]: [&[f64]; 3], magnitude: f64| {
-            let tolerance = [naive, moved]
-                .map(|other| Tolerance::from_naive(other, want, magnitude, epsilon(dtype)).absolute);
-            let tolerance = Tolerance { absolute: tolerance[0].max(tolerance[1]) };
+        let judge = |what: &str, got: &[f64], naive: &[f64], want: &[f64], magnitude: f64| {
+            let tolerance = Tolerance::from_naive(naive, want, magnitude, epsilon);
             let judged = Judged { want: want.to_vec(), tolerance };
             judged.judge(got).map_err(|e| format!("{what}: {e}"))
         };
-        let mut worst =
-            judge("out", &got.out, [&widened(&naive.out, dtype), &moved.out, &exact.out], magnitude)?;
+        let mut worst = judge("out", &got.out, &widened(&naive.out, dtype), &exact.out, magnitude)?;
         if let Some(hidden) = &got.hidden {
             let n = hidden.len();
             let naive = widened(&naive.hidden.concat()[..n], dtype);
-            worst = worst.max(judge(
-                "hidden",
-                hidden,
-                [&naive, &moved.hidden.concat()[..n], &all[..n]],
-                magnitude,
-            )?);
+            worst = worst.max(judge("hidden", hidden, &naive, &all[..n], magnitude)?);
         }
         if let Some(weights) = &got.weights {
             let naive = widened(&naive.weights.concat(), DType::F32);
-            worst = worst.max(judge(
-                "weights",
-                weights,
-                [&naive, &moved.weights.concat(), &exact.weights.concat()],
-                1.0,
-            )?);
+            worst = worst.max(judge("weights", weights, &naive, &exact.weights.concat(), 1.0)?);
         }
         Ok(worst)
     }
@@ -280,7 +270,8 @@ pub fn drawn(n: u64) -> (Stack, bool) {
     };
     let batch = if n % 4 == 3 { 1 } else { batch };
     let (layers, final_norm, keeps) = (1 + n as usize % 3, rng.chance(0.5), rng.chance(0.5));
-    let head_dim = rng.pick(&[4, 5, 16]);
+    // Norms of four features magnify rounding from layer to layer.
+    let head_dim = if heads == 1 { 16 } else { rng.pick(&[4, 5, 16]) };
     let stack = Stack {
         batch,
         length,

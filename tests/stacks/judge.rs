@@ -15,21 +15,12 @@ pub fn epsilon(dtype: DType) -> f64 {
     }
 }
 
-/// `x` with each element a unit in the last place of its type up or down: what a stack makes of that it may make of its own rounding.
-pub fn jittered(x: &[f32], dtype: DType) -> Vec<f32> {
-    let rng = &mut Rng::new(0x0ff);
-    let step = epsilon(dtype);
-    x.iter().map(|x| (f64::from(*x) * (1.0 + if rng.chance(0.5) { step } else { -step })) as f32).collect()
-}
-
 /// The gradients of a stack, of all its tensors in the same order.
 pub struct Gradients<'a> {
     /// Each tensor's name, and what the place of its gradient held before.
     pub before: Vec<(String, Vec<f32>)>,
     pub exact: &'a [Vec<f64>],
     pub naive: &'a [Vec<f32>],
-    /// Those of the stack whose input is [`jittered`].
-    pub moved: &'a [Vec<f64>],
     /// Of activations; of gradients.
     pub dtype: DType,
     pub gradient: DType,
@@ -40,20 +31,21 @@ pub struct Gradients<'a> {
 impl Gradients<'_> {
     /// The largest error over tolerance.
     pub fn judge(self, got: &[Vec<f64>]) -> Result<f64, String> {
-        let Gradients { before, exact, naive, moved, dtype, gradient, accumulates } = self;
-        if [before.len(), naive.len(), moved.len(), got.len()] != [exact.len(); 4] {
+        let Gradients { before, exact, naive, dtype, gradient, accumulates } = self;
+        if [before.len(), naive.len(), got.len()] != [exact.len(); 3] {
             return Err(format!("{} gradients, not {}", got.len(), exact.len()));
         }
         // Gradients of keys' biases are 0 but for rounding: of all terms the largest counts.
         let magnitude = largest(exact.iter().flatten().copied());
         // What a norm of nearly equal features makes of rounding reaches all gradients before it, some of them by luck less in the naive
         // computation: the worst of them, as a share of its largest element, is what each may be off by.
-        let most = |n: usize| largest(exact[n].iter().copied());
-        let off = |n: usize| {
-            max_error(&widened(&naive[n], gradient), &exact[n]).max(max_error(&moved[n], &exact[n]))
-        };
-        let share = (0..exact.len()).filter(|n| most(*n) > 1e-3 * magnitude);
-        let share = share.map(|n| off(n) / most(n)).fold(0.0, f64::max);
+        let share =
+            exact.iter().zip(naive).filter(|(exact, _)| largest(exact.iter().copied()) > 1e-3 * magnitude);
+        let share = share
+            .map(|(exact, naive)| {
+                max_error(&widened(naive, gradient), exact) / largest(exact.iter().copied())
+            })
+            .fold(0.0, f64::max);
         let mut worst: f64 = 0.0;
         for ((((name, before), got), exact), naive) in before.into_iter().zip(got).zip(exact).zip(naive) {
             let before: Vec<f32> = match accumulates {
