@@ -111,13 +111,13 @@ impl Gpu {
         &self.pipelines
     }
 
-    /// Checks each family of kernels on this device and puts aside what is wrong: see [`Pipelines::check_async`].
+    /// Checks each family of kernels on this device and puts aside what is wrong: see [`Pipelines::check`].
     ///
     /// # Errors
-    /// As [`Pipelines::check_async`].
+    /// As [`Pipelines::check`].
     #[cfg(not(target_arch = "wasm32"))]
     pub fn check(&self) -> Result<Report, Error> {
-        pollster::block_on(self.check_async())
+        self.pipelines.check(&self.queue)
     }
 
     /// `check`, not blocking.
