@@ -1,173 +1,34 @@
 //! A multi-head attention layer: project → attend → project.
 
 mod backward;
+mod cached;
+mod call;
 
 pub(crate) use backward::Plan as BackwardPlan;
 pub use backward::{LayerBackward, LayerGradients, LinearGradients};
+pub(crate) use cached::CachedPlan;
+pub use call::{LayerForward, LayerWeights};
 
 use crate::attention::{Config, check_dtype, check_extras, extra_inputs, outputs};
 use crate::bindings::BoundDispatch;
 use crate::device::DeviceFacts;
-use crate::dropout::Dropout;
 use crate::error::Error;
 use crate::kernel::{Dispatch, View};
 use crate::kernels::{KernelVariant, append_keys};
 use crate::layer_config::{LayerConfig, Side};
-use crate::mask::DeviceMask;
-use crate::path::cache::CacheLayer;
 use crate::path::project;
 use crate::path::{self, Chosen, Dispatches, Extras, Keys, Problem, grid, in_scratch};
 use crate::pipelines::Pipelines;
 use crate::plan::{KeyLayout, Outline, Tuning};
-use crate::position::{Rotary, Rotation, RowPositions};
+use crate::position::Rotary;
 use crate::problem::{Shape, scale_in_f32};
-use crate::projection::{Linear, OwnedLinear, check_vector, check_weight};
+use crate::projection::{OwnedLinear, check_vector, check_weight};
 use crate::record::{dispatch, pass};
 use crate::scratch::{Scratch, ScratchSize, Slot};
 use crate::tensor::{
     Access, DType, Layout, Tensor, TensorView, Window, check_aliasing, check_apart, count, expect_shape,
     same_dtype,
 };
-
-/// The weights of a layer, on the device.
-#[doc(alias = "in_proj_weight")]
-#[doc(alias = "out_proj")]
-#[derive(Clone, Copy, Debug)]
-pub struct LayerWeights<'a> {
-    /// `[heads · head_dim, query_features]`.
-    pub query: Linear<'a>,
-    /// `[kv_heads · head_dim, key_features]`.
-    pub key: Linear<'a>,
-    /// `[kv_heads · value_dim, value_features]`.
-    pub value: Linear<'a>,
-    /// `[out_features, heads · value_dim]`.
-    pub out: Linear<'a>,
-    /// One more key `[kv_heads · head_dim]` and value `[kv_heads · value_dim]`, appended after projection and
-    /// seen by every query (`bias_k`, `bias_v`).
-    #[doc(alias = "bias_k")]
-    #[doc(alias = "bias_v")]
-    #[doc(alias = "add_bias_kv")]
-    pub bias_kv: Option<[TensorView<'a>; 2]>,
-}
-
-/// One forward call of a layer. Inputs and output are `[batch, 1, length, features]`, see
-/// [`TensorView::sequence`].
-#[derive(Clone, Copy, Debug)]
-#[must_use]
-pub struct LayerForward<'a> {
-    pub(crate) query: TensorView<'a>,
-    pub(crate) key: TensorView<'a>,
-    pub(crate) value: TensorView<'a>,
-    pub(crate) out: TensorView<'a>,
-    pub(crate) mask: DeviceMask<'a>,
-    pub(crate) context: Option<TensorView<'a>>,
-    pub(crate) lse: Option<TensorView<'a>>,
-    pub(crate) weights: Option<TensorView<'a>>,
-    pub(crate) dropout: Option<Dropout<TensorView<'a>>>,
-    pub(crate) rotary: Option<Rotary<'a>>,
-    /// Keys and values of `key` and `value` where they were projected before.
-    projected_keys: Option<[TensorView<'a>; 2]>,
-}
-
-impl<'a> LayerForward<'a> {
-    /// Queries, keys and values from one input.
-    pub fn self_attention(x: TensorView<'a>, out: TensorView<'a>) -> Self {
-        Self::new(x, x, x, out)
-    }
-
-    /// Queries, keys and values each from an input of their own (`forward(query, key, value)` of `nn.MultiheadAttention`):
-    /// `[batch, 1, q_len, query_features]`, `[batch, 1, kv_len, key_features]`, `[batch, 1, kv_len, value_features]`, to
-    /// `[batch, 1, q_len, out_features]`.
-    pub fn new(
-        query: TensorView<'a>,
-        key: TensorView<'a>,
-        value: TensorView<'a>,
-        out: TensorView<'a>,
-    ) -> Self {
-        LayerForward {
-            query,
-            key,
-            value,
-            out,
-            mask: DeviceMask::none(),
-            context: None,
-            lse: None,
-            weights: None,
-            dropout: None,
-            rotary: None,
-            projected_keys: None,
-        }
-    }
-
-    /// With keys and values that [`MultiHeadAttention::key_products`] has made of `key` and `value`.
-    pub(crate) fn projected_keys(mut self, keys: [TensorView<'a>; 2]) -> Self {
-        self.projected_keys = Some(keys);
-        self
-    }
-
-    /// Which of queries, keys and values are projected.
-    fn projects(&self) -> [bool; 3] {
-        let keys = self.projected_keys.is_none();
-        [true, keys, keys]
-    }
-
-    /// What the attention inside the layer has besides queries, keys and values; its result goes to `out`.
-    fn extras(&self, out: TensorView<'a>, appended: usize) -> Extras<'a> {
-        let LayerForward { mask, lse, weights, dropout, .. } = *self;
-        Extras { out, mask, appended, lse, weights, scores: None, dropout }
-    }
-
-    /// Which keys a query may see, and the bias; shaped for the keys given, not for appended ones.
-    pub fn mask(mut self, mask: DeviceMask<'a>) -> Self {
-        self.mask = mask;
-        self
-    }
-
-    /// Keeps what the output projection reads there, the heads' outputs one after the other: `[batch, 1, q_len, heads · value_dim]`,
-    /// of the layer's dtype. With [`lse`](Self::lse) beside it a [backward call](LayerBackward) does not attend again.
-    pub fn context(mut self, context: impl Into<Option<TensorView<'a>>>) -> Self {
-        self.context = context.into();
-        self
-    }
-
-    /// Writes the log-sum-exp of every query's masked scores there: `[batch, heads, q_len, 1]`, F32.
-    pub fn lse(mut self, lse: impl Into<Option<TensorView<'a>>>) -> Self {
-        self.lse = lse.into();
-        self
-    }
-
-    /// Writes the attention weights there, `[batch, heads or 1, q_len, kv_len + appended]`: of every head, or their mean if
-    /// the tensor has one (`need_weights` and `average_attn_weights` of `nn.MultiheadAttention`, where the mean is the
-    /// default). None are written unless they are asked for.
-    #[doc(alias = "need_weights")]
-    #[doc(alias = "average_attn_weights")]
-    pub fn weights(mut self, weights: impl Into<Option<TensorView<'a>>>) -> Self {
-        self.weights = weights.into();
-        self
-    }
-
-    /// Rotates projected queries and keys by their positions before they attend, keys in all key/value heads; of self-attention, or of as
-    /// many keys as queries, which stand where these do. `rotation` may be a [`&Rope`](crate::Rope). Appended keys are not rotated.
-    #[doc(alias = "rope")]
-    #[doc(alias = "position_ids")]
-    pub fn rotary(mut self, rotation: impl Into<Rotation<'a>>, at: RowPositions<TensorView<'a>>) -> Self {
-        self.rotary = Some(Rotary { rotation: rotation.into(), at });
-        self
-    }
-
-    /// As another call has it.
-    pub(crate) fn rotary_of(mut self, rotary: Option<Rotary<'a>>) -> Self {
-        self.rotary = rotary;
-        self
-    }
-
-    /// With dropout on the weights, which `nn.MultiheadAttention` has in training only.
-    #[doc(alias = "dropout_p")]
-    pub fn dropout(mut self, dropout: impl Into<Option<Dropout<TensorView<'a>>>>) -> Self {
-        self.dropout = dropout.into();
-        self
-    }
-}
 
 /// A multi-head attention layer on one device: everything `nn.MultiheadAttention` has, and its gradients
 /// ([`backward`](Self::backward)).
@@ -220,14 +81,6 @@ pub struct MultiHeadAttention {
 pub(crate) struct Plan {
     pub shape: Shape,
     appended: usize,
-    chosen: Chosen,
-    pub size: ScratchSize,
-}
-
-/// A checked call whose keys and values are in a cache.
-#[derive(Clone, Copy)]
-pub(crate) struct CachedPlan {
-    shape: Shape,
     chosen: Chosen,
     pub size: ScratchSize,
 }
@@ -557,82 +410,6 @@ impl MultiHeadAttention {
         let extras = call.extras(call.out, self.appended_keys());
         check_extras(&Extras { lse: None, ..extras }, &shape, device)?;
         self.plan(call, shape, &extras, device)
-    }
-
-    /// The plan of a call whose keys and values are in a layer of a cache, which those of its rows are appended to. Its inputs and
-    /// outputs are in the scratch of a stack: only its mask and its positions are checked.
-    pub(crate) fn cached_plan(
-        &self,
-        call: &LayerForward,
-        layer: CacheLayer,
-        [batch, q_len, kv_len]: [usize; 3],
-        device: &DeviceFacts,
-    ) -> Result<CachedPlan, Error> {
-        let shape = self.config.shape(batch, q_len, kv_len, 0);
-        let extras = call.extras(call.out, 0);
-        check_extras(&extras, &shape, device)?;
-        call.mask.check_for_cache()?;
-        if let Some(rotary) = call.rotary {
-            if rotary.at.tensor().is_none() {
-                let why = "its rows stand where the cache says: give `RowPositions::Tensor(cache.starts())`";
-                return Err(Error::Unsupported { what: "rotary positions from a start, with a cache", why });
-            }
-            rotary.check(shape.q(), device)?;
-        }
-        let dtype = self.config.dtype;
-        let rows = Shape { kv_len: q_len, ..shape };
-        let size = self.projected_size(&rows, [true; 3], dtype, Slot::Projected)?;
-        let size = size.with(Slot::Context, self.context_bytes(&shape));
-        let keys = Keys::Cache(layer).layout();
-        let chosen = path::choose(&extras.outline(shape, dtype, keys, self.tuning), device)?;
-        Ok(CachedPlan { shape, chosen, size: size.max(chosen.scratch_size()) })
-    }
-
-    /// The dispatches of such a call.
-    pub(crate) fn cached_dispatches<'a>(
-        &'a self,
-        call: &LayerForward<'a>,
-        layer: CacheLayer<'a>,
-        plan: &CachedPlan,
-        scratch: &'a Scratch,
-        device: &DeviceFacts,
-    ) -> Result<Dispatches<'a>, Error> {
-        let CachedPlan { shape, chosen, .. } = *plan;
-        let dtype = self.config.dtype;
-        let rows = Shape { kv_len: shape.q_len, ..shape };
-        let [q, k, v] = self.projected(call, &rows, scratch.buffer(Slot::Projected)?);
-        let mut dispatches = self.project(call, &rows, 0, [q, k, v], device)?;
-        dispatches.extend(path::cache::append(&layer, [k, v], None, None, device));
-        let context = in_scratch(scratch.buffer(Slot::Context)?, dtype, joined_heads(&shape), 0);
-        let extras = call.extras(heads_of(context, &shape), 0);
-        let problem = Problem { keys: Keys::Cache(layer), ..self.problem(shape, [q; 3], extras) };
-        dispatches.extend(path::dispatches(&problem, chosen, chosen.memory(scratch)?, device));
-        let out = self.out.product(context, call.out, false);
-        dispatches.extend(project::dispatches(&[out], &self.tuning, device)?);
-        Ok(dispatches)
-    }
-
-    /// The keys and values of `x` and the appended ones, for calls that find them there.
-    pub(crate) fn key_products<'a>(
-        &'a self,
-        x: TensorView<'a>,
-        [k, v]: [TensorView<'a>; 2],
-        device: &DeviceFacts,
-    ) -> Result<Dispatches<'a>, Error> {
-        let ([batch, _, length, _], narrow) = (x.shape(), self.config.narrow);
-        let given = |t: TensorView<'a>| t.slice(2, 0, length);
-        let products = [self.key.product(x, given(k), narrow), self.value.product(x, given(v), narrow)];
-        let mut dispatches = project::dispatches(&products, &self.tuning, device)?;
-        let appended = self.appended_keys();
-        if appended > 0 {
-            let shape = self.shape_of([batch, 1, length]);
-            let [keys, values] = [k, v].map(|t| t.window(device));
-            let view = |window: &Window| Some(View::from(window.layout));
-            let of_keys = (keys, [view(&keys), None]);
-            let of_values = (values, [None, view(&values)]);
-            dispatches.extend([of_keys, of_values].map(|to| self.append(to, &shape, appended, device)));
-        }
-        Ok(dispatches)
     }
 
     /// What a plan must know of the attention inside. How keys and values will lie decides how they load.
