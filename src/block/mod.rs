@@ -2,6 +2,7 @@
 
 mod backward;
 mod hidden;
+mod self_attention;
 
 pub(crate) use backward::{
     AttentionPart, AttentionPlans, InputGradients, WrittenGradients, backward_size, check_final_gradients,
@@ -9,6 +10,7 @@ pub(crate) use backward::{
 };
 pub use backward::{FeedForwardGradients, NormGradients};
 pub(crate) use hidden::Hidden;
+pub(crate) use self_attention::{SelfAttention, check_advanced, check_cache, check_no_cache};
 
 use crate::attention::check_dtype;
 use crate::block_config::{BlockConfig, NormConfig};

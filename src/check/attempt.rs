@@ -1,5 +1,6 @@
 //! One try at a problem, and the first tries at all of them at once.
 
+#[cfg(not(target_arch = "wasm32"))]
 use std::collections::BTreeMap;
 #[cfg(not(target_arch = "wasm32"))]
 use std::sync::{Mutex, PoisonError};

@@ -5,7 +5,8 @@ use super::{DecoderForward, DecoderLayer, Plan as ForwardPlan, TransformerDecode
 use crate::bindings::BoundDispatch;
 use crate::block::{
     AttentionPart, AttentionPlans, FeedForwardGradients, InputGradients, NormGradients, OwnedNorm, Workspace,
-    WrittenGradients, backward_size, check_final_gradients, check_input_gradient, forward_size,
+    WrittenGradients, backward_size, check_final_gradients, check_input_gradient, check_no_cache,
+    forward_size,
 };
 use crate::block_config::NormOrder;
 use crate::device::DeviceFacts;
@@ -101,9 +102,9 @@ impl<'a> DecoderBackward<'a> {
 }
 
 /// A checked backward call.
-struct Plan {
+struct Plan<'a> {
     /// Of all layers once more, where the forward pass has not kept what they give.
-    forward: ForwardPlan,
+    forward: ForwardPlan<'a>,
     /// Of self-attention and of attention to the memory, of each layer in turn.
     attention: Vec<[AttentionPlans; 2]>,
     size: ScratchSize,
@@ -199,7 +200,7 @@ impl TransformerDecoder {
         &'a self,
         call: &DecoderBackward<'a>,
         work: &Workspace<'a>,
-        plan: &Plan,
+        plan: &Plan<'a>,
     ) -> Result<Dispatches<'a>, Error> {
         let DecoderBackward { mut forward, memory, d_out, .. } = *call;
         let mut dispatches = Dispatches::new();
@@ -247,13 +248,13 @@ impl TransformerDecoder {
         Ok(dispatches)
     }
 
-    fn check_backward(&self, call: &DecoderBackward, device: &DeviceFacts) -> Result<Plan, Error> {
+    fn check_backward<'a>(
+        &self,
+        call: &DecoderBackward<'a>,
+        device: &DeviceFacts,
+    ) -> Result<Plan<'a>, Error> {
         let DecoderBackward { forward, memory, d_out, d_x, d_memory, d_layers, d_final_norm, .. } = call;
-        if forward.cache.is_some() {
-            let why =
-                "a cache keeps no more than it must for the next token; give all rows at once, without it";
-            return Err(Error::Unsupported { what: "a backward pass of a forward call with a cache", why });
-        }
+        check_no_cache(forward.cache)?;
         let plan = self.check_inputs(forward, device)?;
         let (rows, mut size) = (plan.rows, plan.size);
         self.check_rows("d_out", d_out, device)?;

@@ -8,15 +8,15 @@ pub use memory::DecoderMemory;
 
 use crate::bindings::BoundDispatch;
 use crate::block::{
-    FeedForward, FeedForwardWeights, Hidden, NormWeights, OwnedNorm, Rows, Workspace, check_rows,
-    check_rows_of, forward_size,
+    FeedForward, FeedForwardWeights, Hidden, NormWeights, OwnedNorm, Rows, SelfAttention, Workspace,
+    check_advanced, check_cache, check_rows, check_rows_of, forward_size,
 };
 use crate::block_config::{BlockConfig, NormOrder};
 use crate::cache::Cache;
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::mask::DeviceMask;
-use crate::multi_head::{CachedPlan, LayerForward, LayerWeights, MultiHeadAttention, Plan as AttentionPlan};
+use crate::multi_head::{LayerForward, LayerWeights, MultiHeadAttention, Plan as AttentionPlan};
 use crate::path::{self, Dispatches};
 use crate::pipelines::Pipelines;
 use crate::plan::Tuning;
@@ -135,7 +135,7 @@ struct DecoderLayer {
 ///
 /// All stages of all layers are recorded in one pass, with one scratch whose size does not grow with the number of layers. The keys and
 /// values of the memory are projected once, and read by every step. It keeps its weights' buffers alive, and reads them where they
-/// are. What has no memory to attend to is a [`TransformerEncoder`](crate::TransformerEncoder) with a causal mask.
+/// are. What has no memory to attend to is a [`TransformerEncoder`](crate::TransformerEncoder) with a causal mask, and with a cache.
 ///
 /// ```no_run
 /// # use wgpu_attention::{BlockConfig, DecoderLayerWeights, DecoderMemory, Error, TensorView, wgpu};
@@ -165,20 +165,10 @@ pub struct TransformerDecoder {
     final_norm: Option<OwnedNorm>,
 }
 
-/// How rows attend to themselves.
-// One lives for as long as a call is recorded: a box would be an allocation for nothing.
-#[allow(clippy::large_enum_variant)]
-enum OwnPlan {
-    /// All at once.
-    Whole(AttentionPlan),
-    /// And to what a cache has, layer by layer.
-    Cached(Vec<CachedPlan>),
-}
-
 /// A checked call.
-struct Plan {
+struct Plan<'a> {
     rows: Rows,
-    own: OwnPlan,
+    own: SelfAttention<'a>,
     cross: Vec<AttentionPlan>,
     size: ScratchSize,
 }
@@ -278,7 +268,7 @@ impl TransformerDecoder {
         call: &DecoderForward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        check_advanced(call)?;
+        check_advanced(call.cache, &call.x)?;
         self.record(call, scratch, |bound| dispatch(&mut pass(encoder, "transformer decoder"), bound))
     }
 
@@ -292,7 +282,7 @@ impl TransformerDecoder {
         call: &DecoderForward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        check_advanced(call)?;
+        check_advanced(call.cache, &call.x)?;
         self.record(call, scratch, |bound| dispatch(pass, bound))
     }
 
@@ -328,7 +318,7 @@ impl TransformerDecoder {
         &'a self,
         call: &DecoderForward<'a>,
         work: &Workspace<'a>,
-        plan: &Plan,
+        plan: &Plan<'a>,
     ) -> Result<Dispatches<'a>, Error> {
         match self.config.order {
             NormOrder::Post => self.post(call, work, plan),
@@ -341,7 +331,7 @@ impl TransformerDecoder {
         &'a self,
         call: &DecoderForward<'a>,
         work: &Workspace<'a>,
-        plan: &Plan,
+        plan: &Plan<'a>,
     ) -> Result<Dispatches<'a>, Error> {
         let [middle, branch] = [work.features(Slot::Middle)?, work.features(Slot::Branch)?];
         let attended = work.features(Slot::Normed)?;
@@ -372,7 +362,7 @@ impl TransformerDecoder {
         &'a self,
         call: &DecoderForward<'a>,
         work: &Workspace<'a>,
-        plan: &Plan,
+        plan: &Plan<'a>,
     ) -> Result<Dispatches<'a>, Error> {
         let [branch, normed] = [work.features(Slot::Branch)?, work.features(Slot::Normed)?];
         // The sum, and where the next goes.
@@ -414,7 +404,7 @@ impl TransformerDecoder {
         Ok(dispatches)
     }
 
-    fn check(&self, call: &DecoderForward, device: &DeviceFacts) -> Result<Plan, Error> {
+    fn check<'a>(&self, call: &DecoderForward<'a>, device: &DeviceFacts) -> Result<Plan<'a>, Error> {
         let mut plan = self.check_inputs(call, device)?;
         check_rows_of("out", &call.out, &self.config.attention, Access::Write, device)?;
         expect_shape("out", call.out.shape(), call.x.shape())?;
@@ -438,41 +428,24 @@ impl TransformerDecoder {
     }
 
     /// Checks what is read; the size is that of attention.
-    fn check_inputs(&self, call: &DecoderForward, device: &DeviceFacts) -> Result<Plan, Error> {
+    fn check_inputs<'a>(&self, call: &DecoderForward<'a>, device: &DeviceFacts) -> Result<Plan<'a>, Error> {
         let DecoderForward { x, memory, cache, .. } = *call;
         let rows = self.check_rows("x", &x, device)?;
         let Rows { batch, length } = rows;
         let memory_len = self.memory_len(&memory)?;
         self.check_memory(&memory, batch, memory_len, Access::Read, device)?;
-        let own = match cache {
-            None => {
-                let inner = call.own(x, x);
-                OwnPlan::Whole(self.layers[0].self_attention.plan_of(
-                    &inner,
-                    [batch, length, length],
-                    device,
-                )?)
-            }
-            Some(cache) => {
-                self.check_cache(cache, batch)?;
-                let of = |(n, layer): (usize, &DecoderLayer)| {
-                    let dims = [batch, length, cache.config().longest()];
-                    layer.self_attention.cached_plan(&call.own(x, x), cache.source(n, true)?, dims, device)
-                };
-                OwnPlan::Cached(self.layers.iter().enumerate().map(of).collect::<Result<_, Error>>()?)
-            }
-        };
+        let attention: Vec<_> = self.layers.iter().map(|layer| &layer.self_attention).collect();
+        if let Some(cache) = cache {
+            check_cache(cache, &attention, &self.config.attention, rows)?;
+        }
+        let own = SelfAttention::of(&attention, &call.own(x, x), cache, rows, device)?;
         let cross = |(n, layer): (usize, &DecoderLayer)| {
             let dims = [batch, length, memory_len];
             layer.cross_attention.plan_of(&call.cross([x; 2], x, n, batch), dims, device)
         };
         let cross: Vec<AttentionPlan> =
             self.layers.iter().enumerate().map(cross).collect::<Result<_, Error>>()?;
-        let mut size = ScratchSize::default();
-        match &own {
-            OwnPlan::Whole(plan) => size = size.max(plan.size),
-            OwnPlan::Cached(plans) => plans.iter().for_each(|plan| size = size.max(plan.size)),
-        }
+        let mut size = own.size();
         cross.iter().for_each(|plan| size = size.max(plan.size));
         Ok(Plan { rows, own, cross, size })
     }
@@ -506,46 +479,6 @@ impl TransformerDecoder {
         check_rows(&self.config, &rows, device)?;
         Ok(rows)
     }
-
-    fn check_cache(&self, cache: &Cache, batch: usize) -> Result<(), Error> {
-        if cache.device() != self.pipelines.device() {
-            let why = "make it with `Cache::with_pipelines(decoder.pipelines(), ..)`";
-            return Err(Error::Unsupported { what: "a cache on another device", why });
-        }
-        if self.layers[0].self_attention.appended_keys() > 0 {
-            let why = "there each step would append them again; give all rows at once, without it";
-            return Err(Error::Unsupported { what: "`bias_kv` and `add_zero_attn` with a cache", why });
-        }
-        let (of_cache, config) = (cache.config(), &self.config.attention);
-        let sizes = [
-            ("cache.batch", batch, of_cache.batch),
-            ("cache.layers", self.layers.len(), of_cache.layers),
-            ("cache.kv_heads", config.kv_heads, of_cache.kv_heads),
-            ("cache.head_dim", config.head_dim, of_cache.head_dim),
-            ("cache.value_dim", config.value_dim, of_cache.value_dim),
-        ];
-        for (option, wanted, got) in sizes {
-            if wanted != got {
-                return Err(Error::Option {
-                    option,
-                    value: got as f64,
-                    expected: "as the decoder and x have it",
-                });
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Refuses a cache that does not know the rows of the call.
-fn check_advanced(call: &DecoderForward) -> Result<(), Error> {
-    let Some(cache) = call.cache else { return Ok(()) };
-    cache.check_recorded()?;
-    if cache.advanced() != call.x.shape()[2] {
-        let why = "advance it by as many tokens as x has rows, then record the call";
-        return Err(Error::Unsupported { what: "rows that are not those of the cache's last advance", why });
-    }
-    Ok(())
 }
 
 impl DecoderLayer {
@@ -555,21 +488,10 @@ impl DecoderLayer {
         [x, out]: [TensorView<'a>; 2],
         n: usize,
         call: &DecoderForward<'a>,
-        plan: &Plan,
+        plan: &Plan<'a>,
         work: &Workspace<'a>,
     ) -> Result<Dispatches<'a>, Error> {
-        let own = call.own(x, out);
-        match (&plan.own, call.cache) {
-            (OwnPlan::Cached(plans), Some(cache)) => {
-                let source = cache.source(n, true)?;
-                self.self_attention.cached_dispatches(&own, source, &plans[n], work.scratch, work.device)
-            }
-            (OwnPlan::Whole(plan), _) => {
-                self.self_attention.dispatches(&own, plan, work.scratch, work.device)
-            }
-            // Plans are made of the same call.
-            (OwnPlan::Cached(_), None) => Ok(Dispatches::new()),
-        }
+        plan.own.dispatches(n, &self.self_attention, &call.own(x, out), work)
     }
 
     /// The attention of `x` to the memory, into `out`.
@@ -578,7 +500,7 @@ impl DecoderLayer {
         [x, out]: [TensorView<'a>; 2],
         n: usize,
         call: &DecoderForward<'a>,
-        plan: &Plan,
+        plan: &Plan<'a>,
         work: &Workspace<'a>,
     ) -> Result<Dispatches<'a>, Error> {
         // The memory's rows are not read where keys and values are there.

@@ -5,12 +5,13 @@ use super::{EncoderForward, EncoderLayer, Plan as ForwardPlan, TransformerEncode
 use crate::bindings::BoundDispatch;
 use crate::block::{
     AttentionPart, AttentionPlans, FeedForwardGradients, InputGradients, NormGradients, OwnedNorm, Rows,
-    Workspace, WrittenGradients, backward_size, check_final_gradients, check_input_gradient, forward_size,
+    SelfAttention, Workspace, WrittenGradients, backward_size, check_final_gradients, check_input_gradient,
+    check_no_cache, forward_size,
 };
 use crate::block_config::NormOrder;
 use crate::device::DeviceFacts;
 use crate::error::Error;
-use crate::multi_head::{LayerGradients, Plan as AttentionPlan};
+use crate::multi_head::LayerGradients;
 use crate::path::project_backward::Gradient;
 use crate::path::{self, Dispatches, in_scratch};
 use crate::projection::check_summed_rows;
@@ -81,10 +82,10 @@ impl<'a> EncoderBackward<'a> {
 }
 
 /// A checked backward call.
-struct Plan {
+struct Plan<'a> {
     rows: Rows,
     /// Of all layers once more, where the forward pass has not kept what they give.
-    forward: AttentionPlan,
+    forward: SelfAttention<'a>,
     /// Of one layer in turn; one for each, of whose weights others may be wanted.
     attention: Vec<AttentionPlans>,
     size: ScratchSize,
@@ -174,7 +175,7 @@ impl TransformerEncoder {
         &'a self,
         call: &EncoderBackward<'a>,
         work: &Workspace<'a>,
-        plan: &Plan,
+        plan: &Plan<'a>,
     ) -> Result<Dispatches<'a>, Error> {
         let mut dispatches = Dispatches::new();
         let mut forward = call.forward;
@@ -207,8 +208,13 @@ impl TransformerEncoder {
         Ok(dispatches)
     }
 
-    fn check_backward(&self, call: &EncoderBackward, device: &DeviceFacts) -> Result<Plan, Error> {
+    fn check_backward<'a>(
+        &self,
+        call: &EncoderBackward<'a>,
+        device: &DeviceFacts,
+    ) -> Result<Plan<'a>, Error> {
         let EncoderBackward { forward, d_out, d_x, d_layers, d_final_norm, .. } = call;
+        check_no_cache(forward.cache)?;
         let ForwardPlan { rows, attention: forward_plan, mut size } = self.check_inputs(forward, device)?;
         self.check_output("d_out", d_out, forward, Access::Read, device)?;
         check_summed_rows("x", &forward.x, 1)?;

@@ -6,14 +6,15 @@ pub use backward::{EncoderBackward, EncoderLayerGradients};
 
 use crate::bindings::BoundDispatch;
 use crate::block::{
-    FeedForward, FeedForwardWeights, Hidden, NormWeights, OwnedNorm, Rows, Workspace, check_rows,
-    check_rows_of, forward_size,
+    FeedForward, FeedForwardWeights, Hidden, NormWeights, OwnedNorm, Rows, SelfAttention, Workspace,
+    check_advanced, check_cache, check_rows, check_rows_of, forward_size,
 };
 use crate::block_config::{BlockConfig, NormOrder};
+use crate::cache::Cache;
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::mask::DeviceMask;
-use crate::multi_head::{LayerForward, LayerWeights, MultiHeadAttention, Plan as AttentionPlan};
+use crate::multi_head::{LayerForward, LayerWeights, MultiHeadAttention};
 use crate::path::{self, Dispatches};
 use crate::pipelines::Pipelines;
 use crate::plan::Tuning;
@@ -42,13 +43,15 @@ pub struct EncoderForward<'a> {
     pub(crate) mask: DeviceMask<'a>,
     pub(crate) hidden: Option<TensorView<'a>>,
     pub(crate) weights: Option<TensorView<'a>>,
+    cache: Option<&'a Cache>,
     rotary: Option<Rotary<'a>>,
 }
 
 impl<'a> EncoderForward<'a> {
     /// `x` and `out` are `[batch, 1, length, features]`, of the layers' dtype.
     pub fn new(x: TensorView<'a>, out: TensorView<'a>) -> Self {
-        EncoderForward { x, out, mask: DeviceMask::none(), hidden: None, weights: None, rotary: None }
+        let mask = DeviceMask::none();
+        EncoderForward { x, out, mask, hidden: None, weights: None, cache: None, rotary: None }
     }
 
     /// Which rows a row attends to, in every layer: `mask` and `src_key_padding_mask` of PyTorch, packed sequences, and all else that
@@ -61,7 +64,20 @@ impl<'a> EncoderForward<'a> {
         self
     }
 
-    /// Rotates queries and keys by their positions in every layer, as Llama and its kin do: see [`LayerForward::rotary`].
+    /// Rows are the tokens of the cache's last [`advance`](Cache::advance), as many of each sequence as the most that one advanced by:
+    /// their keys and values are appended to it, in layer n of the cache by layer n of the stack, and they attend to all that it
+    /// has. With a causal mask, as the stacks of GPT-2 and Llama have it, rows given in steps of any lengths come out as they do all at
+    /// once. The same call serves every later step.
+    #[doc(alias = "past_key_values")]
+    #[doc(alias = "use_cache")]
+    pub fn cache(mut self, cache: impl Into<Option<&'a Cache>>) -> Self {
+        self.cache = cache.into();
+        self
+    }
+
+    /// Rotates queries and keys by their positions in every layer, as Llama and its kin do: see [`LayerForward::rotary`]. With a cache the
+    /// rows stand at [`RowPositions::Tensor`]`(`[`cache.starts()`](Cache::starts)`)`, or wherever another tensor says, and it keeps rotated
+    /// keys.
     #[doc(alias = "rope")]
     #[doc(alias = "position_ids")]
     pub fn rotary(mut self, rotation: impl Into<Rotation<'a>>, at: RowPositions<TensorView<'a>>) -> Self {
@@ -108,8 +124,8 @@ struct EncoderLayer {
 /// normalization in the transformer architecture".
 ///
 /// All stages of all layers are recorded in one pass, with one scratch whose size does not grow with the number of layers.
-/// It keeps its weights' buffers alive, and reads them where they are. With a causal mask it is a decoder without a cache, as
-/// GPT-2 and Llama are.
+/// It keeps its weights' buffers alive, and reads them where they are. With a causal mask it is a decoder without a
+/// memory, as GPT-2 and Llama are, and generates by a [`Cache`].
 ///
 /// ```no_run
 /// # use wgpu_attention::{Error, LayerWeights, FeedForwardWeights, NormWeights, TensorView, wgpu};
@@ -141,9 +157,9 @@ pub struct TransformerEncoder {
 }
 
 /// A checked call.
-struct Plan {
+struct Plan<'a> {
     rows: Rows,
-    attention: AttentionPlan,
+    attention: SelfAttention<'a>,
     size: ScratchSize,
 }
 
@@ -218,7 +234,8 @@ impl TransformerEncoder {
     }
 
     /// The temporary memory that `call` needs: that of one layer's attention
-    /// ([`MultiHeadAttention::scratch_size`]), four tensors as `x`, and one or, gated, three of `hidden_features`.
+    /// ([`MultiHeadAttention::scratch_size`]), four tensors as `x`, and one or, gated, three of `hidden_features`. With a cache it may
+    /// be asked for before the first advance.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -229,13 +246,15 @@ impl TransformerEncoder {
     /// Records `call` into `encoder`, in a compute pass of its own. Nothing is submitted or copied.
     ///
     /// # Errors
-    /// Everything that [`Error`] lists for tensors, masks, options and scratch; then nothing has been recorded.
+    /// Everything that [`Error`] lists for tensors, masks, options and scratch; a cache of other dimensions, fewer layers or another
+    /// device, with changes that are not recorded yet, or that was not advanced by as many rows. Then nothing has been recorded.
     pub fn forward(
         &self,
         encoder: &mut wgpu::CommandEncoder,
         call: &EncoderForward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
+        check_advanced(call.cache, &call.x)?;
         self.record(call, scratch, |bound| dispatch(&mut pass(encoder, "transformer encoder"), bound))
     }
 
@@ -249,6 +268,7 @@ impl TransformerEncoder {
         call: &EncoderForward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
+        check_advanced(call.cache, &call.x)?;
         self.record(call, scratch, |bound| dispatch(pass, bound))
     }
 
@@ -297,7 +317,7 @@ impl TransformerEncoder {
         &'a self,
         call: &EncoderForward<'a>,
         work: &Workspace<'a>,
-        plan: &AttentionPlan,
+        plan: &SelfAttention<'a>,
     ) -> Result<Dispatches<'a>, Error> {
         match self.config.order {
             NormOrder::Post => self.post(call, work, plan),
@@ -310,7 +330,7 @@ impl TransformerEncoder {
         &'a self,
         call: &EncoderForward<'a>,
         work: &Workspace<'a>,
-        plan: &AttentionPlan,
+        plan: &SelfAttention<'a>,
     ) -> Result<Dispatches<'a>, Error> {
         let [middle, branch] = [work.features(Slot::Middle)?, work.features(Slot::Branch)?];
         let mut dispatches = Dispatches::new();
@@ -333,7 +353,7 @@ impl TransformerEncoder {
         &'a self,
         call: &EncoderForward<'a>,
         work: &Workspace<'a>,
-        plan: &AttentionPlan,
+        plan: &SelfAttention<'a>,
     ) -> Result<Dispatches<'a>, Error> {
         let [middle, branch] = [work.features(Slot::Middle)?, work.features(Slot::Branch)?];
         let normed = work.features(Slot::Normed)?;
@@ -360,7 +380,7 @@ impl TransformerEncoder {
         Ok(dispatches)
     }
 
-    fn check(&self, call: &EncoderForward, device: &DeviceFacts) -> Result<Plan, Error> {
+    fn check<'a>(&self, call: &EncoderForward<'a>, device: &DeviceFacts) -> Result<Plan<'a>, Error> {
         let mut plan = self.check_inputs(call, device)?;
         self.check_output("out", &call.out, call, Access::Write, device)?;
         let mut written = vec![("out", call.out)];
@@ -390,7 +410,7 @@ impl TransformerEncoder {
     }
 
     /// Checks what is read; the size is that of attention.
-    fn check_inputs(&self, call: &EncoderForward, device: &DeviceFacts) -> Result<Plan, Error> {
+    fn check_inputs<'a>(&self, call: &EncoderForward<'a>, device: &DeviceFacts) -> Result<Plan<'a>, Error> {
         check_rows_of("x", &call.x, &self.config.attention, Access::Read, device)?;
         let [batch, _, length, _] = call.x.shape();
         let rows = Rows { batch, length };
@@ -401,8 +421,16 @@ impl TransformerEncoder {
         }
         let weights = call.weights_of(0, batch);
         let inner = call.attention(call.x, call.out).weights(weights);
-        let attention = self.layers[0].attention.plan_of(&inner, [batch, length, length], device)?;
-        Ok(Plan { rows, size: attention.size, attention })
+        let layers: Vec<_> = self.layers.iter().map(|layer| &layer.attention).collect();
+        if let Some(cache) = call.cache {
+            check_cache(cache, &layers, &self.config.attention, rows)?;
+            if call.weights.is_some() {
+                let why = "a cache has no fixed number of keys; give all rows at once, without it";
+                return Err(Error::Unsupported { what: "attention weights with a cache", why });
+            }
+        }
+        let attention = SelfAttention::of(&layers, &inner, call.cache, rows, device)?;
+        Ok(Plan { rows, size: attention.size(), attention })
     }
 
     fn check_output(
@@ -445,11 +473,11 @@ impl EncoderLayer {
         out: TensorView<'a>,
         call: &EncoderForward<'a>,
         n: usize,
-        plan: &AttentionPlan,
+        plan: &SelfAttention<'a>,
         work: &Workspace<'a>,
     ) -> Result<Dispatches<'a>, Error> {
         let weights = call.weights_of(n, work.rows.batch);
         let call = call.attention(x, out).weights(weights);
-        self.attention.dispatches(&call, plan, work.scratch, work.device)
+        plan.dispatches(n, &self.attention, &call, work)
     }
 }

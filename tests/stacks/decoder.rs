@@ -2,13 +2,14 @@
 
 use wgpu_attention::reference::compare::{Tolerance, compare, max_error};
 use wgpu_attention::{
-    BlockConfig, Cache, CacheConfig, CacheStorage, DType, DecoderForward, DecoderMemory, Error, LayerConfig,
-    Rope, RopeConfig, RowPositions, Scratch, TensorView, Tokens, Tuning,
+    BlockConfig, Cache, CacheConfig, DType, DecoderForward, DecoderMemory, Error, LayerConfig, Rope,
+    RopeConfig, RowPositions, Scratch, TensorView, Tokens, Tuning,
 };
 
 use super::decoder_data::{NAMES, Stack, Weights, drawn, vector};
 use super::encoder::Setup;
 use super::judge::epsilon;
+use super::steps::{cache_of, steps_of};
 use crate::harness::case::{largest, widened};
 use crate::harness::run::{Layout, Placed, PlacedRules};
 use crate::harness::{FORMS, Judged, Report, Rng, Values, defaults, full, rest};
@@ -37,14 +38,8 @@ impl Stack {
         let projected = DecoderMemory { keys: keys.view(), values: values.view() };
         let rules = self.rules.each_ref().map(|r| PlacedRules::new(profile, r, DType::F32, layout));
         let rotary = self.rotary.as_ref().map(|rotary| rotary.place(profile));
-        let config = CacheConfig::new(kv_heads, dim, length + 3)
-            .batch(batch)
-            .layers(self.layers.len())
-            .storage(match dtype {
-                DType::F16 => CacheStorage::F16,
-                _ => CacheStorage::F32,
-            });
-        let mut cache = Cache::with_pipelines(profile.gpu.pipelines(), config).map_err(refused)?;
+        let sizes = [batch, kv_heads, dim, length];
+        let mut cache = cache_of(profile, self.layers.len(), sizes, dtype).map_err(refused)?;
         let whole = [length];
         let mut first = 0;
         for rows in steps.unwrap_or(&whole) {
@@ -130,18 +125,6 @@ fn every_form_gives_the_vectors() {
         }
     }
     report.finish();
-}
-
-/// Steps that make up `length`.
-fn steps_of(length: usize, rng: &mut Rng) -> Vec<usize> {
-    let mut steps = Vec::new();
-    let mut left = length;
-    while left > 0 {
-        let step = rng.between(1, left.min(5));
-        steps.push(step);
-        left -= step;
-    }
-    steps
 }
 
 #[test]

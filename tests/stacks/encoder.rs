@@ -3,10 +3,14 @@
 use std::fmt;
 
 use wgpu_attention::reference::compare::{EPSILON_BF16, EPSILON_F16, EPSILON_F32, Tolerance, compare};
-use wgpu_attention::{Activation, DType, EncoderForward, KernelForm, NormConfig, NormOrder, Scratch, Tuning};
+use wgpu_attention::{
+    Activation, Cache, CacheConfig, DType, EncoderBackward, EncoderForward, KernelForm, NormConfig,
+    NormOrder, RowPositions, Scratch, TensorView, Tokens, Tuning,
+};
 
 use super::FAMILY;
 use super::data::Stack;
+use super::steps::{cache_of, steps_of};
 use crate::harness::case::{largest, widened};
 use crate::harness::layer::LinearData;
 use crate::harness::rotary::RotaryData;
@@ -138,7 +142,9 @@ impl Stack {
         self.layers.len() - usize::from(self.final_norm.is_none())
     }
 
-    fn run(&self, setup: &Setup, keeps: bool) -> Result<Got, String> {
+    /// Runs it with rows in steps of these lengths by a cache, or all at once; if it `keeps` that, with what layers give and, all at once,
+    /// what their heads attend to.
+    fn run(&self, setup: &Setup, steps: Option<&[usize]>, keeps: bool) -> Result<Got, String> {
         let Setup { profile, form, dtypes: [dtype, weight], layout } = *setup;
         profile.tidy();
         let refused = |e: wgpu_attention::Error| e.to_string();
@@ -152,29 +158,42 @@ impl Stack {
         let x = Placed::input(profile, Values::Floats(&self.x), dtype, x_at);
         let out = Placed::output(profile, dtype, out_at);
         let hidden = (keeps && self.kept() > 0).then(|| Placed::output(profile, dtype, hidden_at));
-        let maps = keeps.then(|| Placed::output(profile, DType::F32, maps_at));
+        let maps = (keeps && steps.is_none()).then(|| Placed::output(profile, DType::F32, maps_at));
         let rules = PlacedRules::new(profile, &self.rules, DType::F32, layout);
         let rotary = self.rotary.as_ref().map(|rotary| rotary.place(profile));
-        let mut call = EncoderForward::new(x.view(), out.view())
-            .mask(rules.mask())
-            .hidden(hidden.as_ref().map(Placed::view))
-            .weights(maps.as_ref().map(Placed::view));
-        if let Some(rotary) = &rotary {
-            call = call.rotary(rotary.rotation(), rotary.at());
+        let sizes = [self.batch, self.kv_heads, features / self.heads, length];
+        let mut cache = cache_of(profile, self.layers.len(), sizes, dtype).map_err(refused)?;
+        let whole = [length];
+        let mut first = 0;
+        for rows in steps.unwrap_or(&whole) {
+            let [x, out] = [x.view(), out.view()].map(|t| t.slice(2, first, *rows));
+            if steps.is_some() {
+                profile.gpu.submit(|e| cache.advance(e, Tokens::All(*rows))).map_err(refused)?;
+            }
+            let mut call = EncoderForward::new(x, out)
+                .mask(rules.mask())
+                .cache(steps.map(|_| &cache))
+                .hidden(hidden.as_ref().map(|t| t.view().slice(2, first, *rows)))
+                .weights(maps.as_ref().map(Placed::view));
+            if let Some(rotary) = &rotary {
+                let at = steps.map_or(rotary.at(), |_| RowPositions::Tensor(cache.starts()));
+                call = call.rotary(rotary.rotation(), at);
+            }
+            let size = stack.scratch_size(&call).map_err(refused)?;
+            let mut scratch = Scratch::new(profile.gpu.device(), size).map_err(refused)?;
+            profile.gpu.submit(|e| stack.forward(e, &call, &mut scratch)).map_err(refused)?;
+            first += rows;
         }
-        let size = stack.scratch_size(&call).map_err(refused)?;
-        let mut scratch = Scratch::new(profile.gpu.device(), size).map_err(refused)?;
-        profile.gpu.submit(|e| stack.forward(e, &call, &mut scratch)).map_err(refused)?;
         let read = |t: &Placed| pollster::block_on(t.download_async("a result", profile));
         let read_if = |t: &Option<Placed>| t.as_ref().map(read).transpose();
         Ok(Got { out: read(&out)?, hidden: read_if(&hidden)?, weights: read_if(&maps)? })
     }
 
     /// The largest error over tolerance, against the reference.
-    fn outcome(&self, setup: &Setup, keeps: bool) -> Result<f64, String> {
+    fn outcome(&self, setup: &Setup, steps: Option<&[usize]>, keeps: bool) -> Result<f64, String> {
         let [dtype, weight] = setup.dtypes;
         let own = self.stored(dtype, weight);
-        let got = own.run(setup, keeps)?;
+        let got = own.run(setup, steps, keeps)?;
         let exact = own.exact();
         let naive = own.naive(dtype);
         // Intermediates are rounded too: a stack may be off by some of their spacings.
@@ -228,7 +247,7 @@ fn every_form_gives_the_vectors() {
         let (stack, vector) = vector(name);
         for (form, layout) in FORMS.into_iter().zip([Layout::Dense, Layout::Window(5)]) {
             let setup = Setup { profile: full(), form, dtypes: [DType::F32; 2], layout };
-            let judged = stack.run(&setup, true).and_then(|got| {
+            let judged = stack.run(&setup, None, true).and_then(|got| {
                 let judge = |what: &str, got: &[f64]| match vector.expected(what) {
                     Some((want, tolerance)) => Judged { want, tolerance }.judge(got),
                     None => Ok(0.0),
@@ -312,7 +331,74 @@ fn random_stacks_equal_the_reference() {
         let weight = if rng.chance(0.5) { dtype } else { DType::F32 };
         let layout = if rng.chance(0.5) { Layout::Dense } else { Layout::Window(rng.word()) };
         let setup = Setup { profile, form: FORMS[(n / 2) as usize % 2], dtypes: [dtype, weight], layout };
-        report.record(&format!("stack {n}"), &setup, stack.outcome(&setup, keeps));
+        report.record(&format!("stack {n}"), &setup, stack.outcome(&setup, None, keeps));
     }
     report.finish();
+}
+
+/// Causal ones, some with rotary positions and grouped heads as Llama is.
+#[test]
+fn random_stacks_in_steps_equal_the_reference() {
+    let mut report = Report::new("random encoders in steps");
+    for n in 0..24 {
+        if n >= 6 && !rest(&format!("random encoders in steps {n}")) {
+            continue;
+        }
+        let (stack, keeps) = drawn(n);
+        let head_dim = stack.features / stack.heads;
+        let turns = n.is_multiple_of(2) && head_dim.is_multiple_of(2);
+        let rotary = turns.then(|| RotaryData::in_order(head_dim));
+        let stack = Stack { rules: Rules { causal: true, ..Default::default() }, rotary, ..stack };
+        let rng = &mut Rng::new(n ^ 0x57e9);
+        let profile = if rng.chance(0.3) { defaults() } else { full() };
+        let dtype = match n % 4 {
+            1 if profile.f16 => DType::F16,
+            3 => DType::BF16,
+            _ => DType::F32,
+        };
+        let layout = if rng.chance(0.5) { Layout::Dense } else { Layout::Window(rng.word()) };
+        let setup = Setup { profile, form: FORMS[(n / 2) as usize % 2], dtypes: [dtype; 2], layout };
+        let steps = steps_of(stack.length, rng);
+        let judged = stack.outcome(&setup, Some(&steps), keeps);
+        report.record(&format!("stack {n} in {steps:?}"), &setup, judged);
+    }
+    report.finish();
+}
+
+#[test]
+fn caches_that_do_not_fit_are_refused() {
+    let gpu = &full().gpu;
+    let (stack, _) = drawn(1);
+    let stack = Stack { heads: 2, kv_heads: 2, features: 16, batch: 1, length: 3, rotary: None, ..stack };
+    let stack = Stack::random(&mut Rng::new(3), 2, false, stack);
+    let placed = stack.place(full(), DType::F32);
+    let encoder = placed.encoder(full(), stack.config(DType::F32)).expect("a stack");
+    let buffers: Vec<_> = (0..3).map(|_| gpu.buffer(4096).expect("a buffer")).collect();
+    let rows = |n: usize| TensorView::new(&buffers[n], DType::F32, [1, 1, 3, 16]);
+    let filled = |config| {
+        let mut cache = Cache::with_pipelines(gpu.pipelines(), config).expect("a cache");
+        gpu.submit(|e| cache.advance(e, Tokens::All(3))).expect("an advance");
+        cache
+    };
+    let refused = |call: EncoderForward, words: &str| {
+        let mut commands = gpu.device().create_command_encoder(&Default::default());
+        let mut scratch = Scratch::new(gpu.device(), Default::default()).expect("a scratch");
+        let error = encoder.forward(&mut commands, &call, &mut scratch).expect_err("an error").to_string();
+        assert!(error.contains(words), "{words}: {error}");
+        let mut pass = commands.begin_compute_pass(&Default::default());
+        assert!(encoder.forward_in_pass(&mut pass, &call, &mut scratch).is_err());
+    };
+    let call = EncoderForward::new(rows(0), rows(1));
+    let fits = filled(CacheConfig::new(2, 8, 9).layers(2));
+    refused(call.cache(&fits), "scratch");
+    refused(call.cache(&filled(CacheConfig::new(2, 8, 9))), "cache.layers is 1");
+    refused(call.cache(&filled(CacheConfig::new(2, 12, 9).layers(2))), "cache.head_dim is 12");
+    refused(call.cache(&filled(CacheConfig::new(2, 8, 9).layers(2).batch(2))), "cache.batch is 2");
+    let new = Cache::with_pipelines(gpu.pipelines(), CacheConfig::new(2, 8, 9).layers(2)).expect("a cache");
+    refused(call.cache(&new), "rows that are not those");
+    let maps = TensorView::new(&buffers[2], DType::F32, [2, 2, 3, 3]);
+    refused(call.cache(&fits).weights(maps), "attention weights with a cache");
+    let backward = EncoderBackward::new(call.cache(&fits), rows(1)).d_x(rows(2));
+    let error = encoder.backward_scratch_size(&backward).expect_err("an error").to_string();
+    assert!(error.contains("a forward call with a cache"), "{error}");
 }

@@ -7,6 +7,7 @@ mod decoder_backward;
 mod decoder_data;
 mod encoder;
 mod judge;
+mod steps;
 
 pub use decoder_data::NAMES as DECODERS;
 pub use encoder::{D2L, NAMES};

@@ -1,0 +1,124 @@
+//! How the rows of a stack attend to themselves: all at once, or to what a cache has too.
+
+use super::{Rows, Workspace};
+use crate::cache::Cache;
+use crate::device::DeviceFacts;
+use crate::error::Error;
+use crate::layer_config::LayerConfig;
+use crate::multi_head::{CachedPlan, LayerForward, MultiHeadAttention, Plan};
+use crate::path::Dispatches;
+use crate::scratch::ScratchSize;
+use crate::tensor::TensorView;
+
+/// The checked self-attention of all layers.
+// One lives for as long as a call is recorded: a box would be an allocation for nothing.
+#[allow(clippy::large_enum_variant)]
+pub(crate) enum SelfAttention<'a> {
+    /// All rows at once, in every layer.
+    Whole(Plan),
+    /// And what a cache has, layer by layer.
+    Cached(&'a Cache, Vec<CachedPlan>),
+}
+
+impl<'a> SelfAttention<'a> {
+    /// Of `layers`, of which there is one at least, each with a call like this.
+    pub fn of(
+        layers: &[&MultiHeadAttention],
+        call: &LayerForward,
+        cache: Option<&'a Cache>,
+        rows: Rows,
+        device: &DeviceFacts,
+    ) -> Result<Self, Error> {
+        let Rows { batch, length } = rows;
+        let Some(cache) = cache else {
+            return Ok(SelfAttention::Whole(layers[0].plan_of(call, [batch, length, length], device)?));
+        };
+        let dims = [batch, length, cache.config().longest()];
+        let of = |(n, layer): (usize, &&MultiHeadAttention)| {
+            layer.cached_plan(call, cache.source(n, true)?, dims, device)
+        };
+        let plans = layers.iter().enumerate().map(of).collect::<Result<_, Error>>()?;
+        Ok(SelfAttention::Cached(cache, plans))
+    }
+
+    /// The scratch of one layer's after the other's.
+    pub fn size(&self) -> ScratchSize {
+        match self {
+            SelfAttention::Whole(plan) => plan.size,
+            SelfAttention::Cached(_, plans) => {
+                plans.iter().fold(ScratchSize::default(), |size, plan| size.max(plan.size))
+            }
+        }
+    }
+
+    /// That of layer `n`.
+    pub fn dispatches(
+        &self,
+        n: usize,
+        layer: &'a MultiHeadAttention,
+        call: &LayerForward<'a>,
+        work: &Workspace<'a>,
+    ) -> Result<Dispatches<'a>, Error> {
+        match self {
+            SelfAttention::Whole(plan) => layer.dispatches(call, plan, work.scratch, work.device),
+            SelfAttention::Cached(cache, plans) => {
+                layer.cached_dispatches(call, cache.source(n, true)?, &plans[n], work.scratch, work.device)
+            }
+        }
+    }
+}
+
+/// Refuses a cache that is not for `layers` and such rows.
+pub(crate) fn check_cache(
+    cache: &Cache,
+    layers: &[&MultiHeadAttention],
+    config: &LayerConfig,
+    rows: Rows,
+) -> Result<(), Error> {
+    if cache.device() != layers[0].pipelines().device() {
+        let why = "make it with `Cache::with_pipelines` and the pipelines of the stack";
+        return Err(Error::Unsupported { what: "a cache on another device", why });
+    }
+    if layers[0].appended_keys() > 0 {
+        let why = "there each step would append them again; give all rows at once, without it";
+        return Err(Error::Unsupported { what: "`bias_kv` and `add_zero_attn` with a cache", why });
+    }
+    let of_cache = cache.config();
+    let sizes = [
+        ("cache.batch", rows.batch, of_cache.batch),
+        ("cache.layers", layers.len(), of_cache.layers),
+        ("cache.kv_heads", config.kv_heads, of_cache.kv_heads),
+        ("cache.head_dim", config.head_dim, of_cache.head_dim),
+        ("cache.value_dim", config.value_dim, of_cache.value_dim),
+    ];
+    for (option, wanted, got) in sizes {
+        if wanted != got {
+            let expected = "as the stack and x have it";
+            return Err(Error::Option { option, value: got as f64, expected });
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a cache that does not know the rows of `x`.
+pub(crate) fn check_advanced(cache: Option<&Cache>, x: &TensorView) -> Result<(), Error> {
+    let Some(cache) = cache else { return Ok(()) };
+    cache.check_recorded()?;
+    if cache.advanced() != x.shape()[2] {
+        let why = "advance it by as many tokens as x has rows, then record the call";
+        return Err(Error::Unsupported { what: "rows that are not those of the cache's last advance", why });
+    }
+    Ok(())
+}
+
+/// Refuses the gradients of a call with a cache.
+pub(crate) fn check_no_cache(cache: Option<&Cache>) -> Result<(), Error> {
+    match cache {
+        None => Ok(()),
+        Some(_) => {
+            let why =
+                "a cache keeps no more than it must for the next token; give all rows at once, without it";
+            Err(Error::Unsupported { what: "a backward pass of a forward call with a cache", why })
+        }
+    }
+}
