@@ -77,6 +77,9 @@ fn meant() -> BTreeMap<(&'static str, &'static str), Option<u32>> {
         ("matmul/matrix", "BLOCKS"),
         ("merge", "ROW_LANES"),
         ("merge_splits", "ROW_LANES"),
+        ("quantized/few_rows_cpu", "LINE_BYTES"),
+        ("quantized/q4_1_parts", "PART_STEP"),
+        ("quantized/q8_0_parts", "PART_STEP"),
     ];
     let shared = shared.into_iter().map(|(file, name, n)| ((file, name), Some(n)));
     shared.chain(own.map(|place| (place, None))).collect()
