@@ -147,8 +147,13 @@ fn score_of(q: Query, j: u32) -> f32 {
 fn repaired(q: Query, col: u32, total: vec2<f32>, keys: vec2<u32>) -> vec4<f32> {
     var sum = vec4<f32>();
     let v = v_source(q.b, q.h / p.group, col);
+    var query = q;
     for (var j = max(q.first, keys.x); j < min(q.end, keys.y); j++) {
-        let score = score_of(q, j);
+        if HAS_BLOCKS {
+            // A kernel that goes through the map column by column left it at the last.
+            query.block = block_of_row(q, map_row(q.i), min(j, p.mask.masked_len - 1u) / p.mask.block.y);
+        }
+        let score = score_of(query, j);
         let weight = apply_dropout(share_of(score, total, p.mask.neg_inf), q.b, q.h, q.i, j);
         // By the bits: what is NaN counts, and `!=` is false for it in SPIR-V's ordered comparison.
         if bitcast<u32>(score) != bitcast<u32>(p.mask.neg_inf) && (bitcast<u32>(weight) & 0x7fffffffu) != 0u {
