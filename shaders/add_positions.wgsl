@@ -21,9 +21,10 @@ struct Params {
 fn encoding(position: u32, d: u32) -> f32 {
     if LEARNED {
         return table_at(view_at(p.table, 0u, 0u, position, d));
+    } else {
+        let t = rotation(p.rotation, d / 2u, position);
+        return select(t.x, t.y, d % 2u == 0u);
     }
-    let t = rotation(p.rotation, d / 2u, position);
-    return select(t.x, t.y, d % 2u == 0u);
 }
 
 @compute @workgroup_size(64)

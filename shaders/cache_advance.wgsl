@@ -23,11 +23,11 @@ const DEVICE: u32 = 2u;
 fn count_of(b: u32) -> u32 {
     if COUNTS == EACH {
         return min(sequence_table_at(b * WORDS + COUNT), p.rows);
-    }
-    if COUNTS == DEVICE {
+    } else if COUNTS == DEVICE {
         return min(counts_at(view_at(p.counts, b, 0u, 0u, 0u)), p.rows);
+    } else {
+        return p.rows;
     }
-    return p.rows;
 }
 
 // Whether a ring still has everything that it would keep of the first n tokens.

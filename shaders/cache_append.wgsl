@@ -44,23 +44,20 @@ struct Row {
 fn channel(r: Row, d: u32) -> f32 {
     if d >= r.dim {
         return 0.0;
-    }
-    if !r.is_key {
+    } else if !r.is_key {
         return v_at(view_at(p.v, r.b, r.h, r.i, d));
-    }
-    let o = view_at(p.k, r.b, r.h, r.i, 0u);
-    let stride = p.k.strides.w;
-    if ROTATES {
+    } else if ROTATES && d < p.rotation.rotary_dim {
         let t = p.rotation;
-        if d < t.rotary_dim {
-            let pair = select(d / 2u, d % t.pairs, t.order == ORDER_HALF);
-            let pick = pair_channels(t, pair);
-            let x = vec2<f32>(k_at(o + pick.x * stride), k_at(o + pick.y * stride));
-            let y = rotated(x, rotation(t, pair, r.position));
-            return select(y.x, y.y, d == pick.y);
-        }
+        let o = view_at(p.k, r.b, r.h, r.i, 0u);
+        let stride = p.k.strides.w;
+        let pair = select(d / 2u, d % t.pairs, t.order == ORDER_HALF);
+        let pick = pair_channels(t, pair);
+        let x = vec2<f32>(k_at(o + pick.x * stride), k_at(o + pick.y * stride));
+        let y = rotated(x, rotation(t, pair, r.position));
+        return select(y.x, y.y, d == pick.y);
+    } else {
+        return k_at(view_at(p.k, r.b, r.h, r.i, d));
     }
-    return k_at(o + d * stride);
 }
 
 fn store_word(r: Row, o: u32, word: u32) {
@@ -76,8 +73,9 @@ fn half_of(x: f32) -> u32 {
     let bits = bitcast<u32>(x);
     if (bits & 0x7fffffffu) >= 0x7f800000u {
         return ((bits >> 16u) & 0x8000u) | select(0x7e00u, 0x7c00u, (bits & 0x7fffffu) == 0u);
+    } else {
+        return pack2x16float(vec2<f32>(clamp(x, -65504.0, 65504.0), 0.0)) & 0xffffu;
     }
-    return pack2x16float(vec2<f32>(clamp(x, -65504.0, 65504.0), 0.0)) & 0xffffu;
 }
 
 fn level(x: f32, scale: f32) -> i32 {
@@ -87,23 +85,22 @@ fn level(x: f32, scale: f32) -> i32 {
 fn word_of(r: Row, d: u32, scale: f32) -> u32 {
     if STORAGE_KIND == F32 {
         return bitcast<u32>(channel(r, d));
-    }
-    if STORAGE_KIND == F16 {
+    } else if STORAGE_KIND == F16 {
         return half_of(channel(r, d)) | (half_of(channel(r, d + 1u)) << 16u);
-    }
-    if STORAGE_KIND == BF16 {
+    } else if STORAGE_KIND == BF16 {
         return bf16_pair(vec2<f32>(channel(r, d), channel(r, d + 1u)));
-    }
-    var word = 0u;
-    for (var c = 0u; c < PER_WORD; c++) {
-        let n = level(channel(r, d + c), scale);
-        if STORAGE_KIND == Q8 {
-            word |= (u32(n) & 0xffu) << (c * 8u);
-        } else {
-            word |= u32(n + 8) << (c % 4u * 8u + c / 4u * 4u);
+    } else {
+        var word = 0u;
+        for (var c = 0u; c < PER_WORD; c++) {
+            let n = level(channel(r, d + c), scale);
+            if STORAGE_KIND == Q8 {
+                word |= (u32(n) & 0xffu) << (c * 8u);
+            } else {
+                word |= u32(n + 8) << (c % 4u * 8u + c / 4u * 4u);
+            }
         }
+        return word;
     }
-    return word;
 }
 
 // size: channels of a unit; words, groups: of a row; scales: where they begin.

@@ -29,15 +29,17 @@ struct Params {
 fn k_channels(s: Source, row: u32, d: u32) -> vec4<f32> {
     if SCALED {
         return k_four(s, row, d);
+    } else {
+        return unpacked(k_word(s, row, d / CHANNELS), d / 4u % VECTORS);
     }
-    return unpacked(k_word(s, row, d / CHANNELS), d / 4u % VECTORS);
 }
 
 fn v_channels(s: Source, row: u32, d: u32) -> vec4<f32> {
     if SCALED {
         return v_four(s, row, d);
+    } else {
+        return unpacked(v_word(s, row, d / CHANNELS), d / 4u % VECTORS);
     }
-    return unpacked(v_word(s, row, d / CHANNELS), d / 4u % VECTORS);
 }
 
 @compute @workgroup_size(64)

@@ -72,10 +72,11 @@ fn asked(row: u32, j: u32, inside: bool) -> Asked {
     }
     if !seen {
         return Asked(q, j, false, 0.0, 0.0);
+    } else {
+        let dot = dot_at(q, j);
+        let pair = pair_of(q, j, dot, d_weight_at(q, j), stats_of(b, h, i));
+        return Asked(q, j, pair.d_score != 0.0, dot * p.scale, pair.d_score);
     }
-    let dot = dot_at(q, j);
-    let pair = pair_of(q, j, dot, d_weight_at(q, j), stats_of(b, h, i));
-    return Asked(q, j, pair.d_score != 0.0, dot * p.scale, pair.d_score);
 }
 
 @compute @workgroup_size(WORKGROUP)

@@ -26,21 +26,16 @@ var<workgroup> found: array<u32, 64>;
 fn found_at(q: Query, j: u32) -> u32 {
     if j < q.first || j >= q.end {
         return UNSEEN;
-    }
-    if PER_PAIR_MASK {
-        if !mask_mod(q, j) {
-            return UNSEEN;
-        }
+    } else if !PER_PAIR_MASK {
+        return SEEN;
+    } else if !mask_mod(q, j) {
+        return UNSEEN;
+    } else {
         let bias = bias_of(q, j);
-        if bias == p.mask.neg_inf {
-            return UNSEEN;
-        }
         // By the bits: a NaN is a bias too.
-        if (bitcast<u32>(bias) & 0x7fffffffu) != 0u {
-            return SEEN | BIASED;
-        }
+        let is_biased = (bitcast<u32>(bias) & 0x7fffffffu) != 0u;
+        return select(select(SEEN, SEEN | BIASED, is_biased), UNSEEN, bias == p.mask.neg_inf);
     }
-    return SEEN;
 }
 
 @compute @workgroup_size(64)

@@ -33,7 +33,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     // Four sums that do not wait for each other.
     var sums4 = vec4<f32>();
     for (var r = lane / COLUMNS; r < p.rows; r += 4u * STRIPS) {
-        for (var c = 0u; c < 4u; c++) {
+        /* unrolled */ for (var c = 0u; c < 4u; c++) {
             let row = r + c * STRIPS;
             if row < p.rows {
                 let b = row / p.length;

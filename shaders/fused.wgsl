@@ -78,11 +78,12 @@ fn query_of_row(b: u32, kv_head: u32, row: u32) -> Query {
 fn split_keys(r: vec2<u32>, split: u32) -> vec2<u32> {
     if !SPLITS || r.x >= r.y {
         return r;
+    } else {
+        let share = max((r.y - r.x + p.splits - 1u) / p.splits, SPLIT_LEAST);
+        let len = (share + SPLIT_STEP - 1u) / SPLIT_STEP * SPLIT_STEP;
+        let first = min(r.x + split * len, r.y);
+        return vec2<u32>(first, min(first + len, r.y));
     }
-    let share = max((r.y - r.x + p.splits - 1u) / p.splits, SPLIT_LEAST);
-    let len = (share + SPLIT_STEP - 1u) / SPLIT_STEP * SPLIT_STEP;
-    let first = min(r.x + split * len, r.y);
-    return vec2<u32>(first, min(first + len, r.y));
 }
 
 // Where a split's sums of a row begin.
@@ -103,16 +104,17 @@ fn finish_row(state: vec2<f32>, z: u32, row: u32, split: u32, stores: bool) -> v
             store_stats(z, row, split, state);
         }
         return vec3<f32>(1.0, state.x, 1.0);
+    } else {
+        let neg_inf = p.mask.neg_inf;
+        let b = z / p.kv_heads;
+        let place = head_query_of(z % p.kv_heads, row);
+        let total = with_sink(state, b, place.x);
+        if HAS_LSE && stores {
+            lse_store(view_at(p.lse, b, place.x, place.y, 0u), lse_of(total, neg_inf));
+        }
+        // A sink may have raised the maximum.
+        return vec3<f32>(select(0.0, share_of(state.x, total, neg_inf), is_seen(state, neg_inf)), total);
     }
-    let neg_inf = p.mask.neg_inf;
-    let b = z / p.kv_heads;
-    let place = head_query_of(z % p.kv_heads, row);
-    let total = with_sink(state, b, place.x);
-    if HAS_LSE && stores {
-        lse_store(view_at(p.lse, b, place.x, place.y, 0u), lse_of(total, neg_inf));
-    }
-    // A sink may have raised the maximum.
-    return vec3<f32>(select(0.0, share_of(state.x, total, neg_inf), is_seen(state, neg_inf)), total);
 }
 
 // Four channels of a row.
@@ -127,19 +129,17 @@ fn store_row(z: u32, row: u32, split: u32, col: u32, x: vec4<f32>) {
 
 // The score of a pair as the softmax sees it, −∞ where the query does not see the key.
 fn score_of(q: Query, j: u32) -> f32 {
-    if j < q.first || j >= q.end {
+    var seen = j >= q.first && j < q.end;
+    if PER_PAIR_MASK {
+        seen = seen && mask_mod(q, j);
+    }
+    if !seen {
         return p.mask.neg_inf;
+    } else if PER_PAIR_MASK {
+        return score_mod(pair_score(q, j), q, j);
+    } else {
+        return pair_score(q, j);
     }
-    if PER_PAIR_MASK {
-        if !mask_mod(q, j) {
-            return p.mask.neg_inf;
-        }
-    }
-    let score = pair_score(q, j);
-    if PER_PAIR_MASK {
-        return score_mod(score, q, j);
-    }
-    return score;
 }
 
 // Four channels of a row over some keys once more, where a NaN came out: a weight of zero contributes nothing, whatever the
@@ -167,8 +167,9 @@ fn repaired(q: Query, col: u32, total: vec2<f32>, keys: vec2<u32>) -> vec4<f32> 
 fn row_repaired(z: u32, row: u32, col: u32, x: vec4<f32>, end: vec3<f32>, keys: vec2<u32>) -> vec4<f32> {
     if any_nan(x) {
         return repaired(query_of_row(z / p.kv_heads, z % p.kv_heads, row), col, end.yz, keys);
+    } else {
+        return x;
     }
-    return x;
 }
 
 // The queries of some rows see keys of all.x .. all.y, and every query sees those in each.x .. each.y,

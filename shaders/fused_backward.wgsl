@@ -80,43 +80,49 @@ fn query_head(work: WorkTile, n: u32) -> u32 {
 fn own_rows(work: WorkTile, own: u32) -> vec2<u32> {
     if OF_KEYS {
         return vec2<u32>(k_row(work.b, work.kv_head, own), v_row(work.b, work.kv_head, own));
+    } else {
+        return vec2<u32>(q_row(work.b, work.head, own), d_out_row(work.b, work.head, own));
     }
-    return vec2<u32>(q_row(work.b, work.head, own), d_out_row(work.b, work.head, own));
 }
 
 fn other_rows(work: WorkTile, h: u32, other: u32) -> vec2<u32> {
     if OF_KEYS {
         return vec2<u32>(q_row(work.b, h, other), d_out_row(work.b, h, other));
+    } else {
+        return vec2<u32>(k_row(work.b, work.kv_head, other), v_row(work.b, work.kv_head, other));
     }
-    return vec2<u32>(k_row(work.b, work.kv_head, other), v_row(work.b, work.kv_head, other));
 }
 
 fn own_score_vector(row: u32, d: u32) -> vec4<f32> {
     if OF_KEYS {
         return k_vector(row, d);
+    } else {
+        return q_vector(row, d);
     }
-    return q_vector(row, d);
 }
 
 fn other_score_vector(row: u32, d: u32) -> vec4<f32> {
     if OF_KEYS {
         return q_vector(row, d);
+    } else {
+        return k_vector(row, d);
     }
-    return k_vector(row, d);
 }
 
 fn own_value_vector(row: u32, d: u32) -> vec4<f32> {
     if OF_KEYS {
         return v_vector(row, d);
+    } else {
+        return d_out_vector(row, d);
     }
-    return d_out_vector(row, d);
 }
 
 fn other_value_vector(row: u32, d: u32) -> vec4<f32> {
     if OF_KEYS {
         return d_out_vector(row, d);
+    } else {
+        return v_vector(row, d);
     }
-    return v_vector(row, d);
 }
 
 // Queries in a step of the search for those that see a tile's keys.

@@ -13,24 +13,28 @@
 fn chunk_at(b: u32, slot: u32) -> Chunk {
     if !IS_PACKED {
         return plain_chunk(b, slot, p.kv_len);
-    }
-    var left = slot;
-    var begin = 0u;
-    for (var s = 0u; s < p.sequences; s++) {
-        var end = p.kv_len;
-        if s + 1u < p.sequences {
-            end = clamp(start_of(s), begin, p.kv_len);
+    } else {
+        var found = Chunk(0u, 0u, 0u, HIDDEN);
+        var is_found = false;
+        var left = slot;
+        var begin = 0u;
+        for (var s = 0u; s < p.sequences && !is_found; s++) {
+            var end = p.kv_len;
+            if s + 1u < p.sequences {
+                end = clamp(start_of(s), begin, p.kv_len);
+            }
+            let chunks_here = (end - begin + p.chunk_len - 1u) / p.chunk_len;
+            if left < chunks_here {
+                let first = begin + left * p.chunk_len;
+                let hidden = s == 0u || s + 1u == p.sequences;
+                found = Chunk(first, min(p.chunk_len, end - first), s, select(left, HIDDEN, hidden));
+                is_found = true;
+            }
+            left -= chunks_here;
+            begin = end;
         }
-        let chunks_here = (end - begin + p.chunk_len - 1u) / p.chunk_len;
-        if left < chunks_here {
-            let first = begin + left * p.chunk_len;
-            let hidden = s == 0u || s + 1u == p.sequences;
-            return Chunk(first, min(p.chunk_len, end - first), s, select(left, HIDDEN, hidden));
-        }
-        left -= chunks_here;
-        begin = end;
+        return found;
     }
-    return Chunk(0u, 0u, 0u, HIDDEN);
 }
 
 @compute @workgroup_size(WORKGROUP)

@@ -48,6 +48,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 fn sloped(gradient: vec4<f32>, slope: vec4<f32>) -> vec4<f32> {
     if IS_SCALED {
         return select(gradient * slope, vec4<f32>(), gradient == vec4<f32>());
+    } else {
+        return gradient * slope;
     }
-    return gradient * slope;
 }

@@ -33,8 +33,9 @@ struct Best {
 fn better(best: Best, value: f32, column: u32) -> Best {
     if value > best.value {
         return Best(value, column);
+    } else {
+        return best;
     }
-    return best;
 }
 
 // The best of four columns; past the last there is none.

@@ -35,8 +35,9 @@ fn has_seen(lse: f32) -> bool {
 fn with_part(total: vec2<f32>, lse: f32) -> vec2<f32> {
     if any_nan(vec4<f32>(lse)) {
         return vec2<f32>(total.x, lse);
+    } else {
+        return merged(total, vec2<f32>(lse, select(1.0, 0.0, lse == p.neg_inf)), p.neg_inf);
     }
-    return merged(total, vec2<f32>(lse, select(1.0, 0.0, lse == p.neg_inf)), p.neg_inf);
 }
 
 @compute @workgroup_size(64)

@@ -99,8 +99,9 @@ fn tile_b4(t: Tile, k: u32, col: u32) -> vec4<B_ELEMENT> {
     let o = t.w + col * t.w_col + k * t.w_k;
     if B_ALONG_N {
         return w_at4(t.w_slot, o, t.w_col, t.cols - col);
+    } else {
+        return w_at4(t.w_slot, o, t.w_k, t.inner - k);
     }
-    return w_at4(t.w_slot, o, t.w_k, t.inner - k);
 }
 
 fn bias_of(t: Tile, col: u32) -> f32 {
@@ -126,7 +127,7 @@ fn tile_store4(t: Tile, row: u32, col: u32, value: vec4<f32>) {
     if HAS_BIAS {
         if t.has_bias {
             for (var c = 0u; c < n; c++) {
-                sum[c] += bias_of(t, col + c);
+                sum = select(sum, sum + bias_of(t, col + c), vec4<u32>(0u, 1u, 2u, 3u) == vec4<u32>(c));
             }
         }
     }

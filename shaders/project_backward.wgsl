@@ -62,14 +62,16 @@ fn tile_inner(t: Tile, row: u32, rows: u32) -> vec2<u32> {
 fn along_axis(i: u32, levels: u32, lengths: vec4<u32>, strides: vec4<u32>) -> u32 {
     if levels == 1u {
         return i * strides.x;
+    } else {
+        let n = i / lengths.y;
+        let o = (i - n * lengths.y) * strides.x;
+        if levels == 2u {
+            return o + n * strides.y;
+        } else {
+            let outer = n / lengths.z;
+            return o + (n - outer * lengths.z) * strides.y + outer * strides.z;
+        }
     }
-    let n = i / lengths.y;
-    let o = (i - n * lengths.y) * strides.x;
-    if levels == 2u {
-        return o + n * strides.y;
-    }
-    let outer = n / lengths.z;
-    return o + (n - outer * lengths.z) * strides.y + outer * strides.z;
 }
 
 fn a_of(t: Tile, row: u32, k: u32) -> u32 {
@@ -83,30 +85,30 @@ fn b_of(t: Tile, k: u32, col: u32) -> u32 {
 fn tile_a4(t: Tile, row: u32, k: u32) -> vec4<f32> {
     if A_IN_FOURS {
         return d_y_at4(a_of(t, row, k), 1u, 4u);
-    }
-    if A_ALONG_M {
+    } else if A_ALONG_M {
         let r = min(vec4<u32>(row) + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(t.rows - 1u));
         return vec4<f32>(
             d_y_at(a_of(t, r.x, k)), d_y_at(a_of(t, r.y, k)), d_y_at(a_of(t, r.z, k)), d_y_at(a_of(t, r.w, k)),
         );
+    } else {
+        let ks = min(vec4<u32>(k) + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(t.inner - 1u));
+        return vec4<f32>(
+            d_y_at(a_of(t, row, ks.x)), d_y_at(a_of(t, row, ks.y)), d_y_at(a_of(t, row, ks.z)), d_y_at(a_of(t, row, ks.w)),
+        );
     }
-    let ks = min(vec4<u32>(k) + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(t.inner - 1u));
-    return vec4<f32>(
-        d_y_at(a_of(t, row, ks.x)), d_y_at(a_of(t, row, ks.y)), d_y_at(a_of(t, row, ks.z)), d_y_at(a_of(t, row, ks.w)),
-    );
 }
 
 fn tile_b4(t: Tile, k: u32, col: u32) -> vec4<f32> {
     if B_IN_FOURS {
         return other_at4(b_of(t, k, col), 1u, 4u);
-    }
-    if B_ALONG_N {
+    } else if B_ALONG_N {
         return other_at4(b_of(t, k, col), t.col_b, t.cols - col);
+    } else {
+        let ks = min(vec4<u32>(k) + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(t.inner - 1u));
+        return vec4<f32>(
+            other_at(b_of(t, ks.x, col)), other_at(b_of(t, ks.y, col)), other_at(b_of(t, ks.z, col)), other_at(b_of(t, ks.w, col)),
+        );
     }
-    let ks = min(vec4<u32>(k) + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(t.inner - 1u));
-    return vec4<f32>(
-        other_at(b_of(t, ks.x, col)), other_at(b_of(t, ks.y, col)), other_at(b_of(t, ks.z, col)), other_at(b_of(t, ks.w, col)),
-    );
 }
 
 fn tile_store4(t: Tile, row: u32, col: u32, value: vec4<f32>) {

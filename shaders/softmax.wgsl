@@ -46,11 +46,11 @@ fn seen_scores(r: Row, j: u32) -> vec4<f32> {
     if PER_PAIR_MASK {
         for (var c = 0u; c < 4u; c++) {
             if j + c >= q.first && j + c < q.end {
+                var score = r.neg_inf;
                 if mask_mod(q, j + c) {
-                    x[c] = score_mod(x[c], q, j + c);
-                } else {
-                    x[c] = r.neg_inf;
+                    score = score_mod(x[c], q, j + c);
                 }
+                x = select(x, vec4<f32>(score), NEXT == vec4<u32>(c));
             }
         }
     }
@@ -104,7 +104,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             if HAS_DROPOUT {
                 for (var c = 0u; c < 4u; c++) {
                     if j + c < kv_len {
-                        w[c] = apply_dropout(w[c], b, h, i, j + c);
+                        let dropped = apply_dropout(w[c], b, h, i, j + c);
+                        w = select(w, vec4<f32>(dropped), NEXT == vec4<u32>(c));
                     }
                 }
             }

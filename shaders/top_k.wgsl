@@ -34,11 +34,11 @@ fn key_of(x: f32) -> u32 {
     let magnitude = bits & 0x7fffffffu;
     if magnitude > 0x7f800000u {
         return 0xfffffffeu;
-    }
-    if magnitude == 0u {
+    } else if magnitude == 0u {
         return 0x80000000u;
+    } else {
+        return select(bits | 0x80000000u, ~bits, bits >= 0x80000000u);
     }
-    return select(bits | 0x80000000u, ~bits, bits >= 0x80000000u);
 }
 
 const BEFORE_ALL: vec2<u32> = vec2<u32>(0xffffffffu, 0u);

@@ -65,8 +65,9 @@ fn tile_b4(t: Tile, k: u32, col: u32) -> vec4<f32> {
     let o = t.v + k * t.v_k + col * t.v_col;
     if B_ALONG_N {
         return v_at4(o, t.v_col, t.cols - col);
+    } else {
+        return v_at4(o, t.v_k, t.inner - k);
     }
-    return v_at4(o, t.v_k, t.inner - k);
 }
 
 fn tile_store4(t: Tile, row: u32, col: u32, value: vec4<f32>) {

@@ -195,6 +195,7 @@ fn faults(kernel: &KernelText, structs: &[StructTable]) -> Vec<String> {
         ));
     }
     faults.extend(mixed_capabilities(&parsed));
+    faults.extend(crate::fxc::refused(&parsed.module, &parsed.info));
     if !is_for_software(kernel) {
         faults.extend(indexed_registers(&parsed));
     }

@@ -18,6 +18,7 @@ mod errors;
 mod flex;
 mod floors;
 mod fused;
+mod fxc;
 mod gpu;
 mod gradients;
 mod harness_fails;

@@ -44,25 +44,32 @@ var<private> acc: array<vec4<f32>, OUT_VECTORS>;
 // Channels d0 .. d0 + CHUNK of the tile's rows and keys, zeros past the last.
 fn stage_chunk(b: u32, kv_head: u32, row0: u32, last_row: u32, j0: u32, last: u32, d0: u32, lane: u32) {
     let k = k_source(b, kv_head);
-    for (var n = lane; n < KEYS * CHUNK_VECTORS; n += WORKGROUP) {
+    // As many turns in every invocation: FXC refuses a barrier behind other loops that hold a branch.
+    for (var first = 0u; first < KEYS * CHUNK_VECTORS; first += WORKGROUP) {
+        let n = first + lane;
         let d = d0 + n % CHUNK_VECTORS * 4u;
         var x = vec4<f32>();
-        if d < p.head_dim {
+        if n < KEYS * CHUNK_VECTORS && d < p.head_dim {
             x = k_four(k, key_row(k, min(j0 + n / CHUNK_VECTORS, last)), d);
         }
-        k_tile[n / CHUNK_VECTORS * CHUNK_STEP + n % CHUNK_VECTORS] = x;
+        if n < KEYS * CHUNK_VECTORS {
+            k_tile[n / CHUNK_VECTORS * CHUNK_STEP + n % CHUNK_VECTORS] = x;
+        }
     }
-    for (var n = lane; n < ROWS * CHUNK_VECTORS; n += WORKGROUP) {
+    for (var first = 0u; first < ROWS * CHUNK_VECTORS; first += WORKGROUP) {
+        let n = first + lane;
         let d = d0 + n % CHUNK_VECTORS * 4u;
         let place = head_query_of(kv_head, min(row0 + n / CHUNK_VECTORS, last_row));
         var x = vec4<f32>();
         var v = vec4<f32>();
-        if d < p.head_dim {
+        if n < ROWS * CHUNK_VECTORS && d < p.head_dim {
             x = q_at4(view_at(p.q, b, place.x, place.y, d), p.q.strides.w, p.head_dim - d);
             v = score_vector_at4(view_at(p.score_vector, 0u, place.x, 0u, d), p.score_vector.strides.w, p.head_dim - d);
         }
-        q_tile[n / CHUNK_VECTORS * CHUNK_STEP + n % CHUNK_VECTORS] = x;
-        v_tile[n / CHUNK_VECTORS * CHUNK_STEP + n % CHUNK_VECTORS] = v;
+        if n < ROWS * CHUNK_VECTORS {
+            q_tile[n / CHUNK_VECTORS * CHUNK_STEP + n % CHUNK_VECTORS] = x;
+            v_tile[n / CHUNK_VECTORS * CHUNK_STEP + n % CHUNK_VECTORS] = v;
+        }
     }
 }
 

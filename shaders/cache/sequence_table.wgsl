@@ -36,33 +36,37 @@ fn cached_start(b: u32) -> u32 {
 fn cached_queries(b: u32, q_len: u32) -> u32 {
     if p.cache.ragged == 0u {
         return q_len;
+    } else {
+        return min(cached_len(b) - cached_start(b), q_len);
     }
-    return min(cached_len(b) - cached_start(b), q_len);
 }
 
 // Positions that a ring has overwritten after its sinks.
 fn cached_shift(b: u32) -> u32 {
     if LAYOUT_KIND != RING {
         return 0u;
+    } else {
+        let kept = p.cache.sinks + p.cache.window;
+        return max(max(sequence_table_at(b * WORDS + HIGH), cached_len(b)), kept) - kept;
     }
-    let kept = p.cache.sinks + p.cache.window;
-    return max(max(sequence_table_at(b * WORDS + HIGH), cached_len(b)), kept) - kept;
 }
 
 // The number of the first token left at position j or after.
 fn cached_index(j: u32, shift: u32) -> u32 {
     if LAYOUT_KIND != RING {
         return j;
+    } else {
+        return select(max(j, p.cache.sinks + shift) - shift, j, j <= p.cache.sinks);
     }
-    return select(max(j, p.cache.sinks + shift) - shift, j, j <= p.cache.sinks);
 }
 
 // The position of the t-th token left.
 fn cached_key(t: u32, shift: u32) -> u32 {
     if LAYOUT_KIND != RING {
         return t;
+    } else {
+        return t + select(0u, shift, t >= p.cache.sinks);
     }
-    return t + select(0u, shift, t >= p.cache.sinks);
 }
 
 // Where the rows of a sequence and head lie. Read once: drivers load uniforms again in every turn of a loop.
@@ -95,31 +99,32 @@ fn row_of_token(r: Rows, t: u32) -> u32 {
     if LAYOUT_KIND == PAGED {
         let page = min(sequence_table_at(r.table + (t >> r.bits)), r.last_page);
         return page * r.stride + r.first + (t & ((1u << r.bits) - 1u));
-    }
-    if LAYOUT_KIND == RING {
+    } else if LAYOUT_KIND == RING {
         let n = t - r.sinks + r.wrapped;
         let slot = r.sinks + n - select(0u, r.window, n >= r.window);
         return r.first + select(slot, t, t < r.sinks);
+    } else {
+        return r.first + t;
     }
-    return r.first + t;
 }
 
 // Whether the rows of tokens a ..= b follow each other.
 fn are_neighbours(r: Rows, a: u32, b: u32) -> bool {
     if LAYOUT_KIND == PAGED {
         return a >> r.bits == b >> r.bits;
-    }
-    if LAYOUT_KIND == RING {
+    } else if LAYOUT_KIND == RING {
         let wrap = r.sinks + r.window - r.wrapped;
         return b < r.sinks || (a >= r.sinks && (a >= wrap || b < wrap));
+    } else {
+        return true;
     }
-    return true;
 }
 
 // The row that a new token at position j gets.
 fn row_of_position(r: Rows, j: u32) -> u32 {
     if LAYOUT_KIND == RING {
         return r.first + select(r.sinks + (j - r.sinks) % r.window, j, j < r.sinks);
+    } else {
+        return row_of_token(r, j);
     }
-    return row_of_token(r, j);
 }

@@ -57,8 +57,9 @@ fn opaque(x: u32) -> u32 {
 fn opaque_false() -> bool {
     if p.group == 0u {
         return opaque(1u) == 1u;
+    } else {
+        return false;
     }
-    return false;
 }
 
 // n, as the bound of a loop over values of other lanes. Where each load is much code, the loop is not to be unrolled: the bound
@@ -66,8 +67,9 @@ fn opaque_false() -> bool {
 fn bound(n: u32) -> u32 {
     if GATHER {
         return select(n, 0u, p.kv_heads == 0u);
+    } else {
+        return n;
     }
-    return n;
 }
 
 // All ones for lane l, else zero. From bits, not from a comparison: that would become masked loads, which

@@ -184,16 +184,16 @@ fn fold_at(n: u32, lane: Lane) -> u32 {
 fn piece_of(word: vec4<u32>, piece: u32) -> vec4<u32> {
     if V_SPLIT == 1u {
         return word;
-    }
-    if V_SPLIT == 2u {
+    } else if V_SPLIT == 2u {
         return select(word, word.zwzw, piece == 1u);
+    } else {
+        // Of a number of 32 bits: all, or every other nibble.
+        let shares = max(V_SPLIT / 4u, 1u);
+        let number = piece / shares;
+        let pair = select(word.xy, word.zw, number >= 2u);
+        let one = select(pair.x, pair.y, number % 2u == 1u);
+        return vec4<u32>(one >> (piece % shares * 4u));
     }
-    // Of a number of 32 bits: all, or every other nibble.
-    let shares = max(V_SPLIT / 4u, 1u);
-    let number = piece / shares;
-    let pair = select(word.xy, word.zw, number >= 2u);
-    let one = select(pair.x, pair.y, number % 2u == 1u);
-    return vec4<u32>(one >> (piece % shares * 4u));
 }
 
 // Numbers in `fold`, FOLD a row → one, for lane n < ROWS of row n; called in uniform control flow.

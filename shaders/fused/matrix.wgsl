@@ -111,8 +111,9 @@ var<private> next_v: array<vec4<f16>, V_AT_ONCE>;
 fn of_head(x: vec4<f16>, d: u32) -> vec4<f16> {
     if EXACT {
         return x;
+    } else {
+        return select(vec4<f16>(), x, vec4<u32>(d) + NEXT < vec4<u32>(p.head_dim));
     }
-    return select(vec4<f16>(), x, vec4<u32>(d) + NEXT < vec4<u32>(p.head_dim));
 }
 
 // Row and first channel of the n-th four that an invocation stages of rows of so many channels.
@@ -120,9 +121,10 @@ fn staged_four(lane: u32, n: u32, channels: u32) -> vec2<u32> {
     let fours = channels / 4u;
     if WORKGROUP % fours == 0u {
         return vec2<u32>(lane / fours + n * (WORKGROUP / fours), lane % fours * 4u);
+    } else {
+        let e = lane + n * WORKGROUP;
+        return vec2<u32>(e / fours, e % fours * 4u);
     }
-    let e = lane + n * WORKGROUP;
-    return vec2<u32>(e / fours, e % fours * 4u);
 }
 
 // The r-th row whose scores an invocation turns into weights, and the n-th of its vectors of keys.

@@ -8,15 +8,15 @@ fn tile_state(b: u32, kv_head: u32, first: u32, last: u32, from_key: u32, to_key
     // Appended keys are not in the map.
     if to_key >= p.mask.masked_len {
         return DIFFER;
-    }
-    let heads = select(1u, p.group, p.mask.blocks.strides.y != 0u);
-    let state = blocks_state(b, kv_head * p.group, first / p.group, last / p.group, from_key, to_key);
-    for (var g = 1u; g < heads; g++) {
-        if blocks_state(b, kv_head * p.group + g, first / p.group, last / p.group, from_key, to_key) != state {
-            return DIFFER;
+    } else {
+        let heads = select(1u, p.group, p.mask.blocks.strides.y != 0u);
+        var state = blocks_state(b, kv_head * p.group, first / p.group, last / p.group, from_key, to_key);
+        for (var g = 1u; g < heads && state != DIFFER; g++) {
+            let other = blocks_state(b, kv_head * p.group + g, first / p.group, last / p.group, from_key, to_key);
+            state = select(DIFFER, state, other == state);
         }
+        return state;
     }
-    return state;
 }
 
 // The row of the map that query i is in.
@@ -33,11 +33,12 @@ fn block_of_row(q: Query, row: u32, col: u32) -> u32 {
 fn tile_column_state(b: u32, kv_head: u32, rows: vec2<u32>, col: u32, to_key: u32) -> u32 {
     if to_key >= p.mask.masked_len {
         return DIFFER;
+    } else {
+        let heads = select(1u, p.group, p.mask.blocks.strides.y != 0u);
+        var state = column_state(b, kv_head * p.group, rows, col);
+        for (var g = 1u; g < heads; g++) {
+            state = select(DIFFER, state, column_state(b, kv_head * p.group + g, rows, col) == state);
+        }
+        return state;
     }
-    let heads = select(1u, p.group, p.mask.blocks.strides.y != 0u);
-    var state = column_state(b, kv_head * p.group, rows, col);
-    for (var g = 1u; g < heads; g++) {
-        state = select(DIFFER, state, column_state(b, kv_head * p.group + g, rows, col) == state);
-    }
-    return state;
 }

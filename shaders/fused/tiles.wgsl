@@ -30,8 +30,9 @@ fn load_q(o: u32, d: u32, head_dim: u32) -> vec4<f32> {
     let c = min(d, (head_dim - 1u) & ~3u);
     if IN_FOURS {
         return q_at4(o + c, 1u, 4u);
+    } else {
+        return q_at4(o + c * p.q.strides.w, p.q.strides.w, head_dim - c);
     }
-    return q_at4(o + c * p.q.strides.w, p.q.strides.w, head_dim - c);
 }
 
 fn load_k(s: Source, row: u32, d: u32, head_dim: u32) -> vec4<f32> {
@@ -48,16 +49,16 @@ fn merge_bounds(a: vec4<u32>, b: vec4<u32>) -> vec4<u32> {
 fn next_tile(b: u32, kv_head: u32, row0: u32, last_row: u32, j: u32, end: u32) -> vec2<u32> {
     if !HAS_BLOCKS {
         return vec2<u32>(j, select(0u, 1u, j < end));
-    }
-    var at = j;
-    while at < end {
-        let state = tile_state(b, kv_head, row0, last_row, at, min(at + KEYS, end) - 1u);
-        if state != HIDDEN {
-            return vec2<u32>(at, select(1u, FULL, state == FULL && FULL_IS_PLAIN));
+    } else {
+        var found = vec2<u32>(end, 0u);
+        for (var at = j; at < end && found.y == 0u; at += KEYS) {
+            let state = tile_state(b, kv_head, row0, last_row, at, min(at + KEYS, end) - 1u);
+            if state != HIDDEN {
+                found = vec2<u32>(at, select(1u, FULL, state == FULL && FULL_IS_PLAIN));
+            }
         }
-        at += KEYS;
+        return found;
     }
-    return vec2<u32>(end, 0u);
 }
 
 // Of the split: the keys that any row sees, and those that every row sees. One invocation a row, then an eighth of the

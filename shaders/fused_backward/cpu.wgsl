@@ -44,14 +44,15 @@ fn opaque_true() -> bool {
 fn others_of(work: WorkTile, h: u32) -> vec2<u32> {
     if !OF_KEYS {
         return key_range(work.b, h, work.own0, work.last_own);
-    }
-    var range = vec2<u32>(p.mask.q_len, 0u);
-    for (var n = 0u; n * SEARCH < p.mask.q_len; n++) {
-        if search_finds(work, h, n) {
-            range = vec2<u32>(min(range.x, n * SEARCH), min((n + 1u) * SEARCH, p.mask.q_len));
+    } else {
+        var range = vec2<u32>(p.mask.q_len, 0u);
+        for (var n = 0u; n * SEARCH < p.mask.q_len; n++) {
+            if search_finds(work, h, n) {
+                range = vec2<u32>(min(range.x, n * SEARCH), min((n + 1u) * SEARCH, p.mask.q_len));
+            }
         }
+        return range;
     }
-    return range;
 }
 
 @compute @workgroup_size(LANES)

@@ -32,6 +32,8 @@ const OTHER_SIZE: u32 = max(STAGED, V_OTHERS * SLICE_VECTORS);
 const OWN_VECTORS: u32 = OWNS / 4u;
 
 const_assert OWNS == 32u && WORKGROUP == LANES_X * OWN_VECTORS && OTHERS % LANES_X == 0u && CHUNK % 4u == 0u;
+// Loops between barriers take as many turns in every invocation: FXC refuses a barrier behind others that hold a branch.
+const_assert OWNS * CHUNK_VECTORS % WORKGROUP == 0u && V_OTHERS * SLICE_VECTORS % WORKGROUP == 0u;
 
 // Both sides' chunks, or a slice of some others.
 var<workgroup> staged: array<vec4<f32>, OTHER_SIZE>;
@@ -51,7 +53,8 @@ var<private> valued: array<vec4<f32>, 8>;
 
 // Channels d0 .. d0 + CHUNK of both sides.
 fn stage_chunk(d0: u32, of_values: bool, lane: u32) {
-    for (var n = lane; n < OWNS * CHUNK_VECTORS; n += WORKGROUP) {
+    for (var first = 0u; first < OWNS * CHUNK_VECTORS; first += WORKGROUP) {
+        let n = first + lane;
         let row = n / CHUNK_VECTORS;
         let d = d0 + n % CHUNK_VECTORS * 4u;
         var own = vec4<f32>();
@@ -150,7 +153,8 @@ fn weigh(work: WorkTile, h: u32, other0: u32, end: u32, x: u32, y: u32) {
 
 // The slice of the others from the first-th on.
 fn stage_slice(first: u32, col0: u32, of_values: bool, lane: u32) {
-    for (var n = lane; n < V_OTHERS * SLICE_VECTORS; n += WORKGROUP) {
+    for (var done = 0u; done < V_OTHERS * SLICE_VECTORS; done += WORKGROUP) {
+        let n = done + lane;
         let theirs = other_from[first + n / SLICE_VECTORS];
         let d = col0 + n % SLICE_VECTORS * 4u;
         var other = vec4<f32>();

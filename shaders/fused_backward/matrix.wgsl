@@ -324,8 +324,9 @@ fn rescale(factor: f32, sub_row: u32, lane: u32) {
 fn given_at(place: u32, row: u32, other: u32) -> Left {
     if OF_KEYS {
         return left_transposed_at(place + other * GIVEN_STEP + row, GIVEN_STEP);
+    } else {
+        return left_at(place + row * GIVEN_STEP + other, GIVEN_STEP);
     }
-    return left_at(place + row * GIVEN_STEP + other, GIVEN_STEP);
 }
 
 fn add_to_scored(sub_row: u32) {

@@ -13,37 +13,38 @@ var<workgroup> found_all: vec4<u32>;
 fn others_of(work: WorkTile, h: u32, lane: u32) -> vec2<u32> {
     if !OF_KEYS {
         return key_range(work.b, h, work.own0, work.last_own);
-    }
-    var range = vec2<u32>(p.mask.q_len, 0u);
-    for (var n = lane; n * SEARCH < p.mask.q_len; n += WORKGROUP) {
-        if search_finds(work, h, n) {
-            range = vec2<u32>(min(range.x, n * SEARCH), min((n + 1u) * SEARCH, p.mask.q_len));
+    } else {
+        var range = vec2<u32>(p.mask.q_len, 0u);
+        for (var first = 0u; first * SEARCH < p.mask.q_len; first += WORKGROUP) {
+            let n = first + lane;
+            if n * SEARCH < p.mask.q_len && search_finds(work, h, n) {
+                range = vec2<u32>(min(range.x, n * SEARCH), min((n + 1u) * SEARCH, p.mask.q_len));
+            }
         }
-    }
-    found[lane] = range;
-    workgroupBarrier();
-    if lane == 0u {
-        for (var n = 1u; n < WORKGROUP; n++) {
-            range = vec2<u32>(min(range.x, found[n].x), max(range.y, found[n].y));
+        found[lane] = range;
+        workgroupBarrier();
+        if lane == 0u {
+            for (var n = 1u; n < WORKGROUP; n++) {
+                range = vec2<u32>(min(range.x, found[n].x), max(range.y, found[n].y));
+            }
+            found_all = vec4<u32>(range, 0u, 0u);
         }
-        found_all = vec4<u32>(range, 0u, 0u);
+        return workgroupUniformLoad(&found_all).xy;
     }
-    return workgroupUniformLoad(&found_all).xy;
 }
 
 // Whether a pair of the tile may be seen.
 fn tile_seen(work: WorkTile, h: u32, first: u32, last: u32) -> bool {
+    var seen = true;
     if OF_KEYS {
         let keys = key_range(work.b, h, first, last);
-        if keys.x > work.last_own || keys.y <= work.own0 {
-            return false;
-        }
+        seen = keys.x <= work.last_own && keys.y > work.own0;
     }
     // Appended keys are not in the map.
-    if HAS_BLOCKS && select(last, work.last_own, OF_KEYS) < p.mask.masked_len {
+    if HAS_BLOCKS && seen && select(last, work.last_own, OF_KEYS) < p.mask.masked_len {
         let queries = select(vec2<u32>(work.own0, work.last_own), vec2<u32>(first, last), OF_KEYS);
         let keys = select(vec2<u32>(first, last), vec2<u32>(work.own0, work.last_own), OF_KEYS);
-        return blocks_state(work.b, h, queries.x, queries.y, keys.x, keys.y) != HIDDEN;
+        seen = blocks_state(work.b, h, queries.x, queries.y, keys.x, keys.y) != HIDDEN;
     }
-    return true;
+    return seen;
 }

@@ -11,8 +11,9 @@ fn channels(s: Source, row: u32, d: u32, n: u32) -> vec4<u32> {
     let c = d + min(vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(n - 1u));
     if CONTIGUOUS {
         return row + c;
+    } else {
+        return (row + c * s.unit) & vec4<u32>(INDEX);
     }
-    return (row + c * s.unit) & vec4<u32>(INDEX);
 }
 
 // Four channels that all exist.

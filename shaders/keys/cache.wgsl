@@ -54,15 +54,17 @@ const SCALE_INDEX: u32 = select(0x0fffffffu, 0x3fffffffu, WIDE);
 fn k_scale(s: Source, row: u32, n: u32) -> f32 {
     if !SCALED {
         return 1.0;
+    } else {
+        let o = (s.scales + row * s.groups + n * CHANNELS / K_GROUP) & SCALE_INDEX;
+        return bitcast<f32>(cache_k[o / 4u][o % 4u]);
     }
-    let o = (s.scales + row * s.groups + n * CHANNELS / K_GROUP) & SCALE_INDEX;
-    return bitcast<f32>(cache_k[o / 4u][o % 4u]);
 }
 
 fn v_scale(s: Source, row: u32, n: u32) -> f32 {
     if !SCALED {
         return 1.0;
+    } else {
+        let o = (s.scales + row * s.groups + n * CHANNELS / V_GROUP) & SCALE_INDEX;
+        return bitcast<f32>(cache_v[o / 4u][o % 4u]);
     }
-    let o = (s.scales + row * s.groups + n * CHANNELS / V_GROUP) & SCALE_INDEX;
-    return bitcast<f32>(cache_v[o / 4u][o % 4u]);
 }

@@ -14,18 +14,16 @@ const BIAS: f32 = select(select(0.0, 128.0, STORAGE_KIND == Q8), 8.0, STORAGE_KI
 fn unpacked(word: vec4<u32>, i: u32) -> vec4<f32> {
     if STORAGE_KIND == F32 {
         return bitcast<vec4<f32>>(word);
-    }
-    if STORAGE_KIND == F16 {
+    } else if STORAGE_KIND == F16 {
         return vec4<f32>(unpack2x16float(word[2u * i % 4u]), unpack2x16float(word[2u * i % 4u + 1u]));
-    }
-    if STORAGE_KIND == BF16 {
+    } else if STORAGE_KIND == BF16 {
         let pairs = vec2<u32>(word[2u * i % 4u], word[2u * i % 4u + 1u]);
         return bitcast<vec4<f32>>((pairs.xxyy << vec4<u32>(16u, 0u, 16u, 0u)) & vec4<u32>(0xffff0000u));
-    }
-    if STORAGE_KIND == Q8 {
+    } else if STORAGE_KIND == Q8 {
         return vec4<f32>(unpack4xU8(word[i % 4u] ^ 0x80808080u));
+    } else {
+        return vec4<f32>(unpack4xU8((word[i / 2u % 4u] >> (i % 2u * 4u)) & 0x0f0f0f0fu));
     }
-    return vec4<f32>(unpack4xU8((word[i / 2u % 4u] >> (i % 2u * 4u)) & 0x0f0f0f0fu));
 }
 
 // All channels of a vector of words.

@@ -7,8 +7,9 @@
 fn seen_term(weight: f32, value: vec4<f32>) -> vec4<f32> {
     if IS_SCALED {
         return select(vec4<f32>(), weight * value, weight != 0.0);
+    } else {
+        return weight * value;
     }
-    return weight * value;
 }
 
 // `scores_row`: that of the chunk's first row.

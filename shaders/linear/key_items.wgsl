@@ -15,16 +15,18 @@ fn item_head(kv: u32, n: u32) -> u32 {
 fn origin_of(b: u32, kv: u32, slot: u32) -> f32 {
     if IS_CAUSAL {
         return log_within(b, kv, slot);
+    } else {
+        return log_after(b, kv, slot);
     }
-    return log_after(b, kv, slot);
 }
 
 // A hidden key is not read as a number.
 fn item_feature4(b: u32, kv: u32, j: u32, f: u32) -> vec4<f32> {
     if IS_SCALED {
         return select(key_feature4(b, kv, j, f), vec4<f32>(), is_hidden(log_at(b, kv, j)));
+    } else {
+        return key_feature4(b, kv, j, f);
     }
-    return key_feature4(b, kv, j, f);
 }
 
 fn item_value4(b: u32, kv: u32, j: u32, c: u32, is_norm: bool, origin: f32) -> vec4<f32> {

@@ -22,11 +22,12 @@ fn norm_stats(b: u32, h: u32, kv: u32, slot: u32, chunk: Chunk, row: u32, stats:
     }
     if norm == 0.0 {
         return vec4<f32>(0.0, 0.0, stats.zw);
+    } else {
+        var product = 0.0;
+        for (var c = 0u; c < p.value_dim; c += 4u) {
+            product += dot(d_out4(b, h, i, c), out4(b, h, i, c));
+        }
+        let inverse = 1.0 / (norm + p.eps);
+        return vec4<f32>(inverse, -product * inverse, stats.zw);
     }
-    var product = 0.0;
-    for (var c = 0u; c < p.value_dim; c += 4u) {
-        product += dot(d_out4(b, h, i, c), out4(b, h, i, c));
-    }
-    let inverse = 1.0 / (norm + p.eps);
-    return vec4<f32>(inverse, -product * inverse, stats.zw);
 }

@@ -23,6 +23,7 @@ fn item_value4(b: u32, h: u32, i: u32, c: u32, is_norm: bool, origin: f32) -> ve
     let stats = stats_of(b, h, i);
     if is_norm {
         return vec4<f32>(stats.y * stats.w, 0.0, 0.0, 0.0);
+    } else {
+        return d_out4(b, h, i, c) * (stats.x * stats.w);
     }
-    return d_out4(b, h, i, c) * (stats.x * stats.w);
 }

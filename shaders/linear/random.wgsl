@@ -16,6 +16,7 @@ fn square_of(b: u32, h: u32, i: u32) -> f32 {
 fn factor_of(square: f32) -> f32 {
     if IS_UNIT {
         return select(0.0, 1.0 / sqrt(square), square > 0.0);
+    } else {
+        return p.scale;
     }
-    return p.scale;
 }

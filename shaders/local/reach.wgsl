@@ -15,13 +15,14 @@ fn reach_of(b: u32, h: u32, i: u32) -> Reach {
     // From 2^30 on, infinite or NaN: by the bits, as compilers may take it that there is none of those.
     if (bitcast<u32>(position) & 0x7fffffffu) >= 0x4e800000u {
         return Reach();
+    } else {
+        let below = floor(position);
+        let above = select(0.0, 1.0, position - below >= 0.5);
+        let centre = i32(below) + i32(above);
+        let first = max(centre - p.half_window, 0);
+        let end = min(centre + p.half_window + 1, i32(min(length_of(b), p.kv_len)));
+        return Reach(u32(first), u32(max(end - first, 0)), centre, above - (position - below));
     }
-    let below = floor(position);
-    let above = select(0.0, 1.0, position - below >= 0.5);
-    let centre = i32(below) + i32(above);
-    let first = max(centre - p.half_window, 0);
-    let end = min(centre + p.half_window + 1, i32(min(length_of(b), p.kv_len)));
-    return Reach(u32(first), u32(max(end - first, 0)), centre, above - (position - below));
 }
 
 // j − position

@@ -12,8 +12,9 @@ fn block_at(q: Query, j: u32) -> u32 {
     // By a kernel that goes through the map column by column.
     if KNOWS_BLOCKS {
         return q.block;
+    } else {
+        return blocks_at(view_at(p.mask.blocks, q.b, q.h, q.i / p.mask.block.x, j / p.mask.block.y));
     }
-    return blocks_at(view_at(p.mask.blocks, q.b, q.h, q.i / p.mask.block.x, j / p.mask.block.y));
 }
 
 // The state of a column of the map in rows.x ..= rows.y, or DIFFER.

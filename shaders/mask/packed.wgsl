@@ -31,13 +31,13 @@ fn packed_keys(b: u32, i: u32) -> vec3<i32> {
     // Before the first sequence, or after the last: no keys, where those of the neighbours begin or end.
     if i < first {
         return vec3<i32>(key, key, key);
-    }
-    if i >= last {
+    } else if i >= last {
         return vec3<i32>(end, end, end);
+    } else {
+        var position = key + i32(i - first);
+        if p.mask.bottom_right != 0u {
+            position += (end - key) - i32(last - first);
+        }
+        return vec3<i32>(key, end, position);
     }
-    var position = key + i32(i - first);
-    if p.mask.bottom_right != 0u {
-        position += (end - key) - i32(last - first);
-    }
-    return vec3<i32>(key, end, position);
 }

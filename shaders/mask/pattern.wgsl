@@ -13,17 +13,16 @@ fn pattern_key_range(r: vec2<i32>, origin: i32, position: i32, h: u32) -> vec2<i
     let part = p.mask.pattern.w;
     if part == FAR || part == BOTH || (part > BOTH && h % 2u != 0u) {
         return r;
-    }
-    if p.mask.pattern.y != SAME_BLOCK {
+    } else if p.mask.pattern.y != SAME_BLOCK {
         let reach = i32(p.mask.pattern.y);
         return vec2<i32>(max(r.x, position - reach), min(r.y, position + reach + 1));
-    }
-    if position < origin {
+    } else if position < origin {
         return vec2<i32>(r.x, r.x);
+    } else {
+        let stride = i32(p.mask.pattern.x);
+        let first = origin + (position - origin) / stride * stride;
+        return vec2<i32>(max(r.x, first), min(r.y, first + stride));
     }
-    let stride = i32(p.mask.pattern.x);
-    let first = origin + (position - origin) / stride * stride;
-    return vec2<i32>(max(r.x, first), min(r.y, first + stride));
 }
 
 // Regular sparse patterns (pattern.rs), by positions from the sequence's first key on.

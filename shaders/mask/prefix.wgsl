@@ -10,10 +10,12 @@ fn prefix_end(keys: vec2<i32>, b: u32, h: u32, i: u32) -> i32 {
 fn prefix_key_range(r: vec2<i32>, keys: vec2<i32>, b: u32, h: u32, i: u32, alone: bool) -> vec2<i32> {
     if p.mask.prefix.strides.z != 0u && !alone {
         return keys;
+    } else {
+        let end = prefix_end(keys, b, h, i);
+        if end == keys.x {
+            return r;
+        } else {
+            return vec2<i32>(keys.x, max(r.y, end));
+        }
     }
-    let end = prefix_end(keys, b, h, i);
-    if end == keys.x {
-        return r;
-    }
-    return vec2<i32>(keys.x, max(r.y, end));
 }

@@ -11,12 +11,12 @@ fn tanh_exact(x: f32) -> f32 {
         let z = x * x;
         let c = (((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z + 1.33314422036e-1) * z;
         return x + x * z * (c - 3.33332819422e-1);
-    }
-    if a > 15.0 {
+    } else if a > 15.0 {
         return sign(x);
+    } else {
+        let t = 1.0 - 2.0 / (exp(2.0 * a) + 1.0);
+        return select(t, -t, x < 0.0);
     }
-    let t = 1.0 - 2.0 / (exp(2.0 * a) + 1.0);
-    return select(t, -t, x < 0.0);
 }
 
 fn softcap(score: f32) -> f32 {
@@ -24,15 +24,17 @@ fn softcap(score: f32) -> f32 {
     // NaN, which some drivers' exp loses.
     if abs(score) <= p.mask.softcap * 2e-4 || any_nan(vec4<f32>(score)) {
         return score;
+    } else {
+        return p.mask.softcap * tanh_exact(score / p.mask.softcap);
     }
-    return p.mask.softcap * tanh_exact(score / p.mask.softcap);
 }
 
 // The derivative of softcap: 1 − tanh².
 fn softcap_slope(score: f32) -> f32 {
     if abs(score) <= p.mask.softcap * 2e-4 || any_nan(vec4<f32>(score)) {
         return 1.0;
+    } else {
+        let t = tanh_exact(score / p.mask.softcap);
+        return (1.0 - t) * (1.0 + t);
     }
-    let t = tanh_exact(score / p.mask.softcap);
-    return (1.0 - t) * (1.0 + t);
 }

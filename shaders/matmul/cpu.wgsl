@@ -26,14 +26,15 @@ fn block_b(t: Tile, k: u32, col: u32) -> mat4x4<f32> {
             tile_b4(t, min(k + 2u, t.inner - 1u), col),
             tile_b4(t, min(k + 3u, t.inner - 1u), col),
         );
+    } else {
+        let last = t.cols - 1u;
+        return transpose(mat4x4<f32>(
+            tile_b4(t, k, col),
+            tile_b4(t, k, min(col + 1u, last)),
+            tile_b4(t, k, min(col + 2u, last)),
+            tile_b4(t, k, min(col + 3u, last)),
+        ));
     }
-    let last = t.cols - 1u;
-    return transpose(mat4x4<f32>(
-        tile_b4(t, k, col),
-        tile_b4(t, k, min(col + 1u, last)),
-        tile_b4(t, k, min(col + 2u, last)),
-        tile_b4(t, k, min(col + 3u, last)),
-    ));
 }
 
 // a · b, a row of A against a block of B, added to sum. Written as a matrix product: a software driver has

@@ -50,15 +50,17 @@ fn tile_row(k: u32) -> u32 {
 fn load_a(t: Tile, row: u32, k: u32, last: u32) -> vec4<f32> {
     if A_ALONG_M {
         return tile_a4(t, min(row, (t.rows - 1u) & ~3u), min(k, last));
+    } else {
+        return tile_a4(t, min(row, t.rows - 1u), min(k, last & ~3u));
     }
-    return tile_a4(t, min(row, t.rows - 1u), min(k, last & ~3u));
 }
 
 fn load_b(t: Tile, k: u32, col: u32, last: u32) -> vec4<f32> {
     if B_ALONG_N {
         return tile_b4(t, min(k, last), min(col, (t.cols - 1u) & ~3u));
+    } else {
+        return tile_b4(t, min(k, last & ~3u), min(col, t.cols - 1u));
     }
-    return tile_b4(t, min(k, last & ~3u), min(col, t.cols - 1u));
 }
 
 // v = [k..k+4] with zeros outside of the range, whatever the memory holds there.

@@ -50,8 +50,9 @@ fn load_a(t: Tile, row: u32, k: u32, last: u32) -> vec4<A_ELEMENT> {
 fn load_b(t: Tile, k: u32, col: u32, last: u32) -> vec4<B_ELEMENT> {
     if B_ALONG_N {
         return tile_b4(t, min(k, last), min(col, (t.cols - 1u) & ~3u));
+    } else {
+        return tile_b4(t, min(k, last & ~3u), min(col, t.cols - 1u));
     }
-    return tile_b4(t, min(k, last & ~3u), min(col, t.cols - 1u));
 }
 
 // Which of four k from k on lie in the matrix.
@@ -63,8 +64,9 @@ fn k_inside(k: u32, inner: u32) -> vec4<bool> {
 fn b_fragment(k: u32, col: u32) -> Right {
     if B_ALONG_N {
         return right_at(B_FROM + k * STEP_N + col, STEP_N);
+    } else {
+        return right_transposed_at(B_FROM + col * STEP_K + k, STEP_K);
     }
-    return right_transposed_at(B_FROM + col * STEP_K + k, STEP_K);
 }
 
 // What an invocation stages: vectors `lane`, `lane + WORKGROUP`, … of the tiles.

@@ -13,8 +13,9 @@ struct Sequence {
 fn is_kept(b: u32, i: u32) -> bool {
     if KEEP {
         return keep_at(view_at(p.keep, b, 0u, 0u, i));
+    } else {
+        return true;
     }
-    return true;
 }
 
 fn sequence_of(s: u32) -> Sequence {
@@ -22,19 +23,18 @@ fn sequence_of(s: u32) -> Sequence {
         let first = min(numbers_at(view_at(p.numbers, 0u, 0u, 0u, s)), p.length);
         let end = clamp(numbers_at(view_at(p.numbers, 0u, 0u, 0u, s + 1u)), first, p.length);
         return Sequence(0u, first, end, end - first);
-    }
-    if LENGTHS {
+    } else if LENGTHS {
         let end = min(numbers_at(view_at(p.numbers, s, 0u, 0u, 0u)), p.length);
         return Sequence(s, 0u, end, end);
-    }
-    if !KEEP {
+    } else if !KEEP {
         return Sequence(s, 0u, p.length, p.length);
+    } else {
+        var count = 0u;
+        for (var i = 0u; i < p.length; i++) {
+            count += u32(is_kept(s, i));
+        }
+        return Sequence(s, 0u, p.length, count);
     }
-    var count = 0u;
-    for (var i = 0u; i < p.length; i++) {
-        count += u32(is_kept(s, i));
-    }
-    return Sequence(s, 0u, p.length, count);
 }
 
 // The mean's four channels from d on; zero past the last, and of no rows.

@@ -50,6 +50,7 @@ fn rotation(t: RotationParams, pair: u32, position: u32) -> vec2<f32> {
 fn pair_channels(t: RotationParams, pair: u32) -> vec2<u32> {
     if t.order == ORDER_HALF {
         return vec2<u32>(pair, pair + t.pairs);
+    } else {
+        return vec2<u32>(2u * pair, 2u * pair + 1u);
     }
-    return vec2<u32>(2u * pair, 2u * pair + 1u);
 }

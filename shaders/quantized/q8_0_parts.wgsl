@@ -8,9 +8,10 @@
 fn block_place(row: u32, block: u32, b: u32) -> vec2<u32> {
     if TOGETHER == 2u {
         return vec2<u32>(row / 4u + block / 2u * 17u + b * 8u, b);
+    } else {
+        let byte = row + (block + b) * BLOCK_BYTES;
+        return vec2<u32>(byte / 4u, byte % 4u / 2u);
     }
-    let byte = row + (block + b) * BLOCK_BYTES;
-    return vec2<u32>(byte / 4u, byte % 4u / 2u);
 }
 
 fn block_scales(place: vec2<u32>) -> vec2<f32> {

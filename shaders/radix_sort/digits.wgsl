@@ -13,8 +13,9 @@ var<workgroup> digit_counts: array<u32, DIGITS * WORKGROUP>;
 fn position_before(b: u32, h: u32, row: u32, s: u32) -> u32 {
     if FIRST {
         return s;
+    } else {
+        return before_at(view_at(p.before, b, h, row, s));
     }
-    return before_at(view_at(p.before, b, h, row, s));
 }
 
 fn digit_of(b: u32, h: u32, row: u32, position: u32) -> u32 {

@@ -10,12 +10,13 @@ fn keys_of(q: Query, n: u32) -> vec2<u32> {
     if !OF_PLACES {
         let keys = stands_for(n, p.shape.w, p.mask.kv_len);
         return vec2<u32>(max(keys.x, q.first), min(keys.y, q.stop));
+    } else {
+        // The outermost places are of all keys that are further.
+        let key = q.position + i32(n) - p.mask.reach;
+        let first = select(max(key, i32(q.first)), i32(q.first), n == 0u);
+        let end = select(min(key + 1, i32(q.stop)), i32(q.stop), n + 1u == p.shape.w);
+        return vec2<u32>(u32(first), u32(max(end, 0)));
     }
-    // The outermost places are of all keys that are further.
-    let key = q.position + i32(n) - p.mask.reach;
-    let first = select(max(key, i32(q.first)), i32(q.first), n == 0u);
-    let end = select(min(key + 1, i32(q.stop)), i32(q.stop), n + 1u == p.shape.w);
-    return vec2<u32>(u32(first), u32(max(end, 0)));
 }
 
 // What a query gives to the n-th element, in the keys of a lane.

@@ -47,12 +47,12 @@ fn row_state(row_max: f32, row_sum: f32, neg_inf: f32) -> vec2<f32> {
 fn merged(a: vec2<f32>, b: vec2<f32>, neg_inf: f32) -> vec2<f32> {
     if b.x == neg_inf {
         return vec2<f32>(a.x, a.y + b.y);
-    }
-    if a.x == neg_inf {
+    } else if a.x == neg_inf {
         return vec2<f32>(b.x, a.y + b.y);
+    } else {
+        let m = max(a.x, b.x);
+        return vec2<f32>(m, a.y * exp2((a.x - m) * LOG2_E) + b.y * exp2((b.x - m) * LOG2_E));
     }
-    let m = max(a.x, b.x);
-    return vec2<f32>(m, a.y * exp2((a.x - m) * LOG2_E) + b.y * exp2((b.x - m) * LOG2_E));
 }
 
 // Whether any key was seen.
@@ -69,6 +69,7 @@ fn share_of(row_max: f32, total: vec2<f32>, neg_inf: f32) -> f32 {
 fn lse_of(total: vec2<f32>, neg_inf: f32) -> f32 {
     if !is_seen(total, neg_inf) {
         return neg_inf;
+    } else {
+        return select(total.x + log(total.y), total.y, any_nan(vec4<f32>(total.y)));
     }
-    return select(total.x + log(total.y), total.y, any_nan(vec4<f32>(total.y)));
 }

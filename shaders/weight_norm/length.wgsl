@@ -26,6 +26,7 @@ fn length_of_vector(h: u32, lane: u32) -> VectorLength {
 fn unit_of(x: f32, length: VectorLength) -> f32 {
     if length.most == 0.0 {
         return 0.0;
+    } else {
+        return x / length.most / length.rest;
     }
-    return x / length.most / length.rest;
 }

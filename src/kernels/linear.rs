@@ -222,9 +222,9 @@ impl Pieces {
         let text = format!(
             "fn {function}(b: u32, h: u32, i: u32, c: u32) -> vec4<f32> {{\n    \
                 let o = view_at(p.{view}, b, h, i, c);\n    \
-                if IN_FOURS {{\n        return {open}{name}_at4(o, 1u, 4u){close};\n    }}\n    \
-                let n = {end} - c;\n    \
-                return select(vec4<f32>(), {open}{name}_at4(o, p.{view}.strides.w, n){close}, vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(n));\n}}\n"
+                if IN_FOURS {{\n        return {open}{name}_at4(o, 1u, 4u){close};\n    }} else {{\n        \
+                let n = {end} - c;\n        \
+                return select(vec4<f32>(), {open}{name}_at4(o, p.{view}.strides.w, n){close}, vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(n));\n    }}\n}}\n"
         );
         self.bind(Binding::read(name, dtype, width)).text(text)
     }

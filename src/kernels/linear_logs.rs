@@ -39,8 +39,9 @@ fn begin_logs(b: u32, kv: u32) {
 fn first_log(sequence: u32, kv: u32) -> f32 {
     if is_of_caller(sequence) {
         return state_log_at(state_log_of(own(sequence), kv));
+    } else {
+        return p.neg_inf;
     }
-    return p.neg_inf;
 }
 
 fn keep_log(sequence: u32, kv: u32, log: f32) {

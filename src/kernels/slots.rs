@@ -41,10 +41,11 @@ impl Slots {
             for slot in 1..self.count {
                 let _ = writeln!(
                     text,
-                    "    if slot == {slot}u {{ return {name}{slot}_{function}({arguments}); }}"
+                    "    if slot == {slot}u {{ return {name}{slot}_{function}({arguments}); }} else {{"
                 );
             }
-            let _ = writeln!(text, "    return {name}0_{function}({arguments});\n}}");
+            let close = "}".repeat(self.count.saturating_sub(1));
+            let _ = writeln!(text, "    return {name}0_{function}({arguments}); {close}\n}}");
         }
     }
 }

@@ -163,19 +163,19 @@ impl MaskVariant {
     fn mask_mod(&self) -> String {
         let mut f = self.by_key("mask_mod(q: Query, j: u32) -> bool");
         // The interval of a query goes on to the keys that were appended.
-        f.answer(self.appended, "j >= p.mask.masked_len", true);
-        f.answer(self.appended, "j >= q.stop", false);
+        f.return_if(self.appended, "j >= p.mask.masked_len", "true");
+        f.return_if(self.appended, "j >= q.stop", "false");
         for turn in [Turn::Block, Turn::Pair, Turn::Prefix, Turn::Causal, Turn::Global, Turn::Band] {
             // In a ring, the first tokens are seen like global ones.
-            f.answer(turn == Turn::Band && self.ring && self.asks_band(), "j < p.cache.sinks", true);
+            f.return_if(turn == Turn::Band && self.ring && self.asks_band(), "j < p.cache.sinks", "true");
             for id in self.rules.iter() {
                 for (n, ask) in self.asks(id, turn).enumerate() {
                     f.line(n == 0 && !id.rule().before.is_empty(), id.rule().before);
-                    f.answer(true, ask.wgsl, ask.sees);
+                    f.return_if(true, ask.wgsl, if ask.sees { "true" } else { "false" });
                 }
             }
             let asked = turn == Turn::Pair && self.pairs.is_some();
-            f.answer(asked, "!mm_value(mm_at(q, j))", false);
+            f.return_if(asked, "!mm_value(mm_at(q, j))", "false");
         }
         f.end("true")
     }
@@ -189,8 +189,7 @@ impl MaskVariant {
     fn bias_of(&self) -> String {
         let mut f = self.by_key("bias_of(q: Query, j: u32) -> f32");
         let terms: Vec<_> = self.adds(false).map(|adds| adds.wgsl).collect();
-        let full = "if block_at(q, j) == FULL {\n        return 0.0;\n    }";
-        f.line(!terms.is_empty() && self.has(Id::Blocks), full);
+        f.return_if(!terms.is_empty() && self.has(Id::Blocks), "block_at(q, j) == FULL", "0.0");
         f.end(if terms.is_empty() { "0.0".to_string() } else { terms.join(" + ") }.as_str())
     }
 
@@ -202,7 +201,7 @@ impl MaskVariant {
         f.line(self.score.is_some() && !self.appended, "x = sm_value(x, sm_at(q, j));");
         f.line(self.softcap, "x = softcap(x);");
         let adds = self.rules.any(|rule| rule.adds.is_some());
-        f.line(self.appended && adds, "if j >= p.mask.masked_len {\n        return x;\n    }");
+        f.return_if(self.appended && adds, "j >= p.mask.masked_len", "x");
         let bias = if self.cached { "x += bias_of(q, t);" } else { "x += bias_of(q, j);" };
         f.line(self.adds(false).next().is_some(), bias);
         for adds in self.adds(true) {
@@ -221,26 +220,40 @@ fn zero(ty: &str) -> &'static str {
     }
 }
 
-/// A WGSL function, line by line.
-struct Function(String);
+/// A WGSL function, line by line. What follows a return stands in its `else`: FXC takes the result of a function for
+/// uninitialised if another statement follows a branch that returns.
+struct Function {
+    text: String,
+    /// Blocks that are open.
+    depth: usize,
+}
 
 impl Function {
     fn new(signature: &str) -> Self {
-        Function(format!("fn {signature} {{\n"))
+        Function { text: format!("fn {signature} {{\n"), depth: 1 }
     }
 
     fn line(&mut self, used: bool, line: &str) {
         if used {
-            let _ = writeln!(self.0, "    {line}");
+            let _ = writeln!(self.text, "{}{line}", "    ".repeat(self.depth));
         }
     }
 
-    fn answer(&mut self, used: bool, condition: &str, answer: bool) {
-        self.line(used, &format!("if {condition} {{\n        return {answer};\n    }}"));
+    fn return_if(&mut self, used: bool, condition: &str, result: &str) {
+        self.line(used, &format!("if {condition} {{"));
+        self.depth += usize::from(used);
+        self.line(used, &format!("return {result};"));
+        self.depth -= usize::from(used);
+        self.line(used, "} else {");
+        self.depth += usize::from(used);
     }
 
     fn end(mut self, result: &str) -> String {
-        let _ = writeln!(self.0, "    return {result};\n}}");
-        self.0
+        self.line(true, &format!("return {result};"));
+        while self.depth > 0 {
+            self.depth -= 1;
+            self.line(true, "}");
+        }
+        self.text
     }
 }

@@ -1,0 +1,121 @@
+//! Forms of WGSL that FXC, the compiler of wgpu's DX12 backend on an unmodified Windows, refuses.
+//!
+//! FXC itself judges all kernels in `scripts/shaders`. These checks need no tools, and name the function.
+
+use naga::valid::{FunctionInfo, ModuleInfo};
+use naga::{AddressSpace, Block, Expression, Function, Module, Statement, TypeInner};
+use support::wgsl;
+
+/// Every place of a module that FXC refuses, by function.
+pub fn refused(module: &Module, info: &ModuleInfo) -> Vec<String> {
+    let functions = module.functions.iter().map(|(handle, function)| (function, &info[handle]));
+    let entries = module.entry_points.iter().enumerate().map(|(n, e)| (&e.function, info.get_entry_point(n)));
+    let mut refused = Vec::new();
+    for (function, about) in functions.chain(entries) {
+        let name = function.name.as_deref().unwrap_or("main");
+        if function.result.is_some() && continues_behind_return(&function.body) {
+            refused
+                .push(format!("{name}: statements follow a branch that returns: put them into its `else`"));
+        }
+        if stores_to_component(&function.body, module, function, about) {
+            refused.push(format!("{name}: stores to a computed component of a vector: use `select`"));
+        }
+    }
+    refused
+}
+
+fn returns(block: &Block) -> bool {
+    any_statement(block, &mut |statement| matches!(statement, Statement::Return { .. }))
+}
+
+/// FXC takes the result of such a function for uninitialised, and barriers that depend on it for divergent (X3663, X4026).
+fn continues_behind_return(block: &Block) -> bool {
+    block.iter().enumerate().any(|(n, statement)| {
+        let is_last = n + 1 == block.len();
+        match statement {
+            Statement::Return { .. } => !is_last,
+            Statement::If { accept, reject, .. } if is_last => {
+                continues_behind_return(accept)
+                    || continues_behind_return(reject)
+                    || returns(accept) != returns(reject)
+            }
+            Statement::If { accept, reject, .. } => returns(accept) || returns(reject),
+            Statement::Switch { cases, .. } if is_last => {
+                cases.iter().any(|case| continues_behind_return(&case.body))
+            }
+            Statement::Switch { cases, .. } => cases.iter().any(|case| returns(&case.body)),
+            Statement::Block(inner) if is_last => continues_behind_return(inner),
+            Statement::Block(inner) => returns(inner),
+            Statement::Loop { body, continuing, .. } => returns(body) || returns(continuing),
+            _ => false,
+        }
+    })
+}
+
+/// FXC unrolls every loop around such a store, or refuses the kernel where it cannot (X3550, X3511).
+fn stores_to_component(block: &Block, module: &Module, function: &Function, about: &FunctionInfo) -> bool {
+    let is_of_invocation =
+        |space: AddressSpace| matches!(space, AddressSpace::Function | AddressSpace::Private);
+    any_statement(block, &mut |statement| {
+        let Statement::Store { pointer, .. } = *statement else { return false };
+        let Expression::Access { base, .. } = function.expressions[pointer] else { return false };
+        match *about[base].ty.inner_with(&module.types) {
+            TypeInner::Pointer { base, space } => {
+                is_of_invocation(space) && matches!(module.types[base].inner, TypeInner::Vector { .. })
+            }
+            TypeInner::ValuePointer { size: Some(_), space, .. } => is_of_invocation(space),
+            _ => false,
+        }
+    })
+}
+
+/// True if `holds` holds of a statement of the block, at any depth.
+fn any_statement(block: &Block, holds: &mut dyn FnMut(&Statement) -> bool) -> bool {
+    block.iter().any(|statement| {
+        holds(statement)
+            || match statement {
+                Statement::Block(inner) => any_statement(inner, holds),
+                Statement::If { accept, reject, .. } => {
+                    any_statement(accept, holds) || any_statement(reject, holds)
+                }
+                Statement::Switch { cases, .. } => cases.iter().any(|case| any_statement(&case.body, holds)),
+                Statement::Loop { body, continuing, .. } => {
+                    any_statement(body, holds) || any_statement(continuing, holds)
+                }
+                _ => false,
+            }
+    })
+}
+
+#[test]
+fn refused_forms_are_found() {
+    let count = |text: &str| {
+        let text = format!(
+            "{text}\n@group(0) @binding(0) var<storage, read_write> out: vec4<f32>;\n\
+             @compute @workgroup_size(1) fn main(@builtin(local_invocation_index) n: u32) {{ out = f(n); }}"
+        );
+        let module = wgsl::parse(&text).unwrap();
+        let info = wgsl::validate(&module, &text).unwrap();
+        refused(&module, &info).len()
+    };
+    let of = |body: &str| count(&format!("fn f(n: u32) -> vec4<f32> {{ {body} }}"));
+    assert_eq!(of("if n > 1u { return vec4<f32>(1.0); } return vec4<f32>();"), 1);
+    assert_eq!(of("for (var m = 0u; m < n; m++) { return vec4<f32>(1.0); } return vec4<f32>();"), 1);
+    assert_eq!(
+        of(
+            "if n > 1u { if n > 2u { return vec4<f32>(1.0); } } else { return vec4<f32>(2.0); } return vec4<f32>();"
+        ),
+        1
+    );
+    assert_eq!(of("var x = vec4<f32>(); x[n] = 1.0; return x;"), 1);
+    assert_eq!(of("var x: array<vec4<f32>, 4>; x[n][n] = 1.0; return x[n];"), 1);
+    assert_eq!(of("if n > 1u { return vec4<f32>(1.0); } else { return vec4<f32>(); }"), 0);
+    assert_eq!(of("var x: array<vec4<f32>, 4>; x[n][2] = 1.0; x[n] = vec4<f32>(); return x[n];"), 0);
+    // A function without a result may return early.
+    assert_eq!(
+        count(
+            "fn g() { if out.x > 1.0 { return; } out.x = 2.0; } fn f(n: u32) -> vec4<f32> { g(); return out; }"
+        ),
+        0
+    );
+}
