@@ -99,6 +99,24 @@ impl Family {
         Family::RowSums,
     ];
 
+    /// True if a call can be computed without the family.
+    pub(crate) fn is_replaced(self) -> bool {
+        use Family::*;
+        !matches!(
+            self,
+            CacheF32
+                | CacheF16
+                | CacheBF16
+                | CacheQ8
+                | CacheQ4
+                | F16Tensors
+                | BF16Tensors
+                | ScoreGradients
+                | RowStats
+                | RowSums
+        )
+    }
+
     fn name(self) -> &'static str {
         match self {
             Family::MatrixAttention => "attention on matrix units",

@@ -61,6 +61,9 @@ struct Inner {
     used: AtomicU32,
     /// What a check found.
     verdicts: Mutex<BTreeMap<Family, Verdict>>,
+    /// True if calls go on without a family whose kernel the driver's compiler refuses. Where a family is checked or measured
+    /// they do not.
+    falls_back: bool,
 }
 
 /// What a lock holds, whether or not another thread panicked with it: nothing is left half done under ours.
@@ -109,23 +112,31 @@ impl Pipelines {
     }
 
     pub(crate) fn with_facts(device: &wgpu::Device, facts: DeviceFacts) -> Self {
-        Self::with_compiler(Compiler { device: device.clone(), rewrite: None }, Arc::default(), facts)
+        Self::falling_back(Compiler { device: device.clone(), rewrite: None }, facts)
+    }
+
+    fn falling_back(compiler: Compiler, facts: DeviceFacts) -> Self {
+        Self::made(compiler, Arc::default(), facts, true)
     }
 
     fn with_compiler(compiler: Compiler, places: Arc<Places>, facts: DeviceFacts) -> Self {
+        Self::made(compiler, places, facts, false)
+    }
+
+    fn made(compiler: Compiler, places: Arc<Places>, facts: DeviceFacts, falls_back: bool) -> Self {
         Pipelines(Arc::new(Inner {
             compiler,
             places,
             facts: Mutex::new(facts),
             used: AtomicU32::default(),
             verdicts: Mutex::default(),
+            falls_back,
         }))
     }
 
     /// None yet, for the same device, from texts that `rewrite` changed.
     pub(crate) fn rewritten(&self, rewrite: Rewrite) -> Self {
-        let compiler = Compiler { device: self.device().clone(), rewrite: Some(rewrite) };
-        Self::with_compiler(compiler, Arc::default(), self.facts())
+        Self::falling_back(Compiler { device: self.device().clone(), rewrite: Some(rewrite) }, self.facts())
     }
 
     /// None yet, for the same plans.
@@ -260,6 +271,32 @@ impl Pipelines {
         lock(&self.0.facts).clone()
     }
 
+    /// Lets plans do without the first family of `variant` that others replace.
+    fn disable_family_of(&self, variant: &KernelVariant, why: &str) {
+        let aside = self.facts().aside;
+        let replaced = |family: &Family| family.is_replaced() && !aside.contains(*family);
+        if let Some(family) = variant.families().iter().find(replaced) {
+            self.say(family, Verdict::Wrong { why: format!("{}: {why}", variant.label()) });
+        }
+    }
+
+    /// Runs `record`, which plans and compiles before it records. If the driver's compiler refuses a kernel, its family is disabled, and
+    /// `record` runs again with a plan without it: until it succeeds, or nothing replaces what was refused, whose error is then
+    /// returned.
+    pub(crate) fn with_fallbacks<T>(&self, mut record: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
+        let mut refused = None;
+        loop {
+            let before = self.facts().aside;
+            match (record(), refused.take()) {
+                (Err(error), earlier) if self.facts().aside != before => {
+                    refused = if matches!(error, Error::Refused { .. }) { Some(error) } else { earlier };
+                }
+                (Err(Error::PutAside { .. }), Some(earlier)) => return Err(earlier),
+                (result, _) => return result,
+            }
+        }
+    }
+
     /// The pipeline of `variant`, compiled now if this is its first use. After an error the next use tries again.
     pub(crate) fn get(&self, variant: KernelVariant) -> Result<Compiled, Error> {
         self.0.used.fetch_or(variant.families().bits(), Ordering::Relaxed);
@@ -271,7 +308,13 @@ impl Pipelines {
         if let Some(compiled) = place.compiled.get() {
             return Ok(compiled.clone());
         }
-        let compiled = self.0.compiler.compile(&variant, &self.facts())?;
+        let compiled = self.0.compiler.compile(&variant, &self.facts());
+        if let Err(Error::Refused { description, .. }) = &compiled
+            && self.0.falls_back
+        {
+            self.disable_family_of(&variant, description);
+        }
+        let compiled = compiled?;
         Ok(place.compiled.get_or_init(|| compiled).clone())
     }
 }

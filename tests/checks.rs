@@ -74,6 +74,38 @@ fn gradients(gpu: &Gpu) -> [Result<f64, String>; 3] {
     [of_attention(false), of_attention(true), projection_backward::plain(profile)]
 }
 
+/// Kernels that the driver's compiler refuses are disabled at their first use, without a check, and calls go on.
+#[test]
+fn refused_kernels_are_replaced_without_check() {
+    let plain = full();
+    for family in
+        [Family::FusedGpu, Family::FusedCpu, Family::DecodeCpu, Family::SplitKeys, Family::StagedCpu]
+    {
+        let pipelines = Pipelines::new(plain.gpu.device());
+        let (gpu, changed) = faulty(&plain.gpu, &pipelines, family, Fault::DoesNotCompile);
+        attends(&gpu);
+        let report = gpu.pipelines().report();
+        if *changed.lock().expect("no panic") == 0 {
+            continue;
+        }
+        assert!(matches!(report.verdict(family), Verdict::Wrong { .. }), "{family}\n{report}");
+        assert!(report.wrong().count() <= 2, "{report}");
+    }
+}
+
+/// Where nothing replaces a refused kernel, the error names the kernel and says what the compiler said.
+#[test]
+fn refused_kernels_without_replacement_are_an_error() {
+    let pipelines =
+        inspect::rewritten(&Pipelines::new(full().gpu.device()), |_, text| format!("{text}\nnot WGSL"));
+    let gpu = Gpu::with_pipelines(full().gpu.queue().clone(), pipelines);
+    let x = noise(4 * 8, 1);
+    let error = gpu.attend(&x, &x, &x, Shape::new(1, 1, 4, 8), Mask::none()).expect_err("no kernel");
+    let Error::Refused { what, description } = &error else { panic!("{error}") };
+    assert!(what.starts_with("attention."), "{error}");
+    assert!(description.contains("not WGSL"), "{error}");
+}
+
 /// A fault in `family` is found, it alone is put aside, and what is left is right.
 fn is_found(gpu: &Gpu, pipelines: &Pipelines, family: Family, fault: Fault) {
     let (gpu, changed) = faulty(gpu, pipelines, family, fault);

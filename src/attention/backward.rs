@@ -236,12 +236,14 @@ impl Attention {
         scratch: &mut Scratch,
         emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
     ) -> Result<(), Error> {
-        let device = &self.pipelines.facts();
         let problem = self.check_backward(call)?;
-        let plans = backward::plan(&problem, device)?;
-        let memory = plans.memory(scratch)?;
-        let dispatches = backward::dispatches(&problem, &plans, memory, device);
-        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
+        let bound = self.pipelines.with_fallbacks(|| {
+            let device = &self.pipelines.facts();
+            let plans = backward::plan(&problem, device)?;
+            let memory = plans.memory(scratch)?;
+            let dispatches = backward::dispatches(&problem, &plans, memory, device);
+            self.pipelines.bind(&dispatches, scratch.bindings())
+        })?;
         emit(&bound);
         Ok(())
     }

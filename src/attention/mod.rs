@@ -203,11 +203,13 @@ impl Attention {
         scratch: &mut Scratch,
         emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
     ) -> Result<(), Error> {
-        let device = &self.pipelines.facts();
-        let chosen = path::choose_within(&problem.outline(), device, scratch)?;
-        let memory = chosen.memory(scratch)?;
-        let dispatches = path::dispatches(problem, chosen, memory, device);
-        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
+        let bound = self.pipelines.with_fallbacks(|| {
+            let device = &self.pipelines.facts();
+            let chosen = path::choose_within(&problem.outline(), device, scratch)?;
+            let memory = chosen.memory(scratch)?;
+            let dispatches = path::dispatches(problem, chosen, memory, device);
+            self.pipelines.bind(&dispatches, scratch.bindings())
+        })?;
         emit(&bound);
         Ok(())
     }

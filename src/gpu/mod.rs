@@ -228,8 +228,10 @@ impl Gpu {
             .weights(out.weights.as_ref().map(Uploaded::view))
             .dropout(dropout.view(options));
         let attention = Attention::with_pipelines(&self.pipelines, config)?;
-        let mut scratch = Scratch::new(&self.device, attention.scratch_size(&call)?)?;
-        self.submit(|encoder| attention.forward(encoder, &call, &mut scratch))?;
+        self.pipelines.with_fallbacks(|| {
+            let mut scratch = Scratch::new(&self.device, attention.scratch_size(&call)?)?;
+            self.submit(|encoder| attention.forward(encoder, &call, &mut scratch))
+        })?;
         watch.end("attention").await?;
         out.read(self).await
     }
@@ -313,8 +315,10 @@ impl Gpu {
             .weights(out.weights.as_ref().map(Uploaded::view))
             .dropout(dropout.view(options))
             .rotary_of(rotary.as_ref().map(UploadedRotary::view));
-        let mut scratch = Scratch::new(&self.device, layer.scratch_size(&call)?)?;
-        self.submit(|encoder| layer.forward(encoder, &call, &mut scratch))?;
+        self.pipelines.with_fallbacks(|| {
+            let mut scratch = Scratch::new(&self.device, layer.scratch_size(&call)?)?;
+            self.submit(|encoder| layer.forward(encoder, &call, &mut scratch))
+        })?;
         watch.end("the layer").await?;
         out.read(self).await
     }

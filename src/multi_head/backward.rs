@@ -347,14 +347,16 @@ impl MultiHeadAttention {
         scratch: &mut Scratch,
         emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
     ) -> Result<(), Error> {
-        let device = &self.pipelines.facts();
         let scratch: &Scratch = scratch;
-        let plan = path::within(device, |device| {
-            let plan = self.check_backward(call, device)?;
-            scratch.check(plan.size).map(|()| plan)
+        let bound = self.pipelines.with_fallbacks(|| {
+            let device = &self.pipelines.facts();
+            let plan = path::within(device, |device| {
+                let plan = self.check_backward(call, device)?;
+                scratch.check(plan.size).map(|()| plan)
+            })?;
+            let dispatches = self.backward_dispatches(call, &plan, scratch, device)?;
+            self.pipelines.bind(&dispatches, scratch.bindings())
         })?;
-        let dispatches = self.backward_dispatches(call, &plan, scratch, device)?;
-        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
         emit(&bound);
         Ok(())
     }

@@ -212,14 +212,15 @@ impl MultiHeadAttention {
         scratch: &mut Scratch,
         emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
     ) -> Result<(), Error> {
-        let plan = path::within(&self.pipelines.facts(), |device| {
-            let plan = self.check(call, device)?;
-            scratch.check(plan.size).map(|()| plan)
-        })?;
-        let device = &self.pipelines.facts();
         let scratch: &Scratch = scratch;
-        let bound =
-            self.pipelines.bind(&self.dispatches(call, &plan, scratch, device)?, scratch.bindings())?;
+        let bound = self.pipelines.with_fallbacks(|| {
+            let device = &self.pipelines.facts();
+            let plan = path::within(device, |device| {
+                let plan = self.check(call, device)?;
+                scratch.check(plan.size).map(|()| plan)
+            })?;
+            self.pipelines.bind(&self.dispatches(call, &plan, scratch, device)?, scratch.bindings())
+        })?;
         emit(&bound);
         Ok(())
     }

@@ -233,11 +233,13 @@ impl Projection {
             calls.push(product.op(&mut written));
         }
         check_aliasing(&written.views(), &read)?;
-        let dispatches = project_backward::dispatches(&calls, &self.tuning, device)?;
-        if dispatches.is_empty() {
+        let bound = self.pipelines.with_fallbacks(|| {
+            let dispatches = project_backward::dispatches(&calls, &self.tuning, &self.pipelines.facts())?;
+            self.pipelines.bind(&dispatches, &self.bindings)
+        })?;
+        if bound.is_empty() {
             return Ok(());
         }
-        let bound = self.pipelines.bind(&dispatches, &self.bindings)?;
         emit(&bound);
         Ok(())
     }

@@ -168,8 +168,10 @@ impl Projection {
         let written: Vec<_> = products.iter().map(|p| ("out", p.out)).collect();
         check_aliasing(&written, &read)?;
         let products: Vec<_> = products.iter().map(ProjectionForward::op).collect();
-        let dispatches = project::dispatches(&products, &self.tuning, device)?;
-        let bound = self.pipelines.bind(&dispatches, &self.bindings)?;
+        let bound = self.pipelines.with_fallbacks(|| {
+            let dispatches = project::dispatches(&products, &self.tuning, &self.pipelines.facts())?;
+            self.pipelines.bind(&dispatches, &self.bindings)
+        })?;
         emit(&bound);
         Ok(())
     }
