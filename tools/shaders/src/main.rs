@@ -6,6 +6,7 @@ mod call;
 mod compiled;
 mod cover;
 mod dxc;
+mod fxc;
 mod gpus;
 mod mad_share;
 mod mesa;
@@ -264,6 +265,8 @@ struct Tools {
     spirv_val: Option<Vec<String>>,
     dawn: Option<PathBuf>,
     dxc: Option<PathBuf>,
+    /// The command that starts `fxc.c`.
+    fxc: Option<String>,
     /// What starts programs with the driver.
     mesa: Vec<(Driver, PathBuf)>,
 }
@@ -280,6 +283,7 @@ impl Tools {
             spirv_val: std::env::var("SHADERS_SPIRV_VAL").ok().map(words),
             dawn: path("SHADERS_DAWN"),
             dxc: path("SHADERS_DXC"),
+            fxc: std::env::var("SHADERS_FXC").ok(),
             mesa: mesa.collect(),
         }
     }
@@ -357,14 +361,15 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     std::fs::write(out.join("variants.csv"), table::variants(&rows))?;
     let (compilers, loops, small) = (table::compilers(&rows), table::loops(&rows), table::small(&rows));
+    let fxc = table::fxc(&rows);
     let (tiles, predicted) =
         (table::tiles(&rows), model::section(&rows, &std::env::var("SHADERS_DATE").unwrap_or_default()));
     println!(
-        "\n{loops}\n{tiles}\n{predicted}\n{small}\n{compilers}\nevery variant: {}\n",
+        "\n{loops}\n{tiles}\n{predicted}\n{small}\n{fxc}\n{compilers}\nevery variant: {}\n",
         out.join("variants.csv").display()
     );
     if let Some(folder) = &options.write {
-        std::fs::write(folder.join("SHADERS.md"), table::page(&loops, &tiles, &small, &compilers))?;
+        std::fs::write(folder.join("SHADERS.md"), table::page(&loops, &tiles, &small, &fxc, &compilers))?;
         let path = folder.join("PREDICTIONS.md");
         let page = model::written(&std::fs::read_to_string(&path)?, &predicted)
             .ok_or("PREDICTIONS.md lacks the marks")?;
@@ -462,6 +467,8 @@ enum Tool {
     SpirvVal(Vec<String>),
     /// Its library.
     Dxc(PathBuf),
+    /// The command that starts it.
+    Fxc(String),
     Mesa(Mesa),
 }
 
@@ -552,6 +559,17 @@ fn tasks(rows: &[Row], tools: &Tools, options: &Options) -> Vec<Task> {
     if let Some(library) = &tools.dxc {
         tasks.push(task(Compiler::Dxc, Tool::Dxc(library.clone()), plain(), gpus::PAIRS));
     }
+    if let Some(command) = &tools.fxc {
+        // Shader model 5.1 has neither 16-bit types nor subgroups.
+        let suits = |row: &Row| {
+            !row.matrix_units()
+                && !wgsl::halves(&row.kernel.wgsl)
+                && !wgsl::subgroups(&row.kernel.wgsl)
+                && !OF_SOFTWARE.contains(&row.form.as_str())
+        };
+        let suits = rows.iter().map(suits).collect();
+        tasks.push(task(Compiler::Fxc, Tool::Fxc(command.clone()), suits, gpus::PAIRS));
+    }
     if let Some(dawn) = &tools.dawn {
         tasks.push(task(Compiler::Tint, Tool::Tint(dawn.clone()), plain(), every));
     }
@@ -587,7 +605,7 @@ fn jobs<'a>(
         let compiler = task.compiler;
         jobs.push_back((compiler, Box::new(move || passed_over(task))));
         let has_input = |n: &usize| match task.tool {
-            Tool::Tint(_) => true,
+            Tool::Tint(_) | Tool::Fxc(_) => true,
             Tool::Dxc(_) => translated[*n].hlsl.is_some(),
             Tool::SpirvVal(_) | Tool::Mesa(_) => translated[*n].module,
         };
@@ -598,6 +616,7 @@ fn jobs<'a>(
             let job: Box<dyn FnOnce() -> Said + Send> = match &task.tool {
                 Tool::Mesa(mesa) => Box::new(move || mesa_job(mesa, compiler, &chunk, rows, modules)),
                 Tool::Dxc(library) => Box::new(move || dxc_job(library, &chunk, rows, translated)),
+                Tool::Fxc(command) => Box::new(move || fxc_job(command, &chunk, rows, modules)),
                 Tool::Tint(dawn) => Box::new(move || tint_job(dawn, &chunk, rows, modules)),
                 Tool::SpirvVal(command) => {
                     let check = move |n| (n, compiler, spirv_val::check(command, &module(modules, n)));
@@ -661,6 +680,18 @@ fn dxc_job(library: &Path, chunk: &[usize], rows: &[Row], translated: &[Translat
         (*n, Compiler::Dxc, verdict)
     };
     chunk.iter().map(check).collect()
+}
+
+fn fxc_job(command: &str, chunk: &[usize], rows: &[Row], modules: &Path) -> Said {
+    let mut fxc = fxc::Fxc::new(command);
+    let mut check = |n: usize| -> Result<Verdict, String> {
+        let fxc = fxc.as_mut().map_err(|error| error.to_string())?;
+        let path = modules.join(format!("{n}.hlsl"));
+        let hlsl = translate::shader_model_5_1(&rows[n].kernel.wgsl)?;
+        std::fs::write(&path, hlsl).map_err(|error| error.to_string())?;
+        Ok(fxc.check(&path))
+    };
+    chunk.iter().map(|n| (*n, Compiler::Fxc, check(*n).unwrap_or_else(Verdict::Rejected))).collect()
 }
 
 /// A line for everything that fails: what no line permits, and lines that nothing needs.

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 
 use crate::Row;
 use crate::assembly::Kind;
+use crate::fxc::Listing;
 use crate::gpus::{Driver, GPUS};
 use crate::mesa::Statistics;
 use crate::verdict::{Compiler, Verdict};
@@ -38,13 +39,14 @@ pub fn variants(rows: &[Row]) -> String {
         }
         let _ = write!(text, ",{} mad_share", gpu.name);
     }
+    text.push_str(",fxc seconds,fxc instructions,fxc registers,fxc arrays");
     text.push('\n');
     for row in rows {
         let _ = write!(text, "{},{}", row.name(), row.form);
         for compiler in &compilers {
             text.push_str(match row.verdicts.get(compiler) {
                 None => ",not run",
-                Some(Verdict::Accepted | Verdict::Compiled(_)) => ",yes",
+                Some(Verdict::Accepted | Verdict::Compiled(_) | Verdict::Listed(_)) => ",yes",
                 Some(Verdict::Unsuited) => ",unsuited",
                 Some(Verdict::Covered) => ",covered",
                 Some(Verdict::Rejected(_)) => ",NO",
@@ -59,7 +61,42 @@ pub fn variants(rows: &[Row]) -> String {
             let share = statistics.and_then(|s| s.mad_share).map(|share| format!("{share:.0}"));
             let _ = write!(text, ",{}", share.unwrap_or_default());
         }
+        match row.verdicts.get(&Compiler::Fxc) {
+            Some(Verdict::Listed(fxc)) => {
+                let Listing { seconds, instructions, registers, arrays } = fxc;
+                let _ = write!(text, ",{seconds},{instructions},{registers},{arrays}");
+            }
+            _ => text.push_str(",,,,"),
+        }
         text.push('\n');
+    }
+    text
+}
+
+/// The worst of FXC's numbers, by stage and form.
+pub fn fxc(rows: &[Row]) -> String {
+    let mut worst: BTreeMap<(&str, &str), (usize, Listing)> = BTreeMap::new();
+    for row in rows {
+        let Some(Verdict::Listed(fxc)) = row.verdicts.get(&Compiler::Fxc) else { continue };
+        let none = Listing { seconds: 0.0, instructions: 0, registers: 0, arrays: 0 };
+        let (count, most) = worst.entry((row.stage(), &row.form)).or_insert((0, none));
+        *count += 1;
+        *most = Listing {
+            seconds: most.seconds.max(fxc.seconds),
+            instructions: most.instructions.max(fxc.instructions),
+            registers: most.registers.max(fxc.registers),
+            arrays: most.arrays.max(fxc.arrays),
+        };
+    }
+    let mut text =
+        "| stage | form | variants | seconds | instructions | registers | arrays |\n|---|---|--:|--:|--:|--:|--:|\n"
+            .to_string();
+    for ((stage, form), (count, most)) in worst {
+        let Listing { seconds, instructions, registers, arrays } = most;
+        let _ = writeln!(
+            text,
+            "| {stage} | {form} | {count} | {seconds:.1} | {instructions} | {registers} | {arrays} |"
+        );
     }
     text
 }
@@ -76,7 +113,7 @@ pub fn compilers(rows: &[Row]) -> String {
             continue;
         }
         let count = |is: fn(&Verdict) -> bool| verdicts.iter().filter(|v| is(v)).count();
-        let accepted = count(|v| matches!(v, Verdict::Accepted | Verdict::Compiled(_)));
+        let accepted = count(|v| matches!(v, Verdict::Accepted | Verdict::Compiled(_) | Verdict::Listed(_)));
         let rejected = count(|v| matches!(v, Verdict::Rejected(_)));
         let unsuited = count(|v| matches!(v, Verdict::Unsuited));
         let covered = count(|v| matches!(v, Verdict::Covered));
@@ -224,7 +261,7 @@ const LEGEND: &str = "\
 ";
 
 /// The committed page.
-pub fn page(loops: &str, tiles: &str, small: &str, compilers: &str) -> String {
+pub fn page(loops: &str, tiles: &str, small: &str, fxc: &str, compilers: &str) -> String {
     let covering = |values: usize| {
         let these = GPUS.iter().filter(|gpu| gpu.covering.values == values);
         these.map(|gpu| gpu.name).collect::<Vec<_>>().join(", ")
@@ -255,6 +292,10 @@ pub fn page(loops: &str, tiles: &str, small: &str, compilers: &str) -> String {
          {tiles}\n\
          ## The others, by driver\n\n\
          {small}\n\
+         ## FXC, by stage and form\n\n\
+         The worst of all variants that FXC compiled, with wgpu's flags of a release build: seconds of one busy core, instructions,\n\
+         registers of four words, and registers of arrays that are indexed and so lie in memory.\n\n\
+         {fxc}\n\
          ## What each compiler said, `naga` being its validator and `naga-…` its writers\n\n\
          {compilers}"
     )

@@ -115,8 +115,21 @@ fn metal(module: &Module, info: &ModuleInfo) -> Result<String, String> {
 }
 
 fn direct3d(module: &Module, info: &ModuleInfo, text: &str) -> Result<String, String> {
+    hlsl(module, info, if halves(text) { hlsl::ShaderModel::V6_2 } else { hlsl::ShaderModel::V6_0 })
+}
+
+/// HLSL of the newest shader model that FXC compiles.
+pub fn shader_model_5_1(text: &str) -> Result<String, String> {
+    guarded(|| {
+        let module = parse(text)?;
+        let info = validate(&module, text)?;
+        hlsl(&module, &info, hlsl::ShaderModel::V5_1)
+    })
+}
+
+fn hlsl(module: &Module, info: &ModuleInfo, shader_model: hlsl::ShaderModel) -> Result<String, String> {
     let options = hlsl::Options {
-        shader_model: if halves(text) { hlsl::ShaderModel::V6_2 } else { hlsl::ShaderModel::V6_0 },
+        shader_model,
         // As if a kernel asked for the number of workgroups, which wgpu passes in constants.
         special_constants_binding: Some(hlsl::BindTarget { register: 63, ..Default::default() }),
         zero_initialize_workgroup_memory: false,

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::fxc::Listing;
 use crate::gpus::GPUS;
 use crate::mesa::Statistics;
 
@@ -16,6 +17,7 @@ pub enum Compiler {
     SpirvVal,
     Tint,
     Dxc,
+    Fxc,
     /// Mesa's driver of a GPU, by its number among [`GPUS`].
     Mesa(usize),
 }
@@ -23,7 +25,7 @@ pub enum Compiler {
 impl Compiler {
     pub fn all() -> Vec<Self> {
         use Compiler::*;
-        let first = [Naga, NagaSpirv, NagaMsl, NagaHlsl, SpirvVal, Tint, Dxc];
+        let first = [Naga, NagaSpirv, NagaMsl, NagaHlsl, SpirvVal, Tint, Dxc, Fxc];
         first.into_iter().chain((0..GPUS.len()).map(Mesa)).collect()
     }
 }
@@ -38,6 +40,7 @@ impl fmt::Display for Compiler {
             Compiler::SpirvVal => f.write_str("spirv-val"),
             Compiler::Tint => f.write_str("tint"),
             Compiler::Dxc => f.write_str("dxc"),
+            Compiler::Fxc => f.write_str("fxc"),
             Compiler::Mesa(n) => f.write_str(GPUS[*n].name),
         }
     }
@@ -48,6 +51,8 @@ impl fmt::Display for Compiler {
 pub enum Verdict {
     Accepted,
     Compiled(Box<Statistics>),
+    /// Compiled by FXC.
+    Listed(Listing),
     /// Not asked: the kernel is not for what it compiles for.
     Unsuited,
     /// Not asked: others that were have the same values of any two or three axes between them, or it is of another share.

@@ -13,6 +13,11 @@ pub fn halves(wgsl: &str) -> bool {
     wgsl.lines().any(|line| line == "enable f16;")
 }
 
+/// True if a kernel has subgroup operations.
+pub fn subgroups(wgsl: &str) -> bool {
+    wgsl.contains("subgroup")
+}
+
 /// The module, or what naga says of the text.
 pub fn parse(wgsl: &str) -> Result<Module, String> {
     naga::front::wgsl::parse_str(wgsl).map_err(|e| e.emit_to_string(wgsl))
@@ -23,7 +28,7 @@ pub fn validate(module: &Module, wgsl: &str) -> Result<ModuleInfo, String> {
     // WebGPU itself packs and unpacks halves.
     let mut capabilities = Capabilities::SHADER_FLOAT16_IN_FLOAT32;
     capabilities.set(Capabilities::SHADER_FLOAT16, halves(wgsl));
-    capabilities.set(Capabilities::SUBGROUP, wgsl.contains("subgroup") || matrix_units(wgsl));
+    capabilities.set(Capabilities::SUBGROUP, subgroups(wgsl) || matrix_units(wgsl));
     capabilities.set(Capabilities::COOPERATIVE_MATRIX, matrix_units(wgsl));
     Validator::new(ValidationFlags::all(), capabilities).validate(module).map_err(|e| e.emit_to_string(wgsl))
 }

@@ -124,6 +124,16 @@ const GLSLC: Bundle = Bundle {
     part: None,
 };
 
+const WINE: Bundle = Bundle {
+    name: "wine",
+    title: "Wine and a C compiler for Windows programs",
+    size: "300 MB",
+    suites: &["trixie"],
+    packages: &["wine64", "libwine", "gcc-mingw-w64-x86-64-win32", "libc6", "libstdc++6", "libgcc-s1"],
+    alone: false,
+    part: None,
+};
+
 /// The first of a bundle is its main one.
 pub const DRIVERS: &[Driver] = &[
     Driver {
@@ -246,6 +256,17 @@ NOUVEAU_CHIPSET names (162: Turing, 172: Ampere), which need not be there, and r
         title: "glslc",
         bundle: &GLSLC,
         file: "glslc",
+        interface: Interface::Tools,
+        preload: None,
+        variables: &[],
+        llvm: false,
+    },
+    Driver {
+        name: "wine",
+        about: "no driver either: Wine and mingw's gcc, from Debian trixie; they run only inside their own folder (chroot)",
+        title: "Wine",
+        bundle: &WINE,
+        file: "wine64",
         interface: Interface::Tools,
         preload: None,
         variables: &[],

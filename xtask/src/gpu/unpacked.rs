@@ -96,7 +96,7 @@ impl Unpacked {
 
     /// A library or program of the packages.
     fn find(&self, name: &str) -> Result<PathBuf> {
-        let folders = ["usr/lib/chromium", "usr/bin"].map(|folder| self.root().join(folder));
+        let folders = ["usr/lib/chromium", "usr/lib/wine", "usr/bin"].map(|folder| self.root().join(folder));
         let mut paths = self.libraries().into_iter().chain(folders).map(|folder| folder.join(name));
         paths.find(|path| path.exists()).ok_or_else(|| failed(format!("no {name} in the packages")))
     }
