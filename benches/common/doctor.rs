@@ -68,6 +68,11 @@ fn of_device(gpu: &Gpu, name: &str, driver: &str, offered: wgpu::Features) -> St
     let mut page = format!("# wgpu-attention {} on {name}\n\n| | |\n|---|---|\n", inspect::VERSION);
     let mut row = |what: &str, is: String| page += &format!("| {what} | {is} |\n");
     row("backend, driver", format!("{:?}, {driver}", info.backend));
+    if info.backend == wgpu::Backend::Dx12 {
+        // Shader model 6, which DXC alone compiles, has subgroup operations on every device.
+        let dxc = offered.contains(wgpu::Features::SUBGROUP);
+        row("compiler", if dxc { "DXC" } else { "FXC, or a device without subgroups" }.into());
+    }
     let numbers = match info.vendor {
         // As in browsers.
         0 => String::new(),
