@@ -263,7 +263,8 @@ NOUVEAU_CHIPSET names (162: Turing, 172: Ampere), which need not be there, and r
     },
     Driver {
         name: "wine",
-        about: "no driver either: Wine and mingw's gcc, from Debian trixie; they run only inside their own folder (chroot)",
+        about: "no driver either: Wine and mingw's gcc, from Debian trixie, which run only in a root of their own
+(chroot)",
         title: "Wine",
         bundle: &WINE,
         file: "wine64",
