@@ -61,8 +61,7 @@ struct Inner {
     used: AtomicU32,
     /// What a check found.
     verdicts: Mutex<BTreeMap<Family, Verdict>>,
-    /// True if calls go on without a family whose kernel the driver's compiler refuses. Where a family is checked or measured
-    /// they do not.
+    /// True if a refused kernel disables its family. Checks and measurements set it to false.
     falls_back: bool,
 }
 
@@ -112,18 +111,10 @@ impl Pipelines {
     }
 
     pub(crate) fn with_facts(device: &wgpu::Device, facts: DeviceFacts) -> Self {
-        Self::falling_back(Compiler { device: device.clone(), rewrite: None }, facts)
+        Self::with_compiler(Compiler { device: device.clone(), rewrite: None }, Arc::default(), facts, true)
     }
 
-    fn falling_back(compiler: Compiler, facts: DeviceFacts) -> Self {
-        Self::made(compiler, Arc::default(), facts, true)
-    }
-
-    fn with_compiler(compiler: Compiler, places: Arc<Places>, facts: DeviceFacts) -> Self {
-        Self::made(compiler, places, facts, false)
-    }
-
-    fn made(compiler: Compiler, places: Arc<Places>, facts: DeviceFacts, falls_back: bool) -> Self {
+    fn with_compiler(compiler: Compiler, places: Arc<Places>, facts: DeviceFacts, falls_back: bool) -> Self {
         Pipelines(Arc::new(Inner {
             compiler,
             places,
@@ -136,18 +127,19 @@ impl Pipelines {
 
     /// None yet, for the same device, from texts that `rewrite` changed.
     pub(crate) fn rewritten(&self, rewrite: Rewrite) -> Self {
-        Self::falling_back(Compiler { device: self.device().clone(), rewrite: Some(rewrite) }, self.facts())
+        let compiler = Compiler { device: self.device().clone(), rewrite: Some(rewrite) };
+        Self::with_compiler(compiler, Arc::default(), self.facts(), true)
     }
 
     /// None yet, for the same plans.
     pub(crate) fn emptied(&self) -> Self {
-        Self::with_compiler(self.0.compiler.clone(), Arc::default(), self.facts())
+        Self::with_compiler(self.0.compiler.clone(), Arc::default(), self.facts(), false)
     }
 
     /// The same pipelines for plans that do without `aside`.
     pub(crate) fn without(&self, aside: Families) -> Self {
         let facts = DeviceFacts { aside, ..self.facts() };
-        Self::with_compiler(self.0.compiler.clone(), self.0.places.clone(), facts)
+        Self::with_compiler(self.0.compiler.clone(), self.0.places.clone(), facts, false)
     }
 
     /// For plans that follow `pick` for calls of `class`: none yet, or the same pipelines if `shared`.
@@ -157,7 +149,7 @@ impl Pipelines {
         picks.insert(class, pick);
         let facts = DeviceFacts { tuned: Some(Arc::new(picks)), ..facts };
         let places = if shared { self.0.places.clone() } else { Arc::default() };
-        Self::with_compiler(self.0.compiler.clone(), places, facts)
+        Self::with_compiler(self.0.compiler.clone(), places, facts, false)
     }
 
     /// Keeps `pick` for calls of `class`, and what `compiled` has compiled for it.
@@ -271,7 +263,7 @@ impl Pipelines {
         lock(&self.0.facts).clone()
     }
 
-    /// Lets plans do without the first family of `variant` that others replace.
+    /// Disables the first family of `variant` that others replace.
     fn disable_family_of(&self, variant: &KernelVariant, why: &str) {
         let aside = self.facts().aside;
         let replaced = |family: &Family| family.is_replaced() && !aside.contains(*family);
@@ -280,9 +272,10 @@ impl Pipelines {
         }
     }
 
-    /// Runs `record`, which plans and compiles before it records. If the driver's compiler refuses a kernel, its family is disabled, and
-    /// `record` runs again with a plan without it: until it succeeds, or nothing replaces what was refused, whose error is then
-    /// returned.
+    /// Runs `record`, which plans, compiles, then records. After an error that disabled a family, `record` plans again.
+    ///
+    /// # Errors
+    /// The compiler's refusal if nothing replaces the kernel, or the error of `record`.
     pub(crate) fn with_fallbacks<T>(&self, mut record: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
         let mut refused = None;
         loop {

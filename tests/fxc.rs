@@ -69,7 +69,7 @@ fn stores_to_component(block: &Block, module: &Module, function: &Function, abou
     })
 }
 
-/// True if `holds` holds of a statement of the block, at any depth.
+/// True if `holds` is true of a statement of the block, at any depth.
 fn any_statement(block: &Block, holds: &mut dyn FnMut(&Statement) -> bool) -> bool {
     block.iter().any(|statement| {
         holds(statement)

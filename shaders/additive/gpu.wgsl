@@ -28,6 +28,7 @@ const ROW_LANES: u32 = KEYS / LANE_KEYS;
 const OUT_VECTORS: u32 = SLICE / 4u / ROW_LANES;
 
 const_assert WORKGROUP == ROWS * ROW_LANES && OUT_VECTORS * ROW_LANES * 4u == SLICE;
+const_assert KEYS * CHUNK_VECTORS % WORKGROUP == 0u && ROWS * CHUNK_VECTORS <= WORKGROUP;
 
 var<workgroup> q_tile: array<vec4<f32>, ROWS * CHUNK_STEP>;
 var<workgroup> k_tile: array<vec4<f32>, KEYS * CHUNK_STEP>;
@@ -44,32 +45,28 @@ var<private> acc: array<vec4<f32>, OUT_VECTORS>;
 // Channels d0 .. d0 + CHUNK of the tile's rows and keys, zeros past the last.
 fn stage_chunk(b: u32, kv_head: u32, row0: u32, last_row: u32, j0: u32, last: u32, d0: u32, lane: u32) {
     let k = k_source(b, kv_head);
-    // As many turns in every invocation: FXC refuses a barrier behind other loops that hold a branch.
+    // Every invocation makes the same number of turns: FXC refuses a barrier behind another loop that holds a branch.
     for (var first = 0u; first < KEYS * CHUNK_VECTORS; first += WORKGROUP) {
         let n = first + lane;
         let d = d0 + n % CHUNK_VECTORS * 4u;
         var x = vec4<f32>();
-        if n < KEYS * CHUNK_VECTORS && d < p.head_dim {
+        if d < p.head_dim {
             x = k_four(k, key_row(k, min(j0 + n / CHUNK_VECTORS, last)), d);
         }
-        if n < KEYS * CHUNK_VECTORS {
-            k_tile[n / CHUNK_VECTORS * CHUNK_STEP + n % CHUNK_VECTORS] = x;
-        }
+        k_tile[n / CHUNK_VECTORS * CHUNK_STEP + n % CHUNK_VECTORS] = x;
     }
-    for (var first = 0u; first < ROWS * CHUNK_VECTORS; first += WORKGROUP) {
-        let n = first + lane;
+    if lane < ROWS * CHUNK_VECTORS {
+        let n = lane;
         let d = d0 + n % CHUNK_VECTORS * 4u;
         let place = head_query_of(kv_head, min(row0 + n / CHUNK_VECTORS, last_row));
         var x = vec4<f32>();
         var v = vec4<f32>();
-        if n < ROWS * CHUNK_VECTORS && d < p.head_dim {
+        if d < p.head_dim {
             x = q_at4(view_at(p.q, b, place.x, place.y, d), p.q.strides.w, p.head_dim - d);
             v = score_vector_at4(view_at(p.score_vector, 0u, place.x, 0u, d), p.score_vector.strides.w, p.head_dim - d);
         }
-        if n < ROWS * CHUNK_VECTORS {
-            q_tile[n / CHUNK_VECTORS * CHUNK_STEP + n % CHUNK_VECTORS] = x;
-            v_tile[n / CHUNK_VECTORS * CHUNK_STEP + n % CHUNK_VECTORS] = v;
-        }
+        q_tile[n / CHUNK_VECTORS * CHUNK_STEP + n % CHUNK_VECTORS] = x;
+        v_tile[n / CHUNK_VECTORS * CHUNK_STEP + n % CHUNK_VECTORS] = v;
     }
 }
 

@@ -187,7 +187,7 @@ fn piece_of(word: vec4<u32>, piece: u32) -> vec4<u32> {
     } else if V_SPLIT == 2u {
         return select(word, word.zwzw, piece == 1u);
     } else {
-        // Of a number of 32 bits: all, or every other nibble.
+        // All of a 32-bit number, or every other nibble.
         let shares = max(V_SPLIT / 4u, 1u);
         let number = piece / shares;
         let pair = select(word.xy, word.zw, number >= 2u);

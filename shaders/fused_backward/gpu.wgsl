@@ -32,7 +32,7 @@ const OTHER_SIZE: u32 = max(STAGED, V_OTHERS * SLICE_VECTORS);
 const OWN_VECTORS: u32 = OWNS / 4u;
 
 const_assert OWNS == 32u && WORKGROUP == LANES_X * OWN_VECTORS && OTHERS % LANES_X == 0u && CHUNK % 4u == 0u;
-// Loops between barriers take as many turns in every invocation: FXC refuses a barrier behind others that hold a branch.
+// Every invocation makes the same number of turns: FXC refuses a barrier behind another loop that holds a branch.
 const_assert OWNS * CHUNK_VECTORS % WORKGROUP == 0u && V_OTHERS * SLICE_VECTORS % WORKGROUP == 0u;
 
 // Both sides' chunks, or a slice of some others.

@@ -240,12 +240,12 @@ impl Function {
     }
 
     fn return_if(&mut self, used: bool, condition: &str, result: &str) {
-        self.line(used, &format!("if {condition} {{"));
-        self.depth += usize::from(used);
-        self.line(used, &format!("return {result};"));
-        self.depth -= usize::from(used);
-        self.line(used, "} else {");
-        self.depth += usize::from(used);
+        if used {
+            self.line(true, &format!("if {condition} {{"));
+            self.line(true, &format!("    return {result};"));
+            self.line(true, "} else {");
+            self.depth += 1;
+        }
     }
 
     fn end(mut self, result: &str) -> String {

@@ -39,8 +39,7 @@ pub fn variants(rows: &[Row]) -> String {
         }
         let _ = write!(text, ",{} mad_share", gpu.name);
     }
-    text.push_str(",fxc seconds,fxc instructions,fxc registers,fxc arrays");
-    text.push('\n');
+    text.push_str(",fxc seconds,fxc instructions,fxc registers,fxc arrays\n");
     for row in rows {
         let _ = write!(text, "{},{}", row.name(), row.form);
         for compiler in &compilers {

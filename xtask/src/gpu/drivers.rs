@@ -127,7 +127,7 @@ const GLSLC: Bundle = Bundle {
 const WINE: Bundle = Bundle {
     name: "wine",
     title: "Wine and a C compiler for Windows programs",
-    size: "300 MB",
+    size: "260 MB",
     suites: &["trixie"],
     packages: &["wine64", "libwine", "gcc-mingw-w64-x86-64-win32", "libc6", "libstdc++6", "libgcc-s1"],
     alone: false,
