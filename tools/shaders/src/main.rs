@@ -37,7 +37,9 @@ fn root() -> PathBuf {
 }
 
 /// The shaders that hold a kernel's loop: a kernel has at most one of them.
-const FORMS: [&str; 14] = [
+const FORMS: [&str; 16] = [
+    "additive/cpu",
+    "additive/gpu",
     "fused/cpu",
     "fused/gpu",
     "fused_backward/cpu",
@@ -55,7 +57,8 @@ const FORMS: [&str; 14] = [
 ];
 
 /// Those of them that plans give to software drivers alone.
-const OF_SOFTWARE: [&str; 6] = [
+const OF_SOFTWARE: [&str; 7] = [
+    "additive_cpu",
     "fused_cpu",
     "fused_backward_cpu",
     "decode_cpu",
