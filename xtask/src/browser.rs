@@ -29,7 +29,7 @@ Everything is fetched into target, nothing is installed: the standard library fo
 the toolchain has it; wasm-bindgen from crates.io; Chromium with apt-get, unless there is one; Dawn with npm.
 ";
 
-const TRIPLE: &str = "wasm32-unknown-unknown";
+pub const TRIPLE: &str = "wasm32-unknown-unknown";
 
 /// Installed ones that will do.
 const CHROMIUMS: [&str; 3] = ["chromium", "chromium-headless-shell", "google-chrome"];
@@ -49,7 +49,7 @@ pub fn main(repo: &Repo, words: Vec<OsString>) -> Result {
         log.skip("chromium and node: there is no node");
         return Ok(());
     }
-    let Some(toolchain) = Toolchain::get(repo, &folder, &log)? else { return Ok(()) };
+    let Some(toolchain) = Toolchain::get(repo, TRIPLE, &log)? else { return Ok(()) };
 
     // The runtimes, while the program compiles.
     let [log_chromium, log_dawn] = ["log.chromium", "log.dawn"].map(|name| Log::new(folder.join(name)));
@@ -141,7 +141,7 @@ impl Log {
         Ok(Log(path))
     }
 
-    fn stream(&self) -> Stdio {
+    pub fn stream(&self) -> Stdio {
         OpenOptions::new().append(true).open(&self.0).map_or_else(|_| Stdio::null(), Stdio::from)
     }
 
@@ -167,22 +167,22 @@ impl Log {
     }
 }
 
-/// One that has the standard library of wasm32.
+/// One that has the standard library of a target.
 pub struct Toolchain(Vec<(&'static str, OsString)>);
 
 impl Toolchain {
-    /// This one, or one of the same version with its wasm32 target, fetched; None if that cannot be, which is said.
-    pub fn get(repo: &Repo, folder: &Path, log: &Log) -> Result<Option<Self>> {
+    /// This one, or one of the same version with the target, fetched; None if that cannot be, which is said.
+    pub fn get(repo: &Repo, target: &str, log: &Log) -> Result<Option<Self>> {
         let rustc = |arguments: &[&str]| {
             process::output(Command::new("rustc").current_dir(&repo.root).args(arguments))
         };
-        let library = rustc(&["--print", "target-libdir", "--target", TRIPLE])?;
+        let library = rustc(&["--print", "target-libdir", "--target", target])?;
         if Path::new(library.trim()).is_dir() {
             return Ok(Some(Toolchain(Vec::new())));
         }
         let version = rustc(&["--version"])?;
         let version = version.split_whitespace().nth(1).unwrap_or_default();
-        let home = folder.join("rustup");
+        let home = repo.folder("rustup")?;
         let mut rustup = Command::new("rustup");
         rustup.args([
             "toolchain",
@@ -191,21 +191,26 @@ impl Toolchain {
             "--profile",
             "minimal",
             "--target",
-            TRIPLE,
+            target,
             "--no-self-update",
         ]);
         rustup.env("RUSTUP_HOME", &home).stdout(log.stream()).stderr(log.stream());
         let limit = std::time::Duration::from_secs(120);
         if !matches!(process::within(limit, &mut rustup), Ok(process::Outcome::Ok)) {
-            log.skip(&format!("rustup cannot fetch the standard library of Rust {version} for {TRIPLE}"));
+            log.skip(&format!("rustup cannot fetch the standard library of Rust {version} for {target}"));
             return Ok(None);
         }
         Ok(Some(Toolchain(vec![("RUSTUP_HOME", home.into()), ("RUSTUP_TOOLCHAIN", version.into())])))
     }
 
+    /// What cargo needs in the environment to use it.
+    pub fn variables(&self) -> impl Iterator<Item = (&'static str, OsString)> {
+        self.0.iter().cloned()
+    }
+
     fn cargo(&self, repo: &Repo) -> Command {
         let mut cargo = repo.cargo();
-        cargo.arg("build").args(CHEAP).envs(self.0.iter().cloned());
+        cargo.arg("build").args(CHEAP).envs(self.variables());
         cargo
     }
 }

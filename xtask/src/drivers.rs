@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use crate::error::{At, Error, Result, failed};
 use crate::repo::Repo;
+use crate::windows::Windows;
 use crate::{gpu, process};
 
 const USAGE: &str = "\
@@ -19,7 +20,13 @@ scripts/drivers [DRIVER ...]: the small cases of the test suite on each software
   mesa-gl       wgpu's GL backend: no f16, no subgroups
   validation    lavapipe 26 under the Khronos validation layer: core checks and synchronization
 
-All of them by default; lavapipe, 26 without the layer, if it is named. Fails if a test fails, and if the layer says
+All of them by default. Only if they are named:
+
+  lavapipe      26 without the layer
+  dx12-fxc      wgpu's DX12 backend: the tests built for Windows, under Wine, whose Direct3D 12 uses lavapipe, with
+                Microsoft's FXC from Dawn's package; only what tests/small has. Needs rustup, npm, user namespaces
+
+Fails if a test fails, and if the layer says
 what tests/harness/validation.rs does not explain or is not there; a driver that cannot be fetched is skipped. Below
 the table stands what was skipped, and why. All output is in target/drivers/. WGPU_ATTENTION_TEST_FILTERS: other
 tests than the small cases.
@@ -32,22 +39,41 @@ struct Run {
     driver: &'static str,
     validation: bool,
     by_default: bool,
-    /// Only those of the small cases that are [`Case::cheap`].
-    only_cheap: bool,
+    tests: Tests,
 }
 
-const RUNS: [Run; 5] = [
-    Run { name: "lavapipe-25", driver: "lavapipe-25", validation: false, by_default: true, only_cheap: true },
+/// Which of the small cases.
+#[derive(Clone, Copy, PartialEq)]
+enum Tests {
+    All,
+    /// Those that are [`Case::cheap`].
+    Cheap,
+    /// Those of tests/small, in programs for Windows.
+    OnWindows,
+}
+
+/// For `WGPU_ATTENTION_TEST_FILTERS`.
+const ON_WINDOWS: [&str; 1] = ["small::"];
+
+const RUNS: [Run; 6] = [
+    Run {
+        name: "lavapipe-25",
+        driver: "lavapipe-25",
+        validation: false,
+        by_default: true,
+        tests: Tests::Cheap,
+    },
     Run {
         name: "swiftshader",
         driver: "swiftshader",
         validation: false,
         by_default: true,
-        only_cheap: false,
+        tests: Tests::All,
     },
-    Run { name: "mesa-gl", driver: "mesa-gl", validation: false, by_default: true, only_cheap: false },
-    Run { name: "validation", driver: "lavapipe", validation: true, by_default: true, only_cheap: false },
-    Run { name: "lavapipe", driver: "lavapipe", validation: false, by_default: false, only_cheap: false },
+    Run { name: "mesa-gl", driver: "mesa-gl", validation: false, by_default: true, tests: Tests::All },
+    Run { name: "validation", driver: "lavapipe", validation: true, by_default: true, tests: Tests::All },
+    Run { name: "lavapipe", driver: "lavapipe", validation: false, by_default: false, tests: Tests::All },
+    Run { name: "dx12-fxc", driver: "wine", validation: false, by_default: false, tests: Tests::OnWindows },
 ];
 
 /// The small cases, by parts of their tests' names: every kernel, masks, caches, decode, layers, positions, f16,
@@ -99,8 +125,11 @@ const WITH_VALIDATION: [&str; 2] = ["validation::", "biases::a_sink_takes"];
 impl Run {
     /// The tests to run, by parts of their names, and the small cases that are left out.
     fn filters(&self) -> (Vec<&'static str>, Vec<&'static str>) {
+        if self.tests == Tests::OnWindows {
+            return (ON_WINDOWS.to_vec(), Vec::new());
+        }
         let (run, left_out): (Vec<&Case>, Vec<&Case>) =
-            SMALL.iter().partition(|case| case.cheap || !self.only_cheap);
+            SMALL.iter().partition(|case| case.cheap || self.tests == Tests::All);
         let names = |cases: Vec<&Case>| cases.iter().map(|case| case.test).collect::<Vec<_>>();
         let mut run = names(run);
         run.extend(WITH_VALIDATION.iter().filter(|_| self.validation));
@@ -123,14 +152,16 @@ pub fn main(repo: &Repo, arguments: Vec<OsString>) -> Result {
         return Err(Error { status: 2, text: String::new() });
     };
 
-    process::run(test(repo).arg("--no-run"))?;
-    let tests = process::output(test(repo).args(["--quiet", "--", "--list", "--format", "terse"]))?;
-    let unknown = unknown(&tests);
-    if !unknown.is_empty() {
-        return Err(failed(format!(
-            "xtask/src/drivers.rs names tests that are not there: {}",
-            unknown.join(" ")
-        )));
+    if runs.iter().any(|run| run.tests != Tests::OnWindows) {
+        process::run(test(repo).arg("--no-run"))?;
+        let tests = process::output(test(repo).args(["--quiet", "--", "--list", "--format", "terse"]))?;
+        let unknown = unknown(&tests);
+        if !unknown.is_empty() {
+            return Err(failed(format!(
+                "xtask/src/drivers.rs names tests that are not there: {}",
+                unknown.join(" ")
+            )));
+        }
     }
     let mut results = Vec::new();
     for run in runs {
@@ -151,7 +182,7 @@ pub fn main(repo: &Repo, arguments: Vec<OsString>) -> Result {
 
 /// Names of the tables above that no test of a list has.
 fn unknown(tests: &str) -> Vec<&'static str> {
-    let names = SMALL.iter().map(|case| case.test).chain(WITH_VALIDATION);
+    let names = SMALL.iter().map(|case| case.test).chain(WITH_VALIDATION).chain(ON_WINDOWS);
     names.filter(|name| !tests.lines().any(|line| line.ends_with(": test") && line.contains(name))).collect()
 }
 
@@ -176,10 +207,14 @@ struct Ran {
 
 fn run_on(repo: &Repo, run: &Run) -> Result<Ran> {
     let path = repo.folder("drivers")?.join(format!("{}.log", run.name));
-    let setup = match gpu::setup_named(repo, run.driver) {
-        Ok(setup) => setup,
+    let prepared = gpu::setup_named(repo, run.driver).and_then(|setup| {
+        let windows = (run.tests == Tests::OnWindows).then(|| Windows::prepare(repo, &setup));
+        Ok((setup, windows.transpose()?))
+    });
+    let (setup, windows) = match prepared {
+        Ok(prepared) => prepared,
         Err(error) => {
-            eprintln!("scripts/gpu: {error}");
+            eprintln!("scripts/drivers: {error}");
             let skipped = vec![format!("{}: skipped, it could not be set up", run.name)];
             fs::write(&path, format!("{}\n", skipped[0])).at(&path)?;
             return Ok(Ran { device: "none: it could not be set up".into(), skipped, ..Ran::default() });
@@ -197,6 +232,9 @@ fn run_on(repo: &Repo, run: &Run) -> Result<Ran> {
 
     let mut cargo = test(repo);
     setup.apply(&mut cargo);
+    if let Some(windows) = &windows {
+        windows.apply(&mut cargo);
+    }
     cargo.arg("--").args(filters).stdout(log.try_clone()?).stderr(log).env_remove("WGPU_VALIDATION");
     if run.validation {
         cargo.env("WGPU_VALIDATION", "1");

@@ -13,6 +13,7 @@ mod process;
 mod repo;
 mod terminal;
 mod web;
+mod windows;
 
 use std::env;
 use std::ffi::OsString;

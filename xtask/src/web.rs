@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::process::Command;
 
-use crate::browser::{Log, Program, Toolchain, build, get_chromium, joined};
+use crate::browser::{Log, Program, TRIPLE, Toolchain, build, get_chromium, joined};
 use crate::error::Result;
 use crate::process;
 use crate::repo::Repo;
@@ -67,7 +67,7 @@ pub fn main(repo: &Repo, words: Vec<OsString>) -> Result {
         log.skip("there is no node, which serves the page");
         return Ok(());
     }
-    let Some(toolchain) = Toolchain::get(repo, &folder, &log)? else { return Ok(()) };
+    let Some(toolchain) = Toolchain::get(repo, TRIPLE, &log)? else { return Ok(()) };
     if matches!(job, Job::Test { .. })
         && let Err(error) = get_chromium(&folder, &log)
     {

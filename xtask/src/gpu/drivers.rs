@@ -25,6 +25,8 @@ pub enum Interface {
     Egl,
     /// Nothing: it is no driver.
     Tools,
+    /// Nothing either: programs of the packages, which run in a root of their own.
+    Root,
 }
 
 #[derive(Debug)]
@@ -126,10 +128,20 @@ const GLSLC: Bundle = Bundle {
 
 const WINE: Bundle = Bundle {
     name: "wine",
-    title: "Wine and a C compiler for Windows programs",
-    size: "260 MB",
-    suites: &["trixie"],
-    packages: &["wine64", "libwine", "gcc-mingw-w64-x86-64-win32", "libc6", "libstdc++6", "libgcc-s1"],
+    title: "Wine, lavapipe 26 and a C compiler for Windows programs",
+    size: "330 MB",
+    suites: &["trixie", "trixie-backports"],
+    packages: &[
+        "wine64",
+        "libwine",
+        "gcc-mingw-w64-x86-64-win32",
+        "xvfb",
+        "dash",
+        "mesa-vulkan-drivers",
+        "libc6",
+        "libstdc++6",
+        "libgcc-s1",
+    ],
     alone: false,
     part: None,
 };
@@ -263,14 +275,21 @@ NOUVEAU_CHIPSET names (162: Turing, 172: Ampere), which need not be there, and r
     },
     Driver {
         name: "wine",
-        about: "no driver either: Wine and mingw's gcc, from Debian trixie, which run only in a root of their own
-(chroot)",
+        about: "no driver either: Wine, lavapipe 26 and mingw's gcc, from Debian, in a root of their own (chroot); they
+see this repository, its target folder and cargo's home",
         title: "Wine",
         bundle: &WINE,
         file: "wine64",
-        interface: Interface::Tools,
+        interface: Interface::Root,
         preload: None,
-        variables: &[],
+        variables: &[
+            ("WINEPREFIX", "/home/wine"),
+            ("WINELOADER", "/usr/lib/wine/wine64"),
+            ("WINESERVER", "/usr/lib/wine/wineserver64"),
+            ("WINEDEBUG", "-all"),
+            ("WINEDLLOVERRIDES", "d3dcompiler_47=n;mscoree,mshtml,winemenubuilder.exe="),
+            ("VK_DRIVER_FILES", "/usr/share/vulkan/icd.d/lvp_icd.json"),
+        ],
         llvm: false,
     },
 ];

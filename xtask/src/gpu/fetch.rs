@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::{env, io};
 
-use super::drivers::Bundle;
-use super::say;
+use super::drivers::{Bundle, Interface};
 use super::unpacked::{Cpu, Unpacked};
+use super::{root, say};
 use crate::error::{At, Error, Result};
 use crate::files::{self, Temporary};
 use crate::process;
@@ -274,6 +274,9 @@ fn unpack(apt: &Apt, bundle: &Bundle, cpu: &'static Cpu) -> Result<Unpacked> {
                 return Err(wrong(&deb));
             }
         }
+    }
+    if bundle.drivers().any(|driver| driver.interface == Interface::Root) {
+        root::complete(&root)?;
     }
     for (n, driver) in bundle.drivers().enumerate() {
         // The bundle's main driver must be there.

@@ -7,6 +7,7 @@
 pub mod drivers;
 pub mod fetch;
 pub mod machine;
+mod root;
 mod shell;
 pub mod unpacked;
 
@@ -206,7 +207,13 @@ pub fn setup_named(repo: &Repo, name: &str) -> Result<Setup> {
             Err(error) => return Err(refused(format!("{title}: {error}\n{}", advice(&log)))),
         };
     }
-    let wrapper = place.install(driver)?;
+    let home = env::var_os("CARGO_HOME").map(PathBuf::from).or_else(|| Some(env::home_dir()?.join(".cargo")));
+    let folders: Vec<PathBuf> = [Some(repo.root.clone()), Some(repo.target.clone()), home]
+        .into_iter()
+        .flatten()
+        .filter(|folder| folder.is_dir())
+        .collect();
+    let wrapper = place.install(driver, &folders)?;
     let variables = variables(&base, &place, driver, &wrapper)?;
     Ok(Setup::Fetched(Fetched { driver, wrapper, variables }))
 }

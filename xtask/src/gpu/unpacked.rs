@@ -8,7 +8,7 @@ use std::process::Command;
 use serde_json::Value;
 
 use super::drivers::{Bundle, Driver, Interface};
-use super::shell;
+use super::{root, shell};
 use crate::error::{At, Result, failed};
 use crate::files;
 
@@ -132,6 +132,8 @@ impl Unpacked {
             Interface::Vulkan => vec![("WGPU_BACKEND", "vulkan".into()), ("VK_DRIVER_FILES", icd)],
             Interface::Egl => vec![("WGPU_BACKEND", "gl".into())],
             Interface::Tools => Vec::new(),
+            // Theirs mean nothing outside of the root.
+            Interface::Root => return Vec::new(),
         };
         let root = self.root().display().to_string();
         variables
@@ -139,8 +141,8 @@ impl Unpacked {
         variables
     }
 
-    /// Writes what `driver` needs beside its packages.
-    pub fn install(&self, driver: &Driver) -> Result<PathBuf> {
+    /// Writes what `driver` needs beside its packages. Programs in a root of their own see `folders`.
+    pub fn install(&self, driver: &Driver, folders: &[PathBuf]) -> Result<PathBuf> {
         if driver.interface == Interface::Vulkan {
             let (version, library) =
                 (self.api_version(driver), self.find(driver.file)?.display().to_string());
@@ -151,7 +153,12 @@ impl Unpacked {
             files::replace(&self.folder.join(driver.icd()), &format!("{icd}\n"), false)?;
         }
         let wrapper = self.folder.join(driver.wrapper());
-        files::replace(&wrapper, &self.wrapper(driver)?, true)?;
+        if driver.interface == Interface::Root {
+            files::replace(&wrapper, &root::wrapper(&self.root(), driver, folders), true)?;
+            root::check(&wrapper, self.cpu.host_loader)?;
+        } else {
+            files::replace(&wrapper, &self.wrapper(driver)?, true)?;
+        }
         Ok(wrapper)
     }
 
@@ -226,7 +233,7 @@ mod tests {
         fs::create_dir_all(theirs.parent().unwrap()).unwrap();
         fs::write(theirs, json).unwrap();
 
-        let wrapper = unpacked.install(radv).unwrap();
+        let wrapper = unpacked.install(radv, &[]).unwrap();
         assert_eq!(wrapper, unpacked.folder.join("run-radv"));
         let (at, root) = (unpacked.folder.display(), unpacked.root());
         let root = root.display();
