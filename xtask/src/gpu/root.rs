@@ -55,7 +55,8 @@ fn link(_: &str, at: &Path) -> Result {
 /// A script that starts a program in `root`, where `folders` are, too, at their own paths.
 pub fn wrapper(root: &Path, driver: &Driver, folders: &[PathBuf]) -> String {
     let mut text = format!(
-        "#!/bin/sh\n# PROGRAM [ARGS...] of the packages of {}, in a root of their own (made by scripts/gpu)\n",
+        "#!/bin/sh\n# PROGRAM [ARGS...] of the packages of {}, in a root of their own (made by scripts/gpu)\n\
+         # Cargo's: libraries of the machine.\nunset LD_LIBRARY_PATH\n",
         driver.title
     );
     let common = [("HOME", "/home"), ("PATH", "/usr/bin:/usr/sbin")];
