@@ -94,7 +94,7 @@ fn store_own(o: u32, d: u32, sum: vec4<f32>) {
         gradient_store4(o, x);
     } else {
         for (var c = 0u; c < min(4u, p.channels - d); c++) {
-            var y = x[c];
+            var y = component(x, c);
             if p.accumulates != 0u {
                 y += gradient_at(o + c * p.gradient.strides.w);
             }
@@ -114,7 +114,7 @@ fn store_part(head: u32, part: u32, d: u32, row_lane: u32, lane: u32, x: vec4<f3
         }
         for (var c = 0u; c < 4u; c++) {
             if d + c < p.channels {
-                parts_store((head * p.channels + d + c) * p.parts + part, sum[c]);
+                parts_store((head * p.channels + d + c) * p.parts + part, component(sum, c));
             }
         }
     }

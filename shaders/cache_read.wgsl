@@ -63,7 +63,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             x = k_channels(s, row_of_position(s.rows, j), d);
         }
         for (var c = 0u; c < min(4u, p.head_dim - d); c++) {
-            k_store(view_at(p.k, b, h, i, d + c), x[c]);
+            k_store(view_at(p.k, b, h, i, d + c), component(x, c));
         }
     } else {
         let d = (unit - p.k_units) * 4u;
@@ -72,7 +72,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             x = v_channels(s, row_of_position(s.rows, j), d);
         }
         for (var c = 0u; c < min(4u, p.value_dim - d); c++) {
-            v_store(view_at(p.v, b, h, i, d + c), x[c]);
+            v_store(view_at(p.v, b, h, i, d + c), component(x, c));
         }
     }
 }

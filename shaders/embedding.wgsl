@@ -45,7 +45,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             out_store4(o, y);
         } else {
             for (var c = 0u; c < min(4u, within); c++) {
-                out_store(o + c * p.out.strides.w, y[c]);
+                out_store(o + c * p.out.strides.w, component(y, c));
             }
         }
     }

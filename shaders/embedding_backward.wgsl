@@ -60,7 +60,7 @@ fn store4(row: u32, d: u32, gradient: vec4<f32>) {
         d_table_store4(o, sum);
     } else {
         for (var c = 0u; c < min(4u, p.width - d); c++) {
-            d_table_store(o + c * step, sum[c]);
+            d_table_store(o + c * step, component(sum, c));
         }
     }
 }

@@ -179,7 +179,7 @@ fn store_of_scores(work: WorkTile, own: u32, col: u32, sum: vec4<f32>) {
     } else {
         let unit = select(p.d_q.strides.w, p.d_k.strides.w, OF_KEYS);
         for (var c = 0u; c < min(4u, p.head_dim - col); c++) {
-            var y = x[c];
+            var y = component(x, c);
             if p.accumulates != 0u {
                 y += d_scored_at(o + c * unit);
             }
@@ -199,7 +199,7 @@ fn store_of_values(work: WorkTile, own: u32, col: u32, sum: vec4<f32>) {
         d_v_store4(o, x);
     } else {
         for (var c = 0u; c < min(4u, p.value_dim - col); c++) {
-            var y = x[c];
+            var y = component(x, c);
             if p.accumulates != 0u {
                 y += d_v_at(o + c * p.d_v.strides.w);
             }

@@ -35,8 +35,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             let v = vector_at4(view_at(p.vector, 0u, 0u, 0u, u), p.vector.strides.w, rest);
             let d_x = d * v * ((1.0 - t) * (1.0 + t));
             for (var c = 0u; c < min(4u, rest); c++) {
-                d_x_store(view_at(p.d_x, b, 0u, i, u + c), d_x[c]);
-                terms_store(view_at(p.terms, b, 0u, i, u + c), d * t[c]);
+                d_x_store(view_at(p.d_x, b, 0u, i, u + c), component(d_x, c));
+                terms_store(view_at(p.terms, b, 0u, i, u + c), d * component(t, c));
             }
         }
     }

@@ -31,7 +31,7 @@ fn store4(o: u32, d: u32, value: vec4<f32>) {
         out_store4(o, value);
     } else {
         for (var c = 0u; c < min(4u, p.columns - d); c++) {
-            out_store(o + c * p.out.strides.w, value[c]);
+            out_store(o + c * p.out.strides.w, component(value, c));
         }
     }
 }

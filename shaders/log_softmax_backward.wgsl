@@ -33,7 +33,7 @@ fn store4(o: u32, d: u32, gradient: vec4<f32>) {
         d_x_store4(o, sum);
     } else {
         for (var c = 0u; c < min(4u, p.columns - d); c++) {
-            d_x_store(o + c * step, sum[c]);
+            d_x_store(o + c * step, component(sum, c));
         }
     }
 }

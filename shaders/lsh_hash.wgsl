@@ -42,7 +42,7 @@ fn better(best: Best, value: f32, column: u32) -> Best {
 fn better4(before: Best, values: vec4<f32>, column: u32) -> Best {
     var best = before;
     for (var c = 0u; c < min(4u, p.half - column); c++) {
-        best = better(best, values[c], column + c);
+        best = better(best, component(values, c), column + c);
     }
     return best;
 }

@@ -42,7 +42,7 @@ fn store4(b: u32, i: u32, d: u32, gradient: vec4<f32>) {
         d_x_store4(o, sum);
     } else {
         for (var c = 0u; c < min(4u, p.features - d); c++) {
-            d_x_store(o + c * step, sum[c]);
+            d_x_store(o + c * step, component(sum, c));
         }
     }
 }

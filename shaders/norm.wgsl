@@ -33,7 +33,7 @@ fn store_sum4(at: Place, d: u32, value: vec4<f32>) {
         sum_store4(o, value);
     } else {
         for (var c = 0u; c < min(4u, p.features - d); c++) {
-            sum_store(o + c * p.sum.strides.w, value[c]);
+            sum_store(o + c * p.sum.strides.w, component(value, c));
         }
     }
 }
@@ -44,7 +44,7 @@ fn store_out4(at: Place, d: u32, value: vec4<f32>) {
         out_store4(o, value);
     } else {
         for (var c = 0u; c < min(4u, p.features - d); c++) {
-            out_store(o + c * p.out.strides.w, value[c]);
+            out_store(o + c * p.out.strides.w, component(value, c));
         }
     }
 }

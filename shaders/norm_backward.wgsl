@@ -45,7 +45,7 @@ fn store_d_x4(at: Place, d: u32, gradient: vec4<f32>) {
         d_x_store4(o, sum);
     } else {
         for (var c = 0u; c < min(4u, p.features - d); c++) {
-            d_x_store(o + c * p.d_x.strides.w, sum[c]);
+            d_x_store(o + c * p.d_x.strides.w, component(sum, c));
         }
     }
 }

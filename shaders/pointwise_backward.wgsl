@@ -55,7 +55,7 @@ fn store_d_x(o: u32, gradient: vec4<f32>, within: u32) {
         d_x_store4(o, sum);
     } else {
         for (var c = 0u; c < min(4u, within); c++) {
-            d_x_store(o + c * step, sum[c]);
+            d_x_store(o + c * step, component(sum, c));
         }
     }
 }
@@ -70,7 +70,7 @@ fn store_d_other(o: u32, gradient: vec4<f32>, within: u32) {
         d_other_store4(o, sum);
     } else {
         for (var c = 0u; c < min(4u, within); c++) {
-            d_other_store(o + c * step, sum[c]);
+            d_other_store(o + c * step, component(sum, c));
         }
     }
 }

@@ -136,7 +136,7 @@ fn tile_store4(t: Tile, row: u32, col: u32, value: vec4<f32>) {
         y_store4(y_of(t, row, col), sum);
     } else {
         for (var c = 0u; c < n; c++) {
-            y_store(y_of(t, row, col + c), sum[c]);
+            y_store(y_of(t, row, col + c), component(sum, c));
         }
     }
 }

@@ -123,9 +123,9 @@ fn tile_store4(t: Tile, row: u32, col: u32, value: vec4<f32>) {
         for (var n = 0u; n < min(t.cols - col, 4u); n++) {
             let to = o + n * p.cols.right.x;
             if ACCUMULATES {
-                result_store(to, value[n] + result_at(to));
+                result_store(to, component(value, n) + result_at(to));
             } else {
-                result_store(to, value[n]);
+                result_store(to, component(value, n));
             }
         }
     }

@@ -35,7 +35,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             out_store4(o, value);
         } else {
             for (var c = 0u; c < 4u; c++) {
-                out_store(o + c * p.out.strides.w, value[c]);
+                out_store(o + c * p.out.strides.w, component(value, c));
             }
         }
     }

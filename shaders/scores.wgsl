@@ -72,7 +72,7 @@ fn tile_store4(t: Tile, row: u32, col: u32, value: vec4<f32>) {
         scores_store4(o, value * t.scale);
     } else {
         for (var c = 0u; c < min(4u, t.cols - col); c++) {
-            scores_store(o + c * t.out_col, value[c] * t.scale);
+            scores_store(o + c * t.out_col, component(value, c) * t.scale);
         }
     }
 }

@@ -48,7 +48,7 @@ fn seen_scores(r: Row, j: u32) -> vec4<f32> {
             if j + c >= q.first && j + c < q.end {
                 var score = r.neg_inf;
                 if mask_mod(q, j + c) {
-                    score = score_mod(x[c], q, j + c);
+                    score = score_mod(component(x, c), q, j + c);
                 }
                 x = select(x, vec4<f32>(score), NEXT == vec4<u32>(c));
             }
@@ -104,7 +104,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             if HAS_DROPOUT {
                 for (var c = 0u; c < 4u; c++) {
                     if j + c < kv_len {
-                        let dropped = apply_dropout(w[c], b, h, i, j + c);
+                        let dropped = apply_dropout(component(w, c), b, h, i, j + c);
                         w = select(w, vec4<f32>(dropped), NEXT == vec4<u32>(c));
                     }
                 }
@@ -114,7 +114,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             scores_store4(r.scores + j, w);
         } else {
             for (var c = 0u; c < min(4u, kv_len - j); c++) {
-                scores_store(r.scores + (j + c) * r.step, w[c]);
+                scores_store(r.scores + (j + c) * r.step, component(w, c));
             }
         }
     }

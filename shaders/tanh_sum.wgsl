@@ -27,6 +27,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         + b_at4(view_at(p.b, group.z, 0u, group.y, d), p.b.strides.w, rest);
     let t = tanh4(x);
     for (var c = 0u; c < min(4u, rest); c++) {
-        out_store(view_at(p.out, group.z, 0u, group.y, d + c), t[c]);
+        out_store(view_at(p.out, group.z, 0u, group.y, d + c), component(t, c));
     }
 }

@@ -55,7 +55,7 @@ fn best_of(at: u32, first: u32, step: u32, after: vec2<u32>) -> vec2<u32> {
         let d = four * 4u;
         let x = x_at4(at + d * p.x.strides.w, p.x.strides.w, p.columns - d);
         for (var c = 0u; c < min(4u, p.columns - d); c++) {
-            let candidate = vec2<u32>(key_of(x[c]), d + c);
+            let candidate = vec2<u32>(key_of(component(x, c)), d + c);
             if is_before(candidate, found) && is_before(after, candidate) {
                 found = candidate;
             }

@@ -76,7 +76,7 @@ fn tile_store4(t: Tile, row: u32, col: u32, value: vec4<f32>) {
         out_store4(o, value);
     } else {
         for (var c = 0u; c < min(4u, t.cols - col); c++) {
-            out_store(o + c * t.out_col, value[c]);
+            out_store(o + c * t.out_col, component(value, c));
         }
     }
 }

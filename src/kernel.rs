@@ -121,7 +121,8 @@ impl Binding {
                 Width::One => format!(
                     "fn {name}_store(o: u32, x: f32) {{ {name}[o] = {scalar}(x); }}\n\
                      fn {name}_store4(o: u32, x: vec4<f32>) {{\n    \
-                         for (var c = 0u; c < 4u; c++) {{ {name}[o + c] = {scalar}(x[c]); }}\n}}\n"
+                         {name}[o] = {scalar}(x.x);\n    {name}[o + 1u] = {scalar}(x.y);\n    \
+                         {name}[o + 2u] = {scalar}(x.z);\n    {name}[o + 3u] = {scalar}(x.w);\n}}\n"
                 ),
                 Width::Four => format!(
                     "fn {name}_store(o: u32, x: f32) {{ {name}[o / 4u][o % 4u] = {scalar}(x); }}\n\
@@ -166,7 +167,8 @@ impl Binding {
                      atomicAnd(&{name}[o / 2u], bf16_others(o));\n    \
                      atomicOr(&{name}[o / 2u], bf16_half(o, x));\n}}\n\
                  fn {name}_store4(o: u32, x: vec4<f32>) {{\n    \
-                     for (var c = 0u; c < 4u; c++) {{ {name}_store(o + c, x[c]); }}\n}}\n"
+                     {name}_store(o, x.x);\n    {name}_store(o + 1u, x.y);\n    \
+                     {name}_store(o + 2u, x.z);\n    {name}_store(o + 3u, x.w);\n}}\n"
             ),
             Width::Four => format!(
                 "fn {name}_store(o: u32, x: f32) {{\n    \

@@ -1,12 +1,12 @@
-//! Forms of WGSL that FXC, the compiler of wgpu's DX12 backend on an unmodified Windows, refuses.
+//! Forms of WGSL that FXC, the compiler of wgpu's DX12 backend on an unmodified Windows, refuses or gets wrong.
 //!
 //! FXC itself judges all kernels in `scripts/shaders`. These checks need no tools, and name the function.
 
 use naga::valid::{FunctionInfo, ModuleInfo};
-use naga::{AddressSpace, Block, Expression, Function, Module, Statement, TypeInner};
+use naga::{AddressSpace, Block, Expression, Function, Module, Scalar, ScalarKind, Statement, TypeInner};
 use support::wgsl;
 
-/// Every place of a module that FXC refuses, by function.
+/// Every place of a module that FXC refuses or gets wrong, by function.
 pub fn refused(module: &Module, info: &ModuleInfo) -> Vec<String> {
     let functions = module.functions.iter().map(|(handle, function)| (function, &info[handle]));
     let entries = module.entry_points.iter().enumerate().map(|(n, e)| (&e.function, info.get_entry_point(n)));
@@ -19,6 +19,9 @@ pub fn refused(module: &Module, info: &ModuleInfo) -> Vec<String> {
         }
         if stores_to_component(&function.body, module, function, about) {
             refused.push(format!("{name}: stores to a computed component of a vector: use `select`"));
+        }
+        if reads_component(module, function, about) {
+            refused.push(format!("{name}: reads a computed component of a vector: use `component`"));
         }
     }
     refused
@@ -69,6 +72,27 @@ fn stores_to_component(block: &Block, module: &Module, function: &Function, abou
     })
 }
 
+/// FXC multiplies the vector by (0, 1, 0, 0) and the like and adds up, so that the infinite and NaN in its other components are
+/// NaN in the result. Vectors of integers, of workgroup memory and of buffers are read as they are.
+fn reads_component(module: &Module, function: &Function, about: &FunctionInfo) -> bool {
+    let is_float = |scalar: Scalar| scalar.kind == ScalarKind::Float;
+    let in_registers = |space: AddressSpace| {
+        matches!(space, AddressSpace::Function | AddressSpace::Private | AddressSpace::Uniform)
+    };
+    function.expressions.iter().any(|(_, expression)| {
+        let Expression::Access { base, .. } = *expression else { return false };
+        match *about[base].ty.inner_with(&module.types) {
+            TypeInner::Vector { scalar, .. } => is_float(scalar),
+            TypeInner::Pointer { base, space } => match module.types[base].inner {
+                TypeInner::Vector { scalar, .. } => is_float(scalar) && in_registers(space),
+                _ => false,
+            },
+            TypeInner::ValuePointer { size: Some(_), scalar, space } => is_float(scalar) && in_registers(space),
+            _ => false,
+        }
+    })
+}
+
 /// True if `holds` is true of a statement of the block, at any depth.
 fn any_statement(block: &Block, holds: &mut dyn FnMut(&Statement) -> bool) -> bool {
     block.iter().any(|statement| {
@@ -107,8 +131,12 @@ fn refused_forms_are_found() {
         ),
         1
     );
-    assert_eq!(of("var x = vec4<f32>(); x[n] = 1.0; return x;"), 1);
-    assert_eq!(of("var x: array<vec4<f32>, 4>; x[n][n] = 1.0; return x[n];"), 1);
+    assert_eq!(of("var x = vec4<u32>(); x[n] = 1u; return vec4<f32>(x);"), 1);
+    assert_eq!(of("var x: array<vec4<i32>, 4>; x[n][n] = 1; return vec4<f32>(x[n]);"), 1);
+    assert_eq!(of("let x = out; return vec4<f32>(x[n]);"), 1);
+    assert_eq!(of("var x = out; return vec4<f32>(x[n]);"), 1);
+    assert_eq!(of("var x: array<vec4<f32>, 4>; return vec4<f32>(x[n][n]);"), 1);
+    assert_eq!(of("let x = vec4<u32>(n); return vec4<f32>(f32(x[n]) + out[n]);"), 0);
     assert_eq!(of("if n > 1u { return vec4<f32>(1.0); } else { return vec4<f32>(); }"), 0);
     assert_eq!(of("var x: array<vec4<f32>, 4>; x[n][2] = 1.0; x[n] = vec4<f32>(); return x[n];"), 0);
     // A function without a result may return early.

@@ -170,7 +170,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                             x[c] = k_last(k, row, d * 4u, k_rest, k_exist);
                         }
                     }
-                    for (var e = 0u; e < 4u; e++) {
+                    /* unrolled */ for (var e = 0u; e < 4u; e++) {
                         for (var r = 0u; r < LANE_ROWS; r++) {
                             for (var c = 0u; c < KEYS; c++) {
                                 chains[r][c][e % CHAINS] += x[c][e] * q[r][outer][n][e];

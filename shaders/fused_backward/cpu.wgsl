@@ -145,7 +145,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                     if d < HEAD_VECTORS {
                         for (var c = 0u; c < OTHERS; c++) {
                             let x = other_score_vector(rows[c].x, d * 4u);
-                            for (var e = 0u; e < 4u; e++) {
+                            /* unrolled */ for (var e = 0u; e < 4u; e++) {
                                 for (var r = 0u; r < LANE_OWNS; r++) {
                                     s[r][c][e % CHAINS] += x[e] * own_scored[r][outer][n][e];
                                 }
@@ -161,7 +161,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                         if d < VALUE_VECTORS {
                             for (var c = 0u; c < OTHERS; c++) {
                                 let x = other_value_vector(rows[c].y, d * 4u);
-                                for (var e = 0u; e < 4u; e++) {
+                                /* unrolled */ for (var e = 0u; e < 4u; e++) {
                                     for (var r = 0u; r < LANE_OWNS; r++) {
                                         w[r][c][e % CHAINS] += x[e] * own_valued[r][outer][n][e];
                                     }

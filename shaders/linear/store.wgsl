@@ -1,6 +1,6 @@
 // Four columns of a result, as far as there are so many.
 //
-// Needs: IN_FOURS; p.accumulates, p.x; row_end, view_at, written_at, written_at4, written_store, written_store4.
+// Needs: IN_FOURS; p.accumulates, p.x; component, row_end, view_at, written_at, written_at4, written_store, written_store4.
 // Gives: store_row.
 
 fn store_row(b: u32, h: u32, i: u32, c: u32, value: vec4<f32>) {
@@ -13,7 +13,7 @@ fn store_row(b: u32, h: u32, i: u32, c: u32, value: vec4<f32>) {
         written_store4(o, sum);
     } else {
         for (var n = 0u; n < min(4u, row_end() - c); n++) {
-            var sum = value[n];
+            var sum = component(value, n);
             if p.accumulates != 0u {
                 sum += written_at(o + n * p.x.strides.w);
             }

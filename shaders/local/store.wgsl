@@ -1,6 +1,6 @@
 // Up to four channels of a row, added to what is there if ACCUMULATES.
 //
-// Needs: p, y_at4, y_store, y_store4, ACCUMULATES, IN_FOURS.
+// Needs: p, component, y_at4, y_store, y_store4, ACCUMULATES, IN_FOURS.
 // Gives: store_row.
 
 fn store_row(o: u32, rest: u32, x: vec4<f32>) {
@@ -12,7 +12,7 @@ fn store_row(o: u32, rest: u32, x: vec4<f32>) {
         y_store4(o, sum);
     } else {
         for (var c = 0u; c < min(4u, rest); c++) {
-            y_store(o + c * p.y.strides.w, sum[c]);
+            y_store(o + c * p.y.strides.w, component(sum, c));
         }
     }
 }

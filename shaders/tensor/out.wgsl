@@ -1,6 +1,6 @@
 // Four channels of out from col on, as far as there are so many.
 //
-// Needs: p.out, p.value_dim; OUT_IN_FOURS; out_store, out_store4, view_at.
+// Needs: p.out, p.value_dim; OUT_IN_FOURS; component, out_store, out_store4, view_at.
 // Gives: store_out.
 
 fn store_out(b: u32, h: u32, i: u32, col: u32, value: vec4<f32>) {
@@ -9,7 +9,7 @@ fn store_out(b: u32, h: u32, i: u32, col: u32, value: vec4<f32>) {
         out_store4(o, value);
     } else {
         for (var c = 0u; c < min(4u, p.value_dim - col); c++) {
-            out_store(o + c * p.out.strides.w, value[c]);
+            out_store(o + c * p.out.strides.w, component(value, c));
         }
     }
 }

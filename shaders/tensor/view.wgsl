@@ -1,7 +1,7 @@
 // A window of a buffer: strides of [batch, heads, length, dim] and the first element, in elements.
 //
 // Needs: nothing.
-// Gives: View; any_nan, are_nan, view_at.
+// Gives: View; any_nan, are_nan, component, view_at.
 
 struct View {
     strides: vec4<u32>,
@@ -19,4 +19,10 @@ fn are_nan(x: vec4<f32>) -> vec4<bool> {
 
 fn any_nan(x: vec4<f32>) -> bool {
     return any(are_nan(x));
+}
+
+// x[c]. FXC computes that as x · (0, 1, 0, 0), which an infinite x.x makes NaN.
+fn component(x: vec4<f32>, c: u32) -> f32 {
+    let pair = select(x.xy, x.zw, c >= 2u);
+    return select(pair.x, pair.y, (c & 1u) != 0u);
 }

@@ -43,7 +43,7 @@ fn move_state(own: u32, kv: u32, f: u32, c: u32, at: u32) {
         norm_store(view_at(p.v, own, kv, f, 0u), four.x);
     } else {
         for (var n = 0u; n < min(4u, p.value_dim - c); n++) {
-            state_store(view_at(p.x, own, kv, f, c + n), four[n]);
+            state_store(view_at(p.x, own, kv, f, c + n), component(four, n));
         }
     }
 }
