@@ -201,7 +201,8 @@ fn store_values(j0: u32, end: u32, lane: Lane) {
 fn multiply_keys(lane: Lane) {
     let from_q = tile_row(lane.y * LANE_ROWS);
     let from_k = Q_SIZE + tile_row(lane.x * KEY_RUN);
-    /* unrolled */ for (var d = 0u; d < CHUNK_VECTORS; d++) {
+    // Not written out, and values below only four times: FXC takes seconds for each further copy of the text.
+    for (var d = 0u; d < CHUNK_VECTORS; d++) {
         /* unrolled */ for (var m = 0u; m < ROW_VECTORS; m++) {
             let o = from_q + d + tile_row(m * 4u);
             let q0 = tile[o];
@@ -372,17 +373,19 @@ fn store_weights(first: u32, lane: Lane) {
 
 // acc += p · v of the V_KEYS staged values, whose weights begin with the first-th staged.
 fn add_values(first: u32, lane: Lane) {
-    let from_p = p_row(first) + my_rows(lane);
-    let from_v = P_SIZE + lane.x;
-    /* unrolled */ for (var j = 0u; j < V_KEYS; j++) {
-        /* unrolled */ for (var n = 0u; n < OUT_VECTORS; n++) {
-            let v = tile[from_v + j * V_VECTORS + n * LANES_X];
-            /* unrolled */ for (var m = 0u; m < ROW_VECTORS; m++) {
-                let w = tile[from_p + p_row(j) + m];
-                acc[m * 4u * OUT_VECTORS + n] = fma(vec4<f32>(w.x), v, acc[m * 4u * OUT_VECTORS + n]);
-                acc[(m * 4u + 1u) * OUT_VECTORS + n] = fma(vec4<f32>(w.y), v, acc[(m * 4u + 1u) * OUT_VECTORS + n]);
-                acc[(m * 4u + 2u) * OUT_VECTORS + n] = fma(vec4<f32>(w.z), v, acc[(m * 4u + 2u) * OUT_VECTORS + n]);
-                acc[(m * 4u + 3u) * OUT_VECTORS + n] = fma(vec4<f32>(w.w), v, acc[(m * 4u + 3u) * OUT_VECTORS + n]);
+    for (var j0 = 0u; j0 < V_KEYS; j0 += 4u) {
+        let from_p = p_row(first + j0) + my_rows(lane);
+        let from_v = P_SIZE + lane.x + j0 * V_VECTORS;
+        /* unrolled */ for (var j = 0u; j < 4u; j++) {
+            /* unrolled */ for (var n = 0u; n < OUT_VECTORS; n++) {
+                let v = tile[from_v + j * V_VECTORS + n * LANES_X];
+                /* unrolled */ for (var m = 0u; m < ROW_VECTORS; m++) {
+                    let w = tile[from_p + p_row(j) + m];
+                    acc[m * 4u * OUT_VECTORS + n] = fma(vec4<f32>(w.x), v, acc[m * 4u * OUT_VECTORS + n]);
+                    acc[(m * 4u + 1u) * OUT_VECTORS + n] = fma(vec4<f32>(w.y), v, acc[(m * 4u + 1u) * OUT_VECTORS + n]);
+                    acc[(m * 4u + 2u) * OUT_VECTORS + n] = fma(vec4<f32>(w.z), v, acc[(m * 4u + 2u) * OUT_VECTORS + n]);
+                    acc[(m * 4u + 3u) * OUT_VECTORS + n] = fma(vec4<f32>(w.w), v, acc[(m * 4u + 3u) * OUT_VECTORS + n]);
+                }
             }
         }
     }
