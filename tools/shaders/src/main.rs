@@ -5,12 +5,14 @@ mod assembly;
 mod call;
 mod compiled;
 mod cover;
+mod cpp;
 mod dxc;
 mod fxc;
 mod gpus;
 mod mad_share;
 mod mesa;
 mod model;
+mod msl;
 mod permitted;
 mod spirv_val;
 mod table;
@@ -267,6 +269,8 @@ impl Options {
 struct Tools {
     spirv_val: Option<Vec<String>>,
     dawn: Option<PathBuf>,
+    /// The C++ compiler.
+    cxx: Option<String>,
     dxc: Option<PathBuf>,
     /// The command that starts `fxc.c`.
     fxc: Option<String>,
@@ -285,6 +289,7 @@ impl Tools {
         Tools {
             spirv_val: std::env::var("SHADERS_SPIRV_VAL").ok().map(words),
             dawn: path("SHADERS_DAWN"),
+            cxx: std::env::var("SHADERS_CXX").ok(),
             dxc: path("SHADERS_DXC"),
             fxc: std::env::var("SHADERS_FXC").ok(),
             mesa: mesa.collect(),
@@ -422,7 +427,7 @@ fn translate_all(rows: &mut [Row], modules: &Path) -> Vec<Translated> {
         let job = move || {
             let mut said = Vec::new();
             for n in chunk {
-                let mut made = translate::translate(&rows[n].kernel.wgsl, rows[n].matrix_units());
+                let mut made = translate::translate(&rows[n].kernel);
                 said.extend(made.verdicts.drain(..).map(|(compiler, verdict)| (n, compiler, verdict)));
                 if let Some(words) = made.spirv.take() {
                     match std::fs::write(module(modules, n), bytemuck::cast_slice::<u32, u8>(&words)) {
@@ -472,6 +477,8 @@ enum Tool {
     Dxc(PathBuf),
     /// The command that starts it.
     Fxc(String),
+    /// The command.
+    Cpp(String),
     Mesa(Mesa),
 }
 
@@ -573,6 +580,11 @@ fn tasks(rows: &[Row], tools: &Tools, options: &Options) -> Vec<Task> {
         let suits = rows.iter().map(suits).collect();
         tasks.push(task(Compiler::Fxc, Tool::Fxc(command.clone()), suits, gpus::PAIRS));
     }
+    if let Some(command) = &tools.cxx {
+        let suits = |row: &Row| row.verdicts.get(&Compiler::Metal) != Some(&Verdict::Unsuited);
+        let suits = rows.iter().map(suits).collect();
+        tasks.push(task(Compiler::Cpp, Tool::Cpp(command.clone()), suits, gpus::PAIRS));
+    }
     if let Some(dawn) = &tools.dawn {
         tasks.push(task(Compiler::Tint, Tool::Tint(dawn.clone()), plain(), every));
     }
@@ -608,7 +620,7 @@ fn jobs<'a>(
         let compiler = task.compiler;
         jobs.push_back((compiler, Box::new(move || passed_over(task))));
         let has_input = |n: &usize| match task.tool {
-            Tool::Tint(_) | Tool::Fxc(_) => true,
+            Tool::Tint(_) | Tool::Fxc(_) | Tool::Cpp(_) => true,
             Tool::Dxc(_) => translated[*n].hlsl.is_some(),
             Tool::SpirvVal(_) | Tool::Mesa(_) => translated[*n].module,
         };
@@ -620,6 +632,7 @@ fn jobs<'a>(
                 Tool::Mesa(mesa) => Box::new(move || mesa_job(mesa, compiler, &chunk, rows, modules)),
                 Tool::Dxc(library) => Box::new(move || dxc_job(library, &chunk, rows, translated)),
                 Tool::Fxc(command) => Box::new(move || fxc_job(command, &chunk, rows, modules)),
+                Tool::Cpp(command) => Box::new(move || cpp_job(command, &chunk, rows, modules)),
                 Tool::Tint(dawn) => Box::new(move || tint_job(dawn, &chunk, rows, modules)),
                 Tool::SpirvVal(command) => {
                     let check = move |n| (n, compiler, spirv_val::check(command, &module(modules, n)));
@@ -695,6 +708,30 @@ fn fxc_job(command: &str, chunk: &[usize], rows: &[Row], modules: &Path) -> Said
         Ok(fxc.check(&path))
     };
     chunk.iter().map(|n| (*n, Compiler::Fxc, check(*n).unwrap_or_else(Verdict::Rejected))).collect()
+}
+
+fn cpp_job(command: &str, chunk: &[usize], rows: &[Row], modules: &Path) -> Said {
+    let write = |n: usize| -> Result<PathBuf, String> {
+        let path = modules.join(format!("{n}.metal"));
+        std::fs::write(&path, translate::msl_text(&rows[n].kernel.wgsl)?)
+            .map_err(|error| error.to_string())?;
+        Ok(path)
+    };
+    let mut said = Said::new();
+    let (mut written, mut paths) = (Vec::new(), Vec::new());
+    for n in chunk {
+        match write(*n) {
+            Ok(path) => {
+                written.push(*n);
+                paths.push(path);
+            }
+            Err(why) => said.push((*n, Compiler::Cpp, Verdict::Rejected(why))),
+        }
+    }
+    let first = chunk.first().copied().unwrap_or_default();
+    let checked = cpp::check(command, &paths, &modules.join(format!("{first}.cpp")));
+    said.extend(written.into_iter().zip(checked).map(|(n, verdict)| (n, Compiler::Cpp, verdict)));
+    said
 }
 
 /// A line for everything that fails: what no line permits, and lines that nothing needs.

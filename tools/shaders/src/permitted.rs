@@ -27,7 +27,8 @@ fn parse(line: &'static str) -> Option<Permitted> {
     let (compiler, axes, what, reason) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
     let (kind, most) = what.split_once("<=")?;
     let kernel = axes.split_whitespace().collect();
-    let known = ["rejected", "spills", "scalar_spills", "memory"].contains(&kind) && !reason.is_empty();
+    let known = ["rejected", "spills", "scalar_spills", "memory", "uniform_loads"].contains(&kind)
+        && !reason.is_empty();
     known.then_some(Permitted { line, compiler, kernel, kind, most: most.parse().ok()?, used: false })
 }
 

@@ -45,10 +45,10 @@ pub fn variants(rows: &[Row]) -> String {
         for compiler in &compilers {
             text.push_str(match row.verdicts.get(compiler) {
                 None => ",not run",
-                Some(Verdict::Accepted | Verdict::Compiled(_) | Verdict::Listed(_)) => ",yes",
+                Some(verdict) if verdict.is_accepted() => ",yes",
                 Some(Verdict::Unsuited) => ",unsuited",
                 Some(Verdict::Covered) => ",covered",
-                Some(Verdict::Rejected(_)) => ",NO",
+                Some(_) => ",NO",
             });
         }
         for gpu in 0..GPUS.len() {
@@ -112,7 +112,7 @@ pub fn compilers(rows: &[Row]) -> String {
             continue;
         }
         let count = |is: fn(&Verdict) -> bool| verdicts.iter().filter(|v| is(v)).count();
-        let accepted = count(|v| matches!(v, Verdict::Accepted | Verdict::Compiled(_) | Verdict::Listed(_)));
+        let accepted = count(Verdict::is_accepted);
         let rejected = count(|v| matches!(v, Verdict::Rejected(_)));
         let unsuited = count(|v| matches!(v, Verdict::Unsuited));
         let covered = count(|v| matches!(v, Verdict::Covered));
@@ -295,7 +295,7 @@ pub fn page(loops: &str, tiles: &str, small: &str, fxc: &str, compilers: &str) -
          The worst of all variants that FXC compiled, with wgpu's flags of a release build: seconds of one busy core, instructions,\n\
          registers of four words, and registers of arrays that are indexed and so lie in memory.\n\n\
          {fxc}\n\
-         ## What each compiler said, `naga` being its validator and `naga-…` its writers\n\n\
+         ## What each compiler said, `naga` being its validator, `naga-…` its writers, `metal` checks of its module and `c++` g++\n\n\
          {compilers}"
     )
 }

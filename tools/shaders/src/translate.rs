@@ -6,7 +6,8 @@ use naga::valid::ModuleInfo;
 use naga::{Module, ShaderStage};
 
 use crate::verdict::{Compiler, Verdict};
-use support::wgsl::{halves, parse, validate};
+use support::wgsl::{halves, matrix_units, parse, validate};
+use wgpu_attention::inspect::KernelText;
 
 /// A kernel in the languages that naga writes.
 #[derive(Default)]
@@ -28,8 +29,9 @@ const UNCHECKED: BoundsCheckPolicies = BoundsCheckPolicies {
 
 const STAGE: ShaderStage = ShaderStage::Compute;
 
-/// `text` in every language it can be written in: HLSL has no matrix units, so far as naga knows.
-pub fn translate(text: &str, matrix_units: bool) -> Translated {
+/// The kernel in every language it can be written in: HLSL has no matrix units, so far as naga knows.
+pub fn translate(kernel: &KernelText) -> Translated {
+    let text = &kernel.wgsl;
     let mut all = Translated::default();
     let mut note = |compiler, verdict| all.verdicts.push((compiler, verdict));
     let checked = guarded(|| {
@@ -47,7 +49,8 @@ pub fn translate(text: &str, matrix_units: bool) -> Translated {
     note(Compiler::Naga, Verdict::Accepted);
     all.spirv = kept(&mut note, Compiler::NagaSpirv, || spirv(&module, &info));
     kept(&mut note, Compiler::NagaMsl, || metal(&module, &info));
-    if matrix_units {
+    note(Compiler::Metal, crate::msl::check(&module, &info, kernel.workgroup_memory));
+    if matrix_units(text) {
         note(Compiler::NagaHlsl, Verdict::Unsuited);
     } else {
         all.hlsl = kept(&mut note, Compiler::NagaHlsl, || direct3d(&module, &info, text));
@@ -96,7 +99,16 @@ fn spirv(module: &Module, info: &ModuleInfo) -> Result<Vec<u32>, String> {
     spv::write_vec(module, info, &options, Some(&pipeline)).map_err(|e| e.to_string())
 }
 
-/// Nothing here compiles it.
+/// The kernel in MSL, for `cpp.rs`.
+pub fn msl_text(text: &str) -> Result<String, String> {
+    guarded(|| {
+        let module = parse(text)?;
+        let info = validate(&module, text)?;
+        metal(&module, &info)
+    })
+}
+
+/// `msl.rs` and `cpp.rs` check it; nothing here compiles it.
 fn metal(module: &Module, info: &ModuleInfo) -> Result<String, String> {
     let options = msl::Options {
         // The first with simdgroup matrices.

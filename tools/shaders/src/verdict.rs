@@ -14,6 +14,10 @@ pub enum Compiler {
     NagaSpirv,
     NagaMsl,
     NagaHlsl,
+    /// The checks of `msl.rs`.
+    Metal,
+    /// A C++ compiler, on naga's MSL.
+    Cpp,
     SpirvVal,
     Tint,
     Dxc,
@@ -25,7 +29,7 @@ pub enum Compiler {
 impl Compiler {
     pub fn all() -> Vec<Self> {
         use Compiler::*;
-        let first = [Naga, NagaSpirv, NagaMsl, NagaHlsl, SpirvVal, Tint, Dxc, Fxc];
+        let first = [Naga, NagaSpirv, NagaMsl, NagaHlsl, Metal, Cpp, SpirvVal, Tint, Dxc, Fxc];
         first.into_iter().chain((0..GPUS.len()).map(Mesa)).collect()
     }
 }
@@ -37,6 +41,8 @@ impl fmt::Display for Compiler {
             Compiler::NagaSpirv => f.write_str("naga-spirv"),
             Compiler::NagaMsl => f.write_str("naga-msl"),
             Compiler::NagaHlsl => f.write_str("naga-hlsl"),
+            Compiler::Metal => f.write_str("metal"),
+            Compiler::Cpp => f.write_str("c++"),
             Compiler::SpirvVal => f.write_str("spirv-val"),
             Compiler::Tint => f.write_str("tint"),
             Compiler::Dxc => f.write_str("dxc"),
@@ -53,6 +59,9 @@ pub enum Verdict {
     Compiled(Box<Statistics>),
     /// Compiled by FXC.
     Listed(Listing),
+    /// Accepted by `msl.rs`, with so many calls of `workgroupUniformLoad`: Metal's compiler on an M1 moved such a load in front
+    /// of its barrier (wgpu 4500).
+    UniformLoads(u64),
     /// Not asked: the kernel is not for what it compiles for.
     Unsuited,
     /// Not asked: others that were have the same values of any two or three axes between them, or it is of another share.
@@ -65,6 +74,10 @@ impl Verdict {
         if let Verdict::Compiled(statistics) = self { Some(statistics) } else { None }
     }
 
+    pub fn is_accepted(&self) -> bool {
+        !matches!(self, Verdict::Unsuited | Verdict::Covered | Verdict::Rejected(_))
+    }
+
     pub fn is_asked(&self) -> bool {
         !matches!(self, Verdict::Unsuited | Verdict::Covered)
     }
@@ -73,6 +86,7 @@ impl Verdict {
     pub fn faults(&self) -> Vec<(&'static str, u64)> {
         match self {
             Verdict::Rejected(_) => vec![("rejected", 1)],
+            Verdict::UniformLoads(n) => vec![("uniform_loads", *n)],
             Verdict::Compiled(s) => {
                 let scalar_spills = s.scalar_spills.unwrap_or(0);
                 let memory = s.memory.unwrap_or(0);

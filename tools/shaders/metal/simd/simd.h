@@ -1,0 +1,1 @@
+// MSL includes it: nothing of it is used.
