@@ -146,6 +146,16 @@ const WINE: Bundle = Bundle {
     part: None,
 };
 
+const FIREFOX: Bundle = Bundle {
+    name: "firefox",
+    title: "Firefox with lavapipe 26",
+    size: "180 MB",
+    suites: &["trixie", "trixie-backports"],
+    packages: &["firefox-esr", "mesa-vulkan-drivers", "libvulkan1", "libc6", "libstdc++6", "libgcc-s1"],
+    alone: false,
+    part: None,
+};
+
 /// The first of a bundle is its main one.
 pub const DRIVERS: &[Driver] = &[
     Driver {
@@ -290,6 +300,18 @@ see this repository, its target folder and cargo's home",
             ("WINEDLLOVERRIDES", "d3dcompiler_47=n;mscoree,mshtml,winemenubuilder.exe="),
             ("VK_DRIVER_FILES", "/usr/share/vulkan/icd.d/lvp_icd.json"),
         ],
+        llvm: false,
+    },
+    Driver {
+        name: "firefox",
+        about: "no driver either: Firefox, which scripts/browser and scripts/web start, and lavapipe 26, from Debian, in
+a root like Wine's",
+        title: "Firefox",
+        bundle: &FIREFOX,
+        file: "firefox-esr",
+        interface: Interface::Root,
+        preload: None,
+        variables: &[("LC_ALL", "C.UTF-8"), ("VK_DRIVER_FILES", "/usr/share/vulkan/icd.d/lvp_icd.json")],
         llvm: false,
     },
 ];
