@@ -16,7 +16,7 @@ export async function cases({ begin, run }, words, say) {
   });
   try {
     const { info } = await navigator.gpu.requestAdapter() ?? {};
-    const adapter = info && `${info.vendor} ${info.architecture} ${info.description}`.trim();
+    const adapter = info && ([info.vendor, info.architecture, info.description].filter(Boolean).join(' ') || 'not named');
     const [f16, ...names] = await within(begin());
     const all = names.map((name, n) => ({ name, n }));
     const [share, shares] = words.find((word) => SHARE.test(word))?.split('/').map(Number) ?? [1, 1];

@@ -5,7 +5,7 @@ const SECONDS = 800;
 export async function doctor({ doctor }, driver, quick, say) {
   try {
     const { info } = await navigator.gpu.requestAdapter() ?? {};
-    const adapter = info ? `${info.vendor} ${info.architecture}`.trim() : 'nothing';
+    const adapter = info ? [info.vendor, info.architecture].filter(Boolean).join(' ') || 'not named' : 'nothing';
     // In turn: what is printed is not waited for.
     let said = Promise.resolve();
     globalThis.printed = (text) => { said = said.then(() => say({ text })); };

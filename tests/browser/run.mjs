@@ -1,26 +1,31 @@
-// node run.mjs FOLDER RUNTIME=COMMAND... [WORD...]: the program in FOLDER/program in each runtime, and a table of what
-// came of it; with words only the cases with one of them in their names. Of a share, as 1/2, each runtime has another.
+// node run.mjs FOLDER RUNTIME=COMMAND... [WORD...]: the program in FOLDER/program in each runtime, two at a time, and a
+// table of the results; with words only the cases with one of them in their names. With a share, as 1/2, the first
+// runtime runs this one, and each other runtime the share after it.
 //
 //   chromium=PROGRAM   Chromium, headless, on SwiftShader
 //   node=RUNNER        Node on Dawn, started through RUNNER (which brings a Vulkan driver) if it is not empty
+//   firefox=RUNNER     Firefox, headless, started through RUNNER (which brings its packages' root)
+//   deno=RUNNER        FOLDER/deno, started as Node is
 //
 // With --doctor as the first word, the doctor in FOLDER/doctor instead: the page of each runtime, and --quick for one
 // without times.
 //
 // Exit status 1 unless every case passed or was skipped in every runtime, or every page has its end.
-import { spawn } from 'node:child_process';
-import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { mkdtempSync, readFileSync, realpathSync, rmSync } from 'node:fs';
 import { createServer } from 'node:http';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { SHARE } from './cases.mjs';
+import { end, start } from './children.mjs';
+import { startFirefox } from './firefox.mjs';
 
 const [folder, ...rest] = process.argv.slice(2);
-const runtimes = rest.filter((word) => /^(chromium|node)=/.test(word));
+const runtimes = rest.filter((word) => /^(chromium|node|firefox|deno)=/.test(word));
 const words = rest.filter((word) => !runtimes.includes(word));
 const here = (file) => fileURLToPath(new URL(file, import.meta.url));
 const LIMIT = 900; // seconds for all cases of a runtime
+const AT_A_TIME = 2; // runtimes: each computes on all cores
 const asked = words[0] === '--doctor';
 
 /** `words` for the n-th runtime. */
@@ -38,8 +43,8 @@ const FLAGS = ['--headless', '--no-sandbox', '--enable-unsafe-webgpu', '--use-we
 
 /** What a runtime has said so far. */
 class Run {
-  constructor(runtime) {
-    Object.assign(this, { runtime, adapter: '', f16: false, names: [], outcomes: [], page: '', log: '' });
+  constructor(runtime, words) {
+    Object.assign(this, { runtime, words, adapter: '', f16: false, names: [], outcomes: [], page: '', log: '' });
     this.over = new Promise((done) => { this.end = done; });
   }
 
@@ -59,22 +64,19 @@ class Run {
   }
 }
 
+/** Until the runtime has said its last line, but not for longer than the limit; then ends it. */
 async function within(run, child) {
   let timer;
   child.stderr.on('data', (text) => { run.log = (run.log + text).slice(-4000); });
-  const gone = new Promise((done) => {
-    child.on('error', (e) => done(e.message));
-    child.on('close', (code, signal) => done(`it ended by itself, ${signal ?? code}`));
-  });
   const late = new Promise((done) => { timer = setTimeout(done, LIMIT * 1000, `no end after ${LIMIT} s`); });
-  const why = await Promise.race([run.over, gone, late]);
+  const why = await Promise.race([run.over, child.gone, late]);
   if (why) run.broken ??= why;
   clearTimeout(timer);
-  try { process.kill(-child.pid, 'SIGKILL'); } catch { /* it has ended */ }
-  await gone;
+  await end(child);
 }
 
-async function chromium(run, program) {
+/** Serves the page, and `use(url)` opens it. */
+async function served(run, use) {
   const types = { html: 'text/html', mjs: 'text/javascript', js: 'text/javascript', wasm: 'application/wasm' };
   const files = new Map([['/', here('page.html')], ['/cases.mjs', here('cases.mjs')], ['/doctor.mjs', here('doctor.mjs')],
     ...['program', 'doctor'].flatMap((name) => [`/${name}/browser.js`, `/${name}/browser_bg.wasm`])
@@ -91,21 +93,34 @@ async function chromium(run, program) {
     response.writeHead(200, { 'content-type': types[file.split('.').pop()] }).end(readFileSync(file));
   });
   await new Promise((done) => server.listen(0, '127.0.0.1', done));
-  const data = mkdtempSync(join(tmpdir(), 'browser-'));
-  const url = `http://127.0.0.1:${server.address().port}/#${encodeURIComponent(JSON.stringify(wordsOf(0)))}`;
-  // Another driver's settings are not for its SwiftShader.
-  const { VK_DRIVER_FILES, VK_ICD_FILENAMES, ...env } = process.env;
-  const child = spawn(program, [...FLAGS, `--user-data-dir=${data}`, '--remote-debugging-port=0', url],
-    { detached: true, stdio: ['ignore', 'ignore', 'pipe'], env });
-  await within(run, child);
+  await use(`http://127.0.0.1:${server.address().port}/#${encodeURIComponent(JSON.stringify(run.words))}`);
   server.close();
   server.closeAllConnections();
-  rmSync(data, { recursive: true, force: true, maxRetries: 3 });
 }
 
-async function node(run, runner) {
-  const [program, ...args] = [runner, process.execPath, here('dawn.mjs'), folder, ...wordsOf(1)].filter(Boolean);
-  const child = spawn(program, args, { detached: true, stdio: ['ignore', 'pipe', 'pipe'] });
+function chromium(run, program) {
+  return served(run, async (url) => {
+    const data = mkdtempSync(join(tmpdir(), 'browser-'));
+    // Another driver's settings are not for its SwiftShader.
+    const { VK_DRIVER_FILES, VK_ICD_FILENAMES, ...env } = process.env;
+    const child = start(program, [...FLAGS, `--user-data-dir=${data}`, '--remote-debugging-port=0', url],
+      { stdio: ['ignore', 'ignore', 'pipe'], env });
+    await within(run, child);
+    rmSync(data, { recursive: true, force: true, maxRetries: 3 });
+  });
+}
+
+function firefox(run, runner) {
+  return served(run, async (url) => {
+    const { child } = startFirefox(runner, folder, [url], { stdio: ['ignore', 'ignore', 'pipe'] });
+    await within(run, child);
+  });
+}
+
+/** A runtime without pages. */
+async function pageless(run, command, env = {}) {
+  const [program, ...args] = [...command, here('pageless.mjs'), folder, ...run.words].filter(Boolean);
+  const child = start(program, args, { stdio: ['ignore', 'pipe', 'pipe'], env: { ...process.env, ...env } });
   let rest = '';
   child.stdout.on('data', (text) => {
     const lines = (rest + text).split('\n');
@@ -115,10 +130,14 @@ async function node(run, runner) {
   await within(run, child);
 }
 
-const kinds = { chromium, node };
-const start = async (argument) => {
+const node = (run, runner) => pageless(run, [runner, process.execPath]);
+const deno = (run, runner) => pageless(run, [runner, realpathSync(join(folder, 'deno')), 'run', '-A', '--unstable-webgpu', '--no-config',
+  '--no-lock', '--no-remote', '--no-npm'], { DENO_DIR: join(folder, 'deno-cache'), DENO_NO_UPDATE_CHECK: '1' });
+
+const kinds = { chromium, node, firefox, deno };
+const result = async (argument) => {
   const at = argument.indexOf('=');
-  const run = new Run(argument.slice(0, at));
+  const run = new Run(argument.slice(0, at), wordsOf(runtimes.indexOf(argument)));
   const started = Date.now();
   await kinds[run.runtime](run, argument.slice(at + 1));
   run.seconds = Math.round((Date.now() - started) / 1000);
@@ -128,14 +147,19 @@ if (asked) {
   let ended = runtimes.length > 0;
   // In turn: each is timed.
   for (const [n, argument] of runtimes.entries()) {
-    const { runtime, page, broken, log } = await start(argument);
+    const { runtime, page, broken, log } = await result(argument);
     process.stdout.write((n > 0 ? '\n' : '') + page);
     if (broken) console.error(`${runtime}: failed: ${broken}\n${log}`);
     ended &&= !broken;
   }
   process.exit(ended ? 0 : 1);
 }
-const runs = await Promise.all(runtimes.map(start));
+const runs = [];
+const waiting = [...runtimes.entries()];
+const next = async () => {
+  for (let one = waiting.shift(); one; one = waiting.shift()) runs[one[0]] = await result(one[1]);
+};
+await Promise.all(Array.from({ length: AT_A_TIME }, next));
 const table = [['runtime', 'adapter', 'f16', 'cases', 'passed', 'skipped', 'failed', 'seconds']];
 let good = runs.length > 0;
 for (const run of runs) {

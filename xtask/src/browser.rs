@@ -1,7 +1,7 @@
-//! `scripts/browser`: the small cases, or the doctor, as a program for browsers, in two runtimes.
+//! `scripts/browser`: the small cases, or the doctor, as a program for browsers, in four runtimes.
 
 use std::env;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -10,23 +10,29 @@ use std::thread::{self, ScopedJoinHandle};
 use crate::error::{At, Result, failed, refused};
 use crate::gpu::{self, Setup};
 use crate::repo::{Repo, executables};
-use crate::{dawn, files, process};
+use crate::{dawn, files, npm, process};
 
 const USAGE: &str = "\
-scripts/browser [WORD...]: the small cases of the tests (tests/small) as a WebAssembly program, all or those with one
-of the words in their names, in two runtimes; with a word as 1/2 every second case, each in one of the two:
+scripts/browser [RUNTIME...] [WORD...]: the small cases of the tests (tests/small) as a WebAssembly program, all or
+those with one of the words in their names, in four runtimes or in those that are named:
 
   chromium   headless, on SwiftShader (no f16)
   node       on Dawn, Chromium's WebGPU, over the Vulkan driver of scripts/gpu (f16)
+  firefox    headless: its WebGPU is wgpu, over lavapipe 26 (f16)
+  deno       its WebGPU is wgpu, too, over the Vulkan driver of scripts/gpu (f16)
 
-scripts/browser --doctor [chromium|node] [--quick] [> PAGE.md]: what `cargo run --example doctor` prints about a
-device, of the one that such a runtime gives, or both; --quick leaves out times and rates.
+With a word as 1/2 every second case: the first runtime gets this share, each other one the share after it. Two
+runtimes run at a time.
+
+scripts/browser --doctor [RUNTIME...] [--quick] [> PAGE.md]: the page that `cargo run --example doctor` prints about a
+device, of the devices that these runtimes give; --quick leaves out times and rates.
 
 Prints what was skipped and what failed by name, then a table. Fails if the program does not build, or a case
 fails, panics or does not end. What is needed and cannot be had is skipped, in a line that begins with \"skipped:\".
 
 Everything is fetched into target, nothing is installed: the standard library for wasm32 with rustup, unless
-the toolchain has it; wasm-bindgen from crates.io; Chromium with apt-get, unless there is one; Dawn with npm.
+the toolchain has it; wasm-bindgen from crates.io; Chromium with apt-get, unless there is one; Dawn and Deno with
+npm; Firefox with apt-get, from Debian, into a folder in which it runs as in a root of its own (unshare).
 ";
 
 pub const TRIPLE: &str = "wasm32-unknown-unknown";
@@ -34,8 +40,64 @@ pub const TRIPLE: &str = "wasm32-unknown-unknown";
 /// Installed ones that will do.
 const CHROMIUMS: [&str; 3] = ["chromium", "chromium-headless-shell", "google-chrome"];
 
+const DENO: &str = "2.9.6";
+
 /// Compiled faster.
 const CHEAP: [&str; 4] = ["--config", "profile.dev.debug=false", "--config", "profile.dev.incremental=false"];
+
+/// A program that runs WebAssembly and has WebGPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Runtime {
+    Chromium,
+    Node,
+    Firefox,
+    Deno,
+}
+
+const RUNTIMES: [Runtime; 4] = [Runtime::Chromium, Runtime::Node, Runtime::Firefox, Runtime::Deno];
+
+impl Runtime {
+    pub fn name(self) -> &'static str {
+        match self {
+            Runtime::Chromium => "chromium",
+            Runtime::Node => "node",
+            Runtime::Firefox => "firefox",
+            Runtime::Deno => "deno",
+        }
+    }
+
+    pub fn named(name: &OsStr) -> Option<Self> {
+        RUNTIMES.into_iter().find(|runtime| name == runtime.name())
+    }
+
+    /// Fetches the runtime and links it in `folder`. Returns the program that starts it, or an empty path.
+    fn get(self, repo: &Repo, folder: &Path, log: &Log) -> Result<PathBuf> {
+        let got = match self {
+            Runtime::Chromium => get_chromium(folder, log).map(|()| folder.join("chromium")),
+            Runtime::Node => get_dawn(repo, folder, log).map(|()| PathBuf::new()),
+            Runtime::Firefox => get_firefox(repo),
+            Runtime::Deno => get_deno(repo, folder, log).map(|()| PathBuf::new()),
+        };
+        got.inspect_err(|error| log.note(&error.text))
+    }
+
+    /// True if it uses the Vulkan driver of scripts/gpu, and is started through its wrapper.
+    fn needs_driver(self) -> bool {
+        matches!(self, Runtime::Node | Runtime::Deno)
+    }
+
+    /// The message if the runtime cannot be fetched.
+    fn missing(self) -> &'static str {
+        match self {
+            Runtime::Chromium => "chromium: neither here nor from apt-get",
+            Runtime::Node => "node: npm cannot fetch Dawn",
+            Runtime::Firefox => {
+                "firefox: apt-get cannot fetch it, or there are no user namespaces to run it in"
+            }
+            Runtime::Deno => "deno: npm cannot fetch it",
+        }
+    }
+}
 
 pub fn main(repo: &Repo, words: Vec<OsString>) -> Result {
     if words.iter().any(|word| word == "-h" || word == "--help") {
@@ -46,48 +108,55 @@ pub fn main(repo: &Repo, words: Vec<OsString>) -> Result {
     let folder = repo.folder("browser")?;
     let log = Log::new(folder.join("log"))?;
     if !process::have(&["node"]) {
-        log.skip("chromium and node: there is no node");
+        log.skip("all runtimes: there is no node, which starts them");
         return Ok(());
     }
     let Some(toolchain) = Toolchain::get(repo, TRIPLE, &log)? else { return Ok(()) };
 
     // The runtimes, while the program compiles.
-    let [log_chromium, log_dawn] = ["log.chromium", "log.dawn"].map(|name| Log::new(folder.join(name)));
-    let (log_chromium, log_dawn) = (log_chromium?, log_dawn?);
-    let (program, chromium, dawn) = thread::scope(|scope| {
-        let chromium = job.chromium.then(|| scope.spawn(|| get_chromium(&folder, &log_chromium)));
-        let dawn = job.node.then(|| scope.spawn(|| get_dawn(repo, &folder, &log_dawn)));
-        let program = build(repo, &folder, &toolchain, if job.doctor { DOCTOR } else { CASES });
-        (program, chromium.map(ScopedJoinHandle::join), dawn.map(ScopedJoinHandle::join))
+    let of_runtime = |runtime: &Runtime| Log::new(folder.join(format!("log.{}", runtime.name())));
+    let logs = job.runtimes.iter().map(of_runtime).collect::<Result<Vec<Log>>>()?;
+    let (program, got, setup) = thread::scope(|scope| {
+        let folder = &folder;
+        let get = |(&runtime, log)| scope.spawn(move || Runtime::get(runtime, repo, folder, log));
+        let got: Vec<_> = job.runtimes.iter().zip(&logs).map(get).collect();
+        let needed = job.runtimes.iter().any(|runtime| runtime.needs_driver());
+        let setup = needed.then(|| scope.spawn(|| gpu::setup(repo)));
+        let program = build(repo, folder, &toolchain, if job.doctor { DOCTOR } else { CASES });
+        let got: Vec<_> = got.into_iter().map(result).collect();
+        (program, got, setup.map(result))
     });
     program?;
 
     let mut node = Command::new("node");
     node.current_dir(&repo.root).arg("tests/browser/run.mjs").arg(&folder);
-    let mut runtimes = 0;
-    match chromium {
-        None => {}
-        Some(Ok(Ok(()))) => {
-            node.arg(joined("chromium=", &folder.join("chromium")));
-            runtimes += 1;
-        }
-        Some(_) => log_chromium.skip("chromium: neither here nor from apt-get"),
+    if let Some(Ok(setup)) = &setup {
+        use_driver(setup, &mut node, job.doctor);
     }
-    match dawn {
-        None => {}
-        Some(Ok(Ok(()))) => match gpu::setup(repo) {
-            Ok(setup) => {
-                use_driver(&setup, &mut node, job.doctor);
-                runtimes += 1;
-            }
-            Err(error) => {
+    let mut runtimes = 0;
+    for ((runtime, log), got) in job.runtimes.iter().zip(&logs).zip(got) {
+        let Ok(path) = got else {
+            log.skip(runtime.missing());
+            continue;
+        };
+        let path: &Path = match &setup {
+            Some(Ok(setup)) if runtime.needs_driver() => setup.runner().unwrap_or(Path::new("")),
+            Some(Err(error)) if runtime.needs_driver() => {
                 log.note(&format!("scripts/gpu: {error}"));
-                log.skip("node: no Vulkan driver");
+                log.skip(&format!("{}: no Vulkan driver", runtime.name()));
+                continue;
             }
-        },
-        Some(_) => log_dawn.skip("node: npm cannot fetch Dawn"),
+            _ => &path,
+        };
+        node.arg(joined(&format!("{}=", runtime.name()), path));
+        runtimes += 1;
     }
     if runtimes == 0 { Ok(()) } else { process::run(node.args(job.words)) }
+}
+
+/// The result of a thread, or an error if it panicked.
+fn result<T>(thread: ScopedJoinHandle<Result<T>>) -> Result<T> {
+    thread.join().unwrap_or_else(|_| Err(failed("a thread panicked")))
 }
 
 /// What is to be run, and where.
@@ -95,25 +164,32 @@ pub fn main(repo: &Repo, words: Vec<OsString>) -> Result {
 struct Job {
     /// The doctor, not the cases.
     doctor: bool,
-    chromium: bool,
-    node: bool,
+    runtimes: Vec<Runtime>,
     /// For run.mjs.
     words: Vec<OsString>,
 }
 
 impl Job {
     fn of(mut words: Vec<OsString>) -> Result<Self> {
-        if words.first().is_none_or(|word| word != "--doctor") {
-            return Ok(Job { doctor: false, chromium: true, node: true, words });
+        let doctor = words.iter().any(|word| word == "--doctor");
+        let is_named = |runtime: &Runtime| words.iter().any(|word| word == runtime.name());
+        let mut runtimes: Vec<Runtime> = RUNTIMES.into_iter().filter(is_named).collect();
+        words.retain(|word| word != "--doctor" && Runtime::named(word).is_none());
+        let known = |word: &OsString| {
+            if doctor { word == "--quick" } else { !word.to_string_lossy().starts_with('-') }
+        };
+        if let Some(word) = words.iter().find(|word| !known(word)) {
+            let word = word.display();
+            let with = if doctor { "--doctor" } else { "scripts/browser without --doctor" };
+            return Err(refused(format!("{with} knows no {word}; --help says what it knows")));
         }
-        let [chromium, node] = ["chromium", "node"].map(|name| words.iter().any(|word| word == name));
-        words.retain(|word| word != "chromium" && word != "node");
-        match words.iter().find(|word| *word != "--doctor" && *word != "--quick") {
-            Some(word) => {
-                Err(refused(format!("--doctor knows no {}; --help says what it knows", word.display())))
-            }
-            None => Ok(Job { doctor: true, chromium: chromium || !node, node: node || !chromium, words }),
+        if doctor {
+            words.insert(0, "--doctor".into());
         }
+        if runtimes.is_empty() {
+            runtimes = RUNTIMES.into();
+        }
+        Ok(Job { doctor, runtimes, words })
     }
 }
 
@@ -123,7 +199,6 @@ fn use_driver(setup: &Setup, node: &mut Command, timed: bool) {
         // lavapipe: compile in half the time
         node.env("GALLIVM_PERF", "nopt");
     }
-    node.arg(joined("node=", setup.runner().unwrap_or(Path::new(""))));
 }
 
 pub fn joined(start: &str, path: &Path) -> OsString {
@@ -280,8 +355,24 @@ fn version_of(name: &str, lock: &str) -> Option<String> {
 }
 
 fn get_dawn(repo: &Repo, folder: &Path, log: &Log) -> Result {
-    let dawn = dawn::fetch(repo, || log.stream()).inspect_err(|error| log.note(&error.text))?;
-    link(&dawn, &folder.join("dawn"))
+    link(&dawn::fetch(repo, || log.stream())?, &folder.join("dawn"))
+}
+
+/// Deno's program, as `deno` in `folder`.
+fn get_deno(repo: &Repo, folder: &Path, log: &Log) -> Result {
+    let package = match (env::consts::OS, env::consts::ARCH) {
+        ("linux", "x86_64") => "@deno/linux-x64-glibc",
+        ("linux", "aarch64") => "@deno/linux-arm64-glibc",
+        (system, cpu) => return Err(failed(format!("no Deno for {system} on {cpu}"))),
+    };
+    let at = npm::fetch(repo, "deno", &format!("{package}@{DENO}"), || log.stream())?;
+    link(&at.join("node_modules").join(package).join("deno"), &folder.join("deno"))
+}
+
+/// The script that starts programs of Firefox's packages.
+fn get_firefox(repo: &Repo) -> Result<PathBuf> {
+    let setup = gpu::setup_named(repo, "firefox")?;
+    setup.runner().map(Path::to_owned).ok_or_else(|| failed("no packages of Debian's for this system"))
 }
 
 /// An installed one, or Debian's, unpacked, as `chromium` in `folder`.
@@ -384,18 +475,29 @@ mod tests {
 
     #[test]
     fn jobs() {
+        use Runtime::{Deno, Firefox, Node};
         let job = |words: &[&str]| Job::of(words.iter().map(OsString::from).collect());
-        let of = |doctor, chromium, node, words: &[&str]| Job {
+        let of = |doctor, runtimes: &[Runtime], words: &[&str]| Job {
             doctor,
-            chromium,
-            node,
+            runtimes: runtimes.into(),
             words: words.iter().map(OsString::from).collect(),
         };
-        assert_eq!(job(&["node", "1/2"]).unwrap(), of(false, true, true, &["node", "1/2"]));
-        assert_eq!(job(&["--doctor"]).unwrap(), of(true, true, true, &["--doctor"]));
+        assert_eq!(job(&["masks", "1/2"]).unwrap(), of(false, &RUNTIMES, &["masks", "1/2"]));
+        assert_eq!(job(&["deno", "masks", "firefox"]).unwrap(), of(false, &[Firefox, Deno], &["masks"]));
+        assert_eq!(job(&["--doctor"]).unwrap(), of(true, &RUNTIMES, &["--doctor"]));
         let one = job(&["--doctor", "node", "--quick"]).unwrap();
-        assert_eq!(one, of(true, false, true, &["--doctor", "--quick"]));
+        assert_eq!(one, of(true, &[Node], &["--doctor", "--quick"]));
         assert!(job(&["--doctor", "masks"]).is_err());
+        assert!(job(&["--quick"]).is_err());
+    }
+
+    #[test]
+    fn usage_names_every_runtime() {
+        for runtime in RUNTIMES {
+            assert!(USAGE.contains(&format!("\n  {:<10} ", runtime.name())));
+            assert!(runtime.missing().starts_with(runtime.name()));
+        }
+        assert!(USAGE.lines().all(|line| line.len() <= 120));
     }
 
     #[test]

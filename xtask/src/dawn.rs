@@ -1,12 +1,12 @@
 //! `scripts/dawn`: Chromium's WebGPU, for Node.
 
 use std::ffi::OsString;
+use std::io;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
-use std::{fs, io};
+use std::process::Stdio;
 
-use crate::error::{At, Result, failed};
-use crate::process;
+use crate::error::Result;
+use crate::npm;
 use crate::repo::Repo;
 
 const PACKAGE: &str = "webgpu@0.6.2";
@@ -25,21 +25,7 @@ pub fn main(repo: &Repo, arguments: Vec<OsString>) -> Result {
     Ok(())
 }
 
-/// Where it is. What npm says goes where `log` says.
+/// Fetches it, and returns its folder. The log gets npm's output.
 pub fn fetch(repo: &Repo, log: impl Fn() -> Stdio) -> Result<PathBuf> {
-    let folder = repo.folder("dawn")?;
-    let done = folder.join(PACKAGE);
-    if !done.exists() {
-        if !process::have(&["node", "npm"]) {
-            return Err(failed("no node or no npm"));
-        }
-        let mut npm = Command::new("npm");
-        npm.arg("install").arg("--prefix").arg(&folder);
-        npm.args(["--no-audit", "--no-fund", "--ignore-scripts", PACKAGE]).stdout(log()).stderr(log());
-        if !npm.status().is_ok_and(|status| status.success()) {
-            return Err(failed(format!("npm cannot fetch {PACKAGE}")));
-        }
-        fs::write(&done, "").at(&done)?;
-    }
-    Ok(folder)
+    npm::fetch(repo, "dawn", PACKAGE, log)
 }

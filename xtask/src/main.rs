@@ -8,6 +8,7 @@ mod files;
 mod gpu;
 mod gpu_report;
 mod mpi;
+mod npm;
 mod package;
 mod process;
 mod repo;
