@@ -1,26 +1,22 @@
-// node test.mjs PROGRAM CHROMIUM FOLDER: drives the page in headless Chromium and compares what it shows with what transformers
+// node test.mjs PROGRAM FOLDER BROWSER=COMMAND...: drives the page in each browser and compares what it shows with what transformers
 // computes, as stored. Pictures go to FOLDER. Exit status 1 if anything is not as it should be.
-import { spawn } from 'node:child_process';
-import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
-import { tmpdir } from 'node:os';
-import { join } from 'node:path';
-import { setTimeout as sleep } from 'node:timers/promises';
+//
+//   chromium=PROGRAM   Chromium, headless, on SwiftShader
+//   firefox=RUNNER     Firefox, headless, started through RUNNER (which brings its packages' root)
+import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { inflateSync } from 'node:zlib';
+import { HEIGHT, WIDTH, started } from './browsers.mjs';
 import { modelFolder, serve } from './serve.mjs';
 
-const [folder, chromium, out] = process.argv.slice(2);
+const [folder, out, ...browsers] = process.argv.slice(2);
 const STORED = fileURLToPath(new URL('../embed/data/encoder_minilm_default.safetensors', import.meta.url));
 /** As in examples/embed. */
 const TOLERANCE = 1e-5;
 /** What a number shown with three digits may be off. */
 const THREE = 5e-4 + TOLERANCE;
 const [LAYERS, HEADS] = [6, 12];
-const SECONDS = 240; // for what computes
-const [WIDTH, HEIGHT] = [1200, 1400];
-const FLAGS = ['--headless', '--no-sandbox', '--enable-unsafe-webgpu', '--use-webgpu-adapter=swiftshader', '--disable-gpu-watchdog',
-  '--disable-background-networking', '--disable-component-update', '--disable-sync', '--no-first-run', '--disable-dev-shm-usage',
-  '--remote-debugging-pipe', `--window-size=${WIDTH},${HEIGHT}`];
 
 /** The tensors of a safetensors file, of f32 and f64. */
 function tensors(path) {
@@ -36,102 +32,7 @@ function tensors(path) {
   };
 }
 
-/** Chromium's protocol for developers, over its pipe. */
-class Browser {
-  constructor(program, data) {
-    // Another driver's settings are not for its SwiftShader.
-    const { VK_DRIVER_FILES, VK_ICD_FILENAMES, ...env } = process.env;
-    this.child = spawn(program, [...FLAGS, `--user-data-dir=${data}`, 'about:blank'],
-      { detached: true, stdio: ['ignore', 'ignore', 'pipe', 'pipe', 'pipe'], env });
-    this.log = '';
-    this.child.stderr.on('data', (text) => { this.log = (this.log + text).slice(-4000); });
-    this.gone = new Promise((done) => { this.child.on('error', done); this.child.on('close', done); });
-    [this.next, this.waiting, this.console, this.requests] = [0, new Map(), [], []];
-    this.gone.then(() => this.waiting.forEach(({ bad }) => bad(new Error(`Chromium ended\n${this.log}`))));
-    let rest = '';
-    this.child.stdio[4].on('data', (text) => {
-      const messages = (rest + text).split('\0');
-      rest = messages.pop();
-      messages.forEach((message) => this.hear(JSON.parse(message)));
-    });
-    this.child.stdio[3].on('error', () => {});
-  }
-
-  hear({ id, result, error, method, params }) {
-    if (method === 'Runtime.exceptionThrown') this.console.push(params.exceptionDetails.exception?.description ?? params.exceptionDetails.text);
-    if (!this.waiting.has(id)) return;
-    const { good, bad } = this.waiting.get(id);
-    this.waiting.delete(id);
-    if (error) bad(new Error(error.message));
-    else good(result);
-  }
-
-  send(method, params = {}) {
-    const id = ++this.next;
-    this.child.stdio[3].write(`${JSON.stringify({ id, method, params, sessionId: this.session })}\0`);
-    return new Promise((good, bad) => this.waiting.set(id, { good, bad }));
-  }
-
-  /** A page of its own, with a script before all others. */
-  async open(url, first = '') {
-    this.session = undefined;
-    const { targetId } = await this.send('Target.createTarget', { url: 'about:blank' });
-    const { sessionId } = await this.send('Target.attachToTarget', { targetId, flatten: true });
-    this.session = sessionId;
-    for (const part of ['Page', 'Runtime', 'DOM', 'Accessibility']) await this.send(`${part}.enable`);
-    await this.send('Emulation.setDeviceMetricsOverride', { width: WIDTH, height: HEIGHT, deviceScaleFactor: 1, mobile: false });
-    await this.scheme('light');
-    if (first) await this.send('Page.addScriptToEvaluateOnNewDocument', { source: first });
-    await this.send('Page.navigate', { url });
-  }
-
-  scheme(value) {
-    return this.send('Emulation.setEmulatedMedia', { features: [{ name: 'prefers-color-scheme', value }] });
-  }
-
-  async evaluate(expression) {
-    const { result, exceptionDetails } = await this.send('Runtime.evaluate', { expression, awaitPromise: true, returnByValue: true });
-    if (exceptionDetails) throw new Error(exceptionDetails.exception?.description ?? exceptionDetails.text);
-    return result.value;
-  }
-
-  text(id) {
-    return this.evaluate(`document.getElementById('${id}')?.textContent ?? ''`);
-  }
-
-  /** Until the text of an element matches. */
-  async until(id, pattern, seconds = SECONDS) {
-    const end = Date.now() + seconds * 1000;
-    for (;;) {
-      const text = await this.text(id);
-      if (pattern.test(text)) return text;
-      const trouble = id === 'trouble' ? '' : await this.text('trouble');
-      if (trouble || Date.now() > end) throw new Error(`#${id} is "${text}", not ${pattern}: ${trouble || `after ${seconds} s`}; ${this.console.join('; ')}`);
-      await sleep(100);
-    }
-  }
-
-  async key(key, code = key) {
-    const codes = { Tab: 9, Enter: 13, ArrowRight: 39, ArrowDown: 40, End: 35, Home: 36 };
-    const event = { key, code, windowsVirtualKeyCode: codes[key], ...(key === 'Enter' ? { text: '\r' } : {}) };
-    await this.send('Input.dispatchKeyEvent', { type: 'keyDown', ...event });
-    await this.send('Input.dispatchKeyEvent', { type: 'keyUp', ...event });
-  }
-
-  async picture(name) {
-    const { data } = await this.send('Page.captureScreenshot', { format: 'png' });
-    const bytes = Buffer.from(data, 'base64');
-    writeFileSync(join(out, name), bytes);
-    return decoded(bytes);
-  }
-
-  async close() {
-    try { process.kill(-this.child.pid, 'SIGKILL'); } catch { /* it has ended */ }
-    await this.gone;
-  }
-}
-
-/** A PNG of 8 bits, without interlacing, as Chromium makes them: W3C, "Portable Network Graphics", sections 5 and 9. */
+/** A PNG of 8 bits, without interlacing, as browsers make them: W3C, "Portable Network Graphics", sections 5 and 9. */
 function decoded(png) {
   const [width, height] = [png.readUInt32BE(16), png.readUInt32BE(20)];
   const channels = { 2: 3, 6: 4 }[png[25]];
@@ -179,7 +80,9 @@ async function look(browser, name, scheme) {
   await browser.scheme(scheme);
   await browser.evaluate(`document.getElementById('heads').scrollIntoView({ block: 'center' });
     new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))`);
-  const picture = await browser.picture(name);
+  const bytes = await browser.picture();
+  writeFileSync(join(out, name), bytes);
+  const picture = decoded(bytes);
   check(`${name}: size`, picture.width === WIDTH && picture.height === HEIGHT, `${picture.width} x ${picture.height}`);
   const background = await browser.evaluate('getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)');
   check(`${name}: the page is ${scheme}`, (background[0] < 128) === (scheme === 'dark'), background);
@@ -209,7 +112,7 @@ async function test(browser, url) {
   // What is missing is said.
   for (const [what, script, pattern] of [
     ['without WebGPU', 'delete Navigator.prototype.gpu', /^This browser has no WebGPU/],
-    ['without an adapter', 'GPU.prototype.requestAdapter = async () => null', /finds no GPU/],
+    ['without an adapter', 'if (globalThis.GPU) GPU.prototype.requestAdapter = async () => null', /finds no GPU/],
   ]) {
     await browser.open(url, script);
     const text = await browser.until('trouble', pattern, 30);
@@ -279,34 +182,28 @@ async function test(browser, url) {
   // The pointer.
   const [x, y] = await browser.evaluate(`(() => { const { left, top, width, height } = document.querySelectorAll('#heads canvas')[1]
     .getBoundingClientRect(); return [left + width * 5.5 / ${n}, top + height * 1.5 / ${n}]; })()`);
-  await browser.send('Input.dispatchMouseEvent', { type: 'mouseMoved', x, y });
+  await browser.point(x, y);
   const pointed = await browser.until('pair', /head 2:/, 10);
   check('the pointer reaches a pair', /\(2\) looks at .* \(6\) with/.test(pointed), pointed);
 
   // Names for screen readers.
-  const { nodes } = await browser.send('Accessibility.getFullAXTree');
-  const focusable = nodes.filter(({ ignored, properties }) => !ignored && properties?.some(({ name, value }) => name === 'focusable' && value.value));
-  const named = focusable.filter(({ role }) => role.value !== 'RootWebArea');
-  const without = named.filter(({ name }) => !name?.value);
+  const named = await browser.focusable();
+  const without = named.filter(({ name }) => !name);
   check('what takes the focus has a name', named.length > HEADS && without.length === 0,
-    `${named.length} things${without.map(({ role }) => `; a ${role.value} has none`).join('')}`);
+    `${named.length} things${without.map(({ role }) => `; a ${role} has none`).join('')}`);
 
-  await look(browser, 'light.png', 'light');
-  await look(browser, 'dark.png', 'dark');
+  await look(browser, `${browser.name}-light.png`, 'light');
+  await look(browser, `${browser.name}-dark.png`, 'dark');
 
   // Files that the user picks: first what is none.
-  const pick = async (id, file) => {
-    const { root } = await browser.send('DOM.getDocument');
-    const { nodeId } = await browser.send('DOM.querySelector', { nodeId: root.nodeId, selector: `#${id}` });
-    await browser.send('DOM.setFileInputFiles', { nodeId, files: [file] });
-  };
+  const pick = (id, file) => browser.pick(id, file);
   const model = modelFolder();
   const press = () => browser.evaluate(`document.getElementById('from-files').click()`);
   await pick('tokenizer', join(model, 'tokenizer.json'));
   const usable = () => browser.evaluate(`!document.getElementById('run').disabled && !document.getElementById('from-files').disabled`);
   const part = (name, bytes) => {
-    writeFileSync(join(data, name), bytes);
-    return join(data, name);
+    writeFileSync(join(browser.data, name), bytes);
+    return join(browser.data, name);
   };
   const whole = readFileSync(join(model, 'model.safetensors'));
   for (const [what, weights, tokenizer, pattern] of [
@@ -355,9 +252,13 @@ async function test(browser, url) {
   check('of 300 words 256 tokens, of which the table shows a row', row.length === 256 && Math.abs(sum - 1) < 256 * THREE, `${row.length}, ${sum.toFixed(3)} in all`);
 
   // A device that is lost.
-  browser.send('Browser.crashGpuProcess').catch(() => {});
-  const lost = await browser.until('trouble', /has taken the GPU away/, 60);
-  check('a lost device is said', await browser.evaluate(`document.getElementById('run').disabled`), lost);
+  if (browser.lose) {
+    browser.lose();
+    const lost = await browser.until('trouble', /has taken the GPU away/, 60);
+    check('a lost device is said', await browser.evaluate(`document.getElementById('run').disabled`), lost);
+  } else {
+    console.log('skipped: a lost device is said: nothing takes the GPU away from this browser');
+  }
   check('no exception was left over', browser.console.length === 0, browser.console.join('; '));
 }
 
@@ -367,16 +268,21 @@ if (!existsSync(join(modelFolder(), 'model.safetensors'))) {
 }
 mkdirSync(out, { recursive: true });
 const server = await serve(folder, 0);
-const data = mkdtempSync(join(tmpdir(), 'browser-'));
-const browser = new Browser(chromium, data);
-try {
-  await test(browser, `http://127.0.0.1:${server.address().port}/`);
-} catch (e) {
-  check('the test ends', false, e.message);
+for (const argument of browsers) {
+  const at = argument.indexOf('=');
+  console.log(`== ${argument.slice(0, at)}`);
+  const start = Date.now();
+  let browser;
+  try {
+    browser = await started(argument.slice(0, at), argument.slice(at + 1), dirname(folder));
+    await test(browser, `http://127.0.0.1:${server.address().port}/`);
+  } catch (e) {
+    check('the test ends', false, e.message);
+  }
+  await browser?.close();
+  console.log(`== ${Math.round((Date.now() - start) / 1000)} s`);
 }
-await browser.close();
 server.close();
 server.closeAllConnections();
-rmSync(data, { recursive: true, force: true, maxRetries: 3 });
 console.log(failures === 0 ? `all as it should be; pictures in ${out}` : `${failures} of the checks failed`);
 process.exit(failures === 0 ? 0 : 1);

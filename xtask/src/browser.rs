@@ -99,6 +99,18 @@ impl Runtime {
     }
 }
 
+/// Fetches `runtimes`. A printed line names each that cannot be had.
+pub fn get(repo: &Repo, folder: &Path, log: &Log, runtimes: &[Runtime]) -> Vec<(Runtime, PathBuf)> {
+    let got = |&runtime: &Runtime| match runtime.get(repo, folder, log) {
+        Ok(path) => Some((runtime, path)),
+        Err(_) => {
+            log.skip(runtime.missing());
+            None
+        }
+    };
+    runtimes.iter().filter_map(got).collect()
+}
+
 pub fn main(repo: &Repo, words: Vec<OsString>) -> Result {
     if words.iter().any(|word| word == "-h" || word == "--help") {
         print!("{USAGE}");
@@ -376,7 +388,7 @@ fn get_firefox(repo: &Repo) -> Result<PathBuf> {
 }
 
 /// An installed one, or Debian's, unpacked, as `chromium` in `folder`.
-pub fn get_chromium(folder: &Path, log: &Log) -> Result {
+fn get_chromium(folder: &Path, log: &Log) -> Result {
     let program = folder.join("chromium");
     if program.exists() {
         return Ok(());

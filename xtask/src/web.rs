@@ -1,9 +1,9 @@
-//! `scripts/web`: the page of examples/web, built and served, or driven in a browser.
+//! `scripts/web`: the page of examples/web, built and served, or driven in browsers.
 
 use std::ffi::OsString;
 use std::process::Command;
 
-use crate::browser::{Log, Program, TRIPLE, Toolchain, build, get_chromium, joined};
+use crate::browser::{Log, Program, Runtime, TRIPLE, Toolchain, build, get, joined};
 use crate::error::Result;
 use crate::process;
 use crate::repo::Repo;
@@ -14,27 +14,30 @@ scripts/web [--port N]: builds the page of examples/web and serves it on 127.0.0
 It serves the weights too, if `cargo run --release -p embed` has fetched them (WGPU_ATTENTION_CACHE, as there); else the
 page asks for files.
 
-scripts/web --test [--out FOLDER]: drives the page in headless Chromium, on SwiftShader: numbers against stored ones,
-keyboard, names for screen readers, messages, pictures. FOLDER gets the pictures [default: target/web]. Without
-weights, Chromium or node a line that begins with \"skipped:\" says so.
+scripts/web --test [chromium] [firefox] [--out FOLDER]: drives the page in headless Chromium, on SwiftShader, and in
+headless Firefox, on lavapipe, or in the one that is named: numbers against stored ones, keyboard, names for screen
+readers, messages, pictures. FOLDER gets the pictures [default: target/web]. Without weights, a browser or node a line
+that begins with \"skipped:\" says so.
 
 Everything is fetched into target, nothing is installed: what `scripts/browser --help` lists.
 ";
 
 const PAGE: Program = Program { cargo: &["-p", "web", "--bin", "web"], place: "web" };
 
+const BROWSERS: [Runtime; 2] = [Runtime::Chromium, Runtime::Firefox];
+
 /// What is to be done.
 #[derive(Debug, PartialEq)]
 enum Job {
     Help,
     Serve { port: u16 },
-    Test { out: Option<OsString> },
+    Test { browsers: Vec<Runtime>, out: Option<OsString> },
 }
 
 impl Job {
     fn of(words: Vec<OsString>) -> std::result::Result<Self, lexopt::Error> {
-        use lexopt::prelude::{Long, Short, ValueExt};
-        let (mut port, mut test, mut out) = (None, false, None);
+        use lexopt::prelude::{Long, Short, Value, ValueExt};
+        let (mut port, mut test, mut out, mut browsers) = (None, false, None, Vec::new());
         let mut parser = lexopt::Parser::from_args(words);
         while let Some(argument) = parser.next()? {
             match argument {
@@ -42,13 +45,21 @@ impl Job {
                 Long("port") => port = Some(parser.value()?.parse()?),
                 Long("test") => test = true,
                 Long("out") => out = Some(parser.value()?),
+                Value(name) if BROWSERS.iter().any(|browser| name == browser.name()) => {
+                    browsers.extend(Runtime::named(&name));
+                }
                 other => return Err(other.unexpected()),
             }
         }
         match (test, port, out) {
-            (false, port, None) => Ok(Job::Serve { port: port.unwrap_or(8080) }),
-            (true, None, out) => Ok(Job::Test { out }),
-            (false, ..) => Err("--out is for --test".into()),
+            (false, port, None) if browsers.is_empty() => Ok(Job::Serve { port: port.unwrap_or(8080) }),
+            (true, None, out) => {
+                if browsers.is_empty() {
+                    browsers = BROWSERS.into();
+                }
+                Ok(Job::Test { browsers, out })
+            }
+            (false, ..) => Err("--out and browsers are for --test".into()),
             (true, ..) => Err("--port is not for --test, which takes one that is free".into()),
         }
     }
@@ -68,11 +79,11 @@ pub fn main(repo: &Repo, words: Vec<OsString>) -> Result {
         return Ok(());
     }
     let Some(toolchain) = Toolchain::get(repo, TRIPLE, &log)? else { return Ok(()) };
-    if matches!(job, Job::Test { .. })
-        && let Err(error) = get_chromium(&folder, &log)
-    {
-        log.note(&error.text);
-        log.skip("chromium: neither here nor from apt-get");
+    let browsers = match &job {
+        Job::Test { browsers, .. } => get(repo, &folder, &log, browsers),
+        _ => Vec::new(),
+    };
+    if matches!(job, Job::Test { .. }) && browsers.is_empty() {
         return Ok(());
     }
     build(repo, &folder, &toolchain, PAGE)?;
@@ -83,13 +94,13 @@ pub fn main(repo: &Repo, words: Vec<OsString>) -> Result {
     match job {
         Job::Help => return Ok(()),
         Job::Serve { port } => node.arg("examples/web/serve.mjs").arg(program).arg(port.to_string()),
-        Job::Test { out } => {
+        Job::Test { out, .. } => {
             let out = match out {
                 Some(out) => out,
                 None => repo.folder("web")?.into(),
             };
-            let chromium = joined("", &folder.join("chromium"));
-            node.arg("examples/web/test.mjs").args([program.into(), chromium, out])
+            node.arg("examples/web/test.mjs").args([program.into(), out]);
+            node.args(browsers.iter().map(|(browser, path)| joined(&format!("{}=", browser.name()), path)))
         }
     };
     process::run(&mut node)
@@ -104,12 +115,26 @@ mod tests {
         let job = |words: &[&str]| Job::of(words.iter().map(OsString::from).collect());
         assert_eq!(job(&[]).unwrap(), Job::Serve { port: 8080 });
         assert_eq!(job(&["--port", "0"]).unwrap(), Job::Serve { port: 0 });
-        assert_eq!(job(&["--test"]).unwrap(), Job::Test { out: None });
-        assert_eq!(job(&["--test", "--out", "x"]).unwrap(), Job::Test { out: Some("x".into()) });
+        let both = || BROWSERS.to_vec();
+        assert_eq!(job(&["--test"]).unwrap(), Job::Test { browsers: both(), out: None });
+        assert_eq!(
+            job(&["--test", "--out", "x"]).unwrap(),
+            Job::Test { browsers: both(), out: Some("x".into()) }
+        );
+        assert_eq!(
+            job(&["--test", "firefox"]).unwrap(),
+            Job::Test { browsers: vec![Runtime::Firefox], out: None }
+        );
         assert_eq!(job(&["--test", "--help"]).unwrap(), Job::Help);
-        for wrong in
-            [&["--port", "x"][..], &["--port", "70000"], &["--out", "x"], &["--test", "--port", "1"], &["x"]]
-        {
+        for wrong in [
+            &["--port", "x"][..],
+            &["--port", "70000"],
+            &["--out", "x"],
+            &["--test", "--port", "1"],
+            &["x"],
+            &["firefox"],
+            &["--test", "deno"],
+        ] {
             assert!(job(wrong).is_err(), "{wrong:?}");
         }
     }
