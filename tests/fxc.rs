@@ -87,7 +87,9 @@ fn reads_component(module: &Module, function: &Function, about: &FunctionInfo) -
                 TypeInner::Vector { scalar, .. } => is_float(scalar) && in_registers(space),
                 _ => false,
             },
-            TypeInner::ValuePointer { size: Some(_), scalar, space } => is_float(scalar) && in_registers(space),
+            TypeInner::ValuePointer { size: Some(_), scalar, space } => {
+                is_float(scalar) && in_registers(space)
+            }
             _ => false,
         }
     })

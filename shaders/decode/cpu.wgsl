@@ -210,7 +210,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                     for (var r = 0u; r < ROWS; r++) {
                         q[r] = queries[((n * VECTORS + e) * ROWS + r) & SMALL];
                     }
-                    for (var d = 0u; d < 4u; d++) {
+                    /* unrolled */ for (var d = 0u; d < 4u; d++) {
                         for (var r = 0u; r < ROWS; r++) {
                             for (var c = 0u; c < LANE_KEYS; c++) {
                                 word_dot[r][c] += x[c][e][d] * q[r][d];

@@ -56,7 +56,7 @@ fn link(_: &str, at: &Path) -> Result {
 pub fn wrapper(root: &Path, driver: &Driver, folders: &[PathBuf]) -> String {
     let mut text = format!(
         "#!/bin/sh\n# PROGRAM [ARGS...] of the packages of {}, in a root of their own (made by scripts/gpu)\n\
-         # Cargo's: libraries of the machine.\nunset LD_LIBRARY_PATH\n",
+         # Of the machine: libraries by cargo, and a folder with which Wine crashes.\nunset LD_LIBRARY_PATH TMPDIR\n",
         driver.title
     );
     let common = [("HOME", "/home"), ("PATH", "/usr/bin:/usr/sbin")];
