@@ -30,11 +30,15 @@ const RUNNER: &str = "WGPU_ATTENTION_RUNNER";
 const PERF: &str = "GALLIVM_PERF";
 
 /// Programs that run natively beside scripts: they start the programs under test themselves.
-const NATIVE: [&str; 15] = [
-    "cargo", "rustup", "rustc", "rustdoc", "sh", "bash", "dash", "zsh", "fish", "env", "make", "just",
-    "time", "timeout", "nice",
-];
+const NATIVE: [&str; 11] =
+    ["cargo", "rustup", "rustc", "rustdoc", "sh", "bash", "dash", "zsh", "fish", "make", "just"];
 const NATIVE_STARTS: [&str; 2] = ["cargo-", "python"];
+
+/// Programs whose arguments name the program that they start.
+const STARTERS: [&str; 13] = [
+    "env", "gdb", "ionice", "ltrace", "nice", "nohup", "perf", "setsid", "stdbuf", "strace", "taskset",
+    "time", "timeout",
+];
 
 fn usage() -> String {
     let mut drivers = String::new();
@@ -59,8 +63,9 @@ WGPU_ATTENTION_DRIVER chooses the driver:
   system       whatever the machine has
 {drivers}WGPU_ATTENTION_DEBIAN_MIRROR names a Debian mirror where apt's configuration has none.
 
-cargo, rustup, rustc, shells, make, env, python ... and scripts run natively; cargo starts tests, examples,
-benches and doc tests with the driver (CARGO_TARGET_<TRIPLE>_RUNNER). Any other ELF program runs with it.
+cargo, rustup, rustc, shells, make, python ... and scripts run natively; cargo starts tests, examples, benches
+and doc tests with the driver (CARGO_TARGET_<TRIPLE>_RUNNER). Any other ELF program runs with it, also behind env,
+gdb, ionice, ltrace, nice, nohup, perf, setsid, stdbuf, strace, taskset, time and timeout.
 Exported are: WGPU_BACKEND and VK_DRIVER_FILES (mesa-gl: what EGL needs instead), CARGO_TARGET_<TRIPLE>_RUNNER,
 WGPU_ATTENTION_RUNNER (what starts a program with the driver, for scripts), and where unset XDG_RUNTIME_DIR and
 MESA_SHADER_CACHE_DIR (both under target/gpu). For `cargo test` on lavapipe, distro and mesa-gl, where unset, too:
@@ -277,7 +282,7 @@ fn private_folder(path: &Path) -> Result {
 }
 
 pub fn main(repo: &Repo, arguments: Vec<OsString>) -> Result {
-    let Some((program, rest)) = arguments.split_first() else {
+    let Some(program) = arguments.first() else {
         print!("{}", usage());
         return Ok(());
     };
@@ -290,15 +295,12 @@ pub fn main(repo: &Repo, arguments: Vec<OsString>) -> Result {
         print!("{}", exports(&setup));
         return Ok(());
     }
-    let mut command = match setup.runner().filter(|_| !is_native(program)).zip(elf(program)) {
-        Some((runner, program)) => {
-            let mut command = Command::new(runner);
-            command.arg(program);
-            command
-        }
-        None => Command::new(program),
+    let words = match setup.runner() {
+        Some(runner) => with_runner(&arguments, runner),
+        None => arguments.clone(),
     };
-    setup.apply(&mut command);
+    let mut command = Command::new(&words[0]);
+    setup.apply(command.args(&words[1..]));
     if let Setup::Fetched(Fetched { driver, .. }) = &setup
         && driver.llvm
         && is_cargo_test(&arguments)
@@ -306,7 +308,7 @@ pub fn main(repo: &Repo, arguments: Vec<OsString>) -> Result {
     {
         command.env(PERF, "nopt");
     }
-    process::exec(command.args(rest)).map(|never| match never {})
+    process::exec(&mut command).map(|never| match never {})
 }
 
 fn exports(setup: &Setup) -> String {
@@ -319,6 +321,31 @@ fn exports(setup: &Setup) -> String {
             fetched.variables.iter().map(line).collect()
         }
     }
+}
+
+/// `arguments` with `runner` in front of the program that runs with the driver, if one does.
+fn with_runner(arguments: &[OsString], runner: &Path) -> Vec<OsString> {
+    let name = |n: usize| stem(&arguments[n]);
+    let starts = |n: usize| STARTERS.contains(&name(n).as_str());
+    let mut at = 0;
+    while at < arguments.len() && (starts(at) || starts(0) && elf(&arguments[at]).is_none()) {
+        // `perf stat PROGRAM`: not the program `stat`.
+        at += if name(at) == "perf" { 2 } else { 1 };
+    }
+    let mut words = arguments.to_vec();
+    let Some(program) = arguments.get(at).filter(|word| !is_native(word)).and_then(|word| elf(word)) else {
+        return words;
+    };
+    words[at] = program.into();
+    words.insert(at, runner.into());
+    if (0..at).any(|n| name(n) == "gdb") {
+        // A debugger starts no script, but follows `sh` to what the script starts.
+        words.insert(at, "sh".into());
+        if !words[..at].iter().any(|word| word == "--args") {
+            words.insert(at, "--args".into());
+        }
+    }
+    words
 }
 
 fn stem(program: &OsStr) -> String {
@@ -371,6 +398,35 @@ mod tests {
         }
         for program in ["target/release/examples/decode_loop", "vulkaninfo", "./shader"] {
             assert!(!is_native(program.as_ref()), "{program}");
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn programs_behind_others_run_with_the_driver() {
+        let this = env::current_exe().unwrap().display().to_string();
+        let run = |line: &str| {
+            let words = with_runner(&words(&line.replace("THIS", &this)), Path::new("/run"));
+            let words: Vec<String> =
+                words.iter().map(|word| word.to_string_lossy().replace(&this, "THIS")).collect();
+            words.join(" ")
+        };
+        assert_eq!(run("THIS 60"), "/run THIS 60");
+        assert_eq!(run("timeout -s KILL 60 THIS sh"), "timeout -s KILL 60 /run THIS sh");
+        assert_eq!(run("env A=1 nice -n 5 THIS"), "env A=1 nice -n 5 /run THIS");
+        assert_eq!(run("env -u A B=1 THIS"), "env -u A B=1 /run THIS");
+        assert_eq!(run("perf stat THIS"), "perf stat /run THIS");
+        assert_eq!(run("gdb THIS 1"), "gdb --args sh /run THIS 1");
+        assert_eq!(run("gdb -q --args THIS 1"), "gdb -q --args sh /run THIS 1");
+        for line in [
+            "sh -c THIS",
+            "env A=1 sh -c THIS",
+            "timeout 9 cargo run THIS",
+            "perf",
+            "timeout 9 no-such-program",
+            "no-such-program THIS",
+        ] {
+            assert_eq!(run(line), line);
         }
     }
 
