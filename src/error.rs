@@ -4,9 +4,10 @@ use crate::dtype::DType;
 use crate::family::Family;
 
 /// Why a call was refused. Every check runs before anything is recorded: after an `Err` the
-/// encoder is as it was and later calls are unaffected.
+/// encoder is as it was and later calls are unaffected. `Debug` prints the same sentence as `Display`, so that a `main`
+/// that returns an error says what to do.
 #[non_exhaustive]
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum Error {
     /// A dimension is zero.
     #[error("`{tensor}`: {axis} is 0; every dimension must be at least 1")]
@@ -17,7 +18,11 @@ pub enum Error {
         axis: &'static str,
     },
     /// A tensor's shape differs from what the call needs.
-    #[error("`{tensor}`: {axis} must be {expected}, got {got} (shape {shape:?}{})", wanted_shape(wanted))]
+    #[error(
+        "`{tensor}`: {axis} must be {expected}, got {got} (shape {shape:?}{}){}",
+        wanted_shape(wanted),
+        swapped_axes(axis, expected, shape)
+    )]
     Shape {
         /// The tensor at fault.
         tensor: &'static str,
@@ -126,7 +131,7 @@ pub enum Error {
         got: DType,
     },
     /// The device was created without a feature that the call needs.
-    #[error("the device lacks {feature:?}, needed for {needed_for}; request it in `request_device`")]
+    #[error("the device lacks {}, needed for {needed_for}; request it in `request_device`", names_of(*feature))]
     MissingFeature {
         /// The feature.
         feature: wgpu::Features,
@@ -267,6 +272,55 @@ pub enum Error {
     DeviceLost(String),
 }
 
+impl std::fmt::Debug for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
+}
+
+fn names_of(features: wgpu::Features) -> String {
+    let names: Vec<&str> = features.iter_names().map(|(name, _)| name).collect();
+    names.join(" and ")
+}
+
+/// Advice where the heads stand in the place of the length.
+fn swapped_axes(axis: &str, expected: &str, shape: &[usize; 4]) -> &'static str {
+    if axis == "heads" && shape[2].to_string() == expected {
+        "; of a tensor [batch, length, heads, dim] make the view with `TensorView::blhd`"
+    } else {
+        ""
+    }
+}
+
 fn wanted_shape(wanted: &Option<String>) -> String {
     wanted.as_ref().map_or(String::new(), |wanted| format!("; expected {wanted}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_gives_the_advice() {
+        let feature = wgpu::Features::SHADER_F16 | wgpu::Features::SUBGROUP;
+        let error = Error::MissingFeature { feature, needed_for: "tests" };
+        let text =
+            "the device lacks SHADER_F16 and SUBGROUP, needed for tests; request it in `request_device`";
+        assert!(
+            ["SUBGROUP and SHADER_F16", "SHADER_F16 and SUBGROUP"]
+                .iter()
+                .any(|names| { format!("{error:?}") == text.replace("SHADER_F16 and SUBGROUP", names) }),
+            "{error:?}"
+        );
+    }
+
+    #[test]
+    fn heads_in_the_place_of_the_length() {
+        let error = |shape: [usize; 4]| {
+            let (expected, got) = ("8".to_owned(), shape[1]);
+            Error::Shape { tensor: "q", axis: "heads", expected, got, shape, wanted: None }.to_string()
+        };
+        assert!(error([2, 5, 8, 64]).ends_with("make the view with `TensorView::blhd`"));
+        assert!(error([2, 5, 7, 64]).ends_with("(shape [2, 5, 7, 64])"));
+    }
 }

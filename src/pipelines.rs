@@ -26,7 +26,7 @@ pub(crate) struct Compiled {
 }
 
 /// The place of one variant's pipeline.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Place {
     compiled: OnceLock<Compiled>,
     /// Held by the thread that compiles it.
@@ -45,13 +45,6 @@ struct Compiler {
     rewrite: Option<Rewrite>,
 }
 
-impl fmt::Debug for Compiler {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.debug_struct("Compiler").field("device", &self.device).finish_non_exhaustive()
-    }
-}
-
-#[derive(Debug)]
 struct Inner {
     compiler: Compiler,
     places: Arc<Places>,
@@ -74,8 +67,16 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 ///
 /// A pipeline is compiled at the first call that needs it and kept. Threads that record at once wait for each other
 /// only where they need the same new pipeline.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Pipelines(Arc<Inner>);
+
+impl fmt::Debug for Pipelines {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.debug_struct("Pipelines")
+            .field("adapter", &self.device().adapter_info().name)
+            .finish_non_exhaustive()
+    }
+}
 
 impl Pipelines {
     /// No pipelines yet, for `device`.

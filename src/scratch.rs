@@ -130,9 +130,18 @@ const NAMES: [&str; SLOTS] = [
 const SLOTS: usize = Slot::GradientTerms as usize + 1;
 
 /// How much temporary memory a call needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct ScratchSize {
     bytes: [u64; SLOTS],
+}
+
+impl std::fmt::Debug for ScratchSize {
+    /// The parts that are not empty, in bytes.
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        let parts = NAMES.iter().zip(self.bytes).filter(|(_, bytes)| *bytes > 0);
+        f.write_str("ScratchSize ")?;
+        f.debug_map().entries(parts).finish()
+    }
 }
 
 impl Default for ScratchSize {
@@ -165,8 +174,8 @@ impl ScratchSize {
 
 /// Temporary memory for calls, owned by the caller and used by one recording at a time.
 ///
-/// One that is large enough for the longest call serves shorter ones, and [`ScratchSize::max`] makes one size
-/// of several. Calls recorded after each other may share it, in one encoder or several, as long as they are
+/// One that is large enough for the longest call serves shorter ones, [`ScratchSize::max`] makes one size
+/// of several, and [`ensure`](Self::ensure) makes it larger. Calls recorded after each other may share it, in one encoder or several, as long as they are
 /// submitted in the order they were recorded. It also keeps the bindings of recent calls, so that a
 /// call recorded again with the same tensors and sizes creates nothing; those keep their buffers alive
 /// until [`forget`](Self::forget), until the scratch is dropped, or until 1024 others have come.
@@ -203,6 +212,37 @@ impl Scratch {
             }
         }
         Ok(Scratch { buffers, size, bindings: BindingCache::default() })
+    }
+
+    /// Makes the parts that `size` needs larger, if they are smaller; `device` is the one that this was made on. True if there
+    /// was one. Calls that were recorded before keep the memory that they were recorded with.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new); nothing has changed then.
+    ///
+    /// ```no_run
+    /// # use wgpu_attention::*;
+    /// # fn f(gpu: &Gpu, attention: &Attention, call: &Forward, scratch: &mut Scratch) -> Result<(), Error> {
+    /// scratch.ensure(gpu.device(), attention.scratch_size(call)?)?;
+    /// gpu.submit(|encoder| attention.forward(encoder, call, scratch))
+    /// # }
+    /// ```
+    pub fn ensure(&mut self, device: &wgpu::Device, size: ScratchSize) -> Result<bool, Error> {
+        let grown = |n: usize| if size.bytes[n] > self.size.bytes[n] { size.bytes[n] } else { 0 };
+        let more = ScratchSize { bytes: std::array::from_fn(grown) };
+        if more.total() == 0 {
+            return Ok(false);
+        }
+        let larger = Self::new(device, more)?;
+        for (own, new) in self.buffers.iter_mut().zip(larger.buffers) {
+            if new.is_some() {
+                *own = new;
+            }
+        }
+        self.size = self.size.max(size);
+        // They hold the smaller parts.
+        self.bindings.clear();
+        Ok(true)
     }
 
     /// How much this holds.

@@ -29,6 +29,14 @@ pub(super) fn scratch() -> Seen {
     let mut foreign = Scratch::new(other.device(), size).expect("scratch");
     let words = ["wgpu refused", "attention.scratch", "Device"];
     bench.refuses_with("another's scratch", &words, |e| attention.forward(e, &call, &mut foreign));
+
+    assert_eq!(little.ensure(gpu.device(), size).map_err(|e| e.to_string()), Ok(true));
+    assert_eq!((little.size(), little.ensure(gpu.device(), less).expect("no need")), (size, false));
+    gpu.submit(|encoder| attention.forward(encoder, &call, &mut little)).expect("scratch that has grown");
+    // A size prints the parts that it has.
+    assert!(format!("{size:?}").starts_with("ScratchSize {\"scores\": "), "{size:?}");
+    assert!(!format!("{size:?}").contains(": 0"), "{size:?}");
+    assert_eq!(format!("{:?}", ScratchSize::default()), "ScratchSize {}");
     bench.seen
 }
 
