@@ -15,7 +15,8 @@ pub fn halves(wgsl: &str) -> bool {
 
 /// True if a kernel has subgroup operations.
 pub fn subgroups(wgsl: &str) -> bool {
-    wgsl.contains("subgroup")
+    let is_operation = |rest: &str| rest.starts_with(|c: char| c.is_ascii_uppercase());
+    wgsl.contains("builtin(subgroup_") || wgsl.split("subgroup").skip(1).any(is_operation)
 }
 
 /// The module, or what naga says of the text.
