@@ -3,6 +3,7 @@
 mod combine;
 mod derive;
 mod feature;
+mod invalid;
 mod lexical;
 mod source;
 mod text;

@@ -8,6 +8,7 @@ use naga::{
     TypeInner,
 };
 
+use super::invalid;
 use super::lexical::{check_depth, has_uniforms, without_comments};
 use super::write::{Refusal, refuse};
 use super::{Captured, Kind};
@@ -149,13 +150,8 @@ pub(super) fn module(text: &str, captured: &[Captured]) -> Result<(Module, Modul
     check(&module, text.len()).map_err(said)?;
     let mut validator = Validator::new(ValidationFlags::all(), Capabilities::empty());
     let info = validator.validate(&module).map_err(|error| {
-        let span = error.spans().next().map(|(span, _)| *span).unwrap_or_default();
-        let mut message = error.as_inner().to_string();
-        let mut cause = std::error::Error::source(error.as_inner());
-        while let Some(inner) = cause {
-            message = format!("{message}: {inner}");
-            cause = inner.source();
-        }
+        let span = invalid::innermost(&error, &module, text.len());
+        let message = invalid::explained(error.as_inner(), &module, text);
         quoted(&message, span, text)
     })?;
     Ok((module, info))
