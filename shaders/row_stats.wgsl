@@ -40,7 +40,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     var nothing = true;
     for (var d = 0u; d < p.value_dim; d += 4u) {
         let x = out_at4(o + d * p.out.strides.w, p.out.strides.w, p.value_dim - d);
-        nothing &= all(x == vec4<f32>());
+        nothing = nothing && all(x == vec4<f32>());
         sums += x * d_out_at4(d_o + d * p.d_out.strides.w, p.d_out.strides.w, p.value_dim - d);
     }
     // Of nothing, d_out may be NaN.

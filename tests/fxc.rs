@@ -3,7 +3,10 @@
 //! FXC itself judges all kernels in `scripts/shaders`. These checks need no tools, and name the function.
 
 use naga::valid::{FunctionInfo, ModuleInfo};
-use naga::{AddressSpace, Block, Expression, Function, Module, Scalar, ScalarKind, Statement, TypeInner};
+use naga::{
+    AddressSpace, BinaryOperator, Block, Expression, Function, Module, Scalar, ScalarKind, Statement,
+    TypeInner,
+};
 use support::wgsl;
 
 /// Every place of a module that FXC refuses or gets wrong, by function.
@@ -19,6 +22,9 @@ pub fn refused(module: &Module, info: &ModuleInfo) -> Vec<String> {
         }
         if stores_to_component(&function.body, module, function, about) {
             refused.push(format!("{name}: stores to a computed component of a vector: use `select`"));
+        }
+        if joins_bools(module, function, about) {
+            refused.push(format!("{name}: `&=`, `|=` or `^=` of a bool: use `&&`, `||` or `select`"));
         }
         if reads_component(module, function, about) {
             refused.push(format!("{name}: reads a computed component of a vector: use `component`"));
@@ -69,6 +75,25 @@ fn stores_to_component(block: &Block, module: &Module, function: &Function, abou
             TypeInner::ValuePointer { size: Some(_), space, .. } => is_of_invocation(space),
             _ => false,
         }
+    })
+}
+
+/// In a loop, FXC takes `held = held & all(…)` for what `held` was before the loop, and drops the loop.
+fn joins_bools(module: &Module, function: &Function, about: &FunctionInfo) -> bool {
+    use BinaryOperator::{And, ExclusiveOr, InclusiveOr};
+    any_statement(&function.body, &mut |statement| {
+        let Statement::Store { pointer, value } = *statement else { return false };
+        let Expression::Binary { op: And | InclusiveOr | ExclusiveOr, left, right } =
+            function.expressions[value]
+        else {
+            return false;
+        };
+        let loads = |operand| match function.expressions[operand] {
+            Expression::Load { pointer: from } => function.expressions[from] == function.expressions[pointer],
+            _ => false,
+        };
+        matches!(*about[value].ty.inner_with(&module.types), TypeInner::Scalar(Scalar::BOOL))
+            && (loads(left) || loads(right))
     })
 }
 
@@ -135,6 +160,10 @@ fn refused_forms_are_found() {
     );
     assert_eq!(of("var x = vec4<u32>(); x[n] = 1u; return vec4<f32>(x);"), 1);
     assert_eq!(of("var x: array<vec4<i32>, 4>; x[n][n] = 1; return vec4<f32>(x[n]);"), 1);
+    assert_eq!(of("var held = n > 1u; held &= n < 5u; return vec4<f32>(f32(held));"), 1);
+    assert_eq!(of("var held = n > 1u; held = held && n < 5u; return vec4<f32>(f32(held));"), 0);
+    assert_eq!(of("var held = (n > 1u) & (n < 5u); return vec4<f32>(f32(held));"), 0);
+    assert_eq!(of("var held = n; held &= 5u; return vec4<f32>(f32(held));"), 0);
     assert_eq!(of("let x = out; return vec4<f32>(x[n]);"), 1);
     assert_eq!(of("var x = out; return vec4<f32>(x[n]);"), 1);
     assert_eq!(of("var x: array<vec4<f32>, 4>; return vec4<f32>(x[n][n]);"), 1);

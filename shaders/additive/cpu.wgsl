@@ -66,7 +66,7 @@ fn mask_scores(q: Query, j0: u32, range: vec2<u32>) {
         if PER_PAIR_MASK {
             // Past the range, any other key: rules read tensors at it.
             let key = select(range.x, j, seen);
-            seen &= mask_mod(q, key);
+            seen = select(false, mask_mod(q, key), seen);
             x = score_mod(x, q, key);
         }
         scores[c] = select(p.mask.neg_inf, x, seen);

@@ -26,7 +26,7 @@ fn pair_of(q: Query, j: u32, dot: f32, d_weight: f32, stats: vec3<f32>) -> Pair 
     if PER_PAIR_MASK {
         // Past the range, any key: rules read tensors at it.
         let key = min(j, p.mask.kv_len - 1u);
-        seen &= mask_mod(q, key);
+        seen = select(false, mask_mod(q, key), seen);
         score = score_mod(scaled, q, key);
     }
     let weight = select(exp2((score - stats.x) * LOG2_E) * stats.z, 0.0, !seen | (score == p.mask.neg_inf));

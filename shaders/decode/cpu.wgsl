@@ -269,7 +269,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
 
         var above_limit = false;
         for (var r = 0u; r < ROWS; r++) {
-            above_limit |= chunk_max[r] > limit[r] + RESCALE_THRESHOLD;
+            above_limit = select(chunk_max[r] > limit[r] + RESCALE_THRESHOLD, true, above_limit);
             lane_values[r * LANES + my_lane] = chunk_max[r];
         }
         if above_limit {

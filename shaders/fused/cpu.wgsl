@@ -197,7 +197,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                     if PER_PAIR_MASK {
                         // Past the range, any other key: rules read tensors at it.
                         let key = select(j, j + c, seen);
-                        seen &= mask_mod(queries[r], key);
+                        seen = select(false, mask_mod(queries[r], key), seen);
                         x = score_mod(x, queries[r], key);
                     }
                     s[r][c] = select(neg_inf, x, seen);
