@@ -17,6 +17,35 @@ pub enum Error {
         /// Which dimension.
         axis: &'static str,
     },
+    /// A slice of a tensor takes elements past the end of its axis.
+    #[error(
+        "`{tensor}`: slice({axis}, {start}, {length}) takes {length} elements from {start} on, axis {axis} ({name}) has \
+         {size}; start and length together may be at most {size}"
+    )]
+    Slice {
+        /// The tensor at fault.
+        tensor: &'static str,
+        /// Which axis was cut, counted from 0.
+        axis: usize,
+        /// The name of that axis.
+        name: &'static str,
+        /// First index of the slice.
+        start: usize,
+        /// Indices of the slice.
+        length: usize,
+        /// Indices that the axis had.
+        size: usize,
+    },
+    /// A view was made with an axis that no tensor has.
+    #[error("`{tensor}`: {method} of axis {axis}; a tensor has the axes 0 to 3")]
+    Axis {
+        /// The tensor at fault.
+        tensor: &'static str,
+        /// The method of the view.
+        method: &'static str,
+        /// The axis that came.
+        axis: usize,
+    },
     /// A tensor's shape differs from what the call needs.
     #[error(
         "`{tensor}`: {axis} must be {expected}, got {got} (shape {shape:?}{}){}",

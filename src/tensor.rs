@@ -95,6 +95,26 @@ impl Layout {
     }
 }
 
+/// The first mistake in a view. Builder methods return a view, so that the call that uses the view refuses it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ViewFault {
+    /// A slice that leaves its axis of `size` elements.
+    Slice { axis: usize, start: usize, length: usize, size: usize },
+    /// A method names an axis that no tensor has.
+    Axis { method: &'static str, axis: usize },
+}
+
+impl ViewFault {
+    fn error(self, tensor: &'static str) -> Error {
+        match self {
+            ViewFault::Slice { axis, start, length, size } => {
+                Error::Slice { tensor, axis, name: axes(tensor)[axis], start, length, size }
+            }
+            ViewFault::Axis { method, axis } => Error::Axis { tensor, method, axis },
+        }
+    }
+}
+
 /// A window of a buffer, seen as `[batch, heads, length, dim]`.
 ///
 /// Strides and offset count elements of `dtype`, so `[B, H, L, D]`, `[B, L, H, D]`, one third of
@@ -102,18 +122,24 @@ impl Layout {
 /// repeat elements (stride 0); a tensor that is written may not.
 ///
 /// Buffers need usage `STORAGE`. Views of [`DType::F16`], [`DType::BF16`] and [`DType::Bool`] are bound in whole words:
-/// make their buffers a multiple of 4 bytes long. The view is checked when a call uses it, not when it is made.
+/// make their buffers a multiple of 4 bytes long. The view is checked when a call uses it, not when it is made. A view remembers
+/// the first method that was called wrongly, and every call that uses the view refuses it.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorView<'a> {
     pub(crate) buffer: &'a wgpu::Buffer,
     pub(crate) dtype: DType,
     pub(crate) layout: Layout,
+    pub(crate) fault: Option<ViewFault>,
 }
 
 impl<'a> TensorView<'a> {
+    pub(crate) fn with_layout(buffer: &'a wgpu::Buffer, dtype: DType, layout: Layout) -> Self {
+        TensorView { buffer, dtype, layout, fault: None }
+    }
+
     /// A dense row-major tensor at the start of `buffer`.
     pub fn new(buffer: &'a wgpu::Buffer, dtype: DType, shape: [usize; 4]) -> Self {
-        TensorView { buffer, dtype, layout: Layout::dense(shape) }
+        Self::with_layout(buffer, dtype, Layout::dense(shape))
     }
 
     /// Memory laid out as `[batch, length, heads, dim]`. `shape` is the view's, `[batch, heads, length, dim]`.
@@ -165,23 +191,34 @@ impl<'a> TensorView<'a> {
         self
     }
 
-    /// Two axes exchanged.
+    /// Two axes exchanged. The call that uses the view refuses axes above 3, with [`Error::Axis`].
     pub fn transposed(mut self, a: usize, b: usize) -> Self {
-        if a < 4 && b < 4 {
-            self.layout.shape.swap(a, b);
-            self.layout.strides.swap(a, b);
+        if a.max(b) > 3 {
+            return self.or_fault(ViewFault::Axis { method: "transposed", axis: a.max(b) });
         }
+        self.layout.shape.swap(a, b);
+        self.layout.strides.swap(a, b);
         self
     }
 
-    /// `length` indices of `axis` from `start` on. A range past the end is refused by the call
-    /// that uses the view, if it leaves the buffer.
+    /// `length` indices of `axis` from `start` on. The call that uses the view refuses a range past the end of the axis, with
+    /// [`Error::Slice`], and axes above 3, with [`Error::Axis`].
     pub fn slice(mut self, axis: usize, start: usize, length: usize) -> Self {
-        if axis < 4 {
-            let skipped = start.saturating_mul(self.layout.strides[axis]);
-            self.layout.offset = self.layout.offset.saturating_add(skipped);
-            self.layout.shape[axis] = length;
+        let Some(&size) = self.layout.shape.get(axis) else {
+            return self.or_fault(ViewFault::Axis { method: "slice", axis });
+        };
+        if start.checked_add(length).is_none_or(|end| end > size) {
+            self = self.or_fault(ViewFault::Slice { axis, start, length, size });
         }
+        let skipped = start.saturating_mul(self.layout.strides[axis]);
+        self.layout.offset = self.layout.offset.saturating_add(skipped);
+        self.layout.shape[axis] = length;
+        self
+    }
+
+    /// The view with this fault, unless it has one already.
+    fn or_fault(mut self, fault: ViewFault) -> Self {
+        self.fault = self.fault.or(Some(fault));
         self
     }
 
@@ -211,7 +248,7 @@ impl<'a> TensorView<'a> {
     }
 
     pub(crate) fn to_owned(self) -> Tensor {
-        Tensor { buffer: self.buffer.clone(), dtype: self.dtype, layout: self.layout }
+        Tensor { buffer: self.buffer.clone(), dtype: self.dtype, layout: self.layout, fault: self.fault }
     }
 
     /// First byte and one past the last byte, the latter rounded up to whole words.
@@ -230,6 +267,9 @@ impl<'a> TensorView<'a> {
         access: Access,
         device: &DeviceFacts,
     ) -> Result<(), Error> {
+        if let Some(fault) = self.fault {
+            return Err(fault.error(tensor));
+        }
         let Layout { shape, strides, .. } = self.layout;
         if let Some(axis) = shape.iter().position(|n| *n == 0) {
             return Err(Error::ZeroSize { tensor, axis: axes(tensor)[axis] });
@@ -324,11 +364,13 @@ pub(crate) struct Tensor {
     pub buffer: wgpu::Buffer,
     pub dtype: DType,
     pub layout: Layout,
+    pub fault: Option<ViewFault>,
 }
 
 impl Tensor {
     pub fn view(&self) -> TensorView<'_> {
-        TensorView { buffer: &self.buffer, dtype: self.dtype, layout: self.layout }
+        let Tensor { buffer, dtype, layout, fault } = self;
+        TensorView { buffer, dtype: *dtype, layout: *layout, fault: *fault }
     }
 }
 

@@ -158,7 +158,7 @@ impl Cache {
     fn word(&self, word: usize) -> TensorView<'_> {
         let layout =
             Layout { shape: [self.config.batch, 1, 1, 1], strides: [WORDS, WORDS, WORDS, 1], offset: word };
-        TensorView { buffer: &self.sequence_table, dtype: DType::U32, layout }
+        TensorView::with_layout(&self.sequence_table, DType::U32, layout)
     }
 
     /// Says how long a sequence is, after its length was read back. On the device nothing changes.

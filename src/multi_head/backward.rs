@@ -420,7 +420,7 @@ impl MultiHeadAttention {
             context,
             lse,
             d_context: in_scratch(part(Slot::ContextGradient), dtype, joined_heads(shape), 0),
-            d_projected: gradients.map(|layout| TensorView { buffer, dtype: DType::F32, layout }),
+            d_projected: gradients.map(|layout| TensorView::with_layout(buffer, DType::F32, layout)),
         }
     }
 

@@ -260,11 +260,8 @@ impl MultiHeadAttention {
         buffer: &'a wgpu::Buffer,
     ) -> [TensorView<'a>; 3] {
         let dtype = self.config.dtype;
-        let [q, k, v] = projected_layouts(shape, call.projects(), dtype).map(|layout| TensorView {
-            buffer,
-            dtype,
-            layout,
-        });
+        let layouts = projected_layouts(shape, call.projects(), dtype);
+        let [q, k, v] = layouts.map(|layout| TensorView::with_layout(buffer, dtype, layout));
         let [k, v] = call.projected_keys.unwrap_or([k, v]);
         [q, k, v]
     }

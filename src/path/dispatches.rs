@@ -21,7 +21,7 @@ pub(crate) fn in_scratch(
     shape: [usize; 4],
     offset: usize,
 ) -> TensorView<'_> {
-    TensorView { buffer, dtype, layout: Layout { shape, strides: dense_strides(shape), offset } }
+    TensorView::with_layout(buffer, dtype, Layout { shape, strides: dense_strides(shape), offset })
 }
 
 /// Bytes of so many elements in scratch.

@@ -22,8 +22,7 @@ pub(crate) fn dispatches<'a>(
     let extras = &problem.extras;
     let is_matrix = |w: &TensorView| WeightsOutput::of(w.dtype, w.shape(), shape) == WeightsOutput::Matrix;
     let direct = extras.weights.filter(is_matrix);
-    let scratch =
-        matrix.map(|buffer| TensorView { buffer, dtype: DType::F32, layout: plan::score_matrix(shape) });
+    let scratch = matrix.map(|buffer| TensorView::with_layout(buffer, DType::F32, plan::score_matrix(shape)));
     // A cache never comes here.
     let (Some(matrix), Keys::Tensors { k, v }) = (direct.or(scratch), problem.keys) else {
         return Vec::new();

@@ -61,7 +61,7 @@ impl<'a> QuantizedMatrix<'a> {
         }
         let words = rows.saturating_mul(row_bytes).div_ceil(4);
         let layout = Layout { offset: offset / 4, ..Layout::dense([1, 1, 1, words]) };
-        let words = TensorView { buffer, dtype: DType::U32, layout };
+        let words = TensorView::with_layout(buffer, DType::U32, layout);
         words.check("weight", Access::Read, device)?;
         Ok(QuantizedOp { format, rows, columns, row_bytes, words })
     }

@@ -30,6 +30,7 @@ mod lost;
 mod mask_gradients;
 mod masks;
 mod mods;
+mod views;
 
 use self::bench::*;
 use self::caches::*;
@@ -41,6 +42,7 @@ use self::layers::*;
 use self::mask_gradients::*;
 use self::masks::*;
 use self::mods::*;
+use self::views::*;
 
 /// Every dimension is another number, so that no axis can be mistaken for the next.
 const SHAPE: Shape =
@@ -103,7 +105,7 @@ macro_rules! subjects {
 }
 
 subjects! {
-    configurations, zero_sizes, shapes_that_disagree, strides_and_offsets, memory_shared_with_an_output, buffers_that_do_not_serve, dtypes, shapes_of_masks_and_further_outputs, tensors_of_masks, block_maps, slices_of_masks, mods, weights_on_the_fused_path, scores_as_an_output, dropout_probabilities, gradients, gradients_of_masks, gradients_of_layers, missing_features, kernels_put_aside, limits, scratch, slices, layers, projections, caches_made, moves_of_caches, appends, rows_of_caches, attention_to_caches, reading_back, what_cannot_be_provoked,
+    configurations, zero_sizes, shapes_that_disagree, strides_and_offsets, wrong_views, memory_shared_with_an_output, buffers_that_do_not_serve, dtypes, shapes_of_masks_and_further_outputs, tensors_of_masks, block_maps, slices_of_masks, mods, weights_on_the_fused_path, scores_as_an_output, dropout_probabilities, gradients, gradients_of_masks, gradients_of_layers, missing_features, kernels_put_aside, limits, scratch, slices, layers, projections, caches_made, moves_of_caches, appends, rows_of_caches, attention_to_caches, reading_back, what_cannot_be_provoked,
 }
 
 /// The reference refuses what does not fit it, too.
