@@ -7,6 +7,7 @@ use wgpu_attention::{
     LinearState, RandomFeatures, Scratch, Shape, TensorView, UpdateRule, random_features,
 };
 
+use crate::harness::device::{Profile, device};
 use crate::harness::linear::{LinearCase, LinearSetup};
 use crate::harness::{Case, FORMS, HostData, Layout, Report, Rng, Vector, defaults, full, rest};
 
@@ -314,6 +315,112 @@ fn masks_and_maps_match_the_reference() {
             }
         }
     }
+    report.finish();
+}
+
+/// Bytes of scratch of a case's calls, forward and backward.
+fn scratch_bytes(case: &LinearCase, setup: &LinearSetup) -> [u64; 2] {
+    let gpu = &setup.profile.gpu;
+    let shape = case.shape;
+    let buffer = |shape: [usize; 4]| gpu.buffer(4 * shape.iter().product::<usize>()).expect("a buffer");
+    let buffers = [shape.q(), shape.k(), shape.v(), shape.out()].map(|shape| (buffer(shape), shape));
+    let [q, k, v, out] = buffers.each_ref().map(|(b, shape)| TensorView::new(b, DType::F32, *shape));
+    let written = buffer(shape.k());
+    let d_k = TensorView::new(&written, DType::F32, shape.k());
+    let operator = LinearAttention::with_pipelines(gpu.pipelines(), case.config(setup)).expect("an operator");
+    let forward = operator.scratch_size(&LinearForward::new(q, k, v, out)).expect("a size");
+    let back = LinearBackward::new([q, k, v], out, out).d_k(d_k);
+    [forward, operator.backward_scratch_size(&back).expect("a size")].map(|size| size.total())
+}
+
+#[test]
+fn many_short_sequences_run_in_bounded_scratch() {
+    let mut report = Report::new("linear attention, many short sequences");
+    for (sizes, causal) in [
+        // The state of a head is small, its products within a chunk of 64 rows are 16 KiB.
+        ([1025, 8, 8, 16, 16, 16, 16], true),
+        ([512, 8, 4, 33, 33, 4, 8], true),
+        // More heads than a dispatch has workgroups along an axis, and more batch entries.
+        ([70_000, 1, 1, 2, 2, 4, 4], true),
+        ([1, 66_000, 66_000, 2, 2, 4, 4], false),
+        ([70_000, 2, 1, 1, 3, 4, 4], false),
+        // The states are what is large.
+        ([40, 32, 32, 3, 3, 96, 64], true),
+    ] {
+        let case = LinearCase::random(format!("{sizes:?}"), shape(sizes), FeatureMap::Elu, causal);
+        let setup = LinearSetup { profile: defaults(), ..plain(KernelForm::Cpu) };
+        report.record(&case.name, &setup, case.forward(&setup).map(|(ratio, _)| ratio));
+        if sizes[0] != 1 {
+            report.record(&format!("{}, backward", case.name), &setup, case.backward(&setup));
+        }
+        let [forward, backward] = scratch_bytes(&case, &setup);
+        let mib = |n: u64| n << 20;
+        let stats = 16 * (sizes[0] * sizes[1] * sizes[3]) as u64;
+        assert!(forward <= mib(96), "{sizes:?}: {forward} bytes");
+        assert!(backward <= mib(128) + stats, "{sizes:?}: {backward} bytes");
+    }
+    report.finish();
+}
+
+/// With all that a call can have, on a device that counts to few workgroups: 12 at a time of up to 48 heads.
+#[test]
+fn head_groups_match_the_reference() {
+    let gpu = device(|limits| limits.max_compute_workgroups_per_dimension = 12);
+    let profile: &'static Profile =
+        Box::leak(Box::new(Profile { name: "few workgroups", gpu, f16: false, matrix: false }));
+    let mut report = Report::new("linear attention, groups of heads");
+    let of = |name: &str, sizes: [usize; 7], causal| {
+        LinearCase::random(format!("{name}, causal {causal}"), shape(sizes), FeatureMap::Elu, causal)
+    };
+    for causal in [true, false] {
+        let mut rng = Rng::new(5);
+        let mut bools = |shape: [usize; 4]| HostData::new(rng.bools(shape.iter().product(), 0.6), shape);
+        let cases = [
+            of("heads", [3, 8, 4, 20, 20, 8, 8], causal),
+            of("many heads of an entry", [2, 30, 15, 20, 20, 8, 6], causal),
+            of("entries", [25, 2, 1, 18, 18, 8, 8], causal),
+            of("key mask", [5, 8, 4, 20, 20, 8, 8], causal).with(|c| c.key_mask = Some(bools([5, 4, 1, 20]))),
+            of("key mask of heads", [5, 8, 4, 20, 20, 8, 8], causal)
+                .with(|c| c.key_mask = Some(bools([1, 4, 1, 20]))),
+            of("key mask of entries", [13, 2, 2, 20, 20, 8, 8], causal)
+                .with(|c| c.key_mask = Some(bools([13, 1, 1, 20]))),
+            of("lengths", [13, 2, 2, 20, 20, 8, 8], causal)
+                .with(|c| c.lengths = Some(HostData::of([13, 1, 1, 1], |[b, ..]| b as u32 * 2))),
+            of("packed", [1, 32, 16, 60, 60, 8, 8], causal).with(|c| c.starts = Some(vec![3, 20, 20, 55])),
+        ];
+        for case in cases {
+            for layout in [Layout::Dense, Layout::Blhd] {
+                let setup = LinearSetup { profile, layout, ..plain(KernelForm::Cpu) };
+                report.record(&case.name, &setup, case.forward(&setup).map(|(ratio, _)| ratio));
+                let accumulates = layout == Layout::Blhd;
+                let setup = LinearSetup { accumulates, ..setup };
+                report.record(&format!("{}, backward", case.name), &setup, case.backward(&setup));
+            }
+        }
+        for (kind, heads) in [(RandomFeatures::Positive, 1), (RandomFeatures::Trigonometric, 4)] {
+            let map = FeatureMap::Random { kind, directions: 8 };
+            let mut case =
+                LinearCase::random(format!("{kind:?}"), shape([5, 8, 4, 20, 20, 8, 8]), map, causal);
+            case.directions = random_features(7, 8 * heads, 8).expect("sizes");
+            let setup = LinearSetup { profile, ..plain(KernelForm::Cpu) };
+            report.record(&case.name, &setup, case.forward(&setup).map(|(ratio, _)| ratio));
+            report.record(&format!("{}, backward", case.name), &setup, case.backward(&setup));
+        }
+    }
+    // States of the caller's, and token by token.
+    let case = of("steps", [5, 8, 4, 37, 37, 8, 8], true);
+    for steps in [&[20, 17][..], &[30, 3, 1, 3]] {
+        let setup = LinearSetup { profile, ..plain(KernelForm::Cpu) };
+        report.record(&format!("steps {steps:?}"), &setup, case.in_steps(&setup, steps));
+    }
+    let mut rng = Rng::new(9);
+    let gated = of("gated", [5, 8, 4, 9, 9, 8, 8], true).with(|c| {
+        c.rule = UpdateRule::Gated;
+        c.normalised = false;
+        c.decay = (0..5 * 4 * 9).map(|_| rng.unit() as f32).collect();
+    });
+    let setup = LinearSetup { profile, ..plain(KernelForm::Cpu) };
+    report.record(&gated.name, &setup, gated.forward(&setup).map(|(ratio, _)| ratio));
     report.finish();
 }
 

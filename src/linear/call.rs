@@ -29,7 +29,8 @@ pub struct LinearState<'a> {
 /// | `decay` | `[batch, kv_heads, kv_len, 1 or features]` | F32, F16 or BF16 |
 /// | `beta` | `[batch, kv_heads, kv_len, 1]` | F32, F16 or BF16 |
 ///
-/// `batch · heads` may reach wgpu's limit of workgroups, 65535 by default.
+/// `batch · heads` has no limit: heads are computed in groups whose temporary memory is bounded, see
+/// [`scratch_size`](super::LinearAttention::scratch_size).
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct LinearForward<'a> {

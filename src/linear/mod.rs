@@ -75,8 +75,10 @@ impl LinearAttention {
         &self.pipelines
     }
 
-    /// The temporary memory that `call` needs: states of chunks and products within them, which are at most 32 MiB each however long
-    /// the sequences are, and a state for each sequence; with random features those too.
+    /// The temporary memory that `call` needs: states of chunks and products within them, at most 32 MiB each however long the sequences
+    /// are and however many heads there are. Heads that need more are computed in groups, one after the other. Each head of a group also
+    /// needs a state for each sequence, and its random features. Only a single key/value head whose state or products within a chunk are
+    /// larger than that exceeds the bound.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -131,8 +133,8 @@ impl LinearAttention {
         Ok(())
     }
 
-    /// The temporary memory that the gradients of `call` need: as the forward call's, products of gradients beside those within
-    /// chunks, and 16 bytes for each query of each head.
+    /// The temporary memory that the gradients of `call` need: the memory of the forward call, products of gradients (32 MiB at most), and
+    /// 16 bytes for each query of each head of a group.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
@@ -269,6 +271,7 @@ impl LinearAttention {
             decay: None,
             beta: None,
             tiles: LinearTiles::of(cpu, device),
+            most_heads: device.max_workgroups as usize,
         })
     }
 

@@ -42,6 +42,12 @@ pub(crate) const CHUNK: usize = 64;
 const PARTS: usize = 256;
 /// Bytes of states, and of products within chunks, that a span of chunks may take.
 const SPAN_BYTES: u64 = 32 << 20;
+/// Bytes of a buffer with rows that the heads of a group may take: a binding by default.
+const ROW_BYTES: u64 = 128 << 20;
+/// The rows of a chunk are a multiple of the rows of every tile.
+const TILE_ROWS: usize = 16;
+/// Chunks of a dispatch that has no memory for each.
+const WIDE_SPAN: usize = 16384;
 
 /// What the cut depends on.
 #[derive(Clone, Copy, Debug)]
@@ -79,6 +85,8 @@ impl LinearPlan {
             *outline;
         let chunk_len =
             if causal { CHUNK } else { kv_len.div_ceil(PARTS).next_multiple_of(CHUNK).max(CHUNK) };
+        // No longer than the sequence.
+        let chunk_len = chunk_len.min(q_len.max(kv_len).next_multiple_of(TILE_ROWS));
         // Every sequence may end in a chunk that is not full, and so may what is before and after them.
         let more = packed.map_or(0, |n| n.saturating_add(2));
         let slots = kv_len.div_ceil(chunk_len).saturating_add(more);
@@ -86,9 +94,10 @@ impl LinearPlan {
         let state_stride = value_dim.next_multiple_of(4).saturating_add(4);
         let state = (4 * batch as u64).saturating_mul(kv_heads as u64).saturating_mul(features as u64);
         let state = state.saturating_mul(state_stride as u64);
-        let scores = (4 * batch as u64).saturating_mul(heads as u64).saturating_mul((CHUNK * CHUNK) as u64);
+        let scores =
+            (4 * batch as u64).saturating_mul(heads as u64).saturating_mul((chunk_len * chunk_len) as u64);
         let largest = if causal { state.max(scores) } else { state };
-        let span = (SPAN_BYTES / largest.max(1)).clamp(1, 16384) as usize;
+        let span = (SPAN_BYTES / largest.max(1)).clamp(1, WIDE_SPAN as u64) as usize;
         LinearPlan {
             chunk_len,
             slots,
@@ -123,15 +132,112 @@ impl LinearPlan {
         heads.saturating_mul(self.span as u64).saturating_mul(4 * (self.chunk_len * self.chunk_len) as u64)
     }
 
+    /// Spans of `slots` chunks that have no memory of their own.
+    pub fn wide_spans(slots: usize) -> Vec<(usize, usize)> {
+        (0..slots).step_by(WIDE_SPAN).map(|first| (first, WIDE_SPAN.min(slots - first))).collect()
+    }
+
     /// Spans of `slots` chunks: the first of each and how many.
     pub fn spans(&self, slots: usize) -> Vec<(usize, usize)> {
         (0..slots).step_by(self.span.max(1)).map(|first| (first, self.span.min(slots - first))).collect()
     }
 }
 
+/// Bytes of scratch that a key/value head of a batch entry takes, with its query heads.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeadBytes {
+    /// The largest state, and product within a chunk.
+    pub chunk: u64,
+    /// The largest buffer with rows.
+    pub rows: u64,
+}
+
+/// Batch entries and key/value heads that are computed together: the first of each and how many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HeadGroup {
+    pub batch: (usize, usize),
+    pub kv_heads: (usize, usize),
+}
+
+impl HeadGroup {
+    /// Groups of all heads, one after the other in the same scratch. Each has at most `most_heads` query heads, and as few as it
+    /// takes for its buffers to be bounded.
+    pub fn all(outline: &LinearOutline, bytes: HeadBytes, most_heads: usize) -> Vec<Self> {
+        let LinearOutline { batch, heads, kv_heads, .. } = *outline;
+        let most_heads = most_heads / (heads / kv_heads.max(1)).max(1);
+        let fitting = (SPAN_BYTES / bytes.chunk.max(1)).min(ROW_BYTES / bytes.rows.max(1));
+        let most = most_heads.min(usize::try_from(fitting).unwrap_or(usize::MAX)).max(1);
+        let (entries, heads) = if most >= kv_heads { (most / kv_heads.max(1), kv_heads) } else { (1, most) };
+        // About the same number in each.
+        let even = |all: usize, most: usize| all.div_ceil(all.div_ceil(most.max(1)).max(1)).max(1);
+        let (entries, heads) = (even(batch, entries), even(kv_heads, heads));
+        let cut =
+            |all: usize, each: usize| (0..all).step_by(each).map(move |first| (first, each.min(all - first)));
+        let rows = cut(batch, entries);
+        rows.flat_map(|batch| cut(kv_heads, heads).map(move |kv_heads| HeadGroup { batch, kv_heads }))
+            .collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn head_groups_cover_every_head_once_and_bound_memory() {
+        for (batch, kv_heads, group) in
+            [(1, 1, 1), (1025, 8, 1), (1, 8, 4), (65_536, 1, 1), (3, 70_000, 2), (7, 33, 3), (1, 1, 70_000)]
+        {
+            let heads = kv_heads * group;
+            for (chunk, rows) in [(1024, 1 << 10), (17 << 10, 1 << 20), (33 << 20, 1), (1, 200 << 20)] {
+                let outline = LinearOutline {
+                    batch,
+                    heads,
+                    kv_heads,
+                    q_len: 16,
+                    kv_len: 16,
+                    features: 16,
+                    value_dim: 16,
+                    causal: true,
+                    packed: None,
+                };
+                let mut seen = 0;
+                for HeadGroup { batch, kv_heads } in
+                    HeadGroup::all(&outline, HeadBytes { chunk, rows }, 65_535)
+                {
+                    let count = batch.1 * kv_heads.1;
+                    seen += count;
+                    assert!(count == 1 || count as u64 * chunk <= SPAN_BYTES, "{outline:?} {chunk}");
+                    assert!(count == 1 || count as u64 * rows <= ROW_BYTES, "{outline:?} {rows}");
+                    assert!(count == 1 || count * group <= 65_535, "{outline:?}");
+                    assert!(
+                        batch.0 + batch.1 <= outline.batch && kv_heads.0 + kv_heads.1 <= outline.kv_heads
+                    );
+                }
+                assert_eq!(seen, batch * kv_heads);
+            }
+        }
+    }
+
+    #[test]
+    fn chunks_are_no_longer_than_sequences() {
+        let outline = |len, causal| LinearOutline {
+            batch: 1,
+            heads: 1,
+            kv_heads: 1,
+            q_len: len,
+            kv_len: len,
+            features: 16,
+            value_dim: 16,
+            causal,
+            packed: None,
+        };
+        for causal in [true, false] {
+            for (len, chunk_len) in [(1, 16), (16, 16), (17, 32), (63, 64), (64, 64), (1000, 64)] {
+                assert_eq!(LinearPlan::new(&outline(len, causal)).chunk_len, chunk_len, "{len}");
+            }
+        }
+    }
 
     #[test]
     fn spans_cover_every_chunk_once_and_memory_is_bounded() {

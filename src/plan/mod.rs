@@ -28,7 +28,7 @@ pub(crate) use choice::{Choice, choose, score_matrix};
 pub(crate) use decode::{DecodeCpu, DecodeGpu};
 pub(crate) use fused::{FusedPlan, FusedTiles};
 pub(crate) use gradients_of::GradientsOf;
-pub(crate) use linear::{LinearOutline, LinearPlan, LinearTiles};
+pub(crate) use linear::{HeadBytes, HeadGroup, LinearOutline, LinearPlan, LinearTiles};
 pub(crate) use matmul::{
     MatmulShape, MatrixTiles, ProductOutline, Tiles, choose_gradient, choose_product, grid, tiles,
 };

@@ -10,6 +10,7 @@ use crate::kernels::{
     linear_d_keys, linear_d_queries, linear_d_values, linear_prefix, linear_scores, linear_state,
     linear_stats,
 };
+use crate::plan::LinearPlan;
 use crate::tensor::TensorView;
 
 impl<'a> Recorder<'a, '_> {
@@ -222,7 +223,9 @@ impl<'a> Recorder<'a, '_> {
             }
         }
         if !problem.causal {
-            recorder.key_gradients(gradients, (0, plan.slots));
+            LinearPlan::wide_spans(plan.slots)
+                .into_iter()
+                .for_each(|span| recorder.key_gradients(gradients, span));
         }
     }
 

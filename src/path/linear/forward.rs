@@ -62,9 +62,14 @@ impl<'a> Recorder<'a, '_> {
         }
         tensors.extend(self.carry());
         let size = self.problem.features * self.plan.state_stride;
-        let counts =
-            [size.div_ceil(4 * linear_carry::WORKGROUP), self.problem.shape.kv_heads, self.plan.sequences];
-        self.push(KernelVariant::LinearCarry(linear_carry::LinearCarry { way }), params, tensors, counts);
+        let groups = size.div_ceil(4 * linear_carry::WORKGROUP);
+        let variant = KernelVariant::LinearCarry(linear_carry::LinearCarry { way });
+        let most = self.device.max_workgroups.max(1) as usize;
+        for first in (0..self.plan.sequences).step_by(most) {
+            let counts = [groups, self.problem.shape.kv_heads, most.min(self.plan.sequences - first)];
+            let params = Params { first_slot: first as u32, ..params };
+            self.push(variant, params, tensors.clone(), counts);
+        }
     }
 
     pub fn span(&self, (first, count): (usize, usize)) -> Params {

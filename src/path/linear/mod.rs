@@ -14,6 +14,7 @@ use crate::error::Error;
 use crate::kernel::View;
 use crate::kernels::linear_carry::Way;
 use crate::path::Dispatches;
+use crate::plan::LinearPlan;
 use crate::scratch::{Scratch, Slot};
 
 use features::with_features;
@@ -26,9 +27,23 @@ pub(crate) fn dispatches<'a>(
     device: &DeviceFacts,
 ) -> Result<Dispatches<'a>, Error> {
     scratch.check(problem.scratch_size())?;
+    let mut all = Dispatches::new();
+    for group in problem.groups(false) {
+        all.extend(part_dispatches(&problem.part(group), scratch, device)?);
+    }
+    Ok(all)
+}
+
+/// The dispatches of a forward call of one group of heads.
+fn part_dispatches<'a>(
+    problem: &LinearProblem<'a>,
+    scratch: &'a Scratch,
+    device: &DeviceFacts,
+) -> Result<Dispatches<'a>, Error> {
+    let size = problem.part_scratch_size();
     let (problem, rows) = with_features(problem, scratch)?;
     let problem = &problem;
-    let mut recorder = Recorder::new(problem, problem.scratch_size(), scratch, device)?;
+    let mut recorder = Recorder::new(problem, size, scratch, device)?;
     if let (Some(random), Some(rows)) = (problem.random, &rows) {
         rows.iter().for_each(|rows| recorder.make_features(&random, rows));
     }
@@ -47,7 +62,7 @@ pub(crate) fn dispatches<'a>(
         }
     }
     if !problem.causal {
-        recorder.results((0, recorder.plan.query_slots));
+        LinearPlan::wide_spans(recorder.plan.query_slots).into_iter().for_each(|span| recorder.results(span));
     }
     if problem.state.is_some() {
         recorder.carry_over(Way::Keep);
@@ -63,9 +78,25 @@ pub(crate) fn backward_dispatches<'a>(
     device: &DeviceFacts,
 ) -> Result<Dispatches<'a>, Error> {
     scratch.check(problem.backward_scratch_size())?;
+    let mut all = Dispatches::new();
+    for group in problem.groups(true) {
+        let gradients = gradients.part(problem.shape, group);
+        all.extend(part_backward_dispatches(&problem.part(group), &gradients, scratch, device)?);
+    }
+    Ok(all)
+}
+
+/// The dispatches of a backward call of one group of heads.
+fn part_backward_dispatches<'a>(
+    problem: &LinearProblem<'a>,
+    gradients: &LinearGradientViews<'a>,
+    scratch: &'a Scratch,
+    device: &DeviceFacts,
+) -> Result<Dispatches<'a>, Error> {
+    let size = problem.part_backward_scratch_size();
     let (problem, rows) = with_features(problem, scratch)?;
     let problem = &problem;
-    let mut recorder = Recorder::new(problem, problem.backward_scratch_size(), scratch, device)?;
+    let mut recorder = Recorder::new(problem, size, scratch, device)?;
     recorder.params.d_out = View::from(gradients.d_out.window(device).layout);
     let wanted = gradients;
     let mut inner = *gradients;
@@ -93,10 +124,11 @@ pub(crate) fn backward_dispatches<'a>(
         }
     }
     if !problem.causal {
-        let all = (0, plan.query_slots);
-        recorder.row_stats(gradients, all);
-        if let Some(d_q) = gradients.d_q {
-            recorder.d_queries(gradients, d_q, all);
+        for span in LinearPlan::wide_spans(plan.query_slots) {
+            recorder.row_stats(gradients, span);
+            if let Some(d_q) = gradients.d_q {
+                recorder.d_queries(gradients, d_q, span);
+            }
         }
     }
     if gradients.d_k.is_some() || gradients.d_v.is_some() {

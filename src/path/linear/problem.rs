@@ -4,7 +4,7 @@ use crate::feature_map::{RandomFeatures, UpdateRule};
 use crate::kernels::linear::{LinearForm, Phi};
 use crate::kernels::linear_recurrent;
 use crate::path::in_scratch;
-use crate::plan::{LinearOutline, LinearPlan, LinearTiles};
+use crate::plan::{HeadBytes, HeadGroup, LinearOutline, LinearPlan, LinearTiles};
 use crate::problem::Shape;
 use crate::scratch::{ScratchSize, Slot};
 use crate::tensor::{DType, TensorView};
@@ -37,6 +37,8 @@ pub(crate) struct LinearProblem<'a> {
     pub decay: Option<TensorView<'a>>,
     pub beta: Option<TensorView<'a>>,
     pub tiles: LinearTiles,
+    /// The most query heads of all batch entries that dispatches count.
+    pub most_heads: usize,
 }
 
 /// Random features.
@@ -57,6 +59,23 @@ pub(crate) struct LinearStateViews<'a> {
     pub given: bool,
 }
 
+impl HeadGroup {
+    /// The part of a tensor with key/value heads. An axis that a tensor repeats stays.
+    pub fn cut<'a>(self, shape: Shape, t: TensorView<'a>) -> TensorView<'a> {
+        cut(cut(t, 0, shape.batch, self.batch), 1, shape.kv_heads, self.kv_heads)
+    }
+
+    /// The part of a tensor with query heads.
+    pub fn cut_queries<'a>(self, shape: Shape, t: TensorView<'a>) -> TensorView<'a> {
+        let (group, (first, count)) = (shape.group(), self.kv_heads);
+        cut(cut(t, 0, shape.batch, self.batch), 1, shape.heads, (first * group, count * group))
+    }
+}
+
+fn cut(t: TensorView, axis: usize, all: usize, (first, count): (usize, usize)) -> TensorView {
+    if t.shape()[axis] == all { t.slice(axis, first, count) } else { t }
+}
+
 /// The gradients of a checked call.
 #[derive(Clone, Copy)]
 pub(crate) struct LinearGradientViews<'a> {
@@ -65,6 +84,20 @@ pub(crate) struct LinearGradientViews<'a> {
     pub d_k: Option<TensorView<'a>>,
     pub d_v: Option<TensorView<'a>>,
     pub accumulates: bool,
+}
+
+impl LinearGradientViews<'_> {
+    /// The gradients of these heads.
+    pub fn part(&self, shape: Shape, of: HeadGroup) -> Self {
+        let cut = |t: Option<_>| t.map(|t| of.cut(shape, t));
+        LinearGradientViews {
+            d_out: of.cut_queries(shape, self.d_out),
+            d_q: self.d_q.map(|d_q| of.cut_queries(shape, d_q)),
+            d_k: cut(self.d_k),
+            d_v: cut(self.d_v),
+            ..*self
+        }
+    }
 }
 
 impl<'a> LinearProblem<'a> {
@@ -117,8 +150,85 @@ impl<'a> LinearProblem<'a> {
         [first, first.saturating_add(norms)]
     }
 
+    /// Bytes of a key/value head of a batch entry, in a backward pass with more.
+    fn head_bytes(&self, backward: bool) -> HeadBytes {
+        let Shape { q_len, kv_len, value_dim, .. } = self.shape;
+        let (plan, group) = (LinearPlan::new(&self.outline()), self.shape.group() as u64);
+        let floats = |sizes: &[u64]| sizes.iter().fold(4u64, |all, n| all.saturating_mul(*n));
+        let (features, q_len, kv_len) = (self.features as u64, q_len as u64, kv_len as u64);
+        let of_random = match self.random {
+            Some(_) => {
+                let row = if backward { features.saturating_add(4) } else { features };
+                floats(&[row, group.saturating_mul(q_len).saturating_add(kv_len)])
+            }
+            None => 0,
+        };
+        if self.is_recurrent() {
+            let state = floats(&[features, value_dim as u64 + 1]);
+            return HeadBytes { chunk: if self.state.is_some() { 0 } else { state }, rows: of_random };
+        }
+        let state = floats(&[features, plan.state_stride as u64]);
+        let scores = floats(&[group, plan.chunk_len as u64, plan.chunk_len as u64]);
+        let sequences = if self.starts.is_some() { plan.sequences as u64 } else { 1 };
+        let stats = if backward { floats(&[group, q_len, 4]) } else { 0 };
+        let rows = [of_random, state.saturating_mul(sequences), floats(&[kv_len]), stats];
+        HeadBytes {
+            chunk: if self.causal { state.max(scores) } else { state },
+            rows: rows.into_iter().fold(floats(&[8, plan.slots as u64]), u64::max),
+        }
+    }
+
+    /// Heads that are computed together.
+    pub fn groups(&self, backward: bool) -> Vec<HeadGroup> {
+        HeadGroup::all(&self.outline(), self.head_bytes(backward), self.most_heads)
+    }
+
+    /// The call of these heads.
+    pub fn part(&self, of: HeadGroup) -> Self {
+        let (cut, cut_each) = (|t| of.cut(self.shape, t), |t: Option<_>| t.map(|t| of.cut(self.shape, t)));
+        let (batch, kv_heads) = (of.batch.1, of.kv_heads.1);
+        LinearProblem {
+            shape: Shape { batch, kv_heads, heads: kv_heads * self.shape.group(), ..self.shape },
+            q: of.cut_queries(self.shape, self.q),
+            out: of.cut_queries(self.shape, self.out),
+            k: cut(self.k),
+            v: cut(self.v),
+            random: self.random.map(|random| Random { directions: cut(random.directions), ..random }),
+            key_mask: cut_each(self.key_mask),
+            lengths: cut_each(self.lengths),
+            state: self.state.map(|state| LinearStateViews {
+                state: cut(state.state),
+                norm: cut(state.norm),
+                log: cut_each(state.log),
+                ..state
+            }),
+            decay: cut_each(self.decay),
+            beta: cut_each(self.beta),
+            ..*self
+        }
+    }
+
+    /// The largest of these sizes: groups have as many heads as the first, but those at the ends.
+    fn largest(&self, backward: bool, size: impl Fn(&Self) -> ScratchSize) -> ScratchSize {
+        let groups = self.groups(backward);
+        let Some(each) = groups.first() else { return ScratchSize::default() };
+        let shape = |group: &HeadGroup| (group.batch.1, group.kv_heads.1);
+        let others = groups.iter().filter(|group| shape(group) != shape(each));
+        others.fold(size(&self.part(*each)), |all, group| all.max(size(&self.part(*group))))
+    }
+
     /// The temporary memory of a forward call.
     pub fn scratch_size(&self) -> ScratchSize {
+        self.largest(false, Self::part_scratch_size)
+    }
+
+    /// The temporary memory of a backward call.
+    pub fn backward_scratch_size(&self) -> ScratchSize {
+        self.largest(true, Self::part_backward_scratch_size)
+    }
+
+    /// The temporary memory of a forward call of one group.
+    pub fn part_scratch_size(&self) -> ScratchSize {
         if self.is_recurrent() {
             let state = if self.state.is_some() { 0 } else { (self.own_state()[1] as u64).saturating_mul(4) };
             return ScratchSize::default()
@@ -172,13 +282,13 @@ impl<'a> LinearProblem<'a> {
         })
     }
 
-    /// That of a backward call.
-    pub fn backward_scratch_size(&self) -> ScratchSize {
+    /// The temporary memory of a backward call of one group.
+    pub fn part_backward_scratch_size(&self) -> ScratchSize {
         let outline = self.outline();
         let scores = if self.causal { LinearPlan::new(&outline).scores_bytes(&outline) } else { 0 };
         let Shape { batch, heads, q_len, .. } = self.shape;
         let rows = (batch as u64).saturating_mul(heads as u64).saturating_mul(q_len as u64);
-        self.scratch_size()
+        self.part_scratch_size()
             .with(Slot::ScoreGradients, scores)
             .with(Slot::RowStats, rows.saturating_mul(16))
             .with(Slot::FeatureGradients, self.feature_bytes(self.features.saturating_add(4)))
