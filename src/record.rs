@@ -14,18 +14,22 @@ impl Pipelines {
         dispatches: &[Dispatch<KernelVariant>],
         bindings: &BindingCache,
     ) -> Result<Vec<(BoundDispatch, [u32; 3])>, Error> {
-        bindings.make_room(dispatches.len());
-        dispatches.iter().map(|call| Ok((self.bind_one(call, bindings)?, call.grid))).collect()
+        let call = bindings.begin();
+        let one = |dispatch: &Dispatch<_>| Ok((self.bind_one(dispatch, bindings, call)?, dispatch.grid));
+        let bound = dispatches.iter().map(one).collect();
+        bindings.end(call);
+        bound
     }
 
     fn bind_one(
         &self,
         call: &Dispatch<KernelVariant>,
         bindings: &BindingCache,
+        number: u64,
     ) -> Result<BoundDispatch, Error> {
         let tensors = call.tensors.iter().map(|w| (w.buffer.clone(), w.start, w.size)).collect();
         let key = BindingKey { variant: call.variant, params: call.params.clone(), tensors };
-        if let Some(bound) = bindings.get(&key) {
+        if let Some(bound) = bindings.get(&key, number) {
             return Ok(bound);
         }
         let limit = self.facts().max_workgroups;
@@ -63,7 +67,7 @@ impl Pipelines {
             })
         })?;
         let bound = BoundDispatch { pipeline: compiled.pipeline, bind_group };
-        bindings.keep(key, bound.clone());
+        bindings.keep(key, bound.clone(), number);
         Ok(bound)
     }
 }

@@ -177,8 +177,7 @@ impl ScratchSize {
 /// One that is large enough for the longest call serves shorter ones, [`ScratchSize::max`] makes one size
 /// of several, and [`ensure`](Self::ensure) makes it larger. Calls recorded after each other may share it, in one encoder or several, as long as they are
 /// submitted in the order they were recorded. It also keeps the bindings of recent calls, so that a
-/// call recorded again with the same tensors and sizes creates nothing; those keep their buffers alive
-/// until [`forget`](Self::forget), until the scratch is dropped, or until 1024 others have come.
+/// call recorded again with the same tensors and sizes creates nothing. They keep some buffers alive: see [`forget`](Self::forget).
 /// A buffer destroyed meanwhile (`wgpu::Buffer::destroy`) is found out at the submission only.
 #[derive(Debug)]
 pub struct Scratch {
@@ -251,6 +250,9 @@ impl Scratch {
     }
 
     /// Drops the bindings of past calls, and with them the references to their buffers.
+    ///
+    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until then, the buffers that only they keep
+    /// alive have at most twice the bytes of the last call's, or 8 MiB if that is more.
     pub fn forget(&mut self) {
         self.bindings.clear();
     }

@@ -81,6 +81,14 @@ impl Attention {
         &self.pipelines
     }
 
+    /// Drops the bindings of [`classify`](Self::classify), and with them the references to their buffers. Clones share them.
+    ///
+    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until then, the buffers that only they keep
+    /// alive have at most twice the bytes of the last call's, or 8 MiB if that is more.
+    pub fn forget(&self) {
+        self.bindings.clear();
+    }
+
     /// The temporary memory that `call` needs. On the fused path none, or partial sums where few queries meet many keys
     /// and those are split among workgroups: at most 128 times the size of `out` in f32; with a cache, whatever its
     /// length. On the staged one the score

@@ -34,8 +34,8 @@ use sequences::{Change, Edits, PageCopy, Sequences};
 /// The cache also knows the lengths on the host, as far as it can ([`len`](Self::len)): a step recorded is taken to be
 /// submitted, once and in order. Where recorded work was dropped, say [`truncate`](Self::truncate) for every sequence.
 ///
-/// It keeps the bindings of its recent calls, so that the same call again creates nothing, and with them their buffers,
-/// until it is dropped or 1024 others have come.
+/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep some buffers alive: see
+/// [`forget`](Self::forget).
 ///
 /// ```no_run
 /// # fn f(device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder, k: wgpu_attention::TensorView,
@@ -110,6 +110,14 @@ impl Cache {
             config,
             advanced: 0,
         })
+    }
+
+    /// Drops the bindings of its calls, and with them the references to their buffers.
+    ///
+    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until then, the buffers that only they keep
+    /// alive have at most twice the bytes of the last call's, or 8 MiB if that is more.
+    pub fn forget(&self) {
+        self.bindings.clear();
     }
 
     /// The configuration.

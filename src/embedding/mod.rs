@@ -99,8 +99,8 @@ impl<'a> EmbeddingForward<'a> {
 ///
 /// An id that the table has no row for gives zeros, and no gradient: only the device sees ids, which can return no error.
 ///
-/// It keeps the bindings of its recent forward calls, so that the same call again creates nothing, and with them their
-/// buffers, until it and its clones are dropped or 1024 others have come; those of backward calls are in their scratch.
+/// It keeps the bindings of recent forward calls, so that the same call again creates nothing. They keep some buffers alive: see
+/// [`forget`](Self::forget). Bindings of backward calls are in their scratch.
 #[derive(Clone, Debug)]
 pub struct Embedding {
     pipelines: Pipelines,
@@ -116,6 +116,14 @@ impl Embedding {
     /// The operator with pipelines that it shares with others on the device.
     pub fn with_pipelines(pipelines: &Pipelines) -> Self {
         Embedding { pipelines: pipelines.clone(), bindings: Arc::default() }
+    }
+
+    /// Drops the bindings of its forward calls, and with them the references to their buffers. Clones share them.
+    ///
+    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until then, the buffers that only they keep
+    /// alive have at most twice the bytes of the last call's, or 8 MiB if that is more.
+    pub fn forget(&self) {
+        self.bindings.clear();
     }
 
     /// Records `call` into `encoder`, in a compute pass of its own.

@@ -81,8 +81,8 @@ impl<'a> TopKForward<'a> {
 /// Of equal elements that with the lower index comes first; −0 and 0 are equal. NaN counts as larger than every number, as in PyTorch: a
 /// row with one says so.
 ///
-/// It keeps the bindings of its recent calls, so that the same call again creates nothing, and with them their buffers,
-/// until it and its clones are dropped or 1024 others have come.
+/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep some buffers alive: see
+/// [`forget`](Self::forget).
 #[doc(alias = "argmax")]
 #[derive(Clone, Debug)]
 pub struct TopK {
@@ -100,6 +100,14 @@ impl TopK {
     /// The operator with pipelines that it shares with others on the device.
     pub fn with_pipelines(pipelines: &Pipelines) -> Self {
         TopK { pipelines: pipelines.clone(), bindings: Arc::default(), tuning: Tuning::new() }
+    }
+
+    /// Drops the bindings of its calls, and with them the references to their buffers. Clones share them.
+    ///
+    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until then, the buffers that only they keep
+    /// alive have at most twice the bytes of the last call's, or 8 MiB if that is more.
+    pub fn forget(&self) {
+        self.bindings.clear();
     }
 
     /// The form of kernels; the rest of [`Tuning`] does not concern it.

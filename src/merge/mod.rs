@@ -34,8 +34,8 @@ pub struct Partial<'a> {
 /// must be in the mask of one part only; dropout and masks that speak of positions are each part's own matter.
 /// Batch and heads may reach wgpu's limit of workgroups, 65535 by default, each.
 ///
-/// It keeps the bindings of its recent calls, so that the same call again creates nothing, and with them their buffers,
-/// until it and its clones are dropped or 1024 others have come.
+/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep some buffers alive: see
+/// [`forget`](Self::forget).
 #[derive(Clone, Debug)]
 pub struct Merge {
     pipelines: Pipelines,
@@ -51,6 +51,14 @@ impl Merge {
     /// Merging that shares pipelines with other operators on the device.
     pub fn with_pipelines(pipelines: &Pipelines) -> Self {
         Merge { pipelines: pipelines.clone(), bindings: Arc::default() }
+    }
+
+    /// Drops the bindings of its calls, and with them the references to their buffers. Clones share them.
+    ///
+    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until then, the buffers that only they keep
+    /// alive have at most twice the bytes of the last call's, or 8 MiB if that is more.
+    pub fn forget(&self) {
+        self.bindings.clear();
     }
 
     /// Records the merge of `parts` into `into`, in a compute pass of its own. More than

@@ -116,8 +116,8 @@ impl<'a> NormForward<'a> {
 ///
 /// Statistics are f32, of two passes over a row: a mean far from zero costs no more digits than its own rounding.
 ///
-/// It keeps the bindings of its recent forward calls, so that the same call again creates nothing, and with them their
-/// buffers, until it and its clones are dropped or 1024 others have come; those of backward calls are in their scratch.
+/// It keeps the bindings of recent forward calls, so that the same call again creates nothing. They keep some buffers alive: see
+/// [`forget`](Self::forget). Bindings of backward calls are in their scratch.
 #[derive(Clone, Debug)]
 pub struct Norm {
     pipelines: Pipelines,
@@ -142,6 +142,14 @@ impl Norm {
     pub fn with_pipelines(pipelines: &Pipelines, config: NormConfig) -> Result<Self, Error> {
         config.check()?;
         Ok(Norm { pipelines: pipelines.clone(), bindings: Arc::default(), config, tuning: Tuning::new() })
+    }
+
+    /// Drops the bindings of its forward calls, and with them the references to their buffers. Clones share them.
+    ///
+    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until then, the buffers that only they keep
+    /// alive have at most twice the bytes of the last call's, or 8 MiB if that is more.
+    pub fn forget(&self) {
+        self.bindings.clear();
     }
 
     /// The form of kernels; the rest of [`Tuning`] does not concern a norm.

@@ -70,8 +70,8 @@ pub struct ProjectionForward<'a> {
 /// For applications that do something between projection and attention, such as rotating queries and
 /// keys; [`MultiHeadAttention`](crate::MultiHeadAttention) does the whole layer.
 ///
-/// It keeps the bindings of its recent calls, so that the same call again creates nothing, and with them their buffers,
-/// until it and its clones are dropped or 1024 others have come.
+/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep some buffers alive: see
+/// [`forget`](Self::forget).
 #[derive(Clone, Debug)]
 pub struct Projection {
     pipelines: Pipelines,
@@ -88,6 +88,14 @@ impl Projection {
     /// Projections that share pipelines with other operators on the device.
     pub fn with_pipelines(pipelines: &Pipelines) -> Self {
         Projection { pipelines: pipelines.clone(), bindings: Arc::default(), tuning: Tuning::new() }
+    }
+
+    /// Drops the bindings of its calls, and with them the references to their buffers. Clones share them.
+    ///
+    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until then, the buffers that only they keep
+    /// alive have at most twice the bytes of the last call's, or 8 MiB if that is more.
+    pub fn forget(&self) {
+        self.bindings.clear();
     }
 
     /// How products are computed, not what: the form of kernels and the use of matrix units, which multiply in f16 and sum

@@ -149,8 +149,8 @@ impl<'a> QuantizedRows<'a> {
 /// # }
 /// ```
 ///
-/// It keeps the bindings of its recent calls, so that the same call again creates nothing, and with them their buffers,
-/// until it and its clones are dropped or 1024 others have come.
+/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep some buffers alive: see
+/// [`forget`](Self::forget).
 #[derive(Clone, Debug)]
 pub struct QuantizedProjection {
     pipelines: Pipelines,
@@ -167,6 +167,14 @@ impl QuantizedProjection {
     /// The operator with pipelines that it shares with others on the device.
     pub fn with_pipelines(pipelines: &Pipelines) -> Self {
         QuantizedProjection { pipelines: pipelines.clone(), bindings: Arc::default(), tuning: Tuning::new() }
+    }
+
+    /// Drops the bindings of its calls, and with them the references to their buffers. Clones share them.
+    ///
+    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until then, the buffers that only they keep
+    /// alive have at most twice the bytes of the last call's, or 8 MiB if that is more.
+    pub fn forget(&self) {
+        self.bindings.clear();
     }
 
     /// The form of kernels; the rest of [`Tuning`] does not concern them.

@@ -72,7 +72,8 @@ impl<'a> WeightNormBackward<'a> {
 /// tanh(W_q q + W_k k + b)` (`normalize=True` in TensorFlow's `BahdanauAttention`): its output is the `score_vector`, and the
 /// [`d_score_vector`](crate::AdditiveBackward::d_score_vector) is its gradient. A vector of zeros stays zero and has no gradient.
 ///
-/// It keeps the bindings of its recent calls, and with them their buffers, until it and its clones are dropped or 1024 others have come.
+/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep some buffers alive: see
+/// [`forget`](Self::forget).
 #[derive(Clone, Debug)]
 pub struct WeightNorm {
     pipelines: Pipelines,
@@ -88,6 +89,14 @@ impl WeightNorm {
     /// The operator with pipelines that it shares with others on the device.
     pub fn with_pipelines(pipelines: &Pipelines) -> Self {
         WeightNorm { pipelines: pipelines.clone(), bindings: Arc::default() }
+    }
+
+    /// Drops the bindings of its calls, and with them the references to their buffers. Clones share them.
+    ///
+    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until then, the buffers that only they keep
+    /// alive have at most twice the bytes of the last call's, or 8 MiB if that is more.
+    pub fn forget(&self) {
+        self.bindings.clear();
     }
 
     /// Records `call` into `encoder`, in a compute pass of its own.

@@ -4,6 +4,7 @@
 mod cached;
 mod calls;
 mod cost;
+mod kept;
 mod operators;
 mod order;
 mod stacks;
