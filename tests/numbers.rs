@@ -188,6 +188,47 @@ fn the_lowest_bias_hides_beside_others_and_not_alone() {
     });
 }
 
+/// Two masks of `f32::MIN` hide as one of −∞ does, in the reference too; one is a finite score.
+#[test]
+fn sums_below_the_lowest_float_hide() {
+    let shape = Shape { kv_len: 41, ..Shape::new(2, 3, 41, 8) };
+    // Queries 0, 4, … have the bias at every key, the others at the first 20. The table hides the distances that are not behind.
+    let hidden = |[i, j]: [usize; 2]| (i % 4 == 0 || j < 20) && j >= i;
+    let low = |[_, _, i, j]: [usize; 4]| if i % 4 == 0 || j < 20 { f32::MIN } else { 0.0 };
+    let table = HostData::of([1, 3, 1, 81], |[.., n]| if n < 40 { 0.0 } else { f32::MIN });
+    let case = Case::random("two lowest biases", shape).with(|c| {
+        c.rules.bias = Some(HostData::of([1, 1, 41, 41], low));
+        c.rules.relative = Some(table.clone());
+        c.rules.alignment = Alignment::TopLeft;
+    });
+    // Query 0 sees nothing: both masks are at all of its keys.
+    let dead = |row: usize| row % 41 == 0;
+    everywhere(&case, |got, _| {
+        dead_rows(got, &case, dead)?;
+        let per_head = got.weights.as_ref().filter(|w| w.len() == 2 * 3 * 41 * 41);
+        for (n, weight) in per_head.into_iter().flatten().enumerate().filter(|(_, w)| **w != 0.0) {
+            let at = [n / 41 % 41, n % 41];
+            expect(!hidden(at), format!("query and key {at:?}: weight {weight}"))?;
+        }
+        Ok(())
+    });
+    // A slope times a distance, and two terms that are finite alone.
+    let causal = Case::random("a steep slope", shape).with(|c| {
+        c.rules.causal = true;
+        c.rules.slopes = Some(HostData::new(vec![2e38; 3], [1, 3, 1, 1]));
+        c.rules.bias = Some(HostData::of([1, 1, 41, 41], |[.., i, j]| if i == j { f32::MIN } else { -2e38 }));
+    });
+    // A query has its own key, of f32::MIN, the key before it has −4e38, those further away less.
+    everywhere(&causal, |got, _| {
+        let per_head = got.weights.as_ref().filter(|w| w.len() == 2 * 3 * 41 * 41);
+        for (n, weight) in per_head.into_iter().flatten().enumerate() {
+            let own = n / 41 % 41 == n % 41;
+            expect(*weight == f64::from(u8::from(own)), format!("element {n}: weight {weight}"))?;
+        }
+        Ok(())
+    });
+}
+
 #[test]
 fn one_key_of_the_lowest_bias_is_its_value() {
     let shape = Shape { kv_len: 1, ..Shape::new(2, 3, 9, 8) };

@@ -24,6 +24,9 @@ use crate::tensor::TensorView;
 /// `scale · q·k`, then [`score_mod`](Mask::score_mod), softcap, bias, ALiBi and relative bias, then permission. A query that may see no
 /// key has output 0 and lse −∞.
 ///
+/// The score and what is added to it are summed in f32, one after the other. A sum below `f32::MIN` is −∞ and hides the pair; `f32::MIN`
+/// itself is finite. The reference has the same rule.
+///
 /// A pair must be permitted by all of `lengths`, `attn_mask`, `key_padding_mask`, `tree`, `documents`, `packed`,
 /// `exclude_self` and [`mask_mod`](Mask::mask_mod), and stand before `prefix` or be permitted by the causal rule and by `window` and `pattern`;
 /// `globals` lifts the latter two. `blocks` goes before: what it calls hidden is hidden, what it calls full is asked

@@ -155,14 +155,21 @@ impl HostMask<'_> {
         [bias, alibi, relative]
     }
 
-    /// The sum of the pair's terms.
-    fn added<R: Real>(&self, shape: &Shape, index: [usize; 4]) -> R {
+    /// The score with the pair's terms, added one after the other as kernels do: a sum that f32 cannot hold is infinite.
+    fn added<R: Real>(&self, score: R, shape: &Shape, index: [usize; 4]) -> R {
         let value = |term: Term| {
             let element = self.floats(term.id).and_then(|t| t.at(term.at)).unwrap_or(0.0);
             R::of(term.factor as f64) * R::of(f64::from(element))
         };
-        self.terms(shape, index).into_iter().flatten().fold(R::zero(), |sum, term| sum + value(term))
+        let terms = self.terms(shape, index).into_iter().flatten();
+        terms.fold(in_f32(score), |sum, term| in_f32(sum + value(term)))
     }
+}
+
+/// `x`, and infinity where f32 has no number as large. The digits stay.
+fn in_f32<R: Real>(x: R) -> R {
+    let rounded = x.f64() as f32;
+    if rounded.is_infinite() { R::of(f64::from(rounded)) } else { x }
 }
 
 /// The block map of a mask over `shape`, `[map_heads[0], map_heads[1], ⌈q_len / size[0]⌉, ⌈kv_len / size[1]⌉]`:
@@ -287,7 +294,7 @@ impl Options<'_> {
         if index[3] >= masked.kv_len {
             return Some(capped);
         }
-        self.mask.permits(&masked, index).then(|| capped + self.mask.added(&masked, index))
+        self.mask.permits(&masked, index).then(|| self.mask.added(capped, &masked, index))
     }
 
     /// What [`changed`](Self::changed) adds to the score of a pair.
