@@ -15,6 +15,7 @@ mod contract;
 mod d2l;
 mod embedding;
 mod errors;
+mod executor;
 mod flex;
 mod floors;
 mod fused;

@@ -1,6 +1,6 @@
 //! Functions of the caller's own against the reference, which has them as closures.
 
-use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use wgpu_attention::block_map::state;
 use wgpu_attention::reference::{LayerShape, classify};
@@ -452,9 +452,10 @@ impl Tree {
     }
 
     /// The value, and the derivative by the score. `edge` becomes true where it jumps or bends within rounding of f32.
-    fn of(&self, score: f64, at: &At, table: &[f32], edge: &Cell<bool>) -> [f64; 2] {
+    fn of(&self, score: f64, at: &At, table: &[f32], edge: &AtomicBool) -> [f64; 2] {
         let of = |tree: &Tree| tree.of(score, at, table, edge);
-        let near = |apart: f64| edge.set(edge.get() || apart.abs() < 1e-4);
+        let near =
+            |apart: f64| edge.store(edge.load(Ordering::Relaxed) || apart.abs() < 1e-4, Ordering::Relaxed);
         match self {
             Tree::Score => [score, 1.0],
             Tree::Number(x) => [f64::from(*x), 0.0],
@@ -530,16 +531,16 @@ fn random_functions() {
             ScoreMod::capturing(&text, &[Captured::float("table")]).unwrap_or_else(|e| panic!("{e}\n{text}"));
         let device = Mask::causal().score_mod(own.with(&[view]));
         // Pairs are compared in order, up to the first that differs.
-        let edge = Cell::new(false);
+        let edge = AtomicBool::new(false);
         let value = |x: f64, at: &At| {
-            edge.set(false);
+            edge.store(false, Ordering::Relaxed);
             tree.of(x, at, &table, &edge)[0]
         };
         let slope = |x: f64, at: &At| tree.of(x, at, &table, &edge)[1];
         let host = Mask::causal().score_fn(&value).score_fn_slope(&slope);
         match gpu.compare_masks(&device, &host, shape, 1e-3) {
             Ok(_) => compared += 1,
-            Err(_) if edge.get() => {}
+            Err(_) if edge.load(Ordering::Relaxed) => {}
             Err(e) => panic!("{n}: {e}\n{text}"),
         }
     }
@@ -578,7 +579,7 @@ fn combinations() {
             || (at.key + at.query).is_multiple_of(every[n])
             || n == 1 && shown[1][at.key as usize]
     };
-    let same = |mask: Result<BoundMaskMod, Error>, host: &dyn Fn(&At) -> bool| {
+    let same = |mask: Result<BoundMaskMod, Error>, host: &(dyn Fn(&At) -> bool + Sync)| {
         let mask = mask.unwrap_or_else(|e| panic!("{e}"));
         gpu.compare_masks(&Mask::none().mask_mod(mask), &Mask::none().mask_fn(host), shape, 0.0)
             .unwrap_or_else(|e| panic!("{e}"));

@@ -1,8 +1,10 @@
 //! A device of one's own, for newcomers and tests: slices in, `Vec` out.
 
 mod compare;
+mod mapped;
 mod upload;
 
+use self::mapped::{done, mapped};
 pub use self::upload::UploadedMask;
 use self::upload::{
     LinearBuffers, Outputs, Uploaded, UploadedDropout, UploadedRotary, storage_buffer, upload_bytes,
@@ -24,7 +26,8 @@ use crate::tensor::{DType, count};
 /// A device, its queue and its pipelines.
 ///
 /// Uploads, submits and reads back by itself, which an application that has a device of its own will not
-/// want: see [`Attention`]. The functions that end in `_async` work in browsers too; the others block.
+/// want: see [`Attention`]. The functions that end in `_async` work in browsers too; the others block. Outside of browsers, the futures
+/// are `Send` and do not block their executor while the device computes: a thread waits for each read-back.
 ///
 /// ```no_run
 /// use wgpu_attention::{Gpu, Mask, Shape};
@@ -228,6 +231,7 @@ impl Gpu {
             .weights(out.weights.as_ref().map(Uploaded::view))
             .dropout(dropout.view(options));
         let attention = Attention::with_pipelines(&self.pipelines, config)?;
+        self.settle().await?;
         self.pipelines.with_fallbacks(|| {
             let mut scratch = Scratch::new(&self.device, attention.scratch_size(&call)?)?;
             self.submit(|encoder| attention.forward(encoder, &call, &mut scratch))
@@ -315,6 +319,7 @@ impl Gpu {
             .weights(out.weights.as_ref().map(Uploaded::view))
             .dropout(dropout.view(options))
             .rotary_of(rotary.as_ref().map(UploadedRotary::view));
+        self.settle().await?;
         self.pipelines.with_fallbacks(|| {
             let mut scratch = Scratch::new(&self.device, layer.scratch_size(&call)?)?;
             self.submit(|encoder| layer.forward(encoder, &call, &mut scratch))
@@ -343,6 +348,12 @@ impl Gpu {
     /// [`Error::OutOfMemory`], [`Error::Refused`] if it is larger than the device allows.
     pub fn buffer(&self, bytes: usize) -> Result<wgpu::Buffer, Error> {
         storage_buffer(&self.device, bytes)
+    }
+
+    /// Before a submission: a software driver computes what was submitted before within the next submission, and would block the
+    /// executor.
+    async fn settle(&self) -> Result<(), Error> {
+        if self.pipelines.facts().software { done(&self.device, None).await } else { Ok(()) }
     }
 
     fn upload_mask(&self, mask: &HostMask) -> Result<UploadedMask, Error> {
@@ -404,7 +415,8 @@ impl Gpu {
         pollster::block_on(self.download_async(buffer, n))
     }
 
-    /// [`download`](Self::download), not blocking.
+    /// [`download`](Self::download), not blocking: outside of browsers a thread waits for the device. Submit nothing that writes to the
+    /// buffer before the future is done.
     ///
     /// # Errors
     /// As [`download`](Self::download).
@@ -420,9 +432,9 @@ impl Gpu {
         // One that no buffer has, if there are more.
         let bytes = n.saturating_mul(size_of::<T>()).min(isize::MAX as usize);
         let size = (bytes as u64).next_multiple_of(4);
-        let (sender, receiver) = futures_channel::oneshot::channel();
         let watch = Watch::begin(&self.device);
-        let staging = guarded(&self.device, "a read-back", || {
+        self.settle().await?;
+        let (staging, submission) = guarded(&self.device, "a read-back", || {
             let staging = self.device.create_buffer(&wgpu::BufferDescriptor {
                 label: Some("attention.download"),
                 size,
@@ -431,21 +443,11 @@ impl Gpu {
             });
             let mut encoder = self.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
             encoder.copy_buffer_to_buffer(buffer, 0, &staging, 0, size);
-            self.queue.submit([encoder.finish()]);
-            staging
+            (staging, self.queue.submit([encoder.finish()]))
         })?;
         watch.end("a read-back").await?;
         let lost = |e: &dyn std::fmt::Display| Error::DeviceLost(e.to_string());
-        guarded(&self.device, "a read-back", || {
-            staging.map_async(wgpu::MapMode::Read, .., |result| {
-                // The receiver is gone only if the caller dropped the future.
-                let _ = sender.send(result);
-            });
-        })?;
-        // Browsers poll by themselves.
-        #[cfg(not(target_arch = "wasm32"))]
-        self.device.poll(wgpu::PollType::wait_indefinitely()).map_err(|e| lost(&e))?;
-        receiver.await.map_err(|e| lost(&e))?.map_err(|e| lost(&e))?;
+        mapped(&self.device, &staging, submission).await?;
         let mapped = staging.slice(..).get_mapped_range().map_err(|e| lost(&e))?;
         Ok(mapped[..bytes].chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect())
     }

@@ -162,20 +162,20 @@ impl<L, K, B, M> Mask<L, K, B, M> {
 
 impl<'a> HostMask<'a> {
     /// A score function of the caller's own: what the [`ScoreMod`](crate::ScoreMod) of the device computes, given scale · q·k and its pair.
-    pub fn score_fn(mut self, score: &'a dyn Fn(f64, &At) -> f64) -> Self {
+    pub fn score_fn(mut self, score: &'a (dyn Fn(f64, &At) -> f64 + Sync)) -> Self {
         self.mods.score = Some(score);
         self
     }
 
     /// The derivative of [`score_fn`](Self::score_fn) by its score, which the backward pass needs; without it the reference takes
     /// differences.
-    pub fn score_fn_slope(mut self, slope: &'a dyn Fn(f64, &At) -> f64) -> Self {
+    pub fn score_fn_slope(mut self, slope: &'a (dyn Fn(f64, &At) -> f64 + Sync)) -> Self {
         self.mods.slope = Some(slope);
         self
     }
 
     /// A mask of the caller's own: what the [`MaskMod`](crate::MaskMod) of the device computes, `true` for pairs that are seen.
-    pub fn mask_fn(mut self, sees: &'a dyn Fn(&At) -> bool) -> Self {
+    pub fn mask_fn(mut self, sees: &'a (dyn Fn(&At) -> bool + Sync)) -> Self {
         self.mods.pairs = Some(sees);
         self
     }

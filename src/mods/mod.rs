@@ -503,14 +503,14 @@ impl<'a> DeviceMods<'a> {
 }
 
 /// A function of a score and its pair.
-type ScoreFn<'a> = dyn Fn(f64, &At) -> f64 + 'a;
+type ScoreFn<'a> = dyn Fn(f64, &At) -> f64 + Sync + 'a;
 
-/// The mods of a mask on the host: what the reference computes.
+/// The mods of a mask on the host: what the reference computes. They are `Sync`, so that futures which hold a mask are `Send`.
 #[derive(Clone, Copy, Default)]
 pub struct HostMods<'a> {
     pub(crate) score: Option<&'a ScoreFn<'a>>,
     pub(crate) slope: Option<&'a ScoreFn<'a>>,
-    pub(crate) pairs: Option<&'a dyn Fn(&At) -> bool>,
+    pub(crate) pairs: Option<&'a (dyn Fn(&At) -> bool + Sync + 'a)>,
 }
 
 impl HostMods<'_> {

@@ -23,23 +23,27 @@ pub(super) struct Standing {
     pub timed: usize,
 }
 
-/// Times candidates `0..count`, of which the first is the one to beat; `time` gives seconds, or nothing where a candidate fails, which
-/// then is out. Once `is_late`, no candidate is begun, and only the first and the best so far go on. Nothing if all failed.
+/// What times candidates. No closure, whose futures would not be known to be `Send`.
+pub(super) trait Race {
+    /// Whether time is up.
+    fn is_late(&self) -> bool;
+
+    /// Seconds of a candidate; nothing where it fails.
+    async fn time(&mut self, n: usize) -> Option<f64>;
+}
+
+/// Times candidates `0..count`, of which the first is the one to beat. A candidate that fails is out. Once `is_late`, no candidate is begun, and only the first and the best so far go on. Nothing if all failed.
 ///
 /// The first of the times of each is for what happens once: it is not counted. Who is ahead in the end meets the first
 /// once more.
-pub(super) async fn compete(
-    count: usize,
-    mut is_late: impl FnMut() -> bool,
-    mut time: impl AsyncFnMut(usize) -> Option<f64>,
-) -> Option<Standing> {
+pub(super) async fn compete(count: usize, race: &mut impl Race) -> Option<Standing> {
     let mut left: Vec<(usize, Vec<f64>)> = Vec::new();
     for n in 0..count {
-        if n > 0 && is_late() {
+        if n > 0 && race.is_late() {
             break;
         }
-        if time(n).await.is_some()
-            && let Some(first) = time(n).await
+        if race.time(n).await.is_some()
+            && let Some(first) = race.time(n).await
         {
             left.push((n, vec![first]));
         }
@@ -49,7 +53,7 @@ pub(super) async fn compete(
     let best = left.iter().map(first_time).fold(f64::INFINITY, f64::min);
     left.retain(|entry| entry.0 == 0 || first_time(entry) <= HOPELESS * best);
     for round in 0..ROUNDS {
-        if is_late() {
+        if race.is_late() {
             let fastest =
                 left.iter().min_by(|a, b| median(&a.1).total_cmp(&median(&b.1))).map(|entry| entry.0);
             left.retain(|entry| entry.0 == 0 || Some(entry.0) == fastest);
@@ -62,7 +66,7 @@ pub(super) async fn compete(
         let (turn, all) = (round, left.len());
         for at in (0..all).map(|at| (at + turn) % all) {
             let (n, times) = &mut left[at];
-            match time(*n).await {
+            match race.time(*n).await {
                 Some(seconds) => times.push(seconds),
                 None => failed.push(*n),
             }
@@ -79,7 +83,7 @@ pub(super) async fn compete(
     for round in 0..LAST_ROUNDS {
         for at in [round % 2, (round + 1) % 2] {
             let (n, times) = &mut left[at];
-            match time(*n).await {
+            match race.time(*n).await {
                 Some(seconds) => times.push(seconds),
                 None => times.push(f64::INFINITY),
             }
@@ -117,13 +121,26 @@ mod tests {
     use std::cell::{Cell, RefCell};
     use std::task::{Context, Poll, Waker};
 
+    struct Ready<L, T>(L, T);
+
+    impl<L: Fn() -> bool, T: FnMut(usize) -> Option<f64>> Race for Ready<L, T> {
+        fn is_late(&self) -> bool {
+            self.0()
+        }
+
+        async fn time(&mut self, n: usize) -> Option<f64> {
+            self.1(n)
+        }
+    }
+
     /// Competitions of times that are there at once.
     fn run(
         count: usize,
-        is_late: impl FnMut() -> bool,
-        mut time: impl FnMut(usize) -> Option<f64>,
+        is_late: impl Fn() -> bool,
+        time: impl FnMut(usize) -> Option<f64>,
     ) -> Option<Standing> {
-        let competition = std::pin::pin!(compete(count, is_late, async |n| time(n)));
+        let mut race = Ready(is_late, time);
+        let competition = std::pin::pin!(compete(count, &mut race));
         match competition.poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(standing) => standing,
             Poll::Pending => unreachable!("nothing waits"),

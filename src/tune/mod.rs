@@ -7,12 +7,12 @@ mod workload;
 
 pub use workload::Workload;
 
-use std::cell::{Cell, RefCell};
 use std::fmt;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use self::clock::Clock;
-use self::compete::{Standing, compete};
+use self::compete::{Race, Standing, compete};
 use self::trial::{Runner, Trial};
 use crate::error::Error;
 use crate::gpu::Gpu;
@@ -165,7 +165,7 @@ async fn tune_one(gpu: &Gpu, workload: Workload, limits: TuneLimits) -> Result<O
     trial.fill().await?;
     let contest = Contest::new(gpu, &trial, class, limits)?;
     let Some(first) = contest.among(gpu.pipelines(), &planned.candidates(&device)?).await? else {
-        let description = contest.failed.take().pop().map(|(_, why)| why).unwrap_or_default();
+        let description = contest.failures().pop().map(|(_, why)| why).unwrap_or_default();
         return Err(Error::Refused { what: "every plan of a workload", description });
     };
     // The winner with other splits of the keys; it stays unless one of them is clearly faster.
@@ -175,7 +175,7 @@ async fn tune_one(gpu: &Gpu, workload: Workload, limits: TuneLimits) -> Result<O
     // Times of one competition are not those of another.
     let gain = second.as_ref().map_or(1.0, |second| second.standing.best / second.standing.first);
     gpu.pipelines().adopt(class, winner.pick, &winner.pipelines);
-    let failed = contest.failed.take();
+    let failed = contest.failures();
     let rules_failed = failed.iter().any(|(pick, _)| *pick == Pick::default());
     Ok(Some(Measured {
         workload,
@@ -200,10 +200,10 @@ struct Contest<'a> {
     limits: TuneLimits,
     clock: Clock<'a>,
     /// Calls of a sample, once a call has been timed.
-    repeats: Cell<Option<usize>>,
+    repeats: OnceLock<usize>,
     /// Since when time counts.
-    start: Cell<Option<Instant>>,
-    failed: RefCell<Vec<(Pick, String)>>,
+    start: OnceLock<Instant>,
+    failed: Mutex<Vec<(Pick, String)>>,
 }
 
 /// A plan that won, with what it has compiled.
@@ -213,10 +213,39 @@ struct Winner {
     standing: Standing,
 }
 
+/// The plans of a contest, with what each has made.
+struct Plans<'a> {
+    contest: &'a Contest<'a>,
+    picks: &'a [Pick],
+    pipelines: &'a [Pipelines],
+    runners: Vec<Option<Runner<'a>>>,
+    lost: Option<Error>,
+}
+
+impl Race for Plans<'_> {
+    fn is_late(&self) -> bool {
+        let Contest { start, limits, .. } = self.contest;
+        start.get().is_some_and(|start| start.elapsed() > limits.time)
+    }
+
+    async fn time(&mut self, n: usize) -> Option<f64> {
+        let timed = match &mut self.runners[n] {
+            Some(runner) => self.contest.sample(runner).await,
+            none => self.contest.begin(&self.pipelines[n], none).await,
+        };
+        match timed {
+            Ok(seconds) => return Some(seconds),
+            Err(e @ Error::DeviceLost(_)) => self.lost = Some(e),
+            Err(e) => self.contest.fail(self.picks[n], &e),
+        }
+        None
+    }
+}
+
 impl<'a> Contest<'a> {
     fn new(gpu: &'a Gpu, trial: &'a Trial<'a>, class: Class, limits: TuneLimits) -> Result<Self, Error> {
         let clock = Clock::new(gpu)?;
-        let (repeats, start, failed) = (Cell::default(), Cell::default(), RefCell::default());
+        let (repeats, start, failed) = (OnceLock::new(), OnceLock::new(), Mutex::default());
         Ok(Contest { gpu, trial, class, limits, clock, repeats, start, failed })
     }
 
@@ -225,23 +254,10 @@ impl<'a> Contest<'a> {
         let shares = |pick: &Pick| Pick { splits: 0, ..*pick } == Pick { splits: 0, ..picks[0] };
         let pipelines: Vec<_> =
             picks.iter().map(|pick| base.with_pick(self.class, *pick, shares(pick))).collect();
-        let mut runners: Vec<Option<Runner>> = picks.iter().map(|_| None).collect();
-        let mut lost = None;
-        let late = || self.start.get().is_some_and(|start| start.elapsed() > self.limits.time);
-        let standing = compete(picks.len(), late, async |n| {
-            let timed = match &mut runners[n] {
-                Some(runner) => self.sample(runner).await,
-                none => self.begin(&pipelines[n], none).await,
-            };
-            match timed {
-                Ok(seconds) => return Some(seconds),
-                Err(e @ Error::DeviceLost(_)) => lost = Some(e),
-                Err(e) => self.failed.borrow_mut().push((picks[n], e.to_string())),
-            }
-            None
-        });
-        let standing = standing.await;
-        if let Some(lost) = lost {
+        let runners = picks.iter().map(|_| None).collect();
+        let mut race = Plans { contest: self, picks, pipelines: &pipelines, runners, lost: None };
+        let standing = compete(picks.len(), &mut race).await;
+        if let Some(lost) = race.lost {
             return Err(lost);
         }
         Ok(standing.map(|standing| Winner {
@@ -249,6 +265,15 @@ impl<'a> Contest<'a> {
             pipelines: pipelines[standing.winner].clone(),
             standing,
         }))
+    }
+
+    fn fail(&self, pick: Pick, error: &Error) {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner).push((pick, error.to_string()));
+    }
+
+    /// The plans that failed so far, which are then forgotten.
+    fn failures(&self) -> Vec<(Pick, String)> {
+        std::mem::take(&mut *self.failed.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The first call of a plan: compiled, run, compared with the reference.
@@ -265,20 +290,16 @@ impl<'a> Contest<'a> {
         if let Err(wrong) = self.trial.judge().await? {
             return Err(Error::Refused { what: "a plan's result", description: wrong.to_string() });
         }
-        if self.start.get().is_none() {
-            self.start.set(Some(Instant::now()));
-        }
+        self.start.get_or_init(Instant::now);
         *runner = Some(begun);
         Ok(seconds)
     }
 
     /// Seconds of a call.
     async fn sample(&self, runner: &mut Runner<'_>) -> Result<f64, Error> {
-        let repeats = self.repeats.get().unwrap_or(1);
+        let repeats = self.repeats.get().copied().unwrap_or(1);
         let seconds = self.clock.time(|pass| runner.record(pass, repeats)).await? / repeats as f64;
-        if self.repeats.get().is_none() {
-            self.repeats.set(Some((SAMPLE / seconds).ceil().clamp(1.0, MOST_REPEATS) as usize));
-        }
+        self.repeats.get_or_init(|| (SAMPLE / seconds).ceil().clamp(1.0, MOST_REPEATS) as usize);
         Ok(seconds)
     }
 }
