@@ -4,7 +4,7 @@
 //
 // where d_score is the gradient of what the function gives.
 //
-// row_stats [batch, heads, q_len, 3] (row_stats.wgsl, row_totals.wgsl)
+// row_stats [batch, heads, q_len, 4] (backward/stats.wgsl)
 // gradient [shape]
 //
 // A workgroup has a part of the queries, and TILE elements. Its lanes have a pair each, of which they note the n-th reading; then lane l

@@ -2,9 +2,9 @@
 //
 // q, d_q [batch, heads, q_len, head_dim]         d_out [batch, heads, q_len, value_dim]
 // k, d_k [batch, kv_heads, kv_len, head_dim]     v, d_v [batch, kv_heads, kv_len, value_dim]
-// row_stats [batch, heads, q_len, 3]: lse, dot = d_out · out − d_lse, total (row_stats.wgsl, row_totals.wgsl)
+// row_stats [batch, heads, q_len, 4]: lse, dot = d_out · out − d_lse, total, sink (row_stats.wgsl, row_totals.wgsl)
 //
-//   weight  = total · exp(score − lse)
+//   weight  = total · exp(score − lse), where total = 1 / (Σⱼ exp(score − lse) + sink)
 //   d_score = weight · (dropout(d_out · v) − dot), times the derivative of the softcap
 //   d_q[i]  = scale · Σⱼ d_score[i, j] · k[j]
 //   d_k[j]  = scale · Σᵢ d_score[i, j] · q[i]      over the queries of all heads of the group
@@ -14,12 +14,19 @@
 // each head of the group in turn. Sums are in the order of the others: the same bits on every run, without atomics.
 // A pair that is not seen gives nothing and takes nothing, whatever its tensors hold.
 //
+// total is 1 but for rounding: lse is one f32, off by 3e-5 at 731, and the forward pass rounds scores otherwise than this one. A
+// weight would be off by as much. The kernel of queries sums their weights as it goes, divides d_q by the sum in the end, and leaves
+// the total to the kernels that follow, which compute scores by the same operations in the same order. Where d_q is not wanted, it
+// computes the totals alone. If out and lse are of more keys than these (p.partial), the sum says nothing, and total is 1.
+//
 // Constants: OF_KEYS   whose gradients these are
+//            NORMALISES   whether totals are computed
 //            OWNS      queries or keys of a workgroup
 //            OF_SCORES, OF_VALUES   whether d_q or d_k, and d_v are wanted
 // The loop is in fused_backward/*.wgsl; here is what its forms have in common, what pairs give is in backward/pair.wgsl.
 //
-// Bindings (declared by the host): q, k, v, d_out, row_stats; d_q, or d_k and d_v; the mask's, dropout where used.
+// Bindings (declared by the host): q, k, v, d_out, row_stats; d_q, or d_k and d_v; the mask's, dropout where used. For totals alone
+// q, k, row_stats and the mask's.
 
 struct Params {
     q: View,
@@ -42,7 +49,7 @@ struct Params {
     dropout_threshold: u32,
     dropout_scale: f32,
     scale: f32,
-    pad: u32,
+    partial: u32,      // whether out and lse are of more keys than these
 }
 
 @group(0) @binding(0) var<uniform> p: Params;
@@ -125,6 +132,26 @@ fn other_value_vector(row: u32, d: u32) -> vec4<f32> {
     }
 }
 
+// A query's numbers as the loop has them. Where totals are computed nobody reads what is replaced meanwhile.
+fn loop_stats(b: u32, h: u32, i: u32) -> vec3<f32> {
+    if NORMALISES {
+        let o = stats_offset(b, h, i);
+        return vec3<f32>(row_stats_at(o), row_stats_at(o + 1u), 1.0);
+    } else {
+        return stats_of(b, h, i);
+    }
+}
+
+// What sums of a query's weights, relative to its lse, are multiplied by.
+fn total_of(work: WorkTile, i: u32, sum: f32) -> f32 {
+    let all = sum + row_stats_at(stats_offset(work.b, work.head, i) + 3u);
+    return select(1.0 / all, 1.0, (p.partial != 0u) | (all == 0.0));
+}
+
+fn store_total(work: WorkTile, i: u32, total: f32) {
+    row_stats_store(stats_offset(work.b, work.head, i) + 2u, total);
+}
+
 // Queries in a step of the search for those that see a tile's keys.
 const SEARCH: u32 = 64u;
 
@@ -139,6 +166,7 @@ fn search_finds(work: WorkTile, h: u32, n: u32) -> bool {
 // 0 · NaN and 0 · ∞ are NaN. Slow, and costs nothing where no NaN is.
 fn repaired(work: WorkTile, own: u32, col: u32, of_values: bool) -> vec4<f32> {
     var sum = vec4<f32>();
+    var weights = 0.0;
     for (var n = 0u; n < head_count(); n++) {
         let h = query_head(work, n);
         let others = select(key_range(work.b, h, own, own), vec2<u32>(0u, p.mask.q_len), OF_KEYS);
@@ -150,7 +178,8 @@ fn repaired(work: WorkTile, own: u32, col: u32, of_values: bool) -> vec4<f32> {
                 continue;
             }
             let theirs = other_rows(work, h, other);
-            let pair = pair_at(q, j, stats_of(work.b, h, i));
+            let pair = pair_at(q, j, loop_stats(work.b, h, i));
+            weights += pair.probability;
             let factor = select(pair.d_score, pair.weight, of_values);
             if (bitcast<u32>(factor) & 0x7fffffffu) == 0u {
                 continue;
@@ -161,6 +190,9 @@ fn repaired(work: WorkTile, own: u32, col: u32, of_values: bool) -> vec4<f32> {
                 sum += factor * other_score_vector(theirs.x, col);
             }
         }
+    }
+    if NORMALISES {
+        sum *= total_of(work, own, weights);
     }
     return sum;
 }

@@ -2,7 +2,7 @@
 // (Dao et al. 2022, "FlashAttention", appendix B). An invocation has a query.
 //
 // out, d_out [batch, heads, q_len, value_dim]   lse, d_lse [batch, heads, q_len, 1]
-// row_stats [batch, heads, q_len, 3], dense: lse, dot, 1, which row_totals.wgsl may replace
+// row_stats [batch, heads, q_len, 4], dense: lse, dot, 1, 0; row_totals.wgsl and fused_backward.wgsl may replace some
 //
 // A query that saw no key has dot 0, whatever its tensors hold; where its head has a sink, which is its lse, −d_lse.
 //
@@ -48,7 +48,8 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     if HAS_D_LSE {
         dot -= d_lse_at(view_at(p.d_lse, b, h, i, 0u));
     }
-    row_stats_store(row * 3u, lse);
-    row_stats_store(row * 3u + 1u, select(dot, 0.0, lse == p.neg_inf));
-    row_stats_store(row * 3u + 2u, 1.0);
+    row_stats_store(row * 4u, lse);
+    row_stats_store(row * 4u + 1u, select(dot, 0.0, lse == p.neg_inf));
+    row_stats_store(row * 4u + 2u, 1.0);
+    row_stats_store(row * 4u + 3u, 0.0);
 }

@@ -1,9 +1,12 @@
-// The weights of queries whose lse is too large to say them: f32 has nothing between 4096 and 4096.0005, and exp(score − lse) is
-// off by as much. Of those, lse is replaced by the largest score, and the weights' sum relative to that is kept beside it. An
-// invocation has a query; most have nothing to do.
+// The reference points of weights: the number that is subtracted from a query's scores, and the weight of its head's sink relative
+// to that number. An invocation has a query.
+//
+// The number is lse, unless lse is too large: f32 has nothing between 4096 and 4096.0005, and exp(score − lse) is off by as much.
+// Then it is the largest score, and the sum of the weights relative to that score is computed too. Most queries need no sum.
 //
 // q [batch, heads, q_len, head_dim]   k [batch, kv_heads, kv_len, head_dim]
-// row_stats [batch, heads, q_len, 3]: lse, dot, 1 (row_stats.wgsl); then the largest score, dot, 1 / Σⱼ exp(score − largest)
+// row_stats [batch, heads, q_len, 4]: lse, dot, 1, 0 (row_stats.wgsl); then lse, dot, 1, exp(sink − lse), or, of a large lse, the
+// largest score, dot, 1 / Σⱼ exp(score − largest), exp(sink − largest)
 //
 // Constants: WORKGROUP
 //
@@ -29,6 +32,12 @@ struct Params {
 
 const LARGEST_EXACT: f32 = 4096.0;
 
+// The weight of the sink, if the head has one, relative to `reference`.
+fn store_sink(row: u32, reference: f32, b: u32, h: u32) {
+    let sink = with_sink(vec2<f32>(reference, 0.0), b, h);
+    row_stats_store(row * 4u + 3u, sink.y * exp2((sink.x - reference) * LOG2_E));
+}
+
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let row = (workgroup.x + p.first) * WORKGROUP + lane;
@@ -36,12 +45,17 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         return;
     }
     let neg_inf = p.mask.neg_inf;
-    let lse = row_stats_at(row * 3u);
-    if !(abs(lse) > LARGEST_EXACT) || lse == neg_inf {
+    let lse = row_stats_at(row * 4u);
+    let b = row / p.mask.q_len / p.heads;
+    let h = row / p.mask.q_len % p.heads;
+    if lse == neg_inf {
         return;
     }
-    let b = row / p.mask.q_len / p.heads;
-    let q = query_of(b, row / p.mask.q_len % p.heads, row % p.mask.q_len);
+    if !(abs(lse) > LARGEST_EXACT) {
+        store_sink(row, lse, b, h);
+        return;
+    }
+    let q = query_of(b, h, row % p.mask.q_len);
     var total = vec2<f32>(neg_inf, 0.0);
     for (var j = q.first; j < q.end; j++) {
         if PER_PAIR_MASK {
@@ -55,7 +69,8 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         }
         total = merged(total, vec2<f32>(score, select(1.0, 0.0, score == neg_inf)), neg_inf);
     }
-    total = with_sink(total, b, q.h);
-    row_stats_store(row * 3u, total.x);
-    row_stats_store(row * 3u + 2u, 1.0 / total.y);
+    total = with_sink(total, b, h);
+    row_stats_store(row * 4u, total.x);
+    row_stats_store(row * 4u + 2u, 1.0 / total.y);
+    store_sink(row, total.x, b, h);
 }

@@ -7,7 +7,7 @@
 //
 // summed further over each axis that is 1 and repeats.
 //
-// row_stats [batch, heads, q_len, 3] (row_stats.wgsl, row_totals.wgsl)
+// row_stats [batch, heads, q_len, 4] (backward/stats.wgsl)
 // gradient [shape], any of it 1
 //
 // A workgroup has a part of one element, whose queries and keys its lanes share (SHARED), or an invocation has all of one. Each lane

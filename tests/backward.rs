@@ -6,7 +6,7 @@ use wgpu_attention::{DType, KernelForm, Shape, Tuning};
 use crate::harness::backward::{BackwardSetup, COUNT, NAMES, run_backward_async, stored_problem};
 use crate::harness::gradients::Problem;
 use crate::harness::{
-    Case, DropoutData, FORMS, Layout, Report, Rng, Rules, Vector, due, full, rest, with_registers,
+    Case, DropoutData, FORMS, HostData, Layout, Report, Rng, Rules, Vector, due, full, rest, with_registers,
 };
 use crate::property::{DIMS, Draws, DropDraw, LENGTHS, MaskDraw, other_sizes, other_strides, profile, seed};
 use crate::small::single_masks;
@@ -167,15 +167,78 @@ fn hidden_numbers_do_no_harm() {
     report.finish();
 }
 
+/// A value's gradient is as exact as the naive computation's, which has no rounded lse.
 #[test]
-fn large_scores() {
+fn large_scores_match_reference() {
     let mut report = Report::new("gradients of large scores");
-    for factor in [100.0, 3000.0, 1e6] {
+    for factor in [10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 1e6] {
         let shape = Shape { kv_heads: 4, q_len: 20, kv_len: 33, head_dim: 16, ..SHAPE };
         let case = Case::random(format!("scores times {factor}"), shape);
         let problem = Problem::new(case.with(|c| c.q.iter_mut().for_each(|x| *x *= factor)), 0, true);
         for form in FORMS {
             report.check_backward(&problem, &BackwardSetup::plain(full(), form));
+        }
+    }
+    let shape = Shape { kv_heads: 4, q_len: 20, kv_len: 33, head_dim: 16, ..SHAPE };
+    for (added, wanted) in
+        [(100.0, [true; 3]), (700.0, [true; 3]), (3000.0, [true; 3]), (700.0, [false, false, true])]
+    {
+        let case = Case::random(format!("additive scores, bias {added}, {wanted:?}"), shape);
+        let case = case.with(|c| {
+            c.score_vector = Some(Rng::named("a vector").normals(16));
+            let bias =
+                HostData::of(shape.weights(), |[b, h, i, j]| added + ((b + h + i + j) % 7) as f32 / 3.0);
+            c.rules.bias = Some(bias);
+        });
+        for form in FORMS {
+            let setup = BackwardSetup { wanted, ..BackwardSetup::plain(full(), form) };
+            report.check_backward(&Problem::new(case.clone(), 0, true), &setup);
+        }
+    }
+    report.finish();
+}
+
+/// Where a query sees one key, the gradient of the value is that of the output, whatever the score.
+#[test]
+fn single_key_gradient_is_exact() {
+    let mut report = Report::new("gradients of single keys");
+    let seen = |c: &mut Case| {
+        c.rules.causal = true;
+        c.rules.window = Some([0, 0]);
+    };
+    let changes: [(&str, &dyn Fn(&mut Case)); 5] = [
+        ("plain", &|_| ()),
+        ("softcap", &|c| c.softcap = Some(900.0)),
+        ("bias", &|c| c.rules.bias = Some(HostData::new(vec![613.7], [1; 4]))),
+        ("sink", &|c| c.rules.sinks = Some(HostData::new(vec![415.3, 300.1, 2000.7, -50.0], [1, 4, 1, 1]))),
+        ("additive", &|c| {
+            c.rules.bias = Some(HostData::new(vec![613.7], [1; 4]));
+            c.score_vector = Some(vec![41.3; c.shape.head_dim]);
+        }),
+    ];
+    for (name, change) in changes {
+        for (n, (wanted, dim)) in
+            [([true; 3], 16), ([false, false, true], 16), ([true, false, true], 200)].into_iter().enumerate()
+        {
+            if n > 0 && name != "plain" {
+                continue;
+            }
+            for size in [1.0, 3.0, 10.0] {
+                let shape =
+                    Shape { kv_heads: 4, q_len: 12, kv_len: 12, head_dim: dim, value_dim: 16, ..SHAPE };
+                let case = Case::random(format!("one key, {name}, {wanted:?}, {dim}, {size}"), shape);
+                let case = case.with(|c| {
+                    seen(c);
+                    change(c);
+                    for (q, k) in c.q.iter_mut().zip(&mut c.k) {
+                        (*q, *k) = (*q * size * 3.0, *q * 5.0 + *k);
+                    }
+                });
+                for form in FORMS {
+                    let setup = BackwardSetup { wanted, ..BackwardSetup::plain(full(), form) };
+                    report.check_backward(&Problem::new(case.clone(), 0, false), &setup);
+                }
+            }
         }
     }
     report.finish();

@@ -15,6 +15,7 @@ const LOG2_E: f32 = 1.4426950408889634;
 
 struct Pair {
     weight: f32,   // as dropout leaves it: what d_out is multiplied by for d_v
+    probability: f32,  // before dropout
     d_added: f32,
     d_score: f32,
 }
@@ -40,5 +41,5 @@ fn pair_of(q: Query, j: u32, dot: f32, d_weight: f32, stats: vec3<f32>) -> Pair 
     }
     let d_added = weight * (d_kept - stats.y);
     let slope = score_slope(scaled, q, min(j, p.mask.kv_len - 1u));
-    return Pair(kept, select(d_added, 0.0, nothing), select(d_added * slope, 0.0, nothing));
+    return Pair(kept, weight, select(d_added, 0.0, nothing), select(d_added * slope, 0.0, nothing));
 }

@@ -2,8 +2,9 @@
 //
 // Constants: IN_FOURS
 //            WIDE   whether element indices reach 2^28
+//            IN_CHAINS   whether products are summed as fused_backward/cpu.wgsl does, else as fused_backward/gpu.wgsl: bit by bit
 //
-// Needs: p.d_out, p.group, p.head_dim, p.k, p.q, p.v, p.value_dim; IN_FOURS, WIDE; Pair, Query; d_out_at4, k_at4, pair_of, q_at4,
+// Needs: p.d_out, p.group, p.head_dim, p.k, p.q, p.v, p.value_dim; IN_CHAINS, IN_FOURS, WIDE; Pair, Query; d_out_at4, k_at4, pair_of, q_at4,
 // v_at4, view_at.
 // Gives: d_out_row, d_out_vector, d_weight_at, dot_at, k_row, k_vector, pair_at, q_row, q_vector, v_row, v_vector.
 
@@ -55,12 +56,21 @@ fn d_out_vector(row: u32, d: u32) -> vec4<f32> {
 fn dot_at(q: Query, j: u32) -> f32 {
     let query = q_row(q.b, q.h, q.i);
     let key = k_row(q.b, q.h / p.group, j);
+    var chains = vec4<f32>();
     var dot = 0.0;
     for (var d = 0u; d < p.head_dim; d += 4u) {
-        let x = q_vector(query, d) * k_vector(key, d);
-        dot += (x.x + x.y) + (x.z + x.w);
+        let x = q_vector(query, d);
+        let y = k_vector(key, d);
+        if IN_CHAINS {
+            chains += y * x;
+        } else {
+            dot = fma(x.x, y.x, dot);
+            dot = fma(x.y, y.y, dot);
+            dot = fma(x.z, y.z, dot);
+            dot = fma(x.w, y.w, dot);
+        }
     }
-    return dot;
+    return select(dot, ((chains.x + chains.y) + chains.z) + chains.w, IN_CHAINS);
 }
 
 // d_out · v.

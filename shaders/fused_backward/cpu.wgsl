@@ -13,15 +13,18 @@
 // for d_k and d_v. Bytes: the others once per OWNS. As in fused/cpu.wgsl, each element that it loads costs five
 // instructions for all own rows of the invocation.
 //
-// Needs: p.kv_heads, p.mask; HAS_BLOCKS, HEAD_VECTORS, HIDDEN, LANES, OF_KEYS, OF_SCORES, OF_VALUES, OTHERS, OWNS, SEARCH,
-// VALUE_VECTORS; Pair, Query, WorkTile; any_nan, blocks_state, head_count, key_range, other_rows, other_score_vector,
-// other_value_vector, own_rows, own_score_vector, own_value_vector, pair_of, query_head, query_of, search_finds, stats_of,
-// store_of_scores, store_of_values, store_repaired, work_tile.
+// Needs: p.kv_heads, p.mask; HAS_BLOCKS, HEAD_VECTORS, HIDDEN, LANES, NORMALISES, OF_KEYS, OF_SCORES, OF_VALUES, OTHERS, OWNS,
+// SEARCH, VALUE_VECTORS; Pair, Query, WorkTile; any_nan, blocks_state, head_count, key_range, loop_stats, other_rows,
+// other_score_vector, other_value_vector, own_rows, own_score_vector, own_value_vector, pair_of, query_head, query_of, search_finds,
+// store_of_scores, store_of_values, store_repaired, store_total, total_of, work_tile.
 // Gives: main.
 
 const LANE_OWNS: u32 = OWNS / LANES;
 // Sums per score, added at the end: a chain of additions that depend on each other waits for each.
-const CHAINS: u32 = select(1u, 4u, LANE_OWNS * OTHERS <= 4u);
+// As many in every kernel: weights are divided by what another one sums.
+const CHAINS: u32 = 4u;
+
+const_assert LANE_OWNS * OTHERS <= 4u;
 
 // Arrays of vectors are nested: Mesa unrolls a loop of up to 32 turns, and any that has as many turns as
 // the array that it walks has elements.
@@ -73,7 +76,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         own[r] = min(work.own0 + r * LANES + lane, work.last_own);
         if !OF_KEYS {
             own_queries[r] = query_of(work.b, work.head, own[r]);
-            own_stats[r] = stats_of(work.b, work.head, own[r]);
+            own_stats[r] = loop_stats(work.b, work.head, own[r]);
         }
         let mine = own_rows(work, own[r]);
         for (var outer = 0u; outer < HEAD_OUTER; outer++) {
@@ -96,6 +99,10 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         }
     }
 
+    var row_sums: array<f32, LANE_OWNS>;
+    for (var r = 0u; r < LANE_OWNS; r++) {
+        row_sums[r] = 0.0;
+    }
     var repairs = false;
     for (var head = 0u; head < head_count(); head++) {
         let h = query_head(work, head);
@@ -110,7 +117,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                 rows[c] = other_rows(work, h, at);
                 if OF_KEYS {
                     other_queries[c] = query_of(work.b, h, at);
-                    other_stats[c] = stats_of(work.b, h, at);
+                    other_stats[c] = loop_stats(work.b, h, at);
                     if other + c > at {
                         other_queries[c].end = 0u;
                     }
@@ -184,6 +191,9 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                     } else {
                         pairs[r][c] = pair_of(own_queries[r], other + c, s[r][c][0], w[r][c][0], own_stats[r]);
                     }
+                    if NORMALISES {
+                        row_sums[r] += pairs[r][c].probability;
+                    }
                     nan_found = nan_found || any_nan(vec4<f32>(pairs[r][c].weight));
                 }
             }
@@ -228,6 +238,20 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                             }
                         }
                     }
+                }
+            }
+        }
+    }
+
+    if NORMALISES {
+        for (var r = 0u; r < LANE_OWNS; r++) {
+            let total = total_of(work, own[r], row_sums[r]);
+            if work.own0 + r * LANES + lane <= work.last_own {
+                store_total(work, own[r], total);
+            }
+            for (var outer = 0u; outer < HEAD_OUTER; outer++) {
+                for (var n = 0u; n < HEAD_INNER; n++) {
+                    scored[r][outer][n] *= total;
                 }
             }
         }

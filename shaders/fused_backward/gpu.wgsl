@@ -13,9 +13,10 @@
 // A tile of others: both sides are staged by chunks → scores and gradients of weights in registers → what pairs give, in
 // registers, then in workgroup memory, with V_OTHERS rows of the others at a time → sums.
 //
-// Needs: p.head_dim, p.value_dim; CHUNK, OF_KEYS, OF_SCORES, OF_VALUES, OWNS, SLICE, WORKGROUP; Query, WorkTile; any_nan, head_count,
-// other_rows, other_score_vector, other_value_vector, others_of, own_rows, own_score_vector, own_value_vector, pair_of,
-// query_head, query_of, stats_of, store_of_scores, store_of_values, store_repaired, tile_seen, work_tile.
+// Needs: p.head_dim, p.value_dim; CHUNK, NORMALISES, OF_KEYS, OF_SCORES, OF_VALUES, OWNS, SLICE, WORKGROUP; Query, WorkTile;
+// any_nan, head_count, loop_stats, other_rows, other_score_vector, other_value_vector, others_of, own_rows, own_score_vector,
+// own_value_vector, pair_of, query_head, query_of, store_of_scores, store_of_values, store_repaired, store_total, tile_seen,
+// total_of, work_tile.
 // Gives: main.
 
 const OTHERS: u32 = 32u;
@@ -47,6 +48,8 @@ var<workgroup> other_from: array<vec2<u32>, OTHERS>;
 var<private> sums: array<vec4<f32>, LANE_OTHERS>;
 var<private> scores: array<vec4<f32>, LANE_OTHERS>;
 var<private> d_scores: array<vec4<f32>, LANE_OTHERS>;
+// Of the weights of own rows 4y .. 4y + 4 and the invocation's others.
+var<private> row_sums: vec4<f32>;
 // Channels 4x .. and 4 (x + LANES_X) .. of the slice, of each own row.
 var<private> scored: array<vec4<f32>, 8>;
 var<private> valued: array<vec4<f32>, 8>;
@@ -118,7 +121,7 @@ fn weigh(work: WorkTile, h: u32, other0: u32, end: u32, x: u32, y: u32) {
         /* unrolled */ for (var r = 0u; r < 4u; r++) {
             let i = min(own0 + r, work.last_own);
             queries[r] = query_of(work.b, h, i);
-            stats[r] = stats_of(work.b, h, i);
+            stats[r] = loop_stats(work.b, h, i);
         }
     }
     // The vectors take turns in scores[0] and d_scores[0].
@@ -128,10 +131,11 @@ fn weigh(work: WorkTile, h: u32, other0: u32, end: u32, x: u32, y: u32) {
         let d_weights = d_scores[0];
         var weights = vec4<f32>();
         var gradients = vec4<f32>();
+        var probabilities = vec4<f32>();
         if OF_KEYS {
             let i = min(other, end - 1u);
             queries[0] = query_of(work.b, h, i);
-            stats[0] = stats_of(work.b, h, i);
+            stats[0] = loop_stats(work.b, h, i);
             if other >= end {
                 queries[0].end = 0u;
             }
@@ -141,6 +145,10 @@ fn weigh(work: WorkTile, h: u32, other0: u32, end: u32, x: u32, y: u32) {
             let pair = pair_of(queries[select(r, 0u, OF_KEYS)], j, dots[r], d_weights[r], stats[select(r, 0u, OF_KEYS)]);
             weights[r] = pair.weight;
             gradients[r] = pair.d_score;
+            probabilities[r] = pair.probability;
+        }
+        if NORMALISES {
+            row_sums += probabilities;
         }
         /* unrolled */ for (var n = 0u; n < LANE_OTHERS - 1u; n++) {
             scores[n] = scores[n + 1u];
@@ -223,6 +231,26 @@ fn add_tile(work: WorkTile, lane: u32) {
     }
 }
 
+// Divides the sums of own rows by those of their weights, and stores what those are divided by.
+fn normalise(work: WorkTile, lane: u32) {
+    staged[lane] = row_sums;
+    workgroupBarrier();
+    let y = lane / LANES_X;
+    var sum = vec4<f32>();
+    for (var n = 0u; n < LANES_X; n++) {
+        sum += staged[y * LANES_X + n];
+    }
+    /* unrolled */ for (var r = 0u; r < 4u; r++) {
+        let i = work.own0 + y * 4u + r;
+        let total = total_of(work, min(i, work.last_own), sum[r]);
+        scored[r * 2u] *= total;
+        scored[r * 2u + 1u] *= total;
+        if lane % LANES_X == 0u && work.col0 == 0u && i <= work.last_own {
+            store_total(work, i, total);
+        }
+    }
+}
+
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let work = work_tile(workgroup);
@@ -233,6 +261,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         scored[n] = vec4<f32>();
         valued[n] = vec4<f32>();
     }
+    row_sums = vec4<f32>();
     for (var head = 0u; head < head_count(); head++) {
         let h = query_head(work, head);
         let range = others_of(work, h, lane);
@@ -260,6 +289,9 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         }
     }
 
+    if NORMALISES {
+        normalise(work, lane);
+    }
     let own0 = work.own0 + lane / LANES_X * 4u;
     let low = work.col0 + lane % LANES_X * 4u;
     let high = low + LANES_X * 4u;

@@ -142,7 +142,7 @@ impl<'a> AdditiveBackward<'a> {
 /// Gradients, without the hidden units of pairs in memory and without atomics: the same inputs on the same device by the same plan
 /// give the same bits.
 impl AdditiveAttention {
-    /// The temporary memory that `call` needs: 12 bytes for each query of each head; 8 for each pair, but at most 64 MiB unless a
+    /// The temporary memory that `call` needs: 16 bytes for each query of each head; 8 for each pair, but at most 64 MiB unless a
     /// single query's or key's pairs take more, beyond which pairs are computed part by part, once for queries and once
     /// for keys; and a number for each hidden unit of up to 64 queries.
     ///

@@ -43,6 +43,7 @@ pub struct Backward<'a> {
     d_v: Option<TensorView<'a>>,
     d_added: AddedGradients<'a>,
     accumulates: bool,
+    partial: bool,
     mask: DeviceMask<'a>,
     dropout: Option<Dropout<TensorView<'a>>>,
 }
@@ -69,6 +70,7 @@ impl<'a> Backward<'a> {
             d_v: None,
             d_added: AddedGradients::default(),
             accumulates: false,
+            partial: false,
             mask: DeviceMask::none(),
             dropout: None,
         }
@@ -141,6 +143,13 @@ impl<'a> Backward<'a> {
         self
     }
 
+    /// True if `out` and `lse` are of more keys than this call's, as where several devices share the keys: then a weight is
+    /// exp(score − lse). Otherwise the weights of a query are divided by their sum too, as lse is one rounded number.
+    pub fn partial(mut self, partial: bool) -> Self {
+        self.partial = partial;
+        self
+    }
+
     /// The forward call's mask.
     pub fn mask(mut self, mask: DeviceMask<'a>) -> Self {
         self.mask = mask;
@@ -167,7 +176,7 @@ impl<'a> Backward<'a> {
 /// Gradients of tensors, without a score matrix and without atomics: the same inputs on the same device by the same plan give
 /// the same bits.
 impl Attention {
-    /// The temporary memory that `call` needs: 12 bytes for each query of each head, and at most 1 MiB for the gradients of a
+    /// The temporary memory that `call` needs: 16 bytes for each query of each head, and at most 1 MiB for the gradients of a
     /// mask's tensors.
     ///
     /// # Errors
@@ -265,6 +274,7 @@ impl Attention {
             d_v,
             d_added,
             accumulates,
+            partial,
             mask,
             dropout,
             ..
@@ -338,7 +348,7 @@ impl Attention {
             adds_to_added: accumulates,
             mask,
             dropout,
-            partial: false,
+            partial,
             scale,
             softcap,
             tuning,

@@ -10,6 +10,8 @@ pub(crate) const WORKGROUP: usize = 64;
 /// What changes the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct AdditivePairs {
+    /// Whether it sums the weights of queries.
+    pub totals: bool,
     pub drop: DropoutKind,
     pub mask: mask::MaskVariant,
 }
@@ -36,12 +38,17 @@ impl AdditivePairs {
         let mut bindings = vec![
             Binding::write("d_scores", DType::F32, Width::One),
             Binding::write("weights", DType::F32, Width::One),
-            Binding::read("row_stats", DType::F32, Width::One),
+            if self.totals {
+                Binding::write("row_stats", DType::F32, Width::One)
+            } else {
+                Binding::read("row_stats", DType::F32, Width::One)
+            },
         ];
         bindings.extend(self.mask.bindings());
         bindings.extend(self.drop.binding());
         let constants = [
             Constant::U32("WORKGROUP", WORKGROUP as u32),
+            Constant::Bool("TOTALS", self.totals),
             Constant::Bool("PER_PAIR_MASK", self.mask.is_per_pair()),
             Constant::Bool("HAS_DROPOUT", self.drop != DropoutKind::None),
         ];
@@ -53,14 +60,19 @@ impl AdditivePairs {
             shader!("additive_pairs"),
             self.drop.wgsl(),
             &mask,
+            if self.totals { "" } else { "fn row_stats_store(o: u32, x: f32) {}\n" },
         ];
-        Kernel::new::<Params>(&constants, bindings, &parts, WORKGROUP as u32)
+        let kernel = Kernel::new::<Params>(&constants, bindings, &parts, WORKGROUP as u32);
+        Kernel { workgroup_memory: 4 * WORKGROUP as u32, ..kernel }
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
         let masks = mask::MaskVariant::all().into_iter().map(mask::MaskVariant::scores_only);
-        let masked = masks.map(|mask| AdditivePairs { drop: DropoutKind::None, mask });
+        let drop = DropoutKind::None;
+        let masked =
+            masks.flat_map(move |mask| [false, true].map(|totals| AdditivePairs { totals, drop, mask }));
         let plain = mask::MaskVariant::default();
-        masked.chain(DropoutKind::ALL.into_iter().map(move |drop| AdditivePairs { drop, mask: plain }))
+        let dropped = move |drop| AdditivePairs { totals: false, drop, mask: plain };
+        masked.chain(DropoutKind::ALL.into_iter().map(dropped))
     }
 }

@@ -18,6 +18,8 @@ pub(crate) struct CapturedGradients {
     pub dtype: DType,
     /// Whether q, k, v and d_out load in fours along their channels.
     pub width: Width,
+    /// Whether scores are summed as the software form of `fused_backward.wgsl` sums them.
+    pub chains: bool,
     pub drop: DropoutKind,
     /// Without sinks, which lse has.
     pub mask: mask::MaskVariant,
@@ -58,6 +60,7 @@ impl CapturedGradients {
             Constant::U32("TILE", TILE),
             Constant::Bool("IN_FOURS", self.width == Width::Four),
             Constant::Bool("WIDE", true),
+            Constant::Bool("IN_CHAINS", self.chains),
             Constant::Bool("PER_PAIR_MASK", self.mask.is_per_pair()),
             Constant::Bool("HAS_DROPOUT", self.drop != DropoutKind::None),
         ];
@@ -89,6 +92,7 @@ impl CapturedGradients {
             gradient: DType::F32,
             dtype: DType::F32,
             width: Width::Four,
+            chains: false,
             drop: DropoutKind::None,
             mask: mask::MaskVariant::default(),
         };
@@ -97,6 +101,7 @@ impl CapturedGradients {
             all.extend(WIDTHS.map(|width| CapturedGradients { dtype, width, ..plain }));
         }
         all.extend(DropoutKind::ALL.map(|drop| CapturedGradients { drop, ..plain }));
+        all.push(CapturedGradients { chains: true, ..plain });
         let masks = mask::MaskVariant::all().into_iter().map(mask::MaskVariant::scores_only);
         all.extend(masks.map(|mask| CapturedGradients { mask, ..plain }));
         // With more tensors than every device binds.

@@ -51,7 +51,7 @@ params! {
         dropout_threshold: u32,
         dropout_scale: f32,
         scale: f32,
-        pad: u32,
+        partial: u32,
     }
 }
 
@@ -66,7 +66,14 @@ impl FusedBackward {
     fn bindings(&self) -> Vec<Binding> {
         let inputs = ["q", "k", "v", "d_out"].map(|name| Binding::read(name, self.dtype, self.width));
         let mut bindings = Vec::from(inputs);
-        bindings.push(Binding::read("row_stats", DType::F32, Width::One));
+        if self.of == GradientsOf::Totals {
+            bindings.truncate(2);
+        }
+        bindings.push(if self.normalises() {
+            Binding::write("row_stats", DType::F32, Width::One)
+        } else {
+            Binding::read("row_stats", DType::F32, Width::One)
+        });
         if self.of.scores() {
             bindings.push(Binding::write("d_scored", self.scored, self.store));
         }
@@ -78,9 +85,15 @@ impl FusedBackward {
         bindings
     }
 
+    fn normalises(&self) -> bool {
+        self.tiles.normalise(self.of)
+    }
+
     pub fn describe(&self) -> Kernel {
         let mut constants = vec![
-            Constant::Bool("OF_KEYS", self.of != GradientsOf::Queries),
+            Constant::Bool("OF_KEYS", !self.of.of_queries()),
+            Constant::Bool("NORMALISES", self.normalises()),
+            Constant::Bool("IN_CHAINS", self.tiles.is_cpu()),
             Constant::Bool("OF_SCORES", self.of.scores()),
             Constant::Bool("OF_VALUES", self.of.values()),
             Constant::Bool("IN_FOURS", self.width == Width::Four),
@@ -147,6 +160,15 @@ impl FusedBackward {
     /// Accessors that the text names and this variant has no binding for.
     fn unused_stores(&self) -> Vec<&'static str> {
         let mut stores = Vec::new();
+        if self.of == GradientsOf::Totals {
+            stores.push(
+                "fn v_at4(o: u32, stride: u32, n: u32) -> vec4<f32> { return vec4<f32>(); }\n\
+                 fn d_out_at4(o: u32, stride: u32, n: u32) -> vec4<f32> { return vec4<f32>(); }\n",
+            );
+        }
+        if !self.normalises() {
+            stores.push("fn row_stats_store(o: u32, x: f32) {}\n");
+        }
         if !self.of.scores() {
             stores.push(
                 "fn d_scored_at(o: u32) -> f32 { return 0.0; }\n\
@@ -189,12 +211,21 @@ impl FusedBackward {
                 all.extend(DropoutKind::ALL.map(|drop| FusedBackward { drop, ..first }));
             }
         }
-        for of in [GradientsOf::Queries, GradientsOf::Keys, GradientsOf::KeysAndValues] {
+        for tiles in BackwardTiles::listed(GradientsOf::Totals) {
+            let plain = Self::plain(GradientsOf::Totals, tiles);
+            for dtype in FLOATS {
+                all.extend(WIDTHS.map(|width| FusedBackward { dtype, width, ..plain }));
+            }
+            all.extend(tiles.is_cpu().then_some(FusedBackward { wide: true, ..plain }));
+        }
+        for of in [GradientsOf::Queries, GradientsOf::Keys, GradientsOf::KeysAndValues, GradientsOf::Totals] {
             for tiles in BackwardTiles::masked(of) {
                 let plain = Self::plain(of, tiles);
                 let masks = mask::MaskVariant::all().into_iter().map(mask::MaskVariant::scores_only);
                 all.extend(masks.map(|mask| FusedBackward { mask, ..plain }));
-                all.extend(DropoutKind::ALL.map(|drop| FusedBackward { drop, ..plain }));
+                if of != GradientsOf::Totals {
+                    all.extend(DropoutKind::ALL.map(|drop| FusedBackward { drop, ..plain }));
+                }
             }
         }
         // With more tensors than every device binds.

@@ -19,6 +19,8 @@ pub(crate) struct ScoreGradients {
     pub dtype: DType,
     /// Whether q, k, v and d_out load in fours along their channels.
     pub width: Width,
+    /// Whether scores are summed as the software form of `fused_backward.wgsl` sums them.
+    pub chains: bool,
     pub drop: DropoutKind,
     /// Without sinks, which lse has; of sinks, they alone.
     pub mask: mask::MaskVariant,
@@ -96,6 +98,7 @@ impl ScoreGradients {
                 Constant::Bool("OF_PLACES", self.of == Added::Relative),
                 Constant::Bool("IN_FOURS", self.width == Width::Four),
                 Constant::Bool("WIDE", true),
+                Constant::Bool("IN_CHAINS", self.chains),
                 Constant::Bool("PER_PAIR_MASK", self.mask.is_per_pair()),
                 Constant::Bool("HAS_DROPOUT", self.drop != DropoutKind::None),
             ]);
@@ -121,6 +124,7 @@ impl ScoreGradients {
                 gradient: DType::F32,
                 dtype: DType::F32,
                 width: Width::Four,
+                chains: false,
                 drop: DropoutKind::None,
                 mask: mask::MaskVariant::with_rules([of.id()]),
             };
@@ -134,6 +138,7 @@ impl ScoreGradients {
                 all.extend(WIDTHS.map(|width| ScoreGradients { dtype, width, ..plain }));
             }
             all.extend(DropoutKind::ALL.map(|drop| ScoreGradients { drop, ..plain }));
+            all.push(ScoreGradients { chains: true, ..plain });
             // Of slopes, the distance is their rule's.
             let masks = mask::MaskVariant::all().into_iter().map(mask::MaskVariant::scores_only);
             let masks = masks.filter(|mask| of != Added::Slopes || mask.has(of.id()));

@@ -164,7 +164,7 @@ struct Between<'a> {
 /// Gradients, without atomics: the same inputs on the same device by the same plan give the same bits.
 impl Linformer {
     /// The temporary memory that `call` needs: projected keys and values and their gradients, the latter in F32; with a key mask, keys and values
-    /// once more, and a gradient of them in F32; 12 bytes for each query.
+    /// once more, and a gradient of them in F32; 16 bytes for each query.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).

@@ -44,6 +44,8 @@ pub(crate) struct AdditiveMemory<'a> {
 pub(crate) struct AdditivePlan {
     rectangles: Vec<(Rectangle, Sides)>,
     rows: usize,
+    /// True if a gradient of queries or of the vector is wanted.
+    of_queries: bool,
     /// Rows of queries that give a part of the vector's gradient.
     row_lanes: u32,
     /// Parts of an element of that.
@@ -77,7 +79,8 @@ pub(crate) fn plan(call: &AdditiveProblem, device: &DeviceFacts) -> Result<Addit
     }
     let of_queries = problem.d_q.is_some() || call.d_score_vector.is_some();
     let of_keys = problem.d_k.is_some() || problem.d_v.is_some();
-    let wanted = Sides { queries: of_queries, keys: of_keys };
+    // The sums of weights are of queries' rectangles too.
+    let wanted = Sides { queries: true, keys: of_keys };
     let rectangles = plan::rectangles(&shape, wanted, problem.tuning.work_limit, device);
     let cpu = problem.tuning.form.choose(GRADIENTS, device);
     let of_rows = rectangles.iter().filter(|(_, sides)| sides.queries);
@@ -88,6 +91,7 @@ pub(crate) fn plan(call: &AdditiveProblem, device: &DeviceFacts) -> Result<Addit
     let plan = AdditivePlan {
         rectangles,
         rows: count(shape.lse()),
+        of_queries,
         row_lanes,
         parts: rows_of_vector.saturating_mul(shape.q_len.div_ceil(row_lanes as usize)),
         cpu,
@@ -161,14 +165,20 @@ pub(crate) fn dispatches<'a>(
     device: &DeviceFacts,
 ) -> Dispatches<'a> {
     let problem = &call.problem;
-    let stats = in_scratch(memory.stats, DType::F32, [1, 1, plan.rows, 3], 0).window(device);
+    let stats = in_scratch(memory.stats, DType::F32, [1, 1, plan.rows, 4], 0).window(device);
     let mut dispatches: Dispatches = row_stats(problem, plan.rows, stats, device).collect();
     dispatches.extend(row_totals(problem, Some(call.score_vector), plan.rows, stats, device));
     let mask = mask::MaskVariant::of(&problem.mask, false, false);
     for (rectangle, sides) in &plan.rectangles {
         let part = Part { call, plan, memory, mask, rectangle, device };
-        dispatches.extend([part.scores(), part.d_weights(), part.pairs(stats)]);
+        dispatches.push(part.scores());
         if sides.queries {
+            dispatches.push(part.pairs(stats, true));
+        }
+        if plan.of_queries || sides.keys {
+            dispatches.extend([part.d_weights(), part.pairs(stats, false)]);
+        }
+        if sides.queries && plan.of_queries {
             dispatches.push(part.of_queries());
         }
         if sides.keys {
@@ -342,11 +352,12 @@ impl<'a> Part<'_, 'a> {
         }
     }
 
-    /// What the pairs give.
-    fn pairs(&self, stats: Window<'a>) -> Dispatch<'a, KernelVariant> {
+    /// What the pairs give, or the sums of queries' weights.
+    fn pairs(&self, stats: Window<'a>, totals: bool) -> Dispatch<'a, KernelVariant> {
         let problem = &self.call.problem;
         let mask = self.mask.scores_only();
-        let drop = DropoutParams::new(problem.dropout.as_ref(), self.device);
+        let dropout = problem.dropout.as_ref().filter(|_| !totals);
+        let drop = DropoutParams::new(dropout, self.device);
         let [batch, queries, keys] = self.rectangle.sizes();
         let matrix = self.matrix_view();
         let params = additive_pairs::Params {
@@ -366,12 +377,13 @@ impl<'a> Part<'_, 'a> {
         let mut tensors = vec![self.matrix(false), self.matrix(true), stats];
         tensors.extend(mask.windows(&problem.mask, self.device));
         tensors.extend(drop.keep);
-        let drop = DropoutKind::of(problem.dropout.as_ref());
+        let drop = DropoutKind::of(dropout);
+        let workgroups = if totals { 1 } else { keys.div_ceil(additive_pairs::WORKGROUP) };
         Dispatch {
-            variant: KernelVariant::AdditivePairs(AdditivePairs { drop, mask }),
+            variant: KernelVariant::AdditivePairs(AdditivePairs { totals, drop, mask }),
             params: mask.with_mods(&params, &problem.mask, self.device),
             tensors,
-            grid: grid([keys.div_ceil(additive_pairs::WORKGROUP), queries, batch * problem.shape.heads]),
+            grid: grid([workgroups, queries, batch * problem.shape.heads]),
         }
     }
 

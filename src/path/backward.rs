@@ -2,7 +2,7 @@
 
 use super::backward_problem::{BackwardProblem, in_fours, view};
 use super::dispatches::{Dispatches, in_scratch, runs};
-use super::score_gradients;
+use super::score_gradients::{self, QueryStats};
 use crate::device::DeviceFacts;
 use crate::dropout::Dropout;
 use crate::error::Error;
@@ -14,13 +14,15 @@ use crate::kernels::row_stats::{self, RowStats};
 use crate::kernels::row_totals::{self, RowTotals};
 use crate::kernels::{KernelVariant, mask};
 use crate::mask::Id;
-use crate::plan::{Added, BackwardPlan, CapturedGradientsPlan, GradientsOf, ScoreGradientsPlan};
+use crate::plan::{
+    Added, BackwardPlan, BackwardTiles, CapturedGradientsPlan, GradientsOf, ScoreGradientsPlan,
+};
 use crate::problem::Shape;
 use crate::scratch::{Scratch, ScratchSize, Slot};
 use crate::tensor::{DType, TensorView, Window, broadcast, count};
 
-/// What is kept of a query: three numbers.
-pub(super) const STATS_BYTES: u64 = 12;
+/// Bytes that are kept of a query: four numbers.
+pub(super) const STATS_BYTES: u64 = 16;
 
 /// What of a scratch a backward call takes.
 #[derive(Clone, Copy)]
@@ -83,9 +85,8 @@ pub(crate) fn plan(problem: &BackwardProblem, device: &DeviceFacts) -> Result<Ba
             wanted.extend(d_v.map(|_| GradientsOf::Values));
         }
     }
-    let plans = wanted
-        .into_iter()
-        .map(|of| BackwardPlan::new(of, &problem.shape, problem.q.dtype, &problem.tuning, device));
+    let plan_of = |of| BackwardPlan::new(of, &problem.shape, problem.q.dtype, &problem.tuning, device);
+    let mut plans = wanted.into_iter().map(plan_of).collect::<Result<Vec<_>, _>>()?;
     let added = problem.d_added.wanted().map(|(of, gradient)| {
         ScoreGradientsPlan::new(of, gradient.shape(), &problem.shape, &problem.tuning, device)
     });
@@ -94,9 +95,14 @@ pub(crate) fn plan(problem: &BackwardProblem, device: &DeviceFacts) -> Result<Ba
     let captured = problem.d_added.captured().map(|(n, gradient)| {
         CapturedGradientsPlan::new(n, count(gradient.shape()), &masked, &problem.tuning, device)
     });
-    let added = added.collect::<Result<_, _>>()?;
-    let captured = captured.collect::<Result<_, _>>()?;
-    Ok(BackwardPlans { plans: plans.collect::<Result<_, _>>()?, added, captured, rows })
+    let (added, captured) = (added.collect::<Result<_, _>>()?, captured.collect::<Result<_, _>>()?);
+    // Matrix units round weights to f16, which is more than lse is off by.
+    let exact = plans.iter().any(|plan| !matches!(plan.tiles, BackwardTiles::Matrix(_)));
+    let gives = plans.first().is_some_and(|plan| plan.tiles.normalise(plan.of));
+    if !problem.partial && !gives && (exact || !problem.d_added.is_empty()) {
+        plans.insert(0, plan_of(GradientsOf::Totals)?);
+    }
+    Ok(BackwardPlans { plans, added, captured, rows })
 }
 
 /// What of the kernels that there are in one form is put aside and needed.
@@ -137,7 +143,7 @@ pub(crate) fn dispatches<'a>(
     memory: BackwardMemory<'a>,
     device: &DeviceFacts,
 ) -> Dispatches<'a> {
-    let stats = in_scratch(memory.stats, DType::F32, [1, 1, plans.rows, 3], 0).window(device);
+    let stats = in_scratch(memory.stats, DType::F32, [1, 1, plans.rows, 4], 0).window(device);
     let mut dispatches: Dispatches = row_stats(problem, plans.rows, stats, device).collect();
     if !problem.partial {
         dispatches.extend(row_totals(problem, None, plans.rows, stats, device));
@@ -146,6 +152,8 @@ pub(crate) fn dispatches<'a>(
         dispatches.extend(gradients(problem, plan, stats, device));
     }
     let parts = memory.parts;
+    let normalising = plans.plans.iter().find(|plan| plan.tiles.normalise(plan.of));
+    let stats = QueryStats { window: stats, chains: normalising.is_some_and(|plan| plan.tiles.is_cpu()) };
     for plan in &plans.added {
         if let Some(gradient) = problem.d_added.get(plan.of) {
             dispatches.extend(score_gradients::of_rule(problem, plan, gradient, stats, parts, device));
@@ -242,28 +250,30 @@ fn gradients<'a>(
     let BackwardProblem { shape, q, k, v, d_out, d_q, d_k, d_v, .. } = *problem;
     let scored = match plan.of {
         GradientsOf::Queries => d_q,
-        GradientsOf::Values => None,
+        GradientsOf::Values | GradientsOf::Totals => None,
         GradientsOf::Keys | GradientsOf::KeysAndValues => d_k,
     };
     let valued = if plan.of.values() { d_v } else { None };
     let reaches_far = |t: &TensorView| t.extent().1 / t.dtype.bytes() as u64 >= 1 << 28;
-    let inputs = [q, k, v, d_out];
+    let totals = plan.of == GradientsOf::Totals;
+    let inputs = if totals { vec![q, k] } else { vec![q, k, v, d_out] };
+    let dropout = problem.dropout.as_ref().filter(|_| !totals);
     let dtype = |t: Option<TensorView>| t.map_or(DType::F32, |t| t.dtype);
     let variant = FusedBackward {
         tiles: plan.tiles,
         of: plan.of,
         dtype: q.dtype,
-        width: Width::of(inputs.into_iter().all(in_fours)),
+        width: Width::of(inputs.iter().copied().all(in_fours)),
         scored: dtype(scored),
         valued: dtype(valued),
         store: Width::of([scored, valued].into_iter().flatten().all(in_fours)),
         wide: plan.tiles.is_cpu() && inputs.iter().any(reaches_far),
-        drop: DropoutKind::of(problem.dropout.as_ref()),
+        drop: DropoutKind::of(dropout),
         mask: mask::MaskVariant::of(&problem.mask, problem.softcap.is_some(), problem.appended > 0)
             .scores_only(),
     };
-    let drop = DropoutParams::new(problem.dropout.as_ref(), device);
-    let mut tensors: Vec<_> = inputs.map(|t| t.window(device)).into();
+    let drop = DropoutParams::new(dropout, device);
+    let mut tensors: Vec<_> = inputs.iter().map(|t| t.window(device)).collect();
     tensors.push(stats);
     tensors.extend([scored, valued].into_iter().flatten().map(|t| t.window(device)));
     tensors.extend(variant.mask.windows(&problem.mask, device));
@@ -290,7 +300,7 @@ fn gradients<'a>(
         dropout_threshold: drop.threshold,
         dropout_scale: drop.scale,
         scale: problem.scale,
-        pad: 0,
+        partial: u32::from(problem.partial),
     };
     plan.pieces().map(move |piece| {
         let first = [piece.first[0], piece.first[1], piece.first[2], 0];

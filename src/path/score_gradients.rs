@@ -12,6 +12,14 @@ use crate::kernels::{KernelVariant, mask};
 use crate::plan::{Added, CapturedGradientsPlan, ScoreGradientsPlan};
 use crate::tensor::{DType, TensorView, Window, count};
 
+/// The numbers that are kept of queries.
+#[derive(Clone, Copy)]
+pub(super) struct QueryStats<'a> {
+    pub window: Window<'a>,
+    /// True if the software form has summed the weights, whose order of additions the other kernels follow.
+    pub chains: bool,
+}
+
 /// Where a kernel writes sums, or their parts.
 #[derive(Clone, Copy)]
 struct Sums<'a> {
@@ -26,7 +34,7 @@ pub(super) fn of_rule<'a>(
     problem: &BackwardProblem<'a>,
     plan: &ScoreGradientsPlan,
     gradient: TensorView<'a>,
-    stats: Window<'a>,
+    stats: QueryStats<'a>,
     parts: Option<&'a wgpu::Buffer>,
     device: &DeviceFacts,
 ) -> Dispatches<'a> {
@@ -39,7 +47,7 @@ pub(super) fn of_captured<'a>(
     problem: &BackwardProblem<'a>,
     plan: &CapturedGradientsPlan,
     gradient: TensorView<'a>,
-    stats: Window<'a>,
+    stats: QueryStats<'a>,
     parts: Option<&'a wgpu::Buffer>,
     device: &DeviceFacts,
 ) -> Dispatches<'a> {
@@ -88,7 +96,7 @@ fn rule_sums<'a>(
     problem: &BackwardProblem<'a>,
     plan: &ScoreGradientsPlan,
     sums: Sums<'a>,
-    stats: Window<'a>,
+    stats: QueryStats<'a>,
     device: &DeviceFacts,
 ) -> Dispatches<'a> {
     let gradient = sums.window;
@@ -103,6 +111,7 @@ fn rule_sums<'a>(
         gradient: sums.dtype,
         dtype: inputs.first().map_or(DType::F32, |t| t.dtype),
         width: Width::of(inputs.iter().copied().all(in_fours)),
+        chains: stats.chains && of != Added::Sinks,
         drop: DropoutKind::of(dropout),
         mask: match of {
             Added::Sinks => {
@@ -114,7 +123,7 @@ fn rule_sums<'a>(
     };
     let drop = DropoutParams::new(dropout, device);
     let mut tensors: Vec<_> = inputs.iter().map(|t| t.window(device)).collect();
-    tensors.extend([stats, gradient]);
+    tensors.extend([stats.window, gradient]);
     tensors.extend(variant.mask.windows(&problem.mask, device));
     tensors.extend(drop.keep);
     let [q, k, v, d_out] = match inputs[..] {
@@ -163,7 +172,7 @@ fn captured_sums<'a>(
     problem: &BackwardProblem<'a>,
     plan: &CapturedGradientsPlan,
     sums: Sums<'a>,
-    stats: Window<'a>,
+    stats: QueryStats<'a>,
     device: &DeviceFacts,
 ) -> Dispatches<'a> {
     let BackwardProblem { shape, q, k, v, d_out, .. } = *problem;
@@ -173,13 +182,14 @@ fn captured_sums<'a>(
         gradient: sums.dtype,
         dtype: q.dtype,
         width: Width::of(inputs.into_iter().all(in_fours)),
+        chains: stats.chains,
         drop: DropoutKind::of(problem.dropout.as_ref()),
         mask: mask::MaskVariant::of(&problem.mask, problem.softcap.is_some(), problem.appended > 0)
             .scores_only(),
     };
     let drop = DropoutParams::new(problem.dropout.as_ref(), device);
     let mut tensors: Vec<_> = inputs.map(|t| t.window(device)).into();
-    tensors.extend([stats, sums.window]);
+    tensors.extend([stats.window, sums.window]);
     tensors.extend(variant.mask.windows(&problem.mask, device));
     tensors.extend(drop.keep);
     let [q, k, v, d_out] = inputs.map(|t| view(t, device));

@@ -44,6 +44,11 @@ impl BackwardTiles {
         matches!(self, BackwardTiles::Cpu { .. })
     }
 
+    /// True if a kernel of queries sums their weights, and divides by the sums.
+    pub fn normalise(self, of: GradientsOf) -> bool {
+        of.of_queries() && !matches!(self, BackwardTiles::Matrix(_))
+    }
+
     /// Queries or keys of a workgroup.
     pub fn owns(self) -> u32 {
         match self {
@@ -90,8 +95,12 @@ impl BackwardTiles {
         tuning: &Tuning,
         device: &DeviceFacts,
     ) -> Result<Self, Error> {
-        let matrix = tuning.settle(BackwardMatrix::of(of, shape, dtype, tuning, device))?;
         let cpu = tuning.form.choose(GRADIENTS, device);
+        if of == GradientsOf::Totals {
+            // The kernel of matrix units sums no weights.
+            return Ok(Self::without_matrix_units(of, shape, cpu, device));
+        }
+        let matrix = tuning.settle(BackwardMatrix::of(of, shape, dtype, tuning, device))?;
         Ok(matrix.map_or_else(|| Self::without_matrix_units(of, shape, cpu, device), BackwardTiles::Matrix))
     }
 
@@ -106,7 +115,7 @@ impl BackwardTiles {
     }
 
     fn cpu(of: GradientsOf, shape: &Shape, lanes: u32, [head_vectors, value_vectors]: [u32; 2]) -> Self {
-        let len = if of == GradientsOf::Queries { shape.q_len } else { shape.kv_len };
+        let len = if of.of_queries() { shape.q_len } else { shape.kv_len };
         // Measured for 64 and 128 channels, with 8 lanes and with 16: three own rows are slower, two others at a time no faster, and
         // one own row is slower for k and v.
         let owns = if len > lanes as usize { 2 } else { 1 };
@@ -161,11 +170,12 @@ impl BackwardPlan {
             }
         }
         let (len, heads) = of.own_side(shape);
-        let others = if of == GradientsOf::Queries { shape.kv_len } else { shape.q_len * shape.group() };
+        let others = if of.of_queries() { shape.kv_len } else { shape.q_len * shape.group() };
         let channels = match of {
             GradientsOf::Queries | GradientsOf::Keys => shape.head_dim,
             GradientsOf::Values => shape.value_dim,
             GradientsOf::KeysAndValues => shape.head_dim.max(shape.value_dim),
+            GradientsOf::Totals => 1,
         };
         let slices = channels.div_ceil(tiles.slice() as usize);
         let grid = [len.div_ceil(tiles.owns() as usize), slices, shape.batch * heads];
@@ -204,7 +214,7 @@ mod tests {
 
     #[test]
     fn tiles_fit_every_device() {
-        for of in GradientsOf::ALL {
+        for of in GradientsOf::ALL.into_iter().chain([GradientsOf::Totals]) {
             for tiles in BackwardTiles::listed(of) {
                 assert!(tiles.workgroup_memory(of) <= DEVICE.workgroup_memory, "{tiles:?}");
                 assert!(tiles.invocations() <= DEVICE.max_invocations, "{tiles:?}");

@@ -9,15 +9,23 @@ pub(crate) enum GradientsOf {
     Keys,
     Values,
     KeysAndValues,
+    /// No gradients: the sums of queries' weights, which the others divide by, where those of queries are not wanted.
+    Totals,
 }
 
 impl GradientsOf {
+    /// Of gradients.
     pub const ALL: [Self; 4] =
         [GradientsOf::Queries, GradientsOf::Keys, GradientsOf::Values, GradientsOf::KeysAndValues];
 
+    /// True if a workgroup has rows of queries.
+    pub fn of_queries(self) -> bool {
+        matches!(self, GradientsOf::Queries | GradientsOf::Totals)
+    }
+
     /// Whether it has those of what scores are made of.
     pub fn scores(self) -> bool {
-        self != GradientsOf::Values
+        !matches!(self, GradientsOf::Values | GradientsOf::Totals)
     }
 
     pub fn values(self) -> bool {
@@ -26,7 +34,7 @@ impl GradientsOf {
 
     /// Rows whose gradients these are, of a head, and such heads.
     pub fn own_side(self, shape: &Shape) -> (usize, usize) {
-        if self == GradientsOf::Queries { (shape.q_len, shape.heads) } else { (shape.kv_len, shape.kv_heads) }
+        if self.of_queries() { (shape.q_len, shape.heads) } else { (shape.kv_len, shape.kv_heads) }
     }
 
     /// Multiply-adds for a pair.
@@ -36,6 +44,7 @@ impl GradientsOf {
             GradientsOf::Queries | GradientsOf::Keys => 2 * head + value,
             GradientsOf::Values => head + value,
             GradientsOf::KeysAndValues => 2 * (head + value),
+            GradientsOf::Totals => head,
         }
     }
 }

@@ -205,7 +205,7 @@ pub fn truth(problem: &Problem, setup: &BackwardSetup) -> [Judged; COUNT] {
         };
         of_tensors(problem, got.expect("the problem fits the reference"), magnitudes)
     });
-    // A weight is off by as much as its score and lse are, half a unit in the last place each.
+    // dot = d_out · out − d_lse is of the forward pass's weights, whose scores are rounded otherwise. d_v needs no dot.
     let of_scores = 1.0 + problem.case.largest_score() / 4.0;
     let mut n = 0;
     let all: Vec<Judged> = exact
@@ -222,6 +222,7 @@ pub fn truth(problem: &Problem, setup: &BackwardSetup) -> [Judged; COUNT] {
             }
             n += 1;
             let naive = widened(&naive, dtype);
+            let of_scores = if of_v { 1.0 } else { of_scores };
             let mut tolerance = Tolerance::gradient(&naive, &want, magnitude * of_scores, EPSILON_F32);
             if setup.profile.matrix {
                 // Matrix units multiply f16. Of each term the weight or the gradient of the score is rounded to it, and the weights

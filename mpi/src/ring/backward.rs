@@ -94,6 +94,7 @@ impl Memory {
                 .d_k(d_k)
                 .d_v(d_v)
                 .accumulate(true)
+                .partial(true)
                 .mask(mask_of(&key.mask, part, self.numbers.as_ref()))
         })
     }
