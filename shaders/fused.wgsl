@@ -9,7 +9,7 @@
 // The loop is in fused/*.wgsl; here is what its forms have in common.
 //
 // Keys and values come from tensors or from a cache (keys/*.wgsl). Where few rows meet many keys, the keys are
-// split among workgroups: each leaves its sums, relative to its own maximum, in `partial`, and merge_splits.wgsl
+// split among workgroups: each leaves its own means and, of its weights, maximum and sum in `partial`, and merge_splits.wgsl
 // puts them together (Dao et al. 2023, "Flash-decoding").
 //
 // What the score of a pair is made of is in fused/dot.wgsl; of additive attention it is v · tanh(q + k) instead
@@ -86,7 +86,7 @@ fn split_keys(r: vec2<u32>, split: u32) -> vec2<u32> {
     }
 }
 
-// Where a split's sums of a row begin.
+// Where a split's means of a row begin.
 fn partial_offset(z: u32, row: u32, split: u32) -> u32 {
     return ((z * p.mask.q_len * p.group + row) * p.splits + split) * ((p.value_dim + 3u) / 4u * 4u);
 }
@@ -103,7 +103,7 @@ fn finish_row(state: vec2<f32>, z: u32, row: u32, split: u32, stores: bool) -> v
         if stores {
             store_stats(z, row, split, state);
         }
-        return vec3<f32>(1.0, state.x, 1.0);
+        return vec3<f32>(select(1.0 / state.y, 0.0, state.y == 0.0), state);
     } else {
         let neg_inf = p.mask.neg_inf;
         let b = z / p.kv_heads;
@@ -142,8 +142,9 @@ fn score_of(q: Query, j: u32) -> f32 {
     }
 }
 
-// Four channels of a row over some keys once more, where a NaN came out: a weight of zero contributes nothing, whatever the
-// value holds, but 0 · NaN and 0 · ∞ are NaN. Slow, and costs nothing where no NaN is.
+// Four channels of a row over some keys once more, where one is not finite. A weight of zero contributes nothing, whatever the
+// value holds, but 0 · NaN and 0 · ∞ are NaN. A mean of finite values is finite, but the sum of weights up to 2^8 times values may
+// not be: here weights are normalised before. Slow, and costs nothing where everything is finite.
 fn repaired(q: Query, col: u32, total: vec2<f32>, keys: vec2<u32>) -> vec4<f32> {
     var sum = vec4<f32>();
     let v = v_source(q.b, q.h / p.group, col);
@@ -163,12 +164,12 @@ fn repaired(q: Query, col: u32, total: vec2<f32>, keys: vec2<u32>) -> vec4<f32> 
     return sum;
 }
 
-// The same of a row, if there is a NaN in what came out.
+// The same of a row, if what came out is not finite.
 fn row_repaired(z: u32, row: u32, col: u32, x: vec4<f32>, end: vec3<f32>, keys: vec2<u32>) -> vec4<f32> {
-    if any_nan(x) {
-        return repaired(query_of_row(z / p.kv_heads, z % p.kv_heads, row), col, end.yz, keys);
-    } else {
+    if all_finite(x) {
         return x;
+    } else {
+        return repaired(query_of_row(z / p.kv_heads, z % p.kv_heads, row), col, end.yz, keys);
     }
 }
 

@@ -162,8 +162,9 @@ fn search_finds(work: WorkTile, h: u32, n: u32) -> bool {
     return keys.x <= work.last_own && keys.y > work.own0;
 }
 
-// Four channels of a gradient of an own row once more, where a NaN came out: a pair that is not seen gives nothing, but
-// 0 · NaN and 0 · ∞ are NaN. Slow, and costs nothing where no NaN is.
+// Four channels of a gradient of an own row once more, where one is not finite. A pair that is not seen gives nothing, but 0 · NaN and
+// 0 · ∞ are NaN; and terms are multiplied by the scale before they are summed, which may keep the sum within f32's range. Slow, and
+// costs nothing where everything is finite.
 fn repaired(work: WorkTile, own: u32, col: u32, of_values: bool) -> vec4<f32> {
     var sum = vec4<f32>();
     var weights = 0.0;
@@ -180,7 +181,7 @@ fn repaired(work: WorkTile, own: u32, col: u32, of_values: bool) -> vec4<f32> {
             let theirs = other_rows(work, h, other);
             let pair = pair_at(q, j, loop_stats(work.b, h, i));
             weights += pair.probability;
-            let factor = select(pair.d_score, pair.weight, of_values);
+            let factor = select(pair.d_score * p.scale, pair.weight, of_values);
             if (bitcast<u32>(factor) & 0x7fffffffu) == 0u {
                 continue;
             }
@@ -197,9 +198,9 @@ fn repaired(work: WorkTile, own: u32, col: u32, of_values: bool) -> vec4<f32> {
     return sum;
 }
 
-// Stores four channels of d_q or d_k, from the sum before it is scaled.
+// Stores four channels of d_q or d_k.
 fn store_of_scores(work: WorkTile, own: u32, col: u32, sum: vec4<f32>) {
-    var x = sum * p.scale;
+    var x = sum;
     let of_q = view_at(p.d_q, work.b, work.head, own, col);
     let of_k = view_at(p.d_k, work.b, work.head, own, col);
     let o = select(of_q, of_k, OF_KEYS);

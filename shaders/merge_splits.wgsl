@@ -1,11 +1,11 @@
-// out, lse from what the splits of a row's keys left: sums relative to their own maximum.
+// out, lse from what the splits of a row's keys left: means by their own weights.
 //
-// partial: per (batch, kv_head, packed row, split) value_dim sums, padded to vectors; then, from stats on, their
-// maximum and the total of their weights in the first half of a vector.
+// partial: per (batch, kv_head, packed row, split) value_dim means, padded to vectors; then, from stats on, the
+// maximum of scores and the total of weights in the first half of a vector.
 // out [batch, heads, q_len, value_dim]   lse [batch, heads, q_len, 1]
 //
 // Bindings (declared by the host): partial, out; lse and the sinks where used.
-// Floor: every sum is read once, by ROW_LANES invocations side by side.
+// Floor: every mean is read once, by ROW_LANES invocations side by side.
 
 struct Params {
     out: View,
@@ -56,7 +56,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         for (var s = 0u; s < p.splits; s++) {
             let o = row * p.splits + s;
             // What saw no key, or nothing that counts, has no share, whatever it holds.
-            let share = select(0.0, share_of(total_at(o).x, total, neg_inf), seen);
+            let state = total_at(o);
+            let share = select(0.0, share_of(state.x, total, neg_inf) * state.y, seen);
             if bitcast<u32>(share) != 0u {
                 sum += share * partial_at4(o * width + d, 1u, 4u);
             }

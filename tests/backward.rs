@@ -244,6 +244,28 @@ fn single_key_gradient_is_exact() {
     report.finish();
 }
 
+/// Terms are multiplied by the scale before they are summed where the sum would not be finite.
+#[test]
+fn keys_near_largest_match_reference() {
+    let mut report = Report::new("gradients of keys and queries near the largest number");
+    let shape = Shape { kv_heads: 4, q_len: 37, kv_len: 70, head_dim: 16, value_dim: 12, ..SHAPE };
+    let case = Case::random("keys near the largest number", shape).with(|c| {
+        c.scale = Some(1.0 / 64.0);
+        // Where keys are large queries are zero, and the other way round.
+        c.q.iter_mut().zip(&mut c.k).for_each(|(q, k)| (*q, *k) = (*q * 8.0, *k * 8.0));
+        c.q.iter_mut().step_by(16).for_each(|q| *q = 0.0);
+        c.k.iter_mut().step_by(16).for_each(|k| *k = 1e38 * k.signum());
+        c.q.iter_mut().skip(1).step_by(16).for_each(|q| *q = 1e38 * q.signum());
+        c.k.iter_mut().skip(1).step_by(16).for_each(|k| *k = 0.0);
+    });
+    let mut problem = Problem::new(case, 0, false);
+    problem.d_out.iter_mut().for_each(|d| *d *= 10.0);
+    for form in FORMS {
+        report.check_backward(&problem, &BackwardSetup::plain(full(), form));
+    }
+    report.finish();
+}
+
 pub fn bits(got: &[Option<Vec<f64>>; COUNT]) -> Vec<u64> {
     got.iter().flatten().flatten().map(|x| x.to_bits()).collect()
 }

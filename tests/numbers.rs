@@ -2,8 +2,11 @@
 
 use wgpu_attention::{Alignment, DType, Path, Shape};
 
-use crate::harness::run::{Got, setups};
-use crate::harness::{Case, DropoutData, HostData, Report, Setup, Weights, run};
+use crate::harness::report::judge_outputs;
+use crate::harness::run::{Got, run_with, setups};
+use crate::harness::{
+    Case, DropoutData, FORMS, HostData, Layout, Report, Setup, Weights, defaults, full, run,
+};
 
 /// Runs `case` in every setup and lets `check` look at what came, besides the truth.
 pub fn everywhere(case: &Case, check: impl Fn(&Got, &Setup) -> Result<(), String>) {
@@ -463,4 +466,63 @@ fn dropout_keeps_the_expected_share_and_scales_it() {
         // 16384 draws: five standard deviations are 0.017.
         expect((kept - 0.75).abs() < 0.017, format!("{kept} kept"))
     });
+}
+
+/// A mean of values is no larger than the largest of them: on every path, in every form, however the keys are split.
+#[test]
+fn values_near_range_ends_match() {
+    let mut report = Report::new("values near the ends of the range");
+    let [f32, f16, bf16] = [DType::F32, DType::F16, DType::BF16];
+    let sizes = [
+        (f32, 2e38, 2),
+        (f32, 4e36, 100),
+        (f32, 3e38, 300),
+        (f32, 1e-30, 300),
+        (bf16, 3e38, 300),
+        (bf16, 1e-30, 100),
+        (f16, 6e4, 300),
+        (f16, 1e-4, 100),
+    ];
+    for (dtype, size, kv_len) in sizes {
+        if dtype == f16 && !full().f16 {
+            report.skip_f16(full(), "values near the ends of the range");
+            continue;
+        }
+        for q_len in [1, 40] {
+            let shape = Shape { kv_heads: 1, kv_len, ..Shape::new(1, 2, q_len, 8) };
+            let case = Case::random(format!("values of {size:e}, {q_len} by {kv_len}"), shape).with(|c| {
+                c.rules.causal = q_len == 1;
+                c.v.iter_mut().enumerate().for_each(|(n, v)| *v = size * (1.0 - (n % 5) as f32 * 0.2));
+                // Scores that rise slowly: weights are relative to a score that is 8 below.
+                c.q.fill(0.5);
+                let row = |n: usize| (n / shape.head_dim % kv_len) as f32 * 0.02;
+                c.k.iter_mut().enumerate().for_each(|(n, k)| *k = row(n) + *k * 0.1);
+            });
+            let stored = case.stored(dtype, f32);
+            let truth = stored.truth(dtype, Weights::None);
+            for (path, form, splits) in [
+                (Path::Fused, FORMS[0], 1),
+                (Path::Fused, FORMS[1], 1),
+                (Path::Fused, FORMS[0], 3),
+                (Path::Fused, FORMS[1], 3),
+                (Path::Staged, FORMS[0], 1),
+                (Path::Staged, FORMS[1], 1),
+            ] {
+                let setup = Setup {
+                    profile: if dtype == bf16 { defaults() } else { full() },
+                    form,
+                    path,
+                    dtype,
+                    bias: f32,
+                    layout: Layout::Dense,
+                    lse: true,
+                    weights: Weights::None,
+                };
+                let judged = run_with(&stored, &setup, |tuning| tuning.splits(splits))
+                    .and_then(|got| judge_outputs(&case.expected, case.shape, &truth, &got, false));
+                report.record(&format!("{}, {splits} splits", case.name), &setup, judged);
+            }
+        }
+    }
+    report.finish();
 }

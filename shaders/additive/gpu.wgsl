@@ -13,7 +13,7 @@
 // workgroup memory; value_dim multiply-adds for a pair, and as many loads of a vector for four.
 //
 // Needs: p.head_dim, p.mask, p.q, p.score_vector, p.value_dim; HAS_BLOCKS, HAS_DROPOUT, HIDDEN, KEYS, LOWEST, PER_PAIR_MASK,
-// RESCALE_THRESHOLD, ROWS, SLICE, UNIT, WORKGROUP; Query; any_nan, apply_dropout, dot_tanh, finish_row, head_query_of, k_four,
+// RESCALE_THRESHOLD, ROWS, SLICE, UNIT, WORKGROUP; Query; all_finite, any_nan, apply_dropout, dot_tanh, finish_row, head_query_of, k_four,
 // k_source, key_row, mask_mod, q_at4, query_of_row, repaired, rescale_of, row_state, rows_key_range, score_mod,
 // score_vector_at4, split_keys, store_row, tile_state, v_four, v_source, view_at, weight_of, work_tile.
 // Gives: main.
@@ -204,7 +204,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
             let col = column(work.slice, x, n);
             if col < p.value_dim {
                 var out = acc[n] * end.x;
-                if any_nan(out) {
+                if !all_finite(out) {
                     out = repaired(q, col, end.yz, range);
                 }
                 store_row(work.z, row, work.split, col, out);

@@ -22,7 +22,7 @@
 //
 // Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim; CHUNK, GATHER,
 // KEYS, K_BLOCKS, LANES, LOWEST, PER_PAIR_MASK, RESCALE_THRESHOLD, ROWS, SCALED, SPLITS, STEP, UNIT, VECTORS, V_BLOCKS;
-// Query; any_nan, finish_row, is_run, k_scale, k_source, k_word, key_row, mask_mod, q_at4, query_of_row, repaired,
+// Query; all_finite, any_nan, finish_row, is_run, k_scale, k_source, k_word, key_row, mask_mod, q_at4, query_of_row, repaired,
 // rescale_of, row_state, rows_key_range, run_step, score_mod, split_keys, store_row, unpacked_all, v_scale,
 // v_source, v_word, view_at, weight_of.
 // Gives: main.
@@ -446,7 +446,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                     if n < V_BLOCKS && col < p.value_dim {
                         let x = acc[r][w][e] * end.x;
                         store_row(z, row, split, col, x);
-                        broken |= select(0u, 1u << (w * VECTORS + e), any_nan(x));
+                        broken |= select(0u, 1u << (w * VECTORS + e), !all_finite(x));
                     }
                 }
             }

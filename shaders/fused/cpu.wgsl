@@ -22,7 +22,7 @@
 //
 // Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim; FULL, FULL_IS_PLAIN,
 // HAS_BLOCKS, HAS_DROPOUT, HEAD_VECTORS, HIDDEN, KEYS, LANES, LOWEST, PER_PAIR_MASK, RESCALE_THRESHOLD, ROWS, SPLITS,
-// UNIT, VALUE_VECTORS; Query; any_nan, apply_dropout, block_of_row, finish_row, k_last, k_source, k_whole, key_row,
+// UNIT, VALUE_VECTORS; Query; all_finite, any_nan, apply_dropout, block_of_row, finish_row, k_last, k_source, k_whole, key_row,
 // map_row, mask_mod, q_at4, query_of_row, repaired, rescale_of, row_state, rows_key_range, score_mod, split_keys,
 // store_row, tile_column_state, v_last, v_source, v_whole, view_at, weight_of.
 // Gives: main.
@@ -283,7 +283,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                         if col >= slice_col {
                             let x = acc[r][outer][n] * end.x;
                             store_row(z, row, split, col, x);
-                            broken |= select(0u, 1u << n, any_nan(x));
+                            broken |= select(0u, 1u << n, !all_finite(x));
                         }
                     }
                 }

@@ -25,7 +25,7 @@
 //
 // Needs: p.head_dim, p.mask, p.q, p.scale, p.value_dim; AHEAD, CHUNK, HAS_BLOCKS, HAS_DROPOUT, KEYS, LOG2_E,
 // LOWEST, PER_PAIR_MASK, P_KEYS, RESCALE_THRESHOLD, ROWS, SLICE, UNIT, V_KEYS, WORKGROUP; Query, Source, WorkTile;
-// any_nan, apply_dropout, are_nan, finish_row, head_query_of, is_finite, k_source, key_row, keys_of_rows, load_k,
+// all_finite, apply_dropout, are_nan, finish_row, head_query_of, is_finite, k_source, key_row, keys_of_rows, load_k,
 // load_q, mask_mod, next_tile, query_of, repaired, rescale_of, row_keys, row_state, score_mod, store_row, v_four,
 // v_source, view_at, work_tile, zero_past.
 // Gives: main.
@@ -432,7 +432,7 @@ fn store_rows(work: WorkTile, keys: vec2<u32>, lane: Lane) {
             let sum = acc[r * OUT_VECTORS + n] * scale;
             if row <= work.last_row && col < p.value_dim {
                 store_row(work.z, row, work.split, col, sum);
-                broken |= select(0u, 1u << (r * OUT_VECTORS + n), any_nan(sum));
+                broken |= select(0u, 1u << (r * OUT_VECTORS + n), !all_finite(sum));
             }
         }
     }

@@ -13,8 +13,8 @@
 // for d_k and d_v. Bytes: the others once per OWNS. As in fused/cpu.wgsl, each element that it loads costs five
 // instructions for all own rows of the invocation.
 //
-// Needs: p.kv_heads, p.mask; HAS_BLOCKS, HEAD_VECTORS, HIDDEN, LANES, NORMALISES, OF_KEYS, OF_SCORES, OF_VALUES, OTHERS, OWNS,
-// SEARCH, VALUE_VECTORS; Pair, Query, WorkTile; any_nan, blocks_state, head_count, key_range, loop_stats, other_rows,
+// Needs: p.kv_heads, p.mask, p.scale; HAS_BLOCKS, HEAD_VECTORS, HIDDEN, LANES, NORMALISES, OF_KEYS, OF_SCORES, OF_VALUES, OTHERS, OWNS,
+// SEARCH, VALUE_VECTORS; Pair, Query, WorkTile; all_finite, any_nan, blocks_state, head_count, key_range, loop_stats, other_rows,
 // other_score_vector, other_value_vector, own_rows, own_score_vector, own_value_vector, pair_of, query_head, query_of, search_finds,
 // store_of_scores, store_of_values, store_repaired, store_total, total_of, work_tile.
 // Gives: main.
@@ -271,7 +271,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
             }
         }
     }
-    if repairs || any_nan(check) {
+    if repairs || !all_finite(check) {
         for (var own_row = work.own0 + lane; own_row <= work.last_own; own_row += LANES) {
             store_repaired(work, own_row, 0u, 4u, 0xffffffffu);
         }
@@ -284,7 +284,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                     for (var n = 0u; n < HEAD_INNER; n++) {
                         let d = outer * HEAD_INNER + n;
                         if d < HEAD_VECTORS {
-                            store_of_scores(work, own[r], d * 4u, scored[r][outer][n]);
+                            store_of_scores(work, own[r], d * 4u, scored[r][outer][n] * p.scale);
                         }
                     }
                 }

@@ -13,8 +13,8 @@
 // A tile of others: both sides are staged by chunks → scores and gradients of weights in registers → what pairs give, in
 // registers, then in workgroup memory, with V_OTHERS rows of the others at a time → sums.
 //
-// Needs: p.head_dim, p.value_dim; CHUNK, NORMALISES, OF_KEYS, OF_SCORES, OF_VALUES, OWNS, SLICE, WORKGROUP; Query, WorkTile;
-// any_nan, head_count, loop_stats, other_rows, other_score_vector, other_value_vector, others_of, own_rows, own_score_vector,
+// Needs: p.head_dim, p.scale, p.value_dim; CHUNK, NORMALISES, OF_KEYS, OF_SCORES, OF_VALUES, OWNS, SLICE, WORKGROUP; Query, WorkTile;
+// all_finite, head_count, loop_stats, other_rows, other_score_vector, other_value_vector, others_of, own_rows, own_score_vector,
 // own_value_vector, pair_of, query_head, query_of, store_of_scores, store_of_values, store_repaired, store_total, tile_seen,
 // total_of, work_tile.
 // Gives: main.
@@ -299,7 +299,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     /* unrolled */ for (var n = 0u; n < 8u; n++) {
         check += scored[n] + valued[n];
     }
-    if any_nan(check) {
+    if !all_finite(check) {
         for (var own = own0; own < min(own0 + 4u, work.last_own + 1u); own++) {
             store_repaired(work, own, low, LANES_X * 4u, high + 1u);
         }
@@ -311,7 +311,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         let col = select(low, high, n % 2u == 1u);
         if own <= work.last_own {
             if OF_SCORES && col < p.head_dim {
-                store_of_scores(work, own, col, scored[0]);
+                store_of_scores(work, own, col, scored[0] * p.scale);
             }
             if OF_VALUES && col < p.value_dim {
                 store_of_values(work, own, col, valued[0]);

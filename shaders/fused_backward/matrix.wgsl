@@ -23,9 +23,9 @@
 // 8 · D for d_k and d_v; in workgroup memory as many bytes of others over R (and unless HELD 4 · D / B of own rows), 4 · D / OWNS to
 // stage, 8 of each of scores and gradients of weights, 4 of each that is given; one exp2; 6 barriers per OWNS · B pairs.
 //
-// Needs: p.dropout_scale, p.head_dim, p.value_dim; FRAGMENT, HAS_DROPOUT, HEAD, HELD, OF_KEYS, OF_SCORES, OF_VALUES, OTHERS, OWNS,
-// SUBGROUPS, SUB_ROWS, VALUE, WORKGROUP; Left, Sums, WorkTile; acc_at, acc_store, acc_store_transposed, f16_store4, f32_at4, f32_store4,
-// found, found_all, head_count, left_at, left_transposed_at, other_rows, other_score_vector, other_value_vector, others_of, own_rows,
+// Needs: p.dropout_scale, p.head_dim, p.scale, p.value_dim; FRAGMENT, HAS_DROPOUT, HEAD, HELD, OF_KEYS, OF_SCORES, OF_VALUES, OTHERS,
+// OWNS, SUBGROUPS, SUB_ROWS, VALUE, WORKGROUP; Left, Sums, WorkTile; acc_at, acc_store, acc_store_transposed, all_finite, f16_store4,
+// f32_at4, f32_store4, found, found_all, head_count, left_at, left_transposed_at, other_rows, other_score_vector, other_value_vector, others_of, own_rows,
 // own_score_vector, own_value_vector, pair_of, query_head, query_of, repaired, right_at, right_transposed_at, stats_of,
 // store_of_scores, store_of_values, tile_seen, work_tile.
 // Gives: F16_LEN, F32_LEN; main.
@@ -388,10 +388,6 @@ fn load_scored(sub_row: u32, pass_index: u32) {
     }
 }
 
-fn all_finite(x: vec4<f32>) -> bool {
-    return all((bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu)) < vec4<u32>(0x7f800000u));
-}
-
 fn store_gradients(work: WorkTile, scale: f32, sub_row: u32, lane: u32) {
     let of_scores = 1.0 / select(scale, 1.0, scale == 0.0);
     let of_values = select(1.0, p.dropout_scale, HAS_DROPOUT) / WEIGHT_SCALE;
@@ -409,13 +405,15 @@ fn store_gradients(work: WorkTile, scale: f32, sub_row: u32, lane: u32) {
             let own_row = work.own0 + row;
             if own_row <= work.last_own && col < select(p.head_dim, p.value_dim, values) {
                 var x = f32_at4(row * SUM_STEP + start) * select(of_scores, of_values, values);
+                var scale_left = p.scale;
                 if !all_finite(x) {
                     x = repaired(work, own_row, col, values);
+                    scale_left = 1.0;
                 }
                 if values {
                     store_of_values(work, own_row, col, x);
                 } else {
-                    store_of_scores(work, own_row, col, x);
+                    store_of_scores(work, own_row, col, x * scale_left);
                 }
             }
         }

@@ -3,6 +3,8 @@
 // A weight is exp(score − row_max), as one exp2. row_max is not always the maximum: it follows when a score is more than
 // RESCALE_THRESHOLD above it, and only then are older sums rescaled (as in FlashAttention-4). Weights are at most
 // 2^8, or e^8 where scores are natural. It begins at LOWEST, so that no difference is ∞ − ∞.
+//   Sums of weights times values are beyond f32's range where values are larger than its 2^8-th part: rows that are not finite in
+//   the end are computed once more, of normalised weights. A split's sums are divided by its own total before they are stored.
 //   A score of −∞ weighs 0: exp2(−∞) is 0 on every GPU, but WGSL does not promise it.
 //   NaN is carried by addition, to where the weights are added up: max, exp and log lose it on some drivers.
 //   Loops over keys hold scores in units of UNIT: LOG2_E, folded into the scale of q · k, so that exp2 takes differences as

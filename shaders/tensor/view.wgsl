@@ -1,7 +1,7 @@
 // A window of a buffer: strides of [batch, heads, length, dim] and the first element, in elements.
 //
 // Needs: nothing.
-// Gives: View; any_nan, are_nan, component, view_at.
+// Gives: View; all_finite, any_nan, are_nan, component, view_at.
 
 struct View {
     strides: vec4<u32>,
@@ -19,6 +19,10 @@ fn are_nan(x: vec4<f32>) -> vec4<bool> {
 
 fn any_nan(x: vec4<f32>) -> bool {
     return any(are_nan(x));
+}
+
+fn all_finite(x: vec4<f32>) -> bool {
+    return all((bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu)) < vec4<u32>(0x7f800000u));
 }
 
 // x[c]. FXC computes that as x · (0, 1, 0, 0), which an infinite x.x makes NaN.
