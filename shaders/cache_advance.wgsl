@@ -30,9 +30,11 @@ fn count_of(b: u32) -> u32 {
     }
 }
 
-// Whether a ring still has everything that it would keep of the first n tokens.
+// True if a ring still has every token that it must keep of the first n. A ring that has overwritten tokens keeps
+// those that its longest length left: a shorter length would need older ones, except for the spare tokens.
 fn can_return_to(n: u32, shift: u32) -> bool {
-    return shift == 0u || n <= p.cache.sinks || n >= p.cache.sinks + shift;
+    let longest = p.cache.sinks + p.cache.window + shift;
+    return shift == 0u || n <= p.cache.sinks || n + p.cache.spare >= longest;
 }
 
 @compute @workgroup_size(64)

@@ -21,7 +21,7 @@ struct CacheParams {
     v_scales: u32,
     longest: u32,      // tokens a sequence may have
     pages: u32,
+    spare: u32,        // tokens that a full ring can go back by
     pad0: u32,
     pad1: u32,
-    pad2: u32,
 }

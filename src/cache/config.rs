@@ -81,7 +81,8 @@ pub enum CacheLayout {
     /// A sliding window: of a longer sequence the first `sink_tokens` and the last `capacity − sink_tokens` are left
     /// (Xiao et al. 2023, "Efficient streaming language models with attention sinks"). A mask's `window` and `pattern`
     /// do not hide the sinks. Rows that come in one step may overwrite what its earlier ones would still see: for the
-    /// same results in steps of any length, keep a window in the mask and the longest step besides.
+    /// same results in steps of any length, keep a window in the mask and the longest step besides. A ring that is
+    /// longer than its capacity can go back only to its sinks, or by [`CacheConfig::spare_tokens`].
     Ring {
         /// Tokens at the front that stay.
         sink_tokens: usize,
@@ -108,6 +109,7 @@ pub struct CacheConfig {
     pub(crate) layers: usize,
     pub(crate) storage: CacheStorage,
     pub(crate) layout: CacheLayout,
+    pub(crate) spare_tokens: usize,
 }
 
 /// The sizes of one side, keys or values.
@@ -134,6 +136,7 @@ impl CacheConfig {
             layers: 1,
             storage: CacheStorage::F32,
             layout: CacheLayout::Contiguous,
+            spare_tokens: 0,
         }
     }
 
@@ -164,6 +167,18 @@ impl CacheConfig {
     /// How the tokens of a sequence lie.
     pub fn layout(mut self, layout: CacheLayout) -> Self {
         self.layout = layout;
+        self
+    }
+
+    /// Tokens that a full ring can go back by, 0 unless set. Set the longest draft if drafts may be refused.
+    ///
+    /// A ring that is longer than its capacity has overwritten its older tokens. With spare tokens it must keep only the
+    /// first `sink_tokens` and the last `capacity − sink_tokens − spare_tokens`, so [`Cache::truncate`](super::Cache::truncate)
+    /// and [`Cache::rewind`](super::Cache::rewind) can shorten it by `spare_tokens`, counted from its longest length. Attention
+    /// sees the spare tokens as long as the ring has them. A mask whose window reaches back by at most
+    /// `capacity − sink_tokens − spare_tokens` gives the same results as if the ring never went back.
+    pub fn spare_tokens(mut self, spare_tokens: usize) -> Self {
+        self.spare_tokens = spare_tokens;
         self
     }
 
@@ -244,9 +259,9 @@ impl CacheConfig {
             v_scales: v.scales as u32,
             longest: self.longest() as u32,
             pages: self.pages().0 as u32,
+            spare: self.spare_tokens as u32,
             pad0: 0,
             pad1: 0,
-            pad2: 0,
         }
     }
 
@@ -287,6 +302,22 @@ impl CacheConfig {
                     option: "sink_tokens",
                     value: sink_tokens as f64,
                     expected: "below the capacity",
+                });
+            }
+            CacheLayout::Ring { sink_tokens } if self.spare_tokens >= self.capacity - sink_tokens => {
+                let expected = "below the capacity less the sink tokens";
+                return Err(Error::Option {
+                    option: "spare_tokens",
+                    value: self.spare_tokens as f64,
+                    expected,
+                });
+            }
+            CacheLayout::Contiguous | CacheLayout::Paged { .. } if self.spare_tokens > 0 => {
+                let expected = "0, unless the layout is a ring: other layouts can always go back";
+                return Err(Error::Option {
+                    option: "spare_tokens",
+                    value: self.spare_tokens as f64,
+                    expected,
                 });
             }
             CacheLayout::Paged { page, .. } if !(16..=256).contains(&page) || !page.is_power_of_two() => {

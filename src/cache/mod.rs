@@ -32,7 +32,8 @@ use sequences::{Change, Edits, PageCopy, Sequences};
 /// costs the same at any length.
 ///
 /// The cache also knows the lengths on the host, as far as it can ([`len`](Self::len)): a step recorded is taken to be
-/// submitted, once and in order. Where recorded work was dropped, say [`truncate`](Self::truncate) for every sequence.
+/// submitted, once and in order. Where recorded work was dropped, say [`truncate`](Self::truncate) for every sequence; a
+/// full ring must be cleared then, unless it has spare tokens.
 ///
 /// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep some buffers alive: see
 /// [`forget`](Self::forget).
@@ -180,9 +181,12 @@ impl Cache {
     /// Gives up the tokens of a sequence from `len` on: undo, or drafts that were refused. With the next
     /// recording.
     ///
+    /// A ring that is longer than its capacity has overwritten the tokens that a shorter one must keep. The cache shortens
+    /// it only to its sinks, or by [`CacheConfig::spare_tokens`].
+    ///
     /// # Errors
-    /// [`Error::Option`] if the sequence may be shorter, if a ring has overwritten what it would have to keep, or if
-    /// there is no such sequence.
+    /// [`Error::Option`] if the sequence may be shorter, if a ring may have overwritten a token that it would have to
+    /// keep, or if there is no such sequence.
     pub fn truncate(&mut self, sequence: usize, len: usize) -> Result<(), Error> {
         self.sequences.truncate(sequence, len)
     }
@@ -228,11 +232,12 @@ impl Cache {
     }
 
     /// Records that the last tokens of every sequence are given up: what drafts an application found refused on the
-    /// device. A sequence is left as it is where a ring has overwritten what it would have to keep.
+    /// device. If only the device knows the numbers or the lengths, it leaves a ring as it is that has overwritten a token
+    /// which it would have to keep ([`truncate`](Self::truncate)), and counts a refusal ([`refusals`](Self::refusals)).
     ///
     /// # Errors
-    /// [`Error::Option`] if a sequence is shorter than that, and what [`Error`] lists for tensors; then nothing has
-    /// been recorded and the cache is as it was.
+    /// [`Error::Option`] if a sequence is shorter than that, or if the host knows that a ring has overwritten such a
+    /// token, and what [`Error`] lists for tensors; then nothing has been recorded and the cache is as it was.
     pub fn rewind(&mut self, encoder: &mut wgpu::CommandEncoder, rows: Tokens) -> Result<(), Error> {
         rows.check(&self.config, self.lengths(), &self.pipelines.facts())?;
         let change = self.sequences.give_back(|s| rows.of(s))?;

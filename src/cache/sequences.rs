@@ -49,6 +49,35 @@ pub(super) struct After {
     pages: Option<(Pages, Vec<Vec<u32>>)>,
 }
 
+/// The sizes of a ring.
+#[derive(Clone, Copy, Debug)]
+struct Ring {
+    /// First tokens that stay.
+    sinks: usize,
+    /// All tokens that it holds, sinks included.
+    capacity: usize,
+    /// Tokens that it can go back by when it is full.
+    spare: usize,
+}
+
+impl Ring {
+    /// The longest that a sequence may have been, which is `most` tokens long or shorter now. A ring that has
+    /// overwritten tokens never goes back by more than the spare ones, except to its sinks.
+    fn high(&self, high: usize, most: usize) -> usize {
+        high.min(self.capacity.max(most.saturating_add(self.spare)))
+    }
+
+    /// The longest that a sequence has been, once it goes back from `high` to `len` tokens. `None` if a token is
+    /// overwritten that the ring must keep of `len`.
+    fn high_after(&self, high: usize, len: usize) -> Option<usize> {
+        if high <= self.capacity || len <= self.sinks {
+            return Some(len);
+        }
+        // Of `high` tokens the last `capacity − sinks` are left, of `len` it must keep the last but the spare ones.
+        (len.saturating_add(self.spare) >= high).then_some(high)
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Sequences {
     all: Vec<Sequence>,
@@ -59,8 +88,7 @@ pub(super) struct Sequences {
     page: Option<usize>,
     pages_each: usize,
     longest: usize,
-    /// First tokens that a ring keeps, and all that it keeps.
-    ring: Option<[usize; 2]>,
+    ring: Option<Ring>,
 }
 
 /// Neighbouring words as `(first, count)`.
@@ -82,7 +110,9 @@ impl Sequences {
             _ => (None, 0),
         };
         let ring = match config.layout {
-            CacheLayout::Ring { sink_tokens } => Some([sink_tokens, config.capacity]),
+            CacheLayout::Ring { sink_tokens } => {
+                Some(Ring { sinks: sink_tokens, capacity: config.capacity, spare: config.spare_tokens })
+            }
             _ => None,
         };
         let longest = config.longest();
@@ -156,22 +186,20 @@ impl Sequences {
             return Err(Error::Option { option: "len", value: len as f64, expected });
         }
         (of.least, of.most) = (len, len);
+        if let Some(ring) = self.ring {
+            of.high = ring.high(of.high, len);
+        }
         Ok(())
     }
 
-    /// Positions after its sinks that a ring has overwritten.
-    fn overwritten(&self, high: usize) -> usize {
-        self.ring.map_or(0, |[_, kept]| high.saturating_sub(kept))
+    /// True if a ring may have overwritten tokens.
+    fn may_be_overwritten(&self, high: usize) -> bool {
+        self.ring.is_some_and(|ring| high > ring.capacity)
     }
 
-    /// Whether what a ring keeps of `len` tokens is still there, and how long it then counts as having been.
+    /// As [`Ring::high_after`]; other layouts can always go back.
     fn high_after(&self, high: usize, len: usize) -> Option<usize> {
-        let Some([sinks, _]) = self.ring else { return Some(len) };
-        let shift = self.overwritten(high);
-        if shift == 0 || len <= sinks {
-            return Some(len);
-        }
-        (len >= sinks + shift).then_some(high)
+        self.ring.map_or(Some(len), |ring| ring.high_after(high, len))
     }
 
     pub fn truncate(&mut self, sequence: usize, len: usize) -> Result<(), Error> {
@@ -181,7 +209,7 @@ impl Sequences {
             return Err(Error::Option { option: "len", value: len as f64, expected });
         }
         let Some(high) = self.high_after(self.all[n].high, len) else {
-            let expected = "at most the sinks, or where the ring has not overwritten what it would keep";
+            let expected = "at most the sinks, or shorter by no more than `spare_tokens`: the ring has overwritten older tokens that it would have to keep";
             return Err(Error::Option { option: "len", value: len as f64, expected });
         };
         let of = &mut self.all[n];
@@ -407,13 +435,13 @@ impl Sequences {
             let high = match self.high_after(of.high, of.least.saturating_sub(most)) {
                 Some(high) if known => high,
                 None if known => {
-                    let expected = "no more than the ring can go back";
+                    let expected = "no more than the ring can go back: by `spare_tokens`, since it has overwritten older tokens, or to its sinks";
                     return Err(Error::Option { option: "rows", value: least as f64, expected });
                 }
                 _ => of.high,
             };
             // Where a ring may have to refuse, a sequence may stay as it is.
-            let longest = if known || self.overwritten(of.high) == 0 { of.most - least } else { of.most };
+            let longest = if known || !self.may_be_overwritten(of.high) { of.most - least } else { of.most };
             lengths.push([of.least.saturating_sub(most), longest, high]);
         }
         let edits = self.edits.clone();

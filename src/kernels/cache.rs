@@ -43,9 +43,9 @@ params! {
         v_scales: u32,
         longest: u32,
         pages: u32,
+        spare: u32,
         pad0: u32,
         pad1: u32,
-        pad2: u32,
     }
 }
 shared! { CacheParams = "CacheParams" }

@@ -4,6 +4,7 @@ mod full;
 mod hostile;
 mod masks;
 mod random;
+mod rings;
 mod rotation;
 mod rows;
 mod steps;

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 
 use wgpu_attention::{CacheLayout, CacheStorage, Error, KernelForm, ScaleGroup};
 
+use crate::harness::cached::Sequence;
 use crate::harness::{Ask, Bed, Count, Data, Kind, Profile, Report, Rng, Rules, defaults, full};
 use crate::property::{Draws, seed};
 
@@ -165,11 +166,10 @@ impl Play {
         if self.bed.kind.ring().is_some() { high.saturating_sub(self.bed.kind.capacity) } else { 0 }
     }
 
-    /// Whether the host must think that a sequence can go back to `len`.
+    /// True if the host must think that a sequence can go back to `len`.
     fn reaches(&self, s: usize, len: usize) -> bool {
-        let Some([sinks, _]) = self.bed.kind.ring() else { return true };
-        let shift = self.shift(self.high[s]);
-        shift == 0 || len <= sinks || len >= sinks + shift
+        let thought = Sequence { high: self.high[s], ..Default::default() };
+        thought.can_return_to(&self.bed.kind, len)
     }
 
     fn returned(&mut self, s: usize, len: usize) {
@@ -291,6 +291,9 @@ impl Play {
                 }
                 self.bed.cache.set_known_len(s, len as usize).map_err(|e| e.to_string())?;
                 self.known[s] = true;
+                // A full ring went back by its spare tokens at most.
+                let kind = self.bed.kind;
+                self.high[s] = self.high[s].min(kind.capacity.max(len as usize + kind.spare));
             }
         }
         Ok(())
@@ -403,7 +406,12 @@ fn random_lives_follow_the_model() {
             KernelForm::Gpu,
             None,
         ),
-        (full, Kind { layers: 2, ..Kind::new(CacheStorage::F32, ring(0), 9) }, KernelForm::Cpu, Some(3)),
+        (
+            full,
+            Kind { layers: 2, spare: 4, ..Kind::new(CacheStorage::F32, ring(0), 9) },
+            KernelForm::Cpu,
+            Some(3),
+        ),
         (full, Kind { batch: 4, heads: 2, ..Kind::new(q8, paged(32, 11), 100) }, KernelForm::Cpu, None),
     ];
     let (mut refused, mut shared) = (0, 0);

@@ -83,6 +83,14 @@ pub(super) fn caches_made() -> Seen {
             config().layout(CacheLayout::Ring { sink_tokens: sinks }),
         );
     }
+    for spare in [CAPACITY - 1, CAPACITY, usize::MAX] {
+        let ring = config().layout(CacheLayout::Ring { sink_tokens: 1 });
+        refused(&["spare_tokens", "below the capacity less the sink tokens"], ring.spare_tokens(spare));
+    }
+    for layout in [CacheLayout::Contiguous, CacheLayout::Paged { page: 16, pages: 4 }] {
+        let words = ["spare_tokens is 1", "a ring"];
+        refused(&words, config().layout(layout).spare_tokens(1));
+    }
     for page in [0, 1, 8, 15, 17, 48, 257, 512, usize::MAX] {
         let layout = CacheLayout::Paged { page, pages: 4 };
         refused(&["page", "a power of two from 16 to 256"], config().layout(layout));
@@ -190,13 +198,16 @@ pub(super) fn moves_of_caches() -> Seen {
     let mut said = |words: &[&str], result: Result<(), Error>| {
         bench.seen.insert(read(words[0], &result.expect_err(words[0]), words));
     };
-    // Of 23 tokens the first and the last 19 are left: from 1 + 3 on there is nothing to go back to.
-    for len in [2, 3] {
-        said(&[&format!("len is {len}"), "overwritten"], ring.cache.truncate(0, len));
+    // Of 23 tokens the first and the last 19 are left: any shorter length but one would keep an older token.
+    for len in [2, 3, 4, 21, 22] {
+        said(&[&format!("len is {len}"), "overwritten", "spare_tokens"], ring.cache.truncate(0, len));
     }
-    bench.refuses_with("rewind", &["rows is 20", "the ring can go back"], |e| {
-        ring.cache.rewind(e, Tokens::All(20))
-    });
+    for rows in [1, 20] {
+        let words = [&format!("rows is {rows}"), "the ring can go back", "spare_tokens"];
+        bench.refuses_with("rewind", &words, |e| ring.cache.rewind(e, Tokens::All(rows)));
+    }
+    ring.cache.truncate(0, 23).expect("as long as it is");
+    ring.cache.truncate(0, 1).expect("the sinks");
     bench.seen
 }
 

@@ -17,6 +17,8 @@ pub struct Kind {
     pub layers: usize,
     pub storage: CacheStorage,
     pub layout: CacheLayout,
+    /// Tokens that a full ring can go back by.
+    pub spare: usize,
 }
 
 impl Kind {
@@ -32,6 +34,7 @@ impl Kind {
             layers: 1,
             storage,
             layout,
+            spare: 0,
         }
     }
 
@@ -42,6 +45,7 @@ impl Kind {
             .layers(self.layers)
             .storage(self.storage)
             .layout(self.layout)
+            .spare_tokens(self.spare)
     }
 
     /// Tokens that a sequence may have.
@@ -166,10 +170,12 @@ impl Sequence {
         position < sinks || position >= sinks + self.shift(kind)
     }
 
-    /// Whether everything that it would keep of the first `len` tokens is still there.
+    /// True if every token is still there that a ring must keep of the first `len`: the sinks, and of the last tokens
+    /// all but the spare ones.
     pub fn can_return_to(&self, kind: &Kind, len: usize) -> bool {
-        let Some([sinks, _]) = kind.ring() else { return true };
-        self.shift(kind) == 0 || len <= sinks || len >= sinks + self.shift(kind)
+        let Some([sinks, last]) = kind.ring() else { return true };
+        let must = |position: usize| position < sinks || position + last - kind.spare >= len;
+        (0..len).all(|position| !must(position) || self.keeps(kind, position))
     }
 
     /// Gives up tokens; they must be there to be given up.
