@@ -22,8 +22,12 @@ struct Full {
 
 impl Full {
     fn new(layout: CacheLayout) -> Self {
+        Self::with_spare(layout, 0)
+    }
+
+    fn with_spare(layout: CacheLayout, spare: usize) -> Self {
         let gpu = &full().gpu;
-        let config = CacheConfig::new(1, DIM, LEN).batch(BATCH).layout(layout);
+        let config = CacheConfig::new(1, DIM, LEN).batch(BATCH).layout(layout).spare_tokens(spare);
         let mut cache = Cache::with_pipelines(gpu.pipelines(), config).expect("a cache");
         let scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
         let each = LEN * DIM;
@@ -58,7 +62,7 @@ impl Full {
 #[test]
 fn a_dropped_advance_and_a_truncation_read_nothing_else() {
     for form in FORMS {
-        let mut ring = Full::new(CacheLayout::Ring { sink_tokens: 0 });
+        let mut ring = Full::with_spare(CacheLayout::Ring { sink_tokens: 0 }, 1);
         let mut dropped = ring.gpu.device().create_command_encoder(&Default::default());
         ring.cache.advance(&mut dropped, Tokens::All(41)).expect("a ring has room");
         drop(dropped);
