@@ -7,7 +7,7 @@
 // LAYOUT_KIND: CONTIGUOUS, RING or PAGED. Bindings: sequence_table.
 //
 // Needs: p.cache; LAYOUT_KIND; sequence_table_at.
-// Gives: COUNT, HIGH, LENGTH, LIMIT, REFUSED, RING, START, WORDS; Rows; are_neighbours, cached_index, cached_key,
+// Gives: COUNT, EXCHANGE, HIGH, LENGTH, LIMIT, MOVE_FROM, MOVE_TO, REFUSED, RING, START, WORDS; Rows; are_neighbours, cached_index, cached_key,
 // cached_len, cached_queries, cached_shift, cached_start, row_of_position, row_of_token, rows_of.
 
 const CONTIGUOUS: u32 = 0u;
@@ -21,6 +21,9 @@ const HIGH: u32 = 2u;     // longest it has been since it was empty: what a ring
 const LIMIT: u32 = 3u;    // tokens there is room for
 const REFUSED: u32 = 4u;  // moves that found none, or nothing to go back to
 const COUNT: u32 = 5u;    // what the host says to move by
+const MOVE_TO: u32 = 6u;  // of the table's n-th move of rows, not of a sequence: where they go
+const MOVE_FROM: u32 = 7u;
+const EXCHANGE: u32 = 0x80000000u; // in MOVE_FROM: rows go both ways
 
 // What the sequence table says is clamped to what there is: nothing but order keeps others from writing it.
 fn cached_len(b: u32) -> u32 {

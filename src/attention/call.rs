@@ -85,7 +85,7 @@ impl<'a> Forward<'a> {
 
     /// Queries are not the tokens of the cache's last advance: every sequence has q_len of them, the last at its last
     /// token. So are those of cross-attention, whose keys are another sequence's, and tokens asked again, as the last
-    /// alone or after a rewind. The scratch size, too, is asked for in this way before the first advance.
+    /// alone, after a rewind or after a reorder. The scratch size, too, is asked for in this way before the first advance.
     pub fn at_end(mut self) -> Self {
         self.at_end = true;
         self

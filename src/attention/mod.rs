@@ -315,7 +315,7 @@ impl Attention {
             view.check_as(tensor, config.dtype, access, &self.pipelines.facts())?;
         }
         if !at_end && cache.advanced() == 0 {
-            let why = "nothing was advanced since it was made or rewound: advance first, or say `at_end`";
+            let why = "nothing was advanced since it was made, rewound or reordered: advance first, or say `at_end`";
             return Err(Error::Unsupported { what: "queries of a cache's last advance", why });
         }
         let shape = Shape {

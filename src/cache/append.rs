@@ -45,7 +45,7 @@ impl Cache {
     /// the most that one advanced by. Rows past a sequence's own number are not read.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] before the first advance and after a rewind, everything that [`Error`] lists for tensors;
+    /// [`Error::Unsupported`] before the first advance, after a rewind and after a reorder, everything that [`Error`] lists for tensors;
     /// then nothing has been recorded.
     pub fn append(
         &self,
@@ -135,7 +135,8 @@ impl Cache {
         let CacheConfig { batch, kv_heads, head_dim, value_dim, capacity, layout, .. } = self.config;
         let Append { k, v, rope } = *append;
         if self.advanced == 0 {
-            let why = "nothing was advanced since it was made or rewound: record `Cache::advance` first";
+            let why =
+                "nothing was advanced since it was made, rewound or reordered: record `Cache::advance` first";
             return Err(Error::Unsupported { what: "an append of no tokens", why });
         }
         check_float("k", &k)?;

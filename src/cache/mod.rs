@@ -21,7 +21,7 @@ use crate::path::{self, Dispatches, cache::CacheLayer};
 use crate::pipelines::Pipelines;
 use crate::record::{dispatch, pass};
 use crate::tensor::{DType, Layout, TensorView, Window};
-use sequences::{Change, Edits, PageCopy, Sequences};
+use sequences::{Change, Edits, PageCopy, Reorder, Sequences};
 
 /// Keys and values of earlier tokens on one device, for generation token by token.
 ///
@@ -67,6 +67,8 @@ pub struct Cache {
     /// Keys and values of every layer.
     layers: Vec<[wgpu::Buffer; 2]>,
     sequence_table: wgpu::Buffer,
+    /// Room for a copy of the sequence table, once sequences were reordered.
+    table_copy: Option<wgpu::Buffer>,
     sequences: Sequences,
     /// Rows of the last advance.
     advanced: usize,
@@ -107,6 +109,7 @@ impl Cache {
             bindings: BindingCache::default(),
             layers: (0..config.layers).map(layer).collect::<Result<_, Error>>()?,
             sequence_table: sequence_table::empty(device, &config)?,
+            table_copy: None,
             sequences: Sequences::new(&config),
             config,
             advanced: 0,
@@ -202,11 +205,56 @@ impl Cache {
     /// Makes `to` a copy of `from` that shares its pages, with the next recording. Whichever writes into a shared page
     /// first gets a copy of it. What `to` held is given up.
     ///
+    /// Forks take effect one after the other: a fork copies what earlier forks made of `from`. For the beams of a beam
+    /// search use [`reorder`](Self::reorder), which gives all sequences their parents at once.
+    ///
     /// # Errors
     /// [`Error::Unsupported`] if the cache is not paged or the host does not know the length,
     /// [`Error::Option`] if there is no such sequence.
     pub fn fork(&mut self, from: usize, to: usize) -> Result<(), Error> {
         self.sequences.fork(from, to)
+    }
+
+    /// Records that each sequence goes on from its parent: sequence `s` gets the tokens that `parents[s]` had before the
+    /// call. Use it after each step of a beam search. All sequences change at once, so parents may be exchanged, and several
+    /// sequences may have the same parent. Changes that are not recorded are recorded first.
+    ///
+    /// Pages are shared as by [`fork`](Self::fork), and no row is copied. In other layouts the device copies the rows of
+    /// sequences that change. The lengths may be known only to the device. Refusals are still counted by the place in
+    /// the batch. Appends and queries of the last advance must be recorded before: [`advance`](Self::advance) comes next.
+    ///
+    /// ```no_run
+    /// # fn f(encoder: &mut wgpu::CommandEncoder, cache: &mut wgpu_attention::Cache)
+    /// # -> Result<(), wgpu_attention::Error> {
+    /// // Four beams: the best goes on from beam 2, two from beam 1, one from beam 0.
+    /// cache.reorder(encoder, &[2, 1, 1, 0])?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Length`] unless there is one parent for each sequence, [`Error::Option`] for a parent that is not a
+    /// sequence of the cache, [`Error::OutOfMemory`]; then nothing has been recorded and the cache is as it was.
+    #[doc(alias = "reorder_cache")]
+    #[doc(alias = "beam")]
+    pub fn reorder(&mut self, encoder: &mut wgpu::CommandEncoder, parents: &[usize]) -> Result<(), Error> {
+        let Reorder { after, edits, slots } = self.sequences.reorder(parents)?;
+        let device = &self.pipelines.facts();
+        let layers = self.layers.iter().map(|buffers| self.layer(buffers, false));
+        let dispatches: Dispatches =
+            layers.flat_map(|layer| path::cache::reorder(&layer, slots, device)).collect();
+        let bound = self.pipelines.bind(&dispatches, &self.bindings)?;
+        let copy = match &self.table_copy {
+            Some(copy) => copy.clone(),
+            None => sequence_table::room_for_copy(self.pipelines.device(), self.config.batch)?,
+        };
+        let upload = sequence_table::upload(self.pipelines.device(), &edits)?;
+        // Nothing can fail from here on.
+        self.sequences.commit(after);
+        self.advanced = 0;
+        self.record(encoder, upload, &edits, &bound);
+        sequence_table::reorder(encoder, &self.sequence_table, &copy, parents);
+        self.table_copy = Some(copy);
+        Ok(())
     }
 
     /// Takes pages for `tokens` in all, so that a sequence grows to there without further ones. Does nothing where
@@ -327,7 +375,7 @@ impl Cache {
         if self.sequences.edits().is_empty() {
             return Ok(());
         }
-        let why = "truncate, clear, fork and reserve take effect with the next advance, rewind or flush: record one first";
+        let why = "truncate, clear, fork and reserve take effect with the next advance, rewind, reorder or flush: record one first";
         Err(Error::Unsupported { what: "a cache with changes that are not recorded", why })
     }
 

@@ -4,7 +4,7 @@ use super::CacheConfig;
 use super::sequences::{Edits, runs};
 use crate::error::Error;
 use crate::guard::guarded;
-use crate::kernels::cache::{LIMIT, WORDS};
+use crate::kernels::cache::{LENGTH, LIMIT, START, WORDS};
 
 /// The sequence table of an empty cache: without pages there is room from the start.
 pub(super) fn empty(device: &wgpu::Device, config: &CacheConfig) -> Result<wgpu::Buffer, Error> {
@@ -40,6 +40,38 @@ pub(super) fn change(
     for (word, count) in runs(edits) {
         encoder.copy_buffer_to_buffer(upload, 4 * from, sequence_table, 4 * word as u64, 4 * count as u64);
         from += count as u64;
+    }
+}
+
+/// Room for a copy of what the table says of each sequence, without the page tables.
+pub(super) fn room_for_copy(device: &wgpu::Device, batch: usize) -> Result<wgpu::Buffer, Error> {
+    guarded(device, "a cache", || {
+        device.create_buffer(&wgpu::BufferDescriptor {
+            label: Some("attention.cache.reordered"),
+            size: 4 * (batch * WORDS) as u64,
+            usage: wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST,
+            mapped_at_creation: false,
+        })
+    })
+}
+
+/// Records that each sequence gets the lengths and the room of its parent, through `copy`. No tokens count as those of
+/// the last advance.
+pub(super) fn reorder(
+    encoder: &mut wgpu::CommandEncoder,
+    sequence_table: &wgpu::Buffer,
+    copy: &wgpu::Buffer,
+    parents: &[usize],
+) {
+    let word = |sequence: usize, word: usize| 4 * (sequence * WORDS + word) as u64;
+    encoder.copy_buffer_to_buffer(sequence_table, 0, copy, 0, copy.size());
+    for (s, parent) in parents.iter().enumerate() {
+        encoder.copy_buffer_to_buffer(copy, word(*parent, LENGTH), sequence_table, word(s, START), 4);
+        if *parent != s {
+            // Length, the longest it has been, room.
+            let size = word(0, LIMIT + 1) - word(0, LENGTH);
+            encoder.copy_buffer_to_buffer(copy, word(*parent, LENGTH), sequence_table, word(s, LENGTH), size);
+        }
     }
 }
 

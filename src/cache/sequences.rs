@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::pages::Pages;
 use super::{CacheConfig, CacheLayout};
 use crate::error::Error;
-use crate::kernels::cache::{HIGH, LENGTH, LIMIT, START, WORDS};
+use crate::kernels::cache::{EXCHANGE, HIGH, LENGTH, LIMIT, MOVE_FROM, MOVE_TO, START, WORDS};
 
 /// Words of the sequence table to be written, by place.
 pub(super) type Edits = BTreeMap<usize, u32>;
@@ -40,6 +40,57 @@ pub(super) struct Change {
     pub after: After,
     pub edits: Edits,
     pub copies: Vec<PageCopy>,
+}
+
+/// What changes when sequences go on from others.
+pub(super) struct Reorder {
+    pub after: After,
+    pub edits: Edits,
+    /// First slots whose rows the moves in `edits` take along; 0 if no row moves.
+    pub slots: usize,
+}
+
+/// A move of the rows of a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct RowMove {
+    to: usize,
+    from: usize,
+    /// True if the rows of both change places.
+    exchange: bool,
+}
+
+/// Moves after which each sequence has the rows that its parent had before. A sequence is overwritten after the last
+/// move that reads it; where sequences wait for each other in a circle, they change places one after the other.
+fn row_moves(parents: &[usize]) -> Vec<RowMove> {
+    let mut children = vec![0; parents.len()];
+    let mut waits: Vec<bool> = parents.iter().enumerate().map(|(s, parent)| s != *parent).collect();
+    for (_, parent) in parents.iter().enumerate().filter(|(s, parent)| s != *parent) {
+        children[*parent] += 1;
+    }
+    let mut ready: Vec<usize> = (0..parents.len()).filter(|s| waits[*s] && children[*s] == 0).collect();
+    let mut moves = Vec::new();
+    while let Some(to) = ready.pop() {
+        let from = parents[to];
+        moves.push(RowMove { to, from, exchange: false });
+        waits[to] = false;
+        children[from] -= 1;
+        if waits[from] && children[from] == 0 {
+            ready.push(from);
+        }
+    }
+    // What waits now is the parent of one other that waits.
+    for first in 0..parents.len() {
+        let mut to = first;
+        while waits[to] {
+            waits[to] = false;
+            let from = parents[to];
+            if from != first {
+                moves.push(RowMove { to, from, exchange: true });
+            }
+            to = from;
+        }
+    }
+    moves
 }
 
 /// The state after a recording.
@@ -270,6 +321,56 @@ impl Sequences {
         Ok(())
     }
 
+    /// What it takes for each sequence to go on from its parent, all at once; nothing changes yet.
+    pub fn reorder(&self, parents: &[usize]) -> Result<Reorder, Error> {
+        if parents.len() != self.all.len() {
+            return Err(Error::Length { tensor: "parents", expected: self.all.len(), got: parents.len() });
+        }
+        if let Some(parent) = parents.iter().find(|parent| **parent >= self.all.len()) {
+            let expected = "below the number of the cache's sequences";
+            return Err(Error::Option { option: "parents", value: *parent as f64, expected });
+        }
+        let of_parents = || parents.iter().map(|parent| &self.all[*parent]);
+        let lengths = of_parents().map(|of| [of.least, of.most, of.high]).collect();
+        let (mut edits, mut slots) = (self.edits.clone(), 0);
+        let pages = self.page.map(|_| {
+            let mut pages = self.pages.clone();
+            // Shared before they are given up: a sequence may be the last that has them.
+            of_parents().flat_map(|of| &of.pages).for_each(|page| pages.share(*page));
+            self.all.iter().flat_map(|of| &of.pages).for_each(|page| pages.release(*page));
+            let tables: Vec<_> = of_parents().map(|of| of.pages.clone()).collect();
+            for (s, table) in tables.iter().enumerate().filter(|(s, _)| parents[*s] != *s) {
+                edits.extend(table.iter().enumerate().map(|(k, page)| (self.entry(s, k), *page)));
+            }
+            (pages, tables)
+        });
+        if pages.is_none() {
+            let moves = row_moves(parents);
+            for (n, RowMove { to, from, exchange }) in moves.iter().enumerate() {
+                let both = if *exchange { EXCHANGE } else { 0 };
+                edits.extend([
+                    (n * WORDS + MOVE_TO, *to as u32),
+                    (n * WORDS + MOVE_FROM, *from as u32 | both),
+                ]);
+                slots = slots.max(self.slots(*from));
+                if *exchange {
+                    slots = slots.max(self.slots(*to));
+                }
+            }
+            // A move that goes nowhere is the end.
+            if (1..self.all.len()).contains(&moves.len()) {
+                edits.extend([MOVE_TO, MOVE_FROM].map(|word| (moves.len() * WORDS + word, 0)));
+            }
+        }
+        Ok(Reorder { after: After { lengths, pages }, edits, slots })
+    }
+
+    /// First slots of a sequence that may hold rows, where there are no pages.
+    fn slots(&self, sequence: usize) -> usize {
+        let Sequence { most, high, .. } = self.all[sequence];
+        self.ring.map_or(most, |ring| most.max(high).min(ring.capacity))
+    }
+
     fn full(&self, sequence: usize, rows: usize) -> Error {
         let len = self.all[sequence].least;
         Error::CacheFull { sequence, len, rows, capacity: self.longest }
@@ -460,5 +561,31 @@ impl Sequences {
             }
         }
         self.edits.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every list of up to five parents: after the moves each sequence has what its parent had.
+    #[test]
+    fn row_moves_follow_all_parents() {
+        for batch in 1..=5usize {
+            for list in 0..batch.pow(batch as u32) {
+                let parents: Vec<_> = (0..batch as u32).map(|n| list / batch.pow(n) % batch).collect();
+                let mut rows: Vec<_> = (0..batch).collect();
+                let moves = row_moves(&parents);
+                assert!(moves.len() <= batch, "{parents:?}");
+                for RowMove { to, from, exchange } in moves {
+                    assert_ne!(to, from, "{parents:?}");
+                    match exchange {
+                        true => rows.swap(to, from),
+                        false => rows[to] = rows[from],
+                    }
+                }
+                assert_eq!(rows, parents);
+            }
+        }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::cache::{COUNT, HIGH, LENGTH, LIMIT, REFUSED, START, WORDS};
+use super::cache::{COUNT, EXCHANGE, HIGH, LENGTH, LIMIT, MOVE_FROM, MOVE_TO, REFUSED, START, WORDS};
 use super::cache_advance::Counts;
 use super::mask::pattern;
 use super::{lsh_codes, merge, merge_splits, rotation_table};
@@ -27,6 +27,9 @@ fn meant() -> BTreeMap<(&'static str, &'static str), Option<u32>> {
         ("cache/sequence_table", "LIMIT", LIMIT as u32),
         ("cache/sequence_table", "REFUSED", REFUSED as u32),
         ("cache/sequence_table", "COUNT", COUNT as u32),
+        ("cache/sequence_table", "MOVE_TO", MOVE_TO as u32),
+        ("cache/sequence_table", "MOVE_FROM", MOVE_FROM as u32),
+        ("cache/sequence_table", "EXCHANGE", EXCHANGE),
         ("cache_advance", "ALL", Counts::All as u32),
         ("cache_advance", "EACH", Counts::Each as u32),
         ("cache_advance", "DEVICE", Counts::Device as u32),

@@ -21,6 +21,10 @@ pub(crate) const HIGH: usize = 2;
 pub(crate) const LIMIT: usize = 3;
 pub(crate) const REFUSED: usize = 4;
 pub(crate) const COUNT: usize = 5;
+pub(crate) const MOVE_TO: usize = 6;
+pub(crate) const MOVE_FROM: usize = 7;
+/// In `MOVE_FROM`: rows go both ways.
+pub(crate) const EXCHANGE: u32 = 1 << 31;
 
 params! {
     /// The WGSL `CacheParams`.

@@ -14,6 +14,7 @@ pub(crate) mod cache_advance;
 pub(crate) mod cache_append;
 pub(crate) mod cache_copy;
 pub(crate) mod cache_read;
+pub(crate) mod cache_reorder;
 pub(crate) mod captured_gradients;
 pub(crate) mod classify;
 pub(crate) mod column_sums;

@@ -33,6 +33,7 @@ pub(crate) const TEXTS: &[&str] = &[
     shader!("cache_append"),
     shader!("cache_copy"),
     shader!("cache_read"),
+    shader!("cache_reorder"),
     shader!("captured_gradients"),
     shader!("classify"),
     shader!("column_sums"),

@@ -2,8 +2,8 @@
 
 use super::{
     add_positions, additive_backward, additive_pairs, additive_scores, append_keys, ask_mask,
-    average_weights, cache_advance, cache_append, cache_copy, cache_read, captured_gradients, classify,
-    column_sums, embedding, embedding_backward, fused, fused_backward, keep_rows, linear_carry,
+    average_weights, cache_advance, cache_append, cache_copy, cache_read, cache_reorder, captured_gradients,
+    classify, column_sums, embedding, embedding_backward, fused, fused_backward, keep_rows, linear_carry,
     linear_chunks, linear_d_keys, linear_d_queries, linear_d_rows, linear_d_values, linear_features,
     linear_logs, linear_map, linear_map_backward, linear_out, linear_prefix, linear_recurrent, linear_scores,
     linear_state, linear_stats, local_columns, local_gradients, local_positions, local_positions_backward,
@@ -45,6 +45,7 @@ pub(crate) enum KernelVariant {
     CacheAppend(cache_append::CacheAppend),
     CacheCopy(cache_copy::CacheCopy),
     CacheRead(cache_read::CacheRead),
+    CacheReorder(cache_reorder::CacheReorder),
     Rotate(rotate::Rotate),
     AddPositions(add_positions::AddPositions),
     ProjectBackward(project_backward::ProjectBackward),
@@ -207,6 +208,7 @@ impl Variant for KernelVariant {
             KernelVariant::CacheAppend(_) => "attention.cache_append",
             KernelVariant::CacheCopy(_) => "attention.cache_copy",
             KernelVariant::CacheRead(_) => "attention.cache_read",
+            KernelVariant::CacheReorder(_) => "attention.cache_reorder",
             KernelVariant::Rotate(_) => "attention.rotate",
             KernelVariant::AddPositions(_) => "attention.add_positions",
             KernelVariant::ProjectBackward(_) => "attention.project_backward",
@@ -292,6 +294,7 @@ impl Variant for KernelVariant {
             KernelVariant::CacheAppend(v) => v.describe(),
             KernelVariant::CacheCopy(v) => v.describe(),
             KernelVariant::CacheRead(v) => v.describe(),
+            KernelVariant::CacheReorder(v) => v.describe(),
             KernelVariant::Rotate(v) => v.describe(),
             KernelVariant::AddPositions(v) => v.describe(),
             KernelVariant::ProjectBackward(v) => v.describe(),
@@ -381,6 +384,7 @@ pub(crate) fn all() -> Vec<KernelVariant> {
     all.extend(cache_append::CacheAppend::all().map(KernelVariant::CacheAppend));
     all.push(KernelVariant::CacheCopy(cache_copy::CacheCopy));
     all.extend(cache_read::CacheRead::all().map(KernelVariant::CacheRead));
+    all.push(KernelVariant::CacheReorder(cache_reorder::CacheReorder));
     all.extend(rotate::Rotate::all().map(KernelVariant::Rotate));
     all.extend(add_positions::AddPositions::all().map(KernelVariant::AddPositions));
     all.extend(project_backward::ProjectBackward::all().map(KernelVariant::ProjectBackward));

@@ -9,6 +9,7 @@ use crate::kernels::cache_advance::{self, CacheAdvance, Counts};
 use crate::kernels::cache_append::{self, CacheAppend, RowsAt};
 use crate::kernels::cache_copy::{self, CacheCopy};
 use crate::kernels::cache_read::{self, CacheRead};
+use crate::kernels::cache_reorder::{self, CacheReorder};
 use crate::kernels::rotation_table::RotationParams;
 use crate::kernels::row_positions::PositionParams;
 use crate::storage::LayoutKind;
@@ -189,4 +190,25 @@ pub(crate) fn copy_page<'a>(
             grid: grid([slots, kv_heads as usize, 1]),
         }
     })
+}
+
+/// The dispatches that take the first `slots` slots of all sequences through the moves in the sequence table, of keys and
+/// of values.
+pub(crate) fn reorder<'a>(layer: &CacheLayer<'a>, slots: usize, device: &DeviceFacts) -> Dispatches<'a> {
+    let CacheParams { kv_heads, k_words, k_groups, k_scales, v_words, v_groups, v_scales, .. } = layer.params;
+    let sides = [(layer.k, k_words, k_groups, k_scales), (layer.v, v_words, v_groups, v_scales)];
+    let most = device.max_workgroups as usize;
+    let call = |first: usize| {
+        sides.map(|(buffer, words, groups, scales)| {
+            let cache = layer.params;
+            let params = cache_reorder::Params { cache, words, groups, scales, first: first as u32 };
+            Dispatch {
+                variant: KernelVariant::CacheReorder(CacheReorder),
+                params: bytemuck::bytes_of(&params).to_vec(),
+                tensors: vec![buffer, layer.sequence_table],
+                grid: grid([most.min(slots - first), kv_heads as usize, 1]),
+            }
+        })
+    };
+    (0..slots).step_by(most).flat_map(call).collect()
 }

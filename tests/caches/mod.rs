@@ -1,5 +1,6 @@
 //! Caches of keys and values: whatever was done to them, attention is that of a plain model's tokens.
 
+mod beams;
 mod full;
 mod hostile;
 mod masks;

@@ -153,6 +153,16 @@ pub(super) fn moves_of_caches() -> Seen {
         bench.refuses_with(words[0], words, |e| step.cache.advance(e, *rows));
         bench.refuses_with(words[0], words, |e| step.cache.rewind(e, *rows));
     }
+    let lists: [(&[&str], &[usize]); 5] = [
+        (&["`parents`", "2 elements expected, got 0"], &[]),
+        (&["`parents`", "2 elements expected, got 1"], &[0]),
+        (&["`parents`", "2 elements expected, got 3"], &[0, 1, 0]),
+        (&["parents is 2", "below the number"], &[0, 2]),
+        (&["parents is", "below the number"], &[usize::MAX, 0]),
+    ];
+    for (words, parents) in lists {
+        bench.refuses_with(words[0], words, |e| step.cache.reorder(e, parents));
+    }
     let full: [(&[&str], Tokens); 3] = [
         (&["sequence 0 of the cache has 3 tokens of at most 20, no room for 18 more"], Tokens::All(18)),
         (&["sequence 1", "3 tokens", "18"], Tokens::Each(&[17, 18])),

@@ -337,7 +337,21 @@ pub fn cache(
                 }
                 done
             }
-            _ => match c.below(4) {
+            _ => match c.below(5) {
+                4 => {
+                    let count = if c.one_in(8) { c.below(kind.batch + 2) } else { kind.batch };
+                    let mut parents: Vec<_> = (0..count.min(1 << 16)).map(|_| c.below(kind.batch)).collect();
+                    if c.one_in(8)
+                        && let Some(parent) = parents.first_mut()
+                    {
+                        *parent = c.size();
+                    }
+                    let done = cache.reorder(encoder, &parents);
+                    if done.is_ok() {
+                        advanced = 0;
+                    }
+                    done
+                }
                 0 => cache.set_known_len(sequence, amount),
                 1 => {
                     // What was recorded is lost.

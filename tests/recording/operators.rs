@@ -71,7 +71,8 @@ impl Operators {
         self.positions.add(encoder, &sum)?;
         self.cache.advance(encoder, Tokens::All(3))?;
         self.cache.append(encoder, 0, &Append::new(heads(0), heads(1)))?;
-        self.cache.rewind(encoder, Tokens::All(3))
+        self.cache.rewind(encoder, Tokens::All(3))?;
+        self.cache.reorder(encoder, &[0])
     }
 }
 

@@ -198,6 +198,20 @@ impl Bed {
         Ok(())
     }
 
+    /// Lets each sequence go on from its parent, in the cache and in the model.
+    pub fn reorder(&mut self, parents: &[usize]) -> Result<(), Error> {
+        let mut encoder = self.encoder();
+        self.cache.reorder(&mut encoder, parents)?;
+        self.submit(encoder);
+        self.advanced = 0;
+        let before = self.sequences.clone();
+        for (sequence, parent) in self.sequences.iter_mut().zip(parents) {
+            let Sequence { tokens, high, .. } = before[*parent].clone();
+            (sequence.tokens, sequence.high, sequence.fresh) = (tokens, high, 0);
+        }
+        Ok(())
+    }
+
     pub fn flush(&mut self) {
         let mut encoder = self.encoder();
         self.cache.flush(&mut encoder).expect("a recording");
