@@ -206,7 +206,8 @@ fn single_key_gradient_is_exact() {
         c.rules.causal = true;
         c.rules.window = Some([0, 0]);
     };
-    let changes: [(&str, &dyn Fn(&mut Case)); 5] = [
+    type Change<'a> = (&'a str, &'a dyn Fn(&mut Case));
+    let changes: [Change; 5] = [
         ("plain", &|_| ()),
         ("softcap", &|c| c.softcap = Some(900.0)),
         ("bias", &|c| c.rules.bias = Some(HostData::new(vec![613.7], [1; 4]))),
