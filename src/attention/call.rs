@@ -8,6 +8,7 @@ use crate::tensor::TensorView;
 
 /// Where keys and values are.
 #[derive(Clone, Copy, Debug)]
+#[allow(clippy::large_enum_variant)]
 pub(crate) enum KeyInput<'a> {
     Tensors { k: TensorView<'a>, v: TensorView<'a> },
     Cache(&'a Cache),

@@ -32,10 +32,6 @@ pub(super) async fn done(_: &wgpu::Device, _: Option<wgpu::SubmissionIndex>) -> 
     Ok(())
 }
 
-/// wgpu keeps a lock while it waits, which other threads need to destroy buffers.
-#[cfg(not(target_arch = "wasm32"))]
-const LONGEST_WAIT: std::time::Duration = std::time::Duration::from_millis(2);
-
 /// Waits until the device has done `submission`, or all that was submitted so far. A thread does, so that the executor of the future
 /// is not blocked.
 #[cfg(not(target_arch = "wasm32"))]
@@ -47,20 +43,14 @@ pub(super) async fn done(
     if device.poll(wgpu::PollType::Poll).map_err(lost)?.is_queue_empty() {
         return Ok(());
     }
-    let wait = |device: wgpu::Device, submission: Option<wgpu::SubmissionIndex>| {
-        loop {
-            // Without a submission each round would wait for what others have submitted meanwhile.
-            let timeout = submission.is_some().then_some(LONGEST_WAIT);
-            match device.poll(wgpu::PollType::Wait { submission_index: submission.clone(), timeout }) {
-                Err(wgpu::PollError::Timeout) => {}
-                result => return result,
-            }
-        }
+    // Without a timeout: wgpu 30 panics if one runs out while another thread finds the queue empty.
+    let wait = |device: &wgpu::Device, submission_index| {
+        device.poll(wgpu::PollType::Wait { submission_index, timeout: None })
     };
     let (sender, receiver) = oneshot::channel();
-    let of_thread = (device.clone(), submission.clone());
+    let (of_thread, first) = (device.clone(), submission.clone());
     let thread = std::thread::Builder::new().name("wgpu-attention read-back".into()).spawn(move || {
-        let _ = sender.send(wait(of_thread.0, of_thread.1));
+        let _ = sender.send(wait(&of_thread, first));
     });
     match thread {
         Ok(_) => match receiver.await {
@@ -68,6 +58,6 @@ pub(super) async fn done(
             Err(e) => Err(Error::DeviceLost(e.to_string())),
         },
         // A system without another thread.
-        Err(_) => wait(device.clone(), submission).map(drop).map_err(lost),
+        Err(_) => wait(device, submission).map(drop).map_err(lost),
     }
 }

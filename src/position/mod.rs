@@ -47,6 +47,7 @@ pub enum RowPositions<T> {
 /// The rotation of each position: computed, or given.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
+#[allow(clippy::large_enum_variant)]
 pub enum Rotation<'a> {
     /// By `position · frequency`, for every position up to [`MAX_POSITION`].
     Rope(&'a Rope),
