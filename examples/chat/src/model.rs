@@ -477,8 +477,11 @@ impl<'m> Session<'m> {
 
 /// One sequence's rows, shown so many times.
 fn shown(t: TensorView<'_>, times: Option<usize>) -> TensorView<'_> {
-    let [_, heads, length, dim] = t.strides();
-    times.map_or(t, |times| t.slice(0, 0, times).with_strides([0, heads, length, dim]))
+    let Some(times) = times else { return t };
+    let ([_, heads, length, dim], [_, stride, row, column]) = (t.shape(), t.strides());
+    TensorView::new(t.buffer(), t.dtype(), [times, heads, length, dim])
+        .with_strides([0, stride, row, column])
+        .with_offset(t.offset())
 }
 
 fn product_of<'a>(x: TensorView<'a>, matrix: &'a Matrix, out: TensorView<'a>) -> [QuantizedForward<'a>; 1] {
