@@ -367,7 +367,7 @@ fn scratch_is_linear() {
     for length in [32, 64, 2048] {
         let tokens = BATCH * length;
         // Queries, keys and values, their gradients, that of the heads' outputs, what is kept of queries.
-        let kept = 4 * tokens * EMBED * (3 + 3 + 1) + 12 * tokens * HEADS;
+        let kept = 4 * tokens * EMBED * (3 + 3 + 1) + 16 * tokens * HEADS;
         assert_eq!(of(length, true), kept, "length {length}");
         assert_eq!(
             of(length, false),
@@ -386,5 +386,5 @@ fn scratch_is_linear() {
     let out = LayerGradients { out, ..LayerGradients::default() };
     assert_eq!(bias(plain.d_weights(out)), ScratchSize::default());
     let queries = bias(plain.d_query(packed.sequence(5))).total() as usize;
-    assert_eq!(queries, 4 * BATCH * 32 * EMBED * (3 + 1 + 1) + 12 * BATCH * 32 * HEADS);
+    assert_eq!(queries, 4 * BATCH * 32 * EMBED * (3 + 1 + 1) + 16 * BATCH * 32 * HEADS);
 }

@@ -268,7 +268,7 @@ impl MultiHeadAttention {
     /// | projected queries, keys, values | `(q_len · heads · head_dim + (kv_len + appended) · kv_heads · (head_dim + value_dim)) · s` |
     /// | their gradients, in F32: of those that are needed | as many elements, 4 bytes each |
     /// | the gradient of the heads' outputs | `q_len · heads · value_dim · s` |
-    /// | what the backward pass keeps of each query | `12 · q_len · heads` |
+    /// | what the backward pass keeps of each query | `16 · q_len · heads` |
     /// | the heads' outputs and lse, if the forward call has not kept both | `q_len · heads · (value_dim · s + 4)`, and what [`Attention::scratch_size`](crate::Attention::scratch_size) says |
     ///
     /// # Errors

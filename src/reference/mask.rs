@@ -155,14 +155,18 @@ impl HostMask<'_> {
         [bias, alibi, relative]
     }
 
-    /// The score with the pair's terms, added one after the other as kernels do: a sum that f32 cannot hold is infinite.
+    /// The score plus the sum of the pair's terms. A kernel adds them one after the other in f32: where that gives an infinity, so does this.
     fn added<R: Real>(&self, score: R, shape: &Shape, index: [usize; 4]) -> R {
         let value = |term: Term| {
             let element = self.floats(term.id).and_then(|t| t.at(term.at)).unwrap_or(0.0);
             R::of(term.factor as f64) * R::of(f64::from(element))
         };
-        let terms = self.terms(shape, index).into_iter().flatten();
-        terms.fold(in_f32(score), |sum, term| in_f32(sum + value(term)))
+        let (mut sum, mut in_kernel) = (R::zero(), in_f32(score));
+        for value in self.terms(shape, index).into_iter().flatten().map(value) {
+            sum = sum + value;
+            in_kernel = in_f32(in_kernel + value);
+        }
+        if in_kernel.f64().is_finite() { score + sum } else { in_kernel }
     }
 }
 

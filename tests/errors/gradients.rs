@@ -42,7 +42,7 @@ pub(super) fn gradients() -> Seen {
     };
     let attention = bench.attention.clone();
     let size = attention.backward_scratch_size(&good.backward()).expect("a size");
-    assert_eq!(size.total(), 12 * count(SHAPE.lse()) as u64);
+    assert_eq!(size.total(), 16 * count(SHAPE.lse()) as u64);
     let mut refused = |context: &str, words: &[&str], call: Call| {
         let call = call.backward();
         let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
