@@ -70,6 +70,7 @@ fn meant() -> BTreeMap<(&'static str, &'static str), Option<u32>> {
         ("decode/reduce_subgroup", "REDUCE_SIZE"),
         ("fused/gpu", "LANES_X"),
         ("fused_backward", "SEARCH"),
+        ("fused_backward/cpu", "CHAINS"),
         ("fused_backward/gpu", "OTHERS"),
         ("fused_backward/gpu", "V_OTHERS"),
         ("fused/matrix", "ABOVE"),
