@@ -26,6 +26,7 @@ mod harness_fails;
 mod key_splits;
 mod layer_backward;
 mod layer_rotary;
+mod limits;
 mod linear;
 mod linformer;
 mod local;

@@ -68,7 +68,7 @@ pub(crate) fn plan(call: &AdditiveProblem, device: &DeviceFacts) -> Result<Addit
         return Err(Error::PutAside { family: Family::RowStats });
     }
     let keep = problem.dropout.as_ref().and_then(Dropout::given);
-    let of_mask = problem.mask.tensors().len();
+    let of_mask = problem.mask.buffers();
     // Of pairs three and dropout's besides, without sinks; of totals four.
     let of_pairs = 3 + of_mask - usize::from(problem.mask.has(Id::SinkLogits)) + usize::from(keep.is_some());
     let needed = of_pairs.max(4 + of_mask) as u64;

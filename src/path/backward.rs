@@ -55,12 +55,12 @@ pub(crate) fn plan(problem: &BackwardProblem, device: &DeviceFacts) -> Result<Ba
     }
     let keep = problem.dropout.as_ref().and_then(Dropout::given);
     let sinks = problem.mask.has(Id::SinkLogits);
-    let of_rules = problem.mask.tensors().len() - usize::from(sinks) + usize::from(keep.is_some());
+    let of_rules = problem.mask.buffers() - usize::from(sinks) + usize::from(keep.is_some());
     let only_sinks = [problem.d_q, problem.d_k, problem.d_v].iter().all(Option::is_none)
         && problem.d_added.wanted().all(|(of, _)| of == Added::Sinks)
         && problem.d_added.captured().next().is_none();
     // q, k, v, d_out, what queries keep, and a gradient. Of sinks alone q, k and what queries keep of all rules.
-    let needed = if only_sinks { 3 + problem.mask.tensors().len() } else { 6 + of_rules };
+    let needed = if only_sinks { 3 + problem.mask.buffers() } else { 6 + of_rules };
     let (needed, limit) = (needed as u64, u64::from(device.max_storage_buffers));
     if needed > limit {
         let what = "storage buffers of a backward pass with such a mask";

@@ -67,7 +67,7 @@ impl Extras<'_> {
             scores: self.scores.is_some(),
             additive: false,
             // q, k, v and out. With splits there are no more.
-            bindings: 4 + self.lse.iter().count() + self.mask.tensors().len() + given.iter().count(),
+            bindings: 4 + self.lse.iter().count() + self.mask.buffers() + given.iter().count(),
             tuning,
         }
     }

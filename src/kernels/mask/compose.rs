@@ -79,6 +79,7 @@ impl MaskVariant {
         for source in of_rules.chain([softcap]).filter(|source| !source.is_empty()) {
             let _ = write!(text, "\n{source}");
         }
+        text.push_str(&self.shared_wgsl());
         text.push_str(&self.mods_wgsl(slope));
         for function in [self.query_in(), self.mask_mod(), self.bias_of(), self.score_mod()] {
             let _ = write!(text, "\n{function}");

@@ -27,6 +27,8 @@ pub(crate) struct MaskVariant {
     halves: RuleSet,
     /// Those whose tensor is BF16.
     bfloats: RuleSet,
+    /// Those whose two tensors are the same bytes, which are bound once: documents and packed sequences of self-attention.
+    shared: RuleSet,
     softcap: bool,
     pub appended: bool,
     /// Keys are in a cache, whose lengths count.
@@ -49,9 +51,10 @@ impl MaskVariant {
             rules.iter().filter(is_one).collect()
         };
         let (halves, bfloats) = (of(DType::F16), of(DType::BF16));
+        let shared = rules.iter().filter(|id| mask.shares(*id)).collect();
         let [score, pairs] =
             [mask.mods().score, mask.mods().pairs].map(|m| m.map(|m| (m.interned, m.dtypes())));
-        MaskVariant { rules, halves, bfloats, softcap, appended, score, pairs, ..Self::default() }
+        MaskVariant { rules, halves, bfloats, shared, softcap, appended, score, pairs, ..Self::default() }
     }
 
     /// These rules alone; their floats are F32.
@@ -89,7 +92,10 @@ impl MaskVariant {
             !rule.place.is_empty() || rule.bounds.exact && !(rule.bounds.lifted && lifts)
         };
         let rules = self.rules.iter().filter(bounds).collect();
-        MaskVariant { rules, appended: self.appended, ..Self::default() }
+        MaskVariant {
+            appended: self.appended,
+            ..Self { shared: self.shared, ..Self::default() }.with_only(rules)
+        }
     }
 
     /// Only what a block map stands for: which pairs are seen, and whether they have a bias.
@@ -104,7 +110,8 @@ impl MaskVariant {
         let Self { softcap, score, .. } = self;
         let places = self.rules.only(|rule| !rule.place.is_empty() && rule.bounds.wgsl.is_empty());
         let rules = if score.is_some() { places } else { RuleSet::NONE };
-        MaskVariant { softcap, score, appended: self.appended && score.is_some(), rules, ..Self::default() }
+        let shared = Self { shared: self.shared, ..Self::default() };
+        MaskVariant { softcap, score, appended: self.appended && score.is_some(), ..shared.with_only(rules) }
     }
 
     /// Only what hides keys and changes their scores.
@@ -116,7 +123,8 @@ impl MaskVariant {
     /// Of its rules, these.
     fn with_only(self, rules: RuleSet) -> Self {
         let of = |typed: RuleSet| typed.iter().filter(|id| rules.has(*id)).collect();
-        MaskVariant { rules, halves: of(self.halves), bfloats: of(self.bfloats), ..self }
+        let [halves, bfloats, shared] = [self.halves, self.bfloats, self.shared].map(of);
+        MaskVariant { rules, halves, bfloats, shared, ..self }
     }
 
     pub fn has(&self, id: Id) -> bool {
@@ -192,6 +200,8 @@ impl MaskVariant {
             MaskVariant { appended: true, ..by_position(&[Blocks, KeyPaddingMask, Globals, Alibi]) },
             MaskVariant { softcap: true, ..with(&[Blocks, Bias, Relative, SinkLogits]) },
             with(&[Packed, Prefix, Lengths, Causal, Window]),
+            MaskVariant { shared: RuleSet::NONE.with(Documents), ..with(&[Documents]) },
+            MaskVariant { shared: RuleSet::NONE.with(Packed), ..with(&[Packed, Causal]) },
         ]);
         all
     }
@@ -199,7 +209,7 @@ impl MaskVariant {
     /// The storage buffers of these rules.
     pub fn bindings(&self) -> Vec<Binding> {
         let of_rule = |id: Id| {
-            let tensors = id.rule().tensors.iter();
+            let tensors = id.rule().tensors[..self.bound_tensors(id)].iter();
             tensors.map(move |t| Binding::read(t.name, self.dtype(id, t.element), Width::One))
         };
         let captured = self.mods().flat_map(|(interned, dtypes)| {
@@ -210,6 +220,22 @@ impl MaskVariant {
         self.rules.iter().flat_map(of_rule).chain(captured).chain(block).collect()
     }
 
+    /// How many tensors of a rule are bound.
+    fn bound_tensors(&self, id: Id) -> usize {
+        if self.shared.has(id) { 1 } else { id.rule().tensors.len() }
+    }
+
+    /// The accessors of tensors that are bound as the first tensor of their rule.
+    fn shared_wgsl(&self) -> String {
+        let accessor = |id: Id| match id.rule().tensors {
+            [first, second] => {
+                format!("\nfn {}_at(o: u32) -> u32 {{\n    return {}_at(o);\n}}\n", second.name, first.name)
+            }
+            _ => String::new(),
+        };
+        self.shared.iter().map(accessor).collect()
+    }
+
     /// The caller's own functions.
     fn mods(&self) -> impl Iterator<Item = (Interned, Dtypes)> + use<> {
         [self.score, self.pairs].into_iter().flatten()
@@ -217,7 +243,7 @@ impl MaskVariant {
 
     /// The windows of `mask` that [`bindings`](Self::bindings) names.
     pub fn windows<'a>(&self, mask: &DeviceMask<'a>, device: &DeviceFacts) -> Vec<Window<'a>> {
-        let slots = self.rules.iter().flat_map(|id| (0..id.rule().tensors.len()).map(move |n| slot(id, n)));
+        let slots = self.rules.iter().flat_map(|id| (0..self.bound_tensors(id)).map(move |n| slot(id, n)));
         let of_rules = slots.filter_map(|slot| Some(mask.tensor(slot)?.window(device)));
         let captured =
             self.bound(mask).flat_map(|bound| bound.tensors()).map(|(_, view)| view.window(device));
@@ -233,6 +259,7 @@ impl fmt::Debug for MaskVariant {
             let rule = id.rule();
             match rule.tensors {
                 [t] if t.element == Element::Float => fields.field(rule.name, &self.dtype(id, t.element)),
+                _ if self.shared.has(id) => fields.field(rule.name, &format_args!("shared")),
                 _ => fields.field(rule.name, &true),
             };
         }
