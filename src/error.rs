@@ -159,14 +159,6 @@ pub enum Error {
         /// What came.
         got: DType,
     },
-    /// The device was created without a feature that the call needs.
-    #[error("the device lacks {}, needed for {needed_for}; request it in `request_device`", names_of(*feature))]
-    MissingFeature {
-        /// The feature.
-        feature: wgpu::Features,
-        /// What needs it.
-        needed_for: &'static str,
-    },
     /// A tensor is larger than the device can bind.
     #[error(
         "`{tensor}` needs a binding of {bytes} bytes, the device allows {limit} \
@@ -307,11 +299,6 @@ impl std::fmt::Debug for Error {
     }
 }
 
-fn names_of(features: wgpu::Features) -> String {
-    let names: Vec<&str> = features.iter_names().map(|(name, _)| name).collect();
-    names.join(" and ")
-}
-
 /// Advice where the heads stand in the place of the length.
 fn swapped_axes(axis: &str, expected: &str, shape: &[usize; 4]) -> &'static str {
     if axis == "heads" && shape[2].to_string() == expected {
@@ -331,16 +318,9 @@ mod tests {
 
     #[test]
     fn debug_gives_the_advice() {
-        let feature = wgpu::Features::SHADER_F16 | wgpu::Features::SUBGROUP;
-        let error = Error::MissingFeature { feature, needed_for: "tests" };
-        let text =
-            "the device lacks SHADER_F16 and SUBGROUP, needed for tests; request it in `request_device`";
-        assert!(
-            ["SUBGROUP and SHADER_F16", "SHADER_F16 and SUBGROUP"]
-                .iter()
-                .any(|names| { format!("{error:?}") == text.replace("SHADER_F16 and SUBGROUP", names) }),
-            "{error:?}"
-        );
+        let error = Error::BindingLimit { tensor: "k", bytes: 9, limit: 8 };
+        assert_eq!(format!("{error:?}"), error.to_string());
+        assert!(format!("{error:?}").contains("request a higher limit"));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::registers::Registers;
 use std::collections::HashSet;
 
 pub use crate::kernel::Field;
-use crate::kernel::{Table, Variant as _, View};
+use crate::kernel::{Kernel, Table, Variant as _, View};
 use crate::kernels::{
     self, KernelVariant, cache, mask, merge, project, project_backward, rotation_table, row_positions,
 };
@@ -64,10 +64,11 @@ pub struct BindingText {
     pub access: &'static str,
 }
 
-/// Every kernel along each axis of its variants: not the product of all axes, but each value of each.
+/// Every kernel along each axis of its variants: not the product of all axes, but each value of each. Kernels with tensors of F16 are
+/// there twice: as they are with `SHADER_F16`, and without (`name … without_f16`).
 pub fn kernels() -> Vec<KernelText> {
     let mut seen = HashSet::new();
-    kernels::all().into_iter().filter(|stage| seen.insert(*stage)).map(|stage| text(&stage)).collect()
+    kernels::all().into_iter().filter(|stage| seen.insert(*stage)).flat_map(|stage| texts(&stage)).collect()
 }
 
 /// The names of what `pipelines` has compiled and not cleared, as [`kernels`] names them.
@@ -161,8 +162,13 @@ fn table<T: Table>() -> StructTable {
     StructTable { name: T::NAME, fields: T::FIELDS.to_vec(), bytes: size_of::<T>() }
 }
 
-fn text(stage: &KernelVariant) -> KernelText {
+fn texts(stage: &KernelVariant) -> Vec<KernelText> {
     let kernel = stage.describe();
+    let packed = kernel.without_f16().map(|kernel| text(stage, kernel, " without_f16"));
+    [text(stage, kernel, "")].into_iter().chain(packed).collect()
+}
+
+fn text(stage: &KernelVariant, kernel: Kernel, device: &str) -> KernelText {
     let bindings = kernel.bindings.iter().enumerate().map(|(n, binding)| BindingText {
         name: binding.name.clone(),
         binding: n as u32 + 1,
@@ -170,7 +176,7 @@ fn text(stage: &KernelVariant) -> KernelText {
         access: if binding.access == Access::Write { "read_write" } else { "read" },
     });
     KernelText {
-        name: name(stage),
+        name: name(stage) + device,
         label: stage.label(),
         bindings: bindings.collect(),
         wgsl: kernel.wgsl,

@@ -42,15 +42,33 @@ pub(crate) struct Binding {
     pub native: bool,
     /// The WGSL type of a uniform.
     pub uniform: Option<&'static str>,
+    /// Whether f16 is in words of two, for devices without `SHADER_F16`.
+    pub packed: bool,
 }
 
 impl Binding {
     pub fn read(name: impl Into<String>, dtype: DType, width: Width) -> Self {
-        Binding { name: name.into(), dtype, width, access: Access::Read, native: false, uniform: None }
+        Binding {
+            name: name.into(),
+            dtype,
+            width,
+            access: Access::Read,
+            native: false,
+            uniform: None,
+            packed: false,
+        }
     }
 
     pub fn write(name: impl Into<String>, dtype: DType, width: Width) -> Self {
-        Binding { name: name.into(), dtype, width, access: Access::Write, native: false, uniform: None }
+        Binding {
+            name: name.into(),
+            dtype,
+            width,
+            access: Access::Write,
+            native: false,
+            uniform: None,
+            packed: false,
+        }
     }
 
     /// What follows the parameters in a dispatch's bytes.
@@ -62,6 +80,20 @@ impl Binding {
         self.dtype.wgsl()
     }
 
+    /// The same for devices without `SHADER_F16`.
+    fn in_words_of_two(&self) -> Binding {
+        Binding { packed: true, ..self.clone() }
+    }
+
+    /// The prefix of the functions that pack and unpack its elements, where two are in a word.
+    fn in_words(&self) -> Option<&'static str> {
+        match self.dtype {
+            DType::BF16 => Some("bf16"),
+            DType::F16 if self.packed => Some("f16"),
+            _ => None,
+        }
+    }
+
     /// What `NAME_at4` loads as.
     pub fn loaded(&self) -> &'static str {
         if self.native { self.dtype.operand() } else { "f32" }
@@ -69,11 +101,12 @@ impl Binding {
 
     /// The WGSL type of the array's elements. Two invocations may write halves of one word.
     pub fn element(&self) -> String {
-        match (self.dtype, self.width, self.access) {
-            (DType::BF16, Width::One, Access::Write) => "atomic<u32>".to_string(),
-            (DType::BF16, Width::Four, _) => "vec2<u32>".to_string(),
-            (_, Width::One, _) => self.scalar().to_string(),
-            (_, Width::Four, _) => format!("vec4<{}>", self.scalar()),
+        match (self.in_words(), self.width, self.access) {
+            (Some(_), Width::One, Access::Write) => "atomic<u32>".to_string(),
+            (Some(_), Width::One, Access::Read) => "u32".to_string(),
+            (Some(_), Width::Four, _) => "vec2<u32>".to_string(),
+            (None, Width::One, _) => self.scalar().to_string(),
+            (None, Width::Four, _) => format!("vec4<{}>", self.scalar()),
         }
     }
 
@@ -100,7 +133,7 @@ impl Binding {
             (DType::U32, Width::One) => format!("fn {name}_at(o: u32) -> u32 {{ return {name}[o]; }}\n"),
             // Its kernels unpack the vectors themselves.
             (DType::U32, Width::Four) => String::new(),
-            (DType::BF16, _) => self.bf16_loads(),
+            _ if self.in_words().is_some() => self.packed_loads(),
             (_, Width::One) => format!(
                 "fn {name}_at(o: u32) -> {load} {{ return {load}({name}[o]); }}\n\
                  fn {name}_at4(o: u32, stride: u32, n: u32) -> vec4<{four}> {{\n    \
@@ -116,7 +149,7 @@ impl Binding {
         text.push_str(&body);
         if *access == Access::Write {
             let put = match width {
-                _ if *dtype == DType::BF16 => self.bf16_stores(),
+                _ if self.in_words().is_some() => self.packed_stores(),
                 _ if !dtype.is_float() => format!("fn {name}_store(o: u32, x: u32) {{ {name}[o] = x; }}\n"),
                 Width::One => format!(
                     "fn {name}_store(o: u32, x: f32) {{ {name}[o] = {scalar}(x); }}\n\
@@ -133,9 +166,10 @@ impl Binding {
         }
     }
 
-    /// The loads of a tensor of [`BF16`].
-    fn bf16_loads(&self) -> String {
+    /// The loads of a tensor with two elements in a word.
+    fn packed_loads(&self) -> String {
         let Binding { name, width, access, .. } = self;
+        let of = self.in_words().unwrap_or_default();
         match width {
             Width::One => {
                 let word = if *access == Access::Write {
@@ -144,7 +178,7 @@ impl Binding {
                     format!("{name}[o / 2u]")
                 };
                 format!(
-                    "fn {name}_at(o: u32) -> f32 {{ return bf16_at({word}, o); }}\n\
+                    "fn {name}_at(o: u32) -> f32 {{ return {of}_at({word}, o); }}\n\
                      fn {name}_at4(o: u32, stride: u32, n: u32) -> vec4<f32> {{\n    \
                          let c = min(vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(n - 1u)) * stride + o;\n    \
                          let v = vec4<f32>({name}_at(c.x), {name}_at(c.y), {name}_at(c.z), {name}_at(c.w));\n    \
@@ -152,20 +186,21 @@ impl Binding {
                 )
             }
             Width::Four => format!(
-                "fn {name}_at(o: u32) -> f32 {{ return bf16_at({name}[o / 4u][o / 2u % 2u], o); }}\n\
-                 fn {name}_at4(o: u32, stride: u32, n: u32) -> vec4<f32> {{ return bf16_at4({name}[o / 4u]); }}\n"
+                "fn {name}_at(o: u32) -> f32 {{ return {of}_at({name}[o / 4u][o / 2u % 2u], o); }}\n\
+                 fn {name}_at4(o: u32, stride: u32, n: u32) -> vec4<f32> {{ return {of}_at4({name}[o / 4u]); }}\n"
             ),
         }
     }
 
     /// Its stores. Those of single elements leave the other half of the word as it is, whoever else writes that meanwhile.
-    fn bf16_stores(&self) -> String {
+    fn packed_stores(&self) -> String {
         let name = &self.name;
+        let of = self.in_words().unwrap_or_default();
         match self.width {
             Width::One => format!(
                 "fn {name}_store(o: u32, x: f32) {{\n    \
-                     atomicAnd(&{name}[o / 2u], bf16_others(o));\n    \
-                     atomicOr(&{name}[o / 2u], bf16_half(o, x));\n}}\n\
+                     atomicAnd(&{name}[o / 2u], {of}_others(o));\n    \
+                     atomicOr(&{name}[o / 2u], {of}_half(o, x));\n}}\n\
                  fn {name}_store4(o: u32, x: vec4<f32>) {{\n    \
                      {name}_store(o, x.x);\n    {name}_store(o + 1u, x.y);\n    \
                      {name}_store(o + 2u, x.z);\n    {name}_store(o + 3u, x.w);\n}}\n"
@@ -173,8 +208,8 @@ impl Binding {
             Width::Four => format!(
                 "fn {name}_store(o: u32, x: f32) {{\n    \
                      let word = {name}[o / 4u][o / 2u % 2u];\n    \
-                     {name}[o / 4u][o / 2u % 2u] = (word & bf16_others(o)) | bf16_half(o, x);\n}}\n\
-                 fn {name}_store4(o: u32, x: vec4<f32>) {{ {name}[o / 4u] = vec2<u32>(bf16_pair(x.xy), bf16_pair(x.zw)); }}\n"
+                     {name}[o / 4u][o / 2u % 2u] = (word & {of}_others(o)) | {of}_half(o, x);\n}}\n\
+                 fn {name}_store4(o: u32, x: vec4<f32>) {{ {name}[o / 4u] = vec2<u32>({of}_pair(x.xy), {of}_pair(x.zw)); }}\n"
             ),
         }
     }
@@ -183,10 +218,14 @@ impl Binding {
 /// What packs and unpacks bf16. Kernels with bindings of it have it; others name it where they need it.
 pub(crate) const BF16: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/shaders/tensor/bf16.wgsl"));
 
+const F16: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/shaders/tensor/f16.wgsl"));
+
 /// One compiled thing: text, bindings, limits it needs.
 #[derive(Clone, Debug)]
 pub(crate) struct Kernel {
     pub wgsl: String,
+    /// The text for devices without `SHADER_F16`, if it is another one.
+    pub wgsl_without_f16: Option<String>,
     pub bindings: Vec<Binding>,
     /// The Rust twin of the WGSL `Params`.
     pub params: &'static [Field],
@@ -204,14 +243,28 @@ impl Kernel {
         invocations: u32,
     ) -> Self {
         bindings.sort_by_key(|binding| binding.uniform.is_some());
+        let matrix = constants.iter().any(|c| matches!(c, Constant::Fragments(_)));
+        let has_f16 = bindings.iter().any(|b| b.dtype == DType::F16);
+        let wgsl_without_f16 = (has_f16 && !matrix).then(|| {
+            let packed: Vec<_> = bindings.iter().map(Binding::in_words_of_two).collect();
+            compose(constants, &packed, parts)
+        });
         Kernel {
             wgsl: compose(constants, &bindings, parts),
+            wgsl_without_f16,
             bindings,
             params: P::FIELDS,
             params_bytes: size_of::<P>(),
             invocations,
             workgroup_memory: 0,
         }
+    }
+
+    /// The kernel for devices without `SHADER_F16`, if it is another one.
+    pub fn without_f16(&self) -> Option<Kernel> {
+        let wgsl = self.wgsl_without_f16.clone()?;
+        let bindings = self.bindings.iter().map(Binding::in_words_of_two).collect();
+        Some(Kernel { wgsl, wgsl_without_f16: None, bindings, ..self.clone() })
     }
 
     /// How many storage buffers it binds.
@@ -233,7 +286,7 @@ pub(crate) enum Constant {
 fn compose(constants: &[Constant], bindings: &[Binding], parts: &[&str]) -> String {
     let mut text = String::new();
     let matrix = constants.iter().any(|c| matches!(c, Constant::Fragments(_)));
-    if matrix || bindings.iter().any(|b| b.dtype == DType::F16) {
+    if matrix || bindings.iter().any(|b| b.dtype == DType::F16 && !b.packed) {
         text.push_str("enable f16;\n");
     }
     if matrix {
@@ -259,7 +312,8 @@ fn compose(constants: &[Constant], bindings: &[Binding], parts: &[&str]) -> Stri
         binding.declare(n + 1, &mut text);
     }
     let has_bf16 = bindings.iter().any(|b| b.dtype == DType::BF16) && !parts.contains(&BF16);
-    for part in parts.iter().chain(has_bf16.then_some(&BF16)) {
+    let has_words = bindings.iter().any(|b| b.dtype == DType::F16 && b.packed);
+    for part in parts.iter().chain(has_bf16.then_some(&BF16)).chain(has_words.then_some(&F16)) {
         text.push('\n');
         text.push_str(part);
     }

@@ -315,7 +315,9 @@ impl Pipelines {
 
 impl Compiler {
     fn compile(&self, variant: &KernelVariant, facts: &DeviceFacts) -> Result<Compiled, Error> {
-        let (label, kernel) = (variant.label(), &variant.describe());
+        let (label, kernel) = (variant.label(), variant.describe());
+        let packed = if facts.f16 { None } else { kernel.without_f16() };
+        let kernel = &packed.unwrap_or(kernel);
         // wgpu checks neither of these against the limits.
         let limits = [
             (

@@ -284,12 +284,6 @@ impl<'a> TensorView<'a> {
         if !self.buffer.usage().contains(wgpu::BufferUsages::STORAGE) {
             return Err(Error::Usage { tensor, missing: wgpu::BufferUsages::STORAGE });
         }
-        if self.dtype == DType::F16 && !device.f16 {
-            return Err(Error::MissingFeature {
-                feature: wgpu::Features::SHADER_F16,
-                needed_for: "tensors of dtype F16",
-            });
-        }
         if self.dtype == DType::F16 && device.lacks(Family::F16Tensors) {
             return Err(Error::PutAside { family: Family::F16Tensors });
         }

@@ -1,7 +1,7 @@
 //! bf16 bit by bit: what is loaded, stored and rounded is what `half` says, on both widths of loads and stores. And
 //! attention to the vectors of another library, and by the kernels of its own: elsewhere it is drawn beside f16.
 
-use half::bf16;
+use half::{bf16, f16};
 use wgpu_attention::inspect::compiled;
 use wgpu_attention::{
     Append, Cache, CacheConfig, CacheRead, CacheStorage, DType, Gpu, KernelForm, Linear, Path, Pipelines,
@@ -26,6 +26,7 @@ const DIM: usize = 512;
 fn upload(gpu: &Gpu, x: &[f32], dtype: DType) -> wgpu::Buffer {
     let uploaded = match dtype {
         DType::BF16 => gpu.upload(&x.iter().map(|x| bf16::from_f32(*x).to_bits()).collect::<Vec<_>>()),
+        DType::F16 => gpu.upload(&x.iter().map(|x| f16::from_f32(*x).to_bits()).collect::<Vec<_>>()),
         _ => gpu.upload(x),
     };
     uploaded.expect("an upload")
@@ -60,7 +61,7 @@ fn through_cache(
 /// The bits of `n` elements from `start` on.
 fn bits(gpu: &Gpu, buffer: &wgpu::Buffer, start: usize, n: usize, dtype: DType) -> Vec<u32> {
     let all = match dtype {
-        DType::BF16 => {
+        DType::BF16 | DType::F16 => {
             let all: Vec<u16> = gpu.download(buffer, start + n).expect("a read-back");
             all.into_iter().map(u32::from).collect()
         }
@@ -77,9 +78,34 @@ fn same(got: f32, want: f32) -> bool {
 fn check(what: &str, given: &[f32], got: &[u32], dtype: DType, want: impl Fn(f32) -> f32) {
     assert_eq!(given.len(), got.len(), "{what}");
     for (x, bits) in given.iter().zip(got) {
-        let bits = if dtype == DType::BF16 { bits << 16 } else { *bits };
+        let bits = match dtype {
+            DType::BF16 => bits << 16,
+            DType::F16 => f16::from_bits(*bits as u16).to_f32().to_bits(),
+            _ => *bits,
+        };
         let (got, want) = (f32::from_bits(bits), want(*x));
         assert!(same(got, want), "{what}: {:#x} became {bits:#x}, not {:#x}", x.to_bits(), want.to_bits());
+    }
+}
+
+/// Of every f16 number six that round to it or to the next: exact, ties and their neighbours; subnormal numbers, what overflows,
+/// infinities and NaNs among them.
+fn every_f16_rounding() -> Vec<f32> {
+    let near = [0, 1, 0xfff, 0x1000, 0x1001, 0x1fff];
+    let of = |half| near.map(|n| f32::from_bits(f16::from_bits(half).to_f32().to_bits() + n));
+    (0..=u16::MAX).flat_map(of).collect()
+}
+
+/// Where the device lacks `SHADER_F16`, kernels round f16 by bits.
+#[test]
+fn every_f16_is_rounded_to_the_nearest_even_without_the_feature() {
+    let given = every_f16_rounding();
+    let profile = defaults();
+    assert!(!profile.gpu.device().features().contains(wgpu::Features::SHADER_F16));
+    for dtypes in [[DType::F32, DType::F16], [DType::F16, DType::F32], [DType::F16, DType::F16]] {
+        let got = through_cache(profile, &given, dtypes, CacheStorage::F32);
+        let what = format!("{dtypes:?}");
+        check(&what, &given, &got, dtypes[1], |x| f16::from_f32(x).to_f32());
     }
 }
 
@@ -202,9 +228,9 @@ fn decoding_loads_words() {
 
 /// The device without features, with pipelines that no other test compiles.
 fn alone() -> &'static Profile {
-    let Profile { gpu, f16, matrix, .. } = defaults();
+    let Profile { gpu, matrix, .. } = defaults();
     let gpu = Gpu::with_pipelines(gpu.queue().clone(), Pipelines::new(gpu.device()));
-    Box::leak(Box::new(Profile { name: "alone", gpu, f16: *f16, matrix: *matrix }))
+    Box::leak(Box::new(Profile { name: "alone", gpu, matrix: *matrix }))
 }
 
 /// The error over tolerance, by a kernel that takes words or not.

@@ -37,9 +37,6 @@ fn holds_where(
     splits: &[usize],
     always: impl Fn(usize, usize) -> bool,
 ) {
-    if dtype == DType::F16 && !full().f16 {
-        return report.skip_f16(full(), &case.name);
-    }
     let stored = case.stored(dtype, DType::F32);
     let truth = stored.truth(dtype, Weights::None);
     for (f, form) in FORMS.into_iter().enumerate() {

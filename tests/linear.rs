@@ -207,10 +207,6 @@ fn every_size_matches_the_reference() {
             }
             let name = format!("causal {causal}, {sizes:?}");
             for setup in setups(&name, causal) {
-                if setup.dtype == DType::F16 && !setup.profile.f16 {
-                    report.skip_f16(setup.profile, "linear attention");
-                    continue;
-                }
                 let case = LinearCase::random(name.clone(), shape(sizes), FeatureMap::Elu, causal)
                     .stored(setup.dtype);
                 let judged = case.forward(&setup).map(|(ratio, _)| ratio);
@@ -231,10 +227,6 @@ fn gradients_match_the_reference() {
             }
             let name = format!("causal {causal}, {sizes:?}");
             for setup in setups(&name, causal) {
-                if setup.dtype == DType::F16 && !setup.profile.f16 {
-                    report.skip_f16(setup.profile, "linear attention");
-                    continue;
-                }
                 let case = LinearCase::random(name.clone(), shape(sizes), FeatureMap::Elu, causal)
                     .stored(setup.dtype);
                 report.record(&case.name, &setup, case.backward(&setup));
@@ -367,7 +359,7 @@ fn many_short_sequences_run_in_bounded_scratch() {
 fn head_groups_match_the_reference() {
     let gpu = device(|limits| limits.max_compute_workgroups_per_dimension = 12);
     let profile: &'static Profile =
-        Box::leak(Box::new(Profile { name: "few workgroups", gpu, f16: false, matrix: false }));
+        Box::leak(Box::new(Profile { name: "few workgroups", gpu, matrix: false }));
     let mut report = Report::new("linear attention, groups of heads");
     let of = |name: &str, sizes: [usize; 7], causal| {
         LinearCase::random(format!("{name}, causal {causal}"), shape(sizes), FeatureMap::Elu, causal)
@@ -461,15 +453,9 @@ fn random_features_match_the_reference() {
                 (4, true) => LinearSetup { gradient: f32, ..other(KernelForm::Gpu, bf16) },
                 (n, causal) => plain(FORMS[(n + usize::from(causal)) % 2]),
             };
-            for setup in [setup] {
-                if setup.dtype == DType::F16 && !setup.profile.f16 {
-                    report.skip_f16(setup.profile, &case.name);
-                    continue;
-                }
-                let case = case.stored(setup.dtype);
-                report.record(&case.name, &setup, case.forward(&setup).map(|(ratio, _)| ratio));
-                report.record(&format!("{}, backward", case.name), &setup, case.backward(&setup));
-            }
+            let case = case.stored(setup.dtype);
+            report.record(&case.name, &setup, case.forward(&setup).map(|(ratio, _)| ratio));
+            report.record(&format!("{}, backward", case.name), &setup, case.backward(&setup));
         }
     }
     report.finish();
@@ -626,9 +612,6 @@ fn elu_does_not_cancel() {
         case.k.fill(x);
         let case = case.stored(DType::F16);
         let setup = LinearSetup { dtype: DType::F16, ..plain(KernelForm::Auto) };
-        if !setup.profile.f16 {
-            return;
-        }
         let (_, got) = case.forward(&setup).expect("within the tolerance");
         let mean = case.v.chunks_exact(4).map(|v| f64::from(v[0])).sum::<f64>() / 5.0;
         assert!((got[0] - mean).abs() < 2e-3, "{} is not {mean}", got[0]);

@@ -129,10 +129,6 @@ fn every_shape_matches_the_reference() {
                 if !(usual && due(&key) || rest(&key)) {
                     continue;
                 }
-                if setup.dtype == f16 && !profile.f16 {
-                    report.skip_f16(profile, name);
-                    continue;
-                }
                 report.record(name, &setup, case.outcome(&setup));
             }
         }
@@ -352,9 +348,6 @@ fn predicted_positions_match_the_reference() {
     {
         for (m, form) in FORMS.into_iter().enumerate() {
             let dtype = [DType::F32, DType::F16, DType::BF16, DType::F32][n];
-            if dtype == DType::F16 && !profile.f16 {
-                continue;
-            }
             let layout = [Layout::Dense, Layout::Window(2 * n as u64 + 1)][(n + m) % 2];
             let lengths = (n % 2 == 1).then(|| (0..batch as u32).map(|b| 9 + 40 * b).collect::<Vec<_>>());
             let sizes = [batch, len, features, units];

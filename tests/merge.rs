@@ -31,10 +31,6 @@ fn splitting_anywhere_and_merging_equals_not_splitting() {
                 [DType::BF16, DType::BF16],
                 [DType::BF16, DType::F32],
             ] {
-                if dtypes[0] == DType::F16 && !profile.f16 {
-                    report.skip_f16(profile, &plain.name);
-                    continue;
-                }
                 for case in [&plain, &dead, &steep] {
                     let stored = case.stored(dtypes[0], DType::F32);
                     for at in

@@ -77,7 +77,7 @@ impl Case {
     fn random_on(profile: &'static Profile, units: MatrixUnits, seed: u64) -> Self {
         let rng = &mut Rng::new(seed ^ 0x0009_4073_c710);
         let narrow = rng.chance(0.4);
-        let mut dtypes = [0; 4].map(|_| float(rng, profile));
+        let mut dtypes = [0; 4].map(|_| float(rng));
         if units == MatrixUnits::Always {
             // They do not multiply BF16; biases may be.
             for n in [0, 1, 3].into_iter().filter(|n| dtypes[*n] == DType::BF16).collect::<Vec<_>>() {

@@ -57,7 +57,7 @@ impl Draw {
             add_zero_attn: rng.chance(0.25),
             scale: rng.chance(0.2).then_some(0.5),
             softcap: rng.chance(0.15).then_some(3.0),
-            dtype: float(rng, profile),
+            dtype: float(rng),
         };
         let length = |rng: &mut Rng| rng.pick(&[1, 2, 3, 5, 8, 13, 16, 17, 33, 66]);
         let mut shape = LayerShape { batch: rng.pick(&[1, 2, 3]), q_len: length(rng), kv_len: length(rng) };
@@ -85,8 +85,8 @@ impl Draw {
             profile: profile.name,
             form: rng.pick(&FORMS),
             path: rng.pick(&[Path::Auto, Path::Staged]),
-            weight: float(rng, profile),
-            bias: float(rng, profile),
+            weight: float(rng),
+            bias: float(rng),
             layout: match rng.below(4) {
                 0 => LayerLayout::Dense,
                 1 => LayerLayout::SeqFirst,
@@ -100,7 +100,7 @@ impl Draw {
                 _ => Storage::Window(rng.word()),
             },
             lse: rng.chance(0.5),
-            weights: weights(rng, profile),
+            weights: weights(rng),
         }
     }
 

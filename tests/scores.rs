@@ -132,7 +132,7 @@ fn scores_are_those_of_the_reference() {
         for profile in profiles() {
             for (t, form) in FORMS.into_iter().enumerate() {
                 for (s, stage) in STAGES.into_iter().enumerate() {
-                    let half = if profile.f16 && n % 2 == 0 { DType::F16 } else { DType::BF16 };
+                    let half = if n % 2 == 0 { DType::F16 } else { DType::BF16 };
                     let dtypes = [s, t].map(|m| [DType::F32, half][(n + m) % 2]);
                     let layout = [Layout::Dense, Layout::Window(n as u64 + 1), Layout::Blhd][(n + s + t) % 3];
                     let asked = Asked { form, dtypes, layout, stage, weights: (n + s + t) % 2 == 0 };

@@ -303,11 +303,9 @@ fn every_kind_of_workload() {
         Workload::product([40, 36, 100], DType::BF16),
     ];
     workloads.extend(Workload::layer(&LayerConfig::new(48, 3).kv_heads(1), 2, 20));
-    if full().f16 {
-        workloads.push(Workload::attention(Shape { head_dim: 13, ..SHAPE }, DType::F16).masked());
-        workloads.push(Workload::product([40, 36, 52], DType::F16));
-        workloads.push(Workload::cached(decode, DType::F16, CacheStorage::F16));
-    }
+    workloads.push(Workload::attention(Shape { head_dim: 13, ..SHAPE }, DType::F16).masked());
+    workloads.push(Workload::product([40, 36, 52], DType::F16));
+    workloads.push(Workload::cached(decode, DType::F16, CacheStorage::F16));
     let at_once = TuneLimits::new().time(Duration::ZERO);
     let measured = pipelines.tune(gpu.queue(), &workloads, at_once).expect("plans");
     assert_eq!(measured.len(), workloads.len());

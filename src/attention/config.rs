@@ -86,8 +86,8 @@ impl Config {
 
     /// Features and limits to request of `adapter`: what this configuration needs, the largest buffers there
     /// are, which decide how long sequences may be, workgroup memory for large tiles, and subgroups. Everything else is
-    /// wgpu's default: add what the rest of the application needs. A feature the adapter lacks is left out;
-    /// [`Attention::new`](super::Attention::new) then says so. Matrix units are left to the application: their feature is an
+    /// wgpu's default: add what the rest of the application needs. A feature the adapter lacks is left out: tensors of F16 are then loaded
+    /// and stored in words of two. Matrix units are left to the application: their feature is an
     /// experimental one of wgpu's, which takes its consent (see
     /// [`Pipelines::with_adapter`](crate::Pipelines::with_adapter)).
     pub fn required(&self, adapter: &wgpu::Adapter) -> (wgpu::Features, wgpu::Limits) {
@@ -121,11 +121,7 @@ pub(crate) fn check_dtype(dtype: DType, device: &DeviceFacts) -> Result<(), Erro
         }
         DType::BF16 => Ok(()),
         DType::F16 if device.lacks(Family::F16Tensors) => Err(Error::PutAside { family: Family::F16Tensors }),
-        DType::F16 if device.f16 => Ok(()),
-        DType::F16 => Err(Error::MissingFeature {
-            feature: wgpu::Features::SHADER_F16,
-            needed_for: "tensors of dtype F16",
-        }),
+        DType::F16 => Ok(()),
         got => Err(Error::Type { tensor: "config", expected: FLOAT.into(), got }),
     }
 }

@@ -78,9 +78,6 @@ impl Problem {
             Problem::Halves { q_len, .. } if q_len > FEW && device.software => false,
             Problem::Product { rows, dtype: DType::F16 } if rows > FEW => matrix,
             Problem::Gradients(DType::F16) => matrix,
-            Problem::Halves { dtype, .. } | Problem::Product { dtype, .. } => {
-                dtype != DType::F16 || device.f16
-            }
             _ => true,
         }
     }

@@ -28,7 +28,10 @@ pub async fn begin() -> Result<Vec<String>, JsValue> {
     let cases: Vec<&'static Small> =
         table(full()).into_iter().map(|case| &*Box::leak(Box::new(case))).collect();
     let names = cases.iter().map(|case| case.name.clone());
-    let all = std::iter::once(full().f16.to_string()).chain(names).collect();
+    let all =
+        std::iter::once(full().gpu.device().features().contains(wgpu::Features::SHADER_F16).to_string())
+            .chain(names)
+            .collect();
     TABLE.with(|t| *t.borrow_mut() = cases);
     Ok(all)
 }

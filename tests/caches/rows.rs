@@ -46,7 +46,7 @@ fn what_was_appended_is_read_back() {
             grown(&mut bed);
             for (n, (at, rows)) in places().iter().enumerate() {
                 let dtype = match (n + s) % 3 {
-                    1 if profile.f16 => DType::F16,
+                    1 => DType::F16,
                     0 => DType::F32,
                     _ => DType::BF16,
                 };

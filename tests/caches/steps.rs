@@ -178,10 +178,6 @@ fn half_floats() {
     for (s, storage) in STORAGES.into_iter().enumerate() {
         let (layout, capacity) = LAYOUTS[s % 3];
         let (profile, dtype) = types[usize::from(s % 4 > 1)];
-        if dtype == DType::F16 && !profile.f16 {
-            report.skip_f16(profile, &format!("{storage:?}"));
-            continue;
-        }
         for (t, form) in FORMS.into_iter().enumerate() {
             let key = format!("{dtype:?}, {storage:?}");
             if !(t == s % 2 && due(&key) || rest(&key)) {

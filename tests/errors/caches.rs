@@ -280,10 +280,6 @@ pub(super) fn appends() -> Seen {
     refuses(&step, &["not recorded", "flush"], 0, Append::new(k, v));
     gpu.submit(|e| step.cache.flush(e)).expect("a recording");
     gpu.submit(|e| step.cache.append(e, 1, &Append::new(step.k(), step.v()))).expect("a step");
-    // Without features there is no f16.
-    let plain = Step::new(&gpu, config());
-    let halves = [plain.k(), plain.v()].map(|t| TensorView::new(t.buffer(), DType::F16, t.shape()));
-    refuses(&plain, &["SHADER_F16"], 0, Append::new(halves[0], halves[1]));
     // Before anything was advanced.
     let new = Cache::with_pipelines(gpu.pipelines(), config()).expect("a cache");
     let words = ["an append of no tokens", "`Cache::advance` first"];

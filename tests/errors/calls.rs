@@ -350,29 +350,6 @@ pub(super) fn dropout_probabilities() -> Seen {
     bench.seen
 }
 
-pub(super) fn missing_features() -> Seen {
-    let gpu = &defaults().gpu;
-    let mut seen = Seen::new();
-    let words = ["SHADER_F16", "F16", "request_device"];
-    let half = Config::new(4, 8).dtype(DType::F16);
-    let error = Attention::with_pipelines(gpu.pipelines(), half).expect_err("no f16");
-    seen.insert(read("a configuration", &error, &words));
-    let layer = Layer::new(gpu);
-    let half = LayerOptions { dtype: DType::F16, ..layer.config };
-    let error = MultiHeadAttention::with_pipelines(gpu.pipelines(), half.config(), &layer.weights());
-    seen.insert(read("a layer", &error.expect_err("no f16"), &words));
-    // As a part of a call that is f32 otherwise.
-    let mut bench = Bench::on(gpu, Config::new(SHAPE.heads, SHAPE.head_dim));
-    bench.refuses("an f16 bias", &words, |call, _| {
-        call.mask = Mask::none().bias(TensorView::new(call.q.buffer(), DType::F16, [1, 1, 3, 5]));
-    });
-    bench.refuses("f16 weights", &words, |call, buffers| {
-        call.weights = Some(TensorView::new(&buffers[3], DType::F16, [2, 1, 3, 5]));
-    });
-    seen.extend(bench.seen);
-    seen
-}
-
 /// Kernels that plans are told to do without.
 pub(super) fn kernels_put_aside() -> Seen {
     use Family::{

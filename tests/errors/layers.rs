@@ -79,10 +79,8 @@ pub(super) fn layers() -> Seen {
         c,
         LayerWeights { query: weight(whole), ..good },
     );
-    if full().f16 {
-        let half = TensorView::matrix(&other, DType::F16, [6, 12]);
-        refused(&["`weights.key`", "F32", "F16"], c, LayerWeights { key: weight(half), ..good });
-    }
+    let half = TensorView::matrix(&other, DType::F16, [6, 12]);
+    refused(&["`weights.key`", "F32", "F16"], c, LayerWeights { key: weight(half), ..good });
     let small = gpu.buffer(16).expect("a buffer");
     let short = TensorView::matrix(&small, DType::F32, [12, 12]);
     refused(&["`weights.out`", "byte 576", "has 16"], c, LayerWeights { out: weight(short), ..good });

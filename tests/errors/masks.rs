@@ -122,15 +122,6 @@ pub(super) fn tensors_of_masks() -> Seen {
     for (words, pattern) in patterns() {
         refuses(&words, Mask::causal().pattern(pattern));
     }
-
-    let gpu = &defaults().gpu;
-    let mut bench = Bench::on(gpu, Config::new(SHAPE.heads, SHAPE.head_dim));
-    for Tensor { name, shape, mask, .. } in tensors().into_iter().filter(|t| t.dtype == FLOAT) {
-        bench.refuses(name, &["SHADER_F16", "request_device"], |call, _| {
-            let half = TensorView::new(call.q.buffer(), DType::F16, shape);
-            call.mask = mask(half, half);
-        });
-    }
     bench.seen.into_iter().collect()
 }
 

@@ -81,7 +81,7 @@ impl BackwardSetup {
 
     pub fn random(rng: &mut Rng, profile: &'static Profile, forms: [KernelForm; 2]) -> Self {
         let mut float = |p| {
-            let half = if profile.f16 { DType::F16 } else { DType::BF16 };
+            let half = DType::F16;
             if rng.chance(p) { rng.pick(&[half, DType::BF16]) } else { DType::F32 }
         };
         let (dtype, bias) = (float(0.4), float(0.2));
@@ -411,10 +411,6 @@ impl super::report::Report {
 
     /// As [`check_backward`](Self::check_backward), not blocking.
     pub async fn check_backward_async(&mut self, problem: &Problem, setup: &BackwardSetup) {
-        let f16 = [setup.dtype, setup.bias, setup.gradient, setup.added_dtype].contains(&DType::F16);
-        if f16 && !setup.profile.f16 {
-            return self.skip_f16(setup.profile, &problem.case.name);
-        }
         let problem = &stored_problem(problem, setup);
         let got = run_backward_async(problem, setup, |tuning| tuning).await;
         let judged = match got {

@@ -12,7 +12,7 @@ pub fn believing(profile: &Profile, width: u32) -> &'static Profile {
     let side = if profile.name == "matrix 8" { 8 } else { 16 };
     let pipelines = inspect::with_fragments(profile.gpu.device(), side, Some(width));
     let gpu = Gpu::with_pipelines(profile.gpu.queue().clone(), pipelines);
-    Box::leak(Box::new(Profile { name: profile.name, gpu, f16: true, matrix: true }))
+    Box::leak(Box::new(Profile { name: profile.name, gpu, matrix: true }))
 }
 
 /// `profile` with plans for a GPU that has about so many registers for an invocation.
@@ -26,7 +26,7 @@ type Plan = fn(&wgpu::Device, u32) -> Pipelines;
 fn planned_for(name: &'static str, profile: &Profile, plan: Plan, count: u32) -> Profile {
     let pipelines = plan(profile.gpu.device(), count);
     let gpu = Gpu::with_pipelines(profile.gpu.queue().clone(), pipelines);
-    Profile { name, gpu, f16: profile.f16, matrix: false }
+    Profile { name, gpu, matrix: false }
 }
 
 /// Everything the adapter gives that is not experimental.

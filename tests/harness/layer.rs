@@ -620,10 +620,7 @@ impl Report {
         setup: &LayerSetup,
         truths: &mut LayerTruths,
     ) {
-        let LayerSetup { profile, dtype, weight, bias, weights, .. } = *setup;
-        if [dtype, weight, bias].contains(&DType::F16) && !profile.f16 {
-            return self.skip_f16(profile, &case.name);
-        }
+        let LayerSetup { dtype, weight, bias, weights, .. } = *setup;
         let (stored, truth) = truths.entry((dtype, weight, bias, weights)).or_insert_with(|| {
             let stored = case.stored(setup);
             let truth = stored.truth(setup);

@@ -99,7 +99,7 @@ impl LayerBackwardSetup {
     }
 
     pub fn random(rng: &mut Rng, layer: LayerSetup) -> Self {
-        let half = if layer.profile.f16 { DType::F16 } else { DType::BF16 };
+        let half = DType::F16;
         let short = rng.pick(&[half, DType::BF16, layer.dtype]);
         // All, or each with an even chance: then not even the attention may be needed.
         let wanted = if rng.chance(0.6) { [true; COUNT] } else { [(); COUNT].map(|()| rng.chance(0.5)) };
@@ -557,9 +557,6 @@ impl super::report::Report {
     /// As [`check_layer_backward`](Self::check_layer_backward), not blocking.
     pub async fn check_layer_backward_async(&mut self, problem: &LayerProblem, setup: &LayerBackwardSetup) {
         let LayerSetup { profile, .. } = setup.layer;
-        if setup.f16() && !profile.f16 {
-            return self.skip_f16(profile, &problem.case.name);
-        }
         let stored = &problem.stored(setup);
         let judged = match run_async(stored, setup, |tuning| tuning).await {
             Err(e) if e.contains("max_storage_buffers_per_shader_stage") => {

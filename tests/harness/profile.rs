@@ -7,7 +7,6 @@ use wgpu_attention::{DType, Gpu};
 pub struct Profile {
     pub name: &'static str,
     pub gpu: Gpu,
-    pub f16: bool,
     /// Whether calls are to use its matrix units.
     pub matrix: bool,
 }
@@ -43,13 +42,13 @@ impl Profile {
             .await
             .expect("the adapter gives a device with its own limits and one with the default limits");
         let f16 = device.features().contains(wgpu::Features::SHADER_F16);
-        super::say(&format!("device `{name}`: {}, f16: {f16}", adapter.get_info().name));
-        Profile { name, gpu: Gpu::with_device(device, queue), f16, matrix: false }
+        super::say(&format!("device `{name}`: {}, SHADER_F16: {f16}", adapter.get_info().name));
+        Profile { name, gpu: Gpu::with_device(device, queue), matrix: false }
     }
 
     /// The types of floats that its tensors may have.
     pub fn floats(&self) -> &'static [DType] {
-        if self.f16 { &[DType::F32, DType::F16, DType::BF16] } else { &[DType::F32, DType::BF16] }
+        &[DType::F32, DType::F16, DType::BF16]
     }
 
     /// Whether its matrix units, if it has any, are not those that take longest to compile for.

@@ -101,10 +101,6 @@ impl Report {
         truths: &mut Truths,
         change: impl Fn(wgpu_attention::Tuning) -> wgpu_attention::Tuning,
     ) {
-        let f16 = [setup.dtype, setup.bias].contains(&DType::F16);
-        if f16 && !setup.profile.f16 {
-            return self.skip_f16(setup.profile, &case.name);
-        }
         let Setup { profile, dtype, bias, weights, .. } = *setup;
         let (stored, truth) = truths.entry((profile.matrix, dtype, bias, weights)).or_insert_with(|| {
             let stored = case.stored(dtype, bias);
@@ -149,11 +145,6 @@ impl Report {
         if names.last().is_none_or(|last| last != case) {
             names.push(case.to_string());
         }
-    }
-
-    /// A case in f16 on a device without.
-    pub fn skip_f16(&mut self, profile: &Profile, case: &str) {
-        self.skip(format!("on `{}`, F16: the device lacks SHADER_F16", profile.name), case);
     }
 
     /// Of a report of one case: `passed`, `failed` or `skipped`, and what there is to say of it.

@@ -17,10 +17,6 @@ fn sums_equal_the_reference() {
             report.record(&format!("sinusoid at {n}"), &setup.named(), judged);
         }
         for dtype in [DType::F32, DType::F16, DType::BF16] {
-            if dtype == DType::F16 && !setup.profile.f16 {
-                report.skip_f16(setup.profile, "a learned table");
-                continue;
-            }
             for (n, at) in places(8).iter().enumerate() {
                 let judged = setup.add_learned(&x, (&table, dtype), at, -0.5);
                 report.record(&format!("{dtype:?} table at {n}"), &setup.named(), judged);

@@ -321,16 +321,6 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     call.x = view(&plain, f32, SHAPE);
     bench.refuses(&["`x`", "STORAGE"], |p, e| p.rotate(e, &call.call()));
 
-    let bench = Bench::new(&defaults().gpu);
-    bench.refuses_rotation(&["SHADER_F16"], |c| c.x = view(&bench.x, DType::F16, SHAPE));
-    bench.refuses_rotation(&["SHADER_F16"], |c| {
-        let half = view(&bench.table, DType::F16, [1, 1, 9, 3]);
-        c.rotation = Rotation::CosSin { cos: half, sin: half, order: RopeOrder::Half };
-    });
-    bench.refuses_sum(&["SHADER_F16"], |c| {
-        c.table = PositionTable::Learned(view(&bench.table, DType::F16, [1, 1, 9, 8]));
-    });
-
     let [one, other] = devices(|limits| {
         limits.max_compute_workgroups_per_dimension = 4;
         limits.max_storage_buffer_binding_size = 1 << 20;

@@ -24,10 +24,6 @@ enum Step {
 }
 
 impl CacheCase {
-    pub fn f16(&self) -> bool {
-        self.dtype == DType::F16
-    }
-
     /// The largest error over tolerance.
     pub async fn run(&self, profile: &'static Profile) -> Result<f64, String> {
         let mut bed = Bed::new(profile, self.kind, self.data, 5);

@@ -65,9 +65,7 @@ impl Small {
             Work::Layer(layer) => {
                 report.check_layer_async(&layer.case, &layer.setup, &mut Default::default()).await;
             }
-            Work::Cache(case) if case.f16() && !profile.f16 => report.skip_f16(profile, name),
             Work::Cache(case) => report.record(name, &profile.name, case.run(profile).await),
-            Work::Other(other) if other.f16() && !profile.f16 => report.skip_f16(profile, name),
             Work::Other(other) => report.record(name, &profile.name, other.run(profile, name).await),
         }
     }

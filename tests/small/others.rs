@@ -77,23 +77,6 @@ pub enum Other {
 }
 
 impl Other {
-    pub fn f16(&self) -> bool {
-        match self {
-            Other::Rotate(_, dtype, _) | Other::RotateBy(_, dtype) | Other::Learned(dtype) => {
-                *dtype == DType::F16
-            }
-            Other::Merge(dtypes, _) => dtypes.contains(&DType::F16),
-            Other::Linformer(dtype) | Other::Lsh(dtype) => *dtype == DType::F16,
-            Other::Linear(_, dtype, _) | Other::Attentional(dtype) => *dtype == DType::F16,
-            Other::Local(dtype) | Other::Predicted(dtype) => *dtype == DType::F16,
-            Other::Embedding(dtype) | Other::MeanPool(dtype) | Other::Logits(dtype) => *dtype == DType::F16,
-            Other::Norm(_, dtype) | Other::Pointwise(_, dtype) => *dtype == DType::F16,
-            Other::Quantized(_, _, dtype) | Other::WeightNorm(dtype) => *dtype == DType::F16,
-            Other::Encoder(kind) | Other::Decoder(kind, _) => kind.dtype == DType::F16,
-            _ => false,
-        }
-    }
-
     /// Whether it is what models have around attention, or a stack of their layers.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn is_of_models(&self) -> bool {

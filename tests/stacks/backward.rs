@@ -210,7 +210,7 @@ fn gradients_of_random_stacks_equal_the_reference() {
         let rng = &mut Rng::new(n ^ 0xbacc);
         let profile = if rng.chance(0.3) { defaults() } else { full() };
         let dtype = match n % 5 {
-            2 if profile.f16 => DType::F16,
+            2 => DType::F16,
             3 => DType::BF16,
             _ => DType::F32,
         };

@@ -138,7 +138,7 @@ fn random_stacks_equal_the_reference_at_once_and_in_steps() {
         let rng = &mut Rng::new(n ^ 0x5e70);
         let profile = if rng.chance(0.3) { defaults() } else { full() };
         let dtype = match n % 4 {
-            2 if profile.f16 => DType::F16,
+            2 => DType::F16,
             3 => DType::BF16,
             _ => DType::F32,
         };

@@ -324,7 +324,7 @@ fn random_stacks_equal_the_reference() {
         let rng = &mut Rng::new(n ^ 0x5e70);
         let profile = if rng.chance(0.3) { defaults() } else { full() };
         let dtype = match n % 4 {
-            2 if profile.f16 => DType::F16,
+            2 => DType::F16,
             3 => DType::BF16,
             _ => DType::F32,
         };
@@ -352,7 +352,7 @@ fn random_stacks_in_steps_equal_the_reference() {
         let rng = &mut Rng::new(n ^ 0x57e9);
         let profile = if rng.chance(0.3) { defaults() } else { full() };
         let dtype = match n % 4 {
-            1 if profile.f16 => DType::F16,
+            1 => DType::F16,
             3 => DType::BF16,
             _ => DType::F32,
         };

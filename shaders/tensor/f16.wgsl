@@ -1,0 +1,43 @@
+// f16, two in a word, where the device lacks the feature. What drivers may flush or round in their own way is done by bits.
+//
+// Needs: nothing.
+// Gives: f16_at, f16_at4, f16_half, f16_of, f16_others, f16_pair.
+
+// Element o, of the word that it is in.
+fn f16_at(word: u32, o: u32) -> f32 {
+    let half = (word >> (o % 2u * 16u)) & 0xffffu;
+    // Drivers may flush what is below the smallest normal number: that is taken from its bits.
+    let small = f32(half & 0x3ffu) * select(0x1p-24, -0x1p-24, (half & 0x8000u) != 0u);
+    return select(unpack2x16float(half).x, small, (half & 0x7c00u) == 0u);
+}
+
+fn f16_at4(words: vec2<u32>) -> vec4<f32> {
+    return vec4<f32>(f16_at(words.x, 0u), f16_at(words.x, 1u), f16_at(words.y, 0u), f16_at(words.y, 1u));
+}
+
+// Rounded to the nearest, ties to even; what is too large becomes infinite, and a NaN stays one.
+fn f16_of(x: f32) -> u32 {
+    let bits = bitcast<u32>(x);
+    let size = bits & 0x7fffffffu;
+    // The exponent's offset falls from 127 to 15.
+    let normal = (size - 0x38000000u + 0xfffu + ((size >> 13u) & 1u)) >> 13u;
+    // The units of 0.5's last place are f16's smallest number.
+    let small = bitcast<u32>(bitcast<f32>(size) + 0.5) - 0x3f000000u;
+    var half = select(small, normal, size >= 0x38800000u);
+    half = select(half, 0x7c00u, size >= 0x477ff000u);
+    half = select(half, 0x7e00u, size > 0x7f800000u);
+    return half | ((bits >> 16u) & 0x8000u);
+}
+
+fn f16_pair(x: vec2<f32>) -> u32 {
+    return f16_of(x.x) | (f16_of(x.y) << 16u);
+}
+
+// Of the word of element o: the bits that are not its own, and its own.
+fn f16_others(o: u32) -> u32 {
+    return 0xffff0000u >> (o % 2u * 16u);
+}
+
+fn f16_half(o: u32, x: f32) -> u32 {
+    return f16_of(x) << (o % 2u * 16u);
+}
