@@ -42,7 +42,7 @@ impl Profile {
             .await
             .expect("the adapter gives a device with its own limits and one with the default limits");
         let f16 = device.features().contains(wgpu::Features::SHADER_F16);
-        super::say(&format!("device `{name}`: {}, SHADER_F16: {f16}", adapter.get_info().name));
+        super::say(&format!("device `{name}`: {}, f16: {f16}", adapter.get_info().name));
         Profile { name, gpu: Gpu::with_device(device, queue), matrix: false }
     }
 
