@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::error::Error;
 use crate::kernels::KernelVariant;
 
 /// A dispatch that has been validated and bound once: the same call records it again as it is.
@@ -47,12 +48,30 @@ const MOST_GONE: usize = 4096;
 ///
 /// Threads may share one; the lock is held to look and to keep, not while something is bound.
 #[derive(Debug, Default)]
-pub(crate) struct BindingCache(Mutex<Bindings<BindingKey, BoundDispatch>>);
+pub(crate) struct BindingCache {
+    bindings: Mutex<Bindings<BindingKey, BoundDispatch>>,
+    /// The device of the [`Scratch`](crate::Scratch) that this belongs to.
+    device: Option<wgpu::Device>,
+}
 
 impl BindingCache {
     /// Usable if another thread panicked with it: there is nothing half done under the lock.
     fn lock(&self) -> MutexGuard<'_, Bindings<BindingKey, BoundDispatch>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.bindings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An empty one, of a scratch on `device`.
+    pub fn of_scratch(device: &wgpu::Device) -> Self {
+        BindingCache { bindings: Mutex::default(), device: Some(device.clone()) }
+    }
+
+    /// Refuses a scratch that was made on another device than `device`.
+    pub fn check_device(&self, device: &wgpu::Device) -> Result<(), Error> {
+        if self.device.as_ref().is_none_or(|own| own == device) {
+            return Ok(());
+        }
+        let why = "make it with `Scratch::new` and the device of the operator's pipelines";
+        Err(Error::Unsupported { what: "a scratch on another device", why })
     }
 
     /// Begins a call, and gives its number.

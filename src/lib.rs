@@ -15,6 +15,7 @@
 //! | a decoder's position in the source, predicted or known, to attend around: Luong's local-p | [`LocalAttention`], [`PositionPredictor`] |
 //! | scores that are `v · tanh(W_q q + W_k k)`: Bahdanau's, Luong's concat | [`AdditiveAttention`] |
 //! | sequences too long for the square of their length | [`LinearAttention`] |
+//! | a decoder-only model, as GPT-2 or Llama | [`TransformerEncoder`] with [`Mask::causal`], [`EncoderForward::cache`], `examples/gpt.rs` |
 //! | a whole encoder, as BERT, or its parts | [`TransformerEncoder`], [`Norm`], [`Pointwise`] |
 //! | a decoder with a memory to attend to, token by token | [`TransformerDecoder`] |
 //! | token ids, rows to average, logits | [`Embedding`], [`MeanPool`], [`LogSoftmax`], [`TopK`] |
@@ -31,7 +32,14 @@
 //! names the tensors and the [`Mask`]. The operator checks everything, compiles what it needs the first
 //! time ([`Pipelines`]) and records dispatches into your encoder or pass; temporary memory is yours
 //! ([`Scratch`]). It never submits, copies or reads back. Whatever is wrong is an [`Error`] before anything
-//! is recorded; in browsers, what only wgpu finds reaches the application's own handler instead.
+//! is recorded, with three exceptions:
+//!
+//! * an encoder or a pass of another device: wgpu does not tell whose it is, so the call is `Ok`, and wgpu refuses the encoder's
+//!   `finish` or the submission;
+//! * a buffer that was destroyed after it was bound: wgpu refuses the submission;
+//! * in browsers, what only wgpu finds: it reaches the application's own handler.
+//!
+//! A call's first submission may take long, because some drivers compile then: see [`Pipelines`].
 //!
 //! # What is computed
 //!

@@ -14,6 +14,7 @@ impl Pipelines {
         dispatches: &[Dispatch<KernelVariant>],
         bindings: &BindingCache,
     ) -> Result<Vec<(BoundDispatch, [u32; 3])>, Error> {
+        bindings.check_device(self.device())?;
         let call = bindings.begin();
         let one = |dispatch: &Dispatch<_>| Ok((self.bind_one(dispatch, bindings, call)?, dispatch.grid));
         let bound = dispatches.iter().map(one).collect();

@@ -178,6 +178,7 @@ impl ScratchSize {
 /// of several, and [`ensure`](Self::ensure) makes it larger. Calls recorded after each other may share it, in one encoder or several, as long as they are
 /// submitted in the order they were recorded. It also keeps the bindings of recent calls, so that a
 /// call recorded again with the same tensors and sizes creates nothing. They keep some buffers alive: see [`forget`](Self::forget).
+/// A call with the scratch of another device is an [`Error::Unsupported`].
 /// A buffer destroyed meanwhile (`wgpu::Buffer::destroy`) is found out at the submission only.
 #[derive(Debug)]
 pub struct Scratch {
@@ -210,14 +211,14 @@ impl Scratch {
                 })?);
             }
         }
-        Ok(Scratch { buffers, size, bindings: BindingCache::default() })
+        Ok(Scratch { buffers, size, bindings: BindingCache::of_scratch(device) })
     }
 
     /// Makes the parts that `size` needs larger, if they are smaller; `device` is the one that this was made on. True if there
     /// was one. Calls that were recorded before keep the memory that they were recorded with.
     ///
     /// # Errors
-    /// Those of [`new`](Self::new); nothing has changed then.
+    /// Those of [`new`](Self::new), and [`Error::Unsupported`] for another device; nothing has changed then.
     ///
     /// ```no_run
     /// # use wgpu_attention::*;
@@ -227,6 +228,7 @@ impl Scratch {
     /// # }
     /// ```
     pub fn ensure(&mut self, device: &wgpu::Device, size: ScratchSize) -> Result<bool, Error> {
+        self.bindings.check_device(device)?;
         let grown = |n: usize| if size.bytes[n] > self.size.bytes[n] { size.bytes[n] } else { 0 };
         let more = ScratchSize { bytes: std::array::from_fn(grown) };
         if more.total() == 0 {

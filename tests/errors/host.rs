@@ -27,8 +27,16 @@ pub(super) fn scratch() -> Seen {
     let words = ["scores", &needed, &less.total().to_string()];
     bench.refuses_with("little scratch", &words, |e| attention.forward(e, &call, &mut little));
     let mut foreign = Scratch::new(other.device(), size).expect("scratch");
-    let words = ["wgpu refused", "attention.scratch", "Device"];
+    let words = ["a scratch on another device", "Scratch::new"];
     bench.refuses_with("another's scratch", &words, |e| attention.forward(e, &call, &mut foreign));
+    bench.refuses_with("another's scratch, larger", &words, |_| {
+        foreign.ensure(gpu.device(), size).map(|_| ())
+    });
+    // A call that needs no scratch is refused too.
+    let (buffers, one_pass) = (fused.buffers(), fused.attention.clone());
+    let plain = parts(buffers.each_ref()).forward();
+    let mut empty = Scratch::new(other.device(), ScratchSize::default()).expect("scratch");
+    fused.refuses_with("another's empty scratch", &words, |e| one_pass.forward(e, &plain, &mut empty));
 
     assert_eq!(little.ensure(gpu.device(), size).map_err(|e| e.to_string()), Ok(true));
     assert_eq!((little.size(), little.ensure(gpu.device(), less).expect("no need")), (size, false));
