@@ -58,7 +58,10 @@ impl<'a> Forward<'a> {
     ///
     /// A query stands at the position of its token: with n queries in a sequence of length L, query `i` at L − n + i.
     /// `kv_len`, for a mask's tensors, is the cache's capacity; of a ring they can only repeat along it. Such a call has no
-    /// weights, scores, dropout, block maps or packed sequences. The same call serves every later length.
+    /// weights, scores, dropout, block maps or packed sequences.
+    ///
+    /// The call borrows the cache, which the next advance changes: make the call again for each step. It has the same tensors at every
+    /// length, so it creates nothing on the device.
     pub fn with_cache(q: TensorView<'a>, cache: &'a Cache, out: TensorView<'a>) -> Self {
         Self::of(q, KeyInput::Cache(cache), out)
     }

@@ -5,6 +5,7 @@ use crate::cache::Cache;
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::layer_config::LayerConfig;
+use crate::mask::DeviceMask;
 use crate::multi_head::{CachedPlan, LayerForward, MultiHeadAttention, Plan};
 use crate::path::Dispatches;
 use crate::scratch::ScratchSize;
@@ -68,12 +69,13 @@ impl<'a> SelfAttention<'a> {
     }
 }
 
-/// Refuses a cache that is not for `layers` and such rows.
+/// Refuses a cache that is not for `layers` and such rows, and a mask without an order for several rows.
 pub(crate) fn check_cache(
     cache: &Cache,
     layers: &[&MultiHeadAttention],
     config: &LayerConfig,
     rows: Rows,
+    mask: &DeviceMask,
 ) -> Result<(), Error> {
     if cache.device() != layers[0].pipelines().device() {
         let why = "make it with `Cache::with_pipelines` and the pipelines of the stack";
@@ -96,6 +98,11 @@ pub(crate) fn check_cache(
             let expected = "as the stack and x have it";
             return Err(Error::Option { option, value: got as f64, expected });
         }
+    }
+    if rows.length > 1 && !mask.orders_rows() {
+        let why = "rows would see later rows of their own call, but none of a later call: add `and_causal()` to the \
+                   mask, or `window(usize::MAX, usize::MAX)` if every row of a call is to see all others";
+        return Err(Error::Unsupported { what: "several rows with a cache and no causal rule", why });
     }
     Ok(())
 }

@@ -78,7 +78,10 @@ impl<'a> DecoderForward<'a> {
 
     /// Rows are the tokens of the cache's last [`advance`](Cache::advance), as many of each sequence as the most that one advanced by:
     /// their keys and values are appended to it, in layer n of the cache by layer n of the stack, and they attend to all that it
-    /// has. With a causal mask, rows given in steps of any lengths come out as they do all at once. The same call serves every later step.
+    /// has. With a causal mask, rows given in steps of any lengths come out as they do all at once.
+    ///
+    /// Several rows need a mask that orders them, the call is made again for each step, and prompts may differ in length: see
+    /// [`EncoderForward::cache`](crate::EncoderForward::cache).
     pub fn cache(mut self, cache: impl Into<Option<&'a Cache>>) -> Self {
         self.cache = cache.into();
         self
@@ -287,6 +290,7 @@ impl TransformerDecoder {
     }
 
     /// Compiles and binds what `call` needs, so that its first recording does neither.
+    /// Some drivers compile at the first submission all the same: see [`Pipelines`](crate::Pipelines).
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -436,7 +440,7 @@ impl TransformerDecoder {
         self.check_memory(&memory, batch, memory_len, Access::Read, device)?;
         let attention: Vec<_> = self.layers.iter().map(|layer| &layer.self_attention).collect();
         if let Some(cache) = cache {
-            check_cache(cache, &attention, &self.config.attention, rows)?;
+            check_cache(cache, &attention, &self.config.attention, rows, &call.mask)?;
         }
         let own = SelfAttention::of(&attention, &call.own(x, x), cache, rows, device)?;
         let cross = |(n, layer): (usize, &DecoderLayer)| {

@@ -67,7 +67,28 @@ impl<'a> EncoderForward<'a> {
     /// Rows are the tokens of the cache's last [`advance`](Cache::advance), as many of each sequence as the most that one advanced by:
     /// their keys and values are appended to it, in layer n of the cache by layer n of the stack, and they attend to all that it
     /// has. With a causal mask, as the stacks of GPT-2 and Llama have it, rows given in steps of any lengths come out as they do all at
-    /// once. The same call serves every later step.
+    /// once.
+    ///
+    /// Several rows need a mask that orders them. Without one each row would see the later rows of its own call, and none of a
+    /// later call, so that the result would depend on the steps: [`forward`](TransformerEncoder::forward) returns
+    /// [`Error::Unsupported`]. The causal rule, a window, a pattern, a tree, a bias and functions of your own are orders, and so are a
+    /// boolean mask and lengths that differ from row to row. Where all rows of a call are to see each other, as in the prompt of a
+    /// prefix-LM or in block diffusion, give `Mask::none().window(usize::MAX, usize::MAX)`.
+    ///
+    /// A call borrows the cache, which the next [`advance`](Cache::advance) changes: make the call again for each step. Calls with the
+    /// same tensors create nothing on the device.
+    ///
+    /// # Prompts of different lengths
+    ///
+    /// Without padding on the left, rows begin at row 0 and [`Tokens::Each`](crate::Tokens::Each) gives the length of each prompt: the
+    /// cache keeps nothing of the rows past it. The causal mask is enough, and rows stand at [`starts`](Cache::starts). The last row of
+    /// a prompt is at another index in each sequence.
+    ///
+    /// Left-padded prompts end at the same row. [`Tokens::All`](crate::Tokens::All) appends the padding too, so the mask of every step
+    /// hides it: `Mask::causal().key_padding_mask(seen)`, where `seen` is `[batch, 1, 1, capacity]` and false for the padding of each
+    /// sequence. Positions count from the first token: position `i − padding` for row `i` of the sequence, as a tensor `[batch, 1, length, 1]`
+    /// ([`RowPositions::Tensor`]) for [`rotary`](Self::rotary), or as ids of a learned table. Distances, as for ALiBi and windows, need no
+    /// change. Rows of padding see no key; ignore their output. `examples/gpt.rs` is such a model.
     #[doc(alias = "past_key_values")]
     #[doc(alias = "use_cache")]
     pub fn cache(mut self, cache: impl Into<Option<&'a Cache>>) -> Self {
@@ -273,6 +294,7 @@ impl TransformerEncoder {
     }
 
     /// Compiles and binds what `call` needs, so that its first recording does neither.
+    /// Some drivers compile at the first submission all the same: see [`Pipelines`](crate::Pipelines).
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -423,7 +445,7 @@ impl TransformerEncoder {
         let inner = call.attention(call.x, call.out).weights(weights);
         let layers: Vec<_> = self.layers.iter().map(|layer| &layer.attention).collect();
         if let Some(cache) = call.cache {
-            check_cache(cache, &layers, &self.config.attention, rows)?;
+            check_cache(cache, &layers, &self.config.attention, rows, &call.mask)?;
             if call.weights.is_some() {
                 let why = "a cache has no fixed number of keys; give all rows at once, without it";
                 return Err(Error::Unsupported { what: "attention weights with a cache", why });

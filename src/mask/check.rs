@@ -110,6 +110,17 @@ impl HostMask<'_> {
 }
 
 impl DeviceMask<'_> {
+    /// True if a rule can hide a later row from an earlier one, or is a window on both sides, which shows it on purpose.
+    pub(crate) fn orders_rows(&self) -> bool {
+        let per_query = |id| self.tensor(slot(id, 0)).is_some_and(|t| t.shape()[2] > 1);
+        let orders = |id| match id {
+            Id::Causal | Id::Window | Id::Pattern | Id::AttnMask | Id::Tree | Id::Bias => true,
+            Id::Lengths | Id::KeyPaddingMask => per_query(id),
+            _ => false,
+        };
+        self.rules().iter().any(orders) || self.mods().all().next().is_some()
+    }
+
     /// Checks shapes, dtypes and memory of every part.
     pub(crate) fn check(&self, shape: &Shape, device: &DeviceFacts) -> Result<(), Error> {
         let shape_of = |slot| self.tensor(slot).map(TensorView::shape);

@@ -2,8 +2,8 @@
 
 use wgpu_attention::reference::compare::{Tolerance, compare, max_error};
 use wgpu_attention::{
-    BlockConfig, Cache, CacheConfig, DType, DecoderForward, DecoderMemory, Error, LayerConfig, Rope,
-    RopeConfig, RowPositions, Scratch, TensorView, Tokens, Tuning,
+    BlockConfig, Cache, CacheConfig, DType, DecoderForward, DecoderMemory, DeviceMask, Error, LayerConfig,
+    Rope, RopeConfig, RowPositions, Scratch, TensorView, Tokens, Tuning,
 };
 
 use super::decoder_data::{NAMES, Stack, Weights, drawn, vector};
@@ -209,7 +209,8 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
         let mut pass = encoder.begin_compute_pass(&Default::default());
         assert!(decoder.forward_in_pass(&mut pass, &call, &mut scratch).is_err());
     };
-    let call = DecoderForward::new(rows(0), memory, rows(1));
+    let plain = DecoderForward::new(rows(0), memory, rows(1));
+    let call = plain.mask(DeviceMask::causal());
     refused(call, &["scratch"]);
     refused(DecoderForward::new(rows(0), memory, rows(0)), &["`out`", "`x`"]);
     refused(DecoderForward::new(rows(0), memory, rows(2)), &["`out`", "`memory.keys`"]);
@@ -237,6 +238,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     let mut filled = cache(CacheConfig::new(2, 8, 9).layers(2));
     gpu.submit(|e| filled.advance(e, Tokens::All(3))).expect("an advance");
     refused(call.cache(&filled).rotary(&rope, start), &["from a start, with a cache", "cache.starts()"]);
+    refused(plain.cache(&filled), &["no causal rule", "and_causal()"]);
     let wide = Rope::new(gpu.device(), RopeConfig::new(10)).expect("a rope");
     refused(call.rotary(&wide, start), &["`q`", "the rope's rotary_dim"]);
     refused(call.rotary(&rope, RowPositions::Start(u32::MAX)), &["start", "2^24"]);

@@ -4,8 +4,8 @@ use std::fmt;
 
 use wgpu_attention::reference::compare::{EPSILON_BF16, EPSILON_F16, EPSILON_F32, Tolerance, compare};
 use wgpu_attention::{
-    Activation, Cache, CacheConfig, DType, EncoderBackward, EncoderForward, KernelForm, NormConfig,
-    NormOrder, RowPositions, Scratch, TensorView, Tokens, Tuning,
+    Activation, Cache, CacheConfig, DType, DeviceMask, EncoderBackward, EncoderForward, KernelForm,
+    NormConfig, NormOrder, RowPositions, Scratch, TensorView, Tokens, Tuning, presets,
 };
 
 use super::FAMILY;
@@ -388,9 +388,28 @@ fn caches_that_do_not_fit_are_refused() {
         let mut pass = commands.begin_compute_pass(&Default::default());
         assert!(encoder.forward_in_pass(&mut pass, &call, &mut scratch).is_err());
     };
-    let call = EncoderForward::new(rows(0), rows(1));
+    let plain = EncoderForward::new(rows(0), rows(1));
+    let call = plain.mask(DeviceMask::causal());
     let fits = filled(CacheConfig::new(2, 8, 9).layers(2));
     refused(call.cache(&fits), "scratch");
+    let words = TensorView::new(&buffers[2], DType::U32, [1; 4]);
+    for mask in [DeviceMask::none(), DeviceMask::none().exclude_self().lengths(words).prefix(words)] {
+        refused(plain.mask(mask).cache(&fits), "no causal rule: rows would see later rows");
+    }
+    // What says which of the rows see each other, and rows that are alone.
+    let of_pairs = TensorView::new(&buffers[2], DType::Bool, [1, 1, 3, 9]);
+    let each = TensorView::new(&buffers[2], DType::U32, [1, 1, 3, 1]);
+    for mask in [
+        DeviceMask::none().window(usize::MAX, usize::MAX),
+        DeviceMask::none().attn_mask(of_pairs),
+        DeviceMask::none().key_padding_mask(of_pairs),
+        DeviceMask::none().lengths(each),
+        DeviceMask::none().mask_mod(&presets::causal().expect("a preset")),
+    ] {
+        refused(plain.mask(mask).cache(&fits), "scratch");
+    }
+    let alone = EncoderForward::new(rows(0).slice(2, 0, 1), rows(1).slice(2, 0, 1));
+    assert!(encoder.scratch_size(&alone.cache(&fits)).is_ok());
     refused(call.cache(&filled(CacheConfig::new(2, 8, 9))), "cache.layers is 1");
     refused(call.cache(&filled(CacheConfig::new(2, 12, 9).layers(2))), "cache.head_dim is 12");
     refused(call.cache(&filled(CacheConfig::new(2, 8, 9).layers(2).batch(2))), "cache.batch is 2");
