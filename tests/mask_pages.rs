@@ -68,6 +68,9 @@ fn entries() -> Vec<Entry> {
     let slopes = HostTensor::new(&slopes, [1, 8, 1, 1]);
     let table: Vec<f32> = (0..17).map(|n| ((n * n) as f32).sin()).collect();
     let table = HostTensor::new(&table, [1, 1, 1, 17]);
+    let grid: Vec<f32> =
+        (0..63).map(|n| -((n / 9 - 3i32).pow(2) as f32) - ((n % 9 - 4).pow(2) as f32)).collect();
+    let grid = HostTensor::new(&grid, [1, 1, 7, 9]);
     let buckets: Vec<f32> = (0..32).map(|n| (n % 16) as f32 * if n < 16 { -1.0 } else { -0.5 }).collect();
     let buckets = HostTensor::new(&buckets, [1, 1, 1, 32]);
     // A ring of nodes, and some that cross it.
@@ -108,9 +111,11 @@ fn entries() -> Vec<Entry> {
         entry!(Pairs, presets::natten([6, 8], [3, 5], [1, 1]), all),
         entry!(Pairs, presets::tiled_natten([6, 8], [3, 5], [3, 4]), all),
         entry!(Pairs, presets::morton_natten(8, [3, 3]), [64; 2]),
+        entry!(Pairs, presets::shifted_windows([6, 8], [3, 4], [1, 2]), all),
         entry!(Pairs, presets::sliding_tiles([8, 10], [4, 6], [2, 2], 4), [84; 2]),
         entry!(Added, presets::alibi(slopes), small),
         entry!(Added, presets::relative(table), small),
+        entry!(Added, presets::relative_2d(grid, [4, 5]), small),
         entry!(Added, presets::t5(buckets, 24, true), small),
         entry!(Added, presets::sandwich(8, 128, SMALL), small),
         entry!(Added, presets::graphormer(lengths, distances), small),

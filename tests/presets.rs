@@ -133,6 +133,11 @@ fn masks() -> Vec<Named> {
         named(SQUARE, presets::tiled_natten([8, 6], [5, 3], [4, 3])),
         named(SQUARE, presets::tiled_natten([2, 4, 6], [2, 3, 3], [1, 2, 2])),
         named(LONG, presets::morton_natten(8, [3, 5])),
+        named(SQUARE, presets::shifted_windows([6, 8], [3, 4], [1, 2])),
+        named(SQUARE, presets::shifted_windows([2, 4, 6], [1, 2, 6], [0, 1, 5])),
+        // Without a seam it is a pattern, of the points of the canvas.
+        named(Shape { q_len: 48, kv_len: 48, ..SHAPE }, presets::shifted_windows([6, 8], [3, 4], [0, 0]))
+            .is(Rules { pattern: Some(Pattern::Local { block: 12 }), ..Default::default() }),
         named(SQUARE, presets::sliding_tiles([6, 8], [4, 6], [2, 2], 4)),
         named(SQUARE, presets::sliding_tiles([2, 4, 6], [1, 2, 6], [1, 2, 2], 0)),
     ];
@@ -167,6 +172,7 @@ fn scores() -> Vec<NamedScore> {
     }
     let slopes = HostData::new(presets::alibi_slopes(4), [1, 4, 1, 1]);
     let table = HostData::new(rng.normals(2 * 4 * 9), [2, 4, 1, 9]);
+    let grid = HostData::new(rng.normals(4 * 9 * 11), [1, 4, 9, 11]);
     let buckets = HostData::new(rng.normals(4 * 16), [1, 4, 1, 16]);
     let lengths = HostData::new(rng.normals(4 * 6), [1, 4, 1, 6]);
     let graph: Vec<bool> = (0..53 * 53).map(|n| n % 53 != n / 53 && rng.chance(0.04)).collect();
@@ -196,12 +202,19 @@ fn scores() -> Vec<NamedScore> {
     let of_paths = HostData::of([1, 4, 37, 53], |[_, h, i, j]| {
         lengths.data[6 * h + distances.data[53 * i + j] as usize]
     });
+    // Queries stand at the last keys of windows of 5 × 6.
+    let of_grid = HostData::of([1, 4, 37, 53], |[_, h, i, j]| {
+        let [q, k] = [i + 16, j].map(|n| [n % 30 / 6, n % 6]);
+        let [row, column] = [4 + k[0] - q[0], 5 + k[1] - q[1]];
+        grid.data[(9 * h + row) * 11 + column]
+    });
     let reversed = table.clone();
     let capped = 2.5;
     vec![
         is(named(presets::alibi(slopes.host())), move |c| c.rules.slopes = Some(slopes.clone())),
         is(named(presets::softcap(capped)), move |c| c.softcap = Some(capped.into())),
         is(named(presets::relative(table.host())), move |c| c.rules.relative = Some(reversed.clone())),
+        is(named(presets::relative_2d(grid.host(), [5, 6])), move |c| c.rules.bias = Some(of_grid.clone())),
         is(named(presets::t5(buckets.host(), 20, true)), move |c| c.rules.relative = Some(encoder.clone())),
         NamedScore {
             name: "t5 of a decoder".to_string(),
@@ -344,7 +357,7 @@ fn masks_are_the_rules_of_the_builder() {
         against_rules(&case, &ruled, compared);
         compared += 1;
     }
-    assert_eq!(compared, 12);
+    assert_eq!(compared, 13);
 }
 
 /// Scores that something without a mod gives too.
@@ -362,7 +375,7 @@ fn scores_are_the_rules_of_the_builder() {
         against_rules(&named.case(), &same, compared);
         compared += 1;
     }
-    assert_eq!(compared, 7);
+    assert_eq!(compared, 8);
 }
 
 /// By the public way: tables uploaded, bound, asked at random pairs.
@@ -399,6 +412,7 @@ fn places_count_from_the_query_s_own_sequence() {
         presets::natten([2, 4], [1, 3], [1, 1]),
         presets::tiled_natten([4, 4], [3, 3], [2, 2]),
         presets::sliding_tiles([4, 4], [2, 4], [2, 2], 3),
+        presets::shifted_windows([4, 4], [2, 2], [1, 1]),
         presets::block_diffusion(8, 3),
         presets::prefix_lm(HostTensor::new(&prefix, [1; 4])),
         presets::local(4),
@@ -512,6 +526,54 @@ fn sliding_tiles_are_neighbourhoods_of_tiles() {
         let [a, b] = [q / 6, k / 6];
         q.max(k) >= 72 || near(a / 4, b / 4, 3, 2) && near(a % 4, b % 4, 4, 3)
     });
+}
+
+/// The mask of Swin's own code: regions of the rolled canvas are numbered, and cut into windows; equal numbers see each other.
+#[test]
+fn shifted_windows_are_swin_s_regions() {
+    let (canvas, window, shift) = ([6, 12], [3, 4], [1, 3]);
+    let region = |at: usize, n: usize| match at {
+        at if at < canvas[n] - window[n] => 0,
+        at if at < canvas[n] - shift[n] => 1,
+        _ => 2,
+    };
+    // Window, and region, of each token, window by window.
+    let mut tokens = Vec::new();
+    for (top, left) in [0, 3].into_iter().flat_map(|top| [0, 4, 8].map(|left| (top, left))) {
+        for (y, x) in (0..3).flat_map(|y| (0..4).map(move |x| (top + y, left + x))) {
+            tokens.push((top, left, region(y, 0), region(x, 1)));
+        }
+    }
+    means(presets::shifted_windows(canvas, window, shift), 75, |q, k| {
+        tokens.get(q).is_some_and(|q| tokens.get(k) == Some(q))
+    });
+}
+
+/// The index of Swin's own code, `relative_position_index`, into a table by query − key with the heads last.
+#[test]
+fn relative_2d_is_swin_s_table() {
+    let ([height, width], heads) = ([3, 4], 2);
+    let rows = (2 * height - 1) * (2 * width - 1);
+    let swin: Vec<f32> = (0..rows * heads).map(|n| n as f32).collect();
+    let table: Vec<f32> = (0..heads)
+        .flat_map(|h| (0..rows).rev().map(|row| swin[row * heads + h]).collect::<Vec<_>>())
+        .collect();
+    let table = HostTensor::new(&table, [1, heads, 2 * height - 1, 2 * width - 1]);
+    let preset = presets::relative_2d(table, [height, width]).expect("a preset");
+    // Two windows.
+    let tokens = height * width;
+    for (window, q, k) in
+        (0..2 * tokens * tokens).map(|n| (n / tokens / tokens, n / tokens % tokens, n % tokens))
+    {
+        let row = height - 1 + q / width - k / width;
+        let column = width - 1 + q % width - k % width;
+        let index = row * (2 * width - 1) + column;
+        for h in 0..heads {
+            let mut at = pair(window * tokens + q, window * tokens + k, 2 * tokens);
+            at.head = h as u32;
+            assert_eq!(preset.score(0.0, &at), f64::from(swin[index * heads + h]), "{window}: {q} {k}");
+        }
+    }
 }
 
 #[test]
@@ -764,6 +826,9 @@ fn refusals() {
         (presets::tiled_natten([6], [3], [4]), "canvas 6 is not divisible by tile 4"),
         (presets::tiled_natten([1 << 28; 3], [3; 3], [1 << 28; 3]), "points of the canvas"),
         (presets::morton_natten(6, [3, 3]), "a power of two"),
+        (presets::shifted_windows([6], [4], [1]), "canvas 6 is not divisible by tile 4"),
+        (presets::shifted_windows([8], [4], [4]), "shift is 4"),
+        (presets::shifted_windows([8], [0], [0]), "window is 0"),
         (presets::sliding_tiles([8], [12], [4], 0), "tiles of the kernel is 3"),
         (presets::sliding_tiles([8], [6], [4], 0), "kernel 6 is not divisible by tile 4"),
     ];
@@ -776,6 +841,8 @@ fn refusals() {
         (presets::softcap(0.0), "cap is 0"),
         (presets::softcap(f32::NAN), "cap is NaN"),
         (presets::relative(floats(&[1.0; 4], [1, 1, 1, 4])), "distances is 4"),
+        (presets::relative_2d(floats(&[1.0; 9], [1, 1, 3, 3]), [2, 0]), "width is 0"),
+        (presets::relative_2d(floats(&[1.0; 9], [1, 1, 3, 3]), [2, 3]), "`table`: dim must be 5, got 3"),
         (presets::t5(floats(&[1.0; 3], [1, 1, 1, 3]), 9, true), "buckets is 3"),
         (presets::t5(floats(&[1.0; 8], [1, 1, 1, 8]), 4, false), "longest is 4"),
         (presets::t5(floats(&[1.0; 8], [1, 1, 1, 8]), 1 << 28, false), "longest"),

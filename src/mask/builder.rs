@@ -152,6 +152,20 @@ impl<L, K, B, M: Default> Mask<L, K, B, M> {
 
     /// Only pairs that hold `true` are seen, as in PyTorch's `scaled_dot_product_attention`; the masks of
     /// `nn.MultiheadAttention` say the opposite. Shape `[batch, heads, q_len, kv_len]`, any may be 1.
+    ///
+    /// On a device the dtype is Bool, one byte each. A shader that writes a U32 for each pair needs no conversion: read its tensor
+    /// in a [`MaskMod`](crate::MaskMod).
+    ///
+    /// ```
+    /// use wgpu_attention::{Captured, DeviceMask, Error, Mask, MaskMod, TensorView};
+    ///
+    /// // `seen` is U32, [batch or 1, heads or 1, q_len, kv_len]; anything but 0 is a pair that is seen.
+    /// fn from_numbers(seen: TensorView<'_>) -> Result<DeviceMask<'_>, Error> {
+    ///     let text = "fn mask_mod(at: At) -> bool { return seen_at(at.batch, at.head, at.query, at.key) != 0u; }";
+    ///     let read = MaskMod::capturing(text, &[Captured::number("seen")])?;
+    ///     Ok(Mask::none().mask_mod(read.with(&[seen])))
+    /// }
+    /// ```
     pub fn attn_mask(self, attn_mask: K) -> Self {
         self.with(Id::AttnMask, [Part::Bool(attn_mask)])
     }
@@ -169,6 +183,17 @@ impl<L, K, B, M: Default> Mask<L, K, B, M> {
     ///
     /// Only keys that hold `true` are seen: a second boolean mask beside [`attn_mask`](Self::attn_mask), usually
     /// `[batch, 1, 1, kv_len]` for padding.
+    ///
+    /// Padding on the left needs this rule beside the causal one, because [`lengths`](Self::lengths) hides keys at the end only. With a
+    /// cache, which also holds the padding, `kv_len` is its capacity and every step has the same mask:
+    /// [`EncoderForward::cache`](crate::EncoderForward::cache) describes it with the positions.
+    ///
+    /// ```
+    /// use wgpu_attention::{HostMask, HostTensor, Mask};
+    /// // Two prompts of 4 tokens and of 2, padded on the left to 4; room for 4 more tokens.
+    /// let seen: Vec<bool> = [0, 2].iter().flat_map(|padding| (0..8).map(move |key| key >= *padding)).collect();
+    /// let mask: HostMask = Mask::causal().key_padding_mask(HostTensor::new(&seen, [2, 1, 1, 8]));
+    /// ```
     #[doc(alias = "src_key_padding_mask")]
     pub fn key_padding_mask(self, key_padding_mask: K) -> Self {
         self.with(Id::KeyPaddingMask, [Part::Bool(key_padding_mask)])
@@ -210,7 +235,8 @@ impl<L, K, B, M: Default> Mask<L, K, B, M> {
     /// bias). Shape `[batch, heads, 1, 2·r + 1]`, batch and heads may be 1. On a device the dtype is F32, F16 or BF16.
     ///
     /// Distances are key − query, as for [`alibi`](Self::alibi): the last entry is of later keys. Reverse tables that
-    /// count query − key, as T5's decoder, Swin and FlexAttention's example (`q_idx - kv_idx`) do.
+    /// count query − key, as FlexAttention's example (`q_idx - kv_idx`) does. The tables of Swin have two dimensions and those of T5 have
+    /// buckets: [`presets::relative_2d`](crate::presets::relative_2d), [`presets::t5`](crate::presets::t5).
     pub fn relative(self, table: B) -> Self {
         self.with(Id::Relative, [Part::Float(table)])
     }

@@ -214,6 +214,68 @@ fn ordered(n: u32, canvas: vec3<u32>) -> vec3<u32> { return vec3<u32>(0u, gather
     })
 }
 
+/// Shifted windows: a token sees the tokens of its own `window`, and of those only the ones on its side of the seam, where a canvas that was rolled by `shift` meets its other end (Liu et al.
+/// 2021, "Swin transformer", 3.2; of three axes, Liu et al. 2022, "Video Swin transformer").
+///
+/// Tokens are the points of the rolled canvas (`torch.roll(x, -shift)`), window by window, and row by row in each: Swin's `window_partition`, whose windows lie side by side in one sequence
+/// instead of in a batch. A shift of 0 along an axis has no seam.
+///
+/// [`Pattern::Local`](crate::Pattern::Local) of a window's tokens beside it says which keys need not be looked at, and means the same where no axis is shifted.
+///
+/// # Errors
+/// A canvas or a window of 0, a canvas that is not made of whole windows, a shift that is not below the window, 2^29 points or more.
+pub fn shifted_windows<const N: usize>(
+    canvas: [usize; N],
+    window: [usize; N],
+    shift: [usize; N],
+) -> Result<MaskPreset, Error> {
+    const TEXT: &str = "
+struct Uniforms { tiles: vec3<u32>, size: u32, tile: vec3<u32>, seam: vec3<u32> }
+fn point(n: u32, canvas: vec3<u32>) -> vec3<u32> {
+    return vec3<u32>(n / (canvas.y * canvas.z), n / canvas.z % canvas.y, n % canvas.z);
+}
+fn mask_mod(at: At) -> bool {
+    let tiles = uniforms().tiles;
+    let tile = uniforms().tile;
+    let size = uniforms().size;
+    let q = u32(at.position) - at.sequence_start;
+    let k = at.key - at.sequence_start;
+    if q / size != k / size || q / size >= tiles.x * tiles.y * tiles.z { return false; }
+    let first = point(q / size, tiles) * tile;
+    let seam = uniforms().seam;
+    let a = first + point(q % size, tile);
+    let b = first + point(k % size, tile);
+    return all((a >= seam) == (b >= seam));
+}";
+    if let Some((value, _)) =
+        shift.into_iter().zip(window).find(|(shift, window)| *shift > 0 && shift >= window)
+    {
+        let expected = "below the window along each axis";
+        return Err(Error::Option { option: "shift", value: value as f64, expected });
+    }
+    let (canvas, window) = (axes("canvas", canvas)?, axes("window", window)?);
+    check_points(canvas)?;
+    let tiles = whole_tiles("canvas", canvas, window)?;
+    let mut seam = canvas;
+    for (to, shift) in seam[3 - N..].iter_mut().zip(shift) {
+        *to -= shift as u32;
+    }
+    let size = points(window);
+    let uniforms = [words(tiles, size as u32), words(window, 0), words(seam, 0)].concat();
+    MaskPreset::new("shifted_windows", TEXT, &uniforms, vec![], move |at| {
+        let seen = places(at);
+        if !seen.iter().all(|place| (0..points(canvas)).contains(place)) || seen[0] / size != seen[1] / size {
+            return false;
+        }
+        let first = point(seen[0] / size, tiles);
+        let [q, k] = seen.map(|place| point(place % size, window));
+        (0..3).all(|n| {
+            let past = |of: i64| first[n] * i64::from(window[n]) + of >= i64::from(seam[n]);
+            past(q[n]) == past(k[n])
+        })
+    })
+}
+
 /// Sliding tiles: a tile of a picture or a video sees the tiles of the `kernel` around it, moved inward at the edges; whole tiles, so that no block of a kernel of as many tokens is
 /// seen in part (Zhang et al. 2025, "Fast video generation with sliding tile attention").
 ///

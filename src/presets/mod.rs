@@ -41,13 +41,13 @@ mod masks;
 mod preset;
 mod scores;
 
-pub use grids::{morton_natten, natten, sliding_tiles, tiled_natten};
+pub use grids::{morton_natten, natten, shifted_windows, sliding_tiles, tiled_natten};
 pub use masks::{
     block_diffusion, causal, dilated, documents, draft_blocks, flamingo, global_sliding, local,
     picture_intervals, prefix_lm, selected_tiles, shared_prefix, sliding, svg_spatial, svg_temporal, tree,
 };
 pub use preset::{MaskPreset, ScorePreset, Table, TableData};
 pub use scores::{
-    alibi, alibi_slopes, gelu, graphormer, graphormer_edges, relative, relu, sandwich, shortest_paths,
-    sigmoid, softcap, squared_relu, t5,
+    alibi, alibi_slopes, gelu, graphormer, graphormer_edges, relative, relative_2d, relu, sandwich,
+    shortest_paths, sigmoid, softcap, squared_relu, t5,
 };

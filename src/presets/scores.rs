@@ -1,5 +1,6 @@
 //! Score functions.
 
+use super::masks::places;
 use super::preset::{ANY, ONE, ScorePreset, divisor, floats, numbers, size};
 use crate::error::Error;
 use crate::mask::HostTensor;
@@ -90,6 +91,41 @@ fn score_mod(score: f32, at: At) -> f32 {
     ScorePreset::adding("relative", TEXT, &[most], vec![table], move |at| {
         let most = i64::from(most);
         values.at([at.batch, at.head, 0, (after(at).clamp(-most, most) + most) as u32]).into()
+    })
+}
+
+/// A learned bias for each distance on a grid: `score + table[h, Δrow + height − 1, Δcolumn + width − 1]`, from the query's point in its window to the key's (Liu et al. 2021, "Swin
+/// transformer", 3.2).
+///
+/// Tokens are the points of windows of `[height, width]`, row by row in each, and windows lie side by side: one picture, or the windows of Swin with [`shifted_windows`](super::shifted_windows) or
+/// [`Pattern::Local`](crate::Pattern::Local), which hide the pairs of two windows. `table` is `[batch, heads, 2·height − 1, 2·width − 1]`, the first two may be 1. Distances are key − query: Swin's
+/// `relative_position_bias_table` counts the other way and has the heads last, so reverse its rows and transpose it.
+///
+/// # Errors
+/// A height or width of 0, a window of 2^29 points or more, a table of another shape or length.
+pub fn relative_2d(table: HostTensor<f32>, window: [usize; 2]) -> Result<ScorePreset, Error> {
+    const TEXT: &str = "
+struct Uniforms { height: i32, width: i32 }
+fn score_mod(score: f32, at: At) -> f32 {
+    let height = uniforms().height;
+    let width = uniforms().width;
+    let start = i32(at.sequence_start);
+    let q = max(at.position - start, 0) % (height * width);
+    let k = max(i32(at.key) - start, 0) % (height * width);
+    let row = k / width - q / width + height - 1;
+    let column = k % width - q % width + width - 1;
+    return score + table_at(at.batch, at.head, u32(row), u32(column));
+}";
+    let [height, width] = [divisor("height", window[0])?, divisor("width", window[1])?];
+    size("points of the window", window[0].saturating_mul(window[1]))?;
+    let distances = window.map(|n| Some(2 * n - 1));
+    let (values, table) = floats("table", table, [ANY, ANY, distances[0], distances[1]])?;
+    ScorePreset::adding("relative_2d", TEXT, &[height, width], vec![table], move |at| {
+        let [height, width] = [height, width].map(i64::from);
+        let [q, k] = places(at).map(|place| place.max(0) % (height * width));
+        let row = k / width - q / width + height - 1;
+        let column = k % width - q % width + width - 1;
+        values.at([at.batch, at.head, row as u32, column as u32]).into()
     })
 }
 
