@@ -43,6 +43,8 @@ pub(crate) type Rewrite = Arc<dyn Fn(Families, &str) -> String + Send + Sync>;
 struct Compiler {
     device: wgpu::Device,
     rewrite: Option<Rewrite>,
+    /// What the driver has compiled before.
+    cache: Option<wgpu::PipelineCache>,
 }
 
 struct Inner {
@@ -67,6 +69,11 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 ///
 /// A pipeline is compiled at the first call that needs it and kept. Threads that record at once wait for each other
 /// only where they need the same new pipeline.
+///
+/// The `prepare` methods of the operators compile before the first call. Some drivers put their compiler off until a pipeline is
+/// submitted for the first time. With lavapipe the first submission of a kernel takes up to seconds, prepared or not, unless Mesa's
+/// cache on disk has it. `prepare` submits nothing, so it cannot prevent that: submit each call once where the wait does no harm, on
+/// tensors of any content.
 #[derive(Clone)]
 pub struct Pipelines(Arc<Inner>);
 
@@ -112,7 +119,8 @@ impl Pipelines {
     }
 
     pub(crate) fn with_facts(device: &wgpu::Device, facts: DeviceFacts) -> Self {
-        Self::with_compiler(Compiler { device: device.clone(), rewrite: None }, Arc::default(), facts, true)
+        let compiler = Compiler { device: device.clone(), rewrite: None, cache: None };
+        Self::with_compiler(compiler, Arc::default(), facts, true)
     }
 
     fn with_compiler(compiler: Compiler, places: Arc<Places>, facts: DeviceFacts, falls_back: bool) -> Self {
@@ -126,9 +134,39 @@ impl Pipelines {
         }))
     }
 
+    /// Pipelines that the driver compiles by way of `cache`, which an application keeps in a file: with what an earlier process has
+    /// compiled, the driver compiles less. Call it before anything else; the result has no pipelines yet, and earlier clones of
+    /// `self` do not use `cache`.
+    ///
+    /// The device needs the feature `PIPELINE_CACHE`, which wgpu has on Vulkan alone. Most drivers for desktops have
+    /// caches of their own, and lavapipe puts nothing into this one.
+    /// A cache of another device of the same `wgpu::Instance` is an [`Error::Refused`] where something is compiled.
+    ///
+    /// ```no_run
+    /// # fn f(device: &wgpu::Device) -> Result<(), Box<dyn std::error::Error>> {
+    /// use wgpu_attention::{Attention, Config, Pipelines, wgpu};
+    ///
+    /// let stored = std::fs::read("pipelines.bin").ok();
+    /// let descriptor = wgpu::PipelineCacheDescriptor { label: None, data: stored.as_deref(), fallback: true };
+    /// // SAFETY: this application alone writes the file, from `get_data` of a cache.
+    /// let cache = unsafe { device.create_pipeline_cache(&descriptor) };
+    /// let attention = Attention::with_pipelines(&Pipelines::new(device).pipeline_cache(&cache), Config::new(8, 64))?;
+    /// // When all that is needed was compiled:
+    /// if let Some(data) = cache.get_data() {
+    ///     std::fs::write("pipelines.bin", data)?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn pipeline_cache(self, cache: &wgpu::PipelineCache) -> Self {
+        let compiler = Compiler { cache: Some(cache.clone()), ..self.0.compiler.clone() };
+        let cached = Self::with_compiler(compiler, Arc::default(), self.facts(), self.0.falls_back);
+        *lock(&cached.0.verdicts) = lock(&self.0.verdicts).clone();
+        cached
+    }
+
     /// None yet, for the same device, from texts that `rewrite` changed.
     pub(crate) fn rewritten(&self, rewrite: Rewrite) -> Self {
-        let compiler = Compiler { device: self.device().clone(), rewrite: Some(rewrite) };
+        let compiler = Compiler { rewrite: Some(rewrite), ..self.0.compiler.clone() };
         Self::with_compiler(compiler, Arc::default(), self.facts(), true)
     }
 
@@ -376,7 +414,7 @@ impl Compiler {
                     // Every kernel writes its workgroup memory before it reads it.
                     zero_initialize_workgroup_memory: false,
                 },
-                cache: None,
+                cache: self.cache.as_ref(),
             });
             Compiled { pipeline, layout, params_bytes: kernel.params_bytes }
         })

@@ -3,11 +3,11 @@
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
 use wgpu_attention::reference::{self, Attended, HostLinear, HostWeights, LayerShape, Options, Real, widen};
 use wgpu_attention::{
-    Attention, Config, DType, Forward, HostTensor, Mask, Pattern, PatternPart, Scratch, Shape, TensorView,
-    UploadedMask, inspect,
+    Attention, Config, DType, Forward, Gpu, HostTensor, Mask, Pattern, PatternPart, Pipelines, Scratch,
+    Shape, TensorView, UploadedMask, inspect,
 };
 
-use crate::harness::device::device;
+use crate::harness::device::{device, devices_with};
 use crate::harness::layer_options::LayerOptions;
 use crate::harness::{Case, HostData, Rules, full, profiles};
 
@@ -196,4 +196,49 @@ fn a_layer_with_appended_keys() {
         check_weights(&got, &want, &naive);
         check("lse", &got.lse, &want.lse, &naive.lse, magnitude);
     }
+}
+
+/// A pipeline cache changes no bit, and its data makes another cache.
+#[test]
+fn pipeline_cache_keeps_bits() {
+    let gpu = &full().gpu;
+    let device = gpu.device();
+    if !device.features().contains(wgpu::Features::PIPELINE_CACHE) {
+        return println!("the device lacks PIPELINE_CACHE");
+    }
+    let shape = Shape::new(1, 2, 9, 8);
+    let x = noise(shape.q().iter().product(), 0.3);
+    let attend = |gpu: &Gpu| gpu.attend(&x, &x, &x, shape, Mask::causal()).expect("attention");
+    let want = attend(gpu);
+    let mut stored = None;
+    for _ in 0..2 {
+        let descriptor =
+            wgpu::PipelineCacheDescriptor { label: None, data: stored.as_deref(), fallback: true };
+        // SAFETY: the data is of `get_data` on the same device.
+        let cache = unsafe { device.create_pipeline_cache(&descriptor) };
+        let empty = cache.get_data().expect("data").len();
+        let pipelines = Pipelines::new(device).pipeline_cache(&cache);
+        let cached = Gpu::with_pipelines(gpu.queue().clone(), pipelines);
+        assert_eq!((attend(&cached), cached.pipelines().compiled()), (want.clone(), 1));
+        stored = cache.get_data();
+        println!("{empty} bytes, then {}", stored.as_ref().expect("data").len());
+    }
+}
+
+#[test]
+fn foreign_pipeline_cache_is_refused() {
+    let feature = wgpu::Features::PIPELINE_CACHE;
+    if !full().gpu.device().features().contains(feature) {
+        return println!("the device lacks PIPELINE_CACHE");
+    }
+    let [own, other] = devices_with(feature, |_| ());
+    let descriptor = wgpu::PipelineCacheDescriptor { label: None, data: None, fallback: true };
+    // SAFETY: there are no data.
+    let cache = unsafe { other.device().create_pipeline_cache(&descriptor) };
+    let pipelines = Pipelines::new(own.device()).pipeline_cache(&cache);
+    let gpu = Gpu::with_pipelines(own.queue().clone(), pipelines);
+    let shape = Shape::new(1, 2, 9, 8);
+    let x = noise(shape.q().iter().product(), 0.3);
+    let error = gpu.attend(&x, &x, &x, shape, Mask::causal()).expect_err("another device").to_string();
+    assert!(error.contains("wgpu refused"), "{error}");
 }

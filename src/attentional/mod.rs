@@ -116,6 +116,7 @@ impl AttentionalVector {
     }
 
     /// Compiles and binds what `call` needs, so that its first recording does neither.
+    /// Some drivers compile at the first submission all the same: see [`Pipelines`](crate::Pipelines).
     ///
     /// # Errors
     /// As [`forward`](Self::forward).

@@ -169,6 +169,7 @@ impl TransformerDecoder {
     }
 
     /// Compiles and binds what `call` needs, so that its first recording does neither.
+    /// Some drivers compile at the first submission all the same: see [`Pipelines`](crate::Pipelines).
     ///
     /// # Errors
     /// As [`backward`](Self::backward).

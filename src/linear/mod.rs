@@ -113,6 +113,7 @@ impl LinearAttention {
     }
 
     /// Compiles and binds what `call` needs, so that its first recording does neither.
+    /// Some drivers compile at the first submission all the same: see [`Pipelines`](crate::Pipelines).
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -171,6 +172,7 @@ impl LinearAttention {
     }
 
     /// Compiles and binds what `call` needs, so that its first recording does neither.
+    /// Some drivers compile at the first submission all the same: see [`Pipelines`](crate::Pipelines).
     ///
     /// # Errors
     /// As [`backward`](Self::backward).

@@ -198,6 +198,7 @@ impl Linformer {
     }
 
     /// Compiles and binds what `call` needs, so that its first recording does neither.
+    /// Some drivers compile at the first submission all the same: see [`Pipelines`](crate::Pipelines).
     ///
     /// # Errors
     /// As [`forward`](Self::forward).

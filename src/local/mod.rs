@@ -120,6 +120,7 @@ impl LocalAttention {
     }
 
     /// Compiles and binds what `call` needs, so that its first recording does neither.
+    /// Some drivers compile at the first submission all the same: see [`Pipelines`](crate::Pipelines).
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -244,6 +245,7 @@ impl LocalAttention {
     }
 
     /// Compiles and binds what `call` needs, so that its first recording does neither.
+    /// Some drivers compile at the first submission all the same: see [`Pipelines`](crate::Pipelines).
     ///
     /// # Errors
     /// As [`backward`](Self::backward).

@@ -125,10 +125,18 @@ pub fn device(change: impl FnOnce(&mut wgpu::Limits)) -> Gpu {
 
 /// As [`device`], several of one instance: across instances wgpu cannot tell whose a buffer is.
 pub fn devices<const N: usize>(change: impl FnOnce(&mut wgpu::Limits)) -> [Gpu; N] {
+    devices_with(wgpu::Features::empty(), change)
+}
+
+/// As [`devices`], with features.
+pub fn devices_with<const N: usize>(
+    required_features: wgpu::Features,
+    change: impl FnOnce(&mut wgpu::Limits),
+) -> [Gpu; N] {
     let adapter = adapter();
     let mut required_limits = wgpu::Limits::default();
     change(&mut required_limits);
-    let descriptor = wgpu::DeviceDescriptor { required_limits, ..Default::default() };
+    let descriptor = wgpu::DeviceDescriptor { required_features, required_limits, ..Default::default() };
     [(); N].map(|()| {
         let (device, queue) = pollster::block_on(adapter.request_device(&descriptor)).expect("a device");
         Gpu::with_device(device, queue)
