@@ -17,8 +17,8 @@ struct Params {
 @group(0) @binding(0) var<uniform> p: Params;
 
 @compute @workgroup_size(WORKGROUP)
-fn main(@builtin(global_invocation_id) id: vec3<u32>) {
-    let n = id.x;
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let n = group.x * WORKGROUP + lane;
     if n >= p.count {
         return;
     }

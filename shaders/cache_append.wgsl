@@ -20,10 +20,10 @@ struct Params {
     value_dim: u32,
     k_units: u32,    // of a row
     v_units: u32,
-    first: u32,      // rows before this dispatch's
-    rows: u32,       // of all dispatches
+    rows: u32,
     pad0: u32,
     pad1: u32,
+    pad2: u32,
 }
 
 @group(0) @binding(0) var<uniform> p: Params;
@@ -143,7 +143,7 @@ fn count_refused(b: u32) {
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let b = group.z;
-    let i = group.y + p.first;
+    let i = group.y;
     let units = p.k_units + p.v_units;
     let n = group.x * 64u + lane;
     let h = n / units;

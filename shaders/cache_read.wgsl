@@ -17,10 +17,6 @@ struct Params {
     value_dim: u32,
     k_units: u32,    // fours of a row
     v_units: u32,
-    first: u32,      // rows before this dispatch's
-    pad0: u32,
-    pad1: u32,
-    pad2: u32,
 }
 
 @group(0) @binding(0) var<uniform> p: Params;
@@ -45,7 +41,7 @@ fn v_channels(s: Source, row: u32, d: u32) -> vec4<f32> {
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let b = group.z;
-    let i = group.y + p.first;
+    let i = group.y;
     let units = p.k_units + p.v_units;
     let n = group.x * 64u + lane;
     let h = n / units;

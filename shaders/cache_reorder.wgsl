@@ -12,7 +12,7 @@ struct Params {
     words: u32,      // of a row
     groups: u32,
     scales: u32,     // where they begin
-    first: u32,      // slots before this dispatch's
+    pad0: u32,
 }
 
 @group(0) @binding(0) var<uniform> p: Params;
@@ -38,7 +38,7 @@ fn move_word(o: u32, stride: u32) {
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     // One slot of one head a workgroup, of all sequences.
-    let row = group.y * p.cache.page_len + group.x + p.first;
+    let row = group.y * p.cache.page_len + group.x;
     let rows = p.cache.kv_heads * p.cache.page_len;
     for (var n = lane; n < p.words; n += 64u) {
         move_word(row * p.words + n, rows * p.words);

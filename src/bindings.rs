@@ -21,6 +21,8 @@ pub(crate) struct BindingKey {
     pub params: Vec<u8>,
     /// Buffer, first byte, bytes.
     pub tensors: Vec<(wgpu::Buffer, u64, u64)>,
+    /// The first workgroup of a part of a grid.
+    pub first: Option<[u32; 3]>,
 }
 
 /// Bindings of other calls, at most: enough for the layers of a large model. A call of many dispatches keeps its own, and as many more.

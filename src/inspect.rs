@@ -29,6 +29,8 @@ pub struct KernelText {
     pub label: &'static str,
     /// The whole module, as it is given to wgpu.
     pub wgsl: String,
+    /// The module for parts of a grid, which a device with fewer workgroups to a dispatch is given; as `wgsl` if it has a single one.
+    pub wgsl_of_part: String,
     /// The uniform `p`, at binding 0.
     pub params: StructTable,
     /// Storage buffers.
@@ -179,6 +181,7 @@ fn text(stage: &KernelVariant, kernel: Kernel, device: &str) -> KernelText {
         name: name(stage) + device,
         label: stage.label(),
         bindings: bindings.collect(),
+        wgsl_of_part: kernel.clone().of_part().wgsl,
         wgsl: kernel.wgsl,
         params: StructTable { name: "Params", fields: kernel.params.to_vec(), bytes: kernel.params_bytes },
         invocations: kernel.invocations,

@@ -31,7 +31,7 @@ impl Width {
     }
 }
 
-/// A buffer of a kernel. Binding 0 is the uniform `p`; storage follows from 1 on, then another uniform if there is one.
+/// A buffer of a kernel. Binding 0 is the uniform `p`; storage follows from 1 on, then other uniforms if there are any.
 #[derive(Clone, Debug)]
 pub(crate) struct Binding {
     pub name: String,
@@ -265,6 +265,26 @@ impl Kernel {
         let wgsl = self.wgsl_without_f16.clone()?;
         let bindings = self.bindings.iter().map(Binding::in_words_of_two).collect();
         Some(Kernel { wgsl, wgsl_without_f16: None, bindings, ..self.clone() })
+    }
+
+    /// The same for a part of a grid that has more workgroups than the device takes at once: they are counted from the uniform
+    /// `first_workgroup` on, its last binding.
+    pub fn of_part(mut self) -> Self {
+        let uniform = Binding::uniform("first_workgroup", "vec4<u32>");
+        let mut declared = String::new();
+        uniform.declare(self.bindings.len() + 1, &mut declared);
+        // A kernel that does not ask which workgroup it is has a single one, and no parts.
+        if let Some((before, rest)) = self.wgsl.split_once("@builtin(workgroup_id) ")
+            && let Some((id, rest)) = rest.split_once(": vec3<u32>")
+            && let Some((inputs, body)) = rest.split_once('{')
+        {
+            self.wgsl = format!(
+                "{before}@builtin(workgroup_id) workgroup_of_part: vec3<u32>{inputs}{{\n    \
+                     let {id} = workgroup_of_part + first_workgroup.xyz;{body}\n{declared}"
+            );
+            self.bindings.push(uniform);
+        }
+        self
     }
 
     /// How many storage buffers it binds.

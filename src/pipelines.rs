@@ -34,7 +34,15 @@ struct Place {
 }
 
 /// Locked to find a place, never while something compiles.
-type Places = Mutex<HashMap<KernelVariant, Arc<Place>>>;
+type Places = Mutex<HashMap<Form, Arc<Place>>>;
+
+/// What a pipeline is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Form {
+    pub variant: KernelVariant,
+    /// Whether its dispatches are parts of a grid, which begin at any workgroup.
+    pub is_part: bool,
+}
 
 /// Another text for a kernel of such families: a driver that compiles something else than it is given.
 pub(crate) type Rewrite = Arc<dyn Fn(Families, &str) -> String + Send + Sync>;
@@ -193,9 +201,9 @@ impl Pipelines {
 
     /// Keeps `pick` for calls of `class`, and what `compiled` has compiled for it.
     pub(crate) fn adopt(&self, class: Class, pick: Pick, compiled: &Pipelines) {
-        let theirs: Vec<_> = lock(&compiled.0.places).iter().map(|(v, place)| (*v, place.clone())).collect();
-        for (variant, place) in theirs {
-            lock(&self.0.places).entry(variant).or_insert(place);
+        let theirs: Vec<_> = lock(&compiled.0.places).iter().map(|(f, place)| (*f, place.clone())).collect();
+        for (form, place) in theirs {
+            lock(&self.0.places).entry(form).or_insert(place);
         }
         let mut facts = lock(&self.0.facts);
         let mut picks = facts.tuned.as_deref().cloned().unwrap_or_default();
@@ -289,7 +297,7 @@ impl Pipelines {
     pub(crate) fn variants(&self) -> Vec<KernelVariant> {
         let places = lock(&self.0.places);
         let compiled = places.iter().filter(|(_, place)| place.compiled.get().is_some());
-        compiled.map(|(variant, _)| *variant).collect()
+        compiled.map(|(form, _)| form.variant).collect()
     }
 
     /// Drops what was compiled: for applications that are done with one kind of problem. What has been recorded
@@ -329,10 +337,15 @@ impl Pipelines {
         }
     }
 
-    /// The pipeline of `variant`, compiled now if this is its first use. After an error the next use tries again.
-    pub(crate) fn get(&self, variant: KernelVariant) -> Result<Compiled, Error> {
-        self.0.used.fetch_or(variant.families().bits(), Ordering::Relaxed);
-        let place = lock(&self.0.places).entry(variant).or_default().clone();
+    /// Workgroups of a dispatch along an axis, at most.
+    pub(crate) fn max_workgroups(&self) -> u32 {
+        lock(&self.0.facts).max_workgroups
+    }
+
+    /// The pipeline of `form`, compiled now if this is its first use. After an error the next use tries again.
+    pub(crate) fn get(&self, form: Form) -> Result<Compiled, Error> {
+        self.0.used.fetch_or(form.variant.families().bits(), Ordering::Relaxed);
+        let place = lock(&self.0.places).entry(form).or_default().clone();
         if let Some(compiled) = place.compiled.get() {
             return Ok(compiled.clone());
         }
@@ -340,11 +353,11 @@ impl Pipelines {
         if let Some(compiled) = place.compiled.get() {
             return Ok(compiled.clone());
         }
-        let compiled = self.0.compiler.compile(&variant, &self.facts());
+        let compiled = self.0.compiler.compile(&form, &self.facts());
         if let Err(Error::Refused { description, .. }) = &compiled
             && self.0.falls_back
         {
-            self.disable_family_of(&variant, description);
+            self.disable_family_of(&form.variant, description);
         }
         let compiled = compiled?;
         Ok(place.compiled.get_or_init(|| compiled).clone())
@@ -352,10 +365,11 @@ impl Pipelines {
 }
 
 impl Compiler {
-    fn compile(&self, variant: &KernelVariant, facts: &DeviceFacts) -> Result<Compiled, Error> {
+    fn compile(&self, Form { variant, is_part }: &Form, facts: &DeviceFacts) -> Result<Compiled, Error> {
         let (label, kernel) = (variant.label(), variant.describe());
         let packed = if facts.f16 { None } else { kernel.without_f16() };
-        let kernel = &packed.unwrap_or(kernel);
+        let kernel = packed.unwrap_or(kernel);
+        let kernel = &if *is_part { kernel.of_part() } else { kernel };
         // wgpu checks neither of these against the limits.
         let limits = [
             (

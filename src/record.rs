@@ -5,10 +5,53 @@ use crate::error::Error;
 use crate::guard::guarded;
 use crate::kernel::{Dispatch, Variant as _};
 use crate::kernels::KernelVariant;
-use crate::pipelines::Pipelines;
+use crate::pipelines::{Form, Pipelines};
+
+/// Parts of a grid, at most: of devices with WebGPU's limits, more than 2^32 workgroups.
+const MOST_PARTS: u64 = 1 << 16;
+
+/// Workgroups that the device takes at once: where they begin, if they are a part of a grid.
+struct Part {
+    first: Option<[u32; 3]>,
+    grid: [u32; 3],
+}
+
+/// `grid`, in parts if it has more than `most` workgroups along an axis.
+///
+/// # Errors
+/// Too many of them.
+fn parts(grid: [u32; 3], most: u32) -> Result<Vec<Part>, Error> {
+    let most = most.max(1);
+    let Some(needed) = grid.into_iter().filter(|n| *n > most).max() else {
+        return Ok(vec![Part { first: None, grid }]);
+    };
+    let count = grid.map(|n| u64::from(n.div_ceil(most)));
+    if count.into_iter().fold(1, u64::saturating_mul) > MOST_PARTS {
+        return Err(Error::Limit {
+            what: "workgroups of a dispatch",
+            needed: needed.into(),
+            limit: most.into(),
+            name: "max_compute_workgroups_per_dimension",
+        });
+    }
+    let along = |axis: usize| {
+        (0..grid[axis]).step_by(most as usize).map(move |first| (first, most.min(grid[axis] - first)))
+    };
+    let mut all = Vec::new();
+    for z in along(2) {
+        for y in along(1) {
+            all.extend(along(0).map(|x| {
+                let axes = [x, y, z];
+                Part { first: Some(axes.map(|(first, _)| first)), grid: axes.map(|(_, count)| count) }
+            }));
+        }
+    }
+    Ok(all)
+}
 
 impl Pipelines {
-    /// Compiles and binds every dispatch, in order; what `bindings` keeps is not bound again.
+    /// Compiles and binds every dispatch, in order, in parts where the device does not take its grid at once; what `bindings` keeps is
+    /// not bound again.
     pub(crate) fn bind(
         &self,
         dispatches: &[Dispatch<KernelVariant>],
@@ -16,38 +59,46 @@ impl Pipelines {
     ) -> Result<Vec<(BoundDispatch, [u32; 3])>, Error> {
         bindings.check_device(self.device())?;
         let call = bindings.begin();
-        let one = |dispatch: &Dispatch<_>| Ok((self.bind_one(dispatch, bindings, call)?, dispatch.grid));
-        let bound = dispatches.iter().map(one).collect();
+        let bound = self.bind_all(dispatches, bindings, call);
         bindings.end(call);
         bound
+    }
+
+    fn bind_all(
+        &self,
+        dispatches: &[Dispatch<KernelVariant>],
+        bindings: &BindingCache,
+        call: u64,
+    ) -> Result<Vec<(BoundDispatch, [u32; 3])>, Error> {
+        let most = self.max_workgroups();
+        let mut bound = Vec::with_capacity(dispatches.len());
+        for dispatch in dispatches {
+            for part in parts(dispatch.grid, most)? {
+                bound.push((self.bind_one(dispatch, part.first, bindings, call)?, part.grid));
+            }
+        }
+        Ok(bound)
     }
 
     fn bind_one(
         &self,
         call: &Dispatch<KernelVariant>,
+        first: Option<[u32; 3]>,
         bindings: &BindingCache,
         number: u64,
     ) -> Result<BoundDispatch, Error> {
         let tensors = call.tensors.iter().map(|w| (w.buffer.clone(), w.start, w.size)).collect();
-        let key = BindingKey { variant: call.variant, params: call.params.clone(), tensors };
+        let key = BindingKey { variant: call.variant, params: call.params.clone(), tensors, first };
         if let Some(bound) = bindings.get(&key, number) {
             return Ok(bound);
         }
-        let limit = self.facts().max_workgroups;
-        if let Some(needed) = call.grid.into_iter().find(|n| *n > limit) {
-            return Err(Error::Limit {
-                what: "workgroups of a dispatch",
-                needed: needed.into(),
-                limit: limit.into(),
-                name: "max_compute_workgroups_per_dimension",
-            });
-        }
-        let compiled = self.get(call.variant)?;
+        let compiled = self.get(Form { variant: call.variant, is_part: first.is_some() })?;
         let device = self.device();
         let bind_group = guarded(device, "a tensor's buffer", || {
             let (params, rest) = key.params.split_at(compiled.params_bytes.min(key.params.len()));
             let params = uniform(device, params);
             let rest = (!rest.is_empty()).then(|| uniform(device, rest));
+            let first = first.map(|[x, y, z]| uniform(device, bytemuck::cast_slice(&[x, y, z, 0])));
             let mut entries = vec![wgpu::BindGroupEntry { binding: 0, resource: params.as_entire_binding() }];
             for (n, window) in call.tensors.iter().enumerate() {
                 let resource = wgpu::BindingResource::Buffer(wgpu::BufferBinding {
@@ -57,7 +108,7 @@ impl Pipelines {
                 });
                 entries.push(wgpu::BindGroupEntry { binding: n as u32 + 1, resource });
             }
-            if let Some(rest) = &rest {
+            for rest in [&rest, &first].into_iter().flatten() {
                 let binding = entries.len() as u32;
                 entries.push(wgpu::BindGroupEntry { binding, resource: rest.as_entire_binding() });
             }

@@ -202,6 +202,33 @@ fn faults(kernel: &KernelText, structs: &[StructTable]) -> Vec<String> {
     faults
 }
 
+/// Of the text for parts of a grid: all that a kernel asks of the grid is the number of its workgroup, which the text counts from
+/// another binding on.
+fn faults_of_part(kernel: &KernelText) -> Vec<String> {
+    use naga::{Binding, BuiltIn};
+    let [whole, part] = match [&kernel.wgsl, &kernel.wgsl_of_part].map(|text| Parsed::new(text)) {
+        [Ok(whole), Ok(part)] => [whole, part],
+        [Err(e), _] | [_, Err(e)] => return vec![e],
+    };
+    let asked: Vec<_> = whole.module.entry_points[0].function.arguments.iter().map(|a| &a.binding).collect();
+    let asks = |builtin| asked.contains(&&Some(Binding::BuiltIn(builtin)));
+    let mut faults = Vec::new();
+    if [BuiltIn::GlobalInvocationId, BuiltIn::NumWorkGroups].map(asks).contains(&true) {
+        faults.push("it asks how many workgroups a dispatch has, or has invocations numbered over it".into());
+    }
+    let used = part.info.get_entry_point(0);
+    let is_read = |(handle, global): (Handle<naga::GlobalVariable>, &naga::GlobalVariable)| {
+        let binding = global.binding.as_ref().map(|b| (b.group, b.binding as usize));
+        global.name.as_deref() == Some("first_workgroup")
+            && binding == Some((0, kernel.bindings.len() + 1))
+            && used[handle].contains(GlobalUse::READ)
+    };
+    if part.module.global_variables.iter().any(is_read) != asks(BuiltIn::WorkGroupId) {
+        faults.push("a part's workgroups are not counted from `first_workgroup` on".into());
+    }
+    faults
+}
+
 /// Whether no plan for a GPU chooses the kernel, by the shader that its loop is in.
 fn is_for_software(kernel: &KernelText) -> bool {
     static LOOPS: LazyLock<[String; 5]> = LazyLock::new(|| {
@@ -318,6 +345,26 @@ fn every_kernel_is_what_the_host_believes() {
         .map(|((_, fault), (count, name))| format!("{fault}: {count} kernels, as {name}\n"))
         .collect();
     assert!(lines.is_empty(), "of {} kernels:\n{lines}", kernels.len());
+}
+
+#[test]
+fn parts_of_grids_count_their_workgroups_from_the_first() {
+    let mut seen = HashSet::new();
+    let kernels = kernels();
+    // Parts have another beginning of the entry function, and the same text else.
+    let entry = |kernel: &KernelText| {
+        let text = kernel.wgsl.split_once("@compute").expect("an entry point").1;
+        text.split_once('{').expect("a body").0.to_string()
+    };
+    let different: Vec<_> = kernels.iter().filter(|k| seen.insert((k.label, entry(k)))).collect();
+    assert!(different.len() >= 80, "{}", different.len());
+    for kernel in different {
+        let faults = faults_of_part(kernel);
+        assert!(faults.is_empty(), "{}: {faults:?}", kernel.name);
+    }
+    let mut wrong = kernels.into_iter().find(|k| k.label == "attention.rotate").expect("a kernel");
+    wrong.wgsl_of_part = wrong.wgsl.clone();
+    assert_eq!(faults_of_part(&wrong), ["a part's workgroups are not counted from `first_workgroup` on"]);
 }
 
 #[test]

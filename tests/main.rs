@@ -32,6 +32,7 @@ mod linformer;
 mod local;
 mod logits;
 mod lsh;
+mod many_sequences;
 mod mask_pages;
 mod masks;
 mod masks_sparse;

@@ -26,9 +26,6 @@ pub(crate) enum KeyInput<'a> {
 /// | `lse` | `[batch, heads, q_len, 1]` | F32 |
 /// | `weights` | `[batch, heads, q_len, kv_len]`, or one head for their mean | F32, F16 or BF16 |
 /// | `scores` | `[batch, heads, q_len, kv_len]` | F32, F16 or BF16 |
-///
-/// Where the staged path computes it (weights or scores, see [`Path`](crate::Path)), `batch · heads` may reach wgpu's
-/// limit of workgroups, 65535 by default, and so may `q_len` on GPUs and with scores; the fused path has no such limit.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct Forward<'a> {

@@ -78,9 +78,9 @@ impl Cache {
         let source = self.source(layer, false)?;
         self.check_append(&source, append, self.advanced)?;
         let tensors = [append.k, append.v];
-        let dispatches =
+        let dispatch =
             path::cache::append(&source, tensors, append.rotation(), None, &self.pipelines.facts());
-        self.pipelines.bind(&dispatches, &self.bindings)
+        self.pipelines.bind(&[dispatch], &self.bindings)
     }
 
     /// Records what writes keys and values over those at positions that are there already, and whatever was said since
@@ -122,7 +122,7 @@ impl Cache {
         let positions = (at.params(rows, LONGEST_AXIS as u32, device), at.tensor());
         let mut dispatches = self.copies(&copies);
         let tensors = [append.k, append.v];
-        dispatches.extend(path::cache::append(&source, tensors, append.rotation(), Some(positions), device));
+        dispatches.push(path::cache::append(&source, tensors, append.rotation(), Some(positions), device));
         let bound = self.pipelines.bind(&dispatches, &self.bindings)?;
         let upload = sequence_table::upload(self.pipelines.device(), &edits)?;
         // Nothing can fail from here on.

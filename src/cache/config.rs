@@ -339,11 +339,6 @@ impl CacheConfig {
                 return Err(Error::BindingLimit { tensor: "cache", bytes, limit });
             }
         }
-        let (batch, most) = (self.batch as u64, u64::from(device.max_workgroups));
-        if batch > most {
-            let name = "max_compute_workgroups_per_dimension";
-            return Err(Error::Limit { what: "a cache's batch", needed: batch, limit: most, name });
-        }
         Ok(())
     }
 }

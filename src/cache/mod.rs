@@ -238,10 +238,8 @@ impl Cache {
     #[doc(alias = "beam")]
     pub fn reorder(&mut self, encoder: &mut wgpu::CommandEncoder, parents: &[usize]) -> Result<(), Error> {
         let Reorder { after, edits, slots } = self.sequences.reorder(parents)?;
-        let device = &self.pipelines.facts();
         let layers = self.layers.iter().map(|buffers| self.layer(buffers, false));
-        let dispatches: Dispatches =
-            layers.flat_map(|layer| path::cache::reorder(&layer, slots, device)).collect();
+        let dispatches: Dispatches = layers.flat_map(|layer| path::cache::reorder(&layer, slots)).collect();
         let bound = self.pipelines.bind(&dispatches, &self.bindings)?;
         let copy = match &self.table_copy {
             Some(copy) => copy.clone(),

@@ -92,8 +92,8 @@ impl Cache {
             RowPositions::Start(start) => RowPositions::Start(start.min(last)),
             tensor => tensor,
         };
-        let dispatches =
+        let dispatch =
             path::cache::read(&source, [k, v], (at.params(rows, last, device), at.tensor()), device);
-        self.pipelines.bind(&dispatches, &self.bindings)
+        self.pipelines.bind(&[dispatch], &self.bindings)
     }
 }

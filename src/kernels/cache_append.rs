@@ -45,10 +45,10 @@ params! {
         value_dim: u32,
         k_units: u32,
         v_units: u32,
-        first: u32,
         rows: u32,
         pad0: u32,
         pad1: u32,
+        pad2: u32,
     }
 }
 

@@ -31,10 +31,6 @@ params! {
         value_dim: u32,
         k_units: u32,
         v_units: u32,
-        first: u32,
-        pad0: u32,
-        pad1: u32,
-        pad2: u32,
     }
 }
 

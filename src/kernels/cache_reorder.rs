@@ -16,7 +16,7 @@ params! {
         words: u32,
         groups: u32,
         scales: u32,
-        first: u32,
+        pad0: u32,
     }
 }
 

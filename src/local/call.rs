@@ -13,8 +13,6 @@ use crate::tensor::TensorView;
 /// | `out` | `[batch, heads, q_len, value_dim]` | the configured |
 /// | `lengths` | `[batch or 1, 1, 1, 1]` | U32 |
 /// | `weights` | `[batch, heads, q_len, kv_len]` | F32 |
-///
-/// Batch and heads may reach wgpu's limit of workgroups, 65535 by default, each.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct LocalForward<'a> {

@@ -32,7 +32,6 @@ pub struct Partial<'a> {
 /// each of several devices (Liu et al. 2023, "Ring attention"; Juravsky et al. 2024, "Hydragen"). Every part has
 /// the same queries. A row that saw no key in a part (lse −∞) takes nothing from it. Attention sinks
 /// must be in the mask of one part only; dropout and masks that speak of positions are each part's own matter.
-/// Batch and heads may reach wgpu's limit of workgroups, 65535 by default, each.
 ///
 /// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep some buffers alive: see
 /// [`forget`](Self::forget).

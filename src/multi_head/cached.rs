@@ -63,7 +63,7 @@ impl MultiHeadAttention {
         let rows = Shape { kv_len: shape.q_len, ..shape };
         let [q, k, v] = self.projected(call, &rows, scratch.buffer(Slot::Projected)?);
         let mut dispatches = self.project(call, &rows, 0, [q, k, v], device)?;
-        dispatches.extend(path::cache::append(&layer, [k, v], None, None, device));
+        dispatches.push(path::cache::append(&layer, [k, v], None, None, device));
         let context = in_scratch(scratch.buffer(Slot::Context)?, dtype, joined_heads(&shape), 0);
         let extras = call.extras(heads_of(context, &shape), 0);
         let problem = Problem { keys: Keys::Cache(layer), ..self.problem(shape, [q; 3], extras) };

@@ -1,6 +1,6 @@
 //! What a cache records: lengths that move, rows that go in, pages that are copied.
 
-use super::dispatches::{Dispatches, grid};
+use super::dispatches::grid;
 use crate::device::DeviceFacts;
 use crate::kernel::{Dispatch, View};
 use crate::kernels::KernelVariant;
@@ -66,7 +66,7 @@ pub(crate) fn advance<'a>(
 /// Positions of rows, and the tensor that says them.
 pub(crate) type PositionsOf<'a> = (PositionParams, Option<TensorView<'a>>);
 
-/// The dispatches that write k `[batch, kv_heads, rows, head_dim]` and v `[batch, kv_heads, rows, value_dim]` into a
+/// The dispatch that writes k `[batch, kv_heads, rows, head_dim]` and v `[batch, kv_heads, rows, value_dim]` into a
 /// layer: as the rows of the last advance, or `at` positions that are there. `rotation` is the table that keys are
 /// rotated with.
 pub(crate) fn append<'a>(
@@ -75,13 +75,13 @@ pub(crate) fn append<'a>(
     rotation: Option<(TensorView<'a>, RotationParams)>,
     at: Option<PositionsOf<'a>>,
     device: &DeviceFacts,
-) -> Dispatches<'a> {
+) -> Dispatch<'a, KernelVariant> {
     let ([batch, kv_heads, rows, head_dim], value_dim) = (k.shape(), v.shape()[3]);
     let units = CacheAppend::units(&layer.cached);
     let [k_units, v_units] =
         [(head_dim, units[0]), (value_dim, units[1])].map(|(dim, unit)| dim.div_ceil(unit as usize));
     let windows = [k, v].map(|t| t.window(device));
-    let mut params = cache_append::Params {
+    let params = cache_append::Params {
         k: View::from(windows[0].layout),
         v: View::from(windows[1].layout),
         cache: layer.params,
@@ -91,10 +91,10 @@ pub(crate) fn append<'a>(
         value_dim: value_dim as u32,
         k_units: k_units as u32,
         v_units: v_units as u32,
-        first: 0,
         rows: rows as u32,
         pad0: 0,
         pad1: 0,
+        pad2: 0,
     };
     let positions = at.and_then(|(_, tensor)| tensor);
     let mut tensors = windows.to_vec();
@@ -102,36 +102,31 @@ pub(crate) fn append<'a>(
     tensors.extend(rotation.map(|(table, _)| table.window(device)));
     tensors.extend(positions.map(|tensor| tensor.window(device)));
     let groups = (kv_heads * (k_units + v_units)).div_ceil(cache_append::WORKGROUP);
-    let most = device.max_workgroups as usize;
     let rows_at = match (at, positions) {
         (None, _) => RowsAt::LastAdvance,
         (Some(_), None) => RowsAt::Start,
         (Some(_), Some(_)) => RowsAt::Positions,
     };
     let variant = CacheAppend { cache: layer.cached, kv: k.dtype(), rotates: rotation.is_some(), rows_at };
-    let call = |first: usize| {
-        params.first = first as u32;
-        Dispatch {
-            variant: KernelVariant::CacheAppend(variant),
-            params: bytemuck::bytes_of(&params).to_vec(),
-            tensors: tensors.clone(),
-            grid: grid([groups, most.min(rows - first), batch]),
-        }
-    };
-    (0..rows).step_by(most).map(call).collect()
+    Dispatch {
+        variant: KernelVariant::CacheAppend(variant),
+        params: bytemuck::bytes_of(&params).to_vec(),
+        tensors,
+        grid: grid([groups, rows, batch]),
+    }
 }
 
-/// The dispatches that read k and v, shaped as for [`append`], out of a layer.
+/// The dispatch that reads k and v, shaped as for [`append`], out of a layer.
 pub(crate) fn read<'a>(
     layer: &CacheLayer<'a>,
     [k, v]: [TensorView<'a>; 2],
     (at, positions): PositionsOf<'a>,
     device: &DeviceFacts,
-) -> Dispatches<'a> {
+) -> Dispatch<'a, KernelVariant> {
     let ([batch, kv_heads, rows, head_dim], value_dim) = (k.shape(), v.shape()[3]);
     let [k_units, v_units] = [head_dim, value_dim].map(|dim| dim.div_ceil(cache_read::UNIT));
     let windows = [k, v].map(|t| t.window(device));
-    let mut params = cache_read::Params {
+    let params = cache_read::Params {
         k: View::from(windows[0].layout),
         v: View::from(windows[1].layout),
         cache: layer.params,
@@ -140,27 +135,18 @@ pub(crate) fn read<'a>(
         value_dim: value_dim as u32,
         k_units: k_units as u32,
         v_units: v_units as u32,
-        first: 0,
-        pad0: 0,
-        pad1: 0,
-        pad2: 0,
     };
     let mut tensors = windows.to_vec();
     tensors.extend([layer.k, layer.v, layer.sequence_table]);
     tensors.extend(positions.map(|tensor| tensor.window(device)));
     let groups = (kv_heads * (k_units + v_units)).div_ceil(cache_read::WORKGROUP);
-    let most = device.max_workgroups as usize;
     let variant = CacheRead { cache: layer.cached, kv: k.dtype(), positions: positions.is_some() };
-    let call = |first: usize| {
-        params.first = first as u32;
-        Dispatch {
-            variant: KernelVariant::CacheRead(variant),
-            params: bytemuck::bytes_of(&params).to_vec(),
-            tensors: tensors.clone(),
-            grid: grid([groups, most.min(rows - first), batch]),
-        }
-    };
-    (0..rows).step_by(most).map(call).collect()
+    Dispatch {
+        variant: KernelVariant::CacheRead(variant),
+        params: bytemuck::bytes_of(&params).to_vec(),
+        tensors,
+        grid: grid([groups, rows, batch]),
+    }
 }
 
 /// The dispatches that copy the first `slots` slots of a page, of keys and of values.
@@ -194,21 +180,16 @@ pub(crate) fn copy_page<'a>(
 
 /// The dispatches that take the first `slots` slots of all sequences through the moves in the sequence table, of keys and
 /// of values.
-pub(crate) fn reorder<'a>(layer: &CacheLayer<'a>, slots: usize, device: &DeviceFacts) -> Dispatches<'a> {
+pub(crate) fn reorder<'a>(layer: &CacheLayer<'a>, slots: usize) -> [Dispatch<'a, KernelVariant>; 2] {
     let CacheParams { kv_heads, k_words, k_groups, k_scales, v_words, v_groups, v_scales, .. } = layer.params;
     let sides = [(layer.k, k_words, k_groups, k_scales), (layer.v, v_words, v_groups, v_scales)];
-    let most = device.max_workgroups as usize;
-    let call = |first: usize| {
-        sides.map(|(buffer, words, groups, scales)| {
-            let cache = layer.params;
-            let params = cache_reorder::Params { cache, words, groups, scales, first: first as u32 };
-            Dispatch {
-                variant: KernelVariant::CacheReorder(CacheReorder),
-                params: bytemuck::bytes_of(&params).to_vec(),
-                tensors: vec![buffer, layer.sequence_table],
-                grid: grid([most.min(slots - first), kv_heads as usize, 1]),
-            }
-        })
-    };
-    (0..slots).step_by(most).flat_map(call).collect()
+    sides.map(|(buffer, words, groups, scales)| {
+        let params = cache_reorder::Params { cache: layer.params, words, groups, scales, pad0: 0 };
+        Dispatch {
+            variant: KernelVariant::CacheReorder(CacheReorder),
+            params: bytemuck::bytes_of(&params).to_vec(),
+            tensors: vec![buffer, layer.sequence_table],
+            grid: grid([slots, kv_heads as usize, 1]),
+        }
+    })
 }

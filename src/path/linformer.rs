@@ -1,5 +1,7 @@
 //! Keys and values projected along the length, and the gradients of that.
 
+use std::ops::Range;
+
 use super::dispatches::{Dispatches, grid};
 use super::project_backward::{Axis, Gradient, Product, b_loads};
 use crate::device::DeviceFacts;
@@ -21,10 +23,10 @@ pub(crate) struct LowRank<'a> {
     pub low: TensorView<'a>,
 }
 
-/// So many products at once, from a batch entry on: how far the next is in a tensor of batch and heads, and in the projection.
+/// So many products at once, of batch entries and heads: how far the next is in a tensor of both, and in the projection.
 struct Run {
-    first: usize,
-    batches: usize,
+    batch: Range<usize>,
+    heads: Range<usize>,
     count: usize,
     axis: usize,
     per_head: bool,
@@ -36,29 +38,17 @@ impl<'a> LowRank<'a> {
     }
 
     /// As few runs of products as the layouts of `x` and its like allow.
-    ///
-    /// # Errors
-    /// A dispatch for each batch entry, and too many of those.
-    fn runs(&self, tensors: [TensorView; 2], device: &DeviceFacts) -> Result<Vec<Run>, Error> {
+    fn runs(&self, tensors: [TensorView; 2]) -> Vec<Run> {
         let [batch, heads, ..] = self.x.shape();
         let per_head = self.per_head();
-        let run = |first, batches, count, axis| Run { first, batches, count, axis, per_head };
+        let run = |batch, heads, count, axis| Run { batch, heads, count, axis, per_head };
         let follow = |t: &TensorView| t.strides()[0] as u64 == heads as u64 * t.strides()[1] as u64;
-        let all = batch.saturating_mul(heads);
-        let fits = |n: usize| n <= device.max_workgroups as usize;
-        if heads == 1 && !per_head && fits(batch) {
-            Ok(vec![run(0, batch, batch, 0)])
-        } else if batch > 1 && !per_head && fits(all) && tensors.iter().all(follow) {
-            Ok(vec![run(0, batch, all, 1)])
-        } else if fits(batch) {
-            Ok((0..batch).map(|b| run(b, 1, heads, 1)).collect())
+        if batch > 1 && heads > 1 && !per_head && tensors.iter().all(follow) {
+            vec![run(0..batch, 0..heads, batch.saturating_mul(heads), 1)]
+        } else if heads < batch {
+            (0..heads).map(|h| run(0..batch, h..h + 1, batch, 0)).collect()
         } else {
-            Err(Error::Limit {
-                what: "batch entries, a dispatch each",
-                needed: batch as u64,
-                limit: device.max_workgroups.into(),
-                name: "max_compute_workgroups_per_dimension",
-            })
+            (0..batch).map(|b| run(b..b + 1, 0..heads, heads, 1)).collect()
         }
     }
 
@@ -70,7 +60,8 @@ impl<'a> LowRank<'a> {
         let LowRank { projection: e, x, low } = *self;
         let [.., length, dim] = x.shape();
         let product = |run: Run| {
-            let [x, low] = [x, low].map(|t| t.slice(0, run.first, run.batches));
+            let [x, low] = [x, low].map(|t| run.of(t));
+            let e = run.projection(e);
             let (of_e, of_x, of_low) = (e.strides(), x.strides(), low.strides());
             let product = Product {
                 a: e,
@@ -87,7 +78,7 @@ impl<'a> LowRank<'a> {
             };
             product.dispatch(tuning, device)
         };
-        self.runs([x, low], device)?.into_iter().map(product).collect()
+        self.runs([x, low]).into_iter().map(product).collect()
     }
 
     /// `d_x = projectionᵀ · low`, where `low` holds the gradient of what it names.
@@ -103,7 +94,8 @@ impl<'a> LowRank<'a> {
         let LowRank { projection: e, low, .. } = *self;
         let [.., length, dim] = self.x.shape();
         let product = |run: Run| {
-            let [low, view] = [low, d_x.view].map(|t| t.slice(0, run.first, run.batches));
+            let [low, view] = [low, d_x.view].map(|t| run.of(t));
+            let e = run.projection(e);
             let (of_e, of_low, of_x) = (e.strides(), low.strides(), view.strides());
             let product = Product {
                 a: e,
@@ -120,7 +112,7 @@ impl<'a> LowRank<'a> {
             };
             product.dispatch(tuning, device)
         };
-        self.runs([low, d_x.view], device)?.into_iter().map(product).collect()
+        self.runs([low, d_x.view]).into_iter().map(product).collect()
     }
 
     /// `d_projection = Σ low · xᵀ`, where `low` holds the gradient of what it names: over the batch, and over heads that share it.
@@ -163,9 +155,19 @@ impl<'a> LowRank<'a> {
 }
 
 impl Run {
+    /// What it takes of a tensor of batch and heads.
+    fn of<'a>(&self, t: TensorView<'a>) -> TensorView<'a> {
+        t.slice(0, self.batch.start, self.batch.len()).slice(1, self.heads.start, self.heads.len())
+    }
+
+    /// What it takes of a projection.
+    fn projection<'a>(&self, e: TensorView<'a>) -> TensorView<'a> {
+        if self.per_head { e.slice(1, self.heads.start, self.heads.len()) } else { e }
+    }
+
     /// From one product to the next in the projection.
     fn of_projection(&self, strides: [usize; 4]) -> usize {
-        if self.per_head { strides[1] } else { 0 }
+        if self.per_head && self.axis == 1 { strides[1] } else { 0 }
     }
 }
 

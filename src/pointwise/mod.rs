@@ -90,7 +90,7 @@ impl<'a> PointwiseForward<'a> {
 /// # }
 /// ```
 ///
-/// Batch and heads may reach wgpu's limit of workgroups, 65535 by default, each. A NaN in gives a NaN out.
+/// A NaN in gives a NaN out.
 ///
 /// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep some buffers alive: see
 /// [`forget`](Self::forget).

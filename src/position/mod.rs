@@ -168,7 +168,7 @@ impl<'a> AddPositions<'a> {
 /// ```
 ///
 /// The rotations of a [`Rope`] come from a table in place of the device's own sin and cos, which WGSL allows to be wrong
-/// in the fourth digit; arithmetic is f32. Batch and heads may reach wgpu's limit of workgroups, 65535 by default, each.
+/// in the fourth digit; arithmetic is f32.
 ///
 /// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep some buffers alive: see
 /// [`forget`](Self::forget).

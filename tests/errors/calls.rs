@@ -484,13 +484,6 @@ pub(super) fn limits() -> Seen {
     let rest = |_: &mut Parts| ();
     seen.insert(limited(
         Path::Staged,
-        KernelForm::Cpu,
-        |limits| limits.max_compute_workgroups_per_dimension = 7,
-        &["workgroups", "is 8", "allows 7", "max_compute_workgroups_per_dimension"],
-        rest,
-    ));
-    seen.insert(limited(
-        Path::Staged,
         KernelForm::Gpu,
         |limits| limits.max_compute_invocations_per_workgroup = 128,
         &["invocations", "is 256", "allows 128", "max_compute_invocations_per_workgroup"],
@@ -538,8 +531,21 @@ pub(super) fn limits() -> Seen {
     let error = attention.prepare(&call, &mut scratch).expect_err("a limit");
     seen.insert(read("a work limit", &error, &["work_limit is 1,", "65536 dispatches"]));
 
-    // What is too wide for one dispatch of the fused path is cut.
+    // What is too wide for one dispatch is cut, into as many as can be meant.
     let narrow = device(|limits| limits.max_compute_workgroups_per_dimension = 1);
-    Bench::on(&narrow, plain).works("one workgroup per dispatch");
+    for path in [Path::Fused, Path::Staged] {
+        let mut bench = Bench::on(&narrow, plain.tuning(Tuning::new().path(path)));
+        bench.works("one workgroup per dispatch");
+    }
+    let buffers = [(); 4].map(|()| narrow.buffer(many.batch * 4).expect("a buffer"));
+    let [q, k, v, out] = buffers.each_ref().map(|b| TensorView::new(b, DType::F32, many.q()));
+    let call = Forward::new(q, k, v, out);
+    let config = Config::new(1, 1).tuning(Tuning::new().path(Path::Staged));
+    let attention = Attention::with_pipelines(narrow.pipelines(), config).expect("an operator");
+    let size = attention.scratch_size(&call).expect("a size");
+    let mut scratch = Scratch::new(narrow.device(), size).expect("scratch");
+    let error = attention.prepare(&call, &mut scratch).expect_err("a limit");
+    let words = ["workgroups", "is 65537", "allows 1 ", "max_compute_workgroups_per_dimension"];
+    seen.insert(read("too many dispatches", &error, &words));
     seen
 }

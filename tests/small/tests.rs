@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use super::{Small, Work, table};
+use crate::harness::device::device;
 use crate::harness::{Profile, Report, defaults, due, full};
 
 fn all(name: &'static str, profile: &'static Profile, of: fn(&Work) -> bool) {
@@ -51,6 +52,14 @@ fn parts_of_models() {
 #[test]
 fn others_by_defaults() {
     all("small, others by defaults", defaults(), |work| !matches!(work, Work::Attention(..)));
+}
+
+/// On a device that takes a single workgroup at a time along each axis: every grid is cut into all of its parts. Attention is in `errors::calls`.
+#[test]
+fn grids_in_parts() {
+    let gpu = device(|limits| limits.max_compute_workgroups_per_dimension = 1);
+    let profile = Box::leak(Box::new(Profile { name: "one workgroup", gpu, f16: false, matrix: false }));
+    all("small, grids in parts", profile, |work| !matches!(work, Work::Attention(..)));
 }
 
 #[test]

@@ -1,0 +1,198 @@
+//! More sequences, heads and rows than a device takes workgroups along an axis: 65535 by WebGPU's limits.
+
+use wgpu_attention::reference::{self, LshShape, widen};
+use wgpu_attention::{
+    Activation, CacheLayout, CacheStorage, DType, FeatureMap, KernelForm, Path, Pointwise, PointwiseForward,
+    RopeConfig, RowPositions, ScaleGroup, Shape, TensorView, WeightNorm, WeightNormForward,
+};
+
+use crate::harness::classify::classified;
+use crate::harness::linear::{LinearCase, LinearSetup};
+use crate::harness::merge::{Cut, merged};
+use crate::harness::positions::{self, normals};
+use crate::harness::{
+    Ask, Bed, Case, Count, Data, FORMS, HostData, Kind, Layout, Report, Rules, Setup, Weights, attentional,
+    defaults, linformer, local, lsh,
+};
+
+const MANY: usize = 70_000;
+
+/// One head, one row, two keys: the reference of more takes long.
+const SHAPE: Shape =
+    Shape { batch: MANY, heads: 1, kv_heads: 1, q_len: 1, kv_len: 2, head_dim: 4, value_dim: 4 };
+
+/// That the device does not take them at once.
+fn assert_many() {
+    let limits = defaults().gpu.device().limits();
+    assert!(MANY > limits.max_compute_workgroups_per_dimension as usize, "{limits:?}");
+}
+
+#[test]
+fn positions_of_many() {
+    assert_many();
+    let mut report = Report::new("positions of many sequences");
+    let at = RowPositions::Tensor(HostData::of([1, 1, 2, 1], |[_, _, i, _]| [9, 4][i]));
+    for shape in [[MANY, 1, 2, 4], [1, MANY, 2, 4]] {
+        let x = normals("many", shape);
+        for back in [false, true] {
+            let setup = positions::Setup { back, ..positions::Setup::plain(defaults()) };
+            let outcome = setup.rotate(&x, RopeConfig::new(4), &at);
+            report.record(&format!("{shape:?}, back {back}"), &setup.named(), outcome);
+        }
+        let setup = positions::Setup::plain(defaults());
+        report.record(&format!("{shape:?}"), &setup.named(), setup.add_sinusoid(&x, 100.0, &at, 1.0));
+    }
+    report.finish();
+}
+
+#[test]
+fn many_are_merged() {
+    assert_many();
+    let mut report = Report::new("merges of many sequences");
+    for shape in [SHAPE, Shape { batch: 1, heads: MANY, kv_heads: MANY, ..SHAPE }] {
+        let case = Case::random(format!("merge {shape:?}"), shape);
+        let cut = Cut { profile: defaults(), path: Path::Fused, dtypes: [DType::F32; 2], at: &[1] };
+        report.record(&case.name, &"", pollster::block_on(merged(&case, &cut)));
+    }
+    report.finish();
+}
+
+/// On the staged path, that of weights and of scores.
+#[test]
+fn weights_of_many() {
+    assert_many();
+    let mut report = Report::new("weights of many sequences");
+    let grouped = Shape { batch: MANY / 2, heads: 4, kv_heads: 2, ..SHAPE };
+    for (shape, weights) in
+        [(SHAPE, Weights::PerHead(DType::F32)), (grouped, Weights::Mean(DType::F32)), (SHAPE, Weights::None)]
+    {
+        let case = Case::random(format!("weights {shape:?}"), shape).with(|c| c.rules.causal = true);
+        for form in FORMS {
+            let setup = Setup {
+                profile: defaults(),
+                form,
+                path: Path::Staged,
+                dtype: DType::F32,
+                bias: DType::F32,
+                layout: Layout::Dense,
+                lse: true,
+                weights,
+            };
+            report.check_in(&case, &setup, &mut Default::default());
+        }
+    }
+    report.finish();
+}
+
+/// Rows and sequences: appended, read, written over, moved back, taken from others, attended to.
+#[test]
+fn caches_of_many() {
+    assert_many();
+    let mut report = Report::new("caches of many sequences");
+    let start = RowPositions::Start(0);
+    let rules = Rules { causal: true, ..Default::default() };
+    for (storage, layout) in [
+        (CacheStorage::F32, CacheLayout::Contiguous),
+        (CacheStorage::Q8(ScaleGroup::Row), CacheLayout::Ring { sink_tokens: 1 }),
+        (CacheStorage::F16, CacheLayout::Paged { page: 16, pages: MANY + 8 }),
+    ] {
+        let kind = Kind {
+            batch: MANY,
+            heads: 1,
+            kv_heads: 1,
+            head_dim: 4,
+            value_dim: 4,
+            ..Kind::new(storage, layout, 8)
+        };
+        let mut bed = Bed::new(defaults(), kind, Data::Lossless, 5);
+        let mut check = |bed: &mut Bed, what: &str, rows| {
+            let outcome = bed
+                .check_sequence_table()
+                .and_then(|()| bed.read(0, &start, rows, DType::F32, Layout::Dense))
+                .and_then(|_| bed.ask(&Ask { rows: Some(1), ..Ask::new(KernelForm::Cpu, &rules) }));
+            report.record(&format!("{storage:?}, {layout:?}, {what}"), &"", outcome);
+        };
+        bed.grow(&Count::All(2)).expect("room");
+        bed.grow(&Count::Each((0..MANY).map(|s| s % 3).collect())).expect("room");
+        check(&mut bed, "appended", 4);
+        if bed.overwrite(0, &start, 2).is_ok() {
+            check(&mut bed, "written over", 4);
+        } else {
+            report.record(&format!("{kind:?}"), &"", Err("not written over".into()));
+        }
+        let mut check = |bed: &mut Bed, what: &str, rows| {
+            let outcome = bed
+                .check_sequence_table()
+                .and_then(|()| bed.read(0, &start, rows, DType::F32, Layout::Dense));
+            report.record(&format!("{storage:?}, {layout:?}, {what}"), &"", outcome);
+        };
+        bed.rewind(&Count::All(1)).expect("tokens");
+        check(&mut bed, "moved back", 4);
+        bed.reorder(&(0..MANY).rev().collect::<Vec<_>>()).expect("a reorder");
+        check(&mut bed, "reordered", 4);
+    }
+    report.finish();
+}
+
+/// Around positions, projected keys, hashed, linear, additive: with gradients.
+#[test]
+fn other_attentions_of_many() {
+    assert_many();
+    let mut report = Report::new("other attentions of many sequences");
+    let (form, layout, profile) = (KernelForm::Cpu, Layout::Dense, defaults());
+    let around = local::Case::random("many", SHAPE, 1, true);
+    report.record("local", &"", around.outcome(&local::Setup::plain(profile, layout)));
+    for (name, per_head) in [("linformer", false), ("linformer, projections of heads", true)] {
+        let low = linformer::Case::random("many", SHAPE, 2, per_head);
+        report.record(name, &"", low.outcome(&linformer::Setup::plain(profile, form, layout)));
+    }
+    let hashed = LshShape { batch: MANY, heads: 1, length: 3, head_dim: 4, value_dim: 4 };
+    let hashed = lsh::Case::random("many", hashed, [1, 2, 2]);
+    report.record("lsh", &"", hashed.outcome(&lsh::Setup::plain(profile, form, layout)));
+    let linear = LinearCase::random("linear", SHAPE, FeatureMap::Elu, false);
+    let f32 = DType::F32;
+    let setup = LinearSetup { profile, form, dtype: f32, gradient: f32, layout, accumulates: false };
+    report.record("linear", &setup, linear.forward(&setup).map(|(ratio, _)| ratio));
+    report.record("linear, backward", &setup, linear.backward(&setup));
+    let joined = attentional::outcome_async([MANY, 1, 4, 4, 4], DType::F32, layout, form, false, profile);
+    report.record("attentional vector", &"", pollster::block_on(joined));
+    report.finish();
+}
+
+/// Maps of a mask's blocks, score vectors by their lengths, activations.
+#[test]
+fn other_operators_of_many() {
+    assert_many();
+    let profile = defaults();
+    let gpu = &profile.gpu;
+    let shape = Shape { q_len: 3, ..SHAPE };
+    let rules = Rules { causal: true, ..Default::default() };
+    let map = pollster::block_on(classified(profile, &rules, &shape, [2, 2], [MANY, 1])).expect("a map");
+    let one = Shape { batch: 1, ..shape };
+    let want = reference::classify(&rules.host(), one, [2, 2], [1, 1]).expect("it fits");
+    assert!(map.chunks_exact(want.len()).all(|of_one| of_one == want), "{want:?}");
+    assert_eq!(map.len(), MANY * want.len());
+
+    let x = normals("many", [1, MANY, 1, 4]);
+    let gain: Vec<f32> = (0..MANY).map(|n| 1.0 + (n % 7) as f32).collect();
+    let [x_at, gain_at] = [&x.data, &gain].map(|data| gpu.upload(data).expect("an upload"));
+    let out = gpu.buffer(4 * x.data.len()).expect("a buffer");
+    let view = |buffer, shape| TensorView::new(buffer, DType::F32, shape);
+    let norm = WeightNorm::with_pipelines(gpu.pipelines());
+    let call =
+        WeightNormForward::new(view(&x_at, x.shape), view(&gain_at, [1, MANY, 1, 1]), view(&out, x.shape));
+    gpu.submit(|e| norm.forward(e, &call)).expect("score vectors");
+    let got = gpu.download::<f32>(&out, x.data.len()).expect("a read-back");
+    let want = reference::weight_norm(&widen::<f64>(&x.data), &widen::<f64>(&gain), 4).expect("it fits");
+    let near = |(got, want): (&f32, &f64)| (f64::from(*got) - want).abs() <= 1e-5 * want.abs().max(1.0);
+    assert!(got.iter().zip(&want).all(near), "score vectors");
+
+    let shape = [MANY, 1, 1, 4];
+    let pointwise = Pointwise::with_pipelines(gpu.pipelines());
+    let call = PointwiseForward::new(view(&x_at, shape), view(&out, shape)).activation(Activation::Silu);
+    gpu.submit(|e| pointwise.forward(e, &call)).expect("an activation");
+    let got = gpu.download::<f32>(&out, x.data.len()).expect("a read-back");
+    let want: Vec<f64> =
+        x.data.iter().map(|x| reference::activate(f64::from(*x), Activation::Silu)).collect();
+    assert!(got.iter().zip(&want).all(near), "an activation");
+}
