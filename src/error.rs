@@ -9,8 +9,12 @@ use crate::family::Family;
 #[non_exhaustive]
 #[derive(thiserror::Error)]
 pub enum Error {
-    /// A dimension is zero.
-    #[error("`{tensor}`: {axis} is 0; every dimension must be at least 1")]
+    /// A dimension is zero. WebGPU binds no 0 bytes, and no operator takes such a tensor: skip the call. Where PyTorch takes it, outputs
+    /// of an empty batch or length are empty; attention to no keys gives 0, log-sum-exp −∞ and gradients of 0; gradients of what an
+    /// empty batch shares, as weights, are 0: clear their buffers, unless they are added to.
+    #[error(
+        "`{tensor}`: {axis} is 0; every dimension must be at least 1; skip a call of an empty batch or length"
+    )]
     ZeroSize {
         /// The tensor or option at fault.
         tensor: &'static str,

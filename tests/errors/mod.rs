@@ -31,6 +31,7 @@ mod mask_gradients;
 mod masks;
 mod mods;
 mod views;
+mod zero;
 
 use self::bench::*;
 use self::caches::*;
