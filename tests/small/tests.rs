@@ -58,7 +58,7 @@ fn others_by_defaults() {
 #[test]
 fn grids_in_parts() {
     let gpu = device(|limits| limits.max_compute_workgroups_per_dimension = 1);
-    let profile = Box::leak(Box::new(Profile { name: "one workgroup", gpu, f16: false, matrix: false }));
+    let profile = Box::leak(Box::new(Profile { name: "one workgroup", gpu, matrix: false }));
     all("small, grids in parts", profile, |work| !matches!(work, Work::Attention(..)));
 }
 
