@@ -90,7 +90,7 @@ impl Model {
             let length = longest + step;
             let first = if cached && step > 0 { length - 1 } else { 0 };
             let rows = length - first;
-            // A row of the mask for each sequence, for all keys there are: of a cache, its capacity.
+            // The mask has an element for each place of the cache, or for each row without one.
             let keys = if cached { ROOM } else { length };
             let seen: Vec<bool> =
                 padding.iter().flat_map(|padding| (0..keys).map(move |key| key >= *padding)).collect();

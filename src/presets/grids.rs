@@ -214,7 +214,7 @@ fn ordered(n: u32, canvas: vec3<u32>) -> vec3<u32> { return vec3<u32>(0u, gather
     })
 }
 
-/// Shifted windows: a token sees the tokens of its own `window`, and of those only the ones on its side of the seam, where a canvas that was rolled by `shift` meets its other end (Liu et al.
+/// Shifted windows: a token sees the tokens of its own `window` that are on its side of the seam. At the seam a canvas that was rolled by `shift` meets its other end (Liu et al.
 /// 2021, "Swin transformer", 3.2; of three axes, Liu et al. 2022, "Video Swin transformer").
 ///
 /// Tokens are the points of the rolled canvas (`torch.roll(x, -shift)`), window by window, and row by row in each: Swin's `window_partition`, whose windows lie side by side in one sequence
