@@ -260,6 +260,14 @@ impl<'a> TensorView<'a> {
         Ok((offset as u64 * size, ((last + 1) * size).next_multiple_of(4)))
     }
 
+    /// Refuses sizes of 0.
+    pub(crate) fn check_size(&self, tensor: &'static str) -> Result<(), Error> {
+        match self.layout.shape.iter().position(|n| *n == 0) {
+            Some(axis) => Err(Error::ZeroSize { tensor, axis: axes(tensor)[axis] }),
+            None => Ok(()),
+        }
+    }
+
     /// Checks everything about the view that does not depend on the call.
     pub(crate) fn check(
         &self,
@@ -270,10 +278,8 @@ impl<'a> TensorView<'a> {
         if let Some(fault) = self.fault {
             return Err(fault.error(tensor));
         }
+        self.check_size(tensor)?;
         let Layout { shape, strides, .. } = self.layout;
-        if let Some(axis) = shape.iter().position(|n| *n == 0) {
-            return Err(Error::ZeroSize { tensor, axis: axes(tensor)[axis] });
-        }
         let (_, end) = self.bytes(tensor)?;
         if end > self.buffer.size() {
             return Err(Error::OutOfBounds { tensor, end, size: self.buffer.size() });

@@ -2,13 +2,12 @@
 
 use wgpu_attention::reference::{self, LshShape, widen};
 use wgpu_attention::{
-    Activation, CacheLayout, CacheStorage, DType, FeatureMap, KernelForm, Path, Pointwise, PointwiseForward,
-    RopeConfig, RowPositions, ScaleGroup, Shape, TensorView, WeightNorm, WeightNormForward,
+    Activation, CacheLayout, CacheStorage, DType, FeatureMap, KernelForm, Merge, Partial, Path, Pointwise,
+    PointwiseForward, RopeConfig, RowPositions, ScaleGroup, Shape, TensorView, WeightNorm, WeightNormForward,
 };
 
 use crate::harness::classify::classified;
 use crate::harness::linear::{LinearCase, LinearSetup};
-use crate::harness::merge::{Cut, merged};
 use crate::harness::positions::{self, normals};
 use crate::harness::{
     Ask, Bed, Case, Count, Data, FORMS, HostData, Kind, Layout, Report, Rules, Setup, Weights, attentional,
@@ -48,13 +47,31 @@ fn positions_of_many() {
 #[test]
 fn many_are_merged() {
     assert_many();
-    let mut report = Report::new("merges of many sequences");
-    for shape in [SHAPE, Shape { batch: 1, heads: MANY, kv_heads: MANY, ..SHAPE }] {
-        let case = Case::random(format!("merge {shape:?}"), shape);
-        let cut = Cut { profile: defaults(), path: Path::Fused, dtypes: [DType::F32; 2], at: &[1] };
-        report.record(&case.name, &"", pollster::block_on(merged(&case, &cut)));
+    let gpu = &defaults().gpu;
+    let upload = |data: &[f32]| gpu.upload(data).expect("an upload");
+    let part = |name: &str| {
+        let [out, lse] = [4, 1].map(|dim| normals(&format!("{name} {dim}"), [MANY, 1, 1, dim]).data);
+        let buffers = [upload(&out), upload(&lse)];
+        (widen::<f64>(&out), widen::<f64>(&lse), buffers)
+    };
+    let parts = [part("one"), part("other")];
+    let want =
+        reference::merge(&parts.each_ref().map(|(out, lse, _)| (&out[..], &lse[..])), 4).expect("equal rows");
+    fn view([out, lse]: &[wgpu::Buffer; 2], [batch, heads]: [usize; 2]) -> Partial<'_> {
+        let of = |buffer, dim| TensorView::new(buffer, DType::F32, [batch, heads, 1, dim]);
+        Partial { out: of(out, 4), lse: of(lse, 1) }
     }
-    report.finish();
+    let merge = Merge::with_pipelines(gpu.pipelines());
+    for sizes in [[MANY, 1], [1, MANY]] {
+        let results = [4, 1].map(|dim| gpu.buffer(4 * MANY * dim).expect("a buffer"));
+        let views = [view(&parts[0].2, sizes), view(&parts[1].2, sizes)];
+        gpu.submit(|e| merge.forward(e, &views, &view(&results, sizes))).expect("a merge");
+        for (buffer, want) in results.iter().zip([&want.0, &want.1]) {
+            let got = gpu.download::<f32>(buffer, want.len()).expect("a read-back");
+            let near = |(got, want): (&f32, &f64)| (f64::from(*got) - want).abs() < 1e-5;
+            assert!(got.iter().zip(want).all(near), "{sizes:?}");
+        }
+    }
 }
 
 /// On the staged path, that of weights and of scores.

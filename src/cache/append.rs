@@ -146,6 +146,7 @@ impl Cache {
                 return Err(Error::Type { tensor, expected, got: view.dtype() });
             }
             let wanted = [batch, kv_heads, rows, dim];
+            view.check_size(tensor)?;
             expect_shape(tensor, view.shape(), wanted)?;
             view.check(tensor, Access::Read, &self.pipelines.facts())?;
             if [source.k, source.v, source.sequence_table]
