@@ -280,5 +280,8 @@ pub fn recorded(
         world.abandon(encoder)?;
         return Ok(Outcome::Accepted);
     }
+    if memory == Memory::Foreign && result.is_err() {
+        scratch = world.scratch();
+    }
     settle(world, result, encoder, &mut scratch, all, writes, [small(all), tame])
 }
