@@ -185,6 +185,7 @@ pub(crate) const TEXTS: &[&str] = &[
     shader!("tanh_backward"),
     shader!("tanh_sum"),
     shader!("tensor/bf16"),
+    shader!("tensor/f16"),
     shader!("tensor/out"),
     shader!("tensor/view"),
     shader!("weight_norm"),

@@ -1,7 +1,7 @@
 //! Whatever the order of calls and whatever the sequence table holds: a sequence's results come from its own rows.
 
 use wgpu_attention::{
-    Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, Config, DType, Error, Forward, Gpu,
+    Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, Config, DType, Forward, Gpu,
     KernelForm, ScaleGroup, Scratch, ScratchSize, TensorView, Tokens, Tuning,
 };
 
@@ -148,6 +148,5 @@ fn sizes_of_nonsense_are_numbers_or_errors() {
         assert!(Cache::with_pipelines(full().gpu.pipelines(), config).is_err());
     }
     let many = CacheConfig::new(1, DIM, 1).batch(1 << 20);
-    let refused = Cache::with_pipelines(full().gpu.pipelines(), many).expect_err("too many sequences");
-    assert!(matches!(refused, Error::Limit { .. }), "{refused}");
+    Cache::with_pipelines(full().gpu.pipelines(), many).expect("a cache of many sequences");
 }
