@@ -42,7 +42,7 @@ pub(crate) struct Binding {
     pub native: bool,
     /// The WGSL type of a uniform.
     pub uniform: Option<&'static str>,
-    /// Whether f16 is in words of two, for devices without `SHADER_F16`.
+    /// True if f16 is packed, two elements in a word: for devices without `SHADER_F16`.
     pub packed: bool,
 }
 
@@ -60,15 +60,7 @@ impl Binding {
     }
 
     pub fn write(name: impl Into<String>, dtype: DType, width: Width) -> Self {
-        Binding {
-            name: name.into(),
-            dtype,
-            width,
-            access: Access::Write,
-            native: false,
-            uniform: None,
-            packed: false,
-        }
+        Binding { access: Access::Write, ..Self::read(name, dtype, width) }
     }
 
     /// What follows the parameters in a dispatch's bytes.
@@ -80,13 +72,8 @@ impl Binding {
         self.dtype.wgsl()
     }
 
-    /// The same for devices without `SHADER_F16`.
-    fn in_words_of_two(&self) -> Binding {
-        Binding { packed: true, ..self.clone() }
-    }
-
-    /// The prefix of the functions that pack and unpack its elements, where two are in a word.
-    fn in_words(&self) -> Option<&'static str> {
+    /// The prefix of the functions that pack and unpack its elements, if two are packed in a word.
+    fn packing(&self) -> Option<&'static str> {
         match self.dtype {
             DType::BF16 => Some("bf16"),
             DType::F16 if self.packed => Some("f16"),
@@ -101,7 +88,7 @@ impl Binding {
 
     /// The WGSL type of the array's elements. Two invocations may write halves of one word.
     pub fn element(&self) -> String {
-        match (self.in_words(), self.width, self.access) {
+        match (self.packing(), self.width, self.access) {
             (Some(_), Width::One, Access::Write) => "atomic<u32>".to_string(),
             (Some(_), Width::One, Access::Read) => "u32".to_string(),
             (Some(_), Width::Four, _) => "vec2<u32>".to_string(),
@@ -113,17 +100,16 @@ impl Binding {
     /// The declaration, and accessors that take element indices and speak f32 (bool, u32):
     /// `NAME_at(o)`, `NAME_at4(o, stride, n)` (of width one: zero from the n-th on), `NAME_store(o, x)`, `NAME_store4(o, x)`
     /// (contiguous). Of width four, only who stores a four stores its elements.
-    fn declare(&self, binding: usize, text: &mut String) {
+    fn declaration(&self, binding: usize) -> String {
         let Binding { name, dtype, width, access, .. } = self;
         if let Some(ty) = self.uniform {
-            let _ = writeln!(text, "@group(0) @binding({binding}) var<uniform> {name}: {ty};");
-            return;
+            return format!("@group(0) @binding({binding}) var<uniform> {name}: {ty};\n");
         }
         let mode = if *access == Access::Write { "read_write" } else { "read" };
         let (scalar, load) = (self.scalar(), if dtype.is_float() { "f32" } else { "u32" });
         let (element, four) = (self.element(), self.loaded());
-        let _ =
-            writeln!(text, "@group(0) @binding({binding}) var<storage, {mode}> {name}: array<{element}>;");
+        let mut text =
+            format!("@group(0) @binding({binding}) var<storage, {mode}> {name}: array<{element}>;\n");
         let body = match (dtype, width) {
             (DType::Bool, _) => {
                 format!(
@@ -133,7 +119,7 @@ impl Binding {
             (DType::U32, Width::One) => format!("fn {name}_at(o: u32) -> u32 {{ return {name}[o]; }}\n"),
             // Its kernels unpack the vectors themselves.
             (DType::U32, Width::Four) => String::new(),
-            _ if self.in_words().is_some() => self.packed_loads(),
+            _ if self.packing().is_some() => self.packed_loads(),
             (_, Width::One) => format!(
                 "fn {name}_at(o: u32) -> {load} {{ return {load}({name}[o]); }}\n\
                  fn {name}_at4(o: u32, stride: u32, n: u32) -> vec4<{four}> {{\n    \
@@ -149,7 +135,7 @@ impl Binding {
         text.push_str(&body);
         if *access == Access::Write {
             let put = match width {
-                _ if self.in_words().is_some() => self.packed_stores(),
+                _ if self.packing().is_some() => self.packed_stores(),
                 _ if !dtype.is_float() => format!("fn {name}_store(o: u32, x: u32) {{ {name}[o] = x; }}\n"),
                 Width::One => format!(
                     "fn {name}_store(o: u32, x: f32) {{ {name}[o] = {scalar}(x); }}\n\
@@ -164,12 +150,13 @@ impl Binding {
             };
             text.push_str(&put);
         }
+        text
     }
 
     /// The loads of a tensor with two elements in a word.
     fn packed_loads(&self) -> String {
         let Binding { name, width, access, .. } = self;
-        let of = self.in_words().unwrap_or_default();
+        let of = self.packing().unwrap_or_default();
         match width {
             Width::One => {
                 let word = if *access == Access::Write {
@@ -195,12 +182,12 @@ impl Binding {
     /// Its stores. Those of single elements leave the other half of the word as it is, whoever else writes that meanwhile.
     fn packed_stores(&self) -> String {
         let name = &self.name;
-        let of = self.in_words().unwrap_or_default();
+        let of = self.packing().unwrap_or_default();
         match self.width {
             Width::One => format!(
                 "fn {name}_store(o: u32, x: f32) {{\n    \
-                     atomicAnd(&{name}[o / 2u], {of}_others(o));\n    \
-                     atomicOr(&{name}[o / 2u], {of}_half(o, x));\n}}\n\
+                     atomicAnd(&{name}[o / 2u], 0xffff0000u >> (o % 2u * 16u));\n    \
+                     atomicOr(&{name}[o / 2u], {of}_of(x) << (o % 2u * 16u));\n}}\n\
                  fn {name}_store4(o: u32, x: vec4<f32>) {{\n    \
                      {name}_store(o, x.x);\n    {name}_store(o + 1u, x.y);\n    \
                      {name}_store(o + 2u, x.z);\n    {name}_store(o + 3u, x.w);\n}}\n"
@@ -208,7 +195,7 @@ impl Binding {
             Width::Four => format!(
                 "fn {name}_store(o: u32, x: f32) {{\n    \
                      let word = {name}[o / 4u][o / 2u % 2u];\n    \
-                     {name}[o / 4u][o / 2u % 2u] = (word & {of}_others(o)) | {of}_half(o, x);\n}}\n\
+                     {name}[o / 4u][o / 2u % 2u] = (word & (0xffff0000u >> (o % 2u * 16u))) | ({of}_of(x) << (o % 2u * 16u));\n}}\n\
                  fn {name}_store4(o: u32, x: vec4<f32>) {{ {name}[o / 4u] = vec2<u32>({of}_pair(x.xy), {of}_pair(x.zw)); }}\n"
             ),
         }
@@ -218,14 +205,18 @@ impl Binding {
 /// What packs and unpacks bf16. Kernels with bindings of it have it; others name it where they need it.
 pub(crate) const BF16: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/shaders/tensor/bf16.wgsl"));
 
+/// The functions that pack and unpack f16 on devices without `SHADER_F16`, and the one that they need.
 const F16: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/shaders/tensor/f16.wgsl"));
+const HALF: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/shaders/tensor/half.wgsl"));
+
+/// The first lines of a kernel with f16, and of one with matrix units.
+const ENABLE_F16: &str = "enable f16;\n";
+const ENABLE_MATRIX: &str = "enable wgpu_cooperative_matrix;\n";
 
 /// One compiled thing: text, bindings, limits it needs.
 #[derive(Clone, Debug)]
 pub(crate) struct Kernel {
     pub wgsl: String,
-    /// The text for devices without `SHADER_F16`, if it is another one.
-    pub wgsl_without_f16: Option<String>,
     pub bindings: Vec<Binding>,
     /// The Rust twin of the WGSL `Params`.
     pub params: &'static [Field],
@@ -243,15 +234,8 @@ impl Kernel {
         invocations: u32,
     ) -> Self {
         bindings.sort_by_key(|binding| binding.uniform.is_some());
-        let matrix = constants.iter().any(|c| matches!(c, Constant::Fragments(_)));
-        let has_f16 = bindings.iter().any(|b| b.dtype == DType::F16);
-        let wgsl_without_f16 = (has_f16 && !matrix).then(|| {
-            let packed: Vec<_> = bindings.iter().map(Binding::in_words_of_two).collect();
-            compose(constants, &packed, parts)
-        });
         Kernel {
             wgsl: compose(constants, &bindings, parts),
-            wgsl_without_f16,
             bindings,
             params: P::FIELDS,
             params_bytes: size_of::<P>(),
@@ -260,19 +244,29 @@ impl Kernel {
         }
     }
 
-    /// The kernel for devices without `SHADER_F16`, if it is another one.
+    /// The kernel for devices without `SHADER_F16`: its F16 tensors are packed. `None` if the kernel needs no f16, or multiplies it on
+    /// matrix units.
     pub fn without_f16(&self) -> Option<Kernel> {
-        let wgsl = self.wgsl_without_f16.clone()?;
-        let bindings = self.bindings.iter().map(Binding::in_words_of_two).collect();
-        Some(Kernel { wgsl, wgsl_without_f16: None, bindings, ..self.clone() })
+        let text = self.wgsl.strip_prefix(ENABLE_F16).filter(|text| !text.starts_with(ENABLE_MATRIX))?;
+        let mut kernel = Kernel { wgsl: text.to_string(), ..self.clone() };
+        for (n, binding) in kernel.bindings.iter_mut().enumerate().filter(|(_, b)| b.dtype == DType::F16) {
+            let native = binding.declaration(n + 1);
+            binding.packed = true;
+            kernel.wgsl = kernel.wgsl.replacen(&native, &binding.declaration(n + 1), 1);
+        }
+        let half_is_there = kernel.wgsl.contains(HALF);
+        for piece in [(!half_is_there).then_some(HALF), Some(F16)].into_iter().flatten() {
+            kernel.wgsl += "\n";
+            kernel.wgsl += piece;
+        }
+        Some(kernel)
     }
 
     /// The same for a part of a grid that has more workgroups than the device takes at once: they are counted from the uniform
     /// `first_workgroup` on, its last binding.
     pub fn of_part(mut self) -> Self {
         let uniform = Binding::uniform("first_workgroup", "vec4<u32>");
-        let mut declared = String::new();
-        uniform.declare(self.bindings.len() + 1, &mut declared);
+        let declared = uniform.declaration(self.bindings.len() + 1);
         // A kernel that does not ask which workgroup it is has a single one, and no parts.
         if let Some((before, rest)) = self.wgsl.split_once("@builtin(workgroup_id) ")
             && let Some((id, rest)) = rest.split_once(": vec3<u32>")
@@ -306,12 +300,13 @@ pub(crate) enum Constant {
 fn compose(constants: &[Constant], bindings: &[Binding], parts: &[&str]) -> String {
     let mut text = String::new();
     let matrix = constants.iter().any(|c| matches!(c, Constant::Fragments(_)));
-    if matrix || bindings.iter().any(|b| b.dtype == DType::F16 && !b.packed) {
-        text.push_str("enable f16;\n");
+    if matrix || bindings.iter().any(|b| b.dtype == DType::F16) {
+        text.push_str(ENABLE_F16);
     }
     if matrix {
         // Every variable is non-uniform to naga, and with it every fragment that depends on one.
-        text.push_str("enable wgpu_cooperative_matrix;\ndiagnostic(off, derivative_uniformity);\n");
+        text.push_str(ENABLE_MATRIX);
+        text.push_str("diagnostic(off, derivative_uniformity);\n");
     }
     for constant in constants {
         let _ = match constant {
@@ -329,11 +324,10 @@ fn compose(constants: &[Constant], bindings: &[Binding], parts: &[&str]) -> Stri
         };
     }
     for (n, binding) in bindings.iter().enumerate() {
-        binding.declare(n + 1, &mut text);
+        text.push_str(&binding.declaration(n + 1));
     }
     let has_bf16 = bindings.iter().any(|b| b.dtype == DType::BF16) && !parts.contains(&BF16);
-    let has_words = bindings.iter().any(|b| b.dtype == DType::F16 && b.packed);
-    for part in parts.iter().chain(has_bf16.then_some(&BF16)).chain(has_words.then_some(&F16)) {
+    for part in parts.iter().chain(has_bf16.then_some(&BF16)) {
         text.push('\n');
         text.push_str(part);
     }

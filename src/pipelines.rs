@@ -34,13 +34,13 @@ struct Place {
 }
 
 /// Locked to find a place, never while something compiles.
-type Places = Mutex<HashMap<Form, Arc<Place>>>;
+type Places = Mutex<HashMap<PipelineKey, Arc<Place>>>;
 
-/// What a pipeline is compiled for.
+/// A variant of a kernel, compiled for whole grids or for parts of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Form {
+pub(crate) struct PipelineKey {
     pub variant: KernelVariant,
-    /// Whether its dispatches are parts of a grid, which begin at any workgroup.
+    /// True if the pipeline counts workgroups from the first one of a part ([`Kernel::of_part`](crate::kernel::Kernel::of_part)).
     pub is_part: bool,
 }
 
@@ -51,7 +51,7 @@ pub(crate) type Rewrite = Arc<dyn Fn(Families, &str) -> String + Send + Sync>;
 struct Compiler {
     device: wgpu::Device,
     rewrite: Option<Rewrite>,
-    /// What the driver has compiled before.
+    /// The driver's compiled code from earlier runs of the application.
     cache: Option<wgpu::PipelineCache>,
 }
 
@@ -201,9 +201,10 @@ impl Pipelines {
 
     /// Keeps `pick` for calls of `class`, and what `compiled` has compiled for it.
     pub(crate) fn adopt(&self, class: Class, pick: Pick, compiled: &Pipelines) {
-        let theirs: Vec<_> = lock(&compiled.0.places).iter().map(|(f, place)| (*f, place.clone())).collect();
-        for (form, place) in theirs {
-            lock(&self.0.places).entry(form).or_insert(place);
+        let theirs: Vec<_> =
+            lock(&compiled.0.places).iter().map(|(key, place)| (*key, place.clone())).collect();
+        for (key, place) in theirs {
+            lock(&self.0.places).entry(key).or_insert(place);
         }
         let mut facts = lock(&self.0.facts);
         let mut picks = facts.tuned.as_deref().cloned().unwrap_or_default();
@@ -297,7 +298,7 @@ impl Pipelines {
     pub(crate) fn variants(&self) -> Vec<KernelVariant> {
         let places = lock(&self.0.places);
         let compiled = places.iter().filter(|(_, place)| place.compiled.get().is_some());
-        compiled.map(|(form, _)| form.variant).collect()
+        compiled.map(|(key, _)| key.variant).collect()
     }
 
     /// Drops what was compiled: for applications that are done with one kind of problem. What has been recorded
@@ -337,15 +338,15 @@ impl Pipelines {
         }
     }
 
-    /// Workgroups of a dispatch along an axis, at most.
+    /// The largest number of workgroups of a dispatch along an axis.
     pub(crate) fn max_workgroups(&self) -> u32 {
         lock(&self.0.facts).max_workgroups
     }
 
-    /// The pipeline of `form`, compiled now if this is its first use. After an error the next use tries again.
-    pub(crate) fn get(&self, form: Form) -> Result<Compiled, Error> {
-        self.0.used.fetch_or(form.variant.families().bits(), Ordering::Relaxed);
-        let place = lock(&self.0.places).entry(form).or_default().clone();
+    /// The pipeline of `key`, compiled now if this is its first use. After an error the next use tries again.
+    pub(crate) fn get(&self, key: PipelineKey) -> Result<Compiled, Error> {
+        self.0.used.fetch_or(key.variant.families().bits(), Ordering::Relaxed);
+        let place = lock(&self.0.places).entry(key).or_default().clone();
         if let Some(compiled) = place.compiled.get() {
             return Ok(compiled.clone());
         }
@@ -353,11 +354,11 @@ impl Pipelines {
         if let Some(compiled) = place.compiled.get() {
             return Ok(compiled.clone());
         }
-        let compiled = self.0.compiler.compile(&form, &self.facts());
+        let compiled = self.0.compiler.compile(&key, &self.facts());
         if let Err(Error::Refused { description, .. }) = &compiled
             && self.0.falls_back
         {
-            self.disable_family_of(&form.variant, description);
+            self.disable_family_of(&key.variant, description);
         }
         let compiled = compiled?;
         Ok(place.compiled.get_or_init(|| compiled).clone())
@@ -365,10 +366,13 @@ impl Pipelines {
 }
 
 impl Compiler {
-    fn compile(&self, Form { variant, is_part }: &Form, facts: &DeviceFacts) -> Result<Compiled, Error> {
+    fn compile(
+        &self,
+        PipelineKey { variant, is_part }: &PipelineKey,
+        facts: &DeviceFacts,
+    ) -> Result<Compiled, Error> {
         let (label, kernel) = (variant.label(), variant.describe());
-        let packed = if facts.f16 { None } else { kernel.without_f16() };
-        let kernel = packed.unwrap_or(kernel);
+        let kernel = if facts.f16 { kernel } else { kernel.without_f16().unwrap_or(kernel) };
         let kernel = &if *is_part { kernel.of_part() } else { kernel };
         // wgpu checks neither of these against the limits.
         let limits = [

@@ -5,31 +5,28 @@ use crate::error::Error;
 use crate::guard::guarded;
 use crate::kernel::{Dispatch, Variant as _};
 use crate::kernels::KernelVariant;
-use crate::pipelines::{Form, Pipelines};
+use crate::pipelines::{PipelineKey, Pipelines};
 
-/// Parts of a grid, at most: of devices with WebGPU's limits, more than 2^32 workgroups.
+/// The largest number of parts of a grid. With WebGPU's limits they have more than 2^32 workgroups.
 const MOST_PARTS: u64 = 1 << 16;
 
-/// Workgroups that the device takes at once: where they begin, if they are a part of a grid.
+/// A part of a grid that is larger than the device takes at once: its first workgroup, and its workgroups along each axis.
 struct Part {
-    first: Option<[u32; 3]>,
+    first: [u32; 3],
     grid: [u32; 3],
 }
 
-/// `grid`, in parts if it has more than `most` workgroups along an axis.
+/// `grid` in parts of at most `most` workgroups along each axis.
 ///
 /// # Errors
-/// Too many of them.
+/// More than [`MOST_PARTS`] parts.
 fn parts(grid: [u32; 3], most: u32) -> Result<Vec<Part>, Error> {
     let most = most.max(1);
-    let Some(needed) = grid.into_iter().filter(|n| *n > most).max() else {
-        return Ok(vec![Part { first: None, grid }]);
-    };
     let count = grid.map(|n| u64::from(n.div_ceil(most)));
     if count.into_iter().fold(1, u64::saturating_mul) > MOST_PARTS {
         return Err(Error::Limit {
             what: "workgroups of a dispatch",
-            needed: needed.into(),
+            needed: grid.into_iter().max().unwrap_or(0).into(),
             limit: most.into(),
             name: "max_compute_workgroups_per_dimension",
         });
@@ -42,7 +39,7 @@ fn parts(grid: [u32; 3], most: u32) -> Result<Vec<Part>, Error> {
         for y in along(1) {
             all.extend(along(0).map(|x| {
                 let axes = [x, y, z];
-                Part { first: Some(axes.map(|(first, _)| first)), grid: axes.map(|(_, count)| count) }
+                Part { first: axes.map(|(first, _)| first), grid: axes.map(|(_, count)| count) }
             }));
         }
     }
@@ -73,8 +70,12 @@ impl Pipelines {
         let most = self.max_workgroups();
         let mut bound = Vec::with_capacity(dispatches.len());
         for dispatch in dispatches {
-            for part in parts(dispatch.grid, most)? {
-                bound.push((self.bind_one(dispatch, part.first, bindings, call)?, part.grid));
+            if dispatch.grid.iter().all(|n| *n <= most) {
+                bound.push((self.bind_one(dispatch, None, bindings, call)?, dispatch.grid));
+                continue;
+            }
+            for Part { first, grid } in parts(dispatch.grid, most)? {
+                bound.push((self.bind_one(dispatch, Some(first), bindings, call)?, grid));
             }
         }
         Ok(bound)
@@ -92,7 +93,7 @@ impl Pipelines {
         if let Some(bound) = bindings.get(&key, number) {
             return Ok(bound);
         }
-        let compiled = self.get(Form { variant: call.variant, is_part: first.is_some() })?;
+        let compiled = self.get(PipelineKey { variant: call.variant, is_part: first.is_some() })?;
         let device = self.device();
         let bind_group = guarded(device, "a tensor's buffer", || {
             let (params, rest) = key.params.split_at(compiled.params_bytes.min(key.params.len()));

@@ -7,7 +7,7 @@ use wgpu_attention::{DType, Embedding, EmbeddingBackward, EmbeddingForward, Erro
 
 use crate::harness::case::largest;
 use crate::harness::run::{Layout, Placed};
-use crate::harness::{Judged, Profile, Report, Rng, Values, defaults, full, rest, stored};
+use crate::harness::{FLOATS, Judged, Profile, Report, Rng, Values, defaults, full, rest, stored};
 
 struct Case {
     profile: &'static Profile,
@@ -39,7 +39,6 @@ impl Case {
     fn random(seed: u64) -> Self {
         let rng = &mut Rng::new(seed ^ 0xe1b3_dd10);
         let profile = if rng.chance(0.3) { defaults() } else { full() };
-        let floats = profile.floats();
         let window = Layout::Window(rng.word());
         Case {
             profile,
@@ -49,7 +48,7 @@ impl Case {
             rows: rng.pick(&[1, 2, 3, 16, 17, 600]),
             width: rng.pick(&[1, 4, 21, 64, 264]),
             scale: rng.pick(&[1.0, 4.0, -0.3]),
-            dtypes: [rng.pick(floats), rng.pick(floats)],
+            dtypes: [rng.pick(FLOATS), rng.pick(FLOATS)],
             accumulates: rng.chance(0.4),
             seed,
         }

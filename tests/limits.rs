@@ -1,4 +1,4 @@
-//! Which tensors of a mask go together within WebGPU's default limits: 8 storage buffers.
+//! Tensors of a mask within WebGPU's default limit of 8 storage buffers.
 
 use std::collections::BTreeMap;
 
@@ -17,10 +17,10 @@ const SHAPE: Shape =
 const FORWARD: usize = 6;
 const BACKWARD: usize = 2;
 
-/// What a call may have, and how many buffers it takes.
+/// An option of a call, and the number of its buffers.
 struct Part {
     name: &'static str,
-    /// Of a forward and of a backward call.
+    /// For a forward and for a backward call.
     buffers: [usize; 2],
     add: fn(&mut Options<'_>),
 }
@@ -54,8 +54,8 @@ impl<'a> Options<'a> {
 }
 
 macro_rules! part {
-    ($name:literal, $buffers:literal, $tensor:ident($($shape:expr),*), $method:ident) => {
-        Part { name: $name, buffers: [$buffers; 2], add: |o| {
+    ($name:literal, $tensor:ident($($shape:expr),*), $method:ident) => {
+        Part { name: $name, buffers: [1; 2], add: |o| {
             let t = o.$tensor([$($shape),*]);
             o.mask = o.mask.$method(t);
         } }
@@ -64,18 +64,18 @@ macro_rules! part {
 
 fn parts() -> Vec<Part> {
     vec![
-        part!("lengths", 1, numbers(1, 1, 1, 1), lengths),
-        part!("prefix", 1, numbers(1, 1, 8, 1), prefix),
-        part!("query_offsets", 1, numbers(1, 1, 1, 1), query_offsets),
-        part!("attn_mask", 1, bools(1, 1, 8, 8), attn_mask),
-        part!("tree", 1, bools(1, 1, 8, 8), tree),
-        part!("key_padding_mask", 1, bools(1, 1, 1, 8), key_padding_mask),
-        part!("globals", 1, bools(1, 1, 1, 8), globals),
-        part!("bias", 1, floats(1, 2, 8, 8), bias),
-        part!("alibi", 1, floats(1, 2, 1, 1), alibi),
-        part!("relative", 1, floats(1, 2, 1, 5), relative),
+        part!("lengths", numbers(1, 1, 1, 1), lengths),
+        part!("prefix", numbers(1, 1, 8, 1), prefix),
+        part!("query_offsets", numbers(1, 1, 1, 1), query_offsets),
+        part!("attn_mask", bools(1, 1, 8, 8), attn_mask),
+        part!("tree", bools(1, 1, 8, 8), tree),
+        part!("key_padding_mask", bools(1, 1, 1, 8), key_padding_mask),
+        part!("globals", bools(1, 1, 1, 8), globals),
+        part!("bias", floats(1, 2, 8, 8), bias),
+        part!("alibi", floats(1, 2, 1, 1), alibi),
+        part!("relative", floats(1, 2, 1, 5), relative),
         // lse has them; the backward pass reads them only for their own gradient.
-        Part { buffers: [1, 0], ..part!("sinks", 1, floats(1, 2, 1, 1), sink_logits) },
+        Part { buffers: [1, 0], ..part!("sinks", floats(1, 2, 1, 1), sink_logits) },
         Part {
             name: "blocks",
             buffers: [1; 2],

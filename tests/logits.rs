@@ -10,7 +10,7 @@ use wgpu_attention::{
 
 use crate::harness::case::{largest, widened};
 use crate::harness::run::{Layout, Placed};
-use crate::harness::{FORMS, Judged, Profile, Report, Rng, Values, defaults, full, stored};
+use crate::harness::{FLOATS, FORMS, Judged, Profile, Report, Rng, Values, defaults, full, stored};
 
 struct Case {
     profile: &'static Profile,
@@ -41,9 +41,8 @@ impl Case {
     fn random(form: KernelForm, seed: u64) -> Self {
         let rng = &mut Rng::new(seed ^ 0x1091_75aa);
         let profile = if rng.chance(0.3) { defaults() } else { full() };
-        let floats = profile.floats();
-        let first = rng.pick(floats);
-        let second = if rng.chance(0.5) { first } else { rng.pick(floats) };
+        let first = rng.pick(FLOATS);
+        let second = if rng.chance(0.5) { first } else { rng.pick(FLOATS) };
         let window = Layout::Window(rng.word());
         let columns = rng.pick(&[1, 3, 64, 65, 1027, 5000]);
         Case {

@@ -9,7 +9,7 @@ use wgpu_attention::{
 
 use crate::harness::case::{largest, widened};
 use crate::harness::run::{Layout, Placed};
-use crate::harness::{Judged, Profile, Report, Rng, Values, defaults, full, stored};
+use crate::harness::{FLOATS, Judged, Profile, Report, Rng, Values, defaults, full, stored};
 
 /// Which rows, on the host.
 #[derive(Clone, Debug)]
@@ -51,9 +51,8 @@ impl Case {
     fn random(form: KernelForm, seed: u64) -> Self {
         let rng = &mut Rng::new(seed ^ 0x3ea2_9001);
         let profile = if rng.chance(0.3) { defaults() } else { full() };
-        let floats = profile.floats();
-        let first = rng.pick(floats);
-        let second = if rng.chance(0.6) { first } else { rng.pick(floats) };
+        let first = rng.pick(FLOATS);
+        let second = if rng.chance(0.6) { first } else { rng.pick(FLOATS) };
         let length = rng.pick(&[1, 5, 33, 200]);
         let batch = if seed % 4 == 3 { 1 } else { rng.pick(&[1, 2, 11]) };
         let which = match seed % 4 {

@@ -9,7 +9,7 @@ use wgpu_attention::{
 
 use crate::harness::case::{largest, widened};
 use crate::harness::run::{Layout, Placed};
-use crate::harness::{FORMS, Judged, Profile, Report, Rng, Values, defaults, full, stored};
+use crate::harness::{FLOATS, FORMS, Judged, Profile, Report, Rng, Values, defaults, full, stored};
 
 /// A norm, its data's shape and types, and what it has.
 struct Case {
@@ -55,9 +55,8 @@ impl Case {
     fn random(form: KernelForm, seed: u64) -> Self {
         let rng = &mut Rng::new(seed ^ 0x0a17_b10c);
         let profile = if rng.chance(0.3) { defaults() } else { full() };
-        let floats = profile.floats();
-        let first = if rng.chance(0.5) { DType::F32 } else { rng.pick(floats) };
-        let second = if rng.chance(0.6) { first } else { rng.pick(floats) };
+        let first = if rng.chance(0.5) { DType::F32 } else { rng.pick(FLOATS) };
+        let second = if rng.chance(0.6) { first } else { rng.pick(FLOATS) };
         let window = Layout::Window(rng.word());
         let config = if rng.chance(0.5) { NormConfig::layer() } else { NormConfig::rms() };
         let weight = rng.chance(0.7);

@@ -6,7 +6,7 @@ use wgpu_attention::{Activation, DType, Pointwise, PointwiseBackward, PointwiseF
 
 use crate::harness::case::{largest, widened};
 use crate::harness::run::{Layout, Placed};
-use crate::harness::{Judged, Profile, Report, Rng, Values, defaults, full, rest, stored};
+use crate::harness::{FLOATS, Judged, Profile, Report, Rng, Values, defaults, full, rest, stored};
 
 /// What is joined with f(x).
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,8 +32,7 @@ impl Case {
     fn random(activation: Option<Activation>, join: Join, seed: u64) -> Self {
         let rng = &mut Rng::new(seed ^ 0x0901_7715);
         let profile = if rng.chance(0.3) { defaults() } else { full() };
-        let floats = profile.floats();
-        let first = if rng.chance(0.5) { DType::F32 } else { rng.pick(floats) };
+        let first = if rng.chance(0.5) { DType::F32 } else { rng.pick(FLOATS) };
         let window = Layout::Window(rng.word());
         Case {
             profile,
@@ -46,7 +45,7 @@ impl Case {
             ],
             activation,
             join,
-            dtypes: [first, if rng.chance(0.6) { first } else { rng.pick(floats) }],
+            dtypes: [first, if rng.chance(0.6) { first } else { rng.pick(FLOATS) }],
             accumulates: rng.chance(0.4),
             seed,
         }

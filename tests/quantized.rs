@@ -11,7 +11,7 @@ use wgpu_attention::{
 
 use crate::harness::case::{largest, widened};
 use crate::harness::run::{Layout, Placed};
-use crate::harness::{FORMS, Judged, Profile, Report, Rng, Values, defaults, full, rest, stored};
+use crate::harness::{FLOATS, FORMS, Judged, Profile, Report, Rng, Values, defaults, full, rest, stored};
 
 /// Blocks of any bits, of scales that weights have and of those that f16 hardly holds; offsets of the sign they have in files.
 fn blocks(format: QuantizedFormat, n: usize, rng: &mut Rng) -> Vec<u8> {
@@ -63,8 +63,7 @@ impl Case {
     fn random(form: KernelForm, format: QuantizedFormat, rows: usize, seed: u64) -> Self {
         let rng = &mut Rng::new(seed ^ 0x000b_10c5);
         let profile = if rng.chance(0.3) { defaults() } else { full() };
-        let floats = profile.floats();
-        let first = if rng.chance(0.5) { DType::F32 } else { rng.pick(floats) };
+        let first = if rng.chance(0.5) { DType::F32 } else { rng.pick(FLOATS) };
         let window = Layout::Window(rng.word());
         let batch = if rows.is_multiple_of(3) { 3 } else { 1 };
         Case {

@@ -1,7 +1,7 @@
 // bf16, the upper half of an f32, two in a word: all by bits, so that no driver flushes or rounds in its own way.
 //
 // Needs: nothing.
-// Gives: bf16_at, bf16_at4, bf16_half, bf16_of, bf16_others, bf16_pair.
+// Gives: bf16_at, bf16_at4, bf16_of, bf16_pair.
 
 // Element o, of the word that it is in.
 fn bf16_at(word: u32, o: u32) -> f32 {
@@ -21,13 +21,4 @@ fn bf16_of(x: f32) -> u32 {
 
 fn bf16_pair(x: vec2<f32>) -> u32 {
     return bf16_of(x.x) | (bf16_of(x.y) << 16u);
-}
-
-// Of the word of element o: the bits that are not its own, and its own.
-fn bf16_others(o: u32) -> u32 {
-    return 0xffff0000u >> (o % 2u * 16u);
-}
-
-fn bf16_half(o: u32, x: f32) -> u32 {
-    return bf16_of(x) << (o % 2u * 16u);
 }

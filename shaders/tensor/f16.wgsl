@@ -1,18 +1,15 @@
-// f16, two in a word, where the device lacks the feature. What drivers may flush or round in their own way is done by bits.
+// f16, packed two in a word, for devices without the feature. Drivers may flush and round in their own ways, so bits decide.
 //
-// Needs: nothing.
-// Gives: f16_at, f16_at4, f16_half, f16_of, f16_others, f16_pair.
+// Needs: half_at.
+// Gives: f16_at, f16_at4, f16_of, f16_pair.
 
 // Element o, of the word that it is in.
 fn f16_at(word: u32, o: u32) -> f32 {
-    let half = (word >> (o % 2u * 16u)) & 0xffffu;
-    // Drivers may flush what is below the smallest normal number: that is taken from its bits.
-    let small = f32(half & 0x3ffu) * select(0x1p-24, -0x1p-24, (half & 0x8000u) != 0u);
-    return select(unpack2x16float(half).x, small, (half & 0x7c00u) == 0u);
+    return half_at(word >> (o % 2u * 16u));
 }
 
 fn f16_at4(words: vec2<u32>) -> vec4<f32> {
-    return vec4<f32>(f16_at(words.x, 0u), f16_at(words.x, 1u), f16_at(words.y, 0u), f16_at(words.y, 1u));
+    return vec4<f32>(half_at(words.x), half_at(words.x >> 16u), half_at(words.y), half_at(words.y >> 16u));
 }
 
 // Rounded to the nearest, ties to even; what is too large becomes infinite, and a NaN stays one.
@@ -31,13 +28,4 @@ fn f16_of(x: f32) -> u32 {
 
 fn f16_pair(x: vec2<f32>) -> u32 {
     return f16_of(x.x) | (f16_of(x.y) << 16u);
-}
-
-// Of the word of element o: the bits that are not its own, and its own.
-fn f16_others(o: u32) -> u32 {
-    return 0xffff0000u >> (o % 2u * 16u);
-}
-
-fn f16_half(o: u32, x: f32) -> u32 {
-    return f16_of(x) << (o % 2u * 16u);
 }

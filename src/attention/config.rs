@@ -86,8 +86,8 @@ impl Config {
 
     /// Features and limits to request of `adapter`: what this configuration needs, the largest buffers there
     /// are, which decide how long sequences may be, workgroup memory for large tiles, and subgroups. Everything else is
-    /// wgpu's default: add what the rest of the application needs. A feature the adapter lacks is left out: tensors of F16 are then loaded
-    /// and stored in words of two. Matrix units are left to the application: their feature is an
+    /// wgpu's default: add what the rest of the application needs. A feature the adapter lacks is left out: without `SHADER_F16` kernels pack
+    /// F16 tensors in words. Matrix units are left to the application: their feature is an
     /// experimental one of wgpu's, which takes its consent (see
     /// [`Pipelines::with_adapter`](crate::Pipelines::with_adapter)).
     pub fn required(&self, adapter: &wgpu::Adapter) -> (wgpu::Features, wgpu::Limits) {

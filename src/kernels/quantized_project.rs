@@ -42,7 +42,7 @@ pub(crate) fn format_parts(format: QuantizedFormat) -> [&'static str; 2] {
         QuantizedFormat::Q4_1 => shader!("quantized/q4_1"),
         QuantizedFormat::Q8_0 => shader!("quantized/q8_0"),
     };
-    [shader!("quantized/half"), blocks]
+    [shader!("tensor/half"), blocks]
 }
 
 impl QuantizedProject {

@@ -27,10 +27,11 @@ use crate::tensor::TensorView;
 /// The score and what is added to it are summed in f32, one after the other. A sum below `f32::MIN` is −∞ and hides the pair; `f32::MIN`
 /// itself is finite. The reference has the same rule.
 ///
-/// Every tensor of a mask, those that mods capture and a tensor of dropout take a storage buffer each. Documents or packed sequences of
-/// self-attention take one: give queries and keys the same bytes. Of the 8 buffers that WebGPU promises a kernel, 6 are left for them
-/// in a forward call and 2 in a backward call, which takes none for sinks. Of more, a call is an [`Error::Limit`](crate::Error::Limit);
-/// ask the device for a larger `max_storage_buffers_per_shader_stage`, or combine masks into one `bias` or [`mask_mod`](Mask::mask_mod).
+/// Each tensor of a mask takes a storage buffer, as do tensors that mods capture and a tensor of dropout. Documents and packed sequences
+/// take one buffer if queries and keys are the same bytes, as in self-attention. A kernel has 8 buffers by WebGPU's default limits: a
+/// forward call with lse has 6 left for these tensors, a backward call 2, and sinks need none there. A call with more is an
+/// [`Error::Limit`](crate::Error::Limit): request a larger `max_storage_buffers_per_shader_stage`, or combine masks into one `bias` or
+/// [`mask_mod`](Mask::mask_mod).
 ///
 /// A pair must be permitted by all of `lengths`, `attn_mask`, `key_padding_mask`, `tree`, `documents`, `packed`,
 /// `exclude_self` and [`mask_mod`](Mask::mask_mod), and stand before `prefix` or be permitted by the causal rule and by `window` and `pattern`;
@@ -217,18 +218,16 @@ impl<'a> DeviceMask<'a> {
         self.tensors[slot].as_ref().map(|(Part::Number(t) | Part::Bool(t) | Part::Float(t))| t)
     }
 
-    /// Whether a rule's two tensors are the same bytes, which kernels bind once.
+    /// True if a rule's two tensors are the same bytes. Kernels bind such tensors once.
     pub(crate) fn shares(&self, id: Id) -> bool {
-        match id.rule().tensors {
-            [_, _] => match [0, 1].map(|n| self.tensor(slot(id, n))) {
-                [Some(a), Some(b)] => a.buffer == b.buffer && a.dtype == b.dtype && a.extent() == b.extent(),
-                _ => false,
-            },
-            _ => false,
+        if id.rule().tensors.len() != 2 {
+            return false;
         }
+        let [Some(a), Some(b)] = [0, 1].map(|n| self.tensor(slot(id, n))) else { return false };
+        a.buffer == b.buffer && a.dtype == b.dtype && a.extent() == b.extent()
     }
 
-    /// How many storage buffers its tensors take.
+    /// The number of storage buffers of its tensors.
     pub(crate) fn buffers(&self) -> usize {
         self.tensors().len() - self.rules().iter().filter(|id| self.shares(*id)).count()
     }

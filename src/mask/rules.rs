@@ -310,6 +310,11 @@ impl RuleSet {
         RuleSet(self.0 | 1 << id as u32)
     }
 
+    /// The rules that both sets have.
+    pub const fn and(self, other: Self) -> Self {
+        RuleSet(self.0 & other.0)
+    }
+
     /// Those that `keep` says yes to.
     pub fn only(self, keep: impl Fn(&Rule) -> bool) -> Self {
         self.iter().filter(|id| keep(id.rule())).fold(Self::NONE, Self::with)

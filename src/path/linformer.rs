@@ -155,12 +155,12 @@ impl<'a> LowRank<'a> {
 }
 
 impl Run {
-    /// What it takes of a tensor of batch and heads.
+    /// The run's batch entries and heads of a tensor.
     fn of<'a>(&self, t: TensorView<'a>) -> TensorView<'a> {
         t.slice(0, self.batch.start, self.batch.len()).slice(1, self.heads.start, self.heads.len())
     }
 
-    /// What it takes of a projection.
+    /// The run's heads of a projection.
     fn projection<'a>(&self, e: TensorView<'a>) -> TensorView<'a> {
         if self.per_head { e.slice(1, self.heads.start, self.heads.len()) } else { e }
     }

@@ -42,11 +42,11 @@ pub fn additive(
     c: &mut Choices,
     said: &mut String,
 ) -> Result<Outcome, String> {
-    let dtype = float(f, world.f16);
+    let dtype = float(f);
     let (backward, masked, each) = (f.one_in(2), f.one_in(3), f.one_in(2));
     let form = f.pick(&[KernelForm::Cpu, KernelForm::Gpu]);
     let shape = attention_shape(f, c);
-    let mut mask = masked.then(|| MaskSpec::new(f, c, &shape, world.f16));
+    let mut mask = masked.then(|| MaskSpec::new(f, c, &shape));
     let of_vector = [1, if each { shape.heads } else { 1 }, 1, shape.head_dim];
     let reads = [
         (true, dtype, shape.q()),
@@ -118,7 +118,7 @@ pub fn attentional(
     c: &mut Choices,
     said: &mut String,
 ) -> Result<Outcome, String> {
-    let types = [0; 4].map(|_| float(f, world.f16));
+    let types = [0; 4].map(|_| float(f));
     let (backward, biased) = (f.one_in(2), f.one_in(2));
     let [batch, length, context_dim, hidden_dim, out_dim] =
         [c.between(1, 2), c.between(1, 6), c.between(1, 6), c.between(1, 6), c.between(1, 9)];
@@ -183,7 +183,7 @@ pub fn linear(
     c: &mut Choices,
     said: &mut String,
 ) -> Result<Outcome, String> {
-    let dtype = float(f, world.f16);
+    let dtype = float(f);
     let kind = f.pick(&[RandomFeatures::Positive, RandomFeatures::Trigonometric, RandomFeatures::Fourier]);
     let mut map = f.pick(&[
         FeatureMap::Elu,
@@ -306,7 +306,7 @@ pub fn local(
     c: &mut Choices,
     said: &mut String,
 ) -> Result<Outcome, String> {
-    let dtype = float(f, world.f16);
+    let dtype = float(f);
     let (backward, padded, weighed, shared) = (f.one_in(2), f.one_in(2), f.one_in(2), f.one_in(2));
     let shape = attention_shape(f, c);
     let mut half_window = c.between(0, 5);
@@ -393,7 +393,7 @@ pub fn predictor(
     c: &mut Choices,
     said: &mut String,
 ) -> Result<Outcome, String> {
-    let types = [0; 2].map(|_| float(f, world.f16));
+    let types = [0; 2].map(|_| float(f));
     let (backward, biased, padded) = (f.one_in(2), f.one_in(2), f.one_in(2));
     let [batch, length, features, units] =
         [c.between(1, 2), c.between(1, 6), c.between(1, 6), c.between(1, 9)];
@@ -445,7 +445,7 @@ pub fn weight_norm(
     c: &mut Choices,
     said: &mut String,
 ) -> Result<Outcome, String> {
-    let dtype = float(f, world.f16);
+    let dtype = float(f);
     let backward = f.one_in(2);
     let (heads, dim, each) = (c.between(1, 4), c.between(1, 70), c.one_in(2));
     let (wide, row) = ([1, heads, 1, dim], [1, if each { heads } else { 1 }, 1, 1]);

@@ -44,7 +44,7 @@ pub struct ConfigSpec {
 }
 
 impl ConfigSpec {
-    pub fn new(f: &mut Choices, c: &mut Choices, f16: bool) -> (Self, Shape) {
+    pub fn new(f: &mut Choices, c: &mut Choices) -> (Self, Shape) {
         let kv_heads = c.between(1, 2);
         let heads = kv_heads * f.between(1, 2);
         let config = ConfigSpec {
@@ -52,7 +52,7 @@ impl ConfigSpec {
             kv_heads,
             head_dim: f.pick(&[4, 8, 5]),
             value_dim: f.pick(&[4, 8, 3]),
-            dtype: float(f, f16),
+            dtype: float(f),
             scale: c.one_in(3).then(|| c.pick(&[0.0, 0.5, 1.0, -0.25])),
             softcap: f.one_in(4).then(|| c.pick(&[0.5, 5.0, 50.0])),
             form: f.pick(&[KernelForm::Cpu, KernelForm::Gpu, KernelForm::Auto]),
@@ -182,12 +182,12 @@ struct ForwardSpec {
 }
 
 impl ForwardSpec {
-    fn new(f: &mut Choices, c: &mut Choices, f16: bool) -> Self {
-        let (mut config, shape) = ConfigSpec::new(f, c, f16);
+    fn new(f: &mut Choices, c: &mut Choices) -> Self {
+        let (mut config, shape) = ConfigSpec::new(f, c);
         let aligned = f.one_in(2) && config.head_dim % 4 == 0 && config.value_dim % 4 == 0;
         let dtype = config.dtype;
         let wants = f.below(6);
-        let weights_type = float(f, f16);
+        let weights_type = float(f);
         let mut weights_shape = shape.weights();
         if wants == 5 {
             weights_shape[1] = 1;
@@ -204,7 +204,7 @@ impl ForwardSpec {
             tensors: [q, k, v, out],
             lse: f.one_in(2).then_some(lse),
             weights: (wants > 3).then_some(weights),
-            mask: MaskSpec::new(f, c, &shape, f16),
+            mask: MaskSpec::new(f, c, &shape),
             dropout: DropSpec::new(f, c, shape.weights()),
             how: How::new(c),
             memory: Memory::new(c),
@@ -298,7 +298,7 @@ pub fn forward(
     c: &mut Choices,
     said: &mut String,
 ) -> Result<Outcome, String> {
-    let mut spec = ForwardSpec::new(f, c, world.f16);
+    let mut spec = ForwardSpec::new(f, c);
     for _ in 0..faults(c) {
         spec.spoil(c);
     }
@@ -373,8 +373,8 @@ pub fn classify(
     c: &mut Choices,
     said: &mut String,
 ) -> Result<Outcome, String> {
-    let (mut config, shape) = ConfigSpec::new(f, c, world.f16);
-    let mut mask = MaskSpec::new(f, c, &shape, world.f16);
+    let (mut config, shape) = ConfigSpec::new(f, c);
+    let mut mask = MaskSpec::new(f, c, &shape);
     let mut size = [c.between(1, 9), c.between(1, 9)];
     let mut lengths = [shape.batch, shape.q_len, shape.kv_len];
     let of = [c.pick(&[1, shape.batch]), c.pick(&[1, shape.heads])];

@@ -130,8 +130,8 @@ pub fn cache(
     };
     let form = f.pick(&[KernelForm::Cpu, KernelForm::Gpu]);
     let group = f.between(1, 2);
-    let dtype = float(f, world.f16);
-    let of_rows = float(f, world.f16);
+    let dtype = float(f);
+    let of_rows = float(f);
     let most = f.pick(&[1, 2, 4, 7]);
     let (with_lse, rotates) = (f.one_in(2), f.one_in(2));
     let config = Config::new(kind.kv_heads * group, kind.head_dim)
@@ -158,7 +158,7 @@ pub fn cache(
         head_dim: kind.head_dim,
         value_dim: kind.value_dim,
     };
-    let mask = MaskSpec::new(f, c, &shape, world.f16);
+    let mask = MaskSpec::new(f, c, &shape);
     let mut scratch = world.scratch();
     let mut encoders = vec![world.encoder()];
     let mut writes: Vec<Window> = Vec::new();

@@ -11,12 +11,12 @@ use crate::world::{Outcome, World, refused};
 /// Multiply-adds from which on a call is accepted, but not run.
 pub const MOST_WORK: f64 = 2e7;
 
-/// A float that the device has, of the family.
-pub fn float(f: &mut Choices, f16: bool) -> DType {
+/// A type of floats.
+pub fn float(f: &mut Choices) -> DType {
     if !f.one_in(3) {
         return DType::F32;
     }
-    if f16 && f.one_in(2) { DType::F16 } else { DType::BF16 }
+    if f.one_in(2) { DType::F16 } else { DType::BF16 }
 }
 
 /// Three windows for outputs: each in a buffer of its own, or all in one.

@@ -52,8 +52,8 @@ struct BackwardSpec {
 }
 
 impl BackwardSpec {
-    fn new(f: &mut Choices, c: &mut Choices, f16: bool) -> Self {
-        let (mut config, shape) = ConfigSpec::new(f, c, f16);
+    fn new(f: &mut Choices, c: &mut Choices) -> Self {
+        let (mut config, shape) = ConfigSpec::new(f, c);
         config.path = Path::Auto;
         let dtype = config.dtype;
         let aligned = f.one_in(2) && shape.head_dim % 4 == 0 && shape.value_dim % 4 == 0;
@@ -65,7 +65,7 @@ impl BackwardSpec {
         let wanted = f.pick(&[[true; 3], [true; 3], [true, false, false], [false, true, false], [false; 3]]);
         let shapes = [shape.q(), shape.k(), shape.v()];
         let gradients = [0, 1, 2].map(|n| wanted[n].then(|| at(c, PLACES[n], gradient, shapes[n], aligned)));
-        let mask = MaskSpec::new(f, c, &shape, f16);
+        let mask = MaskSpec::new(f, c, &shape);
         let (of_mask, in_f32) = (f.one_in(2) || wanted == [false; 3], f.one_in(2));
         let own = mask.added();
         let added = [0, 1, 2, 3].map(|n| {
@@ -197,7 +197,7 @@ pub fn attention(
     c: &mut Choices,
     said: &mut String,
 ) -> Result<Outcome, String> {
-    let mut spec = BackwardSpec::new(f, c, world.f16);
+    let mut spec = BackwardSpec::new(f, c);
     let (how, memory) = (How::new(c), Memory::new(c));
     for _ in 0..faults(c) {
         spec.spoil(c);
@@ -319,7 +319,7 @@ pub fn project(
     c: &mut Choices,
     said: &mut String,
 ) -> Result<Outcome, String> {
-    let types = [0; 4].map(|_| float(f, world.f16));
+    let types = [0; 4].map(|_| float(f));
     let (heads, narrow, shared, aligned) = (f.between(1, 3), f.one_in(3), f.one_in(2), f.one_in(2));
     let (dim, read) = (f.pick(&[4, 5]), f.pick(&[4, 8, 3]));
     let form = f.pick(&[KernelForm::Cpu, KernelForm::Gpu]);
@@ -418,7 +418,7 @@ pub fn merge(
     c: &mut Choices,
     said: &mut String,
 ) -> Result<Outcome, String> {
-    let types = [0; 4].map(|_| float(f, world.f16));
+    let types = [0; 4].map(|_| float(f));
     let shape = [c.between(1, 2), c.between(1, 3), c.between(1, 12), c.between(1, 9)];
     let rows = [shape[0], shape[1], shape[2], 1];
     let f32s = DType::F32;

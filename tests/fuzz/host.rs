@@ -86,7 +86,7 @@ pub fn attend(
         head_dim: f.pick(&[4, 5]),
         value_dim: f.pick(&[4, 3]),
     };
-    let mask = MaskSpec::new(f, c, &shape, false);
+    let mask = MaskSpec::new(f, c, &shape);
     let mut rules =
         if mask.is_tame(&world.arena.before) { mask.rules(&world.arena.before) } else { Rules::default() };
     let mut wrong = [false; 3];

@@ -33,8 +33,8 @@ struct LayerSpec {
 }
 
 impl LayerSpec {
-    fn new(f: &mut Choices, c: &mut Choices, f16: bool) -> Self {
-        let types = [0; 3].map(|_| float(f, f16));
+    fn new(f: &mut Choices, c: &mut Choices) -> Self {
+        let types = [0; 3].map(|_| float(f));
         let kv_heads = f.between(1, 2);
         let mut config = LayerOptions::new(8, kv_heads * f.between(1, 2));
         config.kv_heads = kv_heads;
@@ -91,7 +91,7 @@ impl LayerSpec {
             tensors: [query, key, value, out],
             lse: f.one_in(2).then_some(lse),
             map: f.one_in(4).then_some(map),
-            mask: if f.one_in(2) { MaskSpec::new(f, c, &shape, f16) } else { MaskSpec::default() },
+            mask: if f.one_in(2) { MaskSpec::new(f, c, &shape) } else { MaskSpec::default() },
             dropout: DropSpec::new(f, c, [batch, heads, q_len, keys]),
         }
     }
@@ -204,7 +204,7 @@ pub fn layer(
     c: &mut Choices,
     said: &mut String,
 ) -> Result<Outcome, String> {
-    let mut spec = LayerSpec::new(f, c, world.f16);
+    let mut spec = LayerSpec::new(f, c);
     let form = f.pick(&[KernelForm::Cpu, KernelForm::Gpu]);
     let path = if f.one_in(3) { Path::Staged } else { Path::Auto };
     let (how, memory) = (How::new(c), Memory::new(c));
@@ -286,8 +286,8 @@ const ADDED_PLACES: [(Buf, usize); 4] =
     [(Buf::OutB, 6144), (Buf::OutC, 12288), (Buf::OutC, 13312), (Buf::OutC, 15360)];
 
 impl BackwardSpec {
-    fn new(f: &mut Choices, c: &mut Choices, f16: bool) -> Self {
-        let mut layer = LayerSpec::new(f, c, f16);
+    fn new(f: &mut Choices, c: &mut Choices) -> Self {
+        let mut layer = LayerSpec::new(f, c);
         (layer.lse, layer.map) = (None, None);
         let LayerSpec { config, tensors, .. } = &layer;
         let (dtype, [batch, _, q_len, _]) = (config.dtype, tensors[0].shape);
@@ -303,7 +303,7 @@ impl BackwardSpec {
         };
         layer.lse = kept[1];
         layer.tensors[3] = at(c, (Buf::OutA, 0), dtype, layer.tensors[3].shape, false);
-        let of = float(f, f16);
+        let of = float(f);
         let mut gradient = |place, window: Option<&Window>, wanted: bool| {
             window.filter(|_| wanted).map(|window| at(c, place, of, window.shape, false))
         };
@@ -373,7 +373,7 @@ pub fn backward(
     c: &mut Choices,
     said: &mut String,
 ) -> Result<Outcome, String> {
-    let mut spec = BackwardSpec::new(f, c, world.f16);
+    let mut spec = BackwardSpec::new(f, c);
     let form = f.pick(&[KernelForm::Cpu, KernelForm::Gpu]);
     let (how, memory) = (How::new(c), Memory::new(c));
     for _ in 0..faults(c) {

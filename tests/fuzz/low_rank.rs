@@ -17,7 +17,7 @@ pub fn linformer(
     c: &mut Choices,
     said: &mut String,
 ) -> Result<Outcome, String> {
-    let dtype = float(f, world.f16);
+    let dtype = float(f);
     let (backward, masked, own) = (f.one_in(2), f.one_in(2), f.one_in(2));
     let kv_heads = f.between(1, 2);
     let heads = kv_heads * f.between(1, 2);
@@ -124,7 +124,7 @@ pub fn lsh(
     c: &mut Choices,
     said: &mut String,
 ) -> Result<Outcome, String> {
-    let dtype = float(f, world.f16);
+    let dtype = float(f);
     let (backward, padded, given) = (f.one_in(2), f.one_in(2), f.one_in(4));
     let (causal, rounds, head_dim, value_dim) =
         (f.one_in(2), f.between(1, 2), f.pick(&[4, 5]), f.pick(&[4, 3]));

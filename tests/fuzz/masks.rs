@@ -68,11 +68,11 @@ fn pattern(c: &mut Choices, n: usize) -> Pattern {
 
 impl MaskSpec {
     /// One that fits. What decides the kernel comes from the family `f`, the rest from `c`.
-    pub fn new(f: &mut Choices, c: &mut Choices, shape: &Shape, f16: bool) -> Self {
+    pub fn new(f: &mut Choices, c: &mut Choices, shape: &Shape) -> Self {
         let mut mask = MaskSpec { top_left: c.one_in(3), size: [4, 4], ..Default::default() };
         let [batch, heads, q_len, kv_len] = shape.weights();
         let parts = f.pick(&[0, 1, 1, 1, 2, 2, 3]);
-        let float = float(f, f16);
+        let float = float(f);
         for _ in 0..parts {
             let mut set = |c: &mut Choices, n: usize, dtype, mut shape: [usize; 4], repeats: &[usize]| {
                 repeats.iter().filter(|_| c.one_in(2)).for_each(|axis| shape[*axis] = 1);

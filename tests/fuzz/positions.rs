@@ -92,7 +92,7 @@ pub fn rotate(
     c: &mut Choices,
     said: &mut String,
 ) -> Result<Outcome, String> {
-    let [from, to] = [0; 2].map(|_| float(f, world.f16));
+    let [from, to] = [0; 2].map(|_| float(f));
     let in_place = f.one_in(3);
     let shape = [c.between(1, 2), c.between(1, 3), c.between(1, 12), c.pick(&[2, 4, 6, 9])];
     let mut config = RopeConfig::new(2 * c.between(1, shape[3] / 2));
@@ -177,7 +177,7 @@ pub fn add(
     c: &mut Choices,
     said: &mut String,
 ) -> Result<Outcome, String> {
-    let [from, to, of] = [0; 3].map(|_| float(f, world.f16));
+    let [from, to, of] = [0; 3].map(|_| float(f));
     let (in_place, learned) = (f.one_in(3), f.one_in(2));
     let shape = [c.between(1, 2), c.between(1, 3), c.between(1, 12), c.between(1, 8)];
     let mut x = Window::input(c, from, shape, false);
@@ -263,7 +263,7 @@ pub fn table(
     c: &mut Choices,
     said: &mut String,
 ) -> Result<Outcome, String> {
-    let [from, to] = [0; 2].map(|_| float(f, world.f16));
+    let [from, to] = [0; 2].map(|_| float(f));
     let shape = [c.between(1, 2), c.between(1, 3), c.between(1, 12), c.between(1, 8)];
     let mut d_out = Window::input(c, from, shape, false);
     let mut places = places(f, c, shape);

@@ -36,7 +36,7 @@ pub fn project(
     c: &mut Choices,
     said: &mut String,
 ) -> Result<Outcome, String> {
-    let types = [0; 4].map(|_| float(f, world.f16));
+    let types = [0; 4].map(|_| float(f));
     let (heads, narrow, biased, aligned) = (f.between(1, 3), f.one_in(3), f.one_in(2), f.one_in(2));
     let (dim, read, shared) = (f.pick(&[4, 5]), f.pick(&[4, 8, 3]), f.one_in(2));
     let form = f.pick(&[KernelForm::Cpu, KernelForm::Gpu]);
@@ -145,7 +145,7 @@ pub fn merge(
     c: &mut Choices,
     said: &mut String,
 ) -> Result<Outcome, String> {
-    let types = [0; 2].map(|_| float(f, world.f16));
+    let types = [0; 2].map(|_| float(f));
     let shape = [c.between(1, 2), c.between(1, 3), c.between(1, 20), c.between(1, 9)];
     let [batch, heads, q_len, _] = shape;
     let rows = [batch, heads, q_len, 1];
@@ -265,7 +265,7 @@ pub fn quantized(
     c: &mut Choices,
     said: &mut String,
 ) -> Result<Outcome, String> {
-    let [own, other] = [(); 2].map(|()| float(f, world.f16));
+    let [own, other] = [(); 2].map(|()| float(f));
     let format = f.pick(&QuantizedFormat::ALL);
     let (form, many) = (f.pick(&[KernelForm::Cpu, KernelForm::Gpu]), f.one_in(2));
     let batch = c.between(1, 2);
@@ -308,7 +308,7 @@ pub fn quantized_rows(
     c: &mut Choices,
     said: &mut String,
 ) -> Result<Outcome, String> {
-    let other = float(f, world.f16);
+    let other = float(f);
     let format = f.pick(&QuantizedFormat::ALL);
     let (batch, length) = (c.between(1, 2), c.between(1, 9));
     let (count, columns) = (c.between(1, 14), 32 * c.between(1, 3));

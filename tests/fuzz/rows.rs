@@ -34,7 +34,7 @@ pub fn norm(
     c: &mut Choices,
     said: &mut String,
 ) -> Result<Outcome, String> {
-    let [own, of_vectors, other] = [(); 3].map(|()| float(f, world.f16));
+    let [own, of_vectors, other] = [(); 3].map(|()| float(f));
     let [backward, joined, weighed, biased, summed] = [(); 5].map(|()| f.one_in(2));
     let layer = f.one_in(2);
     let (tuning, shape) = (form(f), rows(c));
@@ -149,7 +149,7 @@ pub fn pointwise(
     c: &mut Choices,
     said: &mut String,
 ) -> Result<Outcome, String> {
-    let [own, second, other] = [(); 3].map(|()| float(f, world.f16));
+    let [own, second, other] = [(); 3].map(|()| float(f));
     let all = [None, Some(Activation::Relu), Some(Activation::Gelu), Some(Activation::GeluTanh)];
     let activation = if f.one_in(5) { Some(Activation::Silu) } else { f.pick(&all) };
     let (backward, join) = (f.one_in(2), f.below(3));
@@ -219,7 +219,7 @@ pub fn embedding(
     c: &mut Choices,
     said: &mut String,
 ) -> Result<Outcome, String> {
-    let [of_table, of_rows] = [(); 2].map(|()| float(f, world.f16));
+    let [of_table, of_rows] = [(); 2].map(|()| float(f));
     let backward = f.one_in(2);
     let (batch, length) = (c.between(1, 2), c.between(1, 9));
     let (count, width) = (c.between(1, 12), c.pick(&[1, 2, 4, 5, 20]));
@@ -278,7 +278,7 @@ pub fn mean_pool(
     c: &mut Choices,
     said: &mut String,
 ) -> Result<Outcome, String> {
-    let [own, other] = [(); 2].map(|()| float(f, world.f16));
+    let [own, other] = [(); 2].map(|()| float(f));
     let (backward, kind, l2, tuning) = (f.one_in(2), f.below(4), f.one_in(2), form(f));
     let batch = if kind == 3 { 1 } else { c.between(1, 3) };
     let (length, features) = (c.between(1, 9), c.pick(&[1, 2, 4, 5, 33]));
@@ -382,7 +382,7 @@ pub fn log_softmax(
     c: &mut Choices,
     said: &mut String,
 ) -> Result<Outcome, String> {
-    let [own, other] = [(); 2].map(|()| float(f, world.f16));
+    let [own, other] = [(); 2].map(|()| float(f));
     let (backward, tuning, shape) = (f.one_in(2), form(f), rows(c));
     let accumulates = backward && c.one_in(3);
     let reads = [(true, own, shape), (backward, other, shape)];
@@ -425,7 +425,7 @@ pub fn top_k(
     c: &mut Choices,
     said: &mut String,
 ) -> Result<Outcome, String> {
-    let [own, other] = [(); 2].map(|()| float(f, world.f16));
+    let [own, other] = [(); 2].map(|()| float(f));
     let (valued, tuning, shape) = (f.one_in(2), form(f), rows(c));
     let k = c.between(1, shape[3].min(6));
     let found = [shape[0], shape[1], shape[2], k];

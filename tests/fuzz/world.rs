@@ -32,7 +32,6 @@ pub fn refused(error: &Error) -> Outcome {
 /// A device, another one beside it, and buffers.
 pub struct World {
     pub gpu: Gpu,
-    pub f16: bool,
     pub foreign: Gpu,
     pub arena: Arena,
     errors: Arc<Mutex<Vec<String>>>,
@@ -75,7 +74,7 @@ impl World {
         let foreign = make(wgpu::Features::empty(), wgpu::Limits::default(), 128);
         let arena = Arena::new(&gpu, &foreign);
         let good = Good::new(&gpu);
-        World { f16: true, gpu, foreign, arena, errors, good }
+        World { gpu, foreign, arena, errors, good }
     }
 
     pub fn device(&self) -> &wgpu::Device {

@@ -56,6 +56,10 @@ pub use run::{FORMS, Layout, Setup};
 #[cfg(not(target_arch = "wasm32"))]
 pub use vectors::Vector;
 
+/// The types of floats that tensors may have.
+pub const FLOATS: &[wgpu_attention::DType] =
+    &[wgpu_attention::DType::F32, wgpu_attention::DType::F16, wgpu_attention::DType::BF16];
+
 /// To standard error itself: the test runner hides what passing tests print with `eprintln!`.
 pub fn say(line: &str) {
     use std::io::Write;

@@ -1,6 +1,6 @@
 //! A device that cases run on.
 
-use wgpu_attention::{DType, Gpu};
+use wgpu_attention::Gpu;
 
 /// A device with a name for messages.
 #[derive(Debug)]
@@ -44,11 +44,6 @@ impl Profile {
         let f16 = device.features().contains(wgpu::Features::SHADER_F16);
         super::say(&format!("device `{name}`: {}, f16: {f16}", adapter.get_info().name));
         Profile { name, gpu: Gpu::with_device(device, queue), matrix: false }
-    }
-
-    /// The types of floats that its tensors may have.
-    pub fn floats(&self) -> &'static [DType] {
-        &[DType::F32, DType::F16, DType::BF16]
     }
 
     /// Whether its matrix units, if it has any, are not those that take longest to compile for.

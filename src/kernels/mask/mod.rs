@@ -27,7 +27,7 @@ pub(crate) struct MaskVariant {
     halves: RuleSet,
     /// Those whose tensor is BF16.
     bfloats: RuleSet,
-    /// Those whose two tensors are the same bytes, which are bound once: documents and packed sequences of self-attention.
+    /// Rules whose two tensors are the same bytes, bound once: documents and packed sequences of self-attention.
     shared: RuleSet,
     softcap: bool,
     pub appended: bool,
@@ -92,10 +92,7 @@ impl MaskVariant {
             !rule.place.is_empty() || rule.bounds.exact && !(rule.bounds.lifted && lifts)
         };
         let rules = self.rules.iter().filter(bounds).collect();
-        MaskVariant {
-            appended: self.appended,
-            ..Self { shared: self.shared, ..Self::default() }.with_only(rules)
-        }
+        MaskVariant { rules, shared: self.shared.and(rules), appended: self.appended, ..Self::default() }
     }
 
     /// Only what a block map stands for: which pairs are seen, and whether they have a bias.
@@ -110,8 +107,8 @@ impl MaskVariant {
         let Self { softcap, score, .. } = self;
         let places = self.rules.only(|rule| !rule.place.is_empty() && rule.bounds.wgsl.is_empty());
         let rules = if score.is_some() { places } else { RuleSet::NONE };
-        let shared = Self { shared: self.shared, ..Self::default() };
-        MaskVariant { softcap, score, appended: self.appended && score.is_some(), ..shared.with_only(rules) }
+        let (shared, appended) = (self.shared.and(rules), self.appended && score.is_some());
+        MaskVariant { softcap, score, appended, rules, shared, ..Self::default() }
     }
 
     /// Only what hides keys and changes their scores.
@@ -122,8 +119,7 @@ impl MaskVariant {
 
     /// Of its rules, these.
     fn with_only(self, rules: RuleSet) -> Self {
-        let of = |typed: RuleSet| typed.iter().filter(|id| rules.has(*id)).collect();
-        let [halves, bfloats, shared] = [self.halves, self.bfloats, self.shared].map(of);
+        let [halves, bfloats, shared] = [self.halves, self.bfloats, self.shared].map(|set| set.and(rules));
         MaskVariant { rules, halves, bfloats, shared, ..self }
     }
 
@@ -220,7 +216,7 @@ impl MaskVariant {
         self.rules.iter().flat_map(of_rule).chain(captured).chain(block).collect()
     }
 
-    /// How many tensors of a rule are bound.
+    /// The number of bound tensors of a rule.
     fn bound_tensors(&self, id: Id) -> usize {
         if self.shared.has(id) { 1 } else { id.rule().tensors.len() }
     }

@@ -32,8 +32,8 @@ struct DecoderSpec {
 
 impl DecoderSpec {
     /// With masks of any parts, or with a causal one if it goes in steps.
-    fn new(f: &mut Choices, c: &mut Choices, f16: bool, in_steps: bool) -> Self {
-        let stack = Stack::new(f, c, f16, 2);
+    fn new(f: &mut Choices, c: &mut Choices, in_steps: bool) -> Self {
+        let stack = Stack::new(f, c, 2);
         let (batch, length, memory_len) = (c.between(1, 2), c.between(1, 6), c.between(1, 7));
         let LayerOptions { kv_heads, head_dim, value_dim, dtype, out_features, .. } = stack.attention;
         let rows = [batch, 1, length, out_features];
@@ -43,12 +43,12 @@ impl DecoderSpec {
         let shapes = [length, memory_len].map(|kv_len| stack.attention.shape(batch, length, kv_len, 0));
         let mask = match (in_steps, masked) {
             (true, _) => MaskSpec { causal: !f.one_in(4), ..Default::default() },
-            (false, true) => MaskSpec::new(f, c, &shapes[0], f16),
+            (false, true) => MaskSpec::new(f, c, &shapes[0]),
             (false, false) => MaskSpec::default(),
         };
         // Rows of a step would have to be cut out of a mask that has rows.
         let memory_mask = match memory_masked && !in_steps {
-            true => MaskSpec::new(f, c, &shapes[1], f16),
+            true => MaskSpec::new(f, c, &shapes[1]),
             false => MaskSpec::default(),
         };
         DecoderSpec {
@@ -151,7 +151,7 @@ pub fn decoder(
     said: &mut String,
 ) -> Result<Outcome, String> {
     let memory_alone = f.one_in(4);
-    let mut spec = DecoderSpec::new(f, c, world.f16, false);
+    let mut spec = DecoderSpec::new(f, c, false);
     for _ in 0..faults(c) {
         spec.spoil(c);
     }
@@ -242,7 +242,7 @@ pub fn decoder_steps(
     c: &mut Choices,
     said: &mut String,
 ) -> Result<Outcome, String> {
-    let mut spec = DecoderSpec::new(f, c, world.f16, true);
+    let mut spec = DecoderSpec::new(f, c, true);
     let (config, storage) = cache_config(f, c, &spec);
     let [batch, _, length, _] = spec.x.shape;
     let mut steps = Vec::new();

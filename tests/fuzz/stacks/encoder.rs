@@ -27,8 +27,8 @@ struct EncoderSpec {
 }
 
 impl EncoderSpec {
-    fn new(f: &mut Choices, c: &mut Choices, f16: bool) -> Self {
-        let mut stack = Stack::new(f, c, f16, 1);
+    fn new(f: &mut Choices, c: &mut Choices) -> Self {
+        let mut stack = Stack::new(f, c, 1);
         let (batch, length) = (c.between(1, 2), c.between(1, 6));
         let LayerOptions { heads, dtype, out_features, add_zero_attn, .. } = stack.attention;
         let rows = [batch, 1, length, out_features];
@@ -47,7 +47,7 @@ impl EncoderSpec {
             out: at(c, (Buf::OutA, 0), dtype, rows, false),
             kept: (keeps && kept[0] > 0).then(|| at(c, (Buf::OutB, 0), dtype, kept, false)),
             maps: weighs.then(|| at(c, (Buf::OutC, 0), DType::F32, of_map, false)),
-            mask: if masked { MaskSpec::new(f, c, &shape, f16) } else { MaskSpec::default() },
+            mask: if masked { MaskSpec::new(f, c, &shape) } else { MaskSpec::default() },
         }
     }
 
@@ -109,7 +109,7 @@ pub fn encoder(
     c: &mut Choices,
     said: &mut String,
 ) -> Result<Outcome, String> {
-    let mut spec = EncoderSpec::new(f, c, world.f16);
+    let mut spec = EncoderSpec::new(f, c);
     for _ in 0..faults(c) {
         spec.spoil(c);
     }
@@ -232,11 +232,11 @@ pub fn encoder_backward(
     c: &mut Choices,
     said: &mut String,
 ) -> Result<Outcome, String> {
-    let mut spec = EncoderSpec::new(f, c, world.f16);
+    let mut spec = EncoderSpec::new(f, c);
     spec.maps = None;
     let rows = spec.x.shape;
     let mut d_out = Window::input(c, spec.stack.attention.dtype, rows, false);
-    let of_x = float(f, world.f16);
+    let of_x = float(f);
     let of_weights = f.one_in(2);
     let mut d_x = (!of_weights || f.one_in(2)).then(|| at(c, (Buf::OutA, BYTES / 2), of_x, rows, false));
     let mut room = Room { buffers: vec![Buf::OutC, Buf::OutB], bytes: 0 };

@@ -266,8 +266,8 @@ struct Stack {
 
 impl Stack {
     /// One of so many attentions to a layer.
-    fn new(f: &mut Choices, c: &mut Choices, f16: bool, attentions: usize) -> Self {
-        let [mut own, of_weights, of_biases] = [(); 3].map(|()| float(f, f16));
+    fn new(f: &mut Choices, c: &mut Choices, attentions: usize) -> Self {
+        let [mut own, of_weights, of_biases] = [(); 3].map(|()| float(f));
         // Of other types nothing is judged.
         if f.one_in(2) {
             own = DType::F32;
