@@ -6,6 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::error::Error;
 use crate::kernels::KernelVariant;
+use crate::turn::turn;
 
 /// A dispatch that has been validated and bound once: the same call records it again as it is.
 #[derive(Clone, Debug)]
@@ -90,14 +91,18 @@ impl BindingCache {
     }
 
     /// Ends a call: drops what has been idle for too long, or is too much.
-    pub fn end(&self, call: u64) {
+    pub fn end(&self, call: u64, device: &wgpu::Device) {
         // Buffers are freed without the lock.
         let dropped = self.lock().end(call);
-        drop(dropped);
+        if !dropped.is_empty() {
+            let _turn = turn(device);
+            drop(dropped);
+        }
     }
 
     pub fn clear(&self) {
         let dropped = std::mem::take(&mut *self.lock());
+        let _turn = self.device.as_ref().map(turn);
         drop(dropped);
     }
 }

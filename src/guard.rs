@@ -1,6 +1,8 @@
 //! What wgpu reports while something is made, as an error.
 
 use crate::error::Error;
+#[cfg(not(target_arch = "wasm32"))]
+use crate::turn::turn;
 
 /// Runs `make` and turns what wgpu reports, or panics with, into an error.
 #[cfg(not(target_arch = "wasm32"))]
@@ -9,6 +11,7 @@ pub(crate) fn guarded<T>(
     what: &'static str,
     make: impl FnOnce() -> T,
 ) -> Result<T, Error> {
+    let _turn = turn(device);
     let memory = device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
     let internal = device.push_error_scope(wgpu::ErrorFilter::Internal);
     let validation = device.push_error_scope(wgpu::ErrorFilter::Validation);

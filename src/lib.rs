@@ -115,6 +115,7 @@ mod storage;
 mod tensor;
 mod tune;
 mod tuned;
+mod turn;
 mod unroll;
 mod weight_norm;
 

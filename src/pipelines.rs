@@ -78,6 +78,10 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// A pipeline is compiled at the first call that needs it and kept. Threads that record at once wait for each other
 /// only where they need the same new pipeline.
 ///
+/// On OpenGL, wgpu panics in a thread that waits too long for another thread: six seconds, or one second on Windows. The
+/// library's own calls of wgpu on OpenGL therefore take turns, whatever their device. It cannot know of the application's calls:
+/// submit, poll, create and drop buffers on one thread there, or under one lock, while no other thread records or compiles.
+///
 /// The `prepare` methods of the operators compile before the first call. Some drivers put their compiler off until a pipeline is
 /// submitted for the first time. With lavapipe the first submission of a kernel takes up to seconds, prepared or not, unless Mesa's
 /// cache on disk has it. `prepare` submits nothing, so it cannot prevent that: submit each call once where the wait does no harm, on

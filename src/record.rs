@@ -57,7 +57,7 @@ impl Pipelines {
         bindings.check_device(self.device())?;
         let call = bindings.begin();
         let bound = self.bind_all(dispatches, bindings, call);
-        bindings.end(call);
+        bindings.end(call, self.device());
         bound
     }
 

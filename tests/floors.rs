@@ -63,6 +63,7 @@ const FLOORS: &[&str] = &[
     "storage",
     "quantized_format",
     "guard",
+    "turn",
     "kernel",
     "unroll",
     "tensor",

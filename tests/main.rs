@@ -65,6 +65,7 @@ mod small;
 mod smollm2;
 mod stacks;
 mod stages;
+mod threads;
 mod tuning;
 mod validation;
 mod vectors_used;

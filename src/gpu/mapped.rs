@@ -4,6 +4,8 @@ use futures_channel::oneshot;
 
 use crate::error::Error;
 use crate::guard::guarded;
+#[cfg(not(target_arch = "wasm32"))]
+use crate::turn::{is_opengl, turn};
 
 /// Maps all of `staging` for reading, when the device has done `submission` and everything before it.
 ///
@@ -40,12 +42,26 @@ pub(super) async fn done(
     submission: Option<wgpu::SubmissionIndex>,
 ) -> Result<(), Error> {
     let lost = |e: wgpu::PollError| Error::DeviceLost(e.to_string());
-    if device.poll(wgpu::PollType::Poll).map_err(lost)?.is_queue_empty() {
+    let poll = |device: &wgpu::Device| {
+        let _turn = turn(device);
+        device.poll(wgpu::PollType::Poll)
+    };
+    if poll(device).map_err(lost)?.is_queue_empty() {
         return Ok(());
     }
-    // Without a timeout: wgpu 30 panics if one runs out while another thread finds the queue empty.
-    let wait = |device: &wgpu::Device, submission_index| {
-        device.poll(wgpu::PollType::Wait { submission_index, timeout: None })
+    let wait = move |device: &wgpu::Device, submission_index| {
+        if !is_opengl(device) {
+            // Without a timeout: wgpu 30 panics if one runs out while another thread finds the queue empty.
+            return device.poll(wgpu::PollType::Wait { submission_index, timeout: None });
+        }
+        // A wait would keep OpenGL from all other threads.
+        loop {
+            let status = poll(device)?;
+            if status.is_queue_empty() {
+                return Ok(status);
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
     };
     let (sender, receiver) = oneshot::channel();
     let (of_thread, first) = (device.clone(), submission.clone());

@@ -22,12 +22,15 @@ use crate::reference::{Attended, HostWeights, LayerShape, Options};
 use crate::report::Report;
 use crate::scratch::Scratch;
 use crate::tensor::{DType, count};
+use crate::turn::turn;
 
 /// A device, its queue and its pipelines.
 ///
 /// Uploads, submits and reads back by itself, which an application that has a device of its own will not
 /// want: see [`Attention`]. The functions that end in `_async` work in browsers too; the others block. Outside of browsers, the futures
 /// are `Send` and do not block their executor while the device computes: a thread waits for each read-back.
+///
+/// Threads may share a `Gpu`. On OpenGL they take turns: see [`Pipelines`].
 ///
 /// ```no_run
 /// use wgpu_attention::{Gpu, Mask, Shape};
@@ -237,7 +240,9 @@ impl Gpu {
             self.submit(|encoder| attention.forward(encoder, &call, &mut scratch))
         })?;
         watch.end("attention").await?;
-        out.read(self).await
+        let attended = out.read(self).await;
+        self.release((q, k, v, mask, dropout, out, attention));
+        attended
     }
 
     /// A multi-head attention layer, taking what [`reference::multi_head`](crate::reference::multi_head)
@@ -325,7 +330,9 @@ impl Gpu {
             self.submit(|encoder| layer.forward(encoder, &call, &mut scratch))
         })?;
         watch.end("the layer").await?;
-        out.read(self).await
+        let attended = out.read(self).await;
+        self.release((xs, linears, mask, dropout, rotary, out, layer));
+        attended
     }
 
     /// Records with `record` and submits; if it fails, nothing is submitted.
@@ -354,6 +361,12 @@ impl Gpu {
     /// executor.
     async fn settle(&self) -> Result<(), Error> {
         if self.pipelines.facts().software { done(&self.device, None).await } else { Ok(()) }
+    }
+
+    /// Drops `buffers` while no other thread calls OpenGL.
+    fn release<T>(&self, buffers: T) {
+        let _turn = turn(&self.device);
+        drop(buffers);
     }
 
     fn upload_mask(&self, mask: &HostMask) -> Result<UploadedMask, Error> {
@@ -449,6 +462,9 @@ impl Gpu {
         let lost = |e: &dyn std::fmt::Display| Error::DeviceLost(e.to_string());
         mapped(&self.device, &staging, submission).await?;
         let mapped = staging.slice(..).get_mapped_range().map_err(|e| lost(&e))?;
-        Ok(mapped[..bytes].chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect())
+        let data = mapped[..bytes].chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect();
+        drop(mapped);
+        self.release(staging);
+        Ok(data)
     }
 }

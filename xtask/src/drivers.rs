@@ -92,7 +92,7 @@ const fn dear(test: &'static str) -> Case {
     Case { test, cheap: false }
 }
 
-const SMALL: [Case; 23] = [
+const SMALL: [Case; 24] = [
     dear("stages::append_keys"),
     dear("stages::average_weights"),
     dear("stages::scores"),
@@ -116,6 +116,7 @@ const SMALL: [Case; 23] = [
     cheap("positions::rotations"),
     cheap("positions::additions"),
     cheap("errors::refused::limits"),
+    cheap("threads::threads_share_a_device"),
 ];
 
 /// With the validation layer; the second on matrix units, too.
