@@ -1,5 +1,8 @@
 //! Waiting for the device.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use futures_channel::oneshot;
 
 use crate::error::Error;
@@ -17,29 +20,37 @@ pub(super) async fn mapped(
     submission: wgpu::SubmissionIndex,
 ) -> Result<(), Error> {
     let (sender, receiver) = oneshot::channel();
+    let is_mapped = Arc::new(AtomicBool::new(false));
+    let flag = is_mapped.clone();
     guarded(device, "a read-back", || {
-        staging.map_async(wgpu::MapMode::Read, .., |result| {
+        staging.map_async(wgpu::MapMode::Read, .., move |result| {
+            flag.store(true, Ordering::Relaxed);
             // The receiver is gone only if the caller dropped the future.
             let _ = sender.send(result);
         });
     })?;
-    done(device, Some(submission)).await?;
+    done(device, Some(submission), is_mapped).await?;
     let lost = |e: &dyn std::fmt::Display| Error::DeviceLost(e.to_string());
     receiver.await.map_err(|e| lost(&e))?.map_err(|e| lost(&e))
 }
 
 /// Browsers poll by themselves.
 #[cfg(target_arch = "wasm32")]
-pub(super) async fn done(_: &wgpu::Device, _: Option<wgpu::SubmissionIndex>) -> Result<(), Error> {
+pub(super) async fn done(
+    _: &wgpu::Device,
+    _: Option<wgpu::SubmissionIndex>,
+    _: Arc<AtomicBool>,
+) -> Result<(), Error> {
     Ok(())
 }
 
 /// Waits until the device has done `submission`, or all that was submitted so far. A thread does, so that the executor of the future
-/// is not blocked.
+/// is not blocked. On OpenGL it waits until `is_done` is true or the queue is empty.
 #[cfg(not(target_arch = "wasm32"))]
 pub(super) async fn done(
     device: &wgpu::Device,
     submission: Option<wgpu::SubmissionIndex>,
+    is_done: Arc<AtomicBool>,
 ) -> Result<(), Error> {
     let lost = |e: wgpu::PollError| Error::DeviceLost(e.to_string());
     let poll = |device: &wgpu::Device| {
@@ -57,16 +68,16 @@ pub(super) async fn done(
         // A wait would keep OpenGL from all other threads.
         loop {
             let status = poll(device)?;
-            if status.is_queue_empty() {
+            if status.is_queue_empty() || is_done.load(Ordering::Relaxed) {
                 return Ok(status);
             }
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
     };
     let (sender, receiver) = oneshot::channel();
-    let (of_thread, first) = (device.clone(), submission.clone());
+    let (of_thread, first, waits) = (device.clone(), submission.clone(), wait.clone());
     let thread = std::thread::Builder::new().name("wgpu-attention read-back".into()).spawn(move || {
-        let _ = sender.send(wait(&of_thread, first));
+        let _ = sender.send(waits(&of_thread, first));
     });
     match thread {
         Ok(_) => match receiver.await {

@@ -4,6 +4,8 @@ mod compare;
 mod mapped;
 mod upload;
 
+use std::sync::Arc;
+
 use self::mapped::{done, mapped};
 pub use self::upload::UploadedMask;
 use self::upload::{
@@ -22,7 +24,7 @@ use crate::reference::{Attended, HostWeights, LayerShape, Options};
 use crate::report::Report;
 use crate::scratch::Scratch;
 use crate::tensor::{DType, count};
-use crate::turn::turn;
+use crate::turn::{is_opengl, turn};
 
 /// A device, its queue and its pipelines.
 ///
@@ -358,9 +360,12 @@ impl Gpu {
     }
 
     /// Before a submission: a software driver computes what was submitted before within the next submission, and would block the
-    /// executor.
+    /// executor. On OpenGL threads wait for their turns all the same.
     async fn settle(&self) -> Result<(), Error> {
-        if self.pipelines.facts().software { done(&self.device, None).await } else { Ok(()) }
+        if !self.pipelines.facts().software || is_opengl(&self.device) {
+            return Ok(());
+        }
+        done(&self.device, None, Arc::default()).await
     }
 
     /// Drops `buffers` while no other thread calls OpenGL.

@@ -342,7 +342,7 @@ pub fn project(
             }
         })
         .collect();
-    let (pass, accumulates, memory) = (c.one_in(3), f.one_in(4), Memory::new(c));
+    let (pass, accumulates) = (c.one_in(3), f.one_in(4));
     let mut units = MatrixUnits::Auto;
     for _ in 0..faults(c) {
         let n = c.below(products.len());
@@ -381,7 +381,7 @@ pub fn project(
                 .accumulate(accumulates)
         })
         .collect();
-    let mut scratch = memory.scratch(world, Default::default()).map_err(|e| e.to_string())?;
+    let mut scratch = world.scratch();
     let mut encoder = world.encoder();
     let result = if pass {
         operator.backward_in_pass(&mut encoder.begin_compute_pass(&Default::default()), &calls)

@@ -7,7 +7,7 @@ use wgpu_attention::{
 };
 
 use crate::arena::{BYTES, Buf, Window, view};
-use crate::call::{MOST_WORK, Memory, faults, float, judge, largest, outputs, settle};
+use crate::call::{MOST_WORK, faults, float, judge, largest, outputs, settle};
 use crate::choices::Choices;
 use crate::operands::{Operands, record_plain};
 use crate::world::{Outcome, World};
@@ -58,7 +58,7 @@ pub fn project(
             }
         })
         .collect();
-    let (pass, memory) = (c.one_in(3), Memory::new(c));
+    let pass = c.one_in(3);
     for _ in 0..faults(c) {
         let n = c.below(products.len());
         let product = &mut products[n];
@@ -92,7 +92,7 @@ pub fn project(
             .narrow(p.narrow)
         })
         .collect();
-    let mut scratch = memory.scratch(world, Default::default()).map_err(|e| e.to_string())?;
+    let mut scratch = world.scratch();
     let mut encoder = world.encoder();
     let result = if pass {
         operator.forward_in_pass(&mut encoder.begin_compute_pass(&Default::default()), &calls)
