@@ -125,6 +125,24 @@ impl BlockConfig {
         self
     }
 
+    /// Refuses configurations that are not one for each of `layers`, or that differ in more than scale and softcap. Returns the first one.
+    pub(crate) fn of_layers(configs: &[BlockConfig], layers: usize) -> Result<BlockConfig, Error> {
+        check_sizes("stack", &[("layers", layers)])?;
+        configs.iter().try_for_each(BlockConfig::check)?;
+        let Some(first) = configs.first().filter(|_| configs.len() == layers) else {
+            return Err(Error::Length { tensor: "configs", expected: layers, got: configs.len() });
+        };
+        let common = |config: &BlockConfig| {
+            let LayerConfig { scale, softcap, .. } = first.attention;
+            BlockConfig { attention: LayerConfig { scale, softcap, ..config.attention }, ..*config }
+        };
+        if configs.iter().any(|config| common(config) != common(first)) {
+            let why = "layers of a stack may differ in `LayerConfig::scale` and `LayerConfig::softcap` only";
+            return Err(Error::Unsupported { what: "`configs` of layers that differ in other options", why });
+        }
+        Ok(*first)
+    }
+
     /// Features of a block's input and output.
     pub(crate) fn features(&self) -> usize {
         self.attention.out_features

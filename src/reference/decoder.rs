@@ -35,16 +35,33 @@ pub fn decoder<R: Real>(
     final_norm: Option<&HostNorm<R>>,
     options: [&Options; 2],
 ) -> Result<Encoded<R>, Error> {
-    config.check()?;
+    let calls = vec![(*config, options.map(|options| *options)); layers.len()];
+    decoder_by_layer([x, memory], shape, &calls, layers, final_norm)
+}
+
+/// A [`decoder`] whose layers differ: `calls` has the configuration of each layer and the options of its two attentions.
+/// Configurations may differ in scale and softcap.
+///
+/// # Errors
+/// As [`decoder`], and other numbers of calls than layers.
+pub fn decoder_by_layer<R: Real>(
+    [x, memory]: [&[R]; 2],
+    shape: LayerShape,
+    calls: &[(BlockConfig, [Options; 2])],
+    layers: &[HostDecoderLayer<R>],
+    final_norm: Option<&HostNorm<R>>,
+) -> Result<Encoded<R>, Error> {
+    let configs: Vec<BlockConfig> = calls.iter().map(|(config, _)| *config).collect();
+    let config = &BlockConfig::of_layers(&configs, layers.len())?;
     let LayerShape { batch, q_len, kv_len } = shape;
-    let sizes = [("layers", layers.len()), ("batch", batch), ("q_len", q_len), ("kv_len", kv_len)];
+    let sizes = [("batch", batch), ("q_len", q_len), ("kv_len", kv_len)];
     check_sizes("decoder", &sizes)?;
     let features = config.features();
     expect_length("x", x, batch.saturating_mul(q_len).saturating_mul(features))?;
     expect_length("memory", memory, batch.saturating_mul(kv_len).saturating_mul(features))?;
     let mut hidden: Vec<Vec<R>> = Vec::with_capacity(layers.len());
     let mut weights = Vec::new();
-    for layer in layers {
+    for (layer, (config, options)) in layers.iter().zip(calls) {
         let x = hidden.last().map_or(x, |x| x);
         let (_, out) = layer.steps([x, memory], shape, config, options, &mut weights)?;
         hidden.push(out);
@@ -61,7 +78,7 @@ impl<R: Real> HostDecoderLayer<'_, R> {
         [x, memory]: [&[R]; 2],
         shape: LayerShape,
         config: &BlockConfig,
-        [of_self, of_cross]: [&Options; 2],
+        [of_self, of_cross]: &[Options; 2],
         weights: &mut Vec<Vec<R>>,
     ) -> Result<([Step<R>; 3], Vec<R>), Error> {
         let [first, second, third] = &self.norms;
@@ -124,19 +141,35 @@ pub fn decoder_backward<R: Real>(
     options: [&Options; 2],
     d_out: &[R],
 ) -> Result<DecoderGradients<R>, Error> {
-    let Encoded { hidden, .. } = decoder([x, memory], shape, config, layers, final_norm, options)?;
+    let calls = vec![(*config, options.map(|options| *options)); layers.len()];
+    decoder_by_layer_backward([x, memory], shape, &calls, layers, final_norm, d_out)
+}
+
+/// The gradients of `Σ out · d_out` with respect to the inputs of [`decoder_by_layer`]; `d_out` is shaped as `x`.
+///
+/// # Errors
+/// As [`decoder_by_layer`].
+pub fn decoder_by_layer_backward<R: Real>(
+    [x, memory]: [&[R]; 2],
+    shape: LayerShape,
+    calls: &[(BlockConfig, [Options; 2])],
+    layers: &[HostDecoderLayer<R>],
+    final_norm: Option<&HostNorm<R>>,
+    d_out: &[R],
+) -> Result<DecoderGradients<R>, Error> {
+    let Encoded { hidden, .. } = decoder_by_layer([x, memory], shape, calls, layers, final_norm)?;
     expect_length("d_out", d_out, x.len())?;
-    let [of_self, of_cross] = options;
     let own_shape = LayerShape { kv_len: shape.q_len, ..shape };
     let mut d = d_out.to_vec();
     let mut d_memory = vec![R::zero(); memory.len()];
     let mut of_final = None;
     if let Some(of) = final_norm {
-        let (d_x, own) = through_norm(&hidden[layers.len() - 1], config, of, &d)?;
+        let (d_x, own) = through_norm(&hidden[layers.len() - 1], &calls[0].0, of, &d)?;
         (d, of_final) = (d_x, Some(own));
     }
     let mut of_layers = Vec::with_capacity(layers.len());
-    for (n, layer) in layers.iter().enumerate().rev() {
+    for (n, (layer, (config, options))) in layers.iter().zip(calls).enumerate().rev() {
+        let [of_self, of_cross] = options;
         let x = if n == 0 { x } else { &hidden[n - 1] };
         let ([attended, crossed, fed], _) =
             layer.steps([x, memory], shape, config, options, &mut Vec::new())?;

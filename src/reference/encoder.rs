@@ -32,12 +32,28 @@ pub fn encoder<R: Real>(
     final_norm: Option<&HostNorm<R>>,
     options: &Options,
 ) -> Result<Encoded<R>, Error> {
-    config.check()?;
-    check_sizes("encoder", &[("layers", layers.len()), ("batch", batch), ("length", length)])?;
+    encoder_by_layer(x, [batch, length], &vec![(*config, *options); layers.len()], layers, final_norm)
+}
+
+/// An [`encoder`] whose layers differ: `calls` has the configuration and the options of each layer. Configurations may differ in scale
+/// and softcap.
+///
+/// # Errors
+/// As [`encoder`], and other numbers of calls than layers.
+pub fn encoder_by_layer<R: Real>(
+    x: &[R],
+    [batch, length]: [usize; 2],
+    calls: &[(BlockConfig, Options)],
+    layers: &[HostEncoderLayer<R>],
+    final_norm: Option<&HostNorm<R>>,
+) -> Result<Encoded<R>, Error> {
+    let configs: Vec<BlockConfig> = calls.iter().map(|(config, _)| *config).collect();
+    let config = &BlockConfig::of_layers(&configs, layers.len())?;
+    check_sizes("encoder", &[("batch", batch), ("length", length)])?;
     expect_length("x", x, batch.saturating_mul(length).saturating_mul(config.features()))?;
     let mut hidden: Vec<Vec<R>> = Vec::with_capacity(layers.len());
     let mut weights = Vec::new();
-    for layer in layers {
+    for (layer, (config, options)) in layers.iter().zip(calls) {
         let x = hidden.last().map_or(x, |x| x);
         let (_, out) = layer.steps(x, [batch, length], config, options, &mut weights)?;
         hidden.push(out);
@@ -107,17 +123,33 @@ pub fn encoder_backward<R: Real>(
     options: &Options,
     d_out: &[R],
 ) -> Result<EncoderGradients<R>, Error> {
-    let Encoded { hidden, .. } = encoder(x, [batch, length], config, layers, final_norm, options)?;
+    let calls = vec![(*config, *options); layers.len()];
+    encoder_by_layer_backward(x, [batch, length], &calls, layers, final_norm, d_out)
+}
+
+/// The gradients of `Σ out · d_out` with respect to the inputs of [`encoder_by_layer`]; `d_out` is shaped as `x`.
+///
+/// # Errors
+/// As [`encoder_by_layer`].
+pub fn encoder_by_layer_backward<R: Real>(
+    x: &[R],
+    [batch, length]: [usize; 2],
+    calls: &[(BlockConfig, Options)],
+    layers: &[HostEncoderLayer<R>],
+    final_norm: Option<&HostNorm<R>>,
+    d_out: &[R],
+) -> Result<EncoderGradients<R>, Error> {
+    let Encoded { hidden, .. } = encoder_by_layer(x, [batch, length], calls, layers, final_norm)?;
     expect_length("d_out", d_out, x.len())?;
     let mut d = d_out.to_vec();
     let mut of_final = None;
     if let Some(of) = final_norm {
-        let (d_x, own) = through_norm(&hidden[layers.len() - 1], config, of, &d)?;
+        let (d_x, own) = through_norm(&hidden[layers.len() - 1], &calls[0].0, of, &d)?;
         (d, of_final) = (d_x, Some(own));
     }
     let shape = LayerShape { batch, q_len: length, kv_len: length };
     let mut of_layers = Vec::with_capacity(layers.len());
-    for (n, layer) in layers.iter().enumerate().rev() {
+    for (n, (layer, (config, options))) in layers.iter().zip(calls).enumerate().rev() {
         let x = if n == 0 { x } else { &hidden[n - 1] };
         let ([attended, fed], _) = layer.steps(x, [batch, length], config, options, &mut Vec::new())?;
         let [first, second] = &layer.norms;

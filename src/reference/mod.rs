@@ -53,10 +53,16 @@ pub use backward::{
     attention_backward_magnitudes,
 };
 pub use block::{Encoded, FeedForwardGradients, HostFeedForward, HostNorm, HostNormGradients, feed_forward};
-pub use decoder::{DecoderGradients, DecoderLayerGradients, HostDecoderLayer, decoder, decoder_backward};
+pub use decoder::{
+    DecoderGradients, DecoderLayerGradients, HostDecoderLayer, decoder, decoder_backward, decoder_by_layer,
+    decoder_by_layer_backward,
+};
 pub use dropout::dropout;
 pub use embedding::{embedding, embedding_backward};
-pub use encoder::{EncoderGradients, EncoderLayerGradients, HostEncoderLayer, encoder, encoder_backward};
+pub use encoder::{
+    EncoderGradients, EncoderLayerGradients, HostEncoderLayer, encoder, encoder_backward, encoder_by_layer,
+    encoder_by_layer_backward,
+};
 pub use linear::{
     FeatureRow, LinearAttended, LinearAttentionGradients, LinearOptions, Seen, features, linear_attention,
     linear_attention_backward, linear_attention_backward_magnitudes, linear_attention_magnitude,
