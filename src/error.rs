@@ -258,6 +258,14 @@ pub enum Error {
         /// Pages free.
         free: usize,
     },
+    /// A mask or a rotation of one layer of a stack is refused, where each layer has its own.
+    #[error("layer_calls[{layer}]: {error}")]
+    Layer {
+        /// Which layer, counted from 0.
+        layer: usize,
+        /// What is wrong, and what to do.
+        error: Box<Error>,
+    },
     /// A slice has another length than its shape says.
     #[error("`{tensor}`: {expected} elements expected, got {got}")]
     Length {

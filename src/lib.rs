@@ -122,7 +122,7 @@ mod weight_norm;
 pub use additive::{AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward};
 pub use attention::{Attention, Backward, Config, Forward};
 pub use attentional::{AttentionalBackward, AttentionalForward, AttentionalVector};
-pub use block::{FeedForwardGradients, FeedForwardWeights, NormGradients, NormWeights};
+pub use block::{FeedForwardGradients, FeedForwardWeights, LayerCall, NormGradients, NormWeights};
 pub use block_config::{Activation, BlockConfig, NormConfig, NormOrder};
 pub use block_map::Blocks;
 pub use cache::{Append, Cache, CacheConfig, CacheLayout, CacheRead, CacheStorage, ScaleGroup, Tokens};

@@ -2,6 +2,7 @@
 
 mod backward;
 mod hidden;
+mod layer_call;
 mod self_attention;
 
 pub(crate) use backward::{
@@ -10,6 +11,8 @@ pub(crate) use backward::{
 };
 pub use backward::{FeedForwardGradients, NormGradients};
 pub(crate) use hidden::Hidden;
+pub use layer_call::LayerCall;
+pub(crate) use layer_call::LayerCalls;
 pub(crate) use self_attention::{SelfAttention, check_advanced, check_cache, check_no_cache};
 
 use crate::attention::check_dtype;

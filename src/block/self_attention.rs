@@ -1,11 +1,10 @@
 //! How the rows of a stack attend to themselves: all at once, or to what a cache has too.
 
-use super::{Rows, Workspace};
+use super::{LayerCalls, Rows, Workspace};
 use crate::cache::Cache;
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::layer_config::LayerConfig;
-use crate::mask::DeviceMask;
 use crate::multi_head::{CachedPlan, LayerForward, MultiHeadAttention, Plan};
 use crate::path::Dispatches;
 use crate::scratch::ScratchSize;
@@ -17,26 +16,35 @@ use crate::tensor::TensorView;
 pub(crate) enum SelfAttention<'a> {
     /// All rows at once, in every layer.
     Whole(Plan),
+    /// All rows at once, by a plan for each layer.
+    Each(Vec<Plan>),
     /// And what a cache has, layer by layer.
     Cached(&'a Cache, Vec<CachedPlan>),
 }
 
 impl<'a> SelfAttention<'a> {
-    /// Of `layers`, of which there is one at least, each with a call like this.
+    /// Of `layers`, of which there is one at least; `call` gives the call of a layer, of all layers where `calls` has one for all.
     pub fn of(
         layers: &[&MultiHeadAttention],
-        call: &LayerForward,
+        calls: &LayerCalls,
+        call: impl Fn(usize) -> LayerForward<'a>,
         cache: Option<&'a Cache>,
         rows: Rows,
         device: &DeviceFacts,
     ) -> Result<Self, Error> {
         let Rows { batch, length } = rows;
         let Some(cache) = cache else {
-            return Ok(SelfAttention::Whole(layers[0].plan_of(call, [batch, length, length], device)?));
+            let dims = [batch, length, length];
+            let of = |n: usize| layers[n].plan_of(&call(n), dims, device).map_err(|e| calls.at(n, e));
+            return match calls.each {
+                None => of(0).map(SelfAttention::Whole),
+                Some(_) => (0..layers.len()).map(of).collect::<Result<_, _>>().map(SelfAttention::Each),
+            };
         };
         let dims = [batch, length, cache.config().longest()];
         let of = |(n, layer): (usize, &&MultiHeadAttention)| {
-            layer.cached_plan(call, cache.source(n, true)?, dims, device)
+            let plan = layer.cached_plan(&call(n), cache.source(n, true)?, dims, device);
+            plan.map_err(|e| calls.at(n, e))
         };
         let plans = layers.iter().enumerate().map(of).collect::<Result<_, Error>>()?;
         Ok(SelfAttention::Cached(cache, plans))
@@ -46,9 +54,8 @@ impl<'a> SelfAttention<'a> {
     pub fn size(&self) -> ScratchSize {
         match self {
             SelfAttention::Whole(plan) => plan.size,
-            SelfAttention::Cached(_, plans) => {
-                plans.iter().fold(ScratchSize::default(), |size, plan| size.max(plan.size))
-            }
+            SelfAttention::Each(plans) => largest(plans.iter().map(|plan| plan.size)),
+            SelfAttention::Cached(_, plans) => largest(plans.iter().map(|plan| plan.size)),
         }
     }
 
@@ -62,11 +69,17 @@ impl<'a> SelfAttention<'a> {
     ) -> Result<Dispatches<'a>, Error> {
         match self {
             SelfAttention::Whole(plan) => layer.dispatches(call, plan, work.scratch, work.device),
+            SelfAttention::Each(plans) => layer.dispatches(call, &plans[n], work.scratch, work.device),
             SelfAttention::Cached(cache, plans) => {
                 layer.cached_dispatches(call, cache.source(n, true)?, &plans[n], work.scratch, work.device)
             }
         }
     }
+}
+
+/// The scratch that serves each of several calls, one after the other.
+fn largest(sizes: impl Iterator<Item = ScratchSize>) -> ScratchSize {
+    sizes.fold(ScratchSize::default(), ScratchSize::max)
 }
 
 /// Refuses a cache that is not for `layers` and such rows, and a mask without an order for several rows.
@@ -75,7 +88,7 @@ pub(crate) fn check_cache(
     layers: &[&MultiHeadAttention],
     config: &LayerConfig,
     rows: Rows,
-    mask: &DeviceMask,
+    calls: &LayerCalls,
 ) -> Result<(), Error> {
     if cache.device() != layers[0].pipelines().device() {
         let why = "make it with `Cache::with_pipelines` and the pipelines of the stack";
@@ -99,10 +112,12 @@ pub(crate) fn check_cache(
             return Err(Error::Option { option, value: got as f64, expected });
         }
     }
-    if rows.length > 1 && !mask.orders_rows() {
+    let unordered = (0..calls.distinct()).find(|n| !calls.mask_of(*n).orders_rows());
+    if let Some(n) = unordered.filter(|_| rows.length > 1) {
         let why = "rows would see later rows of their own call, but none of a later call: add `and_causal()` to the \
                    mask, or `window(usize::MAX, usize::MAX)` if every row of a call is to see all others";
-        return Err(Error::Unsupported { what: "several rows with a cache and no causal rule", why });
+        let error = Error::Unsupported { what: "several rows with a cache and no causal rule", why };
+        return Err(calls.at(n, error));
     }
     Ok(())
 }

@@ -296,7 +296,7 @@ impl TransformerDecoder {
         for (n, layer) in self.layers.iter().enumerate() {
             let gradients = d_layers.get(n).copied().unwrap_or_default();
             let [own, cross] = layer.attention_parts(&gradients);
-            let call = forward.own(x, x);
+            let call = forward.own(n, x, x);
             let dims = [rows.batch, rows.length, rows.length];
             let own = own.plan(call, (stand_in, true), dims, &mut written, device)?;
             let call = forward.cross([x; 2], *memory, n, rows.batch);
@@ -360,7 +360,7 @@ impl DecoderLayer {
         // What each part gives.
         let [attended, crossed, branch] =
             [work.features(Slot::Branch)?, work.features(Slot::Normed)?, work.features(Slot::Stream)?];
-        let call = forward.own(x, attended);
+        let call = forward.own(n, x, attended);
         let own_call = own.again(call, own_plans, work, dispatches)?;
         dispatches.push(work.norm(first.0, x, Some(attended), middle, None));
         let call = forward.cross([middle, crossed], memory, n, work.rows.batch);
@@ -402,7 +402,7 @@ impl DecoderLayer {
             [work.features(Slot::Normed)?, work.features(Slot::Stream)?, work.features(Slot::Fed)?];
         let [branch, middle] = [work.features(Slot::Branch)?, work.features(Slot::Middle)?];
         dispatches.push(work.norm(first.0, x, None, normed, None));
-        let call = forward.own(normed, branch);
+        let call = forward.own(n, normed, branch);
         let own_call = own.again(call, own_plans, work, dispatches)?;
         dispatches.push(work.norm(second.0, x, Some(branch), queries, Some(middle)));
         let call = forward.cross([queries, branch], memory, n, work.rows.batch);

@@ -8,8 +8,8 @@ pub use memory::DecoderMemory;
 
 use crate::bindings::BoundDispatch;
 use crate::block::{
-    FeedForward, FeedForwardWeights, Hidden, NormWeights, OwnedNorm, Rows, SelfAttention, Workspace,
-    check_advanced, check_cache, check_rows, check_rows_of, forward_size,
+    FeedForward, FeedForwardWeights, Hidden, LayerCall, LayerCalls, NormWeights, OwnedNorm, Rows,
+    SelfAttention, Workspace, check_advanced, check_cache, check_rows, check_rows_of, forward_size,
 };
 use crate::block_config::{BlockConfig, NormOrder};
 use crate::cache::Cache;
@@ -45,19 +45,18 @@ pub struct DecoderForward<'a> {
     x: TensorView<'a>,
     memory: DecoderMemory<'a>,
     out: TensorView<'a>,
-    mask: DeviceMask<'a>,
+    layers: LayerCalls<'a>,
     memory_mask: DeviceMask<'a>,
     cache: Option<&'a Cache>,
     hidden: Option<TensorView<'a>>,
-    rotary: Option<Rotary<'a>>,
 }
 
 impl<'a> DecoderForward<'a> {
     /// `x` and `out` are `[batch, 1, length, features]`, of the layers' dtype; `memory` is what
     /// [`TransformerDecoder::project_memory`] has written.
     pub fn new(x: TensorView<'a>, memory: DecoderMemory<'a>, out: TensorView<'a>) -> Self {
-        let [mask, memory_mask] = [DeviceMask::none(); 2];
-        DecoderForward { x, memory, out, mask, memory_mask, cache: None, hidden: None, rotary: None }
+        let (layers, memory_mask) = (LayerCalls::default(), DeviceMask::none());
+        DecoderForward { x, memory, out, layers, memory_mask, cache: None, hidden: None }
     }
 
     /// Which rows a row attends to, in every layer: `tgt_mask` and `tgt_key_padding_mask` of PyTorch. No row is hidden from another
@@ -65,7 +64,7 @@ impl<'a> DecoderForward<'a> {
     #[doc(alias = "tgt_mask")]
     #[doc(alias = "tgt_key_padding_mask")]
     pub fn mask(mut self, mask: DeviceMask<'a>) -> Self {
-        self.mask = mask;
+        self.layers.mask = Some(mask);
         self
     }
 
@@ -92,7 +91,15 @@ impl<'a> DecoderForward<'a> {
     #[doc(alias = "rope")]
     #[doc(alias = "position_ids")]
     pub fn rotary(mut self, rotation: impl Into<Rotation<'a>>, at: RowPositions<TensorView<'a>>) -> Self {
-        self.rotary = Some(Rotary { rotation: rotation.into(), at });
+        self.layers.rotary = Some(Rotary { rotation: rotation.into(), at });
+        self
+    }
+
+    /// The mask and the rotation of self-attention of each layer, one entry for each, in place of [`mask`](Self::mask) and
+    /// [`rotary`](Self::rotary): see [`EncoderForward::layer_calls`](crate::EncoderForward::layer_calls). The memory's mask holds in every
+    /// layer.
+    pub fn layer_calls(mut self, calls: impl Into<Option<&'a [LayerCall<'a>]>>) -> Self {
+        self.layers.each = calls.into();
         self
     }
 
@@ -106,9 +113,9 @@ impl<'a> DecoderForward<'a> {
 }
 
 impl<'a> DecoderForward<'a> {
-    /// The attention of `x` to itself, into `out`.
-    fn own(&self, x: TensorView<'a>, out: TensorView<'a>) -> LayerForward<'a> {
-        LayerForward::self_attention(x, out).mask(self.mask).rotary_of(self.rotary)
+    /// The attention of `x` to itself in layer `n`, into `out`.
+    fn own(&self, n: usize, x: TensorView<'a>, out: TensorView<'a>) -> LayerForward<'a> {
+        self.layers.attention(n, x, out)
     }
 
     /// The attention of `x` to the memory in layer `n`, into `out`; `rows` are the memory's own.
@@ -201,14 +208,29 @@ impl TransformerDecoder {
         layers: &[DecoderLayerWeights],
         final_norm: Option<NormWeights>,
     ) -> Result<Self, Error> {
-        let device = &pipelines.facts();
         config.check()?;
         check_sizes("decoder", &[("layers", layers.len())])?;
+        Self::with_configs(pipelines, &vec![config; layers.len()], layers, final_norm)
+    }
+
+    /// A stack whose layers differ: `configs` has the configuration of each layer. They may differ in
+    /// [`LayerConfig::scale`](crate::LayerConfig::scale) and [`LayerConfig::softcap`](crate::LayerConfig::softcap).
+    /// Masks and rotations by layer are part of a call: [`DecoderForward::layer_calls`].
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); [`Error::Length`] of `configs`; [`Error::Unsupported`] if they differ in other options.
+    pub fn with_configs(
+        pipelines: &Pipelines,
+        configs: &[BlockConfig],
+        layers: &[DecoderLayerWeights],
+        final_norm: Option<NormWeights>,
+    ) -> Result<Self, Error> {
+        let device = &pipelines.facts();
+        let config = BlockConfig::of_layers(configs, layers.len())?;
         let norm = |weights: &NormWeights| OwnedNorm::new(weights, config.features(), device);
-        let attention =
-            |weights: &LayerWeights| MultiHeadAttention::with_pipelines(pipelines, config.attention, weights);
-        let layer = |weights: &DecoderLayerWeights| {
+        let layer = |(weights, own): (&DecoderLayerWeights, &BlockConfig)| {
             let [first, second, third] = &weights.norms;
+            let attention = |weights| MultiHeadAttention::with_pipelines(pipelines, own.attention, weights);
             Ok(DecoderLayer {
                 self_attention: attention(&weights.self_attention)?,
                 cross_attention: attention(&weights.cross_attention)?,
@@ -216,7 +238,8 @@ impl TransformerDecoder {
                 norms: [norm(first)?, norm(second)?, norm(third)?],
             })
         };
-        let layers: Vec<DecoderLayer> = layers.iter().map(layer).collect::<Result<_, Error>>()?;
+        let layers: Vec<DecoderLayer> =
+            layers.iter().zip(configs).map(layer).collect::<Result<_, Error>>()?;
         let appended = |layer: &DecoderLayer| {
             [&layer.self_attention, &layer.cross_attention].map(MultiHeadAttention::appended_keys)
         };
@@ -439,10 +462,11 @@ impl TransformerDecoder {
         let memory_len = self.memory_len(&memory)?;
         self.check_memory(&memory, batch, memory_len, Access::Read, device)?;
         let attention: Vec<_> = self.layers.iter().map(|layer| &layer.self_attention).collect();
+        call.layers.check(self.layers.len())?;
         if let Some(cache) = cache {
-            check_cache(cache, &attention, &self.config.attention, rows, &call.mask)?;
+            check_cache(cache, &attention, &self.config.attention, rows, &call.layers)?;
         }
-        let own = SelfAttention::of(&attention, &call.own(x, x), cache, rows, device)?;
+        let own = SelfAttention::of(&attention, &call.layers, |n| call.own(n, x, x), cache, rows, device)?;
         let cross = |(n, layer): (usize, &DecoderLayer)| {
             let dims = [batch, length, memory_len];
             layer.cross_attention.plan_of(&call.cross([x; 2], x, n, batch), dims, device)
@@ -463,8 +487,7 @@ impl TransformerDecoder {
     fn inputs<'a>(&'a self, call: &DecoderForward<'a>) -> Vec<(&'static str, TensorView<'a>)> {
         let mut read = vec![("x", call.x)];
         read.extend(call.memory.tensors());
-        read.extend(call.mask.tensors().into_iter().chain(call.memory_mask.tensors()));
-        read.extend(call.rotary.iter().flat_map(Rotary::tensors));
+        read.extend(call.layers.tensors().into_iter().chain(call.memory_mask.tensors()));
         for layer in &self.layers {
             read.extend(layer.self_attention.weights().into_iter().chain(layer.cross_attention.weights()));
             read.extend(layer.feed_forward.tensors());
@@ -495,7 +518,7 @@ impl DecoderLayer {
         plan: &Plan<'a>,
         work: &Workspace<'a>,
     ) -> Result<Dispatches<'a>, Error> {
-        plan.own.dispatches(n, &self.self_attention, &call.own(x, out), work)
+        plan.own.dispatches(n, &self.self_attention, &call.own(n, x, out), work)
     }
 
     /// The attention of `x` to the memory, into `out`.

@@ -93,6 +93,8 @@ struct Plan<'a> {
 
 /// The tensors of a layer's backward pass.
 struct Turn<'a> {
+    /// Which layer it is.
+    n: usize,
     /// What the layer takes.
     x: TensorView<'a>,
     /// The gradient of what it gives.
@@ -197,7 +199,7 @@ impl TransformerEncoder {
         for (n, layer) in self.layers.iter().enumerate().rev() {
             let x = if n == 0 { forward.x } else { self.given(n - 1, &forward, work)? };
             let gradients = call.d_layers.get(n).copied().unwrap_or_default();
-            let turn = Turn { x, d, gradients, forward };
+            let turn = Turn { n, x, d, gradients, forward };
             let plans = &plan.attention[n];
             match self.config.order {
                 NormOrder::Post => layer.post_backward(&turn, work, plans, &mut dispatches)?,
@@ -244,12 +246,12 @@ impl TransformerEncoder {
         }
         check_final_gradients(self.final_norm.as_ref(), d_final_norm, features, &mut written, device)?;
         let stand_in = in_scratch(d_out.buffer, DType::F32, rows.shape(features), 0);
-        let inner = forward.attention(forward.x, forward.x);
         let dims = [rows.batch, rows.length, rows.length];
         let mut attention = Vec::with_capacity(layers);
         for (n, layer) in self.layers.iter().enumerate() {
             let gradients = d_layers.get(n).copied().unwrap_or_default();
             let part = layer.attention_part(&gradients);
+            let inner = forward.attention(n, forward.x, forward.x);
             let plans = part.plan(inner, (stand_in, true), dims, &mut written, device)?;
             size = size.max(plans.size);
             attention.push(plans);
@@ -281,12 +283,12 @@ impl EncoderLayer {
         plans: &AttentionPlans,
         dispatches: &mut Dispatches<'a>,
     ) -> Result<(), Error> {
-        let Turn { x, d, gradients, forward } = *turn;
+        let Turn { n, x, d, gradients, forward } = *turn;
         let attention = self.attention_part(&gradients);
         let feed = (&self.feed_forward, gradients.feed_forward);
         let [middle, branch] = [work.features(Slot::Middle)?, work.features(Slot::Branch)?];
         let fed = work.features(Slot::Normed)?;
-        let call = forward.attention(x, branch);
+        let call = forward.attention(n, x, branch);
         let attended = attention.again(call, plans, work, dispatches)?;
         dispatches.push(work.norm(&self.norms[0], x, Some(branch), middle, None));
         dispatches.extend(work.feed_forward(&self.feed_forward, middle, fed, true)?);
@@ -313,13 +315,13 @@ impl EncoderLayer {
         plans: &AttentionPlans,
         dispatches: &mut Dispatches<'a>,
     ) -> Result<(), Error> {
-        let Turn { x, d, gradients, forward } = *turn;
+        let Turn { n, x, d, gradients, forward } = *turn;
         let attention = self.attention_part(&gradients);
         let feed = (&self.feed_forward, gradients.feed_forward);
         let [normed, branch] = [work.features(Slot::Normed)?, work.features(Slot::Branch)?];
         let fed = work.features(Slot::Middle)?;
         dispatches.push(work.norm(&self.norms[0], x, None, normed, None));
-        let call = forward.attention(normed, branch);
+        let call = forward.attention(n, normed, branch);
         let attended = attention.again(call, plans, work, dispatches)?;
         dispatches.push(work.norm(&self.norms[1], x, Some(branch), fed, None));
         dispatches.extend(work.feed_hidden(&self.feed_forward, fed, true)?);

@@ -6,8 +6,8 @@ pub use backward::{EncoderBackward, EncoderLayerGradients};
 
 use crate::bindings::BoundDispatch;
 use crate::block::{
-    FeedForward, FeedForwardWeights, Hidden, NormWeights, OwnedNorm, Rows, SelfAttention, Workspace,
-    check_advanced, check_cache, check_rows, check_rows_of, forward_size,
+    FeedForward, FeedForwardWeights, Hidden, LayerCall, LayerCalls, NormWeights, OwnedNorm, Rows,
+    SelfAttention, Workspace, check_advanced, check_cache, check_rows, check_rows_of, forward_size,
 };
 use crate::block_config::{BlockConfig, NormOrder};
 use crate::cache::Cache;
@@ -40,18 +40,17 @@ pub struct EncoderLayerWeights<'a> {
 pub struct EncoderForward<'a> {
     pub(crate) x: TensorView<'a>,
     pub(crate) out: TensorView<'a>,
-    pub(crate) mask: DeviceMask<'a>,
+    layers: LayerCalls<'a>,
     pub(crate) hidden: Option<TensorView<'a>>,
     pub(crate) weights: Option<TensorView<'a>>,
     cache: Option<&'a Cache>,
-    rotary: Option<Rotary<'a>>,
 }
 
 impl<'a> EncoderForward<'a> {
     /// `x` and `out` are `[batch, 1, length, features]`, of the layers' dtype.
     pub fn new(x: TensorView<'a>, out: TensorView<'a>) -> Self {
-        let mask = DeviceMask::none();
-        EncoderForward { x, out, mask, hidden: None, weights: None, cache: None, rotary: None }
+        let layers = LayerCalls::default();
+        EncoderForward { x, out, layers, hidden: None, weights: None, cache: None }
     }
 
     /// Which rows a row attends to, in every layer: `mask` and `src_key_padding_mask` of PyTorch, packed sequences, and all else that
@@ -60,7 +59,7 @@ impl<'a> EncoderForward<'a> {
     #[doc(alias = "src_key_padding_mask")]
     #[doc(alias = "is_causal")]
     pub fn mask(mut self, mask: DeviceMask<'a>) -> Self {
-        self.mask = mask;
+        self.layers.mask = Some(mask);
         self
     }
 
@@ -102,7 +101,31 @@ impl<'a> EncoderForward<'a> {
     #[doc(alias = "rope")]
     #[doc(alias = "position_ids")]
     pub fn rotary(mut self, rotation: impl Into<Rotation<'a>>, at: RowPositions<TensorView<'a>>) -> Self {
-        self.rotary = Some(Rotary { rotation: rotation.into(), at });
+        self.layers.rotary = Some(Rotary { rotation: rotation.into(), at });
+        self
+    }
+
+    /// The mask and the rotation of each layer, one entry for each, in place of [`mask`](Self::mask) and [`rotary`](Self::rotary). Use
+    /// it for models whose layers differ, such as Gemma, gpt-oss and ModernBERT: a sliding window and all tokens in turn, another rotary
+    /// base in each kind, sinks by layer.
+    ///
+    /// All layers share one cache and one scratch. With a cache each mask must order the rows. The cache keeps the tokens of all layers,
+    /// those outside of a window too. An error of one entry is [`Error::Layer`], which has its index. The scale and the softcap of a
+    /// layer are part of the stack: [`TransformerEncoder::with_configs`].
+    ///
+    /// ```
+    /// use wgpu_attention::{DeviceMask, EncoderForward, LayerCall, Mask, Rope, RowPositions, TensorView};
+    ///
+    /// /// Every sixth layer of Gemma 3 sees all earlier tokens, the others the last 512.
+    /// fn calls<'a>(layers: usize, [near, far]: [&'a Rope; 2], starts: TensorView<'a>) -> Vec<LayerCall<'a>> {
+    ///     let at = RowPositions::Tensor(starts);
+    ///     let local = LayerCall::new(Mask::causal().window(511, 0)).rotary(near, at);
+    ///     let global = LayerCall::new(Mask::causal()).rotary(far, at);
+    ///     (1..=layers).map(|n| if n % 6 == 0 { global } else { local }).collect()
+    /// }
+    /// ```
+    pub fn layer_calls(mut self, calls: impl Into<Option<&'a [LayerCall<'a>]>>) -> Self {
+        self.layers.each = calls.into();
         self
     }
 
@@ -122,9 +145,9 @@ impl<'a> EncoderForward<'a> {
         self
     }
 
-    /// The attention of `x` to itself, into `out`.
-    fn attention(&self, x: TensorView<'a>, out: TensorView<'a>) -> LayerForward<'a> {
-        LayerForward::self_attention(x, out).mask(self.mask).rotary_of(self.rotary)
+    /// The attention of `x` to itself in layer `n`, into `out`.
+    fn attention(&self, n: usize, x: TensorView<'a>, out: TensorView<'a>) -> LayerForward<'a> {
+        self.layers.attention(n, x, out)
     }
 
     /// The place for the weights of layer `n`.
@@ -208,22 +231,35 @@ impl TransformerEncoder {
         layers: &[EncoderLayerWeights],
         final_norm: Option<NormWeights>,
     ) -> Result<Self, Error> {
-        let device = &pipelines.facts();
         config.check()?;
         check_sizes("encoder", &[("layers", layers.len())])?;
+        Self::with_configs(pipelines, &vec![config; layers.len()], layers, final_norm)
+    }
+
+    /// A stack whose layers differ: `configs` has the configuration of each layer. They may differ in
+    /// [`LayerConfig::scale`](crate::LayerConfig::scale) and [`LayerConfig::softcap`](crate::LayerConfig::softcap).
+    /// Masks and rotations by layer are part of a call: [`EncoderForward::layer_calls`].
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); [`Error::Length`] of `configs`; [`Error::Unsupported`] if they differ in other options.
+    pub fn with_configs(
+        pipelines: &Pipelines,
+        configs: &[BlockConfig],
+        layers: &[EncoderLayerWeights],
+        final_norm: Option<NormWeights>,
+    ) -> Result<Self, Error> {
+        let device = &pipelines.facts();
+        let config = BlockConfig::of_layers(configs, layers.len())?;
         let norm = |weights: &NormWeights| OwnedNorm::new(weights, config.features(), device);
-        let layer = |weights: &EncoderLayerWeights| {
+        let layer = |(weights, own): (&EncoderLayerWeights, &BlockConfig)| {
             Ok(EncoderLayer {
-                attention: MultiHeadAttention::with_pipelines(
-                    pipelines,
-                    config.attention,
-                    &weights.attention,
-                )?,
+                attention: MultiHeadAttention::with_pipelines(pipelines, own.attention, &weights.attention)?,
                 feed_forward: FeedForward::new(&weights.feed_forward, &config, device)?,
                 norms: [norm(&weights.norms[0])?, norm(&weights.norms[1])?],
             })
         };
-        let layers: Vec<EncoderLayer> = layers.iter().map(layer).collect::<Result<_, Error>>()?;
+        let layers: Vec<EncoderLayer> =
+            layers.iter().zip(configs).map(layer).collect::<Result<_, Error>>()?;
         let appended = layers[0].attention.appended_keys();
         if layers.iter().any(|layer| layer.attention.appended_keys() != appended) {
             let why = "all layers of a stack append as many keys, or none";
@@ -441,17 +477,17 @@ impl TransformerEncoder {
         if let Some(weights) = &call.weights {
             expect("weights", weights.shape(), 0, self.layers.len().saturating_mul(batch))?;
         }
-        let weights = call.weights_of(0, batch);
-        let inner = call.attention(call.x, call.out).weights(weights);
+        call.layers.check(self.layers.len())?;
+        let inner = |n| call.attention(n, call.x, call.out).weights(call.weights_of(n, batch));
         let layers: Vec<_> = self.layers.iter().map(|layer| &layer.attention).collect();
         if let Some(cache) = call.cache {
-            check_cache(cache, &layers, &self.config.attention, rows, &call.mask)?;
+            check_cache(cache, &layers, &self.config.attention, rows, &call.layers)?;
             if call.weights.is_some() {
                 let why = "a cache has no fixed number of keys; give all rows at once, without it";
                 return Err(Error::Unsupported { what: "attention weights with a cache", why });
             }
         }
-        let attention = SelfAttention::of(&layers, &inner, call.cache, rows, device)?;
+        let attention = SelfAttention::of(&layers, &call.layers, inner, call.cache, rows, device)?;
         Ok(Plan { rows, size: attention.size(), attention })
     }
 
@@ -475,8 +511,7 @@ impl TransformerEncoder {
     /// All that a call reads.
     fn inputs<'a>(&'a self, call: &EncoderForward<'a>) -> Vec<(&'static str, TensorView<'a>)> {
         let mut read = vec![("x", call.x)];
-        read.extend(call.mask.tensors());
-        read.extend(call.rotary.iter().flat_map(Rotary::tensors));
+        read.extend(call.layers.tensors());
         for layer in &self.layers {
             read.extend(layer.attention.weights());
             read.extend(layer.feed_forward.tensors());
@@ -499,7 +534,7 @@ impl EncoderLayer {
         work: &Workspace<'a>,
     ) -> Result<Dispatches<'a>, Error> {
         let weights = call.weights_of(n, work.rows.batch);
-        let call = call.attention(x, out).weights(weights);
+        let call = call.attention(n, x, out).weights(weights);
         plan.dispatches(n, &self.attention, &call, work)
     }
 }

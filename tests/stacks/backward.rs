@@ -66,30 +66,35 @@ fn weights(stack: &Stack) -> Vec<(String, Vec<f32>)> {
 }
 
 /// The reference's gradients.
-fn reference_of<R: Real>(stack: &Stack, d_out: &[f32]) -> Vec<Vec<R>> {
+pub fn reference_of<R: Real>(stack: &Stack, d_out: &[f32]) -> Vec<Vec<R>> {
     let got = stack.on_host::<R, _>(|x, layers, last| {
         let rows = [stack.batch, stack.length];
-        let (config, options) = (stack.config(DType::F32), stack.options());
-        reference::encoder_backward(x, rows, &config, layers, last, &options, &widen::<R>(d_out))
+        let d_out = widen::<R>(d_out);
+        if stack.each.is_empty() {
+            let (config, options) = (stack.config(DType::F32), stack.options());
+            reference::encoder_backward(x, rows, &config, layers, last, &options, &d_out)
+        } else {
+            reference::encoder_by_layer_backward(x, rows, &stack.calls(), layers, last, &d_out)
+        }
     });
     flat(stack, got.expect("the stack fits the reference"))
 }
 
 /// How a backward call is made.
 #[derive(Clone, Copy, Debug)]
-struct Ask {
+pub struct Ask {
     /// Whether what layers give is kept by the forward call.
-    keeps: bool,
-    accumulates: bool,
-    gradient: DType,
+    pub keeps: bool,
+    pub accumulates: bool,
+    pub gradient: DType,
 }
 
-fn run(stack: &Stack, d_out: &[f32], setup: &Setup, ask: Ask) -> Result<Vec<Vec<f64>>, String> {
+pub fn run(stack: &Stack, d_out: &[f32], setup: &Setup, ask: Ask) -> Result<Vec<Vec<f64>>, String> {
     let Setup { profile, form, dtypes: [dtype, weight], layout } = *setup;
     profile.tidy();
     let refused = |e: Error| e.to_string();
     let placed = stack.place(profile, weight);
-    let encoder = placed.encoder(profile, stack.config(dtype)).map_err(refused)?;
+    let encoder = placed.encoder_of(profile, &stack.configs(dtype)).map_err(refused)?;
     let encoder = encoder.tuning(Tuning::new().form(form));
     let shape = stack.shape();
     let many = [stack.kept().max(1) * shape[0], 1, shape[2], shape[3]];
@@ -106,10 +111,12 @@ fn run(stack: &Stack, d_out: &[f32], setup: &Setup, ask: Ask) -> Result<Vec<Vec<
     let gradients = stack.place_gradients(profile, ask.gradient, ask.accumulates, layout);
     let rules = PlacedRules::new(profile, &stack.rules, DType::F32, layout);
     let rotary = stack.rotary.as_ref().map(|rotary| rotary.place(profile));
-    let mut forward = EncoderForward::new(x.view(), out.view())
-        .mask(rules.mask())
-        .hidden(hidden.as_ref().map(Placed::view));
-    if let Some(rotary) = &rotary {
+    let each: Vec<_> = stack.each.iter().map(|layer| layer.place(profile, layout)).collect();
+    let calls: Vec<_> = each.iter().map(|layer| layer.call(None)).collect();
+    let forward = EncoderForward::new(x.view(), out.view()).hidden(hidden.as_ref().map(Placed::view));
+    let mut forward =
+        if calls.is_empty() { forward.mask(rules.mask()) } else { forward.layer_calls(&calls[..]) };
+    if let Some(rotary) = rotary.as_ref().filter(|_| calls.is_empty()) {
         forward = forward.rotary(rotary.rotation(), rotary.at());
     }
     let d_layers = gradients.gradients();
@@ -175,7 +182,7 @@ fn every_form_gives_the_vectors_gradients() {
 }
 
 /// Of the largest error over tolerance, against the reference; twice, with the same bits.
-fn outcome(stack: &Stack, setup: &Setup, ask: Ask, seed: u64) -> Result<f64, String> {
+pub fn outcome(stack: &Stack, setup: &Setup, ask: Ask, seed: u64) -> Result<f64, String> {
     let [dtype, weight] = setup.dtypes;
     let own = stack.stored(dtype, weight);
     let count = own.x.len();

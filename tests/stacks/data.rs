@@ -7,9 +7,10 @@ use wgpu_attention::reference::{
 use wgpu_attention::{
     Activation, BlockConfig, DType, EncoderLayerGradients, EncoderLayerWeights, FeedForwardGradients,
     FeedForwardWeights, LayerConfig, LayerGradients, LayerWeights, Linear, LinearGradients, NormConfig,
-    NormGradients, NormOrder, NormWeights, Shape, TransformerEncoder,
+    NormGradients, NormOrder, NormWeights, RowPositions, Shape, TransformerEncoder,
 };
 
+use super::by_layer::LayerData;
 use crate::harness::layer::LinearData;
 use crate::harness::rotary::RotaryData;
 use crate::harness::run::{Layout, Placed};
@@ -32,6 +33,8 @@ pub struct Stack {
     pub norm: NormConfig,
     pub rules: Rules,
     pub rotary: Option<RotaryData>,
+    /// Of each layer, in place of the rules and the rotation, if layers differ; else none.
+    pub each: Vec<LayerData>,
     /// Of each layer: query, key, value, out, up, down, both norms, and gate if it is gated.
     pub layers: Vec<Vec<LinearData>>,
     pub final_norm: Option<LinearData>,
@@ -109,17 +112,38 @@ impl Stack {
     }
 
     pub fn config(&self, dtype: DType) -> BlockConfig {
+        self.config_of(&LayerData::default(), dtype)
+    }
+
+    fn config_of(&self, layer: &LayerData, dtype: DType) -> BlockConfig {
         let attention = LayerConfig::new(self.features, self.heads).kv_heads(self.kv_heads).dtype(dtype);
-        BlockConfig::new(attention, self.hidden)
+        BlockConfig::new(layer.attention(attention), self.hidden)
             .activation(self.activation)
             .gated(self.gated)
             .order(self.order)
             .norm(self.norm)
     }
 
+    /// The configuration of each layer.
+    pub fn configs(&self, dtype: DType) -> Vec<BlockConfig> {
+        match &self.each[..] {
+            [] => vec![self.config(dtype); self.layers.len()],
+            each => each.iter().map(|layer| self.config_of(layer, dtype)).collect(),
+        }
+    }
+
     pub fn options(&self) -> Options<'_> {
         let options = Options::new().mask(self.rules.host());
         self.rotary.as_ref().map_or(options, |rotary| rotary.options(options))
+    }
+
+    /// The configuration and the options of each layer, for the reference.
+    pub fn calls(&self) -> Vec<(BlockConfig, Options<'_>)> {
+        let options: Vec<_> = match &self.each[..] {
+            [] => vec![self.options(); self.layers.len()],
+            each => each.iter().map(LayerData::options).collect(),
+        };
+        self.configs(DType::F32).into_iter().zip(options).collect()
     }
 
     /// Shapes of the parts of a layer, as the device has them.
@@ -164,8 +188,15 @@ impl Stack {
     pub fn exact(&self) -> reference::Encoded<f64> {
         self.on_host(|x, layers, last| {
             let rows = [self.batch, self.length];
-            reference::encoder(x, rows, &self.config(DType::F32), layers, last, &self.options().weights(true))
-                .expect("the stack fits the reference")
+            let calls = self.calls().into_iter().map(|(config, options)| (config, options.weights(true)));
+            let got = match &self.each[..] {
+                [] => {
+                    let options = self.options().weights(true);
+                    reference::encoder(x, rows, &self.config(DType::F32), layers, last, &options)
+                }
+                _ => reference::encoder_by_layer(x, rows, &calls.collect::<Vec<_>>(), layers, last),
+            };
+            got.expect("the stack fits the reference")
         })
     }
 
@@ -183,16 +214,17 @@ impl Stack {
         };
         let added = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a + b).collect::<Vec<f32>>();
         let mut weights = Vec::new();
-        let mut attend = |x: &[f32], parts: &[LinearData]| {
+        let mut attend = |x: &[f32], parts: &[LinearData], own: &LayerData| {
             let [q, k, v] = [0, 1, 2].map(|n| {
                 let heads = if n == 0 { heads } else { self.kv_heads };
                 let mut y = keep(product(x, &parts[n], e, heads * dim));
-                if let Some(rotary) = self.rotary.as_ref().filter(|_| n < 2) {
+                if let Some(rotary) = own.rotary.as_ref().filter(|_| n < 2) {
                     y = keep(rotary.turned(&y, [heads, self.length, dim], false));
                 }
                 split_heads(&y, self.length, heads, dim).expect("it fits")
             });
-            let options = Options::new().mask(self.rules.host()).weights(true);
+            let options = own.options().rotary(None, RowPositions::Start(0));
+            let options = options.scale(own.scale).softcap(own.softcap).weights(true);
             let got = attention(&q, &k, &v, shape, &options).expect("it fits");
             weights.extend(got.weights);
             let context = keep(join_heads(&got.out, self.length, heads, dim).expect("it fits"));
@@ -212,14 +244,17 @@ impl Stack {
         };
         let mut x = self.x.clone();
         let mut hidden = Vec::new();
-        for parts in &self.layers {
+        let common =
+            LayerData { rules: self.rules.clone(), rotary: self.rotary.clone(), ..Default::default() };
+        for (n, parts) in self.layers.iter().enumerate() {
+            let own = self.each.get(n).unwrap_or(&common);
             x = match self.order {
                 NormOrder::Post => {
-                    let middle = keep(normed(&added(&x, &attend(&x, parts)), &parts[6]));
+                    let middle = keep(normed(&added(&x, &attend(&x, parts, own)), &parts[6]));
                     keep(normed(&added(&middle, &feed(&middle, parts)), &parts[7]))
                 }
                 NormOrder::Pre => {
-                    let middle = keep(added(&x, &attend(&keep(normed(&x, &parts[6])), parts)));
+                    let middle = keep(added(&x, &attend(&keep(normed(&x, &parts[6])), parts, own)));
                     let branch = feed(&keep(normed(&middle, &parts[7])), parts);
                     keep(added(&middle, &branch))
                 }
@@ -334,6 +369,16 @@ impl PlacedStack {
     ) -> Result<TransformerEncoder, wgpu_attention::Error> {
         let last = self.final_norm.as_ref().map(PlacedPart::norm);
         TransformerEncoder::with_pipelines(profile.gpu.pipelines(), config, &self.weights(), last)
+    }
+
+    /// A stack of layers with these configurations.
+    pub fn encoder_of(
+        &self,
+        profile: &Profile,
+        configs: &[BlockConfig],
+    ) -> Result<TransformerEncoder, wgpu_attention::Error> {
+        let last = self.final_norm.as_ref().map(PlacedPart::norm);
+        TransformerEncoder::with_configs(profile.gpu.pipelines(), configs, &self.weights(), last)
     }
 }
 

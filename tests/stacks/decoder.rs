@@ -21,7 +21,7 @@ impl Stack {
         profile.tidy();
         let refused = |e: Error| e.to_string();
         let placed = Weights::new(self, profile, weight);
-        let decoder = placed.decoder(profile, self.config(dtype)).map_err(refused)?;
+        let decoder = placed.decoder_of(profile, &self.configs(dtype)).map_err(refused)?;
         let decoder = decoder.tuning(Tuning::new().form(form));
         let Stack { batch, length, memory_len, kv_heads, features, .. } = *self;
         let dim = features / self.heads;
@@ -38,6 +38,7 @@ impl Stack {
         let projected = DecoderMemory { keys: keys.view(), values: values.view() };
         let rules = self.rules.each_ref().map(|r| PlacedRules::new(profile, r, DType::F32, layout));
         let rotary = self.rotary.as_ref().map(|rotary| rotary.place(profile));
+        let each: Vec<_> = self.each.iter().map(|layer| layer.place(profile, layout)).collect();
         let sizes = [batch, kv_heads, dim, length];
         let mut cache = cache_of(profile, self.layers.len(), sizes, dtype).map_err(refused)?;
         let whole = [length];
@@ -47,14 +48,15 @@ impl Stack {
             if steps.is_some() {
                 profile.gpu.submit(|e| cache.advance(e, Tokens::All(*rows))).map_err(refused)?;
             }
+            let starts = steps.map(|_| cache.starts());
+            let calls: Vec<_> = each.iter().map(|layer| layer.call(starts)).collect();
             let mut call = DecoderForward::new(x, projected, out)
-                .mask(rules[0].mask())
                 .memory_mask(rules[1].mask())
                 .cache(steps.map(|_| &cache))
                 .hidden(hidden.as_ref().map(|t| t.view().slice(2, first, *rows)));
-            if let Some(rotary) = &rotary {
-                let at = steps.map_or(rotary.at(), |_| RowPositions::Tensor(cache.starts()));
-                call = call.rotary(rotary.rotation(), at);
+            call = if calls.is_empty() { call.mask(rules[0].mask()) } else { call.layer_calls(&calls[..]) };
+            if let Some(rotary) = rotary.as_ref().filter(|_| calls.is_empty()) {
+                call = call.rotary(rotary.rotation(), starts.map_or(rotary.at(), RowPositions::Tensor));
             }
             let size = decoder.scratch_size(&call).map_err(refused)?;
             let mut scratch = Scratch::new(profile.gpu.device(), size).map_err(refused)?;
@@ -71,7 +73,7 @@ impl Stack {
         Ok([read(&out)?, hidden.as_ref().map(read).transpose()?.unwrap_or_default()])
     }
 
-    fn outcome(&self, setup: &Setup, steps: Option<&[usize]>, keeps: bool) -> Result<f64, String> {
+    pub fn outcome(&self, setup: &Setup, steps: Option<&[usize]>, keeps: bool) -> Result<f64, String> {
         let [dtype, weight] = setup.dtypes;
         let own = self.stored(dtype, weight);
         let [got, hidden] = own.run(setup, steps, keeps)?;

@@ -84,6 +84,9 @@ fn reference_of<R: Real>(stack: &Stack, d_out: &[f32]) -> Vec<Vec<R>> {
     let got = stack.on_host::<R, _>(|inputs, layers, last| {
         let (config, [own, cross]) = (stack.config(DType::F32), &stack.options());
         let (shape, d_out) = (stack.shape(), widen::<R>(d_out));
+        if !stack.each.is_empty() {
+            return reference::decoder_by_layer_backward(inputs, shape, &stack.calls(), layers, last, &d_out);
+        }
         reference::decoder_backward(inputs, shape, &config, layers, last, [own, cross], &d_out)
     });
     flat(stack, got.expect("the stack fits the reference"))
@@ -91,16 +94,16 @@ fn reference_of<R: Real>(stack: &Stack, d_out: &[f32]) -> Vec<Vec<R>> {
 
 /// How a backward call is made.
 #[derive(Clone, Copy, Debug)]
-struct Ask {
+pub struct Ask {
     /// Whether what layers give is kept by the forward call.
-    keeps: bool,
-    accumulates: bool,
-    gradient: DType,
+    pub keeps: bool,
+    pub accumulates: bool,
+    pub gradient: DType,
     /// The gradients of x, of the memory, of weights.
-    wanted: [bool; 3],
+    pub wanted: [bool; 3],
 }
 
-const ALL: Ask = Ask { keeps: false, accumulates: false, gradient: DType::F32, wanted: [true; 3] };
+pub const ALL: Ask = Ask { keeps: false, accumulates: false, gradient: DType::F32, wanted: [true; 3] };
 
 /// What a call that asks for them gives: d_x, d_memory, those of weights.
 fn run(stack: &Stack, d_out: &[f32], setup: &Setup, ask: Ask) -> Result<Vec<Vec<f64>>, String> {
@@ -108,7 +111,7 @@ fn run(stack: &Stack, d_out: &[f32], setup: &Setup, ask: Ask) -> Result<Vec<Vec<
     profile.tidy();
     let refused = |e: Error| e.to_string();
     let weights = Weights::new(stack, profile, weight);
-    let decoder = weights.decoder(profile, stack.config(dtype)).map_err(refused)?;
+    let decoder = weights.decoder_of(profile, &stack.configs(dtype)).map_err(refused)?;
     let decoder = decoder.tuning(Tuning::new().form(form));
     let Stack { batch, length, memory_len, heads, kv_heads, features, .. } = *stack;
     let rows = [batch, 1, length, features];
@@ -143,11 +146,13 @@ fn run(stack: &Stack, d_out: &[f32], setup: &Setup, ask: Ask) -> Result<Vec<Vec<
     let rules = stack.rules.each_ref().map(|r| PlacedRules::new(profile, r, DType::F32, layout));
     let projected = DecoderMemory { keys: keys.view(), values: values.view() };
     let rotary = stack.rotary.as_ref().map(|rotary| rotary.place(profile));
+    let each: Vec<_> = stack.each.iter().map(|layer| layer.place(profile, layout)).collect();
+    let calls: Vec<_> = each.iter().map(|layer| layer.call(None)).collect();
     let mut forward = DecoderForward::new(x.view(), projected, out.view())
-        .mask(rules[0].mask())
         .memory_mask(rules[1].mask())
         .hidden(hidden.as_ref().map(Placed::view));
-    if let Some(rotary) = &rotary {
+    forward = if calls.is_empty() { forward.mask(rules[0].mask()) } else { forward.layer_calls(&calls[..]) };
+    if let Some(rotary) = rotary.as_ref().filter(|_| calls.is_empty()) {
         forward = forward.rotary(rotary.rotation(), rotary.at());
     }
     let d_layers = gradients.as_ref().map(Weights::layer_gradients).unwrap_or_default();
@@ -171,7 +176,7 @@ fn run(stack: &Stack, d_out: &[f32], setup: &Setup, ask: Ask) -> Result<Vec<Vec<
 }
 
 /// Of the largest error over tolerance, against the reference; twice, with the same bits.
-fn outcome(stack: &Stack, setup: &Setup, ask: Ask, seed: u64) -> Result<f64, String> {
+pub fn outcome(stack: &Stack, setup: &Setup, ask: Ask, seed: u64) -> Result<f64, String> {
     let [dtype, weight] = setup.dtypes;
     let own = stack.stored(dtype, weight);
     let d_out = stored(&Rng::new(seed ^ 0xd007).normals(own.x.len()), dtype);

@@ -10,6 +10,7 @@ use wgpu_attention::{
 };
 
 use super::FAMILY;
+use super::by_layer::LayerData;
 use super::data::{Part, PlacedPart};
 use crate::harness::layer::LinearData;
 use crate::harness::rotary::RotaryData;
@@ -40,6 +41,8 @@ pub struct Stack {
     pub rules: [Rules; 2],
     /// Of self-attention.
     pub rotary: Option<RotaryData>,
+    /// Of self-attention of each layer, in place of the rules and the rotation, if layers differ; else none.
+    pub each: Vec<LayerData>,
     /// Of each layer: query, key, value, out of both attentions, up, down, three norms, the key (and, as its bias, the value) that
     /// each attention appends if it does, and gate if it is gated.
     pub layers: Vec<Vec<LinearData>>,
@@ -50,11 +53,23 @@ pub struct Stack {
 
 impl Stack {
     pub fn config(&self, dtype: DType) -> BlockConfig {
+        self.config_of(&LayerData::default(), dtype)
+    }
+
+    /// The configuration of each layer.
+    pub fn configs(&self, dtype: DType) -> Vec<BlockConfig> {
+        match &self.each[..] {
+            [] => vec![self.config(dtype); self.layers.len()],
+            each => each.iter().map(|layer| self.config_of(layer, dtype)).collect(),
+        }
+    }
+
+    fn config_of(&self, layer: &LayerData, dtype: DType) -> BlockConfig {
         let attention = LayerConfig::new(self.features, self.heads)
             .kv_heads(self.kv_heads)
             .add_zero_attn(self.appends[1])
             .dtype(dtype);
-        BlockConfig::new(attention, self.hidden)
+        BlockConfig::new(layer.attention(attention), self.hidden)
             .activation(self.activation)
             .gated(self.gated)
             .order(self.order)
@@ -181,8 +196,17 @@ impl Stack {
         [self.rotary.as_ref().map_or(own, |rotary| rotary.options(own)), cross]
     }
 
+    /// The configuration and the options of each layer, for the reference, where layers differ.
+    pub fn calls(&self) -> Vec<(BlockConfig, [Options<'_>; 2])> {
+        let options = self.each.iter().map(|layer| [layer.options(), self.options()[1]]);
+        self.configs(DType::F32).into_iter().zip(options).collect()
+    }
+
     pub fn reference<R: Real>(&self) -> reference::Encoded<R> {
         let got = self.on_host(|inputs, layers, last| {
+            if !self.each.is_empty() {
+                return reference::decoder_by_layer(inputs, self.shape(), &self.calls(), layers, last);
+            }
             let [own, cross] = &self.options();
             let config = self.config(DType::F32);
             reference::decoder(inputs, self.shape(), &config, layers, last, [own, cross])
@@ -238,6 +262,17 @@ impl Weights {
         let layers: Vec<_> = self.layers.iter().map(|p| weights_of(p)).collect();
         let last = self.final_norm.as_ref().map(PlacedPart::norm);
         TransformerDecoder::with_pipelines(profile.gpu.pipelines(), config, &layers, last)
+    }
+
+    /// A stack of layers with these configurations.
+    pub fn decoder_of(
+        &self,
+        profile: &Profile,
+        configs: &[BlockConfig],
+    ) -> Result<TransformerDecoder, Error> {
+        let layers: Vec<_> = self.layers.iter().map(|p| weights_of(p)).collect();
+        let last = self.final_norm.as_ref().map(PlacedPart::norm);
+        TransformerDecoder::with_configs(profile.gpu.pipelines(), configs, &layers, last)
     }
 
     /// The same tensors as places of gradients.
@@ -339,6 +374,7 @@ pub fn vector(name: &str) -> (Stack, Vector) {
         activation: Activation::Relu,
         gated: false,
         rotary: None,
+        each: Vec::new(),
         biased: true,
         appends: [false; 2],
         order: NormOrder::Post,
@@ -388,6 +424,7 @@ pub fn drawn(n: u64, of_gradients: bool) -> Stack {
         length,
         memory_len,
         rotary,
+        each: Vec::new(),
         heads,
         kv_heads: if n % 4 == 3 { heads.div_ceil(2) } else { heads },
         features: heads * head_dim,

@@ -88,6 +88,7 @@ pub fn vector(name: &str) -> (Stack, Vector) {
         gated: false,
         biased: true,
         rotary: None,
+        each: Vec::new(),
         order: if vector.attrs["norm"] == "pre" { NormOrder::Pre } else { NormOrder::Post },
         norm: NormConfig::layer().eps(vector.number("ln_eps").expect("ln_eps")),
         rules: Rules {
@@ -126,8 +127,8 @@ fn embedded(vector: &Vector) -> (Vec<f32>, [usize; 2]) {
 }
 
 /// What a run gives: the output, and what the layers give and what their heads attend to where there is a place for that.
-struct Got {
-    out: Vec<f64>,
+pub struct Got {
+    pub out: Vec<f64>,
     hidden: Option<Vec<f64>>,
     weights: Option<Vec<f64>>,
 }
@@ -144,12 +145,12 @@ impl Stack {
 
     /// Runs it with rows in steps of these lengths by a cache, or all at once; if it `keeps` that, with what layers give and, all at once,
     /// what their heads attend to.
-    fn run(&self, setup: &Setup, steps: Option<&[usize]>, keeps: bool) -> Result<Got, String> {
+    pub fn run(&self, setup: &Setup, steps: Option<&[usize]>, keeps: bool) -> Result<Got, String> {
         let Setup { profile, form, dtypes: [dtype, weight], layout } = *setup;
         profile.tidy();
         let refused = |e: wgpu_attention::Error| e.to_string();
         let placed = self.place(profile, weight);
-        let stack = placed.encoder(profile, self.config(dtype)).map_err(refused)?;
+        let stack = placed.encoder_of(profile, &self.configs(dtype)).map_err(refused)?;
         let stack = stack.tuning(Tuning::new().form(form));
         let [_, _, length, features] = self.shape();
         let many = [self.kept().max(1) * self.batch, 1, length, features];
@@ -161,6 +162,7 @@ impl Stack {
         let maps = (keeps && steps.is_none()).then(|| Placed::output(profile, DType::F32, maps_at));
         let rules = PlacedRules::new(profile, &self.rules, DType::F32, layout);
         let rotary = self.rotary.as_ref().map(|rotary| rotary.place(profile));
+        let each: Vec<_> = self.each.iter().map(|layer| layer.place(profile, layout)).collect();
         let sizes = [self.batch, self.kv_heads, features / self.heads, length];
         let mut cache = cache_of(profile, self.layers.len(), sizes, dtype).map_err(refused)?;
         let whole = [length];
@@ -170,14 +172,15 @@ impl Stack {
             if steps.is_some() {
                 profile.gpu.submit(|e| cache.advance(e, Tokens::All(*rows))).map_err(refused)?;
             }
+            let starts = steps.map(|_| cache.starts());
+            let calls: Vec<_> = each.iter().map(|layer| layer.call(starts)).collect();
             let mut call = EncoderForward::new(x, out)
-                .mask(rules.mask())
                 .cache(steps.map(|_| &cache))
                 .hidden(hidden.as_ref().map(|t| t.view().slice(2, first, *rows)))
                 .weights(maps.as_ref().map(Placed::view));
-            if let Some(rotary) = &rotary {
-                let at = steps.map_or(rotary.at(), |_| RowPositions::Tensor(cache.starts()));
-                call = call.rotary(rotary.rotation(), at);
+            call = if calls.is_empty() { call.mask(rules.mask()) } else { call.layer_calls(&calls[..]) };
+            if let Some(rotary) = rotary.as_ref().filter(|_| calls.is_empty()) {
+                call = call.rotary(rotary.rotation(), starts.map_or(rotary.at(), RowPositions::Tensor));
             }
             let size = stack.scratch_size(&call).map_err(refused)?;
             let mut scratch = Scratch::new(profile.gpu.device(), size).map_err(refused)?;
@@ -190,7 +193,7 @@ impl Stack {
     }
 
     /// The largest error over tolerance, against the reference.
-    fn outcome(&self, setup: &Setup, steps: Option<&[usize]>, keeps: bool) -> Result<f64, String> {
+    pub fn outcome(&self, setup: &Setup, steps: Option<&[usize]>, keeps: bool) -> Result<f64, String> {
         let [dtype, weight] = setup.dtypes;
         let own = self.stored(dtype, weight);
         let got = own.run(setup, steps, keeps)?;
@@ -299,6 +302,7 @@ pub fn drawn(n: u64) -> (Stack, bool) {
         kv_heads: if gated { heads.div_ceil(2) } else { heads },
         biased: !gated,
         rotary: if n.is_multiple_of(3) { None } else { RotaryData::random(rng, [batch, length, head_dim]) },
+        each: Vec::new(),
         features: heads * head_dim,
         hidden: rng.pick(&[7, 24, 64]),
         activation: Activation::ALL[n as usize % 4],

@@ -1,0 +1,329 @@
+//! Layers that differ in one stack: each with its own mask, rotation, scale and softcap.
+
+use wgpu_attention::reference::compare::max_error;
+use wgpu_attention::reference::{self, Options};
+use wgpu_attention::{
+    Activation, Cache, CacheConfig, DType, DeviceMask, EncoderBackward, EncoderForward, LayerCall,
+    LayerConfig, NormOrder, Rope, RopeConfig, RowPositions, Scratch, TensorView, Tokens,
+};
+
+use super::backward::{self, Ask};
+use super::data::Stack;
+use super::encoder::{Setup, drawn};
+use super::judge::expect_slopes;
+use super::steps::steps_of;
+use super::{decoder_backward, decoder_data};
+use crate::harness::rotary::{PlacedRotary, RotaryData};
+use crate::harness::run::{Layout, PlacedRules};
+use crate::harness::{FORMS, HostData, Profile, Report, Rng, Rules, defaults, full, rest};
+
+/// The options of one layer.
+#[derive(Clone, Debug, Default)]
+pub struct LayerData {
+    pub rules: Rules,
+    pub rotary: Option<RotaryData>,
+    pub scale: Option<f64>,
+    pub softcap: Option<f64>,
+}
+
+impl LayerData {
+    /// Windows, all earlier tokens and sinks in turn, with other rotary bases; every fifth layer does not rotate.
+    pub fn random(rng: &mut Rng, n: usize, [heads, head_dim]: [usize; 2]) -> Self {
+        let sinks = HostData::new(rng.normals(heads), [1, heads, 1, 1]);
+        let rules = Rules {
+            causal: true,
+            window: (n % 2 == 0).then(|| [rng.between(1, 3), 0]),
+            sinks: (n % 3 == 1).then_some(sinks),
+            ..Default::default()
+        };
+        let base = if n % 2 == 0 { 100.0 } else { 1e6 };
+        let pairs = head_dim / 2;
+        let rotates = pairs > 0 && n % 5 != 4;
+        let rope = |pairs: usize| RopeConfig::new(2 * pairs).base(base);
+        let rotary = rotates.then(|| {
+            let pairs = if n % 2 == 0 { pairs } else { pairs.div_ceil(2) };
+            RotaryData { rope: rope(pairs), at: RowPositions::Start(0), tables: false }
+        });
+        let softcap = (n % 2 == 1).then(|| 2.0 + n as f64);
+        LayerData { rules, rotary, scale: (n % 3 == 0).then_some(0.2), softcap }
+    }
+
+    pub fn attention(&self, config: LayerConfig) -> LayerConfig {
+        config.scale(self.scale).softcap(self.softcap)
+    }
+
+    pub fn options(&self) -> Options<'_> {
+        let options = Options::new().mask(self.rules.host());
+        self.rotary.as_ref().map_or(options, |rotary| rotary.options(options))
+    }
+
+    pub fn place(&self, profile: &'static Profile, layout: Layout) -> PlacedLayer {
+        PlacedLayer {
+            rules: PlacedRules::new(profile, &self.rules, DType::F32, layout),
+            rotary: self.rotary.as_ref().map(|rotary| rotary.place(profile)),
+        }
+    }
+}
+
+/// The mask and the rotation of one layer on the device.
+pub struct PlacedLayer {
+    rules: PlacedRules,
+    rotary: Option<PlacedRotary>,
+}
+
+impl PlacedLayer {
+    /// With a cache, rows stand at its `starts`.
+    pub fn call<'a>(&'a self, starts: Option<TensorView<'a>>) -> LayerCall<'a> {
+        let call = LayerCall::new(self.rules.mask());
+        match &self.rotary {
+            Some(rotary) => call.rotary(rotary.rotation(), starts.map_or(rotary.at(), RowPositions::Tensor)),
+            None => call,
+        }
+    }
+}
+
+/// A stack of [`drawn`](super::encoder::drawn) whose layers differ, and whether a call keeps what layers give.
+fn differing(n: u64) -> (Stack, bool) {
+    let (stack, keeps) = drawn(n);
+    let rng = &mut Rng::new(n ^ 0xa17e);
+    let layers = 2 + n as usize % 4;
+    let head_dim = stack.features / stack.heads;
+    let each = (0..layers).map(|n| LayerData::random(rng, n, [stack.heads, head_dim])).collect();
+    let last = stack.final_norm.is_some();
+    let stack = Stack { rules: Rules::default(), rotary: None, each, ..stack };
+    (Stack::random(rng, layers, last, stack), keeps)
+}
+
+fn setup_of(rng: &mut Rng, n: u64) -> Setup {
+    let profile = if rng.chance(0.3) { defaults() } else { full() };
+    let dtype = match n % 4 {
+        2 => DType::F16,
+        3 => DType::BF16,
+        _ => DType::F32,
+    };
+    let layout = if rng.chance(0.5) { Layout::Dense } else { Layout::Window(rng.word()) };
+    Setup { profile, form: FORMS[(n / 2) as usize % 2], dtypes: [dtype; 2], layout }
+}
+
+/// A window of three rows with base 10 000, then all earlier rows with base 1 000 000.
+fn smallest() -> Stack {
+    let layer = |window, base| LayerData {
+        rules: Rules { causal: true, window, ..Default::default() },
+        rotary: Some(RotaryData {
+            rope: RopeConfig::new(4).base(base),
+            at: RowPositions::Start(0),
+            tables: false,
+        }),
+        ..Default::default()
+    };
+    let (stack, _) = drawn(2);
+    assert!(stack.gated && stack.order == NormOrder::Pre, "as Llama has them");
+    let stack = Stack {
+        batch: 1,
+        length: 5,
+        heads: 4,
+        kv_heads: 2,
+        features: 16,
+        hidden: 24,
+        rules: Rules::default(),
+        rotary: None,
+        each: vec![layer(Some([2, 0]), 1e4), layer(None, 1e6)],
+        ..stack
+    };
+    Stack::random(&mut Rng::new(34), 2, true, stack)
+}
+
+#[test]
+fn reference_by_layer_chains_single_layers() {
+    for stack in [smallest(), differing(3).0, differing(6).0] {
+        let exact = stack.exact();
+        let chained = stack.on_host::<f64, _>(|x, layers, last| {
+            let count = layers.len();
+            let mut x = x.to_vec();
+            for (n, (layer, (config, options))) in layers.iter().zip(stack.calls()).enumerate() {
+                let last = last.filter(|_| n + 1 == count);
+                let rows = [stack.batch, stack.length];
+                let got = reference::encoder(&x, rows, &config, std::slice::from_ref(layer), last, &options);
+                x = got.expect("a layer").out;
+            }
+            x
+        });
+        assert_eq!(exact.out, chained);
+        let alike = Stack { each: vec![stack.each[0].clone(); stack.layers.len()], ..stack };
+        assert!(max_error(&alike.exact().out, &exact.out) > 1e-3, "layers do not differ");
+    }
+}
+
+#[test]
+fn window_and_full_layers_share_cache() {
+    let mut report = Report::new("the smallest stack of layers that differ");
+    let stack = smallest();
+    for (form, layout) in FORMS.into_iter().zip([Layout::Dense, Layout::Window(5)]) {
+        let setup = Setup { profile: full(), form, dtypes: [DType::F32; 2], layout };
+        report.record("at once", &setup, stack.outcome(&setup, None, true));
+        report.record("one at a time", &setup, stack.outcome(&setup, Some(&[1; 5]), true));
+        report.record("in steps", &setup, stack.outcome(&setup, Some(&[3, 1, 1]), false));
+    }
+    report.finish();
+}
+
+#[test]
+fn differing_layers_equal_reference() {
+    let mut report = Report::new("encoders by layer");
+    for n in 0..24 {
+        if n >= 6 && !rest(&format!("encoders by layer {n}")) {
+            continue;
+        }
+        let (stack, keeps) = differing(n);
+        let rng = &mut Rng::new(n ^ 0x5e71);
+        let setup = setup_of(rng, n);
+        report.record(&format!("stack {n}"), &setup, stack.outcome(&setup, None, keeps));
+        let steps = steps_of(stack.length, rng);
+        let judged = stack.outcome(&setup, Some(&steps), keeps);
+        report.record(&format!("stack {n} in {steps:?}"), &setup, judged);
+    }
+    report.finish();
+}
+
+#[test]
+fn differing_layers_gradients_equal_reference() {
+    let mut report = Report::new("encoders by layer, backward");
+    for n in 0..16 {
+        if n >= 4 && !rest(&format!("encoders by layer, backward {n}")) {
+            continue;
+        }
+        let (mut stack, keeps) = differing(n);
+        let rng = &mut Rng::new(n ^ 0xbacd);
+        let setup = setup_of(rng, n);
+        // Where rounding moves a ReLU's input over its kink, gradients jump.
+        if setup.dtypes[0] != DType::F32 && stack.activation == Activation::Relu {
+            stack.activation = Activation::Gelu;
+        }
+        let ask = Ask { keeps, accumulates: n % 3 == 1, gradient: DType::F32 };
+        let judged = backward::outcome(&stack, &setup, ask, n);
+        report.record(&format!("stack {n}"), &format!("{setup}, {ask:?}"), judged);
+    }
+    report.finish();
+}
+
+#[test]
+fn reference_by_layer_gradients_match_differences() {
+    for n in [1, 2, 5] {
+        let (stack, _) = differing(n);
+        let rng = &mut Rng::new(n ^ 0xd1fe);
+        let layers = stack.layers.len();
+        let stack = Stack { batch: 1, length: 4, activation: Activation::Silu, ..stack };
+        let stack = Stack::random(rng, layers, true, stack);
+        let d_out = rng.normals(stack.x.len());
+        let loss =
+            |stack: &Stack| stack.exact().out.iter().zip(&d_out).map(|(out, d)| out * f64::from(*d)).sum();
+        let gradients = |stack: &Stack| backward::reference_of::<f64>(stack, &d_out);
+        let tensors = |stack: &mut Stack, visit: &mut dyn FnMut(&mut Vec<f32>)| {
+            let parts = stack.layers.iter_mut().flatten().chain(&mut stack.final_norm);
+            let tensors = parts.flat_map(|p| std::iter::once(&mut p.weight).chain(&mut p.bias));
+            std::iter::once(&mut stack.x).chain(tensors).for_each(visit);
+        };
+        expect_slopes(&format!("stack {n}"), &stack, rng, loss, gradients, tensors);
+    }
+}
+
+/// Self-attention of decoders; the memory's mask is common to all layers.
+#[test]
+fn decoders_with_differing_layers_equal_reference() {
+    let mut report = Report::new("decoders by layer");
+    for n in 0..12 {
+        if n >= 3 && !rest(&format!("decoders by layer {n}")) {
+            continue;
+        }
+        let rng = &mut Rng::new(n ^ 0xa17f);
+        let stack = decoder_data::drawn(n, false);
+        let layers = 2 + n as usize % 3;
+        let head_dim = stack.features / stack.heads;
+        let each = (0..layers).map(|n| LayerData::random(rng, n, [stack.heads, head_dim])).collect();
+        // A ReLU's kink is where rounding makes gradients jump.
+        let activation = Activation::Gelu;
+        let stack = decoder_data::Stack { each, rotary: None, activation, ..stack };
+        let stack = decoder_data::Stack::random(rng, layers, n % 2 == 0, stack);
+        let setup = setup_of(rng, n);
+        report.record(&format!("stack {n}"), &setup, stack.outcome(&setup, None, true));
+        let steps = steps_of(stack.length, rng);
+        let judged = stack.outcome(&setup, Some(&steps), false);
+        report.record(&format!("stack {n} in {steps:?}"), &setup, judged);
+        let ask = decoder_backward::Ask { keeps: n % 2 == 0, ..decoder_backward::ALL };
+        let judged = decoder_backward::outcome(&stack, &setup, ask, n);
+        report.record(&format!("gradients of stack {n}"), &setup, judged);
+    }
+    report.finish();
+}
+
+#[test]
+fn bad_layer_calls_are_errors() {
+    let gpu = &full().gpu;
+    let stack = smallest();
+    let placed = stack.place(full(), DType::F32);
+    let encoder = placed.encoder(full(), stack.config(DType::F32)).expect("a stack");
+    let buffers: Vec<_> = (0..5).map(|_| gpu.buffer(4096).expect("a buffer")).collect();
+    let typed = |n: usize, dtype, shape| TensorView::new(&buffers[n], dtype, shape);
+    let rows = |n: usize| typed(n, DType::F32, [1, 1, 5, 16]);
+    let config = CacheConfig::new(2, 4, 9).layers(2);
+    let mut cache = Cache::with_pipelines(gpu.pipelines(), config).expect("a cache");
+    gpu.submit(|e| cache.advance(e, Tokens::All(5))).expect("an advance");
+    let refused = |call: EncoderForward, words: &[&str]| {
+        let mut commands = gpu.device().create_command_encoder(&Default::default());
+        let mut scratch = Scratch::new(gpu.device(), Default::default()).expect("a scratch");
+        let error = encoder.forward(&mut commands, &call, &mut scratch).expect_err("an error").to_string();
+        assert!(words.iter().all(|w| error.contains(w)), "{words:?}: {error}");
+        let mut pass = commands.begin_compute_pass(&Default::default());
+        assert!(encoder.forward_in_pass(&mut pass, &call, &mut scratch).is_err());
+        assert!(encoder.prepare(&call, &mut scratch).is_err());
+    };
+    let both = |call: EncoderForward, words: &[&str]| {
+        refused(call, words);
+        let backward = EncoderBackward::new(call, rows(3)).d_x(rows(4));
+        let error = encoder.backward_scratch_size(&backward).expect_err("an error").to_string();
+        assert!(words.iter().all(|w| error.contains(w)), "{words:?}: {error}");
+    };
+    let plain = EncoderForward::new(rows(0), rows(1));
+    let causal = LayerCall::new(DeviceMask::causal());
+    let two = |second| [LayerCall::new(DeviceMask::causal().window(2, 0)), second];
+    let fits = two(causal);
+    refused(plain.layer_calls(&fits[..]), &["scratch"]);
+    for count in [0, 1, 3] {
+        let calls = vec![causal; count];
+        both(plain.layer_calls(&calls[..]), &["`layer_calls`", "2 elements expected", &count.to_string()]);
+    }
+    both(plain.mask(DeviceMask::causal()).layer_calls(&fits[..]), &["`mask` or `rotary` with `layer_calls`"]);
+    let rope = Rope::new(gpu.device(), RopeConfig::new(4)).expect("a rope");
+    let start = RowPositions::Start(0);
+    both(plain.layer_calls(&fits[..]).rotary(&rope, start), &["`mask` or `rotary` with `layer_calls`"]);
+    let of_pairs = |n: usize, keys| typed(n, DType::Bool, [1, 1, 5, keys]);
+    let calls = two(LayerCall::new(DeviceMask::none().attn_mask(of_pairs(2, 4))));
+    both(plain.layer_calls(&calls[..]), &["layer_calls[1]: `attn_mask`", "must be"]);
+    let wide = Rope::new(gpu.device(), RopeConfig::new(6)).expect("a rope");
+    let calls = two(causal.rotary(&wide, start));
+    both(plain.layer_calls(&calls[..]), &["layer_calls[1]: `q`", "the rope's rotary_dim"]);
+    // A tensor of the last layer shares its buffer with an output.
+    let calls = two(LayerCall::new(DeviceMask::none().attn_mask(of_pairs(1, 5))));
+    refused(plain.layer_calls(&calls[..]), &["`out`", "`attn_mask`"]);
+    let places = |n: usize| RowPositions::Tensor(typed(n, DType::U32, [1, 1, 5, 1]));
+    let calls = two(causal.rotary(&rope, places(1)));
+    refused(plain.layer_calls(&calls[..]), &["`out`", "`positions`"]);
+    let calls = two(causal.rotary(&rope, places(4)));
+    let backward = EncoderBackward::new(plain.layer_calls(&calls[..]), rows(3)).d_x(rows(4));
+    let error = encoder.backward_scratch_size(&backward).expect_err("an error").to_string();
+    assert!(error.contains("`d_x`") && error.contains("`positions`"), "{error}");
+    let calls = two(LayerCall::new(DeviceMask::none()));
+    refused(plain.layer_calls(&calls[..]).cache(&cache), &["layer_calls[1]: several rows", "and_causal()"]);
+    let calls = two(causal.rotary(&rope, start));
+    refused(plain.layer_calls(&calls[..]).cache(&cache), &["layer_calls[1]: rotary positions", "starts()"]);
+    refused(plain.layer_calls(&fits[..]).cache(&cache), &["scratch"]);
+    let error = placed.encoder_of(full(), &[stack.config(DType::F32)]).expect_err("one configuration");
+    assert!(error.to_string().contains("`configs`: 2 elements expected, got 1"), "{error}");
+    let configs = [stack.config(DType::F32), stack.config(DType::F32).activation(Activation::Relu)];
+    let error = placed.encoder_of(full(), &configs).expect_err("other activations").to_string();
+    assert!(error.contains("`LayerConfig::scale` and `LayerConfig::softcap` only"), "{error}");
+    let negative = LayerData { softcap: Some(-1.0), ..Default::default() };
+    let stack = Stack { each: vec![LayerData::default(), negative], ..stack };
+    let error = placed.encoder_of(full(), &stack.configs(DType::F32)).expect_err("a negative softcap");
+    assert!(error.to_string().contains("softcap is -1"), "{error}");
+}
