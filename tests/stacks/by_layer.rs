@@ -32,20 +32,20 @@ impl LayerData {
         let sinks = HostData::new(rng.normals(heads), [1, heads, 1, 1]);
         let rules = Rules {
             causal: true,
-            window: (n % 2 == 0).then(|| [rng.between(1, 3), 0]),
+            window: (n.is_multiple_of(2)).then(|| [rng.between(1, 3), 0]),
             sinks: (n % 3 == 1).then_some(sinks),
             ..Default::default()
         };
-        let base = if n % 2 == 0 { 100.0 } else { 1e6 };
+        let base = if n.is_multiple_of(2) { 100.0 } else { 1e6 };
         let pairs = head_dim / 2;
         let rotates = pairs > 0 && n % 5 != 4;
         let rope = |pairs: usize| RopeConfig::new(2 * pairs).base(base);
         let rotary = rotates.then(|| {
-            let pairs = if n % 2 == 0 { pairs } else { pairs.div_ceil(2) };
+            let pairs = if n.is_multiple_of(2) { pairs } else { pairs.div_ceil(2) };
             RotaryData { rope: rope(pairs), at: RowPositions::Start(0), tables: false }
         });
-        let softcap = (n % 2 == 1).then(|| 2.0 + n as f64);
-        LayerData { rules, rotary, scale: (n % 3 == 0).then_some(0.2), softcap }
+        let softcap = (n % 2 == 1).then_some(2.0 + n as f64);
+        LayerData { rules, rotary, scale: n.is_multiple_of(3).then_some(0.2), softcap }
     }
 
     pub fn attention(&self, config: LayerConfig) -> LayerConfig {
@@ -243,13 +243,13 @@ fn decoders_with_differing_layers_equal_reference() {
         // A ReLU's kink is where rounding makes gradients jump.
         let activation = Activation::Gelu;
         let stack = decoder_data::Stack { each, rotary: None, activation, ..stack };
-        let stack = decoder_data::Stack::random(rng, layers, n % 2 == 0, stack);
+        let stack = decoder_data::Stack::random(rng, layers, n.is_multiple_of(2), stack);
         let setup = setup_of(rng, n);
         report.record(&format!("stack {n}"), &setup, stack.outcome(&setup, None, true));
         let steps = steps_of(stack.length, rng);
         let judged = stack.outcome(&setup, Some(&steps), false);
         report.record(&format!("stack {n} in {steps:?}"), &setup, judged);
-        let ask = decoder_backward::Ask { keeps: n % 2 == 0, ..decoder_backward::ALL };
+        let ask = decoder_backward::Ask { keeps: n.is_multiple_of(2), ..decoder_backward::ALL };
         let judged = decoder_backward::outcome(&stack, &setup, ask, n);
         report.record(&format!("gradients of stack {n}"), &setup, judged);
     }
