@@ -79,7 +79,7 @@ macro_rules! names {
 
 names! {
     ZeroSize Slice Axis Shape NotDivisible Overlap Overflow OutOfBounds Alias OutputsOverlap Usage Type BindingLimit
-    Limit Option Unsupported Mod PutAside ScratchTooSmall CacheFull OutOfPages Length Refused OutOfMemory NoAdapter DeviceLost
+    Limit Option Unsupported Layer Mod PutAside ScratchTooSmall CacheFull OutOfPages Length Refused OutOfMemory NoAdapter DeviceLost
 }
 
 /// The variants' names, from the enum's own text: one added without a case here fails the last test.
@@ -114,7 +114,7 @@ macro_rules! subjects {
 }
 
 subjects! {
-    configurations, zero_sizes, shapes_that_disagree, strides_and_offsets, wrong_views, memory_shared_with_an_output, buffers_that_do_not_serve, dtypes, shapes_of_masks_and_further_outputs, tensors_of_masks, block_maps, slices_of_masks, mods, weights_on_the_fused_path, scores_as_an_output, dropout_probabilities, gradients, gradients_of_masks, gradients_of_layers, kernels_put_aside, limits, scratch, slices, layers, projections, caches_made, moves_of_caches, appends, rows_of_caches, attention_to_caches, reading_back, what_cannot_be_provoked,
+    configurations, zero_sizes, shapes_that_disagree, strides_and_offsets, wrong_views, memory_shared_with_an_output, buffers_that_do_not_serve, dtypes, shapes_of_masks_and_further_outputs, tensors_of_masks, block_maps, slices_of_masks, mods, weights_on_the_fused_path, scores_as_an_output, dropout_probabilities, gradients, gradients_of_masks, gradients_of_layers, kernels_put_aside, limits, scratch, slices, layers, layers_of_stacks, projections, caches_made, moves_of_caches, appends, rows_of_caches, attention_to_caches, reading_back, what_cannot_be_provoked,
 }
 
 /// The reference refuses what does not fit it, too.

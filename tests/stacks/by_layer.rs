@@ -3,7 +3,7 @@
 use wgpu_attention::reference::compare::max_error;
 use wgpu_attention::reference::{self, Options};
 use wgpu_attention::{
-    Activation, Cache, CacheConfig, DType, DeviceMask, EncoderBackward, EncoderForward, LayerCall,
+    Activation, Cache, CacheConfig, DType, DeviceMask, EncoderBackward, EncoderForward, Error, LayerCall,
     LayerConfig, NormOrder, Rope, RopeConfig, RowPositions, Scratch, TensorView, Tokens,
 };
 
@@ -254,6 +254,20 @@ fn decoders_with_differing_layers_equal_reference() {
         report.record(&format!("gradients of stack {n}"), &setup, judged);
     }
     report.finish();
+}
+
+/// The error of a call whose second layer has a mask of four keys instead of five.
+pub fn mask_of_other_keys() -> Error {
+    let gpu = &full().gpu;
+    let stack = smallest();
+    let placed = stack.place(full(), DType::F32);
+    let encoder = placed.encoder(full(), stack.config(DType::F32)).expect("a stack");
+    let buffers: Vec<_> = (0..3).map(|_| gpu.buffer(4096).expect("a buffer")).collect();
+    let rows = |n: usize| TensorView::new(&buffers[n], DType::F32, [1, 1, 5, 16]);
+    let pairs = TensorView::new(&buffers[2], DType::Bool, [1, 1, 5, 4]);
+    let calls = [DeviceMask::causal(), DeviceMask::none().attn_mask(pairs)].map(LayerCall::new);
+    let call = EncoderForward::new(rows(0), rows(1)).layer_calls(&calls[..]);
+    encoder.scratch_size(&call).expect_err("an error")
 }
 
 #[test]

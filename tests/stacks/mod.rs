@@ -1,7 +1,7 @@
 //! Stacks of encoder and decoder layers, and their gradients, against PyTorch's numbers and the reference.
 
 mod backward;
-mod by_layer;
+pub mod by_layer;
 mod data;
 mod decoder;
 mod decoder_backward;
