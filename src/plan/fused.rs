@@ -286,13 +286,6 @@ pub(crate) struct FusedPlan {
 /// More splits than this are no plan: their partial sums would be what the time goes to.
 const MOST_SPLITS: usize = 128;
 
-/// Keys of a split, where partial sums take little memory: f32 loses digits in longer sums. The mean of 2²⁰ equal values, each of
-/// 2¹⁶ keys summed one by one, is off by a factor of 6e-4. The reference sums blocks of as many keys.
-const LONGEST_SUM: usize = 1 << 13;
-
-/// Bytes of partial sums that splits take for the sake of exact sums alone.
-const EXACT_BYTES: u64 = 32 << 20;
-
 /// Tiles, workgroups and dispatches of the fused kernel.
 pub(super) fn fused(outline: &Outline, pick: &Pick, device: &DeviceFacts) -> Result<FusedPlan, Error> {
     let Outline { shape, tuning, reach, .. } = outline;
@@ -304,9 +297,7 @@ pub(super) fn fused(outline: &Outline, pick: &Pick, device: &DeviceFacts) -> Res
     // Rows of a tile are of so many queries at most.
     let queries = ((tiles.rows() + shape.group() - 2) / shape.group() + 1).min(shape.q_len);
     let workgroups = row_tiles.saturating_mul(slices).saturating_mul(heads);
-    let split_bytes = partial_bytes(rows.saturating_mul(heads), shape.value_dim.next_multiple_of(4));
-    let reach = reach.of_queries(queries);
-    let splits = splits(tiles, workgroups, reach, split_bytes, tuning, pick, device)?;
+    let splits = splits(tiles, workgroups, reach.of_queries(queries), tuning, pick, device)?;
     let grid = [row_tiles.saturating_mul(splits), slices, heads];
     // What masks hide counts.
     let pairs = tiles.rows() as f64 * outline.most_keys().div_ceil(splits) as f64;
@@ -409,7 +400,6 @@ fn splits(
     tiles: FusedTiles,
     workgroups: usize,
     reach: usize,
-    split_bytes: u64,
     tuning: &Tuning,
     pick: &Pick,
     device: &DeviceFacts,
@@ -431,8 +421,7 @@ fn splits(
                 0.. => ruled << pick.splits,
                 _ => ruled >> -pick.splits,
             };
-            let exact = reach.div_ceil(LONGEST_SUM).min((EXACT_BYTES / split_bytes.max(1)) as usize);
-            Ok(asked.max(exact).min(steps).clamp(1, MOST_SPLITS))
+            Ok(asked.min(steps).clamp(1, MOST_SPLITS))
         }
     }
 }
@@ -506,11 +495,6 @@ fn picked_gpu(picked: u32, value_dim: usize, device: &DeviceFacts) -> Option<Fus
     enough.or_else(|| fitting.next_back()).copied()
 }
 
-/// Bytes of the sums, maxima and totals of one split.
-fn partial_bytes(rows: usize, width: usize) -> u64 {
-    (rows as u64).saturating_mul(4 * (width as u64 + 4))
-}
-
 impl FusedPlan {
     /// Where the maxima and totals of the splits begin in their memory, in elements.
     pub fn stats(&self) -> usize {
@@ -525,7 +509,7 @@ impl FusedPlan {
         if self.splits == 1 {
             return 0;
         }
-        (self.splits as u64).saturating_mul(partial_bytes(self.rows, self.width))
+        (self.rows as u64).saturating_mul(self.splits as u64).saturating_mul(4 * (self.width as u64 + 4))
     }
 
     /// Packed rows of all sequences and heads.

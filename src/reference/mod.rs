@@ -128,10 +128,6 @@ impl Real for f32 {
     }
 }
 
-/// Terms of a sum over keys that are added one by one. The sums of such blocks are added then, as kernels add the sums of splits:
-/// 2²⁰ equal terms one by one are off by a factor of 1e-2 in f32.
-const BLOCK: usize = 1 << 13;
-
 /// A slice of f32 in the arithmetic of the reference, exactly.
 pub fn widen<R: Real>(x: &[f32]) -> Vec<R> {
     x.iter().map(|x| R::of(f64::from(*x))).collect()

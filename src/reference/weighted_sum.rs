@@ -1,6 +1,6 @@
 //! `weights · v`
 
-use super::{BLOCK, Real, expect_length};
+use super::{Real, expect_length};
 use crate::error::Error;
 use crate::problem::Shape;
 use crate::tensor::count;
@@ -20,16 +20,11 @@ pub fn weighted_sum<R: Real>(weights: &[R], v: &[R], shape: Shape) -> Result<Vec
     for (row, sum) in out.chunks_exact_mut(value_dim).enumerate() {
         let (b, h) = (row / q_len / heads, row / q_len % heads);
         let values = (b * kv_heads + h / shape.group()) * kv_len;
-        let mut block = vec![R::zero(); value_dim];
-        for (n, weights) in weights[row * kv_len..][..kv_len].chunks(BLOCK).enumerate() {
-            block.fill(R::zero());
-            for (j, weight) in weights.iter().enumerate() {
-                if *weight != R::zero() {
-                    let value = &v[(values + n * BLOCK + j) * value_dim..][..value_dim];
-                    block.iter_mut().zip(value).for_each(|(sum, v)| *sum = *sum + *weight * *v);
-                }
+        for (j, weight) in weights[row * kv_len..][..kv_len].iter().enumerate() {
+            if *weight != R::zero() {
+                let value = &v[(values + j) * value_dim..][..value_dim];
+                sum.iter_mut().zip(value).for_each(|(sum, v)| *sum = *sum + *weight * *v);
             }
-            sum.iter_mut().zip(&block).for_each(|(sum, block)| *sum = *sum + *block);
         }
     }
     Ok(out)
