@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::error::Error;
 use crate::kernels::KernelVariant;
-use crate::turn::turn;
+use crate::opengl::lock_opengl;
 
 /// A dispatch that has been validated and bound once: the same call records it again as it is.
 #[derive(Clone, Debug)]
@@ -95,14 +95,14 @@ impl BindingCache {
         // Buffers are freed without the lock.
         let dropped = self.lock().end(call);
         if !dropped.is_empty() {
-            let _turn = turn(device);
+            let _guard = lock_opengl(device);
             drop(dropped);
         }
     }
 
     pub fn clear(&self) {
         let dropped = std::mem::take(&mut *self.lock());
-        let _turn = self.device.as_ref().map(turn);
+        let _guard = self.device.as_ref().and_then(lock_opengl);
         drop(dropped);
     }
 }

@@ -263,7 +263,7 @@ pub enum Error {
     Layer {
         /// Which layer, counted from 0.
         layer: usize,
-        /// What is wrong, and what to do.
+        /// The error of its mask or rotation.
         error: Box<Error>,
     },
     /// A slice has another length than its shape says.

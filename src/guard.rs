@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 #[cfg(not(target_arch = "wasm32"))]
-use crate::turn::turn;
+use crate::opengl::lock_opengl;
 
 /// Runs `make` and turns what wgpu reports, or panics with, into an error.
 #[cfg(not(target_arch = "wasm32"))]
@@ -11,7 +11,7 @@ pub(crate) fn guarded<T>(
     what: &'static str,
     make: impl FnOnce() -> T,
 ) -> Result<T, Error> {
-    let _turn = turn(device);
+    let _guard = lock_opengl(device);
     let memory = device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
     let internal = device.push_error_scope(wgpu::ErrorFilter::Internal);
     let validation = device.push_error_scope(wgpu::ErrorFilter::Validation);

@@ -94,6 +94,7 @@ mod merge;
 mod mods;
 mod multi_head;
 mod norm;
+mod opengl;
 mod path;
 mod pattern;
 mod pipelines;
@@ -115,7 +116,6 @@ mod storage;
 mod tensor;
 mod tune;
 mod tuned;
-mod turn;
 mod unroll;
 mod weight_norm;
 

@@ -78,9 +78,10 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// A pipeline is compiled at the first call that needs it and kept. Threads that record at once wait for each other
 /// only where they need the same new pipeline.
 ///
-/// On OpenGL, wgpu panics in a thread that waits too long for another thread: six seconds, or one second on Windows. The
-/// library's own calls of wgpu on OpenGL therefore take turns, whatever their device. It cannot know of the application's calls:
-/// submit, poll, create and drop buffers on one thread there, or under one lock, while no other thread records or compiles.
+/// On OpenGL, wgpu panics in a thread that waits too long for another thread: six seconds, or one second on Windows.
+/// The library therefore lets only one thread at a time call wgpu on OpenGL, whatever the device. The lock does not cover
+/// the application's own calls of wgpu. There, submit, poll, create and drop buffers while no other thread records,
+/// compiles or uses [`Gpu`](crate::Gpu).
 ///
 /// The `prepare` methods of the operators compile before the first call. Some drivers put their compiler off until a pipeline is
 /// submitted for the first time. With lavapipe the first submission of a kernel takes up to seconds, prepared or not, unless Mesa's

@@ -63,7 +63,7 @@ const FLOORS: &[&str] = &[
     "storage",
     "quantized_format",
     "guard",
-    "turn",
+    "opengl",
     "kernel",
     "unroll",
     "tensor",

@@ -25,7 +25,7 @@ fn attends(gpu: &Gpu, head_dim: usize) {
 }
 
 /// Threads compile, upload, submit and read back at once. On OpenGL wgpu panics in a thread that waits for another one
-/// for more than six seconds: there one call takes about 15 on a software driver.
+/// for more than six seconds. The long call takes about 15 seconds there on a software driver.
 #[test]
 fn threads_share_a_device() {
     let gpu = &defaults().gpu;

@@ -23,7 +23,7 @@ pub(crate) enum SelfAttention<'a> {
 }
 
 impl<'a> SelfAttention<'a> {
-    /// Of `layers`, of which there is one at least; `call` gives the call of a layer, of all layers where `calls` has one for all.
+    /// Plans the attention of `layers`, which are one at least. `call` gives the call of a layer; layers that are alike share a plan.
     pub fn of(
         layers: &[&MultiHeadAttention],
         calls: &LayerCalls,

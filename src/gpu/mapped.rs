@@ -8,7 +8,7 @@ use futures_channel::oneshot;
 use crate::error::Error;
 use crate::guard::guarded;
 #[cfg(not(target_arch = "wasm32"))]
-use crate::turn::{is_opengl, turn};
+use crate::opengl::{is_opengl, lock_opengl};
 
 /// Maps all of `staging` for reading, when the device has done `submission` and everything before it.
 ///
@@ -54,7 +54,7 @@ pub(super) async fn done(
 ) -> Result<(), Error> {
     let lost = |e: wgpu::PollError| Error::DeviceLost(e.to_string());
     let poll = |device: &wgpu::Device| {
-        let _turn = turn(device);
+        let _guard = lock_opengl(device);
         device.poll(wgpu::PollType::Poll)
     };
     if poll(device).map_err(lost)?.is_queue_empty() {
@@ -65,7 +65,7 @@ pub(super) async fn done(
             // Without a timeout: wgpu 30 panics if one runs out while another thread finds the queue empty.
             return device.poll(wgpu::PollType::Wait { submission_index, timeout: None });
         }
-        // A wait would keep OpenGL from all other threads.
+        // `PollType::Wait` would hold the lock of OpenGL.
         loop {
             let status = poll(device)?;
             if status.is_queue_empty() || is_done.load(Ordering::Relaxed) {

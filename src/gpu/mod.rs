@@ -17,6 +17,7 @@ use crate::guard::{Watch, guarded};
 use crate::layer_config::{LayerConfig, Side};
 use crate::mask::HostMask;
 use crate::multi_head::{LayerForward, LayerWeights, MultiHeadAttention};
+use crate::opengl::{is_opengl, lock_opengl};
 use crate::pipelines::Pipelines;
 use crate::presets::{Table, TableData};
 use crate::problem::Shape;
@@ -24,7 +25,6 @@ use crate::reference::{Attended, HostWeights, LayerShape, Options};
 use crate::report::Report;
 use crate::scratch::Scratch;
 use crate::tensor::{DType, count};
-use crate::turn::{is_opengl, turn};
 
 /// A device, its queue and its pipelines.
 ///
@@ -32,7 +32,7 @@ use crate::turn::{is_opengl, turn};
 /// want: see [`Attention`]. The functions that end in `_async` work in browsers too; the others block. Outside of browsers, the futures
 /// are `Send` and do not block their executor while the device computes: a thread waits for each read-back.
 ///
-/// Threads may share a `Gpu`. On OpenGL they take turns: see [`Pipelines`].
+/// Threads may share a `Gpu`. On OpenGL only one of them at a time calls wgpu: see [`Pipelines`].
 ///
 /// ```no_run
 /// use wgpu_attention::{Gpu, Mask, Shape};
@@ -360,7 +360,7 @@ impl Gpu {
     }
 
     /// Before a submission: a software driver computes what was submitted before within the next submission, and would block the
-    /// executor. On OpenGL threads wait for their turns all the same.
+    /// executor. On OpenGL threads wait for each other in any case.
     async fn settle(&self) -> Result<(), Error> {
         if !self.pipelines.facts().software || is_opengl(&self.device) {
             return Ok(());
@@ -370,7 +370,7 @@ impl Gpu {
 
     /// Drops `buffers` while no other thread calls OpenGL.
     fn release<T>(&self, buffers: T) {
-        let _turn = turn(&self.device);
+        let _guard = lock_opengl(&self.device);
         drop(buffers);
     }
 

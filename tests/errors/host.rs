@@ -148,14 +148,15 @@ pub(super) fn reading_back() -> Seen {
     seen
 }
 
-/// What cannot be provoked here: an adapter that is missing (its absence is decided by the environment of
-/// the whole process, and tests cannot start themselves again under a loader), and memory that runs out
-/// (which drivers grant lazily, and other tests need). Only their messages are read.
+/// A mask of one layer that does not fit the rows of the stack.
 pub(super) fn layers_of_stacks() -> Seen {
     let error = crate::stacks::by_layer::mask_of_other_keys();
     Seen::from([read("a mask of layer 1", &error, &["layer_calls[1]: `attn_mask`", "must be"])])
 }
 
+/// What cannot be provoked here: an adapter that is missing (its absence is decided by the environment of
+/// the whole process, and tests cannot start themselves again under a loader), and memory that runs out
+/// (which drivers grant lazily, and other tests need). Only their messages are read.
 pub(super) fn what_cannot_be_provoked() -> Seen {
     let missing = Error::NoAdapter("none".into());
     let full = Error::OutOfMemory { what: "scratch", description: "no room".into() };

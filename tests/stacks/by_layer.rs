@@ -167,6 +167,31 @@ fn window_and_full_layers_share_cache() {
     report.finish();
 }
 
+/// A mask with more tensors than a kernel of attention can bind by WebGPU's default limits: its layer keeps scores in the scratch.
+#[test]
+fn staged_and_fused_layers_share_scratch() {
+    let mut report = Report::new("layers on other paths");
+    let mut stack = smallest();
+    let pairs = HostData::of([1, 1, 5, 5], |[_, _, i, j]| i != j || i % 2 == 0);
+    stack.each[1].rules = Rules {
+        attn_mask: Some(pairs),
+        key_padding_mask: Some(HostData::of([1, 1, 1, 5], |[_, _, _, j]| j != 1)),
+        lengths: Some(HostData::new(vec![4], [1, 1, 1, 1])),
+        bias: Some(HostData::new(Rng::new(5).normals(100), [1, 4, 5, 5])),
+        slopes: Some(HostData::new(vec![0.1, 0.2, 0.3, 0.4], [1, 4, 1, 1])),
+        sinks: Some(HostData::new(vec![0.5; 4], [1, 4, 1, 1])),
+        ..Default::default()
+    };
+    for profile in [full(), defaults()] {
+        let setup = Setup { profile, form: FORMS[0], dtypes: [DType::F32; 2], layout: Layout::Dense };
+        report.record("few tensors first", &setup, stack.outcome(&setup, None, true));
+    }
+    stack.each.reverse();
+    let setup = Setup { profile: defaults(), form: FORMS[1], dtypes: [DType::F32; 2], layout: Layout::Dense };
+    report.record("many tensors first", &setup, stack.outcome(&setup, None, false));
+    report.finish();
+}
+
 #[test]
 fn differing_layers_equal_reference() {
     let mut report = Report::new("encoders by layer");

@@ -33,7 +33,7 @@ pub struct Stack {
     pub norm: NormConfig,
     pub rules: Rules,
     pub rotary: Option<RotaryData>,
-    /// Of each layer, in place of the rules and the rotation, if layers differ; else none.
+    /// The options of each layer, in place of `rules` and `rotary`; none if all layers are alike.
     pub each: Vec<LayerData>,
     /// Of each layer: query, key, value, out, up, down, both norms, and gate if it is gated.
     pub layers: Vec<Vec<LinearData>>,

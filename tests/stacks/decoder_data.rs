@@ -41,7 +41,7 @@ pub struct Stack {
     pub rules: [Rules; 2],
     /// Of self-attention.
     pub rotary: Option<RotaryData>,
-    /// Of self-attention of each layer, in place of the rules and the rotation, if layers differ; else none.
+    /// The options of each layer's self-attention, in place of `rules[0]` and `rotary`; none if all layers are alike.
     pub each: Vec<LayerData>,
     /// Of each layer: query, key, value, out of both attentions, up, down, three norms, the key (and, as its bias, the value) that
     /// each attention appends if it does, and gate if it is gated.
