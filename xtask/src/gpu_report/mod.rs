@@ -32,6 +32,7 @@ scripts/gpu-report: a whole visit to a machine with a GPU, in one command.
   --out DIR        where results go (FOLDER/out): visit.jsonl (every figure), RESULTS.md, plots, log.txt, summary.txt
   --minutes N      how long all of it may take (9)
   --parts LIST     of facts,ceilings,benches,tests,torch, comma between (all)
+  --benches LIST   only these benches, comma between
   --tests FILTER   only tests whose names hold FILTER; may be repeated
   --no-tests       all parts but tests
   --threads N      tests at once (the number of processors, 8 at most)
@@ -53,6 +54,8 @@ struct Options {
     out: Option<PathBuf>,
     minutes: u64,
     parts: Vec<Part>,
+    /// Names of benches; all if there are none.
+    benches: Vec<String>,
     filters: Vec<String>,
     threads: usize,
     /// `--quick` or `--full`; else by the device.
@@ -82,7 +85,8 @@ impl Options {
         use lexopt::prelude::*;
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(8));
         let parts = PARTS.map(|(_, part)| part).into();
-        let mut options = Options { out: None, minutes: 9, parts, filters: Vec::new(), threads, quick: None };
+        let (benches, filters) = (Vec::new(), Vec::new());
+        let mut options = Options { out: None, minutes: 9, parts, benches, filters, threads, quick: None };
         let mut tests = true;
         let mut parser = lexopt::Parser::from_args(arguments);
         while let Some(argument) = parser.next()? {
@@ -90,6 +94,9 @@ impl Options {
                 Long("out") => options.out = Some(parser.value()?.into()),
                 Long("minutes") => options.minutes = parser.value()?.parse()?,
                 Long("parts") => options.parts = parse_parts(&parser.value()?.string()?)?,
+                Long("benches") => {
+                    options.benches = parser.value()?.string()?.split(',').map(str::to_owned).collect()
+                }
                 Long("tests") => options.filters.push(parser.value()?.string()?),
                 Long("no-tests") => tests = false,
                 Long("threads") => options.threads = parser.value()?.parse()?,
@@ -171,9 +178,10 @@ mod tests {
         let all = parse("").unwrap().unwrap();
         assert_eq!((all.minutes, all.parts.len(), all.quick, &all.out), (9, 5, None, &None));
         assert!((1..=8).contains(&all.threads));
-        let some = parse("--quick --parts facts,tests --tests a --tests=b --minutes 4 --threads 3 --out x")
-            .unwrap()
-            .unwrap();
+        let line =
+            "--quick --parts facts,tests --benches d,e --tests a --tests=b --minutes 4 --threads 3 --out x";
+        let some = parse(line).unwrap().unwrap();
+        assert_eq!(some.benches, ["d", "e"]);
         assert_eq!(some.parts, [Part::Facts, Part::Tests]);
         assert_eq!(some.filters, ["a", "b"]);
         assert_eq!((some.minutes, some.threads, some.quick), (4, 3, Some(true)));

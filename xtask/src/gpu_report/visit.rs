@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::pack::Version;
 use super::{Options, Part, rows, say, suite};
-use crate::error::{At, Error, Result};
+use crate::error::{At, Error, Result, refused};
 use crate::files::Temporary;
 use crate::gpu::machine;
 use crate::process::{self, Outcome};
@@ -210,7 +210,13 @@ impl Visit<'_> {
         for entry in fs::read_dir(&bin).at(&bin)? {
             here.extend(entry.at(&bin)?.file_name().to_str().map(str::to_owned));
         }
-        here.retain(|name| !NO_BENCHES.contains(&name.as_str()));
+        let wanted = &self.options.benches;
+        if let Some(name) = wanted.iter().find(|name| !here.contains(*name)) {
+            return Err(refused(format!("there is no bench {name}")));
+        }
+        here.retain(|name| {
+            !NO_BENCHES.contains(&name.as_str()) && (wanted.is_empty() || wanted.contains(name))
+        });
         let first: Vec<String> = FIRST.iter().filter_map(|&name| here.take(name)).collect();
         for name in first.into_iter().chain(here) {
             let mut bench = self.program(&name);
@@ -465,6 +471,10 @@ mod tests {
             ("another", "echo 'error: of a bench'; exit 1"),
         ];
         let folder = packed(&programs);
+        let (_, rows, _) = visit(&folder, "--minutes 1 --parts facts,benches --benches kernels");
+        assert!(rows.iter().all(|row| row["what"] != "another"), "{rows:?}");
+        let refused = run_by(None, &folder.0, &Options::parse(["--benches=fast".into()]).unwrap().unwrap());
+        assert_eq!(refused.unwrap_err().text, "there is no bench fast");
         let (result, rows, summary) = visit(&folder, "--minutes 1 --parts facts,benches,tests");
         assert_eq!(result.unwrap_err().status, 1);
         let results = folder.0.join("out");
