@@ -5,7 +5,8 @@
 // out [batch, heads, q_len, value_dim]   lse [batch, heads, q_len, 1]
 //
 // Bindings (declared by the host): partial, out; lse and the sinks where used.
-// Floor: every mean is read once, by ROW_LANES invocations side by side.
+// Floor: every mean is read once, by ROW_LANES invocations side by side. There are few rows, and each load from global memory
+// takes as long as hundreds of operations: the lanes load the totals side by side, and means AT_ONCE at a time.
 
 struct Params {
     out: View,
@@ -25,6 +26,14 @@ struct Params {
 
 const ROW_LANES: u32 = 32u;
 const ROWS: u32 = 2u;
+// Of a row, in the plans.
+const MOST_SPLITS: u32 = 128u;
+// Loads that do not wait for each other.
+const AT_ONCE: u32 = 8u;
+
+// Totals of each lane's splits; each split's share of its row.
+var<workgroup> lane_totals: array<vec2<f32>, ROWS * ROW_LANES>;
+var<workgroup> shares: array<f32, ROWS * MOST_SPLITS>;
 
 fn total_at(o: u32) -> vec2<f32> {
     return partial_at4(p.stats + o * 4u, 1u, 4u).xy;
@@ -32,11 +41,12 @@ fn total_at(o: u32) -> vec2<f32> {
 
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
-    let row = (group.x + p.first) * ROWS + index / ROW_LANES;
+    let row_index = index / ROW_LANES;
     let lane = index % ROW_LANES;
-    if row >= p.rows {
-        return;
-    }
+    // Past the last row the same is computed once more, and not stored.
+    let is_row = (group.x + p.first) * ROWS + row_index < p.rows;
+    let row = min((group.x + p.first) * ROWS + row_index, p.rows - 1u);
+    let first_split = row * p.splits;
     let packed = p.mask.q_len * p.group;
     let z = row / packed;
     let b = z / p.kv_heads;
@@ -44,28 +54,57 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let i = row % packed / p.group;
     let neg_inf = p.mask.neg_inf;
 
+    var own = vec2<f32>(neg_inf, 0.0);
+    for (var first = 0u; first < p.splits; first += ROW_LANES) {
+        if first + lane < p.splits {
+            own = merged(own, total_at(first_split + first + lane), neg_inf);
+        }
+    }
+    lane_totals[index] = own;
+    workgroupBarrier();
     var total = vec2<f32>(neg_inf, 0.0);
-    for (var s = 0u; s < p.splits; s++) {
-        total = merged(total, total_at(row * p.splits + s), neg_inf);
+    for (var n = 0u; n < min(p.splits, ROW_LANES); n++) {
+        total = merged(total, lane_totals[row_index * ROW_LANES + n], neg_inf);
     }
     total = with_sink(total, b, h);
     let seen = is_seen(total, neg_inf);
+    let own_shares = row_index * MOST_SPLITS;
+    for (var first = 0u; first < p.splits; first += ROW_LANES) {
+        let s = first + lane;
+        if s < p.splits {
+            let state = total_at(first_split + s);
+            shares[own_shares + s] = select(0.0, share_of(state.x, total, neg_inf) * state.y, seen);
+        }
+    }
+    workgroupBarrier();
+
     let width = (p.value_dim + 3u) / 4u * 4u;
     for (var d = lane * 4u; d < p.value_dim; d += ROW_LANES * 4u) {
         var sum = vec4<f32>();
-        for (var s = 0u; s < p.splits; s++) {
-            let o = row * p.splits + s;
+        for (var s = 0u; s < p.splits; s += AT_ONCE) {
+            var part: array<f32, AT_ONCE>;
+            var any_share = 0u;
+            /* unrolled */ for (var n = 0u; n < AT_ONCE; n++) {
+                part[n] = select(0.0, shares[own_shares + min(s + n, p.splits - 1u)], s + n < p.splits);
+                any_share |= bitcast<u32>(part[n]);
+            }
             // What saw no key, or nothing that counts, has no share, whatever it holds.
-            let state = total_at(o);
-            let share = select(0.0, share_of(state.x, total, neg_inf) * state.y, seen);
-            if bitcast<u32>(share) != 0u {
-                sum += share * partial_at4(o * width + d, 1u, 4u);
+            if any_share != 0u {
+                var means: array<vec4<f32>, AT_ONCE>;
+                /* unrolled */ for (var n = 0u; n < AT_ONCE; n++) {
+                    means[n] = partial_at4((first_split + min(s + n, p.splits - 1u)) * width + d, 1u, 4u);
+                }
+                /* unrolled */ for (var n = 0u; n < AT_ONCE; n++) {
+                    sum += select(vec4<f32>(), part[n] * means[n], bitcast<u32>(part[n]) != 0u);
+                }
             }
         }
-        store_out(b, h, i, d, sum);
+        if is_row {
+            store_out(b, h, i, d, sum);
+        }
     }
     if HAS_LSE {
-        if lane == 0u {
+        if lane == 0u && is_row {
             lse_store(view_at(p.lse, b, h, i, 0u), lse_of(total, neg_inf));
         }
     }

@@ -9,6 +9,7 @@ use super::mask::pattern;
 use super::{lsh_codes, merge, merge_splits, rotation_table};
 use crate::block_map::state;
 use crate::pattern::{PatternParams, PatternPart};
+use crate::plan::MOST_SPLITS;
 use crate::quantized_format::QuantizedFormat;
 use crate::storage::{LayoutKind, StorageKind};
 use crate::tensor::LONGEST_AXIS;
@@ -49,6 +50,7 @@ fn meant() -> BTreeMap<(&'static str, &'static str), Option<u32>> {
         ("mask/pattern", "BOTH", part(PatternPart::Both)[3]),
         ("mask/query_offsets", "FURTHEST_OFFSET", LONGEST_AXIS as u32),
         ("merge", "ROWS", merge::ROWS as u32),
+        ("merge_splits", "MOST_SPLITS", MOST_SPLITS as u32),
         ("merge_splits", "ROWS", merge_splits::ROWS as u32),
         ("position/rotation_table", "DIGITS", rotation_table::DIGITS as u32),
         (
@@ -80,6 +82,7 @@ fn meant() -> BTreeMap<(&'static str, &'static str), Option<u32>> {
         ("lsh_codes", "NOTHING"),
         ("matmul/matrix", "BLOCKS"),
         ("merge", "ROW_LANES"),
+        ("merge_splits", "AT_ONCE"),
         ("merge_splits", "ROW_LANES"),
         ("quantized/few_rows_cpu", "LINE_BYTES"),
         ("quantized/q4_1_parts", "PART_STEP"),

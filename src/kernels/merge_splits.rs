@@ -2,6 +2,7 @@
 
 use super::{mask, shader};
 use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
+use crate::plan::MOST_SPLITS;
 use crate::tensor::DType;
 
 /// What changes the text of the merge of splits.
@@ -14,8 +15,9 @@ pub(crate) struct MergeSplits {
     pub sink_logits: Option<DType>,
 }
 
-/// Rows of a workgroup, as in the shader.
+/// Rows of a workgroup, and invocations of a row, as in the shader.
 pub(crate) const ROWS: usize = 2;
+const ROW_LANES: usize = 32;
 
 params! {
     pub(crate) struct Params {
@@ -62,7 +64,12 @@ impl MergeSplits {
             lse,
             &self.mask().wgsl(),
         ];
-        Kernel::new::<Params>(&constants, bindings, &parts, 64)
+        // A total of each invocation, a share of each split.
+        let workgroup_memory = (ROWS * (8 * ROW_LANES + 4 * MOST_SPLITS)) as u32;
+        Kernel {
+            workgroup_memory,
+            ..Kernel::new::<Params>(&constants, bindings, &parts, (ROWS * ROW_LANES) as u32)
+        }
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
