@@ -182,7 +182,7 @@ impl FusedTiles {
             FusedTiles::Gpu { .. } => 2 * ENOUGH_WORKGROUPS,
             FusedTiles::Matrix(_) | FusedTiles::AdditiveGpu { .. } => ENOUGH_WORKGROUPS,
             // Small ones, of which each core takes several.
-            FusedTiles::DecodeGpu(_) => 4 * ENOUGH_WORKGROUPS,
+            FusedTiles::DecodeGpu(_) => 2 * ENOUGH_WORKGROUPS,
             FusedTiles::Cpu { .. } | FusedTiles::DecodeCpu(_) | FusedTiles::AdditiveCpu { .. } => 16,
         }
     }
@@ -233,7 +233,8 @@ const SMALL_64: FusedTiles = wide(64, 128, 64, 16);
 const SMALL_128: FusedTiles = wide(64, 128, 128, 8);
 /// Twice the invocations, so that the sums of 256 channels fit in registers.
 const SMALL_256: FusedTiles = wide(64, 256, 256, 4);
-/// 128 packed rows in 24 KiB: half as many loads of keys and values from global memory per multiply-add.
+/// 128 packed rows in 24 KiB: half as many loads of keys and values from global memory per multiply-add. On an H200 (580.159) they
+/// take 1.12 and 1.03 times as long as 64 rows, of which a core has three workgroups; tuning may find them.
 const LARGE_64: FusedTiles = wide(128, 256, 64, 16);
 const LARGE_128: FusedTiles = wide(128, 256, 128, 8);
 /// Few queries: more workgroups, and less computed beyond them. By slices, as wide as registers allow: every slice
@@ -284,7 +285,7 @@ pub(crate) struct FusedPlan {
 }
 
 /// More splits than this are no plan: their partial sums would be what the time goes to.
-const MOST_SPLITS: usize = 128;
+pub(crate) const MOST_SPLITS: usize = 128;
 
 /// Tiles, workgroups and dispatches of the fused kernel.
 pub(super) fn fused(outline: &Outline, pick: &Pick, device: &DeviceFacts) -> Result<FusedPlan, Error> {
@@ -303,11 +304,12 @@ pub(super) fn fused(outline: &Outline, pick: &Pick, device: &DeviceFacts) -> Res
     let pairs = tiles.rows() as f64 * outline.most_keys().div_ceil(splits) as f64;
     let score = shape.head_dim as f64 * if outline.additive { TANH } else { 1.0 };
     let work = 2.0 * pairs * (score + tiles.slice() as f64);
+    let most_work = tuning.most_work(matches!(tiles, FusedTiles::Matrix(_)), device);
     let plan = FusedPlan {
         tiles,
         splits,
         grid,
-        steps: steps(grid, work, tuning.work_limit, device)?,
+        steps: steps(grid, work, most_work, device)?,
         rows: rows.saturating_mul(heads),
         width: shape.value_dim.next_multiple_of(4),
     };
@@ -356,7 +358,7 @@ fn fused_tiles(
         return Ok(decode.unwrap_or_else(whole));
     }
     let decode = decode_gpu(rows, shape, &keys, device).map(FusedTiles::DecodeGpu);
-    Ok(decode.unwrap_or_else(|| fused_gpu(rows, shape.value_dim, heads, pick, device)))
+    Ok(decode.unwrap_or_else(|| fused_gpu(rows, shape.value_dim, pick, device)))
 }
 
 /// The form of additive scores for GPUs.
@@ -426,8 +428,8 @@ fn splits(
     }
 }
 
-/// The form for GPUs: as many rows as there are, as long as enough workgroups remain.
-fn fused_gpu(rows: usize, value_dim: usize, heads: usize, pick: &Pick, device: &DeviceFacts) -> FusedTiles {
+/// The form for GPUs, of 64 rows if there are so many.
+fn fused_gpu(rows: usize, value_dim: usize, pick: &Pick, device: &DeviceFacts) -> FusedTiles {
     if let Some(picked) = picked_gpu(pick.rows, value_dim, device) {
         return picked;
     }
@@ -448,14 +450,11 @@ fn fused_gpu(rows: usize, value_dim: usize, heads: usize, pick: &Pick, device: &
     if let Some(short) = short {
         return short;
     }
-    let (small, large) = match value_dim {
-        0..=64 => (SMALL_64, Some(LARGE_64)),
-        65..=128 => (SMALL_128, Some(LARGE_128)),
-        _ => (SMALL_256, None),
-    };
-    let fits = |tiles: &FusedTiles| tiles.workgroup_memory() <= device.workgroup_memory;
-    let fills = |tiles: &FusedTiles| rows.div_ceil(tiles.rows()).saturating_mul(heads) >= ENOUGH_WORKGROUPS;
-    large.filter(fits).filter(fills).unwrap_or(small)
+    match value_dim {
+        0..=64 => SMALL_64,
+        65..=128 => SMALL_128,
+        _ => SMALL_256,
+    }
 }
 
 /// Every tile of the form for GPUs, narrow slices first.
@@ -533,28 +532,25 @@ mod tests {
     fn workgroup_tiles_fit_the_device_and_fill_it() {
         let wide = DeviceFacts { registers: Registers::Wide, ..DEVICE };
         let large = DeviceFacts { workgroup_memory: 32768, ..wide.clone() };
-        let of = |rows, value_dim, heads, device| fused_gpu(rows, value_dim, heads, &Pick::default(), device);
+        let of = |rows, value_dim, device| fused_gpu(rows, value_dim, &Pick::default(), device);
         for value_dim in [1, 64, 65, 128, 129, 512] {
             for rows in [1, 16, 17, 32, 33, 4096] {
                 for device in [&DEVICE, &wide] {
-                    let tiles = of(rows, value_dim, 64, device);
+                    let tiles = of(rows, value_dim, device);
                     assert!(tiles.workgroup_memory() <= DEVICE.workgroup_memory, "{tiles:?}");
                 }
             }
         }
-        assert_eq!(of(4096, 64, 32, &DEVICE), MIDDLE_64[0]);
-        assert_eq!(of(4096, 200, 32, &DEVICE), MIDDLE_64[1]);
-        assert_eq!(of(17, 128, 32, &DEVICE), MIDDLE_32[1]);
-        assert_eq!(of(1, 1, 32, &DEVICE), MIDDLE_16[0]);
-        assert_eq!(of(4096, 64, 32, &large), LARGE_64);
-        assert_eq!(of(4096, 128, 32, &large), LARGE_128);
-        assert_eq!(of(4096, 64, 32, &wide), SMALL_64);
-        // Four times 128 rows by 8 heads are 32 workgroups: twice as many keep more of a GPU busy.
-        assert_eq!(of(512, 64, 8, &large), SMALL_64);
-        assert_eq!(of(4096, 200, 32, &large), SMALL_256);
-        assert_eq!(of(5, 64, 32, &large), SHORT_16[0]);
-        assert_eq!(of(16, 512, 32, &large), SHORT_16[2]);
-        assert_eq!(of(20, 65, 32, &large), SHORT_32[1]);
+        assert_eq!(of(4096, 64, &DEVICE), MIDDLE_64[0]);
+        assert_eq!(of(4096, 200, &DEVICE), MIDDLE_64[1]);
+        assert_eq!(of(17, 128, &DEVICE), MIDDLE_32[1]);
+        assert_eq!(of(1, 1, &DEVICE), MIDDLE_16[0]);
+        assert_eq!(of(4096, 64, &large), SMALL_64);
+        assert_eq!(of(4096, 128, &large), SMALL_128);
+        assert_eq!(of(4096, 200, &large), SMALL_256);
+        assert_eq!(of(5, 64, &large), SHORT_16[0]);
+        assert_eq!(of(16, 512, &large), SHORT_16[2]);
+        assert_eq!(of(20, 65, &large), SHORT_32[1]);
         assert!(SMALL_256.workgroup_memory() <= 16384 && LARGE_128.workgroup_memory() <= 32768);
     }
 }

@@ -26,7 +26,7 @@ pub(crate) use candidates::{candidates, product_candidates, with_other_splits};
 pub(crate) use captured_gradients::CapturedGradientsPlan;
 pub(crate) use choice::{Choice, choose, score_matrix};
 pub(crate) use decode::{DecodeCpu, DecodeGpu};
-pub(crate) use fused::{FusedPlan, FusedTiles};
+pub(crate) use fused::{FusedPlan, FusedTiles, MOST_SPLITS};
 pub(crate) use gradients_of::GradientsOf;
 pub(crate) use linear::{HeadBytes, HeadGroup, LinearOutline, LinearPlan, LinearTiles};
 pub(crate) use matmul::{

@@ -69,7 +69,7 @@ pub struct Tuning {
     pub(crate) path: Path,
     pub(crate) matrix_units: MatrixUnits,
     pub(crate) f16_operands: bool,
-    pub(crate) work_limit: u64,
+    pub(crate) work_limit: Option<u64>,
     pub(crate) splits: Option<usize>,
     pub(crate) fixed: bool,
 }
@@ -88,8 +88,7 @@ impl Tuning {
             path: Path::Auto,
             matrix_units: MatrixUnits::Auto,
             f16_operands: false,
-            // 137 GFLOP: a quarter of a second where attention runs at half a TFLOP/s; watchdogs wait for two or more.
-            work_limit: 1 << 37,
+            work_limit: None,
             splits: None,
             fixed: false,
         }
@@ -128,11 +127,19 @@ impl Tuning {
     }
 
     /// Most floating-point operations, masked ones counted, of one dispatch of the fused path: longer calls are
-    /// cut into several, so that none runs into the time limit some systems set (Windows: two seconds). 2³⁷ unless
-    /// set. The pieces give the same bits as one dispatch; a single workgroup is never cut, nor are projections.
+    /// cut into several, so that none runs into the time limit some systems set (Windows: two seconds). Unless set
+    /// 2³⁷, 2³⁹ where wgpu reports `DeviceType::DiscreteGpu`, and eight times as many on matrix units. The pieces give
+    /// the same bits as one dispatch; a single workgroup is never cut, nor are projections.
     pub const fn work_limit(mut self, flops: u64) -> Self {
-        self.work_limit = flops;
+        self.work_limit = Some(flops);
         self
+    }
+
+    /// Most operations of one dispatch. 2³⁷ take a quarter of a second at half a TFLOP/s; watchdogs wait for two or more.
+    /// A dispatch waits for its longest workgroup, so that many small ones leave a large device idle.
+    pub(crate) fn most_work(&self, on_matrix_units: bool, device: &DeviceFacts) -> u64 {
+        let usual = 1 << if device.discrete { 39 } else { 37 };
+        self.work_limit.unwrap_or(if on_matrix_units { 8 * usual } else { usual })
     }
 
     /// Among how many workgroups the fused path splits the keys of a tile of queries, 1 to 128. Unless set, as many as
