@@ -1,8 +1,8 @@
 //! `scripts/gpu cargo bench --bench decode [-- [--rounds N] [--quick] [--only NAME]]`
 //!
 //! One query of 32 heads on 8 against 4096 keys, 128 wide, from tensors and from caches of every storage and layout: time on the
-//! device, medians of rounds that take turns, beside a kernel that only copies as many bytes. Then how the time
-//! grows with the length, and what an append costs. Every result is compared with the reference first. `--only` leaves out the calls whose
+//! device, medians of rounds that take turns, beside a kernel that only copies as many bytes. Then the time of a call in a row
+//! of calls, each on keys and values of its own, as layers are; how the time grows with the length, and what an append costs. Every result is compared with the reference first. `--only` leaves out the calls whose
 //! name does not contain it.
 
 use common::bed::{Bed, median};
@@ -247,6 +247,13 @@ fn main() {
     print(gpu, &title, &subjects, &times, copied);
     drop(subjects);
 
+    println!("\neach of {CHAIN} calls in one pass, on {SETS} sets of keys and values");
+    for dtype in [DType::F32, DType::F16] {
+        if (dtype != DType::F16 || bed.f16()) && wanted(&format!("chain {dtype:?}")) {
+            chain(&bed, dtype, length, rounds.min(9));
+        }
+    }
+
     let mut subjects = Vec::new();
     for (length, capacity) in
         [(16, 16384), (256, 16384), (1024, 16384), (1024, 1024), (4096, 16384), (16384, 16384)]
@@ -274,6 +281,30 @@ fn main() {
     ] {
         println!("{layout:?} at {length}: {:.1} µs", append_time(gpu, timer, layout, length, rounds));
     }
+}
+
+/// Calls of a pass, and sets of keys and values that they take: more bytes together than caches hold.
+const CHAIN: usize = 32;
+const SETS: usize = 8;
+
+/// The time of one of many calls that follow each other in a pass.
+fn chain(bed: &Bed, dtype: DType, length: usize, rounds: usize) {
+    let mut layers: Vec<Subject> =
+        (0..if quick() { 2 } else { SETS }).map(|_| tensors(bed, &Data::new(length), dtype)).collect();
+    let sets = layers.len();
+    let mut pass_time = || {
+        bed.timer.time(|pass| (0..CHAIN).for_each(|n| (layers[n % sets].record)(pass))).as_secs_f64() * 1e3
+    };
+    pass_time();
+    let ms = median((0..rounds).map(|_| pass_time()).collect()).expect("a round") / CHAIN as f64;
+    let Subject { call, bytes, .. } = &layers[0];
+    let (shape, dtype) = call.expect("a call");
+    let floor = bytes / bed.ceilings().copy_gbs.giga / 1e6;
+    let name = format!("one of {CHAIN} {dtype:?}");
+    println!("{name:40} {ms:8.4} {:8.2} {:8.2} {:8.2}", bytes / 1e6, bytes / ms / 1e6, floor / ms);
+    let row = of_attention(row(&bed.gpu, "decode", &name), shape, "none", dtype);
+    let (bound, share) = (Some("memory".into()), Some(floor / ms));
+    append(&Row { ms: Some(ms), floor_ms: Some(floor), bound, share, ..row });
 }
 
 /// Median time of an append at `length`, in µs, once a query that sees its own token alone has found there what was appended.
