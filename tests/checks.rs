@@ -8,6 +8,7 @@ use wgpu_attention::{
 };
 
 use crate::harness::backward::{BackwardSetup, judge, run_backward_async, truth};
+use crate::harness::device::is_software;
 use crate::harness::faults::{FAULTS, Fault, faulty};
 use crate::harness::gradients::Problem;
 use crate::harness::{Case, HostData, Profile, defaults, due, full, matrices, rest};
@@ -88,8 +89,9 @@ fn refused_kernels_are_replaced_without_check() {
             continue;
         }
         assert!(matches!(report.verdict(family), Verdict::Wrong { .. }), "{family}\n{report}");
-        // A kernel that splits keys is of two families: that of the splits is disabled first.
-        assert!(report.wrong().all(|wrong| [family, Family::SplitKeys].contains(&wrong)), "{report}");
+        // A kernel that splits keys or reduces by subgroups is of several families: those are disabled first.
+        let first = [Family::SplitKeys, Family::SubgroupReductions];
+        assert!(report.wrong().all(|wrong| wrong == family || first.contains(&wrong)), "{report}");
         refused += 1;
     }
     assert!(refused >= 3, "{refused} families");
@@ -143,6 +145,11 @@ fn is_found(gpu: &Gpu, pipelines: &Pipelines, family: Family, fault: Fault) {
     }
 }
 
+/// The form that plans choose here.
+fn of_device(cpu: Family, gpu: Family) -> Family {
+    if is_software() { cpu } else { gpu }
+}
+
 fn cache(gpu: &Gpu, storage: CacheStorage) -> Result<Cache, Error> {
     Cache::with_pipelines(gpu.pipelines(), CacheConfig::new(2, 64, 16).storage(storage))
 }
@@ -184,12 +191,12 @@ fn nothing_is_wrong_here() {
 }
 
 #[test]
-fn a_wrong_family_is_put_aside_on_software_drivers() {
+fn a_wrong_family_of_the_device_is_put_aside() {
     let gpu = &full().gpu;
     let pipelines = Pipelines::new(gpu.device());
     for family in [
         Family::SplitKeys,
-        Family::DecodeCpu,
+        of_device(Family::DecodeCpu, Family::DecodeGpu),
         Family::CacheF32,
         Family::CacheF16,
         Family::CacheBF16,
@@ -197,14 +204,14 @@ fn a_wrong_family_is_put_aside_on_software_drivers() {
         Family::CacheQ4,
         Family::F16Tensors,
         Family::BF16Tensors,
-        Family::FusedCpu,
-        Family::StagedCpu,
-        Family::ProductsCpu,
+        of_device(Family::FusedCpu, Family::FusedGpu),
+        of_device(Family::StagedCpu, Family::StagedGpu),
+        of_device(Family::ProductsCpu, Family::ProductsGpu),
         Family::JointGradients,
-        Family::GradientsCpu,
+        of_device(Family::GradientsCpu, Family::GradientsGpu),
         Family::ScoreGradients,
         Family::RowStats,
-        Family::ProductGradientsCpu,
+        of_device(Family::ProductGradientsCpu, Family::ProductGradientsGpu),
         Family::RowSums,
     ] {
         if due(&format!("checks, {family}")) {
@@ -237,11 +244,11 @@ fn every_fault_is_found() {
     let gpu = &full().gpu;
     let pipelines = Pipelines::new(gpu.device());
     for fault in FAULTS {
-        is_found(gpu, &pipelines, Family::FusedCpu, fault);
+        is_found(gpu, &pipelines, of_device(Family::FusedCpu, Family::FusedGpu), fault);
     }
     is_found(gpu, &pipelines, Family::CacheQ8, Fault::DoesNotCompile);
-    is_found(gpu, &pipelines, Family::StagedCpu, Fault::NaN);
-    is_found(gpu, &pipelines, Family::GradientsCpu, Fault::Swapped);
+    is_found(gpu, &pipelines, of_device(Family::StagedCpu, Family::StagedGpu), Fault::NaN);
+    is_found(gpu, &pipelines, of_device(Family::GradientsCpu, Family::GradientsGpu), Fault::Swapped);
     is_found(gpu, &pipelines, Family::JointGradients, Fault::DoesNotCompile);
     is_found(gpu, &pipelines, Family::ScoreGradients, Fault::NaN);
     is_found(gpu, &pipelines, Family::RowSums, Fault::NaN);
@@ -254,7 +261,8 @@ fn gradients_that_nothing_computes_are_refused() {
     let gpu = Gpu::with_pipelines(gpu.queue().clone(), Pipelines::new(gpu.device()));
     let refused = |of: [bool; 3], family: &str| {
         for (got, refused) in gradients(&gpu).into_iter().zip(of) {
-            let says = format!("refused: {family}, CPU form: put aside");
+            let form = if is_software() { "CPU" } else { "GPU" };
+            let says = format!("refused: {family}, {form} form: put aside");
             assert_eq!(got.is_err_and(|e| e.contains(&says)), refused, "{family}");
         }
     };

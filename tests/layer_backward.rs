@@ -206,6 +206,8 @@ impl Packed {
         };
         let config = LayerConfig::new(EMBED, HEADS);
         let layer = MultiHeadAttention::with_pipelines(gpu.pipelines(), config, &weights).expect("a layer");
+        // On GPUs splits of the keys take memory of their own.
+        let layer = layer.tuning(Tuning::new().splits(1));
         let rows = BATCH * length;
         let sizes = [
             rows * EMBED,

@@ -222,8 +222,8 @@ impl Visit<'_> {
             let mut bench = self.program(&name);
             bench.arg("--bench");
             if name == "kernels" && !self.quick {
-                // Medians of some tens of runs: half a second each does for eighty kernels.
-                bench.args(["--warm-up-time", "0.2", "--measurement-time", "0.5"]);
+                // Medians of some tens of runs: less than half a second each for more than a hundred kernels.
+                bench.args(["--warm-up-time", "0.1", "--measurement-time", "0.3", "--nresamples", "1000"]);
             }
             self.part(&name, self.limit(seconds(150), rest + self.reserve), bench)?;
         }
