@@ -44,8 +44,9 @@ struct Heater {
     ms: Cell<f64>,
     /// When the device was last seen to end its work.
     ended: Cell<Option<Instant>>,
-    /// Times that were taken although the device was slow.
+    /// Times that were taken although the device was slow, and when it was last waited for in vain.
     slow: Cell<usize>,
+    gave_up: Cell<Option<Instant>>,
 }
 
 impl Heater {
@@ -57,6 +58,8 @@ impl Heater {
     const PROBE: usize = 4;
     const SLOWER: f64 = 1.15;
     const TRIES: usize = 8;
+    /// How long slow times are taken as they are, once it was tried in vain.
+    const RESIGNED: Duration = Duration::from_secs(3);
     const WORKGROUPS: u32 = 2048;
     /// Multiply-adds: 4 GFLOP in all.
     const TEXT: &str = "
@@ -74,7 +77,13 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     fn new(gpu: &Gpu) -> Self {
         let out = gpu.buffer(Self::WORKGROUPS as usize * 256 * 4).expect("room for results");
         let kernel = Kernel::new(gpu, Self::TEXT, &[&out, &uniform(gpu)]);
-        Heater { kernel, ms: Cell::new(0.0), ended: Cell::new(None), slow: Cell::new(0) }
+        Heater {
+            kernel,
+            ms: Cell::new(0.0),
+            ended: Cell::new(None),
+            slow: Cell::new(0),
+            gave_up: Cell::new(None),
+        }
     }
 
     fn record(&self, encoder: &mut wgpu::CommandEncoder) {
@@ -142,8 +151,11 @@ impl Timer {
             if ms <= Heater::SLOWER * least {
                 break;
             }
-            heater.ended.set(None);
-            if tries == Heater::TRIES {
+            let resigned = heater.gave_up.get().is_some_and(|time| time.elapsed() < Heater::RESIGNED);
+            if resigned || tries == Heater::TRIES {
+                if !resigned {
+                    heater.gave_up.set(Some(Instant::now()));
+                }
                 let slow = heater.slow.get() + 1;
                 heater.slow.set(slow);
                 if slow.is_power_of_two() {
@@ -154,6 +166,7 @@ impl Timer {
                 }
                 break;
             }
+            heater.ended.set(None);
         }
         let time = self.timed(|encoder| heater.record(encoder), record).await;
         heater.ended.set(Some(Instant::now()));
