@@ -23,8 +23,8 @@
 //
 // Counted per score, for head_dim = value_dim = D and R = SUB_ROWS: 4 · D operations of the matrix units; in workgroup memory
 // 2 · D / R bytes of keys and as many of values, 8 of scores, 4 of weights, and 4 · D / ROWS to stage; if Q_IN_MEMORY
-// 2 · D / KEYS of queries; one exp2; 2 barriers per ROWS · KEYS scores. With D = 64 and R = 32 that is 20 bytes, and 2
-// to stage (ROWS = 128); with D = 128 and R = 16 it is 44, and 8 (ROWS = 64).
+// 2 · D / KEYS of queries; one exp2; 2 barriers per ROWS · KEYS scores. With D = 64 and R = 16 that is 28 bytes, and 4
+// to stage (ROWS = 64); with D = 128 and R = 16 it is 44, and 4 (ROWS = 128).
 //
 // Needs: p.dropout_scale, p.head_dim, p.mask, p.q, p.scale, p.value_dim; EXACT, FRAGMENT, HAS_BLOCKS, HAS_DROPOUT,
 // HEAD, KEYS, NEXT, PER_PAIR_MASK, Q_IN_MEMORY, RESCALE_THRESHOLD, SUBGROUPS, SUB_ROWS, UNIT, VALUE, WORKGROUP;

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use rows::Row;
 
 use super::figure::{digits, memory};
-use super::visit::Visit;
+use super::visit::{Visit, forward_problem};
 
 const HEAD: &str = "# Results
 
@@ -129,7 +129,7 @@ fn kernels(visit: &Visit, text: &mut String) {
     let torch = visit.torch();
     let line = |row: &Row| {
         let ms = row.ms?;
-        let torch = row.problem().and_then(|problem| torch.get(&problem));
+        let torch = forward_problem(row).and_then(|problem| torch.get(&problem));
         Some(vec![
             row.bench.clone(),
             row.what.clone(),
@@ -185,7 +185,7 @@ pub fn brief(visit: &Visit) -> String {
         if let Some(share) = row.share() {
             let _ = write!(text, ", {:.0} % of ceiling", 100.0 * share);
         }
-        if let Some((theirs, what)) = row.problem().and_then(|problem| torch.get(&problem)) {
+        if let Some((theirs, what)) = forward_problem(row).and_then(|problem| torch.get(&problem)) {
             let _ = write!(text, ", {:.2} of PyTorch ({what})", theirs / ms);
         }
         text.push('\n');

@@ -77,3 +77,8 @@ impl Visit {
         fastest
     }
 }
+
+/// The problem of a row that the forward pass of PyTorch also solves: gradients are another.
+pub fn forward_problem(row: &Row) -> Option<Problem<'_>> {
+    row.problem().filter(|_| !row.what.starts_with("backward"))
+}

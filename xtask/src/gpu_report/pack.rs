@@ -17,7 +17,8 @@ const MOST_MIB: u64 = 60;
 const LEFT_OUT: &str = "peer";
 
 /// What tests and PyTorch's part read.
-const FILES: [&str; 5] = ["tests/vectors", "shaders", "docs/masks.md", "docs/masks", "benches/sdpa.py"];
+const FILES: [&str; 6] =
+    ["tests/vectors", "shaders", "docs/masks.md", "docs/masks", "src/presets", "benches/sdpa.py"];
 
 const RUN: &str = r#"#!/bin/sh
 here=$(dirname "$(realpath "$0")")
