@@ -1,6 +1,5 @@
 //! The fused kernel at the edges of its tiles: lengths, channels, groups; long key ranges; nothing but q, k, v, out.
 
-use wgpu_attention::inspect::kernels;
 use wgpu_attention::{Alignment, DType, KernelForm, Path, Shape};
 
 use crate::harness::{
@@ -180,34 +179,6 @@ fn slices_of_channels() {
                 report.check_in(&case, &setup, &mut Default::default());
             }
         }
-    }
-    report.finish();
-}
-
-/// 128 packed rows of a workgroup, which take 256 workgroups and 32 KiB of workgroup memory.
-#[test]
-fn the_largest_tiles() {
-    let memory = full().gpu.device().limits().max_compute_workgroup_storage_size;
-    let exist = kernels().into_iter().any(|k| k.name.contains("rows=128") && k.workgroup_memory > 16384);
-    assert!(exist, "no kernel has tiles of 128 rows");
-    let mut report = Report::new("fused, largest tiles");
-    if memory < 32768 {
-        report.skip(format!("with {memory} bytes of workgroup memory"), "128 rows");
-    }
-    for value_dim in [8, 70] {
-        let of = |q_len, heads| {
-            let shape = Shape { batch: 8, heads, kv_heads: heads, q_len, kv_len: 70, head_dim: 6, value_dim };
-            Case::random(format!("fused, {q_len} rows of {heads} heads"), shape)
-                .with(|c| c.rules.causal = true)
-        };
-        // Earlier tests on this device may have compiled either.
-        let pipelines = full().gpu.pipelines();
-        pipelines.clear();
-        // 384 rows are 3 · 64 workgroups, 392 are 4 · 64, the last with eight rows.
-        report.check_in(&of(384, 8), &setup(KernelForm::Gpu), &mut Default::default());
-        let smaller = pipelines.compiled();
-        report.check_in(&of(392, 8), &setup(KernelForm::Gpu), &mut Default::default());
-        assert!(memory < 32768 || pipelines.compiled() > smaller, "both have the same tiles");
     }
     report.finish();
 }

@@ -6,7 +6,7 @@ use support::allocations::allocations;
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
 use wgpu_attention::reference::{self, Options, widen};
 use wgpu_attention::{
-    Attention, CacheStorage, Config, DType, Error, Family, Forward, Gpu, LayerConfig, Measured, Path,
+    Attention, CacheStorage, Config, DType, Error, Family, Forward, Gpu, LayerConfig, Mask, Measured, Path,
     Pipelines, ScaleGroup, Scratch, Shape, TensorView, TuneLimits, Tuned, Tuning, Workload, inspect,
 };
 
@@ -246,6 +246,41 @@ fn scratch_of_longer_calls_serves_shorter_ones() {
     assert_eq!(pipelines.use_tuned(&Tuned::new()), 0);
     let refused = gpu.submit(|encoder| attention.forward(encoder, &call(4096), &mut scratch));
     assert!(matches!(refused, Err(Error::ScratchTooSmall { slot: "partials", .. })), "{refused:?}");
+}
+
+/// Tiles of 128 rows, which no rule chooses: of a slice of 64 channels, and of one of 128.
+#[test]
+fn the_largest_tiles_are_right_where_they_are_picked() {
+    let queue = full().gpu.queue();
+    if full().gpu.device().limits().max_compute_workgroup_storage_size < 32768 {
+        return say("tiles of 128 rows: skipped, the device has less than 32 KiB of workgroup memory");
+    }
+    for value_dim in [8, 70] {
+        let gpu = Gpu::with_pipelines(queue.clone(), inspect::as_gpu(full().gpu.device(), None));
+        let shape = Shape { q_len: 392, kv_len: 70, value_dim, ..Shape::new(1, 2, 1, 6) };
+        let workload = Workload::attention(shape, DType::F32).masked();
+        let at_once = TuneLimits::new().time(Duration::ZERO);
+        gpu.pipelines().tune(queue, &[workload], at_once).expect("the rules' plan");
+        let picked = edited(&gpu.pipelines().tuned(), |words| {
+            words[10..14].clone_from_slice(&["0", "3", "128", "0"].map(String::from));
+        });
+        assert_eq!(gpu.pipelines().use_tuned(&picked), 1);
+        gpu.pipelines().clear();
+        let noise = |shape: [usize; 4], seed: usize| -> Vec<f32> {
+            let count: usize = shape.iter().product();
+            (0..count).map(|i| ((i * 7919 + seed * 104_729) % 1009) as f32 / 504.5 - 1.0).collect()
+        };
+        let (q, k, v) = (noise(shape.q(), 1), noise(shape.k(), 2), noise(shape.v(), 3));
+        let options = Options::new().mask(Mask::causal());
+        let got = gpu.attention(&q, &k, &v, shape, &options).expect("attention").out;
+        let compiled = inspect::compiled(gpu.pipelines());
+        assert!(compiled.iter().any(|name| name.contains("rows=128")), "{compiled:?}");
+        let want = reference::attention::<f64>(&widen(&q), &widen(&k), &widen(&v), shape, &options);
+        let want = want.expect("the truth").out;
+        let naive = reference::attention::<f32>(&q, &k, &v, shape, &options).expect("the same").out;
+        let tolerance = Tolerance::from_naive(&widen::<f64>(&naive), &want, 1.0, EPSILON_F32);
+        compare(&got, &want, tolerance).expect("the truth");
+    }
 }
 
 #[test]
