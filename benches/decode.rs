@@ -1,9 +1,9 @@
 //! `scripts/gpu cargo bench --bench decode [-- [--rounds N] [--quick] [--only NAME]]`
 //!
 //! One query of 32 heads on 8 against 4096 keys, 128 wide, from tensors and from caches of every storage and layout: time on the
-//! device, medians of rounds that take turns, beside a kernel that only copies as many bytes. Then the time of a call in a row
-//! of calls, each on keys and values of its own, as layers are; how the time grows with the length, and what an append costs. Every result is compared with the reference first. `--only` leaves out the calls whose
-//! name does not contain it.
+//! device, medians of rounds that take turns, beside a kernel that only copies as many bytes. Then the time of one of many calls
+//! in a pass, each on other keys and values, as the layers of a model are; how the time grows with the length; the time of an
+//! append. Every result is compared with the reference first. `--only` leaves out the calls whose name does not contain it.
 
 use common::bed::{Bed, median};
 use common::copy::{Copy, CopyForm};
@@ -283,7 +283,7 @@ fn main() {
     }
 }
 
-/// Calls of a pass, and sets of keys and values that they take: more bytes together than caches hold.
+/// The number of calls of a pass, and of sets of keys and values, which together are larger than a GPU's cache.
 const CHAIN: usize = 32;
 const SETS: usize = 8;
 

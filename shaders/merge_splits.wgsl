@@ -5,8 +5,8 @@
 // out [batch, heads, q_len, value_dim]   lse [batch, heads, q_len, 1]
 //
 // Bindings (declared by the host): partial, out; lse and the sinks where used.
-// Floor: every mean is read once, by ROW_LANES invocations side by side. There are few rows, and each load from global memory
-// takes as long as hundreds of operations: the lanes load the totals side by side, and means AT_ONCE at a time.
+// Floor: every mean is read once, by ROW_LANES invocations side by side. There are few rows, so latency counts: a load from
+// global memory takes as long as hundreds of operations. The lanes load totals in parallel, and AT_ONCE means at a time.
 
 struct Params {
     out: View,
@@ -26,12 +26,12 @@ struct Params {
 
 const ROW_LANES: u32 = 32u;
 const ROWS: u32 = 2u;
-// Of a row, in the plans.
+// The most splits of a row (src/plan/fused.rs).
 const MOST_SPLITS: u32 = 128u;
-// Loads that do not wait for each other.
+// The number of means that a lane loads at once.
 const AT_ONCE: u32 = 8u;
 
-// Totals of each lane's splits; each split's share of its row.
+// The total of each lane's splits, and the share of each split in its row.
 var<workgroup> lane_totals: array<vec2<f32>, ROWS * ROW_LANES>;
 var<workgroup> shares: array<f32, ROWS * MOST_SPLITS>;
 
@@ -43,7 +43,7 @@ fn total_at(o: u32) -> vec2<f32> {
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
     let row_index = index / ROW_LANES;
     let lane = index % ROW_LANES;
-    // Past the last row the same is computed once more, and not stored.
+    // Invocations past the last row compute it too, and store nothing: barriers need all of them.
     let is_row = (group.x + p.first) * ROWS + row_index < p.rows;
     let row = min((group.x + p.first) * ROWS + row_index, p.rows - 1u);
     let first_split = row * p.splits;

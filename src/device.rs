@@ -61,8 +61,6 @@ pub(crate) struct DeviceFacts {
     pub f16: bool,
     /// The device is a CPU pretending: wide loops and no barriers suit it.
     pub software: bool,
-    /// A GPU with memory of its own, which are the fast ones.
-    pub discrete: bool,
     pub max_binding_bytes: u64,
     pub offset_alignment: u64,
     pub max_storage_buffers: u32,
@@ -91,7 +89,6 @@ impl DeviceFacts {
     pub const LEAST: DeviceFacts = DeviceFacts {
         f16: false,
         software: false,
-        discrete: false,
         max_binding_bytes: 128 << 20,
         offset_alignment: 256,
         max_storage_buffers: 8,
@@ -115,7 +112,6 @@ impl DeviceFacts {
         DeviceFacts {
             f16: device.features().contains(wgpu::Features::SHADER_F16),
             software: info.device_type == wgpu::DeviceType::Cpu,
-            discrete: info.device_type == wgpu::DeviceType::DiscreteGpu,
             max_binding_bytes: limits.max_storage_buffer_binding_size,
             offset_alignment: u64::from(limits.min_storage_buffer_offset_alignment),
             max_storage_buffers: limits.max_storage_buffers_per_shader_stage,

@@ -145,7 +145,7 @@ fn is_found(gpu: &Gpu, pipelines: &Pipelines, family: Family, fault: Fault) {
     }
 }
 
-/// The form that plans choose here.
+/// The family that plans use on this device.
 fn of_device(cpu: Family, gpu: Family) -> Family {
     if is_software() { cpu } else { gpu }
 }
@@ -191,7 +191,7 @@ fn nothing_is_wrong_here() {
 }
 
 #[test]
-fn a_wrong_family_of_the_device_is_put_aside() {
+fn a_wrong_family_of_this_device_is_disabled() {
     let gpu = &full().gpu;
     let pipelines = Pipelines::new(gpu.device());
     for family in [

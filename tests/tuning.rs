@@ -248,9 +248,9 @@ fn scratch_of_longer_calls_serves_shorter_ones() {
     assert!(matches!(refused, Err(Error::ScratchTooSmall { slot: "partials", .. })), "{refused:?}");
 }
 
-/// Tiles of 128 rows, which no rule chooses: of a slice of 64 channels, and of one of 128.
+/// Tiles of 128 rows with slices of 64 and of 128 channels. Only measurements choose them, no rule does.
 #[test]
-fn the_largest_tiles_are_right_where_they_are_picked() {
+fn tiles_of_128_rows_match_reference() {
     let queue = full().gpu.queue();
     if full().gpu.device().limits().max_compute_workgroup_storage_size < 32768 {
         return say("tiles of 128 rows: skipped, the device has less than 32 KiB of workgroup memory");

@@ -33,35 +33,37 @@ pub struct Timer {
     gpu: Gpu,
     queries: Option<wgpu::QuerySet>,
     resolved: wgpu::Buffer,
-    heater: Option<Heater>,
+    warm_up: Option<WarmUp>,
 }
 
-/// Work that precedes what is timed, and shows the rate at which the device runs: some GPUs take a third or less of their
-/// rate for seconds when there is little to do. (Seen on an H200 under Vulkan, 580.159.)
-struct Heater {
+/// Work that runs before a timed pass, and measures the rate at which the device runs. Some GPUs fall to a third of their
+/// rate or less for seconds when there is little to do (seen on an H200 under Vulkan, driver 580.159).
+struct WarmUp {
     kernel: Kernel,
-    /// Of one dispatch, the least seen; 0 until it is measured.
-    ms: Cell<f64>,
-    /// When the device was last seen to end its work.
-    ended: Cell<Option<Instant>>,
-    /// Times that were taken although the device was slow, and when it was last waited for in vain.
-    slow: Cell<usize>,
+    /// The shortest time of a dispatch, in ms; 0 until it is measured.
+    best_ms: Cell<f64>,
+    /// When the device last ended its work.
+    last_end: Cell<Option<Instant>>,
+    /// The number of passes that were timed on a slow device.
+    slow_passes: Cell<usize>,
+    /// When the timer last waited in vain for the full rate.
     gave_up: Cell<Option<Instant>>,
 }
 
-impl Heater {
-    /// Milliseconds of work after a pause, and after none.
-    const COLD: f64 = 50.0;
-    const WARM: f64 = 1.0;
+impl WarmUp {
+    /// Milliseconds of work after a pause of more than `PAUSE`, and after a shorter one.
+    const COLD_MS: f64 = 50.0;
+    const WARM_MS: f64 = 1.0;
     const PAUSE: Duration = Duration::from_millis(10);
-    /// Dispatches that the rate is measured of, how much slower they may be, and how often it is tried again.
-    const PROBE: usize = 4;
-    const SLOWER: f64 = 1.15;
+    /// Dispatches that are timed to know the rate.
+    const PROBES: usize = 4;
+    /// A device is slow if a dispatch takes so many times the shortest time.
+    const SLOW: f64 = 1.15;
+    /// Tries to reach the full rate; when all fail, the timer tries only once until `RETRY_AFTER` has passed.
     const TRIES: usize = 8;
-    /// How long slow times are taken as they are, once it was tried in vain.
-    const RESIGNED: Duration = Duration::from_secs(3);
+    const RETRY_AFTER: Duration = Duration::from_secs(3);
     const WORKGROUPS: u32 = 2048;
-    /// Multiply-adds: 4 GFLOP in all.
+    /// Multiply-adds, 4 GFLOP in all. The uniform is zero, which the compiler does not know.
     const TEXT: &str = "
 @group(0) @binding(0) var<storage, read_write> out: array<f32>;
 @group(0) @binding(1) var<uniform> zeros: vec4<f32>;
@@ -76,24 +78,24 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
 
     fn new(gpu: &Gpu) -> Self {
         let out = gpu.buffer(Self::WORKGROUPS as usize * 256 * 4).expect("room for results");
-        let kernel = Kernel::new(gpu, Self::TEXT, &[&out, &uniform(gpu)]);
-        Heater {
-            kernel,
-            ms: Cell::new(0.0),
-            ended: Cell::new(None),
-            slow: Cell::new(0),
+        WarmUp {
+            kernel: Kernel::new(gpu, Self::TEXT, &[&out, &uniform(gpu)]),
+            best_ms: Cell::new(0.0),
+            last_end: Cell::new(None),
+            slow_passes: Cell::new(0),
             gave_up: Cell::new(None),
         }
     }
 
+    fn dispatch(&self, pass: &mut wgpu::ComputePass, times: usize) {
+        (0..times).for_each(|_| self.kernel.dispatch(pass, [Self::WORKGROUPS, 1]));
+    }
+
     fn record(&self, encoder: &mut wgpu::CommandEncoder) {
-        let cold = self.ended.get().is_none_or(|ended| ended.elapsed() > Self::PAUSE);
-        let ms = if cold { Self::COLD } else { Self::WARM };
-        let mut pass = encoder.begin_compute_pass(&Default::default());
-        // So few that no system takes the device for hanging.
-        for _ in 0..((ms / self.ms.get()).ceil() as usize).clamp(1, 4096) {
-            self.kernel.dispatch(&mut pass, [Self::WORKGROUPS, 1]);
-        }
+        let is_cold = self.last_end.get().is_none_or(|end| end.elapsed() > Self::PAUSE);
+        let ms = if is_cold { Self::COLD_MS } else { Self::WARM_MS };
+        let times = (ms / self.best_ms.get()).ceil() as usize;
+        self.dispatch(&mut encoder.begin_compute_pass(&Default::default()), times.clamp(1, 4096));
     }
 }
 
@@ -109,8 +111,8 @@ impl Timer {
             ty: wgpu::QueryType::Timestamp,
             count: 2,
         });
-        let heater = (!device::software(gpu)).then(|| Heater::new(gpu));
-        Some(Timer { queries: Some(queries), heater, ..Self::of_host(gpu) })
+        let warm_up = (!device::software(gpu)).then(|| WarmUp::new(gpu));
+        Some(Timer { queries: Some(queries), warm_up, ..Self::of_host(gpu) })
     }
 
     /// The host's clock, for devices without a better one: submission and waiting are included.
@@ -121,7 +123,7 @@ impl Timer {
             usage: wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC,
             mapped_at_creation: false,
         });
-        Timer { gpu: gpu.clone(), queries: None, resolved, heater: None }
+        Timer { gpu: gpu.clone(), queries: None, resolved, warm_up: None }
     }
 
     /// Runs a pass that `record` fills and returns how long the device took.
@@ -132,48 +134,53 @@ impl Timer {
 
     /// `time`, not blocking.
     pub async fn time_async(&self, record: impl FnOnce(&mut wgpu::ComputePass)) -> Duration {
-        let Some(heater) = &self.heater else { return self.timed(|_| {}, record).await };
-        let probe = |pass: &mut wgpu::ComputePass| {
-            (0..Heater::PROBE).for_each(|_| heater.kernel.dispatch(pass, [Heater::WORKGROUPS, 1]));
-        };
-        let of_probe = |time: Duration| (time.as_secs_f64() * 1e3 / Heater::PROBE as f64).max(1e-3);
-        if heater.ms.get() == 0.0 {
-            // The first is slower.
-            for _ in 0..2 {
-                heater.ms.set(of_probe(self.timed(|_| {}, probe).await));
-            }
-        }
-        for tries in 1.. {
-            let ms = of_probe(self.timed(|encoder| heater.record(encoder), probe).await);
-            heater.ended.set(Some(Instant::now()));
-            let least = heater.ms.get();
-            heater.ms.set(least.min(ms));
-            if ms <= Heater::SLOWER * least {
-                break;
-            }
-            let resigned = heater.gave_up.get().is_some_and(|time| time.elapsed() < Heater::RESIGNED);
-            if resigned || tries == Heater::TRIES {
-                if !resigned {
-                    heater.gave_up.set(Some(Instant::now()));
-                }
-                let slow = heater.slow.get() + 1;
-                heater.slow.set(slow);
-                if slow.is_power_of_two() {
-                    println!(
-                        "warning: the device runs at {:.2} of its rate, {slow} times so far",
-                        least / ms
-                    );
-                }
-                break;
-            }
-            heater.ended.set(None);
-        }
-        let time = self.timed(|encoder| heater.record(encoder), record).await;
-        heater.ended.set(Some(Instant::now()));
+        let Some(warm_up) = &self.warm_up else { return self.timed(|_| {}, record).await };
+        self.reach_full_rate(warm_up).await;
+        let time = self.timed(|encoder| warm_up.record(encoder), record).await;
+        warm_up.last_end.set(Some(Instant::now()));
         time
     }
 
-    /// Of the pass that `record` fills, in the submission that `before` began.
+    /// Runs work until the device is as fast as it has been, and warns if it does not become so.
+    async fn reach_full_rate(&self, warm_up: &WarmUp) {
+        let probe_ms = async |before: &dyn Fn(&mut wgpu::CommandEncoder)| {
+            let time = self.timed(before, |pass| warm_up.dispatch(pass, WarmUp::PROBES)).await;
+            (time.as_secs_f64() * 1e3 / WarmUp::PROBES as f64).max(1e-3)
+        };
+        if warm_up.best_ms.get() == 0.0 {
+            // The first run is slower.
+            probe_ms(&|_| {}).await;
+            warm_up.best_ms.set(probe_ms(&|_| {}).await);
+        }
+        let waits = warm_up.gave_up.get().is_none_or(|time| time.elapsed() > WarmUp::RETRY_AFTER);
+        let mut slowness = 1.0;
+        for _ in 0..if waits { WarmUp::TRIES } else { 1 } {
+            let ms = probe_ms(&|encoder| warm_up.record(encoder)).await;
+            slowness = ms / warm_up.best_ms.get();
+            warm_up.best_ms.set(warm_up.best_ms.get().min(ms));
+            warm_up.last_end.set(Some(Instant::now()));
+            if slowness <= WarmUp::SLOW {
+                return;
+            }
+            if waits {
+                // The next try runs more work.
+                warm_up.last_end.set(None);
+            }
+        }
+        if waits {
+            warm_up.gave_up.set(Some(Instant::now()));
+        }
+        let slow_passes = warm_up.slow_passes.get() + 1;
+        warm_up.slow_passes.set(slow_passes);
+        if slow_passes.is_power_of_two() {
+            println!(
+                "warning: the device runs at {:.2} of its rate, {slow_passes} times so far",
+                1.0 / slowness
+            );
+        }
+    }
+
+    /// Times the pass that `record` fills; `before` records into the same submission.
     async fn timed(
         &self,
         before: impl FnOnce(&mut wgpu::CommandEncoder),

@@ -81,7 +81,7 @@ pub(crate) fn plan(call: &AdditiveProblem, device: &DeviceFacts) -> Result<Addit
     let of_keys = problem.d_k.is_some() || problem.d_v.is_some();
     // The sums of weights are of queries' rectangles too.
     let wanted = Sides { queries: true, keys: of_keys };
-    let rectangles = plan::rectangles(&shape, wanted, problem.tuning.most_work(false, device), device);
+    let rectangles = plan::rectangles(&shape, wanted, problem.tuning.most_work(), device);
     let cpu = problem.tuning.form.choose(GRADIENTS, device);
     let of_rows = rectangles.iter().filter(|(_, sides)| sides.queries);
     let longest = of_rows.map(|(r, _)| r.queries.len()).max().unwrap_or(1);

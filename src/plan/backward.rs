@@ -181,8 +181,7 @@ impl BackwardPlan {
         let grid = [len.div_ceil(tiles.owns() as usize), slices, shape.batch * heads];
         // What masks hide counts.
         let work = 2.0 * f64::from(tiles.owns()) * others as f64 * of.operations(shape) as f64;
-        let most_work = tuning.most_work(matches!(tiles, BackwardTiles::Matrix(_)), device);
-        Ok(BackwardPlan { of, tiles, grid, steps: steps(grid, work, most_work, device)? })
+        Ok(BackwardPlan { of, tiles, grid, steps: steps(grid, work, tuning.most_work(), device)? })
     }
 
     /// Whether an invocation can hold the gradients of keys and of values together. Where it has some 128 registers it spills.

@@ -142,7 +142,7 @@ impl BackwardMatrix {
         let (len, heads) = of.own_side(shape);
         let fitting: Vec<_> =
             Self::candidates(of, fragment, shape, tuning, device).filter(|t| t.fits(of, device)).collect();
-        tiles_for(&fitting, len, shape.batch * heads, 2, |t| (t.owns(), t.subgroups))
+        tiles_for(&fitting, len, shape.batch * heads, |t| (t.owns(), t.subgroups))
     }
 
     /// What kernels are listed with for tools and tests: what plans choose for many rows of the usual channels.

@@ -60,7 +60,7 @@ impl CapturedGradientsPlan {
         let parts = rows.div_ceil(part_rows);
         let work = 2.0 * part_rows as f64 * keys as f64 * (shape.head_dim + shape.value_dim) as f64;
         let grid = [tiles.saturating_mul(parts), 1, 1];
-        let steps = steps(grid, work, tuning.most_work(false, device), device)?;
+        let steps = steps(grid, work, tuning.most_work(), device)?;
         Ok(CapturedGradientsPlan { captured, parts, part_rows, elements, grid, steps })
     }
 

@@ -233,8 +233,8 @@ const SMALL_64: FusedTiles = wide(64, 128, 64, 16);
 const SMALL_128: FusedTiles = wide(64, 128, 128, 8);
 /// Twice the invocations, so that the sums of 256 channels fit in registers.
 const SMALL_256: FusedTiles = wide(64, 256, 256, 4);
-/// 128 packed rows in 24 KiB: half as many loads of keys and values from global memory per multiply-add. On an H200 (580.159) they
-/// take 1.12 and 1.03 times as long as 64 rows, of which a core has three workgroups; tuning may find them.
+/// 128 packed rows in 24 KiB: half as many loads of keys and values from global memory per multiply-add. No rule chooses them:
+/// on an H200 (580.159) they take 1.12 and 1.03 times as long as 64 rows. `Pipelines::tune` may.
 const LARGE_64: FusedTiles = wide(128, 256, 64, 16);
 const LARGE_128: FusedTiles = wide(128, 256, 128, 8);
 /// Few queries: more workgroups, and less computed beyond them. By slices, as wide as registers allow: every slice
@@ -304,7 +304,7 @@ pub(super) fn fused(outline: &Outline, pick: &Pick, device: &DeviceFacts) -> Res
     let pairs = tiles.rows() as f64 * outline.most_keys().div_ceil(splits) as f64;
     let score = shape.head_dim as f64 * if outline.additive { TANH } else { 1.0 };
     let work = 2.0 * pairs * (score + tiles.slice() as f64);
-    let most_work = tuning.most_work(matches!(tiles, FusedTiles::Matrix(_)), device);
+    let most_work = tuning.most_forward_work(matches!(tiles, FusedTiles::Matrix(_)), device);
     let plan = FusedPlan {
         tiles,
         splits,
@@ -525,6 +525,7 @@ impl FusedPlan {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::Fragment;
 
     const DEVICE: DeviceFacts = DeviceFacts { f16: true, max_binding_bytes: 1 << 30, ..DeviceFacts::LEAST };
 
@@ -552,5 +553,19 @@ mod tests {
         assert_eq!(of(16, 512, &large), SHORT_16[2]);
         assert_eq!(of(20, 65, &large), SHORT_32[1]);
         assert!(SMALL_256.workgroup_memory() <= 16384 && LARGE_128.workgroup_memory() <= 32768);
+    }
+
+    #[test]
+    fn default_work_limit_follows_the_device() {
+        let limits = |tuning: Tuning, device: &DeviceFacts| {
+            [false, true].map(|on_matrix_units| tuning.most_forward_work(on_matrix_units, device))
+        };
+        let matrix = DeviceFacts { matrix: Some(Fragment::Sixteen), ..DEVICE };
+        let software = DeviceFacts { software: true, ..matrix.clone() };
+        assert_eq!(limits(Tuning::new(), &DEVICE), [1 << 37; 2]);
+        assert_eq!(limits(Tuning::new(), &software), [1 << 37; 2]);
+        assert_eq!(limits(Tuning::new(), &matrix), [1 << 39, 1 << 40]);
+        assert_eq!(limits(Tuning::new().work_limit(7), &matrix), [7; 2]);
+        assert_eq!(Tuning::new().most_work(), 1 << 37);
     }
 }

@@ -48,24 +48,18 @@ pub(super) fn check_channels(shape: &Shape) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Of tiles that fit, best first: large ones as long as every core of a large GPU gets one, or two of more than four subgroups (a
-/// further one each is for splits of the keys to find); then those of at most `small` subgroups that `rows` of a head do
-/// not leave half empty. `size`: a tile's rows and subgroups.
+/// Of tiles that fit, best first: large ones as long as every core of a large GPU gets one (a second one each is for splits of the
+/// keys to find), then those that `rows` of a head do not leave half empty. `size`: a tile's rows and subgroups.
 pub(super) fn tiles_for<T: Copy>(
     fitting: &[T],
     rows: usize,
     heads: usize,
-    small: u32,
     size: impl Fn(&T) -> (u32, u32),
 ) -> Result<T, &'static str> {
-    let fills = |t: &&T| {
-        let (of_tile, subgroups) = size(t);
-        let enough = if subgroups > 4 { ENOUGH_WORKGROUPS } else { ENOUGH_WORKGROUPS / 2 };
-        rows.div_ceil(of_tile as usize).saturating_mul(heads) >= enough
-    };
+    let fills = |t: &&T| rows.div_ceil(size(t).0 as usize).saturating_mul(heads) >= ENOUGH_WORKGROUPS / 2;
     let is_small = |t: &&T| {
         let (of_tile, subgroups) = size(t);
-        subgroups <= small && (of_tile as usize) < 2 * rows
+        subgroups <= 2 && (of_tile as usize) < 2 * rows
     };
     let found = fitting.iter().find(fills).or_else(|| fitting.iter().find(is_small)).or(fitting.last());
     found
@@ -153,19 +147,20 @@ impl FusedMatrix {
         // What is staged of more keys would take the registers that wide heads have left.
         let most_keys = if head + value > 256 { 16 } else { 32 };
         let width = device.planned_subgroup();
-        let of = |rows| {
-            [(4, 32), (2, 32), (4, 16), (2, 16), (1, 32), (1, 16)]
-                .map(|(subgroups, keys)| (rows, subgroups, keys))
-        };
-        let mut large = of(rows).to_vec();
-        // Measured on an H200 (580.159): 16 rows of 64 channels are 1.13 times as fast as 32, for more subgroups then share
-        // a core, and eight subgroups of 128 channels 1.47 times as fast as four, which stage all keys for half as many rows.
-        if fragment == Fragment::Sixteen && rows > 16 {
-            large.splice(0..0, of(16).into_iter().take(1));
+        let mut large = Vec::new();
+        if fragment == Fragment::Sixteen {
+            // On an H200 (580.159) eight subgroups of 128 channels are 1.47 times as fast as four, which stage all keys for
+            // half as many rows.
+            if width <= 32 && (129..=256).contains(&(head + value)) {
+                large.push((rows, 8, 32));
+            }
+            // There 16 rows of 64 channels are 1.13 times as fast as 32: more subgroups share a core.
+            if rows > 16 {
+                large.push((16, 4, 32));
+            }
         }
-        if fragment == Fragment::Sixteen && width <= 32 && (129..=256).contains(&(head + value)) {
-            large.insert(0, (rows, 8, 32));
-        }
+        let usual = [(4, 32), (2, 32), (4, 16), (2, 16), (1, 32), (1, 16)];
+        large.extend(usual.map(|(subgroups, keys)| (rows, subgroups, keys)));
         let tiles = if tuning.form.is_cpu(device) { small } else { large };
         // With the sums of wide heads a subgroup of 32 that stages all alone takes more than 255 registers.
         let most_alone = if fragment == Fragment::Sixteen && width == 32 { 384 } else { u32::MAX };
@@ -242,13 +237,19 @@ pub(super) fn fused_matrix(
     if let Some(picked) = fitting.iter().find(|t| (t.rows(), t.keys) == (pick.rows, pick.keys)) {
         return Ok(*picked);
     }
-    // Fewer subgroups stage all keys for fewer rows: on an H200 512 rows of 8 heads take 1.4 times as long with one as with
-    // four, of which splits of the keys keep more cores busy.
-    let of_many = |t: &&FusedMatrix| {
-        fragment == Fragment::Sixteen && t.subgroups >= 4 && (t.rows() as usize) < 2 * rows
+    // Fewer subgroups stage all keys for fewer rows. On an H200, 512 rows of 8 heads take 1.4 times as long with one subgroup
+    // as with four, whose keys are split among more workgroups. Eight subgroups need two workgroups for each core.
+    let is_shared = |t: &&FusedMatrix| {
+        let workgroups = rows.div_ceil(t.rows() as usize).saturating_mul(heads);
+        let subgroups = if workgroups >= ENOUGH_WORKGROUPS { 4..=8 } else { 4..=4 };
+        subgroups.contains(&t.subgroups) && (t.rows() as usize) < 2 * rows
     };
-    let many: Vec<_> = fitting.iter().filter(of_many).copied().collect();
-    tiles_for(if many.is_empty() { &fitting } else { &many }, rows, heads, 4, |t| (t.rows(), t.subgroups))
+    if fragment == Fragment::Sixteen
+        && let Some(shared) = fitting.iter().find(is_shared)
+    {
+        return Ok(*shared);
+    }
+    tiles_for(&fitting, rows, heads, |t| (t.rows(), t.subgroups))
 }
 
 #[cfg(test)]

@@ -129,7 +129,7 @@ impl ScoreGradientsPlan {
         // What masks hide counts.
         let work = 2.0 * elements as f64 * terms.div_ceil(parts) as f64 * operations as f64;
         let grid = [gradient[3].div_ceil(elements) * parts, gradient[2], gradient[0] * gradient[1]];
-        let steps = steps(grid, work, tuning.most_work(false, device), device)?;
+        let steps = steps(grid, work, tuning.most_work(), device)?;
         Ok(ScoreGradientsPlan {
             of,
             shared,

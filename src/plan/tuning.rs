@@ -127,19 +127,31 @@ impl Tuning {
     }
 
     /// Most floating-point operations, masked ones counted, of one dispatch of the fused path: longer calls are
-    /// cut into several, so that none runs into the time limit some systems set (Windows: two seconds). Unless set
-    /// 2³⁷, 2³⁹ where wgpu reports `DeviceType::DiscreteGpu`, and eight times as many on matrix units. The pieces give
-    /// the same bits as one dispatch; a single workgroup is never cut, nor are projections.
+    /// cut into several, so that none runs into the time limit some systems set (Windows: two seconds). The default is
+    /// 2³⁷. For forward passes on a GPU whose matrix units [`Pipelines::with_adapter`](crate::Pipelines::with_adapter)
+    /// found, it is 2³⁹, and 2⁴⁰ if the kernel uses them. The pieces give the same bits as one dispatch; a single
+    /// workgroup is never cut, nor are projections.
     pub const fn work_limit(mut self, flops: u64) -> Self {
         self.work_limit = Some(flops);
         self
     }
 
-    /// Most operations of one dispatch. 2³⁷ take a quarter of a second at half a TFLOP/s; watchdogs wait for two or more.
-    /// A dispatch waits for its longest workgroup, so that many small ones leave a large device idle.
-    pub(crate) fn most_work(&self, on_matrix_units: bool, device: &DeviceFacts) -> u64 {
-        let usual = 1 << if device.discrete { 39 } else { 37 };
-        self.work_limit.unwrap_or(if on_matrix_units { 8 * usual } else { usual })
+    /// The most operations of one dispatch. 2³⁷ take a quarter of a second at half a TFLOP/s; watchdogs wait for two or more.
+    pub(crate) fn most_work(&self) -> u64 {
+        self.work_limit.unwrap_or(1 << 37)
+    }
+
+    /// The most operations of one dispatch of a forward pass. Each dispatch waits for its longest workgroup, so large
+    /// GPUs need large dispatches. GPUs with matrix units compute 2³⁹ operations in half a second without them, and
+    /// 2⁴⁰ with them.
+    pub(crate) fn most_forward_work(&self, on_matrix_units: bool, device: &DeviceFacts) -> u64 {
+        let is_large = device.matrix.is_some() && !device.software;
+        let usual = match (is_large, on_matrix_units) {
+            (false, _) => return self.most_work(),
+            (true, false) => 1 << 39,
+            (true, true) => 1 << 40,
+        };
+        self.work_limit.unwrap_or(usual)
     }
 
     /// Among how many workgroups the fused path splits the keys of a tile of queries, 1 to 128. Unless set, as many as
