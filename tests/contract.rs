@@ -185,8 +185,11 @@ fn faults(kernel: &KernelText, structs: &[StructTable]) -> Vec<String> {
         faults.push(format!("{} storage buffers", bindings.len()));
     }
     // The largest tiles are for devices that have more; plan.rs knows.
-    let large = kernel.label == "attention.fused" && kernel.name.contains(" rows=128 ");
-    let factor = if wgsl::matrix_units(&kernel.wgsl) { 3 } else { 1 + u32::from(large) };
+    let named = |label, part| kernel.label == label && kernel.name.contains(part);
+    let gradients = "attention.fused_backward";
+    let large = named("attention.fused", " rows=128 ") || named(gradients, " side=64 ");
+    let largest = wgsl::matrix_units(&kernel.wgsl) || large && named(gradients, " chunk=32 ");
+    let factor = if largest { 3 } else { 1 + u32::from(large) };
     let most = factor * MAX_WORKGROUP_MEMORY;
     if workgroup_memory != kernel.workgroup_memory || workgroup_memory > most {
         faults.push(format!(

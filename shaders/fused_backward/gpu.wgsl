@@ -1,92 +1,117 @@
-// The loop of fused_backward.wgsl for GPUs: a workgroup takes 32 own rows and walks the others 32 at a time. Its invocations
-// form LANES_X × 8; each holds 4 own rows by LANE_OTHERS others of scores and of gradients of weights, and 4 own rows by 8
-// channels of each gradient.
+// The loop of fused_backward.wgsl for GPUs: a workgroup takes OWNS own rows and walks the others as many at a time. Its invocations
+// form LANES_X × OWNS / 4; each holds 4 own rows by LANE_OTHERS others of scores and of gradients of weights, and 4 own rows by
+// SLICE / LANES_X channels of each gradient.
 //
-// Constants: WORKGROUP, CHUNK (channels of both sides per staging), SLICE (channels of the gradients held, 8 of them by each
-// LANES_X). Head and value dimension are not compiled in; what has more channels than SLICE is a grid of slices, each of which
-// scores all pairs again.
+// Constants: WORKGROUP, CHUNK (channels of both sides per staging), SLICE (channels of the gradients held), V_OTHERS (others per
+// staging of a slice), AHEAD (whether what is staged next is loaded before it is needed, into registers). Head and value dimension are
+// not compiled in; what has more channels than SLICE is a grid of slices, each of which scores all pairs again.
 //
 // Floor of the arithmetic, per pair: head_dim + value_dim multiply-adds for score and gradient of weight in every slice, and one
 // or two for each channel of it. In workgroup memory, per invocation: in the scores 16 · LANE_OTHERS / 4 multiply-adds of vectors
-// against 4 + LANE_OTHERS vector loads; in the sums 32 against 3.
+// against 4 + LANE_OTHERS vector loads; in the sums 4 · SLICE / LANES_X / 4 against 1 + SLICE / LANES_X / 4.
+// Without one of its parts, 64 rows of 64 channels on an NVIDIA H100 (benches/PREDICTIONS.md): of the 4.6 ms of d_q, products of
+// scores take 1.9, sums 1.0, loads 0.7, weights 0.2. They hardly overlap.
 //
 // A tile of others: both sides are staged by chunks → scores and gradients of weights in registers → what pairs give, in
 // registers, then in workgroup memory, with V_OTHERS rows of the others at a time → sums.
 //
-// Needs: p.head_dim, p.scale, p.value_dim; CHUNK, NORMALISES, OF_KEYS, OF_SCORES, OF_VALUES, OWNS, SLICE, WORKGROUP; Query, WorkTile;
-// all_finite, head_count, loop_stats, other_rows, other_score_vector, other_value_vector, others_of, own_rows, own_score_vector,
-// own_value_vector, pair_of, query_head, query_of, store_of_scores, store_of_values, store_repaired, store_total, tile_seen,
-// total_of, work_tile.
+// Needs: p.head_dim, p.scale, p.value_dim; AHEAD, CHUNK, NORMALISES, OF_KEYS, OF_SCORES, OF_VALUES, OWNS, SLICE, V_OTHERS, WORKGROUP;
+// Query, WorkTile; all_finite, head_count, loop_stats, other_rows, other_score_vector, other_value_vector, others_of, own_rows,
+// own_score_vector, own_value_vector, pair_of, query_head, query_of, store_of_scores, store_of_values, store_repaired, store_total,
+// tile_seen, total_of, work_tile.
 // Gives: main.
 
-const OTHERS: u32 = 32u;
-const LANES_X: u32 = SLICE / 8u;
+const OTHERS: u32 = OWNS;
+const LANES_Y: u32 = OWNS / 4u;
+const LANES_X: u32 = WORKGROUP / LANES_Y;
 const LANE_OTHERS: u32 = OTHERS / LANES_X;
+const LANE_VECTORS: u32 = SLICE / LANES_X / 4u;
+const GRADIENTS: u32 = 4u * LANE_VECTORS;
 const CHUNK_VECTORS: u32 = CHUNK / 4u;
 // Rows of staged chunks are apart by one vector more, which spreads what neighbours read over all banks.
 const CHUNK_STEP: u32 = CHUNK_VECTORS + 1u;
 const SLICE_VECTORS: u32 = SLICE / 4u;
-const STAGED: u32 = (OWNS + OTHERS) * CHUNK_STEP;
-// Others whose channels are staged at once.
-const V_OTHERS: u32 = 16u;
-const OTHER_SIZE: u32 = max(STAGED, V_OTHERS * SLICE_VECTORS);
-const OWN_VECTORS: u32 = OWNS / 4u;
+const STAGED_SIZE: u32 = max((OWNS + OTHERS) * CHUNK_STEP, V_OTHERS * SLICE_VECTORS);
+// For the same reason.
+const GIVEN_STEP: u32 = LANES_Y + 1u;
 
-const_assert OWNS == 32u && WORKGROUP == LANES_X * OWN_VECTORS && OTHERS % LANES_X == 0u && CHUNK % 4u == 0u;
+const STAGE_ROWS: u32 = WORKGROUP / CHUNK_VECTORS;
+const STAGE_OTHERS: u32 = WORKGROUP / SLICE_VECTORS;
+// Of one side's chunk.
+const SIDE_LOADS: u32 = OWNS * CHUNK_VECTORS / WORKGROUP;
+const SLICE_LOADS: u32 = V_OTHERS * SLICE_VECTORS / WORKGROUP;
+const LOADS: u32 = max(2u * SIDE_LOADS, SLICE_LOADS);
+
+const_assert OTHERS % LANES_X == 0u && SLICE % (LANES_X * 4u) == 0u && CHUNK % 4u == 0u && OTHERS % V_OTHERS == 0u;
 // Every invocation makes the same number of turns: FXC refuses a barrier behind another loop that holds a branch.
 const_assert OWNS * CHUNK_VECTORS % WORKGROUP == 0u && V_OTHERS * SLICE_VECTORS % WORKGROUP == 0u;
 
 // Both sides' chunks, or a slice of some others.
-var<workgroup> staged: array<vec4<f32>, OTHER_SIZE>;
+var<workgroup> staged: array<vec4<f32>, STAGED_SIZE>;
 // What pairs give: of each other, four own rows a vector.
-var<workgroup> given: array<vec4<f32>, OTHERS * OWN_VECTORS>;
+var<workgroup> given: array<vec4<f32>, OTHERS * GIVEN_STEP>;
 // Where rows begin, in tensors of scores and of values.
 var<workgroup> own_from: array<vec2<u32>, OWNS>;
 var<workgroup> other_from: array<vec2<u32>, OTHERS>;
+// What the loop has of the queries of either side.
+var<workgroup> query_stats: array<vec4<f32>, OWNS>;
 
-// Of own rows 4y .. 4y + 4 and other x + c · LANES_X: what is summed; scores, then weights; gradients of those, then of scores.
+// Of own rows y + r · LANES_Y, four a vector, and other x + c · LANES_X: what is summed; scores, then weights; gradients of those, then
+// of scores.
 var<private> sums: array<vec4<f32>, LANE_OTHERS>;
 var<private> scores: array<vec4<f32>, LANE_OTHERS>;
 var<private> d_scores: array<vec4<f32>, LANE_OTHERS>;
-// Of the weights of own rows 4y .. 4y + 4 and the invocation's others.
+// Of the weights of the invocation's own rows and others.
 var<private> row_sums: vec4<f32>;
-// Channels 4x .. and 4 (x + LANES_X) .. of the slice, of each own row.
-var<private> scored: array<vec4<f32>, 8>;
-var<private> valued: array<vec4<f32>, 8>;
+// Channels 4 (x + n · LANES_X) .. of the slice, of each own row.
+var<private> scored: array<vec4<f32>, GRADIENTS>;
+var<private> valued: array<vec4<f32>, GRADIENTS>;
+// What is on its way.
+var<private> next: array<vec4<f32>, LOADS>;
 
-// Channels d0 .. d0 + CHUNK of both sides.
-fn stage_chunk(d0: u32, of_values: bool, lane: u32) {
-    for (var first = 0u; first < OWNS * CHUNK_VECTORS; first += WORKGROUP) {
-        let n = first + lane;
-        let row = n / CHUNK_VECTORS;
-        let d = d0 + n % CHUNK_VECTORS * 4u;
-        var own = vec4<f32>();
-        var other = vec4<f32>();
-        if of_values {
-            if d < p.value_dim {
-                own = own_value_vector(own_from[row].y, d);
-                other = other_value_vector(other_from[row].y, d);
-            }
-        } else {
-            if d < p.head_dim {
-                own = own_score_vector(own_from[row].x, d);
-                other = other_score_vector(other_from[row].x, d);
+// A chunk of both sides, on its way: those of scores, `chunks` of them, come before those of values.
+fn load_chunk(chunk: u32, chunks: u32, lane: u32) {
+    let of_values = chunk >= chunks;
+    let d = select(chunk, chunk - chunks, of_values) * CHUNK + lane % CHUNK_VECTORS * 4u;
+    let row = lane / CHUNK_VECTORS;
+    /* unrolled */ for (var n = 0u; n < LOADS; n++) {
+        next[n] = vec4<f32>();
+    }
+    if of_values {
+        if d < p.value_dim {
+            /* unrolled */ for (var n = 0u; n < SIDE_LOADS; n++) {
+                next[n] = own_value_vector(own_from[row + n * STAGE_ROWS].y, d);
+                next[SIDE_LOADS + n] = other_value_vector(other_from[row + n * STAGE_ROWS].y, d);
             }
         }
-        staged[row * CHUNK_STEP + n % CHUNK_VECTORS] = own;
-        staged[(OWNS + row) * CHUNK_STEP + n % CHUNK_VECTORS] = other;
+    } else {
+        if d < p.head_dim {
+            /* unrolled */ for (var n = 0u; n < SIDE_LOADS; n++) {
+                next[n] = own_score_vector(own_from[row + n * STAGE_ROWS].x, d);
+                next[SIDE_LOADS + n] = other_score_vector(other_from[row + n * STAGE_ROWS].x, d);
+            }
+        }
+    }
+}
+
+// What was on its way, into workgroup memory.
+fn store_chunk(lane: u32) {
+    let to = lane / CHUNK_VECTORS * CHUNK_STEP + lane % CHUNK_VECTORS;
+    /* unrolled */ for (var n = 0u; n < SIDE_LOADS; n++) {
+        staged[to + n * STAGE_ROWS * CHUNK_STEP] = next[n];
+        staged[to + (OWNS + n * STAGE_ROWS) * CHUNK_STEP] = next[SIDE_LOADS + n];
     }
 }
 
 // sums += the staged chunk's part of own · other
 fn multiply_chunk(x: u32, y: u32) {
-    let own = y * 4u * CHUNK_STEP;
+    let own = y * CHUNK_STEP;
     let other = (OWNS + x) * CHUNK_STEP;
     for (var d = 0u; d < CHUNK_VECTORS; d++) {
         let a0 = staged[own + d];
-        let a1 = staged[own + CHUNK_STEP + d];
-        let a2 = staged[own + 2u * CHUNK_STEP + d];
-        let a3 = staged[own + 3u * CHUNK_STEP + d];
+        let a1 = staged[own + LANES_Y * CHUNK_STEP + d];
+        let a2 = staged[own + 2u * LANES_Y * CHUNK_STEP + d];
+        let a3 = staged[own + 3u * LANES_Y * CHUNK_STEP + d];
         /* unrolled */ for (var c = 0u; c < LANE_OTHERS; c++) {
             let k = staged[other + c * LANES_X * CHUNK_STEP + d];
             var t = sums[c];
@@ -99,29 +124,69 @@ fn multiply_chunk(x: u32, y: u32) {
     }
 }
 
-// sums = own · other
-fn multiply(of_values: bool, lane: u32) {
+fn clear_sums() {
     /* unrolled */ for (var c = 0u; c < LANE_OTHERS; c++) {
         sums[c] = vec4<f32>();
     }
-    for (var d0 = 0u; d0 < select(p.head_dim, p.value_dim, of_values); d0 += CHUNK) {
-        stage_chunk(d0, of_values, lane);
+}
+
+// scores = own · other, and what d_scores are made of. If AHEAD, each chunk is on its way while the one before is multiplied, and so is
+// what add_tile stages first.
+fn multiply(work: WorkTile, lane: u32) {
+    let chunks = (p.head_dim + CHUNK - 1u) / CHUNK;
+    var all = chunks;
+    if OF_SCORES {
+        all += (p.value_dim + CHUNK - 1u) / CHUNK;
+    }
+    clear_sums();
+    if AHEAD {
+        load_chunk(0u, chunks, lane);
+    }
+    for (var chunk = 0u; chunk < all; chunk++) {
+        if !AHEAD {
+            load_chunk(chunk, chunks, lane);
+        }
+        store_chunk(lane);
         workgroupBarrier();
+        if chunk == chunks {
+            /* unrolled */ for (var c = 0u; c < LANE_OTHERS; c++) {
+                scores[c] = sums[c];
+            }
+            clear_sums();
+        }
+        if AHEAD {
+            if chunk + 1u < all {
+                load_chunk(chunk + 1u, chunks, lane);
+            } else if OF_SCORES || OF_VALUES {
+                load_slice(0u, work.col0, OF_VALUES, lane);
+            }
+        }
         multiply_chunk(lane % LANES_X, lane / LANES_X);
         workgroupBarrier();
     }
+    /* unrolled */ for (var c = 0u; c < LANE_OTHERS; c++) {
+        if OF_SCORES {
+            d_scores[c] = sums[c];
+        } else {
+            scores[c] = sums[c];
+        }
+    }
+}
+
+// Which of the own rows is an invocation's n-th.
+fn own_of(y: u32, n: u32) -> u32 {
+    return y + n * LANES_Y;
 }
 
 // Scores become weights as dropout leaves them, gradients of weights those of scores.
 fn weigh(work: WorkTile, h: u32, other0: u32, end: u32, x: u32, y: u32) {
     var queries: array<Query, 4>;
     var stats: array<vec3<f32>, 4>;
-    let own0 = work.own0 + y * 4u;
     if !OF_KEYS {
         /* unrolled */ for (var r = 0u; r < 4u; r++) {
-            let i = min(own0 + r, work.last_own);
-            queries[r] = query_of(work.b, h, i);
-            stats[r] = loop_stats(work.b, h, i);
+            let own = own_of(y, r);
+            queries[r] = query_of(work.b, h, min(work.own0 + own, work.last_own));
+            stats[r] = query_stats[own].xyz;
         }
     }
     // The vectors take turns in scores[0] and d_scores[0].
@@ -133,15 +198,14 @@ fn weigh(work: WorkTile, h: u32, other0: u32, end: u32, x: u32, y: u32) {
         var gradients = vec4<f32>();
         var probabilities = vec4<f32>();
         if OF_KEYS {
-            let i = min(other, end - 1u);
-            queries[0] = query_of(work.b, h, i);
-            stats[0] = loop_stats(work.b, h, i);
+            queries[0] = query_of(work.b, h, min(other, end - 1u));
+            stats[0] = query_stats[x + c * LANES_X].xyz;
             if other >= end {
                 queries[0].end = 0u;
             }
         }
         /* unrolled */ for (var r = 0u; r < 4u; r++) {
-            let j = select(other, min(own0 + r, work.last_own), OF_KEYS);
+            let j = select(other, min(work.own0 + own_of(y, r), work.last_own), OF_KEYS);
             let pair = pair_of(queries[select(r, 0u, OF_KEYS)], j, dots[r], d_weights[r], stats[select(r, 0u, OF_KEYS)]);
             weights[r] = pair.weight;
             gradients[r] = pair.d_score;
@@ -159,46 +223,54 @@ fn weigh(work: WorkTile, h: u32, other0: u32, end: u32, x: u32, y: u32) {
     }
 }
 
-// The slice of the others from the first-th on.
-fn stage_slice(first: u32, col0: u32, of_values: bool, lane: u32) {
-    for (var done = 0u; done < V_OTHERS * SLICE_VECTORS; done += WORKGROUP) {
-        let n = done + lane;
-        let theirs = other_from[first + n / SLICE_VECTORS];
-        let d = col0 + n % SLICE_VECTORS * 4u;
-        var other = vec4<f32>();
-        if of_values {
-            if d < p.value_dim {
-                other = other_value_vector(theirs.y, d);
-            }
-        } else {
-            if d < p.head_dim {
-                other = other_score_vector(theirs.x, d);
+// The slice of the others from the first-th on, on its way.
+fn load_slice(first: u32, col0: u32, of_values: bool, lane: u32) {
+    let row = first + lane / SLICE_VECTORS;
+    let d = col0 + lane % SLICE_VECTORS * 4u;
+    /* unrolled */ for (var n = 0u; n < LOADS; n++) {
+        next[n] = vec4<f32>();
+    }
+    if of_values {
+        if d < p.value_dim {
+            /* unrolled */ for (var n = 0u; n < SLICE_LOADS; n++) {
+                next[n] = other_value_vector(other_from[row + n * STAGE_OTHERS].y, d);
             }
         }
-        staged[n] = other;
+    } else {
+        if d < p.head_dim {
+            /* unrolled */ for (var n = 0u; n < SLICE_LOADS; n++) {
+                next[n] = other_score_vector(other_from[row + n * STAGE_OTHERS].x, d);
+            }
+        }
+    }
+}
+
+fn store_slice(lane: u32) {
+    /* unrolled */ for (var n = 0u; n < SLICE_LOADS; n++) {
+        staged[lane + n * WORKGROUP] = next[n];
     }
 }
 
 fn add_scored(first: u32, x: u32, y: u32) {
     for (var t = 0u; t < V_OTHERS; t++) {
-        let g = given[(first + t) * OWN_VECTORS + y];
-        let low = staged[t * SLICE_VECTORS + x];
-        let high = staged[t * SLICE_VECTORS + x + LANES_X];
-        /* unrolled */ for (var r = 0u; r < 4u; r++) {
-            scored[r * 2u] = fma(vec4<f32>(g[r]), low, scored[r * 2u]);
-            scored[r * 2u + 1u] = fma(vec4<f32>(g[r]), high, scored[r * 2u + 1u]);
+        let g = given[(first + t) * GIVEN_STEP + y];
+        /* unrolled */ for (var n = 0u; n < LANE_VECTORS; n++) {
+            let theirs = staged[t * SLICE_VECTORS + x + n * LANES_X];
+            /* unrolled */ for (var r = 0u; r < 4u; r++) {
+                scored[r * LANE_VECTORS + n] = fma(vec4<f32>(g[r]), theirs, scored[r * LANE_VECTORS + n]);
+            }
         }
     }
 }
 
 fn add_valued(first: u32, x: u32, y: u32) {
     for (var t = 0u; t < V_OTHERS; t++) {
-        let g = given[(first + t) * OWN_VECTORS + y];
-        let low = staged[t * SLICE_VECTORS + x];
-        let high = staged[t * SLICE_VECTORS + x + LANES_X];
-        /* unrolled */ for (var r = 0u; r < 4u; r++) {
-            valued[r * 2u] = fma(vec4<f32>(g[r]), low, valued[r * 2u]);
-            valued[r * 2u + 1u] = fma(vec4<f32>(g[r]), high, valued[r * 2u + 1u]);
+        let g = given[(first + t) * GIVEN_STEP + y];
+        /* unrolled */ for (var n = 0u; n < LANE_VECTORS; n++) {
+            let theirs = staged[t * SLICE_VECTORS + x + n * LANES_X];
+            /* unrolled */ for (var r = 0u; r < 4u; r++) {
+                valued[r * LANE_VECTORS + n] = fma(vec4<f32>(g[r]), theirs, valued[r * LANE_VECTORS + n]);
+            }
         }
     }
 }
@@ -209,22 +281,40 @@ fn add_tile(work: WorkTile, lane: u32) {
     let y = lane / LANES_X;
     if OF_VALUES {
         /* unrolled */ for (var c = 0u; c < LANE_OTHERS; c++) {
-            given[(x + c * LANES_X) * OWN_VECTORS + y] = scores[c];
+            given[(x + c * LANES_X) * GIVEN_STEP + y] = scores[c];
         }
         for (var first = 0u; first < OTHERS; first += V_OTHERS) {
-            stage_slice(first, work.col0, true, lane);
+            if !AHEAD {
+                load_slice(first, work.col0, true, lane);
+            }
+            store_slice(lane);
             workgroupBarrier();
+            if AHEAD {
+                if first + V_OTHERS < OTHERS {
+                    load_slice(first + V_OTHERS, work.col0, true, lane);
+                } else if OF_SCORES {
+                    load_slice(0u, work.col0, false, lane);
+                }
+            }
             add_valued(first, x, y);
             workgroupBarrier();
         }
     }
     if OF_SCORES {
         /* unrolled */ for (var c = 0u; c < LANE_OTHERS; c++) {
-            given[(x + c * LANES_X) * OWN_VECTORS + y] = d_scores[c];
+            given[(x + c * LANES_X) * GIVEN_STEP + y] = d_scores[c];
         }
         for (var first = 0u; first < OTHERS; first += V_OTHERS) {
-            stage_slice(first, work.col0, false, lane);
+            if !AHEAD {
+                load_slice(first, work.col0, false, lane);
+            }
+            store_slice(lane);
             workgroupBarrier();
+            if AHEAD {
+                if first + V_OTHERS < OTHERS {
+                    load_slice(first + V_OTHERS, work.col0, false, lane);
+                }
+            }
             add_scored(first, x, y);
             workgroupBarrier();
         }
@@ -241,10 +331,11 @@ fn normalise(work: WorkTile, lane: u32) {
         sum += staged[y * LANES_X + n];
     }
     /* unrolled */ for (var r = 0u; r < 4u; r++) {
-        let i = work.own0 + y * 4u + r;
+        let i = work.own0 + own_of(y, r);
         let total = total_of(work, min(i, work.last_own), sum[r]);
-        scored[r * 2u] *= total;
-        scored[r * 2u + 1u] *= total;
+        /* unrolled */ for (var n = 0u; n < LANE_VECTORS; n++) {
+            scored[r * LANE_VECTORS + n] *= total;
+        }
         if lane % LANES_X == 0u && work.col0 == 0u && i <= work.last_own {
             store_total(work, i, total);
         }
@@ -255,9 +346,13 @@ fn normalise(work: WorkTile, lane: u32) {
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let work = work_tile(workgroup);
     for (var n = lane; n < OWNS; n += WORKGROUP) {
-        own_from[n] = own_rows(work, min(work.own0 + n, work.last_own));
+        let own = min(work.own0 + n, work.last_own);
+        own_from[n] = own_rows(work, own);
+        if !OF_KEYS {
+            query_stats[n] = vec4<f32>(loop_stats(work.b, work.head, own), 0.0);
+        }
     }
-    /* unrolled */ for (var n = 0u; n < 8u; n++) {
+    /* unrolled */ for (var n = 0u; n < GRADIENTS; n++) {
         scored[n] = vec4<f32>();
         valued[n] = vec4<f32>();
     }
@@ -271,19 +366,14 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                 continue;
             }
             for (var n = lane; n < OTHERS; n += WORKGROUP) {
-                other_from[n] = other_rows(work, h, min(other0 + n, last));
+                let other = min(other0 + n, last);
+                other_from[n] = other_rows(work, h, other);
+                if OF_KEYS {
+                    query_stats[n] = vec4<f32>(loop_stats(work.b, h, other), 0.0);
+                }
             }
             workgroupBarrier();
-            multiply(false, lane);
-            /* unrolled */ for (var c = 0u; c < LANE_OTHERS; c++) {
-                scores[c] = sums[c];
-            }
-            if OF_SCORES {
-                multiply(true, lane);
-            }
-            /* unrolled */ for (var c = 0u; c < LANE_OTHERS; c++) {
-                d_scores[c] = sums[c];
-            }
+            multiply(work, lane);
             weigh(work, h, other0, range.y, lane % LANES_X, lane / LANES_X);
             add_tile(work, lane);
         }
@@ -292,23 +382,25 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     if NORMALISES {
         normalise(work, lane);
     }
-    let own0 = work.own0 + lane / LANES_X * 4u;
-    let low = work.col0 + lane % LANES_X * 4u;
-    let high = low + LANES_X * 4u;
+    let y = lane / LANES_X;
+    let col0 = work.col0 + lane % LANES_X * 4u;
     var check = vec4<f32>();
-    /* unrolled */ for (var n = 0u; n < 8u; n++) {
+    /* unrolled */ for (var n = 0u; n < GRADIENTS; n++) {
         check += scored[n] + valued[n];
     }
     if !all_finite(check) {
-        for (var own = own0; own < min(own0 + 4u, work.last_own + 1u); own++) {
-            store_repaired(work, own, low, LANES_X * 4u, high + 1u);
+        for (var n = 0u; n < 4u; n++) {
+            let own = work.own0 + own_of(y, n);
+            if own <= work.last_own {
+                store_repaired(work, own, col0, LANES_X * 4u, work.col0 + SLICE);
+            }
         }
         return;
     }
     // The vectors take turns in the first places.
-    for (var n = 0u; n < 8u; n++) {
-        let own = own0 + n / 2u;
-        let col = select(low, high, n % 2u == 1u);
+    for (var n = 0u; n < GRADIENTS; n++) {
+        let own = work.own0 + own_of(y, n / LANE_VECTORS);
+        let col = col0 + n % LANE_VECTORS * LANES_X * 4u;
         if own <= work.last_own {
             if OF_SCORES && col < p.head_dim {
                 store_of_scores(work, own, col, scored[0] * p.scale);
@@ -317,7 +409,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                 store_of_values(work, own, col, valued[0]);
             }
         }
-        /* unrolled */ for (var m = 0u; m < 7u; m++) {
+        /* unrolled */ for (var m = 0u; m < GRADIENTS - 1u; m++) {
             scored[m] = scored[m + 1u];
             valued[m] = valued[m + 1u];
         }

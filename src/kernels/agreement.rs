@@ -73,8 +73,6 @@ fn meant() -> BTreeMap<(&'static str, &'static str), Option<u32>> {
         ("fused/gpu", "LANES_X"),
         ("fused_backward", "SEARCH"),
         ("fused_backward/cpu", "CHAINS"),
-        ("fused_backward/gpu", "OTHERS"),
-        ("fused_backward/gpu", "V_OTHERS"),
         ("fused/matrix", "ABOVE"),
         ("fused/matrix", "RESCALED"),
         ("fused/matrix", "MOST_LOADS"),

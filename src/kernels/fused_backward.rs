@@ -108,9 +108,13 @@ impl FusedBackward {
         ];
         let mut form = vec![shader!("fused_backward/tiles")];
         match self.tiles {
-            BackwardTiles::Gpu { .. } => {
-                constants.push(Constant::U32("CHUNK", BackwardTiles::CHUNK));
-                constants.push(Constant::U32("WORKGROUP", self.tiles.invocations()));
+            BackwardTiles::Gpu(tiles) => {
+                constants.extend([
+                    Constant::U32("CHUNK", tiles.chunk),
+                    Constant::U32("V_OTHERS", tiles.slice_rows()),
+                    Constant::U32("WORKGROUP", tiles.workgroup()),
+                    Constant::Bool("AHEAD", tiles.ahead()),
+                ]);
                 form.push(shader!("fused_backward/gpu"));
             }
             BackwardTiles::Cpu { lanes, others, head_vectors, value_vectors, .. } => {
