@@ -7,6 +7,7 @@
 //
 // Bindings (declared by the host): x, residual, weight and bias where used, out, sum where s is wanted. IN_FOURS: all of
 // them move in fours.
+// In place, x is out: an invocation writes elements that it alone reads, after the sums of the row.
 // Bytes: x, residual once from memory and twice from caches; out and sum once.
 
 struct Params {

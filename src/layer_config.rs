@@ -1,6 +1,7 @@
 //! The configuration of a multi-head attention layer.
 
 use crate::error::Error;
+use crate::norm_config::NormConfig;
 use crate::problem::Shape;
 use crate::tensor::{DType, check_sizes};
 
@@ -21,6 +22,7 @@ pub struct LayerConfig {
     pub(crate) out_features: usize,
     pub(crate) narrow: bool,
     pub(crate) add_zero_attn: bool,
+    pub(crate) qk_norm: Option<NormConfig>,
     pub(crate) scale: Option<f64>,
     pub(crate) softcap: Option<f64>,
     pub(crate) dtype: DType,
@@ -44,6 +46,7 @@ impl LayerConfig {
             out_features: embed_dim,
             narrow: false,
             add_zero_attn: false,
+            qk_norm: None,
             scale: None,
             softcap: None,
             dtype: DType::F32,
@@ -110,6 +113,14 @@ impl LayerConfig {
         self
     }
 
+    /// Norm of each head's projected query and key, before rotation, as in Qwen3 and Gemma 3. The
+    /// weights are [`LayerWeights::qk_norm`](crate::LayerWeights::qk_norm). The norm leaves appended
+    /// keys as they are.
+    pub fn qk_norm(mut self, qk_norm: impl Into<Option<NormConfig>>) -> Self {
+        self.qk_norm = qk_norm.into();
+        self
+    }
+
     /// Factor of `q·k` instead of `1 / √head_dim`, rounded to f32.
     pub fn scale(mut self, scale: impl Into<Option<f64>>) -> Self {
         self.scale = scale.into();
@@ -166,6 +177,7 @@ impl LayerConfig {
             return Err(Error::NotDivisible { what: "embed_dim", value, by: "heads", divisor });
         }
         self.shape(1, 1, 1, 0).check()?;
+        self.qk_norm.map_or(Ok(()), |norm| norm.check())?;
         let widths = [
             ("heads · head_dim", self.heads, self.head_dim),
             ("heads · value_dim", self.heads, self.value_dim),

@@ -94,6 +94,7 @@ mod merge;
 mod mods;
 mod multi_head;
 mod norm;
+mod norm_config;
 mod opengl;
 mod path;
 mod pattern;
@@ -122,8 +123,8 @@ mod weight_norm;
 pub use additive::{AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward};
 pub use attention::{Attention, Backward, Config, Forward};
 pub use attentional::{AttentionalBackward, AttentionalForward, AttentionalVector};
-pub use block::{FeedForwardGradients, FeedForwardWeights, LayerCall, NormGradients, NormWeights};
-pub use block_config::{Activation, BlockConfig, NormConfig, NormOrder};
+pub use block::{FeedForwardGradients, FeedForwardWeights, LayerCall};
+pub use block_config::{Activation, BlockConfig, NormOrder};
 pub use block_map::Blocks;
 pub use cache::{Append, Cache, CacheConfig, CacheLayout, CacheRead, CacheStorage, ScaleGroup, Tokens};
 pub use decoder::{
@@ -157,7 +158,8 @@ pub use mods::{
 pub use multi_head::{
     LayerBackward, LayerForward, LayerGradients, LayerWeights, LinearGradients, MultiHeadAttention,
 };
-pub use norm::{Norm, NormBackward, NormForward};
+pub use norm::{Norm, NormBackward, NormForward, NormGradients, NormWeights};
+pub use norm_config::NormConfig;
 pub use pattern::{Pattern, PatternPart};
 pub use pipelines::Pipelines;
 pub use plan::{KernelForm, MatrixUnits, Path, Tuning};

@@ -24,6 +24,10 @@ pub(crate) enum Slot {
     ContextGradient,
     /// The gradients of a layer's projected queries, keys and values.
     ProjectedGradients,
+    /// Projected queries and keys of a layer before their norm, in its backward pass, and their
+    /// gradients.
+    Unnormed,
+    UnnormedGradients,
     /// Keys and values without those that are not there.
     Kept,
     /// Positions in the order of a sort, and the place of each; those of the pass before; counts of digits.
@@ -92,6 +96,8 @@ const NAMES: [&str; SLOTS] = [
     "lse",
     "d_context",
     "d_projected",
+    "unnormed",
+    "d_unnormed",
     "kept",
     "order",
     "order_before",

@@ -102,6 +102,7 @@ fn multihead(name: &str, by: By) -> LayerCase {
         linears: ["w_q", "w_k", "w_v", "w_o"].map(|w| LinearData { weight: vector.f32(w), bias: None }),
         shared: false,
         appended: None,
+        norms: Default::default(),
         rotary: None,
         rules: rules(by, &lens, mask_value, q_len, kv_len),
         dropout: None,

@@ -59,6 +59,7 @@ const FLOORS: &[&str] = &[
     "dropout",
     "block_config",
     "layer_config",
+    "norm_config",
     "problem",
     "storage",
     "quantized_format",

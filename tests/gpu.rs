@@ -177,6 +177,7 @@ fn a_layer_with_appended_keys() {
             value: linear(2),
             out: linear(3),
             bias_kv: Some(bias_kv.each_ref().map(|x| &x[..])),
+            qk_norm: None,
         }
     }
     fn wide<R: Real, const N: usize>(x: &[Vec<f32>; N]) -> [Vec<R>; N] {

@@ -203,6 +203,7 @@ impl Packed {
             value: linear(2),
             out: linear(3),
             bias_kv: None,
+            qk_norm: None,
         };
         let config = LayerConfig::new(EMBED, HEADS);
         let layer = MultiHeadAttention::with_pipelines(gpu.pipelines(), config, &weights).expect("a layer");
@@ -265,6 +266,7 @@ impl Packed {
                 value: linear(6, 2),
                 out: linear(8, 0),
                 bias_kv: None,
+                qk_norm: Default::default(),
             })
     }
 

@@ -137,7 +137,7 @@ fn slices_are_rotated_too() {
     let [query, key, value, out] =
         case.linears.each_ref().map(|l| HostLinear { weight: &l.weight[..], bias: l.bias.as_deref() });
     let bias_kv = case.appended.as_ref().map(|pair| pair.each_ref().map(|x| &x[..]));
-    let weights = HostWeights { query, key, value, out, bias_kv };
+    let weights = HostWeights { query, key, value, out, bias_kv, qk_norm: None };
     let inputs = case.inputs.each_ref().map(|x| &x[..]);
     for rotary in [case.rotary.clone(), cases()[0].rotary.clone()] {
         let case = LayerCase { rotary, ..case.clone() };
@@ -163,7 +163,8 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..6).map(|_| gpu.buffer(4096).expect("a buffer")).collect();
     let linear = Linear { weight: TensorView::matrix(&buffers[5], DType::F32, [8, 8]), bias: None };
-    let weights = LayerWeights { query: linear, key: linear, value: linear, out: linear, bias_kv: None };
+    let weights =
+        LayerWeights { query: linear, key: linear, value: linear, out: linear, bias_kv: None, qk_norm: None };
     let config = LayerOptions::new(8, 2).config();
     let layer = MultiHeadAttention::with_pipelines(gpu.pipelines(), config, &weights).expect("a layer");
     let rows = |n: usize, length| TensorView::sequence(&buffers[n], DType::F32, [2, length, 8]);

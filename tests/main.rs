@@ -56,6 +56,7 @@ mod projection;
 mod projection_backward;
 mod property;
 mod property_layers;
+mod qk_norm;
 mod quantized;
 mod radix_sort;
 mod recording;

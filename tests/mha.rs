@@ -87,6 +87,7 @@ pub fn case(name: &str) -> LayerCase {
         linears: ["q", "k", "v", "o"].map(linear),
         shared: false,
         appended: vector.has("bias_k").then(|| ["bias_k", "bias_v"].map(|t| vector.f32(t))),
+        norms: Default::default(),
         rotary: None,
         rules: Rules {
             attn_mask: vector.has("mask").then(|| vector.bools("mask")),

@@ -1,9 +1,11 @@
 //! Random layers against the reference; see `property.rs`.
 
 use wgpu_attention::reference::LayerShape;
-use wgpu_attention::{DType, KernelForm, Path};
+use wgpu_attention::{DType, KernelForm, NormConfig, Path};
 
-use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, LinearData, Storage, run_layer_with};
+use crate::harness::layer::{
+    LayerCase, LayerLayout, LayerSetup, LinearData, NormData, Storage, run_layer_with,
+};
 use crate::harness::layer_options::LayerOptions;
 use crate::harness::report::judge_outputs;
 use crate::harness::rotary::RotaryData;
@@ -31,6 +33,8 @@ pub struct Draw {
     storage: Storage,
     lse: bool,
     weights: Weights,
+    /// Of the norms of queries and keys, which a third of the draws has.
+    norms: Option<u64>,
 }
 
 impl Draw {
@@ -55,6 +59,7 @@ impl Draw {
             out_features: rng.pick(&[1, 4, 5, 16, 33]),
             narrow,
             add_zero_attn: rng.chance(0.25),
+            qk_norm: None,
             scale: rng.chance(0.2).then_some(0.5),
             softcap: rng.chance(0.15).then_some(3.0),
             dtype: float(rng),
@@ -101,6 +106,7 @@ impl Draw {
             },
             lse: rng.chance(0.5),
             weights: weights(rng),
+            norms: Some(seed ^ 0x9b4).filter(|seed| Rng::new(*seed).chance(0.35)),
         }
     }
 
@@ -114,6 +120,19 @@ impl Draw {
         shape.q_len = if tiles(other) == tiles(shape.q_len) { other } else { shape.q_len };
         shape.kv_len = if self.one_input { shape.q_len } else { same_tile(shape.kv_len, rng) };
         self
+    }
+
+    /// With norms of queries and keys, if they are drawn. A larger eps keeps norms of few channels
+    /// smooth.
+    fn normed(&self, case: LayerCase) -> LayerCase {
+        let Some(seed) = self.norms else { return case };
+        let rng = &mut Rng::new(seed);
+        let centred = self.config.head_dim >= 8 && rng.chance(0.3);
+        let config = if centred { NormConfig::layer() } else { NormConfig::rms() };
+        let case = case.with_norms(if self.config.head_dim < 8 { config.eps(0.1) } else { config });
+        let mut part = |t: Option<Vec<f32>>| t.filter(|_| rng.chance(0.7));
+        let norms = case.norms.clone().map(|n| NormData { weight: part(n.weight), bias: part(n.bias) });
+        LayerCase { norms, ..case }
     }
 
     pub fn case(&self) -> LayerCase {
@@ -138,6 +157,7 @@ impl Draw {
             linears,
             shared: self.shared,
             appended: None,
+            norms: Default::default(),
             rotary: None,
             rules: Default::default(),
             dropout: None,
@@ -165,7 +185,7 @@ impl Draw {
         if q_len == kv_len && rng.chance(0.5) {
             case.rotary = RotaryData::random(rng, [batch, q_len, config.head_dim]);
         }
-        case
+        self.normed(case)
     }
 
     pub fn setup(&self) -> LayerSetup {
@@ -185,7 +205,7 @@ impl Draw {
 
     fn simpler(&self) -> Vec<Self> {
         let mut all: Vec<Self> = self.mask.simpler().into_iter().map(|mask| Draw { mask, ..*self }).collect();
-        let less: [fn(&mut Self); 22] = [
+        let less: [fn(&mut Self); 23] = [
             |d| d.shape.batch = 1,
             |d| d.shape.q_len = if d.one_input { d.shape.q_len } else { 1 },
             |d| d.shape.kv_len = if d.one_input { d.shape.kv_len } else { 1 },
@@ -203,6 +223,7 @@ impl Draw {
             |d| d.biases = [false; 4],
             |d| d.appended = false,
             |d| d.drop = DropDraw::None,
+            |d| d.norms = None,
             |d| d.weight = DType::F32,
             |d| d.bias = DType::F32,
             |d| d.layout = LayerLayout::Dense,

@@ -249,6 +249,7 @@ impl AttentionBuffers {
             value: self.value.view()?,
             out: self.out.view()?,
             bias_kv: None,
+            qk_norm: None,
         })
     }
 }

@@ -1,6 +1,6 @@
 //! What the backward passes of stacks share: each part of a layer, computed once more and then backwards.
 
-use super::{FeedForward, OwnedNorm, Rows, Workspace};
+use super::{FeedForward, Rows, Workspace};
 use crate::block_config::BlockConfig;
 use crate::device::DeviceFacts;
 use crate::error::Error;
@@ -10,6 +10,7 @@ use crate::multi_head::{
     BackwardPlan, LayerBackward, LayerForward, LayerGradients, LinearGradients, MultiHeadAttention,
     Plan as AttentionPlan, joined_heads,
 };
+use crate::norm::{NormGradients, OwnedNorm};
 use crate::path::norm::NormGradients as NormTargets;
 use crate::path::pointwise::PointwiseOp;
 use crate::path::project_backward::{self, Gradient, LinearBackward};
@@ -18,15 +19,6 @@ use crate::problem::Shape;
 use crate::projection::{OwnedLinear, check_vector, check_weight};
 use crate::scratch::{ScratchSize, Slot};
 use crate::tensor::{Access, DType, TensorView, check_float, count, expect_shape};
-
-/// Where the gradients of [`NormWeights`](crate::NormWeights) go, `[features]` each: nowhere by default.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct NormGradients<'a> {
-    /// Of the weight; F32, F16 or BF16.
-    pub weight: Option<TensorView<'a>>,
-    /// Of the bias; F32, F16 or BF16.
-    pub bias: Option<TensorView<'a>>,
-}
 
 /// Where the gradients of [`FeedForwardWeights`](crate::FeedForwardWeights) go: nowhere by default.
 #[derive(Clone, Copy, Debug, Default)]

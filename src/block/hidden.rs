@@ -1,9 +1,10 @@
 //! What the layers of a stack give, where a call keeps it.
 
-use super::{OwnedNorm, Rows, Workspace, check_rows_of};
+use super::{Rows, Workspace, check_rows_of};
 use crate::block_config::BlockConfig;
 use crate::device::DeviceFacts;
 use crate::error::Error;
+use crate::norm::OwnedNorm;
 use crate::path::in_scratch;
 use crate::scratch::Slot;
 use crate::tensor::{Access, TensorView, count, expect_shape};

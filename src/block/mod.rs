@@ -5,24 +5,24 @@ mod hidden;
 mod layer_call;
 mod self_attention;
 
+pub use backward::FeedForwardGradients;
 pub(crate) use backward::{
     AttentionPart, AttentionPlans, InputGradients, WrittenGradients, backward_size, check_final_gradients,
     check_input_gradient,
 };
-pub use backward::{FeedForwardGradients, NormGradients};
 pub(crate) use hidden::Hidden;
 pub use layer_call::LayerCall;
 pub(crate) use layer_call::LayerCalls;
 pub(crate) use self_attention::{SelfAttention, check_advanced, check_cache, check_no_cache};
 
 use crate::attention::check_dtype;
-use crate::block_config::{BlockConfig, NormConfig};
+use crate::block_config::BlockConfig;
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernel::Dispatch;
 use crate::kernels::KernelVariant;
 use crate::layer_config::LayerConfig;
-use crate::path::norm::NormOp;
+use crate::norm::OwnedNorm;
 use crate::path::pointwise::PointwiseOp;
 use crate::path::project::{self, LinearOp};
 use crate::path::{Dispatches, in_scratch};
@@ -30,15 +30,6 @@ use crate::plan::Tuning;
 use crate::projection::{Linear, OwnedLinear, check_vector, check_weight};
 use crate::scratch::{Scratch, ScratchSize, Slot};
 use crate::tensor::{Access, DType, Tensor, TensorView, check_float, count, same_dtype};
-
-/// The weight and the bias of a norm, `[features]` each, see [`TensorView::vector`]; F32, F16 or BF16.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct NormWeights<'a> {
-    /// What is normalised is multiplied by it; 1 without.
-    pub weight: Option<TensorView<'a>>,
-    /// What is added in the end; 0 without.
-    pub bias: Option<TensorView<'a>>,
-}
 
 /// The weights of a feed-forward layer: `down(f(up(x)))`, or `down(f(gate(x)) · up(x))` where it is gated.
 #[doc(alias = "linear1")]
@@ -51,37 +42,6 @@ pub struct FeedForwardWeights<'a> {
     pub gate: Option<Linear<'a>>,
     /// `[features, hidden_features]`: `linear2` of PyTorch, `down_proj` of Llama.
     pub down: Linear<'a>,
-}
-
-#[derive(Clone, Debug)]
-pub(crate) struct OwnedNorm {
-    pub weight: Option<Tensor>,
-    pub bias: Option<Tensor>,
-}
-
-impl OwnedNorm {
-    pub fn new(weights: &NormWeights, features: usize, device: &DeviceFacts) -> Result<Self, Error> {
-        for (name, t) in [("norm.weight", weights.weight), ("norm.bias", weights.bias)] {
-            t.map_or(Ok(()), |t| check_vector(name, &t, features, Access::Read, device))?;
-        }
-        let owned = |t: Option<TensorView>| t.map(TensorView::to_owned);
-        Ok(OwnedNorm { weight: owned(weights.weight), bias: owned(weights.bias) })
-    }
-
-    pub fn op<'a>(
-        &'a self,
-        config: NormConfig,
-        x: TensorView<'a>,
-        residual: Option<TensorView<'a>>,
-    ) -> NormOp<'a> {
-        let view = |t: &'a Option<Tensor>| t.as_ref().map(Tensor::view);
-        NormOp { config, x, residual, weight: view(&self.weight), bias: view(&self.bias) }
-    }
-
-    pub fn tensors(&self) -> impl Iterator<Item = (&'static str, TensorView<'_>)> {
-        let all = [("norm.weight", &self.weight), ("norm.bias", &self.bias)];
-        all.into_iter().filter_map(|(name, t)| Some((name, t.as_ref()?.view())))
-    }
 }
 
 #[derive(Clone, Debug)]

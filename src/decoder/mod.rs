@@ -8,8 +8,8 @@ pub use memory::DecoderMemory;
 
 use crate::bindings::BoundDispatch;
 use crate::block::{
-    FeedForward, FeedForwardWeights, Hidden, LayerCall, LayerCalls, NormWeights, OwnedNorm, Rows,
-    SelfAttention, Workspace, check_advanced, check_cache, check_rows, check_rows_of, forward_size,
+    FeedForward, FeedForwardWeights, Hidden, LayerCall, LayerCalls, Rows, SelfAttention, Workspace,
+    check_advanced, check_cache, check_rows, check_rows_of, forward_size,
 };
 use crate::block_config::{BlockConfig, NormOrder};
 use crate::cache::Cache;
@@ -17,6 +17,7 @@ use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::mask::DeviceMask;
 use crate::multi_head::{LayerForward, LayerWeights, MultiHeadAttention, Plan as AttentionPlan};
+use crate::norm::{NormWeights, OwnedNorm};
 use crate::path::{self, Dispatches};
 use crate::pipelines::Pipelines;
 use crate::plan::Tuning;
@@ -227,7 +228,9 @@ impl TransformerDecoder {
     ) -> Result<Self, Error> {
         let device = &pipelines.facts();
         let config = BlockConfig::of_layers(configs, layers.len())?;
-        let norm = |weights: &NormWeights| OwnedNorm::new(weights, config.features(), device);
+        let norm = |weights: &NormWeights| {
+            OwnedNorm::new(["norm.weight", "norm.bias"], weights, config.features(), device)
+        };
         let layer = |(weights, own): (&DecoderLayerWeights, &BlockConfig)| {
             let [first, second, third] = &weights.norms;
             let attention = |weights| MultiHeadAttention::with_pipelines(pipelines, own.attention, weights);

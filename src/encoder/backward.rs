@@ -4,14 +4,15 @@
 use super::{EncoderForward, EncoderLayer, Plan as ForwardPlan, TransformerEncoder};
 use crate::bindings::BoundDispatch;
 use crate::block::{
-    AttentionPart, AttentionPlans, FeedForwardGradients, InputGradients, NormGradients, OwnedNorm, Rows,
-    SelfAttention, Workspace, WrittenGradients, backward_size, check_final_gradients, check_input_gradient,
-    check_no_cache, forward_size,
+    AttentionPart, AttentionPlans, FeedForwardGradients, InputGradients, Rows, SelfAttention, Workspace,
+    WrittenGradients, backward_size, check_final_gradients, check_input_gradient, check_no_cache,
+    forward_size,
 };
 use crate::block_config::NormOrder;
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::multi_head::LayerGradients;
+use crate::norm::{NormGradients, OwnedNorm};
 use crate::path::project_backward::Gradient;
 use crate::path::{self, Dispatches, in_scratch};
 use crate::projection::check_summed_rows;

@@ -16,7 +16,8 @@ use crate::error::Error;
 use crate::guard::{Watch, guarded};
 use crate::layer_config::{LayerConfig, Side};
 use crate::mask::HostMask;
-use crate::multi_head::{LayerForward, LayerWeights, MultiHeadAttention};
+use crate::multi_head::{LayerForward, LayerWeights, MultiHeadAttention, NORMS};
+use crate::norm::NormWeights;
 use crate::opengl::{is_opengl, lock_opengl};
 use crate::pipelines::Pipelines;
 use crate::presets::{Table, TableData};
@@ -303,12 +304,23 @@ impl Gpu {
             }
             None => None,
         };
+        let norms = weights.qk_norm.as_ref().map(|norms| norms.each_ref().map(|n| [n.weight, n.bias]));
+        let mut uploaded = Vec::new();
+        for (name, x) in NORMS.into_iter().flatten().zip(norms.iter().flatten().flatten()) {
+            let upload = |x: &&[f32]| self.upload_shaped(name, x, [1, 1, 1, config.head_dim]);
+            uploaded.push(x.as_ref().map(upload).transpose()?);
+        }
+        let norm = |n: usize| NormWeights {
+            weight: uploaded[2 * n].as_ref().map(Uploaded::view),
+            bias: uploaded[2 * n + 1].as_ref().map(Uploaded::view),
+        };
         let views = LayerWeights {
             query: linears[0].view(),
             key: linears[1].view(),
             value: linears[2].view(),
             out: linears[3].view(),
             bias_kv: appended.as_ref().map(|[k, v]| [k.view(), v.view()]),
+            qk_norm: norms.map(|_| [norm(0), norm(1)]),
         };
         let layer = MultiHeadAttention::with_pipelines(&self.pipelines, *config, &views)?;
         let appended = layer.appended_keys();
@@ -333,7 +345,7 @@ impl Gpu {
         })?;
         watch.end("the layer").await?;
         let attended = out.read(self).await;
-        self.release((xs, linears, mask, dropout, rotary, out, layer));
+        self.release((xs, linears, uploaded, mask, dropout, rotary, out, layer));
         attended
     }
 

@@ -11,7 +11,10 @@ pub(crate) struct Norm {
     pub rows: Rows,
     /// LayerNorm, or RMSNorm.
     pub centred: bool,
+    /// That of `out`, if the norm is in place.
     pub x: DType,
+    /// `out` holds x: one binding for both.
+    pub in_place: bool,
     pub residual: Option<DType>,
     pub weight: Option<DType>,
     pub bias: Option<DType>,
@@ -70,12 +73,21 @@ pub(super) fn read_or_none(
     }
 }
 
+/// Stands for the binding of x where the norm is in place.
+const X_IS_OUT: &str =
+    "fn x_at4(o: u32, stride: u32, n: u32) -> vec4<f32> { return out_at4(o, stride, n); }\n";
+
 impl Norm {
     pub fn describe(&self) -> Kernel {
         let Rows { workgroup, lanes } = self.rows;
         let width = self.width;
         let mut none = String::new();
-        let mut bindings = vec![Binding::read("x", self.x, width)];
+        let mut bindings = Vec::new();
+        if self.in_place {
+            none.push_str(X_IS_OUT);
+        } else {
+            bindings.push(Binding::read("x", self.x, width));
+        }
         read_or_none("residual", self.residual, width, &mut bindings, &mut none);
         read_or_none("weight", self.weight, width, &mut bindings, &mut none);
         read_or_none("bias", self.bias, width, &mut bindings, &mut none);
@@ -110,6 +122,7 @@ impl Norm {
                         rows,
                         centred,
                         x: dtype,
+                        in_place: false,
                         residual: None,
                         weight: None,
                         bias: None,
@@ -118,7 +131,11 @@ impl Norm {
                         width,
                     };
                     let scaled = Norm { weight: some, bias: some, ..plain };
-                    [plain, Norm { weight: some, ..plain }, Norm { residual: some, sum: Some(out), ..scaled }]
+                    let weighted = Norm { weight: some, ..plain };
+                    let in_place = [plain, weighted, scaled].map(|norm| Norm { in_place: true, ..norm });
+                    let in_place = in_place.into_iter().filter(move |norm| norm.x == norm.out);
+                    let others = [plain, weighted, Norm { residual: some, sum: Some(out), ..scaled }];
+                    others.into_iter().chain(in_place)
                 };
                 super::FLOATS.into_iter().flat_map(move |dtype| {
                     let [_, f16, bf16] = super::FLOATS;

@@ -6,7 +6,9 @@ use crate::bindings::BoundDispatch;
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::layer_config::Side;
+use crate::norm::NormGradients;
 use crate::path::backward::{self, BackwardPlans};
+use crate::path::norm::{NormGradients as NormTargets, NormOp};
 use crate::path::project_backward::{self, Gradient, LinearBackward, column_sums};
 use crate::path::{self, AddedGradients, BackwardProblem, Chosen, Dispatches, Extras, in_scratch};
 use crate::plan::Added;
@@ -39,6 +41,9 @@ pub struct LayerGradients<'a> {
     pub out: LinearGradients<'a>,
     /// Of the appended key `[kv_heads · head_dim]` and value `[kv_heads · value_dim]`, summed over the batch: F32, F16 or BF16.
     pub bias_kv: Option<[TensorView<'a>; 2]>,
+    /// Of the weights and biases of the norms of queries and of keys, `[head_dim]` each, summed
+    /// over all rows and heads.
+    pub qk_norm: [NormGradients<'a>; 2],
 }
 
 /// One backward call of a layer: the forward call as it was made, the gradient of its output, and where gradients go. Inputs and
@@ -92,6 +97,7 @@ const INPUTS: [&str; 3] = ["d_query", "d_key", "d_value"];
 const WEIGHTS: [&str; 4] = ["d_weights.query", "d_weights.key", "d_weights.value", "d_weights.out"];
 const BIASES: [&str; 4] = ["d_bias.query", "d_bias.key", "d_bias.value", "d_bias.out"];
 const APPENDED: [&str; 2] = ["d_bias_k", "d_bias_v"];
+const OF_NORMS: [[&str; 2]; 2] = [["d_q_norm.weight", "d_q_norm.bias"], ["d_k_norm.weight", "d_k_norm.bias"]];
 
 impl<'a> LayerBackward<'a> {
     /// `forward` as it was made, and the gradient of its `out`, `[batch, 1, q_len, out_features]`. No gradient is written until it is
@@ -194,14 +200,38 @@ impl<'a> LayerBackward<'a> {
         [query, key, value, out]
     }
 
-    /// Whether gradients of projected queries, keys and values are needed.
-    fn through_sides(&self) -> [bool; 3] {
+    /// True for queries, keys and values if a gradient of their projection is wanted: of its input,
+    /// weight or bias.
+    fn through_projections(&self) -> [bool; 3] {
         let linears = self.linears();
         std::array::from_fn(|n| {
             let LinearGradients { weight, bias } = linears[n];
-            let appended = n > 0 && self.d_weights.bias_kv.is_some();
-            self.d_inputs[n].is_some() || weight.is_some() || bias.is_some() || appended
+            self.d_inputs[n].is_some() || weight.is_some() || bias.is_some()
         })
+    }
+
+    /// True for queries and keys if a gradient of their norm would be wanted: of its input, weight
+    /// or bias.
+    fn through_norms(&self) -> [bool; 2] {
+        let through = self.through_projections();
+        std::array::from_fn(|n| {
+            let NormGradients { weight, bias } = self.d_weights.qk_norm[n];
+            through[n] || weight.is_some() || bias.is_some()
+        })
+    }
+
+    /// Whether gradients of projected queries, keys and values are needed.
+    fn through_sides(&self) -> [bool; 3] {
+        let appended = self.d_weights.bias_kv.is_some();
+        let ([q, k], [_, _, v]) = (self.through_norms(), self.through_projections());
+        [q, k || appended, v || appended]
+    }
+
+    /// The gradients of the norms' weights and biases: name, view, and the indices of norm and tensor.
+    fn norm_gradients(&self) -> impl Iterator<Item = (&'static str, Option<TensorView<'a>>, [usize; 2])> {
+        let of = self.d_weights.qk_norm.map(|NormGradients { weight, bias }| [weight, bias]);
+        let all = [[0, 0], [0, 1], [1, 0], [1, 1]];
+        all.into_iter().map(move |[norm, n]| (OF_NORMS[norm][n], of[norm][n], [norm, n]))
     }
 
     /// Whether gradients go through the attention.
@@ -246,6 +276,12 @@ struct Between<'a> {
     d_context: TensorView<'a>,
     /// As `projected`, in F32; those that are not needed have no place of their own.
     d_projected: [TensorView<'a>; 3],
+    /// Queries and keys before their norm, with room for appended keys, if gradients go through
+    /// that norm.
+    unnormed: [Option<TensorView<'a>>; 2],
+    /// The gradients of the projections' results, without appended keys: `d_projected`, or its
+    /// gradient through the norms.
+    d_sides: [TensorView<'a>; 3],
 }
 
 /// The gradients of the projections, in the order in which they are computed.
@@ -254,6 +290,8 @@ struct Products<'a> {
     sides: [LinearBackward<'a>; 3],
     /// Of the appended key and value: rows to sum, and where to.
     appended_rows: Vec<(TensorView<'a>, Gradient<'a>)>,
+    /// Of the norms of queries and keys that have a gradient which is wanted.
+    norms: [Option<NormTargets<'a>>; 2],
     written: Written<'a>,
 }
 
@@ -267,6 +305,8 @@ impl MultiHeadAttention {
     /// |---|---|
     /// | projected queries, keys, values | `(q_len · heads · head_dim + (kv_len + appended) · kv_heads · (head_dim + value_dim)) · s` |
     /// | their gradients, in F32: of those that are needed | as many elements, 4 bytes each |
+    /// | queries and keys before their norm, if the layer has `qk_norm` | as much as queries and keys |
+    /// | their gradients, in F32 | as many elements, 4 bytes each |
     /// | the gradient of the heads' outputs | `q_len · heads · value_dim · s` |
     /// | what the backward pass keeps of each query | `16 · q_len · heads` |
     /// | the heads' outputs and lse, if the forward call has not kept both | `q_len · heads · (value_dim · s + 4)`, and what [`Attention::scratch_size`](crate::Attention::scratch_size) says |
@@ -296,7 +336,7 @@ impl MultiHeadAttention {
     ///     .d_query(d_x) // one view: the sum over queries, keys and values
     ///     .d_key(d_x)
     ///     .d_value(d_x)
-    ///     .d_weights(LayerGradients { query, key, value, out, bias_kv: None });
+    ///     .d_weights(LayerGradients { query, key, value, out, ..LayerGradients::default() });
     /// let size = layer.scratch_size(&forward)?.max(layer.backward_scratch_size(&backward)?);
     /// let mut scratch = Scratch::new(device, size)?;
     /// layer.forward(encoder, &forward, &mut scratch)?;
@@ -376,23 +416,31 @@ impl MultiHeadAttention {
         let between = self.between(call, &shape, |slot| scratch.buffer(slot).unwrap_or(call.d_out.buffer));
         let mut dispatches = Dispatches::new();
         if again.is_some() || gradients.is_some() {
-            dispatches = self.project(&call.forward, &shape, appended, between.projected, device)?;
+            let to = (between.projected, between.unnormed);
+            dispatches = self.project(&call.forward, &shape, appended, to, device)?;
         }
         if let Some(chosen) = again {
             let problem = self.problem(shape, between.projected, attended(call, &between, &shape, appended));
             dispatches.extend(path::dispatches(&problem, chosen, chosen.memory(scratch)?, device));
         }
-        let Products { out, sides, appended_rows, .. } = self.products(call, &between, &shape, appended);
+        let Products { out, sides, appended_rows, norms, .. } =
+            self.products(call, &between, &shape, appended);
         dispatches.extend(project_backward::dispatches(&[out], &self.tuning, device)?);
         if let Some(plans) = gradients {
             let problem = self.attention_backward(call, &between, shape, appended);
             dispatches.extend(backward::dispatches(&problem, plans, plans.memory(scratch)?, device));
         }
+        let given = shape.kv_len - appended;
         if let Some(rotary) = call.forward.rotary {
             let [d_q, d_k, _] = between.d_projected;
-            let rotated = [d_q, d_k.slice(2, 0, shape.kv_len - appended)];
+            let rotated = [d_q, d_k.slice(2, 0, given)];
             for (d, _) in rotated.into_iter().zip(call.through_sides()).filter(|(_, wanted)| *wanted) {
                 dispatches.push(rotary.dispatch(d, true, device)?);
+            }
+        }
+        for (side, gradients) in norms.iter().enumerate() {
+            if let Some((norm, gradients)) = self.norm_before(side, &between, given).zip(gradients.as_ref()) {
+                dispatches.extend(norm.backward(gradients, scratch, &self.tuning, device)?);
             }
         }
         dispatches.extend(project_backward::dispatches(&sides, &self.tuning, device)?);
@@ -412,6 +460,17 @@ impl MultiHeadAttention {
         let dtype = self.config.dtype;
         let gradients = projected_layouts(shape, call.through_sides(), DType::F32);
         let buffer = part(Slot::ProjectedGradients);
+        let d_projected = gradients.map(|layout| TensorView::with_layout(buffer, DType::F32, layout));
+        let through = self.through_norms(call);
+        let side = |slot: Slot, dtype, n: usize| {
+            let layout = projected_layouts(shape, [through[0], through[1], false], dtype)[n];
+            through.get(n)?.then(|| TensorView::with_layout(part(slot), dtype, layout))
+        };
+        let given = shape.kv_len - self.appended_keys();
+        let d_sides = std::array::from_fn(|n| {
+            let d = side(Slot::UnnormedGradients, DType::F32, n).unwrap_or(d_projected[n]);
+            if n == 0 { d } else { d.slice(2, 0, given) }
+        });
         let (context, lse) = call.kept().unwrap_or_else(|| {
             let context = in_scratch(part(Slot::Context), dtype, joined_heads(shape), 0);
             (context, in_scratch(part(Slot::Lse), DType::F32, shape.lse(), 0))
@@ -421,8 +480,21 @@ impl MultiHeadAttention {
             context,
             lse,
             d_context: in_scratch(part(Slot::ContextGradient), dtype, joined_heads(shape), 0),
-            d_projected: gradients.map(|layout| TensorView::with_layout(buffer, DType::F32, layout)),
+            d_projected,
+            unnormed: [0, 1].map(|n| side(Slot::Unnormed, dtype, n)),
+            d_sides,
         }
+    }
+
+    /// True for queries and keys whose norm the gradients go through.
+    fn through_norms(&self, call: &LayerBackward) -> [bool; 2] {
+        call.through_norms().map(|through| through && self.config.qk_norm.is_some())
+    }
+
+    /// The norm of queries or of keys, of what it was given, if gradients go through it.
+    fn norm_before<'a>(&'a self, side: usize, between: &Between<'a>, given: usize) -> Option<NormOp<'a>> {
+        let x = between.unnormed[side]?;
+        self.norm_of(side, if side == 0 { x } else { x.slice(2, 0, given) })
     }
 
     /// The attention's own backward call.
@@ -461,7 +533,8 @@ impl MultiHeadAttention {
         }
     }
 
-    /// The gradients of the projections: of the output's from `d_out`, of the inputs' from `between.d_projected`.
+    /// The gradients of the projections: of the output's from `d_out`, of the inputs' from
+    /// `between.d_sides`.
     fn products<'a>(
         &'a self,
         call: &LayerBackward<'a>,
@@ -491,18 +564,29 @@ impl MultiHeadAttention {
             narrow: false,
         };
         let given = shape.kv_len - appended;
+        let through = call.through_projections();
+        let norms = std::array::from_fn(|n| {
+            between.unnormed[n]?;
+            let NormGradients { weight, bias } = call.d_weights.qk_norm[n];
+            let [d_weight, d_bias] = OF_NORMS[n];
+            let d_out = between.d_projected[n];
+            Some(NormTargets {
+                d_out: if n == 0 { d_out } else { d_out.slice(2, 0, given) },
+                d_sum: None,
+                d_x: through[n].then_some(Gradient { view: between.d_sides[n], accumulates: false }),
+                d_weight: add(GradientOf::NormWeight, d_weight, weight),
+                d_bias: add(GradientOf::NormBias, d_bias, bias),
+            })
+        });
         let inputs = [forward.query, forward.key, forward.value];
         let own = [&self.query, &self.key, &self.value];
-        let sides = std::array::from_fn(|n| {
-            let d_y = between.d_projected[n];
-            LinearBackward {
-                w: own[n].weight.view(),
-                d_y: if n == 0 { d_y } else { d_y.slice(2, 0, given) },
-                d_x: add(GradientOf::Input, INPUTS[n], d_inputs[n]),
-                d_w: add(GradientOf::Weight, WEIGHTS[n], linears[n].weight).map(|d_w| (inputs[n], d_w)),
-                d_b: add(GradientOf::Bias, BIASES[n], linears[n].bias),
-                narrow: self.config.narrow,
-            }
+        let sides = std::array::from_fn(|n| LinearBackward {
+            w: own[n].weight.view(),
+            d_y: between.d_sides[n],
+            d_x: add(GradientOf::Input, INPUTS[n], d_inputs[n]),
+            d_w: add(GradientOf::Weight, WEIGHTS[n], linears[n].weight).map(|d_w| (inputs[n], d_w)),
+            d_b: add(GradientOf::Bias, BIASES[n], linears[n].bias),
+            narrow: self.config.narrow,
         });
         // The first of the appended; one of zeros has no gradient.
         let mut appended_rows = Vec::new();
@@ -511,7 +595,7 @@ impl MultiHeadAttention {
             let sum = add(GradientOf::Appended, APPENDED[n], Some(view));
             appended_rows.extend(sum.map(|sum| (rows, sum)));
         }
-        Products { out, sides, appended_rows, written }
+        Products { out, sides, appended_rows, norms, written }
     }
 
     /// Everything that can be said of a call before its pipelines.
@@ -575,6 +659,7 @@ impl MultiHeadAttention {
         own.flat_map(|((weight, bias), l)| [(weight, l.weight), (bias, l.bias)])
             .filter_map(|(name, t)| Some((name, t?)))
             .chain(APPENDED.into_iter().zip(call.d_weights.bias_kv.into_iter().flatten()))
+            .chain(call.norm_gradients().filter_map(|(name, t, _)| Some((name, t?))))
             .collect()
     }
 
@@ -599,6 +684,17 @@ impl MultiHeadAttention {
             let plans = backward::plan(&self.attention_backward(call, &between, shape, appended), device)?;
             let gradients = of_sides.with(Slot::ContextGradient, self.context_bytes(&shape));
             plan.size = plan.size.max(projected).max(gradients).max(plans.scratch_size());
+            let [q, k] = self.through_norms(call);
+            let of = |dtype, slot| self.projected_size(&shape, [q, k, false], dtype, slot);
+            let unnormed = of(self.config.dtype, Slot::Unnormed)?;
+            plan.size = plan.size.max(unnormed).max(of(DType::F32, Slot::UnnormedGradients)?);
+            let given = shape.kv_len - appended;
+            for (side, of) in call.d_weights.qk_norm.iter().enumerate() {
+                let sums = of.weight.is_some() || of.bias.is_some();
+                if let Some(norm) = self.norm_before(side, &between, given).filter(|_| sums) {
+                    plan.size = plan.size.max(norm.sums_size());
+                }
+            }
             plan.gradients = Some(plans);
         }
         Ok(plan)
@@ -626,6 +722,10 @@ impl MultiHeadAttention {
         for (n, name) in APPENDED.into_iter().enumerate() {
             let own = self.appended.as_ref().map(|own| own[n].layout.shape);
             check(name, call.d_weights.bias_kv.map(|pair| pair[n]), own)?;
+        }
+        for (name, view, own) in call.norm_gradients() {
+            let own = self.norms[own[0]].tensor(own[1]).map(|own| own.layout.shape);
+            check(name, view, own)?;
         }
         mask.mods().check_slope()?;
         call.d_added.check(&mask, device)

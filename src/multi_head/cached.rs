@@ -62,7 +62,7 @@ impl MultiHeadAttention {
         let dtype = self.config.dtype;
         let rows = Shape { kv_len: shape.q_len, ..shape };
         let [q, k, v] = self.projected(call, &rows, scratch.buffer(Slot::Projected)?);
-        let mut dispatches = self.project(call, &rows, 0, [q, k, v], device)?;
+        let mut dispatches = self.project(call, &rows, 0, ([q, k, v], [None; 2]), device)?;
         dispatches.push(path::cache::append(&layer, [k, v], None, None, device));
         let context = in_scratch(scratch.buffer(Slot::Context)?, dtype, joined_heads(&shape), 0);
         let extras = call.extras(heads_of(context, &shape), 0);
@@ -84,6 +84,7 @@ impl MultiHeadAttention {
         let given = |t: TensorView<'a>| t.slice(2, 0, length);
         let products = [self.key.product(x, given(k), narrow), self.value.product(x, given(v), narrow)];
         let mut dispatches = project::dispatches(&products, &self.tuning, device)?;
+        dispatches.extend(self.normed(1, given(k), given(k), device));
         let appended = self.appended_keys();
         if appended > 0 {
             let shape = self.shape_of([batch, 1, length]);

@@ -2,6 +2,7 @@
 
 use crate::dropout::Dropout;
 use crate::mask::DeviceMask;
+use crate::norm::NormWeights;
 use crate::path::Extras;
 use crate::position::{Rotary, Rotation, RowPositions};
 use crate::projection::Linear;
@@ -26,6 +27,12 @@ pub struct LayerWeights<'a> {
     #[doc(alias = "bias_v")]
     #[doc(alias = "add_bias_kv")]
     pub bias_kv: Option<[TensorView<'a>; 2]>,
+    /// Weights and biases of the norms of queries and of keys, `[head_dim]` each, shared by all
+    /// heads. They belong to [`LayerConfig::qk_norm`](crate::LayerConfig::qk_norm). Without them a
+    /// norm has a weight of 1 and no bias.
+    #[doc(alias = "q_norm")]
+    #[doc(alias = "k_norm")]
+    pub qk_norm: Option<[NormWeights<'a>; 2]>,
 }
 
 /// One forward call of a layer. Inputs and output are `[batch, 1, length, features]`, see

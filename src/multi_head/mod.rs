@@ -16,6 +16,8 @@ use crate::error::Error;
 use crate::kernel::{Dispatch, View};
 use crate::kernels::{KernelVariant, append_keys};
 use crate::layer_config::{LayerConfig, Side};
+use crate::norm::OwnedNorm;
+use crate::path::norm::NormOp;
 use crate::path::project;
 use crate::path::{self, Chosen, Dispatches, Extras, Keys, Problem, grid, in_scratch};
 use crate::pipelines::Pipelines;
@@ -53,7 +55,7 @@ use crate::tensor::{
 ///     weight: TensorView::matrix(out_proj_weight, DType::F32, [e, e]),
 ///     bias: Some(TensorView::vector(out_proj_bias, DType::F32, e)),
 /// };
-/// let weights = LayerWeights { query: part(0), key: part(1), value: part(2), out, bias_kv: None };
+/// let weights = LayerWeights { query: part(0), key: part(1), value: part(2), out, bias_kv: None, qk_norm: None };
 /// let layer = MultiHeadAttention::new(device, LayerConfig::new(e, heads), &weights)?;
 ///
 /// let sequence = |buffer| TensorView::sequence(buffer, DType::F32, [1, 128, e]); // batch, length, features
@@ -74,7 +76,12 @@ pub struct MultiHeadAttention {
     value: OwnedLinear,
     out: OwnedLinear,
     appended: Option<[Tensor; 2]>,
+    /// Of queries and of keys.
+    norms: [OwnedNorm; 2],
 }
+
+/// How errors name the weights and biases of the norms of queries and of keys.
+pub(crate) const NORMS: [[&str; 2]; 2] = [["q_norm.weight", "q_norm.bias"], ["k_norm.weight", "k_norm.bias"]];
 
 /// A checked call: the attention inside the layer without its tensors in scratch.
 #[derive(Clone, Copy)]
@@ -126,6 +133,13 @@ impl MultiHeadAttention {
             check_vector("bias_v", v, config.kv_heads * config.value_dim, Access::Read, device)?;
             same_dtype("bias_v", v, k.dtype())?;
         }
+        if weights.qk_norm.is_some() && config.qk_norm.is_none() {
+            let why = "the layer has no norm of queries and keys: set `LayerConfig::qk_norm`";
+            return Err(Error::Unsupported { what: "`qk_norm` of the weights alone", why });
+        }
+        let [q_norm, k_norm] = weights.qk_norm.unwrap_or_default();
+        let norm = |n: usize, norm| OwnedNorm::new(NORMS[n], &norm, config.head_dim, device);
+        let norms = [norm(0, q_norm)?, norm(1, k_norm)?];
         for (tensor, linear) in [("weights.key", &weights.key), ("weights.value", &weights.value)] {
             same_dtype(tensor, &linear.weight, weights.query.weight.dtype())?;
         }
@@ -144,6 +158,7 @@ impl MultiHeadAttention {
             value: OwnedLinear::new(&weights.value),
             out: OwnedLinear::new(&weights.out),
             appended: weights.bias_kv.map(|pair| pair.map(TensorView::to_owned)),
+            norms,
         })
     }
 
@@ -242,7 +257,7 @@ impl MultiHeadAttention {
             None => in_scratch(scratch.buffer(Slot::Context)?, dtype, joined_heads(&shape), 0),
         };
         let memory = chosen.memory(scratch)?;
-        let mut dispatches = self.project(call, &shape, appended, projected, device)?;
+        let mut dispatches = self.project(call, &shape, appended, (projected, [None; 2]), device)?;
         let extras = call.extras(heads_of(context, &shape), appended);
         dispatches.extend(path::dispatches(&self.problem(shape, projected, extras), chosen, memory, device));
         dispatches.extend(project::dispatches(
@@ -267,24 +282,32 @@ impl MultiHeadAttention {
         [q, k, v]
     }
 
-    /// Projects queries, and keys and values unless they were before, rotates queries and keys, and appends keys and values.
+    /// Projects queries, and keys and values unless they were before. Then it normalises and rotates
+    /// queries and keys, and appends keys and values. A backward pass gives places for queries and
+    /// keys before their norm, `unnormed`.
     fn project<'a>(
         &'a self,
         call: &LayerForward<'a>,
         shape: &Shape,
         appended: usize,
-        [q, k, v]: [TensorView<'a>; 3],
+        ([q, k, v], unnormed): ([TensorView<'a>; 3], [Option<TensorView<'a>>; 2]),
         device: &DeviceFacts,
     ) -> Result<Dispatches<'a>, Error> {
         let narrow = self.config.narrow;
         let given = |t: TensorView<'a>| t.slice(2, 0, shape.kv_len - appended);
-        let products = [
-            self.query.product(call.query, q, narrow),
-            self.key.product(call.key, given(k), narrow),
-            self.value.product(call.value, given(v), narrow),
-        ];
-        let sides = if call.projected_keys.is_some() { 1 } else { 3 };
-        let mut dispatches = project::dispatches(&products[..sides], &self.tuning, device)?;
+        let mut products = vec![self.query.product(call.query, unnormed[0].unwrap_or(q), narrow)];
+        let before = call.projected_keys.is_some();
+        if !before || unnormed[1].is_some() {
+            products.push(self.key.product(call.key, given(unnormed[1].unwrap_or(k)), narrow));
+        }
+        if !before {
+            products.push(self.value.product(call.value, given(v), narrow));
+        }
+        let mut dispatches = project::dispatches(&products, &self.tuning, device)?;
+        dispatches.extend(self.normed(0, unnormed[0].unwrap_or(q), q, device));
+        if !before {
+            dispatches.extend(self.normed(1, given(unnormed[1].unwrap_or(k)), given(k), device));
+        }
         if let Some(rotary) = call.rotary {
             dispatches.push(rotary.dispatch(q, false, device)?);
             dispatches.push(rotary.dispatch(given(k), false, device)?);
@@ -297,6 +320,22 @@ impl MultiHeadAttention {
             dispatches.push(self.append((whole.window(device), views), shape, appended, device));
         }
         Ok(dispatches)
+    }
+
+    /// The norm of queries or keys `x`, if the layer has one.
+    fn norm_of<'a>(&'a self, side: usize, x: TensorView<'a>) -> Option<NormOp<'a>> {
+        Some(self.norms[side].op(self.config.qk_norm?, x, None))
+    }
+
+    /// Normalises queries or keys `x` into `out`, which may be `x`, if the layer has norms.
+    fn normed<'a>(
+        &'a self,
+        side: usize,
+        x: TensorView<'a>,
+        out: TensorView<'a>,
+        device: &DeviceFacts,
+    ) -> Option<Dispatch<'a, KernelVariant>> {
+        Some(self.norm_of(side, x)?.forward(out, None, &self.tuning, device))
     }
 
     /// The attention inside.
@@ -500,6 +539,7 @@ impl MultiHeadAttention {
                     .zip(self.appended.iter().flatten())
                     .map(|(n, t)| (n, t.view())),
             )
+            .chain(self.norms.iter().flat_map(OwnedNorm::tensors))
             .collect()
     }
 

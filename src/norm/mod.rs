@@ -1,15 +1,18 @@
 //! The operator: LayerNorm and RMSNorm, with the sum before them.
 
 mod backward;
+mod weights;
 
 pub use backward::NormBackward;
+pub(crate) use weights::OwnedNorm;
+pub use weights::{NormGradients, NormWeights};
 
 use std::sync::Arc;
 
 use crate::bindings::{BindingCache, BoundDispatch};
-use crate::block_config::NormConfig;
 use crate::device::DeviceFacts;
 use crate::error::Error;
+use crate::norm_config::NormConfig;
 use crate::path::norm::NormOp;
 use crate::pipelines::Pipelines;
 use crate::plan::Tuning;

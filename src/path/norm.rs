@@ -2,12 +2,12 @@
 
 use super::dispatches::{Dispatches, grid, in_scratch};
 use super::project_backward::{Gradient, column_sums};
-use crate::block_config::NormConfig;
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernel::{Dispatch, View, Width};
 use crate::kernels::norm_sums::{COLUMNS, STRIPS};
 use crate::kernels::{KernelVariant, norm, norm_backward, norm_sums};
+use crate::norm_config::NormConfig;
 use crate::plan::{self, Rows, Tuning};
 use crate::scratch::{Scratch, ScratchSize, Slot};
 use crate::tensor::{DType, Layout, TensorView, count};
@@ -73,7 +73,7 @@ fn share(x: &TensorView, tuning: &Tuning, device: &DeviceFacts) -> (Rows, usize,
 }
 
 impl<'a> NormOp<'a> {
-    /// Writes the normalised rows to `out` and what is normalised to `sum`.
+    /// Writes the normalised rows to `out`, and `x + residual` to `sum`. `out` may be `x` itself.
     pub fn forward(
         &self,
         out: TensorView<'a>,
@@ -84,7 +84,8 @@ impl<'a> NormOp<'a> {
         let NormOp { config, x, residual, weight, bias } = *self;
         let [batch, heads, length, features] = x.shape();
         let (rows, groups, step) = share(&x, tuning, device);
-        let tensors = [Some(x), residual, weight, bias, Some(out), sum];
+        let in_place = out.buffer == x.buffer;
+        let tensors = [Some(x).filter(|_| !in_place), residual, weight, bias, Some(out), sum];
         let ([w, w_step], [b, b_step]) = (vector(weight, device), vector(bias, device));
         let params = norm::Params {
             x: view(x, device),
@@ -106,6 +107,7 @@ impl<'a> NormOp<'a> {
             rows,
             centred: config.centred,
             x: x.dtype(),
+            in_place,
             residual: dtype(residual),
             weight: dtype(weight),
             bias: dtype(bias),

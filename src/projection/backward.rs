@@ -142,6 +142,8 @@ pub(crate) enum GradientOf {
     Weight,
     Bias,
     Appended,
+    NormWeight,
+    NormBias,
 }
 
 /// The gradients that a call writes. The same view, named again for as much, has the sum.

@@ -1,6 +1,6 @@
 //! A whole layer: project → attend → project.
 
-use super::{Attended, Options, Real, attention, expect_length, project, rotate};
+use super::{Attended, HostNorm, Options, Real, attention, expect_length, norm, project, rotate};
 use crate::error::Error;
 use crate::layer_config::{LayerConfig, Side, SideShape};
 use crate::mask::HostTensor;
@@ -35,6 +35,9 @@ pub struct HostWeights<'a, R> {
     #[doc(alias = "bias_v")]
     #[doc(alias = "add_bias_kv")]
     pub bias_kv: Option<[&'a [R]; 2]>,
+    /// Weights and biases of the norms of queries and of keys, `[head_dim]` each, of
+    /// [`LayerConfig::qk_norm`](crate::LayerConfig::qk_norm).
+    pub qk_norm: Option<[HostNorm<'a, R>; 2]>,
 }
 
 /// Lengths of one call of a layer.
@@ -60,7 +63,7 @@ pub fn multi_head<R: Real>(
     weights: &HostWeights<R>,
     options: &Options,
 ) -> Result<Attended<R>, Error> {
-    let Projected { q, k, v, shape, options } = project_inputs(inputs, shape, config, weights, options)?;
+    let Projected { q, k, v, shape, options, .. } = project_inputs(inputs, shape, config, weights, options)?;
     let attended = attention(&q, &k, &v, shape, &options)?;
     let context = join_heads(&attended.out, shape.q_len, config.heads, config.value_dim)?;
     let width = config.heads * config.value_dim;
@@ -76,6 +79,9 @@ pub(super) struct Projected<'a, R> {
     pub q: Vec<R>,
     pub k: Vec<R>,
     pub v: Vec<R>,
+    /// Rows of queries and keys before their norm, heads side by side, without appended keys; empty
+    /// if the layer has no norms.
+    pub unnormed: [Vec<R>; 2],
     pub shape: Shape,
     pub options: Options<'a>,
 }
@@ -96,9 +102,10 @@ pub(super) fn project_inputs<'a, R: Real>(
         return Err(Error::Unsupported { what: "rotary positions of fewer or more keys than queries", why });
     }
     let q = side(query, batch.saturating_mul(q_len), config.side(Side::Query), &weights.query)?;
-    let mut k = side(key, batch.saturating_mul(kv_len), config.side(Side::Key), &weights.key)?;
+    let k = side(key, batch.saturating_mul(kv_len), config.side(Side::Key), &weights.key)?;
+    let ((unnormed_q, q), (unnormed_k, k)) = (normed(0, q, config, weights)?, normed(1, k, config, weights)?);
     let q = rotated(q, [batch, config.heads, q_len, config.head_dim], options, rotate)?;
-    k = rotated(k, [batch, config.kv_heads, kv_len, config.head_dim], options, rotate)?;
+    let mut k = rotated(k, [batch, config.kv_heads, kv_len, config.head_dim], options, rotate)?;
     let mut v = side(value, batch.saturating_mul(kv_len), config.side(Side::Value), &weights.value)?;
     let mut appended = 0;
     if let Some([bias_k, bias_v]) = weights.bias_kv {
@@ -117,9 +124,34 @@ pub(super) fn project_inputs<'a, R: Real>(
         q: split_heads(&q, q_len, config.heads, config.head_dim)?,
         k: split_heads(&k, kv_len + appended, config.kv_heads, config.head_dim)?,
         v: split_heads(&v, kv_len + appended, config.kv_heads, config.value_dim)?,
+        unnormed: [unnormed_q, unnormed_k],
         shape: config.shape(batch, q_len, kv_len, appended),
         options: Options { appended, rotary: None, scale: config.scale, softcap: config.softcap, ..*options },
     })
+}
+
+/// The weight and the bias of the norm of queries or of keys.
+pub(super) fn norm_of<'a, R: Real>(side: usize, weights: &HostWeights<'a, R>) -> [Option<&'a [R]>; 2] {
+    weights.qk_norm.map_or([None; 2], |norms| [norms[side].weight, norms[side].bias])
+}
+
+/// Queries or keys before and after their norm, if the layer has norms.
+fn normed<R: Real>(
+    side: usize,
+    x: Vec<R>,
+    config: &LayerConfig,
+    weights: &HostWeights<R>,
+) -> Result<(Vec<R>, Vec<R>), Error> {
+    let Some(of) = &config.qk_norm else {
+        if weights.qk_norm.is_some() {
+            let why = "the layer has no norm of queries and keys: set `LayerConfig::qk_norm`";
+            return Err(Error::Unsupported { what: "`qk_norm` of the weights alone", why });
+        }
+        return Ok((Vec::new(), x));
+    };
+    let [weight, bias] = norm_of(side, weights);
+    let normed = norm(&x, config.head_dim, weight, bias, of)?;
+    Ok((x, normed))
 }
 
 /// Rows of heads side by side, of which `turn` rotates each head, if the layer has rotary positions.

@@ -1,9 +1,10 @@
 //! The gradients of a whole layer.
 
-use super::multi_head::{Projected, columns, project_inputs, rotated};
+use super::multi_head::{Projected, columns, norm_of, project_inputs, rotated};
 use super::{
-    Gradients, HostLinear, HostWeights, LayerShape, Options, ProjectGradients, Real, attention,
-    attention_backward, expect_length, join_heads, project_backward, rotate_backward, split_heads,
+    Gradients, HostLinear, HostNormGradients, HostWeights, LayerShape, Options, ProjectGradients, Real,
+    attention, attention_backward, expect_length, join_heads, norm_backward, project_backward,
+    rotate_backward, split_heads,
 };
 use crate::error::Error;
 use crate::layer_config::{LayerConfig, Side, SideShape};
@@ -40,6 +41,9 @@ pub struct LayerGradients<R> {
     pub out: LinearGradients<R>,
     /// Of [`HostWeights::bias_kv`], if it is given.
     pub d_bias_kv: Option<[Vec<R>; 2]>,
+    /// Of the norms of queries and of keys, if
+    /// [`LayerConfig::qk_norm`](crate::LayerConfig::qk_norm) is set.
+    pub qk_norm: Option<[HostNormGradients<R>; 2]>,
     /// Of the mask's bias, as in [`Gradients::d_bias`]; the next three likewise.
     pub d_bias: Option<Vec<R>>,
     /// [`Gradients::d_slopes`].
@@ -71,7 +75,8 @@ pub fn multi_head_backward<R: Real>(
 ) -> Result<LayerGradients<R>, Error> {
     let LayerShape { batch, q_len, .. } = shape;
     let given = options;
-    let Projected { q, k, v, shape, options } = project_inputs(inputs, shape, config, weights, given)?;
+    let Projected { q, k, v, unnormed, shape, options } =
+        project_inputs(inputs, shape, config, weights, given)?;
     let attended = attention(&q, &k, &v, shape, &options)?;
     let context = join_heads(&attended.out, q_len, config.heads, config.value_dim)?;
     let (width, out_features) = (config.heads * config.value_dim, config.out_features);
@@ -99,6 +104,14 @@ pub fn multi_head_backward<R: Real>(
         rotated(d, [batch, heads, q_len, dim], given, rotate_backward)
     };
     let (d_q, d_k) = (turned(d_q, Side::Query)?, turned(d_k, Side::Key)?);
+    let mut of_norms = Vec::new();
+    let mut unnormed = |side: usize, d: Vec<R>| {
+        let Some(of) = &config.qk_norm else { return Ok(d) };
+        let got = norm_backward(&unnormed[side], config.head_dim, norm_of(side, weights)[0], of, &d)?;
+        of_norms.push(HostNormGradients { d_weight: got.d_weight, d_bias: got.d_bias });
+        Ok::<_, Error>(got.d_x)
+    };
+    let (d_q, d_k) = (unnormed(0, d_q)?, unnormed(1, d_k)?);
     let [query, key, value] = inputs;
     let (d_query, query) = side_backward(query, &d_q, config.side(Side::Query), &weights.query)?;
     let (d_key, key) = side_backward(key, &d_k, config.side(Side::Key), &weights.key)?;
@@ -118,6 +131,7 @@ pub fn multi_head_backward<R: Real>(
         value,
         out,
         d_bias_kv,
+        qk_norm: <[_; 2]>::try_from(of_norms).ok(),
         d_bias,
         d_slopes,
         d_relative,

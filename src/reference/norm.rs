@@ -1,8 +1,8 @@
 //! LayerNorm and RMSNorm of rows.
 
 use super::{Real, expect_length};
-use crate::block_config::NormConfig;
 use crate::error::Error;
+use crate::norm_config::NormConfig;
 use crate::tensor::check_sizes;
 
 /// Normalises rows of `x` `[rows, features]`, with mean, variance and sums by two passes; then multiplies by `weight` and adds

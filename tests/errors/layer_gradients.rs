@@ -1,6 +1,8 @@
 //! What `MultiHeadAttention::backward` refuses, and of a forward call what it would keep for it.
 
-use wgpu_attention::{LayerBackward, LayerGradients, LinearGradients};
+use wgpu_attention::{
+    LayerBackward, LayerGradients, LinearGradients, NormConfig, NormGradients, NormWeights,
+};
 
 use super::*;
 
@@ -91,6 +93,7 @@ pub(super) fn gradients_of_layers() -> Seen {
         value: linear(2),
         out: linear(3),
         bias_kv: Some([vector(14, 6), vector(15, 12)]),
+        qk_norm: None,
     };
     let of = |n: usize| LinearGradients {
         weight: Some(matrix(16 + n, WEIGHTS[n])),
@@ -110,6 +113,7 @@ pub(super) fn gradients_of_layers() -> Seen {
             value: of(2),
             out: of(3),
             bias_kv: Some([vector(16, 6).with_offset(1536), vector(17, 12).with_offset(1536)]),
+            qk_norm: Default::default(),
         },
         d_bias: None,
         mask: DeviceMask::none(),
@@ -126,6 +130,7 @@ pub(super) fn gradients_of_layers() -> Seen {
         value: unbiased(2),
         out: unbiased(3),
         bias_kv: None,
+        qk_norm: None,
     });
     let size = layer.backward_scratch_size(&good.backward()).expect("a size");
     let size = size.max(layer.scratch_size(&good.forward()).expect("a size"));
@@ -282,6 +287,38 @@ pub(super) fn gradients_of_layers() -> Seen {
     for (name, d_weights) in missing {
         refused_by(&without, name, &[name, "made without it"], none_of(d_weights));
     }
+
+    // Gradients of norms of queries and keys.
+    let own = |n| NormWeights { weight: Some(vector(n, 3)), bias: Some(vector(n, 3).with_offset(64)) };
+    let (norms, config) =
+        (Some([own(14), own(15)]), LayerOptions { qk_norm: Some(NormConfig::rms()), ..options() });
+    let weights = LayerWeights { qk_norm: norms, bias_kv: None, ..biased };
+    let normed =
+        MultiHeadAttention::with_pipelines(gpu.pipelines(), config.config(), &weights).expect("a layer");
+    let bare = LayerWeights { qk_norm: None, ..biased };
+    let bare = MultiHeadAttention::with_pipelines(gpu.pipelines(), config.config(), &bare).expect("a layer");
+    for (n, side) in ["q", "k"].into_iter().enumerate() {
+        for (part, name) in ["weight", "bias"].into_iter().enumerate() {
+            let to = |t| {
+                let mut d_weights = none;
+                let of = &mut d_weights.qk_norm[n];
+                *[&mut of.weight, &mut of.bias][part] = Some(t);
+                Call { d_weights, ..good }
+            };
+            let name = &format!("`d_{side}_norm.{name}`");
+            refused_by(&layer, name, &[name.trim_matches('`'), "made without it"], to(vector(23, 3)));
+            refused_by(&bare, name, &[name.trim_matches('`'), "made without it"], to(vector(23, 3)));
+            refused_by(&normed, name, &[name, "dim must be 3", "got 4"], to(vector(23, 4)));
+            refused_by(&normed, name, &[name, "F32, F16 or BF16"], to(of_type(23, DType::U32, [1, 1, 1, 3])));
+            let read = &format!("`{side}_norm.weight`");
+            refused_by(&normed, name, &[name, read], to(vector(14 + n, 3).with_offset(128)));
+        }
+    }
+    let mut both = none;
+    both.qk_norm =
+        [NormGradients { weight: Some(vector(23, 3)), bias: Some(vector(23, 3)) }, NormGradients::default()];
+    let words = ["`d_q_norm.weight`", "`d_q_norm.bias`", "overlap"];
+    refused_by(&normed, "one place for two", &words, none_of(both));
 
     // A scratch without room.
     let call = good.backward();

@@ -1,5 +1,7 @@
 //! What layers and projections refuse.
 
+use wgpu_attention::{NormConfig, NormWeights};
+
 use super::*;
 
 pub(super) fn layers() -> Seen {
@@ -73,6 +75,20 @@ pub(super) fn layers() -> Seen {
         c,
         LayerWeights { bias_kv: Some([vector(6), vector(7)]), ..good },
     );
+    let vectors = |weight, bias| NormWeights { weight: Some(weight), bias: Some(bias) };
+    let norms = |q, k| LayerWeights { qk_norm: Some([q, k]), ..good };
+    let fits = vectors(vector(3), vector(3));
+    refused(&["`qk_norm`", "`LayerConfig::qk_norm`"], c, norms(fits, fits));
+    let normed = LayerOptions { qk_norm: Some(NormConfig::rms()), ..c };
+    let short = (vectors(vector(2), vector(3)), vectors(vector(3), vector(12)));
+    refused(&["`q_norm.weight`", "dim must be 3", "got 2"], normed, norms(short.0, fits));
+    refused(&["`q_norm.bias`", "dim must be 3", "got 12"], normed, norms(short.1, fits));
+    refused(&["`k_norm.weight`", "dim must be 3", "got 2"], normed, norms(fits, short.0));
+    refused(&["`k_norm.bias`", "dim must be 3", "got 12"], normed, norms(fits, short.1));
+    let whole_norm = vectors(TensorView::vector(&other, DType::U32, 3), vector(3));
+    refused(&["`k_norm.weight`", "F32, F16 or BF16", "U32"], normed, norms(fits, whole_norm));
+    let eps = LayerOptions { qk_norm: Some(NormConfig::layer().eps(-1.0)), ..c };
+    refused(&["eps is -1", "not below 0"], eps, good);
     let whole = TensorView::matrix(&other, DType::U32, [12, 12]);
     refused(
         &["`weights.query`", "F32, F16 or BF16", "U32"],
@@ -208,6 +224,7 @@ impl Layer {
             value: linear(6, 288),
             out: linear(12, 432),
             bias_kv: None,
+            qk_norm: None,
         }
     }
 
@@ -244,6 +261,7 @@ impl Layer {
             value: part(288, 72),
             out: part(432, 144),
             bias_kv: None,
+            qk_norm: None,
         };
         let inputs = [widen(&x), widen(&context), widen(&context)];
         let shape = LayerShape { batch: 2, q_len: 5, kv_len: 7 };

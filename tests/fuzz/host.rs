@@ -250,7 +250,14 @@ pub fn layer(
         let linear =
             |n: usize| HostLinear { weight: &data[3 + n][..], bias: biased.then(|| &data[7 + n][..]) };
         let bias_kv = appends.then(|| [&data[11][..], &data[12][..]]);
-        HostWeights { query: linear(0), key: linear(1), value: linear(2), out: linear(3), bias_kv }
+        HostWeights {
+            query: linear(0),
+            key: linear(1),
+            value: linear(2),
+            out: linear(3),
+            bias_kv,
+            qk_norm: None,
+        }
     }
     let options = Options::new().weights(c.one_in(2));
     let got = world.gpu.multi_head(

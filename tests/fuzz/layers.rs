@@ -1,9 +1,9 @@
 //! Layers and their gradients.
 
-use wgpu_attention::reference::{self, HostLinear, HostWeights, LayerShape, Options, Real};
+use wgpu_attention::reference::{self, HostLinear, HostNorm, HostWeights, LayerShape, Options, Real};
 use wgpu_attention::{
     DType, KernelForm, LayerBackward, LayerForward, LayerGradients, LayerWeights, Linear, LinearGradients,
-    MultiHeadAttention, Path, Scratch, TensorView, Tuning,
+    MultiHeadAttention, NormConfig, NormGradients, NormWeights, Path, Scratch, TensorView, Tuning,
 };
 
 use crate::arena::{Buf, Window, view};
@@ -24,6 +24,8 @@ struct LayerSpec {
     weights: [Window; 4],
     biases: [Option<Window>; 4],
     appended: Option<[Window; 2]>,
+    /// Weights of the norms of queries and keys.
+    norms: Option<[Window; 2]>,
     /// query, key, value, out.
     tensors: [Window; 4],
     lse: Option<Window>,
@@ -69,6 +71,10 @@ impl LayerSpec {
             [config.head_dim, config.value_dim]
                 .map(|d| Window::input(c, types[1], [1, 1, 1, kv_heads * d], false))
         });
+        config.qk_norm = f.one_in(3).then(|| f.pick(&[NormConfig::rms(), NormConfig::layer()]).eps(0.1));
+        let weighted = config.qk_norm.is_some() && f.one_in(2);
+        let norms =
+            weighted.then(|| [0; 2].map(|_| Window::input(c, types[2], [1, 1, 1, config.head_dim], false)));
         let keys = kv_len + usize::from(appended.is_some()) + usize::from(config.add_zero_attn);
         let pairs = [batch, if f.one_in(2) { 1 } else { heads }, q_len, keys];
         let outs = [
@@ -88,6 +94,7 @@ impl LayerSpec {
             weights,
             biases,
             appended,
+            norms,
             tensors: [query, key, value, out],
             lse: f.one_in(2).then_some(lse),
             map: f.one_in(4).then_some(map),
@@ -98,7 +105,7 @@ impl LayerSpec {
 
     fn spoil(&mut self, c: &mut Choices) {
         let config = &mut self.config;
-        match c.below(16) {
+        match c.below(17) {
             0 => config.heads = c.size(),
             1 => config.kv_heads = c.size(),
             2 => *[&mut config.head_dim, &mut config.value_dim][c.below(2)] = c.size(),
@@ -113,6 +120,7 @@ impl LayerSpec {
             8 => config.softcap = Some(c.float().into()),
             9 => config.dtype = c.pick(&[DType::F32, DType::F16, DType::BF16, DType::U32, DType::Bool]),
             10 => self.mask.spoil(c),
+            11 => config.qk_norm = (!c.one_in(3)).then(|| NormConfig::rms().eps(c.float().into())),
             _ => {
                 let mut all = self.windows();
                 let n = c.below(all.len());
@@ -125,6 +133,7 @@ impl LayerSpec {
         let biases = self.biases.iter_mut().flatten();
         let dropout = self.dropout.as_mut().and_then(DropSpec::window);
         let owned = self.weights.iter_mut().chain(biases).chain(self.appended.iter_mut().flatten());
+        let owned = owned.chain(self.norms.iter_mut().flatten());
         owned
             .chain(&mut self.tensors)
             .chain(&mut self.lse)
@@ -146,8 +155,16 @@ impl LayerSpec {
             bias: self.biases[n].as_ref().map(|b| view(buffers, b)),
         };
         let bias_kv = self.appended.as_ref().map(|pair| pair.each_ref().map(|w| view(buffers, w)));
-        let weights =
-            LayerWeights { query: linear(0), key: linear(1), value: linear(2), out: linear(3), bias_kv };
+        let weights = LayerWeights {
+            query: linear(0),
+            key: linear(1),
+            value: linear(2),
+            out: linear(3),
+            bias_kv,
+            qk_norm: self.norms.as_ref().map(|pair| {
+                pair.each_ref().map(|w| NormWeights { weight: Some(view(buffers, w)), bias: None })
+            }),
+        };
         MultiHeadAttention::with_pipelines(world.gpu.pipelines(), self.config.config(), &weights)
     }
 
@@ -174,6 +191,7 @@ impl LayerSpec {
         let weights = self.weights.map(|w| w.wide::<R>(bytes));
         let biases = self.biases.map(|b| b.map(|b| b.wide::<R>(bytes)));
         let appended = self.appended.map(|pair| pair.map(|w| w.wide::<R>(bytes)));
+        let norms = self.norms.map(|pair| pair.map(|w| w.wide::<R>(bytes)));
         let linear = |n: usize| HostLinear { weight: &weights[n][..], bias: biases[n].as_deref() };
         let host = HostWeights {
             query: linear(0),
@@ -181,6 +199,9 @@ impl LayerSpec {
             value: linear(2),
             out: linear(3),
             bias_kv: appended.as_ref().map(|pair| pair.each_ref().map(|x| &x[..])),
+            qk_norm: norms
+                .as_ref()
+                .map(|pair| pair.each_ref().map(|x| HostNorm { weight: Some(&x[..]), bias: None })),
         };
         let [query, key, value, _] = self.tensors;
         let inputs = [query, key, value].map(|w| w.wide::<R>(bytes));
@@ -271,6 +292,7 @@ struct BackwardSpec {
     weights: [Option<Window>; 4],
     biases: [Option<Window>; 4],
     appended: Option<[Window; 2]>,
+    norms: Option<[Window; 2]>,
     added: [Option<Window>; 4],
     accumulates: bool,
 }
@@ -282,6 +304,7 @@ const WEIGHT_PLACES: [(Buf, usize); 4] =
 const BIAS_PLACES: [(Buf, usize); 4] =
     [(Buf::OutC, 8192), (Buf::OutC, 8704), (Buf::OutC, 9216), (Buf::OutC, 9728)];
 const APPENDED_PLACES: [(Buf, usize); 2] = [(Buf::OutC, 10240), (Buf::OutC, 10752)];
+const NORM_PLACES: [(Buf, usize); 2] = [(Buf::OutC, 11264), (Buf::OutC, 11776)];
 const ADDED_PLACES: [(Buf, usize); 4] =
     [(Buf::OutB, 6144), (Buf::OutC, 12288), (Buf::OutC, 13312), (Buf::OutC, 15360)];
 
@@ -315,6 +338,8 @@ impl BackwardSpec {
         let appended = layer.appended.filter(|_| of_weights);
         let appended =
             appended.map(|pair| [0, 1].map(|n| at(c, APPENDED_PLACES[n], of, pair[n].shape, false)));
+        let norms = layer.norms.filter(|_| of_weights);
+        let norms = norms.map(|pair| [0, 1].map(|n| at(c, NORM_PLACES[n], of, pair[n].shape, false)));
         let own = layer.mask.added();
         let added = [0, 1, 2, 3].map(|n| {
             let own = own[n].filter(|_| of_mask)?;
@@ -328,6 +353,7 @@ impl BackwardSpec {
             weights,
             biases,
             appended,
+            norms,
             added,
             accumulates: c.one_in(6),
             layer,
@@ -335,9 +361,9 @@ impl BackwardSpec {
     }
 
     fn gradients(&mut self) -> impl Iterator<Item = &mut Window> {
-        let BackwardSpec { inputs, weights, biases, appended, added, .. } = self;
+        let BackwardSpec { inputs, weights, biases, appended, norms, added, .. } = self;
         let optional = inputs.iter_mut().chain(weights).chain(biases).chain(added).flatten();
-        optional.chain(appended.iter_mut().flatten())
+        optional.chain(appended.iter_mut().flatten()).chain(norms.iter_mut().flatten())
     }
 
     fn spoil(&mut self, c: &mut Choices) {
@@ -398,6 +424,10 @@ pub fn backward(
         value: linear(2),
         out: linear(3),
         bias_kv: spec.appended.as_ref().map(|pair| pair.each_ref().map(|w| view(&buffers, w))),
+        qk_norm: [0, 1].map(|n| NormGradients {
+            weight: spec.norms.as_ref().map(|pair| view(&buffers, &pair[n])),
+            bias: None,
+        }),
     };
     let [d_query, d_key, d_value] = spec.inputs.each_ref().map(viewed);
     let [d_bias, d_slopes, d_relative, d_sinks]: [Option<TensorView>; 4] = spec.added.each_ref().map(viewed);

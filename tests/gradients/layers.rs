@@ -1,5 +1,6 @@
 //! A layer's gradients against differences.
 
+use wgpu_attention::NormConfig;
 use wgpu_attention::reference::LayerShape;
 
 use super::attention::{dropout, smooth};
@@ -39,7 +40,13 @@ fn random(seed: u64) -> LayerProblem {
     case.rules = MaskDraw::random(rng, shape.kv_len).rules(rng, &attention, case.appended_len());
     smooth(&mut case.rules);
     case.dropout = rng.chance(0.3).then(|| dropout(rng, rng.clone().chance(0.5), attention.weights()));
-    LayerProblem::new(case, rng.chance(0.5))
+    let d_lse = rng.chance(0.5);
+    let rng = &mut Rng::new(seed ^ 0x9b42);
+    if rng.chance(0.4) {
+        let norm = rng.pick(&[NormConfig::rms(), NormConfig::layer()]);
+        case = case.with_norms(norm.eps(0.1));
+    }
+    LayerProblem::new(case, d_lse)
 }
 
 #[test]
@@ -47,7 +54,10 @@ fn random_layers_have_the_gradients_of_differences() {
     let mut compared = Compared::new();
     (0..600).for_each(|seed| random(seed).check(3, &mut compared));
     let inputs = ["query", "key", "value", "w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "b_o"];
-    for name in inputs.into_iter().chain(["bias_k", "bias_v", "bias", "slopes", "relative", "sinks"]) {
+    let norms = ["q_norm.weight", "q_norm.bias", "k_norm.weight", "k_norm.bias"];
+    for name in
+        inputs.into_iter().chain(norms).chain(["bias_k", "bias_v", "bias", "slopes", "relative", "sinks"])
+    {
         assert!(compared.get(name).is_some_and(|n| *n >= 20), "{name}: {compared:?}");
     }
 }

@@ -5,12 +5,12 @@ use std::fmt;
 
 use wgpu_attention::reference::compare::{EPSILON_BF16, EPSILON_F16, EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{
-    self, Attended, HostLinear, HostWeights, LayerShape, Options, average_heads, join_heads, project,
-    split_heads, widen,
+    self, Attended, HostLinear, HostNorm, HostWeights, LayerShape, Options, Real, average_heads, join_heads,
+    project, split_heads, widen,
 };
 use wgpu_attention::{
-    DType, KernelForm, LayerForward, LayerWeights, Linear, MultiHeadAttention, Path, Scratch, TensorView,
-    Tuning,
+    DType, KernelForm, LayerForward, LayerWeights, Linear, MultiHeadAttention, NormConfig, NormWeights, Path,
+    Scratch, TensorView, Tuning,
 };
 
 use super::case::{DropoutData, Expected, HIDES, Judged, Rules, Truth, Weights, in_f32, largest, widened};
@@ -32,6 +32,21 @@ pub struct LinearData {
     pub bias: Option<Vec<f32>>,
 }
 
+/// Weight and bias of the norm of queries or of keys, `[head_dim]` each.
+#[derive(Clone, Debug, Default)]
+pub struct NormData {
+    pub weight: Option<Vec<f32>>,
+    pub bias: Option<Vec<f32>>,
+}
+
+impl NormData {
+    /// Rows of heads, normalised.
+    pub fn normed<R: Real>(&self, x: &[R], dim: usize, config: &NormConfig) -> Vec<R> {
+        let [weight, bias] = [&self.weight, &self.bias].map(|t| t.as_ref().map(|t| widen::<R>(t)));
+        reference::norm(x, dim, weight.as_deref(), bias.as_deref(), config).expect("it fits")
+    }
+}
+
 /// A layer, its inputs `[batch, length, features]`, and one call.
 #[derive(Clone, Debug)]
 pub struct LayerCase {
@@ -48,6 +63,8 @@ pub struct LayerCase {
     /// One narrow matrix serves all heads of a side.
     pub shared: bool,
     pub appended: Option<[Vec<f32>; 2]>,
+    /// Of queries and of keys, if the configuration has such norms.
+    pub norms: [NormData; 2],
     pub rotary: Option<RotaryData>,
     pub rules: Rules,
     pub dropout: Option<DropoutData>,
@@ -74,6 +91,7 @@ impl LayerCase {
             shared: false,
             appended: appended
                 .then(|| [config.head_dim, config.value_dim].map(|dim| rng.normals(config.kv_heads * dim))),
+            norms: Default::default(),
             rotary: None,
             rules: Default::default(),
             dropout: None,
@@ -85,6 +103,22 @@ impl LayerCase {
             case.linears[n] = LinearData { weight, bias: Some(rng.normals(heads * out)) };
         }
         case
+    }
+
+    /// With norms of queries and keys, whose weights and biases are random.
+    pub fn with_norms(mut self, config: NormConfig) -> Self {
+        let mut rng = Rng::named(&format!("norms of {}", self.name));
+        let mut near = |one: f32| {
+            Some(rng.normals(self.config.head_dim).iter().map(|x| one + 0.3 * x).collect::<Vec<f32>>())
+        };
+        self.norms = [(); 2].map(|()| NormData { weight: near(1.0), bias: near(0.0) });
+        self.config.qk_norm = Some(config);
+        self
+    }
+
+    /// The norms in the arithmetic of `R`: weight and bias of queries', then of keys'.
+    pub fn wide_norms<R: Real>(&self) -> [[Option<Vec<R>>; 2]; 2] {
+        self.norms.each_ref().map(|n| [&n.weight, &n.bias].map(|t| t.as_ref().map(|t| widen(t))))
     }
 
     pub fn appended_len(&self) -> usize {
@@ -128,6 +162,10 @@ impl LayerCase {
             inputs: self.inputs.each_ref().map(|x| stored(x, setup.dtype)),
             linears: self.linears.each_ref().map(linear),
             appended: self.appended.as_ref().map(|pair| pair.each_ref().map(|x| stored(x, setup.weight))),
+            norms: self.norms.each_ref().map(|n| NormData {
+                weight: n.weight.as_ref().map(|w| stored(w, setup.weight)),
+                bias: n.bias.as_ref().map(|b| stored(b, setup.bias)),
+            }),
             rules: self.rules.stored(setup.bias),
             ..self.clone()
         }
@@ -163,12 +201,14 @@ impl LayerCase {
             std::array::from_fn(|n| self.linears[n].bias.as_ref().map(|b| widen(b)));
         let linear = |n: usize| HostLinear { weight: &weights[n], bias: biases[n].as_deref() };
         let appended = self.appended.as_ref().map(|pair| pair.each_ref().map(|x| widen::<f64>(x)));
+        let norms = self.wide_norms::<f64>();
         let weights = HostWeights {
             query: linear(0),
             key: linear(1),
             value: linear(2),
             out: linear(3),
             bias_kv: appended.as_ref().map(|pair| pair.each_ref().map(|x| &x[..])),
+            qk_norm: self.config.qk_norm.map(|_| host_norms(&norms)),
         };
         let inputs = [&inputs[0][..], &inputs[1], &inputs[2]];
         reference::multi_head(inputs, self.shape, &self.config.config(), &weights, &self.options())
@@ -184,6 +224,9 @@ impl LayerCase {
             let bias = self.linears[n].bias.as_deref();
             let mut y = project(&self.inputs[n], &weight, bias, features, heads * dim).expect("it fits");
             let length = if n == 0 { q_len } else { kv_len };
+            if let Some(config) = self.config.qk_norm.as_ref().filter(|_| n < 2) {
+                y = self.norms[n].normed(&stored(&y, dtype), dim, config);
+            }
             if let Some(rotary) = self.rotary.as_ref().filter(|_| n < 2) {
                 y = rotary.turned(&stored(&y, dtype), [heads, length, dim], false);
             }
@@ -287,6 +330,11 @@ impl LayerCase {
             weights,
         }
     }
+}
+
+/// Norms as the reference takes them.
+pub fn host_norms<R>(norms: &[[Option<Vec<R>>; 2]; 2]) -> [HostNorm<'_, R>; 2] {
+    norms.each_ref().map(|[weight, bias]| HostNorm { weight: weight.as_deref(), bias: bias.as_deref() })
 }
 
 struct Naive {
@@ -506,6 +554,8 @@ pub struct PlacedLayer<'c> {
     /// Which linears have one.
     with_bias: Vec<usize>,
     extra: Vec<(Image, Place, wgpu::Buffer)>,
+    /// Weights and biases of the norms, in the order of [`LayerCase::norms`].
+    norms: Vec<Option<Placed>>,
     rules: PlacedRules,
     rotary: Option<PlacedRotary>,
     keep: Option<Placed>,
@@ -532,6 +582,16 @@ impl<'c> PlacedLayer<'c> {
             biases: place_all(profile, &biases, setup.bias, storage),
             with_bias,
             extra: place_all(profile, &extra, setup.weight, storage),
+            norms: case
+                .norms
+                .iter()
+                .flat_map(|norm| [(&norm.weight, setup.weight), (&norm.bias, setup.bias)])
+                .map(|(x, dtype)| {
+                    let x = x.as_ref()?;
+                    let [at] = layout.outputs().places([[1, 1, 1, x.len()]]);
+                    Some(Placed::input(profile, Values::Floats(x), dtype, at))
+                })
+                .collect(),
             rules: PlacedRules::new(profile, &case.rules, setup.bias, layout.outputs()),
             rotary: case.rotary.as_ref().map(|rotary| rotary.place(profile)),
             keep: place_dropout(profile, case.dropout.as_ref(), layout.outputs()),
@@ -568,12 +628,17 @@ impl<'c> PlacedLayer<'c> {
             weight: view(&self.weights[n]),
             bias: self.with_bias.iter().position(|with| *with == n).map(|at| view(&self.biases[at])),
         };
+        let norm = |n: usize| NormWeights {
+            weight: self.norms[n].as_ref().map(Placed::view),
+            bias: self.norms[n + 1].as_ref().map(Placed::view),
+        };
         let weights = LayerWeights {
             query: linear(0),
             key: linear(1),
             value: linear(2),
             out: linear(3),
             bias_kv: self.case.appended.as_ref().map(|_| [view(&self.extra[0]), view(&self.extra[1])]),
+            qk_norm: self.case.config.qk_norm.map(|_| [0, 2].map(norm)),
         };
         let config = LayerOptions { dtype, ..self.case.config };
         let layer = MultiHeadAttention::with_pipelines(profile.gpu.pipelines(), config.config(), &weights)?;

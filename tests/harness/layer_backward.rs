@@ -4,17 +4,18 @@ use std::fmt;
 
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{
-    self, HostLinear, HostWeights, ProjectGradients, Real, join_heads, multi_head_backward, project_backward,
-    split_heads, widen,
+    self, HostLinear, HostWeights, ProjectGradients, Real, join_heads, multi_head_backward, norm,
+    norm_backward, project, project_backward, split_heads, widen,
 };
 use wgpu_attention::{
-    DType, KernelForm, LayerBackward, LayerGradients, LinearGradients, Path, Scratch, Tuning,
+    DType, KernelForm, LayerBackward, LayerGradients, LinearGradients, NormConfig, NormGradients, Path,
+    Scratch, Tuning,
 };
 
 use super::case::{Case, HostData, Judged, Rules, Weights, largest, widened};
 use super::device::Profile;
 use super::gradients::LayerProblem;
-use super::layer::{LayerCase, LayerLayout, LayerSetup, PlacedLayer, Storage};
+use super::layer::{LayerCase, LayerLayout, LayerSetup, PlacedLayer, Storage, host_norms};
 use super::layer_options::LayerOptions;
 use super::memory::{Place, Values, stored};
 use super::mods::OwnScore;
@@ -36,17 +37,22 @@ pub const NAMES: [&str; COUNT] = [
     "d_b_o",
     "d_bias_k",
     "d_bias_v",
+    "d_q_norm.weight",
+    "d_q_norm.bias",
+    "d_k_norm.weight",
+    "d_k_norm.bias",
     "d_bias",
     "d_slopes",
     "d_relative",
     "d_sinks",
     "d_captured",
 ];
-const COUNT: usize = 18;
+const COUNT: usize = 22;
 const WEIGHTS: usize = 3;
 const BIASES: usize = 7;
 const APPENDED: usize = 11;
-const ADDED: usize = 13;
+const NORMS: usize = 13;
+const ADDED: usize = 17;
 
 /// Something of each gradient, by [`NAMES`].
 pub type Each<T> = [Option<T>; COUNT];
@@ -139,6 +145,9 @@ fn shapes(case: &LayerCase) -> Each<[usize; 4]> {
     for (n, x) in case.appended.iter().flatten().enumerate() {
         shapes[APPENDED + n] = Some([1, 1, 1, x.len()]);
     }
+    for (n, x) in case.norms.iter().flat_map(|norm| [&norm.weight, &norm.bias]).enumerate() {
+        shapes[NORMS + n] = x.as_ref().map(|x| [1, 1, 1, x.len()]);
+    }
     let Rules { bias, slopes, relative, sinks, score_mod, .. } = &case.rules;
     shapes[ADDED + 4] = score_mod.as_ref().and_then(OwnScore::gradient_shape);
     for (n, part) in [bias, slopes, relative, sinks].into_iter().enumerate() {
@@ -203,12 +212,14 @@ impl LayerProblem {
         let biases = linears.each_ref().map(|l| l.bias.as_ref().map(|b| widen::<f64>(b)));
         let appended = appended.as_ref().map(|pair| pair.each_ref().map(|x| widen::<f64>(x)));
         let linear = |n: usize| HostLinear { weight: &weights[n][..], bias: biases[n].as_deref() };
+        let norms = self.case.wide_norms::<f64>();
         let host = HostWeights {
             query: linear(0),
             key: linear(1),
             value: linear(2),
             out: linear(3),
             bias_kv: appended.as_ref().map(|pair| pair.each_ref().map(|x| &x[..])),
+            qk_norm: config.qk_norm.map(|_| host_norms(&norms)),
         };
         let got = multi_head_backward(
             inputs.each_ref().map(|x| &x[..]),
@@ -231,6 +242,8 @@ impl LayerProblem {
         for (n, d) in got.d_bias_kv.into_iter().flatten().enumerate() {
             all[APPENDED + n] = Some(d);
         }
+        let of_norms = got.qk_norm.into_iter().flatten().flat_map(|norm| [norm.d_weight, norm.d_bias]);
+        of_norms.enumerate().for_each(|(n, d)| all[NORMS + n] = Some(d));
         let d_captured = self.captured_gradient(got.d_score_fn, DType::F32, false);
         for (n, d) in
             [got.d_bias, got.d_slopes, got.d_relative, got.d_sinks, d_captured].into_iter().enumerate()
@@ -255,7 +268,8 @@ impl LayerProblem {
     /// the magnitudes of its terms.
     fn naive(&self, dtype: DType, magnitudes: bool) -> Each<Vec<f32>> {
         let case = &self.case;
-        let LayerOptions { heads, value_dim, out_features, .. } = case.config;
+        let config = case.config;
+        let LayerOptions { heads, value_dim, out_features, .. } = config;
         let (q_len, width) = (case.shape.q_len, heads * value_dim);
         let (shape, options) = (case.attention(), case.attention_options());
         let narrow = |x: &[f64]| x.iter().map(|x| *x as f32).collect::<Vec<f32>>();
@@ -304,6 +318,18 @@ impl LayerProblem {
             // Of magnitudes those of pairs stay as they are.
             if let Some(rotary) = case.rotary.as_ref().filter(|_| n < 2 && !magnitudes) {
                 own = rotary.turned(&own, [heads, length - more, dim], true);
+            }
+            if let Some(of) = config.qk_norm.as_ref().filter(|_| n < 2) {
+                let norm = &case.norms[n];
+                let bias = case.linears[n].bias.as_deref();
+                let y =
+                    project(&case.inputs[n], &case.wide(n), bias, features, heads * dim).expect("it fits");
+                let weight = norm.weight.as_deref();
+                let [d_y, d_weight, d_bias] =
+                    norm_gradients((&stored(&y, dtype), dim), weight, of, &own, magnitudes);
+                own = d_y;
+                all[NORMS + 2 * n] = norm.weight.as_ref().map(|_| d_weight);
+                all[NORMS + 2 * n + 1] = norm.bias.as_ref().map(|_| d_bias);
             }
             let ProjectGradients { d_x, d_weight, d_bias, .. } =
                 backward(&case.inputs[n], &case.wide(n), &own, features, heads * dim);
@@ -420,6 +446,34 @@ impl LayerProblem {
     }
 }
 
+/// The gradients of a norm in f32: of its input `x`, rows of `dim`, of its weight and of its bias.
+/// With `magnitudes`, `d_out` has magnitudes, and the results are sums of magnitudes.
+fn norm_gradients(
+    (x, dim): (&[f32], usize),
+    weight: Option<&[f32]>,
+    config: &NormConfig,
+    d_out: &[f32],
+    magnitudes: bool,
+) -> [Vec<f32>; 3] {
+    if !magnitudes {
+        let got = norm_backward(x, dim, weight, config, d_out).expect("it fits");
+        return [got.d_x, got.d_weight, got.d_bias];
+    }
+    let one = |n: usize| (0..dim).map(move |c| f32::from(u8::from(c == n)));
+    let identity: Vec<f32> = (0..dim).flat_map(one).collect();
+    let [mut d_x, mut d_weight, mut d_bias] = [Vec::new(), vec![0.0; dim], vec![0.0; dim]];
+    for (x, d) in x.chunks_exact(dim).zip(d_out.chunks_exact(dim)) {
+        let slopes = norm_backward(&x.repeat(dim), dim, weight, config, &identity).expect("it fits").d_x;
+        d_x.extend((0..dim).map(|c| (0..dim).map(|n| (slopes[n * dim + c] * d[n]).abs()).sum::<f32>()));
+        let normed = norm(x, dim, None, None, config).expect("it fits");
+        for c in 0..dim {
+            d_weight[c] += (d[c] * normed[c]).abs();
+            d_bias[c] += d[c].abs();
+        }
+    }
+    [d_x, d_weight, d_bias]
+}
+
 /// Runs the backward pass of a stored problem, after a forward call if it keeps anything, checks everything around the gradients and
 /// gives them.
 async fn run_async(
@@ -482,6 +536,7 @@ async fn run_async(
         .d_key(input(1))
         .d_value(input(2))
         .d_weights(LayerGradients {
+            qk_norm: [NORMS, NORMS + 2].map(|n| NormGradients { weight: view(n), bias: view(n + 1) }),
             query: linear(0),
             key: linear(1),
             value: linear(2),

@@ -1,6 +1,6 @@
 //! A layer's configuration whose fields cases set as they like.
 
-use wgpu_attention::{DType, LayerConfig, Shape};
+use wgpu_attention::{DType, LayerConfig, NormConfig, Shape};
 
 /// What [`LayerConfig`] is built of.
 #[derive(Clone, Copy, Debug)]
@@ -15,6 +15,7 @@ pub struct LayerOptions {
     pub out_features: usize,
     pub narrow: bool,
     pub add_zero_attn: bool,
+    pub qk_norm: Option<NormConfig>,
     pub scale: Option<f64>,
     pub softcap: Option<f64>,
     pub dtype: DType,
@@ -35,6 +36,7 @@ impl LayerOptions {
             out_features: embed_dim,
             narrow: false,
             add_zero_attn: false,
+            qk_norm: None,
             scale: None,
             softcap: None,
             dtype: DType::F32,
@@ -53,6 +55,7 @@ impl LayerOptions {
             .out_features(self.out_features)
             .narrow(self.narrow)
             .add_zero_attn(self.add_zero_attn)
+            .qk_norm(self.qk_norm)
             .scale(self.scale)
             .softcap(self.softcap)
             .dtype(self.dtype)

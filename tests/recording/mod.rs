@@ -208,6 +208,7 @@ impl Layer {
             value: linear(2),
             out: linear(3),
             bias_kv: None,
+            qk_norm: None,
         };
         let layer = MultiHeadAttention::with_pipelines(gpu.pipelines(), LayerConfig::new(e, heads), &weights)
             .expect("a layer")

@@ -3,7 +3,7 @@
 use wgpu_attention::{
     BlockConfig, DecoderBackward, DecoderForward, DecoderLayerGradients, DecoderLayerWeights, DecoderMemory,
     EncoderBackward, EncoderForward, EncoderLayerGradients, EncoderLayerWeights, FeedForwardWeights,
-    LinearGradients, NormOrder, NormWeights, Rope, RopeConfig, RowPositions, TransformerDecoder,
+    LinearGradients, NormConfig, NormOrder, NormWeights, Rope, RopeConfig, RowPositions, TransformerDecoder,
     TransformerEncoder,
 };
 
@@ -30,6 +30,7 @@ fn stacks_create_nothing_after_they_are_prepared() {
         value: own_weights,
         out: own_weights,
         bias_kv: None,
+        qk_norm: None,
     };
     let feed_forward = FeedForwardWeights { up: linear(2 * e, e), gate: None, down: linear(e, 2 * e) };
     let norm =
@@ -53,7 +54,9 @@ fn stacks_create_nothing_after_they_are_prepared() {
     let gradient = |n| LinearGradients { weight: Some(places.slice(2, n * e, e)), bias: None };
 
     for order in [NormOrder::Post, NormOrder::Pre] {
-        let config = BlockConfig::new(LayerConfig::new(e, 2), 2 * e).order(order);
+        // One of the orders with norms of queries and keys.
+        let qk_norm = (order == NormOrder::Pre).then(NormConfig::rms);
+        let config = BlockConfig::new(LayerConfig::new(e, 2).qk_norm(qk_norm), 2 * e).order(order);
         let pipelines = gpu.pipelines();
         let encoder = TransformerEncoder::with_pipelines(pipelines, config, &[encoded; LAYERS], Some(norm));
         let encoder = encoder.expect("a stack");

@@ -17,7 +17,7 @@ use crate::harness::{FORMS, Judged, Report, Rng, Rules, Values, defaults, full, 
 const VECTOR: &str = "encoder_bwd_1layer";
 
 /// Names of the parts of a layer, in the order of [`Stack::layers`], and the vectors' names of weight and bias.
-const PARTS: [(&str, [&str; 2]); 9] = [
+const PARTS: [(&str, [&str; 2]); 8] = [
     ("query", ["w_q", "b_q"]),
     ("key", ["w_k", "b_k"]),
     ("value", ["w_v", "b_v"]),
@@ -26,18 +26,20 @@ const PARTS: [(&str, [&str; 2]); 9] = [
     ("down", ["w_2", "b_2"]),
     ("first norm", ["ln1_w", "ln1_b"]),
     ("second norm", ["ln2_w", "ln2_b"]),
-    ("gate", ["w_g", "b_g"]),
 ];
+/// And of those that come after, by how many there are.
+const MORE: [&[&str]; 4] = [&[], &["gate"], &["q norm", "k norm"], &["q norm", "k norm", "gate"]];
 
 /// d_x, then the gradients of all weights, in the order of [`super::data::PlacedStack::tensors`].
 fn flat<R: Real>(stack: &Stack, got: reference::EncoderGradients<R>) -> Vec<Vec<R>> {
     let mut all = vec![got.d_x];
     for (layer, parts) in got.layers.into_iter().zip(&stack.layers) {
         let linear = |g: LinearGradients<R>| (g.d_weight, g.d_bias);
-        let reference::LayerGradients { query, key, value, out, .. } = layer.attention;
+        let reference::LayerGradients { query, key, value, out, qk_norm, .. } = layer.attention;
         let reference::FeedForwardGradients { up, gate, down, .. } = layer.feed_forward;
         let mut own: Vec<(Vec<R>, Option<Vec<R>>)> = [query, key, value, out, up, down].map(linear).into();
         own.extend(layer.norms.map(|norm| (norm.d_weight, Some(norm.d_bias))));
+        own.extend(qk_norm.into_iter().flatten().map(|norm| (norm.d_weight, Some(norm.d_bias))));
         own.extend(gate.map(linear));
         assert_eq!(own.len(), parts.len());
         for ((weight, bias), part) in own.into_iter().zip(parts) {
@@ -56,7 +58,8 @@ fn flat<R: Real>(stack: &Stack, got: reference::EncoderGradients<R>) -> Vec<Vec<
 fn weights(stack: &Stack) -> Vec<(String, Vec<f32>)> {
     let mut all = Vec::new();
     let layers = stack.layers.iter().enumerate().flat_map(|(n, parts)| {
-        parts.iter().zip(PARTS).map(move |(part, (name, _))| (format!("layer {n}, {name}"), part))
+        let names = PARTS.iter().map(|(name, _)| name).chain(MORE[parts.len() - PARTS.len()]);
+        parts.iter().zip(names).map(move |(part, name)| (format!("layer {n}, {name}"), part))
     });
     for (name, part) in layers.chain(stack.final_norm.iter().map(|part| ("final norm".to_string(), part))) {
         all.push((format!("{name}, weight"), part.weight.clone()));

@@ -30,12 +30,15 @@ pub struct Stack {
     /// Whether its linear layers and norms have biases.
     pub biased: bool,
     pub order: NormOrder,
+    /// Of queries and keys.
+    pub qk_norm: Option<NormConfig>,
     pub norm: NormConfig,
     pub rules: Rules,
     pub rotary: Option<RotaryData>,
     /// The options of each layer, in place of `rules` and `rotary`; none if all layers are alike.
     pub each: Vec<LayerData>,
-    /// Of each layer: query, key, value, out, up, down, both norms, and gate if it is gated.
+    /// Of each layer: query, key, value, out, up, down, both norms, the norms of queries and keys if
+    /// it has them, and gate if it is gated.
     pub layers: Vec<Vec<LinearData>>,
     pub final_norm: Option<LinearData>,
     pub x: Vec<f32>,
@@ -89,7 +92,15 @@ impl Stack {
                 let shapes = stack.part_shapes();
                 let mut parts: Vec<_> = shapes[..6].iter().map(|shape| linear(*shape, biased)).collect();
                 parts.extend([first, second]);
-                parts.extend(shapes.get(8).map(|gate| linear(*gate, false)));
+                for shape in &shapes[8..] {
+                    let is_norm = shape[0] == 1;
+                    let mut part = linear(*shape, is_norm);
+                    if is_norm {
+                        part.weight.iter_mut().for_each(|w| *w += 1.0);
+                        part.bias = part.bias.map(|_| vec![0.1; shape[1]]);
+                    }
+                    parts.push(part);
+                }
                 parts
             })
             .collect();
@@ -116,7 +127,10 @@ impl Stack {
     }
 
     fn config_of(&self, layer: &LayerData, dtype: DType) -> BlockConfig {
-        let attention = LayerConfig::new(self.features, self.heads).kv_heads(self.kv_heads).dtype(dtype);
+        let attention = LayerConfig::new(self.features, self.heads)
+            .kv_heads(self.kv_heads)
+            .qk_norm(self.qk_norm)
+            .dtype(dtype);
         BlockConfig::new(layer.attention(attention), self.hidden)
             .activation(self.activation)
             .gated(self.gated)
@@ -146,11 +160,22 @@ impl Stack {
         self.configs(DType::F32).into_iter().zip(options).collect()
     }
 
+    /// Of a layer's parts, the norms of queries and of keys.
+    pub fn qk_norms<T>(parts: &[T]) -> Option<[&T; 2]> {
+        (parts.len() >= 10).then(|| [&parts[8], &parts[9]])
+    }
+
+    /// And the gate.
+    pub fn gate<T>(parts: &[T]) -> Option<&T> {
+        parts.last().filter(|_| !parts.len().is_multiple_of(2))
+    }
+
     /// Shapes of the parts of a layer, as the device has them.
     pub fn part_shapes(&self) -> Vec<[usize; 2]> {
         let (e, f) = (self.features, self.hidden);
         let narrow = e / self.heads * self.kv_heads;
         let mut shapes = vec![[e, e], [narrow, e], [narrow, e], [e, e], [f, e], [e, f], [1, e], [1, e]];
+        shapes.extend(self.qk_norm.iter().flat_map(|_| [[1, e / self.heads]; 2]));
         shapes.extend(self.gated.then_some([f, e]));
         shapes
     }
@@ -171,10 +196,11 @@ impl Stack {
                     value: p[2].linear(),
                     out: p[3].linear(),
                     bias_kv: None,
+                    qk_norm: Stack::qk_norms(p).map(|norms| norms.map(Part::norm)),
                 },
                 feed_forward: HostFeedForward {
                     up: p[4].linear(),
-                    gate: p.get(8).map(Part::linear),
+                    gate: Stack::gate(p).map(Part::linear),
                     down: p[5].linear(),
                 },
                 norms: [p[6].norm(), p[7].norm()],
@@ -218,6 +244,10 @@ impl Stack {
             let [q, k, v] = [0, 1, 2].map(|n| {
                 let heads = if n == 0 { heads } else { self.kv_heads };
                 let mut y = keep(product(x, &parts[n], e, heads * dim));
+                if let (Some(norms), Some(of), 0..2) = (Stack::qk_norms(parts), &self.qk_norm, n) {
+                    let (weight, bias) = (&norms[n].weight, norms[n].bias.as_deref());
+                    y = keep(norm(&y, dim, Some(weight), bias, of).expect("it fits"));
+                }
                 if let Some(rotary) = own.rotary.as_ref().filter(|_| n < 2) {
                     y = keep(rotary.turned(&y, [heads, self.length, dim], false));
                 }
@@ -232,7 +262,7 @@ impl Stack {
         };
         let feed = |x: &[f32], parts: &[LinearData]| {
             let up = product(x, &parts[4], e, f);
-            let hidden = match parts.get(8) {
+            let hidden = match Stack::gate(parts) {
                 Some(gate) => keep(product(x, gate, e, f))
                     .iter()
                     .zip(keep(up))
@@ -390,10 +420,11 @@ fn weights_of(p: &[PlacedPart]) -> EncoderLayerWeights<'_> {
             value: p[2].linear(),
             out: p[3].linear(),
             bias_kv: None,
+            qk_norm: Stack::qk_norms(p).map(|norms| norms.map(PlacedPart::norm)),
         },
         feed_forward: FeedForwardWeights {
             up: p[4].linear(),
-            gate: p.get(8).map(PlacedPart::linear),
+            gate: Stack::gate(p).map(PlacedPart::linear),
             down: p[5].linear(),
         },
         norms: [p[6].norm(), p[7].norm()],
@@ -408,10 +439,13 @@ fn gradients_of(p: &[PlacedPart]) -> EncoderLayerGradients<'_> {
             value: p[2].linear_gradients(),
             out: p[3].linear_gradients(),
             bias_kv: None,
+            qk_norm: Stack::qk_norms(p)
+                .map(|norms| norms.map(PlacedPart::norm_gradients))
+                .unwrap_or_default(),
         },
         feed_forward: FeedForwardGradients {
             up: p[4].linear_gradients(),
-            gate: p.get(8).map(PlacedPart::linear_gradients).unwrap_or_default(),
+            gate: Stack::gate(p).map(PlacedPart::linear_gradients).unwrap_or_default(),
             down: p[5].linear_gradients(),
         },
         norms: [p[6].norm_gradients(), p[7].norm_gradients()],

@@ -32,8 +32,14 @@ const PARTS: [&str; 13] = [
     "third norm",
 ];
 /// And of those that come after, by how many there are.
-const MORE: [&[&str]; 4] =
-    [&[], &["gate"], &["appended", "memory appended"], &["appended", "memory appended", "gate"]];
+const MORE: [&[&str]; 6] = [
+    &[],
+    &["gate"],
+    &["appended", "memory appended"],
+    &["appended", "memory appended", "gate"],
+    &["q norm", "k norm", "memory q norm", "memory k norm"],
+    &["q norm", "k norm", "memory q norm", "memory k norm", "gate"],
+];
 
 /// d_x and d_memory, then the gradients of all weights, in the order of [`Weights::tensors`].
 fn flat<R: Real>(stack: &Stack, got: reference::DecoderGradients<R>) -> Vec<Vec<R>> {
@@ -43,9 +49,10 @@ fn flat<R: Real>(stack: &Stack, got: reference::DecoderGradients<R>) -> Vec<Vec<
         let mut own: Vec<(Vec<R>, Option<Vec<R>>)> = Vec::new();
         let mut appended = Vec::new();
         for attention in [layer.self_attention, layer.cross_attention] {
-            let reference::LayerGradients { query, key, value, out, d_bias_kv, .. } = attention;
+            let reference::LayerGradients { query, key, value, out, d_bias_kv, qk_norm, .. } = attention;
             own.extend([query, key, value, out].map(linear));
             appended.extend(d_bias_kv.map(|[key, value]| (key, Some(value))));
+            appended.extend(qk_norm.into_iter().flatten().map(|norm| (norm.d_weight, Some(norm.d_bias))));
         }
         let reference::FeedForwardGradients { up, gate, down, .. } = layer.feed_forward;
         own.extend([up, down].map(linear));

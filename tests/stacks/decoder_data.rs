@@ -37,6 +37,8 @@ pub struct Stack {
     pub appends: [bool; 2],
     pub order: NormOrder,
     pub norm: NormConfig,
+    /// Of queries and keys, of both attentions.
+    pub qk_norm: Option<NormConfig>,
     /// Of self-attention, and of attention to the memory.
     pub rules: [Rules; 2],
     /// Of self-attention.
@@ -44,7 +46,7 @@ pub struct Stack {
     /// The options of each layer's self-attention, in place of `rules[0]` and `rotary`; none if all layers are alike.
     pub each: Vec<LayerData>,
     /// Of each layer: query, key, value, out of both attentions, up, down, three norms, the key (and, as its bias, the value) that
-    /// each attention appends if it does, and gate if it is gated.
+    /// each attention appends if it does, or the norms of queries and keys of both attentions, and gate if it is gated.
     pub layers: Vec<Vec<LinearData>>,
     pub final_norm: Option<LinearData>,
     pub x: Vec<f32>,
@@ -68,6 +70,7 @@ impl Stack {
         let attention = LayerConfig::new(self.features, self.heads)
             .kv_heads(self.kv_heads)
             .add_zero_attn(self.appends[1])
+            .qk_norm(self.qk_norm)
             .dtype(dtype);
         BlockConfig::new(layer.attention(attention), self.hidden)
             .activation(self.activation)
@@ -88,7 +91,13 @@ impl Stack {
 
     /// Of a layer of so many parts, which are the appended ones.
     pub fn appended_parts<T>(parts: &[T]) -> Option<[&T; 2]> {
-        (parts.len() >= 15).then(|| [&parts[13], &parts[14]])
+        matches!(parts.len(), 15 | 16).then(|| [&parts[13], &parts[14]])
+    }
+
+    /// The norms of queries and of keys of the attention whose parts begin at `n`. Such a layer
+    /// appends nothing.
+    pub fn qk_norms<T>(parts: &[T], n: usize) -> Option<[&T; 2]> {
+        (parts.len() >= 17).then(|| [&parts[13 + n / 2], &parts[14 + n / 2]])
     }
 
     /// And which is the gate.
@@ -109,6 +118,7 @@ impl Stack {
         shapes.extend([[f, e], [e, f], [1, e], [1, e], [1, e]]);
         let appended = self.appends[0].then_some([[1, narrow]; 2]);
         shapes.extend(appended.into_iter().flatten());
+        shapes.extend(self.qk_norm.iter().flat_map(|_| [[1, e / self.heads]; 4]));
         shapes.extend(self.gated.then_some([f, e]));
         shapes
     }
@@ -168,6 +178,7 @@ impl Stack {
                     bias_kv: Stack::appended_parts(p)
                         .map(|parts| parts[n / 4])
                         .and_then(|part| Some([&part.weight[..], part.bias.as_deref()?])),
+                    qk_norm: Stack::qk_norms(p, n).map(|norms| norms.map(Part::norm)),
                 };
                 HostDecoderLayer {
                     self_attention: weights(0),
@@ -304,6 +315,7 @@ fn gradients_of(p: &[PlacedPart]) -> DecoderLayerGradients<'_> {
         value: p[n + 2].linear_gradients(),
         out: p[n + 3].linear_gradients(),
         bias_kv: appended_of(p, n),
+        qk_norm: Stack::qk_norms(p, n).map(|norms| norms.map(PlacedPart::norm_gradients)).unwrap_or_default(),
     };
     DecoderLayerGradients {
         self_attention: attention(0),
@@ -324,6 +336,7 @@ fn weights_of(p: &[PlacedPart]) -> DecoderLayerWeights<'_> {
         value: p[n + 2].linear(),
         out: p[n + 3].linear(),
         bias_kv: appended_of(p, n),
+        qk_norm: Stack::qk_norms(p, n).map(|norms| norms.map(PlacedPart::norm)),
     };
     DecoderLayerWeights {
         self_attention: attention(0),
@@ -379,6 +392,7 @@ pub fn vector(name: &str) -> (Stack, Vector) {
         appends: [false; 2],
         order: NormOrder::Post,
         norm: NormConfig::layer().eps(vector.number("ln_eps").expect("ln_eps")),
+        qk_norm: None,
         rules: [
             Rules { attn_mask: Some(vector.bools("mask")), ..Default::default() },
             Rules { key_padding_mask: Some(key_mask), ..Default::default() },
@@ -419,11 +433,16 @@ pub fn drawn(n: u64, of_gradients: bool) -> Stack {
         _ if of_gradients => RotaryData::random(rng, [batch, length, head_dim]),
         _ => Some(RotaryData { tables: n.is_multiple_of(2), ..RotaryData::in_order(head_dim) }),
     };
+    // No cache takes them.
+    let appends = [of_gradients && n % 4 == 1, of_gradients && n % 3 == 1];
+    let qk_norm = (!appends[0] && !n.is_multiple_of(3))
+        .then(|| [NormConfig::rms(), NormConfig::layer()][n as usize / 3 % 2]);
     let stack = Stack {
         batch,
         length,
         memory_len,
         rotary,
+        qk_norm,
         each: Vec::new(),
         heads,
         kv_heads: if n % 4 == 3 { heads.div_ceil(2) } else { heads },
@@ -432,8 +451,7 @@ pub fn drawn(n: u64, of_gradients: bool) -> Stack {
         activation: Activation::ALL[n as usize % 4],
         gated,
         biased: n % 6 != 5,
-        // No cache takes them.
-        appends: [of_gradients && n % 4 == 1, of_gradients && n % 3 == 1],
+        appends,
         order: if n.is_multiple_of(2) { NormOrder::Pre } else { NormOrder::Post },
         norm: if gated { NormConfig::rms() } else { NormConfig::layer() },
         rules,

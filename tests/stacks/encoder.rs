@@ -91,6 +91,7 @@ pub fn vector(name: &str) -> (Stack, Vector) {
         each: Vec::new(),
         order: if vector.attrs["norm"] == "pre" { NormOrder::Pre } else { NormOrder::Post },
         norm: NormConfig::layer().eps(vector.number("ln_eps").expect("ln_eps")),
+        qk_norm: None,
         rules: Rules {
             attn_mask: vector.has("mask").then(|| vector.bools("mask")),
             key_padding_mask: key_mask.map(|data| HostData::new(data, [batch, 1, 1, length])),
@@ -294,6 +295,7 @@ pub fn drawn(n: u64) -> (Stack, bool) {
     let (layers, final_norm, keeps) = (1 + n as usize % 3, rng.chance(0.5), rng.chance(0.5));
     // Norms of four features magnify rounding from layer to layer.
     let head_dim = if heads == 1 { 16 } else { rng.pick(&[4, 5, 16]) };
+    let qk_norm = if n % 6 == 1 && head_dim > 8 { NormConfig::layer() } else { NormConfig::rms() };
     let stack = Stack {
         batch,
         length,
@@ -309,6 +311,7 @@ pub fn drawn(n: u64) -> (Stack, bool) {
         gated,
         order: if n.is_multiple_of(2) { NormOrder::Pre } else { NormOrder::Post },
         norm: if gated { NormConfig::rms() } else { NormConfig::layer() },
+        qk_norm: (gated || n % 4 == 1).then_some(qk_norm),
         rules,
         layers: Vec::new(),
         final_norm: None,

@@ -1,0 +1,231 @@
+//! Norms of queries and keys inside of `MultiHeadAttention`: reference, devices, gradients.
+
+use wgpu_attention::reference::compare::{compare, max_error};
+use wgpu_attention::reference::{
+    HostLinear, HostWeights, LayerShape, attention, join_heads, project, split_heads, widen,
+};
+use wgpu_attention::{NormConfig, RopeConfig, RowPositions, Shape};
+
+use crate::harness::gradients::LayerProblem;
+use crate::harness::layer::{LayerCase, LinearData, NormData, host_norms};
+use crate::harness::layer_backward::{LayerBackwardSetup, NAMES as GRADIENTS, run_layer_backward_async};
+use crate::harness::layer_options::LayerOptions;
+use crate::harness::rotary::RotaryData;
+use crate::harness::{Expected, FORMS, Report, Rules, Vector, full, rest};
+
+pub const FAMILY: &str = "gates";
+pub const NAMES: &[&str] = &["qk_norm_plain", "qk_norm_rope"];
+
+/// The layer of a vector. `norm_offset` is added to the stored weights of its norms.
+fn vector(name: &str) -> (LayerCase, Vector) {
+    let vector = Vector::load(FAMILY, name);
+    let [_, batch, length, features] = vector.shape4("x");
+    let offset = vector.number("norm_offset").expect("norm_offset") as f32;
+    let norm = |tensor: &str| NormData {
+        weight: Some(vector.f32(tensor).iter().map(|w| w + offset).collect()),
+        bias: None,
+    };
+    let config = LayerOptions {
+        kv_heads: vector.size("kv_heads"),
+        head_dim: vector.size("head_dim"),
+        value_dim: vector.size("head_dim"),
+        scale: vector.number("scale"),
+        qk_norm: Some(NormConfig::rms().eps(vector.number("eps").expect("eps"))),
+        ..LayerOptions::new(features, vector.size("heads"))
+    };
+    let turned = vector.size("rotary_dim");
+    let rope = || RopeConfig::new(turned).base(vector.number("base").expect("base"));
+    let rotary = (turned > 0).then(|| RotaryData { rope: rope(), at: RowPositions::Start(0), tables: false });
+    let x = vector.f32("x");
+    assert_eq!(vector.attrs["causal"], "top_left");
+    let case = LayerCase {
+        name: name.into(),
+        config,
+        shape: LayerShape { batch, q_len: length, kv_len: length },
+        inputs: [x.clone(), x.clone(), x],
+        one_input: true,
+        linears: ["w_q", "w_k", "w_v", "w_o"].map(|t| LinearData { weight: vector.f32(t), bias: None }),
+        shared: false,
+        appended: None,
+        norms: ["norm_q", "norm_k"].map(norm),
+        rotary,
+        rules: Rules { causal: true, ..Default::default() },
+        dropout: None,
+        expected: Expected { out: vector.expected("out"), ..Default::default() },
+    };
+    (case, vector)
+}
+
+#[test]
+fn reference_matches_the_vectors() {
+    for name in NAMES {
+        let (case, vector) = vector(name);
+        let (want, tolerance) = vector.expected("out").expect("an output");
+        compare(&case.exact().out, &want, tolerance).unwrap_or_else(|e| panic!("{name}: {e}"));
+    }
+}
+
+#[test]
+fn devices_match_the_vectors() {
+    let mut report = Report::new("norms of q and k, vectors");
+    NAMES.iter().for_each(|name| report.check_layer(&vector(name).0));
+    report.finish();
+}
+
+#[test]
+fn gradients_match_the_vectors() {
+    let mut report = Report::new("gradients of norms of q and k, vectors");
+    for name in NAMES {
+        let (case, vector) = vector(name);
+        if !vector.has("dout") {
+            continue;
+        }
+        let problem = LayerProblem { case, d_out: vector.f64("dout"), d_lse: None };
+        for (form, keeps) in FORMS.into_iter().zip([true, false]) {
+            let setup = LayerBackwardSetup { keeps, ..LayerBackwardSetup::plain(full(), form) };
+            report.check_layer_backward(&problem, &setup);
+            let got = pollster::block_on(run_layer_backward_async(&problem, &setup, |tuning| tuning));
+            let got = got.expect("it ran for the report");
+            let of = [
+                ("d_query", "dx"),
+                ("d_w_q", "dw_q"),
+                ("d_w_k", "dw_k"),
+                ("d_w_v", "dw_v"),
+                ("d_w_o", "dw_o"),
+                ("d_q_norm.weight", "dnorm_q"),
+                ("d_k_norm.weight", "dnorm_k"),
+            ];
+            for (own, theirs) in of {
+                let n = GRADIENTS.iter().position(|name| *name == own).expect("a name");
+                let (want, tolerance) = vector.expected(theirs).expect("a gradient");
+                let got = got[n].as_ref().expect("it was wanted");
+                compare(got, &want, tolerance).unwrap_or_else(|e| panic!("{name}: {own}: {e}"));
+            }
+        }
+    }
+    report.finish();
+}
+
+const SHAPE: LayerShape = LayerShape { batch: 2, q_len: 19, kv_len: 19 };
+
+/// Both kinds of norms, with and without rotation, with grouped heads, narrow projections and
+/// appended keys.
+fn cases() -> Vec<LayerCase> {
+    let options = LayerOptions { kv_heads: 2, head_dim: 8, value_dim: 5, ..LayerOptions::new(24, 4) };
+    let rotary = |dim| {
+        let rope = RopeConfig::new(dim).base(100.0);
+        Some(RotaryData { rope, at: RowPositions::Start(3), tables: false })
+    };
+    let odd = LayerOptions { head_dim: 7, ..options };
+    let kinds = [
+        ("rms, rotary", NormConfig::rms(), options, rotary(8)),
+        ("layer norm, partly rotary", NormConfig::layer(), options, rotary(4)),
+        ("rms, appended keys", NormConfig::rms().eps(0.3), LayerOptions { add_zero_attn: true, ..odd }, None),
+        (
+            "rms, narrow",
+            NormConfig::rms(),
+            LayerOptions { narrow: true, softcap: Some(2.0), ..options },
+            rotary(6),
+        ),
+    ];
+    let case = |(n, (name, norm, options, rotary)): (usize, (&str, NormConfig, LayerOptions, _))| {
+        let name = format!("norms of q and k: {name}");
+        let case = LayerCase::random(name, options, SHAPE, options.add_zero_attn).with_norms(norm);
+        let rules = Rules { causal: n % 2 == 0, ..Default::default() };
+        LayerCase { rotary, rules, ..case }
+    };
+    kinds.into_iter().enumerate().map(case).collect()
+}
+
+/// Projections, norms of heads, rotations, attention and a projection, each by itself in f64.
+#[test]
+fn reference_is_its_stages() {
+    for case in cases() {
+        let LayerOptions { heads, kv_heads, head_dim, value_dim, out_features, qk_norm, .. } = case.config;
+        let stages = |norm_first: bool| {
+            let sides: [Vec<f64>; 3] = std::array::from_fn(|n| {
+                let (heads, dim, features) = case.sides()[n];
+                let bias: Option<Vec<f64>> = case.linears[n].bias.as_ref().map(|b| widen(b));
+                let (x, weight) = (widen::<f64>(&case.inputs[n]), widen::<f64>(&case.wide(n)));
+                let mut y = project(&x, &weight, bias.as_deref(), features, heads * dim).expect("it fits");
+                let norm = |y: Vec<f64>| match qk_norm.as_ref().filter(|_| n < 2) {
+                    Some(config) => case.norms[n].normed(&y, dim, config),
+                    None => y,
+                };
+                let turn = |y: Vec<f64>| match case.rotary.as_ref().filter(|_| n < 2) {
+                    Some(rotary) => rotary.turned(&y, [heads, SHAPE.q_len, dim], false),
+                    None => y,
+                };
+                y = if norm_first { turn(norm(y)) } else { norm(turn(y)) };
+                let mut all = Vec::new();
+                for sequence in y.chunks_exact(SHAPE.q_len * heads * dim) {
+                    all.extend_from_slice(sequence);
+                    if n > 0 && case.config.add_zero_attn {
+                        all.extend(case.appended.iter().flat_map(|pair| widen::<f64>(&pair[n - 1])));
+                        all.extend(vec![0.0; heads * dim]);
+                    }
+                }
+                let rows = SHAPE.q_len + if n > 0 { case.appended_len() } else { 0 };
+                split_heads(&all, rows, heads, dim).expect("it fits")
+            });
+            let kv_len = SHAPE.kv_len + case.appended_len();
+            let shape = Shape { batch: 2, heads, kv_heads, q_len: SHAPE.q_len, kv_len, head_dim, value_dim };
+            let [q, k, v] = &sides;
+            let got = attention(q, k, v, shape, &case.attention_options()).expect("it fits");
+            let context = join_heads(&got.out, SHAPE.q_len, heads, value_dim).expect("it fits");
+            let weight: Vec<f64> = widen(&case.linears[3].weight);
+            let bias: Option<Vec<f64>> = case.linears[3].bias.as_ref().map(|b| widen(b));
+            project(&context, &weight, bias.as_deref(), heads * value_dim, out_features).expect("it fits")
+        };
+        let got = case.exact().out;
+        assert!(max_error(&got, &stages(true)) < 1e-12, "{}", case.name);
+        if case.rotary.is_some() {
+            assert!(max_error(&got, &stages(false)) > 1e-3, "{}: the order makes no difference", case.name);
+        }
+    }
+}
+
+#[test]
+fn devices_match_the_reference() {
+    let mut report = Report::new("norms of q and k");
+    cases().iter().for_each(|case| report.check_layer(case));
+    report.finish();
+}
+
+#[test]
+fn gradients_match_the_reference() {
+    let mut report = Report::new("gradients of norms of q and k");
+    for (n, case) in cases().into_iter().enumerate() {
+        let problem = LayerProblem::new(case, n % 2 == 0);
+        let runs = FORMS.into_iter().flat_map(|form| [true, false].map(|keeps| (form, keeps))).enumerate();
+        for (run, (form, keeps)) in runs {
+            if run == n || rest(&format!("gradients of norms of q and k, {n}, {run}")) {
+                let mut setup = LayerBackwardSetup { keeps, ..LayerBackwardSetup::plain(full(), form) };
+                report.check_layer_backward(&problem, &setup);
+                // Of the norms alone, then all but theirs.
+                for norms in [true, false] {
+                    setup.wanted = GRADIENTS.map(|name| name.contains("norm") == norms);
+                    report.check_layer_backward(&problem, &setup);
+                }
+            }
+        }
+    }
+    report.finish();
+}
+
+#[test]
+fn slices_are_normalised_too() {
+    for case in cases() {
+        let [query, key, value, out] =
+            case.linears.each_ref().map(|l| HostLinear { weight: &l.weight[..], bias: l.bias.as_deref() });
+        let bias_kv = case.appended.as_ref().map(|pair| pair.each_ref().map(|x| &x[..]));
+        let norms = case.wide_norms::<f32>();
+        let qk_norm = Some(host_norms(&norms));
+        let weights = HostWeights { query, key, value, out, bias_kv, qk_norm };
+        let inputs = case.inputs.each_ref().map(|x| &x[..]);
+        let options = case.options().weights(false);
+        let got = full().gpu.multi_head(inputs, SHAPE, &case.config.config(), &weights, &options);
+        let off = max_error(&widen::<f64>(&got.expect("an answer").out), &case.exact().out);
+        assert!(off < 1e-4, "{}: {off}", case.name);
+    }
+}
