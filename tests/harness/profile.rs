@@ -48,7 +48,8 @@ impl Profile {
 
     /// Whether its matrix units, if it has any, are not those that take longest to compile for.
     pub fn compiles_fast(&self) -> bool {
-        self.name != "matrix 16"
+        let software = self.gpu.device().adapter_info().device_type == wgpu::DeviceType::Cpu;
+        self.name != "matrix 16" || !software
     }
 
     /// Invocations of the widest subgroups that its driver may choose.

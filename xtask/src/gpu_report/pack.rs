@@ -17,8 +17,15 @@ const MOST_MIB: u64 = 60;
 const LEFT_OUT: &str = "peer";
 
 /// What tests and PyTorch's part read.
-const FILES: [&str; 6] =
-    ["tests/vectors", "shaders", "docs/masks.md", "docs/masks", "src/presets", "benches/sdpa.py"];
+const FILES: [&str; 7] = [
+    "tests/vectors",
+    "shaders",
+    "docs/masks.md",
+    "docs/masks",
+    "src/presets",
+    "examples/chat/src/tests.rs",
+    "benches/sdpa.py",
+];
 
 const RUN: &str = r#"#!/bin/sh
 here=$(dirname "$(realpath "$0")")
