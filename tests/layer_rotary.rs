@@ -1,20 +1,17 @@
 //! Rotary positions of `MultiHeadAttention`: what they are in the reference, on devices, in gradients, and what is refused.
 
 use wgpu_attention::reference::compare::max_error;
-use wgpu_attention::reference::{
-    self, HostLinear, HostWeights, LayerShape, Options, attention, join_heads, project, split_heads, widen,
-};
+use wgpu_attention::reference::{self, LayerShape, Options, widen};
 use wgpu_attention::{
     DType, LayerBackward, LayerForward, LayerWeights, Linear, MultiHeadAttention, Rope, RopeConfig,
     RopeOrder, RopeScaling, RowPositions, Scratch, Shape, TensorView,
 };
 
-use crate::harness::gradients::LayerProblem;
 use crate::harness::layer::LayerCase;
-use crate::harness::layer_backward::LayerBackwardSetup;
+use crate::harness::layer_backward::COUNT;
 use crate::harness::layer_options::LayerOptions;
 use crate::harness::rotary::RotaryData;
-use crate::harness::{FORMS, HostData, Report, Rules, full, rest};
+use crate::harness::{HostData, Report, Rules, full};
 
 const SHAPE: LayerShape = LayerShape { batch: 2, q_len: 19, kv_len: 19 };
 
@@ -58,48 +55,12 @@ fn cases() -> Vec<LayerCase> {
     kinds.into_iter().enumerate().map(case).collect()
 }
 
-/// Projections, rotations of what they give, attention, a projection: each stage by itself, in f64.
+/// Each stage by itself, in f64.
 #[test]
 fn the_reference_is_its_stages() {
     for case in cases() {
-        let LayerOptions { heads, kv_heads, head_dim, value_dim, out_features, .. } = case.config;
         let rotary = case.rotary.as_ref().expect("they have one");
-        let sides: [Vec<f64>; 3] = std::array::from_fn(|n| {
-            let (heads, dim, features) = case.sides()[n];
-            let bias: Option<Vec<f64>> = case.linears[n].bias.as_ref().map(|b| widen(b));
-            let weight: Vec<f64> = widen(&case.wide(n));
-            let x: Vec<f64> = widen(&case.inputs[n]);
-            let mut y = project(&x, &weight, bias.as_deref(), features, heads * dim).expect("it fits");
-            if n < 2 {
-                y = rotary.turned(&y, [heads, SHAPE.q_len, dim], false);
-            }
-            let mut all = Vec::new();
-            for sequence in y.chunks_exact(SHAPE.q_len * heads * dim) {
-                all.extend_from_slice(sequence);
-                if n > 0 && case.config.add_zero_attn {
-                    all.extend(case.appended.iter().flat_map(|pair| widen::<f64>(&pair[n - 1])));
-                    all.extend(vec![0.0; heads * dim]);
-                }
-            }
-            let rows = SHAPE.q_len + if n > 0 { case.appended_len() } else { 0 };
-            split_heads(&all, rows, heads, dim).expect("it fits")
-        });
-        let shape = Shape {
-            batch: SHAPE.batch,
-            heads,
-            kv_heads,
-            q_len: SHAPE.q_len,
-            kv_len: SHAPE.kv_len + case.appended_len(),
-            head_dim,
-            value_dim,
-        };
-        let [q, k, v] = &sides;
-        let got = attention(q, k, v, shape, &case.attention_options()).expect("it fits");
-        let context = join_heads(&got.out, SHAPE.q_len, heads, value_dim).expect("it fits");
-        let weight: Vec<f64> = widen(&case.linears[3].weight);
-        let bias: Option<Vec<f64>> = case.linears[3].bias.as_ref().map(|b| widen(b));
-        let want = project(&context, &weight, bias.as_deref(), heads * value_dim, out_features);
-        let want = want.expect("it fits");
+        let want = case.staged(|_, y, rows| rotary.turned(&y, rows, false));
         assert!(max_error(&case.exact().out, &want) < 1e-12, "{}", case.name);
         let without = LayerCase { rotary: None, ..case.clone() }.exact().out;
         assert!(max_error(&without, &want) > 1e-3, "{}: it makes no difference", case.name);
@@ -116,16 +77,7 @@ fn every_device_gives_what_the_reference_gives() {
 #[test]
 fn gradients_equal_the_reference() {
     let mut report = Report::new("gradients of rotary layers");
-    for (n, case) in cases().into_iter().enumerate() {
-        let problem = LayerProblem::new(case, n % 2 == 0);
-        let runs = FORMS.into_iter().flat_map(|form| [true, false].map(|keeps| (form, keeps))).enumerate();
-        for (run, (form, keeps)) in runs {
-            if run == n || rest(&format!("gradients of rotary layers, {n}, {run}")) {
-                let setup = LayerBackwardSetup { keeps, ..LayerBackwardSetup::plain(full(), form) };
-                report.check_layer_backward(&problem, &setup);
-            }
-        }
-    }
+    report.check_layer_gradients(cases(), &[[true; COUNT]]);
     report.finish();
 }
 
@@ -134,16 +86,13 @@ fn gradients_equal_the_reference() {
 fn slices_are_rotated_too() {
     let gpu = &full().gpu;
     let case = &cases()[1];
-    let [query, key, value, out] =
-        case.linears.each_ref().map(|l| HostLinear { weight: &l.weight[..], bias: l.bias.as_deref() });
-    let bias_kv = case.appended.as_ref().map(|pair| pair.each_ref().map(|x| &x[..]));
-    let weights = HostWeights { query, key, value, out, bias_kv, qk_norm: None };
+    let weights = case.wide_weights::<f32>();
     let inputs = case.inputs.each_ref().map(|x| &x[..]);
     for rotary in [case.rotary.clone(), cases()[0].rotary.clone()] {
         let case = LayerCase { rotary, ..case.clone() };
         let options = case.options().weights(false);
         let config = case.config.config();
-        let got = gpu.multi_head(inputs, SHAPE, &config, &weights, &options).expect("an answer").out;
+        let got = gpu.multi_head(inputs, SHAPE, &config, &weights.host(), &options).expect("an answer").out;
         let off = max_error(&widen::<f64>(&got), &case.exact().out);
         assert!(off < 1e-4, "{:?}: {off}", case.rotary);
     }

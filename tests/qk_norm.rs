@@ -1,17 +1,17 @@
 //! Norms of queries and keys inside of `MultiHeadAttention`: reference, devices, gradients.
 
 use wgpu_attention::reference::compare::{compare, max_error};
-use wgpu_attention::reference::{
-    HostLinear, HostWeights, LayerShape, attention, join_heads, project, split_heads, widen,
-};
-use wgpu_attention::{NormConfig, RopeConfig, RowPositions, Shape};
+use wgpu_attention::reference::{LayerShape, widen};
+use wgpu_attention::{NormConfig, RopeConfig, RowPositions};
 
 use crate::harness::gradients::LayerProblem;
-use crate::harness::layer::{LayerCase, LinearData, NormData, host_norms};
-use crate::harness::layer_backward::{LayerBackwardSetup, NAMES as GRADIENTS, run_layer_backward_async};
+use crate::harness::layer::{LayerCase, LinearData, NormData};
+use crate::harness::layer_backward::{
+    COUNT, LayerBackwardSetup, NAMES as GRADIENTS, run_layer_backward_async,
+};
 use crate::harness::layer_options::LayerOptions;
 use crate::harness::rotary::RotaryData;
-use crate::harness::{Expected, FORMS, Report, Rules, Vector, full, rest};
+use crate::harness::{Expected, FORMS, Report, Rules, Vector, full};
 
 pub const FAMILY: &str = "gates";
 pub const NAMES: &[&str] = &["qk_norm_plain", "qk_norm_rope"];
@@ -137,50 +137,25 @@ fn cases() -> Vec<LayerCase> {
     kinds.into_iter().enumerate().map(case).collect()
 }
 
-/// Projections, norms of heads, rotations, attention and a projection, each by itself in f64.
+/// Each stage by itself: the norm comes before the rotation.
 #[test]
 fn reference_is_its_stages() {
     for case in cases() {
-        let LayerOptions { heads, kv_heads, head_dim, value_dim, out_features, qk_norm, .. } = case.config;
-        let stages = |norm_first: bool| {
-            let sides: [Vec<f64>; 3] = std::array::from_fn(|n| {
-                let (heads, dim, features) = case.sides()[n];
-                let bias: Option<Vec<f64>> = case.linears[n].bias.as_ref().map(|b| widen(b));
-                let (x, weight) = (widen::<f64>(&case.inputs[n]), widen::<f64>(&case.wide(n)));
-                let mut y = project(&x, &weight, bias.as_deref(), features, heads * dim).expect("it fits");
-                let norm = |y: Vec<f64>| match qk_norm.as_ref().filter(|_| n < 2) {
-                    Some(config) => case.norms[n].normed(&y, dim, config),
+        let staged = |norm_first: bool| {
+            case.staged(|n, y, [heads, length, dim]| {
+                let config = case.config.qk_norm.as_ref().expect("every case has norms");
+                let norm = |y: Vec<f64>| case.norms[n].normed(&y, dim, config);
+                let turn = |y: Vec<f64>| match &case.rotary {
+                    Some(rotary) => rotary.turned(&y, [heads, length, dim], false),
                     None => y,
                 };
-                let turn = |y: Vec<f64>| match case.rotary.as_ref().filter(|_| n < 2) {
-                    Some(rotary) => rotary.turned(&y, [heads, SHAPE.q_len, dim], false),
-                    None => y,
-                };
-                y = if norm_first { turn(norm(y)) } else { norm(turn(y)) };
-                let mut all = Vec::new();
-                for sequence in y.chunks_exact(SHAPE.q_len * heads * dim) {
-                    all.extend_from_slice(sequence);
-                    if n > 0 && case.config.add_zero_attn {
-                        all.extend(case.appended.iter().flat_map(|pair| widen::<f64>(&pair[n - 1])));
-                        all.extend(vec![0.0; heads * dim]);
-                    }
-                }
-                let rows = SHAPE.q_len + if n > 0 { case.appended_len() } else { 0 };
-                split_heads(&all, rows, heads, dim).expect("it fits")
-            });
-            let kv_len = SHAPE.kv_len + case.appended_len();
-            let shape = Shape { batch: 2, heads, kv_heads, q_len: SHAPE.q_len, kv_len, head_dim, value_dim };
-            let [q, k, v] = &sides;
-            let got = attention(q, k, v, shape, &case.attention_options()).expect("it fits");
-            let context = join_heads(&got.out, SHAPE.q_len, heads, value_dim).expect("it fits");
-            let weight: Vec<f64> = widen(&case.linears[3].weight);
-            let bias: Option<Vec<f64>> = case.linears[3].bias.as_ref().map(|b| widen(b));
-            project(&context, &weight, bias.as_deref(), heads * value_dim, out_features).expect("it fits")
+                if norm_first { turn(norm(y)) } else { norm(turn(y)) }
+            })
         };
         let got = case.exact().out;
-        assert!(max_error(&got, &stages(true)) < 1e-12, "{}", case.name);
+        assert!(max_error(&got, &staged(true)) < 1e-12, "{}", case.name);
         if case.rotary.is_some() {
-            assert!(max_error(&got, &stages(false)) > 1e-3, "{}: the order makes no difference", case.name);
+            assert!(max_error(&got, &staged(false)) > 1e-3, "{}: the order makes no difference", case.name);
         }
     }
 }
@@ -195,36 +170,19 @@ fn devices_match_the_reference() {
 #[test]
 fn gradients_match_the_reference() {
     let mut report = Report::new("gradients of norms of q and k");
-    for (n, case) in cases().into_iter().enumerate() {
-        let problem = LayerProblem::new(case, n % 2 == 0);
-        let runs = FORMS.into_iter().flat_map(|form| [true, false].map(|keeps| (form, keeps))).enumerate();
-        for (run, (form, keeps)) in runs {
-            if run == n || rest(&format!("gradients of norms of q and k, {n}, {run}")) {
-                let mut setup = LayerBackwardSetup { keeps, ..LayerBackwardSetup::plain(full(), form) };
-                report.check_layer_backward(&problem, &setup);
-                // Of the norms alone, then all but theirs.
-                for norms in [true, false] {
-                    setup.wanted = GRADIENTS.map(|name| name.contains("norm") == norms);
-                    report.check_layer_backward(&problem, &setup);
-                }
-            }
-        }
-    }
+    // All, those of the norms alone, all but those of the norms.
+    let of_norms = GRADIENTS.map(|name| name.contains("norm"));
+    report.check_layer_gradients(cases(), &[[true; COUNT], of_norms, of_norms.map(|is| !is)]);
     report.finish();
 }
 
 #[test]
 fn slices_are_normalised_too() {
     for case in cases() {
-        let [query, key, value, out] =
-            case.linears.each_ref().map(|l| HostLinear { weight: &l.weight[..], bias: l.bias.as_deref() });
-        let bias_kv = case.appended.as_ref().map(|pair| pair.each_ref().map(|x| &x[..]));
-        let norms = case.wide_norms::<f32>();
-        let qk_norm = Some(host_norms(&norms));
-        let weights = HostWeights { query, key, value, out, bias_kv, qk_norm };
+        let weights = case.wide_weights::<f32>();
         let inputs = case.inputs.each_ref().map(|x| &x[..]);
         let options = case.options().weights(false);
-        let got = full().gpu.multi_head(inputs, SHAPE, &case.config.config(), &weights, &options);
+        let got = full().gpu.multi_head(inputs, SHAPE, &case.config.config(), &weights.host(), &options);
         let off = max_error(&widen::<f64>(&got.expect("an answer").out), &case.exact().out);
         assert!(off < 1e-4, "{}: {off}", case.name);
     }

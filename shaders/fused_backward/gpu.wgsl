@@ -37,7 +37,7 @@ const GIVEN_STEP: u32 = LANES_Y + 1u;
 
 const STAGE_ROWS: u32 = WORKGROUP / CHUNK_VECTORS;
 const STAGE_OTHERS: u32 = WORKGROUP / SLICE_VECTORS;
-// Of one side's chunk.
+// Vectors of one side's chunk that an invocation loads.
 const SIDE_LOADS: u32 = OWNS * CHUNK_VECTORS / WORKGROUP;
 const SLICE_LOADS: u32 = V_OTHERS * SLICE_VECTORS / WORKGROUP;
 const LOADS: u32 = max(2u * SIDE_LOADS, SLICE_LOADS);
@@ -53,23 +53,23 @@ var<workgroup> given: array<vec4<f32>, OTHERS * GIVEN_STEP>;
 // Where rows begin, in tensors of scores and of values.
 var<workgroup> own_from: array<vec2<u32>, OWNS>;
 var<workgroup> other_from: array<vec2<u32>, OTHERS>;
-// What the loop has of the queries of either side.
+// lse, dot and total of the tile's queries, which are own rows or others (loop_stats).
 var<workgroup> query_stats: array<vec4<f32>, OWNS>;
 
-// Of own rows y + r · LANES_Y, four a vector, and other x + c · LANES_X: what is summed; scores, then weights; gradients of those, then
-// of scores.
+// An invocation's pairs, a vector for each c: own rows y + r · LANES_Y (r = 0 .. 4) and other x + c · LANES_X. First the running sums;
+// then scores, which become weights; then gradients of weights, which become those of scores.
 var<private> sums: array<vec4<f32>, LANE_OTHERS>;
 var<private> scores: array<vec4<f32>, LANE_OTHERS>;
 var<private> d_scores: array<vec4<f32>, LANE_OTHERS>;
-// Of the weights of the invocation's own rows and others.
+// Sums of the weights of these pairs, for each own row.
 var<private> row_sums: vec4<f32>;
 // Channels 4 (x + n · LANES_X) .. of the slice, of each own row.
 var<private> scored: array<vec4<f32>, GRADIENTS>;
 var<private> valued: array<vec4<f32>, GRADIENTS>;
-// What is on its way.
+// Vectors that are loaded and not staged yet.
 var<private> next: array<vec4<f32>, LOADS>;
 
-// A chunk of both sides, on its way: those of scores, `chunks` of them, come before those of values.
+// Loads a chunk of both sides into `next`. Chunks of scores, `chunks` of them, come before those of values.
 fn load_chunk(chunk: u32, chunks: u32, lane: u32) {
     let of_values = chunk >= chunks;
     let d = select(chunk, chunk - chunks, of_values) * CHUNK + lane % CHUNK_VECTORS * 4u;
@@ -94,7 +94,7 @@ fn load_chunk(chunk: u32, chunks: u32, lane: u32) {
     }
 }
 
-// What was on its way, into workgroup memory.
+// Stages the loaded chunk.
 fn store_chunk(lane: u32) {
     let to = lane / CHUNK_VECTORS * CHUNK_STEP + lane % CHUNK_VECTORS;
     /* unrolled */ for (var n = 0u; n < SIDE_LOADS; n++) {
@@ -130,8 +130,8 @@ fn clear_sums() {
     }
 }
 
-// scores = own · other, and what d_scores are made of. If AHEAD, each chunk is on its way while the one before is multiplied, and so is
-// what add_tile stages first.
+// Computes scores and gradients of weights. If AHEAD, it loads the next chunk, or the slice that add_tile stages first, before it
+// multiplies.
 fn multiply(work: WorkTile, lane: u32) {
     let chunks = (p.head_dim + CHUNK - 1u) / CHUNK;
     var all = chunks;
@@ -173,7 +173,7 @@ fn multiply(work: WorkTile, lane: u32) {
     }
 }
 
-// Which of the own rows is an invocation's n-th.
+// The index of an invocation's n-th own row.
 fn own_of(y: u32, n: u32) -> u32 {
     return y + n * LANES_Y;
 }
@@ -223,7 +223,7 @@ fn weigh(work: WorkTile, h: u32, other0: u32, end: u32, x: u32, y: u32) {
     }
 }
 
-// The slice of the others from the first-th on, on its way.
+// Loads the slice of V_OTHERS others, from the first-th on, into `next`.
 fn load_slice(first: u32, col0: u32, of_values: bool, lane: u32) {
     let row = first + lane / SLICE_VECTORS;
     let d = col0 + lane % SLICE_VECTORS * 4u;

@@ -41,8 +41,8 @@ pub struct LayerGradients<'a> {
     pub out: LinearGradients<'a>,
     /// Of the appended key `[kv_heads · head_dim]` and value `[kv_heads · value_dim]`, summed over the batch: F32, F16 or BF16.
     pub bias_kv: Option<[TensorView<'a>; 2]>,
-    /// Of the weights and biases of the norms of queries and of keys, `[head_dim]` each, summed
-    /// over all rows and heads.
+    /// The gradients of the weights and biases of the norms of queries and of keys, `[head_dim]`
+    /// each, summed over all rows and heads.
     pub qk_norm: [NormGradients<'a>; 2],
 }
 
@@ -220,7 +220,7 @@ impl<'a> LayerBackward<'a> {
         })
     }
 
-    /// Whether gradients of projected queries, keys and values are needed.
+    /// True for queries, keys and values if the gradient of what is attended to is needed.
     fn through_sides(&self) -> [bool; 3] {
         let appended = self.d_weights.bias_kv.is_some();
         let ([q, k], [_, _, v]) = (self.through_norms(), self.through_projections());

@@ -24,8 +24,8 @@ pub(crate) struct BackwardGpu {
 impl BackwardGpu {
     /// For every device.
     const SMALL: u32 = 32;
-    /// On an NVIDIA H100 with 4096 tokens tiles of 64 take 0.61 to 0.65 of the time of 32 at 64 channels, and 0.8 at 128; 0.6 with 512
-    /// tokens and 8 heads. 128 invocations, each with twice as much, take 1.08 times as long for d_k and d_v.
+    /// On an NVIDIA H100 these take 0.83 to 0.91 of the time of small tiles, at 64 and 128 channels. With 128 invocations, each with twice
+    /// as many channels, d_k and d_v take 1.08 times as long (benches/PREDICTIONS.md).
     const LARGE: u32 = 64;
 
     const fn small(slice: u32) -> Self {

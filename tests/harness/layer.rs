@@ -5,8 +5,7 @@ use std::fmt;
 
 use wgpu_attention::reference::compare::{EPSILON_BF16, EPSILON_F16, EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{
-    self, Attended, HostLinear, HostNorm, HostWeights, LayerShape, Options, Real, average_heads, join_heads,
-    project, split_heads, widen,
+    self, Attended, LayerShape, Options, Real, average_heads, join_heads, project, split_heads, widen,
 };
 use wgpu_attention::{
     DType, KernelForm, LayerForward, LayerWeights, Linear, MultiHeadAttention, NormConfig, NormWeights, Path,
@@ -116,11 +115,6 @@ impl LayerCase {
         self
     }
 
-    /// The norms in the arithmetic of `R`: weight and bias of queries', then of keys'.
-    pub fn wide_norms<R: Real>(&self) -> [[Option<Vec<R>>; 2]; 2] {
-        self.norms.each_ref().map(|n| [&n.weight, &n.bias].map(|t| t.as_ref().map(|t| widen(t))))
-    }
-
     pub fn appended_len(&self) -> usize {
         usize::from(self.appended.is_some()) + usize::from(self.config.add_zero_attn)
     }
@@ -196,22 +190,9 @@ impl LayerCase {
     /// The truth.
     pub fn exact(&self) -> Attended<f64> {
         let inputs = self.inputs.each_ref().map(|x| widen::<f64>(x));
-        let weights: [Vec<f64>; 4] = std::array::from_fn(|n| widen(&self.per_head(n)));
-        let biases: [Option<Vec<f64>>; 4] =
-            std::array::from_fn(|n| self.linears[n].bias.as_ref().map(|b| widen(b)));
-        let linear = |n: usize| HostLinear { weight: &weights[n], bias: biases[n].as_deref() };
-        let appended = self.appended.as_ref().map(|pair| pair.each_ref().map(|x| widen::<f64>(x)));
-        let norms = self.wide_norms::<f64>();
-        let weights = HostWeights {
-            query: linear(0),
-            key: linear(1),
-            value: linear(2),
-            out: linear(3),
-            bias_kv: appended.as_ref().map(|pair| pair.each_ref().map(|x| &x[..])),
-            qk_norm: self.config.qk_norm.map(|_| host_norms(&norms)),
-        };
+        let weights = self.wide_weights::<f64>();
         let inputs = [&inputs[0][..], &inputs[1], &inputs[2]];
-        reference::multi_head(inputs, self.shape, &self.config.config(), &weights, &self.options())
+        reference::multi_head(inputs, self.shape, &self.config.config(), &weights.host(), &self.options())
             .expect("the case fits the reference")
     }
 
@@ -330,11 +311,6 @@ impl LayerCase {
             weights,
         }
     }
-}
-
-/// Norms as the reference takes them.
-pub fn host_norms<R>(norms: &[[Option<Vec<R>>; 2]; 2]) -> [HostNorm<'_, R>; 2] {
-    norms.each_ref().map(|[weight, bias]| HostNorm { weight: weight.as_deref(), bias: bias.as_deref() })
 }
 
 struct Naive {

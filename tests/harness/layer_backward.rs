@@ -4,8 +4,8 @@ use std::fmt;
 
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{
-    self, HostLinear, HostWeights, ProjectGradients, Real, join_heads, multi_head_backward, norm,
-    norm_backward, project, project_backward, split_heads, widen,
+    self, ProjectGradients, Real, join_heads, multi_head_backward, norm, norm_backward, project,
+    project_backward, split_heads, widen,
 };
 use wgpu_attention::{
     DType, KernelForm, LayerBackward, LayerGradients, LinearGradients, NormConfig, NormGradients, Path,
@@ -13,14 +13,15 @@ use wgpu_attention::{
 };
 
 use super::case::{Case, HostData, Judged, Rules, Weights, largest, widened};
-use super::device::Profile;
+use super::device::{Profile, full};
 use super::gradients::LayerProblem;
-use super::layer::{LayerCase, LayerLayout, LayerSetup, PlacedLayer, Storage, host_norms};
+use super::layer::{LayerCase, LayerLayout, LayerSetup, PlacedLayer, Storage};
 use super::layer_options::LayerOptions;
 use super::memory::{Place, Values, stored};
 use super::mods::OwnScore;
 use super::random::Rng;
-use super::run::{Placed, window};
+use super::rest::rest;
+use super::run::{FORMS, Placed, window};
 
 /// Of what gradients are asked for: inputs, weights, biases, the appended key and value, the mask's tensors.
 pub const NAMES: [&str; COUNT] = [
@@ -47,7 +48,8 @@ pub const NAMES: [&str; COUNT] = [
     "d_sinks",
     "d_captured",
 ];
-const COUNT: usize = 22;
+/// How many gradients a layer may have.
+pub const COUNT: usize = 22;
 const WEIGHTS: usize = 3;
 const BIASES: usize = 7;
 const APPENDED: usize = 11;
@@ -206,26 +208,14 @@ impl LayerProblem {
 
     /// The gradients, in f64.
     pub fn exact(&self) -> Each<Vec<f64>> {
-        let LayerCase { inputs, linears, appended, config, shape, .. } = &self.case;
+        let LayerCase { inputs, config, shape, .. } = &self.case;
         let inputs = inputs.each_ref().map(|x| widen::<f64>(x));
-        let weights: [Vec<f64>; 4] = std::array::from_fn(|n| widen(&self.case.per_head(n)));
-        let biases = linears.each_ref().map(|l| l.bias.as_ref().map(|b| widen::<f64>(b)));
-        let appended = appended.as_ref().map(|pair| pair.each_ref().map(|x| widen::<f64>(x)));
-        let linear = |n: usize| HostLinear { weight: &weights[n][..], bias: biases[n].as_deref() };
-        let norms = self.case.wide_norms::<f64>();
-        let host = HostWeights {
-            query: linear(0),
-            key: linear(1),
-            value: linear(2),
-            out: linear(3),
-            bias_kv: appended.as_ref().map(|pair| pair.each_ref().map(|x| &x[..])),
-            qk_norm: config.qk_norm.map(|_| host_norms(&norms)),
-        };
+        let weights = self.case.wide_weights::<f64>();
         let got = multi_head_backward(
             inputs.each_ref().map(|x| &x[..]),
             *shape,
             &config.config(),
-            &host,
+            &weights.host(),
             &self.case.options(),
             &self.d_out,
             self.d_lse.as_deref(),
@@ -603,6 +593,26 @@ fn judge(truth: &Each<Judged>, got: &Each<Vec<f64>>) -> Result<f64, String> {
 }
 
 impl super::report::Report {
+    /// Checks the gradients of `cases` in each form, with and without what the forward call keeps: those of each of `wanted` in turn.
+    /// One run of a case is in every share of the tests.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn check_layer_gradients(&mut self, cases: Vec<LayerCase>, wanted: &[[bool; COUNT]]) {
+        for (n, case) in cases.into_iter().enumerate() {
+            let problem = LayerProblem::new(case, n % 2 == 0);
+            let runs =
+                FORMS.into_iter().flat_map(|form| [true, false].map(|keeps| (form, keeps))).enumerate();
+            for (run, (form, keeps)) in runs {
+                if run == n || rest(&format!("gradients of {}, {run}", problem.case.name)) {
+                    for wanted in wanted {
+                        let plain = LayerBackwardSetup::plain(full(), form);
+                        let setup = LayerBackwardSetup { keeps, wanted: *wanted, ..plain };
+                        self.check_layer_backward(&problem, &setup);
+                    }
+                }
+            }
+        }
+    }
+
     /// Runs `problem` in one setup.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn check_layer_backward(&mut self, problem: &LayerProblem, setup: &LayerBackwardSetup) {

@@ -14,6 +14,7 @@ pub mod gradients;
 pub mod layer;
 pub mod layer_backward;
 pub mod layer_options;
+pub mod layer_weights;
 pub mod linear;
 pub mod linformer;
 #[cfg(not(target_arch = "wasm32"))]
