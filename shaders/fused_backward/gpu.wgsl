@@ -40,7 +40,10 @@ const STAGE_OTHERS: u32 = WORKGROUP / SLICE_VECTORS;
 // Vectors of one side's chunk that an invocation loads.
 const SIDE_LOADS: u32 = OWNS * CHUNK_VECTORS / WORKGROUP;
 const SLICE_LOADS: u32 = V_OTHERS * SLICE_VECTORS / WORKGROUP;
-const LOADS: u32 = max(2u * SIDE_LOADS, SLICE_LOADS);
+// How many of these it loads before it stages them: unless AHEAD, registers for more may be missing.
+const SIDE_AT_ONCE: u32 = select(1u, SIDE_LOADS, AHEAD);
+const SLICE_AT_ONCE: u32 = select(1u, SLICE_LOADS, AHEAD);
+const LOADS: u32 = max(2u * SIDE_AT_ONCE, SLICE_AT_ONCE);
 
 const_assert OTHERS % LANES_X == 0u && SLICE % (LANES_X * 4u) == 0u && CHUNK % 4u == 0u && OTHERS % V_OTHERS == 0u;
 // Every invocation makes the same number of turns: FXC refuses a barrier behind another loop that holds a branch.
@@ -69,37 +72,43 @@ var<private> valued: array<vec4<f32>, GRADIENTS>;
 // Vectors that are loaded and not staged yet.
 var<private> next: array<vec4<f32>, LOADS>;
 
-// Loads a chunk of both sides into `next`. Chunks of scores, `chunks` of them, come before those of values.
-fn load_chunk(chunk: u32, chunks: u32, lane: u32) {
+// Loads a part of a chunk of both sides into `next`. Chunks of scores, `chunks` of them, come before those of values.
+fn load_chunk(chunk: u32, chunks: u32, part: u32, lane: u32) {
     let of_values = chunk >= chunks;
     let d = select(chunk, chunk - chunks, of_values) * CHUNK + lane % CHUNK_VECTORS * 4u;
-    let row = lane / CHUNK_VECTORS;
+    let row = lane / CHUNK_VECTORS + part * SIDE_AT_ONCE * STAGE_ROWS;
     /* unrolled */ for (var n = 0u; n < LOADS; n++) {
         next[n] = vec4<f32>();
     }
     if of_values {
         if d < p.value_dim {
-            /* unrolled */ for (var n = 0u; n < SIDE_LOADS; n++) {
+            /* unrolled */ for (var n = 0u; n < SIDE_AT_ONCE; n++) {
                 next[n] = own_value_vector(own_from[row + n * STAGE_ROWS].y, d);
-                next[SIDE_LOADS + n] = other_value_vector(other_from[row + n * STAGE_ROWS].y, d);
+                next[SIDE_AT_ONCE + n] = other_value_vector(other_from[row + n * STAGE_ROWS].y, d);
             }
         }
     } else {
         if d < p.head_dim {
-            /* unrolled */ for (var n = 0u; n < SIDE_LOADS; n++) {
+            /* unrolled */ for (var n = 0u; n < SIDE_AT_ONCE; n++) {
                 next[n] = own_score_vector(own_from[row + n * STAGE_ROWS].x, d);
-                next[SIDE_LOADS + n] = other_score_vector(other_from[row + n * STAGE_ROWS].x, d);
+                next[SIDE_AT_ONCE + n] = other_score_vector(other_from[row + n * STAGE_ROWS].x, d);
             }
         }
     }
 }
 
-// Stages the loaded chunk.
-fn store_chunk(lane: u32) {
-    let to = lane / CHUNK_VECTORS * CHUNK_STEP + lane % CHUNK_VECTORS;
-    /* unrolled */ for (var n = 0u; n < SIDE_LOADS; n++) {
-        staged[to + n * STAGE_ROWS * CHUNK_STEP] = next[n];
-        staged[to + (OWNS + n * STAGE_ROWS) * CHUNK_STEP] = next[SIDE_LOADS + n];
+// Stages a chunk. If AHEAD it has one part, which is loaded.
+fn stage_chunk(chunk: u32, chunks: u32, lane: u32) {
+    for (var part = 0u; part < SIDE_LOADS / SIDE_AT_ONCE; part++) {
+        if !AHEAD {
+            load_chunk(chunk, chunks, part, lane);
+        }
+        let row = lane / CHUNK_VECTORS + part * SIDE_AT_ONCE * STAGE_ROWS;
+        let to = row * CHUNK_STEP + lane % CHUNK_VECTORS;
+        /* unrolled */ for (var n = 0u; n < SIDE_AT_ONCE; n++) {
+            staged[to + n * STAGE_ROWS * CHUNK_STEP] = next[n];
+            staged[to + (OWNS + n * STAGE_ROWS) * CHUNK_STEP] = next[SIDE_AT_ONCE + n];
+        }
     }
 }
 
@@ -140,13 +149,10 @@ fn multiply(work: WorkTile, lane: u32) {
     }
     clear_sums();
     if AHEAD {
-        load_chunk(0u, chunks, lane);
+        load_chunk(0u, chunks, 0u, lane);
     }
     for (var chunk = 0u; chunk < all; chunk++) {
-        if !AHEAD {
-            load_chunk(chunk, chunks, lane);
-        }
-        store_chunk(lane);
+        stage_chunk(chunk, chunks, lane);
         workgroupBarrier();
         if chunk == chunks {
             /* unrolled */ for (var c = 0u; c < LANE_OTHERS; c++) {
@@ -156,9 +162,9 @@ fn multiply(work: WorkTile, lane: u32) {
         }
         if AHEAD {
             if chunk + 1u < all {
-                load_chunk(chunk + 1u, chunks, lane);
+                load_chunk(chunk + 1u, chunks, 0u, lane);
             } else if OF_SCORES || OF_VALUES {
-                load_slice(0u, work.col0, OF_VALUES, lane);
+                load_slice(0u, work.col0, OF_VALUES, 0u, lane);
             }
         }
         multiply_chunk(lane % LANES_X, lane / LANES_X);
@@ -181,12 +187,9 @@ fn own_of(y: u32, n: u32) -> u32 {
 // Scores become weights as dropout leaves them, gradients of weights those of scores.
 fn weigh(work: WorkTile, h: u32, other0: u32, end: u32, x: u32, y: u32) {
     var queries: array<Query, 4>;
-    var stats: array<vec3<f32>, 4>;
     if !OF_KEYS {
         /* unrolled */ for (var r = 0u; r < 4u; r++) {
-            let own = own_of(y, r);
-            queries[r] = query_of(work.b, h, min(work.own0 + own, work.last_own));
-            stats[r] = query_stats[own].xyz;
+            queries[r] = query_of(work.b, h, min(work.own0 + own_of(y, r), work.last_own));
         }
     }
     // The vectors take turns in scores[0] and d_scores[0].
@@ -199,14 +202,14 @@ fn weigh(work: WorkTile, h: u32, other0: u32, end: u32, x: u32, y: u32) {
         var probabilities = vec4<f32>();
         if OF_KEYS {
             queries[0] = query_of(work.b, h, min(other, end - 1u));
-            stats[0] = query_stats[x + c * LANES_X].xyz;
             if other >= end {
                 queries[0].end = 0u;
             }
         }
         /* unrolled */ for (var r = 0u; r < 4u; r++) {
             let j = select(other, min(work.own0 + own_of(y, r), work.last_own), OF_KEYS);
-            let pair = pair_of(queries[select(r, 0u, OF_KEYS)], j, dots[r], d_weights[r], stats[select(r, 0u, OF_KEYS)]);
+            let stats = query_stats[select(own_of(y, r), x + c * LANES_X, OF_KEYS)].xyz;
+            let pair = pair_of(queries[select(r, 0u, OF_KEYS)], j, dots[r], d_weights[r], stats);
             weights[r] = pair.weight;
             gradients[r] = pair.d_score;
             probabilities[r] = pair.probability;
@@ -223,31 +226,37 @@ fn weigh(work: WorkTile, h: u32, other0: u32, end: u32, x: u32, y: u32) {
     }
 }
 
-// Loads the slice of V_OTHERS others, from the first-th on, into `next`.
-fn load_slice(first: u32, col0: u32, of_values: bool, lane: u32) {
-    let row = first + lane / SLICE_VECTORS;
+// Loads a part of the slice of V_OTHERS others, from the first-th on, into `next`.
+fn load_slice(first: u32, col0: u32, of_values: bool, part: u32, lane: u32) {
+    let row = first + lane / SLICE_VECTORS + part * SLICE_AT_ONCE * STAGE_OTHERS;
     let d = col0 + lane % SLICE_VECTORS * 4u;
     /* unrolled */ for (var n = 0u; n < LOADS; n++) {
         next[n] = vec4<f32>();
     }
     if of_values {
         if d < p.value_dim {
-            /* unrolled */ for (var n = 0u; n < SLICE_LOADS; n++) {
+            /* unrolled */ for (var n = 0u; n < SLICE_AT_ONCE; n++) {
                 next[n] = other_value_vector(other_from[row + n * STAGE_OTHERS].y, d);
             }
         }
     } else {
         if d < p.head_dim {
-            /* unrolled */ for (var n = 0u; n < SLICE_LOADS; n++) {
+            /* unrolled */ for (var n = 0u; n < SLICE_AT_ONCE; n++) {
                 next[n] = other_score_vector(other_from[row + n * STAGE_OTHERS].x, d);
             }
         }
     }
 }
 
-fn store_slice(lane: u32) {
-    /* unrolled */ for (var n = 0u; n < SLICE_LOADS; n++) {
-        staged[lane + n * WORKGROUP] = next[n];
+// Stages a slice. If AHEAD it has one part, which is loaded.
+fn stage_slice(first: u32, col0: u32, of_values: bool, lane: u32) {
+    for (var part = 0u; part < SLICE_LOADS / SLICE_AT_ONCE; part++) {
+        if !AHEAD {
+            load_slice(first, col0, of_values, part, lane);
+        }
+        /* unrolled */ for (var n = 0u; n < SLICE_AT_ONCE; n++) {
+            staged[lane + (part * SLICE_AT_ONCE + n) * WORKGROUP] = next[n];
+        }
     }
 }
 
@@ -284,16 +293,13 @@ fn add_tile(work: WorkTile, lane: u32) {
             given[(x + c * LANES_X) * GIVEN_STEP + y] = scores[c];
         }
         for (var first = 0u; first < OTHERS; first += V_OTHERS) {
-            if !AHEAD {
-                load_slice(first, work.col0, true, lane);
-            }
-            store_slice(lane);
+            stage_slice(first, work.col0, true, lane);
             workgroupBarrier();
             if AHEAD {
                 if first + V_OTHERS < OTHERS {
-                    load_slice(first + V_OTHERS, work.col0, true, lane);
+                    load_slice(first + V_OTHERS, work.col0, true, 0u, lane);
                 } else if OF_SCORES {
-                    load_slice(0u, work.col0, false, lane);
+                    load_slice(0u, work.col0, false, 0u, lane);
                 }
             }
             add_valued(first, x, y);
@@ -305,14 +311,11 @@ fn add_tile(work: WorkTile, lane: u32) {
             given[(x + c * LANES_X) * GIVEN_STEP + y] = d_scores[c];
         }
         for (var first = 0u; first < OTHERS; first += V_OTHERS) {
-            if !AHEAD {
-                load_slice(first, work.col0, false, lane);
-            }
-            store_slice(lane);
+            stage_slice(first, work.col0, false, lane);
             workgroupBarrier();
             if AHEAD {
                 if first + V_OTHERS < OTHERS {
-                    load_slice(first + V_OTHERS, work.col0, false, lane);
+                    load_slice(first + V_OTHERS, work.col0, false, 0u, lane);
                 }
             }
             add_scored(first, x, y);

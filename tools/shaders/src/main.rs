@@ -38,6 +38,9 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
+/// Bytes of workgroup memory that a D3D12 device has; the host gives it no kernel with more.
+const MOST_D3D12_MEMORY: u32 = 32 << 10;
+
 /// The shaders that hold a kernel's loop: a kernel has at most one of them.
 const FORMS: [&str; 16] = [
     "additive/cpu",
@@ -110,7 +113,9 @@ impl Row {
         }
         let wide = match self.form.as_str() {
             "matmul_gpu" => self.axes().contains(&"side=128"),
-            "fused_backward_gpu" => self.axes().contains(&"of=KeysAndValues"),
+            "fused_backward_gpu" => {
+                self.axes().contains(&"of=KeysAndValues") || self.axes().contains(&"side=64")
+            }
             _ => false,
         };
         if wide {
@@ -566,13 +571,15 @@ fn tasks(rows: &[Row], tools: &Tools, options: &Options) -> Vec<Task> {
     }
     tasks.sort_by_key(|task| std::cmp::Reverse(task.taken.iter().filter(|taken| **taken).count()));
     let plain = || rows.iter().map(|row| !row.matrix_units()).collect();
+    let on_d3d12 = |row: &Row| !row.matrix_units() && row.kernel.workgroup_memory <= MOST_D3D12_MEMORY;
     if let Some(library) = &tools.dxc {
-        tasks.push(task(Compiler::Dxc, Tool::Dxc(library.clone()), plain(), gpus::PAIRS));
+        let suits = rows.iter().map(on_d3d12).collect();
+        tasks.push(task(Compiler::Dxc, Tool::Dxc(library.clone()), suits, gpus::PAIRS));
     }
     if let Some(command) = &tools.fxc {
         // Shader model 5.1 has neither 16-bit types nor subgroups.
         let suits = |row: &Row| {
-            !row.matrix_units()
+            on_d3d12(row)
                 && !wgsl::halves(&row.kernel.wgsl)
                 && !wgsl::subgroups(&row.kernel.wgsl)
                 && !OF_SOFTWARE.contains(&row.form.as_str())
