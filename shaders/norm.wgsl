@@ -61,7 +61,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             if HAS_SUM {
                 store_sum4(at, d, x);
             }
-            var y = (x - s.mean) * s.scale;
+            var y = normalised4(x, s);
             if HAS_WEIGHT {
                 y *= weight_at4(p.affine.x + d * p.affine.y, p.affine.y, p.features - d);
             }

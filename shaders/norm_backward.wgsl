@@ -1,7 +1,7 @@
 // The gradient of a norm's input, and the statistics of its rows. With g = d_out · weight, n the normalised row and r its scale:
 // d_x = r · (g − mean of g − n · mean of g n) + d_sum, without the mean of g for RMSNorm.
 //
-// x, residual, d_out, d_sum, d_x [batch, heads, length, features]   weight [features]   statistics [rows, 2]: mean, scale
+// x, residual, d_out, d_sum, d_x [batch, heads, length, features]   weight [features]   statistics [rows, 3]: mean, rest, scale
 //
 // ROW_LANES invocations share a row, as in norm.wgsl.
 //
@@ -26,13 +26,15 @@ struct Params {
 
 @group(0) @binding(0) var<uniform> p: Params;
 
-// d_out · weight from channel d on; zero past the last.
+// d_out · weight from channel d on; zero past the last. Both passes must round the product alike: a compiler that contracts the
+// product and `− mean` to a fused multiply-add leaves the product's rounding where the difference is 0, and 1 / √eps multiplies it.
+// The bits of a sign that the row count never has, which no compiler knows to be 0, keep the product apart.
 fn weighted4(at: Place, d: u32) -> vec4<f32> {
     var g = d_out_at4(view_at(p.d_out, at.b, at.h, at.i, d), p.d_out.strides.w, p.features - d);
     if HAS_WEIGHT {
         g *= weight_at4(p.weight.x + d * p.weight.y, p.weight.y, p.features - d);
     }
-    return g;
+    return bitcast<vec4<f32>>(bitcast<vec4<u32>>(g) | vec4<u32>(p.rows >> 31u));
 }
 
 fn store_d_x4(at: Place, d: u32, gradient: vec4<f32>) {
@@ -58,8 +60,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let s = statistics_of(at, lane);
         if HAS_STATISTICS {
             if lane == 0u {
-                statistics_store(2u * row, s.mean);
-                statistics_store(2u * row + 1u, s.scale);
+                statistics_store(3u * row, s.mean);
+                statistics_store(3u * row + 1u, s.rest);
+                statistics_store(3u * row + 2u, s.scale);
             }
         }
         if HAS_D_X {
@@ -68,7 +71,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             for (var d = lane * 4u; d < p.features; d += ROW_LANES * 4u) {
                 let g = weighted4(at, d);
                 sums += g;
-                products += g * ((input4(at, d) - s.mean) * s.scale);
+                products += g * normalised4(input4(at, d), s);
             }
             let count = f32(p.features);
             var mean = 0.0;
@@ -77,7 +80,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             }
             let along = row_sum(products, lane) / count;
             for (var d = lane * 4u; d < p.features; d += ROW_LANES * 4u) {
-                let n = (input4(at, d) - s.mean) * s.scale;
+                let n = normalised4(input4(at, d), s);
                 var d_x = s.scale * (weighted4(at, d) - mean - n * along);
                 if HAS_D_SUM {
                     d_x += d_sum_at4(view_at(p.d_sum, at.b, at.h, at.i, d), p.d_sum.strides.w, p.features - d);

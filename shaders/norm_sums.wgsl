@@ -1,7 +1,7 @@
 // Parts of the gradients of a norm's weight and bias: sums of d_out · n and of d_out over some of the rows, n the normalised
 // row.
 //
-// x, residual, d_out [batch, heads, length, features]   statistics [rows, 2]: mean, scale   parts [2, count, features]
+// x, residual, d_out [batch, heads, length, features]   statistics [rows, 3]: mean, rest, scale   parts [2, count, features]
 //
 // A workgroup has COLUMNS channels and a part of the rows, which STRIPS invocations share by turns; the first of them adds
 // what they found, in their order. column_sums.wgsl adds the parts.
@@ -43,7 +43,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         if HAS_RESIDUAL {
             x += residual_at(view_at(p.residual, b, h, i, d));
         }
-        let n = (x - statistics_at(2u * row)) * statistics_at(2u * row + 1u);
+        let n = ((x - statistics_at(3u * row)) - statistics_at(3u * row + 1u)) * statistics_at(3u * row + 2u);
         let d_out = d_out_at(view_at(p.d_out, b, h, i, d));
         sums += vec2<f32>(d_out * n, d_out);
     }

@@ -1,8 +1,9 @@
-// The mean and the scale 1 / √(variance + eps) of a row, in f32, by two passes: never E[x²] − E[x]², which cancels. Of RMSNorm
-// the mean is 0.
+// The mean and the scale 1 / √(variance + eps) of a row, in f32, by two passes: never E[x²] − E[x]², which cancels. The mean of
+// RMSNorm is 0. The second pass also sums x − mean: the mean of that is the rounding of the first mean, `rest`. A large mean would
+// otherwise shift each normalised value by its rounding (Chan, Golub and LeVeque 1983, the corrected two-pass algorithm).
 //
 // Needs: p.x, p.residual, p.features, p.eps; CENTRED, HAS_RESIDUAL, ROW_LANES; view_at, x_at4, residual_at4, row_sum.
-// Gives: Place, Statistics; input4, place_of, statistics_of.
+// Gives: Place, Statistics; input4, normalised4, place_of, statistics_of.
 
 // Where a row is.
 struct Place {
@@ -14,7 +15,8 @@ struct Place {
 }
 
 struct Statistics {
-    mean: f32,
+    mean: f32,         // mean + rest is the mean
+    rest: f32,
     scale: f32,
 }
 
@@ -48,10 +50,26 @@ fn statistics_of(at: Place, lane: u32) -> Statistics {
         mean = row_sum(sums, lane) / count;
     }
     var squares = vec4<f32>();
+    var rests = vec4<f32>();
     for (var d = lane * 4u; d < p.features; d += ROW_LANES * 4u) {
         let off = input4(at, d) - mean;
         let within = vec4<u32>(d) + vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(p.features);
         squares += select(vec4<f32>(), off * off, within);
+        rests += select(vec4<f32>(), off, within);
     }
-    return Statistics(mean, 1.0 / sqrt(row_sum(squares, lane) / count + p.eps));
+    var variance = row_sum(squares, lane) / count;
+    var rest = 0.0;
+    if CENTRED {
+        rest = row_sum(rests, lane) / count;
+        variance = max(variance - rest * rest, 0.0);
+    }
+    return Statistics(mean, rest, 1.0 / sqrt(variance + p.eps));
+}
+
+// Four elements of the normalised row.
+fn normalised4(x: vec4<f32>, s: Statistics) -> vec4<f32> {
+    if CENTRED {
+        return ((x - s.mean) - s.rest) * s.scale;
+    }
+    return x * s.scale;
 }

@@ -16,6 +16,9 @@ pub(crate) struct NormSums {
 pub(crate) const COLUMNS: usize = 16;
 pub(crate) const STRIPS: usize = 16;
 
+/// Numbers of each row's statistics: the rounded mean, the rest of the mean, the scale.
+pub(crate) const STATISTICS: usize = 3;
+
 params! {
     pub(crate) struct Params {
         x: View,

@@ -5,7 +5,7 @@ use super::project_backward::{Gradient, column_sums};
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernel::{Dispatch, View, Width};
-use crate::kernels::norm_sums::{COLUMNS, STRIPS};
+use crate::kernels::norm_sums::{COLUMNS, STATISTICS, STRIPS};
 use crate::kernels::{KernelVariant, norm, norm_backward, norm_sums};
 use crate::norm_config::NormConfig;
 use crate::plan::{self, Rows, Tuning};
@@ -135,7 +135,7 @@ impl<'a> NormOp<'a> {
     /// The temporary memory of the gradients of weight and bias.
     pub fn sums_size(&self) -> ScratchSize {
         let [batch, heads, length, features] = self.x.shape();
-        let statistics = (count([batch, heads, length, 1]) as u64).saturating_mul(8);
+        let statistics = (count([batch, heads, length, 1]) as u64).saturating_mul(STATISTICS as u64 * 4);
         let parts = (self.parts().0 as u64).saturating_mul(features as u64).saturating_mul(8);
         ScratchSize::default().with(Slot::RowStats, statistics).with(Slot::Partials, parts)
     }
@@ -156,7 +156,7 @@ impl<'a> NormOp<'a> {
         let rows = count([batch, heads, length, 1]);
         let sums = d_weight.is_some() || d_bias.is_some();
         let statistics = if sums {
-            let shape = [1, 1, rows, 2];
+            let shape = [1, 1, rows, STATISTICS];
             Some(in_scratch(scratch.buffer(Slot::RowStats)?, DType::F32, shape, 0))
         } else {
             None
