@@ -176,6 +176,20 @@ pub enum Error {
         /// What the device allows.
         limit: u64,
     },
+    /// The keys or the values of one layer of a cache are larger than the device can bind.
+    #[error(
+        "the {side} of a layer of the cache need a binding of {bytes} bytes, the device allows {limit} \
+         (max_storage_buffer_binding_size); request a higher limit, choose a smaller storage, or make one cache for each group of \
+         heads (`CacheConfig::split_by_heads`)"
+    )]
+    CacheBindingLimit {
+        /// `keys` or `values`.
+        side: &'static str,
+        /// Bytes to bind.
+        bytes: u64,
+        /// What the device allows.
+        limit: u64,
+    },
     /// The call needs more of something than the device's limits allow.
     #[error("{what} is {needed}, the device allows {limit} ({name})")]
     Limit {

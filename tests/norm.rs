@@ -314,7 +314,8 @@ fn large_means_are_exact() {
     let buffers = [gpu.upload(&x).expect("x"), gpu.buffer(4 * features).expect("out")];
     let [x, out] = buffers.each_ref().map(|b| TensorView::sequence(b, DType::F32, [1, 1, features]));
     for form in FORMS {
-        let norm = Norm::with_pipelines(gpu.pipelines(), norm).expect("a norm").tuning(Tuning::new().form(form));
+        let norm =
+            Norm::with_pipelines(gpu.pipelines(), norm).expect("a norm").tuning(Tuning::new().form(form));
         gpu.submit(|e| norm.forward(e, &NormForward::new(x, out))).expect("a recording");
         let got = gpu.download::<f32>(&buffers[1], features).expect("a read-back");
         for (got, want) in got.iter().zip(&want) {

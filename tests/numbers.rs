@@ -1,6 +1,7 @@
 //! Hand-made cases where arithmetic is at its edges: the answers are exact and written down here.
 
-use wgpu_attention::reference::{Options, attention};
+use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
+use wgpu_attention::reference::{Options, attention, widen};
 use wgpu_attention::{Alignment, DType, HostTensor, Mask, Path, Shape};
 
 use crate::harness::report::judge_outputs;
@@ -527,4 +528,24 @@ fn values_near_range_ends_match() {
         }
     }
     report.finish();
+}
+
+/// A split sums 2¹³ keys at most, as the reference's blocks do: the mean of 2²⁰ equal values is exact to a few roundings.
+#[test]
+fn means_of_many_equal_values_are_exact() {
+    for (q_len, kv_len, value) in [(1, 1 << 20, 0.7f32), (33, 1 << 20, 0.1), (4, 1 << 16, 0.1)] {
+        let shape = Shape { q_len, kv_len, ..Shape::new(1, 1, 1, 4) };
+        let (q, k, v) = (vec![0.3; 4 * q_len], vec![0.2; 4 * kv_len], vec![value; 4 * kv_len]);
+        let got = full().gpu.attention(&q, &k, &v, shape, &Options::new()).expect("a result");
+        // The reference computes one row, which all queries share.
+        let one = Shape { q_len: 1, ..shape };
+        let naive = attention::<f32>(&q[..4], &k, &v, one, &Options::new()).expect("a result");
+        let want = vec![f64::from(value); 4];
+        let tolerance = Tolerance::from_naive(&widen(&naive.out), &want, f64::from(value), EPSILON_F32);
+        assert!(tolerance.absolute < 3e-4 * f64::from(value), "{tolerance:?}");
+        for row in got.out.chunks_exact(4) {
+            let found = compare(row, &want, tolerance);
+            found.unwrap_or_else(|e| panic!("{q_len} queries, {kv_len} keys of {value}: {e}"));
+        }
+    }
 }

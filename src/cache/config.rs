@@ -112,6 +112,11 @@ pub struct CacheConfig {
     pub(crate) spare_tokens: usize,
 }
 
+/// Most bytes of one side of a layer. Kernels count words in 30 bits.
+fn most_bytes(device: &DeviceFacts) -> u64 {
+    device.max_binding_bytes.min(1 << 32)
+}
+
 /// The sizes of one side, keys or values.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SideSize {
@@ -186,6 +191,50 @@ impl CacheConfig {
     pub fn token_bytes(&self) -> usize {
         let row = |dim| self.storage.row_bytes(dim);
         self.kv_heads.saturating_mul(row(self.head_dim).saturating_add(row(self.value_dim)))
+    }
+
+    /// The configurations of caches that share the heads of this one, in order, because the device cannot bind all of them: as few as
+    /// possible, each with the same number of heads. One configuration, this one, if the device can bind it.
+    ///
+    /// Advance each cache alike. Append slices of the keys and values to each, and attend with the slices of the query heads that
+    /// share its heads. The results are bit by bit those of one cache with the same splits of keys.
+    ///
+    /// ```no_run
+    /// # fn f(gpu: &wgpu_attention::Gpu, encoder: &mut wgpu::CommandEncoder, [q, k, v, out]: [wgpu_attention::TensorView; 4],
+    /// #      scratch: &mut wgpu_attention::Scratch) -> Result<(), wgpu_attention::Error> {
+    /// use wgpu_attention::{Append, Attention, Cache, CacheConfig, Config, Forward, Mask, Tokens};
+    ///
+    /// // 8 key/value heads of 128 channels and 131072 tokens: 512 MiB of keys where a device binds 128 MiB.
+    /// let configs = CacheConfig::new(8, 128, 131_072).split_by_heads(gpu.device())?;
+    /// let caches = configs.iter().map(|config| Cache::with_pipelines(gpu.pipelines(), *config));
+    /// let mut caches = caches.collect::<Result<Vec<_>, _>>()?;
+    /// let kv_heads = 8 / caches.len();
+    /// let heads = 32 / caches.len();
+    /// let attention = Attention::with_pipelines(gpu.pipelines(), Config::new(heads, 128).kv_heads(kv_heads))?;
+    /// // Each token: q and out [1, 32, 1, 128], k and v [1, 8, 1, 128].
+    /// for (n, cache) in caches.iter_mut().enumerate() {
+    ///     let [k, v] = [k, v].map(|t| t.slice(1, n * kv_heads, kv_heads));
+    ///     let [q, out] = [q, out].map(|t| t.slice(1, n * heads, heads));
+    ///     cache.advance(encoder, Tokens::All(1))?;
+    ///     cache.append(encoder, 0, &Append::new(k, v))?;
+    ///     let call = Forward::with_cache(q, cache, out).mask(Mask::causal());
+    ///     attention.forward(encoder, &call, scratch)?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Cache::new`](super::Cache::new), and [`Error::CacheBindingLimit`] if the device cannot bind one head either.
+    pub fn split_by_heads(&self, device: &wgpu::Device) -> Result<Vec<CacheConfig>, Error> {
+        let facts = DeviceFacts::of(device);
+        let of_heads = |kv_heads| CacheConfig { kv_heads, ..*self };
+        let parts = (1..=self.kv_heads.max(1)).filter(|parts| self.kv_heads.is_multiple_of(*parts));
+        let mut checked = parts.map(|parts| {
+            let config = of_heads(self.kv_heads / parts);
+            config.check(&facts).map(|()| vec![config; parts])
+        });
+        let answer = checked.find(|checked| !matches!(checked, Err(Error::CacheBindingLimit { .. })));
+        answer.unwrap_or_else(|| of_heads(1).check(&facts).map(|()| Vec::new()))
     }
 
     /// Tokens a sequence may have; of a ring its positions.
@@ -330,13 +379,15 @@ impl CacheConfig {
             }
             _ => {}
         }
-        // Kernels count words in 30 bits.
-        let limit = device.max_binding_bytes.min(1 << 32);
-        let sides = [self.head_dim, self.value_dim].map(|dim| self.side(dim).total);
-        for words in sides.into_iter().chain([self.sequence_table_words()]) {
-            let bytes = (words as u64).saturating_mul(4);
+        let limit = most_bytes(device);
+        let bytes = (self.sequence_table_words() as u64).saturating_mul(4);
+        if bytes > limit {
+            return Err(Error::BindingLimit { tensor: "cache (sequence table)", bytes, limit });
+        }
+        for (side, dim) in [("keys", self.head_dim), ("values", self.value_dim)] {
+            let bytes = (self.side(dim).total as u64).saturating_mul(4);
             if bytes > limit {
-                return Err(Error::BindingLimit { tensor: "cache", bytes, limit });
+                return Err(Error::CacheBindingLimit { side, bytes, limit });
             }
         }
         Ok(())

@@ -78,8 +78,8 @@ impl Cache {
     /// An empty cache with pipelines of its own.
     ///
     /// # Errors
-    /// Sizes of zero, groups or pages that are none, [`Error::BindingLimit`] if the keys or the values of a layer are
-    /// more than the device binds, [`Error::OutOfMemory`].
+    /// Sizes of zero, groups or pages that are none, [`Error::CacheBindingLimit`] if the device cannot bind the keys or the
+    /// values of a layer ([`CacheConfig::split_by_heads`] makes configurations that it can bind), [`Error::OutOfMemory`].
     pub fn new(device: &wgpu::Device, config: CacheConfig) -> Result<Self, Error> {
         Self::with_pipelines(&Pipelines::new(device), config)
     }

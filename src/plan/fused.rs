@@ -287,6 +287,16 @@ pub(crate) struct FusedPlan {
 /// More splits than this are no plan: their partial sums would be what the time goes to.
 pub(crate) const MOST_SPLITS: usize = 128;
 
+/// Most keys of a split, where the partial sums fit [`EXACT_BYTES`]. f32 loses digits in longer sums: the mean of 2²⁰ equal values
+/// in splits of 2¹⁶ keys has a relative error of 6e-4. The reference sums blocks of as many keys.
+const LONGEST_SUM: usize = 1 << 13;
+
+/// Most bytes of partial sums that [`LONGEST_SUM`] adds.
+const EXACT_BYTES: u64 = 32 << 20;
+
+/// The scratch of a call with a cache does not depend on the cache's capacity up to this many tokens.
+const LONG_CACHE: usize = 1 << 17;
+
 /// Tiles, workgroups and dispatches of the fused kernel.
 pub(super) fn fused(outline: &Outline, pick: &Pick, device: &DeviceFacts) -> Result<FusedPlan, Error> {
     let Outline { shape, tuning, reach, .. } = outline;
@@ -298,7 +308,12 @@ pub(super) fn fused(outline: &Outline, pick: &Pick, device: &DeviceFacts) -> Res
     // Rows of a tile are of so many queries at most.
     let queries = ((tiles.rows() + shape.group() - 2) / shape.group() + 1).min(shape.q_len);
     let workgroups = row_tiles.saturating_mul(slices).saturating_mul(heads);
-    let splits = splits(tiles, workgroups, reach.of_queries(queries), tuning, pick, device)?;
+    let split_bytes = partial_bytes(rows.saturating_mul(heads), shape.value_dim.next_multiple_of(4));
+    let reach = reach.of_queries(queries);
+    let long = reach > if outline.keys.is_cache() { LONG_CACHE } else { LONGEST_SUM };
+    let exact =
+        if long { reach.div_ceil(LONGEST_SUM).min((EXACT_BYTES / split_bytes.max(1)) as usize) } else { 1 };
+    let splits = splits(tiles, workgroups, reach, exact, tuning, pick, device)?;
     let grid = [row_tiles.saturating_mul(splits), slices, heads];
     // What masks hide counts.
     let pairs = tiles.rows() as f64 * outline.most_keys().div_ceil(splits) as f64;
@@ -394,7 +409,7 @@ fn fused_cpu(rows: usize, shape: &Shape, pick: &Pick, lanes: u32) -> FusedTiles 
     }
 }
 
-/// Splits of the keys of `workgroups` tiles, so that the device is busy and none has too few. By the most keys that a
+/// Splits of the keys of `workgroups` tiles, `exact` of them at least, so that the device is busy and none has too few. By the most keys that a
 /// tile may have in its `reach`: how many there are, only the device may know. Workgroups that find none of theirs
 /// end at once (0.05 µs each with lavapipe); an indirect dispatch of just enough costs more, because wgpu checks it
 /// with a dispatch of its own (60 µs there).
@@ -402,6 +417,7 @@ fn splits(
     tiles: FusedTiles,
     workgroups: usize,
     reach: usize,
+    exact: usize,
     tuning: &Tuning,
     pick: &Pick,
     device: &DeviceFacts,
@@ -423,7 +439,7 @@ fn splits(
                 0.. => ruled << pick.splits,
                 _ => ruled >> -pick.splits,
             };
-            Ok(asked.min(steps).clamp(1, MOST_SPLITS))
+            Ok(asked.max(exact).min(steps).clamp(1, MOST_SPLITS))
         }
     }
 }
@@ -494,6 +510,11 @@ fn picked_gpu(picked: u32, value_dim: usize, device: &DeviceFacts) -> Option<Fus
     enough.or_else(|| fitting.next_back()).copied()
 }
 
+/// Bytes of the sums, maxima and totals of one split.
+fn partial_bytes(rows: usize, width: usize) -> u64 {
+    (rows as u64).saturating_mul(4 * (width as u64 + 4))
+}
+
 impl FusedPlan {
     /// Where the maxima and totals of the splits begin in their memory, in elements.
     pub fn stats(&self) -> usize {
@@ -508,7 +529,7 @@ impl FusedPlan {
         if self.splits == 1 {
             return 0;
         }
-        (self.rows as u64).saturating_mul(self.splits as u64).saturating_mul(4 * (self.width as u64 + 4))
+        (self.splits as u64).saturating_mul(partial_bytes(self.rows, self.width))
     }
 
     /// Packed rows of all sequences and heads.

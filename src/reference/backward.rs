@@ -1,6 +1,7 @@
 //! The gradients of attention, stage by stage from the output back to the inputs.
 
 use super::additive::vector_of;
+use super::block_sums::{BLOCK, BlockSums};
 use super::{Options, Real, additive_scores, dropout, expect_length, scores, softmax};
 use crate::error::Error;
 use crate::mask::{HostTensor, Id};
@@ -181,7 +182,7 @@ fn gradients<R: Real>(
     let d_v = values_gradient(&dropped, &d_out, shape);
 
     let tensor = |id| options.mask.floats(id);
-    let zeros = |id| tensor(id).map(|t| vec![R::zero(); t.data.len()]);
+    let zeros = |id| tensor(id).map(|t| BlockSums::new(t.data.len()));
     let mut d_bias = zeros(Id::Bias);
     let mut d_slopes = zeros(Id::Alibi);
     let mut d_relative = zeros(Id::Relative);
@@ -193,10 +194,22 @@ fn gradients<R: Real>(
     for (row, lse) in normalised.lse.iter().enumerate() {
         let [b, h, i] = [row / q_len / heads, row / q_len % heads, row % q_len];
         let pairs = row * kv_len..(row + 1) * kv_len;
-        let seen = pairs.clone().filter(|n| normalised.weights[*n] != R::zero());
-        let sum = seen.clone().fold(R::zero(), |sum, n| sum + normalised.weights[n] * d_weights[n]);
+        let of_block = |first: usize| {
+            let seen = (first..pairs.end.min(first + BLOCK)).filter(|n| normalised.weights[*n] != R::zero());
+            seen.fold(R::zero(), |sum, n| sum + normalised.weights[n] * d_weights[n])
+        };
+        let sum = pairs.clone().step_by(BLOCK).fold(R::zero(), |sum, first| sum + of_block(first));
         let mean = d_lse.map_or(sum, |d_lse| sum + minus * term(d_lse[row]));
-        for n in seen {
+        for n in pairs.clone() {
+            if n % BLOCK == 0 {
+                for sums in [&mut d_bias, &mut d_slopes, &mut d_relative, &mut d_sinks].into_iter().flatten()
+                {
+                    sums.end_block(0..sums.len());
+                }
+            }
+            if normalised.weights[n] == R::zero() {
+                continue;
+            }
             let index = [b, h, i, n - pairs.start];
             let d_added = normalised.weights[n] * (d_weights[n] + minus * mean);
             for added in options.terms(&shape, index) {
@@ -231,15 +244,17 @@ fn gradients<R: Real>(
             (d_q, d_k, None)
         }
     };
+    let [d_bias, d_slopes, d_relative, d_sinks] =
+        [d_bias, d_slopes, d_relative, d_sinks].map(|sums| sums.map(BlockSums::totals));
     Ok(Gradients { d_score_vector, d_q, d_k, d_v, d_bias, d_slopes, d_relative, d_sinks, d_score_fn })
 }
 
 /// Adds `x` to the gradient of the element at `index`, repeating axes of 1.
-fn add<R: Real>(sums: &mut Option<Vec<R>>, of: Option<&HostTensor<f32>>, index: [usize; 4], x: R) {
+fn add<R: Real>(sums: &mut Option<BlockSums<R>>, of: Option<&HostTensor<f32>>, index: [usize; 4], x: R) {
     if let (Some(sums), Some(of)) = (sums, of) {
         let place = |a: usize| if of.shape[a] == 1 { 0 } else { index[a] };
         let flat = (0..4).fold(0, |flat, a| flat * of.shape[a] + place(a));
-        sums[flat] = sums[flat] + x;
+        sums.add(flat, x);
     }
 }
 
@@ -264,14 +279,18 @@ fn weights_gradient<R: Real>(v: &[R], d_out: &[R], shape: Shape) -> Vec<R> {
 /// `Σᵢ weights[i, j] · d_out[i]`.
 fn values_gradient<R: Real>(weights: &[R], d_out: &[R], shape: Shape) -> Vec<R> {
     let Shape { kv_len, value_dim, .. } = shape;
-    let mut d_v = vec![R::zero(); count(shape.v())];
-    for (n, weight) in weights.iter().enumerate().filter(|(_, weight)| **weight != R::zero()) {
-        let (row, j) = (n / kv_len, n % kv_len);
-        let sums = &mut d_v[(keys_of(row, &shape) + j) * value_dim..][..value_dim];
-        let d_out = &d_out[row * value_dim..][..value_dim];
-        sums.iter_mut().zip(d_out).for_each(|(sum, d)| *sum = *sum + *weight * *d);
+    let mut d_v = BlockSums::new(count(shape.v()));
+    for row in 0..weights.len() / kv_len {
+        let keys = keys_of(row, &shape);
+        if row % BLOCK == 0 {
+            d_v.end_block(keys * value_dim..(keys + kv_len) * value_dim);
+        }
+        for j in (0..kv_len).filter(|j| weights[row * kv_len + j] != R::zero()) {
+            let d_out = &d_out[row * value_dim..][..value_dim];
+            d_v.add_scaled((keys + j) * value_dim, weights[row * kv_len + j], d_out);
+        }
     }
-    d_v
+    d_v.totals()
 }
 
 /// `scale · Σⱼ d_scores[i, j] · k[j]` and `scale · Σᵢ d_scores[i, j] · q[i]` over the pairs whose weight is not zero.
@@ -284,17 +303,27 @@ fn scores_gradient<R: Real>(
     scale: R,
 ) -> [Vec<R>; 2] {
     let Shape { kv_len, head_dim, .. } = shape;
-    let (mut d_q, mut d_k) = (vec![R::zero(); q.len()], vec![R::zero(); k.len()]);
-    for (n, _) in weights.iter().enumerate().filter(|(_, weight)| **weight != R::zero()) {
-        let (row, key) = (n / kv_len, keys_of(n / kv_len, &shape) + n % kv_len);
-        let d_score = scale * d_scores[n];
-        for d in 0..head_dim {
-            let (i, j) = (row * head_dim + d, key * head_dim + d);
-            d_q[i] = d_q[i] + d_score * k[j];
-            d_k[j] = d_k[j] + d_score * q[i];
+    let [mut d_q, mut d_k] = [q, k].map(|x| BlockSums::new(x.len()));
+    for row in 0..weights.len() / kv_len {
+        let keys = keys_of(row, &shape);
+        if row % BLOCK == 0 {
+            d_k.end_block(keys * head_dim..(keys + kv_len) * head_dim);
+        }
+        let query = row * head_dim..(row + 1) * head_dim;
+        for j in 0..kv_len {
+            if j % BLOCK == 0 {
+                d_q.end_block(query.clone());
+            }
+            if weights[row * kv_len + j] == R::zero() {
+                continue;
+            }
+            let d_score = scale * d_scores[row * kv_len + j];
+            let key = (keys + j) * head_dim;
+            d_q.add_scaled(query.start, d_score, &k[key..][..head_dim]);
+            d_k.add_scaled(key, d_score, &q[query.clone()]);
         }
     }
-    [d_q, d_k]
+    [d_q, d_k].map(BlockSums::totals)
 }
 
 /// The gradients of queries, keys and the vector of additive scores, over the pairs whose weight is not zero.
@@ -306,19 +335,33 @@ fn additive_gradient<R: Real>(
     term: impl Fn(R) -> R,
 ) -> [Vec<R>; 3] {
     let Shape { heads, q_len, kv_len, head_dim, .. } = shape;
-    let [mut d_q, mut d_k, mut d_vector] = [q, k, vector].map(|x| vec![R::zero(); x.len()]);
-    for (n, _) in weights.iter().enumerate().filter(|(_, weight)| **weight != R::zero()) {
-        let (row, key) = (n / kv_len, keys_of(n / kv_len, &shape) + n % kv_len);
-        let h = row / q_len % heads;
+    let [mut d_q, mut d_k, mut d_vector] = [q, k, vector].map(|x| BlockSums::new(x.len()));
+    for row in 0..weights.len() / kv_len {
+        let (h, keys) = (row / q_len % heads, keys_of(row, &shape));
+        if row % BLOCK == 0 {
+            d_k.end_block(keys * head_dim..(keys + kv_len) * head_dim);
+        }
         let of_head = if vector.len() == head_dim { 0 } else { h * head_dim };
-        for (d, v) in vector_of(vector, h, head_dim).iter().enumerate() {
-            let (i, j) = (row * head_dim + d, key * head_dim + d);
-            let t = (q[i] + k[j]).tanh();
-            let through = d_scores[n] * term(*v) * (R::one() - t * t);
-            d_q[i] = d_q[i] + through;
-            d_k[j] = d_k[j] + through;
-            d_vector[of_head + d] = d_vector[of_head + d] + d_scores[n] * term(t);
+        for j in 0..kv_len {
+            let n = row * kv_len + j;
+            if j % BLOCK == 0 {
+                d_q.end_block(row * head_dim..(row + 1) * head_dim);
+            }
+            if n % BLOCK == 0 {
+                d_vector.end_block(0..vector.len());
+            }
+            if weights[n] == R::zero() {
+                continue;
+            }
+            for (d, v) in vector_of(vector, h, head_dim).iter().enumerate() {
+                let (query, key) = (row * head_dim + d, (keys + j) * head_dim + d);
+                let t = (q[query] + k[key]).tanh();
+                let through = d_scores[n] * term(*v) * (R::one() - t * t);
+                d_q.add(query, through);
+                d_k.add(key, through);
+                d_vector.add(of_head + d, d_scores[n] * term(t));
+            }
         }
     }
-    [d_q, d_k, d_vector]
+    [d_q, d_k, d_vector].map(BlockSums::totals)
 }

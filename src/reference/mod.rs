@@ -19,6 +19,7 @@ mod attention;
 mod attentional;
 mod backward;
 mod block;
+mod block_sums;
 pub mod cache;
 pub mod compare;
 mod decoder;

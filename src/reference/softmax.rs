@@ -1,5 +1,6 @@
 //! Scores → masked, normalised weights and their log-sum-exp.
 
+use super::block_sums::BLOCK;
 use super::{Options, Real, expect_length};
 use crate::error::Error;
 use crate::problem::Shape;
@@ -61,9 +62,13 @@ fn normalise<R: Real>(scores: &[Option<R>], sink: Option<R>, weights: &mut [R]) 
         return max;
     }
     let mut sum = sink.map_or(R::zero(), |s| (s - max).exp());
-    for (weight, score) in weights.iter_mut().zip(scores) {
-        *weight = score.map_or(R::zero(), |s| (s - max).exp());
-        sum = sum + *weight;
+    for (weights, scores) in weights.chunks_mut(BLOCK).zip(scores.chunks(BLOCK)) {
+        let mut block = R::zero();
+        for (weight, score) in weights.iter_mut().zip(scores) {
+            *weight = score.map_or(R::zero(), |s| (s - max).exp());
+            block = block + *weight;
+        }
+        sum = sum + block;
     }
     // A NaN among the scores shows in the weights of the keys that are seen, not of the hidden ones.
     for (weight, _) in weights.iter_mut().zip(scores).filter(|(_, score)| score.is_some()) {

@@ -1,5 +1,6 @@
 //! `weights · v`
 
+use super::block_sums::{BLOCK, BlockSums};
 use super::{Real, expect_length};
 use crate::error::Error;
 use crate::problem::Shape;
@@ -16,16 +17,18 @@ pub fn weighted_sum<R: Real>(weights: &[R], v: &[R], shape: Shape) -> Result<Vec
     expect_length("weights", weights, count(shape.weights()))?;
     expect_length("v", v, count(shape.v()))?;
     let Shape { batch, heads, kv_heads, q_len, kv_len, value_dim, .. } = shape;
-    let mut out = vec![R::zero(); batch * heads * q_len * value_dim];
-    for (row, sum) in out.chunks_exact_mut(value_dim).enumerate() {
+    let mut out = BlockSums::new(batch * heads * q_len * value_dim);
+    for row in 0..batch * heads * q_len {
         let (b, h) = (row / q_len / heads, row / q_len % heads);
         let values = (b * kv_heads + h / shape.group()) * kv_len;
         for (j, weight) in weights[row * kv_len..][..kv_len].iter().enumerate() {
+            if j % BLOCK == 0 {
+                out.end_block(row * value_dim..(row + 1) * value_dim);
+            }
             if *weight != R::zero() {
-                let value = &v[(values + j) * value_dim..][..value_dim];
-                sum.iter_mut().zip(value).for_each(|(sum, v)| *sum = *sum + *weight * *v);
+                out.add_scaled(row * value_dim, *weight, &v[(values + j) * value_dim..][..value_dim]);
             }
         }
     }
-    Ok(out)
+    Ok(out.totals())
 }

@@ -1,11 +1,15 @@
 //! Caches at the end of their room, and pages that are shared, given back and used again.
 
-use wgpu_attention::{Cache, CacheLayout, CacheStorage, Error, ScaleGroup};
+use wgpu_attention::{
+    Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, Config, DType, Error, Forward, Mask,
+    ScaleGroup, Scratch, TensorView, Tokens, Tuning,
+};
 
 use super::{DIMS, LAYOUTS, STORAGES, usual};
 use wgpu_attention::KernelForm;
 
-use crate::harness::{Ask, Bed, Count, Data, FORMS, Kind, Rules, due, full};
+use crate::harness::device::device;
+use crate::harness::{Ask, Bed, Count, Data, FORMS, Kind, Rng, Rules, due, full};
 
 fn ask(bed: &mut Bed, context: &str) {
     let rules = Rules { causal: true, ..Default::default() };
@@ -257,4 +261,47 @@ fn a_new_cache_is_empty() {
     assert_eq!(CacheStorage::Q8(ScaleGroup::Of(32)).row_bytes(128), 128 + 4 * 4);
     assert_eq!(CacheStorage::Q4(ScaleGroup::Of(64)).row_bytes(128), 64 + 2 * 4);
     assert_eq!(CacheStorage::Q4(ScaleGroup::Row).row_bytes(128), 64 + 4);
+}
+
+/// A cache whose keys one binding cannot hold, as caches of groups of its heads: bit by bit what one cache gives.
+#[test]
+fn caches_of_groups_of_heads_equal_one_cache() {
+    let (heads, kv_heads, dim, rows, capacity) = (8, 4, 8, 5, 64);
+    let config = CacheConfig::new(kv_heads, dim, capacity);
+    // One head takes 2 KiB of keys: two heads fit.
+    let small = device(|limits| limits.max_storage_buffer_binding_size = 4096);
+    let error = Cache::with_pipelines(small.pipelines(), config).expect_err("8 KiB of keys");
+    assert!(error.to_string().contains("split_by_heads"), "{error}");
+    let rng = &mut Rng::new(71);
+    let [q, k, v] = [heads, kv_heads, kv_heads].map(|heads| rng.normals(heads * rows * dim));
+    let results = [&full().gpu, &small].map(|gpu| {
+        let configs = config.split_by_heads(gpu.device()).expect("each fits");
+        let parts = configs.len();
+        let [heads_each, kv_each] = [heads / parts, kv_heads / parts];
+        let operator =
+            Config::new(heads_each, dim).kv_heads(kv_each).tuning(Tuning::new().form(KernelForm::Cpu));
+        let attention = Attention::with_pipelines(gpu.pipelines(), operator).expect("an operator");
+        let buffers = [&q, &k, &v].map(|x| gpu.upload(x).expect("room"));
+        let out = gpu.buffer(4 * q.len()).expect("room");
+        let view = |b, heads| TensorView::new(b, DType::F32, [1, heads, rows, dim]);
+        let [q, k, v] = [view(&buffers[0], heads), view(&buffers[1], kv_heads), view(&buffers[2], kv_heads)];
+        for (n, config) in configs.into_iter().enumerate() {
+            let mut cache = Cache::with_pipelines(gpu.pipelines(), config).expect("it fits");
+            let [k, v] = [k, v].map(|t| t.slice(1, n * kv_each, kv_each));
+            let [q, out] = [q, view(&out, heads)].map(|t| t.slice(1, n * heads_each, heads_each));
+            gpu.submit(|e| cache.advance(e, Tokens::All(rows))).expect("room");
+            gpu.submit(|e| cache.append(e, 0, &Append::new(k, v))).expect("an append");
+            let call = Forward::with_cache(q, &cache, out).mask(Mask::causal());
+            let size = attention.scratch_size(&call).expect("a size");
+            let mut scratch = Scratch::new(gpu.device(), size).expect("room");
+            gpu.submit(|e| attention.forward(e, &call, &mut scratch)).expect("a call");
+        }
+        (parts, gpu.download::<f32>(&out, heads * rows * dim).expect("a read-back"))
+    });
+    assert_eq!([results[0].0, results[1].0], [1, 2]);
+    assert_eq!(results[0].1, results[1].1);
+    // No group has less than a head.
+    let smaller = device(|limits| limits.max_storage_buffer_binding_size = 1024);
+    let error = config.split_by_heads(smaller.device()).expect_err("one head takes 2 KiB");
+    assert!(matches!(error, Error::CacheBindingLimit { bytes: 2048, limit: 1024, .. }), "{error}");
 }

@@ -102,10 +102,13 @@ pub(super) fn caches_made() -> Seen {
     // One token more than a binding holds, of keys or of values, and of a sequence table.
     let most = gpu.device().limits().max_storage_buffer_binding_size.min((1 << 32) - 4) as usize;
     let tokens = most / (4 * 1024) + 1;
-    let words = ["`cache`", "max_storage_buffer_binding_size"];
-    refused(&words, CacheConfig::new(1, 1024, tokens).value_dim(1));
-    refused(&words, CacheConfig::new(1, 1, tokens).value_dim(1024));
-    refused(&words, CacheConfig::new(1 << 28, 1 << 28, 1 << 28).batch(1 << 28).layers(1 << 28));
+    let words = |side| [side, "max_storage_buffer_binding_size", "split_by_heads"];
+    refused(&words("the keys"), CacheConfig::new(1, 1024, tokens).value_dim(1));
+    refused(&words("the values"), CacheConfig::new(1, 1, tokens).value_dim(1024));
+    refused(
+        &["`cache (sequence table)`"],
+        CacheConfig::new(1 << 28, 1 << 28, 1 << 28).batch(1 << 28).layers(1 << 28),
+    );
     let small = device(|limits| limits.max_storage_buffer_binding_size = 4096);
     // Two heads of 64 tokens of 8 channels; a page more is too much.
     let paged = |pages| {
@@ -114,10 +117,10 @@ pub(super) fn caches_made() -> Seen {
     };
     Cache::with_pipelines(small.pipelines(), paged(4)).expect("just the limit");
     let error = Cache::with_pipelines(small.pipelines(), paged(5)).expect_err("a page too many");
-    seen.insert(read("a cache", &error, &["`cache`", "5120 bytes", "allows 4096"]));
+    seen.insert(read("a cache", &error, &["the keys of a layer", "5120 bytes", "allows 4096"]));
     let long = CacheConfig::new(1, 1, 16 * 2000).layout(CacheLayout::Paged { page: 16, pages: 1 });
     let error = Cache::with_pipelines(small.pipelines(), long).expect_err("a long page table");
-    seen.insert(read("a cache", &error, &["`cache`", "8032 bytes", "allows 4096"]));
+    seen.insert(read("a cache", &error, &["`cache (sequence table)`", "8032 bytes", "allows 4096"]));
     seen
 }
 

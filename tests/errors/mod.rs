@@ -78,7 +78,7 @@ macro_rules! names {
 }
 
 names! {
-    ZeroSize Slice Axis Shape NotDivisible Overlap Overflow OutOfBounds Alias OutputsOverlap Usage Type BindingLimit
+    ZeroSize Slice Axis Shape NotDivisible Overlap Overflow OutOfBounds Alias OutputsOverlap Usage Type BindingLimit CacheBindingLimit
     Limit Option Unsupported Layer Mod PutAside ScratchTooSmall CacheFull OutOfPages Length Refused OutOfMemory NoAdapter DeviceLost
 }
 
