@@ -473,7 +473,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) i
     let v_col = stage_col(lane, col0);
 
     let align = select(4u, KEYS, HAS_BLOCKS);
-    var at = next_tile(work.b, work.kv_head, work.row0, work.last_row, min(keys.x, end) / align * align, end);
+    var at = next_tile(work, min(keys.x, end) / align * align, vec2<u32>(), end, index);
     if AHEAD && at.y != 0u {
         find_keys(k, at.x, last_key, lane);
         use_found_keys();
@@ -483,7 +483,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) i
     while at.y != 0u {
         let j0 = at.x;
         let asks_pairs = PER_PAIR_MASK && at.y == 1u;
-        at = next_tile(work.b, work.kv_head, work.row0, work.last_row, j0 + KEYS, end);
+        at = next_tile(work, j0 + KEYS, at.zw, end, index);
 
         find_keys(k, select(j0, at.x, AHEAD), last_key, lane);
         if !AHEAD {

@@ -521,7 +521,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
     let end = keys.y;
     let last_key = max(end, 1u) - 1u;
     let align = select(4u, KEYS, HAS_BLOCKS);
-    var at = next_tile(work.b, work.kv_head, work.row0, work.last_row, min(keys.x, end) / align * align, end);
+    var at = next_tile(work, min(keys.x, end) / align * align, vec2<u32>(), end, lane);
     load_queries(work, sub_row, lane);
     /* unrolled */ for (var n = 0u; n < ROW_FRAGMENTS * VALUE_FRAGMENTS; n++) {
         acc[n] = Sums();
@@ -542,7 +542,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
         let j0 = at.x;
         let asks_pairs = PER_PAIR_MASK && at.y == 1u;
         multiply_keys(sub_row);
-        at = next_tile(work.b, work.kv_head, work.row0, work.last_row, j0 + KEYS, end);
+        at = next_tile(work, j0 + KEYS, at.zw, end, lane);
         workgroupBarrier();
 
         // What is staged travels while weights are computed, as far as registers hold it.

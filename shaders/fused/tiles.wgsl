@@ -2,8 +2,8 @@
 //
 // Constants: ROWS, KEYS, WORKGROUP.
 //
-// Needs: p.q; FULL, FULL_IS_PLAIN, HAS_BLOCKS, HIDDEN, IN_FOURS, KEYS, ROWS, WORKGROUP; Source; k_four, q_at4,
-// query_of_row, split_keys, tile_state.
+// Needs: p.q; FULL, FULL_IS_PLAIN, HAS_BLOCKS, HIDDEN, HIDES_TILES, IN_FOURS, KEYS, ROWS, WORKGROUP; Source, WorkTile;
+// documents_of_rows, k_four, key_may_be_seen, no_documents, q_at4, query_of_row, split_keys, tile_state, with_documents.
 // Gives: NEXT; is_finite, keys_of_rows, load_k, load_q, next_tile, row_keys, zero_past.
 
 // Of each row, the interval of keys that it may see.
@@ -45,20 +45,76 @@ fn merge_bounds(a: vec4<u32>, b: vec4<u32>) -> vec4<u32> {
 }
 
 // The first tile from j on that has permitted pairs; in y 1, or FULL if they need not be asked, or 0 if there is
-// none.
-fn next_tile(b: u32, kv_head: u32, row0: u32, last_row: u32, j: u32, end: u32) -> vec2<u32> {
-    if !HAS_BLOCKS {
-        return vec2<u32>(j, select(0u, 1u, j < end));
+// none. z and w are for the next call, as `looked`, and zeros before the first.
+fn next_tile(work: WorkTile, j: u32, looked: vec2<u32>, end: u32, lane: u32) -> vec4<u32> {
+    if HIDES_TILES {
+        return next_tile_by_tensors(work, j, looked, end, lane);
+    } else if !HAS_BLOCKS {
+        return vec4<u32>(j, select(0u, 1u, j < end), 0u, 0u);
     } else {
-        var found = vec2<u32>(end, 0u);
+        var found = vec4<u32>(end, 0u, 0u, 0u);
         for (var at = j; at < end && found.y == 0u; at += KEYS) {
-            let state = tile_state(b, kv_head, row0, last_row, at, min(at + KEYS, end) - 1u);
+            let state = tile_state(work.b, work.kv_head, work.row0, work.last_row, at, min(at + KEYS, end) - 1u);
             if state != HIDDEN {
-                found = vec2<u32>(at, select(1u, FULL, state == FULL && FULL_IS_PLAIN));
+                found = vec4<u32>(at, select(1u, FULL, state == FULL && FULL_IS_PLAIN), 0u, 0u);
             }
         }
         return found;
     }
+}
+
+// looked.x: of the tiles from j on, which a row may see, a bit each; looked.y: the first key that no bit stands for.
+fn next_tile_by_tensors(work: WorkTile, j: u32, looked: vec2<u32>, end: u32, lane: u32) -> vec4<u32> {
+    var bits = looked.x;
+    var past = looked.y;
+    var at = select(j, max(j, past), bits == 0u);
+    while bits == 0u && at < end {
+        bits = tiles_by_tensors(work, at, end, lane);
+        past = at + LOOK * KEYS;
+        at = select(at, past, bits == 0u);
+    }
+    if bits == 0u {
+        return vec4<u32>(end, 0u, 0u, past);
+    } else {
+        let n = firstTrailingBit(bits);
+        return vec4<u32>(at + n * KEYS, 1u, bits >> n >> 1u, past);
+    }
+}
+
+// Tiles that the invocations look at together: as many as eighth_bounds, which holds their flags, has elements.
+const LOOK: u32 = 8u;
+
+// Which of LOOK tiles from key `first` on a row may see by the mask's tensors, a bit each.
+fn tiles_by_tensors(work: WorkTile, first: u32, end: u32, lane: u32) -> u32 {
+    if lane < LOOK {
+        let mine = documents_of_rows(work.b, work.kv_head, work.row0 + lane, LOOK, work.last_row + 1u);
+        eighth_bounds[lane] = vec4<u32>(mine, 0u, 0u);
+    }
+    workgroupBarrier();
+    var documents = no_documents();
+    for (var n = 0u; n < LOOK; n++) {
+        documents = with_documents(documents, eighth_bounds[n].xy);
+    }
+    workgroupBarrier();
+    if lane < LOOK {
+        eighth_bounds[lane] = vec4<u32>();
+    }
+    workgroupBarrier();
+    for (var n = lane; n < LOOK * KEYS; n += WORKGROUP) {
+        if first + n < end && key_may_be_seen(work.b, work.kv_head, work.row0, work.last_row, documents, first + n) {
+            // Every invocation that stores here stores the same.
+            eighth_bounds[n / KEYS] = vec4<u32>(1u);
+        }
+    }
+    workgroupBarrier();
+    if lane == 0u {
+        var bits = 0u;
+        for (var n = 0u; n < LOOK; n++) {
+            bits |= eighth_bounds[n].x << n;
+        }
+        tile_bounds = vec4<u32>(bits, 0u, 0u, 0u);
+    }
+    return workgroupUniformLoad(&tile_bounds).x;
 }
 
 // Of the split: the keys that any row sees, and those that every row sees. One invocation a row, then an eighth of the

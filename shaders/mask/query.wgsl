@@ -7,6 +7,13 @@
 //   mask_mod(q, j) -> bool               whether a query sees a key of its interval; keys of a cache are those left
 //   score_mod(score, q, j) -> f32        the score after softcap and bias
 //   bias_of(q, j) -> f32                 the bias alone
+// and, for kernels that skip tiles which tensors hide, if HIDES_TILES:
+//   document_of_query(b, h, i) -> u32    its number, 0 without documents
+//   documents_of_key(b, h, j) -> vec2<u32>   the least and the largest number of queries that may see the key, in the wrong order
+//                                        if no query sees it by tensors that are the same for all queries
+//   pair_hidden(b, h, i, j) -> bool      true if another tensor, which has a row for each query, hides the pair
+//   hides_by_head() -> bool              true if these tensors differ by head
+//   hides_by_query() -> bool             true if one of them has a row for each query
 //
 // Needs: Query; query_in.
 // Gives: key_distance, key_range, query_of.

@@ -22,6 +22,12 @@ pub(crate) struct Rule {
     pub row: Option<PerRow>,
     /// Whether keys that it shows are seen whatever the rules say whose bounds are `lifted`.
     pub lifts: bool,
+    /// A condition on query `i` of head `h` and key `j`, by the rule's first tensor alone: a pair for which it holds is
+    /// hidden. Kernels skip tiles in which it holds for every pair. Empty if the rule has no such condition.
+    pub hides: &'static str,
+    /// The numbers of query `i` of head `h` and of key `j`, if the rule hides every pair of different numbers. Kernels skip
+    /// tiles whose queries and keys have no number in common.
+    pub numbers: Option<[&'static str; 2]>,
     /// What its asks share.
     pub before: &'static str,
     pub asks: &'static [Ask],
@@ -43,6 +49,8 @@ impl Rule {
         bounds: Bounds::NONE,
         row: None,
         lifts: false,
+        hides: "",
+        numbers: None,
         before: "",
         asks: &[],
         adds: None,

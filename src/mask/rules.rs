@@ -107,6 +107,10 @@ rules! {
             "u32",
             "q.document = query_documents_at(view_at(p.mask.query_documents, b, h, i, 0u));",
         ),
+        numbers: Some([
+            "query_documents_at(view_at(p.mask.query_documents, b, h, i, 0u))",
+            "key_documents_at(view_at(p.mask.key_documents, b, h, 0u, j))",
+        ]),
         asks: &[Ask::hides(
             Turn::Pair,
             "key_documents_at(view_at(p.mask.key_documents, q.b, q.h, 0u, j)) != q.document",
@@ -133,6 +137,7 @@ rules! {
     AttnMask {
         name: "attn_mask",
         tensors: &[Tensor { name: "attn_mask", element: Element::Bool, axes: PER_PAIR }],
+        hides: "!attn_mask_at(view_at(p.mask.attn_mask, b, h, i, j))",
         asks: &[Ask::hides(Turn::Pair, "!attn_mask_at(view_at(p.mask.attn_mask, q.b, q.h, q.i, j))")],
     }
     Tree {
@@ -150,6 +155,7 @@ rules! {
     KeyPaddingMask {
         name: "key_padding_mask",
         tensors: &[Tensor { name: "key_padding_mask", element: Element::Bool, axes: PER_PAIR }],
+        hides: "!key_padding_mask_at(view_at(p.mask.key_padding_mask, b, h, i, j))",
         asks: &[Ask::hides(
             Turn::Pair,
             "!key_padding_mask_at(view_at(p.mask.key_padding_mask, q.b, q.h, q.i, j))",
@@ -172,6 +178,7 @@ rules! {
     Bias {
         name: "bias",
         tensors: &[Tensor { name: "bias", element: Element::Float, axes: PER_PAIR }],
+        hides: "bias_at(view_at(p.mask.bias, b, h, i, j)) == p.mask.neg_inf",
         adds: Adds::outside_full_blocks("bias_at(view_at(p.mask.bias, q.b, q.h, q.i, j))"),
     }
     Alibi {

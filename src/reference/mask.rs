@@ -156,11 +156,15 @@ impl HostMask<'_> {
     }
 
     /// The score plus the sum of the pair's terms. A kernel adds them one after the other in f32: where that gives an infinity, so does this.
+    /// A bias of −∞ gives −∞ whatever the score is.
     fn added<R: Real>(&self, score: R, shape: &Shape, index: [usize; 4]) -> R {
         let value = |term: Term| {
             let element = self.floats(term.id).and_then(|t| t.at(term.at)).unwrap_or(0.0);
             R::of(term.factor as f64) * R::of(f64::from(element))
         };
+        if self.pair_bias(index) == f32::NEG_INFINITY {
+            return R::of(f64::NEG_INFINITY);
+        }
         let (mut sum, mut in_kernel) = (R::zero(), in_f32(score));
         for value in self.terms(shape, index).into_iter().flatten().map(value) {
             sum = sum + value;

@@ -25,7 +25,12 @@ impl Form {
                     Constant::U32("P_KEYS", FusedTiles::P_KEYS),
                     Constant::Bool("AHEAD", registers.load_ahead()),
                 ],
-                text: vec![shader!("fused/gpu"), shader!("fused/tiles")],
+                text: vec![
+                    shader!("fused/gpu"),
+                    shader!("fused/tiles"),
+                    shader!("fused/hidden_keys"),
+                    shader!("mask/document_range"),
+                ],
                 invocations: workgroup,
             },
             FusedTiles::Cpu { lanes, rows, keys, head_vectors, value_vectors } => Form {
@@ -36,7 +41,11 @@ impl Form {
                     Constant::U32("HEAD_VECTORS", head_vectors),
                     Constant::U32("VALUE_VECTORS", value_vectors),
                 ],
-                text: vec![shader!("fused/cpu")],
+                text: vec![
+                    shader!("fused/cpu"),
+                    shader!("fused/hidden_keys"),
+                    shader!("mask/document_range"),
+                ],
                 invocations: lanes,
             },
             FusedTiles::DecodeGpu(decode) => Form::decode_gpu(&decode),
@@ -121,7 +130,13 @@ impl Form {
                 Constant::Bool("EXACT", tiles.exact),
                 Constant::Bool("Q_IN_MEMORY", tiles.q_in_memory),
             ],
-            text: vec![shader!("fused/matrix"), shader!("fused/tiles"), memory_of(tiles.fragment)],
+            text: vec![
+                shader!("fused/matrix"),
+                shader!("fused/tiles"),
+                shader!("fused/hidden_keys"),
+                shader!("mask/document_range"),
+                memory_of(tiles.fragment),
+            ],
             invocations: tiles.workgroup(),
         }
     }

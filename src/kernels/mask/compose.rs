@@ -74,6 +74,7 @@ impl MaskVariant {
         if self.has(Id::Blocks) {
             let _ = writeln!(text, "const KNOWS_BLOCKS: bool = {};", self.knows_blocks);
         }
+        let _ = writeln!(text, "const HIDES_TILES: bool = {};", self.hides_tiles());
         let softcap = if self.softcap { shader!("mask/softcap") } else { "" };
         let of_rules = self.rules.iter().map(|id| id.rule().wgsl);
         for source in of_rules.chain([softcap]).filter(|source| !source.is_empty()) {
@@ -82,6 +83,9 @@ impl MaskVariant {
         text.push_str(&self.shared_wgsl());
         text.push_str(&self.mods_wgsl(slope));
         for function in [self.query_in(), self.mask_mod(), self.bias_of(), self.score_mod()] {
+            let _ = write!(text, "\n{function}");
+        }
+        for function in self.tile_functions() {
             let _ = write!(text, "\n{function}");
         }
         if !self.rules.any(|rule| rule.joins_sum) {
@@ -187,6 +191,59 @@ impl MaskVariant {
         adds.filter(move |adds| adds.in_full_blocks == in_full_blocks)
     }
 
+    /// True if tensors of these rules alone can hide a tile of pairs. Below a map of blocks they cannot: its full blocks are not
+    /// asked for them.
+    fn hides_tiles(&self) -> bool {
+        let hides = || self.rules.any(|rule| !rule.hides.is_empty() || rule.numbers.is_some());
+        !self.has(Id::Blocks) && hides()
+    }
+
+    /// The names and conditions of tensors that hide pairs.
+    fn hiding(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        let used = self.rules.iter().filter(|_| self.hides_tiles()).map(Id::rule);
+        used.filter(|rule| !rule.hides.is_empty()).map(|rule| (rule.tensors[0].name, rule.hides))
+    }
+
+    /// What kernels that skip hidden tiles ask before they score them (`mask/query.wgsl`).
+    fn tile_functions(&self) -> [String; 5] {
+        let numbers = self.rules.iter().filter(|_| self.hides_tiles()).find_map(|id| id.rule().numbers);
+        let [of_query, of_key] = numbers.unwrap_or(["0u"; 2]);
+        let query = Function::new("document_of_query(b: u32, h: u32, i: u32) -> u32");
+        let by_key = |signature: &str| {
+            if !self.cached {
+                return Function::new(signature);
+            }
+            let mut f = Function::new(&signature.replace("j: u32", "t: u32"));
+            f.line(true, "let j = cached_key(t, cached_shift(b));");
+            f
+        };
+        let mut key = by_key("documents_of_key(b: u32, h: u32, j: u32) -> vec2<u32>");
+        key.return_if(self.appended, "j >= p.mask.masked_len", "vec2<u32>(0u, 0xffffffffu)");
+        for (name, hides) in self.hiding() {
+            let hides = hides.replace(" i, j)", " 0u, j)");
+            let condition = format!("p.mask.{name}.strides.z == 0u && {hides}");
+            key.return_if(true, &condition, "vec2<u32>(0xffffffffu, 0u)");
+        }
+        let mut pair = by_key("pair_hidden(b: u32, h: u32, i: u32, j: u32) -> bool");
+        pair.return_if(self.appended, "j >= p.mask.masked_len", "false");
+        for (name, hides) in self.hiding() {
+            pair.return_if(true, &format!("p.mask.{name}.strides.z != 0u && {hides}"), "true");
+        }
+        let any = |axis: &str| {
+            let of_key = numbers.map(|_| "key_documents");
+            let names = self.hiding().map(|(name, _)| name).chain(of_key.filter(|_| axis == "y"));
+            let differ: Vec<_> = names.map(|name| format!("p.mask.{name}.strides.{axis} != 0u")).collect();
+            if differ.is_empty() { "false".to_string() } else { differ.join(" || ") }
+        };
+        [
+            query.end(of_query),
+            key.end(&format!("vec2<u32>({of_key})")),
+            pair.end("false"),
+            Function::new("hides_by_head() -> bool").end(&any("y")),
+            Function::new("hides_by_query() -> bool").end(&any("z")),
+        ]
+    }
+
     fn bias_of(&self) -> String {
         let mut f = self.by_key("bias_of(q: Query, j: u32) -> f32");
         let terms: Vec<_> = self.adds(false).map(|adds| adds.wgsl).collect();
@@ -203,8 +260,10 @@ impl MaskVariant {
         f.line(self.softcap, "x = softcap(x);");
         let adds = self.rules.any(|rule| rule.adds.is_some());
         f.return_if(self.appended && adds, "j >= p.mask.masked_len", "x");
-        let bias = if self.cached { "x += bias_of(q, t);" } else { "x += bias_of(q, j);" };
-        f.line(self.adds(false).next().is_some(), bias);
+        let has_bias = self.adds(false).next().is_some();
+        f.line(has_bias, if self.cached { "let bias = bias_of(q, t);" } else { "let bias = bias_of(q, j);" });
+        // Whatever the score is: NaN + −∞ would be NaN.
+        f.line(has_bias, "x = select(x + bias, p.mask.neg_inf, bias == p.mask.neg_inf);");
         for adds in self.adds(true) {
             f.line(true, &format!("x += {};", adds.wgsl));
         }

@@ -1,0 +1,44 @@
+// Keys that tensors of the mask hide from every row of a tile: they are neither loaded nor scored.
+//
+// A row's document is the number of its query, and 0 without the rule. A key is hidden if it has another number than every row,
+// which the least and the largest number of the rows decide, or if a tensor hides the pair. Answers err towards seen.
+//
+// Needs: p.group; document_of_query, documents_of_key, head_query_of, hides_by_head, hides_by_query, may_share,
+// no_documents, pair_hidden, with_documents.
+// Gives: documents_of_rows, first_seen_key, key_may_be_seen.
+
+// The least and the largest document of rows first, first + step .. before end.
+fn documents_of_rows(b: u32, kv_head: u32, first: u32, step: u32, end: u32) -> vec2<u32> {
+    var documents = no_documents();
+    for (var row = first; row < end; row += step) {
+        let place = head_query_of(kv_head, row);
+        documents = with_documents(documents, vec2<u32>(document_of_query(b, place.x, place.y)));
+    }
+    return documents;
+}
+
+// The first key of from .. end that a row may see, or end; by tensors that are the same for all queries.
+fn first_seen_key(b: u32, kv_head: u32, documents: vec2<u32>, from_key: u32, end: u32) -> u32 {
+    var first = end;
+    let heads = select(1u, p.group, hides_by_head());
+    for (var n = 0u; n < heads; n++) {
+        var j = from_key;
+        while j < first && !may_share(documents_of_key(b, kv_head * p.group + n, j), documents) {
+            j += 1u;
+        }
+        first = j;
+    }
+    return first;
+}
+
+// True if a row of row0 ..= last_row may see key j.
+fn key_may_be_seen(b: u32, kv_head: u32, row0: u32, last_row: u32, documents: vec2<u32>, j: u32) -> bool {
+    let heads = select(1u, p.group, hides_by_head());
+    let rows = select(min(heads, last_row + 1u - row0), last_row + 1u - row0, hides_by_query());
+    var seen = false;
+    for (var n = 0u; n < rows && !seen; n++) {
+        let place = head_query_of(kv_head, row0 + n);
+        seen = may_share(documents_of_key(b, place.x, j), documents) && !pair_hidden(b, place.x, place.y, j);
+    }
+    return seen;
+}
