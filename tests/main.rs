@@ -23,6 +23,7 @@ mod fxc;
 mod gpu;
 mod gradients;
 mod harness_fails;
+mod hidden_tiles;
 mod key_splits;
 mod layer_backward;
 mod layer_rotary;

@@ -13,9 +13,9 @@
 // for d_k and d_v. Bytes: the others once per OWNS. As in fused/cpu.wgsl, each element that it loads costs five
 // instructions for all own rows of the invocation.
 //
-// Needs: p.kv_heads, p.mask, p.scale; HAS_BLOCKS, HEAD_VECTORS, HIDDEN, LANES, NORMALISES, OF_KEYS, OF_SCORES, OF_VALUES, OTHERS, OWNS,
-// SEARCH, VALUE_VECTORS; Pair, Query, WorkTile; all_finite, any_nan, blocks_state, head_count, key_range, loop_stats, other_rows,
-// other_score_vector, other_value_vector, own_rows, own_score_vector, own_value_vector, pair_of, query_head, query_of, search_finds,
+// Needs: p.kv_heads, p.mask, p.scale; HAS_BLOCKS, HEAD_VECTORS, HIDDEN, HIDES_TILES, LANES, NORMALISES, OF_KEYS, OF_SCORES, OF_VALUES, OTHERS,
+// OWNS, SEARCH, VALUE_VECTORS; Pair, Query, WorkTile; all_finite, any_nan, blocks_state, first_seen_other, head_count, key_range, loop_stats, other_rows,
+// other_score_vector, other_value_vector, own_documents, own_rows, own_score_vector, own_value_vector, pair_of, query_head, query_of, search_finds,
 // store_of_scores, store_of_values, store_repaired, store_total, total_of, work_tile.
 // Gives: main.
 
@@ -107,7 +107,19 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     for (var head = 0u; head < head_count(); head++) {
         let h = query_head(work, head);
         let range = others_of(work, h);
+        var documents = vec2<u32>();
+        if HIDES_TILES {
+            documents = own_documents(work, h, 0u, 1u);
+        }
         for (var other = range.x; other < range.y; other += OTHERS) {
+            if HIDES_TILES {
+                let first = first_seen_other(work, h, documents, other, range.y);
+                // Whole steps, so that the others' sums stay as they are.
+                other = select(other + (first - other) / OTHERS * OTHERS, first, first == range.y);
+                if other >= range.y {
+                    break;
+                }
+            }
             var other_queries: array<Query, OTHERS>;
             var other_stats: array<vec3<f32>, OTHERS>;
             var rows: array<vec2<u32>, OTHERS>;

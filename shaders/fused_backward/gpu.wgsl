@@ -18,7 +18,7 @@
 // Needs: p.head_dim, p.scale, p.value_dim; AHEAD, CHUNK, NORMALISES, OF_KEYS, OF_SCORES, OF_VALUES, OWNS, SLICE, V_OTHERS, WORKGROUP;
 // Query, WorkTile; all_finite, head_count, loop_stats, other_rows, other_score_vector, other_value_vector, others_of, own_rows,
 // own_score_vector, own_value_vector, pair_of, query_head, query_of, store_of_scores, store_of_values, store_repaired, store_total,
-// tile_seen, total_of, work_tile.
+// tile_seen, tiles_by_tensors, total_of, work_tile.
 // Gives: main.
 
 const OTHERS: u32 = OWNS;
@@ -363,9 +363,11 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     for (var head = 0u; head < head_count(); head++) {
         let h = query_head(work, head);
         let range = others_of(work, h, lane);
+        var looked = 0u;
         for (var other0 = range.x; other0 < range.y; other0 += OTHERS) {
             let last = min(other0 + OTHERS, range.y) - 1u;
-            if !tile_seen(work, h, other0, last) {
+            looked = tiles_by_tensors(work, h, range, other0, looked, lane);
+            if (looked & 1u) == 0u || !tile_seen(work, h, other0, last) {
                 continue;
             }
             for (var n = lane; n < OTHERS; n += WORKGROUP) {

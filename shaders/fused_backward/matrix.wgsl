@@ -27,7 +27,7 @@
 // OWNS, SUBGROUPS, SUB_ROWS, VALUE, WORKGROUP; Left, Sums, WorkTile; acc_at, acc_store, acc_store_transposed, all_finite, f16_store4,
 // f32_at4, f32_store4, found, found_all, head_count, left_at, left_transposed_at, other_rows, other_score_vector, other_value_vector, others_of, own_rows,
 // own_score_vector, own_value_vector, pair_of, query_head, query_of, repaired, right_at, right_transposed_at, stats_of,
-// store_of_scores, store_of_values, tile_seen, work_tile.
+// store_of_scores, store_of_values, tile_seen, tiles_by_tensors, work_tile.
 // Gives: F16_LEN, F32_LEN; main.
 
 const WIDTH: u32 = WORKGROUP / SUBGROUPS;
@@ -436,9 +436,11 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     for (var head = 0u; head < head_count(); head++) {
         let h = query_head(work, head);
         let range = others_of(work, h, lane);
+        var looked = 0u;
         for (var other0 = range.x; other0 < range.y; other0 += OTHERS) {
             let last = min(other0 + OTHERS, range.y) - 1u;
-            if !tile_seen(work, h, other0, last) {
+            looked = tiles_by_tensors(work, h, range, other0, looked, lane);
+            if (looked & 1u) == 0u || !tile_seen(work, h, other0, last) {
                 continue;
             }
             workgroupBarrier();

@@ -2,8 +2,9 @@
 //
 // Constants: WORKGROUP.
 //
-// Needs: p.mask; HAS_BLOCKS, HIDDEN, OF_KEYS, SEARCH, WORKGROUP; WorkTile; blocks_state, key_range, search_finds.
-// Gives: found, found_all, others_of, tile_seen.
+// Needs: p.mask; HAS_BLOCKS, HIDDEN, HIDES_TILES, OF_KEYS, OTHERS, SEARCH, WORKGROUP; WorkTile; blocks_state, key_range, no_documents,
+// other_may_be_seen, own_documents, search_finds, with_documents.
+// Gives: found, found_all, others_of, tile_seen, tiles_by_tensors.
 
 // A number or two of each invocation, and what they come to. (Whole sixteens of bytes: see fused/matrix.wgsl.)
 var<workgroup> found: array<vec2<u32>, WORKGROUP>;
@@ -30,6 +31,48 @@ fn others_of(work: WorkTile, h: u32, lane: u32) -> vec2<u32> {
             found_all = vec4<u32>(range, 0u, 0u);
         }
         return workgroupUniformLoad(&found_all).xy;
+    }
+}
+
+// Tiles that the invocations look at together.
+const LOOK: u32 = 8u;
+
+// In bit 0, whether a pair of the tile from other0 on may be seen by the mask's tensors; further bits for the next call, as `looked`,
+// which goes through the range tile by tile.
+fn tiles_by_tensors(work: WorkTile, h: u32, range: vec2<u32>, other0: u32, looked: u32, lane: u32) -> u32 {
+    if !HIDES_TILES {
+        return 1u;
+    } else if (other0 - range.x) / OTHERS % LOOK != 0u {
+        return looked >> 1u;
+    } else {
+        if lane < LOOK {
+            found[lane] = own_documents(work, h, lane, LOOK);
+        }
+        workgroupBarrier();
+        var documents = no_documents();
+        for (var n = 0u; n < LOOK; n++) {
+            documents = with_documents(documents, found[n]);
+        }
+        workgroupBarrier();
+        if lane < LOOK {
+            found[lane] = vec2<u32>();
+        }
+        workgroupBarrier();
+        for (var n = lane; n < LOOK * OTHERS; n += WORKGROUP) {
+            if other0 + n < range.y && other_may_be_seen(work, h, documents, other0 + n) {
+                // Every invocation that stores here stores the same.
+                found[n / OTHERS] = vec2<u32>(1u);
+            }
+        }
+        workgroupBarrier();
+        if lane == 0u {
+            var bits = 0u;
+            for (var n = 0u; n < LOOK; n++) {
+                bits |= found[n].x << n;
+            }
+            found_all = vec4<u32>(bits, 0u, 0u, 0u);
+        }
+        return workgroupUniformLoad(&found_all).x;
     }
 }
 

@@ -148,6 +148,7 @@ impl FusedBackward {
             shader!("fused_backward"),
         ];
         parts.extend(form);
+        parts.extend([shader!("fused_backward/hidden_others"), shader!("mask/document_range")]);
         parts.extend(self.unused_stores());
         if !self.mask.has(Id::Blocks) {
             parts.push(NO_BLOCKS);
