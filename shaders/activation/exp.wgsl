@@ -2,12 +2,21 @@
 // three and twice the exponent, and some drivers' loses NaN.
 //
 // Needs: nothing.
-// Gives: exp_of_minus, sigmoid.
+// Gives: exp_of_minus, sigmoid, within4.
+
+// x between −most and most; a NaN stays one. The bits decide: an NVIDIA H100 loses a NaN in a comparison and in `min`.
+fn within4(x: vec4<f32>, most: f32) -> vec4<f32> {
+    let bits = bitcast<vec4<u32>>(x);
+    let limit = bitcast<u32>(most);
+    // From the next number above `most` to infinity.
+    let far = (bits & vec4<u32>(0x7fffffffu)) - vec4<u32>(limit + 1u) <= vec4<u32>(0x7f800000u - (limit + 1u));
+    return select(x, bitcast<vec4<f32>>(vec4<u32>(limit) | (bits & vec4<u32>(0x80000000u))), far);
+}
 
 // exp(−(a + b)) for a of zero and above and a b near zero, which says what a's rounding has lost.
 fn exp_of_minus(a: vec4<f32>, b: vec4<f32>) -> vec4<f32> {
-    // Beyond, it is zero. No minimum: that would lose a NaN.
-    let above = select(a, vec4<f32>(150.0), a > vec4<f32>(150.0));
+    // Beyond, it is zero.
+    let above = within4(a, 150.0);
     // ln 2 in two parts, the first of eight bits: its products with whole numbers are exact (Cody and Waite 1980).
     let n = floor(fma(above, vec4<f32>(-1.442695), vec4<f32>(0.5)));
     let r = fma(n, vec4<f32>(-0.69140625), -above) - fma(n, vec4<f32>(0.00174093060), b);

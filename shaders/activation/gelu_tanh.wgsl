@@ -1,14 +1,11 @@
 // x (1 + tanh u) / 2 with u = √(2/π) (x + 0.044715 x³), and its slope (Hendrycks and Gimpel 2016). It is x / (1 + exp(−2u)): no
 // tanh, which overflows on some drivers.
 //
-// Needs: sigmoid.
+// Needs: sigmoid, within4.
 // Gives: activate4, slope4.
 
-// x; what is beyond 30 is 30, where the share is 0 or 1.
-fn near_zero(x: vec4<f32>) -> vec4<f32> {
-    let near = select(x, vec4<f32>(30.0), x > vec4<f32>(30.0));
-    return select(near, vec4<f32>(-30.0), x < vec4<f32>(-30.0));
-}
+// From here on the share is 0 or 1.
+const FAR: f32 = 30.0;
 
 // 2u
 fn doubled(x: vec4<f32>) -> vec4<f32> {
@@ -16,11 +13,11 @@ fn doubled(x: vec4<f32>) -> vec4<f32> {
 }
 
 fn activate4(x: vec4<f32>) -> vec4<f32> {
-    return x * sigmoid(doubled(near_zero(x)));
+    return x * sigmoid(doubled(within4(x, FAR)));
 }
 
 fn slope4(x: vec4<f32>) -> vec4<f32> {
-    let near = near_zero(x);
+    let near = within4(x, FAR);
     let u = doubled(near);
     let share = sigmoid(u);
     let rise = 1.5957691216 * fma(near * near, vec4<f32>(0.134145), vec4<f32>(1.0));

@@ -1,6 +1,6 @@
 // x / (1 + exp(−x)), and its slope (Hendrycks and Gimpel 2016; Ramachandran et al. 2017, "Swish").
 //
-// Needs: sigmoid.
+// Needs: sigmoid, within4.
 // Gives: activate4, slope4.
 
 fn activate4(x: vec4<f32>) -> vec4<f32> {
@@ -9,8 +9,7 @@ fn activate4(x: vec4<f32>) -> vec4<f32> {
 
 fn slope4(x: vec4<f32>) -> vec4<f32> {
     // Beyond 150 the share is 0 or 1, and its product with what it lacks would not be 0 of an infinite x.
-    let above = select(x, vec4<f32>(150.0), x > vec4<f32>(150.0));
-    let near = select(above, vec4<f32>(-150.0), x < vec4<f32>(-150.0));
+    let near = within4(x, 150.0);
     let share = sigmoid(near);
     return fma(near * share, sigmoid(-near), share);
 }
