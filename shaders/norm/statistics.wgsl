@@ -68,8 +68,5 @@ fn statistics_of(at: Place, lane: u32) -> Statistics {
 
 // Four elements of the normalised row.
 fn normalised4(x: vec4<f32>, s: Statistics) -> vec4<f32> {
-    if CENTRED {
-        return ((x - s.mean) - s.rest) * s.scale;
-    }
-    return x * s.scale;
+    return ((x - s.mean) - s.rest) * s.scale;
 }
