@@ -250,7 +250,6 @@ impl AttentionBuffers {
             out: self.out.view()?,
             bias_kv: None,
             qk_norm: None,
-            gate: None,
         })
     }
 }
