@@ -28,7 +28,7 @@ struct Params {
 
 // d_out · weight from channel d on; zero past the last. Both passes must round the product alike: a compiler that contracts the
 // product and `− mean` to a fused multiply-add leaves the product's rounding where the difference is 0, and 1 / √eps multiplies it.
-// The bits of a sign that the row count never has, which no compiler knows to be 0, keep the product apart.
+// `p.rows >> 31u` is 0, which no compiler knows: a product whose bits it joins cannot be contracted.
 fn weighted4(at: Place, d: u32) -> vec4<f32> {
     var g = d_out_at4(view_at(p.d_out, at.b, at.h, at.i, d), p.d_out.strides.w, p.features - d);
     if HAS_WEIGHT {

@@ -187,7 +187,7 @@ pub enum Error {
         side: &'static str,
         /// Bytes to bind.
         bytes: u64,
-        /// What the device allows.
+        /// The largest binding of the device.
         limit: u64,
     },
     /// The call needs more of something than the device's limits allow.

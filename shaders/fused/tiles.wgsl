@@ -45,7 +45,7 @@ fn merge_bounds(a: vec4<u32>, b: vec4<u32>) -> vec4<u32> {
 }
 
 // The first tile from j on that has permitted pairs; in y 1, or FULL if they need not be asked, or 0 if there is
-// none. z and w are for the next call, as `looked`, and zeros before the first.
+// none. The caller gives z and w back as `looked` in its next call; the first call gets zeros.
 fn next_tile(work: WorkTile, j: u32, looked: vec2<u32>, end: u32, lane: u32) -> vec4<u32> {
     if HIDES_TILES {
         return next_tile_by_tensors(work, j, looked, end, lane);
@@ -63,7 +63,8 @@ fn next_tile(work: WorkTile, j: u32, looked: vec2<u32>, end: u32, lane: u32) -> 
     }
 }
 
-// looked.x: of the tiles from j on, which a row may see, a bit each; looked.y: the first key that no bit stands for.
+// As next_tile, with HIDES_TILES. Each bit of looked.x is 1 if a row may see a key of its tile; bit 0 is the tile from j on.
+// looked.y is the first key behind these tiles.
 fn next_tile_by_tensors(work: WorkTile, j: u32, looked: vec2<u32>, end: u32, lane: u32) -> vec4<u32> {
     var bits = looked.x;
     var past = looked.y;

@@ -14,7 +14,7 @@ fn documents_of(work: WorkTile, h: u32, n: u32, is_key: bool) -> vec2<u32> {
     }
 }
 
-// Of own rows first, first + step, … together.
+// The least and the largest document of own rows first, first + step ..
 fn own_documents(work: WorkTile, h: u32, first: u32, step: u32) -> vec2<u32> {
     var documents = no_documents();
     for (var own = work.own0 + first; own <= work.last_own; own += step) {

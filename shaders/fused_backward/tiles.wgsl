@@ -37,8 +37,8 @@ fn others_of(work: WorkTile, h: u32, lane: u32) -> vec2<u32> {
 // Tiles that the invocations look at together.
 const LOOK: u32 = 8u;
 
-// In bit 0, whether a pair of the tile from other0 on may be seen by the mask's tensors; further bits for the next call, as `looked`,
-// which goes through the range tile by tile.
+// Bit 0 is 1 if the mask's tensors may show a pair of the tile from other0 on. The caller gives the answer back as `looked` when it
+// calls for the next tile: further bits stand for further tiles.
 fn tiles_by_tensors(work: WorkTile, h: u32, range: vec2<u32>, other0: u32, looked: u32, lane: u32) -> u32 {
     if !HIDES_TILES {
         return 1u;

@@ -112,11 +112,6 @@ pub struct CacheConfig {
     pub(crate) spare_tokens: usize,
 }
 
-/// Most bytes of one side of a layer. Kernels count words in 30 bits.
-fn most_bytes(device: &DeviceFacts) -> u64 {
-    device.max_binding_bytes.min(1 << 32)
-}
-
 /// The sizes of one side, keys or values.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SideSize {
@@ -193,11 +188,11 @@ impl CacheConfig {
         self.kv_heads.saturating_mul(row(self.head_dim).saturating_add(row(self.value_dim)))
     }
 
-    /// The configurations of caches that share the heads of this one, in order, because the device cannot bind all of them: as few as
-    /// possible, each with the same number of heads. One configuration, this one, if the device can bind it.
+    /// Configurations of caches for groups of consecutive key/value heads. Use them where the device cannot bind the keys or the values of
+    /// all heads. All groups have the same number of heads, and there are as few groups as possible: one if the device can bind this cache.
     ///
-    /// Advance each cache alike. Append slices of the keys and values to each, and attend with the slices of the query heads that
-    /// share its heads. The results are bit by bit those of one cache with the same splits of keys.
+    /// Advance every cache by the same tokens. Append each group's slice of the keys and values to its cache, and attend with the query
+    /// heads of that group. The results equal those of one cache bit by bit if both calls split the keys alike.
     ///
     /// ```no_run
     /// # fn f(gpu: &wgpu_attention::Gpu, encoder: &mut wgpu::CommandEncoder, [q, k, v, out]: [wgpu_attention::TensorView; 4],
@@ -379,7 +374,8 @@ impl CacheConfig {
             }
             _ => {}
         }
-        let limit = most_bytes(device);
+        // Kernels count words in 30 bits.
+        let limit = device.max_binding_bytes.min(1 << 32);
         let bytes = (self.sequence_table_words() as u64).saturating_mul(4);
         if bytes > limit {
             return Err(Error::BindingLimit { tensor: "cache (sequence table)", bytes, limit });

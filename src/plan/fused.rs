@@ -310,10 +310,9 @@ pub(super) fn fused(outline: &Outline, pick: &Pick, device: &DeviceFacts) -> Res
     let workgroups = row_tiles.saturating_mul(slices).saturating_mul(heads);
     let split_bytes = partial_bytes(rows.saturating_mul(heads), shape.value_dim.next_multiple_of(4));
     let reach = reach.of_queries(queries);
-    let long = reach > if outline.keys.is_cache() { LONG_CACHE } else { LONGEST_SUM };
-    let exact =
-        if long { reach.div_ceil(LONGEST_SUM).min((EXACT_BYTES / split_bytes.max(1)) as usize) } else { 1 };
-    let splits = splits(tiles, workgroups, reach, exact, tuning, pick, device)?;
+    let short = if outline.keys.is_cache() { LONG_CACHE } else { LONGEST_SUM };
+    let least = if reach > short { least_splits(reach, split_bytes) } else { 1 };
+    let splits = splits(tiles, workgroups, reach, least, tuning, pick, device)?;
     let grid = [row_tiles.saturating_mul(splits), slices, heads];
     // What masks hide counts.
     let pairs = tiles.rows() as f64 * outline.most_keys().div_ceil(splits) as f64;
@@ -409,7 +408,7 @@ fn fused_cpu(rows: usize, shape: &Shape, pick: &Pick, lanes: u32) -> FusedTiles 
     }
 }
 
-/// Splits of the keys of `workgroups` tiles, `exact` of them at least, so that the device is busy and none has too few. By the most keys that a
+/// Splits of the keys of `workgroups` tiles, at least `least`, so that the device is busy and none has too few. By the most keys that a
 /// tile may have in its `reach`: how many there are, only the device may know. Workgroups that find none of theirs
 /// end at once (0.05 µs each with lavapipe); an indirect dispatch of just enough costs more, because wgpu checks it
 /// with a dispatch of its own (60 µs there).
@@ -417,7 +416,7 @@ fn splits(
     tiles: FusedTiles,
     workgroups: usize,
     reach: usize,
-    exact: usize,
+    least: usize,
     tuning: &Tuning,
     pick: &Pick,
     device: &DeviceFacts,
@@ -439,7 +438,7 @@ fn splits(
                 0.. => ruled << pick.splits,
                 _ => ruled >> -pick.splits,
             };
-            Ok(asked.max(exact).min(steps).clamp(1, MOST_SPLITS))
+            Ok(asked.max(least).min(steps).clamp(1, MOST_SPLITS))
         }
     }
 }
@@ -508,6 +507,11 @@ fn picked_gpu(picked: u32, value_dim: usize, device: &DeviceFacts) -> Option<Fus
     let mut fitting = GPU.iter().filter(fits);
     let enough = fitting.clone().find(|tiles| tiles.slice() >= value_dim);
     enough.or_else(|| fitting.next_back()).copied()
+}
+
+/// Splits that sum at most [`LONGEST_SUM`] keys, as far as their partial sums fit [`EXACT_BYTES`].
+fn least_splits(reach: usize, split_bytes: u64) -> usize {
+    reach.div_ceil(LONGEST_SUM).min((EXACT_BYTES / split_bytes.max(1)) as usize)
 }
 
 /// Bytes of the sums, maxima and totals of one split.

@@ -1,12 +1,11 @@
 //! Caches at the end of their room, and pages that are shared, given back and used again.
 
 use wgpu_attention::{
-    Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, Config, DType, Error, Forward, Mask,
-    ScaleGroup, Scratch, TensorView, Tokens, Tuning,
+    Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, Config, DType, Error, Forward,
+    KernelForm, Mask, ScaleGroup, Scratch, TensorView, Tokens, Tuning,
 };
 
 use super::{DIMS, LAYOUTS, STORAGES, usual};
-use wgpu_attention::KernelForm;
 
 use crate::harness::device::device;
 use crate::harness::{Ask, Bed, Count, Data, FORMS, Kind, Rng, Rules, due, full};

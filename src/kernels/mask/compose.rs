@@ -137,11 +137,16 @@ impl MaskVariant {
 
     /// A function of a query and a key. Of a cache it is given which of the keys left; rules speak of positions.
     fn by_key(&self, signature: &str) -> Function {
+        self.by_shifted_key(signature, "q.shift")
+    }
+
+    /// The same, where the text `shift` is the difference of positions and keys left.
+    fn by_shifted_key(&self, signature: &str, shift: &str) -> Function {
         if !self.cached {
             return Function::new(signature);
         }
         let mut f = Function::new(&signature.replace("j: u32", "t: u32"));
-        f.line(true, "let j = cached_key(t, q.shift);");
+        f.line(true, &format!("let j = cached_key(t, {shift});"));
         f
     }
 
@@ -191,38 +196,33 @@ impl MaskVariant {
         adds.filter(move |adds| adds.in_full_blocks == in_full_blocks)
     }
 
-    /// True if tensors of these rules alone can hide a tile of pairs. Below a map of blocks they cannot: its full blocks are not
-    /// asked for them.
+    /// True if kernels skip tiles that tensors of these rules hide. With a map of blocks they do not: the map says which blocks are
+    /// skipped, and full blocks are seen whatever these tensors hold.
     fn hides_tiles(&self) -> bool {
-        let hides = || self.rules.any(|rule| !rule.hides.is_empty() || rule.numbers.is_some());
-        !self.has(Id::Blocks) && hides()
+        !self.has(Id::Blocks) && self.rules.any(|rule| !rule.hides.is_empty() || rule.numbers.is_some())
     }
 
-    /// The names and conditions of tensors that hide pairs.
+    /// The tensors that hide pairs: their names and the rules' `hides`.
     fn hiding(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
         let used = self.rules.iter().filter(|_| self.hides_tiles()).map(Id::rule);
         used.filter(|rule| !rule.hides.is_empty()).map(|rule| (rule.tensors[0].name, rule.hides))
     }
 
-    /// What kernels that skip hidden tiles ask before they score them (`mask/query.wgsl`).
+    /// The functions by which kernels find tiles that tensors hide (`mask/query.wgsl`).
     fn tile_functions(&self) -> [String; 5] {
         let numbers = self.rules.iter().filter(|_| self.hides_tiles()).find_map(|id| id.rule().numbers);
         let [of_query, of_key] = numbers.unwrap_or(["0u"; 2]);
         let query = Function::new("document_of_query(b: u32, h: u32, i: u32) -> u32");
-        let by_key = |signature: &str| {
-            if !self.cached {
-                return Function::new(signature);
-            }
-            let mut f = Function::new(&signature.replace("j: u32", "t: u32"));
-            f.line(true, "let j = cached_key(t, cached_shift(b));");
-            f
-        };
+        let by_key = |signature: &str| self.by_shifted_key(signature, "cached_shift(b)");
         let mut key = by_key("documents_of_key(b: u32, h: u32, j: u32) -> vec2<u32>");
+        key.line(self.hiding().next().is_some(), "let i = 0u;");
         key.return_if(self.appended, "j >= p.mask.masked_len", "vec2<u32>(0u, 0xffffffffu)");
         for (name, hides) in self.hiding() {
-            let hides = hides.replace(" i, j)", " 0u, j)");
-            let condition = format!("p.mask.{name}.strides.z == 0u && {hides}");
-            key.return_if(true, &condition, "vec2<u32>(0xffffffffu, 0u)");
+            key.return_if(
+                true,
+                &format!("p.mask.{name}.strides.z == 0u && {hides}"),
+                "vec2<u32>(0xffffffffu, 0u)",
+            );
         }
         let mut pair = by_key("pair_hidden(b: u32, h: u32, i: u32, j: u32) -> bool");
         pair.return_if(self.appended, "j >= p.mask.masked_len", "false");
