@@ -2,12 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use wgpu_attention::reference::classify;
 use wgpu_attention::{
-    Attention, Backward, Config, DType, DeviceMask, Forward, KernelForm, Mask, Path, Scratch, Shape,
+    Attention, Backward, Blocks, Config, DType, DeviceMask, Forward, KernelForm, Mask, Path, Scratch, Shape,
     TensorView, Tuning,
 };
 
 use crate::harness::backward::BackwardSetup;
+use crate::harness::classify::classified;
 use crate::harness::gradients::Problem;
 use crate::harness::{
     Case, DropoutData, FORMS, HostData, Layout, Profile, Report, Rules, Setup, Weights, due, full, matrices,
@@ -245,6 +247,17 @@ fn matrix_units_equal_reference() {
     finish(report);
 }
 
+#[test]
+fn block_maps_equal_reference() {
+    for (name, rules) in all_rules(&SQUARE) {
+        for (size, heads) in [([64, 64], [1, 1]), ([29, 64], [2, 4]), ([5, 17], [1, 4])] {
+            let want = classify(&rules.host(), SQUARE, size, heads).expect("a map");
+            let got = pollster::block_on(classified(full(), &rules, &SQUARE, size, heads)).expect("a map");
+            assert_eq!(got, want, "{name}, {size:?}, {heads:?}");
+        }
+    }
+}
+
 const TOKENS: usize = 2048;
 /// Documents of as many tokens, and keys that are no padding.
 const SEEN: usize = TOKENS / 16;
@@ -281,8 +294,11 @@ fn skipped_tiles_take_no_time() {
     let of_keys = |buffer, dtype| TensorView::new(buffer, dtype, [1, 1, 1, TOKENS]);
     let documents = Mask::none()
         .documents(TensorView::new(&ids, DType::U32, [1, 1, TOKENS, 1]), of_keys(&ids, DType::U32));
-    let masks: [(&str, DeviceMask); 4] = [
+    let starts = gpu.upload(&(0..=16).map(|n| n * SEEN as u32).collect::<Vec<_>>()).expect("starts");
+    let starts = TensorView::new(&starts, DType::U32, [1, 1, 1, 17]);
+    let masks: [(&str, DeviceMask); 5] = [
         ("no mask", Mask::none()),
+        ("packed", Mask::none().packed(starts, starts)),
         ("documents", documents),
         ("key_padding_mask", Mask::none().key_padding_mask(of_keys(&padding, DType::Bool))),
         ("bias", Mask::none().bias(of_keys(&bias, DType::F32))),
@@ -319,4 +335,26 @@ fn skipped_tiles_take_no_time() {
             );
         }
     }
+    let map = gpu.buffer(4 * (TOKENS / 64).pow(2)).expect("a map");
+    let blocks = Blocks::new(TensorView::new(&map, DType::U32, [1, 1, TOKENS / 64, TOKENS / 64]), [64, 64]);
+    let mut scratch = Scratch::new(
+        gpu.device(),
+        attention.scratch_size(&Forward::new(x, x, x, view(out, 64))).expect("a size"),
+    )
+    .expect("scratch");
+    let idle = || gpu.device().poll(wgpu::PollType::wait_indefinitely()).expect("an idle device");
+    let [dense, of_map] = least_times([
+        Box::new(|| {
+            gpu.submit(|e| attention.forward(e, &Forward::new(x, x, x, view(out, 64)), &mut scratch))
+                .expect("a call");
+            idle();
+        }),
+        Box::new(|| {
+            gpu.submit(|e| attention.classify(e, &documents, [1, TOKENS, TOKENS], &blocks)).expect("a map");
+            idle();
+        }),
+    ]);
+    let ratio = of_map.as_secs_f64() / dense.as_secs_f64();
+    say(&format!("classify: {of_map:.1?}, {ratio:.2} of no mask"));
+    assert!(ratio < 0.75, "classify: {of_map:?} of {dense:?}");
 }

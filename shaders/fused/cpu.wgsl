@@ -21,13 +21,14 @@
 // and written.
 //
 // Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim; FULL, FULL_IS_PLAIN,
-// HAS_BLOCKS, HAS_DROPOUT, HEAD_VECTORS, HIDDEN, HIDES_TILES, KEYS, LANES, LOWEST, PER_PAIR_MASK, RESCALE_THRESHOLD, ROWS, SPLITS,
-// UNIT, VALUE_VECTORS; Query; all_finite, any_nan, apply_dropout, block_of_row, documents_of_rows, finish_row, first_seen_key, k_last, k_source, k_whole, key_row,
+// HAS_BLOCKS, HAS_DROPOUT, HEAD_VECTORS, HIDDEN, HIDES_TILES, KEYS, LANES, LOWEST, PER_PAIR_MASK, RESCALE_THRESHOLD, ROWS, RUN, SPLITS,
+// UNIT, VALUE_VECTORS; Query; all_finite, any_nan, apply_dropout, block_of_row, documents_of_rows, finish_row, first_seen_run, k_last, k_source, k_whole, key_row,
 // map_row, mask_mod, q_at4, query_of_row, repaired, rescale_of, row_state, rows_key_range, score_mod, split_keys,
 // store_row, tile_column_state, v_last, v_source, v_whole, view_at, weight_of.
 // Gives: main.
 
 const LANE_ROWS: u32 = ROWS / LANES;
+const_assert RUN % KEYS == 0u;
 // Sums per score, added at the end: a chain of additions that depend on each other waits for each.
 const CHAINS: u32 = select(1u, 4u, LANE_ROWS * KEYS <= 4u);
 
@@ -126,14 +127,17 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         }
     }
     var documents = vec2<u32>();
+    // A run is whole blocks: the sums of the blocks that are left stay as they are.
+    var looked = 0u;
     if HIDES_TILES {
         documents = documents_of_rows(b, kv_head, row0, 1u, min(row0 + ROWS, packed));
     }
     for (var j = range.any_row.x; j < range.any_row.y; j = min(j + KEYS, stop)) {
         if HIDES_TILES {
-            let first = first_seen_key(b, kv_head, documents, j, range.any_row.y);
-            // Whole blocks, so that the others' sums stay as they are.
-            j = select(j + (first - j) / KEYS * KEYS, first, first == range.any_row.y);
+            if j >= looked {
+                j = first_seen_run(b, kv_head, documents, j, range.any_row.y);
+                looked = j + RUN;
+            }
             if j >= range.any_row.y {
                 break;
             }

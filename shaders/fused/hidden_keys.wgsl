@@ -3,9 +3,9 @@
 // A row's document is the number of its query, and 0 without the rule. A key is hidden if it has another number than every row,
 // which the least and the largest number of the rows decide, or if a tensor hides the pair. Answers err towards seen.
 //
-// Needs: p.group; document_of_query, documents_of_key, head_query_of, hides_by_head, hides_by_query, may_share,
+// Needs: p.group; RUN; document_of_query, documents_of_key, head_query_of, hides_by_head, hides_by_query, may_share,
 // no_documents, pair_hidden, with_documents.
-// Gives: documents_of_rows, first_seen_key, key_may_be_seen.
+// Gives: documents_of_rows, first_seen_run, key_may_be_seen.
 
 // The least and the largest document of rows first, first + step .. before end.
 fn documents_of_rows(b: u32, kv_head: u32, first: u32, step: u32, end: u32) -> vec2<u32> {
@@ -17,18 +17,25 @@ fn documents_of_rows(b: u32, kv_head: u32, first: u32, step: u32, end: u32) -> v
     return documents;
 }
 
-// The first key of from .. end that a row may see, or end; by tensors that are the same for all queries.
-fn first_seen_key(b: u32, kv_head: u32, documents: vec2<u32>, from_key: u32, end: u32) -> u32 {
-    var first = end;
+// True if a row may see a key of the run from `first` on, by tensors that are the same for all queries.
+fn run_may_be_seen(b: u32, kv_head: u32, documents: vec2<u32>, first: u32, end: u32) -> bool {
     let heads = select(1u, p.group, hides_by_head());
-    for (var n = 0u; n < heads; n++) {
-        var j = from_key;
-        while j < first && !may_share(documents_of_key(b, kv_head * p.group + n, j), documents) {
-            j += 1u;
+    var seen = 0u;
+    for (var h = kv_head * p.group; h < kv_head * p.group + heads; h++) {
+        for (var n = 0u; n < RUN; n++) {
+            seen += select(0u, 1u, may_share(documents_of_key(b, h, min(first + n, end - 1u)), documents));
         }
-        first = j;
     }
-    return first;
+    return seen != 0u;
+}
+
+// The first key of the first run of from .. end that has a key which a row may see, or end.
+fn first_seen_run(b: u32, kv_head: u32, documents: vec2<u32>, from_key: u32, end: u32) -> u32 {
+    var j = from_key;
+    while j < end && !run_may_be_seen(b, kv_head, documents, j, end) {
+        j += RUN;
+    }
+    return min(j, end);
 }
 
 // True if a row of row0 ..= last_row may see key j.

@@ -14,7 +14,7 @@
 // instructions for all own rows of the invocation.
 //
 // Needs: p.kv_heads, p.mask, p.scale; HAS_BLOCKS, HEAD_VECTORS, HIDDEN, HIDES_TILES, LANES, NORMALISES, OF_KEYS, OF_SCORES, OF_VALUES, OTHERS,
-// OWNS, SEARCH, VALUE_VECTORS; Pair, Query, WorkTile; all_finite, any_nan, blocks_state, first_seen_other, head_count, key_range, loop_stats, other_rows,
+// OWNS, RUN, SEARCH, VALUE_VECTORS; Pair, Query, WorkTile; all_finite, any_nan, blocks_state, first_seen_run, head_count, key_range, loop_stats, other_rows,
 // other_score_vector, other_value_vector, own_documents, own_rows, own_score_vector, own_value_vector, pair_of, query_head, query_of, search_finds,
 // store_of_scores, store_of_values, store_repaired, store_total, total_of, work_tile.
 // Gives: main.
@@ -24,7 +24,7 @@ const LANE_OWNS: u32 = OWNS / LANES;
 // As many in every kernel: weights are divided by what another one sums.
 const CHAINS: u32 = 4u;
 
-const_assert LANE_OWNS * OTHERS <= 4u;
+const_assert LANE_OWNS * OTHERS <= 4u && RUN % OTHERS == 0u;
 
 // Arrays of vectors are nested: Mesa unrolls a loop of up to 32 turns, and any that has as many turns as
 // the array that it walks has elements.
@@ -108,14 +108,17 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         let h = query_head(work, head);
         let range = others_of(work, h);
         var documents = vec2<u32>();
+        // A run is whole steps: the sums of the steps that are left stay as they are.
+        var looked = 0u;
         if HIDES_TILES {
             documents = own_documents(work, h, 0u, 1u);
         }
         for (var other = range.x; other < range.y; other += OTHERS) {
             if HIDES_TILES {
-                let first = first_seen_other(work, h, documents, other, range.y);
-                // Whole steps, so that the others' sums stay as they are.
-                other = select(other + (first - other) / OTHERS * OTHERS, first, first == range.y);
+                if other >= looked {
+                    other = first_seen_run(work, h, documents, other, range.y);
+                    looked = other + RUN;
+                }
                 if other >= range.y {
                     break;
                 }

@@ -1,9 +1,9 @@
 // Others that tensors of the mask hide from every own row: they are neither loaded nor scored. As fused/hidden_keys.wgsl says of
 // keys, answers err towards seen.
 //
-// Needs: OF_KEYS; WorkTile; document_of_query, documents_of_key, hides_by_query, may_share, no_documents,
+// Needs: OF_KEYS, RUN; WorkTile; document_of_query, documents_of_key, hides_by_query, may_share, no_documents,
 // pair_hidden, with_documents.
-// Gives: first_seen_other, other_may_be_seen, own_documents.
+// Gives: first_seen_run, other_may_be_seen, own_documents.
 
 // The least and the largest document of a query, or of the queries that may see a key.
 fn documents_of(work: WorkTile, h: u32, n: u32, is_key: bool) -> vec2<u32> {
@@ -23,13 +23,22 @@ fn own_documents(work: WorkTile, h: u32, first: u32, step: u32) -> vec2<u32> {
     return documents;
 }
 
-// The first of from .. end that an own row may be seen with, or end; by tensors that are the same for all queries.
-fn first_seen_other(work: WorkTile, h: u32, documents: vec2<u32>, from_other: u32, end: u32) -> u32 {
-    var other = from_other;
-    while other < end && !may_share(documents_of(work, h, other, !OF_KEYS), documents) {
-        other += 1u;
+// True if an own row may be seen with another of the run from `first` on, by tensors that are the same for all queries.
+fn run_may_be_seen(work: WorkTile, h: u32, documents: vec2<u32>, first: u32, end: u32) -> bool {
+    var seen = 0u;
+    for (var n = 0u; n < RUN; n++) {
+        seen += select(0u, 1u, may_share(documents_of(work, h, min(first + n, end - 1u), !OF_KEYS), documents));
     }
-    return other;
+    return seen != 0u;
+}
+
+// The first of the first run of from .. end that has another which an own row may be seen with, or end.
+fn first_seen_run(work: WorkTile, h: u32, documents: vec2<u32>, from_other: u32, end: u32) -> u32 {
+    var other = from_other;
+    while other < end && !run_may_be_seen(work, h, documents, other, end) {
+        other += RUN;
+    }
+    return min(other, end);
 }
 
 // True if an own row may be seen with another.

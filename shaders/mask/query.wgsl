@@ -14,6 +14,7 @@
 //   pair_hidden(b, h, i, j) -> bool      true if another tensor, which has a row for each query, hides the pair
 //   hides_by_head() -> bool              true if these tensors differ by head
 //   hides_by_query() -> bool             true if one of them has a row for each query
+// ANSWERED_BY_KEY: no rule but these tensors is asked for single pairs
 //
 // Needs: Query; query_in.
 // Gives: key_distance, key_range, query_of.

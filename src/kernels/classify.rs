@@ -30,8 +30,13 @@ impl Classify {
         let mut bindings = vec![Binding::write("map", DType::U32, Width::One)];
         bindings.extend(self.mask.bindings());
         let constants = [Constant::Bool("PER_PAIR_MASK", self.mask.is_per_pair())];
-        let parts = [shader!("tensor/view"), shader!("classify"), &self.mask.wgsl()];
-        Kernel { workgroup_memory: 256, ..Kernel::new::<Params>(&constants, bindings, &parts, 64) }
+        let mask = self.mask.wgsl();
+        let parts = [shader!("tensor/view"), shader!("classify"), shader!("mask/document_range"), &mask];
+        // A word of each of 64 invocations, and a summary of 40 bytes of each and of eight together.
+        Kernel {
+            workgroup_memory: 64 * 4 + 72 * 40,
+            ..Kernel::new::<Params>(&constants, bindings, &parts, 64)
+        }
     }
 
     pub fn all() -> impl Iterator<Item = Self> {

@@ -138,6 +138,9 @@ impl<L, K, B, M: Default> Mask<L, K, B, M> {
     /// Only keys of the query's own document are seen: those with the same number. `queries` is
     /// `[batch, heads, q_len, 1]`, `keys` `[batch, heads, 1, kv_len]`, any but the last length may be 1.
     /// Unlike `packed` it moves no position, and documents need not be contiguous. On a device the dtype is U32.
+    ///
+    /// Fused kernels skip tiles of keys whose numbers all lie outside of the least and the largest number of a tile of queries. So documents
+    /// should lie side by side.
     pub fn documents(self, queries: L, keys: L) -> Self {
         self.with(Id::Documents, [Part::Number(queries), Part::Number(keys)])
     }
@@ -182,7 +185,7 @@ impl<L, K, B, M: Default> Mask<L, K, B, M> {
     /// `key_padding_mask` `true` is a key that is *ignored*: invert that one.
     ///
     /// Only keys that hold `true` are seen: a second boolean mask beside [`attn_mask`](Self::attn_mask), usually
-    /// `[batch, 1, 1, kv_len]` for padding.
+    /// `[batch, 1, 1, kv_len]` for padding. Fused kernels skip tiles of keys that are all hidden.
     ///
     /// Padding on the left needs this rule beside the causal one, because [`lengths`](Self::lengths) hides keys at the end only. With a
     /// cache, which also holds the padding, `kv_len` is its capacity and every step has the same mask:
@@ -207,8 +210,8 @@ impl<L, K, B, M: Default> Mask<L, K, B, M> {
         self.with(Id::Globals, [Part::Bool(globals)])
     }
 
-    /// Added to the scaled and softcapped scores; may hold −∞. Shape `[batch, heads, q_len, kv_len]`,
-    /// any may be 1. On a device the dtype is F32, F16 or BF16.
+    /// Added to the scaled and softcapped scores. Shape `[batch, heads, q_len, kv_len]`, any may be 1. On a device the dtype
+    /// is F32, F16 or BF16. −∞ hides the pair, even if its score is NaN or infinite.
     ///
     /// A float `attn_mask` of PyTorch is this one; a boolean one is [`attn_mask`](Self::attn_mask).
     #[doc(alias = "attn_mask")]

@@ -75,6 +75,7 @@ impl MaskVariant {
             let _ = writeln!(text, "const KNOWS_BLOCKS: bool = {};", self.knows_blocks);
         }
         let _ = writeln!(text, "const HIDES_TILES: bool = {};", self.hides_tiles());
+        let _ = writeln!(text, "const ANSWERED_BY_KEY: bool = {};", self.answered_by_key());
         let softcap = if self.softcap { shader!("mask/softcap") } else { "" };
         let of_rules = self.rules.iter().map(|id| id.rule().wgsl);
         for source in of_rules.chain([softcap]).filter(|source| !source.is_empty()) {
@@ -202,6 +203,15 @@ impl MaskVariant {
         !self.has(Id::Blocks) && self.rules.any(|rule| !rule.hides.is_empty() || rule.numbers.is_some())
     }
 
+    /// True if a pair is seen exactly where the query's interval has the key and no tensor that `tile_functions` reads hides it.
+    fn answered_by_key(&self) -> bool {
+        let by_key = |id: Id| !id.rule().hides.is_empty() || id.rule().numbers.is_some();
+        let asks = |id: Id, turn: Turn| self.asks(id, turn).next().is_some();
+        let others = [Turn::Block, Turn::Prefix, Turn::Causal, Turn::Global, Turn::Band];
+        let open = |id: Id| asks(id, Turn::Pair) && !by_key(id) || others.iter().any(|turn| asks(id, *turn));
+        self.pairs.is_none() && !self.rules.iter().any(open)
+    }
+
     /// The tensors that hide pairs: their names and the rules' `hides`.
     fn hiding(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
         let used = self.rules.iter().filter(|_| self.hides_tiles()).map(Id::rule);
@@ -217,13 +227,17 @@ impl MaskVariant {
         let mut key = by_key("documents_of_key(b: u32, h: u32, j: u32) -> vec2<u32>");
         key.line(self.hiding().next().is_some(), "let i = 0u;");
         key.return_if(self.appended, "j >= p.mask.masked_len", "vec2<u32>(0u, 0xffffffffu)");
+        // Without branches, for whoever looks at many keys.
+        let mut hidden = Vec::new();
         for (name, hides) in self.hiding() {
-            key.return_if(
-                true,
-                &format!("p.mask.{name}.strides.z == 0u && {hides}"),
-                "vec2<u32>(0xffffffffu, 0u)",
-            );
+            hidden.push(format!("((p.mask.{name}.strides.z == 0u) & ({hides}))"));
         }
+        let of_key = match hidden.is_empty() {
+            true => format!("vec2<u32>({of_key})"),
+            false => {
+                format!("select(vec2<u32>({of_key}), vec2<u32>(0xffffffffu, 0u), {})", hidden.join(" | "))
+            }
+        };
         let mut pair = by_key("pair_hidden(b: u32, h: u32, i: u32, j: u32) -> bool");
         pair.return_if(self.appended, "j >= p.mask.masked_len", "false");
         for (name, hides) in self.hiding() {
@@ -237,7 +251,7 @@ impl MaskVariant {
         };
         [
             query.end(of_query),
-            key.end(&format!("vec2<u32>({of_key})")),
+            key.end(&of_key),
             pair.end("false"),
             Function::new("hides_by_head() -> bool").end(&any("y")),
             Function::new("hides_by_query() -> bool").end(&any("z")),
