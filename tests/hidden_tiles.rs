@@ -10,6 +10,7 @@ use wgpu_attention::{
 
 use crate::harness::backward::BackwardSetup;
 use crate::harness::classify::classified;
+use crate::harness::device::is_software;
 use crate::harness::gradients::Problem;
 use crate::harness::{
     Case, DropoutData, FORMS, HostData, Layout, Profile, Report, Rules, Setup, Weights, due, full, matrices,
@@ -156,8 +157,11 @@ fn setup(profile: &'static Profile, form: KernelForm, dtype: DType) -> Setup {
 fn forward_equals_reference() {
     let mut report = Report::new("hidden tiles");
     for (n, shape) in [LONG, SQUARE].into_iter().enumerate() {
-        for (name, rules) in all_rules(&shape) {
+        for (m, (name, rules)) in all_rules(&shape).into_iter().enumerate() {
             let case = Case::random(format!("hidden tiles {n}, {name}"), shape).with(|c| c.rules = rules);
+            if (n + m) % 2 != 0 && !rest(&case.name) {
+                continue;
+            }
             for form in FORMS {
                 let dtype = [DType::F32, DType::F16, DType::BF16];
                 let dtype = if name == "documents out of order" || name.starts_with("bias") {
@@ -215,7 +219,10 @@ fn backward_equals_reference() {
                 c.rules = rules;
                 c.dropout = (m % 5 == 4).then_some(DropoutData::Seeded { p: 0.25, seed: 7 });
             });
-            let problem = Problem::new(case, 0, m % 2 == 0);
+            if (n + m) % 2 != 0 && !rest(&case.name) {
+                continue;
+            }
+            let problem = Problem::new(case, 0, m / 2 % 2 == 0);
             for form in FORMS {
                 let plain = BackwardSetup { added: [false; 5], ..BackwardSetup::plain(full(), form) };
                 let dtype = if name == "documents out of order" { DType::F16 } else { DType::F32 };
@@ -280,17 +287,19 @@ fn least_times<const N: usize>(mut calls: [Box<dyn FnMut() + '_>; N]) -> [Durati
 #[test]
 fn skipped_tiles_take_no_time() {
     let gpu = &full().gpu;
-    let config = Config::new(2, 64).tuning(Tuning::fixed().form(KernelForm::Cpu));
+    // Enough work for every processor of a GPU.
+    let (heads, form) = if is_software() { (2, KernelForm::Cpu) } else { (64, KernelForm::Gpu) };
+    let config = Config::new(heads, 64).tuning(Tuning::fixed().form(form));
     let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
-    let x = gpu.upload(&vec![0.01f32; 2 * TOKENS * 64]).expect("a buffer");
+    let x = gpu.upload(&vec![0.01f32; heads * TOKENS * 64]).expect("a buffer");
     let ids = gpu.upload(&(0..TOKENS as u32).map(|n| n / SEEN as u32).collect::<Vec<_>>()).expect("numbers");
     let padding =
         gpu.upload(&(0..TOKENS).map(|n| u8::from(n >= TOKENS - SEEN)).collect::<Vec<_>>()).expect("padding");
     let bias = |n| if n < SEEN { 0.5 } else { f32::NEG_INFINITY };
     let bias = gpu.upload(&(0..TOKENS).map(bias).collect::<Vec<f32>>()).expect("a bias");
-    let outputs = [(); 5].map(|()| gpu.buffer(4 * 2 * TOKENS * 64).expect("a buffer"));
+    let outputs = [(); 5].map(|()| gpu.buffer(4 * heads * TOKENS * 64).expect("a buffer"));
     let [out, lse, d_q, d_k, d_v] = outputs.each_ref();
-    let view = |buffer, dim| TensorView::new(buffer, DType::F32, [1, 2, TOKENS, dim]);
+    let view = |buffer, dim| TensorView::new(buffer, DType::F32, [1, heads, TOKENS, dim]);
     let of_keys = |buffer, dtype| TensorView::new(buffer, dtype, [1, 1, 1, TOKENS]);
     let documents = Mask::none()
         .documents(TensorView::new(&ids, DType::U32, [1, 1, TOKENS, 1]), of_keys(&ids, DType::U32));
@@ -356,5 +365,5 @@ fn skipped_tiles_take_no_time() {
     ]);
     let ratio = of_map.as_secs_f64() / dense.as_secs_f64();
     say(&format!("classify: {of_map:.1?}, {ratio:.2} of no mask"));
-    assert!(ratio < 0.75, "classify: {of_map:?} of {dense:?}");
+    assert!(ratio < 0.5, "classify: {of_map:?} of {dense:?}");
 }

@@ -20,11 +20,11 @@
 // and per block, query and channel of v three, because a sum that a loop changes is read, chosen by the mask of lanes
 // and written.
 //
-// Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim; FULL, FULL_IS_PLAIN,
-// HAS_BLOCKS, HAS_DROPOUT, HEAD_VECTORS, HIDDEN, HIDES_TILES, KEYS, LANES, LOWEST, PER_PAIR_MASK, RESCALE_THRESHOLD, ROWS, RUN, SPLITS,
-// UNIT, VALUE_VECTORS; Query; all_finite, any_nan, apply_dropout, block_of_row, documents_of_rows, finish_row, first_seen_run, k_last, k_source, k_whole, key_row,
-// map_row, mask_mod, q_at4, query_of_row, repaired, rescale_of, row_state, rows_key_range, score_mod, split_keys,
-// store_row, tile_column_state, v_last, v_source, v_whole, view_at, weight_of.
+// Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim; FULL, FULL_IS_PLAIN, HAS_BLOCKS,
+// HAS_DROPOUT, HEAD_VECTORS, HIDDEN, HIDES_TILES, KEYS, LANES, LOWEST, PER_PAIR_MASK, RESCALE_THRESHOLD, ROWS, RUN, SEEN_IS_PLAIN, SPLITS, UNIT, VALUE_VECTORS; Query;
+// all_finite, any_nan, apply_dropout, block_of_row, documents_of_rows, finish_row, first_seen_run, hides_by_query, k_last, k_source, k_whole, key_row,
+// map_row, mask_mod, q_at4, query_of_row, repaired, rescale_of, row_state, rows_key_range, score_mod, split_keys, store_row, tile_column_state, v_last,
+// v_source, v_whole, view_at, weight_of.
 // Gives: main.
 
 const LANE_ROWS: u32 = ROWS / LANES;
@@ -135,8 +135,10 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     for (var j = range.any_row.x; j < range.any_row.y; j = min(j + KEYS, stop)) {
         if HIDES_TILES {
             if j >= looked {
-                j = first_seen_run(b, kv_head, documents, j, range.any_row.y);
+                let run = first_seen_run(b, kv_head, documents, j, range.any_row.y);
+                j = run.x;
                 looked = j + RUN;
+                asks = !SEEN_IS_PLAIN || run.y == 0u || hides_by_query();
             }
             if j >= range.any_row.y {
                 break;

@@ -17,25 +17,30 @@ fn documents_of_rows(b: u32, kv_head: u32, first: u32, step: u32, end: u32) -> v
     return documents;
 }
 
-// True if a row may see a key of the run from `first` on, by tensors that are the same for all queries.
-fn run_may_be_seen(b: u32, kv_head: u32, documents: vec2<u32>, first: u32, end: u32) -> bool {
+// Keys of a run that rows may see: any of them (x = 1), and each by every row (y = 1), by tensors that are the same for all queries.
+fn run_seen(b: u32, kv_head: u32, documents: vec2<u32>, first: u32, end: u32) -> vec2<u32> {
     let heads = select(1u, p.group, hides_by_head());
-    var seen = 0u;
+    var any_key = 0u;
+    var every_key = 1u;
     for (var h = kv_head * p.group; h < kv_head * p.group + heads; h++) {
         for (var n = 0u; n < RUN; n++) {
-            seen += select(0u, 1u, may_share(documents_of_key(b, h, min(first + n, end - 1u)), documents));
+            let key = documents_of_key(b, h, min(first + n, end - 1u));
+            any_key |= select(0u, 1u, may_share(key, documents));
+            every_key &= select(0u, 1u, (key.x <= documents.x) & (key.y >= documents.y));
         }
     }
-    return seen != 0u;
+    return vec2<u32>(any_key, every_key);
 }
 
-// The first key of the first run of from .. end that has a key which a row may see, or end.
-fn first_seen_run(b: u32, kv_head: u32, documents: vec2<u32>, from_key: u32, end: u32) -> u32 {
+// x: the first key of the first run of from .. end that has a key which a row may see, or end. y: 1 if every row sees all its keys.
+fn first_seen_run(b: u32, kv_head: u32, documents: vec2<u32>, from_key: u32, end: u32) -> vec2<u32> {
     var j = from_key;
-    while j < end && !run_may_be_seen(b, kv_head, documents, j, end) {
+    var seen = vec2<u32>();
+    while j < end && seen.x == 0u {
+        seen = run_seen(b, kv_head, documents, j, end);
         j += RUN;
     }
-    return min(j, end);
+    return vec2<u32>(select(end, j - RUN, seen.x != 0u), seen.y);
 }
 
 // True if a row of row0 ..= last_row may see key j.

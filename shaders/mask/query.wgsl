@@ -15,6 +15,7 @@
 //   hides_by_head() -> bool              true if these tensors differ by head
 //   hides_by_query() -> bool             true if one of them has a row for each query
 // ANSWERED_BY_KEY: no rule but these tensors is asked for single pairs
+// SEEN_IS_PLAIN: beside that, no rule changes the scores of pairs that are seen
 //
 // Needs: Query; query_in.
 // Gives: key_distance, key_range, query_of.

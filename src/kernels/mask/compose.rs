@@ -76,6 +76,11 @@ impl MaskVariant {
         }
         let _ = writeln!(text, "const HIDES_TILES: bool = {};", self.hides_tiles());
         let _ = writeln!(text, "const ANSWERED_BY_KEY: bool = {};", self.answered_by_key());
+        let _ = writeln!(
+            text,
+            "const SEEN_IS_PLAIN: bool = {};",
+            self.answered_by_key() && !self.changes_scores()
+        );
         let softcap = if self.softcap { shader!("mask/softcap") } else { "" };
         let of_rules = self.rules.iter().map(|id| id.rule().wgsl);
         for source in of_rules.chain([softcap]).filter(|source| !source.is_empty()) {

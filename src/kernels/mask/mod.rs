@@ -155,6 +155,14 @@ impl MaskVariant {
         self.softcap || self.appended || self.mods().next().is_some() || self.rules.iter().any(asks)
     }
 
+    /// Whether the score of a pair that is seen may change.
+    pub fn changes_scores(&self) -> bool {
+        self.softcap
+            || self.appended
+            || self.mods().next().is_some()
+            || self.rules.any(|rule| rule.adds.is_some())
+    }
+
     /// Whether scores change in a block that is full too.
     pub fn mods_full_blocks(&self) -> bool {
         let adds = || self.rules.any(|rule| rule.adds.is_some_and(|adds| adds.in_full_blocks));
