@@ -334,6 +334,9 @@ fn skipped_tiles_take_no_time() {
                 gpu.device().poll(wgpu::PollType::wait_indefinitely()).expect("an idle device");
             }) as Box<dyn FnMut() + '_>
         }));
+        // Beside packed sequences documents have numbers to compare; measured: 1.3 forward, 1.0 backward.
+        let of_packed = times[2].as_secs_f64() / times[1].as_secs_f64();
+        assert!(of_packed < 2.0, "documents, backward {backward}: {:?} of {:?}", times[2], times[1]);
         for ((name, _), time) in masks.iter().zip(times) {
             let ratio = time.as_secs_f64() / times[0].as_secs_f64();
             say(&format!("{name}, backward {backward}: {time:.1?}, {ratio:.2} of no mask"));

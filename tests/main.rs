@@ -61,6 +61,7 @@ mod qk_norm;
 mod quantized;
 mod radix_sort;
 mod recording;
+mod reports;
 mod scores;
 mod sdpa;
 mod small;
