@@ -55,7 +55,8 @@ impl Model {
                     bias: vector(&layer[n][1], shapes[n][0]),
                 };
                 let [query, key, value, out, up, down] = std::array::from_fn(linear);
-                let attention = LayerWeights { query, key, value, out, bias_kv: None, qk_norm: None };
+                let attention =
+                    LayerWeights { query, key, value, out, bias_kv: None, qk_norm: None, gate: None };
                 let feed_forward = FeedForwardWeights { up, gate: None, down };
                 EncoderLayerWeights { attention, feed_forward, norms: [norm; 2] }
             })

@@ -2,9 +2,11 @@
 //
 // x, other, d_out, d_x, d_other [batch, heads, length, dim]
 //
-// An invocation has four channels of a row at a time.
+// An invocation has four channels of a row at a time. X_REPEATS: x and d_x have one channel, which is that of all channels of a
+// row. Then an invocation has a row, and d_x is a sum over it.
 //
-// Bindings (declared by the host): x, other if TIMES, d_out, d_x if D_X, d_other if D_OTHER. IN_FOURS: all of them move in fours.
+// Bindings (declared by the host): x, other if TIMES, d_out, d_x if D_X, d_other if D_OTHER. IN_FOURS: all of them move in fours,
+// except x and d_x if X_REPEATS.
 // ACCUMULATES: the gradients hold what is added to.
 // Reads and writes everything once: bytes.
 
@@ -15,8 +17,8 @@ struct Params {
     d_x: View,
     d_other: View,
     dim: u32,
-    fours: u32,        // of a row
-    work: u32,         // fours of all rows of a head
+    fours: u32,        // of a row; X_REPEATS: 1
+    work: u32,         // fours of all rows of a head; X_REPEATS: rows
     step: u32,         // invocations that share them
 }
 
@@ -29,20 +31,36 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     for (var n = group.x * WORKGROUP + lane; n < p.work; n += p.step) {
         let i = n / p.fours;
         let d = (n - i * p.fours) * 4u;
-        let within = p.dim - d;
-        let x = x_at4(view_at(p.x, b, h, i, d), p.x.strides.w, within);
-        let d_out = d_out_at4(view_at(p.d_out, b, h, i, d), p.d_out.strides.w, within);
-        if D_X {
-            var d_x = d_out * slope4(x);
-            if TIMES {
-                d_x *= other_at4(view_at(p.other, b, h, i, d), p.other.strides.w, within);
+        if X_REPEATS {
+            var sum = vec4<f32>();
+            for (var c = 0u; c < p.dim; c += 4u) {
+                sum += gradients(b, h, i, c);
             }
-            store_d_x(view_at(p.d_x, b, h, i, d), d_x, within);
-        }
-        if D_OTHER {
-            store_d_other(view_at(p.d_other, b, h, i, d), d_out * activate4(x), within);
+            if D_X {
+                store_d_x(view_at(p.d_x, b, h, i, 0u), vec4<f32>(sum.x + sum.y + sum.z + sum.w), 1u);
+            }
+        } else {
+            let d_x = gradients(b, h, i, d);
+            if D_X {
+                store_d_x(view_at(p.d_x, b, h, i, d), d_x, p.dim - d);
+            }
         }
     }
+}
+
+// Stores the gradient of other, and gives that of x, of four channels.
+fn gradients(b: u32, h: u32, i: u32, d: u32) -> vec4<f32> {
+    let within = p.dim - d;
+    let x = x_at4(view_at(p.x, b, h, i, d), p.x.strides.w, within);
+    let d_out = d_out_at4(view_at(p.d_out, b, h, i, d), p.d_out.strides.w, within);
+    if D_OTHER {
+        store_d_other(view_at(p.d_other, b, h, i, d), d_out * activate4(x), within);
+    }
+    var d_x = d_out * slope4(x);
+    if TIMES {
+        d_x *= other_at4(view_at(p.other, b, h, i, d), p.other.strides.w, within);
+    }
+    return d_x;
 }
 
 fn store_d_x(o: u32, gradient: vec4<f32>, within: u32) {
@@ -51,7 +69,7 @@ fn store_d_x(o: u32, gradient: vec4<f32>, within: u32) {
     if ACCUMULATES {
         sum += d_x_at4(o, step, within);
     }
-    if IN_FOURS {
+    if IN_FOURS && !X_REPEATS {
         d_x_store4(o, sum);
     } else {
         for (var c = 0u; c < min(4u, within); c++) {

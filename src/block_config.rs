@@ -18,12 +18,15 @@ pub enum Activation {
     GeluTanh,
     /// `x / (1 + exp(−x))`, swish: of Llama and its kin, there gated.
     Silu,
+    /// `1 / (1 + exp(−x))`: times another tensor it is the gate of Dauphin et al. 2017, "Language modeling with gated
+    /// convolutional networks" (GLU).
+    Sigmoid,
 }
 
 impl Activation {
     /// All of them.
-    pub const ALL: [Activation; 4] =
-        [Activation::Relu, Activation::Gelu, Activation::GeluTanh, Activation::Silu];
+    pub const ALL: [Activation; 5] =
+        [Activation::Relu, Activation::Gelu, Activation::GeluTanh, Activation::Silu, Activation::Sigmoid];
 }
 
 /// Where a block's norms stand.

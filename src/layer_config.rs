@@ -23,9 +23,21 @@ pub struct LayerConfig {
     pub(crate) narrow: bool,
     pub(crate) add_zero_attn: bool,
     pub(crate) qk_norm: Option<NormConfig>,
+    pub(crate) output_gate: Option<OutputGate>,
     pub(crate) scale: Option<f64>,
     pub(crate) softcap: Option<f64>,
     pub(crate) dtype: DType,
+}
+
+/// How fine the gate of the heads' outputs is (Qiu et al. 2025, "Gated attention for large language
+/// models", <https://arxiv.org/abs/2505.06708>, section 2.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum OutputGate {
+    /// A gate for each channel of each head: `heads · value_dim` of them, as in Qwen3-Next.
+    Elementwise,
+    /// A gate for each head, which multiplies all of its channels: `heads` of them.
+    Headwise,
 }
 
 impl LayerConfig {
@@ -47,6 +59,7 @@ impl LayerConfig {
             narrow: false,
             add_zero_attn: false,
             qk_norm: None,
+            output_gate: None,
             scale: None,
             softcap: None,
             dtype: DType::F32,
@@ -121,6 +134,16 @@ impl LayerConfig {
         self
     }
 
+    /// Gate of the heads' outputs: the output projection reads `attention · sigmoid(x W_gᵀ + b_g)`, where
+    /// `x` is the queries' input. The weights are [`LayerWeights::gate`](crate::LayerWeights::gate). In a
+    /// [narrow](Self::narrow) layer a head's gate sees that head's slice of `x`.
+    #[doc(alias = "attn_output_gate")]
+    #[doc(alias = "gated attention")]
+    pub fn output_gate(mut self, output_gate: impl Into<Option<OutputGate>>) -> Self {
+        self.output_gate = output_gate.into();
+        self
+    }
+
     /// Factor of `q·k` instead of `1 / √head_dim`, rounded to f32.
     pub fn scale(mut self, scale: impl Into<Option<f64>>) -> Self {
         self.scale = scale.into();
@@ -160,6 +183,30 @@ impl LayerConfig {
             Side::Value => (self.kv_heads, self.value_dim, self.value_features),
         };
         SideShape { heads, dim, features, narrow: self.narrow }
+    }
+
+    /// How the gate of the heads' outputs is projected, if there is one.
+    pub(crate) fn gate_side(&self) -> Option<SideShape> {
+        let dim = match self.output_gate? {
+            OutputGate::Elementwise => self.value_dim,
+            OutputGate::Headwise => 1,
+        };
+        Some(SideShape { dim, ..self.side(Side::Query) })
+    }
+
+    /// Refuses weights of a gate that the layer does not have, and a gate without weights.
+    pub(crate) fn check_gate(&self, weights: bool) -> Result<(), Error> {
+        let (what, why) = match (self.output_gate.is_some(), weights) {
+            (true, false) => (
+                "`LayerConfig::output_gate` without weights",
+                "the layer has a gate: set `gate` of the weights",
+            ),
+            (false, true) => {
+                ("`gate` of the weights alone", "the layer has no gate: set `LayerConfig::output_gate`")
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::Unsupported { what, why })
     }
 
     /// Refuses zero dimensions, widths that heads do not divide, and widths that no index reaches.

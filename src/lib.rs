@@ -140,7 +140,7 @@ pub use error::Error;
 pub use family::Family;
 pub use feature_map::{FeatureMap, RandomFeatures, UpdateRule, random_features};
 pub use gpu::{Gpu, UploadedMask};
-pub use layer_config::LayerConfig;
+pub use layer_config::{LayerConfig, OutputGate};
 pub use linear::{LinearAttention, LinearBackward, LinearConfig, LinearForward, LinearState};
 pub use linformer::{Linformer, LinformerBackward, LinformerForward};
 pub use local::{

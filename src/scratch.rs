@@ -28,6 +28,12 @@ pub(crate) enum Slot {
     /// gradients.
     Unnormed,
     UnnormedGradients,
+    /// Logits of the gate of a layer's heads' outputs, and these outputs times their gate.
+    Gate,
+    Gated,
+    /// The gradients of both, in a backward pass.
+    GateGradient,
+    GatedGradient,
     /// Keys and values without those that are not there.
     Kept,
     /// Positions in the order of a sort, and the place of each; those of the pass before; counts of digits.
@@ -98,6 +104,10 @@ const NAMES: [&str; SLOTS] = [
     "d_projected",
     "unnormed",
     "d_unnormed",
+    "gate",
+    "gated",
+    "d_gate",
+    "d_gated",
     "kept",
     "order",
     "order_before",

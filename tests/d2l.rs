@@ -103,6 +103,7 @@ fn multihead(name: &str, by: By) -> LayerCase {
         shared: false,
         appended: None,
         norms: Default::default(),
+        gate: None,
         rotary: None,
         rules: rules(by, &lens, mask_value, q_len, kv_len),
         dropout: None,

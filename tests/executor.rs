@@ -118,8 +118,15 @@ fn futures_run_on_many_threads() {
     // The others are of the same parts: that they are `Send` is for the compiler to say.
     let (x, w) = ([0.5; 12], [0.5; 16]);
     let linear = HostLinear { weight: &w[..], bias: None };
-    let weights =
-        HostWeights { query: linear, key: linear, value: linear, out: linear, bias_kv: None, qk_norm: None };
+    let weights = HostWeights {
+        query: linear,
+        key: linear,
+        value: linear,
+        out: linear,
+        bias_kv: None,
+        qk_norm: None,
+        gate: None,
+    };
     let shape = LayerShape { batch: 1, q_len: 3, kv_len: 3 };
     let (config, options) = (LayerConfig::new(4, 2), Options::new());
     drop(is_send(gpu.multi_head_async([&x, &x, &x], shape, &config, &weights, &options)));

@@ -178,6 +178,7 @@ fn a_layer_with_appended_keys() {
             out: linear(3),
             bias_kv: Some(bias_kv.each_ref().map(|x| &x[..])),
             qk_norm: None,
+            gate: None,
         }
     }
     fn wide<R: Real, const N: usize>(x: &[Vec<f32>; N]) -> [Vec<R>; N] {

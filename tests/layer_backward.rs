@@ -204,6 +204,7 @@ impl Packed {
             out: linear(3),
             bias_kv: None,
             qk_norm: None,
+            gate: None,
         };
         let config = LayerConfig::new(EMBED, HEADS);
         let layer = MultiHeadAttention::with_pipelines(gpu.pipelines(), config, &weights).expect("a layer");
@@ -267,6 +268,7 @@ impl Packed {
                 out: linear(8, 0),
                 bias_kv: None,
                 qk_norm: Default::default(),
+                gate: Default::default(),
             })
     }
 

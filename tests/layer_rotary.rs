@@ -112,8 +112,15 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..6).map(|_| gpu.buffer(4096).expect("a buffer")).collect();
     let linear = Linear { weight: TensorView::matrix(&buffers[5], DType::F32, [8, 8]), bias: None };
-    let weights =
-        LayerWeights { query: linear, key: linear, value: linear, out: linear, bias_kv: None, qk_norm: None };
+    let weights = LayerWeights {
+        query: linear,
+        key: linear,
+        value: linear,
+        out: linear,
+        bias_kv: None,
+        qk_norm: None,
+        gate: None,
+    };
     let config = LayerOptions::new(8, 2).config();
     let layer = MultiHeadAttention::with_pipelines(gpu.pipelines(), config, &weights).expect("a layer");
     let rows = |n: usize, length| TensorView::sequence(&buffers[n], DType::F32, [2, length, 8]);

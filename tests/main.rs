@@ -48,6 +48,7 @@ mod mods;
 mod norm;
 mod numbers;
 mod onnx;
+mod output_gate;
 mod packed;
 mod patterns;
 mod pointwise;

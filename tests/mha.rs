@@ -88,6 +88,7 @@ pub fn case(name: &str) -> LayerCase {
         shared: false,
         appended: vector.has("bias_k").then(|| ["bias_k", "bias_v"].map(|t| vector.f32(t))),
         norms: Default::default(),
+        gate: None,
         rotary: None,
         rules: Rules {
             attn_mask: vector.has("mask").then(|| vector.bools("mask")),

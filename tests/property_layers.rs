@@ -1,7 +1,7 @@
 //! Random layers against the reference; see `property.rs`.
 
 use wgpu_attention::reference::LayerShape;
-use wgpu_attention::{DType, KernelForm, NormConfig, Path};
+use wgpu_attention::{DType, KernelForm, NormConfig, OutputGate, Path};
 
 use crate::harness::layer::{
     LayerCase, LayerLayout, LayerSetup, LinearData, NormData, Storage, run_layer_with,
@@ -35,6 +35,8 @@ pub struct Draw {
     weights: Weights,
     /// Of the norms of queries and keys, which a third of the draws has.
     norms: Option<u64>,
+    /// Of the gate of the heads' outputs, which a third of the draws has.
+    gate: Option<u64>,
 }
 
 impl Draw {
@@ -60,6 +62,7 @@ impl Draw {
             narrow,
             add_zero_attn: rng.chance(0.25),
             qk_norm: None,
+            output_gate: None,
             scale: rng.chance(0.2).then_some(0.5),
             softcap: rng.chance(0.15).then_some(3.0),
             dtype: float(rng),
@@ -107,6 +110,7 @@ impl Draw {
             lse: rng.chance(0.5),
             weights: weights(rng),
             norms: Some(seed ^ 0x9b4).filter(|seed| Rng::new(*seed).chance(0.35)),
+            gate: Some(seed ^ 0x6a7e).filter(|seed| Rng::new(*seed).chance(0.35)),
         }
     }
 
@@ -135,6 +139,16 @@ impl Draw {
         LayerCase { norms, ..case }
     }
 
+    /// With a gate of the heads' outputs, if it is drawn.
+    fn gated(&self, case: LayerCase) -> LayerCase {
+        let Some(seed) = self.gate else { return case };
+        let rng = &mut Rng::new(seed);
+        let kind = rng.pick(&[OutputGate::Elementwise, OutputGate::Headwise]);
+        let mut case = case.with_gate(kind);
+        case.gate.iter_mut().for_each(|gate| gate.bias = gate.bias.take().filter(|_| self.biases[0]));
+        case
+    }
+
     pub fn case(&self) -> LayerCase {
         let rng = &mut Rng::new(self.seed ^ 0x5eed);
         let config = self.config;
@@ -158,6 +172,7 @@ impl Draw {
             shared: self.shared,
             appended: None,
             norms: Default::default(),
+            gate: None,
             rotary: None,
             rules: Default::default(),
             dropout: None,
@@ -185,7 +200,7 @@ impl Draw {
         if q_len == kv_len && rng.chance(0.5) {
             case.rotary = RotaryData::random(rng, [batch, q_len, config.head_dim]);
         }
-        self.normed(case)
+        self.gated(self.normed(case))
     }
 
     pub fn setup(&self) -> LayerSetup {
@@ -205,7 +220,7 @@ impl Draw {
 
     fn simpler(&self) -> Vec<Self> {
         let mut all: Vec<Self> = self.mask.simpler().into_iter().map(|mask| Draw { mask, ..*self }).collect();
-        let less: [fn(&mut Self); 23] = [
+        let less: [fn(&mut Self); 24] = [
             |d| d.shape.batch = 1,
             |d| d.shape.q_len = if d.one_input { d.shape.q_len } else { 1 },
             |d| d.shape.kv_len = if d.one_input { d.shape.kv_len } else { 1 },
@@ -224,6 +239,7 @@ impl Draw {
             |d| d.appended = false,
             |d| d.drop = DropDraw::None,
             |d| d.norms = None,
+            |d| d.gate = None,
             |d| d.weight = DType::F32,
             |d| d.bias = DType::F32,
             |d| d.layout = LayerLayout::Dense,

@@ -2,7 +2,7 @@
 
 use wgpu_attention::reference::compare::{compare, max_error};
 use wgpu_attention::reference::{LayerShape, widen};
-use wgpu_attention::{NormConfig, RopeConfig, RowPositions};
+use wgpu_attention::{NormConfig, OutputGate, RopeConfig, RowPositions};
 
 use crate::harness::gradients::LayerProblem;
 use crate::harness::layer::{LayerCase, LinearData, NormData};
@@ -14,9 +14,10 @@ use crate::harness::rotary::RotaryData;
 use crate::harness::{Expected, FORMS, Report, Rules, Vector, full};
 
 pub const FAMILY: &str = "gates";
-pub const NAMES: &[&str] = &["qk_norm_plain", "qk_norm_rope"];
+pub const NAMES: &[&str] = &["qk_norm_plain", "qk_norm_rope", "qk_norm_gate_rope_offset"];
 
-/// The layer of a vector. `norm_offset` is added to the stored weights of its norms.
+/// The layer of a vector, one of which has a gate of its heads' outputs. `norm_offset` is added to
+/// the stored weights of its norms.
 fn vector(name: &str) -> (LayerCase, Vector) {
     let vector = Vector::load(FAMILY, name);
     let [_, batch, length, features] = vector.shape4("x");
@@ -25,12 +26,14 @@ fn vector(name: &str) -> (LayerCase, Vector) {
         weight: Some(vector.f32(tensor).iter().map(|w| w + offset).collect()),
         bias: None,
     };
+    let gated = vector.has("w_gate");
     let config = LayerOptions {
         kv_heads: vector.size("kv_heads"),
         head_dim: vector.size("head_dim"),
         value_dim: vector.size("head_dim"),
         scale: vector.number("scale"),
         qk_norm: Some(NormConfig::rms().eps(vector.number("eps").expect("eps"))),
+        output_gate: gated.then_some(OutputGate::Elementwise),
         ..LayerOptions::new(features, vector.size("heads"))
     };
     let turned = vector.size("rotary_dim");
@@ -48,6 +51,7 @@ fn vector(name: &str) -> (LayerCase, Vector) {
         shared: false,
         appended: None,
         norms: ["norm_q", "norm_k"].map(norm),
+        gate: gated.then(|| LinearData { weight: vector.f32("w_gate"), bias: None }),
         rotary,
         rules: Rules { causal: true, ..Default::default() },
         dropout: None,
@@ -94,8 +98,9 @@ fn gradients_match_the_vectors() {
                 ("d_w_o", "dw_o"),
                 ("d_q_norm.weight", "dnorm_q"),
                 ("d_k_norm.weight", "dnorm_k"),
+                ("d_w_gate", "dw_gate"),
             ];
-            for (own, theirs) in of {
+            for (own, theirs) in of.into_iter().filter(|(_, theirs)| vector.has(theirs)) {
                 let n = GRADIENTS.iter().position(|name| *name == own).expect("a name");
                 let (want, tolerance) = vector.expected(theirs).expect("a gradient");
                 let got = got[n].as_ref().expect("it was wanted");

@@ -180,8 +180,15 @@ fn layers_follow() {
         gpu.upload(&(0..96 * 64).map(|i| (i % 13) as f32 / 6.0 - 1.0).collect::<Vec<_>>()).expect("a buffer");
     let y = gpu.buffer(4 * 96 * 64).expect("a buffer");
     let part = || Linear { weight: TensorView::matrix(&weight, DType::F32, [64, 64]), bias: None };
-    let weights =
-        LayerWeights { query: part(), key: part(), value: part(), out: part(), bias_kv: None, qk_norm: None };
+    let weights = LayerWeights {
+        query: part(),
+        key: part(),
+        value: part(),
+        out: part(),
+        bias_kv: None,
+        qk_norm: None,
+        gate: None,
+    };
     let layer = MultiHeadAttention::with_pipelines(&pipelines, config, &weights).expect("a layer");
     let sequence = |buffer| TensorView::sequence(buffer, DType::F32, [1, 96, 64]);
     let call = LayerForward::self_attention(sequence(&x), sequence(&y));

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use crate::harness::vectors::folder;
 use crate::{
-    additive, d2l, flex, linear, linformer, local, lsh, mha, minilm, onnx, patterns, positions, qk_norm,
-    sdpa, smollm2, stacks,
+    additive, d2l, flex, linear, linformer, local, lsh, mha, minilm, onnx, output_gate, patterns, positions,
+    qk_norm, sdpa, smollm2, stacks,
 };
 
 #[test]
@@ -34,6 +34,7 @@ fn every_vector_is_used_by_a_test() {
         (d2l::FAMILY, stacks::D2L),
         (linear::FAMILY, linear::NAMES),
         (onnx::FAMILY, linear::ONNX),
+        (output_gate::FAMILY, output_gate::NAMES),
         (qk_norm::FAMILY, qk_norm::NAMES),
     ];
     let used: BTreeSet<String> = used

@@ -82,8 +82,15 @@ impl Layer {
         let in_proj = self.matrix(&self.in_proj, 3 * embed);
         let part = |n| Linear { weight: in_proj.slice(2, n * embed, embed), bias: None };
         let out = Linear { weight: self.matrix(&self.out_proj, embed), bias: None };
-        let weights =
-            LayerWeights { query: part(0), key: part(1), value: part(2), out, bias_kv: None, qk_norm: None };
+        let weights = LayerWeights {
+            query: part(0),
+            key: part(1),
+            value: part(2),
+            out,
+            bias_kv: None,
+            qk_norm: None,
+            gate: None,
+        };
         MultiHeadAttention::with_pipelines(gpu.pipelines(), self.config, &weights).expect("layer")
     }
 
@@ -106,8 +113,15 @@ impl Layer {
         let part =
             |n: usize| HostLinear { weight: &in_proj[n * embed * embed..][..embed * embed], bias: None };
         let out = HostLinear { weight: &out_proj, bias: None };
-        let weights =
-            HostWeights { query: part(0), key: part(1), value: part(2), out, bias_kv: None, qk_norm: None };
+        let weights = HostWeights {
+            query: part(0),
+            key: part(1),
+            value: part(2),
+            out,
+            bias_kv: None,
+            qk_norm: None,
+            gate: None,
+        };
         let shape = reference::LayerShape { batch: 1, q_len: self.length, kv_len: self.length };
         reference::multi_head([&x[..]; 3], shape, &self.config, &weights, &Options::default())
             .expect("the reference knows the layer")

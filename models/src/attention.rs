@@ -250,6 +250,7 @@ impl AttentionBuffers {
             out: self.out.view()?,
             bias_kv: None,
             qk_norm: None,
+            gate: None,
         })
     }
 }

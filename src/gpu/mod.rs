@@ -295,6 +295,10 @@ impl Gpu {
         }
         let width = config.heads * config.value_dim;
         linears.push(LinearBuffers::new(self, &weights.out, [1, 1, config.out_features, width])?);
+        config.check_gate(weights.gate.is_some())?;
+        if let Some((gate, side)) = weights.gate.as_ref().zip(config.gate_side()) {
+            linears.push(LinearBuffers::new(self, gate, side.weight())?);
+        }
         let appended = match weights.bias_kv {
             Some([k, v]) => {
                 let [key, value] =
@@ -321,6 +325,7 @@ impl Gpu {
             out: linears[3].view(),
             bias_kv: appended.as_ref().map(|[k, v]| [k.view(), v.view()]),
             qk_norm: norms.map(|_| [norm(0), norm(1)]),
+            gate: linears.get(4).map(LinearBuffers::view),
         };
         let layer = MultiHeadAttention::with_pipelines(&self.pipelines, *config, &views)?;
         let appended = layer.appended_keys();

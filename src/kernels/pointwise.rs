@@ -22,7 +22,15 @@ pub(crate) struct Pointwise {
     pub x: DType,
     pub other: Option<DType>,
     pub out: DType,
+    /// Of `other` and `out`, and of `x` unless it repeats.
     pub width: Width,
+    /// True if `x` has one channel, which is that of all channels of a row.
+    pub x_repeats: bool,
+}
+
+/// How `x` is loaded: one channel that repeats is not loaded as a vector.
+pub(super) fn x_width(width: Width, x_repeats: bool) -> Width {
+    if x_repeats { Width::One } else { width }
 }
 
 /// Invocations of a workgroup.
@@ -49,12 +57,13 @@ pub(crate) fn activation_parts(activation: Option<Activation>) -> &'static [&'st
         Some(Activation::Gelu) => &[EXP, shader!("activation/gelu")],
         Some(Activation::GeluTanh) => &[EXP, shader!("activation/gelu_tanh")],
         Some(Activation::Silu) => &[EXP, shader!("activation/silu")],
+        Some(Activation::Sigmoid) => &[EXP, shader!("activation/sigmoid")],
     }
 }
 
 impl Pointwise {
     pub fn describe(&self) -> Kernel {
-        let mut bindings = vec![Binding::read("x", self.x, self.width)];
+        let mut bindings = vec![Binding::read("x", self.x, x_width(self.width, self.x_repeats))];
         let mut parts = vec![shader!("tensor/view"), shader!("pointwise")];
         match self.other {
             Some(other) => bindings.push(Binding::read("other", other, self.width)),
@@ -77,7 +86,15 @@ impl Pointwise {
         let activations = [None].into_iter().chain(Activation::ALL.map(Some));
         let of_f32 = activations.flat_map(move |activation| {
             joins.into_iter().flat_map(move |(join, other)| {
-                super::WIDTHS.map(|width| Pointwise { activation, join, x: f32, other, out: f32, width })
+                super::WIDTHS.map(|width| Pointwise {
+                    activation,
+                    join,
+                    x: f32,
+                    other,
+                    out: f32,
+                    width,
+                    x_repeats: false,
+                })
             })
         });
         let of_others = [[f16, f16, f16], [bf16, bf16, bf16], [f16, f32, f32], [f32, bf16, f16]];
@@ -89,9 +106,21 @@ impl Pointwise {
                 other: Some(other),
                 out,
                 width,
+                x_repeats: false,
             })
         });
-        of_f32.chain(of_others)
+        let gates = [f32, f16].into_iter().flat_map(|dtype| {
+            super::WIDTHS.map(|width| Pointwise {
+                activation: Some(Activation::Sigmoid),
+                join: Join::Times,
+                x: dtype,
+                other: Some(dtype),
+                out: dtype,
+                width,
+                x_repeats: true,
+            })
+        });
+        of_f32.chain(of_others).chain(gates)
     }
 }
 

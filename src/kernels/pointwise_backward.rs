@@ -1,6 +1,6 @@
 //! Twin of `pointwise_backward.wgsl`.
 
-use super::pointwise::{NO_OTHER, WORKGROUP, activation_parts};
+use super::pointwise::{NO_OTHER, WORKGROUP, activation_parts, x_width};
 use super::shader;
 use crate::block_config::Activation;
 use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
@@ -17,7 +17,10 @@ pub(crate) struct PointwiseBackward {
     pub d_x: Option<DType>,
     pub d_other: Option<DType>,
     pub accumulates: bool,
+    /// Of all tensors, but of `x` and `d_x` only unless `x` repeats.
     pub width: Width,
+    /// True if `x` has one channel, which is that of all channels of a row: an invocation has a row.
+    pub x_repeats: bool,
 }
 
 params! {
@@ -45,7 +48,8 @@ fn d_other_store4(o: u32, x: vec4<f32>) {}
 
 impl PointwiseBackward {
     pub fn describe(&self) -> Kernel {
-        let mut bindings = vec![Binding::read("x", self.x, self.width)];
+        let of_x = x_width(self.width, self.x_repeats);
+        let mut bindings = vec![Binding::read("x", self.x, of_x)];
         let mut parts = vec![shader!("tensor/view"), shader!("pointwise_backward")];
         match self.other {
             Some(other) => bindings.push(Binding::read("other", other, self.width)),
@@ -53,7 +57,7 @@ impl PointwiseBackward {
         }
         bindings.push(Binding::read("d_out", self.d_out, self.width));
         match self.d_x {
-            Some(dtype) => bindings.push(Binding::write("d_x", dtype, self.width)),
+            Some(dtype) => bindings.push(Binding::write("d_x", dtype, of_x)),
             None => parts.push(NO_D_X),
         }
         match self.d_other {
@@ -68,6 +72,7 @@ impl PointwiseBackward {
             Constant::Bool("D_OTHER", self.d_other.is_some()),
             Constant::Bool("ACCUMULATES", self.accumulates),
             Constant::Bool("IN_FOURS", self.width == Width::Four),
+            Constant::Bool("X_REPEATS", self.x_repeats),
         ];
         Kernel::new::<Params>(&constants, bindings, &parts, WORKGROUP as u32)
     }
@@ -83,6 +88,7 @@ impl PointwiseBackward {
             d_other: None,
             accumulates: false,
             width: Width::Four,
+            x_repeats: false,
         };
         let activations = [None].into_iter().chain(Activation::ALL.map(Some));
         let of_f32 = activations.flat_map(move |activation| {
@@ -112,10 +118,31 @@ impl PointwiseBackward {
                         d_other: Some(gradient),
                         accumulates,
                         width,
+                        x_repeats: false,
                     })
                 })
             })
         });
-        of_f32.chain(of_others)
+        // Of gates: with their gradient, that of what they multiply, and both.
+        let gates = super::FLOATS.into_iter().flat_map(move |dtype| {
+            [(Some(f32), None), (None, Some(dtype)), (Some(f32), Some(dtype))].into_iter().flat_map(
+                move |(d_x, d_other)| {
+                    [(Width::One, true), (Width::Four, true), (Width::Four, false)].map(
+                        |(width, x_repeats)| PointwiseBackward {
+                            activation: Some(Activation::Sigmoid),
+                            x: dtype,
+                            other: d_x.map(|_| dtype),
+                            d_out: f32,
+                            d_x,
+                            d_other,
+                            accumulates: false,
+                            width,
+                            x_repeats,
+                        },
+                    )
+                },
+            )
+        });
+        of_f32.chain(of_others).chain(gates)
     }
 }

@@ -1,10 +1,13 @@
 //! The gradients of a layer: its projections once more, its attention too where it was not kept, then backwards through each.
 
+use super::gate::Gate;
 use super::{LayerForward, MultiHeadAttention, heads_of, joined_heads, projected_layouts};
 use crate::attention::check_extras;
 use crate::bindings::BoundDispatch;
 use crate::device::DeviceFacts;
 use crate::error::Error;
+use crate::kernel::Dispatch;
+use crate::kernels::KernelVariant;
 use crate::layer_config::Side;
 use crate::norm::NormGradients;
 use crate::path::backward::{self, BackwardPlans};
@@ -44,6 +47,8 @@ pub struct LayerGradients<'a> {
     /// The gradients of the weights and biases of the norms of queries and of keys, `[head_dim]`
     /// each, summed over all rows and heads.
     pub qk_norm: [NormGradients<'a>; 2],
+    /// Of the projection of the gate.
+    pub gate: LinearGradients<'a>,
 }
 
 /// One backward call of a layer: the forward call as it was made, the gradient of its output, and where gradients go. Inputs and
@@ -66,7 +71,7 @@ pub struct LayerGradients<'a> {
 /// | | bytes | without it, the backward call |
 /// |---|---|---|
 /// | [`LayerForward::context`] and [`LayerForward::lse`], both | `batch · q_len · heads · (value_dim · s + 4)` | attends once more, with so much more scratch |
-/// | projected queries, keys and values | nothing is kept | projects once more, as the forward call does |
+/// | projected queries, keys and values, the gate | nothing is kept | projects once more, as the forward call does |
 /// | attention weights | nothing is kept | takes them from scores and lse, pair by pair |
 ///
 /// One of `context` and `lse` alone is not read, nor are `out` and `weights` of the forward call: what uses those weights gives
@@ -75,7 +80,7 @@ pub struct LayerGradients<'a> {
 /// # How it is rounded
 ///
 /// Sums are f32, and so are the gradients of projected queries, keys and values on their way to the projections: of f16, many would be
-/// below its smallest number. The gradient of the heads' outputs is of the layer's dtype, as these are.
+/// below its smallest number. The gradient of the heads' outputs is of the layer's dtype, as these are; that of gated outputs is f32.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct LayerBackward<'a> {
@@ -97,6 +102,8 @@ const INPUTS: [&str; 3] = ["d_query", "d_key", "d_value"];
 const WEIGHTS: [&str; 4] = ["d_weights.query", "d_weights.key", "d_weights.value", "d_weights.out"];
 const BIASES: [&str; 4] = ["d_bias.query", "d_bias.key", "d_bias.value", "d_bias.out"];
 const APPENDED: [&str; 2] = ["d_bias_k", "d_bias_v"];
+/// Of the gate's weight and bias.
+const GATE: [&str; 2] = ["d_weights.gate", "d_bias.gate"];
 const OF_NORMS: [[&str; 2]; 2] = [["d_q_norm.weight", "d_q_norm.bias"], ["d_k_norm.weight", "d_k_norm.bias"]];
 
 impl<'a> LayerBackward<'a> {
@@ -210,6 +217,12 @@ impl<'a> LayerBackward<'a> {
         })
     }
 
+    /// True if a gradient of the gate's projection would be wanted: of its input, weight or bias.
+    fn through_gate(&self) -> bool {
+        let LinearGradients { weight, bias } = self.d_weights.gate;
+        self.d_inputs[0].is_some() || weight.is_some() || bias.is_some()
+    }
+
     /// True for queries and keys if a gradient of their norm would be wanted: of its input, weight
     /// or bias.
     fn through_norms(&self) -> [bool; 2] {
@@ -239,8 +252,13 @@ impl<'a> LayerBackward<'a> {
         self.through_sides().contains(&true) || !self.d_added.is_empty()
     }
 
+    /// True if the gradient of what the output projection reads is needed.
+    fn through_out(&self) -> bool {
+        self.through_attention() || self.through_gate()
+    }
+
     fn reads_context(&self) -> bool {
-        self.through_attention() || self.d_weights.out.weight.is_some()
+        self.through_out() || self.d_weights.out.weight.is_some()
     }
 
     /// What the forward call has kept of its attention, if it is enough: the context and the lse.
@@ -274,6 +292,7 @@ struct Between<'a> {
     lse: TensorView<'a>,
     /// As `context`.
     d_context: TensorView<'a>,
+    gate: Option<BetweenGate<'a>>,
     /// As `projected`, in F32; those that are not needed have no place of their own.
     d_projected: [TensorView<'a>; 3],
     /// Queries and keys before their norm, with room for appended keys, if gradients go through
@@ -284,10 +303,23 @@ struct Between<'a> {
     d_sides: [TensorView<'a>; 3],
 }
 
+/// What a gate has between the stages of a call.
+#[derive(Clone, Copy)]
+struct BetweenGate<'a> {
+    gate: Gate<'a>,
+    logits: TensorView<'a>,
+    /// The heads' outputs times the gate.
+    gated: TensorView<'a>,
+    /// The gradients of both, in F32.
+    d_logits: TensorView<'a>,
+    d_gated: TensorView<'a>,
+}
+
 /// The gradients of the projections, in the order in which they are computed.
 struct Products<'a> {
     out: LinearBackward<'a>,
-    sides: [LinearBackward<'a>; 3],
+    /// Of queries, keys and values, and of the gate if the layer has one.
+    sides: Vec<LinearBackward<'a>>,
     /// Of the appended key and value: rows to sum, and where to.
     appended_rows: Vec<(TensorView<'a>, Gradient<'a>)>,
     /// Of the norms of queries and keys that have a gradient which is wanted.
@@ -308,6 +340,8 @@ impl MultiHeadAttention {
     /// | queries and keys before their norm, if the layer has `qk_norm` | as much as queries and keys |
     /// | their gradients, in F32 | as many elements, 4 bytes each |
     /// | the gradient of the heads' outputs | `q_len · heads · value_dim · s` |
+    /// | the gate's logits and the gated heads' outputs, if the layer has `output_gate` | `q_len · heads · (gates of a head + value_dim) · s` |
+    /// | their gradients, in F32 | as many elements, 4 bytes each |
     /// | what the backward pass keeps of each query | `16 · q_len · heads` |
     /// | the heads' outputs and lse, if the forward call has not kept both | `q_len · heads · (value_dim · s + 4)`, and what [`Attention::scratch_size`](crate::Attention::scratch_size) says |
     ///
@@ -425,7 +459,14 @@ impl MultiHeadAttention {
         }
         let Products { out, sides, appended_rows, norms, .. } =
             self.products(call, &between, &shape, appended);
+        if let Some(gate) = between.gate.filter(|_| call.reads_context()) {
+            dispatches.extend(self.gate_logits(&gate.gate, call.forward.query, gate.logits, device)?);
+            if call.d_weights.out.weight.is_some() {
+                dispatches.push(gate.gate.apply([gate.logits, between.context, gate.gated], device));
+            }
+        }
         dispatches.extend(project_backward::dispatches(&[out], &self.tuning, device)?);
+        dispatches.extend(between.gate.and_then(|gate| gate.backward(call, &between, device)));
         if let Some(plans) = gradients {
             let problem = self.attention_backward(call, &between, shape, appended);
             dispatches.extend(backward::dispatches(&problem, plans, plans.memory(scratch)?, device));
@@ -452,7 +493,7 @@ impl MultiHeadAttention {
 
     /// The tensors between the stages, each in a `part` of the scratch or where the forward call has kept it.
     fn between<'a>(
-        &self,
+        &'a self,
         call: &LayerBackward<'a>,
         shape: &Shape,
         part: impl Fn(Slot) -> &'a wgpu::Buffer,
@@ -475,7 +516,15 @@ impl MultiHeadAttention {
             let context = in_scratch(part(Slot::Context), dtype, joined_heads(shape), 0);
             (context, in_scratch(part(Slot::Lse), DType::F32, shape.lse(), 0))
         });
+        let of = |gate: Gate<'a>| BetweenGate {
+            gate,
+            logits: gate.logits(part(Slot::Gate), dtype),
+            gated: in_scratch(part(Slot::Gated), dtype, joined_heads(shape), 0),
+            d_logits: gate.logits(part(Slot::GateGradient), DType::F32),
+            d_gated: in_scratch(part(Slot::GatedGradient), DType::F32, joined_heads(shape), 0),
+        };
         Between {
+            gate: self.gate(shape).map(of),
             projected: self.projected(&call.forward, shape, part(Slot::Projected)),
             context,
             lse,
@@ -554,12 +603,15 @@ impl MultiHeadAttention {
             };
             Some(written.add(of, name, view?, accumulates))
         };
-        let d_context = Gradient { view: between.d_context, accumulates: false };
+        let (heads, d_heads) =
+            between.gate.map_or((between.context, between.d_context), |gate| (gate.gated, gate.d_gated));
+        let d_heads = Gradient { view: d_heads, accumulates: false };
+        let through = if between.gate.is_some() { call.through_out() } else { call.through_attention() };
         let out = LinearBackward {
             w: self.out.weight.view(),
             d_y: d_out,
-            d_x: call.through_attention().then_some(d_context),
-            d_w: add(GradientOf::Weight, WEIGHTS[3], linears[3].weight).map(|d_w| (between.context, d_w)),
+            d_x: through.then_some(d_heads),
+            d_w: add(GradientOf::Weight, WEIGHTS[3], linears[3].weight).map(|d_w| (heads, d_w)),
             d_b: add(GradientOf::Bias, BIASES[3], linears[3].bias),
             narrow: false,
         };
@@ -580,14 +632,24 @@ impl MultiHeadAttention {
         });
         let inputs = [forward.query, forward.key, forward.value];
         let own = [&self.query, &self.key, &self.value];
-        let sides = std::array::from_fn(|n| LinearBackward {
-            w: own[n].weight.view(),
-            d_y: between.d_sides[n],
-            d_x: add(GradientOf::Input, INPUTS[n], d_inputs[n]),
-            d_w: add(GradientOf::Weight, WEIGHTS[n], linears[n].weight).map(|d_w| (inputs[n], d_w)),
-            d_b: add(GradientOf::Bias, BIASES[n], linears[n].bias),
+        let mut sides: Vec<_> = (0..3)
+            .map(|n| LinearBackward {
+                w: own[n].weight.view(),
+                d_y: between.d_sides[n],
+                d_x: add(GradientOf::Input, INPUTS[n], d_inputs[n]),
+                d_w: add(GradientOf::Weight, WEIGHTS[n], linears[n].weight).map(|d_w| (inputs[n], d_w)),
+                d_b: add(GradientOf::Bias, BIASES[n], linears[n].bias),
+                narrow: self.config.narrow,
+            })
+            .collect();
+        sides.extend(between.gate.map(|BetweenGate { gate, d_logits, .. }| LinearBackward {
+            w: gate.linear.weight.view(),
+            d_y: gate.projected(d_logits),
+            d_x: add(GradientOf::Input, INPUTS[0], d_inputs[0]),
+            d_w: add(GradientOf::Weight, GATE[0], call.d_weights.gate.weight).map(|d_w| (inputs[0], d_w)),
+            d_b: add(GradientOf::Bias, GATE[1], call.d_weights.gate.bias),
             narrow: self.config.narrow,
-        });
+        }));
         // The first of the appended; one of zeros has no gradient.
         let mut appended_rows = Vec::new();
         for (n, view) in call.d_weights.bias_kv.into_iter().flatten().enumerate() {
@@ -656,7 +718,9 @@ impl MultiHeadAttention {
     ) -> Vec<(&'static str, TensorView<'a>)> {
         let linears = call.linears();
         let own = WEIGHTS.into_iter().zip(BIASES).zip(linears);
+        let gate = call.d_weights.gate;
         own.flat_map(|((weight, bias), l)| [(weight, l.weight), (bias, l.bias)])
+            .chain([(GATE[0], gate.weight), (GATE[1], gate.bias)])
             .filter_map(|(name, t)| Some((name, t?)))
             .chain(APPENDED.into_iter().zip(call.d_weights.bias_kv.into_iter().flatten()))
             .chain(call.norm_gradients().filter_map(|(name, t, _)| Some((name, t?))))
@@ -677,6 +741,13 @@ impl MultiHeadAttention {
             let results = projected.with(Slot::Context, self.context_bytes(&shape)).with(Slot::Lse, lse);
             plan.size = results.max(chosen.scratch_size());
             plan.again = Some(chosen);
+        }
+        if let Some(BetweenGate { gate, .. }) = between.gate.filter(|_| call.reads_context()) {
+            let d_gated = 4 * count(shape.out()) as u64;
+            let gradients = ScratchSize::default()
+                .with(Slot::GateGradient, gate.bytes(DType::F32))
+                .with(Slot::GatedGradient, d_gated);
+            plan.size = plan.size.max(self.gate_size(&shape)).max(gradients);
         }
         if call.through_attention() {
             let of_sides = call.through_sides();
@@ -719,6 +790,10 @@ impl MultiHeadAttention {
             check(WEIGHTS[n], weight, Some(own.weight.layout.shape))?;
             check(BIASES[n], bias, own.bias.as_ref().map(|own| own.layout.shape))?;
         }
+        let LinearGradients { weight, bias } = call.d_weights.gate;
+        check(GATE[0], weight, self.gate.as_ref().map(|own| own.weight.layout.shape))?;
+        let own = self.gate.as_ref().and_then(|own| own.bias.as_ref());
+        check(GATE[1], bias, own.map(|own| own.layout.shape))?;
         for (n, name) in APPENDED.into_iter().enumerate() {
             let own = self.appended.as_ref().map(|own| own[n].layout.shape);
             check(name, call.d_weights.bias_kv.map(|pair| pair[n]), own)?;
@@ -729,6 +804,24 @@ impl MultiHeadAttention {
         }
         mask.mods().check_slope()?;
         call.d_added.check(&mask, device)
+    }
+}
+
+impl<'a> BetweenGate<'a> {
+    /// From the gradient of gated outputs to those of the gate's logits and of the outputs, as far as `call` needs them.
+    fn backward(
+        &self,
+        call: &LayerBackward<'a>,
+        between: &Between<'a>,
+        device: &DeviceFacts,
+    ) -> Option<Dispatch<'a, KernelVariant>> {
+        let BetweenGate { gate, logits, d_logits, d_gated, .. } = *self;
+        let [d_logits, d_gated] = gate.aligned(d_logits, d_gated);
+        let [_, d_context] = gate.aligned(logits, between.d_context);
+        let d_logits = call.through_gate().then_some(d_logits);
+        let d_context = call.through_attention().then_some(d_context);
+        let op = gate.op(logits, between.context);
+        call.through_out().then(|| op.backward(d_gated, d_logits, d_context, false, device))
     }
 }
 

@@ -43,7 +43,7 @@ impl MultiHeadAttention {
         let dtype = self.config.dtype;
         let rows = Shape { kv_len: q_len, ..shape };
         let size = self.projected_size(&rows, [true; 3], dtype, Slot::Projected)?;
-        let size = size.with(Slot::Context, self.context_bytes(&shape));
+        let size = size.with(Slot::Context, self.context_bytes(&shape)).max(self.gate_size(&shape));
         let keys = Keys::Cache(layer).layout();
         let chosen = path::choose(&extras.outline(shape, dtype, keys, self.tuning), device)?;
         Ok(CachedPlan { shape, chosen, size: size.max(chosen.scratch_size()) })
@@ -68,8 +68,7 @@ impl MultiHeadAttention {
         let extras = call.extras(heads_of(context, &shape), 0);
         let problem = Problem { keys: Keys::Cache(layer), ..self.problem(shape, [q; 3], extras) };
         dispatches.extend(path::dispatches(&problem, chosen, chosen.memory(scratch)?, device));
-        let out = self.out.product(context, call.out, false);
-        dispatches.extend(project::dispatches(&[out], &self.tuning, device)?);
+        dispatches.extend(self.finish(call, &shape, context, scratch, device)?);
         Ok(dispatches)
     }
 

@@ -33,6 +33,11 @@ pub struct LayerWeights<'a> {
     #[doc(alias = "q_norm")]
     #[doc(alias = "k_norm")]
     pub qk_norm: Option<[NormWeights<'a>; 2]>,
+    /// The gate of the heads' outputs: `[heads · value_dim, query_features]` if it is elementwise,
+    /// `[heads, query_features]` if it is headwise. It belongs to
+    /// [`LayerConfig::output_gate`](crate::LayerConfig::output_gate), which needs it.
+    #[doc(alias = "gate_proj")]
+    pub gate: Option<Linear<'a>>,
 }
 
 /// One forward call of a layer. Inputs and output are `[batch, 1, length, features]`, see
@@ -108,8 +113,8 @@ impl<'a> LayerForward<'a> {
         self
     }
 
-    /// Keeps what the output projection reads there, the heads' outputs one after the other: `[batch, 1, q_len, heads · value_dim]`,
-    /// of the layer's dtype. With [`lse`](Self::lse) beside it a [backward call](super::LayerBackward) does not attend again.
+    /// Keeps the heads' outputs there, one after the other and before their gate: `[batch, 1, q_len, heads · value_dim]`,
+    /// of the layer's dtype. Without a gate that is what the output projection reads. With [`lse`](Self::lse) beside it a [backward call](super::LayerBackward) does not attend again.
     pub fn context(mut self, context: impl Into<Option<TensorView<'a>>>) -> Self {
         self.context = context.into();
         self

@@ -3,6 +3,7 @@
 mod backward;
 mod cached;
 mod call;
+mod gate;
 
 pub(crate) use backward::Plan as BackwardPlan;
 pub use backward::{LayerBackward, LayerGradients, LinearGradients};
@@ -55,7 +56,7 @@ use crate::tensor::{
 ///     weight: TensorView::matrix(out_proj_weight, DType::F32, [e, e]),
 ///     bias: Some(TensorView::vector(out_proj_bias, DType::F32, e)),
 /// };
-/// let weights = LayerWeights { query: part(0), key: part(1), value: part(2), out, bias_kv: None, qk_norm: None };
+/// let weights = LayerWeights { query: part(0), key: part(1), value: part(2), out, bias_kv: None, qk_norm: None, gate: None };
 /// let layer = MultiHeadAttention::new(device, LayerConfig::new(e, heads), &weights)?;
 ///
 /// let sequence = |buffer| TensorView::sequence(buffer, DType::F32, [1, 128, e]); // batch, length, features
@@ -78,6 +79,8 @@ pub struct MultiHeadAttention {
     appended: Option<[Tensor; 2]>,
     /// Of queries and of keys.
     norms: [OwnedNorm; 2],
+    /// The projection of the gate of the heads' outputs.
+    gate: Option<OwnedLinear>,
 }
 
 /// How errors name the weights and biases of the norms of queries and of keys.
@@ -116,12 +119,16 @@ impl MultiHeadAttention {
         check_dtype(config.dtype, device)?;
         let side = |side| config.side(side);
         let width = config.heads * config.value_dim;
-        let linears = [
+        let mut linears = vec![
             ("weights.query", "bias.query", &weights.query, side(Side::Query).weight()),
             ("weights.key", "bias.key", &weights.key, side(Side::Key).weight()),
             ("weights.value", "bias.value", &weights.value, side(Side::Value).weight()),
             ("weights.out", "bias.out", &weights.out, [1, 1, config.out_features, width]),
         ];
+        config.check_gate(weights.gate.is_some())?;
+        if let Some((gate, side)) = weights.gate.as_ref().zip(config.gate_side()) {
+            linears.push(("weights.gate", "bias.gate", gate, side.weight()));
+        }
         for (weight, bias, linear, shape) in linears {
             check_weight(weight, &linear.weight, shape, Access::Read, device)?;
             if let Some(tensor) = &linear.bias {
@@ -159,6 +166,7 @@ impl MultiHeadAttention {
             out: OwnedLinear::new(&weights.out),
             appended: weights.bias_kv.map(|pair| pair.map(TensorView::to_owned)),
             norms,
+            gate: weights.gate.as_ref().map(OwnedLinear::new),
         })
     }
 
@@ -179,7 +187,8 @@ impl MultiHeadAttention {
     }
 
     /// The temporary memory that `call` needs: as [`Attention::scratch_size`](crate::Attention::scratch_size),
-    /// and the projected queries, keys, values and, unless `call` keeps them, the heads' outputs.
+    /// and the projected queries, keys, values and, unless `call` keeps them, the heads' outputs. A gate
+    /// takes room for its logits, and for the heads' outputs times the gate.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -260,11 +269,7 @@ impl MultiHeadAttention {
         let mut dispatches = self.project(call, &shape, appended, (projected, [None; 2]), device)?;
         let extras = call.extras(heads_of(context, &shape), appended);
         dispatches.extend(path::dispatches(&self.problem(shape, projected, extras), chosen, memory, device));
-        dispatches.extend(project::dispatches(
-            &[self.out.product(context, call.out, false)],
-            &self.tuning,
-            device,
-        )?);
+        dispatches.extend(self.finish(call, &shape, context, scratch, device)?);
         Ok(dispatches)
     }
 
@@ -427,6 +432,7 @@ impl MultiHeadAttention {
         if call.context.is_none() {
             size = size.with(Slot::Context, self.context_bytes(&shape));
         }
+        size = size.max(self.gate_size(&shape));
         let chosen = path::choose(&self.outline(call, &shape, extras), device)?;
         Ok(Plan { shape, appended: extras.appended, chosen, size: size.max(chosen.scratch_size()) })
     }
@@ -523,12 +529,13 @@ impl MultiHeadAttention {
 
     /// The tensors that the layer was made of.
     pub(crate) fn weights(&self) -> Vec<(&'static str, TensorView<'_>)> {
-        let linears = [
+        let mut linears = vec![
             ("weights.query", "bias.query", &self.query),
             ("weights.key", "bias.key", &self.key),
             ("weights.value", "bias.value", &self.value),
             ("weights.out", "bias.out", &self.out),
         ];
+        linears.extend(self.gate.iter().map(|gate| ("weights.gate", "bias.gate", gate)));
         linears
             .iter()
             .map(|(name, _, linear)| (*name, linear.weight.view()))

@@ -12,6 +12,7 @@ use crate::tensor::TensorView;
 #[derive(Clone, Copy)]
 pub(crate) struct PointwiseOp<'a> {
     pub activation: Option<Activation>,
+    /// Shaped as the others, or of one channel, which then is that of all channels of a row.
     pub x: TensorView<'a>,
     pub times: Option<TensorView<'a>>,
     pub plus: Option<TensorView<'a>>,
@@ -32,8 +33,10 @@ fn view(t: Option<TensorView>, device: &DeviceFacts) -> View {
     t.map_or(View::default(), |t| View::from(t.window(device).layout))
 }
 
-fn in_fours(tensors: &[Option<TensorView>]) -> Width {
-    Width::of(tensors.iter().flatten().all(|t| t.layout.in_fours(3)))
+/// How tensors move. An `x` that repeats, and its gradient, have no part in it.
+fn in_fours(x: &[Option<TensorView>], others: &[Option<TensorView>], x_repeats: bool) -> Width {
+    let x = if x_repeats { &[] } else { x };
+    Width::of(x.iter().chain(others).flatten().all(|t| t.layout.in_fours(3)))
 }
 
 impl<'a> PointwiseOp<'a> {
@@ -41,14 +44,29 @@ impl<'a> PointwiseOp<'a> {
         self.times.or(self.plus)
     }
 
+    /// True if `x` has one channel for all of those of `out`.
+    fn x_repeats(&self, out: &TensorView) -> bool {
+        self.x.shape()[3] == 1 && out.shape()[3] > 1
+    }
+
+    /// Where x is; one channel that repeats has a stride of 0.
+    fn x_view(&self, x_repeats: bool, device: &DeviceFacts) -> View {
+        let mut view = view(Some(self.x), device);
+        if x_repeats {
+            view.strides[3] = 0;
+        }
+        view
+    }
+
     /// Writes it to `out`.
     pub fn forward(&self, out: TensorView<'a>, device: &DeviceFacts) -> Dispatch<'a, KernelVariant> {
         let x = self.x;
-        let [batch, heads, _, dim] = x.shape();
-        let (fours, work, groups, step) = share(x.shape(), device);
+        let x_repeats = self.x_repeats(&out);
+        let [batch, heads, _, dim] = out.shape();
+        let (fours, work, groups, step) = share(out.shape(), device);
         let tensors = [Some(x), self.other(), Some(out)];
         let params = pointwise::Params {
-            x: view(Some(x), device),
+            x: self.x_view(x_repeats, device),
             other: view(self.other(), device),
             out: view(Some(out), device),
             dim: dim as u32,
@@ -67,7 +85,8 @@ impl<'a> PointwiseOp<'a> {
             x: x.dtype(),
             other: self.other().map(|t| t.dtype()),
             out: out.dtype(),
-            width: in_fours(&tensors),
+            width: in_fours(&tensors[..1], &tensors[1..], x_repeats),
+            x_repeats,
         };
         Dispatch {
             variant: KernelVariant::Pointwise(variant),
@@ -77,7 +96,7 @@ impl<'a> PointwiseOp<'a> {
         }
     }
 
-    /// Writes its gradients: of x, and of what f(x) is multiplied by.
+    /// Writes its gradients: of x, and of what f(x) is multiplied by. That of an x that repeats is a sum over the channels of a row.
     pub fn backward(
         &self,
         d_out: TensorView<'a>,
@@ -87,12 +106,14 @@ impl<'a> PointwiseOp<'a> {
         device: &DeviceFacts,
     ) -> Dispatch<'a, KernelVariant> {
         let x = self.x;
-        let [batch, heads, _, dim] = x.shape();
-        let (fours, work, groups, step) = share(x.shape(), device);
+        let x_repeats = self.x_repeats(&d_out);
+        let [batch, heads, length, dim] = d_out.shape();
+        let shared = if x_repeats { [batch, heads, length, 1] } else { d_out.shape() };
+        let (fours, work, groups, step) = share(shared, device);
         let read = self.times.filter(|_| d_x.is_some());
         let tensors = [Some(x), read, Some(d_out), d_x, d_times];
         let params = pointwise_backward::Params {
-            x: view(Some(x), device),
+            x: self.x_view(x_repeats, device),
             other: view(self.times, device),
             d_out: view(Some(d_out), device),
             d_x: view(d_x, device),
@@ -111,7 +132,8 @@ impl<'a> PointwiseOp<'a> {
             d_x: dtype(d_x),
             d_other: dtype(d_times),
             accumulates,
-            width: in_fours(&tensors),
+            width: in_fours(&[Some(x), d_x], &[read, Some(d_out), d_times], x_repeats),
+            x_repeats,
         };
         Dispatch {
             variant: KernelVariant::PointwiseBackward(variant),

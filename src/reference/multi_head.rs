@@ -1,6 +1,7 @@
 //! A whole layer: project → attend → project.
 
-use super::{Attended, HostNorm, Options, Real, attention, expect_length, norm, project, rotate};
+use super::{Attended, HostNorm, Options, Real, activate, attention, expect_length, norm, project, rotate};
+use crate::block_config::Activation;
 use crate::error::Error;
 use crate::layer_config::{LayerConfig, Side, SideShape};
 use crate::mask::HostTensor;
@@ -38,6 +39,10 @@ pub struct HostWeights<'a, R> {
     /// Weights and biases of the norms of queries and of keys, `[head_dim]` each, of
     /// [`LayerConfig::qk_norm`](crate::LayerConfig::qk_norm).
     pub qk_norm: Option<[HostNorm<'a, R>; 2]>,
+    /// The gate of the heads' outputs, of
+    /// [`LayerConfig::output_gate`](crate::LayerConfig::output_gate): `[heads · value_dim, query_features]`
+    /// or `[heads, query_features]`.
+    pub gate: Option<HostLinear<'a, R>>,
 }
 
 /// Lengths of one call of a layer.
@@ -63,9 +68,11 @@ pub fn multi_head<R: Real>(
     weights: &HostWeights<R>,
     options: &Options,
 ) -> Result<Attended<R>, Error> {
-    let Projected { q, k, v, shape, options, .. } = project_inputs(inputs, shape, config, weights, options)?;
+    let Projected { q, k, v, gate, shape, options, .. } =
+        project_inputs(inputs, shape, config, weights, options)?;
     let attended = attention(&q, &k, &v, shape, &options)?;
     let context = join_heads(&attended.out, shape.q_len, config.heads, config.value_dim)?;
+    let context = gated(context, &gate);
     let width = config.heads * config.value_dim;
     expect_length("weights.out", weights.out.weight, config.out_features * width)?;
     weights.out.bias.map_or(Ok(()), |b| expect_length("bias.out", b, config.out_features))?;
@@ -82,6 +89,8 @@ pub(super) struct Projected<'a, R> {
     /// Rows of queries and keys before their norm, heads side by side, without appended keys; empty
     /// if the layer has no norms.
     pub unnormed: [Vec<R>; 2],
+    /// Logits of the gate, `[batch · q_len, heads · value_dim or heads]`; empty if the layer has none.
+    pub gate: Vec<R>,
     pub shape: Shape,
     pub options: Options<'a>,
 }
@@ -107,6 +116,11 @@ pub(super) fn project_inputs<'a, R: Real>(
     let q = rotated(q, [batch, config.heads, q_len, config.head_dim], options, rotate)?;
     let mut k = rotated(k, [batch, config.kv_heads, kv_len, config.head_dim], options, rotate)?;
     let mut v = side(value, batch.saturating_mul(kv_len), config.side(Side::Value), &weights.value)?;
+    config.check_gate(weights.gate.is_some())?;
+    let gate = match config.gate_side().zip(weights.gate.as_ref()) {
+        Some((of, linear)) => side(query, batch.saturating_mul(q_len), of, linear)?,
+        None => Vec::new(),
+    };
     let mut appended = 0;
     if let Some([bias_k, bias_v]) = weights.bias_kv {
         expect_length("bias_k", bias_k, config.kv_heads * config.head_dim)?;
@@ -125,9 +139,22 @@ pub(super) fn project_inputs<'a, R: Real>(
         k: split_heads(&k, kv_len + appended, config.kv_heads, config.head_dim)?,
         v: split_heads(&v, kv_len + appended, config.kv_heads, config.value_dim)?,
         unnormed: [unnormed_q, unnormed_k],
+        gate,
         shape: config.shape(batch, q_len, kv_len, appended),
         options: Options { appended, rotary: None, scale: config.scale, softcap: config.softcap, ..*options },
     })
+}
+
+/// The heads' outputs times the sigmoids of `gate`, if there is one. Logits of heads are those of all channels of a head.
+pub(super) fn gated<R: Real>(mut context: Vec<R>, gate: &[R]) -> Vec<R> {
+    if !gate.is_empty() {
+        let shared = context.len() / gate.len();
+        for (x, logit) in context.chunks_exact_mut(shared).zip(gate) {
+            let open = activate(*logit, Activation::Sigmoid);
+            x.iter_mut().for_each(|x| *x = *x * open);
+        }
+    }
+    context
 }
 
 /// The weight and the bias of the norm of queries or of keys.

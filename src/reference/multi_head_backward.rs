@@ -1,11 +1,12 @@
 //! The gradients of a whole layer.
 
-use super::multi_head::{Projected, columns, norm_of, project_inputs, rotated};
+use super::multi_head::{Projected, columns, gated, norm_of, project_inputs, rotated};
 use super::{
     Gradients, HostLinear, HostNormGradients, HostWeights, LayerShape, Options, ProjectGradients, Real,
-    attention, attention_backward, expect_length, join_heads, norm_backward, project_backward,
-    rotate_backward, split_heads,
+    activate, activation_slope, attention, attention_backward, expect_length, join_heads, norm_backward,
+    project_backward, rotate_backward, split_heads,
 };
+use crate::block_config::Activation;
 use crate::error::Error;
 use crate::layer_config::{LayerConfig, Side, SideShape};
 use crate::problem::Shape;
@@ -44,6 +45,8 @@ pub struct LayerGradients<R> {
     /// Of the norms of queries and of keys, if
     /// [`LayerConfig::qk_norm`](crate::LayerConfig::qk_norm) is set.
     pub qk_norm: Option<[HostNormGradients<R>; 2]>,
+    /// Of [`HostWeights::gate`], if it is given.
+    pub gate: Option<LinearGradients<R>>,
     /// Of the mask's bias, as in [`Gradients::d_bias`]; the next three likewise.
     pub d_bias: Option<Vec<R>>,
     /// [`Gradients::d_slopes`].
@@ -75,7 +78,7 @@ pub fn multi_head_backward<R: Real>(
 ) -> Result<LayerGradients<R>, Error> {
     let LayerShape { batch, q_len, .. } = shape;
     let given = options;
-    let Projected { q, k, v, unnormed, shape, options } =
+    let Projected { q, k, v, unnormed, gate, shape, options } =
         project_inputs(inputs, shape, config, weights, given)?;
     let attended = attention(&q, &k, &v, shape, &options)?;
     let context = join_heads(&attended.out, q_len, config.heads, config.value_dim)?;
@@ -84,10 +87,11 @@ pub fn multi_head_backward<R: Real>(
     weights.out.bias.map_or(Ok(()), |b| expect_length("bias.out", b, out_features))?;
     expect_length("d_out", d_out, batch * q_len * out_features)?;
     let ProjectGradients { d_x, d_weight, d_bias } =
-        project_backward(&context, weights.out.weight, d_out, width, out_features)?;
+        project_backward(&gated(context.clone(), &gate), weights.out.weight, d_out, width, out_features)?;
     let out = LinearGradients { d_weight, d_bias: weights.out.bias.map(|_| d_bias) };
 
-    let d_context = split_heads(&d_x, q_len, config.heads, config.value_dim)?;
+    let (d_context, d_gate) = gate_backward(d_x, &context, &gate);
+    let d_context = split_heads(&d_context, q_len, config.heads, config.value_dim)?;
     let Gradients { d_q, d_k, d_v, d_bias, d_slopes, d_relative, d_sinks, d_score_fn, .. } =
         attention_backward(&q, &k, &v, &d_context, d_lse, shape, &options)?;
     let joined = |x: &[R], length: usize, side: Side| {
@@ -113,7 +117,13 @@ pub fn multi_head_backward<R: Real>(
     };
     let (d_q, d_k) = (unnormed(0, d_q)?, unnormed(1, d_k)?);
     let [query, key, value] = inputs;
-    let (d_query, query) = side_backward(query, &d_q, config.side(Side::Query), &weights.query)?;
+    let (mut d_query, of_query) = side_backward(query, &d_q, config.side(Side::Query), &weights.query)?;
+    let mut of_gate = None;
+    if let Some((of, linear)) = config.gate_side().zip(weights.gate.as_ref()) {
+        let (more, own) = side_backward(query, &d_gate, of, linear)?;
+        d_query.iter_mut().zip(more).for_each(|(sum, d)| *sum = *sum + d);
+        of_gate = Some(own);
+    }
     let (d_key, key) = side_backward(key, &d_k, config.side(Side::Key), &weights.key)?;
     let (d_value, value) = side_backward(value, &d_v, config.side(Side::Value), &weights.value)?;
     // The first of the appended; a zero key and value have no gradient.
@@ -126,18 +136,35 @@ pub fn multi_head_backward<R: Real>(
         d_query,
         d_key,
         d_value,
-        query,
+        query: of_query,
         key,
         value,
         out,
         d_bias_kv,
         qk_norm: <[_; 2]>::try_from(of_norms).ok(),
+        gate: of_gate,
         d_bias,
         d_slopes,
         d_relative,
         d_sinks,
         d_score_fn,
     })
+}
+
+/// From `d` of gated heads' outputs to the gradients of these outputs, `context`, and of the gate's logits.
+fn gate_backward<R: Real>(d: Vec<R>, context: &[R], gate: &[R]) -> (Vec<R>, Vec<R>) {
+    if gate.is_empty() {
+        return (d, Vec::new());
+    }
+    let shared = context.len() / gate.len();
+    let d_gate = gate.iter().enumerate().map(|(n, logit)| {
+        let own = n * shared..(n + 1) * shared;
+        let sum = d[own.clone()].iter().zip(&context[own]).fold(R::zero(), |sum, (d, x)| sum + *d * *x);
+        sum * activation_slope(*logit, Activation::Sigmoid)
+    });
+    let d_gate = d_gate.collect();
+    let of = |(n, d): (usize, &R)| *d * activate(gate[n / shared], Activation::Sigmoid);
+    (d.iter().enumerate().map(of).collect(), d_gate)
 }
 
 /// The rows of every sequence but for the appended ones, and these, summed over the batch.

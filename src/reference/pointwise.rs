@@ -12,6 +12,7 @@ pub fn activate<R: Real>(x: R, activation: Activation) -> R {
         Activation::Gelu => x * below(x),
         Activation::GeluTanh => x * sigmoid(doubled(x)),
         Activation::Silu => x * sigmoid(x),
+        Activation::Sigmoid => sigmoid(x),
     })
 }
 
@@ -26,6 +27,7 @@ pub fn activation_slope<R: Real>(x: R, activation: Activation) -> R {
             slope_of_share(x, doubled(x), rise)
         }
         Activation::Silu => slope_of_share(x, x, 1.0),
+        Activation::Sigmoid => sigmoid(x) * sigmoid(-x),
     })
 }
 

@@ -1,7 +1,7 @@
 //! What `MultiHeadAttention::backward` refuses, and of a forward call what it would keep for it.
 
 use wgpu_attention::{
-    LayerBackward, LayerGradients, LinearGradients, NormConfig, NormGradients, NormWeights,
+    LayerBackward, LayerGradients, LinearGradients, NormConfig, NormGradients, NormWeights, OutputGate,
 };
 
 use super::*;
@@ -94,6 +94,7 @@ pub(super) fn gradients_of_layers() -> Seen {
         out: linear(3),
         bias_kv: Some([vector(14, 6), vector(15, 12)]),
         qk_norm: None,
+        gate: None,
     };
     let of = |n: usize| LinearGradients {
         weight: Some(matrix(16 + n, WEIGHTS[n])),
@@ -114,6 +115,7 @@ pub(super) fn gradients_of_layers() -> Seen {
             out: of(3),
             bias_kv: Some([vector(16, 6).with_offset(1536), vector(17, 12).with_offset(1536)]),
             qk_norm: Default::default(),
+            gate: Default::default(),
         },
         d_bias: None,
         mask: DeviceMask::none(),
@@ -131,6 +133,7 @@ pub(super) fn gradients_of_layers() -> Seen {
         out: unbiased(3),
         bias_kv: None,
         qk_norm: None,
+        gate: None,
     });
     let size = layer.backward_scratch_size(&good.backward()).expect("a size");
     let size = size.max(layer.scratch_size(&good.forward()).expect("a size"));
@@ -319,6 +322,37 @@ pub(super) fn gradients_of_layers() -> Seen {
         [NormGradients { weight: Some(vector(23, 3)), bias: Some(vector(23, 3)) }, NormGradients::default()];
     let words = ["`d_q_norm.weight`", "`d_q_norm.bias`", "overlap"];
     refused_by(&normed, "one place for two", &words, none_of(both));
+
+    // Gradients of the gate of outputs.
+    let gate = Some(Linear { weight: matrix(14, [4, 12]), bias: Some(vector(15, 4)) });
+    let config = LayerOptions { output_gate: Some(OutputGate::Headwise), ..options() };
+    let weights = LayerWeights { gate, bias_kv: None, ..biased };
+    let gated =
+        MultiHeadAttention::with_pipelines(gpu.pipelines(), config.config(), &weights).expect("a layer");
+    let of_gate = |gate| Call { d_weights: LayerGradients { gate, ..none }, ..good };
+    let of_weight = |t| of_gate(LinearGradients { weight: Some(t), bias: None });
+    let of_bias = |t| of_gate(LinearGradients { weight: None, bias: Some(t) });
+    refused_by(
+        &layer,
+        "a gate's weight",
+        &["d_weights.gate", "made without it"],
+        of_weight(matrix(23, [4, 12])),
+    );
+    refused_by(&layer, "a gate's bias", &["d_bias.gate", "made without it"], of_bias(vector(23, 4)));
+    let words = ["`d_weights.gate`", "out (rows) must be 4", "got 12"];
+    refused_by(&gated, "a gate's rows", &words, of_weight(matrix(23, [12, 12])));
+    refused_by(&gated, "a gate's bias", &["`d_bias.gate`", "dim must be 4", "got 3"], of_bias(vector(23, 3)));
+    let words = ["`d_bias.gate`", "F32, F16 or BF16"];
+    refused_by(&gated, "a gate's type", &words, of_bias(of_type(23, DType::U32, [1, 1, 1, 4])));
+    let words = ["`d_weights.gate`", "`weights.gate`"];
+    refused_by(&gated, "a gate's own weight", &words, of_weight(matrix(14, [4, 12])));
+    let both = LinearGradients { weight: Some(matrix(23, [4, 12])), bias: Some(vector(23, 4)) };
+    refused_by(
+        &gated,
+        "one place for both",
+        &["`d_weights.gate`", "`d_bias.gate`", "overlap"],
+        of_gate(both),
+    );
 
     // A scratch without room.
     let call = good.backward();

@@ -1,6 +1,6 @@
 //! What layers and projections refuse.
 
-use wgpu_attention::{NormConfig, NormWeights};
+use wgpu_attention::{NormConfig, NormWeights, OutputGate};
 
 use super::*;
 
@@ -89,7 +89,26 @@ pub(super) fn layers() -> Seen {
     refused(&["`k_norm.weight`", "F32, F16 or BF16", "U32"], normed, norms(fits, whole_norm));
     let eps = LayerOptions { qk_norm: Some(NormConfig::layer().eps(-1.0)), ..c };
     refused(&["eps is -1", "not below 0"], eps, good);
+    let gated = |kind| LayerOptions { output_gate: Some(kind), ..c };
+    let (element, head) = (gated(OutputGate::Elementwise), gated(OutputGate::Headwise));
+    let gate = |rows, columns, bias| LayerWeights {
+        gate: Some(Linear { weight: matrix(rows, columns), bias: Some(vector(bias)) }),
+        ..good
+    };
+    refused(&["`gate` of the weights", "`LayerConfig::output_gate`"], c, gate(12, 12, 12));
+    refused(&["`LayerConfig::output_gate`", "set `gate`"], element, good);
+    refused(&["`weights.gate`", "out (rows) must be 12", "got 4"], element, gate(4, 12, 12));
+    refused(&["`weights.gate`", "out (rows) must be 4", "got 12"], head, gate(12, 12, 4));
+    refused(&["`weights.gate`", "in (columns) must be 12", "got 6"], head, gate(4, 6, 4));
+    refused(&["`bias.gate`", "dim must be 4", "got 12"], head, gate(4, 12, 12));
+    let narrow_gate = LayerOptions { narrow: true, kv_heads: 4, ..head };
+    let shared =
+        LayerWeights { query: weight(TensorView::new(&other, DType::F32, [1, 4, 3, 3])), ..gate(4, 12, 4) };
+    let shared = LayerWeights { key: shared.query, value: shared.query, ..shared };
+    refused(&["`weights.gate`"], narrow_gate, shared);
     let whole = TensorView::matrix(&other, DType::U32, [12, 12]);
+    let integers = LayerWeights { gate: Some(weight(whole)), ..good };
+    refused(&["`weights.gate`", "F32, F16 or BF16", "U32"], element, integers);
     refused(
         &["`weights.query`", "F32, F16 or BF16", "U32"],
         c,
@@ -225,6 +244,7 @@ impl Layer {
             out: linear(12, 432),
             bias_kv: None,
             qk_norm: None,
+            gate: None,
         }
     }
 
@@ -262,6 +282,7 @@ impl Layer {
             out: part(432, 144),
             bias_kv: None,
             qk_norm: None,
+            gate: None,
         };
         let inputs = [widen(&x), widen(&context), widen(&context)];
         let shape = LayerShape { batch: 2, q_len: 5, kv_len: 7 };

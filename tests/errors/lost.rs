@@ -34,7 +34,15 @@ fn linear(buffer: &wgpu::Buffer) -> Linear<'_> {
 
 fn weights(buffer: &wgpu::Buffer) -> LayerWeights<'_> {
     let linear = linear(buffer);
-    LayerWeights { query: linear, key: linear, value: linear, out: linear, bias_kv: None, qk_norm: None }
+    LayerWeights {
+        query: linear,
+        key: linear,
+        value: linear,
+        out: linear,
+        bias_kv: None,
+        qk_norm: None,
+        gate: None,
+    }
 }
 
 fn cache_config() -> CacheConfig {
@@ -163,7 +171,15 @@ fn every_call_on_a_lost_device_is_refused() {
     says::<Attended<f32>>("attention", gpu.attention(&q, &k, &v, SHAPE, &Options::default()));
     let x = noise(64, 0.3);
     let host = HostLinear { weight: &x[..], bias: None };
-    let host = HostWeights { query: host, key: host, value: host, out: host, bias_kv: None, qk_norm: None };
+    let host = HostWeights {
+        query: host,
+        key: host,
+        value: host,
+        out: host,
+        bias_kv: None,
+        qk_norm: None,
+        gate: None,
+    };
     let shape = LayerShape { batch: 1, q_len: 3, kv_len: 3 };
     let inputs = [&x[..24]; 3];
     says("multi_head", gpu.multi_head(inputs, shape, &layer_config(), &host, &Options::default()));

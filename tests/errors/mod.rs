@@ -124,8 +124,15 @@ fn the_reference_of_a_layer_refuses_wrong_lengths() {
     let (x, w) = (vec![0.5f64; 12], vec![0.25f64; 16]);
     let shape = LayerShape { batch: 1, q_len: 3, kv_len: 3 };
     let linear = HostLinear { weight: &w[..], bias: None };
-    let good =
-        HostWeights { query: linear, key: linear, value: linear, out: linear, bias_kv: None, qk_norm: None };
+    let good = HostWeights {
+        query: linear,
+        key: linear,
+        value: linear,
+        out: linear,
+        bias_kv: None,
+        qk_norm: None,
+        gate: None,
+    };
     let run = |inputs, shape, weights: &HostWeights<f64>| {
         multi_head::<f64>(inputs, shape, &config, weights, &Options::default()).map(|heads| heads.out)
     };

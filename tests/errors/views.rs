@@ -46,7 +46,7 @@ impl<'a> Views<'a> {
 
     fn layer(&self) -> LayerWeights<'a> {
         let [query, key, value, out] = [(); 4].map(|()| self.linear([8, 8]));
-        LayerWeights { query, key, value, out, bias_kv: None, qk_norm: None }
+        LayerWeights { query, key, value, out, bias_kv: None, qk_norm: None, gate: None }
     }
 }
 

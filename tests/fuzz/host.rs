@@ -257,6 +257,7 @@ pub fn layer(
             out: linear(3),
             bias_kv,
             qk_norm: None,
+            gate: None,
         }
     }
     let options = Options::new().weights(c.one_in(2));

@@ -3,7 +3,8 @@
 use wgpu_attention::reference::{self, HostLinear, HostNorm, HostWeights, LayerShape, Options, Real};
 use wgpu_attention::{
     DType, KernelForm, LayerBackward, LayerForward, LayerGradients, LayerWeights, Linear, LinearGradients,
-    MultiHeadAttention, NormConfig, NormGradients, NormWeights, Path, Scratch, TensorView, Tuning,
+    MultiHeadAttention, NormConfig, NormGradients, NormWeights, OutputGate, Path, Scratch, TensorView,
+    Tuning,
 };
 
 use crate::arena::{Buf, Window, view};
@@ -26,6 +27,8 @@ struct LayerSpec {
     appended: Option<[Window; 2]>,
     /// Weights of the norms of queries and keys.
     norms: Option<[Window; 2]>,
+    /// Weight and bias of the gate of the heads' outputs.
+    gate: Option<[Option<Window>; 2]>,
     /// query, key, value, out.
     tensors: [Window; 4],
     lse: Option<Window>,
@@ -75,6 +78,16 @@ impl LayerSpec {
         let weighted = config.qk_norm.is_some() && f.one_in(2);
         let norms =
             weighted.then(|| [0; 2].map(|_| Window::input(c, types[2], [1, 1, 1, config.head_dim], false)));
+        config.output_gate = f.one_in(3).then(|| f.pick(&[OutputGate::Elementwise, OutputGate::Headwise]));
+        let gate = config.output_gate.map(|kind| {
+            let dim = if kind == OutputGate::Headwise { 1 } else { config.value_dim };
+            let shape = weight((heads, dim, config.query_features));
+            let bias = [1, 1, 1, heads * dim];
+            [
+                Some(Window::input(c, types[0], shape, false)),
+                biased.then(|| Window::input(c, types[2], bias, false)),
+            ]
+        });
         let keys = kv_len + usize::from(appended.is_some()) + usize::from(config.add_zero_attn);
         let pairs = [batch, if f.one_in(2) { 1 } else { heads }, q_len, keys];
         let outs = [
@@ -95,6 +108,7 @@ impl LayerSpec {
             biases,
             appended,
             norms,
+            gate,
             tensors: [query, key, value, out],
             lse: f.one_in(2).then_some(lse),
             map: f.one_in(4).then_some(map),
@@ -105,7 +119,7 @@ impl LayerSpec {
 
     fn spoil(&mut self, c: &mut Choices) {
         let config = &mut self.config;
-        match c.below(17) {
+        match c.below(18) {
             0 => config.heads = c.size(),
             1 => config.kv_heads = c.size(),
             2 => *[&mut config.head_dim, &mut config.value_dim][c.below(2)] = c.size(),
@@ -121,6 +135,10 @@ impl LayerSpec {
             9 => config.dtype = c.pick(&[DType::F32, DType::F16, DType::BF16, DType::U32, DType::Bool]),
             10 => self.mask.spoil(c),
             11 => config.qk_norm = (!c.one_in(3)).then(|| NormConfig::rms().eps(c.float().into())),
+            12 => {
+                config.output_gate =
+                    c.pick(&[None, Some(OutputGate::Elementwise), Some(OutputGate::Headwise)])
+            }
             _ => {
                 let mut all = self.windows();
                 let n = c.below(all.len());
@@ -134,6 +152,7 @@ impl LayerSpec {
         let dropout = self.dropout.as_mut().and_then(DropSpec::window);
         let owned = self.weights.iter_mut().chain(biases).chain(self.appended.iter_mut().flatten());
         let owned = owned.chain(self.norms.iter_mut().flatten());
+        let owned = owned.chain(self.gate.iter_mut().flatten().flatten());
         owned
             .chain(&mut self.tensors)
             .chain(&mut self.lse)
@@ -164,6 +183,10 @@ impl LayerSpec {
             qk_norm: self.norms.as_ref().map(|pair| {
                 pair.each_ref().map(|w| NormWeights { weight: Some(view(buffers, w)), bias: None })
             }),
+            gate: self.gate.as_ref().and_then(|[weight, bias]| {
+                let weight = view(buffers, weight.as_ref()?);
+                Some(Linear { weight, bias: bias.as_ref().map(|b| view(buffers, b)) })
+            }),
         };
         MultiHeadAttention::with_pipelines(world.gpu.pipelines(), self.config.config(), &weights)
     }
@@ -192,6 +215,7 @@ impl LayerSpec {
         let biases = self.biases.map(|b| b.map(|b| b.wide::<R>(bytes)));
         let appended = self.appended.map(|pair| pair.map(|w| w.wide::<R>(bytes)));
         let norms = self.norms.map(|pair| pair.map(|w| w.wide::<R>(bytes)));
+        let gate = self.gate.map(|parts| parts.map(|part| part.map(|w| w.wide::<R>(bytes))));
         let linear = |n: usize| HostLinear { weight: &weights[n][..], bias: biases[n].as_deref() };
         let host = HostWeights {
             query: linear(0),
@@ -202,6 +226,9 @@ impl LayerSpec {
             qk_norm: norms
                 .as_ref()
                 .map(|pair| pair.each_ref().map(|x| HostNorm { weight: Some(&x[..]), bias: None })),
+            gate: gate.as_ref().and_then(|[weight, bias]| {
+                Some(HostLinear { weight: weight.as_deref()?, bias: bias.as_deref() })
+            }),
         };
         let [query, key, value, _] = self.tensors;
         let inputs = [query, key, value].map(|w| w.wide::<R>(bytes));
@@ -293,6 +320,7 @@ struct BackwardSpec {
     biases: [Option<Window>; 4],
     appended: Option<[Window; 2]>,
     norms: Option<[Window; 2]>,
+    gate: [Option<Window>; 2],
     added: [Option<Window>; 4],
     accumulates: bool,
 }
@@ -305,6 +333,7 @@ const BIAS_PLACES: [(Buf, usize); 4] =
     [(Buf::OutC, 8192), (Buf::OutC, 8704), (Buf::OutC, 9216), (Buf::OutC, 9728)];
 const APPENDED_PLACES: [(Buf, usize); 2] = [(Buf::OutC, 10240), (Buf::OutC, 10752)];
 const NORM_PLACES: [(Buf, usize); 2] = [(Buf::OutC, 11264), (Buf::OutC, 11776)];
+const GATE_PLACES: [(Buf, usize); 2] = [(Buf::OutB, 8192), (Buf::OutB, 10240)];
 const ADDED_PLACES: [(Buf, usize); 4] =
     [(Buf::OutB, 6144), (Buf::OutC, 12288), (Buf::OutC, 13312), (Buf::OutC, 15360)];
 
@@ -340,6 +369,8 @@ impl BackwardSpec {
             appended.map(|pair| [0, 1].map(|n| at(c, APPENDED_PLACES[n], of, pair[n].shape, false)));
         let norms = layer.norms.filter(|_| of_weights);
         let norms = norms.map(|pair| [0, 1].map(|n| at(c, NORM_PLACES[n], of, pair[n].shape, false)));
+        let gate = layer.gate.filter(|_| of_weights).unwrap_or_default();
+        let gate = [0, 1].map(|n| gate[n].map(|w| at(c, GATE_PLACES[n], of, w.shape, false)));
         let own = layer.mask.added();
         let added = [0, 1, 2, 3].map(|n| {
             let own = own[n].filter(|_| of_mask)?;
@@ -354,6 +385,7 @@ impl BackwardSpec {
             biases,
             appended,
             norms,
+            gate,
             added,
             accumulates: c.one_in(6),
             layer,
@@ -361,8 +393,8 @@ impl BackwardSpec {
     }
 
     fn gradients(&mut self) -> impl Iterator<Item = &mut Window> {
-        let BackwardSpec { inputs, weights, biases, appended, norms, added, .. } = self;
-        let optional = inputs.iter_mut().chain(weights).chain(biases).chain(added).flatten();
+        let BackwardSpec { inputs, weights, biases, appended, norms, gate, added, .. } = self;
+        let optional = inputs.iter_mut().chain(weights).chain(biases).chain(gate).chain(added).flatten();
         optional.chain(appended.iter_mut().flatten()).chain(norms.iter_mut().flatten())
     }
 
@@ -428,6 +460,7 @@ pub fn backward(
             weight: spec.norms.as_ref().map(|pair| view(&buffers, &pair[n])),
             bias: None,
         }),
+        gate: LinearGradients { weight: viewed(&spec.gate[0]), bias: viewed(&spec.gate[1]) },
     };
     let [d_query, d_key, d_value] = spec.inputs.each_ref().map(viewed);
     let [d_bias, d_slopes, d_relative, d_sinks]: [Option<TensorView>; 4] = spec.added.each_ref().map(viewed);

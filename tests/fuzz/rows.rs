@@ -151,7 +151,8 @@ pub fn pointwise(
 ) -> Result<Outcome, String> {
     let [own, second, other] = [(); 3].map(|()| float(f));
     let all = [None, Some(Activation::Relu), Some(Activation::Gelu), Some(Activation::GeluTanh)];
-    let activation = if f.one_in(5) { Some(Activation::Silu) } else { f.pick(&all) };
+    let activation =
+        if f.one_in(5) { Some(f.pick(&[Activation::Silu, Activation::Sigmoid])) } else { f.pick(&all) };
     let (backward, join) = (f.one_in(2), f.below(3));
     let [times, mut plus] = [join == 1, join == 2];
     let shape = rows(c);

@@ -1,7 +1,7 @@
 //! A layer's gradients against differences.
 
-use wgpu_attention::NormConfig;
 use wgpu_attention::reference::LayerShape;
+use wgpu_attention::{NormConfig, OutputGate};
 
 use super::attention::{dropout, smooth};
 use crate::harness::Rng;
@@ -46,6 +46,11 @@ fn random(seed: u64) -> LayerProblem {
         let norm = rng.pick(&[NormConfig::rms(), NormConfig::layer()]);
         case = case.with_norms(norm.eps(0.1));
     }
+    let rng = &mut Rng::new(seed ^ 0x6a7e);
+    if rng.chance(0.4) {
+        case = case.with_gate(rng.pick(&[OutputGate::Elementwise, OutputGate::Headwise]));
+        case.gate.iter_mut().for_each(|gate| gate.bias = gate.bias.take().filter(|_| rng.chance(0.7)));
+    }
     LayerProblem::new(case, d_lse)
 }
 
@@ -55,8 +60,11 @@ fn random_layers_have_the_gradients_of_differences() {
     (0..600).for_each(|seed| random(seed).check(3, &mut compared));
     let inputs = ["query", "key", "value", "w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "b_o"];
     let norms = ["q_norm.weight", "q_norm.bias", "k_norm.weight", "k_norm.bias"];
-    for name in
-        inputs.into_iter().chain(norms).chain(["bias_k", "bias_v", "bias", "slopes", "relative", "sinks"])
+    for name in inputs
+        .into_iter()
+        .chain(norms)
+        .chain(["w_gate", "b_gate"])
+        .chain(["bias_k", "bias_v", "bias", "slopes", "relative", "sinks"])
     {
         assert!(compared.get(name).is_some_and(|n| *n >= 20), "{name}: {compared:?}");
     }

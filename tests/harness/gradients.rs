@@ -254,7 +254,7 @@ impl LayerProblem {
 
     /// The tensors that have gradients, with these where they are given, or with themselves.
     fn inputs_with(&self, got: Option<LayerGradients<f64>>) -> Vec<Input> {
-        let LayerCase { inputs, linears, appended, norms, rules, .. } = &self.case;
+        let LayerCase { inputs, linears, appended, norms, gate, rules, .. } = &self.case;
         let mut all: Vec<(&'static str, &[f32])> =
             ["query", "key", "value"].into_iter().zip(inputs.iter().map(|x| &x[..])).collect();
         all.extend(["w_q", "w_k", "w_v", "w_o"].into_iter().zip(linears.iter().map(|l| &l.weight[..])));
@@ -265,6 +265,8 @@ impl LayerProblem {
         let names = ["q_norm.weight", "q_norm.bias", "k_norm.weight", "k_norm.bias"];
         let norms = names.into_iter().zip(norms.iter().flat_map(|norm| [&norm.weight, &norm.bias]));
         all.extend(norms.clone().filter_map(|(name, x)| Some((name, x.as_deref()?))));
+        all.extend(gate.iter().map(|gate| ("w_gate", &gate.weight[..])));
+        all.extend(gate.iter().filter_map(|gate| Some(("b_gate", gate.bias.as_deref()?))));
         let input =
             |(name, x): &(&'static str, &[f32]), gradient: &[f64]| Input::new(name, &widen(x), gradient);
         let Some(got) = got else {
@@ -279,6 +281,8 @@ impl LayerProblem {
         gradients.extend(got.d_bias_kv.into_iter().flatten());
         let of_norms = got.qk_norm.into_iter().flatten().flat_map(|norm| [norm.d_weight, norm.d_bias]);
         gradients.extend(of_norms.zip(norms).filter(|(_, (_, x))| x.is_some()).map(|(d, _)| d));
+        let of_gate = got.gate.into_iter().flat_map(|gate| [Some(gate.d_weight), gate.d_bias]);
+        gradients.extend(of_gate.flatten());
         assert_eq!(all.len(), gradients.len(), "{}", self.case.name);
         let mut inputs: Vec<Input> = all.iter().zip(&gradients).map(|(part, d)| input(part, d)).collect();
         let lengths = self.case.shape.q_len + self.case.shape.kv_len;
@@ -298,7 +302,7 @@ impl LayerProblem {
 
     /// What `f` gives for the tensors `x`, in the order of `inputs_with`.
     fn call<T>(&self, x: &[Vec<f64>], f: impl FnOnce([&[f64]; 3], &HostWeights<f64>, &Options) -> T) -> T {
-        let LayerCase { linears, appended, norms, config, rules, dropout, rotary, .. } = &self.case;
+        let LayerCase { linears, appended, norms, gate, config, rules, dropout, rotary, .. } = &self.case;
         let mut rest = x[7..].iter();
         let mut next = || &rest.next().expect("a tensor")[..];
         let biases = linears.each_ref().map(|l| l.bias.is_some().then(&mut next));
@@ -307,6 +311,9 @@ impl LayerProblem {
             weight: norm.weight.is_some().then(&mut next),
             bias: norm.bias.is_some().then(&mut next),
         });
+        let gate = gate
+            .as_ref()
+            .map(|gate| HostLinear { weight: next(), bias: gate.bias.is_some().then(&mut next) });
         let linear = |n: usize| HostLinear { weight: &x[3 + n], bias: biases[n] };
         let weights = HostWeights {
             query: linear(0),
@@ -315,6 +322,7 @@ impl LayerProblem {
             out: linear(3),
             bias_kv,
             qk_norm: config.qk_norm.map(|_| norms),
+            gate,
         };
         let rest: Vec<_> = rest.cloned().collect();
         let rules = rules.with_floats(&rest);

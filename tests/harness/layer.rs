@@ -8,8 +8,8 @@ use wgpu_attention::reference::{
     self, Attended, LayerShape, Options, Real, average_heads, join_heads, project, split_heads, widen,
 };
 use wgpu_attention::{
-    DType, KernelForm, LayerForward, LayerWeights, Linear, MultiHeadAttention, NormConfig, NormWeights, Path,
-    Scratch, TensorView, Tuning,
+    Activation, DType, KernelForm, LayerForward, LayerWeights, Linear, MultiHeadAttention, NormConfig,
+    NormWeights, OutputGate, Path, Scratch, TensorView, Tuning,
 };
 
 use super::case::{DropoutData, Expected, HIDES, Judged, Rules, Truth, Weights, in_f32, largest, widened};
@@ -64,6 +64,8 @@ pub struct LayerCase {
     pub appended: Option<[Vec<f32>; 2]>,
     /// Of queries and of keys, if the configuration has such norms.
     pub norms: [NormData; 2],
+    /// Of the heads' outputs, if the configuration has such a gate.
+    pub gate: Option<LinearData>,
     pub rotary: Option<RotaryData>,
     pub rules: Rules,
     pub dropout: Option<DropoutData>,
@@ -91,6 +93,7 @@ impl LayerCase {
             appended: appended
                 .then(|| [config.head_dim, config.value_dim].map(|dim| rng.normals(config.kv_heads * dim))),
             norms: Default::default(),
+            gate: None,
             rotary: None,
             rules: Default::default(),
             dropout: None,
@@ -113,6 +116,51 @@ impl LayerCase {
         self.norms = [(); 2].map(|()| NormData { weight: near(1.0), bias: near(0.0) });
         self.config.qk_norm = Some(config);
         self
+    }
+
+    /// With a gate of the heads' outputs, whose weights are random.
+    pub fn with_gate(mut self, gate: OutputGate) -> Self {
+        let mut rng = Rng::named(&format!("gate of {}", self.name));
+        self.config.output_gate = Some(gate);
+        let [_, heads, out, features] = self.gate_shape().expect("a gate");
+        let scale = 2.0 / (features as f32).sqrt();
+        let weight = rng.normals(heads * out * features).iter().map(|w| w * scale).collect();
+        let rows = self.gate_channels();
+        self.gate = Some(LinearData { weight, bias: Some(rng.normals(rows)) });
+        self
+    }
+
+    /// The kind of the gate, and its heads, channels of a head and features.
+    pub fn gate_side(&self) -> Option<(OutputGate, [usize; 3])> {
+        let c = &self.config;
+        let gate = c.output_gate?;
+        let dim = if gate == OutputGate::Headwise { 1 } else { c.value_dim };
+        Some((gate, [c.heads, dim, c.query_features]))
+    }
+
+    /// Gates of a query.
+    pub fn gate_channels(&self) -> usize {
+        self.gate_side().map_or(0, |(_, [heads, dim, _])| heads * dim)
+    }
+
+    /// `[1, heads or 1, out, in]` of the gate's weight on the device.
+    pub fn gate_shape(&self) -> Option<[usize; 4]> {
+        self.gate_side().map(|(_, [heads, dim, features])| self.side_shape((heads, dim, features)))
+    }
+
+    /// The gate's logits, naive sums stored as `dtype`: `[batch · q_len, heads · channels]`.
+    pub fn naive_logits(&self, dtype: DType) -> Option<Vec<f32>> {
+        let (gate, (_, [heads, dim, features])) = self.gate.as_ref().zip(self.gate_side())?;
+        let weight = self.wide_of(&gate.weight, (heads, dim, features));
+        let y = project(&self.inputs[0], &weight, gate.bias.as_deref(), features, heads * dim);
+        Some(stored(&y.expect("it fits"), dtype))
+    }
+
+    /// The heads' outputs side by side times their gates, if there are any; `f` is the sigmoid or its slope.
+    pub fn gated(context: &[f32], logits: Option<&[f32]>, f: impl Fn(f32) -> f32) -> Vec<f32> {
+        let Some(logits) = logits else { return context.to_vec() };
+        let channels = context.len() / logits.len();
+        context.iter().enumerate().map(|(n, x)| x * f(logits[n / channels])).collect()
     }
 
     pub fn appended_len(&self) -> usize {
@@ -138,13 +186,16 @@ impl LayerCase {
     /// `[1, heads or 1, out, in]` of the four weights on the device.
     pub fn weight_shapes(&self) -> [[usize; 4]; 4] {
         let c = &self.config;
-        let side = |(heads, dim, features): (usize, usize, usize)| match (c.narrow, self.shared) {
+        let [q, k, v] = self.sides().map(|side| self.side_shape(side));
+        [q, k, v, [1, 1, c.out_features, c.heads * c.value_dim]]
+    }
+
+    fn side_shape(&self, (heads, dim, features): (usize, usize, usize)) -> [usize; 4] {
+        match (self.config.narrow, self.shared) {
             (false, _) => [1, 1, heads * dim, features],
             (true, false) => [1, heads, dim, features / heads],
             (true, true) => [1, 1, dim, features / heads],
-        };
-        let [q, k, v] = self.sides().map(side);
-        [q, k, v, [1, 1, c.out_features, c.heads * c.value_dim]]
+        }
     }
 
     pub fn stored(&self, setup: &LayerSetup) -> Self {
@@ -155,6 +206,7 @@ impl LayerCase {
         LayerCase {
             inputs: self.inputs.each_ref().map(|x| stored(x, setup.dtype)),
             linears: self.linears.each_ref().map(linear),
+            gate: self.gate.as_ref().map(linear),
             appended: self.appended.as_ref().map(|pair| pair.each_ref().map(|x| stored(x, setup.weight))),
             norms: self.norms.each_ref().map(|n| NormData {
                 weight: n.weight.as_ref().map(|w| stored(w, setup.weight)),
@@ -180,11 +232,12 @@ impl LayerCase {
     /// The weight with every head's own matrix, where one serves all.
     pub fn per_head(&self, side: usize) -> Vec<f32> {
         let weight = &self.linears[side].weight;
-        if self.config.narrow && self.shared && side < 3 {
-            weight.repeat(self.sides()[side].0)
-        } else {
-            weight.clone()
-        }
+        if side < 3 { self.repeated(weight, self.sides()[side].0) } else { weight.clone() }
+    }
+
+    /// A matrix for each of `heads`, where one serves all.
+    pub fn repeated(&self, weight: &[f32], heads: usize) -> Vec<f32> {
+        if self.config.narrow && self.shared { weight.repeat(heads) } else { weight.to_vec() }
     }
 
     /// The truth.
@@ -241,6 +294,9 @@ impl LayerCase {
             .expect("the case fits the reference");
         let context =
             stored(&join_heads(&attended.out, q_len, c.heads, c.value_dim).expect("it fits"), dtype);
+        let sigmoid = |x: f32| reference::activate(x, Activation::Sigmoid);
+        let gated = LayerCase::gated(&context, self.naive_logits(dtype).as_deref(), sigmoid);
+        let context = stored(&gated, dtype);
         let width = c.heads * c.value_dim;
         let out = &self.linears[3];
         let y = project(&context, &out.weight, out.bias.as_deref(), width, c.out_features).expect("it fits");
@@ -266,11 +322,14 @@ impl LayerCase {
 
     /// The weight `[heads · dim, features]` that does what a narrow one does.
     pub fn wide(&self, side: usize) -> Vec<f32> {
-        let weight = self.per_head(side);
+        self.wide_of(&self.linears[side].weight, self.sides()[side])
+    }
+
+    pub fn wide_of(&self, weight: &[f32], (heads, dim, features): (usize, usize, usize)) -> Vec<f32> {
+        let weight = self.repeated(weight, heads);
         if !self.config.narrow {
             return weight;
         }
-        let (heads, dim, features) = self.sides()[side];
         let read = features / heads;
         let mut wide = vec![0.0; heads * dim * features];
         for (row, part) in weight.chunks_exact(read).enumerate() {
@@ -532,6 +591,8 @@ pub struct PlacedLayer<'c> {
     extra: Vec<(Image, Place, wgpu::Buffer)>,
     /// Weights and biases of the norms, in the order of [`LayerCase::norms`].
     norms: Vec<Option<Placed>>,
+    /// Weight and bias of the gate.
+    gate: [Vec<(Image, Place, wgpu::Buffer)>; 2],
     rules: PlacedRules,
     rotary: Option<PlacedRotary>,
     keep: Option<Placed>,
@@ -549,6 +610,10 @@ impl<'c> PlacedLayer<'c> {
         let biases = with_bias.iter().filter_map(|n| case.linears[*n].bias.as_deref());
         let biases: Vec<_> = biases.map(vector).collect();
         let extra: Vec<_> = case.appended.iter().flatten().map(|x| vector(x)).collect();
+        let gate = case.gate.as_ref().zip(case.gate_shape());
+        let of_gate: Vec<_> = gate.iter().map(|(gate, shape)| (&gate.weight[..], *shape)).collect();
+        let bias_of_gate: Vec<_> =
+            gate.iter().filter_map(|(gate, _)| Some(vector(gate.bias.as_deref()?))).collect();
         let mut placed = PlacedLayer {
             case,
             setup: *setup,
@@ -568,6 +633,10 @@ impl<'c> PlacedLayer<'c> {
                     Some(Placed::input(profile, Values::Floats(x), dtype, at))
                 })
                 .collect(),
+            gate: [
+                place_all(profile, &of_gate, setup.weight, storage),
+                place_all(profile, &bias_of_gate, setup.bias, storage),
+            ],
             rules: PlacedRules::new(profile, &case.rules, setup.bias, layout.outputs()),
             rotary: case.rotary.as_ref().map(|rotary| rotary.place(profile)),
             keep: place_dropout(profile, case.dropout.as_ref(), layout.outputs()),
@@ -615,6 +684,9 @@ impl<'c> PlacedLayer<'c> {
             out: linear(3),
             bias_kv: self.case.appended.as_ref().map(|_| [view(&self.extra[0]), view(&self.extra[1])]),
             qk_norm: self.case.config.qk_norm.map(|_| [0, 2].map(norm)),
+            gate: self.gate[0]
+                .first()
+                .map(|weight| Linear { weight: view(weight), bias: self.gate[1].first().map(view) }),
         };
         let config = LayerOptions { dtype, ..self.case.config };
         let layer = MultiHeadAttention::with_pipelines(profile.gpu.pipelines(), config.config(), &weights)?;

@@ -8,8 +8,8 @@ use wgpu_attention::reference::{
     project_backward, split_heads, widen,
 };
 use wgpu_attention::{
-    DType, KernelForm, LayerBackward, LayerGradients, LinearGradients, NormConfig, NormGradients, Path,
-    Scratch, Tuning,
+    Activation, DType, KernelForm, LayerBackward, LayerGradients, LinearGradients, NormConfig, NormGradients,
+    Path, Scratch, Tuning,
 };
 
 use super::case::{Case, HostData, Judged, Rules, Weights, largest, widened};
@@ -42,6 +42,8 @@ pub const NAMES: [&str; COUNT] = [
     "d_q_norm.bias",
     "d_k_norm.weight",
     "d_k_norm.bias",
+    "d_w_gate",
+    "d_b_gate",
     "d_bias",
     "d_slopes",
     "d_relative",
@@ -49,12 +51,13 @@ pub const NAMES: [&str; COUNT] = [
     "d_captured",
 ];
 /// How many gradients a layer may have.
-pub const COUNT: usize = 22;
+pub const COUNT: usize = 24;
 const WEIGHTS: usize = 3;
 const BIASES: usize = 7;
 const APPENDED: usize = 11;
 const NORMS: usize = 13;
-const ADDED: usize = 17;
+const GATE: usize = 17;
+const ADDED: usize = 19;
 
 /// Something of each gradient, by [`NAMES`].
 pub type Each<T> = [Option<T>; COUNT];
@@ -150,6 +153,9 @@ fn shapes(case: &LayerCase) -> Each<[usize; 4]> {
     for (n, x) in case.norms.iter().flat_map(|norm| [&norm.weight, &norm.bias]).enumerate() {
         shapes[NORMS + n] = x.as_ref().map(|x| [1, 1, 1, x.len()]);
     }
+    shapes[GATE] = case.gate_shape();
+    shapes[GATE + 1] =
+        case.gate.as_ref().and_then(|gate| gate.bias.as_ref()).map(|_| [1, 1, 1, case.gate_channels()]);
     let Rules { bias, slopes, relative, sinks, score_mod, .. } = &case.rules;
     shapes[ADDED + 4] = score_mod.as_ref().and_then(OwnScore::gradient_shape);
     for (n, part) in [bias, slopes, relative, sinks].into_iter().enumerate() {
@@ -226,8 +232,13 @@ impl LayerProblem {
             all[n] = Some(d);
         }
         for (n, linear) in [got.query, got.key, got.value, got.out].into_iter().enumerate() {
-            all[WEIGHTS + n] = Some(self.shared(n, linear.d_weight));
+            let own = (n < 3).then(|| self.case.linears[n].weight.len());
+            all[WEIGHTS + n] = Some(self.shared(own, linear.d_weight));
             all[BIASES + n] = linear.d_bias;
+        }
+        if let Some((gate, linear)) = self.case.gate.as_ref().zip(got.gate) {
+            all[GATE] = Some(self.shared(Some(gate.weight.len()), linear.d_weight));
+            all[GATE + 1] = linear.d_bias;
         }
         for (n, d) in got.d_bias_kv.into_iter().flatten().enumerate() {
             all[APPENDED + n] = Some(d);
@@ -243,20 +254,19 @@ impl LayerProblem {
         all
     }
 
-    /// Of one matrix that all heads of a side share, the sum of each head's gradient.
-    fn shared<T: Copy + std::ops::Add<Output = T>>(&self, side: usize, d_weight: Vec<T>) -> Vec<T> {
-        if !(self.case.config.narrow && self.case.shared && side < 3) {
+    /// Of one matrix that all heads of a side share, which has `own` elements, the sum of each head's gradient.
+    fn shared<T: Copy + std::ops::Add<Output = T>>(&self, own: Option<usize>, d_weight: Vec<T>) -> Vec<T> {
+        let Some(size) = own.filter(|_| self.case.config.narrow && self.case.shared) else {
             return d_weight;
-        }
-        let size = self.case.linears[side].weight.len();
+        };
         let (first, rest) = d_weight.split_at(size);
         rest.chunks_exact(size)
             .fold(first.to_vec(), |sum, head| sum.iter().zip(head).map(|(sum, x)| *sum + *x).collect())
     }
 
     /// The naive computation in f32, stage by stage as a device does it, whose intermediate tensors are stored as `dtype`; or
-    /// the magnitudes of its terms.
-    fn naive(&self, dtype: DType, magnitudes: bool) -> Each<Vec<f32>> {
+    /// the magnitudes of its terms. The part of the queries' input that goes through the gate comes last.
+    fn naive(&self, dtype: DType, magnitudes: bool) -> (Each<Vec<f32>>, Option<Vec<f32>>) {
         let case = &self.case;
         let config = case.config;
         let LayerOptions { heads, value_dim, out_features, .. } = config;
@@ -274,8 +284,28 @@ impl LayerProblem {
         let out = exact.expect("the case fits the reference").out;
         let out_stored = stored(&narrow(&out), dtype);
         let context = join_heads(&out_stored, q_len, heads, value_dim).expect("it fits");
-        let of_out = backward(&context, &case.linears[3].weight, &narrow(&self.d_out), width, out_features);
-        let d_context = if magnitudes { of_out.d_x } else { stored(&of_out.d_x, dtype) };
+        let logits = case.naive_logits(dtype);
+        let sigmoid = |x: f32| reference::activate(x, Activation::Sigmoid);
+        let gated = stored(&LayerCase::gated(&context, logits.as_deref(), sigmoid), dtype);
+        let of_out = backward(&gated, &case.linears[3].weight, &narrow(&self.d_out), width, out_features);
+        let mut all = [const { None }; COUNT];
+        let d_context = LayerCase::gated(&of_out.d_x, logits.as_deref(), sigmoid);
+        let mut through_gate = None;
+        if let Some(((gate, (_, [heads, dim, features])), logits)) =
+            case.gate.as_ref().zip(case.gate_side()).zip(logits)
+        {
+            let slope = |x: f32| reference::activation_slope(x, Activation::Sigmoid);
+            let terms: Vec<f32> = of_out.d_x.iter().zip(term(context)).map(|(d, x)| d * x).collect();
+            let channels = terms.len() / logits.len();
+            let sums: Vec<f32> = terms.chunks_exact(channels).map(|terms| terms.iter().sum()).collect();
+            let d_logits = LayerCase::gated(&sums, Some(&logits), slope);
+            let weight = case.wide_of(&gate.weight, (heads, dim, features));
+            let got = backward(&case.inputs[0], &weight, &d_logits, features, heads * dim);
+            through_gate = Some(got.d_x);
+            all[GATE] = Some(self.parts_of(Some(gate.weight.len()), got.d_weight, (heads, dim, features)));
+            all[GATE + 1] = gate.bias.as_ref().map(|_| got.d_bias);
+        }
+        let d_context = if magnitudes { d_context } else { stored(&d_context, dtype) };
         let d_context = split_heads(&d_context, q_len, heads, value_dim).expect("it fits");
 
         // Σⱼ weight · d_weight is taken from the stored context: as if `d_lse` were other.
@@ -291,7 +321,6 @@ impl LayerProblem {
         let got = gradients(&q, &k, &v, &d_context, Some(&narrow(&d_lse)), shape, &options)
             .expect("the case fits the reference");
 
-        let mut all = [const { None }; COUNT];
         all[WEIGHTS + 3] = Some(of_out.d_weight);
         all[BIASES + 3] = case.linears[3].bias.as_ref().map(|_| of_out.d_bias);
         for (n, d) in [got.d_q, got.d_k, got.d_v].into_iter().enumerate() {
@@ -324,13 +353,8 @@ impl LayerProblem {
             let ProjectGradients { d_x, d_weight, d_bias, .. } =
                 backward(&case.inputs[n], &case.wide(n), &own, features, heads * dim);
             all[n] = Some(d_x);
-            let read = if case.config.narrow { features / heads } else { features };
-            let rows = d_weight.chunks_exact(features).enumerate();
-            let parts = rows.flat_map(|(row, d)| {
-                let first = if case.config.narrow { row / dim * read } else { 0 };
-                d[first..first + read].to_vec()
-            });
-            all[WEIGHTS + n] = Some(self.shared(n, parts.collect()));
+            let own = Some(case.linears[n].weight.len());
+            all[WEIGHTS + n] = Some(self.parts_of(own, d_weight, (heads, dim, features)));
             all[BIASES + n] = case.linears[n].bias.as_ref().map(|_| d_bias);
             if n > 0 && case.appended.is_some() {
                 all[APPENDED + n - 1] = Some(appended);
@@ -342,7 +366,24 @@ impl LayerProblem {
         {
             all[ADDED + n] = d;
         }
-        all
+        (all, through_gate)
+    }
+
+    /// The gradient of a weight of `own` elements, of that of the wide weight that does what it does.
+    fn parts_of(
+        &self,
+        own: Option<usize>,
+        d_wide: Vec<f32>,
+        (heads, dim, features): (usize, usize, usize),
+    ) -> Vec<f32> {
+        let narrow = self.case.config.narrow;
+        let read = if narrow { features / heads } else { features };
+        let rows = d_wide.chunks_exact(features).enumerate();
+        let parts = rows.flat_map(|(row, d)| {
+            let first = if narrow { row / dim * read } else { 0 };
+            d[first..first + read].to_vec()
+        });
+        self.shared(own, parts.collect())
     }
 
     /// The gradient of what a score function reads.
@@ -386,7 +427,10 @@ impl LayerProblem {
         let dtype = setup.layer.dtype;
         let given = self.given(setup);
         let mut exact = self.summed(self.exact(), setup.wanted, |sum, x| *sum += x);
-        let mut magnitudes = self.summed(self.naive(dtype, true), setup.wanted, |sum, x| *sum += x);
+        let (mut magnitudes, through_gate) = self.naive(dtype, true);
+        let of_query = magnitudes[0].iter_mut().flatten().zip(through_gate.into_iter().flatten());
+        of_query.for_each(|(sum, x)| *sum += x);
+        let mut magnitudes = self.summed(magnitudes, setup.wanted, |sum, x| *sum += x);
         let before: Each<Vec<f32>> = std::array::from_fn(|n| {
             let len = exact[n].as_ref().filter(|_| setup.accumulates && given[n])?.len();
             Some(self.before(n, len, setup.dtype_of(n)))
@@ -413,7 +457,7 @@ impl LayerProblem {
     /// the gradient's type each time.
     fn added_to(
         &self,
-        naive: Each<Vec<f32>>,
+        (naive, through_gate): (Each<Vec<f32>>, Option<Vec<f32>>),
         before: &Each<Vec<f32>>,
         setup: &LayerBackwardSetup,
     ) -> Each<Vec<f32>> {
@@ -431,6 +475,10 @@ impl LayerProblem {
                 None => d,
             };
             written[to] = Some(stored(&sum, setup.dtype_of(n)));
+        }
+        if let Some((sum, d)) = written[0].as_mut().zip(through_gate) {
+            let both: Vec<f32> = sum.iter().zip(&d).map(|(a, b)| a + b).collect();
+            *sum = stored(&both, setup.dtype_of(0));
         }
         written
     }
@@ -532,6 +580,7 @@ async fn run_async(
             value: linear(2),
             out: linear(3),
             bias_kv,
+            gate: LinearGradients { weight: view(GATE), bias: view(GATE + 1) },
         })
         .d_bias(view(ADDED))
         .d_slopes(view(ADDED + 1))

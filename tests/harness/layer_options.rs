@@ -1,6 +1,6 @@
 //! A layer's configuration whose fields cases set as they like.
 
-use wgpu_attention::{DType, LayerConfig, NormConfig, Shape};
+use wgpu_attention::{DType, LayerConfig, NormConfig, OutputGate, Shape};
 
 /// What [`LayerConfig`] is built of.
 #[derive(Clone, Copy, Debug)]
@@ -16,6 +16,7 @@ pub struct LayerOptions {
     pub narrow: bool,
     pub add_zero_attn: bool,
     pub qk_norm: Option<NormConfig>,
+    pub output_gate: Option<OutputGate>,
     pub scale: Option<f64>,
     pub softcap: Option<f64>,
     pub dtype: DType,
@@ -37,6 +38,7 @@ impl LayerOptions {
             narrow: false,
             add_zero_attn: false,
             qk_norm: None,
+            output_gate: None,
             scale: None,
             softcap: None,
             dtype: DType::F32,
@@ -56,6 +58,7 @@ impl LayerOptions {
             .narrow(self.narrow)
             .add_zero_attn(self.add_zero_attn)
             .qk_norm(self.qk_norm)
+            .output_gate(self.output_gate)
             .scale(self.scale)
             .softcap(self.softcap)
             .dtype(self.dtype)

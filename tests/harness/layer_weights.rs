@@ -14,6 +14,7 @@ pub struct WideWeights<R> {
     appended: Option<[Vec<R>; 2]>,
     /// Weight and bias of the norms of queries and of keys.
     norms: Option<[[Option<Vec<R>>; 2]; 2]>,
+    gate: Option<(Vec<R>, Option<Vec<R>>)>,
 }
 
 impl<R> WideWeights<R> {
@@ -33,6 +34,7 @@ impl<R> WideWeights<R> {
                     .each_ref()
                     .map(|[weight, bias]| HostNorm { weight: weight.as_deref(), bias: bias.as_deref() })
             }),
+            gate: self.gate.as_ref().map(|(weight, bias)| HostLinear { weight, bias: bias.as_deref() }),
         }
     }
 }
@@ -45,10 +47,14 @@ impl LayerCase {
             linears: std::array::from_fn(|n| (widen(&self.per_head(n)), some(&self.linears[n].bias))),
             appended: self.appended.as_ref().map(|pair| pair.each_ref().map(|x| widen(x))),
             norms: self.config.qk_norm.map(|_| norms),
+            gate: self.gate.as_ref().map(|gate| {
+                let (_, [heads, ..]) = self.gate_side().expect("the configuration has a gate");
+                (widen(&self.repeated(&gate.weight, heads)), some(&gate.bias))
+            }),
         }
     }
 
-    /// The output, each stage by itself in f64. `change` gets projected queries (side 0) and keys (1), and their heads, length and
+    /// The output, each stage by itself in f64, without a gate. `change` gets projected queries (side 0) and keys (1), and their heads, length and
     /// channels, before keys are appended.
     pub fn staged(&self, change: impl Fn(usize, Vec<f64>, [usize; 3]) -> Vec<f64>) -> Vec<f64> {
         let LayerOptions { heads, value_dim, out_features, add_zero_attn, .. } = self.config;

@@ -150,7 +150,7 @@ impl Stack {
 
     fn attention<'a, R>(&self, parts: &[Part], n: usize, all: &'a [R]) -> HostWeights<'a, R> {
         let [query, key, value, out] = [0, 1, 2, 3].map(|k| parts[4 * n + k].linear(all));
-        HostWeights { query, key, value, out, bias_kv: None, qk_norm: None }
+        HostWeights { query, key, value, out, bias_kv: None, qk_norm: None, gate: None }
     }
 
     fn feed_forward<'a, R>(&self, parts: &[Part], all: &'a [R]) -> HostFeedForward<'a, R> {
@@ -166,7 +166,7 @@ impl Stack {
 
     fn placed_attention<'a>(&self, parts: &[Part], n: usize, buffer: &'a wgpu::Buffer) -> LayerWeights<'a> {
         let [query, key, value, out] = [0, 1, 2, 3].map(|k| parts[4 * n + k].placed(buffer, self.kind.dtype));
-        LayerWeights { query, key, value, out, bias_kv: None, qk_norm: None }
+        LayerWeights { query, key, value, out, bias_kv: None, qk_norm: None, gate: None }
     }
 
     fn placed_feed_forward<'a>(&self, parts: &[Part], buffer: &'a wgpu::Buffer) -> FeedForwardWeights<'a> {

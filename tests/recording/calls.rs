@@ -309,6 +309,7 @@ fn stacks_of_layers() {
         out: linear(3, [12, 12]),
         bias_kv: None,
         qk_norm: None,
+        gate: None,
     };
     let feed_forward = FeedForwardWeights { up: linear(0, [20, 12]), gate: None, down: linear(1, [12, 20]) };
     let norm = NormWeights { weight: Some(b.read(3, VECTOR)), bias: None };

@@ -209,6 +209,7 @@ impl Layer {
             out: linear(3),
             bias_kv: None,
             qk_norm: None,
+            gate: None,
         };
         let layer = MultiHeadAttention::with_pipelines(gpu.pipelines(), LayerConfig::new(e, heads), &weights)
             .expect("a layer")

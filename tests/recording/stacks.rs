@@ -3,8 +3,8 @@
 use wgpu_attention::{
     BlockConfig, DecoderBackward, DecoderForward, DecoderLayerGradients, DecoderLayerWeights, DecoderMemory,
     EncoderBackward, EncoderForward, EncoderLayerGradients, EncoderLayerWeights, FeedForwardWeights,
-    LinearGradients, NormConfig, NormOrder, NormWeights, Rope, RopeConfig, RowPositions, TransformerDecoder,
-    TransformerEncoder,
+    LinearGradients, NormConfig, NormOrder, NormWeights, OutputGate, Rope, RopeConfig, RowPositions,
+    TransformerDecoder, TransformerEncoder,
 };
 
 use super::*;
@@ -31,6 +31,7 @@ fn stacks_create_nothing_after_they_are_prepared() {
         out: own_weights,
         bias_kv: None,
         qk_norm: None,
+        gate: None,
     };
     let feed_forward = FeedForwardWeights { up: linear(2 * e, e), gate: None, down: linear(e, 2 * e) };
     let norm =
@@ -54,9 +55,16 @@ fn stacks_create_nothing_after_they_are_prepared() {
     let gradient = |n| LinearGradients { weight: Some(places.slice(2, n * e, e)), bias: None };
 
     for order in [NormOrder::Post, NormOrder::Pre] {
-        // One of the orders with norms of queries and keys.
-        let qk_norm = (order == NormOrder::Pre).then(NormConfig::rms);
-        let config = BlockConfig::new(LayerConfig::new(e, 2).qk_norm(qk_norm), 2 * e).order(order);
+        // One of the orders with norms of queries and keys, and with gates of the heads' outputs.
+        let pre = order == NormOrder::Pre;
+        let inner = LayerConfig::new(e, 2).qk_norm(pre.then(NormConfig::rms));
+        let inner = inner.output_gate(pre.then_some(OutputGate::Elementwise));
+        let gate = pre.then_some(own_weights);
+        let attention = LayerWeights { gate, ..attention };
+        let encoded = EncoderLayerWeights { attention, ..encoded };
+        let decoded =
+            DecoderLayerWeights { self_attention: attention, cross_attention: attention, ..decoded };
+        let config = BlockConfig::new(inner, 2 * e).order(order);
         let pipelines = gpu.pipelines();
         let encoder = TransformerEncoder::with_pipelines(pipelines, config, &[encoded; LAYERS], Some(norm));
         let encoder = encoder.expect("a stack");

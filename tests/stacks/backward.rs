@@ -28,18 +28,26 @@ const PARTS: [(&str, [&str; 2]); 8] = [
     ("second norm", ["ln2_w", "ln2_b"]),
 ];
 /// And of those that come after, by how many there are.
-const MORE: [&[&str]; 4] = [&[], &["gate"], &["q norm", "k norm"], &["q norm", "k norm", "gate"]];
+const MORE: [&[&str]; 5] = [
+    &[],
+    &["gate"],
+    &["q norm", "k norm"],
+    &["q norm", "k norm", "gate"],
+    &["q norm", "k norm", "output gate", "gate"],
+];
 
 /// d_x, then the gradients of all weights, in the order of [`super::data::PlacedStack::tensors`].
 fn flat<R: Real>(stack: &Stack, got: reference::EncoderGradients<R>) -> Vec<Vec<R>> {
     let mut all = vec![got.d_x];
     for (layer, parts) in got.layers.into_iter().zip(&stack.layers) {
         let linear = |g: LinearGradients<R>| (g.d_weight, g.d_bias);
-        let reference::LayerGradients { query, key, value, out, qk_norm, .. } = layer.attention;
+        let reference::LayerGradients { query, key, value, out, qk_norm, gate: of_heads, .. } =
+            layer.attention;
         let reference::FeedForwardGradients { up, gate, down, .. } = layer.feed_forward;
         let mut own: Vec<(Vec<R>, Option<Vec<R>>)> = [query, key, value, out, up, down].map(linear).into();
         own.extend(layer.norms.map(|norm| (norm.d_weight, Some(norm.d_bias))));
         own.extend(qk_norm.into_iter().flatten().map(|norm| (norm.d_weight, Some(norm.d_bias))));
+        own.extend(of_heads.map(linear));
         own.extend(gate.map(linear));
         assert_eq!(own.len(), parts.len());
         for ((weight, bias), part) in own.into_iter().zip(parts) {

@@ -7,11 +7,11 @@ use wgpu_attention::reference::{
 use wgpu_attention::{
     Activation, BlockConfig, DType, EncoderLayerGradients, EncoderLayerWeights, FeedForwardGradients,
     FeedForwardWeights, LayerConfig, LayerGradients, LayerWeights, Linear, LinearGradients, NormConfig,
-    NormGradients, NormOrder, NormWeights, RowPositions, Shape, TransformerEncoder,
+    NormGradients, NormOrder, NormWeights, OutputGate, RowPositions, Shape, TransformerEncoder,
 };
 
 use super::by_layer::LayerData;
-use crate::harness::layer::LinearData;
+use crate::harness::layer::{LayerCase, LinearData};
 use crate::harness::rotary::RotaryData;
 use crate::harness::run::{Layout, Placed};
 use crate::harness::{Profile, Rng, Rules, Values, stored};
@@ -32,13 +32,15 @@ pub struct Stack {
     pub order: NormOrder,
     /// Of queries and keys.
     pub qk_norm: Option<NormConfig>,
+    /// Of the heads' outputs, in stacks that are gated and have norms of queries and keys.
+    pub output_gate: Option<OutputGate>,
     pub norm: NormConfig,
     pub rules: Rules,
     pub rotary: Option<RotaryData>,
     /// The options of each layer, in place of `rules` and `rotary`; none if all layers are alike.
     pub each: Vec<LayerData>,
-    /// Of each layer: query, key, value, out, up, down, both norms, the norms of queries and keys if
-    /// it has them, and gate if it is gated.
+    /// Of each layer: query, key, value, out, up, down, both norms, the norms of queries and keys and
+    /// the gate of the heads' outputs if it has them, and gate if it is gated.
     pub layers: Vec<Vec<LinearData>>,
     pub final_norm: Option<LinearData>,
     pub x: Vec<f32>,
@@ -130,6 +132,7 @@ impl Stack {
         let attention = LayerConfig::new(self.features, self.heads)
             .kv_heads(self.kv_heads)
             .qk_norm(self.qk_norm)
+            .output_gate(self.output_gate)
             .dtype(dtype);
         BlockConfig::new(layer.attention(attention), self.hidden)
             .activation(self.activation)
@@ -165,9 +168,14 @@ impl Stack {
         (parts.len() >= 10).then(|| [&parts[8], &parts[9]])
     }
 
+    /// The gate of the heads' outputs.
+    pub fn output_gate<T>(parts: &[T]) -> Option<&T> {
+        (parts.len() == 12).then(|| &parts[10])
+    }
+
     /// And the gate.
     pub fn gate<T>(parts: &[T]) -> Option<&T> {
-        parts.last().filter(|_| !parts.len().is_multiple_of(2))
+        parts.last().filter(|_| matches!(parts.len(), 9 | 11 | 12))
     }
 
     /// Shapes of the parts of a layer, as the device has them.
@@ -176,6 +184,10 @@ impl Stack {
         let narrow = e / self.heads * self.kv_heads;
         let mut shapes = vec![[e, e], [narrow, e], [narrow, e], [e, e], [f, e], [e, f], [1, e], [1, e]];
         shapes.extend(self.qk_norm.iter().flat_map(|_| [[1, e / self.heads]; 2]));
+        shapes.extend(self.output_gate.map(|gate| match gate {
+            OutputGate::Headwise => [self.heads, e],
+            _ => [e, e],
+        }));
         shapes.extend(self.gated.then_some([f, e]));
         shapes
     }
@@ -197,6 +209,7 @@ impl Stack {
                     out: p[3].linear(),
                     bias_kv: None,
                     qk_norm: Stack::qk_norms(p).map(|norms| norms.map(Part::norm)),
+                    gate: Stack::output_gate(p).map(Part::linear),
                 },
                 feed_forward: HostFeedForward {
                     up: p[4].linear(),
@@ -258,6 +271,10 @@ impl Stack {
             let got = attention(&q, &k, &v, shape, &options).expect("it fits");
             weights.extend(got.weights);
             let context = keep(join_heads(&got.out, self.length, heads, dim).expect("it fits"));
+            let logits =
+                Stack::output_gate(parts).map(|gate| keep(product(x, gate, e, gate.weight.len() / e)));
+            let sigmoid = |x: f32| activate(x, Activation::Sigmoid);
+            let context = keep(LayerCase::gated(&context, logits.as_deref(), sigmoid));
             keep(product(&context, &parts[3], e, e))
         };
         let feed = |x: &[f32], parts: &[LinearData]| {
@@ -421,6 +438,7 @@ fn weights_of(p: &[PlacedPart]) -> EncoderLayerWeights<'_> {
             out: p[3].linear(),
             bias_kv: None,
             qk_norm: Stack::qk_norms(p).map(|norms| norms.map(PlacedPart::norm)),
+            gate: Stack::output_gate(p).map(PlacedPart::linear),
         },
         feed_forward: FeedForwardWeights {
             up: p[4].linear(),
@@ -442,6 +460,7 @@ fn gradients_of(p: &[PlacedPart]) -> EncoderLayerGradients<'_> {
             qk_norm: Stack::qk_norms(p)
                 .map(|norms| norms.map(PlacedPart::norm_gradients))
                 .unwrap_or_default(),
+            gate: Stack::output_gate(p).map(PlacedPart::linear_gradients).unwrap_or_default(),
         },
         feed_forward: FeedForwardGradients {
             up: p[4].linear_gradients(),

@@ -32,13 +32,15 @@ const PARTS: [&str; 13] = [
     "third norm",
 ];
 /// And of those that come after, by how many there are.
-const MORE: [&[&str]; 6] = [
+const MORE: [&[&str]; 8] = [
     &[],
     &["gate"],
     &["appended", "memory appended"],
     &["appended", "memory appended", "gate"],
     &["q norm", "k norm", "memory q norm", "memory k norm"],
     &["q norm", "k norm", "memory q norm", "memory k norm", "gate"],
+    &[],
+    &["q norm", "k norm", "memory q norm", "memory k norm", "output gate", "memory output gate", "gate"],
 ];
 
 /// d_x and d_memory, then the gradients of all weights, in the order of [`Weights::tensors`].
@@ -47,9 +49,11 @@ fn flat<R: Real>(stack: &Stack, got: reference::DecoderGradients<R>) -> Vec<Vec<
     for (layer, parts) in got.layers.into_iter().zip(&stack.layers) {
         let linear = |g: LinearGradients<R>| (g.d_weight, g.d_bias);
         let mut own: Vec<(Vec<R>, Option<Vec<R>>)> = Vec::new();
-        let mut appended = Vec::new();
+        let (mut appended, mut gates) = (Vec::new(), Vec::new());
         for attention in [layer.self_attention, layer.cross_attention] {
-            let reference::LayerGradients { query, key, value, out, d_bias_kv, qk_norm, .. } = attention;
+            let reference::LayerGradients { query, key, value, out, d_bias_kv, qk_norm, gate, .. } =
+                attention;
+            gates.extend(gate.map(linear));
             own.extend([query, key, value, out].map(linear));
             appended.extend(d_bias_kv.map(|[key, value]| (key, Some(value))));
             appended.extend(qk_norm.into_iter().flatten().map(|norm| (norm.d_weight, Some(norm.d_bias))));
@@ -57,7 +61,7 @@ fn flat<R: Real>(stack: &Stack, got: reference::DecoderGradients<R>) -> Vec<Vec<
         let reference::FeedForwardGradients { up, gate, down, .. } = layer.feed_forward;
         own.extend([up, down].map(linear));
         own.extend(layer.norms.map(|norm| (norm.d_weight, Some(norm.d_bias))));
-        own.extend(appended);
+        own.extend(appended.into_iter().chain(gates));
         own.extend(gate.map(linear));
         assert_eq!(own.len(), parts.len());
         for ((weight, bias), part) in own.into_iter().zip(parts) {

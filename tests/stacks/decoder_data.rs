@@ -6,7 +6,7 @@ use wgpu_attention::reference::{
 use wgpu_attention::{
     Activation, BlockConfig, DType, DecoderLayerGradients, DecoderLayerWeights, Error, FeedForwardGradients,
     FeedForwardWeights, LayerConfig, LayerGradients, LayerWeights, NormConfig, NormGradients, NormOrder,
-    TensorView, TransformerDecoder,
+    OutputGate, TensorView, TransformerDecoder,
 };
 
 use super::FAMILY;
@@ -39,6 +39,8 @@ pub struct Stack {
     pub norm: NormConfig,
     /// Of queries and keys, of both attentions.
     pub qk_norm: Option<NormConfig>,
+    /// Of the heads' outputs of both attentions, in stacks that are gated and have norms of queries and keys.
+    pub output_gate: Option<OutputGate>,
     /// Of self-attention, and of attention to the memory.
     pub rules: [Rules; 2],
     /// Of self-attention.
@@ -46,7 +48,8 @@ pub struct Stack {
     /// The options of each layer's self-attention, in place of `rules[0]` and `rotary`; none if all layers are alike.
     pub each: Vec<LayerData>,
     /// Of each layer: query, key, value, out of both attentions, up, down, three norms, the key (and, as its bias, the value) that
-    /// each attention appends if it does, or the norms of queries and keys of both attentions, and gate if it is gated.
+    /// each attention appends if it does, or the norms of queries and keys of both attentions and the gates of their heads'
+    /// outputs, and gate if it is gated.
     pub layers: Vec<Vec<LinearData>>,
     pub final_norm: Option<LinearData>,
     pub x: Vec<f32>,
@@ -71,6 +74,7 @@ impl Stack {
             .kv_heads(self.kv_heads)
             .add_zero_attn(self.appends[1])
             .qk_norm(self.qk_norm)
+            .output_gate(self.output_gate)
             .dtype(dtype);
         BlockConfig::new(layer.attention(attention), self.hidden)
             .activation(self.activation)
@@ -100,6 +104,11 @@ impl Stack {
         (parts.len() >= 17).then(|| [&parts[13 + n / 2], &parts[14 + n / 2]])
     }
 
+    /// The gate of the heads' outputs of the attention whose parts begin at `n`.
+    pub fn output_gate<T>(parts: &[T], n: usize) -> Option<&T> {
+        (parts.len() == 20).then(|| &parts[17 + n / 4])
+    }
+
     /// And which is the gate.
     pub fn gate<T>(parts: &[T]) -> Option<&T> {
         parts.last().filter(|_| parts.len().is_multiple_of(2))
@@ -119,6 +128,10 @@ impl Stack {
         let appended = self.appends[0].then_some([[1, narrow]; 2]);
         shapes.extend(appended.into_iter().flatten());
         shapes.extend(self.qk_norm.iter().flat_map(|_| [[1, e / self.heads]; 4]));
+        shapes.extend(self.output_gate.iter().flat_map(|gate| match gate {
+            OutputGate::Headwise => [[self.heads, e]; 2],
+            _ => [[e, e]; 2],
+        }));
         shapes.extend(self.gated.then_some([f, e]));
         shapes
     }
@@ -179,6 +192,7 @@ impl Stack {
                         .map(|parts| parts[n / 4])
                         .and_then(|part| Some([&part.weight[..], part.bias.as_deref()?])),
                     qk_norm: Stack::qk_norms(p, n).map(|norms| norms.map(Part::norm)),
+                    gate: Stack::output_gate(p, n).map(Part::linear),
                 };
                 HostDecoderLayer {
                     self_attention: weights(0),
@@ -316,6 +330,7 @@ fn gradients_of(p: &[PlacedPart]) -> DecoderLayerGradients<'_> {
         out: p[n + 3].linear_gradients(),
         bias_kv: appended_of(p, n),
         qk_norm: Stack::qk_norms(p, n).map(|norms| norms.map(PlacedPart::norm_gradients)).unwrap_or_default(),
+        gate: Stack::output_gate(p, n).map(PlacedPart::linear_gradients).unwrap_or_default(),
     };
     DecoderLayerGradients {
         self_attention: attention(0),
@@ -337,6 +352,7 @@ fn weights_of(p: &[PlacedPart]) -> DecoderLayerWeights<'_> {
         out: p[n + 3].linear(),
         bias_kv: appended_of(p, n),
         qk_norm: Stack::qk_norms(p, n).map(|norms| norms.map(PlacedPart::norm)),
+        gate: Stack::output_gate(p, n).map(PlacedPart::linear),
     };
     DecoderLayerWeights {
         self_attention: attention(0),
@@ -393,6 +409,7 @@ pub fn vector(name: &str) -> (Stack, Vector) {
         order: NormOrder::Post,
         norm: NormConfig::layer().eps(vector.number("ln_eps").expect("ln_eps")),
         qk_norm: None,
+        output_gate: None,
         rules: [
             Rules { attn_mask: Some(vector.bools("mask")), ..Default::default() },
             Rules { key_padding_mask: Some(key_mask), ..Default::default() },
@@ -437,12 +454,15 @@ pub fn drawn(n: u64, of_gradients: bool) -> Stack {
     let appends = [of_gradients && n % 4 == 1, of_gradients && n % 3 == 1];
     let qk_norm = (!appends[0] && !n.is_multiple_of(3))
         .then(|| [NormConfig::rms(), NormConfig::layer()][n as usize / 3 % 2]);
+    let gate = [Some(OutputGate::Elementwise), Some(OutputGate::Headwise).filter(|_| heads > 1), None];
+    let gate = gate[n as usize / 2 % 3];
     let stack = Stack {
         batch,
         length,
         memory_len,
         rotary,
         qk_norm,
+        output_gate: gate.filter(|_| gated && qk_norm.is_some()),
         each: Vec::new(),
         heads,
         kv_heads: if n % 4 == 3 { heads.div_ceil(2) } else { heads },

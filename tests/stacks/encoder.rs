@@ -5,7 +5,7 @@ use std::fmt;
 use wgpu_attention::reference::compare::{EPSILON_BF16, EPSILON_F16, EPSILON_F32, Tolerance, compare};
 use wgpu_attention::{
     Activation, Cache, CacheConfig, DType, DeviceMask, EncoderBackward, EncoderForward, KernelForm,
-    NormConfig, NormOrder, RowPositions, Scratch, TensorView, Tokens, Tuning, presets,
+    NormConfig, NormOrder, OutputGate, RowPositions, Scratch, TensorView, Tokens, Tuning, presets,
 };
 
 use super::FAMILY;
@@ -92,6 +92,7 @@ pub fn vector(name: &str) -> (Stack, Vector) {
         order: if vector.attrs["norm"] == "pre" { NormOrder::Pre } else { NormOrder::Post },
         norm: NormConfig::layer().eps(vector.number("ln_eps").expect("ln_eps")),
         qk_norm: None,
+        output_gate: None,
         rules: Rules {
             attn_mask: vector.has("mask").then(|| vector.bools("mask")),
             key_padding_mask: key_mask.map(|data| HostData::new(data, [batch, 1, 1, length])),
@@ -296,6 +297,8 @@ pub fn drawn(n: u64) -> (Stack, bool) {
     // Norms of four features magnify rounding from layer to layer.
     let head_dim = if heads == 1 { 16 } else { rng.pick(&[4, 5, 16]) };
     let qk_norm = if n % 6 == 1 && head_dim > 8 { NormConfig::layer() } else { NormConfig::rms() };
+    let headwise = heads > 1 && !n.is_multiple_of(2);
+    let output_gate = if headwise { OutputGate::Headwise } else { OutputGate::Elementwise };
     let stack = Stack {
         batch,
         length,
@@ -312,6 +315,7 @@ pub fn drawn(n: u64) -> (Stack, bool) {
         order: if n.is_multiple_of(2) { NormOrder::Pre } else { NormOrder::Post },
         norm: if gated { NormConfig::rms() } else { NormConfig::layer() },
         qk_norm: (gated || n % 4 == 1).then_some(qk_norm),
+        output_gate: (gated && n % 4 != 0).then_some(output_gate),
         rules,
         layers: Vec::new(),
         final_norm: None,

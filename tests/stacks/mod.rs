@@ -8,6 +8,7 @@ mod decoder_backward;
 mod decoder_data;
 mod encoder;
 mod judge;
+mod quantised;
 mod steps;
 
 pub use decoder_data::NAMES as DECODERS;

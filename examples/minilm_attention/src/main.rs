@@ -129,6 +129,7 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
         out: host_linear(&output),
         bias_kv: None,
         qk_norm: None,
+        gate: None,
     };
     let shape = LayerShape { batch: batch.sentences, q_len: batch.length, kv_len: batch.length };
     let mask = Mask::none().key_padding_mask(HostTensor::new(&batch.real, padding));

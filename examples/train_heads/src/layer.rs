@@ -49,7 +49,15 @@ fn backward<'a>(forward: LayerForward<'a>, gradients: &Gradients<'a>) -> LayerBa
         .d_query(gradients.d_x)
         .d_key(gradients.d_x)
         .d_value(gradients.d_x)
-        .d_weights(LayerGradients { query, key, value, out, bias_kv: None, qk_norm: Default::default() })
+        .d_weights(LayerGradients {
+            query,
+            key,
+            value,
+            out,
+            bias_kv: None,
+            qk_norm: Default::default(),
+            gate: Default::default(),
+        })
         .d_relative(relative)
 }
 
@@ -59,7 +67,7 @@ impl Layer {
         let linear = |weight| Linear { weight, bias: None };
         let LayerOf { query, key, value, out, .. } = tensors.weights;
         let [query, key, value, out] = [query, key, value, out].map(linear);
-        let weights = LayerWeights { query, key, value, out, bias_kv: None, qk_norm: None };
+        let weights = LayerWeights { query, key, value, out, bias_kv: None, qk_norm: None, gate: None };
         let config = LayerConfig::new(WIDTH, HEADS);
         let attention = MultiHeadAttention::with_pipelines(gpu.pipelines(), config, &weights)?;
         let context = gpu.buffer(size_of::<f32>() * BATCH * LENGTH * WIDTH)?;

@@ -151,7 +151,7 @@ impl Layer {
     fn attention<'a>(&self, n: usize, buffers: &'a [wgpu::Buffer]) -> LayerWeights<'a> {
         let [query, key, value, out] = self.attentions[n].each_ref().map(|part| part.linear(buffers));
         let bias_kv = self.appended.map(|pair| pair.map(|w| view(buffers, &w)));
-        LayerWeights { query, key, value, out, bias_kv, qk_norm: None }
+        LayerWeights { query, key, value, out, bias_kv, qk_norm: None, gate: None }
     }
 
     fn feed_forward<'a>(&self, buffers: &'a [wgpu::Buffer]) -> FeedForwardWeights<'a> {
@@ -184,7 +184,15 @@ impl Layer {
             self.attentions[0].each_ref().map(|part| part.linear_gradients(buffers));
         let bias_kv = self.appended.map(|pair| pair.map(|w| view(buffers, &w)));
         EncoderLayerGradients {
-            attention: LayerGradients { query, key, value, out, bias_kv, qk_norm: Default::default() },
+            attention: LayerGradients {
+                query,
+                key,
+                value,
+                out,
+                bias_kv,
+                qk_norm: Default::default(),
+                gate: Default::default(),
+            },
             feed_forward: FeedForwardGradients {
                 up: self.up.linear_gradients(buffers),
                 gate: self.gate.map(|part| part.linear_gradients(buffers)).unwrap_or_default(),
@@ -220,7 +228,7 @@ impl<R: Real> HostLayer<R> {
     fn attention(&self, n: usize) -> HostWeights<'_, R> {
         let [query, key, value, out] = self.attentions[n].each_ref().map(HostPart::linear);
         let bias_kv = self.appended.as_ref().map(|pair| pair.each_ref().map(|x| &x[..]));
-        HostWeights { query, key, value, out, bias_kv, qk_norm: None }
+        HostWeights { query, key, value, out, bias_kv, qk_norm: None, gate: None }
     }
 
     fn feed_forward(&self) -> HostFeedForward<'_, R> {
