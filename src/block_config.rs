@@ -18,8 +18,8 @@ pub enum Activation {
     GeluTanh,
     /// `x / (1 + exp(−x))`, swish: of Llama and its kin, there gated.
     Silu,
-    /// `1 / (1 + exp(−x))`: times another tensor it is the gate of Dauphin et al. 2017, "Language modeling with gated
-    /// convolutional networks" (GLU).
+    /// `1 / (1 + exp(−x))`. With [`BlockConfig::gated`] the feed-forward layer is the GLU of Dauphin et al. 2017, "Language
+    /// modeling with gated convolutional networks".
     Sigmoid,
 }
 

@@ -29,14 +29,14 @@ pub struct LayerConfig {
     pub(crate) dtype: DType,
 }
 
-/// How fine the gate of the heads' outputs is (Qiu et al. 2025, "Gated attention for large language
-/// models", <https://arxiv.org/abs/2505.06708>, section 2.2).
+/// Granularity of a layer's [output gate](LayerConfig::output_gate) (Qiu et al. 2025, "Gated attention for large
+/// language models", <https://arxiv.org/abs/2505.06708>, section 2.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OutputGate {
-    /// A gate for each channel of each head: `heads · value_dim` of them, as in Qwen3-Next.
+    /// One gate for each channel of each head, as in Qwen3-Next: `heads · value_dim` gates per query.
     Elementwise,
-    /// A gate for each head, which multiplies all of its channels: `heads` of them.
+    /// One gate for each head, which multiplies all channels of the head: `heads` gates per query.
     Headwise,
 }
 
@@ -134,9 +134,13 @@ impl LayerConfig {
         self
     }
 
-    /// Gate of the heads' outputs: the output projection reads `attention · sigmoid(x W_gᵀ + b_g)`, where
-    /// `x` is the queries' input. The weights are [`LayerWeights::gate`](crate::LayerWeights::gate). In a
-    /// [narrow](Self::narrow) layer a head's gate sees that head's slice of `x`.
+    /// Gate of the heads' outputs, `None` by default: the output projection reads `attention · sigmoid(x W_gᵀ + b_g)`,
+    /// where `x` is the queries' input (Qiu et al. 2025, <https://arxiv.org/abs/2505.06708>). `W_g` and `b_g` are
+    /// [`LayerWeights::gate`](crate::LayerWeights::gate). The logits and the product are stored in the layer's dtype.
+    /// In a [narrow](Self::narrow) layer a head's gate reads that head's slice of `x`.
+    ///
+    /// A layer with a gate and without its weights is an [`Error::Unsupported`](crate::Error::Unsupported), and so are
+    /// weights of a gate that the layer does not have.
     #[doc(alias = "attn_output_gate")]
     #[doc(alias = "gated attention")]
     pub fn output_gate(mut self, output_gate: impl Into<Option<OutputGate>>) -> Self {
@@ -185,7 +189,7 @@ impl LayerConfig {
         SideShape { heads, dim, features, narrow: self.narrow }
     }
 
-    /// How the gate of the heads' outputs is projected, if there is one.
+    /// The shape of the gate's projection, if the layer has a gate.
     pub(crate) fn gate_side(&self) -> Option<SideShape> {
         let dim = match self.output_gate? {
             OutputGate::Elementwise => self.value_dim,

@@ -22,7 +22,7 @@ pub(crate) struct Pointwise {
     pub x: DType,
     pub other: Option<DType>,
     pub out: DType,
-    /// Of `other` and `out`, and of `x` unless it repeats.
+    /// Width of loads and stores: of `other` and `out`, and of `x` unless `x` repeats.
     pub width: Width,
     /// True if `x` has one channel, which is that of all channels of a row.
     pub x_repeats: bool,

@@ -17,7 +17,7 @@ pub(crate) struct PointwiseBackward {
     pub d_x: Option<DType>,
     pub d_other: Option<DType>,
     pub accumulates: bool,
-    /// Of all tensors, but of `x` and `d_x` only unless `x` repeats.
+    /// Width of loads and stores of all tensors; `x` and `d_x` have width one if `x` repeats.
     pub width: Width,
     /// True if `x` has one channel, which is that of all channels of a row: an invocation has a row.
     pub x_repeats: bool,
@@ -123,7 +123,7 @@ impl PointwiseBackward {
                 })
             })
         });
-        // Of gates: with their gradient, that of what they multiply, and both.
+        // Gates: the gradient of the gate, of the gated tensor, of both.
         let gates = super::FLOATS.into_iter().flat_map(move |dtype| {
             [(Some(f32), None), (None, Some(dtype)), (Some(f32), Some(dtype))].into_iter().flat_map(
                 move |(d_x, d_other)| {

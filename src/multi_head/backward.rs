@@ -47,7 +47,8 @@ pub struct LayerGradients<'a> {
     /// The gradients of the weights and biases of the norms of queries and of keys, `[head_dim]`
     /// each, summed over all rows and heads.
     pub qk_norm: [NormGradients<'a>; 2],
-    /// Of the projection of the gate.
+    /// Gradients of [`LayerWeights::gate`](super::LayerWeights::gate): of its weight, and of its bias `[heads · value_dim]`
+    /// or `[heads]`.
     pub gate: LinearGradients<'a>,
 }
 
@@ -102,7 +103,7 @@ const INPUTS: [&str; 3] = ["d_query", "d_key", "d_value"];
 const WEIGHTS: [&str; 4] = ["d_weights.query", "d_weights.key", "d_weights.value", "d_weights.out"];
 const BIASES: [&str; 4] = ["d_bias.query", "d_bias.key", "d_bias.value", "d_bias.out"];
 const APPENDED: [&str; 2] = ["d_bias_k", "d_bias_v"];
-/// Of the gate's weight and bias.
+/// Names of the gradients of the gate's weight and bias.
 const GATE: [&str; 2] = ["d_weights.gate", "d_bias.gate"];
 const OF_NORMS: [[&str; 2]; 2] = [["d_q_norm.weight", "d_q_norm.bias"], ["d_k_norm.weight", "d_k_norm.bias"]];
 
@@ -303,7 +304,7 @@ struct Between<'a> {
     d_sides: [TensorView<'a>; 3],
 }
 
-/// What a gate has between the stages of a call.
+/// Tensors of the gate between the stages of a call.
 #[derive(Clone, Copy)]
 struct BetweenGate<'a> {
     gate: Gate<'a>,
@@ -318,7 +319,7 @@ struct BetweenGate<'a> {
 /// The gradients of the projections, in the order in which they are computed.
 struct Products<'a> {
     out: LinearBackward<'a>,
-    /// Of queries, keys and values, and of the gate if the layer has one.
+    /// Gradients of the projections of queries, keys and values, and of the gate if the layer has one.
     sides: Vec<LinearBackward<'a>>,
     /// Of the appended key and value: rows to sum, and where to.
     appended_rows: Vec<(TensorView<'a>, Gradient<'a>)>,

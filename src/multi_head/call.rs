@@ -33,9 +33,11 @@ pub struct LayerWeights<'a> {
     #[doc(alias = "q_norm")]
     #[doc(alias = "k_norm")]
     pub qk_norm: Option<[NormWeights<'a>; 2]>,
-    /// The gate of the heads' outputs: `[heads · value_dim, query_features]` if it is elementwise,
-    /// `[heads, query_features]` if it is headwise. It belongs to
-    /// [`LayerConfig::output_gate`](crate::LayerConfig::output_gate), which needs it.
+    /// Projection of the queries' input to the logits of the gate. It is given if and only if the layer has a
+    /// [`LayerConfig::output_gate`](crate::LayerConfig::output_gate). The weight is `[heads · value_dim, query_features]`
+    /// for [`OutputGate::Elementwise`](crate::OutputGate::Elementwise), `[heads, query_features]` for
+    /// [`OutputGate::Headwise`](crate::OutputGate::Headwise). A narrow layer's weight is
+    /// `[1, heads or 1, value_dim or 1, query_features / heads]`.
     #[doc(alias = "gate_proj")]
     pub gate: Option<Linear<'a>>,
 }

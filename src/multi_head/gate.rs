@@ -58,8 +58,8 @@ impl<'a> Gate<'a> {
         self.side.dim != self.shape.value_dim
     }
 
-    /// The logits or the heads' outputs, or their gradients, as one shape that both have: all channels
-    /// in one row if each has its own gate, else the channels of each head.
+    /// Views of the logits and of the heads' outputs, or of their gradients, whose rows match. A row holds the
+    /// channels of all heads if each channel has its own gate, else the channels of one head.
     pub fn aligned(&self, logits: TensorView<'a>, heads: TensorView<'a>) -> [TensorView<'a>; 2] {
         if self.is_headwise() {
             [self.of_heads(logits), heads_of(heads, &self.shape)]
@@ -68,7 +68,7 @@ impl<'a> Gate<'a> {
         }
     }
 
-    /// `sigmoid(logits) · context`. The result and all gradients lie as [`aligned`](Self::aligned) says.
+    /// `sigmoid(logits) · context`. Its output and its gradients are views that [`aligned`](Self::aligned) gives.
     pub fn op(&self, logits: TensorView<'a>, context: TensorView<'a>) -> PointwiseOp<'a> {
         let [x, times] = self.aligned(logits, context);
         PointwiseOp { activation: Some(Activation::Sigmoid), x, times: Some(times), plus: None }

@@ -33,7 +33,7 @@ fn view(t: Option<TensorView>, device: &DeviceFacts) -> View {
     t.map_or(View::default(), |t| View::from(t.window(device).layout))
 }
 
-/// How tensors move. An `x` that repeats, and its gradient, have no part in it.
+/// The width of loads and stores: an `x` that repeats and its gradient do not limit it.
 fn in_fours(x: &[Option<TensorView>], others: &[Option<TensorView>], x_repeats: bool) -> Width {
     let x = if x_repeats { &[] } else { x };
     Width::of(x.iter().chain(others).flatten().all(|t| t.layout.in_fours(3)))
@@ -96,7 +96,8 @@ impl<'a> PointwiseOp<'a> {
         }
     }
 
-    /// Writes its gradients: of x, and of what f(x) is multiplied by. That of an x that repeats is a sum over the channels of a row.
+    /// Writes the gradients of x and of the tensor that f(x) is multiplied by. The gradient of an x that repeats is a sum over the
+    /// channels of a row.
     pub fn backward(
         &self,
         d_out: TensorView<'a>,
