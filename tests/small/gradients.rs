@@ -1,7 +1,7 @@
 //! Gradients in every form and type, and of some parts of a mask.
 
 use wgpu_attention::reference::LayerShape;
-use wgpu_attention::{DType, HostTensor, KernelForm, Shape, presets};
+use wgpu_attention::{DType, HostTensor, KernelForm, OutputGate, Shape, presets};
 
 use super::Work;
 use super::attention::{SHAPE, score_vector};
@@ -97,15 +97,22 @@ fn layers(profile: &'static Profile) -> Vec<(String, Work)> {
         ..LayerOptions::new(16, 2)
     };
     let narrow = LayerOptions { narrow: true, ..LayerOptions::new(16, 2) };
+    let by_head = LayerOptions { output_gate: Some(OutputGate::Headwise), ..cross };
+    let by_channel = LayerOptions { output_gate: Some(OutputGate::Elementwise), ..narrow };
     let kinds = [
         ("cross, appended keys", cross, DType::F32, LayerLayout::SeqFirst, true),
         ("narrow, added to", narrow, DType::F32, LayerLayout::Window(3), false),
         ("half floats", cross, DType::F16, LayerLayout::Dense, false),
         ("bf16", narrow, DType::BF16, LayerLayout::Dense, true),
+        ("half floats, gated by head", by_head, DType::F16, LayerLayout::Window(3), false),
+        ("bf16, gated by channel", by_channel, DType::BF16, LayerLayout::Dense, true),
     ];
     let of = |(n, (what, config, dtype, layout, keeps)): (usize, (&str, LayerOptions, _, _, bool))| {
         let name = format!("gradients of a layer: {what}");
         let mut case = LayerCase::random(name.clone(), config, shape, config.add_zero_attn);
+        if let Some(gate) = config.output_gate {
+            case = case.with_gate(gate);
+        }
         case.rules.causal = true;
         case.rules.slopes = Some(HostData::new(vec![0.5, 0.25], [1, 2, 1, 1]));
         let plain = LayerBackwardSetup::plain(profile, FORMS[n % 2]);

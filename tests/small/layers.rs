@@ -1,7 +1,7 @@
 //! Whole layers: projections, attention, projection.
 
 use wgpu_attention::reference::LayerShape;
-use wgpu_attention::{DType, Path};
+use wgpu_attention::{DType, OutputGate, Path};
 
 use super::Work;
 use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, Storage};
@@ -25,6 +25,8 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
         ..plain
     };
     let narrow = LayerOptions { narrow: true, ..plain };
+    let by_channel = LayerOptions { output_gate: Some(OutputGate::Elementwise), ..plain };
+    let by_head = LayerOptions { output_gate: Some(OutputGate::Headwise), ..cross };
     let [f32, f16, bf16] = [DType::F32, DType::F16, DType::BF16];
     let kinds = [
         ("plain", plain, f32, Storage::Separate, LayerLayout::Dense, Weights::None),
@@ -41,12 +43,17 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
         ("half floats", plain, f16, Storage::OneBuffer { gap: 0 }, LayerLayout::Dense, Weights::None),
         ("bf16, cross", cross, bf16, Storage::OneBuffer { gap: 3 }, LayerLayout::Window(3), Weights::None),
         ("half floats, cross", cross, f16, Storage::Separate, LayerLayout::Dense, Weights::None),
+        ("gated by channel", by_channel, f32, Storage::Separate, LayerLayout::Dense, Weights::None),
+        ("half floats, gated by head", by_head, f16, Storage::Separate, LayerLayout::Window(3), Weights::None),
     ];
     let of =
         |(n, (what, config, dtype, storage, layout, weights)): (usize, (&str, LayerOptions, _, _, _, _))| {
             let name = format!("layer: {what}");
             let mut case = LayerCase::random(name.clone(), config, shape, config.add_zero_attn);
             case.rules = Rules { causal: n % 2 == 0, ..Default::default() };
+            if let Some(gate) = config.output_gate {
+                case = case.with_gate(gate);
+            }
             let form = FORMS[n % 2];
             let (weight, bias, path, lse) = (dtype, dtype, Path::Auto, n % 2 == 1);
             let setup =

@@ -371,6 +371,7 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
         ("GELU times", Other::Pointwise(Activation::Gelu, f32)),
         ("GELU by tanh times, f16", Other::Pointwise(Activation::GeluTanh, f16)),
         ("SiLU times, bf16", Other::Pointwise(Activation::Silu, bf16)),
+        ("sigmoid times", Other::Pointwise(Activation::Sigmoid, f32)),
         ("quantised products, few rows", Other::Quantized(q4, 3, f32)),
         ("quantised products, many rows", Other::Quantized(q8, 33, f32)),
         ("quantised products, few rows, f16", Other::Quantized(q8, 5, f16)),
