@@ -315,7 +315,7 @@ pub fn drawn(n: u64) -> (Stack, bool) {
         order: if n.is_multiple_of(2) { NormOrder::Pre } else { NormOrder::Post },
         norm: if gated { NormConfig::rms() } else { NormConfig::layer() },
         qk_norm: (gated || n % 4 == 1).then_some(qk_norm),
-        output_gate: (gated && n % 4 != 0).then_some(output_gate),
+        output_gate: (gated && !n.is_multiple_of(4)).then_some(output_gate),
         rules,
         layers: Vec::new(),
         final_norm: None,
