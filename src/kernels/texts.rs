@@ -9,6 +9,7 @@ pub(crate) const TEXTS: &[&str] = &[
     shader!("activation/gelu_tanh"),
     shader!("activation/none"),
     shader!("activation/relu"),
+    shader!("activation/sigmoid"),
     shader!("activation/silu"),
     shader!("add_positions"),
     shader!("additive/cpu"),
