@@ -44,7 +44,14 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
         ("bf16, cross", cross, bf16, Storage::OneBuffer { gap: 3 }, LayerLayout::Window(3), Weights::None),
         ("half floats, cross", cross, f16, Storage::Separate, LayerLayout::Dense, Weights::None),
         ("gated by channel", by_channel, f32, Storage::Separate, LayerLayout::Dense, Weights::None),
-        ("half floats, gated by head", by_head, f16, Storage::Separate, LayerLayout::Window(3), Weights::None),
+        (
+            "half floats, gated by head",
+            by_head,
+            f16,
+            Storage::Separate,
+            LayerLayout::Window(3),
+            Weights::None,
+        ),
     ];
     let of =
         |(n, (what, config, dtype, storage, layout, weights)): (usize, (&str, LayerOptions, _, _, _, _))| {
