@@ -222,8 +222,14 @@ fn backward_equals_reference() {
             if (n + m) % 2 != 0 && !rest(&case.name) {
                 continue;
             }
+            let (rules, drops) = (case.rules.names().join(" "), case.dropout.is_some());
             let problem = Problem::new(case, 0, m / 2 % 2 == 0);
             for form in FORMS {
+                // What shares kernels runs together; documents always.
+                let key = format!("hidden tiles, gradients, {form:?}, {rules}, dropout {drops}");
+                if (rules != "documents" || drops) && !due(&key) && !rest(&key) {
+                    continue;
+                }
                 let plain = BackwardSetup { added: [false; 5], ..BackwardSetup::plain(full(), form) };
                 let dtype = if name == "documents out of order" { DType::F16 } else { DType::F32 };
                 report.check_backward(&problem, &BackwardSetup { dtype, ..plain });
