@@ -50,6 +50,7 @@ pub struct BlockConfig {
     pub(crate) gated: bool,
     pub(crate) order: NormOrder,
     pub(crate) norm: NormConfig,
+    pub(crate) keys_of: Option<usize>,
 }
 
 impl BlockConfig {
@@ -64,6 +65,7 @@ impl BlockConfig {
             gated: false,
             order: NormOrder::Post,
             norm: NormConfig::layer(),
+            keys_of: None,
         }
     }
 
@@ -94,7 +96,23 @@ impl BlockConfig {
         self
     }
 
-    /// Refuses configurations that are not one for each of `layers`, or that differ in more than scale and softcap. Returns the first one.
+    /// The self-attention of this layer reads the keys and values of layer `source` of the same stack, which is an earlier layer
+    /// with keys of its own: cross-layer attention (Brandon et al. 2024, arXiv 2405.12981), the last `num_kv_shared_layers` layers of
+    /// Gemma 3n and Gemma 4. The layer has a projection of queries only; its mask, scale and softcap are its own, its rotation is that
+    /// of `source`.
+    ///
+    /// Give the layer the `key`, `value` and `bias_kv` of the weights of `source`, and the norm of its keys: the same tensors. A
+    /// [`Cache`](crate::Cache) has a layer for each layer of the stack that has keys of its own, in their order. Gradients of the
+    /// weights of keys and values are those of `source`, summed over all layers that read them.
+    #[doc(alias = "num_kv_shared_layers")]
+    #[doc(alias = "kv_sharing")]
+    pub fn keys_of(mut self, source: impl Into<Option<usize>>) -> Self {
+        self.keys_of = source.into();
+        self
+    }
+
+    /// Refuses configurations that are not one for each of `layers`, that differ in more than scale, softcap and `keys_of`, or that
+    /// read keys of no earlier layer. Returns the first one.
     pub(crate) fn of_layers(configs: &[BlockConfig], layers: usize) -> Result<BlockConfig, Error> {
         check_sizes("stack", &[("layers", layers)])?;
         configs.iter().try_for_each(BlockConfig::check)?;
@@ -103,11 +121,19 @@ impl BlockConfig {
         };
         let common = |config: &BlockConfig| {
             let LayerConfig { scale, softcap, .. } = first.attention;
-            BlockConfig { attention: LayerConfig { scale, softcap, ..config.attention }, ..*config }
+            let attention = LayerConfig { scale, softcap, ..config.attention };
+            BlockConfig { attention, keys_of: None, ..*config }
         };
         if configs.iter().any(|config| common(config) != common(first)) {
-            let why = "layers of a stack may differ in `LayerConfig::scale` and `LayerConfig::softcap` only";
+            let why = "layers of a stack may differ in `LayerConfig::scale`, `LayerConfig::softcap` and `BlockConfig::keys_of` only";
             return Err(Error::Unsupported { what: "`configs` of layers that differ in other options", why });
+        }
+        for (n, config) in configs.iter().enumerate() {
+            let own = |source: &usize| *source < n && configs[*source].keys_of.is_none();
+            if let Some(source) = config.keys_of.filter(|source| !own(source)) {
+                let expected = "an earlier layer that has keys of its own";
+                return Err(Error::Option { option: "keys_of", value: source as f64, expected });
+            }
         }
         Ok(*first)
     }

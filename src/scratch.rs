@@ -65,6 +65,11 @@ pub(crate) enum Slot {
     /// The heads' outputs of its attention to a memory, and their log-sum-exp, there.
     MemoryContext,
     MemoryLse,
+    /// Keys and values of layers whose keys later layers of a stack read; in its backward pass the input of their
+    /// projection, and the gradients of these inputs.
+    SharedKeys,
+    KeyInput,
+    KeyInputGradient,
     /// What each block gives, of a backward pass whose forward pass has not kept it.
     BlockOutputs,
     /// The gradients of these, in a backward pass.
@@ -127,6 +132,9 @@ const NAMES: [&str; SLOTS] = [
     "fed",
     "memory_context",
     "memory_lse",
+    "shared_keys",
+    "key_input",
+    "d_key_input",
     "block_outputs",
     "d_stream",
     "d_middle",

@@ -374,6 +374,11 @@ impl Tensor {
     }
 }
 
+/// Whether two views are of the same elements in the same order.
+pub(crate) fn same_view(a: &TensorView, b: &TensorView) -> bool {
+    a.buffer == b.buffer && a.dtype == b.dtype && a.layout == b.layout
+}
+
 /// Requires the dtype that the call needs.
 pub(crate) fn same_dtype(tensor: &'static str, view: &TensorView, dtype: DType) -> Result<(), Error> {
     if view.dtype() == dtype {

@@ -128,6 +128,10 @@ pub(crate) struct AttentionPart<'a> {
     pub layer: &'a MultiHeadAttention,
     /// Where the gradients of its weights go.
     pub to: LayerGradients<'a>,
+    /// Those of them that are asked for in this layer: keys' weights may be those of an earlier layer.
+    pub own: LayerGradients<'a>,
+    /// Whether gradients of keys' weights are added to those of later layers.
+    pub adds_keys: bool,
     /// Where the heads' outputs are kept, and their log-sum-exp.
     pub slots: [Slot; 2],
 }
@@ -148,6 +152,11 @@ pub(crate) struct InputGradients<'a> {
 }
 
 impl<'a> AttentionPart<'a> {
+    /// An attention that shares nothing with other layers.
+    pub fn new(layer: &'a MultiHeadAttention, to: LayerGradients<'a>, slots: [Slot; 2]) -> Self {
+        AttentionPart { layer, to, own: to, adds_keys: false, slots }
+    }
+
     /// The call with places for what is kept, each in a `part` of the scratch.
     fn keeping(
         &self,
@@ -174,6 +183,7 @@ impl<'a> AttentionPart<'a> {
             .d_value(of_keys)
             .d_weights(self.to)
             .inputs_accumulate([queries.accumulates, keys.is_some_and(|keys| keys.accumulates)])
+            .keys_accumulate(self.adds_keys)
     }
 
     /// The plans of `call`, whose mask and gradients of weights are checked, and the latter put among what is `written`. `stand_in` is
@@ -194,7 +204,7 @@ impl<'a> AttentionPart<'a> {
         let d_inputs = InputGradients { queries, keys: wants_keys.then_some(queries) };
         let call = self.call(call, stand_in, d_inputs);
         let backward = self.layer.backward_plan_of(&call, dims, device)?;
-        written.extend(self.layer.written_weights(&call));
+        written.extend(self.layer.written_weights(&call.d_weights(self.own)));
         let [context, lse] = self.slots;
         let kept = ScratchSize::default()
             .with(context, self.layer.context_bytes(&shape))

@@ -88,6 +88,11 @@ impl<'a> LayerCalls<'a> {
         self.of(n).mask
     }
 
+    /// The rotation of layer `n`.
+    pub fn rotary_of(&self, n: usize) -> Option<Rotary<'a>> {
+        self.of(n).rotary
+    }
+
     /// The attention of `x` to itself in layer `n`, into `out`.
     pub fn attention(&self, n: usize, x: TensorView<'a>, out: TensorView<'a>) -> LayerForward<'a> {
         self.of(n).attention(x, out)

@@ -4,6 +4,7 @@ mod backward;
 mod hidden;
 mod layer_call;
 mod self_attention;
+mod shared_keys;
 
 pub use backward::FeedForwardGradients;
 pub(crate) use backward::{
@@ -14,6 +15,7 @@ pub(crate) use hidden::Hidden;
 pub use layer_call::LayerCall;
 pub(crate) use layer_call::LayerCalls;
 pub(crate) use self_attention::{SelfAttention, check_advanced, check_cache, check_no_cache};
+pub(crate) use shared_keys::{KeysTurn, SharedKeys};
 
 use crate::attention::check_dtype;
 use crate::block_config::BlockConfig;

@@ -1,6 +1,6 @@
 //! How the rows of a stack attend to themselves: all at once, or to what a cache has too.
 
-use super::{LayerCalls, Rows, Workspace};
+use super::{LayerCalls, Rows, SharedKeys, Workspace};
 use crate::cache::Cache;
 use crate::device::DeviceFacts;
 use crate::error::Error;
@@ -11,9 +11,14 @@ use crate::scratch::ScratchSize;
 use crate::tensor::TensorView;
 
 /// The checked self-attention of all layers.
+pub(crate) struct SelfAttention<'a> {
+    plans: Plans<'a>,
+    size: ScratchSize,
+}
+
 // One lives for as long as a call is recorded: a box would be an allocation for nothing.
 #[allow(clippy::large_enum_variant)]
-pub(crate) enum SelfAttention<'a> {
+enum Plans<'a> {
     /// All rows at once, in every layer.
     Whole(Plan),
     /// All rows at once, by a plan for each layer.
@@ -25,7 +30,7 @@ pub(crate) enum SelfAttention<'a> {
 impl<'a> SelfAttention<'a> {
     /// Plans the attention of `layers`, which are one at least. `call` gives the call of a layer; layers that are alike share a plan.
     pub fn of(
-        layers: &[&MultiHeadAttention],
+        (layers, shared): (&[&MultiHeadAttention], &SharedKeys),
         calls: &LayerCalls,
         call: impl Fn(usize) -> LayerForward<'a>,
         cache: Option<&'a Cache>,
@@ -33,59 +38,70 @@ impl<'a> SelfAttention<'a> {
         device: &DeviceFacts,
     ) -> Result<Self, Error> {
         let Rows { batch, length } = rows;
+        shared.check(calls)?;
         let Some(cache) = cache else {
             let dims = [batch, length, length];
-            let of = |n: usize| layers[n].plan_of(&call(n), dims, device).map_err(|e| calls.at(n, e));
-            return match calls.each {
-                None => of(0).map(SelfAttention::Whole),
-                Some(_) => (0..layers.len()).map(of).collect::<Result<_, _>>().map(SelfAttention::Each),
+            let mut size = ScratchSize::default();
+            if !shared.is_empty() {
+                size = shared.forward_size(layers[0], rows, device.max_binding_bytes)?;
+            }
+            let of = |n: usize| {
+                let (layer, call) = (layers[n], call(n));
+                // Where there is no scratch yet, any buffer stands for it: plans look at layouts.
+                let call =
+                    shared.placed(n, call, (&layer.shape_of(dims), layer.dtype()), call.query.buffer());
+                layer.plan_of(&call, dims, device).map_err(|e| calls.at(n, e))
             };
+            if calls.each.is_none() && shared.is_empty() {
+                let plan = of(0)?;
+                return Ok(SelfAttention { size: plan.size, plans: Plans::Whole(plan) });
+            }
+            let plans = (0..layers.len()).map(of).collect::<Result<Vec<_>, _>>()?;
+            let size = plans.iter().fold(size, |size, plan| size.max(plan.size));
+            return Ok(SelfAttention { size, plans: Plans::Each(plans) });
         };
         let dims = [batch, length, cache.config().longest()];
         let of = |(n, layer): (usize, &&MultiHeadAttention)| {
-            let plan = layer.cached_plan(&call(n), cache.source(n, true)?, dims, device);
-            plan.map_err(|e| calls.at(n, e))
+            let keys = (cache.source(shared.cache_layer(n), true)?, shared.source(n).is_none());
+            layer.cached_plan(&call(n), keys, dims, device).map_err(|e| calls.at(n, e))
         };
-        let plans = layers.iter().enumerate().map(of).collect::<Result<_, Error>>()?;
-        Ok(SelfAttention::Cached(cache, plans))
+        let plans = layers.iter().enumerate().map(of).collect::<Result<Vec<_>, Error>>()?;
+        let size = plans.iter().fold(ScratchSize::default(), |size, plan| size.max(plan.size));
+        Ok(SelfAttention { size, plans: Plans::Cached(cache, plans) })
     }
 
     /// The scratch of one layer's after the other's.
     pub fn size(&self) -> ScratchSize {
-        match self {
-            SelfAttention::Whole(plan) => plan.size,
-            SelfAttention::Each(plans) => largest(plans.iter().map(|plan| plan.size)),
-            SelfAttention::Cached(_, plans) => largest(plans.iter().map(|plan| plan.size)),
-        }
+        self.size
     }
 
     /// That of layer `n`.
     pub fn dispatches(
         &self,
         n: usize,
-        layer: &'a MultiHeadAttention,
-        call: &LayerForward<'a>,
+        (layer, shared): (&'a MultiHeadAttention, &SharedKeys),
+        call: LayerForward<'a>,
         work: &Workspace<'a>,
     ) -> Result<Dispatches<'a>, Error> {
-        match self {
-            SelfAttention::Whole(plan) => layer.dispatches(call, plan, work.scratch, work.device),
-            SelfAttention::Each(plans) => layer.dispatches(call, &plans[n], work.scratch, work.device),
-            SelfAttention::Cached(cache, plans) => {
-                layer.cached_dispatches(call, cache.source(n, true)?, &plans[n], work.scratch, work.device)
+        match &self.plans {
+            Plans::Whole(plan) => layer.dispatches(&call, plan, work.scratch, work.device),
+            Plans::Each(plans) => {
+                let plan = &plans[n];
+                let call = shared.placed_in(n, call, (&plan.shape, layer.dtype()), work.scratch)?;
+                layer.dispatches(&call, plan, work.scratch, work.device)
+            }
+            Plans::Cached(cache, plans) => {
+                let source = cache.source(shared.cache_layer(n), true)?;
+                layer.cached_dispatches(&call, source, &plans[n], work.scratch, work.device)
             }
         }
     }
 }
 
-/// The scratch that serves each of several calls, one after the other.
-fn largest(sizes: impl Iterator<Item = ScratchSize>) -> ScratchSize {
-    sizes.fold(ScratchSize::default(), ScratchSize::max)
-}
-
 /// Refuses a cache that is not for `layers` and such rows, and a mask without an order for several rows.
 pub(crate) fn check_cache(
     cache: &Cache,
-    layers: &[&MultiHeadAttention],
+    (layers, shared): (&[&MultiHeadAttention], &SharedKeys),
     config: &LayerConfig,
     rows: Rows,
     calls: &LayerCalls,
@@ -101,7 +117,7 @@ pub(crate) fn check_cache(
     let of_cache = cache.config();
     let sizes = [
         ("cache.batch", rows.batch, of_cache.batch),
-        ("cache.layers", layers.len(), of_cache.layers),
+        ("cache.layers", shared.cache_layers(), of_cache.layers),
         ("cache.kv_heads", config.kv_heads, of_cache.kv_heads),
         ("cache.head_dim", config.head_dim, of_cache.head_dim),
         ("cache.value_dim", config.value_dim, of_cache.value_dim),

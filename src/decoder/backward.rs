@@ -4,8 +4,9 @@
 use super::{DecoderForward, DecoderLayer, Plan as ForwardPlan, TransformerDecoder};
 use crate::bindings::BoundDispatch;
 use crate::block::{
-    AttentionPart, AttentionPlans, FeedForwardGradients, InputGradients, Workspace, WrittenGradients,
-    backward_size, check_final_gradients, check_input_gradient, check_no_cache, forward_size,
+    AttentionPart, AttentionPlans, FeedForwardGradients, InputGradients, KeysTurn, Workspace,
+    WrittenGradients, backward_size, check_final_gradients, check_input_gradient, check_no_cache,
+    forward_size,
 };
 use crate::block_config::NormOrder;
 use crate::device::DeviceFacts;
@@ -114,6 +115,9 @@ struct Plan<'a> {
 struct Turn<'a> {
     /// Which layer it is.
     n: usize,
+    /// Its attention to itself, and to the memory.
+    attention: [AttentionPart<'a>; 2],
+    keys: KeysTurn<'a>,
     /// What the layer takes.
     x: TensorView<'a>,
     memory: TensorView<'a>,
@@ -232,11 +236,14 @@ impl TransformerDecoder {
             None => None,
         };
         for (n, layer) in self.layers.iter().enumerate().rev() {
-            let x = if n == 0 { forward.x } else { given(n - 1) };
+            let input = |n: usize| if n == 0 { forward.x } else { given(n - 1) };
             let gradients = call.d_layers.get(n).copied().unwrap_or_default();
+            let attention = self.attention_parts(n, call.d_layers)?;
+            let of_keys = |n: usize| Ok((input(n), &self.layers[n].norms[0]));
+            let keys = self.shared.turn(n, of_keys, work, &mut dispatches)?;
             let accumulates = n + 1 < self.layers.len();
             let d_memory = of_memory.map(|view| Gradient { view, accumulates });
-            let turn = Turn { n, x, memory, d, d_memory, gradients, forward };
+            let turn = Turn { n, attention, keys, x: input(n), memory, d, d_memory, gradients, forward };
             match self.config.order {
                 NormOrder::Post => layer.post_backward(&turn, work, &plan.attention[n], &mut dispatches)?,
                 NormOrder::Pre => layer.pre_backward(&turn, work, &plan.attention[n], &mut dispatches)?,
@@ -293,9 +300,8 @@ impl TransformerDecoder {
         let stand_in = in_scratch(d_out.buffer, DType::F32, rows.shape(features), 0);
         let x = forward.x;
         let mut attention = Vec::with_capacity(layers);
-        for (n, layer) in self.layers.iter().enumerate() {
-            let gradients = d_layers.get(n).copied().unwrap_or_default();
-            let [own, cross] = layer.attention_parts(&gradients);
+        for n in 0..layers {
+            let [own, cross] = self.attention_parts(n, d_layers)?;
             let call = forward.own(n, x, x);
             let dims = [rows.batch, rows.length, rows.length];
             let own = own.plan(call, (stand_in, true), dims, &mut written, device)?;
@@ -313,27 +319,29 @@ impl TransformerDecoder {
         let streams = [Slot::Stream, Slot::Middle, Slot::Branch, Slot::Normed, Slot::Fed];
         size = size.max(forward_size(&self.config, &rows, true, &streams));
         size = size.max(backward_size(&self.config, &rows, &self.layers[0].norms[0], x));
+        size = size.max(self.shared.backward_size(&self.config, &rows));
         if d_memory.is_some() {
             size = size.with(Slot::MemoryGradient, 4 * count(memory_rows.shape(features)) as u64);
         }
         Ok(Plan { forward: plan, attention, size })
     }
+
+    /// The attention of layer `n` to itself and to the memory, whose weights' gradients go where they are wanted.
+    fn attention_parts<'a>(
+        &'a self,
+        n: usize,
+        d_layers: &[DecoderLayerGradients<'a>],
+    ) -> Result<[AttentionPart<'a>; 2], Error> {
+        let DecoderLayer { self_attention, cross_attention, .. } = &self.layers[n];
+        let gradients = |n: usize| d_layers.get(n).copied().unwrap_or_default();
+        let own = (self_attention, [Slot::Context, Slot::Lse]);
+        let own = self.shared.part(n, own, |n| gradients(n).self_attention)?;
+        let slots = [Slot::MemoryContext, Slot::MemoryLse];
+        Ok([own, AttentionPart::new(cross_attention, gradients(n).cross_attention, slots)])
+    }
 }
 
 impl DecoderLayer {
-    /// Its attention to itself and to the memory, whose weights' gradients go where they are wanted.
-    fn attention_parts<'a>(&'a self, gradients: &DecoderLayerGradients<'a>) -> [AttentionPart<'a>; 2] {
-        let (own, cross) = (&self.self_attention, &self.cross_attention);
-        [
-            AttentionPart { layer: own, to: gradients.self_attention, slots: [Slot::Context, Slot::Lse] },
-            AttentionPart {
-                layer: cross,
-                to: gradients.cross_attention,
-                slots: [Slot::MemoryContext, Slot::MemoryLse],
-            },
-        ]
-    }
-
     /// Its norms, with where their gradients go.
     fn norm_parts<'a>(
         &'a self,
@@ -353,14 +361,13 @@ impl DecoderLayer {
         [own_plans, cross_plans]: &[AttentionPlans; 2],
         dispatches: &mut Dispatches<'a>,
     ) -> Result<(), Error> {
-        let Turn { n, x, memory, d, d_memory, gradients, forward } = *turn;
-        let [own, cross] = self.attention_parts(&gradients);
+        let Turn { n, attention: [own, cross], keys, x, memory, d, d_memory, gradients, forward } = *turn;
         let [first, second, third] = self.norm_parts(&gradients);
         let [middle, fed] = [work.features(Slot::Middle)?, work.features(Slot::Fed)?];
         // What each part gives.
         let [attended, crossed, branch] =
             [work.features(Slot::Branch)?, work.features(Slot::Normed)?, work.features(Slot::Stream)?];
-        let call = forward.own(n, x, attended);
+        let call = keys.call(forward.own(n, x, attended));
         let own_call = own.again(call, own_plans, work, dispatches)?;
         dispatches.push(work.norm(first.0, x, Some(attended), middle, None));
         let call = forward.cross([middle, crossed], memory, n, work.rows.batch);
@@ -380,8 +387,9 @@ impl DecoderLayer {
         let d_inputs = InputGradients { queries: more(d_middle), keys: d_memory };
         dispatches.extend(cross.backward(cross_call, d_middle, d_inputs, cross_plans, work)?);
         dispatches.extend(work.norm_backward(first, (x, Some(attended)), [d_middle, d_x], None)?);
-        let d_inputs = InputGradients { queries: more(d_x), keys: Some(more(d_x)) };
+        let d_inputs = InputGradients { queries: more(d_x), keys: Some(keys.gradient(more(d_x))) };
         dispatches.extend(own.backward(own_call, d_x, d_inputs, own_plans, work)?);
+        dispatches.extend(keys.add_to(d_x, work));
         Ok(())
     }
 
@@ -394,15 +402,14 @@ impl DecoderLayer {
         [own_plans, cross_plans]: &[AttentionPlans; 2],
         dispatches: &mut Dispatches<'a>,
     ) -> Result<(), Error> {
-        let Turn { n, x, memory, d, d_memory, gradients, forward } = *turn;
-        let [own, cross] = self.attention_parts(&gradients);
+        let Turn { n, attention: [own, cross], keys, x, memory, d, d_memory, gradients, forward } = *turn;
         let [first, second, third] = self.norm_parts(&gradients);
         // What each part takes; what it gives, one after the other; and the sum between them.
         let [normed, queries, fed] =
             [work.features(Slot::Normed)?, work.features(Slot::Stream)?, work.features(Slot::Fed)?];
         let [branch, middle] = [work.features(Slot::Branch)?, work.features(Slot::Middle)?];
         dispatches.push(work.norm(first.0, x, None, normed, None));
-        let call = forward.own(n, normed, branch);
+        let call = keys.call(forward.own(n, normed, branch));
         let own_call = own.again(call, own_plans, work, dispatches)?;
         dispatches.push(work.norm(second.0, x, Some(branch), queries, Some(middle)));
         let call = forward.cross([queries, branch], memory, n, work.rows.batch);
@@ -427,8 +434,9 @@ impl DecoderLayer {
             [d_branch, d_middle],
             Some(d_middle),
         )?);
-        let d_inputs = InputGradients { queries: written, keys: Some(written) };
+        let d_inputs = InputGradients { queries: written, keys: Some(keys.gradient(written)) };
         dispatches.extend(own.backward(own_call, d_middle, d_inputs, own_plans, work)?);
+        dispatches.extend(keys.add_to(d_branch, work));
         dispatches.extend(work.norm_backward(first, (x, None), [d_branch, d_x], Some(d_middle))?);
         Ok(())
     }

@@ -8,8 +8,8 @@ pub use memory::DecoderMemory;
 
 use crate::bindings::BoundDispatch;
 use crate::block::{
-    FeedForward, FeedForwardWeights, Hidden, LayerCall, LayerCalls, Rows, SelfAttention, Workspace,
-    check_advanced, check_cache, check_rows, check_rows_of, forward_size,
+    FeedForward, FeedForwardWeights, Hidden, LayerCall, LayerCalls, Rows, SelfAttention, SharedKeys,
+    Workspace, check_advanced, check_cache, check_rows, check_rows_of, forward_size,
 };
 use crate::block_config::{BlockConfig, NormOrder};
 use crate::cache::Cache;
@@ -173,6 +173,7 @@ pub struct TransformerDecoder {
     config: BlockConfig,
     tuning: Tuning,
     layers: Vec<DecoderLayer>,
+    shared: SharedKeys,
     final_norm: Option<OwnedNorm>,
 }
 
@@ -215,7 +216,8 @@ impl TransformerDecoder {
     }
 
     /// A stack whose layers differ: `configs` has the configuration of each layer. They may differ in
-    /// [`LayerConfig::scale`](crate::LayerConfig::scale) and [`LayerConfig::softcap`](crate::LayerConfig::softcap).
+    /// [`LayerConfig::scale`](crate::LayerConfig::scale), in [`LayerConfig::softcap`](crate::LayerConfig::softcap), and in whose keys
+    /// their self-attention reads, [`BlockConfig::keys_of`].
     /// Masks and rotations by layer are part of a call: [`DecoderForward::layer_calls`].
     ///
     /// # Errors
@@ -228,6 +230,7 @@ impl TransformerDecoder {
     ) -> Result<Self, Error> {
         let device = &pipelines.facts();
         let config = BlockConfig::of_layers(configs, layers.len())?;
+        let shared = SharedKeys::new(configs, |n| &layers[n].self_attention)?;
         let norm = |weights: &NormWeights| {
             OwnedNorm::new(["norm.weight", "norm.bias"], weights, config.features(), device)
         };
@@ -256,6 +259,7 @@ impl TransformerDecoder {
             tuning: Tuning::default(),
             final_norm: final_norm.as_ref().map(norm).transpose()?,
             layers,
+            shared,
         })
     }
 
@@ -277,8 +281,8 @@ impl TransformerDecoder {
     }
 
     /// The temporary memory that `call` needs: that of one layer's attention
-    /// ([`MultiHeadAttention::scratch_size`]), five tensors as `x`, and one or, gated, three of `hidden_features`. With a cache it may
-    /// be asked for before the first advance.
+    /// ([`MultiHeadAttention::scratch_size`]), five tensors as `x`, and one or, gated, three of `hidden_features`; without a cache the
+    /// keys and values of each layer whose keys others read, too. With a cache it may be asked for before the first advance.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -375,7 +379,7 @@ impl TransformerDecoder {
                 None => work.features(Slot::Stream)?,
             };
             let [first, second, third] = &layer.norms;
-            dispatches.extend(layer.attend([x, branch], n, call, plan, work)?);
+            dispatches.extend(self.attend([x, branch], n, call, plan, work)?);
             dispatches.push(work.norm(first, x, Some(branch), middle, None));
             dispatches.extend(layer.cross([middle, branch], n, call, plan, work)?);
             dispatches.push(work.norm(second, middle, Some(branch), attended, None));
@@ -418,7 +422,7 @@ impl TransformerDecoder {
                 let given = call.hidden.map(|hidden| work.given(hidden, n - 1));
                 sum(&mut dispatches, first, &mut x, given);
             }
-            dispatches.extend(layer.attend([normed, branch], n, call, plan, work)?);
+            dispatches.extend(self.attend([normed, branch], n, call, plan, work)?);
             sum(&mut dispatches, second, &mut x, None);
             dispatches.extend(layer.cross([normed, branch], n, call, plan, work)?);
             sum(&mut dispatches, third, &mut x, None);
@@ -467,9 +471,10 @@ impl TransformerDecoder {
         let attention: Vec<_> = self.layers.iter().map(|layer| &layer.self_attention).collect();
         call.layers.check(self.layers.len())?;
         if let Some(cache) = cache {
-            check_cache(cache, &attention, &self.config.attention, rows, &call.layers)?;
+            check_cache(cache, (&attention, &self.shared), &self.config.attention, rows, &call.layers)?;
         }
-        let own = SelfAttention::of(&attention, &call.layers, |n| call.own(n, x, x), cache, rows, device)?;
+        let of = (&attention[..], &self.shared);
+        let own = SelfAttention::of(of, &call.layers, |n| call.own(n, x, x), cache, rows, device)?;
         let cross = |(n, layer): (usize, &DecoderLayer)| {
             let dims = [batch, length, memory_len];
             layer.cross_attention.plan_of(&call.cross([x; 2], x, n, batch), dims, device)
@@ -509,10 +514,8 @@ impl TransformerDecoder {
         check_rows(&self.config, &rows, device)?;
         Ok(rows)
     }
-}
 
-impl DecoderLayer {
-    /// The attention of `x` to itself and what a cache has, into `out`.
+    /// The attention of `x` to itself and what a cache has, into `out`, in layer `n`.
     fn attend<'a>(
         &'a self,
         [x, out]: [TensorView<'a>; 2],
@@ -521,9 +524,11 @@ impl DecoderLayer {
         plan: &Plan<'a>,
         work: &Workspace<'a>,
     ) -> Result<Dispatches<'a>, Error> {
-        plan.own.dispatches(n, &self.self_attention, &call.own(n, x, out), work)
+        plan.own.dispatches(n, (&self.layers[n].self_attention, &self.shared), call.own(n, x, out), work)
     }
+}
 
+impl DecoderLayer {
     /// The attention of `x` to the memory, into `out`.
     fn cross<'a>(
         &'a self,

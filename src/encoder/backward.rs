@@ -4,8 +4,8 @@
 use super::{EncoderForward, EncoderLayer, Plan as ForwardPlan, TransformerEncoder};
 use crate::bindings::BoundDispatch;
 use crate::block::{
-    AttentionPart, AttentionPlans, FeedForwardGradients, InputGradients, Rows, SelfAttention, Workspace,
-    WrittenGradients, backward_size, check_final_gradients, check_input_gradient, check_no_cache,
+    AttentionPart, AttentionPlans, FeedForwardGradients, InputGradients, KeysTurn, Rows, SelfAttention,
+    Workspace, WrittenGradients, backward_size, check_final_gradients, check_input_gradient, check_no_cache,
     forward_size,
 };
 use crate::block_config::NormOrder;
@@ -96,6 +96,8 @@ struct Plan<'a> {
 struct Turn<'a> {
     /// Which layer it is.
     n: usize,
+    attention: AttentionPart<'a>,
+    keys: KeysTurn<'a>,
     /// What the layer takes.
     x: TensorView<'a>,
     /// The gradient of what it gives.
@@ -198,9 +200,12 @@ impl TransformerEncoder {
             d = stream;
         }
         for (n, layer) in self.layers.iter().enumerate().rev() {
-            let x = if n == 0 { forward.x } else { self.given(n - 1, &forward, work)? };
+            let input = |n: usize| if n == 0 { Ok(forward.x) } else { self.given(n - 1, &forward, work) };
             let gradients = call.d_layers.get(n).copied().unwrap_or_default();
-            let turn = Turn { n, x, d, gradients, forward };
+            let attention = self.attention_part(n, call.d_layers)?;
+            let of_keys = |n: usize| Ok((input(n)?, &self.layers[n].norms[0]));
+            let keys = self.shared.turn(n, of_keys, work, &mut dispatches)?;
+            let turn = Turn { n, attention, keys, x: input(n)?, d, gradients, forward };
             let plans = &plan.attention[n];
             match self.config.order {
                 NormOrder::Post => layer.post_backward(&turn, work, plans, &mut dispatches)?,
@@ -249,9 +254,8 @@ impl TransformerEncoder {
         let stand_in = in_scratch(d_out.buffer, DType::F32, rows.shape(features), 0);
         let dims = [rows.batch, rows.length, rows.length];
         let mut attention = Vec::with_capacity(layers);
-        for (n, layer) in self.layers.iter().enumerate() {
-            let gradients = d_layers.get(n).copied().unwrap_or_default();
-            let part = layer.attention_part(&gradients);
+        for n in 0..layers {
+            let part = self.attention_part(n, d_layers)?;
             let inner = forward.attention(n, forward.x, forward.x);
             let plans = part.plan(inner, (stand_in, true), dims, &mut written, device)?;
             size = size.max(plans.size);
@@ -265,17 +269,22 @@ impl TransformerEncoder {
         let streams = [Slot::Stream, Slot::Middle, Slot::Branch, Slot::Normed];
         size = size.max(forward_size(&self.config, &rows, true, &streams));
         size = size.max(backward_size(&self.config, &rows, &self.layers[0].norms[0], forward.x));
+        size = size.max(self.shared.backward_size(&self.config, &rows));
         Ok(Plan { rows, forward: forward_plan, attention, size })
+    }
+
+    /// The attention of layer `n`, whose weights' gradients go where they are wanted.
+    fn attention_part<'a>(
+        &'a self,
+        n: usize,
+        d_layers: &[EncoderLayerGradients<'a>],
+    ) -> Result<AttentionPart<'a>, Error> {
+        let of = (&self.layers[n].attention, [Slot::Context, Slot::Lse]);
+        self.shared.part(n, of, |n| d_layers.get(n).copied().unwrap_or_default().attention)
     }
 }
 
 impl EncoderLayer {
-    /// Its attention, whose weights' gradients go where they are wanted.
-    fn attention_part<'a>(&'a self, gradients: &EncoderLayerGradients<'a>) -> AttentionPart<'a> {
-        let (layer, to) = (&self.attention, gradients.attention);
-        AttentionPart { layer, to, slots: [Slot::Context, Slot::Lse] }
-    }
-
     /// Of `middle = norm(x + attention(x))`, `norm(middle + feed_forward(middle))`; d_x goes to the stream's gradient.
     fn post_backward<'a>(
         &'a self,
@@ -284,12 +293,11 @@ impl EncoderLayer {
         plans: &AttentionPlans,
         dispatches: &mut Dispatches<'a>,
     ) -> Result<(), Error> {
-        let Turn { n, x, d, gradients, forward } = *turn;
-        let attention = self.attention_part(&gradients);
+        let Turn { n, attention, keys, x, d, gradients, forward } = *turn;
         let feed = (&self.feed_forward, gradients.feed_forward);
         let [middle, branch] = [work.features(Slot::Middle)?, work.features(Slot::Branch)?];
         let fed = work.features(Slot::Normed)?;
-        let call = forward.attention(n, x, branch);
+        let call = keys.call(forward.attention(n, x, branch));
         let attended = attention.again(call, plans, work, dispatches)?;
         dispatches.push(work.norm(&self.norms[0], x, Some(branch), middle, None));
         dispatches.extend(work.feed_forward(&self.feed_forward, middle, fed, true)?);
@@ -303,8 +311,9 @@ impl EncoderLayer {
         dispatches.extend(work.feed_backward(feed, [middle, d_middle], more)?);
         dispatches.extend(work.norm_backward(first, (x, Some(branch)), [d_middle, d_x], None)?);
         let more = Gradient { view: d_x, accumulates: true };
-        let d_inputs = InputGradients { queries: more, keys: Some(more) };
+        let d_inputs = InputGradients { queries: more, keys: Some(keys.gradient(more)) };
         dispatches.extend(attention.backward(attended, d_x, d_inputs, plans, work)?);
+        dispatches.extend(keys.add_to(d_x, work));
         Ok(())
     }
 
@@ -316,13 +325,12 @@ impl EncoderLayer {
         plans: &AttentionPlans,
         dispatches: &mut Dispatches<'a>,
     ) -> Result<(), Error> {
-        let Turn { n, x, d, gradients, forward } = *turn;
-        let attention = self.attention_part(&gradients);
+        let Turn { n, attention, keys, x, d, gradients, forward } = *turn;
         let feed = (&self.feed_forward, gradients.feed_forward);
         let [normed, branch] = [work.features(Slot::Normed)?, work.features(Slot::Branch)?];
         let fed = work.features(Slot::Middle)?;
         dispatches.push(work.norm(&self.norms[0], x, None, normed, None));
-        let call = forward.attention(n, normed, branch);
+        let call = keys.call(forward.attention(n, normed, branch));
         let attended = attention.again(call, plans, work, dispatches)?;
         dispatches.push(work.norm(&self.norms[1], x, Some(branch), fed, None));
         dispatches.extend(work.feed_hidden(&self.feed_forward, fed, true)?);
@@ -335,8 +343,9 @@ impl EncoderLayer {
         let written = Gradient { view: d_branch, accumulates: false };
         dispatches.extend(work.feed_backward(feed, [fed, d], written)?);
         dispatches.extend(work.norm_backward(second, (x, Some(branch)), [d_branch, d_middle], Some(d))?);
-        let d_inputs = InputGradients { queries: written, keys: Some(written) };
+        let d_inputs = InputGradients { queries: written, keys: Some(keys.gradient(written)) };
         dispatches.extend(attention.backward(attended, d_middle, d_inputs, plans, work)?);
+        dispatches.extend(keys.add_to(d_branch, work));
         dispatches.extend(work.norm_backward(first, (x, None), [d_branch, d_x], Some(d_middle))?);
         Ok(())
     }

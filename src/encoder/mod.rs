@@ -6,8 +6,8 @@ pub use backward::{EncoderBackward, EncoderLayerGradients};
 
 use crate::bindings::BoundDispatch;
 use crate::block::{
-    FeedForward, FeedForwardWeights, Hidden, LayerCall, LayerCalls, Rows, SelfAttention, Workspace,
-    check_advanced, check_cache, check_rows, check_rows_of, forward_size,
+    FeedForward, FeedForwardWeights, Hidden, LayerCall, LayerCalls, Rows, SelfAttention, SharedKeys,
+    Workspace, check_advanced, check_cache, check_rows, check_rows_of, forward_size,
 };
 use crate::block_config::{BlockConfig, NormOrder};
 use crate::cache::Cache;
@@ -198,6 +198,7 @@ pub struct TransformerEncoder {
     config: BlockConfig,
     tuning: Tuning,
     layers: Vec<EncoderLayer>,
+    shared: SharedKeys,
     final_norm: Option<OwnedNorm>,
 }
 
@@ -238,7 +239,8 @@ impl TransformerEncoder {
     }
 
     /// A stack whose layers differ: `configs` has the configuration of each layer. They may differ in
-    /// [`LayerConfig::scale`](crate::LayerConfig::scale) and [`LayerConfig::softcap`](crate::LayerConfig::softcap).
+    /// [`LayerConfig::scale`](crate::LayerConfig::scale), in [`LayerConfig::softcap`](crate::LayerConfig::softcap), and in whose keys
+    /// they read, [`BlockConfig::keys_of`].
     /// Masks and rotations by layer are part of a call: [`EncoderForward::layer_calls`].
     ///
     /// # Errors
@@ -251,6 +253,7 @@ impl TransformerEncoder {
     ) -> Result<Self, Error> {
         let device = &pipelines.facts();
         let config = BlockConfig::of_layers(configs, layers.len())?;
+        let shared = SharedKeys::new(configs, |n| &layers[n].attention)?;
         let norm = |weights: &NormWeights| {
             OwnedNorm::new(["norm.weight", "norm.bias"], weights, config.features(), device)
         };
@@ -274,6 +277,7 @@ impl TransformerEncoder {
             tuning: Tuning::default(),
             final_norm: final_norm.as_ref().map(norm).transpose()?,
             layers,
+            shared,
         })
     }
 
@@ -294,8 +298,8 @@ impl TransformerEncoder {
     }
 
     /// The temporary memory that `call` needs: that of one layer's attention
-    /// ([`MultiHeadAttention::scratch_size`]), four tensors as `x`, and one or, gated, three of `hidden_features`. With a cache it may
-    /// be asked for before the first advance.
+    /// ([`MultiHeadAttention::scratch_size`]), four tensors as `x`, and one or, gated, three of `hidden_features`; without a cache the
+    /// keys and values of each layer whose keys others read, too. With a cache it may be asked for before the first advance.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -399,7 +403,7 @@ impl TransformerEncoder {
         for (n, layer) in self.layers.iter().enumerate() {
             let last = n + 1 == self.layers.len() && self.final_norm.is_none();
             let to = if last { call.out } else { self.given(n, call, work)? };
-            dispatches.extend(layer.attend(x, branch, call, n, plan, work)?);
+            dispatches.extend(self.attend([x, branch], call, n, plan, work)?);
             dispatches.push(work.norm(&layer.norms[0], x, Some(branch), middle, None));
             dispatches.extend(work.feed_forward(&layer.feed_forward, middle, branch, false)?);
             dispatches.push(work.norm(&layer.norms[1], middle, Some(branch), to, None));
@@ -427,7 +431,7 @@ impl TransformerEncoder {
                 x = self.given(n - 1, call, work)?;
                 dispatches.push(work.norm(&layer.norms[0], middle, Some(branch), normed, Some(x)));
             }
-            dispatches.extend(layer.attend(normed, branch, call, n, plan, work)?);
+            dispatches.extend(self.attend([normed, branch], call, n, plan, work)?);
             dispatches.push(work.norm(&layer.norms[1], x, Some(branch), normed, Some(middle)));
             dispatches.extend(work.feed_forward(&layer.feed_forward, normed, branch, false)?);
         }
@@ -484,13 +488,14 @@ impl TransformerEncoder {
         let inner = |n| call.attention(n, call.x, call.out).weights(call.weights_of(n, batch));
         let layers: Vec<_> = self.layers.iter().map(|layer| &layer.attention).collect();
         if let Some(cache) = call.cache {
-            check_cache(cache, &layers, &self.config.attention, rows, &call.layers)?;
+            check_cache(cache, (&layers, &self.shared), &self.config.attention, rows, &call.layers)?;
             if call.weights.is_some() {
                 let why = "a cache has no fixed number of keys; give all rows at once, without it";
                 return Err(Error::Unsupported { what: "attention weights with a cache", why });
             }
         }
-        let attention = SelfAttention::of(&layers, &call.layers, inner, call.cache, rows, device)?;
+        let of = (&layers[..], &self.shared);
+        let attention = SelfAttention::of(of, &call.layers, inner, call.cache, rows, device)?;
         Ok(Plan { rows, size: attention.size(), attention })
     }
 
@@ -523,14 +528,11 @@ impl TransformerEncoder {
         read.extend(self.final_norm.iter().flat_map(OwnedNorm::tensors));
         read
     }
-}
 
-impl EncoderLayer {
     /// The attention of `x` to itself, into `out`, in layer `n`.
     fn attend<'a>(
         &'a self,
-        x: TensorView<'a>,
-        out: TensorView<'a>,
+        [x, out]: [TensorView<'a>; 2],
         call: &EncoderForward<'a>,
         n: usize,
         plan: &SelfAttention<'a>,
@@ -538,6 +540,6 @@ impl EncoderLayer {
     ) -> Result<Dispatches<'a>, Error> {
         let weights = call.weights_of(n, work.rows.batch);
         let call = call.attention(n, x, out).weights(weights);
-        plan.dispatches(n, &self.attention, &call, work)
+        plan.dispatches(n, (&self.layers[n].attention, &self.shared), call, work)
     }
 }

@@ -95,6 +95,8 @@ pub struct LayerBackward<'a> {
     accumulates: bool,
     /// Of the gradient of queries' input, and of keys' and values', where it is not the same.
     inputs_accumulate: Option<[bool; 2]>,
+    /// Whether the gradients of the weights of keys and values are added to what is there, whatever the others are.
+    keys_accumulate: bool,
 }
 
 /// The names of the inputs' gradients, of queries, keys, values.
@@ -105,6 +107,9 @@ const BIASES: [&str; 4] = ["d_bias.query", "d_bias.key", "d_bias.value", "d_bias
 const APPENDED: [&str; 2] = ["d_bias_k", "d_bias_v"];
 /// Names of the gradients of the gate's weight and bias.
 const GATE: [&str; 2] = ["d_weights.gate", "d_bias.gate"];
+/// Names of the gradients of the weights of keys and values.
+const OF_KEYS: [&str; 8] =
+    [WEIGHTS[1], WEIGHTS[2], BIASES[1], BIASES[2], APPENDED[0], APPENDED[1], OF_NORMS[1][0], OF_NORMS[1][1]];
 const OF_NORMS: [[&str; 2]; 2] = [["d_q_norm.weight", "d_q_norm.bias"], ["d_k_norm.weight", "d_k_norm.bias"]];
 
 impl<'a> LayerBackward<'a> {
@@ -120,6 +125,7 @@ impl<'a> LayerBackward<'a> {
             d_added: AddedGradients::default(),
             accumulates: false,
             inputs_accumulate: None,
+            keys_accumulate: false,
         }
     }
 
@@ -199,6 +205,12 @@ impl<'a> LayerBackward<'a> {
     /// Whether the gradients of queries' input, and of keys' and values', are added to what is there, whatever the others are.
     pub(crate) fn inputs_accumulate(mut self, accumulate: [bool; 2]) -> Self {
         self.inputs_accumulate = Some(accumulate);
+        self
+    }
+
+    /// Adds the gradients of the weights of keys and values to what is there, whatever the others are.
+    pub(crate) fn keys_accumulate(mut self, accumulate: bool) -> Self {
+        self.keys_accumulate = accumulate;
         self
     }
 
@@ -600,7 +612,7 @@ impl MultiHeadAttention {
             let accumulates = match of {
                 GradientOf::Input if name == INPUTS[0] => of_query,
                 GradientOf::Input => of_keys,
-                _ => accumulates,
+                _ => accumulates || call.keys_accumulate && OF_KEYS.contains(&name),
             };
             Some(written.add(of, name, view?, accumulates))
         };

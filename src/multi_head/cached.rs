@@ -16,16 +16,18 @@ use crate::tensor::{TensorView, Window};
 pub(crate) struct CachedPlan {
     shape: Shape,
     chosen: Chosen,
+    /// Whether the call appends keys and values.
+    appends: bool,
     pub size: ScratchSize,
 }
 
 impl MultiHeadAttention {
-    /// The plan of a call whose keys and values are in a layer of a cache, which those of its rows are appended to. Its inputs and
-    /// outputs are in the scratch of a stack: only its mask and its positions are checked.
+    /// The plan of a call whose keys and values are in a layer of a cache. It `appends` those of its rows, or another layer of the
+    /// stack has appended its own. Inputs and outputs are in the scratch of a stack: only mask and positions are checked.
     pub(crate) fn cached_plan(
         &self,
         call: &LayerForward,
-        layer: CacheLayer,
+        (layer, appends): (CacheLayer, bool),
         [batch, q_len, kv_len]: [usize; 3],
         device: &DeviceFacts,
     ) -> Result<CachedPlan, Error> {
@@ -42,11 +44,11 @@ impl MultiHeadAttention {
         }
         let dtype = self.config.dtype;
         let rows = Shape { kv_len: q_len, ..shape };
-        let size = self.projected_size(&rows, [true; 3], dtype, Slot::Projected)?;
+        let size = self.projected_size(&rows, [true, appends, appends], dtype, Slot::Projected)?;
         let size = size.with(Slot::Context, self.context_bytes(&shape)).max(self.gate_size(&shape));
         let keys = Keys::Cache(layer).layout();
         let chosen = path::choose(&extras.outline(shape, dtype, keys, self.tuning), device)?;
-        Ok(CachedPlan { shape, chosen, size: size.max(chosen.scratch_size()) })
+        Ok(CachedPlan { shape, chosen, appends, size: size.max(chosen.scratch_size()) })
     }
 
     /// The dispatches of such a call.
@@ -58,12 +60,16 @@ impl MultiHeadAttention {
         scratch: &'a Scratch,
         device: &DeviceFacts,
     ) -> Result<Dispatches<'a>, Error> {
-        let CachedPlan { shape, chosen, .. } = *plan;
+        let CachedPlan { shape, chosen, appends, .. } = *plan;
         let dtype = self.config.dtype;
         let rows = Shape { kv_len: shape.q_len, ..shape };
+        // Keys that the cache has are not read from any tensor.
+        let call = &if appends { *call } else { call.projected_keys([call.key, call.value]) };
         let [q, k, v] = self.projected(call, &rows, scratch.buffer(Slot::Projected)?);
         let mut dispatches = self.project(call, &rows, 0, ([q, k, v], [None; 2]), device)?;
-        dispatches.push(path::cache::append(&layer, [k, v], None, None, device));
+        if appends {
+            dispatches.push(path::cache::append(&layer, [k, v], None, None, device));
+        }
         let context = in_scratch(scratch.buffer(Slot::Context)?, dtype, joined_heads(&shape), 0);
         let extras = call.extras(heads_of(context, &shape), 0);
         let problem = Problem { keys: Keys::Cache(layer), ..self.problem(shape, [q; 3], extras) };

@@ -57,8 +57,33 @@ pub struct LayerForward<'a> {
     pub(crate) weights: Option<TensorView<'a>>,
     pub(crate) dropout: Option<Dropout<TensorView<'a>>>,
     pub(crate) rotary: Option<Rotary<'a>>,
-    /// Keys and values of `key` and `value` where they were projected before.
-    pub(super) projected_keys: Option<[TensorView<'a>; 2]>,
+    pub(super) keys: KeyPlace<'a>,
+}
+
+/// Where projected keys and values are.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum KeyPlace<'a> {
+    /// In the scratch of the layer.
+    Own,
+    /// There, for later layers too.
+    Kept([TensorView<'a>; 2]),
+    /// There, where they were projected before.
+    Given([TensorView<'a>; 2]),
+}
+
+impl<'a> KeyPlace<'a> {
+    /// The place, if it is not in the scratch of the layer.
+    pub fn outside(&self) -> Option<[TensorView<'a>; 2]> {
+        match *self {
+            KeyPlace::Own => None,
+            KeyPlace::Kept(keys) | KeyPlace::Given(keys) => Some(keys),
+        }
+    }
+
+    /// Whether they were projected before.
+    pub fn are_given(&self) -> bool {
+        matches!(self, KeyPlace::Given(_))
+    }
 }
 
 impl<'a> LayerForward<'a> {
@@ -87,19 +112,31 @@ impl<'a> LayerForward<'a> {
             weights: None,
             dropout: None,
             rotary: None,
-            projected_keys: None,
+            keys: KeyPlace::Own,
         }
     }
 
     /// With keys and values that [`MultiHeadAttention::key_products`](super::MultiHeadAttention::key_products) has made of `key` and `value`.
     pub(crate) fn projected_keys(mut self, keys: [TensorView<'a>; 2]) -> Self {
-        self.projected_keys = Some(keys);
+        self.keys = KeyPlace::Given(keys);
         self
     }
 
-    /// Which of queries, keys and values are projected.
+    /// Puts projected keys and values there, `[batch, kv_heads, kv_len + appended, dim]` in one buffer.
+    pub(crate) fn keeps_keys(mut self, keys: [TensorView<'a>; 2]) -> Self {
+        self.keys = KeyPlace::Kept(keys);
+        self
+    }
+
+    /// With keys and values from this input.
+    pub(crate) fn keys_from(mut self, x: TensorView<'a>) -> Self {
+        (self.key, self.value) = (x, x);
+        self
+    }
+
+    /// Which of queries, keys and values are projected into the scratch of the layer.
     pub(super) fn projects(&self) -> [bool; 3] {
-        let keys = self.projected_keys.is_none();
+        let keys = self.keys.outside().is_none();
         [true, keys, keys]
     }
 

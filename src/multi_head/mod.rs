@@ -181,6 +181,11 @@ impl MultiHeadAttention {
         &self.pipelines
     }
 
+    /// The type of its inputs, outputs and what is between.
+    pub(crate) fn dtype(&self) -> DType {
+        self.config.dtype
+    }
+
     /// Keys that the layer appends to every sequence.
     pub(crate) fn appended_keys(&self) -> usize {
         usize::from(self.appended.is_some()) + usize::from(self.config.add_zero_attn)
@@ -273,7 +278,7 @@ impl MultiHeadAttention {
         Ok(dispatches)
     }
 
-    /// Where queries, keys and values are: in `buffer`, but for what was projected before.
+    /// Where queries, keys and values are: in `buffer`, but for keys and values whose place the call says.
     fn projected<'a>(
         &self,
         call: &LayerForward<'a>,
@@ -283,7 +288,7 @@ impl MultiHeadAttention {
         let dtype = self.config.dtype;
         let layouts = projected_layouts(shape, call.projects(), dtype);
         let [q, k, v] = layouts.map(|layout| TensorView::with_layout(buffer, dtype, layout));
-        let [k, v] = call.projected_keys.unwrap_or([k, v]);
+        let [k, v] = call.keys.outside().unwrap_or([k, v]);
         [q, k, v]
     }
 
@@ -301,7 +306,7 @@ impl MultiHeadAttention {
         let narrow = self.config.narrow;
         let given = |t: TensorView<'a>| t.slice(2, 0, shape.kv_len - appended);
         let mut products = vec![self.query.product(call.query, unnormed[0].unwrap_or(q), narrow)];
-        let before = call.projected_keys.is_some();
+        let before = call.keys.are_given();
         if !before || unnormed[1].is_some() {
             products.push(self.key.product(call.key, given(unnormed[1].unwrap_or(k)), narrow));
         }
@@ -315,9 +320,11 @@ impl MultiHeadAttention {
         }
         if let Some(rotary) = call.rotary {
             dispatches.push(rotary.dispatch(q, false, device)?);
-            dispatches.push(rotary.dispatch(given(k), false, device)?);
+            if !before {
+                dispatches.push(rotary.dispatch(given(k), false, device)?);
+            }
         }
-        if appended > 0 && call.projected_keys.is_none() {
+        if appended > 0 && !before {
             // Both lie in one buffer, bound whole.
             let end = v.offset() + count(v.shape());
             let whole = in_scratch(v.buffer, self.config.dtype, [1, 1, 1, end], 0);
@@ -460,7 +467,7 @@ impl MultiHeadAttention {
     fn outline(&self, call: &LayerForward, shape: &Shape, extras: &Extras) -> Outline {
         let dtype = self.config.dtype;
         let [_, k, v] = projected_layouts(shape, [true; 3], dtype);
-        let [k, v] = call.projected_keys.map_or([k, v], |keys| keys.map(|t| t.layout));
+        let [k, v] = call.keys.outside().map_or([k, v], |keys| keys.map(|t| t.layout));
         extras.outline(*shape, dtype, KeyLayout::Tensors { dtype, k, v }, self.tuning)
     }
 
@@ -601,6 +608,12 @@ fn projected_layouts(shape: &Shape, wanted: [bool; 3], dtype: DType) -> [Layout;
         }
         layout
     })
+}
+
+/// Where keys and values lie in a buffer of their own, and the elements up to where the next could begin.
+pub(crate) fn key_layouts(shape: &Shape, dtype: DType) -> ([Layout; 2], usize) {
+    let [_, k, v] = projected_layouts(shape, [false, true, true], dtype);
+    ([k, v], (v.offset + count(v.shape)).next_multiple_of(256 / dtype.bytes()))
 }
 
 /// The heads' outputs side by side, as the output projection reads them.

@@ -5,7 +5,7 @@ use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernel::Dispatch;
 use crate::kernels::KernelVariant;
-use crate::tensor::TensorView;
+use crate::tensor::{TensorView, same_view};
 
 /// How a layer rotates what it has projected, and where the rows stand.
 #[derive(Clone, Copy, Debug)]
@@ -22,6 +22,23 @@ impl<'a> Rotary<'a> {
         match self.rotation {
             Rotation::Rope(rope) => rope.check_width("q", shape),
             Rotation::CosSin { .. } => Ok(()),
+        }
+    }
+
+    /// Whether both rotate rows alike.
+    pub fn is_same(&self, other: &Rotary) -> bool {
+        let at = match (&self.at, &other.at) {
+            (RowPositions::Start(a), RowPositions::Start(b)) => a == b,
+            (RowPositions::Tensor(a), RowPositions::Tensor(b)) => same_view(a, b),
+            _ => false,
+        };
+        at && match (&self.rotation, &other.rotation) {
+            (Rotation::Rope(a), Rotation::Rope(b)) => a.is_same(b),
+            (
+                Rotation::CosSin { cos: a, sin: b, order },
+                Rotation::CosSin { cos: c, sin: d, order: other },
+            ) => same_view(a, c) && same_view(b, d) && order == other,
+            _ => false,
         }
     }
 

@@ -63,6 +63,11 @@ pub struct Rope {
 }
 
 impl Rope {
+    /// Whether both are made of one configuration.
+    pub(crate) fn is_same(&self, other: &Rope) -> bool {
+        self.config == other.config
+    }
+
     /// Computes the table, in f64, and uploads it.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use crate::layer_config::SideShape;
 use crate::path::project_backward::{self, Gradient, LinearBackward};
 use crate::record::{dispatch, pass};
 use crate::tensor::{
-    Access, LONGEST_AXIS, TensorView, check_aliasing, check_float, count, expect, expect_shape,
+    Access, LONGEST_AXIS, TensorView, check_aliasing, check_float, count, expect, expect_shape, same_view,
 };
 
 /// The gradients of one product of a projection, `y = x Wᵀ + b`, each written where it is asked for.
@@ -170,10 +170,6 @@ impl<'a> Written<'a> {
     pub fn views(&self) -> Vec<(&'static str, TensorView<'a>)> {
         self.0.iter().map(|(_, name, view)| (*name, *view)).collect()
     }
-}
-
-fn same_view(a: &TensorView, b: &TensorView) -> bool {
-    a.buffer == b.buffer && a.dtype == b.dtype && a.layout == b.layout
 }
 
 impl Projection {

@@ -1,11 +1,12 @@
 //! What layers of encoders and decoders are made of: parts with a residual sum and a norm each, one of them a feed-forward layer.
 
 use super::{
-    HostLinear, LinearGradients, Real, activate, activation_slope, norm, norm_backward, project,
-    project_backward,
+    HostLinear, LayerGradients, LinearGradients, Options, Real, activate, activation_slope, norm,
+    norm_backward, project, project_backward,
 };
 use crate::block_config::{BlockConfig, NormOrder};
 use crate::error::Error;
+use crate::position::RowPositions;
 
 /// Weight and bias of a norm, `[features]` each.
 #[derive(Clone, Copy, Debug)]
@@ -66,10 +67,104 @@ pub(super) fn added<R: Real>(a: &[R], b: &[R]) -> Vec<R> {
     a.iter().zip(b).map(|(a, b)| *a + *b).collect()
 }
 
+/// Refuses a layer that rotates otherwise than the layer whose keys it reads.
+pub(super) fn check_shared_keys<'a>(
+    calls: impl Iterator<Item = (&'a BlockConfig, &'a Options<'a>)>,
+) -> Result<(), Error> {
+    let calls: Vec<_> = calls.collect();
+    for (config, options) in &calls {
+        let Some(source) = config.keys_of else { continue };
+        let same = match (&options.rotary, &calls[source].1.rotary) {
+            (None, None) => true,
+            (Some((a, at)), Some((b, other))) => {
+                a == b
+                    && match (at, other) {
+                        (RowPositions::Start(a), RowPositions::Start(b)) => a == b,
+                        (RowPositions::Tensor(a), RowPositions::Tensor(b)) => {
+                            a.data == b.data && a.shape == b.shape
+                        }
+                        _ => false,
+                    }
+            }
+            _ => false,
+        };
+        if !same {
+            let why = "give it the rotation and the positions of the layer whose keys it reads, or neither of them any";
+            return Err(Error::Unsupported {
+                what: "another rotation in a layer with `BlockConfig::keys_of`",
+                why,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Gradients that layers which read the keys of another leave to it.
+pub(super) struct KeyGradients<R> {
+    /// Of the input of the keys' projection.
+    d_input: Vec<R>,
+    /// Of the weights of keys and values, in the order of [`of_keys`].
+    d_weights: Vec<Vec<R>>,
+}
+
+impl<R: Real> KeyGradients<R> {
+    /// Moves those of a layer to the sum of others.
+    pub fn add(sum: &mut Option<Self>, own: &mut LayerGradients<R>) {
+        let d_input = added(&own.d_key, &own.d_value);
+        let d_weights: Vec<_> = of_keys(own).into_iter().map(std::mem::take).collect();
+        *sum = Some(match sum.take() {
+            None => KeyGradients { d_input, d_weights },
+            Some(sum) => KeyGradients {
+                d_input: added(&sum.d_input, &d_input),
+                d_weights: sum.d_weights.iter().zip(&d_weights).map(|(a, b)| added(a, b)).collect(),
+            },
+        });
+    }
+
+    /// Adds them to those of the layer whose keys they are of, and to the gradient of its input.
+    pub fn give(self, own: &mut LayerGradients<R>, d_input: Vec<R>) -> Vec<R> {
+        for (own, more) in of_keys(own).into_iter().zip(self.d_weights) {
+            *own = added(own, &more);
+        }
+        added(&d_input, &self.d_input)
+    }
+}
+
+/// The gradient of the input of the self-attention of layer `n`, and its own. Those of keys go to the layer whose keys they are, or come
+/// from the layers that read them.
+pub(super) fn of_inputs<R: Real>(
+    mut own: LayerGradients<R>,
+    n: usize,
+    source: Option<usize>,
+    shared: &mut [Option<KeyGradients<R>>],
+) -> (Vec<R>, LayerGradients<R>) {
+    if let Some(source) = source {
+        KeyGradients::add(&mut shared[source], &mut own);
+        return (own.d_query.clone(), own);
+    }
+    let d = added(&added(&own.d_query, &own.d_key), &own.d_value);
+    match shared[n].take() {
+        Some(more) => (more.give(&mut own, d), own),
+        None => (d, own),
+    }
+}
+
+/// The gradients of the weights of keys and values.
+fn of_keys<R>(of: &mut LayerGradients<R>) -> Vec<&mut Vec<R>> {
+    let mut all = vec![&mut of.key.d_weight, &mut of.value.d_weight];
+    all.extend(&mut of.key.d_bias);
+    all.extend(&mut of.value.d_bias);
+    all.extend(of.d_bias_kv.iter_mut().flatten());
+    if let Some([_, k_norm]) = &mut of.qk_norm {
+        all.extend([&mut k_norm.d_weight, &mut k_norm.d_bias]);
+    }
+    all
+}
+
 /// A part of a layer, as it was computed.
 pub(super) struct Step<R> {
     /// What went into it.
-    input: Vec<R>,
+    pub input: Vec<R>,
     /// What its norm is of.
     normed: Vec<R>,
 }

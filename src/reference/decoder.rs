@@ -1,6 +1,8 @@
 //! A stack of decoder layers, and its gradients.
 
-use super::block::{Step, added, feed_backward, normed, through_norm};
+use super::block::{
+    KeyGradients, Step, added, check_shared_keys, feed_backward, normed, of_inputs, through_norm,
+};
 use super::{
     Encoded, FeedForwardGradients, HostFeedForward, HostNorm, HostNormGradients, HostWeights, LayerGradients,
     LayerShape, Options, Real, expect_length, feed_forward, multi_head, multi_head_backward,
@@ -40,7 +42,7 @@ pub fn decoder<R: Real>(
 }
 
 /// A [`decoder`] whose layers differ: `calls` has the configuration of each layer and the options of its two attentions.
-/// Configurations may differ in scale and softcap.
+/// Configurations may differ in scale, softcap and [`BlockConfig::keys_of`], which says whose keys self-attention reads.
 ///
 /// # Errors
 /// As [`decoder`], and other numbers of calls than layers.
@@ -53,6 +55,7 @@ pub fn decoder_by_layer<R: Real>(
 ) -> Result<Encoded<R>, Error> {
     let configs: Vec<BlockConfig> = calls.iter().map(|(config, _)| *config).collect();
     let config = &BlockConfig::of_layers(&configs, layers.len())?;
+    check_shared_keys(calls.iter().map(|(config, [options, _])| (config, options)))?;
     let LayerShape { batch, q_len, kv_len } = shape;
     let sizes = [("batch", batch), ("q_len", q_len), ("kv_len", kv_len)];
     check_sizes("decoder", &sizes)?;
@@ -61,9 +64,12 @@ pub fn decoder_by_layer<R: Real>(
     expect_length("memory", memory, batch.saturating_mul(kv_len).saturating_mul(features))?;
     let mut hidden: Vec<Vec<R>> = Vec::with_capacity(layers.len());
     let mut weights = Vec::new();
+    let mut inputs = Vec::new();
     for (layer, (config, options)) in layers.iter().zip(calls) {
         let x = hidden.last().map_or(x, |x| x);
-        let (_, out) = layer.steps([x, memory], shape, config, options, &mut weights)?;
+        let keys = config.keys_of.map(|source| (&inputs[source], &layers[source].self_attention));
+        let ([attended, ..], out) = layer.steps(([x, memory], keys), shape, config, options, &mut weights)?;
+        inputs.push(attended.input);
         hidden.push(out);
     }
     let last = &hidden[layers.len() - 1];
@@ -72,10 +78,11 @@ pub fn decoder_by_layer<R: Real>(
 }
 
 impl<R: Real> HostDecoderLayer<'_, R> {
-    /// Its attentions and its feed-forward layer, and what they give; attention weights go to `weights`.
+    /// Its attentions and its feed-forward layer, and what they give; attention weights go to `weights`. Where it reads the keys of
+    /// another layer, `keys` are the input and the weights of that layer's self-attention.
     fn steps(
         &self,
-        [x, memory]: [&[R]; 2],
+        ([x, memory], keys): ([&[R]; 2], Option<(&Vec<R>, &HostWeights<R>)>),
         shape: LayerShape,
         config: &BlockConfig,
         [of_self, of_cross]: &[Options; 2],
@@ -84,7 +91,9 @@ impl<R: Real> HostDecoderLayer<'_, R> {
         let [first, second, third] = &self.norms;
         let (attended, x) = Step::of(x.to_vec(), config, first, |x| {
             let own = LayerShape { kv_len: shape.q_len, ..shape };
-            let attended = multi_head([x; 3], own, &config.attention, &self.self_attention, of_self)?;
+            let mine = &self.self_attention;
+            let (keys, weights_of) = keys.map_or((x, *mine), |(keys, of)| (&keys[..], mine.with_keys_of(of)));
+            let attended = multi_head([x, keys, keys], own, &config.attention, &weights_of, of_self)?;
             weights.extend(attended.weights);
             Ok(attended.out)
         })?;
@@ -104,7 +113,8 @@ impl<R: Real> HostDecoderLayer<'_, R> {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct DecoderLayerGradients<R> {
-    /// Of its self-attention; those of its inputs have gone into `d_x` of the stack.
+    /// Of its self-attention; those of its inputs have gone into `d_x` of the stack. Those of the weights of keys and values are empty
+    /// in a layer that reads the keys of another, whose gradients have them.
     pub self_attention: LayerGradients<R>,
     /// Of its attention to the memory; those of its inputs have gone into `d_x` and `d_memory`.
     pub cross_attention: LayerGradients<R>,
@@ -168,11 +178,21 @@ pub fn decoder_by_layer_backward<R: Real>(
         (d, of_final) = (d_x, Some(own));
     }
     let mut of_layers = Vec::with_capacity(layers.len());
+    let mut shared: Vec<Option<KeyGradients<R>>> = layers.iter().map(|_| None).collect();
+    let before = |n: usize| if n == 0 { x } else { &hidden[n - 1] };
     for (n, (layer, (config, options))) in layers.iter().zip(calls).enumerate().rev() {
         let [of_self, of_cross] = options;
-        let x = if n == 0 { x } else { &hidden[n - 1] };
+        let source = config.keys_of;
+        let input = |source: usize| {
+            let ((config, options), x) = (&calls[source], before(source));
+            let ([attended, ..], _) =
+                layers[source].steps(([x, memory], None), shape, config, options, &mut Vec::new())?;
+            Ok::<_, Error>(attended.input)
+        };
+        let keys = source.map(input).transpose()?;
+        let keys = keys.as_ref().zip(source.map(|source| &layers[source].self_attention));
         let ([attended, crossed, fed], _) =
-            layer.steps([x, memory], shape, config, options, &mut Vec::new())?;
+            layer.steps(([before(n), memory], keys), shape, config, options, &mut Vec::new())?;
         let [first, second, third] = &layer.norms;
         let feed = |x: &[R], d: &[R]| feed_backward(x, config, &layer.feed_forward, d);
         let (d_fed, feed_forward, of_third) = fed.backward(&d, config, third, feed)?;
@@ -184,9 +204,11 @@ pub fn decoder_by_layer_backward<R: Real>(
         };
         let (d_crossed, cross_attention, of_second) = crossed.backward(&d_fed, config, second, cross)?;
         let attend = |x: &[R], d: &[R]| {
-            let (inputs, weights) = ([x; 3], &layer.self_attention);
-            let own = multi_head_backward(inputs, own_shape, &config.attention, weights, of_self, d, None)?;
-            Ok((added(&added(&own.d_query, &own.d_key), &own.d_value), own))
+            let own = &layer.self_attention;
+            let (keys, weights) = keys.map_or((x, *own), |(keys, of)| (&keys[..], own.with_keys_of(of)));
+            let inputs = [x, keys, keys];
+            let own = multi_head_backward(inputs, own_shape, &config.attention, &weights, of_self, d, None)?;
+            Ok(of_inputs(own, n, source, &mut shared))
         };
         let (d_x, self_attention, of_first) = attended.backward(&d_crossed, config, first, attend)?;
         d = d_x;

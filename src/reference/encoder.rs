@@ -1,6 +1,6 @@
 //! A stack of encoder layers, and its gradients.
 
-use super::block::{Step, added, feed_backward, normed, through_norm};
+use super::block::{KeyGradients, Step, check_shared_keys, feed_backward, normed, of_inputs, through_norm};
 use super::{
     Encoded, FeedForwardGradients, HostFeedForward, HostNorm, HostNormGradients, HostWeights, LayerGradients,
     LayerShape, Options, Real, expect_length, feed_forward, multi_head, multi_head_backward,
@@ -35,8 +35,8 @@ pub fn encoder<R: Real>(
     encoder_by_layer(x, [batch, length], &vec![(*config, *options); layers.len()], layers, final_norm)
 }
 
-/// An [`encoder`] whose layers differ: `calls` has the configuration and the options of each layer. Configurations may differ in scale
-/// and softcap.
+/// An [`encoder`] whose layers differ: `calls` has the configuration and the options of each layer. Configurations may differ in
+/// scale, softcap and [`BlockConfig::keys_of`]. A layer that reads the keys of another takes their weights from that layer too.
 ///
 /// # Errors
 /// As [`encoder`], and other numbers of calls than layers.
@@ -49,13 +49,17 @@ pub fn encoder_by_layer<R: Real>(
 ) -> Result<Encoded<R>, Error> {
     let configs: Vec<BlockConfig> = calls.iter().map(|(config, _)| *config).collect();
     let config = &BlockConfig::of_layers(&configs, layers.len())?;
+    check_shared_keys(calls.iter().map(|(config, options)| (config, options)))?;
     check_sizes("encoder", &[("batch", batch), ("length", length)])?;
     expect_length("x", x, batch.saturating_mul(length).saturating_mul(config.features()))?;
     let mut hidden: Vec<Vec<R>> = Vec::with_capacity(layers.len());
     let mut weights = Vec::new();
+    let mut inputs = Vec::new();
     for (layer, (config, options)) in layers.iter().zip(calls) {
         let x = hidden.last().map_or(x, |x| x);
-        let (_, out) = layer.steps(x, [batch, length], config, options, &mut weights)?;
+        let keys = config.keys_of.map(|source| (&inputs[source], &layers[source].attention));
+        let ([attended, _], out) = layer.steps((x, keys), [batch, length], config, options, &mut weights)?;
+        inputs.push(attended.input);
         hidden.push(out);
     }
     let last = &hidden[layers.len() - 1];
@@ -64,10 +68,11 @@ pub fn encoder_by_layer<R: Real>(
 }
 
 impl<R: Real> HostEncoderLayer<'_, R> {
-    /// Its attention and its feed-forward layer, and what they give; attention weights go to `weights`.
+    /// Its attention and its feed-forward layer, and what they give; attention weights go to `weights`. Where it reads the keys of
+    /// another layer, `keys` are the input and the weights of that layer's attention.
     fn steps(
         &self,
-        x: &[R],
+        (x, keys): (&[R], Option<(&Vec<R>, &HostWeights<R>)>),
         [batch, length]: [usize; 2],
         config: &BlockConfig,
         options: &Options,
@@ -76,7 +81,9 @@ impl<R: Real> HostEncoderLayer<'_, R> {
         let [first, second] = &self.norms;
         let (attended, x) = Step::of(x.to_vec(), config, first, |x| {
             let shape = LayerShape { batch, q_len: length, kv_len: length };
-            let attended = multi_head([x; 3], shape, &config.attention, &self.attention, options)?;
+            let own = &self.attention;
+            let (keys, weights_of) = keys.map_or((x, *own), |(keys, of)| (&keys[..], own.with_keys_of(of)));
+            let attended = multi_head([x, keys, keys], shape, &config.attention, &weights_of, options)?;
             weights.extend(attended.weights);
             Ok(attended.out)
         })?;
@@ -90,7 +97,8 @@ impl<R: Real> HostEncoderLayer<'_, R> {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct EncoderLayerGradients<R> {
-    /// Of its attention; those of its inputs have gone into `d_x` of the stack.
+    /// Of its attention; those of its inputs have gone into `d_x` of the stack. Those of the weights of keys and values are empty in a
+    /// layer that reads the keys of another, whose gradients have them.
     pub attention: LayerGradients<R>,
     /// Of its feed-forward layer.
     pub feed_forward: FeedForwardGradients<R>,
@@ -149,16 +157,29 @@ pub fn encoder_by_layer_backward<R: Real>(
     }
     let shape = LayerShape { batch, q_len: length, kv_len: length };
     let mut of_layers = Vec::with_capacity(layers.len());
+    let mut shared: Vec<Option<KeyGradients<R>>> = layers.iter().map(|_| None).collect();
+    let before = |n: usize| if n == 0 { x } else { &hidden[n - 1] };
     for (n, (layer, (config, options))) in layers.iter().zip(calls).enumerate().rev() {
-        let x = if n == 0 { x } else { &hidden[n - 1] };
-        let ([attended, fed], _) = layer.steps(x, [batch, length], config, options, &mut Vec::new())?;
+        let rows = [batch, length];
+        let source = config.keys_of;
+        let input = |source: usize| {
+            let (config, options) = &calls[source];
+            let ([attended, _], _) =
+                layers[source].steps((before(source), None), rows, config, options, &mut Vec::new())?;
+            Ok::<_, Error>(attended.input)
+        };
+        let keys = source.map(input).transpose()?;
+        let keys = keys.as_ref().zip(source.map(|source| &layers[source].attention));
+        let ([attended, fed], _) = layer.steps((before(n), keys), rows, config, options, &mut Vec::new())?;
         let [first, second] = &layer.norms;
         let feed = |x: &[R], d: &[R]| feed_backward(x, config, &layer.feed_forward, d);
         let (d_fed, feed_forward, of_second) = fed.backward(&d, config, second, feed)?;
         let attend = |x: &[R], d: &[R]| {
-            let (inputs, weights) = ([x; 3], &layer.attention);
-            let own = multi_head_backward(inputs, shape, &config.attention, weights, options, d, None)?;
-            Ok((added(&added(&own.d_query, &own.d_key), &own.d_value), own))
+            let own = &layer.attention;
+            let (keys, weights) = keys.map_or((x, *own), |(keys, of)| (&keys[..], own.with_keys_of(of)));
+            let inputs = [x, keys, keys];
+            let own = multi_head_backward(inputs, shape, &config.attention, &weights, options, d, None)?;
+            Ok(of_inputs(own, n, source, &mut shared))
         };
         let (d_x, attention, of_first) = attended.backward(&d_fed, config, first, attend)?;
         d = d_x;

@@ -45,6 +45,19 @@ pub struct HostWeights<'a, R> {
     pub gate: Option<HostLinear<'a, R>>,
 }
 
+impl<'a, R> HostWeights<'a, R> {
+    /// The weights of a layer that reads the keys of `source`.
+    pub(super) fn with_keys_of(&self, source: &HostWeights<'a, R>) -> Self
+    where
+        R: Copy,
+    {
+        let HostWeights { key, value, bias_kv, .. } = *source;
+        let k_norm = source.qk_norm.map(|[_, k_norm]| k_norm);
+        let qk_norm = self.qk_norm.zip(k_norm).map(|([q_norm, _], k_norm)| [q_norm, k_norm]);
+        HostWeights { key, value, bias_kv, qk_norm, ..*self }
+    }
+}
+
 /// Lengths of one call of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerShape {

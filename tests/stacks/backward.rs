@@ -39,7 +39,7 @@ const MORE: [&[&str]; 5] = [
 /// d_x, then the gradients of all weights, in the order of [`super::data::PlacedStack::tensors`].
 fn flat<R: Real>(stack: &Stack, got: reference::EncoderGradients<R>) -> Vec<Vec<R>> {
     let mut all = vec![got.d_x];
-    for (layer, parts) in got.layers.into_iter().zip(&stack.layers) {
+    for (n, (layer, parts)) in got.layers.into_iter().zip(&stack.layers).enumerate() {
         let linear = |g: LinearGradients<R>| (g.d_weight, g.d_bias);
         let reference::LayerGradients { query, key, value, out, qk_norm, gate: of_heads, .. } =
             layer.attention;
@@ -50,7 +50,11 @@ fn flat<R: Real>(stack: &Stack, got: reference::EncoderGradients<R>) -> Vec<Vec<
         own.extend(of_heads.map(linear));
         own.extend(gate.map(linear));
         assert_eq!(own.len(), parts.len());
-        for ((weight, bias), part) in own.into_iter().zip(parts) {
+        for (k, ((weight, bias), part)) in own.into_iter().zip(parts).enumerate() {
+            if stack.lender(n, k).is_some() {
+                assert!(weight.is_empty(), "gradients in a layer that reads other keys");
+                continue;
+            }
             all.push(weight);
             all.extend(bias.filter(|_| part.bias.is_some()));
         }
@@ -67,7 +71,9 @@ fn weights(stack: &Stack) -> Vec<(String, Vec<f32>)> {
     let mut all = Vec::new();
     let layers = stack.layers.iter().enumerate().flat_map(|(n, parts)| {
         let names = PARTS.iter().map(|(name, _)| name).chain(MORE[parts.len() - PARTS.len()]);
-        parts.iter().zip(names).map(move |(part, name)| (format!("layer {n}, {name}"), part))
+        let own = (0..parts.len()).filter(move |k| stack.lender(n, *k).is_none());
+        let named: Vec<_> = parts.iter().zip(names).collect();
+        own.map(move |k| (format!("layer {n}, {}", named[k].1), named[k].0))
     });
     for (name, part) in layers.chain(stack.final_norm.iter().map(|part| ("final norm".to_string(), part))) {
         all.push((format!("{name}, weight"), part.weight.clone()));

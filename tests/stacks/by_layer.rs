@@ -24,6 +24,8 @@ pub struct LayerData {
     pub rotary: Option<RotaryData>,
     pub scale: Option<f64>,
     pub softcap: Option<f64>,
+    /// The layer whose keys it reads.
+    pub keys_of: Option<usize>,
 }
 
 impl LayerData {
@@ -45,7 +47,17 @@ impl LayerData {
             RotaryData { rope: rope(pairs), at: RowPositions::Start(0), tables: false }
         });
         let softcap = (n % 2 == 1).then_some(2.0 + n as f64);
-        LayerData { rules, rotary, scale: n.is_multiple_of(3).then_some(0.2), softcap }
+        LayerData { rules, rotary, scale: n.is_multiple_of(3).then_some(0.2), softcap, keys_of: None }
+    }
+
+    /// Makes the second half of the layers read keys of the first: the last of its own kind, as in Gemma.
+    pub fn share_keys(each: &mut [LayerData]) {
+        let first = (each.len() / 2).max(1);
+        for n in first..each.len() {
+            let source = (0..first).rev().find(|source| source % 2 == n % 2).unwrap_or(first - 1);
+            each[n].keys_of = Some(source);
+            each[n].rotary = each[source].rotary.clone();
+        }
     }
 
     pub fn attention(&self, config: LayerConfig) -> LayerConfig {
@@ -88,7 +100,10 @@ fn differing(n: u64) -> (Stack, bool) {
     let rng = &mut Rng::new(n ^ 0xa17e);
     let layers = 2 + n as usize % 4;
     let head_dim = stack.features / stack.heads;
-    let each = (0..layers).map(|n| LayerData::random(rng, n, [stack.heads, head_dim])).collect();
+    let mut each: Vec<_> = (0..layers).map(|n| LayerData::random(rng, n, [stack.heads, head_dim])).collect();
+    if n % 3 != 0 {
+        LayerData::share_keys(&mut each);
+    }
     let last = stack.final_norm.is_some();
     let stack = Stack { rules: Rules::default(), rotary: None, each, ..stack };
     (Stack::random(rng, layers, last, stack), keeps)
@@ -245,7 +260,11 @@ fn reference_by_layer_gradients_match_differences() {
             |stack: &Stack| stack.exact().out.iter().zip(&d_out).map(|(out, d)| out * f64::from(*d)).sum();
         let gradients = |stack: &Stack| backward::reference_of::<f64>(stack, &d_out);
         let tensors = |stack: &mut Stack, visit: &mut dyn FnMut(&mut Vec<f32>)| {
-            let parts = stack.layers.iter_mut().flatten().chain(&mut stack.final_norm);
+            let own: Vec<Vec<bool>> = (0..stack.layers.len())
+                .map(|n| (0..stack.layers[n].len()).map(|k| stack.lender(n, k).is_none()).collect())
+                .collect();
+            let parts = stack.layers.iter_mut().flatten().zip(own.into_iter().flatten());
+            let parts = parts.filter(|(_, own)| *own).map(|(part, _)| part).chain(&mut stack.final_norm);
             let tensors = parts.flat_map(|p| std::iter::once(&mut p.weight).chain(&mut p.bias));
             std::iter::once(&mut stack.x).chain(tensors).for_each(visit);
         };
@@ -265,7 +284,11 @@ fn decoders_with_differing_layers_equal_reference() {
         let stack = decoder_data::drawn(n, false);
         let layers = 2 + n as usize % 3;
         let head_dim = stack.features / stack.heads;
-        let each = (0..layers).map(|n| LayerData::random(rng, n, [stack.heads, head_dim])).collect();
+        let mut each: Vec<_> =
+            (0..layers).map(|n| LayerData::random(rng, n, [stack.heads, head_dim])).collect();
+        if n % 3 != 0 {
+            LayerData::share_keys(&mut each);
+        }
         // A ReLU's kink is where rounding makes gradients jump.
         let activation = Activation::Gelu;
         let stack = decoder_data::Stack { each, rotary: None, activation, ..stack };
@@ -361,9 +384,84 @@ fn bad_layer_calls_are_errors() {
     assert!(error.to_string().contains("`configs`: 2 elements expected, got 1"), "{error}");
     let configs = [stack.config(DType::F32), stack.config(DType::F32).activation(Activation::Relu)];
     let error = placed.encoder_of(full(), &configs).expect_err("other activations").to_string();
-    assert!(error.contains("`LayerConfig::scale` and `LayerConfig::softcap` only"), "{error}");
+    assert!(error.contains("`LayerConfig::softcap` and `BlockConfig::keys_of` only"), "{error}");
     let negative = LayerData { softcap: Some(-1.0), ..Default::default() };
     let stack = Stack { each: vec![LayerData::default(), negative], ..stack };
     let error = placed.encoder_of(full(), &stack.configs(DType::F32)).expect_err("a negative softcap");
     assert!(error.to_string().contains("softcap is -1"), "{error}");
+}
+
+/// `smallest` with two more layers, which read the keys of the second and of the first.
+fn sharing() -> Stack {
+    let stack = smallest();
+    let layer = |source: usize| LayerData { keys_of: Some(source), ..stack.each[source].clone() };
+    let each = vec![stack.each[0].clone(), stack.each[1].clone(), layer(1), layer(0)];
+    Stack::random(&mut Rng::new(35), 4, true, Stack { each, ..stack })
+}
+
+/// Keys of the first two layers in four layers of a stack: all at once, by a cache of two layers, and their gradients.
+#[test]
+fn layers_share_keys_of_earlier_layers() {
+    let mut report = Report::new("layers that share keys");
+    let stack = sharing();
+    for (form, layout) in FORMS.into_iter().zip([Layout::Dense, Layout::Window(5)]) {
+        let setup = Setup { profile: full(), form, dtypes: [DType::F32; 2], layout };
+        report.record("at once", &setup, stack.outcome(&setup, None, true));
+        report.record("one at a time", &setup, stack.outcome(&setup, Some(&[1; 5]), true));
+        let ask = Ask { keeps: form == FORMS[0], accumulates: true, gradient: DType::F32 };
+        report.record("gradients", &setup, backward::outcome(&stack, &setup, ask, 4));
+    }
+    report.finish();
+    let mut alone = stack.clone();
+    alone.each.iter_mut().for_each(|layer| layer.keys_of = None);
+    assert!(max_error(&alone.exact().out, &stack.exact().out) > 1e-3, "no keys are shared");
+}
+
+#[test]
+fn bad_shared_keys_are_errors() {
+    let gpu = &full().gpu;
+    let stack = sharing();
+    let placed = stack.place(full(), DType::F32);
+    let configs = stack.configs(DType::F32);
+    let refused = |sources: [Option<usize>; 4], words: &[&str]| {
+        let configs: Vec<_> = configs.iter().zip(sources).map(|(config, of)| config.keys_of(of)).collect();
+        let error = placed.encoder_of(full(), &configs).expect_err("an error").to_string();
+        assert!(words.iter().all(|w| error.contains(w)), "{words:?}: {error}");
+    };
+    refused([Some(0), None, None, None], &["keys_of is 0", "an earlier layer"]);
+    refused([None, Some(2), None, None], &["keys_of is 2", "an earlier layer"]);
+    refused([None, None, Some(1), Some(2)], &["keys_of is 2", "keys of its own"]);
+    refused([None, Some(0), None, None], &["other weights", "`key`, `value`"]);
+
+    let encoder = placed.encoder_of(full(), &configs).expect("a stack");
+    let buffers: Vec<_> = (0..6).map(|_| gpu.buffer(4096).expect("a buffer")).collect();
+    let rows = |n: usize| TensorView::new(&buffers[n], DType::F32, [1, 1, 5, 16]);
+    let each: Vec<_> = stack.each.iter().map(|layer| layer.place(full(), Layout::Dense)).collect();
+    let calls: Vec<_> = each.iter().map(|layer| layer.call(None)).collect();
+    let forward = EncoderForward::new(rows(0), rows(1));
+    let check = |call: EncoderForward, words: &[&str]| {
+        let error = encoder.scratch_size(&call).expect_err("an error").to_string();
+        assert!(words.iter().all(|w| error.contains(w)), "{words:?}: {error}");
+    };
+    let with = |n: usize, call: LayerCall<'static>| {
+        let mut calls: Vec<LayerCall> = calls.clone();
+        calls[n] = call;
+        calls
+    };
+    let unrotated = with(2, LayerCall::new(DeviceMask::causal()));
+    check(forward.layer_calls(&unrotated[..]), &["layer_calls[2]", "another rotation"]);
+    let swapped = [calls[0], calls[1], calls[0], calls[1]];
+    check(forward.layer_calls(&swapped[..]), &["layer_calls[2]", "another rotation"]);
+    let cache = |layers: usize| {
+        let config = CacheConfig::new(2, 4, 9).layers(layers);
+        Cache::with_pipelines(gpu.pipelines(), config).expect("a cache")
+    };
+    let four = cache(4);
+    check(forward.layer_calls(&calls[..]).cache(&four), &["cache.layers is 4"]);
+
+    let mut asked = placed.gradients();
+    asked[2].attention.key = asked[1].attention.key;
+    let call = EncoderBackward::new(forward.layer_calls(&calls[..]), rows(2)).d_layers(&asked);
+    let error = encoder.backward_scratch_size(&call).expect_err("an error").to_string();
+    assert!(error.contains("gradients of keys and values in a layer with `BlockConfig::keys_of`"), "{error}");
 }

@@ -106,6 +106,13 @@ impl Stack {
                 parts
             })
             .collect();
+        for n in 0..stack.each.len() {
+            for part in 0..stack.layers[n].len() {
+                if let Some(source) = stack.lender(n, part) {
+                    stack.layers[n][part] = stack.layers[source][part].clone();
+                }
+            }
+        }
         stack.x = rng.normals(stack.batch * stack.length * e);
         stack
     }
@@ -139,6 +146,7 @@ impl Stack {
             .gated(self.gated)
             .order(self.order)
             .norm(self.norm)
+            .keys_of(layer.keys_of)
     }
 
     /// The configuration of each layer.
@@ -161,6 +169,22 @@ impl Stack {
             each => each.iter().map(LayerData::options).collect(),
         };
         self.configs(DType::F32).into_iter().zip(options).collect()
+    }
+
+    /// The layer that a part of layer `n` is of, where the layer reads its keys: key, value and the norm of keys.
+    pub fn lender(&self, n: usize, part: usize) -> Option<usize> {
+        let source = self.each.get(n)?.keys_of?;
+        Self::is_of_keys(part, self.layers[n].len()).then_some(source)
+    }
+
+    /// Whether a part belongs to the keys, in a layer of so many.
+    fn is_of_keys(part: usize, parts: usize) -> bool {
+        matches!(part, 1 | 2) || part == 9 && parts >= 10
+    }
+
+    /// Layers with keys of their own.
+    pub fn layers_with_keys(&self) -> usize {
+        self.layers.len() - self.each.iter().filter(|layer| layer.keys_of.is_some()).count()
     }
 
     /// Of a layer's parts, the norms of queries and of keys.
@@ -253,8 +277,10 @@ impl Stack {
         };
         let added = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a + b).collect::<Vec<f32>>();
         let mut weights = Vec::new();
+        // Keys and values of each layer.
+        let mut kept: Vec<[Vec<f32>; 2]> = Vec::new();
         let mut attend = |x: &[f32], parts: &[LinearData], own: &LayerData| {
-            let [q, k, v] = [0, 1, 2].map(|n| {
+            let [q, mut k, mut v] = [0, 1, 2].map(|n| {
                 let heads = if n == 0 { heads } else { self.kv_heads };
                 let mut y = keep(product(x, &parts[n], e, heads * dim));
                 if let (Some(norms), Some(of), 0..2) = (Stack::qk_norms(parts), &self.qk_norm, n) {
@@ -266,6 +292,10 @@ impl Stack {
                 }
                 split_heads(&y, self.length, heads, dim).expect("it fits")
             });
+            if let Some(source) = own.keys_of {
+                [k, v] = kept[source].clone();
+            }
+            kept.push([k.clone(), v.clone()]);
             let options = own.options().rotary(None, RowPositions::Start(0));
             let options = options.scale(own.scale).softcap(own.softcap).weights(true);
             let got = attention(&q, &k, &v, shape, &options).expect("it fits");
@@ -347,6 +377,7 @@ impl Stack {
         PlacedStack {
             layers: self.layers.iter().map(layer).collect(),
             final_norm: self.final_norm.as_ref().map(|l| part(l, [1, e], true)),
+            sources: (0..self.layers.len()).map(|n| self.each.get(n).and_then(|own| own.keys_of)).collect(),
         }
     }
 }
@@ -387,25 +418,41 @@ impl PlacedPart {
 pub struct PlacedStack {
     layers: Vec<Vec<PlacedPart>>,
     final_norm: Option<PlacedPart>,
+    /// Of each layer the layer whose keys it reads.
+    sources: Vec<Option<usize>>,
 }
 
 impl PlacedStack {
     pub fn weights(&self) -> Vec<EncoderLayerWeights<'_>> {
-        self.layers.iter().map(|p| weights_of(p)).collect()
+        let of = |n: usize| weights_of(&self.layers[n], &self.layers[self.sources[n].unwrap_or(n)]);
+        (0..self.layers.len()).map(of).collect()
     }
 
-    /// The same tensors as places of gradients.
+    /// The same tensors as places of gradients; those of keys of another layer have none.
     pub fn gradients(&self) -> Vec<EncoderLayerGradients<'_>> {
-        self.layers.iter().map(|p| gradients_of(p)).collect()
+        let of = |n: usize| {
+            let mut gradients = gradients_of(&self.layers[n]);
+            if self.sources[n].is_some() {
+                let attention = &mut gradients.attention;
+                (attention.key, attention.value) = Default::default();
+                attention.qk_norm[1] = NormGradients::default();
+            }
+            gradients
+        };
+        (0..self.layers.len()).map(of).collect()
     }
 
     pub fn final_gradients(&self) -> NormGradients<'_> {
         self.final_norm.as_ref().map(PlacedPart::norm_gradients).unwrap_or_default()
     }
 
-    /// All tensors in order, each weight before its bias.
+    /// All tensors in order, each weight before its bias, but for those of another layer.
     pub fn tensors(&self) -> impl Iterator<Item = &Placed> {
-        let parts = self.layers.iter().flatten().chain(&self.final_norm);
+        let layers = self.layers.iter().zip(&self.sources).flat_map(|(parts, source)| {
+            let own = |part: &usize| source.is_none() || !Stack::is_of_keys(*part, parts.len());
+            (0..parts.len()).filter(own).map(|part| &parts[part])
+        });
+        let parts = layers.chain(&self.final_norm);
         parts.flat_map(|part| std::iter::once(&part.weight).chain(&part.bias))
     }
 
@@ -429,15 +476,15 @@ impl PlacedStack {
     }
 }
 
-fn weights_of(p: &[PlacedPart]) -> EncoderLayerWeights<'_> {
+fn weights_of<'a>(p: &'a [PlacedPart], keys: &'a [PlacedPart]) -> EncoderLayerWeights<'a> {
     EncoderLayerWeights {
         attention: LayerWeights {
             query: p[0].linear(),
-            key: p[1].linear(),
-            value: p[2].linear(),
+            key: keys[1].linear(),
+            value: keys[2].linear(),
             out: p[3].linear(),
             bias_kv: None,
-            qk_norm: Stack::qk_norms(p).map(|norms| norms.map(PlacedPart::norm)),
+            qk_norm: Stack::qk_norms(p).map(|[q_norm, _]| [q_norm.norm(), keys[9].norm()]),
             gate: Stack::output_gate(p).map(PlacedPart::linear),
         },
         feed_forward: FeedForwardWeights {

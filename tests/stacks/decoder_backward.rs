@@ -46,7 +46,7 @@ const MORE: [&[&str]; 8] = [
 /// d_x and d_memory, then the gradients of all weights, in the order of [`Weights::tensors`].
 fn flat<R: Real>(stack: &Stack, got: reference::DecoderGradients<R>) -> Vec<Vec<R>> {
     let mut all = vec![got.d_x, got.d_memory];
-    for (layer, parts) in got.layers.into_iter().zip(&stack.layers) {
+    for (n, (layer, parts)) in got.layers.into_iter().zip(&stack.layers).enumerate() {
         let linear = |g: LinearGradients<R>| (g.d_weight, g.d_bias);
         let mut own: Vec<(Vec<R>, Option<Vec<R>>)> = Vec::new();
         let (mut appended, mut gates) = (Vec::new(), Vec::new());
@@ -64,7 +64,11 @@ fn flat<R: Real>(stack: &Stack, got: reference::DecoderGradients<R>) -> Vec<Vec<
         own.extend(appended.into_iter().chain(gates));
         own.extend(gate.map(linear));
         assert_eq!(own.len(), parts.len());
-        for ((weight, bias), part) in own.into_iter().zip(parts) {
+        for (k, ((weight, bias), part)) in own.into_iter().zip(parts).enumerate() {
+            if stack.lender(n, k).is_some() {
+                assert!(weight.is_empty(), "gradients in a layer that reads other keys");
+                continue;
+            }
             all.push(weight);
             all.extend(bias.filter(|_| part.bias.is_some()));
         }
@@ -81,7 +85,9 @@ fn inputs(stack: &Stack) -> Vec<(String, Vec<f32>)> {
     let mut all = vec![("d_x".to_string(), stack.x.clone()), ("d_memory".to_string(), stack.memory.clone())];
     let layers = stack.layers.iter().enumerate().flat_map(|(n, parts)| {
         let names = PARTS.iter().chain(MORE[parts.len() - PARTS.len()]);
-        parts.iter().zip(names).map(move |(part, name)| (format!("layer {n}, {name}"), part))
+        let own = (0..parts.len()).filter(move |k| stack.lender(n, *k).is_none());
+        let named: Vec<_> = parts.iter().zip(names).collect();
+        own.map(move |k| (format!("layer {n}, {}", named[k].1), named[k].0))
     });
     for (name, part) in layers.chain(stack.final_norm.iter().map(|part| ("final norm".to_string(), part))) {
         all.push((format!("{name}, weight"), part.weight.clone()));

@@ -81,6 +81,29 @@ impl Stack {
             .gated(self.gated)
             .order(self.order)
             .norm(self.norm)
+            .keys_of(layer.keys_of)
+    }
+
+    /// The layer that a part of layer `n` is of, where its self-attention reads that layer's keys: key, value, the appended ones
+    /// and the norm of keys.
+    pub fn lender(&self, n: usize, part: usize) -> Option<usize> {
+        let source = self.each.get(n)?.keys_of?;
+        Self::is_of_keys(part, self.layers[n].len()).then_some(source)
+    }
+
+    /// Whether a part belongs to the keys of self-attention, in a layer of so many.
+    fn is_of_keys(part: usize, parts: usize) -> bool {
+        match part {
+            1 | 2 => true,
+            13 => matches!(parts, 15 | 16),
+            14 => parts >= 17,
+            _ => false,
+        }
+    }
+
+    /// Layers with keys of their own.
+    pub fn layers_with_keys(&self) -> usize {
+        self.layers.len() - self.each.iter().filter(|layer| layer.keys_of.is_some()).count()
     }
 
     /// How many layers' outputs a call can keep.
@@ -152,6 +175,13 @@ impl Stack {
             shapes.iter().enumerate().map(|(n, shape)| part(*shape, n)).collect()
         };
         stack.layers = (0..layers).map(|_| layer(&mut part)).collect();
+        for n in 0..stack.each.len() {
+            for part in 0..stack.layers[n].len() {
+                if let Some(source) = stack.lender(n, part) {
+                    stack.layers[n][part] = stack.layers[source][part].clone();
+                }
+            }
+        }
         stack.final_norm = final_norm.then(|| part([1, e], 0));
         stack.x = rng.normals(stack.batch * stack.length * e);
         stack.memory = rng.normals(stack.batch * stack.memory_len * e);
@@ -244,6 +274,8 @@ impl Stack {
 pub struct Weights {
     layers: Vec<Vec<PlacedPart>>,
     final_norm: Option<PlacedPart>,
+    /// Of each layer the layer whose keys its self-attention reads.
+    sources: Vec<Option<usize>>,
 }
 
 impl Weights {
@@ -280,11 +312,17 @@ impl Weights {
         Weights {
             layers: stack.layers.iter().map(layer).collect(),
             final_norm: stack.final_norm.as_ref().map(|l| part(l, [1, stack.features], true)),
+            sources: (0..stack.layers.len()).map(|n| stack.each.get(n).and_then(|own| own.keys_of)).collect(),
         }
     }
 
+    fn weights(&self) -> Vec<DecoderLayerWeights<'_>> {
+        let of = |n: usize| weights_of(&self.layers[n], &self.layers[self.sources[n].unwrap_or(n)]);
+        (0..self.layers.len()).map(of).collect()
+    }
+
     pub fn decoder(&self, profile: &Profile, config: BlockConfig) -> Result<TransformerDecoder, Error> {
-        let layers: Vec<_> = self.layers.iter().map(|p| weights_of(p)).collect();
+        let layers = self.weights();
         let last = self.final_norm.as_ref().map(PlacedPart::norm);
         TransformerDecoder::with_pipelines(profile.gpu.pipelines(), config, &layers, last)
     }
@@ -295,23 +333,36 @@ impl Weights {
         profile: &Profile,
         configs: &[BlockConfig],
     ) -> Result<TransformerDecoder, Error> {
-        let layers: Vec<_> = self.layers.iter().map(|p| weights_of(p)).collect();
+        let layers = self.weights();
         let last = self.final_norm.as_ref().map(PlacedPart::norm);
         TransformerDecoder::with_configs(profile.gpu.pipelines(), configs, &layers, last)
     }
 
     /// The same tensors as places of gradients.
     pub fn layer_gradients(&self) -> Vec<DecoderLayerGradients<'_>> {
-        self.layers.iter().map(|p| gradients_of(p)).collect()
+        let of = |n: usize| {
+            let mut gradients = gradients_of(&self.layers[n]);
+            if self.sources[n].is_some() {
+                let attention = &mut gradients.self_attention;
+                (attention.key, attention.value, attention.bias_kv) = Default::default();
+                attention.qk_norm[1] = NormGradients::default();
+            }
+            gradients
+        };
+        (0..self.layers.len()).map(of).collect()
     }
 
     pub fn final_gradients(&self) -> NormGradients<'_> {
         self.final_norm.as_ref().map(PlacedPart::norm_gradients).unwrap_or_default()
     }
 
-    /// All tensors in order, each weight before its bias.
+    /// All tensors in order, each weight before its bias, but for those of another layer.
     pub fn tensors(&self) -> impl Iterator<Item = &Placed> {
-        let parts = self.layers.iter().flatten().chain(&self.final_norm);
+        let layers = self.layers.iter().zip(&self.sources).flat_map(|(parts, source)| {
+            let own = |part: &usize| source.is_none() || !Stack::is_of_keys(*part, parts.len());
+            (0..parts.len()).filter(own).map(|part| &parts[part])
+        });
+        let parts = layers.chain(&self.final_norm);
         parts.flat_map(|part| std::iter::once(&part.weight).chain(&part.bias))
     }
 }
@@ -344,19 +395,22 @@ fn gradients_of(p: &[PlacedPart]) -> DecoderLayerGradients<'_> {
     }
 }
 
-fn weights_of(p: &[PlacedPart]) -> DecoderLayerWeights<'_> {
-    let attention = |n: usize| LayerWeights {
+/// `keys` are the parts of the layer whose keys self-attention reads.
+fn weights_of<'a>(p: &'a [PlacedPart], keys: &'a [PlacedPart]) -> DecoderLayerWeights<'a> {
+    let attention = |n: usize, keys: &'a [PlacedPart]| LayerWeights {
         query: p[n].linear(),
-        key: p[n + 1].linear(),
-        value: p[n + 2].linear(),
+        key: keys[n + 1].linear(),
+        value: keys[n + 2].linear(),
         out: p[n + 3].linear(),
-        bias_kv: appended_of(p, n),
-        qk_norm: Stack::qk_norms(p, n).map(|norms| norms.map(PlacedPart::norm)),
+        bias_kv: appended_of(keys, n),
+        qk_norm: Stack::qk_norms(p, n)
+            .zip(Stack::qk_norms(keys, n))
+            .map(|([q_norm, _], [_, k_norm])| [q_norm.norm(), k_norm.norm()]),
         gate: Stack::output_gate(p, n).map(PlacedPart::linear),
     };
     DecoderLayerWeights {
-        self_attention: attention(0),
-        cross_attention: attention(4),
+        self_attention: attention(0, keys),
+        cross_attention: attention(4, p),
         feed_forward: FeedForwardWeights {
             up: p[8].linear(),
             gate: Stack::gate(p).map(PlacedPart::linear),
