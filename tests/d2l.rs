@@ -135,7 +135,7 @@ fn the_reference_gives_the_vectors() {
 
 #[test]
 fn every_device_gives_the_vectors() {
-    let mut report = Report::new("d2l");
+    let Some(mut report) = Report::in_turn("d2l") else { return };
     for by in WAYS {
         DOT.iter().for_each(|name| report.check(&dot(name, by)));
         MULTIHEAD.iter().for_each(|name| report.check_layer(&multihead(name, by)));

@@ -69,7 +69,7 @@ fn lengths() {
 
 #[test]
 fn channels() {
-    let mut report = Report::new("fused, channels");
+    let Some(mut report) = Report::in_turn("fused, channels") else { return };
     let dims = [
         (1, 1),
         (2, 5),
@@ -246,7 +246,7 @@ fn tiles_without_a_key_are_zero() {
 /// Tiles for 128 and for 64 registers, which load nothing ahead: every number of rows and every slice, with every step of the kernel.
 #[test]
 fn few_registers() {
-    let mut report = Report::new("fused, few registers");
+    let Some(mut report) = Report::in_turn("fused, few registers") else { return };
     for count in [128, 64] {
         let setup = Setup { profile: with_registers(full(), count), ..setup(KernelForm::Gpu) };
         for (n, (q_len, value_dim)) in

@@ -267,6 +267,13 @@ fn shares_of_the_rest_are_the_rest() {
         shares.iter().sum::<usize>() == 800 && shares.iter().all(|n| (50..200).contains(n)),
         "{shares:?}"
     );
+    // Of the tests that take long each share has about a quarter, and each four shares in a row have all.
+    let tests: Vec<_> = (1..=4)
+        .map(|n| Share::of(Some(&format!("{n}/64"))).expect("a share"))
+        .map(|share| names.iter().filter(|name| share.holds_test(name)).count())
+        .collect();
+    assert!(tests.iter().sum::<usize>() == 800 && tests.iter().all(|n| (150..250).contains(n)), "{tests:?}");
+    assert!(Share::None.holds_test("any") && Share::All.holds_test("any"));
 }
 
 /// Whatever its rules are, a case runs by itself in both forms on both paths, in f32 and with its weights at least once.

@@ -161,7 +161,7 @@ fn a_short_window_over_a_long_past() {
 /// More channels than a workgroup computes; one head of many; work cut into dispatches besides.
 #[test]
 fn slices_groups_and_pieces() {
-    let mut report = Report::new("splits, slices");
+    let Some(mut report) = Report::in_turn("splits, slices") else { return };
     for (heads, kv_heads, q_len, head_dim, value_dim) in
         [(2, 1, 2, 9, 300), (32, 1, 1, 64, 64), (3, 3, 70, 5, 70)]
     {

@@ -198,7 +198,7 @@ const SIZES: [[usize; 7]; 6] = [
 
 #[test]
 fn every_size_matches_the_reference() {
-    let mut report = Report::new("linear attention");
+    let Some(mut report) = Report::in_turn("linear attention") else { return };
     for causal in [true, false] {
         for mut sizes in SIZES {
             if !causal {
@@ -219,7 +219,7 @@ fn every_size_matches_the_reference() {
 
 #[test]
 fn gradients_match_the_reference() {
-    let mut report = Report::new("linear attention, gradients");
+    let Some(mut report) = Report::in_turn("linear attention, gradients") else { return };
     for causal in [true, false] {
         for mut sizes in SIZES {
             if !causal {
@@ -291,7 +291,7 @@ fn variations(causal: bool) -> Vec<LinearCase> {
 
 #[test]
 fn masks_and_maps_match_the_reference() {
-    let mut report = Report::new("linear attention, masks and maps");
+    let Some(mut report) = Report::in_turn("linear attention, masks and maps") else { return };
     for causal in [true, false] {
         for case in variations(causal) {
             for form in FORMS {
@@ -327,7 +327,7 @@ fn scratch_bytes(case: &LinearCase, setup: &LinearSetup) -> [u64; 2] {
 
 #[test]
 fn many_short_sequences_run_in_bounded_scratch() {
-    let mut report = Report::new("linear attention, many short sequences");
+    let Some(mut report) = Report::in_turn("linear attention, many short sequences") else { return };
     for (sizes, causal) in [
         // The state of a head is small, its products within a chunk of 64 rows are 16 KiB.
         ([1025, 8, 8, 16, 16, 16, 16], true),
@@ -360,7 +360,7 @@ fn head_groups_match_the_reference() {
     let gpu = device(|limits| limits.max_compute_workgroups_per_dimension = 12);
     let profile: &'static Profile =
         Box::leak(Box::new(Profile { name: "few workgroups", gpu, matrix: false }));
-    let mut report = Report::new("linear attention, groups of heads");
+    let Some(mut report) = Report::in_turn("linear attention, groups of heads") else { return };
     let of = |name: &str, sizes: [usize; 7], causal| {
         LinearCase::random(format!("{name}, causal {causal}"), shape(sizes), FeatureMap::Elu, causal)
     };
@@ -426,7 +426,7 @@ const KINDS: [RandomFeatures; 5] = [
 
 #[test]
 fn random_features_match_the_reference() {
-    let mut report = Report::new("linear attention, random features");
+    let Some(mut report) = Report::in_turn("linear attention, random features") else { return };
     for (n, kind) in KINDS.into_iter().enumerate() {
         for causal in [true, false] {
             let sizes = [[1, 4, 2, 70, 70, 12, 20], [2, 2, 2, 66, 66, 8, 8]][(n + usize::from(causal)) % 2];

@@ -87,7 +87,7 @@ fn vector_pairs(case: &Case, vector: &Vector) -> Vec<bool> {
 
 #[test]
 fn vectors_forward_and_backward_on_every_form() {
-    let mut report = Report::new("lsh vectors");
+    let Some(mut report) = Report::in_turn("lsh vectors") else { return };
     for name in NAMES {
         let (case, vector) = case(name);
         let buckets = vector_buckets(&case, &vector);
@@ -125,7 +125,7 @@ fn vectors_forward_and_backward_on_every_form() {
 
 #[test]
 fn every_shape_matches_the_reference() {
-    let mut report = Report::new("lsh");
+    let Some(mut report) = Report::in_turn("lsh") else { return };
     // The form for software drivers is compiled for its channels: these are the vectors'.
     let shape = LshShape { batch: 2, heads: 2, length: 67, head_dim: 8, value_dim: 8 };
     let even = LshShape { length: 64, ..shape };
@@ -182,7 +182,7 @@ fn every_shape_matches_the_reference() {
 
 #[test]
 fn random_problems_match_the_reference() {
-    let mut report = Report::new("lsh, random");
+    let Some(mut report) = Report::in_turn("lsh, random") else { return };
     for n in 0..24 {
         if n >= 4 && !rest(&format!("lsh random {n}")) {
             continue;

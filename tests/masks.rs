@@ -217,7 +217,7 @@ fn offset_rules(shape: &Shape) -> Vec<(String, Rules)> {
 
 #[test]
 fn queries_stand_at_their_offsets() {
-    let mut report = Report::new("masks, query offsets");
+    let Some(mut report) = Report::in_turn("masks, query offsets") else { return };
     for lengths in LENGTHS {
         let shape = shape(lengths);
         for (name, rules) in offset_rules(&shape) {

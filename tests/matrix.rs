@@ -56,7 +56,7 @@ fn lengths() {
 
 #[test]
 fn channels() {
-    let mut report = Report::new("matrix, channels");
+    let Some(mut report) = Report::in_turn("matrix, channels") else { return };
     let few = [(1, 1), (2, 5), (13, 7), (16, 48), (7, 33), (33, 17), (64, 63)];
     // Each takes a software driver minutes.
     let many = [(80, 96), (130, 3), (3, 200), (128, 128), (192, 128), (255, 256)];
@@ -145,7 +145,7 @@ fn rising_scores() {
 /// One key with most of the weight and no value, hundreds with little: sums of what f16 holds only just.
 #[test]
 fn small_weights_count() {
-    let mut report = Report::new("matrix, small weights");
+    let Some(mut report) = Report::in_turn("matrix, small weights") else { return };
     for profile in matrices().filter(|p| due(&format!("matrix, small weights count, {}", p.name))) {
         for above in [6.0, 9.0, 12.0] {
             let case =
@@ -167,7 +167,7 @@ fn small_weights_count() {
 
 #[test]
 fn large_scores_and_hidden_rows() {
-    let mut report = Report::new("matrix, large scores");
+    let Some(mut report) = Report::in_turn("matrix, large scores") else { return };
     for profile in matrices().filter(|p| due(&format!("matrix, large scores and hidden rows, {}", p.name))) {
         let setup = Setup::matrix(profile, Layout::Blhd);
         for size in [1e2, 1e3, -1e3] {

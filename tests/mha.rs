@@ -127,7 +127,7 @@ fn the_reference_gives_the_vectors() {
 
 #[test]
 fn every_device_gives_the_vectors() {
-    let mut report = Report::new("mha");
+    let Some(mut report) = Report::in_turn("mha") else { return };
     NAMES.iter().for_each(|name| report.check_layer(&case(name)));
     report.finish();
 }

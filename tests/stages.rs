@@ -66,7 +66,7 @@ fn softmax() {
 
 #[test]
 fn weighted_sum() {
-    let mut report = Report::new("stages, weighted_sum");
+    let Some(mut report) = Report::in_turn("stages, weighted_sum") else { return };
     for (q_len, kv_len, value_dim) in
         [(1, 64, 1), (3, 2, 63), (64, 64, 64), (65, 17, 65), (2, 131, 127), (33, 8, 132), (1, 1, 301)]
     {
@@ -95,7 +95,7 @@ fn average_weights() {
 #[test]
 fn large_tiles() {
     // Enough workgroups for tiles of 128 × 128, in both products.
-    let mut report = Report::new("stages, large tiles");
+    let Some(mut report) = Report::in_turn("stages, large tiles") else { return };
     let shape =
         Shape { batch: 16, heads: 16, kv_heads: 8, q_len: 65, kv_len: 66, head_dim: 5, value_dim: 68 };
     for (dtype, layout) in [

@@ -35,7 +35,7 @@ fn grown(bed: &mut Bed) {
 /// Every storage and layout; by random data no value is further off than its rounding.
 #[test]
 fn what_was_appended_is_read_back() {
-    let mut report = Report::new("caches, read back");
+    let Some(mut report) = Report::in_turn("caches, read back") else { return };
     for (s, storage) in STORAGES.into_iter().enumerate() {
         for (l, (layout, capacity)) in LAYOUTS.into_iter().enumerate() {
             let profile = profiles()[(s + l) % 2];

@@ -140,7 +140,7 @@ fn planned_otherwise(
 /// Channels that no vector, word or group divides, and groups of heads.
 #[test]
 fn channels() {
-    let mut report = Report::new("caches, channels");
+    let Some(mut report) = Report::in_turn("caches, channels") else { return };
     let dims = [(1, 13), (13, 1), (40, 65), (65, 130), (130, 40), (13, 40), (96, 33)];
     let groups = [(1, 1), (3, 1), (4, 4), (6, 2)];
     for (n, (head_dim, value_dim)) in dims.into_iter().enumerate() {
@@ -173,7 +173,7 @@ fn channels() {
 /// Queries, outputs and new keys and values in f16 and in bf16.
 #[test]
 fn half_floats() {
-    let mut report = Report::new("caches, half floats");
+    let Some(mut report) = Report::in_turn("caches, half floats") else { return };
     let types: [(&Profile, DType); 2] = [(full(), DType::F16), (defaults(), DType::BF16)];
     for (s, storage) in STORAGES.into_iter().enumerate() {
         let (layout, capacity) = LAYOUTS[s % 3];
@@ -200,7 +200,7 @@ fn half_floats() {
 /// Sequences of different lengths: rows past a sequence's own are not read, and give nothing.
 #[test]
 fn ragged_batches() {
-    let mut report = Report::new("caches, ragged");
+    let Some(mut report) = Report::in_turn("caches, ragged") else { return };
     let steps = [[6, 0, 2], [0, 3, 1], [1, 1, 0], [4, 2, 4], [0, 0, 1], [1, 4, 3]];
     for (l, (layout, capacity)) in LAYOUTS.into_iter().enumerate() {
         for (t, form) in FORMS.into_iter().enumerate() {
@@ -299,7 +299,7 @@ fn bad_numbers_show_in_their_rows() {
 /// A cache so long that the plan splits its keys, filled little and more.
 #[test]
 fn long_caches_split_by_themselves() {
-    let mut report = Report::new("caches, long");
+    let Some(mut report) = Report::in_turn("caches, long") else { return };
     for (layout, storage) in [
         (CacheLayout::Contiguous, CacheStorage::F32),
         (CacheLayout::Ring { sink_tokens: 5 }, CacheStorage::Q8(ScaleGroup::Row)),

@@ -7,7 +7,8 @@
 //! - unset: no more; on a GPU, whose driver compiles fast, all;
 //! - `1`: all;
 //! - `3/8`: of the rest the third of eight shares; and of what is usual, where it takes long, a
-//!   sixteenth, by the share's remainder of 16. CI takes one of 64 by the commit's hash.
+//!   sixteenth, by the share's remainder of 16, and of the tests that take longest a quarter, by its
+//!   remainder of 4. CI takes one of 64 by the commit's hash.
 //!
 //! What is usual: every rule of a mask alone on every form of the fused kernel (`cpu`, `gpu`, those for few queries of
 //! tensors and of caches, matrix units in fragments of 8 × 8) and on the staged path; every set of rules that the tests of
@@ -53,6 +54,14 @@ impl Share {
         }
     }
 
+    /// Whether a test that takes long is.
+    pub fn holds_test(self, name: &str) -> bool {
+        match self {
+            Share::None | Share::All => true,
+            Share::One(share, _) => (Rng::named(name).word() >> 48) % 4 == share % 4,
+        }
+    }
+
     /// Whether a part of what is usual is.
     pub fn holds_usual(self, name: &str) -> bool {
         match self {
@@ -79,6 +88,11 @@ pub fn rest(name: &str) -> bool {
 /// Whether a part of what is usual runs this time; what shares kernels should have the same name.
 pub fn due(name: &str) -> bool {
     counted(SHARE.holds_usual(name))
+}
+
+/// Whether a test that takes long on a software driver runs this time.
+pub fn in_turn(name: &str) -> bool {
+    counted(SHARE.holds_test(name))
 }
 
 fn counted(held: bool) -> bool {

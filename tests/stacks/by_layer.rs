@@ -210,7 +210,7 @@ fn staged_and_fused_layers_share_scratch() {
 
 #[test]
 fn differing_layers_equal_reference() {
-    let mut report = Report::new("encoders by layer");
+    let Some(mut report) = Report::in_turn("encoders by layer") else { return };
     for n in 0..24 {
         if n >= 6 && !rest(&format!("encoders by layer {n}")) {
             continue;
@@ -228,7 +228,7 @@ fn differing_layers_equal_reference() {
 
 #[test]
 fn differing_layers_gradients_equal_reference() {
-    let mut report = Report::new("encoders by layer, backward");
+    let Some(mut report) = Report::in_turn("encoders by layer, backward") else { return };
     for n in 0..16 {
         if n >= 4 && !rest(&format!("encoders by layer, backward {n}")) {
             continue;
@@ -275,7 +275,7 @@ fn reference_by_layer_gradients_match_differences() {
 /// Self-attention of decoders; the memory's mask is common to all layers.
 #[test]
 fn decoders_with_differing_layers_equal_reference() {
-    let mut report = Report::new("decoders by layer");
+    let Some(mut report) = Report::in_turn("decoders by layer") else { return };
     for n in 0..12 {
         if n >= 3 && !rest(&format!("decoders by layer {n}")) {
             continue;
