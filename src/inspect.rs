@@ -150,6 +150,11 @@ pub fn emptied(pipelines: &Pipelines) -> Pipelines {
     pipelines.emptied()
 }
 
+/// What `work` gives, and the label and the workgroups of each dispatch that it binds on this thread, recorded or not, in order.
+pub fn bound<T>(work: impl FnOnce() -> T) -> (T, Vec<(&'static str, [u32; 3])>) {
+    crate::record::log(work)
+}
+
 /// Pipelines of a driver that compiles something else than it is given: `rewrite` gets the families of a kernel and its text, and
 /// gives the text to compile. For tests of [`Pipelines::check`].
 pub fn rewritten(

@@ -7,6 +7,24 @@ use crate::kernel::{Dispatch, Variant as _};
 use crate::kernels::KernelVariant;
 use crate::pipelines::{PipelineKey, Pipelines};
 
+#[cfg(feature = "inspect")]
+thread_local! {
+    /// Labels and grids of what this thread has bound, while [`log`] listens.
+    static BOUND: std::cell::RefCell<Option<Vec<Bound>>> = const { std::cell::RefCell::new(None) };
+}
+
+/// The label of a dispatch, and its workgroups along each axis.
+#[cfg(feature = "inspect")]
+pub(crate) type Bound = (&'static str, [u32; 3]);
+
+/// What `work` binds on this thread, with what it gives.
+#[cfg(feature = "inspect")]
+pub(crate) fn log<T>(work: impl FnOnce() -> T) -> (T, Vec<Bound>) {
+    BOUND.set(Some(Vec::new()));
+    let result = work();
+    (result, BOUND.take().unwrap_or_default())
+}
+
 /// The largest number of parts of a grid. With WebGPU's limits they have more than 2^32 workgroups.
 const MOST_PARTS: u64 = 1 << 16;
 
@@ -70,6 +88,10 @@ impl Pipelines {
         let most = self.max_workgroups();
         let mut bound = Vec::with_capacity(dispatches.len());
         for dispatch in dispatches {
+            #[cfg(feature = "inspect")]
+            BOUND.with_borrow_mut(|log| {
+                log.as_mut().into_iter().for_each(|log| log.push((dispatch.variant.label(), dispatch.grid)));
+            });
             if dispatch.grid.iter().all(|n| *n <= most) {
                 bound.push((self.bind_one(dispatch, None, bindings, call)?, dispatch.grid));
                 continue;

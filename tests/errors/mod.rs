@@ -2,6 +2,7 @@
 //! that the next correct call works.
 
 use std::collections::BTreeSet;
+use std::io::Write;
 
 use wgpu_attention::reference::compare::max_error;
 use wgpu_attention::reference::{
@@ -59,6 +60,11 @@ fn count(shape: [usize; 4]) -> usize {
 /// What a message must hold.
 fn read(context: &str, error: &Error, words: &[&str]) -> &'static str {
     let message = error.to_string();
+    if let Some(file) = std::env::var_os("WGPU_ATTENTION_ERRORS_SNAPSHOT") {
+        let mut file =
+            std::fs::File::options().append(true).create(true).open(file).expect("the file of the snapshot");
+        file.write_all(format!("{context}: {message}\n").as_bytes()).expect("the file can be written");
+    }
     for word in words {
         assert!(message.contains(word), "{context}: no {word:?} in {message:?}");
     }

@@ -236,6 +236,7 @@ pub struct Arena {
     pub before: Vec<Vec<u8>>,
     pub after: Vec<Vec<u8>>,
     staging: wgpu::Buffer,
+    hash: u64,
 }
 
 impl Arena {
@@ -266,7 +267,7 @@ impl Arena {
         let size = before.iter().map(|bytes| bytes.len() as u64).sum();
         let staging = make(device, size, U::MAP_READ | U::COPY_DST, false);
         before.iter().zip(&buffers).for_each(|(bytes, buffer)| gpu.queue().write_buffer(buffer, 0, bytes));
-        Arena { buffers, after: before.clone(), before, staging }
+        Arena { buffers, after: before.clone(), before, staging, hash: 0 }
     }
 
     /// Records the read-back of everything that is watched.
@@ -276,6 +277,11 @@ impl Arena {
             encoder.copy_buffer_to_buffer(buffer, 0, &self.staging, at, bytes.len() as u64);
             at += bytes.len() as u64;
         }
+    }
+
+    /// The hash of all that was written into the buffers since it was last taken.
+    pub fn take_hash(&mut self) -> u64 {
+        std::mem::take(&mut self.hash)
     }
 
     /// Takes what was read back. Nothing but `writes` may have changed; all of those must, where `whole`.
@@ -291,6 +297,10 @@ impl Arena {
         }
         drop(mapped);
         self.staging.unmap();
+        let written = self.before.iter().zip(&self.after).filter(|(before, after)| before != after);
+        self.hash = written
+            .flat_map(|(_, after)| after)
+            .fold(self.hash, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3));
         let mut found = Ok(());
         for (n, buf) in Buf::ALL[..Buf::WATCHED].iter().enumerate() {
             let (before, after) = (&self.before[n], &self.after[n]);

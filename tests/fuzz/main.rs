@@ -8,6 +8,8 @@
 //! - `WGPU_ATTENTION_FUZZ_FIRST`: the first seed, 0 unless set;
 //! - `WGPU_ATTENTION_FUZZ_SEED`: this one only, and says what it is;
 //! - `WGPU_ATTENTION_FUZZ_SUBJECT`: only cases of a subject whose name has this in it, as `local`;
+//! - `WGPU_ATTENTION_FUZZ_SNAPSHOT`: a file that gets a line for each case: its seed and subject, what became of it, its dispatches
+//!   with their grids, and a hash of what is in the buffers after it (`scripts/snapshot`);
 //! - `WGPU_ATTENTION_FUZZ_THREADS`: with devices of their own, as many as there are processors, at most 4, unless set.
 //!
 //! Every case belongs to one of [`FAMILIES`] families, which decide what needs a kernel of its own: compiling them is
@@ -212,6 +214,7 @@ struct Tally {
     subjects: BTreeMap<&'static str, [usize; 3]>,
     failures: Vec<String>,
     compiled: BTreeMap<&'static str, usize>,
+    snapshot: Vec<(u64, String)>,
 }
 
 impl Tally {
@@ -220,7 +223,7 @@ impl Tally {
             Outcome::Judged => ("judged".to_string(), 0),
             Outcome::Ran => ("run".to_string(), 0),
             Outcome::Accepted => ("accepted, not run".to_string(), 1),
-            Outcome::Refused(variant) => (variant.clone(), 2),
+            Outcome::Refused(error) => (error.split(' ').take(3).collect::<Vec<_>>().join(" "), 2),
         };
         *self.outcomes.entry(name).or_default() += 1;
         self.subjects.entry(subject).or_default()[n] += 1;
@@ -235,6 +238,7 @@ fn hostile_input() {
     let wanted = if only.is_some() { Some(1) } else { variable("CASES") };
     let cases = wanted.unwrap_or(10_000);
     let subject = std::env::var("WGPU_ATTENTION_FUZZ_SUBJECT").ok();
+    let snapshot = std::env::var_os("WGPU_ATTENTION_FUZZ_SNAPSHOT");
     let asked = |n: u64| subject.as_ref().is_none_or(|subject| subject_of(n).0.contains(subject));
     let families: Vec<bool> = (0..FAMILIES).map(|n| asked(n) && (wanted.is_some() || runs(n))).collect();
     let processors = std::thread::available_parallelism().map_or(1, |n| n.get().min(4) as u64);
@@ -266,13 +270,20 @@ fn hostile_input() {
             let mut said = String::new();
             let compiled = |all: &[World; 2]| all.iter().map(|w| w.gpu.pipelines().compiled()).sum::<usize>();
             let before = compiled(&all);
-            let (subject, result) = run(&mut all, family(seed), &mut Choices::seeded(seed), &mut said);
+            let ((subject, result), bound) = wgpu_attention::inspect::bound(|| {
+                run(&mut all, family(seed), &mut Choices::seeded(seed), &mut said)
+            });
+            let line = snapshot.as_ref().map(|_| {
+                let bits = all.iter_mut().fold(0, |bits, world| bits ^ world.arena.take_hash());
+                format!("{seed} {subject}: {result:?}, {bound:?}, {bits:016x}")
+            });
             let compiled = compiled(&all) - before;
             if only.is_some() {
                 say(&format!("{subject}: {said}: {result:?}"));
             }
             let mut tally = tally.lock().expect("no panic here");
             *tally.compiled.entry(subject).or_default() += compiled;
+            tally.snapshot.extend(line.map(|line| (seed, line)));
             match result {
                 Ok(outcome) => tally.count(subject, &outcome),
                 Err(why) => {
@@ -310,8 +321,14 @@ fn hostile_input() {
             }
         }
     });
-    let Tally { outcomes, subjects, failures, compiled } = tally.into_inner().expect("no panic here");
+    let Tally { outcomes, subjects, failures, compiled, snapshot: mut lines } =
+        tally.into_inner().expect("no panic here");
     let ran = done.into_inner();
+    if let Some(file) = snapshot {
+        lines.sort_unstable();
+        let text: String = lines.into_iter().map(|(_, line)| line + "\n").collect();
+        std::fs::write(file, text).expect("the file of the snapshot can be written");
+    }
     say(&format!(
         "hostile input: {ran} cases from {first} on in {} s on {threads} threads",
         started.elapsed().as_secs()

@@ -19,14 +19,12 @@ pub enum Outcome {
     Ran,
     /// Accepted, but too long to run, or not meant to be.
     Accepted,
-    /// By the error's variant.
+    /// With this error.
     Refused(String),
 }
 
-/// The name of an error's variant.
 pub fn refused(error: &Error) -> Outcome {
-    let debug = format!("{error:?}");
-    Outcome::Refused(debug.split([' ', '(']).next().unwrap_or_default().to_string())
+    Outcome::Refused(error.to_string())
 }
 
 /// A device, another one beside it, and buffers.

@@ -232,10 +232,7 @@ impl Share {
 
     /// FNV-1a of the name decides.
     fn holds(self, name: &str) -> bool {
-        let hash = name
-            .bytes()
-            .fold(0xcbf2_9ce4_8422_2325u64, |hash, b| (hash ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
-        (hash >> 32) % self.of == self.number - 1
+        (translate::fnv(name.bytes()) >> 32) % self.of == self.number - 1
     }
 }
 
@@ -329,11 +326,36 @@ fn run(jobs: VecDeque<Job>) -> (Said, Times) {
     done.into_inner().expect("nobody panicked with it")
 }
 
+/// Prints each variant's name and the hash of its SPIR-V, for `scripts/snapshot`.
+fn spirv_hashes() -> Result<(), Box<dyn Error>> {
+    let kernels = Mutex::new(kernels().into_iter());
+    let lines = Mutex::new(Vec::new());
+    let next = || kernels.lock().expect("nobody panics with it").next();
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(2, usize::from) {
+            scope.spawn(|| {
+                while let Some(KernelText { name, wgsl, .. }) = next() {
+                    let line = match translate::spirv_hash(&wgsl) {
+                        Ok(hash) => format!("{name} {hash:016x}"),
+                        Err(why) => format!("{name} {why}"),
+                    };
+                    lines.lock().expect("nobody panics with it").push(line);
+                }
+            });
+        }
+    });
+    let mut lines = lines.into_inner()?;
+    lines.sort_unstable();
+    lines.iter().for_each(|line| println!("{line}"));
+    Ok(())
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         // As an answer: nobody listens to standard error.
         ["mesa", gpu] => return mesa::serve(gpu).inspect_err(|error| println!("{error}")),
+        ["spirv-hashes"] => return spirv_hashes(),
         ["call", ..] => return call::run(&arguments[1..]),
         ["compiled", folder, notes, date, page] => return compiled::run(folder, notes, date, page),
         _ => {}

@@ -84,9 +84,13 @@ fn kept<T>(
 }
 
 fn spirv(module: &Module, info: &ModuleInfo) -> Result<Vec<u32>, String> {
+    spirv_with(module, info, spv::WriterFlags::LABEL_VARYINGS | spv::WriterFlags::FORCE_POINT_SIZE)
+}
+
+fn spirv_with(module: &Module, info: &ModuleInfo, flags: spv::WriterFlags) -> Result<Vec<u32>, String> {
     let options = spv::Options {
         lang_version: (1, 6),
-        flags: spv::WriterFlags::LABEL_VARYINGS | spv::WriterFlags::FORCE_POINT_SIZE,
+        flags,
         bounds_check_policies: UNCHECKED,
         zero_initialize_workgroup_memory: spv::ZeroInitializeWorkgroupMemoryMode::None,
         force_loop_bounding: false,
@@ -97,6 +101,21 @@ fn spirv(module: &Module, info: &ModuleInfo) -> Result<Vec<u32>, String> {
     };
     let pipeline = spv::PipelineOptions { shader_stage: STAGE, entry_point: "main".into() };
     spv::write_vec(module, info, &options, Some(&pipeline)).map_err(|e| e.to_string())
+}
+
+/// FNV-1a of a kernel's SPIR-V without names, for comparing two versions of the crate.
+pub fn spirv_hash(text: &str) -> Result<u64, String> {
+    guarded(|| {
+        let module = parse(text)?;
+        let info = validate(&module, text)?;
+        let words = spirv_with(&module, &info, spv::WriterFlags::empty())?;
+        Ok(fnv(words.iter().flat_map(|word| word.to_le_bytes())))
+    })
+}
+
+/// FNV-1a.
+pub fn fnv(bytes: impl Iterator<Item = u8>) -> u64 {
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, b| (hash ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
 }
 
 /// The kernel in MSL, for `cpp.rs`.
