@@ -50,7 +50,7 @@ pub use device::{planned_by_name, with_registers};
 pub use memory::{Image, Place, Values, stored};
 pub use random::Rng;
 pub use report::Report;
-pub use rest::{due, rest};
+pub use rest::{due, in_turn, rest};
 #[cfg(not(target_arch = "wasm32"))]
 pub use run::run;
 pub use run::{FORMS, Layout, Setup};
