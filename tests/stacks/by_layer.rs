@@ -391,15 +391,15 @@ fn bad_layer_calls_are_errors() {
     assert!(error.to_string().contains("softcap is -1"), "{error}");
 }
 
-/// `smallest` with two more layers, which read the keys of the second and of the first.
+/// `smallest` with three more layers, which read the keys of the second, of the first and of the second.
 fn sharing() -> Stack {
     let stack = smallest();
     let layer = |source: usize| LayerData { keys_of: Some(source), ..stack.each[source].clone() };
-    let each = vec![stack.each[0].clone(), stack.each[1].clone(), layer(1), layer(0)];
-    Stack::random(&mut Rng::new(35), 4, true, Stack { each, ..stack })
+    let each = vec![stack.each[0].clone(), stack.each[1].clone(), layer(1), layer(0), layer(1)];
+    Stack::random(&mut Rng::new(35), 5, true, Stack { each, ..stack })
 }
 
-/// Keys of the first two layers in four layers of a stack: all at once, by a cache of two layers, and their gradients.
+/// Keys of the first two layers in five layers of a stack: all at once, by a cache of two layers, and their gradients.
 #[test]
 fn layers_share_keys_of_earlier_layers() {
     let mut report = Report::new("layers that share keys");
@@ -408,7 +408,8 @@ fn layers_share_keys_of_earlier_layers() {
         let setup = Setup { profile: full(), form, dtypes: [DType::F32; 2], layout };
         report.record("at once", &setup, stack.outcome(&setup, None, true));
         report.record("one at a time", &setup, stack.outcome(&setup, Some(&[1; 5]), true));
-        let ask = Ask { keeps: form == FORMS[0], accumulates: true, gradient: DType::F32 };
+        let first = form == FORMS[0];
+        let ask = Ask { keeps: first, accumulates: first, gradient: DType::F32 };
         report.record("gradients", &setup, backward::outcome(&stack, &setup, ask, 4));
     }
     report.finish();
@@ -423,15 +424,15 @@ fn bad_shared_keys_are_errors() {
     let stack = sharing();
     let placed = stack.place(full(), DType::F32);
     let configs = stack.configs(DType::F32);
-    let refused = |sources: [Option<usize>; 4], words: &[&str]| {
+    let refused = |sources: [Option<usize>; 5], words: &[&str]| {
         let configs: Vec<_> = configs.iter().zip(sources).map(|(config, of)| config.keys_of(of)).collect();
         let error = placed.encoder_of(full(), &configs).expect_err("an error").to_string();
         assert!(words.iter().all(|w| error.contains(w)), "{words:?}: {error}");
     };
-    refused([Some(0), None, None, None], &["keys_of is 0", "an earlier layer"]);
-    refused([None, Some(2), None, None], &["keys_of is 2", "an earlier layer"]);
-    refused([None, None, Some(1), Some(2)], &["keys_of is 2", "keys of its own"]);
-    refused([None, Some(0), None, None], &["other weights", "`key`, `value`"]);
+    refused([Some(0), None, None, None, None], &["keys_of is 0", "an earlier layer"]);
+    refused([None, Some(2), None, None, None], &["keys_of is 2", "an earlier layer"]);
+    refused([None, None, Some(1), Some(2), None], &["keys_of is 2", "keys of its own"]);
+    refused([None, Some(0), None, None, None], &["other weights", "`key`, `value`"]);
 
     let encoder = placed.encoder_of(full(), &configs).expect("a stack");
     let buffers: Vec<_> = (0..6).map(|_| gpu.buffer(4096).expect("a buffer")).collect();
@@ -450,14 +451,14 @@ fn bad_shared_keys_are_errors() {
     };
     let unrotated = with(2, LayerCall::new(DeviceMask::causal()));
     check(forward.layer_calls(&unrotated[..]), &["layer_calls[2]", "another rotation"]);
-    let swapped = [calls[0], calls[1], calls[0], calls[1]];
+    let swapped = [calls[0], calls[1], calls[0], calls[1], calls[1]];
     check(forward.layer_calls(&swapped[..]), &["layer_calls[2]", "another rotation"]);
     let cache = |layers: usize| {
         let config = CacheConfig::new(2, 4, 9).layers(layers);
         Cache::with_pipelines(gpu.pipelines(), config).expect("a cache")
     };
-    let four = cache(4);
-    check(forward.layer_calls(&calls[..]).cache(&four), &["cache.layers is 4"]);
+    let five = cache(5);
+    check(forward.layer_calls(&calls[..]).cache(&five), &["cache.layers is 5"]);
 
     let mut asked = placed.gradients();
     asked[2].attention.key = asked[1].attention.key;
