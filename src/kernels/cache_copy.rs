@@ -26,4 +26,8 @@ impl CacheCopy {
         let bindings = vec![Binding::write("rows", DType::U32, Width::One)];
         Kernel::new::<Params>(&[], bindings, &[shader!("cache_copy")], 64)
     }
+
+    pub fn all() -> [Self; 1] {
+        [CacheCopy]
+    }
 }

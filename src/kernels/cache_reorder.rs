@@ -27,4 +27,8 @@ impl CacheReorder {
         let parts = [shader!("cache/params"), shader!("cache/sequence_table"), shader!("cache_reorder")];
         Kernel::new::<Params>(&constants, vec![rows, CacheVariant::sequence_table()], &parts, 64)
     }
+
+    pub fn all() -> [Self; 1] {
+        [CacheReorder]
+    }
 }
