@@ -1,10 +1,10 @@
 //! What a kernel is: WGSL text composed for a variant, its bindings, its parameters.
 
-use crate::device::Fragment;
+use crate::device::{DeviceFacts, Fragment};
 use std::fmt::Write as _;
 use std::hash::Hash;
 
-use crate::tensor::{Access, DType, Layout, Window};
+use crate::tensor::{Access, DType, Layout, TensorView, Window, broadcast};
 use crate::unroll::unrolled;
 
 /// A kernel variant: everything that changes its text. Hashing one finds its pipeline.
@@ -399,6 +399,23 @@ pub(crate) struct View {
     pub strides: [u32; 4],
     pub offset: u32,
     pub pad: [u32; 3],
+}
+
+impl View {
+    /// Of a tensor, in the part of its buffer that is bound.
+    pub fn of(t: TensorView, device: &DeviceFacts) -> Self {
+        View::from(t.window(device).layout)
+    }
+
+    /// Of a tensor whose axes of one element repeat it.
+    pub fn repeating(t: TensorView, device: &DeviceFacts) -> Self {
+        View::from(broadcast(t.window(device).layout))
+    }
+
+    /// Of a tensor, or zeros where there is none.
+    pub fn optional(t: Option<TensorView>, device: &DeviceFacts) -> Self {
+        t.map_or(View::default(), |t| View::of(t, device))
+    }
 }
 
 impl From<Layout> for View {

@@ -180,7 +180,7 @@ impl AttentionalVector {
         let AttentionalBackward { context, hidden, weight, out, d_out, accumulates, .. } = *call;
         let [batch, _, length, channels] = out.shape();
         let d_sum = in_scratch(scratch.buffer(Slot::ProjectedGradients)?, DType::F32, out.shape(), 0);
-        let view = |t: TensorView| View::from(t.window(device).layout);
+        let view = |t: TensorView| View::of(t, device);
         let params = tanh_backward::Params {
             out: view(out),
             d_out: view(d_out),

@@ -198,7 +198,7 @@ impl<'a> AttentionalForward<'a> {
         let mut dispatches =
             project::dispatches(&[op(context, of_context, linear.bias, parts[0])], tuning, device)?;
         dispatches.extend(project::dispatches(&[op(hidden, of_hidden, None, parts[1])], tuning, device)?);
-        let view = |t: TensorView| View::from(t.window(device).layout);
+        let view = |t: TensorView| View::of(t, device);
         let [batch, _, length, channels] = shape;
         let params = tanh_sum::Params {
             a: view(parts[0]),

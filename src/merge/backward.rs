@@ -81,7 +81,7 @@ impl<'a> MergeBackward<'a> {
     }
 
     fn dispatches(&self, device: &DeviceFacts) -> Dispatches<'a> {
-        let view = |t: TensorView| View::from(t.window(device).layout);
+        let view = |t: TensorView| View::of(t, device);
         let [batch, heads, q_len, value_dim] = self.merged.out.shape();
         let call = |(part, gradients): (&Partial<'a>, &PartGradients<'a>)| {
             let params = merge_backward::Params {

@@ -127,7 +127,7 @@ fn check(parts: &[Partial], into: &Partial, device: &DeviceFacts) -> Result<(), 
 }
 
 fn dispatches<'a>(parts: &[Partial<'a>], into: &Partial<'a>, device: &DeviceFacts) -> Dispatches<'a> {
-    let view = |t: TensorView| View::from(t.window(device).layout);
+    let view = |t: TensorView| View::of(t, device);
     let [batch, heads, q_len, value_dim] = into.out.shape();
     let call = |(n, parts): (usize, &[Partial<'a>])| {
         let mut places = [bytemuck::Zeroable::zeroed(); merge::PARTS];

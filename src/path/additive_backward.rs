@@ -2,7 +2,7 @@
 //! gradients of weights, what pairs give, and the sums.
 
 use super::backward::{STATS_BYTES, row_stats, row_totals};
-use super::backward_problem::{BackwardProblem, in_fours, view};
+use super::backward_problem::{BackwardProblem, in_fours};
 use super::dispatches::{Dispatches, grid, in_scratch, runs};
 use crate::device::DeviceFacts;
 use crate::dropout::Dropout;
@@ -19,7 +19,7 @@ use crate::mask::{DeviceMask, Id};
 use crate::plan::{self, GradientsOf, MatmulShape, Rectangle, Sides};
 use crate::problem::Shape;
 use crate::scratch::{Scratch, ScratchSize, Slot};
-use crate::tensor::{DType, Layout, TensorView, Window, broadcast, count};
+use crate::tensor::{DType, Layout, TensorView, Window, count};
 
 /// Checked tensors of a backward call of additive attention.
 #[derive(Clone, Copy)]
@@ -203,7 +203,7 @@ fn vector_sums<'a>(
     let elements = count(gradient.shape());
     let whole = in_scratch(parts, DType::F32, [1, 1, elements, plan.parts], 0).window(device);
     let params = part_sums::Params {
-        sums: view(gradient, device),
+        sums: View::of(gradient, device),
         shape: gradient.shape().map(|n| n as u32),
         elements: elements as u32,
         count: plan.parts as u32,
@@ -266,7 +266,7 @@ impl<'a> Part<'_, 'a> {
     }
 
     fn score_vector(&self) -> View {
-        View::from(broadcast(self.call.score_vector.window(self.device).layout))
+        View::repeating(self.call.score_vector, self.device)
     }
 
     fn with_mask(&self, tensors: &[TensorView<'a>], mask: mask::MaskVariant) -> Vec<Window<'a>> {
@@ -289,8 +289,8 @@ impl<'a> Part<'_, 'a> {
             range: fitting(self.mask.range_only(), 4, self.device),
         };
         let params = additive_scores::Params {
-            q: view(q, self.device),
-            k: view(k, self.device),
+            q: View::of(q, self.device),
+            k: View::of(k, self.device),
             score_vector: self.score_vector(),
             scores: self.matrix_view(),
             mask: self.mask_params(),
@@ -327,8 +327,8 @@ impl<'a> Part<'_, 'a> {
         let matrix = self.matrix(true);
         let range = mask::MaskVariant::default();
         let params = scores::Params {
-            q: view(d_out, self.device),
-            k: view(v, self.device),
+            q: View::of(d_out, self.device),
+            k: View::of(v, self.device),
             scores: View::from(matrix.layout),
             mask: mask::MaskParams::new(&DeviceMask::none(), &inner, 0, None, self.device),
             heads: shape.heads as u32,
@@ -435,10 +435,10 @@ impl<'a> Part<'_, 'a> {
             parts: parts.is_some(),
             range: fitting(range, 6, self.device),
         };
-        let view_of = |t: Option<TensorView>| t.map_or(View::default(), |t| view(t, self.device));
+        let view_of = |t: Option<TensorView>| View::optional(t, self.device);
         let params = additive_backward::Params {
             own: view_of(own),
-            others: view(others, self.device),
+            others: View::of(others, self.device),
             pairs: self.matrix_view(),
             score_vector: self.score_vector(),
             gradient: view_of(gradient),

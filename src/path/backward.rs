@@ -1,6 +1,6 @@
 //! The gradients: what queries keep of the forward pass, then those of q, then those of k and v, then those of the mask's tensors.
 
-use super::backward_problem::{BackwardProblem, in_fours, view};
+use super::backward_problem::{BackwardProblem, in_fours};
 use super::dispatches::{Dispatches, in_scratch, runs};
 use super::score_gradients::{self, QueryStats};
 use crate::device::DeviceFacts;
@@ -19,7 +19,7 @@ use crate::plan::{
 };
 use crate::problem::Shape;
 use crate::scratch::{Scratch, ScratchSize, Slot};
-use crate::tensor::{DType, TensorView, Window, broadcast, count};
+use crate::tensor::{DType, TensorView, Window, count};
 
 /// Bytes that are kept of a query: four numbers.
 pub(super) const STATS_BYTES: u64 = 16;
@@ -181,10 +181,10 @@ pub(super) fn row_stats<'a>(
         [Some(out), Some(d_out), Some(lse), d_lse].into_iter().flatten().map(|t| t.window(device)).collect();
     tensors.push(stats);
     let params = row_stats::Params {
-        out: view(out, device),
-        d_out: view(d_out, device),
-        lse: view(lse, device),
-        d_lse: d_lse.map_or(View::default(), |t| view(t, device)),
+        out: View::of(out, device),
+        d_out: View::of(d_out, device),
+        lse: View::of(lse, device),
+        d_lse: View::optional(d_lse, device),
         heads: shape.heads as u32,
         q_len: shape.q_len as u32,
         value_dim: shape.value_dim as u32,
@@ -220,10 +220,9 @@ pub(super) fn row_totals<'a>(
     tensors.push(stats);
     tensors.extend(variant.mask.windows(&problem.mask, device));
     let params = row_totals::Params {
-        q: view(q, device),
-        k: view(k, device),
-        score_vector: score_vector
-            .map_or(View::default(), |t| View::from(broadcast(t.window(device).layout))),
+        q: View::of(q, device),
+        k: View::of(k, device),
+        score_vector: score_vector.map_or(View::default(), |t| View::repeating(t, device)),
         mask: mask::MaskParams::new(&problem.mask, &shape, problem.appended, problem.softcap, device),
         heads: shape.heads as u32,
         group: shape.group() as u32,
@@ -278,12 +277,12 @@ fn gradients<'a>(
     tensors.extend([scored, valued].into_iter().flatten().map(|t| t.window(device)));
     tensors.extend(variant.mask.windows(&problem.mask, device));
     tensors.extend(drop.keep);
-    let view_of = |t: Option<TensorView>| t.map_or(View::default(), |t| view(t, device));
+    let view_of = |t: Option<TensorView>| View::optional(t, device);
     let params = fused_backward::Params {
-        q: view(q, device),
-        k: view(k, device),
-        v: view(v, device),
-        d_out: view(d_out, device),
+        q: View::of(q, device),
+        k: View::of(k, device),
+        v: View::of(v, device),
+        d_out: View::of(d_out, device),
         d_q: view_of(d_q),
         d_k: view_of(d_k),
         d_v: view_of(d_v),

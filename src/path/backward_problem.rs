@@ -3,7 +3,6 @@
 use crate::device::DeviceFacts;
 use crate::dropout::Dropout;
 use crate::error::Error;
-use crate::kernel::View;
 use crate::mask::DeviceMask;
 use crate::mods::CapturedGradients;
 use crate::plan::{Added, Tuning};
@@ -116,8 +115,4 @@ pub(crate) struct BackwardProblem<'a> {
 
 pub(super) fn in_fours(t: TensorView) -> bool {
     t.layout.in_fours(3)
-}
-
-pub(super) fn view(t: TensorView, device: &DeviceFacts) -> View {
-    View::from(t.window(device).layout)
 }

@@ -36,7 +36,7 @@ impl<'a> EmbeddingOp<'a> {
     pub fn forward(&self, device: &DeviceFacts) -> Dispatch<'a, KernelVariant> {
         let EmbeddingOp { ids, table, out, scale, accumulates } = *self;
         let [batch, _, length, dim] = out.shape();
-        let view = |t: TensorView| View::from(t.window(device).layout);
+        let view = |t: TensorView| View::of(t, device);
         let fours = dim.div_ceil(4);
         let work = count([batch, length, fours, 1]);
         let groups = work.div_ceil(WORKGROUP).min(MOST_GROUPS).min(device.max_workgroups as usize);
@@ -99,7 +99,7 @@ impl<'a> EmbeddingOp<'a> {
         let rows = table.shape()[2];
         let order = in_scratch(scratch.buffer(Slot::Order)?, DType::U32, self.order_shape(), 0);
         let mut dispatches = self.sort(order).dispatches(|slot| scratch.buffer(slot), device)?;
-        let view = |t: TensorView| View::from(t.window(device).layout);
+        let view = |t: TensorView| View::of(t, device);
         let groups = rows.min(MOST_GROUPS).min(device.max_workgroups as usize);
         let params = embedding_backward::Params {
             d_out: view(out),

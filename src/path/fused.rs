@@ -9,7 +9,7 @@ use crate::kernels::dropout::{DropoutKind, DropoutParams};
 use crate::kernels::merge_splits::{self, MergeSplits};
 use crate::kernels::{KernelVariant, fused, mask};
 use crate::plan::{FusedPlan, Piece};
-use crate::tensor::{Layout, TensorView, Window, broadcast};
+use crate::tensor::{Layout, TensorView, Window};
 
 fn variant(problem: &Problem, plan: &FusedPlan) -> fused::Fused {
     let extras = &problem.extras;
@@ -71,26 +71,20 @@ pub(crate) fn dispatches<'a>(
     dispatches
 }
 
-fn view(tensor: TensorView, device: &DeviceFacts) -> View {
-    View::from(tensor.window(device).layout)
-}
-
 fn params(problem: &Problem, plan: &FusedPlan, drop: &DropoutParams, device: &DeviceFacts) -> fused::Params {
     let Problem { shape, q, keys, extras, .. } = problem;
     let (k, v, cache) = match *keys {
-        Keys::Tensors { k, v } => (view(k, device), view(v, device), CacheParams::default()),
+        Keys::Tensors { k, v } => (View::of(k, device), View::of(v, device), CacheParams::default()),
         Keys::Cache(layer) => (View::default(), View::default(), layer.params),
     };
     fused::Params {
-        q: view(*q, device),
+        q: View::of(*q, device),
         k,
         v,
-        out: view(extras.out, device),
-        lse: extras.lse.map_or(View::default(), |lse| view(lse, device)),
+        out: View::of(extras.out, device),
+        lse: View::optional(extras.lse, device),
         dropout: drop.view,
-        score_vector: problem
-            .score_vector
-            .map_or(View::default(), |t| View::from(broadcast(t.window(device).layout))),
+        score_vector: problem.score_vector.map_or(View::default(), |t| View::repeating(t, device)),
         mask: mask::MaskParams::new(&extras.mask, shape, extras.appended, problem.softcap, device),
         first: [0; 4],
         seed: drop.seed,

@@ -10,7 +10,7 @@ use crate::kernels::{
     local_weights,
 };
 use crate::problem::Shape;
-use crate::tensor::{DType, TensorView, broadcast, count};
+use crate::tensor::{DType, TensorView, count};
 
 /// A checked problem of local attention.
 #[derive(Clone, Copy)]
@@ -41,7 +41,7 @@ pub(crate) struct LocalGradientViews<'a> {
 
 /// A tensor as kernels see it: an axis of one element repeats it.
 fn view(t: Option<TensorView>, device: &DeviceFacts) -> View {
-    t.map_or(View::default(), |t| View::from(broadcast(t.window(device).layout)))
+    t.map_or(View::default(), |t| View::repeating(t, device))
 }
 
 fn in_fours(tensors: &[TensorView]) -> Width {

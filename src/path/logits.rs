@@ -10,10 +10,6 @@ use crate::tensor::{TensorView, count};
 /// Workgroups of a dispatch, at most; each takes several rows where there are more.
 const MOST_GROUPS: usize = 65535;
 
-fn view(t: TensorView, device: &DeviceFacts) -> View {
-    View::from(t.window(device).layout)
-}
-
 fn row_count(x: &TensorView) -> usize {
     let [batch, heads, length, _] = x.shape();
     count([batch, heads, length, 1])
@@ -37,8 +33,8 @@ pub(crate) fn log_softmax<'a>(
     let [_, heads, length, columns] = x.shape();
     let (rows, groups, step) = share(&x, tuning, device);
     let params = log_softmax::Params {
-        x: view(x, device),
-        out: view(out, device),
+        x: View::of(x, device),
+        out: View::of(out, device),
         columns: columns as u32,
         heads: heads as u32,
         length: length as u32,
@@ -68,9 +64,9 @@ pub(crate) fn log_softmax_backward<'a>(
     let [_, heads, length, columns] = out.shape();
     let (rows, groups, step) = share(&out, tuning, device);
     let params = log_softmax_backward::Params {
-        out: view(out, device),
-        d_out: view(d_out, device),
-        d_x: view(d_x, device),
+        out: View::of(out, device),
+        d_out: View::of(d_out, device),
+        d_x: View::of(d_x, device),
         columns: columns as u32,
         heads: heads as u32,
         length: length as u32,
@@ -109,9 +105,9 @@ pub(crate) fn top_k<'a>(
     let rows = row_count(&x);
     let groups = rows.min(MOST_GROUPS).min(device.max_workgroups as usize);
     let params = top_k::Params {
-        x: view(x, device),
-        values: values.map_or(View::default(), |t| view(t, device)),
-        indices: view(indices, device),
+        x: View::of(x, device),
+        values: View::optional(values, device),
+        indices: View::of(indices, device),
         columns: columns as u32,
         k: indices.shape()[3] as u32,
         heads: heads as u32,

@@ -14,7 +14,7 @@ use crate::kernels::lsh_gradients::{self, LshGradients};
 use crate::kernels::lsh_hash::{self, LshHash, WORKGROUP};
 use crate::kernels::lsh_merge::{self, LshMerge};
 use crate::scratch::{ScratchSize, Slot};
-use crate::tensor::{DType, TensorView, broadcast, count};
+use crate::tensor::{DType, TensorView, count};
 
 /// What a call is made of.
 #[derive(Clone, Copy, Debug)]
@@ -41,12 +41,8 @@ pub(crate) struct LshRounds<'a> {
     pub codes: TensorView<'a>,
 }
 
-fn view(t: TensorView, device: &DeviceFacts) -> View {
-    View::from(t.window(device).layout)
-}
-
 fn view_of_lengths(lengths: Option<TensorView>, device: &DeviceFacts) -> View {
-    lengths.map_or(View::default(), |t| View::from(broadcast(t.window(device).layout)))
+    lengths.map_or(View::default(), |t| View::repeating(t, device))
 }
 
 impl LshSizes {
@@ -123,10 +119,10 @@ impl<'a> LshRounds<'a> {
     ) -> Dispatch<'a, KernelVariant> {
         let LshSizes { batch, heads, length, head_dim, rounds, n_buckets, .. } = self.sizes;
         let params = lsh_hash::Params {
-            qk: view(qk, device),
-            rotations: view(rotations, device),
+            qk: View::of(qk, device),
+            rotations: View::of(rotations, device),
             lengths: view_of_lengths(self.lengths, device),
-            buckets: view(self.buckets, device),
+            buckets: View::of(self.buckets, device),
             rounds: rounds as u32,
             length: length as u32,
             head_dim: head_dim as u32,
@@ -154,9 +150,9 @@ impl<'a> LshRounds<'a> {
         let LshSizes { batch, heads, length, rounds, chunk, .. } = sizes;
         let mut dispatches = self.sort().dispatches(part, device)?;
         let params = lsh_codes::Params {
-            buckets: view(buckets, device),
-            order: view(order, device),
-            ranks: view(ranks, device),
+            buckets: View::of(buckets, device),
+            order: View::of(order, device),
+            ranks: View::of(ranks, device),
             lengths: view_of_lengths(lengths, device),
             heads: heads as u32,
             rounds: rounds as u32,
@@ -187,9 +183,9 @@ impl<'a> LshRounds<'a> {
         let LshSizes { batch, heads, length, rounds, chunk, .. } = self.sizes;
         let rows = y.shape()[2];
         let params = lsh_gather::Params {
-            x: view(x, device),
-            y: view(y, device),
-            order: view(self.order, device),
+            x: View::of(x, device),
+            y: View::of(y, device),
+            order: View::of(self.order, device),
             lengths: view_of_lengths(self.lengths, device),
             rounds: rounds as u32,
             length: length as u32,
@@ -219,11 +215,11 @@ impl<'a> LshRounds<'a> {
     ) -> Dispatch<'a, KernelVariant> {
         let LshSizes { batch, heads, length, value_dim, rounds, .. } = self.sizes;
         let params = lsh_merge::Params {
-            part_out: view(part_out, device),
-            part_lse: view(part_lse, device),
-            ranks: view(self.ranks, device),
-            out: view(out, device),
-            lse: lse.map_or(View::default(), |t| view(t, device)),
+            part_out: View::of(part_out, device),
+            part_lse: View::of(part_lse, device),
+            ranks: View::of(self.ranks, device),
+            out: View::of(out, device),
+            lse: View::optional(lse, device),
             rounds: rounds as u32,
             length: length as u32,
             value_dim: value_dim as u32,
@@ -248,13 +244,13 @@ impl<'a> LshRounds<'a> {
     ) -> Dispatch<'a, KernelVariant> {
         let LshSizes { batch, heads, length, rounds, chunk, .. } = self.sizes;
         let (x, d_queries) = queries.unzip();
-        let or_none = |t: Option<TensorView>| t.map_or(View::default(), |t| view(t, device));
+        let or_none = |t: Option<TensorView>| View::optional(t, device);
         let params = lsh_gradients::Params {
-            d_keys: view(d_keys, device),
+            d_keys: View::of(d_keys, device),
             d_queries: or_none(d_queries),
             x: or_none(x),
-            d_x: view(d_x.view, device),
-            ranks: view(self.ranks, device),
+            d_x: View::of(d_x.view, device),
+            ranks: View::of(self.ranks, device),
             lengths: view_of_lengths(self.lengths, device),
             rounds: rounds as u32,
             length: length as u32,

@@ -25,10 +25,6 @@ pub(crate) struct MeanPoolOp<'a> {
 /// Workgroups of a dispatch, at most; each takes several sequences where there are more.
 const MOST_GROUPS: usize = 65535;
 
-fn view(t: Option<TensorView>, device: &DeviceFacts) -> View {
-    t.map_or(View::default(), |t| View::from(t.window(device).layout))
-}
-
 fn in_fours(tensors: &[Option<TensorView>]) -> Width {
     Width::of(tensors.iter().flatten().all(|t| t.layout.in_fours(3)))
 }
@@ -36,7 +32,7 @@ fn in_fours(tensors: &[Option<TensorView>]) -> Width {
 impl<'a> MeanPoolOp<'a> {
     /// Views of lengths or of cu_seqlens, and of what is kept.
     fn which(&self, device: &DeviceFacts) -> [View; 2] {
-        let view = view(self.which, device);
+        let view = View::optional(self.which, device);
         if self.pooled == Pooled::Keep { [View::default(), view] } else { [view, View::default()] }
     }
 
@@ -61,10 +57,10 @@ impl<'a> MeanPoolOp<'a> {
         let (rows, groups, step) = self.share(tuning, device);
         let [numbers, keep] = self.which(device);
         let params = mean_pool::Params {
-            x: view(Some(x), device),
+            x: View::optional(Some(x), device),
             numbers,
             keep,
-            out: view(Some(out), device),
+            out: View::optional(Some(out), device),
             features: features as u32,
             length: length as u32,
             sequences: sequences as u32,
@@ -106,11 +102,11 @@ impl<'a> MeanPoolOp<'a> {
         let [numbers, keep] = self.which(device);
         let x = l2.map(|_| x);
         let params = mean_pool_backward::Params {
-            x: view(x, device),
+            x: View::optional(x, device),
             numbers,
             keep,
-            d_out: view(Some(d_out), device),
-            d_x: view(Some(d_x), device),
+            d_out: View::optional(Some(d_out), device),
+            d_x: View::optional(Some(d_x), device),
             features: features as u32,
             length: length as u32,
             sequences: sequences as u32,

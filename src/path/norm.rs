@@ -41,12 +41,8 @@ const MOST_GROUPS: usize = 65535;
 /// Workgroups that fill a device.
 const FULL: usize = 256;
 
-fn view(t: TensorView, device: &DeviceFacts) -> View {
-    View::from(t.window(device).layout)
-}
-
 fn optional(t: Option<TensorView>, device: &DeviceFacts) -> View {
-    t.map_or(View::default(), |t| view(t, device))
+    View::optional(t, device)
 }
 
 /// First element and stride of a vector.
@@ -88,9 +84,9 @@ impl<'a> NormOp<'a> {
         let tensors = [Some(x).filter(|_| !in_place), residual, weight, bias, Some(out), sum];
         let ([w, w_step], [b, b_step]) = (vector(weight, device), vector(bias, device));
         let params = norm::Params {
-            x: view(x, device),
+            x: View::of(x, device),
             residual: optional(residual, device),
-            out: view(out, device),
+            out: View::of(out, device),
             sum: optional(sum, device),
             affine: [w, w_step, b, b_step],
             features: features as u32,
@@ -170,9 +166,9 @@ impl<'a> NormOp<'a> {
             let shape = [1, 2, number, features];
             let parts = in_scratch(scratch.buffer(Slot::Partials)?, DType::F32, shape, 0);
             let params = norm_sums::Params {
-                x: view(self.x, device),
+                x: View::of(self.x, device),
                 residual: optional(self.residual, device),
-                d_out: view(d_out, device),
+                d_out: View::of(d_out, device),
                 features: features as u32,
                 heads: heads as u32,
                 length: length as u32,
@@ -219,9 +215,9 @@ impl<'a> NormOp<'a> {
         let read = |t: Option<TensorView<'a>>| t.filter(|_| target.is_some());
         let tensors = [Some(x), residual, read(weight), read(Some(d_out)), read(d_sum), target];
         let params = norm_backward::Params {
-            x: view(x, device),
+            x: View::of(x, device),
             residual: optional(residual, device),
-            d_out: view(d_out, device),
+            d_out: View::of(d_out, device),
             d_sum: optional(d_sum, device),
             d_x: optional(target, device),
             weight: vector(weight, device),

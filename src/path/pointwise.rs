@@ -29,10 +29,6 @@ fn share([_, _, length, dim]: [usize; 4], device: &DeviceFacts) -> (usize, usize
     (fours, work, groups, (groups * WORKGROUP) as u32)
 }
 
-fn view(t: Option<TensorView>, device: &DeviceFacts) -> View {
-    t.map_or(View::default(), |t| View::from(t.window(device).layout))
-}
-
 /// The width of loads and stores: an `x` that repeats and its gradient do not limit it.
 fn in_fours(x: &[Option<TensorView>], others: &[Option<TensorView>], x_repeats: bool) -> Width {
     let x = if x_repeats { &[] } else { x };
@@ -51,7 +47,7 @@ impl<'a> PointwiseOp<'a> {
 
     /// Where x is; one channel that repeats has a stride of 0.
     fn x_view(&self, x_repeats: bool, device: &DeviceFacts) -> View {
-        let mut view = view(Some(self.x), device);
+        let mut view = View::optional(Some(self.x), device);
         if x_repeats {
             view.strides[3] = 0;
         }
@@ -67,8 +63,8 @@ impl<'a> PointwiseOp<'a> {
         let tensors = [Some(x), self.other(), Some(out)];
         let params = pointwise::Params {
             x: self.x_view(x_repeats, device),
-            other: view(self.other(), device),
-            out: view(Some(out), device),
+            other: View::optional(self.other(), device),
+            out: View::optional(Some(out), device),
             dim: dim as u32,
             fours: fours as u32,
             work: work as u32,
@@ -115,10 +111,10 @@ impl<'a> PointwiseOp<'a> {
         let tensors = [Some(x), read, Some(d_out), d_x, d_times];
         let params = pointwise_backward::Params {
             x: self.x_view(x_repeats, device),
-            other: view(self.times, device),
-            d_out: view(Some(d_out), device),
-            d_x: view(d_x, device),
-            d_other: view(d_times, device),
+            other: View::optional(self.times, device),
+            d_out: View::optional(Some(d_out), device),
+            d_x: View::optional(d_x, device),
+            d_other: View::optional(d_times, device),
             dim: dim as u32,
             fours: fours as u32,
             work: work as u32,

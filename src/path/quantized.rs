@@ -22,10 +22,6 @@ pub(crate) struct QuantizedOp<'a> {
 /// Workgroups along an axis, at most; each takes more where there are more.
 const MOST_GROUPS: usize = 65535;
 
-fn view(t: TensorView, device: &DeviceFacts) -> View {
-    View::from(t.window(device).layout)
-}
-
 impl<'a> QuantizedOp<'a> {
     fn first_byte(&self, device: &DeviceFacts) -> u32 {
         4 * self.words.window(device).layout.offset as u32
@@ -59,8 +55,8 @@ impl<'a> QuantizedOp<'a> {
             QuantizedTiles::Many(tiles) => (plan::grid(tiles, product), 0, Width::of(y.layout.in_fours(3))),
         };
         let params = quantized_project::Params {
-            x: view(x, device),
-            y: view(y, device),
+            x: View::of(x, device),
+            y: View::of(y, device),
             w: self.first_byte(device),
             row_bytes: self.row_bytes as u32,
             features: self.columns as u32,
@@ -102,8 +98,8 @@ impl<'a> QuantizedOp<'a> {
         let most = MOST_GROUPS.min(device.max_workgroups as usize);
         let groups = work.div_ceil(quantized_rows::WORKGROUP).min(most);
         let params = quantized_rows::Params {
-            ids: view(ids, device),
-            out: view(out, device),
+            ids: View::of(ids, device),
+            out: View::of(out, device),
             w: self.first_byte(device),
             row_bytes: self.row_bytes as u32,
             rows: self.rows as u32,

@@ -65,7 +65,7 @@ impl<'a> SortProblem<'a> {
         // The last pass writes `order`, and those before it by turns.
         let after =
             |pass: u32| if (passes - 1 - pass).is_multiple_of(2) { order } else { other.unwrap_or(order) };
-        let view = |t: TensorView| View::from(t.window(device).layout);
+        let view = |t: TensorView| View::of(t, device);
         let mut dispatches = Dispatches::new();
         for pass in 0..passes {
             let before = (pass > 0).then(|| after(pass - 1));

@@ -1,6 +1,6 @@
 //! The gradients of what scores are changed by, each dispatches of its own, and those that add its parts.
 
-use super::backward_problem::{BackwardProblem, in_fours, view};
+use super::backward_problem::{BackwardProblem, in_fours};
 use super::dispatches::{Dispatches, in_scratch, runs};
 use crate::device::DeviceFacts;
 use crate::kernel::{Dispatch, View, Width};
@@ -74,7 +74,7 @@ fn in_parts<'a>(
     let first_parts = Window { layout, ..whole };
     let mut dispatches = write(Sums { window: first_parts, dtype: DType::F32, accumulates: false });
     let params = part_sums::Params {
-        sums: view(gradient, device),
+        sums: View::of(gradient, device),
         shape: gradient.shape().map(|n| n as u32),
         elements: elements as u32,
         count: count_of_parts as u32,
@@ -127,7 +127,7 @@ fn rule_sums<'a>(
     tensors.extend(variant.mask.windows(&problem.mask, device));
     tensors.extend(drop.keep);
     let [q, k, v, d_out] = match inputs[..] {
-        [q, k, v, d_out] => [q, k, v, d_out].map(|t| view(t, device)),
+        [q, k, v, d_out] => [q, k, v, d_out].map(|t| View::of(t, device)),
         _ => [View::default(); 4],
     };
     let params = Params {
@@ -192,7 +192,7 @@ fn captured_sums<'a>(
     tensors.extend([stats.window, sums.window]);
     tensors.extend(variant.mask.windows(&problem.mask, device));
     tensors.extend(drop.keep);
-    let [q, k, v, d_out] = inputs.map(|t| view(t, device));
+    let [q, k, v, d_out] = inputs.map(|t| View::of(t, device));
     let gradient = sums.window.layout;
     let params = captured_gradients::Params {
         q,

@@ -10,7 +10,7 @@ use crate::kernels::dropout::{DropoutKind, DropoutParams};
 use crate::kernels::{KernelVariant, average_weights, mask, score_stage, scores, softmax, weighted_sum};
 use crate::plan::{self, MatmulShape, Tiles, WeightsOutput};
 use crate::problem::{ScoreStage, Shape};
-use crate::tensor::{DType, TensorView, Window, broadcast};
+use crate::tensor::{DType, TensorView, Window};
 
 /// The dispatches of `problem`. `matrix` is the scratch's score buffer, unless the weights serve.
 pub(crate) fn dispatches<'a>(
@@ -68,7 +68,7 @@ fn in_fours(t: TensorView) -> bool {
 
 impl<'a> Staged<'_, 'a> {
     fn view(&self, t: TensorView) -> View {
-        View::from(t.window(self.device).layout)
+        View::of(t, self.device)
     }
 
     fn windows(&self, tensors: &[TensorView<'a>], mask: mask::MaskVariant) -> Vec<Window<'a>> {
@@ -140,7 +140,7 @@ impl<'a> Staged<'_, 'a> {
         let params = additive_scores::Params {
             q: self.view(q),
             k: self.view(k),
-            score_vector: View::from(broadcast(score_vector.window(self.device).layout)),
+            score_vector: View::repeating(score_vector, self.device),
             scores: self.view(self.matrix),
             mask: self.mask_params,
             first: [0; 4],

@@ -58,7 +58,7 @@ impl<'a> TableBackward<'a> {
         let TableBackward { d_out, at, d_table, accumulate } = self;
         let [batch, heads, length, dim] = d_out.shape();
         let rows = d_table.shape()[2];
-        let view = |t: &TensorView| View::from(t.window(device).layout);
+        let view = |t: &TensorView| View::of(*t, device);
         let blocks = dim.div_ceil(table_backward::LANES);
         let work = rows * blocks;
         let groups = work.min(MOST_GROUPS).min(device.max_workgroups as usize);

@@ -24,8 +24,7 @@ use crate::path::grid;
 use crate::pipelines::Pipelines;
 use crate::record::{dispatch, pass};
 use crate::tensor::{
-    Access, DType, TensorView, axes, broadcast, check_aliasing, check_float, expect, expect_broadcast,
-    expect_shape,
+    Access, DType, TensorView, axes, check_aliasing, check_float, expect, expect_broadcast, expect_shape,
 };
 
 /// Last position of rotary and sinusoidal encodings, 2²⁴ − 1.
@@ -269,7 +268,7 @@ impl<'a> RowPositions<TensorView<'a>> {
             RowPositions::Start(start) => (View::default(), *start, true),
             RowPositions::Tensor(t) => {
                 let by_row = t.shape()[2] != length;
-                (View::from(broadcast(t.window(device).layout)), 0, by_row)
+                (View::repeating(*t, device), 0, by_row)
             }
         };
         PositionParams { view, start, by_row: by_row.into(), last, pad: 0 }
@@ -401,9 +400,8 @@ fn rotation<'a>(
             RotationParams { pairs, amplitude: 1.0, rotary_dim: 2 * pairs, order: order as u32 }
         }
     };
-    let view = |t: &TensorView| View::from(t.window(device).layout);
-    let table =
-        |t: Option<TensorView>| t.map_or(View::default(), |t| View::from(broadcast(t.window(device).layout)));
+    let view = |t: &TensorView| View::of(*t, device);
+    let table = |t: Option<TensorView>| t.map_or(View::default(), |t| View::repeating(t, device));
     let (pairs, rotary_dim) = (rotation.pairs as usize, rotation.rotary_dim as usize);
     let items = if out.is_some() { pairs + (dim - rotary_dim) } else { pairs };
     let work = length * items;
@@ -464,7 +462,7 @@ fn sum<'a>(call: &AddPositions<'a>, device: &DeviceFacts) -> Result<Dispatch<'a,
             (bytemuck::Zeroable::zeroed(), (t.shape()[2] - 1) as u32, *t)
         }
     };
-    let view = |t: &TensorView| View::from(t.window(device).layout);
+    let view = |t: &TensorView| View::of(*t, device);
     let work = length * dim;
     let (groups, step) = share(work, add_positions::WORKGROUP, device);
     let params = add_positions::Params {

@@ -11,7 +11,7 @@ use crate::path::grid;
 use crate::pipelines::Pipelines;
 use crate::record::{dispatch, pass};
 use crate::tensor::{
-    Access, DType, TensorView, broadcast, check_aliasing, check_apart, check_float, expect, expect_broadcast,
+    Access, DType, TensorView, check_aliasing, check_apart, check_float, expect, expect_broadcast,
     expect_shape, same_dtype,
 };
 
@@ -169,11 +169,6 @@ fn check_inputs(vector: &TensorView, gain: &TensorView, device: &DeviceFacts) ->
     expect_broadcast("gain", gain.shape(), [1, vector.shape()[1], 1, 1])
 }
 
-/// An axis of one element repeats it.
-fn view(t: TensorView, device: &DeviceFacts) -> View {
-    View::from(broadcast(t.window(device).layout))
-}
-
 impl<'a> WeightNormForward<'a> {
     fn dispatch(&self, device: &DeviceFacts) -> Result<Dispatch<'a, KernelVariant>, Error> {
         let WeightNormForward { vector, gain, out } = *self;
@@ -183,9 +178,9 @@ impl<'a> WeightNormForward<'a> {
         check_aliasing(&[("out", out)], &[("vector", vector), ("gain", gain)])?;
         let [_, heads, _, dim] = vector.shape();
         let params = weight_norm::Params {
-            x: view(vector, device),
-            gain: view(gain, device),
-            out: view(out, device),
+            x: View::repeating(vector, device),
+            gain: View::repeating(gain, device),
+            out: View::repeating(out, device),
             dim: dim as u32,
             pad0: 0,
             pad1: 0,
@@ -215,11 +210,11 @@ impl<'a> WeightNormBackward<'a> {
         check_apart(&written, device)?;
         let ([_, heads, _, dim], gains) = (vector.shape(), gain.shape()[1]);
         let params = weight_norm_backward::Params {
-            x: view(vector, device),
-            gain: view(gain, device),
-            d_out: view(d_out, device),
-            d_x: view(d_vector, device),
-            d_gain: view(d_gain, device),
+            x: View::repeating(vector, device),
+            gain: View::repeating(gain, device),
+            d_out: View::repeating(d_out, device),
+            d_x: View::repeating(d_vector, device),
+            d_gain: View::repeating(d_gain, device),
             dim: dim as u32,
             heads: (heads / gains) as u32,
             pad0: 0,

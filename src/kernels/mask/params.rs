@@ -5,7 +5,7 @@ use crate::kernel::{Field, Shared as _, Table, View, params, shared};
 use crate::mask::{Alignment, BY_SLOT, DeviceMask, Id, TENSORS};
 use crate::pattern::{PatternParams, PatternPart};
 use crate::problem::Shape;
-use crate::tensor::{LONGEST_AXIS, TensorView, broadcast};
+use crate::tensor::{LONGEST_AXIS, TensorView};
 
 /// The WGSL `MaskParams`: a view of every rule's tensors, by their names, then [`Numbers`].
 #[repr(C)]
@@ -75,7 +75,7 @@ impl MaskParams {
         softcap: Option<f32>,
         device: &DeviceFacts,
     ) -> Self {
-        let view = |t: &TensorView| View::from(broadcast(t.window(device).layout));
+        let view = |t: &TensorView| View::repeating(*t, device);
         let masked_len = shape.kv_len - appended;
         // No key is further from a query: both are four times nearer to 0 than i32 reaches, and an offset too.
         let reach = |bound: Option<usize>| bound.unwrap_or(usize::MAX).min(2 * LONGEST_AXIS + 1) as i32;

@@ -105,7 +105,7 @@ impl<'a> Recorder<'a, '_> {
         span: (usize, usize),
     ) -> Params {
         Params {
-            x: View::from(x.window(self.device).layout),
+            x: View::of(x, self.device),
             // Gradients of random features are in scratch.
             accumulates: (gradients.accumulates && !(self.problem.random.is_some() && of_features)).into(),
             ..self.span(span)

@@ -21,7 +21,7 @@ pub(super) struct FeatureRows<'a> {
 impl<'a> Recorder<'a, '_> {
     /// Parameters for rows that random features are made of.
     pub fn row_params(&self, random: &Random<'a>, rows: &FeatureRows<'a>) -> Params {
-        let view = |t: TensorView| View::from(t.window(self.device).layout);
+        let view = |t: TensorView| View::of(t, self.device);
         let [_, heads, len, head_dim] = rows.rows.shape();
         let directions = self.direction_view(random);
         // Their own normalisation, where the norm's eps is otherwise.
@@ -100,7 +100,7 @@ impl<'a> Recorder<'a, '_> {
         d_rows: TensorView<'a>,
         accumulates: bool,
     ) {
-        let view = |t: TensorView| View::from(t.window(self.device).layout);
+        let view = |t: TensorView| View::of(t, self.device);
         let params = Params { x: view(d_features), ..self.row_params(random, rows) };
         let directions = self.direction_view(random);
         let kind = Randoms::of(random.kind);

@@ -27,8 +27,7 @@ impl<'a> Recorder<'a, '_> {
         };
         let key_mask = broadcasted(problem.key_mask, [batch, kv_heads]);
         let lengths = broadcasted(problem.lengths, [batch, kv_heads]);
-        let view =
-            |t: Option<TensorView>| t.map_or(View::default(), |t| View::from(t.window(self.device).layout));
+        let view = |t: Option<TensorView>| View::optional(t, self.device);
         let params = Params { k: view(key_mask), v: view(lengths), q: view(problem.starts), ..self.params };
         let tensors = [key_mask, lengths, problem.starts].map(|t| t.map(|t| self.window(t)));
         let tensors = tensors.into_iter().chain([self.logs(), Some(chunks)]).flatten().collect();
@@ -56,8 +55,8 @@ impl<'a> Recorder<'a, '_> {
         let mut params = self.params;
         let mut tensors = Vec::new();
         if let (Some(state), false) = (state, way == Way::Zero) {
-            params.x = View::from(state.state.window(self.device).layout);
-            params.v = View::from(state.norm.window(self.device).layout);
+            params.x = View::of(state.state, self.device);
+            params.v = View::of(state.norm, self.device);
             tensors.extend([self.window(state.state), self.window(state.norm)]);
         }
         tensors.extend(self.carry());

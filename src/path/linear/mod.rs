@@ -97,7 +97,7 @@ fn part_backward_dispatches<'a>(
     let (problem, rows) = with_features(problem, scratch)?;
     let problem = &problem;
     let mut recorder = Recorder::new(problem, size, scratch, device)?;
-    recorder.params.d_out = View::from(gradients.d_out.window(device).layout);
+    recorder.params.d_out = View::of(gradients.d_out, device);
     let wanted = gradients;
     let mut inner = *gradients;
     if let (Some(random), Some(rows)) = (problem.random, &rows) {

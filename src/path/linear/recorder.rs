@@ -60,7 +60,7 @@ impl<'a, 'p> Recorder<'a, 'p> {
         let outline = problem.outline();
         let plan = LinearPlan::new(&outline);
         let Shape { heads, kv_heads, q_len, kv_len, value_dim, .. } = problem.shape;
-        let view = |t: TensorView| View::from(t.window(device).layout);
+        let view = |t: TensorView| View::of(t, device);
         let params = Params {
             q: view(problem.q),
             k: view(problem.k),

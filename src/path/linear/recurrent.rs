@@ -13,7 +13,7 @@ impl<'a> Recorder<'a, '_> {
     pub fn recurrent(&mut self) {
         let problem = self.problem;
         let Shape { batch, heads, kv_heads, q_len, value_dim, .. } = problem.shape;
-        let view = |t: TensorView| View::from(t.window(self.device).layout);
+        let view = |t: TensorView| View::of(t, self.device);
         let [first, _] = problem.own_state();
         let features = problem.features;
         let own = self.memory.carry.map(|buffer| {
