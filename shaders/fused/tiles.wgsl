@@ -78,7 +78,7 @@ fn next_tile_by_tensors(work: WorkTile, j: u32, looked: vec2<u32>, end: u32, lan
         return vec4<u32>(end, 0u, 0u, past);
     } else {
         let n = firstTrailingBit(bits);
-        return vec4<u32>(at + n * KEYS, 1u, bits >> n >> 1u, past);
+        return vec4<u32>(at + n * KEYS, 1u, (bits >> n) >> 1u, past);
     }
 }
 
