@@ -35,6 +35,9 @@ pub struct KernelText {
     pub params: StructTable,
     /// Storage buffers.
     pub bindings: Vec<BindingText>,
+    /// True if the uniform `mods` is bound behind the storage buffers: numbers that score and mask functions capture, and the
+    /// layouts of the tensors that they capture.
+    pub binds_mods: bool,
     /// Invocations of a workgroup.
     pub invocations: u32,
     /// Bytes of workgroup memory.
@@ -176,7 +179,8 @@ fn texts(stage: &KernelVariant) -> Vec<KernelText> {
 }
 
 fn text(stage: &KernelVariant, kernel: Kernel, device: &str) -> KernelText {
-    let bindings = kernel.bindings.iter().enumerate().map(|(n, binding)| BindingText {
+    let storage = kernel.bindings.iter().filter(|binding| binding.uniform.is_none());
+    let bindings = storage.enumerate().map(|(n, binding)| BindingText {
         name: binding.name.clone(),
         binding: n as u32 + 1,
         wgsl: format!("array<{}>", binding.element()),
@@ -186,6 +190,7 @@ fn text(stage: &KernelVariant, kernel: Kernel, device: &str) -> KernelText {
         name: name(stage) + device,
         label: stage.label(),
         bindings: bindings.collect(),
+        binds_mods: kernel.bindings.len() as u32 > kernel.storage_buffers(),
         wgsl_of_part: kernel.clone().of_part().wgsl,
         wgsl: kernel.wgsl,
         params: StructTable { name: "Params", fields: kernel.params.to_vec(), bytes: kernel.params_bytes },

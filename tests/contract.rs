@@ -124,12 +124,19 @@ fn faults(kernel: &KernelText, structs: &[StructTable]) -> Vec<String> {
 
     let used = parsed.info.get_entry_point(0);
     let mut bindings = Vec::new();
+    let mut binds_mods = false;
     let mut workgroup_memory = 0;
     for (handle, global) in module.global_variables.iter() {
         let name = global.name.clone().unwrap_or_default();
         let binding = global.binding.as_ref().map(|b| (b.group, b.binding));
         match global.space {
             AddressSpace::Uniform => {
+                let mods = Some((0, kernel.bindings.len() as u32 + 1));
+                if kernel.binds_mods && (name.as_str(), binding) == ("mods", mods) {
+                    // Its members differ with the functions: `mods` compares what they give.
+                    binds_mods = true;
+                    continue;
+                }
                 if (name.as_str(), binding) != ("p", Some((0, 0))) {
                     faults.push(format!("uniform `{name}` at {binding:?}, not `p` at group 0 binding 0"));
                 }
@@ -174,6 +181,9 @@ fn faults(kernel: &KernelText, structs: &[StructTable]) -> Vec<String> {
             faults.push(format!("`{name}` is declared and not used as such"));
         }
     }
+    if binds_mods != kernel.binds_mods {
+        faults.push(format!("uniform `mods`: {binds_mods} in WGSL, {} in Rust", kernel.binds_mods));
+    }
     bindings.sort_by_key(|b| b.binding);
     for n in 0..bindings.len().max(kernel.bindings.len()) {
         let (wgsl, rust) = (bindings.get(n), kernel.bindings.get(n));
@@ -199,6 +209,7 @@ fn faults(kernel: &KernelText, structs: &[StructTable]) -> Vec<String> {
     }
     faults.extend(mixed_capabilities(&parsed));
     faults.extend(crate::fxc::refused(&parsed.module, &parsed.info));
+    faults.extend(crate::tint::refused(&kernel.wgsl));
     if !is_for_software(kernel) {
         faults.extend(indexed_registers(&parsed));
     }
@@ -223,7 +234,7 @@ fn faults_of_part(kernel: &KernelText) -> Vec<String> {
     let is_read = |(handle, global): (Handle<naga::GlobalVariable>, &naga::GlobalVariable)| {
         let binding = global.binding.as_ref().map(|b| (b.group, b.binding as usize));
         global.name.as_deref() == Some("first_workgroup")
-            && binding == Some((0, kernel.bindings.len() + 1))
+            && binding == Some((0, kernel.bindings.len() + 1 + usize::from(kernel.binds_mods)))
             && used[handle].contains(GlobalUse::READ)
     };
     if part.module.global_variables.iter().any(is_read) != asks(BuiltIn::WorkGroupId) {

@@ -70,6 +70,7 @@ mod smollm2;
 mod stacks;
 mod stages;
 mod threads;
+mod tint;
 mod tuning;
 mod validation;
 mod vectors_used;

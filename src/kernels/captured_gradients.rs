@@ -104,6 +104,7 @@ impl CapturedGradients {
         all.push(CapturedGradients { chains: true, ..plain });
         let masks = mask::MaskVariant::all().into_iter().map(mask::MaskVariant::scores_only);
         all.extend(masks.map(|mask| CapturedGradients { mask, ..plain }));
+        all.extend(mask::MaskVariant::listed_score_mod().map(|mask| CapturedGradients { mask, ..plain }));
         // With more tensors than every device binds.
         all.retain(|kernel| kernel.describe().bindings.len() <= 8);
         all

@@ -298,7 +298,7 @@ macro_rules! mods {
     ($(#[$doc:meta])* $name:ident, $(#[$bound_doc:meta])* $bound:ident, $kind:expr) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub struct $name(Interned);
+        pub struct $name(pub(crate) Interned);
 
         impl $name {
             /// Reads and checks `text`, which captures no tensors.

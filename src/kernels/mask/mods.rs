@@ -7,7 +7,7 @@ use super::compose::SlopeBy;
 use crate::device::DeviceFacts;
 use crate::kernel::View;
 use crate::mask::{DeviceMask, Id};
-use crate::mods::{Bound, Interned};
+use crate::mods::{Bound, Captured, Interned, ScoreMod};
 use crate::tensor::DType;
 
 /// The binding of a mod's n-th tensor.
@@ -25,6 +25,7 @@ struct Captured {
 ";
 
 /// The derivative's text. `PREFIX_reading` gives the seed of a reading: 1 for the one that is wanted, whose element it notes.
+/// FXC refuses a barrier behind a mod's loop whose number of turns differs between pairs, if a branch in it stores that element.
 fn derivative(interned: Interned, by: SlopeBy) -> String {
     let n = match by {
         SlopeBy::Score => return interned.source().slope.clone().unwrap_or_default(),
@@ -42,7 +43,7 @@ fn derivative(interned: Interned, by: SlopeBy) -> String {
              let at = min(vec4<u32>(a, b, c, d), shape - 1u);\n    \
              let wanted = {prefix}_readings == {prefix}_wanted;\n    \
              {prefix}_readings += 1u;\n    \
-             if wanted {{\n        {prefix}_place = ((at.x * shape.y + at.y) * shape.z + at.z) * shape.w + at.w;\n    }}\n    \
+             {prefix}_place = select({prefix}_place, ((at.x * shape.y + at.y) * shape.z + at.z) * shape.w + at.w, wanted);\n    \
              return select(0.0, 1.0, wanted);\n}}\n{slope}"
     )
 }
@@ -62,10 +63,27 @@ fn captured_slope(score: f32, q: Query, j: u32, wanted: u32) -> Reading {
 }
 ";
 
+/// A score function that reads a tensor in front of a loop, in it and behind it, for the list of kernels.
+const LISTED: &str = "
+fn entry(at: At, n: u32) -> f32 { return table_at(at.head, 0u, n % 7u, 0u); }
+fn score_mod(score: f32, at: At) -> f32 {
+    var sum = tanh(score * entry(at, at.key));
+    for (var n = 0u; n < at.query % 4u; n++) { sum += 0.5 * entry(at, at.key + n) * entry(at, n); }
+    if at.key % 3u == 0u { return sum * table_at(0u, 0u, 6u, 0u); }
+    return sum;
+}";
+
 /// Bytes are counted in these.
 const VECTOR: usize = 16;
 
 impl MaskVariant {
+    /// A score function that captures a tensor of floats, for the list of kernels.
+    pub fn listed_score_mod() -> Option<Self> {
+        let listed = ScoreMod::capturing(LISTED, &[Captured::float("table")]).ok()?;
+        let dtypes = std::array::from_fn(|n| (n == 0).then_some(DType::F32));
+        Some(MaskVariant { score: Some((listed.0, dtypes)), ..Self::default() })
+    }
+
     /// Whether there is a uniform of what mods capture.
     pub(super) fn has_mods_block(&self) -> bool {
         self.mods().any(|(interned, dtypes)| interned.uniform_words() > 0 || dtypes[0].is_some())

@@ -688,6 +688,7 @@ fn mesa_job(mesa: &Mesa, compiler: Compiler, chunk: &[usize], rows: &[Row], modu
     let job = |n: &usize| mesa::Job {
         module: module(modules, *n),
         buffers: rows[*n].kernel.bindings.len(),
+        mods: rows[*n].kernel.binds_mods,
         text: mesa.texts.contains(n),
         tile: rows[*n].facts(),
     };

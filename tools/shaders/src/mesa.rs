@@ -44,6 +44,8 @@ pub struct Statistics {
 pub struct Job {
     pub module: PathBuf,
     pub buffers: usize,
+    /// True if a second uniform is bound behind them.
+    pub mods: bool,
     /// Whether to read what it was compiled to, which takes longer.
     pub text: bool,
     /// What a tile is to compute, if that is to be found in the text.
@@ -87,7 +89,8 @@ impl Child {
     /// None: it has ended.
     fn ask(&mut self, job: &Job) -> Option<Result<Statistics, String>> {
         let tile = serde_json::to_string(&job.tile).ok()?;
-        writeln!(self.list, "{} {} {tile} {}", job.buffers, job.text, job.module.display()).ok()?;
+        let Job { buffers, mods, text, .. } = job;
+        writeln!(self.list, "{buffers} {mods} {text} {tile} {}", job.module.display()).ok()?;
         let answer = self.answers.next()?.ok()?;
         // What is no JSON is why it ends.
         Some(serde_json::from_str(&answer).unwrap_or(Err(answer)))
@@ -131,12 +134,12 @@ pub fn serve(gpu: &str) -> Result<(), Error> {
     out.flush()?;
     for line in std::io::stdin().lines() {
         let line = line?;
-        let mut parts = line.splitn(4, ' ');
-        let mut part = || parts.next().ok_or("a number, whether text, a tile, and a path");
-        let (buffers, text) = (part()?.parse()?, part()?.parse()?);
+        let mut parts = line.splitn(5, ' ');
+        let mut part = || parts.next().ok_or("a number, whether mods, whether text, a tile, and a path");
+        let (buffers, mods, text) = (part()?.parse()?, part()?.parse()?, part()?.parse()?);
         let (tile, path) = (serde_json::from_str(part()?)?, part()?);
         let words = ash::util::read_spv(&mut std::fs::File::open(path)?)?;
-        let answer = compiler.compile(&words, buffers, text, tile).map_err(|error| error.to_string());
+        let answer = compiler.compile(&words, buffers, mods, text, tile).map_err(|error| error.to_string());
         writeln!(out, "{}", serde_json::to_string(&answer)?)?;
         out.flush()?;
     }
@@ -212,20 +215,22 @@ impl Compiler {
         &self,
         spirv: &[u32],
         buffers: usize,
+        mods: bool,
         text: bool,
         tile: Option<Facts>,
     ) -> Result<Statistics, Error> {
         let device = &self.device;
         let binding = |n: usize| {
+            let uniform = n == 0 || n > buffers;
             let ty =
-                if n == 0 { vk::DescriptorType::UNIFORM_BUFFER } else { vk::DescriptorType::STORAGE_BUFFER };
+                if uniform { vk::DescriptorType::UNIFORM_BUFFER } else { vk::DescriptorType::STORAGE_BUFFER };
             vk::DescriptorSetLayoutBinding::default()
                 .binding(n as u32)
                 .descriptor_type(ty)
                 .descriptor_count(1)
                 .stage_flags(vk::ShaderStageFlags::COMPUTE)
         };
-        let bindings: Vec<_> = (0..=buffers).map(binding).collect();
+        let bindings: Vec<_> = (0..=buffers + usize::from(mods)).map(binding).collect();
         // SAFETY: every object is used with the device it was made of, and destroyed once, after its last use. The
         // module is valid: it has passed the validator or its fault is what this is to find.
         unsafe {
