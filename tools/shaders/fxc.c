@@ -2,7 +2,7 @@
 // The flags are wgpu's: of a release build, or of a debug build with `debug`. Answers one line each:
 //   ok     SECONDS  INSTRUCTIONS  REGISTERS  ARRAYS
 //   error  SECONDS  MESSAGE
-// ARRAYS: registers of arrays that are indexed and so lie in memory. Fields are separated by tabs.
+// SECONDS: of a processor. ARRAYS: registers of arrays that are indexed and so lie in memory. Fields are separated by tabs.
 #include <windows.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -60,6 +60,14 @@ static void print_error(const char *text) {
     printf("%.*s\n", (int)length, start);
 }
 
+// The time that processors have spent on this program.
+static double processor_seconds(void) {
+    FILETIME created, ended, kernel, user;
+    GetProcessTimes(GetCurrentProcess(), &created, &ended, &kernel, &user);
+    double high = (double)kernel.dwHighDateTime + (double)user.dwHighDateTime;
+    return (high * 4294967296.0 + (double)kernel.dwLowDateTime + (double)user.dwLowDateTime) / 1e7;
+}
+
 int main(int count, char **arguments) {
     HMODULE library = LoadLibraryA("d3dcompiler_47.dll");
     Compile compile = library ? (Compile)(void *)GetProcAddress(library, "D3DCompile") : NULL;
@@ -81,9 +89,9 @@ int main(int count, char **arguments) {
             continue;
         }
         Blob *code = NULL, *messages = NULL, *assembly = NULL;
-        DWORD start = GetTickCount();
+        double start = processor_seconds();
         HRESULT result = compile(text, size, "kernel", NULL, NULL, "main", "cs_5_1", flags, 0, &code, &messages);
-        double seconds = (GetTickCount() - start) / 1000.0;
+        double seconds = processor_seconds() - start;
         if (result < 0 || !code) {
             printf("error\t%.2f\t", seconds);
             print_error(messages ? messages->call->pointer(messages) : "");

@@ -10,7 +10,7 @@ use crate::verdict::Verdict;
 /// The numbers that FXC's listing of a kernel has.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Listing {
-    /// The time that the compiler took, other work beside it.
+    /// Processor time of the compiler.
     pub seconds: f64,
     pub instructions: u64,
     /// Registers of four 32-bit words.

@@ -292,7 +292,7 @@ pub fn page(loops: &str, tiles: &str, small: &str, fxc: &str, compilers: &str) -
          ## The others, by driver\n\n\
          {small}\n\
          ## FXC, by stage and form\n\n\
-         The worst of all variants that FXC compiled, with wgpu's flags of a release build: seconds of one busy core, instructions,\n\
+         The worst of all variants that FXC compiled, with wgpu's flags of a release build: seconds of a processor, instructions,\n\
          registers of four words, and registers of arrays that are indexed and so lie in memory.\n\n\
          {fxc}\n\
          ## What each compiler said, `naga` being its validator, `naga-…` its writers, `metal` checks of its module and `c++` g++\n\n\
