@@ -50,7 +50,9 @@ fn have_order(operators: &[&str]) -> bool {
     let is_relational = |operator: &&str| RELATIONAL.contains(operator);
     let has_order_in_logic = |part: &[&str]| {
         part.iter().filter(|operator| is_relational(operator)).count() <= 1
-            && part.split(is_relational).all(|side| side.len() <= 1 || !side.iter().any(|o| SHIFTS.contains(o)))
+            && part
+                .split(is_relational)
+                .all(|side| side.len() <= 1 || !side.iter().any(|o| SHIFTS.contains(o)))
     };
     if any(&BITWISE) {
         operators.iter().all(|operator| operator == &operators[0])

@@ -228,6 +228,7 @@ impl FusedBackward {
                 let plain = Self::plain(of, tiles);
                 let masks = mask::MaskVariant::all().into_iter().map(mask::MaskVariant::scores_only);
                 all.extend(masks.map(|mask| FusedBackward { mask, ..plain }));
+                all.extend(mask::MaskVariant::listed_score_mod().map(|mask| FusedBackward { mask, ..plain }));
                 if of != GradientsOf::Totals {
                     all.extend(DropoutKind::ALL.map(|drop| FusedBackward { drop, ..plain }));
                 }

@@ -65,10 +65,11 @@ fn additive() -> Vec<Fused> {
     all
 }
 
-/// `base` with every mask, and with every kind of dropout beside an lse.
+/// `base` with every mask, with a score function, and with every kind of dropout beside an lse.
 fn with_masks(base: Fused) -> impl Iterator<Item = Fused> {
-    let masks = MaskVariant::all().into_iter().map(move |mask| Fused { mask, ..base });
-    masks.chain(DropoutKind::ALL.into_iter().map(move |drop| Fused { drop, lse: true, ..base }))
+    let masks = MaskVariant::all().into_iter().chain(MaskVariant::listed_score_mod());
+    let masked = masks.map(move |mask| Fused { mask, ..base });
+    masked.chain(DropoutKind::ALL.into_iter().map(move |drop| Fused { drop, lse: true, ..base }))
 }
 
 fn masked(tiles: FusedTiles) -> impl Iterator<Item = Fused> {
