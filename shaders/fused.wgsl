@@ -117,6 +117,46 @@ fn finish_row(state: vec2<f32>, z: u32, row: u32, split: u32, stores: bool) -> v
     }
 }
 
+// As finish_row, with the state computed once more where the loop's says nothing. A loop holds q · (scale · UNIT) and the sums of
+// its products with k: they may be beyond f32's range where scores are not, so that a row has NaN or sees no key. The sums of such
+// a row are made NaN, and computed once more too. Slow, and costs nothing where everything is finite.
+fn finish_checked(state: vec2<f32>, z: u32, row: u32, split: u32, keys: vec2<u32>, stores: bool) -> vec3<f32> {
+    let is_broken = !folds_scale() || !all_finite(vec4<f32>(state.y)) || (state.y == 0.0 && !PER_PAIR_MASK);
+    var sure = state;
+    if is_broken {
+        sure = state_of(query_of_row(z / p.kv_heads, z % p.kv_heads, row), keys);
+    }
+    let end = finish_row(sure, z, row, split, stores);
+    return vec3<f32>(select(end.x, bitcast<f32>(0x7fc00000u | p.splits), is_broken && sure.y != 0.0), end.yz);
+}
+
+// The state of a row over some keys, one after the other.
+fn state_of(q: Query, keys: vec2<u32>) -> vec2<f32> {
+    let neg_inf = p.mask.neg_inf;
+    var total = vec2<f32>(neg_inf, 0.0);
+    var query = q;
+    for (var j = max(q.first, keys.x); j < min(q.end, keys.y); j++) {
+        query.block = block_of_key(q, j);
+        let score = score_of(query, j);
+        if any_nan(vec4<f32>(score)) {
+            total.y = score;
+        } else {
+            total = merged(total, vec2<f32>(score, select(1.0, 0.0, score == neg_inf)), neg_inf);
+        }
+    }
+    return total;
+}
+
+// The state of the block that a query and a key are in. A kernel that goes through the map column by column leaves a query at the
+// last.
+fn block_of_key(q: Query, j: u32) -> u32 {
+    if HAS_BLOCKS {
+        return block_of_row(q, map_row(q.i), min(j, p.mask.masked_len - 1u) / p.mask.block.y);
+    } else {
+        return q.block;
+    }
+}
+
 // Four channels of a row.
 fn store_row(z: u32, row: u32, split: u32, col: u32, x: vec4<f32>) {
     if SPLITS {
@@ -150,18 +190,15 @@ fn repaired(q: Query, col: u32, total: vec2<f32>, keys: vec2<u32>) -> vec4<f32> 
     let v = v_source(q.b, q.h / p.group, col);
     var query = q;
     for (var j = max(q.first, keys.x); j < min(q.end, keys.y); j++) {
-        if HAS_BLOCKS {
-            // A kernel that goes through the map column by column left it at the last.
-            query.block = block_of_row(q, map_row(q.i), min(j, p.mask.masked_len - 1u) / p.mask.block.y);
-        }
+        query.block = block_of_key(q, j);
         let score = score_of(query, j);
         let weight = apply_dropout(share_of(score, total, p.mask.neg_inf), q.b, q.h, q.i, j);
         // By the bits: what is NaN counts, and `!=` is false for it in SPIR-V's ordered comparison.
         if bitcast<u32>(score) != bitcast<u32>(p.mask.neg_inf) && (bitcast<u32>(weight) & 0x7fffffffu) != 0u {
-            sum += weight * v_four(v, key_row(v, j), 0u);
+            sum += 0.5 * weight * v_four(v, key_row(v, j), 0u);
         }
     }
-    return sum;
+    return mean_of_half(sum);
 }
 
 // The same of a row, if what came out is not finite.

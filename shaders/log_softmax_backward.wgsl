@@ -23,6 +23,9 @@ struct Params {
 
 @group(0) @binding(0) var<uniform> p: Params;
 
+// What gradients are multiplied by where their sum is beyond f32's range.
+const FAR_UNIT: f32 = 0x1p-100f;
+
 fn store4(o: u32, d: u32, gradient: vec4<f32>) {
     let step = p.d_x.strides.w;
     var sum = gradient;
@@ -47,15 +50,21 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let b = plane / p.heads;
         let h = plane - b * p.heads;
         var sums = vec4<f32>();
+        var far_sums = vec4<f32>();
         for (var d = lane * 4u; d < p.columns; d += ROW_LANES * 4u) {
-            sums += d_out_at4(view_at(p.d_out, b, h, i, d), p.d_out.strides.w, p.columns - d);
+            let d_out = d_out_at4(view_at(p.d_out, b, h, i, d), p.d_out.strides.w, p.columns - d);
+            sums += d_out;
+            far_sums += d_out * FAR_UNIT;
         }
-        let total = row_sum(sums, lane);
+        let totals = row_sums(sums, far_sums, lane);
+        let is_far = !all_finite(vec4<f32>(totals.x));
         for (var d = lane * 4u; d < p.columns; d += ROW_LANES * 4u) {
             let d_out = d_out_at4(view_at(p.d_out, b, h, i, d), p.d_out.strides.w, p.columns - d);
             let y = out_at4(view_at(p.out, b, h, i, d), p.out.strides.w, p.columns - d);
             let share = select(exp(y), vec4<f32>(), y == vec4<f32>(-p.inf));
-            store4(view_at(p.d_x, b, h, i, d), d, d_out - share * total);
+            // The share of a sum beyond f32's range may be within it. Halves: the difference may be within it where the share is not.
+            let far = 2.0 * (0.5 * d_out - share * totals.y * (0.5 / FAR_UNIT));
+            store4(view_at(p.d_x, b, h, i, d), d, select(d_out - share * totals.x, far, is_far));
         }
     }
 }

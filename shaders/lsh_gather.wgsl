@@ -27,9 +27,11 @@ struct Params {
 @group(0) @binding(0) var<uniform> p: Params;
 
 const SHORTEST: f32 = 1e-12;
+// What a row is multiplied by where the sum of its squares is beyond f32's range.
+const FAR_UNIT: f32 = 0x1p-100f;
 
-// What each invocation of a row has of its length, squared.
-var<workgroup> squares: array<f32, ROWS * ROW_LANES>;
+// What each invocation of a row has of its length, squared, and of that of the row times FAR_UNIT.
+var<workgroup> squares: array<vec2<f32>, ROWS * ROW_LANES>;
 
 @compute @workgroup_size(ROWS * ROW_LANES)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
@@ -49,25 +51,28 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         position = order_at(view_at(p.order, b, h, round, place));
     }
     var factor = 1.0;
+    var unit = 1.0;
     if NORMALISES {
-        var mine = 0.0;
+        var mine = vec2<f32>();
         for (var d = lane; d < p.dim; d += ROW_LANES) {
             let value = x_at(view_at(p.x, b, h, position, d));
-            mine += value * value;
+            mine += vec2<f32>(value * value, (value * FAR_UNIT) * (value * FAR_UNIT));
         }
         squares[index] = mine;
         workgroupBarrier();
-        var sum = 0.0;
+        var sum = vec2<f32>();
         for (var n = 0u; n < ROW_LANES; n++) {
             sum += squares[index - lane + n];
         }
-        factor = 1.0 / max(sqrt(sum), SHORTEST);
+        let is_far = !all_finite(vec4<f32>(sum.x));
+        unit = select(1.0, FAR_UNIT, is_far);
+        factor = 1.0 / max(sqrt(select(sum.x, sum.y, is_far)), SHORTEST);
     }
     if used {
         for (var d = lane; d < p.dim; d += ROW_LANES) {
             var value = 0.0;
             if there {
-                value = x_at(view_at(p.x, b, h, position, d)) * factor;
+                value = x_at(view_at(p.x, b, h, position, d)) * unit * factor;
             }
             y_store(view_at(p.y, b, group.y, row, d), value);
         }

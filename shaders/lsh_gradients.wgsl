@@ -33,10 +33,12 @@ struct Params {
 @group(0) @binding(0) var<uniform> p: Params;
 
 const SHORTEST: f32 = 1e-12;
+// What a row is multiplied by where the sum of its squares is beyond f32's range.
+const FAR_UNIT: f32 = 0x1p-100f;
 
-// What each invocation of a row has of |x|² and of x · Σ d_keys.
-var<workgroup> squares: array<f32, ROWS * ROW_LANES>;
-var<workgroup> products: array<f32, ROWS * ROW_LANES>;
+// What each invocation of a row has of |x|² and of x · Σ d_keys, and of the same of x times FAR_UNIT.
+var<workgroup> squares: array<vec2<f32>, ROWS * ROW_LANES>;
+var<workgroup> products: array<vec2<f32>, ROWS * ROW_LANES>;
 
 fn rank_of(b: u32, h: u32, round: u32, i: u32) -> u32 {
     return min(ranks_at(view_at(p.ranks, b, h, round, i)), p.length - 1u);
@@ -73,33 +75,35 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let tokens = min(length_of(b), p.length);
     let last = (max(tokens, 1u) - 1u) / p.chunk;
     let there = i < tokens;
-    var square = 0.0;
-    var product = 0.0;
+    var square = vec2<f32>();
+    var product = vec2<f32>();
     if NORMALISES {
         for (var d = lane; d < p.dim; d += ROW_LANES) {
-            let x = x_of(b, h, i, d);
+            let x = x_of(b, h, i, d) * vec2<f32>(1.0, FAR_UNIT);
             square += x * x;
             product += x * keys_sum(b, h, i, d, last);
         }
         squares[index] = square;
         products[index] = product;
         workgroupBarrier();
-        square = 0.0;
-        product = 0.0;
+        square = vec2<f32>();
+        product = vec2<f32>();
         for (var n = 0u; n < ROW_LANES; n++) {
             square += squares[index - lane + n];
             product += products[index - lane + n];
         }
     }
-    let length = max(sqrt(square), SHORTEST);
-    let along = select(0.0, product / length / length, length > SHORTEST);
+    let is_far = !all_finite(vec4<f32>(square.x));
+    let unit = select(1.0, FAR_UNIT, is_far);
+    let length = max(sqrt(select(square.x, square.y, is_far)), SHORTEST);
+    let along = select(0.0, select(product.x, product.y, is_far) / length / length, length > SHORTEST);
     if row < p.length {
         for (var d = lane; d < p.dim; d += ROW_LANES) {
             var sum = 0.0;
             if there {
                 sum = keys_sum(b, h, i, d, last);
                 if NORMALISES {
-                    sum = queries_sum(b, h, i, d) + (sum - x_of(b, h, i, d) * along) / length;
+                    sum = queries_sum(b, h, i, d) + (sum - x_of(b, h, i, d) * unit * along) / length * unit;
                 }
             }
             let o = view_at(p.d_x, b, h, i, d);

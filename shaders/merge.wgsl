@@ -40,6 +40,23 @@ fn with_part(total: vec2<f32>, lse: f32) -> vec2<f32> {
     }
 }
 
+// A channel of the mean of all parts, times `factor`.
+fn mean_of(b: u32, h: u32, i: u32, d: u32, mine: f32, total: vec2<f32>, factor: f32) -> f32 {
+    var sum = 0.0;
+    if ACCUMULATES {
+        if has_seen(mine) {
+            sum = out_at(view_at(p.out, b, h, i, d)) * (factor * share_of(mine, total, p.neg_inf));
+        }
+    }
+    for (var n = 0u; n < PARTS; n++) {
+        let lse = part_lse_at(n, view_at(p.parts[n].lse, b, h, i, 0u));
+        if has_seen(lse) {
+            sum += part_out_at(n, view_at(p.parts[n].out, b, h, i, d)) * (factor * share_of(lse, total, p.neg_inf));
+        }
+    }
+    return sum;
+}
+
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
     let h = group.y;
@@ -64,17 +81,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         for (var d = lane; d < p.value_dim; d += ROW_LANES) {
             var sum = 0.0;
             if seen {
-                let o = view_at(p.out, b, h, i, d);
-                if ACCUMULATES {
-                    if has_seen(mine) {
-                        sum = out_at(o) * share_of(mine, total, p.neg_inf);
-                    }
-                }
-                for (var n = 0u; n < PARTS; n++) {
-                    let lse = part_lse_at(n, view_at(p.parts[n].lse, b, h, i, 0u));
-                    if has_seen(lse) {
-                        sum += part_out_at(n, view_at(p.parts[n].out, b, h, i, d)) * share_of(lse, total, p.neg_inf);
-                    }
+                sum = mean_of(b, h, i, d, mine, total, 1.0);
+                if !all_finite(vec4<f32>(sum)) {
+                    sum = mean_of_half(vec4<f32>(mean_of(b, h, i, d, mine, total, 0.5))).x;
                 }
             }
             out_store(view_at(p.out, b, h, i, d), sum);

@@ -25,7 +25,7 @@ struct Params {
 
 @group(0) @binding(0) var<uniform> p: Params;
 
-// What each invocation of a row has of d_out · (part_out − out).
+// What each invocation of a row has of half of d_out · (part_out − out).
 var<workgroup> products: array<f32, ROWS * ROW_LANES>;
 
 @compute @workgroup_size(ROWS * ROW_LANES)
@@ -44,7 +44,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     var mine = 0.0;
     for (var d = lane; d < p.value_dim; d += ROW_LANES) {
         let d_out = d_out_at(view_at(p.d_out, b, h, i, d));
-        let off = part_out_at(view_at(p.part_out, b, h, i, d)) - out_at(view_at(p.out, b, h, i, d));
+        // Halves: the difference of two finite numbers may not be finite.
+        let off = 0.5 * part_out_at(view_at(p.part_out, b, h, i, d)) - 0.5 * out_at(view_at(p.out, b, h, i, d));
         mine += d_out * off;
         if used {
             d_part_out_store(view_at(p.d_part_out, b, h, i, d), select(0.0, share * d_out, seen));
@@ -53,10 +54,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     products[index] = mine;
     workgroupBarrier();
     if used && lane == 0u {
-        var sum = d_lse_of(b, h, i);
+        var sum = 0.0;
         for (var n = 0u; n < ROW_LANES; n++) {
             sum += products[index + n];
         }
-        d_part_lse_store(view_at(p.d_part_lse, b, h, i, 0u), select(0.0, share * sum, seen));
+        d_part_lse_store(view_at(p.d_part_lse, b, h, i, 0u), select(0.0, share * d_lse_of(b, h, i) + 2.0 * (share * sum), seen));
     }
 }

@@ -1,7 +1,7 @@
 // The gradient of a norm's input, and the statistics of its rows. With g = d_out · weight, n the normalised row and r its scale:
 // d_x = r · (g − mean of g − n · mean of g n) + d_sum, without the mean of g for RMSNorm.
 //
-// x, residual, d_out, d_sum, d_x [batch, heads, length, features]   weight [features]   statistics [rows, 3]: mean, rest, scale
+// x, residual, d_out, d_sum, d_x [batch, heads, length, features]   weight [features]   statistics [rows, 3]: mean, rest, scale, negative of a FAR_UNIT
 //
 // ROW_LANES invocations share a row, as in norm.wgsl.
 //
@@ -37,6 +37,12 @@ fn weighted4(at: Place, d: u32) -> vec4<f32> {
     return bitcast<vec4<f32>>(bitcast<vec4<u32>>(g) | vec4<u32>(p.rows >> 31u));
 }
 
+// The mean over a row, from a sum and that of FAR_UNIT times its terms, for a sum beyond f32's range.
+fn mean_of(sums: vec2<f32>) -> f32 {
+    let means = sums / f32(p.features);
+    return select(means.y * (1.0 / FAR_UNIT), means.x, all_finite(vec4<f32>(means.x)));
+}
+
 fn store_d_x4(at: Place, d: u32, gradient: vec4<f32>) {
     let o = view_at(p.d_x, at.b, at.h, at.i, d);
     var sum = gradient;
@@ -62,26 +68,31 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             if lane == 0u {
                 statistics_store(3u * row, s.mean);
                 statistics_store(3u * row + 1u, s.rest);
-                statistics_store(3u * row + 2u, s.scale);
+                // The sign says the unit.
+                statistics_store(3u * row + 2u, select(-s.scale, s.scale, s.unit == 1.0));
             }
         }
         if HAS_D_X {
             var sums = vec4<f32>();
+            var far_sums = vec4<f32>();
             var products = vec4<f32>();
+            var far_products = vec4<f32>();
             for (var d = lane * 4u; d < p.features; d += ROW_LANES * 4u) {
                 let g = weighted4(at, d);
+                let n = normalised4(input4(at, d), s);
                 sums += g;
-                products += g * normalised4(input4(at, d), s);
+                far_sums += g * FAR_UNIT;
+                products += g * n;
+                far_products += g * FAR_UNIT * n;
             }
-            let count = f32(p.features);
             var mean = 0.0;
             if CENTRED {
-                mean = row_sum(sums, lane) / count;
+                mean = mean_of(row_sums(sums, far_sums, lane));
             }
-            let along = row_sum(products, lane) / count;
+            let along = mean_of(row_sums(products, far_products, lane));
             for (var d = lane * 4u; d < p.features; d += ROW_LANES * 4u) {
                 let n = normalised4(input4(at, d), s);
-                var d_x = s.scale * (weighted4(at, d) - mean - n * along);
+                var d_x = s.scale * (weighted4(at, d) - mean - n * along) * s.unit;
                 if HAS_D_SUM {
                     d_x += d_sum_at4(view_at(p.d_sum, at.b, at.h, at.i, d), p.d_sum.strides.w, p.features - d);
                 }

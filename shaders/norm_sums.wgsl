@@ -25,6 +25,9 @@ struct Params {
 
 @group(0) @binding(0) var<uniform> p: Params;
 
+// As in norm/statistics.wgsl: of a row whose scale is negative.
+const FAR_UNIT: f32 = 0x1p-100f;
+
 var<workgroup> strips: array<vec2<f32>, COLUMNS * STRIPS>;
 
 @compute @workgroup_size(COLUMNS * STRIPS)
@@ -43,7 +46,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         if HAS_RESIDUAL {
             x += residual_at(view_at(p.residual, b, h, i, d));
         }
-        let n = ((x - statistics_at(3u * row)) - statistics_at(3u * row + 1u)) * statistics_at(3u * row + 2u);
+        let scale = statistics_at(3u * row + 2u);
+        let unit = select(1.0, FAR_UNIT, scale < 0.0);
+        let n = ((x * unit - statistics_at(3u * row)) - statistics_at(3u * row + 1u)) * abs(scale);
         let d_out = d_out_at(view_at(p.d_out, b, h, i, d));
         sums += vec2<f32>(d_out * n, d_out);
     }

@@ -81,8 +81,9 @@ fn tile_store4(t: Tile, row: u32, col: u32, value: vec4<f32>) {
     }
 }
 
-// A weight of zero contributes nothing, whatever the value holds; but 0 · NaN and 0 · ∞ are NaN. Where one
-// came out, the sum is taken again over the weights that are not zero. This costs nothing where none did.
+// A weight of zero contributes nothing, whatever the value holds; but 0 · NaN and 0 · ∞ are NaN. And weights
+// add up to more than 1 by their rounding. Where the sum is not finite, its half is computed of the weights that are not zero. This
+// costs nothing elsewhere.
 fn tile_repair(t: Tile, row: u32, col: u32) {
     let keys = tile_inner(t, row, 1u);
     for (var c = col; c < min(col + 4u, t.cols); c++) {
@@ -91,9 +92,9 @@ fn tile_repair(t: Tile, row: u32, col: u32) {
             let weight = weights_at(t.weights + row * t.weights_row + j * t.weights_k);
             // By the bits: a weight that is NaN counts, and `!=` is false for it in SPIR-V's ordered comparison.
             if (bitcast<u32>(weight) & 0x7fffffffu) != 0u {
-                sum = fma(weight, v_at(t.v + j * t.v_k + c * t.v_col), sum);
+                sum = fma(0.5 * weight, v_at(t.v + j * t.v_k + c * t.v_col), sum);
             }
         }
-        out_store(t.out + row * t.out_row + c * t.out_col, sum);
+        out_store(t.out + row * t.out_row + c * t.out_col, mean_of_half(vec4<f32>(sum)).x);
     }
 }

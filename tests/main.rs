@@ -61,6 +61,7 @@ mod property_layers;
 mod qk_norm;
 mod quantized;
 mod radix_sort;
+mod range_ends;
 mod recording;
 mod reports;
 mod scores;

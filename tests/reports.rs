@@ -1,7 +1,7 @@
 //! Programs of public reports, through the public face alone. What others of their kinds must give:
 //!
 //! - rings that go back: `caches::rings`
-//! - values near the largest of their type: `numbers::values_near_range_ends_match`
+//! - values near the largest of their type: `numbers::values_near_range_ends_match`, `range_ends`
 //! - buffers of past calls: the unit tests of `bindings`
 //! - many short sequences of linear attention: `linear::many_short_sequences_run_in_bounded_scratch`
 //! - time of documents: `hidden_tiles::skipped_tiles_take_no_time`

@@ -15,7 +15,7 @@
 // share, takes a sixth of a tanh more; a channel of the query, which they do, a gather.
 //
 // Needs: p.group, p.head_dim, p.mask, p.q, p.score_vector, p.value_dim; HAS_BLOCKS, HAS_DROPOUT, HIDDEN, KEYS, KEY_LANES, LANES,
-// LOG2_E, LOWEST, PER_PAIR_MASK, RESCALE_THRESHOLD, UNIT, VALUE_VECTORS; Query; all_finite, any_nan, apply_dropout, dot_tanh, finish_row,
+// LOG2_E, LOWEST, PER_PAIR_MASK, RESCALE_THRESHOLD, UNIT, VALUE_VECTORS; Query; all_finite, any_nan, apply_dropout, dot_tanh, finish_checked,
 // is_seen, k_four, k_source, key_row, mask_mod, merged, q_at4, query_of_row, repaired, rescale_of, row_state, rows_key_range,
 // score_mod, score_vector_at4, split_keys, store_row, tile_state, v_four, v_source, view_at, weight_of, work_tile.
 // Gives: main.
@@ -162,7 +162,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         }
     }
     if row <= work.last_row && key_lane == 0u {
-        let end = finish_row(state, work.z, row, work.split, slice_col == 0u);
+        let end = finish_checked(state, work.z, row, work.split, range, slice_col == 0u);
         var broken = false;
         /* unrolled */ for (var n = 0u; n < VALUE_VECTORS; n++) {
             if col0 + n * 4u >= slice_col {

@@ -13,7 +13,7 @@
 // workgroup memory; value_dim multiply-adds for a pair, and as many loads of a vector for four.
 //
 // Needs: p.head_dim, p.mask, p.q, p.score_vector, p.value_dim; HAS_BLOCKS, HAS_DROPOUT, HIDDEN, KEYS, LOWEST, PER_PAIR_MASK,
-// RESCALE_THRESHOLD, ROWS, SLICE, UNIT, WORKGROUP; Query; all_finite, any_nan, apply_dropout, dot_tanh, finish_row, head_query_of, k_four,
+// RESCALE_THRESHOLD, ROWS, SLICE, UNIT, WORKGROUP; Query; all_finite, any_nan, apply_dropout, dot_tanh, finish_checked, head_query_of, k_four,
 // k_source, key_row, mask_mod, q_at4, query_of_row, repaired, rescale_of, row_state, rows_key_range, score_mod,
 // score_vector_at4, split_keys, store_row, tile_state, v_four, v_source, view_at, weight_of, work_tile.
 // Gives: main.
@@ -199,7 +199,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
 
     let state = row_state(row_max, row_total(sum, y, lane), neg_inf);
     if work.row0 + y <= work.last_row {
-        let end = finish_row(state, work.z, row, work.split, x == 0u && work.slice == 0u);
+        let end = finish_checked(state, work.z, row, work.split, range, x == 0u && work.slice == 0u);
         /* unrolled */ for (var n = 0u; n < OUT_VECTORS; n++) {
             let col = column(work.slice, x, n);
             if col < p.value_dim {

@@ -1,7 +1,12 @@
 // The additive score of a pair: v · tanh(q + k). (Bahdanau et al. 2014.)
 //
 // Needs: p.group, p.head_dim, p.q, p.score_vector; Query; dot_tanh, k_four, k_source, key_row, q_at4, score_vector_at4, view_at.
-// Gives: pair_score.
+// Gives: folds_scale, pair_score.
+
+// There is no scale.
+fn folds_scale() -> bool {
+    return true;
+}
 
 fn pair_score(q: Query, j: u32) -> f32 {
     let a = view_at(p.q, q.b, q.h, q.i, 0u);

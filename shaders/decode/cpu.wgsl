@@ -22,7 +22,7 @@
 //
 // Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim; CHUNK, GATHER,
 // KEYS, K_BLOCKS, LANES, LOWEST, PER_PAIR_MASK, RESCALE_THRESHOLD, ROWS, SCALED, SPLITS, STEP, UNIT, VECTORS, V_BLOCKS;
-// Query; all_finite, any_nan, finish_row, is_run, k_scale, k_source, k_word, key_row, mask_mod, q_at4, query_of_row, repaired,
+// Query; all_finite, any_nan, finish_checked, is_run, k_scale, k_source, k_word, key_row, mask_mod, q_at4, query_of_row, repaired,
 // rescale_of, row_state, rows_key_range, run_step, score_mod, split_keys, store_row, unpacked_all, v_scale,
 // v_source, v_word, view_at, weight_of.
 // Gives: main.
@@ -437,7 +437,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
             for (var l = 0u; l < bound(LANES); l++) {
                 sum += lane_values[r * LANES + l] + lane_values[(ROWS + r) * LANES + l];
             }
-            let end = finish_row(row_state(row_max[r], sum, neg_inf), z, row, split, lane == 0u);
+            let end = finish_checked(row_state(row_max[r], sum, neg_inf), z, row, split, keys, lane == 0u);
             var broken = 0u;
             for (var w = 0u; w < LANE_WORDS; w++) {
                 let n = w * LANES + lane;

@@ -42,7 +42,7 @@
 //
 // Needs: p.head_dim, p.mask, p.q, p.scale, p.value_dim; AHEAD, BIAS, KEY_FOURS, KEY_LANES, K_BLOCKS, LANE_ROWS, LOWEST,
 // PER_PAIR_MASK, REDUCE_SIZE, RESCALE_THRESHOLD, ROWS, SCALED, SHARED, UNIT, VECTORS, V_BLOCKS, V_SPLIT,
-// WORKGROUP; Query, Source, WorkTile; are_nan, finish_row, k_scale, k_source, k_word, key_row, mask_mod,
+// WORKGROUP; Query, Source, WorkTile; are_nan, finish_checked, k_scale, k_source, k_word, key_row, mask_mod,
 // owned_first, owned_group, q_at4, query_of_row, reduce, rescale_of, row_repaired, row_state, rows_key_range,
 // score_mod, split_keys, store_row, unpacked, v_scale, v_source, v_word, view_at, weights_of, work_tile.
 // Gives: ALL_GROUPS, OWN, SCORES; decode, own_scores, scores, tile.
@@ -524,7 +524,7 @@ fn add_values(n: u32, v: Source, t: u32, last: u32, lane: Lane) {
 }
 
 // The sums of the weights, and the ends of the rows: in row_rescale, row_max, row_sum.
-fn finish_rows(work: WorkTile, lane: Lane) {
+fn finish_rows(work: WorkTile, keys: vec2<u32>, lane: Lane) {
     /* unrolled */ for (var n = 0u; n < OWN; n++) {
         let at = fold_at(n, lane);
         if owns(lane) {
@@ -540,7 +540,7 @@ fn finish_rows(work: WorkTile, lane: Lane) {
         let row = work.row0 + lane.n;
         let state = row_state(row_max[lane.n], total, p.mask.neg_inf);
         let stores = row <= work.last_row && work.slice == 0u;
-        let ends = finish_row(state, work.z, min(row, work.last_row), work.split, stores);
+        let ends = finish_checked(state, work.z, min(row, work.last_row), work.split, keys, stores);
         row_rescale[lane.n] = ends.x;
         row_max[lane.n] = ends.y;
         row_sum[lane.n] = ends.z;
@@ -653,6 +653,6 @@ fn decode(id: vec3<u32>, index: u32) {
         }
     }
 
-    finish_rows(work, lane);
+    finish_rows(work, keys, lane);
     store_columns(work, keys, lane);
 }

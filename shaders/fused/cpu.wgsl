@@ -22,7 +22,7 @@
 //
 // Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim; FULL, FULL_IS_PLAIN, HAS_BLOCKS,
 // HAS_DROPOUT, HEAD_VECTORS, HIDDEN, HIDES_TILES, KEYS, LANES, LOWEST, PER_PAIR_MASK, RESCALE_THRESHOLD, ROWS, RUN, SEEN_IS_PLAIN, SPLITS, UNIT, VALUE_VECTORS; Query;
-// all_finite, any_nan, apply_dropout, block_of_row, documents_of_rows, finish_row, first_seen_run, hides_by_query, k_last, k_source, k_whole, key_row,
+// all_finite, any_nan, apply_dropout, block_of_row, documents_of_rows, finish_checked, first_seen_run, hides_by_query, k_last, k_source, k_whole, key_row,
 // map_row, mask_mod, q_at4, query_of_row, repaired, rescale_of, row_state, rows_key_range, score_mod, split_keys, store_row, tile_column_state, v_last,
 // v_source, v_whole, view_at, weight_of.
 // Gives: main.
@@ -291,7 +291,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     for (var r = 0u; r < LANE_ROWS; r++) {
         let row = row0 + r * LANES + lane;
         if row < packed {
-            let end = finish_row(row_state(row_max[r], row_sum[r] + nan_carry[r], neg_inf), z, row, split, slice_col == 0u);
+            let end = finish_checked(row_state(row_max[r], row_sum[r] + nan_carry[r], neg_inf), z, row, split, range.any_row, slice_col == 0u);
             for (var outer = 0u; outer < VALUE_OUTER; outer++) {
                 let outer_col = col0 + outer * VALUE_INNER * 4u;
                 var broken = 0u;

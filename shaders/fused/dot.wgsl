@@ -1,15 +1,26 @@
 // The score of a pair: scale · q · k.
 //
 // Needs: p.group, p.head_dim, p.q, p.scale; Query; k_four, k_source, key_row, q_at4, view_at.
-// Gives: pair_score.
+// Gives: folds_scale, pair_score.
+
+// Where a scale is smaller, its products with queries may be too small for f32 while scores are not.
+const SMALLEST_FOLDED: f32 = 0x1p-64f;
+// What is multiplied into such a query instead. The rest of the scale is multiplied with the sum.
+const SMALL_UNIT: f32 = 0x1p-62f;
+
+// True if loops may hold queries times the scale.
+fn folds_scale() -> bool {
+    return abs(p.scale) >= SMALLEST_FOLDED || p.scale == 0.0;
+}
 
 fn pair_score(q: Query, j: u32) -> f32 {
     let a = view_at(p.q, q.b, q.h, q.i, 0u);
     let k = k_source(q.b, q.h / p.group);
     let row = key_row(k, j);
+    let unit = select(SMALL_UNIT, 1.0, folds_scale());
     var sums = vec4<f32>();
     for (var d = 0u; d < p.head_dim; d += 4u) {
-        sums += q_at4(a + d * p.q.strides.w, p.q.strides.w, p.head_dim - d) * k_four(k, row, d);
+        sums += unit * q_at4(a + d * p.q.strides.w, p.q.strides.w, p.head_dim - d) * k_four(k, row, d);
     }
-    return (sums.x + sums.y + sums.z + sums.w) * p.scale;
+    return (sums.x + sums.y + sums.z + sums.w) * select(p.scale / SMALL_UNIT, p.scale, folds_scale());
 }

@@ -25,7 +25,7 @@
 //
 // Needs: p.head_dim, p.mask, p.q, p.scale, p.value_dim; AHEAD, CHUNK, HAS_BLOCKS, HAS_DROPOUT, KEYS, LOG2_E,
 // LOWEST, PER_PAIR_MASK, P_KEYS, RESCALE_THRESHOLD, ROWS, SLICE, UNIT, V_KEYS, WORKGROUP; Query, Source, WorkTile;
-// all_finite, apply_dropout, are_nan, finish_row, head_query_of, is_finite, k_source, key_row, keys_of_rows, load_k,
+// all_finite, apply_dropout, are_nan, component, finish_checked, head_query_of, is_finite, k_source, key_row, keys_of_rows, load_k,
 // load_q, mask_mod, next_tile, query_of, repaired, rescale_of, row_keys, row_state, score_mod, store_row, v_four,
 // v_source, view_at, work_tile, zero_past.
 // Gives: main.
@@ -392,7 +392,7 @@ fn add_values(first: u32, lane: Lane) {
 }
 
 // The sums of the weights over the lanes of a row, and the ends of the rows: in row_rescale, row_max, row_sum.
-fn finish_rows(work: WorkTile, lane: Lane) {
+fn finish_rows(work: WorkTile, keys: vec2<u32>, lane: Lane) {
     /* unrolled */ for (var m = 0u; m < ROW_VECTORS; m++) {
         tile[lane.x * STATS_STEP + my_rows(lane) + m] = lane_sums[m];
     }
@@ -404,12 +404,15 @@ fn finish_rows(work: WorkTile, lane: Lane) {
         }
         let top = row_max[lane.n];
         let row = work.row0 + lane.n * 4u;
-        let ends = transpose(mat4x3<f32>(
-            end_of(work, row, top.x, total.x),
-            end_of(work, row + 1u, top.y, total.y),
-            end_of(work, row + 2u, top.z, total.z),
-            end_of(work, row + 3u, top.w, total.w),
-        ));
+        var ends = mat3x4<f32>();
+        // Not written out: FXC takes seconds for each further copy of the text.
+        for (var r = 0u; r < 4u; r++) {
+            let end = end_of(work, row + r, keys, component(top, r), component(total, r));
+            let is_r = vec4<u32>(0u, 1u, 2u, 3u) == vec4<u32>(r);
+            ends[0] = select(ends[0], vec4<f32>(end.x), is_r);
+            ends[1] = select(ends[1], vec4<f32>(end.y), is_r);
+            ends[2] = select(ends[2], vec4<f32>(end.z), is_r);
+        }
         row_rescale[lane.n] = ends[0];
         row_max[lane.n] = ends[1];
         row_sum[lane.n] = ends[2];
@@ -417,9 +420,9 @@ fn finish_rows(work: WorkTile, lane: Lane) {
     workgroupBarrier();
 }
 
-fn end_of(work: WorkTile, row: u32, top: f32, total: f32) -> vec3<f32> {
+fn end_of(work: WorkTile, row: u32, keys: vec2<u32>, top: f32, total: f32) -> vec3<f32> {
     let stores = row <= work.last_row && work.slice == 0u;
-    return finish_row(row_state(top, total, p.mask.neg_inf), work.z, min(row, work.last_row), work.split, stores);
+    return finish_checked(row_state(top, total, p.mask.neg_inf), work.z, min(row, work.last_row), work.split, keys, stores);
 }
 
 fn store_rows(work: WorkTile, keys: vec2<u32>, lane: Lane) {
@@ -541,6 +544,6 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) i
         }
     }
 
-    finish_rows(work, lane);
+    finish_rows(work, keys.xy, lane);
     store_rows(work, keys.xy, lane);
 }

@@ -29,6 +29,10 @@ struct Params {
     neg_inf: f32,         // −∞
     head_dim: u32,
     directions: u32,      // of random features
+    value_unit: f32,      // values are multiplied by it before they are summed: sums may be beyond f32's range where means are not
+    value_scale: f32,     // 1 / value_unit
+    pad0: u32,
+    pad1: u32,
 }
 
 @group(0) @binding(0) var<uniform> p: Params;

@@ -11,9 +11,9 @@
 //   tile_a4(t, row, k) -> vec4            A[row, k..k+4]
 //   tile_b4(t, k, col) -> vec4            B[k, col..col+4] if B_ALONG_N, else B[k..k+4, col]
 //   tile_store4(t, row, col, value)         C[row, col..col+4]
-//   tile_repair(t, row, col)              the same once more, where a NaN came out and REPAIRS is set
+//   tile_repair(t, row, col)              the same once more, where it is not finite and REPAIRS is set
 //
-// Needs: B_ALONG_N, LANES, REPAIRS, ROWS; Tile; any_nan, tile_a4, tile_b4, tile_inner, tile_needed, tile_of,
+// Needs: B_ALONG_N, LANES, REPAIRS, ROWS; Tile; all_finite, tile_a4, tile_b4, tile_inner, tile_needed, tile_of,
 // tile_repair, tile_store4.
 // Gives: main.
 
@@ -92,7 +92,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     for (var r = 0u; r < ROWS; r++) {
         if r < rows {
             tile_store4(t, row0 + r, col, acc[r]);
-            broken = broken || any_nan(acc[r]);
+            broken = broken || !all_finite(acc[r]);
         }
     }
     if REPAIRS && broken {

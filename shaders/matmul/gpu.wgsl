@@ -11,7 +11,7 @@
 // Floor in global memory: 2 / TILE elements per multiply-add. In f32 that is 1/8 byte for a tile of 64,
 // 1/16 for one of 128; half of it in f16.
 //
-// Needs: A_ALONG_M, B_ALONG_N, REPAIRS, TILE, TILE_K; Tile; any_nan, tile_a4, tile_b4, tile_inner, tile_needed, tile_of,
+// Needs: A_ALONG_M, B_ALONG_N, REPAIRS, TILE, TILE_K; Tile; all_finite, tile_a4, tile_b4, tile_inner, tile_needed, tile_of,
 // tile_repair, tile_store4.
 // Gives: main.
 
@@ -84,7 +84,7 @@ fn store_sums(t: Tile, row0: u32, col0: u32, x: u32, y: u32) {
                 let sum = acc[m * LANE_TILE + n * 4u + c];
                 if row < t.rows && col < t.cols {
                     tile_store4(t, row, col, sum);
-                    broken = broken || any_nan(sum);
+                    broken = broken || !all_finite(sum);
                 }
             }
         }

@@ -1,7 +1,16 @@
 // The rows of a sequence whose mean is taken: all, the first of a batch entry, those that a mask keeps, or a part of a packed one.
 //
-// Needs: p.x, p.numbers, p.keep, p.length, p.features; PACKED, LENGTHS, KEEP; view_at, numbers_at, keep_at, x_at4.
-// Gives: Sequence; is_kept, mean4, sequence_of.
+// Needs: p.x, p.numbers, p.keep, p.length, p.features; PACKED, LENGTHS, KEEP; all_finite, mean_of_half, view_at, numbers_at, keep_at, x_at4.
+// Gives: Sequence; is_kept, length_unit, mean4, sequence_of.
+
+// Means are multiplied by FAR_UNIT where their squares are not finite.
+const FAR_UNIT: f32 = 0x1p-100f;
+
+// What the means of a sequence are multiplied by before their length is taken: 1, or FAR_UNIT where the sum of their squares is
+// beyond f32's range.
+fn length_unit(squares: f32) -> f32 {
+    return select(FAR_UNIT, 1.0, all_finite(vec4<f32>(squares)));
+}
 
 struct Sequence {
     b: u32,
@@ -37,13 +46,25 @@ fn sequence_of(s: u32) -> Sequence {
     }
 }
 
-// The mean's four channels from d on; zero past the last, and of no rows.
+// The mean's four channels from d on; zero past the last, and of no rows. The sum of more rows than one may not be finite: then its
+// half is computed of rows that are divided before.
 fn mean4(sequence: Sequence, d: u32) -> vec4<f32> {
+    let count = f32(max(sequence.count, 1u));
+    let mean = sum4(sequence, d, 1.0) / count;
+    if all_finite(mean) {
+        return mean;
+    } else {
+        return mean_of_half(sum4(sequence, d, 0.5 / count));
+    }
+}
+
+// The sum of rows, each times `factor`.
+fn sum4(sequence: Sequence, d: u32, factor: f32) -> vec4<f32> {
     var sum = vec4<f32>();
     for (var i = sequence.first; i < sequence.end; i++) {
         if is_kept(sequence.b, i) {
-            sum += x_at4(view_at(p.x, sequence.b, 0u, i, d), p.x.strides.w, p.features - d);
+            sum += factor * x_at4(view_at(p.x, sequence.b, 0u, i, d), p.x.strides.w, p.features - d);
         }
     }
-    return sum / f32(max(sequence.count, 1u));
+    return sum;
 }

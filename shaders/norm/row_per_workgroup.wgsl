@@ -1,9 +1,9 @@
 // A workgroup owns a row: what its invocations found is combined in a fixed order.
 //
 // Needs: ROW_LANES.
-// Gives: first_row, lane_of, row_max, row_sum.
+// Gives: first_row, lane_of, row_max, row_sum, row_sums.
 
-var<workgroup> lane_parts: array<f32, ROW_LANES>;
+var<workgroup> lane_parts: array<vec2<f32>, ROW_LANES>;
 
 fn first_row(group: u32, index: u32) -> u32 {
     return group;
@@ -14,7 +14,12 @@ fn lane_of(index: u32) -> u32 {
 }
 
 fn row_sum(mine: vec4<f32>, lane: u32) -> f32 {
-    lane_parts[lane] = (mine.x + mine.y) + (mine.z + mine.w);
+    return row_sums(mine, vec4<f32>(), lane).x;
+}
+
+// Two sums at once.
+fn row_sums(a: vec4<f32>, b: vec4<f32>, lane: u32) -> vec2<f32> {
+    lane_parts[lane] = vec2<f32>((a.x + a.y) + (a.z + a.w), (b.x + b.y) + (b.z + b.w));
     workgroupBarrier();
     for (var n = ROW_LANES / 2u; n > 0u; n /= 2u) {
         if lane < n {
@@ -29,7 +34,7 @@ fn row_sum(mine: vec4<f32>, lane: u32) -> f32 {
 }
 
 fn row_max(mine: vec4<f32>, lane: u32) -> f32 {
-    lane_parts[lane] = max(max(mine.x, mine.y), max(mine.z, mine.w));
+    lane_parts[lane] = vec2<f32>(max(max(mine.x, mine.y), max(mine.z, mine.w)));
     workgroupBarrier();
     for (var n = ROW_LANES / 2u; n > 0u; n /= 2u) {
         if lane < n {
@@ -37,7 +42,7 @@ fn row_max(mine: vec4<f32>, lane: u32) -> f32 {
         }
         workgroupBarrier();
     }
-    let largest = lane_parts[0];
+    let largest = lane_parts[0].x;
     // All have read it before the next begins.
     workgroupBarrier();
     return largest;

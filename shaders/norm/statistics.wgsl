@@ -2,8 +2,8 @@
 // RMSNorm is 0. The second pass also sums x − mean: the mean of that is the rounding of the first mean, `rest`. A large mean would
 // otherwise shift each normalised value by its rounding (Chan, Golub and LeVeque 1983, the corrected two-pass algorithm).
 //
-// Needs: p.x, p.residual, p.features, p.eps; CENTRED, HAS_RESIDUAL, ROW_LANES; view_at, x_at4, residual_at4, row_sum.
-// Gives: Place, Statistics; input4, normalised4, place_of, statistics_of.
+// Needs: p.x, p.residual, p.features, p.eps; CENTRED, HAS_RESIDUAL, ROW_LANES; all_finite, view_at, x_at4, residual_at4, row_sums.
+// Gives: FAR_UNIT; Place, Statistics; input4, normalised4, place_of, statistics_of.
 
 // Where a row is.
 struct Place {
@@ -15,10 +15,14 @@ struct Place {
 }
 
 struct Statistics {
-    mean: f32,         // mean + rest is the mean
+    mean: f32,         // mean + rest is the mean, in units of 1 / unit
     rest: f32,
-    scale: f32,
+    scale: f32,        // of what is multiplied by unit
+    unit: f32,         // 1 or FAR_UNIT
 }
+
+// What a row is multiplied by before its squares are taken where these are beyond f32's range. eps is nothing beside them.
+const FAR_UNIT: f32 = 0x1p-100f;
 
 fn place_of(row: u32) -> Place {
     let plane = row / p.length;
@@ -41,32 +45,50 @@ fn input4(at: Place, d: u32) -> vec4<f32> {
 
 fn statistics_of(at: Place, lane: u32) -> Statistics {
     let count = f32(p.features);
-    var mean = 0.0;
+    // Of the row, and of the row times FAR_UNIT.
+    var means = vec2<f32>();
     if CENTRED {
         var sums = vec4<f32>();
+        var far_sums = vec4<f32>();
         for (var d = lane * 4u; d < p.features; d += ROW_LANES * 4u) {
-            sums += input4(at, d);
+            let x = input4(at, d);
+            sums += x;
+            far_sums += x * FAR_UNIT;
         }
-        mean = row_sum(sums, lane) / count;
+        means = row_sums(sums, far_sums, lane) / count;
     }
     var squares = vec4<f32>();
+    var far_squares = vec4<f32>();
     var rests = vec4<f32>();
+    var far_rests = vec4<f32>();
     for (var d = lane * 4u; d < p.features; d += ROW_LANES * 4u) {
-        let off = input4(at, d) - mean;
+        let x = input4(at, d);
         let within = vec4<u32>(d) + vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(p.features);
-        squares += select(vec4<f32>(), off * off, within);
-        rests += select(vec4<f32>(), off, within);
+        let off = select(vec4<f32>(), x - means.x, within);
+        let far_off = select(vec4<f32>(), x * FAR_UNIT - means.y, within);
+        squares += off * off;
+        far_squares += far_off * far_off;
+        rests += off;
+        far_rests += far_off;
     }
-    var variance = row_sum(squares, lane) / count;
-    var rest = 0.0;
+    var variances = row_sums(squares, far_squares, lane) / count;
+    let is_far = !all_finite(vec4<f32>(variances.x));
+    var rest = vec2<f32>();
     if CENTRED {
-        rest = row_sum(rests, lane) / count;
-        variance = max(variance - rest * rest, 0.0);
+        rest = row_sums(rests, far_rests, lane) / count;
+        variances = max(variances - rest * rest, vec2<f32>());
     }
-    return Statistics(mean, rest, 1.0 / sqrt(variance + p.eps));
+    let near = Statistics(means.x, rest.x, 1.0 / sqrt(variances.x + p.eps), 1.0);
+    let far = Statistics(means.y, rest.y, 1.0 / sqrt(variances.y), FAR_UNIT);
+    return Statistics(
+        select(near.mean, far.mean, is_far),
+        select(near.rest, far.rest, is_far),
+        select(near.scale, far.scale, is_far),
+        select(near.unit, far.unit, is_far),
+    );
 }
 
 // Four elements of the normalised row.
 fn normalised4(x: vec4<f32>, s: Statistics) -> vec4<f32> {
-    return ((x - s.mean) - s.rest) * s.scale;
+    return ((x * s.unit - s.mean) - s.rest) * s.scale;
 }

@@ -9,6 +9,7 @@
 //   NaN is carried by addition, to where the weights are added up: max, exp and log lose it on some drivers.
 //   Loops over keys hold scores in units of UNIT: LOG2_E, folded into the scale of q · k, so that exp2 takes differences as
 //   they are; 1 where score_mod must see the score (1e4 and a bias are exact in it), and differences are multiplied.
+//   In units of LOG2_E a score may be beyond f32's range: a row that is not finite for it gets its state once more, in natural units.
 //   What leaves a loop is a state (row_max, row_sum) in natural units, (−∞, 0) if it has seen no key: what splits, sinks, merged
 //   parts and lse share. A row without keys has output 0 and lse −∞.
 //

@@ -36,6 +36,10 @@ params! {
         neg_inf: f32,
         head_dim: u32,
         directions: u32,
+        value_unit: f32,
+        value_scale: f32,
+        pad0: u32,
+        pad1: u32,
     }
 }
 

@@ -32,7 +32,7 @@ fn move_state(own: u32, kv: u32, f: u32, c: u32, at: u32) {
     if c + 4u == p.state_stride {
         carry_store4(at, vec4<f32>(norm_at(view_at(p.v, own, kv, f, 0u)), 0.0, 0.0, 0.0));
     } else {
-        carry_store4(at, state_at4(view_at(p.x, own, kv, f, c), p.x.strides.w, p.value_dim - c));
+        carry_store4(at, state_at4(view_at(p.x, own, kv, f, c), p.x.strides.w, p.value_dim - c) * p.value_unit);
     }
 }
 ";
@@ -43,7 +43,7 @@ fn move_state(own: u32, kv: u32, f: u32, c: u32, at: u32) {
         norm_store(view_at(p.v, own, kv, f, 0u), four.x);
     } else {
         for (var n = 0u; n < min(4u, p.value_dim - c); n++) {
-            state_store(view_at(p.x, own, kv, f, c + n), component(four, n));
+            state_store(view_at(p.x, own, kv, f, c + n), component(four, n) * p.value_scale);
         }
     }
 }

@@ -50,7 +50,7 @@ impl LshGather {
         let constants = [rows, lanes, Constant::Bool("NORMALISES", self.normalises)];
         let parts = [shader!("tensor/view"), shader!("lsh_gather"), lengths];
         let kernel = Kernel::new::<Params>(&constants, bindings, &parts, WORKGROUP as u32);
-        Kernel { workgroup_memory: (WORKGROUP * size_of::<f32>()) as u32, ..kernel }
+        Kernel { workgroup_memory: (2 * WORKGROUP * size_of::<f32>()) as u32, ..kernel }
     }
 
     pub fn all() -> impl Iterator<Item = Self> {

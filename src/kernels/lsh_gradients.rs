@@ -62,7 +62,7 @@ impl LshGradients {
         let of = if self.x.is_some() { OF_QUERIES } else { OF_VALUES };
         let parts = [shader!("tensor/view"), shader!("lsh_gradients"), lengths, of];
         let kernel = Kernel::new::<Params>(&constants, bindings, &parts, WORKGROUP as u32);
-        Kernel { workgroup_memory: (2 * WORKGROUP * size_of::<f32>()) as u32, ..kernel }
+        Kernel { workgroup_memory: (4 * WORKGROUP * size_of::<f32>()) as u32, ..kernel }
     }
 
     pub fn all() -> impl Iterator<Item = Self> {

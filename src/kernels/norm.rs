@@ -45,7 +45,7 @@ params! {
 pub(super) fn combine(rows: Rows) -> (&'static str, u32) {
     match rows.lanes {
         1 => (shader!("norm/row_per_invocation"), 0),
-        lanes => (shader!("norm/row_per_workgroup"), lanes * 4),
+        lanes => (shader!("norm/row_per_workgroup"), lanes * 8),
     }
 }
 

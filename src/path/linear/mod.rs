@@ -20,6 +20,10 @@ use crate::scratch::{Scratch, Slot};
 use features::with_features;
 use recorder::Recorder;
 
+/// Values of normalised results are divided by it before they are summed: a power of two, so that no bit of a sum changes. A mean is
+/// then within f32's range where the weights of its values add up to as much, and keeps values from 10⁻³² on.
+const VALUE_SCALE: f32 = (1 << 20) as f32;
+
 /// The dispatches of a forward call.
 pub(crate) fn dispatches<'a>(
     problem: &LinearProblem<'a>,
@@ -53,6 +57,9 @@ fn part_dispatches<'a>(
     }
     recorder.prepare();
     let given = problem.state.is_some_and(|state| state.given);
+    if problem.normalised {
+        (recorder.params.value_unit, recorder.params.value_scale) = (1.0 / VALUE_SCALE, VALUE_SCALE);
+    }
     recorder.carry_over(if given { Way::Fetch } else { Way::Zero });
     for span in recorder.plan.spans(recorder.plan.slots) {
         recorder.key_states(span);

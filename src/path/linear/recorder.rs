@@ -87,6 +87,10 @@ impl<'a, 'p> Recorder<'a, 'p> {
             neg_inf: f32::NEG_INFINITY,
             head_dim: problem.shape.head_dim as u32,
             directions: problem.random.map_or(0, |random| random.directions.shape()[2] as u32),
+            value_unit: 1.0,
+            value_scale: 1.0,
+            pad0: 0,
+            pad1: 0,
         };
         let memory = Memory::new(size, scratch)?;
         Ok(Recorder { problem, plan, outline, memory, device, params, all: Vec::new() })
