@@ -40,7 +40,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             var value = sums[r] * p.scale;
             if IS_NORMALISED {
                 // Of a query that has seen nothing: 0.
-                value = select(sums[r] / (norms[r] + p.eps) * p.value_scale, vec4<f32>(), norms[r] == 0.0);
+                let mean = sums[r] / (norms[r] + p.eps);
+                value = mean * p.value_scale;
+                if !all_finite(value) {
+                    value = mean_of_half(mean * (0.5 * p.value_scale));
+                }
+                value = select(value, vec4<f32>(), norms[r] == 0.0);
             }
             store_row(b, h, chunk.first + tile.row + r, tile.column, value);
         }
