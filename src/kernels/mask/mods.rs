@@ -72,7 +72,7 @@ fn score_mod(score: f32, at: At) -> f32 {
     for (var n = 0u; n < at.query % 4u; n++) {
         if at.key > n { sum += 0.5 * entry(at, at.key + n) * entry(at, n); }
     }
-    if at.key % 3u == 0u { return sum * table_at(0u, 0u, 6u, 0u); }
+    if at.key % 3u == 0u { sum *= table_at(0u, 0u, 6u, 0u); }
     return sum;
 }";
 
