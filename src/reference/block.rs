@@ -1,8 +1,8 @@
 //! What layers of encoders and decoders are made of: parts with a residual sum and a norm each, one of them a feed-forward layer.
 
 use super::{
-    HostLinear, LayerGradients, LinearGradients, Options, Real, activate, activation_slope, norm,
-    norm_backward, project, project_backward,
+    HostLinear, HostWeights, LayerGradients, LinearGradients, Options, Real, activate, activation_slope,
+    norm, norm_backward, project, project_backward,
 };
 use crate::block_config::{BlockConfig, NormOrder};
 use crate::error::Error;
@@ -66,6 +66,9 @@ pub struct FeedForwardGradients<R> {
 pub(super) fn added<R: Real>(a: &[R], b: &[R]) -> Vec<R> {
     a.iter().zip(b).map(|(a, b)| *a + *b).collect()
 }
+
+/// The input and the weights of the attention whose keys a layer reads, if they are not its own.
+pub(super) type KeysOf<'a, R> = Option<(&'a Vec<R>, &'a HostWeights<'a, R>)>;
 
 /// Refuses a layer that rotates otherwise than the layer whose keys it reads.
 pub(super) fn check_shared_keys<'a>(

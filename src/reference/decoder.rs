@@ -1,7 +1,7 @@
 //! A stack of decoder layers, and its gradients.
 
 use super::block::{
-    KeyGradients, Step, added, check_shared_keys, feed_backward, normed, of_inputs, through_norm,
+    KeyGradients, KeysOf, Step, added, check_shared_keys, feed_backward, normed, of_inputs, through_norm,
 };
 use super::{
     Encoded, FeedForwardGradients, HostFeedForward, HostNorm, HostNormGradients, HostWeights, LayerGradients,
@@ -82,7 +82,7 @@ impl<R: Real> HostDecoderLayer<'_, R> {
     /// another layer, `keys` are the input and the weights of that layer's self-attention.
     fn steps(
         &self,
-        ([x, memory], keys): ([&[R]; 2], Option<(&Vec<R>, &HostWeights<R>)>),
+        ([x, memory], keys): ([&[R]; 2], KeysOf<R>),
         shape: LayerShape,
         config: &BlockConfig,
         [of_self, of_cross]: &[Options; 2],

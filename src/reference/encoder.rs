@@ -1,6 +1,8 @@
 //! A stack of encoder layers, and its gradients.
 
-use super::block::{KeyGradients, Step, check_shared_keys, feed_backward, normed, of_inputs, through_norm};
+use super::block::{
+    KeyGradients, KeysOf, Step, check_shared_keys, feed_backward, normed, of_inputs, through_norm,
+};
 use super::{
     Encoded, FeedForwardGradients, HostFeedForward, HostNorm, HostNormGradients, HostWeights, LayerGradients,
     LayerShape, Options, Real, expect_length, feed_forward, multi_head, multi_head_backward,
@@ -72,7 +74,7 @@ impl<R: Real> HostEncoderLayer<'_, R> {
     /// another layer, `keys` are the input and the weights of that layer's attention.
     fn steps(
         &self,
-        (x, keys): (&[R], Option<(&Vec<R>, &HostWeights<R>)>),
+        (x, keys): (&[R], KeysOf<R>),
         [batch, length]: [usize; 2],
         config: &BlockConfig,
         options: &Options,

@@ -101,7 +101,7 @@ fn differing(n: u64) -> (Stack, bool) {
     let layers = 2 + n as usize % 4;
     let head_dim = stack.features / stack.heads;
     let mut each: Vec<_> = (0..layers).map(|n| LayerData::random(rng, n, [stack.heads, head_dim])).collect();
-    if n % 3 != 0 {
+    if !n.is_multiple_of(3) {
         LayerData::share_keys(&mut each);
     }
     let last = stack.final_norm.is_some();
@@ -286,7 +286,7 @@ fn decoders_with_differing_layers_equal_reference() {
         let head_dim = stack.features / stack.heads;
         let mut each: Vec<_> =
             (0..layers).map(|n| LayerData::random(rng, n, [stack.heads, head_dim])).collect();
-        if n % 3 != 0 {
+        if !n.is_multiple_of(3) {
             LayerData::share_keys(&mut each);
         }
         // A ReLU's kink is where rounding makes gradients jump.
