@@ -10,6 +10,7 @@ mod dxc;
 mod fxc;
 mod gpus;
 mod mad_share;
+mod meaning;
 mod mesa;
 mod model;
 mod msl;
@@ -326,8 +327,8 @@ fn run(jobs: VecDeque<Job>) -> (Said, Times) {
     done.into_inner().expect("nobody panicked with it")
 }
 
-/// Prints each variant's name and the hash of its SPIR-V, for `scripts/snapshot`.
-fn spirv_hashes() -> Result<(), Box<dyn Error>> {
+/// Prints each variant's name, the hash of its SPIR-V and that of its meaning, for `scripts/snapshot`.
+fn kernel_hashes() -> Result<(), Box<dyn Error>> {
     let kernels = Mutex::new(kernels().into_iter());
     let lines = Mutex::new(Vec::new());
     let next = || kernels.lock().expect("nobody panics with it").next();
@@ -335,8 +336,10 @@ fn spirv_hashes() -> Result<(), Box<dyn Error>> {
         for _ in 0..std::thread::available_parallelism().map_or(2, usize::from) {
             scope.spawn(|| {
                 while let Some(KernelText { name, wgsl, .. }) = next() {
-                    let line = match translate::spirv_hash(&wgsl) {
-                        Ok(hash) => format!("{name} {hash:016x}"),
+                    let hashes = translate::spirv_hash(&wgsl)
+                        .and_then(|spirv| Ok((spirv, translate::fnv(meaning::meaning(&wgsl)?.bytes()))));
+                    let line = match hashes {
+                        Ok((spirv, meaning)) => format!("{name} {spirv:016x} {meaning:016x}"),
                         Err(why) => format!("{name} {why}"),
                     };
                     lines.lock().expect("nobody panics with it").push(line);
@@ -355,7 +358,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         // As an answer: nobody listens to standard error.
         ["mesa", gpu] => return mesa::serve(gpu).inspect_err(|error| println!("{error}")),
-        ["spirv-hashes"] => return spirv_hashes(),
+        ["kernel-hashes"] => return kernel_hashes(),
         ["call", ..] => return call::run(&arguments[1..]),
         ["compiled", folder, notes, date, page] => return compiled::run(folder, notes, date, page),
         _ => {}
