@@ -9,23 +9,6 @@
 // Bindings (declared by the host): x, numbers if LENGTHS or PACKED, keep if KEEP, out. IN_FOURS: x and out move in fours.
 // Bytes: x once from memory, with L2 once more from caches; out once.
 
-struct Params {
-    x: View,
-    numbers: View,
-    keep: View,
-    out: View,
-    features: u32,
-    length: u32,
-    sequences: u32,
-    step: u32,         // sequences from one that a workgroup or an invocation has to its next
-    eps: f32,          // the least length that is divided by
-    pad0: u32,
-    pad1: u32,
-    pad2: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 fn store4(s: u32, d: u32, value: vec4<f32>) {
     let o = view_at(p.out, s, 0u, 0u, d);
     if IN_FOURS {

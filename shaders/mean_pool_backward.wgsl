@@ -9,24 +9,6 @@
 // fours. ACCUMULATES: d_x holds what is added to.
 // Bytes: with L2 x once from memory and once more from caches; d_x once.
 
-struct Params {
-    x: View,
-    numbers: View,
-    keep: View,
-    d_out: View,
-    d_x: View,
-    features: u32,
-    length: u32,
-    sequences: u32,
-    step: u32,         // sequences from one that a workgroup or an invocation has to its next
-    eps: f32,          // the least length that was divided by
-    pad0: u32,
-    pad1: u32,
-    pad2: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 fn d_out4(s: u32, d: u32) -> vec4<f32> {
     return d_out_at4(view_at(p.d_out, s, 0u, 0u, d), p.d_out.strides.w, p.features - d);
 }

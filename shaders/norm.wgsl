@@ -10,24 +10,6 @@
 // In place, x is out: an invocation writes elements that it alone reads, after the sums of the row.
 // Bytes: x, residual once from memory and twice from caches; out and sum once.
 
-struct Params {
-    x: View,
-    residual: View,
-    out: View,
-    sum: View,
-    affine: vec4<u32>, // first elements and strides of weight and of bias
-    features: u32,
-    heads: u32,
-    length: u32,
-    rows: u32,
-    step: u32,         // rows from one that a workgroup or an invocation has to its next
-    eps: f32,
-    pad0: u32,
-    pad1: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 fn store_sum4(at: Place, d: u32, value: vec4<f32>) {
     let o = view_at(p.sum, at.b, at.h, at.i, d);
     if IN_FOURS {

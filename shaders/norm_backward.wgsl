@@ -9,30 +9,13 @@
 // wanted. IN_FOURS: all but statistics move in fours. ACCUMULATES: d_x holds what is added to.
 // Bytes: x, residual and d_out once from memory, and again from caches; d_sum once, d_x once.
 
-struct Params {
-    x: View,
-    residual: View,
-    d_out: View,
-    d_sum: View,
-    d_x: View,
-    weight: vec2<u32>, // first element, stride
-    features: u32,
-    heads: u32,
-    length: u32,
-    rows: u32,
-    step: u32,         // rows from one that a workgroup or an invocation has to its next
-    eps: f32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 // d_out · weight from channel d on; zero past the last. Both passes must round the product alike: a compiler that contracts the
 // product and `− mean` to a fused multiply-add leaves the product's rounding where the difference is 0, and 1 / √eps multiplies it.
 // `p.rows >> 31u` is 0, which no compiler knows: a product whose bits it joins cannot be contracted.
 fn weighted4(at: Place, d: u32) -> vec4<f32> {
     var g = d_out_at4(view_at(p.d_out, at.b, at.h, at.i, d), p.d_out.strides.w, p.features - d);
     if HAS_WEIGHT {
-        g *= weight_at4(p.weight.x + d * p.weight.y, p.weight.y, p.features - d);
+        g *= weight_at4(p.weight_at.x + d * p.weight_at.y, p.weight_at.y, p.features - d);
     }
     return bitcast<vec4<f32>>(bitcast<vec4<u32>>(g) | vec4<u32>(p.rows >> 31u));
 }

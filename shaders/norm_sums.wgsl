@@ -9,22 +9,6 @@
 // Bindings (declared by the host): x, residual if there is one, d_out, statistics, parts.
 // Reads x, residual and d_out once, COLUMNS neighbours at a time.
 
-struct Params {
-    x: View,
-    residual: View,
-    d_out: View,
-    features: u32,
-    heads: u32,
-    length: u32,
-    rows: u32,
-    part: u32,         // rows of a part
-    count: u32,        // parts
-    pad0: u32,
-    pad1: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 // As in norm/statistics.wgsl: of a row whose scale is negative.
 const FAR_UNIT: f32 = 0x1p-100f;
 

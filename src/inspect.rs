@@ -193,7 +193,7 @@ fn text(stage: &KernelVariant, kernel: Kernel, device: &str) -> KernelText {
         binds_mods: kernel.bindings.len() as u32 > kernel.storage_buffers(),
         wgsl_of_part: kernel.clone().of_part().wgsl,
         wgsl: kernel.wgsl,
-        params: StructTable { name: "Params", fields: kernel.params.to_vec(), bytes: kernel.params_bytes },
+        params: StructTable { name: "Params", fields: kernel.params.clone(), bytes: kernel.params_bytes },
         invocations: kernel.invocations,
         workgroup_memory: kernel.workgroup_memory,
     }
@@ -211,7 +211,7 @@ fn name(stage: &KernelVariant) -> String {
             continue;
         };
         match value {
-            "false" | "None" => {}
+            "false" | "None" | "Untyped" => {}
             "true" | "Some" | "Blocks" | "CacheVariant" | "DecodeCpu" | "DecodeGpu" | "FusedMatrix"
             | "Matrix" | "MaskVariant" | "Rows" | "Slots" => name = format!("{name} {key}"),
             _ => name = format!("{name} {key}={value}"),

@@ -2,7 +2,7 @@
 
 use super::norm::{ROWS, combine};
 use super::shader;
-use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
+use crate::kernel::{Declared, Kernel, Width, kernel};
 use crate::plan::Rows;
 use crate::tensor::DType;
 
@@ -18,78 +18,68 @@ pub(crate) enum Pooled {
 impl Pooled {
     const ALL: [Pooled; 4] = [Pooled::All, Pooled::Lengths, Pooled::Keep, Pooled::Packed];
 
-    /// What says which they are, and the texts of what there is not.
-    pub(super) fn declare(self, bindings: &mut Vec<Binding>, text: &mut String) -> [Constant; 3] {
+    /// The types of `numbers` and of `keep`.
+    pub(super) fn types(self) -> [Option<DType>; 2] {
         match self {
-            Pooled::Lengths | Pooled::Packed => {
-                bindings.push(Binding::read("numbers", DType::U32, Width::One));
-            }
-            _ => text.push_str("fn numbers_at(o: u32) -> u32 { return 0u; }\n"),
+            Pooled::All => [None; 2],
+            Pooled::Lengths | Pooled::Packed => [Some(DType::U32), None],
+            Pooled::Keep => [None, Some(DType::Bool)],
         }
-        match self {
-            Pooled::Keep => bindings.push(Binding::read("keep", DType::Bool, Width::One)),
-            _ => text.push_str("fn keep_at(o: u32) -> bool { return true; }\n"),
-        }
-        [
-            Constant::Bool("LENGTHS", self == Pooled::Lengths),
-            Constant::Bool("PACKED", self == Pooled::Packed),
-            Constant::Bool("KEEP", self == Pooled::Keep),
-        ]
+    }
+
+    /// The part of a kernel that says which they are.
+    pub(super) fn constants(self, declared: Declared) -> Declared {
+        declared
+            .bool("LENGTHS", self == Pooled::Lengths)
+            .bool("PACKED", self == Pooled::Packed)
+            .bool("KEEP", self == Pooled::Keep)
     }
 }
 
-/// What changes the text of a mean.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct MeanPool {
-    pub rows: Rows,
-    pub pooled: Pooled,
-    pub l2: bool,
-    pub x: DType,
-    pub out: DType,
-    pub width: Width,
-}
-
-params! {
-    pub(crate) struct Params {
-        x: View,
-        numbers: View,
-        keep: View,
-        out: View,
+kernel! {
+    /// What changes the text of a mean.
+    MeanPool, MeanPoolCall
+    tensors {
+        x: One Read F32 width view,
+        numbers: Opt Read U32 one view,
+        keep: Opt Read Bool one view,
+        out: One Write F32 width view,
+    }
+    numbers {
         features: u32,
         length: u32,
         sequences: u32,
+        /// Sequences from one that a workgroup or an invocation has to its next.
         step: u32,
         eps: f32,
-        pad0: u32,
-        pad1: u32,
-        pad2: u32,
+    }
+    variant {
+        rows: Rows,
+        pooled: Pooled,
+        l2: bool,
+        width: Width,
     }
 }
 
 impl MeanPool {
     pub fn describe(&self) -> Kernel {
         let Rows { workgroup, lanes } = self.rows;
-        let mut none = String::new();
-        let mut bindings = vec![Binding::read("x", self.x, self.width)];
-        let [lengths, packed, keep] = self.pooled.declare(&mut bindings, &mut none);
-        bindings.push(Binding::write("out", self.out, self.width));
         let (combine, workgroup_memory) = combine(self.rows);
-        let constants = [
-            lengths,
-            packed,
-            keep,
-            Constant::U32("WORKGROUP", workgroup),
-            Constant::U32("ROW_LANES", lanes),
-            Constant::Bool("L2", self.l2),
-            Constant::Bool("IN_FOURS", self.width == Width::Four),
-        ];
-        let parts =
-            [shader!("tensor/view"), shader!("mean_pool/sequence"), shader!("mean_pool"), combine, &none];
-        Kernel { workgroup_memory, ..Kernel::new::<Params>(&constants, bindings, &parts, workgroup) }
+        let parts = [shader!("tensor/view"), shader!("mean_pool/sequence"), shader!("mean_pool"), combine];
+        self.pooled
+            .constants(self.declare())
+            .u32("WORKGROUP", workgroup)
+            .u32("ROW_LANES", lanes)
+            .bool("L2", self.l2)
+            .bool("IN_FOURS", self.width == Width::Four)
+            .kernel(&parts, workgroup, workgroup_memory)
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
-        each().map(|(rows, pooled, l2, [x, out], width)| MeanPool { rows, pooled, l2, x, out, width })
+        each().map(|(rows, pooled, l2, [x, out], width)| {
+            let [numbers, keep] = pooled.types();
+            MeanPool { x, numbers, keep, out, rows, pooled, l2, width }
+        })
     }
 }
 

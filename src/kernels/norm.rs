@@ -1,43 +1,37 @@
 //! Twin of `norm.wgsl`.
 
 use super::shader;
-use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
+use crate::kernel::{Kernel, Width, kernel};
 use crate::plan::Rows;
 use crate::tensor::DType;
 
-/// What changes the text of a norm.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Norm {
-    pub rows: Rows,
-    /// LayerNorm, or RMSNorm.
-    pub centred: bool,
-    /// That of `out`, if the norm is in place.
-    pub x: DType,
-    /// `out` holds x: one binding for both.
-    pub in_place: bool,
-    pub residual: Option<DType>,
-    pub weight: Option<DType>,
-    pub bias: Option<DType>,
-    pub out: DType,
-    pub sum: Option<DType>,
-    pub width: Width,
-}
-
-params! {
-    pub(crate) struct Params {
-        x: View,
-        residual: View,
-        out: View,
-        sum: View,
+kernel! {
+    /// What changes the text of a norm.
+    Norm, NormCall
+    tensors {
+        x: Source Read F32 width view,
+        residual: Opt Read F32 width view,
+        weight: Opt Read F32 width,
+        bias: Opt Read F32 width,
+        out: One Write F32 width view,
+        sum: Opt Write F32 width view,
+    }
+    numbers {
+        /// First elements and strides of weight and of bias.
         affine: [u32; 4],
         features: u32,
         heads: u32,
         length: u32,
         rows: u32,
+        /// Rows from one that a workgroup or an invocation has to its next.
         step: u32,
         eps: f32,
-        pad0: u32,
-        pad1: u32,
+    }
+    variant {
+        shares: Rows,
+        /// LayerNorm, or RMSNorm.
+        centred: bool,
+        width: Width,
     }
 }
 
@@ -57,60 +51,22 @@ pub(super) const ROWS: [Rows; 4] = [
     Rows { workgroup: 256, lanes: 256 },
 ];
 
-const AT4: &str = "(o: u32, stride: u32, n: u32) -> vec4<f32> { return vec4<f32>(); }\n";
-
-/// A tensor that is read, if it is there; else what stands for it.
-pub(super) fn read_or_none(
-    name: &'static str,
-    dtype: Option<DType>,
-    width: Width,
-    bindings: &mut Vec<Binding>,
-    text: &mut String,
-) {
-    match dtype {
-        Some(dtype) => bindings.push(Binding::read(name, dtype, width)),
-        None => text.push_str(&format!("fn {name}_at4{AT4}")),
-    }
-}
-
-/// Stands for the binding of x where the norm is in place.
+/// Stands for x where the norm is in place.
 const X_IS_OUT: &str =
     "fn x_at4(o: u32, stride: u32, n: u32) -> vec4<f32> { return out_at4(o, stride, n); }\n";
 
 impl Norm {
     pub fn describe(&self) -> Kernel {
-        let Rows { workgroup, lanes } = self.rows;
-        let width = self.width;
-        let mut none = String::new();
-        let mut bindings = Vec::new();
-        if self.in_place {
-            none.push_str(X_IS_OUT);
-        } else {
-            bindings.push(Binding::read("x", self.x, width));
-        }
-        read_or_none("residual", self.residual, width, &mut bindings, &mut none);
-        read_or_none("weight", self.weight, width, &mut bindings, &mut none);
-        read_or_none("bias", self.bias, width, &mut bindings, &mut none);
-        bindings.push(Binding::write("out", self.out, width));
-        match self.sum {
-            Some(sum) => bindings.push(Binding::write("sum", sum, width)),
-            None => {
-                none.push_str("fn sum_store(o: u32, x: f32) {}\nfn sum_store4(o: u32, x: vec4<f32>) {}\n")
-            }
-        }
-        let (combine, workgroup_memory) = combine(self.rows);
-        let constants = [
-            Constant::U32("WORKGROUP", workgroup),
-            Constant::U32("ROW_LANES", lanes),
-            Constant::Bool("CENTRED", self.centred),
-            Constant::Bool("HAS_RESIDUAL", self.residual.is_some()),
-            Constant::Bool("HAS_WEIGHT", self.weight.is_some()),
-            Constant::Bool("HAS_BIAS", self.bias.is_some()),
-            Constant::Bool("HAS_SUM", self.sum.is_some()),
-            Constant::Bool("IN_FOURS", width == Width::Four),
-        ];
-        let parts = [shader!("tensor/view"), shader!("norm/statistics"), shader!("norm"), combine, &none];
-        Kernel { workgroup_memory, ..Kernel::new::<Params>(&constants, bindings, &parts, workgroup) }
+        let Rows { workgroup, lanes } = self.shares;
+        let (combine, workgroup_memory) = combine(self.shares);
+        let parts = [shader!("tensor/view"), shader!("norm/statistics"), shader!("norm"), combine];
+        self.declare()
+            .instead_of("x", X_IS_OUT)
+            .u32("WORKGROUP", workgroup)
+            .u32("ROW_LANES", lanes)
+            .bool("CENTRED", self.centred)
+            .bool("IN_FOURS", self.width == Width::Four)
+            .kernel(&parts, workgroup, workgroup_memory)
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
@@ -119,10 +75,9 @@ impl Norm {
                 let of = move |dtype, out: DType, centred| {
                     let some = Some(dtype);
                     let plain = Norm {
-                        rows,
+                        shares: rows,
                         centred,
-                        x: dtype,
-                        in_place: false,
+                        x: some,
                         residual: None,
                         weight: None,
                         bias: None,
@@ -132,8 +87,8 @@ impl Norm {
                     };
                     let scaled = Norm { weight: some, bias: some, ..plain };
                     let weighted = Norm { weight: some, ..plain };
-                    let in_place = [plain, weighted, scaled].map(|norm| Norm { in_place: true, ..norm });
-                    let in_place = in_place.into_iter().filter(move |norm| norm.x == norm.out);
+                    let in_place = [plain, weighted, scaled].map(|norm| Norm { x: None, ..norm });
+                    let in_place = in_place.into_iter().filter(move |_| dtype == out);
                     let others = [plain, weighted, Norm { residual: some, sum: Some(out), ..scaled }];
                     others.into_iter().chain(in_place)
                 };

@@ -3,16 +3,12 @@
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernel::Dispatch;
+pub(crate) use crate::kernel::grid;
 use crate::kernels::KernelVariant;
 use crate::tensor::{DType, Layout, TensorView, dense_strides};
 
 /// Dispatches, in order.
 pub(crate) type Dispatches<'a> = Vec<Dispatch<'a, KernelVariant>>;
-
-/// Workgroup counts as wgpu takes them; what does not fit is beyond every device's limit.
-pub(crate) fn grid(counts: [usize; 3]) -> [u32; 3] {
-    counts.map(|n| u32::try_from(n).unwrap_or(u32::MAX))
-}
 
 /// A dense tensor in a scratch buffer, from element `offset` on.
 pub(crate) fn in_scratch(

@@ -1,8 +1,7 @@
 //! Means of rows and their gradient: from checked tensors to dispatches.
 
-use super::dispatches::grid;
 use crate::device::DeviceFacts;
-use crate::kernel::{Dispatch, View, Width};
+use crate::kernel::{Dispatch, Width};
 use crate::kernels::mean_pool::Pooled;
 use crate::kernels::{KernelVariant, mean_pool, mean_pool_backward};
 use crate::plan::{self, Rows, Tuning};
@@ -30,10 +29,9 @@ fn in_fours(tensors: &[Option<TensorView>]) -> Width {
 }
 
 impl<'a> MeanPoolOp<'a> {
-    /// Views of lengths or of cu_seqlens, and of what is kept.
-    fn which(&self, device: &DeviceFacts) -> [View; 2] {
-        let view = View::optional(self.which, device);
-        if self.pooled == Pooled::Keep { [View::default(), view] } else { [view, View::default()] }
+    /// Lengths or cu_seqlens, and what is kept.
+    fn which(&self) -> [Option<TensorView<'a>>; 2] {
+        if self.pooled == Pooled::Keep { [None, self.which] } else { [self.which, None] }
     }
 
     /// How sequences are shared out: the kernel's form, the workgroups, and how far apart an invocation's sequences are.
@@ -52,39 +50,26 @@ impl<'a> MeanPoolOp<'a> {
         tuning: &Tuning,
         device: &DeviceFacts,
     ) -> Dispatch<'a, KernelVariant> {
-        let MeanPoolOp { x, pooled, which, sequences, l2 } = *self;
+        let MeanPoolOp { x, pooled, sequences, l2, .. } = *self;
         let [_, _, length, features] = x.shape();
         let (rows, groups, step) = self.share(tuning, device);
-        let [numbers, keep] = self.which(device);
-        let params = mean_pool::Params {
-            x: View::optional(Some(x), device),
+        let [numbers, keep] = self.which();
+        let call = mean_pool::MeanPoolCall {
+            x,
             numbers,
             keep,
-            out: View::optional(Some(out), device),
+            out,
             features: features as u32,
             length: length as u32,
             sequences: sequences as u32,
             step,
             eps: l2.unwrap_or(0.0),
-            pad0: 0,
-            pad1: 0,
-            pad2: 0,
-        };
-        let variant = mean_pool::MeanPool {
             rows,
             pooled,
             l2: l2.is_some(),
-            x: x.dtype(),
-            out: out.dtype(),
             width: in_fours(&[Some(x), Some(out)]),
         };
-        let tensors = [Some(x), which, Some(out)];
-        Dispatch {
-            variant: KernelVariant::MeanPool(variant),
-            params: bytemuck::bytes_of(&params).to_vec(),
-            tensors: tensors.into_iter().flatten().map(|t| t.window(device)).collect(),
-            grid: grid([groups, 1, 1]),
-        }
+        call.dispatch([groups, 1, 1], device)
     }
 
     /// Writes the gradient of the rows.
@@ -96,41 +81,27 @@ impl<'a> MeanPoolOp<'a> {
         tuning: &Tuning,
         device: &DeviceFacts,
     ) -> Dispatch<'a, KernelVariant> {
-        let MeanPoolOp { x, pooled, which, sequences, l2 } = *self;
+        let MeanPoolOp { x, pooled, sequences, l2, .. } = *self;
         let [_, _, length, features] = x.shape();
         let (rows, groups, step) = self.share(tuning, device);
-        let [numbers, keep] = self.which(device);
+        let [numbers, keep] = self.which();
         let x = l2.map(|_| x);
-        let params = mean_pool_backward::Params {
-            x: View::optional(x, device),
+        let call = mean_pool_backward::MeanPoolBackwardCall {
+            x,
             numbers,
             keep,
-            d_out: View::optional(Some(d_out), device),
-            d_x: View::optional(Some(d_x), device),
+            d_out,
+            d_x,
             features: features as u32,
             length: length as u32,
             sequences: sequences as u32,
             step,
             eps: l2.unwrap_or(0.0),
-            pad0: 0,
-            pad1: 0,
-            pad2: 0,
-        };
-        let variant = mean_pool_backward::MeanPoolBackward {
             rows,
             pooled,
-            x: x.map(|x| x.dtype()),
-            d_out: d_out.dtype(),
-            d_x: d_x.dtype(),
             accumulates,
             width: in_fours(&[x, Some(d_out), Some(d_x)]),
         };
-        let tensors = [x, which, Some(d_out), Some(d_x)];
-        Dispatch {
-            variant: KernelVariant::MeanPoolBackward(variant),
-            params: bytemuck::bytes_of(&params).to_vec(),
-            tensors: tensors.into_iter().flatten().map(|t| t.window(device)).collect(),
-            grid: grid([groups, 1, 1]),
-        }
+        call.dispatch([groups, 1, 1], device)
     }
 }

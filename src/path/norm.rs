@@ -1,10 +1,10 @@
 //! Norms and their gradients: from checked tensors to dispatches.
 
-use super::dispatches::{Dispatches, grid, in_scratch};
+use super::dispatches::{Dispatches, in_scratch};
 use super::project_backward::{Gradient, column_sums};
 use crate::device::DeviceFacts;
 use crate::error::Error;
-use crate::kernel::{Dispatch, View, Width};
+use crate::kernel::{Dispatch, Source, Width};
 use crate::kernels::norm_sums::{COLUMNS, STATISTICS, STRIPS};
 use crate::kernels::{KernelVariant, norm, norm_backward, norm_sums};
 use crate::norm_config::NormConfig;
@@ -41,10 +41,6 @@ const MOST_GROUPS: usize = 65535;
 /// Workgroups that fill a device.
 const FULL: usize = 256;
 
-fn optional(t: Option<TensorView>, device: &DeviceFacts) -> View {
-    View::optional(t, device)
-}
-
 /// First element and stride of a vector.
 fn vector(t: Option<TensorView>, device: &DeviceFacts) -> [u32; 2] {
     t.map_or([0; 2], |t| {
@@ -79,15 +75,16 @@ impl<'a> NormOp<'a> {
     ) -> Dispatch<'a, KernelVariant> {
         let NormOp { config, x, residual, weight, bias } = *self;
         let [batch, heads, length, features] = x.shape();
-        let (rows, groups, step) = share(&x, tuning, device);
+        let (shares, groups, step) = share(&x, tuning, device);
         let in_place = out.buffer == x.buffer;
-        let tensors = [Some(x).filter(|_| !in_place), residual, weight, bias, Some(out), sum];
         let ([w, w_step], [b, b_step]) = (vector(weight, device), vector(bias, device));
-        let params = norm::Params {
-            x: View::of(x, device),
-            residual: optional(residual, device),
-            out: View::of(out, device),
-            sum: optional(sum, device),
+        let call = norm::NormCall {
+            x: Source { tensor: x, in_place },
+            residual,
+            weight,
+            bias,
+            out,
+            sum,
             affine: [w, w_step, b, b_step],
             features: features as u32,
             heads: heads as u32,
@@ -95,28 +92,11 @@ impl<'a> NormOp<'a> {
             rows: (batch * heads * length) as u32,
             step,
             eps: config.eps as f32,
-            pad0: 0,
-            pad1: 0,
-        };
-        let dtype = |t: Option<TensorView>| t.map(|t| t.dtype());
-        let variant = norm::Norm {
-            rows,
+            shares,
             centred: config.centred,
-            x: x.dtype(),
-            in_place,
-            residual: dtype(residual),
-            weight: dtype(weight),
-            bias: dtype(bias),
-            out: out.dtype(),
-            sum: dtype(sum),
-            width: in_fours(&tensors),
+            width: in_fours(&[Some(x), residual, weight, bias, Some(out), sum]),
         };
-        Dispatch {
-            variant: KernelVariant::Norm(variant),
-            params: bytemuck::bytes_of(&params).to_vec(),
-            tensors: tensors.into_iter().flatten().map(|t| t.window(device)).collect(),
-            grid: grid([groups, 1, 1]),
-        }
+        call.dispatch([groups, 1, 1], device)
     }
 
     /// Parts that the gradients of weight and bias are summed in, and rows of each.
@@ -165,31 +145,20 @@ impl<'a> NormOp<'a> {
             let (number, part) = self.parts();
             let shape = [1, 2, number, features];
             let parts = in_scratch(scratch.buffer(Slot::Partials)?, DType::F32, shape, 0);
-            let params = norm_sums::Params {
-                x: View::of(self.x, device),
-                residual: optional(self.residual, device),
-                d_out: View::of(d_out, device),
+            let call = norm_sums::NormSumsCall {
+                x: self.x,
+                residual: self.residual,
+                d_out,
+                statistics,
+                parts,
                 features: features as u32,
                 heads: heads as u32,
                 length: length as u32,
                 rows: rows as u32,
                 part: part as u32,
                 count: number as u32,
-                pad0: 0,
-                pad1: 0,
             };
-            let variant = norm_sums::NormSums {
-                x: self.x.dtype(),
-                residual: self.residual.map(|t| t.dtype()),
-                d_out: d_out.dtype(),
-            };
-            let tensors = [Some(self.x), self.residual, Some(d_out), Some(statistics), Some(parts)];
-            dispatches.push(Dispatch {
-                variant: KernelVariant::NormSums(variant),
-                params: bytemuck::bytes_of(&params).to_vec(),
-                tensors: tensors.into_iter().flatten().map(|t| t.window(device)).collect(),
-                grid: grid([features.div_ceil(COLUMNS), number, 1]),
-            });
+            dispatches.push(call.dispatch([features.div_ceil(COLUMNS), number, 1], device));
             for (plane, sum) in [d_weight, d_bias].into_iter().enumerate() {
                 if let Some(sum) = sum {
                     dispatches.push(column_sums(parts.slice(1, plane, 1), sum, device)?);
@@ -209,44 +178,31 @@ impl<'a> NormOp<'a> {
         let NormOp { config, x, residual, weight, .. } = *self;
         let NormGradients { d_out, d_sum, d_x, .. } = *gradients;
         let [batch, heads, length, features] = x.shape();
-        let (rows, groups, step) = share(&x, tuning, device);
+        let (shares, groups, step) = share(&x, tuning, device);
         let target = d_x.map(|d_x| d_x.view);
         // Without d_x nothing but the statistics is wanted.
         let read = |t: Option<TensorView<'a>>| t.filter(|_| target.is_some());
-        let tensors = [Some(x), residual, read(weight), read(Some(d_out)), read(d_sum), target];
-        let params = norm_backward::Params {
-            x: View::of(x, device),
-            residual: optional(residual, device),
-            d_out: View::of(d_out, device),
-            d_sum: optional(d_sum, device),
-            d_x: optional(target, device),
-            weight: vector(weight, device),
+        let [weight, d_out, d_sum] = [read(weight), read(Some(d_out)), read(d_sum)];
+        let call = norm_backward::NormBackwardCall {
+            x,
+            residual,
+            weight,
+            d_out,
+            d_sum,
+            d_x: target,
+            statistics,
+            weight_at: vector(weight, device),
             features: features as u32,
             heads: heads as u32,
             length: length as u32,
             rows: (batch * heads * length) as u32,
             step,
             eps: config.eps as f32,
-        };
-        let dtype = |t: Option<TensorView>| t.map(|t| t.dtype());
-        let variant = norm_backward::NormBackward {
-            rows,
+            shares,
             centred: config.centred,
-            x: x.dtype(),
-            residual: dtype(residual),
-            weight: dtype(read(weight)),
-            d_out: if target.is_some() { d_out.dtype() } else { DType::F32 },
-            d_sum: dtype(read(d_sum)),
-            d_x: dtype(target),
-            statistics: statistics.is_some(),
             accumulates: d_x.is_some_and(|d_x| d_x.accumulates),
-            width: in_fours(&tensors),
+            width: in_fours(&[Some(x), residual, weight, d_out, d_sum, target]),
         };
-        Dispatch {
-            variant: KernelVariant::NormBackward(variant),
-            params: bytemuck::bytes_of(&params).to_vec(),
-            tensors: tensors.into_iter().chain([statistics]).flatten().map(|t| t.window(device)).collect(),
-            grid: grid([groups, 1, 1]),
-        }
+        call.dispatch([groups, 1, 1], device)
     }
 }

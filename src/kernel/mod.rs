@@ -1,5 +1,11 @@
 //! What a kernel is: WGSL text composed for a variant, its bindings, its parameters.
 
+mod declaration;
+
+pub(crate) use declaration::{
+    Argument, Declared, Key, One, Opt, Raw, Source, Speaks, Untyped, Words, kernel, repeating, view,
+};
+
 use crate::device::{DeviceFacts, Fragment};
 use std::fmt::Write as _;
 use std::hash::Hash;
@@ -219,7 +225,7 @@ pub(crate) struct Kernel {
     pub wgsl: String,
     pub bindings: Vec<Binding>,
     /// The Rust twin of the WGSL `Params`.
-    pub params: &'static [Field],
+    pub params: Vec<Field>,
     pub params_bytes: usize,
     pub invocations: u32,
     pub workgroup_memory: u32,
@@ -237,7 +243,7 @@ impl Kernel {
         Kernel {
             wgsl: compose(constants, &bindings, parts),
             bindings,
-            params: P::FIELDS,
+            params: P::FIELDS.to_vec(),
             params_bytes: size_of::<P>(),
             invocations,
             workgroup_memory: 0,
@@ -359,7 +365,7 @@ pub(crate) fn declaration<P: Table>() -> String {
 }
 
 /// A Rust type with a WGSL counterpart of the same layout.
-pub(crate) trait Shared {
+pub(crate) trait Shared: bytemuck::Pod {
     const WGSL: &'static str;
 }
 
@@ -422,6 +428,11 @@ impl From<Layout> for View {
     fn from(layout: Layout) -> Self {
         View { strides: layout.strides.map(|s| s as u32), offset: layout.offset as u32, pad: [0; 3] }
     }
+}
+
+/// Workgroup counts as wgpu takes them; what does not fit is beyond every device's limit.
+pub(crate) fn grid(counts: [usize; 3]) -> [u32; 3] {
+    counts.map(|n| u32::try_from(n).unwrap_or(u32::MAX))
 }
 
 /// One dispatch, ready to be bound: parameters, what a second uniform has behind them, tensors in binding order, workgroups.
