@@ -7,21 +7,6 @@
 // Bindings (declared by the host): x, out. IN_FOURS: both move in fours.
 // Bytes: x once from memory and twice from caches; out once.
 
-struct Params {
-    x: View,
-    out: View,
-    columns: u32,
-    heads: u32,
-    length: u32,
-    rows: u32,
-    step: u32,         // rows from one that a workgroup or an invocation has to its next
-    inf: f32,
-    nan: f32,
-    pad: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 fn within(d: u32) -> vec4<bool> {
     return vec4<u32>(d) + vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(p.columns);
 }

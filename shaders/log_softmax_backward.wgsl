@@ -7,22 +7,6 @@
 // Bindings (declared by the host): out, d_out, d_x. IN_FOURS: all of them move in fours. ACCUMULATES: d_x holds what is added to.
 // Bytes: out once, d_out once from memory and once from caches; d_x once.
 
-struct Params {
-    out: View,
-    d_out: View,
-    d_x: View,
-    columns: u32,
-    heads: u32,
-    length: u32,
-    rows: u32,
-    step: u32,         // rows from one that a workgroup or an invocation has to its next
-    inf: f32,
-    pad0: u32,
-    pad1: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 // What gradients are multiplied by where their sum is beyond f32's range.
 const FAR_UNIT: f32 = 0x1p-100f;
 

@@ -6,24 +6,8 @@
 // A workgroup has a row. Each invocation knows the best of its columns, which are fours by turns; when that is taken, all of them look
 // together for the next best of the same columns.
 //
-// Bindings (declared by the host): x, values if VALUES, indices.
+// Bindings (declared by the host): x, values if HAS_VALUES, indices.
 // Bytes: x once from memory, and k times 1 / LANES of it from caches.
-
-struct Params {
-    x: View,
-    values: View,
-    indices: View,
-    columns: u32,
-    k: u32,
-    heads: u32,
-    length: u32,
-    rows: u32,
-    step: u32,         // workgroups that share them
-    pad0: u32,
-    pad1: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
 
 // What sorts as an element does, and its column.
 var<workgroup> best: array<vec2<u32>, LANES>;
@@ -95,7 +79,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             let found = best_of_all(mine, lane);
             if lane == 0u {
                 indices_store(view_at(p.indices, b, h, i, n), found.y);
-                if VALUES {
+                if HAS_VALUES {
                     values_store(view_at(p.values, b, h, i, n), x_at(at + found.y * p.x.strides.w));
                 }
             }

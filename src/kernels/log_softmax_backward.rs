@@ -2,66 +2,56 @@
 
 use super::norm::{ROWS, combine};
 use super::shader;
-use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
+use crate::kernel::{Kernel, Width, kernel};
 use crate::plan::Rows;
-use crate::tensor::DType;
 
-/// What changes the text of the gradient.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct LogSoftmaxBackward {
-    pub rows: Rows,
-    pub out: DType,
-    pub d_out: DType,
-    pub d_x: DType,
-    pub accumulates: bool,
-    pub width: Width,
-}
-
-params! {
-    pub(crate) struct Params {
-        out: View,
-        d_out: View,
-        d_x: View,
+kernel! {
+    /// The gradient of log-softmax, from its output and the gradient of that.
+    LogSoftmaxBackward, LogSoftmaxBackwardCall
+    tensors {
+        out: One Read F32 width view,
+        d_out: One Read F32 width view,
+        d_x: One Write F32 width view,
+    }
+    numbers {
         columns: u32,
         heads: u32,
         length: u32,
         rows: u32,
+        /// Rows from one row of a workgroup or an invocation to its next.
         step: u32,
         inf: f32,
-        pad0: u32,
-        pad1: u32,
+    }
+    variant {
+        shares: Rows,
+        accumulates: bool,
+        width: Width,
     }
 }
 
 impl LogSoftmaxBackward {
     pub fn describe(&self) -> Kernel {
-        let Rows { workgroup, lanes } = self.rows;
-        let bindings = vec![
-            Binding::read("out", self.out, self.width),
-            Binding::read("d_out", self.d_out, self.width),
-            Binding::write("d_x", self.d_x, self.width),
-        ];
-        let (combine, workgroup_memory) = combine(self.rows);
-        let constants = [
-            Constant::U32("WORKGROUP", workgroup),
-            Constant::U32("ROW_LANES", lanes),
-            Constant::Bool("ACCUMULATES", self.accumulates),
-            Constant::Bool("IN_FOURS", self.width == Width::Four),
-        ];
+        let Rows { workgroup, lanes } = self.shares;
+        let (combine, workgroup_memory) = combine(self.shares);
         let parts = [shader!("tensor/view"), shader!("log_softmax_backward"), combine];
-        Kernel { workgroup_memory, ..Kernel::new::<Params>(&constants, bindings, &parts, workgroup) }
+        self.declare()
+            .u32("WORKGROUP", workgroup)
+            .u32("ROW_LANES", lanes)
+            .bool("ACCUMULATES", self.accumulates)
+            .bool("IN_FOURS", self.width == Width::Four)
+            .kernel(&parts, workgroup, workgroup_memory)
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
-        ROWS.into_iter().flat_map(|rows| {
+        ROWS.into_iter().flat_map(|shares| {
             super::FLOATS.into_iter().flat_map(move |out| {
                 super::FLOATS.into_iter().flat_map(move |gradient| {
                     super::WIDTHS.into_iter().flat_map(move |width| {
                         [false, true].map(|accumulates| LogSoftmaxBackward {
-                            rows,
                             out,
                             d_out: gradient,
                             d_x: gradient,
+                            shares,
                             accumulates,
                             width,
                         })

@@ -1,8 +1,7 @@
 //! What is asked of logits: from checked tensors to dispatches.
 
-use super::dispatches::grid;
 use crate::device::DeviceFacts;
-use crate::kernel::{Dispatch, View, Width};
+use crate::kernel::{Dispatch, Width};
 use crate::kernels::{KernelVariant, log_softmax, log_softmax_backward, top_k};
 use crate::plan::{self, Rows, Tuning};
 use crate::tensor::{TensorView, count};
@@ -31,10 +30,10 @@ pub(crate) fn log_softmax<'a>(
     device: &DeviceFacts,
 ) -> Dispatch<'a, KernelVariant> {
     let [_, heads, length, columns] = x.shape();
-    let (rows, groups, step) = share(&x, tuning, device);
-    let params = log_softmax::Params {
-        x: View::of(x, device),
-        out: View::of(out, device),
+    let (shares, groups, step) = share(&x, tuning, device);
+    let call = log_softmax::LogSoftmaxCall {
+        x,
+        out,
         columns: columns as u32,
         heads: heads as u32,
         length: length as u32,
@@ -42,16 +41,10 @@ pub(crate) fn log_softmax<'a>(
         step,
         inf: f32::INFINITY,
         nan: f32::NAN,
-        pad: 0,
+        shares,
+        width: Width::of([x, out].iter().all(|t| t.layout.in_fours(3))),
     };
-    let width = Width::of([x, out].iter().all(|t| t.layout.in_fours(3)));
-    let variant = log_softmax::LogSoftmax { rows, x: x.dtype(), out: out.dtype(), width };
-    Dispatch {
-        variant: KernelVariant::LogSoftmax(variant),
-        params: bytemuck::bytes_of(&params).to_vec(),
-        tensors: [x, out].map(|t| t.window(device)).to_vec(),
-        grid: grid([groups, 1, 1]),
-    }
+    call.dispatch([groups, 1, 1], device)
 }
 
 /// From what it gave and the gradient of that to the gradient of what it took.
@@ -62,35 +55,22 @@ pub(crate) fn log_softmax_backward<'a>(
     device: &DeviceFacts,
 ) -> Dispatch<'a, KernelVariant> {
     let [_, heads, length, columns] = out.shape();
-    let (rows, groups, step) = share(&out, tuning, device);
-    let params = log_softmax_backward::Params {
-        out: View::of(out, device),
-        d_out: View::of(d_out, device),
-        d_x: View::of(d_x, device),
+    let (shares, groups, step) = share(&out, tuning, device);
+    let call = log_softmax_backward::LogSoftmaxBackwardCall {
+        out,
+        d_out,
+        d_x,
         columns: columns as u32,
         heads: heads as u32,
         length: length as u32,
         rows: row_count(&out) as u32,
         step,
         inf: f32::INFINITY,
-        pad0: 0,
-        pad1: 0,
-    };
-    let tensors = [out, d_out, d_x];
-    let variant = log_softmax_backward::LogSoftmaxBackward {
-        rows,
-        out: out.dtype(),
-        d_out: d_out.dtype(),
-        d_x: d_x.dtype(),
+        shares,
         accumulates,
-        width: Width::of(tensors.iter().all(|t| t.layout.in_fours(3))),
+        width: Width::of([out, d_out, d_x].iter().all(|t| t.layout.in_fours(3))),
     };
-    Dispatch {
-        variant: KernelVariant::LogSoftmaxBackward(variant),
-        params: bytemuck::bytes_of(&params).to_vec(),
-        tensors: tensors.map(|t| t.window(device)).to_vec(),
-        grid: grid([groups, 1, 1]),
-    }
+    call.dispatch([groups, 1, 1], device)
 }
 
 /// The largest of every row: `indices` and, if wanted, `values`, `[batch, heads, length, k]`.
@@ -104,30 +84,18 @@ pub(crate) fn top_k<'a>(
     let [_, heads, length, columns] = x.shape();
     let rows = row_count(&x);
     let groups = rows.min(MOST_GROUPS).min(device.max_workgroups as usize);
-    let params = top_k::Params {
-        x: View::of(x, device),
-        values: View::optional(values, device),
-        indices: View::of(indices, device),
+    let call = top_k::TopKCall {
+        x,
+        values,
+        indices,
         columns: columns as u32,
         k: indices.shape()[3] as u32,
         heads: heads as u32,
         length: length as u32,
         rows: rows as u32,
         step: groups as u32,
-        pad0: 0,
-        pad1: 0,
-    };
-    let variant = top_k::TopK {
         lanes: top_k::lanes(columns, tuning.form.is_cpu(device)),
-        x: x.dtype(),
-        values: values.map(|t| t.dtype()),
         width: Width::of(x.layout.in_fours(3)),
     };
-    let tensors = [Some(x), values, Some(indices)];
-    Dispatch {
-        variant: KernelVariant::TopK(variant),
-        params: bytemuck::bytes_of(&params).to_vec(),
-        tensors: tensors.into_iter().flatten().map(|t| t.window(device)).collect(),
-        grid: grid([groups, 1, 1]),
-    }
+    call.dispatch([groups, 1, 1], device)
 }
