@@ -1,28 +1,12 @@
 // out = scale · table[id] of every id, zero where the table has no such row.
 //
-// ids [batch, 1, length, 1]   table [1, 1, rows, width]   out [batch, 1, length, width]
+// ids [batch, 1, length, 1]   table [1, 1, rows, dim]   out [batch, 1, length, dim]
 //
 // An invocation has four channels of a row at a time.
 //
 // Bindings (declared by the host): ids, table, out. IN_FOURS: table and out move in fours. ACCUMULATES: out holds what is added
 // to.
 // Reads a row of the table for each id and writes everything once: bytes.
-
-struct Params {
-    ids: View,
-    table: View,
-    out: View,
-    rows: u32,         // of the table
-    width: u32,
-    length: u32,
-    fours: u32,        // of a row
-    work: u32,         // fours of all rows
-    step: u32,         // invocations that share them
-    scale: f32,
-    pad: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
@@ -31,7 +15,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let d = (n - row * p.fours) * 4u;
         let b = row / p.length;
         let i = row - b * p.length;
-        let within = p.width - d;
+        let within = p.dim - d;
         let id = ids_at(view_at(p.ids, b, 0u, i, 0u));
         var y = vec4<f32>();
         if id < p.rows {

@@ -1,7 +1,7 @@
 // The gradient of a table of embeddings: of each of its rows scale · the sum of d_out of all rows that have its id, batch entry
 // by batch entry, row by row.
 //
-// d_out [batch, 1, length, width]   ids [batch, 1, length, 1]   order [batch, 1, 1, length]   d_table [1, 1, rows, width]
+// d_out [batch, 1, length, dim]   ids [batch, 1, length, 1]   order [batch, 1, 1, length]   d_table [1, 1, rows, dim]
 //
 // `order` is that of a stable sort of each batch entry's ids by the bits of ID_MASK; ids beyond the table have others too, and
 // are passed over. A workgroup has a row of the table and LANES · 4 channels: it looks up where its ids begin, and adds from there on.
@@ -9,22 +9,6 @@
 // Bindings (declared by the host): d_out, ids, order, d_table. IN_FOURS: d_out and d_table move in fours. ACCUMULATES: d_table holds
 // what is added to.
 // Reads d_out once and writes d_table once: bytes; and log2 of the length ids for each row of the table and batch entry.
-
-struct Params {
-    d_out: View,
-    ids: View,
-    d_table: View,
-    rows: u32,         // of the table
-    width: u32,
-    length: u32,
-    batch: u32,
-    id_mask: u32,
-    step: u32,         // workgroups that share the rows
-    scale: f32,
-    pad: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
 
 fn row_at(b: u32, place: u32) -> u32 {
     return order_at(b * p.length + place);
@@ -54,12 +38,12 @@ fn store4(row: u32, d: u32, gradient: vec4<f32>) {
     let step = p.d_table.strides.w;
     var sum = gradient;
     if ACCUMULATES {
-        sum += d_table_at4(o, step, p.width - d);
+        sum += d_table_at4(o, step, p.dim - d);
     }
     if IN_FOURS {
         d_table_store4(o, sum);
     } else {
-        for (var c = 0u; c < min(4u, p.width - d); c++) {
+        for (var c = 0u; c < min(4u, p.dim - d); c++) {
             d_table_store(o + c * step, component(sum, c));
         }
     }
@@ -68,7 +52,7 @@ fn store4(row: u32, d: u32, gradient: vec4<f32>) {
 @compute @workgroup_size(LANES)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let d = (group.y * LANES + lane) * 4u;
-    if d >= p.width {
+    if d >= p.dim {
         return;
     }
     for (var row = group.x; row < p.rows; row += p.step) {
@@ -82,7 +66,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
                     break;
                 }
                 if id == row {
-                    sum += d_out_at4(view_at(p.d_out, b, 0u, i, d), p.d_out.strides.w, p.width - d);
+                    sum += d_out_at4(view_at(p.d_out, b, 0u, i, d), p.d_out.strides.w, p.dim - d);
                     any = true;
                 }
             }

@@ -1,58 +1,55 @@
 //! Twin of `embedding.wgsl`.
 
 use super::shader;
-use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
+use crate::kernel::{Kernel, Width, kernel};
 use crate::tensor::DType;
 
-/// What changes the text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Embedding {
-    pub table: DType,
-    pub out: DType,
-    pub accumulates: bool,
-    pub width: Width,
+kernel! {
+    /// Rows of a table by ids, scaled.
+    Embedding, EmbeddingCall
+    tensors {
+        ids: One Read U32 one view,
+        table: One Read F32 width view,
+        out: One Write F32 width view,
+    }
+    numbers {
+        /// Rows of the table.
+        rows: u32,
+        dim: u32,
+        length: u32,
+        /// Groups of four channels in a row.
+        fours: u32,
+        /// Groups of four channels in all rows.
+        work: u32,
+        /// Invocations that share these groups.
+        step: u32,
+        scale: f32,
+    }
+    variant {
+        accumulates: bool,
+        width: Width,
+    }
 }
 
 /// Invocations of a workgroup.
 pub(crate) const WORKGROUP: usize = 64;
 
-params! {
-    pub(crate) struct Params {
-        ids: View,
-        table: View,
-        out: View,
-        rows: u32,
-        width: u32,
-        length: u32,
-        fours: u32,
-        work: u32,
-        step: u32,
-        scale: f32,
-        pad: u32,
-    }
-}
-
 impl Embedding {
     pub fn describe(&self) -> Kernel {
-        let bindings = vec![
-            Binding::read("ids", DType::U32, Width::One),
-            Binding::read("table", self.table, self.width),
-            Binding::write("out", self.out, self.width),
-        ];
-        let constants = [
-            Constant::U32("WORKGROUP", WORKGROUP as u32),
-            Constant::Bool("ACCUMULATES", self.accumulates),
-            Constant::Bool("IN_FOURS", self.width == Width::Four),
-        ];
         let parts = [shader!("tensor/view"), shader!("embedding")];
-        Kernel::new::<Params>(&constants, bindings, &parts, WORKGROUP as u32)
+        self.declare()
+            .u32("WORKGROUP", WORKGROUP as u32)
+            .bool("ACCUMULATES", self.accumulates)
+            .bool("IN_FOURS", self.width == Width::Four)
+            .kernel(&parts, WORKGROUP as u32, 0)
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
-        super::FLOATS.into_iter().flat_map(|table| {
+        let ids = DType::U32;
+        super::FLOATS.into_iter().flat_map(move |table| {
             super::FLOATS.into_iter().flat_map(move |out| {
                 super::WIDTHS.into_iter().flat_map(move |width| {
-                    [false, true].map(|accumulates| Embedding { table, out, accumulates, width })
+                    [false, true].map(|accumulates| Embedding { ids, table, out, accumulates, width })
                 })
             })
         })

@@ -1,59 +1,60 @@
 //! Twin of `embedding_backward.wgsl`.
 
 use super::shader;
-use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
+use crate::kernel::{Kernel, Width, kernel};
 use crate::tensor::DType;
 
-/// What changes the text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct EmbeddingBackward {
-    pub d_out: DType,
-    pub d_table: DType,
-    pub accumulates: bool,
-    pub width: Width,
+kernel! {
+    /// The gradient of the table of an embedding.
+    EmbeddingBackward, EmbeddingBackwardCall
+    tensors {
+        d_out: One Read F32 width view,
+        ids: One Read U32 one view,
+        order: One Read U32 one,
+        d_table: One Write F32 width view,
+    }
+    numbers {
+        /// Rows of the table.
+        rows: u32,
+        dim: u32,
+        length: u32,
+        batch: u32,
+        id_mask: u32,
+        /// Workgroups that share the rows.
+        step: u32,
+        scale: f32,
+    }
+    variant {
+        accumulates: bool,
+        width: Width,
+    }
 }
 
 /// Invocations of a workgroup, each with four channels.
 pub(crate) const LANES: usize = 64;
 
-params! {
-    pub(crate) struct Params {
-        d_out: View,
-        ids: View,
-        d_table: View,
-        rows: u32,
-        width: u32,
-        length: u32,
-        batch: u32,
-        id_mask: u32,
-        step: u32,
-        scale: f32,
-        pad: u32,
-    }
-}
-
 impl EmbeddingBackward {
     pub fn describe(&self) -> Kernel {
-        let bindings = vec![
-            Binding::read("d_out", self.d_out, self.width),
-            Binding::read("ids", DType::U32, Width::One),
-            Binding::read("order", DType::U32, Width::One),
-            Binding::write("d_table", self.d_table, self.width),
-        ];
-        let constants = [
-            Constant::U32("LANES", LANES as u32),
-            Constant::Bool("ACCUMULATES", self.accumulates),
-            Constant::Bool("IN_FOURS", self.width == Width::Four),
-        ];
         let parts = [shader!("tensor/view"), shader!("embedding_backward")];
-        Kernel::new::<Params>(&constants, bindings, &parts, LANES as u32)
+        self.declare()
+            .u32("LANES", LANES as u32)
+            .bool("ACCUMULATES", self.accumulates)
+            .bool("IN_FOURS", self.width == Width::Four)
+            .kernel(&parts, LANES as u32, 0)
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
         super::FLOATS.into_iter().flat_map(|d_out| {
             super::FLOATS.into_iter().flat_map(move |d_table| {
                 super::WIDTHS.into_iter().flat_map(move |width| {
-                    [false, true].map(|accumulates| EmbeddingBackward { d_out, d_table, accumulates, width })
+                    [false, true].map(|accumulates| EmbeddingBackward {
+                        d_out,
+                        ids: DType::U32,
+                        order: DType::U32,
+                        d_table,
+                        accumulates,
+                        width,
+                    })
                 })
             })
         })

@@ -1,13 +1,13 @@
 //! Embeddings and their gradient: from checked tensors to dispatches.
 
-use super::dispatches::{Dispatches, grid, in_scratch};
+use super::dispatches::{Dispatches, in_scratch};
 use super::radix_sort::SortProblem;
 use crate::device::DeviceFacts;
 use crate::error::Error;
-use crate::kernel::{Dispatch, View, Width};
-use crate::kernels::embedding::WORKGROUP;
-use crate::kernels::embedding_backward::LANES;
-use crate::kernels::{KernelVariant, embedding, embedding_backward};
+use crate::kernel::{Dispatch, Width};
+use crate::kernels::KernelVariant;
+use crate::kernels::embedding::{EmbeddingCall, WORKGROUP};
+use crate::kernels::embedding_backward::{EmbeddingBackwardCall, LANES};
 use crate::scratch::{Scratch, ScratchSize, Slot};
 use crate::tensor::{DType, TensorView, count};
 
@@ -36,31 +36,24 @@ impl<'a> EmbeddingOp<'a> {
     pub fn forward(&self, device: &DeviceFacts) -> Dispatch<'a, KernelVariant> {
         let EmbeddingOp { ids, table, out, scale, accumulates } = *self;
         let [batch, _, length, dim] = out.shape();
-        let view = |t: TensorView| View::of(t, device);
         let fours = dim.div_ceil(4);
         let work = count([batch, length, fours, 1]);
         let groups = work.div_ceil(WORKGROUP).min(MOST_GROUPS).min(device.max_workgroups as usize);
-        let params = embedding::Params {
-            ids: view(ids),
-            table: view(table),
-            out: view(out),
+        let call = EmbeddingCall {
+            ids,
+            table,
+            out,
             rows: table.shape()[2] as u32,
-            width: dim as u32,
+            dim: dim as u32,
             length: length as u32,
             fours: fours as u32,
             work: work as u32,
             step: (groups * WORKGROUP) as u32,
             scale,
-            pad: 0,
+            accumulates,
+            width: self.width(),
         };
-        let variant =
-            embedding::Embedding { table: table.dtype(), out: out.dtype(), accumulates, width: self.width() };
-        Dispatch {
-            variant: KernelVariant::Embedding(variant),
-            params: bytemuck::bytes_of(&params).to_vec(),
-            tensors: [ids, table, out].map(|t| t.window(device)).to_vec(),
-            grid: grid([groups, 1, 1]),
-        }
+        call.dispatch([groups, 1, 1], device)
     }
 
     /// The lowest bits of ids that tell the table's rows from each other.
@@ -99,33 +92,23 @@ impl<'a> EmbeddingOp<'a> {
         let rows = table.shape()[2];
         let order = in_scratch(scratch.buffer(Slot::Order)?, DType::U32, self.order_shape(), 0);
         let mut dispatches = self.sort(order).dispatches(|slot| scratch.buffer(slot), device)?;
-        let view = |t: TensorView| View::of(t, device);
         let groups = rows.min(MOST_GROUPS).min(device.max_workgroups as usize);
-        let params = embedding_backward::Params {
-            d_out: view(out),
-            ids: view(ids),
-            d_table: view(table),
+        let call = EmbeddingBackwardCall {
+            d_out: out,
+            ids,
+            order,
+            d_table: table,
             rows: rows as u32,
-            width: dim as u32,
+            dim: dim as u32,
             length: length as u32,
             batch: batch as u32,
             id_mask: u32::MAX >> (u32::BITS - self.bits()),
             step: groups as u32,
             scale,
-            pad: 0,
-        };
-        let variant = embedding_backward::EmbeddingBackward {
-            d_out: out.dtype(),
-            d_table: table.dtype(),
             accumulates,
             width: self.width(),
         };
-        dispatches.push(Dispatch {
-            variant: KernelVariant::EmbeddingBackward(variant),
-            params: bytemuck::bytes_of(&params).to_vec(),
-            tensors: [out, ids, order, table].map(|t| t.window(device)).to_vec(),
-            grid: grid([groups, dim.div_ceil(4 * LANES), 1]),
-        });
+        dispatches.push(call.dispatch([groups, dim.div_ceil(4 * LANES), 1], device));
         Ok(dispatches)
     }
 }
