@@ -8,18 +8,6 @@
 // channel, whose stride is 0.
 // Reads and writes everything once: bytes.
 
-struct Params {
-    x: View,
-    other: View,
-    out: View,
-    dim: u32,
-    fours: u32,        // of a row
-    work: u32,         // fours of all rows of a head
-    step: u32,         // invocations that share them
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let h = group.y;

@@ -5,24 +5,10 @@
 // An invocation has four channels of a row at a time. X_REPEATS: x and d_x have one channel, which is that of all channels of a
 // row. Then an invocation has a row, and d_x is a sum over it.
 //
-// Bindings (declared by the host): x, other if TIMES, d_out, d_x if D_X, d_other if D_OTHER. IN_FOURS: all of them move in fours,
-// except x and d_x if X_REPEATS.
+// Bindings (declared by the host): x, other if HAS_OTHER, d_out, d_x if HAS_D_X, d_other if HAS_D_OTHER.
+// IN_FOURS: all of them move in fours, except x and d_x if X_REPEATS.
 // ACCUMULATES: the gradients hold what is added to.
 // Reads and writes everything once: bytes.
-
-struct Params {
-    x: View,
-    other: View,
-    d_out: View,
-    d_x: View,
-    d_other: View,
-    dim: u32,
-    fours: u32,        // of a row; X_REPEATS: 1
-    work: u32,         // fours of all rows of a head; X_REPEATS: rows
-    step: u32,         // invocations that share them
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
@@ -36,12 +22,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             for (var c = 0u; c < p.dim; c += 4u) {
                 sum += gradients(b, h, i, c);
             }
-            if D_X {
+            if HAS_D_X {
                 store_d_x(view_at(p.d_x, b, h, i, 0u), vec4<f32>(sum.x + sum.y + sum.z + sum.w), 1u);
             }
         } else {
             let d_x = gradients(b, h, i, d);
-            if D_X {
+            if HAS_D_X {
                 store_d_x(view_at(p.d_x, b, h, i, d), d_x, p.dim - d);
             }
         }
@@ -53,11 +39,11 @@ fn gradients(b: u32, h: u32, i: u32, d: u32) -> vec4<f32> {
     let within = p.dim - d;
     let x = x_at4(view_at(p.x, b, h, i, d), p.x.strides.w, within);
     let d_out = d_out_at4(view_at(p.d_out, b, h, i, d), p.d_out.strides.w, within);
-    if D_OTHER {
+    if HAS_D_OTHER {
         store_d_other(view_at(p.d_other, b, h, i, d), d_out * activate4(x), within);
     }
     var d_x = d_out * slope4(x);
-    if TIMES {
+    if HAS_OTHER {
         d_x *= other_at4(view_at(p.other, b, h, i, d), p.other.strides.w, within);
     }
     return d_x;

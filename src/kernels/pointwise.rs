@@ -2,8 +2,7 @@
 
 use super::shader;
 use crate::block_config::Activation;
-use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
-use crate::tensor::DType;
+use crate::kernel::{Kernel, Width, kernel};
 
 /// What is done with the second tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -14,39 +13,39 @@ pub(crate) enum Join {
     Plus,
 }
 
-/// What changes the text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Pointwise {
-    pub activation: Option<Activation>,
-    pub join: Join,
-    pub x: DType,
-    pub other: Option<DType>,
-    pub out: DType,
-    /// Width of loads and stores: of `other` and `out`, and of `x` unless `x` repeats.
-    pub width: Width,
-    /// True if `x` has one channel, which is that of all channels of a row.
-    pub x_repeats: bool,
+kernel! {
+    /// `f(x)`, `f(x) · other` or `f(x) + other`.
+    Pointwise, PointwiseCall
+    tensors {
+        x: One Read F32 x_width view,
+        other: Opt Read F32 width view,
+        out: One Write F32 width view,
+    }
+    numbers {
+        dim: u32,
+        /// Groups of four channels in a row.
+        fours: u32,
+        /// Groups of four channels in all rows of a head.
+        work: u32,
+        /// Invocations that share these groups.
+        step: u32,
+    }
+    variant {
+        activation: Option<Activation>,
+        join: Join,
+        width: Width,
+        /// `One` if `x` has one channel, which is that of all channels of a row.
+        x_width: Width,
+    }
 }
 
 /// How `x` is loaded: one channel that repeats is not loaded as a vector.
-pub(super) fn x_width(width: Width, x_repeats: bool) -> Width {
+pub(crate) fn x_width(width: Width, x_repeats: bool) -> Width {
     if x_repeats { Width::One } else { width }
 }
 
 /// Invocations of a workgroup.
 pub(crate) const WORKGROUP: usize = 64;
-
-params! {
-    pub(crate) struct Params {
-        x: View,
-        other: View,
-        out: View,
-        dim: u32,
-        fours: u32,
-        work: u32,
-        step: u32,
-    }
-}
 
 /// The text of an activation and its slope.
 pub(crate) fn activation_parts(activation: Option<Activation>) -> &'static [&'static str] {
@@ -63,21 +62,14 @@ pub(crate) fn activation_parts(activation: Option<Activation>) -> &'static [&'st
 
 impl Pointwise {
     pub fn describe(&self) -> Kernel {
-        let mut bindings = vec![Binding::read("x", self.x, x_width(self.width, self.x_repeats))];
-        let mut parts = vec![shader!("tensor/view"), shader!("pointwise")];
-        match self.other {
-            Some(other) => bindings.push(Binding::read("other", other, self.width)),
-            None => parts.push(NO_OTHER),
-        }
-        bindings.push(Binding::write("out", self.out, self.width));
-        parts.extend(activation_parts(self.activation));
-        let constants = [
-            Constant::U32("WORKGROUP", WORKGROUP as u32),
-            Constant::Bool("TIMES", self.join == Join::Times),
-            Constant::Bool("PLUS", self.join == Join::Plus),
-            Constant::Bool("IN_FOURS", self.width == Width::Four),
-        ];
-        Kernel::new::<Params>(&constants, bindings, &parts, WORKGROUP as u32)
+        let parts = [shader!("tensor/view"), shader!("pointwise")];
+        let parts = [&parts, activation_parts(self.activation)].concat();
+        self.declare()
+            .u32("WORKGROUP", WORKGROUP as u32)
+            .bool("TIMES", self.join == Join::Times)
+            .bool("PLUS", self.join == Join::Plus)
+            .bool("IN_FOURS", self.width == Width::Four)
+            .kernel(&parts, WORKGROUP as u32, 0)
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
@@ -87,43 +79,39 @@ impl Pointwise {
         let of_f32 = activations.flat_map(move |activation| {
             joins.into_iter().flat_map(move |(join, other)| {
                 super::WIDTHS.map(|width| Pointwise {
-                    activation,
-                    join,
                     x: f32,
                     other,
                     out: f32,
+                    activation,
+                    join,
                     width,
-                    x_repeats: false,
+                    x_width: width,
                 })
             })
         });
         let of_others = [[f16, f16, f16], [bf16, bf16, bf16], [f16, f32, f32], [f32, bf16, f16]];
         let of_others = of_others.into_iter().flat_map(|[x, other, out]| {
             super::WIDTHS.map(|width| Pointwise {
-                activation: Some(Activation::Silu),
-                join: Join::Times,
                 x,
                 other: Some(other),
                 out,
+                activation: Some(Activation::Silu),
+                join: Join::Times,
                 width,
-                x_repeats: false,
+                x_width: width,
             })
         });
         let gates = [f32, f16].into_iter().flat_map(|dtype| {
             super::WIDTHS.map(|width| Pointwise {
-                activation: Some(Activation::Sigmoid),
-                join: Join::Times,
                 x: dtype,
                 other: Some(dtype),
                 out: dtype,
+                activation: Some(Activation::Sigmoid),
+                join: Join::Times,
                 width,
-                x_repeats: true,
+                x_width: Width::One,
             })
         });
         of_f32.chain(of_others).chain(gates)
     }
 }
-
-/// What stands for a tensor that there is not.
-pub(super) const NO_OTHER: &str =
-    "fn other_at4(o: u32, stride: u32, n: u32) -> vec4<f32> { return vec4<f32>(); }\n";

@@ -1,11 +1,11 @@
 //! Activations, gated ones, residual sums and their gradients: from checked tensors to dispatches.
 
-use super::dispatches::grid;
 use crate::block_config::Activation;
 use crate::device::DeviceFacts;
-use crate::kernel::{Dispatch, View, Width};
-use crate::kernels::pointwise::{Join, WORKGROUP};
-use crate::kernels::{KernelVariant, pointwise, pointwise_backward};
+use crate::kernel::{Dispatch, Width};
+use crate::kernels::KernelVariant;
+use crate::kernels::pointwise::{Join, PointwiseCall, WORKGROUP, x_width};
+use crate::kernels::pointwise_backward::PointwiseBackwardCall;
 use crate::tensor::TensorView;
 
 /// `f(x)`, `f(x) · other` or `f(x) + other` of checked tensors of one shape.
@@ -45,51 +45,41 @@ impl<'a> PointwiseOp<'a> {
         self.x.shape()[3] == 1 && out.shape()[3] > 1
     }
 
-    /// Where x is; one channel that repeats has a stride of 0.
-    fn x_view(&self, x_repeats: bool, device: &DeviceFacts) -> View {
-        let mut view = View::optional(Some(self.x), device);
+    /// `x`; one channel that repeats has a stride of 0.
+    fn x(&self, x_repeats: bool) -> TensorView<'a> {
+        let mut x = self.x;
         if x_repeats {
-            view.strides[3] = 0;
+            x.layout.strides[3] = 0;
         }
-        view
+        x
     }
 
     /// Writes it to `out`.
     pub fn forward(&self, out: TensorView<'a>, device: &DeviceFacts) -> Dispatch<'a, KernelVariant> {
-        let x = self.x;
         let x_repeats = self.x_repeats(&out);
         let [batch, heads, _, dim] = out.shape();
         let (fours, work, groups, step) = share(out.shape(), device);
-        let tensors = [Some(x), self.other(), Some(out)];
-        let params = pointwise::Params {
-            x: self.x_view(x_repeats, device),
-            other: View::optional(self.other(), device),
-            out: View::optional(Some(out), device),
-            dim: dim as u32,
-            fours: fours as u32,
-            work: work as u32,
-            step,
-        };
+        let other = self.other();
+        let width = in_fours(&[Some(self.x)], &[other, Some(out)], x_repeats);
         let join = match (self.times, self.plus) {
             (Some(_), _) => Join::Times,
             (None, Some(_)) => Join::Plus,
             (None, None) => Join::Alone,
         };
-        let variant = pointwise::Pointwise {
+        let call = PointwiseCall {
+            x: self.x(x_repeats),
+            other,
+            out,
+            dim: dim as u32,
+            fours: fours as u32,
+            work: work as u32,
+            step,
             activation: self.activation,
             join,
-            x: x.dtype(),
-            other: self.other().map(|t| t.dtype()),
-            out: out.dtype(),
-            width: in_fours(&tensors[..1], &tensors[1..], x_repeats),
-            x_repeats,
+            width,
+            x_width: x_width(width, x_repeats),
         };
-        Dispatch {
-            variant: KernelVariant::Pointwise(variant),
-            params: bytemuck::bytes_of(&params).to_vec(),
-            tensors: tensors.into_iter().flatten().map(|t| t.window(device)).collect(),
-            grid: grid([groups, heads, batch]),
-        }
+        call.dispatch([groups, heads, batch], device)
     }
 
     /// Writes the gradients of x and of the tensor that f(x) is multiplied by. The gradient of an x that repeats is a sum over the
@@ -102,41 +92,28 @@ impl<'a> PointwiseOp<'a> {
         accumulates: bool,
         device: &DeviceFacts,
     ) -> Dispatch<'a, KernelVariant> {
-        let x = self.x;
         let x_repeats = self.x_repeats(&d_out);
         let [batch, heads, length, dim] = d_out.shape();
         let shared = if x_repeats { [batch, heads, length, 1] } else { d_out.shape() };
         let (fours, work, groups, step) = share(shared, device);
-        let read = self.times.filter(|_| d_x.is_some());
-        let tensors = [Some(x), read, Some(d_out), d_x, d_times];
-        let params = pointwise_backward::Params {
-            x: self.x_view(x_repeats, device),
-            other: View::optional(self.times, device),
-            d_out: View::optional(Some(d_out), device),
-            d_x: View::optional(d_x, device),
-            d_other: View::optional(d_times, device),
+        let other = self.times.filter(|_| d_x.is_some());
+        let width = in_fours(&[Some(self.x), d_x], &[other, Some(d_out), d_times], x_repeats);
+        let call = PointwiseBackwardCall {
+            x: self.x(x_repeats),
+            other,
+            d_out,
+            d_x,
+            d_other: d_times,
             dim: dim as u32,
             fours: fours as u32,
             work: work as u32,
             step,
-        };
-        let dtype = |t: Option<TensorView>| t.map(|t| t.dtype());
-        let variant = pointwise_backward::PointwiseBackward {
             activation: self.activation,
-            x: x.dtype(),
-            other: dtype(read),
-            d_out: d_out.dtype(),
-            d_x: dtype(d_x),
-            d_other: dtype(d_times),
             accumulates,
-            width: in_fours(&[Some(x), d_x], &[read, Some(d_out), d_times], x_repeats),
+            width,
+            x_width: x_width(width, x_repeats),
             x_repeats,
         };
-        Dispatch {
-            variant: KernelVariant::PointwiseBackward(variant),
-            params: bytemuck::bytes_of(&params).to_vec(),
-            tensors: tensors.into_iter().flatten().map(|t| t.window(device)).collect(),
-            grid: grid([groups, heads, batch]),
-        }
+        call.dispatch([groups, heads, batch], device)
     }
 }
