@@ -6,18 +6,6 @@
 //
 // Bindings (declared by the host): x, gain, out. Reads x three times.
 
-struct Params {
-    x: View,
-    gain: View,
-    out: View,
-    dim: u32,
-    pad0: u32,
-    pad1: u32,
-    pad2: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let h = group.x;

@@ -8,20 +8,6 @@
 // Bindings (declared by the host): x, gain, d_out, d_x, d_gain. ACCUMULATES: both hold what is added to.
 // Reads x four times and d_out twice.
 
-struct Params {
-    x: View,
-    gain: View,
-    d_out: View,
-    d_x: View,
-    d_gain: View,
-    dim: u32,
-    heads: u32,        // that share a gain
-    pad0: u32,
-    pad1: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 // u · d_out
 fn differentiate(h: u32, lane: u32, gain: f32) -> f32 {
     let length = length_of_vector(h, lane);

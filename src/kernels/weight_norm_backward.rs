@@ -2,56 +2,56 @@
 
 use super::local::{TOTALS_BYTES, WORKGROUP};
 use super::{FLOATS, shader};
-use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
+use crate::kernel::{Kernel, kernel};
 use crate::tensor::DType;
 
-/// What changes the text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct WeightNormBackward {
-    /// Of vectors and gains.
-    pub x: DType,
-    /// Whether gradients are added to what is there.
-    pub accumulates: bool,
-}
-
-params! {
-    pub(crate) struct Params {
-        x: View,
-        gain: View,
-        d_out: View,
-        d_x: View,
-        d_gain: View,
+kernel! {
+    /// The gradients of vectors of a given length.
+    WeightNormBackward, WeightNormBackwardCall
+    tensors {
+        x: One Read F32 one repeating,
+        gain: One Read F32 one repeating,
+        d_out: One Read F32 one repeating,
+        d_x: One Write F32 one repeating,
+        d_gain: One Write F32 one repeating,
+    }
+    numbers {
         dim: u32,
+        /// Heads that share a gain.
         heads: u32,
-        pad0: u32,
-        pad1: u32,
+    }
+    variant {
+        /// True if gradients are added to what is there.
+        accumulates: bool,
     }
 }
 
 impl WeightNormBackward {
     pub fn describe(&self) -> Kernel {
-        let bindings = vec![
-            Binding::read("x", self.x, Width::One),
-            Binding::read("gain", self.x, Width::One),
-            Binding::read("d_out", DType::F32, Width::One),
-            Binding::write("d_x", DType::F32, Width::One),
-            Binding::write("d_gain", DType::F32, Width::One),
-        ];
-        let constants =
-            [Constant::U32("WORKGROUP", WORKGROUP as u32), Constant::Bool("ACCUMULATES", self.accumulates)];
         let parts = [
             shader!("tensor/view"),
             shader!("weight_norm_backward"),
             shader!("weight_norm/length"),
             shader!("local/totals"),
         ];
-        let kernel = Kernel::new::<Params>(&constants, bindings, &parts, WORKGROUP as u32);
-        Kernel { workgroup_memory: TOTALS_BYTES, ..kernel }
+        self.declare().u32("WORKGROUP", WORKGROUP as u32).bool("ACCUMULATES", self.accumulates).kernel(
+            &parts,
+            WORKGROUP as u32,
+            TOTALS_BYTES,
+        )
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
-        FLOATS
-            .into_iter()
-            .flat_map(|x| [false, true].map(|accumulates| WeightNormBackward { x, accumulates }))
+        let [d_out, d_x, d_gain] = [DType::F32; 3];
+        FLOATS.into_iter().flat_map(move |x| {
+            [false, true].map(|accumulates| WeightNormBackward {
+                x,
+                gain: x,
+                d_out,
+                d_x,
+                d_gain,
+                accumulates,
+            })
+        })
     }
 }

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use crate::bindings::{BindingCache, BoundDispatch};
 use crate::device::DeviceFacts;
 use crate::error::Error;
-use crate::kernel::{Dispatch, View};
-use crate::kernels::{KernelVariant, weight_norm, weight_norm_backward};
-use crate::path::grid;
+use crate::kernel::Dispatch;
+use crate::kernels::KernelVariant;
+use crate::kernels::weight_norm::WeightNormCall;
+use crate::kernels::weight_norm_backward::WeightNormBackwardCall;
 use crate::pipelines::Pipelines;
 use crate::record::{dispatch, pass};
 use crate::tensor::{
@@ -177,21 +178,8 @@ impl<'a> WeightNormForward<'a> {
         expect_shape("out", out.shape(), vector.shape())?;
         check_aliasing(&[("out", out)], &[("vector", vector), ("gain", gain)])?;
         let [_, heads, _, dim] = vector.shape();
-        let params = weight_norm::Params {
-            x: View::repeating(vector, device),
-            gain: View::repeating(gain, device),
-            out: View::repeating(out, device),
-            dim: dim as u32,
-            pad0: 0,
-            pad1: 0,
-            pad2: 0,
-        };
-        Ok(Dispatch {
-            variant: KernelVariant::WeightNorm(weight_norm::WeightNorm { x: vector.dtype() }),
-            params: bytemuck::bytes_of(&params).to_vec(),
-            tensors: [vector, gain, out].map(|t| t.window(device)).into(),
-            grid: grid([heads, 1, 1]),
-        })
+        let call = WeightNormCall { x: vector, gain, out, dim: dim as u32 };
+        Ok(call.dispatch([heads, 1, 1], device))
     }
 }
 
@@ -209,23 +197,16 @@ impl<'a> WeightNormBackward<'a> {
         check_aliasing(&written, &[("vector", vector), ("gain", gain), ("d_out", d_out)])?;
         check_apart(&written, device)?;
         let ([_, heads, _, dim], gains) = (vector.shape(), gain.shape()[1]);
-        let params = weight_norm_backward::Params {
-            x: View::repeating(vector, device),
-            gain: View::repeating(gain, device),
-            d_out: View::repeating(d_out, device),
-            d_x: View::repeating(d_vector, device),
-            d_gain: View::repeating(d_gain, device),
+        let call = WeightNormBackwardCall {
+            x: vector,
+            gain,
+            d_out,
+            d_x: d_vector,
+            d_gain,
             dim: dim as u32,
             heads: (heads / gains) as u32,
-            pad0: 0,
-            pad1: 0,
+            accumulates,
         };
-        let variant = weight_norm_backward::WeightNormBackward { x: vector.dtype(), accumulates };
-        Ok(Dispatch {
-            variant: KernelVariant::WeightNormBackward(variant),
-            params: bytemuck::bytes_of(&params).to_vec(),
-            tensors: [vector, gain, d_out, d_vector, d_gain].map(|t| t.window(device)).into(),
-            grid: grid([gains, 1, 1]),
-        })
+        Ok(call.dispatch([gains, 1, 1], device))
     }
 }
