@@ -4,18 +4,6 @@
 //
 // Bindings (declared by the host): out, d_out, d_sum. An invocation has an element: two reads and a write.
 
-struct Params {
-    out: View,
-    d_out: View,
-    d_sum: View,
-    channels: u32,
-    pad0: u32,
-    pad1: u32,
-    pad2: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let d = group.x * WORKGROUP + lane;

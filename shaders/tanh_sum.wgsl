@@ -4,18 +4,6 @@
 //
 // Bindings (declared by the host): a, b, out. An invocation has four channels: two reads, a tanh and a write each.
 
-struct Params {
-    a: View,
-    b: View,
-    out: View,
-    channels: u32,
-    pad0: u32,
-    pad1: u32,
-    pad2: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let d = (group.x * WORKGROUP + lane) * 4u;

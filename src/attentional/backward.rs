@@ -4,10 +4,9 @@ use super::{AttentionalVector, check_inputs, columns};
 use crate::bindings::BoundDispatch;
 use crate::device::DeviceFacts;
 use crate::error::Error;
-use crate::kernel::{Dispatch, View};
-use crate::kernels::{KernelVariant, tanh_backward};
+use crate::kernels::tanh_backward::{TanhBackwardCall, WORKGROUP};
+use crate::path::in_scratch;
 use crate::path::project_backward::{self, Gradient, LinearBackward};
-use crate::path::{grid, in_scratch};
 use crate::projection::{check_summed_rows, check_vector};
 use crate::record::{dispatch, pass};
 use crate::scratch::{Scratch, ScratchSize, Slot};
@@ -180,23 +179,8 @@ impl AttentionalVector {
         let AttentionalBackward { context, hidden, weight, out, d_out, accumulates, .. } = *call;
         let [batch, _, length, channels] = out.shape();
         let d_sum = in_scratch(scratch.buffer(Slot::ProjectedGradients)?, DType::F32, out.shape(), 0);
-        let view = |t: TensorView| View::of(t, device);
-        let params = tanh_backward::Params {
-            out: view(out),
-            d_out: view(d_out),
-            d_sum: view(d_sum),
-            channels: channels as u32,
-            pad0: 0,
-            pad1: 0,
-            pad2: 0,
-        };
-        let (own, of_out) = (out.dtype(), d_out.dtype());
-        let mut dispatches = vec![Dispatch {
-            variant: KernelVariant::TanhBackward(tanh_backward::TanhBackward { out: own, d_out: of_out }),
-            params: bytemuck::bytes_of(&params).to_vec(),
-            tensors: [out, d_out, d_sum].map(|t| t.window(device)).into(),
-            grid: grid([channels.div_ceil(tanh_backward::WORKGROUP), length, batch]),
-        }];
+        let of_tanh = TanhBackwardCall { out, d_out, d_sum, channels: channels as u32 };
+        let mut dispatches = vec![of_tanh.dispatch([channels.div_ceil(WORKGROUP), length, batch], device)];
         let gradient = |view| Gradient { view, accumulates };
         let weights = columns(weight, &context, &hidden);
         let d_weights = call.d_weight.map(|d_weight| columns(d_weight, &context, &hidden));

@@ -7,10 +7,9 @@ pub use backward::AttentionalBackward;
 use crate::bindings::BoundDispatch;
 use crate::device::DeviceFacts;
 use crate::error::Error;
-use crate::kernel::{Dispatch, View};
-use crate::kernels::{KernelVariant, tanh_sum};
+use crate::kernels::tanh_sum::{CHANNELS, TanhSumCall, WORKGROUP};
 use crate::path::project::{self, LinearOp};
-use crate::path::{Dispatches, grid, in_scratch};
+use crate::path::{Dispatches, in_scratch};
 use crate::pipelines::Pipelines;
 use crate::plan::Tuning;
 use crate::projection::{Linear, check_vector};
@@ -198,23 +197,10 @@ impl<'a> AttentionalForward<'a> {
         let mut dispatches =
             project::dispatches(&[op(context, of_context, linear.bias, parts[0])], tuning, device)?;
         dispatches.extend(project::dispatches(&[op(hidden, of_hidden, None, parts[1])], tuning, device)?);
-        let view = |t: TensorView| View::of(t, device);
         let [batch, _, length, channels] = shape;
-        let params = tanh_sum::Params {
-            a: view(parts[0]),
-            b: view(parts[1]),
-            out: view(out),
-            channels: channels as u32,
-            pad0: 0,
-            pad1: 0,
-            pad2: 0,
-        };
-        dispatches.push(Dispatch {
-            variant: KernelVariant::TanhSum(tanh_sum::TanhSum { out: out.dtype() }),
-            params: bytemuck::bytes_of(&params).to_vec(),
-            tensors: [parts[0], parts[1], out].map(|t| t.window(device)).into(),
-            grid: grid([channels.div_ceil(tanh_sum::WORKGROUP * tanh_sum::CHANNELS), length, batch]),
-        });
+        let [a, b] = parts;
+        let sum = TanhSumCall { a, b, out, channels: channels as u32 };
+        dispatches.push(sum.dispatch([channels.div_ceil(WORKGROUP * CHANNELS), length, batch], device));
         Ok(dispatches)
     }
 }
