@@ -3,17 +3,6 @@
 // weights [batch, heads, q_len, kv_len], f32   out [batch, heads / group, q_len, kv_len]
 // Bindings (declared by the host): weights, out.
 
-struct Params {
-    weights: View,
-    out: View,
-    out_heads: u32,
-    group: u32,
-    q_len: u32,
-    kv_len: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let j = group.x * 64u + lane;

@@ -8,20 +8,6 @@
 // Bindings (declared by the host): d_y, sums. ACCUMULATES: sums holds what is added to.
 // Reads everything once, COLUMNS neighbours at a time.
 
-struct Params {
-    d_y: View,
-    first: u32,        // element of sums
-    stride: u32,       // from one to the next
-    columns: u32,
-    dim: u32,
-    rows: u32,         // of all sequences
-    length: u32,       // of one
-    pad0: u32,
-    pad1: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 var<workgroup> strips: array<f32, COLUMNS * STRIPS>;
 
 @compute @workgroup_size(COLUMNS * STRIPS)

@@ -6,17 +6,6 @@
 // Bindings (declared by the host): x, kept, y. ACCUMULATES: y holds what is added to.
 // Reads and writes everything once; an invocation has channels of rows by turns.
 
-struct Params {
-    x: View,
-    y: View,
-    kept: View,
-    length: u32,
-    dim: u32,
-    pad: vec2<u32>,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let h = group.y;

@@ -9,17 +9,6 @@
 // Bindings (declared by the host): parts, sums. ACCUMULATES: sums holds what is added to.
 // Reads each part once, count apart within a workgroup: there are few.
 
-struct Params {
-    sums: View,
-    shape: vec4<u32>,
-    elements: u32,
-    count: u32,        // parts of an element
-    first: u32,        // workgroups before this dispatch's
-    pad: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let element = (group.x + p.first) * WORKGROUP + lane;

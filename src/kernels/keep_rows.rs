@@ -1,57 +1,46 @@
 //! Twin of `keep_rows.wgsl`.
 
 use super::shader;
-use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
+use crate::kernel::{Kernel, kernel};
 use crate::tensor::DType;
 
-/// What changes the text of the copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct KeepRows {
-    pub x: DType,
-    pub y: DType,
-    /// Whether rows are added to what is there.
-    pub accumulates: bool,
+kernel! {
+    /// A copy of rows, with zeros for those that are not kept.
+    KeepRows, KeepRowsCall
+    tensors {
+        x: One Read F32 one view,
+        kept: One Read Bool one repeating,
+        y: One Write F32 one view,
+    }
+    numbers {
+        length: u32,
+        dim: u32,
+    }
+    variant {
+        /// True if rows are added to what is there.
+        accumulates: bool,
+    }
 }
 
 /// Rows of a workgroup.
 pub(crate) const ROWS: usize = 16;
 const WORKGROUP: u32 = 64;
 
-params! {
-    pub(crate) struct Params {
-        x: View,
-        y: View,
-        kept: View,
-        length: u32,
-        dim: u32,
-        pad: [u32; 2],
-    }
-}
-
 impl KeepRows {
     pub fn describe(&self) -> Kernel {
-        let bindings = vec![
-            Binding::read("x", self.x, Width::One),
-            Binding::read("kept", DType::Bool, Width::One),
-            Binding::write("y", self.y, Width::One),
-        ];
-        let constants = [
-            Constant::U32("ROWS", ROWS as u32),
-            Constant::U32("WORKGROUP", WORKGROUP),
-            Constant::Bool("ACCUMULATES", self.accumulates),
-        ];
-        Kernel::new::<Params>(
-            &constants,
-            bindings,
-            &[shader!("tensor/view"), shader!("keep_rows")],
-            WORKGROUP,
-        )
+        let parts = [shader!("tensor/view"), shader!("keep_rows")];
+        self.declare()
+            .u32("ROWS", ROWS as u32)
+            .u32("WORKGROUP", WORKGROUP)
+            .bool("ACCUMULATES", self.accumulates)
+            .kernel(&parts, WORKGROUP, 0)
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
-        super::FLOATS.into_iter().flat_map(|x| {
+        let kept = DType::Bool;
+        super::FLOATS.into_iter().flat_map(move |x| {
             super::FLOATS.into_iter().flat_map(move |y| {
-                [false, true].into_iter().map(move |accumulates| KeepRows { x, y, accumulates })
+                [false, true].into_iter().map(move |accumulates| KeepRows { x, kept, y, accumulates })
             })
         })
     }

@@ -3,7 +3,8 @@
 
 use super::backward::{STATS_BYTES, row_stats, row_totals};
 use super::backward_problem::{BackwardProblem, in_fours};
-use super::dispatches::{Dispatches, grid, in_scratch, runs};
+use super::dispatches::{Dispatches, grid, in_scratch};
+use super::score_gradients::part_sums;
 use crate::device::DeviceFacts;
 use crate::dropout::Dropout;
 use crate::error::Error;
@@ -13,7 +14,6 @@ use crate::kernels::additive_backward::{self, AdditiveBackward};
 use crate::kernels::additive_pairs::{self, AdditivePairs};
 use crate::kernels::additive_scores::{self, AdditiveScores, fitting};
 use crate::kernels::dropout::{DropoutKind, DropoutParams};
-use crate::kernels::part_sums::{self, PartSums};
 use crate::kernels::{KernelVariant, mask, scores};
 use crate::mask::{DeviceMask, Id};
 use crate::plan::{self, GradientsOf, MatmulShape, Rectangle, Sides};
@@ -187,37 +187,10 @@ pub(crate) fn dispatches<'a>(
         }
     }
     if let Some((d_vector, parts)) = call.d_score_vector.zip(memory.parts) {
-        dispatches.extend(vector_sums(plan, d_vector, parts, problem.accumulates, device));
+        let parts = in_scratch(parts, DType::F32, [1, 1, count(d_vector.shape()), plan.parts], 0);
+        dispatches.extend(part_sums(parts, d_vector, problem.accumulates, device));
     }
     dispatches
-}
-
-/// What adds the parts of the vector's gradient.
-fn vector_sums<'a>(
-    plan: &AdditivePlan,
-    gradient: TensorView<'a>,
-    parts: &'a wgpu::Buffer,
-    accumulates: bool,
-    device: &DeviceFacts,
-) -> impl Iterator<Item = Dispatch<'a, KernelVariant>> {
-    let elements = count(gradient.shape());
-    let whole = in_scratch(parts, DType::F32, [1, 1, elements, plan.parts], 0).window(device);
-    let params = part_sums::Params {
-        sums: View::of(gradient, device),
-        shape: gradient.shape().map(|n| n as u32),
-        elements: elements as u32,
-        count: plan.parts as u32,
-        first: 0,
-        pad: 0,
-    };
-    let tensors = vec![whole, gradient.window(device)];
-    let variant = PartSums { sums: gradient.dtype, accumulates };
-    runs(elements.div_ceil(part_sums::WORKGROUP), device).map(move |(first, grid)| Dispatch {
-        variant: KernelVariant::PartSums(variant),
-        params: bytemuck::bytes_of(&part_sums::Params { first, ..params }).to_vec(),
-        tensors: tensors.clone(),
-        grid,
-    })
 }
 
 /// A rectangle of pairs of a call.

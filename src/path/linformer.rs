@@ -2,15 +2,15 @@
 
 use std::ops::Range;
 
-use super::dispatches::{Dispatches, grid};
+use super::dispatches::Dispatches;
 use super::project_backward::{Axis, Gradient, Product, b_loads};
 use crate::device::DeviceFacts;
 use crate::error::Error;
-use crate::kernel::{Dispatch, View, Width};
+use crate::kernel::{Dispatch, Width};
 use crate::kernels::KernelVariant;
-use crate::kernels::keep_rows::{self, KeepRows};
+use crate::kernels::keep_rows::{KeepRowsCall, ROWS};
 use crate::plan::Tuning;
-use crate::tensor::{TensorView, broadcast};
+use crate::tensor::TensorView;
 
 /// `low = projection · x` for each head, of checked tensors.
 #[derive(Clone, Copy)]
@@ -179,20 +179,13 @@ pub(crate) fn keep_rows<'a>(
     device: &DeviceFacts,
 ) -> Dispatch<'a, KernelVariant> {
     let [batch, heads, length, dim] = x.shape();
-    let [of_x, of_kept, of_y] = [x, kept, y.view].map(|t| t.window(device));
-    let params = keep_rows::Params {
-        x: View::from(of_x.layout),
-        y: View::from(of_y.layout),
-        kept: View::from(broadcast(of_kept.layout)),
+    let call = KeepRowsCall {
+        x,
+        kept,
+        y: y.view,
         length: length as u32,
         dim: dim as u32,
-        pad: [0; 2],
+        accumulates: y.accumulates,
     };
-    let variant = KeepRows { x: x.dtype, y: y.view.dtype, accumulates: y.accumulates };
-    Dispatch {
-        variant: KernelVariant::KeepRows(variant),
-        params: bytemuck::bytes_of(&params).to_vec(),
-        tensors: vec![of_x, of_kept, of_y],
-        grid: grid([length.div_ceil(keep_rows::ROWS), heads, batch]),
-    }
+    call.dispatch([length.div_ceil(ROWS), heads, batch], device)
 }

@@ -4,10 +4,10 @@ use super::dispatches::{Dispatches, grid};
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::family::Family;
-use crate::kernel::{Dispatch, View, Width};
-use crate::kernels::column_sums::{self, ColumnSums};
+use crate::kernel::{Dispatch, Width};
+use crate::kernels::KernelVariant;
+use crate::kernels::column_sums::{COLUMNS, ColumnSumsCall};
 use crate::kernels::project_backward::{LEVELS, Params, ProductAxis, ProjectBackward};
-use crate::kernels::{KernelVariant, column_sums::COLUMNS};
 use crate::plan::{self, MatmulShape, Tiles, Tuning};
 use crate::tensor::{Layout, TensorView};
 
@@ -176,26 +176,20 @@ pub(crate) fn column_sums<'a>(
         return Err(Error::PutAside { family: Family::RowSums });
     }
     let [batch, heads, length, dim] = d_y.shape();
-    let variant = ColumnSums { d_y: d_y.dtype(), sums: c.view.dtype(), accumulates: c.accumulates };
-    let (d_y, sums) = (d_y.window(device), c.view.window(device));
+    let sums = c.view.window(device).layout;
     let columns = heads.saturating_mul(dim);
-    let params = column_sums::Params {
-        d_y: View::from(d_y.layout),
-        first: sums.layout.offset as u32,
-        stride: sums.layout.strides[3] as u32,
+    let call = ColumnSumsCall {
+        d_y,
+        sums: c.view,
+        first: sums.offset as u32,
+        stride: sums.strides[3] as u32,
         columns: columns as u32,
         dim: dim as u32,
         rows: (batch * length) as u32,
         length: length as u32,
-        pad0: 0,
-        pad1: 0,
+        accumulates: c.accumulates,
     };
-    Ok(Dispatch {
-        variant: KernelVariant::ColumnSums(variant),
-        params: bytemuck::bytes_of(&params).to_vec(),
-        tensors: vec![d_y, sums],
-        grid: grid([columns.div_ceil(COLUMNS), 1, 1]),
-    })
+    Ok(call.dispatch([columns.div_ceil(COLUMNS), 1, 1], device))
 }
 
 impl<'a> Product<'a> {

@@ -6,7 +6,7 @@ use crate::device::DeviceFacts;
 use crate::kernel::{Dispatch, View, Width};
 use crate::kernels::captured_gradients::{self, CapturedGradients};
 use crate::kernels::dropout::{DropoutKind, DropoutParams};
-use crate::kernels::part_sums::{self, PartSums};
+use crate::kernels::part_sums::{PartSumsCall, WORKGROUP};
 use crate::kernels::score_gradients::{Params, ScoreGradients};
 use crate::kernels::{KernelVariant, mask};
 use crate::plan::{Added, CapturedGradientsPlan, ScoreGradientsPlan};
@@ -68,27 +68,34 @@ fn in_parts<'a>(
         return write(Sums { window: gradient.window(device), dtype: gradient.dtype, accumulates });
     };
     let elements = count(gradient.shape());
-    let whole = in_scratch(parts, DType::F32, [1, 1, elements, count_of_parts], 0).window(device);
+    let whole = in_scratch(parts, DType::F32, [1, 1, elements, count_of_parts], 0);
     let mut layout = in_scratch(parts, DType::F32, gradient.shape(), 0).layout;
     layout.strides = layout.strides.map(|stride| stride * count_of_parts);
-    let first_parts = Window { layout, ..whole };
+    let first_parts = Window { layout, ..whole.window(device) };
     let mut dispatches = write(Sums { window: first_parts, dtype: DType::F32, accumulates: false });
-    let params = part_sums::Params {
-        sums: View::of(gradient, device),
-        shape: gradient.shape().map(|n| n as u32),
-        elements: elements as u32,
-        count: count_of_parts as u32,
-        first: 0,
-        pad: 0,
-    };
-    let variant = PartSums { sums: gradient.dtype, accumulates };
-    dispatches.extend(runs(elements.div_ceil(part_sums::WORKGROUP), device).map(|(first, grid)| Dispatch {
-        variant: KernelVariant::PartSums(variant),
-        params: bytemuck::bytes_of(&part_sums::Params { first, ..params }).to_vec(),
-        tensors: vec![whole, gradient.window(device)],
-        grid,
-    }));
+    dispatches.extend(part_sums(whole, gradient, accumulates, device));
     dispatches
+}
+
+/// The dispatches that add `parts`, `[1, 1, elements, parts of an element]`, to the elements of `sums`.
+pub(super) fn part_sums<'a>(
+    parts: TensorView<'a>,
+    sums: TensorView<'a>,
+    accumulates: bool,
+    device: &DeviceFacts,
+) -> impl Iterator<Item = Dispatch<'a, KernelVariant>> {
+    let [_, _, elements, count] = parts.shape();
+    let call = PartSumsCall {
+        parts,
+        sums,
+        shape: sums.shape().map(|n| n as u32),
+        elements: elements as u32,
+        count: count as u32,
+        first: 0,
+        accumulates,
+    };
+    runs(elements.div_ceil(WORKGROUP), device)
+        .map(move |(first, grid)| PartSumsCall { first, ..call }.dispatch(grid.map(|n| n as usize), device))
 }
 
 /// The dispatches of the kernel of pairs or of sinks.

@@ -6,8 +6,9 @@ use crate::device::DeviceFacts;
 use crate::family::STAGED;
 use crate::kernel::{Dispatch, View, Width};
 use crate::kernels::additive_scores::{self, AdditiveScores};
+use crate::kernels::average_weights::{AverageWeightsCall, WORKGROUP};
 use crate::kernels::dropout::{DropoutKind, DropoutParams};
-use crate::kernels::{KernelVariant, average_weights, mask, score_stage, scores, softmax, weighted_sum};
+use crate::kernels::{KernelVariant, mask, score_stage, scores, softmax, weighted_sum};
 use crate::plan::{self, MatmulShape, Tiles, WeightsOutput};
 use crate::problem::{ScoreStage, Shape};
 use crate::tensor::{DType, TensorView, Window};
@@ -255,19 +256,14 @@ impl<'a> Staged<'_, 'a> {
     fn average_weights(&self, out: TensorView<'a>) -> Dispatch<'a, KernelVariant> {
         let Shape { batch, heads, q_len, kv_len, .. } = self.problem.shape;
         let out_heads = out.shape()[1];
-        let params = average_weights::Params {
-            weights: self.view(self.matrix),
-            out: self.view(out),
+        let call = AverageWeightsCall {
+            weights: self.matrix,
+            out,
             out_heads: out_heads as u32,
             group: (heads / out_heads) as u32,
             q_len: q_len as u32,
             kv_len: kv_len as u32,
         };
-        Dispatch {
-            variant: KernelVariant::AverageWeights(average_weights::AverageWeights { out: out.dtype }),
-            params: bytemuck::bytes_of(&params).to_vec(),
-            tensors: self.windows(&[self.matrix, out], mask::MaskVariant::default()),
-            grid: grid([kv_len.div_ceil(average_weights::WORKGROUP), q_len, batch * out_heads]),
-        }
+        call.dispatch([kv_len.div_ceil(WORKGROUP), q_len, batch * out_heads], self.device)
     }
 }
