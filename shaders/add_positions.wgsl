@@ -1,25 +1,11 @@
 // out = scale · x + encoding of the row's position: sinusoidal (Vaswani et al. 2017), or a row of a learned table.
 //
 // x, out [batch, heads, length, dim]   table [1, 1, rows, dim]
-// Bindings (declared by the host): x, out; only out if x is that too; table or rotation_table; positions if POSITIONS.
+// Bindings (declared by the host): x, out; only out if x is that too; table or rotation_table; positions if HAS_POSITIONS.
 // Reads and writes everything once: an invocation has a channel at a time.
 
-struct Params {
-    x: View,
-    out: View,
-    table: View,
-    at: PositionParams,
-    rotation: RotationParams,
-    dim: u32,
-    work: u32,         // channels of a head's rows
-    step: u32,         // invocations that share them
-    scale: f32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 fn encoding(position: u32, d: u32) -> f32 {
-    if LEARNED {
+    if HAS_TABLE {
         return table_at(view_at(p.table, 0u, 0u, position, d));
     } else {
         let t = rotation(p.rotation, d / 2u, position);

@@ -8,7 +8,7 @@
 // Floor: k and v are read once (scaled: twice, the second time from a cache), every word is written once.
 //
 // Bindings (declared by the host): k, v, cache_k, cache_v, sequence_table; rotation_table where keys are rotated;
-// positions if POSITIONS.
+// positions if HAS_POSITIONS.
 
 struct Params {
     k: View,

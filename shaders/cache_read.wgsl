@@ -6,7 +6,7 @@
 // channels of a row.
 // Floor: every word is read once, every channel written once.
 //
-// Bindings (declared by the host): k, v, cache_k, cache_v, sequence_table; positions if POSITIONS.
+// Bindings (declared by the host): k, v, cache_k, cache_v, sequence_table; positions if HAS_POSITIONS.
 
 struct Params {
     k: View,

@@ -3,25 +3,10 @@
 //
 // x, out [batch, heads, length, dim]; the channels from rotary_dim on are copied.
 // Bindings (declared by the host): x, out; only out if x is that too; rotation_table, or cos_table and sin_table;
-// positions if POSITIONS.
+// positions if HAS_POSITIONS.
 // Reads and writes everything once: an invocation has a pair or a copied channel at a time.
 //
 // Needs: rotation_of(b, pair, position): cos and sin.
-
-struct Params {
-    x: View,
-    out: View,
-    cos: View,         // of tensors that give them
-    sin: View,
-    at: PositionParams,
-    rotation: RotationParams,
-    items: u32,        // of a row: pairs, then copied channels
-    work: u32,         // items of a head's rows
-    step: u32,         // invocations that share them
-    turn: f32,         // 1, or −1 for the other way
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
 
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {

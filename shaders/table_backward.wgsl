@@ -6,24 +6,8 @@
 // A workgroup has a row of the table and LANES channels. Where positions follow one another it knows which rows stand
 // there; where a tensor names each, it looks for them, WORDS · 32 positions at a time.
 //
-// Bindings (declared by the host): d_out, d_table; positions if POSITIONS. ACCUMULATES: d_table holds what is added to.
+// Bindings (declared by the host): d_out, d_table; positions if HAS_POSITIONS. ACCUMULATES: d_table holds what is added to.
 // Reads d_out once, and positions once for every row of the table and LANES channels.
-
-struct Params {
-    d_out: View,
-    d_table: View,
-    at: PositionParams,
-    batch: u32,
-    heads: u32,
-    length: u32,
-    dim: u32,
-    blocks: u32,       // of LANES channels
-    work: u32,         // blocks of all rows of the table
-    step: u32,         // workgroups that share them
-    pad: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
 
 // A bit for each position looked at: whether it is the row's.
 var<workgroup> found: array<atomic<u32>, WORDS>;
@@ -44,7 +28,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let within = min(d, p.dim - 1u);
         var sum = 0.0;
         for (var b = 0u; b < p.batch; b++) {
-            if !POSITIONS || p.at.by_row == 1u {
+            if !HAS_POSITIONS || p.at.by_row == 1u {
                 let first = position_of(p.at, b, 0u);
                 if row >= first {
                     let start = row - first;

@@ -1,6 +1,6 @@
 // Which position a row has: start + i, or what a tensor says.
 //
-// Needs: POSITIONS; View; positions_at, view_at.
+// Needs: HAS_POSITIONS; View; positions_at, view_at.
 // Gives: PositionParams; next_item, position_of.
 
 struct PositionParams {
@@ -13,7 +13,7 @@ struct PositionParams {
 
 fn position_of(a: PositionParams, b: u32, i: u32) -> u32 {
     var first = a.start;
-    if POSITIONS {
+    if HAS_POSITIONS {
         first = min(positions_at(view_at(a.view, b, 0u, i, 0u)), a.last);
     }
     return min(first + i * a.by_row, a.last);

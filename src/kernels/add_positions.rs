@@ -1,74 +1,54 @@
 //! Twin of `add_positions.wgsl`.
 
 use super::rotation_table::{self, RotationParams};
-use super::row_positions::{self, PositionParams};
+use super::row_positions::{self, PositionParams, X_IS_OUT};
 use super::shader;
-use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
+use crate::kernel::{Kernel, kernel};
 use crate::tensor::DType;
 
-/// What changes the text of the sum.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct AddPositions {
-    pub x: DType,
-    /// Without, x is written.
-    pub out: Option<DType>,
-    /// Type of the learned table; without, the encoding is sinusoidal.
-    pub learned: Option<DType>,
-    /// Whether a tensor says where the rows stand.
-    pub positions: bool,
+kernel! {
+    /// `scale · x` plus the encoding of each row's position.
+    AddPositions, AddPositionsCall
+    tensors {
+        x: Source Read F32 one view,
+        out: One Write F32 one view,
+        // Either the learned table, or the table of a sinusoidal encoding.
+        table: Opt Read F32 one view,
+        rotation_table: Opt Read F32 one,
+        positions: Opt Read U32 one,
+    }
+    numbers {
+        at: PositionParams,
+        rotation: RotationParams,
+        dim: u32,
+        /// Channels of a head's rows.
+        work: u32,
+        /// Invocations that share these channels.
+        step: u32,
+        scale: f32,
+    }
+    variant {}
 }
 
 /// Invocations of a workgroup, as in the shader.
 pub(crate) const WORKGROUP: usize = 64;
 
-params! {
-    pub(crate) struct Params {
-        x: View,
-        out: View,
-        table: View,
-        at: PositionParams,
-        rotation: RotationParams,
-        dim: u32,
-        work: u32,
-        step: u32,
-        scale: f32,
-    }
-}
-
 impl AddPositions {
     pub fn describe(&self) -> Kernel {
-        let mut bindings = Vec::new();
-        let out = row_positions::declare_in_and_out(self.x, self.out, &mut bindings);
-        let table = match self.learned {
-            Some(dtype) => {
-                bindings.push(Binding::read("table", dtype, Width::One));
-                rotation_table::NONE
-            }
-            None => {
-                bindings.push(rotation_table::binding());
-                "fn table_at(o: u32) -> f32 { return 0.0; }\n"
-            }
-        };
-        let (constant, at) = row_positions::declare(self.positions, &mut bindings);
-        let constants = [constant, Constant::Bool("LEARNED", self.learned.is_some())];
-        let shaders =
+        let parts =
             [shader!("tensor/view"), rotation_table::SHADER, row_positions::SHADER, shader!("add_positions")];
-        Kernel::new::<Params>(
-            &constants,
-            bindings,
-            &[&shaders[..], &[out, table, at]].concat(),
-            WORKGROUP as u32,
-        )
+        self.declare().instead_of("x", X_IS_OUT).kernel(&parts, WORKGROUP as u32, 0)
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
         super::FLOATS.into_iter().flat_map(|x| {
             super::FLOATS_OR_NONE.into_iter().flat_map(move |out| {
-                super::FLOATS_OR_NONE.into_iter().flat_map(move |learned| {
-                    [false, true].into_iter().map(move |positions| AddPositions {
-                        x,
-                        out,
-                        learned,
+                super::FLOATS_OR_NONE.into_iter().flat_map(move |table| {
+                    [None, Some(DType::U32)].into_iter().map(move |positions| AddPositions {
+                        x: out.map(|_| x),
+                        out: out.unwrap_or(x),
+                        table,
+                        rotation_table: table.is_none().then_some(DType::F32),
                         positions,
                     })
                 })

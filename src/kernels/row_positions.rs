@@ -19,7 +19,7 @@ pub(crate) const SHADER: &str = shader!("position/row_positions");
 
 /// Declares the tensor of positions, if there is one. The constant says so; the text stands in for what is not there.
 pub(crate) fn declare(positions: bool, bindings: &mut Vec<Binding>) -> (Constant, &'static str) {
-    let constant = Constant::Bool("POSITIONS", positions);
+    let constant = Constant::Bool("HAS_POSITIONS", positions);
     if positions {
         bindings.push(Binding::read("positions", DType::U32, Width::One));
         return (constant, "");
@@ -27,17 +27,5 @@ pub(crate) fn declare(positions: bool, bindings: &mut Vec<Binding>) -> (Constant
     (constant, "fn positions_at(o: u32) -> u32 { return 0u; }\n")
 }
 
-/// Declares x and out; only out, which is x too, where x is written.
-pub(super) fn declare_in_and_out(x: DType, out: Option<DType>, bindings: &mut Vec<Binding>) -> &'static str {
-    match out {
-        Some(out) => {
-            bindings.push(Binding::read("x", x, Width::One));
-            bindings.push(Binding::write("out", out, Width::One));
-            ""
-        }
-        None => {
-            bindings.push(Binding::write("out", x, Width::One));
-            "fn x_at(o: u32) -> f32 { return out_at(o); }\n"
-        }
-    }
-}
+/// Stands for x where x is written.
+pub(super) const X_IS_OUT: &str = "fn x_at(o: u32) -> f32 { return out_at(o); }\n";

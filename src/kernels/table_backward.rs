@@ -2,18 +2,34 @@
 
 use super::row_positions::{self, PositionParams};
 use super::shader;
-use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
+use crate::kernel::{Kernel, kernel};
 use crate::tensor::DType;
 
-/// What changes the text of the gradient.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct TableBackward {
-    pub d_out: DType,
-    pub d_table: DType,
-    /// Whether a tensor says where the rows stand.
-    pub positions: bool,
-    /// Whether the gradient is added to what is there.
-    pub accumulates: bool,
+kernel! {
+    /// The gradient of a learned table of positions.
+    TableBackward, TableBackwardCall
+    tensors {
+        d_out: One Read F32 one view,
+        d_table: One Write F32 one view,
+        positions: Opt Read U32 one,
+    }
+    numbers {
+        at: PositionParams,
+        batch: u32,
+        heads: u32,
+        length: u32,
+        dim: u32,
+        /// Blocks of `LANES` channels in a row.
+        blocks: u32,
+        /// Blocks of all rows of the table.
+        work: u32,
+        /// Workgroups that share these blocks.
+        step: u32,
+    }
+    variant {
+        /// True if the gradient is added to what is there.
+        accumulates: bool,
+    }
 }
 
 /// Channels of a workgroup.
@@ -21,46 +37,25 @@ pub(crate) const LANES: usize = 64;
 /// Of positions that a workgroup looks at together, a bit each.
 const WORDS: usize = 8;
 
-params! {
-    pub(crate) struct Params {
-        d_out: View,
-        d_table: View,
-        at: PositionParams,
-        batch: u32,
-        heads: u32,
-        length: u32,
-        dim: u32,
-        blocks: u32,
-        work: u32,
-        step: u32,
-        pad: u32,
-    }
-}
-
 impl TableBackward {
     pub fn describe(&self) -> Kernel {
-        let mut bindings = vec![
-            Binding::read("d_out", self.d_out, Width::One),
-            Binding::write("d_table", self.d_table, Width::One),
-        ];
-        let (positions, at) = row_positions::declare(self.positions, &mut bindings);
-        let constants = [
-            positions,
-            Constant::U32("LANES", LANES as u32),
-            Constant::U32("WORDS", WORDS as u32),
-            Constant::Bool("ACCUMULATES", self.accumulates),
-        ];
-        let parts = [shader!("tensor/view"), row_positions::SHADER, shader!("table_backward"), at];
-        let kernel = Kernel::new::<Params>(&constants, bindings, &parts, LANES as u32);
-        Kernel { workgroup_memory: (WORDS * size_of::<u32>()) as u32, ..kernel }
+        self.declare()
+            .u32("LANES", LANES as u32)
+            .u32("WORDS", WORDS as u32)
+            .bool("ACCUMULATES", self.accumulates)
+            .kernel(
+                &[shader!("tensor/view"), row_positions::SHADER, shader!("table_backward")],
+                LANES as u32,
+                (WORDS * size_of::<u32>()) as u32,
+            )
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
         super::FLOATS.into_iter().flat_map(|d_out| {
             super::FLOATS.into_iter().flat_map(move |d_table| {
-                [[false; 2], [true, false], [false, true], [true; 2]].into_iter().map(
-                    move |[positions, accumulates]| TableBackward { d_out, d_table, positions, accumulates },
-                )
+                [None, Some(DType::U32)].into_iter().flat_map(move |positions| {
+                    [false, true].map(|accumulates| TableBackward { d_out, d_table, positions, accumulates })
+                })
             })
         })
     }

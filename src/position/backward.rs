@@ -4,9 +4,9 @@ use super::{MOST_GROUPS, Positions, Rotate, RowPositions, check_rows, rotation};
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::family::Family;
-use crate::kernel::{Dispatch, View};
-use crate::kernels::{KernelVariant, table_backward};
-use crate::path::grid;
+use crate::kernel::Dispatch;
+use crate::kernels::KernelVariant;
+use crate::kernels::table_backward::{LANES, TableBackwardCall};
 use crate::record::{dispatch, pass};
 use crate::tensor::{Access, TensorView, check_aliasing, check_float, expect};
 
@@ -58,13 +58,13 @@ impl<'a> TableBackward<'a> {
         let TableBackward { d_out, at, d_table, accumulate } = self;
         let [batch, heads, length, dim] = d_out.shape();
         let rows = d_table.shape()[2];
-        let view = |t: &TensorView| View::of(*t, device);
-        let blocks = dim.div_ceil(table_backward::LANES);
+        let blocks = dim.div_ceil(LANES);
         let work = rows * blocks;
         let groups = work.min(MOST_GROUPS).min(device.max_workgroups as usize);
-        let params = table_backward::Params {
-            d_out: view(d_out),
-            d_table: view(d_table),
+        let call = TableBackwardCall {
+            d_out: *d_out,
+            d_table: *d_table,
+            positions: at.tensor(),
             // A checked tensor's rows are fewer than 2³².
             at: at.params(length, (rows - 1) as u32, device),
             batch: batch as u32,
@@ -74,21 +74,9 @@ impl<'a> TableBackward<'a> {
             blocks: blocks as u32,
             work: work as u32,
             step: groups as u32,
-            pad: 0,
-        };
-        let variant = table_backward::TableBackward {
-            d_out: d_out.dtype(),
-            d_table: d_table.dtype(),
-            positions: at.tensor().is_some(),
             accumulates: *accumulate,
         };
-        let tensors = [Some(*d_out), Some(*d_table), at.tensor()];
-        Dispatch {
-            variant: KernelVariant::TableBackward(variant),
-            params: bytemuck::bytes_of(&params).to_vec(),
-            tensors: tensors.into_iter().flatten().map(|t| t.window(device)).collect(),
-            grid: grid([groups, 1, 1]),
-        }
+        call.dispatch([groups, 1, 1], device)
     }
 }
 

@@ -16,11 +16,10 @@ use std::sync::Arc;
 use crate::bindings::{BindingCache, BoundDispatch};
 use crate::device::DeviceFacts;
 use crate::error::Error;
-use crate::kernel::{Dispatch, View};
+use crate::kernel::{Dispatch, Source, View};
 use crate::kernels::rotation_table::{DIGITS, LEVELS, RotationParams};
 use crate::kernels::row_positions::PositionParams;
 use crate::kernels::{KernelVariant, add_positions, rotate};
-use crate::path::grid;
 use crate::pipelines::Pipelines;
 use crate::record::{dispatch, pass};
 use crate::tensor::{
@@ -400,17 +399,17 @@ fn rotation<'a>(
             RotationParams { pairs, amplitude: 1.0, rotary_dim: 2 * pairs, order: order as u32 }
         }
     };
-    let view = |t: &TensorView| View::of(*t, device);
-    let table = |t: Option<TensorView>| t.map_or(View::default(), |t| View::repeating(t, device));
     let (pairs, rotary_dim) = (rotation.pairs as usize, rotation.rotary_dim as usize);
     let items = if out.is_some() { pairs + (dim - rotary_dim) } else { pairs };
     let work = length * items;
     let (groups, step) = share(work, rotate::WORKGROUP, device);
-    let params = rotate::Params {
-        x: view(x),
-        out: view(out.as_ref().unwrap_or(x)),
-        cos: table(cos),
-        sin: table(sin),
+    let call = rotate::RotateCall {
+        x: Source { tensor: *x, in_place: out.is_none() },
+        out: out.unwrap_or(*x),
+        rotation_table: rope.map(Rope::view),
+        cos_table: cos,
+        sin_table: sin,
+        positions: at.tensor(),
         at: at.params(length, last, device),
         rotation,
         items: items as u32,
@@ -418,19 +417,7 @@ fn rotation<'a>(
         step,
         turn,
     };
-    let variant = rotate::Rotate {
-        x: x.dtype(),
-        out: out.map(|t| t.dtype()),
-        cos_sin: cos.map(|t| t.dtype()),
-        positions: at.tensor().is_some(),
-    };
-    let tensors = [Some(*x), *out, rope.map(Rope::view), cos, sin, at.tensor()];
-    Ok(Dispatch {
-        variant: KernelVariant::Rotate(variant),
-        params: bytemuck::bytes_of(&params).to_vec(),
-        tensors: tensors.into_iter().flatten().map(|t| t.window(device)).collect(),
-        grid: grid([groups, heads, batch]),
-    })
+    Ok(call.dispatch([groups, heads, batch], device))
 }
 
 fn sum<'a>(call: &AddPositions<'a>, device: &DeviceFacts) -> Result<Dispatch<'a, KernelVariant>, Error> {
@@ -446,11 +433,11 @@ fn sum<'a>(call: &AddPositions<'a>, device: &DeviceFacts) -> Result<Dispatch<'a,
     if !factor.is_finite() {
         return Err(Error::Option { option: "scale", value: *scale, expected: "finite in f32" });
     }
-    let (rotation, last, bound) = match table {
+    let (rotation, last, rotation_table) = match table {
         PositionTable::Sinusoid(sinusoid) => {
             expect("x", x.shape(), 3, sinusoid.dim())?;
             check_start(at, length)?;
-            (sinusoid.rotation_params(), MAX_POSITION, sinusoid.view())
+            (sinusoid.rotation_params(), MAX_POSITION, Some(sinusoid.view()))
         }
         PositionTable::Learned(t) => {
             check_float("table", t)?;
@@ -459,16 +446,17 @@ fn sum<'a>(call: &AddPositions<'a>, device: &DeviceFacts) -> Result<Dispatch<'a,
                 expect("table", t.shape(), axis, expected)?;
             }
             check_rows(at, length, "table", t.shape())?;
-            (bytemuck::Zeroable::zeroed(), (t.shape()[2] - 1) as u32, *t)
+            (bytemuck::Zeroable::zeroed(), (t.shape()[2] - 1) as u32, None)
         }
     };
-    let view = |t: &TensorView| View::of(*t, device);
     let work = length * dim;
     let (groups, step) = share(work, add_positions::WORKGROUP, device);
-    let params = add_positions::Params {
-        x: view(x),
-        out: view(out.as_ref().unwrap_or(x)),
-        table: view(&bound),
+    let call = add_positions::AddPositionsCall {
+        x: Source { tensor: *x, in_place: out.is_none() },
+        out: out.unwrap_or(*x),
+        table: learned,
+        rotation_table,
+        positions: at.tensor(),
         at: at.params(length, last, device),
         rotation,
         dim: dim as u32,
@@ -476,17 +464,5 @@ fn sum<'a>(call: &AddPositions<'a>, device: &DeviceFacts) -> Result<Dispatch<'a,
         step,
         scale: factor,
     };
-    let variant = add_positions::AddPositions {
-        x: x.dtype(),
-        out: out.map(|t| t.dtype()),
-        learned: learned.map(|t| t.dtype()),
-        positions: at.tensor().is_some(),
-    };
-    let tensors = [Some(*x), *out, Some(bound), at.tensor()];
-    Ok(Dispatch {
-        variant: KernelVariant::AddPositions(variant),
-        params: bytemuck::bytes_of(&params).to_vec(),
-        tensors: tensors.into_iter().flatten().map(|t| t.window(device)).collect(),
-        grid: grid([groups, heads, batch]),
-    })
+    Ok(call.dispatch([groups, heads, batch], device))
 }
