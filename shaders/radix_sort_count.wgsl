@@ -2,23 +2,8 @@
 //
 // keys, before [batch, heads, rows, length]   counts [batch, heads, rows, DIGITS, blocks], dense
 //
-// Bindings (declared by the host): keys; before unless FIRST; counts.
+// Bindings (declared by the host): keys; before if HAS_BEFORE; counts.
 // Reads keys and the order before once; adds once for each.
-
-struct Params {
-    keys: View,
-    before: View,
-    heads: u32,
-    rows: u32,
-    length: u32,
-    blocks: u32,
-    shift: u32,       // bits below the digit
-    digit_mask: u32,
-    pad1: u32,
-    pad2: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {

@@ -6,15 +6,6 @@
 // Bindings (declared by the host): counts.
 // Reads twice and writes once; adds twice for each.
 
-struct Params {
-    length: u32,      // DIGITS · blocks
-    heads: u32,       // rows of a batch entry
-    pad0: u32,
-    pad1: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 // What each invocation's part of the row adds up to.
 var<workgroup> sums: array<u32, WORKGROUP>;
 

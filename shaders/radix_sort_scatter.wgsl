@@ -4,27 +4,8 @@
 // keys, before, order, ranks [batch, heads, rows, length]   counts [batch, heads, rows, DIGITS, blocks], dense
 // order: at each place which key stands there; ranks: of each key its place
 //
-// Constants: RANKS whether places are wanted too
-//
-// Bindings (declared by the host): keys; before unless FIRST; counts, order; ranks if RANKS.
+// Bindings (declared by the host): keys; before if HAS_BEFORE; counts, order; ranks if HAS_RANKS.
 // Reads keys twice, the order before twice and counts once; writes order and ranks once.
-
-struct Params {
-    keys: View,
-    before: View,
-    order: View,
-    ranks: View,
-    heads: u32,
-    rows: u32,
-    length: u32,
-    blocks: u32,
-    shift: u32,       // bits below the digit
-    digit_mask: u32,
-    pad1: u32,
-    pad2: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
@@ -49,6 +30,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let place = digit_counts[digit * WORKGROUP + lane];
         digit_counts[digit * WORKGROUP + lane] = place + 1u;
         order_store(view_at(p.order, b, h, row, place), position);
-        ranks_put(view_at(p.ranks, b, h, row, position), place);
+        ranks_store(view_at(p.ranks, b, h, row, position), place);
     }
 }

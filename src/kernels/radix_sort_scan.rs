@@ -1,33 +1,33 @@
 //! Twin of `radix_sort_scan.wgsl`.
 
 use super::shader;
-use crate::kernel::{Binding, Constant, Kernel, Width, params};
+use crate::kernel::{Kernel, kernel};
 use crate::tensor::DType;
 
-/// The sums of counts; they have one text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct RadixSortScan;
+kernel! {
+    /// The second step of a pass of the radix sort: the sums of counts.
+    RadixSortScan, RadixSortScanCall
+    tensors {
+        counts: One Write U32 one,
+    }
+    numbers {
+        /// Digits times blocks.
+        length: u32,
+        /// Rows of a batch entry.
+        heads: u32,
+    }
+    variant {}
+}
 
 const WORKGROUP: u32 = 64;
 
-params! {
-    pub(crate) struct Params {
-        length: u32,
-        heads: u32,
-        pad0: u32,
-        pad1: u32,
-    }
-}
-
 impl RadixSortScan {
     pub fn describe(&self) -> Kernel {
-        let bindings = vec![Binding::write("counts", DType::U32, Width::One)];
-        let constants = [Constant::U32("WORKGROUP", WORKGROUP)];
-        let kernel = Kernel::new::<Params>(&constants, bindings, &[shader!("radix_sort_scan")], WORKGROUP);
-        Kernel { workgroup_memory: 4 * WORKGROUP, ..kernel }
+        let parts = [shader!("radix_sort_scan")];
+        self.declare().u32("WORKGROUP", WORKGROUP).kernel(&parts, WORKGROUP, 4 * WORKGROUP)
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
-        std::iter::once(RadixSortScan)
+        std::iter::once(RadixSortScan { counts: DType::U32 })
     }
 }

@@ -1,60 +1,44 @@
 //! Twin of `radix_sort_scatter.wgsl`.
 
-use super::radix_sort_count::{COUNTS_BYTES, WORKGROUP, digits};
+use super::radix_sort_count::{COUNTS_BYTES, WORKGROUP, with_digits};
 use super::shader;
-use crate::kernel::{Binding, Kernel, View, Width, params};
+use crate::kernel::{Kernel, kernel};
 use crate::tensor::DType;
 
-/// What changes the text of the last step of a pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct RadixSortScatter {
-    /// Whether it is the first pass.
-    pub first: bool,
-    /// Whether the place of each key is wanted too.
-    pub ranks: bool,
-}
-
-const RANKS: &str = "fn ranks_put(o: u32, place: u32) { ranks_store(o, place); }\n";
-const NO_RANKS: &str = "fn ranks_put(o: u32, place: u32) {}\n";
-
-params! {
-    pub(crate) struct Params {
-        keys: View,
-        before: View,
-        order: View,
-        ranks: View,
+kernel! {
+    /// The last step of a pass of the radix sort: each key to its place.
+    RadixSortScatter, RadixSortScatterCall
+    tensors {
+        keys: One Read U32 one view,
+        // The order before this pass; the first pass has none.
+        before: Opt Read U32 one view,
+        counts: One Read U32 one,
+        order: One Write U32 one view,
+        ranks: Opt Write U32 one view,
+    }
+    numbers {
         heads: u32,
         rows: u32,
         length: u32,
         blocks: u32,
+        /// Bits below the digit.
         shift: u32,
         digit_mask: u32,
-        pad1: u32,
-        pad2: u32,
     }
+    variant {}
 }
 
 impl RadixSortScatter {
     pub fn describe(&self) -> Kernel {
-        let (mut bindings, constants, before) = digits(self.first);
-        bindings.push(Binding::read("counts", DType::U32, Width::One));
-        bindings.push(Binding::write("order", DType::U32, Width::One));
-        if self.ranks {
-            bindings.push(Binding::write("ranks", DType::U32, Width::One));
-        }
-        let parts = [
-            shader!("tensor/view"),
-            shader!("radix_sort/digits"),
-            shader!("radix_sort_scatter"),
-            before,
-            if self.ranks { RANKS } else { NO_RANKS },
-        ];
-        let kernel = Kernel::new::<Params>(&constants, bindings, &parts, WORKGROUP as u32);
-        Kernel { workgroup_memory: COUNTS_BYTES, ..kernel }
+        let parts = [shader!("tensor/view"), shader!("radix_sort/digits"), shader!("radix_sort_scatter")];
+        with_digits(self.declare()).kernel(&parts, WORKGROUP as u32, COUNTS_BYTES)
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
-        let of = |[first, ranks]: [bool; 2]| RadixSortScatter { first, ranks };
-        [[true, true], [true, false], [false, true], [false, false]].into_iter().map(of)
+        let [keys, counts, order] = [DType::U32; 3];
+        let optional = [None, Some(DType::U32)];
+        optional.into_iter().flat_map(move |before| {
+            optional.map(|ranks| RadixSortScatter { keys, before, counts, order, ranks })
+        })
     }
 }

@@ -1,13 +1,11 @@
 //! A stable sort of rows of numbers, four bits a pass.
 
-use super::dispatches::{Dispatches, fits, grid, in_scratch};
+use super::dispatches::{Dispatches, fits, in_scratch};
 use crate::device::DeviceFacts;
 use crate::error::Error;
-use crate::kernel::{Dispatch, View};
-use crate::kernels::KernelVariant;
-use crate::kernels::radix_sort_count::{self, BITS, BLOCK, DIGITS, RadixSortCount};
-use crate::kernels::radix_sort_scan::{self, RadixSortScan};
-use crate::kernels::radix_sort_scatter::{self, RadixSortScatter};
+use crate::kernels::radix_sort_count::{BITS, BLOCK, DIGITS, RadixSortCountCall};
+use crate::kernels::radix_sort_scan::RadixSortScanCall;
+use crate::kernels::radix_sort_scatter::RadixSortScatterCall;
 use crate::scratch::{ScratchSize, Slot};
 use crate::tensor::{DType, TensorView, count};
 
@@ -65,69 +63,41 @@ impl<'a> SortProblem<'a> {
         // The last pass writes `order`, and those before it by turns.
         let after =
             |pass: u32| if (passes - 1 - pass).is_multiple_of(2) { order } else { other.unwrap_or(order) };
-        let view = |t: TensorView| View::of(t, device);
+        let grid = [blocks, heads * rows, batch];
         let mut dispatches = Dispatches::new();
         for pass in 0..passes {
             let before = (pass > 0).then(|| after(pass - 1));
-            let ranks = self.ranks.filter(|_| pass == passes - 1);
-            let of_before = before.map_or(View::default(), view);
-            let shared = radix_sort_count::Params {
-                keys: view(keys),
-                before: of_before,
+            let count = RadixSortCountCall {
+                keys,
+                before,
+                counts,
                 heads: heads as u32,
                 rows: rows as u32,
                 length: length as u32,
                 blocks: blocks as u32,
                 shift: pass * BITS,
                 digit_mask: (1 << BITS.min(self.bits - pass * BITS)) - 1,
-                pad1: 0,
-                pad2: 0,
             };
-            let windows = |tensors: &[Option<TensorView<'a>>]| -> Vec<_> {
-                tensors.iter().flatten().map(|t| t.window(device)).collect()
+            let scan =
+                RadixSortScanCall { counts, length: (DIGITS * blocks) as u32, heads: (heads * rows) as u32 };
+            let scatter = RadixSortScatterCall {
+                keys,
+                before,
+                counts,
+                order: after(pass),
+                ranks: self.ranks.filter(|_| pass == passes - 1),
+                heads: count.heads,
+                rows: count.rows,
+                length: count.length,
+                blocks: count.blocks,
+                shift: count.shift,
+                digit_mask: count.digit_mask,
             };
-            let blocks_of_all = grid([blocks, heads * rows, batch]);
-            dispatches.push(Dispatch {
-                variant: KernelVariant::RadixSortCount(RadixSortCount { first: before.is_none() }),
-                params: bytemuck::bytes_of(&shared).to_vec(),
-                tensors: windows(&[Some(keys), before, Some(counts)]),
-                grid: blocks_of_all,
-            });
-            dispatches.push(Dispatch {
-                variant: KernelVariant::RadixSortScan(RadixSortScan),
-                params: bytemuck::bytes_of(&radix_sort_scan::Params {
-                    length: (DIGITS * blocks) as u32,
-                    heads: (heads * rows) as u32,
-                    pad0: 0,
-                    pad1: 0,
-                })
-                .to_vec(),
-                tensors: windows(&[Some(counts)]),
-                grid: grid([heads * rows, batch, 1]),
-            });
-            dispatches.push(Dispatch {
-                variant: KernelVariant::RadixSortScatter(RadixSortScatter {
-                    first: before.is_none(),
-                    ranks: ranks.is_some(),
-                }),
-                params: bytemuck::bytes_of(&radix_sort_scatter::Params {
-                    keys: shared.keys,
-                    before: of_before,
-                    order: view(after(pass)),
-                    ranks: ranks.map_or(View::default(), view),
-                    heads: shared.heads,
-                    rows: shared.rows,
-                    length: shared.length,
-                    blocks: shared.blocks,
-                    shift: shared.shift,
-                    digit_mask: shared.digit_mask,
-                    pad1: 0,
-                    pad2: 0,
-                })
-                .to_vec(),
-                tensors: windows(&[Some(keys), before, Some(counts), Some(after(pass)), ranks]),
-                grid: blocks_of_all,
-            });
+            dispatches.extend([
+                count.dispatch(grid, device),
+                scan.dispatch([heads * rows, batch, 1], device),
+                scatter.dispatch(grid, device),
+            ]);
         }
         Ok(dispatches)
     }
