@@ -13,23 +13,6 @@
 // Bindings (declared by the host): buckets, order, ranks; lengths if HAS_LENGTHS; codes.
 // Reads 2 · rounds + 1 numbers for each row and writes 2 · rounds + 1.
 
-struct Params {
-    buckets: View,
-    order: View,
-    ranks: View,
-    lengths: View,
-    heads: u32,
-    rounds: u32,
-    length: u32,
-    chunk: u32,
-    ahead: u32,
-    pad0: u32,
-    pad1: u32,
-    pad2: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 const NOTHING: u32 = 0xffffffffu;
 const LOOK_BACK: u32 = 0xffffu;
 

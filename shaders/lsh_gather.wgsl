@@ -9,23 +9,6 @@
 // Bindings (declared by the host): x, order; lengths if HAS_LENGTHS; y.
 // Reads and writes each row once for each round, twice where it is normalised.
 
-struct Params {
-    x: View,
-    y: View,
-    order: View,
-    lengths: View,
-    rounds: u32,
-    length: u32,
-    chunk: u32,
-    ahead: u32,
-    dim: u32,
-    pad0: u32,
-    pad1: u32,
-    pad2: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 const SHORTEST: f32 = 1e-12;
 // What a row is multiplied by where the sum of its squares is beyond f32's range.
 const FAR_UNIT: f32 = 0x1p-100f;

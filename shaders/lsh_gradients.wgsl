@@ -8,29 +8,10 @@
 //
 // A workgroup has ROWS tokens, ROW_LANES invocations each. What is no token has a gradient of 0.
 //
-// Constants: ROWS, ROW_LANES; NORMALISES of queries; HAS_LENGTHS; ACCUMULATES: d_x holds what is added to
+// Constants: ROWS, ROW_LANES; HAS_X of queries; HAS_LENGTHS; ACCUMULATES: d_x holds what is added to
 //
-// Bindings (declared by the host): d_keys; d_queries and x if NORMALISES; ranks; lengths if HAS_LENGTHS; d_x.
+// Bindings (declared by the host): d_keys; d_queries and x if HAS_X; ranks; lengths if HAS_LENGTHS; d_x.
 // Reads each gradient once, those of keys twice where they were normalised.
-
-struct Params {
-    d_keys: View,
-    d_queries: View,
-    x: View,
-    d_x: View,
-    ranks: View,
-    lengths: View,
-    rounds: u32,
-    length: u32,
-    chunk: u32,
-    ahead: u32,
-    dim: u32,
-    pad0: u32,
-    pad1: u32,
-    pad2: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
 
 const SHORTEST: f32 = 1e-12;
 // What a row is multiplied by where the sum of its squares is beyond f32's range.
@@ -39,6 +20,10 @@ const FAR_UNIT: f32 = 0x1p-100f;
 // What each invocation of a row has of |x|² and of x · Σ d_keys, and of the same of x times FAR_UNIT.
 var<workgroup> squares: array<vec2<f32>, ROWS * ROW_LANES>;
 var<workgroup> products: array<vec2<f32>, ROWS * ROW_LANES>;
+
+fn x_of(b: u32, h: u32, i: u32, d: u32) -> f32 {
+    return x_at(view_at(p.x, b, h, i, d));
+}
 
 fn rank_of(b: u32, h: u32, round: u32, i: u32) -> u32 {
     return min(ranks_at(view_at(p.ranks, b, h, round, i)), p.length - 1u);
@@ -77,7 +62,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let there = i < tokens;
     var square = vec2<f32>();
     var product = vec2<f32>();
-    if NORMALISES {
+    if HAS_X {
         for (var d = lane; d < p.dim; d += ROW_LANES) {
             let x = x_of(b, h, i, d) * vec2<f32>(1.0, FAR_UNIT);
             square += x * x;
@@ -102,7 +87,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             var sum = 0.0;
             if there {
                 sum = keys_sum(b, h, i, d, last);
-                if NORMALISES {
+                if HAS_X {
                     sum = queries_sum(b, h, i, d) + (sum - x_of(b, h, i, d) * unit * along) / length * unit;
                 }
             }

@@ -11,19 +11,6 @@
 // Bindings (declared by the host): qk, rotations; lengths if HAS_LENGTHS; buckets.
 // Work: 2 · tokens · rounds · head_dim · n_buckets / 2; bytes: qk once for each round and 8 columns, at best from a cache.
 
-struct Params {
-    qk: View,
-    rotations: View,
-    lengths: View,
-    buckets: View,
-    rounds: u32,
-    length: u32,
-    head_dim: u32,
-    half: u32,        // columns of a rotation: half of the buckets
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 // The largest number and the first column that has it.
 struct Best {
     value: f32,

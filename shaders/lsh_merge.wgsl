@@ -6,22 +6,8 @@
 //
 // A workgroup has ROWS tokens, ROW_LANES invocations each.
 //
-// Bindings (declared by the host): part_out, part_lse, ranks, out; lse if there is one.
+// Bindings (declared by the host): part_out, part_lse, ranks, out; lse if HAS_LSE.
 // Reads each part's row once and its lse once for each invocation and channel of ROW_LANES.
-
-struct Params {
-    part_out: View,
-    part_lse: View,
-    ranks: View,
-    out: View,
-    lse: View,
-    rounds: u32,
-    length: u32,
-    value_dim: u32,
-    neg_inf: f32,     // −∞
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
 
 // A part that has seen no key has no share, whatever its output holds. By the bits: a NaN must show.
 fn has_seen(lse: f32) -> bool {
@@ -80,6 +66,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         out_store(view_at(p.out, b, h, i, d), sum);
     }
     if lane == 0u {
-        lse_put(view_at(p.lse, b, h, i, 0u), lse_of(total, p.neg_inf));
+        lse_store(view_at(p.lse, b, h, i, 0u), lse_of(total, p.neg_inf));
     }
 }

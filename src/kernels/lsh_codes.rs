@@ -1,49 +1,47 @@
 //! Twin of `lsh_codes.wgsl`.
 
-use super::lsh_hash::{WORKGROUP, lengths};
+use super::lsh_hash::{WORKGROUP, length_of};
 use super::shader;
-use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
+use crate::kernel::{Kernel, kernel};
 use crate::tensor::DType;
 
 /// Chunks of a sequence: bucket and chunk are one number, and the number after the last is for what looks back.
 pub(crate) const MOST_CHUNKS: usize = 0xffff;
 
-/// What changes the text of the codes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct LshCodes {
-    /// Whether sequences have lengths.
-    pub lengths: bool,
-}
-
-params! {
-    pub(crate) struct Params {
-        buckets: View,
-        order: View,
-        ranks: View,
-        lengths: View,
+kernel! {
+    /// The codes of tokens: the position, then bucket and chunk in each round.
+    LshCodes, LshCodesCall
+    tensors {
+        buckets: One Read U32 one view,
+        order: One Read U32 one view,
+        ranks: One Read U32 one view,
+        lengths: Opt Read U32 one repeating,
+        codes: One Write U32 one,
+    }
+    numbers {
         heads: u32,
         rounds: u32,
         length: u32,
         chunk: u32,
         ahead: u32,
-        pad0: u32,
-        pad1: u32,
-        pad2: u32,
     }
+    variant {}
 }
 
 impl LshCodes {
     pub fn describe(&self) -> Kernel {
-        let read = |name| Binding::read(name, DType::U32, Width::One);
-        let mut bindings = vec![read("buckets"), read("order"), read("ranks")];
-        let lengths = lengths(self.lengths, &mut bindings);
-        bindings.push(Binding::write("codes", DType::U32, Width::One));
-        let constants = [Constant::U32("WORKGROUP", WORKGROUP as u32)];
-        let parts = [shader!("tensor/view"), shader!("lsh_codes"), lengths];
-        Kernel::new::<Params>(&constants, bindings, &parts, WORKGROUP as u32)
+        let parts = [shader!("tensor/view"), shader!("lsh_codes"), length_of(self.lengths)];
+        self.declare().u32("WORKGROUP", WORKGROUP as u32).kernel(&parts, WORKGROUP as u32, 0)
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
-        [false, true].into_iter().map(|lengths| LshCodes { lengths })
+        let [buckets, order, ranks, codes] = [DType::U32; 4];
+        [None, Some(DType::U32)].into_iter().map(move |lengths| LshCodes {
+            buckets,
+            order,
+            ranks,
+            lengths,
+            codes,
+        })
     }
 }

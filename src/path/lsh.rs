@@ -1,18 +1,18 @@
 //! Attention within buckets: tokens hashed, sorted and copied in the order of their buckets, then attention along that order with a
 //! window of two chunks, then rounds together; and the gradients of that.
 
-use super::dispatches::{Dispatches, fits, grid, in_scratch};
+use super::dispatches::{Dispatches, fits, in_scratch};
 use super::project_backward::Gradient;
 use super::radix_sort::SortProblem;
 use crate::device::DeviceFacts;
 use crate::error::Error;
-use crate::kernel::{Dispatch, View};
+use crate::kernel::Dispatch;
 use crate::kernels::KernelVariant;
-use crate::kernels::lsh_codes::{self, LshCodes};
-use crate::kernels::lsh_gather::{self, LshGather, ROWS};
-use crate::kernels::lsh_gradients::{self, LshGradients};
-use crate::kernels::lsh_hash::{self, LshHash, WORKGROUP};
-use crate::kernels::lsh_merge::{self, LshMerge};
+use crate::kernels::lsh_codes::LshCodesCall;
+use crate::kernels::lsh_gather::{LshGatherCall, ROWS};
+use crate::kernels::lsh_gradients::LshGradientsCall;
+use crate::kernels::lsh_hash::{LshHashCall, WORKGROUP};
+use crate::kernels::lsh_merge::LshMergeCall;
 use crate::scratch::{ScratchSize, Slot};
 use crate::tensor::{DType, TensorView, count};
 
@@ -39,10 +39,6 @@ pub(crate) struct LshRounds<'a> {
     pub order: TensorView<'a>,
     pub ranks: TensorView<'a>,
     pub codes: TensorView<'a>,
-}
-
-fn view_of_lengths(lengths: Option<TensorView>, device: &DeviceFacts) -> View {
-    lengths.map_or(View::default(), |t| View::repeating(t, device))
 }
 
 impl LshSizes {
@@ -118,23 +114,17 @@ impl<'a> LshRounds<'a> {
         device: &DeviceFacts,
     ) -> Dispatch<'a, KernelVariant> {
         let LshSizes { batch, heads, length, head_dim, rounds, n_buckets, .. } = self.sizes;
-        let params = lsh_hash::Params {
-            qk: View::of(qk, device),
-            rotations: View::of(rotations, device),
-            lengths: view_of_lengths(self.lengths, device),
-            buckets: View::of(self.buckets, device),
+        let call = LshHashCall {
+            qk,
+            rotations,
+            lengths: self.lengths,
+            buckets: self.buckets,
             rounds: rounds as u32,
             length: length as u32,
             head_dim: head_dim as u32,
             half: (n_buckets / 2) as u32,
         };
-        let variant = LshHash { qk: qk.dtype, rotations: rotations.dtype, lengths: self.lengths.is_some() };
-        Dispatch {
-            variant: KernelVariant::LshHash(variant),
-            params: bytemuck::bytes_of(&params).to_vec(),
-            tensors: windows([Some(qk), Some(rotations), self.lengths, Some(self.buckets)], device),
-            grid: grid([length.div_ceil(WORKGROUP), heads * rounds, batch]),
-        }
+        call.dispatch([length.div_ceil(WORKGROUP), heads * rounds, batch], device)
     }
 
     /// Sorts, and writes the codes.
@@ -149,26 +139,20 @@ impl<'a> LshRounds<'a> {
         let LshRounds { sizes, buckets, lengths, order, ranks, codes } = *self;
         let LshSizes { batch, heads, length, rounds, chunk, .. } = sizes;
         let mut dispatches = self.sort().dispatches(part, device)?;
-        let params = lsh_codes::Params {
-            buckets: View::of(buckets, device),
-            order: View::of(order, device),
-            ranks: View::of(ranks, device),
-            lengths: view_of_lengths(lengths, device),
+        let call = LshCodesCall {
+            buckets,
+            order,
+            ranks,
+            lengths,
+            codes,
             heads: heads as u32,
             rounds: rounds as u32,
             length: length as u32,
             chunk: chunk as u32,
             ahead: sizes.ahead() as u32,
-            pad0: 0,
-            pad1: 0,
-            pad2: 0,
         };
-        dispatches.push(Dispatch {
-            variant: KernelVariant::LshCodes(LshCodes { lengths: lengths.is_some() }),
-            params: bytemuck::bytes_of(&params).to_vec(),
-            tensors: windows([Some(buckets), Some(order), Some(ranks), lengths, Some(codes)], device),
-            grid: grid([codes.shape()[2].div_ceil(WORKGROUP), heads * rounds, batch]),
-        });
+        let grid = [codes.shape()[2].div_ceil(WORKGROUP), heads * rounds, batch];
+        dispatches.push(call.dispatch(grid, device));
         Ok(dispatches)
     }
 
@@ -182,27 +166,19 @@ impl<'a> LshRounds<'a> {
     ) -> Dispatch<'a, KernelVariant> {
         let LshSizes { batch, heads, length, rounds, chunk, .. } = self.sizes;
         let rows = y.shape()[2];
-        let params = lsh_gather::Params {
-            x: View::of(x, device),
-            y: View::of(y, device),
-            order: View::of(self.order, device),
-            lengths: view_of_lengths(self.lengths, device),
+        let call = LshGatherCall {
+            x,
+            order: self.order,
+            lengths: self.lengths,
+            y,
             rounds: rounds as u32,
             length: length as u32,
             chunk: chunk as u32,
             ahead: (rows - length) as u32,
             dim: x.shape()[3] as u32,
-            pad0: 0,
-            pad1: 0,
-            pad2: 0,
+            normalises,
         };
-        let variant = LshGather { dtype: x.dtype, normalises, lengths: self.lengths.is_some() };
-        Dispatch {
-            variant: KernelVariant::LshGather(variant),
-            params: bytemuck::bytes_of(&params).to_vec(),
-            tensors: windows([Some(x), Some(self.order), self.lengths, Some(y)], device),
-            grid: grid([rows.div_ceil(ROWS), heads * rounds, batch]),
-        }
+        call.dispatch([rows.div_ceil(ROWS), heads * rounds, batch], device)
     }
 
     /// The rounds together, in the tokens' own order.
@@ -214,23 +190,18 @@ impl<'a> LshRounds<'a> {
         device: &DeviceFacts,
     ) -> Dispatch<'a, KernelVariant> {
         let LshSizes { batch, heads, length, value_dim, rounds, .. } = self.sizes;
-        let params = lsh_merge::Params {
-            part_out: View::of(part_out, device),
-            part_lse: View::of(part_lse, device),
-            ranks: View::of(self.ranks, device),
-            out: View::of(out, device),
-            lse: View::optional(lse, device),
+        let call = LshMergeCall {
+            part_out,
+            part_lse,
+            ranks: self.ranks,
+            out,
+            lse,
             rounds: rounds as u32,
             length: length as u32,
             value_dim: value_dim as u32,
             neg_inf: f32::NEG_INFINITY,
         };
-        Dispatch {
-            variant: KernelVariant::LshMerge(LshMerge { dtype: out.dtype, lse: lse.is_some() }),
-            params: bytemuck::bytes_of(&params).to_vec(),
-            tensors: windows([Some(part_out), Some(part_lse), Some(self.ranks), Some(out), lse], device),
-            grid: grid([length.div_ceil(ROWS), heads, batch]),
-        }
+        call.dispatch([length.div_ceil(ROWS), heads, batch], device)
     }
 
     /// The gradient of the rows that were keys or values in order, of which `d_keys` is the gradient; and queries, with their gradients, of
@@ -244,42 +215,20 @@ impl<'a> LshRounds<'a> {
     ) -> Dispatch<'a, KernelVariant> {
         let LshSizes { batch, heads, length, rounds, chunk, .. } = self.sizes;
         let (x, d_queries) = queries.unzip();
-        let or_none = |t: Option<TensorView>| View::optional(t, device);
-        let params = lsh_gradients::Params {
-            d_keys: View::of(d_keys, device),
-            d_queries: or_none(d_queries),
-            x: or_none(x),
-            d_x: View::of(d_x.view, device),
-            ranks: View::of(self.ranks, device),
-            lengths: view_of_lengths(self.lengths, device),
+        let call = LshGradientsCall {
+            d_keys,
+            d_queries,
+            x,
+            ranks: self.ranks,
+            lengths: self.lengths,
+            d_x: d_x.view,
             rounds: rounds as u32,
             length: length as u32,
             chunk: chunk as u32,
             ahead: (d_keys.shape()[2] - length) as u32,
             dim: d_x.view.shape()[3] as u32,
-            pad0: 0,
-            pad1: 0,
-            pad2: 0,
-        };
-        let variant = LshGradients {
-            x: x.map(|x| x.dtype),
-            d_x: d_x.view.dtype,
-            lengths: self.lengths.is_some(),
             accumulates: d_x.accumulates,
         };
-        let tensors = [Some(d_keys), d_queries, x, Some(self.ranks), self.lengths, Some(d_x.view)];
-        Dispatch {
-            variant: KernelVariant::LshGradients(variant),
-            params: bytemuck::bytes_of(&params).to_vec(),
-            tensors: windows(tensors, device),
-            grid: grid([length.div_ceil(ROWS), heads, batch]),
-        }
+        call.dispatch([length.div_ceil(ROWS), heads, batch], device)
     }
-}
-
-fn windows<'a, const N: usize>(
-    tensors: [Option<TensorView<'a>>; N],
-    device: &DeviceFacts,
-) -> Vec<crate::tensor::Window<'a>> {
-    tensors.into_iter().flatten().map(|t| t.window(device)).collect()
 }
