@@ -10,24 +10,6 @@
 // Bindings (declared by the host): band, x, positions, lengths if there are any, y; ACCUMULATES: y holds what is added to.
 // Reads every position for every key: q_len · kv_len of them; rows of x once for each key in their window.
 
-struct Params {
-    band: View,
-    x: View,
-    positions: View,
-    lengths: View,
-    y: View,
-    q_len: u32,
-    kv_len: u32,
-    dim: u32,
-    group: u32,
-    half_window: i32,
-    fours: u32,        // of a row
-    work: u32,         // fours of all keys of a head
-    step: u32,         // invocations that share them
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let kv = group.y;

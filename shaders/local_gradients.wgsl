@@ -12,31 +12,6 @@
 // Bindings (declared by the host): q, k, v, d_out, positions, lengths if there are any, band, d_positions if HAS_D_POSITIONS.
 // Reads keys and values once for each query whose window they are in.
 
-struct Params {
-    q: View,
-    k: View,
-    v: View,
-    d_out: View,
-    positions: View,
-    lengths: View,
-    band: View,
-    d_positions: View,
-    q_len: u32,
-    kv_len: u32,
-    head_dim: u32,
-    value_dim: u32,
-    batch: u32,
-    group: u32,
-    heads: u32,        // of a position
-    half_window: i32,
-    step: u32,         // workgroups that share a head's queries
-    scale: f32,
-    narrowness: f32,   // 1 / √2σ, 0 without a Gaussian
-    steepness: f32,    // 1 / σ², likewise
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 fn d_weight_of(b: u32, h: u32, i: u32, j: u32) -> f32 {
     let v = view_at(p.v, b, h / p.group, j, 0u);
     let d_out = view_at(p.d_out, b, h, i, 0u);

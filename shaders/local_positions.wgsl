@@ -7,19 +7,6 @@
 //
 // Bindings (declared by the host): x, vector, lengths if there are any, positions. Reads x once.
 
-struct Params {
-    x: View,
-    vector: View,
-    lengths: View,
-    positions: View,
-    rows: u32,
-    kv_len: u32,       // S where there are no lengths
-    units: u32,
-    step: u32,         // workgroups that share a batch entry's rows
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let b = group.z;

@@ -10,24 +10,6 @@
 // Bindings (declared by the host): band, x, positions, lengths if there are any, y; ACCUMULATES: y holds what is added to.
 // Reads rows of x once for each query whose window they are in.
 
-struct Params {
-    band: View,
-    x: View,
-    positions: View,
-    lengths: View,
-    y: View,
-    kv_len: u32,
-    dim: u32,
-    group: u32,
-    half_window: i32,
-    fours: u32,        // of a row
-    work: u32,         // fours of all queries of a head
-    step: u32,         // invocations that share them
-    pad: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 // Four channels of a query's sum, times `factor`. `row` is where its band begins.
 fn band_times_rows(b: u32, h: u32, reach: Reach, row: u32, d: u32, factor: f32) -> vec4<f32> {
     var sum = vec4<f32>();

@@ -10,25 +10,6 @@
 // Bindings (declared by the host): q, k, positions, lengths if there are any, band, weights if HAS_WEIGHTS.
 // Reads keys once for each query whose window they are in; scores are in memory three times.
 
-struct Params {
-    q: View,
-    k: View,
-    positions: View,
-    lengths: View,
-    band: View,
-    weights: View,
-    q_len: u32,
-    kv_len: u32,
-    head_dim: u32,
-    group: u32,
-    half_window: i32,
-    step: u32,         // workgroups that share a head's queries
-    scale: f32,
-    narrowness: f32,   // 1 / √2σ, 0 without a Gaussian
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 fn write_weights(b: u32, h: u32, i: u32, reach: Reach, row: u32, lane: u32) {
     for (var j = lane; j < p.kv_len; j += WORKGROUP) {
         var weight = 0.0;

@@ -1,50 +1,66 @@
 //! Twin of `local_columns.wgsl`.
 
-use super::local::{WORKGROUP, WindowSums};
+use super::local::{WORKGROUP, length_of, window_sums};
 use super::shader;
-use crate::kernel::{Constant, Kernel, View, Width, params};
+use crate::kernel::{Kernel, Width, kernel};
+use crate::tensor::DType;
 
-/// What changes the text of the sums over queries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct LocalColumns(pub WindowSums);
-
-params! {
-    pub(crate) struct Params {
-        band: View,
-        x: View,
-        positions: View,
-        lengths: View,
-        y: View,
+kernel! {
+    /// Sums over the queries in whose window each key is.
+    LocalColumns, LocalColumnsCall
+    tensors {
+        band: One Read F32 one repeating,
+        x: One Read F32 width repeating,
+        positions: One Read F32 one repeating,
+        lengths: Opt Read U32 one repeating,
+        y: One Write F32 width repeating,
+    }
+    numbers {
         q_len: u32,
         kv_len: u32,
         dim: u32,
         group: u32,
         half_window: i32,
+        /// Groups of four channels in a row.
         fours: u32,
+        /// Groups of four channels in all keys of a head.
         work: u32,
+        /// Invocations that share these groups.
         step: u32,
+    }
+    variant {
+        /// True if sums are added to what is there.
+        accumulates: bool,
+        width: Width,
     }
 }
 
 impl LocalColumns {
     pub fn describe(&self) -> Kernel {
-        let (bindings, lengths) = self.0.bindings();
-        let constants = [
-            Constant::U32("WORKGROUP", WORKGROUP as u32),
-            Constant::Bool("ACCUMULATES", self.0.accumulates),
-            Constant::Bool("IN_FOURS", self.0.width == Width::Four),
-        ];
         let parts = [
             shader!("tensor/view"),
             shader!("local_columns"),
             shader!("local/reach"),
             shader!("local/store"),
-            lengths,
+            length_of(self.lengths),
         ];
-        Kernel::new::<Params>(&constants, bindings, &parts, WORKGROUP as u32)
+        self.declare()
+            .u32("WORKGROUP", WORKGROUP as u32)
+            .bool("ACCUMULATES", self.accumulates)
+            .bool("IN_FOURS", self.width == Width::Four)
+            .kernel(&parts, WORKGROUP as u32, 0)
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
-        WindowSums::all().map(LocalColumns)
+        let [band, positions] = [DType::F32; 2];
+        window_sums().map(move |([x, y], lengths, accumulates, width)| LocalColumns {
+            band,
+            x,
+            positions,
+            lengths,
+            y,
+            accumulates,
+            width,
+        })
     }
 }

@@ -1,53 +1,47 @@
 //! Twin of `local_positions.wgsl`.
 
-use super::local::{TOTALS_BYTES, WORKGROUP};
+use super::local::{TOTALS_BYTES, WORKGROUP, length_of};
 use super::{FLOATS, shader};
-use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
+use crate::kernel::{Kernel, kernel};
 use crate::tensor::DType;
 
-/// What changes the text of predicted positions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct LocalPositions {
-    pub vector: DType,
-    /// Whether sequences have lengths.
-    pub lengths: bool,
-}
-
-params! {
-    pub(crate) struct Params {
-        x: View,
-        vector: View,
-        lengths: View,
-        positions: View,
+kernel! {
+    /// Positions that are predicted from hidden states.
+    LocalPositions, LocalPositionsCall
+    tensors {
+        x: One Read F32 one repeating,
+        vector: One Read F32 one repeating,
+        lengths: Opt Read U32 one repeating,
+        positions: One Write F32 one repeating,
+    }
+    numbers {
         rows: u32,
+        /// Keys of each sequence if there are no lengths.
         kv_len: u32,
         units: u32,
+        /// Workgroups that share a batch entry's rows.
         step: u32,
     }
+    variant {}
 }
 
 impl LocalPositions {
     pub fn describe(&self) -> Kernel {
-        let mut bindings = vec![
-            Binding::read("x", DType::F32, Width::One),
-            Binding::read("vector", self.vector, Width::One),
-        ];
-        let lengths = super::local::lengths(self.lengths, &mut bindings);
-        bindings.push(Binding::write("positions", DType::F32, Width::One));
-        let constants = [Constant::U32("WORKGROUP", WORKGROUP as u32)];
         let parts = [
             shader!("tensor/view"),
             shader!("local_positions"),
             shader!("local/predict"),
             shader!("local/totals"),
             shader!("additive/tanh"),
-            lengths,
+            length_of(self.lengths),
         ];
-        let kernel = Kernel::new::<Params>(&constants, bindings, &parts, WORKGROUP as u32);
-        Kernel { workgroup_memory: TOTALS_BYTES, ..kernel }
+        self.declare().u32("WORKGROUP", WORKGROUP as u32).kernel(&parts, WORKGROUP as u32, TOTALS_BYTES)
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
-        FLOATS.into_iter().flat_map(|vector| [false, true].map(|lengths| LocalPositions { vector, lengths }))
+        let [x, positions] = [DType::F32; 2];
+        FLOATS.into_iter().flat_map(move |vector| {
+            [None, Some(DType::U32)].map(|lengths| LocalPositions { x, vector, lengths, positions })
+        })
     }
 }

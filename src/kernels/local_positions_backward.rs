@@ -1,58 +1,56 @@
 //! Twin of `local_positions_backward.wgsl`.
 
-use super::local::{TOTALS_BYTES, WORKGROUP};
+use super::local::{TOTALS_BYTES, WORKGROUP, length_of};
 use super::{FLOATS, shader};
-use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
+use crate::kernel::{Kernel, kernel};
 use crate::tensor::DType;
 
-/// What changes the text of the gradients of predicted positions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct LocalPositionsBackward {
-    pub vector: DType,
-    /// Whether sequences have lengths.
-    pub lengths: bool,
-}
-
-params! {
-    pub(crate) struct Params {
-        x: View,
-        vector: View,
-        lengths: View,
-        d_positions: View,
-        d_x: View,
-        terms: View,
+kernel! {
+    /// The gradients of predicted positions.
+    LocalPositionsBackward, LocalPositionsBackwardCall
+    tensors {
+        x: One Read F32 one repeating,
+        vector: One Read F32 one repeating,
+        lengths: Opt Read U32 one repeating,
+        d_positions: One Read F32 one repeating,
+        d_x: One Write F32 one repeating,
+        terms: One Write F32 one repeating,
+    }
+    numbers {
         rows: u32,
+        /// Keys of each sequence if there are no lengths.
         kv_len: u32,
         units: u32,
+        /// Workgroups that share a batch entry's rows.
         step: u32,
     }
+    variant {}
 }
 
 impl LocalPositionsBackward {
     pub fn describe(&self) -> Kernel {
-        let mut bindings = vec![
-            Binding::read("x", DType::F32, Width::One),
-            Binding::read("vector", self.vector, Width::One),
-        ];
-        let lengths = super::local::lengths(self.lengths, &mut bindings);
-        bindings.push(Binding::read("d_positions", DType::F32, Width::One));
-        bindings.extend(["d_x", "terms"].map(|name| Binding::write(name, DType::F32, Width::One)));
-        let constants = [Constant::U32("WORKGROUP", WORKGROUP as u32)];
         let parts = [
             shader!("tensor/view"),
             shader!("local_positions_backward"),
             shader!("local/predict"),
             shader!("local/totals"),
             shader!("additive/tanh"),
-            lengths,
+            length_of(self.lengths),
         ];
-        let kernel = Kernel::new::<Params>(&constants, bindings, &parts, WORKGROUP as u32);
-        Kernel { workgroup_memory: TOTALS_BYTES, ..kernel }
+        self.declare().u32("WORKGROUP", WORKGROUP as u32).kernel(&parts, WORKGROUP as u32, TOTALS_BYTES)
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
-        FLOATS
-            .into_iter()
-            .flat_map(|vector| [false, true].map(|lengths| LocalPositionsBackward { vector, lengths }))
+        let [x, d_positions, d_x, terms] = [DType::F32; 4];
+        FLOATS.into_iter().flat_map(move |vector| {
+            [None, Some(DType::U32)].map(|lengths| LocalPositionsBackward {
+                x,
+                vector,
+                lengths,
+                d_positions,
+                d_x,
+                terms,
+            })
+        })
     }
 }

@@ -1,75 +1,67 @@
 //! Twin of `local_weights.wgsl`.
 
-use super::local::{TOTALS_BYTES, WORKGROUP, lengths};
+use super::local::{TOTALS_BYTES, WORKGROUP, length_of};
 use super::{FLOATS, WIDTHS, shader};
-use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
+use crate::kernel::{Kernel, Width, kernel};
 use crate::tensor::DType;
 
-/// What changes the text of the weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct LocalWeights {
-    pub dtype: DType,
-    /// Whether sequences have lengths.
-    pub lengths: bool,
-    /// Whether weights go to the caller too.
-    pub weights: bool,
-    /// Of q and k.
-    pub width: Width,
-}
-
-params! {
-    pub(crate) struct Params {
-        q: View,
-        k: View,
-        positions: View,
-        lengths: View,
-        band: View,
-        weights: View,
+kernel! {
+    /// Weights of the keys in each query's window.
+    LocalWeights, LocalWeightsCall
+    tensors {
+        q: One Read F32 width repeating,
+        k: One Read F32 width repeating,
+        positions: One Read F32 one repeating,
+        lengths: Opt Read U32 one repeating,
+        band: One Write F32 one repeating,
+        weights: Opt Write F32 one repeating,
+    }
+    numbers {
         q_len: u32,
         kv_len: u32,
         head_dim: u32,
         group: u32,
         half_window: i32,
+        /// Workgroups that share a head's queries.
         step: u32,
         scale: f32,
+        /// 1 / √2σ; 0 without a Gaussian.
         narrowness: f32,
+    }
+    variant {
+        width: Width,
     }
 }
 
-const NO_WEIGHTS: &str = "fn weights_store(o: u32, x: f32) {}\n";
-
 impl LocalWeights {
     pub fn describe(&self) -> Kernel {
-        let mut bindings = vec![
-            Binding::read("q", self.dtype, self.width),
-            Binding::read("k", self.dtype, self.width),
-            Binding::read("positions", DType::F32, Width::One),
-        ];
-        let mut parts = vec![
+        let parts = [
             shader!("tensor/view"),
             shader!("local_weights"),
             shader!("local/reach"),
             shader!("local/scores"),
             shader!("local/totals"),
-            lengths(self.lengths, &mut bindings),
+            length_of(self.lengths),
         ];
-        bindings.push(Binding::write("band", DType::F32, Width::One));
-        if self.weights {
-            bindings.push(Binding::write("weights", DType::F32, Width::One));
-        } else {
-            parts.push(NO_WEIGHTS);
-        }
-        let constants =
-            [Constant::U32("WORKGROUP", WORKGROUP as u32), Constant::Bool("HAS_WEIGHTS", self.weights)];
-        let kernel = Kernel::new::<Params>(&constants, bindings, &parts, WORKGROUP as u32);
-        Kernel { workgroup_memory: TOTALS_BYTES, ..kernel }
+        self.declare().u32("WORKGROUP", WORKGROUP as u32).kernel(&parts, WORKGROUP as u32, TOTALS_BYTES)
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
-        FLOATS.into_iter().flat_map(|dtype| {
-            [[false; 2], [false, true], [true, false], [true; 2]].into_iter().flat_map(
-                move |[lengths, weights]| WIDTHS.map(|width| LocalWeights { dtype, lengths, weights, width }),
-            )
+        let [positions, band] = [DType::F32; 2];
+        FLOATS.into_iter().flat_map(move |dtype| {
+            [None, Some(DType::U32)].into_iter().flat_map(move |lengths| {
+                [None, Some(DType::F32)].into_iter().flat_map(move |weights| {
+                    WIDTHS.map(|width| LocalWeights {
+                        q: dtype,
+                        k: dtype,
+                        positions,
+                        lengths,
+                        band,
+                        weights,
+                        width,
+                    })
+                })
+            })
         })
     }
 }

@@ -1,14 +1,17 @@
 //! Local attention, its gradients, predicted positions: from checked tensors to dispatches.
 
-use super::dispatches::{Dispatches, fits, grid, in_scratch};
+use super::dispatches::{Dispatches, fits, in_scratch};
 use crate::device::DeviceFacts;
 use crate::error::Error;
-use crate::kernel::{Dispatch, View, Width};
-use crate::kernels::local::{WORKGROUP, WindowSums};
-use crate::kernels::{
-    KernelVariant, local_columns, local_gradients, local_positions, local_positions_backward, local_rows,
-    local_weights,
-};
+use crate::kernel::{Dispatch, Width};
+use crate::kernels::KernelVariant;
+use crate::kernels::local::WORKGROUP;
+use crate::kernels::local_columns::LocalColumnsCall;
+use crate::kernels::local_gradients::LocalGradientsCall;
+use crate::kernels::local_positions::LocalPositionsCall;
+use crate::kernels::local_positions_backward::LocalPositionsBackwardCall;
+use crate::kernels::local_rows::LocalRowsCall;
+use crate::kernels::local_weights::LocalWeightsCall;
 use crate::problem::Shape;
 use crate::tensor::{DType, TensorView, count};
 
@@ -39,11 +42,6 @@ pub(crate) struct LocalGradientViews<'a> {
     pub accumulates: bool,
 }
 
-/// A tensor as kernels see it: an axis of one element repeats it.
-fn view(t: Option<TensorView>, device: &DeviceFacts) -> View {
-    t.map_or(View::default(), |t| View::repeating(t, device))
-}
-
 fn in_fours(tensors: &[TensorView]) -> Width {
     Width::of(tensors.iter().all(|t| t.layout.in_fours(3)))
 }
@@ -51,21 +49,6 @@ fn in_fours(tensors: &[TensorView]) -> Width {
 /// Workgroups for so many of a head; each takes more where there are more.
 fn workgroups(wanted: usize, device: &DeviceFacts) -> usize {
     wanted.min(device.max_workgroups as usize)
-}
-
-fn dispatch<'a, P: bytemuck::Pod>(
-    variant: KernelVariant,
-    params: &P,
-    tensors: &[Option<TensorView<'a>>],
-    counts: [usize; 3],
-    device: &DeviceFacts,
-) -> Dispatch<'a, KernelVariant> {
-    Dispatch {
-        variant,
-        params: bytemuck::bytes_of(params).to_vec(),
-        tensors: tensors.iter().flatten().map(|t| t.window(device)).collect(),
-        grid: grid(counts),
-    }
 }
 
 impl<'a> LocalProblem<'a> {
@@ -103,13 +86,13 @@ impl<'a> LocalProblem<'a> {
         let LocalProblem { q, k, positions, lengths, .. } = *self;
         let band = in_scratch(memory, DType::F32, self.band_shape(1), 0);
         let step = workgroups(q_len, device);
-        let params = local_weights::Params {
-            q: view(Some(q), device),
-            k: view(Some(k), device),
-            positions: view(Some(positions), device),
-            lengths: view(lengths, device),
-            band: view(Some(band), device),
-            weights: view(weights, device),
+        let call = LocalWeightsCall {
+            q,
+            k,
+            positions,
+            lengths,
+            band,
+            weights,
             q_len: q_len as u32,
             kv_len: kv_len as u32,
             head_dim: head_dim as u32,
@@ -118,16 +101,9 @@ impl<'a> LocalProblem<'a> {
             step: step as u32,
             scale: self.scale as f32,
             narrowness: self.gaussian()[0],
-        };
-        let variant = local_weights::LocalWeights {
-            dtype: q.dtype(),
-            lengths: lengths.is_some(),
-            weights: weights.is_some(),
             width: in_fours(&[q, k]),
         };
-        let tensors = [Some(q), Some(k), Some(positions), lengths, Some(band), weights];
-        let variant = KernelVariant::LocalWeights(variant);
-        let weighed = dispatch(variant, &params, &tensors, [step, heads, batch], device);
+        let weighed = call.dispatch([step, heads, batch], device);
         vec![weighed, self.over_keys(band, self.v, out, false, device)]
     }
 
@@ -145,15 +121,15 @@ impl<'a> LocalProblem<'a> {
         let step = workgroups(q_len, device);
         let [narrowness, steepness] = self.gaussian();
         let own_heads = positions.shape()[1];
-        let params = local_gradients::Params {
-            q: view(Some(q), device),
-            k: view(Some(k), device),
-            v: view(Some(v), device),
-            d_out: view(Some(d_out), device),
-            positions: view(Some(positions), device),
-            lengths: view(lengths, device),
-            band: view(Some(bands), device),
-            d_positions: view(d_positions, device),
+        let call = LocalGradientsCall {
+            q,
+            k,
+            v,
+            d_out,
+            positions,
+            lengths,
+            band: bands,
+            d_positions,
             q_len: q_len as u32,
             kv_len: kv_len as u32,
             head_dim: head_dim as u32,
@@ -166,28 +142,16 @@ impl<'a> LocalProblem<'a> {
             scale: self.scale as f32,
             narrowness,
             steepness,
-        };
-        let variant = local_gradients::LocalGradients {
-            dtype: q.dtype(),
-            lengths: lengths.is_some(),
-            d_positions: d_positions.map(|_| accumulates),
+            accumulates: accumulates && d_positions.is_some(),
             width: in_fours(&[q, k, v, d_out]),
         };
-        let tensors =
-            [Some(q), Some(k), Some(v), Some(d_out), Some(positions), lengths, Some(bands), d_positions];
-        let variant = KernelVariant::LocalGradients(variant);
-        let mut all = vec![dispatch(variant, &params, &tensors, [step, own_heads, batch], device)];
+        let mut all = vec![call.dispatch([step, own_heads, batch], device)];
         let [weights, d_scores] =
             [0, 1].map(|n| in_scratch(memory, DType::F32, self.band_shape(1), n * count(self.band_shape(1))));
         all.extend(d_q.map(|d_q| self.over_keys(d_scores, k, d_q, accumulates, device)));
         all.extend(d_k.map(|d_k| self.over_queries(d_scores, q, d_k, accumulates, device)));
         all.extend(d_v.map(|d_v| self.over_queries(weights, d_out, d_v, accumulates, device)));
         all
-    }
-
-    fn sums(&self, x: TensorView, y: TensorView, accumulates: bool) -> WindowSums {
-        let lengths = self.lengths.is_some();
-        WindowSums { x: x.dtype(), y: y.dtype(), lengths, accumulates, width: in_fours(&[x, y]) }
     }
 
     /// `y[i] = Σ_j band[i, j] x[j]`
@@ -203,12 +167,12 @@ impl<'a> LocalProblem<'a> {
         let fours = dim.div_ceil(4);
         let work = len.saturating_mul(fours);
         let groups = workgroups(work.div_ceil(WORKGROUP), device);
-        let params = local_rows::Params {
-            band: view(Some(band), device),
-            x: view(Some(x), device),
-            positions: view(Some(self.positions), device),
-            lengths: view(self.lengths, device),
-            y: view(Some(y), device),
+        let call = LocalRowsCall {
+            band,
+            x,
+            positions: self.positions,
+            lengths: self.lengths,
+            y,
             kv_len: self.shape.kv_len as u32,
             dim: dim as u32,
             group: self.shape.group() as u32,
@@ -216,11 +180,10 @@ impl<'a> LocalProblem<'a> {
             fours: fours as u32,
             work: work as u32,
             step: (groups * WORKGROUP) as u32,
-            pad: 0,
+            accumulates,
+            width: in_fours(&[x, y]),
         };
-        let variant = KernelVariant::LocalRows(local_rows::LocalRows(self.sums(x, y, accumulates)));
-        let tensors = [Some(band), Some(x), Some(self.positions), self.lengths, Some(y)];
-        dispatch(variant, &params, &tensors, [groups, heads, batch], device)
+        call.dispatch([groups, heads, batch], device)
     }
 
     /// `y[j] = Σ_h Σ_i band[h, i, j] x[h, i]`
@@ -236,12 +199,12 @@ impl<'a> LocalProblem<'a> {
         let fours = dim.div_ceil(4);
         let work = len.saturating_mul(fours);
         let groups = workgroups(work.div_ceil(WORKGROUP), device);
-        let params = local_columns::Params {
-            band: view(Some(band), device),
-            x: view(Some(x), device),
-            positions: view(Some(self.positions), device),
-            lengths: view(self.lengths, device),
-            y: view(Some(y), device),
+        let call = LocalColumnsCall {
+            band,
+            x,
+            positions: self.positions,
+            lengths: self.lengths,
+            y,
             q_len: self.shape.q_len as u32,
             kv_len: self.shape.kv_len as u32,
             dim: dim as u32,
@@ -250,10 +213,10 @@ impl<'a> LocalProblem<'a> {
             fours: fours as u32,
             work: work as u32,
             step: (groups * WORKGROUP) as u32,
+            accumulates,
+            width: in_fours(&[x, y]),
         };
-        let variant = KernelVariant::LocalColumns(local_columns::LocalColumns(self.sums(x, y, accumulates)));
-        let tensors = [Some(band), Some(x), Some(self.positions), self.lengths, Some(y)];
-        dispatch(variant, &params, &tensors, [groups, heads, batch], device)
+        call.dispatch([groups, heads, batch], device)
     }
 }
 
@@ -272,19 +235,17 @@ impl<'a> Predicted<'a> {
         let Predicted { x, vector, lengths, kv_len } = *self;
         let [batch, _, rows, units] = x.shape();
         let step = workgroups(rows, device);
-        let params = local_positions::Params {
-            x: view(Some(x), device),
-            vector: view(Some(vector), device),
-            lengths: view(lengths, device),
-            positions: view(Some(positions), device),
+        let call = LocalPositionsCall {
+            x,
+            vector,
+            lengths,
+            positions,
             rows: rows as u32,
             kv_len: kv_len as u32,
             units: units as u32,
             step: step as u32,
         };
-        let variant = local_positions::LocalPositions { vector: vector.dtype(), lengths: lengths.is_some() };
-        let tensors = [Some(x), Some(vector), lengths, Some(positions)];
-        dispatch(KernelVariant::LocalPositions(variant), &params, &tensors, [step, 1, batch], device)
+        call.dispatch([step, 1, batch], device)
     }
 
     /// Writes the gradient of x, and the terms of that of the vector.
@@ -297,23 +258,18 @@ impl<'a> Predicted<'a> {
         let Predicted { x, vector, lengths, kv_len } = *self;
         let [batch, _, rows, units] = x.shape();
         let step = workgroups(rows, device);
-        let params = local_positions_backward::Params {
-            x: view(Some(x), device),
-            vector: view(Some(vector), device),
-            lengths: view(lengths, device),
-            d_positions: view(Some(d_positions), device),
-            d_x: view(Some(d_x), device),
-            terms: view(Some(terms), device),
+        let call = LocalPositionsBackwardCall {
+            x,
+            vector,
+            lengths,
+            d_positions,
+            d_x,
+            terms,
             rows: rows as u32,
             kv_len: kv_len as u32,
             units: units as u32,
             step: step as u32,
         };
-        let variant = local_positions_backward::LocalPositionsBackward {
-            vector: vector.dtype(),
-            lengths: lengths.is_some(),
-        };
-        let tensors = [Some(x), Some(vector), lengths, Some(d_positions), Some(d_x), Some(terms)];
-        dispatch(KernelVariant::LocalPositionsBackward(variant), &params, &tensors, [step, 1, batch], device)
+        call.dispatch([step, 1, batch], device)
     }
 }
