@@ -15,8 +15,8 @@
 //! ```
 //!
 //! A line of `tensors` says: the name; whether it may be absent (`Opt`, and `Source`, which is absent where it is written in place) or is
-//! words without a type (`Raw`); how it is accessed; what its accessors in WGSL speak; the field
-//! of the variant that says its width, or `one`; and, if the uniform holds its strides and offset, `view` (`repeating` where axes of one
+//! words without a type (`Raw`), or several tensors in one (`Several`); how it is accessed; what its accessors in WGSL speak; the field
+//! of the variant that says its width, or `one` or `four`; and, if the uniform holds its strides and offset, `view` (`repeating` where axes of one
 //! element stand for any length). Bindings have the order of the lines. From this come
 //!
 //! - `TopK`, the key of the pipeline: the type of each tensor that is there, then the fields of `variant`;
@@ -29,7 +29,7 @@
 
 use std::fmt::Write as _;
 
-use super::{Binding, Constant, Field, Kernel, Shared, View, Width, compose};
+use super::{Binding, Constant, Field, Kernel, Shared, Slots, View, Width, compose};
 use crate::device::DeviceFacts;
 use crate::tensor::{Access, DType, TensorView, Window};
 
@@ -45,6 +45,20 @@ pub(crate) type Raw<'a> = Window<'a>;
 pub(crate) struct Source<'a> {
     pub tensor: TensorView<'a>,
     pub in_place: bool,
+}
+
+/// Tensors of one type, of which the kernel picks one by its number. `NAME_at(slot, o)` loads an element.
+#[derive(Clone, Copy)]
+pub(crate) struct Several<'a>([Option<TensorView<'a>>; Several::MOST]);
+
+impl<'a> Several<'a> {
+    pub const MOST: usize = 3;
+
+    /// The first [`MOST`](Self::MOST) of these tensors.
+    pub fn of(tensors: impl IntoIterator<Item = TensorView<'a>>) -> Self {
+        let mut tensors = tensors.into_iter();
+        Several(std::array::from_fn(|_| tensors.next()))
+    }
 }
 
 /// What the accessors of a tensor speak.
@@ -68,6 +82,11 @@ pub(crate) trait Argument<'a>: Copy {
     fn bind(self, device: &DeviceFacts) -> Option<Window<'a>> {
         self.tensor().map(|t| t.window(device))
     }
+
+    /// Appends its windows.
+    fn bind_to(self, windows: &mut Vec<Window<'a>>, device: &DeviceFacts) {
+        windows.extend(self.bind(device));
+    }
 }
 
 impl<'a> Argument<'a> for Source<'a> {
@@ -83,6 +102,23 @@ impl<'a> Argument<'a> for Source<'a> {
 
     fn bind(self, device: &DeviceFacts) -> Option<Window<'a>> {
         (!self.in_place).then(|| self.tensor.window(device))
+    }
+}
+
+impl<'a> Argument<'a> for Several<'a> {
+    type Key = Slots;
+
+    fn key(self) -> Slots {
+        let tensors = self.0.iter().flatten();
+        Slots { count: tensors.count(), dtype: self.0[0].map_or(DType::F32, |t| t.dtype()) }
+    }
+
+    fn tensor(self) -> Option<TensorView<'a>> {
+        self.0[0]
+    }
+
+    fn bind_to(self, windows: &mut Vec<Window<'a>>, device: &DeviceFacts) {
+        windows.extend(self.0.iter().flatten().map(|t| t.window(device)));
     }
 }
 
@@ -143,7 +179,14 @@ pub(crate) struct Untyped;
 
 impl Key for Untyped {
     fn declare(self, name: &'static str, access: Access, speaks: Speaks, width: Width, to: &mut Declared) {
-        DType::U32.declare(name, access, speaks, width, to);
+        let dtype = if speaks == Speaks::F32 { DType::F32 } else { DType::U32 };
+        dtype.declare(name, access, speaks, width, to);
+    }
+}
+
+impl Key for Slots {
+    fn declare(self, name: &'static str, _: Access, _: Speaks, width: Width, to: &mut Declared) {
+        self.declare_as(name, width, false, &mut to.bindings, &mut to.text);
     }
 }
 
@@ -220,7 +263,7 @@ const fn align<T>() -> usize {
 pub(crate) struct Declared {
     pub bindings: Vec<Binding>,
     pub constants: Vec<Constant>,
-    /// `HAS_NAME` of each tensor that may be absent.
+    /// `HAS_NAME` of each tensor that may be absent, and the functions that pick one of several.
     text: String,
     /// The accessors of those that are.
     absent: Vec<(&'static str, String)>,
@@ -242,6 +285,21 @@ impl Declared {
 
     pub fn bool(mut self, name: &'static str, value: bool) -> Self {
         self.constants.push(Constant::Bool(name, value));
+        self
+    }
+
+    /// These constants too.
+    pub fn with(mut self, constants: impl IntoIterator<Item = Constant>) -> Self {
+        self.constants.extend(constants);
+        self
+    }
+
+    /// Changes how the kernel accesses a tensor.
+    pub fn access(mut self, name: &str, access: Access) -> Self {
+        self.bindings
+            .iter_mut()
+            .filter(|binding| binding.name == name)
+            .for_each(|binding| binding.access = access);
         self
     }
 
@@ -309,11 +367,13 @@ macro_rules! kernel {
                 let mut words = $crate::kernel::Words::default();
                 $($(words.push($crate::kernel::$view(self.$tensor.tensor(), device));)?)*
                 $(words.push(self.$number);)*
+                let mut tensors = Vec::new();
+                $(self.$tensor.bind_to(&mut tensors, device);)*
                 let key = $Key { $($tensor: self.$tensor.key(),)* $($field: self.$field,)* };
                 $crate::kernel::Dispatch {
                     variant: $crate::kernels::KernelVariant::$Key(key),
                     params: words.bytes(),
-                    tensors: [$(self.$tensor.bind(device)),*].into_iter().flatten().collect(),
+                    tensors,
                     grid: $crate::kernel::grid(grid),
                 }
             }
@@ -340,6 +400,7 @@ macro_rules! kernel {
         }
     };
     (@width $self:ident one) => { $crate::kernel::Width::One };
+    (@width $self:ident four) => { $crate::kernel::Width::Four };
     (@width $self:ident $field:ident) => { $self.$field };
 }
 pub(crate) use kernel;

@@ -1,10 +1,12 @@
 //! What a kernel is: WGSL text composed for a variant, its bindings, its parameters.
 
 mod declaration;
+mod slots;
 
 pub(crate) use declaration::{
-    Argument, Declared, Key, One, Opt, Raw, Source, Speaks, Untyped, Words, kernel, repeating, view,
+    Argument, Declared, Key, One, Opt, Raw, Several, Source, Speaks, Untyped, Words, kernel, repeating, view,
 };
+pub(crate) use slots::Slots;
 
 use crate::device::{DeviceFacts, Fragment};
 use std::fmt::Write as _;

@@ -1,8 +1,7 @@
 //! Twin of `merge.wgsl`.
 
 use super::shader;
-use super::slots::Slots;
-use crate::kernel::{Binding, Constant, Kernel, View, Width, params, shared};
+use crate::kernel::{Binding, Constant, Kernel, Slots, View, Width, params, shared};
 use crate::tensor::DType;
 
 /// What changes the text of the merge.
@@ -47,8 +46,8 @@ impl Merge {
             vec![Binding::write("out", self.out, Width::One), Binding::write("lse", DType::F32, Width::One)];
         let mut slots = String::new();
         let of = |dtype| Slots { count: self.parts, dtype };
-        of(self.part).declare("part_out", Width::One, &mut bindings, &mut slots);
-        of(DType::F32).declare("part_lse", Width::One, &mut bindings, &mut slots);
+        of(self.part).declare_as("part_out", Width::One, false, &mut bindings, &mut slots);
+        of(DType::F32).declare_as("part_lse", Width::One, false, &mut bindings, &mut slots);
         let constants = [
             Constant::U32("PARTS", self.parts as u32),
             Constant::Bool("ACCUMULATES", self.accumulates),

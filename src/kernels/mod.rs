@@ -83,7 +83,6 @@ pub(crate) mod row_totals;
 pub(crate) mod score_gradients;
 pub(crate) mod score_stage;
 pub(crate) mod scores;
-pub(crate) mod slots;
 pub(crate) mod softmax;
 pub(crate) mod table_backward;
 pub(crate) mod tanh_backward;

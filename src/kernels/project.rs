@@ -3,10 +3,9 @@
 use std::fmt::Write as _;
 
 use super::pointwise::activation_parts;
-use super::slots::Slots;
 use super::{matmul, shader};
 use crate::block_config::Activation;
-use crate::kernel::{Binding, Constant, Kernel, Width, params, shared};
+use crate::kernel::{Binding, Constant, Kernel, Slots, Width, params, shared};
 use crate::plan::Tiles;
 use crate::tensor::DType;
 
@@ -78,7 +77,7 @@ impl Project {
             let _ = writeln!(slots, "alias {alias} = {element};");
         }
         match self.bias {
-            Some(bias) => bias.declare("bias", Width::One, &mut bindings, &mut slots),
+            Some(bias) => bias.declare_as("bias", Width::One, false, &mut bindings, &mut slots),
             None => slots.push_str("fn bias_at(slot: u32, o: u32) -> f32 { return 0.0; }\n"),
         }
         bindings.push(Binding::write("y", self.y, self.store));

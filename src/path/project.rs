@@ -4,10 +4,9 @@ use super::dispatches::{Dispatches, grid};
 use crate::block_config::Activation;
 use crate::device::DeviceFacts;
 use crate::error::Error;
-use crate::kernel::{Dispatch, Width};
+use crate::kernel::{Dispatch, Slots, Width};
 use crate::kernels::KernelVariant;
 use crate::kernels::project::{PARTS, Params, Project, ProjectPart};
-use crate::kernels::slots::Slots;
 use crate::plan::{self, ProductOutline, Tuning};
 use crate::tensor::{DType, Layout, TensorView, Window};
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::kernel::{Binding, Width};
+use super::{Binding, Width};
 use crate::tensor::DType;
 
 /// So many buffers of a type.
@@ -13,12 +13,8 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    /// Their bindings, and `NAME_at(slot, o)`, `NAME_at4(slot, o, stride, n)` that pick one by number.
-    pub fn declare(self, name: &str, width: Width, bindings: &mut Vec<Binding>, text: &mut String) {
-        self.declare_as(name, width, false, bindings, text);
-    }
-
-    /// As [`declare`](Self::declare); `NAME_at4` gives f16 as it is if `native`, else f32.
+    /// Their bindings, and `NAME_at(slot, o)`, `NAME_at4(slot, o, stride, n)` that pick one by number; `NAME_at4` gives f16 as it is if
+    /// `native`, else f32.
     pub fn declare_as(
         self,
         name: &str,
