@@ -5,17 +5,6 @@
 //
 // Bindings (declared by the host): sequence_table; counts where used. COUNTS: ALL, EACH or DEVICE.
 
-struct Params {
-    counts: View,
-    cache: CacheParams,
-    rows: u32,         // most that a sequence moves by
-    back: u32,
-    pad0: u32,
-    pad1: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 const ALL: u32 = 0u;
 const EACH: u32 = 1u;
 const DEVICE: u32 = 2u;

@@ -10,24 +10,6 @@
 // Bindings (declared by the host): k, v, cache_k, cache_v, sequence_table; rotation_table where keys are rotated;
 // positions if HAS_POSITIONS.
 
-struct Params {
-    k: View,
-    v: View,
-    cache: CacheParams,
-    rotation: RotationParams,
-    at: PositionParams,
-    head_dim: u32,
-    value_dim: u32,
-    k_units: u32,    // of a row
-    v_units: u32,
-    rows: u32,
-    pad0: u32,
-    pad1: u32,
-    pad2: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 const MOST: f32 = select(7.0, 127.0, STORAGE_KIND == Q8);
 
 // One row of keys or of values.
@@ -46,7 +28,7 @@ fn channel(r: Row, d: u32) -> f32 {
         return 0.0;
     } else if !r.is_key {
         return v_at(view_at(p.v, r.b, r.h, r.i, d));
-    } else if ROTATES && d < p.rotation.rotary_dim {
+    } else if HAS_ROTATION_TABLE && d < p.rotation.rotary_dim {
         let t = p.rotation;
         let o = view_at(p.k, r.b, r.h, r.i, 0u);
         let stride = p.k.strides.w;

@@ -2,19 +2,6 @@
 //
 // Bindings (declared by the host): rows, the keys or the values.
 
-struct Params {
-    src: u32,        // first row of the page
-    dst: u32,
-    slots: u32,      // to copy, of page_len
-    page_len: u32,
-    kv_heads: u32,
-    words: u32,      // of a row
-    groups: u32,
-    scales: u32,     // where they begin
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     // One row a workgroup.

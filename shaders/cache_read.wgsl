@@ -8,19 +8,6 @@
 //
 // Bindings (declared by the host): k, v, cache_k, cache_v, sequence_table; positions if HAS_POSITIONS.
 
-struct Params {
-    k: View,
-    v: View,
-    cache: CacheParams,
-    at: PositionParams,
-    head_dim: u32,
-    value_dim: u32,
-    k_units: u32,    // fours of a row
-    v_units: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 // From channel d on. Floats keep their bits.
 fn k_channels(s: Source, row: u32, d: u32) -> vec4<f32> {
     if SCALED {

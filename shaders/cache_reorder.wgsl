@@ -7,16 +7,6 @@
 //
 // Bindings (declared by the host): rows, the keys or the values; sequence_table.
 
-struct Params {
-    cache: CacheParams,
-    words: u32,      // of a row
-    groups: u32,
-    scales: u32,     // where they begin
-    pad0: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 // Takes the word at o of a sequence's share, sequences apart by stride, through all moves.
 fn move_word(o: u32, stride: u32) {
     for (var n = 0u; n < p.cache.batch; n++) {

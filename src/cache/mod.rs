@@ -239,7 +239,9 @@ impl Cache {
     pub fn reorder(&mut self, encoder: &mut wgpu::CommandEncoder, parents: &[usize]) -> Result<(), Error> {
         let Reorder { after, edits, slots } = self.sequences.reorder(parents)?;
         let layers = self.layers.iter().map(|buffers| self.layer(buffers, false));
-        let dispatches: Dispatches = layers.flat_map(|layer| path::cache::reorder(&layer, slots)).collect();
+        let device = &self.pipelines.facts();
+        let dispatches: Dispatches =
+            layers.flat_map(|layer| path::cache::reorder(&layer, slots, device)).collect();
         let bound = self.pipelines.bind(&dispatches, &self.bindings)?;
         let copy = match &self.table_copy {
             Some(copy) => copy.clone(),
@@ -379,10 +381,11 @@ impl Cache {
 
     /// Copies of pages, in every layer.
     fn copies(&self, pages: &[PageCopy]) -> Dispatches<'_> {
+        let device = &self.pipelines.facts();
         let in_layers = |copy: &PageCopy| {
             let PageCopy { from, to, slots } = *copy;
             let layers = self.layers.iter().map(|buffers| self.layer(buffers, false));
-            layers.flat_map(move |layer| path::cache::copy_page(&layer, [from, to], slots))
+            layers.flat_map(move |layer| path::cache::copy_page(&layer, [from, to], slots, device))
         };
         pages.iter().flat_map(in_layers).collect()
     }

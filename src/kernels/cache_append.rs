@@ -1,31 +1,42 @@
 //! Twin of `cache_append.wgsl`.
 
 use super::cache::{CacheParams, CacheVariant};
+use super::rotation_table::{self, RotationParams};
 use super::row_positions::{self, PositionParams};
-use super::{rotation_table, shader};
-use crate::kernel::{BF16, Binding, Constant, Kernel, View, Width, params};
+use super::shader;
+use crate::kernel::{BF16, Kernel, Untyped, kernel};
 use crate::tensor::{Access, DType};
 
-/// Where the rows go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum RowsAt {
-    /// To the positions of the last advance.
-    LastAdvance,
-    /// From a position on that is there already.
-    Start,
-    /// To positions that a tensor says, there already.
-    Positions,
-}
-
-/// What changes the text of the append.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct CacheAppend {
-    pub cache: CacheVariant,
-    /// Type of k and v.
-    pub kv: DType,
-    /// Whether keys are rotated by their positions.
-    pub rotates: bool,
-    pub rows_at: RowsAt,
+kernel! {
+    /// What changes the text of the append.
+    CacheAppend, CacheAppendCall
+    tensors {
+        k: One Read F32 one view,
+        v: One Read F32 one view,
+        cache_k: Raw Write U32 one,
+        cache_v: Raw Write U32 one,
+        // Written where rows may be refused, which are counted there.
+        sequence_table: Raw Read U32 one,
+        // Keys are rotated by their positions.
+        rotation_table: Opt Read F32 one,
+        positions: Opt Read U32 one,
+    }
+    numbers {
+        cache: CacheParams,
+        rotation: RotationParams,
+        at: PositionParams,
+        head_dim: u32,
+        value_dim: u32,
+        /// Units of a row.
+        k_units: u32,
+        v_units: u32,
+        rows: u32,
+    }
+    variant {
+        cached: CacheVariant,
+        /// Rows go to positions that are there already, not to those of the last advance.
+        overwrites: bool,
+    }
 }
 
 /// In place of the sequence table's store where nothing is refused.
@@ -34,24 +45,6 @@ const NO_COUNT: &str = "fn sequence_table_store(o: u32, x: u32) {}\n";
 /// Invocations of a workgroup, as in the shader.
 pub(crate) const WORKGROUP: usize = 64;
 
-params! {
-    pub(crate) struct Params {
-        k: View,
-        v: View,
-        cache: CacheParams,
-        rotation: rotation_table::RotationParams,
-        at: PositionParams,
-        head_dim: u32,
-        value_dim: u32,
-        k_units: u32,
-        v_units: u32,
-        rows: u32,
-        pad0: u32,
-        pad1: u32,
-        pad2: u32,
-    }
-}
-
 impl CacheAppend {
     /// Channels that one invocation writes, of a key and of a value.
     pub fn units(cache: &CacheVariant) -> [u32; 2] {
@@ -59,29 +52,8 @@ impl CacheAppend {
     }
 
     pub fn describe(&self) -> Kernel {
-        let mut bindings = ["k", "v"].map(|name| Binding::read(name, self.kv, Width::One)).to_vec();
-        bindings.extend(["cache_k", "cache_v"].map(|name| Binding::write(name, DType::U32, Width::One)));
-        // Rows that are refused are counted there.
-        let overwrites = self.rows_at != RowsAt::LastAdvance;
-        let access = if overwrites { Access::Write } else { Access::Read };
-        bindings.push(Binding { access, ..CacheVariant::sequence_table() });
-        let no_table = if self.rotates {
-            bindings.push(rotation_table::binding());
-            ""
-        } else {
-            rotation_table::NONE
-        };
-        let (positions, at) = row_positions::declare(self.rows_at == RowsAt::Positions, &mut bindings);
-        let [k_unit, v_unit] = Self::units(&self.cache);
-        let constants = [
-            self.cache.placed(),
-            Constant::U32("STORAGE_KIND", self.cache.storage as u32),
-            Constant::U32("K_UNIT", k_unit),
-            Constant::U32("V_UNIT", v_unit),
-            Constant::Bool("ROTATES", self.rotates),
-            Constant::Bool("OVERWRITES", overwrites),
-            positions,
-        ];
+        let [k_unit, v_unit] = Self::units(&self.cached);
+        let (access, no_count) = if self.overwrites { (Access::Write, "") } else { (Access::Read, NO_COUNT) };
         let parts = [
             shader!("tensor/view"),
             shader!("cache/params"),
@@ -92,21 +64,36 @@ impl CacheAppend {
             row_positions::SHADER,
             rotation_table::SHADER,
             shader!("cache_append"),
-            no_table,
-            at,
-            if overwrites { "" } else { NO_COUNT },
+            no_count,
         ];
-        Kernel::new::<Params>(&constants, bindings, &parts, WORKGROUP as u32)
+        self.declare()
+            .access("sequence_table", access)
+            .with([self.cached.placed()])
+            .u32("STORAGE_KIND", self.cached.storage as u32)
+            .u32("K_UNIT", k_unit)
+            .u32("V_UNIT", v_unit)
+            .bool("OVERWRITES", self.overwrites)
+            .bool("POSITIONS", self.positions.is_some())
+            .kernel(&parts, WORKGROUP as u32, 0)
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
-        CacheVariant::all().flat_map(|cache| {
-            let of = move |kv, rotates, rows_at| CacheAppend { cache, kv, rotates, rows_at };
+        CacheVariant::all().flat_map(|cached| {
+            let of = move |kv, rotates: bool, overwrites, positions: bool| CacheAppend {
+                k: kv,
+                v: kv,
+                cache_k: Untyped,
+                cache_v: Untyped,
+                sequence_table: Untyped,
+                rotation_table: rotates.then_some(DType::F32),
+                positions: positions.then_some(DType::U32),
+                cached,
+                overwrites,
+            };
             let appends = super::FLOATS
                 .into_iter()
-                .flat_map(move |kv| [false, true].map(move |rotates| of(kv, rotates, RowsAt::LastAdvance)));
-            let overwrites = [of(DType::F32, false, RowsAt::Start), of(DType::F32, true, RowsAt::Positions)];
-            appends.chain(overwrites)
+                .flat_map(move |kv| [false, true].map(move |rotates| of(kv, rotates, false, false)));
+            appends.chain([of(DType::F32, false, true, false), of(DType::F32, true, true, true)])
         })
     }
 }

@@ -1,33 +1,37 @@
 //! Twin of `cache_copy.wgsl`.
 
 use super::shader;
-use crate::kernel::{Binding, Kernel, Width, params};
-use crate::tensor::DType;
+use crate::kernel::{Kernel, Untyped, kernel};
 
-/// The copy of a page; it has one text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct CacheCopy;
-
-params! {
-    pub(crate) struct Params {
+kernel! {
+    /// The copy of a page; it has one text.
+    CacheCopy, CacheCopyCall
+    tensors {
+        rows: Raw Write U32 one,
+    }
+    numbers {
+        /// First row of the page.
         src: u32,
         dst: u32,
+        /// Slots to copy, of `page_len`.
         slots: u32,
         page_len: u32,
         kv_heads: u32,
+        /// Words of a row.
         words: u32,
         groups: u32,
+        /// Where scales begin.
         scales: u32,
     }
+    variant {}
 }
 
 impl CacheCopy {
     pub fn describe(&self) -> Kernel {
-        let bindings = vec![Binding::write("rows", DType::U32, Width::One)];
-        Kernel::new::<Params>(&[], bindings, &[shader!("cache_copy")], 64)
+        self.declare().kernel(&[shader!("cache_copy")], 64, 0)
     }
 
     pub fn all() -> [Self; 1] {
-        [CacheCopy]
+        [CacheCopy { rows: Untyped }]
     }
 }

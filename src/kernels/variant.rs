@@ -191,8 +191,8 @@ impl KernelVariant {
             KernelVariant::PartSums(v) => with_tensors(&[Some(Family::ScoreGradients)], &[v.sums]),
             KernelVariant::TableBackward(v) => with_tensors(&[Some(Family::RowSums)], &[v.d_out, v.d_table]),
             KernelVariant::MergeSplits(_) => of(&[Some(Family::SplitKeys)]),
-            KernelVariant::CacheAppend(v) => of(&[Some(v.cache.storage.family())]),
-            KernelVariant::CacheRead(v) => of(&[Some(v.cache.storage.family())]),
+            KernelVariant::CacheAppend(v) => of(&[Some(v.cached.storage.family())]),
+            KernelVariant::CacheRead(v) => of(&[Some(v.cached.storage.family())]),
             _ => Families::NONE,
         }
     }

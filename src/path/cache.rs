@@ -1,15 +1,14 @@
 //! What a cache records: lengths that move, rows that go in, pages that are copied.
 
-use super::dispatches::grid;
 use crate::device::DeviceFacts;
-use crate::kernel::{Dispatch, View};
+use crate::kernel::Dispatch;
 use crate::kernels::KernelVariant;
 use crate::kernels::cache::{CacheParams, CacheVariant};
-use crate::kernels::cache_advance::{self, CacheAdvance, Counts};
-use crate::kernels::cache_append::{self, CacheAppend, RowsAt};
-use crate::kernels::cache_copy::{self, CacheCopy};
-use crate::kernels::cache_read::{self, CacheRead};
-use crate::kernels::cache_reorder::{self, CacheReorder};
+use crate::kernels::cache_advance::{CacheAdvanceCall, Counts};
+use crate::kernels::cache_append::{self, CacheAppend, CacheAppendCall};
+use crate::kernels::cache_copy::CacheCopyCall;
+use crate::kernels::cache_read::{self, CacheReadCall};
+use crate::kernels::cache_reorder::CacheReorderCall;
 use crate::kernels::rotation_table::RotationParams;
 use crate::kernels::row_positions::PositionParams;
 use crate::storage::LayoutKind;
@@ -46,21 +45,16 @@ pub(crate) fn advance<'a>(
     moves: &Moves<'a>,
     device: &DeviceFacts,
 ) -> Dispatch<'a, KernelVariant> {
-    let given = moves.given.map(|counts| counts.window(device));
-    let params = cache_advance::Params {
-        counts: given.map_or(View::default(), |counts| View::from(counts.layout)),
+    let call = CacheAdvanceCall {
+        sequence_table,
+        counts: moves.given,
         cache,
         rows: moves.most as u32,
         back: u32::from(moves.back),
-        pad0: 0,
-        pad1: 0,
+        counted: moves.counts,
+        layout_kind,
     };
-    Dispatch {
-        variant: KernelVariant::CacheAdvance(CacheAdvance { counts: moves.counts, layout_kind }),
-        params: bytemuck::bytes_of(&params).to_vec(),
-        tensors: [Some(sequence_table), given].into_iter().flatten().collect(),
-        grid: [1; 3],
-    }
+    call.dispatch([1; 3], device)
 }
 
 /// Positions of rows, and the tensor that says them.
@@ -80,10 +74,14 @@ pub(crate) fn append<'a>(
     let units = CacheAppend::units(&layer.cached);
     let [k_units, v_units] =
         [(head_dim, units[0]), (value_dim, units[1])].map(|(dim, unit)| dim.div_ceil(unit as usize));
-    let windows = [k, v].map(|t| t.window(device));
-    let params = cache_append::Params {
-        k: View::from(windows[0].layout),
-        v: View::from(windows[1].layout),
+    let call = CacheAppendCall {
+        k,
+        v,
+        cache_k: layer.k,
+        cache_v: layer.v,
+        sequence_table: layer.sequence_table,
+        rotation_table: rotation.map(|(table, _)| table),
+        positions: at.and_then(|(_, tensor)| tensor),
         cache: layer.params,
         rotation: rotation.map_or(bytemuck::Zeroable::zeroed(), |(_, rotation)| rotation),
         at: at.map_or(bytemuck::Zeroable::zeroed(), |(at, _)| at),
@@ -92,28 +90,11 @@ pub(crate) fn append<'a>(
         k_units: k_units as u32,
         v_units: v_units as u32,
         rows: rows as u32,
-        pad0: 0,
-        pad1: 0,
-        pad2: 0,
+        cached: layer.cached,
+        overwrites: at.is_some(),
     };
-    let positions = at.and_then(|(_, tensor)| tensor);
-    let mut tensors = windows.to_vec();
-    tensors.extend([layer.k, layer.v, layer.sequence_table]);
-    tensors.extend(rotation.map(|(table, _)| table.window(device)));
-    tensors.extend(positions.map(|tensor| tensor.window(device)));
     let groups = (kv_heads * (k_units + v_units)).div_ceil(cache_append::WORKGROUP);
-    let rows_at = match (at, positions) {
-        (None, _) => RowsAt::LastAdvance,
-        (Some(_), None) => RowsAt::Start,
-        (Some(_), Some(_)) => RowsAt::Positions,
-    };
-    let variant = CacheAppend { cache: layer.cached, kv: k.dtype(), rotates: rotation.is_some(), rows_at };
-    Dispatch {
-        variant: KernelVariant::CacheAppend(variant),
-        params: bytemuck::bytes_of(&params).to_vec(),
-        tensors,
-        grid: grid([groups, rows, batch]),
-    }
+    call.dispatch([groups, rows, batch], device)
 }
 
 /// The dispatch that reads k and v, shaped as for [`append`], out of a layer.
@@ -125,28 +106,23 @@ pub(crate) fn read<'a>(
 ) -> Dispatch<'a, KernelVariant> {
     let ([batch, kv_heads, rows, head_dim], value_dim) = (k.shape(), v.shape()[3]);
     let [k_units, v_units] = [head_dim, value_dim].map(|dim| dim.div_ceil(cache_read::UNIT));
-    let windows = [k, v].map(|t| t.window(device));
-    let params = cache_read::Params {
-        k: View::from(windows[0].layout),
-        v: View::from(windows[1].layout),
+    let call = CacheReadCall {
+        k,
+        v,
+        cache_k: layer.k,
+        cache_v: layer.v,
+        sequence_table: layer.sequence_table,
+        positions,
         cache: layer.params,
         at,
         head_dim: head_dim as u32,
         value_dim: value_dim as u32,
         k_units: k_units as u32,
         v_units: v_units as u32,
+        cached: layer.cached,
     };
-    let mut tensors = windows.to_vec();
-    tensors.extend([layer.k, layer.v, layer.sequence_table]);
-    tensors.extend(positions.map(|tensor| tensor.window(device)));
     let groups = (kv_heads * (k_units + v_units)).div_ceil(cache_read::WORKGROUP);
-    let variant = CacheRead { cache: layer.cached, kv: k.dtype(), positions: positions.is_some() };
-    Dispatch {
-        variant: KernelVariant::CacheRead(variant),
-        params: bytemuck::bytes_of(&params).to_vec(),
-        tensors,
-        grid: grid([groups, rows, batch]),
-    }
+    call.dispatch([groups, rows, batch], device)
 }
 
 /// The dispatches that copy the first `slots` slots of a page, of keys and of values.
@@ -154,12 +130,14 @@ pub(crate) fn copy_page<'a>(
     layer: &CacheLayer<'a>,
     [from, to]: [u32; 2],
     slots: usize,
+    device: &DeviceFacts,
 ) -> [Dispatch<'a, KernelVariant>; 2] {
     let CacheParams { kv_heads, page_len, .. } = layer.params;
     let CacheParams { k_words, k_groups, k_scales, v_words, v_groups, v_scales, .. } = layer.params;
     let sides = [(layer.k, k_words, k_groups, k_scales), (layer.v, v_words, v_groups, v_scales)];
-    sides.map(|(buffer, words, groups, scales)| {
-        let params = cache_copy::Params {
+    sides.map(|(rows, words, groups, scales)| {
+        let call = CacheCopyCall {
+            rows,
             src: from * kv_heads * page_len,
             dst: to * kv_heads * page_len,
             slots: slots as u32,
@@ -169,27 +147,22 @@ pub(crate) fn copy_page<'a>(
             groups,
             scales,
         };
-        Dispatch {
-            variant: KernelVariant::CacheCopy(CacheCopy),
-            params: bytemuck::bytes_of(&params).to_vec(),
-            tensors: vec![buffer],
-            grid: grid([slots, kv_heads as usize, 1]),
-        }
+        call.dispatch([slots, kv_heads as usize, 1], device)
     })
 }
 
 /// The dispatches that take the first `slots` slots of all sequences through the moves in the sequence table, of keys and
 /// of values.
-pub(crate) fn reorder<'a>(layer: &CacheLayer<'a>, slots: usize) -> [Dispatch<'a, KernelVariant>; 2] {
+pub(crate) fn reorder<'a>(
+    layer: &CacheLayer<'a>,
+    slots: usize,
+    device: &DeviceFacts,
+) -> [Dispatch<'a, KernelVariant>; 2] {
     let CacheParams { kv_heads, k_words, k_groups, k_scales, v_words, v_groups, v_scales, .. } = layer.params;
     let sides = [(layer.k, k_words, k_groups, k_scales), (layer.v, v_words, v_groups, v_scales)];
-    sides.map(|(buffer, words, groups, scales)| {
-        let params = cache_reorder::Params { cache: layer.params, words, groups, scales, pad0: 0 };
-        Dispatch {
-            variant: KernelVariant::CacheReorder(CacheReorder),
-            params: bytemuck::bytes_of(&params).to_vec(),
-            tensors: vec![buffer, layer.sequence_table],
-            grid: grid([slots, kv_heads as usize, 1]),
-        }
+    let CacheLayer { sequence_table, params: cache, .. } = *layer;
+    sides.map(|(rows, words, groups, scales)| {
+        let call = CacheReorderCall { rows, sequence_table, cache, words, groups, scales };
+        call.dispatch([slots, kv_heads as usize, 1], device)
     })
 }
