@@ -5,37 +5,24 @@
 // bias_k, bias_v: [kv_heads · head_dim] and [kv_heads · value_dim].
 // Bindings (declared by the host): kv; bias_k, bias_v if learned.
 
-struct Params {
-    k: View,
-    v: View,
-    kv_heads: u32,
-    head_dim: u32,
-    value_dim: u32,
-    start: u32,
-    bias_k: vec2<u32>,  // offset, stride
-    bias_v: vec2<u32>,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let d = group.x * 64u + lane;
     let b = group.z / p.kv_heads;
     let h = group.z % p.kv_heads;
     let row = p.start + group.y;
-    let learned = LEARNED && group.y == 0u;
+    let learned = HAS_BIAS_K && group.y == 0u;
     if d < p.head_dim {
         var x = 0.0;
         if learned {
-            x = bias_k_at(p.bias_k.x + (h * p.head_dim + d) * p.bias_k.y);
+            x = bias_k_at(p.bias_k_at.x + (h * p.head_dim + d) * p.bias_k_at.y);
         }
         kv_store(view_at(p.k, b, h, row, d), x);
     }
     if d < p.value_dim {
         var x = 0.0;
         if learned {
-            x = bias_v_at(p.bias_v.x + (h * p.value_dim + d) * p.bias_v.y);
+            x = bias_v_at(p.bias_v_at.x + (h * p.value_dim + d) * p.bias_v_at.y);
         }
         kv_store(view_at(p.v, b, h, row, d), x);
     }

@@ -1,58 +1,45 @@
 //! Twin of `append_keys.wgsl`.
 
 use super::shader;
-use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
-use crate::tensor::DType;
+use crate::kernel::{Kernel, View, kernel};
 
-/// What changes the text of the appended keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct AppendKeys {
-    pub kv: DType,
-    /// Type of the learned key and value, if there is one.
-    pub learned: Option<DType>,
+kernel! {
+    /// What changes the text of the appended keys.
+    AppendKeys, AppendKeysCall
+    tensors {
+        // Keys and values in one buffer, or one of them.
+        kv: One Write F32 one,
+        bias_k: Opt Read F32 one,
+        bias_v: Opt Read F32 one,
+    }
+    numbers {
+        k: View,
+        v: View,
+        kv_heads: u32,
+        /// 0 if there are no keys in `kv`.
+        head_dim: u32,
+        /// 0 if there are no values in `kv`.
+        value_dim: u32,
+        start: u32,
+        /// First element and stride.
+        bias_k_at: [u32; 2],
+        bias_v_at: [u32; 2],
+    }
+    variant {}
 }
 
 /// Invocations of a workgroup, as in the shader.
 pub(crate) const WORKGROUP: usize = 64;
 
-params! {
-    pub(crate) struct Params {
-        k: View,
-        v: View,
-        kv_heads: u32,
-        head_dim: u32,
-        value_dim: u32,
-        start: u32,
-        bias_k: [u32; 2],
-        bias_v: [u32; 2],
-    }
-}
-
 impl AppendKeys {
     pub fn describe(&self) -> Kernel {
-        let mut bindings = vec![Binding::write("kv", self.kv, Width::One)];
-        let stubs = match self.learned {
-            Some(dtype) => {
-                bindings.push(Binding::read("bias_k", dtype, Width::One));
-                bindings.push(Binding::read("bias_v", dtype, Width::One));
-                ""
-            }
-            None => {
-                "fn bias_k_at(o: u32) -> f32 { return 0.0; }\nfn bias_v_at(o: u32) -> f32 { return 0.0; }\n"
-            }
-        };
-        let constants = [Constant::Bool("LEARNED", self.learned.is_some())];
-        Kernel::new::<Params>(
-            &constants,
-            bindings,
-            &[shader!("tensor/view"), shader!("append_keys"), stubs],
-            WORKGROUP as u32,
-        )
+        self.declare().kernel(&[shader!("tensor/view"), shader!("append_keys")], WORKGROUP as u32, 0)
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
-        super::FLOATS
-            .into_iter()
-            .flat_map(|kv| super::FLOATS_OR_NONE.into_iter().map(move |learned| AppendKeys { kv, learned }))
+        super::FLOATS.into_iter().flat_map(|kv| {
+            let of = move |learned| AppendKeys { kv, bias_k: learned, bias_v: learned };
+            super::FLOATS_OR_NONE.into_iter().map(of)
+        })
     }
 }

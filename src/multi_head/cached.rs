@@ -9,7 +9,7 @@ use crate::path::cache::CacheLayer;
 use crate::path::{self, Chosen, Dispatches, Keys, Problem, in_scratch, project};
 use crate::problem::Shape;
 use crate::scratch::{Scratch, ScratchSize, Slot};
-use crate::tensor::{TensorView, Window};
+use crate::tensor::TensorView;
 
 /// A checked call whose keys and values are in a cache.
 #[derive(Clone, Copy)]
@@ -93,10 +93,8 @@ impl MultiHeadAttention {
         let appended = self.appended_keys();
         if appended > 0 {
             let shape = self.shape_of([batch, 1, length]);
-            let [keys, values] = [k, v].map(|t| t.window(device));
-            let view = |window: &Window| Some(View::from(window.layout));
-            let of_keys = (keys, [view(&keys), None]);
-            let of_values = (values, [None, view(&values)]);
+            let of_keys = (k, [Some(View::of(k, device)), None]);
+            let of_values = (v, [None, Some(View::of(v, device))]);
             dispatches.extend([of_keys, of_values].map(|to| self.append(to, &shape, appended, device)));
         }
         Ok(dispatches)

@@ -15,12 +15,13 @@ use crate::bindings::BoundDispatch;
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernel::{Dispatch, View};
-use crate::kernels::{KernelVariant, append_keys};
+use crate::kernels::KernelVariant;
+use crate::kernels::append_keys::{self, AppendKeysCall};
 use crate::layer_config::{LayerConfig, Side};
 use crate::norm::OwnedNorm;
 use crate::path::norm::NormOp;
 use crate::path::project;
-use crate::path::{self, Chosen, Dispatches, Extras, Keys, Problem, grid, in_scratch};
+use crate::path::{self, Chosen, Dispatches, Extras, Keys, Problem, in_scratch};
 use crate::pipelines::Pipelines;
 use crate::plan::{KeyLayout, Outline, Tuning};
 use crate::position::Rotary;
@@ -29,8 +30,7 @@ use crate::projection::{OwnedLinear, check_vector, check_weight};
 use crate::record::{dispatch, pass};
 use crate::scratch::{Scratch, ScratchSize, Slot};
 use crate::tensor::{
-    Access, DType, Layout, Tensor, TensorView, Window, check_aliasing, check_apart, count, expect_shape,
-    same_dtype,
+    Access, DType, Layout, Tensor, TensorView, check_aliasing, check_apart, count, expect_shape, same_dtype,
 };
 
 /// A multi-head attention layer on one device: everything `nn.MultiheadAttention` has, and its gradients
@@ -329,7 +329,7 @@ impl MultiHeadAttention {
             let end = v.offset() + count(v.shape());
             let whole = in_scratch(v.buffer, self.config.dtype, [1, 1, 1, end], 0);
             let views = [k, v].map(|t| Some(View::from(t.layout)));
-            dispatches.push(self.append((whole.window(device), views), shape, appended, device));
+            dispatches.push(self.append((whole, views), shape, appended, device));
         }
         Ok(dispatches)
     }
@@ -367,42 +367,32 @@ impl MultiHeadAttention {
     /// Writes the appended keys and values into a buffer that has both, or one of them.
     fn append<'a>(
         &'a self,
-        (buffer, [k, v]): (Window<'a>, [Option<View>; 2]),
+        (kv, [k, v]): (TensorView<'a>, [Option<View>; 2]),
         shape: &Shape,
         appended: usize,
         device: &DeviceFacts,
     ) -> Dispatch<'a, KernelVariant> {
-        let mut tensors = vec![buffer];
-        let learned = self.appended.as_ref().map(|pair| [pair[0].view(), pair[1].view()]);
-        let mut places = [[0; 2]; 2];
-        for (view, place) in learned.iter().flatten().zip(&mut places) {
-            let window = view.window(device);
-            *place = [window.layout.offset as u32, window.layout.strides[3] as u32];
-            tensors.push(window);
-        }
-        Dispatch {
-            variant: KernelVariant::AppendKeys(append_keys::AppendKeys {
-                kv: self.config.dtype,
-                learned: learned.map(|pair| pair[0].dtype()),
-            }),
-            params: bytemuck::bytes_of(&append_keys::Params {
-                k: k.unwrap_or_default(),
-                v: v.unwrap_or_default(),
-                kv_heads: shape.kv_heads as u32,
-                head_dim: k.map_or(0, |_| shape.head_dim as u32),
-                value_dim: v.map_or(0, |_| shape.value_dim as u32),
-                start: (shape.kv_len - appended) as u32,
-                bias_k: places[0],
-                bias_v: places[1],
-            })
-            .to_vec(),
-            tensors,
-            grid: grid([
-                shape.head_dim.max(shape.value_dim).div_ceil(append_keys::WORKGROUP),
-                appended,
-                shape.batch * shape.kv_heads,
-            ]),
-        }
+        let [bias_k, bias_v] = [0, 1].map(|n| self.appended.as_ref().map(|pair| pair[n].view()));
+        let place = |bias: Option<TensorView>| {
+            let layout = bias.map(|bias| bias.window(device).layout);
+            layout.map_or([0; 2], |layout| [layout.offset as u32, layout.strides[3] as u32])
+        };
+        let call = AppendKeysCall {
+            kv,
+            bias_k,
+            bias_v,
+            k: k.unwrap_or_default(),
+            v: v.unwrap_or_default(),
+            kv_heads: shape.kv_heads as u32,
+            head_dim: k.map_or(0, |_| shape.head_dim as u32),
+            value_dim: v.map_or(0, |_| shape.value_dim as u32),
+            start: (shape.kv_len - appended) as u32,
+            bias_k_at: place(bias_k),
+            bias_v_at: place(bias_v),
+        };
+        let channels = shape.head_dim.max(shape.value_dim);
+        let groups = channels.div_ceil(append_keys::WORKGROUP);
+        call.dispatch([groups, appended, shape.batch * shape.kv_heads], device)
     }
 
     fn check(&self, call: &LayerForward, device: &DeviceFacts) -> Result<Plan, Error> {
