@@ -11,18 +11,6 @@ struct MergePart {
     lse: View,
 }
 
-struct Params {
-    out: View,
-    lse: View,
-    parts: array<MergePart, 3>,
-    q_len: u32,
-    value_dim: u32,
-    neg_inf: f32,         // −∞
-    pad: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 const ROW_LANES: u32 = 16u;
 const ROWS: u32 = 4u;
 

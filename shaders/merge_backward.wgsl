@@ -8,23 +8,6 @@
 // d_part_lse.
 // Reads everything once and d_out twice; ROW_LANES invocations share a row.
 
-struct Params {
-    part_out: View,
-    part_lse: View,
-    out: View,
-    lse: View,
-    d_out: View,
-    d_lse: View,
-    d_part_out: View,
-    d_part_lse: View,
-    q_len: u32,
-    value_dim: u32,
-    neg_inf: f32,         // −∞
-    pad: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 // What each invocation of a row has of half of d_out · (part_out − out).
 var<workgroup> products: array<f32, ROWS * ROW_LANES>;
 

@@ -8,22 +8,6 @@
 // Floor: every mean is read once, by ROW_LANES invocations side by side. There are few rows, so latency counts: a load from
 // global memory takes as long as hundreds of operations. The lanes load totals in parallel, and AT_ONCE means at a time.
 
-struct Params {
-    out: View,
-    lse: View,
-    mask: MaskParams,
-    heads: u32,
-    kv_heads: u32,
-    group: u32,
-    value_dim: u32,
-    rows: u32,       // packed, of all sequences and heads
-    splits: u32,
-    stats: u32,
-    first: u32,      // workgroups before this dispatch's
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 const ROW_LANES: u32 = 32u;
 const ROWS: u32 = 2u;
 // The most splits of a row (src/plan/fused.rs).

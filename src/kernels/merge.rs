@@ -1,22 +1,11 @@
 //! Twin of `merge.wgsl`.
 
 use super::shader;
-use crate::kernel::{Binding, Constant, Kernel, Slots, View, Width, params, shared};
+use crate::kernel::{Kernel, Several, Slots, View, kernel, params, shared};
 use crate::tensor::DType;
 
-/// What changes the text of the merge.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Merge {
-    /// How many parts come from buffers of their own.
-    pub parts: usize,
-    /// Whether out and lse hold one more.
-    pub accumulates: bool,
-    pub part: DType,
-    pub out: DType,
-}
-
 /// Parts that one dispatch takes: with out and lse, all the buffers every device binds.
-pub(crate) const PARTS: usize = 3;
+pub(crate) const PARTS: usize = Several::MOST;
 /// Rows of a workgroup, as in the shader.
 pub(crate) const ROWS: usize = 4;
 
@@ -26,42 +15,50 @@ params! {
         lse: View,
     }
 }
+shared! { [MergePart; PARTS] = "array<MergePart, 3>" }
 
-params! {
-    pub(crate) struct Params {
-        out: View,
-        lse: View,
+kernel! {
+    /// What changes the text of the merge.
+    Merge, MergeCall
+    tensors {
+        out: One Write F32 one view,
+        lse: One Write F32 one view,
+        part_out: Several Read F32 one,
+        part_lse: Several Read F32 one,
+    }
+    numbers {
         parts: [MergePart; PARTS],
         q_len: u32,
         value_dim: u32,
+        /// −∞.
         neg_inf: f32,
-        pad: u32,
+    }
+    variant {
+        /// Out and lse hold a part too.
+        accumulates: bool,
     }
 }
-shared! { [MergePart; PARTS] = "array<MergePart, 3>" }
 
 impl Merge {
     pub fn describe(&self) -> Kernel {
-        let mut bindings =
-            vec![Binding::write("out", self.out, Width::One), Binding::write("lse", DType::F32, Width::One)];
-        let mut slots = String::new();
-        let of = |dtype| Slots { count: self.parts, dtype };
-        of(self.part).declare_as("part_out", Width::One, false, &mut bindings, &mut slots);
-        of(DType::F32).declare_as("part_lse", Width::One, false, &mut bindings, &mut slots);
-        let constants = [
-            Constant::U32("PARTS", self.parts as u32),
-            Constant::Bool("ACCUMULATES", self.accumulates),
-            Constant::Bool("NATURAL_SCORES", true),
-        ];
-        let parts = [shader!("tensor/view"), shader!("softmax/online"), shader!("merge"), &slots];
-        Kernel::new::<Params>(&constants, bindings, &parts, 64)
+        self.declare()
+            .u32("PARTS", self.part_out.count as u32)
+            .bool("ACCUMULATES", self.accumulates)
+            .bool("NATURAL_SCORES", true)
+            .kernel(&[shader!("tensor/view"), shader!("softmax/online"), shader!("merge")], 64, 0)
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
-        (1..=PARTS).flat_map(|parts| {
+        (1..=PARTS).flat_map(|count| {
             [false, true].into_iter().flat_map(move |accumulates| {
                 super::FLOATS.into_iter().flat_map(move |part| {
-                    super::FLOATS.into_iter().map(move |out| Merge { parts, accumulates, part, out })
+                    super::FLOATS.into_iter().map(move |out| Merge {
+                        out,
+                        lse: DType::F32,
+                        part_out: Slots { count, dtype: part },
+                        part_lse: Slots { count, dtype: DType::F32 },
+                        accumulates,
+                    })
                 })
             })
         })

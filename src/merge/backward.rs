@@ -4,9 +4,8 @@ use super::{Merge, Partial};
 use crate::bindings::BoundDispatch;
 use crate::device::DeviceFacts;
 use crate::error::Error;
-use crate::kernel::{Dispatch, View};
-use crate::kernels::{KernelVariant, merge_backward};
-use crate::path::{Dispatches, grid};
+use crate::kernels::merge_backward::{self, MergeBackwardCall};
+use crate::path::Dispatches;
 use crate::record::{dispatch, pass};
 use crate::tensor::{Access, DType, TensorView, check_aliasing, check_apart, check_float, expect_shape};
 
@@ -81,45 +80,22 @@ impl<'a> MergeBackward<'a> {
     }
 
     fn dispatches(&self, device: &DeviceFacts) -> Dispatches<'a> {
-        let view = |t: TensorView| View::of(t, device);
         let [batch, heads, q_len, value_dim] = self.merged.out.shape();
         let call = |(part, gradients): (&Partial<'a>, &PartGradients<'a>)| {
-            let params = merge_backward::Params {
-                part_out: view(part.out),
-                part_lse: view(part.lse),
-                out: view(self.merged.out),
-                lse: view(self.merged.lse),
-                d_out: view(self.d_out),
-                d_lse: self.d_lse.map_or(View::default(), view),
-                d_part_out: view(gradients.d_out),
-                d_part_lse: view(gradients.d_lse),
+            let call = MergeBackwardCall {
+                part_out: part.out,
+                part_lse: part.lse,
+                out: self.merged.out,
+                lse: self.merged.lse,
+                d_out: self.d_out,
+                d_lse: self.d_lse,
+                d_part_out: gradients.d_out,
+                d_part_lse: gradients.d_lse,
                 q_len: q_len as u32,
                 value_dim: value_dim as u32,
                 neg_inf: f32::NEG_INFINITY,
-                pad: 0,
             };
-            let tensors = [
-                Some(part.out),
-                Some(part.lse),
-                Some(self.merged.out),
-                Some(self.merged.lse),
-                Some(self.d_out),
-                self.d_lse,
-                Some(gradients.d_out),
-                Some(gradients.d_lse),
-            ];
-            Dispatch {
-                variant: KernelVariant::MergeBackward(merge_backward::MergeBackward {
-                    part: part.out.dtype(),
-                    out: self.merged.out.dtype(),
-                    d_out: self.d_out.dtype(),
-                    d_part: gradients.d_out.dtype(),
-                    d_lse: self.d_lse.is_some(),
-                }),
-                params: bytemuck::bytes_of(&params).to_vec(),
-                tensors: tensors.into_iter().flatten().map(|t| t.window(device)).collect(),
-                grid: grid([q_len.div_ceil(merge_backward::ROWS), heads, batch]),
-            }
+            call.dispatch([q_len.div_ceil(merge_backward::ROWS), heads, batch], device)
         };
         self.parts.iter().zip(self.gradients).map(call).collect()
     }

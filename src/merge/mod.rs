@@ -9,9 +9,9 @@ use std::sync::Arc;
 use crate::bindings::{BindingCache, BoundDispatch};
 use crate::device::DeviceFacts;
 use crate::error::Error;
-use crate::kernel::{Dispatch, View};
-use crate::kernels::{KernelVariant, merge};
-use crate::path::{Dispatches, grid};
+use crate::kernel::{Several, View};
+use crate::kernels::merge;
+use crate::path::Dispatches;
 use crate::pipelines::Pipelines;
 use crate::record::{dispatch, pass};
 use crate::tensor::{Access, DType, TensorView, check_aliasing, check_apart, check_float, expect_shape};
@@ -134,33 +134,18 @@ fn dispatches<'a>(parts: &[Partial<'a>], into: &Partial<'a>, device: &DeviceFact
         for (place, part) in places.iter_mut().zip(parts) {
             *place = merge::MergePart { out: view(part.out), lse: view(part.lse) };
         }
-        let params = merge::Params {
-            out: view(into.out),
-            lse: view(into.lse),
+        let call = merge::MergeCall {
+            out: into.out,
+            lse: into.lse,
+            part_out: Several::of(parts.iter().map(|part| part.out)),
+            part_lse: Several::of(parts.iter().map(|part| part.lse)),
             parts: places,
             q_len: q_len as u32,
             value_dim: value_dim as u32,
             neg_inf: f32::NEG_INFINITY,
-            pad: 0,
+            accumulates: n > 0,
         };
-        let outs = parts.iter().map(|part| part.out);
-        let lses = parts.iter().map(|part| part.lse);
-        Dispatch {
-            variant: KernelVariant::Merge(merge::Merge {
-                parts: parts.len(),
-                accumulates: n > 0,
-                part: parts[0].out.dtype(),
-                out: into.out.dtype(),
-            }),
-            params: bytemuck::bytes_of(&params).to_vec(),
-            tensors: [into.out, into.lse]
-                .into_iter()
-                .chain(outs)
-                .chain(lses)
-                .map(|t| t.window(device))
-                .collect(),
-            grid: grid([q_len.div_ceil(merge::ROWS), heads, batch]),
-        }
+        call.dispatch([q_len.div_ceil(merge::ROWS), heads, batch], device)
     };
     parts.chunks(merge::PARTS).enumerate().map(call).collect()
 }

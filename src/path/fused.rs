@@ -6,8 +6,9 @@ use crate::device::DeviceFacts;
 use crate::kernel::{Dispatch, View, Width};
 use crate::kernels::cache::CacheParams;
 use crate::kernels::dropout::{DropoutKind, DropoutParams};
-use crate::kernels::merge_splits::{self, MergeSplits};
+use crate::kernels::merge_splits::{self, MergeSplitsCall};
 use crate::kernels::{KernelVariant, fused, mask};
+use crate::mask::Id;
 use crate::plan::{FusedPlan, Piece};
 use crate::tensor::{Layout, TensorView, Window};
 
@@ -59,15 +60,15 @@ pub(crate) fn dispatches<'a>(
         size: plan.partial_bytes(),
         layout: Layout::dense([1; 4]),
     });
-    let results = [Some(out), lse].into_iter().flatten().map(|t| t.window(device)).collect();
     let variant = variant(problem, plan);
     let drop = DropoutParams::new(problem.extras.dropout.as_ref(), device);
     let params = params(problem, plan, &drop, device);
     let Some(partials) = partials else {
+        let results = [Some(out), lse].into_iter().flatten().map(|t| t.window(device)).collect();
         return attend(problem, plan, variant, params, results, drop.keep, device);
     };
     let mut dispatches = attend(problem, plan, variant, params, vec![partials], drop.keep, device);
-    dispatches.extend(merge(problem, plan, variant, params, partials, results, device));
+    dispatches.extend(merge(problem, plan, params, partials, device));
     dispatches
 }
 
@@ -133,48 +134,35 @@ fn attend<'a>(
     plan.pieces().map(dispatch).collect()
 }
 
-/// What merges the splits' sums into `results`.
+/// Merges the splits' sums into the results.
 fn merge<'a>(
     problem: &Problem<'a>,
     plan: &FusedPlan,
-    fused: fused::Fused,
     params: fused::Params,
-    partials: Window<'a>,
-    results: Vec<Window<'a>>,
+    partial: Window<'a>,
     device: &DeviceFacts,
 ) -> impl Iterator<Item = Dispatch<'a, KernelVariant>> {
-    let Extras { out, lse, .. } = problem.extras;
-    let variant = MergeSplits {
-        out: out.dtype,
+    let Extras { out, lse, mask, .. } = &problem.extras;
+    let call = MergeSplitsCall {
+        partial,
+        out: *out,
+        lse: *lse,
+        sink_logits: mask.floats(Id::SinkLogits).copied(),
+        mask: params.mask,
+        heads: params.heads,
+        kv_heads: params.kv_heads,
+        group: params.group,
+        value_dim: params.value_dim,
+        rows: plan.rows() as u32,
+        splits: params.splits,
+        stats: params.stats,
+        first: 0,
         store: Width::of(out.layout.in_fours(3)),
-        lse: lse.is_some(),
-        sink_logits: fused.mask.sink_logits(),
     };
-    let mut tensors = vec![partials];
-    tensors.extend(results);
-    tensors.extend(variant.mask().windows(&problem.extras.mask, device));
-    let rows = plan.rows();
-    let groups = rows.div_ceil(merge_splits::ROWS);
+    let groups = plan.rows().div_ceil(merge_splits::ROWS);
     let most = device.max_workgroups as usize;
     (0..groups).step_by(most).map(move |first| {
-        let params = merge_splits::Params {
-            out: params.out,
-            lse: params.lse,
-            mask: params.mask,
-            heads: params.heads,
-            kv_heads: params.kv_heads,
-            group: params.group,
-            value_dim: params.value_dim,
-            rows: rows as u32,
-            splits: params.splits,
-            stats: params.stats,
-            first: first as u32,
-        };
-        Dispatch {
-            variant: KernelVariant::MergeSplits(variant),
-            params: bytemuck::bytes_of(&params).to_vec(),
-            tensors: tensors.clone(),
-            grid: [(groups - first).min(most) as u32, 1, 1],
-        }
+        let call = MergeSplitsCall { first: first as u32, ..call };
+        call.dispatch([(groups - first).min(most), 1, 1], device)
     })
 }

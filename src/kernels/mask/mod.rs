@@ -127,11 +127,6 @@ impl MaskVariant {
         self.rules.has(id)
     }
 
-    /// The dtype of the sink logits, if there are any.
-    pub fn sink_logits(&self) -> Option<DType> {
-        self.has(Id::SinkLogits).then(|| self.dtype(Id::SinkLogits, Element::Float))
-    }
-
     /// Whether a cache can have these rules.
     pub fn fits_caches(&self) -> bool {
         !self.appended && !self.rules.any(|rule| rule.not_cached.is_some())
