@@ -5,24 +5,6 @@
 // Bindings (declared by the host): x, w, y. Work: 2 · rows · features · columns; bytes: x + W + y once each at best, which for a few
 // rows is those of W.
 
-struct Params {
-    x: View,
-    y: View,
-    w: u32,            // first byte
-    row_bytes: u32,    // of W
-    features: u32,
-    cols: u32,         // heads · dim
-    dim: u32,
-    rows: u32,         // of one product: all sequences at once where x allows it
-    length: u32,       // rows of one sequence
-    step: u32,         // columns from one that a workgroup has to its next, of few rows
-    last_word: u32,    // of W
-    none: u32,         // 0
-    pad: vec2<u32>,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 // Channels of a row from col on; batch is 0 where all sequences are one product.
 fn y_of(batch: u32, row: u32, col: u32) -> u32 {
     let sequence = row / p.length;

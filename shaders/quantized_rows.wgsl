@@ -6,21 +6,6 @@
 //
 // Bindings (declared by the host): ids, w, out. OUT_IN_FOURS: out moves in fours. Bytes: of the rows that are asked for, and out.
 
-struct Params {
-    ids: View,
-    out: View,
-    w: u32,            // first byte
-    row_bytes: u32,
-    rows: u32,         // of the table
-    fours: u32,        // of a row
-    work: u32,         // fours of all rows of a sequence
-    step: u32,         // invocations that share them
-    missing: u32,      // the bits of NaN
-    pad: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let b = group.z;
@@ -28,7 +13,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let i = n / p.fours;
         let d = (n - i * p.fours) * 4u;
         let id = ids_at(view_at(p.ids, b, 0u, i, 0u));
-        let byte = p.w + min(id, p.rows - 1u) * p.row_bytes + d / 32u * BLOCK_BYTES;
+        let byte = p.first_byte + min(id, p.rows - 1u) * p.row_bytes + d / 32u * BLOCK_BYTES;
         let value = select(vec4<f32>(bitcast<f32>(p.missing)), block_four(byte, d % 32u), id < p.rows);
         let o = view_at(p.out, b, 0u, i, d);
         if OUT_IN_FOURS {

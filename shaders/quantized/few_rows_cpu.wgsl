@@ -34,9 +34,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let last_word = p.last_word;
     var touched = 0u;
     for (var col0 = group.y * GROUP; col0 < cols; col0 += p.step) {
-        let next = (p.w + (col0 + GROUP) * row_bytes) / 4u;
+        let next = (p.first_byte + (col0 + GROUP) * row_bytes) / 4u;
         /* unrolled */ for (var c = 0u; c < COLUMNS; c++) {
-            first[c] = p.w + min(col0 + c * LANES + lane, cols - 1u) * row_bytes;
+            first[c] = p.first_byte + min(col0 + c * LANES + lane, cols - 1u) * row_bytes;
             /* unrolled */ for (var r = 0u; r < ROWS; r++) {
                 sums[c * ROWS + r] = 0.0;
             }

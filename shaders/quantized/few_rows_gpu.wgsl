@@ -22,7 +22,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let items = features / 8u;
     for (var col0 = group.y * COLUMNS; col0 < p.cols; col0 += p.step) {
         let col = col0 + index / LANES;
-        let w = p.w + min(col, p.cols - 1u) * p.row_bytes;
+        let w = p.first_byte + min(col, p.cols - 1u) * p.row_bytes;
         /* unrolled */ for (var r = 0u; r < ROWS; r++) {
             acc[r] = 0.0;
         }

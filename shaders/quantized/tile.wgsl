@@ -18,7 +18,7 @@ struct Tile {
 
 fn tile_of(z: u32) -> Tile {
     let x = view_at(p.x, z, 0u, 0u, 0u);
-    return Tile(p.rows, p.cols, p.features, z, x, p.x.strides.z, select(p.x.strides.w, 1u, IN_FOURS), p.w, p.row_bytes);
+    return Tile(p.rows, p.cols, p.features, z, x, p.x.strides.z, select(p.x.strides.w, 1u, IN_FOURS), p.first_byte, p.row_bytes);
 }
 
 fn tile_needed(t: Tile, row: u32, rows: u32, col: u32, cols: u32) -> bool {

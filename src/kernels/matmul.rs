@@ -2,7 +2,7 @@
 
 use super::shader;
 use crate::device::Fragment;
-use crate::kernel::{Binding, Constant, Kernel, Table};
+use crate::kernel::{Binding, Constant, Declared, Kernel, Table};
 use crate::plan::{MatrixTiles, Tiles};
 
 /// A tiled kernel's own half: the loop is the same for all.
@@ -22,38 +22,70 @@ pub(crate) struct MatmulStage<'a> {
 /// The kernel of a stage with parameters `P`.
 pub(crate) fn describe<P: Table>(stage: MatmulStage) -> Kernel {
     let MatmulStage { tiles, a_along_m, b_along_n, repairs, mut constants, bindings, parts } = stage;
-    constants.push(Constant::Bool("A_ALONG_M", a_along_m));
-    constants.push(Constant::Bool("B_ALONG_N", b_along_n));
-    constants.push(Constant::Bool("REPAIRS", repairs));
-    let (core, invocations, workgroup_memory) = match tiles {
-        Tiles::Gpu { side, k } => {
-            constants.extend([Constant::U32("TILE", side), Constant::U32("TILE_K", k)]);
-            // Of A and of B: k rows, and eight vectors that their shifts take.
-            (shader!("matmul/gpu"), 256, 2 * (side * k * 4 + 8 * 16))
-        }
-        Tiles::Cpu { rows, lanes } => {
-            constants.extend([Constant::U32("ROWS", rows), Constant::U32("LANES", lanes)]);
-            (shader!("matmul/cpu"), lanes, 0)
-        }
-        Tiles::Matrix(matrix) => {
-            constants.extend([
+    let product = Loop { tiles, a_along_m, b_along_n, repairs };
+    constants.extend(product.constants());
+    let (mut all, invocations, workgroup_memory) = product.text();
+    all.extend(parts);
+    Kernel { workgroup_memory, ..Kernel::new::<P>(&constants, bindings, &all, invocations) }
+}
+
+/// The loop of a product, and how it loads.
+#[derive(Clone, Copy)]
+pub(crate) struct Loop {
+    pub tiles: Tiles,
+    /// Whether `tile_a4` loads along the rows of A, or along the inner axis; software drivers do the latter.
+    pub a_along_m: bool,
+    /// Whether `tile_b4` loads along the columns of B, or along its rows.
+    pub b_along_n: bool,
+    /// Whether sums that came out NaN are taken again by the stage's `tile_repair`.
+    pub repairs: bool,
+}
+
+impl Loop {
+    /// The kernel of a stage with this loop around these parts.
+    pub fn around(&self, stage: Declared, parts: &[&str]) -> Kernel {
+        let (mut all, invocations, workgroup_memory) = self.text();
+        all.extend(parts);
+        stage.with(self.constants()).kernel(&all, invocations, workgroup_memory)
+    }
+
+    fn constants(&self) -> Vec<Constant> {
+        let mut constants = vec![
+            Constant::Bool("A_ALONG_M", self.a_along_m),
+            Constant::Bool("B_ALONG_N", self.b_along_n),
+            Constant::Bool("REPAIRS", self.repairs),
+        ];
+        match self.tiles {
+            Tiles::Gpu { side, k } => {
+                constants.extend([Constant::U32("TILE", side), Constant::U32("TILE_K", k)]);
+            }
+            Tiles::Cpu { rows, lanes } => {
+                constants.extend([Constant::U32("ROWS", rows), Constant::U32("LANES", lanes)]);
+            }
+            Tiles::Matrix(matrix) => constants.extend([
                 Constant::Fragments(matrix.fragment),
                 Constant::U32("TILE", matrix.side),
                 Constant::U32("TILE_K", MatrixTiles::K),
                 Constant::U32("WORKGROUP", matrix.lanes),
                 Constant::U32("LEAVING", matrix.leaving()),
-            ]);
-            (shader!("matmul/matrix"), matrix.lanes, matrix.workgroup_memory())
+            ]),
         }
-    };
-    let memory = match tiles {
-        Tiles::Matrix(matrix) => Some(super::memory_of(matrix.fragment)),
-        _ => None,
-    };
-    let mut all = vec![shader!("tensor/view"), core];
-    all.extend(memory);
-    all.extend(parts);
-    Kernel { workgroup_memory, ..Kernel::new::<P>(&constants, bindings, &all, invocations) }
+        constants
+    }
+
+    /// Its parts, the invocations of a workgroup, and bytes of workgroup memory.
+    fn text<'a>(&self) -> (Vec<&'a str>, u32, u32) {
+        let view = shader!("tensor/view");
+        match self.tiles {
+            // Of A and of B: k rows, and eight vectors that their shifts take.
+            Tiles::Gpu { side, k } => (vec![view, shader!("matmul/gpu")], 256, 2 * (side * k * 4 + 8 * 16)),
+            Tiles::Cpu { lanes, .. } => (vec![view, shader!("matmul/cpu")], lanes, 0),
+            Tiles::Matrix(matrix) => {
+                let parts = vec![view, shader!("matmul/matrix"), super::memory_of(matrix.fragment)];
+                (parts, matrix.lanes, matrix.workgroup_memory())
+            }
+        }
+    }
 }
 
 /// The tiles worth checking every kernel with.

@@ -1,38 +1,46 @@
 //! Twin of `quantized_project.wgsl`.
 
 use super::{matmul, shader};
-use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
+use crate::kernel::{Declared, Kernel, Width, kernel};
 use crate::plan::QuantizedTiles;
 use crate::quantized_format::QuantizedFormat;
 use crate::tensor::DType;
 
-/// What changes the text of a product with quantised weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct QuantizedProject {
-    pub format: QuantizedFormat,
-    pub tiles: QuantizedTiles,
-    pub x: DType,
-    pub y: DType,
-    /// Whether x loads in fours.
-    pub width: Width,
-    pub store: Width,
-}
-
-params! {
-    pub(crate) struct Params {
-        x: View,
-        y: View,
-        w: u32,
+kernel! {
+    /// What changes the text of a product with quantised weights.
+    QuantizedProject, QuantizedProjectCall
+    tensors {
+        x: One Read F32 width view,
+        w: One Read U32 one,
+        y: One Write F32 store view,
+    }
+    numbers {
+        /// Of W.
+        first_byte: u32,
+        /// Of W.
         row_bytes: u32,
         features: u32,
+        /// `heads · dim`.
         cols: u32,
         dim: u32,
+        /// Rows of one product: all sequences at once where x allows it.
         rows: u32,
+        /// Rows of one sequence.
         length: u32,
+        /// Columns from one that a workgroup has to its next, of few rows.
         step: u32,
+        /// Of W.
         last_word: u32,
+        /// 0.
         none: u32,
-        pad: [u32; 2],
+    }
+    variant {
+        format: QuantizedFormat,
+        tiles: QuantizedTiles,
+        /// Width of x.
+        width: Width,
+        /// Width of y.
+        store: Width,
     }
 }
 
@@ -48,29 +56,17 @@ pub(crate) fn format_parts(format: QuantizedFormat) -> [&'static str; 2] {
 impl QuantizedProject {
     pub fn describe(&self) -> Kernel {
         let [half, blocks] = format_parts(self.format);
-        let mut constants = vec![Constant::Bool("IN_FOURS", self.width == Width::Four)];
+        let declared = self.declare().bool("IN_FOURS", self.width == Width::Four);
         match self.tiles {
             QuantizedTiles::Many(tiles) => {
-                constants.push(Constant::Bool("Y_IN_FOURS", self.store == Width::Four));
-                matmul::describe::<Params>(matmul::MatmulStage {
-                    tiles,
-                    a_along_m: false,
-                    b_along_n: false,
-                    repairs: false,
-                    constants,
-                    bindings: self.bindings(),
-                    parts: &[shader!("quantized_project"), shader!("quantized/tile"), half, blocks],
-                })
+                let product = matmul::Loop { tiles, a_along_m: false, b_along_n: false, repairs: false };
+                let parts = [shader!("quantized_project"), shader!("quantized/tile"), half, blocks];
+                product.around(declared.bool("Y_IN_FOURS", self.store == Width::Four), &parts)
             }
             QuantizedTiles::FewGpu { rows, columns, lanes } => {
-                constants.extend([Constant::U32("COLUMNS", columns), Constant::U32("LANES", lanes)]);
-                self.few(
-                    &[shader!("quantized/few_rows_gpu")],
-                    rows,
-                    lanes * columns,
-                    lanes * columns,
-                    constants,
-                )
+                let declared = declared.u32("COLUMNS", columns).u32("LANES", lanes);
+                let parts = [shader!("quantized/few_rows_gpu")];
+                self.few(declared, &parts, rows, lanes * columns, lanes * columns)
             }
             QuantizedTiles::FewCpu { rows, columns, lanes, whole_words } => {
                 let (parts, together) = match self.format {
@@ -79,9 +75,8 @@ impl QuantizedProject {
                         (shader!("quantized/q8_0_parts"), if whole_words { 2 } else { 1 })
                     }
                 };
-                constants.extend([Constant::U32("COLUMNS", columns), Constant::U32("LANES", lanes)]);
-                constants.push(Constant::U32("TOGETHER", together));
-                self.few(&[shader!("quantized/few_rows_cpu"), parts], rows, lanes, 0, constants)
+                let declared = declared.u32("COLUMNS", columns).u32("LANES", lanes).u32("TOGETHER", together);
+                self.few(declared, &[shader!("quantized/few_rows_cpu"), parts], rows, lanes, 0)
             }
         }
     }
@@ -89,26 +84,16 @@ impl QuantizedProject {
     /// The kernel of few rows, with so many sums of a row in workgroup memory.
     fn few(
         &self,
+        declared: Declared,
         core: &[&'static str],
         rows: u32,
         invocations: u32,
         sums: u32,
-        mut constants: Vec<Constant>,
     ) -> Kernel {
-        constants.push(Constant::U32("ROWS", rows));
         let [half, blocks] = format_parts(self.format);
         let mut parts = vec![shader!("tensor/view"), shader!("quantized_project"), half, blocks];
         parts.extend(core);
-        let kernel = Kernel::new::<Params>(&constants, self.bindings(), &parts, invocations);
-        Kernel { workgroup_memory: sums * rows * 4, ..kernel }
-    }
-
-    fn bindings(&self) -> Vec<Binding> {
-        vec![
-            Binding::read("x", self.x, self.width),
-            Binding::read("w", DType::U32, Width::One),
-            Binding::write("y", self.y, self.store),
-        ]
+        declared.u32("ROWS", rows).kernel(&parts, invocations, sums * rows * 4)
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
@@ -135,7 +120,7 @@ impl QuantizedProject {
                 super::WIDTHS.map(|width| {
                     let many = matches!(tiles, QuantizedTiles::Many(_));
                     let store = if many { width } else { Width::One };
-                    QuantizedProject { format, tiles, x, y, width, store }
+                    QuantizedProject { x, w: DType::U32, y, format, tiles, width, store }
                 })
             })
         })

@@ -1,8 +1,7 @@
 //! Products with quantised weights and rows of quantised tables: from checked tensors to dispatches.
 
-use super::dispatches::grid;
 use crate::device::DeviceFacts;
-use crate::kernel::{Dispatch, View, Width};
+use crate::kernel::{Dispatch, Width};
 use crate::kernels::{KernelVariant, quantized_project, quantized_rows};
 use crate::plan::{self, MatmulShape, QuantizedTiles, Tuning};
 use crate::quantized_format::QuantizedFormat;
@@ -54,10 +53,11 @@ impl<'a> QuantizedOp<'a> {
             QuantizedTiles::FewCpu { rows, columns, lanes, .. } => few(rows, columns * lanes),
             QuantizedTiles::Many(tiles) => (plan::grid(tiles, product), 0, Width::of(y.layout.in_fours(3))),
         };
-        let params = quantized_project::Params {
-            x: View::of(x, device),
-            y: View::of(y, device),
-            w: self.first_byte(device),
+        let call = quantized_project::QuantizedProjectCall {
+            x,
+            w: self.words,
+            y,
+            first_byte: self.first_byte(device),
             row_bytes: self.row_bytes as u32,
             features: self.columns as u32,
             cols: self.rows as u32,
@@ -67,22 +67,12 @@ impl<'a> QuantizedOp<'a> {
             step: step as u32,
             last_word: (self.first_byte(device) / 4) + (self.words.shape()[3] - 1) as u32,
             none: 0,
-            pad: [0; 2],
-        };
-        let variant = quantized_project::QuantizedProject {
             format: self.format,
             tiles,
-            x: x.dtype(),
-            y: y.dtype(),
             width: Width::of(x.layout.in_fours(3)),
             store,
         };
-        Dispatch {
-            variant: KernelVariant::QuantizedProject(variant),
-            params: bytemuck::bytes_of(&params).to_vec(),
-            tensors: [x, self.words, y].map(|t| t.window(device)).into(),
-            grid: grid(counts),
-        }
+        call.dispatch(counts, device)
     }
 
     /// The rows that `ids` `[batch, 1, length, 1]` name, to `out` `[batch, 1, length, columns]`.
@@ -97,28 +87,20 @@ impl<'a> QuantizedOp<'a> {
         let work = length.saturating_mul(fours);
         let most = MOST_GROUPS.min(device.max_workgroups as usize);
         let groups = work.div_ceil(quantized_rows::WORKGROUP).min(most);
-        let params = quantized_rows::Params {
-            ids: View::of(ids, device),
-            out: View::of(out, device),
-            w: self.first_byte(device),
+        let call = quantized_rows::QuantizedRowsCall {
+            ids,
+            w: self.words,
+            out,
+            first_byte: self.first_byte(device),
             row_bytes: self.row_bytes as u32,
             rows: self.rows as u32,
             fours: fours as u32,
             work: work as u32,
             step: (groups * quantized_rows::WORKGROUP) as u32,
             missing: f32::NAN.to_bits(),
-            pad: 0,
-        };
-        let variant = quantized_rows::QuantizedRows {
             format: self.format,
-            out: out.dtype(),
             width: Width::of(out.layout.in_fours(3)),
         };
-        Dispatch {
-            variant: KernelVariant::QuantizedRows(variant),
-            params: bytemuck::bytes_of(&params).to_vec(),
-            tensors: [ids, self.words, out].map(|t| t.window(device)).into(),
-            grid: grid([groups, 1, batch]),
-        }
+        call.dispatch([groups, 1, batch], device)
     }
 }
