@@ -202,12 +202,12 @@ impl Key for Option<DType> {
 
 /// Accessors of a tensor that is absent: zeros, and stores that do nothing.
 fn accessors_of_none(name: &str, access: Access, speaks: Speaks) -> String {
-    let ty = match speaks {
-        Speaks::F32 => "f32",
-        Speaks::U32 => "u32",
-        Speaks::Bool => "bool",
+    let (ty, zero) = match speaks {
+        Speaks::F32 => ("f32", "0.0"),
+        Speaks::U32 => ("u32", "0u"),
+        Speaks::Bool => ("bool", "false"),
     };
-    let mut text = format!("fn {name}_at(o: u32) -> {ty} {{ return {ty}(); }}\n");
+    let mut text = format!("fn {name}_at(o: u32) -> {ty} {{ return {zero}; }}\n");
     if speaks == Speaks::F32 {
         let _ = writeln!(
             text,
