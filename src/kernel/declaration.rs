@@ -274,7 +274,10 @@ pub(crate) struct Declared {
 impl Declared {
     pub fn member<T: Shared>(&mut self, name: &'static str) {
         let offset = self.bytes.next_multiple_of(align::<T>());
-        self.fields.push(Field { name, offset, wgsl: T::WGSL });
+        match T::MEMBERS {
+            [] => self.fields.push(Field { name, offset, wgsl: T::WGSL }),
+            members => self.fields.extend(members.iter().map(|f| Field { offset: offset + f.offset, ..*f })),
+        }
         self.bytes = offset + size_of::<T>();
     }
 

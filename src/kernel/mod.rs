@@ -369,6 +369,8 @@ pub(crate) fn declaration<P: Table>() -> String {
 /// A Rust type with a WGSL counterpart of the same layout.
 pub(crate) trait Shared: bytemuck::Pod {
     const WGSL: &'static str;
+    /// Of a struct whose members are members of `Params` themselves.
+    const MEMBERS: &'static [Field] = &[];
 }
 
 macro_rules! shared {
@@ -382,11 +384,11 @@ shared! { u32 = "u32", i32 = "i32", f32 = "f32", [u32; 2] = "vec2<u32>", [u32; 4
 
 /// Declares a parameter struct and the table of its fields.
 macro_rules! params {
-    ($(#[$doc:meta])* $vis:vis struct $name:ident { $($field:ident: $type:ty,)* }) => {
+    ($(#[$doc:meta])* $vis:vis struct $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* }) => {
         $(#[$doc])*
         #[repr(C)]
         #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
-        $vis struct $name { $(pub $field: $type,)* }
+        $vis struct $name { $($(#[$field_doc])* pub $field: $type,)* }
 
         impl $crate::kernel::Table for $name {
             const NAME: &'static str = stringify!($name);
