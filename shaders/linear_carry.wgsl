@@ -3,8 +3,7 @@
 // state [sequences, kv_heads, features, value_dim]   norm [sequences, kv_heads, features, 1]
 // carry [sequences and those of packed rows that are of none, kv_heads, features, state_stride]
 //
-// Bindings (declared by the host): state and norm if there are any, carry. `x` of the parameters is the state's view, `v` the norm's,
-// `first_slot` the first sequence of the dispatch.
+// Bindings (declared by the host): state and norm if there are any, carry. `first_slot` is the first sequence of the dispatch.
 // Reads and writes everything once; an invocation has four floats of a state.
 
 @compute @workgroup_size(WORKGROUP)

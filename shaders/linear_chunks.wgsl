@@ -4,9 +4,8 @@
 // key_mask [batch, kv_heads, 1, kv_len] bool   lengths [batch, kv_heads, 1, 1]   starts [1, 1, 1, sequences − 1]
 // logs [batch, kv_heads, kv_len]: read and written   chunks [batch, kv_heads, slots, 8]: see linear/table.wgsl
 //
-// Bindings (declared by the host): key_mask, lengths, starts, logs, as far as they are there, chunks. `k` of the parameters is the
-// mask's view, `v` that of the lengths, `q` that of the starts. Reads and writes everything once, starts once a chunk; an invocation
-// has a chunk.
+// Bindings (declared by the host): key_mask, lengths, starts, logs, as far as they are there, chunks.
+// Reads and writes everything once, starts once a chunk; an invocation has a chunk.
 
 // The rows of part s of packed ones: those before the first sequence, the sequences, those after the last. Whatever the tensor holds,
 // no part begins before the one before it ends.

@@ -3,9 +3,8 @@
 // rows, d_rows [batch, heads, length, head_dim]   directions [1, 1 or kv_heads, directions, head_dim]
 // d_features [batch, heads, length, features + 4]: as linear_map_backward.wgsl leaves it
 //
-// Bindings (declared by the host): rows, directions, d_features, written, which is d_rows. `q` of the parameters is the rows' view, `k` that of the
-// directions, `v` that of d_features. Floors: head_dim · directions multiply-adds a row; everything once, d_features again for every tile
-// of columns.
+// Bindings (declared by the host): rows, directions, d_features, written, which is d_rows.
+// Floors: head_dim · directions multiply-adds a row; everything once, d_features again for every tile of columns.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
@@ -19,16 +18,16 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     clear_sums();
     let head = h / p.group;
-    for (var n = 0u; n < p.directions; n++) {
+    for (var n = 0u; n < p.direction_count; n++) {
         let direction = direction4(0u, head, n, tile.column);
         /* unrolled */ for (var r = 0u; r < ROWS; r++) {
-            sums[r] += d_features_at(view_at(p.v, b, h, first + row_of(tile.row + r, count), n)) * direction;
+            sums[r] += d_features_at(view_at(p.d_features, b, h, first + row_of(tile.row + r, count), n)) * direction;
         }
     }
     /* unrolled */ for (var r = 0u; r < ROWS; r++) {
         if tile.row + r < count {
             let i = first + tile.row + r;
-            let factors = view_at(p.v, b, h, i, p.features);
+            let factors = view_at(p.d_features, b, h, i, p.features);
             let along = d_features_at(factors + 1u) * row4(b, h, i, tile.column);
             store_row(b, h, i, tile.column, sums[r] * d_features_at(factors) + along);
         }

@@ -3,8 +3,8 @@
 // rows [batch, heads, length, head_dim]   directions [1, 1 or kv_heads, directions, head_dim]
 // features [batch, heads, length, features]: the first as many as there are directions
 //
-// Bindings (declared by the host): rows, directions, features. `q` of the parameters is the rows' view, `k` that of the directions, `x` that
-// of the features; heads and group are those of the rows, chunk_len rows of a head have an index in y.
+// Bindings (declared by the host): rows, directions, written, which are the features. heads and group are those of the rows, chunk_len rows
+// of a head have an index in y.
 // Floors: head_dim · directions multiply-adds a row; rows and features once, rows again for every tile of columns.
 
 @compute @workgroup_size(WORKGROUP)
@@ -13,12 +13,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let b = group.z / p.heads;
     let first = group.y * p.chunk_len;
     let count = min(p.chunk_len, p.q_len - first);
-    let tile = tile_of(group.x, index, p.directions);
-    if tile.row >= count || tile.column >= p.directions {
+    let tile = tile_of(group.x, index, p.direction_count);
+    if tile.row >= count || tile.column >= p.direction_count {
         return;
     }
     clear_sums();
-    let last = p.directions - 1u;
+    let last = p.direction_count - 1u;
     let head = h / p.group;
     for (var d = 0u; d < p.head_dim; d += 4u) {
         let columns = mat4x4<f32>(

@@ -3,9 +3,8 @@
 // rows [batch, heads, length, head_dim]   features [batch, heads, length, features]: products, read and written
 // logs [batch, heads, length]
 //
-// Bindings (declared by the host): rows, features, logs of exponentials of keys. `q` of the parameters is the rows' view, `x` that of the
-// features. Floors: an exponential, or a sine and a cosine, a product; rows once, features twice read and once written. An invocation has a
-// row.
+// Bindings (declared by the host): rows, row_features, logs of exponentials of keys. Floors: an exponential, or a sine and a cosine, a
+// product; rows once, features twice read and once written. An invocation has a row.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
@@ -17,10 +16,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     let square = square_of(b, h, i);
     let factor = factor_of(square);
-    let first = view_at(p.x, b, h, i, 0u);
+    let first = view_at(p.row_features, b, h, i, 0u);
     let log = largest_log(first, factor);
     keep_log(b, h, i, log + HALF_SQUARE * square * factor * factor);
-    for (var n = 0u; n < p.directions; n++) {
-        make_features(first, n, features_at(first + n) * factor, log);
+    for (var n = 0u; n < p.direction_count; n++) {
+        make_features(first, n, row_features_at(first + n) * factor, log);
     }
 }

@@ -5,9 +5,8 @@
 // d_features [batch, heads, length, features + 4]: read and written: gradients of products, and after the features by what the sum of
 // these times directions and the row itself are to be multiplied
 //
-// Bindings (declared by the host): rows, features, directions of rows of length 1, d_features. `q` of the parameters is the rows' view, `k`
-// that of the directions, `v` that of the features, `x` that of d_features. Floors: features and gradients twice, rows once; of rows of
-// length 1 head_dim · directions multiply-adds a row. An invocation has a row.
+// Bindings (declared by the host): rows, row_features, directions of rows of length 1, d_features. Floors: features and gradients twice,
+// rows once; of rows of length 1 head_dim · directions multiply-adds a row. An invocation has a row.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
@@ -19,16 +18,16 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     let square = square_of(b, h, i);
     let factor = factor_of(square);
-    let feature = view_at(p.v, b, h, i, 0u);
-    let gradient = view_at(p.x, b, h, i, 0u);
+    let feature = view_at(p.row_features, b, h, i, 0u);
+    let gradient = view_at(p.d_features, b, h, i, 0u);
     var total = 0.0;
     if HAS_LENGTH {
         for (var n = 0u; n < p.features; n++) {
-            total += features_at(feature + n) * d_features_at(gradient + n);
+            total += row_features_at(feature + n) * d_features_at(gradient + n);
         }
     }
     var along = 0.0;
-    for (var n = 0u; n < p.directions; n++) {
+    for (var n = 0u; n < p.direction_count; n++) {
         let product = product_gradient(feature, gradient, n);
         d_features_store(gradient + n, product);
         along += product * angle_of(b, h, i, n);

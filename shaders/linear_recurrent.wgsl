@@ -8,27 +8,6 @@
 // out. Floors: (2 + heads of a group) · features · value_dim multiply-adds a token;
 // the state twice read and once written a token, the rest once. A workgroup has a head.
 
-struct Params {
-    q: View,
-    k: View,
-    v: View,
-    decay: View,
-    beta: View,
-    state: View,
-    norm: View,
-    x: View,              // out
-    heads: u32,
-    group: u32,           // query heads of a key/value head
-    features: u32,
-    value_dim: u32,
-    q_len: u32,
-    has_state: u32,       // whether sequences begin with the state that is there
-    eps: f32,
-    scale: f32,           // of what is not divided by the norm
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
     let kv = group.y;
@@ -68,7 +47,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
                 for (var f = 0u; f < p.features; f++) {
                     sum += query(b, h, t, f) * state_at(view_at(p.state, b, kv, f, c));
                 }
-                written_store(view_at(p.x, b, h, t, c), sum * factor);
+                written_store(view_at(p.written, b, h, t, c), sum * factor);
             }
         }
         end_token();

@@ -1,12 +1,12 @@
 // What rows and directions are multiplied by before features are made of them.
 //
-// Needs: IS_UNIT; p.head_dim, p.q, p.scale, rows_at, view_at.
+// Needs: IS_UNIT; p.head_dim, p.rows, p.scale, rows_at, view_at.
 // Gives: factor_of, square_of.
 
 fn square_of(b: u32, h: u32, i: u32) -> f32 {
     var square = 0.0;
     for (var d = 0u; d < p.head_dim; d++) {
-        let x = rows_at(view_at(p.q, b, h, i, d));
+        let x = rows_at(view_at(p.rows, b, h, i, d));
         square += x * x;
     }
     return square;

@@ -1,10 +1,10 @@
 // Four columns of a result, as far as there are so many.
 //
-// Needs: IN_FOURS; p.accumulates, p.x; component, row_end, view_at, written_at, written_at4, written_store, written_store4.
+// Needs: IN_FOURS; p.accumulates, p.written; component, row_end, view_at, written_at, written_at4, written_store, written_store4.
 // Gives: store_row.
 
 fn store_row(b: u32, h: u32, i: u32, c: u32, value: vec4<f32>) {
-    let o = view_at(p.x, b, h, i, c);
+    let o = view_at(p.written, b, h, i, c);
     if IN_FOURS {
         var sum = value;
         if p.accumulates != 0u {
@@ -15,9 +15,9 @@ fn store_row(b: u32, h: u32, i: u32, c: u32, value: vec4<f32>) {
         for (var n = 0u; n < min(4u, row_end() - c); n++) {
             var sum = component(value, n);
             if p.accumulates != 0u {
-                sum += written_at(o + n * p.x.strides.w);
+                sum += written_at(o + n * p.written.strides.w);
             }
-            written_store(o + n * p.x.strides.w, sum);
+            written_store(o + n * p.written.strides.w, sum);
         }
     }
 }

@@ -4,43 +4,54 @@ use std::borrow::Cow;
 
 use super::shader;
 use crate::feature_map::RandomFeatures;
-use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
+use crate::kernel::{Declared, Field, Kernel, Shared, Table, Width, params};
 use crate::mods::{FeatureMod, Interned};
 use crate::plan::LinearTiles;
 use crate::tensor::DType;
 
 params! {
-    pub(crate) struct Params {
-        q: View,
-        k: View,
-        v: View,
-        d_out: View,
-        x: View,
+    /// Numbers of all kernels of linear attention, flat in the `Params` of each.
+    pub(crate) struct LinearNumbers {
         heads: u32,
         kv_heads: u32,
+        /// Query heads of a key/value head.
         group: u32,
         features: u32,
         q_len: u32,
         kv_len: u32,
         value_dim: u32,
         chunk_len: u32,
+        /// Of the span.
         first_slot: u32,
         slots: u32,
+        /// Of the keys of the whole call.
         all_slots: u32,
+        /// Packed ones, and those before and after them; 0: the batch.
         sequences: u32,
+        /// Floats of a row of a state: values, then four whose first is the norm.
         state_stride: u32,
+        /// 1 if gradients are added to what is there.
         accumulates: u32,
+        /// 1 if sequences begin with a state of the caller's.
         has_state: u32,
         eps: f32,
+        /// Factor of results that are not divided by the norm.
         scale: f32,
+        /// −∞.
         neg_inf: f32,
         head_dim: u32,
-        directions: u32,
+        /// Directions of random features.
+        direction_count: u32,
+        /// Values are multiplied by it before they are summed: sums may be beyond f32's range where means are not.
         value_unit: f32,
+        /// 1 / value_unit.
         value_scale: f32,
-        pad0: u32,
-        pad1: u32,
     }
+}
+
+impl Shared for LinearNumbers {
+    const WGSL: &'static str = "LinearNumbers";
+    const MEMBERS: &'static [Field] = Self::FIELDS;
 }
 
 /// What makes a feature of an element as it is loaded.
@@ -119,36 +130,35 @@ pub(crate) struct LinearForm {
     pub scaled: bool,
     /// Whether several sequences are packed.
     pub packed: bool,
-    /// Whether all tensors load in fours along their channels.
-    pub fours: bool,
 }
 
 impl LinearForm {
-    /// Whether chunks are in a table.
-    pub fn has_table(&self) -> bool {
-        self.scaled || self.packed
+    /// The type of chunks, if they are in a table.
+    pub fn chunks(&self) -> Option<DType> {
+        (self.scaled || self.packed).then_some(DType::U32)
     }
 
-    /// Each value of each axis.
-    pub fn all() -> impl Iterator<Item = Self> {
+    /// The type of keys' logarithmic weights, if there are any.
+    pub fn logs(&self) -> Option<DType> {
+        self.scaled.then_some(DType::F32)
+    }
+
+    /// Each value of each axis, and a width.
+    pub fn all() -> impl Iterator<Item = (Self, Width)> {
         LinearTiles::ALL.into_iter().flat_map(|tiles| {
             [false, true].into_iter().flat_map(move |causal| {
                 [(false, false), (true, false), (false, true), (true, true)].into_iter().map(
-                    move |(scaled, packed)| LinearForm {
-                        tiles,
-                        causal,
-                        scaled,
-                        packed,
-                        fours: scaled == packed,
+                    move |(scaled, packed)| {
+                        (LinearForm { tiles, causal, scaled, packed }, Width::of(scaled == packed))
                     },
                 )
             })
         })
     }
 
-    /// One of them, in fours or not.
-    pub fn plain(fours: bool) -> Self {
-        LinearForm { tiles: LinearTiles::ALL[0], causal: true, scaled: false, packed: false, fours }
+    /// One of them.
+    pub fn plain() -> Self {
+        LinearForm { tiles: LinearTiles::ALL[0], causal: true, scaled: false, packed: false }
     }
 }
 
@@ -163,119 +173,83 @@ const NO_LOG_AT: &str = "fn log_at(b: u32, kv: u32, j: u32) -> f32 { return 0.0;
 /// A kernel that is being put together.
 pub(super) struct Pieces {
     form: LinearForm,
-    constants: Vec<Constant>,
-    bindings: Vec<Binding>,
-    texts: Vec<String>,
+    declared: Declared,
+    texts: Vec<Cow<'static, str>>,
 }
 
 impl Pieces {
-    pub fn new(form: LinearForm) -> Self {
+    /// Of tensors of that width.
+    pub fn new(form: LinearForm, width: Width, declared: Declared) -> Self {
         let LinearTiles { workgroup, lanes, rows } = form.tiles;
-        let constants = vec![
-            Constant::U32("WORKGROUP", workgroup),
-            Constant::U32("COLUMN_LANES", lanes),
-            Constant::U32("ROWS", rows),
-            Constant::Bool("IS_CAUSAL", form.causal),
-            Constant::Bool("IS_SCALED", form.scaled),
-            Constant::Bool("IN_FOURS", form.fours),
-        ];
-        let texts = [
-            shader!("tensor/view"),
-            shader!("linear/params"),
-            shader!("linear/chunks"),
-            shader!("linear/hidden"),
-        ];
-        Pieces { form, constants, bindings: Vec::new(), texts: texts.map(String::from).into() }
+        let declared = declared
+            .u32("WORKGROUP", workgroup)
+            .u32("COLUMN_LANES", lanes)
+            .u32("ROWS", rows)
+            .bool("IS_CAUSAL", form.causal)
+            .bool("IS_SCALED", form.scaled)
+            .bool("IN_FOURS", width == Width::Four);
+        let texts = [shader!("tensor/view"), shader!("linear/chunks"), shader!("linear/hidden")];
+        Pieces { form, declared, texts: texts.map(Cow::from).into() }
     }
 
-    pub fn constant(mut self, constant: Constant) -> Self {
-        self.constants.push(constant);
-        self
+    pub fn bool(self, name: &'static str, value: bool) -> Self {
+        Pieces { declared: self.declared.bool(name, value), ..self }
     }
 
-    pub fn text(mut self, text: impl Into<String>) -> Self {
+    pub fn text(mut self, text: impl Into<Cow<'static, str>>) -> Self {
         self.texts.push(text.into());
         self
     }
 
-    pub fn bind(mut self, binding: Binding) -> Self {
-        self.bindings.push(binding);
-        self
-    }
-
-    pub fn bind_if(self, holds: bool, binding: impl FnOnce(Self) -> Self) -> Self {
-        if holds { binding(self) } else { self }
-    }
-
-    fn width(&self) -> Width {
-        Width::of(self.form.fours)
-    }
-
-    /// A tensor of the caller's, and `function(b, h, i, c)`, which gives four of its channels, zeros past the last.
-    pub fn tensor(
-        self,
-        name: &'static str,
-        view: &'static str,
-        dtype: DType,
-        function: &str,
-        end: &str,
-        wraps: [&str; 2],
-    ) -> Self {
+    /// `function(b, h, i, c)`, which gives four channels of a tensor of the caller's, zeros past the last.
+    pub fn tensor(self, name: &str, function: &str, end: &str, wraps: [&str; 2]) -> Self {
         let [open, close] = wraps;
-        let width = self.width();
-        let text = format!(
+        self.text(format!(
             "fn {function}(b: u32, h: u32, i: u32, c: u32) -> vec4<f32> {{\n    \
-                let o = view_at(p.{view}, b, h, i, c);\n    \
+                let o = view_at(p.{name}, b, h, i, c);\n    \
                 if IN_FOURS {{\n        return {open}{name}_at4(o, 1u, 4u){close};\n    }} else {{\n        \
                 let n = {end} - c;\n        \
-                return select(vec4<f32>(), {open}{name}_at4(o, p.{view}.strides.w, n){close}, vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(n));\n    }}\n}}\n"
-        );
-        self.bind(Binding::read(name, dtype, width)).text(text)
+                return select(vec4<f32>(), {open}{name}_at4(o, p.{name}.strides.w, n){close}, vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(n));\n    }}\n}}\n"
+        ))
     }
 
     pub fn phi(self, phi: Phi) -> Self {
         self.text(phi.text())
     }
 
-    pub fn queries(self, dtype: DType) -> Self {
-        self.tensor("q", "q", dtype, "query_feature4", "p.features", ["phi4(", ")"])
+    pub fn queries(self) -> Self {
+        self.tensor("q", "query_feature4", "p.features", ["phi4(", ")"])
     }
 
-    pub fn keys(self, dtype: DType) -> Self {
-        self.tensor("k", "k", dtype, "key_feature4", "p.features", ["phi4(", ")"])
+    pub fn keys(self) -> Self {
+        self.tensor("k", "key_feature4", "p.features", ["phi4(", ")"])
     }
 
-    pub fn values(self, dtype: DType) -> Self {
-        self.tensor("v", "v", dtype, "value4", "p.value_dim", ["", ""])
+    pub fn values(self) -> Self {
+        self.tensor("v", "value4", "p.value_dim", ["", ""])
     }
 
-    pub fn d_out(self, dtype: DType) -> Self {
-        self.tensor("d_out", "d_out", dtype, "d_out4", "p.value_dim", ["", ""])
+    pub fn d_out(self) -> Self {
+        self.tensor("d_out", "d_out4", "p.value_dim", ["", ""])
     }
 
-    /// The slope of φ at an element of `q` or `k`.
-    pub fn slope(self, of: &'static str, dtype: DType, phi: Phi) -> Self {
+    /// The slope of φ at an element of `q` or `k`, which is absent where φ is the identity.
+    pub fn slope(self, of: &str, phi: Phi) -> Self {
         if phi == Phi::Identity {
             return self
                 .text("fn slope4(b: u32, h: u32, i: u32, c: u32) -> vec4<f32> { return vec4<f32>(1.0); }\n");
         }
-        self.tensor(of, of, dtype, "slope4", "p.features", ["phi_slope4(", ")"])
+        self.tensor(of, "slope4", "p.features", ["phi_slope4(", ")"])
     }
 
     /// States to read: those before chunks or those of sequences.
     pub fn states(self) -> Self {
         let at = if self.form.causal { STATE_BEFORE } else { STATE_TOTAL };
-        self.bind(Binding::read("states", DType::F32, Width::Four))
-            .text(at)
-            .text("fn state4(o: u32) -> vec4<f32> { return states_at4(o, 1u, 4u); }\n")
-    }
-
-    pub fn scores(self) -> Self {
-        self.bind(Binding::read("scores", DType::F32, Width::Four))
+        self.text(at).text("fn state4(o: u32) -> vec4<f32> { return states_at4(o, 1u, 4u); }\n")
     }
 
     pub fn stats(self) -> Self {
-        self.bind(Binding::read("stats", DType::F32, Width::Four)).text(
+        self.text(
             "fn stats_of(b: u32, h: u32, i: u32) -> vec4<f32> {\n    \
              return stats_at4(((b * p.heads + h) * p.q_len + i) * 4u, 1u, 4u);\n}\n",
         )
@@ -283,19 +257,15 @@ impl Pieces {
 
     /// The chunks, and the logarithmic weights of keys if there are any and the kernel reads them, whose rows are counted by
     /// `rows_len` where there is no table.
-    pub fn chunks(self, with_logs: bool, rows_len: &str) -> Self {
-        let form = self.form;
-        if !form.has_table() {
-            return self
+    pub fn chunks(self, logs: Option<DType>, rows_len: &str) -> Self {
+        match self.form.chunks() {
+            Some(_) => {
+                self.text(if logs.is_some() { LOG_AT } else { NO_LOG_AT }).text(shader!("linear/table"))
+            }
+            None => self
                 .text(shader!("linear/no_table"))
-                .text(format!("fn rows_len() -> u32 {{ return {rows_len}; }}\n"));
+                .text(format!("fn rows_len() -> u32 {{ return {rows_len}; }}\n")),
         }
-        let logs = form.scaled && with_logs;
-        let pieces = self.bind_if(logs, |p| p.bind(Binding::read("logs", DType::F32, Width::One)));
-        pieces
-            .text(if logs { LOG_AT } else { NO_LOG_AT })
-            .bind(Binding::read("chunks", DType::U32, Width::One))
-            .text(shader!("linear/table"))
     }
 
     /// Products: the tile of an invocation.
@@ -308,56 +278,41 @@ impl Pieces {
         self.text(shader!("linear/row_logs"))
     }
 
-    /// What is written, by rows of so many columns.
-    pub fn store(self, dtype: DType, columns: &str) -> Self {
-        let width = self.width();
-        self.bind(Binding::write("written", dtype, width))
-            .text(shader!("linear/store"))
-            .text(format!("fn row_end() -> u32 {{ return {columns}; }}\n"))
+    /// Stores to `written`, by rows of so many columns.
+    pub fn store(self, columns: &str) -> Self {
+        self.text(shader!("linear/store")).text(format!("fn row_end() -> u32 {{ return {columns}; }}\n"))
     }
 
     pub fn kernel(self) -> Kernel {
-        let texts: Vec<&str> = self.texts.iter().map(String::as_str).collect();
-        Kernel::new::<Params>(&self.constants, self.bindings, &texts, self.form.tiles.workgroup)
+        let texts: Vec<&str> = self.texts.iter().map(|text| text.as_ref()).collect();
+        self.declared.kernel(&texts, self.form.tiles.workgroup, 0)
     }
 }
 
 /// A variant for each form, then for each type and φ of one.
-pub(super) fn listed<T>(of: impl Fn(LinearForm, DType, Phi) -> T) -> Vec<T> {
-    let forms = LinearForm::all().map(|form| of(form, DType::F32, Phi::Elu));
+pub(super) fn listed<T>(of: impl Fn(LinearForm, Width, DType, Phi) -> T) -> Vec<T> {
+    let plain = LinearForm::plain();
+    let forms = LinearForm::all().map(|(form, width)| of(form, width, DType::F32, Phi::Elu));
     let typed = super::FLOATS
         .into_iter()
-        .flat_map(|dtype| [false, true].map(|fours| (LinearForm::plain(fours), dtype, Phi::Elu)));
-    let mapped = Phi::all().into_iter().map(|phi| (LinearForm::plain(true), DType::F32, phi));
-    let more: Vec<_> = typed.chain(mapped).map(|(form, dtype, phi)| of(form, dtype, phi)).collect();
-    forms.chain(more).collect()
+        .flat_map(|dtype| super::WIDTHS.map(|width| of(plain, width, dtype, Phi::Elu)));
+    let mapped = Phi::all().into_iter().map(|phi| of(plain, Width::Four, DType::F32, phi));
+    forms.chain(typed).chain(mapped).collect()
 }
 
-/// The form of products of rows with random directions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct RowsForm {
-    pub tiles: LinearTiles,
-    pub fours: bool,
-}
-
-impl RowsForm {
-    /// Each value of each axis, with the type of rows.
-    pub fn all() -> impl Iterator<Item = (Self, DType)> {
-        LinearTiles::ALL.into_iter().flat_map(|tiles| {
-            super::FLOATS
-                .into_iter()
-                .flat_map(move |dtype| [false, true].map(|fours| (RowsForm { tiles, fours }, dtype)))
-        })
-    }
+/// The tiles, the type of rows and the width of products of rows with random directions: each value of each.
+pub(super) fn listed_of_rows() -> impl Iterator<Item = (LinearTiles, DType, Width)> {
+    LinearTiles::ALL.into_iter().flat_map(|tiles| {
+        super::FLOATS.into_iter().flat_map(move |dtype| super::WIDTHS.map(move |width| (tiles, dtype, width)))
+    })
 }
 
 /// Rows of a head that a dispatch counts in x, before it counts in y.
 pub(crate) const ROWS_EACH: usize = 1024;
 
 impl Pieces {
-    pub fn of_rows(form: RowsForm) -> Self {
-        let RowsForm { tiles, fours } = form;
-        Pieces::new(LinearForm { tiles, causal: false, scaled: false, packed: false, fours })
+    pub fn of_rows(tiles: LinearTiles, width: Width, declared: Declared) -> Self {
+        Pieces::new(LinearForm { tiles, causal: false, scaled: false, packed: false }, width, declared)
     }
 }
 
@@ -400,13 +355,13 @@ impl Randoms {
             Randoms::Positive => {
                 "fn largest_log(first: u32, factor: f32) -> f32 {\n    \
                     var largest = p.neg_inf;\n    \
-                    for (var n = 0u; n < p.directions; n++) { largest = max(largest, features_at(first + n) * factor); }\n    \
+                    for (var n = 0u; n < p.direction_count; n++) { largest = max(largest, row_features_at(first + n) * factor); }\n    \
                     return largest;\n}\n"
             }
             Randoms::Hyperbolic => {
                 "fn largest_log(first: u32, factor: f32) -> f32 {\n    \
                     var largest = 0.0;\n    \
-                    for (var n = 0u; n < p.directions; n++) { largest = max(largest, abs(features_at(first + n) * factor)); }\n    \
+                    for (var n = 0u; n < p.direction_count; n++) { largest = max(largest, abs(row_features_at(first + n) * factor)); }\n    \
                     return largest;\n}\n"
             }
             _ => "fn largest_log(first: u32, factor: f32) -> f32 { return 0.0; }\n",
@@ -418,22 +373,22 @@ impl Randoms {
         match self {
             Randoms::Positive => {
                 "fn make_features(first: u32, n: u32, product: f32, log: f32) {\n    \
-                    features_store(first + n, exp(product - log) * p.eps);\n}\n"
+                    row_features_store(first + n, exp(product - log) * p.eps);\n}\n"
             }
             Randoms::Hyperbolic => {
                 "fn make_features(first: u32, n: u32, product: f32, log: f32) {\n    \
-                    features_store(first + n, exp(product - log) * p.eps);\n    \
-                    features_store(first + p.directions + n, exp(-product - log) * p.eps);\n}\n"
+                    row_features_store(first + n, exp(product - log) * p.eps);\n    \
+                    row_features_store(first + p.direction_count + n, exp(-product - log) * p.eps);\n}\n"
             }
             Randoms::Trigonometric | Randoms::Fourier => {
                 "fn make_features(first: u32, n: u32, product: f32, log: f32) {\n    \
                     let turn = sine_cosine(product) * p.eps;\n    \
-                    features_store(first + n, turn.x);\n    \
-                    features_store(first + p.directions + n, turn.y);\n}\n"
+                    row_features_store(first + n, turn.x);\n    \
+                    row_features_store(first + p.direction_count + n, turn.y);\n}\n"
             }
             Randoms::Relu => {
                 "fn make_features(first: u32, n: u32, product: f32, log: f32) {\n    \
-                    features_store(first + n, select(product, 0.0, product <= 0.0) + p.eps);\n}\n"
+                    row_features_store(first + n, select(product, 0.0, product <= 0.0) + p.eps);\n}\n"
             }
         }
     }
@@ -443,21 +398,21 @@ impl Randoms {
         match self {
             Randoms::Positive => {
                 "fn product_gradient(feature: u32, gradient: u32, n: u32) -> f32 {\n    \
-                    return features_at(feature + n) * d_features_at(gradient + n);\n}\n"
+                    return row_features_at(feature + n) * d_features_at(gradient + n);\n}\n"
             }
             Randoms::Hyperbolic => {
                 "fn product_gradient(feature: u32, gradient: u32, n: u32) -> f32 {\n    \
-                    return features_at(feature + n) * d_features_at(gradient + n)\n        \
-                        - features_at(feature + p.directions + n) * d_features_at(gradient + p.directions + n);\n}\n"
+                    return row_features_at(feature + n) * d_features_at(gradient + n)\n        \
+                        - row_features_at(feature + p.direction_count + n) * d_features_at(gradient + p.direction_count + n);\n}\n"
             }
             Randoms::Trigonometric | Randoms::Fourier => {
                 "fn product_gradient(feature: u32, gradient: u32, n: u32) -> f32 {\n    \
-                    return features_at(feature + p.directions + n) * d_features_at(gradient + n)\n        \
-                        - features_at(feature + n) * d_features_at(gradient + p.directions + n);\n}\n"
+                    return row_features_at(feature + p.direction_count + n) * d_features_at(gradient + n)\n        \
+                        - row_features_at(feature + n) * d_features_at(gradient + p.direction_count + n);\n}\n"
             }
             Randoms::Relu => {
                 "fn product_gradient(feature: u32, gradient: u32, n: u32) -> f32 {\n    \
-                    return select(0.0, d_features_at(gradient + n), features_at(feature + n) > p.eps);\n}\n"
+                    return select(0.0, d_features_at(gradient + n), row_features_at(feature + n) > p.eps);\n}\n"
             }
         }
     }

@@ -1,15 +1,9 @@
 //! Twin of `linear_carry.wgsl`.
 
-use super::linear::Params;
+use super::linear::LinearNumbers;
 use super::shader;
-use crate::kernel::{Binding, Constant, Kernel, Width};
-use crate::tensor::DType;
-
-/// What changes the text of moving states.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct LinearCarry {
-    pub way: Way,
-}
+use crate::kernel::{Kernel, kernel};
+use crate::tensor::{Access, DType};
 
 /// Which way states are moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -22,6 +16,24 @@ pub(crate) enum Way {
     Keep,
 }
 
+kernel! {
+    /// What changes the text of moving states.
+    LinearCarry, LinearCarryCall
+    tensors {
+        // The caller's, read to fetch states and written to keep them.
+        state: Opt Read F32 one view,
+        norm: Opt Read F32 one view,
+        // Read to keep states.
+        carry: Opt Write F32 four,
+    }
+    numbers {
+        numbers: LinearNumbers,
+    }
+    variant {
+        way: Way,
+    }
+}
+
 pub(crate) const WORKGROUP: usize = 64;
 
 const ZERO: &str = "fn leave(at: u32) { carry_store4(at, vec4<f32>()); }
@@ -30,9 +42,9 @@ fn move_state(own: u32, kv: u32, f: u32, c: u32, at: u32) { carry_store4(at, vec
 const FETCH: &str = "fn leave(at: u32) { carry_store4(at, vec4<f32>()); }
 fn move_state(own: u32, kv: u32, f: u32, c: u32, at: u32) {
     if c + 4u == p.state_stride {
-        carry_store4(at, vec4<f32>(norm_at(view_at(p.v, own, kv, f, 0u)), 0.0, 0.0, 0.0));
+        carry_store4(at, vec4<f32>(norm_at(view_at(p.norm, own, kv, f, 0u)), 0.0, 0.0, 0.0));
     } else {
-        carry_store4(at, state_at4(view_at(p.x, own, kv, f, c), p.x.strides.w, p.value_dim - c) * p.value_unit);
+        carry_store4(at, state_at4(view_at(p.state, own, kv, f, c), p.state.strides.w, p.value_dim - c) * p.value_unit);
     }
 }
 ";
@@ -40,10 +52,10 @@ const KEEP: &str = "fn leave(at: u32) {}
 fn move_state(own: u32, kv: u32, f: u32, c: u32, at: u32) {
     let four = carry_at4(at, 1u, 4u);
     if c + 4u == p.state_stride {
-        norm_store(view_at(p.v, own, kv, f, 0u), four.x);
+        norm_store(view_at(p.norm, own, kv, f, 0u), four.x);
     } else {
         for (var n = 0u; n < min(4u, p.value_dim - c); n++) {
-            state_store(view_at(p.x, own, kv, f, c + n), component(four, n) * p.value_scale);
+            state_store(view_at(p.state, own, kv, f, c + n), component(four, n) * p.value_scale);
         }
     }
 }
@@ -51,27 +63,23 @@ fn move_state(own: u32, kv: u32, f: u32, c: u32, at: u32) {
 
 impl LinearCarry {
     pub fn describe(&self) -> Kernel {
-        let carry = match self.way {
-            Way::Keep => Binding::read("carry", DType::F32, Width::Four),
-            _ => Binding::write("carry", DType::F32, Width::Four),
+        let (text, of_caller, of_carry) = match self.way {
+            Way::Zero => (ZERO, Access::Read, Access::Write),
+            Way::Fetch => (FETCH, Access::Read, Access::Write),
+            Way::Keep => (KEEP, Access::Write, Access::Read),
         };
-        let of_caller = |name| match self.way {
-            Way::Keep => Some(Binding::write(name, DType::F32, Width::One)),
-            Way::Fetch => Some(Binding::read(name, DType::F32, Width::One)),
-            Way::Zero => None,
-        };
-        let bindings = [of_caller("state"), of_caller("norm"), Some(carry)].into_iter().flatten().collect();
-        let text = match self.way {
-            Way::Zero => ZERO,
-            Way::Fetch => FETCH,
-            Way::Keep => KEEP,
-        };
-        let constants = [Constant::U32("WORKGROUP", WORKGROUP as u32)];
-        let parts = [shader!("tensor/view"), shader!("linear/params"), shader!("linear_carry"), text];
-        Kernel::new::<Params>(&constants, bindings, &parts, WORKGROUP as u32)
+        self.declare()
+            .access("state", of_caller)
+            .access("norm", of_caller)
+            .access("carry", of_carry)
+            .u32("WORKGROUP", WORKGROUP as u32)
+            .kernel(&[shader!("tensor/view"), shader!("linear_carry"), text], WORKGROUP as u32, 0)
     }
 
     pub fn all() -> [Self; 3] {
-        [Way::Zero, Way::Fetch, Way::Keep].map(|way| LinearCarry { way })
+        [Way::Zero, Way::Fetch, Way::Keep].map(|way| {
+            let of_caller = (way != Way::Zero).then_some(DType::F32);
+            LinearCarry { state: of_caller, norm: of_caller, carry: Some(DType::F32), way }
+        })
     }
 }

@@ -1,19 +1,29 @@
 //! Twin of `linear_chunks.wgsl`.
 
-use super::linear::Params;
+use super::linear::LinearNumbers;
 use super::shader;
-use crate::kernel::{Binding, Constant, Kernel, Width};
+use crate::kernel::{Kernel, kernel};
 use crate::tensor::DType;
 
-/// What changes the text of the table of chunks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct LinearChunks {
-    pub key_mask: bool,
-    pub lengths: bool,
-    pub packed: bool,
-    /// Whether keys get logarithmic weights, and whether there are some already, of their features.
-    pub scaled: bool,
-    pub has_logs: bool,
+kernel! {
+    /// What changes the text of the table of chunks.
+    LinearChunks, LinearChunksCall
+    tensors {
+        key_mask: Opt Read Bool one repeating,
+        lengths: Opt Read U32 one repeating,
+        // Of packed sequences.
+        starts: Opt Read U32 one view,
+        // Keys get logarithmic weights.
+        logs: Opt Write F32 one,
+        chunks: One Write U32 one,
+    }
+    numbers {
+        numbers: LinearNumbers,
+    }
+    variant {
+        /// There are logarithmic weights already, of their features.
+        has_logs: bool,
+    }
 }
 
 pub(crate) const WORKGROUP: usize = 64;
@@ -33,52 +43,41 @@ const WEIGH: &str = "fn weigh_keys(b: u32, kv: u32, chunk: Chunk) -> f32 {
 
 impl LinearChunks {
     pub fn describe(&self) -> Kernel {
-        let LinearChunks { key_mask, lengths, packed, scaled, has_logs } = *self;
-        let read = |name, dtype| Binding::read(name, dtype, Width::One);
-        let write = |name, dtype| Binding::write(name, dtype, Width::One);
-        let bindings = [
-            key_mask.then(|| read("key_mask", DType::Bool)),
-            lengths.then(|| read("lengths", DType::U32)),
-            packed.then(|| read("starts", DType::U32)),
-            scaled.then(|| write("logs", DType::F32)),
-            Some(write("chunks", DType::U32)),
-        ];
         let mut seen = vec!["true"];
-        seen.extend(key_mask.then_some("key_mask_at(view_at(p.k, b, kv, 0u, j))"));
-        seen.extend(lengths.then_some("j < lengths_at(view_at(p.v, b, kv, 0u, 0u))"));
+        seen.extend(self.key_mask.map(|_| "key_mask_at(view_at(p.key_mask, b, kv, 0u, j))"));
+        seen.extend(self.lengths.map(|_| "j < lengths_at(view_at(p.lengths, b, kv, 0u, 0u))"));
         let is_key =
             format!("fn is_key(b: u32, kv: u32, j: u32) -> bool {{ return {}; }}\n", seen.join(" && "));
         let log_of = format!(
             "fn log_of(o: u32) -> f32 {{ return {}; }}\n",
-            if has_logs { "logs_at(o)" } else { "0.0" }
+            if self.has_logs { "logs_at(o)" } else { "0.0" }
         );
+        let packed = self.starts.is_some();
         let start_of = if packed {
-            "fn start_of(s: u32) -> u32 { return starts_at(view_at(p.q, 0u, 0u, 0u, s)); }\n"
+            "fn start_of(s: u32) -> u32 { return starts_at(view_at(p.starts, 0u, 0u, 0u, s)); }\n"
         } else {
             "fn start_of(s: u32) -> u32 { return 0u; }\n"
         };
         let unweighed = "fn weigh_keys(b: u32, kv: u32, chunk: Chunk) -> f32 { return 0.0; }\n";
-        let weigh = if scaled { [WEIGH, &is_key, &log_of].concat() } else { unweighed.to_string() };
-        let constants = [Constant::U32("WORKGROUP", WORKGROUP as u32), Constant::Bool("IS_PACKED", packed)];
-        let parts = [
-            shader!("tensor/view"),
-            shader!("linear/params"),
-            shader!("linear/chunks"),
-            shader!("linear_chunks"),
-            start_of,
-            &weigh,
-        ];
-        let bindings = bindings.into_iter().flatten().collect();
-        Kernel::new::<Params>(&constants, bindings, &parts, WORKGROUP as u32)
+        let weigh =
+            if self.logs.is_some() { [WEIGH, &is_key, &log_of].concat() } else { unweighed.to_string() };
+        let parts =
+            [shader!("tensor/view"), shader!("linear/chunks"), shader!("linear_chunks"), start_of, &weigh];
+        self.declare().u32("WORKGROUP", WORKGROUP as u32).bool("IS_PACKED", packed).kernel(
+            &parts,
+            WORKGROUP as u32,
+            0,
+        )
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
-        [false, true].into_iter().flat_map(|packed| {
-            let of = move |key_mask, lengths, scaled, has_logs| LinearChunks {
-                key_mask,
-                lengths,
-                packed,
-                scaled,
+        [None, Some(DType::U32)].into_iter().flat_map(|starts| {
+            let of = move |key_mask: bool, lengths: bool, scaled: bool, has_logs| LinearChunks {
+                key_mask: key_mask.then_some(DType::Bool),
+                lengths: lengths.then_some(DType::U32),
+                starts,
+                logs: scaled.then_some(DType::F32),
+                chunks: DType::U32,
                 has_logs,
             };
             [

@@ -1,19 +1,33 @@
 //! Twin of `linear_d_keys.wgsl`.
 
-use super::linear::{LinearForm, Phi, Pieces, listed};
+use super::linear::{LinearForm, LinearNumbers, Phi, Pieces, listed};
 use super::shader;
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, Width, kernel};
 use crate::tensor::DType;
 
-/// What changes the text of the gradient of keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct LinearDKeys {
-    pub form: LinearForm,
-    pub phi: Phi,
-    /// Of queries and keys.
-    pub features: DType,
-    pub v: DType,
-    pub gradient: DType,
+kernel! {
+    /// What changes the text of the gradient of keys.
+    LinearDKeys, LinearDKeysCall
+    tensors {
+        // Absent where φ is the identity.
+        k: Opt Read F32 width view,
+        v: One Read F32 width view,
+        states: Opt Read F32 four,
+        // These only if causal.
+        q: Opt Read F32 width view,
+        scores: Opt Read F32 four,
+        logs: Opt Read F32 one,
+        chunks: Opt Read U32 one,
+        written: One Write F32 width view,
+    }
+    numbers {
+        numbers: LinearNumbers,
+    }
+    variant {
+        form: LinearForm,
+        phi: Phi,
+        width: Width,
+    }
 }
 
 const VALUE_SIDE: &str =
@@ -24,27 +38,35 @@ pub(super) const NONE_AFTER: &str = "fn add_after(b: u32, kv: u32, slot: u32, ch
 
 impl LinearDKeys {
     pub fn describe(&self) -> Kernel {
-        let pieces = Pieces::new(self.form)
+        let pieces = Pieces::new(self.form, self.width, self.declare())
             .product()
             .phi(self.phi)
-            .slope("k", self.features, self.phi)
-            .values(self.v)
+            .slope("k", self.phi)
+            .values()
             .states()
             .text(VALUE_SIDE)
             .text(shader!("linear/state_columns"));
         let pieces = if self.form.causal {
-            pieces.queries(self.features).scores().text(OTHER).text(shader!("linear/after"))
+            pieces.queries().text(OTHER).text(shader!("linear/after"))
         } else {
             pieces.text(NONE_AFTER)
         };
-        pieces
-            .chunks(true, "p.kv_len")
-            .store(self.gradient, "p.features")
-            .text(shader!("linear_d_keys"))
-            .kernel()
+        pieces.chunks(self.logs, "p.kv_len").store("p.features").text(shader!("linear_d_keys")).kernel()
     }
 
     pub fn all() -> Vec<Self> {
-        listed(|form, dtype, phi| LinearDKeys { form, phi, features: dtype, v: dtype, gradient: dtype })
+        listed(|form, width, dtype, phi| LinearDKeys {
+            k: (phi != Phi::Identity).then_some(dtype),
+            v: dtype,
+            states: Some(DType::F32),
+            q: form.causal.then_some(dtype),
+            scores: form.causal.then_some(DType::F32),
+            logs: form.logs(),
+            chunks: form.chunks(),
+            written: dtype,
+            form,
+            phi,
+            width,
+        })
     }
 }

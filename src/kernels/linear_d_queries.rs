@@ -1,20 +1,34 @@
 //! Twin of `linear_d_queries.wgsl`.
 
-use super::linear::{LinearForm, Phi, Pieces, listed};
+use super::linear::{LinearForm, LinearNumbers, Phi, Pieces, listed};
 use super::linear_out::NONE_BEFORE;
 use super::shader;
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, Width, kernel};
 use crate::tensor::DType;
 
-/// What changes the text of the gradient of queries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct LinearDQueries {
-    pub form: LinearForm,
-    pub phi: Phi,
-    /// Of queries and keys.
-    pub features: DType,
-    pub d_out: DType,
-    pub gradient: DType,
+kernel! {
+    /// What changes the text of the gradient of queries.
+    LinearDQueries, LinearDQueriesCall
+    tensors {
+        // Absent where φ is the identity.
+        q: Opt Read F32 width view,
+        d_out: One Read F32 width view,
+        states: Opt Read F32 four,
+        stats: Opt Read F32 four,
+        // These only if causal.
+        k: Opt Read F32 width view,
+        scores: Opt Read F32 four,
+        chunks: Opt Read U32 one,
+        written: One Write F32 width view,
+    }
+    numbers {
+        numbers: LinearNumbers,
+    }
+    variant {
+        form: LinearForm,
+        phi: Phi,
+        width: Width,
+    }
 }
 
 const VALUE_SIDE: &str =
@@ -24,34 +38,36 @@ const OTHER: &str =
 
 impl LinearDQueries {
     pub fn describe(&self) -> Kernel {
-        let pieces = Pieces::new(self.form)
+        let pieces = Pieces::new(self.form, self.width, self.declare())
             .product()
             .phi(self.phi)
-            .slope("q", self.features, self.phi)
-            .d_out(self.d_out)
+            .slope("q", self.phi)
+            .d_out()
             .states()
             .stats()
             .text(VALUE_SIDE)
             .text(shader!("linear/state_columns"));
         let pieces = if self.form.causal {
-            pieces.keys(self.features).scores().text(OTHER).text(shader!("linear/before"))
+            pieces.keys().text(OTHER).text(shader!("linear/before"))
         } else {
             pieces.text(NONE_BEFORE)
         };
-        pieces
-            .chunks(false, "p.q_len")
-            .store(self.gradient, "p.features")
-            .text(shader!("linear_d_queries"))
-            .kernel()
+        pieces.chunks(None, "p.q_len").store("p.features").text(shader!("linear_d_queries")).kernel()
     }
 
     pub fn all() -> Vec<Self> {
-        listed(|form, dtype, phi| LinearDQueries {
+        listed(|form, width, dtype, phi| LinearDQueries {
+            q: (phi != Phi::Identity).then_some(dtype),
+            d_out: dtype,
+            states: Some(DType::F32),
+            stats: Some(DType::F32),
+            k: form.causal.then_some(dtype),
+            scores: form.causal.then_some(DType::F32),
+            chunks: form.chunks(),
+            written: dtype,
             form,
             phi,
-            features: dtype,
-            d_out: dtype,
-            gradient: dtype,
+            width,
         })
     }
 }

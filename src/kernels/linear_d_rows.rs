@@ -1,31 +1,48 @@
 //! Twin of `linear_d_rows.wgsl`.
 
-use super::linear::{Pieces, RowsForm};
+use super::linear::{LinearNumbers, Pieces, listed_of_rows};
 use super::shader;
-use crate::kernel::{Binding, Kernel, Width};
+use crate::kernel::{Kernel, Width, kernel};
+use crate::plan::LinearTiles;
 use crate::tensor::DType;
 
-/// What changes the text of the gradients of rows that random features were made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct LinearDRows {
-    pub form: RowsForm,
-    pub rows: DType,
-    pub gradient: DType,
+kernel! {
+    /// What changes the text of the gradients of rows that random features were made of.
+    LinearDRows, LinearDRowsCall
+    tensors {
+        rows: One Read F32 width view,
+        directions: One Read F32 width view,
+        d_features: One Read F32 one view,
+        written: One Write F32 width view,
+    }
+    numbers {
+        numbers: LinearNumbers,
+    }
+    variant {
+        tiles: LinearTiles,
+        width: Width,
+    }
 }
 
 impl LinearDRows {
     pub fn describe(&self) -> Kernel {
-        Pieces::of_rows(self.form)
-            .tensor("rows", "q", self.rows, "row4", "p.head_dim", ["", ""])
-            .tensor("directions", "k", DType::F32, "direction4", "p.head_dim", ["", ""])
-            .bind(Binding::read("d_features", DType::F32, Width::One))
-            .text(shader!("linear/tile"))
-            .store(self.gradient, "p.head_dim")
+        Pieces::of_rows(self.tiles, self.width, self.declare())
+            .tensor("rows", "row4", "p.head_dim", ["", ""])
+            .tensor("directions", "direction4", "p.head_dim", ["", ""])
+            .product()
+            .store("p.head_dim")
             .text(shader!("linear_d_rows"))
             .kernel()
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
-        RowsForm::all().map(|(form, rows)| LinearDRows { form, rows, gradient: rows })
+        listed_of_rows().map(|(tiles, rows, width)| LinearDRows {
+            rows,
+            directions: DType::F32,
+            d_features: DType::F32,
+            written: rows,
+            tiles,
+            width,
+        })
     }
 }

@@ -1,19 +1,33 @@
 //! Twin of `linear_d_values.wgsl`.
 
-use super::linear::{LinearForm, Phi, Pieces, listed};
+use super::linear::{LinearForm, LinearNumbers, Phi, Pieces, listed};
 use super::linear_d_keys::NONE_AFTER;
 use super::shader;
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, Width, kernel};
 use crate::tensor::DType;
 
-/// What changes the text of the gradient of values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct LinearDValues {
-    pub form: LinearForm,
-    pub phi: Phi,
-    pub k: DType,
-    pub d_out: DType,
-    pub gradient: DType,
+kernel! {
+    /// What changes the text of the gradient of values.
+    LinearDValues, LinearDValuesCall
+    tensors {
+        k: One Read F32 width view,
+        states: Opt Read F32 four,
+        // These only if causal.
+        d_out: Opt Read F32 width view,
+        stats: Opt Read F32 four,
+        scores: Opt Read F32 four,
+        logs: Opt Read F32 one,
+        chunks: Opt Read U32 one,
+        written: One Write F32 width view,
+    }
+    numbers {
+        numbers: LinearNumbers,
+    }
+    variant {
+        form: LinearForm,
+        phi: Phi,
+        width: Width,
+    }
 }
 
 const FEATURE_SIDE: &str =
@@ -23,26 +37,34 @@ const OTHER: &str = "fn other4(b: u32, h: u32, i: u32, c: u32) -> vec4<f32> {\n 
 
 impl LinearDValues {
     pub fn describe(&self) -> Kernel {
-        let pieces = Pieces::new(self.form)
+        let pieces = Pieces::new(self.form, self.width, self.declare())
             .product()
             .phi(self.phi)
-            .keys(self.k)
+            .keys()
             .states()
             .text(FEATURE_SIDE)
             .text(shader!("linear/state_rows"));
         let pieces = if self.form.causal {
-            pieces.d_out(self.d_out).stats().scores().text(OTHER).text(shader!("linear/after"))
+            pieces.d_out().stats().text(OTHER).text(shader!("linear/after"))
         } else {
             pieces.text(NONE_AFTER)
         };
-        pieces
-            .chunks(true, "p.kv_len")
-            .store(self.gradient, "p.value_dim")
-            .text(shader!("linear_d_values"))
-            .kernel()
+        pieces.chunks(self.logs, "p.kv_len").store("p.value_dim").text(shader!("linear_d_values")).kernel()
     }
 
     pub fn all() -> Vec<Self> {
-        listed(|form, dtype, phi| LinearDValues { form, phi, k: dtype, d_out: dtype, gradient: dtype })
+        listed(|form, width, dtype, phi| LinearDValues {
+            k: dtype,
+            states: Some(DType::F32),
+            d_out: form.causal.then_some(dtype),
+            stats: form.causal.then_some(DType::F32),
+            scores: form.causal.then_some(DType::F32),
+            logs: form.logs(),
+            chunks: form.chunks(),
+            written: dtype,
+            form,
+            phi,
+            width,
+        })
     }
 }

@@ -1,29 +1,46 @@
 //! Twin of `linear_features.wgsl`.
 
-use super::linear::{Pieces, RowsForm};
+use super::linear::{LinearNumbers, Pieces, listed_of_rows};
 use super::shader;
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, Width, kernel};
+use crate::plan::LinearTiles;
 use crate::tensor::DType;
 
-/// What changes the text of products with random directions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct LinearFeatures {
-    pub form: RowsForm,
-    pub rows: DType,
+kernel! {
+    /// What changes the text of products with random directions.
+    LinearFeatures, LinearFeaturesCall
+    tensors {
+        rows: One Read F32 width view,
+        directions: One Read F32 width view,
+        written: One Write F32 width view,
+    }
+    numbers {
+        numbers: LinearNumbers,
+    }
+    variant {
+        tiles: LinearTiles,
+        width: Width,
+    }
 }
 
 impl LinearFeatures {
     pub fn describe(&self) -> Kernel {
-        Pieces::of_rows(self.form)
-            .tensor("rows", "q", self.rows, "row4", "p.head_dim", ["", ""])
-            .tensor("directions", "k", DType::F32, "direction4", "p.head_dim", ["", ""])
-            .text(shader!("linear/tile"))
-            .store(DType::F32, "p.directions")
+        Pieces::of_rows(self.tiles, self.width, self.declare())
+            .tensor("rows", "row4", "p.head_dim", ["", ""])
+            .tensor("directions", "direction4", "p.head_dim", ["", ""])
+            .product()
+            .store("p.direction_count")
             .text(shader!("linear_features"))
             .kernel()
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
-        RowsForm::all().map(|(form, rows)| LinearFeatures { form, rows })
+        listed_of_rows().map(|(tiles, rows, width)| LinearFeatures {
+            rows,
+            directions: DType::F32,
+            written: DType::F32,
+            tiles,
+            width,
+        })
     }
 }

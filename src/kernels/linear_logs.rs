@@ -1,20 +1,28 @@
 //! Twin of `linear_logs.wgsl`.
 
-use super::linear::Params;
+use super::linear::LinearNumbers;
 use super::shader;
-use crate::kernel::{Binding, Constant, Kernel, Width};
+use crate::kernel::{Kernel, kernel};
 use crate::tensor::DType;
 
-/// What changes the text of the scales of states.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct LinearLogs {
-    pub causal: bool,
-    /// Whether the caller has the logarithms of states' scales.
-    pub state: bool,
+kernel! {
+    /// What changes the text of the scales of states.
+    LinearLogs, LinearLogsCall
+    tensors {
+        chunks: One Write U32 one,
+        // The caller's logarithms of states' scales.
+        state_log: Opt Write F32 one view,
+    }
+    numbers {
+        numbers: LinearNumbers,
+    }
+    variant {
+        causal: bool,
+    }
 }
 
 const STATE: &str =
-    "fn state_log_of(sequence: u32, kv: u32) -> u32 { return view_at(p.x, sequence, kv, 0u, 0u); }
+    "fn state_log_of(sequence: u32, kv: u32) -> u32 { return view_at(p.state_log, sequence, kv, 0u, 0u); }
 
 // Packed rows have a sequence before the caller's and one after them.
 fn is_of_caller(sequence: u32) -> bool {
@@ -57,16 +65,15 @@ fn keep_log(sequence: u32, kv: u32, log: f32) {}
 
 impl LinearLogs {
     pub fn describe(&self) -> Kernel {
-        let write = |name, dtype| Binding::write(name, dtype, Width::One);
-        let mut bindings = vec![write("chunks", DType::U32)];
-        bindings.extend(self.state.then(|| write("state_log", DType::F32)));
-        let constants = [Constant::Bool("IS_CAUSAL", self.causal)];
-        let state = if self.state { STATE } else { NO_STATE };
-        let parts = [shader!("tensor/view"), shader!("linear/params"), shader!("linear_logs"), state];
-        Kernel::new::<Params>(&constants, bindings, &parts, 1)
+        let state = if self.state_log.is_some() { STATE } else { NO_STATE };
+        let parts = [shader!("tensor/view"), shader!("linear_logs"), state];
+        self.declare().bool("IS_CAUSAL", self.causal).kernel(&parts, 1, 0)
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
-        [false, true].into_iter().flat_map(|causal| [false, true].map(|state| LinearLogs { causal, state }))
+        [false, true].into_iter().flat_map(|causal| {
+            let of = move |state_log| LinearLogs { chunks: DType::U32, state_log, causal };
+            [None, Some(DType::F32)].map(of)
+        })
     }
 }

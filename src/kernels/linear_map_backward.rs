@@ -1,15 +1,26 @@
 //! Twin of `linear_map_backward.wgsl`.
 
-use super::linear::{Params, Randoms};
+use super::linear::{LinearNumbers, Randoms};
 use super::shader;
-use crate::kernel::{Binding, Constant, Kernel, Width};
+use crate::kernel::{Kernel, kernel};
 use crate::tensor::DType;
 
-/// What changes the text of the gradients of random features.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct LinearMapBackward {
-    pub kind: Randoms,
-    pub rows: DType,
+kernel! {
+    /// What changes the text of the gradients of random features.
+    LinearMapBackward, LinearMapBackwardCall
+    tensors {
+        rows: One Read F32 one view,
+        row_features: One Read F32 one view,
+        // Of rows of length 1.
+        directions: Opt Read F32 one view,
+        d_features: One Write F32 one view,
+    }
+    numbers {
+        numbers: LinearNumbers,
+    }
+    variant {
+        kind: Randoms,
+    }
 }
 
 pub(crate) const WORKGROUP: usize = 64;
@@ -17,7 +28,7 @@ pub(crate) const WORKGROUP: usize = 64;
 const ANGLE: &str = "fn angle_of(b: u32, h: u32, i: u32, n: u32) -> f32 {
     var product = 0.0;
     for (var d = 0u; d < p.head_dim; d++) {
-        product += rows_at(view_at(p.q, b, h, i, d)) * directions_at(view_at(p.k, 0u, h / p.group, n, d));
+        product += rows_at(view_at(p.rows, b, h, i, d)) * directions_at(view_at(p.directions, 0u, h / p.group, n, d));
     }
     return product;
 }
@@ -26,39 +37,37 @@ const NO_ANGLE: &str = "fn angle_of(b: u32, h: u32, i: u32, n: u32) -> f32 { ret
 
 impl LinearMapBackward {
     pub fn describe(&self) -> Kernel {
-        let is_unit = self.kind == Randoms::Fourier;
-        let mut bindings = vec![
-            Binding::read("rows", self.rows, Width::One),
-            Binding::read("features", DType::F32, Width::One),
-        ];
-        bindings.extend(is_unit.then(|| Binding::read("directions", DType::F32, Width::One)));
-        bindings.push(Binding::write("d_features", DType::F32, Width::One));
         let sign = match self.kind {
             Randoms::Positive | Randoms::Hyperbolic => "-1.0",
             Randoms::Trigonometric => "1.0",
             _ => "0.0",
         };
-        let constants = [
-            Constant::U32("WORKGROUP", WORKGROUP as u32),
-            Constant::Bool("IS_UNIT", is_unit),
-            Constant::Bool("HAS_LENGTH", sign != "0.0"),
-        ];
-        let sign = format!("const LENGTH_SIGN: f32 = {sign};\n");
+        let length_sign = format!("const LENGTH_SIGN: f32 = {sign};\n");
+        let is_unit = self.directions.is_some();
         let parts = [
             shader!("tensor/view"),
-            shader!("linear/params"),
             shader!("linear/random"),
             shader!("linear_map_backward"),
-            &sign,
+            &length_sign,
             self.kind.gradient(),
             if is_unit { ANGLE } else { NO_ANGLE },
         ];
-        Kernel::new::<Params>(&constants, bindings, &parts, WORKGROUP as u32)
+        self.declare()
+            .u32("WORKGROUP", WORKGROUP as u32)
+            .bool("IS_UNIT", is_unit)
+            .bool("HAS_LENGTH", sign != "0.0")
+            .kernel(&parts, WORKGROUP as u32, 0)
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
-        Randoms::ALL
-            .into_iter()
-            .flat_map(|kind| super::FLOATS.into_iter().map(move |rows| LinearMapBackward { kind, rows }))
+        Randoms::ALL.into_iter().flat_map(|kind| {
+            super::FLOATS.into_iter().map(move |rows| LinearMapBackward {
+                rows,
+                row_features: DType::F32,
+                directions: (kind == Randoms::Fourier).then_some(DType::F32),
+                d_features: DType::F32,
+                kind,
+            })
+        })
     }
 }

@@ -1,20 +1,33 @@
 //! Twin of `linear_out.wgsl`.
 
-use super::linear::{LinearForm, Phi, Pieces, listed};
+use super::linear::{LinearForm, LinearNumbers, Phi, Pieces, listed};
 use super::shader;
-use crate::kernel::{Constant, Kernel};
+use crate::kernel::{Kernel, Width, kernel};
 use crate::tensor::DType;
 
-/// What changes the text of linear attention's results.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct LinearOut {
-    pub form: LinearForm,
-    pub phi: Phi,
-    pub q: DType,
-    pub v: DType,
-    pub out: DType,
-    /// Whether results are divided by the norm.
-    pub normalised: bool,
+kernel! {
+    /// What changes the text of linear attention's results.
+    LinearOut, LinearOutCall
+    tensors {
+        q: One Read F32 width view,
+        states: Opt Read F32 four,
+        // These only if causal.
+        v: Opt Read F32 width view,
+        scores: Opt Read F32 four,
+        logs: Opt Read F32 one,
+        chunks: Opt Read U32 one,
+        written: One Write F32 width view,
+    }
+    numbers {
+        numbers: LinearNumbers,
+    }
+    variant {
+        form: LinearForm,
+        phi: Phi,
+        /// Results are divided by the norm.
+        normalised: bool,
+        width: Width,
+    }
 }
 
 const FEATURE_SIDE: &str =
@@ -25,43 +38,40 @@ pub(super) const NONE_BEFORE: &str =
 
 impl LinearOut {
     pub fn describe(&self) -> Kernel {
-        let causal = self.form.causal;
-        let pieces = Pieces::new(self.form)
-            .constant(Constant::Bool("IS_NORMALISED", self.normalised))
+        let pieces = Pieces::new(self.form, self.width, self.declare())
+            .bool("IS_NORMALISED", self.normalised)
             .product()
             .row_logs()
             .phi(self.phi)
-            .queries(self.q)
+            .queries()
             .states()
             .text(FEATURE_SIDE)
             .text(shader!("linear/state_rows"));
-        let pieces = if causal {
-            pieces.values(self.v).scores().text(OTHER).text(shader!("linear/before"))
+        let pieces = if self.form.causal {
+            pieces.values().text(OTHER).text(shader!("linear/before"))
         } else {
             pieces.text(NONE_BEFORE)
         };
-        pieces.chunks(causal, "p.q_len").store(self.out, "p.value_dim").text(shader!("linear_out")).kernel()
+        pieces.chunks(self.logs, "p.q_len").store("p.value_dim").text(shader!("linear_out")).kernel()
     }
 
     pub fn all() -> Vec<Self> {
-        let mut all = listed(|form, dtype, phi| LinearOut {
+        let of = |form: LinearForm, width, dtype, phi, normalised| LinearOut {
+            q: dtype,
+            states: Some(DType::F32),
+            v: form.causal.then_some(dtype),
+            scores: form.causal.then_some(DType::F32),
+            logs: form.logs().filter(|_| form.causal),
+            chunks: form.chunks(),
+            written: dtype,
             form,
             phi,
-            q: dtype,
-            v: dtype,
-            out: dtype,
-            normalised: phi != Phi::Identity,
-        });
-        let form = LinearForm { causal: false, ..LinearForm::plain(true) };
-        let plain = LinearOut {
-            form,
-            phi: Phi::Elu,
-            q: DType::F32,
-            v: DType::F32,
-            out: DType::F32,
-            normalised: true,
+            normalised,
+            width,
         };
-        all.push(LinearOut { normalised: false, ..plain });
+        let mut all = listed(|form, width, dtype, phi| of(form, width, dtype, phi, phi != Phi::Identity));
+        let form = LinearForm { causal: false, ..LinearForm::plain() };
+        all.push(of(form, Width::Four, DType::F32, Phi::Elu, false));
         all
     }
 }

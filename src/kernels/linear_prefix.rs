@@ -1,34 +1,46 @@
 //! Twin of `linear_prefix.wgsl`.
 
-use super::linear::{LinearForm, Pieces};
+use super::linear::{LinearForm, LinearNumbers, Pieces};
 use super::shader;
-use crate::kernel::{Binding, Constant, Kernel, Width};
+use crate::kernel::{Kernel, Width, kernel};
 use crate::tensor::DType;
 
-/// What changes the text of the running sums of states.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct LinearPrefix {
-    pub form: LinearForm,
-    /// From the last chunk to the first, of gradients.
-    pub reverse: bool,
-    /// Whether rows are those of queries.
-    pub of_queries: bool,
+kernel! {
+    /// What changes the text of the running sums of states.
+    LinearPrefix, LinearPrefixCall
+    tensors {
+        states: Opt Write F32 four,
+        carry: Opt Write F32 four,
+        chunks: Opt Read U32 one,
+    }
+    numbers {
+        numbers: LinearNumbers,
+    }
+    variant {
+        form: LinearForm,
+        /// From the last chunk of rows of queries to the first, of gradients; else from the first chunk of keys to the last.
+        reverse: bool,
+    }
 }
 
 impl LinearPrefix {
     pub fn describe(&self) -> Kernel {
-        let write = |name| Binding::write(name, DType::F32, Width::Four);
-        Pieces::new(self.form)
-            .constant(Constant::Bool("IS_REVERSE", self.reverse))
-            .bind(write("states"))
-            .bind(write("carry"))
-            .chunks(false, if self.of_queries { "p.q_len" } else { "p.kv_len" })
+        Pieces::new(self.form, Width::Four, self.declare())
+            .bool("IS_REVERSE", self.reverse)
+            .chunks(None, if self.reverse { "p.q_len" } else { "p.kv_len" })
             .text(shader!("linear_prefix"))
             .kernel()
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
-        LinearForm::all()
-            .flat_map(|form| [false, true].map(|reverse| LinearPrefix { form, reverse, of_queries: reverse }))
+        LinearForm::all().flat_map(|(form, _)| {
+            [false, true].map(|reverse| LinearPrefix {
+                states: Some(DType::F32),
+                carry: Some(DType::F32),
+                chunks: form.chunks(),
+                form,
+                reverse,
+            })
+        })
     }
 }

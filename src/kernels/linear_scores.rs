@@ -1,20 +1,31 @@
 //! Twin of `linear_scores.wgsl`.
 
-use super::linear::{LinearForm, Phi, Pieces, listed};
+use super::linear::{LinearForm, LinearNumbers, Phi, Pieces, listed};
 use super::shader;
-use crate::kernel::{Binding, Kernel, Width};
+use crate::kernel::{Kernel, Width, kernel};
 use crate::tensor::DType;
 
-/// What changes the text of the products within chunks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct LinearScores {
-    pub form: LinearForm,
-    pub phi: Phi,
-    /// Of the queries' side, and of the keys'.
-    pub query_side: DType,
-    pub key_side: DType,
-    /// Of d_out and v, for the backward pass.
-    pub of_gradients: bool,
+kernel! {
+    /// What changes the text of the products within chunks: of queries and keys, or, for the backward pass, of d_out and v.
+    LinearScores, LinearScoresCall
+    tensors {
+        q: Opt Read F32 width view,
+        k: Opt Read F32 width view,
+        d_out: Opt Read F32 width view,
+        v: Opt Read F32 width view,
+        stats: Opt Read F32 four,
+        logs: Opt Read F32 one,
+        chunks: Opt Read U32 one,
+        scores: Opt Write F32 four,
+    }
+    numbers {
+        numbers: LinearNumbers,
+    }
+    variant {
+        form: LinearForm,
+        phi: Phi,
+        width: Width,
+    }
 }
 
 const FEATURES: &str = "fn side_channels() -> u32 { return p.features; }\n\
@@ -29,27 +40,32 @@ const GRADIENTS: &str = "fn side_channels() -> u32 { return p.value_dim; }\n\
 
 impl LinearScores {
     pub fn describe(&self) -> Kernel {
-        let pieces = Pieces::new(self.form).product().row_logs();
-        let pieces = if self.of_gradients {
-            pieces.d_out(self.query_side).values(self.key_side).stats().text(GRADIENTS)
+        let pieces = Pieces::new(self.form, self.width, self.declare()).product().row_logs();
+        let pieces = if self.d_out.is_some() {
+            pieces.d_out().values().stats().text(GRADIENTS)
         } else {
-            pieces.phi(self.phi).queries(self.query_side).keys(self.key_side).text(FEATURES)
+            pieces.phi(self.phi).queries().keys().text(FEATURES)
         };
-        pieces
-            .chunks(true, "p.kv_len")
-            .bind(Binding::write("scores", DType::F32, Width::Four))
-            .text(shader!("linear_scores"))
-            .kernel()
+        pieces.chunks(self.logs, "p.kv_len").text(shader!("linear_scores")).kernel()
     }
 
     pub fn all() -> Vec<Self> {
-        let of = |of_gradients| {
-            let all = listed(move |form, dtype, phi| LinearScores {
-                form,
-                phi: if of_gradients { Phi::Identity } else { phi },
-                query_side: dtype,
-                key_side: dtype,
-                of_gradients,
+        let of = |of_gradients: bool| {
+            let all = listed(move |form, width, dtype, phi| {
+                let [features, gradients] = [!of_gradients, of_gradients].map(|used| used.then_some(dtype));
+                LinearScores {
+                    q: features,
+                    k: features,
+                    d_out: gradients,
+                    v: gradients,
+                    stats: gradients.map(|_| DType::F32),
+                    logs: form.logs(),
+                    chunks: form.chunks(),
+                    scores: Some(DType::F32),
+                    form,
+                    phi: if of_gradients { Phi::Identity } else { phi },
+                    width,
+                }
             });
             all.into_iter().filter(|scores| scores.form.causal).collect::<Vec<_>>()
         };

@@ -1,43 +1,64 @@
 //! Twin of `linear_state.wgsl`.
 
-use super::linear::{LinearForm, Phi, Pieces, listed};
+use super::linear::{LinearForm, LinearNumbers, Phi, Pieces, listed};
 use super::shader;
-use crate::kernel::{Binding, Kernel, Width};
+use crate::kernel::{Kernel, Width, kernel};
 use crate::tensor::DType;
 
-/// What changes the text of the states of chunks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct LinearState {
-    pub form: LinearForm,
-    pub phi: Phi,
-    /// Of the features' rows, and of the values' or of the gradients of results.
-    pub features: DType,
-    pub values: DType,
-    /// Of queries, for the backward pass.
-    pub of_queries: bool,
+kernel! {
+    /// What changes the text of the states of chunks: of keys and values, or, for the backward pass, of queries and gradients of
+    /// results.
+    LinearState, LinearStateCall
+    tensors {
+        k: Opt Read F32 width view,
+        v: Opt Read F32 width view,
+        q: Opt Read F32 width view,
+        d_out: Opt Read F32 width view,
+        stats: Opt Read F32 four,
+        logs: Opt Read F32 one,
+        chunks: Opt Read U32 one,
+        states: Opt Write F32 four,
+    }
+    numbers {
+        numbers: LinearNumbers,
+    }
+    variant {
+        form: LinearForm,
+        phi: Phi,
+        width: Width,
+    }
 }
 
 impl LinearState {
     pub fn describe(&self) -> Kernel {
-        let pieces = Pieces::new(self.form).product().phi(self.phi);
-        let pieces = if self.of_queries {
-            let pieces = pieces.queries(self.features).d_out(self.values).stats();
-            pieces.chunks(false, "p.q_len").text(shader!("linear/query_items"))
+        let pieces = Pieces::new(self.form, self.width, self.declare()).product().phi(self.phi);
+        let pieces = if self.q.is_some() {
+            let pieces = pieces.queries().d_out().stats();
+            pieces.chunks(self.logs, "p.q_len").text(shader!("linear/query_items"))
         } else {
-            let pieces = pieces.keys(self.features).values(self.values);
-            pieces.chunks(true, "p.kv_len").text(shader!("linear/key_items"))
+            let pieces = pieces.keys().values();
+            pieces.chunks(self.logs, "p.kv_len").text(shader!("linear/key_items"))
         };
-        pieces.bind(Binding::write("states", DType::F32, Width::Four)).text(shader!("linear_state")).kernel()
+        pieces.text(shader!("linear_state")).kernel()
     }
 
     pub fn all() -> Vec<Self> {
-        let of = |of_queries| {
-            listed(move |form, dtype, phi| LinearState {
-                form,
-                phi,
-                features: dtype,
-                values: dtype,
-                of_queries,
+        let of = |of_queries: bool| {
+            listed(move |form, width, dtype, phi| {
+                let [queries, keys] = [of_queries, !of_queries].map(|used| used.then_some(dtype));
+                LinearState {
+                    k: keys,
+                    v: keys,
+                    q: queries,
+                    d_out: queries,
+                    stats: queries.map(|_| DType::F32),
+                    logs: form.logs().filter(|_| !of_queries),
+                    chunks: form.chunks(),
+                    states: Some(DType::F32),
+                    form,
+                    phi,
+                    width,
+                }
             })
         };
         [of(false), of(true)].concat()

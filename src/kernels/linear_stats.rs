@@ -1,19 +1,32 @@
 //! Twin of `linear_stats.wgsl`.
 
-use super::linear::{LinearForm, Phi, Pieces, listed};
+use super::linear::{LinearForm, LinearNumbers, Phi, Pieces, listed};
 use super::shader;
-use crate::kernel::{Binding, Kernel, Width};
+use crate::kernel::{Kernel, Width, kernel};
 use crate::tensor::DType;
 
-/// What changes the text of what the backward pass takes of each query.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct LinearStats {
-    pub form: LinearForm,
-    pub phi: Phi,
-    pub q: DType,
-    pub d_out: DType,
-    /// Whether results are divided by the norm.
-    pub normalised: bool,
+kernel! {
+    /// What changes the text of what the backward pass takes of each query.
+    LinearStats, LinearStatsCall
+    tensors {
+        // These only if results are divided by the norm.
+        q: Opt Read F32 width view,
+        d_out: Opt Read F32 width view,
+        out: Opt Read F32 width view,
+        states: Opt Read F32 four,
+        scores: Opt Read F32 four,
+        logs: Opt Read F32 one,
+        chunks: Opt Read U32 one,
+        stats: Opt Write F32 four,
+    }
+    numbers {
+        numbers: LinearNumbers,
+    }
+    variant {
+        form: LinearForm,
+        phi: Phi,
+        width: Width,
+    }
 }
 
 const UNNORMALISED: &str = "fn norm_stats(b: u32, h: u32, kv: u32, slot: u32, chunk: Chunk, row: u32, stats: vec4<f32>) -> vec4<f32> {\n    \
@@ -21,29 +34,38 @@ const UNNORMALISED: &str = "fn norm_stats(b: u32, h: u32, kv: u32, slot: u32, ch
 
 impl LinearStats {
     pub fn describe(&self) -> Kernel {
-        let pieces = Pieces::new(self.form).phi(self.phi);
-        let pieces = if self.normalised {
+        let pieces = Pieces::new(self.form, self.width, self.declare()).phi(self.phi);
+        let pieces = if self.q.is_some() {
             pieces
-                .queries(self.q)
-                .d_out(self.d_out)
-                .tensor("out", "x", self.d_out, "out4", "p.value_dim", ["", ""])
+                .queries()
+                .d_out()
+                .tensor("out", "out4", "p.value_dim", ["", ""])
                 .states()
-                .bind_if(self.form.causal, Pieces::scores)
-                .bind_if(!self.form.causal, |p| p.text("fn scores_at(o: u32) -> f32 { return 0.0; }\n"))
                 .text(shader!("linear/norm_stats"))
         } else {
             pieces.text(UNNORMALISED)
         };
-        pieces
-            .chunks(self.form.causal, "p.q_len")
-            .bind(Binding::write("stats", DType::F32, Width::Four))
-            .text(shader!("linear_stats"))
-            .kernel()
+        pieces.chunks(self.logs, "p.q_len").text(shader!("linear_stats")).kernel()
     }
 
     pub fn all() -> Vec<Self> {
-        let of = |normalised| {
-            listed(move |form, dtype, phi| LinearStats { form, phi, q: dtype, d_out: dtype, normalised })
+        let of = |normalised: bool| {
+            listed(move |form, width, dtype, phi| {
+                let [rows, floats] = [dtype, DType::F32].map(|dtype| normalised.then_some(dtype));
+                LinearStats {
+                    q: rows,
+                    d_out: rows,
+                    out: rows,
+                    states: floats,
+                    scores: floats.filter(|_| form.causal),
+                    logs: form.logs().filter(|_| form.causal),
+                    chunks: form.chunks(),
+                    stats: Some(DType::F32),
+                    form,
+                    phi,
+                    width,
+                }
+            })
         };
         [of(false), of(true)].concat()
     }

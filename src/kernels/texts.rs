@@ -92,7 +92,6 @@ pub(crate) const TEXTS: &[&str] = &[
     shader!("linear/no_table"),
     shader!("linear/norm_shared"),
     shader!("linear/norm_stats"),
-    shader!("linear/params"),
     shader!("linear/query_items"),
     shader!("linear/random"),
     shader!("linear/row_logs"),

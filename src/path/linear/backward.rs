@@ -1,64 +1,58 @@
 //! Gradients: of queries from the first chunk to the last, of keys and values from the last to the first.
 
-use super::problem::LinearGradientViews;
+use super::problem::{LinearGradientViews, LinearProblem};
 use super::recorder::Recorder;
-use crate::kernel::View;
-use crate::kernels::KernelVariant;
-use crate::kernels::linear::{Params, Phi};
+use crate::kernels::linear::{LinearNumbers, Phi};
 use crate::kernels::linear_carry::Way;
-use crate::kernels::{
-    linear_d_keys, linear_d_queries, linear_d_values, linear_prefix, linear_scores, linear_state,
-    linear_stats,
-};
+use crate::kernels::linear_d_keys::LinearDKeysCall;
+use crate::kernels::linear_d_queries::LinearDQueriesCall;
+use crate::kernels::linear_d_values::LinearDValuesCall;
+use crate::kernels::linear_prefix::LinearPrefixCall;
+use crate::kernels::linear_scores::LinearScoresCall;
+use crate::kernels::linear_state::LinearStateCall;
+use crate::kernels::linear_stats::LinearStatsCall;
 use crate::plan::LinearPlan;
 use crate::tensor::TensorView;
 
 impl<'a> Recorder<'a, '_> {
     pub fn row_stats(&mut self, gradients: &LinearGradientViews<'a>, span: (usize, usize)) {
         let problem = self.problem;
-        let normalised = problem.normalised;
-        let variant = linear_stats::LinearStats {
-            form: self.query_form(&[&problem.q, &gradients.d_out, &problem.out]),
+        let read = |t: Option<TensorView<'a>>| t.filter(|_| problem.normalised);
+        let call = LinearStatsCall {
+            q: read(Some(problem.q)),
+            d_out: read(Some(gradients.d_out)),
+            out: read(Some(problem.out)),
+            states: read(self.read_states()),
+            scores: read(self.scores()),
+            logs: self.logs().filter(|_| problem.causal),
+            chunks: self.query_chunks(),
+            stats: self.stats(),
+            numbers: self.span(span),
+            form: self.query_form(),
             phi: problem.phi,
-            q: problem.q.dtype(),
-            d_out: gradients.d_out.dtype(),
-            normalised,
+            width: LinearProblem::width(&[&problem.q, &gradients.d_out, &problem.out]),
         };
-        let tensors = [
-            normalised.then(|| self.window(problem.q)),
-            normalised.then(|| self.window(gradients.d_out)),
-            normalised.then(|| self.window(problem.out)),
-            self.read_states().filter(|_| normalised),
-            self.scores().filter(|_| normalised),
-            self.logs().filter(|_| problem.causal),
-            self.query_chunks(),
-            self.stats(),
-        ];
-        let tensors = tensors.into_iter().flatten().collect();
         let groups = self.plan.chunk_len.div_ceil(problem.tiles.workgroup as usize);
         let counts = [groups, span.1, problem.shape.batch * problem.shape.heads];
-        self.push(KernelVariant::LinearStats(variant), self.span(span), tensors, counts);
+        self.all.push(call.dispatch(counts, self.device));
     }
 
     pub fn gradient_products(&mut self, gradients: &LinearGradientViews<'a>, span: (usize, usize)) {
         let problem = self.problem;
-        let variant = linear_scores::LinearScores {
-            form: problem.form(&[&gradients.d_out, &problem.v]),
+        self.push_scores(LinearScoresCall {
+            q: None,
+            k: None,
+            d_out: Some(gradients.d_out),
+            v: Some(problem.v),
+            stats: self.stats(),
+            logs: self.logs(),
+            chunks: self.chunks(),
+            scores: self.d_scores(),
+            numbers: self.span(span),
+            form: problem.form(),
             phi: Phi::Identity,
-            query_side: gradients.d_out.dtype(),
-            key_side: problem.v.dtype(),
-            of_gradients: true,
-        };
-        let tensors = [
-            Some(self.window(gradients.d_out)),
-            Some(self.window(problem.v)),
-            self.stats(),
-            self.logs(),
-            self.chunks(),
-            self.d_scores(),
-        ];
-        let tensors = tensors.into_iter().flatten().collect();
-        self.push_scores(variant, self.span(span), tensors);
+            width: LinearProblem::width(&[&gradients.d_out, &problem.v]),
+        });
     }
 
     pub fn d_queries(
@@ -73,72 +67,61 @@ impl<'a> Recorder<'a, '_> {
         let mut tensors = vec![&gradients.d_out, &d_q];
         tensors.extend(sloped.then_some(&problem.q));
         tensors.extend(causal.then_some(&problem.k));
-        let variant = linear_d_queries::LinearDQueries {
-            form: self.query_form(&tensors),
+        let call = LinearDQueriesCall {
+            q: sloped.then_some(problem.q),
+            d_out: gradients.d_out,
+            states: self.read_states(),
+            stats: self.stats(),
+            k: causal.then_some(problem.k),
+            scores: self.d_scores(),
+            chunks: self.query_chunks(),
+            written: d_q,
+            numbers: self.written(gradients, true, span),
+            form: self.query_form(),
             phi: problem.phi,
-            features: problem.q.dtype(),
-            d_out: gradients.d_out.dtype(),
-            gradient: d_q.dtype(),
+            width: LinearProblem::width(&tensors),
         };
-        let tensors = [
-            sloped.then(|| self.window(problem.q)),
-            Some(self.window(gradients.d_out)),
-            self.read_states(),
-            self.stats(),
-            causal.then(|| self.window(problem.k)),
-            self.d_scores(),
-            self.query_chunks(),
-            Some(self.window(d_q)),
-        ];
-        let tensors = tensors.into_iter().flatten().collect();
         let groups = problem.tiles.groups(self.plan.chunk_len, problem.features);
         let counts = [groups, span.1, problem.shape.batch * problem.shape.heads];
-        let params = self.written(gradients, d_q, true, span);
-        self.push(KernelVariant::LinearDQueries(variant), params, tensors, counts);
+        self.all.push(call.dispatch(counts, self.device));
     }
 
-    pub fn written(
+    fn written(
         &self,
         gradients: &LinearGradientViews,
-        x: TensorView,
         of_features: bool,
         span: (usize, usize),
-    ) -> Params {
-        Params {
-            x: View::of(x, self.device),
-            // Gradients of random features are in scratch.
-            accumulates: (gradients.accumulates && !(self.problem.random.is_some() && of_features)).into(),
-            ..self.span(span)
-        }
+    ) -> LinearNumbers {
+        // Gradients of random features are in scratch.
+        let in_scratch = self.problem.random.is_some() && of_features;
+        LinearNumbers { accumulates: (gradients.accumulates && !in_scratch).into(), ..self.span(span) }
     }
 
     /// The gradients of the states of chunks, from the last to the first.
     pub fn query_states(&mut self, gradients: &LinearGradientViews<'a>, span: (usize, usize)) {
         let problem = self.problem;
-        let variant = linear_state::LinearState {
-            form: self.query_form(&[&problem.q, &gradients.d_out]),
+        self.push_states(LinearStateCall {
+            k: None,
+            v: None,
+            q: Some(problem.q),
+            d_out: Some(gradients.d_out),
+            stats: self.stats(),
+            logs: None,
+            chunks: self.query_chunks(),
+            states: self.states(),
+            numbers: self.span(span),
+            form: self.query_form(),
             phi: problem.phi,
-            features: problem.q.dtype(),
-            values: gradients.d_out.dtype(),
-            of_queries: true,
-        };
-        let tensors = [
-            Some(self.window(problem.q)),
-            Some(self.window(gradients.d_out)),
-            self.stats(),
-            self.query_chunks(),
-            self.states(),
-        ];
-        let tensors = tensors.into_iter().flatten().collect();
-        self.push_states(KernelVariant::LinearState(variant), tensors, span);
-        let form = self.query_form(&[]);
-        let variant = linear_prefix::LinearPrefix { form, reverse: true, of_queries: true };
-        let tensors = [self.states(), self.carry(), self.query_chunks()];
-        let tensors = tensors.into_iter().flatten().collect();
-        let size = problem.features * self.plan.state_stride;
-        let groups = size.div_ceil(4 * problem.tiles.workgroup as usize);
-        let counts = [groups, problem.shape.kv_heads, problem.shape.batch];
-        self.push(KernelVariant::LinearPrefix(variant), self.span(span), tensors, counts);
+            width: LinearProblem::width(&[&problem.q, &gradients.d_out]),
+        });
+        self.push_prefix(LinearPrefixCall {
+            states: self.states(),
+            carry: self.carry(),
+            chunks: self.query_chunks(),
+            numbers: self.span(span),
+            form: self.query_form(),
+            reverse: true,
+        });
     }
 
     pub fn d_keys(&mut self, gradients: &LinearGradientViews<'a>, d_k: TensorView<'a>, span: (usize, usize)) {
@@ -148,28 +131,23 @@ impl<'a> Recorder<'a, '_> {
         let mut tensors = vec![&problem.v, &d_k];
         tensors.extend(sloped.then_some(&problem.k));
         tensors.extend(causal.then_some(&problem.q));
-        let variant = linear_d_keys::LinearDKeys {
-            form: problem.form(&tensors),
+        let call = LinearDKeysCall {
+            k: sloped.then_some(problem.k),
+            v: problem.v,
+            states: self.read_states(),
+            q: causal.then_some(problem.q),
+            scores: self.d_scores(),
+            logs: self.logs(),
+            chunks: self.chunks(),
+            written: d_k,
+            numbers: self.written(gradients, true, span),
+            form: problem.form(),
             phi: problem.phi,
-            features: problem.k.dtype(),
-            v: problem.v.dtype(),
-            gradient: d_k.dtype(),
+            width: LinearProblem::width(&tensors),
         };
-        let tensors = [
-            sloped.then(|| self.window(problem.k)),
-            Some(self.window(problem.v)),
-            self.read_states(),
-            causal.then(|| self.window(problem.q)),
-            self.d_scores(),
-            self.logs(),
-            self.chunks(),
-            Some(self.window(d_k)),
-        ];
-        let tensors = tensors.into_iter().flatten().collect();
         let groups = problem.tiles.groups(self.plan.chunk_len, problem.features);
         let counts = [groups, span.1, problem.shape.batch * problem.shape.kv_heads];
-        let params = self.written(gradients, d_k, true, span);
-        self.push(KernelVariant::LinearDKeys(variant), params, tensors, counts);
+        self.all.push(call.dispatch(counts, self.device));
     }
 
     pub fn d_values(
@@ -182,28 +160,23 @@ impl<'a> Recorder<'a, '_> {
         let causal = problem.causal;
         let mut tensors = vec![&problem.k, &d_v];
         tensors.extend(causal.then_some(&gradients.d_out));
-        let variant = linear_d_values::LinearDValues {
-            form: problem.form(&tensors),
+        let call = LinearDValuesCall {
+            k: problem.k,
+            states: self.read_states(),
+            d_out: causal.then_some(gradients.d_out),
+            stats: self.stats().filter(|_| causal),
+            scores: self.scores(),
+            logs: self.logs(),
+            chunks: self.chunks(),
+            written: d_v,
+            numbers: self.written(gradients, false, span),
+            form: problem.form(),
             phi: problem.phi,
-            k: problem.k.dtype(),
-            d_out: gradients.d_out.dtype(),
-            gradient: d_v.dtype(),
+            width: LinearProblem::width(&tensors),
         };
-        let tensors = [
-            Some(self.window(problem.k)),
-            self.read_states(),
-            causal.then(|| self.window(gradients.d_out)),
-            self.stats().filter(|_| causal),
-            self.scores(),
-            self.logs(),
-            self.chunks(),
-            Some(self.window(d_v)),
-        ];
-        let tensors = tensors.into_iter().flatten().collect();
         let groups = problem.tiles.groups(self.plan.chunk_len, problem.shape.value_dim);
         let counts = [groups, span.1, problem.shape.batch * problem.shape.kv_heads];
-        let params = self.written(gradients, d_v, false, span);
-        self.push(KernelVariant::LinearDValues(variant), params, tensors, counts);
+        self.all.push(call.dispatch(counts, self.device));
     }
 
     /// The gradients of keys and values, from the last span to the first.

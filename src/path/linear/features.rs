@@ -4,10 +4,11 @@ use super::problem::{LinearProblem, Random};
 use super::recorder::Recorder;
 use crate::error::Error;
 use crate::feature_map::RandomFeatures;
-use crate::kernel::View;
-use crate::kernels::KernelVariant;
-use crate::kernels::linear::{Params, ROWS_EACH, Randoms, RowsForm};
-use crate::kernels::{linear_d_rows, linear_features, linear_map, linear_map_backward};
+use crate::kernels::linear::{LinearNumbers, ROWS_EACH, Randoms};
+use crate::kernels::linear_d_rows::LinearDRowsCall;
+use crate::kernels::linear_features::LinearFeaturesCall;
+use crate::kernels::linear_map::{self, LinearMapCall};
+use crate::kernels::linear_map_backward::{self, LinearMapBackwardCall};
 use crate::scratch::{Scratch, Slot};
 use crate::tensor::TensorView;
 
@@ -19,9 +20,8 @@ pub(super) struct FeatureRows<'a> {
 }
 
 impl<'a> Recorder<'a, '_> {
-    /// Parameters for rows that random features are made of.
-    pub fn row_params(&self, random: &Random<'a>, rows: &FeatureRows<'a>) -> Params {
-        let view = |t: TensorView| View::of(t, self.device);
+    /// Numbers for rows that random features are made of.
+    fn row_numbers(&self, random: &Random<'a>, rows: &FeatureRows<'a>) -> LinearNumbers {
         let [_, heads, len, head_dim] = rows.rows.shape();
         let directions = self.direction_view(random);
         // Their own normalisation, where the norm's eps is otherwise.
@@ -31,18 +31,14 @@ impl<'a> Recorder<'a, '_> {
             RandomFeatures::Hyperbolic => root(2 * directions.shape()[2]),
             _ => root(directions.shape()[2]),
         };
-        Params {
-            q: view(rows.rows),
-            k: view(directions),
-            v: view(rows.features),
-            x: view(rows.features),
+        LinearNumbers {
             heads: heads as u32,
             group: (heads / self.problem.shape.kv_heads) as u32,
             q_len: len as u32,
             chunk_len: ROWS_EACH as u32,
             eps: eps as f32,
             scale: (head_dim as f64).powf(-0.25) as f32,
-            ..self.params
+            ..self.numbers
         }
     }
 
@@ -55,10 +51,6 @@ impl<'a> Recorder<'a, '_> {
         directions
     }
 
-    pub fn rows_form(&self, tensors: &[TensorView]) -> RowsForm {
-        RowsForm { tiles: self.problem.tiles, fours: tensors.iter().all(|t| t.layout.in_fours(3)) }
-    }
-
     pub fn row_counts(&self, rows: &FeatureRows, columns: usize) -> [usize; 3] {
         let [batch, heads, len, _] = rows.rows.shape();
         [self.problem.tiles.groups(ROWS_EACH.min(len), columns), len.div_ceil(ROWS_EACH), batch * heads]
@@ -66,29 +58,30 @@ impl<'a> Recorder<'a, '_> {
 
     /// Random features of rows.
     pub fn make_features(&mut self, random: &Random<'a>, rows: &FeatureRows<'a>) {
-        let params = self.row_params(random, rows);
+        let numbers = self.row_numbers(random, rows);
         let directions = self.direction_view(random);
         let count = directions.shape()[2];
         let mut products = rows.features;
         products.layout.shape[3] = count;
-        let variant = linear_features::LinearFeatures {
-            form: self.rows_form(&[rows.rows, directions, products]),
-            rows: rows.rows.dtype(),
+        let call = LinearFeaturesCall {
+            rows: rows.rows,
+            directions,
+            written: rows.features,
+            numbers,
+            tiles: self.problem.tiles,
+            width: LinearProblem::width(&[&rows.rows, &directions, &products]),
         };
-        let tensors = [rows.rows, directions, rows.features].map(|t| self.window(t)).into();
-        let counts = self.row_counts(rows, count);
-        self.push(KernelVariant::LinearFeatures(variant), params, tensors, counts);
-        let logs = self.logs().filter(|_| rows.of_keys && random.kind.is_scaled());
-        let variant = linear_map::LinearMap {
+        self.all.push(call.dispatch(self.row_counts(rows, count), self.device));
+        let call = LinearMapCall {
+            rows: rows.rows,
+            row_features: rows.features,
+            logs: self.logs().filter(|_| rows.of_keys && random.kind.is_scaled()),
+            numbers,
             kind: Randoms::of(random.kind),
-            rows: rows.rows.dtype(),
-            logs: logs.is_some(),
         };
-        let tensors = [Some(self.window(rows.rows)), Some(self.window(rows.features)), logs];
-        let tensors = tensors.into_iter().flatten().collect();
         let [batch, heads, len, _] = rows.rows.shape();
         let counts = [len.div_ceil(linear_map::WORKGROUP), heads, batch];
-        self.push(KernelVariant::LinearMap(variant), params, tensors, counts);
+        self.all.push(call.dispatch(counts, self.device));
     }
 
     /// The gradient of rows from that of their random features.
@@ -96,37 +89,35 @@ impl<'a> Recorder<'a, '_> {
         &mut self,
         random: &Random<'a>,
         rows: &FeatureRows<'a>,
-        d_features: TensorView<'a>,
+        mut d_features: TensorView<'a>,
         d_rows: TensorView<'a>,
         accumulates: bool,
     ) {
-        let view = |t: TensorView| View::of(t, self.device);
-        let params = Params { x: view(d_features), ..self.row_params(random, rows) };
+        let numbers = self.row_numbers(random, rows);
         let directions = self.direction_view(random);
         let kind = Randoms::of(random.kind);
-        let variant = linear_map_backward::LinearMapBackward { kind, rows: rows.rows.dtype() };
-        let mut whole = d_features;
-        whole.layout.shape[3] += 4;
-        let tensors = [
-            Some(self.window(rows.rows)),
-            Some(self.window(rows.features)),
-            (kind == Randoms::Fourier).then(|| self.window(directions)),
-            Some(self.window(whole)),
-        ];
-        let tensors = tensors.into_iter().flatten().collect();
+        d_features.layout.shape[3] += 4;
+        let call = LinearMapBackwardCall {
+            rows: rows.rows,
+            row_features: rows.features,
+            directions: (kind == Randoms::Fourier).then_some(directions),
+            d_features,
+            numbers,
+            kind,
+        };
         let [batch, heads, len, head_dim] = rows.rows.shape();
         let counts = [len.div_ceil(linear_map_backward::WORKGROUP), heads, batch];
-        self.push(KernelVariant::LinearMapBackward(variant), params, tensors, counts);
-        let params =
-            Params { v: view(d_features), x: view(d_rows), accumulates: accumulates.into(), ..params };
-        let variant = linear_d_rows::LinearDRows {
-            form: self.rows_form(&[rows.rows, directions, d_rows]),
-            rows: rows.rows.dtype(),
-            gradient: d_rows.dtype(),
+        self.all.push(call.dispatch(counts, self.device));
+        let call = LinearDRowsCall {
+            rows: rows.rows,
+            directions,
+            d_features,
+            written: d_rows,
+            numbers: LinearNumbers { accumulates: accumulates.into(), ..numbers },
+            tiles: self.problem.tiles,
+            width: LinearProblem::width(&[&rows.rows, &directions, &d_rows]),
         };
-        let tensors = [rows.rows, directions, whole, d_rows].map(|t| self.window(t)).into();
-        let counts = self.row_counts(rows, head_dim);
-        self.push(KernelVariant::LinearDRows(variant), params, tensors, counts);
+        self.all.push(call.dispatch(self.row_counts(rows, head_dim), self.device));
     }
 }
 

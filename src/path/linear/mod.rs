@@ -11,7 +11,6 @@ pub(crate) use problem::{LinearGradientViews, LinearProblem, LinearStateViews, R
 
 use crate::device::DeviceFacts;
 use crate::error::Error;
-use crate::kernel::View;
 use crate::kernels::linear_carry::Way;
 use crate::path::Dispatches;
 use crate::plan::LinearPlan;
@@ -58,7 +57,7 @@ fn part_dispatches<'a>(
     recorder.prepare();
     let given = problem.state.is_some_and(|state| state.given);
     if problem.normalised {
-        (recorder.params.value_unit, recorder.params.value_scale) = (1.0 / VALUE_SCALE, VALUE_SCALE);
+        (recorder.numbers.value_unit, recorder.numbers.value_scale) = (1.0 / VALUE_SCALE, VALUE_SCALE);
     }
     recorder.carry_over(if given { Way::Fetch } else { Way::Zero });
     for span in recorder.plan.spans(recorder.plan.slots) {
@@ -104,7 +103,6 @@ fn part_backward_dispatches<'a>(
     let (problem, rows) = with_features(problem, scratch)?;
     let problem = &problem;
     let mut recorder = Recorder::new(problem, size, scratch, device)?;
-    recorder.params.d_out = View::of(gradients.d_out, device);
     let wanted = gradients;
     let mut inner = *gradients;
     if let (Some(random), Some(rows)) = (problem.random, &rows) {

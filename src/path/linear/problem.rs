@@ -1,6 +1,7 @@
 //! A checked call and the memory that it needs.
 
 use crate::feature_map::{RandomFeatures, UpdateRule};
+use crate::kernel::Width;
 use crate::kernels::linear::{LinearForm, Phi};
 use crate::kernels::linear_recurrent;
 use crate::path::in_scratch;
@@ -123,14 +124,18 @@ impl<'a> LinearProblem<'a> {
             || self.random.is_some_and(|random| random.kind.is_scaled())
     }
 
-    pub fn form(&self, tensors: &[&TensorView]) -> LinearForm {
+    pub fn form(&self) -> LinearForm {
         LinearForm {
             tiles: self.tiles,
             causal: self.causal,
             scaled: self.is_scaled(),
             packed: self.starts.is_some(),
-            fours: tensors.iter().all(|t| t.layout.in_fours(3)),
         }
+    }
+
+    /// The width of a kernel with these tensors of the caller's.
+    pub fn width(tensors: &[&TensorView]) -> Width {
+        Width::of(tensors.iter().all(|t| t.layout.in_fours(3)))
     }
 
     /// Whether it goes token by token: by a rule that is no sum, or because there are few.

@@ -3,14 +3,12 @@
 use super::problem::LinearProblem;
 use crate::device::DeviceFacts;
 use crate::error::Error;
-use crate::kernel::{Dispatch, View};
-use crate::kernels::KernelVariant;
-use crate::kernels::linear::Params;
-use crate::path::{Dispatches, grid, in_scratch};
+use crate::kernels::linear::LinearNumbers;
+use crate::path::{Dispatches, in_scratch};
 use crate::plan::{LinearOutline, LinearPlan};
 use crate::problem::Shape;
 use crate::scratch::{Scratch, ScratchSize, Slot};
-use crate::tensor::{DType, TensorView, Window};
+use crate::tensor::{DType, TensorView};
 
 /// Buffers of the scratch, as far as the call has them.
 pub(super) struct Memory<'a> {
@@ -45,7 +43,7 @@ pub(super) struct Recorder<'a, 'p> {
     pub outline: LinearOutline,
     pub memory: Memory<'a>,
     pub device: &'p DeviceFacts,
-    pub params: Params,
+    pub numbers: LinearNumbers,
     pub all: Dispatches<'a>,
 }
 
@@ -60,13 +58,7 @@ impl<'a, 'p> Recorder<'a, 'p> {
         let outline = problem.outline();
         let plan = LinearPlan::new(&outline);
         let Shape { heads, kv_heads, q_len, kv_len, value_dim, .. } = problem.shape;
-        let view = |t: TensorView| View::of(t, device);
-        let params = Params {
-            q: view(problem.q),
-            k: view(problem.k),
-            v: view(problem.v),
-            d_out: View::default(),
-            x: view(problem.out),
+        let numbers = LinearNumbers {
             heads: heads as u32,
             kv_heads: kv_heads as u32,
             group: problem.shape.group() as u32,
@@ -86,73 +78,52 @@ impl<'a, 'p> Recorder<'a, 'p> {
             scale: problem.scale,
             neg_inf: f32::NEG_INFINITY,
             head_dim: problem.shape.head_dim as u32,
-            directions: problem.random.map_or(0, |random| random.directions.shape()[2] as u32),
+            direction_count: problem.random.map_or(0, |random| random.directions.shape()[2] as u32),
             value_unit: 1.0,
             value_scale: 1.0,
-            pad0: 0,
-            pad1: 0,
         };
         let memory = Memory::new(size, scratch)?;
-        Ok(Recorder { problem, plan, outline, memory, device, params, all: Vec::new() })
+        Ok(Recorder { problem, plan, outline, memory, device, numbers, all: Vec::new() })
     }
 
-    pub fn push(
-        &mut self,
-        variant: KernelVariant,
-        params: Params,
-        tensors: Vec<Window<'a>>,
-        counts: [usize; 3],
-    ) {
-        self.all.push(Dispatch {
-            variant,
-            params: bytemuck::bytes_of(&params).to_vec(),
-            tensors,
-            grid: grid(counts),
-        });
+    fn floats(&self, buffer: &'a wgpu::Buffer, bytes: u64) -> TensorView<'a> {
+        in_scratch(buffer, DType::F32, [1, 1, 1, (bytes / 4) as usize], 0)
     }
 
-    pub fn window(&self, view: TensorView<'a>) -> Window<'a> {
-        view.window(self.device)
-    }
-
-    pub fn floats(&self, buffer: &'a wgpu::Buffer, bytes: u64) -> Window<'a> {
-        in_scratch(buffer, DType::F32, [1, 1, 1, (bytes / 4) as usize], 0).window(self.device)
-    }
-
-    pub fn states(&self) -> Option<Window<'a>> {
+    pub fn states(&self) -> Option<TensorView<'a>> {
         Some(self.floats(self.memory.states?, self.plan.states_bytes(&self.outline)))
     }
 
-    pub fn carry(&self) -> Option<Window<'a>> {
+    pub fn carry(&self) -> Option<TensorView<'a>> {
         Some(self.floats(self.memory.carry?, self.plan.carry_bytes(&self.outline)))
     }
 
     /// States as results read them: before chunks if causal, else of sequences.
-    pub fn read_states(&self) -> Option<Window<'a>> {
+    pub fn read_states(&self) -> Option<TensorView<'a>> {
         if self.problem.causal { self.states() } else { self.carry() }
     }
 
-    pub fn scores(&self) -> Option<Window<'a>> {
+    pub fn scores(&self) -> Option<TensorView<'a>> {
         Some(self.floats(self.memory.scores?, self.plan.scores_bytes(&self.outline)))
     }
 
-    pub fn d_scores(&self) -> Option<Window<'a>> {
+    pub fn d_scores(&self) -> Option<TensorView<'a>> {
         Some(self.floats(self.memory.d_scores?, self.plan.scores_bytes(&self.outline)))
     }
 
-    pub fn stats(&self) -> Option<Window<'a>> {
+    pub fn stats(&self) -> Option<TensorView<'a>> {
         let Shape { batch, heads, q_len, .. } = self.problem.shape;
         Some(self.floats(self.memory.stats?, (batch * heads * q_len) as u64 * 16))
     }
 
-    pub fn logs(&self) -> Option<Window<'a>> {
+    pub fn logs(&self) -> Option<TensorView<'a>> {
         let Shape { batch, kv_heads, kv_len, .. } = self.problem.shape;
         Some(self.floats(self.memory.logs?, (batch * kv_heads * kv_len) as u64 * 4))
     }
 
-    pub fn chunks(&self) -> Option<Window<'a>> {
+    pub fn chunks(&self) -> Option<TensorView<'a>> {
         let Shape { batch, kv_heads, .. } = self.problem.shape;
         let words = 8 * batch * kv_heads * self.plan.slots;
-        Some(in_scratch(self.memory.chunks?, DType::U32, [1, 1, 1, words], 0).window(self.device))
+        Some(in_scratch(self.memory.chunks?, DType::U32, [1, 1, 1, words], 0))
     }
 }
