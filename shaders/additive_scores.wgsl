@@ -11,22 +11,6 @@
 // Bindings (declared by the host): q, k, score_vector, scores, and those of the mask that bound the range of keys.
 // Work: hidden tanh and multiply-adds per score; bytes: 4 per score written.
 
-struct Params {
-    q: View,
-    k: View,
-    score_vector: View,
-    scores: View,
-    mask: MaskParams,
-    first: vec4<u32>,  // batch entry, query and key of the rectangle that this dispatch scores
-    end: vec4<u32>,    // past its last
-    heads: u32,
-    group: u32,
-    hidden: u32,
-    pad: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 const ROWS: u32 = WORKGROUP / KEY_LANES;
 
 // What an invocation has: its scores, where its keys begin.

@@ -4,18 +4,6 @@
 // scores [batch, heads, q_len, kv_len], f32   out [batch, heads, q_len, kv_len]
 // Bindings (declared by the host): scores, out, the mask's. One read and one write per score.
 
-struct Params {
-    scores: View,
-    out: View,
-    mask: MaskParams,
-    heads: u32,
-    pad0: u32,
-    pad1: u32,
-    pad2: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let j = group.x * 64u + lane;

@@ -6,19 +6,6 @@
 // Bindings (declared by the host): q, k, scores, and those of the mask that bound the range of keys.
 // Work: 2 · head_dim per score; bytes: 4 per score written, which is what bounds it when head_dim is small.
 
-struct Params {
-    q: View,
-    k: View,
-    scores: View,
-    mask: MaskParams,
-    heads: u32,
-    group: u32,
-    head_dim: u32,
-    scale: f32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 // Everything the loops need, read once: drivers do not hoist loads of uniforms.
 struct Tile {
     rows: u32,

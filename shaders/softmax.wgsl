@@ -8,22 +8,6 @@
 // Bindings (declared by the host): scores; lse, the mask's, dropout where used.
 // Two reads and one write per score; two exp2. Scores are natural: NATURAL_SCORES.
 
-struct Params {
-    scores: View,
-    lse: View,
-    dropout: View,
-    mask: MaskParams,
-    seed: vec2<u32>,
-    heads: u32,
-    dropout_threshold: u32,
-    dropout_scale: f32,
-    pad0: u32,
-    pad1: u32,
-    pad2: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 const NEXT: vec4<u32> = vec4<u32>(0u, 1u, 2u, 3u);
 
 // What the loops need, read once: drivers do not hoist loads of uniforms.

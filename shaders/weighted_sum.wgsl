@@ -6,19 +6,6 @@
 // Bindings (declared by the host): weights, v, out, and those of the mask that bound the range of keys.
 // Work: 2 · value_dim per weight; bytes: 4 per weight read.
 
-struct Params {
-    weights: View,
-    v: View,
-    out: View,
-    mask: MaskParams,
-    heads: u32,
-    group: u32,
-    value_dim: u32,
-    pad: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 // Everything the loops need, read once: drivers do not hoist loads of uniforms.
 struct Tile {
     rows: u32,

@@ -25,13 +25,16 @@
 //!   `HAS_NAME` and, if it is absent, accessors that do nothing, `struct Params` and the uniform `p`;
 //! - the layout of `Params`: the views, then the numbers, each aligned as WGSL aligns it.
 //!
+//! What several kernels bind together, as the tensors of a mask, is a [`Group`]: a section `groups { mask: Masked, }` between `tensors` and
+//! `numbers` binds them behind the tensors and puts what the uniform holds of them between views and numbers.
+//!
 //! `describe` and `all` stay: the rest of the text, and the variants that tests and tools compile.
 
 use std::fmt::Write as _;
 
 use super::{Binding, Constant, Field, Kernel, Shared, Slots, View, Width, compose};
 use crate::device::DeviceFacts;
-use crate::tensor::{Access, DType, TensorView, Window};
+use crate::tensor::{Access, DType, Layout, TensorView, Window, broadcast};
 
 /// A tensor that is always there, and one that may be absent.
 pub(crate) type One<'a> = TensorView<'a>;
@@ -39,6 +42,20 @@ pub(crate) type Opt<'a> = Option<TensorView<'a>>;
 
 /// Words whose meaning the kernel knows.
 pub(crate) type Raw<'a> = Window<'a>;
+
+/// A part of a buffer that is bound as it stands. Its view may count from an element outside of that part.
+#[derive(Clone, Copy)]
+pub(crate) struct Placed<'a> {
+    pub window: Window<'a>,
+    pub dtype: DType,
+}
+
+impl<'a> Placed<'a> {
+    /// A whole tensor.
+    pub fn of(t: TensorView<'a>, device: &DeviceFacts) -> Self {
+        Placed { window: t.window(device), dtype: t.dtype() }
+    }
+}
 
 /// A tensor that is read, and not bound where the kernel writes to it.
 #[derive(Clone, Copy)]
@@ -76,8 +93,12 @@ pub(crate) trait Argument<'a>: Copy {
 
     fn key(self) -> Self::Key;
 
-    /// What the uniform's view is of.
     fn tensor(self) -> Option<TensorView<'a>>;
+
+    /// The layout that the uniform's view tells.
+    fn layout(self, device: &DeviceFacts) -> Option<Layout> {
+        self.tensor().map(|t| t.window(device).layout)
+    }
 
     fn bind(self, device: &DeviceFacts) -> Option<Window<'a>> {
         self.tensor().map(|t| t.window(device))
@@ -162,6 +183,50 @@ impl<'a> Argument<'a> for Opt<'a> {
     }
 }
 
+impl<'a> Argument<'a> for Placed<'a> {
+    type Key = DType;
+
+    fn key(self) -> DType {
+        self.dtype
+    }
+
+    fn tensor(self) -> Option<TensorView<'a>> {
+        None
+    }
+
+    fn layout(self, _: &DeviceFacts) -> Option<Layout> {
+        Some(self.window.layout)
+    }
+
+    fn bind(self, _: &DeviceFacts) -> Option<Window<'a>> {
+        Some(self.window)
+    }
+}
+
+/// Tensors and numbers that several kernels have together.
+pub(crate) trait Group<'a>: Clone {
+    /// What of it changes the text.
+    type Key: GroupKey;
+    /// What the uniform holds of it.
+    type Uniform: Shared;
+
+    fn key(&self) -> Self::Key;
+
+    fn uniform(&self) -> Self::Uniform;
+
+    fn windows(&self) -> Vec<Window<'a>>;
+
+    /// What a second uniform has, behind `Params`.
+    fn behind(&self) -> &[u8] {
+        &[]
+    }
+}
+
+/// The key of a group.
+pub(crate) trait GroupKey {
+    fn declare(&self, to: &mut Declared);
+}
+
 /// The key of an argument.
 pub(crate) trait Key: Copy {
     fn declare(self, name: &'static str, access: Access, speaks: Speaks, width: Width, to: &mut Declared);
@@ -223,14 +288,14 @@ fn accessors_of_none(name: &str, access: Access, speaks: Speaks) -> String {
     text
 }
 
-/// What a uniform holds of a tensor.
-pub(crate) fn view(t: Option<TensorView>, device: &DeviceFacts) -> View {
-    View::optional(t, device)
+/// The view of a tensor in the uniform, zeros if it is absent.
+pub(crate) fn view(layout: Option<Layout>) -> View {
+    layout.map_or(View::default(), View::from)
 }
 
 /// The same of a tensor whose axes of one element repeat it.
-pub(crate) fn repeating(t: Option<TensorView>, device: &DeviceFacts) -> View {
-    t.map_or(View::default(), |t| View::repeating(t, device))
+pub(crate) fn repeating(layout: Option<Layout>) -> View {
+    view(layout.map(broadcast))
 }
 
 /// The bytes of a uniform, each member aligned as in WGSL.
@@ -291,6 +356,11 @@ impl Declared {
         self
     }
 
+    /// This text too.
+    pub fn add_text(&mut self, text: &str) {
+        self.text.push_str(text);
+    }
+
     /// These constants too.
     pub fn with(mut self, constants: impl IntoIterator<Item = Constant>) -> Self {
         self.constants.extend(constants);
@@ -341,6 +411,7 @@ macro_rules! kernel {
         $(#[$doc:meta])*
         $Key:ident, $Call:ident
         tensors { $($tensor:ident: $Presence:ident $Access:ident $Speaks:ident $width:ident $($view:ident)?,)* }
+        $(groups { $($group:ident: $Group:ident,)* })?
         numbers { $($(#[$number_doc:meta])* $number:ident: $Number:ty,)* }
         variant { $($(#[$field_doc:meta])* $field:ident: $Field:ty,)* }
     ) => {
@@ -348,13 +419,15 @@ macro_rules! kernel {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub(crate) struct $Key {
             $(pub $tensor: <$crate::kernel::$Presence<'static> as $crate::kernel::Argument<'static>>::Key,)*
+            $($(pub $group: <$Group<'static> as $crate::kernel::Group<'static>>::Key,)*)?
             $($(#[$field_doc])* pub $field: $Field,)*
         }
 
         /// A dispatch of it.
-        #[derive(Clone, Copy)]
+        #[derive(Clone)]
         pub(crate) struct $Call<'a> {
             $(pub $tensor: $crate::kernel::$Presence<'a>,)*
+            $($(pub $group: $Group<'a>,)*)?
             $($(#[$number_doc])* pub $number: $Number,)*
             $($(#[$field_doc])* pub $field: $Field,)*
         }
@@ -368,14 +441,25 @@ macro_rules! kernel {
             ) -> $crate::kernel::Dispatch<'a, $crate::kernels::KernelVariant> {
                 use $crate::kernel::Argument as _;
                 let mut words = $crate::kernel::Words::default();
-                $($(words.push($crate::kernel::$view(self.$tensor.tensor(), device));)?)*
+                $($(words.push($crate::kernel::$view(self.$tensor.layout(device)));)?)*
+                $($(words.push($crate::kernel::Group::uniform(&self.$group));)*)?
                 $(words.push(self.$number);)*
+                #[allow(unused_mut)]
+                let mut params = words.bytes();
                 let mut tensors = Vec::new();
                 $(self.$tensor.bind_to(&mut tensors, device);)*
-                let key = $Key { $($tensor: self.$tensor.key(),)* $($field: self.$field,)* };
+                $($(
+                    tensors.extend($crate::kernel::Group::windows(&self.$group));
+                    params.extend_from_slice($crate::kernel::Group::behind(&self.$group));
+                )*)?
+                let key = $Key {
+                    $($tensor: self.$tensor.key(),)*
+                    $($($group: $crate::kernel::Group::key(&self.$group),)*)?
+                    $($field: self.$field,)*
+                };
                 $crate::kernel::Dispatch {
                     variant: $crate::kernels::KernelVariant::$Key(key),
-                    params: words.bytes(),
+                    params,
                     tensors,
                     grid: $crate::kernel::grid(grid),
                 }
@@ -397,6 +481,10 @@ macro_rules! kernel {
                     let _ = $crate::kernel::$view;
                     declared.member::<$crate::kernel::View>(stringify!($tensor));
                 )?)*
+                $($(
+                    $crate::kernel::GroupKey::declare(&self.$group, &mut declared);
+                    declared.member::<<$Group as $crate::kernel::Group>::Uniform>(stringify!($group));
+                )*)?
                 $(declared.member::<$Number>(stringify!($number));)*
                 declared
             }

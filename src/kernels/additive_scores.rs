@@ -1,44 +1,42 @@
 //! Twin of `additive_scores.wgsl`.
 
-use super::{FLOATS, WIDTHS, mask, shader};
+use super::mask::{self, Masked};
+use super::{FLOATS, WIDTHS, shader};
 use crate::device::DeviceFacts;
-use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
+use crate::kernel::{Kernel, Width, kernel};
 use crate::tensor::DType;
 
-/// What changes the text of the kernel of additive scores.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct AdditiveScores {
-    /// Whether it runs for a software driver.
-    pub cpu: bool,
-    /// Invocations that share a query.
-    pub key_lanes: u32,
-    /// Of q and k.
-    pub dtype: DType,
-    /// Whether q and k load in fours along their channels.
-    pub width: Width,
-    pub score_vector: DType,
-    /// Only the parts that bound the range of keys.
-    pub range: mask::MaskVariant,
-}
-
-/// Keys of an invocation.
-pub(crate) const KEYS: u32 = 8;
-
-params! {
-    pub(crate) struct Params {
-        q: View,
-        k: View,
-        score_vector: View,
-        scores: View,
-        mask: mask::MaskParams,
+kernel! {
+    /// What changes the text of the kernel of additive scores.
+    AdditiveScores, AdditiveScoresCall
+    tensors {
+        // In fours along their channels.
+        q: One Read F32 width view,
+        k: One Read F32 width view,
+        score_vector: One Read F32 one repeating,
+        scores: Placed Write F32 one view,
+    }
+    // Only the parts that bound the range of keys.
+    groups { mask: Masked, }
+    numbers {
+        /// Batch entry, query and key of the first score, and past the last.
         first: [u32; 4],
         end: [u32; 4],
         heads: u32,
         group: u32,
         hidden: u32,
-        pad: u32,
+    }
+    variant {
+        /// Whether it runs for a software driver.
+        cpu: bool,
+        /// Invocations that share a query.
+        key_lanes: u32,
+        width: Width,
     }
 }
+
+/// Keys of an invocation.
+pub(crate) const KEYS: u32 = 8;
 
 /// `range`, if the device binds its tensors beside so many others; without it more is computed.
 pub(crate) fn fitting(range: mask::MaskVariant, others: usize, device: &DeviceFacts) -> mask::MaskVariant {
@@ -59,41 +57,31 @@ impl AdditiveScores {
     }
 
     /// Queries and keys of a workgroup.
-    pub fn tile(&self) -> [usize; 2] {
-        [Self::workgroup(self.cpu) / self.key_lanes, self.key_lanes * KEYS].map(|n| n as usize)
+    pub fn tile(cpu: bool, key_lanes: u32) -> [usize; 2] {
+        [Self::workgroup(cpu) / key_lanes, key_lanes * KEYS].map(|n| n as usize)
     }
 
     pub fn describe(&self) -> Kernel {
         let workgroup = Self::workgroup(self.cpu);
-        let mut bindings = vec![
-            Binding::read("q", self.dtype, self.width),
-            Binding::read("k", self.dtype, self.width),
-            Binding::read("score_vector", self.score_vector, Width::One),
-            Binding::write("scores", DType::F32, Width::One),
-        ];
-        bindings.extend(self.range.bindings());
-        let constants = [
-            Constant::U32("WORKGROUP", workgroup),
-            Constant::U32("KEY_LANES", self.key_lanes),
-            Constant::U32("KEYS", KEYS),
-        ];
-        let parts = [
-            shader!("tensor/view"),
-            shader!("additive_scores"),
-            shader!("additive/tanh"),
-            &self.range.wgsl(),
-        ];
-        Kernel::new::<Params>(&constants, bindings, &parts, workgroup)
+        let parts =
+            [shader!("tensor/view"), shader!("additive_scores"), shader!("additive/tanh"), &self.mask.wgsl()];
+        self.declare()
+            .u32("WORKGROUP", workgroup)
+            .u32("KEY_LANES", self.key_lanes)
+            .u32("KEYS", KEYS)
+            .kernel(&parts, workgroup, 0)
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
         let of = |cpu, key_lanes, dtype, width| AdditiveScores {
             cpu,
             key_lanes,
-            dtype,
+            q: dtype,
+            k: dtype,
+            scores: DType::F32,
             width,
             score_vector: dtype,
-            range: mask::MaskVariant::default(),
+            mask: mask::MaskVariant::default(),
         };
         let plain = [false, true].into_iter().flat_map(move |cpu| {
             [1, Self::workgroup(cpu)].into_iter().flat_map(move |key_lanes| {
@@ -103,8 +91,7 @@ impl AdditiveScores {
             })
         });
         let ranges = mask::MaskVariant::all().into_iter().map(mask::MaskVariant::range_only);
-        let masked =
-            ranges.map(move |range| AdditiveScores { range, ..of(false, 1, DType::F32, Width::Four) });
+        let masked = ranges.map(move |mask| AdditiveScores { mask, ..of(false, 1, DType::F32, Width::Four) });
         plain.chain(masked)
     }
 }

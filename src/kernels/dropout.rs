@@ -3,7 +3,9 @@
 use super::shader;
 use crate::device::DeviceFacts;
 use crate::dropout::Dropout;
-use crate::kernel::{Binding, View, Width};
+use crate::kernel::{
+    Binding, Constant, Declared, Field, Group, GroupKey, Shared, Table, View, Width, params,
+};
 use crate::tensor::{DType, TensorView, Window, broadcast};
 
 /// Where the decision to drop a weight comes from.
@@ -38,25 +40,67 @@ impl DropoutKind {
     }
 }
 
-/// What kernels with dropout have in their parameters.
-pub(crate) struct DropoutParams<'a> {
-    pub keep: Option<Window<'a>>,
-    pub view: View,
-    pub seed: [u32; 2],
-    pub threshold: u32,
-    pub scale: f32,
+impl GroupKey for DropoutKind {
+    fn declare(&self, to: &mut Declared) {
+        to.constants.push(Constant::Bool("HAS_DROPOUT", *self != DropoutKind::None));
+        to.bindings.extend(self.binding());
+        to.add_text(self.wgsl());
+    }
 }
 
-impl<'a> DropoutParams<'a> {
+params! {
+    /// What kernels with dropout have in their parameters.
+    pub(crate) struct DropoutParams {
+        dropout: View,
+        seed: [u32; 2],
+        dropout_threshold: u32,
+        dropout_scale: f32,
+    }
+}
+
+impl Shared for DropoutParams {
+    const WGSL: &'static str = "DropoutParams";
+    const MEMBERS: &'static [Field] = Self::FIELDS;
+}
+
+/// The dropout of a call.
+#[derive(Clone, Copy)]
+pub(crate) struct Dropped<'a> {
+    kind: DropoutKind,
+    pub keep: Option<Window<'a>>,
+    pub params: DropoutParams,
+}
+
+impl<'a> Dropped<'a> {
     pub fn new(dropout: Option<&Dropout<TensorView<'a>>>, device: &DeviceFacts) -> Self {
         let keep = dropout.and_then(Dropout::given).map(|t| t.window(device));
         let seed = dropout.map_or(0, Dropout::seed);
-        DropoutParams {
+        Dropped {
+            kind: DropoutKind::of(dropout),
             keep,
-            view: keep.map_or(View::default(), |w| View::from(broadcast(w.layout))),
-            seed: [seed as u32, (seed >> 32) as u32],
-            threshold: dropout.map_or(0, Dropout::threshold),
-            scale: dropout.map_or(1.0, Dropout::factor),
+            params: DropoutParams {
+                dropout: keep.map_or(View::default(), |w| View::from(broadcast(w.layout))),
+                seed: [seed as u32, (seed >> 32) as u32],
+                dropout_threshold: dropout.map_or(0, Dropout::threshold),
+                dropout_scale: dropout.map_or(1.0, Dropout::factor),
+            },
         }
+    }
+}
+
+impl<'a> Group<'a> for Dropped<'a> {
+    type Key = DropoutKind;
+    type Uniform = DropoutParams;
+
+    fn key(&self) -> DropoutKind {
+        self.kind
+    }
+
+    fn uniform(&self) -> DropoutParams {
+        self.params
+    }
+
+    fn windows(&self) -> Vec<Window<'a>> {
+        self.keep.into_iter().collect()
     }
 }

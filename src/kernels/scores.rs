@@ -1,70 +1,60 @@
 //! Twin of `scores.wgsl`.
 
-use super::{mask, matmul, shader};
-use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
+use super::mask::{self, Masked};
+use super::{matmul, shader};
+use crate::kernel::{Kernel, Width, kernel};
 use crate::plan::Tiles;
 use crate::tensor::DType;
 
-/// What changes the text of the scores kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Scores {
-    pub tiles: Tiles,
-    pub dtype: DType,
-    /// Whether q and k load in fours along their channels.
-    pub width: Width,
-    /// Whether four scores can be stored at once; padding may be written.
-    pub store: Width,
-    /// Only the parts that bound the range of keys.
-    pub range: mask::MaskVariant,
-}
-
-params! {
-    pub(crate) struct Params {
-        q: View,
-        k: View,
-        scores: View,
-        mask: mask::MaskParams,
+kernel! {
+    /// What changes the text of the scores kernel.
+    Scores, ScoresCall
+    tensors {
+        // In fours along their channels.
+        q: One Read F32 width view,
+        k: One Read F32 width view,
+        // In fours: padding may be written.
+        scores: Placed Write F32 store view,
+    }
+    // Only the parts that bound the range of keys.
+    groups { mask: Masked, }
+    numbers {
         heads: u32,
         group: u32,
         head_dim: u32,
         scale: f32,
     }
+    variant {
+        tiles: Tiles,
+        width: Width,
+        store: Width,
+    }
 }
 
 impl Scores {
     pub fn describe(&self) -> Kernel {
-        let mut bindings = vec![
-            Binding::read("q", self.dtype, self.width),
-            Binding::read("k", self.dtype, self.width),
-            Binding::write("scores", DType::F32, self.store),
-        ];
-        bindings.extend(self.range.bindings());
-        matmul::describe::<Params>(matmul::MatmulStage {
-            tiles: self.tiles,
-            a_along_m: false,
-            b_along_n: false,
-            repairs: false,
-            constants: vec![
-                Constant::Bool("IN_FOURS", self.width == Width::Four),
-                Constant::Bool("SCORES_IN_FOURS", self.store == Width::Four),
-            ],
-            bindings,
-            parts: &[shader!("scores"), &self.range.wgsl()],
-        })
+        let product = matmul::Loop { tiles: self.tiles, a_along_m: false, b_along_n: false, repairs: false };
+        let declared = self
+            .declare()
+            .bool("IN_FOURS", self.width == Width::Four)
+            .bool("SCORES_IN_FOURS", self.store == Width::Four);
+        product.around(declared, &[shader!("scores"), &self.mask.wgsl()])
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
         let ranges = mask::MaskVariant::all().into_iter().map(mask::MaskVariant::range_only);
-        ranges.flat_map(|range| {
+        ranges.flat_map(|mask| {
             matmul::ALL.into_iter().flat_map(move |tiles| {
-                super::floats_beside(&range).iter().flat_map(move |&dtype| {
+                super::floats_beside(&mask).iter().flat_map(move |&dtype| {
                     super::WIDTHS.into_iter().flat_map(move |width| {
                         super::WIDTHS.into_iter().map(move |store| Scores {
+                            q: dtype,
+                            k: dtype,
+                            scores: DType::F32,
+                            mask,
                             tiles,
-                            dtype,
                             width,
                             store,
-                            range,
                         })
                     })
                 })

@@ -1,71 +1,54 @@
 //! Twin of `softmax.wgsl`.
 
-use super::dropout::DropoutKind;
-use super::{mask, shader};
-use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
+use super::dropout::{DropoutKind, Dropped};
+use super::mask::{self, Masked};
+use super::shader;
+use crate::kernel::{Kernel, Width, kernel};
 use crate::plan::Rows;
 use crate::tensor::DType;
 
-/// What changes the text of the softmax.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Softmax {
-    pub rows: Rows,
-    /// Whether scores move in fours; padding may be written.
-    pub width: Width,
-    pub lse: bool,
-    pub drop: DropoutKind,
-    pub mask: mask::MaskVariant,
-}
-
-params! {
-    pub(crate) struct Params {
-        scores: View,
-        lse: View,
-        dropout: View,
-        mask: mask::MaskParams,
-        seed: [u32; 2],
+kernel! {
+    /// What changes the text of the softmax.
+    Softmax, SoftmaxCall
+    tensors {
+        // In fours: padding may be written.
+        scores: One Write F32 width view,
+        lse: Opt Write F32 one view,
+    }
+    groups {
+        mask: Masked,
+        drop: Dropped,
+    }
+    numbers {
         heads: u32,
-        dropout_threshold: u32,
-        dropout_scale: f32,
-        pad0: u32,
-        pad1: u32,
-        pad2: u32,
+    }
+    variant {
+        rows: Rows,
+        width: Width,
     }
 }
 
 impl Softmax {
     pub fn describe(&self) -> Kernel {
         let Rows { workgroup, lanes } = self.rows;
-        let mut bindings = vec![Binding::write("scores", DType::F32, self.width)];
-        if self.lse {
-            bindings.push(Binding::write("lse", DType::F32, Width::One));
-        }
-        bindings.extend(self.mask.bindings());
-        bindings.extend(self.drop.binding());
         let (combine, workgroup_memory) = match lanes {
             1 => (shader!("softmax/row_per_invocation"), 0),
             _ => (shader!("softmax/row_per_workgroup"), lanes * 8),
         };
-        let constants = [
-            Constant::U32("WORKGROUP", workgroup),
-            Constant::U32("ROW_LANES", lanes),
-            Constant::Bool("HAS_LSE", self.lse),
-            Constant::Bool("IN_FOURS", self.width == Width::Four),
-            Constant::Bool("PER_PAIR_MASK", self.mask.is_per_pair()),
-            Constant::Bool("NATURAL_SCORES", true),
-            Constant::Bool("HAS_DROPOUT", self.drop != DropoutKind::None),
-        ];
-        let lse = if self.lse { "" } else { "fn lse_store(o: u32, x: f32) {}\n" };
         let parts = [
             shader!("tensor/view"),
             shader!("softmax/online"),
             shader!("softmax"),
-            lse,
-            self.drop.wgsl(),
             combine,
             &self.mask.wgsl(),
         ];
-        Kernel { workgroup_memory, ..Kernel::new::<Params>(&constants, bindings, &parts, workgroup) }
+        self.declare()
+            .u32("WORKGROUP", workgroup)
+            .u32("ROW_LANES", lanes)
+            .bool("IN_FOURS", self.width == Width::Four)
+            .bool("PER_PAIR_MASK", self.mask.is_per_pair())
+            .bool("NATURAL_SCORES", true)
+            .kernel(&parts, workgroup, workgroup_memory)
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
@@ -79,7 +62,15 @@ impl Softmax {
                 [(false, DropoutKind::None), (true, DropoutKind::Seeded), (true, DropoutKind::Given)]
                     .into_iter()
                     .flat_map(move |(lse, drop)| {
-                        super::WIDTHS.map(|width| Softmax { rows, width, lse, drop, mask })
+                        let lse = lse.then_some(DType::F32);
+                        super::WIDTHS.map(|width| Softmax {
+                            scores: DType::F32,
+                            lse,
+                            mask,
+                            drop,
+                            rows,
+                            width,
+                        })
                     })
             })
         })

@@ -143,13 +143,13 @@ impl KernelVariant {
                 let family = PRODUCT_GRADIENTS.of(matches!(v.tiles, Tiles::Cpu { .. }));
                 with_tensors(&[Some(family)], &[v.a, v.b, v.c])
             }
-            KernelVariant::Scores(v) => with_tensors(&[staged(v.tiles)], &[v.dtype]),
+            KernelVariant::Scores(v) => with_tensors(&[staged(v.tiles)], &[v.q, v.k]),
             KernelVariant::AdditivePairs(_) => of(&[Some(Family::RowStats)]),
             KernelVariant::AdditiveBackward(v) => {
                 with_tensors(&[Some(GRADIENTS.of(v.cpu))], &[v.own, v.score_vector, v.gradient])
             }
             KernelVariant::AdditiveScores(v) => {
-                with_tensors(&[Some(STAGED.of(v.cpu))], &[v.dtype, v.score_vector])
+                with_tensors(&[Some(STAGED.of(v.cpu))], &[v.q, v.k, v.score_vector])
             }
             KernelVariant::Softmax(v) => of(&[Some(STAGED.of(v.rows.lanes == 1))]),
             KernelVariant::WeightedSum(v) => with_tensors(&[staged(v.tiles)], &[v.v, v.out]),

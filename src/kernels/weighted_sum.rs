@@ -1,70 +1,58 @@
 //! Twin of `weighted_sum.wgsl`.
 
-use super::{mask, matmul, shader};
-use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
+use super::mask::{self, Masked};
+use super::{matmul, shader};
+use crate::kernel::{Kernel, Width, kernel};
 use crate::plan::Tiles;
 use crate::tensor::DType;
 
-/// What changes the text of the weighted sum.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct WeightedSum {
-    pub tiles: Tiles,
-    pub v: DType,
-    pub out: DType,
-    /// Whether the weights and v load in fours, v along its channels.
-    pub width: Width,
-    pub store: Width,
-    pub range: mask::MaskVariant,
-}
-
-params! {
-    pub(crate) struct Params {
-        weights: View,
-        v: View,
-        out: View,
-        mask: mask::MaskParams,
+kernel! {
+    /// What changes the text of the weighted sum.
+    WeightedSum, WeightedSumCall
+    tensors {
+        // The weights and v in fours, v along its channels.
+        weights: One Read F32 width view,
+        v: One Read F32 width view,
+        out: One Write F32 store view,
+    }
+    // Only the parts that bound the range of keys.
+    groups { mask: Masked, }
+    numbers {
         heads: u32,
         group: u32,
         value_dim: u32,
-        pad: u32,
+    }
+    variant {
+        tiles: Tiles,
+        width: Width,
+        store: Width,
     }
 }
 
 impl WeightedSum {
     pub fn describe(&self) -> Kernel {
-        let mut bindings = vec![
-            Binding::read("weights", DType::F32, self.width),
-            Binding::read("v", self.v, self.width),
-            Binding::write("out", self.out, self.store),
-        ];
-        bindings.extend(self.range.bindings());
-        matmul::describe::<Params>(matmul::MatmulStage {
-            tiles: self.tiles,
-            a_along_m: false,
-            b_along_n: true,
-            repairs: true,
-            constants: vec![
-                Constant::Bool("IN_FOURS", self.width == Width::Four),
-                Constant::Bool("OUT_IN_FOURS", self.store == Width::Four),
-            ],
-            bindings,
-            parts: &[shader!("weighted_sum"), &self.range.wgsl()],
-        })
+        let product = matmul::Loop { tiles: self.tiles, a_along_m: false, b_along_n: true, repairs: true };
+        let declared = self
+            .declare()
+            .bool("IN_FOURS", self.width == Width::Four)
+            .bool("OUT_IN_FOURS", self.store == Width::Four);
+        product.around(declared, &[shader!("weighted_sum"), &self.mask.wgsl()])
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
         let ranges = mask::MaskVariant::all().into_iter().map(mask::MaskVariant::range_only);
-        ranges.flat_map(|range| {
+        ranges.flat_map(|mask| {
             matmul::ALL.into_iter().flat_map(move |tiles| {
-                super::floats_beside(&range).iter().flat_map(move |&v| {
+                super::floats_beside(&mask).iter().flat_map(move |&v| {
                     super::WIDTHS.into_iter().flat_map(move |width| {
                         super::WIDTHS.into_iter().map(move |store| WeightedSum {
-                            tiles,
+                            weights: DType::F32,
                             v,
                             out: v,
+                            mask,
+                            tiles,
                             width,
                             store,
-                            range,
                         })
                     })
                 })

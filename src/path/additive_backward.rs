@@ -9,12 +9,14 @@ use crate::device::DeviceFacts;
 use crate::dropout::Dropout;
 use crate::error::Error;
 use crate::family::{Family, GRADIENTS, STAGED};
-use crate::kernel::{Dispatch, View, Width};
+use crate::kernel::{Dispatch, Group, Placed, View, Width};
+use crate::kernels::KernelVariant;
 use crate::kernels::additive_backward::{self, AdditiveBackward};
 use crate::kernels::additive_pairs::{self, AdditivePairs};
-use crate::kernels::additive_scores::{self, AdditiveScores, fitting};
-use crate::kernels::dropout::{DropoutKind, DropoutParams};
-use crate::kernels::{KernelVariant, mask, scores};
+use crate::kernels::additive_scores::{AdditiveScores, AdditiveScoresCall, fitting};
+use crate::kernels::dropout::{DropoutKind, Dropped};
+use crate::kernels::mask::{self, Masked};
+use crate::kernels::scores::ScoresCall;
 use crate::mask::{DeviceMask, Id};
 use crate::plan::{self, GradientsOf, MatmulShape, Rectangle, Sides};
 use crate::problem::Shape;
@@ -214,13 +216,13 @@ impl<'a> Part<'_, 'a> {
 
     /// As kernels see it that count batch entries, queries and keys of the whole problem: its first element lies before the
     /// matrix, in arithmetic that wraps as theirs does.
-    fn matrix_view(&self) -> View {
-        let layout = matrix(self.rectangle, &self.call.problem.shape);
+    fn placed(&self, of_weights: bool) -> Placed<'a> {
+        let mut window = self.matrix(of_weights);
         let [batch, query, key, _] = self.first();
-        let [x, _, z, w] = layout.strides.map(|s| s as u32);
+        let [x, _, z, w] = window.layout.strides.map(|s| s as u32);
         let skipped = [batch.wrapping_mul(x), query.wrapping_mul(z), key.wrapping_mul(w)];
-        let offset = skipped.into_iter().fold(0u32, u32::wrapping_sub);
-        View { offset, ..View::from(layout) }
+        window.layout.offset = skipped.into_iter().fold(0u32, u32::wrapping_sub) as usize;
+        Placed { window, dtype: DType::F32 }
     }
 
     fn first(&self) -> [u32; 4] {
@@ -233,19 +235,11 @@ impl<'a> Part<'_, 'a> {
         [batch.end as u32, queries.end as u32, keys.end as u32, 0]
     }
 
-    fn mask_params(&self) -> mask::MaskParams {
+    /// These rules of the call's mask.
+    fn masked(&self, variant: mask::MaskVariant) -> Masked<'a> {
         let problem = &self.call.problem;
-        mask::MaskParams::new(&problem.mask, &problem.shape, 0, None, self.device)
-    }
-
-    fn score_vector(&self) -> View {
-        View::repeating(self.call.score_vector, self.device)
-    }
-
-    fn with_mask(&self, tensors: &[TensorView<'a>], mask: mask::MaskVariant) -> Vec<Window<'a>> {
-        let mut windows: Vec<_> = tensors.iter().map(|t| t.window(self.device)).collect();
-        windows.extend(mask.windows(&self.call.problem.mask, self.device));
-        windows
+        let params = mask::MaskParams::new(&problem.mask, &problem.shape, 0, None, self.device);
+        Masked::new(variant, &problem.mask, params, self.device)
     }
 
     fn scores(&self) -> Dispatch<'a, KernelVariant> {
@@ -253,37 +247,24 @@ impl<'a> Part<'_, 'a> {
             *self.call;
         let cpu = tuning.form.choose(STAGED, self.device);
         let [batch, queries, keys] = self.rectangle.sizes();
-        let variant = AdditiveScores {
-            cpu,
-            key_lanes: AdditiveScores::key_lanes(queries, cpu),
-            dtype: q.dtype,
-            width: Width::of(in_fours(q) && in_fours(k)),
-            score_vector: score_vector.dtype,
-            range: fitting(self.mask.range_only(), 4, self.device),
-        };
-        let params = additive_scores::Params {
-            q: View::of(q, self.device),
-            k: View::of(k, self.device),
-            score_vector: self.score_vector(),
-            scores: self.matrix_view(),
-            mask: self.mask_params(),
+        let key_lanes = AdditiveScores::key_lanes(queries, cpu);
+        let call = AdditiveScoresCall {
+            q,
+            k,
+            score_vector,
+            scores: self.placed(false),
+            mask: self.masked(fitting(self.mask.range_only(), 4, self.device)),
             first: self.first(),
             end: self.end(),
             heads: shape.heads as u32,
             group: shape.group() as u32,
             hidden: shape.head_dim as u32,
-            pad: 0,
+            cpu,
+            key_lanes,
+            width: Width::of(in_fours(q) && in_fours(k)),
         };
-        let mut tensors: Vec<_> = [q, k, score_vector].map(|t| t.window(self.device)).into();
-        tensors.push(self.matrix(false));
-        tensors.extend(variant.range.windows(&self.call.problem.mask, self.device));
-        let [rows, columns] = variant.tile();
-        Dispatch {
-            variant: KernelVariant::AdditiveScores(variant),
-            params: bytemuck::bytes_of(&params).to_vec(),
-            tensors,
-            grid: grid([keys.div_ceil(columns), queries.div_ceil(rows), batch * shape.heads]),
-        }
+        let [rows, columns] = AdditiveScores::tile(cpu, key_lanes);
+        call.dispatch([keys.div_ceil(columns), queries.div_ceil(rows), batch * shape.heads], self.device)
     }
 
     /// `d_out · v` of all pairs of the rectangle, a product.
@@ -297,32 +278,22 @@ impl<'a> Part<'_, 'a> {
         let inner = Shape { batch: batch.len(), q_len: queries.len(), kv_len: keys.len(), ..shape };
         let product = MatmulShape { batch: inner.batch * shape.heads, rows: inner.q_len, cols: inner.kv_len };
         let tiles = plan::tiles(product, tuning.form.choose(STAGED, self.device), self.device);
-        let matrix = self.matrix(true);
-        let range = mask::MaskVariant::default();
-        let params = scores::Params {
-            q: View::of(d_out, self.device),
-            k: View::of(v, self.device),
-            scores: View::from(matrix.layout),
-            mask: mask::MaskParams::new(&DeviceMask::none(), &inner, 0, None, self.device),
+        let none = DeviceMask::none();
+        let mask_params = mask::MaskParams::new(&none, &inner, 0, None, self.device);
+        let call = ScoresCall {
+            q: d_out,
+            k: v,
+            scores: Placed { window: self.matrix(true), dtype: DType::F32 },
+            mask: Masked::new(mask::MaskVariant::default(), &none, mask_params, self.device),
             heads: shape.heads as u32,
             group: shape.group() as u32,
             head_dim: shape.value_dim as u32,
             scale: 1.0,
+            tiles,
+            width: Width::of(in_fours(d_out) && in_fours(v)),
+            store: Width::Four,
         };
-        let mut tensors = self.with_mask(&[d_out, v], range);
-        tensors.push(matrix);
-        Dispatch {
-            variant: KernelVariant::Scores(scores::Scores {
-                tiles,
-                dtype: v.dtype,
-                width: Width::of(in_fours(d_out) && in_fours(v)),
-                store: Width::Four,
-                range,
-            }),
-            params: bytemuck::bytes_of(&params).to_vec(),
-            tensors,
-            grid: grid(plan::grid(tiles, product)),
-        }
+        call.dispatch(plan::grid(tiles, product), self.device)
     }
 
     /// What the pairs give, or the sums of queries' weights.
@@ -330,20 +301,20 @@ impl<'a> Part<'_, 'a> {
         let problem = &self.call.problem;
         let mask = self.mask.scores_only();
         let dropout = problem.dropout.as_ref().filter(|_| !totals);
-        let drop = DropoutParams::new(dropout, self.device);
+        let drop = Dropped::new(dropout, self.device);
         let [batch, queries, keys] = self.rectangle.sizes();
-        let matrix = self.matrix_view();
+        let matrix = View::from(self.placed(false).window.layout);
         let params = additive_pairs::Params {
             d_scores: matrix,
             weights: matrix,
-            dropout: drop.view,
-            mask: self.mask_params(),
+            dropout: drop.params.dropout,
+            mask: Group::uniform(&self.masked(self.mask)),
             first: self.first(),
             end: self.end(),
-            seed: drop.seed,
+            seed: drop.params.seed,
             heads: problem.shape.heads as u32,
-            dropout_threshold: drop.threshold,
-            dropout_scale: drop.scale,
+            dropout_threshold: drop.params.dropout_threshold,
+            dropout_scale: drop.params.dropout_scale,
             scale: 1.0,
             pad: [0; 2],
         };
@@ -412,10 +383,10 @@ impl<'a> Part<'_, 'a> {
         let params = additive_backward::Params {
             own: view_of(own),
             others: View::of(others, self.device),
-            pairs: self.matrix_view(),
-            score_vector: self.score_vector(),
+            pairs: View::from(self.placed(false).window.layout),
+            score_vector: View::repeating(*score_vector, self.device),
             gradient: view_of(gradient),
-            mask: self.mask_params(),
+            mask: Group::uniform(&self.masked(self.mask)),
             first: self.first(),
             end: self.end(),
             heads: shape.heads as u32,

@@ -8,7 +8,7 @@ use crate::dropout::Dropout;
 use crate::error::Error;
 use crate::family::Family;
 use crate::kernel::{Dispatch, View, Width};
-use crate::kernels::dropout::{DropoutKind, DropoutParams};
+use crate::kernels::dropout::{DropoutKind, Dropped};
 use crate::kernels::fused_backward::{self, FusedBackward};
 use crate::kernels::row_stats::{self, RowStats};
 use crate::kernels::row_totals::{self, RowTotals};
@@ -271,7 +271,7 @@ fn gradients<'a>(
         mask: mask::MaskVariant::of(&problem.mask, problem.softcap.is_some(), problem.appended > 0)
             .scores_only(),
     };
-    let drop = DropoutParams::new(dropout, device);
+    let drop = Dropped::new(dropout, device);
     let mut tensors: Vec<_> = inputs.iter().map(|t| t.window(device)).collect();
     tensors.push(stats);
     tensors.extend([scored, valued].into_iter().flatten().map(|t| t.window(device)));
@@ -286,18 +286,18 @@ fn gradients<'a>(
         d_q: view_of(d_q),
         d_k: view_of(d_k),
         d_v: view_of(d_v),
-        dropout: drop.view,
+        dropout: drop.params.dropout,
         mask: mask::MaskParams::new(&problem.mask, &shape, problem.appended, problem.softcap, device),
         first: [0; 4],
-        seed: drop.seed,
+        seed: drop.params.seed,
         heads: shape.heads as u32,
         kv_heads: shape.kv_heads as u32,
         group: shape.group() as u32,
         head_dim: shape.head_dim as u32,
         value_dim: shape.value_dim as u32,
         accumulates: u32::from(problem.accumulates),
-        dropout_threshold: drop.threshold,
-        dropout_scale: drop.scale,
+        dropout_threshold: drop.params.dropout_threshold,
+        dropout_scale: drop.params.dropout_scale,
         scale: problem.scale,
         partial: u32::from(problem.partial),
     };

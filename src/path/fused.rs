@@ -5,7 +5,7 @@ use super::problem::{Extras, Keys, Problem};
 use crate::device::DeviceFacts;
 use crate::kernel::{Dispatch, View, Width};
 use crate::kernels::cache::CacheParams;
-use crate::kernels::dropout::{DropoutKind, DropoutParams};
+use crate::kernels::dropout::{DropoutKind, Dropped};
 use crate::kernels::merge_splits::{self, MergeSplitsCall};
 use crate::kernels::{KernelVariant, fused, mask};
 use crate::mask::Id;
@@ -61,7 +61,7 @@ pub(crate) fn dispatches<'a>(
         layout: Layout::dense([1; 4]),
     });
     let variant = variant(problem, plan);
-    let drop = DropoutParams::new(problem.extras.dropout.as_ref(), device);
+    let drop = Dropped::new(problem.extras.dropout.as_ref(), device);
     let params = params(problem, plan, &drop, device);
     let Some(partials) = partials else {
         let results = [Some(out), lse].into_iter().flatten().map(|t| t.window(device)).collect();
@@ -72,7 +72,7 @@ pub(crate) fn dispatches<'a>(
     dispatches
 }
 
-fn params(problem: &Problem, plan: &FusedPlan, drop: &DropoutParams, device: &DeviceFacts) -> fused::Params {
+fn params(problem: &Problem, plan: &FusedPlan, drop: &Dropped, device: &DeviceFacts) -> fused::Params {
     let Problem { shape, q, keys, extras, .. } = problem;
     let (k, v, cache) = match *keys {
         Keys::Tensors { k, v } => (View::of(k, device), View::of(v, device), CacheParams::default()),
@@ -84,18 +84,18 @@ fn params(problem: &Problem, plan: &FusedPlan, drop: &DropoutParams, device: &De
         v,
         out: View::of(extras.out, device),
         lse: View::optional(extras.lse, device),
-        dropout: drop.view,
+        dropout: drop.params.dropout,
         score_vector: problem.score_vector.map_or(View::default(), |t| View::repeating(t, device)),
         mask: mask::MaskParams::new(&extras.mask, shape, extras.appended, problem.softcap, device),
         first: [0; 4],
-        seed: drop.seed,
+        seed: drop.params.seed,
         heads: shape.heads as u32,
         kv_heads: shape.kv_heads as u32,
         group: shape.group() as u32,
         head_dim: shape.head_dim as u32,
         value_dim: shape.value_dim as u32,
-        dropout_threshold: drop.threshold,
-        dropout_scale: drop.scale,
+        dropout_threshold: drop.params.dropout_threshold,
+        dropout_scale: drop.params.dropout_scale,
         scale: problem.scale,
         splits: plan.splits as u32,
         stats: plan.stats() as u32,

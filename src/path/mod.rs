@@ -26,7 +26,7 @@ mod score_gradients;
 pub(crate) mod staged;
 
 pub(crate) use backward_problem::{AddedGradients, BackwardProblem};
-pub(crate) use dispatches::{Dispatches, fits, grid, in_scratch};
+pub(crate) use dispatches::{Dispatches, fits, in_scratch};
 pub(crate) use problem::{Extras, Keys, Problem};
 
 use crate::device::DeviceFacts;

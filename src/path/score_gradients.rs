@@ -5,7 +5,7 @@ use super::dispatches::{Dispatches, in_scratch, runs};
 use crate::device::DeviceFacts;
 use crate::kernel::{Dispatch, View, Width};
 use crate::kernels::captured_gradients::{self, CapturedGradients};
-use crate::kernels::dropout::{DropoutKind, DropoutParams};
+use crate::kernels::dropout::{DropoutKind, Dropped};
 use crate::kernels::part_sums::{PartSumsCall, WORKGROUP};
 use crate::kernels::score_gradients::{Params, ScoreGradients};
 use crate::kernels::{KernelVariant, mask};
@@ -128,7 +128,7 @@ fn rule_sums<'a>(
                 .scores_only(),
         },
     };
-    let drop = DropoutParams::new(dropout, device);
+    let drop = Dropped::new(dropout, device);
     let mut tensors: Vec<_> = inputs.iter().map(|t| t.window(device)).collect();
     tensors.extend([stats.window, gradient]);
     tensors.extend(variant.mask.windows(&problem.mask, device));
@@ -143,19 +143,19 @@ fn rule_sums<'a>(
         v,
         d_out,
         gradient: View::from(gradient.layout),
-        dropout: drop.view,
+        dropout: drop.params.dropout,
         mask: mask::MaskParams::new(&problem.mask, &shape, problem.appended, problem.softcap, device),
         shape: gradient.layout.shape.map(|n| n as u32),
         first: [0; 4],
-        seed: drop.seed,
+        seed: drop.params.seed,
         batch: shape.batch as u32,
         heads: shape.heads as u32,
         group: shape.group() as u32,
         head_dim: shape.head_dim as u32,
         value_dim: shape.value_dim as u32,
         accumulates: u32::from(sums.accumulates),
-        dropout_threshold: drop.threshold,
-        dropout_scale: drop.scale,
+        dropout_threshold: drop.params.dropout_threshold,
+        dropout_scale: drop.params.dropout_scale,
         scale: problem.scale,
         key_lanes: plan.key_lanes,
         parts: plan.parts as u32,
@@ -194,7 +194,7 @@ fn captured_sums<'a>(
         mask: mask::MaskVariant::of(&problem.mask, problem.softcap.is_some(), problem.appended > 0)
             .scores_only(),
     };
-    let drop = DropoutParams::new(problem.dropout.as_ref(), device);
+    let drop = Dropped::new(problem.dropout.as_ref(), device);
     let mut tensors: Vec<_> = inputs.map(|t| t.window(device)).into();
     tensors.extend([stats.window, sums.window]);
     tensors.extend(variant.mask.windows(&problem.mask, device));
@@ -207,17 +207,17 @@ fn captured_sums<'a>(
         v,
         d_out,
         gradient: View::from(gradient),
-        dropout: drop.view,
+        dropout: drop.params.dropout,
         mask: mask::MaskParams::new(&problem.mask, &shape, problem.appended, problem.softcap, device),
         shape: gradient.shape.map(|n| n as u32),
-        seed: drop.seed,
+        seed: drop.params.seed,
         heads: shape.heads as u32,
         group: shape.group() as u32,
         head_dim: shape.head_dim as u32,
         value_dim: shape.value_dim as u32,
         accumulates: u32::from(sums.accumulates),
-        dropout_threshold: drop.threshold,
-        dropout_scale: drop.scale,
+        dropout_threshold: drop.params.dropout_threshold,
+        dropout_scale: drop.params.dropout_scale,
         scale: problem.scale,
         first: 0,
         elements: count(gradient.shape) as u32,

@@ -1,17 +1,22 @@
 //! scores → softmax → weighted sum, with the score matrix in memory.
 
-use super::dispatches::{Dispatches, grid};
+use super::dispatches::Dispatches;
 use super::problem::{Extras, Keys, Problem};
 use crate::device::DeviceFacts;
 use crate::family::STAGED;
-use crate::kernel::{Dispatch, View, Width};
-use crate::kernels::additive_scores::{self, AdditiveScores};
+use crate::kernel::{Dispatch, Placed, Width};
+use crate::kernels::KernelVariant;
+use crate::kernels::additive_scores::{self, AdditiveScores, AdditiveScoresCall};
 use crate::kernels::average_weights::{AverageWeightsCall, WORKGROUP};
-use crate::kernels::dropout::{DropoutKind, DropoutParams};
-use crate::kernels::{KernelVariant, mask, score_stage, scores, softmax, weighted_sum};
+use crate::kernels::dropout::Dropped;
+use crate::kernels::mask::{self, Masked};
+use crate::kernels::score_stage::{self, ScoreStageCall};
+use crate::kernels::scores::ScoresCall;
+use crate::kernels::softmax::SoftmaxCall;
+use crate::kernels::weighted_sum::WeightedSumCall;
 use crate::plan::{self, MatmulShape, Tiles, WeightsOutput};
 use crate::problem::{ScoreStage, Shape};
-use crate::tensor::{DType, TensorView, Window};
+use crate::tensor::{DType, TensorView};
 
 /// The dispatches of `problem`. `matrix` is the scratch's score buffer, unless the weights serve.
 pub(crate) fn dispatches<'a>(
@@ -68,14 +73,9 @@ fn in_fours(t: TensorView) -> bool {
 }
 
 impl<'a> Staged<'_, 'a> {
-    fn view(&self, t: TensorView) -> View {
-        View::of(t, self.device)
-    }
-
-    fn windows(&self, tensors: &[TensorView<'a>], mask: mask::MaskVariant) -> Vec<Window<'a>> {
-        let mut windows: Vec<_> = tensors.iter().map(|t| t.window(self.device)).collect();
-        windows.extend(mask.windows(&self.problem.extras.mask, self.device));
-        windows
+    /// These rules of the call's mask.
+    fn masked(&self, variant: mask::MaskVariant) -> Masked<'a> {
+        Masked::new(variant, &self.problem.extras.mask, self.mask_params, self.device)
     }
 
     fn is_cpu(&self) -> bool {
@@ -102,62 +102,44 @@ impl<'a> Staged<'_, 'a> {
         let Problem { shape, q, scale, .. } = *self.problem;
         let k = self.k;
         let (tiles, product) = self.product(shape.kv_len);
-        let range = self.scored_range();
-        let params = scores::Params {
-            q: self.view(q),
-            k: self.view(k),
-            scores: self.view(self.matrix),
-            mask: self.mask_params,
+        let call = ScoresCall {
+            q,
+            k,
+            scores: Placed::of(self.matrix, self.device),
+            mask: self.masked(self.scored_range()),
             heads: shape.heads as u32,
             group: shape.group() as u32,
             head_dim: shape.head_dim as u32,
             scale,
+            tiles,
+            width: Width::of(in_fours(q) && in_fours(k)),
+            store: Width::of(in_fours(self.matrix)),
         };
-        Dispatch {
-            variant: KernelVariant::Scores(scores::Scores {
-                tiles,
-                dtype: q.dtype,
-                width: Width::of(in_fours(q) && in_fours(k)),
-                store: Width::of(in_fours(self.matrix)),
-                range,
-            }),
-            params: bytemuck::bytes_of(&params).to_vec(),
-            tensors: self.windows(&[q, k, self.matrix], range),
-            grid: grid(plan::grid(tiles, product)),
-        }
+        call.dispatch(plan::grid(tiles, product), self.device)
     }
 
     fn additive_scores(&self, score_vector: TensorView<'a>) -> Dispatch<'a, KernelVariant> {
         let Problem { shape, q, .. } = *self.problem;
         let (k, cpu) = (self.k, self.is_cpu());
-        let variant = AdditiveScores {
-            cpu,
-            key_lanes: AdditiveScores::key_lanes(shape.q_len, cpu),
-            dtype: q.dtype,
-            width: Width::of(in_fours(q) && in_fours(k)),
-            score_vector: score_vector.dtype,
-            range: additive_scores::fitting(self.scored_range(), 4, self.device),
-        };
-        let params = additive_scores::Params {
-            q: self.view(q),
-            k: self.view(k),
-            score_vector: View::repeating(score_vector, self.device),
-            scores: self.view(self.matrix),
-            mask: self.mask_params,
+        let key_lanes = AdditiveScores::key_lanes(shape.q_len, cpu);
+        let call = AdditiveScoresCall {
+            q,
+            k,
+            score_vector,
+            scores: Placed::of(self.matrix, self.device),
+            mask: self.masked(additive_scores::fitting(self.scored_range(), 4, self.device)),
             first: [0; 4],
             end: [shape.batch as u32, shape.q_len as u32, shape.kv_len as u32, 0],
             heads: shape.heads as u32,
             group: shape.group() as u32,
             hidden: shape.head_dim as u32,
-            pad: 0,
+            cpu,
+            key_lanes,
+            width: Width::of(in_fours(q) && in_fours(k)),
         };
-        let [rows, keys] = variant.tile();
-        Dispatch {
-            variant: KernelVariant::AdditiveScores(variant),
-            params: bytemuck::bytes_of(&params).to_vec(),
-            tensors: self.windows(&[q, k, score_vector, self.matrix], variant.range),
-            grid: grid([shape.kv_len.div_ceil(keys), shape.q_len.div_ceil(rows), shape.batch * shape.heads]),
-        }
+        let [rows, keys] = AdditiveScores::tile(cpu, key_lanes);
+        let grid = [shape.kv_len.div_ceil(keys), shape.q_len.div_ceil(rows), shape.batch * shape.heads];
+        call.dispatch(grid, self.device)
     }
 
     /// The scores as the caller wants them, before the softmax overwrites them.
@@ -168,88 +150,43 @@ impl<'a> Staged<'_, 'a> {
             ScoreStage::Softcapped => self.mask.softcap_only(),
             ScoreStage::Biased => self.mask.scores_only(),
         };
-        let params = score_stage::Params {
-            scores: self.view(self.matrix),
-            out: self.view(out),
-            mask: self.mask_params,
-            heads: heads as u32,
-            pad0: 0,
-            pad1: 0,
-            pad2: 0,
-        };
-        Dispatch {
-            variant: KernelVariant::ScoreStage(score_stage::ScoreStage { out: out.dtype, mask }),
-            params: mask.with_mods(&params, &self.problem.extras.mask, self.device),
-            tensors: self.windows(&[self.matrix, out], mask),
-            grid: grid([kv_len.div_ceil(score_stage::WORKGROUP), q_len, batch * heads]),
-        }
+        let call = ScoreStageCall { scores: self.matrix, out, mask: self.masked(mask), heads: heads as u32 };
+        call.dispatch([kv_len.div_ceil(score_stage::WORKGROUP), q_len, batch * heads], self.device)
     }
 
     fn softmax(&self) -> Dispatch<'a, KernelVariant> {
         let Problem { shape, extras: Extras { lse, .. }, .. } = *self.problem;
         let rows = plan::rows(shape.kv_len, self.is_cpu());
-        let dropout = self.problem.extras.dropout.as_ref();
-        let drop = DropoutParams::new(dropout, self.device);
-        let params = softmax::Params {
-            scores: self.view(self.matrix),
-            lse: lse.map_or(View::default(), |t| self.view(t)),
-            dropout: drop.view,
-            mask: self.mask_params,
-            seed: drop.seed,
+        let call = SoftmaxCall {
+            scores: self.matrix,
+            lse,
+            mask: self.masked(self.mask),
+            drop: Dropped::new(self.problem.extras.dropout.as_ref(), self.device),
             heads: shape.heads as u32,
-            dropout_threshold: drop.threshold,
-            dropout_scale: drop.scale,
-            pad0: 0,
-            pad1: 0,
-            pad2: 0,
+            rows,
+            width: Width::of(in_fours(self.matrix)),
         };
-        let mut tensors = vec![self.matrix];
-        tensors.extend(lse);
-        let mut tensors = self.windows(&tensors, self.mask);
-        tensors.extend(drop.keep);
         let row_groups = if rows.lanes == 1 { rows.workgroup as usize } else { 1 };
-        Dispatch {
-            variant: KernelVariant::Softmax(softmax::Softmax {
-                rows,
-                width: Width::of(in_fours(self.matrix)),
-                lse: lse.is_some(),
-                drop: DropoutKind::of(dropout),
-                mask: self.mask,
-            }),
-            params: self.mask.with_mods(&params, &self.problem.extras.mask, self.device),
-            tensors,
-            grid: grid([shape.q_len.div_ceil(row_groups), shape.heads, shape.batch]),
-        }
+        call.dispatch([shape.q_len.div_ceil(row_groups), shape.heads, shape.batch], self.device)
     }
 
     fn weighted_sum(&self) -> Dispatch<'a, KernelVariant> {
         let Problem { shape, extras: Extras { out, .. }, .. } = *self.problem;
         let v = self.v;
         let (tiles, product) = self.product(shape.value_dim);
-        let range = self.mask.range_only();
-        let params = weighted_sum::Params {
-            weights: self.view(self.matrix),
-            v: self.view(v),
-            out: self.view(out),
-            mask: self.mask_params,
+        let call = WeightedSumCall {
+            weights: self.matrix,
+            v,
+            out,
+            mask: self.masked(self.mask.range_only()),
             heads: shape.heads as u32,
             group: shape.group() as u32,
             value_dim: shape.value_dim as u32,
-            pad: 0,
+            tiles,
+            width: Width::of(in_fours(self.matrix) && in_fours(v)),
+            store: Width::of(in_fours(out)),
         };
-        Dispatch {
-            variant: KernelVariant::WeightedSum(weighted_sum::WeightedSum {
-                tiles,
-                v: v.dtype,
-                out: out.dtype,
-                width: Width::of(in_fours(self.matrix) && in_fours(v)),
-                store: Width::of(in_fours(out)),
-                range,
-            }),
-            params: bytemuck::bytes_of(&params).to_vec(),
-            tensors: self.windows(&[self.matrix, v, out], range),
-            grid: grid(plan::grid(tiles, product)),
-        }
+        call.dispatch(plan::grid(tiles, product), self.device)
     }
 
     /// The weights as the caller wants them, where the matrix itself is in scratch.

@@ -9,7 +9,7 @@ use std::fmt;
 use super::cache::CacheVariant;
 use crate::device::DeviceFacts;
 use crate::dtype::Element;
-use crate::kernel::{Binding, Width};
+use crate::kernel::{Binding, Declared, Group, GroupKey, Width};
 use crate::mask::{DeviceMask, Id, RuleSet, Turn, slot};
 use crate::mods::{Dtypes, Interned};
 use crate::storage::LayoutKind;
@@ -247,6 +247,55 @@ impl MaskVariant {
         let captured =
             self.bound(mask).flat_map(|bound| bound.tensors()).map(|(_, view)| view.window(device));
         of_rules.chain(captured).collect()
+    }
+}
+
+impl GroupKey for MaskVariant {
+    fn declare(&self, to: &mut Declared) {
+        to.bindings.extend(self.bindings());
+    }
+}
+
+/// The rules of a call's mask that a kernel has.
+#[derive(Clone)]
+pub(crate) struct Masked<'a> {
+    variant: MaskVariant,
+    params: MaskParams,
+    windows: Vec<Window<'a>>,
+    mods: Vec<u8>,
+}
+
+impl<'a> Masked<'a> {
+    /// The tensors of `mask` that `variant` names, and the numbers of the whole call.
+    pub fn new(
+        variant: MaskVariant,
+        mask: &DeviceMask<'a>,
+        params: MaskParams,
+        device: &DeviceFacts,
+    ) -> Self {
+        let (windows, mods) = (variant.windows(mask, device), variant.mods_bytes(mask, device));
+        Masked { variant, params, windows, mods }
+    }
+}
+
+impl<'a> Group<'a> for Masked<'a> {
+    type Key = MaskVariant;
+    type Uniform = MaskParams;
+
+    fn key(&self) -> MaskVariant {
+        self.variant
+    }
+
+    fn uniform(&self) -> MaskParams {
+        self.params
+    }
+
+    fn windows(&self) -> Vec<Window<'a>> {
+        self.windows.clone()
+    }
+
+    fn behind(&self) -> &[u8] {
+        &self.mods
     }
 }
 

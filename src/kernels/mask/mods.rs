@@ -109,6 +109,13 @@ impl MaskVariant {
     ) -> Vec<u8> {
         const { assert!(size_of::<P>().is_multiple_of(VECTOR), "what follows begins at a vector") };
         let mut bytes = bytemuck::bytes_of(params).to_vec();
+        bytes.extend(self.mods_bytes(mask, device));
+        bytes
+    }
+
+    /// The bytes of what mods capture.
+    pub(super) fn mods_bytes(&self, mask: &DeviceMask, device: &DeviceFacts) -> Vec<u8> {
+        let mut bytes = Vec::new();
         for bound in self.bound(mask) {
             bytes.extend(bytemuck::cast_slice::<u32, u8>(bound.words()));
             bytes.resize(bytes.len().next_multiple_of(VECTOR), 0);
