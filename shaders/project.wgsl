@@ -32,16 +32,6 @@ struct ProjectPart {
     pad2: u32,
 }
 
-struct Params {
-    parts: array<ProjectPart, 3>,
-    batches: u32,
-    narrow: u32,       // heads are separate products
-    z_heads: u32,      // products per batch: the largest head count if narrow, else 1
-    pad: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 // Everything the loops need, read once: drivers do not hoist loads of uniforms.
 struct Tile {
     rows: u32,

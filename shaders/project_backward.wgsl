@@ -15,16 +15,6 @@ struct ProductAxis {
     right: vec4<u32>,     // of B, or of C for rows and columns
 }
 
-struct Params {
-    rows: ProductAxis,    // in A and C
-    cols: ProductAxis,    // in B and C
-    inner: ProductAxis,   // in A and B
-    first: vec4<u32>,     // elements of A, B and C
-    step: vec4<u32>,      // from one product to the next
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 // Everything the loops need, read once: drivers do not hoist loads of uniforms.
 struct Tile {
     rows: u32,

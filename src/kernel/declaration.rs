@@ -25,8 +25,8 @@
 //!   `HAS_NAME` and, if it is absent, accessors that do nothing, `struct Params` and the uniform `p`;
 //! - the layout of `Params`: the views, then the numbers, each aligned as WGSL aligns it.
 //!
-//! What several kernels bind together, as the tensors of a mask, is a [`Group`]: a section `groups { mask: Masked, }` between `tensors` and
-//! `numbers` binds them behind the tensors and puts what the uniform holds of them between views and numbers.
+//! What several kernels bind together, as the tensors of a mask, is a [`Group`]: a section `groups { mask: Masked MaskVariant, }`, with the types of the
+//! group and of its key, between `tensors` and `numbers` binds them behind the tensors and puts what the uniform holds of them between views and numbers.
 //!
 //! `describe` and `all` stay: the rest of the text, and the variants that tests and tools compile.
 
@@ -40,8 +40,9 @@ use crate::tensor::{Access, DType, Layout, TensorView, Window, broadcast};
 pub(crate) type One<'a> = TensorView<'a>;
 pub(crate) type Opt<'a> = Option<TensorView<'a>>;
 
-/// Words whose meaning the kernel knows.
+/// Words whose meaning the kernel knows, and words that may be absent.
 pub(crate) type Raw<'a> = Window<'a>;
+pub(crate) type OptRaw<'a> = Option<Window<'a>>;
 
 /// A part of a buffer that is bound as it stands. Its view may count from an element outside of that part.
 #[derive(Clone, Copy)]
@@ -64,18 +65,35 @@ pub(crate) struct Source<'a> {
     pub in_place: bool,
 }
 
-/// Tensors of one type, of which the kernel picks one by its number. `NAME_at(slot, o)` loads an element.
+/// Buffers of one type, of which the kernel picks one by its number. `NAME_at(slot, o)` loads an element.
 #[derive(Clone, Copy)]
-pub(crate) struct Several<'a>([Option<TensorView<'a>>; Several::MOST]);
+pub(crate) struct Several<'a> {
+    windows: [Option<Window<'a>>; Several::MOST],
+    dtype: DType,
+}
 
 impl<'a> Several<'a> {
     pub const MOST: usize = 3;
 
-    /// The first [`MOST`](Self::MOST) of these tensors.
-    pub fn of(tensors: impl IntoIterator<Item = TensorView<'a>>) -> Self {
-        let mut tensors = tensors.into_iter();
-        Several(std::array::from_fn(|_| tensors.next()))
+    /// The first [`MOST`](Self::MOST) of these buffers.
+    pub fn of(windows: impl IntoIterator<Item = Window<'a>>, dtype: DType) -> Self {
+        let mut windows = windows.into_iter();
+        Several { windows: std::array::from_fn(|_| windows.next()), dtype }
     }
+}
+
+/// The keys of arguments, by the names of those. They are no projections: the compiler does not copy fields whose types are.
+pub(crate) mod keys {
+    use crate::kernel::{Slots, Untyped};
+    use crate::tensor::DType;
+
+    pub(crate) type One = DType;
+    pub(crate) type Opt = Option<DType>;
+    pub(crate) type Raw = Untyped;
+    pub(crate) type OptRaw = Option<Untyped>;
+    pub(crate) type Placed = DType;
+    pub(crate) type Source = Option<DType>;
+    pub(crate) type Several = Slots;
 }
 
 /// What the accessors of a tensor speak.
@@ -130,16 +148,15 @@ impl<'a> Argument<'a> for Several<'a> {
     type Key = Slots;
 
     fn key(self) -> Slots {
-        let tensors = self.0.iter().flatten();
-        Slots { count: tensors.count(), dtype: self.0[0].map_or(DType::F32, |t| t.dtype()) }
+        Slots { count: self.windows.iter().flatten().count(), dtype: self.dtype }
     }
 
     fn tensor(self) -> Option<TensorView<'a>> {
-        self.0[0]
+        None
     }
 
-    fn bind_to(self, windows: &mut Vec<Window<'a>>, device: &DeviceFacts) {
-        windows.extend(self.0.iter().flatten().map(|t| t.window(device)));
+    fn bind_to(self, windows: &mut Vec<Window<'a>>, _: &DeviceFacts) {
+        windows.extend(self.windows.iter().flatten());
     }
 }
 
@@ -156,6 +173,22 @@ impl<'a> Argument<'a> for Raw<'a> {
 
     fn bind(self, _: &DeviceFacts) -> Option<Window<'a>> {
         Some(self)
+    }
+}
+
+impl<'a> Argument<'a> for OptRaw<'a> {
+    type Key = Option<Untyped>;
+
+    fn key(self) -> Option<Untyped> {
+        self.map(Raw::key)
+    }
+
+    fn tensor(self) -> Option<TensorView<'a>> {
+        None
+    }
+
+    fn bind(self, _: &DeviceFacts) -> Option<Window<'a>> {
+        self
     }
 }
 
@@ -251,15 +284,16 @@ impl Key for Untyped {
 
 impl Key for Slots {
     fn declare(self, name: &'static str, _: Access, _: Speaks, width: Width, to: &mut Declared) {
-        self.declare_as(name, width, false, &mut to.bindings, &mut to.text);
+        to.bindings.extend(self.bindings(name, width));
+        to.several.push((name, self, "f32"));
     }
 }
 
-impl Key for Option<DType> {
+impl<K: Key> Key for Option<K> {
     fn declare(self, name: &'static str, access: Access, speaks: Speaks, width: Width, to: &mut Declared) {
         let _ = writeln!(to.text, "const HAS_{}: bool = {};", name.to_uppercase(), self.is_some());
         match self {
-            Some(dtype) => dtype.declare(name, access, speaks, width, to),
+            Some(key) => key.declare(name, access, speaks, width, to),
             None => to.absent.push((name, accessors_of_none(name, access, speaks))),
         }
     }
@@ -328,8 +362,10 @@ const fn align<T>() -> usize {
 pub(crate) struct Declared {
     pub bindings: Vec<Binding>,
     pub constants: Vec<Constant>,
-    /// `HAS_NAME` of each tensor that may be absent, and the functions that pick one of several.
+    /// `HAS_NAME` of each tensor that may be absent.
     text: String,
+    /// The tensors that the kernel picks by number, and the type of the elements that it loads in fours.
+    several: Vec<(&'static str, Slots, &'static str)>,
     /// The accessors of those that are.
     absent: Vec<(&'static str, String)>,
     fields: Vec<Field>,
@@ -376,6 +412,26 @@ impl Declared {
         self
     }
 
+    /// Binds a tensor as vectors of words, which the kernel unpacks itself.
+    pub fn words(mut self, name: &str) -> Self {
+        self.bindings
+            .iter_mut()
+            .filter(|binding| binding.name == name)
+            .for_each(|binding| (binding.dtype, binding.width) = (DType::U32, Width::Four));
+        self
+    }
+
+    /// Loads several tensors in fours as they are, not as f32.
+    pub fn native(mut self, several: &str) -> Self {
+        for (name, slots, four) in self.several.iter_mut().filter(|(name, ..)| *name == several) {
+            *four = slots.dtype.operand();
+            let is_one =
+                |binding: &&mut Binding| (0..slots.count).any(|n| binding.name == format!("{name}{n}"));
+            self.bindings.iter_mut().filter(is_one).for_each(|binding| binding.native = true);
+        }
+        self
+    }
+
     /// What stands for a tensor where it is absent, in place of zeros.
     pub fn instead_of(mut self, name: &str, text: &str) -> Self {
         self.absent
@@ -393,6 +449,7 @@ impl Declared {
         let _ = writeln!(own, "struct Params {{\n{}}}", members.collect::<String>());
         own.push_str("@group(0) @binding(0) var<uniform> p: Params;\n");
         own.extend(self.absent.into_iter().map(|(_, text)| text));
+        own.extend(self.several.into_iter().map(|(name, slots, four)| slots.functions(name, four)));
         let parts = [&[own.as_str()], parts].concat();
         Kernel {
             wgsl: compose(&self.constants, &self.bindings, &parts),
@@ -411,15 +468,15 @@ macro_rules! kernel {
         $(#[$doc:meta])*
         $Key:ident, $Call:ident
         tensors { $($tensor:ident: $Presence:ident $Access:ident $Speaks:ident $width:ident $($view:ident)?,)* }
-        $(groups { $($group:ident: $Group:ident,)* })?
+        $(groups { $($group:ident: $Group:ident $GroupKey:ty,)* })?
         numbers { $($(#[$number_doc:meta])* $number:ident: $Number:ty,)* }
         variant { $($(#[$field_doc:meta])* $field:ident: $Field:ty,)* }
     ) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub(crate) struct $Key {
-            $(pub $tensor: <$crate::kernel::$Presence<'static> as $crate::kernel::Argument<'static>>::Key,)*
-            $($(pub $group: <$Group<'static> as $crate::kernel::Group<'static>>::Key,)*)?
+            $(pub $tensor: $crate::kernel::keys::$Presence,)*
+            $($(pub $group: $GroupKey,)*)?
             $($(#[$field_doc])* pub $field: $Field,)*
         }
 

@@ -4,8 +4,8 @@ mod declaration;
 mod slots;
 
 pub(crate) use declaration::{
-    Argument, Declared, Group, GroupKey, Key, One, Opt, Placed, Raw, Several, Source, Speaks, Untyped, Words,
-    kernel, repeating, view,
+    Argument, Declared, Group, GroupKey, Key, One, Opt, OptRaw, Placed, Raw, Several, Source, Speaks,
+    Untyped, Words, kernel, keys, repeating, view,
 };
 pub(crate) use slots::Slots;
 

@@ -13,26 +13,26 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    /// Their bindings, and `NAME_at(slot, o)`, `NAME_at4(slot, o, stride, n)` that pick one by number; `NAME_at4` gives f16 as it is if
-    /// `native`, else f32.
-    pub fn declare_as(
-        self,
-        name: &str,
-        width: Width,
-        native: bool,
-        bindings: &mut Vec<Binding>,
-        text: &mut String,
-    ) {
-        for slot in 0..self.count {
-            let binding = Binding::read(format!("{name}{slot}"), self.dtype, width);
-            bindings.push(Binding { native, ..binding });
-        }
-        let four = format!("vec4<{}>", if native { self.dtype.operand() } else { "f32" });
+    /// The binding of each buffer: `NAME0`, `NAME1`, ….
+    pub fn bindings(self, name: &str, width: Width) -> impl Iterator<Item = Binding> {
+        (0..self.count).map(move |slot| Binding::read(format!("{name}{slot}"), self.dtype, width))
+    }
+
+    /// `NAME_at(slot, o)`, `NAME_at4(slot, o, stride, n)`, which load from a buffer by its number, or zeros where there is none. `four` is
+    /// the type of the elements that `NAME_at4` loads.
+    pub fn functions(self, name: &str, four: &str) -> String {
+        let mut text = String::new();
         let functions = [
-            ("at4", "o: u32, stride: u32, n: u32", "o, stride, n", four.as_str()),
-            ("at", "o: u32", "o", "f32"),
+            (
+                "at4",
+                "o: u32, stride: u32, n: u32",
+                "o, stride, n",
+                format!("vec4<{four}>"),
+                format!("vec4<{four}>()"),
+            ),
+            ("at", "o: u32", "o", "f32".to_string(), "0.0".to_string()),
         ];
-        for (function, parameters, arguments, result) in functions {
+        for (function, parameters, arguments, result, none) in functions {
             let _ = writeln!(text, "fn {name}_{function}(slot: u32, {parameters}) -> {result} {{");
             for slot in 1..self.count {
                 let _ = writeln!(
@@ -41,7 +41,9 @@ impl Slots {
                 );
             }
             let close = "}".repeat(self.count.saturating_sub(1));
-            let _ = writeln!(text, "    return {name}0_{function}({arguments}); {close}\n}}");
+            let first = if self.count > 0 { format!("{name}0_{function}({arguments})") } else { none };
+            let _ = writeln!(text, "    return {first}; {close}\n}}");
         }
+        text
     }
 }

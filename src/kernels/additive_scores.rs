@@ -17,7 +17,7 @@ kernel! {
         scores: Placed Write F32 one view,
     }
     // Only the parts that bound the range of keys.
-    groups { mask: Masked, }
+    groups { mask: Masked mask::MaskVariant, }
     numbers {
         /// Batch entry, query and key of the first score, and past the last.
         first: [u32; 4],

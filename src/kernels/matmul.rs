@@ -2,32 +2,8 @@
 
 use super::shader;
 use crate::device::Fragment;
-use crate::kernel::{Binding, Constant, Declared, Kernel, Table};
+use crate::kernel::{Constant, Declared, Kernel};
 use crate::plan::{MatrixTiles, Tiles};
-
-/// A tiled kernel's own half: the loop is the same for all.
-pub(crate) struct MatmulStage<'a> {
-    pub tiles: Tiles,
-    /// Whether `tile_a4` loads along the rows of A, or along the inner axis; software drivers do the latter.
-    pub a_along_m: bool,
-    /// Whether `tile_b4` loads along the columns of B, or along its rows.
-    pub b_along_n: bool,
-    /// Whether sums that came out NaN are taken again by the stage's `tile_repair`.
-    pub repairs: bool,
-    pub constants: Vec<Constant>,
-    pub bindings: Vec<Binding>,
-    pub parts: &'a [&'a str],
-}
-
-/// The kernel of a stage with parameters `P`.
-pub(crate) fn describe<P: Table>(stage: MatmulStage) -> Kernel {
-    let MatmulStage { tiles, a_along_m, b_along_n, repairs, mut constants, bindings, parts } = stage;
-    let product = Loop { tiles, a_along_m, b_along_n, repairs };
-    constants.extend(product.constants());
-    let (mut all, invocations, workgroup_memory) = product.text();
-    all.extend(parts);
-    Kernel { workgroup_memory, ..Kernel::new::<P>(&constants, bindings, &all, invocations) }
-}
 
 /// The loop of a product, and how it loads.
 #[derive(Clone, Copy)]

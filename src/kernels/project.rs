@@ -1,33 +1,14 @@
 //! Twin of `project.wgsl`.
 
-use std::fmt::Write as _;
-
 use super::pointwise::activation_parts;
 use super::{matmul, shader};
 use crate::block_config::Activation;
-use crate::kernel::{Binding, Constant, Kernel, Slots, Width, params, shared};
+use crate::kernel::{Kernel, Several, Slots, Width, kernel, params, shared};
 use crate::plan::Tiles;
 use crate::tensor::DType;
 
 /// Projections that one dispatch can hold: queries, keys, values.
-pub(crate) const PARTS: usize = 3;
-
-/// What changes the text of the projection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Project {
-    pub tiles: Tiles,
-    pub x: Slots,
-    pub w: Slots,
-    pub bias: Option<Slots>,
-    pub y: DType,
-    /// Whether x loads in fours along its features and W along features (or columns, if `w_along_columns`).
-    pub width: Width,
-    /// Whether W is contiguous along its output columns: `[in, out]` in memory.
-    pub w_along_columns: bool,
-    pub store: Width,
-    /// What becomes of the product and its bias.
-    pub activation: Option<Activation>,
-}
+pub(crate) const PARTS: usize = Several::MOST;
 
 params! {
     /// The WGSL `ProjectPart`.
@@ -54,51 +35,65 @@ params! {
     }
 }
 
-params! {
-    pub(crate) struct Params {
+shared! { [ProjectPart; PARTS] = "array<ProjectPart, 3>" }
+
+kernel! {
+    /// Up to three projections.
+    Project, ProjectCall
+    tensors {
+        x: Several Read F32 width,
+        w: Several Read F32 width,
+        bias: Several Read F32 one,
+        y: Placed Write F32 store,
+    }
+    numbers {
         parts: [ProjectPart; PARTS],
         batches: u32,
+        /// 1 if heads are products of their own.
         narrow: u32,
+        /// Products per batch entry: the largest number of heads if narrow, else 1.
         z_heads: u32,
-        pad: u32,
+    }
+    variant {
+        tiles: Tiles,
+        // Of x along its features, of W along features, or along columns if `w_along_columns`.
+        width: Width,
+        /// True if W is contiguous along its output columns: `[in, out]` in memory.
+        w_along_columns: bool,
+        store: Width,
+        /// The function of the product and its bias.
+        activation: Option<Activation>,
     }
 }
-shared! { [ProjectPart; PARTS] = "array<ProjectPart, 3>" }
 
 impl Project {
     pub fn describe(&self) -> Kernel {
-        let mut bindings = Vec::new();
-        let mut slots = String::new();
-        // Matrix units take f16 as it is.
-        let native = matches!(self.tiles, Tiles::Matrix { .. });
-        for (slots_of, name, alias) in [(self.x, "x", "A_ELEMENT"), (self.w, "w", "B_ELEMENT")] {
-            slots_of.declare_as(name, self.width, native, &mut bindings, &mut slots);
-            let element = if native { slots_of.dtype.operand() } else { "f32" };
-            let _ = writeln!(slots, "alias {alias} = {element};");
-        }
-        match self.bias {
-            Some(bias) => bias.declare_as("bias", Width::One, false, &mut bindings, &mut slots),
-            None => slots.push_str("fn bias_at(slot: u32, o: u32) -> f32 { return 0.0; }\n"),
-        }
-        bindings.push(Binding::write("y", self.y, self.store));
-        matmul::describe::<Params>(matmul::MatmulStage {
+        let product = matmul::Loop {
             tiles: self.tiles,
             a_along_m: false,
             b_along_n: self.w_along_columns,
             repairs: false,
-            constants: vec![
-                Constant::Bool("IN_FOURS", self.width == Width::Four),
-                Constant::Bool("HAS_BIAS", self.bias.is_some()),
-                Constant::Bool("Y_IN_FOURS", self.store == Width::Four),
-            ],
-            bindings,
-            parts: &[&[shader!("project"), &slots], activation_parts(self.activation)].concat(),
-        })
+        };
+        let mut declared = self
+            .declare()
+            .bool("HAS_BIAS", self.bias.count > 0)
+            .bool("IN_FOURS", self.width == Width::Four)
+            .bool("Y_IN_FOURS", self.store == Width::Four);
+        let mut elements = ["f32"; 2];
+        // Matrix units take f16 as it is.
+        if matches!(self.tiles, Tiles::Matrix { .. }) {
+            declared = declared.native("x").native("w");
+            elements = [self.x, self.w].map(|slots| slots.dtype.operand());
+        }
+        let [a, b] = elements;
+        let aliases = format!("alias A_ELEMENT = {a};\nalias B_ELEMENT = {b};\n");
+        let parts = [&[shader!("project"), aliases.as_str()], activation_parts(self.activation)].concat();
+        product.around(declared, &parts)
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
         let slots = |count, dtype| Slots { count, dtype };
-        let buffers = [(1, 1, None), (1, 3, Some(3)), (3, 1, Some(1))];
+        let buffers = [(1, 1, 0), (1, 3, 3), (3, 1, 1)];
         let of = move |tiles, [x, w, bias, y]: [DType; 4]| {
             buffers.into_iter().flat_map(move |(xs, ws, biases)| {
                 super::WIDTHS.into_iter().flat_map(move |width| {
@@ -106,7 +101,7 @@ impl Project {
                         tiles,
                         x: slots(xs, x),
                         w: slots(ws, w),
-                        bias: biases.map(|n| slots(n, bias)),
+                        bias: slots(biases, bias),
                         y,
                         width,
                         w_along_columns,
@@ -131,7 +126,7 @@ impl Project {
                     tiles,
                     x: one,
                     w: one,
-                    bias: Some(one),
+                    bias: one,
                     y: f32,
                     width: if matches!(tiles, Tiles::Matrix(_)) { Width::Four } else { width },
                     w_along_columns: false,

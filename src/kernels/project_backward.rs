@@ -1,30 +1,9 @@
 //! Twin of `project_backward.wgsl`.
 
 use super::{matmul, shader};
-use crate::kernel::{Binding, Constant, Kernel, Width, params, shared};
+use crate::kernel::{Kernel, Width, kernel, params, shared};
 use crate::plan::Tiles;
 use crate::tensor::DType;
-
-/// What changes the text of a gradient's product, C = A · B.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct ProjectBackward {
-    pub tiles: Tiles,
-    pub a: DType,
-    pub b: DType,
-    pub c: DType,
-    /// Whether A is loaded along its rows' axis, not along the inner one.
-    pub a_along_m: bool,
-    /// Whether B is loaded along its columns, not along the inner axis.
-    pub b_along_n: bool,
-    pub a_width: Width,
-    pub b_width: Width,
-    pub c_width: Width,
-    /// How many axes the rows are made of, and the inner axis.
-    pub row_levels: u32,
-    pub inner_levels: u32,
-    /// Whether the product is added to what is there.
-    pub accumulates: bool,
-}
 
 /// Axes that an axis of a product can be made of.
 pub(crate) const LEVELS: usize = 3;
@@ -39,40 +18,63 @@ params! {
     }
 }
 
-params! {
-    pub(crate) struct Params {
+shared! { ProductAxis = "ProductAxis" }
+
+kernel! {
+    /// The product of a gradient, C = A · B.
+    ProjectBackward, ProjectBackwardCall
+    tensors {
+        d_y: One Read F32 a_width,
+        other: One Read F32 b_width,
+        result: One Write F32 c_width,
+    }
+    numbers {
+        /// In A and C.
         rows: ProductAxis,
+        /// In B and C.
         cols: ProductAxis,
+        /// In A and B.
         inner: ProductAxis,
+        /// The first elements of A, B and C.
         first: [u32; 4],
+        /// From one product to the next.
         step: [u32; 4],
     }
+    variant {
+        tiles: Tiles,
+        /// True if A is loaded along the axis of its rows, false if along the inner axis.
+        a_along_m: bool,
+        /// True if B is loaded along its columns, false if along the inner axis.
+        b_along_n: bool,
+        a_width: Width,
+        b_width: Width,
+        c_width: Width,
+        /// Axes that the rows are made of.
+        row_levels: u32,
+        /// Axes that the inner axis is made of.
+        inner_levels: u32,
+        /// True if the product is added to what is there.
+        accumulates: bool,
+    }
 }
-shared! { ProductAxis = "ProductAxis" }
 
 impl ProjectBackward {
     pub fn describe(&self) -> Kernel {
-        let four = |name, width| Constant::Bool(name, width == Width::Four);
-        matmul::describe::<Params>(matmul::MatmulStage {
+        let product = matmul::Loop {
             tiles: self.tiles,
             a_along_m: self.a_along_m,
             b_along_n: self.b_along_n,
             repairs: false,
-            constants: vec![
-                four("A_IN_FOURS", self.a_width),
-                four("B_IN_FOURS", self.b_width),
-                four("C_IN_FOURS", self.c_width),
-                Constant::U32("ROW_LEVELS", self.row_levels),
-                Constant::U32("INNER_LEVELS", self.inner_levels),
-                Constant::Bool("ACCUMULATES", self.accumulates),
-            ],
-            bindings: vec![
-                Binding::read("d_y", self.a, self.a_width),
-                Binding::read("other", self.b, self.b_width),
-                Binding::write("result", self.c, self.c_width),
-            ],
-            parts: &[shader!("project_backward")],
-        })
+        };
+        let declared = self
+            .declare()
+            .bool("A_IN_FOURS", self.a_width == Width::Four)
+            .bool("B_IN_FOURS", self.b_width == Width::Four)
+            .bool("C_IN_FOURS", self.c_width == Width::Four)
+            .u32("ROW_LEVELS", self.row_levels)
+            .u32("INNER_LEVELS", self.inner_levels)
+            .bool("ACCUMULATES", self.accumulates);
+        product.around(declared, &[shader!("project_backward")])
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
@@ -80,9 +82,9 @@ impl ProjectBackward {
         matmul::ALL.into_iter().flat_map(move |tiles| {
             let plain = ProjectBackward {
                 tiles,
-                a: DType::F32,
-                b: DType::F32,
-                c: DType::F32,
+                d_y: DType::F32,
+                other: DType::F32,
+                result: DType::F32,
                 a_along_m: false,
                 b_along_n: true,
                 a_width: four,
@@ -117,9 +119,9 @@ impl ProjectBackward {
             });
             let dtypes = super::FLOATS.into_iter().flat_map(move |dtype| {
                 let of = move |c, width, accumulates| ProjectBackward {
-                    a: dtype,
-                    b: dtype,
-                    c,
+                    d_y: dtype,
+                    other: dtype,
+                    result: c,
                     a_width: width,
                     b_width: width,
                     c_width: width,

@@ -13,7 +13,7 @@ kernel! {
         out: One Write F32 one view,
     }
     // The parts that the scores have been through.
-    groups { mask: Masked, }
+    groups { mask: Masked mask::MaskVariant, }
     numbers {
         heads: u32,
     }

@@ -17,7 +17,7 @@ kernel! {
         scores: Placed Write F32 store view,
     }
     // Only the parts that bound the range of keys.
-    groups { mask: Masked, }
+    groups { mask: Masked mask::MaskVariant, }
     numbers {
         heads: u32,
         group: u32,

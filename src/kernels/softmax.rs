@@ -16,8 +16,8 @@ kernel! {
         lse: Opt Write F32 one view,
     }
     groups {
-        mask: Masked,
-        drop: Dropped,
+        mask: Masked mask::MaskVariant,
+        drop: Dropped DropoutKind,
     }
     numbers {
         heads: u32,

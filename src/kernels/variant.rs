@@ -141,7 +141,7 @@ impl KernelVariant {
             }
             KernelVariant::ProjectBackward(v) => {
                 let family = PRODUCT_GRADIENTS.of(matches!(v.tiles, Tiles::Cpu { .. }));
-                with_tensors(&[Some(family)], &[v.a, v.b, v.c])
+                with_tensors(&[Some(family)], &[v.d_y, v.other, v.result])
             }
             KernelVariant::Scores(v) => with_tensors(&[staged(v.tiles)], &[v.q, v.k]),
             KernelVariant::AdditivePairs(_) => of(&[Some(Family::RowStats)]),

@@ -16,7 +16,7 @@ kernel! {
         out: One Write F32 store view,
     }
     // Only the parts that bound the range of keys.
-    groups { mask: Masked, }
+    groups { mask: Masked mask::MaskVariant, }
     numbers {
         heads: u32,
         group: u32,

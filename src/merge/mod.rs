@@ -137,8 +137,8 @@ fn dispatches<'a>(parts: &[Partial<'a>], into: &Partial<'a>, device: &DeviceFact
         let call = merge::MergeCall {
             out: into.out,
             lse: into.lse,
-            part_out: Several::of(parts.iter().map(|part| part.out)),
-            part_lse: Several::of(parts.iter().map(|part| part.lse)),
+            part_out: Several::of(parts.iter().map(|part| part.out.window(device)), parts[0].out.dtype()),
+            part_lse: Several::of(parts.iter().map(|part| part.lse.window(device)), DType::F32),
             parts: places,
             q_len: q_len as u32,
             value_dim: value_dim as u32,

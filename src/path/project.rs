@@ -1,12 +1,12 @@
 //! Up to three products in one dispatch, or in as few as the device's bindings allow.
 
-use super::dispatches::{Dispatches, grid};
+use super::dispatches::Dispatches;
 use crate::block_config::Activation;
 use crate::device::DeviceFacts;
 use crate::error::Error;
-use crate::kernel::{Dispatch, Slots, Width};
+use crate::kernel::{Dispatch, Placed, Several, Width};
 use crate::kernels::KernelVariant;
-use crate::kernels::project::{PARTS, Params, Project, ProjectPart};
+use crate::kernels::project::{PARTS, ProjectCall, ProjectPart};
 use crate::plan::{self, ProductOutline, Tuning};
 use crate::tensor::{DType, Layout, TensorView, Window};
 
@@ -48,8 +48,15 @@ impl LinearOp<'_> {
 /// Buffers bound for one kind of tensor, and where each part finds its own.
 struct SharedWindows<'a> {
     windows: Vec<Window<'a>>,
+    dtype: DType,
     /// Slot and element offset of each part.
     places: Vec<(usize, usize)>,
+}
+
+impl<'a> SharedWindows<'a> {
+    fn bound(&self) -> Several<'a> {
+        Several::of(self.windows.iter().copied(), self.dtype)
+    }
 }
 
 /// Views of one buffer share a binding where that is not larger than the device allows.
@@ -76,7 +83,8 @@ fn bind<'a>(views: &[TensorView<'a>], device: &DeviceFacts) -> SharedWindows<'a>
         let skipped = windows[*slot].start / view.dtype.bytes() as u64;
         (*slot, view.layout.offset - skipped as usize)
     });
-    SharedWindows { places: places.collect(), windows }
+    let dtype = views.first().map_or(DType::F32, |view| view.dtype);
+    SharedWindows { places: places.collect(), dtype, windows }
 }
 
 /// The dispatches of `products`: one where their outputs share a buffer and the bindings suffice.
@@ -118,7 +126,7 @@ fn together<'a>(
 struct Bound<'a> {
     xs: SharedWindows<'a>,
     ws: SharedWindows<'a>,
-    biases: Option<(SharedWindows<'a>, DType)>,
+    biases: Option<SharedWindows<'a>>,
     ys: SharedWindows<'a>,
 }
 
@@ -132,7 +140,7 @@ impl<'a> Bound<'a> {
         Bound {
             xs: all(&|p| p.x),
             ws: all(&|p| p.w),
-            biases: some_bias.map(|some| (all(&|p| p.bias.unwrap_or(some)), some.dtype)),
+            biases: some_bias.map(|some| all(&|p| p.bias.unwrap_or(some))),
             ys: all(&|p| p.y),
         }
     }
@@ -140,7 +148,7 @@ impl<'a> Bound<'a> {
     /// Whether one kernel can bind them; its output is one buffer.
     fn fits(&self, device: &DeviceFacts) -> bool {
         let count = |b: &SharedWindows| b.windows.len();
-        let biases = self.biases.as_ref().map_or(0, |(b, _)| count(b));
+        let biases = self.biases.as_ref().map_or(0, count);
         let bindings = count(&self.xs) + count(&self.ws) + biases + count(&self.ys);
         bindings <= device.max_storage_buffers as usize && count(&self.ys) == 1
     }
@@ -153,7 +161,7 @@ impl<'a> Bound<'a> {
         let w_head = if w.shape[1] == 1 { 0 } else { w.strides[1] };
         let (x_slot, x_offset) = self.xs.places[n];
         let (w_slot, w_offset) = self.ws.places[n];
-        let (bias_slot, bias_offset) = self.biases.as_ref().map_or((0, 0), |(b, _)| b.places[n]);
+        let (bias_slot, bias_offset) = self.biases.as_ref().map_or((0, 0), |b| b.places[n]);
         ProjectPart {
             x: x.strides.map(|s| s as u32),
             w: [w_head, w.strides[2], w.strides[3], w_offset].map(|s| s as u32),
@@ -175,14 +183,6 @@ impl<'a> Bound<'a> {
             pad1: 0,
             pad2: 0,
         }
-    }
-
-    fn into_windows(self) -> Vec<Window<'a>> {
-        let mut windows = self.xs.windows;
-        windows.extend(self.ws.windows);
-        windows.extend(self.biases.map(|(b, _)| b.windows).unwrap_or_default());
-        windows.extend(self.ys.windows);
-        windows
     }
 }
 
@@ -232,20 +232,25 @@ fn dispatch<'a>(
     }
     let Together { batches, z_heads, .. } = together;
     let product = together.shape(products);
-    let variant = variant(products, &bound, product, tuning, device)?;
-    let params = Params {
+    let outline = outline(products, product, tuning);
+    let tiles = plan::choose_product(&outline, device)?;
+    let call = ProjectCall {
+        x: bound.xs.bound(),
+        w: bound.ws.bound(),
+        bias: bound.biases.map_or(Several::of([], DType::F32), |biases| biases.bound()),
+        y: Placed { window: bound.ys.windows[0], dtype: bound.ys.dtype },
         parts,
         batches: batches as u32,
         narrow: first.narrow.into(),
         z_heads: z_heads as u32,
-        pad: 0,
+        tiles,
+        width: Width::of(outline.in_fours),
+        w_along_columns: outline.w_along_columns,
+        // Four output columns at once lie in one head.
+        store: Width::of(products.iter().all(|p| p.y.layout.in_fours(3))),
+        activation: first.activation,
     };
-    Ok(Dispatch {
-        variant: KernelVariant::Project(variant),
-        params: bytemuck::bytes_of(&params).to_vec(),
-        tensors: bound.into_windows(),
-        grid: grid(plan::grid(variant.tiles, product)),
-    })
+    Ok(call.dispatch(plan::grid(tiles, product), device))
 }
 
 /// What a plan must know of `products`, in one dispatch.
@@ -267,30 +272,4 @@ fn outline(products: &[LinearOp], product: plan::MatmulShape, tuning: &Tuning) -
         w_along_columns,
         tuning: *tuning,
     }
-}
-
-/// The kernel that computes `products`, together of shape `product`.
-fn variant(
-    products: &[LinearOp],
-    bound: &Bound,
-    product: plan::MatmulShape,
-    tuning: &Tuning,
-    device: &DeviceFacts,
-) -> Result<Project, Error> {
-    let first = products[0];
-    let outline = outline(products, product, tuning);
-    let tiles = plan::choose_product(&outline, device)?;
-    let slots = |b: &SharedWindows, dtype: DType| Slots { count: b.windows.len(), dtype };
-    Ok(Project {
-        tiles,
-        x: slots(&bound.xs, first.x.dtype),
-        w: slots(&bound.ws, first.w.dtype),
-        bias: bound.biases.as_ref().map(|(b, dtype)| slots(b, *dtype)),
-        y: first.y.dtype,
-        width: Width::of(outline.in_fours),
-        w_along_columns: outline.w_along_columns,
-        // Four output columns at once lie in one head.
-        store: Width::of(products.iter().all(|p| p.y.layout.in_fours(3))),
-        activation: first.activation,
-    })
 }

@@ -1,13 +1,13 @@
 //! Gradients of projections: a product each for the input and the weight, sums of columns for the bias.
 
-use super::dispatches::{Dispatches, grid};
+use super::dispatches::Dispatches;
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::family::Family;
 use crate::kernel::{Dispatch, Width};
 use crate::kernels::KernelVariant;
 use crate::kernels::column_sums::{COLUMNS, ColumnSumsCall};
-use crate::kernels::project_backward::{LEVELS, Params, ProductAxis, ProjectBackward};
+use crate::kernels::project_backward::{LEVELS, ProductAxis, ProjectBackwardCall};
 use crate::plan::{self, MatmulShape, Tiles, Tuning};
 use crate::tensor::{Layout, TensorView};
 
@@ -209,12 +209,18 @@ impl<'a> Product<'a> {
         let gpu = matches!(tiles, Tiles::Gpu { .. });
         let along_rows = d_y.strides[2] == 1 && d_y.strides[3] != 1;
         let a_along_m = gpu && !self.inner_is_channels && !along_rows;
-        let [a, b, c] = [self.a, self.b, self.c.view].map(|view| view.window(device));
-        let variant = ProjectBackward {
+        let [step_a, step_b, step_c] = self.step.map(|n| if self.count > 1 { n as u32 } else { 0 });
+        let first = |t: TensorView| t.window(device).layout.offset as u32;
+        let call = ProjectBackwardCall {
+            d_y: self.a,
+            other: self.b,
+            result: self.c.view,
+            rows,
+            cols,
+            inner,
+            first: [first(self.a), first(self.b), first(self.c.view), 0],
+            step: [step_a, step_b, step_c, 0],
             tiles,
-            a: self.a.dtype(),
-            b: self.b.dtype(),
-            c: self.c.view.dtype(),
             a_along_m,
             b_along_n: self.b_loads.1,
             a_width: Width::of((a_along_m || self.inner_is_channels) && d_y.in_fours(3)),
@@ -224,21 +230,7 @@ impl<'a> Product<'a> {
             inner_levels,
             accumulates: self.c.accumulates,
         };
-        let [step_a, step_b, step_c] = self.step.map(|n| if self.count > 1 { n as u32 } else { 0 });
-        let first = |w: &crate::tensor::Window| w.layout.offset as u32;
-        let params = Params {
-            rows,
-            cols,
-            inner,
-            first: [first(&a), first(&b), first(&c), 0],
-            step: [step_a, step_b, step_c, 0],
-        };
-        Ok(Dispatch {
-            variant: KernelVariant::ProjectBackward(variant),
-            params: bytemuck::bytes_of(&params).to_vec(),
-            tensors: vec![a, b, c],
-            grid: grid(plan::grid(tiles, shape)),
-        })
+        Ok(call.dispatch(plan::grid(tiles, shape), device))
     }
 }
 
