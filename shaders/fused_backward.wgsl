@@ -28,32 +28,6 @@
 // Bindings (declared by the host): q, k, v, d_out, row_stats; d_q, or d_k and d_v; the mask's, dropout where used. For totals alone
 // q, k, row_stats and the mask's.
 
-struct Params {
-    q: View,
-    k: View,
-    v: View,
-    d_out: View,
-    d_q: View,
-    d_k: View,
-    d_v: View,
-    dropout: View,
-    mask: MaskParams,
-    first: vec4<u32>,  // workgroups before this dispatch's: long work is cut into several
-    seed: vec2<u32>,
-    heads: u32,
-    kv_heads: u32,
-    group: u32,
-    head_dim: u32,
-    value_dim: u32,
-    accumulates: u32,  // whether gradients are added to what is there
-    dropout_threshold: u32,
-    dropout_scale: f32,
-    scale: f32,
-    partial: u32,      // whether out and lse are of more keys than these
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 // What a workgroup works on: own0 ..= last_own of head (of queries, or of keys and values), channels from col0 on.
 struct WorkTile {
     b: u32,

@@ -8,22 +8,6 @@
 //
 // Constants: WORKGROUP; HAS_D_LSE whether there is a gradient of lse
 
-struct Params {
-    out: View,
-    d_out: View,
-    lse: View,
-    d_lse: View,
-    heads: u32,
-    q_len: u32,
-    value_dim: u32,
-    first: u32,       // workgroups before this dispatch's
-    rows: u32,
-    neg_inf: f32,     // −∞; WGSL has no literal for it
-    pad: vec2<u32>,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let row = (workgroup.x + p.first) * WORKGROUP + lane;

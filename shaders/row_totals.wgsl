@@ -14,22 +14,6 @@
 //
 // Bindings (declared by the host): q, k, score_vector of additive scores, row_stats; the mask's.
 
-struct Params {
-    q: View,
-    k: View,
-    score_vector: View,
-    mask: MaskParams,
-    heads: u32,
-    group: u32,
-    head_dim: u32,
-    first: u32,       // workgroups before this dispatch's
-    rows: u32,
-    scale: f32,
-    pad: vec2<u32>,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 const LARGEST_EXACT: f32 = 4096.0;
 
 // The weight of the sink, if the head has one, relative to `reference`.

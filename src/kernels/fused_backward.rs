@@ -1,57 +1,58 @@
 //! Twin of `fused_backward.wgsl`.
 
-use super::dropout::DropoutKind;
-use super::{FLOATS, WIDTHS, mask, memory_of, shader};
+use super::dropout::{DropoutKind, Dropped};
+use super::mask::{MaskVariant, Masked};
+use super::{FLOATS, WIDTHS, memory_of, shader};
 use crate::device::Fragment;
-use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
+use crate::kernel::{Constant, Kernel, Untyped, View, Width, kernel};
 use crate::mask::Id;
 use crate::plan::{BackwardMatrix, BackwardTiles, GradientsOf};
-use crate::tensor::DType;
+use crate::tensor::{Access, DType};
 
-/// What changes the text of the kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct FusedBackward {
-    pub tiles: BackwardTiles,
-    pub of: GradientsOf,
-    pub dtype: DType,
-    /// Whether q, k, v and d_out load in fours along their channels.
-    pub width: Width,
-    /// Of d_q or d_k.
-    pub scored: DType,
-    /// Of d_v.
-    pub valued: DType,
-    /// Whether gradients store in fours.
-    pub store: Width,
-    /// Whether element indices of inputs reach 2^28, which the form for software drivers must know.
-    pub wide: bool,
-    pub drop: DropoutKind,
-    /// Without sinks: lse has them.
-    pub mask: mask::MaskVariant,
-}
-
-params! {
-    pub(crate) struct Params {
-        q: View,
-        k: View,
-        v: View,
-        d_out: View,
+kernel! {
+    /// The gradients of attention: of queries, of keys, of values, or the sums of weights alone.
+    FusedBackward, FusedBackwardCall
+    tensors {
+        q: One Read F32 width view,
+        k: One Read F32 width view,
+        // Not of sums of weights alone.
+        v: Opt Read F32 width view,
+        d_out: Opt Read F32 width view,
+        row_stats: Raw Read F32 one,
+        // Of d_q or d_k.
+        d_scored: Opt Write F32 store,
+        d_v: Opt Write F32 store view,
+    }
+    // Without sinks: lse has them.
+    groups {
+        mask: Masked MaskVariant,
+        drop: Dropped DropoutKind,
+    }
+    numbers {
+        /// The view of `d_scored` if it is of queries.
         d_q: View,
+        /// The view of `d_scored` if it is of keys.
         d_k: View,
-        d_v: View,
-        dropout: View,
-        mask: mask::MaskParams,
+        /// Workgroups before those of this dispatch: long work is cut into several dispatches.
         first: [u32; 4],
-        seed: [u32; 2],
         heads: u32,
         kv_heads: u32,
         group: u32,
         head_dim: u32,
         value_dim: u32,
+        /// 1 if gradients are added to what is there.
         accumulates: u32,
-        dropout_threshold: u32,
-        dropout_scale: f32,
         scale: f32,
+        /// 1 if out and lse are of more keys than these.
         partial: u32,
+    }
+    variant {
+        tiles: BackwardTiles,
+        of: GradientsOf,
+        width: Width,
+        store: Width,
+        /// True if element indices of inputs reach 2^28, which the form for software drivers must know.
+        wide: bool,
     }
 }
 
@@ -63,49 +64,28 @@ fn blocks_state(b: u32, h: u32, first: u32, last: u32, from_key: u32, to_key: u3
 ";
 
 impl FusedBackward {
-    fn bindings(&self) -> Vec<Binding> {
-        let inputs = ["q", "k", "v", "d_out"].map(|name| Binding::read(name, self.dtype, self.width));
-        let mut bindings = Vec::from(inputs);
-        if self.of == GradientsOf::Totals {
-            bindings.truncate(2);
-        }
-        bindings.push(if self.normalises() {
-            Binding::write("row_stats", DType::F32, Width::One)
-        } else {
-            Binding::read("row_stats", DType::F32, Width::One)
-        });
-        if self.of.scores() {
-            bindings.push(Binding::write("d_scored", self.scored, self.store));
-        }
-        if self.of.values() {
-            bindings.push(Binding::write("d_v", self.valued, self.store));
-        }
-        bindings.extend(self.mask.bindings());
-        bindings.extend(self.drop.binding());
-        bindings
-    }
-
     fn normalises(&self) -> bool {
         self.tiles.normalise(self.of)
     }
 
     pub fn describe(&self) -> Kernel {
-        let mut constants = vec![
-            Constant::Bool("OF_KEYS", !self.of.of_queries()),
-            Constant::Bool("NORMALISES", self.normalises()),
-            Constant::Bool("IN_CHAINS", self.tiles.is_cpu()),
-            Constant::Bool("OF_SCORES", self.of.scores()),
-            Constant::Bool("OF_VALUES", self.of.values()),
-            Constant::Bool("IN_FOURS", self.width == Width::Four),
-            Constant::Bool("STORE_IN_FOURS", self.store == Width::Four),
+        let declared = self
+            .declare()
+            .access("row_stats", if self.normalises() { Access::Write } else { Access::Read })
+            .bool("OF_KEYS", !self.of.of_queries())
+            .bool("NORMALISES", self.normalises())
+            .bool("IN_CHAINS", self.tiles.is_cpu())
+            .bool("OF_SCORES", self.of.scores())
+            .bool("OF_VALUES", self.of.values())
+            .bool("IN_FOURS", self.width == Width::Four)
+            .bool("STORE_IN_FOURS", self.store == Width::Four)
             // GPUs check no indices that narrow ones would save.
-            Constant::Bool("WIDE", self.wide || !self.tiles.is_cpu()),
-            Constant::Bool("PER_PAIR_MASK", self.mask.is_per_pair()),
-            Constant::Bool("HAS_DROPOUT", self.drop != DropoutKind::None),
-            Constant::Bool("HAS_BLOCKS", self.mask.has(Id::Blocks)),
-            Constant::U32("OWNS", self.tiles.owns()),
-            Constant::U32("SLICE", self.tiles.slice()),
-        ];
+            .bool("WIDE", self.wide || !self.tiles.is_cpu())
+            .bool("PER_PAIR_MASK", self.mask.is_per_pair())
+            .bool("HAS_BLOCKS", self.mask.has(Id::Blocks))
+            .u32("OWNS", self.tiles.owns())
+            .u32("SLICE", self.tiles.slice());
+        let mut constants = Vec::new();
         let mut form = vec![shader!("fused_backward/tiles")];
         match self.tiles {
             BackwardTiles::Gpu(tiles) => {
@@ -149,46 +129,16 @@ impl FusedBackward {
         ];
         parts.extend(form);
         parts.extend([shader!("fused_backward/hidden_others"), shader!("mask/document_range")]);
-        parts.extend(self.unused_stores());
+        if !self.normalises() {
+            parts.push("fn row_stats_store(o: u32, x: f32) {}\n");
+        }
         if !self.mask.has(Id::Blocks) {
             parts.push(NO_BLOCKS);
         }
-        parts.push(self.drop.wgsl());
         let mask = self.mask.wgsl_with_slope();
         parts.push(&mask);
-        Kernel {
-            workgroup_memory: self.tiles.workgroup_memory(self.of),
-            ..Kernel::new::<Params>(&constants, self.bindings(), &parts, self.tiles.invocations())
-        }
-    }
-
-    /// Accessors that the text names and this variant has no binding for.
-    fn unused_stores(&self) -> Vec<&'static str> {
-        let mut stores = Vec::new();
-        if self.of == GradientsOf::Totals {
-            stores.push(
-                "fn v_at4(o: u32, stride: u32, n: u32) -> vec4<f32> { return vec4<f32>(); }\n\
-                 fn d_out_at4(o: u32, stride: u32, n: u32) -> vec4<f32> { return vec4<f32>(); }\n",
-            );
-        }
-        if !self.normalises() {
-            stores.push("fn row_stats_store(o: u32, x: f32) {}\n");
-        }
-        if !self.of.scores() {
-            stores.push(
-                "fn d_scored_at(o: u32) -> f32 { return 0.0; }\n\
-                 fn d_scored_at4(o: u32, stride: u32, n: u32) -> vec4<f32> { return vec4<f32>(); }\n\
-                 fn d_scored_store(o: u32, x: f32) {}\nfn d_scored_store4(o: u32, x: vec4<f32>) {}\n",
-            );
-        }
-        if !self.of.values() {
-            stores.push(
-                "fn d_v_at(o: u32) -> f32 { return 0.0; }\n\
-                 fn d_v_at4(o: u32, stride: u32, n: u32) -> vec4<f32> { return vec4<f32>(); }\n\
-                 fn d_v_store(o: u32, x: f32) {}\nfn d_v_store4(o: u32, x: vec4<f32>) {}\n",
-            );
-        }
-        stores
+        let workgroup_memory = self.tiles.workgroup_memory(self.of);
+        declared.with(constants).kernel(&parts, self.tiles.invocations(), workgroup_memory)
     }
 
     /// Each value of each axis, not their whole product.
@@ -198,10 +148,12 @@ impl FusedBackward {
             for tiles in BackwardTiles::listed(of) {
                 let plain = Self::plain(of, tiles);
                 for dtype in FLOATS {
-                    let typed = FusedBackward { dtype, scored: dtype, valued: dtype, ..plain };
+                    let other = |gradient: Option<DType>| gradient.map(|_| dtype);
+                    let (d_scored, d_v) = (other(plain.d_scored), other(plain.d_v));
+                    let typed = FusedBackward { d_scored, d_v, ..plain.with_inputs(dtype) };
                     all.extend(WIDTHS.map(|width| FusedBackward { width, store: width, ..typed }));
                 }
-                all.push(FusedBackward { dtype: DType::F16, ..plain });
+                all.push(plain.with_inputs(DType::F16));
                 all.extend(tiles.is_cpu().then_some(FusedBackward { wide: true, ..plain }));
             }
             for fragment in [Fragment::Eight, Fragment::Sixteen] {
@@ -210,8 +162,8 @@ impl FusedBackward {
                 let first = Self::halves(of, tiles[0]);
                 all.push(FusedBackward { width: Width::One, store: Width::One, ..first });
                 // Rounded, as a configuration may permit.
-                all.push(FusedBackward { dtype: DType::F32, ..first });
-                let masks = mask::MaskVariant::all().into_iter().map(mask::MaskVariant::scores_only);
+                all.push(first.with_inputs(DType::F32));
+                let masks = MaskVariant::all().into_iter().map(MaskVariant::scores_only);
                 all.extend(masks.map(|mask| FusedBackward { mask, ..first }));
                 all.extend(DropoutKind::ALL.map(|drop| FusedBackward { drop, ..first }));
             }
@@ -219,43 +171,54 @@ impl FusedBackward {
         for tiles in BackwardTiles::listed(GradientsOf::Totals) {
             let plain = Self::plain(GradientsOf::Totals, tiles);
             for dtype in FLOATS {
-                all.extend(WIDTHS.map(|width| FusedBackward { dtype, width, ..plain }));
+                all.extend(WIDTHS.map(|width| FusedBackward { width, ..plain.with_inputs(dtype) }));
             }
             all.extend(tiles.is_cpu().then_some(FusedBackward { wide: true, ..plain }));
         }
         for of in [GradientsOf::Queries, GradientsOf::Keys, GradientsOf::KeysAndValues, GradientsOf::Totals] {
             for tiles in BackwardTiles::masked(of) {
                 let plain = Self::plain(of, tiles);
-                let masks = mask::MaskVariant::all().into_iter().map(mask::MaskVariant::scores_only);
+                let masks = MaskVariant::all().into_iter().map(MaskVariant::scores_only);
                 all.extend(masks.map(|mask| FusedBackward { mask, ..plain }));
-                all.extend(mask::MaskVariant::listed_score_mod().map(|mask| FusedBackward { mask, ..plain }));
+                all.extend(MaskVariant::listed_score_mod().map(|mask| FusedBackward { mask, ..plain }));
                 if of != GradientsOf::Totals {
                     all.extend(DropoutKind::ALL.map(|drop| FusedBackward { drop, ..plain }));
                 }
             }
         }
         // With more tensors than every device binds.
-        all.retain(|kernel| kernel.bindings().len() <= 8);
+        all.retain(|kernel| kernel.declare().bindings.len() <= 8);
         all
     }
 
     fn halves(of: GradientsOf, tiles: BackwardMatrix) -> Self {
-        FusedBackward { dtype: DType::F16, ..Self::plain(of, BackwardTiles::Matrix(tiles)) }
+        Self::plain(of, BackwardTiles::Matrix(tiles)).with_inputs(DType::F16)
+    }
+
+    /// The same with inputs of another type.
+    fn with_inputs(self, dtype: DType) -> Self {
+        let other = |input: Option<DType>| input.map(|_| dtype);
+        FusedBackward { q: dtype, k: dtype, v: other(self.v), d_out: other(self.d_out), ..self }
     }
 
     /// Tensors of f32 in fours, and nothing else.
     fn plain(of: GradientsOf, tiles: BackwardTiles) -> Self {
+        let only = |used: bool| used.then_some(DType::F32);
         FusedBackward {
+            q: DType::F32,
+            k: DType::F32,
+            v: only(of != GradientsOf::Totals),
+            d_out: only(of != GradientsOf::Totals),
+            row_stats: Untyped,
+            d_scored: only(of.scores()),
+            d_v: only(of.values()),
+            mask: MaskVariant::default(),
+            drop: DropoutKind::None,
             tiles,
             of,
-            dtype: DType::F32,
             width: Width::Four,
-            scored: DType::F32,
-            valued: DType::F32,
             store: Width::Four,
             wide: false,
-            drop: DropoutKind::None,
-            mask: mask::MaskVariant::default(),
         }
     }
 }

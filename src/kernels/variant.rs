@@ -170,8 +170,8 @@ impl KernelVariant {
                 ];
                 with_tensors(&families, &[v.dtype])
             }
-            KernelVariant::RowStats(v) => with_tensors(&[Some(Family::RowStats)], &[v.dtype]),
-            KernelVariant::RowTotals(v) => with_tensors(&[Some(Family::RowStats)], &[v.dtype]),
+            KernelVariant::RowStats(v) => with_tensors(&[Some(Family::RowStats)], &[v.out, v.d_out]),
+            KernelVariant::RowTotals(v) => with_tensors(&[Some(Family::RowStats)], &[v.q, v.k]),
             KernelVariant::FusedBackward(v) => {
                 let joint = v.of == GradientsOf::KeysAndValues;
                 let family = match v.tiles {
@@ -179,7 +179,8 @@ impl KernelVariant {
                     tiles => GRADIENTS.of(tiles.is_cpu()),
                 };
                 let families = [Some(family), joint.then_some(Family::JointGradients)];
-                with_tensors(&families, &[v.dtype, v.scored, v.valued])
+                let tensors = [Some(v.q), v.d_scored, v.d_v].map(|t| t.unwrap_or(DType::F32));
+                with_tensors(&families, &tensors)
             }
             KernelVariant::ScoreGradients(v) => {
                 with_tensors(&[Some(Family::ScoreGradients)], &[v.dtype, v.gradient])

@@ -8,11 +8,11 @@ use crate::dropout::Dropout;
 use crate::error::Error;
 use crate::family::Family;
 use crate::kernel::{Dispatch, View, Width};
-use crate::kernels::dropout::{DropoutKind, Dropped};
-use crate::kernels::fused_backward::{self, FusedBackward};
-use crate::kernels::row_stats::{self, RowStats};
-use crate::kernels::row_totals::{self, RowTotals};
-use crate::kernels::{KernelVariant, mask};
+use crate::kernels::KernelVariant;
+use crate::kernels::dropout::Dropped;
+use crate::kernels::fused_backward::FusedBackwardCall;
+use crate::kernels::row_stats::{self, RowStatsCall};
+use crate::kernels::row_totals::{self, RowTotalsCall};
 use crate::mask::Id;
 use crate::plan::{
     Added, BackwardPlan, BackwardTiles, CapturedGradientsPlan, GradientsOf, ScoreGradientsPlan,
@@ -172,33 +172,22 @@ pub(super) fn row_stats<'a>(
     device: &DeviceFacts,
 ) -> impl Iterator<Item = Dispatch<'a, KernelVariant>> {
     let BackwardProblem { shape, out, d_out, lse, d_lse, .. } = *problem;
-    let variant = RowStats {
-        dtype: out.dtype,
-        width: Width::of(in_fours(out) && in_fours(d_out)),
-        d_lse: d_lse.is_some(),
-    };
-    let mut tensors: Vec<_> =
-        [Some(out), Some(d_out), Some(lse), d_lse].into_iter().flatten().map(|t| t.window(device)).collect();
-    tensors.push(stats);
-    let params = row_stats::Params {
-        out: View::of(out, device),
-        d_out: View::of(d_out, device),
-        lse: View::of(lse, device),
-        d_lse: View::optional(d_lse, device),
+    let call = RowStatsCall {
+        out,
+        d_out,
+        lse,
+        d_lse,
+        row_stats: stats,
         heads: shape.heads as u32,
         q_len: shape.q_len as u32,
         value_dim: shape.value_dim as u32,
         first: 0,
         rows: rows as u32,
         neg_inf: f32::NEG_INFINITY,
-        pad: [0; 2],
+        width: Width::of(in_fours(out) && in_fours(d_out)),
     };
-    runs(rows.div_ceil(row_stats::WORKGROUP), device).map(move |(first, grid)| Dispatch {
-        variant: KernelVariant::RowStats(variant),
-        params: bytemuck::bytes_of(&row_stats::Params { first, ..params }).to_vec(),
-        tensors: tensors.clone(),
-        grid,
-    })
+    runs(rows.div_ceil(row_stats::WORKGROUP), device)
+        .map(move |(first, grid)| RowStatsCall { first, ..call }.dispatch(grid.map(|n| n as usize), device))
 }
 
 pub(super) fn row_totals<'a>(
@@ -209,34 +198,22 @@ pub(super) fn row_totals<'a>(
     device: &DeviceFacts,
 ) -> impl Iterator<Item = Dispatch<'a, KernelVariant>> {
     let BackwardProblem { shape, q, k, .. } = *problem;
-    let variant = RowTotals {
-        dtype: q.dtype,
-        width: Width::of(in_fours(q) && in_fours(k)),
-        mask: mask::MaskVariant::of(&problem.mask, problem.softcap.is_some(), problem.appended > 0),
-        score_vector: score_vector.map(|t| t.dtype),
-    };
-    let mut tensors: Vec<_> = [q, k].map(|t| t.window(device)).into();
-    tensors.extend(score_vector.map(|t| t.window(device)));
-    tensors.push(stats);
-    tensors.extend(variant.mask.windows(&problem.mask, device));
-    let params = row_totals::Params {
-        q: View::of(q, device),
-        k: View::of(k, device),
-        score_vector: score_vector.map_or(View::default(), |t| View::repeating(t, device)),
-        mask: mask::MaskParams::new(&problem.mask, &shape, problem.appended, problem.softcap, device),
+    let call = RowTotalsCall {
+        q,
+        k,
+        score_vector,
+        row_stats: stats,
+        mask: problem.masked(problem.mask_variant(), device),
         heads: shape.heads as u32,
         group: shape.group() as u32,
         head_dim: shape.head_dim as u32,
         first: 0,
         rows: rows as u32,
         scale: problem.scale,
-        pad: [0; 2],
+        width: Width::of(in_fours(q) && in_fours(k)),
     };
-    runs(rows.div_ceil(row_totals::WORKGROUP), device).map(move |(first, grid)| Dispatch {
-        variant: KernelVariant::RowTotals(variant),
-        params: variant.mask.with_mods(&row_totals::Params { first, ..params }, &problem.mask, device),
-        tensors: tensors.clone(),
-        grid,
+    runs(rows.div_ceil(row_totals::WORKGROUP), device).map(move |(first, grid)| {
+        RowTotalsCall { first, ..call.clone() }.dispatch(grid.map(|n| n as usize), device)
     })
 }
 
@@ -255,63 +232,38 @@ fn gradients<'a>(
     let valued = if plan.of.values() { d_v } else { None };
     let reaches_far = |t: &TensorView| t.extent().1 / t.dtype.bytes() as u64 >= 1 << 28;
     let totals = plan.of == GradientsOf::Totals;
-    let inputs = if totals { vec![q, k] } else { vec![q, k, v, d_out] };
-    let dropout = problem.dropout.as_ref().filter(|_| !totals);
-    let dtype = |t: Option<TensorView>| t.map_or(DType::F32, |t| t.dtype);
-    let variant = FusedBackward {
-        tiles: plan.tiles,
-        of: plan.of,
-        dtype: q.dtype,
-        width: Width::of(inputs.iter().copied().all(in_fours)),
-        scored: dtype(scored),
-        valued: dtype(valued),
-        store: Width::of([scored, valued].into_iter().flatten().all(in_fours)),
-        wide: plan.tiles.is_cpu() && inputs.iter().any(reaches_far),
-        drop: DropoutKind::of(dropout),
-        mask: mask::MaskVariant::of(&problem.mask, problem.softcap.is_some(), problem.appended > 0)
-            .scores_only(),
-    };
-    let drop = Dropped::new(dropout, device);
-    let mut tensors: Vec<_> = inputs.iter().map(|t| t.window(device)).collect();
-    tensors.push(stats);
-    tensors.extend([scored, valued].into_iter().flatten().map(|t| t.window(device)));
-    tensors.extend(variant.mask.windows(&problem.mask, device));
-    tensors.extend(drop.keep);
+    let [v, d_out] = [v, d_out].map(|t| (!totals).then_some(t));
+    let inputs = || [Some(q), Some(k), v, d_out].into_iter().flatten();
     let view_of = |t: Option<TensorView>| View::optional(t, device);
-    let params = fused_backward::Params {
-        q: View::of(q, device),
-        k: View::of(k, device),
-        v: View::of(v, device),
-        d_out: View::of(d_out, device),
+    let call = FusedBackwardCall {
+        q,
+        k,
+        v,
+        d_out,
+        row_stats: stats,
+        d_scored: scored,
+        d_v: valued,
+        mask: problem.masked(problem.mask_variant().scores_only(), device),
+        drop: Dropped::new(problem.dropout.as_ref().filter(|_| !totals), device),
         d_q: view_of(d_q),
         d_k: view_of(d_k),
-        d_v: view_of(d_v),
-        dropout: drop.params.dropout,
-        mask: mask::MaskParams::new(&problem.mask, &shape, problem.appended, problem.softcap, device),
         first: [0; 4],
-        seed: drop.params.seed,
         heads: shape.heads as u32,
         kv_heads: shape.kv_heads as u32,
         group: shape.group() as u32,
         head_dim: shape.head_dim as u32,
         value_dim: shape.value_dim as u32,
         accumulates: u32::from(problem.accumulates),
-        dropout_threshold: drop.params.dropout_threshold,
-        dropout_scale: drop.params.dropout_scale,
         scale: problem.scale,
         partial: u32::from(problem.partial),
+        tiles: plan.tiles,
+        of: plan.of,
+        width: Width::of(inputs().all(in_fours)),
+        store: Width::of([scored, valued].into_iter().flatten().all(in_fours)),
+        wide: plan.tiles.is_cpu() && inputs().any(|t| reaches_far(&t)),
     };
     plan.pieces().map(move |piece| {
         let first = [piece.first[0], piece.first[1], piece.first[2], 0];
-        Dispatch {
-            variant: KernelVariant::FusedBackward(variant),
-            params: variant.mask.with_mods(
-                &fused_backward::Params { first, ..params },
-                &problem.mask,
-                device,
-            ),
-            tensors: tensors.clone(),
-            grid: piece.grid,
-        }
+        FusedBackwardCall { first, ..call.clone() }.dispatch(piece.grid.map(|n| n as usize), device)
     })
 }

@@ -3,6 +3,7 @@
 use crate::device::DeviceFacts;
 use crate::dropout::Dropout;
 use crate::error::Error;
+use crate::kernels::mask::{MaskParams, MaskVariant, Masked};
 use crate::mask::DeviceMask;
 use crate::mods::CapturedGradients;
 use crate::plan::{Added, Tuning};
@@ -111,6 +112,19 @@ pub(crate) struct BackwardProblem<'a> {
     pub scale: f32,
     pub softcap: Option<f32>,
     pub tuning: Tuning,
+}
+
+impl<'a> BackwardProblem<'a> {
+    /// All rules of the call's mask.
+    pub(super) fn mask_variant(&self) -> MaskVariant {
+        MaskVariant::of(&self.mask, self.softcap.is_some(), self.appended > 0)
+    }
+
+    /// These rules of the call's mask.
+    pub(super) fn masked(&self, variant: MaskVariant, device: &DeviceFacts) -> Masked<'a> {
+        let params = MaskParams::new(&self.mask, &self.shape, self.appended, self.softcap, device);
+        Masked::new(variant, &self.mask, params, device)
+    }
 }
 
 pub(super) fn in_fours(t: TensorView) -> bool {
