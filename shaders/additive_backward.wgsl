@@ -13,34 +13,13 @@
 // that gives nothing takes nothing, whatever its tensors hold. ROW_LANES of a workgroup's invocations have rows beside each other,
 // the others other channels.
 //
-// Constants: OF_QUERIES, OF_KEYS (of neither: of values); OWN (whether own rows' gradient is wanted), HAS_PARTS (whether d_v is);
+// Constants: OF_QUERIES, OF_KEYS (of neither: of values); HAS_GRADIENT (whether own rows' gradient is wanted), HAS_PARTS (whether d_v is);
 //            WORKGROUP, ROW_LANES, VECTORS; STORE_IN_FOURS
 //
 // Bindings (declared by the host): own, score_vector but of values; others, pairs; gradient, parts as wanted; of queries the
 // mask's that bound the range of keys.
 // Work: a tanh and three or five multiply-adds for a pair and channel, one of values. Bytes: others and pairs once for each
 // 4 · VECTORS channels of a workgroup's rows.
-
-struct Params {
-    own: View,
-    others: View,
-    pairs: View,
-    score_vector: View,
-    gradient: View,
-    mask: MaskParams,
-    first: vec4<u32>,   // batch entry, query and key of the rectangle of pairs that this dispatch goes through
-    end: vec4<u32>,     // past its last
-    heads: u32,
-    kv_heads: u32,
-    group: u32,
-    channels: u32,
-    accumulates: u32,   // whether gradients are added to what is there
-    parts: u32,         // of an element
-    vector_heads: u32,  // 1 if all share a vector
-    pad: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
 
 // What an invocation has: its channels of the own row, of the sums, of those of the vector, and those before the vector's factor.
 var<private> own_vectors: array<vec4<f32>, VECTORS>;
@@ -114,7 +93,7 @@ fn store_part(head: u32, part: u32, d: u32, row_lane: u32, lane: u32, x: vec4<f3
         }
         for (var c = 0u; c < 4u; c++) {
             if d + c < p.channels {
-                parts_store((head * p.channels + d + c) * p.parts + part, component(sum, c));
+                parts_store((head * p.channels + d + c) * p.part_count + part, component(sum, c));
             }
         }
     }
@@ -169,7 +148,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             store_part(select(head, 0u, one_vector), part, d0 + n * 4u, row_lane, lane, select(vec4<f32>(), vector_sums[n], used));
         }
     }
-    if OWN && used {
+    if HAS_GRADIENT && used {
         /* unrolled */ for (var n = 0u; n < VECTORS; n++) {
             let d = d0 + n * 4u;
             if d < p.channels {

@@ -11,23 +11,6 @@
 // Bindings (declared by the host): d_scores, weights, row_stats; the mask's, dropout where used.
 // Two reads and two writes for a pair, and a power.
 
-struct Params {
-    d_scores: View,
-    weights: View,
-    dropout: View,
-    mask: MaskParams,
-    first: vec4<u32>,  // batch entry, query and key of the rectangle of this dispatch
-    end: vec4<u32>,    // past its last
-    seed: vec2<u32>,
-    heads: u32,
-    dropout_threshold: u32,
-    dropout_scale: f32,
-    scale: f32,
-    pad: vec2<u32>,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 // Of each invocation, the sum of its keys' weights.
 var<workgroup> lane_sums: array<f32, WORKGROUP>;
 

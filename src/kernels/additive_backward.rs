@@ -1,68 +1,58 @@
 //! Twin of `additive_backward.wgsl`.
 
-use super::{FLOATS, WIDTHS, mask, shader};
-use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
+use super::mask::{MaskVariant, Masked};
+use super::{FLOATS, WIDTHS, shader};
+use crate::kernel::{Kernel, Width, kernel};
 use crate::plan::GradientsOf;
 use crate::tensor::DType;
 
-/// What changes the text of the gradients of additive scores.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct AdditiveBackward {
-    /// Whether it runs for a software driver.
-    pub cpu: bool,
-    /// Never of keys and values at once.
-    pub of: GradientsOf,
-    /// Invocations of a workgroup that have rows beside each other.
-    pub row_lanes: u32,
-    /// Of own rows and others.
-    pub own: DType,
-    /// Whether others load in fours.
-    pub width: Width,
-    pub score_vector: DType,
-    pub gradient: DType,
-    /// Whether the own rows' gradient is wanted.
-    pub owns: bool,
-    /// Whether it stores in fours.
-    pub store: Width,
-    /// Whether the vector's gradient is.
-    pub parts: bool,
-    /// Only what bounds the range of keys, of queries' gradients.
-    pub range: mask::MaskVariant,
-}
-
-/// Vectors of four channels that an invocation has.
-pub(crate) const VECTORS: u32 = 2;
-
-params! {
-    pub(crate) struct Params {
-        own: View,
-        others: View,
-        pairs: View,
-        score_vector: View,
-        gradient: View,
-        mask: mask::MaskParams,
+kernel! {
+    /// The gradients of additive scores: of queries, of keys or of values.
+    AdditiveBackward, AdditiveBackwardCall
+    tensors {
+        // Of queries and keys.
+        own: Opt Read F32 one view,
+        others: One Read F32 width view,
+        pairs: Placed Read F32 one view,
+        // Of queries and keys.
+        score_vector: Opt Read F32 one repeating,
+        // Of the own rows.
+        gradient: Opt Write F32 store view,
+        // Of the gradient of the vector.
+        parts: Opt Write F32 one,
+    }
+    // Only the parts that bound the range of keys, of the gradients of queries.
+    groups { mask: Masked MaskVariant, }
+    numbers {
+        /// Batch entry, query and key of the first pair of the rectangle.
         first: [u32; 4],
+        /// The same past its last pair.
         end: [u32; 4],
         heads: u32,
         kv_heads: u32,
         group: u32,
         channels: u32,
+        /// 1 if the gradients are added to what is there.
         accumulates: u32,
-        parts: u32,
+        /// Parts of an element of the gradient of the vector.
+        part_count: u32,
+        /// 1 if all heads share a vector.
         vector_heads: u32,
-        pad: u32,
+    }
+    variant {
+        /// True if the kernel runs for a software driver.
+        cpu: bool,
+        /// Never of keys and values at once.
+        of: GradientsOf,
+        /// Invocations of a workgroup with neighbouring rows.
+        row_lanes: u32,
+        width: Width,
+        store: Width,
     }
 }
 
-const NO_OWN: &str = "fn gradient_at(o: u32) -> f32 { return 0.0; }
-fn gradient_at4(o: u32, stride: u32, n: u32) -> vec4<f32> { return vec4<f32>(); }
-fn gradient_store(o: u32, x: f32) {}
-fn gradient_store4(o: u32, x: vec4<f32>) {}
-";
-const NO_PARTS: &str = "fn parts_store(o: u32, x: f32) {}\n";
-const OF_VALUES: &str = "fn own_at4(o: u32, stride: u32, n: u32) -> vec4<f32> { return vec4<f32>(); }
-fn score_vector_at4(o: u32, stride: u32, n: u32) -> vec4<f32> { return vec4<f32>(); }
-";
+/// Vectors of four channels that an invocation has.
+pub(crate) const VECTORS: u32 = 2;
 
 impl AdditiveBackward {
     /// Invocations of a workgroup: of a software driver as many as it may compute at once.
@@ -76,81 +66,58 @@ impl AdditiveBackward {
     }
 
     /// Channels of a workgroup.
-    pub fn channels(&self) -> usize {
-        (Self::workgroup(self.cpu) / self.row_lanes * VECTORS * 4) as usize
+    pub fn channels(cpu: bool, row_lanes: u32) -> usize {
+        (Self::workgroup(cpu) / row_lanes * VECTORS * 4) as usize
     }
 
     pub fn describe(&self) -> Kernel {
-        let scores = self.of.scores();
-        let mut bindings = Vec::new();
-        if scores {
-            bindings.push(Binding::read("own", self.own, Width::One));
-        }
-        bindings.push(Binding::read("others", self.own, self.width));
-        bindings.push(Binding::read("pairs", DType::F32, Width::One));
-        if scores {
-            bindings.push(Binding::read("score_vector", self.score_vector, Width::One));
-        }
-        if self.owns {
-            bindings.push(Binding::write("gradient", self.gradient, self.store));
-        }
-        if self.parts {
-            bindings.push(Binding::write("parts", DType::F32, Width::One));
-        }
-        bindings.extend(self.range.bindings());
         let workgroup = Self::workgroup(self.cpu);
-        let constants = [
-            Constant::Bool("OF_QUERIES", self.of == GradientsOf::Queries),
-            Constant::Bool("OF_KEYS", self.of == GradientsOf::Keys),
-            Constant::Bool("OWN", self.owns),
-            Constant::Bool("HAS_PARTS", self.parts),
-            Constant::Bool("STORE_IN_FOURS", self.store == Width::Four),
-            Constant::U32("WORKGROUP", workgroup),
-            Constant::U32("ROW_LANES", self.row_lanes),
-            Constant::U32("VECTORS", VECTORS),
-        ];
-        let mut parts = vec![shader!("tensor/view"), shader!("additive_backward"), shader!("additive/tanh")];
-        parts.extend((!self.owns).then_some(NO_OWN));
-        parts.extend((!self.parts).then_some(NO_PARTS));
-        parts.extend((!scores).then_some(OF_VALUES));
-        let mask = self.range.wgsl();
-        parts.push(&mask);
-        let kernel = Kernel::new::<Params>(&constants, bindings, &parts, workgroup);
-        Kernel { workgroup_memory: 16 * workgroup, ..kernel }
+        let mask = self.mask.wgsl();
+        let parts = [shader!("tensor/view"), shader!("additive_backward"), shader!("additive/tanh"), &mask];
+        self.declare()
+            .bool("OF_QUERIES", self.of == GradientsOf::Queries)
+            .bool("OF_KEYS", self.of == GradientsOf::Keys)
+            .bool("STORE_IN_FOURS", self.store == Width::Four)
+            .u32("WORKGROUP", workgroup)
+            .u32("ROW_LANES", self.row_lanes)
+            .u32("VECTORS", VECTORS)
+            .kernel(&parts, workgroup, 16 * workgroup)
     }
 
     pub fn all() -> Vec<Self> {
-        let of = |cpu, of, row_lanes, own| AdditiveBackward {
+        let of = |cpu, of: GradientsOf, row_lanes, dtype| AdditiveBackward {
+            own: of.scores().then_some(dtype),
+            others: dtype,
+            pairs: DType::F32,
+            score_vector: of.scores().then_some(dtype),
+            gradient: Some(dtype),
+            parts: (of == GradientsOf::Queries).then_some(DType::F32),
+            mask: MaskVariant::default(),
             cpu,
             of,
             row_lanes,
-            own,
             width: Width::Four,
-            score_vector: own,
-            gradient: own,
-            owns: true,
             store: Width::Four,
-            parts: of == GradientsOf::Queries,
-            range: mask::MaskVariant::default(),
         };
         let mut all = Vec::new();
         for kind in [GradientsOf::Queries, GradientsOf::Keys, GradientsOf::Values] {
             for cpu in [false, true] {
                 let most = Self::workgroup(cpu);
-                for own in FLOATS {
-                    let plain = of(cpu, kind, most, own);
+                for dtype in FLOATS {
+                    let plain = of(cpu, kind, most, dtype);
                     all.extend(WIDTHS.map(|width| AdditiveBackward { width, ..plain }));
-                    all.extend([AdditiveBackward { store: Width::One, gradient: DType::F32, ..plain }]);
+                    let gradient = Some(DType::F32);
+                    all.extend([AdditiveBackward { store: Width::One, gradient, ..plain }]);
                 }
                 all.push(of(cpu, kind, 1, DType::F32));
             }
         }
         let queries = of(false, GradientsOf::Queries, 64, DType::F32);
-        all.push(AdditiveBackward { owns: false, ..queries });
-        all.push(AdditiveBackward { parts: false, ..queries });
-        let ranges = mask::MaskVariant::all().into_iter().map(mask::MaskVariant::range_only);
-        all.extend(ranges.map(|range| AdditiveBackward { range, ..queries }));
-        all.retain(|kernel| kernel.range.bindings().len() <= 2);
+        all.push(AdditiveBackward { gradient: None, ..queries });
+        all.push(AdditiveBackward { parts: None, ..queries });
+        let ranges = MaskVariant::all().into_iter().map(MaskVariant::range_only);
+        all.extend(ranges.map(|mask| AdditiveBackward { mask, ..queries }));
+        all.retain(|kernel| kernel.mask.bindings().len() <= 2);
         all
     }
 }

@@ -146,7 +146,8 @@ impl KernelVariant {
             KernelVariant::Scores(v) => with_tensors(&[staged(v.tiles)], &[v.q, v.k]),
             KernelVariant::AdditivePairs(_) => of(&[Some(Family::RowStats)]),
             KernelVariant::AdditiveBackward(v) => {
-                with_tensors(&[Some(GRADIENTS.of(v.cpu))], &[v.own, v.score_vector, v.gradient])
+                let tensors = [Some(v.others), v.score_vector, v.gradient];
+                with_tensors(&[Some(GRADIENTS.of(v.cpu))], &tensors.map(|t| t.unwrap_or(DType::F32)))
             }
             KernelVariant::AdditiveScores(v) => {
                 with_tensors(&[Some(STAGED.of(v.cpu))], &[v.q, v.k, v.score_vector])

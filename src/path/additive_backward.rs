@@ -3,18 +3,18 @@
 
 use super::backward::{STATS_BYTES, row_stats, row_totals};
 use super::backward_problem::{BackwardProblem, in_fours};
-use super::dispatches::{Dispatches, grid, in_scratch};
+use super::dispatches::{Dispatches, in_scratch};
 use super::score_gradients::part_sums;
 use crate::device::DeviceFacts;
 use crate::dropout::Dropout;
 use crate::error::Error;
 use crate::family::{Family, GRADIENTS, STAGED};
-use crate::kernel::{Dispatch, Group, Placed, View, Width};
+use crate::kernel::{Dispatch, Placed, Width};
 use crate::kernels::KernelVariant;
-use crate::kernels::additive_backward::{self, AdditiveBackward};
-use crate::kernels::additive_pairs::{self, AdditivePairs};
+use crate::kernels::additive_backward::{AdditiveBackward, AdditiveBackwardCall};
+use crate::kernels::additive_pairs::{self, AdditivePairsCall};
 use crate::kernels::additive_scores::{AdditiveScores, AdditiveScoresCall, fitting};
-use crate::kernels::dropout::{DropoutKind, Dropped};
+use crate::kernels::dropout::Dropped;
 use crate::kernels::mask::{self, Masked};
 use crate::kernels::scores::ScoresCall;
 use crate::mask::{DeviceMask, Id};
@@ -299,36 +299,22 @@ impl<'a> Part<'_, 'a> {
     /// What the pairs give, or the sums of queries' weights.
     fn pairs(&self, stats: Window<'a>, totals: bool) -> Dispatch<'a, KernelVariant> {
         let problem = &self.call.problem;
-        let mask = self.mask.scores_only();
         let dropout = problem.dropout.as_ref().filter(|_| !totals);
-        let drop = Dropped::new(dropout, self.device);
         let [batch, queries, keys] = self.rectangle.sizes();
-        let matrix = View::from(self.placed(false).window.layout);
-        let params = additive_pairs::Params {
-            d_scores: matrix,
-            weights: matrix,
-            dropout: drop.params.dropout,
-            mask: Group::uniform(&self.masked(self.mask)),
+        let call = AdditivePairsCall {
+            d_scores: self.placed(false),
+            weights: self.placed(true),
+            row_stats: stats,
+            mask: self.masked(self.mask.scores_only()),
+            drop: Dropped::new(dropout, self.device),
             first: self.first(),
             end: self.end(),
-            seed: drop.params.seed,
             heads: problem.shape.heads as u32,
-            dropout_threshold: drop.params.dropout_threshold,
-            dropout_scale: drop.params.dropout_scale,
             scale: 1.0,
-            pad: [0; 2],
+            totals,
         };
-        let mut tensors = vec![self.matrix(false), self.matrix(true), stats];
-        tensors.extend(mask.windows(&problem.mask, self.device));
-        tensors.extend(drop.keep);
-        let drop = DropoutKind::of(dropout);
         let workgroups = if totals { 1 } else { keys.div_ceil(additive_pairs::WORKGROUP) };
-        Dispatch {
-            variant: KernelVariant::AdditivePairs(AdditivePairs { totals, drop, mask }),
-            params: mask.with_mods(&params, &problem.mask, self.device),
-            tensors,
-            grid: grid([workgroups, queries, batch * problem.shape.heads]),
-        }
+        call.dispatch([workgroups, queries, batch * problem.shape.heads], self.device)
     }
 
     fn of_queries(&self) -> Dispatch<'a, KernelVariant> {
@@ -366,27 +352,17 @@ impl<'a> Part<'_, 'a> {
         };
         let range =
             if of == GradientsOf::Queries { self.mask.range_only() } else { mask::MaskVariant::default() };
-        let variant = AdditiveBackward {
-            cpu,
-            of,
-            row_lanes,
-            own: others.dtype,
-            width: Width::of(in_fours(others)),
-            score_vector: if of.scores() { score_vector.dtype } else { DType::F32 },
-            gradient: gradient.map_or(DType::F32, |t| t.dtype),
-            owns: gradient.is_some(),
-            store: Width::of(gradient.is_some_and(in_fours)),
-            parts: parts.is_some(),
-            range: fitting(range, 6, self.device),
-        };
-        let view_of = |t: Option<TensorView>| View::optional(t, self.device);
-        let params = additive_backward::Params {
-            own: view_of(own),
-            others: View::of(others, self.device),
-            pairs: View::from(self.placed(false).window.layout),
-            score_vector: View::repeating(*score_vector, self.device),
-            gradient: view_of(gradient),
-            mask: Group::uniform(&self.masked(self.mask)),
+        let call = AdditiveBackwardCall {
+            own,
+            others,
+            pairs: self.placed(of == GradientsOf::Values),
+            score_vector: of.scores().then_some(*score_vector),
+            gradient,
+            parts: parts.map(|buffer| {
+                let elements = count(score_vector.shape());
+                in_scratch(buffer, DType::F32, [1, 1, elements, self.plan.parts], 0)
+            }),
+            mask: self.masked(fitting(range, 6, self.device)),
             first: self.first(),
             end: self.end(),
             heads: shape.heads as u32,
@@ -394,25 +370,15 @@ impl<'a> Part<'_, 'a> {
             group: shape.group() as u32,
             channels: others.shape()[3] as u32,
             accumulates: u32::from(problem.accumulates),
-            parts: self.plan.parts as u32,
+            part_count: self.plan.parts as u32,
             vector_heads: score_vector.shape()[1] as u32,
-            pad: 0,
+            cpu,
+            of,
+            row_lanes,
+            width: Width::of(in_fours(others)),
+            store: Width::of(gradient.is_some_and(in_fours)),
         };
-        let mut tensors: Vec<_> = own.into_iter().chain([others]).map(|t| t.window(self.device)).collect();
-        tensors.push(self.matrix(of == GradientsOf::Values));
-        tensors.extend(of.scores().then(|| score_vector.window(self.device)));
-        tensors.extend(gradient.map(|t| t.window(self.device)));
-        tensors.extend(parts.map(|buffer| {
-            let elements = count(score_vector.shape());
-            in_scratch(buffer, DType::F32, [1, 1, elements, self.plan.parts], 0).window(self.device)
-        }));
-        tensors.extend(variant.range.windows(&problem.mask, self.device));
-        let channels = others.shape()[3].div_ceil(variant.channels());
-        Dispatch {
-            variant: KernelVariant::AdditiveBackward(variant),
-            params: bytemuck::bytes_of(&params).to_vec(),
-            tensors,
-            grid: grid([rows.div_ceil(row_lanes as usize), channels, batch * heads]),
-        }
+        let channels = others.shape()[3].div_ceil(AdditiveBackward::channels(cpu, row_lanes));
+        call.dispatch([rows.div_ceil(row_lanes as usize), channels, batch * heads], self.device)
     }
 }
