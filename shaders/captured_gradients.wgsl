@@ -16,34 +16,6 @@
 //
 // Bindings (declared by the host): q, k, v, d_out; row_stats, gradient; the mask's, dropout where used.
 
-struct Params {
-    q: View,
-    k: View,
-    v: View,
-    d_out: View,
-    gradient: View,
-    dropout: View,
-    mask: MaskParams,
-    shape: vec4<u32>,  // of the gradient
-    seed: vec2<u32>,
-    heads: u32,
-    group: u32,
-    head_dim: u32,
-    value_dim: u32,
-    accumulates: u32,  // whether the gradient is added to what is there
-    dropout_threshold: u32,
-    dropout_scale: f32,
-    scale: f32,
-    first: u32,        // workgroups before this dispatch's
-    elements: u32,
-    rows: u32,         // queries of all heads and batch entries
-    parts: u32,        // of an element
-    part_rows: u32,    // queries of each
-    pad: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 var<workgroup> sums: array<f32, TILE>;
 // What the lanes note.
 var<workgroup> places: array<u32, WORKGROUP>;

@@ -19,34 +19,6 @@
 //
 // Bindings (declared by the host): q, k, v, d_out but for sinks; row_stats, gradient; the mask's, dropout where used.
 
-struct Params {
-    q: View,
-    k: View,
-    v: View,
-    d_out: View,
-    gradient: View,
-    dropout: View,
-    mask: MaskParams,
-    shape: vec4<u32>,  // of the gradient
-    first: vec4<u32>,  // workgroups before this dispatch's: long work is cut into several
-    seed: vec2<u32>,
-    batch: u32,
-    heads: u32,
-    group: u32,
-    head_dim: u32,
-    value_dim: u32,
-    accumulates: u32,  // whether the gradient is added to what is there
-    dropout_threshold: u32,
-    dropout_scale: f32,
-    scale: f32,
-    key_lanes: u32,    // lanes that share a query's keys
-    parts: u32,        // of an element
-    part_rows: u32,    // queries of each
-    pad: vec2<u32>,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 // What element `at` of an axis stands for, of length `len`.
 fn stands_for(at: u32, size: u32, len: u32) -> vec2<u32> {
     return select(vec2<u32>(at, at + 1u), vec2<u32>(0u, len), size == 1u);

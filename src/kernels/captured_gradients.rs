@@ -1,75 +1,62 @@
 //! Twin of `captured_gradients.wgsl`.
 
-use super::dropout::DropoutKind;
-use super::{FLOATS, WIDTHS, mask, shader};
-use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
+use super::dropout::{DropoutKind, Dropped};
+use super::mask::{MaskVariant, Masked};
+use super::{FLOATS, WIDTHS, shader};
+use crate::kernel::{Kernel, Untyped, Width, kernel};
 use crate::plan::CapturedGradientsPlan;
 use crate::tensor::DType;
 
 const WORKGROUP: u32 = CapturedGradientsPlan::WORKGROUP;
 const TILE: u32 = CapturedGradientsPlan::TILE;
 
-/// What changes the text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct CapturedGradients {
-    /// Which tensor of the mask's score function.
-    pub captured: usize,
-    pub gradient: DType,
-    pub dtype: DType,
-    /// Whether q, k, v and d_out load in fours along their channels.
-    pub width: Width,
-    /// Whether scores are summed as the software form of `fused_backward.wgsl` sums them.
-    pub chains: bool,
-    pub drop: DropoutKind,
-    /// Without sinks, which lse has.
-    pub mask: mask::MaskVariant,
-}
-
-params! {
-    pub(crate) struct Params {
-        q: View,
-        k: View,
-        v: View,
-        d_out: View,
-        gradient: View,
-        dropout: View,
-        mask: mask::MaskParams,
+kernel! {
+    /// The gradient of a tensor that a score function reads.
+    CapturedGradients, CapturedGradientsCall
+    tensors {
+        q: One Read F32 width view,
+        k: One Read F32 width view,
+        v: One Read F32 width view,
+        d_out: One Read F32 width view,
+        row_stats: Raw Read F32 one,
+        gradient: Placed Write F32 one view,
+    }
+    // Without sinks, which lse has.
+    groups {
+        mask: Masked MaskVariant,
+        drop: Dropped DropoutKind,
+    }
+    numbers {
+        /// The shape of the gradient.
         shape: [u32; 4],
-        seed: [u32; 2],
         heads: u32,
         group: u32,
         head_dim: u32,
         value_dim: u32,
+        /// 1 if the gradient is added to what is there.
         accumulates: u32,
-        dropout_threshold: u32,
-        dropout_scale: f32,
         scale: f32,
+        /// Workgroups before those of this dispatch.
         first: u32,
         elements: u32,
+        /// Queries of all heads and batch entries.
         rows: u32,
+        /// Parts of an element.
         parts: u32,
+        /// Queries of a part.
         part_rows: u32,
-        pad: u32,
+    }
+    variant {
+        /// The number of the tensor among those that the score function reads.
+        captured: usize,
+        width: Width,
+        /// True if scores are summed as the software form of `fused_backward.wgsl` sums them.
+        chains: bool,
     }
 }
 
 impl CapturedGradients {
     pub fn describe(&self) -> Kernel {
-        let constants = [
-            Constant::U32("WORKGROUP", WORKGROUP),
-            Constant::U32("TILE", TILE),
-            Constant::Bool("IN_FOURS", self.width == Width::Four),
-            Constant::Bool("WIDE", true),
-            Constant::Bool("IN_CHAINS", self.chains),
-            Constant::Bool("PER_PAIR_MASK", self.mask.is_per_pair()),
-            Constant::Bool("HAS_DROPOUT", self.drop != DropoutKind::None),
-        ];
-        let mut bindings: Vec<_> =
-            ["q", "k", "v", "d_out"].map(|name| Binding::read(name, self.dtype, self.width)).into();
-        bindings.push(Binding::read("row_stats", DType::F32, Width::One));
-        bindings.push(Binding::write("gradient", self.gradient, Width::One));
-        bindings.extend(self.mask.bindings());
-        bindings.extend(self.drop.binding());
         let mask = self.mask.wgsl_with_captured_slope(self.captured);
         let parts = [
             shader!("tensor/view"),
@@ -77,36 +64,47 @@ impl CapturedGradients {
             shader!("backward/pair"),
             shader!("backward/rows"),
             shader!("captured_gradients"),
-            self.drop.wgsl(),
             &mask,
         ];
         // Variables are counted in sixteens.
         let workgroup_memory = 4 * (TILE + 3 * WORKGROUP) + 16;
-        Kernel { workgroup_memory, ..Kernel::new::<Params>(&constants, bindings, &parts, WORKGROUP) }
+        self.declare()
+            .u32("WORKGROUP", WORKGROUP)
+            .u32("TILE", TILE)
+            .bool("IN_FOURS", self.width == Width::Four)
+            .bool("WIDE", true)
+            .bool("IN_CHAINS", self.chains)
+            .bool("PER_PAIR_MASK", self.mask.is_per_pair())
+            .kernel(&parts, WORKGROUP, workgroup_memory)
     }
 
     /// Each value of each axis, not their whole product.
     pub fn all() -> Vec<Self> {
-        let plain = CapturedGradients {
-            captured: 0,
+        let typed = |dtype, width| CapturedGradients {
+            q: dtype,
+            k: dtype,
+            v: dtype,
+            d_out: dtype,
+            row_stats: Untyped,
             gradient: DType::F32,
-            dtype: DType::F32,
-            width: Width::Four,
-            chains: false,
+            mask: MaskVariant::default(),
             drop: DropoutKind::None,
-            mask: mask::MaskVariant::default(),
+            captured: 0,
+            width,
+            chains: false,
         };
+        let plain = typed(DType::F32, Width::Four);
         let mut all: Vec<_> = FLOATS.map(|gradient| CapturedGradients { gradient, ..plain }).into();
         for dtype in FLOATS {
-            all.extend(WIDTHS.map(|width| CapturedGradients { dtype, width, ..plain }));
+            all.extend(WIDTHS.map(|width| typed(dtype, width)));
         }
         all.extend(DropoutKind::ALL.map(|drop| CapturedGradients { drop, ..plain }));
         all.push(CapturedGradients { chains: true, ..plain });
-        let masks = mask::MaskVariant::all().into_iter().map(mask::MaskVariant::scores_only);
+        let masks = MaskVariant::all().into_iter().map(MaskVariant::scores_only);
         all.extend(masks.map(|mask| CapturedGradients { mask, ..plain }));
-        all.extend(mask::MaskVariant::listed_score_mod().map(|mask| CapturedGradients { mask, ..plain }));
+        all.extend(MaskVariant::listed_score_mod().map(|mask| CapturedGradients { mask, ..plain }));
         // With more tensors than every device binds.
-        all.retain(|kernel| kernel.describe().bindings.len() <= 8);
+        all.retain(|kernel| kernel.declare().bindings.len() <= 8);
         all
     }
 }

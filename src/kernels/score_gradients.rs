@@ -1,56 +1,59 @@
 //! Twin of `score_gradients.wgsl`.
 
-use super::dropout::DropoutKind;
-use super::{FLOATS, WIDTHS, mask, shader};
-use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
+use super::dropout::{DropoutKind, Dropped};
+use super::mask::{MaskVariant, Masked};
+use super::{FLOATS, WIDTHS, shader};
+use crate::kernel::{Kernel, Untyped, Width, kernel};
 use crate::mask::Id;
 use crate::plan::{Added, ScoreGradientsPlan};
 use crate::tensor::DType;
 
 const WORKGROUP: u32 = ScoreGradientsPlan::WORKGROUP;
 
-/// What changes the text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct ScoreGradients {
-    pub of: Added,
-    /// Whether a workgroup has an element or a part of one, and not an invocation.
-    pub shared: bool,
-    pub gradient: DType,
-    pub dtype: DType,
-    /// Whether q, k, v and d_out load in fours along their channels.
-    pub width: Width,
-    /// Whether scores are summed as the software form of `fused_backward.wgsl` sums them.
-    pub chains: bool,
-    pub drop: DropoutKind,
-    /// Without sinks, which lse has; of sinks, they alone.
-    pub mask: mask::MaskVariant,
-}
-
-params! {
-    pub(crate) struct Params {
-        q: View,
-        k: View,
-        v: View,
-        d_out: View,
-        gradient: View,
-        dropout: View,
-        mask: mask::MaskParams,
+kernel! {
+    /// The gradient of a tensor that a rule of the mask adds to scores.
+    ScoreGradients, ScoreGradientsCall
+    tensors {
+        // Sinks need no pairs.
+        q: Opt Read F32 width view,
+        k: Opt Read F32 width view,
+        v: Opt Read F32 width view,
+        d_out: Opt Read F32 width view,
+        row_stats: Raw Read F32 one,
+        gradient: Placed Write F32 one view,
+    }
+    // Without sinks, which lse has; of sinks, they alone.
+    groups {
+        mask: Masked MaskVariant,
+        drop: Dropped DropoutKind,
+    }
+    numbers {
+        /// The shape of the gradient.
         shape: [u32; 4],
+        /// Workgroups before those of this dispatch: long work is cut into several dispatches.
         first: [u32; 4],
-        seed: [u32; 2],
         batch: u32,
         heads: u32,
         group: u32,
         head_dim: u32,
         value_dim: u32,
+        /// 1 if the gradient is added to what is there.
         accumulates: u32,
-        dropout_threshold: u32,
-        dropout_scale: f32,
         scale: f32,
+        /// Lanes that share the keys of a query.
         key_lanes: u32,
+        /// Parts of an element.
         parts: u32,
+        /// Queries of a part.
         part_rows: u32,
-        pad: [u32; 2],
+    }
+    variant {
+        of: Added,
+        /// True if a workgroup computes an element or a part of one, false if an invocation does.
+        shared: bool,
+        width: Width,
+        /// True if scores are summed as the software form of `fused_backward.wgsl` sums them.
+        chains: bool,
     }
 }
 
@@ -68,22 +71,8 @@ impl ScoreGradients {
         format!("fn factor_of(q: Query, j: u32) -> f32 {{\n    return {factor};\n}}\n")
     }
 
-    fn bindings(&self) -> Vec<Binding> {
-        let mut bindings = Vec::new();
-        if self.of != Added::Sinks {
-            let inputs = ["q", "k", "v", "d_out"];
-            bindings.extend(inputs.map(|name| Binding::read(name, self.dtype, self.width)));
-        }
-        bindings.push(Binding::read("row_stats", DType::F32, Width::One));
-        bindings.push(Binding::write("gradient", self.gradient, Width::One));
-        bindings.extend(self.mask.bindings());
-        bindings.extend(self.drop.binding());
-        bindings
-    }
-
     pub fn describe(&self) -> Kernel {
-        let mut constants =
-            vec![Constant::U32("WORKGROUP", WORKGROUP), Constant::Bool("SHARED", self.shared)];
+        let mut declared = self.declare().u32("WORKGROUP", WORKGROUP).bool("SHARED", self.shared);
         let mask = if self.of == Added::Sinks { self.mask.wgsl() } else { self.mask.wgsl_with_slope() };
         let factor = self.factor();
         let mut parts = vec![shader!("tensor/view"), shader!("backward/stats"), shader!("score_gradients")];
@@ -91,68 +80,72 @@ impl ScoreGradients {
             if self.shared { (shader!("score_gradients/lanes"), 4 * WORKGROUP) } else { (ALONE, 0) };
         parts.push(lanes);
         if self.of == Added::Sinks {
-            constants.push(Constant::Bool("NATURAL_SCORES", true));
+            declared = declared.bool("NATURAL_SCORES", true);
             parts.extend([shader!("softmax/online"), shader!("score_gradients/sinks")]);
         } else {
-            constants.extend([
-                Constant::Bool("OF_PLACES", self.of == Added::Relative),
-                Constant::Bool("IN_FOURS", self.width == Width::Four),
-                Constant::Bool("WIDE", true),
-                Constant::Bool("IN_CHAINS", self.chains),
-                Constant::Bool("PER_PAIR_MASK", self.mask.is_per_pair()),
-                Constant::Bool("HAS_DROPOUT", self.drop != DropoutKind::None),
-            ]);
+            declared = declared
+                .bool("OF_PLACES", self.of == Added::Relative)
+                .bool("IN_FOURS", self.width == Width::Four)
+                .bool("WIDE", true)
+                .bool("IN_CHAINS", self.chains)
+                .bool("PER_PAIR_MASK", self.mask.is_per_pair());
             parts.extend([
                 shader!("backward/pair"),
                 shader!("backward/rows"),
                 shader!("score_gradients/pairs"),
-                self.drop.wgsl(),
             ]);
             parts.push(&factor);
         }
         parts.push(&mask);
-        Kernel { workgroup_memory, ..Kernel::new::<Params>(&constants, self.bindings(), &parts, WORKGROUP) }
+        declared.kernel(&parts, WORKGROUP, workgroup_memory)
     }
 
     /// Each value of each axis, not their whole product.
     pub fn all() -> Vec<Self> {
         let mut all = Vec::new();
         for of in Added::ALL {
+            let inputs = (of != Added::Sinks).then_some(DType::F32);
             let plain = ScoreGradients {
+                q: inputs,
+                k: inputs,
+                v: inputs,
+                d_out: inputs,
+                row_stats: Untyped,
+                gradient: DType::F32,
+                mask: MaskVariant::with_rules([of.id()]),
+                drop: DropoutKind::None,
                 of,
                 shared: true,
-                gradient: DType::F32,
-                dtype: DType::F32,
                 width: Width::Four,
                 chains: false,
-                drop: DropoutKind::None,
-                mask: mask::MaskVariant::with_rules([of.id()]),
             };
             all.extend(FLOATS.map(|gradient| ScoreGradients { gradient, ..plain }));
             if of == Added::Sinks {
-                let masks = FLOATS.map(|dtype| mask::MaskVariant::with_sink_logits(Some(dtype)));
+                let masks = FLOATS.map(|dtype| MaskVariant::with_sink_logits(Some(dtype)));
                 all.extend(masks.map(|mask| ScoreGradients { mask, ..plain }));
                 continue;
             }
             for dtype in FLOATS {
-                all.extend(WIDTHS.map(|width| ScoreGradients { dtype, width, ..plain }));
+                let inputs = Some(dtype);
+                let typed = ScoreGradients { q: inputs, k: inputs, v: inputs, d_out: inputs, ..plain };
+                all.extend(WIDTHS.map(|width| ScoreGradients { width, ..typed }));
             }
             all.extend(DropoutKind::ALL.map(|drop| ScoreGradients { drop, ..plain }));
             all.push(ScoreGradients { chains: true, ..plain });
             // Of slopes, the distance is their rule's.
-            let masks = mask::MaskVariant::all().into_iter().map(mask::MaskVariant::scores_only);
+            let masks = MaskVariant::all().into_iter().map(MaskVariant::scores_only);
             let masks = masks.filter(|mask| of != Added::Slopes || mask.has(of.id()));
             all.extend(masks.map(|mask| ScoreGradients { mask, ..plain }));
             let softcapped = plain.mask.softcapped();
             all.push(ScoreGradients { mask: softcapped, ..plain });
             if of == Added::Bias {
-                let mask = mask::MaskVariant::with_rules([Id::Blocks, Id::Bias]);
+                let mask = MaskVariant::with_rules([Id::Blocks, Id::Bias]);
                 all.push(ScoreGradients { mask, ..plain });
                 all.extend(FLOATS.map(|gradient| ScoreGradients { shared: false, gradient, ..plain }));
             }
         }
         // With more tensors than every device binds.
-        all.retain(|kernel| kernel.bindings().len() <= 8);
+        all.retain(|kernel| kernel.declare().bindings.len() <= 8);
         all
     }
 }

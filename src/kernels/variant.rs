@@ -184,10 +184,10 @@ impl KernelVariant {
                 with_tensors(&families, &tensors)
             }
             KernelVariant::ScoreGradients(v) => {
-                with_tensors(&[Some(Family::ScoreGradients)], &[v.dtype, v.gradient])
+                with_tensors(&[Some(Family::ScoreGradients)], &[v.q.unwrap_or(DType::F32), v.gradient])
             }
             KernelVariant::CapturedGradients(v) => {
-                with_tensors(&[Some(Family::ScoreGradients)], &[v.dtype, v.gradient])
+                with_tensors(&[Some(Family::ScoreGradients)], &[v.q, v.gradient])
             }
             KernelVariant::ColumnSums(v) => with_tensors(&[Some(Family::RowSums)], &[v.d_y, v.sums]),
             KernelVariant::PartSums(v) => with_tensors(&[Some(Family::ScoreGradients)], &[v.sums]),
