@@ -6,16 +6,6 @@
 //
 // Bindings (declared by the host): pairs, scores, answers, the mask's. An invocation has a pair.
 
-struct Params {
-    mask: MaskParams,
-    count: u32,
-    pad0: u32,
-    pad1: u32,
-    pad2: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let n = group.x * WORKGROUP + lane;

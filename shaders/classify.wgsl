@@ -4,20 +4,6 @@
 // Bindings (declared by the host): map, the mask's. A workgroup per block. It reads each query's interval and each key's tensors once;
 // where these leave the answer open, it asks pairs until one is seen and another is not.
 
-struct Params {
-    map: View,
-    mask: MaskParams,
-    size: vec2<u32>,
-    map_heads: u32,    // heads of the map
-    batches: u32,      // that one entry of the map stands for
-    heads: u32,        // likewise
-    pad0: u32,
-    pad1: u32,
-    pad2: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 const SEEN: u32 = 1u;     // some pair is seen
 const UNSEEN: u32 = 2u;   // some pair is not
 const BIASED: u32 = 4u;   // some pair that is seen has a bias

@@ -1,45 +1,38 @@
 //! Twin of `classify.wgsl`.
 
-use super::{mask, shader};
-use crate::kernel::{Binding, Constant, Kernel, View, Width, params};
+use super::mask::{MaskVariant, Masked};
+use super::shader;
+use crate::kernel::{Kernel, kernel};
 use crate::tensor::DType;
 
-/// What changes the text of the classification.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Classify {
-    /// Only the parts that a block map stands for.
-    pub mask: mask::MaskVariant,
-}
-
-params! {
-    pub(crate) struct Params {
-        map: View,
-        mask: mask::MaskParams,
+kernel! {
+    /// The classification of blocks of pairs.
+    Classify, ClassifyCall
+    tensors { map: One Write U32 one view, }
+    // Only the parts that a block map stands for.
+    groups { mask: Masked MaskVariant, }
+    numbers {
+        /// Queries and keys of a block.
         size: [u32; 2],
         map_heads: u32,
+        /// Batch entries of the problem that one entry of the map stands for.
         batches: u32,
+        /// Heads of the problem that one head of the map stands for.
         heads: u32,
-        pad0: u32,
-        pad1: u32,
-        pad2: u32,
     }
+    variant {}
 }
 
 impl Classify {
     pub fn describe(&self) -> Kernel {
-        let mut bindings = vec![Binding::write("map", DType::U32, Width::One)];
-        bindings.extend(self.mask.bindings());
-        let constants = [Constant::Bool("PER_PAIR_MASK", self.mask.is_per_pair())];
         let mask = self.mask.wgsl();
         let parts = [shader!("tensor/view"), shader!("classify"), shader!("mask/document_range"), &mask];
         // A word of each of 64 invocations, and a summary of 40 bytes of each and of eight together.
-        Kernel {
-            workgroup_memory: 64 * 4 + 72 * 40,
-            ..Kernel::new::<Params>(&constants, bindings, &parts, 64)
-        }
+        self.declare().bool("PER_PAIR_MASK", self.mask.is_per_pair()).kernel(&parts, 64, 64 * 4 + 72 * 40)
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
-        mask::MaskVariant::all().into_iter().map(|mask| Classify { mask: mask.blocks_only() })
+        let masks = MaskVariant::all().into_iter().map(MaskVariant::blocks_only);
+        masks.map(|mask| Classify { map: DType::U32, mask })
     }
 }
