@@ -18,32 +18,6 @@
 // Bindings (declared by the host): q, what holds k and v, score_vector of additive attention, out (and lse) or partial; the
 // mask's, dropout where used.
 
-struct Params {
-    q: View,
-    k: View,
-    v: View,
-    out: View,
-    lse: View,
-    dropout: View,
-    score_vector: View,
-    mask: MaskParams,
-    first: vec4<u32>,  // workgroups before this dispatch's: long work is cut into several
-    seed: vec2<u32>,
-    heads: u32,
-    kv_heads: u32,
-    group: u32,
-    head_dim: u32,
-    value_dim: u32,
-    dropout_threshold: u32,
-    dropout_scale: f32,
-    scale: f32,
-    splits: u32,
-    stats: u32,        // where partial's maxima and totals begin
-    cache: CacheParams,
-}
-
-@group(0) @binding(0) var<uniform> p: Params;
-
 // What a workgroup works on: packed rows row0 .. last_row of key/value head z, a split of their keys, a slice of out's
 // channels. There are no such rows where row0 > last_row.
 struct WorkTile {

@@ -166,10 +166,10 @@ impl KernelVariant {
                 let families = [
                     Some(family),
                     shuffles.then_some(Family::SubgroupReductions),
-                    v.splits.then_some(Family::SplitKeys),
-                    v.cache.map(|cache| cache.storage.family()),
+                    v.partial.map(|_| Family::SplitKeys),
+                    v.cached.map(|cache| cache.storage.family()),
                 ];
-                with_tensors(&families, &[v.dtype])
+                with_tensors(&families, &[v.q])
             }
             KernelVariant::RowStats(v) => with_tensors(&[Some(Family::RowStats)], &[v.out, v.d_out]),
             KernelVariant::RowTotals(v) => with_tensors(&[Some(Family::RowStats)], &[v.q, v.k]),
