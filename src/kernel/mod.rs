@@ -68,10 +68,6 @@ impl Binding {
         }
     }
 
-    pub fn write(name: impl Into<String>, dtype: DType, width: Width) -> Self {
-        Binding { access: Access::Write, ..Self::read(name, dtype, width) }
-    }
-
     /// What follows the parameters in a dispatch's bytes.
     pub fn uniform(name: impl Into<String>, ty: &'static str) -> Self {
         Binding { uniform: Some(ty), ..Binding::read(name, DType::U32, Width::One) }
@@ -235,24 +231,6 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    /// The text of a kernel with parameters `P` and no workgroup memory.
-    pub fn new<P: Table>(
-        constants: &[Constant],
-        mut bindings: Vec<Binding>,
-        parts: &[&str],
-        invocations: u32,
-    ) -> Self {
-        bindings.sort_by_key(|binding| binding.uniform.is_some());
-        Kernel {
-            wgsl: compose(constants, &bindings, parts),
-            bindings,
-            params: P::FIELDS.to_vec(),
-            params_bytes: size_of::<P>(),
-            invocations,
-            workgroup_memory: 0,
-        }
-    }
-
     /// The kernel for devices without `SHADER_F16`: its F16 tensors are packed. `None` if the kernel needs no f16, or multiplies it on
     /// matrix units.
     pub fn without_f16(&self) -> Option<Kernel> {

@@ -1,8 +1,7 @@
 //! What kernels that look into a cache have in common: twin of `cache/sequence_table.wgsl` and `keys/cache.wgsl`.
 
-use crate::kernel::{Binding, Constant, Width, params, shared};
+use crate::kernel::{Constant, params, shared};
 use crate::storage::{LayoutKind, StorageKind};
-use crate::tensor::DType;
 
 /// What of a cache changes the text of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -65,16 +64,6 @@ impl CacheVariant {
         let [k, v] = self.groups;
         let format = Constant::U32("STORAGE_KIND", self.storage as u32);
         [self.placed(), format, Constant::U32("K_GROUP", k), Constant::U32("V_GROUP", v)]
-    }
-
-    pub fn sequence_table() -> Binding {
-        Binding::read("sequence_table", DType::U32, Width::One)
-    }
-
-    /// Keys, values, sequence table.
-    pub fn bindings() -> [Binding; 3] {
-        let of = |name| Binding::read(name, DType::U32, Width::Four);
-        [of("cache_k"), of("cache_v"), Self::sequence_table()]
     }
 
     /// Every format and every layout_kind.

@@ -1,8 +1,7 @@
 //! Twin of `position/rotation_table.wgsl`: for every kernel that rotates.
 
 use super::shader;
-use crate::kernel::{Binding, Width, params, shared};
-use crate::tensor::DType;
+use crate::kernel::{params, shared};
 
 params! {
     pub(crate) struct RotationParams {
@@ -22,10 +21,3 @@ pub(crate) const DIGITS: usize = 256;
 pub(crate) const ORDER_HALF: u32 = 0;
 
 pub(crate) const SHADER: &str = shader!("position/rotation_table");
-/// In place of the binding where nothing is rotated.
-pub(crate) const NONE: &str = "fn rotation_table_at(o: u32) -> f32 { return 0.0; }\n";
-
-/// The table, `[3, 256, pairs, 2]`.
-pub(crate) fn binding() -> Binding {
-    Binding::read("rotation_table", DType::F32, Width::One)
-}

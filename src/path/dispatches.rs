@@ -3,7 +3,6 @@
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernel::Dispatch;
-pub(crate) use crate::kernel::grid;
 use crate::kernels::KernelVariant;
 use crate::tensor::{DType, Layout, TensorView, dense_strides};
 

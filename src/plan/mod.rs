@@ -34,7 +34,6 @@ pub(crate) use matmul::{
 };
 pub(crate) use matrix::FusedMatrix;
 pub(crate) use outline::{KeyLayout, Outline, Reach, WeightsOutput};
-pub(crate) use pieces::Piece;
 pub(crate) use quantized::{QuantizedTiles, quantized_tiles};
 pub(crate) use rectangles::{Rectangle, Sides, rectangles};
 pub(crate) use score_gradients::{Added, ScoreGradientsPlan};

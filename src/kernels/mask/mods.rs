@@ -100,19 +100,6 @@ impl MaskVariant {
         [score, pairs].into_iter().flatten()
     }
 
-    /// The bytes of a kernel's parameters, and behind them of what mods capture.
-    pub fn with_mods<P: bytemuck::Pod>(
-        &self,
-        params: &P,
-        mask: &DeviceMask,
-        device: &DeviceFacts,
-    ) -> Vec<u8> {
-        const { assert!(size_of::<P>().is_multiple_of(VECTOR), "what follows begins at a vector") };
-        let mut bytes = bytemuck::bytes_of(params).to_vec();
-        bytes.extend(self.mods_bytes(mask, device));
-        bytes
-    }
-
     /// The bytes of what mods capture.
     pub(super) fn mods_bytes(&self, mask: &DeviceMask, device: &DeviceFacts) -> Vec<u8> {
         let mut bytes = Vec::new();
