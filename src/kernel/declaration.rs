@@ -15,7 +15,7 @@
 //! ```
 //!
 //! A line of `tensors` says: the name; whether it may be absent (`Opt`, and `Source`, which is absent where it is written in place) or is
-//! words without a type (`Raw`), or several tensors in one (`Several`); how it is accessed; what its accessors in WGSL speak; the field
+//! words without a type (`Raw`, `OptRaw`), a part of a buffer with a view of its own (`Placed`), or several buffers in one (`Several`); how it is accessed; what its accessors in WGSL speak; the field
 //! of the variant that says its width, or `one` or `four`; and, if the uniform holds its strides and offset, `view` (`repeating` where axes of one
 //! element stand for any length). Bindings have the order of the lines. From this come
 //!
@@ -25,8 +25,9 @@
 //!   `HAS_NAME` and, if it is absent, accessors that do nothing, `struct Params` and the uniform `p`;
 //! - the layout of `Params`: the views, then the numbers, each aligned as WGSL aligns it.
 //!
-//! What several kernels bind together, as the tensors of a mask, is a [`Group`]: a section `groups { mask: Masked MaskVariant, }`, with the types of the
-//! group and of its key, between `tensors` and `numbers` binds them behind the tensors and puts what the uniform holds of them between views and numbers.
+//! What several kernels bind together, as the tensors of a mask, is a [`Group`]. A section `groups { mask: Masked MaskVariant, }` between `tensors`
+//! and `numbers` gives the types of the group and of its key. It binds the group behind the tensors, and the uniform holds its numbers between
+//! views and numbers.
 //!
 //! `describe` and `all` stay: the rest of the text, and the variants that tests and tools compile.
 
