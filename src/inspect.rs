@@ -205,7 +205,7 @@ fn name(stage: &KernelVariant) -> String {
     for piece in format!("{stage:?}").split(['{', '}', '(', ')', ',']) {
         let Some((key, value)) = piece.trim().split_once(": ") else {
             // What a `Some` holds; the type names in front come before any field.
-            if name.contains(' ') && !piece.trim().is_empty() {
+            if name.contains(' ') && !["", "Untyped"].contains(&piece.trim()) {
                 name = format!("{name}={}", piece.trim());
             }
             continue;

@@ -176,8 +176,9 @@ impl Row {
     fn facts(&self) -> Option<tile::Facts> {
         let words: Vec<&str> = self.name().split(' ').collect();
         let matrix = self.form == "fused_matrix";
-        let dtype = if matrix { "dtype=F16" } else { "dtype=F32" };
-        if !words.ends_with(&[dtype, "width=Four", "store=Four", "mask"]) || words.contains(&"splits") {
+        let dtype = if matrix { "F16" } else { "F32" };
+        let start = format!("attention.fused q={dtype} k={dtype} v={dtype} out={dtype} mask tiles=");
+        if !self.name().starts_with(&start) || !words.ends_with(&["width=Four", "store=Four"]) {
             return None;
         }
         if matrix {
